@@ -287,3 +287,59 @@ def test_the_gravest_first(watch: Watch) -> None:
     watch.see(finding("a", "info"), finding("b", "critical"), finding("c", "critical"), finding("d", "odd"))
     assert [x["id"] for x in watch.book.listing()] == ["c", "b", "d", "a"]
     assert watch.book.listing()[2]["severity"] == "warning"
+
+
+def rings(changes: list[alarms.AlarmChange]) -> list[str]:
+    return [c.alarm.id for c in changes if c.what in ("raised", "returned")]
+
+
+def test_what_follows_from_another_alarm_is_suppressed_while_that_lasts(watch: Watch) -> None:
+    link, outage = finding("part/mqtt"), finding("silence/lab")
+    causes = {outage.id: link.id, link.id: link.id}
+    watch.s += 1
+    changes = watch.book.update([link, outage], watch.now, causes)
+    assert [(c.what, c.alarm.id) for c in changes] == [("raised", link.id), ("suppressed", outage.id)]
+    shown = {a["id"]: a for a in watch.book.listing()}
+    assert (shown[outage.id]["state"], shown[outage.id]["cause"]) == ("suppressed", link.id)
+    assert watch.book.figures()["suppressed"] == 1
+    watch.s += 1
+    assert rings(watch.book.update([outage], watch.now, causes)) == [], "it has a while to end as well"
+    watch.s += alarms.LINGER_S
+    assert rings(watch.book.update([outage], watch.now, causes)) == [outage.id]
+    watch.s += 1
+    (over,) = watch.book.update([], watch.now, causes)
+    assert (over.what, over.alarm.id) == ("cleared", outage.id)
+
+
+def test_an_alarm_is_as_grave_as_what_it_suppresses(watch: Watch) -> None:
+    link, sink = finding("part/mqtt"), finding("sink/agents", "critical")
+    causes = {sink.id: link.id}
+    watch.book.update([link], watch.now, causes)
+    for what, found in (("critical", [link, sink]), ("critical", [link, sink]), ("warning", [link])):
+        watch.s += 1
+        watch.book.update(found, watch.now, causes)
+        watch.book.update(found, watch.now + 1, causes)
+        assert watch.book.alarms[link.id].severity == what
+    assert watch.book.load.raised == {"info": 0, "warning": 1, "critical": 0}
+
+
+def test_the_first_of_a_burst_is_marked_and_a_flood_is_counted(watch: Watch) -> None:
+    many = [finding(f"x/{i}") for i in range(alarms.FLOOD_BEGINS)]
+    watch.see(many[0])
+    watch.see(*many[:2])
+    assert [watch.book.alarms[f.id].first_up for f in many[:2]] == [True, False]
+    assert watch.book.figures()["flood"] == 0
+    watch.see(*many)
+    figures = watch.book.figures()
+    assert (figures["flood"], figures["floods"]) == (1, 1)
+    assert figures["last_hour"] == figures["last_ten_minutes"] == alarms.FLOOD_BEGINS
+    watch.see(*many, after=100)
+    watch.see(*many, after=alarms.FLOOD_WINDOW_S)
+    figures = watch.book.figures()
+    assert (figures["flood"], figures["floods"], figures["last_ten_minutes"]) == (0, 1, 0)
+    assert 100 <= figures["flood_s"] <= 100 + alarms.FLOOD_WINDOW_S
+    watch.see(*many, finding("late"))
+    assert watch.book.alarms["late"].first_up, "the burst before is over"
+    watch.see(*many, after=alarms.STALE_S)
+    assert watch.book.figures()["stale"] == alarms.FLOOD_BEGINS
+    assert watch.book.figures()["last_hour"] == 0

@@ -140,7 +140,7 @@ def test_a_webhook_hears_each_change(tmp_path: Path) -> None:
             assert events[0]["alarm"] == {
                 "id": "heat/lab/r1", "severity": "warning", "state": "raised", "title": "Heat is off",
                 "entities": ["lab/r1"], "evidence": ["return 50 degC"], "action": "Look.", "count": 1,
-                "times": 1, "raised_at": "2023-11-14T22:13:21.000+00:00",
+                "times": 1, "cause": "", "first_up": True, "raised_at": "2023-11-14T22:13:21.000+00:00",
             }  # fmt: skip
             assert world.got[0]["site"] == "lab"
             assert len({e["id"] for e in events}) == 2
@@ -265,7 +265,7 @@ def test_alertmanager_is_told_again_and_again(tmp_path: Path, monkeypatch: pytes
             first = {a["labels"]["alarm"]: a for a in world.got[0]}
             assert first["heat/lab/r1"]["labels"] == {
                 "alertname": "racktwin_heat", "alarm": "heat/lab/r1", "severity": "warning", "site": "lab",
-                "entity": "lab/r1",
+                "entity": "lab/r1", "cause": "heat/lab/r1",
             }  # fmt: skip
             assert "entity" not in first["readback/gpu.power_cap_w"]["labels"]
             assert first["heat/lab/r1"]["startsAt"] == "2023-11-14T22:13:21.000+00:00"

@@ -7,9 +7,11 @@ gap makes or hides it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
-from twin.catalogue import I64, NS
+from twin.catalogue import I64, NS, Bool
 from twin.contracts import Finding, Windows
 from twin.site import Site
 from twin.telemetry import OUT_OF_RANGE, UNTRUSTED, EntityState, State, TableState, keyed, scalar
@@ -62,18 +64,23 @@ def reported(site: Site, state: State, table: str) -> np.ndarray:
     return reports
 
 
-def reported_counts(site: Site, state: State) -> dict[str, dict[str, int]]:
-    """By table, how many entities ever reported, of how many; of how many no cadence is known yet."""
-    reports = {table: reported(site, state, table) for table in REPORTING}
-    return {
-        table: {
-            "heard": int(np.count_nonzero(reports[table])),
-            "of": site.sizes[table],
-            "learning": int(np.count_nonzero(reports[table] & state.tables[table].learning())),
-        }
-        for table in REPORTING
-        if site.sizes[table]
-    }
+def reported_counts(site: Site, state: State, mute: Mapping[str, Bool]) -> dict[str, dict[str, int]]:
+    """By table, how many entities are heard, of how many; how many are silent or have no cadence yet.
+
+    `mute` [n]: entities that are silent.
+    """
+    out = {}
+    for table in REPORTING:
+        if site.sizes[table]:
+            ever = reported(site, state, table)
+            silent = ever & mute.get(table, np.False_)
+            out[table] = {
+                "heard": int(np.count_nonzero(ever & ~silent)),
+                "of": site.sizes[table],
+                "silent": int(np.count_nonzero(silent)),
+                "learning": int(np.count_nonzero(ever & state.tables[table].learning())),
+            }
+    return out
 
 
 def _not_expected(site: Site, table: str) -> np.ndarray:

@@ -6,6 +6,7 @@ Decisions are the journal's latest lines, newest first; the journal itself has a
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import msgspec
@@ -26,7 +27,7 @@ MAX_NAMES = 100  # entities of one question to the history
 HISTORY_WAIT_S = 20.0
 DAY_S = 86_400
 # Routine, and what policies say before it becomes a command or advice: shown when asked for by kind.
-STATES = ("raised", "acknowledged", "shelved", "flapping", "cleared", "active")
+STATES = ("raised", "acknowledged", "shelved", "suppressed", "flapping", "cleared", "active")
 QUIET = ("mark", "renewal", "acks", "reports", "proposals", "duplicates")
 
 
@@ -116,12 +117,39 @@ async def alarms(request: web.Request) -> web.Response:
     if name := request.query.get("entity", ""):
         every = _at(live, every, name)
     rows = [a for a in every if (not wanted or a.get("severity") in wanted)
-            and (not states or a.get("state") in states)]  # fmt: skip
+            and (a.get("state") in states if states else a.get("state") != "suppressed")]  # fmt: skip
     rows.sort(key=urgency)
     more = offset + limit < len(rows)
     return answer({"counts": severities(every), "total": len(rows), "offset": offset,
                    "next_offset": offset + limit if more else None,
                    "alarms": [brief_alarm(a) for a in rows[offset : offset + limit]]})  # fmt: skip
+
+
+async def children(request: web.Request) -> web.Response:
+    """List what is collapsed under an alarm: alarms that follow from it, and signals that are silent."""
+    live, identity = live_of(request), request.match_info["id"]
+    offset, limit = number_of(request, "offset", 0, 0, 10**9), number_of(request, "limit", 200, 1, MAX_ROWS)
+    every = [a for a in alarms_of(live, cleared=True) if identity in (a.get("id"), a.get("cause"))]
+    if not every:
+        raise Refused(404, f"no alarm {clean(identity, 200)}; it may be over")
+    members = live.engine.diagnosis.silence.outages.members.get(identity, {})
+    total = sum(map(len, members.values()))
+    page = [(t, int(i)) for t, index in members.items() for i in index.tolist()][offset : offset + limit]
+    return answer({"alarms": [brief_alarm(a) for a in every if a.get("cause") == identity],
+                   "total": total, "offset": offset,
+                   "next_offset": offset + limit if offset + limit < total else None,
+                   "silent": [_silent(live, table, entity) for table, entity in page]})  # fmt: skip
+
+
+def _silent(live: Runtime, table: str, entity: int) -> dict[str, Any]:
+    """An entity without data: its signals that were read once, each with the age of its last reading."""
+    state, ages = live.engine.state, {}
+    for signal in state.tables[table].signals:
+        column = state.tables[table]
+        age_s = float(column.age_s(signal, state.now_ns)[entity])
+        if math.isfinite(age_s):
+            ages[signal.name] = round(age_s, 3)
+    return {"table": table, "name": live.engine.site.name(table, entity), "age_s": ages}
 
 
 def _at(live: Runtime, every: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:

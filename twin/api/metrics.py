@@ -193,12 +193,37 @@ class DaemonSeries(Collector):
         yield running
         yield restarts
 
+    def _alarm_load(self) -> Iterator[Metric]:
+        """The measures of ISA-18.2 / IEC 62682 for one operator."""
+        if self.live.alarms is None:
+            return
+        figures, raised = (
+            self.live.alarms.figures(),
+            CounterMetricFamily(
+                "racktwin_alarms_raised", "alarms that an operator heard of", labels=["severity"]
+            ),
+        )
+        for severity, count in self.live.alarms.load.raised.items():
+            raised.add_metric([severity], count)
+        yield raised
+        for name, what in (
+            ("last_hour", "alarms per operator-hour: raised in the last hour"),
+            ("stale", "alarms active for more than 24 h"),
+            ("chattering", "alarms that come and go, held as one"),
+            ("suppressed", "alarms that follow from another one and do not ring"),
+            ("flood", "1 while ten alarms and more came within ten minutes"),
+        ):
+            yield GaugeMetricFamily(f"racktwin_alarms_{name}", what, figures[name])
+        yield CounterMetricFamily("racktwin_alarms_floods", "floods of alarms", figures["floods"])
+        yield CounterMetricFamily("racktwin_alarms_flood_seconds", "time in floods", figures["flood_s"])
+
     def _decided(self) -> Iterator[Metric]:
         live, engine = self.live, self.live.engine
         alarms = GaugeMetricFamily("racktwin_alarms", "active alarms", labels=["severity"])
         for severity, count in severities(alarms_of(live)).items():
             alarms.add_metric([severity], count)
         yield alarms
+        yield from self._alarm_load()
         leases = GaugeMetricFamily("racktwin_leases", "entities under command", labels=["control"])
         for key, lease in engine.arbiter.leases.items():
             if lease.n:

@@ -45,17 +45,19 @@ def summary(live: Runtime, pulse: Pulse, alarms: list[dict[str, Any]] | None = N
     """Everything of the first screen. `alarms`, if they are at hand; there may be thousands."""
     engine = live.engine
     alarms = sorted(alarms_of(live) if alarms is None else alarms, key=urgency)
+    rung = [a for a in alarms if a.get("state") != "suppressed"]
     return {
         "site": engine.site.file.site, "version": live.version, "role": live.role, "epoch": live.epoch,
         "mode": engine.arbiter.mode, "ready": live.ready, "simulated": live.loaded.config.simulated,
         "now_ns": engine.state.now_ns, "started_ns": live.started_ns, "ticks": ticks(live, pulse),
         "policies": policy_rows(live), "alarm_counts": severities(alarms),
-        "alarms": [brief_alarm(a) for a in alarms[:SHOWN_ALARMS]], "alarms_total": len(alarms),
+        "alarms": [brief_alarm(a) for a in rung[:SHOWN_ALARMS]], "alarms_total": len(rung),
         "windows": windows(live), "standing": standing(live),
         "commanded": commanded(live), "preview": advised(live), "wanting": wanting(live),
         "requests": len(engine.intake.requests),
         "approvals": len(engine.intake.approvals), "jobs": len(engine.jobs.slot_of), "parts": parts(live),
-        "unused": unused(live), "heard": reported_counts(engine.site, engine.state),
+        "unused": unused(live),
+        "heard": reported_counts(engine.site, engine.state, engine.diagnosis.silence.hidden),
         "forecasts": forecasts.block(live),
         "health": health.block(live),
         "sections": live.sections,
@@ -79,10 +81,11 @@ def quantile(values: Any, share: float) -> float | None:
 
 
 def severities(alarms: list[dict[str, Any]]) -> dict[str, int]:
-    """Alarms that nobody has shelved, by severity, and how many are shelved."""
-    out = dict.fromkeys((*SEVERITIES, "shelved"), 0)
+    """Alarms that ring, by severity, and how many are shelved or suppressed."""
+    out = dict.fromkeys((*SEVERITIES, "shelved", "suppressed"), 0)
     for alarm in alarms:
-        kind = "shelved" if is_shelved(alarm) else str(alarm.get("severity"))
+        state = str(alarm.get("state"))
+        kind = state if is_aside(alarm) else str(alarm.get("severity"))
         out[kind] = out.get(kind, 0) + 1
     return out
 
@@ -91,12 +94,12 @@ def urgency(alarm: dict[str, Any]) -> tuple[bool, int, bool]:
     """By this alarms are sorted: what is not put aside first, then the gravest, then what nobody knows of."""
     severity = alarm.get("severity")
     rank = SEVERITIES.index(severity) if severity in SEVERITIES else len(SEVERITIES)
-    return is_shelved(alarm), rank, bool(alarm.get("ack_author"))
+    return is_aside(alarm), rank, bool(alarm.get("ack_author"))
 
 
-def is_shelved(alarm: dict[str, Any]) -> bool:
-    """Return True while an alarm is shelved."""
-    return alarm.get("state") == "shelved"
+def is_aside(alarm: dict[str, Any]) -> bool:
+    """Return True while an alarm does not ring: it is shelved, or follows from another one."""
+    return alarm.get("state") in ("shelved", "suppressed")
 
 
 def brief_alarm(alarm: dict[str, Any]) -> dict[str, Any]:
@@ -222,14 +225,31 @@ def racks(live: Runtime, alarms: list[dict[str, Any]]) -> list[dict[str, Any]]:
     lease = engine.arbiter.leases.get("gpu.power_cap_w")
     if lease is not None and lease.n:
         np.add.at(capped, site.rack_of_gpu[np.flatnonzero(lease.running())], 1)
-    marks = _marks(live, alarms)
+    marks, silent_s = _marks(live, alarms), _silent_s(live)
     rank = [SEVERITIES.index(s) if (s := marks.get(name)) in SEVERITIES else 9 for name in site.names["rack"]]
     order = np.sort(np.argsort(rank, kind="stable")[:SHOWN_RACKS])  # the gravest must be among those shown
     return [{"name": site.names["rack"][i], "power_w": power[i], "power_from": source[i],
              **{k: round(float(v[i]), 2) for k, v in columns.items()}, "gpu_temp_c_max": hottest[i],
              "gpu_temp_c_worst": worst[i], "gpus_capped": int(capped[i]),
-             "severity": marks.get(site.names["rack"][i], "")}
+             "silent_s": silent_s[i], "severity": marks.get(site.names["rack"][i], "")}
             for i in order.tolist()]  # fmt: skip
+
+
+def _silent_s(live: Runtime) -> np.ndarray:
+    """Seconds since an outage took readings of each rack, its nodes or GPUs [n]; NaN where none did."""
+    engine, site = live.engine, live.engine.site
+    since_ns = np.full(site.sizes["rack"], np.nan)
+    outages = engine.diagnosis.silence.outages
+    of_rack: dict[str, np.ndarray] = {
+        "rack": np.arange(site.sizes["rack"]),
+        "node": site.rack_of_node,
+        "gpu": site.rack_of_gpu,
+    }
+    for key, members in outages.members.items():
+        for table, rack_of in of_rack.items():
+            if table in members:
+                np.fmin.at(since_ns, rack_of[members[table]], float(outages.known[key].since_ns))
+    return np.round((engine.state.now_ns - since_ns) / NS, 1)
 
 
 def _current(live: Runtime, key: str) -> np.ndarray:
@@ -262,7 +282,7 @@ def _marks(live: Runtime, alarms: list[dict[str, Any]]) -> dict[str, str]:
     names = set(live.engine.site.names.get("rack", []))
     out: dict[str, str] = {}
     for alarm in alarms:  # the gravest first
-        if is_shelved(alarm):
+        if is_aside(alarm):
             continue
         for entity in alarm.get("entities", ()):
             place = str(entity)

@@ -109,11 +109,12 @@ class Updates:
         if not self.watchers:  # nobody looks: nothing is made
             return
         every = sorted(alarms_of(self.live), key=urgency)
-        shown = [brief_alarm(a) for a in every[:MAX_ALARMS]]
+        rung = [a for a in every if a.get("state") != "suppressed"]
+        shown = [brief_alarm(a) for a in rung[:MAX_ALARMS]]
         seen = packed(shown)
         if seen != self._alarms:
             self._alarms = seen
-            self.tell("alarms", {"counts": severities(every), "total": len(every), "alarms": shown})
+            self.tell("alarms", {"counts": severities(every), "total": len(rung), "alarms": shown})
         self.tell("state", summary(self.live, self.pulse, every))
 
     def _decided(self, decision: Decision) -> None:

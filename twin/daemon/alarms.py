@@ -1,13 +1,15 @@
-"""Alarm book: active alarms with their acknowledgements, shelves and silences.
+"""Alarm book: active alarms with their causes, acknowledgements and shelves, after ISA-18.2 / IEC 62682.
 
-The book follows the engine's findings and the conditions of the daemon itself. It decides nothing and the
-engine never reads it. It is kept in `alarms.json`, so that acknowledgements and shelves survive a restart.
+The book follows the engine's findings and the conditions of the daemon itself. An alarm that follows from
+another one is suppressed while that lasts; one that chatters is held. It decides nothing and the engine never
+reads it. It is kept in `alarms.json`, so that acknowledgements and shelves survive a restart.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,12 +32,24 @@ SAVE_EVERY_S = 10.0
 RETURN_S = 60.0  # after a restart, so long a condition of the shell may take to show again
 MAX_TEXT, MAX_LISTED = 500, 32
 SEVERITIES = ("info", "warning", "critical")
+# A flood is ten alarms in ten minutes for one operator, and ends below five; source: ISA-18.2, 16.5
+FLOOD_WINDOW_S, FLOOD_BEGINS, FLOOD_ENDS = 600.0, 10, 5
+BURST_S = 60.0  # after so long without another one an alarm is the first of its burst; source: estimate
+LINGER_S = 30.0  # after its cause has ended an alarm has so long to end as well; source: estimate
+STALE_S = 86_400.0  # an alarm active for longer is stale; source: ISA-18.2, 16.5
+HOUR_S = 3600.0
+MAX_RAISES = 10_000
 
-What = Literal["raised", "cleared", "severity", "flapping", "calm", "shelved", "returned", "acknowledged"]
+What = Literal[
+    "raised", "cleared", "severity", "flapping", "calm", "shelved", "returned", "acknowledged", "suppressed"
+]
 
 
 class Alarm(msgspec.Struct):
-    """One alarm. `times` is how often it was raised; a flapping one counts as active until it is calm."""
+    """One alarm. `times` is how often it was raised; a flapping one counts as active until it is calm.
+
+    `cause` is the id of the alarm that it follows from. `first_up`: it began a burst of alarms.
+    """
 
     id: str
     severity: str
@@ -59,12 +73,16 @@ class Alarm(msgspec.Struct):
     shelved_until_ns: int = 0
     shelf_author: str = ""
     shelf_reason: str = ""
+    cause: str = ""
+    first_up: bool = False
 
     @property
     def state(self) -> str:
-        """cleared, shelved, flapping, acknowledged or raised."""
+        """cleared, shelved, suppressed, flapping, acknowledged or raised."""
         if self.shelved_until_ns:
             return "shelved"
+        if self.cause and (self.active or self.flapping):
+            return "suppressed"
         if self.flapping:
             return "flapping"
         if not self.active:
@@ -74,7 +92,7 @@ class Alarm(msgspec.Struct):
     @property
     def visible(self) -> bool:
         """Return True while receivers should see it as active."""
-        return (self.active or self.flapping) and not self.shelved_until_ns
+        return (self.active or self.flapping) and not self.shelved_until_ns and not self.cause
 
 
 class AlarmChange(msgspec.Struct, frozen=True):
@@ -88,6 +106,39 @@ class AlarmChange(msgspec.Struct, frozen=True):
 class _File(msgspec.Struct):
     format: int
     alarms: list[Alarm]
+
+
+class AlarmLoad:
+    """What an operator is asked to take in: alarms that ring, and floods of them."""
+
+    def __init__(self) -> None:
+        self.raised = dict.fromkeys(SEVERITIES, 0)
+        self.flood, self.floods, self.flood_ns = False, 0, 0
+        self._rings: deque[int] = deque(maxlen=MAX_RAISES)
+        self._looked_ns = 0
+
+    def ring(self, now_ns: int, severity: str) -> bool:
+        """Count an alarm; return True for the first one of a burst."""
+        first = not self._rings or now_ns - self._rings[-1] > BURST_S * NS
+        self._rings.append(now_ns)
+        self.raised[severity] += 1
+        return first
+
+    def within(self, seconds: float, now_ns: int) -> int:
+        """Alarms that rang in the last seconds."""
+        return sum(now_ns - t <= seconds * NS for t in self._rings)
+
+    def watch(self, now_ns: int) -> None:
+        """Begin or end a flood."""
+        while self._rings and now_ns - self._rings[0] > HOUR_S * NS:
+            self._rings.popleft()
+        if self.flood:
+            self.flood_ns += now_ns - self._looked_ns
+        recent = self.within(FLOOD_WINDOW_S, now_ns)
+        if not self.flood and recent >= FLOOD_BEGINS:
+            self.floods += 1
+        self.flood = recent >= (FLOOD_ENDS if self.flood else FLOOD_BEGINS)
+        self._looked_ns = now_ns
 
 
 class AlarmBook:
@@ -106,6 +157,9 @@ class AlarmBook:
         self._changes: list[AlarmChange] = []  # made between two updates
         self._since_ns = 0
         self._saved_ns, self._dirty = 0, False
+        self._causes: Mapping[str, str] = {}
+        self._graver: dict[str, int] = {}  # alarms with suppressed ones -> rank of the gravest of these
+        self.load = AlarmLoad()
         self._load()
 
     # -- what is wrong
@@ -125,9 +179,14 @@ class AlarmBook:
         """That condition is over, if it was there."""
         self._conditions.pop(identity, None)
 
-    def update(self, findings: Iterable[Finding], now_ns: int) -> list[AlarmChange]:
-        """Take over what is wrong now; what receivers should hear of since the last update."""
-        self.now_ns = now_ns
+    def update(
+        self, findings: Iterable[Finding], now_ns: int, causes: Mapping[str, str] | None = None
+    ) -> list[AlarmChange]:
+        """Take over what is wrong now; what receivers should hear of since the last update.
+
+        `causes`: id of an alarm -> id of the one that it follows from.
+        """
+        self.now_ns, self._causes = now_ns, causes or {}
         self._since_ns = self._since_ns or now_ns
         present = {f.id: f for f in findings}
         present.update(self._conditions)
@@ -138,7 +197,9 @@ class AlarmBook:
             if alarm.active and identity not in present and not self._expected(alarm):
                 self._end(alarm)
         self._seen = present
+        self._relate()
         self._settle()
+        self.load.watch(now_ns)
         changes, self._changes = self._changes, []
         if self._dirty and now_ns - self._saved_ns >= SAVE_EVERY_S * NS:
             self._save(sync=False)
@@ -163,9 +224,11 @@ class AlarmBook:
                 alarm.ack_author, alarm.ack_note, alarm.ack_ns = "", "", 0
             self.alarms[finding.id] = alarm
             alarm.active = False
-        rose = alarm.active and _rank(finding.severity) > _rank(alarm.severity)
-        moved = alarm.active and finding.severity != alarm.severity
-        alarm.severity = finding.severity if finding.severity in SEVERITIES else "warning"
+        # What is suppressed by it is as grave as ever
+        severity = SEVERITIES[max(_rank(finding.severity), self._graver.get(finding.id, 0))]
+        rose = alarm.active and _rank(severity) > _rank(alarm.severity)
+        moved = alarm.active and severity != alarm.severity
+        alarm.severity = severity
         alarm.title, alarm.action = finding.title[:MAX_TEXT], finding.action[:MAX_TEXT]
         alarm.entities = [e[:MAX_TEXT] for e in finding.entities[:MAX_LISTED]]
         alarm.evidence = [e[:MAX_TEXT] for e in finding.evidence[:MAX_LISTED]]
@@ -181,8 +244,43 @@ class AlarmBook:
                     return
             self._say("severity", alarm)
 
+    def _cause_of(self, identity: str) -> str:
+        """The active alarm that this one follows from; none for what causes itself."""
+        cause = self._causes.get(identity, "")
+        root = self.alarms.get(cause) or self.gone.get(cause)
+        if cause == identity or root is None or root.cause:
+            return ""
+        return cause if root.active or self.now_ns - root.cleared_ns < LINGER_S * NS else ""
+
+    def _relate(self) -> None:
+        """Suppress what follows from another alarm, and say what no longer does."""
+        gravest: dict[str, int] = {}
+        for alarm in self.alarms.values():
+            if alarm.active and alarm.cause:
+                gravest[alarm.cause] = max(gravest.get(alarm.cause, 0), _rank(alarm.severity))
+            if alarm.active and (cause := self._cause_of(alarm.id)) != alarm.cause:
+                before, alarm.cause, self._dirty = alarm.cause, cause, True
+                if cause:
+                    self._say("suppressed", alarm)
+                elif before:
+                    self._ring(alarm)
+                    self._say("returned", alarm)
+
+        for identity in self._graver.keys() | gravest.keys():
+            self._graver[identity] = gravest.get(identity, 0)
+            root, finding = self.alarms.get(identity), self._seen.get(identity)
+            if root is not None and root.active and finding is not None:
+                self._take(finding, root.own)
+        self._graver = gravest
+
+    def _ring(self, alarm: Alarm) -> None:
+        """An operator hears of it now."""
+        if not alarm.shelved_until_ns and not alarm.cause:
+            alarm.first_up = self.load.ring(self.now_ns, alarm.severity)
+
     def _begin(self, alarm: Alarm) -> None:
         now_ns, self._dirty = self.now_ns, True
+        alarm.cause = self._cause_of(alarm.id)
         alarm.active, alarm.cleared_ns, alarm.times = True, 0, alarm.times + 1
         alarm.changed_ns = now_ns
         alarm.raises_ns = [
@@ -195,6 +293,7 @@ class AlarmBook:
             alarm.flapping = True
             self._say("flapping", alarm)
         else:
+            self._ring(alarm)
             self._say("raised", alarm)
 
     def _end(self, alarm: Alarm) -> None:
@@ -202,6 +301,7 @@ class AlarmBook:
         if alarm.flapping:
             return
         self._say("cleared", alarm)
+        alarm.cause = ""
         if not alarm.shelved_until_ns:
             self._put_away(alarm)
 
@@ -231,6 +331,8 @@ class AlarmBook:
             self._put_away(alarm)
 
     def _say(self, what: What, alarm: Alarm) -> None:
+        if alarm.cause:  # receivers may show it as a consequence, and hear that it is over
+            what = "cleared" if what == "cleared" else "suppressed"
         if not alarm.shelved_until_ns or what == "shelved":
             self._changes.append(AlarmChange(what, msgspec.structs.replace(alarm), self.now_ns))
             del self._changes[: -2 * MAX_ALARMS]
@@ -277,13 +379,29 @@ class AlarmBook:
     # -- what is shown and kept
 
     def active(self) -> list[Alarm]:
-        """Active alarms, for a receiver that begins to listen."""
-        return [msgspec.structs.replace(a) for a in self.alarms.values() if a.visible]
+        """Active alarms, suppressed ones as well, for a receiver that begins to listen."""
+        every = self.alarms.values()
+        return [msgspec.structs.replace(a) for a in every if a.visible or a.state == "suppressed"]
 
     def listing(self, cleared: bool = False) -> list[dict[str, Any]]:
         """Alarms as plain data, the gravest first, then the newest; with `cleared`, also what is over."""
         every = sorted(self.alarms.values(), key=lambda a: (-_rank(a.severity), -a.raised_ns, a.id))
         return [_shown(a) for a in [*every, *(reversed(self.gone.values()) if cleared else ())]]
+
+    def figures(self) -> dict[str, float]:
+        """The measures of ISA-18.2: alarms of the last hour, floods; stale and chattering alarms."""
+        every = self.alarms.values()
+        stale = (a for a in every if a.active and self.now_ns - a.raised_ns > STALE_S * NS)
+        return {
+            "last_hour": self.load.within(HOUR_S, self.now_ns),
+            "last_ten_minutes": self.load.within(FLOOD_WINDOW_S, self.now_ns),
+            "stale": sum(1 for _ in stale),
+            "chattering": sum(a.flapping for a in every),
+            "suppressed": sum(a.state == "suppressed" for a in every),
+            "flood": float(self.load.flood),
+            "floods": self.load.floods,
+            "flood_s": self.load.flood_ns / NS,
+        }
 
     def save(self) -> None:
         """Write the book, at the end of a run."""

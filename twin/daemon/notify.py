@@ -75,6 +75,8 @@ class Receiver:
         grave = SEVERITIES.index(alarm.severity) >= self._least
         old = self._firing.pop(alarm.id, None)
         fires = alarm.visible and change.what != "shelved"
+        if self.target.kind == "alertmanager":
+            fires |= alarm.state == "suppressed"  # it inhibits by the label `cause`
         if self.target.kind == "webhook":
             if grave or old is not None:
                 self._numbers += 1
@@ -239,6 +241,10 @@ def _alert(alarm: Alarm, site: str) -> dict[str, Any]:
         "severity": alarm.severity,
         "site": site,
     }
+    # What follows from another alarm has its id as cause: Alertmanager's inhibition rule goes by these two
+    labels["cause"] = alarm.cause or alarm.id
+    if alarm.cause:
+        labels["suppressed"] = "true"
     if entity := next((e for e in alarm.entities if alarm.id.endswith(f"/{e}")), None):
         labels["entity"] = entity
     annotations = {
@@ -247,6 +253,7 @@ def _alert(alarm: Alarm, site: str) -> dict[str, Any]:
         "action": alarm.action,
         "entities": ", ".join(alarm.entities),
         "acknowledged": f"{alarm.ack_author}: {alarm.ack_note}" if alarm.ack_ns else "",
+        "first_up": "the first of its burst" if alarm.first_up else "",
     }
     return {
         "severity": alarm.severity,
@@ -277,6 +284,8 @@ def _event(key: str, change: AlarmChange) -> dict[str, Any]:
             "action": _plain(a.action),
             "count": a.count,
             "times": a.times,
+            "cause": _plain(a.cause),
+            "first_up": a.first_up,
             "raised_at": _time(a.raised_ns),
         },
     }

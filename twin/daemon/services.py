@@ -32,6 +32,7 @@ from twin.contracts import (
     LapsedRecord,
     Source,
 )
+from twin.daemon.alarm_causes import AlarmCauses
 from twin.daemon.alarms import AlarmBook, AlarmChange
 from twin.daemon.bootstrap import OpenedRun
 from twin.daemon.contingency_publisher import ContingencyPublisher
@@ -111,6 +112,7 @@ class Services:
         self.api = ApiServer()
         self._snapshot: asyncio.Task[None] | None = None
         self._conditions_raised: set[str] = set()
+        self._causes, self._link_sinks = AlarmCauses(), list[str]()
         self._tasks: set[asyncio.Task[None]] = set()
         self._snapshot_now, self._snapshot_ns = False, time.time_ns()
 
@@ -185,6 +187,11 @@ class Services:
             self.dispatchers.append(dispatcher)
             supervisor.start(f"to-{sink.name}", "sink", dispatcher.run)
         supervisor.start("heartbeat", "sink", partial(prepared.links.beat, may_act))
+        self._link_sinks = [
+            "heartbeat",
+            "dsx-flex-out",
+            *(f"to-{sink.name}" for sink in prepared.links.sinks),
+        ]
 
     async def stop_links(self) -> None:
         """Before the site or the broker changes."""
@@ -258,7 +265,11 @@ class Services:
                 )
 
     def _alarms(self, frame: Frame, decision: Decision) -> None:
-        changes = self.alarms.update(decision.findings, decision.now_ns)
+        engine = self.live.engine
+        outages = engine.diagnosis.silence.outages
+        found = self._causes.named(decision.findings, outages, self.ingest.ledger, engine.site)
+        causes = self._causes.of(self._link_sinks)
+        changes = self.alarms.update(found, decision.now_ns, causes)
         if changes:
             self.notifier.offer(changes)
             log_alarms(changes)

@@ -217,20 +217,24 @@ def _order(table: str) -> int:
     return _TABLES.index(table) if table in _TABLES else len(_TABLES)
 
 
-def _finding(site: Site, outage: Outage, members: Mapping[str, I32]) -> Finding:
+def where(site: Site, outage: Outage) -> str:
+    """The place of an outage in words: `rack lab/h/r1`, `72 gpu of rack lab/h/r1`."""
     place = site.name(outage.table, outage.entity)
     if outage.table == "site":
-        where = "any source" if outage.whole else outage.parts
-    elif outage.whole:
-        where = f"{outage.table} {place}"
-    else:
-        where = outage.parts if place in outage.parts else f"{outage.parts} of {outage.table} {place}"
+        return "any source" if outage.whole else outage.parts
+    if outage.whole:
+        return f"{outage.table} {place}"
+    return outage.parts if place in outage.parts else f"{outage.parts} of {outage.table} {place}"
+
+
+def _finding(site: Site, outage: Outage, members: Mapping[str, I32]) -> Finding:
     first = sorted(members, key=_order)
     names = [site.name(t, int(i)) for t in first for i in members[t][:SHOWN_ENTITIES].tolist()]
+    since = utc(outage.since_ns, "%H:%M:%S")
     return Finding(
         outage.id,
         "warning",
-        f"No data from {where} since {utc(outage.since_ns, '%H:%M:%S')}: {outage.signals} signals",
+        f"No data from {where(site, outage)} since {since}: {outage.signals} signals",
         tuple(names[:SHOWN_ENTITIES]),
         (
             f"silent together: {outage.parts}",
