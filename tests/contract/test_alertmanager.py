@@ -22,7 +22,8 @@ from twin.daemon import notify
 from twin.daemon.alarms import AlarmBook
 from twin.daemon.notify import Notifier
 
-CONFIG = "route: {receiver: nobody, group_wait: 0s}\nreceivers: [{name: nobody}]\n"
+RULES = Path(__file__).resolve().parents[2] / "deploy" / "prometheus" / "alertmanager.yaml"
+CONFIG = "route: {receiver: nobody, group_wait: 0s}\nreceivers: [{name: nobody}]\n" + RULES.read_text()
 
 
 def _free_port() -> int:
@@ -65,9 +66,10 @@ class Alertmanager:
             self.process.wait()
             self.process = None
 
-    def alerts(self) -> dict[str, str]:
-        """Active alerts: alarm -> severity."""
-        with urllib.request.urlopen(f"{self.url}/api/v2/alerts?active=true", timeout=5) as response:
+    def alerts(self, inhibited: bool = False) -> dict[str, str]:
+        """Active alerts, or inhibited ones alone: alarm -> severity."""
+        wanted = f"active={str(not inhibited).lower()}&inhibited={str(inhibited).lower()}"
+        with urllib.request.urlopen(f"{self.url}/api/v2/alerts?{wanted}", timeout=5) as response:
             found = json.load(response)
         return {a["labels"]["alarm"]: a["labels"]["severity"] for a in found}
 
@@ -133,6 +135,34 @@ def test_the_life_of_an_alarm(
             see()
             await _until(alertmanager.alerts, {})
             assert notifier.faults() == {}
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    asyncio.run(story())
+
+
+def test_what_follows_from_another_alarm_is_inhibited_by_the_shipped_rule(
+    alertmanager: Alertmanager, tmp_path: Path
+) -> None:
+    config = Config(site="s", broker="embedded", notify=[Notify(kind="alertmanager", url=alertmanager.url)])
+    book, causes = AlarmBook(tmp_path), {"silence/lab": "part/mqtt"}
+    link, outage, other = (
+        Finding(identity, "warning", "It is down", ("lab",), (), 1.0, "Look.")
+        for identity in ("part/mqtt", "silence/lab", "heat/lab")
+    )
+
+    async def story() -> None:
+        notifier = Notifier(Loaded(config, tmp_path / "c.yaml"), "lab")
+        task = asyncio.create_task(notifier.run())
+        try:
+            notifier.offer(book.update([link, outage, other], time.time_ns(), causes))
+            await _until(alertmanager.alerts, {"part/mqtt": "warning", "heat/lab": "warning"})
+            await _until(lambda: alertmanager.alerts(inhibited=True), {"silence/lab": "warning"})
+            notifier.offer(book.update([other], time.time_ns(), causes))
+            await _until(lambda: alertmanager.alerts(inhibited=True), {})
+            await _until(alertmanager.alerts, {"heat/lab": "warning"})
         finally:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -109,7 +109,7 @@ class _File(msgspec.Struct):
 
 
 class AlarmLoad:
-    """What an operator is asked to take in: alarms that ring, and floods of them."""
+    """The load on an operator: alarms that ring, and floods of them."""
 
     def __init__(self) -> None:
         self.raised = dict.fromkeys(SEVERITIES, 0)
