@@ -85,18 +85,8 @@ def run(script: str, *arguments: str, **variables: str) -> subprocess.CompletedP
 def built_wheel(folder: Path) -> list[Path]:
     """The wheel of the client, built into a folder without a network, as `make client` does."""
     pytest.importorskip("hatchling", reason="hatchling is not here: run `make test`, which installs it")
-    build = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-build-isolation",
-        "--no-deps",
-        "--no-index",
-    ]
-    answer = subprocess.run(
-        [*build, "-w", str(folder), str(CLIENT)], capture_output=True, text=True, check=False
-    )
+    options = ["--quiet", "--no-build-isolation", "--no-deps", "--no-index", "-w", str(folder)]
+    build = [sys.executable, "-m", "pip", "wheel", *options, str(CLIENT)]
+    answer = subprocess.run(build, capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stderr
     return list(folder.glob("racktwin_client-*-py3-none-any.whl"))

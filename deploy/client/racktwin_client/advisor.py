@@ -315,7 +315,7 @@ class Advisor:
                 problems[act] = f"{kind}{error}"[:MAX_TEXT]
                 if not kind:  # it would be refused the reports as well
                     break
-        text = "".join(c if c.isprintable() else "?" for c in "; ".join(problems.values()))
+        text = "".join(c if c.isprintable() else "?" for c in "; ".join(dict.fromkeys(problems.values())))
         if text and text != self.problem and self._said < MAX_SAID:
             self._said += 1
             _LOG.warning("%s; the job keeps its own interval", text)

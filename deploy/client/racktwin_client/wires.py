@@ -81,7 +81,8 @@ class HttpWire:
                     while len(read) <= most and time.monotonic() < until and (part := answer.read1(most)):
                         read += part
         except OSError as error:
-            raise OSError(f"no answer from {self._address}: {error}") from error
+            what = f"no answer from {self._address}: {error}; expected the twin's interface there"
+            raise OSError(what) from error
         if not 200 <= answer.status < 300:
             why = _reason(read) or f"{self._address} gives no reason: is it the twin's address?"
             raise Refusal(answer.status, why)
