@@ -97,11 +97,21 @@ def start(folder: str, mode: str, chosen: str) -> None:
 
     Daemon._after = stop_soon  # type: ignore[method-assign]
     leader.POLL_S = 0.05
-    words = open(f"{folder}/words.log", "a")  # noqa: SIM115  # as long as the child lives
+    _call(steps, ["run", "--config", f"{folder}/racktwin.yaml"])
+
+
+def init(folder: str, mode: str, chosen: str) -> None:
+    """Make the files of a site in `folder`; prints the exit code, then the steps."""
+    words = ["--force", "--yes", "--broker", "none", "--no-slurm", "--no-kubernetes"]
+    _call(Steps(Path(folder), mode, int(chosen)), ["init", folder, *words])
+
+
+def _call(steps: Steps, command: list[str]) -> None:
+    words = open(f"{steps.folder}/words.log", "a")  # noqa: SIM115  # as long as the child lives
     os.dup2(words.fileno(), 2)
     steps.install()
     try:
-        code = main(["run", "--config", f"{folder}/racktwin.yaml"])
+        code = main(command)
     except BaseException:
         traceback.print_exc()
         code = -1

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.forked_children import ForkedChildren
 from tests.support.mosquitto import Mosquitto, free_port, mosquitto
 from tests.unit.test_discovery import cdu, meter, rack
 from twin.cli import init
 from twin.cli.main import main
-from twin.config import load_config, load_site, packaged_profiles
+from twin.config import load_config, load_site, packaged_profiles, reference_yaml
 from twin.telemetry import Message
 from twin.wiring import (
     FoundExporter,
@@ -320,3 +321,23 @@ def test_a_host_without_accelerators_is_no_node(monkeypatch: pytest.MonkeyPatch,
     assert [one.host for one in local_exporters()] == ["nvl-3"]
     monkeypatch.setattr(survey, "_asked", lambda url, _: FoundExporter(url, "node", "127.0.0.1"))
     assert local_exporters() == []
+
+
+@pytest.mark.slow
+def test_killed_at_any_step_it_leaves_whole_files(tmp_path: Path) -> None:
+    """The first kills leave a file of before, later ones what calls before them wrote."""
+    with ForkedChildren("tests.support.broken_starts:init") as children:
+
+        def play(how: str, chosen: int) -> list[str]:
+            children.start(str(tmp_path), how, str(chosen))
+            return list(iter(children.line, "ended"))
+
+        (tmp_path / "site.yaml").write_text(yaml.safe_dump({"site": "mine", "halls": []}))
+        for chosen in range(100):
+            if "code 0" in play("kill", chosen):
+                break
+            load_site(tmp_path / "site.yaml")
+            if (tmp_path / "racktwin.yaml").exists():
+                load_config(tmp_path / "racktwin.yaml")
+                assert (tmp_path / "reference.yaml").read_text() == reference_yaml()
+        assert 10 < chosen < 99, "it ends by itself when no step is left"
