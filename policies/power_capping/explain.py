@@ -470,7 +470,7 @@ def _capped_sentence(state: PowerState) -> Sentence:
     by = ", ".join(f"{n:,} by {clean(p, 40)}" for p, n in counts.by_policy.items())
     sentence = f"capped: {counts.gpus:,} of {counts.of:,} GPUs" + (f" ({by})" if by else "")
     if counts.advised_gpus:
-        sentence += f"; {counts.advised_gpus:,} more are advised to be, and are not (`racktwin explain`)"
+        sentence += f"; {counts.advised_gpus:,} more by advice alone (preview, not commanded)"
     return Sentence(sentence)
 
 

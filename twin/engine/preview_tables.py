@@ -60,7 +60,7 @@ def preview_tables(
         return [], []
     count = sum(int(row["count"]) for row in rows if isinstance(row["count"], int))
     text = (
-        f"preview: nothing of this is commanded; {count:,} values would be, and count as obeyed in the advice"
+        f"preview: nothing of this is commanded; {count:,} values are advised, and count as obeyed in advice"
     )
     tables = [table_of("preview", COLUMNS, rows[:MAX_ROWS], "preview: now, and as advised", len(rows))]
     feeders = [] if spared is None else _feeders(view, spared, inside)
