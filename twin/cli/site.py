@@ -14,6 +14,7 @@ from rich.console import Console
 from connectors.dsx import discover, to_yaml
 from connectors.files import BadRow, discover_ipmi, hosts_of, read_capture
 from twin.catalogue import NS, ConfigError, StorageError, clean
+from twin.cli.measured_cadence import measured_cadence
 from twin.config import load_site, read_yaml, site_faults, uncooled
 from twin.report import grid, safe_text
 from twin.run import TraceReader, form_of, journal_exists, verify_journal
@@ -96,7 +97,7 @@ def _empty_racks(site: Site | None) -> list[str]:
 
 
 def run_discover(args: argparse.Namespace, out: Console, err: Console) -> int:
-    """A site file from metadata alone."""
+    """A site file from metadata, with the periods that were measured."""
     if not args.recording.exists():
         raise StorageError(f"{args.recording}: no such file")
     try:
@@ -123,6 +124,9 @@ def run_discover(args: argparse.Namespace, out: Console, err: Console) -> int:
             found.notes.insert(0, f"the site is called {min(sites)}, as all topics of the IT tree say")
         elif args.name == NAMELESS and sites:
             found.notes.insert(0, f"the IT tree names sites {', '.join(sorted(sites)[:8])}: none was taken")
+        periods_s, measured = measured_cadence(_good(read_capture(args.recording), [], set()), found.site)
+        found.notes += measured
+        found.site |= {"periods_s": periods_s} if periods_s else {}
         text, notes = to_yaml(found), list(found.notes)
         if bad:
             notes.append(

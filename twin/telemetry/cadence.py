@@ -93,6 +93,10 @@ class Cadence:
             self.longest_s[2:, group, cells] = self.longest_s[:2, group, cells]
             self.longest_s[:2, group, cells] = 0.0
 
+    def known(self, group: int) -> Bool:
+        """Return the entities of which enough gaps were seen [n]."""
+        return np.asarray(self.gaps[group] >= LEARNED, np.bool_)
+
     def period_s(self, group: int) -> F64:
         """Return the learned period [n]: the second longest gap, of a single one that; 0 without any."""
         a, b, c, d = self.longest_s[:, group]
@@ -107,5 +111,5 @@ class Cadence:
 
     def on_change(self, group: int) -> Bool:
         """Return the entities that send this group when it changes: irregularly, hardly ever alike [n]."""
-        out = (self.gaps[group] >= LEARNED) & (self.repeats[group] <= MOST_REPEATS)
+        out = self.known(group) & (self.repeats[group] <= MOST_REPEATS)
         return np.asarray(out & self.irregular(group), np.bool_)
