@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 import yaml
 
+from connectors.files import read_capture
 from twin.cli.main import main
+from twin.cli.measured_cadence import measured_cadence
+from twin.telemetry import Message
 
 POINT = "Rack/{kind}/site/hall/{rack}/value"
 RACKS = ("r1", "r2", "r3")
@@ -55,3 +58,12 @@ def test_a_slow_regular_source_gets_its_period(
     site = yaml.safe_load(capsys.readouterr().out)
     assert len(site["halls"][0]["racks"]) == len(RACKS)
     assert site.get("periods_s") == written
+
+
+def test_what_comes_on_change_is_noted_and_left_to_be_learned(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    path = recording(tmp_path, {"RackPower": np.cumsum(rng.exponential(300.0, 40))})
+    racks = {"site": "site", "halls": [{"name": "hall1", "racks": [{"name": name} for name in RACKS]}]}
+    periods_s, notes = measured_cadence((m for m in read_capture(path) if isinstance(m, Message)), racks)
+    assert periods_s == {}
+    assert ["irregularly or on change" in note for note in notes] == [True]
