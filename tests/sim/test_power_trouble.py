@@ -36,7 +36,7 @@ LOSS = {"kind": "feed_lost", "entity": "lab/h/a", "begin_s": LOST_S}
 
 
 class Trouble:
-    """`feeder_w` [second, feeder] is the truth; `told` and `silent` [second]: whether any critical finding, or
+    """`feeder_w` [second, feeder] is the truth; `told`, `silent` [second]: whether a critical finding, or
     one on silence, stood then.
     """
 
