@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from twin.alerts import SHOWN_ENTITIES, Findings
-from twin.catalogue import F64, I32, I64, NS, Bool, find_control, find_signal
+from twin.catalogue import F64, I32, I64, NS, Bool, Control, find_control, find_signal
 from twin.contracts import (
     CommandBatch,
     DeferredRecord,
@@ -332,12 +332,10 @@ class ArbitrationPass:
         if len(lost):
             names = job_names(key, lost, self.view.site, self.view.jobs)
             records.append(FailedRecord(control=key, index=lost, why=WHY["failed"], names=names))
+        unseen = excluded
         if control.on_expiry == "safe":  # who is silent falls back by itself; the silence is reported
-            mute = self.view.diagnosis.silence.hidden.get(control.table)
-            unseen = mute if excluded is None or mute is None else mute | excluded
-        else:
-            unseen = None
-        unseen = excluded if unseen is None else unseen
+            mute = self._mute(control)
+            unseen = mute if excluded is None else mute | excluded
         silent = _outside(lease.unanswered(), unseen)
         records += findings.unanswered(self._shown(control.table, silent), key, silent)
         if control.readback is not None:
@@ -360,6 +358,16 @@ class ArbitrationPass:
             waited_s = float(wait_s[unread].min(initial=np.inf))
             records += findings.unread(self._shown(control.table, unread), key, unread, waited_s)
         return records
+
+    def _mute(self, control: Control) -> Bool:
+        """Entities [n] that an outage keeps silent, or that are later than a late message."""
+        column, hidden = self.state.tables[control.table], self.view.diagnosis.silence.hidden
+        signal = find_signal(f"{control.table}.{control.readback}")
+        late: Bool = np.zeros(column.n, np.bool_)
+        if signal is not None:
+            age_s = (self.view.now_ns - column.t_ns.max(axis=0)) / NS
+            late = age_s > column.limits(column.freshness.row_of(signal)).drift_s
+        return late | hidden.get(control.table, np.False_)
 
     def _look_after(self, key: str, lease: Leases) -> None:
         """Check that what was given back has arrived, and that what is out of service bears our mark."""
