@@ -47,6 +47,12 @@ def test_the_pages_are_as_short_as_they_promise() -> None:
     assert len((tree.ROOT / "docs/glossary.md").read_text().splitlines()) <= 60
 
 
+def test_the_reference_is_that_of_the_schemas() -> None:
+    from twin.config import reference_markdown
+
+    assert (tree.ROOT / "docs/reference.md").read_text() == reference_markdown(), "run `make docs`"
+
+
 def test_commands_of_the_pages_parse(capsys: pytest.CaptureFixture[str]) -> None:
     from twin.cli.main import _parser
 
