@@ -124,6 +124,7 @@ class Router:
         self._decoders: dict[tuple[Form, str], Decoder] = {}
         self._inner: list[SeriesFaults] = []  # of the decoders that read messages in part
         self._strange: list[SeriesFaults] = []
+        self._noted: set[str] = set()
         self._attached: list[tuple[str, Decode]] = []
 
     def attach(self, prefix: str, decode: Decode) -> None:
@@ -196,6 +197,13 @@ class Router:
     def strangers(self) -> list[tuple[str, int]]:
         """Names in messages that were decoded in part, of which the site has none, since the last call."""
         return [named for strange in self._strange if strange.kinds for named in strange.take()]
+
+    def notes(self) -> list[str]:
+        """Texts on how the BMS's metadata was read where it is not plain, each once."""
+        bms = self._decoders.get(("bms", ""))
+        new = [text for text in bms.notes if text not in self._noted] if isinstance(bms, BmsDecoder) else []
+        self._noted.update(new)
+        return new
 
     def wanted_births(self) -> list[str]:
         """Topics of Sparkplug nodes that should announce themselves anew, since the last call."""
@@ -319,6 +327,8 @@ class MqttSource:
             await asyncio.sleep(CHECK_EVERY_S)
             if (refused := self.lane.take_refusals(time.time_ns())) is not None:
                 inlet.of(FLOODED).drop(FLOODED, flood_of(refused), refused.number)
+            for text in self.router.notes():
+                inlet.of("bms metadata").skip(text[:80], text, remedy="mend the metadata in the BMS")
             if self.link.fault and not fault:
                 inlet.reject(self.link.where, self.link.fault)
             fault = self.link.fault

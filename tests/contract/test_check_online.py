@@ -133,3 +133,40 @@ def test_a_broker_is_listened_to_and_a_wrong_prefix_is_named(
         assert code == 0
         assert "1 messages with 4 readings of 2 sources" in text
         assert "no rack or node 'lab/h/r1/node99' in the site file" in text
+
+
+def test_a_broker_that_does_not_know_us_says_what_to_look_at(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pw").write_text("wrong\n")
+    (tmp_path / "pw").chmod(0o600)
+    with mosquitto(server, tmp_path / "broker", open_to_all=False) as broker:
+        place = {"host": "127.0.0.1", "port": broker.port, "username": "u", "password_file": "pw"}
+        code, text = check(tmp_path, capsys, broker=place)
+        assert code == 1
+        assert "FAIL  broker 127.0.0.1" in text
+        assert "not authori" in text.lower()
+        assert "username" in text
+        code, text = check(tmp_path, capsys, broker={**place, "tls": {}})
+        assert code == 1
+        assert "TLS" in text
+
+
+def test_stamps_in_seconds_are_named_and_not_staged(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frame = {"t_ns": int(time.time()), "gpu": {"temp_c": [40.0] * 4}}
+    line = f"nvidia_smi,host=lab/h/r1/node0,index=0 power_draw=1 {int(time.time())}"
+    with mosquitto(server, tmp_path / "broker") as broker:
+
+        async def say() -> None:
+            async with held(MqttLink(settings(broker, "edge", persistent=False))) as edge:
+                topic = "IT/v1/PUB/Frame/lab/h/r1/node0"
+                await edge.link.publish(topic, json.dumps(frame).encode(), qos=1, retain=True)
+                await edge.link.publish("telegraf/node0/gpu", line.encode(), qos=1, retain=True)
+
+        asyncio.run(say())
+        topics = {"host": "127.0.0.1", "port": broker.port, "topics": ["telegraf/#"]}
+        code, text = check(tmp_path, capsys, broker=topics)
+    assert code == 1
+    assert text.count("looks like seconds; expected") == 2

@@ -99,14 +99,19 @@ def test_a_check_of_the_configuration_looks_at_its_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
-    broker: dict[str, object] = {"host": "b", "password_file": "none.txt", "tls": {"ca_file": "ca.pem"}}
+    broker: dict[str, object] = {
+        "host": "b",
+        "username": "u",
+        "password_file": "none.txt",
+        "tls": {"ca_file": "ca.pem"},
+    }
     broker["maps"] = {"t/#": "no-map"}
     path = written(tmp_path, broker=broker, state="site.yaml/state")
     assert main(["run", "--config", str(path), "--check"]) == 78
     err = capsys.readouterr().err
     for what in ("$.broker.password_file", "$.broker.tls.ca_file", "$.broker.maps.t/#", "$.state"):
         assert what in err
-    path = written(tmp_path, broker={"host": "b", "password_file": "credential:mqtt"})
+    path = written(tmp_path, broker={"host": "b", "username": "u", "password_file": "credential:mqtt"})
     assert main(["run", "--config", str(path), "--check"]) == 0
     assert "not checkable here" in " ".join(capsys.readouterr().out.split())
 

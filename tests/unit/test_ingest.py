@@ -10,7 +10,7 @@ from tests.support.builders import site_of, spec_of, two_racks
 from twin.catalogue import NS
 from twin.contracts import Inlet
 from twin.daemon import Ingest, ingest as ingest_module
-from twin.telemetry import EntityReplaced, IdentityTold, JobEnded, Reading, SiteChanged
+from twin.telemetry import EntityReplaced, IdentityTold, JobEnded, Reading, SiteChanged, inbox as inbox_module
 
 T = 1_700_000_000 * NS
 
@@ -112,3 +112,12 @@ def test_a_fleet_that_starts_at_once_does_not_crowd_out_its_faults(
         assert len(ingest.take(tick, T + tick * NS, 1.0).events) == 6
     assert ingest.counts["dropped"] == 6
     assert ingest.of("others").lines["dropped", "identities"].count == 6
+
+
+def test_events_beyond_the_queue_are_told_of_their_source(
+    ingest: Ingest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inbox_module, "MAX_EVENTS", 2)
+    ingest.of("jobs slurm").stage([JobEnded(id=f"e{n}", job="j") for n in range(5)], T)
+    (line,) = ingest.of("jobs slurm").lines.values()
+    assert (line.outcome, line.count, ingest.counts["dropped"]) == ("dropped", 3, 3)

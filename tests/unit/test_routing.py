@@ -105,6 +105,16 @@ def test_faults_inside_messages_are_told_once(site: Site) -> None:
     assert router.faults() == []
 
 
+def test_metadata_that_is_read_otherwise_than_it_stands_is_told_once(site: Site) -> None:
+    router = Router(site)
+    assert router.notes() == []
+    meta = {"objectType": "CDU", "pointType": "LiquidTemperature", "objectId": "c1", "processArea": ["Suply"]}
+    for _ in range(2):
+        ask(router, "BMS/v1/PUB/Metadata/CDU/LiquidTemperature/x", msgspec.json.encode(meta))
+    assert router.notes() == ["process area 'Suply' read as 'Supply'"]
+    assert router.notes() == []
+
+
 def test_a_changed_site_keeps_what_the_bms_has_announced(site: Site) -> None:
     router = Router(site, ours=("ours",))
     topic = "BMS/v1/PUB/Metadata/Rack/RackPower/x"

@@ -67,8 +67,8 @@ class Ingest:
                 elif type(item) is Block:
                     inbox.put_block(item, now_ns)
                     newest_ns = max(newest_ns, item.t_ns)
-                else:
-                    self.put_event(item)  # type: ignore[arg-type]
+                elif not self.put_event(item) and not isinstance(item, IdentityTold):  # type: ignore[arg-type]
+                    (account or self).drop("events", "too many events wait for the next tick")
             except (KeyError, ValueError, IndexError) as error:
                 (account or self).reject("staging", f"{type(error).__name__}: {error}")
         if inbox.urgent:
