@@ -67,8 +67,10 @@ class Ingest:
                 elif type(item) is Block:
                     inbox.put_block(item, now_ns)
                     newest_ns = max(newest_ns, item.t_ns)
-                elif not self.put_event(item) and not isinstance(item, IdentityTold):  # type: ignore[arg-type]
-                    (account or self).drop("events", "too many events wait for the next tick")
+                else:
+                    is_queued = self.put_event(item)  # type: ignore[arg-type]
+                    if not is_queued and not isinstance(item, IdentityTold):
+                        (account or self).drop("events", "too many events wait for the next tick")
             except (KeyError, ValueError, IndexError) as error:
                 (account or self).reject("staging", f"{type(error).__name__}: {error}")
         if inbox.urgent:
