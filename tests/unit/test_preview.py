@@ -15,7 +15,7 @@ from twin.engine.preview import PreviewView
 from twin.engine.preview_tables import preview_tables
 from twin.engine.shadow_power import METER_LAG_S, ShadowPower
 from twin.physics import CLOCK_MIN_PU
-from twin.telemetry import AuthorityChanged, EntityReplaced, JobStarted
+from twin.telemetry import AuthorityChanged, EntityReplaced
 from twin.telemetry.events import Approved, SiteChanged
 
 CAP, SERVICE = "gpu.power_cap_w", "node.service_level"
@@ -94,15 +94,14 @@ def test_advice_and_commands_on_one_control_live_beside_each_other() -> None:
     assert eyes["acts"].view.commanded(CAP)[:4] == pytest.approx([np.nan, 900, 900, np.nan], nan_ok=True)
 
 
-def test_a_level_reads_as_set_once_no_job_is_in_its_way() -> None:
+def test_a_level_of_service_reads_as_it_is() -> None:
     pod, eyes = twin(asks="advise")
-    pod.tick(HEARD, JobStarted(id="j", job="train", nodes=("lab/h/r1/node1",), kind="training"))
     eyes["asks"].ask(SERVICE, [0, 1], 3, 3, 3)
     pod.run(2, HEARD)
     view = eyes["asks"].view
-    assert view.readback(SERVICE)[:3].tolist() == [3.0, 2.0, 0.0]
-    assert view.value("node.service_owner_state")[:3].tolist() == [1.0, 1.0, 0.0]
-    assert view.jobs.job_of_node[1] >= 0, "jobs are as they are"
+    assert np.isnan(view.commanded(SERVICE)[:3]).all()
+    assert view.readback(SERVICE)[:3].tolist() == [0.0, 0.0, 0.0]
+    assert view.value("node.service_owner_state")[:3].tolist() == [0.0, 0.0, 0.0]
 
 
 def test_a_device_that_never_read_back_does_not_begin_to() -> None:

@@ -68,7 +68,7 @@ def test_the_tail_is_bounded_closely(count, mean):
 
 
 def test_racks_hang_under_all_feeders_above_them():
-    feeder, rack = Shocks(SITE)._fed()
+    feeder, rack = SITE.served_racks()
     for f in range(SITE.sizes["feeder"]):
         assert np.sort(rack[feeder == f]).tolist() == SITE.racks_below(f).tolist(), f
 

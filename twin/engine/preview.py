@@ -2,7 +2,7 @@
 
 Leases are the shadow's, controls read back what they would be set to, and what the capped devices would not
 draw is missing from their power, their nodes', racks' and feeders', and from forecasts of it. All else is as
-it is: temperatures, flows, leaks, faults, health and jobs. Alarms, diagnosis, models and the policies that
+it is: temperatures, flows, leaks, faults, health, jobs and levels of service. Alarms, diagnosis, models and the policies that
 act never see it.
 """
 
@@ -20,9 +20,9 @@ from twin.engine.shadow_power import POWER_TABLES, ShadowPower, SparedPower
 from twin.engine.view import EngineView
 
 GPU_CAP, NODE_CAP = "gpu.power_cap_w", "node.power_cap_w"
-# The level of a node, and the mark in the scheduler that says who took it out of service.
+# Jobs, people and the scheduler answer a level of service. A policy keeps a record of who left and why, and
+# counts those who are out before another may leave: what never was must enter neither.
 SERVICE, OWNER, OURS = "node.service_level", "node.service_owner_state", 1.0
-DRAINING = 2.0
 POWER = {f"{table}.{name}" for table in POWER_TABLES for name in ("power_w", "power_w_max")}
 SUPPLIES = ("node.psu1_power_w", "node.psu2_power_w")
 CONTROL_OF = {f"{t}.{c.readback}": c.key for t, spec in TABLES.items() for c in spec.controls if c.readback}
@@ -47,7 +47,7 @@ class PreviewView(EngineView):
     def commanded(self, control: str) -> F64:
         """The value of the lease that there would be; NaN where none."""
         shadow = self.arbiter.shadow.get(control)
-        if shadow is None:
+        if shadow is None or control == SERVICE:
             return EngineView.commanded(self, control)
         return cast(F64, read_only(shadow.value_beside(self.arbiter.leases[control])))
 
@@ -62,9 +62,6 @@ class PreviewView(EngineView):
         """`real` as it would be [n]; None where nothing changes."""
         if key in CONTROL_OF:
             return self._readback(CONTROL_OF[key], real)
-        if key == OWNER and SERVICE in self.obeyed:
-            out = self.obeyed[SERVICE] >= 1.0
-            return np.where(out & np.isfinite(real), OURS, real)
         if self.spared is None:
             return None
         table = key.partition(".")[0]
@@ -76,12 +73,9 @@ class PreviewView(EngineView):
 
     def _readback(self, control: str, real: F32) -> np.ndarray | None:
         """The read-back of a control under advice; nothing where no device ever reported any."""
-        if control not in self.obeyed:
+        if control not in self.obeyed or control == SERVICE:
             return None
         value = self.obeyed[control]
-        if control == SERVICE:  # a node on which a job runs is not drained at once
-            busy = self.jobs.job_of_node >= 0
-            value = np.where(busy, np.minimum(value, DRAINING), value)
         return np.where(np.isfinite(value) & np.isfinite(real), value, real)
 
 
