@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.builders import START_NS, Twin, site_of, two_racks
+from tests.support.builders import START_NS, site_of, two_racks
 from twin.catalogue import NS
 from twin.contracts import Residual
 from twin.diagnosis import deviations as tracks_module
@@ -181,21 +181,3 @@ def test_meters_in_a_row_are_as_meters_of_a_large_table() -> None:
     assert np.argwhere(large.frozen).tolist() == [[0, 7]]
     assert odd > 50
     assert not large.jumping[:, :9].any()
-
-
-def test_a_watch_and_its_copy_see_the_same_meter_fall_silent() -> None:
-    pod = Twin(two_racks())
-    pod.run(20, {"rack.power_w": 50_000.0, "gpu.power_w": 500.0})
-    other = copy.deepcopy(pod.engine.diagnosis.watch)
-    state, readings = pod.engine.state, NewReadings(SIZES)
-    for _ in range(10):
-        state.now_ns += NS
-        state.tick += 1
-        readings.begin()
-        other.update(state, readings, {})
-    rack = other.meters["rack"]
-    assert rack.silent[rack.index("power_w")].all()
-    assert not rack.silent[rack.index("flow_lpm")].any()
-    assert not pod.engine.diagnosis.watch.meters["rack"].silent.any()
-    other.forget("rack", 0)
-    assert not rack.silent[:, 0].any()

@@ -2,8 +2,8 @@
 
 Leases are the shadow's, controls read back what they would be set to, and what the capped devices would not
 draw is missing from their power, their nodes', racks' and feeders', and from forecasts of it. All else is as
-it is: temperatures, flows, leaks, faults, health, jobs and levels of service. Alarms, diagnosis, models and the policies that
-act never see it.
+it is: temperatures, flows, leaks, faults, health, jobs and levels of service. Alarms, diagnosis, models and
+the policies that act never see it.
 """
 
 from __future__ import annotations
