@@ -108,10 +108,10 @@ class ShadowPower(EntityState):
 
 
 def _of_late(kept: F64, saved_w: F64, drawn_w: F64) -> tuple[F64, F64]:
-    """(most saved of late, most drawn) with what is so now [n]; a rise, which is negative, as it is now."""
+    """(most saved of late, most drawn) with what is so now [n]; a rise, which is negative, after that."""
     np.maximum(kept[:, 0], (saved_w, drawn_w), out=kept[:, 0])
     saved_most_w, drawn_most_w = kept.max(axis=1)
-    return np.where(saved_w < 0, saved_w, saved_most_w), drawn_most_w
+    return np.where(saved_most_w > 0, saved_most_w, np.minimum(saved_w, 0.0)), drawn_most_w
 
 
 def _by_gpus(view: View, estimator: Estimator, cap_w: F64 | None) -> F64:

@@ -33,6 +33,7 @@ EXPONENT_SPREAD, EXPONENT_ERROR = 0.25, 0.5  # of the prior, and of one reading;
 AT_CAP_PU = 0.08  # a power by the clock so near the cap is the cap; source: estimate
 POOLED = 10_001  # GPUs, at most about so many, that tell the coefficients of a profile
 MOVE_PU = 0.1  # doubt in an expectation while it moves, of its last step; source: estimate
+READ_PU = 0.01  # by which a cap is read back as another one: devices round it. source: estimate
 WORKING_PU = 0.1  # of SM activity: below, a GPU may lower its clock as it likes; source: estimate
 # Parameters [5, n]
 IDLE, SM, TENSOR, DRAM, GAMMA = range(5)
@@ -138,7 +139,7 @@ class GpuPower(EntityState):
         `drawn_w`: now, under the caps `in_force_w` (NaN: none). One that stands at a lower cap would draw
         what its activity asks for.
         """
-        held = (drawn_w >= (1.0 - AT_CAP_PU) * in_force_w) & (cap_w > in_force_w)
+        held = (drawn_w >= (1.0 - AT_CAP_PU) * in_force_w) & (cap_w > (1.0 + READ_PU) * in_force_w)
         free_w = (self.static_w + self.dynamic_w)[at]
         demand_w = np.where(held, np.fmax(drawn_w, free_w), drawn_w)
         power_w = np.fmin(demand_w, cap_w)
