@@ -348,6 +348,9 @@ class TableState:
         fresh_ns = now_ns - round(float(self.freshness.drift_s[signal.row]) * NS)
         if not self.bad_count[signal.row] and t_ns.min(initial=now_ns) >= max(fresh_ns, 1):
             return value.copy()  # all heard in time: nothing has drifted
+        age_s = np.where(t_ns > 0, (now_ns - t_ns) / NS, np.inf)
+        if not self.bad_count[signal.row] and (age_s <= self.limits(signal.row).drift_s).all():
+            return value.copy()  # by their own cadence
         late_s = self.late_s(signal, now_ns)
         drift = np.minimum(late_s, _FOREVER_S) * slew
         low = signal.danger == "low"
