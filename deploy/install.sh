@@ -204,7 +204,7 @@ finish() {
         say "the service still runs as it was; next: systemctl restart racktwin"
     else
         say "next: $prefix/venv/bin/racktwin init --force $ETC  (asks for broker and exporters, listens), then"
-        say "  $prefix/venv/bin/racktwin run --check --config $ETC/racktwin.yaml"
+        say "  $prefix/venv/bin/racktwin daemon check --config $ETC/racktwin.yaml"
         say "  systemctl enable --now racktwin"
     fi
 }

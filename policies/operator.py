@@ -76,7 +76,7 @@ class Operator:
                 continue
             index = in_scope(inside, control.table, proposal.index)
             if len(index):
-                withdraw = f"racktwin withdraw {clean(standing.id, 120)}"
+                withdraw = f"racktwin control withdraw {clean(standing.id, 120)}"
                 rows.append(
                     {
                         "request": clean(standing.id, 120),

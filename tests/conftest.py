@@ -71,7 +71,7 @@ def recording(request: pytest.FixtureRequest) -> Callable[[str], Path]:
         path = traces_folder() / name
         if not path.exists():
             whole = name.split("/", maxsplit=1)[0]
-            remedy = f"`racktwin traces fetch {whole}`"
+            remedy = f"`racktwin trace fetch {whole}`"
             _absent(request, f"recording {whole}", remedy, f"expected {path}")
         return path
 

@@ -44,7 +44,7 @@ PUB_VALUE, PUB_METADATA = "BMS/v1/PUB/Value/", "BMS/v1/PUB/Metadata/"
 SETTLE_NS = 60 * 10**9  # after the first message, in which retained metadata arrives
 NO_METADATA = "the BMS has to publish retained metadata of it under BMS/v1/PUB/Metadata/"
 WRONG_METADATA = "mend the metadata of that point in the BMS"
-UNKNOWN_OBJECT = "name it in the site file as the BMS does, or find it there by `racktwin discover`"
+UNKNOWN_OBJECT = "name it in the site file as the BMS does, or find it there by `racktwin site discover`"
 _NO_SIGNAL = "no signal for it in the catalogue"
 _UNKNOWN = "is not in the site file"
 

@@ -80,12 +80,12 @@ TOPICS = (
 )
 NOT_CONFIGURED = (
     "no policy named replacement runs here: add `policies: {replacement: {}}` to the site file, then "
-    "`racktwin reload`; it begins with authority `advise`, which shows and journals, and does nothing"
+    "`racktwin daemon reload`; it begins with authority `advise`, which shows and journals, and does nothing"
 )
 AUTHORITY_TEXTS = {
     "off": "it is off: it makes no proposals",
-    "advise": "it advises only: this is what it would do; `racktwin authority replacement` changes that",
-    "approve": "it waits for approval of each step: `racktwin approve` lists them",
+    "advise": "it advises only: this is what it would do; `racktwin policy set replacement` changes that",
+    "approve": "it waits for approval of each step: `racktwin policy approvals` lists them",
     "act": "it acts",
 }
 PHASE_TEXTS = {
@@ -109,7 +109,7 @@ OPTION_TEXTS = {
 # Steps that are not commanded yet, by the policy's authority
 NOT_COMMANDED = {
     "advise": "for authority to act: it advises only, and nothing was commanded",
-    "approve": "for approval: racktwin approve",
+    "approve": "for approval: racktwin policy approvals",
 }
 ORDER = (RMA, OUT, TESTING, DRAINING, SAVING, CORDONED, PROBATION, SUSPECT)  # of the rows
 LEAVING = (CORDONED, SAVING, DRAINING)
@@ -289,7 +289,7 @@ class Present:
             return [Sentence(NOT_CONFIGURED, "note")]
         out = [Sentence(AUTHORITY_TEXTS.get(self.status.authority, self.status.authority), "note")]
         if self.status.suspended:
-            text = "the policy failed and is suspended; it makes no new proposals: racktwin alarms says why"
+            text = "the policy failed and is suspended; no new proposals: racktwin alarm list says why"
             out.append(Sentence(text, "warning"))
         if self.request.role != "leader":
             out.append(Sentence("this daemon stands by; the leader decides", "note"))
@@ -473,10 +473,10 @@ def _waits(row: Mapping[str, Value], phase: int, needs_repair: bool, burn_in: bo
         else "for the scheduler to report it drained",
         OUT: "for its test to begin"
         if burn_in and not needs_repair
-        else f"for its repair: racktwin node repaired {node}",
-        TESTING: f"for a test: burn-in, or racktwin node tested {node} --passed",
+        else f"for its repair: racktwin device repaired {node}",
+        TESTING: f"for a test: burn-in, or racktwin device tested {node} --passed",
         PROBATION: "for its probation to end",
-        RMA: f"for an operator: racktwin replacement report {node}, then a new node in its place",
+        RMA: f"for an operator: racktwin device report {node}, then a new node in its place",
     }.get(phase, "")
 
 
@@ -490,7 +490,7 @@ def _of_node(present: Present, node: int) -> Explanation:
         sentences.append(Sentence(f"reason: {row['reason']}"))
     if not row["weighed"]:
         sentences.append(
-            Sentence("no option is weighed, as it is no suspect; racktwin health has its health")
+            Sentence("no option is weighed, as it is no suspect; racktwin device health has its health")
         )
     costs: list[dict[str, Value]] = [
         {

@@ -27,10 +27,10 @@ SLACK_W = 1.0  # a cap within this of the most that a device may have is none
 POLICIES = ("power_cap", "power_guard")
 ADD_IT = (
     "no policy caps power here: add `policies: {power_guard: {}, power_cap: {}}` to the site file, then "
-    "`racktwin reload`; they begin with authority `advise`, which shows and journals, and does nothing"
+    "`racktwin daemon reload`; they begin with authority `advise`, which shows and journals, and does nothing"
 )
 NO_LIMITS = "no budget is stated: give feeders a budget_w, or racks a profile with its most power"
-NO_FORECAST = "nothing is forecast of racks or feeders yet (by the model `load`): see `racktwin forecasts`"
+NO_FORECAST = "no forecast of racks or feeders yet (by the model `load`): see `racktwin forecast list`"
 
 
 class PlaceLoads(NamedTuple):
@@ -328,9 +328,9 @@ def notes_of(state: PowerState, rows: list[dict[str, Any]]) -> list[str]:
         out.append(ADD_IT)
     for p in policies:
         if p["suspended"]:
-            out.append(f"{p['policy']} failed and is suspended: racktwin alarms says why")
+            out.append(f"{p['policy']} failed and is suspended: racktwin alarm list says why")
     if policies and not any(p["authority"] == "act" for p in policies):
-        out.append("nothing is capped: no policy of power may act; `racktwin authority` arms them")
+        out.append("nothing is capped: no policy of power may act; `racktwin policy set` arms them")
     if not state.view.site.sizes["feeder"]:
         out.append("the site file names no feeders: only racks, CDUs and the site are looked at")
     if rows and all(r["limit_w"] is None and r["target_w"] is None for r in rows):

@@ -40,7 +40,7 @@ CLASS_WORDS = {
 LIFTS = {
     "power_cap": "raises wait 30 to 60 s, and for the cuts whose place they take",
     "power_guard": "it gives back step by step once the load has been below 90 % of the budget for a minute",
-    "operator": "a person asked for it: `racktwin requests` lists who, `racktwin withdraw` takes it back",
+    "operator": "a person asked for it: `racktwin control requests` lists who, `... withdraw` takes it back",
 }
 
 

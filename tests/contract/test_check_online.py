@@ -1,4 +1,4 @@
-"""`racktwin run --check --online` against a real broker, exporters and servers that misbehave."""
+"""`racktwin daemon check --online` against a real broker, exporters and servers that misbehave."""
 
 from __future__ import annotations
 

@@ -244,7 +244,7 @@ def test_a_recorder_is_a_viewer_and_never_takes_the_place_of_the_daemon(
 
     def run(*more: str) -> str:
         out = Console(file=io.StringIO())
-        args = ("record", "--config", str(config), "--out", str(tmp_path / "r.jsonl"), "--seconds", "0.5")
+        args = ("record", "--config", str(config), "--out", str(tmp_path / "r.jsonl"), "--for", "0.5s")
         assert record.run_record(top.parse_args([*args, "--json", *more]), out, out) == 0
         return out.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 

@@ -43,10 +43,10 @@ def test_it_needs_no_line_of_the_product(
 ) -> None:
     monkeypatch.syspath_prepend(str(installed))
     # Its settings are checked by its own code
-    assert main(["check", str(site_file(tmp_path, **SETTINGS))]) == 0
-    assert main(["check", str(site_file(tmp_path, limit_c=99.0))]) == 1
+    assert main(["site", "check", str(site_file(tmp_path, **SETTINGS))]) == 0
+    assert main(["site", "check", str(site_file(tmp_path, limit_c=99.0))]) == 1
     assert "$.policies.inlet_guard.settings: limit_c: expected 10 to 50 degC" in capsys.readouterr().err
-    assert main(["check", str(site_file(tmp_path, limit_k=1.0))]) == 1
+    assert main(["site", "check", str(site_file(tmp_path, limit_k=1.0))]) == 1
     assert "there is no 'limit_k'; expected floor_pu, limit_c" in capsys.readouterr().err
     _, site = load_site(site_file(tmp_path, **SETTINGS))
     policy = next(p for p in make_policies(site.file)[0] if p.name == "inlet_guard")
@@ -54,7 +54,7 @@ def test_it_needs_no_line_of_the_product(
         for _ in range(6):
             desk.do(lambda: desk.pod.tick({"rack.inlet_temp_c": [25.0, 29.5], "gpu.power_limit_w": 1200.0}))
         desk.do(lambda: PolicyAccounts(desk.pod.live).observe())
-        assert desk.run("explain", "inlet_guard", role="viewer") == 0
+        assert desk.run("policy", "explain", "inlet_guard", role="viewer") == 0
         text = capsys.readouterr().out
         for expected in ("1 of 2 racks are above 27 degC", "lab/h/r2", "29.5", "75 %", "inlet air above 27"):
             assert expected in text, (expected, text)

@@ -1,4 +1,4 @@
-"""`racktwin record` against a real Mosquitto: what it writes is what was published, and survives a kill."""
+"""`racktwin trace record` against a real Mosquitto: it writes what was published, and survives a kill."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PROGRAM = (
 
 def record(*args: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", PROGRAM, "record", *args],
+        [sys.executable, "-W", "error", "-c", PROGRAM, "trace", "record", *args],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -50,7 +50,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture
 def blocked_cli() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """`blocked_cli("1", "replay", ...)` runs it under that hash seed, without these libraries."""
+    """`blocked_cli("1", "trace", "replay", ...)` runs it under that hash seed, without these libraries."""
 
     def call(seed: str, *args: str | Path) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

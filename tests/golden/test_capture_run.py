@@ -37,14 +37,14 @@ def capture(recording: Callable[[str], Path], site: Path) -> Path:
     """The capture; its site file is discovered once."""
     path = recording("dsx-bms-capture") / "dsx_exemplar.csv"
     if not site.exists():
-        done = cli("discover", path, "-o", site)
+        done = cli("site", "discover", path, "-o", site)
         assert done.returncode == 0, done.stderr
         assert "1 cdu" in done.stdout
     return path
 
 
 def replayed(capsys: pytest.CaptureFixture[str], site: Path, *args: str | Path) -> dict[str, Any]:
-    assert main(["replay", "--site", str(site), "--json", *map(str, args)]) == 0
+    assert main(["trace", "replay", "--site", str(site), "--json", *map(str, args)]) == 0
     said = capsys.readouterr()
     found: dict[str, Any] = json.loads(said.out)
     assert said.out.count("\n") == 1
@@ -53,7 +53,7 @@ def replayed(capsys: pytest.CaptureFixture[str], site: Path, *args: str | Path) 
 
 @pytest.mark.slow
 def test_the_command_gives_one_json_object_and_nothing_else(capture: Path, site: Path) -> None:
-    done = cli("replay", "--site", site, "--trace", capture, "--json")
+    done = cli("trace", "replay", "--site", site, "--trace", capture, "--json")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     result = json.loads(done.stdout)
@@ -99,7 +99,7 @@ def test_recorded_and_replayed_natively(
     capture: Path, site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = replayed(capsys, site, "--trace", capture, "--out", tmp_path / "run")
-    assert main(["replay", "--trace", str(tmp_path / "run"), "--json"]) == 0
+    assert main(["trace", "replay", "--trace", str(tmp_path / "run"), "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
     for key in ("state_checksum", "journal_head", "ticks", "racks", "power_tree", "commands"):
         assert again[key] == first[key]
@@ -197,12 +197,12 @@ def test_without_metadata_nothing_is_decoded(
     capture: Path, site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = bent(capture, tmp_path / "bent.csv", lambda rows: [r for r in rows if "/Metadata/" not in r[1]])
-    assert main(["replay", "--site", str(site), "--trace", str(path), "--json"]) == 1
+    assert main(["trace", "replay", "--site", str(site), "--trace", str(path), "--json"]) == 1
     said = capsys.readouterr()
     counted = json.loads(said.out)["messages"]
     assert counted["decoded"] == counted["bad"] == 0
     assert counted["ignored"] == counted["total"] == 4545
-    assert main(["discover", str(path)]) == 1
+    assert main(["site", "discover", str(path)]) == 1
 
 
 def test_broken_lines_are_counted_and_named(

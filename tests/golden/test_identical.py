@@ -78,7 +78,7 @@ def test_replay_is_identical_under_any_hash_seed(
     run: Run, tmp_path: Path, blocked_cli: Callable[..., object], seed: str
 ) -> None:
     out = tmp_path / "again"
-    done = blocked_cli(seed, "replay", "--trace", run.folder, "--no-compare", "--out", out, "--json")
+    done = blocked_cli(seed, "trace", "replay", "--trace", run.folder, "--no-compare", "--out", out, "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["state_checksum"] == run.engine.checksum()
@@ -89,7 +89,7 @@ def test_replay_is_identical_under_any_hash_seed(
 
 
 def test_replay_compares_every_line(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["replay", "--trace", str(run.folder), "--json"]) == 0
+    assert main(["trace", "replay", "--trace", str(run.folder), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["compared_lines"] == len(list(journal_lines(run.folder / "journal.jsonl")))
     assert result["damage"] == []
@@ -198,7 +198,7 @@ def test_a_tampered_trace_differs_at_tick_and_field(
 ) -> None:
     change, tick, field = CASES[name]
     folder = _rewrite(run, tmp_path / "bent", change(run))
-    assert main(["replay", "--trace", str(folder)]) == 1
+    assert main(["trace", "replay", "--trace", str(folder)]) == 1
     said = capsys.readouterr()
     assert f"tick {tick}, field {field}" in said.err.replace("\n", "")
     assert "Traceback" not in said.err
@@ -209,7 +209,7 @@ def test_frames_of_another_site_are_refused(
 ) -> None:
     """Without the frame that changes the site, those behind it speak of racks that do not exist."""
     folder = _rewrite(run, tmp_path / "bent", _missing)
-    assert main(["replay", "--trace", str(folder), "--no-compare"]) == 1
+    assert main(["trace", "replay", "--trace", str(folder), "--no-compare"]) == 1
     assert "tick 132: 2 of rack" in capsys.readouterr().err
 
 
@@ -221,7 +221,7 @@ def test_a_journal_forged_with_its_chain_differs(
     shutil.copytree(run.folder, folder)
     (folder / "journal.jsonl").write_bytes(b"".join(line + b"\n" for line in _forged(folder)))
     assert main(["journal", "verify", str(folder)]) == 0
-    assert main(["replay", "--trace", str(folder)]) == 1
+    assert main(["trace", "replay", "--trace", str(folder)]) == 1
     said = capsys.readouterr().err
     assert "tick 78, field command.value[0]" in said
     assert "recorded 1199.0" in said
@@ -239,7 +239,7 @@ def _forged(folder: Path) -> Iterator[bytes]:
 
 def test_the_manifest_is_compared(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Another authority is another run; it says so before anything else."""
-    args = ["replay", "--trace", str(run.folder), "--authority", "operator=off"]
+    args = ["trace", "replay", "--trace", str(run.folder), "--authority", "operator=off"]
     assert main(args) == 1
     assert "field manifest.authority.operator" in capsys.readouterr().err
     assert manifest(run.engine).site_hash == run.engine.site.spec_hash
@@ -255,7 +255,7 @@ def test_authority_of_the_recording_is_kept(tmp_path: Path, capsys: pytest.Captu
     engine.intake.authority["operator"] = "advise"
     outcome = replay_arrivals(engine, story.spec, story, 1.0, tmp_path / "run", (story,))  # type: ignore[arg-type]
     assert outcome.commands > 0
-    assert main(["replay", "--trace", str(tmp_path / "run"), "--json"]) == 0
+    assert main(["trace", "replay", "--trace", str(tmp_path / "run"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["state_checksum"] == engine.checksum()
 
 

@@ -54,7 +54,7 @@ def test_a_replay_applies_what_a_worker_fitted_without_any_statistics(
     assert {f.model for f in engine.forecasts.values()} != {"load@unfitted"}
     bases = {f.basis for f in engine.forecasts.values()}
     assert all(bases)
-    done = blocked_cli("7", "replay", "--trace", tmp_path / "run", "--no-compare", "--json")
+    done = blocked_cli("7", "trace", "replay", "--trace", tmp_path / "run", "--no-compare", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["state_checksum"] == engine.checksum()

@@ -17,7 +17,7 @@ DEPLOY = ROOT / "deploy"
 
 def replayed(capsys: pytest.CaptureFixture[str], *args: str | Path) -> dict[str, Any]:
     capsys.readouterr()
-    assert main(["replay", "--json", *map(str, args)]) == 0
+    assert main(["trace", "replay", "--json", *map(str, args)]) == 0
     result: dict[str, Any] = json.loads(capsys.readouterr().out)
     counted = result["messages"]
     assert counted["total"] == counted["decoded"] + counted["ignored"] + counted["bad"] > 0
@@ -46,7 +46,7 @@ def test_servers_by_the_hour(
 
 
 def replayed_natively(capsys: pytest.CaptureFixture[str], run: Path) -> dict[str, Any]:
-    assert main(["replay", "--trace", str(run), "--json"]) == 0
+    assert main(["trace", "replay", "--trace", str(run), "--json"]) == 0
     result: dict[str, Any] = json.loads(capsys.readouterr().out)
     return result
 
@@ -87,8 +87,8 @@ def test_a_dump_of_sensors(
 ) -> None:
     archive = recording("node-ipmi-sdr-harvard") / "2025-05-29.tar.gz"
     site = tmp_path / "site.yaml"
-    assert main(["discover", str(archive), "-o", str(site), "--name", "harvard"]) == 0
-    assert main(["check", str(site)]) == 0
+    assert main(["site", "discover", str(archive), "-o", str(site), "--name", "harvard"]) == 0
+    assert main(["site", "check", str(site)]) == 0
     result = replayed(capsys, "--site", site, "--trace", archive)
     assert result["site"] == "harvard"
     assert result["messages"]["total"] > 290_000
@@ -96,5 +96,5 @@ def test_a_dump_of_sensors(
     assert result["messages"]["bad"] == 0
     assert result["ticks"] > 0
     capsys.readouterr()
-    assert main(["record-info", str(archive), "--json"]) == 0
+    assert main(["trace", "info", str(archive), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["hosts"] == len(result["racks"])

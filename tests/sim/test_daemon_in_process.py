@@ -106,7 +106,7 @@ def hot(daemon: Daemon) -> None:
 def test_act_is_refused_over_the_embedded_broker(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="`simulated: true` for the simulated pod"):
         load_checked(configured(tmp_path, GUARDED))
-    assert main(["run", "--check", "--config", str(tmp_path / "racktwin.yaml")]) == 78
+    assert main(["daemon", "check", "--config", str(tmp_path / "racktwin.yaml")]) == 78
 
     async def asked() -> str | None:
         daemon = Daemon(configured(tmp_path, {}), SdNotify())

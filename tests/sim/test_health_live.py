@@ -43,7 +43,7 @@ def alarms(daemon: RunningDaemon) -> list[dict[str, Any]]:
 
 def read(daemon: RunningDaemon, capsys: pytest.CaptureFixture[str], name: str) -> str:
     """What the command prints, as one line."""
-    assert main(["health", name, "--config", str(daemon.config_path)]) == 0
+    assert main(["device", "health", name, "--config", str(daemon.config_path)]) == 0
     return " ".join(capsys.readouterr().out.split())
 
 

@@ -1,4 +1,4 @@
-"""`racktwin plant` on a real broker with the real daemon: a site that is seen, obeys and lets go."""
+"""`racktwin simulation publish` with a real broker and daemon: a site that is seen, obeys and lets go."""
 
 from __future__ import annotations
 
@@ -54,13 +54,22 @@ def broker(server: Server, tmp_path: Path) -> Iterator[Mosquitto]:
 
 
 class Process:
-    """`racktwin plant` of SITE; its words go to a file."""
+    """`racktwin simulation publish` of SITE; its words go to a file."""
 
     def __init__(self, folder: Path, port: int, *more: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         path, self.log = folder / "site.yaml", folder / "plant.log"
         path.write_text(yaml.safe_dump(SITE), encoding="utf-8")
-        args = ["plant", "--site", str(path), "--broker", f"127.0.0.1:{port}", "--json", *more]
+        args = [
+            "simulation",
+            "publish",
+            "--site",
+            str(path),
+            "--broker",
+            f"127.0.0.1:{port}",
+            "--json",
+            *more,
+        ]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "twin", *args], cwd=ROOT, stdin=subprocess.DEVNULL,

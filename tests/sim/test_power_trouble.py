@@ -343,7 +343,7 @@ def test_a_feed_is_lost_while_the_daemon_is_away() -> None:
 
 
 def test_without_a_daemon_caps_lapse_to_what_is_safe_and_no_further() -> None:
-    """Leases of 30 s end. What is safe of itself is more here than feed B may carry: `racktwin check` refuses
+    """Leases of 30 s end. What is safe of itself is more than feed B may carry: `racktwin site check` refuses
     such a site (`twin.site.safety.lapse_faults`), as its breaker opens in the end."""
     found = Trouble().run(50)
     caps_w, safe_w = found.sim.plant.truth.gpu_cap_w.copy(), found.site.envelopes[CAP].safe

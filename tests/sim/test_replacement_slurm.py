@@ -207,7 +207,7 @@ def test_the_policy_withdraws_a_node_that_failed_and_brings_it_back(
         assert weight not in shown(slurm, "gpu2")
         assert [log.read_text() for log in folder.glob("*.log")] == ["tested gpu1\n"]
         assert drain_of(slurm, "gpu2") == ""
-        assert main(["replacement", "history", "--config", str(daemon.config_path)]) == 0
+        assert main(["device", "history", "--config", str(daemon.config_path)]) == 0
         told = " ".join(capsys.readouterr().out.split())
         for word in ("suspect", "draining", "testing", "probation", "passed"):
             assert word in told, told
@@ -241,7 +241,7 @@ def test_spares_are_kept_for_nobody_until_a_node_is_out(
         assert job_state(slurm, more) == "PENDING", "the spare is for nobody"
 
         def told() -> bool:
-            assert main(["replacement", "plan", "--config", str(daemon.config_path)]) == 0
+            assert main(["device", "plan", "--config", str(daemon.config_path)]) == 0
             return "1 of them reserved by the scheduler" in capsys.readouterr().out
 
         daemon.until(told, 30, "that is told")

@@ -97,7 +97,7 @@ def start(folder: str, mode: str, chosen: str) -> None:
 
     Daemon._after = stop_soon  # type: ignore[method-assign]
     leader.POLL_S = 0.05
-    _call(steps, ["run", "--config", f"{folder}/racktwin.yaml"])
+    _call(steps, ["daemon", "run", "--config", f"{folder}/racktwin.yaml"])
 
 
 def init(folder: str, mode: str, chosen: str) -> None:

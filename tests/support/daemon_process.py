@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class RunningDaemon:
-    """`racktwin run` and its files. `settings` are keys of the configuration that the test changes."""
+    """`racktwin daemon run` and its files. `settings` are keys of the configuration that the test changes."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class RunningDaemon:
         """Start it; wait until its first tick is done."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "twin", "run", "--config", str(self.config_path)],
+                [sys.executable, "-m", "twin", "daemon", "run", "--config", str(self.config_path)],
                 cwd=ROOT,
                 env={k: v for k, v in os.environ.items() if k not in ("NOTIFY_SOCKET", "STATE_DIRECTORY")},
                 stdin=subprocess.DEVNULL,

@@ -36,7 +36,16 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a site and a recorded run of it."""
     folder = tmp_path_factory.mktemp("lab")
     (folder / "site.yaml").write_text(SITE)
-    args = ["simulate", "--site", str(folder / "site.yaml"), "--hours", "0.01", "--out", str(folder / "run")]
+    args = [
+        "simulation",
+        "run",
+        "--site",
+        str(folder / "site.yaml"),
+        "--for",
+        "36s",
+        "--out",
+        str(folder / "run"),
+    ]
     assert main([*args, "--json"]) == 0
     return folder
 
@@ -51,7 +60,7 @@ def lab(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return tmp_path
 
 
-BASE = ["whatif", "--site", "site.yaml", "--scenario", "scenario.yaml"]
+BASE = ["simulation", "whatif", "--site", "site.yaml", "--scenario", "scenario.yaml"]
 FROM = [*BASE, "--from", "run"]
 
 

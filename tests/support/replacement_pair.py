@@ -3,7 +3,7 @@
 with couple(server, tmp_path, slurm) as two:
     two.start(); two.fault(0, "boot-1"); two.drained("gpu1"); two.a.kill()
 
-As a process, `python -m tests.support.replacement_pair run ...` is `racktwin run` with shorter waits: how
+As a process, `python -m tests.support.replacement_pair run ...` is `racktwin daemon run`, waiting less: how
 long a new leader changes nothing, and what must be over by then, are kept in proportion.
 """
 
@@ -59,7 +59,7 @@ class Change(NamedTuple):
 
 
 class Hurried(RunningDaemon):
-    """`racktwin run` with shorter waits; the program by which it asks Slurm is watched."""
+    """`racktwin daemon run` with shorter waits; the program by which it asks Slurm is watched."""
 
     def __init__(
         self, folder: Path, broker: int, name: str, scontrol: Path, asked: Path, **more: Any

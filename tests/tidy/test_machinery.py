@@ -50,7 +50,7 @@ def test_what_is_missing_is_skipped_and_listed_by_name_by_whichever_worker_misse
     answer = run(suite, "-n", "2", "--maxschedchunk", "1")
     assert answer.returncode == 0, answer.stdout
     assert (
-        "recording grid-hourly: 2 tests skipped; remedy: `racktwin traces fetch grid-hourly`" in answer.stdout
+        "recording grid-hourly: 2 tests skipped; remedy: `racktwin trace fetch grid-hourly`" in answer.stdout
     )
     assert "server no-such-broker: 1 test skipped; remedy: `apt-get install its-package`" in answer.stdout
     assert "3 passed, 3 skipped" in answer.stdout

@@ -51,7 +51,7 @@ assert Path(twin.__file__).parent.parent == Path(sys.argv[1]), twin.__file__
 assert (subprocesses.AGENT / "racktwin_agent" / "__init__.py").is_file(), subprocesses.AGENT
 subprocesses.need_agent()
 assert main(["init", "site", "--yes", "--broker", "none", "--no-slurm", "--profile", "gb200-nvl72"]) == 0
-assert main(["run", "--check", "--config", "site/racktwin.yaml"]) == 0
+assert main(["daemon", "check", "--config", "site/racktwin.yaml"]) == 0
 """
 
 

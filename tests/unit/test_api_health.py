@@ -212,9 +212,9 @@ def test_a_rack_and_a_cdu_list_their_parts(pod: Pod, ill: Ailing) -> None:
         ("lab/h/r1/node18", "did you mean lab/h/r1/node0 to lab/h/r1/node17?"),
         ("r1/node99/gpu0", "lab/h/r1/node0 to lab/h/r1/node17"),
         ("cdu2", "did you mean lab/h/cdu1?"),
-        ("xyz", "racktwin health lists what there is"),
+        ("xyz", "racktwin device health lists what there is"),
         ("r1/node3#psu3", ""),
-        ("\x1b[31mevil" + "x" * 5000, "racktwin health lists what there is"),
+        ("\x1b[31mevil" + "x" * 5000, "racktwin device health lists what there is"),
     ],
 )
 def test_an_unknown_name_is_refused_with_those_alike(pod: Pod, ill: Ailing, name: str, hint: str) -> None:

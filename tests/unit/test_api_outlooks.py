@@ -1,4 +1,4 @@
-"""Outlooks over the interface and by `racktwin outlook`: who may tell one, what is refused, what is shown."""
+"""Outlooks over the interface and by `racktwin forecast`: who may tell one, what is refused and shown."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ COLUMNS = ("--time-column", "when", "--value-column", "temp")
 
 def test_a_file_is_told_to_the_daemon(desk: Desk, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = str(a_file(tmp_path, first="2023-11-14T20:00:00Z"))
-    assert desk.run("outlook", file, "--quantity", "site.outdoor_temp_c", *COLUMNS) == 0
+    assert desk.run("forecast", "send", file, "--quantity", "site.outdoor_temp_c", *COLUMNS) == 0
     said = capsys.readouterr().out
     assert "done" in said
     assert "values 2" in said  # the two hours before are over
@@ -120,13 +120,16 @@ def test_a_file_is_told_to_the_daemon(desk: Desk, tmp_path: Path, capsys: pytest
     assert held.values.tolist() == [22.0, 23.0]
     assert held.start_ns == START_NS // HOUR_NS * HOUR_NS
     assert held.author == "operator-1"
-    assert desk.run("outlook") == 0
+    assert desk.run("forecast", "outlooks") == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "site.outdoor_temp_c - now 22, 22 to 23 degC from 11-14 22:00:00 to 11-15 00:00:00" in said
     assert "by operator-1" in said
-    assert desk.run("outlook", "--quantity", "rack.power_w") == 0
+    assert desk.run("forecast", "outlooks", "--quantity", "rack.power_w") == 0
     assert "no outlooks are held" in capsys.readouterr().out
-    assert desk.run("outlook", file, "--quantity", "rack.power_w", "--name", "r1", *COLUMNS, "--json") == 0
+    assert (
+        desk.run("forecast", "send", file, "--quantity", "rack.power_w", "--name", "r1", *COLUMNS, "--json")
+        == 0
+    )
     assert json.loads(capsys.readouterr().out)["quantity"] == "rack.power_w"
 
 
@@ -142,7 +145,7 @@ def test_a_file_is_told_to_the_daemon(desk: Desk, tmp_path: Path, capsys: pytest
 def test_a_file_that_is_refused(
     desk: Desk, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], why: str
 ) -> None:
-    assert desk.run("outlook", str(a_file(tmp_path)), *words) == 1
+    assert desk.run("forecast", "send", str(a_file(tmp_path)), *words) == 1
     said = " ".join(capsys.readouterr().err.split())
     assert why in said
     assert "Traceback" not in said
@@ -151,9 +154,9 @@ def test_a_file_that_is_refused(
 
 def test_a_viewer_may_look_only(desk: Desk, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--quantity", "site.outdoor_temp_c", *COLUMNS)
-    assert desk.run("outlook", str(a_file(tmp_path)), *words, role="viewer") == 1
-    assert desk.run("outlook", role="viewer") == 0
-    assert desk.run("outlook", str(tmp_path / "none.csv"), *words) == 1
+    assert desk.run("forecast", "send", str(a_file(tmp_path)), *words, role="viewer") == 1
+    assert desk.run("forecast", "send", role="viewer") == 0
+    assert desk.run("forecast", "send", str(tmp_path / "none.csv"), *words) == 1
     assert "none.csv" in capsys.readouterr().err
 
 
@@ -161,13 +164,13 @@ def test_a_file_of_the_past_is_not_told(
     desk: Desk, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = str(a_file(tmp_path, first="2023-10-14T20:00:00Z"))
-    assert desk.run("outlook", file, "--quantity", "site.outdoor_temp_c", *COLUMNS) == 1
+    assert desk.run("forecast", "send", file, "--quantity", "site.outdoor_temp_c", *COLUMNS) == 1
     said = " ".join(capsys.readouterr().err.split())
     assert "weather.csv: the last value was over at 2023-10-15 00:00:00+00:00" in said
 
 
 def test_a_quantity_is_needed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["outlook", str(a_file(tmp_path)), "--url", "http://127.0.0.1:1"]) == 2
+    assert main(["forecast", "send", str(a_file(tmp_path)), "--url", "http://127.0.0.1:1"]) == 2
     assert "--quantity is missing" in capsys.readouterr().err
 
 

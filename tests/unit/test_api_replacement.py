@@ -147,7 +147,7 @@ def test_the_plan_tells_what_was_weighed_and_what_is_awaited(tmp_path: Path) -> 
         )
         by = {r["phase"]: r for r in tree["nodes"]}
         out = by["out"]
-        assert out["waits"] == "for its repair: racktwin node repaired lab/h/r1/node3"
+        assert out["waits"] == "for its repair: racktwin device repaired lab/h/r1/node3"
         assert out["spare"] == pod.twin.site.name("node", 20)
         assert out["costs_gpu_h"] == {
             "watch": 410.0, "cordon": 212.0, "at_next": 88.0, "save_now": 41.5, "at_once": 120.0}  # fmt: skip
@@ -157,7 +157,7 @@ def test_the_plan_tells_what_was_weighed_and_what_is_awaited(tmp_path: Path) -> 
             "hardware", "save_now", 1, "drained")  # fmt: skip
         assert out["reason"].startswith("row remaps fail")
         assert by["draining"]["waits"] == "for the scheduler to take big off it"
-        assert "racktwin replacement report lab/h/r1/node5" in by["rma"]["waits"]
+        assert "racktwin device report lab/h/r1/node5" in by["rma"]["waits"]
         assert by["suspect"]["read_back"] == "in_service"
         status, tree = await pod.ask("GET", "/api/v1/replacement?phase=out,rma&limit=1")
         assert (tree["total"], len(tree["nodes"]), tree["next_offset"]) == (2, 1, 1)
@@ -201,7 +201,7 @@ def test_what_is_only_advised_does_not_read_as_done(tmp_path: Path) -> None:
     async def check(pod: Pod) -> None:
         outed(policy, 3, pod.twin.now_ns, DRAINING)
         policy.set("withdrawn_ns", {3: 0})
-        for authority, waits in (("advise", "nothing was commanded"), ("approve", "racktwin approve"),
+        for authority, waits in (("advise", "nothing was commanded"), ("approve", "policy approvals"),
                                  ("act", "for the scheduler to")):  # fmt: skip
             pod.twin.engine.intake.authority["replacement"] = authority
             pod.tick(None)

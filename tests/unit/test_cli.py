@@ -48,7 +48,7 @@ def recorded_lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
     site, capture, run = (str(folder / name) for name in ("site.yaml", "capture.jsonl", "run"))
     Path(site).write_text(SITE)
     Path(capture).write_bytes(jsonl(70))
-    assert main(["replay", "--site", site, "--trace", capture, "--out", run, "--json"]) == 0
+    assert main(["trace", "replay", "--site", site, "--trace", capture, "--out", run, "--json"]) == 0
     return folder
 
 
@@ -65,7 +65,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> Any:
 
 
 def test_replay_json(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    args = ["replay", "--site", "site.yaml", "--trace", "capture.jsonl", "--json"]
+    args = [*REPLAY, "--json"]
     assert main(args) == 0
     result = said(capsys)
     assert result["messages"] == {
@@ -73,30 +73,30 @@ def test_replay_json(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     }  # fmt: skip
     assert result["ticks"] == 69
     assert set(result["racks"]) == {"r1"}
-    assert main(["replay", "--trace", "run", "--json"]) == 0
+    assert main(["trace", "replay", "--trace", "run", "--json"]) == 0
     again = said(capsys)
     assert again["state_checksum"] == result["state_checksum"]
     assert again["compared_lines"] == len(list(journal_lines(lab / "run" / "journal.jsonl")))
 
 
 def test_replay_for_people(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    args = ["replay", "--site", "site.yaml", "--trace", "capture.jsonl", "--report", "report"]
+    args = [*REPLAY, "--report", "report"]
     assert main(args) == 0
     assert "report.html" in capsys.readouterr().out
     assert (lab / "report" / "report.html").stat().st_size > 1000
-    assert main(["replay", "--trace", "run"]) == 0
+    assert main(["trace", "replay", "--trace", "run"]) == 0
     assert "equal to its journal" in capsys.readouterr().out
 
 
 def test_speed_is_kept(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (lab / "short.jsonl").write_bytes(jsonl(4))
-    args = ["replay", "--site", "site.yaml", "--trace", "short.jsonl", "--speed", "20", "--json"]
+    args = ["trace", "replay", "--site", "site.yaml", "--trace", "short.jsonl", "--speed", "20", "--json"]
     assert main(args) == 0
     assert said(capsys)["wall_s"] >= 0.09
 
 
 def test_authority_from_the_command_line(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    args = ["replay", "--site", "site.yaml", "--trace", "capture.jsonl", "--json", "--out", "other"]
+    args = [*REPLAY, "--json", "--out", "other"]
     assert main([*args, "--authority", "thermal_guard=off", "--authority", "operator=act"]) == 0
     first = json.loads(next(journal_lines(lab / "other" / "journal.jsonl")))
     assert first["body"]["authority"]["thermal_guard"] == "off"
@@ -105,24 +105,24 @@ def test_authority_from_the_command_line(lab: Path, capsys: pytest.CaptureFixtur
 
 def test_check(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (lab / "bad.yaml").write_text("site: lab\nhals: []\nmax_jobs: many\n")
-    assert main(["check", "site.yaml", "bad.yaml", "--json"]) == 1
+    assert main(["site", "check", "site.yaml", "bad.yaml", "--json"]) == 1
     result = said(capsys)
     assert result["site.yaml"]["ok"]
     assert result["site.yaml"]["sizes"]["gpu"] == 2
     faults = "\n".join(result["bad.yaml"]["faults"])
     assert "bad.yaml: $.hals" in faults
     assert "$.max_jobs" in faults
-    assert main(["check", "site.yaml"]) == 0
+    assert main(["site", "check", "site.yaml"]) == 0
 
 
 def test_record_info(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["record-info", "run", "--json"]) == 0
+    assert main(["trace", "info", "run", "--json"]) == 0
     info = said(capsys)
     assert info["form"] == "native"
     assert info["ticks"] == 69
     assert info["journal_lines"] > 0
     assert info["damage"] == []
-    assert main(["record-info", "capture.jsonl", "--json"]) == 0
+    assert main(["trace", "info", "capture.jsonl", "--json"]) == 0
     assert said(capsys)["messages"] == 70
 
 
@@ -180,11 +180,11 @@ def test_a_damaged_trace(
 ) -> None:
     """Reported with its position, and what lies before it is replayed and compared."""
     _change(lab / "run" / "trace-000000.rt", change)
-    assert main(["record-info", "run", "--json"]) == 1
+    assert main(["trace", "info", "run", "--json"]) == 1
     info = said(capsys)
     assert 0 < info["ticks"] < 69
     assert info["damage"][0].startswith("trace-000000.rt at byte ")
-    assert main(["replay", "--trace", "run", "--json"]) == 1
+    assert main(["trace", "replay", "--trace", "run", "--json"]) == 1
     told = capsys.readouterr()
     result = json.loads(told.out)
     assert result["ticks"] == info["ticks"]
@@ -204,12 +204,12 @@ def test_a_damaged_journal(
     found = said(capsys)
     assert (found["ok"], found["cut"]) == (False, False)
     assert (found["line"], found["byte"]) == (verdict.line_no, verdict.position)
-    assert main(["replay", "--trace", "run", "--json"]) == 1
+    assert main(["trace", "replay", "--trace", "run", "--json"]) == 1
     told = capsys.readouterr()
     # Where the chain breaks, the line before the break may be the bent one.
     assert json.loads(told.out)["compared_lines"] in (verdict.lines, verdict.lines - 1)
     assert f"line {verdict.line_no}, byte {verdict.position}" in told.err
-    assert main(["record-info", "run"]) == 1
+    assert main(["trace", "info", "run"]) == 1
     assert f"byte {verdict.position}" in capsys.readouterr().err
     # Cut there: the rest is kept, and what remains holds.
     whole = journal.read_bytes()
@@ -232,21 +232,21 @@ def test_show_prints_what_lies_before_the_damage(lab: Path, capsys: pytest.Captu
 
 
 def test_a_replay_says_how_much_it_compared(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["replay", "--trace", "run"]) == 0
+    assert main(["trace", "replay", "--trace", "run"]) == 0
     assert "equal to its journal: " in capsys.readouterr().out
     journal = lab / "run" / "journal.jsonl"
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join([*lines[:2], b"{}\n", *lines[3:]]))
-    assert main(["replay", "--trace", "run"]) == 1
+    assert main(["trace", "replay", "--trace", "run"]) == 1
     assert f"equal to its journal: 2 of {len(lines)} lines" in capsys.readouterr().out
     journal.unlink()
-    assert main(["replay", "--trace", "run"]) == 0
+    assert main(["trace", "replay", "--trace", "run"]) == 0
     assert "not compared: no journal here" in capsys.readouterr().out
 
 
 def test_one_segment_of_a_run(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A segment ends before the journal does, which is no difference."""
-    assert main(["replay", "--trace", "run/trace-000000.rt", "--json"]) == 0
+    assert main(["trace", "replay", "--trace", "run/trace-000000.rt", "--json"]) == 0
     assert said(capsys)["ticks"] == 69
 
 
@@ -263,12 +263,12 @@ FILES: dict[str, bytes] = {
 }  # fmt: skip
 PATHS = [*FILES, "folder", "nowhere", "link", "/dev/null", ".."]
 CALLS: list[tuple[str, ...]] = [
-    ("check", "?"), ("record-info", "--json", "?"), ("discover", "?"),
-    ("discover", "?", "-o", "made/site.yaml"), ("journal", "show", "?"), ("journal", "verify", "?"),
-    ("replay", "--trace", "?"), ("replay", "--site", "?", "--trace", "capture.jsonl"),
-    ("replay", "--site", "site.yaml", "--trace", "?"),
-    ("replay", "--site", "site.yaml", "--trace", "text", "--map", "?"),
-    ("replay", "--site", "site.yaml", "--trace", "capture.jsonl", "?"),
+    ("site", "check", "?"), ("trace", "info", "--json", "?"), ("site", "discover", "?"),
+    ("site", "discover", "?", "-o", "made/site.yaml"), ("journal", "show", "?"), ("journal", "verify", "?"),
+    ("trace", "replay", "--trace", "?"), ("trace", "replay", "--site", "?", "--trace", "capture.jsonl"),
+    ("trace", "replay", "--site", "site.yaml", "--trace", "?"),
+    ("trace", "replay", "--site", "site.yaml", "--trace", "text", "--map", "?"),
+    ("trace", "replay", "--site", "site.yaml", "--trace", "capture.jsonl", "?"),
 ]  # fmt: skip
 
 
@@ -309,43 +309,46 @@ def test_any_file_in_any_place_is_met_with_a_clear_line(
             assert any(word in err for word in (path, Path(path).name, "--site", "nested")), (path, err)
 
 
+REPLAY = ["trace", "replay", "--site", "site.yaml", "--trace", "capture.jsonl"]
+
+
 @pytest.mark.parametrize(
     "call, code, what",
     [
-        (["replay", "--trace", "capture.jsonl"], 1, "--site: missing"),
-        (["replay", "--site", "site.yaml", "--trace", "nowhere"], 1, "nowhere: no such file"),
-        (["replay", "--site", "site.yaml", "--trace", "text"], 1, "needs --map"),
-        (["replay", "--site", "site.yaml", "--trace", "empty.jsonl"], 1, "holds nothing to replay"),
-        (["replay", "--site", "site.yaml", "--trace", "capture.jsonl", "noise.rt"], 1, "forms differ"),
-        (["replay", "--trace", "noise.rt", "noise.rt"], 1, "one recorded run at a time"),
-        (["replay", "--site", "site.yaml", "--trace", "capture.jsonl", "--speed", "0"], 1, "--speed 0"),
-        (["replay", "--site", "site.yaml", "--trace", "capture.jsonl", "--speed", "nan"], 1, "--speed nan"),
-        (["replay", "--site", "site.yaml", "--trace", "capture.jsonl", "--tick", "0"], 1, "--tick 0"),
-        (["replay", "--site", "site.yaml", "--trace", "capture.jsonl", "--tick", "x"], 2, "invalid float"),
-        (["replay", "--site", "site.yaml", "--trace", "capture.jsonl", "--out", "folder/.."], 1, "no empty"),
+        (["trace", "replay", "--trace", "capture.jsonl"], 1, "--site: missing"),
+        (["trace", "replay", "--site", "site.yaml", "--trace", "nowhere"], 1, "nowhere: no such file"),
+        (["trace", "replay", "--site", "site.yaml", "--trace", "text"], 1, "needs --map"),
+        (["trace", "replay", "--site", "site.yaml", "--trace", "empty.jsonl"], 1, "holds nothing to replay"),
+        ([*REPLAY, "noise.rt"], 1, "forms differ"),
+        (["trace", "replay", "--trace", "noise.rt", "noise.rt"], 1, "one recorded run at a time"),
+        ([*REPLAY, "--speed", "0"], 1, "--speed 0"),
+        ([*REPLAY, "--speed", "nan"], 1, "--speed nan"),
+        ([*REPLAY, "--tick", "0"], 2, "--tick: '0': expected a duration"),
+        ([*REPLAY, "--tick", "x"], 2, "such as 90s, 15min, 2h"),
+        ([*REPLAY, "--out", "folder/.."], 1, "exists"),
         (
-            ["replay", "--site", "site.yaml", "--trace", "capture.jsonl", "--out", "text"],
+            [*REPLAY, "--out", "text"],
             1,
-            "no empty folder",
+            "exists; expected a new file",
         ),
-        (["replay", "--site", "site.yaml", "--trace", "capture.jsonl", "--report", "text"], 1, "a file"),
+        ([*REPLAY, "--report", "text"], 1, "a file"),
         (
-            ["replay", "--site", "site.yaml", "--trace", "capture.jsonl", "--authority", "x"],
+            [*REPLAY, "--authority", "x"],
             1,
             "POLICY=off|advise",
         ),
         (
-            ["replay", "--site", "site.yaml", "--trace", "capture.jsonl", "--authority", "x=act"],
+            [*REPLAY, "--authority", "x=act"],
             1,
             "operator",
         ),
-        (["replay", "--bogus"], 2, "required"),
-        (["journal"], 2, "required"),
-        (["journal", "show", "journal.jsonl", "--limit", "x"], 2, "invalid int"),
-        (["bogus"], 2, "invalid choice"),
-        (["discover", "text"], 1, "no capture; expected"),
-        (["discover", "noise.jsonl"], 1, "no retained metadata"),
-        (["discover", "capture.jsonl"], 1, "BMS/v1/PUB/Metadata"),
+        (["trace", "replay", "--bogus"], 2, "is no option of it"),
+        (["journal"], 2, "a verb is missing: expected show, verify, schema"),
+        (["journal", "show", "journal.jsonl", "--limit", "x"], 2, "expected a whole number"),
+        (["bogus"], 2, "is no command"),
+        (["site", "discover", "text"], 1, "no capture; expected"),
+        (["site", "discover", "noise.jsonl"], 1, "no retained metadata"),
+        (["site", "discover", "capture.jsonl"], 1, "BMS/v1/PUB/Metadata"),
         (["journal", "verify", "empty.jsonl"], 1, "is empty; expected"),
         (["demo", "--out", "text"], 1, "text"),
     ],
@@ -381,7 +384,12 @@ def test_any_bytes_in_a_run_are_met(
         at = data.draw(st.integers(0, len(content)))
         content[at : at + data.draw(st.integers(0, 50))] = data.draw(st.binary(max_size=50))
         (run / name).write_bytes(bytes(content))
-    for call in (["record-info"], ["replay", "--trace"], ["journal", "show"], ["journal", "verify"]):
+    for call in (
+        ["trace", "info"],
+        ["trace", "replay", "--trace"],
+        ["journal", "show"],
+        ["journal", "verify"],
+    ):
         code, _ = refused([*call, str(run)], capsys)
         assert code in (0, 1)
 
@@ -417,7 +425,7 @@ def test_the_live_demo(tmp_path: Path) -> None:
     """
     for terminal in (False, True):
         folder = tmp_path / f"demo{terminal}"
-        call = [sys.executable, "-m", "twin", "demo", "--seconds", "8", "--out", str(folder)]
+        call = [sys.executable, "-m", "twin", "demo", "--for", "8s", "--out", str(folder)]
         done = subprocess.run(
             ["script", "-qec", shlex.join(call), "/dev/null"] if terminal else call,
             cwd=ROOT,
@@ -440,7 +448,7 @@ def test_demo_of_recordings_without_one_and_then_with_it(
 ) -> None:
     done = _demo(tmp_path / "demo", tmp_path / "none")
     assert done.returncode == 0, done.stderr
-    assert "racktwin traces fetch" in done.stdout
+    assert "racktwin trace fetch" in done.stdout
     assert "byte-identical" in done.stdout
     assert "imulated" in (tmp_path / "demo/simulated/report.html").read_text()
     assert not (tmp_path / "demo/real").exists()

@@ -13,9 +13,9 @@ from models.failure import FaultLog
 from policies.checkpointing import ettr, ettr_ahead, ettr_weibull
 from tests.evaluation.__main__ import main as evaluate
 from tests.support.fault_logs import fleet
-from twin.backtest import SaveCosts, parse_time
+from twin.backtest import SaveCosts
 from twin.backtest.checkpoint_page import DRAWING, PAGE, IntervalAxis
-from twin.catalogue import ConfigError
+from twin.catalogue import ConfigError, seconds_of
 from twin.cli.backtest import checkpoint as command
 from twin.cli.main import main as racktwin
 
@@ -46,11 +46,11 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 @pytest.mark.parametrize("row", TABLE)
 def test_the_table_of_reference_values(row: tuple[Any, ...], capsys: pytest.CaptureFixture[str]) -> None:
     mttf, save, restart, daly_min, best, *fixed = row
-    tree = told(capsys, "--mttf", mttf, "--save", save, "--restart", restart)
+    tree = told(capsys, "--mttf", mttf, "--save", f"{save}s", "--restart", f"{restart}s")
     assert tree["ettr"] == pytest.approx(best, abs=0.001)
     assert tree["daly_s"] / 60.0 == pytest.approx(daly_min, rel=0.01)
     assert tree["interval_s"] == pytest.approx(tree["daly_s"], rel=0.01)
-    assert tree["young_s"] == pytest.approx(np.sqrt(2 * parse_time(save) * parse_time(mttf)))
+    assert tree["young_s"] == pytest.approx(np.sqrt(2 * float(save) * (seconds_of(mttf) or 0)))
     for minutes, expected in zip((30, 60, 120), fixed, strict=True):
         one = tree["alternatives"][f"fixed_{minutes}_min"]
         assert one["interval_s"] == 60.0 * minutes
@@ -85,7 +85,7 @@ def test_each_kind_of_terms_has_its_own_sum(capsys: pytest.CaptureFixture[str]) 
     late = told(capsys, *base, "--recall", "0.7", "--precision", "0.85", "--lead", "30s")
     assert late["without_prediction"]["gain_pp"] == pytest.approx(0.0, abs=1e-6)
     assert "too late" in late["notes"][0]
-    flush = told(capsys, "--mttf", "1.8h", "--save", "5", "--restart", "600", "--flush", "20m")
+    flush = told(capsys, "--mttf", "1.8h", "--save", "5s", "--restart", "600s", "--flush", "20m")
     assert flush["interval_s"] == 1200.0
     assert flush["ettr"] == pytest.approx(float(ettr(1200.0, 5.0, 600.0, 6480.0, 1200.0)))
     assert "shorter than a flush" in flush["notes"][0]
@@ -96,30 +96,16 @@ def test_each_kind_of_terms_has_its_own_sum(capsys: pytest.CaptureFixture[str]) 
     assert "in memory: save 2 s, restart 30 s, MTTF of processes 5 h" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("60", 60.0), ("60s", 60.0), ("10m", 600.0), ("1.8h", 6480.0), ("2d", 172_800.0), ("10 min", 600.0),
-     ("500ms", 0.5), (" 1H ", 3600.0), ("1e3", 1000.0), (".5h", 1800.0)],
-)  # fmt: skip
-def test_times_that_people_write(text: str, seconds: float) -> None:
-    assert parse_time(text) == pytest.approx(seconds)
-
-
-@pytest.mark.parametrize("text", ["", "h", "-1", "nan", "inf", "1x", "1:30", "1h30m", "1e999", "٣", "1,8h"])
-def test_what_is_no_time(text: str) -> None:
-    assert not 0.0 <= parse_time(text) <= 1e10
-
-
 def test_all_that_is_wrong_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--mttf", "0", "--save", "inf", "--recall", "2", "--lead", "x", "--weibull", "9"]
     assert main(*words) == 1
     said = capsys.readouterr().err
-    for expected in ("--mttf 0: expected a time", "--save inf: expected a time", "--restart is missing",
+    for expected in ("--mttf 0: expected", "--save inf: expected a duration", "--restart is missing",
                      "belong together", "--recall 2: expected", "--lead x", "--weibull 9"):  # fmt: skip
         assert expected in said
     assert said.count("error") == 7
     base = ["--mttf", "2h", *JOB]
-    assert main(*base, "--local-save", "2") == 1
+    assert main(*base, "--local-save", "2s") == 1
     assert "all of --local-save" in capsys.readouterr().err
     assert main(*base, "--weibull", "0.5", "--recall", "0.5", "--precision", "1") == 1
     assert "one of them at a time" in capsys.readouterr().err
@@ -132,8 +118,7 @@ def test_options_of_one_kind_are_refused_in_another(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for words in (["--mttf", "2h", *JOB, "--nodes", "4"], ["--mttf", "2h", *JOB, "--mend"]):
-        with pytest.raises(SystemExit, match="2"):
-            main(*words)
+        assert main(*words) == 2
         assert "expected" in capsys.readouterr().err
     events = _csv(tmp_path)
     base = ["--events", str(events), *JOB]
@@ -243,7 +228,7 @@ def test_a_suite_says_that_it_is_simulated(
     for part in ("wrong_save", "weibull", "prediction"):
         assert tree[part]["simulated"]
     assert tree["fleets"]["small"]["simulated"]
-    assert evaluate(["checkpoint", "--save", "20", "--restart", "5m"]) == 0
+    assert evaluate(["checkpoint", "--save", "20s", "--restart", "5m"]) == 0
     seen = capsys.readouterr().out
     assert seen.count("simulated") >= 4
     assert "timed" in seen

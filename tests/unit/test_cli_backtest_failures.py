@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 
 from tests.support.fault_logs import fleet
 from twin.catalogue import ConfigError
-from twin.cli.backtest.failures import add_failures, horizons_of, shock_words, top_of
+from twin.cli.backtest.failures import horizons_of, shock_words, top_of
 from twin.cli.main import main as racktwin
 
 KEYS = ["precision_at_k", "recall_at_k", "lift_at_k", "roc_auc", "pr_auc", "brier", "brier_base_rate", "ece",
@@ -89,10 +88,3 @@ def test_horizons_and_tops() -> None:
     for text in ("0", "41", "x", "1.5", ""):
         with pytest.raises(ConfigError, match="top"):
             top_of(text, 40)
-
-
-def test_it_hangs_into_a_parser() -> None:
-    parser = argparse.ArgumentParser()
-    add_failures(parser.add_subparsers(dest="what"))
-    args = parser.parse_args(["failures", "--events", "x", "--nodes", "4", "--from", "9"])
-    assert (args.what, args.nodes, args.start, args.json) == ("failures", 4, 9.0, False)

@@ -1,4 +1,4 @@
-"""`racktwin explain` on a terminal: the list, an explanation with its table, one entity, wrong options."""
+"""`racktwin policy explain` on a terminal: the list, an explanation, one entity, wrong options."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from tests.support.in_process_daemon import serving_aside
-from twin.cli.explain import show_explanation
+from twin.cli.operate import show_explanation
 from twin.contracts import DataCurve, DataTable, Explanation, FigureMetric, KeyFigure, Sentence, TableColumn
 
 
@@ -22,7 +22,7 @@ def test_policies_topics_and_explanations(
         desk.do(lambda: desk.pod.tick({"gpu.temp_c": 88.0}))
 
         def said(*words: str) -> str:
-            assert desk.run("explain", *words, role="viewer") == 0
+            assert desk.run("policy", "explain", *words, role="viewer") == 0
             return capsys.readouterr().out
 
         assert "thermal_guard" in said()
@@ -33,9 +33,9 @@ def test_policies_topics_and_explanations(
         assert " 72 " in said("thermal_guard", "r1")
         tree: Any = msgspec.json.decode(said("thermal_guard", "--json"))
         assert {"strains", "proposals"} <= {t["name"] for t in tree["tables"]}
-        assert desk.run("explain", "thermal_guard", "nowhere", role="viewer") == 1
+        assert desk.run("policy", "explain", "thermal_guard", "nowhere", role="viewer") == 1
         assert "no entity or job nowhere" in capsys.readouterr().err
-        assert desk.run("explain", "thermal_guard", "--set", "x", role="viewer") == 1
+        assert desk.run("policy", "explain", "thermal_guard", "--set", "x", role="viewer") == 1
         assert "expected NAME=VALUE" in capsys.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""`racktwin health`: what a person on duty reads, at several widths, without colour in a pipe."""
+"""`racktwin device health`: what a person on duty reads, at several widths, without colour in a pipe."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Ward(Desk):
         self.pod.twin.engine.health.looked_ns = self.now_ns - 4 * NS
 
     def run(self, *words: str, role: str = "viewer") -> int:
-        return super().run("health", *words, role=role)
+        return super().run("device", "health", *words, role=role)
 
     def forecasts(self) -> None:
         chances = np.full(36, 0.004)

@@ -17,7 +17,6 @@ from tests.support.in_process_daemon import Desk, serving_aside
 from twin.api import connect
 from twin.api.tokens import read_tokens
 from twin.catalogue import ConfigError, clean
-from twin.cli.live import duration
 from twin.cli.main import main
 
 CAP = "gpu.power_cap_w"
@@ -51,8 +50,8 @@ def test_status_says_first_what_matters(desk: Desk, capsys: pytest.CaptureFixtur
 def test_status_shows_what_people_set_and_may_have_forgotten(
     desk: Desk, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert desk.run("request", CAP, "r1", "--hi", "900", "--reason", "noise") == 0
-    assert desk.run("maintenance", "rack", "r2", "--for", "2h", "--reason", "pump") == 0
+    assert desk.run("control", "request", CAP, "r1", "--hi", "900", "--reason", "noise") == 0
+    assert desk.run("device", "maintain", "rack", "r2", "--for", "2h", "--reason", "pump") == 0
     capsys.readouterr()
     assert desk.run("status") == 0
     said = " ".join(capsys.readouterr().out.split())
@@ -63,43 +62,46 @@ def test_status_shows_what_people_set_and_may_have_forgotten(
 
 def test_a_round_of_requests_and_approvals(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
     desk.do(lambda: desk.pod.tick({"gpu.temp_c": 95.0}))
-    assert desk.run("request", CAP, "r1", "--hi", "900", "--for", "2h", "--reason", "noise", "--json") == 0
+    assert (
+        desk.run("control", "request", CAP, "r1", "--hi", "900", "--for", "2h", "--reason", "noise", "--json")
+        == 0
+    )
     identity = json.loads(capsys.readouterr().out)["id"]
-    assert desk.run("request") == 0
+    assert desk.run("control", "requests") == 0
     said = capsys.readouterr().out
     names = ", ".join(f"lab/h/r1/node0/gpu{i}" for i in range(3))
     assert f"{CAP} at most 900 for {names} and 69 more until" in said
     assert "by operator-1: noise" in said
-    assert desk.run("withdraw", identity) == 0
+    assert desk.run("control", "withdraw", identity) == 0
     assert desk.pod.twin.engine.intake.requests == {}
     capsys.readouterr()
-    assert desk.run("approve") == 0
+    assert desk.run("policy", "approvals") == 0
     assert "gpu.temp_c is beyond its guard" in capsys.readouterr().out
-    assert desk.run("approve", "thermal_guard", CAP, "--for", "1h", "--json") == 0
+    assert desk.run("policy", "approve", "thermal_guard", CAP, "--for", "1h", "--json") == 0
     identity = json.loads(capsys.readouterr().out)["id"]
-    assert desk.run("approve") == 0
+    assert desk.run("policy", "approvals") == 0
     assert "thermal_guard may act on gpu.power_cap_w of all until" in capsys.readouterr().out
-    assert desk.run("decisions", "--kind", "command") == 0
+    assert desk.run("control", "decisions", "--kind", "command") == 0
     assert "thermal_guard commands gpu.power_cap_w" in capsys.readouterr().out
-    assert desk.run("withdraw", identity, "--approval") == 0
+    assert desk.run("control", "withdraw", identity, "--approval") == 0
     assert desk.pod.twin.engine.intake.approvals == {}
 
 
 def test_hold_resume_release_and_their_roles(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
     arbiter = desk.pod.twin.engine.arbiter
-    assert desk.run("hold", "--reason", "x", role="viewer") == 1
+    assert desk.run("control", "hold", "--reason", "x", role="viewer") == 1
     assert "needs the role operator; the token viewer-1 has the role viewer" in capsys.readouterr().err
-    assert desk.run("hold", "--reason", "x") == 0
+    assert desk.run("control", "hold", "--reason", "x") == 0
     assert arbiter.mode == "held"
-    assert desk.run("resume") == 0
-    assert desk.run("release", "--reason", "x") == 1
+    assert desk.run("control", "resume") == 0
+    assert desk.run("control", "release", "--reason", "x") == 1
     assert arbiter.mode == "normal"
-    assert desk.run("release", "--reason", "x", role="admin") == 0
+    assert desk.run("control", "release", "--reason", "x", role="admin") == 0
     assert arbiter.mode == "released"
 
 
 def test_authority_shows_and_sets(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
-    assert desk.run("authority") == 0
+    assert desk.run("policy", "list") == 0
     assert "thermal_guard" in capsys.readouterr().out
     arm = ("authority", "thermal_guard", "act", "--reason", "x")
     assert desk.run(*arm, role="admin") == 2
@@ -113,44 +115,43 @@ def test_authority_shows_and_sets(desk: Desk, capsys: pytest.CaptureFixture[str]
 def test_maintenance_and_alarms(desk: Desk, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     from twin.daemon.alarms import AlarmBook
 
-    assert desk.run("maintenance", "rack", "r1", "--for", "2h", "--reason", "pump", "--json") == 0
+    assert desk.run("device", "maintain", "rack", "r1", "--for", "2h", "--reason", "pump", "--json") == 0
     identity = json.loads(capsys.readouterr().out)["id"]
-    assert desk.run("maintenance") == 0
+    assert desk.run("device", "windows") == 0
     assert "rack lab/h/r1 until" in capsys.readouterr().out
-    assert desk.run("maintenance", "--end", identity) == 0
+    assert desk.run("device", "close", identity) == 0
     book = AlarmBook(tmp_path / "book")
     book.condition("part/mqtt", "warning", f"The broker is gone {NASTY}")
     book.update([], desk.pod.twin.now_ns)
     desk.pod.live.alarms = book
-    assert desk.run("ack", "part/mqtt", "--note", "on it") == 0
-    assert desk.run("shelve", "part/mqtt", "--for", "10min", "--reason", "known") == 0
+    assert desk.run("alarm", "ack", "part/mqtt", "--note", "on it") == 0
+    assert desk.run("alarm", "shelve", "part/mqtt", "--for", "10min", "--reason", "known") == 0
     capsys.readouterr()
-    assert desk.run("alarms") == 0
+    assert desk.run("alarm", "list") == 0
     said = capsys.readouterr().out
     assert "shelved" in said
     assert "\x1b" not in said
-    assert desk.run("unshelve", "part/mqtt") == 0
-    assert desk.run("ack", "nobody") == 1
+    assert desk.run("alarm", "unshelve", "part/mqtt") == 0
+    assert desk.run("alarm", "ack", "nobody") == 1
     assert "no alarm nobody" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("request", CAP), ("request", CAP, "r1", "--reason", "x"), ("request", CAP, "r1", "--hi", "9"),
-        ("approve", "thermal_guard"), ("authority", "thermal_guard"), ("authority", "thermal_guard", "off"),
-        ("maintenance", "rack"),
-    ],
-)  # fmt: skip
-def test_a_call_that_lacks_something_is_a_wrong_call(
-    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*words, "--url", "http://127.0.0.1:1"]) == 2
-    assert "--help" in capsys.readouterr().err
+def test_a_bound_and_the_words_for_act_are_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+    daemon = ("--url", "http://127.0.0.1:1", "--reason", "x")
+    assert main(["control", "request", CAP, "r1", *daemon]) == 2
+    assert "a bound is missing: expected --lo, --hi or --want; see `racktwin control request --help`" in (
+        capsys.readouterr().err
+    )
+    assert main(["policy", "set", "thermal_guard", "act", *daemon]) == 2
+    assert '--acknowledge "thermal_guard may act on SITE"' in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [("hold",), ("shelve", "x"), ("request", CAP, "r1", "--hi", "nan"),
-                                   ("approve", "a", "b", "--for", "soon")])  # fmt: skip
+@pytest.mark.parametrize("words", [
+    ("control", "hold"), ("alarm", "shelve", "x"), ("control", "request", CAP, "r1", "--hi", "nan"),
+    ("policy", "approve", "a", "b", "--for", "soon"), ("policy", "approve", "thermal_guard"),
+    ("policy", "set", "thermal_guard"), ("policy", "set", "thermal_guard", "off"),
+    ("device", "maintain", "rack"), ("control", "request", CAP, "r1", "--hi", "9"),
+])  # fmt: skip
 def test_the_parser_says_what_is_missing(words: tuple[str, ...]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(list(words))
@@ -165,9 +166,7 @@ def test_nobody_there(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
         url = f"http://127.0.0.1:{held.getsockname()[1]}"
         assert main(["status", "--url", url]) == 1
         said = capsys.readouterr().err
-        assert f"no daemon answers at {url}: start it with `racktwin run --config FILE`" in " ".join(
-            said.split()
-        )
+        assert f"no daemon answers at {url}: start it with `racktwin daemon run`" in " ".join(said.split())
 
 
 def test_another_server_is_not_taken_for_a_daemon(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,9 +207,9 @@ def test_the_token_comes_from_a_file_the_environment_or_standard_input(
     monkeypatch.setenv("RACKTWIN_TOKEN_FILE", str(desk.folder / "viewer.token"))
     assert main(["status"]) == 0
     monkeypatch.setenv("RACKTWIN_TOKEN", desk.pod.secrets["admin"])
-    assert main(["release", "--reason", "x"]) == 0
+    assert main(["control", "release", "--reason", "x"]) == 0
     monkeypatch.setattr(sys, "stdin", io.StringIO(desk.pod.secrets["viewer"] + "\n"))
-    assert main(["release", "--reason", "x", "--token-file", "-"]) == 1
+    assert main(["control", "release", "--reason", "x", "--token-file", "-"]) == 1
     monkeypatch.setenv("RACKTWIN_TOKEN", "hunter2")
     capsys.readouterr()
     assert main(["status"]) == 1
@@ -231,7 +230,7 @@ def test_on_the_daemons_host_its_configuration_is_enough(
     made = json.loads(capsys.readouterr().out.splitlines()[-1])
     client = connect(desk.pod.url, None, None)
     assert (
-        main(["reload", "--config", str(config)]) == 1
+        main(["daemon", "reload", "--config", str(config)]) == 1
     )  # this pod has no configuration to reload, but tokens
     answer = type(client)(client.url, made["token"]).get("/whoami")
     assert (answer["name"], answer["role"]) == ("screen", "viewer")
@@ -268,11 +267,6 @@ def test_a_token_is_not_sent_in_clear_over_a_network(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("RACKTWIN_TOKEN", "rt_" + "x" * 43)
     with pytest.raises(ConfigError, match="in clear over a network"):
         connect("http://192.0.2.1:8077", None, None).get("/state")
-
-
-def test_durations() -> None:
-    given = {"90": 90, "90s": 90, "15min": 900, "1.5h": 5400, "2 d": 172_800}
-    assert {text: duration(text) for text in given} == given
 
 
 def test_a_command_starts_without_what_the_daemon_needs() -> None:

@@ -60,26 +60,26 @@ def leave(desk: NodesDesk) -> None:
 
 def test_the_plan_in_lines(desk: NodesDesk, capsys: pytest.CaptureFixture[str]) -> None:
     leave(desk)
-    assert desk.run("replacement", "plan", role="viewer") == 0
+    assert desk.run("device", "plan", role="viewer") == 0
     text = said(capsys)
     for expected in (
         "of the site: 33 in service, 1 suspect, 1 draining, 1 rma",
-        "lab/h/r1/node5 rma 1 h hardware 61 % waits for an operator: racktwin replacement report",
+        "lab/h/r1/node5 rma 1 h hardware 61 % waits for an operator: racktwin device report",
         "lab/h/r1/node3 draining 1 h hardware 61 % waits for the scheduler to take big off it",
         "lab/h/r2/node2",
         "waits as it is held back: as many nodes are out as may be at once",
         "spares: 0, 0 of them free; without a forecast the number needed is unknown",
     ):
         assert expected in text, (expected, text)
-    assert desk.run("replacement", "plan", "--phase", "rma", "--limit", "1") == 0
+    assert desk.run("device", "plan", "--phase", "rma", "--limit", "1") == 0
     assert "node3" not in said(capsys)
-    assert desk.run("replacement", "plan", "--json") == 0
+    assert desk.run("device", "plan", "--json") == 0
     assert json.loads(capsys.readouterr().out)["total"] == 3
 
 
 def test_one_node_with_all_that_was_weighed(desk: NodesDesk, capsys: pytest.CaptureFixture[str]) -> None:
     leave(desk)
-    assert desk.run("replacement", "plan", "r1/node3") == 0
+    assert desk.run("device", "plan", "r1/node3") == 0
     text = said(capsys)
     for expected in (
         "lab/h/r1/node3: on its way out of service",
@@ -95,7 +95,7 @@ def test_one_node_with_all_that_was_weighed(desk: NodesDesk, capsys: pytest.Capt
     ):
         assert expected in text, (expected, text)
     assert "read back" not in text
-    assert desk.run("replacement", "plan", "r2/node1") == 0
+    assert desk.run("device", "plan", "r2/node1") == 0
     text = said(capsys)
     assert "lab/h/r2/node1: in service" in text
     assert "chance" not in text
@@ -105,42 +105,42 @@ def test_one_node_with_all_that_was_weighed(desk: NodesDesk, capsys: pytest.Capt
 @pytest.mark.parametrize("desk", [False], indirect=True)
 def test_without_the_policy(desk: NodesDesk, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (("plan",), ("plan", "r1/node3"), ("history",)):
-        assert desk.run("replacement", *words) == 0
+        assert desk.run("device", *words) == 0
         assert "add `policies: {replacement: {}}` to the site file" in said(capsys)
-    assert desk.run("node", "repaired", "r1/node3") == 0
+    assert desk.run("device", "repaired", "r1/node3") == 0
     assert "warning: it is written down, but no policy named replacement runs here" in said(capsys)
 
 
 def test_people_tell_and_the_history_has_it(desk: NodesDesk, capsys: pytest.CaptureFixture[str]) -> None:
-    assert desk.run("node", "repaired", "r1/node3", "--note", "ticket 7: new HBM") == 0
+    assert desk.run("device", "repaired", "r1/node3", "--note", "ticket 7: new HBM") == 0
     assert "done" in said(capsys)
-    assert desk.run("node", "tested", NODE, "--passed", "--test", "burn", "--note", "8 h clean") == 0
-    assert desk.run("replacement", "history", "--node", "r1/node3", role="viewer") == 0
+    assert desk.run("device", "tested", NODE, "--passed", "--test", "burn", "--note", "8 h clean") == 0
+    assert desk.run("device", "history", "--node", "r1/node3", role="viewer") == 0
     text = said(capsys)
     for expected in ("repair lab/h/r1/node3 repaired, says operator-1: ticket 7: new HBM",
                      "test burn, told by operator-1: passed: 8 h clean",
                      "no prediction was made"):  # fmt: skip
         assert expected in text, (expected, text)
-    assert desk.run("replacement", "history", "--json", "--kind", "repair") == 0
+    assert desk.run("device", "history", "--json", "--kind", "repair") == 0
     assert [r["kind"] for r in json.loads(capsys.readouterr().out)["rows"]] == ["repair"]
 
 
 @pytest.mark.parametrize(
     ("words", "code", "why"),
     [
-        (("node", "repaired", "r1/node99"), 1, "did you mean"),
-        (("node", "repaired", NODE, "--note", "x" * 3000), 1, "expected at most 2,000"),
-        (("node", "tested", NODE, "--passed", "--ended", "2099-01-01"), 1, "in the future"),
-        (("node", "tested", NODE, "--passed", "--ended", "soon"), 1, "expected a time such as"),
-        (("node", "tested", NODE), 2, "--passed --failed is required"),
-        (("node", "tested", NODE, "--passed", "--failed"), 2, "not allowed with"),
-        (("node",), 2, "ACTION"),
-        (("replacement", "history", "--days", "0"), 2, "expected days"),
-        (("replacement", "history", "--days", "nan"), 2, "expected days"),
-        (("replacement", "history", "--limit", "0"), 1, "limit: expected a whole number"),
-        (("replacement", "history", "--run", "/nowhere"), 1, "is not there; expected the folder of a run"),
-        (("replacement", "plan", "--phase", "gone"), 1, "no phase gone; expected one of in_service"),
-        (("replacement", "report", "r9/node3"), 1, "no node r9/node3"),
+        (("device", "repaired", "r1/node99"), 1, "did you mean"),
+        (("device", "repaired", NODE, "--note", "x" * 3000), 1, "expected at most 2,000"),
+        (("device", "tested", NODE, "--passed", "--ended", "2099-01-01"), 1, "in the future"),
+        (("device", "tested", NODE, "--passed", "--ended", "soon"), 1, "expected a time such as"),
+        (("device", "tested", NODE), 2, "expected --passed or --failed"),
+        (("device", "tested", NODE, "--passed", "--failed"), 2, "expected --passed or --failed"),
+        (("device", "repaird", NODE), 2, "did you mean repaired"),
+        (("device", "history", "--back", "7"), 2, "expected a duration with its unit"),
+        (("device", "history", "--days", "nan"), 2, "expected a number"),
+        (("device", "history", "--limit", "0"), 2, "--limit: '0': expected a whole number"),
+        (("device", "history", "--run", "/nowhere"), 1, "is not there; expected the folder of a run"),
+        (("device", "plan", "--phase", "gone"), 1, "no phase gone; expected one of in_service"),
+        (("device", "report", "r9/node3"), 1, "no node r9/node3"),
     ],
 )
 def test_bad_words(
@@ -155,7 +155,7 @@ def test_bad_words(
 
 
 def test_a_viewer_may_not(desk: NodesDesk, capsys: pytest.CaptureFixture[str]) -> None:
-    assert desk.run("node", "repaired", NODE, role="viewer") == 1
+    assert desk.run("device", "repaired", NODE, role="viewer") == 1
     assert "needs the role operator" in said(capsys)
 
 
@@ -164,20 +164,20 @@ def test_a_report_goes_to_a_file_and_overwrites_nothing_unasked(
 ) -> None:
     leave(desk)
     page, data = desk.folder / "node3.md", desk.folder / "node3.json"
-    assert desk.run("replacement", "report", NODE, "--out", str(page)) == 0
+    assert desk.run("device", "report", NODE, "--out", str(page)) == 0
     assert page.read_text().startswith("# lab/h/r1/node3: record for repair or return")
-    assert desk.run("replacement", "report", NODE, "--out", str(data)) == 0
+    assert desk.run("device", "report", NODE, "--out", str(data)) == 0
     assert json.loads(data.read_text())["node"] == NODE
     page.write_text("mine")
-    assert desk.run("replacement", "report", NODE, "--out", str(page)) == 1
-    assert "is there already; --force overwrites it" in said(capsys)
+    assert desk.run("device", "report", NODE, "--out", str(page)) == 1
+    assert "expected a new file, or a new or empty folder; --force overwrites it" in said(capsys)
     assert page.read_text() == "mine"
-    assert desk.run("replacement", "report", NODE, "--out", str(page), "--force") == 0
+    assert desk.run("device", "report", NODE, "--out", str(page), "--force") == 0
     assert page.read_text() != "mine"
-    assert desk.run("replacement", "report", NODE, "--out", str(desk.folder / "no" / "x.md")) == 1
+    assert desk.run("device", "report", NODE, "--out", str(desk.folder / "no" / "x.md")) == 1
     assert not list(desk.folder.glob(".node3*"))
     capsys.readouterr()
-    assert desk.run("replacement", "report", NODE) == 0
+    assert desk.run("device", "report", NODE) == 0
     assert capsys.readouterr().out.startswith("# lab")
 
 
@@ -194,12 +194,11 @@ def test_the_history_of_a_run_without_a_daemon(
     with (tmp_path / "journal.jsonl").open("wb") as file:
         for i, body in enumerate(bodies):
             file.write(chain.line(OtherRecord("account", body), i, t0 + i * NS) + b"\n")
-    assert main(["replacement", "history", "--run", str(tmp_path)]) == 0
+    assert main(["device", "history", "--run", str(tmp_path)]) == 0
     text = said(capsys)
     assert "outcome lab/h/r1/node3 it failed; 6 GPU-h lost" in text
     assert "interruptions 50 % predicted, 100 % came; Brier 0.25" in text
-    assert main(["replacement", "history", "--run", str(tmp_path), "--node", "node3"]) == 0
+    assert main(["device", "history", "--run", str(tmp_path), "--node", "node3"]) == 0
     assert "nothing of node3: expected a full path" in said(capsys)
-    assert main(["replacement", "history", "--run", str(tmp_path), "--kind", "gats,outcome"]) == 0
+    assert main(["device", "history", "--run", str(tmp_path), "--kind", "gats,outcome"]) == 0
     assert "no line of kind gats; kinds of this time: gate, outcome" in said(capsys)
-    assert main(["replacement", "history", "--run", str(tmp_path), "--limit", "0"]) == 1

@@ -1,4 +1,4 @@
-"""`racktwin simulate`: what it says, what it records, and that hours cost no memory."""
+"""`racktwin simulation run`: what it says, what it records, and that hours cost no memory."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-BASE = ["simulate", "--site", "site.yaml"]
+BASE = ["simulation", "run", "--site", "site.yaml"]
 
 
 def said(capsys: pytest.CaptureFixture[str], *args: str, code: int = 0) -> Any:
@@ -69,7 +69,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     words = {"site": "site.yaml", "scenario": "scenario.yaml", "out": "run", "report": "out"}
     args = [part for name, file in words.items() for part in (f"--{name}", str(folder / file))]
     with contextlib.redirect_stdout(io.StringIO()) as text:
-        assert main(["simulate", *args, "--authority", "thermal_guard=act", "--json"]) == 0
+        assert main(["simulation", "run", *args, "--authority", "thermal_guard=act", "--json"]) == 0
     return folder, json.loads(text.getvalue())
 
 
@@ -89,7 +89,7 @@ def test_one_json_object(recorded: tuple[Path, dict[str, Any]]) -> None:
 
 
 def test_a_seed_gives_the_same_run_and_another_another(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs = [said(capsys, "--hours", "0.002", "--seed", seed) for seed in ("1", "1", "2")]
+    runs = [said(capsys, "--for", "0.002h", "--seed", seed) for seed in ("1", "1", "2")]
     for result in runs:
         del result["wall_s"]
     assert runs[0] == runs[1]
@@ -123,14 +123,14 @@ def test_a_recorded_run_is_reproduced_line_by_line(
 ) -> None:
     run, result = recorded[0] / "run", recorded[1]
     before = {p.name: p.read_bytes() for p in sorted(run.iterdir())}
-    assert main(["replay", "--trace", str(run), "--json"]) == 0
+    assert main(["trace", "replay", "--trace", str(run), "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
     assert again["compared_lines"] == len(list(journal_lines(run / "journal.jsonl"))) > 1
     assert again["simulated"] is True
     for key in ("state_checksum", "journal_head", "ticks", "commands", "advice"):
         assert again[key] == result[key], key
     # And recorded anew, the very same bytes
-    assert main(["replay", "--trace", str(run), "--out", str(tmp_path / "copy"), "--json"]) == 0
+    assert main(["trace", "replay", "--trace", str(run), "--out", str(tmp_path / "copy"), "--json"]) == 0
     assert (tmp_path / "copy" / "journal.jsonl").read_bytes() == before["journal.jsonl"]
     assert {p.name: p.read_bytes() for p in sorted(run.iterdir())} == before
 
@@ -146,12 +146,12 @@ def test_ctrl_c_ends_it_early_and_well(
                 signal.raise_signal(how)
 
     monkeypatch.setattr(simulate, "Looker", Impatient)
-    result = said(capsys, "--hours", "100", "--out", "run", code=130)
+    result = said(capsys, "--for", "100h", "--out", "run", code=130)
     assert result["interrupted"] is True
     with pytest.raises(KeyboardInterrupt):  # what it does again once nothing is under way
         signal.raise_signal(how)
     assert 12.0 <= result["simulated_s"] < 14.0
-    assert main(["replay", "--trace", "run"]) == 0
+    assert main(["trace", "replay", "--trace", "run"]) == 0
     assert "equal to its journal" in capsys.readouterr().out
 
 
@@ -170,8 +170,8 @@ def test_a_stop_in_the_middle_of_a_tick_leaves_a_recording_that_replays(
 
     with monkeypatch.context() as m:
         m.setattr(Estimator, "update", interrupted)
-        assert said(capsys, "--hours", "1", "--out", "run", code=130)["ticks"] in (20, 21)
-    assert main(["replay", "--trace", "run"]) == 0
+        assert said(capsys, "--for", "1h", "--out", "run", code=130)["ticks"] in (20, 21)
+    assert main(["trace", "replay", "--trace", "run"]) == 0
     assert "equal to its journal" in capsys.readouterr().out
 
 
@@ -182,7 +182,7 @@ def test_a_report_that_fails_costs_no_summary(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.replace", full)
-    assert main([*BASE, "--hours", "0.002", "--report", "out", "--json"]) == 1
+    assert main([*BASE, "--for", "0.002h", "--report", "out", "--json"]) == 1
     told = capsys.readouterr()
     assert json.loads(told.out)["ticks"] > 0
     assert "the report cannot be written" in told.err
@@ -192,7 +192,7 @@ def test_a_report_that_fails_costs_no_summary(
 def test_what_the_run_leaves_out_is_warned_of(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (lab / "site.yaml").write_text(SITE.replace("serves: [r1]", "serves: []"))
     (lab / "scenario.yaml").write_text(SCENARIO + "sweep: {count: 4}\n")
-    assert main([*BASE, "--scenario", "scenario.yaml", "--hours", "0.0105"]) == 0
+    assert main([*BASE, "--scenario", "scenario.yaml", "--for", "0.0105h"]) == 0
     told = capsys.readouterr().err
     for words in (
         "no CDU serves lab/h/r1",
@@ -206,16 +206,14 @@ def test_what_the_run_leaves_out_is_warned_of(lab: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--hours", "0"], "--hours 0: expected more than 0"),
-        (["--hours", "nan"], "--hours nan: expected more than 0"),
-        (["--seed", "-1"], "--seed -1: expected 0 to"),
+        (["--for", "10000d"], "expected at most"),
         (["--authority", "nobody=act"], "--authority nobody=act: expected POLICY="),
         (["--authority", "thermal_guard"], "--authority thermal_guard: expected POLICY="),
         (["--scenario", "none.yaml"], "none.yaml: cannot be read"),
-        (["--out", "full"], "--out full: is no empty folder"),
+        (["--out", "full"], "--out full: exists; expected a new file, or a new or empty folder"),
         (["--report", "site.yaml"], "--report site.yaml: is a file"),
         (["--report", "site.yaml/x"], "--report site.yaml/x: cannot be written: Not a directory"),
-        (["--hours", "0.0001"], "expected at least a step of dt_s (1 s)"),
+        (["--for", "0.0001h"], "expected at least a step of dt_s (1 s)"),
     ],
 )
 def test_wrong_calls(lab: Path, capsys: pytest.CaptureFixture[str], args: list[str], words: str) -> None:
@@ -230,12 +228,12 @@ def test_wrong_calls(lab: Path, capsys: pytest.CaptureFixture[str], args: list[s
 
 def test_a_registered_policy_may_be_named(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The site's file names none of its policies: all registered ones are there all the same."""
-    assert said(capsys, "--hours", "0.002", "--authority", "leak_guard=off")["ticks"] > 0
+    assert said(capsys, "--for", "0.002h", "--authority", "leak_guard=off")["ticks"] > 0
 
 
 def test_a_live_plant_runs_the_base_case_of_a_sweep_and_says_so(lab: Path) -> None:
     (lab / "scenario.yaml").write_text(SCENARIO + "sweep: {count: 4}\n")
-    args = argparse.Namespace(speed=1.0, seconds=None, seed=None, integration="racktwin",
+    args = argparse.Namespace(speed=1.0, for_s=None, seed=None, integration="racktwin",
                               site=lab / "site.yaml", scenario=lab / "scenario.yaml")  # fmt: skip
     live, warnings = _live(args)
     assert (live.plant.seed, len(warnings)) == (3, 1)
@@ -274,8 +272,8 @@ def test_run_simulate_closes_what_it_opened(lab: Path, monkeypatch: pytest.Monke
         raise RuntimeError("as it happens")
 
     monkeypatch.setattr(Simulation, "run", broken)
-    args = argparse.Namespace(site=lab / "site.yaml", scenario=None, hours=None, seed=None, authority=[],
-                              out=lab / "run", report=None, json=True)  # fmt: skip
+    args = argparse.Namespace(site=lab / "site.yaml", scenario=None, for_s=None, seed=None, authority=[],
+                              out=lab / "run", report=None, format="json")  # fmt: skip
     with pytest.raises(RuntimeError, match="as it happens"):
         run_simulate(args, Console(), Console())
     assert main(["journal", "verify", str(lab / "run" / "journal.jsonl")]) == 0

@@ -10,7 +10,7 @@ from rich.console import Console
 from tests.support.builders import site_of, two_racks
 from twin.api.sources import plain
 from twin.catalogue import NS
-from twin.cli.sources import show, unused_line
+from twin.cli.operate import show_sources as show, unused_line
 from twin.daemon import Ingest
 from twin.telemetry import Reading
 

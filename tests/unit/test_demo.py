@@ -16,6 +16,7 @@ from tests.unit.test_journal_rotation import KEEPING, run
 from twin.catalogue import ConfigError, StorageError
 from twin.cli import record
 from twin.cli.acl import acl_text, identities
+from twin.cli.commands import parser_of
 from twin.cli.demo import MARKER, OURS, _prove, claimed
 from twin.cli.main import main
 from twin.config import load_config, load_site
@@ -36,7 +37,7 @@ def test_a_demo_empties_no_folder_of_somebody_else(
     live.mkdir(parents=True)
     (live / "state").mkdir()
     (live / "state" / "thesis.txt").write_text("years of work")
-    assert main(["demo", "--out", str(tmp_path / "out"), "--seconds", "1"]) == 1
+    assert main(["demo", "--out", str(tmp_path / "out"), "--for", "1s"]) == 1
     assert "expected a new or empty folder" in capsys.readouterr().err
     assert (live / "state" / "thesis.txt").read_text() == "years of work"
     assert not (live / MARKER).exists()
@@ -104,10 +105,10 @@ def test_a_run_says_whether_its_site_was_simulated(
     manifests = [line["body"] for line in lines if line["kind"] == "manifest"]
     assert len(manifests) > 1 or keeping is not KEEPING
     assert {body.get("simulated") for body in manifests} == ({True} if simulated else {None})
-    assert main(["replay", "--trace", str(folder), "--json"]) == 0
+    assert main(["trace", "replay", "--trace", str(folder), "--json"]) == 0
     told = msgspec.json.decode(capsys.readouterr().out)
     assert (told["simulated"], told["compared_lines"] > 0) == (simulated, True)
-    assert main(["replay", "--trace", str(folder), "--out", str(tmp_path / "again"), "--json"]) == 0
+    assert main(["trace", "replay", "--trace", str(folder), "--out", str(tmp_path / "again"), "--json"]) == 0
     assert said_simulated(tmp_path / "again") == simulated
     assert not said_simulated(tmp_path)
     (folder / "journal.jsonl").write_bytes(b"{\xff\n")
@@ -115,9 +116,8 @@ def test_a_run_says_whether_its_site_was_simulated(
 
 
 def _recorder(*words: str) -> argparse.Namespace:
-    top = argparse.ArgumentParser()
-    record.add_parser(top.add_subparsers())
-    return top.parse_args(["record", "--out", "x.jsonl", *words])
+    parsed: argparse.Namespace = parser_of("trace", "record").parse_args(["--out", "x.jsonl", *words])
+    return parsed
 
 
 def test_a_recorder_knows_the_port_of_the_embedded_broker(tmp_path: Path) -> None:

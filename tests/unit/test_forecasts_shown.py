@@ -1,4 +1,4 @@
-"""Forecasts as people see them: the block of the summary, `racktwin forecasts`, and Prometheus."""
+"""Forecasts as people see them: the block of the summary, `racktwin forecast list`, and Prometheus."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_the_models_own_way_from_nothing_to_a_forecast(tmp_path: Path) -> None:
     assert block(pod)["awaited"] == "Forecasts begin with the first tick of the models."
     pod.tick({"rack.power_w": 50_000.0})
     first = block(pod)
-    assert first["notes"] == ["model failing failed and is suspended: racktwin alarms says why"]
+    assert first["notes"] == ["model failing failed and is suspended: racktwin alarm list says why"]
     assert first["rows"] == [], "the present value is no forecast"
     now_ns = pod.twin.now_ns
     short, long = ((2 * step_s * NS - (now_ns - 1) % (step_s * NS)) / NS for step_s in (60, 900))
@@ -234,7 +234,7 @@ def test_a_fit_that_found_nothing_is_none(tmp_path: Path) -> None:
 def test_the_command_shows_the_site(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
     desk.do(lambda: heard(desk.pod))
     desk.do(lambda: forecast(desk.pod, "feeder.power_w", 900.0, 300_000.0, 1.0))
-    assert desk.run("forecasts", role="viewer") == 0
+    assert desk.run("forecast", "list", role="viewer") == 0
     said = " ".join(capsys.readouterr().out.split())
     for expected in ("site.power_w lab now 90.0 kW", "in 1 h 91.0 kW 87.0 to 95.0 the last value 62 %, 5 min",
                      "now 73.1 USD/MWh", "80.0 USD/MWh 60.0 to 100.0",
@@ -242,30 +242,30 @@ def test_the_command_shows_the_site(desk: Desk, capsys: pytest.CaptureFixture[st
         assert expected in said
     assert "in 1 d" not in said, "it has no band yet"
     assert "rack.power_w" not in said
-    assert desk.run("forecasts", "--json") == 0
+    assert desk.run("forecast", "list", "--json") == 0
     assert len(json.loads(capsys.readouterr().out)["rows"]) == 2
 
 
 def test_the_command_shows_the_entities_of_a_quantity(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
     desk.do(lambda: heard(desk.pod))
-    assert desk.run("forecasts", "rack.power_w") == 0
+    assert desk.run("forecast", "list", "rack.power_w") == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "rack.power_w, kW: expected, and the 90 % band below now 1 h lab" in said
     assert "lab/h/r1 60.0 61.0 60.0–62.0" in said
     assert "lab/h/r2 30.0 29.0 28.0–30.0" in said
     assert "1 h the last value 62 %" in said
     assert "model load@unfitted" in said
-    assert desk.run("forecasts", "rack.power_w", "--name", "r2") == 0
+    assert desk.run("forecast", "list", "rack.power_w", "--name", "r2") == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "rack.power_w lab/h/r2 now 30.0 kW" in said
     assert "in 1 h 29.0 kW 28.0 to 30.0" in said
     assert "r1" not in said
     # A sum that no signal gives, and the site by name.
-    assert desk.run("forecasts", "cdu.heat_w") == 0
+    assert desk.run("forecast", "list", "cdu.heat_w") == 0
     assert "80.0 kW 79.0 to 81.0" in " ".join(capsys.readouterr().out.split())
-    assert desk.run("forecasts", "site.power_w", "--json") == 0
+    assert desk.run("forecast", "list", "site.power_w", "--json") == 0
     assert json.loads(capsys.readouterr().out)["rows"][0]["now"] == 90_000.0
-    assert desk.run("forecasts", "site.requests_per_s") == 0
+    assert desk.run("forecast", "list", "site.requests_per_s") == 0
     assert "nothing heard of site.requests_per_s" in capsys.readouterr().out
 
 
@@ -276,7 +276,7 @@ def test_the_command_says_what_can_be_asked(desk: Desk, capsys: pytest.CaptureFi
         (("rack.power_w", "--name", "r9"), "r9"),
         (("--name", "r1"), "of which quantity?"),
     ):
-        assert desk.run("forecasts", *words) == 1
+        assert desk.run("forecast", "list", *words) == 1
         assert expected in " ".join(capsys.readouterr().err.split())
 
 

@@ -80,7 +80,7 @@ def exporter() -> Iterator[str]:
 
 def made(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """(site file, configuration), which the daemon's check takes."""
-    assert main(["run", "--check", "--config", str(folder / "racktwin.yaml")]) == 0
+    assert main(["daemon", "check", "--config", str(folder / "racktwin.yaml")]) == 0
     site, config = (yaml.safe_load((folder / name).read_text()) for name in ("site.yaml", "racktwin.yaml"))
     return site, config
 
@@ -95,7 +95,7 @@ def test_from_nothing_it_makes_the_least_that_starts(
     assert {k: v for k, v in config.items() if k != "api"} == {"site": "site.yaml", "broker": "embedded"}
     assert [r["name"] for h in site["halls"] for r in h["racks"]] == ["r1"]
     assert all(len((folder / n).read_text().splitlines()) <= 12 for n in ("site.yaml", "racktwin.yaml"))
-    assert f"racktwin run --config {folder / 'racktwin.yaml'}" in said
+    assert f"racktwin daemon run --config {folder / 'racktwin.yaml'}" in said
     token = (folder / "state" / "admin.token").read_text().strip()
     assert f"/#token={token}" in said
     assert "no profile" in said
@@ -237,7 +237,7 @@ def test_the_broker_tells_the_site(
     with mosquitto(server, tmp_path / "broker") as broker:
         publish(server, broker, [*points, lines])
         address = f"127.0.0.1:{broker.port}"
-        assert main(["init", str(tmp_path / "s"), "--broker", address, "--seconds", "0.3", *BARE[2:]]) == 0
+        assert main(["init", str(tmp_path / "s"), "--broker", address, "--for", "0.3s", *BARE[2:]]) == 0
     said = capsys.readouterr().out
     site, config = made(tmp_path / "s")
     assert [r["name"] for r in site["halls"][0]["racks"]] == ["r1", "r2"]

@@ -146,7 +146,7 @@ def test_an_upgrade_that_fails_leaves_what_there_was(host: Host) -> None:
 def test_another_prefix_is_in_the_unit(host: Host) -> None:
     host.install("--prefix", "/srv/twin")
     unit = host.path("/usr/local/lib/systemd/system/racktwin.service").read_text()
-    assert "ExecStart=/srv/twin/venv/bin/racktwin run" in unit
+    assert "ExecStart=/srv/twin/venv/bin/racktwin daemon run" in unit
     assert "/opt/racktwin" not in unit
 
 

@@ -67,7 +67,7 @@ CONFIGURATION = {
     "the site inside the configuration": Mistake(
         ("$.site: expected the path of a site file",), "site: {site: lab}\nbroker: embedded\n"
     ),
-    "no site file": Mistake(("$.site", "no such file", "`racktwin discover` makes one"), site=None),
+    "no site file": Mistake(("$.site", "no such file", "`racktwin site discover` makes one"), site=None),
     "one item without a list": Mistake(
         ("$.scrapes: expected a list", "begin each item with `- `"),
         CONFIG + "scrapes: {url: 'http://n:1/m', map: dcgm}\n",

@@ -130,6 +130,6 @@ def test_an_explanation_has_the_numbers_of_the_requests_in_force() -> None:
     (p,) = twin.engine.in_force["operator"]
     assert (row["count"], row["lo"], row["hi"], row["want"]) == (len(p.index), p.lo[0], p.hi[0], p.want[0])
     assert (row["request"], row["author"], row["reason"], row["ends_s"]) == ("r1", "ann", "noise", 60.0)
-    assert row["lift"] == "racktwin withdraw r1"
+    assert row["lift"] == "racktwin control withdraw r1"
     assert explained(twin, "operator", "r1/node1").table("requests")[0]["count"] == 1
     assert explained(twin, "operator", "r1/node7").table("requests") == []

@@ -249,7 +249,7 @@ def test_what_is_no_recording_is_refused(tmp_path: Path, text: str, says: str) -
     path.write_text(text)
     with pytest.raises(ConfigError, match=says):
         recorded(path)
-    with pytest.raises(ConfigError, match="racktwin traces fetch"):
+    with pytest.raises(ConfigError, match="racktwin trace fetch"):
         recorded(tmp_path)
     broken = tmp_path / "demand.csv.xz"
     broken.write_bytes(lzma.compress(b"time,running_gpu_num")[:-9])

@@ -219,5 +219,5 @@ def test_a_trace_does_not_bring_code_of_its_own(tmp_path: Path, kind: str) -> No
     writer = TraceWriter(tmp_path, spec.digest(), spec.packed())
     writer.write(Frame(0, 10**9, 1.0))
     writer.close()
-    assert main(["replay", "--trace", str(tmp_path)]) == 1
+    assert main(["trace", "replay", "--trace", str(tmp_path)]) == 1
     assert "this" not in sys.modules  # nothing was imported

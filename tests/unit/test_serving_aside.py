@@ -50,7 +50,7 @@ def test_an_error_while_it_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     def act(desk: Desk) -> None:
         monkeypatch.setattr(desk.pod, "tick", tick)
-        desk.run("hold", "--reason", "x")
+        desk.run("control", "hold", "--reason", "x")
         pytest.fail("nobody told")
 
     with pytest.raises(ZeroDivisionError, match="in a tick"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import io
 import json
@@ -18,6 +17,7 @@ from rich.console import Console
 
 from twin.catalogue import ConfigError, ConnectorError, StorageError
 from twin.cli import traces
+from twin.cli.commands import parser_of
 
 CSV = b"time,x\n2020-01-01,1\n" * 50
 EVENTS = [{"node_id": "a", "event_time": 3.5}, {"node_id": "b", "event_time": 231.9999}]
@@ -230,18 +230,18 @@ def test_a_folder_that_cannot_be_written(listed: traces.Recording, web: Web, tmp
 
 
 def _run(*words: str) -> tuple[int, str]:
-    parser = argparse.ArgumentParser()
-    traces.add_parser(parser.add_subparsers())
+    args = parser_of("trace", words[0]).parse_args(words[1:])
     out = io.StringIO()
-    code = traces.run_traces(parser.parse_args(["traces", *words]), Console(width=200, file=out))
-    return code, out.getvalue()
+    console = Console(width=200, file=out)
+    return args.verb.run(args, console, console), out.getvalue()
 
 
 def test_command(listed: traces.Recording, web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RACKTWIN_TRACES", str(tmp_path))
     monkeypatch.setattr(traces.fetch, "__defaults__", (None, web.base))
     assert _run("verify")[0] == 1
-    assert _run("verify", "nix")[0] == 2
+    with pytest.raises(ConfigError, match="nix"):
+        _run("verify", "nix")
     code, text = _run("list", "--json")
     assert (code, json.loads(text)["recordings"][0]["present_files"]) == (0, 0)
     assert _run("fetch", "--json", "small")[0] == 0

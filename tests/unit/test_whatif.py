@@ -57,7 +57,7 @@ def test_policies_beside_nothing(lab: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_for_people(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*FROM, "--jobs", "1", "--horizon", "15", "--authority", "thermal_guard=off"]) == 0
+    assert main([*FROM, "--jobs", "1", "--horizon", "15s", "--authority", "thermal_guard=off"]) == 0
     said = capsys.readouterr().out
     assert "thermal_guard off" in said
     assert "leak_guard act" in said
@@ -75,7 +75,7 @@ def test_for_people(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_without_a_snapshot_a_settled_site(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
-    assert main([*BASE, "--jobs", "1", "--horizon", "10", "--json"]) == 0
+    assert main([*BASE, "--jobs", "1", "--horizon", "10s", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["from"] is None
     assert result["held_workload"] is False
@@ -137,5 +137,5 @@ def test_the_chart_and_the_figures_count_throttling_alike(lab: Path) -> None:
 
 def test_seeds_of_the_call_replace_those_of_the_file(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (lab / "scenario.yaml").write_text(SCENARIO + "seed: 5\nsweep: {count: 9}\n")
-    result = asked(capsys, "--jobs", "1", "--horizon", "3", "--seeds", "2")
+    result = asked(capsys, "--jobs", "1", "--horizon", "3s", "--seeds", "2")
     assert [c["seed"] for c in result["cases"]] == [5, 6]

@@ -29,8 +29,8 @@ def test_processes_give_what_one_gives(lab: Path, capsys: pytest.CaptureFixture[
     (lab / "scenario.yaml").write_text(
         SCENARIO + "sweep: {seeds: [4, 7], vary: {'faults[0].begin_s': [5, 20]}}\n"
     )
-    one = asked(capsys, "--jobs", "1", "--horizon", "25")
-    many = asked(capsys, "--jobs", "3", "--horizon", "25")
+    one = asked(capsys, "--jobs", "1", "--horizon", "25s")
+    many = asked(capsys, "--jobs", "3", "--horizon", "25s")
     for result in (one, many):
         del result["wall_s"]
     assert one == many
@@ -67,7 +67,7 @@ def test_a_worker_that_dies_loses_its_own_case_only(
         SCENARIO + "policies: {killer: act}\nsweep: {vary: {policies.killer: ['off', act, 'off']}}\n"
     )
     capsys.readouterr()
-    assert main([*BASE, "--jobs", "2", "--horizon", "5", "--json"]) == 1
+    assert main([*BASE, "--jobs", "2", "--horizon", "5s", "--json"]) == 1
     said = capsys.readouterr()
     result = json.loads(said.out)
     assert result["failed"] == 1
@@ -91,7 +91,7 @@ def test_a_case_that_fails_is_told(lab: Path, capsys: pytest.CaptureFixture[str]
         return run_arm(question, case, arm, progress)
 
     monkeypatch.setattr(whatif, "run_arm", unlucky)
-    result = asked(capsys, "--jobs", "1", "--horizon", "5", "--seeds", "0,1", code=1)
+    result = asked(capsys, "--jobs", "1", "--horizon", "5s", "--seeds", "0,1", code=1)
     assert [c["error"] for c in result["cases"]] == [None, "ZeroDivisionError: as it happens"]
     assert (result["summary"][0]["cases"], result["summary"][0]["failed"]) == (2, 1)
 
@@ -140,7 +140,7 @@ class Workers:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_nobody_is_left_behind(lab: Path, how: signal.Signals) -> None:
-    words = [sys.executable, "-m", "twin.cli.main", *FROM, "--jobs", "2", "--horizon", "1000000"]
+    words = [sys.executable, "-m", "twin.cli.main", *FROM, "--jobs", "2", "--horizon", "1000000s"]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     workers, children = Workers(process.pid), list[int]()

@@ -181,7 +181,7 @@ import twin.cli.replay, twin.daemon.daemon, twin.run.fitting
 from pathlib import Path
 from twin.cli.main import main
 from twin.config.engine import load_site, make_engine
-assert main(["run", "--check", "--config", "deploy/config/lab.yaml"]) == 0
+assert main(["daemon", "check", "--config", "deploy/config/lab.yaml"]) == 0
 make_engine(load_site(Path("deploy/sites/lab.yaml"))[1])
 import models
 from twin.config.engine import make_model

@@ -6,6 +6,7 @@ own configuration on the same host. A token is never an argument, nor sent in cl
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -19,6 +20,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from twin.api.tokens import MAX_PRESENTED, PREFIX, read_secret
 from twin.catalogue import ConfigError, ConnectorError
+from twin.config import find_config
 
 DEFAULT_URL = "http://127.0.0.1:8077"
 TIMEOUT_S = 15.0
@@ -107,9 +109,7 @@ class Client:
         if isinstance(error, TimeoutError):
             return f"{self.url}: no answer within {self.timeout_s:g} s; the daemon may be overloaded"
         if isinstance(error, ConnectionRefusedError | ConnectionResetError | FileNotFoundError):
-            return (
-                f"no daemon answers at {self.url}: start it with `racktwin run --config FILE`, or set --url"
-            )
+            return f"no daemon answers at {self.url}: start it with `racktwin daemon run`, or set --url"
         why = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
         return f"no daemon answers at {self.url}: {why}; set --url or RACKTWIN_URL"
 
@@ -142,8 +142,9 @@ def connect(url: str | None, config: Path | None, token_file: str | None, ca_fil
     chosen = url or env.get("RACKTWIN_URL")
     ca_file = ca_file or env.get("RACKTWIN_CA_FILE")
     own_token: Path | None = None
-    if config is None and env.get("RACKTWIN_CONFIG"):
-        config = Path(env["RACKTWIN_CONFIG"])
+    if config is None and (env.get("RACKTWIN_CONFIG") or chosen is None):
+        with contextlib.suppress(ConfigError):  # nobody has to have one: the daemon may be elsewhere
+            config = find_config()
     if config is not None:
         there, own_token, own_cert = _configured(config)
         if chosen is None:
@@ -183,7 +184,8 @@ def _configured(path: Path) -> tuple[str, Path, str | None]:
             url = (loaded.state / "api.url").read_text(encoding="ascii").strip()
         except (OSError, UnicodeDecodeError):
             raise ConnectorError(
-                f"no daemon of {path} has said where it listens: start it with `racktwin run --config {path}`"
+                f"no daemon of {path} has said where it listens: start it with "
+                f"`racktwin daemon run --config {path}`"
             ) from None
     cert = api.tls.cert_file if api.tls is not None else None
     return url, loaded.state / "admin.token", str(loaded.file(cert)) if cert else None

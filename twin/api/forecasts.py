@@ -155,7 +155,7 @@ def notes(live: Runtime) -> list[str]:
     if not engine.models:
         return ["no model forecasts here: the site file names none"]
     return [
-        f"model {name} failed and is suspended: racktwin alarms says why"
+        f"model {name} failed and is suspended: racktwin alarm list says why"
         for name in engine.models
         if name in engine.suspended
     ]

@@ -264,7 +264,7 @@ def notes(live: Runtime) -> list[str]:
     if forecast_of(live, CHANCE, DAY_S) is None:
         named = "failure" in engine.models
         suspended = "failure" in engine.suspended
-        out.append("no forecasts of failures: the model failed and is suspended; racktwin alarms says why"
+        out.append("no forecasts of failures: the model failed and is suspended; racktwin alarm list says why"
                    if suspended else "no forecasts of failures yet" if named else
                    "no forecasts of failures: the site file names no model `failure`")  # fmt: skip
     return out
@@ -416,7 +416,7 @@ def of_name(live: Runtime, name: str) -> dict[str, Any]:
             return cdu_tree(live, row)
         return place_tree(live, table, row)
     alike = near(live, name)
-    hint = f"; did you mean {', '.join(alike)}?" if alike else "; racktwin health lists what there is"
+    hint = f"; did you mean {', '.join(alike)}?" if alike else "; racktwin device health lists what there is"
     raise Refused(404, f"no node, GPU, switch, link, CDU or rack {clean(name, 120)}{hint}")
 
 

@@ -29,7 +29,7 @@ MAX_TEST = 80  # characters of a test's name
 POLICY = "replacement"
 NOBODY_ACTS = (
     "it is written down, but no policy named replacement runs here: add `policies: {replacement: {}}` to the "
-    "site file, then `racktwin reload`"
+    "site file, then `racktwin daemon reload`"
 )
 FORMAT = 1
 MOST_ROWS, MOST_TESTS, MOST_GPUS, MOST_FAULTS = 200, 20, 64, 256
@@ -120,8 +120,8 @@ def _unheeded(live: Runtime) -> dict[str, Any]:
     if POLICY not in live.engine.intake.authority:
         return {"warnings": [NOBODY_ACTS]}
     if POLICY in live.engine.suspended:
-        return {"warnings": ["it is written down, but the policy replacement is suspended: racktwin alarms "
-                             "says why"]}  # fmt: skip
+        return {"warnings": ["it is written down, but the policy replacement is suspended: "
+                             "racktwin alarm list says why"]}  # fmt: skip
     return {}
 
 

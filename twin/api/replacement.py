@@ -26,7 +26,7 @@ DAY_NS = 86_400 * NS
 READ_S = 30.0
 ADD_IT = (
     "no policy named replacement runs here: add `policies: {replacement: {}}` to the site file, then "
-    "`racktwin reload`; it begins with authority `advise`, which shows and journals, and does nothing"
+    "`racktwin daemon reload`; it begins with authority `advise`, which shows and journals, and does nothing"
 )
 
 

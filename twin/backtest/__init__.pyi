@@ -2,10 +2,8 @@ from .checkpoint_formulas import (
     GOAL_MTTF_S as GOAL_MTTF_S,
     ArgumentCheck as ArgumentCheck,
     JobTerms as JobTerms,
-    add_term_arguments as add_term_arguments,
     closed_forms as closed_forms,
     parse_terms as parse_terms,
-    parse_time as parse_time,
     print_forms as print_forms,
     print_goals as print_goals,
 )

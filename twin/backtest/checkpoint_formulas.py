@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -28,20 +27,9 @@ from policies.checkpointing import (
     ettr_weibull,
     single_tier as single,
 )
-from twin.catalogue import F64, ConfigError, clean, duration, number
+from twin.catalogue import F64, ConfigError, clean, duration, number, seconds_of
 from twin.report import grid
 
-UNIT_S = {
-    "ms": 1e-3,
-    "s": 1.0,
-    "sec": 1.0,
-    "m": 60.0,
-    "min": 60.0,
-    "h": 3600.0,
-    "d": 86_400.0,
-    "w": 604_800.0,
-}
-_SPAN = re.compile(r"^([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:e([+-]?[0-9]{1,2}))?\s*(ms|s|sec|m|min|h|d|w|)$")
 LEAST_S, MOST_S = 1e-3, 1e10  # of a time that is not zero: 300 years. source: estimate
 LEAST_WEIBULL, MOST_WEIBULL = 0.2, 5.0  # beyond, no machine was seen to fail so. source: estimate
 LEAD_S = 600.0  # how long before a failure it is told, unless said otherwise. source: estimate
@@ -70,30 +58,6 @@ class JobTerms:
         return not math.isnan(self.local_save_s)
 
 
-def parse_time(text: str) -> float:
-    """Seconds of `60`, `60s`, `10m`, `1.8h` or `2d`; NaN for what is no time."""
-    found = _SPAN.match(text.strip().lower())
-    if found is None:
-        return math.nan
-    return float(found[1]) * 10.0 ** int(found[2] or 0) * UNIT_S.get(found[3], 1.0)
-
-
-def add_term_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `Asked`, but for the rate."""
-    parser.add_argument("--save", metavar="T", help="training stands still so long for a save, such as 60s")
-    parser.add_argument("--restart", metavar="T", help="from a failure until training goes on, such as 10m")
-    parser.add_argument(
-        "--flush", metavar="T", default="0", help="from when training goes on until a save is durable"
-    )
-    parser.add_argument("--recall", metavar="R", help="share of failures that are foretold, 0 to 1")
-    parser.add_argument("--precision", metavar="P", help="share of alarms that a failure follows, 0 to 1")
-    parser.add_argument("--lead", metavar="T", help="a failure is foretold so long before (default: 10m)")
-    parser.add_argument("--weibull", metavar="K", help="shape of the times between failures (default: 1)")
-    parser.add_argument("--local-save", metavar="T", help="a save in memory or on local disks takes so long")
-    parser.add_argument("--local-restart", metavar="T", help="a restart from there takes so long")
-    parser.add_argument("--soft-mttf", metavar="T", help="mean time between failures that leave it intact")
-
-
 class ArgumentCheck:
     """Options to numbers; keeps what is wrong, to tell it at once."""
 
@@ -104,13 +68,13 @@ class ArgumentCheck:
         """Seconds; NaN if the option is not given or no time."""
         if text is None:
             return math.nan
-        value = parse_time(text)
-        if (zero and value == 0.0) or LEAST_S <= value <= MOST_S:
+        value = seconds_of(text)
+        if value is not None and ((zero and value == 0.0) or LEAST_S <= value <= MOST_S):
             return value
         least = "0 s" if zero else "1 ms"
         self.problems.append(
-            f"{option} {clean(text, 40) or '(nothing)'}: expected a time such as 60, 60s, 10m, 1.8h or 2d, "
-            f"from {least} to 300 years"
+            f"{option} {clean(text, 40) or '(nothing)'}: expected a duration such as 60s, 10min, "
+            f"1.8h or 1d12h, from {least} to 300 years"
         )
         return math.nan
 

@@ -29,6 +29,7 @@ from .text import (
     percent as percent,
     quantity as quantity,
     safe as safe,
+    seconds_of as seconds_of,
     short as short,
     unit_for as unit_for,
     utc as utc,

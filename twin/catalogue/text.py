@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import math
+import re
 import unicodedata
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
@@ -33,6 +34,11 @@ GLOSSARY = {
     "g/kWh": "grams of CO₂ per kilowatt hour of electricity.",
     "σ": "sigma, the noise of a comparison as learned in this run; 95 % of a healthy site lies within 2 σ.",
 }
+
+
+_UNITS_S = {"ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(ms|s|min|m|h|d|w)(?![a-z]) ?")
+_DURATION = re.compile(rf"(?:{_DURATION_PART.pattern})+")
 
 
 class Unit(NamedTuple):
@@ -89,6 +95,17 @@ def duration(seconds: float | None) -> str:
     parts = [(whole // 86400, "d"), (whole // 3600 % 24, "h"), (whole // 60 % 60, "min"), (whole % 60, "s")]
     first = next(i for i, (n, _) in enumerate(parts) if n)
     return " ".join(f"{n} {unit}" for n, unit in parts[first : first + 2] if n)
+
+
+def seconds_of(text: str) -> float | None:
+    """Seconds of a duration as people write it: "15 s", "2h", "1d12h", "1.5 min"; None for anything else.
+
+    A bare number is none, but for 0: who leaves the unit out may have meant minutes.
+    """
+    text = text.strip().lower()
+    if not _DURATION.fullmatch(text):
+        return 0.0 if text == "0" else None
+    return sum(float(n) * _UNITS_S[unit] for n, unit in _DURATION_PART.findall(text))
 
 
 def clean(text: object, limit: int = MAX_NAME) -> str:

@@ -1,8 +1,9 @@
 from .arguments import write_json as write_json
 from .backtest import (
+    SCORING as SCORING,
     BacktestCase as BacktestCase,
-    add_scoring as add_scoring,
     chosen_forecasters as chosen_forecasters,
     horizons_of as horizons_of,
     scored as scored,
 )
+from .grammar import declare as declare

@@ -1,4 +1,4 @@
-"""`racktwin broker-acl`: the access list of a Mosquitto broker, made from a site file.
+"""`racktwin site acl`: the access list of a Mosquitto broker, made from a site file.
 
 Each identity may do what it is there for and nothing else: only the daemon publishes requests and contingency
 caps, an agent speaks of its own node. Mosquitto's own patterns (`%u`) do not fit, since a node's path holds
@@ -12,12 +12,15 @@ import hashlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.console import Console
 
 from twin.catalogue import ConfigError, StorageError
+from twin.cli.arguments import SITE
+from twin.cli.grammar import Verb
 from twin.config import load_site
+from twin.report import print_line
 from twin.run import atomic_write
 from twin.site import Site
 
@@ -84,7 +87,10 @@ def identities(
         ),
         Identity("telegraf", "Telegraf, with line protocol", ("topic write telegraf/#",)),
         *(_sparkplug(place) for place in sparkplug),
-        *(Identity(v, f"{v}: only looks, as `racktwin record` does", ("topic read #",)) for v in viewers),
+        *(
+            Identity(v, f"{v}: only looks, as `racktwin trace record` does", ("topic read #",))
+            for v in viewers
+        ),
     ]
     racks = [site.name("rack", i) for i in range(site.sizes["rack"])]
     for node in range(site.sizes["node"]):
@@ -146,7 +152,7 @@ def acl_text(found: list[Identity], site_file: str, integration: str = "racktwin
 
     Jobs come and go: each user may speak for the job that bears its name, whoever it is.
     """
-    parts = [f"# Made by `racktwin broker-acl --site {site_file}`; make it anew when the site changes."]
+    parts = [f"# Made by `racktwin site acl --site {site_file}`; make it anew when the site changes."]
     for user, what, lines in found:
         parts.append("\n".join((f"# {what}", f"user {user}", *lines)))
     own = ("pattern write IT/v1/PUB/Job/%u", f"pattern read IT/v1/{integration}/Job/%u")
@@ -161,29 +167,7 @@ def users_text(found: list[Identity]) -> str:
     return "".join(f"{user}\t{what}\n" for user, what, _ in found)
 
 
-def add_parser(commands: Any) -> None:
-    """The arguments of the command."""
-    acl = commands.add_parser("broker-acl", help="make Mosquitto's access list from a site file")
-    acl.add_argument("--site", type=Path, required=True, help="site file (YAML)")
-    acl.add_argument("-o", "--output", type=Path, help="access list to write (default: stdout)")
-    acl.add_argument("--users", type=Path, help="also write the user names, one for each certificate")
-    acl.add_argument(
-        "--integration", default="racktwin", help="our name in request topics (default racktwin)"
-    )
-    acl.add_argument(
-        "--viewer", action="append", metavar="NAME", help="users that only read (default viewer); repeatable"
-    )
-    acl.add_argument(
-        "--sparkplug",
-        metavar="GROUP/NODE",
-        action="append",
-        help="also a user `sparkplug.GROUP.NODE` for this Sparkplug edge node; repeatable",
-    )
-    acl.add_argument("--aggregators", action="store_true", help="also an agent for each rack")
-    acl.set_defaults(handler=run_broker_acl)
-
-
-def run_broker_acl(args: argparse.Namespace, out: Console, err: Console) -> int:
+def run_acl(args: argparse.Namespace, out: Console, err: Console) -> int:
     """Write the files whole, or not at all: a broker may read them at any moment."""
     _, site = load_site(args.site)
     found = identities(
@@ -192,12 +176,12 @@ def run_broker_acl(args: argparse.Namespace, out: Console, err: Console) -> int:
     text = acl_text(found, args.site.name, args.integration)
     if args.users is not None:
         _replace(args.users, users_text(found))
-    if args.output is None:
+    if args.out is None:
         out.file.write(text)
         err.print(f"{len(found)} identities", markup=False)
         return 0
-    _replace(args.output, text)
-    out.print(f"{args.output}: {len(found)} identities", markup=False, soft_wrap=True)
+    _replace(args.out, text)
+    print_line(out, f"{args.out}: {len(found)} identities")
     return 0
 
 
@@ -207,3 +191,22 @@ def _replace(path: Path, text: str) -> None:
         atomic_write(path, text, mode=0o644, sync=False)
     except OSError as error:
         raise StorageError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+VERBS = {
+    "site acl": Verb(
+        run_acl,
+        f"""
+        {SITE}
+        -o --out FILE  access list to write; default: stdout
+        ~--output FILE>out
+        --users FILE  also write the user names, one for each certificate
+        --integration NAME=racktwin  our name in request topics
+        --viewer NAME*  a user that only reads; may be given again; default: viewer
+        --sparkplug GROUP/NODE*  also a user for this Sparkplug edge node; may be given again
+        --aggregators  also an agent for each rack
+        """,
+        ("--site site.yaml --out racktwin.acl --users users.txt",),
+        answers=False,
+    )
+}

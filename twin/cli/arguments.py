@@ -1,16 +1,17 @@
-"""Shared arguments: where the daemon is, spans, instants, levels of authority; and JSON output."""
+"""Parts that several commands share: options, instants, levels of authority, and answers in each format."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twin.catalogue import NS, ConfigError
+from twin.catalogue import NS, ConfigError, clean, seconds_of
+from twin.cli.grammar import Handler, Verb, did_you_mean
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,27 +19,42 @@ if TYPE_CHECKING:
     from twin.api import Client
 
 AUTHORITY = ("off", "advise", "approve", "act")
-_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d)?")
-_UNITS_S = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+DAY_S = 86_400
+_HOUR = re.compile(r"([01]?[0-9]|2[0-3]):([0-5][0-9])")
+
+SITE = "--site FILE!  site file (YAML)"
+REPORT = "--report FOLDER  write its page into this folder"
+LEVELS = "--authority POLICY:LEVEL*  off, advise, approve or act; overrides the files; may be given again"
+BROKER_USER = """
+    --ca-file FILE  TLS: authority of the broker (PEM)
+    --cert-file FILE  TLS: certificate to show (PEM)
+    --key-file FILE  TLS: its key (PEM)
+    --username NAME  user at the broker
+    --password-file FILE  file with the user's password
+"""
 
 
-def add_command(commands: Any, name: str, what: str) -> argparse.ArgumentParser:
-    """A command that asks a running daemon."""
-    # No abbreviations: --token must not become --token-file with a token for a name.
-    made: argparse.ArgumentParser = commands.add_parser(name, help=what, description=what, allow_abbrev=False)
-    add_connection(made)
-    return made
+def instant_ns(option: str, text: str, base_ns: int, toward: int = 1) -> int:
+    """An instant as a person writes it, UTC unless it says so: a time, an hour, a span from a base.
 
-
-def add_connection(parser: argparse._ActionsContainer) -> None:
-    """The options that name the daemon and the token."""
-    parser.add_argument("--url", help="of the daemon; default $RACKTWIN_URL or http://127.0.0.1:8077")
-    parser.add_argument("--config", type=Path, help="the daemon's configuration, on its own host")
-    parser.add_argument("--token-file", metavar="FILE", help="file with the token; - is standard input")
-    parser.add_argument("--ca-file", metavar="FILE", help="certificate to trust, PEM")
-    parser.add_argument("--cert-file", metavar="FILE", help="client certificate, if the daemon asks for one")
-    parser.add_argument("--key-file", metavar="FILE", help="key of the client certificate")
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    `toward`: 1 for what is to come (18:00 is the next one after the base, 2h is two hours after it), -1 for
+    what was. Raises ConfigError.
+    """
+    text = text.strip()
+    if (span_s := seconds_of(text.removeprefix("+"))) is not None:
+        return base_ns + toward * round(span_s * NS)
+    if hour := _HOUR.fullmatch(text):
+        of_day_s = int(hour[1]) * 3600 + int(hour[2]) * 60
+        ahead_s = (of_day_s - base_ns // NS - 1) % DAY_S + 1
+        return (base_ns // NS + (ahead_s if toward > 0 else ahead_s - DAY_S)) * NS
+    try:
+        when = datetime.fromisoformat(text)
+        return round((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()) * NS
+    except (ValueError, OverflowError):
+        raise ConfigError(
+            f"{option} {text[:60]!r}: expected a time such as 06:00 or 2026-11-21T02:00 (UTC), or a duration "
+            "such as 90min or 3h"
+        ) from None
 
 
 def client_of(args: argparse.Namespace) -> Client:
@@ -48,32 +64,63 @@ def client_of(args: argparse.Namespace) -> Client:
     return connect(args.url, args.config, args.token_file, args.ca_file, args.cert_file, args.key_file)
 
 
-def span_s(text: str) -> float | None:
-    """Seconds of `90`, `90s`, `15min`, `2h`, `1d`; None for anything else."""
-    found = _SPAN.fullmatch(text.strip())
-    return float(found[1]) * _UNITS_S[found[2] or "s"] if found else None
-
-
-def instant_ns(option: str, text: str, expected: str = "2026-11-21T02:00") -> int:
-    """An instant as a person writes it, UTC unless it says so. Raises ConfigError."""
-    try:
-        when = datetime.fromisoformat(text)
-        return round((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()) * NS
-    except (ValueError, OverflowError):
-        raise ConfigError(f"{option} {text[:60]!r}: expected a time such as {expected}") from None
-
-
-def authority_levels(pairs: Sequence[str], known: Collection[str] | None = None) -> dict[str, str]:
+def authority_levels(pairs: Sequence[str], known: Collection[str]) -> dict[str, str]:
     """POLICY=LEVEL pairs. Raises ConfigError for an unknown level, or a policy that is not `known`."""
     out: dict[str, str] = {}
     for pair in pairs:
         name, _, level = pair.partition("=")
-        if level not in AUTHORITY or (known is not None and name not in known):
-            names = ", ".join(known or ()) or "it has none"
-            among = "" if known is None else f" with a policy of the site: {names}"
-            raise ConfigError(f"--authority {pair}: expected POLICY={'|'.join(AUTHORITY)}{among}")
+        if level not in AUTHORITY or name not in known:
+            names = ", ".join(known) or "it has none"
+            near = did_you_mean(name, known) if name not in known else did_you_mean(level, AUTHORITY)
+            text = (
+                f"--authority {clean(pair)}: expected POLICY={'|'.join(AUTHORITY)} with a policy of the site"
+            )
+            raise ConfigError(f"{text}: {names}{near}")
         out[name] = level
     return out
+
+
+def refuse_existing(option: str, path: Path | None, force: bool | None = None) -> None:
+    """Raises ConfigError where something is already: a file, or a folder that is not empty.
+
+    `force` lets it pass; None where nothing is ever overwritten.
+    """
+    if path is not None and not force and path.exists() and (not path.is_dir() or any(path.iterdir())):
+        remedy = "; --force overwrites it" if force is not None else ""
+        raise ConfigError(f"{option} {path}: exists; expected a new file, or a new or empty folder{remedy}")
+
+
+def present(args: argparse.Namespace, tree: Any, show: Callable[[Any, Console], object], out: Console) -> int:
+    """An answer in the format that was asked for; 0, as exit code."""
+    if args.format == "json":
+        write_json(tree, out)
+    elif args.format == "csv":
+        write_csv(tree[args.verb.rows], out)
+    else:
+        show(tree, out)
+    return 0
+
+
+def asking(
+    ask: Callable[[Client, argparse.Namespace], Any], show: Callable[[Any, Console], object]
+) -> Handler:
+    """The function of a verb that asks a daemon and shows the answer."""
+
+    def run(args: argparse.Namespace, out: Console, *_: Console) -> int:
+        return present(args, ask(client_of(args), args), show, out)
+
+    return run
+
+
+def live(
+    ask: Callable[[Client, argparse.Namespace], Any],
+    show: Callable[[Any, Console], object],
+    arguments: str,
+    *examples: str,
+    **kinds: Any,
+) -> Verb:
+    """A verb that asks a running daemon and shows the answer; `kinds`: see `Verb`."""
+    return Verb(asking(ask, show), arguments, examples, live=True, **kinds)
 
 
 def write_json(value: Any, out: Console) -> None:
@@ -85,4 +132,19 @@ def write_json(value: Any, out: Console) -> None:
 
     tree = msgspec.json.decode(msgspec.json.encode(value))
     out.file.write(json.dumps(tree, ensure_ascii=True, separators=(",", ":")) + "\n")
+    out.file.flush()
+
+
+def write_csv(rows: Sequence[dict[str, Any]], out: Console) -> None:
+    """Rows of an answer with a line of their names; what is no single value is JSON in its cell."""
+    import csv
+
+    import msgspec
+
+    table = csv.writer(out.file, lineterminator="\n")
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    table.writerow(names)
+    for row in msgspec.json.decode(msgspec.json.encode(rows)):
+        cells = (row.get(name) for name in names)
+        table.writerow(json.dumps(c) if isinstance(c, list | dict | bool) else c for c in cells)
     out.file.flush()

@@ -29,8 +29,10 @@ from connectors.dsx import discover, to_yaml
 from connectors.files import read_capture
 from twin.api import Client, login_link
 from twin.catalogue import ConfigError, ConnectorError, StorageError, quantity
+from twin.cli.commands import parser_of
+from twin.cli.grammar import Verb
+from twin.cli.operate import TONES, bounds
 from twin.cli.replay import conclude, run_replay
-from twin.cli.show import TONES, bounds
 from twin.cli.traces import trace_root
 from twin.config import load_config, load_site, make_engine
 from twin.report import Collector, safe_text, text_table, when, write_report
@@ -66,24 +68,11 @@ history: {{every_s: 1}}
 CAPTURE = Path("dsx-bms-capture") / "dsx_exemplar.csv"
 
 
-def add_parser(commands: Any) -> None:
-    """The arguments of `racktwin demo`."""
-    demo = commands.add_parser("demo", help="run a simulated pod under control of the daemon until Ctrl-C")
-    demo.add_argument("--out", type=Path, default=Path("build/demo"))
-    demo.add_argument("--seconds", type=float, help="stop after this many seconds")
-    demo.add_argument(
-        "--recorded",
-        action="store_true",
-        help="replay a real and a simulated recording instead, and write reports",
-    )
-    demo.set_defaults(handler=run_demo)
-
-
 def run_demo(args: argparse.Namespace, out: Console, err: Console) -> int:
     """The live demo, or the recorded one."""
     if args.recorded:
         return run_recorded_demo(args.out, out, err)
-    return run_live_demo(args.out, args.seconds, out)
+    return run_live_demo(args.out, args.for_s, out)
 
 
 def run_live_demo(folder: Path, seconds: float | None, out: Console) -> int:
@@ -299,25 +288,11 @@ def run_recorded_demo(folder: Path, out: Console, err: Console) -> int:
             f"{site}: the site, discovered from the recording's own metadata", markup=False, soft_wrap=True
         )
         run_replay(
-            argparse.Namespace(
-                site=site,
-                trace=[capture],
-                map=None,
-                speed="max",
-                tick=None,
-                out=None,
-                report=folder / "real",
-                authority=[],
-                no_compare=False,
-                trust_plugins=False,
-                json=False,
-            ),
-            out,
-            err,
+            _parse(["--site", str(site), "--trace", str(capture), "--report", str(folder / "real")]), out, err
         )
     else:
         out.print(
-            f"No recording at {capture}.\n`.venv/bin/racktwin traces fetch dsx-bms-capture` brings a real "
+            f"No recording at {capture}.\n`.venv/bin/racktwin trace fetch dsx-bms-capture` brings a real "
             "one, or set RACKTWIN_TRACES; without it the demo shows only what racktwin generates itself.",
             markup=False,
             soft_wrap=True,
@@ -325,12 +300,18 @@ def run_recorded_demo(folder: Path, out: Console, err: Console) -> int:
     out.rule("Simulated by racktwin: a rack loses its coolant")
     _simulated(folder / "simulated", out)
     out.print(
-        "\nNext: open the reports; `.venv/bin/racktwin --help`; `.venv/bin/racktwin discover CAPTURE -o "
+        "\nNext: open the reports; `.venv/bin/racktwin --help`; `.venv/bin/racktwin site discover CAPTURE -o "
         "site.yaml` for your own site.",
         markup=False,
         soft_wrap=True,
     )
     return 0
+
+
+def _parse(words: list[str]) -> argparse.Namespace:
+    """The arguments of a replay."""
+    parsed: argparse.Namespace = parser_of("trace", "replay").parse_args(words)
+    return parsed
 
 
 def _simulated(folder: Path, out: Console) -> None:
@@ -349,7 +330,7 @@ def _play(folder: Path, out: Console) -> None:
     outcome = replay_arrivals(engine, spec, source, 1.0, run, (collector, source))
     result = summary(engine, outcome, source.messages.summary(), time.monotonic() - begun)
     result |= {"source": [str(source.keep)], "simulated": True}
-    conclude(collector, result, folder, False, out)
+    conclude(_parse(["--trace", str(source.keep), "--report", str(folder)]), collector, result, out)
     again = make_engine(site)
     compared = replay_frames(again, TraceReader(run), run / "journal.jsonl").compared_lines
     out.print(
@@ -357,3 +338,18 @@ def _play(folder: Path, out: Console) -> None:
         markup=False,
         soft_wrap=True,
     )
+
+
+VERBS = {
+    "demo": Verb(
+        run_demo,
+        """
+        --out FOLDER=build/demo  for its files
+        --for DURATION  stop after this long
+        ~--seconds SECONDS>for_s
+        --recorded  replay a real and a simulated recording instead, and write reports
+        """,
+        ("", "--for 2min --out /tmp/demo", "--recorded"),
+        answers=False,
+    )
+}

@@ -24,6 +24,8 @@ from connectors.dsx import discover
 from connectors.files import BadRow, read_capture
 from connectors.mqtt import MqttLink
 from twin.catalogue import ConfigError, ConnectorError, StorageError, clean
+from twin.cli.arguments import BROKER_USER
+from twin.cli.grammar import Verb, host_port
 from twin.cli.record import CaptureFiles, listen, settings_of
 from twin.config import Loaded, load_config, packaged_profiles, reference_yaml
 from twin.daemon import load_checked
@@ -66,40 +68,12 @@ class Surroundings:
     guesses: list[str] = field(default_factory=list)
 
 
-def add_parser(commands: Any) -> None:
-    """The arguments of `racktwin init`."""
-    init = commands.add_parser("init", help="make a site file and a configuration from what is there")
-    init.add_argument("folder", type=Path, nargs="?", default=Path(), help="where to write (default: here)")
-    init.add_argument(
-        "--broker", metavar="HOST[:PORT]", help="MQTT broker, or `none`; default: one on this host"
-    )
-    for name, what in (("ca", "whom to trust"), ("cert", "certificate to show"), ("key", "its key")):
-        init.add_argument(f"--{name}-file", type=Path, help=f"TLS of the broker: {what} (PEM)")
-    init.add_argument("--username", help="user at the broker")
-    init.add_argument("--password-file", type=Path, help="file with the user's password")
-    init.add_argument(
-        "--exporter", action="append", metavar="URL", help="Prometheus exporter, as in http://n[01-18]:9400"
-    )
-    init.add_argument("--slurm", action=argparse.BooleanOptionalAction, help="read jobs and nodes of Slurm")
-    init.add_argument("--kubernetes", action=argparse.BooleanOptionalAction, help="read those of a cluster")
-    init.add_argument(
-        "--profile", metavar="NAME", help=f"type of the racks: {', '.join(packaged_profiles())}"
-    )
-    init.add_argument("--name", help="name of the site; default: as its agents call it")
-    init.add_argument("--seconds", type=float, default=60.0, help="how long to listen (default 60)")
-    init.add_argument("-y", "--yes", action="store_true", help="ask nothing: take what is found")
-    init.add_argument("--force", action="store_true", help="overwrite the files")
-    init.set_defaults(handler=run_init)
-
-
 def run_init(args: argparse.Namespace, out: Console, err: Console) -> int:
     """Look, ask, listen, write; then say what to do next."""
     folder: Path = args.folder
     paths = [folder / name for name in (SITE, CONFIG, REFERENCE)]
     if (there := [str(p) for p in paths if p.exists()]) and not args.force:
         raise StorageError(f"{', '.join(there)}: exists; expected a new folder, or --force to overwrite")
-    if not args.seconds >= 0:
-        raise ConfigError("--seconds: expected a number from 0 on")
     ask = _asker(out) if sys.stdin.isatty() and not args.yes else None
     found = _look(args, ask, out)
     with tempfile.TemporaryDirectory(prefix="racktwin-init-") as scratch:
@@ -154,14 +128,14 @@ def _look(args: argparse.Namespace, ask: Ask | None, out: Console) -> Surroundin
             raise ConnectorError(f"none of {len(faults)} exporters can be used; the first: {faults[0]}")
         if faults:
             found.guesses.append(f"{len(faults)} exporters do not answer and are left out, see above")
-    if args.slurm is not False:
+    if not args.no_slurm:
         found.slurm = slurm_hosts()
         if args.slurm and found.slurm is None:
             raise ConnectorError("--slurm: expected sinfo, squeue and scontrol on this host, and an answer")
         what = f"Slurm answers with {len(found.slurm or {})} nodes"
         if found.slurm is not None and not args.slurm and not _agreed(ask, what, found):
             found.slurm = None
-    if args.kubernetes is not False:
+    if not args.no_kubernetes:
         found.kubernetes = kubernetes_access()
         if args.kubernetes and found.kubernetes is None:
             raise ConnectorError("--kubernetes: expected KUBECONFIG, ~/.kube/config, or a pod of the cluster")
@@ -193,16 +167,16 @@ def _heard(
     args: argparse.Namespace, found: Surroundings, path: Path, out: Console, err: Console
 ) -> list[Message]:
     """All that the broker has to say within the time. Raises ConnectorError if it cannot be reached."""
-    if found.broker == NONE or args.seconds == 0:
+    if found.broker == NONE or args.for_s == 0:
         return []
     wanted = argparse.Namespace(**vars(args))
-    wanted.config, wanted.broker, wanted.topic = None, found.broker, None
+    wanted.config, wanted.broker, wanted.topic = None, _address(found.broker), None
     settings, topics = settings_of(wanted)
-    out.print(f"listening to {found.broker} for {args.seconds:g} s", markup=False, soft_wrap=True)
+    out.print(f"listening to {found.broker} for {args.for_s:g} s", markup=False, soft_wrap=True)
     files = CaptureFiles(path, CAPTURE_BYTES, CAPTURE_BYTES)
     link = MqttLink(settings, tuple((topic, 1) for topic in (*topics, *OTHER_TREES)))
     try:
-        asyncio.run(listen(link, files, {}, args.seconds, err))
+        asyncio.run(listen(link, files, {}, args.for_s, err))
     finally:
         files.close()
     messages = [row for row in read_capture(path) if not isinstance(row, BadRow)]
@@ -311,12 +285,19 @@ def _configuration(draft: SiteDraft, found: Surroundings, args: argparse.Namespa
     return tree
 
 
+def _address(broker: str) -> tuple[str, int]:
+    try:
+        return host_port(broker)
+    except argparse.ArgumentTypeError as error:
+        raise ConfigError(f"--broker {error}") from None
+
+
 def _broker(found: Surroundings, args: argparse.Namespace) -> Any:
     if found.broker == NONE:
         found.guesses.append("no broker: racktwin brings up one of its own on loopback (`broker: embedded`)")
         return "embedded"
     wanted = argparse.Namespace(**vars(args))
-    wanted.config, wanted.broker, wanted.topic = None, found.broker, None
+    wanted.config, wanted.broker, wanted.topic = None, _address(found.broker), None
     settings, _ = settings_of(wanted)
     tree: dict[str, Any] = {"host": settings.host, "port": settings.port}
     if args.username is not None:
@@ -357,7 +338,32 @@ def _say(folder: Path, guesses: list[str], loaded: Loaded, out: Console) -> None
         return
     from twin.api import login_link
 
-    say(f"next: racktwin run --check --online --config {folder / CONFIG}   (asks each endpoint once)")
-    say(f"      racktwin run --config {folder / CONFIG}")
+    say(f"next: racktwin daemon check --online --config {folder / CONFIG}   (asks each endpoint once)")
+    say(f"      racktwin daemon run --config {folder / CONFIG}")
     say(f"then: {login_link(loaded)}")
     say("      the page, as an administrator: the link holds a token, so keep it to yourself")
+
+
+VERBS = {
+    "init": Verb(
+        run_init,
+        f"""
+        [FOLDER=.]  where to write
+        --broker HOST:PORT  MQTT broker, or `none`; default: one on this host
+        {BROKER_USER}
+        --exporter URL*  Prometheus exporter, as in http://n[01-18]:9400; may be given again
+        --slurm  read jobs and nodes of Slurm; an error if it is not here
+        --no-slurm  do not
+        --kubernetes  read those of a cluster; an error if it is not here
+        --no-kubernetes  do not
+        --profile NAME  type of the racks
+        --name NAME  of the site; default: as its agents call it
+        --for DURATION=1min  how long to listen
+        ~--seconds SECONDS>for_s
+        -y --yes  ask nothing: take what is found
+        --force  overwrite the files
+        """,
+        ("site/", "site/ --broker mqtt.example.org --exporter 'http://n[01-18]:9400' --yes"),
+        answers=False,
+    )
+}

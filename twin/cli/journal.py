@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ from rich.console import Console
 from rich.text import Text
 
 from twin.catalogue import ConfigError, StorageError, clean, utc
-from twin.cli.arguments import instant_ns
+from twin.cli.arguments import instant_ns, present
+from twin.cli.grammar import Verb, did_you_mean
 from twin.contracts import JOURNAL_KINDS, journal_schema
-from twin.report import grid, safe_text, sentence
+from twin.report import grid, print_line, safe_text, sentence
 from twin.run import (
     OPEN,
     Entry,
@@ -28,26 +30,6 @@ from twin.run import (
 )
 
 
-def add_parser(commands: Any) -> None:
-    """The arguments of `racktwin journal`."""
-    journal = commands.add_parser("journal", help="verify or show the journal of a run")
-    actions = journal.add_subparsers(dest="action", required=True, metavar="ACTION")
-    actions.add_parser("schema", help="print the JSON Schema of a line")
-    verify = actions.add_parser("verify", help="verify the hash chain")
-    verify.add_argument("path", type=Path, help="journal.jsonl, or the folder of a run")
-    verify.add_argument("--cut", action="store_true", help="cut off a faulty tail (it is kept as .torn)")
-    verify.add_argument("--json", action="store_true")
-    show = actions.add_parser("show", help="print entries as sentences")
-    show.add_argument("path", type=Path, help="journal.jsonl, or the folder of a run")
-    show.add_argument("--kind", help="only entries of this kind: event, command, advice, finding, ...")
-    show.add_argument("--limit", type=int, default=50, help="at most this many entries (default: 50)")
-    show.add_argument("--last", action="store_true", help="the last entries instead of the first")
-    show.add_argument("--since", help="entries from this time on, such as 2026-11-21T02:00 (UTC)")
-    show.add_argument("--until", help="entries up to this time")
-    show.add_argument("--json", action="store_true")
-    journal.set_defaults(handler=run_journal)
-
-
 def _journal(path: Path) -> Path:
     found = path / OPEN if path.is_dir() else path
     if not journal_exists(found):
@@ -57,55 +39,51 @@ def _journal(path: Path) -> Path:
     return found
 
 
-def run_journal(args: argparse.Namespace, out: Console, err: Console) -> int:
-    """`journal verify`, `journal show` and `journal schema`."""
-    if args.action == "schema":
-        out.print_json(msgspec.json.encode(journal_schema()).decode())
-        return 0
-    return _verify(args, out, err) if args.action == "verify" else _show(args, out, err)
+def run_schema(_: argparse.Namespace, out: Console, *__: Console) -> int:
+    """Print the schema of a line; it is JSON in every format."""
+    out.print_json(msgspec.json.encode(journal_schema()).decode())
+    return 0
 
 
-def _verify(args: argparse.Namespace, out: Console, err: Console) -> int:
+def run_verify(args: argparse.Namespace, out: Console, err: Console) -> int:
+    """Verify the chain, and cut off a faulty tail if asked to; 1 if it is faulty and stays so."""
     path = _journal(args.path)
     verdict = verify_journal(path)
     if args.cut and verdict.fault and path.name != OPEN and path in closed_segments(path.parent):
         raise StorageError(f"{path}: others follow it; give the folder of the run to cut its journal there")
     kept = cut_journal(path, verdict) if verdict.fault and args.cut else []
     where = path.with_name(verdict.file) if path.name == OPEN else path
-    if args.json:
-        out.print_json(msgspec.json.encode(_as_json(path, where, verdict, bool(kept))).decode())
-    elif verdict.fault is None:
+    tree = _as_json(path, where, verdict, bool(kept))
+    present(args, tree, lambda *_: _say_verdict(path, where, verdict, out, err), out)
+    if args.format != "json" and kept:
+        print_line(err, f"cut there; what was behind is in {', '.join(map(str, kept))}")
+    elif args.format != "json" and verdict.fault is not None and args.cut:
+        print_line(err, "not cut: what is missing lies before it")
+    return 0 if verdict.fault is None or kept else 1
+
+
+def _say_verdict(path: Path, where: Path, verdict: JournalVerdict, out: Console, err: Console) -> None:
+    if verdict.fault is None:
         pieces = f" in {verdict.segments} segments" if verdict.segments > 1 else ""
-        out.print(
+        print_line(
+            out,
             f"{path}: {verdict.lines} lines{pieces}, the chain holds, head {verdict.head} (a change of the "
             "very last line shows only in a replay)",
-            markup=False,
-            soft_wrap=True,
         )
     else:
-        err.print(
-            f"error {where} line {verdict.line_no}, byte {verdict.position}: {clean(verdict.fault, 500)}; "
-            f"the {verdict.lines} lines before are good"
-            if not verdict.unexplained
-            else f"error {where}: {clean(verdict.fault, 500)}; its {verdict.lines} lines are one chain",
-            style="red",
-            markup=False,
-            soft_wrap=True,
-        )
-        if kept:
-            pieces = ", ".join(map(str, kept))
-            err.print(f"cut there; what was behind is in {pieces}", markup=False, soft_wrap=True)
-        elif args.cut:
-            err.print("not cut: what is missing lies before it", markup=False, soft_wrap=True)
-    if not args.json and (gone := verdict.pruned) is not None:
-        out.print(
+        fault = clean(verdict.fault, 500)
+        text = f"error {where} line {verdict.line_no}, byte {verdict.position}: {fault}; the {verdict.lines} "
+        text += "lines before are good"
+        if verdict.unexplained:
+            text = f"error {where}: {fault}; its {verdict.lines} lines are one chain"
+        print_line(err, text, "red")
+    if (gone := verdict.pruned) is not None:
+        print_line(
+            out,
             f"begins at line {verdict.first_seq + 1:,}: segments up to {clean(gone.file, 100)} "
             f"(line {gone.last_seq + 1:,}) were pruned on {utc(gone.now_ns)}; "
             f"recorded in line {gone.seq + 1:,}",
-            markup=False,
-            soft_wrap=True,
         )
-    return 0 if verdict.fault is None or kept else 1
 
 
 def _as_json(path: Path, where: Path, verdict: JournalVerdict, cut: bool) -> dict[str, Any]:
@@ -128,13 +106,15 @@ def _as_json(path: Path, where: Path, verdict: JournalVerdict, cut: bool) -> dic
     }
 
 
-def _show(args: argparse.Namespace, out: Console, err: Console) -> int:
+def run_show(args: argparse.Namespace, out: Console, err: Console) -> int:
+    """Print entries as sentences, or as the lines that they are."""
     if args.kind and args.kind not in JOURNAL_KINDS:
-        raise ConfigError(f"--kind {args.kind}: is unknown; expected one of {', '.join(JOURNAL_KINDS)}")
+        near = did_you_mean(args.kind, JOURNAL_KINDS)
+        raise ConfigError(f"--kind {args.kind}: is unknown; expected one of {', '.join(JOURNAL_KINDS)}{near}")
     path = _journal(args.path)
-    since_ns = instant_ns("--since", args.since) if args.since else 0
-    until_ns = instant_ns("--until", args.until) if args.until else 2**63
-    found: deque[tuple[Entry, bytes]] = deque(maxlen=max(0, args.limit) if args.last else None)
+    since_ns = instant_ns("--since", args.since, time.time_ns(), -1) if args.since else 0
+    until_ns = instant_ns("--until", args.until, time.time_ns(), -1) if args.until else 2**63
+    found: deque[tuple[Entry, bytes]] = deque(maxlen=args.limit if args.last else None)
     fault, chosen = None, 0
     for number, line in enumerate(journal_lines(path), start=1):
         try:
@@ -148,12 +128,12 @@ def _show(args: argparse.Namespace, out: Console, err: Console) -> int:
         chosen += 1
         if args.last or len(found) < args.limit:
             found.append((entry, line))
-    if args.json:
+    if args.format == "json":
         out.file.write("".join(line.decode() + "\n" for _, line in found))
     else:
         rows = [[utc(e.now_ns) if e.now_ns else "-", e.tick, e.kind, _text(e)] for e, _ in found]
         grid(out, ("time (UTC)", "tick", "kind", "what"), rows, "no entries")
-    _left_out(args, chosen, len(found), err if args.json else out)
+    _left_out(args, chosen, len(found), err if args.format else out)
     if fault is None and (args.last or len(found) < args.limit) and is_torn(path):
         fault = f"{path}: the last line is torn; run `racktwin journal verify`"
     if fault is not None:
@@ -166,13 +146,35 @@ def _left_out(args: argparse.Namespace, chosen: int, shown: int, console: Consol
     if chosen <= shown:
         return
     which, other = ("earlier", "") if args.last else ("later", ", `--last` the last ones")
-    console.print(
+    print_line(
+        console,
         f"{chosen - shown:,} {which} {'entry' if chosen - shown == 1 else 'entries'} left out: "
         f"`--limit {chosen}` shows all{other}",
-        markup=False,
-        soft_wrap=True,
     )
 
 
 def _text(entry: Entry) -> Text:
     return safe_text(sentence(entry.record), limit=4000)
+
+
+RUN = "FOLDER>path  of a run, or its journal.jsonl"
+VERBS = {
+    "journal schema": Verb(run_schema, "", ("",)),
+    "journal verify": Verb(
+        run_verify,
+        f"{RUN}\n--cut  cut off a faulty tail (it is kept as .torn)",
+        ("/var/lib/racktwin/run", "run/ --cut"),
+    ),
+    "journal show": Verb(
+        run_show,
+        f"""
+        {RUN}
+        --kind KIND  only entries of this: event, command, advice, finding, ...
+        --limit COUNT=50  at most this many entries
+        --last  the last entries instead of the first
+        --since TIME  such as 2026-11-21T02:00 (UTC), 02:00, or 3h for three hours ago
+        --until TIME  entries up to this time
+        """,
+        ("run/ --kind command --last", "run/ --since 2026-11-21T02:00 --limit 200", "run/ --since 2h"),
+    ),
+}

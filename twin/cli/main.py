@@ -1,4 +1,4 @@
-"""The command line: `racktwin check | discover | replay | run | status | approve | ...`; `--help` lists all.
+"""The command line: nouns with verbs, as `commands.py` lists them; `racktwin --help` shows all.
 
 Parses arguments and prints; the work is elsewhere. Exit codes: 0 done, 1 the answer is no (a bad file, a
 broken chain, a replay that differs), 2 a wrong call.
@@ -6,111 +6,148 @@ broken chain, a replay that differs), 2 a wrong call.
 
 from __future__ import annotations
 
-import argparse
-import importlib
+import io
 import os
 import sys
+import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from twin.catalogue import ConfigError, ConnectorError, Divergence, TwinError
+from twin.cli.commands import NOUNS, find, help_of, overview, parser_of, renamed
+from twin.cli.grammar import WrongCall
 
-from twin.catalogue import ConfigError, Divergence, TwinError
-from twin.report import escape
-from twin.run import stop_at_once
+if TYPE_CHECKING:
+    from rich.console import Console
 
-# Modules are imported when one of their commands is called: some bring much along. `live` has the rest.
-_COMMANDS = {
-    "init": ("twin.cli.init", "make a site file and a configuration from what is there"),
-    "check": ("twin.cli.site", "check site files and report every error"),
-    "discover": ("twin.cli.site", "make a site file from the metadata in a recording"),
-    "record-info": ("twin.cli.site", "summarise a recorded run or a capture"),
-    "replay": ("twin.cli.replay", "replay recorded telemetry through the twin"),
-    "journal": ("twin.cli.journal", "verify or show the journal of a run"),
-    "traces": ("twin.cli.traces", "list, fetch and verify the public recordings"),
-    "run": ("twin.cli.run", "run the daemon: mirror a live site and act by its policies"),
-    "record": ("twin.cli.record", "record live MQTT messages to files for replay"),
-    "broker-acl": ("twin.cli.acl", "write Mosquitto's access list for a site"),
-    "simulate": ("twin.cli.simulate", "simulate a site under a scenario, for hours or months"),
-    "whatif": ("twin.cli.whatif", "run a scenario from the twin's state, with and without policies"),
-    "backtest": ("twin.cli.backtest", "score forecasts, alarms and checkpoint intervals on recordings"),
-    "checkpoint": ("twin.cli.checkpoint", "plan how often training jobs save checkpoints"),
-    "replacement": ("twin.cli.replacement", "show which nodes are replaced before they fail, and why"),
-    "power": ("twin.cli.power", "show headroom, caps and their cost; set load targets"),
-    "sources": ("twin.cli.sources", "list who sends telemetry, and what of it is not used and why"),
-    "explain": ("twin.cli.explain", "explain the proposals of a policy"),
-    "plant": ("twin.cli.plant", "run a simulated site on a broker in real time, to try the daemon"),
-    "demo": ("twin.cli.demo", "run a simulated pod under control of the daemon until Ctrl-C"),
-}
+HELP = ("-h", "--help", "help")
+WIDE = 160  # columns of an answer in a file
 
 
-def _parser(called: str | None = None) -> argparse.ArgumentParser:
-    """All commands; the called one has its arguments and `handler`: (args, out, err) -> exit code."""
-    from twin.cli import live
+def parse(words: list[str]) -> Any:
+    """The arguments of a call, with its `verb`. A wrong call ends the program with exit code 2."""
+    words, note = renamed(words)
+    if note:
+        sys.stderr.write(f"note {note}\n")
+    noun, verb, rest = find(words)
+    return parser_of(noun, verb).parse_args(rest)
 
-    top = argparse.ArgumentParser(
-        prog="racktwin", description="Digital twin and operations daemon for racks of AI accelerators."
-    )
-    top.add_argument("--version", action="store_true", help="print the version and exit")
-    commands = top.add_subparsers(dest="command", metavar="COMMAND")
-    module = _COMMANDS[called][0] if called in _COMMANDS else None
-    if module is not None:
-        importlib.import_module(module).add_parser(commands)
-    for name, (_, what) in _COMMANDS.items():
-        if name not in commands.choices:
-            commands.add_parser(name, help=what)
-    live.add_parsers(commands)
-    return top
+
+def _help(words: list[str]) -> int | None:
+    """Print the help that is asked for; None where a verb is called."""
+    if not words:
+        sys.stderr.write(overview() + "\n")
+        return 2
+    if words == ["--version"]:
+        from twin import VERSION
+
+        sys.stdout.write(f"racktwin {VERSION}\n")
+        return 0
+    if words[0] not in HELP and words[-1] not in HELP[:2]:
+        return None
+    asked = words[1:] if words[0] in HELP else words[:-1]
+    if len(asked) > 1 or (asked and (asked[0] not in NOUNS or "" in NOUNS[asked[0]].verbs)):
+        parse([*asked, "--help"])
+    sys.stdout.write((help_of(asked[0]) if asked else overview()) + "\n")
+    return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the command."""
-    words = sys.argv[1:] if argv is None else argv
-    parser = _parser(next((word for word in words if not word.startswith("-")), None))
-    args = parser.parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if (code := _help(words)) is not None:
+        return code
+    args = parse(words)
+
+    from rich.console import Console
+
+    from twin.run import stop_at_once
+
     # No emoji codes: text from outside may hold `:fire:` and is to be shown as it is.
     out = Console(highlight=False, emoji=False)
     err = Console(stderr=True, highlight=False, emoji=False)
-    if args.version:
-        from twin import VERSION
-
-        out.print(f"racktwin {VERSION}")
-        return 0
-    if args.command is None:
-        parser.print_help(sys.stderr)
-        return 2
     # A service manager's stop ends a run as Ctrl-C does: files are closed, and it says so.
     stop_at_once()
     try:
-        return int(args.handler(args, out, err))
-    except ConfigError as error:
-        for problem in error.problems:
-            err.print(f"[red]error[/red] {escape(problem)}", soft_wrap=True)
-        return 1
-    except Divergence as error:
-        err.print(f"[red]differs[/red] {escape(str(error))}", soft_wrap=True)
-        return 1
-    except TwinError as error:
-        err.print(f"[red]error[/red] {escape(str(error))}", soft_wrap=True)
-        return 1
+        if getattr(args, "watch", None):
+            return _watched(args, out, err)
+        return _written(args, err) if getattr(args, "answer_file", None) else args.verb.run(args, out, err)
     except BrokenPipeError:
         # Whoever read our output has left; the interpreter must not complain when it flushes at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        err.print(f"[red]error[/red] {escape(where + (error.strerror or str(error)))}", soft_wrap=True)
-        return 1
-    except RecursionError:
-        err.print("[red]error[/red] a file is nested too deeply; expected a hundred levels at most")
-        return 1
     except KeyboardInterrupt:
         err.print("interrupted")
         return 130
     except Exception as error:
+        return _told(error, args.command, err)
+
+
+def _told(error: Exception, command: str, err: Console) -> int:
+    """Say why it failed; the exit code. What nobody expected is raised again."""
+    from twin.report import escape
+
+    tag, code, texts = "error", 1, [str(error)]
+    if isinstance(error, WrongCall):
+        code, texts = 2, [f"{error}; see `racktwin {command} --help`"]
+    elif isinstance(error, ConfigError):
+        texts = list(error.problems)
+    elif isinstance(error, Divergence):
+        tag = "differs"
+    elif isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        texts = [where + (error.strerror or str(error))]
+    elif isinstance(error, RecursionError):
+        texts = ["a file is nested too deeply; expected a hundred levels at most"]
+    elif not isinstance(error, TwinError):
         if not _was_interrupted(error):
-            raise
+            raise error
         err.print("interrupted")
         return 130
+    for text in texts:
+        err.print(f"[red]{tag}[/red] {escape(text)}", soft_wrap=True)
+    return code
+
+
+def _console(width: int, colour: bool) -> tuple[Console, io.StringIO]:
+    from rich.console import Console
+
+    text = io.StringIO()
+    return Console(file=text, width=width, force_terminal=colour, highlight=False, emoji=False), text
+
+
+def _written(args: Any, err: Console) -> int:
+    """Write the answer into a file, whole or not at all."""
+    from twin.cli.arguments import refuse_existing
+    from twin.run import atomic_write
+
+    path = args.answer_file
+    refuse_existing("--out", path, args.force)
+    if args.format is None and path.suffix in (".json", ".csv" if args.verb.rows else ".json"):
+        args.format = path.suffix[1:]
+    made, text = _console(WIDE, False)
+    code = args.verb.run(args, made, err)
+    atomic_write(path, text.getvalue(), sync=False)
+    err.print(f"written: {path}", markup=False, soft_wrap=True)
+    return int(code)
+
+
+def _watched(args: Any, out: Console, err: Console) -> int:
+    """Show the answer again and again, until Ctrl-C; a daemon that is away meanwhile is waited for."""
+    shown = False
+    while True:
+        made, text = _console(out.width, out.is_terminal)
+        try:
+            args.verb.run(args, made, err)
+            shown = True
+        except ConnectorError as error:
+            if not shown:
+                raise
+            made.print(f"{error}; trying again", markup=False, soft_wrap=True)
+        out.clear()
+        out.file.write(text.getvalue())
+        out.file.flush()
+        time.sleep(args.watch)
 
 
 def _was_interrupted(error: BaseException) -> bool:

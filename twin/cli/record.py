@@ -1,4 +1,4 @@
-"""`racktwin record`: live MQTT into capture files that `racktwin replay` reads.
+"""`racktwin trace record`: live MQTT into capture files that `racktwin trace replay` reads.
 
 What the broker retains (metadata) is written first, then everything in the order of its arrival. Files are
 cut by size, never overwritten, and flushed each second, so that a kill costs a second and half a line.
@@ -19,9 +19,12 @@ from rich.console import Console
 
 from connectors.files import encode_row
 from connectors.mqtt import LinkSettings, MqttLink, matcher
-from twin.catalogue import ConfigError, ConnectorError, StorageError, clean
-from twin.cli.arguments import write_json
-from twin.config import Broker, load_config
+from twin.catalogue import ConfigError, ConnectorError, StorageError
+from twin.cli.arguments import BROKER_USER, present
+from twin.cli.broker import advised, as_user
+from twin.cli.grammar import CONFIG, Verb
+from twin.config import Broker, find_config, load_config
+from twin.report import print_line
 from twin.telemetry import Message
 from twin.wiring import link_settings
 
@@ -120,44 +123,19 @@ class CaptureFiles:
         return out
 
 
-def add_parser(commands: Any) -> None:
-    """The arguments of the command."""
-    record = commands.add_parser("record", help="capture live MQTT to files that replay reads")
-    where = record.add_mutually_exclusive_group(required=True)
-    where.add_argument("--config", type=Path, help="the broker of this configuration")
-    where.add_argument("--broker", metavar="HOST[:PORT]", help="any other broker")
-    for name, what in (
-        ("ca", "authority of the broker"),
-        ("cert", "certificate to show"),
-        ("key", "its key"),
-    ):
-        record.add_argument(f"--{name}-file", type=Path, help=f"TLS: {what} (PEM)")
-    record.add_argument("--username", help="user at the broker")
-    record.add_argument("--password-file", type=Path, help="file with the user's password")
-    record.add_argument("--out", type=Path, required=True, help="new file, *.jsonl")
-    record.add_argument("--topic", action="append", metavar="FILTER", help="instead of the BMS and IT trees")
-    record.add_argument("--seconds", type=float, help="end after this long (default: Ctrl-C)")
-    record.add_argument(
-        "--segment-mb", type=float, default=512.0, help="begin a new file beyond (default 512)"
-    )
-    record.add_argument("--max-mb", type=float, default=10_000.0, help="end beyond (default 10000)")
-    record.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    record.set_defaults(handler=run_record)
-
-
 def run_record(args: argparse.Namespace, out: Console, err: Console) -> int:
     """Record until the time is up, the size is reached, or Ctrl-C; then say what was recorded."""
     settings, topics = settings_of(args)
     if args.out.suffix != ".jsonl":
         raise ConfigError(f"{args.out}: expected a name that ends in .jsonl, which replay knows the form by")
-    if not (args.segment_mb > 0 and args.max_mb > 0 and (args.seconds is None or args.seconds > 0)):
-        raise ConfigError("--seconds, --segment-mb and --max-mb: expected numbers > 0")
+    if not (args.segment_mb > 0 and args.max_mb > 0):
+        raise ConfigError("--segment-mb and --max-mb: expected numbers > 0")
     files = CaptureFiles(args.out, int(args.segment_mb * 2**20), int(args.max_mb * 2**20))
     lost: dict[str, int] = {}
     begun = time.monotonic()
     link = MqttLink(settings, tuple((topic, 1) for topic in topics))
     try:
-        why = asyncio.run(listen(link, files, lost, args.seconds, err))
+        why = asyncio.run(listen(link, files, lost, args.for_s, err))
     except BaseException:
         files.close()
         if not files.messages:
@@ -177,93 +155,47 @@ def run_record(args: argparse.Namespace, out: Console, err: Console) -> int:
         "ended": why,
         "topics": dict(sorted(files.kinds.items())),
     }
-    if args.json:
-        write_json(summary, out)
-        return 0
+    return present(args, summary, _show, out)
+
+
+def _show(summary: dict[str, Any], out: Console) -> None:
     for key, value in summary.items():
         if key != "lost_why" or value:
             shown = ", ".join(f"{k}: {v}" for k, v in value.items()) if isinstance(value, dict) else value
             shown = ", ".join(shown) if isinstance(shown, list) else shown
-            out.print(f"{key}: {clean(str(shown), 4000)}", markup=False, soft_wrap=True)
-    return 0
+            print_line(out, f"{key}: {shown}")
 
 
 def settings_of(args: argparse.Namespace) -> tuple[LinkSettings, tuple[str, ...]]:
     """Whom to ask, and for what. Raises ConfigError. A recorder is a client of its own beside the daemon."""
     topics = list(args.topic or TOPICS)
-    if args.config is not None:
-        loaded = load_config(args.config)
+    if args.broker is None:
+        loaded = load_config(find_config(args.config))
         broker = loaded.config.broker
         embedded = loaded.config.embedded_port
         if not isinstance(broker, Broker) and not embedded:
             raise ConfigError(
-                f"{args.config}: $.broker: the daemon chooses the port of its embedded broker; expected "
+                f"{loaded.path}: $.broker: the daemon chooses the port of its embedded broker; expected "
                 "`embedded_port` there, or --broker 127.0.0.1:PORT instead of --config"
             )
         settings = link_settings(loaded, embedded or None)
         if isinstance(broker, Broker) and not args.topic:
             topics += broker.topics
     else:
-        host, _, port = args.broker.rpartition(":") if ":" in args.broker else (args.broker, "", "1883")
-        if not host or not port.isdigit() or not 0 < int(port) < 65_536:
-            raise ConfigError(f"--broker {args.broker!r}: expected HOST or HOST:PORT")
-        settings = LinkSettings(host.strip("[]"), int(port))
+        settings = LinkSettings(*args.broker)
     for topic in topics:
         matcher(topic)
-    settings = _identity(settings, args)
+    if args.broker is None and settings.cert_file is not None and args.cert_file is None:
+        raise ConfigError(
+            f"{loaded.path}: its certificate is the daemon's, whose place at the broker a recorder would "
+            "take; expected --cert-file and --key-file of a user who only reads"
+        )
+    settings = as_user(settings, args)
     return (
         dataclasses.replace(
             settings, client_id=f"{settings.client_id}-record-{os.getpid()}", persistent=False
         ),
         tuple(dict.fromkeys(topics)),
-    )
-
-
-def _identity(settings: LinkSettings, args: argparse.Namespace) -> LinkSettings:
-    """As whom to connect: never with the daemon's own certificate, since a broker may know clients by it."""
-    if (args.cert_file is None) != (args.key_file is None) or (args.password_file and not args.username):
-        raise ConfigError("expected --cert-file with --key-file, and --password-file with --username")
-    if args.config is not None and settings.cert_file is not None and args.cert_file is None:
-        raise ConfigError(
-            f"{args.config}: its certificate is the daemon's, whose place at the broker a recorder would "
-            "take; expected --cert-file and --key-file of a user who only reads"
-        )
-    paths = (args.ca_file, args.cert_file, args.key_file, args.password_file)
-    for path in paths:
-        if path is not None and not os.access(path, os.R_OK):
-            raise ConfigError(f"{path}: cannot be read")
-    ca, cert, key = (None if path is None else str(path) for path in paths[:3])
-    if ca is not None or cert is not None:
-        settings = dataclasses.replace(
-            settings,
-            tls=True,
-            ca_file=ca or settings.ca_file,
-            cert_file=cert or settings.cert_file,
-            key_file=key or settings.key_file,
-        )
-    if args.username is not None:
-        secret = args.password_file.read_text(encoding="utf-8").strip() if args.password_file else None
-        settings = dataclasses.replace(settings, username=args.username, password=secret)
-    return settings
-
-
-def advised(fault: str, tls: bool) -> str:
-    """Why no connection was made, with what to give instead where TLS is what the two ends differ in."""
-    low = fault.lower()
-    if "certificate required" in low or "handshake failure" in low:
-        return f"{fault}: give --cert-file and --key-file of a user who only reads (and --ca-file)"
-    if not any(
-        sign in low for sign in ("reset by peer", "ended the connection", "eof occurred", "wrong_version")
-    ):
-        return fault
-    if tls:
-        return (
-            f"{fault}; does this port speak TLS? Without TLS (mostly port 1883) leave --ca-file and "
-            "--cert-file out, or `tls` in a configuration"
-        )
-    return (
-        f"{fault}; is it a port with TLS (mostly 8883)? Then give --ca-file, with --cert-file and --key-file "
-        "where it wants a client certificate"
     )
 
 
@@ -285,7 +217,7 @@ async def listen(
             except ConnectorError as error:
                 if not link.counts.connections:
                     raise ConnectorError(advised(str(error), link.settings.tls)) from None
-                err.print(f"{clean(str(error), 1000)}; trying again", markup=False, soft_wrap=True)
+                print_line(err, f"{error}; trying again")
             await asyncio.sleep(RETRY_S)
 
     holding = asyncio.ensure_future(hold())
@@ -312,3 +244,25 @@ async def listen(
         await asyncio.gather(holding, return_exceptions=True)
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
+
+
+VERBS = {
+    "trace record": Verb(
+        run_record,
+        f"""
+        {CONFIG}
+        --broker HOST[:PORT]  of the site, instead of the configuration's
+        {BROKER_USER}
+        -o --out FILE!  new file, *.jsonl
+        --topic FILTER*  instead of the BMS and IT trees; may be given again
+        --for DURATION  end after this long; default: Ctrl-C
+        ~--seconds SECONDS>for_s
+        --segment-mb NUMBER=512  begin a new file beyond
+        --max-mb NUMBER=10000  end beyond
+        """,
+        (
+            "--broker mqtt.example.org --out capture.jsonl --for 10min",
+            "--config racktwin.yaml --out capture.jsonl --topic 'telegraf/#'",
+        ),
+    )
+}

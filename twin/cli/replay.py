@@ -1,4 +1,4 @@
-"""The command `replay`: its arguments become a run, a bar, a summary and a report."""
+"""The command `trace replay`: its arguments become a run, a bar, a summary and a report."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from connectors.files import open_bytes, read_mapping
-from twin.catalogue import ConfigError, StorageError, clean
-from twin.cli.arguments import authority_levels, write_json
-from twin.config import load_site, make_engine, outside_plug_ins
+from twin.catalogue import ConfigError, StorageError, clean, duration
+from twin.cli.arguments import LEVELS, REPORT, authority_levels, present, refuse_existing
+from twin.cli.grammar import Verb
+from twin.config import load_site, make_engine, make_policies, outside_plug_ins
 from twin.contracts import Decision, ManifestRecord
 from twin.engine import Engine
-from twin.report import Collector, render_terminal, write_report
+from twin.report import PAGE, Collector, print_line, render_terminal, write_report
 from twin.run import (
     Entry,
     MessageSource,
@@ -43,6 +44,7 @@ from twin.site import Site, SiteSpec, build_site
 from twin.telemetry import Authority, Frame
 
 MIN_TICK_S, MAX_TICK_S = 0.1, 3600.0
+LOOKED_AT = 20_000  # messages of a capture, to tell whether they are about the site
 
 
 class Bar:
@@ -75,39 +77,6 @@ class Bar:
             self._progress.stop()
 
 
-def add_parser(commands: Any) -> None:
-    """The arguments of `racktwin replay`."""
-    replay = commands.add_parser("replay", help="replay recorded telemetry through the twin")
-    replay.add_argument("--site", type=Path, help="site file; a recorded run contains its own")
-    replay.add_argument(
-        "--trace", type=Path, nargs="+", required=True, help="capture, table, IPMI archive or recorded run"
-    )
-    replay.add_argument("--map", type=Path, help="mapping of a table's columns to signals (YAML)")
-    replay.add_argument("--speed", default="max", help="multiple of real time, or max (default)")
-    replay.add_argument(
-        "--tick", type=float, default=None, help="seconds per tick (default 1, or a table's interval)"
-    )
-    replay.add_argument("--out", type=Path, help="record the run in this folder: trace, journal, snapshots")
-    replay.add_argument("--report", type=Path, help="write report.html into this folder")
-    replay.add_argument(
-        "--authority",
-        action="append",
-        default=[],
-        metavar="POLICY=LEVEL",
-        help="off, advise, approve or act; overrides the site file",
-    )
-    replay.add_argument(
-        "--no-compare", action="store_true", help="do not compare a recorded run with its journal"
-    )
-    replay.add_argument(
-        "--trust-plugins",
-        action="store_true",
-        help="load plug-ins (module:Class) named by the trace's own site",
-    )
-    replay.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    replay.set_defaults(handler=run_replay)
-
-
 def _speed(text: str) -> float | None:
     if text == "max":
         return None
@@ -121,18 +90,20 @@ def _speed(text: str) -> float | None:
 
 
 def _tick_s(args: argparse.Namespace) -> float:
-    seconds = args.tick
+    seconds = args.tick_s
     if seconds is None:
         interval_s = read_mapping(args.map).interval_s if args.map else None
         seconds = min(max(interval_s or 1.0, MIN_TICK_S), MAX_TICK_S)
     if not MIN_TICK_S <= seconds <= MAX_TICK_S:
-        raise ConfigError(f"--tick {seconds}: expected {MIN_TICK_S} to {MAX_TICK_S} seconds")
+        raise ConfigError(f"--tick {duration(seconds)}: expected {MIN_TICK_S:g} s to {duration(MAX_TICK_S)}")
     return float(seconds)
 
 
 def _site(args: argparse.Namespace) -> tuple[SiteSpec, Site]:
     if args.site is None:
-        raise ConfigError("--site: missing; `racktwin discover` makes a site file from a capture's metadata")
+        raise ConfigError(
+            "--site: missing; `racktwin site discover` makes a site file from a capture's metadata"
+        )
     return load_site(args.site)
 
 
@@ -148,23 +119,14 @@ def _recorded_authority(journal: Path | None) -> dict[str, str]:
 
 
 def _engine(site: Site, args: argparse.Namespace, recorded: dict[str, str] | None = None) -> Engine:
-    wanted = {**(recorded or {}), **authority_levels(args.authority)}
-    engine = make_engine(site, wanted)
-    unknown = sorted(set(wanted) - {p.name for p in engine.policies})
-    if unknown:
-        raise ConfigError(
-            f"--authority {unknown[0]}: expected one of {', '.join(p.name for p in engine.policies)}"
-        )
-    return engine
+    known = [p.name for p in make_policies(site.file)[0]]
+    return make_engine(site, {**(recorded or {}), **authority_levels(args.authority, known)})
 
 
 def run_replay(args: argparse.Namespace, out: Console, err: Console) -> int:
     """Replay, print the summary (or one JSON object), write the report."""
     speed = _speed(args.speed)
-    if args.out is not None and args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
-        raise ConfigError(
-            f"--out {args.out}: is no empty folder; expected a new one, so that no run is mixed with another"
-        )
+    refuse_existing("--out", args.out)
     if args.report is not None and args.report.exists() and not args.report.is_dir():
         raise ConfigError(f"--report {args.report}: is a file; expected a folder")
     native = {form_of(p, args.map) == "native" for p in args.trace} == {True}
@@ -176,36 +138,17 @@ def run_replay(args: argparse.Namespace, out: Console, err: Console) -> int:
         "source": [str(p) for p in args.trace],
         "simulated": any("simulated" in str(p) or (native and said_simulated(p)) for p in args.trace),
     }
-    conclude(collector, result, args.report, args.json, out)
+    conclude(args, collector, result, out)
     for damage in outcome.damage:
-        err.print(
-            f"damaged: {clean(damage, 1000)}; what lies before was used",
-            style="yellow",
-            markup=False,
-            soft_wrap=True,
-        )
-    strangers = sum(
-        entry["count"]
-        for entry in (messages or {}).get("ignored_kinds", {}).values()
-        if "site" in str(entry.get("why", ""))
-    )
-    if messages and strangers > messages["total"] / 2:
-        err.print(
-            f"warning: {strangers} of {messages['total']} messages are about things that the site file "
-            "does not have; is --site the right one?",
-            style="yellow",
-            markup=False,
-            soft_wrap=True,
-        )
+        print_line(err, f"damaged: {clean(damage, 1000)}; what lies before was used", "yellow")
     if outcome.ticks == 0:
         what = ", ".join(str(p) for p in args.trace)
         raise StorageError(f"{what}: holds nothing to replay; expected at least one message, row or frame")
-    if native and not args.json:
+    if native and args.format != "json":
         compared, of = outcome.compared_lines, result.get("journal_lines", outcome.compared_lines)
         text = f"equal to its journal: {compared} lines compared" if compared == of else (
             f"equal to its journal: {compared} of {of} lines; the rest is not compared")  # fmt: skip
-        out.print(f"not compared: {why}" if (why := result.get("not_compared")) else text,
-                  markup=False, soft_wrap=True)  # fmt: skip
+        print_line(out, f"not compared: {why}" if (why := result.get("not_compared")) else text)
     return 1 if outcome.damage else 0
 
 
@@ -224,29 +167,54 @@ def _compared(args: argparse.Namespace, native: bool, outcome: Outcome) -> dict[
     return {"journal_lines": sum(_lines(p) for p in (*closed_segments(journal.parent), journal))}
 
 
-def conclude(
-    collector: Collector, result: dict[str, Any], report: Path | None, as_json: bool, out: Console
-) -> None:
+def conclude(args: argparse.Namespace, collector: Collector, result: dict[str, Any], out: Console) -> None:
     """Print the summary of a run and write its report."""
-    if report is not None:
-        report.mkdir(parents=True, exist_ok=True)
-        write_report(collector, result, report / "report.html")
-    if as_json:
-        write_json(result, out)
-        return
-    render_terminal(collector, result, out)
-    if report is not None:
-        out.print(f"report: {report / 'report.html'}", markup=False, soft_wrap=True)
+    if args.report is not None:
+        args.report.mkdir(parents=True, exist_ok=True)
+        write_report(collector, result, args.report / PAGE)
+
+    def show(result: dict[str, Any], out: Console) -> None:
+        render_terminal(collector, result, out)
+        if args.report is not None:
+            print_line(out, f"report: {args.report / PAGE}")
+
+    present(args, result, show, out)
 
 
 def _paced(speed: float | None) -> tuple[Pace, ...]:
     return () if speed is None else (Pace(speed),)
 
 
+def _refuse_foreign(paths: list[Path], site: Site, file: Path, mapping: Path | None) -> None:
+    """Raise ConfigError where the beginning of a capture is about another site than the file's.
+
+    A capture bears no digest of its site. The IT tree names it in every topic; of BMS points those count that
+    the site's names do not fit. A few strangers beside many of ours are a site that grew.
+    """
+    source = open_source(paths, site, mapping)
+    if not isinstance(source, MessageSource):
+        return
+    for _ in source:
+        if source.messages.total >= LOOKED_AT:
+            break
+    counts = source.messages
+    strange = [entry for entry in counts.ignored.values() if "site file" in entry["why"]]
+    many = sum(entry["count"] for entry in strange)
+    if many > counts.decoded:
+        why = clean(max(strange, key=lambda entry: int(entry["count"]))["why"], 200)
+        raise ConfigError(
+            f"{file}: is site {site.file.site} ({site.spec_hash}), but {many} of the first {counts.total} "
+            f"messages of {paths[0]} are about another one, such as: {why}; give the site file of this "
+            "recording (`racktwin site discover` makes one), or --foreign to replay it"
+        )
+
+
 def _arrivals(
     args: argparse.Namespace, speed: float | None, err: Console
 ) -> tuple[Engine, Outcome, dict[str, Any] | None, Collector]:
     spec, site = _site(args)
+    if not args.foreign:
+        _refuse_foreign(args.trace, site, args.site, args.map)
     engine = _engine(site, args)
     source = open_source(args.trace, site, args.map)
     collector = Collector()
@@ -284,7 +252,7 @@ def _native(
         if given.digest() != header.site_hash:
             raise ConfigError(
                 f"{args.site}: is site {given.digest()}, the trace was recorded on {header.site_hash}; "
-                "leave --site out to use the trace's own"
+                "leave --site out to use the trace's own, or give the file of then"
             )
     journal: Path | None = (path if path.is_dir() else path.parent) / "journal.jsonl"
     if not path.is_dir() and header.first_tick > 0:
@@ -331,3 +299,28 @@ def _lines(path: Path) -> int:
             return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(2**20), b""))
     except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError):
         return 0
+
+
+VERBS = {
+    "trace replay": Verb(
+        run_replay,
+        f"""
+        --site FILE  site file (YAML); a recorded run contains its own
+        --trace FILE!+  capture, table, IPMI archive or recorded run
+        --map FILE  mapping of a table's columns to signals (YAML)
+        --speed FACTOR=max  multiple of real time, or max
+        --tick DURATION  of a tick; default: 1 s, or a table's interval
+        --out FOLDER  record the run there: trace, journal, snapshots
+        {REPORT}
+        {LEVELS}
+        --no-compare  do not compare a recorded run with its journal
+        --foreign  replay a capture although most of it is about another site
+        --trust-plugins  load plug-ins (module:Class) named by the trace's own site
+        """,
+        (
+            "--site site.yaml --trace capture.jsonl --report report/",
+            "--trace /var/lib/racktwin/run",
+            "--site site.yaml --trace metrics.csv --map columns.yaml --tick 10s",
+        ),
+    )
+}

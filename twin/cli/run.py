@@ -1,4 +1,4 @@
-"""`racktwin run`: the daemon as a process: signals, logs, the service manager, exit codes.
+"""`racktwin daemon run`: the daemon as a process: signals, logs, the service manager, exit codes.
 
 Exit codes: 0 stopped as asked, 1 something broke (the service manager starts it again), 78 the
 configuration is wrong (it does not; `RestartPreventExitStatus` in the unit).
@@ -12,14 +12,13 @@ import logging
 import signal
 import sys
 import time
-from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from twin.catalogue import ConfigError, ConnectorError, StorageError, TwinError, clean
-from twin.config import Loaded, load_config, set_up, take_down
+from twin.cli.grammar import CONFIG, Verb
+from twin.config import Loaded, find_config, load_config, set_up, take_down
 from twin.daemon import SdNotify
 
 log = logging.getLogger("racktwin")
@@ -27,32 +26,14 @@ SHOWN_SOURCES = 50  # by --online
 WRONG_CONFIG = 78  # EX_CONFIG of sysexits.h
 
 
-def add_parser(commands: Any) -> None:
-    """The arguments of `racktwin run`."""
-    run = commands.add_parser("run", help="the daemon: mirror a site live, and act by its policies")
-    run.add_argument("--config", type=Path, required=True, help="the daemon's configuration (YAML)")
-    run.add_argument("--check", action="store_true", help="only check configuration and site")
-    run.add_argument("--online", action="store_true",
-                     help="with --check: ask each endpoint once, show what would be read")  # fmt: skip
-    run.add_argument("--listen", type=float, default=10.0, metavar="SECONDS",
-                     help="with --online: how long the broker is listened to (default: 10)")  # fmt: skip
-    run.add_argument("--log-json", action="store_true", help="logs as JSON, one object a line")
-    run.add_argument("--verbose", action="store_true", help="log more")
-    run.set_defaults(handler=run_daemon)
-
-
 def run_daemon(args: argparse.Namespace, out: Console, *_: Console) -> int:
     """Run until a signal says stop."""
+    if "check" in args:
+        return run_check(args, out)
     try:
-        loaded = load_config(args.config)
-        if args.online and not args.check:
-            raise ConfigError("--online: expected --check as well; a daemon that runs asks by itself")
-        if args.check:
-            return _check(loaded, out) or (_check_online(loaded, args.listen, out) if args.online else 0)
+        loaded = load_config(find_config(args.config))
     except ConfigError as error:
-        for problem in error.problems:
-            print(f"racktwin: {problem}", file=sys.stderr)
-        return WRONG_CONFIG
+        return _refused(error)
     # Until the loop has its own handlers: a stop that comes this early is a clean one.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what is read at the start is new anyway
@@ -76,6 +57,22 @@ def run_daemon(args: argparse.Namespace, out: Console, *_: Console) -> int:
         return 1
     finally:
         take_down(writer)
+
+
+def run_check(args: argparse.Namespace, out: Console, *_: Console) -> int:
+    """Check configuration and site; print what it would read and do."""
+    try:
+        loaded = load_config(find_config(args.config))
+        code = _check(loaded, out)
+        return code or (_check_online(loaded, args.listen_s, out) if getattr(args, "online", False) else 0)
+    except ConfigError as error:
+        return _refused(error)
+
+
+def _refused(error: ConfigError) -> int:
+    for problem in error.problems:
+        print(f"racktwin: {problem}", file=sys.stderr)
+    return WRONG_CONFIG
 
 
 def _check(loaded: Loaded, out: Console) -> int:
@@ -119,7 +116,7 @@ def _check(loaded: Loaded, out: Console) -> int:
 
 def _check_online(loaded: Loaded, listen_s: float, out: Console) -> int:
     """Ask each endpoint; 0 if all of them can be used, 1 if not."""
-    from twin.cli.sources import show
+    from twin.cli.operate import show_sources
     from twin.daemon import OnlineCheck, load_checked
     from twin.wiring import without_uncheckable
 
@@ -140,7 +137,7 @@ def _check_online(loaded: Loaded, listen_s: float, out: Console) -> int:
     rows = check.ledger.rows(heard[:SHOWN_SOURCES], now_ns)
     if rows:
         out.print()
-        show({"sources": rows, "total": len(heard), "next_offset": None}, out, every=True)
+        show_sources({"sources": rows, "total": len(heard), "next_offset": None}, out, every=True)
     if len(heard) > SHOWN_SOURCES:
         out.print(f"and {len(heard) - SHOWN_SOURCES} more sources")
     return 0 if all(answer.is_ok for answer in answers) else 1
@@ -169,3 +166,30 @@ async def _main(loaded: Loaded) -> int:
         signal.signal(number, signal.SIG_IGN)  # it ends anyway: asked once more, it still ends well
     log.info("stopped after tick %d", daemon.tick_no - 1)
     return 0
+
+
+VERBS = {
+    "daemon run": Verb(
+        run_daemon,
+        f"""
+        {CONFIG}
+        --log-json  logs as JSON, one object a line
+        --verbose  log more
+        ~--check
+        ~--online
+        ~--listen DURATION=10s
+        """,
+        ("", "--config /etc/racktwin/racktwin.yaml --log-json"),
+        answers=False,
+    ),
+    "daemon check": Verb(
+        run_check,
+        f"""
+        {CONFIG}
+        --online  ask each endpoint once, show what would be read
+        --listen DURATION=10s  how long the broker is listened to, with --online
+        """,
+        ("", "--config racktwin.yaml --online"),
+        answers=False,
+    ),
+}

@@ -1,4 +1,4 @@
-"""The command `simulate`: a long run of a simulated site under a scenario, in memory that does not grow.
+"""The command `simulation run`: a long run of a simulated site, in memory that does not grow.
 
 The plant stands in for the site; sensors, twin, policies and report are those of a live run. Nothing here is
 a measurement of a real site, and what is written says so.
@@ -15,14 +15,15 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from twin.catalogue import NS, ConfigError, clean, duration, number
-from twin.cli.arguments import authority_levels, write_json
+from twin.catalogue import NS, ConfigError, duration, number
+from twin.cli.arguments import LEVELS, REPORT, SITE, authority_levels, present, refuse_existing
+from twin.cli.grammar import Verb
 from twin.cli.replay import Bar
 from twin.config import MAX_SCENARIO_BYTES, load_site, make_engine, make_policies, read_yaml, uncooled
 from twin.contracts import Decision
 from twin.engine import Engine
 from twin.plant import MAX_HOURS, Plant, Scenario, Sensors, scenario_of
-from twin.report import PAGE, Collector, grid, open_folder, render_terminal, write_report
+from twin.report import PAGE, Collector, grid, open_folder, print_line, render_terminal, write_report
 from twin.run import Outcome, Recorder, asked_to_stop, plant_words, summary
 from twin.simulation import Simulation
 from twin.site import Site
@@ -32,36 +33,16 @@ ORDINARY = Scenario.ordinary()  # without a scenario file
 MAX_TOLD = 1000  # faults that are remembered
 
 
-def add_parser(commands: Any) -> None:
-    """The arguments of `racktwin simulate`."""
-    parser = commands.add_parser(
-        "simulate", help="run a simulated site under a scenario, for hours or months"
-    )
-    parser.add_argument("--site", type=Path, required=True, help="site file (YAML)")
-    parser.add_argument("--scenario", type=Path, help="scenario file (YAML); without: an ordinary hour")
-    parser.add_argument("--hours", type=float, help="simulated hours (default: the scenario's)")
-    parser.add_argument(
-        "--seed", type=int, help="of the hidden truth and all noise (default: the scenario's)"
-    )
-    parser.add_argument(
-        "--authority", action="append", default=[], metavar="POLICY=LEVEL",
-        help="off, advise, approve or act; overrides site and scenario",
-    )  # fmt: skip
-    parser.add_argument("--out", type=Path, help="record the run in this folder: trace, journal, snapshots")
-    parser.add_argument("--report", type=Path, help="write report.html into this folder")
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.set_defaults(handler=run_simulate)
-
-
-def load_scenario(path: Path | None, site: Site) -> Scenario:
-    """The scenario of a file, or an ordinary one. Raises ConfigError with every fault."""
-    return ORDINARY if path is None else scenario_of(read_yaml(path, MAX_SCENARIO_BYTES), site, str(path))
+def load_scenario(path: Path | None, site: Site, seed: int | None = None) -> Scenario:
+    """The scenario of a file, or an ordinary one; `seed` overrides its own. Raises ConfigError."""
+    found = ORDINARY if path is None else scenario_of(read_yaml(path, MAX_SCENARIO_BYTES), site, str(path))
+    return found if seed is None else replace(found, seed=seed, weather=replace(found.weather, seed=seed))
 
 
 def warn(warnings: list[str], err: Console) -> None:
     """Print the warnings of a run, one line each."""
     for text in warnings:
-        err.print(f"warning: {clean(text, 1000)}", markup=False, soft_wrap=True)
+        print_line(err, f"warning: {text}")
 
 
 class Looker:
@@ -122,35 +103,30 @@ def run_simulate(args: argparse.Namespace, out: Console, err: Console) -> int:
         "faults_told": {k: {"after_s": s, "title": t} for k, (s, t) in looker.first_s.items()},
         "warnings": warnings,
     }
-    if args.json:
-        write_json(result, out)
-    else:
+
+    def show(result: dict[str, Any], out: Console) -> None:
         render_terminal(collector, result, out)
         _tell(out, result)
+
+    present(args, result, show, out)
     if interrupted:
         err.print(f"interrupted after {duration(looker.seconds)} of {duration(seconds)}")
     if args.report is not None:  # last: what was simulated is told even if this fails
         write_report(collector, result, args.report / PAGE)
-        if not args.json:
-            out.print(f"report: {args.report / PAGE}", markup=False, soft_wrap=True)
+        print_line(err, f"report: {args.report / PAGE}")
     return 130 if interrupted else 0
 
 
 def _prepared(args: argparse.Namespace) -> tuple[Simulation, float, list[str]]:
     """(the simulation at its beginning, seconds to run, what to know of it). Raises ConfigError."""
-    if args.out is not None and args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
-        raise ConfigError(f"--out {args.out}: is no empty folder; expected a new one")
-    if args.hours is not None and not 0 < args.hours <= MAX_HOURS:
-        raise ConfigError(f"--hours {args.hours:g}: expected more than 0 and at most {MAX_HOURS:g}")
-    if args.seed is not None and not 0 <= args.seed < 2**63:
-        raise ConfigError(f"--seed {args.seed}: expected 0 to 2^63 - 1")
+    refuse_existing("--out", args.out)
+    if args.for_s is not None and args.for_s > MAX_HOURS * 3600.0:
+        raise ConfigError(f"--for: {duration(args.for_s)}; expected at most {duration(MAX_HOURS * 3600.0)}")
     spec, site = load_site(args.site)
-    scenario = load_scenario(args.scenario, site)
-    if args.seed is not None:
-        scenario = replace(scenario, seed=args.seed, weather=replace(scenario.weather, seed=args.seed))
-    seconds = scenario.duration_s if args.hours is None else args.hours * 3600.0
+    scenario = load_scenario(args.scenario, site, args.seed)
+    seconds = scenario.duration_s if args.for_s is None else args.for_s
     if seconds < scenario.dt_s:
-        raise ConfigError(f"--hours: {seconds:g} s; expected at least a step of dt_s ({scenario.dt_s:g} s)")
+        raise ConfigError(f"--for: {seconds:g} s; expected at least a step of dt_s ({scenario.dt_s:g} s)")
     known = [p.name for p in make_policies(site.file)[0]]
     engine = make_engine(site, scenario.policies | authority_levels(args.authority, known))
     plant = Plant(site, scenario.seed, scenario)
@@ -178,3 +154,27 @@ def _tell(out: Console, result: dict[str, Any]) -> None:
     grid(out, ("after, s", "fault told"), rows, right=(0,))
     if len(faults) > 40:
         out.print(f"{len(faults) - 40} more in the JSON")
+
+
+SCENARIO = """
+    --scenario FILE  scenario (YAML); without: an ordinary hour
+    --seed SEED  of the hidden truth and all noise; default: the scenario's
+"""
+VERBS = {
+    "simulation run": Verb(
+        run_simulate,
+        f"""
+        {SITE}
+        {SCENARIO}
+        --for DURATION  of simulated time; default: the scenario's
+        ~--hours HOURS>for_s
+        {LEVELS}
+        --out FOLDER  record the run there: trace, journal, snapshots
+        {REPORT}
+        """,
+        (
+            "--site site.yaml --for 2h",
+            "--site site.yaml --scenario leak.yaml --authority leak_guard=act --out run",
+        ),
+    )
+}

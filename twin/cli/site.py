@@ -1,4 +1,4 @@
-"""The commands about sites and recordings: check, discover, record-info."""
+"""The commands `site check`, `site discover` and `trace info`: what a file of a site or a recording holds."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import yaml
 from rich.console import Console
 
 from connectors.dsx import discover, to_yaml
 from connectors.files import BadRow, discover_ipmi, hosts_of, read_capture
 from twin.catalogue import NS, ConfigError, StorageError, clean
+from twin.cli.arguments import present, refuse_existing, write_json
+from twin.cli.grammar import Verb
 from twin.cli.measured_cadence import measured_cadence
 from twin.config import load_site, read_yaml, site_faults, uncooled
-from twin.report import grid, safe_text
-from twin.run import TraceReader, form_of, journal_exists, verify_journal
+from twin.report import grid, print_line, safe_text
+from twin.run import TraceReader, atomic_write, form_of, journal_exists, verify_journal
 from twin.site import Site, expand
 from twin.telemetry import Message
 
@@ -26,56 +27,35 @@ MAX_SITES = 64
 NAMELESS = "site"  # the default: nobody said how it is called
 
 
-def add_parser(commands: Any) -> None:
-    """The arguments of `racktwin check | discover | record-info`."""
-    check = commands.add_parser("check", help="check site files and report every error")
-    check.add_argument("site", type=Path, nargs="+", help="site file (YAML)")
-    check.add_argument("--json", action="store_true", help="one JSON object on stdout")
-
-    make = commands.add_parser("discover", help="make a site file from the metadata in a recording")
-    make.add_argument("recording", type=Path, help="MQTT capture, or archive of IPMI dumps")
-    make.add_argument("-o", "--output", type=Path, help="site file to write (default: stdout)")
-    make.add_argument("--force", action="store_true", help="overwrite the output")
-    make.add_argument("--name", default="site", help="name of the site")
-
-    info = commands.add_parser("record-info", help="summarise a recorded run or a capture")
-    info.add_argument("path", type=Path, help="folder of a run, or capture file")
-    info.add_argument("--json", action="store_true")
-    for parser, run in ((check, run_check), (make, run_discover), (info, run_info)):
-        parser.set_defaults(handler=run)
-
-
 def run_check(args: argparse.Namespace, out: Console, err: Console) -> int:
     """Every fault of every file; 0 only if there is none."""
     results: dict[str, Any] = {}
     for path in args.site:
         site, faults = site_faults(path)
         if faults and _is_configuration(path):
-            faults = [f"{path}: is the configuration of a daemon, not a site; `racktwin run --config {path} "
-                      "--check` checks it, and the site that it names"]  # fmt: skip
+            faults = [
+                f"{path}: is the configuration of a daemon, not a site; `racktwin daemon check --config "
+                f"{path}` checks it, and the site that it names"
+            ]
         sizes = (
             {} if site is None else {t: n for t, n in site.sizes.items() if n and t not in ("site", "job")}
         )
         results[str(path)] = {"ok": not faults, "faults": faults, "sizes": sizes}
-        if not args.json:
+        if args.format != "json":
             for fault in faults:
-                err.print(f"error {clean(fault, 2000)}", style="red", markup=False, soft_wrap=True)
+                print_line(err, f"error {clean(fault, 2000)}", "red")
             if not faults:
                 what = ", ".join(f"{n} {t}" for t, n in sizes.items()) or "an empty site"
-                out.print(f"{path}: ok ({what})", markup=False, soft_wrap=True)
+                print_line(out, f"{path}: ok ({what})")
             for note in [*_empty_racks(site), *(uncooled(site) if site else [])]:
-                out.print(f"warning: {note}", markup=False, soft_wrap=True)
+                print_line(out, f"warning: {note}")
             profiles = zip(site.names["rack"], site.profile_of_rack, strict=True) if site else ()
             bare = [rack for rack, profile in profiles if profile is None]
             if bare:
-                out.print(
-                    f"note: {len(bare)} racks have no profile, so nothing guards them (first: {bare[0]}); "
-                    "add `profile: NAME` to each",
-                    markup=False,
-                    soft_wrap=True,
-                )
-    if args.json:
-        out.print_json(msgspec.json.encode(results).decode())
+                text = f"note: {len(bare)} racks have no profile, so nothing guards them (first: {bare[0]}); "
+                print_line(out, f"{text}add `profile: NAME` to each")
+    if args.format == "json":
+        write_json(results, out)
     return 0 if all(r["ok"] for r in results.values()) else 1
 
 
@@ -104,7 +84,7 @@ def run_discover(args: argparse.Namespace, out: Console, err: Console) -> int:
         form = form_of(args.recording, None)
     except ConfigError:
         raise ConfigError(
-            f"{args.recording}: no capture; expected one of `racktwin record` (.jsonl), a CSV with the "
+            f"{args.recording}: no capture; expected one of `racktwin trace record` (.jsonl), a CSV with the "
             "columns offset,topic,payload, or an archive of IPMI recordings"
         ) from None
     if form == "ipmi":
@@ -132,19 +112,17 @@ def run_discover(args: argparse.Namespace, out: Console, err: Console) -> int:
             notes.append(
                 f"{len(bad)} lines are no messages, the first is line {bad[0].line}: {bad[0].reason}"
             )
-    if args.output is None:
+    if args.out is None:
         out.file.write(text)
-        for note in notes:
-            err.print(f"- {clean(note, 2000)}", markup=False, soft_wrap=True)
-        return 0
-    if args.output.exists() and not args.force:
-        raise StorageError(f"{args.output}: exists; expected a new file, or --force to overwrite it")
-    args.output.write_text(text, encoding="utf-8")
+    else:
+        refuse_existing("--out", args.out, args.force)
+        atomic_write(args.out, text)
     for note in notes:
-        out.print(f"- {clean(note, 2000)}", markup=False, soft_wrap=True)
-    _, site = load_site(args.output)
-    what = ", ".join(f"{n} {t}" for t, n in site.sizes.items() if n and t not in ("site", "job"))
-    out.print(f"{args.output}: {what}", markup=False, soft_wrap=True)
+        print_line(err if args.out is None else out, f"- {clean(note, 2000)}")
+    if args.out is not None:
+        _, site = load_site(args.out)
+        what = ", ".join(f"{n} {t}" for t, n in site.sizes.items() if n and t not in ("site", "job"))
+        print_line(out, f"{args.out}: {what}")
     return 0
 
 
@@ -170,14 +148,13 @@ def run_info(args: argparse.Namespace, out: Console, err: Console) -> int:
     """Print the contents of a recording, and its damage."""
     form = form_of(args.path, None)
     info = _run_info(args.path) if form == "native" else _capture_info(args.path, form)
-    if args.json:
-        out.print_json(msgspec.json.encode(info).decode())
-    else:
-        grid(out, ("", ""), [[key, safe_text(value, limit=4000)] for key, value in info.items()])
-        for damage in info.get("damage", ()):
-            err.print(
-                f"damaged: {args.path}: {clean(damage, 1000)}", style="yellow", markup=False, soft_wrap=True
-            )
+
+    def show(tree: dict[str, Any], out: Console) -> None:
+        grid(out, ("", ""), [[key, safe_text(value, limit=4000)] for key, value in tree.items()])
+        for damage in tree.get("damage", ()):
+            print_line(err, f"damaged: {args.path}: {clean(damage, 1000)}", "yellow")
+
+    present(args, info, show, out)
     return 1 if info.get("damage") else 0
 
 
@@ -237,3 +214,27 @@ def _capture_info(path: Path, form: str) -> dict[str, Any]:
         "topics": dict(sorted(kinds.items())),
         "damage": damage,
     }
+
+
+VERBS = {
+    "site check": Verb(
+        run_check, "FILE+>site  site file (YAML)", ("site.yaml", "pod1.yaml pod2.yaml --format json")
+    ),
+    "site discover": Verb(
+        run_discover,
+        f"""
+        FILE>recording  MQTT capture, or archive of IPMI dumps
+        -o --out FILE  site file to write; default: stdout
+        ~--output FILE>out
+        --force  overwrite that file
+        --name NAME={NAMELESS}  of the site
+        """,
+        ("capture.jsonl --out site.yaml", "capture.jsonl --name pod1"),
+        answers=False,
+    ),
+    "trace info": Verb(
+        run_info,
+        "FILE>path  folder of a run, or capture file",
+        ("capture.jsonl", "/var/lib/racktwin/run --format json"),
+    ),
+}

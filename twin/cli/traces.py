@@ -1,4 +1,4 @@
-"""`racktwin traces list | fetch | verify`: the public recordings, where they lie, whether they are whole.
+"""`racktwin trace list | fetch | verify`: the public recordings, where they lie, whether they are whole.
 
 `recordings.yaml` beside this file is the list; a recording is data of others and never part of the wheel.
 Reads and writes below one folder (`trace_root`), and opens outgoing HTTPS for `fetch` only. A file is renamed
@@ -27,7 +27,9 @@ import yaml
 from rich.console import Console
 
 from twin.catalogue import ConfigError, ConnectorError, StorageError, TwinError
-from twin.report import grid, safe_text
+from twin.cli.arguments import present
+from twin.cli.grammar import Verb
+from twin.report import grid, print_line, safe_text
 from twin.run import atomic_write
 from twin.site import convert
 
@@ -270,69 +272,63 @@ def fetch(name: str, root: Path | None = None, base: str = RAW_BASE) -> list[Fil
                 f"{recording.name}/{file.local}: {error}\n"
                 f"{len(done)} of {len(recording.files)} files are in place. Check the network or the proxy "
                 f"settings and try again, or copy the recording to {root / recording.name} (another place: "
-                f"set RACKTWIN_TRACES) and run `racktwin traces verify {recording.name}`."
+                f"set RACKTWIN_TRACES) and run `racktwin trace verify {recording.name}`."
             ) from error
     return done
 
 
-def add_parser(subparsers: Any) -> None:
-    """The arguments of `racktwin traces`."""
-    parser = subparsers.add_parser("traces", help="list, fetch and verify the public recordings")
-    actions = parser.add_subparsers(dest="action", required=True)
-    for action, text in (
-        ("list", "what is known and what is here"),
-        ("fetch", "download what is missing, checked by SHA-256"),
-        ("verify", "compare what is here with what was recorded"),
-    ):
-        sub = actions.add_parser(action, help=text)
-        sub.add_argument("names", nargs="*", metavar="NAME", help="recordings (default: all)")
-        sub.add_argument("--json", action="store_true", help="print JSON")
-        sub.set_defaults(handler=run_traces)
-
-
-def _print_list(recordings: Sequence[Recording], root: Path, as_json: bool, out: Console) -> None:
-    present = {r.name: sum((root / r.name / f.local).exists() for f in r.files) for r in recordings}
-    if as_json:
-        rows = [{**msgspec.to_builtins(r), "present_files": present[r.name]} for r in recordings]
-        out.print_json(json.dumps({"root": str(root), "recordings": rows}))
-        return
-    out.print(f"recordings in {root}", markup=False, soft_wrap=True)
+def _show_list(tree: dict[str, Any], out: Console) -> None:
+    print_line(out, f"recordings in {tree['root']}")
     lines = [
-        [r.name, r.title, r.licence, f"{present[r.name]}/{len(r.files)}",
-         f"{sum(f.size for f in r.files) / 1024:,.0f}"]
-        for r in recordings
+        [r["name"], r["title"], r["licence"], f"{r['present_files']}/{len(r['files'])}",
+         f"{sum(f['size'] for f in r['files']) / 1024:,.0f}"]
+        for r in tree["recordings"]
     ]  # fmt: skip
     grid(out, ("name", "what", "licence", "files", "KiB"), lines, "no recordings", right=(3, 4))
 
 
-def _print_checks(checks: Sequence[FileCheck], errors: Sequence[str], as_json: bool, out: Console) -> None:
-    if as_json:
-        out.print_json(json.dumps({"files": [c._asdict() for c in checks], "errors": list(errors)}))
-        return
-    rows = [[safe_text(cell, "" if c.state in ("ok", "fetched") else "red") for cell in c] for c in checks]
-    grid(out, ("recording", "file", "state", "detail"), rows)
-    for error in errors:
-        out.print(error, style="red", markup=False, highlight=False)
+def _show_checks(tree: dict[str, Any], out: Console) -> None:
+    heads = ("recording", "file", "state", "detail")
+    rows = [
+        [safe_text(cell, "" if c["state"] in FINE else "red") for cell in c.values()] for c in tree["files"]
+    ]
+    grid(out, heads, rows)
+    for error in tree["errors"]:
+        print_line(out, error, "red")
 
 
-def run_traces(args: argparse.Namespace, out: Console, *_: Console) -> int:
-    """Run the sub-command: 0 if all is well, 1 if a file is not, or cannot be had, 2 for an unknown name."""
+def _chosen(args: argparse.Namespace) -> Sequence[Recording]:
+    return [find_recording(n) for n in args.names] or list_recordings()
+
+
+def run_list(args: argparse.Namespace, out: Console, *_: Console) -> int:
+    """Print the list of public recordings, and how many files of each are here."""
     root = trace_root(os.environ)
-    try:
-        chosen = [find_recording(n) for n in args.names] or list_recordings()
-    except ConfigError as error:
-        _print_checks([], error.problems, args.json, out)
-        return 2
-    if args.action == "list":
-        _print_list(chosen, root, args.json, out)
-        return 0
+    rows = []
+    for one in _chosen(args):
+        here = sum((root / one.name / file.local).exists() for file in one.files)
+        rows.append({**msgspec.to_builtins(one), "present_files": here})
+    return present(args, {"root": str(root), "recordings": rows}, _show_list, out)
+
+
+def run_checks(args: argparse.Namespace, out: Console, *_: Console) -> int:
+    """Fetch or verify: 0 if all is well, 1 if a file is not, or cannot be had."""
+    root, work = trace_root(os.environ), fetch if args.command == "trace fetch" else verify
     checks: list[FileCheck] = []
     errors: list[str] = []
-    for recording in chosen:
+    for recording in _chosen(args):
         try:
-            work = fetch if args.action == "fetch" else verify
             checks += work(recording.name, root)
         except TwinError as error:
             errors.append(str(error))
-    _print_checks(checks, errors, args.json, out)
-    return 1 if errors or any(c.state not in ("ok", "fetched") for c in checks) else 0
+    present(args, {"files": [c._asdict() for c in checks], "errors": errors}, _show_checks, out)
+    return 1 if errors or any(c.state not in FINE for c in checks) else 0
+
+
+FINE = ("ok", "fetched")
+NAMES = "NAME*>names  recordings; default: all"
+VERBS = {
+    "trace list": Verb(run_list, NAMES, ("",), rows="recordings"),
+    "trace fetch": Verb(run_checks, NAMES, ("dsx-bms-capture",), rows="files"),
+    "trace verify": Verb(run_checks, NAMES, ("", "dsx-bms-capture"), rows="files"),
+}

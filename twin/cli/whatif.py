@@ -1,4 +1,4 @@
-"""The command `whatif`: fork the twin's state, run a scenario with policies and without, say what differs.
+"""The command `simulation whatif`: fork the twin's state, run a scenario with policies and without.
 
 A snapshot is read, never written to. Everything printed is of a simulated plant and says so.
 """
@@ -10,18 +10,18 @@ import math
 import os
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from twin.catalogue import ConfigError, clean
-from twin.cli.arguments import authority_levels, write_json
+from twin.catalogue import ConfigError, clean, duration
+from twin.cli.arguments import LEVELS, REPORT, SITE, authority_levels, present
+from twin.cli.grammar import Verb
 from twin.cli.simulate import warn
 from twin.config import MAX_SCENARIO_BYTES, load_site, make_policies, read_yaml, uncooled
 from twin.engine import Engine
 from twin.plant import MAX_CASES, cases_of
-from twin.report import PAGE, open_folder
+from twin.report import PAGE, open_folder, print_line
 from twin.run import ProgressBar
 from twin.simulation import (
     Case,
@@ -45,38 +45,11 @@ MAX_HORIZON_S = 366 * 86_400.0
 MAX_JOBS = 256
 
 
-def add_parser(commands: Any) -> None:
-    """The arguments of `racktwin whatif`."""
-    parser = commands.add_parser(
-        "whatif", help="run a scenario from the twin's state, with policies and without"
-    )
-    parser.add_argument("--site", type=Path, required=True, help="site file (YAML)")
-    parser.add_argument(
-        "--from", dest="origin", type=Path, metavar="SNAPSHOT",
-        help="snapshot to begin from, or the folder of a run (its newest); without: a settled site",
-    )  # fmt: skip
-    parser.add_argument("--scenario", type=Path, required=True, help="scenario file (YAML)")
-    parser.add_argument("--horizon", type=float, metavar="SECONDS", help="how far (default: the scenario's)")
-    parser.add_argument(
-        "--seeds", metavar="N|A,B,..", help="so many seeds, or these; instead of the scenario's"
-    )
-    parser.add_argument(
-        "--jobs", type=int, metavar="N", help="processes at once (default: one per processor)"
-    )
-    parser.add_argument(
-        "--authority", action="append", default=[], metavar="POLICY=LEVEL",
-        help="off, advise, approve or act; without: act for every policy that is not off",
-    )  # fmt: skip
-    parser.add_argument("--report", type=Path, metavar="DIR", help="write report.html into this folder")
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.set_defaults(handler=run_whatif)
-
-
 def run_whatif(args: argparse.Namespace, out: Console, err: Console) -> int:
     """Ask, print the table (or one JSON object), write the report; 1 if a case failed."""
     begun = time.monotonic()
-    if args.horizon is not None and not 0 < args.horizon <= MAX_HORIZON_S:
-        raise ConfigError(f"--horizon {args.horizon:g}: expected more than 0 and at most {MAX_HORIZON_S:g} s")
+    if args.horizon_s is not None and args.horizon_s > MAX_HORIZON_S:
+        raise ConfigError(f"--horizon {duration(args.horizon_s)}: expected at most {duration(MAX_HORIZON_S)}")
     question, site, tree, warnings = _question(args)
     engine = engine_of(question, site)
     cases = [
@@ -87,9 +60,9 @@ def run_whatif(args: argparse.Namespace, out: Console, err: Console) -> int:
     authority = authority_of(engine, cases[0].scenario, question.given)
     processes = _processes(args.jobs, len(cases))
     for case in cases:
-        if (dt_s := case.scenario.dt_s) > (args.horizon or math.inf):
-            raise ConfigError(f"--horizon {args.horizon:g}: expected at least a step of dt_s ({dt_s:g} s)")
-        warnings += case.scenario.remarks(args.horizon or case.scenario.duration_s)
+        if (dt_s := case.scenario.dt_s) > (args.horizon_s or math.inf):
+            raise ConfigError(f"--horizon {args.horizon_s:g}: expected at least a step of dt_s ({dt_s:g} s)")
+        warnings += case.scenario.remarks(args.horizon_s or case.scenario.duration_s)
     warnings = list(dict.fromkeys(warnings))
     if args.report is not None:
         open_folder(args.report)
@@ -100,19 +73,13 @@ def run_whatif(args: argparse.Namespace, out: Console, err: Console) -> int:
         "warnings": warnings,
         "wall_s": round(time.monotonic() - begun, 3),
     }
-    if args.json:
-        write_json(result, out)
-    else:
-        _say(result, out)
+    present(args, result, _say, out)
     for done in results:
         if done.error:
-            err.print(
-                f"failed: {_name(done)}: {clean(done.error, 500)}", style="red", markup=False, soft_wrap=True
-            )
+            print_line(err, f"failed: {_name(done)}: {clean(done.error, 500)}", "red")
     if args.report is not None:
         write_page(result, results[0], args.report / PAGE)
-        if not args.json:
-            out.print(f"report: {args.report / PAGE}", markup=False, soft_wrap=True)
+        print_line(err, f"report: {args.report / PAGE}")
     return 1 if result["failed"] else 0
 
 
@@ -121,7 +88,7 @@ def _question(args: argparse.Namespace) -> tuple[Question, Site, dict[str, Any],
     spec, site = load_site(args.site)
     tree, warnings = read_yaml(args.scenario, MAX_SCENARIO_BYTES), uncooled(site)
     given = tree if isinstance(tree, dict) else {}
-    question = Question(spec, str(args.site), horizon_s=args.horizon,
+    question = Question(spec, str(args.site), horizon_s=args.horizon_s,
                         hold_work="workload" not in given, hold_weather="weather" not in given)  # fmt: skip
     if args.origin is not None:
         raw, path, damaged = newest_snapshot(args.origin)
@@ -200,22 +167,42 @@ def _say(result: dict[str, Any], out: Console) -> None:
     levels_ = ", ".join(f"{n} {level}" for n, level in sorted(result["authority"].items())) or "none"
     for line in (f"simulated, from {since}", f"policies of this what-if: {levels_}", armed_words(result)):
         if line:
-            out.print(clean(line, 1000), style="dim", markup=False, soft_wrap=True)
+            print_line(out, line, "dim")
     if result["held_workload"]:
-        out.print("every GPU keeps what it was doing", style="dim", markup=False)
+        print_line(out, "every GPU keeps what it was doing", "dim")
     tell(result, out)
     first = result["cases"][0]
     for arm in ("policies", "nothing"):
         for fault in first.get(arm, {}).get("faults", [])[:12]:
             delay = "" if fault["delay_s"] is None else f", {figure_text(fault['delay_s'])} s after it began"
             after = f"told after {figure_text(fault['told_s'])} s{delay}"
-            line = f"{arm}: {fault['kind']} of {fault['entity']} {after}"
-            out.print(clean(line, 300), markup=False, soft_wrap=True)
+            print_line(out, f"{arm}: {fault['kind']} of {fault['entity']} {after}")
     if result["not_carried"]:
         text = clean(", ".join(result["not_carried"]), 1000)
-        out.print(f"told at the beginning, not carried on: {text}", markup=False, soft_wrap=True)
+        print_line(out, f"told at the beginning, not carried on: {text}")
 
 
 def _name(result: Result) -> str:
     varied = ", ".join(f"{k} = {v}" for k, v in result.case.varied.items())
     return clean(varied or f"seed {result.case.scenario.seed}", 200)
+
+
+VERBS = {
+    "simulation whatif": Verb(
+        run_whatif,
+        f"""
+        {SITE}
+        --from FILE>origin  snapshot to begin from, or a run (its newest); without: a settled site
+        --scenario FILE!  scenario (YAML)
+        --horizon DURATION  how far; default: the scenario's
+        --seeds N|A,B,..  so many seeds, or these; instead of the scenario's
+        --jobs COUNT  processes at once; default: one per processor
+        {LEVELS}; default: act, but for those that are off
+        {REPORT}
+        """,
+        (
+            "--site site.yaml --scenario leak.yaml --horizon 30min",
+            "--site site.yaml --from /var/lib/racktwin/run --scenario leak.yaml --seeds 5 --report out/",
+        ),
+    )
+}

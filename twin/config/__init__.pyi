@@ -44,3 +44,4 @@ from .schema import (
     targets_of as targets_of,
     warn_exposed as warn_exposed,
 )
+from .search_path import find_config as find_config

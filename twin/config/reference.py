@@ -17,7 +17,11 @@ from twin.site import SiteFile, field_words
 
 WORDS = {str: "text", int: "integer", float: "number", bool: "true or false", Any: "anything"}
 FILES: tuple[tuple[str, str, type[msgspec.Struct]], ...] = (
-    ("The configuration", "what `racktwin run` is told; file names are relative to its folder", Config),
+    (
+        "The configuration",
+        "what `racktwin daemon run` is told; file names are relative to its folder",
+        Config,
+    ),
     ("The site file", "what stands where; names may hold one range, as in r[001-139]", SiteFile),
 )
 

@@ -120,7 +120,7 @@ def burn_in_notes(burn_in: BurnIn | None, counts_on_it: bool | None) -> list[str
     if counts_on_it and burn_in is None:
         return [
             "policies.replacement.settings.burn_in is true and no `burn_in:` is here: nobody tests what "
-            "was withdrawn, unless people do (racktwin node tested)"
+            "was withdrawn, unless people do (racktwin device tested)"
         ]
     if counts_on_it is False and burn_in is not None:
         return [

@@ -210,7 +210,7 @@ class Quotas(_Strict, frozen=True):
 
 
 class Config(_Strict, frozen=True):
-    """Everything that `racktwin run` is told. Relative paths are relative to the file's folder."""
+    """Everything that `racktwin daemon run` is told. Relative paths are relative to the file's folder."""
 
     site: str  # the site file
     broker: Broker | Literal["embedded"]  # `embedded` is one on loopback without identities, to try it out

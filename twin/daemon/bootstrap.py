@@ -55,7 +55,7 @@ def load_checked(loaded: Loaded, more: Sequence[str] = ()) -> tuple[SiteSpec, Si
     if not path.exists():
         raise ConfigError(
             f"{loaded.path}: $.site: {path}: no such file; expected the site file, which says what stands "
-            "where: `racktwin discover` makes one"
+            "where: `racktwin site discover` makes one"
         )
     spec, site = load_site(path)
     _, configured = make_policies(site.file)

@@ -472,5 +472,5 @@ def _days(values: F64, i: int) -> str:
 
 def _more(count: int, severity: str) -> Finding:
     return Finding("health/more", severity, "more findings of health than are listed", (),
-                   (f"{count} more: the gravest are told one by one; racktwin health lists the rest",), 1.0,
+                   (f"{count} more: the gravest are told one by one; racktwin device health lists all",), 1.0,
                    "Look for what they have in common before looking at one of them.", count)  # fmt: skip

@@ -134,7 +134,7 @@ class Scenario:
             out.append(f"{seconds:g} s is no whole number of steps of {self.dt_s:g} s: {run_s:g} s are run")
         if self.swept:
             out.append(
-                "the scenario has a sweep: only its base case is run; `racktwin whatif` runs every case"
+                "the scenario has a sweep: only its base case is run; `racktwin simulation whatif` runs all"
             )
         late = [f"{f.kind} ({f.begin_s:g} s)" for f in self.faults if f.begin_s >= run_s]
         if late:

@@ -52,6 +52,7 @@ from .svg import Line as Line, PlotLayout as PlotLayout, plot as plot, whiskers 
 from .terminal import (
     escape as escape,
     grid as grid,
+    print_line as print_line,
     safe_text as safe_text,
     text_table as text_table,
     when as when,

@@ -1,6 +1,6 @@
 """Forecasts in words: sensible units, spans, and what a forecast rests on as people would say it.
 
-Shared by the command `racktwin forecasts` and the summary, so that both say the same. Imports nothing heavy.
+Shared by the command `racktwin forecast list` and the summary, so that both say the same. Imports little.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape as no_markup
 from rich.table import Table
@@ -28,6 +29,11 @@ def safe_text(value: Any, style: str = "", limit: int = 400) -> Text:
     return Text(clean("-" if value is None else value, limit), style)
 
 
+def print_line(out: Console, text: str, style: str = "") -> None:
+    """Print foreign text as one line, however long; no markup."""
+    out.print(safe_text(text, style, 4000), soft_wrap=True)
+
+
 def grid(
     out: Console,
     heads: Sequence[str],
@@ -36,11 +42,46 @@ def grid(
     right: Collection[int] = (),
     folds: Collection[int] | None = None,
 ) -> None:
-    """Print a plain table, or a sentence where there is nothing; see `text_table`."""
-    if rows:
-        out.print(text_table(heads, rows, right, folds, gap=1 if right and out.width < NARROW else 2))
-    elif empty:
-        out.print(Text(empty, "dim"))
+    """Print a plain table, or a sentence where there is nothing; see `text_table`.
+
+    What a terminal is too narrow for is left out by whole columns and named below: the last of the numbers
+    first, then the last of the rest; no name is cut.
+    """
+    if not rows:
+        if empty:
+            out.print(Text(empty, "dim"))
+        return
+    gap = 1 if right and out.width < NARROW else 2
+    whole = _unbroken(len(heads), right, folds)
+    widths = [_least_width(head, [row[i] for row in rows], whole[i]) + gap for i, head in enumerate(heads)]
+    kept = list(range(len(heads)))
+    for i in sorted(kept[1:], key=lambda i: (i not in right, not whole[i], -i)):
+        if sum(widths[k] for k in kept) - gap > out.width:
+            kept.remove(i)
+
+    def positions(columns: Collection[int]) -> list[int]:
+        return [kept.index(i) for i in columns if i in kept]
+
+    cells = [[row[i] for i in kept] for row in rows]
+    shown = [heads[i] for i in kept]
+    out.print(text_table(shown, cells, positions(right), None if folds is None else positions(folds), gap))
+    if left := [str(heads[i]) or f"column {i + 1}" for i in range(len(heads)) if i not in kept]:
+        text = f"left out for {out.width} columns: {', '.join(left)}; --format json shows them"
+        out.print(Text(text, "dim"))
+
+
+def _least_width(head: str, cells: Sequence[Any], whole: bool) -> int:
+    """The longest cell of a column, or its longest word if it may be broken."""
+    texts = [str(head), *(str("-" if cell is None else cell) for cell in cells)]
+    parts = [part for text in texts for part in (text.splitlines() if whole else text.split())]
+    return max(map(cell_len, parts), default=0)
+
+
+def _unbroken(count: int, right: Collection[int], folds: Collection[int] | None) -> list[bool]:
+    """True for columns that are never broken: numbers, and all that do not fold."""
+    if folds is not None:
+        return [i not in folds for i in range(count)]
+    return [i in right or (i == 0 and count > 2) for i in range(count)]
 
 
 def text_table(
@@ -56,14 +97,10 @@ def text_table(
     default all but the first.
     """
     made = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), show_header=bool(any(heads)))
-    for i, head in enumerate(heads):
-        if folds is None:
-            no_wrap = i in right or (i == 0 and len(heads) > 2)
-        else:
-            no_wrap = i not in folds
+    for i, (head, whole) in enumerate(zip(heads, _unbroken(len(heads), right, folds), strict=True)):
         width = NAME_WIDTH if folds and i == min(folds) else None
         made.add_column(
-            head, overflow="fold", no_wrap=no_wrap, justify="right" if i in right else "left", min_width=width
+            head, overflow="fold", no_wrap=whole, justify="right" if i in right else "left", min_width=width
         )
     for row in rows:
         made.add_row(*(cell if isinstance(cell, Text) else safe_text(cell) for cell in row))

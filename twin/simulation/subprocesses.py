@@ -85,8 +85,8 @@ def end_child(child: subprocess.Popen[bytes]) -> None:
 
 
 def start_daemon(config: Path, log: Path) -> subprocess.Popen[bytes]:
-    """`racktwin run` with this configuration."""
-    return start_child([sys.executable, "-m", "twin", "run", "--config", str(config)], log)
+    """`racktwin daemon run` with this configuration."""
+    return start_child([sys.executable, "-m", "twin", "daemon", "run", "--config", str(config)], log)
 
 
 def reached(config: Path, daemon: subprocess.Popen[bytes], log: Path) -> Client:

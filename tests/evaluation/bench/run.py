@@ -295,7 +295,7 @@ def _median_ms(call: Callable[[], None], again: int) -> float:
 
 
 def replay(task: TickLoad) -> dict[str, float]:
-    """Run a recording again, every journal line and the final state compared, as `racktwin replay` does."""
+    """Run a recording again, every line and the final state compared, as `racktwin trace replay` does."""
     folder = Path(task.folder)
     spec = spec_for(task.racks, 1.0 if task.share == 1.0 else SPARSE_PERIOD_S)
     engine = make_engine(build_site(spec, "bench"))

@@ -23,7 +23,7 @@ from tests.evaluation.forecasts.goals import coverage_by_targets, goals, mase_me
 from tests.evaluation.forecasts.lstm_rival import RIVALS, check_installed
 from twin.backtest import amount, better_of, find_rival, ratio_span, ratio_words
 from twin.catalogue import ConfigError, clean, duration
-from twin.cli import BacktestCase, add_scoring, chosen_forecasters, horizons_of, scored, write_json
+from twin.cli import SCORING, BacktestCase, chosen_forecasters, declare, horizons_of, scored, write_json
 from twin.tables import SeriesOptions, read_series
 
 HELIOS, BIOHPC, AZURE, GRID = (
@@ -52,7 +52,7 @@ def _found(folder: Path, pattern: str) -> list[Path]:
     files = sorted(folder.glob(pattern))
     if not files:
         raise ConfigError(
-            f"no {folder / pattern}: expected the recordings (racktwin traces fetch), or --only some"
+            f"no {folder / pattern}: expected the recordings (racktwin trace fetch), or --only some"
         )
     return files
 
@@ -115,7 +115,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only", metavar="WORD,..", help="data sets with one of these words in their name (default: all)"
     )
-    add_scoring(parser)
+    declare(parser, SCORING)
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
 def run(args: argparse.Namespace, out: Console, err: Console) -> int:
@@ -123,7 +124,7 @@ def run(args: argparse.Namespace, out: Console, err: Console) -> int:
     if args.model is not None and args.experts is not None:
         args.refuse("--model is one forecaster alone: expected no --experts")
     if not args.suite.is_dir():
-        raise ConfigError(f"{args.suite}: expected the folder of the recordings (racktwin traces fetch)")
+        raise ConfigError(f"{args.suite}: expected the folder of the recordings (racktwin trace fetch)")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of libraries, on odd data: what matters is told as a note
         return _score(args, out, err)

@@ -83,7 +83,7 @@ def recorded(path: Path) -> F64:
         files = files[:MOST_FILES]
     if not files:
         raise ConfigError(f"{path}: no */cluster_sequence_vc.csv[.xz]; expected the recorded demand for GPUs "
-                          "(racktwin traces fetch gpu-demand-helios-earth)")  # fmt: skip
+                          "(racktwin trace fetch gpu-demand-helios-earth)")  # fmt: skip
     total: F64 | None = None
     for file in files:
         running = _column(file)

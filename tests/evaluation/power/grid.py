@@ -49,7 +49,7 @@ def grid_of(root: Path, zone: str) -> Grid:
         at = root / FOLDER / folder / ZONES[zone]
         files = sorted(at.glob("**/*.csv"))[:1]
         if not files:
-            raise ConfigError(f"{at}: no recording here; racktwin traces fetch {FOLDER}")
+            raise ConfigError(f"{at}: no recording here; racktwin trace fetch {FOLDER}")
         panel = read_series(files, "Datetime (UTC)", [column]).panel
         if panel.step_s != 3600.0 or panel.start_ns % HOUR_NS:
             raise ConfigError(f"{files[0]}: steps of {panel.step_s:g} s: expected full hours")

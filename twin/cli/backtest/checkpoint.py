@@ -10,59 +10,21 @@ import argparse
 import math
 import re
 import time
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from twin.backtest import ArgumentCheck, add_term_arguments, parse_terms
+from twin.backtest import ArgumentCheck, parse_terms
 from twin.catalogue import ConfigError, clean
-from twin.cli.arguments import write_json
+from twin.cli.arguments import present
+from twin.cli.backtest.failures import LOG
+from twin.cli.grammar import Verb, WrongCall
+from twin.report import print_line
 
 OF_EVENTS = ("nodes", "start", "until", "sizes", "mend")  # options that a log gives a meaning to
 OF_FORMS = ("mttf", "recall", "precision", "lead", "weibull", "local_save", "local_restart", "soft_mttf")
 LEAST_DAYS = 14  # that jobs run. source: estimate
 MOST_SIZES = 16
-
-
-def add_checkpoint(subparsers: Any) -> argparse.ArgumentParser:
-    """The arguments of `racktwin backtest checkpoint`."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "checkpoint",
-        help="intervals between saves, beside Young, Daly, fixed ones and an oracle",
-        description="What intervals between saves are worth: by closed forms (--mttf, --save, --restart), or "
-        "on recorded faults (--events, --nodes, --save, --restart).",
-    )
-    parser.add_argument("--mttf", metavar="T", help="mean time between failures of the job, such as 1.8h")
-    add_term_arguments(parser)
-    parser.add_argument(
-        "--events",
-        type=Path,
-        metavar="FILE",
-        help="replay recorded faults: JSON of fault_start and fault_end, or CSV of node,start,end,class",
-    )
-    parser.add_argument("--nodes", type=int, metavar="N", help="nodes of that fleet, all of them")
-    parser.add_argument(
-        "--from",
-        dest="start",
-        type=float,
-        metavar="DAY",
-        help="jobs begin on this day of the log (default: half of it)",
-    )
-    parser.add_argument(
-        "--until", type=float, metavar="DAY", help="the log ends this day (default: with its last event)"
-    )
-    parser.add_argument(
-        "--sizes", metavar="N,N,..", help="nodes of the jobs (default: 8,16,32,64,128,256,400)"
-    )
-    parser.add_argument("--seed", type=int, default=9, help="of where jobs are placed (default: 9)")
-    parser.add_argument(
-        "--mend", action="store_true", help="let doubles and disorder in the log pass, and tell of them"
-    )
-    parser.add_argument("--report", type=Path, metavar="DIR", help="write checkpoint.html into this folder")
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.set_defaults(refuse_checkpoint=parser.error)
-    return parser
 
 
 def run_checkpoint(args: argparse.Namespace, out: Console, err: Console) -> int:
@@ -72,7 +34,7 @@ def run_checkpoint(args: argparse.Namespace, out: Console, err: Console) -> int:
     if args.events is None and (
         given := ["--from" if name == "start" else f"--{name}" for name in OF_EVENTS if getattr(args, name)]
     ):
-        args.refuse_checkpoint(f"expected --events for {', '.join(given)}")
+        raise WrongCall(f"expected --events for {', '.join(given)}")
     check_folder(args.report)
     if args.events is not None:
         return _replayed(args, out, err)
@@ -145,18 +107,18 @@ def _replayed(args: argparse.Namespace, out: Console, err: Console) -> int:
         from twin.backtest import write_replay
 
         write_replay(result, found, args.report)
-    if args.json:
-        write_json(result, out)
-        return 0
     for note in read.notes:
-        err.print(clean(note, 500), style="dim", markup=False, soft_wrap=True)
+        print_line(err, note, "dim")
     head = (
         f"{args.events.name}: {result['faults_scored']:,} recorded faults of {log.n:,} nodes from day "
         f"{number(from_d)} to {number(log.until_d)}; jobs are synthetic"
     )
-    out.print(clean(head, 300), markup=False, soft_wrap=True, highlight=False)
-    print_scores(result, out)
-    return 0
+
+    def show(result: dict[str, Any], out: Console) -> None:
+        print_line(out, head)
+        print_scores(result, out)
+
+    return present(args, result, show, out)
 
 
 def sizes_of(text: str) -> tuple[int, ...]:
@@ -178,10 +140,44 @@ def _forms(args: argparse.Namespace, out: Console) -> int:
     check.end()
     result = closed_forms(asked)
     written = [] if args.report is None else write_curve(result, args.report)
-    if args.json:
-        write_json(result, out)
-        return 0
-    print_forms(result, out)
-    for path in written:
-        out.print(f"written: {path}", markup=False, soft_wrap=True, highlight=False)
-    return 0
+
+    def show(result: dict[str, Any], out: Console) -> None:
+        print_forms(result, out)
+        for path in written:
+            print_line(out, f"written: {path}")
+
+    return present(args, result, show, out)
+
+
+TERMS = """
+    --save T  training stands still so long for a save, such as 60s
+    --restart T  from a failure until training goes on, such as 10min
+    --flush T=0  from when training goes on until a save is durable
+    --recall R  share of failures that are foretold, 0 to 1
+    --precision P  share of alarms that a failure follows, 0 to 1
+    --lead T  a failure is foretold so long before; default: 10min
+    --weibull K  shape of the times between failures; default: 1
+    --local-save T  a save in memory or on local disks takes so long
+    --local-restart T  a restart from there takes so long
+    --soft-mttf T  mean time between failures that leave it intact
+"""
+VERBS = {
+    "backtest checkpoint": Verb(
+        run_checkpoint,
+        f"""
+        --mttf T  mean time between failures of the job, such as 1.8h
+        {TERMS}
+        --events FILE  recorded faults: JSON of fault_start and fault_end, or CSV of node,start,end,class
+        --nodes COUNT  of that fleet, all of them
+        --from DAY>start  jobs begin on this day of the log; default: half of it
+        {LOG}
+        --sizes N,N,..  nodes of the jobs; default: 8,16,32,64,128,256,400
+        --seed SEED=9  of where jobs are placed
+        --report FOLDER  write checkpoint.html into this folder
+        """,
+        (
+            "--mttf 1.8h --save 60s --restart 10min",
+            "--events faults.csv --nodes 400 --save 60s --restart 10min",
+        ),
+    )
+}

@@ -15,80 +15,20 @@ from typing import Any
 
 from rich.console import Console
 
-from twin.catalogue import ConfigError, clean, duration, number
-from twin.cli.arguments import write_json
-from twin.report import grid
+from twin.catalogue import ConfigError, clean, duration, number, seconds_of
+from twin.cli.arguments import present
+from twin.cli.grammar import Verb
+from twin.report import grid, print_line
 
 HORIZONS, TOP = "1d,7d,30d", "10,20,40"
-UNIT_D = {"h": 1.0 / 24.0, "d": 1.0, "w": 7.0}
+DAY_S = 86_400.0
 MOST_HORIZON_D = 366.0
 LEAST_ORIGINS = 14  # scored days. source: estimate
 WARM_SHARE = 0.5  # of the log, before the first scored day unless --from says otherwise
-_SPAN = re.compile(r"^([0-9]+(?:\.[0-9]+)?)\s*([hdw])$")
-WIDE_COLUMNS = 116  # of a terminal that has room for all
-COLUMNS = (
-    "within",
-    "forecast",
-    "PR-AUC",
-    "ROC-AUC",
-    "precision",
-    "recall",
-    "lift",
-    "Brier",
-    "ECE",
-    "resolution",
-    "lead time",
+COLUMNS = (  # the last are left out first where a terminal is narrow
+    *("within", "forecast", "PR-AUC", "precision", "lead time", "Brier", "ECE"),
+    *("recall", "lift", "ROC-AUC", "resolution"),
 )
-NARROW = ("within", "forecast", "PR-AUC", "precision", "Brier", "ECE", "lead time")
-
-
-def add_failures(subparsers: Any) -> argparse.ArgumentParser:
-    """The arguments of `racktwin backtest failures`."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "failures", help="which nodes fail next, beside ranking by decayed fault count"
-    )
-    add_arguments(parser)
-    return parser
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--events",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="JSON of fault_start, fault_end; or CSV with node,start,end,class",
-    )
-    parser.add_argument(
-        "--nodes",
-        type=int,
-        required=True,
-        metavar="N",
-        help="nodes of the fleet, those that never failed too",
-    )
-    parser.add_argument(
-        "--horizons",
-        default=HORIZONS,
-        metavar="H,H,..",
-        help=f"spans such as 12h, 7d, 4w (default: {HORIZONS})",
-    )
-    parser.add_argument(
-        "--top", default=TOP, metavar="K,K,..", help=f"lengths of the list of suspects (default: {TOP})"
-    )
-    parser.add_argument(
-        "--from",
-        dest="start",
-        type=float,
-        metavar="DAY",
-        help="first day to forecast from (default: half of the log)",
-    )
-    parser.add_argument(
-        "--until", type=float, metavar="DAY", help="the log ends this day (default: with its last event)"
-    )
-    parser.add_argument(
-        "--mend", action="store_true", help="let doubles and disorder in the log pass, and tell of them"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
 def run_failures(args: argparse.Namespace, out: Console, err: Console) -> int:
@@ -131,23 +71,20 @@ def run_failures(args: argparse.Namespace, out: Console, err: Console) -> int:
         **score_failures(result, ks),
         "wall_s": round(time.monotonic() - begun, 3),
     }
-    if args.json:
-        write_json(summary, out)
-    else:
-        for note in read.notes:
-            err.print(clean(note, 500), style="dim", markup=False, soft_wrap=True)
-        say(summary, out)
-    return 0
+    for note in read.notes:
+        print_line(err, note, "dim")
+    return present(args, summary, say, out)
 
 
 def horizons_of(text: str) -> tuple[float, ...]:
     """Days, ascending. Raises ConfigError."""
     problems, out = [], set()
     for word in text.split(","):
-        found = _SPAN.match(word.strip())
-        days = float(found[1]) * UNIT_D[found[2]] if found else math.nan
-        if not UNIT_D["h"] - 1e-9 <= days <= MOST_HORIZON_D:
-            problems.append(f"--horizons {clean(word, 40)}: expected spans such as 12h, 7d or 4w, 1h to 366d")
+        days = (seconds_of(word) or 0.0) / DAY_S
+        if not 1 / 24 - 1e-9 <= days <= MOST_HORIZON_D:
+            problems.append(
+                f"--horizons {clean(word, 40)}: expected durations such as 12h, 7d or 4w, 1h to 366d"
+            )
         else:
             out.add(days)
     if problems:
@@ -179,13 +116,12 @@ def say(told: Mapping[str, Any], out: Console) -> None:
     ]
     for head in heads:
         out.print(clean(head, 200), markup=False, soft_wrap=True, highlight=False)
-    columns = [c for c in COLUMNS if out.width >= WIDE_COLUMNS or c in NARROW]
-    rows = []
-    for h in told["horizons"]:
-        for name, s in (("champion", h), *h["methods"].items()):
-            cells = dict(zip(COLUMNS, _cells(h, name, s, middle), strict=True))
-            rows.append([cells[head] for head in columns])
-    grid(out, columns, rows, right=range(2, len(columns)))
+    rows = [
+        _cells(h, name, s, middle)
+        for h in told["horizons"]
+        for name, s in (("champion", h), *h["methods"].items())
+    ]
+    grid(out, COLUMNS, rows, right=range(2, len(COLUMNS)))
     for h in told["horizons"]:
         _say_beside(h, out)
     _say_fleet(told["fleet"], out)
@@ -197,18 +133,11 @@ def say(told: Mapping[str, Any], out: Console) -> None:
 
 def _cells(h: Mapping[str, Any], name: str, s: Mapping[str, Any], k: int) -> list[str]:
     lead = s["lead_time_h"][str(k)]
-    kinds = (s[f"{kind}_at_k"][str(k)] for kind in ("precision", "recall", "lift"))
-    return [
-        duration(86_400 * h["horizon_d"]),
-        name.replace("_", " "),
-        number(s["pr_auc"]),
-        number(s["roc_auc"]),
-        *map(number, kinds),
-        number(s["brier"]),
-        number(s["ece"], 2),
-        number(s["resolution"], 2),
-        f"{number(lead['median'])} h" if lead["foreseen"] else "-",
-    ]
+    precision, recall, lift = (number(s[f"{kind}_at_k"][str(k)]) for kind in ("precision", "recall", "lift"))
+    ahead = f"{number(lead['median'])} h" if lead["foreseen"] else "-"
+    scores = (number(s["brier"]), number(s["ece"], 2), recall, lift, number(s["roc_auc"]))
+    head = [duration(86_400 * h["horizon_d"]), name.replace("_", " "), number(s["pr_auc"]), precision, ahead]
+    return [*head, *scores, number(s["resolution"], 2)]
 
 
 def _say_beside(h: Mapping[str, Any], out: Console) -> None:
@@ -256,3 +185,24 @@ def shock_words(found: Mapping[str, Any]) -> str:
         f"{cases} in common: {found['faults']} faults, more within {within} than by chance;\nthe greatest on "
         f"day {number(most['day'])} of {most['nodes']} nodes; no mark against the nodes it struck"
     )
+
+
+LOG = """
+    --until DAY  the log ends this day; default: with its last event
+    --mend  let doubles and disorder in the log pass, and tell of them
+"""
+VERBS = {
+    "backtest failures": Verb(
+        run_failures,
+        f"""
+        --events FILE!  JSON of fault_start, fault_end; or CSV with node,start,end,class
+        --nodes COUNT!  of the fleet, those that never failed too
+        --horizons H,H,..={HORIZONS}  durations such as 12h, 7d, 4w
+        --top K,K,..={TOP}  lengths of the list of suspects
+        --from DAY>start  first day to forecast from; default: half of the log
+        {LOG}
+        """,
+        ("--events faults.csv --nodes 400", "--events faults.json --nodes 400 --horizons 1d,7d --top 10"),
+        rows="horizons",
+    )
+}

@@ -1,8 +1,4 @@
-"""Command `backtest`: scores forecasts of load and failure, checkpoint intervals and power curves.
-
-`backtest load --series FILE ...` prints a table or one JSON object and writes a page; the other kinds have
-their own modules.
-"""
+"""The command `backtest load`: how well forecasts of load and demand would have done on recorded series."""
 
 from __future__ import annotations
 
@@ -12,82 +8,20 @@ import re
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
 
 from twin.backtest import Rival, print_load_scores
-from twin.catalogue import ConfigError, clean, duration, number
-from twin.cli.arguments import write_json
-from twin.cli.backtest import checkpoint, failures, power_curves
+from twin.catalogue import ConfigError, clean, duration, number, seconds_of
+from twin.cli.arguments import REPORT, present
+from twin.cli.grammar import Verb, WrongCall, did_you_mean
+from twin.report import print_line
 
 LEAST_ROWS = 20
 MOST_JOBS = 64  # source: estimate; more gain nothing, as a backtest has few parts
-SPAN_S = {"s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_SPAN = re.compile(r"^([0-9]+(?:\.[0-9]+)?)\s*(s|sec|min|m|h|d|%|)$")
-
-
-def add_parser(commands: Any) -> None:
-    """The arguments of `racktwin backtest`."""
-    parser = commands.add_parser(
-        "backtest", help="score forecasts, failures, checkpoint intervals and power curves"
-    )
-    kinds = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
-    failures.add_failures(kinds)
-    checkpoint.add_checkpoint(kinds)
-    power_curves.add_power_curves(kinds)
-    load = kinds.add_parser(
-        "load", help="forecasts of load and demand, beside the last value, yesterday and EWMA"
-    )
-    load.add_argument(
-        "--series", type=Path, nargs="+", required=True, metavar="FILE", help="CSV, also compressed"
-    )
-    load.add_argument("--time-column", metavar="T", help="column of times")
-    load.add_argument("--value-column", nargs="+", default=[], metavar="V", help="columns of values")
-    load.add_argument("--step", metavar="S", help="step of the grid, such as 60 (s) or 5min")
-    load.add_argument("--aggregate", metavar="HOW", help="rows of one step: mean, sum, last, max, count")
-    load.add_argument("--total", action="store_true", help="score the sum of all columns")
-    load.add_argument("--where", metavar="COLUMN=VALUE", help="only rows with this value in this column")
-    load.add_argument(
-        "--gap",
-        nargs=2,
-        action="append",
-        default=[],
-        metavar=("FROM", "TO"),
-        help="nothing counts from here to there, such as an outage",
-    )
-    load.add_argument(
-        "--known-column", nargs="+", default=[], metavar="C", help="columns known ahead, such as a forecast"
-    )
-    load.add_argument("--zone", default="UTC", help="time zone of times without one (default: UTC)")
-    load.add_argument("--report", type=Path, metavar="DIR", help="write backtest.html into this folder")
-    add_scoring(load)
-    parser.set_defaults(refuse=load.error)
-    parser.set_defaults(handler=run_backtest)
-
-
-def add_scoring(load: argparse.ArgumentParser) -> None:
-    """The arguments that say what is scored, and how; the same for one series and for a suite of them."""
-    load.add_argument(
-        "--horizons", metavar="H,H,..", help="rows (5), spans (15min, 6h) or parts of the series (10%%)"
-    )
-    load.add_argument(
-        "--from",
-        dest="start",
-        type=float,
-        default=0.5,
-        metavar="FRACTION",
-        help="score origins after this part of the rows (default: 0.5)",
-    )
-    load.add_argument("--model", metavar="NAME", help="score this forecaster alone")
-    load.add_argument("--experts", metavar="A,B,..", help="combine these forecasters only")
-    load.add_argument("--rival", metavar="NAME", help="score this forecaster beside the blend")
-    load.add_argument(
-        "--jobs", type=_jobs, default=1, metavar="N", help="processes side by side (default: 1)"
-    )
-    load.add_argument("--json", action="store_true", help="one JSON object on stdout")
+_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(%|)")
 
 
 def _jobs(text: str) -> int:
@@ -97,24 +31,18 @@ def _jobs(text: str) -> int:
     return number_
 
 
-def run_backtest(args: argparse.Namespace, out: Console, err: Console) -> int:
+def run_load(args: argparse.Namespace, out: Console, err: Console) -> int:
     """Score, print, write the page. Raises ConfigError for what the operator can mend."""
-    if args.what == "failures":
-        return failures.run_failures(args, out, err)
-    if args.what == "checkpoint":
-        return checkpoint.run_checkpoint(args, out, err)
-    if args.what == "power-curves":
-        return power_curves.run_power_curves(args, out, err)
+    if args.model is not None and args.experts is not None:
+        raise WrongCall("--model is one forecaster alone: expected no --experts")
+    if not args.value_column and args.aggregate != "count":
+        raise WrongCall("--value-column is missing: expected the columns of values")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of libraries, on odd data: what matters is told as a note
-        return _run(args, out, err)
+        return _scored(args, out, err)
 
 
-def _run(args: argparse.Namespace, out: Console, err: Console) -> int:
-    if args.model is not None and args.experts is not None:
-        args.refuse("--model is one forecaster alone: expected no --experts")
-    if args.time_column is None or (not args.value_column and args.aggregate != "count"):
-        args.refuse("--series needs --time-column and --value-column")
+def _scored(args: argparse.Namespace, out: Console, err: Console) -> int:
     from twin.backtest import find_rival
     from twin.report import open_folder
     from twin.tables import SeriesOptions, read_series
@@ -127,7 +55,7 @@ def _run(args: argparse.Namespace, out: Console, err: Console) -> int:
         args.time_column,
         args.value_column,
         SeriesOptions(
-            step_s=None if args.step is None else step_of(args.step),
+            step_s=args.step_s,
             aggregate=args.aggregate,
             known_columns=args.known_column,
             zone=args.zone,
@@ -157,16 +85,12 @@ def _run(args: argparse.Namespace, out: Console, err: Console) -> int:
         | summary
         | {"wall_s": round(time.monotonic() - begun, 3)}
     )
-    if args.json:
-        write_json(summary, out)
-    else:
-        print_load_scores(summary, out)
+    present(args, summary, print_load_scores, out)
     if args.report is not None:
         from twin.backtest import PAGE, write_page
 
         write_page(summary, result, args.report / PAGE)
-        if not args.json:
-            out.print(f"report: {args.report / PAGE}", markup=False, soft_wrap=True)
+        print_line(err, f"report: {args.report / PAGE}")
     return 0
 
 
@@ -187,7 +111,8 @@ def known_names(names: Sequence[str] | None, option: str = "--experts") -> tuple
     unknown = [n for n in wanted if n not in FORECASTERS]
     if unknown or not wanted:
         named = clean(", ".join(unknown), 200) or "(nothing)"
-        raise ConfigError(f"{option}: forecaster {named}: expected some of {', '.join(FORECASTERS)}")
+        near = did_you_mean(unknown[0], FORECASTERS) if unknown else ""
+        raise ConfigError(f"{option}: forecaster {named}: expected some of {', '.join(FORECASTERS)}{near}")
     return tuple(wanted)
 
 
@@ -344,14 +269,6 @@ def losses(told: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return out
 
 
-def step_of(text: str) -> float:
-    """Seconds of "60", "60s" or "5min". Raises ConfigError."""
-    found = _SPAN.match(text.strip())
-    if found is None or found[2] == "%" or float(found[1]) <= 0:
-        raise ConfigError(f"--step {text}: expected seconds, or a span such as 5min or 1h")
-    return float(found[1]) * SPAN_S.get(found[2], 1.0)
-
-
 def horizons_of(text: str | None, n_time: int, step_s: float, start: float) -> tuple[int, ...]:
     """Rows ahead, ascending. Without `text`: 1, 5, 15, 60, 6 h, 24 h and a tenth of the rows, up to that."""
     if n_time < LEAST_ROWS:
@@ -367,17 +284,18 @@ def horizons_of(text: str | None, n_time: int, step_s: float, start: float) -> t
         return tuple(sorted(found))
     problems, out = [], set()
     for word in text.split(",") if text.strip() else [text]:
-        match = _SPAN.match(word.strip())
-        if match is None:
+        word = word.strip()
+        span_s, part = seconds_of(word), _PART.fullmatch(word)
+        if span_s is None and part is None:
             asked = clean(word) or "(nothing)"
-            problems.append(f"--horizons {asked}: expected rows (5), a span (15min, 6h) or a part (10%)")
+            problems.append(f"--horizons {asked}: expected rows (5), a duration (15min, 6h) or a part (10%)")
             continue
-        value, unit = float(match[1]), match[2]
-        rows = value if not unit else value / 100 * n_time if unit == "%" else value * SPAN_S[unit] / step_s
-        if (not unit and rows != round(rows)) or not 1 <= round(rows) <= most:
+        whole = part is not None and not part[2]  # a number of rows
+        rows = (float(part[1]) * (n_time / 100 if part[2] else 1)) if part else (span_s or 0.0) / step_s
+        if (whole and rows != round(rows)) or not 1 <= round(rows) <= most:
             asked = f"{number(rows)} rows of {number(step_s)} s"
             problems.append(f"--horizons {word}: {asked}, expected 1 to {most} of {n_time} rows")
-        elif unit not in ("", "%") and abs(rows - round(rows)) > 1e-6:
+        elif part is None and abs(rows - round(rows)) > 1e-6:
             problems.append(f"--horizons {word}: expected a multiple of the step of {number(step_s)} s")
         else:
             out.add(round(rows))
@@ -393,3 +311,35 @@ def _where(text: str | None) -> tuple[str, str] | None:
     if not found or not column:
         raise ConfigError(f"--where {text}: expected COLUMN=VALUE")
     return column, value
+
+
+# What is scored, and how: the same for one series and for a suite of them.
+SCORING = """
+    --horizons H,H,..  rows (5), durations (15min, 6h) or parts of the series (10%)
+    --from FRACTION=0.5>start  score origins after this part of the rows
+    --model NAME  score this forecaster alone
+    --experts A,B,..  combine these forecasters only
+    --rival NAME  score this forecaster beside the blend
+    --jobs COUNT=1  processes side by side
+"""
+VERBS = {
+    "backtest load": Verb(
+        run_load,
+        f"""
+        --series FILE!+  CSV, also compressed
+        --time-column T!  column of times
+        --value-column V+  columns of values
+        --step DURATION  of the grid, such as 5min
+        --aggregate HOW  rows of one step: mean, sum, last, max, count
+        --total  score the sum of all columns
+        --where COLUMN:VALUE  only rows with this value in this column
+        --gap FROM TO  nothing counts from here to there, such as an outage; may be given again
+        --known-column C+  columns known ahead, such as a forecast
+        --zone ZONE=UTC  of times without an offset
+        {REPORT}
+        {SCORING}
+        """,
+        ("--series load.csv --time-column time --value-column power_w --step 1min --horizons 15min,6h",),
+        rows="horizons",
+    )
+}

@@ -7,29 +7,16 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from twin.backtest import print_table
-from twin.catalogue import clean
-from twin.cli.arguments import write_json
+from twin.cli.arguments import present
+from twin.cli.grammar import Verb
+from twin.report import print_line
 
 COLUMNS = ("time_touched", "energy_touched", "time_all", "energy_all")
-
-
-def add_power_curves(subparsers: Any) -> argparse.ArgumentParser:
-    """The arguments of `racktwin backtest power-curves`."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "power-curves",
-        help="time and energy under power limits, foretold from a few",
-        description="How well curves learned from a few power limits of a job foretell its time and energy "
-        "at others, on measured sweeps (files summary_power_GPU.csv).",
-    )
-    parser.add_argument("--sweeps", type=Path, required=True, metavar="FOLDER", help="the measured sweeps")
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    return parser
 
 
 def run_power_curves(args: argparse.Namespace, out: Console, err: Console) -> int:
@@ -41,15 +28,7 @@ def run_power_curves(args: argparse.Namespace, out: Console, err: Console) -> in
     with ProgressBar(err, "GPU models") as bar:
         result = run_backtest(args.sweeps, bar.move)
     result["wall_s"] = round(time.monotonic() - begun, 3)
-    if args.json:
-        write_json(result, out)
-    else:
-        say_curves(result, out)
-    return 0
-
-
-def _line(out: Console, text: str, style: str = "") -> None:
-    out.print(clean(text, 400), style=style, markup=False, soft_wrap=True, highlight=False)
+    return present(args, result, say_curves, out)
 
 
 def _three(found: dict[str, Any]) -> str:
@@ -63,7 +42,7 @@ def say_curves(told: dict[str, Any], out: Console) -> None:
     """A table of each GPU model, what is held out in words, and what the least energy costs to miss."""
     for part in told["gpus"]:
         about = "the form of the curve was chosen on these" if part["chosen_on"] else "not used to choose"
-        _line(
+        print_line(
             out,
             f"{part['gpu']}: {part['jobs']} jobs at {len(part['limits_w'])} limits from "
             f"{part['limits_w'][0]:g} to {part['limits_w'][-1]:g} W, of which {part['jobs_touched']} draw "
@@ -81,12 +60,22 @@ def say_curves(told: dict[str, Any], out: Console) -> None:
         titles = ["held out", "by", *(column.replace("_", ", ") for column in COLUMNS)]
         print_table(out, titles, rows)
         for rule, x in part["energy_minimum"].items():
-            _line(
+            print_line(
                 out,
                 f"least energy, cap by {rule}: {100 * x['mean_pu']:.1f} % above the least measured, "
                 f"90th percentile {100 * x['p90_pu']:.1f} %, worst {100 * x['worst_pu']:.1f} %",
             )
         out.print("")
-    _line(out, f"errors: median / 90th percentile, share within {100 * told['goal_pu']:g} %")
+    print_line(out, f"errors: median / 90th percentile, share within {100 * told['goal_pu']:g} %")
     for trial, about in told["trials"].items():
-        _line(out, f"{trial}: seen were {about}")
+        print_line(out, f"{trial}: seen were {about}")
+
+
+VERBS = {
+    "backtest power-curves": Verb(
+        run_power_curves,
+        "--sweeps FOLDER!  measured sweeps: files summary_power_GPU.csv",
+        ("--sweeps sweeps/",),
+        rows="gpus",
+    )
+}

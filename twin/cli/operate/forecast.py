@@ -1,4 +1,4 @@
-"""`racktwin forecasts [QUANTITY] [--name ENTITY]`: what a running daemon expects, how sure it is, and why.
+"""The command `forecast list`: what a running daemon expects, how sure it is, and why.
 
 Alone, the site's own quantities; with a quantity, its entities. Where there is no forecast, the daemon's
 reason is printed.
@@ -7,12 +7,13 @@ reason is printed.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
 from twin.catalogue import ConfigError, clean, duration
+from twin.cli.arguments import live
+from twin.cli.grammar import WrongCall, did_you_mean
 from twin.report import Shown, known_ahead, shown, why
 
 if TYPE_CHECKING:
@@ -25,32 +26,19 @@ LONG_ROW_S = 900.0  # rows of the horizons beyond an hour, as in `models.load.mo
 SHORT_ROW_S, SHORT_HORIZON_S = 60.0, 3600.0
 
 
-def add_arguments(forecasts: argparse.ArgumentParser) -> None:
-    """The options of the command."""
-    forecasts.add_argument("quantity", nargs="?", help="such as site.power_w, rack.power_w or cdu.heat_w")
-    forecasts.add_argument("--name", metavar="ENTITY", help="such as hall1/r07; commas between several")
-
-
-def call(args: argparse.Namespace) -> Callable[[Client], Any]:
-    """Return the request to send. Raises ConfigError for a quantity without forecasts."""
-
-    def ask(client: Client) -> Any:
-        tree = client.get("/summary")
-        if "forecasts" not in tree:
-            raise ConfigError("this daemon is older than the command: its summary holds no forecasts")
-        first = {"now_ns": tree["now_ns"], **tree["forecasts"]}
-        if args.quantity is None:
-            if args.name is not None:
-                raise ConfigError(
-                    "--name: of which quantity? racktwin forecasts rack.power_w --name hall1/r07"
-                )
-            return first
-        if args.quantity not in first["quantities"]:
-            known = ", ".join(first["quantities"]) or "; ".join(first["notes"]) or "none"
-            raise ConfigError(f"no forecasts of {args.quantity}; expected one of: {known}")
-        return _of_quantity(client, args.quantity, args.name, first)
-
-    return ask
+def _ask(client: Client, args: argparse.Namespace) -> dict[str, Any]:
+    """Ask for the site's forecasts, or for those of a quantity. Raises ConfigError for one without any."""
+    if args.quantity is None and args.name is not None:
+        raise WrongCall("--name: of which quantity? racktwin forecast list rack.power_w --name hall1/r07")
+    tree = client.get("/summary")
+    first = {"now_ns": tree["now_ns"], **tree["forecasts"]}
+    if args.quantity is None:
+        return first
+    if args.quantity not in first["quantities"]:
+        known = ", ".join(first["quantities"]) or "; ".join(first["notes"]) or "none"
+        near = did_you_mean(args.quantity, first["quantities"])
+        raise ConfigError(f"no forecasts of {args.quantity}; expected one of: {known}{near}")
+    return _of_quantity(client, args.quantity, args.name, first)
 
 
 def _of_quantity(client: Client, key: str, name: str | None, first: dict[str, Any]) -> dict[str, Any]:
@@ -184,3 +172,20 @@ def _many(rows: list[dict[str, Any]], more: bool, out: Console) -> None:
         if duration(a["horizon_s"]) not in spans:
             spans.append(duration(a["horizon_s"]))
     grid(out, ("in", "rests on, over all of them"), [[", ".join(h), b] for b, h in bases.items()], "")
+
+
+VERBS = {
+    "forecast list": live(
+        _ask,
+        show,
+        """
+        [QUANTITY]  such as site.power_w, rack.power_w or cdu.heat_w
+        --name ENTITY  such as hall1/r07; commas between several
+        """,
+        "",
+        "rack.power_w --name hall1/r07",
+        "site.power_w --watch 1min",
+        rows="rows",
+        watched=True,
+    )
+}

@@ -1,4 +1,4 @@
-"""`racktwin health [NAME]`: how well a site, or one part of it, is, why, how sure that is, and what to do.
+"""The command `device health`: how well a site, or one part of it, is, why, how sure that is, and what to do.
 
 Alone, whom to look at first; with a name, one part explained in plain words. What is not known is said as
 plainly as what is.
@@ -7,12 +7,12 @@ plainly as what is.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
 from twin.catalogue import clean, duration
+from twin.cli.arguments import live
 from twin.contracts import LEVELS
 from twin.report import grid, health_texts as words
 
@@ -39,23 +39,12 @@ AS_IT_SHOULD_BE = "everything that is heard of it is as it should be"
 OF_ITSELF = ("healthy", "unknown")  # levels that say nothing against a part
 
 
-def add_arguments(health: argparse.ArgumentParser) -> None:
-    """The options of the command."""
-    health.add_argument(
-        "name", nargs="?", help="a node, GPU, switch, link, CDU or rack, such as hall1/r07/node3"
-    )
-    health.add_argument("--level", help="with no name: only these; failed, degraded, watch, unknown, healthy")
-    health.add_argument("--part", choices=tuple(PLURAL), help="with no name: a line for each of this kind")
-    health.add_argument("--limit", type=int, default=SHOWN_ROWS, help="lines at most")
-
-
-def call(args: argparse.Namespace) -> Callable[[Client], Any]:
-    """Return the request to send."""
+def _ask(client: Client, args: argparse.Namespace) -> Any:
     from twin.api import path_of
 
     if args.name is None:
-        return lambda c: c.get("/health", part=args.part, level=args.level, limit=args.limit)
-    return lambda c: c.get(path_of("health", args.name))
+        return client.get("/health", part=args.part, level=args.level, limit=args.limit)
+    return client.get(path_of("health", args.name))
 
 
 def show(tree: dict[str, Any], out: Console) -> None:
@@ -422,3 +411,22 @@ def _faults(faults: list[dict[str, Any]]) -> Text:
         sentence.append(f"{chr(10) if sentence else ''}{clean(text, 400)}")
         sentence.append(f"\n  {clean(f['detail'], 160)}" if f["detail"] else "", "dim")
     return sentence
+
+
+VERBS = {
+    "device health": live(
+        _ask,
+        show,
+        f"""
+        [ENTITY]>name  a node, GPU, switch, link, CDU or rack
+        --level LIST  with no name: only these; failed, degraded, watch, unknown, healthy
+        --part {"|".join(PLURAL)}  with no name: a line for each of this kind
+        --limit COUNT={SHOWN_ROWS}  lines at most
+        """,
+        "",
+        "hall1/r07/node3",
+        "--level failed,degraded --part gpu --format csv",
+        rows="rows",
+        watched=True,
+    )
+}

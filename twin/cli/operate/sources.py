@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from twin.catalogue import clean, duration, number
-from twin.cli.arguments import add_connection, client_of, write_json
+from twin.cli.arguments import client_of, present
+from twin.cli.grammar import Verb
 from twin.report import grid, safe_text
 
 if TYPE_CHECKING:
@@ -18,28 +19,13 @@ CLOCK_S = 2.0  # from here on an offset is shown in colour
 SHOWN_LINES = 3  # of a source
 
 
-def add_parser(commands: Any) -> None:
-    """The arguments of `racktwin sources`."""
-    what = "list who sends telemetry: rate, age, readings, clock, and what is not used and why"
-    parser = commands.add_parser("sources", help=what, description=what, allow_abbrev=False)
-    parser.add_argument("name", nargs="?", default="", metavar="NAME",
-                        help="only sources whose name contains this, with every reason")  # fmt: skip
-    parser.add_argument("--limit", type=int, default=100, help="sources at most (default: 100)")
-    add_connection(parser)
-    parser.set_defaults(handler=run_sources)
-
-
 def run_sources(args: argparse.Namespace, out: Console, *_: Console) -> int:
     """Ask, and print. Raises ConnectorError."""
     tree = client_of(args).get("/sources", name=args.name or None, limit=args.limit)
-    if args.json:
-        write_json(tree, out)
-    else:
-        show(tree, out, every=bool(args.name))
-    return 0
+    return present(args, tree, lambda tree, out: show_sources(tree, out, every=bool(args.name)), out)
 
 
-def show(tree: dict[str, Any], out: Console, every: bool = False) -> None:
+def show_sources(tree: dict[str, Any], out: Console, every: bool = False) -> None:
     """Print a row for each source, then what is not used, source by source."""
     rows = [_row(s) for s in tree["sources"]]
     heads = ("source", "readings/s", "last", "readings", "unused", "late by", "clock")
@@ -102,3 +88,18 @@ def unused_line(line: dict[str, Any]) -> Text:
     if line["remedy"]:
         text.append(f"\n    {clean(line['remedy'], 300)}", "cyan")
     return text
+
+
+VERBS = {
+    "sources": Verb(
+        run_sources,
+        """
+        [NAME]  only sources whose name contains this, with every reason
+        --limit COUNT=100  sources at most
+        """,
+        ("", "dcgm", "--watch 5s", "--format csv"),
+        rows="sources",
+        live=True,
+        watched=True,
+    )
+}

@@ -1,4 +1,4 @@
-"""The command `explain`: why a policy of a running daemon proposes what it proposes, as it explains itself.
+"""The command `policy explain`: why a policy proposes what it proposes, as it explains itself.
 
 Renders any explanation: sentences, figures, tables and curves. Knows no policy by name.
 """
@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from twin.catalogue import ConfigError, clean, duration, text
-from twin.cli.arguments import add_connection, client_of, write_json
+from twin.cli.arguments import live
 from twin.report import grid, safe_text, when
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from twin.api import Client
     from twin.contracts import DataCurve, DataTable, Explanation, KeyFigure, TableColumn, Value
 
 TONES = {"summary": "bold", "note": "dim", "warning": "yellow"}
@@ -26,31 +27,12 @@ MOST_POINTS = 24  # of a curve
 UNITS = {"ns": "", "s": "", "1": "", "count": "", "": ""}  # shown in the cell, or not at all
 
 
-def add_parser(commands: Any) -> None:
-    """The arguments of `racktwin explain`."""
-    what = "why a policy proposes what it proposes: alone, the policies and their topics"
-    parser = commands.add_parser("explain", help=what, description=what, allow_abbrev=False)
-    parser.add_argument("policy", nargs="?", metavar="POLICY")
-    parser.add_argument("entity", nargs="?", metavar="ENTITY", help="such as hall1/r07, or a job")
-    parser.add_argument("--topic", help="one of those that `racktwin explain` lists")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="options",
-                        help="an option of the topic; may be given again")  # fmt: skip
-    add_connection(parser)
-    parser.set_defaults(handler=run_explain)
-
-
-def run_explain(args: argparse.Namespace, out: Console, *_: Console) -> int:
-    """Ask, and print. Raises ConfigError for a wrong option, ConnectorError."""
+def _ask(client: Client, args: argparse.Namespace) -> Any:
+    """Ask for an explanation, or for all that can be explained. Raises ConfigError for a wrong option."""
     from twin.api import path_of
 
-    client = client_of(args)
     if args.policy is None:
-        tree = client.get("/explain")
-        if args.json:
-            write_json(tree, out)
-        else:
-            _list(tree, out)
-        return 0
+        return client.get("/explain")
     options: dict[str, Any] = {}
     for given in args.options:
         name, found, value = given.partition("=")
@@ -58,21 +40,19 @@ def run_explain(args: argparse.Namespace, out: Console, *_: Console) -> int:
             raise ConfigError(f"--set {clean(given, 60)!r}: expected NAME=VALUE")
         options[name] = value
     parts = ("explain", args.policy, *([args.entity] if args.entity else ()))
-    tree = client.get(path_of(*parts), topic=args.topic, **options)
-    print_answer(tree, args.json, out)
-    return 0
+    return client.get(path_of(*parts), topic=args.topic, **options)
 
 
-def print_answer(tree: dict[str, Any], as_json: bool, out: Console) -> None:
-    """An explanation as it came over HTTP: as JSON, or rendered."""
-    if as_json:
-        write_json(tree, out)
-        return
+def show_answer(tree: dict[str, Any], out: Console) -> None:
+    """An explanation as it came over HTTP, or the list of what can be explained."""
     import msgspec
 
     from twin.contracts import Explanation
 
-    show_explanation(msgspec.convert(tree, Explanation), out)
+    if "policies" in tree:
+        _list(tree, out)
+    else:
+        show_explanation(msgspec.convert(tree, Explanation), out)
 
 
 def _list(tree: dict[str, Any], out: Console) -> None:
@@ -191,3 +171,21 @@ def _curve(curve: DataCurve, out: Console) -> None:
     rows = [[value_text(x, curve.x_unit), value_text(y, curve.y_unit)]
             for x, y in zip(curve.x[::step], curve.y[::step], strict=True)]  # fmt: skip
     grid(out, ("", clean(curve.name, 40)), rows, "", (0, 1))
+
+
+VERBS = {
+    "policy explain": live(
+        _ask,
+        show_answer,
+        """
+        [POLICY]  alone: the policies and their topics
+        [ENTITY]  such as hall1/r07, or a job
+        --topic TOPIC  one of those that `racktwin policy explain` lists
+        --set NAME:VALUE*>options  an option of the topic; may be given again
+        """,
+        "",
+        "thermal_guard hall1/r07",
+        "power_guard --topic what --set limit=5",
+        watched=True,
+    )
+}

@@ -15,7 +15,7 @@ from rich.text import Text
 from twin.api import Token
 from twin.catalogue import clean, duration, number
 from twin.cli.arguments import write_json
-from twin.cli.sources import unused_line
+from twin.cli.operate.sources import unused_line
 from twin.report import few, grid, health_texts, safe_text, when
 
 TONES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
@@ -37,7 +37,7 @@ def show_status(tree: dict[str, Any], out: Console) -> None:
         out.print(line)
         _alarm_rows(tree["alarms"][:10], out)
         if tree["alarms_total"] > 10:
-            out.print(Text(f"and {tree['alarms_total'] - 10} more: racktwin alarms", "dim"))
+            out.print(Text(f"and {tree['alarms_total'] - 10} more: racktwin alarm list", "dim"))
     else:
         # Of what never spoke nothing is known: no alarms is then no good news.
         out.print(Text("alarms  none", "green" if _all_heard(tree) else "yellow"))
@@ -96,7 +96,7 @@ def _headline(tree: dict[str, Any], out: Console) -> None:
 
 
 def _well(parts: dict[str, dict[str, int]]) -> Text:
-    """Return the counts of parts by kind and level; `racktwin health` says more."""
+    """Return the counts of parts by kind and level; `racktwin device health` says more."""
     line = Text("health  ")
     for part, counts in parts.items():
         if sum(counts.values()):

@@ -1,0 +1,292 @@
+"""Grammar of the command line: nouns with verbs, how their arguments are declared, and what is refused.
+
+`commands.py` is the table of all nouns. A verb is declared beside the function that carries it out, its
+arguments one a line, with the kind of value, two spaces and a sentence:
+
+    NODE                     an argument; `[NODE]` may be left out, `NAME+` and `NAME*` take several
+    --note TEXT              an option; `TEXT=x` has a default, `TEXT!` is required, `TEXT*` may come again
+    --force                  an option without a value
+    --role viewer|admin      one of these words
+    --from TIME>start        an option whose attribute is called otherwise
+    ~--days DAYS>back_s      the old name of an option: works for one more version, stands in no help
+
+`KINDS` says how a value is written, and the unit at the end of its attribute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from twin.catalogue import clean, seconds_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Handler = Callable[[argparse.Namespace, "Console", "Console"], int]  # the consoles: output, errors
+
+
+class WrongCall(Exception):
+    """The command was called in a way that makes no sense; exit code 2."""
+
+
+def seconds(text: str) -> float:
+    """A duration such as 15s, 2h or 1d12h."""
+    found = seconds_of(text)
+    if found is None or not 0 < found < 1e10:
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r}: expected a duration with its unit, such as 90s, 15min, 2h or 1d12h"
+        )
+    return found
+
+
+def _scaled(unit_s: float) -> Callable[[str], float]:
+    """A bare number of a unit, as options of before took it."""
+
+    def read(text: str) -> float:
+        found = seconds_of(f"{text}s")
+        if not found:
+            raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a number > 0")
+        return found * unit_s
+
+    return read
+
+
+def watts(text: str) -> float:
+    """A power as a person writes it: 500kW, 1.2MW, 800W. In W.
+
+    A number alone is refused: who forgets the k would bring the site down to its floor.
+    """
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?(?:[eE][0-9]+)?)\s*([kKmMgG]?)[wW]?", text.strip())
+    value = float(found[1]) * {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}[found[2].lower()] if found else math.nan
+    if not 0 <= value < 1e12 or text.strip()[-1].isdigit():
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r}: expected a power with its unit, such as 500kW, 1.2MW or 800W"
+        )
+    return value
+
+
+def whole(text: str, least: int = 1, below: int = 10**9) -> int:
+    """A whole number within bounds."""
+    if not (text.isascii() and text.isdigit() and least <= int(text[:25]) < below):
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r}: expected a whole number from {least} to {below - 1}"
+        )
+    return int(text)
+
+
+def bound(text: str) -> float | str:
+    """A number, or the name of a state."""
+    try:
+        value = float(text)
+    except ValueError:
+        return text
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number; leave a bound out for none")
+    return value
+
+
+def host_port(text: str) -> tuple[str, int]:
+    """HOST or HOST:PORT; the port is 1883 unless it is said."""
+    host, _, port = text.rpartition(":") if ":" in text else (text, "", "1883")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
+        raise argparse.ArgumentTypeError(f"{clean(text)!r}: expected HOST or HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+# Kind of a value -> (what reads it, unit at the end of its attribute). Others are text as it is.
+KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "COUNT": (whole, ""),
+    "DAY": (float, ""),
+    "DAYS": (_scaled(86_400.0), ""),
+    "DURATION": (seconds, "_s"),
+    "FILE": (Path, ""),
+    "FOLDER": (Path, ""),
+    "FRACTION": (float, ""),
+    "HOST[:PORT]": (host_port, ""),
+    "HOURS": (_scaled(3600.0), ""),
+    "NUMBER": (float, ""),
+    "POWER": (watts, "_w"),
+    "SECONDS": (_scaled(1.0), ""),
+    "SEED": (lambda text: whole(text, 0, 2**63), ""),
+    "VALUE": (bound, ""),
+}
+_VALUE = re.compile(r"(?P<kind>[^=!+*>]+)(?:=(?P<default>[^!+*>]*))?(?P<many>[!+*]*)(?:>(?P<name>\w+))?")
+CONFIG = (
+    "--config FILE  the daemon's; default: $RACKTWIN_CONFIG, else racktwin.yaml here, "
+    "in ~/.config/racktwin or in /etc/racktwin"
+)
+_CONNECTION = f"""
+    --url URL  of the daemon; default: $RACKTWIN_URL, else as its configuration says, else this host's
+    {CONFIG}
+    --token-file PATH  file with the token; - is standard input
+    --ca-file PATH  certificate to trust, PEM
+    --cert-file PATH  client certificate, if the daemon asks for one
+    --key-file PATH  key of the client certificate
+"""
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A verb: the function that carries it out, its arguments, and calls to learn from.
+
+    The examples leave `racktwin NOUN VERB` out. A verb that `answers` has `--format` and `--out`, and with
+    `rows`, the key of the list in its JSON, CSV too. One that is `live` asks a daemon, and may be `watched`.
+    """
+
+    run: Handler
+    arguments: str
+    examples: tuple[str, ...]
+    _: KW_ONLY
+    answers: bool = True
+    rows: str = ""
+    live: bool = False
+    watched: bool = False
+
+    def every_argument(self) -> str:
+        """Its own arguments and those that all verbs of its kind have."""
+        made = self.arguments
+        if self.answers:
+            made += (
+                f"\n--format {'table|json|csv' if self.rows else 'table|json'}  of the answer; default: table"
+            )
+            if "--out" not in made:
+                made += "\n-o --out FILE>answer_file  write the answer there; its ending may name the format"
+                made += "\n--force  overwrite that file"
+        return made + (_CONNECTION if self.live else "")
+
+
+class Noun(NamedTuple):
+    """A noun: its verbs as name to (module, summary), and the verb that it has alone.
+
+    A word without verbs has one entry, whose name is empty.
+    """
+
+    text: str
+    verbs: dict[str, tuple[str, str]]
+    default: str = ""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`; did you mean X?`, or nothing where no name is like it."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(word[:80].lower(), list(known), 3, 0.6)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
+def declare(parser: argparse.ArgumentParser, arguments: str) -> None:
+    """Add arguments, one a line, to a parser."""
+    for line in filter(None, map(str.strip, arguments.splitlines())):
+        _add(parser, line)
+
+
+def _add(parser: argparse.ArgumentParser, line: str) -> None:
+    spec, _, text = line.partition("  ")
+    words = spec.removeprefix("~").split()
+    flags = [word for word in words if word.startswith("-")]
+    made: dict[str, Any] = {"help": text.strip()}
+    if spec.startswith("~"):
+        made |= {"help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
+    if len(words) == len(flags):
+        name, _, made["dest"] = flags[-1].partition(">")
+        made["dest"] = made["dest"] or name.strip("-").replace("-", "_")
+        parser.add_argument(*flags[:-1], name, action="store_true", **made)
+        return
+    optional = words[-1].startswith("[")
+    found = _VALUE.fullmatch(words[-1].removeprefix("[").replace("]", "", 1) if optional else words[-1])
+    assert found is not None, line
+    kind, many = found["kind"], found["many"]
+    read, unit = KINDS.get(kind, (str, ""))
+    made |= {"type": read, "metavar": kind if "[" in kind else kind.replace(":", "=")}
+    if kind.islower() and "|" in kind:
+        made |= {"choices": tuple(kind.split("|")), "metavar": kind}
+    if found["default"] is not None:
+        made["default"] = found["default"]
+    if len(words) - len(flags) == 2:
+        made |= {"nargs": 2, "metavar": tuple(words[-2:]), "action": "append", "default": []}
+    elif "*" in many and flags:
+        made |= {"action": "append", "default": []}
+    elif "+" in many or "*" in many or optional:
+        made["nargs"] = "+" if "+" in many else "*" if "*" in many else "?"
+        if flags and "!" not in many:
+            made["default"] = []
+    if not flags:
+        parser.add_argument(found["name"] or kind.lower(), **made)
+        return
+    made |= {"required": "!" in many, "dest": found["name"] or flags[-1].strip("-").replace("-", "_") + unit}
+    parser.add_argument(*flags, **made)
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Names the default of every option that has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text, default = (action.help or "").replace("%", "%%"), action.default
+        if not action.option_strings or default in (None, False, argparse.SUPPRESS) or default == []:
+            return text
+        return f"{text}; default: {str(default).replace('%', '%%')}"
+
+
+class Parser(argparse.ArgumentParser):
+    """The parser of one verb; a refusal is one line that says what was expected, and where to read on."""
+
+    def __init__(self, command: str, text: str, verb: Verb) -> None:
+        examples = "\n".join(f"  {command} {example}".rstrip() for example in verb.examples)
+        # No abbreviations: --token must not become --token-file with a token for a name.
+        super().__init__(
+            prog=command,
+            description=f"{text[:1].upper()}{text[1:]}.".replace("%", "%%"),
+            epilog=f"examples:\n{examples}".replace("%", "%%"),
+            formatter_class=_Help,
+            allow_abbrev=False,
+        )
+        self._negative_number_matcher = re.compile(r"-[0-9]")  # `--for -2h` is a wrong value, not an option
+        declare(self, verb.every_argument())
+        if verb.answers:
+            old = {"const": "json", "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+            self.add_argument("--json", action="store_const", dest="format", **old)  # type: ignore[arg-type]
+        if verb.watched:
+            text = "show it again and again, each 2s or DURATION"
+            self.add_argument("--watch", nargs="?", type=seconds, const=2.0, metavar="DURATION", help=text)
+
+    def error(self, message: str) -> NoReturn:
+        """One line, and exit code 2."""
+        refuse(f"{self.prog}: {message.removeprefix('argument ')}", self.prog)
+
+    def parse_args(self, words: Any = None, namespace: Any = None) -> Any:
+        """The arguments; an unknown option is refused with the one it is most like."""
+        for word in words:
+            name = word.partition("=")[0]
+            if name.startswith("--") and name != "--" and name not in self._option_string_actions:
+                if name in ("--format", "--json"):
+                    self.error(f"{name}: it prints no table; expected a call without it")
+                near = did_you_mean(name, self.options()) or "; expected those that its help lists"
+                self.error(f"{name!r} is no option of it{near}")
+        args, left = self.parse_known_args(words, namespace)
+        if left:
+            self.error(f"{left[0]!r} is too much; expected those arguments that its help lists")
+        return args
+
+    def options(self) -> list[str]:
+        """The options that its help shows."""
+        shown = [a for a in self._actions if a.help != argparse.SUPPRESS]
+        return [name for action in shown for name in action.option_strings if name.startswith("--")]
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            text = f"{value!r}: expected one of {', '.join(known)}{did_you_mean(str(value), known)}"
+            raise argparse.ArgumentError(action, text)
+
+
+def refuse(text: str, command: str) -> NoReturn:
+    """End a wrong call with one line on standard error and exit code 2."""
+    sys.stderr.write(f"error {clean(text, 1000)}; see `{command} --help`\n")
+    raise SystemExit(2)

@@ -1,0 +1,5 @@
+"""Commands that ask a running daemon: one module per group of them."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

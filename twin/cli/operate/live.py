@@ -1,0 +1,214 @@
+"""The operator's commands: what a person on duty asks of a running daemon, and tells it to do.
+
+The commands ask nothing back: what an action needs is an option, so that it can be written into a runbook.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from twin.cli.arguments import instant_ns, live
+from twin.cli.grammar import WrongCall
+from twin.cli.operate import show
+
+if TYPE_CHECKING:
+    from twin.api import Client
+
+Answer = Callable[["Client", argparse.Namespace], Any]
+
+
+def _get(path: str, *options: str) -> Answer:
+    """Ask at a path, with these options as parameters."""
+    return lambda client, args: client.get(path, **{name: getattr(args, name) for name in options})
+
+
+def _post(path: str, *options: str) -> Answer:
+    """Tell it to a path, with these options as the body."""
+    return lambda client, args: client.post(path, {name: getattr(args, name) for name in options})
+
+
+def _alarm(action: str, *options: str) -> Answer:
+    """Do this to an alarm."""
+    return lambda client, args: _post(_path("alarms", args.alarm, action), *options)(client, args)
+
+
+def _path(*parts: str) -> str:
+    from twin.api import path_of
+
+    return path_of(*parts)
+
+
+def _end(kind: str) -> Answer:
+    """Take back what an id names."""
+    return lambda client, args: client.delete(_path(kind, args.id))
+
+
+def _request(client: Client, args: argparse.Namespace) -> Any:
+    if args.lo is None and args.hi is None and args.want is None:
+        raise WrongCall("a bound is missing: expected --lo, --hi or --want")
+    return _post("/requests", "control", "names", "lo", "hi", "want", "for_s", "reason")(client, args)
+
+
+def _withdraw(client: Client, args: argparse.Namespace) -> Any:
+    return _end("approvals" if "approval" in args else "requests")(client, args)
+
+
+def _authority(client: Client, args: argparse.Namespace) -> Any:
+    if args.authority == "act" and not args.acknowledge:
+        raise WrongCall(
+            f'to let it act, say so: --acknowledge "{args.policy} may act on SITE", with the site\'s name'
+        )
+    return _post("/authority", "policy", "authority", "reason", "acknowledge")(client, args)
+
+
+def _tested(client: Client, args: argparse.Namespace) -> Any:
+    if args.passed == args.failed:
+        raise WrongCall("expected --passed or --failed")
+    body = {"note": args.note, "passed": args.passed, "test": args.test}
+    for name in ("began", "ended"):
+        if (text := getattr(args, name)) is not None:
+            body[f"{name}_ns"] = instant_ns(f"--{name}", text, time.time_ns(), toward=-1)
+    return client.post(_path("nodes", args.node, "tested"), body)
+
+
+def _repaired(client: Client, args: argparse.Namespace) -> Any:
+    return _post(_path("nodes", args.node, "repaired"), "note")(client, args)
+
+
+REASON = "--reason TEXT!  kept in the journal"
+ENTITY = "--entity ENTITY  only this one and everything below it, such as hall1/r07"
+ALARM = "ALARM  id, as `racktwin alarm list` shows it"
+POLICY = "POLICY  such as thermal_guard"
+CONTROL = "CONTROL  such as gpu.power_cap_w"
+NODE = "NODE  such as hall1/r07/node3"
+NOTE = "--note TEXT=  for the record, such as a ticket"
+
+VERBS = {
+    "status": live(
+        _get("/summary"), show.show_status, "", "", "--watch", "--url https://twin:8077 --json", watched=True
+    ),
+    "daemon reload": live(_post("/reload"), show.show_done, "", ""),
+    "alarm list": live(
+        _get("/alarms", "severity", "entity"),
+        show.show_alarms,
+        f"--severity LIST  of critical, warning, info; commas between them\n{ENTITY}",
+        "",
+        "--severity critical,warning --entity hall1/r07",
+        "--format csv --out alarms.csv",
+        rows="alarms",
+        watched=True,
+    ),
+    "alarm ack": live(
+        _alarm("ack", "note"),
+        show.show_done,
+        f"{ALARM}\n--note TEXT=  for the next person on duty",
+        "leak/rack:hall1/r07 --note 'plumber is called'",
+    ),
+    "alarm shelve": live(
+        _alarm("shelve", "for_s", "reason"),
+        show.show_done,
+        f"{ALARM}\n--for DURATION!  how long\n{REASON}",
+        "sensor/cdu:hall1/cdu1 --for 2h --reason 'sensor is replaced'",
+    ),
+    "alarm unshelve": live(_alarm("unshelve"), show.show_done, ALARM, "sensor/cdu:hall1/cdu1"),
+    "control decisions": live(
+        _get("/decisions", "kind", "entity", "control", "limit"),
+        show.show_decisions,
+        f"""
+        --kind LIST  of command, advice, event, finding, ...; commas between them
+        {ENTITY}
+        --control CONTROL  only those on this one, such as gpu.power_cap_w
+        --limit COUNT=40  lines at most
+        """,
+        "",
+        "--kind command --entity hall1/r07 --limit 10",
+        rows="decisions",
+        watched=True,
+    ),
+    "control hold": live(_post("/hold", "reason"), show.show_done, REASON, "--reason 'work on feeder A'"),
+    "control release": live(_post("/release", "reason"), show.show_done, REASON, "--reason 'caps are wrong'"),
+    "control resume": live(
+        _post("/resume", "reason"), show.show_done, REASON.replace("!", ""), "", "--reason 'feeder A is back'"
+    ),
+    "control request": live(
+        _request,
+        show.show_done,
+        f"""
+        {CONTROL}
+        NAME+>names  entities; a rack or hall stands for all below it
+        --lo VALUE  lower bound: a number or a state's name
+        --hi VALUE  upper bound
+        --want VALUE  preferred value
+        --for DURATION  how long; default: until withdrawn
+        {REASON}
+        """,
+        "gpu.power_cap_w hall1/r07 --hi 800 --for 2h --reason 'hot aisle'",
+    ),
+    "control requests": live(_get("/requests"), show.show_requests, "", "", rows="requests", watched=True),
+    "control withdraw": live(
+        _withdraw, show.show_done, "ID  as `racktwin control requests` lists it\n~--approval", "request-3"
+    ),
+    "policy list": live(_get("/summary"), show.show_authority, "", "", rows="policies", watched=True),
+    "policy set": live(
+        _authority,
+        show.show_done,
+        f"""
+        {POLICY}
+        off|advise|approve|act>authority  its new authority
+        {REASON}
+        --acknowledge SENTENCE  needed for act: "POLICY may act on SITE"
+        """,
+        "thermal_guard approve --reason 'a week of good advice'",
+        "thermal_guard act --reason 'armed' --acknowledge 'thermal_guard may act on pod1'",
+    ),
+    "policy approvals": live(_get("/approvals"), show.show_approvals, "", "", rows="approvals", watched=True),
+    "policy approve": live(
+        _post("/approvals", "policy", "control", "names", "for_s"),
+        show.show_done,
+        f"""
+        {POLICY}
+        {CONTROL}
+        NAME*>names  entities; default: all that it proposes
+        --for DURATION=1h  how long
+        """,
+        "thermal_guard gpu.power_cap_w hall1/r07 --for 2h",
+    ),
+    "policy revoke": live(
+        _end("approvals"), show.show_done, "ID  as `racktwin policy approvals` lists it", "approval-3"
+    ),
+    "device maintain": live(
+        _post("/maintenance", "table", "names", "for_s", "reason"),
+        show.show_done,
+        f"""
+        TABLE  rack, node, gpu, cdu, ...
+        NAME+>names  entities of that table
+        --for DURATION!  how long
+        {REASON}
+        """,
+        "rack hall1/r07 --for 2h --reason 'pump is replaced'",
+    ),
+    "device windows": live(_get("/maintenance"), show.show_maintenance, "", "", rows="windows", watched=True),
+    "device close": live(
+        _end("maintenance"), show.show_done, "ID  as `racktwin device windows` lists it", "window-3"
+    ),
+    "device repaired": live(
+        _repaired, show.show_done, f"{NODE}\n{NOTE}", "hall1/r07/node3 --note 'new DIMM, INC-4711'"
+    ),
+    "device tested": live(
+        _tested,
+        show.show_done,
+        f"""
+        {NODE}
+        {NOTE}
+        --passed  the node passed
+        --failed  the node failed
+        --test NAME=  of the test
+        --began TIME  such as 02:00, 2026-11-21T02:00 (UTC), or 3h for three hours ago; default: when it ended
+        --ended TIME  default: now
+        """,
+        "hall1/r07/node3 --passed --test burn-in --began 3h",
+    ),
+}

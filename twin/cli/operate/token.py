@@ -1,0 +1,107 @@
+"""The commands about tokens, on the daemon's own host: no network carries a token before it is known."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from twin.catalogue import ConfigError
+from twin.cli.arguments import present
+from twin.cli.grammar import CONFIG, Verb
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+DAY_S = 86_400.0
+WHERE = f"""
+    {CONFIG}
+    --tokens-file FILE  of token hashes, instead of the configuration's
+"""
+NAME = "NAME  owner of the token; the journal names it as author"
+
+
+def _file(args: argparse.Namespace) -> Path:
+    """The file of token hashes. Raises ConfigError."""
+    from twin.api import tokens
+    from twin.config import find_config, load_config
+
+    if args.tokens_file is not None:
+        return Path(args.tokens_file)
+    loaded = load_config(find_config(args.config))
+    given = loaded.config.api.tokens_file if loaded.config.api is not None else None
+    return loaded.state / tokens.LOCAL_FILES[0] if given is None else loaded.file(given)
+
+
+def run_list(args: argparse.Namespace, out: Console, err: Console) -> int:
+    """Print the tokens by name; never a hash."""
+    from twin.api import tokens
+    from twin.report import grid, safe_text
+
+    path = _file(args)
+    if not path.exists():
+        raise ConfigError(f"{path}: is not there; `racktwin token add NAME` makes it")
+    for warning in tokens.check_mode(path):
+        err.print(safe_text(f"warning {warning}", "yellow"))
+    heads = ("name", "role", "created", "expires")
+    rows = [{head: getattr(token, head) for head in heads} for token in tokens.read_tokens(path)]
+
+    def show(tree: dict[str, Any], out: Console) -> None:
+        grid(out, heads, [list(row.values()) for row in tree["tokens"]], "no tokens")
+
+    return present(args, {"tokens": rows}, show, out)
+
+
+def run_add(args: argparse.Namespace, out: Console, err: Console) -> int:
+    """Make a token; its text goes to standard output, or into a file that only its owner reads."""
+    from twin.api import tokens
+
+    path = _file(args)
+    days = None if args.expires_s is None else args.expires_s / DAY_S
+    secret = tokens.add_token(path, args.name, args.role, days)
+    result: dict[str, Any] = {"name": args.name, "role": args.role, "file": str(path)}
+    if args.out is not None:
+        tokens.write_private(args.out, secret + "\n")
+        result["output"] = str(args.out)
+    else:
+        result["token"] = secret
+
+    def show(tree: dict[str, Any], out: Console) -> None:
+        if "token" in tree:
+            out.file.write(tree["token"] + "\n")
+        _written(path, err)
+
+    return present(args, result, show, out)
+
+
+def run_revoke(args: argparse.Namespace, out: Console, err: Console) -> int:
+    """Take a token out of the file."""
+    from twin.api import tokens
+
+    path = _file(args)
+    tokens.revoke_token(path, args.name)
+    return present(args, {"revoked": args.name, "file": str(path)}, lambda *_: _written(path, err), out)
+
+
+def _written(path: Path, err: Console) -> None:
+    text = f"{path}: written; a running daemon takes it up at `racktwin daemon reload` or SIGHUP"
+    err.print(text, markup=False, soft_wrap=True)
+
+
+VERBS = {
+    "token list": Verb(run_list, WHERE, ("", "--config /etc/racktwin/racktwin.yaml"), rows="tokens"),
+    "token revoke": Verb(run_revoke, NAME + WHERE, ("alice",)),
+    "token add": Verb(
+        run_add,
+        f"""
+        {NAME}
+        {WHERE}
+        --role job|viewer|operator|admin=viewer  what it may do
+        --expires DURATION  such as 90d; default: never
+        ~--expires-days DAYS>expires_s
+        -o --out FILE  write the token there, mode 0600
+        ~--output FILE>out
+        """,
+        ("alice --role operator --expires 90d", "grafana --out grafana.token"),
+    ),
+}
