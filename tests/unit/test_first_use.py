@@ -112,7 +112,7 @@ def test_a_check_of_the_configuration_looks_at_its_files(
     for what in ("$.broker.password_file", "$.broker.tls.ca_file", "$.broker.maps.t/#", "$.state"):
         assert what in err
     path = written(tmp_path, broker={"host": "b", "username": "u", "password_file": "credential:mqtt"})
-    assert main(["run", "--config", str(path), "--check"]) == 0
+    assert main(["daemon", "run", "--config", str(path), "--check"]) == 0
     assert "not checkable here" in " ".join(capsys.readouterr().out.split())
 
 

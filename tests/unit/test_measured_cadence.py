@@ -1,4 +1,4 @@
-"""Measured cadence: what `racktwin discover` writes of how often the messages of a recording come."""
+"""Measured cadence: what `racktwin site discover` writes of how often the messages of a recording come."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_slow_regular_source_gets_its_period(
     instants_s: np.ndarray,
     written: dict[str, float] | None,
 ) -> None:
-    assert main(["discover", str(recording(tmp_path, {"RackPower": instants_s}))]) == 0
+    assert main(["site", "discover", str(recording(tmp_path, {"RackPower": instants_s}))]) == 0
     site = yaml.safe_load(capsys.readouterr().out)
     assert len(site["halls"][0]["racks"]) == len(RACKS)
     assert site.get("periods_s") == written
