@@ -81,6 +81,10 @@ class Client:
         self._mqtt.publish(topic, payload, qos, retain).wait_for_publish(WAIT_S)
         return began
 
+    def tell(self, topic: str, payload: bytes, retain: bool = False) -> None:
+        """Publish at QoS 0, which waits for nobody."""
+        self._mqtt.publish(topic, payload, 0, retain)
+
     def wait(self, wanted: Callable[[Heard], bool], since: int = 0, seconds: float = WAIT_S) -> Heard:
         """The first message from number `since` on that is wanted; fails the test after `seconds`."""
         until, at = time.monotonic() + seconds, since

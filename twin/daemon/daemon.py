@@ -43,6 +43,7 @@ LONG_TICK_S = 2.0  # requests and a new term close the frame of a longer one
 FIXED = ("state", "tick_s", "leader", "simulated", "embedded_port")
 LINKS = ("broker", "scrapes", "jobs", "kubernetes", "burn_in", "redfish", "dcmi", "power")
 MAX_NOTES = 1000  # between two ticks
+CLOCKS_EVERY = 10  # ticks between looks at the clocks of sources
 FLOOD_ALARM_S, FLOOD_OVER_S = 10.0, 60.0  # between two alarms of a flood; without one, it is over
 
 
@@ -215,8 +216,26 @@ class Daemon:
         else:
             self.alarms.clear("clock")
         self._floods(decision.now_ns)
+        self._source_clocks(decision)
         if any(isinstance(e, AuthorityChanged) for e in frame.events):
             self.leadership.keep_authority()
+
+    def _source_clocks(self, decision: Decision) -> None:
+        """Raise one alarm for the sources whose clocks are wrong by minutes."""
+        if decision.tick % CLOCKS_EVERY:
+            return
+        wrong = self.ingest.ledger.wrong_clocks(decision.now_ns)
+        if not wrong:
+            self.alarms.clear("clock/sources")
+            return
+        several = f"The clocks of {len(wrong)} sources are wrong"
+        self.alarms.condition(
+            "clock/sources",
+            "warning",
+            several if len(wrong) > 1 else f"The clock of {wrong[0].partition(': ')[0]} is wrong",
+            wrong[:8],
+            "Synchronise these hosts by NTP (`chronyc tracking`, `timedatectl`).",
+        )
 
     def _floods(self, now_ns: int) -> None:
         """Raise an alarm while jobs report more than is taken; clear it after a calm minute."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from twin.catalogue import NS, duration
 from twin.contracts import Item
+from twin.daemon.source_clock import SourceClock
 from twin.telemetry import Block, Reading
 
 Outcome = Literal["ignored", "bad", "dropped", "late", "clock", "range"]
@@ -23,6 +24,8 @@ RATE_S = 60.0  # over which rates are averaged
 CLAIM_S = 60.0
 DELAYS = 15  # latest delays, at most one a second, of which the median is taken
 AHEAD_S, BEHIND_S = 2.0, 15.0  # a clock is said to be off; publishers may gather for ten seconds and more
+WRONG_S = 120.0  # off by more, it is an alarm
+WRONG_FOR_S = 600.0  # after its last message
 LATE_PU = 0.02  # of a source's messages, from which late ones are worth a line
 _VARIABLE = re.compile(r"'[^']*'|\"[^\"]*\"|[\w./-]*\d[\w./-]*")
 
@@ -94,6 +97,7 @@ class SourceAccount:
     _readings_rate: float = 0.0
     _delays: deque[float] = field(default_factory=lambda: deque(maxlen=DELAYS))
     _delay_ns: int = 0
+    clock: SourceClock = field(default_factory=SourceClock)
     claims: set[Any] = field(default_factory=set)
     _claimed_ns: int = 0
 
@@ -103,6 +107,7 @@ class SourceAccount:
 
     def stage(self, items: Sequence[Item], now_ns: int) -> None:
         """Stage what one message or answer brought, and count it."""
+        items = self.clock.corrected(items, now_ns)
         late, newest_ns = self.ledger.stage(items, now_ns, self)
         cells = self._claim(items, now_ns)
         fade = math.exp(-max(now_ns - self.last_ns, 0) / NS / RATE_S) if self.last_ns else 0.0
@@ -114,7 +119,7 @@ class SourceAccount:
         self.last_ns = max(self.last_ns, now_ns)
         if newest_ns and now_ns - self._delay_ns >= NS:
             self._delay_ns = now_ns
-            self._delays.append((now_ns - newest_ns) / NS)
+            self._delays.append((now_ns - newest_ns + self.clock.back_ns) / NS)
             if not -AHEAD_S <= self._delays[-1] <= BEHIND_S:
                 self._check_clock(now_ns)
         if late:
@@ -171,6 +176,18 @@ class SourceAccount:
         if offset_s > 0:
             why += ", or its messages come that late"
         self.note(UnusedLine("clock", "clock", why, REMEDIES["clock"], ""), 1, now_ns)
+
+    def wrong_clock(self, now_ns: int) -> str | None:
+        """By how much its clock is wrong, in words, where that is an alarm and it still sends."""
+        if not self._delays or abs(self._delays[-1]) < WRONG_S:  # there are thousands, and most are right
+            return None
+        offset_s = self.clock_offset_s()
+        if offset_s is None or abs(offset_s) < WRONG_S or now_ns - self.last_ns > WRONG_FOR_S * NS:
+            return None
+        side = "ahead of" if offset_s < 0 else "behind"
+        taken = offset_s < 0 or self.clock.back_ns > 0
+        use = "its readings count from their arrival" if taken else "its readings count as old"
+        return f"{self.name}: {duration(abs(offset_s))} {side} our clock; {use}"
 
     def clock_offset_s(self) -> float | None:
         """Median delay of the latest messages; None before five of them."""

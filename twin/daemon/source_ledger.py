@@ -191,6 +191,11 @@ class SourceLedger:
         self._overview = now_ns, found
         return found
 
+    def wrong_clocks(self, now_ns: int) -> list[str]:
+        """Sources whose clock is wrong by minutes, each as a sentence."""
+        told = (account.wrong_clock(now_ns) for account in self._numbered)
+        return [text for text in told if text is not None]
+
     def listing(self, now_ns: int) -> list[SourceAccount]:
         """All sources, those with something unused first, then by name."""
         every = [*self.accounts.values(), *self._strangers.values()]

@@ -19,7 +19,6 @@ from twin.diagnosis.topology import LADDER, Topology
 from twin.site import Site
 from twin.telemetry import MISSING, EntityState, State, TableState, records
 
-HOLD_S = 3.0  # for those that are still to fall silent with it
 BIN_NS = NS // 4  # instants are compared in these steps
 WIDEST = 100_000  # steps of a bound, about seven hours
 RECOUNT_S = 10.0
@@ -57,19 +56,24 @@ class Outages(EntityState):
         self.members: dict[str, dict[str, I32]] = {}
         self.masks: dict[str, Bool] = {}  # entities without data by an outage [n per table]
 
-    def update(self, state: State, silent: Mapping[str, Silent]) -> list[tuple[str, int, int]]:
-        """Take in what is silent now; return single signals that are silent alone: (table, entity, row)."""
+    def update(self, state: State, silent: Mapping[str, Silent]) -> list[tuple[str, int, int, float]]:
+        """Take in what is silent now; return single signals that are silent alone: (table, entity, row, and
+        for how many seconds others may join it).
+        """
         self.masks = {}
         if not silent:
             self.known, self.members = {}, {}
             return []
         before, self.known, self.members = self.known, {}, {}
-        alone: list[tuple[str, int, int]] = []
+        alone: list[tuple[str, int, int, float]] = []
         for cluster in _together(silent):
             if sum(len(s.entity) for s in cluster.values()) == 1:
                 ((table, one),) = cluster.items()
                 if one.signals[0] == 1 and not one.whole[0]:
-                    alone.append((table, int(one.entity[0]), int(one.row[0])))
+                    hold_s = float(one.hold_s()[0])
+                    # Unless its device still speaks, it may be the first to be missed of many
+                    if state.now_ns - int(one.heard_ns[0]) <= hold_s * NS:
+                        alone.append((table, int(one.entity[0]), int(one.row[0]), hold_s))
                     continue
             self._take(state, cluster, before)
         return alone
@@ -89,7 +93,8 @@ class Outages(EntityState):
         if n != outage.entities or state.now_ns - outage.counted_ns >= RECOUNT_S * NS:
             self._describe(state, outage, cluster, members)
         if not outage.id.startswith(PREFIX):
-            lasts = state.now_ns - outage.first_ns >= HOLD_S * NS
+            hold_s = min(float(s.hold_s().min()) for s in cluster.values())
+            lasts = state.now_ns - outage.first_ns >= hold_s * NS
             outage.id = self._identity(outage, members) if lasts else f"{since_ns}/{n}"
         self.known[outage.id], self.members[outage.id] = outage, members
         for table, index in members.items():

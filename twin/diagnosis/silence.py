@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from twin.catalogue import I64, NS, Bool
+from twin.catalogue import F64, I64, NS, Bool
 from twin.contracts import Windows
 from twin.diagnosis.cause import Cause
 from twin.diagnosis.device_reports import good, reported
 from twin.diagnosis.growth import Growth
-from twin.diagnosis.outages import HOLD_S, Outages
+from twin.diagnosis.outages import Outages
 from twin.diagnosis.sensor_checks import SensorChecks
 from twin.diagnosis.silent_signals import Silent, silent_signals
 from twin.diagnosis.topology import Topology
@@ -75,8 +75,8 @@ class Silence(EntityState):
             if table in silent and table in self.hidden:
                 rest = silent[table].where(~self.hidden[table][silent[table].entity])
                 silent = {**silent, table: rest} if len(rest.entity) else _without(silent, table)
-        for table, entity, row in self.outages.update(state, silent)[:MOST_SENSORS]:
-            out.append(self._sensor(state, watch, table, entity, row))
+        for table, entity, row, hold_s in self.outages.update(state, silent)[:MOST_SENSORS]:
+            out.append(self._sensor(state, (table, entity, row), hold_s))
         for table, mask in self.outages.masks.items():
             self.hidden[table] = self.hidden[table] | mask if table in self.hidden else mask.copy()
         if (mute := self.outages.masks.get("gpu")) is not None:
@@ -111,11 +111,12 @@ class Silence(EntityState):
         alone = mute & ~_together(self.node_ns, mute, site.rack_of_node, 1)
         if np.count_nonzero(np.bincount(site.rack_of_node[mute])) > MOST_RACKS:
             alone[:] = False
+        hold_s = self._hold_s(silent)
         for i in np.flatnonzero(alone).tolist():
             text = "neither the node nor its GPUs report" if node[i] else "none of its GPUs reports"
             if node_known[i] and not node[i]:
                 text += ", although the node does"
-            out.append(Cause("node_silent", "node", i, "", 0.95, (text,), 1, HOLD_S, 15.0))
+            out.append(Cause("node_silent", "node", i, "", 0.95, (text,), 1, float(hold_s[i]), 15.0))
         lost = single & ~_together(self.gpu_ns, single, site.rack_of_gpu, MOST_GPUS)
         if np.count_nonzero(np.bincount(site.rack_of_gpu[single])) > MOST_RACKS:
             lost[:] = False
@@ -124,17 +125,31 @@ class Silence(EntityState):
             evidence = [f"it no longer reports; {talks} still {'does' if node_known[at[i]] else 'do'}"]
             if OFF_BUS_XID in growth.xid_of(i):
                 evidence.append(f"XID {OFF_BUS_XID} before")
-            out.append(Cause("gpu_off_bus", "gpu", i, "", 0.97, tuple(evidence), 1, HOLD_S, 15.0))
+            out.append(
+                Cause("gpu_off_bus", "gpu", i, "", 0.97, tuple(evidence), 1, float(hold_s[at[i]]), 15.0)
+            )
         self.hidden = {"node": alone | off, "gpu": lost | (alone | off)[at]}
         return out
 
-    def _sensor(self, state: State, watch: SensorChecks, table: str, entity: int, row: int) -> Cause:
-        """A sensor that is silent while its device speaks."""
+    def _hold_s(self, silent: dict[str, Silent]) -> F64:
+        """Seconds for which others that stopped with each node may still be unnoticed [n_node]."""
+        out = np.zeros(self.topology.sizes["node"])
+        for table in ("node", "gpu"):
+            if table not in silent:
+                continue
+            s = silent[table]
+            at = s.entity if table == "node" else self.topology.site.node_of_gpu[s.entity]
+            np.maximum.at(out, at, s.hold_s())
+        return out
+
+    def _sensor(self, state: State, cell: tuple[str, int, int], hold_s: float) -> Cause:
+        """A sensor that is silent while its device speaks; `cell`: its table, entity and row."""
+        table, entity, row = cell
         signal, column = state.tables[table].signals[row], state.tables[table]
         last = amount(signal.key, float(column.value[row, entity]))
         age_s = (state.now_ns - int(column.last_good_ns(signal, np.array([entity]))[0])) / NS
         text = f"no reading for {age_s:.0f} s, last {last}"
-        return Cause("sensor_silent", table, entity, signal.name, 0.97, (text,), 1, HOLD_S, 30.0)
+        return Cause("sensor_silent", table, entity, signal.name, 0.97, (text,), 1, hold_s, 30.0)
 
     def _shut_down(self, watch: SensorChecks, growth: Growth, heated: Bool | None) -> Bool:
         """GPUs about to shut down by heat in their last reading [n_gpu]: what heated them is the fault. That

@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from twin.catalogue import I32, I64, NS, TABLES, Bool, Signal
+from twin.catalogue import F64, I32, I64, NS, TABLES, Bool, Signal
 from twin.contracts import Windows
 from twin.telemetry import GOOD, MISSING, State, TableState
 
 SETTINGS = ("setpoint", "request", "limit", "readback", "grid_", "_count")  # in names: sent when they change
 SLACK_NS = NS  # of clocks
+HOLD_S = 3.0  # for those that are still to fall silent with it
+PERIODS = 3.0  # of an entity, about, that make it silent: one that stopped with it may be found one later
 Part = tuple[
     int, I32, I64, I64
 ]  # a signal's row; entities, their last readings and the ages that they may have
@@ -25,7 +27,7 @@ class Silent(NamedTuple):
     """Entities of a table of which some signal is silent, ascending [m], and the bounds of its stop.
 
     `signals` [m]: how many of the measured ones are silent; `whole` [m]: all that it ever reported are;
-    `row` [m]: one of them.
+    `row` [m]: one of them; `heard_ns` [m]: instants of the last messages with any of them.
     """
 
     entity: I32
@@ -34,12 +36,17 @@ class Silent(NamedTuple):
     row: I32
     last_ns: I64
     missed_ns: I64
+    heard_ns: I64
+
+    def hold_s(self) -> F64:
+        """Seconds for which others that stopped at the same instant may still be unnoticed [m]."""
+        return np.asarray(HOLD_S + (self.missed_ns - self.last_ns) / (PERIODS * NS), np.float64)
 
     def where(self, mask: Bool) -> Silent:
         """Those of a mask [m]."""
         return Silent(
             self.entity[mask], self.signals[mask], self.whole[mask], self.row[mask],
-            self.last_ns[mask], self.missed_ns[mask],
+            self.last_ns[mask], self.missed_ns[mask], self.heard_ns[mask],
         )  # fmt: skip
 
 
@@ -125,8 +132,9 @@ def _merged(column: TableState, now_ns: int, parts: list[Part], windows: Windows
         end_ns = last_ns + wait_ns + SLACK_NS
         missed[index] = np.where(end_ns >= last[index], np.minimum(missed[index], end_ns), missed[index])
     # What is heard half as long after the last reading as makes it silent was sent after the stop
-    whole = _last_heard_ns(column, found) <= last[found] + longest[found] // 2
-    return Silent(found, signals[found], whole, row[found], last[found], missed[found])
+    heard_ns = _last_heard_ns(column, found)
+    whole = heard_ns <= last[found] + longest[found] // 2
+    return Silent(found, signals[found], whole, row[found], last[found], missed[found], heard_ns)
 
 
 def _last_heard_ns(column: TableState, index: I32) -> I64:
