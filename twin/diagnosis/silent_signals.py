@@ -6,7 +6,8 @@ sources send them only when they change.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,8 @@ Part = tuple[
 ]  # a signal's row; entities, their last readings and the ages that they may have
 
 
-class Silent(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Silent:
     """Entities of a table of which some signal is silent, ascending [m], and the bounds of its stop.
 
     `signals` [m]: how many of the measured ones are silent; `whole` [m]: all that it ever reported are;
