@@ -142,7 +142,8 @@ class SourceLedger:
         column = self._carriers.get(signal.key)
         number = int(column[entity]) if column is not None else -1
         account = self._numbered[number] if number >= 0 else self.account(OTHERS)
-        why = f"{signal.key} out of range: expected {signal.low:g} to {signal.high:g} {signal.unit}"
+        unit = "" if signal.unit in ("1", "state") else f" {signal.unit}"
+        why = f"{signal.key} out of range: expected {signal.low:g} to {signal.high:g}{unit}"
         account.note(UnusedLine("range", signal.key, why, REMEDIES["range"], example), count)
 
     def blame(self, account: SourceAccount, line: UnusedLine) -> None:
