@@ -120,7 +120,7 @@ def said(call: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
         ("site acl --site site.yaml --out no/such/racktwin.acl", "no/such/racktwin.acl: cannot be written"),
         ("token list", "no configuration: neither --config nor RACKTWIN_CONFIG names one"),
         ("daemon run", "`racktwin init` writes one"),
-        ("daemon check --config site.yaml", "$.broker: missing; expected"),
+        ("daemon check --config site.yaml", "is a site file, which says what stands where; expected"),
         # the daemon
         ("status --url 127.0.0.1:8077", "--url: expected http://HOST:PORT"),
         (
