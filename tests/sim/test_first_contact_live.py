@@ -194,7 +194,8 @@ def quiet(daemon: RunningDaemon, pace: Pace) -> None:
     while time.monotonic() < until:
         assert alarms(daemon) == []
         time.sleep(1.0)
-    assert len(advice(daemon)) == known
+    if pace is USUAL:  # forecasts of load need minutes before they mean something
+        assert len(advice(daemon)) == known
 
 
 def test_healthy_devices_through_real_wires_and_then_an_xid(
