@@ -57,7 +57,7 @@ def test_headroom_of_every_place_now_and_with_the_other_side_lost(tmp_path: Path
         assert tree["first"]["place"] in ("lab/h/a", "lab/h/b")
         assert (tree["first"]["lost"], tree["first"]["over"]) == (True, False)
         assert a["peak_lost_w"] == a["lost_w"]
-        assert any("nothing is forecast" in n for n in tree["notes"])
+        assert any("no forecast of racks" in n for n in tree["notes"])
         _, few = await pod.ask("GET", "/api/v1/power?kind=feeder,rack&limit=1")
         assert [p["kind"] for p in few["places"]] == ["feeder", "feeder", "rack"]
 
@@ -76,7 +76,7 @@ def test_the_upper_band_of_the_forecast_is_what_is_to_come(tmp_path: Path) -> No
         assert [(s["horizon_s"], s["load_w"], s["lost_w"], s["left_w"]) for s in a["ahead"]] == [
             (900.0, 80_000.0, 160_000.0, -10_000.0), (3600.0, 85_000.0, 170_000.0, -20_000.0)]  # fmt: skip
         assert (tree["first"]["in_s"], tree["first"]["over"]) == (900.0, True)
-        assert not any("nothing is forecast" in n for n in tree["notes"])
+        assert not any("no forecast of racks" in n for n in tree["notes"])
         # A target that is over by then binds no more
         pod._events.append(target(pod, 60_000, "lab/h/a", for_s=800))
         pod.tick(None)
@@ -343,7 +343,7 @@ def test_a_site_with_nothing_says_what_is_missing(tmp_path: Path) -> None:
         status, tree = await pod.ask("GET", "/api/v1/power")
         text = " ".join(tree["notes"])
         assert status == 200
-        for expected in ("no policy caps power here", "names no feeders", "nothing is forecast"):
+        for expected in ("no policy caps power here", "names no feeders", "no forecast of racks"):
             assert expected in text, (expected, text)
         status, tree = await pod.ask("GET", "/api/v1/power/why?name=r1")
         assert (status, tree["capped_gpus"]) == (200, 0)

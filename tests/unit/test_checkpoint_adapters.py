@@ -243,8 +243,9 @@ advisor = Advisor("j", "", own_every_steps=3 if rank == 0 else 2, rank=rank)
 found = [advisor.due(step, broadcast=torch_ranks.broadcast) for step in range(1, 10)]
 dist.barrier()
 dist.destroy_process_group()
+status = os.waitstatus_to_exitcode(os.waitpid(second, 0)[1]) if second else 0  # one prints after the other
 print(json.dumps(found), flush=True)
-sys.exit(os.waitstatus_to_exitcode(os.waitpid(second, 0)[1]) if second else 0)
+sys.exit(status)
 """
 
 

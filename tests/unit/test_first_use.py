@@ -61,10 +61,10 @@ def test_a_request_that_can_do_nothing_says_so(tmp_path: Path) -> None:
 def test_the_summary_counts_who_was_heard(tmp_path: Path) -> None:
     async def check(pod: Pod) -> None:
         _, tree = await pod.ask("GET", "/api/v1/summary")
-        assert tree["heard"]["feeder"] == {"heard": 0, "of": 2, "learning": 0}
+        assert tree["heard"]["feeder"] == {"heard": 0, "of": 2, "silent": 0, "learning": 0}
         pod.tick({"feeder.power_w": [9e4, float("nan")]})
         _, tree = await pod.ask("GET", "/api/v1/summary")
-        assert tree["heard"]["feeder"] == {"heard": 1, "of": 2, "learning": 1}
+        assert tree["heard"]["feeder"] == {"heard": 1, "of": 2, "silent": 0, "learning": 1}
 
     serve(tmp_path, check)
 

@@ -84,7 +84,7 @@ def watch_engine(engine: Engine, laps: Laps) -> None:
         ("events", engine.intake, ("apply",)), ("apply", engine.state, ("apply",)),
         ("history", engine.history, ("push",)), ("estimator", engine.estimator, ("update",)),
         ("arbiter", engine.arbiter, ("settle", "limit", "command", "withdraw", "resend")),
-        ("findings", engine.findings, ("deviations", "silences", "mismatches")),
+        ("findings", engine.findings, ("deviations", "outages", "coverage", "limits", "mismatches")),
         ("marks", engine.state, ("marks",)),
         *[(policy.name, policy, ("propose",)) for policy in engine.policies],
         *[(name, model, ("update", "predict")) for name, model in engine.models.items()],
