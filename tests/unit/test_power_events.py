@@ -174,7 +174,7 @@ def test_tables_name_arms_and_goals() -> None:
 def test_a_zone_that_is_not_there_is_said_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="ercot, germany"):
         grid_of(tmp_path, "mars")
-    with pytest.raises(ConfigError, match="traces fetch grid-hourly"):
+    with pytest.raises(ConfigError, match="trace fetch grid-hourly"):
         grid_of(tmp_path, "ercot")
 
 
