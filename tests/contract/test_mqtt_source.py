@@ -32,6 +32,7 @@ class Staged:
     def __init__(self) -> None:
         self.items: list[Any] = []
         self.ignored: list[str] = []
+        self.notes: list[str] = []
         self.bad: list[tuple[str, str]] = []
         self.dropped = 0
 
@@ -43,7 +44,10 @@ class Staged:
         return self
 
     def skip(self, what: str, why: str, example: str = "", remedy: str = "") -> None:
-        self.ignored.append(what)
+        if example:
+            self.ignored.append(what)
+        else:  # of no message: told as often as the source looks
+            self.notes.append(why)
 
     def reject(self, where: str, why: str, remedy: str = "") -> None:
         self.bad.append((where, why))
@@ -139,6 +143,8 @@ def test_a_capture_sent_through_a_broker_decodes_as_the_file_does(
             ignored += 1
         else:
             expected += got
+    notes = router.notes()
+    assert notes
 
     async def play(broker: Mosquitto) -> None:
         source, inlet = MqttSource(settings(broker, queue_messages=500), Router(site)), Staged()
@@ -150,6 +156,7 @@ def test_a_capture_sent_through_a_broker_decodes_as_the_file_does(
                     *(other.link.publish(row.topic, row.payload, 1) for row in rows[at : at + 1000])
                 )
             await until(lambda: len(inlet.items) + len(inlet.ignored) >= len(expected) + ignored, "all rows")
+            await until(lambda: inlet.notes == notes, "the notes on metadata")
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task

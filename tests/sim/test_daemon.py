@@ -213,6 +213,9 @@ def test_a_configuration_is_taken_over_whole_or_refused(broker: Mosquitto, tmp_p
         daemon.until(lambda: parts(daemon).get("mqtt") == "running")
         second = RunningDaemon(tmp_path / "d", broker.port)
         second.start(wait=False)
+        assert second.process is not None
+        assert second.process.wait(20) == 1, "one daemon for each state folder"
+        assert "is in use by process" in second.words()
         what_cannot_be_made_is_refused_again_and_stops_nothing(daemon)
         good = two_racks(policies={"thermal_guard": {"authority": "act"}})
         daemon.write_site(
@@ -228,9 +231,6 @@ def test_a_configuration_is_taken_over_whole_or_refused(broker: Mosquitto, tmp_p
         daemon.until(lambda: _good(daemon, "gpu.temp_c") == 216, what="GPUs of the third rack")
         reloads = [line["body"] for line in daemon.journal("reload")]
         assert [bool(r["refused"]) for r in reloads] == [True] * 8 + [False, True, False]
-        assert second.process is not None
-        assert second.process.wait(20) == 1, "one daemon for each state folder"
-        assert "is in use by process" in second.words()
         assert daemon.stop() == 0
         daemon.write_site(two_racks(racks="r[0-3]"))  # changed while it was away
         daemon.start()
