@@ -165,7 +165,7 @@ configure() {
         say "$ETC/racktwin.yaml is kept as it is"
     else
         # The least that starts; what is on this host (a broker, exporters, Slurm) is found
-        "${venv:-$destdir$(readlink "$home/venv")}/bin/racktwin" init "$etc" --yes --seconds 0 >/dev/null ||
+        "${venv:-$destdir$(readlink "$home/venv")}/bin/racktwin" init "$etc" --yes --for 0s >/dev/null ||
             die "$ETC: no configuration could be made; make one by: $prefix/venv/bin/racktwin init $ETC"
         for file in racktwin.yaml site.yaml reference.yaml; do
             chmod 640 "$etc/$file"

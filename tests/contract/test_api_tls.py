@@ -128,6 +128,7 @@ def test_no_token_is_in_the_list_of_processes(tmp_path: Path) -> None:
                 sys.executable,
                 "-m",
                 "twin.cli.main",
+                "control",
                 "decisions",
                 "--url",
                 pod.url,

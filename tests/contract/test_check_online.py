@@ -60,7 +60,7 @@ def check(folder: Path, capsys: pytest.CaptureFixture[str], **sections: Any) -> 
     (folder / "site.yaml").write_text(yaml.safe_dump(two_racks()))
     tree = {"site": "site.yaml", "broker": "embedded", "state": str(folder / "state"), **sections}
     (folder / "racktwin.yaml").write_text(yaml.safe_dump(tree))
-    words = ["run", "--config", str(folder / "racktwin.yaml"), "--check", "--online", "--listen", "1.5"]
+    words = ["daemon", "check", "--config", str(folder / "racktwin.yaml"), "--online", "--listen", "1.5s"]
     code = main(words)
     said = capsys.readouterr()
     assert not (folder / "state").exists(), "it leaves nothing behind"

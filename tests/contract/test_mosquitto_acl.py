@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import io
@@ -19,8 +18,8 @@ from connectors.mqtt import LinkSettings, MqttLink
 from tests.support.inlets import until
 from tests.support.secured_mosquitto import Authority, Secured, secured_broker
 from twin.catalogue import ConfigError, ConnectorError
-from twin.cli import record
 from twin.cli.acl import agent_user, identities
+from twin.cli.main import parse
 from twin.config import load_config
 from twin.telemetry import Message
 from twin.wiring import link_settings
@@ -239,13 +238,12 @@ def test_a_recorder_is_a_viewer_and_never_takes_the_place_of_the_daemon(
         f"site: site.yaml\nbroker:\n  host: localhost\n  port: {secured.broker.port}\n"
         f"  tls: {{ca_file: ca.pem, cert_file: {good.cert_file}, key_file: {good.key_file}}}\n"
     )
-    top = argparse.ArgumentParser()
-    record.add_parser(top.add_subparsers())
 
     def run(*more: str) -> str:
         out = Console(file=io.StringIO())
-        args = ("record", "--config", str(config), "--out", str(tmp_path / "r.jsonl"), "--for", "0.5s")
-        assert record.run_record(top.parse_args([*args, "--json", *more]), out, out) == 0
+        words = ["--config", str(config), "--out", str(tmp_path / "r.jsonl"), "--for", "0.5s"]
+        args = parse(["trace", "record", *words, "--format", "json", *more])
+        assert args.verb.run(args, out, out) == 0
         return out.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
     with pytest.raises(ConfigError, match="whose place at the broker a recorder would take"):

@@ -21,23 +21,11 @@ from twin.cli.record import CaptureFiles
 from twin.telemetry import Message
 
 PATIENCE_S = 30.0
-PROGRAM = (
-    "import argparse, sys\n"
-    "from rich.console import Console\n"
-    "from twin.cli import record\n"
-    "from twin.catalogue.errors import TwinError\n"
-    "top = argparse.ArgumentParser()\n"
-    "record.add_parser(top.add_subparsers())\n"
-    "try:\n"
-    "    sys.exit(record.run_record(top.parse_args(), Console(), Console(stderr=True)))\n"
-    "except TwinError as error:\n"
-    "    sys.exit(f'error {error}')\n"
-)
 
 
 def record(*args: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", PROGRAM, "trace", "record", *args],
+        [sys.executable, "-W", "error", "-m", "twin", "trace", "record", *args],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -66,7 +54,7 @@ def test_what_was_published_is_what_replay_reads(server: Callable[..., Path], tm
     out = tmp_path / "live.jsonl"
     with mosquitto(server, tmp_path) as broker:
         publish(server, broker, "BMS/v1/PUB/Metadata/Rack/a", b'{"kept":1}', "-r", "-q", "1")
-        args = ("--broker", f"127.0.0.1:{broker.port}", "--out", str(out), "--json")
+        args = ("--broker", f"127.0.0.1:{broker.port}", "--out", str(out), "--format", "json")
         with record(*args) as process:
             wait_for(lambda: "SUBSCRIBE" in broker.log(), "the subscription")
             binary = bytes(range(256))

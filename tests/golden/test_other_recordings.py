@@ -17,7 +17,7 @@ DEPLOY = ROOT / "deploy"
 
 def replayed(capsys: pytest.CaptureFixture[str], *args: str | Path) -> dict[str, Any]:
     capsys.readouterr()
-    assert main(["trace", "replay", "--json", *map(str, args)]) == 0
+    assert main(["trace", "replay", "--format", "json", *map(str, args)]) == 0
     result: dict[str, Any] = json.loads(capsys.readouterr().out)
     counted = result["messages"]
     assert counted["total"] == counted["decoded"] + counted["ignored"] + counted["bad"] > 0
@@ -56,7 +56,7 @@ def test_demand_of_a_cluster(recording: Callable[[str], Path], capsys: pytest.Ca
     """One of its sixteen files, in ticks of an hour."""
     path = recording("gpu-demand-helios-earth") / "vc3sl" / "cluster_sequence_vc.csv.xz"
     mapping, site = DEPLOY / "mappings/helios-gpu-demand.yaml", DEPLOY / "sites/helios-earth.yaml"
-    result = replayed(capsys, "--site", site, "--map", mapping, "--tick", "3600", "--trace", path)
+    result = replayed(capsys, "--site", site, "--map", mapping, "--tick", "1h", "--trace", path)
     assert result["messages"]["bad"] == 0
     assert result["messages"]["decoded"] > 40_000
     assert 500 < result["ticks"] < 10_000

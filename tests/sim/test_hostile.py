@@ -200,7 +200,7 @@ def plans(state: Path, watts: float) -> Iterator[Any]:
 
 def readable(daemon: RunningDaemon) -> None:
     """Whatever people read of it is plain text, a line for each thing."""
-    for words in (("status",), ("alarms",), ("decisions", "--limit", "200")):
+    for words in (("status",), ("alarm", "list"), ("control", "decisions", "--limit", "200")):
         said = cli(daemon, *words)
         harmless(said)
     harmless(daemon.log.read_text(errors="replace"))

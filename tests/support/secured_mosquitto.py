@@ -6,7 +6,6 @@ with secured_broker(server, tmp_path, site_yaml) as secured:
 
 from __future__ import annotations
 
-import argparse
 import io
 import re
 import subprocess
@@ -18,7 +17,7 @@ from rich.console import Console
 
 from connectors.mqtt import LinkSettings
 from tests.support.mosquitto import Mosquitto, mosquitto
-from twin.cli import acl
+from twin.cli.main import parse
 
 PATIENCE_S = 30.0
 SHIPPED = Path(__file__).parents[2] / "deploy/mosquitto/racktwin.conf"
@@ -89,13 +88,10 @@ def secured_broker(server: Callable[..., Path], tmp_path: Path, site_yaml: str) 
     """The shipped file, with only its paths and its port changed; the list is made by the command."""
     site = tmp_path / "site.yaml"
     site.write_text(site_yaml)
-    top = argparse.ArgumentParser()
-    acl.add_parser(top.add_subparsers())
     out = tmp_path / "racktwin.acl"
-    args = top.parse_args(
-        ["broker-acl", "--site", str(site), "-o", str(out), "--users", str(tmp_path / "users")]
-    )
-    assert acl.run_broker_acl(args, Console(file=io.StringIO()), Console(file=io.StringIO())) == 0
+    args = parse(["site", "acl", "--site", str(site), "--out", str(out), "--users", str(tmp_path / "users")])
+    said = Console(file=io.StringIO())
+    assert args.verb.run(args, said, said) == 0
     authority = Authority(server, tmp_path)
     cert, key = authority.issue("broker", "subjectAltName=IP:127.0.0.1,DNS:localhost\n")
     lines = SHIPPED.read_text()

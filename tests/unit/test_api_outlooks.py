@@ -155,7 +155,7 @@ def test_a_file_that_is_refused(
 def test_a_viewer_may_look_only(desk: Desk, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--quantity", "site.outdoor_temp_c", *COLUMNS)
     assert desk.run("forecast", "send", str(a_file(tmp_path)), *words, role="viewer") == 1
-    assert desk.run("forecast", "send", role="viewer") == 0
+    assert desk.run("forecast", "outlooks", role="viewer") == 0
     assert desk.run("forecast", "send", str(tmp_path / "none.csv"), *words) == 1
     assert "none.csv" in capsys.readouterr().err
 
@@ -170,8 +170,9 @@ def test_a_file_of_the_past_is_not_told(
 
 
 def test_a_quantity_is_needed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["forecast", "send", str(a_file(tmp_path)), "--url", "http://127.0.0.1:1"]) == 2
-    assert "--quantity is missing" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["forecast", "send", str(a_file(tmp_path)), "--url", "http://127.0.0.1:1"])
+    assert "required: --quantity; see `racktwin forecast send --help`" in capsys.readouterr().err
 
 
 def read(values: list[float], step_s: float = 60.0) -> SeriesRead:

@@ -128,10 +128,12 @@ def test_options_of_one_kind_are_refused_in_another(
                        ([*some, "--until", "10"], "the log ends on day 10"),
                        ([*some, "--sizes", "8,x"], "--sizes x"),
                        ([*some, "--sizes", "51"], "at most 50"),
-                       (["--nodes", "3"], "expected at least so many"),
-                       ([*some, "--seed", "-1"], "--seed -1")):  # fmt: skip
+                       (["--nodes", "3"], "expected at least so many")):  # fmt: skip
         assert main(*base, *words) == 1
         assert why in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(*base, *some, "--seed", "-1")
+    assert "--seed: '-1': expected a whole number" in capsys.readouterr().err
     assert main("--events", "nowhere", "--nodes", "3", *JOB) == 1
     file = tmp_path / "file"
     file.write_text("")

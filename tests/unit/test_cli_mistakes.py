@@ -187,7 +187,10 @@ def test_a_name_of_before_works_and_names_the_new_one(
     assert "note `racktwin check` is now `racktwin site check`" in capsys.readouterr().err
     assert parse(["approve", "thermal_guard", "gpu.power_cap_w"]).command == "policy approve"
     assert parse(["approve", "--json"]).command == "policy approvals"
+    assert parse(["outlook", "--quantity", "rack.power_w", "plan.csv"]).command == "forecast send"
     assert parse(["maintenance", "--end", "window-1"]).command == "device close"
+    assert parse(["run", "--check", "--online", "--listen", "1.5"]).listen_s == 1.5
+    assert (parse(["init", "--seconds", "0"]).for_s, parse(["init", "--for", "0s"]).for_s) == (0, 0)
     for new in " | ".join(FORMER.values()).split(" | "):
         noun, verb = new.split()
         assert verb in NOUNS[noun].verbs

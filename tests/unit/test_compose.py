@@ -47,14 +47,13 @@ def test_the_image_holds_what_the_wheel_is_made_of() -> None:
 
 
 def test_commands_in_the_files_are_ours() -> None:
-    from twin.cli.main import _parser
+    from twin.cli.main import parse
 
     script = " ".join(services()["setup"]["entrypoint"])
     calls = re.findall(r"racktwin ((?:init|token) [^;|]+)", script)
     assert len(calls) == 2
     for call in calls:
-        words = call.split()
-        _parser(words[0]).parse_args(words)
+        parse(call.split())
 
 
 def test_mosquitto_takes_its_file(server: Callable[..., Path], tmp_path: Path) -> None:

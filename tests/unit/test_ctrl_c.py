@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,8 @@ from rich.console import Console
 from twin.cli.backtest import load
 from twin.cli.main import main
 from twin.run import ProgressBar, interrupt
+
+CALL = ["backtest", "load", "--series", "x", "--time-column", "t", "--value-column", "v"]
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +76,12 @@ def test_ctrl_c_ends_it_at_once_and_says_so(tmp_path: Path) -> None:
         assert (running.returncode, out, err.strip()) == (130, "", "interrupted")
 
 
+def put(monkeypatch: pytest.MonkeyPatch, run: Callable[..., int]) -> None:
+    """Let `racktwin backtest load` do this."""
+    name = "backtest load"
+    monkeypatch.setitem(load.VERBS, name, replace(load.VERBS[name], run=run))
+
+
 def test_ctrl_c_in_the_import_of_a_library_is_one_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -84,16 +93,16 @@ def test_ctrl_c_in_the_import_of_a_library_is_one_too(
         type("Library", (), {"part": Struck()})
         return 0
 
-    monkeypatch.setattr(load, "run_backtest", imports)
-    assert main(["backtest", "load", "--series", "x"]) == 130
+    put(monkeypatch, imports)
+    assert main(CALL) == 130
     assert capsys.readouterr().err.strip() == "interrupted"
 
     def breaks(*_: object) -> int:
         raise RuntimeError("another one") from ValueError("its cause")
 
-    monkeypatch.setattr(load, "run_backtest", breaks)
+    put(monkeypatch, breaks)
     with pytest.raises(RuntimeError, match="another one"):
-        main(["backtest", "load", "--series", "x"])
+        main(CALL)
 
 
 def test_ctrl_c_that_a_library_ate_is_raised_again_at_the_next_look(
@@ -107,7 +116,7 @@ def test_ctrl_c_that_a_library_ate_is_raised_again_at_the_next_look(
             bar.move(0.2)
         return 0
 
-    monkeypatch.setattr(load, "run_backtest", works)
+    put(monkeypatch, works)
     for _ in range(2):
-        assert main(["backtest", "load", "--series", "x"]) == 130
+        assert main(CALL) == 130
         assert capsys.readouterr().err.strip() == "interrupted"

@@ -107,12 +107,12 @@ def test_a_check_of_the_configuration_looks_at_its_files(
     }
     broker["maps"] = {"t/#": "no-map"}
     path = written(tmp_path, broker=broker, state="site.yaml/state")
-    assert main(["daemon", "run", "--config", str(path), "--check"]) == 78
+    assert main(["daemon", "check", "--config", str(path)]) == 78
     err = capsys.readouterr().err
     for what in ("$.broker.password_file", "$.broker.tls.ca_file", "$.broker.maps.t/#", "$.state"):
         assert what in err
     path = written(tmp_path, broker={"host": "b", "username": "u", "password_file": "credential:mqtt"})
-    assert main(["daemon", "run", "--config", str(path), "--check"]) == 0
+    assert main(["daemon", "check", "--config", str(path)]) == 0
     assert "not checkable here" in " ".join(capsys.readouterr().out.split())
 
 
@@ -125,7 +125,7 @@ def test_a_check_looks_at_what_schedulers_and_tests_of_nodes_need(
         tmp_path, burn_in={"command": ["./burn-in", "{hots}"]}, kubernetes={"kubeconfig": "kube.yaml"},
         jobs={"slurm": {"node_names": {"gpu[1-3]": "lab/h/r1/node[0-1]"}}},
     )  # fmt: skip
-    assert main(["daemon", "run", "--config", str(path), "--check"]) == 78
+    assert main(["daemon", "check", "--config", str(path)]) == 78
     err = capsys.readouterr().err
     for what in ("$.jobs.slurm.node_names.gpu[1-3]: 3 names for 2", "$.burn_in.command: ./burn-in: expected",
                  "$.kubernetes: "):  # fmt: skip
@@ -133,7 +133,7 @@ def test_a_check_looks_at_what_schedulers_and_tests_of_nodes_need(
     path = written(
         tmp_path, kubernetes={"command": True}, burn_in={"command": ["/bin/sh", "{hots}", "{node}"]}
     )
-    assert main(["daemon", "run", "--config", str(path), "--check"]) == 0
+    assert main(["daemon", "check", "--config", str(path)]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "$.kubernetes: not checkable here, as this is no pod" in said
     assert "{hots} is given to the program as it is" in said
@@ -143,7 +143,7 @@ def test_a_check_looks_at_what_schedulers_and_tests_of_nodes_need(
 
 def test_hints_for_the_wrong_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path, leader={"kind": "etc"})
-    assert main(["daemon", "run", "--config", str(path), "--check"]) == 78
+    assert main(["daemon", "check", "--config", str(path)]) == 78
     assert "$.leader.kind: expected one of host, etcd, got 'etc'" in capsys.readouterr().err
     assert main(["site", "check", str(path)]) == 1
     assert f"racktwin daemon check --config {path}" in capsys.readouterr().err.replace("\n", "")

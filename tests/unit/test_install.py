@@ -91,7 +91,7 @@ def test_a_first_run_puts_all_in_place_and_a_second_changes_nothing(host: Host) 
     assert unit == (ROOT / "deploy" / "systemd" / "racktwin.service").read_text()
     log = host.log.read_text()
     assert "requirements.lock" in log
-    assert f"init {host.path('/etc/racktwin')} --yes --seconds 0" in log
+    assert f"init {host.path('/etc/racktwin')} --yes --for 0s" in log
     assert sorted(p.name for p in host.path("/etc/racktwin").iterdir()) == [
         "racktwin.yaml", "reference.yaml", "secrets", "site.yaml"]  # fmt: skip
     assert "nothing had to be changed" in host.install()

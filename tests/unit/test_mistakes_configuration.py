@@ -250,7 +250,7 @@ def test_a_mistake_in_the_configuration_is_told(
         if text is not None:
             (tmp_path / file).write_text(text)
             (tmp_path / file).chmod(0o644)
-    code, text = said_of(["run", "--config", "racktwin.yaml", "--check"], tmp_path, capsys, monkeypatch)
+    code, text = said_of(["daemon", "check", "--config", "racktwin.yaml"], tmp_path, capsys, monkeypatch)
     assert code == (0 if mistake.is_note else 78)
     assert [part for part in mistake.said if part not in text + caplog.text] == [], text
     assert "Traceback" not in text
@@ -262,7 +262,7 @@ def test_a_mistake_in_the_site_file_is_told(
 ) -> None:
     site, *parts = SITES[name]
     (tmp_path / "site.yaml").write_text(site)
-    code, text = said_of(["check", "site.yaml"], tmp_path, capsys, monkeypatch)
+    code, text = said_of(["site", "check", "site.yaml"], tmp_path, capsys, monkeypatch)
     assert code == 1
     assert text.count("site.yaml: ")
     assert [part for part in parts if part not in text] == [], text
@@ -274,5 +274,5 @@ def test_what_stands_right_is_not_remarked(
 ) -> None:
     (tmp_path / "site.yaml").write_text(SITE)
     (tmp_path / "racktwin.yaml").write_text(scrape("url: 'http://n:9400/metrics', place: lab/h/r1/node0"))
-    code, text = said_of(["run", "--config", "racktwin.yaml", "--check"], tmp_path, capsys, monkeypatch)
+    code, text = said_of(["daemon", "check", "--config", "racktwin.yaml"], tmp_path, capsys, monkeypatch)
     assert (code, "note:" in text) == (0, False)

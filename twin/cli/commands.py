@@ -112,7 +112,7 @@ def _nouns() -> dict[str, Noun]:
 
 NOUNS = _nouns()
 
-# Names of before, for one version. `A | B`: A without an argument behind it, B with one.
+# Names of before, for one version. `A | B`: A if it takes all the words behind it, else B.
 FORMER = {
     "ack": "alarm ack",
     "alarms": "alarm list",
@@ -161,7 +161,9 @@ def renamed(words: list[str]) -> tuple[list[str], str]:
         if old in FORMER and len(words) >= count:
             alone, _, given = FORMER[old].partition(" | ")
             rest = words[count:]
-            new = given if given and rest and not rest[0].startswith("-") else alone
+            asked = [word for word in rest if word not in ("-h", "--help")]
+            beyond = parser_of(*alone.split()).parse_known_args(asked)[1] if given else []
+            new = given if beyond else alone
             note = f"`racktwin {old}` is now `racktwin {new}`; the old name goes with the next version"
             return [*new.split(), *rest], note
     return words, ""

@@ -106,6 +106,7 @@ KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
     "DAY": (float, ""),
     "DAYS": (_scaled(86_400.0), ""),
     "DURATION": (seconds, "_s"),
+    "DURATION|0s": (lambda text: 0.0 if text == "0s" else seconds(text), "_s"),
     "FILE": (Path, ""),
     "FOLDER": (Path, ""),
     "FRACTION": (float, ""),
@@ -114,6 +115,7 @@ KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
     "NUMBER": (float, ""),
     "POWER": (watts, "_w"),
     "SECONDS": (_scaled(1.0), ""),
+    "SECONDS|0": (lambda text: 0.0 if text == "0" else _scaled(1.0)(text), ""),
     "SEED": (lambda text: whole(text, 0, 2**63), ""),
     "VALUE": (bound, ""),
 }

@@ -358,8 +358,8 @@ VERBS = {
         --no-kubernetes  do not
         --profile NAME  type of the racks
         --name NAME  of the site; default: as its agents call it
-        --for DURATION=1min  how long to listen
-        ~--seconds SECONDS>for_s
+        --for DURATION|0s=1min  how long to listen; 0s: not at all
+        ~--seconds SECONDS|0>for_s
         -y --yes  ask nothing: take what is found
         --force  overwrite the files
         """,

@@ -177,7 +177,7 @@ VERBS = {
         --verbose  log more
         ~--check
         ~--online
-        ~--listen DURATION=10s
+        ~--listen SECONDS=10>listen_s
         """,
         ("", "--config /etc/racktwin/racktwin.yaml --log-json"),
         answers=False,
