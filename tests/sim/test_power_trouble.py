@@ -253,7 +253,7 @@ def test_telemetry_stops_around_the_loss_of_a_feed(begin_s: int, end_s: int) -> 
     seen_s = max(LOST_S, end_s) if begin_s <= LOST_S else LOST_S
     assert found.late_s() <= seen_s - LOST_S + 4
     assert found.feeder_w[-1][B] >= 0.65 * FEED_W
-    silent = [s for s in range(round(LOST_S), end_s + 20) if begin_s + 9 <= s < end_s]
+    silent = [s for s in range(round(LOST_S), end_s + 20) if begin_s + 10 <= s < end_s]
     assert all(found.silent[s] for s in silent), "silence of all meters is told"
 
 

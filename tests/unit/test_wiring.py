@@ -36,7 +36,7 @@ class Third(policies.REGISTRY["operator"]):  # type: ignore[misc, name-defined]
         (b"\xff", "is not UTF-8"),
         (b"a: [1", "line 2, column 1"),
         (b"a: b: c", "line 1, column 5"),
-        (b"\0", "not readable as YAML"),
+        (b"\0", "byte 0 is no text; expected YAML"),
         (b'a: 1\nb: {c: 1, d: 2,\n  "c": 3}', "line 3, column 3: the key 'c' stands in line 2 already"),
         (b"!!python/object:os.system {}", "could not determine a constructor"),
     ],

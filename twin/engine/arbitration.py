@@ -360,13 +360,14 @@ class ArbitrationPass:
         return records
 
     def _mute(self, control: Control) -> Bool:
-        """Entities [n] that an outage keeps silent, or that are later than a late message."""
+        """Entities [n] that an outage keeps silent, or that were heard and are later than a late message."""
         column, hidden = self.state.tables[control.table], self.view.diagnosis.silence.hidden
         signal = find_signal(f"{control.table}.{control.readback}")
         late: Bool = np.zeros(column.n, np.bool_)
         if signal is not None:
-            age_s = (self.view.now_ns - column.t_ns.max(axis=0)) / NS
-            late = age_s > column.limits(column.freshness.row_of(signal)).drift_s
+            last_ns = column.t_ns.max(axis=0)
+            age_s = (self.view.now_ns - last_ns) / NS
+            late = (last_ns > 0) & (age_s > column.limits(column.freshness.row_of(signal)).drift_s)
         return late | hidden.get(control.table, np.False_)
 
     def _look_after(self, key: str, lease: Leases) -> None:
