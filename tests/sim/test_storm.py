@@ -24,6 +24,7 @@ from twin.telemetry import Block, Frame, Reading, events as ev
 START_NS = 1_700_000_000 * NS
 CAP = "gpu.power_cap_w"
 SITES = (["r1"], ["r0", "r1"], ["r1", "r2"], ["r0", "r1", "r2"])
+SITE_CHANGES_S = 100  # whatever is drawn, the site changes in this second
 WILD = (np.nan, -1e30, 1e30, 0.0, -5.0, 3e38, 1e-30, 300.0)
 
 
@@ -81,7 +82,7 @@ class Storm:
         rng = self.rng
         self.count += 1
         key = f"{self.count}"
-        roll = rng.random()
+        roll = rng.random() if self.count != SITE_CHANGES_S else 0.175
         if roll < 0.02:
             yield ev.EntityReplaced(id=f"r{key}", table="gpu", name=self._name("gpu"), serial=key)
         elif roll < 0.05:
