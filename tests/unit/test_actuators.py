@@ -144,14 +144,14 @@ def test_check_tells_of_all_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[
     tree = two_racks(policies={"operator": {"authority": "act"}})
     (tmp_path / "site.yaml").write_text(yaml.safe_dump(tree))
     loaded(tmp_path, redfish=[RED | {"command": ["gpus"]}], simulated=True)
-    assert main(["daemon", "run", "--config", str(tmp_path / "racktwin.yaml"), "--check"]) == 78
+    assert main(["daemon", "check", "--config", str(tmp_path / "racktwin.yaml")]) == 78
     assert "$.redfish[0].password_file" in capsys.readouterr().err
     (tmp_path / "secret").write_text("a secret of tests")
     (tmp_path / "secret").chmod(0o600)
-    assert main(["daemon", "run", "--config", str(tmp_path / "racktwin.yaml"), "--check"]) == 0
+    assert main(["daemon", "check", "--config", str(tmp_path / "racktwin.yaml")]) == 0
     assert "cannot enforce `safe`" in capsys.readouterr().out
     loaded(tmp_path, redfish=[RED | {"bmcs": {"b": "lab/h/r9/node0"}}], simulated=True)
-    assert main(["daemon", "run", "--config", str(tmp_path / "racktwin.yaml"), "--check"]) == 78
+    assert main(["daemon", "check", "--config", str(tmp_path / "racktwin.yaml")]) == 78
     assert "the site has no node" in capsys.readouterr().err
 
 

@@ -147,6 +147,12 @@ def test_a_wrong_call_ends_with_two(words: list[str], capsys: pytest.CaptureFixt
     assert "--help`" in capsys.readouterr().err
 
 
+def test_the_help_of_the_evaluation_has_the_same_options(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        evaluate(["forecasts", "--help"])
+    assert "or parts of the series (10%)" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_call_that_contradicts_itself_ends_with_two(capsys: pytest.CaptureFixture[str]) -> None:
     base = ["backtest", "load", "--series", "x.csv", "--time-column", "t"]
     assert main(base) == 2

@@ -103,7 +103,7 @@ def test_hold_resume_release_and_their_roles(desk: Desk, capsys: pytest.CaptureF
 def test_authority_shows_and_sets(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
     assert desk.run("policy", "list") == 0
     assert "thermal_guard" in capsys.readouterr().out
-    arm = ("authority", "thermal_guard", "act", "--reason", "x")
+    arm = ("policy", "set", "thermal_guard", "act", "--reason", "x")
     assert desk.run(*arm, role="admin") == 2
     assert "--acknowledge" in capsys.readouterr().err
     assert desk.run(*arm, "--acknowledge", "thermal_guard may act on moon", role="admin") == 1

@@ -1,4 +1,4 @@
-"""`racktwin replacement` and `racktwin node`: what people read and tell, with a daemon and without."""
+"""`racktwin device` and its verbs of replacement: what people read and tell, with a daemon and without."""
 
 from __future__ import annotations
 

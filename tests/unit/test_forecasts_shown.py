@@ -285,11 +285,11 @@ def test_foreign_words_are_no_markup(desk: Desk, capsys: pytest.CaptureFixture[s
     for key in ("site.power_w", "rack.power_w"):
         desk.do(lambda key=key: forecast(desk.pod, key, 3600.0, 9e4, 1.0, basis=NASTY, model=f"load@{NASTY}"))
     for words in (
-        ("forecasts",),
-        ("forecasts", "rack.power_w"),
-        ("forecasts", "rack.power_w", "--name", "r1"),
+        (),
+        ("rack.power_w",),
+        ("rack.power_w", "--name", "r1"),
     ):
-        assert desk.run(*words) == 0
+        assert desk.run("forecast", "list", *words) == 0
         said = capsys.readouterr().out
         assert "[bold]evil[/bold]" in said
         assert "\x1b" not in said

@@ -52,7 +52,7 @@ def _options(noun: str, verb: str) -> dict[str, tuple[str, list[str]]]:
     for action in parser_of(noun, verb)._actions:
         if action.help != argparse.SUPPRESS:
             for name in action.option_strings:
-                found[name] = (action.help or "", [str(choice) for choice in action.choices or ()])
+                found[name] = ((action.help or "").replace("%%", "%"), [str(choice) for choice in action.choices or ()])
     return found
 
 

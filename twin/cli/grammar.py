@@ -193,7 +193,7 @@ def _add(parser: argparse.ArgumentParser, line: str) -> None:
     spec, _, text = line.partition("  ")
     words = spec.removeprefix("~").split()
     flags = [word for word in words if word.startswith("-")]
-    made: dict[str, Any] = {"help": text.strip()}
+    made: dict[str, Any] = {"help": text.strip().replace("%", "%%")}  # argparse formats it
     if spec.startswith("~"):
         made |= {"help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
     if len(words) == len(flags):
@@ -230,7 +230,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
     """Names the default of every option that has one."""
 
     def _get_help_string(self, action: argparse.Action) -> str:
-        text, default = (action.help or "").replace("%", "%%"), action.default
+        text, default = action.help or "", action.default
         if not action.option_strings or default in (None, False, argparse.SUPPRESS) or default == []:
             return text
         return f"{text}; default: {str(default).replace('%', '%%')}"
