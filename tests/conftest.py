@@ -1,6 +1,6 @@
 """What every test may rely on: recordings, servers, the order of the folders, settings of hypothesis.
 
-A recording is a folder (see `racktwin trace list`); a server is a program that a test starts, such as a broker.
+A recording is a folder (`racktwin trace list`); a server is a program that a test starts, such as a broker.
 A test whose recording or server is absent is skipped by name on a user's machine, and fails with CI=true, so
 that nothing goes untested unnoticed. The end of a run lists what was missing.
 """

@@ -342,7 +342,7 @@ class LoopedCapture:
 
 
 def capture_site(path: Path, profile: str | None, name: str = "titan") -> dict[str, Any]:
-    """The site as `racktwin site discover` finds it, with the type of its racks, which discovery cannot know."""
+    """The site as `site discover` finds it, with the type of its racks, which discovery cannot know."""
     tree = discover(list(read_capture(path)), name).site
     for rack in tree["halls"][0]["racks"]:
         rack["profile"] = profile

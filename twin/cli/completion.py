@@ -52,7 +52,8 @@ def _options(noun: str, verb: str) -> dict[str, tuple[str, list[str]]]:
     for action in parser_of(noun, verb)._actions:
         if action.help != argparse.SUPPRESS:
             for name in action.option_strings:
-                found[name] = ((action.help or "").replace("%%", "%"), [str(choice) for choice in action.choices or ()])
+                text = (action.help or "").replace("%%", "%")
+                found[name] = (text, [str(choice) for choice in action.choices or ()])
     return found
 
 
