@@ -369,7 +369,7 @@ def test_what_should_never_be_asked_for_is_seen(clock: Clock) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [12])
+@pytest.mark.parametrize("seed", [14])
 def test_a_short_storm(clock: Clock, seed: int) -> None:
     storm = weather(seed, 500, clock, 5.0)
     print(storm.told, storm.scheduler.counts, storm.scheduler.ours())
