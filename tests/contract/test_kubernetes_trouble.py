@@ -238,20 +238,7 @@ def test_another_pod_of_the_same_name_is_not_evicted(site: Site) -> None:
     assert told(story).evicted == []
 
 
-def test_many_nodes_at_once(site: Site) -> None:
-    async def story(cluster: Cluster) -> None:
-        for n in range(4):
-            for k in range(60):
-                cluster.put_pod(f"p{n}-{k}", node=f"n{n}")
-        async with driven(site, cluster) as mine:
-            await mine.order(3, nodes=(0, 1, 2, 3))
-            await mine.until(lambda: sum(a.state == "done" for a in mine.acks) == 4)
-            assert mine.sink.counts["evicted"] == 240
-
-    assert told(story).pods() == []
-
-
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_storm(site: Site, seed: int) -> None:
     """Refusals, races, restarts of the sink and rival daemons; then the nodes are as was ordered last."""
     rng = np.random.default_rng(seed)

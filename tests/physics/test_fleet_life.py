@@ -6,7 +6,6 @@ import copy
 import dataclasses
 from collections import Counter
 from functools import cache
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -24,12 +23,11 @@ from tests.evaluation.health.failure_classes import (
     RACK_DAY_RATE,
     REPAIR_S,
     REPAIR_SPREAD,
-    UNCURED_PU,
 )
 from tests.evaluation.health.failure_draws import SHARES_PU, Failing, draw_failing, draw_shared
-from tests.evaluation.health.failure_timeline import TimelineWriter, draw_timeline
+from tests.evaluation.health.failure_timeline import draw_timeline
 from tests.support.builders import site_of, two_racks
-from twin.plant import FailureTable, FailureTimeline, TimelineEvent, TimelinePlayer
+from twin.plant import FailureTable, FailureTimeline, TimelinePlayer
 from twin.plant.disturbance import Disturbance, neutral
 from twin.plant.truth import Truth
 from twin.site import Site
@@ -125,36 +123,6 @@ def test_repairs_are_as_long_as_in_the_public_trace() -> None:
     assert REPAIR_S * np.exp(REPAIR_SPREAD**2 / 2.0) / 3600.0 == pytest.approx(133.0, rel=0.01)
 
 
-def test_some_repairs_cure_nothing_and_some_exchange_the_part() -> None:
-    failing = many()[0]
-    assert near(sum(f.again for f in failing), len(failing), UNCURED_PU, 6.0)
-    after = {(f.node, f.begin_s): f for f in failing}
-    ordered = sorted(after)
-    for one, two in pairwise(ordered):
-        if one[0] == two[0]:
-            assert after[one].end_s <= two[1]  # one after the other
-            if after[two].again:
-                before = after[one]
-                assert not before.replaced
-                assert (before.kind, before.device) == (after[two].kind, after[two].device)
-    for kind, of in enumerate(FAILURES):
-        those = [f.replaced for f in failing if f.kind == kind]
-        assert near(sum(those), len(those), of.replaced_pu)
-
-
-def test_a_second_failure_within_a_month_is_likelier_than_a_first() -> None:
-    """In the public trace 42 % against 12 %; not fitted, but of that kind."""
-    failing = many()[0]
-    by_node: dict[int, list[float]] = {}
-    for f in failing:
-        by_node.setdefault(f.node, []).append(f.begin_s)
-    month_s = 30 * DAY_S
-    soon = [b - a < month_s for x in by_node.values() for a, b in zip(x, [*x[1:], np.inf], strict=True)
-            if a < DAYS * DAY_S - month_s]  # fmt: skip
-    assert 0.30 < np.mean(soon) < 0.50
-    assert 0.10 < 1.0 - np.exp(-NODE_DAY_RATE * 30.0 * (1.0 - UNCURED_PU)) < 0.18
-
-
 def test_lemons_are_few_and_fail_ten_times_as_often() -> None:
     failing, nodes, lemons = many()
     lemon = np.concatenate(lemons)
@@ -179,22 +147,6 @@ def test_a_cause_in_common_takes_all_nodes_of_a_rack_that_are_up() -> None:
     assert len(again) < len(shared)
 
 
-def test_a_feed_takes_only_racks_that_have_no_other() -> None:
-    tree = two_racks()
-    tree["halls"][0]["feeders"] = [
-        {"name": "main", "serves": ["a", "b"]}, {"name": "a", "serves": ["r1"]},
-        {"name": "b", "side": "B", "serves": ["r[1-2]"]},
-    ]  # fmt: skip
-    site = site_of(tree)
-    shared = draw_shared(site, 1, 100_000.0, [])
-    dark: dict[str, set[int]] = {}
-    for f in shared:
-        if f.feeder >= 0:
-            feeder = site.name("feeder", f.feeder).rpartition("/")[2]
-            dark.setdefault(feeder, set()).add(int(site.rack_of_node[f.node]))
-    assert dark == {"main": {0, 1}, "b": {1}}
-
-
 @cache
 def drawn(seed: int = 5, days: float = 30.0, strength: float = 1.0) -> FailureTimeline:
     return draw_timeline(FLEET, seed, days, strength)
@@ -207,36 +159,6 @@ def test_a_seed_is_a_life() -> None:
         one, other = getattr(again.failures, name), getattr(drawn().failures, name)
         assert np.array_equal(one, other, equal_nan=one.dtype.kind == "f"), name
     assert draw_timeline(FLEET, 6, 30.0).events != again.events
-
-
-def test_strokes_come_in_order_and_within_the_days() -> None:
-    times = [s.time_s for s in drawn().events]
-    assert times == sorted(times)
-    assert times[-1] < 30.0 * DAY_S
-    f = drawn().failures
-    assert (np.diff(f.begin_s) >= 0).all()
-    assert (f.end_s > f.begin_s).all()
-    assert not f.shows[f.shared].any()
-    assert (f.precursor_s[f.shows] < f.begin_s[f.shows]).all()
-
-
-@pytest.mark.evaluation
-def test_what_a_failure_holds_is_free_once_it_is_repaired() -> None:
-    """Also where the repair is over before anybody switched the node off."""
-    site, timeline = fleet(), draw_timeline(fleet(), 3, 60.0)
-    short = timeline.failures.end_s - timeline.failures.begin_s
-    assert ((short < 3600.0) & ~timeline.failures.shared).any()
-    lasting: dict[int, TimelineEvent] = {}
-    for event in timeline.events:
-        if event.act == "hold":
-            lasting[event.cause] = event
-        elif event.act == "free":
-            assert lasting.pop(event.cause, None) is not None
-    open_psu = {s.at[0] for s in lasting.values() if s.field == "node_psu_ok" and isinstance(s.at, tuple)}
-    late = timeline.failures.node[timeline.failures.end_s >= 50.0 * DAY_S].tolist()
-    lost = {s.at[0] for s in lasting.values() if s.time_s > 50.0 * DAY_S and isinstance(s.at, tuple)}
-    assert open_psu <= {*late, *lost}  # of repairs and spares that are still to come
-    assert site.sizes["node"] > len(open_psu)
 
 
 def test_half_the_strength_halves_precursors_and_nothing_else() -> None:
@@ -262,23 +184,6 @@ def test_half_the_strength_halves_precursors_and_nothing_else() -> None:
     assert factors[1] == pytest.approx([0.5 * x for x in factors[0]])
 
 
-def test_without_strength_nothing_comes_before_a_failure() -> None:
-    """What befalls a node before it fails is then what befalls any other: the noise."""
-    silent, benign = TimelineWriter(FLEET, 5, 0.0), TimelineWriter(FLEET, 5, 0.0)
-    for number, one in enumerate(many()[0][:400]):
-        f = dataclasses.replace(one, node=one.node % FLEET.sizes["node"])
-        silent.fail(f)
-        benign.fail(f)
-        silent.show(number, f)
-    assert silent.events == benign.events
-
-
-@pytest.mark.parametrize(("days", "strength"), [(0.0, 1.0), (-1.0, 1.0), (1.0, -0.1), (1.0, 11.0)])
-def test_no_life_of_no_days_or_of_an_absurd_strength(days: float, strength: float) -> None:
-    with pytest.raises(ValueError, match="strength"):
-        draw_timeline(FLEET, 1, days, strength)
-
-
 def test_noise_comes_as_often_as_the_table_says() -> None:
     timeline = drawn(days=120.0, strength=0.0)
     n = FLEET.sizes
@@ -292,18 +197,6 @@ def test_noise_comes_as_often_as_the_table_says() -> None:
     users = sum(codes[c] for c in (13, 31, 43, 45))
     assert users == pytest.approx(0.029 * n["gpu"] * 120.0, rel=0.15)
     assert users > 0.8 * sum(codes.values())
-
-
-def test_nothing_harmless_befalls_a_node_that_is_down() -> None:
-    timeline = drawn(days=30.0, strength=0.0)
-    f = timeline.failures
-    spans: dict[int, list[tuple[float, float]]] = {}
-    for node, a, b in zip(f.node.tolist(), f.begin_s.tolist(), f.end_s.tolist(), strict=True):
-        spans.setdefault(node, []).append((a, b))
-    for s in timeline.events:
-        if s.act == "count" and s.field == "gpu_sbe_count":
-            node = int(FLEET.node_of_gpu[s.at])
-            assert not any(a < s.time_s < b for a, b in spans.get(node, []))
 
 
 # What is played
@@ -355,14 +248,3 @@ def test_a_player_holds_what_its_strokes_say(steps_s: list[float]) -> None:
         if s.act == "count" and s.time_s < time_s:
             counted[s.field] += int(s.value)
     assert grown == counted
-
-
-def test_a_copy_of_a_player_goes_on_by_itself() -> None:
-    player, d = TimelinePlayer(FLEET, drawn()), neutral(FLEET)
-    player.apply(d, 0.0, 5 * DAY_S)
-    other, d2 = copy.deepcopy((player, d))
-    assert other.timeline is player.timeline
-    for who, what in ((player, d), (other, d2)):
-        who.apply(what, 5 * DAY_S, 9 * DAY_S)
-    assert np.array_equal(d.node_psu_ok, d2.node_psu_ok)
-    assert d.counts == d2.counts

@@ -188,28 +188,6 @@ def test_a_plate_that_conducts_worse_warms_its_gpu_before_it_shuts_down() -> Non
     assert margins[10] - margins[-1] == pytest.approx(rise[0], abs=2.0)
 
 
-def test_the_hardware_tells_that_it_lowers_a_clock_before_it_shuts_down() -> None:
-    seed = seed_that("thermal", "gpu_slowed", code=79)
-    bits: list[float] = []
-    fleet = Fleet(one("thermal", code=79, seed=seed))
-    fleet.until(BEGIN_S - STEP_S, lambda f: bits.append(f.read("gpu.clock_event_bits", GPU)))
-    assert 2 <= sum(int(b) & 0x8 > 0 for b in bits) < 0.5 * len(bits)
-    slowed_s = sum(s.value for s in one("thermal", code=79, seed=seed).events if s.field == "throttle_s")
-    fleet.until(END_S + 2 * STEP_S)
-    assert fleet.read("gpu.throttle_thermal_ns", GPU) == pytest.approx(slowed_s * 1e9)
-    assert fleet.read("gpu.clock_event_bits", GPU) == 0.0
-
-
-def test_one_supply_is_lost_before_the_other() -> None:
-    fleet = Fleet(one("power"), warm=True).until(600.0)
-    supplies = [fleet.read(f"node.psu{k}_power_w", NODE) for k in (1, 2)]
-    assert min(supplies) < 5.0 < max(supplies)
-    assert fleet.plant.truth.node_on[NODE]
-    stand_still(fleet.plant)
-    fleet.until(BEGIN_S + STEP_S)
-    assert not fleet.plant.truth.node_on[NODE]
-
-
 @pytest.mark.parametrize(
     ("name", "code", "gone"),
     [("off_bus", 79, True), ("pcie", 79, True), ("thermal", 79, True), ("memory", 95, False),
@@ -298,20 +276,6 @@ def test_where_nothing_befalls_all_else_is_reported_as_without_a_life() -> None:
 def test_a_life_of_another_site_is_refused() -> None:
     with pytest.raises(ValueError, match="the failure timeline is of"):
         Plant(SITE, 1).play(TimelinePlayer(site_of(two_racks(racks="r[1-3]")), one("host")))
-
-
-def test_a_fork_goes_on_by_itself_with_the_same_life() -> None:
-    fleet = Fleet(one("memory", code=95)).until(BEGIN_S - STEP_S)
-    other = fleet.plant.fork()
-    stand_still(other)
-    assert fleet.plant.failures is not None
-    assert other.failures is not None
-    assert other.failures.timeline is fleet.plant.failures.timeline
-    for plant in (fleet.plant, other):
-        for _ in range(20):
-            plant.step(dt_s=STEP_S)
-    assert not fleet.plant.truth.node_on[NODE]
-    assert np.array_equal(fleet.plant.truth.node_on, other.truth.node_on)
 
 
 @pytest.mark.evaluation

@@ -13,6 +13,7 @@ import numpy as np
 
 from models.backtest import BacktestResult, HorizonForecasts
 from models.load import SeriesPanel
+from twin.backtest import amount
 from twin.backtest.load_report import at_rows, render
 from twin.cli.main import main
 
@@ -56,3 +57,13 @@ def test_the_read_out_names_only_lines_that_have_values_and_a_rival_is_told(tmp_
         assert all(any(v is not None for v in values) for _, _, values in plot["s"])
     assert "Beside ewma60" in page
     assert "processor time of all fits" in page
+
+
+def test_amounts_of_any_size_fit_a_table() -> None:
+    assert [amount(v) for v in (0.0, 12.345, 1e-9, 3.5e300, math.nan)] == [
+        "0",
+        "12.3",
+        "1e-09",
+        "3.5e+300",
+        "–",
+    ]

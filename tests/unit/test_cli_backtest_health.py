@@ -10,7 +10,6 @@ import pytest
 
 from tests.evaluation.__main__ import main as evaluate
 from tests.evaluation.health import run as fleets
-from tests.evaluation.health.command import strengths_of
 from tests.evaluation.health.course import DAY_S, HOUR_S, Course, Failed, Spell
 from tests.evaluation.health.failure_timeline import draw_timeline
 from tests.evaluation.health.run import (
@@ -25,12 +24,9 @@ from tests.evaluation.health.run import (
 )
 from tests.support.builders import Twin, two_racks
 from tests.support.scripted_health import ailing
-from twin.catalogue import ConfigError, TwinError
 from twin.contracts import ACTION_WORDS, DEGRADED, FAILED, WATCH, Finding
 from twin.engine import Engine
 from twin.health import RECURS
-from twin.plant import TimelinePlayer
-from twin.run import no_report
 from twin.simulation import Simulation
 
 GOALS = ["false_drains_per_node_month", "precision", "recall", "lead_min", "lemons_found", "lemons_precision"]
@@ -86,22 +82,6 @@ def test_json_is_one_object_that_says_it_is_simulated(
     assert told["cost"]["fleet_s"] == pytest.approx(0.02)
 
 
-def test_the_table_says_what_is_met_and_that_it_is_simulated(
-    played: list[FleetRun], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["--nodes", "20"]) == 0
-    text = capsys.readouterr().out
-    assert text.splitlines()[0].startswith("simulated: 1 fleet of 36 nodes")
-    for line in ("goals (simulated", "failures by class (simulated", "alarms by reason (simulated"):
-        assert line in text
-    firsts = ("false drains a node", "precision of al")
-    rows = [line for line in text.splitlines() if line.startswith(firsts)]
-    assert rows[0].rstrip().endswith("MISSED")
-    assert rows[1].rstrip().endswith("met")
-    assert "[rows]" in text  # not taken for markup
-    assert "failure broke its contract" in text
-
-
 @pytest.mark.parametrize(
     ("words", "why"),
     [
@@ -121,13 +101,6 @@ def test_what_makes_no_sense_is_refused(
     assert main(words) == 1
     assert why in capsys.readouterr().err
     assert not played
-
-
-def test_strengths() -> None:
-    assert strengths_of("1,0.5,1") == (1.0, 0.5)
-    for text in ("", "x", "nan", "1,,2", "11", ",".join(map(str, range(9)))):
-        with pytest.raises(ConfigError, match="strength"):
-            strengths_of(text)
 
 
 @pytest.mark.parametrize(
@@ -170,22 +143,6 @@ def test_the_reason_is_what_asks_for_a_drain_at_once(level: int, rules: tuple[st
     assert reason_of(twin.engine, 3) == reason
 
 
-def test_spells_and_hours_are_kept() -> None:
-    task = FleetRun(18, 1, 1.0, 0.0, 3)
-    site = fleet_site(task)
-    simulation = Simulation.of(Engine(site, [], []), seed=3)
-    simulation.dt_s = 600.0
-    watch = Watch(simulation, task, course_of(task, site, draw_timeline(site, 3, 1.0), 0.0))
-    name = site.name("node", 2)
-    drain = Finding(f"health/{name}", "warning", "", (), (), 1.0, "Drain the node.")
-    for now_s, found in ((60.0, [drain]), (120.0, [drain]), (180.0, []), (240.0, [drain])):
-        watch.take(simulation.engine, found, now_s)
-    kept = watch.end().spells
-    assert [(s.node, s.begin_s, s.last_s, s.reason) for s in kept] == [
-        (2, 60.0, 120.0, "forecast"), (2, 240.0, 240.0, "forecast"),
-    ]  # fmt: skip
-
-
 def test_a_reason_to_drain_does_not_outlive_the_failure() -> None:
     task = FleetRun(18, 1, 1.0, 0.0, 3)
     site = fleet_site(task)
@@ -222,17 +179,3 @@ def test_a_fleet_lives_through_its_hours_and_equal_tasks_are_equal() -> None:
         assert np.array_equal(p, two.said[h], equal_nan=True)
     assert one.suspended == []
     assert {"plant", "sensors", "engine", "health", "whole"} <= set(one.cost_ms)
-
-
-@pytest.mark.evaluation
-def test_a_task_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    bad = FleetRun(18, 1, -1.0, 0.0, 1)  # no life has so few days
-    with pytest.raises(TwinError, match="seed 1, strength 1: ValueError"):
-        fleets.run_tasks([bad, bad], 2, no_report)
-
-
-def test_a_life_can_be_played_on_the_site_of_a_task() -> None:
-    task = FleetRun(36, 2, 2.0, 0.0, 1)
-    site = fleet_site(task)
-    assert (site.sizes["node"], site.sizes["gpu"], site.sizes["link"]) == (36, 72, 144)
-    TimelinePlayer(site, draw_timeline(site, 1, 2.0))

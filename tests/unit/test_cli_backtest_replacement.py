@@ -76,27 +76,6 @@ def test_a_suite_compares_all_arms_and_is_labelled(
     assert all(goal["met"] for goal in told["goals"])
 
 
-def test_a_suite_says_so_in_tables(quickly: list[FleetQuarter], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main("--suite", "simulated", "--seeds", "2", "--rate", "lemons") == 0
-    text = capsys.readouterr().out
-    assert "simulated: 1,024 nodes" in text
-    assert "replacement: saves 300 GPU-h" in text
-    assert "met: lemons, warnings measured: 512+ GPU jobs that fail: 0.045, goal <= 0.05" in text
-
-
-def test_arms_and_warnings_are_chosen(
-    quickly: list[FleetQuarter], capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["--suite", "simulated", "--seeds", "1", "--rate", "2.34", "--warnings", "half,none",
-             "--arms", "reactive,oracle", "--first-seed", "7", "--json"]  # fmt: skip
-    assert main(*words) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [(t.warnings.name, t.arm, t.seed) for t in quickly] == [
-        ("half", "reactive", 7), ("half", "oracle", 7), ("none", "reactive", 7), ("none", "oracle", 7),
-    ]  # fmt: skip
-    assert told["goals"] == [], "without the policy there is nothing to judge"
-
-
 @pytest.mark.evaluation
 def test_a_log_is_replayed_hour_by_hour(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main("--events", str(log_file(tmp_path)), "--nodes", "12", "--from", "44", "--json") == 0
@@ -150,12 +129,3 @@ def test_what_cannot_be_is_refused_with_what_was_expected(
     path = str(log_file(tmp_path))
     assert main(*[path if word == "LOG" else word for word in words]) == 1
     assert expected in " ".join(capsys.readouterr().err.split())
-
-
-@pytest.mark.parametrize(
-    "words", [["--suite", "simulated", "--nodes", "4"], ["--events", "x", "--seeds", "2"]]
-)
-def test_options_of_the_other_kind_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(*words)
-    assert "expected --" in capsys.readouterr().err

@@ -6,15 +6,11 @@ import subprocess
 import sys
 
 import numpy as np
-import pytest
-from hypothesis import given, settings, strategies as st
 
 from models.backtest.audit import SPOILS, spoil
 from models.load import ForecastGrid, SeriesPanel
-from tests.evaluation.forecasts.lstm import Lstm, candidates, network_says
-from tests.evaluation.forecasts.lstm_windows import Windows
-from tests.support.lstm_panels import HOURLY, drawn, loaded, panel_of, swinging
-from twin.catalogue import ContractError
+from tests.evaluation.forecasts.lstm import network_says
+from tests.support.lstm_panels import loaded, panel_of, swinging
 
 
 def test_one_cell_by_hand() -> None:
@@ -51,19 +47,6 @@ def test_forecasts_import_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_nothing_to_say_before_a_fit_and_from_little() -> None:
-    lstm = Lstm(HOURLY)
-    panel = panel_of(swinging(60))
-    assert lstm.fit(panel, 0) == {}
-    assert lstm.fit(panel_of(np.full(2000, 5.0)), 0) == {}
-    assert lstm.fit(panel_of(np.full(2000, np.nan)), 0) == {}
-    assert np.isnan(lstm.predict(panel, np.array([3, 50])).point).all()
-    lstm.load(drawn(HOURLY))
-    assert np.isfinite(lstm.predict(panel, np.array([3, 50])).point).all()
-    lstm.load({})
-    assert np.isnan(lstm.predict(panel, np.array([3, 50])).point).all()
-
-
 def test_it_sees_no_later_row_and_no_further_back_than_it_says() -> None:
     grid = ForecastGrid(3600.0, (1, 30))
     lstm = loaded(grid)
@@ -91,93 +74,3 @@ def test_alone_it_says_what_it_says_among_others() -> None:
         np.testing.assert_allclose(
             lstm.predict(panel, origins[i : i + 1]).point[:, 0], all_at_once[:, i], rtol=1e-9
         )
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    factor=st.floats(1e-3, 1e6),
-    offset=st.floats(-1e4, 1e4),
-    seed=st.integers(0, 5),
-)
-def test_units_and_offsets_do_not_matter(factor: float, offset: float, seed: int) -> None:
-    values = swinging(600, seed)
-    lstm = loaded(seed=seed)
-    origins = np.array([40, 300, 590])
-    said = lstm.predict(panel_of(values), origins).point
-    moved = lstm.predict(panel_of(factor * values + offset), origins).point
-    np.testing.assert_allclose((moved - offset) / factor, said, rtol=1e-5, atol=1e-5)
-
-
-def test_gaps_are_marked_and_still_series_stay() -> None:
-    rng = np.random.default_rng(6)
-    gappy = np.where(rng.random(600) < 0.3, np.nan, swinging(600))
-    gappy[299], gappy[300:310] = 100.0, np.nan
-    panel = panel_of(gappy, np.full(600, 0.1), np.full(600, np.nan))
-    origins = np.array([305, 450])
-    said = loaded().predict(panel, origins).point
-    assert np.isfinite(said[:, :, 0]).all()
-    np.testing.assert_allclose(said[:, :, 1], 0.1, rtol=1e-12)
-    assert np.isnan(said[:, :, 2]).all()
-    windows = Windows.at(HOURLY, panel, np.array([309]), np.array([0]), np.array([gappy[299]]))
-    sequence = windows.sequence((2,) * 10 + (1,) * 4)[0]
-    np.testing.assert_array_equal(sequence[-7:, :2], 0.0)  # 10 rows of nothing: 4 of one and 3 of two
-    heard = np.isfinite(gappy[286:300]).reshape(7, 2).mean(axis=1)
-    np.testing.assert_allclose(sequence[:7, 1], heard)
-
-
-def test_a_step_is_the_mean_of_its_rows() -> None:
-    values = swinging(200)
-    windows = Windows.at(HOURLY, panel_of(values), np.array([150]), np.array([0]), values[150:151])
-    sequence = windows.sequence((4, 4, 1, 1))[0, :, 0] * windows.scale[0] + values[150]
-    expected = [values[141:145].mean(), values[145:149].mean(), values[149], values[150]]
-    np.testing.assert_allclose(sequence, expected, rtol=1e-5)
-
-
-def test_every_candidate_fits_its_reach() -> None:
-    for grid in (
-        HOURLY,
-        ForecastGrid(60.0, (1, 5, 1440)),
-        ForecastGrid(7.0, (1, 400)),
-        ForecastGrid(86_400.0, (1,)),
-    ):
-        lstm = Lstm(grid)
-        assert len(candidates(grid)) >= lstm.budget_fits
-        for candidate in candidates(grid):
-            assert sum(candidate.widths) <= lstm.reach_rows
-
-
-@pytest.mark.parametrize(
-    ("name", "wrong"),
-    [
-        *((name, None) for name in drawn(HOURLY)),
-        ("other", np.zeros(1)),
-        ("lstm.weight_ih_l5", np.zeros((20, 5), np.float32)),
-        ("horizons", np.array([1, 7], np.int64)),
-        ("mix.bias", np.zeros(5)),
-        ("mix.weight", np.zeros((5, 6), np.float32)),
-        ("out.bias", np.array([1.0, np.nan], np.float32)),
-        ("widths", np.array([3, 0], np.int64)),
-        ("widths", np.array([2**62, 2**62], np.int64)),
-        ("widths", np.array([], np.int64)),
-        ("widths", np.array([20_000], np.int64)),
-        ("share", np.array([0.5, 1.5])),
-        ("spread", np.array([0.0, 1.0])),
-        ("epochs", np.array([0], np.int64)),
-        ("known", np.frombuffer(b"price", np.uint8)),
-        ("units", np.ones((1, 2))),
-    ],
-)
-def test_damaged_parameters_are_refused(name: str, wrong: np.ndarray | None) -> None:
-    parameters = drawn(HOURLY)
-    parameters.pop(name, None)
-    if wrong is not None:
-        parameters[name] = wrong
-    lstm = Lstm(HOURLY)
-    with pytest.raises(ContractError):
-        lstm.load(parameters)
-    assert np.isnan(lstm.predict(panel_of(swinging(100)), np.array([50])).point).all()
-
-
-def test_a_budget_of_nothing_is_refused() -> None:
-    with pytest.raises(ContractError, match="budget_fits"):
-        Lstm(HOURLY, 0)

@@ -9,19 +9,9 @@ import numpy as np
 import pytest
 
 from models.backtest.audit import spoil
-from models.load import ForecastGrid
 from tests.evaluation.forecasts import lstm as lstm_module, lstm_training
 from tests.evaluation.forecasts.lstm import Lstm, candidates, network_says
-from tests.evaluation.forecasts.lstm_training import (
-    MAX_EPOCHS,
-    Sample,
-    Settings,
-    Trained,
-    judge,
-    search,
-    train,
-)
-from tests.evaluation.forecasts.lstm_windows import Windows
+from tests.evaluation.forecasts.lstm_training import Sample, Settings, Trained
 from tests.support.extras import needs_torch
 from tests.support.lstm_panels import HOURLY, drawn, panel_of, ratio, swinging
 from twin.catalogue import ContractError
@@ -59,28 +49,6 @@ def test_it_learns_a_season_and_an_error_that_fades() -> None:
 
 
 @pytest.mark.evaluation
-def test_it_says_the_last_value_of_a_walk() -> None:
-    needs_torch()
-    panel = panel_of(np.cumsum(np.random.default_rng(2).normal(size=2500)))
-    lstm = Lstm(HOURLY, budget_fits=1)
-    lstm.load(lstm.fit(panel.upto(1499), 0))
-    assert np.all(ratio(lstm, panel, 1500) < 1.04)
-
-
-@pytest.mark.evaluation
-def test_it_uses_what_is_known_ahead() -> None:
-    needs_torch()
-    rng = np.random.default_rng(4)
-    known = 50.0 + 7.0 * rng.normal(size=1510)
-    values = 3.0 * known[:1500] + rng.normal(size=1500)
-    panel = panel_of(values, plan=known)
-    lstm = Lstm(ForecastGrid(3600.0, (1,)), budget_fits=1)
-    lstm.load(lstm.fit(panel.upto(1199), 0))
-    assert ratio(lstm, panel, 1200)[0] < 0.35
-    assert np.isnan(lstm.predict(panel_of(values), np.array([1300])).point).all()
-
-
-@pytest.mark.evaluation
 def test_fits_are_the_same_and_leave_torch_as_it_was() -> None:
     torch = needs_torch()
     panel = panel_of(swinging(400))
@@ -98,39 +66,10 @@ def test_fits_are_the_same_and_leave_torch_as_it_was() -> None:
     assert not np.array_equal(first["mix.weight"], other["mix.weight"])
 
 
-@pytest.mark.evaluation
-def test_stops_early_and_keeps_the_best() -> None:
-    needs_torch()
-    rng = np.random.default_rng(7)
-
-    def chance(m: int) -> Sample:
-        """Nothing to learn: the more it trains, the more it errs on the later block."""
-        sequence, beside = rng.normal(size=(m, 4, 3)), rng.normal(size=(m, 2))
-        arrays = (sequence, beside, rng.normal(size=(m, 1)), np.ones((m, 1)))
-        return Sample(*(a.astype(np.float32) for a in arrays))
-
-    earlier, later = chance(128), chance(400)
-    setting = Settings((1,) * 4, 16, 1, 3e-2, 0.0)
-    trained = train(setting, earlier, later, MAX_EPOCHS, 0)
-    assert 1 <= trained.epochs < MAX_EPOCHS
-    again = train(setting, earlier, None, trained.epochs, 0)
-    for name, array in again.arrays.items():  # the best epoch's, not the last one's
-        np.testing.assert_array_equal(array, trained.arrays[name])
-
-
 def test_without_torch_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ContractError, match=r"install racktwin\[torch\]"):
         Lstm(HOURLY).fit(panel_of(swinging(600)), 0)
-
-
-def test_windows_meet_every_hour() -> None:
-    windows = Windows.drawn(HOURLY, panel_of(swinging(24 * 900), swinging(24 * 900)), 100, 2400)
-    assert len(windows.rows) > 2300
-    assert windows.rows.min() >= 100
-    counts = np.bincount(windows.rows % 24, minlength=24)
-    assert counts.min() > 0.8 * counts.mean()
-    np.testing.assert_allclose(np.bincount(windows.series), len(windows.rows) / 2, rtol=0.1)
 
 
 def test_candidates_are_judged_on_a_later_block_and_searched_again_when_the_past_doubles(
@@ -163,29 +102,3 @@ def test_candidates_are_judged_on_a_later_block_and_searched_again_when_the_past
     np.testing.assert_array_equal(earlier.beside, again.beside)
     np.testing.assert_array_equal(earlier.target, again.target)
     assert not np.array_equal(later.target, spoiled_later.target)
-
-
-def test_the_best_candidate_wins_and_the_first_on_a_tie(monkeypatch: pytest.MonkeyPatch) -> None:
-    errors = {1: 0.9, 2: 0.7, 3: 0.7, 4: 0.8}
-
-    def known(setting: Settings, *_: Any) -> Trained:
-        return Trained({}, 1, np.ones(1), np.array([errors[setting.hidden]]))
-
-    monkeypatch.setattr(lstm_training, "train", known)
-    found, _ = search([Settings((1,), n, 1, 1.0, 0.0) for n in errors], lambda s: (None, None), 0)  # type: ignore[arg-type,return-value]
-    assert found.hidden == 2
-    with pytest.raises(ContractError, match="candidate"):
-        search([], lambda s: (None, None), 0)  # type: ignore[arg-type,return-value]
-
-
-def test_a_change_is_followed_as_far_as_it_helps() -> None:
-    rng = np.random.default_rng(8)
-    target = rng.normal(size=(500, 4)).astype(np.float32)
-    target[:, 3] = 0.0
-    weight = np.ones_like(target)
-    weight[250:, 0] = 0.0
-    said = np.stack([2.0 * target[:, 0], target[:, 1], -target[:, 2], target[:, 3]], axis=1).astype(float)
-    said[250:, 0] = 1e9  # gaps
-    share, error = judge(said, Sample(target, target, target, weight))
-    np.testing.assert_allclose(share, [0.5, 1.0, 0.0, 0.0])
-    np.testing.assert_allclose(error, [0.0, 0.0, 1.0, 1.0], atol=1e-7)

@@ -22,22 +22,14 @@ from tests.evaluation.replacement.fleet import (
     draw,
 )
 from tests.evaluation.replacement.jobs import RESTART_S, SAVE_S, Floor, Run, arrivals
-from tests.evaluation.replacement.nodes import EXCHANGE_S, NOTHING_S, REPLACE, TEST_S
-from tests.evaluation.replacement.quarter import SAVE, SERVICE, TEST, Quarter
+from tests.evaluation.replacement.nodes import NOTHING_S, REPLACE
+from tests.evaluation.replacement.quarter import SAVE, SERVICE, Quarter
 from tests.evaluation.replacement.rivals import Counted, at
 from tests.evaluation.replacement.view import START_NS, FleetView
 from tests.support.small_fleet import SITE, SMALL, N, Says, lived, one_fault, small
 from twin.catalogue import NS, Bool
-from twin.contracts import FAILED_TEST, PASSED, Proposal
+from twin.contracts import Proposal
 from twin.tables import read_faults
-
-
-def test_the_same_seed_gives_the_same_truth_and_another_does_not() -> None:
-    a, b, c = small(1), small(1), small(2)
-    assert np.array_equal(a.start_s, b.start_s)
-    assert np.array_equal(a.told, b.told)
-    assert len(a.start_s) != len(c.start_s) or not np.array_equal(a.start_s, c.start_s)
-    assert (np.diff(a.start_s) >= 0).all()
 
 
 @pytest.mark.parametrize("name", ["rate_6.5", "rate_2.34"])
@@ -80,12 +72,6 @@ def test_a_fault_ends_the_stretch_of_its_job_and_is_repaired() -> None:
     assert quarter.out_gpu_h == pytest.approx(10 * GPUS)
 
 
-def test_a_defect_that_a_repair_left_fails_after_the_return() -> None:
-    quarter = lived(one_fault(30.0, again=True, delay_h=1.0))
-    assert quarter.nodes.counts["failures"] == 2
-    assert quarter.view.rows.start_ns[1] == START_NS + round(41 * HOUR_S) * NS
-
-
 @pytest.mark.evaluation
 @pytest.mark.parametrize(("since_h", "failures", "visited"), [(29.0, 0, True), (27.5, 1, False)])
 def test_people_mend_what_a_warning_names_before_it_fails(
@@ -104,17 +90,6 @@ def test_people_mend_what_a_warning_names_before_it_fails(
     assert quarter.nodes.counts["withdrawals"] == 1
     took_s = 10 * HOUR_S if visited else NOTHING_S
     assert quarter.view.ns["repaired"][0] >= START_NS + round(since_h * HOUR_S + took_s) * NS
-
-
-def test_a_fault_that_meets_a_node_in_the_hands_of_people_is_lost() -> None:
-    def say(view: FleetView) -> list[Proposal]:
-        hour = (view.now_ns - START_NS) / NS / HOUR_S
-        back = view.service().repaired_ns[0] > 0
-        return at(SERVICE, np.array([0]), 0.0 if hour < 27.0 or back else float(REPLACE), "out")
-
-    quarter = lived(one_fault(30.0), lambda q: Says(say))
-    assert quarter.nodes.counts["failures"] == 0
-    assert quarter.view.ns["repaired"][0] == START_NS + round(27 * HOUR_S + NOTHING_S) * NS
 
 
 def alone(interval_s: float, need_s: float) -> tuple[Floor, int]:
@@ -159,34 +134,6 @@ def test_only_what_no_save_holds_is_lost() -> None:
     assert floor.runs[slot].saved_s == 600.0
 
 
-def test_a_fault_in_a_test_is_a_failed_test_and_strikes_no_job() -> None:
-    def say(view: FleetView) -> list[Proposal]:
-        hour = (view.now_ns - START_NS) / NS / HOUR_S
-        if view.result[0] == FAILED_TEST or not hour >= 29.0:
-            return at(SERVICE, np.array([0]), 0.0, "in")
-        return [*at(SERVICE, np.array([0]), 3.0, "out"),
-                *at(TEST, np.array([0]), START_NS / NS + 29.0 * HOUR_S, "test")]  # fmt: skip
-
-    quarter = lived(one_fault(30.0), lambda q: Says(say))
-    assert quarter.nodes.counts["tests"] == 1
-    assert quarter.view.result[0] == FAILED_TEST
-    assert quarter.floor.tally.interruptions == 0
-    assert quarter.nodes.counts["failures"] == 1
-
-
-def test_a_test_of_a_good_node_takes_its_time_and_passes() -> None:
-    def say(view: FleetView) -> list[Proposal]:
-        if view.service().ended_ns[1]:
-            return at(SERVICE, np.array([1]), 0.0, "in")
-        return [*at(SERVICE, np.array([1]), 3.0, "out"), *at(TEST, np.array([1]), START_NS / NS, "test")]
-
-    quarter = lived(one_fault(30.0), lambda q: Says(say))
-    assert quarter.view.result[1] == PASSED
-    took_s = (quarter.view.ns["ended"][1] - quarter.view.ns["began"][1]) / NS
-    assert took_s == pytest.approx(TEST_S)
-    assert quarter.nodes.counts["false"] == 1, "it would not have failed within a week"
-
-
 @pytest.mark.evaluation
 def test_a_save_that_is_asked_for_keeps_the_work_of_a_move() -> None:
     """A drain without a save loses what is not durable; with one a minute before, next to nothing."""
@@ -222,29 +169,6 @@ def test_work_adds_up_however_a_stretch_is_cut(need_s: float, interval_s: float,
     assert done_s == pytest.approx(need_s, rel=1e-6)
 
 
-@pytest.mark.evaluation
-def test_an_exchange_takes_days_and_ends_what_a_lemon_would_have_done() -> None:
-    """It is told of when the other node stands there, not before."""
-    truth = one_fault(90.0)
-    truth.extra[0] = truth.lemon[0] = True
-    swap: Bool = np.zeros(N, np.bool_)
-    swap[0] = True
-    seen: list[tuple[float, bool]] = []
-
-    def say(view: FleetView) -> list[Proposal]:
-        done = bool(view.service().replaced_ns[0])
-        seen.append(((view.now_ns - START_NS) / NS, done))
-        return at(SERVICE, np.array([0]), 0.0 if done else float(REPLACE), "exchange it")
-
-    long = truth.__class__(**{k: getattr(truth, k) for k in truth.__slots__} | {"until_s": 8 * DAY_S})
-    quarter = lived(long, lambda q: Says(say, swap))
-    assert quarter.nodes.counts["exchanges"] == 1
-    assert quarter.nodes.counts["failures"] == 0
-    first_s = next(at_s for at_s, done in seen if done)
-    assert EXCHANGE_S <= first_s <= EXCHANGE_S + DAY_S
-    assert quarter.out_gpu_h == pytest.approx(EXCHANGE_S / HOUR_S * GPUS, rel=0.01)
-
-
 def test_a_job_takes_a_spare_first_and_waits_where_there_is_none() -> None:
     come = arrivals(1, DAY_S, N, HOUR_S)
     spare = np.zeros(N, np.bool_)
@@ -267,26 +191,6 @@ def test_a_job_takes_a_spare_first_and_waits_where_there_is_none() -> None:
     assert floor.tally.lost["waiting"] == pytest.approx(600.0 * 4 * GPUS / HOUR_S)
     assert floor.tally.lost["restart"] == pytest.approx(RESTART_S * 4 * GPUS / HOUR_S)
     assert run.since_s == 1200.0 + RESTART_S
-
-
-@pytest.mark.parametrize("size", [1, 4, 32])
-def test_nodes_that_come_last_are_used_where_no_others_are_free(size: int) -> None:
-    """Half of the nodes come last; a job that finds room on the others takes none of these."""
-    come = arrivals(1, DAY_S, N, HOUR_S)
-    one = come._replace(at_s=np.zeros(1), size=np.array([size]), work_s=np.array([HOUR_S]))
-    floor = Floor(N, 64, np.zeros(N, np.bool_), 0.01, one, START_NS)
-    floor.last[::2] = True
-    floor.arrive(0.0)
-    (slot,) = floor.fill(np.ones(N, np.bool_), 0.0)
-    assert not floor.last[floor.runs[slot].nodes].any()
-    floor.lose_nodes(slot, floor.runs[slot].nodes[:1], 600.0, True)
-    floor.fill(np.ones(N, np.bool_), 1200.0)
-    assert not floor.last[floor.runs[slot].nodes].any(), "there is another one again"
-    larger = come._replace(at_s=np.full(1, 1300.0), size=np.array([N - size]), work_s=np.array([HOUR_S]))
-    floor.come, floor.next, floor.size, floor.most_s = larger, 0, [N - size], [HOUR_S]
-    floor.arrive(1300.0)
-    (other,) = floor.fill(np.ones(N, np.bool_), 1300.0)
-    assert floor.last[floor.runs[other].nodes].sum() == N // 2, "all that is left, as nothing else is"
 
 
 @pytest.mark.evaluation

@@ -8,13 +8,12 @@ import pytest
 from models.failure import FaultLog
 from tests.evaluation.replacement.fleet import DAY_S, HOUR_S, MEASURED, NONE, draw
 from tests.evaluation.replacement.jobs import SAVE_S
-from tests.evaluation.replacement.nodes import RIGHT_S
-from tests.evaluation.replacement.quarter import SERVICE, Quarter
+from tests.evaluation.replacement.quarter import SERVICE
 from tests.evaluation.replacement.replay import Replayed, scored
 from tests.evaluation.replacement.rivals import AfterTest, Counted, Oracle, at
 from tests.evaluation.replacement.scores import FIGURES, FleetQuarter, compared, goals, live_task, paired
 from tests.evaluation.replacement.view import START_NS, FleetView
-from tests.support.small_fleet import SITE, SMALL, N, Says, lived, one_fault, small
+from tests.support.small_fleet import SMALL, N, Says, lived, one_fault, small
 from twin.catalogue import NS
 from twin.contracts import Proposal
 
@@ -64,15 +63,6 @@ def test_forecasts_rest_on_the_past_alone() -> None:
 
     assert np.array_equal(first(60.0), first(110.0), equal_nan=True)
     assert not np.array_equal(first(45.0), first(110.0), equal_nan=True)
-
-
-def test_a_drain_is_right_for_a_week_before_a_fault() -> None:
-    quarter = Quarter(SITE, one_fault(100.0), 1, SMALL.rate, SMALL.job_s, 0.67, 0.0)
-    quarter.nodes.now_s = 100 * HOUR_S - RIGHT_S + 60.0
-    assert quarter.nodes.would_fail(0)
-    assert not quarter.nodes.would_fail(1)
-    quarter.nodes.now_s = 100 * HOUR_S + 60.0
-    assert not quarter.nodes.would_fail(0)
 
 
 @pytest.mark.evaluation

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from tests.evaluation.__main__ import main
-from tests.evaluation.power.table import figure, say_week
 
 ROWS = ["time,running_gpu_num", *(f"t,{820 - (i // 60) % 7 * 10}" for i in range(2 * 24 * 60))]
 
@@ -94,12 +91,6 @@ def test_what_is_wrong_is_refused(
     assert says in " ".join(err.split())
 
 
-def test_a_missing_recording_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    code, _, err = run(capsys, "--suite", "week", "--events", str(tmp_path))
-    assert code != 0
-    assert "gpu-demand-helios-earth" in err
-
-
 def part(**changes: Any) -> dict[str, Any]:
     from tests.evaluation.power.scores import FIGURES
 
@@ -107,24 +98,3 @@ def part(**changes: Any) -> dict[str, Any]:
     arm |= {"arm": "racktwin", "runs": 3, "runs_that_count": 2}
     return {"site": "b", "nodes": 174, "racks": 10, "days": 7.0, "seeds": [1, 2, 3], "scale": 1.0,
             "arms": [arm]} | changes  # fmt: skip
-
-
-def test_goals_in_words(capsys: pytest.CaptureFixture[str]) -> None:
-    both = {"work_pu": 0.0012, "energy_pu": 0.003}
-    goals = [{"goal": "x", "value": 0.02, "bound": "<= 0.01", "met": met} for met in (True, False, None)]
-    say_week({"sites": [part(agreement=both)], "goals": goals}, Console(width=120))
-    out = capsys.readouterr().out
-    assert "met: x: 0.02, goal <= 0.01" in out
-    assert "MISSED: x: 0.02, goal <= 0.01" in out
-    assert "not shown (no run counts): x" in out
-    assert "2 of 3 runs count" in out
-    assert "work lost differs by 0.12 points (allowed 0.5), energy by 0.30 % (allowed 1)" in out
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "text"),
-    [("lost_pu", 0.0123, "1.23 %"), ("energy_mwh", 1.26, "1.3"), ("late_s", 1234.0, "1,234"),
-     ("after_loss_s", math.nan, "-")],
-)  # fmt: skip
-def test_figures_have_forms_of_their_own(key: str, value: float, text: str) -> None:
-    assert figure(key, value) == text

@@ -9,15 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from tests.evaluation.__main__ import main as evaluate
 from tests.evaluation.power import carbon as power_carbon, response
 from tests.evaluation.power.arms import START_NS as BEGIN_NS
-from tests.evaluation.power.carbon import CarbonWeek, outlooks, shaved_hours, week_of
+from tests.evaluation.power.carbon import outlooks
 from tests.evaluation.power.demand import recorded
-from tests.evaluation.power.events import say_carbon, say_response
-from tests.evaluation.power.grid import LATE_H, MONTH_H, Grid, foreseen, grid_of, thresholds
+from tests.evaluation.power.grid import LATE_H, MONTH_H, Grid, foreseen, thresholds
 from tests.evaluation.power.response import CLOSE_S, HOLD_S, LAG_S, RAMP_W_PER_S
 from tests.support.builders import START_NS
 from twin.catalogue import NS, ConfigError
@@ -45,11 +43,6 @@ def test_carbon_is_foreseen_from_what_was_published_alone() -> None:
         np.testing.assert_array_equal(foreseen(other)[: hour + 1], told[: hour + 1])
 
 
-def test_a_day_that_is_as_the_one_before_is_foreseen_exactly() -> None:
-    grid = made()
-    np.testing.assert_allclose(grid.foreseen[24 + LATE_H :], grid.carbon[24 + LATE_H :])
-
-
 def test_thresholds_come_from_before_the_week() -> None:
     grid = made()
     dear, dirty = thresholds(grid, 40 * 24, 0.25)
@@ -59,15 +52,6 @@ def test_thresholds_come_from_before_the_week() -> None:
     assert thresholds(grid, 40 * 24, 0.25) == (dear, dirty)
     with pytest.raises(ConfigError, match="four weeks"):
         thresholds(grid, MONTH_H, 0.25)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_weeks_begin_at_midnight_with_enough_before_and_after_them(seed: int) -> None:
-    grid = made()
-    hour = week_of(grid, seed)
-    assert hour % 24 == 0
-    thresholds(grid, hour, 0.25)
-    assert hour + power_carbon.WEEK_H <= grid.hours
 
 
 def test_what_is_told_in_an_hour_is_the_price_of_the_day_and_the_carbon_foreseen() -> None:
@@ -87,14 +71,6 @@ def test_what_is_told_in_an_hour_is_the_price_of_the_day_and_the_carbon_foreseen
     assert isinstance(told, OutlookTold)
     assert told.start_ns == BEGIN_NS + 5 * 3600 * NS
     assert told.values == (grid.foreseen[41 * 24 + 5],)
-
-
-def test_hours_that_are_shaved_are_dear_or_foreseen_to_be_dirty() -> None:
-    grid = made()
-    task = CarbonWeek("made", 40 * 24, 1, "price_and_carbon", np.zeros(0), grid, hours=48)
-    found = shaved_hours(task, 0.12, 390.0)
-    span = slice(40 * 24, 42 * 24)
-    np.testing.assert_array_equal(found, (grid.price[span] >= 0.12) | (grid.foreseen[span] >= 390.0))
 
 
 def row(arm: str, usd: float, tonnes: float, mwh: float, low: float) -> dict[str, Any]:
@@ -151,33 +127,6 @@ def test_how_it_comes_back() -> None:
     assert ahead == pytest.approx(1e5 / (limit_w + LAG_S * RAMP_W_PER_S) - 1)
 
 
-def test_tables_name_arms_and_goals() -> None:
-    out = Console(record=True, width=200)
-    rows = [row("budgets", 1000.0, 5.0, 10.0, 1000.0), row("price_and_carbon", 900.0, 4.5, 9.5, 900.0)]
-    arms = [power_carbon._of_arm(name, rows) for name in ("budgets", "price_and_carbon")]
-    say_carbon({"site": "a", "seeds": [1], "hours": 168, "shave_pu": 0.5, "above_pu": 0.25,
-                "zones": [{"zone": "made", "arms": arms}]}, out)  # fmt: skip
-    run = {"arm": "racktwin", "trips": 0, "lost_high_pu": 0.001, "lost_low_pu": 0.2}
-    run |= response._held(loads(7), 70e3, 600, 600 + HOLD_S)
-    run |= response._back(loads(7), 70e3, 600, 600 + HOLD_S)
-    arm = response._of_arm("racktwin", [run])
-    say_response({"site": "a", "seeds": [1], "less_pu": 0.3, "hold_h": 3.0, "ramp_w_per_s": 250.0,
-                  "arms": [arm], "goals": response._goals(arm)}, out)  # fmt: skip
-    text = out.export_text()
-    for word in ("simulated", "budgets alone", "price and carbon", ["95.00", "USD"][0], "racktwin", "met:"):
-        assert word in text
-    assert "MISSED" not in text
-    missed = response._goals(arm | {"missed": 1, "lost_high_pu_worst": 0.02})
-    assert [goal["met"] for goal in missed] == [False, True, False, True, True, True]
-
-
-def test_a_zone_that_is_not_there_is_said_with_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="ercot, germany"):
-        grid_of(tmp_path, "mars")
-    with pytest.raises(ConfigError, match="trace fetch grid-hourly"):
-        grid_of(tmp_path, "ercot")
-
-
 def main(*words: str) -> int:
     return evaluate(["power", *words])
 
@@ -231,9 +180,3 @@ def test_our_response_is_kept_and_follows_the_ramp_and_a_day_of_prices_saves_mor
     assert abs(ours["delayed_high_pu"]) < 0.01
     with pytest.raises(ConfigError, match="budgets"):
         power_carbon.carbon(root, running_pu, [1], arms=("price",))
-
-
-def test_arms_that_are_not_there_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    code = main("--suite", "carbon", "--events", str(tmp_path), "--arms", "polca")
-    assert code != 0
-    assert "price_and_carbon" in capsys.readouterr().err

@@ -7,9 +7,9 @@ import pytest
 
 from tests.evaluation.power.demand import BATCH, Demand
 from tests.evaluation.power.plant import FeedLoss, Reading
-from tests.evaluation.power.rivals import Proportional, Static, Thresholds, Uncapped, static_caps
+from tests.evaluation.power.rivals import Proportional, Static, Thresholds, static_caps
 from tests.evaluation.power.site import GPU_IDLE_W, GPU_MAX_W, PowerSite, power_site, shares_at_worst
-from tests.evaluation.power.week import ARMS, Week, arm_of
+from tests.evaluation.power.week import Week, arm_of
 
 A, B = power_site("a"), power_site("b")
 
@@ -46,13 +46,6 @@ def test_static_caps_keep_every_budget_with_all_at_full_and_a_side_lost(site: Po
     assert figures["binds_pu"] > 0.9
 
 
-def test_each_arm_has_its_name() -> None:
-    assert [arm_of(name, A).name for name in ARMS] == list(ARMS)
-    with pytest.raises(KeyError):
-        arm_of("nobody", A)
-    assert Uncapped().decide(reading(A, 2.0), 0, 1, []) is None
-
-
 # use of the limit, seconds it lasts -> (clock of low priority, of high)
 POLCA = [
     (0.79, 5, 1.0, 1.0), (0.85, 5, 1275 / 1410, 1.0), (0.92, 1, 1110 / 1410, 1.0),
@@ -74,15 +67,6 @@ def test_thresholds_come_and_go_in_turn() -> None:
         clock = ((arm.cap_w - GPU_IDLE_W) / (GPU_MAX_W - GPU_IDLE_W)) ** (1.0 / 2.75)
         assert clock[~high] == pytest.approx(low_clock), step
         assert clock[high] == pytest.approx(high_clock), step
-
-
-def test_a_tick_of_a_minute_is_as_good_as_sixty_for_thresholds() -> None:
-    arms = [Thresholds(A), Thresholds(A)]
-    for use in (0.85, 0.92, 0.6, 0.6, 0.6, 0.6):
-        arms[0].decide(reading(A, use), 0, 60, [])
-        for _ in range(60):
-            arms[1].decide(reading(A, use), 0, 1, [])
-    assert arms[0].stage.tolist() == arms[1].stage.tolist() == [0] * 8
 
 
 def test_cuts_are_of_the_same_share_and_are_given_back_slowly() -> None:

@@ -10,11 +10,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from rich.console import Console
 
 from tests.evaluation.__main__ import main as evaluate
 from tests.evaluation.bench import bench, compare
-from tests.evaluation.bench.load import CAP, COUNTERS, GAUGES, START_NS, Load, spec_for
+from tests.evaluation.bench.load import COUNTERS, GAUGES, START_NS, Load, spec_for
 from tests.evaluation.bench.run import PARTS
 from twin.catalogue import NS, TABLES
 from twin.site import build_site
@@ -45,22 +44,6 @@ def test_a_quick_run_yields_all_keys(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert found[key], key
     assert list(out.parent.iterdir()) == [out], "recordings are thrown away"
     assert "replay, x real time" in capsys.readouterr().out
-
-
-def test_goals_are_judged_where_their_size_was_measured() -> None:
-    found: bench.Figures = {"n100k.replay_x_real_time": 19.9, "n100k.peak_rss_bytes": 1e9}
-    assert [(key, met) for key, _, _, met in bench.judge(found)] == [
-        ("n100k.replay_x_real_time", False), ("n100k.peak_rss_bytes", True)]  # fmt: skip
-    assert bench.judge({"n10k.peak_rss_bytes": 1e12}) == []
-
-
-def test_goals_and_rows_show_in_the_table() -> None:
-    found: bench.Figures = {"n100k.gpus": 100_008, "n100k.tick_ms_p50": 12.0, "n100k.peak_rss_bytes": 2e9}
-    console = Console(record=True, width=150)
-    bench.show(found, ["n100k"], console)
-    text = console.export_text()
-    assert "MISSED" in text
-    assert "12 / - / -" in text
 
 
 def checkout(folder: Path, entry: str, **figures: object) -> Path:
@@ -105,22 +88,6 @@ def test_figures_within_the_spread_are_no_better_and_no_worse() -> None:
     assert (b.ratio, b.verdict) == (pytest.approx(8.5 / 10.5), "worse")
 
 
-def test_what_is_no_checkout_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert evaluate(["bench", "--against", str(tmp_path), "--out", str(tmp_path / "o.json")]) == 1
-    assert "no .venv/bin/python" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("arguments", (["--sizes", "many"], ["--ticks", "0"], ["--sizes", "8"]))
-def test_nonsense_is_refused(arguments: list[str]) -> None:
-    with pytest.raises(SystemExit):
-        evaluate(["bench", *arguments])
-
-
-@pytest.mark.parametrize(("gpus", "label"), ((576, "n576"), (10_000, "n10k"), (1234, "n1234")))
-def test_sizes_have_short_names(gpus: int, label: str) -> None:
-    assert bench.label_of(gpus) == label
-
-
 def test_every_signal_of_every_gpu_is_refreshed_with_noise() -> None:
     site = build_site(spec_for(8), "bench")
     load = Load(site)
@@ -139,17 +106,3 @@ def test_every_signal_of_every_gpu_is_refreshed_with_noise() -> None:
     assert 4.0 < power.std() < 6.0
     hot = load.value[list(GAUGES).index("temp_c")] > 80
     assert hot.sum() == round(0.01 * 576)
-
-
-def test_a_tenth_of_the_racks_speaks_when_asked_to() -> None:
-    load = Load(build_site(spec_for(20, 10.0), "bench"), 0.1)
-    said = [m.topic for tick in range(10) for m in load.arrive(tick, START_NS + (tick + 1) * NS).messages]
-    assert len(said) == len(set(said)) == 20
-    assert len(load.arrive(10, START_NS + 11 * NS).messages) == 2
-
-
-def test_the_first_arrivals_carry_a_request() -> None:
-    load = Load(build_site(spec_for(2), "bench"))
-    events = load.arrive(0, START_NS + NS).events
-    assert [getattr(e, "control", None) for e in events] == [CAP]
-    assert load.arrive(1, START_NS + 2 * NS).events == []

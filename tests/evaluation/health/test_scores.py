@@ -14,7 +14,7 @@ from scipy import stats
 from tests.evaluation.health.alarms import FALSE, PENDING, TRUE, alarms_of
 from tests.evaluation.health.course import DAY_S, HOUR_S, Course, Failed, Spell
 from tests.evaluation.health.intervals import median_interval, rate_interval, share_interval
-from tests.evaluation.health.scores import calibration, coverage, down_days, goals, lemons, scores
+from tests.evaluation.health.scores import calibration, coverage, goals, lemons, scores
 
 D, H = DAY_S, HOUR_S
 NAN = math.nan
@@ -69,15 +69,6 @@ def test_which_alarms_come_true(
 ) -> None:
     found = alarms_of(course(failures, spells))
     assert [(pytest.approx(a.begin_s / D), a.outcome) for a in found] == expected
-
-
-def test_an_alarm_is_of_its_own_node_alone() -> None:
-    failed = Failed(1, "memory", 20 * D, math.inf)
-    [alarm] = alarms_of(course([failed], [said(19, 20)]))
-    assert alarm.outcome == FALSE
-    assert not alarm.hit_by_others
-    [alarm] = alarms_of(course([fails(20, shared=True)], [said(19, 20)]))
-    assert alarm.hit_by_others
 
 
 DAYS = st.floats(0.0, 60.0)
@@ -161,33 +152,6 @@ def test_figures_that_are_known_by_hand() -> None:
     assert told["by_class"]["rack"]["failures"] == 0
 
 
-def test_two_fleets_are_one_of_all_their_nodes() -> None:
-    one, two = scores([known()]), scores([known(), known()])
-    assert two["nodes"] == 8
-    for key in ("precision", "false_per_node_month"):
-        assert two["drains"][key] == pytest.approx(one["drains"][key])
-    assert two["with_precursors"]["announced"] == 2
-    assert two["drains"]["high"] < one["drains"]["high"]
-
-
-def test_an_alarm_before_anything_showed_is_told_apart() -> None:
-    failed = [Failed(0, "memory", 20 * D, 21 * D, 19 * D)]
-    told = scores([course(failed, [said(18, 20)])])
-    assert told["with_precursors"]["early"] == 1
-
-
-def test_an_alarm_of_the_training_days_announces_but_is_not_counted() -> None:
-    failed = [Failed(0, "memory", 12 * D, 13 * D, 9 * D)]
-    told = scores([course(failed, [said(9.5, 12)])])
-    assert told["drains"]["alarms"] == 0
-    assert told["with_precursors"]["announced"] == 1
-
-
-def test_a_node_is_down_once_at_a_time() -> None:
-    both = [fails(20, 30), fails(22, 24), fails(29, 31), fails(58)]
-    assert down_days(course(both)) == pytest.approx(11 + 2)
-
-
 def chances(p: np.ndarray, at_d: list[float], failures: list[Failed]) -> Course:
     out = course(failures, n=p.shape[1])
     out.origin_s, out.said = np.array(at_d) * D, {D: p.astype(np.float32)}
@@ -243,14 +207,6 @@ def test_lemons_are_judged_on_the_28th_day() -> None:
     assert (told["called_on_day_28"], told["right_on_day_28"]) == (4, 2)
     short = lemons([dataclasses.replace(out, end_s=20 * D)])
     assert math.isnan(short["found_pu"])
-
-
-def test_failures_are_noticed_missed_or_invented() -> None:
-    out = course([fails(20, 22), fails(30, 31)])
-    out.noticed = [(0, 20 * D + 120), (0, 40 * D), (1, 20 * D), (1, 2 * D)]
-    told = scores([out])["noticed"]
-    assert (told["noticed"], told["missed"], told["invented"]) == (1, 1, 2)
-    assert told["delay_p50_s"] == pytest.approx(120.0)
 
 
 def test_goals_are_met_missed_or_not_to_be_judged() -> None:

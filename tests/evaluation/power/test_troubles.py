@@ -10,13 +10,13 @@ import pytest
 from tests.evaluation.power.arms import CAP, Ours, jobs_told
 from tests.evaluation.power.demand import Demand, draw
 from tests.evaluation.power.plant import FeedLoss, Plant, Reading
-from tests.evaluation.power.rivals import Proportional, Static
+from tests.evaluation.power.rivals import Proportional
 from tests.evaluation.power.scores import CapWeek, goals, live
 from tests.evaluation.power.site import GPU_MAX_W, SAFE_W, power_site
-from tests.evaluation.power.troubled import Agents, Instruments, TroubledOurs, TroubledRival
+from tests.evaluation.power.test_week import B, flat, running
+from tests.evaluation.power.troubled import Instruments, TroubledOurs
 from tests.evaluation.power.troubles import BUSY_PU, KINDS, Trouble, Troubles, drawn, metered
 from tests.evaluation.power.week import Week, worst_loss
-from tests.unit.test_power_week import B, flat, running
 from twin.catalogue import find_signal
 
 GPUS, RACKS, FEEDERS = B.gpus, B.site.sizes["rack"], len(B.budget_w)
@@ -118,13 +118,6 @@ def test_silence_is_no_reading_and_what_is_late_has_its_old_time() -> None:
     assert Instruments(Troubles((trouble("all_silent", 0, 9),))).heard(reading(), 3) == []
 
 
-def test_readings_come_twice_and_out_of_order() -> None:
-    found = Instruments(Troubles((trouble("disordered", 0, 100),), seed=1))
-    made = [p.made_s for second in range(110) for p in found.heard(reading(), second) if p.table == "gpu"]
-    assert sorted(made) == sorted([*range(100), *range(110)])
-    assert made != sorted(made)
-
-
 @pytest.mark.parametrize(
     ("mode", "amount", "low", "high"),
     [("stuck", 0.0, 100.0, 100.0), ("low", -0.1, 135.0, 135.0), ("high", 0.1, 165.0, 165.0),
@@ -140,18 +133,6 @@ def test_a_meter_that_is_wrong(kind: str, mode: str, amount: float, low: float, 
     assert (mode == "noisy") == (shown[1][at] not in (low, high))
     assert np.delete(shown[1], at).tolist() == [150.0] * (len(shown[1]) - 1)
     assert shown[2].tolist() == [150.0] * len(shown[2])
-
-
-def test_a_lease_that_ends_lapses_where_an_agent_is() -> None:
-    agents, alive = Agents(np.full(4, SAFE_W)), np.array([True, True, False, True])
-    agents.take(np.array([0, 1, 2]), np.array([300.0, 1000.0, 300.0]), 30.0)
-    agents.take(np.array([3]), np.array([1100.0]), np.inf)  # given back
-    agents.lapse(29, alive)
-    assert agents.cap_w.tolist() == [300.0, 1000.0, 300.0, 1100.0]
-    agents.lapse(30, alive)
-    assert agents.cap_w.tolist() == [SAFE_W, SAFE_W, 300.0, 1100.0]
-    agents.lapse(99, np.ones(4, np.bool_))
-    assert agents.cap_w[2] == SAFE_W, "carried out when the agent is back"
 
 
 class Loop:
@@ -204,35 +185,6 @@ def test_commands_that_are_lost_leave_safe_caps_and_what_is_silent_gets_stale() 
     state, signal = found.arm.engine.state, find_signal("gpu.power_w")
     assert signal is not None
     assert (state.tables["gpu"].age_s(signal, state.now_ns) > 10).all()
-
-
-def test_a_node_that_does_not_obey_tells_the_cap_it_was_given() -> None:
-    found = Loop(Troubles((trouble("deaf_node", 20, 200),))).until(60)
-    assert (found.plant.cap_w[NODE_0] == GPU_MAX_W).all()
-    given_w = found.arm.floor.agents.cap_w
-    assert (given_w[NODE_0] < GPU_MAX_W).any()
-    signal = find_signal("gpu.power_limit_w")
-    assert signal is not None
-    told = found.arm.engine.state.tables["gpu"].value[signal.row]
-    assert told[NODE_0] == pytest.approx(given_w[NODE_0], abs=51.0), "but for a step of this second"
-    assert (told[NODE_0] < GPU_MAX_W - 100.0).any()
-
-
-def test_a_rival_goes_by_the_last_reading_and_its_caps_stay() -> None:
-    told = Troubles((trouble("all_silent", 5, 20), trouble("commands_lost", 30, 40)))
-    arm = Proportional(B)
-    found = TroubledRival(arm, B, told)
-    use = float(B.budget_w[0]) / RACKS
-    found.decide(reading(0.5 * use), 4, 1, [])
-    for second in range(5, 20):
-        assert found.decide(reading(2.0 * use), second, 1, []) is None, "it cannot know"
-    cap_w = found.decide(reading(2.0 * use), 20, 1, [])
-    assert cap_w is not None
-    arm.cut_s[:] = -99
-    lost_w = found.decide(reading(2.0 * use), 30, 1, [])
-    mine = trouble("commands_lost", 30, 40).gpu
-    assert lost_w is None or (lost_w[mine] == cap_w[mine]).all()
-    assert TroubledRival(Static(B), B, told).still
 
 
 @pytest.mark.evaluation

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import lzma
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.evaluation.power.arms import CAP, Ours, jobs_told
+from tests.evaluation.power.arms import CAP, Ours
 from tests.evaluation.power.demand import BATCH, INFERENCE, TRAINING, Demand, draw, recorded, weeks_of
 from tests.evaluation.power.plant import FeedLoss, Plant
 from tests.evaluation.power.rivals import Uncapped
@@ -22,19 +21,9 @@ from tests.evaluation.power.scores import (
     live,
     suite,
 )
-from tests.evaluation.power.site import (
-    GPU_IDLE_W,
-    GPU_MAX_W,
-    LOSS_PU,
-    PowerSite,
-    power_site,
-    shares_at_worst,
-    shares_of,
-)
-from tests.evaluation.power.week import Watch, Week, worst_loss
-from twin.catalogue import F64, ConfigError, StorageError
-from twin.physics import breaker
-from twin.telemetry import JobEnded, JobStarted
+from tests.evaluation.power.site import GPU_IDLE_W, GPU_MAX_W, PowerSite, power_site
+from tests.evaluation.power.week import Watch, Week
+from twin.catalogue import F64, ConfigError
 
 A, B = power_site("a"), power_site("b")
 
@@ -67,36 +56,6 @@ def test_the_node_is_calibrated_and_the_sites_are_as_stated() -> None:
         assert site.high.mean() == pytest.approx(0.3, abs=0.01)
         per_rack = np.bincount(site.site.rack_of_node[site.high])
         assert np.ptp(per_rack) <= 1
-
-
-def test_racks_draw_from_their_living_taps() -> None:
-    none, core = np.zeros(12, np.bool_), B.site
-    assert shares_of(core, none)[:2].tolist() == [[0.5] * 10] * 2
-    lost = none.copy()
-    lost[0] = True
-    told = shares_of(core, lost)
-    assert told[0].tolist() == [0.0] * 10
-    assert told[1].tolist() == [1.0] * 10
-    assert told[2:7].sum() == 0.0, "the PDUs below it are dead as well"
-    assert shares_at_worst(core)[:2].tolist() == [[1.0] * 10] * 2
-    one = none.copy()
-    one[2] = True  # a PDU of side A: its two racks hang on B alone
-    assert shares_of(core, one)[:2, :3].tolist() == [[0.0, 0.0, 0.5], [1.0, 1.0, 0.5]]
-
-
-def test_a_cap_takes_two_and_a_half_seconds_and_meters_are_late() -> None:
-    plant = Plant(A, flat(A, 2))
-    plant.step(5)
-    plant.command(np.full(A.gpus, 700.0))
-    seen, told = [], []
-    for _ in range(6):
-        plant.step(1)
-        seen.append(float(plant.gpu_w[0]))
-        told.append(float(plant.read().rack_w[0] / plant.read().gpu_w[:72].sum()))
-    assert seen == [1200.0] * 3 + [700.0] * 3
-    assert told[2] == pytest.approx(told[0])
-    assert told[3] > 1.5 * told[2], "GPUs tell at once, racks two seconds later"
-    assert told[5] < 1.4 * told[2]
 
 
 @pytest.mark.parametrize("kinds", [(TRAINING,), (TRAINING, INFERENCE, BATCH)])
@@ -136,31 +95,6 @@ def test_pace_under_a_cap_is_the_closed_form_and_the_slowest_sets_it_for_all() -
         assert lost == pytest.approx(slow * (1.0 - 1.0 / (0.5 / clock + 0.5)))
 
 
-def test_a_breaker_opens_when_its_heat_says_and_its_racks_are_dark() -> None:
-    small = A._replace(budget_w=np.array([806.4e3 / 2.5, *A.budget_w[1:]]))  # twice its breaker's rating
-    plant = Plant(small, flat(A, 20))
-    plant.step(20 * 60)
-    opens_s = float(breaker.seconds_to_trip(np.zeros(1), np.array([2.0]))[0])
-    assert plant.trips == 1
-    assert plant.tripped_s[0] == pytest.approx(opens_s, abs=1.0)
-    assert plant.dark.all()
-    assert plant.rack_w.sum() == 0.0
-    assert plant.work.sum() / plant.free_work.sum() == pytest.approx(opens_s / 1200.0, abs=0.002)
-    assert plant.read().tripped[0]
-
-
-def test_a_lost_feed_leaves_all_to_the_other_and_comes_back() -> None:
-    plant = Plant(B, flat(B, 3, 0.5))
-    plant.losses.append(FeedLoss(0, 30, 90))
-    plant.step(120)
-    loads = plant.feeder_series[:, -120:]
-    assert loads[0, 29] == loads[1, 29] > 0
-    assert (loads[0, 30:90] == 0).all()
-    assert loads[1, 30] == pytest.approx(2 * loads[1, 29])
-    assert loads[0, 90] == loads[0, 29]
-    assert plant.dark_s == 0
-
-
 @pytest.mark.parametrize(
     ("over", "over_s", "late_s", "longest_s"),
     [([0, 1, 1, 1, 0], 3, 0, 3), ([1, 1, 1, 1, 1], 5, 2, 5), ([1, 0, 1, 0, 1, 1, 1, 1], 6, 1, 4)],
@@ -196,29 +130,6 @@ def test_demand_follows_the_recording_on_both_kinds_of_nodes() -> None:
     assert draw(B, hours, 3, 24, scale=0.5).running_pu == pytest.approx(0.5 * hours)
 
 
-def test_a_part_of_a_demand_swings_as_the_whole() -> None:
-    demand = flat(B, 6, 0.9, (TRAINING,))
-    whole, part = Plant(B, demand), Plant(B, demand.part(4, 6))
-    whole.step(300)
-    part.step(60)
-    assert part.rack_series[:, -60:] == pytest.approx(whole.rack_series[:, -60:])
-
-
-def test_jobs_are_told_as_they_begin_and_end() -> None:
-    demand = draw(B, running(4), 1, 4)
-    alive: set[str] = set()
-    for minute in range(demand.minutes):
-        for event in jobs_told(B, demand, minute):
-            if isinstance(event, JobStarted):
-                alive.add(event.job)
-                assert (event.coupling == "synchronous") == (event.kind == "training")
-            else:
-                assert isinstance(event, JobEnded)
-                alive.remove(event.job)
-        now = {f"j{j}" for j in np.unique(demand.job[minute]).tolist() if j >= 0}
-        assert alive == now
-
-
 def write(path: Path, rows: list[Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(["time,running_gpu_num", *(f"t,{row}" for row in rows)]) + "\n")
@@ -239,25 +150,6 @@ def test_the_recording_is_summed_by_the_hour_and_its_gaps_are_no_hours(tmp_path:
         draw(A, np.where(np.arange(240) % 30 == 7, np.nan, 1.0), 1, 168)
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [("time,x\n1,2\n", "no column running_gpu_num"), ("time,running_gpu_num\n1,many\n", "line 2"),
-     ("time,running_gpu_num\n1,-4\n", "line 2"), ("time,running_gpu_num\n1,5\n", "an hour or more")],
-)  # fmt: skip
-def test_what_is_no_recording_is_refused(tmp_path: Path, text: str, says: str) -> None:
-    path = tmp_path / "demand.csv"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=says):
-        recorded(path)
-    with pytest.raises(ConfigError, match="racktwin trace fetch"):
-        recorded(tmp_path)
-    broken = tmp_path / "demand.csv.xz"
-    broken.write_bytes(lzma.compress(b"time,running_gpu_num")[:-9])
-    for missing in (broken, tmp_path / "none.csv"):
-        with pytest.raises(StorageError, match="expected the recorded demand"):
-            recorded(missing)
-
-
 def test_without_anybody_a_lost_feed_overloads_the_other() -> None:
     demand = flat(B, 6)
     week = Week(B, demand, Uncapped(), FeedLoss(0, 100, 300))
@@ -272,18 +164,6 @@ def test_without_anybody_a_lost_feed_overloads_the_other() -> None:
     assert figures["needed_pu"] == 1.0
     assert (figures["lost_pu"], figures["binds_pu"]) == (0.0, 0.0)
     assert figures["late_where"][0]["over_w"] > 0
-
-
-def test_the_feed_is_lost_when_most_is_wanted() -> None:
-    demand = flat(B, 90, 0.5)
-    demand.level[70] = 0.9
-    loss = worst_loss(B, demand)
-    assert loss is None or demand.minutes >= 60
-    assert worst_loss(A, demand._replace(job=demand.job[:, :144], level=demand.level[:, :144])) is None
-    demand.level[70], demand.level[41] = 0.5, 0.9
-    loss = worst_loss(B, demand)
-    assert loss is not None
-    assert loss.begin_s // 60 == 41
 
 
 @pytest.mark.evaluation
@@ -347,8 +227,3 @@ def test_runs_that_show_nothing_do_not_count_and_goals_say_so() -> None:
     assert {g["met"] for g in idle} == {None}
     late = goals([{"site": "a", "rows": [row("racktwin", 1, late_s=4, lost_low_pu=0.06, after_loss_s=5)]}])
     assert [g["met"] for g in late] == [True, False, True, False, False]
-
-
-def test_loss_of_power_on_the_way_is_what_the_profile_says() -> None:
-    assert A.site.design.node_loss_pu == pytest.approx(LOSS_PU)
-    assert np.isfinite(A.site.envelopes[CAP].high).all()
