@@ -47,7 +47,7 @@ bench: setup-run ## Measure ticks, start and memory (ARGS='--against CHECKOUT' c
 	@mkdir -p build
 	@$(RUN) -m tests.evaluation bench --out build/bench.json $(ARGS)
 
-evaluate: setup-run ## Run the score suites into tests/evaluation/RESULTS.md (ARGS='--only NAME,..')
+evaluate: setup-run ## Run the score suites into tests/evaluation/RESULTS.md (ARGS='SUITE ..')
 	@$(RUN) -m tests.evaluation results $(ARGS)
 
 test-evaluation: setup-dev ## Run the long tests of the evaluation

@@ -50,6 +50,7 @@ SUITES = (
         (*EVALUATION, "forecasts", "{recordings}", "--jobs", "2"),
         (HELIOS, "gpu-server-hourly-biohpc", "llm-requests-azure-conv", "grid-hourly"),
     ),
+    Suite("quiet", (*EVALUATION, "quiet", "--draw", "held_back")),
     Suite("failures", (*PRODUCT, "backtest", "failures", *FAULT_LOG, "--from", "120"), (FAULTS,)),
     Suite(
         "health",
@@ -134,16 +135,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--recordings", type=Path, default=RECORDINGS, metavar="DIR", help="the folder of the recordings"
     )
     names = ", ".join(suite.name for suite in SUITES)
-    parser.add_argument("--only", metavar="NAME,..", help=f"of: {names} (default: all; takes hours)")
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"of: {names} (default: all; takes hours)")
     parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE", help="the page to write")
 
 
 def run(args: argparse.Namespace, out: Console, err: Console) -> int:
     """Run the suites one after another; the page is written after each. 1 if one of them fails."""
     names = {suite.name: suite for suite in SUITES}
-    chosen = list(names) if args.only is None else [word.strip() for word in args.only.split(",")]
+    chosen = args.suites or list(names)
     if unknown := [name for name in chosen if name not in names]:
-        raise ConfigError(f"--only {', '.join(unknown)}: expected some of {', '.join(names)}")
+        raise ConfigError(f"suite {', '.join(unknown)}: expected some of {', '.join(names)}")
     failed = 0
     for name in chosen:
         suite = names[name]

@@ -48,6 +48,6 @@ def test_suites_without_their_recordings_are_left_out(
     assert text.startswith("a\n<!-- run hello -->\n\nRun on ")
     assert text.endswith("```text\nnew\n```\n\n<!-- end hello -->\nb\n")
     (tmp_path / "moon").mkdir()
-    assert main([*words, "--only", "far"]) == 1
-    assert main([*words, "--only", "mars"]) == 1
+    assert main([*words, "far"]) == 1
+    assert main([*words, "mars"]) == 1
     assert "expected some of hello, far" in " ".join(capsys.readouterr().err.split())

@@ -1,0 +1,59 @@
+"""Command `python -m tests.evaluation quiet`: false alarms of healthy simulated sites, by detector and cause.
+
+Plants without faults under every kind of load live with the twin beside them; every alarm is false.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from dataclasses import asdict
+
+from rich.console import Console
+
+from tests.evaluation.harness import chosen, number_in, print_result
+from tests.evaluation.quiet.healthy_sites import DRAWS, LOADS, runs_of
+from twin.run import Pool, ProgressBar
+
+COOLING = ("liquid", "air")
+MOST_HOURS, MOST_PLANTS, MOST_JOBS = 240.0, 1000, 64
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The draw, what of it to run and for how long, the form of the output."""
+    parser.add_argument("--draw", choices=tuple(DRAWS), default="develop",
+                        help="seeds, sizes and profiles: those of development, or held back from it "
+                             "(default: develop)")  # fmt: skip
+    parser.add_argument(
+        "--hours", type=float, default=1.0, metavar="H", help="that each plant lives (default: 1)"
+    )
+    parser.add_argument("--plants", type=int, default=1, metavar="N",
+                        help="of each profile, size and load (default: 1)")  # fmt: skip
+    parser.add_argument("--cooling", metavar="NAME,..", help=f"of {', '.join(COOLING)} (default: all)")
+    parser.add_argument("--loads", metavar="NAME,..", help=f"of {', '.join(LOADS)} (default: all)")
+    parser.add_argument("--jobs", type=int, metavar="N",
+                        help="processes side by side (default: as many as processors)")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout, with every alarm")
+
+
+def run(args: argparse.Namespace, out: Console, err: Console) -> int:
+    """Simulate, count, print. Raises ConfigError for what the operator can mend."""
+    from tests.evaluation.quiet.alarm_rates import rates, say
+    from tests.evaluation.quiet.healthy_run import run_healthy
+
+    loads = chosen("--loads", args.loads, {name: name for name in LOADS}, LOADS)
+    cooling = chosen("--cooling", args.cooling, {name: name for name in COOLING}, COOLING)
+    seconds = round(3600.0 * number_in("--hours", args.hours, 0.01, MOST_HOURS))
+    plants = int(number_in("--plants", args.plants, 1, MOST_PLANTS))
+    jobs = int(number_in("--jobs", args.jobs or os.cpu_count() or 1, 1, MOST_JOBS))
+    runs = runs_of(DRAWS[args.draw], loads, cooling, plants, seconds)
+    begun = time.monotonic()
+    with ProgressBar(err, "healthy plants") as bar:
+        found = Pool(run_healthy, jobs, bar.move).results(runs, [4.0 + r.racks for r in runs])
+    alarms = [alarm for some in found for alarm in some]
+    result = {
+        "simulated": True, "draw": args.draw, "seconds": seconds, "plants": len(runs),
+        "rates": rates(runs, alarms), "alarms": [asdict(a) for a in alarms],
+    }  # fmt: skip
+    return print_result(result, begun, args, out, say)
