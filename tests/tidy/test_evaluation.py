@@ -48,6 +48,10 @@ def test_the_daemon_loads_no_rival_no_backtest_and_no_library_of_statistics() ->
 
 
 def test_the_evaluation_stays_small() -> None:
-    found = [path for path in tree.files() if path.startswith("tests/evaluation/") and path.endswith(".py")]
+    found = [
+        path
+        for path in tree.files()
+        if path.startswith("tests/evaluation/") and path.endswith(".py") and "/test_" not in path
+    ]
     assert found
     assert sum((tree.text(path) or "").count("\n") for path in found) <= MOST_LINES
