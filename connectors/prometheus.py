@@ -190,15 +190,18 @@ class PrometheusSource:
         self._tls = _trust(settings) if url.startswith("https:") else None
         self._shown = re.sub(r"//[^/@]*@", "//", url)  # without a password
         self.origins = (f"scrape {self._shown}",)  # as the ledger of sources has it
+        self.settle_s = settings.timeout_s + 1.0  # a run that lasts longer has had an answer
+        self._failed = 0  # fetches on end, over restarts of `run`
         self._headers = {"Accept": "text/plain;version=0.0.4", "Accept-Encoding": "identity"}
         if settings.token is not None:
             self._headers["Authorization"] = f"Bearer {settings.token}"
 
     async def run(self, every: Inlet) -> None:
-        """Scrape each period. Raises ConnectorError when the exporter has not answered three times on end."""
+        """Scrape each period. Raises ConnectorError when the exporter has not answered three times on end,
+        and again each time until it does.
+        """
         inlet = every.of(self.origins[0])
         timeout = aiohttp.ClientTimeout(total=self._timeout_s)
-        failed = 0
         async with aiohttp.ClientSession(
             timeout=timeout,
             trust_env=False,
@@ -213,12 +216,12 @@ class PrometheusSource:
                 try:
                     page = await self._fetch(session)
                 except ConnectorError as error:
-                    failed += 1
-                    if failed >= FAILURES:
+                    self._failed += 1
+                    if self._failed >= FAILURES:
                         raise
                     inlet.reject(self._shown, str(error), "look whether the exporter runs")
                 else:
-                    failed = 0
+                    self._failed = 0
                     await self._take(page, asked_ns, inlet)
                 due_s = max(due_s + self._period_s, time.monotonic())
                 await asyncio.sleep(due_s - time.monotonic())

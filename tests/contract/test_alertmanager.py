@@ -147,7 +147,7 @@ def test_what_follows_from_another_alarm_is_inhibited_by_the_shipped_rule(
     alertmanager: Alertmanager, tmp_path: Path
 ) -> None:
     config = Config(site="s", broker="embedded", notify=[Notify(kind="alertmanager", url=alertmanager.url)])
-    book, causes = AlarmBook(tmp_path), {"silence/lab": "part/mqtt"}
+    book, causes = AlarmBook(tmp_path), {"silence/lab": ("part/mqtt", 30.0)}
     link, outage, other = (
         Finding(identity, "warning", "It is down", ("lab",), (), 1.0, "Look.")
         for identity in ("part/mqtt", "silence/lab", "heat/lab")

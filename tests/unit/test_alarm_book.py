@@ -289,13 +289,16 @@ def test_the_gravest_first(watch: Watch) -> None:
     assert watch.book.listing()[2]["severity"] == "warning"
 
 
+LINGER_S = 30.0  # for which an alarm may outlast its cause
+
+
 def rings(changes: list[alarms.AlarmChange]) -> list[str]:
     return [c.alarm.id for c in changes if c.what in ("raised", "returned")]
 
 
 def test_what_follows_from_another_alarm_is_suppressed_while_that_lasts(watch: Watch) -> None:
     link, outage = finding("part/mqtt"), finding("silence/lab")
-    causes = {outage.id: link.id, link.id: link.id}
+    causes = {outage.id: (link.id, LINGER_S), link.id: (link.id, LINGER_S)}
     watch.s += 1
     changes = watch.book.update([link, outage], watch.now, causes)
     assert [(c.what, c.alarm.id) for c in changes] == [("raised", link.id), ("suppressed", outage.id)]
@@ -304,7 +307,7 @@ def test_what_follows_from_another_alarm_is_suppressed_while_that_lasts(watch: W
     assert watch.book.figures()["suppressed"] == 1
     watch.s += 1
     assert rings(watch.book.update([outage], watch.now, causes)) == [], "it has a while to end as well"
-    watch.s += alarms.LINGER_S
+    watch.s += LINGER_S
     assert rings(watch.book.update([outage], watch.now, causes)) == [outage.id]
     watch.s += 1
     (over,) = watch.book.update([], watch.now, causes)
@@ -313,7 +316,7 @@ def test_what_follows_from_another_alarm_is_suppressed_while_that_lasts(watch: W
 
 def test_an_alarm_is_as_grave_as_what_it_suppresses(watch: Watch) -> None:
     link, sink = finding("part/mqtt"), finding("sink/agents", "critical")
-    causes = {sink.id: link.id}
+    causes = {sink.id: (link.id, LINGER_S)}
     watch.book.update([link], watch.now, causes)
     for what, found in (("critical", [link, sink]), ("critical", [link, sink]), ("warning", [link])):
         watch.s += 1

@@ -1,8 +1,9 @@
-"""Outages get the names of their sources, and what a dead link explains follows from its alarm."""
+"""Alarms of silence get the names of their sources, and what has one cause is one alarm."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -10,65 +11,192 @@ import pytest
 
 from tests.support.builders import Twin, two_racks
 from tests.support.in_process_daemon import Pod, serve
+from twin.catalogue import NS
 from twin.contracts import Finding
-from twin.daemon.alarm_causes import LINK, AlarmCauses
+from twin.daemon.alarm_causes import PREFIXES, AlarmCauses, part_title
 from twin.daemon.source_ledger import SourceLedger
+from twin.telemetry import Reading
 
 FIRST = np.arange(144) < 72  # the GPUs of the first rack
+LINK = "part/mqtt"
 
 
-def silenced() -> Twin:
-    """Two racks, of whose GPUs those of the first fell silent."""
-    twin = Twin(two_racks())
-    twin.run(30, {"gpu.temp_c": 50.0})
-    twin.run(20, {"gpu.temp_c": np.where(FIRST, np.nan, 50.0)})
-    return twin
+class Hearing:
+    """Two racks, whose readings sources carry: `carry(source, table, entities, signals)`; then `run`."""
+
+    def __init__(self) -> None:
+        self.twin = Twin(two_racks())
+        self.ledger = SourceLedger(self.twin.site.sizes, lambda *_: (0, 0), lambda: self.twin.now_ns)
+        self.causes = AlarmCauses()
+        self.stopped: set[str] = set()
+        self._carried: list[tuple[str, str, list[int], tuple[str, ...]]] = []
+
+    def carry(self, source: str, table: str, entities: range | list[int], *signals: str) -> Hearing:
+        self._carried.append((source, table, list(entities), signals))
+        return self
+
+    def stop(self, source: str, table: str, signal: str) -> None:
+        """It carries this no more."""
+        self._carried = [
+            (name, of, index, tuple(s for s in signals if (name, of, s) != (source, table, signal)))
+            for name, of, index, signals in self._carried
+        ]
+
+    def run(self, seconds: int) -> dict[str, Finding]:
+        """So many seconds; what is found then, as it is shown."""
+        out: dict[str, Finding] = {}
+        for _ in range(seconds):
+            values: dict[str, np.ndarray] = {}
+            at_ns = self.twin.now_ns + NS
+            for source, table, entities, signals in self._carried:
+                if source in self.stopped:
+                    continue
+                self.ledger.account(source, outside=not source.startswith(("scrape", "bmc"))).stage(
+                    [Reading(table, i, s, 50.0, at_ns) for i in entities for s in signals], at_ns
+                )
+                for signal in signals:
+                    none = np.full(self.twin.site.sizes[table], np.nan)
+                    values.setdefault(f"{table}.{signal}", none)[entities] = 50.0
+            decision = self.twin.tick(values)
+            found = self.causes.named(decision.findings, self.twin.engine, self.ledger)
+            out = {f.id: f for f in found if f.id.startswith(PREFIXES)}
+        return out
+
+    def relations(self, *waiting: str) -> Mapping[str, str]:
+        """What follows from what, while these parts are away."""
+        self.causes.down(waiting)
+        return {
+            identity: cause for identity, (cause, _) in self.causes.of(["to-agents", "heartbeat"]).items()
+        }
 
 
-def named(twin: Twin, causes: AlarmCauses, *sources: str) -> Finding:
-    ledger = SourceLedger(twin.site.sizes, lambda *_: (0, 0), lambda: twin.now_ns)
-    share = 72 // len(sources)
-    for i, source in enumerate(sources):
-        account = ledger.account(source)
-        account.last_ns = twin.now_ns - 20 * 10**9
-        ledger.claim(account, "gpu", ["temp_c"], (i * share, share), twin.now_ns)
-    ledger.claim(ledger.account("dcgm of r2"), "gpu", ["temp_c"], (72, 72), twin.now_ns)
-    outages = twin.engine.diagnosis.silence.outages
-    (outage,) = (
-        f
-        for f in causes.named(twin.decision.findings, outages, ledger, twin.site)
-        if f.id.startswith("silence/")
+def rack_of(source: str) -> Hearing:
+    """One source carries the GPUs of the first rack, another one those of the second; the first stops."""
+    hearing = (
+        Hearing().carry(source, "gpu", range(72), "temp_c").carry("bms r2", "gpu", range(72, 144), "temp_c")
     )
-    return outage
+    hearing.run(30)
+    hearing.stopped.add(source)
+    return hearing
 
 
-@pytest.fixture(scope="module")
-def twin() -> Twin:
-    return silenced()
+@pytest.mark.parametrize(
+    ("source", "words", "action"),
+    [
+        ("bms cdu-gw-1", "BMS gateway cdu-gw-1", "this gateway"),
+        ("scrape http://n3:9400/metrics", "exporter http://n3:9400/metrics", "this exporter runs"),
+        ("topic telegraf/node7", "topic telegraf/node7", "program that publishes there"),
+        ("sparkplug pod/edge1", "Sparkplug node pod/edge1", "this node"),
+    ],
+)
+def test_a_source_that_stops_gives_its_name_to_the_outage(source: str, words: str, action: str) -> None:
+    hearing = rack_of(source)
+    last = hearing.twin.now_ns
+    (found,) = hearing.run(20).values()
+    since = np.datetime64(last, "ns").astype(str)[11:19]
+    assert found.title == f"No data from {words} since {since}: 72 signals of rack lab/h/r1"
+    assert action in found.action
 
 
-def test_one_source_gives_its_name_to_the_outage(twin: Twin) -> None:
-    found = named(twin, AlarmCauses(), "bms gw-1")
-    assert found.title.startswith("No data from bms gw-1 since ")
-    assert found.title.endswith(": 72 signals of rack lab/h/r1")
-    assert "carried by bms gw-1" in found.evidence
-
-
-def test_many_sources_are_counted_and_the_place_stays_the_name(twin: Twin) -> None:
-    found = named(twin, AlarmCauses(), *(f"agent lab/h/r1/node{i}" for i in range(18)))
+def test_many_sources_are_counted_and_the_place_stays_the_name() -> None:
+    hearing = Hearing().carry("bms r2", "gpu", range(72, 144), "temp_c")
+    agents = [f"agent lab/h/r1/node{i}" for i in range(18)]
+    for i, agent in enumerate(agents):
+        hearing.carry(agent, "gpu", range(4 * i, 4 * i + 4), "temp_c")
+    hearing.run(30)
+    hearing.stopped.update(agents)
+    (found,) = hearing.run(20).values()
     assert found.title.startswith("No data from rack lab/h/r1 since ")
     assert found.evidence[1].endswith(" and 12 more")
 
 
+def one_node(*sources: tuple[str, str, tuple[str, ...]]) -> Hearing:
+    """Sources of the first node (name, table, signals); others carry the same of the rest, and live."""
+    hearing, mine = Hearing(), {"node": [0], "gpu": [0, 1, 2, 3]}
+    for source, table, signals in sources:
+        rest = range(len(mine[table]), hearing.twin.site.sizes[table])
+        hearing.carry(source, table, mine[table], *signals).carry(f"bms {table}", table, rest, *signals)
+    hearing.run(30)
+    return hearing
+
+
+def test_an_agent_that_stops_is_named_and_not_its_node() -> None:
+    agent = "agent lab/h/r1/node0"
+    hearing = one_node((agent, "node", ("power_w", "inlet_temp_c")), (agent, "gpu", ("temp_c",)))
+    hearing.stopped.add(agent)
+    found = hearing.run(30)["fault/node_silent/lab/h/r1/node0"]
+    assert found.title.startswith("No data from agent lab/h/r1/node0 since ")
+    assert found.title.endswith(": 6 signals of node lab/h/r1/node0")
+
+
+@pytest.mark.parametrize("signals", [("power_w",), ("power_w", "fan_hz")])
+def test_a_bmc_that_stops_is_named_and_not_its_sensors(signals: tuple[str, ...]) -> None:
+    hearing = one_node(("agent a", "node", ("inlet_temp_c",)), ("bmc 10.0.0.3", "node", signals))
+    hearing.stopped.add("bmc 10.0.0.3")
+    (found,) = hearing.run(30).values()
+    assert found.title.startswith("No data from BMC 10.0.0.3 since ")
+    n = "1 signal" if len(signals) == 1 else "2 signals"
+    assert f": {n} of " in found.title
+    assert found.title.endswith("node lab/h/r1/node0") or found.title.endswith(" of lab/h/r1/node0")
+    assert found.action.startswith("Look whether this BMC answers")
+
+
+def test_a_sensor_that_stops_while_its_source_speaks_is_the_sensor() -> None:
+    hearing = one_node(("bms gw", "node", ("power_w", "inlet_temp_c")))
+    hearing.stop("bms gw", "node", "inlet_temp_c")
+    (found,) = hearing.run(30).values()
+    assert found.title == "A sensor of lab/h/r1/node0 no longer reports: inlet_temp_c"
+
+
+def test_a_gpu_whose_own_source_stops_is_not_said_to_have_fallen_off_the_bus() -> None:
+    hearing = Hearing().carry("agent a", "node", range(36), "power_w")
+    hearing.carry("scrape http://n0:9400", "gpu", [0], "temp_c")
+    hearing.carry("bms g", "gpu", range(1, 144), "temp_c")
+    hearing.run(30)
+    hearing.stopped.add("scrape http://n0:9400")
+    found = [f for f in hearing.run(60).values() if f.id.startswith("fault/")]
+    assert [f.severity for f in found] == ["warning"]
+    assert found[0].title.startswith("No data from exporter http://n0:9400 since ")
+
+
 @pytest.mark.parametrize(
-    ("source", "cause"), [("agent lab/h/r1/node0", LINK), ("scrape http://x:9400", None)]
+    ("source", "part"), [("agent lab/h/r1/node0", "mqtt"), ("scrape http://x:9400", "scrape-0")]
 )
-def test_what_comes_over_a_link_follows_from_its_alarm(twin: Twin, source: str, cause: str | None) -> None:
-    causes = AlarmCauses()
-    found = named(twin, causes, source)
-    relations = causes.of(["to-agents", "heartbeat"])
-    assert relations.get(found.id) == cause
+def test_what_a_part_brings_follows_from_its_alarm_while_it_is_away(source: str, part: str) -> None:
+    hearing = rack_of(source)
+    hearing.causes.part_of = {"scrape http://x:9400": "scrape-0"}
+    (identity,) = hearing.run(20)
+    assert identity not in hearing.relations(), "the part is well: its source stopped"
+    assert hearing.causes.down(["other", part]) == {part}, "its alarm is due now"
+    relations = hearing.relations(part)
+    assert relations[identity] == f"part/{part}"
     assert relations["part/heartbeat"] == relations["sink/agents"] == relations["part/to-agents"] == LINK
+    assert hearing.relations()[identity] == f"part/{part}", "until its data are back"
+    assert hearing.causes.of([])[identity][1] > 30.0, "as long as its next data may take"
+
+
+def test_alarms_of_one_source_are_one() -> None:
+    gateway = "bms gw-1"
+    hearing = one_node((gateway, "node", ("power_w",)), (gateway, "gpu", ("temp_c",)))
+    hearing.carry(gateway, "cdu", [0], "flow_lpm", "supply_temp_c").run(30)
+    hearing.stopped.add(gateway)
+    found = hearing.run(40)
+    assert sorted(found) == ["fault/node_silent/lab/h/r1/node0", "silence/lab/h/cdu1/cdu"]
+    assert all(f.title.startswith("No data from BMS gateway gw-1 since ") for f in found.values())
+    (child,) = hearing.relations().keys() & found.keys()
+    assert {child, hearing.relations()[child]} == set(found)
+
+
+def test_a_part_that_is_down_says_what_it_brought() -> None:
+    hearing = one_node(("scrape http://n0:9400", "gpu", ("temp_c", "power_w")))
+    outages = hearing.twin.engine.diagnosis.silence.outages
+    names = ["scrape http://n0:9400"]
+    title = part_title(names, "exporter http://n0:9400", hearing.ledger, outages)
+    assert title.startswith("No data from exporter http://n0:9400 since ")
+    assert title.endswith(": 8 signals of 4 gpu of node lab/h/r1/node0")
+    assert part_title(["scrape b"], "exporter b", hearing.ledger, outages) == "No answer from exporter b"
+    title = part_title(hearing.ledger.publishers(), "the broker b:1883", hearing.ledger, outages)
+    assert title.endswith(": 280 signals of 140 gpu of hall lab/h")
 
 
 def test_silent_signals_are_listed_on_request_with_their_ages(tmp_path: Path) -> None:

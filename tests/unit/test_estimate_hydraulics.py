@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings, strategies as st
 
 from tests.support.builders import two_racks
 from tests.support.estimator_rig import Desk
+from twin.estimation.hydraulics import BRANCH
 from twin.site import PUMP_SPEED_NOMINAL_PU, RACK_DROP_PA
 
 K = np.array([1.1, 0.9])  # of the branches, over the design's
@@ -160,3 +162,56 @@ def test_a_site_without_profiles_learns_from_nothing() -> None:
     r = desk.estimator.residuals["rack.flow_lpm/pressure"]
     assert r.expected == pytest.approx([50.0, 60.0], rel=1e-3)
     assert desk.estimator.residuals["cdu.flow_lpm/racks"].expected == pytest.approx([110.0], rel=1e-3)
+
+
+FAR = 5.0  # sigmas, beyond any noise
+SHUT_OR_OPEN = st.sampled_from([0.3, 0.5, 0.6, 0.63, 0.65, 0.7, 0.9, 1.0])
+
+
+@settings(max_examples=10)
+@given(to=SHUT_OR_OPEN, characteristic=st.sampled_from(["linear", "equal-percentage", "elsewhere"]))
+def test_a_valve_that_moves_is_no_blockage(to: float, characteristic: str) -> None:
+    """Whatever its characteristic, and however much of the drop is elsewhere in the branch."""
+    c = settled()
+    for _ in range(10):
+        c.tick(**{"rack.valve_pu": 0.64})
+    ratio = {"linear": to / 0.64, "equal-percentage": 50.0 ** (to - 0.64), "elsewhere": 1.0}[characteristic]
+    for second in range(200):
+        c.tick(block=1.0 / ratio**2, **{"rack.valve_pu": [to, 0.64]})
+        z = c.z(BRANCH)
+        assert np.isnan(z[0]) or abs(z[0]) < FAR, f"{z[0]} after {second} s"
+        assert abs(z[1]) < FAR, "the rack beside it"
+    assert c.desk.estimator.parameters["rack.branch"].value[0] == pytest.approx(
+        c.branch[0] / ratio**2, rel=0.02
+    )
+    for _ in range(3):
+        c.tick(block=9.0 / ratio**2, **{"rack.valve_pu": [to, 0.64]})
+    assert c.z(BRANCH)[0] < -2 * FAR, "a blockage behind the valve that stands still is one as before"
+
+
+def test_a_valve_that_opens_against_a_blockage_does_not_explain_it() -> None:
+    c = settled()
+    for _ in range(10):
+        c.tick(**{"rack.valve_pu": 0.64})
+    for _ in range(30):
+        c.tick(block=9.0, **{"rack.valve_pu": 0.64})
+    for _ in range(200):
+        c.tick(block=9.0, **{"rack.valve_pu": [0.9, 0.64]})
+        assert c.z(BRANCH)[0] < -20.0
+
+
+@pytest.mark.parametrize(
+    "shut", [{"rack.supply_valve_state": [0, 1]}, {"rack.liquid_isolation_state": [1, 0]}]
+)
+def test_a_branch_that_is_shut_is_not_blocked(shut: dict[str, Any]) -> None:
+    c = settled()
+    (key,) = shut
+    for _ in range(10):
+        c.tick(**{key: 1.0 - np.array(shut[key][:1] * 2)})
+    for _ in range(150):
+        c.tick(block=1e6, **shut)
+        assert not abs(c.z(BRANCH)[0]) > FAR
+    for _ in range(150):
+        c.tick(**{key: 1.0 - np.array(shut[key][:1] * 2)})
+        assert not abs(c.z(BRANCH)[0]) > FAR
+    assert abs(c.z(BRANCH)[0]) < FAR, "it is compared again"

@@ -1,96 +1,138 @@
-"""Causes of alarms: the sources that carried what is missing, and the alarms that follow from another one.
+"""Causes of alarms: a graph from sources (broker, gateway, agent, exporter, BMC) over devices to signals.
 
-The engine finds outages from instants alone, so that a replay finds the same; the ledger of sources knows who
-carried each reading and gives the outage its name. What cannot work without a link that is down follows from
-that link's alarm.
+The engine finds outages and silent devices from instants alone, so that a replay finds the same; the ledger
+knows who carried each reading. An alarm of silence is named after the source that stopped. It follows from
+the alarm of the daemon's part that hears or asks this source while that is down, else from the oldest alarm
+of the same source. What cannot work without a link that is down follows from that link's alarm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 
-import numpy as np
-
-from twin.catalogue import NS, TABLES, utc
+from twin.catalogue import NS, utc
 from twin.contracts import Finding
 from twin.daemon.source_ledger import SourceLedger
-from twin.diagnosis import Outage, Outages, where
-from twin.site import Site
+from twin.daemon.stopped_sources import StoppedSource, silent_cells, stopped_sources
+from twin.diagnosis import OF_SILENCE, Outages, place_of
+from twin.engine import Engine
 
-LINK = "part/mqtt"  # the alarm of the link that carries all topics
-OF_TOPICS = ("agent ", "bms ", "sparkplug ", "topic ", "job ", "jobs ")  # sources that it brings
+LINK = "mqtt"  # the part that hears all topics
+PREFIXES = ("silence/", *(f"fault/{kind}/" for kind in OF_SILENCE))
 NAMED = 2  # sources in a title
 SHOWN = 6
-GRACE_S = 10.0  # between the stamp of the last reading and its arrival
+ENDS_S = 30.0  # within which an alarm of silence ends once its data are back
+
+
+@dataclass(frozen=True, slots=True)
+class SilentAlarm:
+    """An alarm of silence as it was found, the sources that stopped, and as it is shown."""
+
+    found: Finding
+    sources: tuple[StoppedSource, ...]
+    shown: Finding
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The sources, as the ledger names them."""
+        return frozenset(s.account.name for s in self.sources)
+
+    @property
+    def linger_s(self) -> float:
+        """Seconds that it may last once its cause has ended: its next data, and a while."""
+        return max((s.wait_ns for s in self.sources), default=0) / NS + ENDS_S
 
 
 class AlarmCauses:
-    """Names outages by their sources. Asks the ledger once for each outage, and again when it grows."""
+    """Names alarms of silence by their sources and relates them. `part_of`: source -> part that asks it."""
 
     def __init__(self) -> None:
-        self._carriers: dict[str, tuple[int, tuple[str, ...]]] = {}  # outage -> its entities, its sources
-        self._named: dict[str, tuple[Finding, Finding]] = {}  # outage -> as found, as named
+        self.part_of: dict[str, str] = {}
+        self._silent: dict[str, SilentAlarm] = {}  # the oldest first
+        self._by_part: dict[str, str] = {}  # alarm of silence -> part that was down
 
-    def named(
-        self, findings: Iterable[Finding], outages: Outages, ledger: SourceLedger, site: Site
-    ) -> list[Finding]:
-        """The findings, with outages named by the sources that fell silent."""
-        out, before = [], self._named
-        self._named = {}
-        self._carriers = {k: v for k, v in self._carriers.items() if k in outages.known}
+    def named(self, findings: Iterable[Finding], engine: Engine, ledger: SourceLedger) -> list[Finding]:
+        """The findings, with those of silence named by the sources that stopped."""
+        out, known = [], self._silent
         for finding in findings:
-            outage = outages.known.get(finding.id)
-            if outage is not None:
-                was = before.get(finding.id)
-                shown = was[1] if was is not None and was[0] is finding else None
-                shown = shown or self._name(finding, outage, outages, ledger, site)
-                self._named[finding.id] = finding, shown
-                finding = shown
+            if finding.id.startswith(PREFIXES):
+                silent = known[finding.id] = _named(finding, engine, ledger, known.get(finding.id))
+                finding = silent.shown
             out.append(finding)
+        present = {f.id for f in out}
+        self._silent = {identity: silent for identity, silent in known.items() if identity in present}
         return out
 
-    def _name(
-        self, finding: Finding, outage: Outage, outages: Outages, ledger: SourceLedger, site: Site
-    ) -> Finding:
-        sources = self._sources(outage, outages, ledger)
-        if not sources:
-            return finding
-        if len(sources) <= NAMED:
-            since = utc(outage.since_ns, "%H:%M:%S")
-            title = f"No data from {' and '.join(sources)} since {since}: {outage.signals} signals of "
-            finding = replace(finding, title=title + where(site, outage))
-        more = f" and {len(sources) - SHOWN} more" if len(sources) > SHOWN else ""
-        carried = f"carried by {', '.join(sources[:SHOWN])}{more}"
-        return replace(finding, evidence=(finding.evidence[0], carried, *finding.evidence[1:]))
+    def down(self, waiting: Collection[str]) -> set[str]:
+        """Parts that are away (of those that wait to be started again) and brought what is silent."""
+        self._by_part = {k: part for k, part in self._by_part.items() if k in self._silent}
+        for identity, silent in self._silent.items():
+            parts = {self._part(name) for name in silent.names}
+            if len(parts) == 1 and (part := parts.pop()) in waiting:
+                self._by_part[identity] = part
+        return set(self._by_part.values()) & set(waiting)
 
-    def _sources(self, outage: Outage, outages: Outages, ledger: SourceLedger) -> tuple[str, ...]:
-        known = self._carriers.get(outage.id)
-        if known is None or known[0] != outage.entities:
-            known = self._carriers[outage.id] = outage.entities, _carriers(outage, outages, ledger)
-        return known[1]
+    def _part(self, source: str) -> str:
+        """The part that hears or asks a source: the link for all that publish."""
+        return self.part_of.get(source, LINK)
 
-    def of(self, sinks: Iterable[str]) -> dict[str, str]:
-        """Alarms that follow from the link's while that is active: id -> id of the cause.
-
-        `sinks`: parts that send over the link.
+    def of(self, sinks: Iterable[str]) -> dict[str, tuple[str, float]]:
+        """Alarms that follow from another one: id -> id of the cause, and for how many seconds they may
+        outlast it. `sinks`: parts that send over the link.
         """
-        causes = dict.fromkeys((f"part/{name}" for name in sinks), LINK)
-        causes |= dict.fromkeys((f"sink/{name.removeprefix('to-')}" for name in sinks), LINK)
-        for identity, (_, sources) in self._carriers.items():
-            if sources and all(s.startswith(OF_TOPICS) for s in sources):
-                causes[identity] = LINK
+        link = f"part/{LINK}", ENDS_S
+        causes = {f"part/{name}": link for name in sinks}
+        causes |= {f"sink/{name.removeprefix('to-')}": link for name in sinks}
+        roots: list[tuple[str, frozenset[str]]] = []
+        for identity, silent in self._silent.items():
+            names = silent.names
+            elder = next((root for root, of in roots if names and names <= of), None)
+            if (part := self._by_part.get(identity)) is not None:
+                causes[identity] = f"part/{part}", silent.linger_s
+            elif elder is not None:
+                causes[identity] = elder, silent.linger_s
+            else:
+                roots.append((identity, names))
         return causes
 
 
-def _carriers(outage: Outage, outages: Outages, ledger: SourceLedger) -> tuple[str, ...]:
-    """Sources that carried what is missing and fell silent with it; else all that carried it."""
-    numbers: set[int] = set()
-    for table, index in outages.members[outage.id].items():
-        for signal in (*TABLES[table].gauges, *TABLES[table].counters):
-            column = ledger.carriers_of(signal.key)
-            if column is not None:
-                numbers.update(np.unique(column[index]).tolist())
-    accounts = [ledger.numbered(n) for n in sorted(numbers) if n >= 0]
-    silent = [a for a in accounts if a.last_ns <= outage.since_ns + GRACE_S * NS]
-    return tuple(sorted(a.name for a in silent or accounts))
+def _named(finding: Finding, engine: Engine, ledger: SourceLedger, before: SilentAlarm | None) -> SilentAlarm:
+    if before is not None and before.found is finding:
+        return before
+    cells = silent_cells(finding.id, engine)
+    if before is not None and before.found.count == finding.count:
+        sources = before.sources  # as they were when they stopped: they may have begun to speak again
+    else:
+        sources = stopped_sources(engine.state, ledger, cells)
+    shown = finding
+    if 0 < len(sources) <= NAMED and cells.members:
+        title = title_of(
+            " and ".join(s.words for s in sources),
+            cells.since_ns or max(s.last_ns for s in sources),
+            cells.count or sum(s.signals for s in sources),
+            cells.place,
+        )
+        action = " ".join(dict.fromkeys(s.action for s in sources if s.action)) or finding.action
+        # A device whose source stopped is not known to have failed
+        shown = replace(finding, title=title, action=action, severity="warning")
+    elif sources:
+        more = f" and {len(sources) - SHOWN} more" if len(sources) > SHOWN else ""
+        carried = f"carried by {', '.join(s.words for s in sources[:SHOWN])}{more}"
+        shown = replace(finding, evidence=(finding.evidence[0], carried, *finding.evidence[1:]))
+    return SilentAlarm(finding, sources, shown)
+
+
+def title_of(source: str, since_ns: int, signals: int, place: str) -> str:
+    """`No data from exporter http://n3:9400 since 21:36:12: 44 signals of node lab/h/r1/node0`"""
+    count = f"{signals} signals" if signals != 1 else "1 signal"
+    return f"No data from {source} since {utc(since_ns, '%H:%M:%S')}: {count} of {place}"
+
+
+def part_title(sources: Collection[str], words: str, ledger: SourceLedger, outages: Outages) -> str:
+    """The title of the alarm of a part that is down: what it brought of these sources, if anything."""
+    members, count = ledger.carried_by(sources)
+    since_ns = max((ledger.account(name).last_ns for name in sources), default=0)
+    if not count:
+        return f"No answer from {words}"
+    return title_of(words, since_ns, count, place_of(outages, members))

@@ -35,7 +35,6 @@ SEVERITIES = ("info", "warning", "critical")
 # A flood is ten alarms in ten minutes for one operator, and ends below five; source: ISA-18.2, 16.5
 FLOOD_WINDOW_S, FLOOD_BEGINS, FLOOD_ENDS = 600.0, 10, 5
 BURST_S = 60.0  # after so long without another one an alarm is the first of its burst; source: estimate
-LINGER_S = 30.0  # after its cause has ended an alarm has so long to end as well; source: estimate
 STALE_S = 86_400.0  # an alarm active for longer is stale; source: ISA-18.2, 16.5
 HOUR_S = 3600.0
 MAX_RAISES = 10_000
@@ -157,7 +156,7 @@ class AlarmBook:
         self._changes: list[AlarmChange] = []  # made between two updates
         self._since_ns = 0
         self._saved_ns, self._dirty = 0, False
-        self._causes: Mapping[str, str] = {}
+        self._causes: Mapping[str, tuple[str, float]] = {}
         self._graver: dict[str, int] = {}  # alarms with suppressed ones -> rank of the gravest of these
         self.load = AlarmLoad()
         self._load()
@@ -180,11 +179,12 @@ class AlarmBook:
         self._conditions.pop(identity, None)
 
     def update(
-        self, findings: Iterable[Finding], now_ns: int, causes: Mapping[str, str] | None = None
+        self, findings: Iterable[Finding], now_ns: int, causes: Mapping[str, tuple[str, float]] | None = None
     ) -> list[AlarmChange]:
         """Take over what is wrong now; what receivers should hear of since the last update.
 
-        `causes`: id of an alarm -> id of the one that it follows from.
+        `causes`: id of an alarm -> id of the one that it follows from, and for how many seconds it may
+        outlast that one.
         """
         self.now_ns, self._causes = now_ns, causes or {}
         self._since_ns = self._since_ns or now_ns
@@ -246,11 +246,11 @@ class AlarmBook:
 
     def _cause_of(self, identity: str) -> str:
         """The active alarm that this one follows from; none for what causes itself."""
-        cause = self._causes.get(identity, "")
+        cause, linger_s = self._causes.get(identity, ("", 0.0))
         root = self.alarms.get(cause) or self.gone.get(cause)
         if cause == identity or root is None or root.cause:
             return ""
-        return cause if root.active or self.now_ns - root.cleared_ns < LINGER_S * NS else ""
+        return cause if root.active or self.now_ns - root.cleared_ns < linger_s * NS else ""
 
     def _relate(self) -> None:
         """Suppress what follows from another alarm, and say what no longer does."""

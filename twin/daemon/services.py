@@ -32,7 +32,7 @@ from twin.contracts import (
     LapsedRecord,
     Source,
 )
-from twin.daemon.alarm_causes import AlarmCauses
+from twin.daemon.alarm_causes import LINK, AlarmCauses, part_title
 from twin.daemon.alarms import AlarmBook, AlarmChange
 from twin.daemon.bootstrap import OpenedRun
 from twin.daemon.contingency_publisher import ContingencyPublisher
@@ -41,6 +41,7 @@ from twin.daemon.ingest import Ingest
 from twin.daemon.leadership import Leadership
 from twin.daemon.notify import Notifier
 from twin.daemon.policy_accounts import PolicyAccounts
+from twin.daemon.stopped_sources import words_of
 from twin.daemon.supervision import Supervisor
 from twin.run import HistoryService, Upkeep
 from twin.site import Site
@@ -172,8 +173,12 @@ class Services:
         self._job_counts = {s.name: s.counts for s in prepared.links.to_jobs}
         self._job_counts["mqtt-reports"] = prepared.links.router.reports.counts
         self._job_counts |= {s.name: s.counts for s in prepared.sources if isinstance(s, FolderSource)}
+        self._causes.part_of = {
+            origin: source.name for source in prepared.sources for origin in getattr(source, "origins", ())
+        }
         for source in prepared.sources:
-            supervisor.start(source.name, "source", partial(source.run, self.ingest.of(source.name)))
+            run = partial(source.run, self.ingest.of(source.name))
+            supervisor.start(source.name, "source", run, getattr(source, "settle_s", None))
         self._faults = prepared.schedulers.faults
         self._job_counts |= prepared.schedulers.counts
         self.outside = prepared.outside
@@ -265,11 +270,11 @@ class Services:
                 )
 
     def _alarms(self, frame: Frame, decision: Decision) -> None:
-        engine = self.live.engine
-        outages = engine.diagnosis.silence.outages
-        found = self._causes.named(decision.findings, outages, self.ingest.ledger, engine.site)
-        causes = self._causes.of(self._link_sinks)
-        changes = self.alarms.update(found, decision.now_ns, causes)
+        found = self._causes.named(decision.findings, self.live.engine, self.ingest.ledger)
+        waiting = [p.name for p in self.live.parts.values() if p.state == "waiting"]
+        for name in self._causes.down(waiting):
+            self.supervisor.alarm_now(name)
+        changes = self.alarms.update(found, decision.now_ns, self._causes.of(self._link_sinks))
         if changes:
             self.notifier.offer(changes)
             log_alarms(changes)
@@ -383,14 +388,22 @@ class Services:
         if error is None:
             self.alarms.clear(f"part/{part.name}")
             return
-        severity = "critical" if part.kind == "sink" else "warning"
-        self.alarms.condition(
-            f"part/{part.name}",
-            severity,
-            f"{part.kind} {part.name} is down",
-            (error,),
-            "It is tried again by itself; look at the other end.",
-        )
+        severity, title = "warning", f"{part.kind} {part.name} is down"
+        if part.kind == "sink":
+            severity = "critical"
+        elif part.kind == "source":
+            title = self._source_down(part.name) or title
+        action = "It is tried again by itself; look at the other end."
+        self.alarms.condition(f"part/{part.name}", severity, title, (error,), action)
+
+    def _source_down(self, name: str) -> str:
+        """The title of the alarm of a source that is down, if its other end has a name."""
+        ledger, outages = self.ingest.ledger, self.live.engine.diagnosis.silence.outages
+        if name == LINK and self.links is not None:
+            words = f"the broker {self.links.source.link.where}"
+            return part_title(ledger.publishers(), words, ledger, outages)
+        sources = [origin for origin, part in self._causes.part_of.items() if part == name]
+        return part_title(sources, words_of(sources[0]), ledger, outages) if len(sources) == 1 else ""
 
     async def stop(self) -> None:
         """End all parts; then what holds files."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from twin.catalogue import NS, TABLES, Signal
+from twin.catalogue import I32, NS, TABLES, Bool, Signal
 from twin.contracts import Item
 from twin.daemon.source_account import OTHERS, REMEDIES, Outcome, SharedSignal, SourceAccount, UnusedLine
 
@@ -136,6 +136,23 @@ class SourceLedger:
     def numbered(self, number: int) -> SourceAccount:
         """The account of a number of `carriers_of`."""
         return self._numbered[number]
+
+    def carried_by(self, sources: Collection[str]) -> tuple[dict[str, I32], int]:
+        """What these sources carry: (entities of each table, number of signals)."""
+        numbers = [a.number for name in sources if (a := self.accounts.get(name)) and a.number >= 0]
+        of: dict[str, Bool] = {}
+        count = 0
+        for key, column in self._carriers.items() if numbers else ():
+            mine = np.isin(column, numbers)
+            if n := int(np.count_nonzero(mine)):
+                table = key.partition(".")[0]
+                of[table] = of[table] | mine if table in of else mine
+                count += n
+        return {table: np.flatnonzero(mine).astype(np.int32) for table, mine in of.items()}, count
+
+    def publishers(self) -> list[str]:
+        """The sources that carry something and were named from outside: all that a broker brings."""
+        return [a.name for a in self._numbered if a.outside]
 
     def out_of_range(self, signal: Signal, entity: int, example: str, count: int) -> None:
         """Values beyond the range of a signal came, `count` of them, the first of this entity."""

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 FIRST_S, LONGEST_S = 0.5, 4.0  # however long a broker was away, its data flows 10 s after it is back
 STEADY_S = 60.0  # having run this long, a part starts its waiting times anew
 ALARM_S = 10.0  # a part that is away this long is worth an alarm
-BACK_S = 3.0  # a part that was away and runs this long is back
+BACK_S = 3.0  # a part that was away and runs this long is back, unless it says otherwise
 STOP_S = 3.0  # a part that does not end within this time is left behind, and said so
 
 
@@ -33,21 +33,27 @@ class Supervisor:
         self._alarmed: set[str] = set()
 
     def start(
-        self, name: str, kind: Literal["source", "sink", "service"], run: Callable[[], Awaitable[None]]
+        self,
+        name: str,
+        kind: Literal["source", "sink", "service"],
+        run: Callable[[], Awaitable[None]],
+        back_s: float | None = None,
     ) -> None:
-        """Begin to run a part, until it is stopped."""
+        """Begin to run a part, until it is stopped. One that was away is back once it runs for `back_s`."""
         if name in self._tasks:
             raise ValueError(f"{name} runs already")
         self.parts[name] = Part(name, kind, since_ns=time.time_ns())
-        self._tasks[name] = asyncio.create_task(self._keep(self.parts[name], run), name=name)
+        self._tasks[name] = asyncio.create_task(
+            self._keep(self.parts[name], run, back_s or BACK_S), name=name
+        )
 
-    async def _keep(self, part: Part, run: Callable[[], Awaitable[None]]) -> None:
+    async def _keep(self, part: Part, run: Callable[[], Awaitable[None]], back_s: float) -> None:
         backoff, away_since = Backoff(FIRST_S, LONGEST_S), None
         while True:
             begun = time.monotonic()
             if away_since is None:  # else it runs when it has run for a while
                 _turn(part, "running", "")
-            watch = asyncio.create_task(self._back_again(part))
+            watch = asyncio.create_task(self._back_again(part, back_s))
             try:
                 await run()
                 error = "it ended by itself"
@@ -68,25 +74,32 @@ class Supervisor:
             now = time.monotonic()
             if now - begun >= STEADY_S:
                 backoff.reset()
-            if now - begun >= BACK_S:
-                away_since = None
+            if now - begun >= back_s:  # it was well until now
+                away_since = now
             away_since = begun if away_since is None else away_since
             part.restarts += 1
             _turn(part, "waiting", error[:500])
             pause_s = backoff.next_s()
-            if now + pause_s - away_since >= ALARM_S or part.restarts >= 5:
+            if part.name in self._alarmed or now + pause_s - away_since >= ALARM_S or part.restarts >= 5:
                 self._alarmed.add(part.name)
                 self._alarm(part, error)
             await asyncio.sleep(pause_s)
 
-    async def _back_again(self, part: Part) -> None:
+    async def _back_again(self, part: Part, back_s: float) -> None:
         """A part that has run for a while after it failed is well again."""
-        await asyncio.sleep(BACK_S)
+        await asyncio.sleep(back_s)
         _turn(part, "running", "")
         part.restarts = 0
         if part.name in self._alarmed:
             self._alarmed.discard(part.name)
             self._alarm(part, None)
+
+    def alarm_now(self, name: str) -> None:
+        """What this part brought is missed: its alarm need not wait, while it is away."""
+        part = self.parts.get(name)
+        if part is not None and part.state == "waiting" and name not in self._alarmed:
+            self._alarmed.add(name)
+            self._alarm(part, part.error)
 
     async def stop_all(self) -> None:
         """End all parts."""

@@ -1,6 +1,7 @@
 from .cause import finding_of as finding_of
 from .device_reports import good as good
-from .diagnosis import Diagnosis as Diagnosis
+from .diagnosis import OF_SILENCE as OF_SILENCE, Diagnosis as Diagnosis
 from .fault_kinds import FAULT_KINDS as FAULT_KINDS
-from .outages import Outage as Outage, Outages as Outages, where as where
+from .outages import Outage as Outage, Outages as Outages, place_of as place_of, where as where
+from .silent_signals import measured as measured
 from .topology import Topology as Topology

@@ -24,6 +24,7 @@ WIDEST = 100_000  # steps of a bound, about seven hours
 RECOUNT_S = 10.0
 PREFIX = "silence/"  # of the ids of outages that are reported
 SHOWN_ENTITIES = 8
+MOST_TABLES = 2  # that are listed beside their place
 
 
 @dataclass(slots=True)
@@ -172,14 +173,22 @@ class Outages(EntityState):
 
     def parts(self, cluster: Mapping[str, Silent]) -> str:
         """The members in words, the highest first: `lab/h/r1, 18 node and 72 gpu`."""
+        return self.words(
+            {table: s.entity for table, s in cluster.items()},
+            {
+                table: TABLES[table].gauges[int(s.row[0])].name
+                for table, s in cluster.items()
+                if (s.signals == 1).all() and not s.whole.any() and len(np.unique(s.row)) == 1
+            },
+        )
+
+    def words(self, members: Mapping[str, I32], signals: Mapping[str, str] | None = None) -> str:
+        """Entities [m per table] in words, the highest first; `signals`: where one of each is meant alone."""
         site, words = self.topology.site, []
-        for table in sorted(cluster, key=_order):
-            index = cluster[table].entity
+        for table in sorted(members, key=_order):
+            index = members[table]
             who = site.name(table, int(index[0])) if len(index) == 1 else f"{len(index)} {table}"
-            rows = np.unique(cluster[table].row)
-            if (cluster[table].signals == 1).all() and not cluster[table].whole.any() and len(rows) == 1:
-                who = f"{TABLES[table].gauges[int(rows[0])].name} of {who}"
-            words.append(who)
+            words.append(f"{signals[table]} of {who}" if signals and table in signals else who)
         return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
     def _identity(self, outage: Outage, members: Mapping[str, I32]) -> str:
@@ -230,6 +239,18 @@ def where(site: Site, outage: Outage) -> str:
     if outage.whole:
         return f"{outage.table} {place}"
     return outage.parts if place in outage.parts else f"{outage.parts} of {outage.table} {place}"
+
+
+def place_of(outages: Outages, members: Mapping[str, I32]) -> str:
+    """Entities [m per table] in words with the lowest place that holds them: `4 gpu of node lab/h/r1/node0`;
+    of many tables the place alone.
+    """
+    site, (table, entity) = outages.topology.site, outages.place(members)
+    place = "the site" if table == "site" else f"{table} {site.name(table, entity)}"
+    if len(members) > MOST_TABLES or table in members:
+        return place
+    words = outages.words(members)
+    return words if table == "site" else f"{words} of {place}"
 
 
 def _finding(site: Site, outage: Outage, members: Mapping[str, I32]) -> Finding:

@@ -69,7 +69,7 @@ def _parts(column: TableState, now_ns: int) -> list[Part]:
     parts: list[Part] = []
     together: dict[tuple[int, float], Bool] = {}
     listened_ns = now_ns - int(column.resumed_ns[0])  # nobody listened before: that is no silence
-    for signal in _measured(column):
+    for signal in measured(column):
         row, bad = signal.row, column.bad_count[signal.row]
         if bad == column.n and not column.good_ns[row].any():
             continue  # never reported
@@ -104,7 +104,7 @@ def _spoke_ns(column: TableState, row: int, index: I32) -> I64:
     return t_ns
 
 
-def _measured(column: TableState) -> list[Signal]:
+def measured(column: TableState) -> list[Signal]:
     """Measured quantities, which a healthy source sends again and again, without companions."""
     names = TABLES[column.table].by_name
     return [
@@ -144,7 +144,7 @@ def _last_heard_ns(column: TableState, index: I32) -> I64:
     out: I64 = np.zeros(len(index), np.int64)
     of_row: Any = column.partition.group_of_row
     groups: dict[int, list[int]] = {}
-    for signal in _measured(column):
+    for signal in measured(column):
         groups.setdefault(int(of_row[signal.row]), []).append(signal.row)
     for group, rows in groups.items():
         gave: Bool = np.zeros(len(index), np.bool_)

@@ -114,6 +114,25 @@ class Board(PackedState):
         view: F64 = getattr(self, kept)[self.cells[name]]
         return view
 
+    def change(self, name: str, factor: F64, spread: F64, read_ns: I64) -> Bool:
+        """Parameters of a relation change for a known reason [n]: by about `factor` (NaN: they do not), unsure
+        by `spread` (1 sigma over the new value). Returns those that did; one of a reading that has been far
+        off for long does not. The next reading tells each anew.
+        """
+        at = self.cells[name]
+        changed: Bool = np.isfinite(factor) & ~self.noise.lasting(read_ns, at)
+        for value, var in (
+            ("waiting", "waiting_var"),
+            ("in_use", "in_use_var"),
+            ("reference", "reference_var"),
+        ):
+            moved = getattr(self, value)[at] * factor
+            moved_var = getattr(self, var)[at] * factor**2 + (spread * moved) ** 2
+            np.copyto(getattr(self, value)[at], moved, where=changed)
+            np.copyto(getattr(self, var)[at], moved_var, where=changed)
+        self.value[at][changed], self.count[at][changed] = np.nan, 0
+        return changed
+
     def put(self, name: str, expected: F64, measured: F64, read_ns: I64, **more: F64 | float) -> None:
         """A comparison of this tick [n].
 

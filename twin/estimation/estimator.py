@@ -39,6 +39,7 @@ class Estimator(EntityState):
 
     board: Board = part()
     lags: dict[str, Lag] = part()
+    hydraulics: HydraulicsEstimator = part()
     gpus: GpuEstimator = part()
     nodes: NodeEstimator = part()
 

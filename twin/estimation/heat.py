@@ -28,7 +28,8 @@ HEAT_NOISE_K = 0.02  # half the last digit of the capture's sensors and more
 FLOW_NOISE_PU = 0.005  # a flow meter's share of its reading; source: estimate
 SENSOR_K = 0.1  # two temperature sensors against each other; source: estimate
 CLOSURE = "rack.flow_lpm/heat"
-RACK_NAMES = ("power_w", "flow_lpm", "supply_temp_c", "return_temp_c", "diff_pressure_pa")
+RACK_NAMES = ("power_w", "flow_lpm", "supply_temp_c", "return_temp_c", "diff_pressure_pa", "valve_pu",
+              "supply_valve_state", "return_valve_state", "liquid_isolation_state")  # fmt: skip
 
 
 def rows(site: Site) -> list[Row]:

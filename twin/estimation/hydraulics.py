@@ -20,6 +20,7 @@ from twin.site import (
     RACK_DROP_PA,
     Site,
 )
+from twin.telemetry import EntityState, column
 
 BRANCH, DROP = "rack.flow_lpm/pressure", "rack.diff_pressure_pa"
 SUM, PUMP, FILTER = "cdu.flow_lpm/racks", "cdu.flow_lpm/pump", "cdu.filter_diff_pressure_pa"
@@ -27,6 +28,9 @@ FLOW_NOISE_PU, DROP_NOISE_PU, FILTER_NOISE_PU = 0.004, 0.004, 0.006  # of the re
 LEAST_FLOW_PU = 0.1  # of nominal: below, a drop says little of its resistance; source: estimate
 LEAST_DROP_PA = 2000.0  # below, a pressure sensor's error weighs too much; source: estimate
 RUNNING_PU = 0.05  # a pump below this speed gives nothing; source: estimate
+VALVE_STEP_PU, LEAST_VALVE_PU = 0.002, 0.01  # a smaller move is none; a valve that is shut leaks this much
+SHUT = {"supply_valve_state": 0.0, "return_valve_state": 0.0, "liquid_isolation_state": 1.0}
+RANGEABILITY = 50.0  # of an equal-percentage valve; source: IEC 60534-2-4, usual for control valves
 CDU_NAMES = (
     "flow_lpm",
     "diff_pressure_pa",
@@ -98,10 +102,13 @@ class Cooled:
         return out
 
 
-class HydraulicsEstimator:
-    """Relations of flows and pressures."""
+class HydraulicsEstimator(EntityState):
+    """Relations of flows and pressures, and the position of each rack's valve that they were learned at."""
+
+    valve_pu: F64 = column("rack", "f8", np.nan)
 
     def __init__(self, site: Site, cooled: Cooled) -> None:
+        super().__init__(site.sizes)
         design = site.design
         self.cooled = cooled
         self._rack_least = LEAST_FLOW_PU * np.nan_to_num(design.rack_flow_lpm, nan=10.0)
@@ -116,6 +123,7 @@ class HydraulicsEstimator:
         """Expected flows and pressures of racks and CDUs."""
         cooled = self.cooled
         flow, drop = rack["flow_lpm"], rack["diff_pressure_pa"]
+        self._valves(rack, board)
         k = board.parameter(BRANCH)
         expected = np.where(drop >= LEAST_DROP_PA, np.sqrt(np.maximum(drop, 0.0) / k), np.nan)
         implied = np.where(flow >= self._rack_least, drop / flow**2, np.nan)
@@ -136,6 +144,27 @@ class HydraulicsEstimator:
         )
         board.put_ratio(DROP, across, drop, read_ns)
         self._cdu(rack, cdu, board)
+
+    def _valves(self, rack: Latest, board: Board) -> None:
+        """A valve that moves changes its branch's resistance: by nothing where most of the drop is elsewhere,
+        at most as its characteristic says, linear or equal-percentage.
+        """
+        open_ = np.where(np.isfinite(rack["valve_pu"]), rack["valve_pu"], 1.0)
+        known = np.isfinite(rack["valve_pu"])
+        for name, shut in SHUT.items():
+            known |= np.isfinite(rack[name])
+            open_[rack[name] == shut] = 0.0
+        valve = np.where(known, np.maximum(open_, LEAST_VALVE_PU), np.nan)
+        before, move = self.valve_pu, valve - self.valve_pu
+        moved = np.abs(move) >= VALVE_STEP_PU
+        if moved.any():
+            most = np.sign(move) * np.maximum(  # of the logarithm of the flow
+                np.abs(np.log(valve / before)), np.abs(move) * np.log(RANGEABILITY)
+            )
+            # The middle of the two, for a resistance that goes with the square of the flow
+            factor = np.where(moved, np.exp(-most), np.nan)
+            moved = board.change(BRANCH, factor, np.abs(most), rack.heard_ns("flow_lpm", "diff_pressure_pa"))
+        np.copyto(self.valve_pu, valve, where=moved | np.isnan(before))
 
     def _cdu(self, rack: Latest, cdu: Latest, board: Board) -> None:
         flow, read_ns = cdu["flow_lpm"], cdu.heard_ns("flow_lpm")

@@ -1,0 +1,119 @@
+"""Stopped sources: who carried readings that are missing and has said nothing since, in an operator's words.
+
+The engine knows what is missing, the ledger of sources who carried it. A source that speaks on is not to
+blame for what it no longer brings: that is the device behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from twin.catalogue import I32, NS
+from twin.daemon.source_account import SourceAccount
+from twin.daemon.source_ledger import SourceLedger
+from twin.diagnosis import finding_of, measured, where
+from twin.engine import Engine
+from twin.telemetry import State
+
+GRACE_S = 10.0  # between the stamp of the last reading and its arrival
+# Kinds of sources, as the ledger names them, with the words of operators and what to do
+WORDS = {
+    "agent": ("agent", "Look whether this node is up, then at racktwin-agent on it and at its network."),
+    "bmc": ("BMC", "Look whether this BMC answers on the management network."),
+    "bms": ("BMS gateway", "Look at this gateway and at its connection to the broker."),
+    "scrape": ("exporter", "Look whether this exporter runs and whether its host answers."),
+    "sparkplug": ("Sparkplug node", "Look at this node and at its connection to the broker."),
+    "topic": ("topic", "Look at the program that publishes there and at its connection to the broker."),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StoppedSource:
+    """A source that carried what is missing: its last reading, and the age at which that was missed.
+
+    `signals` counts what is missing of it.
+    """
+
+    account: SourceAccount
+    last_ns: int
+    wait_ns: int
+    signals: int
+
+    @property
+    def words(self) -> str:
+        """Name of the source for operators: `exporter http://n3:9400/metrics`."""
+        return words_of(self.account.name)
+
+    @property
+    def action(self) -> str:
+        """First thing to do; "" for an unusual kind."""
+        return WORDS.get(self.account.name.partition(" ")[0], ("", ""))[1]
+
+
+@dataclass(frozen=True, slots=True)
+class SilentCells:
+    """Silent readings of an alarm: entities [m per table], of these `signals` alone if it names any.
+
+    `since_ns` and `count` are 0 where the alarm does not say them.
+    """
+
+    members: Mapping[str, I32] = field(default_factory=dict)
+    place: str = ""
+    signals: Collection[str] = ()
+    since_ns: int = 0
+    count: int = 0
+
+
+def words_of(source: str) -> str:
+    """The name of a source in the ledger as operators call it."""
+    kind, _, name = source.partition(" ")
+    return f"{WORDS[kind][0]} {name}" if kind in WORDS else source
+
+
+def silent_cells(identity: str, engine: Engine) -> SilentCells:
+    """Return the silent readings of an outage, or of a device or sensor that is silent alone; else none."""
+    site, outages = engine.site, engine.diagnosis.silence.outages
+    if (outage := outages.known.get(identity)) is not None:
+        members = outages.members[identity]
+        return SilentCells(members, where(site, outage), (), outage.since_ns, outage.signals)
+    fault = next((f for f in engine.diagnosis.faults if finding_of(f, site).id == identity), None)
+    if fault is None or fault.count > 1:  # many at once, as one fault of their place
+        return SilentCells()
+    index, name = np.array([fault.entity], np.int32), site.name(fault.table, fault.entity)
+    if fault.signal:
+        return SilentCells({fault.table: index}, f"{fault.table} {name}", {fault.signal})
+    members = {fault.table: index}
+    if fault.table == "node":
+        members["gpu"] = np.arange(*site.gpu_start_of_node[fault.entity : fault.entity + 2], dtype=np.int32)
+    return SilentCells(members, f"{fault.table} {name}")
+
+
+def stopped_sources(state: State, ledger: SourceLedger, cells: SilentCells) -> tuple[StoppedSource, ...]:
+    """The sources of silent readings that stopped with them, by name."""
+    found: dict[int, tuple[int, int, int]] = {}  # number -> last reading, age at which it was missed, count
+    for table, index in cells.members.items():
+        column = state.tables[table]
+        for signal in measured(column):
+            carriers = ledger.carriers_of(signal.key)
+            if carriers is None or (cells.signals and signal.name not in cells.signals):
+                continue
+            silent = index[column.silent(signal, state.now_ns)[index]]
+            number, last_ns = carriers[silent], column.last_good_ns(signal, silent)
+            wait_ns = column.limits(signal.row).silent_ns[silent]
+            for n in np.unique(number[number >= 0]).tolist():
+                mine, (last, wait, count) = number == n, found.get(n, (0, 0, 0))
+                found[n] = (
+                    max(last, int(last_ns[mine].max())),
+                    max(wait, int(wait_ns[mine].max())),
+                    count + int(np.count_nonzero(mine)),
+                )
+    newest_ns = max((last for last, _, _ in found.values()), default=0)
+    stopped = [
+        StoppedSource(account, last, wait, count)
+        for n, (last, wait, count) in found.items()
+        if (account := ledger.numbered(n)).last_ns <= last + GRACE_S * NS and last + wait >= newest_ns
+    ]
+    return tuple(sorted(stopped, key=lambda s: s.account.name))
