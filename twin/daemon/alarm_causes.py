@@ -108,7 +108,7 @@ def _named(finding: Finding, engine: Engine, ledger: SourceLedger, before: Silen
     shown = finding
     if 0 < len(sources) <= NAMED and cells.members:
         title = title_of(
-            " and ".join(s.words for s in sources),
+            " and ".join(s.label for s in sources),
             cells.since_ns or max(s.last_ns for s in sources),
             cells.count or sum(s.signals for s in sources),
             cells.place,
@@ -118,7 +118,7 @@ def _named(finding: Finding, engine: Engine, ledger: SourceLedger, before: Silen
         shown = replace(finding, title=title, action=action, severity="warning")
     elif sources:
         more = f" and {len(sources) - SHOWN} more" if len(sources) > SHOWN else ""
-        carried = f"carried by {', '.join(s.words for s in sources[:SHOWN])}{more}"
+        carried = f"carried by {', '.join(s.label for s in sources[:SHOWN])}{more}"
         shown = replace(finding, evidence=(finding.evidence[0], carried, *finding.evidence[1:]))
     return SilentAlarm(finding, sources, shown)
 

@@ -138,7 +138,7 @@ class SourceLedger:
         return self._numbered[number]
 
     def carried_by(self, sources: Collection[str]) -> tuple[dict[str, I32], int]:
-        """What these sources carry: (entities of each table, number of signals)."""
+        """Return all that these sources carry: (entities of each table, number of signals)."""
         numbers = [a.number for name in sources if (a := self.accounts.get(name)) and a.number >= 0]
         of: dict[str, Bool] = {}
         count = 0

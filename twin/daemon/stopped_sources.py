@@ -43,7 +43,7 @@ class StoppedSource:
     signals: int
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
         """Name of the source for operators: `exporter http://n3:9400/metrics`."""
         return words_of(self.account.name)
 

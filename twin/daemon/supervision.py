@@ -95,7 +95,7 @@ class Supervisor:
             self._alarm(part, None)
 
     def alarm_now(self, name: str) -> None:
-        """What this part brought is missed: its alarm need not wait, while it is away."""
+        """Raise the alarm of a part that is away, since its data are missed by now."""
         part = self.parts.get(name)
         if part is not None and part.state == "waiting" and name not in self._alarmed:
             self._alarmed.add(name)

@@ -173,7 +173,7 @@ class Outages(EntityState):
 
     def parts(self, cluster: Mapping[str, Silent]) -> str:
         """The members in words, the highest first: `lab/h/r1, 18 node and 72 gpu`."""
-        return self.words(
+        return self.listing(
             {table: s.entity for table, s in cluster.items()},
             {
                 table: TABLES[table].gauges[int(s.row[0])].name
@@ -182,7 +182,7 @@ class Outages(EntityState):
             },
         )
 
-    def words(self, members: Mapping[str, I32], signals: Mapping[str, str] | None = None) -> str:
+    def listing(self, members: Mapping[str, I32], signals: Mapping[str, str] | None = None) -> str:
         """Entities [m per table] in words, the highest first; `signals`: where one of each is meant alone."""
         site, words = self.topology.site, []
         for table in sorted(members, key=_order):
@@ -249,8 +249,8 @@ def place_of(outages: Outages, members: Mapping[str, I32]) -> str:
     place = "the site" if table == "site" else f"{table} {site.name(table, entity)}"
     if len(members) > MOST_TABLES or table in members:
         return place
-    words = outages.words(members)
-    return words if table == "site" else f"{words} of {place}"
+    listed = outages.listing(members)
+    return listed if table == "site" else f"{listed} of {place}"
 
 
 def _finding(site: Site, outage: Outage, members: Mapping[str, I32]) -> Finding:

@@ -97,6 +97,7 @@ class Board(PackedState):
         self._low, self._high = (self._spread_out([getattr(r, k) for r in rows]) for k in ("low", "high"))
         self._hold_s = self._spread_out([r.hold_s for r in rows])
         self._held_dt_s, self._hold = 0.0, np.ones(n)
+        self._renewed = np.zeros(n, np.int8)  # moves that are still to come of a parameter that changed
         self.expected, self.measured, self.implied = (np.full(n, np.nan) for _ in range(3))
         self.loose, self.level = np.zeros(n), np.ones(n)
         self.heard_ns = np.zeros(n, np.int64)
@@ -115,8 +116,8 @@ class Board(PackedState):
         return view
 
     def change(self, name: str, factor: F64, spread: F64, read_ns: I64) -> Bool:
-        """Parameters of a relation change for a known reason [n]: by about `factor` (NaN: they do not), unsure
-        by `spread` (1 sigma over the new value). Returns those that did; one of a reading that has been far
+        """Parameters of a relation change for a known reason [n]: by about `factor` (NaN: they do not), with
+        a `spread` of 1 sigma over the new value. Returns those that did; one of a reading that has been far
         off for long does not. The next reading tells each anew.
         """
         at = self.cells[name]
@@ -131,7 +132,15 @@ class Board(PackedState):
             np.copyto(getattr(self, value)[at], moved, where=changed)
             np.copyto(getattr(self, var)[at], moved_var, where=changed)
         self.value[at][changed], self.count[at][changed] = np.nan, 0
+        self._renewed[at][changed] = 3
+        self._begin_anew()
         return changed
+
+    def _begin_anew(self) -> None:
+        """Expectations that move with a parameter that changed are no change of regime."""
+        renewed = self._renewed > 0
+        self._renewed -= renewed
+        self.fast[renewed] = self.slow[renewed] = np.nan
 
     def put(self, name: str, expected: F64, measured: F64, read_ns: I64, **more: F64 | float) -> None:
         """A comparison of this tick [n].
@@ -167,6 +176,7 @@ class Board(PackedState):
         shift = (self.waiting - self.in_use) * self.slope
         for level in (self.fast, self.slow):
             np.add(level, shift, out=level, where=np.isfinite(shift))
+        self._begin_anew()
         self.in_use[:], self.in_use_var[:] = self.waiting, self.waiting_var
         self.waiting[:], self.waiting_var[:] = self.value, self.var
         fresh = (self.count >= SETTLED_COUNT) & np.isnan(self.reference) & self._learns
