@@ -237,7 +237,7 @@ class PrometheusSource:
             for some in self.decoder.parse(page):
                 samples += some
                 await asyncio.sleep(0)
-            inlet.stage(self.decoder.readings(samples, asked_ns), now_ns)
+            inlet.stage(self.decoder.readings(samples, asked_ns), now_ns, self._period_s)
         except BadMessage as error:
             inlet.reject(self._shown, str(error), "compare its `map`, `place` and `url` with what it shows")
         for why, count in self.decoder.faults.take():

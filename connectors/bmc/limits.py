@@ -193,7 +193,7 @@ class BmcSource:
                 items += [Reading(t, e, "power_w", w, now_ns) for t, e, w in reading.power_w]
                 items = [x for x in items if x.table != "gpu" or not self._left(x.entity)]
                 if items:
-                    inlet.stage(items, now_ns)
+                    inlet.stage(items, now_ns, self._period_s)
                 for fault in reading.faults:
                     inlet.reject(bmc.name, fault)
             except (ConnectorError, ActuationError) as error:

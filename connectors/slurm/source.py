@@ -119,7 +119,7 @@ class SlurmSource:
         if self.watch is not None:
             items += self.watch(nodes, asked_s)
         if items:
-            inlet.stage(items, now_ns)
+            inlet.stage(items, now_ns, self.period_s)
         if self._placement:
             await self._placements(inlet)
 
@@ -135,7 +135,8 @@ class SlurmSource:
             return
         self._staged_s, at_ns = self.marks_s, self._marks_ns
         places = placements(self.marks, self.ledger.entity_of).items()
-        inlet.stage([Reading("node", e, PLACEMENT, value, at_ns) for e, value in places], time.time_ns())
+        items = [Reading("node", e, PLACEMENT, value, at_ns) for e, value in places]
+        inlet.stage(items, time.time_ns(), self.marks_every_s)
 
     async def read_marks(self) -> None:
         """Read how nodes are placed, into `marks`; one asked for later stays. Raises ConnectorError."""

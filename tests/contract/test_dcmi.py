@@ -133,6 +133,7 @@ def test_looks_read_the_limit_and_the_power(site: Site, program: str) -> None:
         await mine.until(lambda: len(mine.read("power_cap_readback_w")) >= 2)
         assert mine.read("power_w") == []
         assert mine.spoiled == []
+        assert mine.poll_s == 0.2, "looks bring their own period"
 
     told(site, program, story, looks=True)
 

@@ -35,8 +35,10 @@ class Kept:
         self.inbox = Inbox(site.sizes)
         self.staged: list[Item] = []
         self.spoiled: list[str] = []
+        self.poll_s = 0.0
 
-    def stage(self, items: Sequence[Item], now_ns: int) -> None:
+    def stage(self, items: Sequence[Item], now_ns: int, poll_s: float = 0.0) -> None:
+        self.poll_s = poll_s
         for item in items:
             self.staged.append(item)
             (self.inbox.put_block if isinstance(item, Block) else self.inbox.put)(item, now_ns)  # type: ignore[arg-type]
@@ -106,6 +108,7 @@ def test_a_real_exporter_fills_the_state(site: Site) -> None:
         server.server_close()
         thread.join()
     assert not inlet.spoiled
+    assert inlet.poll_s == 0.05, "a scrape brings its own period"
     state = State(site.sizes)
     now_ns = time.time_ns()
     state.apply(inlet.inbox.take(0, now_ns, 1.0))

@@ -198,6 +198,7 @@ def test_a_limit_that_was_off_is_switched_on_and_off_again(site: Site) -> None:
 def test_an_agents_gpus_are_left_to_it(site: Site) -> None:
     async def story(services: Services, mine: Driven) -> None:
         await mine.until(lambda: len(mine.read("power_w")) >= 4)
+        assert mine.poll_s == 0.2, "looks bring their own period"
         assert dict(mine.read("power_w")) == {
             0: 4000.0,
             1: 301.0,

@@ -58,7 +58,7 @@ class World:
         self.sink = SlurmSink(self.site, self.source, SinkContext(self.stage, lambda: self.leads), **more)
         self.number = 0
 
-    def stage(self, items: Sequence[Item], now_ns: int) -> None:
+    def stage(self, items: Sequence[Item], now_ns: int, poll_s: float = 0.0) -> None:
         self.staged += items
 
     def reject(self, where: str, why: str, remedy: str = "") -> None: ...

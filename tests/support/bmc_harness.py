@@ -34,6 +34,7 @@ class Driven:
         self.site, self.fleet = site, fleet
         self.staged: list[Item] = []
         self.spoiled: list[tuple[str, str]] = []
+        self.poll_s = 0.0
         self.leads, self.shift_s, self.number, self.epoch = True, 0.0, 0, 3
         context = SinkContext(self.stage, lambda: self.leads, self.now_ns)
         self.sink = BmcSink("bmc", site, fleet, context, left)
@@ -56,9 +57,10 @@ class Driven:
         """The clock of leases."""
         return time.time_ns() + round(self.shift_s * NS)
 
-    def stage(self, items: Sequence[Item], now_ns: int) -> None:
+    def stage(self, items: Sequence[Item], now_ns: int, poll_s: float = 0.0) -> None:
         """As an inlet does."""
         self.staged += items
+        self.poll_s = poll_s
 
     def of(self, source: str, outside: bool = False) -> Self:
         return self

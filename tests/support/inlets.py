@@ -18,15 +18,19 @@ PATIENCE_S = 40.0  # machines are busy
 
 
 class RecordingInlet:
-    """`items` that were staged; `skipped`: reasons; `faults`: reasons of what was rejected or dropped."""
+    """`items` that were staged, the last ones polled each `poll_s`; `skipped`: reasons; `faults`: reasons of
+    what was rejected or dropped.
+    """
 
     def __init__(self) -> None:
         self.items: list[Item] = []
+        self.poll_s = 0.0
         self.skipped: list[str] = []
         self.faults: list[str] = []
 
-    def stage(self, items: Sequence[Item], now_ns: int) -> None:
+    def stage(self, items: Sequence[Item], now_ns: int, poll_s: float = 0.0) -> None:
         self.items += items
+        self.poll_s = poll_s
 
     def of(self, source: str, outside: bool = False) -> Self:
         return self

@@ -439,7 +439,8 @@ class Listener:
             return
         inlet = self.ingest.of(target.name)
         try:
-            inlet.stage(target.decoder.decode(target.exporter.page(), self.now_ns), self.now_ns)
+            items = target.decoder.decode(target.exporter.page(), self.now_ns)
+            inlet.stage(items, self.now_ns, target.period_s)
         except BadMessage as error:
             inlet.reject(target.name, str(error))
 

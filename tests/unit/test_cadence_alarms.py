@@ -9,8 +9,9 @@ import pytest
 
 from policies.thermal_guard import ThermalGuard
 from tests.support.builders import Twin, two_racks
-from twin.catalogue import find_signal
+from twin.catalogue import NS, find_signal
 from twin.contracts import Finding
+from twin.telemetry import Reading
 
 GUARD, LIMIT = 82.0, 87.0  # of gpu.temp_c in the profile
 
@@ -46,6 +47,32 @@ def test_gpus_that_are_scraped_every_15_s_raise_nothing_and_are_not_capped() -> 
         assert critical(twin) == []
     (silence,) = grave(twin)
     assert silence.startswith("silence/"), "a scrape that stops is told within seven of its periods"
+
+
+@pytest.mark.parametrize(("before", "lost"), [(3, 1), (12, 2), (40, 1)])
+def test_a_lost_scrape_of_healthy_gpus_is_nothing(before: int, lost: int) -> None:
+    """DCGM is the only source, and nobody knows what the coolant does."""
+    twin, rng = Twin(two_racks(), [ThermalGuard()]), np.random.default_rng(8)
+    n = twin.site.sizes["gpu"]
+    for number in range(6 * (before + lost + 2)):
+        heard = number % 6 == 0 and not before <= number // 6 < before + lost
+        twin.tick(gpus(rng, n) if heard else None, dt_s=2.5)
+        assert grave(twin) == []
+        assert not twin.engine.in_force["thermal_guard"]
+
+
+def test_scrapes_of_which_a_third_is_lost_raise_nothing() -> None:
+    twin, rng = Twin(two_racks(), [ThermalGuard()]), np.random.default_rng(9)
+    site = twin.site
+    for number in range(3 * 80):
+        if number % 3 == 0:
+            lost = rng.uniform(size=site.sizes["node"]) < 0.3
+            for i in np.flatnonzero(~lost[site.node_of_gpu]).tolist():
+                at_ns = twin.now_ns + 5 * NS
+                twin.inbox.put(Reading("gpu", i, "temp_c", float(rng.integers(48, 54)), at_ns), at_ns)
+        twin.tick(dt_s=5.0)
+        assert grave(twin) == []
+        assert not twin.engine.in_force["thermal_guard"]
 
 
 @pytest.mark.parametrize("period_s", [10, 60])

@@ -250,6 +250,7 @@ def test_levels_come_also_where_placement_is_unknown(
     assert [e.value for e in readings if e.signal == "placement_state"] == placed
     assert [e.value for e in readings if e.signal == "service_level_state"] == [0, 0]
     assert [told in why for why in inlet.faults] == [True] * bool(told)
+    assert inlet.poll_s == (60.0 if placed else 15.0), "each listing brings its own period"
     inlet = levels(False)  # no further call is made, so none can fail
     assert {e.signal for e in inlet.items if isinstance(e, Reading)} == {
         "service_level_state", "service_owner_state",

@@ -350,8 +350,11 @@ class Inlet(Protocol):
         """
         ...
 
-    def stage(self, items: Sequence[Item], now_ns: int) -> None:
-        """Stage what one message or scrape brought; when it returns, the message may be acknowledged."""
+    def stage(self, items: Sequence[Item], now_ns: int, poll_s: float = 0.0) -> None:
+        """Stage what one message or scrape brought; when it returns, the message may be acknowledged.
+
+        `poll_s`: the period at which these items are asked for; 0 where the source sends by itself.
+        """
         ...
 
     def skip(self, what: str, why: str, example: str = "", remedy: str = "") -> None:

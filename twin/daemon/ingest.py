@@ -44,7 +44,7 @@ class Ingest:
         """The inlet of one source. `outside`: its name came from outside, such as in a topic."""
         return self.ledger.account(source, outside)
 
-    def stage(self, items: Sequence[Item], now_ns: int) -> None:
+    def stage(self, items: Sequence[Item], now_ns: int, poll_s: float = 0.0) -> None:
         """Stage items of the daemon itself, such as the outcomes of commands."""
         self.put_items(items, now_ns)
 
@@ -118,6 +118,8 @@ class Ingest:
         """Cut a frame."""
         self.urgent.clear()
         self._identities = 0
+        for event in self.ledger.take_polls(self.site):
+            self.force_event(event)
         frame = self.inbox.take(tick, now_ns, dt_s)
         for signal, entity, value, count in self.inbox.absurd:
             name = self.site.name(signal.table, entity)

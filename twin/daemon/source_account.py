@@ -72,6 +72,7 @@ class AccountKeeper(Protocol):
     def claim(
         self, account: SourceAccount, table: str, signals: Iterable[str], run: tuple[int, int], now_ns: int
     ) -> None: ...
+    def poll(self, table: str, signals: tuple[str, ...], run: tuple[int, int], period_s: float) -> None: ...
     def blame(self, account: SourceAccount, line: UnusedLine) -> None: ...
     def hear_stranger(self, account: SourceAccount) -> None: ...
 
@@ -99,15 +100,18 @@ class SourceAccount:
     _delay_ns: int = 0
     clock: SourceClock = field(default_factory=SourceClock)
     claims: set[Any] = field(default_factory=set)
+    _polls: dict[Any, float] = field(default_factory=dict)  # layouts -> period at which they are asked for
     _claimed_ns: int = 0
 
     def of(self, source: str, outside: bool = False) -> SourceAccount:
         """The account of one of the sources that this one speaks for."""
         return self.ledger.account(source, outside)
 
-    def stage(self, items: Sequence[Item], now_ns: int) -> None:
-        """Stage what one message or answer brought, and count it."""
+    def stage(self, items: Sequence[Item], now_ns: int, poll_s: float = 0.0) -> None:
+        """Stage what one message or answer brought, and count it; see `twin.contracts.contracts.Inlet`."""
         items = self.clock.corrected(items, now_ns)
+        if poll_s:
+            self._tell_period(items, poll_s)
         late, newest_ns = self.ledger.stage(items, now_ns, self)
         cells = self._claim(items, now_ns)
         fade = math.exp(-max(now_ns - self.last_ns, 0) / NS / RATE_S) if self.last_ns else 0.0
@@ -216,6 +220,22 @@ class SourceAccount:
         if line.outcome == "late" and line.count < LATE_PU * max(self.messages, 1):
             return False
         return bool(line.remedy)
+
+    def _tell_period(self, items: Sequence[Item], poll_s: float) -> None:
+        """Say once how often these cells are asked for."""
+        signals: tuple[str, ...]
+        for item in items:
+            if type(item) is Reading:
+                run, signals = (item.entity, 1), (item.signal,)
+            elif type(item) is Block:
+                n = item.values.shape[1] if item.signals else item.counts.shape[1]
+                run, signals = (item.start, n), (*item.signals, *item.counters)
+            else:
+                continue
+            key = (item.table, *run, signals)
+            if self._polls.get(key) != poll_s:
+                self._polls[key] = poll_s
+                self.ledger.poll(item.table, signals, run, poll_s)
 
     def _claim(self, items: Sequence[Item], now_ns: int) -> int:
         """Write down which cells this source carries; how many it brought."""

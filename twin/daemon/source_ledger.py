@@ -17,6 +17,8 @@ import numpy as np
 from twin.catalogue import I32, NS, TABLES, Bool, Signal
 from twin.contracts import Item
 from twin.daemon.source_account import OTHERS, REMEDIES, Outcome, SharedSignal, SourceAccount, UnusedLine
+from twin.site import Site
+from twin.telemetry import PeriodTold
 
 log = logging.getLogger(__name__)
 Stage = Callable[[Sequence[Item], int, SourceAccount], tuple[int, int]]
@@ -41,6 +43,7 @@ class SourceLedger:
         self._carriers: dict[str, np.ndarray] = {}  # signal key -> number of the source that carries a cell
         self._blamed: dict[str, SourceAccount] = {}
         self._logged: set[tuple[str, str, str]] = set()
+        self._polls: dict[tuple[str, tuple[str, ...], float], list[tuple[int, int]]] = {}
         self._overview: tuple[int, list[dict[str, Any]]] = 0, []
 
     def account(self, name: str, outside: bool = False) -> SourceAccount:
@@ -79,6 +82,7 @@ class SourceLedger:
         """Begin anew for a site in other numbers; sources that the configuration names are made again."""
         self._sizes = sizes
         self._carriers.clear()
+        self._polls.clear()
         for account in self._numbered:
             account.number = -1
             account.shared.clear()
@@ -110,6 +114,24 @@ class SourceLedger:
             if before not in (-1, account.number):
                 self._share(account, key, before, now_ns)
             cells[:] = account.number
+
+    def poll(self, table: str, signals: tuple[str, ...], run: tuple[int, int], period_s: float) -> None:
+        """A run of entities (first, number of them) is polled for these signals at this period."""
+        self._polls.setdefault((table, signals, period_s), []).append(run)
+
+    def take_polls(self, site: Site) -> list[PeriodTold]:
+        """The periods that were told since the last time, as events; each is given out once."""
+        polls, self._polls = self._polls, {}
+        return [
+            PeriodTold(
+                table=table,
+                signals=signals,
+                names=tuple(site.name(table, i) for first, n in runs for i in range(first, first + n)),
+                period_s=period_s,
+            )
+            for (table, signals, period_s), runs in polls.items()
+            if table in site.sizes and max(first + n for first, n in runs) <= site.sizes[table]
+        ]
 
     def _number(self, account: SourceAccount) -> bool:
         if account.number >= 0:

@@ -36,13 +36,14 @@ from twin.engine.identity import Identities
 from twin.engine.job_reports import checkpoint_told, job_ended, job_started
 from twin.engine.outlook import Outlooks
 from twin.site import Site
-from twin.telemetry import FaultIds, JobSlots, State, events as ev
+from twin.telemetry import FaultIds, JobSlots, ReportLayout, State, events as ev
 
 ADVISING = ("advise", "approve")  # levels at which proposals are, or may be, advice alone
 MAX_REQUESTS = 1000
 MAX_SEEN = 10_000
 MAX_NAMES = 100_000
 MAX_REFUSED = 64  # records per tick of ids that were used for something else; the rest is counted
+MAX_PERIOD_S = 86_400.0  # of a source that polls
 _END_OF_TIME_NS = 2**63
 
 
@@ -166,6 +167,8 @@ class Intake:
                 arbiter.begin_term(event.epoch, event.adopt, now_ns)
             case ev.EntityReplaced():
                 return self._replaced(event, site, state, arbiter)
+            case ev.PeriodTold():
+                return _period_told(event, site, state)
             case ev.BudgetGranted():
                 return self._granted(event, site, now_ns)
             case ev.LoadTargetSet():
@@ -375,6 +378,21 @@ class Intake:
         self.seen = OrderedDict((key, mark) for key, mark in data["seen"])
         if "fault_ids" in data:
             self.fault_ids.restore(data["fault_ids"])
+
+
+def _period_told(event: ev.PeriodTold, site: Site, state: State) -> str | None:
+    """Note how often a source asks for some signals; the reason why not."""
+    column, spec = state.tables.get(event.table), TABLES.get(event.table)
+    if column is None or spec is None or not set(event.signals) <= set(spec.by_name):
+        return f"expected signals of a table of the catalogue, got {event.table}: {event.signals[:3]}"
+    if not 0.0 < event.period_s <= MAX_PERIOD_S:
+        return f"expected a period of at most {MAX_PERIOD_S:.0f} s, got {event.period_s}"
+    counters = tuple(name for name in event.signals if spec.by_name[name].kind == "counter")
+    gauges = tuple(name for name in event.signals if name not in counters)
+    found = {site.entity(event.table, name) for name in event.names}
+    index = np.array(sorted(i for i in found if i is not None), np.int32)
+    column.poll(ReportLayout(event.table, gauges, counters).all_rows, index, event.period_s)
+    return None if len(index) else "none of its entities is of this site"
 
 
 def _expired(standing: Mapping[str, ev.OperatorRequest | ev.Approved], now_ns: int) -> list[str]:

@@ -44,6 +44,7 @@ from .events import (
     NodeTested as NodeTested,
     OperatorRequest as OperatorRequest,
     OutlookTold as OutlookTold,
+    PeriodTold as PeriodTold,
     PluginRestored as PluginRestored,
     Released as Released,
     RequestWithdrawn as RequestWithdrawn,

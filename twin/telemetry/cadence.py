@@ -3,6 +3,8 @@
 Kept of each: the two longest gaps of this block of readings and of the block before, the usual gap, how late
 readings arrive, and the share of readings that repeat the value before. The second longest gap of one to two
 blocks is the *period*: a quantile of about 98 % that a single outage does not move. Memory does not grow.
+
+Before enough gaps were seen, the period at which the source is polled stands for it, or that of its peers.
 """
 
 from __future__ import annotations
@@ -22,16 +24,21 @@ IRREGULAR = 1.3  # the longest gap over the usual one; jitter is less. source: e
 MOST_REPEATS = 0.1  # share of equal readings from which a signal is not sent on change. source: estimate
 REPEAT_ROWS = 4  # rows of a group that is looked at for repeats: a larger one is a poll, not a change
 MOST_LAG_S = 60.0  # a clock that is later is wrong, and its readings count as old. source: estimate
+LEAST_PEERS = 3  # whose cadence is known, before theirs is expected of another entity. source: estimate
+# By so much, or a usual gap, a gap between stamps may be longer than that between arrivals: more is a clock
+# that was put forward. source: estimate
+JUMP_S = 2.0
 _USUAL_GAPS, _LAG_GAPS = 32, 8  # memories of the averages
 
-_ARRAYS = ("longest_s", "usual_s", "lag_s", "repeats", "gaps")
+_ARRAYS = ("longest_s", "usual_s", "lag_s", "last_lag_s", "repeats", "poll_s", "gaps")
 
 
 class Cadence:
     """The gaps between the messages of a table.
 
-    Shapes: longest_s [4, groups, n], the two longest of this block and of the one before; usual_s, lag_s,
-    repeats and gaps (their number) [groups, n].
+    Shapes: longest_s [4, groups, n], the two longest of this block and of the one before; usual_s, lag_s and
+    last_lag_s (how late readings arrive on average, and the last did), repeats, poll_s (the period at which a
+    source is polled, 0 where that is not known) and gaps (their number) [groups, n].
     """
 
     def __init__(self, n: int, n_groups: int = 1) -> None:
@@ -39,7 +46,9 @@ class Cadence:
         self.longest_s: F32 = np.zeros((4, n_groups, n), np.float32)
         self.usual_s: F32 = np.zeros((n_groups, n), np.float32)
         self.lag_s: F32 = np.zeros((n_groups, n), np.float32)
+        self.last_lag_s: F32 = np.zeros((n_groups, n), np.float32)
         self.repeats: F32 = np.ones((n_groups, n), np.float32)
+        self.poll_s: F32 = np.zeros((n_groups, n), np.float32)
         self.gaps: I32 = np.zeros((n_groups, n), np.int32)
 
     def arrays(self) -> dict[str, Any]:
@@ -47,8 +56,8 @@ class Cadence:
         return {name: getattr(self, name) for name in _ARRAYS}
 
     def restore(self, arrays: Mapping[str, Any], n_groups: int) -> None:
-        """Take over what `arrays` gave; of a version before, which had none, all is learned again."""
-        known = arrays if "usual_s" in arrays else Cadence(self.n, n_groups).arrays()
+        """Take over what `arrays` gave; what a version before did not have is learned again."""
+        known = Cadence(self.n, n_groups).arrays() | (dict(arrays) if "usual_s" in arrays else {})
         for name in _ARRAYS:
             setattr(self, name, np.array(known[name]))
 
@@ -66,10 +75,36 @@ class Cadence:
             array = getattr(self, name)
             setattr(self, name, np.concatenate([array, array[..., parent : parent + 1, :]], axis=-2))
 
+    def poll(self, group: int, entity: I32, period_s: float) -> None:
+        """Note that the source of these entities [k] is polled at this period.
+
+        Forgets the gaps that were learned at another one.
+        """
+        new = entity[self.poll_s[group, entity] != np.float32(period_s)]
+        self.poll_s[group, new] = period_s
+        unlike = np.maximum(self.usual_s[group, new], 1e-3) / np.float32(period_s)
+        new = new[(unlike > IRREGULAR) | (unlike < 1.0 / IRREGULAR)]
+        self.gaps[group, new], self.longest_s[:, group, new], self.usual_s[group, new] = 0, 0.0, 0.0
+
+    def expected_s(self, group: int) -> F64:
+        """Return the period to expect before one is learned [n]: of the poll, else the longest of its peers'
+        (the entities of the group whose cadence is known); 0 where nothing tells.
+        """
+        known = self.known(group)
+        poll_s: F64 = self.poll_s[group].astype(np.float64)
+        if np.count_nonzero(known) >= LEAST_PEERS:
+            poll_s[poll_s == 0.0] = self.period_s(group)[known].max()
+        return poll_s
+
     def learn(self, group: int, entity: I32 | None, gap_s: F64, lag_s: F64, same: Bool | None) -> None:
         """Take in a gap > 0 of each of these entities [k], all if `entity` is None; `same`: equal values."""
         at: Any = slice(None) if entity is None else entity
-        gap = gap_s.astype(np.float32)
+        gap, late = gap_s.astype(np.float32), lag_s.astype(np.float32)
+        jump = late - self.last_lag_s[group, at]  # the stamps jumped back by so much, or on
+        if jump.min(initial=0.0) < -JUMP_S:
+            most = np.maximum(gap + jump, 0.0) + np.maximum(self.usual_s[group, at], np.float32(JUMP_S))
+            gap = np.where(self.gaps[group, at] > 0, np.minimum(gap, most), gap)
+        self.last_lag_s[group, at] = late
         gaps = self.gaps[group, at] + 1
         self.gaps[group, at] = gaps
         share = np.float32(1.0) / np.minimum(gaps, _USUAL_GAPS).astype(np.float32)

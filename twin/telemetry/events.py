@@ -232,6 +232,15 @@ class IdentityTold(_Event, frozen=True):
     serial: str
 
 
+class PeriodTold(_Event, frozen=True):
+    """A source that polls says how often it asks for these signals of these entities, in seconds."""
+
+    table: str
+    signals: tuple[str, ...]
+    names: tuple[str, ...]
+    period_s: float
+
+
 class SiteChanged(_Event, frozen=True):
     """The site is another one: `spec` is the JSON of `twin.site.site.SiteSpec`: a trace explains itself."""
 
@@ -333,6 +342,7 @@ Event = (
     | NodeTested
     | NodeRepaired
     | IdentityTold
+    | PeriodTold
     | SiteChanged
     | BudgetGranted
     | LoadTargetSet

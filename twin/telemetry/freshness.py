@@ -1,9 +1,11 @@
 """Freshness: the one rule that says for how long a reading is current.
 
 A signal has a reporting period: the site's `periods_s`, else the one learned from the gaps between its
-messages (`cadence`), else the catalogue's. A reading is current until it is older than three periods; its
-worst case begins to drift after one and a half. Every other module asks `TableState` (`current`, `timely`,
-`quality_of`) or reads the ages here; none compares them itself.
+messages (`cadence`), before that the one at which its source is polled or that of its peers, else the
+catalogue's. A reading is current until it is older than three periods. Its worst case begins to drift after
+one and a half, or, where messages come slower than the catalogue says, when it is no longer current: within
+such gaps a device may heat up unseen anyway, and a lost message says nothing of it. Every other module asks
+`TableState` (`current`, `timely`, `quality_of`) or reads the ages here; none compares them itself.
 """
 
 from __future__ import annotations
@@ -86,17 +88,23 @@ class Freshness:
             silent_ns = _in_ns(np.maximum(stale_s, LEAST_SILENT_S))
             return AgeLimits(_in_ns(stale_s), drift_s, silent_ns, stale_s)
         period_s, gaps = cadence.period_s(group), cadence.gaps[group]
+        learned: Bool = gaps >= LEARNED
+        expected = learned
+        if not learned.all():
+            expected_s = cadence.expected_s(group)
+            period_s = np.where(learned, period_s, np.maximum(period_s, expected_s))
+            expected = learned | (expected_s > 0.0)
         lag_s = cadence.lag_s[group].astype(np.float64)
         longer_s = np.maximum(period_s, declared_s)
         periods = np.where(cadence.irregular(group), STALE_PERIODS_IRREGULAR, STALE_PERIODS)
         periods += np.maximum(FEW_GAPS - gaps, 0) / GAPS_PER_PERIOD
-        own_s = np.where(gaps >= LEARNED, periods * period_s, STALE_PERIODS * longer_s)
+        own_s = np.where(expected, periods * period_s, STALE_PERIODS * longer_s)
         stale_s = np.maximum(own_s, self.stale_s[row]) + lag_s
-        silent_s = np.maximum(own_s, np.where(gaps >= LEARNED, LEAST_SILENT_S, LEARNING_S)) + lag_s
+        silent_s = np.maximum(own_s, np.where(expected, LEAST_SILENT_S, LEARNING_S)) + lag_s
         # Silence is never more dangerous than declared
         slower = period_s > IRREGULAR * declared_s
-        drift_s = np.where(slower, DRIFT_PERIODS / STALE_PERIODS * periods * period_s, self.drift_s[row])
-        drift_s = np.where(gaps == 0, np.maximum(drift_s, FIRST_GAP_S), drift_s) + lag_s
+        drift_s = np.where(slower, periods * period_s, self.drift_s[row])
+        drift_s = np.where((gaps == 0) & ~expected, np.maximum(drift_s, FIRST_GAP_S), drift_s) + lag_s
         return AgeLimits(_in_ns(stale_s), drift_s, _in_ns(silent_s), CHANGE_PERIODS * longer_s + lag_s)
 
 

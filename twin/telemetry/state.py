@@ -242,9 +242,15 @@ class TableState:
                 out |= self._in_time(int(rows[np.argmin(self.freshness.period_s[rows])]), now_ns)
         return out
 
+    def poll(self, rows: I32, entity: I32, period_s: float) -> None:
+        """Note that the source of these rows of these entities is polled at this period."""
+        for group in self._groups_of(rows):
+            self.cadence.poll(group, entity, period_s)
+        self._limits.clear()
+
     def learning(self) -> Bool:
         """Return the entities that report, but too little for the cadence of any message to be known [n]."""
-        known = (self.cadence.gaps >= LEARNED).any(axis=0)
+        known = ((self.cadence.gaps >= LEARNED) | (self.cadence.poll_s > 0.0)).any(axis=0)
         if self.freshness.fixed.any():  # the site says it of some
             known |= (self.t_ns[self.partition.group_of_row[self.freshness.fixed]] > 0).any(axis=0)
         return np.asarray((self.t_ns > 0).any(axis=0) & ~known, np.bool_)
@@ -289,7 +295,8 @@ class TableState:
         if out.any():
             out &= ~self._unchanged(signal.row, now_ns)
             group = int(self.partition.group_of_row[signal.row])
-            once = out & (self.cadence.gaps[group] == 0) & ~self.freshness.fixed[signal.row]
+            once = out & (self.cadence.gaps[group] == 0) & (self.cadence.poll_s[group] == 0.0)
+            once &= ~self.freshness.fixed[signal.row]
             if once.any():  # a value that never changed is sent once, by a device that lives
                 out &= ~(once & self._lives_beside(group, now_ns))
         return np.asarray(out, np.bool_)
