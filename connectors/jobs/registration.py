@@ -6,6 +6,7 @@ gives it rights over others. The registration is a lease: it lapses when its cli
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Annotated, Literal, Protocol
 
@@ -17,7 +18,8 @@ from twin.telemetry import JobStarted
 
 LEASE_S, LEAST_LEASE_S, MOST_LEASE_S = 600.0, 60.0, 86_400.0
 MAX_REGISTERED_NODES = 10_000  # of one job
-MAX_OF_TENANT = 64  # jobs that one token has registered at once. source: estimate
+MAX_OF_TENANT = 64  # jobs that one token has registered at once, or within START_S. source: estimate
+START_S = 600.0  # for which a slot rests after its job
 
 
 class JobRegistration(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -69,10 +71,21 @@ def start_of(
 
 
 class JobLeases:
-    """When each job that registered itself was last heard, by a clock that the caller reads, s."""
+    """Instants at which jobs that registered themselves were heard, and tokens started some, in seconds of a
+    clock that the caller reads.
+    """
 
     def __init__(self) -> None:
         self._heard_s: dict[str, float] = {}
+        self._started_s: dict[str, deque[float]] = {}  # by token: no more than there are in its file
+
+    def may_start(self, token: str, now_s: float) -> bool:
+        """Return True, and count it, if a token may register a job: `MAX_OF_TENANT` times in `START_S`."""
+        started_s = self._started_s.setdefault(token, deque(maxlen=MAX_OF_TENANT))
+        if len(started_s) == MAX_OF_TENANT and now_s - started_s[0] < START_S:
+            return False
+        started_s.append(now_s)
+        return True
 
     def renew(self, job: str, now_s: float) -> None:
         """A client asked for its job."""

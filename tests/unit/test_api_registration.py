@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from connectors.jobs import JobLeases
+from connectors.jobs import JobLeases, registration
 from tests.support.in_process_daemon import Pod, serve
 from tests.unit.test_api_checkpoint import employ
 from twin.api import job_reports
@@ -104,6 +104,28 @@ def test_a_tenant_registers_jobs_of_its_own_up_to_a_bound(
         status, said = await pod.ask("POST", AT.format("y"), "ann", {"nodes": ["lab/h/r2/node2"]})
         assert (status, "1 jobs are registered by tenant.ann" in said["error"]) == (409, True)
         assert (await pod.ask("POST", AT.format("y"), "bob", {"nodes": ["lab/h/r2/node2"]}))[0] == 200
+
+    serve(tmp_path, check)
+
+
+def test_whoever_registers_and_ends_jobs_all_the_time_uses_up_no_slots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registration, "MAX_OF_TENANT", 5)
+
+    async def check(pod: Pod) -> None:
+        employ(pod, ann="tenant.ann", bob="tenant.bob")
+        generation = pod.twin.engine.jobs.generation
+        before, statuses = int(generation.sum()), set[int]()
+        for k in range(8):
+            status, said = await pod.ask("POST", AT.format(f"x{k}"), "ann", TWO)
+            statuses.add(status)
+            if status == 200:
+                assert (await pod.ask("DELETE", AT.format(f"x{k}"), "ann"))[0] == 200
+        assert statuses == {200, 429}
+        assert "keep one registration for the life of a job" in said["error"]
+        assert int(generation.sum()) - before == 5
+        assert (await pod.ask("POST", AT.format("y"), "bob", TWO))[0] == 200
 
     serve(tmp_path, check)
 

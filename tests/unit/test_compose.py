@@ -47,6 +47,7 @@ def test_the_image_holds_what_the_wheel_is_made_of() -> None:
 
 
 def test_commands_in_the_files_are_ours() -> None:
+    from twin.cli.commands import renamed
     from twin.cli.main import parse
 
     script = " ".join(services()["setup"]["entrypoint"])
@@ -54,6 +55,10 @@ def test_commands_in_the_files_are_ours() -> None:
     assert len(calls) == 2
     for call in calls:
         parse(call.split())
+    image = (COMPOSE / "Containerfile").read_text()
+    words = json.loads(image.rpartition("CMD ")[2])
+    parse(words)
+    assert renamed(words) == (words, ""), "a name of today"
 
 
 def test_mosquitto_takes_its_file(server: Callable[..., Path], tmp_path: Path) -> None:

@@ -78,6 +78,33 @@ def test_late_readings_are_told_when_there_are_many(ingest: Ingest) -> None:
     assert line["remedy"]
 
 
+def test_late_readings_are_told_soon_also_after_months_without_any(ingest: Ingest) -> None:
+    account, n = ingest.of("topic telegraf/a"), 3000
+    for k in range(n):
+        account.stage([power(0, T + k * NS)], T + k * NS)
+    for k in range(20):
+        account.stage([power(0, T + (n - 60) * NS)], T + (n + k) * NS)
+
+    def told(now_ns: int) -> list[str]:
+        return [line["outcome"] for line in ingest.ledger.overview(now_ns)]
+
+    assert "late" in told(T + (n + 20) * NS)
+    for k in range(n, 2 * n):
+        account.stage([power(0, T + k * NS)], T + k * NS)
+    assert "late" not in told(T + 2 * n * NS), "what is over has no line"
+
+
+def test_each_agent_of_the_largest_site_is_known_as_a_carrier() -> None:
+    n = 40_000  # more than an int16 counts
+    ledger = Ingest(site_of(two_racks()), {}).ledger
+    ledger.change_site({"node": n})
+    for k in range(n):
+        ledger.claim(ledger.account(f"agent n{k}", outside=True), "node", ("power_w",), (k, 1), T)
+    numbers = ledger.carriers_of("node.power_w")
+    assert numbers is not None
+    assert ledger.numbered(int(numbers[n - 1])).name == f"agent n{n - 1}"
+
+
 def test_two_sources_of_the_same_signals_are_told_and_one_after_the_other_is_not(ingest: Ingest) -> None:
     first, second, heir = ingest.of("scrape a"), ingest.of("scrape b"), ingest.of("scrape c")
     for k in range(300):

@@ -91,9 +91,15 @@ async def _start(
     same = slot is not None and (
         tuple(jobs.nodes[slot].tolist()), KINDS[jobs.kind[slot]], jobs.lease_s[slot]
     ) == (nodes, event.kind, event.lease_s)  # fmt: skip
-    refused = None if same else await live.submit(event)
-    if refused is not None:
-        raise Refused(409, f"{refused}; try again in some minutes, or ask the operator for more `max_jobs`")
+    if not same:
+        # A slot rests after its job: whoever registered and ended jobs all the time would use them up
+        if token.role == "job" and not request.app[LEASES].may_start(token.name, time.monotonic()):
+            raise Refused(429, f"{token.name} has registered {MAX_OF_TENANT} jobs within ten minutes; keep "
+                               "one registration for the life of a job", {"Retry-After": "60"})  # fmt: skip
+        if (refused := await live.submit(event)) is not None:
+            raise Refused(
+                409, f"{refused}; try again in some minutes, or ask the operator for more `max_jobs`"
+            )
     request.app[LEASES].renew(job, time.monotonic())
 
 

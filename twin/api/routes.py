@@ -188,7 +188,7 @@ ACTING = (
     _delete("/load-targets/{name}", demanded.withdraw_target, "acting", "/load-targets/{name:.+}"),
     _post("/jobs/{job}/checkpoint", saves.report, "jobs", JobReport, "job"),
     Route("POST", CLIENTS, act.once(saves.report), "job", "jobs", (), JobReport),
-    Route("POST", JOBS, act.once(saves.register), "job", "jobs", (), JobRegistration),
+    Route("POST", JOBS, saves.register, "job", "jobs", (), JobRegistration),  # the same again is the same
     Route("DELETE", JOBS, act.once(saves.unregister), "job", "jobs"),
     _post(
         "/nodes/{node}/repaired",

@@ -26,7 +26,7 @@ DELAYS = 15  # latest delays, at most one a second, of which the median is taken
 AHEAD_S, BEHIND_S = 2.0, 15.0  # a clock is said to be off; publishers may gather for ten seconds and more
 WRONG_S = 120.0  # off by more, it is an alarm
 WRONG_FOR_S = 600.0  # after its last message
-LATE_PU = 0.02  # of a source's messages, from which late ones are worth a line
+LATE_PU, LATE_OVER = 0.02, 500  # share of so many of the latest messages from which late ones have a line
 _VARIABLE = re.compile(r"'[^']*'|\"[^\"]*\"|[\w./-]*\d[\w./-]*")
 
 REMEDIES: dict[str, str] = {
@@ -96,6 +96,7 @@ class SourceAccount:
     shared: dict[str, SharedSignal] = field(default_factory=dict)
     _rate: float = 0.0  # messages in RATE_S, fading
     _readings_rate: float = 0.0
+    _late_pu: float = 0.0  # share of the latest messages that were late
     _delays: deque[float] = field(default_factory=lambda: deque(maxlen=DELAYS))
     _delay_ns: int = 0
     clock: SourceClock = field(default_factory=SourceClock)
@@ -121,6 +122,7 @@ class SourceAccount:
         self.readings += cells
         self.first_ns = self.first_ns or now_ns
         self.last_ns = max(self.last_ns, now_ns)
+        self._late_pu += (bool(late) - self._late_pu) / min(self.messages, LATE_OVER)
         if newest_ns and now_ns - self._delay_ns >= NS:
             self._delay_ns = now_ns
             self._delays.append((now_ns - newest_ns + self.clock.back_ns) / NS)
@@ -217,7 +219,7 @@ class SourceAccount:
         return [line for line in self.lines.values() if self._is_worth_a_line(line)]
 
     def _is_worth_a_line(self, line: UnusedLine) -> bool:
-        if line.outcome == "late" and line.count < LATE_PU * max(self.messages, 1):
+        if line.outcome == "late" and self.messages and self._late_pu < LATE_PU:
             return False
         return bool(line.remedy)
 

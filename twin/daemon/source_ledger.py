@@ -22,7 +22,7 @@ from twin.telemetry import PeriodTold
 
 log = logging.getLogger(__name__)
 Stage = Callable[[Sequence[Item], int, SourceAccount], tuple[int, int]]
-MAX_SOURCES = 20_000  # that have a reading to their name; the number of one is an int16
+MAX_SOURCES = 100_000  # that have a reading to their name: 25,000 nodes with an agent and two exporters each
 MAX_STRANGERS = 500  # of names from outside, without any
 MAX_LOGGED = 1000  # kinds of reason that have a line in the log
 MAX_SHARED = 50  # signals of one source that another carries as well
@@ -108,7 +108,7 @@ class SourceLedger:
             key = f"{table}.{signal}"
             column = self._carriers.get(key)
             if column is None:
-                column = self._carriers[key] = np.full(size, -1, np.int16)
+                column = self._carriers[key] = np.full(size, -1, np.int32)
             cells = column[start : start + n]
             before = int(cells[0])
             if before not in (-1, account.number):
