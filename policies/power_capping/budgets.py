@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from policies.power_capping.allocation import Budgets
+from policies.power_capping.unpowered import unpowered_gpus, unpowered_nodes
 from twin.catalogue import F64, I32, I64, Bool
 from twin.contracts import View
 from twin.site import Site
@@ -185,16 +186,18 @@ def other_w(view: View, gpu_w: F64, gain: F64 | float, heard: Bool | None = None
 
     What its meter, as bad as it may read by now, tells beyond its GPUs; `gpu_w` [n_gpu] is what they draw,
     and `gain` what the rack draws for a watt of them. Where its reading is older than theirs, or GPUs are
-    silent, the two are not of one instant: then it is kept within what the profile states. A rack that was
-    never heard has the most of that. NaN where neither a meter nor a profile says. `heard` [n_gpu]: given
-    where nodes stand in for GPUs, as in power_nodes; nothing of their nodes is beside them then.
+    silent, the two are not of one instant: then it is kept within what the profile states of nodes that are
+    on. A rack that was never heard has the most of that. NaN where neither a meter nor a profile says.
+    `heard` [n_gpu]: given where nodes stand in for GPUs, as in power_nodes; nothing of their nodes is beside
+    them then.
     """
     site, design = view.site, view.site.design
-    nodes, overhead_w = np.diff(site.node_start_of_rack), np.nan_to_num(design.rack_overhead_w)
+    overhead_w = np.nan_to_num(design.rack_overhead_w)
+    nodes = site.sum_by_rack("node", (~unpowered_nodes(view)).astype(np.float64))
     if heard is None:
-        heard = view.quality("gpu.power_w") == GOOD
+        heard = (view.quality("gpu.power_w") == GOOD) | unpowered_gpus(view)
     else:
-        nodes = np.where(by_node(site), 0, nodes)
+        nodes = np.where(by_node(site), 0.0, nodes)
     rest_w = view.worst("rack.power_w") - site.sum_by_rack("gpu", np.where(heard, gpu_w, 0.0)) * gain
     rest_w = np.maximum(rest_w, 0.0)
     most_w = nodes * (design.cpu_max_w + design.node_other_w) + overhead_w

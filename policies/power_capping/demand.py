@@ -1,7 +1,8 @@
 """Demand: what each GPU may come to draw within the next minutes, and how much it matters.
 
 A GPU that stands at its cap, or is not heard, may want all; another one what it drew at most of late, and a
-little more; all of a rack more where its forecast says so. What a job has to keep (its floor), and what its
+little more; all of a rack more where its forecast says so. One that is known to be off or not there wants
+nothing. What a job has to keep (its floor), and what its
 tenant is guaranteed, comes before what others of its class rise to.
 """
 
@@ -11,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from policies.power_capping.unpowered import unpowered_gpus
 from twin.catalogue import F64, I8, I32, I64, Bool, ContractError
 from twin.contracts import View
 from twin.telemetry import GOOD, KINDS
@@ -69,14 +71,14 @@ def tenants_of(text: str) -> dict[str, Tenant]:
 
 def wants(view: View, peak_w: F64, since_s: float) -> Wants:
     """Estimate the demand of GPUs from power, caps, peaks `since_s` ago, and forecasts of their racks."""
-    envelope, site = view.envelope(CONTROL), view.site
-    capped = np.isfinite(envelope.low)
+    envelope, site, off = view.envelope(CONTROL), view.site, unpowered_gpus(view)
+    capped = np.isfinite(envelope.low) & ~off
     floor_w, most_w = np.where(capped, envelope.low, 0.0), np.where(capped, envelope.high, 0.0)
     worst_w = view.worst("gpu.power_w").astype(np.float64)
     heard: Bool = view.quality("gpu.power_w") == GOOD
     rack_most_w = site.design.gpu_max_w[site.rack_of_gpu]
     power_w = np.where(np.isfinite(worst_w), worst_w, np.where(capped, most_w, rack_most_w))
-    power_w = np.nan_to_num(np.where(capped, np.minimum(power_w, most_w), power_w))
+    power_w = np.nan_to_num(np.where(capped, np.minimum(power_w, most_w), np.where(off, 0.0, power_w)))
     cap_w = np.fmin(view.readback(CONTROL), view.commanded(CONTROL))  # some devices tell no cap
     peak_w, demand_w = expected(power_w, heard, cap_w, most_w, peak_w, since_s)
     growth = _growth(view)

@@ -13,6 +13,7 @@ import numpy as np
 
 from policies.power_capping.budgets import by_node
 from policies.power_capping.demand import CONTROL, Wants, expected
+from policies.power_capping.unpowered import unpowered_gpus
 from twin.catalogue import F64, I64, Bool
 from twin.contracts import View
 from twin.site import Site
@@ -48,7 +49,7 @@ def standing_in(
 
     `peak_w` [n_gpu]: peaks `since_s` ago.
     """
-    heard: Bool = view.quality("gpu.power_w") == GOOD
+    heard: Bool = (view.quality("gpu.power_w") == GOOD) | unpowered_gpus(view)
     envelope, at = view.envelope(NODE_CONTROL), nodes.node
     floor_w, most_w = envelope.low[at], envelope.high[at]
     heard_node = (view.quality("node.power_w") == GOOD)[at]

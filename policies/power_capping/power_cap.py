@@ -49,6 +49,7 @@ from policies.power_capping.nodes import NODE_CONTROL, CappedNodes, heard_s, nod
 from policies.power_capping.release import Raises, steadied
 from policies.power_capping.savings import CapAccount
 from policies.power_capping.shares import Claims, gpus_w, shared_out
+from policies.power_capping.unpowered import unpowered_gpus
 from twin.catalogue import F64, I8, I32, I64, NS, Bool, ContractError
 from twin.contracts import (
     Columns,
@@ -368,8 +369,19 @@ class _Reasons:
         elif first <= place < first + n and self.carried.limit_w[place] >= self.told.feeder_w[place - first]:
             why = self.told.feeder_why[place - first]
         if why:
-            return f"{what} of {name} is more than what is let in: {why}"
-        return f"{what} below {name} is more than its budget"
+            return f"{what} of {name} is more than what is let in: {why}{self._unheard(place)}"
+        return f"{what} below {name} is more than its budget{self._unheard(place)}"
+
+    def _unheard(self, place: int) -> str:
+        """The GPUs below a place that count with all that they may draw, as none of them was ever heard."""
+        view, pairs = self.view, self.carried.pairs
+        below = np.zeros(self.carried.n_rack, np.bool_)
+        below[pairs.rack[pairs.place == place]] = True
+        mine = below[view.site.rack_of_gpu] & ~unpowered_gpus(view)
+        never = mine & np.isnan(view.value("gpu.power_w"))
+        if not never.any():
+            return ""
+        return f"; {never.sum():,} of its {mine.sum():,} GPUs were never heard and count with their most"
 
 
 def _proposals(want: Wants, cap_w: F64, capped: Bool, nodes: CappedNodes, why: _Reasons) -> list[Proposal]:

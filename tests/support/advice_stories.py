@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,11 @@ from policies import REGISTRY
 from tests.support.builders import site_of
 from tests.support.contract_plugins import Seer
 from twin.catalogue import find_control
-from twin.contracts import CommandBatch
+from twin.contracts import CommandBatch, Decision
 from twin.engine import Engine
 from twin.plant import scenario_of
 from twin.simulation import Simulation
-from twin.telemetry import AuthorityChanged, Event, OperatorRequest
+from twin.telemetry import AuthorityChanged, Event, Frame, OperatorRequest
 
 CAP, SERVICE = "gpu.power_cap_w", "node.service_level"
 ALL = "all"
@@ -141,6 +142,18 @@ def told(batches: tuple[CommandBatch, ...]) -> Values:
     }
 
 
+class _Heard:
+    """New commands and advice of each tick."""
+
+    def __init__(self) -> None:
+        self.commands: list[Values] = []
+        self.advice: list[Values] = []
+
+    def observe(self, engine: Engine, frame: Frame, decision: Decision) -> None:
+        self.commands.append(told(decision.commands))
+        self.advice.append(told(decision.advice))
+
+
 class Story:
     """A policy that advises beside one that acts, and what both came to."""
 
@@ -159,15 +172,19 @@ class Story:
             self.second()
 
     def second(self) -> None:
-        """Both go on for a second."""
-        advised, acted = (told(getattr(sim.step(), what)) for sim, what in
-                          ((self.advises, "advice"), (self.acts, "commands")))  # fmt: skip
-        if not (self.first_advice or self.first_commands):
-            self.first_advice, self.first_commands = advised, acted
-        self.commanded_by_advice += len(self.advises.decision.commands)
-        self.said[0] += len(advised)
-        self.said[1] += len(acted)
-        for control in {c for c, _ in (*self.first_commands, *advised, *acted)} | set(self.levels):
+        """Both go on for a second, in which an urgent tick may come before the last one."""
+        advised, acted = _Heard(), _Heard()
+        for sim, heard in ((self.advises, advised), (self.acts, acted)):
+            sim.observers = (heard,)
+            sim.step()
+        for one, other in zip_longest(advised.advice, acted.commands, fillvalue={}):
+            if not (self.first_advice or self.first_commands):
+                self.first_advice, self.first_commands = one, other
+        self.commanded_by_advice += sum(map(len, advised.commands))
+        self.said[0] += sum(map(len, advised.advice))
+        self.said[1] += sum(map(len, acted.commands))
+        spoken = (self.first_commands, *advised.advice, *acted.commands)
+        for control in {c for values in spoken for c, _ in values} | set(self.levels):
             self.levels.setdefault(control, []).append(
                 (self.level(self.advises, control, True), self.level(self.acts, control, False))
             )

@@ -12,7 +12,7 @@ from twin.catalogue import NS, digest
 from twin.config import spec_of
 from twin.contracts import Memory, Proposal, View
 from twin.engine.preview import PreviewView
-from twin.engine.preview_tables import preview_tables
+from twin.engine.preview_tables import Adviser, preview_tables
 from twin.engine.shadow_power import METER_LAG_S, ShadowPower
 from twin.physics import CLOCK_MIN_PU
 from twin.telemetry import AuthorityChanged, EntityReplaced
@@ -180,8 +180,9 @@ def test_people_see_it_beside_what_is() -> None:
     assert found.preview
     (row,) = found.table("preview")
     assert row == {
-        "control": CAP, "where": "lab/h/r1", "count": 4, "now_low": FULL_W, "now_high": FULL_W,
-        "advised_low": CAP_W, "advised_high": CAP_W, "unit": "W",
+        "control": CAP, "where": "lab/h/r1", "count": 4,
+        "now": "1200 W", "now_low": FULL_W, "now_high": FULL_W,
+        "advised": "800 W", "advised_low": CAP_W, "advised_high": CAP_W, "unit": "W",
         "power_w": 4 * DRAWN_W, "expected_w": 4 * CAP_W,
     }  # fmt: skip
     saved_w = 4 * (DRAWN_W - CAP_W) * (1.0 + pod.site.design.node_loss_pu[0])
@@ -192,7 +193,7 @@ def test_people_see_it_beside_what_is() -> None:
     assert not explained(pod, "asks", "lab/h/r2").preview
     pod.tick(HEARD, arm("asks"))
     assert not explained(pod, "asks").preview
-    other = (0, ("job.power_cap_w",))
+    other = Adviser(0, "asks", ("job.power_cap_w",), ())
     assert preview_tables(pod.engine.view(), pod.engine.arbiter, None, other, None) == ([], [])
 
 

@@ -17,9 +17,8 @@ from twin.api import forecasts, health
 from twin.api.runtime import Runtime
 from twin.api.sources import unused
 from twin.api.state import alarms_of, policy_rows, worst_of
-from twin.catalogue import NS, Bool, Control, clean, find_signal
+from twin.catalogue import INSTANTS, NS, Bool, Control, clean, control_value, find_signal
 from twin.control import Leases
-from twin.report import INSTANTS, control_value
 from twin.telemetry import GOOD
 
 SEVERITIES = ("critical", "warning", "info")

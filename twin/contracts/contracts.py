@@ -205,6 +205,10 @@ class View(Protocol):
         """Mask of entities in maintenance now [n]; None if there are none in this table."""
         ...
 
+    def vacant(self, table: str) -> Bool | None:
+        """Mask of slots whose device was found in another slot, by its serial [n]; None if there are none."""
+        ...
+
     def protected_nodes(self) -> Bool:
         """Nodes whose work may not be disturbed unasked [n_node].
 

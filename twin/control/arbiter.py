@@ -94,6 +94,7 @@ class Arbiter:
         self.epoch = 1
         self.mode: Mode = "normal"
         self.verdicts: dict[str, int] = {}  # clipped, deferred or protected in the last tick -> entities
+        self.advised_verdicts: dict[str, int] = {}  # the same of the advice; made anew in each tick
         self.settling: dict[str, int] = {}  # control -> until when nothing changes, after a takeover
         self.fresh_term = False  # the epoch rose in this very tick: what runs is commanded anew under it
 

@@ -95,6 +95,7 @@ class ArbitrationPass:
         advice: list[CommandBatch] = []
         verdicts: dict[str, int] = {}
         arbiter = self.arbiter
+        arbiter.advised_verdicts = {}
         records += self._settling()
         for key, lease in arbiter.leases.items():
             if lease.n:
@@ -216,6 +217,7 @@ class ArbitrationPass:
                 at = claim.proposal.index if allowed is None else claim.proposal.index[allowed]
                 advised[at[out.by[at] == number]] = False
         out.advised = advised
+        self.arbiter.advised_verdicts |= out.verdicts
         return out
 
     def _advice(self, shadow: ShadowLeases, lease: Leases, order: Order) -> list[CommandBatch]:

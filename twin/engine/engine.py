@@ -58,6 +58,7 @@ from twin.engine.preview import PreviewView, preview_of
 from twin.engine.records import FaultTally, ReportTally, proposals_record, same_proposals
 from twin.engine.remap import slots_kept
 from twin.engine.shadow_power import ShadowPower, SparedPower
+from twin.engine.shadow_saves import ShadowSaves
 from twin.engine.view import EngineView
 from twin.estimation import Estimator
 from twin.health import HealthState, findings as suspects_of
@@ -100,6 +101,7 @@ class Engine:
         self.settle_into(site)
         self.arbiter = Arbiter(site)
         self.shadow_power = ShadowPower(site)
+        self.shadow_saves = ShadowSaves(site.sizes["job"])
         self.spared: SparedPower | None = None  # of the last tick, for explanations
         self.estimator = Estimator(site)
         self.diagnosis = Diagnosis(site)
@@ -132,7 +134,7 @@ class Engine:
         self.health.update(self.state, self.estimator, self.diagnosis, self.jobs, self.windows)
         view = self.view(frame.dt_s)
         fits = self._forecast(view, frame, records)
-        preview = preview_of(view, self.shadow_power)
+        preview = preview_of(view, self.shadow_power, self.shadow_saves)
         self.spared = preview.spared if isinstance(preview, PreviewView) else None
         self._run_policies(view, preview, frame, records)
         commands, advice, deferred = self._arbitrate(view, preview, records)
@@ -449,6 +451,8 @@ class Engine:
         self.arbiter = self.arbiter.remapped(new, kept)
         shadow_power, self.shadow_power = self.shadow_power, ShadowPower(new)
         self.shadow_power.adopt(shadow_power, kept)
+        shadow_saves, self.shadow_saves = self.shadow_saves, ShadowSaves(new.sizes["job"])
+        self.shadow_saves.adopt(shadow_saves, kept)
         self.spared = None
         self.estimator = self.estimator.remapped(new, kept)
         self.diagnosis = self.diagnosis.remapped(new, kept)
@@ -492,6 +496,7 @@ class Engine:
             "jobs": self.jobs.dump(),
             "arbiter": self.arbiter.dump(),
             "shadow_power": self.shadow_power.dump(),
+            "shadow_saves": self.shadow_saves.dump(),
             "estimator": self.estimator.dump(),
             "diagnosis": self.diagnosis.dump(),
             "health": self.health.dump(),
@@ -533,6 +538,8 @@ class Engine:
         self.arbiter.restore(data["arbiter"])
         if "shadow_power" in data:  # one of a version before has none
             self.shadow_power.restore(data["shadow_power"])
+        if "shadow_saves" in data:
+            self.shadow_saves.restore(data["shadow_saves"])
         self.estimator.restore(data["estimator"])
         if "diagnosis" in data:  # one of a version before has none: faults are found again
             self.diagnosis.restore(data["diagnosis"])

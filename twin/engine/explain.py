@@ -26,6 +26,7 @@ from twin.contracts import (
     Policy,
     PolicyStatus,
     RecordedSeries,
+    Sentence,
     SeriesWanted,
     Topic,
     TopicOption,
@@ -38,8 +39,9 @@ from twin.contracts import (
     scope_of,
 )
 from twin.engine.engine import Engine
+from twin.engine.event_handlers import ADVISING
 from twin.engine.plugin_checks import fresh_memory
-from twin.engine.preview_tables import preview_tables
+from twin.engine.preview_tables import Adviser, preview_tables
 
 MAX_CELLS = 200_000  # of one explanation
 METRIC_NAME = re.compile(r"[a-z][a-z0-9_]{0,99}")
@@ -107,14 +109,20 @@ def _with_orders(
         leases = leases_table(view, request, policy, inside)
         tables += [leases] if leases.rows else []
     number = next((i for i, p in enumerate(engine.policies) if p.name == policy.name), -1)
-    notes, previews = preview_tables(view, engine.arbiter, engine.spared, (number, policy.controls), inside)
+    notes, previews = list[Sentence](), list[DataTable]()
+    if engine.intake.authority.get(policy.name) in ADVISING:
+        proposes = {p.control for p in engine.in_force.get(policy.name, ()) if len(p.index)}
+        adviser = Adviser(number, policy.name, policy.controls, proposes)
+        notes, previews = preview_tables(view, engine.arbiter, engine.spared, adviser, inside)
+        if not previews and not request.topic:
+            notes.append(Sentence("preview: armed now, it would command nothing", "note"))
     known = {t.name for t in found.tables}
-    more = (t for t in (*tables, *previews) if t.name not in known)
+    more = (t for t in tables if t.name not in known)
     return msgspec.structs.replace(
         found,
         preview=bool(previews),
-        sentences=(*found.sentences, *notes),
-        tables=(*found.tables, *more),
+        sentences=(*notes, *found.sentences),
+        tables=(*previews, *found.tables, *more),
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from twin.catalogue import NS, TABLES
+from twin.catalogue import NS, TABLES, Bool
 from twin.contracts import EventRecord, JournalRecord, brief_event
 from twin.site import Site
 from twin.telemetry import EntityReplaced, IdentityTold, State
@@ -74,6 +74,7 @@ class Identities:
         self.serials: dict[str, str] = {}
         self.counts = {"swaps": 0, "refused": 0, "again": 0}
         self._slot_of: dict[str, str] = {}  # table:serial -> slot; made from `serials`
+        self._vacant: set[str] = set()  # slots whose device is elsewhere; made from `serials`
         self._changed_ns: dict[str, list[int]] = {}  # slot -> when another came, oldest first
         self._left_ns: dict[str, int] = {}  # slot -> when its device turned up elsewhere
         self._refused_ns: dict[str, int] = {}  # slot -> when the journal last told of a refusal
@@ -89,8 +90,20 @@ class Identities:
             other = self._slot_of.get(f"{table}:{serial}")
             if other is not None:
                 self.serials[other] = ""
+                self._vacant.add(other)
             self._slot_of[f"{table}:{serial}"] = slot
         self.serials[slot] = serial
+        (self._vacant.discard if serial else self._vacant.add)(slot)
+
+    def vacant(self, table: str, site: Site) -> Bool | None:
+        """Slots of a table whose device was found elsewhere [n]; None where there are none."""
+        slots = [slot.partition(":")[2] for slot in self._vacant if slot.startswith(f"{table}:")]
+        found = [i for name in slots if (i := site.entity(table, name)) is not None]
+        if not found:
+            return None
+        out: Bool = np.zeros(site.sizes[table], np.bool_)
+        out[found] = True
+        return out
 
     def changed_in(self, now_ns: int) -> list[tuple[str, str]]:
         """(table, name) of the slots that got or lost a device in the tick of this instant."""
@@ -213,6 +226,7 @@ class Identities:
             for slot in sorted(self.serials)
             if self.serials[slot]
         }
+        self._vacant = {slot for slot, serial in serials.items() if not serial}
         if data is None:
             return
         self.counts = dict(data["counts"])

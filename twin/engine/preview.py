@@ -1,9 +1,10 @@
 """Preview: the site as it would be read by now if the advice had been obeyed, for the policies that advise.
 
 Leases are the shadow's, controls read back what they would be set to, and what the capped devices would not
-draw is missing from their power, their nodes', racks' and feeders', and from forecasts of it. All else is as
-it is: temperatures, flows, leaks, faults, health, jobs and levels of service. Alarms, diagnosis, models and
-the policies that act never see it.
+draw is missing from their power, their nodes', racks' and feeders', and from forecasts of it. A job that is
+advised to save holds that save once it would be durable. All else is as it is: temperatures, flows, leaks,
+faults, health, the placement of jobs, how often they save, and levels of service. Alarms, diagnosis, models
+and the policies that act never see it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 from twin.catalogue import F32, F64, TABLES
 from twin.contracts import Forecast, read_only
 from twin.engine.shadow_power import POWER_TABLES, ShadowPower, SparedPower
+from twin.engine.shadow_saves import ShadowSaves
 from twin.engine.view import EngineView
 
 GPU_CAP, NODE_CAP = "gpu.power_cap_w", "node.power_cap_w"
@@ -79,9 +81,10 @@ class PreviewView(EngineView):
         return np.where(np.isfinite(value) & np.isfinite(real), value, real)
 
 
-def preview_of(view: EngineView, power: ShadowPower) -> EngineView:
+def preview_of(view: EngineView, power: ShadowPower, saves: ShadowSaves) -> EngineView:
     """The view of a policy that advises; the same object while no advice waits to be obeyed."""
-    if not view.arbiter.shadow and not power.turn_ns:
+    jobs = saves.update(view.jobs, view.arbiter, view.now_ns)
+    if not view.arbiter.shadow and not power.turn_ns and jobs is None:
         return view
     obeyed: dict[str, F64] = {}
     for key, shadow in view.arbiter.shadow.items():
@@ -90,6 +93,8 @@ def preview_of(view: EngineView, power: ShadowPower) -> EngineView:
             obeyed[key] = value
     spared = power.update(view, view.estimator, obeyed.get(GPU_CAP), obeyed.get(NODE_CAP))
     given: dict[str, Any] = {f.name: getattr(view, f.name) for f in fields(EngineView) if f.init}
+    if jobs is not None:
+        given["jobs"] = jobs
     if spared is not None:
         given["forecasts"] = {key: _lowered(forecast, spared) for key, forecast in view.forecasts.items()}
     return PreviewView(**given, obeyed=obeyed, spared=spared)

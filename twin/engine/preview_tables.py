@@ -6,11 +6,12 @@ power counts the advice of all policies as obeyed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
-from twin.catalogue import I32, Control
+from twin.catalogue import F64, I32, Control, control_value, quantity
 from twin.contracts import DataTable, Sentence, TableColumn, Value, View, finite, in_scope, table_of
 from twin.control import Arbiter, ShadowLeases
 from twin.engine.shadow_power import SparedPower
@@ -19,12 +20,14 @@ MAX_ROWS = 200
 COLUMNS = (
     TableColumn("control"),
     TableColumn("where"),
-    TableColumn("count", "count", "entities"),
-    TableColumn("now_low", text="now"),
-    TableColumn("now_high", text="to"),
-    TableColumn("advised_low", text="advised"),
-    TableColumn("advised_high", text="to"),
-    TableColumn("unit"),
+    TableColumn("count", "count", "devices"),
+    TableColumn("now"),
+    TableColumn("now_low", detail=True),
+    TableColumn("now_high", detail=True),
+    TableColumn("advised"),
+    TableColumn("advised_low", detail=True),
+    TableColumn("advised_high", detail=True),
+    TableColumn("unit", detail=True),
     TableColumn("power_w", "W", "draw now"),
     TableColumn("expected_w", "W", "expected"),
 )
@@ -34,40 +37,86 @@ FEEDER_COLUMNS = (
     TableColumn("expected_w", "W", "expected"),
     TableColumn("budget_w", "W", "budget"),
 )
+# Why advice is not, or not yet, what a policy proposes; by the beginning of an arbiter's verdict
+HELD_BACK = {
+    "deferred": "wait, as no more may be changed at once (blast radius)",
+    "protected": "stay as they are, as nobody knows what runs there; a person may ask for it",
+    "narrowed": "get less than it asks for, by a stronger policy or the envelope of the control",
+}
+MODES = {
+    "held": "the controls are on hold: only what protects would be commanded",
+    "released": "the controls are released: nothing would be commanded until `racktwin control resume`",
+}
+
+
+class Adviser(NamedTuple):
+    """A policy that advises: its place in the order, name, controls, and the controls that it proposes on."""
+
+    number: int
+    name: str
+    controls: tuple[str, ...]
+    proposes: Collection[str]
 
 
 def preview_tables(
     view: View,
     arbiter: Arbiter,
     spared: SparedPower | None,
-    owner: tuple[int, tuple[str, ...]],
+    adviser: Adviser,
     inside: Mapping[str, I32] | None,
 ) -> tuple[list[Sentence], list[DataTable]]:
-    """(sentences, tables) of the advice of one policy: `owner` is its place in the order and its controls.
+    """(sentences, tables) of the advice of one policy; no tables where nothing is advised.
 
-    `inside`: only these entities, by table. Nothing where nothing is advised.
+    `inside`: only these entities, by table.
     """
     rows: list[dict[str, Value]] = []
-    number, controls = owner
-    for key in controls:
+    for key in adviser.controls:
         shadow = arbiter.shadow.get(key)
         if shadow is None:
             continue
-        mine = np.flatnonzero(shadow.apart & shadow.running() & (shadow.owner == number)).astype(np.int32)
-        mine = in_scope(inside, shadow.control.table, mine)
-        rows += _rows(view, shadow, spared, mine)
+        mine = shadow.apart & shadow.running() & (shadow.owner == adviser.number)
+        index = in_scope(inside, shadow.control.table, np.flatnonzero(mine).astype(np.int32))
+        rows += _rows(view, shadow, spared, index)
+    notes = [Sentence(f"preview: {text}", "note") for text in _held_back(arbiter, adviser)]
     if not rows:
-        return [], []
-    count = sum(int(row["count"]) for row in rows if isinstance(row["count"], int))
-    text = (
-        f"preview: nothing of this is commanded; {count:,} values are advised, and count as obeyed in advice"
-    )
+        return notes, []
     tables = [table_of("preview", COLUMNS, rows[:MAX_ROWS], "preview: now, and as advised", len(rows))]
     feeders = [] if spared is None else _feeders(view, spared, inside)
     if feeders:
-        words = "preview: feeders now, and if all advice were obeyed"
+        words = "preview: feeders now, and if the advice of all policies were obeyed"
         tables.append(table_of("preview_feeders", FEEDER_COLUMNS, feeders[:MAX_ROWS], words, len(feeders)))
-    return [Sentence(text, "note")], tables
+    return [Sentence(_first_words(rows)), *notes], tables
+
+
+def _first_words(rows: list[dict[str, Value]]) -> str:
+    """The preview in a sentence: how many devices of each control, and what is expected of their power."""
+    counts: dict[str, int] = {}
+    for row in rows:
+        counts[str(row["control"])] = counts.get(str(row["control"]), 0) + _whole(row["count"])
+    what = ", ".join(f"{key} of {count:,}" for key, count in counts.items())
+    text = f"preview: nothing of this is commanded; armed now, it would first command {what}"
+    now_w, left_w = (sum(_number(row[name]) for row in rows) for name in ("power_w", "expected_w"))
+    if now_w - left_w >= 1.0:
+        text += f"; they draw {quantity(now_w, 'W')} and would draw {quantity(left_w, 'W')}"
+    return text
+
+
+def _whole(value: Value) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _number(value: Value) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _held_back(arbiter: Arbiter, adviser: Adviser) -> list[str]:
+    """Why less, or nothing, of the proposals of a policy would be commanded."""
+    out = [MODES[arbiter.mode]] if arbiter.mode in MODES else []
+    for verdict, count in sorted(arbiter.advised_verdicts.items()):
+        kind, key, *policy = verdict.split("/")
+        if key in adviser.proposes and policy in ([], [adviser.name]):
+            out.append(f"{key}: {count:,} {HELD_BACK[kind]}")
+    return out
 
 
 def _rows(view: View, shadow: ShadowLeases, spared: SparedPower | None, mine: I32) -> list[dict[str, Value]]:
@@ -80,13 +129,16 @@ def _rows(view: View, shadow: ShadowLeases, spared: SparedPower | None, mine: I3
         of = mine[place == at]
         now, value = view.readback(control.key)[of], shadow.value[of]
         known = now[np.isfinite(now)]
+        alone = rack_of is None or len(of) == 1
         out.append(
             {
                 "control": control.key,
-                "where": _name(view, control.table if rack_of is None else "rack", at),
+                "where": _name(view, control.table, int(of[0])) if alone else site.name("rack", at),
                 "count": len(of),
+                "now": _words(known, control),
                 "now_low": finite(known.min()) if len(known) else None,
                 "now_high": finite(known.max()) if len(known) else None,
+                "advised": _words(value, control),
                 "advised_low": finite(value.min()),
                 "advised_high": finite(value.max()),
                 "unit": control.unit,
@@ -94,6 +146,14 @@ def _rows(view: View, shadow: ShadowLeases, spared: SparedPower | None, mine: I3
             }
         )
     return out
+
+
+def _words(values: F64, control: Control) -> str:
+    """Values of a control as people read them: states by name, a range, or that nobody reads them."""
+    if not len(values):
+        return "not read"
+    ends = (round(float(values.min()), 1), round(float(values.max()), 1))
+    return " to ".join(dict.fromkeys(control_value(end, control.key) for end in ends))
 
 
 def _name(view: View, table: str, entity: int) -> str:

@@ -176,6 +176,10 @@ class EngineView:
         mask = self.windows.mask(table)
         return None if mask is None else cast(Bool, read_only(mask))
 
+    def vacant(self, table: str) -> Bool | None:
+        """Slots that their device left for another one [n]; None where there are none."""
+        return self.intake.identities.vacant(table, self.site)
+
     def protected_nodes(self) -> Bool:
         """Nodes whose work may not be disturbed unasked [n_node]."""
         found = self._cache.get(("protected", "node"))

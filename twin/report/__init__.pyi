@@ -6,13 +6,7 @@ from .forecast_texts import (
     time_left as time_left,
     why as why,
 )
-from .journal_texts import (
-    INSTANTS as INSTANTS,
-    brief as brief,
-    control_value as control_value,
-    few as few,
-    sentence as sentence,
-)
+from .journal_texts import brief as brief, few as few, sentence as sentence
 from .page import (
     STYLE as STYLE,
     bullets as bullets,

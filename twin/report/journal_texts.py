@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from twin.catalogue import NS, clean, find_control, utc
+from twin.catalogue import clean, control_value, find_control, utc
 from twin.contracts import (
     AccountRecord,
     AdviceRecord,
@@ -47,7 +47,6 @@ from twin.report.replacement_history import account_words
 from twin.site import Site
 from twin.telemetry import Event
 
-INSTANTS = frozenset({"job.checkpoint_since_s"})  # controls whose value is an instant, s since 1970 UTC
 SHOWN_NAMES = 3
 MAX_TEXT = 400
 MAX_ITEMS = 20  # of a mapping within a record, and of its proposals
@@ -159,21 +158,6 @@ def few(names: Sequence[str], count: int) -> str:
     if more > 0 and (cut := re.fullmatch(r"and (\d+) more", str(names[-1]))):
         more += int(cut[1]) - 1
     return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
-
-
-def control_value(value: Any, control: str) -> str:
-    """A value of a control, or a range {min, max}, with its unit, as a state or as an instant."""
-    spec = find_control(control)
-    if isinstance(value, dict):
-        return f"{control_value(value['min'], control)} to {control_value(value['max'], control)}"
-    if not isinstance(value, int | float):
-        return "any" if value is None else str(value)
-    if spec is not None and spec.states and 0 <= value < len(spec.states):
-        return spec.states[int(value)]
-    if control in INSTANTS:
-        return f"{utc(round(value) * NS)} UTC"
-    unit = f" {spec.unit}" if spec is not None and spec.unit not in ("state", "1") else ""
-    return f"{value:g}{unit}"
 
 
 def _first_names(index: np.ndarray, table: str, site: Site | None) -> list[str]:

@@ -271,6 +271,10 @@ class FleetView:
         """Nowhere."""
         return None
 
+    def vacant(self, table: str) -> Bool | None:
+        """Every device is where it was."""
+        return None
+
     def protected_nodes(self) -> Bool:
         """Of jobs of unknown kind; here none."""
         return self.jobs.protected_nodes()

@@ -1,0 +1,35 @@
+"""Unpowered devices: nodes and GPUs of which it is known that they draw nothing.
+
+A GPU that is there and silent may draw its most. One draws nothing while the controller of its node tells
+that the node is off, and none is in a slot whose device was found elsewhere, until something is heard of it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from twin.catalogue import Bool
+from twin.contracts import View
+from twin.telemetry import GOOD
+
+POWERED = "node.power_on_state"  # 0 = off
+
+
+def unpowered_nodes(view: View) -> Bool:
+    """Nodes that are off or not there [n_node]. One that draws more than idle CPUs by its meter is on."""
+    site = view.site
+    off: Bool = (view.value(POWERED) == 0.0) & (view.quality(POWERED) == GOOD)
+    vacant = view.vacant("node")
+    if vacant is not None:
+        off = off | vacant & np.isnan(view.value("node.power_w"))
+    if off.any():
+        idle_w = np.nan_to_num(site.design.cpu_idle_w)[site.rack_of_node]
+        off = off & ~((view.quality("node.power_w") == GOOD) & (view.value("node.power_w") > idle_w))
+    return off
+
+
+def unpowered_gpus(view: View) -> Bool:
+    """GPUs of such nodes, or that are not there themselves [n_gpu]. One whose power is read is there."""
+    off: Bool = unpowered_nodes(view)[view.site.node_of_gpu] & (view.quality("gpu.power_w") != GOOD)
+    vacant = view.vacant("gpu")
+    return off if vacant is None else off | vacant & np.isnan(view.value("gpu.power_w"))

@@ -1,0 +1,71 @@
+"""Saves in a preview: a job that is advised to save counts as holding that save once it would be durable."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from policies.checkpointing.policy import REQUEST_S
+from policies.checkpointing.texts import SINCE
+from tests.support.saving_jobs import EIGHT, Saving, chances, saved
+from twin.catalogue import NS, digest
+from twin.control import HANDOVER_S
+from twin.engine import encode
+from twin.engine.snapshot import decode
+from twin.telemetry import AuthorityChanged, JobEnded
+
+SAVE_S = 60.0  # as `saved` tells it
+
+
+def endangered(authority: str) -> Saving:
+    twin = Saving({"a": EIGHT}, authority=authority)
+    twin.says.day, twin.says.hour = chances(n3=0.9), chances(0.0, n3=0.6)
+    saved(twin)
+    twin.wait(10)
+    assert "forecast to fail soon" in twin.why(SINCE)[0]
+    return twin
+
+
+def test_advice_to_save_ends_when_the_save_would_be_durable() -> None:
+    """As it does where the job is asked and saves; nobody concludes that a job does not listen."""
+    twin = endangered("advise")
+    twin.wait(SAVE_S + 20)
+    assert twin.why(SINCE) == []
+    assert twin.engine.memory["checkpoint"]["save_deadline_ns"][0] == 0
+    real = twin.engine.view().jobs.saved_ns[0]
+    assert (twin.now_ns - real) / NS > 1000, "in reality it holds the old one"
+    assert twin.engine.shadow_saves.began_ns[0] > real
+
+
+def test_a_job_that_was_never_asked_is_asked_when_the_policy_is_armed() -> None:
+    twin = endangered("advise")
+    twin.wait(REQUEST_S + 300.0, dt_s=20.0)
+    twin.tick(None, AuthorityChanged(author="ann", policy="checkpoint", authority="act"))
+    twin.wait(HANDOVER_S + 10.0, dt_s=5.0)
+    assert np.isfinite(twin.since("a"))
+
+
+def test_a_save_of_its_own_takes_the_place_of_the_one_that_was_never_taken() -> None:
+    twin = endangered("advise")
+    twin.wait(SAVE_S + 20)
+    twin.told("a", ago_s=5.0)
+    assert twin.engine.shadow_saves.began_ns[0] == 0
+
+
+def test_a_snapshot_and_the_end_of_the_job() -> None:
+    twin = endangered("advise")
+    twin.wait(SAVE_S + 20)
+    dump = twin.engine.dump()
+    assert dump["shadow_saves"]["began_ns"][0] == twin.engine.shadow_saves.began_ns[0] > 0
+    twin.engine.shadow_saves = type(twin.engine.shadow_saves)(twin.site.sizes["job"])
+    twin.engine.restore(decode(encode(dump)))
+    assert digest(twin.engine.dump()) == digest(dump)
+    twin.tick(None, JobEnded(job="a"))
+    assert twin.engine.shadow_saves.began_ns[0] == 0
+
+
+@pytest.mark.parametrize("authority", ["act", "approve"])
+def test_those_who_are_asked_in_earnest_have_to_save(authority: str) -> None:
+    twin = endangered(authority)
+    twin.wait(SAVE_S + 20)
+    assert bool(twin.why(SINCE)) == (authority == "act")
