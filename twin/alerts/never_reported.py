@@ -122,7 +122,7 @@ def _finding(site: Site, table: str, late: np.ndarray, patience_s: float, connec
         tuple(site.name(table, int(i)) for i in late[:SHOWN_ENTITIES]),
         (f"the site file has them, and nothing was received from them for {patience_s:.0f} s or more",),
         1.0,
-        "Check their agents and sources, and that these use the names of the site file. What is not installed "
+        "Check their agents and sources, and that these use the names of the site file. What is not there "
         "has no place in that file (`nodes`, `gpus_per_node` of a rack): it counts as drawing its most."
         if connected
         else f"Connect a source of {table} readings; until then nothing watches them.",
