@@ -18,7 +18,7 @@ import pytest
 
 from policies.checkpointing import SaveTerms, best_interval, ettr, ettr_ahead, ettr_at, ettr_weibull
 
-FEW, MANY = (50, 100), (1000, 200)  # settings, failures in each
+COUNT, FAILURES = 50, 100  # settings, failures in each
 WORTH_A_LOOK = 0.05  # an ETTR below: too few saves are kept for the error to be known
 HARD, SOFT = "hard", "soft"
 
@@ -305,37 +305,20 @@ def compared_ahead(jobs: list[Foretold], failures: int, seed: int) -> Pairs:
     return found
 
 
-def size(many: bool) -> tuple[int, int]:
-    return MANY if many else FEW
+def test_one_tier_with_flushes() -> None:
+    assert_the_same(compared(one_tier, settings(COUNT, 11, tiered=False), FAILURES, 11))
 
 
-EACH = pytest.mark.parametrize(
-    "many", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["few", "many"]
-)
+def test_weibull_times_between_failures() -> None:
+    assert_the_same(compared(weibull, weibull_jobs(COUNT, 12), FAILURES, 12))
 
 
-@EACH
-def test_one_tier_with_flushes(many: bool) -> None:
-    count, failures = size(many)
-    assert_the_same(compared(one_tier, settings(count, 11, tiered=False), failures, 11))
+def test_two_tiers_with_flushes() -> None:
+    assert_the_same(compared(two_tiers, settings(COUNT, 13, tiered=True), FAILURES, 13))
 
 
-@EACH
-def test_weibull_times_between_failures(many: bool) -> None:
-    count, failures = size(many)
-    assert_the_same(compared(weibull, weibull_jobs(count, 12), failures, 12))
-
-
-@EACH
-def test_two_tiers_with_flushes(many: bool) -> None:
-    count, failures = size(many)
-    assert_the_same(compared(two_tiers, settings(count, 13, tiered=True), failures, 13))
-
-
-@EACH
-def test_saves_ahead_of_foretold_failures(many: bool) -> None:
-    count, failures = size(many)
-    assert_the_same(compared_ahead(foretold_jobs(count, 14), failures, 14))
+def test_saves_ahead_of_foretold_failures() -> None:
+    assert_the_same(compared_ahead(foretold_jobs(COUNT, 14), FAILURES, 14))
 
 
 def test_alarms_that_come_in_long_saves() -> None:
@@ -359,7 +342,7 @@ def test_warnings_of_the_field() -> None:
 
 def test_what_is_wrong_by_two_parts_in_a_hundred_fails() -> None:
     """The bounds have teeth: else all of this could pass for nothing."""
-    pairs = compared(one_tier, settings(FEW[0], 11, tiered=False), FEW[1], 11)
+    pairs = compared(one_tier, settings(COUNT, 11, tiered=False), FAILURES, 11)
     for wrong in (0.98, 1.02):
         with pytest.raises(AssertionError, match="standard errors off"):
             assert_the_same([(lives, error, wrong * formula) for lives, error, formula in pairs])

@@ -26,7 +26,7 @@ from policies.checkpointing import ettr
 from tests.support.extras import needs_torch
 
 INTERVAL_S, SAVE_S, RESTART_S, MTTF_S = 0.2, 0.03, 0.1, 1.5
-LIVES = 16
+LIVES = 8
 
 # A launcher that has imported what takes long, so that a restart is short against the time between failures.
 # On each line it starts a job in a fork, tells its process, and waits until that has ended.
