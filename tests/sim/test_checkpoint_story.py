@@ -89,13 +89,6 @@ def test_less_is_lost_than_without_it() -> None:
     assert ahead.lost_gpu_s + cost < 0.7 * without.lost_gpu_s
 
 
-def test_advice_changes_nothing_in_the_plant() -> None:
-    without, advised = story("off"), story("advise")
-    assert {c.control for c in advised.advice} >= {SINCE}
-    assert not advised.commands
-    assert advised.lost_gpu_s == without.lost_gpu_s
-
-
 def test_a_what_if_shows_what_it_saves_and_what_it_costs() -> None:
     tree = {
         "name": "trouble", "duration_s": 620, "seed": 1,
@@ -114,19 +107,3 @@ def test_a_what_if_shows_what_it_saves_and_what_it_costs() -> None:
     assert idle["interrupted_jobs"] == acted["interrupted_jobs"] == 1.0
     assert idle["lost_work_gpu_h"] == pytest.approx(idle["done_work_gpu_h"])
     assert change["lost_work_gpu_h"] < 0.0 < change["checkpoint_gpu_h"] < -0.2 * change["lost_work_gpu_h"]
-
-
-def test_jobs_that_never_save_are_left_alone() -> None:
-    tree = {
-        "name": "serving", "duration_s": 100, "seed": 1,
-        "workload": {"training_pu": 0.0, "inference_pu": 0.5, "batch_pu": 0.5},
-        "faults": [{"kind": "gpu_off_bus", "entity": GPU, "begin_s": 50}],
-    }  # fmt: skip
-    site = site_of(eight_nodes())
-    given = {"checkpoint": "act"}
-    engine = Engine(site, [Checkpoint()], [Failure()], given)
-    sim = Simulation.of(engine, seed=1, scenario=scenario_of(tree, site))
-    for _ in range(100):
-        assert not sim.step().commands
-    assert not sim.engine.suspended
-    assert not sim.engine.jobs.checkpoint_told_ns.any()

@@ -5,7 +5,7 @@ The whole loop in one process: leak in the plant, detectors, diagnosis, leak_gua
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -21,7 +21,6 @@ from twin.plant.actuators import Actuators
 from twin.plant.workload import Workload
 from twin.simulation import Simulation
 from twin.telemetry import Frame
-from twin.telemetry.events import Approved
 
 pytestmark = pytest.mark.slow
 SAVE, CAP, SERVICE = "job.checkpoint_since_s", "gpu.power_cap_w", "node.service_level"
@@ -192,56 +191,3 @@ def test_the_neighbour_stays_within_its_limits(acted: Story) -> None:
     assert (acted.truth.gpu_cap_w[72:] > 1000.0).all()
     assert (acted.truth.node_service_level[18:] == 0).all()
     assert acted.truth.gpu_alive[72:].all()
-
-
-def test_advise_says_all_of_it_and_commands_nothing() -> None:
-    story = Story("advise", "r1/node5").run(125.0)
-    assert not story.commands
-    assert {c.control for _, c in story.advice} == {SAVE, CAP, SERVICE, LIQUID, ELECTRICAL}
-    assert not story.truth.rack_isolated.any()
-    assert (story.truth.gpu_cap_w > 1000.0).all()
-    assert "fault/leak/lab/h/r1/node5" in story.findings
-
-
-def approval(identity: str, names: Sequence[str]) -> Approved:
-    return Approved(id=identity, author="ada", policy="leak_guard", control=LIQUID, names=tuple(names))
-
-
-def test_one_approval_isolates_one_rack() -> None:
-    story = Story("approve", "r1/node5", "r2/node9")
-    story.run(140.0, lambda s: any(c.control == LIQUID for _, c in s.advice))
-    story.sim.tell(approval("both", ("lab/h/r1", "lab/h/r2")), approval("all", ()))
-    story.run(5.0)
-    assert not story.truth.rack_isolated.any(), "an approval is of one rack"
-    assert not story.commands
-    story.sim.tell(approval("one", ("lab/h/r2",)))
-    story.run(8.0)
-    assert story.truth.rack_isolated.tolist() == [False, True]
-    assert not story.truth.rack_unpowered.any(), "that was another control"
-    assert story.said("rack.liquid_isolation_state").tolist() == [0.0, 1.0]
-    story.sim.tell(approval("other", ("lab/h/r1",)))
-    story.run(8.0)
-    assert story.truth.rack_isolated.tolist() == [True, True]
-
-
-class StuckValve(Actuators):
-    """The valve of the first rack says that it will, and does not move."""
-
-    def take(self, commands: Sequence[CommandBatch], time_s: float) -> list[str]:
-        new: list[str] = super().take(commands, time_s)
-        if LIQUID in self.value:
-            self.value[LIQUID][0] = 0.0
-        return new
-
-
-def test_a_valve_that_does_not_answer_is_an_alarm() -> None:
-    story = Story("act", "r1/node5", actuators=StuckValve)
-
-    def alarmed(s: Story) -> bool:
-        return f"readback/{LIQUID}" in s.findings
-
-    story.run(200.0, alarmed)
-    assert story.findings[f"readback/{LIQUID}"] - story.first(LIQUID)[0] < 20.0
-    assert story.truth.rack_isolated.tolist() == [False, False]
-    assert story.said("rack.electrical_isolation_state").tolist() == [1.0, 0.0], "power is off all the same"
-    assert story.lease(LIQUID)[0] == 1.0, "it goes on asking"

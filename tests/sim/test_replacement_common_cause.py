@@ -107,18 +107,6 @@ def test_a_lost_cdu_drains_nobody_and_is_named() -> None:
     assert causes <= {"none", "facility", "shared"}
 
 
-def test_a_lost_cdu_whose_gpus_fail_for_good_drains_nobody() -> None:
-    """Health itself blames the devices; the diagnosis above them knows better."""
-    daemon = Daemon()
-    hot = below("cdu", 1)
-    daemon.view.diagnosed = (fault("pump_trip", "cdu", 1, daemon.now_s),)
-    daemon.judge(hot, FAILED, "replace", 0.9)
-    daemon.ask(3600.0)
-    assert not daemon.out().any()
-    words = daemon.words()
-    assert "cdu" in words or "cooling" in words or not daemon.accounts
-
-
 def test_a_lost_feed_drains_nobody() -> None:
     daemon = Daemon()
     dark = below("feeder", 2)

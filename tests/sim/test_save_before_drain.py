@@ -8,7 +8,6 @@ import numpy as np
 
 from policies.checkpointing import Checkpoint
 from policies.checkpointing.texts import SINCE
-from policies.node_replacement.policy import SERVICE
 from tests.support.builders import Twin
 from tests.support.replacement_site import Replacing
 from twin.catalogue import NS
@@ -116,10 +115,3 @@ def test_a_job_that_never_saves_is_waited_for_until_the_deadline_and_no_longer()
     assert np.isfinite(twin.wished_s)
     assert deadline_ns / NS <= twin.drained_s <= deadline_ns / NS + 30.0
     assert 60.0 <= twin.drained_s - twin.wished_s <= 1800.0 + 60.0
-
-
-def test_only_one_of_them_speaks_of_service_levels() -> None:
-    twin = Both()
-    twin.bad(0, FAILED, "drain", 0.9)
-    twin.go(600)
-    assert {i for i, _ in twin.asked(SERVICE)} == {0}
