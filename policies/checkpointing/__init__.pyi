@@ -1,4 +1,3 @@
-from .belief import best_believed as best_believed
 from .costs import (
     DECLARED as DECLARED,
     MEASURED as MEASURED,
@@ -25,7 +24,6 @@ from .plan import (
     IntervalPlan as IntervalPlan,
     SaveTerms as SaveTerms,
     best_plan as best_plan,
-    best_plan_shared as best_plan_shared,
     ettr_at as ettr_at,
 )
 from .policy import (

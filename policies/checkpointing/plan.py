@@ -158,24 +158,6 @@ def fair_shares(demand: F64, place: ArrayLike, most: float, weight: F64) -> F64:
     return given
 
 
-def best_plan_shared(terms: SaveTerms, storage: ArrayLike, share: float = STORAGE_SHARE) -> IntervalPlan:
-    """As `plan`, with the durable intervals of jobs that share a storage stretched until their saves fit.
-
-    What occupies the storage is a save's block and its flush. Jobs that are not stretched keep their plan.
-    """
-    free = best_plan(terms)
-    arrays = _arrays(terms)
-    busy = arrays.block_s + arrays.flush_s
-    least = least_interval_s(busy, storage, np.minimum(free.interval_s, MOST_S), share)
-    i = np.flatnonzero((least > free.interval_s) & (np.asarray(storage) >= 0))
-    if not len(i):
-        return free
-    bound = best_plan(SaveTerms(*(x[i] for x in arrays)), least[i])
-    for all_jobs, found in zip(free, bound, strict=True):
-        all_jobs[i] = found
-    return free
-
-
 def _arrays(terms: SaveTerms) -> SaveTerms:
     """As float arrays of one shape, within bounds, and NaN in all that counts where one thing is NaN."""
     x = SaveTerms(*(seconds(x) for x in np.broadcast_arrays(*(np.atleast_1d(np.asarray(x)) for x in terms))))

@@ -59,7 +59,8 @@ def test_demand_of_a_cluster(
     """A week of one of its sixteen files, in ticks of an hour."""
     path = recording("gpu-demand-helios-earth") / "vc3sl" / "cluster_sequence_vc.csv.xz"
     part, rows = tmp_path / path.name, 7 * 24 * 60
-    part.write_bytes(lzma.compress(b"".join(lzma.open(path).readlines()[: 1 + rows])))
+    with lzma.open(path) as file:
+        part.write_bytes(lzma.compress(b"".join(file.readlines()[: 1 + rows])))
     mapping, site = DEPLOY / "mappings/helios-gpu-demand.yaml", DEPLOY / "sites/helios-earth.yaml"
     result = replayed(capsys, "--site", site, "--map", mapping, "--tick", "1h", "--trace", part)
     assert result["messages"]["bad"] == 0

@@ -10,20 +10,10 @@ from hypothesis import given, settings, strategies as st
 from scipy.optimize import minimize
 from scipy.stats import gamma
 
-from policies.checkpointing import (
-    IntervalPlan,
-    SaveTerms,
-    best_believed,
-    best_interval,
-    best_plan,
-    best_plan_shared,
-    ettr,
-    ettr_at,
-    young_s,
-)
-from policies.checkpointing.belief import ettr_believed
+from policies.checkpointing import IntervalPlan, SaveTerms, best_interval, best_plan, ettr, ettr_at, young_s
 from policies.checkpointing.plan import least_interval_s
 from policies.checkpointing.single_tier import daly_s
+from tests.support.believed_rates import best_believed, ettr_believed
 
 HOUR = 3600.0
 NONE = np.nan
@@ -226,21 +216,6 @@ def test_saves_of_one_storage_fit() -> None:
     least = least_interval_s(flush, storage, wanted, 0.5, np.array([1.0, 1.0, 1.0, 1.0, 1e9]))
     assert least[0] == pytest.approx(60.0 / 0.38), "who wants little leaves its weight to the others"
     assert np.isfinite(least_interval_s(np.array([np.inf, 0.0, np.nan]), [0, 0, 0], np.zeros(3))).all()
-
-
-@settings(max_examples=50, deadline=None)
-@given(n=st.integers(1, 60), seed=st.integers(0, 1000), share=st.floats(0.1, 1.0))
-def test_shared_plans_fit_and_move_nobody_else(n: int, seed: int, share: float) -> None:
-    x, rng = random_terms(n, seed), np.random.default_rng(seed)
-    storage = rng.integers(-1, 4, n)
-    free, found = best_plan(x), best_plan_shared(x, storage, share)
-    used = (x.block_s + x.flush_s) / found.interval_s
-    for s in range(4):
-        assert used[storage == s].sum() <= share * (1.0 + 1e-9)
-    alone = storage == -1
-    assert np.array_equal(free.interval_s[alone], found.interval_s[alone])
-    assert (found.interval_s >= free.interval_s * (1.0 - 1e-12)).all()
-    assert (found.ettr <= free.ettr + 1e-7).all()
 
 
 CLAIM = st.tuples(st.floats(0.1, 1e6), st.floats(0.0, 1e7), st.floats(0.5, 400.0))

@@ -12,7 +12,6 @@ from scipy.special import gamma as gamma_of, lambertw, zeta
 
 from policies.checkpointing import (
     best_ahead,
-    best_believed,
     best_interval,
     best_weibull,
     ettr,
@@ -20,10 +19,11 @@ from policies.checkpointing import (
     ettr_weibull,
     young_s,
 )
-from policies.checkpointing.belief import ettr_believed, gauss_gamma, quadrature
+from policies.checkpointing.belief import gauss_gamma, quadrature
 from policies.checkpointing.prediction import worth_saving_s
 from policies.checkpointing.single_tier import best_fraction, daly_s, maximise
 from policies.checkpointing.weibull import scale_s
+from tests.support.believed_rates import best_believed, ettr_believed
 
 HOUR, MINUTE = 3600.0, 60.0
 # (MTTF h, save s, restart s, best interval min, ETTR at it, at 30, 60 and 120 min)

@@ -17,7 +17,6 @@ from twin.telemetry import (
     EntityState,
     PackedState,
     RareState,
-    RingBuffer,
     RingSpec,
     Sizes,
     SparseState,
@@ -70,7 +69,6 @@ class Watch(EntityState):
     errors: dict[str, I32] = keyed("i4")
     noise: Noise = part()
     cycles: Cycles = part()
-    rings: dict[str, RingBuffer] = part()
     by_code: dict[str, Noise] = part(make="_noise")
     reports: dict[str, Report] = records(Report, "id", was="told")
     places: dict[str, Report] = records(Report, "id", of_place=True)
@@ -79,7 +77,6 @@ class Watch(EntityState):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__(sizes)
         self.noise, self.cycles = Noise(sizes, "gpu"), Cycles(sizes, "gpu")
-        self.rings = {"temp_c": RingBuffer(sizes, RingSpec("gpu", 4))}
         self.by_code: dict[str, Noise] = {}
         self.packed = Packed([("power", "node", sizes["node"]), ("sums", "balance", 2),
                               ("temp", "gpu", sizes["gpu"])])  # fmt: skip
@@ -104,8 +101,6 @@ def filled(seed: int) -> Watch:
     index = np.flatnonzero(rng.random(N) < 0.6).astype(np.int32)
     watch.cycles.insert(index, count=rng.integers(1, 9, len(index)), when=rng.integers(1, 9, (2, len(index))))
     watch.cycles.total = 3
-    for k in range(int(rng.integers(7))):
-        watch.rings["temp_c"].push(rng.normal(size=N).astype(np.float32), 10 + k)
     watch.by_code["node.63"] = watch._noise("node.63")
     watch.by_code["node.63"].variance[:] = [1.0, 2.0, 3.0]
     for key, table, entity in (("late", "gpu", 3), ("all", "site", 0), ("early", "gpu", 1)):
@@ -133,10 +128,6 @@ def test_a_dump_is_plain_data_and_restores_to_the_same(seed: int) -> None:
     back.restore(unpack(raw))
     assert pack(back.dump()) == raw
     assert back.any_down
-    times, values = back.rings["temp_c"].ordered()
-    expected_ns, expected = watch.rings["temp_c"].ordered()
-    assert times.tolist() == expected_ns.tolist()
-    assert np.array_equal(values, expected)
     back.seen_ns[0] += 1
     assert pack(watch.dump()) == raw, "what was restored is a copy"
 
@@ -165,7 +156,6 @@ def test_a_replaced_entity_begins_as_new_and_no_other_one_does(seed: int, entity
                               (watch.noise.variance, before.noise.variance, new.noise.variance)):  # fmt: skip
         assert np.array_equal(array[others], old[others])
         assert np.array_equal(array[entity], fresh[entity], equal_nan=True)
-    assert np.isnan(watch.rings["temp_c"].values[:, entity]).all()
     assert watch.cycles.index.tolist() == [i for i in before.cycles.index.tolist() if i != entity]
     assert watch.by_code["node.63"].variance.tolist() == [1.0, 2.0, 3.0]
     keys = [key for key, r in before.reports.items() if (r.table, r.entity) != ("gpu", entity)]
@@ -194,9 +184,6 @@ def test_a_changed_site_moves_the_rows_of_those_that_stayed(seed: int, order: li
         assert np.array_equal(
             new.level[:, i], old.level[:, was] if was >= 0 else np.full((2, 3), 0.5, np.float32)
         )
-        assert np.array_equal(new.rings["temp_c"].values[:, i],
-                              old.rings["temp_c"].values[:, was] if was >= 0 else np.full(4, np.nan),
-                              equal_nan=True)  # fmt: skip
         if was in rows:
             kept[i] = rows[was]
     assert dict(zip(new.cycles.index.tolist(), new.cycles.count.tolist(), strict=True)) == kept

@@ -6,7 +6,6 @@ from .columns import (
     OldOfNew as OldOfNew,
     PackedState as PackedState,
     RareState as RareState,
-    RingBuffer as RingBuffer,
     RingSpec as RingSpec,
     Sizes as Sizes,
     SparseState as SparseState,

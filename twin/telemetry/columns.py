@@ -5,7 +5,7 @@ A class or a policy declares what it keeps; dump, restore, forget and remap foll
 * a *column* has one value (or a small block) per entity of a table;
 * *keyed* columns are a dict of columns, each of the table that its key begins with (`gpu.ecc_sbe_count`);
 * a *scalar* belongs to no entity;
-* a *ring* has the last few columns of a table with their instants;
+* a *ring* has the last few columns of a table with their instants (of a policy);
 * *rows* are sparse columns: one row per entity that has any (`SparseState`, with `cell`);
 * *records* are a dict of dataclasses, some of them of one entity each;
 * *entries* are a dict of plain values whose keys name an entity;
@@ -594,51 +594,6 @@ class SparseState(EntityState):
             for name in self.cells:
                 setattr(self, name, getattr(old, name)[..., at])
         super().adopt(old, old_of_new)
-
-
-class RingBuffer(EntityState):
-    """The last columns of one table with their instants; the oldest slot is written over."""
-
-    t_ns: I64
-
-    def __init__(self, sizes: Sizes, ring: RingSpec) -> None:
-        super().__init__(sizes, ring.table)
-        self.ring = ring
-        self.values, self.t_ns = fresh_ring(ring, sizes)
-
-    def push(self, values: np.ndarray, now_ns: int) -> None:
-        """Keep a column [n] of this instant."""
-        at = int(np.argmin(self.t_ns))
-        self.values[at], self.t_ns[at] = values, now_ns
-
-    def ordered(self) -> tuple[I64, np.ndarray]:
-        """(instants [k], values [k, n]), oldest first."""
-        return in_order(self.values, self.t_ns)
-
-    def dump(self) -> dict[str, Any]:
-        """Everything that is kept, for a snapshot or a checksum."""
-        return {"values": self.values, "t_ns": self.t_ns}
-
-    def restore(self, data: Mapping[str, Any]) -> None:
-        """Take over what `dump` gave."""
-        if np.shape(data["values"]) == self.values.shape:
-            self.values, self.t_ns = (
-                np.array(data["values"], self.ring.dtype),
-                np.array(data["t_ns"], np.int64),
-            )
-
-    def forget(self, table: str, entity: int) -> None:
-        """Another device sits in this slot: its past is not the old one's."""
-        if table == self.table:
-            self.values[:, entity] = self.ring.fill
-
-    def adopt(self, old: Self, old_of_new: OldOfNew) -> None:
-        """Take over the past of entities that the new site still has."""
-        if self.table in old_of_new:
-            ColumnSpec(self.ring.dtype, lead=(self.ring.slots,)).move(
-                old.values, self.values, old_of_new[self.table]
-            )
-            self.t_ns = old.t_ns.copy()
 
 
 def fresh_ring(ring: RingSpec, sizes: Sizes) -> tuple[np.ndarray, I64]:

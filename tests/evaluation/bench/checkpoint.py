@@ -15,14 +15,7 @@ import msgspec
 import numpy as np
 from rich.console import Console
 
-from policies.checkpointing import (
-    IntervalPlan,
-    SaveTerms,
-    best_believed,
-    best_plan,
-    best_plan_shared,
-    ettr_at,
-)
+from policies.checkpointing import IntervalPlan, SaveTerms, best_plan, ettr_at
 from tests.evaluation.harness import (
     Figures,
     answer_parent,
@@ -33,15 +26,15 @@ from tests.evaluation.harness import (
     table,
     timed_ms,
 )
+from tests.support.believed_rates import best_believed
 from twin.catalogue import F64
 
-JOBS, ROUNDS, STORAGES = 10_000, 60, 40
+JOBS, ROUNDS = 10_000, 60
 # (key, whether more is better, bound), from the requirements of the project
 GOALS: tuple[tuple[str, bool, float], ...] = (("checkpoint.n10k.plan_ms_p50", False, 100.0),)
 ROWS = (
     ("plan all", "plan_ms"),
     ("  the same in processor time", "plan_cpu_ms"),
-    ("  the same, storages shared", "plan_shared_ms"),
     ("what three fixed intervals are worth", "ettr_at_ms"),
     ("one tier alone: plan", "one_tier_ms"),
     ("  the golden section, as good", "golden_ms"),
@@ -82,12 +75,10 @@ def jobs(count: int, seed: int = 9) -> SaveTerms:
 def measured(task: CheckpointLoad) -> dict[str, float | int]:
     """Figures of a task: times in ms, and how much ETTR the plan leaves to the golden section."""
     x = jobs(task.jobs)
-    storage = np.arange(task.jobs) % STORAGES
     one = x._replace(local_block_s=np.full(task.jobs, np.nan), soft_per_s=np.zeros(task.jobs))
     few = max(1, task.rounds // 10)
     times: dict[str, F64] = {}
     times["plan_ms"], times["plan_cpu_ms"] = timed_ms(lambda: best_plan(x), task.rounds)
-    times["plan_shared_ms"], _ = timed_ms(lambda: best_plan_shared(x, storage), task.rounds)
     times["ettr_at_ms"], _ = timed_ms(lambda: [ettr_at(x, s) for s in (1800.0, 3600.0, 7200.0)], task.rounds)
     times["one_tier_ms"], _ = timed_ms(lambda: best_plan(one), task.rounds)
     rival = (one.block_s, one.restart_s, one.hard_shape, one.hard_per_s, one.flush_s)
