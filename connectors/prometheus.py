@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from connectors.http_body import body_of
+from connectors.http_answer import body_of, failing_as
 from connectors.series import SeriesFaults, SeriesSample, SeriesTable, Sums, packed, remedy_of
 from connectors.series_map import SeriesMap, load_map
 from twin.catalogue import BadMessage, ConfigError, ConnectorError
@@ -248,14 +248,9 @@ class PrometheusSource:
     async def _fetch(self, session: aiohttp.ClientSession) -> bytes:
         """One page. Raises ConnectorError with what the exporter did instead."""
         options: dict[str, Any] = {} if self._tls is None else {"ssl": self._tls}
-        try:
+        with failing_as(ConnectorError, self._shown, self._timeout_s):
             async with session.get(self._url, allow_redirects=False, **options) as answer:
                 if answer.status != 200:
                     hint = HINTS.get(answer.status, "; expected 200")
                     raise ConnectorError(f"{self._shown}: answers {answer.status}{hint}")
                 return await body_of(answer, self._shown, MAX_PAGE, ConnectorError)
-        except TimeoutError as error:
-            raise ConnectorError(f"{self._shown}: no whole answer within {self._timeout_s:g} s") from error
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            why = str(error).replace(self._url, self._shown)[:200]
-            raise ConnectorError(f"{self._shown}: {type(error).__name__}: {why}") from None

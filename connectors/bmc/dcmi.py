@@ -31,6 +31,15 @@ ACTIONS: dict[str, tuple[str, str]] = {
 }
 # Words of refusals that another try does not mend; source: completion codes of DCMI 1.5 and IPMI 2.0
 FOR_GOOD = ("out of range", "Invalid command", "Command not", "Insufficient privilege", "not supported")
+# A BMC may answer a wrong user or password by silence.
+NO_SESSION = "look at address and port, user and password, and whether IPMI over LAN is on"
+# What a person can do about words of ipmitool, the first that fit (src/plugins/lanplus/lanplus.c)
+HINTS = (
+    ("HMAC is invalid", "the password is refused; expected that of the user in password_file"),
+    ("unauthorized name", "the user is refused; expected one of the BMC's users, with the right to use LAN"),
+    ("Unable to establish", NO_SESSION),
+    ("Address lookup", "no such host; look at the name, and at the DNS of this host"),
+)
 _LINE = re.compile(r"^\s*(?P<label>[A-Za-z ]{4,60}?)\s*:\s*(?P<value>.*?)\s*$", re.MULTILINE)
 _WATTS = re.compile(r"([0-9]{1,6})\s*Watts?\b", re.IGNORECASE)
 _MS = re.compile(r"([0-9]{1,10})\s*milliseconds", re.IGNORECASE)
@@ -199,20 +208,22 @@ class DcmiBmc:
             )
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else "a word that cannot be passed on"
-            raise ConnectorError(f"{self.name}: {self._words[0]}: {why}") from None
+            hint = "; install ipmitool, or name it in `program`" if isinstance(error, OSError) else ""
+            raise ConnectorError(f"{self.name}: {self._words[0]}: {why}{hint}") from None
         what = f"{self.name}: dcmi power {words[0]}"
         try:
             async with asyncio.timeout(self._timeout_s):
                 out, errors = await asyncio.gather(_some(process.stdout), _some(process.stderr))
                 code = await process.wait()
         except TimeoutError:
-            raise ConnectorError(f"{what}: no answer within {self._timeout_s:g} s") from None
+            raise ConnectorError(f"{what}: no answer within {self._timeout_s:g} s; {NO_SESSION}") from None
         finally:
             await _end(process)
         if code != 0:
             why = _short((errors or out).replace(secret, "***")) or f"exit {code}"
             kind = ActuationError if any(w in why for w in FOR_GOOD) else ConnectorError
-            raise kind(f"{what}: {why}")
+            hint = next((f"; {hint}" for words, hint in HINTS if words in (errors or out)), "")
+            raise kind(f"{what}: {why}{hint}")
         return out
 
 

@@ -25,6 +25,7 @@ READBACK = {GPU_CAP: ("gpu", "power_limit_w"), NODE_CAP: ("node", "power_cap_rea
 # At most with one BMC at a time, so that one that answers slowly takes no place for long. source: estimate,
 # a walk of 100 resources at a second each
 VISIT_S = 120.0
+REMEDY = "look at the address, the user and the password of that BMC; docs/bmc.md says what is asked of it"
 LONGEST_S = 60.0  # between two readings of a BMC that does not answer, unless its period is longer
 
 
@@ -195,12 +196,12 @@ class BmcSource:
                 if items:
                     inlet.stage(items, now_ns, self._period_s)
                 for fault in reading.faults:
-                    inlet.reject(bmc.name, fault)
+                    inlet.reject(bmc.name, fault, REMEDY)
             except (ConnectorError, ActuationError) as error:
-                inlet.reject(bmc.name, str(error))
+                inlet.reject(bmc.name, str(error), REMEDY)
             except Exception as error:  # one BMC must not end the reading of others
                 log.exception("%s", bmc.name)
-                inlet.reject(bmc.name, f"{type(error).__name__}: {error}"[:300])
+                inlet.reject(bmc.name, f"{type(error).__name__}: {error}"[:300], REMEDY)
             pause_s = self._period_s
             if bmc.name in self._fleet.failing:
                 pause_s = max(pause_s, backoff.next_s())

@@ -19,7 +19,7 @@ import aiohttp
 import msgspec
 
 from connectors.bmc.limits import Changed
-from connectors.http_body import body_of
+from connectors.http_answer import body_of, failing_as
 from twin.catalogue import ActuationError, ConfigError, ConnectorError
 
 ROOT = "/redfish/v1/"  # source: DSP0266, the one path that is fixed
@@ -76,7 +76,12 @@ class RedfishClient:
     async def root(self) -> JSON:
         """The service root, asked once."""
         if self._root is None:
-            self._root = (await self._once("GET", ROOT, None, "", signed=False)).body
+            try:
+                self._root = (await self._once("GET", ROOT, None, "", signed=False)).body
+            except Gone as error:
+                raise ConnectorError(
+                    f"{error}; expected a Redfish service: is this a BMC's address?"
+                ) from None
         return self._root
 
     async def close(self) -> None:
@@ -167,21 +172,13 @@ class RedfishClient:
             headers["Content-Type"] = "application/json"
             options["data"] = msgspec.json.encode(body)
         url = self.base + path
-        try:
+        limit = aiohttp.ClientTimeout(total=self._timeout_s)
+        with failing_as(ConnectorError, url, self._timeout_s):
             async with self._http().request(
-                method,
-                url,
-                headers=headers,
-                allow_redirects=False,
-                timeout=aiohttp.ClientTimeout(total=self._timeout_s),
-                **options,
+                method, url, headers=headers, allow_redirects=False, timeout=limit, **options
             ) as answer:
                 text = await body_of(answer, url, MAX_BODY, ConnectorError)
                 return self._judge(method, url, answer, text)
-        except TimeoutError:
-            raise ConnectorError(f"{url}: no whole answer within {self._timeout_s:g} s") from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise ConnectorError(f"{url}: {type(error).__name__}: {str(error)[:200]}") from None
 
     def _judge(self, method: str, url: str, answer: aiohttp.ClientResponse, text: bytes) -> HttpAnswer | str:
         """Interpret an answer."""

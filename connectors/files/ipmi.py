@@ -50,6 +50,9 @@ _REDUCE: dict[str, Callable[[list[float]], float]] = {
 Values = list[tuple[str, float | None]]  # (signal of a node, value in core units or "no reading")
 
 
+RowOutcome = Literal["ignored", "bad", "other"]
+
+
 @dataclass
 class RowTally:
     """Counts of rows or lines by outcome and reason: `total` = `decoded` + `ignored` + `bad`."""
@@ -58,17 +61,15 @@ class RowTally:
     decoded: int = 0
     ignored: int = 0
     bad: int = 0
-    reasons: dict[tuple[str, str, str], tuple[int, str]] = field(default_factory=dict)
+    reasons: dict[tuple[RowOutcome, str, str], tuple[int, str]] = field(default_factory=dict)
 
-    def count(
-        self, outcome: Literal["ignored", "bad", "other"], what: str, why: str, sample: str, number: int = 1
-    ) -> None:
+    def count(self, outcome: RowOutcome, what: str, why: str, sample: str, number: int = 1) -> None:
         """Note `number` more of this kind; the first sample is kept. `other` is no unit of its own."""
         if outcome == "ignored":
             self.ignored += number
         elif outcome == "bad":
             self.bad += number
-        key = (outcome, what[:80], why[:160])
+        key: tuple[RowOutcome, str, str] = (outcome, what[:80], why[:160])
         if key not in self.reasons and len(self.reasons) >= _MAX_REASONS:
             key = (outcome, "other", "too many reasons to list")
         before, first = self.reasons.get(key, (0, sample[:80]))

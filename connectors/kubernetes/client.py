@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 
 from connectors.backoff import Backoff
-from connectors.http_body import body_of
+from connectors.http_answer import body_of, failing_as
 from connectors.kubernetes.access import Access
 from twin.catalogue import ConfigError, ConnectorError
 
@@ -103,32 +103,20 @@ class KubernetesClient:
         query = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(WATCH_S), **params}
         limit = aiohttp.ClientTimeout(total=WATCH_S + self._timeout_s, sock_connect=self._timeout_s)
         try:
-            async with self._ask(access, "GET", path, query, timeout=limit) as answer:
-                if answer.status == 401:
-                    await self._renew(access, path)
-                    raise Away(f"{path}: the token was renewed")
-                if answer.status != 200:
-                    raise _refusal("GET", path, answer, await body_of(answer, path, MAX_BODY, Away))
-                yield b""
-                rest = bytearray()
-                async for part in answer.content.iter_any():
-                    rest += part
-                    if b"\n" in part:
-                        *lines, last = bytes(rest).split(b"\n")
-                        rest = bytearray(last)
-                        for line in lines:
-                            if line.strip():
-                                yield line
-                    if len(rest) > MAX_LINE:
-                        raise Away(f"{path}: an event beyond {MAX_LINE} bytes")
+            with failing_as(Away, f"{access.server}{path}", WATCH_S + self._timeout_s):
+                async with self._ask(access, "GET", path, query, timeout=limit) as answer:
+                    if answer.status == 401:
+                        await self._renew(access, path)
+                        raise Away(f"{path}: the token was renewed")
+                    if answer.status != 200:
+                        raise _refusal("GET", path, answer, await body_of(answer, path, MAX_BODY, Away))
+                    yield b""
+                    async for line in _lines(answer, path):
+                        yield line
         except ApiError as error:
             if error.status == 410:
                 raise Expired(str(error)) from error
             raise
-        except TimeoutError:
-            raise Away(f"{access.server}{path}: the watch did not end in time") from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise _away(access, path, error) from None
 
     async def _tried(
         self,
@@ -166,16 +154,12 @@ class KubernetesClient:
         more: dict[str, Any] = {}
         if kind:
             more = {"data": msgspec.json.encode(body), "headers": {"Content-Type": kind}}
-        try:
+        with failing_as(Away, f"{access.server}{path}", self._timeout_s):
             async with self._ask(access, method, path, params or {}, timeout=limit, **more) as answer:
                 text = await body_of(answer, path, MAX_BODY, Away)
                 if answer.status not in (200, 201, 202):
                     raise _refusal(method, path, answer, text)
                 return text
-        except TimeoutError:
-            raise Away(f"{access.server}{path}: no whole answer within {self._timeout_s:g} s") from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise _away(access, path, error) from None
 
     def _ask(
         self, access: Access, method: str, path: str, params: Params, **more: Any
@@ -220,8 +204,19 @@ class KubernetesClient:
             raise ApiError(f"{refused.server}{path}", 401, "Unauthorized", f"{what} is not accepted")
 
 
-def _away(access: Access, path: str, error: Exception) -> Away:
-    return Away(f"{access.server}{path}: {type(error).__name__}: {str(error)[:200]}")
+async def _lines(answer: aiohttp.ClientResponse, path: str) -> AsyncGenerator[bytes, None]:
+    """Lines of a body that goes on, without empty ones. Raises Away for one beyond MAX_LINE."""
+    rest = bytearray()
+    async for part in answer.content.iter_any():
+        rest += part
+        if b"\n" in part:
+            *lines, last = bytes(rest).split(b"\n")
+            rest = bytearray(last)
+            for line in lines:
+                if line.strip():
+                    yield line
+        if len(rest) > MAX_LINE:
+            raise Away(f"{path}: an event beyond {MAX_LINE} bytes")
 
 
 class _Status(msgspec.Struct):

@@ -37,6 +37,7 @@ RESTATE_S = 30.0  # between two readings of a level that did not change, as of t
 FAILURES = 3  # watches on end that fail before the link counts as down
 FIRST_S, LONGEST_S = 0.5, 1.0  # pauses after a watch that failed
 BOUND = "spec.nodeName!="  # pods that have a node
+REMEDY = "look whether `kubectl get nodes` answers with that kubeconfig on this host"
 MAX_FAULTS = 200  # of one list that are reported
 SLICE = 500  # pods that are taken in at a stretch
 FRESH_S = 2 * WATCH_S  # what the server said longer ago says nothing of now
@@ -84,7 +85,7 @@ class Followed(Generic[Kind]):
                 await self._pause(error)
             except Away as error:
                 await self._pause(error)
-                inlet.reject("kubernetes", str(error))
+                inlet.reject("kubernetes", str(error), REMEDY)
 
     async def _pause(self, error: ConnectorError) -> None:
         self._failed += 1

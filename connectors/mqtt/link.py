@@ -99,7 +99,7 @@ class Presence:
     offline: bytes
 
 
-OnMessage = Callable[[Message], None]
+OnMessage = Callable[[Message], object]
 OnLost = Callable[[str, str, int], None]  # where, why, how many
 
 

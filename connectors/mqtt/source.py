@@ -2,7 +2,7 @@
 
 `CORE` and `COMMON` are routes of every site; a configuration adds its own between them, such as `plant/#` for
 line protocol. A replay of a capture uses the same `Router`. A message that cannot be decoded is counted under
-its topic and never stops the link.
+its source and never stops the link.
 """
 
 from __future__ import annotations
@@ -144,6 +144,28 @@ class Router:
                 decoder = self._decoders.get((form, mapping)) or self.decoder(form, mapping)
                 return decoder.decode(message)
         return Ignored("topic", "no route: neither BMS/v1/, IT/v1/ nor a topic of the configuration")
+
+    def take(self, every: Inlet, message: Message) -> Literal["decoded", "ignored", "bad"]:
+        """Decode a message and stage its items, under the source that its topic names: what became of it."""
+        topic = message.topic[:200]
+        inlet = every.of(origin_of(topic), outside=True)
+        try:
+            items = self.decode(message)
+        except BadMessage as error:
+            inlet.reject(topic, str(error))
+            return "bad"
+        except Exception as error:  # a message must not be able to stop all others
+            inlet.reject(topic, f"its decoder failed: {type(error).__name__}: {error}")
+            return "bad"
+        if isinstance(items, Ignored):
+            inlet.skip(items.what, items.why, topic, items.remedy)
+        elif items:
+            inlet.stage(items, message.t_ns)
+        for why, count in self.faults():
+            inlet.reject(topic, why if count == 1 else f"{why} ({count} times)")
+        for why, _ in self.strangers():
+            inlet.skip("name", why, topic, remedy_of(why))
+        return "ignored" if isinstance(items, Ignored) else "decoded"
 
     def decoder(self, form: Form, mapping: str = "") -> Decoder:
         """The decoder of a form and mapping; the same each time. Raises ConfigError for a bad mapping."""
@@ -294,30 +316,9 @@ class MqttSource:
         """Hold the link up until cancelled. Raises ConnectorError when it is down."""
         checks = asyncio.ensure_future(self._check(inlet))
         try:
-            await self.link.run(partial(self._take, inlet), inlet.drop)
+            await self.link.run(partial(self.router.take, inlet), inlet.drop)
         finally:
             checks.cancel()
-
-    def _take(self, every: Inlet, message: Message) -> None:
-        """Decode a message and stage its items, under the source that its topic names."""
-        topic = message.topic[:200]
-        inlet = every.of(origin_of(topic), outside=True)
-        try:
-            items = self.router.decode(message)
-        except BadMessage as error:
-            inlet.reject(topic, str(error))
-            return
-        except Exception as error:  # a message must not be able to stop all others
-            inlet.reject(topic, f"its decoder failed: {type(error).__name__}: {error}")
-            return
-        if isinstance(items, Ignored):
-            inlet.skip(items.what, items.why, topic, items.remedy)
-        elif items:
-            inlet.stage(items, message.t_ns)
-        for why, count in self.router.faults():
-            inlet.reject(topic, why if count == 1 else f"{why} ({count} times)")
-        for why, _ in self.router.strangers():
-            inlet.skip("name", why, topic, remedy_of(why))
 
     async def _check(self, inlet: Inlet) -> None:
         """Report floods and faults of the link, and ask Sparkplug nodes for births we missed."""

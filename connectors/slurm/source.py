@@ -24,6 +24,13 @@ from twin.telemetry import JobKind, Reading
 FRESH_PERIODS = 2.0  # a listing this old still says whether renewals need anything
 # Placement is read back each so many periods, or in its signal's period: of 10,800 nodes that is 10 MB
 MARKS_PERIODS, MARKS_S = 4.0, 60.0
+REMEDY = "look whether `sinfo` and `squeue` answer the daemon's user on this host"
+# What a person can do about words of Slurm, the first that fit (src/common/slurm_errno.c)
+HINTS = (
+    ("nable to contact", "look whether slurmctld runs, and whether `jobs.slurm.conf` is its slurm.conf"),
+    ("uthentication", "look whether munged runs here, with the key of the cluster"),
+    ("onfig", "look at the slurm.conf of this host, or name one in `jobs.slurm.conf`"),
+)
 MAX_OUTPUT, MAX_REASON = 64 * 2**20, 2**16  # bytes
 
 
@@ -78,6 +85,10 @@ class SlurmSource:
             if await self._list(inlet, known):
                 known = {}
             await self._levels(inlet)
+            for host in self.ledger.strangers:
+                why = f"{host[:60]!r} of Slurm is no node of the site"
+                inlet.skip("host", why, host[:60], "name its node in `jobs.slurm.node_names`")
+            self.ledger.strangers.clear()
             due_s = max(due_s + self.period_s, time.monotonic())
             await asyncio.sleep(due_s - time.monotonic())
 
@@ -91,12 +102,8 @@ class SlurmSource:
             raise ConnectorError(f"squeue: {str(error)[:300]}") from error
         events = self.ledger.changes(listing, known, whole=not bad)
         for why in (*bad, *self.ledger.faults):
-            inlet.reject(self.name, why)
+            inlet.reject(self.name, why, REMEDY)
         self.ledger.faults.clear()
-        for host in self.ledger.strangers:
-            why = f"{host[:60]!r} of Slurm is no node of the site"
-            inlet.skip("host", why, host[:60], "name its node in `jobs.slurm.node_names`")
-        self.ledger.strangers.clear()
         if events:
             inlet.stage(events, time.time_ns())
         return not bad
@@ -107,7 +114,7 @@ class SlurmSource:
         try:
             nodes = await self.nodes()
         except ConnectorError as error:
-            inlet.reject(self.name, str(error))
+            inlet.reject(self.name, str(error), REMEDY)
             return
         now_ns = time.time_ns()
         items: list[Item] = [
@@ -130,7 +137,7 @@ class SlurmSource:
             if time.monotonic() - self.marks_s > self.marks_every_s - self.period_s / 2:
                 await self.read_marks()
         except ConnectorError as error:
-            inlet.reject(self.name, str(error))
+            inlet.reject(self.name, str(error), REMEDY)
         if self._staged_s == self.marks_s:
             return
         self._staged_s, at_ns = self.marks_s, self._marks_ns
@@ -175,7 +182,9 @@ class SlurmSource:
                 start_new_session=True,
             )
         except OSError as error:
-            raise ConnectorError(f"{command[0]}: cannot be run: {error.strerror or error}") from error
+            why = error.strerror or error
+            text = f"{command[0]}: cannot be run: {why}; expected Slurm's client commands on this host"
+            raise ConnectorError(text) from error
         try:
             async with asyncio.timeout(self._timeout_s):
                 pipes = (process.stdout, MAX_OUTPUT), (process.stderr, MAX_REASON)
@@ -192,7 +201,8 @@ class SlurmSource:
             raise ConnectorError(f"{command[0]}: more than {MAX_OUTPUT} bytes of answer")
         if code != 0:
             why = err.decode("utf-8", "replace").strip().replace("\n", "; ")[:300]
-            raise ConnectorError(f"{command[0]}: ends with {code}: {why or 'no reason given'}")
+            hint = next((f"; {hint}" for words, hint in HINTS if words in why), "")
+            raise ConnectorError(f"{command[0]}: ends with {code}: {why or 'no reason given'}{hint}")
         return out.decode("utf-8", "replace")
 
 

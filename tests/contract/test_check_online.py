@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from connectors.mqtt import MqttLink
-from tests.support.builders import two_racks
 from tests.support.mosquitto import free_port, mosquitto
 from tests.support.mqtt_links import Server, held, settings
-from twin.cli.main import main
+from tests.support.online_checks import check
 
 PAGES = {
     "/metrics": ("text/plain", 'DCGM_FI_DEV_POWER_USAGE{gpu="0",Hostname="lab/h/r1/node0"} 700\n'
@@ -26,7 +24,6 @@ PAGES = {
     "/nameless": ("text/plain", 'DCGM_FI_DEV_POWER_USAGE{gpu="0"} 700\n'),
     "/node": ("text/plain", 'node_load1 0.5\nnode_boot_time_seconds 1\n'),
     "/": ("text/html", "<html><body>exporter</body></html>"),
-    "/ping": ("text/plain", ""),
 }  # fmt: skip
 
 
@@ -37,6 +34,10 @@ class Exporter(BaseHTTPRequestHandler):
         self.send_header("Content-Type", kind)
         self.end_headers()
         self.wfile.write(text.encode())
+
+    def do_POST(self) -> None:
+        self.send_response(204 if self.path.startswith("/api/v2/write?org=racktwin&bucket=racktwin") else 404)
+        self.end_headers()
 
     def log_message(self, *_: Any) -> None: ...
 
@@ -53,18 +54,6 @@ def url() -> Iterator[str]:
     yield f"http://127.0.0.1:{server.server_address[1]}"
     server.shutdown()
     server.server_close()
-
-
-def check(folder: Path, capsys: pytest.CaptureFixture[str], **sections: Any) -> tuple[int, str]:
-    """(exit code, what it prints), on a wide terminal."""
-    (folder / "site.yaml").write_text(yaml.safe_dump(two_racks()))
-    tree = {"site": "site.yaml", "broker": "embedded", "state": str(folder / "state"), **sections}
-    (folder / "racktwin.yaml").write_text(yaml.safe_dump(tree))
-    words = ["daemon", "check", "--config", str(folder / "racktwin.yaml"), "--online", "--listen", "1.5s"]
-    code = main(words)
-    said = capsys.readouterr()
-    assert not (folder / "state").exists(), "it leaves nothing behind"
-    return code, said.out + said.err
 
 
 def test_an_exporter_that_fits_is_shown_with_what_it_carries_and_whom_it_names_in_vain(

@@ -18,7 +18,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from tests.support.etcd_cluster import EtcdCluster, free_ports, make_certs
+from tests.support.etcd_cluster import EtcdCluster, free_ports, make_certs, secure
 from twin.catalogue import ConfigError, ConnectorError
 from twin.config import load_config
 from twin.daemon.etcd import Etcd, EtcdElection, EtcdRefused
@@ -187,19 +187,6 @@ def test_something_that_is_no_etcd_is_said_to_be_none(tmp_path: Path) -> None:
                 assert not a.may_act()
 
     asyncio.run(play())
-
-
-def secure(member: Any) -> None:
-    """Switch on etcd's users: root, and `twin`, who may only touch our keys."""
-    reach = {"permType": "READWRITE", "key": base64.b64encode(b"/racktwin/").decode(),
-             "range_end": base64.b64encode(b"/racktwin0").decode()}  # fmt: skip
-    member.ask("/v3/auth/user/add", {"name": "root", "password": "r"})
-    member.ask("/v3/auth/user/grant", {"user": "root", "role": "root"})
-    member.ask("/v3/auth/role/add", {"name": "twin"})
-    member.ask("/v3/auth/role/grant", {"name": "twin", "perm": reach})
-    member.ask("/v3/auth/user/add", {"name": "twin", "password": "open sesame"})
-    member.ask("/v3/auth/user/grant", {"user": "twin", "role": "twin"})
-    member.ask("/v3/auth/enable", {})
 
 
 def configured(tmp_path: Path, **leader: Any) -> EtcdElection:

@@ -165,7 +165,7 @@ def test_half_a_page_is_none(site: Site) -> None:
         return half
 
     why, inlet = failing(site, answer)
-    assert "Payload" in why or "Disconnected" in why
+    assert "breaks off before its end" in why or "closed without an answer" in why
     assert not inlet.staged
 
 
@@ -270,7 +270,9 @@ def test_https_needs_trust_and_an_identity(site: Site, tmp_path: Path, server: C
         inlet = Kept(site)
         async with served(reply(text=PAGE), tls) as url:
             for files in ({}, {"ca_file": cert}):
-                with pytest.raises(ConnectorError, match=r"(?i)cert|ssl|disconnected|reset"):
+                with pytest.raises(
+                    ConnectorError, match=r"its certificate|a certificate of ours|closed|reset"
+                ):
                     await asyncio.wait_for(source(site, url, **files).run(inlet), 20)
             assert not inlet.staged
             mine = source(site, url, ca_file=cert, cert_file=cert, key_file=key)

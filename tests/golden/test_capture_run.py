@@ -81,8 +81,8 @@ def test_every_message_is_accounted_for(
     assert counted["total"] == 4711 == counted["decoded"] + counted["ignored"] + counted["bad"]
     assert counted["decoded"] >= 4500
     assert counted["bad"] == 0
-    assert sum(kind["count"] for kind in counted["ignored_kinds"].values()) == counted["ignored"] > 0
-    assert all(kind["why"] for kind in counted["ignored_kinds"].values())
+    assert sum(row["count"] for row in counted["reasons"]) == counted["ignored"] > 0
+    assert all(row["why"] for row in counted["reasons"])
 
 
 def test_heat_and_power_balance(capture: Path, site: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,7 +183,7 @@ def test_metadata_that_comes_late(
     result = replayed(capsys, site, "--trace", path)
     counted = result["messages"]
     assert counted["total"] == 4711 == counted["decoded"] + counted["ignored"] + counted["bad"]
-    early = [k for k in counted["ignored_kinds"].values() if "metadata" in k["why"]]
+    early = [row for row in counted["reasons"] if "metadata" in row["why"]]
     assert sum(k["count"] for k in early) > 100
     assert counted["bad"] == 0
     for rack in COOLED:
@@ -216,6 +216,7 @@ def test_broken_lines_are_counted_and_named(
 
     path = bent(capture, tmp_path / "bent.csv", change)
     counted = replayed(capsys, site, "--trace", path)["messages"]
-    assert counted["bad"] == len(counted["bad_samples"]) == 3
+    bad = [row for row in counted["reasons"] if row["outcome"] == "bad"]
+    assert counted["bad"] == sum(row["count"] for row in bad) == 3
     assert counted["total"] == 4711 == counted["decoded"] + counted["ignored"] + counted["bad"]
-    assert any("line 2002" in sample for sample in counted["bad_samples"])
+    assert any(row["example"] == "line 2002" and row["remedy"] for row in bad)

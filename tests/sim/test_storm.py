@@ -17,7 +17,6 @@ from twin.catalogue import NS, TABLES, find_control
 from twin.contracts import CommandBatch, Decision
 from twin.engine import Engine
 from twin.run import Arrival, TraceReader, replay_arrivals, replay_frames, verify_journal
-from twin.run.recordings import Messages
 from twin.site import Site, build_site
 from twin.telemetry import Block, Frame, Reading, events as ev
 
@@ -35,7 +34,7 @@ class Storm:
         self.rng = np.random.default_rng(seed)
         self.spec = spec(SITES[0], models={}, controls={CAP: {"blast_radius": 6}})
         self.site: Site = build_site(self.spec)
-        self.seconds, self.messages = seconds, Messages()
+        self.seconds = seconds
         self.acks: list[ev.Event] = []
         self.count, self.epoch = 0, 5
 

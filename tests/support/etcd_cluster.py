@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import signal
@@ -154,3 +155,16 @@ class EtcdCluster:
         """Stop all."""
         for member in self.members:
             member.stop(hard=True)
+
+
+def secure(member: Any) -> None:
+    """Switch on etcd's users: root, and `twin`, who may only touch our keys."""
+    reach = {"permType": "READWRITE", "key": base64.b64encode(b"/racktwin/").decode(),
+             "range_end": base64.b64encode(b"/racktwin0").decode()}  # fmt: skip
+    member.ask("/v3/auth/user/add", {"name": "root", "password": "r"})
+    member.ask("/v3/auth/user/grant", {"user": "root", "role": "root"})
+    member.ask("/v3/auth/role/add", {"name": "twin"})
+    member.ask("/v3/auth/role/grant", {"name": "twin", "perm": reach})
+    member.ask("/v3/auth/user/add", {"name": "twin", "password": "open sesame"})
+    member.ask("/v3/auth/user/grant", {"user": "twin", "role": "twin"})
+    member.ask("/v3/auth/enable", {})

@@ -16,7 +16,6 @@ from twin.config import make_engine, spec_of
 from twin.contracts import Decision
 from twin.engine import Engine
 from twin.run import Arrival, Outcome, replay_arrivals
-from twin.run.recordings import Messages
 from twin.site import Site, SiteSpec, build_site
 from twin.telemetry import Block, Frame, Reading, events as ev
 
@@ -82,7 +81,6 @@ class Story:
         self.spec = spec(["r1"])
         self.site = build_site(self.spec)
         self.seconds = seconds
-        self.messages = Messages()
         self._acks: list[ev.Event] = []
         self._equip(self.site)
 

@@ -14,12 +14,13 @@ import base64
 import contextlib
 import json
 import secrets
-import threading
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
+
+from tests.support.thread_server import in_thread
 
 USER, PASSWORD = "racktwin", "a-password-of-tests"
 ROOT = "/redfish/v1"
@@ -279,23 +280,6 @@ def _error(status: int, code: str, words: str) -> web.Response:
     return web.Response(status=status, body=json.dumps(body).encode(), content_type="application/json")
 
 
-@contextlib.contextmanager
-def serving(count: int = 1, **options: Any) -> Iterator[Services]:
+def serving(count: int = 1, **options: Any) -> AbstractContextManager[Services]:
     """Services in a thread, for tests that drive a daemon in a process."""
-    loop, services, end = asyncio.new_event_loop(), Services(count, **options), asyncio.Event()
-    ready = threading.Event()
-
-    async def serve() -> None:
-        async with services:
-            ready.set()
-            await end.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
-    thread.start()
-    try:
-        assert ready.wait(10)
-        yield services
-    finally:
-        loop.call_soon_threadsafe(end.set)
-        thread.join()
-        loop.close()
+    return in_thread(Services(count, **options))

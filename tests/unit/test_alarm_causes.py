@@ -14,7 +14,7 @@ from tests.support.in_process_daemon import Pod, serve
 from twin.catalogue import NS
 from twin.contracts import Finding
 from twin.daemon.alarm_causes import PREFIXES, AlarmCauses, part_title
-from twin.daemon.source_ledger import SourceLedger
+from twin.sources import SourceLedger
 from twin.telemetry import Reading
 
 FIRST = np.arange(144) < 72  # the GPUs of the first rack

@@ -69,7 +69,7 @@ def test_replay_json(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(args) == 0
     result = said(capsys)
     assert result["messages"] == {
-        "total": 70, "decoded": 70, "ignored": 0, "bad": 0, "ignored_kinds": {}, "bad_samples": [],
+        "total": 70, "decoded": 70, "ignored": 0, "bad": 0, "reasons": [],
     }  # fmt: skip
     assert result["ticks"] == 69
     assert set(result["racks"]) == {"r1"}

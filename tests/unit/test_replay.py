@@ -26,7 +26,7 @@ from twin.run import (
     replay_frames,
     summary,
 )
-from twin.run.recordings import Messages, check_fits
+from twin.run.recordings import check_fits
 from twin.site import SiteSpec
 from twin.telemetry import Block, Counts, Frame, Reading, TableUpdate, events as ev
 
@@ -207,7 +207,7 @@ def test_racks_of_the_same_name_in_two_halls_are_told_apart() -> None:
     halls = [{"name": h, "racks": [{"name": "r1"}]} for h in ("h1", "h2")]
     halls[0]["racks"].append({"name": "only"})  # type: ignore[union-attr, attr-defined]
     where = recordings.build_site(spec_of({"site": "s", "halls": halls}, None, "s"))
-    result = summary(engine_of(where, [], []), Outcome(), Messages().summary(), 0.0)
+    result = summary(engine_of(where, [], []), Outcome(), None, 0.0)
     assert set(result["racks"]) == {"s/h1/r1", "only", "s/h2/r1"}
     assert result["power_tree"]["residual_pu"] is None
 

@@ -112,8 +112,8 @@ def test_what_a_message_named_is_escaped_everywhere() -> None:
     book.outcomes["failed", HOSTILE] += 1
     for track in collector.time.tracks.values():
         track.labels = [HOSTILE + str(i) for i in range(len(track.labels))]
-    ignored = {HOSTILE: {"count": 3, "why": HOSTILE}}
-    messages = {"total": 9, "decoded": 1, "bad": 1, "ignored_kinds": ignored, "bad_samples": [HOSTILE]}
+    reason = {"outcome": HOSTILE, "count": 3, "why": HOSTILE, "remedy": HOSTILE, "example": HOSTILE}
+    messages = {"total": 9, "decoded": 1, "bad": 1, "reasons": [reason]}
     text = render(
         collector,
         summary_of(

@@ -7,7 +7,7 @@ import pytest
 from tests.support.builders import site_of, two_racks
 from twin.catalogue import NS
 from twin.daemon import Ingest
-from twin.daemon.source_clock import SourceClock
+from twin.sources import SourceClock
 from twin.telemetry import Reading
 
 T = 1_700_000_000 * NS

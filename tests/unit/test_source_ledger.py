@@ -10,7 +10,8 @@ from hypothesis import given, strategies as st
 
 from tests.support.builders import site_of, two_racks
 from twin.catalogue import NS
-from twin.daemon import Ingest, source_ledger
+from twin.daemon import Ingest
+from twin.sources import ledger as ledger_module
 from twin.telemetry import Block, Reading
 
 T = 1_700_000_000 * NS
@@ -149,7 +150,7 @@ def test_values_out_of_range_are_told_of_the_source_that_brought_them(ingest: In
 
 
 def test_strangers_hide_no_real_source_and_their_counts_are_kept(ingest: Ingest) -> None:
-    most = source_ledger.MAX_STRANGERS
+    most = ledger_module.MAX_STRANGERS
     ingest.of("agent real", outside=True).stage([power(0, T)], T)
     ingest.of("scrape configured")
     for n in range(3 * most):
@@ -172,7 +173,7 @@ def test_reasons_of_one_source_are_bounded_and_differ_by_kind_not_by_value(inges
     assert (line.count, line.example) == (100, "plant/x/99")
     for n in range(100):
         account.skip("a" * n, "why")
-    assert len(account.lines) <= source_ledger.MAX_STRANGERS
+    assert len(account.lines) <= ledger_module.MAX_STRANGERS
     assert sum(x.count for x in account.lines.values()) == 200
 
 

@@ -159,7 +159,7 @@ class Runtime:
     write_note: Callable[[JournalRecord], None] = _nowhere
     reload: Callable[[str], Awaitable[list[str]]] | None = None  # author -> problems; [] is done
     messages: Callable[[], dict[str, Any]] = dict  # what became of received messages
-    ledger: Any = None  # twin.daemon.source_ledger.SourceLedger
+    ledger: Any = None  # twin.sources.SourceLedger
     alarms: Any = None  # twin.daemon.alarms.AlarmBook
     history: Any = None  # twin.run.history_store.HistoryStore
     accounts: dict[str, PolicyAccount] = field(default_factory=dict)  # by policy

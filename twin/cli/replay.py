@@ -19,6 +19,7 @@ from connectors.files import open_bytes, read_mapping
 from twin.catalogue import ConfigError, StorageError, clean, duration
 from twin.cli.arguments import LEVELS, REPORT, authority_levels, present, refuse_existing
 from twin.cli.grammar import Verb
+from twin.cli.operate import unused_line
 from twin.config import load_site, make_engine, make_policies, outside_plug_ins
 from twin.contracts import Decision, ManifestRecord
 from twin.engine import Engine
@@ -44,6 +45,7 @@ from twin.site import Site, SiteSpec, build_site
 from twin.telemetry import Authority, Frame
 
 MIN_TICK_S, MAX_TICK_S = 0.1, 3600.0
+SHOWN_REASONS = 8  # of what was not used
 LOOKED_AT = 20_000  # messages of a capture, to tell whether they are about the site
 
 
@@ -175,6 +177,9 @@ def conclude(args: argparse.Namespace, collector: Collector, result: dict[str, A
 
     def show(result: dict[str, Any], out: Console) -> None:
         render_terminal(collector, result, out)
+        unused = [row for row in (result["messages"] or {}).get("reasons", ()) if row["remedy"]]
+        for row in unused[:SHOWN_REASONS]:
+            out.print(unused_line(row), soft_wrap=True)
         if args.report is not None:
             print_line(out, f"report: {args.report / PAGE}")
 
@@ -195,15 +200,15 @@ def _refuse_foreign(paths: list[Path], site: Site, file: Path, mapping: Path | N
     if not isinstance(source, MessageSource):
         return
     for _ in source:
-        if source.messages.total >= LOOKED_AT:
+        if source.messages.counts["total"] >= LOOKED_AT:
             break
-    counts = source.messages
-    strange = [entry for entry in counts.ignored.values() if "site file" in entry["why"]]
-    many = sum(entry["count"] for entry in strange)
-    if many > counts.decoded:
-        why = clean(max(strange, key=lambda entry: int(entry["count"]))["why"], 200)
+    counts = source.messages.counts
+    strange = [row for row in source.messages.ledger.reasons() if "site file" in row["why"]]
+    many = min(sum(row["count"] for row in strange), counts["ignored"])  # the rest are parts of messages
+    if many > counts["decoded"]:
+        why = clean(strange[0]["why"], 200)
         raise ConfigError(
-            f"{file}: is site {site.file.site} ({site.spec_hash}), but {many} of the first {counts.total} "
+            f"{file}: is site {site.file.site} ({site.spec_hash}), but {many} of the first {counts['total']} "
             f"messages of {paths[0]} are about another one, such as: {why}; give the site file of this "
             "recording (`racktwin site discover` makes one), or --foreign to replay it"
         )
@@ -221,8 +226,8 @@ def _arrivals(
     total = 0
     if err.is_terminal:
         capture = isinstance(source, MessageSource)
-        total = sum(_lines(p) for p in args.trace) if capture else source.messages.total
-    bar = Bar(err, total, lambda: float(source.messages.total), "replaying")
+        total = sum(_lines(p) for p in args.trace) if capture else source.messages.counts["total"]
+    bar = Bar(err, total, lambda: float(source.messages.counts["total"]), "replaying")
     try:
         outcome = replay_arrivals(
             engine, spec, source, _tick_s(args), args.out, (*_paced(speed), collector, bar)

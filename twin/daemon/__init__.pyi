@@ -3,4 +3,3 @@ from .daemon import Daemon as Daemon
 from .ingest import Ingest as Ingest
 from .online_check import EndpointAnswer as EndpointAnswer, OnlineCheck as OnlineCheck
 from .sdnotify import SdNotify as SdNotify
-from .source_account import SourceAccount as SourceAccount

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 from twin.catalogue import NS, utc
 from twin.contracts import Finding
-from twin.daemon.source_ledger import SourceLedger
 from twin.daemon.stopped_sources import StoppedSource, silent_cells, stopped_sources
 from twin.diagnosis import OF_SILENCE, Outages, place_of
 from twin.engine import Engine
+from twin.sources import SourceLedger
 
 LINK = "mqtt"  # the part that hears all topics
 PREFIXES = ("silence/", *(f"fault/{kind}/" for kind in OF_SILENCE))

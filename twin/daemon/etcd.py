@@ -20,6 +20,7 @@ from typing import Any
 
 import aiohttp
 
+from connectors.http_answer import why_no_answer
 from twin.catalogue import ConfigError, ConnectorError
 from twin.config import Loaded
 from twin.daemon.leader import MAX_HEAD, POLL_S, EpochFile, OnChange, Term, clock_s, parse_record, pause
@@ -31,6 +32,12 @@ RETRY_S = 0.3
 # Codes of gRPC: another member may know better.
 _ELSEWHERE = {1: "cancelled", 4: "deadline", 8: "exhausted", 13: "internal", 14: "unavailable"}
 _UNAUTHENTICATED, _NOT_FOUND = 16, 5
+# What a person can do about a refusal, by words of etcd (api/v3rpc/rpctypes/error.go)
+HINTS = (
+    ("authentication failed", "expected the user and the password of `leader.username` and `password_file`"),
+    ("user name is empty", "expected `leader.username` and `leader.password_file`, as it knows users"),
+    ("permission denied", "expected a user that may read and write the keys below /racktwin/"),
+)
 
 
 class EtcdRefused(ConnectorError):
@@ -86,10 +93,10 @@ class Etcd:
                 if error.code not in _ELSEWHERE:
                     self._at = at
                     raise
-                failures.append(f"{self.endpoints[at]}: {error}")
-            except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-                why = "no answer in time" if isinstance(error, TimeoutError) else str(error)
-                failures.append(f"{self.endpoints[at]}: {why[:200] or type(error).__name__}")
+                failures.append(str(error))
+            except (aiohttp.ClientError, OSError, ValueError) as error:
+                why = str(error) if type(error) is ValueError else why_no_answer(error, self._timeout_s)
+                failures.append(f"{self.endpoints[at]}: {why[:200]}")
             else:
                 self._at = at
                 return answer
@@ -132,7 +139,8 @@ class Etcd:
             text = str(inner.get("message", fault))[:200]
             if self._token and (code == _UNAUTHENTICATED or "auth store is old" in text):
                 raise _Expired(_UNAUTHENTICATED, text)
-            raise EtcdRefused(code if isinstance(code, int) else 0, text)
+            hint = next((f"; {hint}" for words, hint in HINTS if words in text), "")
+            raise EtcdRefused(code if isinstance(code, int) else 0, f"{endpoint}: {text}{hint}")
         result = tree.get("result", tree)  # what streams is wrapped
         if not isinstance(result, dict):
             raise ValueError("expected a JSON object")
@@ -349,7 +357,17 @@ class EtcdElection:
 
 def make_etcd_election(loaded: Loaded, site: str, name: str, epochs: EpochFile) -> EtcdElection:
     """The election that a configuration describes. Raises ConfigError for files that cannot be read."""
-    return EtcdElection(make_etcd(loaded), f"/racktwin/{site}", name, loaded.config.leader.term_s, epochs)
+    return EtcdElection(make_etcd(loaded), _prefix(site), name, loaded.config.leader.term_s, epochs)
+
+
+async def leader_of(etcd: Etcd, site: str) -> str:
+    """Name of the daemon that leads a site; "" where none does. Raises ConnectorError."""
+    answer = await etcd.call("/v3/kv/txn", {"success": [_get(_b64(f"{_prefix(site)}/leader"))]})
+    return str(_value(_kv(answer, 0)).get("name", ""))
+
+
+def _prefix(site: str) -> str:
+    return f"/racktwin/{site}"
 
 
 def make_etcd(loaded: Loaded) -> Etcd:

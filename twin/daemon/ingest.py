@@ -14,10 +14,9 @@ import msgspec
 
 from twin.catalogue import TABLES
 from twin.contracts import Item
-from twin.daemon.source_account import OTHERS, SourceAccount
-from twin.daemon.source_ledger import SourceLedger
 from twin.engine import news
 from twin.site import Site, SiteSpec, build_site
+from twin.sources import OTHERS, SourceAccount, SourceLedger
 from twin.telemetry import Block, EntityReplaced, Event, Frame, IdentityTold, Inbox, Reading, SiteChanged
 
 MAX_IDENTITIES = 2000  # identities in a frame: a fleet that starts at once must not crowd out its faults
@@ -139,7 +138,7 @@ class Ingest:
         self.of(OTHERS).drop(where, why, count)
 
     def summary(self) -> dict[str, Any]:
-        """Counts for interfaces; `twin.daemon.source_ledger` has the reasons."""
+        """Counts for interfaces; `twin.sources` has the reasons."""
         return {**self.counts, "last_ns": self.last_ns, "inbox": dict(self.inbox.counts)}
 
     def _reset_counters(self, event: EntityReplaced | IdentityTold) -> None:

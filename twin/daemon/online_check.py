@@ -9,22 +9,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
+import ssl
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from urllib.parse import urlencode
 
 import aiohttp
 import msgspec
 
+from connectors.http_answer import body_of, failing_as
 from connectors.mqtt import LinkSettings, MqttLink, MqttSource, Router, subscriptions
 from connectors.orders import SinkContext
 from twin.catalogue import ConnectorError
 from twin.config import Broker, Loaded, make_engine
 from twin.contracts import Source
-from twin.daemon.etcd import make_etcd
+from twin.daemon.etcd import leader_of, make_etcd
 from twin.daemon.ingest import Ingest
-from twin.daemon.source_account import SourceAccount
 from twin.site import Site
+from twin.sources import SourceAccount
 from twin.telemetry import Message
 from twin.wiring import (
     Roster,
@@ -38,6 +42,9 @@ from twin.wiring import (
 
 ANSWER_S = 15.0  # for what is asked
 POLL_S = 0.05
+LOOK_S = 0.2  # between two looks at a BMC: the first comes within this time
+SETTLE_S = 1.0  # in which the rest of an answer comes: a scheduler's nodes after its jobs
+MAX_ANSWER = 2**20  # bytes of what is asked over HTTP
 ELSEWHERE_S = 3.0  # in which topics beside ours are looked at, where nothing was heard on ours
 SHOWN_TOPICS = 6
 
@@ -70,15 +77,19 @@ class OnlineCheck:
         broker = loaded.config.broker
         if isinstance(broker, Broker):
             work.append(self._listen(broker, Roster(lambda: engine)))
-        influx, leader = loaded.config.history.influx, loaded.config.leader
-        if influx is not None:
-            work.append(_ask_http("history.influx", f"{influx.url.rstrip('/')}/ping"))
+        if loaded.config.history.influx is not None:
+            work.append(_ask_http(_history(loaded)))
+        unasked = []
         for i, target in enumerate(loaded.config.notify):
             if target.kind == "alertmanager":
-                work.append(_ask_http(f"notify[{i}]", f"{target.url.rstrip('/')}/-/ready"))
-        if leader.kind == "etcd":
-            work.append(_ask_etcd(loaded))
-        return [answer for some in await asyncio.gather(*work) for answer in some]
+                work.append(_ask_http(_receiver(loaded, i)))
+            else:
+                unasked.append(
+                    EndpointAnswer(f"notify[{i}]", True, "not asked: any request would be an alarm")
+                )
+        if loaded.config.leader.kind == "etcd":
+            work.append(_ask_etcd(loaded, site.file.site))
+        return [answer for some in await asyncio.gather(*work) for answer in some] + unasked
 
     async def _ask(self, source: Source) -> list[EndpointAnswer]:
         """Run a source until each of those it speaks for has answered once."""
@@ -88,6 +99,7 @@ class OnlineCheck:
             lambda: source.run(self.ingest.of(source.name)),
             lambda: all(a.messages or a.lines for a in accounts),
             ANSWER_S,
+            lambda: all(a.readings for a in accounts),
         )
         return [_verdict(account, failure) for account in accounts]
 
@@ -127,18 +139,29 @@ def _reading_only(loaded: Loaded) -> Loaded:
         jobs=jobs,
         kubernetes=changed(cluster, command=False) if cluster is not None else None,
         burn_in=None,
-        redfish=[changed(part, command=[], period_s=1.0) for part in config.redfish],
-        dcmi=[changed(part, command=False, period_s=1.0) for part in config.dcmi],
+        redfish=[changed(part, command=[], period_s=LOOK_S) for part in config.redfish],
+        dcmi=[changed(part, command=False, period_s=LOOK_S) for part in config.dcmi],
     )
     return Loaded(config, loaded.path)
 
 
-async def _run_until(run: Callable[[], Awaitable[None]], done: Callable[[], bool], limit_s: float) -> str:
-    """Run a source until it is done or the time is over; why it ended by itself, or an empty text."""
+async def _run_until(
+    run: Callable[[], Awaitable[None]],
+    done: Callable[[], bool],
+    limit_s: float,
+    has_read: Callable[[], bool] = lambda: True,
+) -> str:
+    """Run a source until it is done, or the time is over; why it ended by itself, or an empty text.
+
+    Where it is done and has read nothing, the rest of its answer has SETTLE_S to come.
+    """
     task = asyncio.ensure_future(run())
     end = time.monotonic() + limit_s
     try:
         while not task.done() and not done() and time.monotonic() < end:
+            await asyncio.sleep(POLL_S)
+        settled = time.monotonic() + SETTLE_S
+        while not task.done() and not has_read() and time.monotonic() < settled:
             await asyncio.sleep(POLL_S)
         if not task.done():
             return ""
@@ -177,26 +200,80 @@ async def _topics_elsewhere(settings: LinkSettings) -> str:
     return f"it carries {stems}: is the prefix right, or is one of these for `broker.topics`?"
 
 
-async def _ask_http(name: str, url: str) -> list[EndpointAnswer]:
+@dataclass(frozen=True)
+class _Question:
+    """One request over HTTP. `answers`: status -> what it means; those below 300 are well."""
+
+    name: str
+    url: str
+    method: str = "GET"
+    headers: dict[str, str] = field(default_factory=dict)
+    tls: ssl.SSLContext | None = None
+    answers: dict[int, str] = field(default_factory=dict)
+
+
+async def _ask_http(question: _Question) -> list[EndpointAnswer]:
+    shown = re.sub(r"//[^/@]*@", "//", question.url)  # without a password
+    timeout = aiohttp.ClientTimeout(total=ANSWER_S)
+    tls = True if question.tls is None else question.tls
     try:
-        async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S), trust_env=False) as session,
-            session.get(url, allow_redirects=False) as answer,
-        ):
-            text = f"{url}: answers {answer.status}"
-            if answer.status < 400:
-                return [EndpointAnswer(name, True, text)]
-            return [EndpointAnswer(name, False, f"{text}; expected 200 or 204: is it that server?")]
-    except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        return [EndpointAnswer(name, False, f"{url}: {str(error)[:200] or 'no answer'}; is it running?")]
+        with failing_as(ConnectorError, shown, ANSWER_S):
+            async with (
+                aiohttp.ClientSession(timeout=timeout, trust_env=False) as session,
+                session.request(
+                    question.method, question.url, headers=question.headers, ssl=tls, allow_redirects=False
+                ) as answer,
+            ):
+                text, status = await body_of(answer, shown, MAX_ANSWER, ConnectorError), answer.status
+    except ConnectorError as error:
+        return [EndpointAnswer(question.name, False, str(error))]
+    is_well = status < 300 or (status == 400 and b"requires points" in text)  # InfluxDB on an empty write
+    means = "" if is_well else "; " + question.answers.get(status, "expected 200 or 204: is it that server?")
+    if is_well and text.lstrip()[:1] == b"<":
+        is_well, means = False, " with what is a page of HTML: is it that server?"
+    return [EndpointAnswer(question.name, is_well, f"{shown}: answers {status}{means}")]
 
 
-async def _ask_etcd(loaded: Loaded) -> list[EndpointAnswer]:
+def _history(loaded: Loaded) -> _Question:
+    """An empty write, which tells whether the token, the organisation and the bucket are right."""
+    influx = loaded.config.history.influx
+    assert influx is not None
+    token = loaded.secret(influx.token_file)
+    names = urlencode({"org": influx.org, "bucket": influx.bucket, "precision": "ns"})
+    refused = "expected the token of a user who may write there, in `history.influx.token_file`"
+    return _Question(
+        "history.influx",
+        f"{influx.url.rstrip('/')}/api/v2/write?{names}",
+        "POST",
+        {"Authorization": f"Token {token}"} if token else {},
+        answers={
+            401: refused,
+            403: refused,
+            404: f"expected the bucket {influx.bucket!r} of {influx.org!r} at an InfluxDB 2: look at `url`, "
+            "`org` and `bucket`",
+            405: "expected an InfluxDB 2 or a VictoriaMetrics: look at `url`",
+        },
+    )
+
+
+def _receiver(loaded: Loaded, i: int) -> _Question:
+    target = loaded.config.notify[i]
+    token = loaded.secret(target.token_file)
+    tls = loaded.trust(target.tls, f"notify[{i}].tls") if target.tls is not None else None
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    url = f"{target.url.rstrip('/')}/-/ready"
+    refused = f"expected its token in `notify[{i}].token_file`"
+    return _Question(f"notify[{i}]", url, headers=headers, tls=tls, answers={401: refused, 403: refused})
+
+
+async def _ask_etcd(loaded: Loaded, site: str) -> list[EndpointAnswer]:
+    """Read the key of the election: that needs a cluster with a leader, and our rights."""
     etcd = make_etcd(loaded)
     await etcd.open()
     try:
-        answer = await etcd.call("/v3/maintenance/status", {})
-        return [EndpointAnswer("leader.etcd", True, f"{etcd.endpoint}: version {answer.get('version', '?')}")]
+        leader = await leader_of(etcd, site)
+        leads = f"{leader} leads" if leader else "nobody leads yet"
+        return [EndpointAnswer("leader.etcd", True, f"{etcd.endpoint}: {leads}")]
     except ConnectorError as error:
         return [EndpointAnswer("leader.etcd", False, str(error))]
     finally:

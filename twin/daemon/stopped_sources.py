@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from twin.catalogue import I32, NS
-from twin.daemon.source_account import SourceAccount
-from twin.daemon.source_ledger import SourceLedger
 from twin.diagnosis import finding_of, measured, where
 from twin.engine import Engine
+from twin.sources import SourceAccount, SourceLedger
 from twin.telemetry import State
 
 GRACE_S = 10.0  # between the stamp of the last reading and its arrival

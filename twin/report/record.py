@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 from markupsafe import Markup
 
@@ -256,7 +253,7 @@ def messages(summary: Summary) -> Markup:
         rows = [
             ["all", f"{total:,}", ""],
             *(
-                [name, f"{_sum(counts.get(name)):,}", why]
+                [name, f"{whole(counts.get(name)):,}", why]
                 for name, why in (
                     ("decoded", "gave readings or names"),
                     ("ignored", "well-formed, but about things that the twin does not use"),
@@ -265,8 +262,7 @@ def messages(summary: Summary) -> Markup:
             ),
         ]
         parts.append(table(["messages", "count", "meaning"], rows, (1,)))
-        parts.append(_ignored(mapping(counts.get("ignored_kinds", counts.get("ignored")))))
-        parts.append(_samples("Malformed, for example", counts.get("bad_samples")))
+        parts.append(_reasons(counts.get("reasons")))
     lines_ = [[clean(k.replace("_", " ")), f"{whole(v):,}"] for k, v in inbox.items() if whole(v)]
     if lines_:
         parts.append(
@@ -276,30 +272,28 @@ def messages(summary: Summary) -> Markup:
     return section("messages", "Messages", "What arrived from the source, by what became of it.", *parts)
 
 
-def _ignored(ignored: Mapping[str, Any]) -> Markup:
-    if not ignored:
+def _reasons(given: object) -> Markup:
+    """Lines of the ledger of sources: what was not used, the most frequent first."""
+    if not isinstance(given, list) or not given:
         return Markup("")
-    ordered = sorted(ignored.items(), key=lambda kv: -_count(kv[1]))
-    rows = [
-        [code(clean(kind)), f"{_count(entry):,}", clean(mapping(entry).get("why", ""), 200)]
-        for kind, entry in ordered[:MAX_ROWS]
-    ]
-    left = len(ordered) - len(rows)
-    note = paragraph(f"{left:,} further kinds are not shown." if left else "", "soft")
-    return heading("Left aside") + table(["kind", "messages", "why"], rows, (1,)) + note
+    rows = []
+    for entry in map(mapping, given[:MAX_ROWS]):
+        why = [clean(entry.get(key, ""), 200) for key in ("why", "remedy")]
+        example = code(clean(entry.get("example", ""), 120))
+        count = f"{whole(entry.get('count')):,}"
+        rows.append([clean(entry.get("outcome", "")), count, "; ".join(filter(None, why)), example])
+    left = len(given) - len(rows)
+    note = paragraph(f"{left:,} further reasons are not shown." if left else "", "soft")
+    return (
+        heading("Left aside")
+        + table(["outcome", "count", "why, and what to do", "such as"], rows, (1,))
+        + note
+    )
 
 
 def _samples(title: str, given: object) -> Markup:
     lines = [code(clean(x, 300)) for x in given[:8]] if isinstance(given, list | tuple) else []
     return heading(title) + paragraph(joined(lines, "<br>")) if lines else Markup("")
-
-
-def _sum(entry: object) -> int:
-    return sum(_count(e) for e in entry.values()) if isinstance(entry, Mapping) else whole(entry)
-
-
-def _count(entry: object) -> int:
-    return whole(entry.get("count")) if isinstance(entry, Mapping) else whole(entry)
 
 
 def footnotes(collector: Collector, summary: Summary) -> Markup:

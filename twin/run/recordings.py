@@ -1,14 +1,13 @@
 """Sources of a replay: files of any known form as one stream of arrivals in order of time, cut into frames.
 
-Knows which form a file has, decodes, and counts every message or row as decoded, ignored (with its kind and
-why) or bad. The codecs are in `connectors`.
+Knows which form a file has, decodes, and counts every message or row as decoded, ignored or bad; a ledger of
+sources, as the daemon's, says why. The codecs are in `connectors`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -17,7 +16,6 @@ import msgspec
 import numpy as np
 
 from connectors.files import (
-    BadRow,
     Dump,
     RowTally,
     open_bytes,
@@ -27,9 +25,11 @@ from connectors.files import (
     read_series,
 )
 from connectors.mqtt import Router
-from twin.catalogue import NS, START_NS, TABLES, BadMessage, ConfigError, StorageError
+from twin.catalogue import NS, START_NS, TABLES, ConfigError, StorageError
+from twin.contracts import Item
 from twin.engine import Engine, news
 from twin.site import Site, SiteSpec, build_site
+from twin.sources import OTHERS, SourceLedger, UnusedLine
 from twin.telemetry import (
     Block,
     Counts,
@@ -37,7 +37,6 @@ from twin.telemetry import (
     Event,
     Frame,
     IdentityTold,
-    Ignored,
     Inbox,
     Message,
     Reading,
@@ -47,8 +46,6 @@ from twin.telemetry import (
 )
 
 Form = Literal["native", "capture", "ipmi", "table"]
-MAX_KINDS = 200
-SAMPLES = 10
 URGENT_GAP_NS = NS // 10  # an urgent frame comes at least 100 ms after the one before
 MAX_QUIET_TICKS = 100_000  # a longer gap in a recording is skipped, and said so by an event
 
@@ -60,50 +57,22 @@ class Arrival(NamedTuple):
     items: list[Any]  # Reading, Block or Event
 
 
-@dataclass
-class Messages:
-    """Counts of messages or rows by outcome."""
+class Recorded:
+    """Messages or rows of recordings: `counts` by outcome, and a `ledger` of what is not used and why."""
 
-    total: int = 0
-    decoded: int = 0
-    bad: int = 0
-    ignored: dict[str, dict[str, Any]] = field(default_factory=dict)
-    bad_samples: list[str] = field(default_factory=list)
+    def __init__(self, site: Site) -> None:
+        self.counts = dict.fromkeys(("total", "decoded", "ignored", "bad"), 0)
+        self.now_ns = 0
+        self.items: list[Any] = []  # of the message just decoded
+        self.ledger = SourceLedger(site.sizes, self._keep, lambda: self.now_ns, is_logged=False)
 
-    def skip(self, what: str, why: str, number: int = 1) -> None:
-        """Count an ignored message under its kind; kinds beyond a limit are counted together."""
-        key = what if what in self.ignored or len(self.ignored) < MAX_KINDS else "other"
-        entry = self.ignored.setdefault(key, {"count": 0, "why": why})
-        entry["count"] += number
-
-    def reject(self, why: str) -> None:
-        """Count a bad message and keep the first few reasons."""
-        self.bad += 1
-        if len(self.bad_samples) < SAMPLES:
-            self.bad_samples.append(why[:300])
-
-    def add(self, tally: RowTally) -> None:
-        """Take over what a table's or a dump's reader counted."""
-        self.total += tally.total
-        self.decoded += tally.decoded
-        self.bad += tally.bad
-        for (outcome, what, why), (number, sample) in tally.reasons.items():
-            if outcome == "ignored":
-                self.skip(what, why, number)
-            elif outcome == "bad" and len(self.bad_samples) < SAMPLES:
-                self.bad_samples.append(f"{what}: {why}, e.g. {sample!r} ({number} times)"[:300])
+    def _keep(self, items: Sequence[Item], *_: object) -> tuple[int, int]:
+        self.items = list(items)
+        return 0, 0  # no stamp: offsets of a recording say nothing of how late its sources were
 
     def summary(self) -> dict[str, Any]:
-        """For JSON: the three sums add up to the total."""
-        ignored = sum(e["count"] for e in self.ignored.values())
-        return {
-            "total": self.total,
-            "decoded": self.decoded,
-            "ignored": ignored,
-            "bad": self.bad,
-            "ignored_kinds": dict(sorted(self.ignored.items())),
-            "bad_samples": self.bad_samples,
-        }
+        """For JSON: three counts add up to the total. A message that was used may have reasons too."""
+        return {**self.counts, "reasons": self.ledger.reasons()}
 
 
 def form_of(path: Path, mapping: Path | None) -> Form:
@@ -140,39 +109,43 @@ class MessageSource:
 
     def __init__(self, paths: list[Path], site: Site, start_ns: int = START_NS) -> None:
         self.paths, self.start_ns = paths, start_ns
-        self.messages = Messages()
+        self.messages = Recorded(site)
         self.router = Router(site)
 
     def __iter__(self) -> Iterator[Arrival]:
         for path in self.paths:
+            inlet = self.messages.ledger.account(f"file {path.name}")
             for row in read_capture(path, self.start_ns):
-                self.messages.total += 1
-                if isinstance(row, BadRow):
-                    self.messages.reject(f"{path.name} line {row.line}: {row.reason}")
+                if isinstance(row, Message):
+                    if (arrival := self.take(row)) is not None:
+                        yield arrival
                     continue
-                items = self._decode(row)
-                if items is not None:
-                    yield Arrival(row.t_ns, items)
+                inlet.reject(f"line {row.line}", row.reason, "look at that line of the file")
+                self._count("bad")
 
-    def _decode(self, message: Message) -> list[Any] | None:
-        try:
-            got = self.router.decode(message)
-        except BadMessage as error:
-            self.messages.reject(f"{message.topic[:120]}: {error}")
-            return None
-        if isinstance(got, Ignored):
-            self.messages.skip(got.what, got.why)
-            return None
-        self.messages.decoded += 1
-        return list(got)
+    def take(self, message: Message) -> Arrival | None:
+        """What a message brings; None for one that is not used."""
+        kept = self.messages
+        kept.now_ns, kept.items = message.t_ns, []
+        outcome = self.router.take(kept.ledger.account(OTHERS), message)
+        self._count(outcome)
+        return Arrival(message.t_ns, kept.items) if outcome == "decoded" else None
+
+    def _count(self, outcome: str) -> None:
+        self.messages.counts["total"] += 1
+        self.messages.counts[outcome] += 1
 
 
 class SampleSource:
     """Rows of a table or sensor lines of a dump, already in order."""
 
-    def __init__(self, samples: Any, tally: RowTally) -> None:
-        self.samples, self.messages = samples, Messages()
-        self.messages.add(tally)
+    def __init__(self, samples: Any, tally: RowTally, site: Site) -> None:
+        self.samples, self.messages = samples, Recorded(site)
+        counts, rows = self.messages.counts, self.messages.ledger.account("rows")
+        counts |= {name: getattr(tally, name) for name in counts}
+        for (outcome, what, why), (number, sample) in tally.reasons.items():
+            if outcome != "other":
+                rows.note(UnusedLine(outcome, what if outcome == "ignored" else why, why, "", sample), number)
 
     def __iter__(self) -> Iterator[Arrival]:
         for t_ns, readings in self.samples:
@@ -194,11 +167,11 @@ def open_source(
     if form == "table":
         assert mapping is not None
         series = read_series(paths, read_mapping(mapping), site)
-        return SampleSource(series, series.counts)
+        return SampleSource(series, series.counts, site)
     if len(paths) != 1:
         raise ConfigError("expected one archive of IPMI dumps")
     dump = Dump(paths[0], read_sensor_table(sensors or default_sensors()), site)
-    return SampleSource(dump, dump.tally)
+    return SampleSource(dump, dump.tally, site)
 
 
 def default_sensors() -> Path:

@@ -141,7 +141,6 @@ class PodSource(MessageSource):
         kept: list[bytes] = []
         for second in range(self.seconds + 1):
             for message in self.pod.metadata() if second == 0 else self.pod.step(second):
-                self.messages.total += 1
                 if self.keep is not None:
                     offset_s = round((message.t_ns - START_NS) / NS, 3)
                     kept.append(
@@ -153,9 +152,8 @@ class PodSource(MessageSource):
                             }
                         )
                     )
-                items = self._decode(message)
-                if items is not None:
-                    yield Arrival(message.t_ns, items)
+                if (arrival := self.take(message)) is not None:
+                    yield arrival
             if self._acks:
                 acks, self._acks = self._acks, []
                 yield Arrival(START_NS + second * NS, list(acks))

@@ -28,8 +28,9 @@ from tests.evaluation.harness import answer_parent
 from twin.catalogue import NS, TABLES, ConnectorError
 from twin.config import spec_of
 from twin.contracts import Item
-from twin.daemon import Ingest, SourceAccount
+from twin.daemon import Ingest
 from twin.site import Site, build_site
+from twin.sources import SourceAccount
 from twin.telemetry import Message
 
 PLACES, SMALL = 64, 8  # speakers in a round; GPUs of a small one

@@ -16,8 +16,8 @@ import numpy as np
 
 from twin.catalogue import I32, NS, TABLES, Bool, Signal
 from twin.contracts import Item
-from twin.daemon.source_account import OTHERS, REMEDIES, Outcome, SharedSignal, SourceAccount, UnusedLine
 from twin.site import Site
+from twin.sources.account import OTHERS, REMEDIES, Outcome, SharedSignal, SourceAccount, UnusedLine
 from twin.telemetry import PeriodTold
 
 log = logging.getLogger(__name__)
@@ -33,8 +33,10 @@ RECENT_S = 3600.0  # what has not happened for so long is no longer shown on the
 class SourceLedger:
     """Accounts of all sources of a daemon. `stage` hands items to the Inbox: (late cells, newest stamp)."""
 
-    def __init__(self, sizes: dict[str, int], stage: Stage, now_ns: Callable[[], int]) -> None:
-        self.stage, self.now_ns = stage, now_ns
+    def __init__(
+        self, sizes: dict[str, int], stage: Stage, now_ns: Callable[[], int], is_logged: bool = True
+    ) -> None:
+        self.stage, self.now_ns, self._is_logged = stage, now_ns, is_logged
         self.counts = {"staged": 0, "ignored": 0, "bad": 0, "dropped": 0}
         self.accounts: dict[str, SourceAccount] = {}
         self._sizes = sizes
@@ -189,7 +191,7 @@ class SourceLedger:
         """A source has a reason that is worth a line: the first of each kind is logged."""
         self._blamed[account.name] = account
         kind = (account.name.partition(" ")[0], line.outcome, line.what[:80])
-        if kind in self._logged or len(self._logged) >= MAX_LOGGED:
+        if not self._is_logged or kind in self._logged or len(self._logged) >= MAX_LOGGED:
             return
         self._logged.add(kind)
         example = f", such as {line.example}" if line.example else ""
@@ -207,16 +209,13 @@ class SourceLedger:
         """Reasons of the last hour over all sources, the most frequent first; computed every few seconds."""
         if 0 <= now_ns - self._overview[0] < 3 * NS:
             return self._overview[1]
-        rows: dict[tuple[str, str], dict[str, Any]] = {}
-        for account in self._blamed.values():
-            for line in account.worth_a_line():
-                if now_ns - line.last_ns > RECENT_S * NS:
-                    continue
-                row = rows.setdefault((line.outcome, line.what), {**_row(line), "sources": 0, "count": 0})
-                row["sources"] += 1
-                row["count"] += line.count
-                if line.last_ns >= row["last_ns"]:
-                    row |= {k: v for k, v in _row(line).items() if k != "count"} | {"source": account.name}
+        recent_ns = now_ns - RECENT_S * NS
+        rows = _merged(
+            (account, line)
+            for account in self._blamed.values()
+            for line in account.worth_a_line()
+            if line.last_ns >= recent_ns
+        )
         for account in self._numbered:
             if twice := self.shared(account, now_ns) if account.shared else {}:
                 other = next(iter(twice.values()))
@@ -230,6 +229,11 @@ class SourceLedger:
         found = sorted(rows.values(), key=lambda r: -int(r["count"]))
         self._overview = now_ns, found
         return found
+
+    def reasons(self) -> list[dict[str, Any]]:
+        """Every reason why something was not used, routine ones too, over all sources, the frequent first."""
+        rows = _merged((account, line) for account in self.listing(0) for line in account.lines.values())
+        return sorted(rows.values(), key=lambda r: -int(r["count"]))
 
     def wrong_clocks(self, now_ns: int) -> list[str]:
         """Sources whose clock is wrong by minutes, each as a sentence."""
@@ -270,6 +274,18 @@ class SourceLedger:
                     known = out.setdefault(int(number), {}).setdefault(table, {"entities": 0, "signals": 0})
                     known["entities"], known["signals"] = max(known["entities"], int(n)), known["signals"] + 1
         return out
+
+
+def _merged(lines: Iterable[tuple[SourceAccount, UnusedLine]]) -> dict[tuple[str, str], dict[str, Any]]:
+    """Lines of one reason as one row, which names the source and the example of the latest."""
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for account, line in lines:
+        row = rows.setdefault((line.outcome, line.what), {**_row(line), "sources": 0, "count": 0})
+        row["sources"] += 1
+        row["count"] += line.count
+        if line.last_ns >= row["last_ns"]:
+            row |= {k: v for k, v in _row(line).items() if k != "count"} | {"source": account.name}
+    return rows
 
 
 def _row(line: UnusedLine) -> dict[str, Any]:

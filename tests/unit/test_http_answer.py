@@ -1,15 +1,16 @@
-"""The body of an answer is read whole up to its limit, and no further."""
+"""The body of an answer is read whole up to its limit, and no further; a failure says what to look at."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 from pathlib import Path
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from connectors.http_body import body_of
+from connectors.http_answer import body_of, failing_as
 
 PART, PARTS, LIMIT = b"x" * 1000, 50_000, 100_000
 
@@ -51,3 +52,23 @@ def test_no_further_than_the_limit(tmp_path: Path) -> None:
 
     asyncio.run(asyncio.wait_for(play(), 60))
     assert 100 < sent < PARTS / 2
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (TimeoutError(), "no whole answer within 5 s"),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "x"), "look whether the server runs, and at the port"),
+        (OSError(errno.EHOSTUNREACH, "x"), "look at the address, and for a firewall"),
+        (aiohttp.ServerDisconnectedError(), "closed without an answer"),
+        (aiohttp.ClientPayloadError("x"), "breaks off before its end"),
+        (aiohttp.InvalidURL("http://me:secret@host"), "is no URL that can be asked"),
+        (ValueError("odd"), "ValueError: odd"),
+    ],
+)
+def test_a_failure_says_what_to_look_at(error: Exception, said: str) -> None:
+    with pytest.raises(TooLong) as caught, failing_as(TooLong, "here", 5.0):
+        raise error
+    assert str(caught.value).startswith("here: ")
+    assert said in str(caught.value)
+    assert "secret" not in str(caught.value)

@@ -13,7 +13,7 @@ import numpy as np
 
 from twin.catalogue import NS, duration
 from twin.contracts import Item
-from twin.daemon.source_clock import SourceClock
+from twin.sources.clock import SourceClock
 from twin.telemetry import Block, Reading
 
 Outcome = Literal["ignored", "bad", "dropped", "late", "clock", "range"]
