@@ -25,7 +25,6 @@ import numpy as np
 from connectors.dsx.discovery import discover
 from connectors.files import BadRow, read_capture
 from connectors.mqtt import Router, extra_route
-from connectors.mqtt.origin import origin_of
 from connectors.prometheus import PageDecoder
 from connectors.series_map import load_map
 from tests.support.builders import START_NS, site_of
@@ -36,7 +35,7 @@ from twin.daemon.ingest import Ingest
 from twin.plant import Campaign, Observation, Plant, Script, Sensors
 from twin.simulation.plant_wire import PlantWire
 from twin.site import Site
-from twin.telemetry import Ignored, Message
+from twin.telemetry import Message
 
 MIB_OF_GPU = 196_608
 SWING_S = 600.0
@@ -423,16 +422,7 @@ class Listener:
 
     def hear(self, message: Message) -> None:
         """A message of the broker."""
-        inlet = self.ingest.of(origin_of(message.topic), outside=True)
-        try:
-            items = self.router.decode(message)
-        except BadMessage as error:
-            inlet.reject(message.topic, str(error))
-            return
-        if isinstance(items, Ignored):
-            inlet.skip(items.what, items.why, message.topic, items.remedy)
-        elif items:
-            inlet.stage(items, message.t_ns)
+        self.router.take(self.ingest, message)
 
     def _fetch(self, target: ScrapeTarget) -> None:
         if not target.alive:

@@ -124,7 +124,7 @@ class MessageSource:
                 self._count("bad")
 
     def take(self, message: Message) -> Arrival | None:
-        """What a message brings; None for one that is not used."""
+        """Decode a message: the arrival that it makes, or None where it is not used."""
         kept = self.messages
         kept.now_ns, kept.items = message.t_ns, []
         outcome = self.router.take(kept.ledger.account(OTHERS), message)
