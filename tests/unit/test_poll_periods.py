@@ -11,8 +11,8 @@ import pytest
 from tests.support.builders import START_NS, Twin, site_of, two_racks
 from twin.catalogue import NS, find_signal
 from twin.daemon import Ingest
-from twin.daemon.source_account import SourceAccount
 from twin.engine import encode
+from twin.sources import SourceAccount
 from twin.telemetry import Block, Event, PeriodTold, Reading
 
 N = 144
