@@ -210,7 +210,17 @@ class Storm:
             self.publish(ev.Resumed(id=f"r{self.clock.now_ns}", author="eve"))
 
     def _knew(self, node: int) -> frozenset[str]:
-        return frozenset(d.name for d in self.daemons if d.mine(node))
+        """Daemons that took it out, or heard that it is out.
+
+        A standby that planned the same and heard no listing since is not overruled: to it the node is ill and
+        was in service all along.
+        """
+        s = self.scheduler
+        return frozenset(
+            d.name
+            for d in self.daemons
+            if d.mine(node) and (d.name == s.drained_by[node] or d.heard_ns > s.since_ns[node])
+        )
 
     def _repairs(self) -> None:
         """People mend what is out and broken; some say so, and bring another GPU."""

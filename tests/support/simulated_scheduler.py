@@ -83,6 +83,7 @@ class Scheduler:
         self.leader: Daemon | None = None
         self.faults: list[str] = []
         self.since_ns = [0] * NODES  # of the drain
+        self.drained_by = [""] * NODES  # the daemon that asked for it
         self.caused = np.zeros(
             NODES, np.int64
         )  # evidence against each node so far, as daemons first heard it
@@ -155,7 +156,7 @@ class Scheduler:
                 self.faults.append(f"n{node} withdrawn twice for one cause by {who.name} at "
                                    f"{self.clock.monotonic():g} s, back {self.back_ns[node] - START_NS} ns, "
                                    f"{who.phase(node)}: {reason}")  # fmt: skip
-            self.since_ns[node] = now_ns
+            self.since_ns[node], self.drained_by[node] = now_ns, who.name
             self.drains[node] = reason
             self._limits(who, node)
         self.drains[node] = reason

@@ -94,6 +94,65 @@ def test_what_keeps_its_value_and_nobody_asks_for_is_not_commanded_anew() -> Non
     assert lease.running()[1], "it is left to lapse"
 
 
+def levels(twin: Twin) -> list[tuple[int, float]]:
+    return [(int(i), v) for c in twin.commands(LEVEL) for i, v in zip(c.index, c.value.tolist(), strict=True)]
+
+
+def drainable(*policies: Any) -> Twin:
+    """Nodes in service on which no job runs."""
+    twin = Twin(two_racks(max_jobs=4, controls={LEVEL: {"blast_radius": 9}}), policies, act=True)
+    twin.tick({"node.service_level_state": 0.0}, ev.JobStarted(job="elsewhere", nodes=()))
+    return twin
+
+
+def drained_before_a_restart(*more: ev.Event, skipped_s: float = 1.0) -> tuple[Twin, Wish]:
+    """Nodes 0 and 1 are read back as drained, then a new term of the same daemon begins."""
+    twin = drainable(wish := Wish())
+    wish.ask(LEVEL, [0, 1], 3, 3, 3)
+    twin.tick()
+    assert levels(twin) == [(0, 3.0), (1, 3.0)]
+    twin.run(2, {"node.service_level_state": [3.0, 3.0] + [0.0] * 34})
+    twin.tick(None, *more, ev.EpochChanged(epoch=2), dt_s=skipped_s)
+    assert levels(twin) == [], "people may have ended it meanwhile: first it is read back"
+    return twin, wish
+
+
+@pytest.mark.parametrize("skipped_s", [1.0, 400.0])  # within the lease, and after it
+@pytest.mark.parametrize("held", [False, True])
+def test_a_node_that_people_resumed_is_not_drained_anew_under_a_new_epoch(
+    skipped_s: float, held: bool
+) -> None:
+    hold = [ev.Held(id="h", author="ann")] if held else []
+    twin, wish = drained_before_a_restart(*hold, skipped_s=skipped_s)
+    for _ in range(40):
+        twin.tick({"node.service_level_state": [0.0, 3.0] + [0.0] * 34}, dt_s=10.0)
+        assert 0 not in dict(levels(twin))
+    if not held:
+        wish.ask(LEVEL, [1], 3, 3, 3)
+        twin.tick({"node.service_level_state": [0.0, 3.0] + [0.0] * 34})
+        wish.ask(LEVEL, [0, 1], 3, 3, 3)
+        twin.tick({"node.service_level_state": [0.0, 3.0] + [0.0] * 34})
+        assert levels(twin) == [(0, 3.0)], "what is decided since is a new command"
+
+
+def test_what_is_read_back_as_drained_is_commanded_under_the_new_epoch() -> None:
+    twin, _ = drained_before_a_restart()
+    twin.tick({"node.service_level_state": [3.0, 2.0] + [0.0] * 34})
+    (batch,) = twin.commands(LEVEL)
+    assert (batch.epoch, batch.renewal, levels(twin)) == (2, False, [(0, 3.0), (1, 3.0)])
+
+
+def test_another_policy_drains_at_once_what_people_may_have_resumed() -> None:
+    wish, other = Wish(), Wish("other")
+    twin = drainable(other, wish)
+    wish.ask(LEVEL, [0], 1, 4, 1)
+    twin.tick()
+    twin.run(2, {"node.service_level_state": [1.0] + [0.0] * 35})
+    other.ask(LEVEL, [0], 3, 4, 3)
+    twin.tick(None, ev.EpochChanged(epoch=2))
+    assert levels(twin) == [(0, 3.0)]
+
+
 def test_no_device_is_told_twice_in_the_first_tick_of_a_term() -> None:
     wish = Wish()
     twin = Twin(eight_nodes(), [wish], act=True)

@@ -247,6 +247,7 @@ class Arbiter:
         mode = self.mode_of(done.control.key)
         if mode == "released":
             return []
+        doubted = self._spare_doubted(done, lease)
         touched = ~np.isnan(done.value)
         new = touched & (~lease.running() | (done.value != lease.value))
         batches: list[CommandBatch] = []
@@ -260,7 +261,7 @@ class Arbiter:
                 batches.append(self._batch(lease, index, claim.name, claim.proposal.reason, now_ns))
         if self.fresh_term:  # all that runs is about to be commanded anew
             return batches
-        wanted = touched | (lease.running() & (mode == "held"))
+        wanted = (touched | (lease.running() & (mode == "held"))) & ~doubted
         if excluded is not None:
             wanted &= ~excluded
         index = np.flatnonzero(wanted & lease.due(now_ns)).astype(np.int32)
@@ -268,6 +269,19 @@ class Arbiter:
             lease.renew(index, now_ns)
             batches.append(self._batch(lease, index, "", "renewal", now_ns))
         return batches
+
+    @staticmethod
+    def _spare_doubted(done: Settlement, lease: Leases) -> Bool:
+        """Drop what the owner of a doubted lease still wants; returns the doubted ones [n].
+
+        What another policy wants there is news.
+        """
+        doubted: Bool = lease.doubted_ns > 0
+        if doubted.any():
+            policy = np.array([*(claim.policy for claim in done.claims), -1])[done.by]
+            same = (lease.owner == policy) | ~lease.running()
+            done.value[doubted & same & (done.value > 0)] = np.nan
+        return doubted
 
     def withdraw(
         self, key: str, wanted: Bool, now_ns: int, dt_s: float, readback: F64 | None = None
@@ -430,15 +444,20 @@ class Arbiter:
             at = ours & ~lease.running() & np.isnan(lease.lapsed) & (readback > 0)
             lease.lapsed[at] = readback[at]
 
-    def renew_term(self, key: str, now_ns: int, excluded: Bool | None = None) -> list[CommandBatch]:
+    def renew_term(
+        self, key: str, now_ns: int, excluded: Bool | None = None, late: Bool | None = None
+    ) -> list[CommandBatch]:
         """In the first tick of a term: command what runs again, with the new epoch and new numbers.
 
         Devices refuse the epoch before once they have seen the new one, and its answers are no longer ours.
+        `late` [n]: where the first tick was too early.
         """
         lease = self.leases[key]
-        if not self.fresh_term or self.mode == "released":
+        if not (self.fresh_term or late is not None) or self.mode == "released":
             return []
-        again = lease.running() & (lease.issued_ns < now_ns)
+        again = lease.running() & (lease.issued_ns < now_ns) & (lease.doubted_ns == 0)
+        if not self.fresh_term and late is not None:
+            again &= late
         if excluded is not None:
             again &= ~excluded
         index = np.flatnonzero(again).astype(np.int32)

@@ -55,6 +55,7 @@ class Leases(EntityState):
     losses: np.ndarray = column(OWN, "i2")  # how many last commands in a row the device did not keep
     seen: Bool = column(OWN, "?")  # the command that runs was read back as carried out
     differs_ns: I64 = column(OWN, "i8")  # since when the read-back differs; 0 = it does not
+    doubted_ns: I64 = column(OWN, "i8")  # since when others may have ended what was in force; 0 = no doubt
     generation: I32 = column(OWN, "i4")
     attempts: np.ndarray = column(OWN, "i2")
 
@@ -80,6 +81,7 @@ class Leases(EntityState):
         self.value[index], self.owner[index] = new.value, new.owner
         self.command[index] = first_command + np.arange(len(index), dtype=np.int64)
         self.state[index], self.attempts[index], self.seen[index] = SENT, 1, False
+        self.doubted_ns[index] = 0
         self.issued_ns[index] = self.changed_ns[index] = now_ns
         self.expires_ns[index] = now_ns + round(self.control.lease_s * NS)
         self.deadline_ns[index] = now_ns + round(self.control.deadline_s * NS)
@@ -137,7 +139,23 @@ class Leases(EntityState):
         for name in ("value", "found", "lapsed", "given"):
             getattr(self, name)[:] = np.nan
         self.state[:], self.owner[:], self.attempts[:] = NONE, -1, 0
-        self.expires_ns[:] = self.differs_ns[:] = 0
+        self.expires_ns[:] = self.differs_ns[:] = self.doubted_ns[:] = 0
+
+    def doubt(self, heard_ns: I64, now_ns: int) -> None:
+        """From now on others may have ended what was in force and can be read back [n]."""
+        in_force = self.seen | (self.state == IN_PROGRESS) | (self.state == DONE)
+        in_force &= (self.running() | ~np.isnan(self.lapsed)) & (heard_ns > 0)
+        self.doubted_ns = np.where(in_force, now_ns, 0)
+
+    def settle_doubts(self, readback: F64, heard_ns: I64, wanted: Bool) -> Bool:
+        """End the doubt where a read-back shows it in force; returns these [n].
+
+        Where a read-back shows that others ended it, the doubt lasts while a policy still wants it.
+        """
+        heard = (self.doubted_ns > 0) & (heard_ns >= self.doubted_ns)
+        stands: Bool = heard & (readback > 0)
+        self.doubted_ns[stands | heard & ~wanted] = 0
+        return stands
 
     def left_to_others(self, index: I32, readback: F64, lapse_value: F64, tolerance: float) -> None:
         """People were here: where a device is not as its lapse left it, what was found is no longer owed."""

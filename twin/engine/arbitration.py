@@ -161,6 +161,7 @@ class ArbitrationPass:
         busy = lease.running().any()
         alarmed = any(f"{kind}/{key}" in self.findings.active for kind in FOLLOWED)
         self._look_after(key, lease)
+        stands = self._settle_doubts(lease, claims) if key == SERVICE else None
         owed = np.isfinite(lease.lapsed).any()
         if not (claims or busy or alarmed or owed):
             return out
@@ -170,7 +171,7 @@ class ArbitrationPass:
         left = ~out.settled if keeps else excluded
         if left is not None and excluded is not None:
             left = left | excluded
-        out.commands += arbiter.renew_term(key, now_ns, left)
+        out.commands += arbiter.renew_term(key, now_ns, left, stands)
         out.records += self._follow_up(key, lease, view.readback(key), excluded, out.commands)
         return out
 
@@ -371,6 +372,20 @@ class ArbitrationPass:
             age_s = (self.view.now_ns - last_ns) / NS
             late = (last_ns > 0) & (age_s > column.limits(column.freshness.row_of(signal)).drift_s)
         return late | hidden.get(control.table, np.False_)
+
+    def _settle_doubts(self, lease: Leases, claims: list[Claim]) -> Bool:
+        """Nodes whose withdrawal, in force before this term began, is read back as in force still [n].
+
+        Until then it is not commanded anew, as people may have ended it while nobody watched.
+        """
+        heard_ns = self._heard_ns(SERVICE, lease.n)
+        if self.arbiter.fresh_term:
+            lease.doubt(heard_ns, self.view.now_ns)
+        wanted = np.zeros(lease.n, np.bool_)
+        if lease.doubted_ns.any():
+            for p in (claim.proposal for claim in claims):
+                wanted[p.index[np.fmax(p.lo, p.want) > 0]] = True
+        return lease.settle_doubts(self.view.readback(SERVICE), heard_ns, wanted)
 
     def _look_after(self, key: str, lease: Leases) -> None:
         """Check that what was given back has arrived, and that what is out of service bears our mark."""
