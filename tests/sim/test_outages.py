@@ -23,12 +23,12 @@ PUBLISHERS: dict[str, tuple[Stopped, str, str]] = {
     "gateway": (
         lambda site: of_tables(site, *BUILDING),
         "silence/lab/h/cdu+feeder+hall+rack",
-        "No data from lab/h, lab/h/cdu1, 2 feeder and 2 rack since 00:0",
+        "No data from hall lab/h, CDU lab/h/cdu1, 2 feeders and 2 racks since 00:0",
     ),
     "exporter": (
         lambda site: {"gpu": site.rack_of_gpu == 0},
         "silence/lab/h/r1/gpu",
-        "No data from 72 gpu of rack lab/h/r1 since 00:0",
+        "No data from 72 GPUs of rack lab/h/r1 since 00:0",
     ),
     "agent": (lambda site: of_node(site, 5), "fault/node_silent/lab/h/r1/node5", "lab/h/r1/node5 or all of"),
     "broker": (

@@ -13,7 +13,8 @@ from tests.support.builders import Twin, two_racks
 from tests.support.in_process_daemon import Pod, serve
 from twin.catalogue import NS
 from twin.contracts import Finding
-from twin.daemon.alarm_causes import PREFIXES, AlarmCauses, part_title
+from twin.daemon.alarm_causes import PREFIXES, AlarmCauses
+from twin.daemon.stopped_sources import part_title
 from twin.sources import SourceLedger
 from twin.telemetry import Reading
 
@@ -137,7 +138,7 @@ def test_a_bmc_that_stops_is_named_and_not_its_sensors(signals: tuple[str, ...])
     assert found.title.startswith("No data from BMC 10.0.0.3 since ")
     n = "1 signal" if len(signals) == 1 else "2 signals"
     assert f": {n} of " in found.title
-    assert found.title.endswith("node lab/h/r1/node0") or found.title.endswith(" of lab/h/r1/node0")
+    assert found.title.endswith("node lab/h/r1/node0")
     assert found.action.startswith("Look whether this BMC answers")
 
 
@@ -193,10 +194,10 @@ def test_a_part_that_is_down_says_what_it_brought() -> None:
     names = ["scrape http://n0:9400"]
     title = part_title(names, "exporter http://n0:9400", hearing.ledger, outages)
     assert title.startswith("No data from exporter http://n0:9400 since ")
-    assert title.endswith(": 8 signals of 4 gpu of node lab/h/r1/node0")
+    assert title.endswith(": 8 signals of 4 GPUs of node lab/h/r1/node0")
     assert part_title(["scrape b"], "exporter b", hearing.ledger, outages) == "No answer from exporter b"
     title = part_title(hearing.ledger.publishers(), "the broker b:1883", hearing.ledger, outages)
-    assert title.endswith(": 280 signals of 140 gpu of hall lab/h")
+    assert title.endswith(": 280 signals of 140 GPUs of hall lab/h")
 
 
 def test_silent_signals_are_listed_on_request_with_their_ages(tmp_path: Path) -> None:

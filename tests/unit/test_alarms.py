@@ -37,7 +37,9 @@ def test_a_signal_that_falls_silent_everywhere_is_one_outage_with_its_name() -> 
     flowless = {k: v for k, v in RACK.items() if k != "rack.flow_lpm"}
     twin.run(30, {**OK, **flowless})
     (outage,) = [f for f in twin.decision.findings if f.id.startswith("silence/")]
-    assert outage.title.startswith("No data from flow_lpm of 2 rack and hbm_temp_c of 144 gpu of hall lab/h")
+    assert outage.title.startswith(
+        "No data from flow_lpm of 2 racks and hbm_temp_c of 144 GPUs of hall lab/h"
+    )
     assert outage.title.endswith(": 146 signals")
     assert outage.severity == "warning"
 

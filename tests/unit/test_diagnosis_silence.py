@@ -89,6 +89,25 @@ def test_a_node_that_is_off_is_not_silent_as_well_and_a_rack_that_is_off_is_no_f
     assert told(pod) == []
 
 
+def test_a_feed_without_voltage_reports_no_frequency_and_that_is_no_silence() -> None:
+    """Of one lost feed and of all; what its meter no longer reports is missed when it is back."""
+    alive = {"feeder.voltage_v": 415.0, "feeder.power_w": 90e3, "feeder.frequency_hz": 50.0}
+    for lost in ([True, False], [True, True]):
+        pod = Twin(two_racks())
+        for _ in range(40):
+            pod.tick(speaking(**{k: v + RNG.normal(0.0, 0.01, 2) for k, v in alive.items()}))
+        dark = {k: np.where(lost, 0.0 if k != "feeder.frequency_hz" else np.nan, v) for k, v in alive.items()}
+        for _ in range(60):
+            pod.tick(speaking(**{k: v + RNG.uniform(0.0, 0.05, 2) for k, v in dark.items()}))
+        assert {kind for kind, *_ in told(pod)} == {"feed_lost"}
+        assert not [f.id for f in pod.decision.findings if f.id.startswith("silence/")]
+        for _ in range(60):
+            now = alive | {"feeder.frequency_hz": dark["feeder.frequency_hz"]}
+            pod.tick(speaking(**{k: v + RNG.normal(0.0, 0.01, 2) for k, v in now.items()}))
+        missed = [f.title for f in pod.decision.findings if "frequency_hz" in f.title]
+        assert len(missed) == 1
+
+
 def test_more_than_a_few_of_a_kind_are_one_of_what_is_above() -> None:
     places = Topology(site_of(two_racks()))
     book = CauseBook(places)

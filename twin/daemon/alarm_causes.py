@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
-from twin.catalogue import NS, utc
+from twin.catalogue import NS
 from twin.contracts import Finding
-from twin.daemon.stopped_sources import StoppedSource, silent_cells, stopped_sources
-from twin.diagnosis import OF_SILENCE, Outages, place_of
+from twin.daemon.stopped_sources import StoppedSource, action_of, silent_cells, stopped_sources, title_of
+from twin.diagnosis import OF_SILENCE
 from twin.engine import Engine
 from twin.sources import SourceLedger
 
@@ -113,7 +113,7 @@ def _named(finding: Finding, engine: Engine, ledger: SourceLedger, before: Silen
             cells.count or sum(s.signals for s in sources),
             cells.place,
         )
-        action = " ".join(dict.fromkeys(s.action for s in sources if s.action)) or finding.action
+        action = action_of(s.account.name for s in sources) or finding.action
         # A device whose source stopped is not known to have failed
         shown = replace(finding, title=title, action=action, severity="warning")
     elif sources:
@@ -121,18 +121,3 @@ def _named(finding: Finding, engine: Engine, ledger: SourceLedger, before: Silen
         carried = f"carried by {', '.join(s.label for s in sources[:SHOWN])}{more}"
         shown = replace(finding, evidence=(finding.evidence[0], carried, *finding.evidence[1:]))
     return SilentAlarm(finding, sources, shown)
-
-
-def title_of(source: str, since_ns: int, signals: int, place: str) -> str:
-    """`No data from exporter http://n3:9400 since 21:36:12: 44 signals of node lab/h/r1/node0`"""
-    count = f"{signals} signals" if signals != 1 else "1 signal"
-    return f"No data from {source} since {utc(since_ns, '%H:%M:%S')}: {count} of {place}"
-
-
-def part_title(sources: Collection[str], words: str, ledger: SourceLedger, outages: Outages) -> str:
-    """The title of the alarm of a part that is down: what it brought of these sources, if anything."""
-    members, count = ledger.carried_by(sources)
-    since_ns = max((ledger.account(name).last_ns for name in sources), default=0)
-    if not count:
-        return f"No answer from {words}"
-    return title_of(words, since_ns, count, place_of(outages, members))

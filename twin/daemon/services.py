@@ -32,7 +32,7 @@ from twin.contracts import (
     LapsedRecord,
     Source,
 )
-from twin.daemon.alarm_causes import LINK, AlarmCauses, part_title
+from twin.daemon.alarm_causes import LINK, AlarmCauses
 from twin.daemon.alarms import AlarmBook, AlarmChange
 from twin.daemon.bootstrap import OpenedRun
 from twin.daemon.contingency_publisher import ContingencyPublisher
@@ -41,7 +41,7 @@ from twin.daemon.ingest import Ingest
 from twin.daemon.leadership import Leadership
 from twin.daemon.notify import Notifier
 from twin.daemon.policy_accounts import PolicyAccounts
-from twin.daemon.stopped_sources import words_of
+from twin.daemon.stopped_sources import action_of, label_of, part_title
 from twin.daemon.supervision import Supervisor
 from twin.run import HistoryService, Upkeep
 from twin.site import Site
@@ -388,22 +388,28 @@ class Services:
         if error is None:
             self.alarms.clear(f"part/{part.name}")
             return
-        severity, title = "warning", f"{part.kind} {part.name} is down"
-        if part.kind == "sink":
-            severity = "critical"
-        elif part.kind == "source":
-            title = self._source_down(part.name) or title
-        action = "It is tried again by itself; look at the other end."
-        self.alarms.condition(f"part/{part.name}", severity, title, (error,), action)
+        title, action = f"{part.kind} {part.name} is down", "Look at the other end."
+        if part.kind == "source":
+            title, action = self._source_down(part.name) or (title, action)
+        self.alarms.condition(
+            f"part/{part.name}",
+            "critical" if part.kind == "sink" else "warning",
+            title,
+            (error,),
+            f"{action} It is tried again by itself.",
+        )
 
-    def _source_down(self, name: str) -> str:
-        """The title of the alarm of a source that is down, if its other end has a name."""
+    def _source_down(self, name: str) -> tuple[str, str] | None:
+        """(title, action) of the alarm of a source that is down; None if its other end has no name."""
         ledger, outages = self.ingest.ledger, self.live.engine.diagnosis.silence.outages
         if name == LINK and self.links is not None:
-            words = f"the broker {self.links.source.link.where}"
-            return part_title(ledger.publishers(), words, ledger, outages)
+            label = self.links.source.link.where  # broker HOST:PORT
+            action = "Look whether the broker runs and whether its host answers."
+            return part_title(ledger.publishers(), label, ledger, outages), action
         sources = [origin for origin, part in self._causes.part_of.items() if part == name]
-        return part_title(sources, words_of(sources[0]), ledger, outages) if len(sources) == 1 else ""
+        if len(sources) != 1:
+            return None
+        return part_title(sources, label_of(sources[0]), ledger, outages), action_of(sources)
 
     async def stop(self) -> None:
         """End all parts; then what holds files."""

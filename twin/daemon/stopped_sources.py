@@ -6,13 +6,13 @@ blame for what it no longer brings: that is the device behind it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from twin.catalogue import I32, NS
-from twin.diagnosis import finding_of, measured, where
+from twin.catalogue import I32, NS, utc
+from twin.diagnosis import Outages, finding_of, measured, place_of, term_of, where
 from twin.engine import Engine
 from twin.sources import SourceAccount, SourceLedger
 from twin.telemetry import State
@@ -44,12 +44,7 @@ class StoppedSource:
     @property
     def label(self) -> str:
         """Name of the source for operators: `exporter http://n3:9400/metrics`."""
-        return words_of(self.account.name)
-
-    @property
-    def action(self) -> str:
-        """First thing to do; "" for an unusual kind."""
-        return WORDS.get(self.account.name.partition(" ")[0], ("", ""))[1]
+        return label_of(self.account.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +61,31 @@ class SilentCells:
     count: int = 0
 
 
-def words_of(source: str) -> str:
+def label_of(source: str) -> str:
     """The name of a source in the ledger as operators call it."""
     kind, _, name = source.partition(" ")
     return f"{WORDS[kind][0]} {name}" if kind in WORDS else source
+
+
+def action_of(sources: Iterable[str]) -> str:
+    """The first thing to do when these sources stop; "" for unusual kinds."""
+    kinds = dict.fromkeys(source.partition(" ")[0] for source in sources)
+    return " ".join(WORDS[kind][1] for kind in kinds if kind in WORDS)
+
+
+def title_of(source: str, since_ns: int, signals: int, place: str) -> str:
+    """`No data from exporter http://n3:9400 since 21:36:12: 44 signals of node lab/h/r1/node0`"""
+    count = f"{signals} signals" if signals != 1 else "1 signal"
+    return f"No data from {source} since {utc(since_ns, '%H:%M:%S')}: {count} of {place}"
+
+
+def part_title(sources: Collection[str], label: str, ledger: SourceLedger, outages: Outages) -> str:
+    """The title of the alarm of a part that is down: what it brought of these sources, if anything."""
+    members, count = ledger.carried_by(sources)
+    since_ns = max((ledger.account(name).last_ns for name in sources), default=0)
+    return (
+        title_of(label, since_ns, count, place_of(outages, members)) if count else f"No answer from {label}"
+    )
 
 
 def silent_cells(identity: str, engine: Engine) -> SilentCells:
@@ -83,11 +99,11 @@ def silent_cells(identity: str, engine: Engine) -> SilentCells:
         return SilentCells()
     index, name = np.array([fault.entity], np.int32), site.name(fault.table, fault.entity)
     if fault.signal:
-        return SilentCells({fault.table: index}, f"{fault.table} {name}", {fault.signal})
+        return SilentCells({fault.table: index}, f"{term_of(fault.table)} {name}", {fault.signal})
     members = {fault.table: index}
     if fault.table == "node":
         members["gpu"] = np.arange(*site.gpu_start_of_node[fault.entity : fault.entity + 2], dtype=np.int32)
-    return SilentCells(members, f"{fault.table} {name}")
+    return SilentCells(members, f"{term_of(fault.table)} {name}")
 
 
 def stopped_sources(state: State, ledger: SourceLedger, cells: SilentCells) -> tuple[StoppedSource, ...]:

@@ -4,4 +4,4 @@ from .diagnosis import OF_SILENCE as OF_SILENCE, Diagnosis as Diagnosis
 from .fault_kinds import FAULT_KINDS as FAULT_KINDS
 from .outages import Outage as Outage, Outages as Outages, place_of as place_of, where as where
 from .silent_signals import measured as measured
-from .topology import Topology as Topology
+from .topology import Topology as Topology, term_of as term_of

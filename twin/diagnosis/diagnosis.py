@@ -76,7 +76,7 @@ class Diagnosis(EntityState):
         self.reports, self.devices = DeviceReports(self.topology), DeviceFaults(self.topology)
         self.watch, self.growth = SensorChecks(site.sizes), Growth(site)
         self.isolation, self.verdicts = FaultIsolation(self.topology), DiagnosisVerdicts(self.watch)
-        self.downstream, self.silence = DownstreamMask(self.topology), Silence(self.topology)
+        self.downstream, self.silence = DownstreamMask(self.topology), Silence(self.topology, self.reports)
         self.book = CauseBook(self.topology)
         self.faults: tuple[Fault, ...] = ()
         self._balanced = False

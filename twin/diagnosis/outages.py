@@ -15,7 +15,7 @@ import numpy as np
 from twin.catalogue import I32, NS, TABLES, Bool, utc
 from twin.contracts import Finding
 from twin.diagnosis.silent_signals import SLACK_NS, Silent
-from twin.diagnosis.topology import LADDER, Topology
+from twin.diagnosis.topology import LADDER, Topology, term_of
 from twin.site import Site
 from twin.telemetry import MISSING, EntityState, State, TableState, records
 
@@ -172,7 +172,7 @@ class Outages(EntityState):
         return self.topology.below(outage.table, outage.entity, table)
 
     def parts(self, cluster: Mapping[str, Silent]) -> str:
-        """The members in words, the highest first: `lab/h/r1, 18 node and 72 gpu`."""
+        """The members in words, the highest first: `rack lab/h/r1, 18 nodes and 72 GPUs`."""
         return self.listing(
             {table: s.entity for table, s in cluster.items()},
             {
@@ -184,10 +184,10 @@ class Outages(EntityState):
 
     def listing(self, members: Mapping[str, I32], signals: Mapping[str, str] | None = None) -> str:
         """Entities [m per table] in words, the highest first; `signals`: where one of each is meant alone."""
-        site, words = self.topology.site, []
+        words = []
         for table in sorted(members, key=_order):
-            index = members[table]
-            who = site.name(table, int(index[0])) if len(index) == 1 else f"{len(index)} {table}"
+            who, n = self.topology.site.name(table, int(members[table][0])), len(members[table])
+            who = f"{term_of(table)} {who}" if n == 1 else f"{n} {term_of(table)}s"
             words.append(f"{signals[table]} of {who}" if signals and table in signals else who)
         return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
@@ -232,21 +232,21 @@ def _order(table: str) -> int:
 
 
 def where(site: Site, outage: Outage) -> str:
-    """The place of an outage in words: `rack lab/h/r1`, `72 gpu of rack lab/h/r1`."""
+    """The place of an outage in words: `rack lab/h/r1`, `72 GPUs of rack lab/h/r1`."""
     place = site.name(outage.table, outage.entity)
     if outage.table == "site":
         return "any source" if outage.whole else outage.parts
     if outage.whole:
-        return f"{outage.table} {place}"
-    return outage.parts if place in outage.parts else f"{outage.parts} of {outage.table} {place}"
+        return f"{term_of(outage.table)} {place}"
+    return outage.parts if place in outage.parts else f"{outage.parts} of {term_of(outage.table)} {place}"
 
 
 def place_of(outages: Outages, members: Mapping[str, I32]) -> str:
-    """Entities [m per table] in words with the lowest place that holds them: `4 gpu of node lab/h/r1/node0`;
+    """Entities [m per table] in words with the lowest place that holds them: `4 GPUs of node lab/h/r1/node0`;
     of many tables the place alone.
     """
     site, (table, entity) = outages.topology.site, outages.place(members)
-    place = "the site" if table == "site" else f"{table} {site.name(table, entity)}"
+    place = "the site" if table == "site" else f"{term_of(table)} {site.name(table, entity)}"
     if len(members) > MOST_TABLES or table in members:
         return place
     listed = outages.listing(members)

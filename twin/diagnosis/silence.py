@@ -15,7 +15,7 @@ import numpy as np
 from twin.catalogue import F64, I64, NS, Bool
 from twin.contracts import Windows
 from twin.diagnosis.cause import Cause
-from twin.diagnosis.device_reports import good, reported
+from twin.diagnosis.device_reports import DeviceReports, good, reported
 from twin.diagnosis.growth import Growth
 from twin.diagnosis.outages import Outages
 from twin.diagnosis.sensor_checks import SensorChecks
@@ -43,9 +43,9 @@ class Silence(EntityState):
 
     outages: Outages = part()
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Topology, reports: DeviceReports) -> None:
         super().__init__(topology.sizes)
-        self.topology, self.outages = topology, Outages(topology)
+        self.topology, self.reports, self.outages = topology, reports, Outages(topology)
         self.hidden: dict[str, Bool] = {}  # devices that report nothing, or need not [n per table]
 
     def causes(
@@ -57,7 +57,8 @@ class Silence(EntityState):
         heated: Bool | None = None,
     ) -> list[Cause]:
         """Nodes that are off or silent, GPUs off the bus, sensors that are silent alone; the rest becomes
-        outages. `heated` [n_gpu]: short of cooling.
+        outages. A feeder without voltage has no frequency: what it does not report follows from that.
+        `heated` [n_gpu]: short of cooling.
         """
         site = self.topology.site
         off = self._off(state, windows)
@@ -71,9 +72,10 @@ class Silence(EntityState):
             out += self._devices(state, watch, growth, silent, heated)
         else:
             self.node_ns[:], self.gpu_ns[:], self.burnt[:] = 0, 0, False
-        for table in ("node", "gpu"):  # reported as devices, or expected to be silent
-            if table in silent and table in self.hidden:
-                rest = silent[table].where(~self.hidden[table][silent[table].entity])
+        # Reported as devices, or expected to be silent
+        for table, mask in {**self.hidden, "feeder": self.reports.lost}.items():
+            if table in silent:
+                rest = silent[table].where(~mask[silent[table].entity])
                 silent = {**silent, table: rest} if len(rest.entity) else _without(silent, table)
         for table, entity, row, hold_s in self.outages.update(state, silent)[:MOST_SENSORS]:
             out.append(self._sensor(state, (table, entity, row), hold_s))

@@ -11,6 +11,12 @@ from twin.catalogue import F64, I32, Bool
 from twin.site import Site
 
 LADDER = ("gpu", "node", "rack", "cdu", "loop", "site")
+INITIALS = ("gpu", "cdu")
+
+
+def term_of(table: str) -> str:
+    """The kind of entity of a table as people write it: `GPU`, `rack`."""
+    return table.upper() if table in INITIALS else table
 
 
 class Topology:

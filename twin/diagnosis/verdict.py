@@ -15,6 +15,7 @@ from twin.diagnosis.cause import Cause
 from twin.diagnosis.isolation import CONFIRMING, IsolatedFault
 from twin.diagnosis.sensor_checks import SensorChecks
 from twin.diagnosis.signature import BRANCH, GPU_TEMP, HEAT, HEAT_FLOW, MIX, PSU1, PSU2, SETPOINT, TickValues
+from twin.diagnosis.topology import term_of
 
 # Seconds for which a cause must be the best account before it is reported: loss of flow cannot wait.
 HOLD_S = {"branch_blocked": 0.0, "filter_blocked": 6.0, "pump_worn": 10.0, "exchanger_fouled": 20.0,
@@ -35,7 +36,6 @@ LONG_RUN = 8  # equal readings, while what it measures has moved
 UNITS = {"l/min": (1.0, "l/min", 1), "Pa": (1e-3, "kPa", 1), "degC": (1.0, "degC", 1), "W": (1e-3, "kW", 2),
          "Hz": (1e-6, "MHz", 0), "1": (100.0, "%", 1)}  # fmt: skip
 SMALL_W = 20e3  # below, people say watts
-MANY_OF = {"gpu": "GPUs", "cdu": "CDUs"}  # others with an s
 # What a comparison rests on, for people.
 FROM = {
     "rack.flow_lpm/pressure": "from {rack.diff_pressure_pa} across the rack",
@@ -210,7 +210,7 @@ class DiagnosisVerdicts:
             who = "" if own or name == "feeder.balance" else f"{site.name(table, first)}: "
             out.append(sentence(name, first, residuals[name], now, who))
             if len(rows) > 1:
-                word = MANY_OF.get(table, f"{table}s") if len(rows) > 2 else table
+                word = term_of(table) + "s" * (len(rows) > 2)
                 out.append(f"{len(rows) - 1} more {word} likewise")
         if h.kind == "sensor_biased" and kind == "sensor_biased":
             size = amount(f"{h.table}.{h.signal}", abs(fault.size)).replace("degC", "K")
