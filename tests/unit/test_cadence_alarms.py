@@ -11,7 +11,7 @@ from policies.thermal_guard import ThermalGuard
 from tests.support.builders import Twin, two_racks
 from twin.catalogue import NS, find_signal
 from twin.contracts import Finding
-from twin.telemetry import Reading
+from twin.telemetry import MaintenanceBegun, Reading
 
 GUARD, LIMIT = 82.0, 87.0  # of gpu.temp_c in the profile
 
@@ -135,3 +135,87 @@ def test_a_rack_that_is_not_heard_bounds_nothing() -> None:
     twin.run(40, gpus(rng, twin.site.sizes["gpu"]))
     twin.run(15)
     assert twin.engine.view().worst("gpu.temp_c").max() > LIMIT
+
+
+LEARN_S = 150
+
+
+def scraped(policies: list[ThermalGuard], **rack: float) -> tuple[Twin, dict[str, Any]]:
+    """A twin whose GPUs were scraped every 15 s, its racks heard each second; and these readings."""
+    twin, rng = Twin(two_racks(), policies), np.random.default_rng(10)
+    n = twin.site.sizes["gpu"]
+    racks = {"rack.supply_temp_c": 30.0, "rack.flow_lpm": 115.0, **rack}
+    for second in range(LEARN_S):
+        twin.tick(gpus(rng, n) | racks if second % 15 == 0 else racks)
+    return twin, racks
+
+
+FAILING: dict[str, tuple[dict[str, Any], str]] = {
+    "coolant of the rack is lost": (
+        {"rack.flow_lpm": [3.0, 115.0]},
+        "lab/h/r1: flow_lpm reads 3 l/min, guard 40 l/min",
+    ),
+    "its inlet is hot": (
+        {"rack.supply_temp_c": [60.0, 30.0], "rack.flow_lpm": [60.0, 115.0]},
+        "lab/h/r1: supply_temp_c reads 60 degC, guard 43 degC",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_silence_is_critical_where_a_second_signal_says_that_the_cooling_fails(name: str) -> None:
+    changed, sentence = FAILING[name]
+    twin, racks = scraped([])
+    twin.run(160, racks | changed)
+    fear = found(twin, "beyond/gpu.temp_c/feared")
+    assert (fear.severity, fear.count) == ("critical", 72)
+    assert sentence in fear.evidence
+    assert "by now perhaps 130 degC, limit 87 degC" in fear.evidence[0] or name == "its inlet is hot"
+    (silence,) = [i for i in grave(twin) if i.startswith("silence/")]
+    assert found(twin, silence).severity == "warning", "silence by itself is none"
+    rng = np.random.default_rng(11)
+    twin.run(3, racks | changed | gpus(rng, twin.site.sizes["gpu"]))
+    assert "beyond/gpu.temp_c/feared" not in twin.engine.findings.active, "they are heard, and cool"
+
+
+def test_silence_is_a_warning_where_the_second_signal_is_silent_too() -> None:
+    twin, racks = scraped([])
+    lost = racks | {"rack.flow_lpm": 3.0}
+    twin.run(3, lost)
+    twin.run(400)
+    assert [i for i in critical(twin) if i.endswith("/feared")] == []
+
+
+def test_clocks_that_heat_lowers_speak_for_it() -> None:
+    twin, rng = Twin(two_racks()), np.random.default_rng(12)
+    n = twin.site.sizes["gpu"]
+    for bits in (0.0, float(0x40)):
+        for _ in range(60):
+            beside = {"gpu.clock_event_bits": np.where(np.arange(n) == 5, bits, 0.0)}
+            twin.tick((gpus(rng, n) if bits == 0.0 else {}) | beside)
+    fear = found(twin, "beyond/gpu.temp_c/feared")
+    assert fear.entities == ("lab/h/r1/node1/gpu1",)
+    assert "heat lowers its clock" in fear.evidence[1]
+
+
+def test_what_people_work_at_is_not_feared_for() -> None:
+    twin, racks = scraped([])
+    lost = racks | {"rack.flow_lpm": 3.0}
+    until_ns = twin.now_ns + 3600 * NS
+    racks_of_both = ("lab/h/r1", "lab/h/r2")
+    window = MaintenanceBegun(id="w", author="a", table="rack", names=racks_of_both, until_ns=until_ns)
+    twin.tick(lost, window)
+    twin.run(120, lost)
+    assert critical(twin) == []
+
+
+def test_gpus_whose_coolant_stands_are_not_waited_for() -> None:
+    twin, racks = scraped([])
+    twin.run(4, racks)
+    worst = twin.engine.view().worst("gpu.temp_c")
+    assert worst.max() < GUARD
+    twin.run(8, racks | {"rack.flow_lpm": [3.0, 115.0]})
+    worst = twin.engine.view().worst("gpu.temp_c")
+    assert worst[:72].min() > GUARD, "a scrape every 15 s says nothing of the seconds between"
+    assert worst[72:].max() < GUARD
+    assert [i for i in critical(twin) if i.endswith("/feared")] == [], "they were heard as often as ever"

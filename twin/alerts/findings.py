@@ -9,14 +9,14 @@ doubled, and, if the evaluation before agreed, when it shrank to half or concern
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields, replace
 
 import msgspec
 import numpy as np
 
 from twin.alerts.never_reported import SHOWN_ENTITIES, NeverReported
-from twin.catalogue import F32, F64, I32, I64, NS, Bool, find_signal
+from twin.alerts.worst_cases import exceeds, feared_findings, worst_cases
+from twin.catalogue import I32, I64, NS, Bool, find_signal
 from twin.contracts import ClearedRecord, Finding, FindingRecord, JournalRecord, View, Windows
 from twin.diagnosis import Outages
 from twin.estimation import Estimator
@@ -224,19 +224,19 @@ class Findings(EntityState):
         """Entities whose last good reading is beyond a guard (warning) or a limit (critical).
 
         What is beyond only as the worst case of an old reading follows from what is silent or unusable, which
-        is reported; policies judge by the worst case all the same.
+        is reported, and is critical where a second signal speaks for it. Policies judge by the worst case all
+        the same.
         """
         beyond: list[Finding] = []
         for key, limit in site.limits.items():
             guarded = view.beyond(key)
-            if len(guarded) and (in_maintenance := windows.mask(key.partition(".")[0])) is not None:
-                guarded = guarded[~in_maintenance[guarded]]
             if len(guarded):
-                guarded = guarded[~_dark(site, view, key.partition(".")[0])[guarded]]
+                guarded = guarded[~_excused(site, view, windows, key.partition(".")[0])[guarded]]
             if len(guarded):
-                guarded = guarded[_past(key, view.value(key)[guarded], limit.guard[guarded])]
+                guarded = guarded[exceeds(key, view.value(key)[guarded], limit.guard[guarded])]
             if len(guarded):
                 beyond.append(_beyond(site, view, key, guarded))
+        beyond += feared_findings(site, view, lambda table: _excused(site, view, windows, table))
         beyond += _overloads(site, view, windows)
         records, now = self.keep_only("beyond/", beyond), {f.id.rpartition("/")[0]: f.id for f in beyond}
         return [  # what got worse, or only less bad, is not over
@@ -347,20 +347,13 @@ def _oldest(age_s: np.ndarray) -> float:
     return float(finite.max()) if len(finite) else float("nan")
 
 
-def _past(key: str, value: F32, bound: F64) -> Bool:
-    """Return where a value [k] is on the dangerous side of a bound [k]."""
-    signal = find_signal(key)
-    falling = signal is not None and signal.danger == "low"
-    return np.asarray(value < bound if falling else value > bound, np.bool_)
-
-
 def _beyond(site: Site, view: View, key: str, index: I32) -> Finding:
     """Return the finding on readings beyond a guard; where some pass the limit as well, on those alone."""
     signal, limit, read = find_signal(key), site.limits[key], view.value(key)
     level, bound, severity = "guard", limit.guard, "warning"
-    past = _past(key, read[index], limit.max[index])
-    if past.any():
-        level, bound, severity, index = "limit", limit.max, "critical", index[past]
+    over = exceeds(key, read[index], limit.max[index])
+    if over.any():
+        level, bound, severity, index = "limit", limit.max, "critical", index[over]
     table, _, name = key.partition(".")
     first = int(index[0])
     unit = f" {signal.unit}" if signal is not None and signal.unit not in ("1", "state") else ""
@@ -378,21 +371,6 @@ def _beyond(site: Site, view: View, key: str, index: I32) -> Finding:
         "Look at the cooling of what these have in common.",
         len(index),
     )
-
-
-def worst_cases(site: Site, view: View, members: Mapping[str, I32]) -> tuple[str, ...]:
-    """Sentences on members of an outage [m per table] that may be beyond a limit by now."""
-    out = []
-    for key, limit in site.limits.items():
-        table, _, name = key.partition(".")
-        index = members.get(table)
-        if index is None:
-            continue
-        bound = limit.max[index]
-        may = _past(key, view.worst(key)[index], bound) & ~_past(key, view.value(key)[index], bound)
-        if n := int(np.count_nonzero(may)):
-            out.append(f"worst case: {name} of {n} {table} may be beyond its limit by now")
-    return tuple(out)
 
 
 def _overloads(site: Site, view: View, windows: Windows) -> list[Finding]:
@@ -429,8 +407,14 @@ def _differs(finding: Finding, journaled: Finding) -> bool:
     return finding.count <= journaled.count / 2 or moved
 
 
+def _excused(site: Site, view: View, windows: Windows, table: str) -> Bool:
+    """Mask of entities in maintenance, and in racks known to be without power, which cannot be hot [n]."""
+    dark, in_maintenance = _dark(site, view, table), windows.mask(table)
+    return dark if in_maintenance is None else dark | in_maintenance
+
+
 def _dark(site: Site, view: View, table: str) -> Bool:
-    """Mask of entities in racks known to be without power, which cannot be hot [n]."""
+    """Mask of entities in racks known to be without power [n]."""
     isolated = "rack.electrical_isolation_state"
     rack: Bool = (view.value(isolated) == 1.0) & (view.quality(isolated) == GOOD)
     of = {"gpu": site.rack_of_gpu, "node": site.rack_of_node}.get(table)

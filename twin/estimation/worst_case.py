@@ -1,5 +1,5 @@
 """Worst case: how bad an unheard value may be by now, by the fastest drift that a profile states, and for
-GPUs no farther than their power can heat them while coolant is known to flow.
+GPUs no farther than their power can heat them while coolant is known to flow, and at once where it stands.
 
 T = T_in + P R(Q) at rest (domain law); a value that is read is never bettered by this.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from twin.catalogue import F32, F64, I32, TABLES, Signal
+from twin.catalogue import F32, F64, I32, TABLES, Bool, Signal
 from twin.contracts import Windows
 from twin.estimation.estimator import Estimator
 from twin.physics import resistance_k_per_w
@@ -28,9 +28,9 @@ def worst_case(site: Site, state: State, estimator: Estimator, windows: Windows,
     if limit is not None and np.isfinite(limit.slew_per_s).any():
         slew = np.where(np.isfinite(limit.slew_per_s), limit.slew_per_s, signal.slew_per_s)
     slew = windows.gentler(table, signal, state.now_ns, slew)
-    worst = table.worst(signal, state.now_ns, slew)
     if signal.key not in HEATED:
-        return worst
+        return table.worst(signal, state.now_ns, slew)
+    worst = table.worst(signal, state.now_ns, slew, _uncooled(site, state))
     value = table.value[signal.row]
     drifted = np.flatnonzero((worst != value) & np.isfinite(value)).astype(np.int32)
     if not len(drifted):
@@ -43,6 +43,19 @@ def worst_case(site: Site, state: State, estimator: Estimator, windows: Windows,
     drift = (worst[drifted] - value[drifted]).astype(np.float64)
     worst[drifted] = value[drifted] + np.sign(drift) * np.minimum(np.abs(drift), rise_k)
     return worst
+
+
+def _uncooled(site: Site, state: State) -> Bool | None:
+    """Return the GPUs [n] whose coolant is known to stand: they heat up within seconds, however seldom they
+    report. None where all flows.
+    """
+    racks, flow = state.tables["rack"], TABLES["rack"].by_name["flow_lpm"]
+    with np.errstate(invalid="ignore"):
+        stands = racks.value[flow.row] < LEAST_FLOW_PU * site.design.rack_flow_lpm
+    if not stands.any():
+        return None
+    stands &= racks.current(flow, state.now_ns)
+    return np.asarray(stands[site.rack_of_gpu], np.bool_) if stands.any() else None
 
 
 def _heat(site: Site, state: State, estimator: Estimator, gpu: I32) -> tuple[F64, F64]:

@@ -335,17 +335,23 @@ class TableState:
         )
         return age_s - np.clip(np.minimum(age_s, stopped) - resumed, 0.0, None)
 
-    def late_s(self, signal: Signal, now_ns: int) -> F64:
-        """Seconds for which the worst case of a gauge has drifted [n]: its age beyond 1.5 of its periods."""
+    def late_s(self, signal: Signal, now_ns: int, urged: Bool | None = None) -> F64:
+        """Seconds for which the worst case of a gauge has drifted [n]: its age beyond what `AgeLimits` allow,
+        of `urged` ones beyond 1.5 of the declared periods.
+        """
         limits = self.limits(signal.row)
         free_s = np.where(self._unchanged(signal.row, now_ns), limits.change_s, limits.drift_s)
+        if urged is not None:
+            free_s = np.where(urged, np.minimum(free_s, self.freshness.drift_s[signal.row]), free_s)
         return np.maximum(self.silence_s(self.age_s(signal, now_ns), now_ns) - free_s, 0.0)
 
-    def worst(self, signal: Signal, now_ns: int, slew_per_s: F64 | None = None) -> F32:
+    def worst(
+        self, signal: Signal, now_ns: int, slew_per_s: F64 | None = None, urged: Bool | None = None
+    ) -> F32:
         """The value as it may be by now, towards the dangerous side [n]; NaN where nothing was ever heard.
 
-        `value +/- max(0, age - 1.5 period) * slew`, bounded by the physical range. `slew_per_s` [n] overrides
-        the catalogue's (a profile knows its cold plates better).
+        `value +/- late_s * slew`, bounded by the physical range. `slew_per_s` [n] overrides
+        the catalogue's (a profile knows its cold plates better); for `urged` see `late_s`.
         """
         value: F32 = self.value[signal.row]
         slew = self.slew_per_s[signal.row] if slew_per_s is None else slew_per_s
@@ -356,9 +362,10 @@ class TableState:
         if not self.bad_count[signal.row] and t_ns.min(initial=now_ns) >= max(fresh_ns, 1):
             return value.copy()  # all heard in time: nothing has drifted
         age_s = np.where(t_ns > 0, (now_ns - t_ns) / NS, np.inf)
-        if not self.bad_count[signal.row] and (age_s <= self.limits(signal.row).drift_s).all():
+        in_time = age_s <= self.limits(signal.row).drift_s
+        if urged is None and not self.bad_count[signal.row] and in_time.all():
             return value.copy()  # by their own cadence
-        late_s = self.late_s(signal, now_ns)
+        late_s = self.late_s(signal, now_ns, urged)
         drift = np.minimum(late_s, _FOREVER_S) * slew
         low = signal.danger == "low"
         worst = np.maximum(value - drift, signal.low) if low else np.minimum(value + drift, signal.high)

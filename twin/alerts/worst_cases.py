@@ -1,0 +1,129 @@
+"""Worst cases as alarms: what may be beyond its limit unheard, and the second signals that speak for it.
+
+Silence alone is never more than a warning. It is critical where something else that is heard says that the
+cooling of what is silent fails: coolant beyond its guard, a fault of the cooling, clocks lowered by heat.
+Those come on another way, or they would be silent as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from twin.alerts.never_reported import SHOWN_ENTITIES
+from twin.catalogue import F32, F64, I32, Bool, find_signal
+from twin.contracts import Fault, Finding, View
+from twin.diagnosis import FAULT_KINDS
+from twin.estimation import HEATED
+from twin.site import Site
+from twin.telemetry import GOOD
+
+COOLANT = ("rack.flow_lpm", "rack.supply_temp_c", "rack.return_temp_c", "rack.inlet_temp_c")
+CLOCKS = "gpu.clock_event_bits"
+BY_HEAT = 0x60  # thermal slowdown by software and by hardware. source: NVML, nvmlClocksEventReasons
+
+
+def exceeds(key: str, value: F32, bound: F64) -> Bool:
+    """Return where a value [k] is on the dangerous side of a bound [k]."""
+    signal = find_signal(key)
+    falling = signal is not None and signal.danger == "low"
+    return np.asarray(value < bound if falling else value > bound, np.bool_)
+
+
+def may_exceed(site: Site, view: View, key: str, index: I32) -> Bool:
+    """Return which of these entities [k] are beyond their limit in the worst case, and not as last read."""
+    bound = site.limits[key].max[index]
+    return exceeds(key, view.worst(key)[index], bound) & ~exceeds(key, view.value(key)[index], bound)
+
+
+def worst_cases(site: Site, view: View, members: Mapping[str, I32]) -> tuple[str, ...]:
+    """Sentences on members of an outage [m per table] that may be beyond a limit by now."""
+    out = []
+    for key in site.limits:
+        table, _, name = key.partition(".")
+        if table in members and (n := np.count_nonzero(may_exceed(site, view, key, members[table]))):
+            out.append(f"worst case: {name} of {n} {table} may be beyond its limit by now")
+    return tuple(out)
+
+
+def feared_findings(site: Site, view: View, excused: Callable[[str], Bool]) -> list[Finding]:
+    """Silent GPUs that may be beyond a limit, and for which a second signal speaks: one finding a limit.
+
+    `excused(table)`: the mask of entities of which nothing is expected [n].
+    """
+    out = []
+    for key in HEATED:
+        if key not in site.limits or not len(index := view.beyond(key)):
+            continue
+        silent = (view.quality(key)[index] != GOOD) & may_exceed(site, view, key, index)
+        if silent.any():
+            silent &= ~excused("gpu")[index]
+        if not len(index := index[silent]):
+            continue
+        spoken, evidence = np.zeros(len(index), np.bool_), list[str]()
+        for mask, sentence in _second_signals(site, view, index):
+            spoken |= mask
+            evidence.append(sentence)
+        if spoken.any():
+            out.append(_finding(site, view, key, index[spoken], evidence))
+    return out
+
+
+def _second_signals(site: Site, view: View, gpu: I32) -> Iterator[tuple[Bool, str]]:
+    """Yield what speaks for heat at some of these GPUs: (which [k], a sentence)."""
+    rack = site.rack_of_gpu[gpu]
+    racks = np.unique(rack)
+    for key in COOLANT:
+        if (limit := site.limits.get(key)) is None:
+            continue
+        read = view.value(key)[racks]
+        off = (view.quality(key)[racks] == GOOD) & exceeds(key, read, limit.guard[racks])
+        if off.any():
+            signal, at = find_signal(key), int(np.argmax(off))
+            assert signal is not None
+            text = f"{signal.name} reads {read[at]:.4g} {signal.unit}, guard {limit.guard[racks[at]]:.4g}"
+            yield np.isin(rack, racks[off]), f"{site.name('rack', int(racks[at]))}: {text} {signal.unit}"
+    bits = np.nan_to_num(view.value(CLOCKS)[gpu]).astype(np.int64)
+    slowed = (view.quality(CLOCKS)[gpu] == GOOD) & (bits & BY_HEAT != 0)
+    if slowed.any():
+        first = site.name("gpu", int(gpu[np.argmax(slowed)]))
+        yield slowed, f"{first}: heat lowers its clock, which another source still reports"
+    for fault in view.faults():
+        if fault.cooling and fault.severity == "critical":
+            mask = _served(site, fault, gpu)
+            if mask.any():
+                yield mask, FAULT_KINDS[fault.kind].title.format(name=site.name(fault.table, fault.entity))
+
+
+def _served(site: Site, fault: Fault, gpu: I32) -> Bool:
+    """Return which GPUs [k] are cooled by what has this fault."""
+    rack = site.rack_of_gpu[gpu]
+    cdu = site.cdu_of_rack[rack]
+    of = {"rack": rack, "cdu": cdu, "hall": site.hall_of_rack[rack]}.get(fault.table)
+    if fault.table == "loop":
+        of = np.where(cdu >= 0, site.loop_of_cdu[cdu], -1) if len(site.loop_of_cdu) else None
+    if of is None:
+        return np.full(len(gpu), fault.table == "site", np.bool_)
+    return np.asarray(of == fault.entity, np.bool_)
+
+
+def _finding(site: Site, view: View, key: str, gpu: I32, evidence: list[str]) -> Finding:
+    signal, first = find_signal(key), int(gpu[0])
+    assert signal is not None
+    read, worst, bound = view.value(key)[first], view.worst(key)[first], site.limits[key].max[first]
+    age_s = view.age_s(key)[first]
+    text = (
+        f"{site.name('gpu', first)}: read {read:.4g} {signal.unit} {age_s:.0f} s ago, by now perhaps "
+        f"{worst:.4g} {signal.unit}, limit {bound:.4g} {signal.unit}"
+    )
+    return Finding(
+        f"beyond/{key}/feared",
+        "critical",
+        f"{signal.name} of {len(gpu)} gpu may be beyond its limit: not heard while cooling fails",
+        tuple(site.name("gpu", int(i)) for i in gpu[:SHOWN_ENTITIES]),
+        (text, *evidence[:SHOWN_ENTITIES]),
+        1.0,
+        "Take the load off these GPUs and look at their coolant first; then see why they are silent.",
+        len(gpu),
+    )
