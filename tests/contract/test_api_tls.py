@@ -112,6 +112,7 @@ def test_headers_have_a_bound(tmp_path: Path) -> None:
                     said = await reader.read()
                 assert b" 400 " in said.split(b"\r\n")[0], said[:200]
                 assert b"xxxx" not in said
+                assert b"aiohttp" not in said
                 writer.close()
 
     asyncio.run(run())

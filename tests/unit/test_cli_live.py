@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.in_process_daemon import Desk, serving_aside
 from twin.api import connect
-from twin.api.tokens import read_tokens
+from twin.api.tokens import add_token, read_tokens, write_private
 from twin.catalogue import ConfigError, clean
 from twin.cli.main import main
 
@@ -256,7 +256,8 @@ def test_tokens_are_made_listed_and_revoked(tmp_path: Path, capsys: pytest.Captu
 
 
 @pytest.mark.parametrize(
-    "url", ["127.0.0.1:8077", "ftp://x", "http://", "http://x/y", "http://u:p@x", "http://x:99999"]
+    "url",
+    ["127.0.0.1:8077", "ftp://x", "http://", "http://x/y", "http://u:p@x", "http://x:99999", "http://[x"],
 )
 def test_an_address_is_checked(url: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--url: expected"):
@@ -267,6 +268,21 @@ def test_a_token_is_not_sent_in_clear_over_a_network(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("RACKTWIN_TOKEN", "rt_" + "x" * 43)
     with pytest.raises(ConfigError, match="in clear over a network"):
         connect("http://192.0.2.1:8077", None, None).get("/state")
+
+
+def test_the_administrators_token_of_this_host_goes_to_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "racktwin.yaml"
+    config.write_text("site: site.yaml\nbroker: embedded\nstate: state\n")
+    secret = add_token(tmp_path / "tokens.yaml", "local-admin", "admin")
+    (tmp_path / "state").mkdir()
+    write_private(tmp_path / "state" / "admin.token", secret)
+    monkeypatch.setenv("RACKTWIN_CONFIG", str(config))
+    assert connect(None, None, None).token == secret
+    assert connect("http://localhost:8077", None, None).token == secret
+    assert connect("https://twin.example:8077", None, None).token == ""
+    assert connect("https://twin.example:8077", config, None).token == secret, "who names it means it"
 
 
 def test_a_command_starts_without_what_the_daemon_needs() -> None:

@@ -137,6 +137,7 @@ def test_a_file_that_is_not_there_says_how_to_make_it(file: Path) -> None:
 def test_without_a_file_there_is_one_administrator_whose_token_lies_in_the_state(tmp_path: Path) -> None:
     state = tmp_path / "state"
     held = Tokens.local(state)
+    assert stat.S_IMODE(state.stat().st_mode) == 0o700, "what it records is for those who have a token"
     secret = read_secret(state / "admin.token")
     assert stat.S_IMODE((state / "admin.token").stat().st_mode) == 0o600
     token = held.who(secret)[0]

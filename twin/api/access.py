@@ -31,6 +31,7 @@ FREE_TRIES, LONGEST_WAIT_S, FORGIVEN_S = 5, 60.0, 300.0
 WHO = web.RequestKey("who", Token)
 TOKENS: web.AppKey[Tokens] = web.AppKey("tokens", Tokens)
 HEADERS = {
+    "Server": "racktwin",  # not which versions of what
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
@@ -218,10 +219,10 @@ def bare(error: BaseException) -> tuple[type[BaseException], BaseException, Any]
 
 async def harden(request: web.Request, response: web.StreamResponse) -> None:
     """Headers that every answer bears."""
+    response.headers["Server"] = HEADERS["Server"]  # aiohttp has put its own there
     for name, value in HEADERS.items():
         response.headers.setdefault(name, value)
     response.headers.setdefault("Content-Security-Policy", NOTHING)
-    response.headers["Server"] = "racktwin"  # not which versions of what
     if request.secure:
         response.headers.setdefault("Strict-Transport-Security", "max-age=31536000")
 

@@ -142,6 +142,7 @@ def connect(url: str | None, config: Path | None, token_file: str | None, ca_fil
     chosen = url or env.get("RACKTWIN_URL")
     ca_file = ca_file or env.get("RACKTWIN_CA_FILE")
     own_token: Path | None = None
+    url_given, is_named = chosen is not None, config is not None
     if config is None and (env.get("RACKTWIN_CONFIG") or chosen is None):
         with contextlib.suppress(ConfigError):  # nobody has to have one: the daemon may be elsewhere
             config = find_config()
@@ -150,7 +151,21 @@ def connect(url: str | None, config: Path | None, token_file: str | None, ca_fil
         if chosen is None:
             chosen, ca_file = there, ca_file or own_cert
     chosen = (chosen or DEFAULT_URL).rstrip("/")
-    parts = urlsplit(chosen)
+    host = _host_of(chosen)
+    if url_given and not is_named and host not in _LOCAL:
+        own_token = None  # the administrator's of this host is nothing to another
+    token, hint = _token(token_file, own_token)
+    return Client(chosen, token, ca_file, cert_file or env.get("RACKTWIN_CERT_FILE"),
+                  key_file or env.get("RACKTWIN_KEY_FILE"), hint=hint)  # fmt: skip
+
+
+def _host_of(url: str) -> str:
+    """The host of an address of a daemon. Raises ConfigError for anything else."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        raise ConfigError("--url: expected a host, and a port from 1 to 65535") from None
     if (
         parts.scheme not in ("http", "https")
         or not parts.hostname
@@ -159,13 +174,7 @@ def connect(url: str | None, config: Path | None, token_file: str | None, ca_fil
         or parts.username
     ):
         raise ConfigError("--url: expected http://HOST:PORT or https://HOST:PORT, and nothing more")
-    try:
-        _ = parts.port
-    except ValueError:
-        raise ConfigError("--url: expected a port from 1 to 65535") from None
-    token, hint = _token(token_file, own_token)
-    return Client(chosen, token, ca_file, cert_file or env.get("RACKTWIN_CERT_FILE"),
-                  key_file or env.get("RACKTWIN_KEY_FILE"), hint=hint)  # fmt: skip
+    return parts.hostname
 
 
 def _configured(path: Path) -> tuple[str, Path, str | None]:

@@ -78,7 +78,7 @@ class Tokens:
     @classmethod
     def local(cls, state: Path) -> Tokens:
         """Tokens of a daemon without a tokens file: an administrator's; its text lies in the state folder."""
-        state.mkdir(parents=True, exist_ok=True)
+        state.mkdir(0o700, parents=True, exist_ok=True)
         path, secret_file = (state / name for name in LOCAL_FILES)
         try:
             secret = read_secret(secret_file)  # one that everybody could read is a secret no more

@@ -150,7 +150,8 @@ def _missed(loaded: Loaded, last_ns: int) -> int:
 def _hold(state: Path) -> IO[str]:
     """The state folder belongs to one process. Raises StorageError naming who has it."""
     try:
-        state.mkdir(parents=True, exist_ok=True)
+        # What it records is for those who have a token, not for all on this host
+        state.mkdir(0o700, parents=True, exist_ok=True)
         file = (state / "daemon.lock").open("a+", encoding="utf-8")
     except OSError as error:
         raise StorageError(f"{state}: the state folder cannot be used: {error}") from error

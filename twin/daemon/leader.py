@@ -301,5 +301,5 @@ def lock_path(loaded: Loaded, site: str) -> Path:
     for folder in ("/run/lock", run, os.environ.get("XDG_RUNTIME_DIR", "")):
         if folder and (os.access(folder, os.W_OK | os.X_OK) or os.path.exists(f"{folder}/{name}")):
             return Path(folder) / name
-    loaded.state.mkdir(parents=True, exist_ok=True)
+    loaded.state.mkdir(0o700, parents=True, exist_ok=True)
     return loaded.state.resolve().parent / name
