@@ -196,15 +196,18 @@ def test_one_far_reading_is_no_deviation_and_two_are() -> None:
 
 
 class Deduced:
-    """A diagnosis that sees residuals of a chosen size, on a liquid-cooled site of two racks."""
+    """A diagnosis that sees residuals of a chosen size, on a site of two racks, liquid-cooled unless in air."""
 
-    def __init__(self) -> None:
-        self.pod = Twin(two_racks())
+    def __init__(self, air: bool = False) -> None:
+        racks = [{"name": "r[1-2]", "profile": "hgx-h100", "nodes": 4}]
+        self.pod = Twin({"site": "lab", "halls": [{"name": "h", "racks": racks}]} if air else two_racks())
         self.values = QUIET | {
             "rack.flow_lpm": 100.0, "rack.supply_temp_c": 32.0, "rack.return_temp_c": 42.0,
             "rack.power_w": 70_000.0, "rack.diff_pressure_pa": 80_000.0, "cdu.flow_lpm": 200.0,
             "gpu.temp_c": 55.0, "gpu.power_w": 900.0,
         }  # fmt: skip
+        if air:
+            self.values = QUIET | {"gpu.temp_c": 55.0, "gpu.power_w": 500.0, "rack.power_w": 30_000.0}
         self.diagnosis = Diagnosis(self.pod.site)
 
     def see(self, seconds: int, offsets: dict[str, tuple[Any, float]]) -> list[tuple[str, str, int, str]]:
@@ -249,6 +252,21 @@ def test_seventy_two_gpus_say_that_the_supplys_sensor_is_wrong() -> None:
     diagnosis = Deduced()
     assert diagnosis.see(30, seen) == [("sensor_biased", "rack", 1, "supply_temp_c")]
     assert diagnosis.diagnosis.faults[0].count >= 72
+
+
+@pytest.mark.parametrize("gpus", [slice(8, 16), slice(32, 64)], ids=["node", "rack"])
+@pytest.mark.parametrize("relation", ["gpu.temp_c", "gpu.resistance/drift"])
+def test_a_rack_in_air_has_no_coolant_that_could_be_blocked_or_read_wrongly(
+    relation: str, gpus: slice
+) -> None:
+    warm = np.zeros(64)
+    warm[gpus] = 6.0
+    for sign in (1.0, -1.0):
+        told = Deduced(air=True).see(45, {relation: (sign * warm, 0.5)})
+        assert {(kind, signal) for kind, _, _, signal in told} <= {
+            ("plate_degraded", ""),
+            ("sensor_biased", "temp_c"),
+        }
 
 
 def test_two_faults_are_two() -> None:

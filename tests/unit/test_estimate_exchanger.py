@@ -31,7 +31,9 @@ def tree() -> dict[str, Any]:
 class Cooled:
     """A steady CDU whose conductance is `factor` times the design's; its return temperature is given."""
 
-    def __init__(self, factor: float = 1.2) -> None:
+    def __init__(self, factor: float = 1.2, bypass: float = 0.0) -> None:
+        """`bypass`: what passes the CDU by, over the loop's nominal flow."""
+        self.bypass = bypass
         self.desk, self.factor, self.rng = Desk(tree()), factor, np.random.default_rng(2)
         design = self.desk.site.design
         self.flow, self.clean = float(design.cdu_flow_lpm[0]), float(design.cdu_ua_w_per_k[0])
@@ -43,14 +45,15 @@ class Cooled:
         cold = heat_rate_w_per_k(COOLANTS["water"], water * one, COOL * one)
         films = film_factor(water / (1.1 * self.flow) * one, one)
         across = transfer(self.factor * fouled * self.clean / films, warm, cold, back * one, COOL * one)
-        supply = float(across.warm_out_c[0])
+        supply, heated = float(across.warm_out_c[0]), float(across.cold_out_c[0])
+        by = self.bypass * float(self.desk.site.design.loop_flow_lpm[0])
         return {
             "rack.flow_lpm": self.flow / 2, "rack.return_temp_c": [back + 1, back - 1],
             "rack.supply_temp_c": supply, "cdu.flow_lpm": self.flow, "cdu.return_temp_c": back,
             "cdu.supply_temp_c": supply, "cdu.facility_flow_lpm": water, "cdu.facility_valve1_pu": valve,
-            "cdu.facility_supply_temp_c": COOL, "cdu.facility_return_temp_c": float(across.cold_out_c[0]),
+            "cdu.facility_supply_temp_c": COOL, "cdu.facility_return_temp_c": heated,
             "cdu.supply_temp_setpoint_c": supply, "loop.supply_temp_c": COOL, "loop.flow_lpm": water,
-            "loop.return_temp_c": float(across.cold_out_c[0]), "site.outdoor_temp_c": 15.0,
+            "loop.return_temp_c": (water * heated + by * COOL) / (water + by), "site.outdoor_temp_c": 15.0,
         }  # fmt: skip
 
     def tick(self, off: dict[str, float] | None = None, **how: float) -> None:
@@ -106,6 +109,18 @@ def test_the_expectation_follows_flow_and_return_without_new_learning() -> None:
     r = c.desk.estimator.residuals["cdu.supply_temp_c"]
     assert r.expected == pytest.approx([c.state(back=41.0, valve=0.8)["cdu.supply_temp_c"]], abs=0.15)
     assert abs(c.z("cdu.supply_temp_c")[0]) < 4.0
+
+
+def test_what_passes_the_cdus_by_is_found_and_cools_their_return_more_at_part_load() -> None:
+    c = Cooled(bypass=0.1)
+    for _ in range(600):
+        c.tick()
+    assert c.desk.estimator.parameters["loop.bypass"].value == pytest.approx([0.1], abs=0.02)
+    far = 0.0
+    for second in range(400):  # it takes the longer to arrive the less flows
+        c.tick(back=38.0, valve=0.12)
+        far = max(far, float(abs(c.z(RETURN)[0]))) if second > 300 else far
+    assert far < 4.0
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from tests.support.builders import eight_nodes, site_of, two_racks
 from tests.support.estimator_rig import put
 from twin.catalogue import F64, NS
 from twin.contracts import Residual
+from twin.estimation.gpu_temp import LEAST_OTHERS, Trays
 from twin.estimation.gpus import GpuEstimator
 from twin.estimation.readings import Readings
 from twin.site import Site
@@ -262,6 +263,70 @@ def test_air_cooled_gpus_are_known_from_their_inlet() -> None:
     air = {"node.inlet_temp_c": SUPPLY_C}
     fleet.run(900, air)
     assert np.abs(fleet.step(air)["gpu.temp_c"].expected - fleet.temp_c).max() < 2.0
+
+
+def test_gpus_that_have_idled_so_far_may_draw_what_they_like_once_they_work() -> None:
+    """Of the coefficients of power at work nothing was seen, of resistances next to nothing."""
+    fleet, far = Fleet(), 0.0
+    for second in range(520):
+        fleet.second = max(fleet.second, 1 + second)
+        fleet.level = np.full(fleet.n, 0.0 if second < 400 else 1.0)
+        while fleet.second % 20 == 0:
+            fleet.second += 1  # the load stands still
+        found = fleet.step()
+        for name in ("gpu.power_w", "gpu.temp_c"):
+            z = found[name].difference / found[name].sigma
+            far = max(far, float(np.nanmax(np.abs(z)))) if second >= 400 else far
+    assert far < 5.0
+    assert np.nanmax(np.abs(found["gpu.power_w"].sigma)) > 10.0, "and knows that it does not know"
+
+
+def test_what_all_gpus_of_a_node_in_air_are_off_by_is_their_air() -> None:
+    """An inlet that reads 3 K too little makes no heat sink wrong; one GPU that is too warm stands out."""
+    site = {"site": "lab", "halls": [{"name": "h", "racks": [
+        {"name": "r1", "profile": "hgx-h100", "nodes": 4}]}]}  # fmt: skip
+    fleet = Fleet(site).run(700, {"node.inlet_temp_c": SUPPLY_C})
+    off_c = np.full(4, SUPPLY_C)
+    off_c[1] -= 3.0
+    worst = np.zeros(fleet.n)
+    for _ in range(200):
+        found = fleet.step({"node.inlet_temp_c": off_c})["gpu.temp_c"]
+        worst = np.fmax(worst, np.abs(found.difference / found.sigma))
+    assert worst.max() < 5.0
+    fleet.resistance[9] *= 1.3
+    for _ in range(200):
+        found = fleet.step({"node.inlet_temp_c": off_c})["gpu.temp_c"]
+    z = found.difference / found.sigma
+    assert z[9] > 6.0
+    assert np.abs(np.delete(z, 9)).max() < 5.0
+
+
+def test_the_median_of_the_others_is_theirs_alone() -> None:
+    rng = np.random.default_rng(3)
+    site = site_of({"site": "x", "halls": [{"name": "h", "racks": [
+        {"name": "r1", "profile": "hgx-h100", "nodes": 2},
+        {"name": "r2", "profile": "hgx-h100", "nodes": 1, "gpus_per_node": 3},
+        {"name": "r3", "profile": "hgx-h100", "nodes": 1, "gpus_per_node": 5}]}]})  # fmt: skip
+    values = rng.normal(size=site.sizes["gpu"])
+    values[[2, 10]] = NAN
+    gpus, found = Trays(site).others(values, np.arange(site.sizes["node"]))
+    assert gpus.tolist() == list(range(site.sizes["gpu"]))
+    for gpu, median in zip(gpus.tolist(), found.tolist(), strict=True):
+        node = np.flatnonzero(site.node_of_gpu == site.node_of_gpu[gpu])
+        others = values[node[node != gpu]]
+        others = others[np.isfinite(others)]
+        if np.isfinite(values[gpu]):
+            assert median == (pytest.approx(np.median(others)) if len(others) >= LEAST_OTHERS else 0.0)
+
+
+def test_a_plate_at_another_flow_than_it_was_learned_at_is_less_sure() -> None:
+    fleet = settled(900)
+    before = fleet.estimator.temp.doubt().copy()
+    fleet.level[:] = 1.0
+    fleet.second += fleet.second % 20 == 0
+    fleet.step({"rack.flow_lpm": 0.5 * fleet.site.design.rack_flow_lpm})
+    rise_k = fleet.estimator.temp.heated * fleet.estimator.temp.resistance
+    assert (fleet.estimator.temp.doubt() - before > 0.02 * rise_k).all()
 
 
 def test_a_snapshot_continues_exactly() -> None:

@@ -9,7 +9,7 @@ from twin.catalogue import NS
 from twin.contracts import Residual, confidence_of, confidence_of_many
 from twin.estimation import Parameter
 from twin.estimation.noise import FAULT_SIGMAS, NOISE_WARMUP, ResidualNoise
-from twin.estimation.parameter import LEAST_PART, MOVE_S, Delayed, Fit, Reference, parts_of, solve
+from twin.estimation.parameter import LEAST_PART, MOVE_S, Covariance, Delayed, Fit, Reference, parts_of, solve
 from twin.telemetry import OWN
 
 
@@ -48,13 +48,34 @@ def test_solving_agrees_with_a_general_solver(k: int) -> None:
     full = np.einsum("mti,mtj->mij", x, x)
     moment, prior, trust = rng.normal(size=(k, m)), rng.normal(size=(k, m)), rng.uniform(0.1, 2, (k, m))
     upper = np.stack([full[:, i, j] for i in range(k) for j in range(i, k)])
-    theta, variance = solve(upper, moment, prior, trust)
+    theta, variance, factor = solve(upper, moment, prior, trust)
+    features = rng.normal(size=(k, m))
+    covariance = Covariance(np.ones((k, m)))
+    for _ in range(2):
+        covariance.move(slice(None), factor)
+    sigma = covariance.sigma(np.arange(m), list(features))
     for row in range(m):
         matrix = full[row] + np.diag(trust[:, row])
         assert theta[:, row] == pytest.approx(
             np.linalg.solve(matrix, moment[:, row] + trust[:, row] * prior[:, row])
         )
         assert variance[:, row] == pytest.approx(np.diag(np.linalg.inv(matrix)))
+        x = features[:, row]
+        assert sigma[row] ** 2 == pytest.approx(x @ np.linalg.inv(matrix) @ x, rel=1e-5)
+
+
+def test_a_prior_is_what_is_known_until_a_fit_has_come_into_use() -> None:
+    covariance = Covariance(np.array([[2.0, 1.0], [0.5, 3.0]]))
+    x = [np.array([1.0, 1.0]), np.array([4.0, 0.0])]
+    both = np.arange(2)
+    assert covariance.sigma(both, x) == pytest.approx([np.hypot(2.0, 2.0), 1.0])
+    sure = np.zeros((3, 2))
+    covariance.move(slice(None), sure)
+    assert covariance.sigma(both, x) == pytest.approx([np.hypot(2.0, 2.0), 1.0]), "a minute too early"
+    covariance.move(slice(0, 1), sure[:, :1])
+    assert covariance.sigma(both, x) == pytest.approx([0.0, 1.0])
+    covariance.forget(OWN, 0)
+    assert covariance.sigma(both, x) == pytest.approx([np.hypot(2.0, 2.0), 1.0]), "another device"
 
 
 def test_a_fit_finds_the_line_and_stays_at_its_prior_where_nothing_is_said() -> None:
@@ -68,7 +89,7 @@ def test_a_fit_finds_the_line_and_stays_at_its_prior_where_nothing_is_said() -> 
         y = 7.0 + 1.3 * x + rng.normal(0, 0.5, 3)
         x[2] = np.nan  # the third never has a reading
         fit.learn(rows, [one, x], y, np.where(np.isnan(x), x, 0.5), np.array([1.0, 1.0, 0.0]), 1.0)
-    theta, variance = fit.solve(rows, prior, spread)
+    theta, variance, _ = fit.solve(rows, prior, spread)
     assert theta[:, :2] == pytest.approx(np.array([[7.0] * 2, [1.3] * 2]), rel=0.05)
     assert theta[:, 2] == pytest.approx(prior[:, 2])
     assert variance[:, 2] == pytest.approx(spread[:, 2] ** 2)
@@ -82,7 +103,7 @@ def test_what_is_forgotten_is_what_newer_readings_replace() -> None:
     for level, weight in ((1.0, 1.0), (3.0, 1.0), (9.0, 0.0)):
         for _ in range(1000):
             fit.learn(rows, [one], level * one, one, weight * one, 1.0)
-    theta, variance = fit.solve(rows, np.zeros((1, 1)), np.full((1, 1), 100.0))
+    theta, variance, _ = fit.solve(rows, np.zeros((1, 1)), np.full((1, 1), 100.0))
     assert theta[0, 0] == pytest.approx(3.0, abs=0.01)  # no reading, no forgetting
     assert variance[0, 0] <= 100.0**2
 

@@ -47,6 +47,7 @@ FORMAT = 6
 OF_WORK = (GPU_POWER, GPU_CLOCK, NODE_POWER)  # comparisons that rest on what is known of the work
 # With odd power at once: of a rack; of a site, by number and by share; source: estimate
 MANY, MANY_GPUS, MANY_PU = {"gpu": 3, "node": 2}, 4, 0.01
+RESISTANCE = "gpu.resistance"
 DRIFTS_EVERY = 10  # ticks: what is learned moves slowly
 OF_SILENCE = ("sensor_silent", "node_silent", "gpu_off_bus")  # an outage takes their place
 KEPT_IN_HEAT = (GPU_TEMP,)  # a comparison that holds while clocks are lowered by heat
@@ -311,5 +312,8 @@ def _drifts(estimator: Estimator) -> dict[str, F64]:
         p = known.get(name)
         if p is not None and len(p.value):
             sigma = np.hypot(share * np.abs(p.reference), np.nan_to_num(p.sigma))
-            out[f"{name}/drift"] = np.stack([p.reference, p.value, sigma])
+            expected = p.reference
+            if name == RESISTANCE:  # what all of a node in air have drifted by is their air's
+                expected = expected * (1.0 + estimator.air_drift)
+            out[f"{name}/drift"] = np.stack([expected, p.value, sigma])
     return out

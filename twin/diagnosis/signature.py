@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from twin.catalogue import F64
+from twin.catalogue import F64, Bool
 from twin.diagnosis.device_reports import good
 from twin.diagnosis.topology import Topology
 from twin.site import CDU_INNER_DROP_PA, PUMP_SHUTOFF_RATIO, RACK_DROP_PA
@@ -94,6 +94,12 @@ class TickValues:
         supply = self.up("rack.supply_temp_c", "gpu")
         return np.maximum(self["gpu.temp_c"] - np.where(np.isfinite(supply), supply, 25.0), 2.0)
 
+    def wet(self) -> Bool:
+        """GPUs of racks with coolant: by their design, or by a sensor that reads it [n_gpu]."""
+        supply = self.up("rack.supply_temp_c", "gpu")
+        of: Bool = self.topology.site.design.liquid[self.topology.above("gpu", "rack")]
+        return of | np.isfinite(supply)
+
     def inner_pa(self) -> F64:
         """Return the pressure loss inside a CDU, with its pumps' loss from their shut-off head [n_cdu]."""
         nominal = self.topology.site.design.cdu_flow_lpm
@@ -106,7 +112,7 @@ RACK_SUPPLY, DROP, RACK_POWER = "rack.supply_temp_c", "rack.diff_pressure_pa", "
 SUM, PUMP, FILTER = "cdu.flow_lpm/racks", "cdu.flow_lpm/pump", "cdu.filter_diff_pressure_pa"
 MIX, SUPPLY, SETPOINT = "cdu.return_temp_c", "cdu.supply_temp_c", "cdu.supply_temp_c/setpoint"
 WATER_BACK, VALVE, WATER = "cdu.facility_return_temp_c", "cdu.facility_flow_lpm", "cdu.facility_supply_temp_c"
-APPROACH, LOOP_BACK, LOOP_FLOW = "loop.supply_temp_c", "loop.return_temp_c", "loop.flow_lpm/cdus"
+APPROACH, LOOP_BACK, LOOP_FLOW = "loop.supply_temp_c", "loop.return_temp_c/cdus", "loop.flow_lpm/cdus"
 LOOP_USUAL = "loop.supply_temp_c/usual"
 GPU_TEMP, GPU_POWER, GPU_CLOCK, NODE_POWER = "gpu.temp_c", "gpu.power_w", "gpu.sm_clock_hz", "node.power_w"
 PSU1, PSU2 = "node.psu1_power_w", "node.psu2_power_w"
@@ -140,7 +146,7 @@ def _rack_supply(now: TickValues) -> list[SignatureTerm]:
         SignatureTerm(RACK_SUPPLY, now.one("rack")),
         SignatureTerm(HEAT, -now.one("rack")),
         SignatureTerm(HEAT_FLOW, -flow / rise),
-        SignatureTerm(GPU_TEMP, -now.one("gpu"), "gpu"),
+        SignatureTerm(GPU_TEMP, np.where(now.wet(), -1.0, np.nan), "gpu"),
     ]
 
 
@@ -292,7 +298,11 @@ def _plates(now: TickValues) -> list[SignatureTerm]:
 
 
 def _tray(now: TickValues) -> list[SignatureTerm]:
-    return [SignatureTerm(GPU_TEMP, now.over_supply(), "gpu")]
+    return [SignatureTerm(GPU_TEMP, np.where(now.wet(), now.over_supply(), np.nan), "gpu")]
+
+
+def _tray_drift(now: TickValues) -> list[SignatureTerm]:
+    return [SignatureTerm("gpu.resistance/drift", np.where(now.wet(), 1.0, np.nan), "gpu")]
 
 
 def _of(
@@ -329,8 +339,7 @@ _node_power, NODE_POWER, PSU1, PSU2, RACK_POWER),
     _of("exchanger_fouled", "cdu", -1, 0.9, _drifts("cdu.ua"), "cdu.ua/drift"),
     _of("filter_blocked", "cdu", 1, 0.9, _drifts("cdu.filter"), "cdu.filter/drift"),
     _of("plate_degraded", "gpu", 1, 0.9, _drifts("gpu.resistance"), "gpu.resistance/drift"),
-    _of("tray_blocked", "node", 1, 0.95,
-        lambda now: [SignatureTerm("gpu.resistance/drift", now.one("gpu"), "gpu")], "gpu.resistance/drift"),
+    _of("tray_blocked", "node", 1, 0.95, _tray_drift, "gpu.resistance/drift"),
     _of("valve_stuck", "cdu", 0, 1.0, _only(SETPOINT, "cdu"), SETPOINT),
     _of(_BIASED, "cdu.flow_lpm", 0, 1.0, _cdu_flow, SUM, PUMP, FILTER, WATER_BACK, SUPPLY),
     _of(_BIASED, "cdu.supply_temp_c", 0, 1.0, _cdu_supply, SUPPLY, SETPOINT, WATER_BACK, RACK_SUPPLY),

@@ -59,7 +59,7 @@ FROM = {
     "cdu.ua/drift": "as it was at first",
     "cdu.filter/drift": "as it was at first",
     "gpu.resistance/drift": "as it was at first",
-    "loop.return_temp_c": "from its CDUs",
+    "loop.return_temp_c/cdus": "from its CDUs",
     "loop.flow_lpm/cdus": "from the sum of its CDUs",
     "gpu.temp_c": "from its power and coolant",
     "gpu.power_w": "from its activity",

@@ -101,6 +101,11 @@ class Estimator(EntityState):
         self.residuals |= self.nodes.update(readings, dt_s, touched)
 
     @property
+    def air_drift(self) -> F64:
+        """Share by which the resistances of a GPU's neighbours in air have drifted [n_gpu]; 0 in coolant."""
+        return self.gpus.temp.air_drift()
+
+    @property
     def parameters(self) -> dict[str, Parameter]:
         """Return the learned parameters, by name such as `cdu.ua`."""
         out: dict[str, Parameter] = {}

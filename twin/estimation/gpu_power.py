@@ -10,7 +10,7 @@ import numpy as np
 
 from twin.catalogue import F64, I32, I64, Bool
 from twin.estimation.noise import ResidualNoise
-from twin.estimation.parameter import Delayed, Fit, Reference, solve
+from twin.estimation.parameter import Covariance, Delayed, Fit, Reference, solve
 from twin.estimation.readings import Readings
 from twin.physics import ACTIVITY_WEIGHTS, CLOCK_MIN_PU, EXPONENT, capped
 from twin.site import Site
@@ -55,6 +55,7 @@ class GpuPower(EntityState):
     set: Delayed = part()
     fit: Fit = part()
     reference: Reference = part()
+    covariance: Covariance = part()
     clock: Delayed = part()  # highest reading at work
     noise: ResidualNoise = part()
 
@@ -78,6 +79,9 @@ class GpuPower(EntityState):
         self._design = self._by_group(first[:4])
         span = self._design[1:].sum(axis=0)
         self._design_spread = np.stack([POOL_IDLE * self._design[0], *[POOL_SHARE * span] * 3])
+        self._own_spread = np.stack([OWN_IDLE * self.idle_w, *[OWN_SHARE * self.span_w] * 3])
+        self.covariance = Covariance(np.hypot(self._own_spread, self._design_spread[:, self.group]), "gpu")
+        self.unknown_w = np.zeros(n)  # 1 sigma for that the coefficients are not known, where it was asked
         self.noise = ResidualNoise(n, np.where(np.isfinite(self.max_w), NOISE_PU * self.max_w, 1.0), "gpu")
         self.activity = np.zeros(n)
         self.static_w, self.dynamic_w = np.full(n, np.nan), np.full(n, np.nan)
@@ -116,6 +120,20 @@ class GpuPower(EntityState):
             near = np.abs(by_clock - at_cap) <= AT_CAP_PU * at_cap
             met[slowed] = np.where(near, at_cap, by_clock)
         return met
+
+    def parameter_sigma(self, at: np.ndarray) -> F64:
+        """1 sigma, W, of the expectation of GPUs `at` for that their coefficients are not known; kept in
+        `unknown_w`, which is 0 elsewhere.
+
+        A GPU that has idled so far may draw what it likes once it works. A cap or a lowered clock holds the
+        doubt back with the power.
+        """
+        self.unknown_w[:] = 0.0
+        features = [np.ones(len(at)), *(f[at] if len(f) else np.zeros(len(at)) for f in self._features)]
+        demand_w = np.maximum(self.static_w[at] + self.dynamic_w[at], 1.0)
+        met_pu = np.clip(self.expected[at] / demand_w, 0.0, 1.0)
+        self.unknown_w[at] = np.nan_to_num(self.covariance.sigma(at, features) * met_pu)
+        return self.unknown_w[at]
 
     def _slowed(self, clock_hz: F64, at: np.ndarray) -> F64:
         """Power of GPUs `at` whose clock is lowered."""
@@ -169,7 +187,7 @@ class GpuPower(EntityState):
         usable = finite & ~lasting
         weight = np.where(usable & full, IDLE_WEIGHT + (1.0 - IDLE_WEIGHT) * np.minimum(sm, 1.0), 0.0)
         sigma = self.sigma[rows]
-        bound = np.where(np.isfinite(sigma), 4.0 * sigma, np.inf)
+        bound = np.where(np.isfinite(sigma), 4.0 * np.hypot(sigma, self.unknown_w[rows]), np.inf)
         y = np.minimum(np.maximum(power, expected - bound), expected + bound)
         busy = IDLE_ERROR_PU + (1.0 - IDLE_ERROR_PU) * np.minimum(sm, 1.0)
         self.fit.learn(rows, features, y, MODEL_ERROR_PU * busy * self.max_w[rows], weight, dt_s)
@@ -196,7 +214,7 @@ class GpuPower(EntityState):
         summed = [np.bincount(group, row[self._sample], self.n_group) for row in self.fit.normal]
         moment = [np.bincount(group, row[self._sample], self.n_group) for row in self.fit.moment]
         trust = 1.0 / self._design_spread**2
-        self.pool, self.pool_var = solve(np.array(summed), np.array(moment), self._design, trust)
+        self.pool, self.pool_var, _ = solve(np.array(summed), np.array(moment), self._design, trust)
         self.top_hz = self._highest(self.clock.in_use[0])[self.group]
 
     def _highest(self, clock_hz: F64) -> F64:
@@ -217,12 +235,12 @@ class GpuPower(EntityState):
         """Move the learned coefficients one step on towards use."""
         of = self.group[rows]
         prior, var = self.pool[:, of], self.pool_var[:, of]
-        own = np.stack([OWN_IDLE * self.idle_w[rows], *[OWN_SHARE * self.span_w[rows]] * 3])
         # A GPU is as far from its profile's coefficients as GPUs are, and those are not certain either
-        spread = np.sqrt(own**2 + np.minimum(var, self._design_spread[:, of] ** 2))
-        theta, variance = self.fit.solve(rows, prior, spread)
+        spread = np.sqrt(self._own_spread[:, rows] ** 2 + np.minimum(var, self._design_spread[:, of] ** 2))
+        theta, variance, factor = self.fit.solve(rows, prior, spread)
         self.set.learning[:4, rows] = theta
         self.set.move(rows)
+        self.covariance.move(rows, factor)
         self.clock.move(rows)
         value = np.stack([theta[IDLE], theta[SM:].sum(axis=0)])
         self.reference.settle(rows, value, self.fit.taught_s[rows])

@@ -12,11 +12,11 @@ import numpy as np
 
 from twin.catalogue import F64, I32, I64, Bool
 from twin.estimation.noise import ResidualNoise
-from twin.estimation.parameter import Delayed, Fit, Reference
+from twin.estimation.parameter import Covariance, Delayed, Fit, Reference
 from twin.estimation.readings import Readings
 from twin.physics import air_resistance_k_per_w, resistance_k_per_w
 from twin.site import CONVECTIVE_SHARE, FLOW_EXPONENT, Site
-from twin.telemetry import EntityState, column, part
+from twin.telemetry import EntityState, column, part, scalar
 
 MEMORY_S = 2400.0  # of resistance and lag; source: estimate
 SETTLED_S = 900.0  # of weighted readings before a resistance is its reference; source: estimate
@@ -40,20 +40,43 @@ AIR_RISE_K = 12.0
 AIR_SMOOTHING_S = 20.0  # whole and half degrees of inlet and outlet against a rise of 10 K; source: estimate
 LEAST_RISE_PU = 0.15  # of that rise; source: estimate
 AIR_RATIO = (0.2, 2.0)  # of air flow over nominal: outside, a sensor errs; source: estimate
+LEAST_AWAY_PU = 0.01  # of a factor: below, its doubt is lost in the noise; source: estimate
+LEAST_OTHERS = 3  # GPUs of a node that tell of its air: then one that is wrong does not sway their median
+# How a resistance follows the flow is known to this share of the way from where it was learned: laws of fins
+# and channels have exponents from -0.5 to -0.8; source: estimate
+FLOW_DOUBT_PU = 0.2
 OFFSET, RESISTANCE, LAG = range(3)
 
 
 class Trays:
-    """GPUs of nodes: `spread` gives each GPU its node's value."""
+    """GPUs of nodes: `spread` gives each GPU its node's value, `others` what its neighbours have."""
 
     def __init__(self, site: Site) -> None:
-        count = np.diff(site.gpu_start_of_node)
+        self.start, self.count = site.gpu_start_of_node, np.diff(site.gpu_start_of_node)
         self.of: I32 = site.node_of_gpu
+        count = self.count
         self.each = int(count[0]) if len(count) and (count == count[0]).all() else 0
 
     def spread(self, of_node: F64) -> F64:
         """[n_gpu]"""
         return np.repeat(of_node, self.each) if self.each else np.asarray(of_node[self.of], np.float64)
+
+    def others(self, values: F64, nodes: np.ndarray) -> tuple[I64, F64]:
+        """(GPUs of these nodes [m], the median of `values` [n_gpu] over the other GPUs of their node); 0
+        where fewer than LEAST_OTHERS others have one."""
+        most = int(self.count[nodes].max(initial=0))
+        seats = self.start[nodes][:, None] + np.arange(most)
+        there = np.arange(most) < self.count[nodes][:, None]
+        mine = np.where(there, values[np.where(there, seats, 0)], np.nan)
+        order = np.argsort(mine, axis=1)  # NaN last
+        ordered, rank = np.take_along_axis(mine, order, axis=1), np.argsort(order, axis=1)
+        others = np.count_nonzero(np.isfinite(mine), axis=1)[:, None] - 1
+        low, high = (np.clip(at, 0, None) for at in ((others - 1) // 2, others // 2))
+        ends = [
+            np.take_along_axis(ordered, np.minimum(at + (at >= rank), most - 1), axis=1) for at in (low, high)
+        ]
+        median = np.where(others >= LEAST_OTHERS, 0.5 * (ends[0] + ends[1]), 0.0)
+        return seats[there].astype(np.int64), np.nan_to_num(median[there])
 
 
 class GpuTemp(EntityState):
@@ -71,8 +94,11 @@ class GpuTemp(EntityState):
     inlet_s: F64 = column("node", "f8")
     air: F64 = column("node", "f8", np.nan, lead=(2,))  # smoothed power and rise of air over their most
     factor: F64 = column("rack", "f8", 1.0)
+    usual_factor: F64 = column("node", "f8", 1.0)  # mean over the memory of what is learned
+    driven_s: float = scalar(0.0)
     set: Delayed = part()
     fit: Fit = part()
+    covariance: Covariance = part()
     reference: Reference = part()
     noise: ResidualNoise = part()
 
@@ -83,18 +109,22 @@ class GpuTemp(EntityState):
         self.n, self.trays = n, Trays(site)
         self.rack_of_node = node_rack
         self.liquid = design.liquid[node_rack]
+        self.all_liquid = bool(self.liquid.all())
         self.tau_s = design.gpu_tau_s[node_rack]
         self.nominal_lpm = design.rack_flow_lpm
         self.resistance = design.gpu_resistance_k_per_w[of]
         self.full_w = FULL_POWER_PU * design.gpu_max_w[of]
         first = np.stack([np.zeros(n), self.resistance, np.zeros(n)])
         self.set, self.fit = Delayed(first, "gpu"), Fit(3, n, MEMORY_S, "gpu")
+        self.covariance = Covariance(_spread(self.resistance), "gpu")
+        self.unknown_k = np.zeros(n)  # 1 sigma for that the parameters are not known, where it was asked
         self.reference = Reference(1, n, SETTLED_S, "gpu")
         self.noise = ResidualNoise(n, np.full(n, NOISE_K), "gpu")
         self.node_factor = np.ones(n_node)
         nodes = np.maximum(np.diff(site.node_start_of_rack), 1)
         self.node_max_w = (design.rack_max_w / nodes)[node_rack]
         self.expected = np.full(n, np.nan)
+        self.common_k = np.zeros(n)  # by which the others of its node are off with it, where it was asked
 
     @property
     def resistance_k_per_w(self) -> F64:
@@ -111,7 +141,7 @@ class GpuTemp(EntityState):
         water, _ = readings.good("node", "water_inlet_temp_c")
         wet = coolant[of]
         wet = np.where(np.isfinite(wet), wet, water)
-        if self.liquid.all():
+        if self.all_liquid:
             return wet
         air, _ = readings.good("node", "inlet_temp_c")
         room, _ = readings.good("rack", "inlet_temp_c")
@@ -142,9 +172,11 @@ class GpuTemp(EntityState):
         )
         np.copyto(self.factor, factor, where=np.isfinite(factor))
         of_node = self.factor[self.rack_of_node]
-        if not self.liquid.all():
+        if not self.all_liquid:
             of_node = np.where(self.liquid, of_node, self._air(readings, dt_s))
         self.node_factor = of_node
+        self.driven_s = min(self.driven_s + dt_s, MEMORY_S)
+        self.usual_factor += min(dt_s / self.driven_s, 1.0) * (of_node - self.usual_factor)
         left = np.exp(-dt_s / (self.tau_s * of_node))  # the lag is R C: it is longer where less flows
         self._hear(power_w, dt_s)
         inlet = self._inlet(readings)
@@ -188,8 +220,44 @@ class GpuTemp(EntityState):
             self.heated[anew], self.twice[anew] = start, start
 
     def doubt(self) -> F64:
-        """1 sigma [n], K, for that a model moves."""
-        return np.asarray(np.abs(self.heated - self.twice) * (MOVE_PU * self.resistance), np.float64)
+        """1 sigma [n], K, for that a model moves, or that its flow is not what it was learned at."""
+        out = np.abs(self.heated - self.twice) * (MOVE_PU * self.resistance)
+        away_pu = np.abs(self.node_factor - self.usual_factor) / self.node_factor
+        if away_pu.max(initial=0.0) > LEAST_AWAY_PU:
+            out += self.trays.spread(FLOW_DOUBT_PU * away_pu) * np.abs(self.heated) * self.resistance
+        return np.asarray(out, np.float64)
+
+    def share_air(self, at: np.ndarray, off_k: F64) -> None:
+        """Find by how much all GPUs of an air-cooled node are off together, for the nodes of the GPUs `at`;
+        `off_k` [n] is what each reads over its own expectation.
+
+        Their inlet and their fans are known to whole and half degrees, so it is their air that is expected
+        wrongly; a heat sink of its own stands out against its neighbours.
+        """
+        self.common_k[:] = 0.0
+        if not self.all_liquid:
+            nodes = np.zeros(len(self.liquid), np.bool_)
+            nodes[self.trays.of[at]] = True
+            gpus, common_k = self.trays.others(off_k, np.flatnonzero(nodes & ~self.liquid))
+            self.common_k[gpus] = common_k
+
+    def air_drift(self) -> F64:
+        """Share by which the resistances of a node's other GPUs have drifted in air [n]; 0 in coolant."""
+        out = np.zeros(self.n)
+        if not self.all_liquid:
+            drift = self.set.in_use[RESISTANCE] / self.reference.value[0] - 1.0
+            gpus, common = self.trays.others(drift, np.flatnonzero(~self.liquid))
+            out[gpus] = common
+        return out
+
+    def parameter_sigma(self, at: np.ndarray) -> F64:
+        """1 sigma, K, of the expectation of GPUs `at` for that their parameters are not known; kept in
+        `unknown_k`, which is 0 elsewhere."""
+        self.unknown_k[:] = 0.0
+        heated = self.heated[at]
+        features = [np.ones(len(at)), heated, self.twice[at] - heated]
+        self.unknown_k[at] = np.nan_to_num(self.covariance.sigma(at, features))
+        return self.unknown_k[at]
 
     def learn(self, rows: slice, measured: F64, heard_ns: I64, taught: Bool, dt_s: float) -> None:
         """Take in the readings of a part of the GPUs; `taught` [m]: new ones, where nobody works."""
@@ -199,10 +267,11 @@ class GpuTemp(EntityState):
         share = np.clip(heated / self.full_w[rows], 0.0, 1.0)
         weight = np.where(usable, np.maximum(share, LEAST_WEIGHT), 0.0)
         sigma = self.sigma[rows]
-        bound = np.where(np.isfinite(sigma), 4.0 * sigma, np.inf) + np.abs(heated - self.twice[rows]) * (
-            MOVE_PU * self.resistance[rows]
-        )
-        y = np.minimum(np.maximum(temp, expected - bound), expected + bound)
+        known = np.hypot(sigma, self.unknown_k[rows])
+        moving_k = np.abs(heated - self.twice[rows]) * (MOVE_PU * self.resistance[rows])
+        bound = np.where(np.isfinite(sigma), 4.0 * known, np.inf) + moving_k
+        around = expected + self.common_k[rows]
+        y = np.minimum(np.maximum(temp, around - bound), around + bound)
         # What its own parameters account for: all but the inlet
         offset, resistance, lag = self.set.in_use[:, rows]
         moving = self.twice[rows] - heated
@@ -225,11 +294,12 @@ class GpuTemp(EntityState):
         """Move the learned parameters one step on towards use."""
         nominal = self.resistance[rows] * self.typical[rows]
         zero = np.zeros(len(nominal))
-        spread = np.stack([zero + OFFSET_K, SPREAD_PU * nominal, LAG_SPREAD_PU * nominal])
-        theta, variance = self.fit.solve(rows, np.stack([zero, nominal, zero]), spread)
+        prior = np.stack([zero, nominal, zero])
+        theta, variance, factor = self.fit.solve(rows, prior, _spread(nominal))
         theta[LAG] = np.clip(theta[LAG], -0.6 * nominal, 1.5 * nominal)
         self.set.learning[:, rows] = theta
         self.set.move(rows)
+        self.covariance.move(rows, factor)
         self.reference.settle(rows, theta[RESISTANCE : RESISTANCE + 1], self.fit.taught_s[rows])
         self.reference.sigma[0, rows] = np.sqrt(variance[RESISTANCE])
 
@@ -238,3 +308,8 @@ class GpuTemp(EntityState):
         typical = self.typical.copy()
         super().forget(table, entity)
         self.typical = typical
+
+
+def _spread(nominal: F64) -> F64:
+    """1 sigma of the prior of offset, resistance and lag [3, n] around a resistance [n]."""
+    return np.stack([np.full(len(nominal), OFFSET_K), SPREAD_PU * nominal, LAG_SPREAD_PU * nominal])

@@ -14,7 +14,7 @@ from twin.contracts import Residual, confidence_of
 from twin.estimation.gpu_power import MOVE_PU, GpuPower
 from twin.estimation.gpu_temp import LAG, RESISTANCE, GpuTemp
 from twin.estimation.noise import ResidualNoise
-from twin.estimation.parameter import MOVE_S, Parameter, parts_of
+from twin.estimation.parameter import ASKED_SIGMAS, KNOWN_SIGMAS, MOVE_S, Parameter, parts_of
 from twin.estimation.readings import Readings
 from twin.site import Site
 from twin.telemetry import EntityState, OldOfNew, column, part, scalar
@@ -118,9 +118,16 @@ class GpuEstimator(EntityState):
         moved += power.sigma
         doubt = temp.doubt()
         doubt += temp.sigma
+        # Rare: only what is off is asked how well its parameters are known where it now works
+        at = np.flatnonzero(np.abs(measured[0][0] - power.expected) > ASKED_SIGMAS * moved)
+        moved[at] = np.hypot(moved[at], power.parameter_sigma(at))
+        off_k = measured[1][0] - temp.expected
+        at = np.flatnonzero(np.abs(off_k) > ASKED_SIGMAS * doubt)
+        doubt[at] = np.hypot(doubt[at], temp.parameter_sigma(at))
+        temp.share_air(at, off_k)
         compared = (
             (POWER, power.expected, moved),
-            (TEMP, temp.expected, doubt),
+            (TEMP, temp.expected + temp.common_k, doubt),
             (CLOCK, clock, self.clock_sigma * clock),
         )
         self.residuals = {}
@@ -153,8 +160,11 @@ class GpuEstimator(EntityState):
             off = residual.measured[rows] - residual.expected[rows]
             if name == CLOCK:
                 off = off / residual.expected[rows]
-            elif name == TEMP:  # what the model's movement accounts for is no noise
-                doubt = self.temp.doubt()[rows]
+            else:  # what the model's movement, or that it is not known, accounts for is no noise
+                unknown = self.temp.unknown_k if name == TEMP else self.power.unknown_w
+                doubt = KNOWN_SIGMAS * unknown[rows]
+                if name == TEMP:
+                    doubt += self.temp.doubt()[rows]
                 off = np.sign(off) * np.maximum(np.abs(off) - doubt, 0.0)
             noise.learn(np.where(new, off, np.nan), heard_ns[rows], dt_s, rows)
             sigma[rows] = noise.sigma(rows)

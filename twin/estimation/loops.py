@@ -1,21 +1,27 @@
 """Facility loops: their supply expected from the weather, their return from the CDUs, and their flow.
 
-The approach to the weather is learned; it drifts with load and mode, so it may drift fast.
+The approach to the weather is learned; it drifts with load and mode, so it may drift fast. What passes the
+CDUs by cools what they give back, the more so the less they draw, and the leg holds so much water: it takes
+the longer to pass the less flows.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from twin.catalogue import F64
+from twin.catalogue import F64, I64
 from twin.estimation.comparisons import Board, Row
 from twin.estimation.readings import Lag, Latest, share_of
 from twin.site import LOOP_VOLUME_MIN, Site
 
-APPROACH, RETURN, FLOW = "loop.supply_temp_c", "loop.return_temp_c", "loop.flow_lpm/cdus"
+APPROACH, RETURN, FLOW = "loop.supply_temp_c", "loop.return_temp_c/cdus", "loop.flow_lpm/cdus"
 TEMP_NOISE_K = 0.05  # floor; source: estimate
 FLOW_NOISE_PU = 0.005  # of the reading; source: estimate
 WEATHER_MOVES_K = 0.12  # in the minutes until what was learned comes into use, 2 K/h; source: estimate
+BYPASS_PRIOR = 0.05  # over the nominal flow; source: estimate
+LEAST_PASSING_PU = 0.05  # of the nominal flow: below, nothing arrives that could be judged; source: estimate
+LEAST_SLOPE_K = 1.0  # per unit of bypass: below, a reading says nothing of it; source: estimate
+SENSORS_K = 0.1  # thermometers of a loop and its CDUs against each other; source: estimate
 LOOP_NAMES = ("supply_temp_c", "return_temp_c", "flow_lpm")
 SITE_NAMES = ("outdoor_temp_c", "outdoor_wet_bulb_c")
 
@@ -25,7 +31,8 @@ def rows(site: Site) -> list[Row]:
     n = site.sizes["loop"]
     return [
         Row(APPROACH, "loop", n, TEMP_NOISE_K, "loop.approach", np.nan, 10.0, 0.3, 2e-2, hold_s=120.0),
-        Row(RETURN, "loop", n, TEMP_NOISE_K, "loop.return_offset", 0.0, 2.0, 0.2, 3e-3, hold_s=120.0),
+        Row(RETURN, "loop", n, TEMP_NOISE_K, "loop.bypass", BYPASS_PRIOR, 0.1, 0.03, 3e-4, low=0.0, high=1.0,
+            hold_s=120.0),
         Row(FLOW, "loop", n, FLOW_NOISE_PU, "loop.flow_ratio", 1.0, 0.1, 0.01, 3e-4, low=0.5, high=2.0),
     ]  # fmt: skip
 
@@ -40,6 +47,7 @@ class Loops:
         self.tank = Lag(1, site.sizes, "loop")
         self._tau_s = np.full(n, 0.5 * 60.0 * LOOP_VOLUME_MIN)
         self._empty = np.bincount(self.loop, minlength=n) == 0
+        self._nominal_lpm = site.design.loop_flow_lpm
 
     def update(
         self, weather: Latest, cdu: Latest, loop: Latest, board: Board, now_ns: int, dt_s: float
@@ -60,12 +68,40 @@ class Loops:
         summed: F64 = np.bincount(self.loop, lpm, self.n).astype(np.float64)
         summed = np.where(self._empty | (summed < 1.0), np.nan, summed)
         heat = np.bincount(self.loop, weights=lpm * cdu["facility_return_temp_c"][self.cdu], minlength=self.n)
-        mixed = heat / summed
-        arrived = self.tank.toward(mixed[None], share_of(dt_s, self._tau_s), now_ns)[0]
         oldest = np.full(self.n, np.iinfo(np.int64).max)
         np.minimum.at(
             oldest, self.loop, cdu.heard_ns("facility_flow_lpm", "facility_return_temp_c")[self.cdu]
         )
-        moving_k = 0.5 * np.maximum(np.abs(mixed - arrived) - 0.3, 0.0)
-        board.put_offset(RETURN, arrived, back, np.minimum(oldest, loop.heard_ns("return_temp_c")), moving_k)
+        heard_ns = np.minimum(oldest, loop.heard_ns("return_temp_c"))
+        self._return(board, heat, summed, (supply, back), heard_ns, (now_ns, dt_s))
         board.put_ratio(FLOW, summed, flow, np.minimum(oldest, loop.heard_ns("flow_lpm")))
+
+    def _return(
+        self,
+        board: Board,
+        heat: F64,
+        summed: F64,
+        ends: tuple[F64, F64],
+        heard_ns: I64,
+        now: tuple[int, float],
+    ) -> None:
+        """Return of each loop: `heat` is the sum of flow times return over its CDUs, `ends` its supply and
+        return, `now` the instant and the step."""
+        supply, back = ends
+        nominal = np.where(self._nominal_lpm > 0.0, self._nominal_lpm, summed)
+        passing = summed + board.parameter(RETURN) * nominal
+        mixed = (heat + (passing - summed) * supply) / passing
+        tau_s = self._tau_s / np.maximum(passing / nominal, LEAST_PASSING_PU)
+        tau_s = np.where(np.isfinite(tau_s), tau_s, self._tau_s)
+        arrived = self.tank.toward(mixed[None], share_of(now[1], tau_s), now[0])[0]
+        slope = nominal * (supply - mixed) / passing  # of what is mixed, at rest
+        teaching = np.abs(slope) > LEAST_SLOPE_K
+        board.put(
+            RETURN,
+            arrived,
+            back,
+            heard_ns,
+            implied=np.where(teaching, board.parameter(RETURN) + (back - arrived) / slope, np.nan),
+            slope=np.where(teaching, slope, 0.0),
+            loose=SENSORS_K + 0.5 * np.maximum(np.abs(mixed - arrived) - 0.3, 0.0),
+        )

@@ -12,7 +12,17 @@ import numpy as np
 from twin.catalogue import F64, I64, NS, Bool
 from twin.contracts import Residual, confidence_of
 from twin.estimation.noise import ResidualNoise
-from twin.estimation.parameter import MOVE_S, Delayed, Fit, Parameter, Reference, parts_of
+from twin.estimation.parameter import (
+    ASKED_SIGMAS,
+    KNOWN_SIGMAS,
+    MOVE_S,
+    Covariance,
+    Delayed,
+    Fit,
+    Parameter,
+    Reference,
+    parts_of,
+)
 from twin.estimation.readings import Readings
 from twin.site import Site
 from twin.telemetry import OWN, EntityState, OldOfNew, column, part, scalar
@@ -48,6 +58,7 @@ class Linear(EntityState):
     turn: int = scalar(0)
     set: Delayed = part()
     fit: Fit = part()
+    covariance: Covariance = part()
     reference: Reference = part()
     noise: ResidualNoise = part()
 
@@ -61,6 +72,8 @@ class Linear(EntityState):
         super().__init__({table: self.n, "part": len(self.parts)}, table)
         self.prior, self.spread, self.error = prior, spread, error
         self.set, self.fit = Delayed(prior, table), Fit(self.k, self.n, memory_s, table)
+        self.covariance = Covariance(spread, table)
+        self._unknown = np.zeros(self.n)  # 1 sigma for that parameters are not known, where it was asked
         self.reference = Reference(self.k, self.n, SETTLED_S, table)
         self.noise = ResidualNoise(self.n, floor, table)
 
@@ -94,14 +107,19 @@ class Linear(EntityState):
         if doubt is not None:
             loose += doubt
         sigma = self.sigma + loose
+        at = np.flatnonzero(np.abs(measured - expected) > ASKED_SIGMAS * sigma)
+        self._unknown[:] = 0.0
+        self._unknown[at] = self.covariance.sigma(at, [x[at] for x in features])
+        sigma[at] = np.hypot(sigma[at], self._unknown[at])
         self._learn(part, features, measured, heard_ns, untouched, loose)
         return Residual(self.name, expected, measured, sigma)
 
     def _move(self, part: int) -> None:
         rows = self.parts[part]
-        theta, variance = self.fit.solve(rows, self.prior[:, rows], self.spread[:, rows])
+        theta, variance, factor = self.fit.solve(rows, self.prior[:, rows], self.spread[:, rows])
         self.set.learning[:, rows] = theta
         self.set.move(rows)
+        self.covariance.move(rows, factor)
         self.reference.settle(rows, theta, self.fit.taught_s[rows])
         self.reference.sigma[:, rows] = np.sqrt(variance)
         early = self.reference.value[:, rows]
@@ -131,7 +149,8 @@ class Linear(EntityState):
             return
         usable = fresh & np.isfinite(y - expected) & ~self.noise.lasting(read_ns, rows)
         sigma = self.sigma[rows]
-        bound = np.where(np.isfinite(sigma), 4.0 * sigma, np.inf) + loose[rows]
+        unknown = self._unknown[rows]
+        bound = np.where(np.isfinite(sigma), 4.0 * np.hypot(sigma, unknown), np.inf) + loose[rows]
         clipped = np.minimum(np.maximum(y, expected - bound), expected + bound)
         # What comes while it moves errs by more
         weight = np.where(usable, 1.0 / (1.0 + (loose[rows] / self.error[rows]) ** 2), 0.0)
@@ -139,7 +158,7 @@ class Linear(EntityState):
         if self.moves[part] < NOISE_AFTER_MOVES:
             return
         off = y - expected
-        off = np.sign(off) * np.maximum(np.abs(off) - loose[rows], 0.0)
+        off = np.sign(off) * np.maximum(np.abs(off) - loose[rows] - KNOWN_SIGMAS * unknown, 0.0)
         self.noise.learn(np.where(fresh, off, np.nan), read_ns, dt_s, rows)
         self.sigma[rows] = self.noise.sigma(rows)
 

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
-from twin.catalogue import F64, Bool
+from twin.catalogue import F32, F64, Bool
 from twin.telemetry import OWN, EntityState, column, scalar
 
 # Rows learn in turns of parts. Below this size NumPy's calls cost as much as the rows; more turns than these
 # would lose little but learn late; source: estimate.
 LEAST_PART, TURNS = 512, 10
 MOVE_S = 60.0  # between moves from set to set; the age that the rule above asks for
+# A reading that is off by more than ASKED_SIGMAS is asked how well its parameters are known where its device
+# now works; KNOWN_SIGMAS of that doubt account for a difference before it is called noise; source: estimate
+ASKED_SIGMAS = KNOWN_SIGMAS = 2.0
 # Readings closer than this err alike (models err, not noise), so they count as one; source: estimate
 ALIKE_S = 20.0
 
@@ -123,14 +127,23 @@ class Fit(EntityState):
             cell += weighted * target
         self.taught_s[rows] += weight * dt_s
 
-    def solve(self, rows: slice, prior: F64, spread: F64) -> tuple[F64, F64]:
-        """(theta, its variance) [k, m] with this prior and its 1 sigma, both [k, m] or [k, 1]."""
+    def solve(self, rows: slice, prior: F64, spread: F64) -> Solution:
+        """The parameters of these rows with this prior and its 1 sigma, both [k, m] or [k, 1]."""
         trust = 1.0 / (spread * spread)
         return solve(self.normal[:, rows], self.moment[:, rows], prior, trust)
 
 
-def solve(normal: F64, moment: F64, prior: F64, trust: F64) -> tuple[F64, F64]:
-    """(theta, variance) [k, m] of (N + diag(trust)) theta = moment + trust * prior, by Cholesky, row by row.
+class Solution(NamedTuple):
+    """`theta` and its variance [k, m]; `factor` [k (k + 1) / 2, m]: the lower triangle, row after row, of W
+    with covariance W' W."""
+
+    theta: F64
+    variance: F64
+    factor: F64
+
+
+def solve(normal: F64, moment: F64, prior: F64, trust: F64) -> Solution:
+    """Solve (N + diag(trust)) theta = moment + trust * prior by Cholesky, row by row.
 
     `normal` [k (k + 1) / 2, m] holds the upper triangle of N, row after row.
     """
@@ -158,7 +171,41 @@ def solve(normal: F64, moment: F64, prior: F64, trust: F64) -> tuple[F64, F64]:
         for i in range(j, k):
             theta[j] += inverse[i, j] * half[i]
             variance[j] += inverse[i, j] ** 2
-    return theta, variance
+    return Solution(theta, variance, np.stack([inverse[i, j] for i in range(k) for j in range(i + 1)]))
+
+
+class Covariance(EntityState):
+    """Covariance of k parameters of n rows, by its factor W (see `Solution`). It comes into use as late as
+    the parameters in `Delayed` do: what was seen within the last minute has not made these surer."""
+
+    waiting: F32 = column(OWN, "f4", "first", lead=("pairs",))
+    in_use: F32 = column(OWN, "f4", "first", lead=("pairs",))
+
+    def __init__(self, spread: F64, table: str = OWN) -> None:
+        """`spread` [k, n]: 1 sigma of the prior."""
+        k, n = spread.shape
+        self.first = np.zeros((k * (k + 1) // 2, n), np.float32)
+        self.first[[i * (i + 3) // 2 for i in range(k)]] = spread
+        super().__init__({"pairs": len(self.first), table: n}, table)
+
+    def move(self, rows: slice, factor: F64) -> None:
+        """Move these rows on, beside `Delayed.move`."""
+        self.in_use[:, rows] = self.waiting[:, rows]
+        self.waiting[:, rows] = factor
+
+    def sigma(self, at: np.ndarray, features: list[F64]) -> F64:
+        """1 sigma [m] of x . theta of the rows `at`, for that theta is not known; `features` k times [m].
+
+        Large where x is unlike what was seen: sqrt(x' S x).
+        """
+        factor, variance, first = self.in_use[:, at], np.zeros(len(at)), 0
+        for i in range(len(features)):
+            along = sum(
+                (factor[first + j] * features[j] for j in range(1, i + 1)), factor[first] * features[0]
+            )
+            variance += along * along
+            first += i + 1
+        return np.sqrt(variance)
 
 
 class Reference(EntityState):
