@@ -48,7 +48,7 @@ def test_the_twin_is_started_again_with_its_state_and_from_nothing() -> None:
     assert restarts_of(HealthyRun(AIR, 1, "idle", 1, 300)) == []
 
 
-def test_an_alarm_counts_whenever_it_begins_and_a_remark_never() -> None:
+def test_an_alarm_counts_whenever_it_begins_and_a_remark_or_what_is_true_never() -> None:
     run = HealthyRun(AIR, 1, "idle", 1, 60)
     simulation = Simulation.of(Engine(healthy_site(run), [], []))
     log = AlarmLog(run, simulation)
@@ -58,6 +58,7 @@ def test_an_alarm_counts_whenever_it_begins_and_a_remark_never() -> None:
         "balance/a0", "warning", "off", ("quiet/h/a0",), ("10 kW",), 1.0, "look", 1
     )
     active["remark/x"] = Finding("remark/x", "info", "so", (), (), 1.0, "look", 1)
+    active["beyond/g"] = Finding("beyond/g", "critical", "hot", (), ("88 degC",), 1.0, "look", 1)
     log.look(simulation)
     log.look(simulation)
     del active["balance/a0"]
