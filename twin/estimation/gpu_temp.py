@@ -122,6 +122,8 @@ class GpuTemp(EntityState):
         self.noise = ResidualNoise(n, np.full(n, NOISE_K), "gpu")
         self.node_factor = np.ones(n_node)
         nodes = np.maximum(np.diff(site.node_start_of_rack), 1)
+        # Whose flow no neighbours speak for: see `share_air`
+        self.lonely = self.liquid | (self.trays.count <= LEAST_OTHERS)
         self.node_max_w = (design.rack_max_w / nodes)[node_rack]
         self.expected = np.full(n, np.nan)
         self.common_k = np.zeros(n)  # by which the others of its node are off with it, where it was asked
@@ -222,7 +224,7 @@ class GpuTemp(EntityState):
     def doubt(self) -> F64:
         """1 sigma [n], K, for that a model moves, or that its flow is not what it was learned at."""
         out = np.abs(self.heated - self.twice) * (MOVE_PU * self.resistance)
-        away_pu = np.abs(self.node_factor - self.usual_factor) / self.node_factor
+        away_pu = np.abs(self.node_factor - self.usual_factor) / self.node_factor * self.lonely
         if away_pu.max(initial=0.0) > LEAST_AWAY_PU:
             out += self.trays.spread(FLOW_DOUBT_PU * away_pu) * np.abs(self.heated) * self.resistance
         return np.asarray(out, np.float64)
