@@ -121,7 +121,7 @@ class GpuPower(EntityState):
             met[slowed] = np.where(near, at_cap, by_clock)
         return met
 
-    def parameter_sigma(self, at: np.ndarray) -> F64:
+    def parameter_sigma(self, at: I64) -> F64:
         """1 sigma, W, of the expectation of GPUs `at` for that their coefficients are not known; kept in
         `unknown_w`, which is 0 elsewhere.
 
@@ -187,7 +187,7 @@ class GpuPower(EntityState):
         usable = finite & ~lasting
         weight = np.where(usable & full, IDLE_WEIGHT + (1.0 - IDLE_WEIGHT) * np.minimum(sm, 1.0), 0.0)
         sigma = self.sigma[rows]
-        bound = np.where(np.isfinite(sigma), 4.0 * np.hypot(sigma, self.unknown_w[rows]), np.inf)
+        bound = np.where(np.isfinite(sigma), 4.0 * (sigma + self.unknown_w[rows]), np.inf)
         y = np.minimum(np.maximum(power, expected - bound), expected + bound)
         busy = IDLE_ERROR_PU + (1.0 - IDLE_ERROR_PU) * np.minimum(sm, 1.0)
         self.fit.learn(rows, features, y, MODEL_ERROR_PU * busy * self.max_w[rows], weight, dt_s)

@@ -229,19 +229,17 @@ class GpuTemp(EntityState):
             out += self.trays.spread(FLOW_DOUBT_PU * away_pu) * np.abs(self.heated) * self.resistance
         return np.asarray(out, np.float64)
 
-    def share_air(self, at: np.ndarray, off_k: F64) -> None:
-        """Find by how much all GPUs of an air-cooled node are off together, for the nodes of the GPUs `at`;
-        `off_k` [n] is what each reads over its own expectation.
+    def share_air(self, at: I64, measured: F64) -> None:
+        """Find by how much all GPUs of an air-cooled node are off together, for the nodes of the GPUs `at`.
 
         Their inlet and their fans are known to whole and half degrees, so it is their air that is expected
         wrongly; a heat sink of its own stands out against its neighbours.
         """
+        nodes = np.zeros(len(self.liquid), np.bool_)
+        nodes[self.trays.of[at]] = True
+        gpus, common_k = self.trays.others(measured - self.expected, np.flatnonzero(nodes & ~self.liquid))
         self.common_k[:] = 0.0
-        if not self.all_liquid:
-            nodes = np.zeros(len(self.liquid), np.bool_)
-            nodes[self.trays.of[at]] = True
-            gpus, common_k = self.trays.others(off_k, np.flatnonzero(nodes & ~self.liquid))
-            self.common_k[gpus] = common_k
+        self.common_k[gpus] = common_k
 
     def air_drift(self) -> F64:
         """Share by which the resistances of a node's other GPUs have drifted in air [n]; 0 in coolant."""
@@ -252,7 +250,7 @@ class GpuTemp(EntityState):
             out[gpus] = common
         return out
 
-    def parameter_sigma(self, at: np.ndarray) -> F64:
+    def parameter_sigma(self, at: I64) -> F64:
         """1 sigma, K, of the expectation of GPUs `at` for that their parameters are not known; kept in
         `unknown_k`, which is 0 elsewhere."""
         self.unknown_k[:] = 0.0
@@ -269,10 +267,9 @@ class GpuTemp(EntityState):
         share = np.clip(heated / self.full_w[rows], 0.0, 1.0)
         weight = np.where(usable, np.maximum(share, LEAST_WEIGHT), 0.0)
         sigma = self.sigma[rows]
-        known = np.hypot(sigma, self.unknown_k[rows])
         moving_k = np.abs(heated - self.twice[rows]) * (MOVE_PU * self.resistance[rows])
-        bound = np.where(np.isfinite(sigma), 4.0 * known, np.inf) + moving_k
-        around = expected + self.common_k[rows]
+        bound = np.where(np.isfinite(sigma), 4.0 * (sigma + self.unknown_k[rows]), np.inf) + moving_k
+        around = expected if self.all_liquid else expected + self.common_k[rows]
         y = np.minimum(np.maximum(temp, around - bound), around + bound)
         # What its own parameters account for: all but the inlet
         offset, resistance, lag = self.set.in_use[:, rows]

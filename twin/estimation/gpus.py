@@ -51,6 +51,7 @@ class GpuEstimator(EntityState):
         self.clock_noise = ResidualNoise(n, np.full(n, CLOCK_NOISE_PU), "gpu")
         self.hot_c = site.design.gpu_slowdown_c[site.rack_of_gpu] - HOT_K
         self.residuals: dict[str, Residual] = {}
+        self._scratch = np.empty((2, n))
         self._told: dict[str, Parameter] | None = None  # parameters, until something moves
 
     def update(self, readings: Readings, dt_s: float, touched: Bool | None = None) -> dict[str, Residual]:
@@ -119,20 +120,30 @@ class GpuEstimator(EntityState):
         doubt = temp.doubt()
         doubt += temp.sigma
         # Rare: only what is off is asked how well its parameters are known where it now works
-        at = np.flatnonzero(np.abs(measured[0][0] - power.expected) > ASKED_SIGMAS * moved)
+        at = self._off(measured[0][0], power.expected, moved)
         moved[at] = np.hypot(moved[at], power.parameter_sigma(at))
-        off_k = measured[1][0] - temp.expected
-        at = np.flatnonzero(np.abs(off_k) > ASKED_SIGMAS * doubt)
+        at = self._off(measured[1][0], temp.expected, doubt)
         doubt[at] = np.hypot(doubt[at], temp.parameter_sigma(at))
-        temp.share_air(at, off_k)
+        expected = temp.expected
+        if not temp.all_liquid:
+            temp.share_air(at, measured[1][0])
+            expected = expected + temp.common_k
         compared = (
             (POWER, power.expected, moved),
-            (TEMP, temp.expected + temp.common_k, doubt),
+            (TEMP, expected, doubt),
             (CLOCK, clock, self.clock_sigma * clock),
         )
         self.residuals = {}
         for (name, expected, sigma), (value, _) in zip(compared, measured, strict=True):
             self.residuals[name] = Residual(name, expected, value, sigma)
+
+    def _off(self, measured: F64, expected: F64, sigma: F64) -> I64:
+        """GPUs whose reading is off by more than ASKED_SIGMAS."""
+        off, bound = self._scratch
+        np.subtract(measured, expected, out=off)
+        np.abs(off, out=off)
+        np.multiply(sigma, ASKED_SIGMAS, out=bound)
+        return np.flatnonzero(off > bound)
 
     def _learn(
         self, part: int, readings: Readings, measured: list[tuple[F64, I64]], touched: Bool | None

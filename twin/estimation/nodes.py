@@ -150,7 +150,7 @@ class Linear(EntityState):
         usable = fresh & np.isfinite(y - expected) & ~self.noise.lasting(read_ns, rows)
         sigma = self.sigma[rows]
         unknown = self._unknown[rows]
-        bound = np.where(np.isfinite(sigma), 4.0 * np.hypot(sigma, unknown), np.inf) + loose[rows]
+        bound = np.where(np.isfinite(sigma), 4.0 * (sigma + unknown), np.inf) + loose[rows]
         clipped = np.minimum(np.maximum(y, expected - bound), expected + bound)
         # What comes while it moves errs by more
         weight = np.where(usable, 1.0 / (1.0 + (loose[rows] / self.error[rows]) ** 2), 0.0)
