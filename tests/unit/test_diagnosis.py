@@ -196,7 +196,7 @@ def test_one_far_reading_is_no_deviation_and_two_are() -> None:
 
 
 class Deduced:
-    """A diagnosis that sees residuals of a chosen size, on a site of two racks, liquid-cooled unless in air."""
+    """A diagnosis that sees residuals of a chosen size, on a site of two racks with coolant, or in air."""
 
     def __init__(self, air: bool = False) -> None:
         racks = [{"name": "r[1-2]", "profile": "hgx-h100", "nodes": 4}]

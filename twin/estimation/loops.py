@@ -67,7 +67,8 @@ class Loops:
         lpm = cdu["facility_flow_lpm"][self.cdu]
         summed: F64 = np.bincount(self.loop, lpm, self.n).astype(np.float64)
         summed = np.where(self._empty | (summed < 1.0), np.nan, summed)
-        heat = np.bincount(self.loop, weights=lpm * cdu["facility_return_temp_c"][self.cdu], minlength=self.n)
+        given = lpm * cdu["facility_return_temp_c"][self.cdu]
+        heat: F64 = np.bincount(self.loop, given, self.n).astype(np.float64)
         oldest = np.full(self.n, np.iinfo(np.int64).max)
         np.minimum.at(
             oldest, self.loop, cdu.heard_ns("facility_flow_lpm", "facility_return_temp_c")[self.cdu]
