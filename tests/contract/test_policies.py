@@ -123,7 +123,7 @@ def test_silence_after_a_while_is_no_trouble() -> None:
     for k in range(8):
         world.step(85.0, (ASK, JOB) if k == 0 else ())
     assert sum(bool(some) for some in engine.in_force.values()) >= 4
-    for _ in range(400):
+    for _ in range(200):
         world.step(silent=True)
     assert engine.suspended == {}
 

@@ -73,7 +73,7 @@ def test_recording_again_gives_the_same_bytes(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", ["0", "1", "random"])
+@pytest.mark.parametrize("seed", ["0", "random"])
 def test_replay_is_identical_under_any_hash_seed(
     run: Run, tmp_path: Path, blocked_cli: Callable[..., object], seed: str
 ) -> None:

@@ -77,9 +77,9 @@ def test_the_grid(
     folder = recording("grid-hourly") / {"carbon": "carbon_intensity", "price": "electricity_prices"}[what]
     path = min((p for p in folder.rglob("*.csv*") if p.is_file()), key=lambda p: (p.stat().st_size, p))
     mapping = DEPLOY / f"mappings/grid-{what}.yaml"
-    # Six weeks with two experts, as no count depends on how many there are; twelve days with all of them
+    # Two weeks with two experts, as no count depends on how many there are; twelve days with all of them
     two = "models: {load: {settings: {experts: 'last, seasonal_day', fit_every_s: 0}}}\n"
-    models, rows = {"carbon": (two, 1000), "price": ("", 300)}[what]
+    models, rows = {"carbon": (two, 400), "price": ("", 300)}[what]
     site, part = tmp_path / "grid.yaml", tmp_path / f"part{path.suffix}"
     site.write_text("site: grid\nperiods_s: {site: 3600}\n" + models)
     part.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[: 1 + rows]))

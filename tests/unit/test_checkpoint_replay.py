@@ -273,7 +273,7 @@ def _rows(found: dict[str, object]) -> list[dict[str, float]]:
     return rows
 
 
-@pytest.mark.slow
+@pytest.mark.evaluation
 def test_a_wrong_save_time_costs_little_once_it_is_measured() -> None:
     for row in _rows(wrong_saves(COSTS, 1)):
         assert abs(row["never_behind_pp"] - row["never_behind_exact_pp"]) < 0.3
@@ -281,7 +281,7 @@ def test_a_wrong_save_time_costs_little_once_it_is_measured() -> None:
         assert row["corrected_behind_pp"] <= row["never_behind_pp"] + 0.05
 
 
-@pytest.mark.slow
+@pytest.mark.evaluation
 def test_weibull_lives_agree_with_the_closed_form() -> None:
     for row in _rows(weibull(COSTS, 1)):
         assert abs(row["best_constant"] - row["best_constant_exact"]) < 0.012
@@ -289,7 +289,7 @@ def test_weibull_lives_agree_with_the_closed_form() -> None:
         assert row["live"] > row["fixed_60_min"] + 0.05
 
 
-@pytest.mark.slow
+@pytest.mark.evaluation
 def test_foretold_failures_are_worth_a_save_in_time_and_not_one_too_early() -> None:
     found = prediction(COSTS, 1)
     gains = {row["rule"]: row for row in _rows(found)}

@@ -92,8 +92,10 @@ def test_a_run_is_proven_only_as_far_as_it_was_shown(tmp_path: Path) -> None:
     assert not (tmp_path / "report.html").exists()
 
 
-@pytest.mark.parametrize("keeping", [Keeping(), KEEPING], ids=["whole", "rotated"])
-@pytest.mark.parametrize("simulated", [True, False])
+@pytest.mark.parametrize(
+    ("keeping", "simulated"), [(Keeping(), True), (Keeping(), False), (KEEPING, True)],
+    ids=["whole", "real", "rotated"],
+)  # fmt: skip
 def test_a_run_says_whether_its_site_was_simulated(
     tmp_path: Path, keeping: Keeping, simulated: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -128,25 +128,6 @@ def test_counts_are_those_of_a_list_of_all_faults(
                 assert least <= counted <= most
 
 
-def test_the_order_of_arrival_does_not_matter_to_counts() -> None:
-    rng = np.random.default_rng(3)
-    events = [
-        fault(int(g), int(c), float(s))
-        for g, c, s in zip(
-            rng.integers(0, 8, 300), rng.choice([79, 95, 31, 999], 300), rng.uniform(0, 28 * DAY, 300),
-            strict=True,
-        )
-    ]  # fmt: skip
-    one = heard(*events)
-    other = FaultBook(SITE)
-    for i in rng.permutation(300).tolist():
-        other.hear([events[i]], NOW)
-    for span in (600, DAY, 28 * DAY):
-        assert np.array_equal(one.within("gpu", span), other.within("gpu", span))
-    np.testing.assert_allclose(one.by_class()[1], other.by_class()[1], rtol=1e-4, atol=1e-9)
-    assert [one.of("gpu", g) for g in range(8)] == [other.of("gpu", g) for g in range(8)]
-
-
 def test_what_got_past_the_intake_twice_counts_once() -> None:
     again = fault(ago_s=30, id="one")
     book = heard(again, fault(ago_s=30, id="two"), fault(ago_s=31), fault(1, ago_s=30))

@@ -161,12 +161,3 @@ def test_room_is_made_of_what_is_long_past(monkeypatch: pytest.MonkeyPatch) -> N
         assert book._heard["gpu"].size <= 300
     assert {h.code for h in book.of("gpu", 0)} >= set(range(63, 91))
     assert book._heard["gpu"].merged == 0
-
-
-def test_a_storm_is_counted_whole() -> None:
-    book = FaultBook(SITE)
-    for tick in range(3):
-        book.hear([fault(i % 8, 79) for i in range(10_000)], NOW + tick * NS)
-    assert book.within("gpu", 600).sum() == 30_000
-    assert book.counts == {"heard": 30_000}
-    assert book.repeated("gpu")[2].tolist() == [3750] * 8

@@ -9,8 +9,6 @@ from scipy.stats import gamma, nbinom, poisson
 
 from tests.support.builders import START_NS
 from twin.catalogue import NS
-from twin.engine import encode
-from twin.engine.snapshot import decode
 from twin.health.recurring import (
     DAY_NS,
     HOUR_NS,
@@ -140,24 +138,6 @@ def test_more_knowledge_of_what_is_usual_weighs_the_same_trouble_anew() -> None:
     cycles.add(ints(3), at(1.3), np.zeros(1), np.zeros(1))
     anew.add(ints(3), at(1.3), np.zeros(1), np.zeros(1))
     assert cycles.scores(at(1.4))[1] == pytest.approx(anew.scores(at(1.4))[1], rel=1e-12)
-
-
-def test_cycles_move_with_their_devices_and_survive_a_restart() -> None:
-    cycles = Cycles()
-    cycles.add(ints(0, 2, 3, 7), at(0.0), np.full(4, 0.3), np.array([1.0, 2.0, 3.0, 4.0]))
-    cycles.add(ints(3), at(0.1), np.ones(1), np.ones(1))
-    old_of_new = ints(2, -1, 3, -1, -1, 0)
-    moved = Cycles()
-    moved.adopt(cycles, {OWN: old_of_new})
-    assert moved.index.tolist() == [0, 2, 5]
-    assert moved.b.tolist() == [2.0, 3.0, 1.0]
-    assert moved.count.tolist() == [1, 2, 1]
-    other = Cycles()
-    other.restore(decode(encode(moved.dump())))
-    assert encode(other.dump()) == encode(moved.dump())
-    assert np.array_equal(other.scores(at(1.0))[0], moved.scores(at(1.0))[0])
-    other.adopt(cycles, {OWN: np.full(8, -1, np.int32)})
-    assert other.index.size == 0
 
 
 # -- what is usual
@@ -294,22 +274,3 @@ def test_another_device_is_watched_anew_and_the_fleet_remembers() -> None:
     a, b = usual.rates(ints(0, 1), at(6.0))
     assert a.tolist() == [usual.shape] * 2
     assert b[0] - b[1] == pytest.approx(4.0)
-
-
-def test_what_is_usual_moves_with_its_devices_and_survives_a_restart() -> None:
-    usual = watched(3)
-    usual.count(ints(0, 2), ints(4, 6))
-    usual.apart(ints(2), at(0.5), 1)
-    usual.learn(at(1.0), Cycles())
-    usual.begun = 5
-    moved = BaselineRate(4)
-    moved.adopt(usual, {OWN: ints(2, -1, 0, -1)})
-    assert moved.times.tolist() == [6.0, 0.0, 4.0, 0.0]
-    assert moved.last_ns.tolist() == [at(0.5), 0, 0, 0]
-    assert moved.n_heard == 2
-    assert (moved.mean_per_day, moved.shape) == (usual.mean_per_day, usual.shape)
-    other = BaselineRate(4)
-    other.restore(decode(encode(moved.dump())))
-    assert encode(other.dump()) == encode(moved.dump())
-    assert other.n_heard == 2
-    assert (other.begun, other.all_times) == (5, 10.0)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.builders import START_NS, site_of, two_racks
+from tests.support.builders import two_racks
 from tests.support.health_site import Ward, on
 from twin.engine import encode
-from twin.engine.remap import slots_kept
 from twin.engine.snapshot import decode
 from twin.health.rates import DAILY_S, GAP_S, RECENT_S, Rates
 
@@ -155,16 +154,3 @@ def test_a_restart_goes_on_bit_by_bit() -> None:
         counted(ward, [50, 90])
     a, b = encode(one.rates.dump()), encode(other.rates.dump())
     assert a == b
-
-
-def test_a_changed_site_keeps_what_grew() -> None:
-    ward = Ward(two_racks())
-    counted(ward, [0, 100])
-    more = site_of(two_racks(racks="r[0-2]"))
-    kept = slots_kept(ward.site, more)
-    moved = Rates(more)
-    moved.adopt(ward.rates, kept)
-    gpu = int(np.flatnonzero(kept["gpu"] == 3)[0])
-    assert moved.counted(SBE)[gpu] == ward.rates.counted(SBE)[3]
-    assert np.count_nonzero(moved.counted(SBE)) == 1
-    assert moved.epoch_ns == START_NS + 10 * 10**9

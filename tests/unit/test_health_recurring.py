@@ -218,8 +218,7 @@ def test_a_single_node_may_have_trouble() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("per_day", [2.0, 6.0, 12.0, 48.0])
-@pytest.mark.parametrize("count", [2, 10])
+@pytest.mark.parametrize(("per_day", "count"), [(48.0, 2), (6.0, 10)])
 def test_a_counter_that_trickles_everywhere_from_the_first_minute_alarms_nobody(
     per_day: float, count: int
 ) -> None:
@@ -234,7 +233,7 @@ def test_a_counter_that_trickles_everywhere_from_the_first_minute_alarms_nobody(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("shape", "per_day"), [(0.3, 0.02), (0.3, 0.1), (0.1, 0.05)])
+@pytest.mark.parametrize(("shape", "per_day"), [(0.3, 0.1), (0.1, 0.05)])
 def test_a_fleet_with_chance_trouble_alarms_hardly_ever(shape: float, per_day: float) -> None:
     """Simulated: 270 nodes for 30 days; below two false alarms in 100 node-months, however unlike devices."""
     site, rng, days = racks(15), np.random.default_rng(8), 30.0

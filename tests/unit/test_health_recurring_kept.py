@@ -14,10 +14,9 @@ from tests.unit.test_health_recurring import ERRORS, FIVE, FLAPS, GAP, PCIE, SIL
 from twin.catalogue import NS, TwinError, digest
 from twin.contracts import DEGRADED, action
 from twin.engine import encode
-from twin.engine.remap import slots_kept
 from twin.engine.snapshot import decode
-from twin.health.recurring import ALARM, SETTLE_NS, STILL, Recurring
-from twin.telemetry import EntityReplaced, MaintenanceBegun
+from twin.health.recurring import ALARM, SETTLE_NS, Recurring
+from twin.telemetry import MaintenanceBegun
 
 SETTLE_S = SETTLE_NS / NS
 
@@ -113,27 +112,6 @@ def test_nobody_else_waits_for_a_node_that_is_out() -> None:
 # -- reloads and restarts
 
 
-def test_what_recurs_moves_with_its_nodes() -> None:
-    old = linked()
-    watch = troubled(old, FLAPS)
-    for at_s in FIVE:
-        watch.look(13 * HOUR_S + at_s, {ERRORS: [100], PCIE: [8], SILENT: [5]})
-    for names in ("r[0-3]", "r[2-4]", "r2", "r[1-2]"):
-        new = linked(names)
-        moved = Recurring(new)
-        moved.adopt(watch.recurring, slots_kept(old, new))
-        was = {old.name("node", i): s for i, s in enumerate(watch.recurring.score().tolist()) if s > 0.0}
-        now = {new.name("node", i): s for i, s in enumerate(moved.score().tolist()) if s > 0.0}
-        known = {new.name("node", i) for i in range(new.sizes["node"])}
-        assert now == {name: s for name, s in was.items() if name in known}
-        for node in np.flatnonzero(moved.standing).tolist():
-            at = old.entity("node", new.name("node", node))
-            assert at is not None
-            assert moved.text(node) == watch.recurring.text(at)
-        for cycles in moved.cycles.values():
-            assert (np.diff(cycles.index) > 0).all()
-
-
 def test_links_that_lost_their_node_are_nobodys() -> None:
     site = linked()
     watch = troubled(site, FLAPS)
@@ -170,40 +148,6 @@ def test_a_node_without_gpus_falls_silent_by_itself() -> None:
     assert np.flatnonzero(twin.recurring.standing).tolist() == [2]
 
 
-def test_a_restart_at_any_moment_goes_on_to_the_bit() -> None:
-    twin, totals = Living(two_racks()), np.zeros(144, np.int64)
-    twin.look(counts={ERRORS: totals})
-    others: list[Living] = []
-    rng = np.random.default_rng(12)
-    for step in range(40):
-        totals[rng.random(144) < 0.01] += 3
-        totals[17] += step % 3 == 0
-        silent = {"node": [5]} if step % 4 == 1 else {}
-        event = (
-            [EntityReplaced(table="gpu", name=twin.site.name("gpu", 17), serial="x")] if step == 30 else []
-        )
-        twin.look(*event, counts={ERRORS: totals}, silent=silent, dt_s=3000.0)
-        for one in others:
-            one.engine.tick(twin.frame)
-            assert digest(one.engine.health.dump()) == digest(twin.engine.health.dump()), step
-            assert np.array_equal(one.recurring.score(), twin.recurring.score())
-        if step % 5 == 2:
-            others.append(twin.again())
-    assert twin.recurring.score().any()
-
-
-def test_who_is_out_and_what_stands_survive_a_restart() -> None:
-    watch = troubled()
-    watch.look(55 * HOUR_S)
-    watch.look(56 * HOUR_S, broken=[30])
-    assert STILL < watch.recurring.score()[1] < ALARM
-    assert watch.recurring.standing[1]
-    fresh = Recurring(watch.site)
-    fresh.restore(decode(encode(watch.recurring.dump())))
-    assert digest(fresh.dump()) == digest(watch.recurring.dump())
-    assert (fresh.standing[1], fresh.out[30], fresh.free_ns[30] > 0) == (True, True, True)
-
-
 def test_a_snapshot_of_before_recurrences_were_watched_is_read() -> None:
     twin = Living(two_racks())
     twin.look()
@@ -214,21 +158,6 @@ def test_a_snapshot_of_before_recurrences_were_watched_is_read() -> None:
     assert other.engine.health.looked_ns == twin.now_ns
     assert digest(other.recurring.dump()) == digest(Living(two_racks()).recurring.dump())
     other.look(dt_s=120.0)
-
-
-def test_a_reload_of_the_site_keeps_what_recurs() -> None:
-    twin, totals = Living(two_racks()), np.zeros(144, np.int64)
-    twin.look(counts={ERRORS: totals})
-    for _ in range(5):
-        twin.rests(3, counts={ERRORS: totals})
-        totals[80] += 7
-        twin.look(counts={ERRORS: totals})
-    assert np.flatnonzero(twin.recurring.standing).tolist() == [20]
-    old = twin.site
-    for _ in range(2):
-        health = twin.engine.health.remapped(old, slots_kept(old, old))
-        assert np.array_equal(health.recurring.score(), twin.recurring.score())
-        assert np.array_equal(health.recurring.standing, twin.recurring.standing)
 
 
 # -- clocks and counters

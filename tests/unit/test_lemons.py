@@ -324,9 +324,8 @@ def test_a_fleet_of_equals_has_hardly_any_lemons(per_day, again):
 # goal of 90 % is met from about 36 incidents per 1000 node-days on, at ten times and above.
 @pytest.mark.parametrize(
     ("per_day", "times", "recall", "precision"),
-    [(36.5e-3, 15.0, 0.97, 0.85), (36.5e-3, 10.0, 0.90, 0.85), (16.5e-3, 15.0, 0.75, 0.9),
-     (16.5e-3, 10.0, 0.3, 0.9)],
-)  # fmt: skip
+    [(36.5e-3, 10.0, 0.90, 0.85), (16.5e-3, 15.0, 0.75, 0.9)],
+)
 def test_seeded_lemons_are_found_where_counts_allow_it(per_day, times, recall, precision):
     found = [drawn(1000, times, per_day, 0.0, seed) for seed in range(20)]
     right = sum(int((true & called).sum()) for true, called in found)
@@ -334,9 +333,8 @@ def test_seeded_lemons_are_found_where_counts_allow_it(per_day, times, recall, p
     assert right / sum(int(called.sum()) for _, called in found) >= precision
 
 
-@pytest.mark.parametrize("times", [3.0, 5.0])
-def test_few_are_called_where_counts_cannot_tell(times):
-    found = [drawn(1000, times, 6.5e-3, 0.0, seed) for seed in range(20)]
+def test_few_are_called_where_counts_cannot_tell():
+    found = [drawn(1000, 5.0, 6.5e-3, 0.0, seed) for seed in range(20)]
     assert sum(int(called.sum()) for _, called in found) <= 10
 
 
@@ -382,11 +380,10 @@ def life(seed: int, times: float) -> tuple[np.ndarray, np.ndarray, Lemons]:
 # Evidence of one incident is merged and a lemon is often down, so that ten times the rate shows as 6.9
 # incidents against 0.94: who asks for five of them finds 83 % at 82 % precision.
 @pytest.mark.slow
-@pytest.mark.parametrize(("times", "recall"), [(10.0, 0.65), (15.0, 0.9)])
-def test_through_all_signals_lemons_are_found_within_28_days(times, recall):
-    found = [life(seed, times) for seed in range(3)]
+def test_through_all_signals_lemons_are_found_within_28_days():
+    found = [life(seed, 10.0) for seed in range(3)]
     right = sum(int((true & called).sum()) for true, called, _ in found)
-    assert right / 45 >= recall
+    assert right / 45 >= 0.65
     assert right / sum(int(called.sum()) for _, called, _ in found) >= 0.85
     lemons = found[0][2]
     said = lemons.evidence(int(np.flatnonzero(lemons.is_lemon())[0]))

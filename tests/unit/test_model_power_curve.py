@@ -81,7 +81,7 @@ class Lab:
 
 
 @pytest.mark.slow  # an hour and a half of two jobs
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_job_that_computes_and_one_that_waits_for_memory_are_told_apart(seed: int) -> None:
     lab = Lab(seed=seed).moved()
     assert lab.twin.engine.suspended == {}
@@ -103,14 +103,13 @@ def test_nothing_is_learned_while_caps_never_move(cap_w: float) -> None:
 
 @pytest.mark.slow
 def test_of_a_job_that_goes_at_its_own_whim_little_is_claimed() -> None:
-    for seed in range(2):
-        lab = Lab(seed=seed)
-        for cap_w in CAPS:
-            lab.whim = lab.rng.uniform(0.7, 1.0, 2)
-            lab.run(5, cap_w)
-        known = np.isfinite(lab.said.mean[:2])
-        inside = (lab.said.lo[:2] <= lab.share) & (lab.share <= lab.said.hi[:2])
-        assert (inside | ~known).all(), (lab.said.lo[:2], lab.said.hi[:2])
+    lab = Lab(seed=0)
+    for cap_w in CAPS:
+        lab.whim = lab.rng.uniform(0.7, 1.0, 2)
+        lab.run(5, cap_w)
+    known = np.isfinite(lab.said.mean[:2])
+    inside = (lab.said.lo[:2] <= lab.share) & (lab.share <= lab.said.hi[:2])
+    assert (inside | ~known).all(), (lab.said.lo[:2], lab.said.hi[:2])
 
 
 @pytest.mark.parametrize(("white", "drift", "slowness"), [(0.01, 0.0, 1), (0.01, 0.03, 20), (0.01, 0.1, 100)])

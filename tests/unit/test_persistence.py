@@ -141,31 +141,6 @@ def test_parameters_of_another_site_leave_the_unfitted_band() -> None:
     assert forecast(twin).hi[0] > 101e3
 
 
-def test_what_was_learned_moves_with_the_racks() -> None:
-    twin, model = forecasting()
-    model.load({f"{KEY}@60:low": np.array([-1.0, -2.0]), f"{KEY}@60:high": np.array([1.0, 2.0])})
-    for k in range(4):
-        twin.tick({KEY: [100e3 + 100 * k, 50e3 + 500 * k]})
-    model.remap({"rack": np.array([1, -1, 0], np.int32)})
-    memory, parameters = model.memory(), model.parameters()
-    assert memory[f"{KEY}:last"].tolist()[::2] == [51_500.0, 100_300.0]
-    assert np.isnan(memory[f"{KEY}:last"][1])
-    assert memory[f"{KEY}:steps"].tolist() == [3, 0, 3]
-    assert parameters[f"{KEY}@60:high"].tolist()[::2] == [2.0, 1.0]
-    assert np.isnan(parameters[f"{KEY}@60:high"][1])
-
-
-def test_a_restored_model_goes_on_as_if_nothing_had_been() -> None:
-    twin, _ = forecasting()
-    for k in range(10):
-        twin.tick({KEY: [100e3 + 100 * k * (k % 3), 50e3]})
-    back = twin.restarted(two_racks(), [], [Persistence(horizons_s=(60.0, 300.0))])
-    back.engine.models["persistence"].period_s = 1.0  # type: ignore[misc]
-    for one in (twin, back):
-        one.tick({KEY: [99e3, 51e3]})
-    assert back.engine.checksum() == twin.engine.checksum()
-
-
 def test_a_site_without_the_signal_is_harmless() -> None:
     twin = Twin(eight_nodes(), models=[Persistence(signals=("cdu.flow_lpm",))])
     twin.run(15)
