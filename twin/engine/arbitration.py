@@ -431,9 +431,10 @@ class ArbitrationPass:
         return out
 
     def _returning(self, shadow: ShadowLeases) -> Bool:
-        """Mask of the shadow leases that run for a policy that advises [n]."""
+        """Mask of the shadow leases that run for a policy that advises, and would be given back [n]."""
+        gives_back = shadow.control.on_expiry != "keep"
         advising = [i for i, p in enumerate(self.policies) if self.intake.authority[p.name] in ADVISING]
-        out: Bool = shadow.running() & np.isin(shadow.owner, advising)
+        out: Bool = shadow.running() & np.isin(shadow.owner, advising) & gives_back
         return out
 
     def _suspended(self, lease: Leases) -> Bool:

@@ -1,10 +1,9 @@
 """Preview: the site as it would be read by now if the advice had been obeyed, for the policies that advise.
 
 Leases are the shadow's, controls read back what they would be set to, and what the capped devices would not
-draw is missing from their power, their nodes', racks' and feeders', and from forecasts of it. A job that is
-advised to save holds that save once it would be durable. All else is as it is: temperatures, flows, leaks,
-faults, health, the placement of jobs, how often they save, and levels of service. Alarms, diagnosis, models
-and the policies that act never see it.
+draw is missing from their power, their nodes', racks' and feeders', and from forecasts of it. Jobs save when
+and as often as they are advised to. All else is as it is: temperatures, flows, leaks, faults, health, the
+placement of jobs, and levels of service. Alarms, diagnosis, models and the policies that act never see it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Shadow saves: durable saves that jobs would hold by now if they had been asked to save as advised.
+"""Shadow saves: durable saves that jobs would hold by now if they saved as advised.
 
-A job that reports its saves takes one as soon as it is asked, and holds it after the time that saves take it.
+A job that told anything of its saves takes one when it is asked, or when the interval that it is advised is
+over, and holds it after the time that saves take it.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import copy
 import numpy as np
 
 from twin.catalogue import I32, I64, NS, Bool
-from twin.control import Arbiter
+from twin.control import Arbiter, ShadowLeases
 from twin.telemetry import EntityState, JobSlots, column
 
-SAVE = "job.checkpoint_since_s"
+SAVE, INTERVAL = "job.checkpoint_since_s", "job.checkpoint_interval_s"
 USUAL_SAVE_S = 60.0  # of a job that did not tell how long its saves take. source: domain.md D, 10-60 s
+NEVER_NS = np.int64(2**62)
 
 
 class ShadowSaves(EntityState):
@@ -27,19 +29,35 @@ class ShadowSaves(EntityState):
         super().__init__({"job": n_job})
 
     def update(self, jobs: JobSlots, arbiter: Arbiter, now_ns: int) -> JobSlots | None:
-        """The jobs as they would be, for reading only; None where no save is advised or held."""
-        shadow = arbiter.shadow.get(SAVE)
-        if shadow is not None:
-            asked: Bool = shadow.apart & shadow.running() & ~(shadow.value == arbiter.leases[SAVE].value)
-            save_s = np.fmax(jobs.checkpoint_block_s + jobs.checkpoint_flush_s, jobs.checkpoint_save_s)
-            save_s = np.where(save_s > 0, save_s, USUAL_SAVE_S)
-            durable_ns = shadow.issued_ns + np.round(save_s * NS).astype(np.int64)
-            at = asked & (durable_ns <= now_ns) & jobs.alive & (jobs.checkpoint_told_ns > 0)
-            self.began_ns[at], self.generation[at] = shadow.issued_ns[at], jobs.generation[at]
-        if not self.began_ns.any():
+        """The jobs as they would be, for reading only; None where they are as they are."""
+        save, interval = (arbiter.shadow.get(key) for key in (SAVE, INTERVAL))
+        if save is None and interval is None and not self.began_ns.any():
             return None
         gone = ~jobs.alive | (self.generation != jobs.generation) | (jobs.saved_ns >= self.began_ns)
         self.began_ns[gone] = 0
+        reports = jobs.alive & ((jobs.checkpoint_told_ns > 0) | (jobs.checkpoint_interval_s > 0))
+        last_ns = np.maximum(np.where(jobs.saved_ns > 0, jobs.saved_ns, jobs.started_ns), self.began_ns)
+        begins_ns, interval_s = np.full(jobs.n, NEVER_NS), jobs.checkpoint_interval_s
+        if interval is not None:
+            at = reports & _advised(interval, arbiter)
+            interval_s = np.where(at, interval.value, interval_s)
+            next_ns = last_ns + np.round(np.nan_to_num(interval_s) * NS).astype(np.int64)
+            begins_ns = np.where(at, np.maximum(next_ns, interval.issued_ns), begins_ns)
+        if save is not None:
+            at = reports & _advised(save, arbiter) & (last_ns < np.nan_to_num(save.value) * NS)
+            begins_ns = np.where(at, np.minimum(save.issued_ns, begins_ns), begins_ns)
+        save_s = np.fmax(jobs.checkpoint_block_s + jobs.checkpoint_flush_s, jobs.checkpoint_save_s)
+        save_ns = np.round(np.where(save_s > 0, save_s, USUAL_SAVE_S) * NS).astype(np.int64)
+        held = (begins_ns > last_ns) & (begins_ns + save_ns <= now_ns)
+        self.began_ns[held], self.generation[held] = begins_ns[held], jobs.generation[held]
         out = copy.copy(jobs)
         out.saved_ns = np.maximum(jobs.saved_ns, self.began_ns)
+        out.checkpoint_interval_s = interval_s
         return out
+
+
+def _advised(shadow: ShadowLeases, arbiter: Arbiter) -> Bool:
+    """Jobs that are advised what they are not commanded [n]."""
+    real = arbiter.leases[shadow.control.key]
+    out: Bool = shadow.apart & shadow.running() & ~(shadow.value == real.value)
+    return out
