@@ -131,7 +131,7 @@ class ThermalGuard:
         capped = in_scope(inside, "gpu", mask_index(found.active))
         gpus = in_scope(inside, "gpu", np.arange(view.site.sizes["gpu"], dtype=np.int32))
         guarded = [key for key in KEYS if view.limit(key) is not None]
-        sentences = [Sentence(f"{len(capped):,} of {len(gpus):,} GPUs are capped for heat")]
+        sentences = [Sentence(f"{len(capped):,} of {len(gpus):,} GPUs need a cap for heat")]
         if missing := [key for key in KEYS if key not in guarded]:
             sentences.append(Sentence(f"no profile of this site limits {', '.join(missing)}", "note"))
         return Explanation(
@@ -139,7 +139,7 @@ class ThermalGuard:
             now_ns=view.now_ns,
             entity=entity,
             sentences=tuple(sentences),
-            figures=(KeyFigure("capped_gpus", len(capped), "count", "GPUs capped for heat"),),
+            figures=(KeyFigure("capped_gpus", len(capped), "count", "GPUs that need a cap for heat"),),
             tables=(_strains(view, found, capped),),
         )
 

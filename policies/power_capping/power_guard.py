@@ -206,7 +206,7 @@ class PowerGuard:
                 bounds.append(_cap_cells(p.hi[kept]) | {"reason": clean(p.reason, 300)})
         cut = int((memory["depth"] > 0).sum())
         calm = f"calm: below {CALM_PU:.0%} of the budget, the breaker below {WARM:.0%} of its trip"
-        text = f"{len(index):,} GPUs are capped for {cut} of {len(state.use_pu)} feeders"
+        text = f"{len(index):,} GPUs need a cap for {cut} of {len(state.use_pu)} feeders"
         return Explanation(
             policy=self.name,
             now_ns=view.now_ns,
@@ -214,8 +214,8 @@ class PowerGuard:
             sentences=(Sentence(text), *(Sentence(str(row["reason"])) for row in bounds[:3]),
                        Sentence(calm, "note")),
             figures=(
-                KeyFigure("capped_gpus", len(index), "count", "GPUs capped for overloaded feeders"),
-                KeyFigure("cut_feeders", cut, "count", "feeders whose overload is cut"),
+                KeyFigure("capped_gpus", len(index), "count", "GPUs that need a cap for overloaded feeders"),
+                KeyFigure("cut_feeders", cut, "count", "feeders whose overload has to be cut"),
             ),
             tables=(
                 table_of("feeders", FEEDER_COLUMNS, rows, "feeders that are cut or near their budgets",

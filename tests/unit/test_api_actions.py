@@ -115,7 +115,7 @@ def test_arming_takes_the_sentence_and_the_reason_is_journaled(tmp_path: Path) -
         for said in ("", "yes", "thermal_guard may act on LAB"):
             status, tree = await pod.ask("POST", "/api/v1/authority", "admin", body | {"acknowledge": said})
             assert status == 400
-            assert '"thermal_guard may act on lab"' in tree["error"]
+            assert '"thermal_guard may act on lab"; armed now, it would command nothing' in tree["error"]
         body["acknowledge"] = "thermal_guard may act on lab"
         assert (await pod.ask("POST", "/api/v1/authority", "operator", body))[0] == 403
         pod.live.veto = lambda event: "not over this broker"

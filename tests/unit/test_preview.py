@@ -11,14 +11,15 @@ from tests.support.builders import Twin, Wish, explained, two_racks
 from twin.catalogue import NS, digest
 from twin.config import spec_of
 from twin.contracts import Memory, Proposal, View
+from twin.engine import first_commands
 from twin.engine.preview import PreviewView
 from twin.engine.preview_tables import Adviser, preview_tables
 from twin.engine.shadow_power import METER_LAG_S, ShadowPower
 from twin.physics import CLOCK_MIN_PU
 from twin.telemetry import AuthorityChanged, EntityReplaced
-from twin.telemetry.events import Approved, SiteChanged
+from twin.telemetry.events import Approved, Held, JobStarted, SiteChanged
 
-CAP, SERVICE = "gpu.power_cap_w", "node.service_level"
+CAP, SERVICE, SAVE = "gpu.power_cap_w", "node.service_level", "job.checkpoint_since_s"
 DRAWN_W, CAP_W, RACK_W, FULL_W = 1000.0, 800.0, 100e3, 1200.0
 HEARD: dict[str, Any] = {
     "gpu.power_w": DRAWN_W, "gpu.power_limit_w": FULL_W, "gpu.temp_c": 60.0, "node.power_w": 5000.0,
@@ -189,12 +190,52 @@ def test_people_see_it_beside_what_is() -> None:
     for feeder in found.table("preview_feeders"):
         assert feeder["power_w"] == RACK_W
         assert feeder["expected_w"] == pytest.approx(RACK_W - saved_w / 2)
-    assert any("nothing of this is commanded" in s.text for s in found.sentences)
-    assert not explained(pod, "asks", "lab/h/r2").preview
+    words = (
+        f"armed now, it would first set {CAP} of 4 GPUs; "
+        "the power of what it caps is expected to fall from 4 kW to 3.2 kW"
+    )
+    assert found.sentences[0].text == f"preview: nothing of this is commanded; {words}"
+    assert found.tables[0].name == "preview"
+    assert first_commands(pod.engine, eyes["asks"]) == words
+    elsewhere = explained(pod, "asks", "lab/h/r2")
+    assert not elsewhere.preview
+    assert elsewhere.sentences[0].text == "preview: armed now, it would command nothing here"
     pod.tick(HEARD, arm("asks"))
     assert not explained(pod, "asks").preview
+    assert first_commands(pod.engine, eyes["asks"]) == ""
     other = Adviser(0, "asks", ("job.power_cap_w",), ())
-    assert preview_tables(pod.engine.view(), pod.engine.arbiter, None, other, None) == ([], [])
+    assert preview_tables(pod.engine.view(), pod.engine.arbiter, None, other, None)[1] == []
+
+
+def test_people_see_names_of_states_and_instants() -> None:
+    pod, eyes = twin(asks="advise")
+    pod.tick(HEARD, JobStarted(job="a", nodes=("lab/h/r1/node0",), kind="training"))
+    eyes["asks"].ask(SERVICE, [0], 3, 4, 3)
+    pod.run(1, HEARD)
+    (row,) = explained(pod, "asks").table("preview")
+    assert (row["where"], row["now"], row["advised"]) == ("lab/h/r1/node0", "in_service", "drained")
+    eyes["asks"].controls = (SAVE,)
+    eyes["asks"].ask(SAVE, [0], 1_700_000_000, 1e10, 1_700_000_000)
+    pod.run(1, HEARD)
+    (row,) = explained(pod, "asks").table("preview")
+    assert (row["where"], row["now"]) == ("job:a", "not read")
+    assert row["advised"] == "2023-11-14 22:13:20 UTC"
+
+
+def test_people_are_told_why_less_is_advised_than_proposed() -> None:
+    """More nodes than may leave at once; work of which nobody knows what it is; a hold."""
+    pod = Twin(two_racks(controls={SERVICE: {"blast_radius": 2}}), [eye := Eye("asks")])
+    pod.tick(HEARD, JobStarted(job="a", nodes=("lab/h/r1/node0",), kind="unknown"))
+    eye.ask(SERVICE, np.arange(5), 3, 4, 3)
+    pod.run(1, HEARD)
+    notes = [s.text for s in explained(pod, "asks").sentences if s.kind == "note"]
+    assert f"preview: {SERVICE}: 2 wait, as no more may be changed at once (blast radius)" in notes
+    assert any(n.startswith(f"preview: {SERVICE}: 1 stay as they are, as nobody knows") for n in notes)
+    eye.proposals = []
+    pod.tick(HEARD, Held(author="ann"))
+    notes = [s.text for s in explained(pod, "asks").sentences]
+    assert notes[0] == "preview: the controls are on hold: only what protects would be commanded"
+    assert not any("blast radius" in n for n in notes)
 
 
 def test_meters_that_lag_are_lowered_by_what_was_saved_when_they_were_read() -> None:

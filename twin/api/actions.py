@@ -36,6 +36,7 @@ from twin.api.request_bodies import (
 from twin.api.scopes import expand, table_of
 from twin.catalogue import ConfigError, clean
 from twin.contracts import AlarmRecord, AuthorityRecord, ResumedRecord
+from twin.engine import first_commands
 from twin.telemetry import events as ev
 
 MAX_KEPT = 1000  # answers that a repeated question gets again
@@ -197,7 +198,10 @@ async def authority(request: web.Request) -> web.Response:
         raise Refused(404, f"no policy {clean(body.policy, 60)}; expected one of {known}")
     sentence = f"{body.policy} may act on {live.engine.site.file.site}"
     if body.authority == "act" and body.acknowledge != sentence:
-        raise Refused(400, f'acknowledge: to let it act, expected exactly "{sentence}"')
+        policy = next(p for p in live.engine.policies if p.name == body.policy)
+        first = first_commands(live.engine, policy)
+        words = f'acknowledge: to let it act, expected exactly "{sentence}"'
+        raise Refused(400, f"{words}; {first}" if first else words)
     why = reason_text(body.reason)
     event = ev.AuthorityChanged(id=new_id(request), author=author(request), policy=body.policy,
                                 authority=body.authority)  # fmt: skip

@@ -2,6 +2,7 @@ from .engine import Engine as Engine
 from .explain import (
     Inquiry as Inquiry,
     explain as explain,
+    first_commands as first_commands,
     request_of as request_of,
     series_wanted as series_wanted,
     topics_of as topics_of,

@@ -41,7 +41,7 @@ from twin.contracts import (
 from twin.engine.engine import Engine
 from twin.engine.event_handlers import ADVISING
 from twin.engine.plugin_checks import fresh_memory
-from twin.engine.preview_tables import Adviser, preview_tables
+from twin.engine.preview_tables import Adviser, first_words, preview_rows, preview_tables
 
 MAX_CELLS = 200_000  # of one explanation
 METRIC_NAME = re.compile(r"[a-z][a-z0-9_]{0,99}")
@@ -108,14 +108,10 @@ def _with_orders(
         tables.append(proposals_table(view.site, request.status(policy.name).proposals, inside))
         leases = leases_table(view, request, policy, inside)
         tables += [leases] if leases.rows else []
-    number = next((i for i, p in enumerate(engine.policies) if p.name == policy.name), -1)
     notes, previews = list[Sentence](), list[DataTable]()
-    if engine.intake.authority.get(policy.name) in ADVISING:
-        proposes = {p.control for p in engine.in_force.get(policy.name, ()) if len(p.index)}
-        adviser = Adviser(number, policy.name, policy.controls, proposes)
+    adviser = _adviser(engine, policy)
+    if adviser is not None:
         notes, previews = preview_tables(view, engine.arbiter, engine.spared, adviser, inside)
-        if not previews and not request.topic:
-            notes.append(Sentence("preview: armed now, it would command nothing", "note"))
     known = {t.name for t in found.tables}
     more = (t for t in tables if t.name not in known)
     return msgspec.structs.replace(
@@ -124,6 +120,23 @@ def _with_orders(
         sentences=(*notes, *found.sentences),
         tables=(*previews, *found.tables, *more),
     )
+
+
+def _adviser(engine: Engine, policy: Policy) -> Adviser | None:
+    """A policy that advises; None for any other."""
+    if engine.intake.authority.get(policy.name) not in ADVISING:
+        return None
+    number = next((i for i, p in enumerate(engine.policies) if p.name == policy.name), -1)
+    proposes = {p.control for p in engine.in_force.get(policy.name, ()) if len(p.index)}
+    return Adviser(number, policy.name, policy.controls, proposes)
+
+
+def first_commands(engine: Engine, policy: Policy) -> str:
+    """Say what a policy that advises would command first if it were armed now; "" for any other."""
+    adviser = _adviser(engine, policy)
+    if adviser is None:
+        return ""
+    return first_words(preview_rows(engine.view(), engine.arbiter, engine.spared, adviser))
 
 
 def series_wanted(engine: Engine, policy: Policy, inquiry: Inquiry) -> SeriesWanted | None:

@@ -11,16 +11,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from twin.catalogue import F64, I32, Control, control_value, quantity
+from twin.catalogue import F64, I32, Control, control_value, number, unit_for
 from twin.contracts import DataTable, Sentence, TableColumn, Value, View, finite, in_scope, table_of
 from twin.control import Arbiter, ShadowLeases
 from twin.engine.shadow_power import SparedPower
 
 MAX_ROWS = 200
+DEVICES = {"gpu": "GPU", "cdu": "CDU"}  # as people write these tables
 COLUMNS = (
     TableColumn("control"),
     TableColumn("where"),
-    TableColumn("count", "count", "devices"),
     TableColumn("now"),
     TableColumn("now_low", detail=True),
     TableColumn("now_high", detail=True),
@@ -30,6 +30,7 @@ COLUMNS = (
     TableColumn("unit", detail=True),
     TableColumn("power_w", "W", "draw now"),
     TableColumn("expected_w", "W", "expected"),
+    TableColumn("count", "count", "devices"),
 )
 FEEDER_COLUMNS = (
     TableColumn("feeder"),
@@ -58,17 +59,14 @@ class Adviser(NamedTuple):
     proposes: Collection[str]
 
 
-def preview_tables(
+def preview_rows(
     view: View,
     arbiter: Arbiter,
     spared: SparedPower | None,
     adviser: Adviser,
-    inside: Mapping[str, I32] | None,
-) -> tuple[list[Sentence], list[DataTable]]:
-    """(sentences, tables) of the advice of one policy; no tables where nothing is advised.
-
-    `inside`: only these entities, by table.
-    """
+    inside: Mapping[str, I32] | None = None,
+) -> list[dict[str, Value]]:
+    """The advice of one policy by control and place. `inside`: only these entities, by table."""
     rows: list[dict[str, Value]] = []
     for key in adviser.controls:
         shadow = arbiter.shadow.get(key)
@@ -77,32 +75,51 @@ def preview_tables(
         mine = shadow.apart & shadow.running() & (shadow.owner == adviser.number)
         index = in_scope(inside, shadow.control.table, np.flatnonzero(mine).astype(np.int32))
         rows += _rows(view, shadow, spared, index)
+    return rows
+
+
+def preview_tables(
+    view: View,
+    arbiter: Arbiter,
+    spared: SparedPower | None,
+    adviser: Adviser,
+    inside: Mapping[str, I32] | None,
+) -> tuple[list[Sentence], list[DataTable]]:
+    """(sentences, tables) of the advice of one policy; no tables where nothing is advised."""
+    rows = preview_rows(view, arbiter, spared, adviser, inside)
     notes = [Sentence(f"preview: {text}", "note") for text in _held_back(arbiter, adviser)]
     if not rows:
-        return notes, []
+        here = "" if inside is None else " here"
+        return [*notes, Sentence(f"preview: {first_words(rows)}{here}", "note")], []
     tables = [table_of("preview", COLUMNS, rows[:MAX_ROWS], "preview: now, and as advised", len(rows))]
     feeders = [] if spared is None else _feeders(view, spared, inside)
     if feeders:
         words = "preview: feeders now, and if the advice of all policies were obeyed"
         tables.append(table_of("preview_feeders", FEEDER_COLUMNS, feeders[:MAX_ROWS], words, len(feeders)))
-    return [Sentence(_first_words(rows)), *notes], tables
+    words = f"preview: nothing of this is commanded; {first_words(rows)}"
+    return [Sentence(words), *notes], tables
 
 
-def _first_words(rows: list[dict[str, Value]]) -> str:
-    """The preview in a sentence: how many devices of each control, and what is expected of their power."""
+def first_words(rows: list[dict[str, Value]]) -> str:
+    """Say what would be commanded first: how many devices of each control, and the power expected of them."""
     counts: dict[str, int] = {}
     for row in rows:
-        counts[str(row["control"])] = counts.get(str(row["control"]), 0) + _whole(row["count"])
-    what = ", ".join(f"{key} of {count:,}" for key, count in counts.items())
-    text = f"preview: nothing of this is commanded; armed now, it would first command {what}"
+        counts[str(row["control"])] = counts.get(str(row["control"]), 0) + int(_number(row["count"]))
+    if not counts:
+        return "armed now, it would command nothing"
+    what = ", ".join(f"{key} of {_devices(key, count)}" for key, count in counts.items())
+    text = f"armed now, it would first set {what}"
     now_w, left_w = (sum(_number(row[name]) for row in rows) for name in ("power_w", "expected_w"))
     if now_w - left_w >= 1.0:
-        text += f"; they draw {quantity(now_w, 'W')} and would draw {quantity(left_w, 'W')}"
+        unit = unit_for("W", now_w)
+        drawn, left = (f"{number(power_w * unit.factor)} {unit.name}" for power_w in (now_w, left_w))
+        text += f"; the power of what it caps is expected to fall from {drawn} to {left}"
     return text
 
 
-def _whole(value: Value) -> int:
-    return value if isinstance(value, int) else 0
+def _devices(control: str, count: int) -> str:
+    table = control.partition(".")[0]
+    return f"{count:,} {DEVICES.get(table, table)}{'' if count == 1 else 's'}"
 
 
 def _number(value: Value) -> float:
