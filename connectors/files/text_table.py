@@ -15,7 +15,6 @@ import lzma
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar, cast
 
@@ -23,7 +22,7 @@ import numpy as np
 import zstandard
 
 from connectors.files.times import NO_TIME, TimeFormat
-from twin.catalogue import F64, I64, Bool, ConfigError, StorageError, TwinError
+from twin.catalogue import F64, I64, Bool, ConfigError, StorageError, TwinError, did_you_mean
 
 # source: estimates; what two cores and 8 GB of memory read in minutes
 MAX_ROWS = 50_000_000
@@ -155,9 +154,7 @@ def _find_header(
 
 def _missing(wanted: str, header: TableHeader, file: str) -> str:
     names = [c for c in header.cells if c]
-    lower = {c.lower(): c for c in names}
-    near = [lower[n] for n in get_close_matches(wanted[:200].lower(), lower, 3, 0.5)]
-    meant = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+    meant = did_you_mean(wanted, names, 0.5)
     listed = ", ".join(repr(c[:60]) for c in names[:40]) + (", ..." if len(names) > 40 else "")
     no_names = sum(c[:1].isdigit() or c[:1] == "-" for c in names) * 2 > len(names)
     hint = "; that line looks like data: the first line must name the columns" if no_names else ""

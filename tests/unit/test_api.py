@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,8 @@ WRONG = [
     ("/entities/rack/r9", 404, "no rack r9"),
     ("/decisions?before=x", 400, "before: expected what `next`"),
     ("/decisions?entity=r9", 404, "no entity r9"),
-    ("/leases?control=gpu.x", 404, "not a control"),
+    ("/decisions?entity=lab/h/rack1/node0", 404, "did you mean lab/h/r1/node0"),
+    ("/leases?control=gpu.power_cap", 404, "did you mean gpu.power_cap_w"),
     ("/history?signal=gpu.x&name=r1", 400, "not one of the catalogue"),
     ("/history?signal=rack.power_w", 400, "expected 1 to 100 entities, got 0"),
     ("/history?signal=rack.power_w&name=r1&since=5&until=4", 400, "is not before until"),
@@ -124,6 +126,20 @@ def test_a_wrong_question_is_told_what_is_expected(tmp_path: Path) -> None:
             assert (got, tree["status"]) == (status, status), path
             assert why in tree["error"], (path, tree)
             assert tree["error"].isprintable(), path
+
+    serve(tmp_path, check)
+
+
+def test_the_page_asks_for_what_there_is(tmp_path: Path) -> None:
+    async def check(pod: Pod) -> None:
+        _, page = await pod.ask("GET", "/")
+        named = set(re.findall(r'\$\("([\w-]+)"\)', page))
+        assert named <= set(re.findall(r'\bid="([\w-]+)"', page))
+        assert {"sources", "lines", "alarms"} <= named
+        asked = set(re.findall(r"[\"`](api/v1/\w+)", page))
+        assert {"api/v1/sources", "api/v1/decisions"} <= asked
+        for path in asked - {"api/v1/events"}:
+            assert (await pod.ask("GET", f"/{path}"))[0] == 200, path
 
     serve(tmp_path, check)
 

@@ -37,7 +37,7 @@ def test_a_request_is_an_event_in_the_name_of_the_token(tmp_path: Path) -> None:
 X = {"control": CAP, "names": ["r1"], "hi": 900, "reason": "x"}
 BAD = [
     ("requests", {"control": "gpu.x", "names": ["r1"], "hi": 1, "reason": "x"}, 404, "is not a control"),
-    ("requests", {"control": CAP, "names": ["r9"], "hi": 1, "reason": "x"}, 404, "no gpu r9"),
+    ("requests", {"control": CAP, "names": ["lab/h/rk1"], "hi": 1, "reason": "x"}, 404, "you mean lab/h/r1"),
     ("requests", {"control": CAP, "names": ["r1"], "reason": "x"}, 400, "at least one of them"),
     ("requests", {"control": CAP, "names": ["r1"], "hi": "low", "reason": "x"}, 400, "hi: expected a number"),
     ("requests", {"control": CAP, "names": ["r1"], "hi": 1, "reason": " "}, 400, "reason: expected"),
@@ -49,7 +49,7 @@ BAD = [
     ("requests", X | {"expires_ns": 5}, 409, "expired already"),
     ("approvals", {"policy": "thermal_guard", "control": CAP}, 400, "for_s: missing"),
     ("approvals", {"policy": "operator", "control": CAP, "for_s": 9}, 409, "of operator is act"),
-    ("approvals", {"policy": "nobody", "control": CAP, "for_s": 9}, 404, "no policy nobody"),
+    ("approvals", {"policy": "thermal_gard", "control": CAP, "for_s": 9}, 404, "did you mean thermal_guard?"),
     ("maintenance", {"table": "rack", "names": ["r9"], "for_s": 9, "reason": "x"}, 404, "no rack r9"),
     ("maintenance", {"table": "x", "names": ["r9"], "for_s": 9, "reason": "x"}, 404, "no table x"),
     ("hold", b"{", 400, "the body is no JSON"),

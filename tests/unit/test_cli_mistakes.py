@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import socket
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -230,3 +232,45 @@ def test_completion_knows_every_verb_and_option(shell: str, capsys: pytest.Captu
     assert {verb for noun in NOUNS.values() for verb in noun.verbs if verb} <= words
     assert ("acknowledge" if shell == "fish" else "--acknowledge") in words
     assert not {"--seconds", "--hours", "--json"} & words
+
+
+# How a shell is asked what it would offer for a line; {line} as words, {script} is what `completion` printed.
+ASKED = {
+    "bash": 'source {script}; COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); '
+            'COMPREPLY=(); _racktwin; printf "%s\\n" "${{COMPREPLY[@]}}"',
+    "zsh": "autoload -U +X compinit && compinit -u -D; source {script}; f() {{ emulate -L sh; "
+           'COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); COMPREPLY=(); _racktwin; '
+           'printf "%s\\n" "${{COMPREPLY[@]}}"; }}; f',
+    "fish": "source {script}; complete -C '{line}' | string split -f1 \\t",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize(
+    ("line", "offered", "beside"),
+    [
+        ("racktwin al", {"alarm"}, {"status"}),
+        ("racktwin alarm sh", {"shelve"}, {"ack", "alarm"}),
+        ("racktwin alarm list --sev", {"--severity"}, {"--reason"}),
+        ("racktwin alarm list --format ", {"table", "json", "csv"}, {"--format"}),
+        ("racktwin sources --", {"--limit", "--watch"}, {"--severity"}),
+    ],
+)
+def test_completion_in_the_shell(
+    shell: str, line: str, offered: set[str], beside: set[str], tmp_path: Path,
+    server: Callable[..., Path], capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    program = server(shell)
+    assert main(["completion", shell]) == 0
+    script = tmp_path / "script"
+    script.write_text(capsys.readouterr().out)
+    words = " ".join(f"'{word}'" for word in line.split(" "))
+    asked = ASKED[shell].format(script=script, words=words, line=line)
+    flags = {"zsh": ["-f"], "fish": ["--no-config"], "bash": ["--norc"]}[shell]
+    home = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "TERM": "dumb"}
+    answer = subprocess.run([str(program), *flags, "-c", asked], capture_output=True, text=True, env=home,
+                            cwd=tmp_path, timeout=60, check=False)  # fmt: skip
+    begun = line.rpartition(" ")[2]  # zsh drops what does not fit by itself
+    found = {word for word in answer.stdout.split() if word.startswith(begun)}
+    assert offered <= found, answer.stderr
+    assert not beside & found

@@ -5,12 +5,17 @@ A message says where, what is there, what was expected, and mostly what to do. N
 
 from __future__ import annotations
 
+import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 
 from twin.cli.main import main
+from twin.wiring import external_files
 
 SITE = 'site: lab\nhalls:\n- name: h\n  racks:\n  - {name: "r[1-2]", profile: gb200-nvl72}\n'
 CONFIG = "site: site.yaml\nbroker: {host: broker.example.net}\n"
@@ -22,9 +27,9 @@ class Mistake(NamedTuple):
     """One mistake: what was written, and what must be said. `is_note`: it is allowed, and remarked."""
 
     said: tuple[str, ...]
-    config: str | None = CONFIG
+    config: str | bytes | None = CONFIG
     site: str | None = SITE
-    files: tuple[tuple[str, str], ...] = ()
+    files: tuple[tuple[str, str | bytes], ...] = ()
     is_note: bool = False
 
 
@@ -151,6 +156,73 @@ CONFIGURATION = {
         MAPPED,
         files=(("m.yaml", RULE % "{signal: power_w, unit: C}"),),
     ),
+    "a section that is not indented": Mistake(
+        ("$.broker: expected a mapping with `host`", "look at the indentation below it"),
+        "site: site.yaml\nbroker:\nhost: b\n",
+    ),
+    "an indentation too much": Mistake(
+        ("line 4, column 8", "look at the indentation"),
+        "site: site.yaml\nbroker:\n  host: b\n   port: 1\n",
+    ),
+    "no space behind a colon": Mistake(
+        ("line 2", "a `:` without a space behind it in the line before"),
+        "site:site.yaml\nbroker: {host: b}\n",
+    ),
+    "a bracket that is not closed": Mistake(
+        ("a bracket is not closed",), "site: site.yaml\nbroker: {host: b\n"
+    ),
+    "a template that was not filled in": Mistake(
+        ("a template that was not filled in",), OURS.replace("b,", "{{ broker }},") % "port: 1"
+    ),
+    "a Windows path": Mistake(
+        ("a path with \\ stands in single quotes",), 'site: "C:\\sites\\site.yaml"\nbroker: embedded\n'
+    ),
+    "saved by Windows as UTF-16": Mistake(
+        ("is UTF-16", "a YAML text file in UTF-8"), CONFIG.encode("utf-16")
+    ),
+    "quotes of a word processor": Mistake(
+        ("line 1: typographic quotes",), "site: \u201csite.yaml\u201d\nbroker: embedded\n"
+    ),
+    "two documents": Mistake(("one document only",), CONFIG + "---\n" + CONFIG),
+    "a host list with two points": Mistake(
+        ("expected a host list such as node[01-18]",), scrape("url: 'http://node[01..18]:9400/m'")
+    ),
+    "a host list of the shell": Mistake(
+        ("expected a host list such as node[01-18]",), scrape("url: 'http://node{01..18}:9400/m'")
+    ),
+    "a host list that is not closed": Mistake(
+        ("expected a host list such as node[01-18]",), scrape("url: 'http://node[01-18:9400/m'")
+    ),
+    "a variable of the environment for a file": Mistake(
+        ("$MQTT_PASSWORD", "variables of the environment are not put in"),
+        OURS % "username: u, password_file: '$MQTT_PASSWORD'",
+    ),
+    "a decimal comma": Mistake(("$.tick_s: expected a number", "write 0.5"), CONFIG + "tick_s: 0,5\n"),
+    "a port with a zero in front": Mistake(
+        ("$.broker.port: expected a whole number", "write 1883"), OURS % "port: 01883"
+    ),
+    "a section switched off": Mistake(
+        ("$.api: expected a mapping, got False; write null",), CONFIG + "api: off\n"
+    ),
+    "a section switched on": Mistake(
+        ("$.broker.tls: expected a mapping, got True; {} has all defaults",), OURS % "tls: true"
+    ),
+    "one topic without a list": Mistake(
+        ("$.broker.topics: expected a list", "write ['telegraf/#']"), OURS % "topics: telegraf/#"
+    ),
+    "a map for a topic that is not subscribed to": Mistake(
+        ("$.broker.maps: 'telegraf/x' is none of `topics`", "did you mean telegraf/#?"),
+        OURS % "topics: ['telegraf/#'], maps: {telegraf/x: telegraf}",
+    ),
+    "an empty client id": Mistake(("$.broker.client_id: is empty",), OURS % "client_id: ''"),
+    "kilowatts for watts": Mistake(
+        ("lab/f: budget_w is 120 W", "120 kW is 120000"),
+        site=SITE + "feeders: [{name: f, serves: [r1], budget_w: 120}]\n",
+        is_note=True,
+    ),
+    "a byte order mark and Windows' line ends": Mistake(
+        ("racktwin.yaml: ok",), ("\ufeff" + CONFIG.replace("\n", "\r\n")).encode(), is_note=True
+    ),
     "a name that means nothing": Mistake(
         ("$.names: the site has no 'lab/h/r9/node0', that 'g1' means",),
         MAPPED,
@@ -172,6 +244,26 @@ SITES = {
         "did you mean budget_w?",
     ),
     "an unknown profile": (SITE.replace("gb200", "gb20"), "no profile 'gb20-nvl72'", "gb200-nvl72"),
+    "a profile with _": (
+        SITE.replace("200-", "200_"),
+        "no profile 'gb200_nvl72'",
+        "did you mean gb200-nvl72",
+    ),
+    "a range without quotes": (SITE.replace('"', ""), "a name with [ ] or { } is not in quotes"),
+    "an authority that YAML takes for a truth value": (
+        SITE + "policies: {thermal_guard: {authority: off}}\n",
+        "authority: expected one of off, advise, approve, act, got False",
+        "quote the word",
+    ),
+    "kilowatts for a highest cap": (
+        SITE + "controls: {gpu.power_cap_w: {max: 1.2}}\n",
+        "nothing is left, 200 to 1.2; expected min <= max within the 200 to 1200",
+    ),
+    "a setting that is none": (
+        SITE + "policies: {power_cap: {settings: {contract_kw: 100}}}\n",
+        "$.policies.power_cap.settings: there is no 'contract_kw'",
+        "did you mean contract_w?",
+    ),
     "a rack twice": (SITE + "  - {name: r1}\n", "the rack lab/h/r1 is described twice"),
     "a loop of feeders": (
         SITE + "feeders: [{name: a, serves: [b]}, {name: b, serves: [a]}]\n",
@@ -248,7 +340,7 @@ def test_a_mistake_in_the_configuration_is_told(
     files = {"racktwin.yaml": mistake.config, "site.yaml": mistake.site, **dict(mistake.files)}
     for file, text in files.items():
         if text is not None:
-            (tmp_path / file).write_text(text)
+            (tmp_path / file).write_bytes(text if isinstance(text, bytes) else text.encode())
             (tmp_path / file).chmod(0o644)
     code, text = said_of(["daemon", "check", "--config", "racktwin.yaml"], tmp_path, capsys, monkeypatch)
     assert code == (0 if mistake.is_note else 78)
@@ -276,3 +368,22 @@ def test_what_stands_right_is_not_remarked(
     (tmp_path / "racktwin.yaml").write_text(scrape("url: 'http://n:9400/metrics', place: lab/h/r1/node0"))
     code, text = said_of(["daemon", "check", "--config", "racktwin.yaml"], tmp_path, capsys, monkeypatch)
     assert (code, "note:" in text) == (0, False)
+
+
+def test_an_authority_that_expired_is_told(
+    tmp_path: Path,
+    server: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    words = "req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=ca -keyout ca.key -out ca.pem"
+    subprocess.run([str(server("openssl")), *words.split()], cwd=tmp_path, check=True, capture_output=True)
+    (tmp_path / "site.yaml").write_text(SITE)
+    (tmp_path / "racktwin.yaml").write_text(OURS % "port: 8883, tls: {ca_file: ca.pem}")
+    check = ["daemon", "check", "--config", "racktwin.yaml"]
+    assert said_of(check, tmp_path, capsys, monkeypatch)[0] == 0
+    monkeypatch.setattr(external_files, "time", SimpleNamespace(time=lambda: time.time() + 3 * 86_400))
+    code, text = said_of(check, tmp_path, capsys, monkeypatch)
+    assert code == 78
+    assert "$.broker.tls.ca_file: its certificates expired, the last " in text
+    assert "expected one that is valid now" in text

@@ -34,7 +34,7 @@ from twin.api.request_bodies import (
     until,
 )
 from twin.api.scopes import expand, table_of
-from twin.catalogue import ConfigError, clean
+from twin.catalogue import ConfigError, clean, did_you_mean
 from twin.contracts import AlarmRecord, AuthorityRecord, ResumedRecord
 from twin.engine import first_commands
 from twin.telemetry import events as ev
@@ -149,7 +149,8 @@ async def approve(request: web.Request) -> web.Response:
     )  # fmt: skip
     if body.policy not in live.engine.intake.authority:
         known = ", ".join(live.engine.intake.authority)
-        raise Refused(404, f"no policy {clean(body.policy, 60)}; expected one of {known}")
+        near = did_you_mean(body.policy, live.engine.intake.authority)
+        raise Refused(404, f"no policy {clean(body.policy, 60)}; expected one of {known}{near}")
     level_now = live.engine.intake.authority.get(body.policy)
     if level_now is not None and level_now != "approve":
         raise Refused(
@@ -195,7 +196,8 @@ async def authority(request: web.Request) -> web.Response:
     body, live = await body_of(request, NewAuthority), live_of(request)
     if body.policy not in live.engine.intake.authority:
         known = ", ".join(live.engine.intake.authority)
-        raise Refused(404, f"no policy {clean(body.policy, 60)}; expected one of {known}")
+        near = did_you_mean(body.policy, live.engine.intake.authority)
+        raise Refused(404, f"no policy {clean(body.policy, 60)}; expected one of {known}{near}")
     sentence = f"{body.policy} may act on {live.engine.site.file.site}"
     if body.authority == "act" and body.acknowledge != sentence:
         policy = next(p for p in live.engine.policies if p.name == body.policy)

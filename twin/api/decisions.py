@@ -14,11 +14,12 @@ from aiohttp import web
 
 from twin.api.access import WHO
 from twin.api.answers import MAX_ROWS, Refused, answer, listed, live_of, number_of, seconds_of
+from twin.api.request_bodies import control_of
 from twin.api.runtime import Runtime
-from twin.api.scopes import entity_of, is_below, job_of
+from twin.api.scopes import entity_of, is_below, job_of, meant
 from twin.api.state import alarms_of
 from twin.api.summary import SEVERITIES, brief_alarm, parts, severities, urgency, wanting
-from twin.catalogue import NS, TABLES, StorageError, clean, find_control, find_signal
+from twin.catalogue import NS, TABLES, StorageError, clean, find_signal
 from twin.contracts import JOURNAL_KINDS
 from twin.run import HistoryError
 
@@ -35,8 +36,8 @@ async def decisions(request: web.Request) -> web.Response:
     """List the latest decisions with reasons, newest first; `before` is the `next` of the previous page."""
     live, control = live_of(request), request.query.get("control")
     kinds = _among(request, "kind", JOURNAL_KINDS)
-    if control is not None and find_control(control) is None:
-        raise Refused(404, f"{clean(control, 60)} is not a control of the catalogue")
+    if control is not None:
+        control_of(control)
     about = _about(live, request.query.get("entity"))
     since_ns, limit = (
         number_of(request, "since", 0, 0, 2**63 - 1),
@@ -105,7 +106,7 @@ def _about(live: Runtime, name: str | None) -> tuple[str, int, str] | None:
         if row is not None:
             own = live.engine.jobs.shown(row) if table == "job" else ""
             return table, row, own or live.engine.site.name(table, row)
-    raise Refused(404, f"no entity {clean(name, 120)} on this site")
+    raise Refused(404, f"no entity {clean(name, 120)} on this site{meant(live, name)}")
 
 
 async def alarms(request: web.Request) -> web.Response:

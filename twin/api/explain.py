@@ -16,7 +16,7 @@ from aiohttp import web
 import policies
 from twin.api.answers import Refused, answer, live_of
 from twin.api.runtime import Runtime
-from twin.catalogue import NS, ContractError, StorageError, clean
+from twin.catalogue import NS, ContractError, StorageError, clean, did_you_mean
 from twin.contracts import (
     Explanation,
     ExplanationRefused,
@@ -92,8 +92,9 @@ def policy_named(live: Runtime, name: str) -> Policy:
     if found is None and name in policies.REGISTRY:
         found = policies.REGISTRY[name]()
     if found is None:
-        names = ", ".join(p.name for p in live.engine.policies)
-        raise Refused(404, f"no policy {clean(name, 60)}; expected one of {names}")
+        names = [p.name for p in live.engine.policies]
+        near = did_you_mean(name, names)
+        raise Refused(404, f"no policy {clean(name, 60)}; expected one of {', '.join(names)}{near}")
     return found
 
 

@@ -6,7 +6,6 @@ have a bound.
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from aiohttp import web
 
 from twin.api.answers import MAX_ROWS, Refused, answer, listed, live_of, number_of
 from twin.api.runtime import Runtime
-from twin.api.scopes import inside
+from twin.api.scopes import inside, meant
 from twin.catalogue import F64, NS, TABLES, U8, Bool, clean, duration, find_signal
 from twin.contracts import (
     ACTION_WORDS,
@@ -362,32 +361,6 @@ def _members(live: Runtime, part: str, prefix: str) -> np.ndarray:
 # -- names
 
 
-def near(live: Runtime, name: str) -> list[str]:
-    """Names of this site that somebody may have meant."""
-    site = live.engine.site
-    head, tail = name.rstrip("/"), ""
-    while head and (last := head.rpartition("/")[2]) and any(last.startswith(w) for w in ("node", "gpu")):
-        head, tail = head.rpartition("/")[0], f"/{last}{tail}"
-    known = [n for table in ("rack", "cdu", "switch", "hall") for n in site.names.get(table, [])]
-    local = {n.rpartition("/")[2]: n for n in reversed(known)}
-    found = [head] if head in known else [
-        local.get(n, n) for n in difflib.get_close_matches(head.partition("#")[0], [*known, *local], 6, 0.6)
-    ]  # fmt: skip
-    out: dict[str, None] = {}
-    for place in found:
-        rack = site.entity("rack", place)
-        whole_name = f"{place}{tail}"
-        if tail and rack is not None and not _exists(live, whole_name):
-            last_node = int(site.node_start_of_rack[rack + 1] - site.node_start_of_rack[rack]) - 1
-            whole_name = place if last_node < 0 else f"{place}/node0 to {place}/node{last_node}"
-        out[whole_name] = None
-    return list(out)[:3]
-
-
-def _exists(live: Runtime, name: str) -> bool:
-    return any(live.engine.site.entity(t, name) is not None for t in ("node", "gpu", "rack", "cdu", "switch"))
-
-
 async def health_of(request: web.Request) -> web.Response:
     """Explain the health of one part: verdict, evidence, missing inputs, chance of failure, history, remedy.
 
@@ -415,8 +388,7 @@ def of_name(live: Runtime, name: str) -> dict[str, Any]:
         if table == "cdu":
             return cdu_tree(live, row)
         return place_tree(live, table, row)
-    alike = near(live, name)
-    hint = f"; did you mean {', '.join(alike)}?" if alike else "; racktwin device health lists what there is"
+    hint = meant(live, name) or "; racktwin device health lists what there is"
     raise Refused(404, f"no node, GPU, switch, link, CDU or rack {clean(name, 120)}{hint}")
 
 

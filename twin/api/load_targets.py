@@ -19,7 +19,7 @@ from twin.api.actions import new_id, submit
 from twin.api.answers import MAX_ROWS, Refused, answer, body_of, live_of, number_of
 from twin.api.request_bodies import until
 from twin.api.runtime import Runtime
-from twin.catalogue import NS, clean
+from twin.catalogue import NS, clean, did_you_mean
 from twin.contracts import MAX_AHEAD_S, MAX_FEEDERS, MAX_NAME, LoadTarget, finite
 from twin.site import Site
 from twin.telemetry import events as ev
@@ -153,8 +153,8 @@ def target_series(live: Runtime) -> Iterator[Metric]:
 def _feeder(site: Site, name: str) -> str:
     found = site.entity("feeder", name)
     if found is None:
-        raise Refused(404, f"no feeder {clean(name, 200)}; expected one of the site file, such as "
-                           f"{_first(site)}")  # fmt: skip
+        near = did_you_mean(name, site.names["feeder"]) or f", such as {_first(site)}"
+        raise Refused(404, f"no feeder {clean(name, 200)}; expected one of the site file{near}")
     return site.name("feeder", found)
 
 

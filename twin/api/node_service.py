@@ -16,8 +16,9 @@ from aiohttp import web
 from twin.api.access import author
 from twin.api.actions import new_id, submit
 from twin.api.answers import Refused, body_of, live_of
-from twin.api.health import near, part_tree
+from twin.api.health import part_tree
 from twin.api.runtime import Runtime
+from twin.api.scopes import near
 from twin.catalogue import NS, clean
 from twin.contracts import AHEAD_S
 from twin.report import score_of

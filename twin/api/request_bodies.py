@@ -14,7 +14,7 @@ import numpy as np
 
 from twin.api.answers import Refused
 from twin.api.runtime import Runtime
-from twin.catalogue import NS, TABLES, Control, clean, find_control
+from twin.catalogue import NS, TABLES, Control, clean, did_you_mean, find_control
 
 MAX_REASON = 500
 MAX_FOR_S = 366 * 86_400.0
@@ -123,8 +123,9 @@ def control_of(key: str) -> Control:
     """A control of the catalogue. Raises Refused."""
     found = find_control(key)
     if found is None:
-        known = ", ".join(c.key for spec in TABLES.values() for c in spec.controls)
-        raise Refused(404, f"{clean(key, 60)} is not a control; expected one of {known}")
+        known = [c.key for spec in TABLES.values() for c in spec.controls]
+        text = f"{clean(key, 60)} is not a control; expected one of {', '.join(known)}"
+        raise Refused(404, text + did_you_mean(key, known))
     return found
 
 

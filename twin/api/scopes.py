@@ -5,6 +5,8 @@ A name is a full path or a local name that is unique; one that stands for nothin
 
 from __future__ import annotations
 
+from difflib import get_close_matches
+
 import numpy as np
 
 from twin.api.answers import Refused
@@ -37,7 +39,8 @@ def entity_of(live: Runtime, table: str, name: str) -> int:
     if found is None and table == "job":
         found = job_of(live, name)
     if found is None:
-        raise Refused(404, f"no {table} {clean(name, 120)}; /api/v1/state/{table} lists their names")
+        hint = meant(live, name) or f"; /api/v1/state/{table} lists their names"
+        raise Refused(404, f"no {table} {clean(name, 120)}{hint}")
     return found
 
 
@@ -81,6 +84,41 @@ def expand(live: Runtime, table: str, names: list[str]) -> tuple[str, ...]:
             continue
         members = _members(site, table, name.rstrip("/"))
         if members is None or not len(members):
-            raise Refused(404, f"no {table} {clean(name, 120)} on this site, and nothing that holds one")
+            raise Refused(
+                404,
+                f"no {table} {clean(name, 120)} on this site, and nothing that holds one{meant(live, name)}",
+            )
         found |= dict.fromkeys(site.name(table, i) for i in members.tolist())
     return tuple(found)
+
+
+def near(live: Runtime, name: str) -> list[str]:
+    """Names of this site that somebody may have meant."""
+    site = live.engine.site
+    head, tail = name.rstrip("/"), ""
+    while head and (last := head.rpartition("/")[2]) and any(last.startswith(w) for w in ("node", "gpu")):
+        head, tail = head.rpartition("/")[0], f"/{last}{tail}"
+    known = [n for table in ("rack", "cdu", "switch", "hall") for n in site.names.get(table, [])]
+    local = {n.rpartition("/")[2]: n for n in reversed(known)}
+    found = [head] if head in known else [
+        local.get(n, n) for n in get_close_matches(head.partition("#")[0], [*known, *local], 6, 0.6)
+    ]  # fmt: skip
+    out: dict[str, None] = {}
+    for place in found:
+        rack = site.entity("rack", place)
+        whole_name = f"{place}{tail}"
+        if tail and rack is not None and not _exists(live, whole_name):
+            last_node = int(site.node_start_of_rack[rack + 1] - site.node_start_of_rack[rack]) - 1
+            whole_name = place if last_node < 0 else f"{place}/node0 to {place}/node{last_node}"
+        out[whole_name] = None
+    return list(out)[:3]
+
+
+def _exists(live: Runtime, name: str) -> bool:
+    return any(live.engine.site.entity(t, name) is not None for t in ("node", "gpu", "rack", "cdu", "switch"))
+
+
+def meant(live: Runtime, name: str) -> str:
+    """`; did you mean PLACE?`, or nothing where no place of the site is like it."""
+    alike = near(live, name)
+    return f"; did you mean {' or '.join(alike)}?" if alike else ""

@@ -13,9 +13,10 @@ import numpy as np
 from aiohttp import web
 
 from twin.api.answers import MAX_ROWS, Refused, answer, listed, live_of, number_of
+from twin.api.request_bodies import control_of
 from twin.api.runtime import Runtime
 from twin.api.scopes import entity_of, inside, is_below, table_of
-from twin.catalogue import F32, TABLES, Control, Signal, clean, find_control
+from twin.catalogue import F32, TABLES, Control, Signal, clean
 from twin.control import ACCEPTED, DONE, EXPIRED, FAILED, IN_PROGRESS, NONE, SENT, Leases
 from twin.estimation import worst_case
 from twin.telemetry import GOOD, QUALITY_NAMES
@@ -234,8 +235,8 @@ def _readback(live: Runtime, control: Control) -> np.ndarray:
 async def leases(request: web.Request) -> web.Response:
     """List the running leases, of all controls or of one."""
     live, key, prefix = live_of(request), request.query.get("control"), request.query.get("prefix", "")
-    if key is not None and find_control(key) is None:
-        raise Refused(404, f"{clean(key, 60)} is not a control of the catalogue")
+    if key is not None:
+        control_of(key)
     offset, limit = number_of(request, "offset", 0, 0, 10**9), number_of(request, "limit", 100, 1, MAX_ROWS)
     rows: list[dict[str, Any]] = []
     total = 0

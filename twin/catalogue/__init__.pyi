@@ -24,6 +24,7 @@ from .text import (
     TimeAxis as TimeAxis,
     Unit as Unit,
     clean as clean,
+    did_you_mean as did_you_mean,
     duration as duration,
     is_synthetic as is_synthetic,
     number as number,

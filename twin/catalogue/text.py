@@ -9,7 +9,9 @@ import html
 import math
 import re
 import unicodedata
+from collections.abc import Iterable
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, NamedTuple
 
 from twin.catalogue.instants import NS, START_NS
@@ -34,6 +36,13 @@ GLOSSARY = {
     "g/kWh": "grams of CO₂ per kilowatt hour of electricity.",
     "σ": "sigma, the noise of a comparison as learned in this run; 95 % of a healthy site lies within 2 σ.",
 }
+
+
+def did_you_mean(word: str, known: Iterable[str], least_ratio: float = 0.6) -> str:
+    """`; did you mean X?`, or nothing where no name is like it; case does not count."""
+    names = {name.lower(): name for name in known}
+    near = [names[n] for n in get_close_matches(word[:80].lower(), names, 3, least_ratio)]
+    return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 _UNITS_S = {"ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}

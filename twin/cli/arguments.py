@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twin.catalogue import NS, ConfigError, clean, seconds_of
-from twin.cli.grammar import Handler, Verb, did_you_mean
+from twin.catalogue import NS, ConfigError, clean, did_you_mean, seconds_of
+from twin.cli.grammar import Handler, Verb
 
 if TYPE_CHECKING:
     from rich.console import Console

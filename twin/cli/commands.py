@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import importlib
 
-from twin.cli.grammar import Noun, Parser, Verb, did_you_mean, refuse
+from twin.catalogue import did_you_mean
+from twin.cli.grammar import Noun, Parser, Verb, refuse
 
 # Noun and verbs, with the module that holds each, two spaces, a sentence; *: the verb that a noun has alone.
 _TABLE = """

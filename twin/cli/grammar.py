@@ -19,12 +19,12 @@ import argparse
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from twin.catalogue import clean, seconds_of
+from twin.catalogue import clean, did_you_mean, seconds_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -173,14 +173,6 @@ class Noun(NamedTuple):
     text: str
     verbs: dict[str, tuple[str, str]]
     default: str = ""
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`; did you mean X?`, or nothing where no name is like it."""
-    from difflib import get_close_matches
-
-    near = get_close_matches(word[:80].lower(), list(known), 3, 0.6)
-    return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 def declare(parser: argparse.ArgumentParser, arguments: str) -> None:

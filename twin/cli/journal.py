@@ -12,9 +12,9 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from twin.catalogue import ConfigError, StorageError, clean, utc
+from twin.catalogue import ConfigError, StorageError, clean, did_you_mean, utc
 from twin.cli.arguments import instant_ns, present
-from twin.cli.grammar import Verb, did_you_mean
+from twin.cli.grammar import Verb
 from twin.contracts import JOURNAL_KINDS, journal_schema
 from twin.report import grid, print_line, safe_text, sentence
 from twin.run import (

@@ -76,7 +76,14 @@ def _refused(error: ConfigError) -> int:
 
 
 def _check(loaded: Loaded, out: Console) -> int:
-    from twin.config import actuator_notes, broker_notes, burn_in_notes, power_notes, scheduler_notes
+    from twin.config import (
+        actuator_notes,
+        broker_notes,
+        burn_in_notes,
+        power_notes,
+        scheduler_notes,
+        underfed,
+    )
     from twin.daemon import load_checked
     from twin.wiring import (
         actuator_faults,
@@ -101,7 +108,7 @@ def _check(loaded: Loaded, out: Console) -> int:
         notes += scheduler_notes(config.jobs.slurm, config.kubernetes, config.burn_in)
         notes += actuator_notes(config.redfish, config.dcmi)
     notes += [*broker_notes(config.broker), *host_notes(loaded, site), *telemetry_notes(loaded, site)]
-    notes += [*reading_notes(loaded, site), *power_notes(config.power)]
+    notes += [*reading_notes(loaded, site), *power_notes(config.power), *underfed(site)]
     named = site.file.policies.get("replacement")
     tests = bool(named.settings.get("burn_in")) if named is not None else False
     runs = configured.get("replacement", "off") != "off"

@@ -18,6 +18,7 @@ from .engine import (
     site_faults as site_faults,
     spec_of as spec_of,
     uncooled as uncooled,
+    underfed as underfed,
 )
 from .logs import set_up as set_up, take_down as take_down
 from .power import SITE as SITE, Flex as Flex, feeder_of as feeder_of, power_notes as power_notes

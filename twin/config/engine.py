@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -18,7 +19,7 @@ import yaml
 
 import models
 import policies
-from twin.catalogue import ConfigError, ContractError, clean
+from twin.catalogue import ConfigError, ContractError, clean, did_you_mean
 from twin.contracts import Explanation, Model, Policy, Value
 from twin.engine import Engine, Inquiry, explain, topics_of
 from twin.site import (
@@ -35,6 +36,21 @@ from twin.site import (
 
 MAX_YAML_BYTES = 64 * 2**20  # of a site file
 MAX_SCENARIO_BYTES = 8 * 2**20  # twice what 10,000 faults with long paths need
+_CURLED = re.compile("^[^#\n]*[:\\-\\[{,] *[“”„‘’]", re.M)  # where a value begins
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # its byte order marks
+# What people mostly did where libyaml says this
+YAML_HINTS = (
+    ("mapping values are not allowed", "look at the indentation, and for a `:` without a space behind it in "
+     "the line before"),
+    ("did not find expected ',' or", "a bracket is not closed, or a name with [ ] or { } is not in quotes"),
+    ("did not find expected key", "look at the indentation, and at quotes within quotes"),
+    ("did not find expected '-'", "look at the indentation: items of one list begin in one column"),
+    ("could not find expected ':'", "a key without `:`, or a line that is not indented"),
+    ("unknown escape character", "a path with \\ stands in single quotes, or with /"),
+    ("unhashable key", "{{ }} is a template that was not filled in"),
+    ("cannot start any token", "a value that begins with @, % or ` stands in quotes"),
+    ("found another document", "one document only, without `---` in the middle"),
+)  # fmt: skip
 MAX_YAML_DEPTH, MAX_YAML_ALIASES = 50, 1000
 
 
@@ -81,19 +97,26 @@ def read_yaml(path: Path, max_bytes: int = MAX_YAML_BYTES) -> Any:
         if path.stat().st_size > max_bytes:
             raise ConfigError(f"{path}: {path.stat().st_size} bytes; expected at most {max_bytes}")
         text = path.read_text(encoding="utf-8")
+        if curled := _CURLED.search(text):
+            line = text.count("\n", 0, curled.start()) + 1
+            raise ConfigError(f"{path}: line {line}: typographic quotes; expected \" or ' around a value")
         _check_shape(path, text)
         return yaml.load(text, Loader=_Loader)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: byte {error.start} is not UTF-8; expected a YAML text file") from error
+        what = "is UTF-16, as Windows writes it" if error.object[:2] in UTF_16 else (
+            f"byte {error.start} is not UTF-8")  # fmt: skip
+        raise ConfigError(f"{path}: {what}; expected a YAML text file in UTF-8: save it anew so") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "unknown position"
         if mark is not None and _is_tab(text, mark.line):
             raise ConfigError(f"{path}: {where}: a tab; expected spaces, as YAML is indented") from error
-        tail = "" if "; expected" in (error.problem or "") else "; expected YAML"
-        raise ConfigError(f"{path}: {where}: {error.problem or error.context}{tail}") from error
+        problem = error.problem or error.context or ""
+        tail = "" if "; expected" in problem else "; expected YAML"
+        hint = next((f": {hint}" for words, hint in YAML_HINTS if words in problem), "")
+        raise ConfigError(f"{path}: {where}: {problem}{tail}{hint}") from error
     except yaml.reader.ReaderError as error:
         raise ConfigError(f"{path}: byte {error.position} is no text; expected YAML") from error
     except (yaml.YAMLError, RecursionError, ValueError) as error:
@@ -157,7 +180,7 @@ def spec_of(tree: Any, beside: Path | None, file_name: str) -> SiteSpec:
         if path is None:
             problems.append(
                 f"{file_name}: no profile {name!r}; expected one of {', '.join(packaged_profiles())} "
-                "or a file profiles/NAME.yaml beside the site file"
+                f"or a file profiles/NAME.yaml beside the site file{did_you_mean(name, packaged_profiles())}"
             )
             continue
         profile_tree = read_yaml(path)
@@ -192,6 +215,21 @@ def uncooled(site: Site) -> list[str]:
     more = f" and {len(dry) - 5} more racks" if len(dry) > 5 else ""
     note = f"no CDU serves {', '.join(names)}{more}, made for liquid: simulated as cooled by air"
     return [note] if names else []
+
+
+def underfed(site: Site) -> list[str]:
+    """Feeders whose budget is far below what their GPUs draw at their lowest caps: mostly kW for W."""
+    least_w = np.zeros(site.sizes["rack"])
+    np.add.at(least_w, site.rack_of_gpu, np.nan_to_num(site.envelopes["gpu.power_cap_w"].low))
+    out = []
+    for feeder in np.flatnonzero(np.isfinite(site.budget_w)).tolist():
+        budget_w, needed_w = float(site.budget_w[feeder]), float(least_w[site.racks_below(feeder)].sum())
+        if budget_w < needed_w / 8:  # it may share them with others
+            out.append(
+                f"{site.name('feeder', feeder)}: budget_w is {budget_w:g} W, and the GPUs below it draw "
+                f"{needed_w:,.0f} W at their lowest caps; expected W: 120 kW is 120000"
+            )
+    return out[:5]
 
 
 def _plug_in(registry: dict[str, Any], name: str, kind: str | None, path: str) -> Any:
@@ -229,7 +267,8 @@ def _known(cls: type[Any], settings: dict[str, Any]) -> dict[str, Any]:
     strange = [name for name in settings if name not in of]
     if strange:
         known = ", ".join(sorted(name for name, p in of.items() if p.kind is not p.VAR_POSITIONAL))
-        raise ContractError(f"there is no {strange[0]!r}; expected {known or 'none'}")
+        near = did_you_mean(strange[0], of)
+        raise ContractError(f"there is no {strange[0]!r}; expected {known or 'none at all'}{near}")
     return settings
 
 
@@ -244,9 +283,8 @@ def make_policies(file: SiteFile) -> tuple[list[Policy], dict[str, str]]:
             cls = _plug_in(policies.REGISTRY, name, entry.kind if entry else None, f"$.policies.{name}")
             policy = cls(**_known(cls, entry.settings)) if entry and entry.settings else cls()
         except (Exception, SystemExit) as error:
-            problems.append(
-                str(error) if isinstance(error, ConfigError) else f"$.policies.{name}.settings: {error}"
-            )
+            where = f"the site file: $.policies.{name}.settings"
+            problems.append(str(error) if isinstance(error, ConfigError) else f"{where}: {error}")
             continue
         if policy.name in authority:
             problems.append(f"$.policies.{name}: there is a {policy.name!r} already; expected one entry each")

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import msgspec
 
 from connectors.slurm import expand_hosts
-from twin.catalogue import ConfigError
+from twin.catalogue import ConfigError, did_you_mean
 from twin.config.actuators import Dcmi, Redfish, actuator_problems
 from twin.config.engine import read_yaml
 from twin.config.logs import conceal
@@ -279,7 +279,8 @@ class Loaded:
             text = path.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "not UTF-8"
-            raise ConfigError(f"{path}: the secret cannot be read: {why}") from error
+            hint = "; expected a file: variables of the environment are not put in" if "$" in name else ""
+            raise ConfigError(f"{path}: the secret cannot be read: {why}{hint}") from error
         if not text:
             raise ConfigError(f"{path}: is empty; expected a secret")
         conceal(text)
@@ -332,7 +333,8 @@ def _convert(tree: Any, file: str) -> Config:
         rest = convert(Config, {**tree, "broker": "embedded"}, file)
         return msgspec.structs.replace(rest, broker=broker)
     if isinstance(tree, dict) and tree["broker"] != "embedded":
-        raise ConfigError(f"{file}: $.broker: expected a mapping with `host`, or `embedded`")
+        hint = "; nothing stands there: look at the indentation below it" if tree["broker"] is None else ""
+        raise ConfigError(f"{file}: $.broker: expected a mapping with `host`, or `embedded`{hint}")
     return convert(Config, tree, file)
 
 
@@ -405,6 +407,12 @@ def _broker_problems(broker: Broker) -> list[str]:
             f"$.broker.host: expected a name or an address alone, got {host[:80]!r}; the port is `port`, "
             "TLS is `tls`"
         )
+    if not broker.client_id:
+        out.append("$.broker.client_id: is empty; expected a name of one's own for every daemon")
+    for topic in broker.maps:
+        if topic not in broker.topics:
+            near = did_you_mean(topic, broker.topics) or "; expected each as it stands in `topics`"
+            out.append(f"$.broker.maps: {topic[:80]!r} is none of `topics`{near}")
     if broker.password_file is not None and broker.username is None:
         out.append("$.broker.username: missing; expected the user whose password `password_file` holds")
     for i, topic in enumerate(broker.topics):

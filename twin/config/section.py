@@ -7,6 +7,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+_HOST = re.compile(r"[A-Za-z0-9_.:\-]+")
+_BRACKETS = re.compile(r"\w+[\[{]|[{}]")  # not those of an IPv6 address
 HOST_LIST = re.compile(r"\[[0-9,\-]+\]")
 
 
@@ -27,6 +29,9 @@ class Problems(list[str]):
         if not url.startswith(("http://", "https://")):
             self.append(f"$.{path}: expected a URL with http:// or https://, got {url[:80]!r}")
             return
+        if _BRACKETS.search(HOST_LIST.sub("0", url).partition("//")[2].partition("/")[0]):
+            self.append(f"$.{path}: expected a host list such as node[01-18], got {url[:80]!r}")
+            return
         try:
             parts = urlsplit(HOST_LIST.sub("0", url))
             found = parts.hostname and (parts.port is None or parts.port > 0)
@@ -34,3 +39,5 @@ class Problems(list[str]):
             found = False
         if not found:
             self.append(f"$.{path}: expected a host and a port from 1 to 65535, got {url[:80]!r}")
+        elif not _HOST.fullmatch(parts.hostname or ""):
+            self.append(f"$.{path}: expected a host such as node1 or node[01-18], got {url[:80]!r}")

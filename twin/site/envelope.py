@@ -118,7 +118,10 @@ def _narrowed(path: str, site: ControlLimits, bounds: _Bounds, problems: list[st
     if site.safe is not None:
         safe = np.full(n, site.safe)
     if n and (low > high).any():
-        problems.append(f"{path}: min is above max; expected min <= max")
+        bounds_text = f"{low.max():g} to {high.min():g}"
+        what = "min is above max" if site.min is not None and site.max is not None else "nothing is left"
+        of = f"within the {bounds[0].max():g} to {bounds[1].min():g} of catalogue or profile"
+        problems.append(f"{path}: {what}, {bounds_text}; expected min <= max {of}, in the unit of its name")
     elif n and ((safe < low) | (safe > high)).any():
         problems.append(f"{path}.safe: expected a value within [{low.max():g}, {high.min():g}]")
     if site.slew_per_s is not None:

@@ -13,13 +13,12 @@ import re
 import reprlib
 from dataclasses import dataclass, field
 from datetime import date
-from difflib import get_close_matches
 from functools import cache
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
-from twin.catalogue import ConfigError
+from twin.catalogue import ConfigError, did_you_mean
 
 T = TypeVar("T")
 MAX_EXPANSION = 200_000
@@ -243,7 +242,7 @@ def _mend(kind: Any, raw: Any, path: str, faults: Faults) -> Any:
         at = re.search(r" - at `\$(.*)`$", str(error))
         why = re.sub(r", got `\w+`$", "", str(error).split(" - at ")[0])
         why = _KIND.sub(lambda m: _in_words(m[1]), why[:1].lower() + why[1:])
-        if why.startswith("invalid enum value") and (words := _choices(kind)):
+        if (words := _choices(kind)) and (why.startswith("invalid enum value") or isinstance(raw, bool)):
             why = f"expected one of {', '.join(words)}"
         faults.problems.append(
             f"{path}{at.group(1) if at else ''}: {why}, got {short(raw)}{_hint(kind, raw)}"
@@ -292,8 +291,8 @@ def _mend_struct(
 
 def _meant(key: str, fields: dict[str, msgspec.structs.FieldInfo]) -> str:
     """A hint at the key that a wrong one may stand for: here, or in the lists below."""
-    if near := get_close_matches(key, fields, 1):
-        return f"; did you mean {near[0]}?"
+    if meant := did_you_mean(key, fields):
+        return meant
     for name, wanted in fields.items():
         below = get_args(wanted.type)
         is_list = get_origin(wanted.type) is list and isinstance(below[0], type)
@@ -338,20 +337,34 @@ def _text_keys(raw: dict[Any, Any], path: str, faults: Faults) -> list[tuple[str
 def _hint(kind: Any, raw: Any) -> str:
     """Values that YAML reads otherwise than a person would."""
     kinds = getattr(kind, "__args__", (kind,))
+    is_list = getattr(kind, "__origin__", None) is list
     if isinstance(raw, str) and (float in kinds or int in kinds):
-        try:
-            value = float(raw)
-        except ValueError:
-            number = _WITH_UNIT.fullmatch(raw.strip())
-            return f"; write the number alone, {number[1]}: the key's name says its unit" if number else ""
-        if raw.isdigit():
-            return f"; YAML reads this as text, being quoted: write {raw}"
-        return f"; YAML reads this as text, write {value:.1f} or {value:.6e}"
-    if isinstance(raw, dict) and getattr(kind, "__origin__", None) is list:
+        return _number_hint(raw.strip())
+    if is_list and isinstance(raw, dict):
         return "; begin each item with `- `, also a single one"
+    if is_list and isinstance(raw, str):
+        return f"; write [{short(raw)}], also for a single one"
+    if _choices(kind) and isinstance(raw, bool):
+        return "; YAML reads off and no as False, on and yes as True: quote the word"
     if str in kinds and isinstance(raw, bool | int | float | date):
         return f"; YAML reads this as {type(raw).__name__}, so quote it"
+    if isinstance(raw, bool) and any(isinstance(k, type) and issubclass(k, msgspec.Struct) for k in kinds):
+        return "; write null to go without it" if type(None) in kinds and not raw else "; {} has all defaults"
     return ""
+
+
+def _number_hint(text: str) -> str:
+    """Say how to write what stands as text in place of a number."""
+    try:
+        value = float(text)
+    except ValueError:
+        if re.fullmatch(r"-?[0-9]+,[0-9]+", text):
+            return f"; write {text.replace(',', '.')}"
+        number = _WITH_UNIT.fullmatch(text)
+        return f"; write the number alone, {number[1]}: the key's name says its unit" if number else ""
+    if text.isdigit():
+        return f"; YAML reads this as text: write {int(text[:20])}"
+    return f"; YAML reads this as text, write {value:.1f} or {value:.6e}"
 
 
 def _type_name(kind: Any) -> str:

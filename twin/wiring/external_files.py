@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import ssl
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -99,9 +101,13 @@ def _trust(loaded: Loaded, where: str, part: Any) -> list[str]:
         if (part.cert_file is None) != (part.key_file is None):
             return [f"{loaded.path}: {where}: expected cert_file and key_file, or neither"]
         try:
-            loaded.trust(part, where.removeprefix("$."))
+            trusted = loaded.trust(part, where.removeprefix("$.")).get_ca_certs() if part.ca_file else []
         except ConfigError as error:
             return list(error.problems)
+        ends = [str(cert["notAfter"]) for cert in trusted]
+        if ends and all(ssl.cert_time_to_seconds(end) < time.time() for end in ends):
+            return [f"{loaded.path}: {where}.ca_file: its certificates expired, the last {max(ends)}; "
+                    "expected one that is valid now (`openssl x509 -enddate`)"]  # fmt: skip
         return []
     if isinstance(part, msgspec.Struct) and not isinstance(part, Api):
         fields = part.__struct_fields__

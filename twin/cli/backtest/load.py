@@ -14,9 +14,9 @@ import numpy as np
 from rich.console import Console
 
 from twin.backtest import Rival, print_load_scores
-from twin.catalogue import ConfigError, clean, duration, number, seconds_of
+from twin.catalogue import ConfigError, clean, did_you_mean, duration, number, seconds_of
 from twin.cli.arguments import REPORT, present
-from twin.cli.grammar import Verb, WrongCall, did_you_mean
+from twin.cli.grammar import Verb, WrongCall
 from twin.report import print_line
 
 LEAST_ROWS = 20

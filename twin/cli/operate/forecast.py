@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from twin.catalogue import ConfigError, clean, duration
+from twin.catalogue import ConfigError, clean, did_you_mean, duration
 from twin.cli.arguments import live
-from twin.cli.grammar import WrongCall, did_you_mean
+from twin.cli.grammar import WrongCall
 from twin.report import Shown, known_ahead, shown, why
 
 if TYPE_CHECKING:
