@@ -218,5 +218,10 @@ def test_silent_signals_are_listed_on_request_with_their_ages(tmp_path: Path) ->
         assert page["heard"]["gpu"]["silent"] == 72
         assert page["heard"]["gpu"]["heard"] == 72, "all are heard only while nothing is silent"
         assert [r["silent_s"] for r in page["racks"]] == [20.0, None]
+        assert [r["ages_s"] for r in page["racks"]] == [{"gpu_temp_c_max": 20.0}, {}]
+        assert [r["gpu_temp_c_max"] for r in page["racks"]] == [50.0, 50.0], "with its age, it is shown"
+        _, table = await pod.ask("GET", "/api/v1/state/gpu?signals=temp_c&names=lab/h/r1/node0/gpu0")
+        column = table["signals"]["temp_c"]
+        assert (column["late"], column["age_s"]) == ([True], [20.0])
 
     serve(tmp_path, check)

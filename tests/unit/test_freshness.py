@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.builders import Twin, two_racks
+from tests.support.builders import Twin, eight_nodes, two_racks
 from twin.catalogue import NS, find_signal
 from twin.estimation.readings import Latest, Readings
 from twin.health.context import HealthContext
@@ -87,6 +87,26 @@ def test_everybody_holds_the_same_readings_for_current(periods_s: dict[str, floa
         current["history"] = np.isfinite(kept.value[kept.gauges.index(signal.name)])
         for who, theirs in current.items():
             assert theirs.tolist() == good.tolist(), (key, who, after_s * NS)
+
+
+@pytest.mark.parametrize("period_s", [1, 5, 15])
+def test_a_reading_is_late_as_soon_as_its_own_cadence_misses_the_next(period_s: int) -> None:
+    """People see its age from then on, although it may still be good."""
+    twin, signal = Twin(eight_nodes()), find_signal("gpu.temp_c")
+    assert signal is not None
+    column = twin.engine.state.tables["gpu"]
+
+    def tick(second: int, stopped: bool) -> np.ndarray:
+        first = np.where((np.arange(8) < 4) & stopped, np.nan, 50.0)
+        twin.tick({"gpu.temp_c": first} if second % period_s == 0 else {})
+        return column.late(signal, twin.now_ns)
+
+    for second in range(40 * period_s):
+        assert not tick(second, False).any(), "what comes in time is not late"
+    late_s = next(s for s in range(60 * period_s) if tick(s, True)[:4].all())
+    assert late_s <= max(3, 1.5 * period_s)
+    assert not column.late(signal, twin.now_ns)[4:].any()
+    assert column.limits(signal.row).stale_ns.min() >= late_s * NS, "it is not stale yet"
 
 
 def test_no_other_module_compares_ages_with_periods() -> None:

@@ -108,6 +108,7 @@ def _column(live: Runtime, signal: Signal, page: np.ndarray) -> dict[str, Any]:
         # A float32 has digits that nobody measured.
         digits = max(0, math.ceil(-math.log10(signal.quantum))) + 1
         out["value"] = column.value[signal.row][page].astype(float).round(digits)
+        out["late"] = column.late(signal, state.now_ns)[page].tolist()
         if signal.danger != "none":
             out["worst"] = worst_of(live, signal)[page].astype(float).round(digits)
     out["quality"] = [QUALITY_NAMES[q] for q in quality.tolist()]

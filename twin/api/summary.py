@@ -19,12 +19,17 @@ from twin.api.sources import unused
 from twin.api.state import alarms_of, policy_rows, worst_of
 from twin.catalogue import INSTANTS, NS, Bool, Control, clean, control_value, find_signal
 from twin.control import Leases
-from twin.telemetry import GOOD
+from twin.telemetry import GOOD, MISSING
 
 SEVERITIES = ("critical", "warning", "info")
 SHOWN_RACKS = 400
 SHOWN_ALARMS = 50
 SHOWN_REASONS = 3
+# Of what a rack's card shows, the readings behind it
+LATE_SHOWN = {
+    "power_w": "rack.power_w", "supply_temp_c": "rack.supply_temp_c", "return_temp_c": "rack.return_temp_c",
+    "inlet_temp_c": "rack.inlet_temp_c", "flow_lpm": "rack.flow_lpm", "gpu_temp_c_max": "gpu.temp_c",
+}  # fmt: skip
 
 
 class Pulse:
@@ -214,22 +219,24 @@ def racks(live: Runtime, alarms: list[dict[str, Any]]) -> list[dict[str, Any]]:
     power, source = _power(live)
     columns: dict[str, np.ndarray] = {}
     for name in ("supply_temp_c", "return_temp_c", "inlet_temp_c", "flow_lpm"):
-        columns[name] = _current(live, f"rack.{name}")
+        columns[name] = _last(live, f"rack.{name}")
     hottest, worst = np.full(n, np.nan), np.full(n, np.nan)
     signal = find_signal("gpu.temp_c")
     if site.sizes["gpu"] and signal is not None:
-        np.fmax.at(hottest, site.rack_of_gpu, _current(live, "gpu.temp_c"))
+        np.fmax.at(hottest, site.rack_of_gpu, _last(live, "gpu.temp_c"))
         np.fmax.at(worst, site.rack_of_gpu, worst_of(live, signal).astype(float))
     capped = np.zeros(n, np.int64)
     lease = engine.arbiter.leases.get("gpu.power_cap_w")
     if lease is not None and lease.n:
         np.add.at(capped, site.rack_of_gpu[np.flatnonzero(lease.running())], 1)
-    marks, silent_s = _marks(live, alarms), _silent_s(live)
+    marks, silent_s, ages_s = _marks(live, alarms), _silent_s(live), _ages_s(live)
     rank = [SEVERITIES.index(s) if (s := marks.get(name)) in SEVERITIES else 9 for name in site.names["rack"]]
     order = np.sort(np.argsort(rank, kind="stable")[:SHOWN_RACKS])  # the gravest must be among those shown
     return [{"name": site.names["rack"][i], "power_w": power[i], "power_from": source[i],
              **{k: round(float(v[i]), 2) for k, v in columns.items()}, "gpu_temp_c_max": hottest[i],
              "gpu_temp_c_worst": worst[i], "gpus_capped": int(capped[i]),
+             "ages_s": {name: float(age[i]) for name, age in ages_s.items()
+                        if np.isfinite(age[i]) and (name != "power_w" or source[i] == "meter")},
              "silent_s": silent_s[i], "severity": marks.get(site.names["rack"][i], "")}
             for i in order.tolist()]  # fmt: skip
 
@@ -251,6 +258,21 @@ def _silent_s(live: Runtime) -> np.ndarray:
     return np.round((engine.state.now_ns - since_ns) / NS, 1)
 
 
+def _ages_s(live: Runtime) -> dict[str, np.ndarray]:
+    """Ages of readings that are late, as of the oldest in each rack [n]; NaN where none is."""
+    state, site = live.engine.state, live.engine.site
+    out = {}
+    for name, key in LATE_SHOWN.items():
+        signal = find_signal(key)
+        assert signal is not None, key
+        column, age_s = state.tables[signal.table], np.full(site.sizes["rack"], np.nan)
+        late = np.flatnonzero(column.late(signal, state.now_ns))
+        at = site.rack_of_gpu[late] if signal.table == "gpu" else late
+        np.fmax.at(age_s, at, column.age_s(signal, state.now_ns)[late])
+        out[name] = np.round(age_s, 1)
+    return out
+
+
 def _current(live: Runtime, key: str) -> np.ndarray:
     """Values of a signal where they are good, NaN elsewhere [n]."""
     signal, state = find_signal(key), live.engine.state
@@ -261,8 +283,22 @@ def _current(live: Runtime, key: str) -> np.ndarray:
     return out
 
 
+def _last(live: Runtime, key: str) -> np.ndarray:
+    """Last good values of a signal, however old, unless something else came since [n]; an old one is shown
+    with its age.
+    """
+    signal, state = find_signal(key), live.engine.state
+    assert signal is not None, key
+    column = state.tables[signal.table]
+    bad = ~np.isin(column.quality[signal.row], (GOOD, MISSING))
+    out: np.ndarray = np.where(bad, np.nan, column.value[signal.row].astype(float))
+    return out
+
+
 def _power(live: Runtime) -> tuple[np.ndarray, list[str]]:
-    """(power, where it comes from) per rack: its meter first, then its nodes', then its GPUs'."""
+    """(power, where it comes from) per rack: its meter first, then its nodes', then its GPUs', then what its
+    meter read last.
+    """
     site = live.engine.site
     power = _current(live, "rack.power_w")
     source = ["meter" if known else "" for known in np.isfinite(power)]
@@ -273,6 +309,9 @@ def _power(live: Runtime) -> tuple[np.ndarray, list[str]]:
         fresh = ~np.isfinite(power) & np.isfinite(summed) & (summed > 0)
         power = np.where(fresh, summed, power)
         source = [name if f else s for f, s in zip(fresh, source, strict=True)]
+    last = _last(live, "rack.power_w")
+    source = ["meter" if not s and known else s for s, known in zip(source, np.isfinite(last), strict=True)]
+    power = np.where(np.isfinite(power), power, last)
     return np.round(power, 1), source
 
 

@@ -32,6 +32,7 @@ DRIFT_PERIODS = 1.5
 LEAST_STALE_S = 30.0
 # A single sensor, whose device may report others meanwhile, is silent no sooner. source: estimate
 LEAST_SILENT_S = 6.0
+LEAST_LATE_S = 3.0  # ticks of a second and their jitter are no delay. source: estimate
 LEARNING_S = 900.0  # nor before its cadence is known: three times a report every 5 min
 # Of what was heard only once nobody knows how often it comes: its worst case waits for a usual scrape.
 # source: estimate, Prometheus scrapes every 15 to 60 s
@@ -43,13 +44,14 @@ NOT_LEARNED = ("job",)
 class AgeLimits(NamedTuple):
     """Ages per entity [n]: a reading is stale after `stale_ns`, and its worst case drifts after `drift_s`.
 
-    `silent_ns`: its own sensor is silent, whatever was declared. `change_s`: all of these, for what is sent
-    when it changes, while its device reports others.
+    `silent_ns`: its own sensor is silent, whatever was declared. `late_s`: its next message is late.
+    `change_s`: all of these, for what is sent when it changes, while its device reports others.
     """
 
     stale_ns: I64
     drift_s: F64
     silent_ns: I64
+    late_s: F64
     change_s: F64
 
 
@@ -86,7 +88,7 @@ class Freshness:
                 np.full(cadence.n, periods * declared_s) for periods in (STALE_PERIODS, DRIFT_PERIODS)
             )
             silent_ns = _in_ns(np.maximum(stale_s, LEAST_SILENT_S))
-            return AgeLimits(_in_ns(stale_s), drift_s, silent_ns, stale_s)
+            return AgeLimits(_in_ns(stale_s), drift_s, silent_ns, np.maximum(drift_s, LEAST_LATE_S), stale_s)
         period_s, gaps = cadence.period_s(group), cadence.gaps[group]
         learned: Bool = gaps >= LEARNED
         expected = learned
@@ -101,11 +103,15 @@ class Freshness:
         own_s = np.where(expected, periods * period_s, STALE_PERIODS * longer_s)
         stale_s = np.maximum(own_s, self.stale_s[row]) + lag_s
         silent_s = np.maximum(own_s, np.where(expected, LEAST_SILENT_S, LEARNING_S)) + lag_s
+        late_s = np.where(gaps >= LEARNED, DRIFT_PERIODS / STALE_PERIODS * own_s, FIRST_GAP_S)
+        late_s = np.maximum(late_s, LEAST_LATE_S) + lag_s
         # Silence is never more dangerous than declared
         slower = period_s > IRREGULAR * declared_s
         drift_s = np.where(slower, periods * period_s, self.drift_s[row])
         drift_s = np.where((gaps == 0) & ~expected, np.maximum(drift_s, FIRST_GAP_S), drift_s) + lag_s
-        return AgeLimits(_in_ns(stale_s), drift_s, _in_ns(silent_s), CHANGE_PERIODS * longer_s + lag_s)
+        return AgeLimits(
+            _in_ns(stale_s), drift_s, _in_ns(silent_s), late_s, CHANGE_PERIODS * longer_s + lag_s
+        )
 
 
 def _in_ns(seconds: F64) -> I64:

@@ -24,7 +24,7 @@ from twin.telemetry.frame import (
     Partition,
     TableUpdate,
 )
-from twin.telemetry.freshness import LEAST_SILENT_S, AgeLimits, Freshness
+from twin.telemetry.freshness import LEAST_LATE_S, LEAST_SILENT_S, AgeLimits, Freshness
 from twin.telemetry.observation_gaps import nothing
 
 # Qualities; everything but GOOD is a reason not to call something healthy.
@@ -300,6 +300,16 @@ class TableState:
             if once.any():  # a value that never changed is sent once, by a device that lives
                 out &= ~(once & self._lives_beside(group, now_ns))
         return np.asarray(out, np.bool_)
+
+    def late(self, signal: Signal, now_ns: int) -> Bool:
+        """Return the entities of which a gauge is late by its own cadence [n]: people see such a reading with
+        its age.
+        """
+        good_ns = self.last_good_ns(signal)
+        if good_ns.min(initial=now_ns) >= now_ns - round(LEAST_LATE_S * NS):
+            return np.zeros(self.n, np.bool_)
+        out = (now_ns - good_ns > self.limits(signal.row).late_s * NS) & (good_ns > 0)
+        return np.asarray(out & ~self._unchanged(signal.row, now_ns) if out.any() else out, np.bool_)
 
     def reports(self, entity: int, now_ns: int) -> bool:
         """Return True if any gauge or state of an entity is current."""
