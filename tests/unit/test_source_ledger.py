@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, strategies as st
 
 from tests.support.builders import site_of, two_racks
 from twin.catalogue import NS
-from twin.daemon import Ingest
+from twin.daemon import Ingest, carrier_file
 from twin.sources import ledger as ledger_module
 from twin.telemetry import Block, Reading
 
@@ -181,3 +182,33 @@ def test_routine_is_counted_and_not_shown_first(ingest: Ingest) -> None:
     ingest.of("topic IT/v1").skip("own", "a request of a daemon")
     assert ingest.counts["ignored"] == 1
     assert not ingest.ledger.overview(T)
+
+
+def test_who_carries_what_is_kept_over_a_restart(ingest: Ingest, tmp_path: Path) -> None:
+    scrape, agent = ingest.of("scrape http://n0:9400"), ingest.of("agent lab/h/r1/node0", outside=True)
+    old = ingest.of("scrape http://gone:9400")
+    day_ns = round(carrier_file.KEPT_S * NS)
+    old.stage([Reading("rack", 1, "flow_lpm", 80.0, T - 2 * day_ns)], T - 2 * day_ns)
+    scrape.stage([power(0, T)], T)
+    agent.stage([Reading("gpu", 2, "temp_c", 50.0, T)], T)
+    site = ingest.site.spec_hash
+    carrier_file.carrier_job(ingest.ledger, tmp_path, site)()
+    after = Ingest(ingest.site, {}).ledger
+    carrier_file.resume_carriers(after, tmp_path, site, T + NS)
+    assert after.carried_by([scrape.name])[1] == after.carried_by([agent.name])[1] == 1
+    assert after.carried_by([old.name]) == ({}, 0)
+    assert after.publishers() == [agent.name]
+    assert after.account(scrape.name).last_ns == T
+    other = Ingest(ingest.site, {}).ledger
+    carrier_file.resume_carriers(other, tmp_path, "another site", T + NS)
+    assert other.publishers() == []
+
+
+@pytest.mark.parametrize("data", [b"", b"\x00" * 40, b"{}", None])
+def test_a_carrier_file_that_cannot_be_read_is_none(
+    ingest: Ingest, tmp_path: Path, data: bytes | None
+) -> None:
+    if data is not None:
+        (tmp_path / carrier_file.NAME).write_bytes(data)
+    carrier_file.resume_carriers(ingest.ledger, tmp_path, ingest.site.spec_hash, T)
+    assert ingest.ledger.publishers() == []

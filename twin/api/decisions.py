@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 import msgspec
+import numpy as np
 from aiohttp import web
 
 from twin.api.access import WHO
@@ -21,6 +22,7 @@ from twin.api.state import alarms_of
 from twin.api.summary import SEVERITIES, brief_alarm, parts, severities, urgency, wanting
 from twin.catalogue import NS, TABLES, StorageError, clean, find_signal
 from twin.contracts import JOURNAL_KINDS
+from twin.diagnosis import silent_cells
 from twin.run import HistoryError
 
 MAX_POINTS = 5000
@@ -133,7 +135,10 @@ async def children(request: web.Request) -> web.Response:
     every = [a for a in alarms_of(live, cleared=True) if identity in (a.get("id"), a.get("cause"))]
     if not every:
         raise Refused(404, f"no alarm {clean(identity, 200)}; it may be over")
-    members = live.engine.diagnosis.silence.outages.members.get(identity, {})
+    members: dict[str, np.ndarray] = {}
+    for alarm in every:
+        for table, index in silent_cells(alarm["id"], live.engine.diagnosis).members.items():
+            members[table] = np.union1d(members.get(table, index), index)
     total = sum(map(len, members.values()))
     page = [(t, int(i)) for t, index in members.items() for i in index.tolist()][offset : offset + limit]
     return answer({"alarms": [brief_alarm(a) for a in every if a.get("cause") == identity],

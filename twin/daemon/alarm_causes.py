@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from twin.catalogue import NS
 from twin.contracts import Finding
-from twin.daemon.stopped_sources import StoppedSource, action_of, silent_cells, stopped_sources, title_of
-from twin.diagnosis import OF_SILENCE
+from twin.daemon.stopped_sources import StoppedSource, action_of, stopped_sources, title_of
+from twin.diagnosis import OF_SILENCE, silent_cells
 from twin.engine import Engine
 from twin.sources import SourceLedger
 
@@ -100,7 +100,7 @@ class AlarmCauses:
 def _named(finding: Finding, engine: Engine, ledger: SourceLedger, before: SilentAlarm | None) -> SilentAlarm:
     if before is not None and before.found is finding:
         return before
-    cells = silent_cells(finding.id, engine)
+    cells = silent_cells(finding.id, engine.diagnosis)
     if before is not None and before.found.count == finding.count:
         sources = before.sources  # as they were when they stopped: they may have begun to speak again
     else:

@@ -26,6 +26,7 @@ from twin.contracts import DaemonRecord, Decision, JournalRecord, ReloadRecord
 from twin.daemon.alarms import AlarmBook
 from twin.daemon.authority import AuthorityBook
 from twin.daemon.bootstrap import OpenedRun, load_checked, open_run
+from twin.daemon.carrier_file import resume_carriers
 from twin.daemon.clock import Clock, Tick
 from twin.daemon.ingest import Ingest
 from twin.daemon.leadership import Leadership
@@ -58,6 +59,7 @@ class Daemon:
         self.opened, self.engine, self.recorder = opened, opened.engine, opened.recorder
         self.ingest = Ingest(self.engine.site, self.engine.intake.serials, loaded.config.tick_s)
         self.ingest.inbox.resume(self.engine.state)
+        resume_carriers(self.ingest.ledger, loaded.state, self.engine.site.spec_hash, time.time_ns())
         self.clock = Clock(loaded.config.tick_s, opened.last_ns)
         self.tick_no = opened.last_tick + 1
         self.fitter = Fitter()
@@ -365,6 +367,7 @@ class Daemon:
             log.error("some services did not stop within %g s; the process ends without them", STOP_S)
         self.fitter.close()
         self.alarms.save()
+        self.services.carrier_job()()
         loop = asyncio.get_running_loop()
         with contextlib.suppress(StorageError, ConfigError):
             await loop.run_in_executor(self.disk, self._finish)

@@ -35,6 +35,7 @@ from twin.contracts import (
 from twin.daemon.alarm_causes import LINK, AlarmCauses
 from twin.daemon.alarms import AlarmBook, AlarmChange
 from twin.daemon.bootstrap import OpenedRun
+from twin.daemon.carrier_file import carrier_job
 from twin.daemon.contingency_publisher import ContingencyPublisher
 from twin.daemon.dispatcher import Dispatcher
 from twin.daemon.ingest import Ingest
@@ -301,7 +302,9 @@ class Services:
             self._snapshot_now, self._snapshot_ns = False, decision.now_ns
             # Copied here, where the journal holds all lines of this tick; written elsewhere.
             job = self.opened.recorder.snapshot_job(self.live.engine)
-            self._snapshot = asyncio.create_task(self._take_snapshot(job), name="snapshot")
+            self._snapshot = asyncio.create_task(
+                self._take_snapshot(job, self.carrier_job()), name="snapshot"
+            )
 
     def _conditions(self, frame: Frame, decision: Decision) -> None:
         """Alarms of services that fail in part."""
@@ -327,10 +330,16 @@ class Services:
             alarms.condition(identity, severity, title, (text,))
         self._conditions_raised = set(wrong)
 
-    async def _take_snapshot(self, job: Callable[[], Path]) -> None:
-        alarms = self.alarms
+    def carrier_job(self) -> Callable[[], None]:
+        """A function that writes which source carried each reading."""
+        site = self.live.engine.site.spec_hash
+        return carrier_job(self.ingest.ledger, self.live.loaded.state, site)
+
+    async def _take_snapshot(self, job: Callable[[], Path], carriers: Callable[[], None]) -> None:
+        alarms, loop = self.alarms, asyncio.get_running_loop()
         try:
-            await asyncio.get_running_loop().run_in_executor(self.slow, job)
+            await loop.run_in_executor(self.slow, job)
+            await loop.run_in_executor(self.slow, carriers)
             alarms.clear("snapshot")
         except StorageError as error:
             log.error("%s", error)

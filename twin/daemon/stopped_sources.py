@@ -6,14 +6,13 @@ blame for what it no longer brings: that is the device behind it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
-from twin.catalogue import I32, NS, utc
-from twin.diagnosis import Outages, finding_of, measured, place_of, term_of, where
-from twin.engine import Engine
+from twin.catalogue import NS, utc
+from twin.diagnosis import Outages, SilentCells, measured, place_of
 from twin.sources import SourceAccount, SourceLedger
 from twin.telemetry import State
 
@@ -47,20 +46,6 @@ class StoppedSource:
         return label_of(self.account.name)
 
 
-@dataclass(frozen=True, slots=True)
-class SilentCells:
-    """Silent readings of an alarm: entities [m per table], of these `signals` alone if it names any.
-
-    `since_ns` and `count` are 0 where the alarm does not say them.
-    """
-
-    members: Mapping[str, I32] = field(default_factory=dict)
-    place: str = ""
-    signals: Collection[str] = ()
-    since_ns: int = 0
-    count: int = 0
-
-
 def label_of(source: str) -> str:
     """The name of a source in the ledger as operators call it."""
     kind, _, name = source.partition(" ")
@@ -86,24 +71,6 @@ def part_title(sources: Collection[str], label: str, ledger: SourceLedger, outag
     return (
         title_of(label, since_ns, count, place_of(outages, members)) if count else f"No answer from {label}"
     )
-
-
-def silent_cells(identity: str, engine: Engine) -> SilentCells:
-    """Return the silent readings of an outage, or of a device or sensor that is silent alone; else none."""
-    site, outages = engine.site, engine.diagnosis.silence.outages
-    if (outage := outages.known.get(identity)) is not None:
-        members = outages.members[identity]
-        return SilentCells(members, where(site, outage), (), outage.since_ns, outage.signals)
-    fault = next((f for f in engine.diagnosis.faults if finding_of(f, site).id == identity), None)
-    if fault is None or fault.count > 1:  # many at once, as one fault of their place
-        return SilentCells()
-    index, name = np.array([fault.entity], np.int32), site.name(fault.table, fault.entity)
-    if fault.signal:
-        return SilentCells({fault.table: index}, f"{term_of(fault.table)} {name}", {fault.signal})
-    members = {fault.table: index}
-    if fault.table == "node":
-        members["gpu"] = np.arange(*site.gpu_start_of_node[fault.entity : fault.entity + 2], dtype=np.int32)
-    return SilentCells(members, f"{term_of(fault.table)} {name}")
 
 
 def stopped_sources(state: State, ledger: SourceLedger, cells: SilentCells) -> tuple[StoppedSource, ...]:

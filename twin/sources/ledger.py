@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from twin.catalogue import I32, NS, TABLES, Bool, Signal
+from twin.catalogue import I32, NS, TABLES, Bool, Signal, find_signal
 from twin.contracts import Item
 from twin.site import Site
 from twin.sources.account import OTHERS, REMEDIES, Outcome, SharedSignal, SourceAccount, UnusedLine
@@ -173,6 +173,25 @@ class SourceLedger:
                 of[table] = of[table] | mine if table in of else mine
                 count += n
         return {table: np.flatnonzero(mine).astype(np.int32) for table, mine in of.items()}, count
+
+    def carriers(self) -> tuple[list[tuple[str, bool, int]], dict[str, I32]]:
+        """Return (name, whether it came from outside, when it was last heard) of each number, and copies of
+        all columns of `carriers_of`.
+        """
+        sources = [(a.name, a.outside, a.last_ns) for a in self._numbered]
+        return sources, {key: column.copy() for key, column in self._carriers.items()}
+
+    def resume(self, sources: Sequence[tuple[str, bool, int] | None], columns: Mapping[str, I32]) -> None:
+        """Take over what `carriers` gave, before anything is heard; not of sources that are None."""
+        number = np.full(len(sources) + 1, -1, np.int32)  # the last for none
+        for i, source in enumerate(sources):
+            if source is not None:
+                account = self.account(source[0], source[1])
+                if self._number(account):
+                    number[i], account.last_ns = account.number, source[2]
+        for key, column in columns.items():
+            if find_signal(key) is not None and len(column) == self._sizes.get(key.partition(".")[0]):
+                self._carriers[key] = number[np.clip(column, -1, len(sources))]
 
     def publishers(self) -> list[str]:
         """The sources that carry something and were named from outside: all that a broker brings."""

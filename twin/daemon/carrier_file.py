@@ -1,0 +1,69 @@
+"""Carrier file: which source carried each reading, kept over restarts.
+
+A source that fell silent while the daemon was away is named by it. It decides nothing: without it such an
+outage has the name of its place.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from twin.catalogue import NS
+from twin.run import atomic_write
+from twin.sources import SourceLedger
+
+log = logging.getLogger(__name__)
+FORMAT = 1
+NAME = "carriers.msgpack"
+KEPT_S = 86_400.0  # a source that was not heard for so long has been taken out of service; source: estimate
+MAX_CELLS = 2**27  # of a column that is unpacked
+
+
+class _File(msgspec.Struct):
+    """`sources`: name, whether it came from outside, when it was last heard; `columns`: their numbers."""
+
+    format: int
+    site: str
+    sources: list[tuple[str, bool, int]]
+    columns: dict[str, bytes]
+
+
+def carrier_job(ledger: SourceLedger, state: Path, site: str) -> Callable[[], None]:
+    """A function that writes what the ledger knows now, for a thread. `site`: its hash."""
+    sources, columns = ledger.carriers()
+
+    def write() -> None:
+        packed = {key: zlib.compress(column.astype("<i4").tobytes(), 1) for key, column in columns.items()}
+        try:
+            atomic_write(
+                state / NAME, msgspec.msgpack.encode(_File(FORMAT, site, sources, packed)), sync=False
+            )
+        except OSError as error:
+            log.warning("%s: cannot be written: %s", state / NAME, error)
+
+    return write
+
+
+def resume_carriers(ledger: SourceLedger, state: Path, site: str, now_ns: int) -> None:
+    """Tell the ledger what the file of this site says; nothing without one, or of another site."""
+    try:
+        file = msgspec.msgpack.decode((state / NAME).read_bytes(), type=_File)
+        if (file.format, file.site) != (FORMAT, site):
+            return
+        columns = {
+            key: np.frombuffer(zlib.decompressobj().decompress(packed, MAX_CELLS), "<i4").astype(np.int32)
+            for key, packed in file.columns.items()
+        }
+    except FileNotFoundError:
+        return
+    except (OSError, msgspec.MsgspecError, zlib.error, ValueError) as error:
+        log.warning("%s: cannot be read: %s; sources are named once they are heard", state / NAME, error)
+        return
+    late_ns = now_ns - round(KEPT_S * NS)
+    ledger.resume([source if source[2] >= late_ns else None for source in file.sources], columns)
