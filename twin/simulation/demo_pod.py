@@ -82,7 +82,9 @@ class Pod:
         """One second on; `blocked`: the last rack has no coolant."""
         rng = self.rng
         self.level = level = 0.55 if second % 56 >= 50 else 1.0  # training: 50 s of work, a dip of 6 s
-        self.power_w = np.minimum(880.0 * level + rng.normal(0, 6, (RACKS, GPUS)), self.cap_w)
+        # A GPU at its cap is regulated around it: its meter never stands still
+        noise = rng.normal(1.0, 0.006, (RACKS, GPUS))
+        self.power_w = np.minimum(880.0 * level, self.cap_w) * noise
         self.flow_lpm += (np.array([96.0, 18.0 if blocked else 96.0]) - self.flow_lpm) * 0.2
         self.rack_w = self.power_w.sum(axis=1) + 24_000.0
         rise_k = 0.93 * self.rack_w / (self.flow_lpm / 60_000 * 1012 * 3950)
