@@ -301,6 +301,21 @@ def test_what_all_gpus_of_a_node_in_air_are_off_by_is_their_air() -> None:
     assert np.abs(np.delete(z, 9)).max() < 5.0
 
 
+def test_after_a_time_without_ticks_nothing_is_expected_until_the_lags_have_settled() -> None:
+    """The twin is started again with its state, while GPUs follow work that nobody saw."""
+    fleet = settled(400)
+    asleep, fleet.estimator = fleet.estimator, copy.deepcopy(fleet.estimator)
+    fleet.run(73)
+    fleet.estimator = asleep
+    assert np.isnan(fleet.step()["gpu.temp_c"].expected).all()
+    far = 0.0
+    for _ in range(100):
+        found = fleet.step()["gpu.temp_c"]
+        far = max(far, float(np.nanmax(np.abs(found.difference / found.sigma), initial=0.0)))
+    assert np.isfinite(found.expected).all()
+    assert far < 5.0
+
+
 def test_the_median_of_the_others_is_theirs_alone() -> None:
     rng = np.random.default_rng(3)
     site = site_of({"site": "x", "halls": [{"name": "h", "racks": [

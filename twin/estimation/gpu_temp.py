@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from twin.catalogue import F64, I32, I64, Bool
+from twin.catalogue import F64, I32, I64, NS, Bool
 from twin.estimation.noise import ResidualNoise
 from twin.estimation.parameter import Covariance, Delayed, Fit, Reference
-from twin.estimation.readings import Readings
+from twin.estimation.readings import LOST_S, Readings
 from twin.physics import air_resistance_k_per_w, resistance_k_per_w
 from twin.site import CONVECTIVE_SHARE, FLOW_EXPONENT, Site
 from twin.telemetry import EntityState, column, part, scalar
@@ -96,6 +96,8 @@ class GpuTemp(EntityState):
     factor: F64 = column("rack", "f8", 1.0)
     usual_factor: F64 = column("node", "f8", 1.0)  # mean over the memory of what is learned
     driven_s: float = scalar(0.0)
+    driven_ns: int = scalar(0)  # instant of the last tick
+    step_s: float = scalar(0.0)  # between the last two
     set: Delayed = part()
     fit: Fit = part()
     covariance: Covariance = part()
@@ -181,6 +183,9 @@ class GpuTemp(EntityState):
         self.usual_factor += min(dt_s / self.driven_s, 1.0) * (of_node - self.usual_factor)
         left = np.exp(-dt_s / (self.tau_s * of_node))  # the lag is R C: it is longer where less flows
         self._hear(power_w, dt_s)
+        if self._away(readings.now_ns):
+            self.settled_s[:] = 0.0
+            self._begin(np.arange(self.n))
         inlet = self._inlet(readings)
         known = np.isfinite(inlet)
         fresh = known & ~np.isfinite(self.inlet_c)
@@ -218,8 +223,19 @@ class GpuTemp(EntityState):
             self.settled_s[lost | (self.silent_s > HOLD_S)] = 0.0
         anew = np.flatnonzero(self.settled_s <= dt_s)
         if anew.size:
-            start = self.power_w[anew] * self.trays.spread(self.node_factor)[anew]
-            self.heated[anew], self.twice[anew] = start, start
+            self._begin(anew)
+
+    def _begin(self, gpus: I64) -> None:
+        """Take these GPUs to have drawn for long what they draw now."""
+        start = self.power_w[gpus] * self.trays.spread(self.node_factor)[gpus]
+        self.heated[gpus], self.twice[gpus] = start, start
+
+    def _away(self, now_ns: int) -> bool:
+        """Return True after a time without ticks, as between an end and a restart: nobody knows what was
+        drawn meanwhile. A tick that is always so long is none."""
+        before_s, self.step_s = self.step_s, (now_ns - self.driven_ns) / NS if self.driven_ns else 0.0
+        self.driven_ns = now_ns
+        return self.step_s > max(LOST_S, 2.0 * before_s)
 
     def doubt(self) -> F64:
         """1 sigma [n], K, for that a model moves, or that its flow is not what it was learned at."""
@@ -230,7 +246,7 @@ class GpuTemp(EntityState):
         return np.asarray(out, np.float64)
 
     def share_air(self, at: I64, measured: F64) -> None:
-        """Find by how much all GPUs of an air-cooled node are off together, for the nodes of the GPUs `at`.
+        """Find by how much all GPUs of a node in air are off together, for the nodes of the GPUs `at`.
 
         Their inlet and their fans are known to whole and half degrees, so it is their air that is expected
         wrongly; a heat sink of its own stands out against its neighbours.
