@@ -171,6 +171,20 @@ def test_a_meter_may_stand_still_where_nothing_flows_or_draws() -> None:
     assert [t for t in told(pod) if t[0] == "sensor_frozen"] == []
 
 
+@pytest.mark.parametrize(("amperes", "frozen"), [(7.2, 0), (90.0, 1)])
+def test_a_current_may_stand_still_where_its_noise_drowns_in_its_last_digit(
+    amperes: float, frozen: int
+) -> None:
+    """A meter of 0.1 % noise and steps of 0.1 A, on a feeder whose load was lively before."""
+    pod, rng = Twin(two_racks()), np.random.default_rng(1)
+    for i in range(160):
+        current = 60.0 + rng.normal(0, 5.0, 2) if i < 80 else np.array([amperes, 60.0 + rng.normal(0, 0.5)])
+        pod.tick(
+            QUIET | {"feeder.current_a": np.round(current, 1), "rack.power_w": 4e4 + rng.normal(0, 9, 2)}
+        )
+    assert len([t for t in told(pod) if t[0] == "sensor_frozen"]) == frozen
+
+
 def test_a_meter_that_falls_silent() -> None:
     pod, rng = Twin(two_racks()), np.random.default_rng(1)
     for i in range(80):

@@ -42,8 +42,10 @@ RUN_LEAST = {"gpu": 100, "node": 60, "site": 12}  # others 12; meters of idle de
 RUN_LEAST_OTHERS = 12
 # Of a GPU's temperature in whole degrees, which in the middle of a step repeats itself nine times in ten
 COARSE_RUN, COARSE_MOVES, COARSE_LIVELY = 300, 40.0, 0.15
-# Below, the noise of a power meter, a share of its reading, drowns in its last digit; source: estimate
+# Below, the noise of a meter, a share of its reading, drowns in its last digit: of powers by table, and of
+# currents in steps of 0.1 A; source: estimate
 LEAST_POWER_W = {"gpu": 150.0, "node": 500.0, "rack": 5000.0, "feeder": 5000.0}
+LEAST_CURRENT_A = 50.0
 USUAL_PER_READING = 0.01  # how fast the usual share of changes is learned
 KNOWN_READINGS, KNOWN_SITE = 30, 15  # before anything is called unusual
 CELLS = 12_288  # of a table that are looked at in one tick
@@ -66,7 +68,8 @@ def traits_of(table: str) -> dict[str, Any]:
     rough = (*COARSE, "psu1_power_w", "psu2_power_w") if table == "node" else ()
     fine = np.array([name not in (*COARSE, *NOISELESS) for name in names])
     coarse = np.array([table == "gpu" and name == "temp_c" for name in names])
-    powers = np.array([name.endswith("power_w") for name in names])
+    least = {"w": LEAST_POWER_W.get(table, 0.0), "va": LEAST_POWER_W.get(table, 0.0), "a": LEAST_CURRENT_A}
+    drowned = [least.get(name.rpartition("_")[2], -np.inf) for name in names]
     run_least = RUN_LEAST.get(table, RUN_LEAST_OTHERS)
     run_log, known = (RUN_LOG_SITE, KNOWN_SITE) if table == "site" else (RUN_LOG, KNOWN_READINGS)
     least_k = LEAST_JUMP_GPU_K if table == "gpu" else LEAST_JUMP_K
@@ -75,7 +78,7 @@ def traits_of(table: str) -> dict[str, Any]:
         "least_pu": np.where(warm, 0.0, LEAST_JUMP_PU).astype(np.float32),
         "noisy": np.array([name not in (*NOISELESS, *rough) for name in names]),
         "coarse": coarse,
-        "least_w": np.where(powers, LEAST_POWER_W.get(table, 0.0), -np.inf).astype(np.float32),
+        "least": np.array(drowned, np.float32),
         "run_log": np.full(len(names), run_log, np.float32),
         "run_least": np.full(len(names), run_least, np.int32),
         "least_run": np.where(fine, run_least, np.where(coarse, COARSE_RUN, NEVER)).astype(np.int32),
@@ -192,7 +195,7 @@ class Bank(GaugeState):
         moves, here = self.moves.reshape(-1)[cells], value.reshape(-1)[at]
         usual = self._trait("run_log", cells) / -np.log1p(-np.minimum(moves, np.float32(0.999)))
         odd = run >= np.maximum(self._trait("run_least", cells), usual)
-        odd &= (here != 0.0) & (here >= self._trait("least_w", cells)) & (moves > LIVELY)
+        odd &= (here != 0.0) & (here >= self._trait("least", cells)) & (moves > LIVELY)
         coarse = (run >= np.maximum(COARSE_RUN, COARSE_MOVES / moves)) & (moves > COARSE_LIVELY)
         odd = np.where(self._trait("coarse", cells), coarse, odd)
         odd &= self.count.reshape(-1)[cells] >= self._trait("known", cells)
