@@ -180,6 +180,8 @@ class BmsDecoder:
             if parts[2] != "PUB":
                 return self._ignore("Metadata", "an integration publishes no metadata")
             return self._announce(key, message)
+        if parts[2] in self._ours:  # heartbeats, whose metadata is not kept here
+            return self._ignore("own", "published by this integration")
         what = parts[5] if parts[5] in POINT_TYPES else "unknown point type"
         if key in self._points:
             return self._ignore(what, "published in another name than its owner's")

@@ -19,7 +19,7 @@ from models.failure.cases import CaseLog
 from models.failure.fits import Fitted, fit_all, training_of
 from models.failure.fleet_rate import LEAST_DAYS
 from models.failure.rates import FailureHistory, failure_history
-from twin.catalogue import F32, F64, I32, NS, Bool, ContractError, digest
+from twin.catalogue import F32, F64, I32, NS, Bool, ContractError, digest, duration
 from twin.contracts import UNKNOWN, FailureLog, Forecast, NodeFeatures, View, gamma_factors
 from twin.health import QUIET, TELEMETRY
 
@@ -191,7 +191,7 @@ class Failure:
         elif k:
             text = f"baseline: {k} failure{'' if k == 1 else 's'} of the fleet in {_span(days)}"
         else:
-            text = f"baseline: no failure in {days:.3g} days; before, {1e3 * rates.PRIOR_RATE:.2g} per 1000 "
+            text = f"baseline: no failure in {_span(days)}; before, {1e3 * rates.PRIOR_RATE:.2g} per 1000 "
             text += "node-days from the literature (arXiv 2410.21680)"
         if not champion.hazard and champion.failures:
             text += f"; a hazard on telemetry was no better so far, on {champion.failures} failures"
@@ -216,7 +216,7 @@ class Failure:
             self._counts[i] = stamp, *rates.fleet_count(past, days, self.spans_d[i])
         basis = f"daily counts of {len(days)} days"
         if not whole:
-            basis = f"{len(past.all_d)} failures in {past.now_d:.3g} days and a rate from the literature"
+            basis = f"{len(past.all_d)} failures in {_span(past.now_d)} and a rate from the literature"
         for i, horizon_s in enumerate(self.horizons_s):
             _, mean, low, high = (np.array([x], np.float32) for x in self._counts[i])
             version = f"{self.name}@{self.fitted.version}"
@@ -318,4 +318,4 @@ def _blank(features: NodeFeatures, past: FailureHistory) -> Bool:
 
 def _span(days: float) -> str:
     """A time in words."""
-    return f"{days:.3g} days" if days >= 2.0 else f"{24.0 * days:.0f} hours"
+    return f"{days:.3g} days" if days >= 2.0 else duration(days * 86_400.0)

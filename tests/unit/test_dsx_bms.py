@@ -62,6 +62,16 @@ def test_a_value_before_its_metadata_is_ignored() -> None:
     assert (d.stats.values, d.stats.metadata, d.stats.ignored) == (1, 1, 1)
 
 
+def test_our_own_heartbeat_is_nothing_that_lacks_metadata() -> None:
+    d = decoder(ours=("racktwin",))
+    topic = "System/HeartbeatTimestampIntegration/lab/racktwin"
+    d.decode(value("Rack/RackPower/a/b", 4.5))
+    beat, foreign = (d.decode(value(topic, 1.0, who=who, after_s=70.0)) for who in ("racktwin", "other"))
+    assert beat == Ignored("own", "published by this integration")
+    assert isinstance(foreign, Ignored)
+    assert foreign.remedy
+
+
 @pytest.mark.parametrize(
     "number, quality, expected",
     [(1, 1, (1000.0, True)), (1, 0, (1000.0, False)), (1, 192, (1000.0, False)), (None, 1, (None, True)),

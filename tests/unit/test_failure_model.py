@@ -36,7 +36,7 @@ def test_the_prior_has_the_mean_and_the_spread_of_the_two_clusters() -> None:
 
 
 def test_before_anything_failed_the_literature_speaks() -> None:
-    for day in (0.0, 2.0):
+    for day, words in ((0.0, "0 s"), (1 / 1440, "1 min"), (2.0, "2 days")):
         found = said(Failure(), View(N, day, log_of([]), quiet(N)))
         shape = 240.0 * rate_of(0, N * day)
         for horizon_s, span_d in zip(HORIZONS_S, SPANS_D, strict=True):
@@ -44,7 +44,7 @@ def test_before_anything_failed_the_literature_speaks() -> None:
             expected = 1.0 - (1.0 + span_d / (240.0 + day)) ** -shape
             assert forecast.mean == pytest.approx(expected, rel=1e-4)
             assert "literature" in forecast.basis
-            assert f"no failure in {day:.3g} days" in forecast.basis
+            assert f"no failure in {words}; " in forecast.basis
 
 
 def test_a_node_that_failed_is_gamma_poisson() -> None:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from models.failure import Failure
 from models.load import DEFAULT_EXPERTS, FORECASTERS, Load
 from models.load.model import GRIDS, SIGNALS
 from models.load.schedule import EXPERTS as FROM_OUTSIDE
@@ -188,6 +189,20 @@ def test_the_models_own_way_from_nothing_to_a_forecast(tmp_path: Path) -> None:
     said = block(pod)["awaited"]
     assert said.startswith("Forecasts for up to 1 d begin in ")
     assert said.endswith(f"until the first fit in {time_left(model.next_fit_s() - 220)}.")
+
+
+def test_the_fit_that_is_awaited_is_that_of_the_forecasts_in_question(tmp_path: Path) -> None:
+    from tests.support.builders import Twin, two_racks
+
+    pod, model = Pod(tmp_path), Load(experts="last,ewma5")
+    pod.twin = Twin(two_racks(), models=[Failure(), model])  # its first fit is weeks ahead
+    pod.live.engine = pod.twin.engine
+    for i in range(22):
+        pod.tick({"rack.power_w": 50_000.0 + 100.0 * i, "node.power_w": 5_000.0}, dt_s=10.0)
+    assert "site.node_failure_count" in {key for key, _ in pod.twin.engine.forecasts}
+    said = block(pod)["awaited"]
+    assert said.startswith("Forecasts of site.power_w for up to 1 d begin in ")
+    assert said.endswith(f"; they rest on simple rules until the first fit in {time_left(2 * 3600 - 210)}.")
 
 
 def test_what_stands_still_is_awaited_until_it_changes(tmp_path: Path) -> None:

@@ -115,10 +115,12 @@ def _awaited(live: Runtime, lacking: dict[str, list[float]]) -> str:
     parts = [f"for up to {duration(horizon_s)} begin {when}" for when, horizon_s in begins.items()]
     names = [key for key, horizons_s in lacking.items() if horizons_s]
     of = "" if len(names) == len(lacking) else f" of {', '.join(names)}"
-    fit = _fit(live, set(lacking)) if lacking else ""
+    fitted, fit = _fit(live, set(lacking))
+    of_fit = "" if fitted == set(lacking) else f" of {', '.join(sorted(fitted))}"
     if parts:
-        return f"Forecasts{of} {', '.join(parts)}" + (f"; they rest on {fit}." if fit else ".")
-    return f"Forecasts rest on {fit}." if fit else ""
+        they = "they" if fitted >= set(names) else f"those{of_fit}"
+        return f"Forecasts{of} {', '.join(parts)}" + (f"; {they} rest on {fit}." if fit else ".")
+    return f"Forecasts{of_fit} rest on {fit}." if fit else ""
 
 
 def _begin(live: Runtime, horizon_s: float) -> str:
@@ -132,21 +134,28 @@ def _begin(live: Runtime, horizon_s: float) -> str:
     return "once the value changes" if step_s is None else f"{duration(2 * step_s)} after the value changes"
 
 
-def _fit(live: Runtime, keys: set[str]) -> str:
-    """The rules that forecasts of these quantities rest on until a fit; "" once they have one."""
-    engine = live.engine
-    versions = {f.model for (key, _), f in engine.forecasts.items() if key in keys}
+def _fit(live: Runtime, keys: set[str]) -> tuple[set[str], str]:
+    """The rules that forecasts of some of these quantities rest on until the soonest fit: (which, rules).
+
+    (empty, "") once all have one.
+    """
+    engine, found = live.engine, list[tuple[float, set[str], str]]()
     for name, model in engine.models.items():
-        mine = [v for v in versions if v.startswith(f"{name}@")]
+        mine = {key: f.model for (key, _), f in engine.forecasts.items()
+                if key in keys and f.model.startswith(f"{name}@")}  # fmt: skip
         if not mine or model.fit_every_s <= 0 or name not in engine.fitted_ns:
             continue
         every_s = getattr(model, "next_fit_s", lambda model=model: model.fit_every_s)()
-        when = time_left(every_s - (engine.state.now_ns - engine.fitted_ns[name]) / NS)
-        if f"{name}@unfitted" in mine:
-            return f"simple rules until the first fit in {when}"
-        if all(key.endswith("/grid") for key in getattr(model, "parameters", dict)()):
-            return f"simple rules until the next fit in {when}, for too little was heard for the last one"
-    return ""
+        left_s = every_s - (engine.state.now_ns - engine.fitted_ns[name]) / NS
+        which = "first" if f"{name}@unfitted" in mine.values() else "next"
+        text = f"simple rules until the {which} fit in {time_left(left_s)}"
+        if which == "next":
+            if not all(key.endswith("/grid") for key in getattr(model, "parameters", dict)()):
+                continue
+            text += ", for too little was heard for the last one"
+        found.append((left_s, set(mine), text))
+    _, which_keys, text = min(found, key=lambda fit: fit[0], default=(0.0, set(), ""))
+    return which_keys, text
 
 
 def notes(live: Runtime) -> list[str]:

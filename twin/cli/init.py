@@ -349,7 +349,7 @@ VERBS = {
         run_init,
         f"""
         [FOLDER=.]  where to write
-        --broker HOST:PORT  MQTT broker, or `none`; default: one on this host
+        --broker BROKER  MQTT broker, HOST or HOST:PORT, or `none`; default: one on this host
         {BROKER_USER}
         --exporter URL*  Prometheus exporter, as in http://n[01-18]:9400; may be given again
         --slurm  read jobs and nodes of Slurm; an error if it is not here

@@ -29,7 +29,10 @@ def show_sources(tree: dict[str, Any], out: Console, every: bool = False) -> Non
     """Print a row for each source, then what is not used, source by source."""
     rows = [_row(s) for s in tree["sources"]]
     heads = ("source", "readings/s", "last", "readings", "unused", "late by", "clock")
-    grid(out, heads, rows, "no source has been heard, and none is configured", right=range(1, 7))
+    none = "no source has been heard, and none is configured"
+    if every:
+        none = "no source has this in its name: `racktwin sources` lists all"
+    grid(out, heads, rows, none, right=range(1, 7))
     if tree["next_offset"] is not None:
         shown = len(tree["sources"])
         out.print(Text(f"and {tree['total'] - shown} more: racktwin sources --limit N, or NAME", "dim"))
