@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 from typing import Any
 
@@ -10,6 +11,7 @@ from rich.console import Console
 from tests.support.builders import site_of, two_racks
 from twin.api.sources import plain
 from twin.catalogue import NS
+from twin.cli.arguments import write_csv
 from twin.cli.operate import show_sources as show, unused_line
 from twin.daemon import Ingest
 from twin.telemetry import Reading
@@ -54,3 +56,20 @@ def test_the_same_reason_of_several_sources_is_one_line_of_the_status() -> None:
     text = unused_line(line).plain
     assert "and 2 more  3×  no host of the site, such as telegraf/x/" in text
     assert "name it in the site file" in text
+
+
+def test_as_csv_a_spreadsheet_reads_it() -> None:
+    """Parts of a source are columns, instants are text, and no topic becomes a formula."""
+    made = ingest()
+    made.of("topic =cmd", outside=True).skip("host", "no host of the site", "x", "name it in the site file")
+    rows = plain(made.ledger.rows(made.ledger.listing(T + 120 * NS), T + 120 * NS))
+    rows.append({"name": "=1+1", "flags": [1, "x"], "ok": True, "offset": -2.5, "none": None, "empty": {}})
+    out = io.StringIO()
+    write_csv(rows, Console(file=out))
+    table = {row["name"]: row for row in csv.DictReader(io.StringIO(out.getvalue()))}
+    agent = table["agent lab/h/r1/node0"]
+    assert (agent["carries.rack.signals"], agent["readings"]) == ("1", "120")
+    assert agent["last_utc"] == "2023-11-14T22:15:19.000+00:00"
+    assert table["scrape http://node9:9400/metrics"]["last_utc"] == ""
+    last = table["'=1+1"]
+    assert (last["flags"], last["ok"], last["offset"], last["none"]) == ("1; x", "true", "-2.5", "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 AUTHORITY = ("off", "advise", "approve", "act")
 DAY_S = 86_400
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # as a spreadsheet reads the beginning of a cell
 _HOUR = re.compile(r"([01]?[0-9]|2[0-3]):([0-5][0-9])")
 
 SITE = "--site FILE!  site file (YAML)"
@@ -136,15 +137,39 @@ def write_json(value: Any, out: Console) -> None:
 
 
 def write_csv(rows: Sequence[dict[str, Any]], out: Console) -> None:
-    """Rows of an answer with a line of their names; what is no single value is JSON in its cell."""
+    """Rows of an answer with a line of their names, for a spreadsheet.
+
+    A mapping is columns of its own (`carries.gpu.entities`), a list its values with `; ` between them, an
+    instant (`last_ns`) text in UTC (`last_utc`): a spreadsheet rounds numbers of 19 digits. Text that a
+    spreadsheet would take for a formula has ' in front: topics and labels come from outside.
+    """
     import csv
 
     import msgspec
 
     table = csv.writer(out.file, lineterminator="\n")
-    names = list(dict.fromkeys(name for row in rows for name in row))
+    flat = [dict(_cells("", row)) for row in msgspec.json.decode(msgspec.json.encode(rows))]
+    names = list(dict.fromkeys(name for row in flat for name in row))
     table.writerow(names)
-    for row in msgspec.json.decode(msgspec.json.encode(rows)):
-        cells = (row.get(name) for name in names)
-        table.writerow(json.dumps(c) if isinstance(c, list | dict | bool) else c for c in cells)
+    table.writerows([row.get(name) for name in names] for row in flat)
     out.file.flush()
+
+
+def _cells(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """(column, text) of a value, or of each part of a mapping."""
+    if isinstance(value, dict) and value:
+        for key, part in value.items():
+            yield from _cells(f"{name}.{key}" if name else key, part)
+    elif name.endswith("_ns") and isinstance(value, int):
+        when = datetime.fromtimestamp(value / NS, UTC).isoformat(timespec="milliseconds") if value else None
+        yield f"{name[:-3]}_utc", when
+    elif isinstance(value, list):
+        yield name, _quoted("; ".join(x if isinstance(x, str) else json.dumps(x) for x in value))
+    elif isinstance(value, bool):
+        yield name, "true" if value else "false"
+    else:
+        yield name, _quoted(value) if isinstance(value, str) else None if value == {} else value
+
+
+def _quoted(text: str) -> str:
+    return f"'{text}" if text.startswith(FORMULA) else text
