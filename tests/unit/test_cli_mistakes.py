@@ -180,6 +180,8 @@ def test_every_help_has_examples_that_parse(noun: str, verb: str) -> None:
         assert parse([noun, *filter(None, [verb]), *shlex.split(example)]).command == f"{noun} {verb}".strip()
     text = parser_of(noun, verb).format_help()
     assert "examples:" in text
+    wrong = ("%%", "--json", "HOST=PORT", "default: \n")
+    assert [words for words in wrong if words in text] == []
 
 
 def test_a_name_of_before_works_and_names_the_new_one(

@@ -223,7 +223,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text, default = action.help or "", action.default
-        if not action.option_strings or default in (None, False, argparse.SUPPRESS) or default == []:
+        if not action.option_strings or default in (None, False, "", argparse.SUPPRESS) or default == []:
             return text
         return f"{text}; default: {str(default).replace('%', '%%')}"
 
@@ -236,8 +236,8 @@ class Parser(argparse.ArgumentParser):
         # No abbreviations: --token must not become --token-file with a token for a name.
         super().__init__(
             prog=command,
-            description=f"{text[:1].upper()}{text[1:]}.".replace("%", "%%"),
-            epilog=f"examples:\n{examples}".replace("%", "%%"),
+            description=f"{text[:1].upper()}{text[1:]}.",
+            epilog=f"examples:\n{examples}",
             formatter_class=_Help,
             allow_abbrev=False,
         )
