@@ -7,7 +7,6 @@ action is made harmless: a BMC as found may be set to switch the node off where 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import os
 import re
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from connectors.bmc.limits import NODE_CAP, BmcReading, Cap, Key
+from connectors.program import run_program
 from twin.catalogue import ActuationError, ConfigError, ConnectorError
 
 ExceptionAction = Literal["none", "log"]
@@ -23,7 +23,6 @@ MAX_OUTPUT = 64 * 2**10
 MAX_NODE_W = 20_000  # of no node; ipmitool shows what happens to be in memory where an answer is too short
 MAX_LIMIT_W = 0xFFFF  # source: DCMI 1.5, 6.6.3 Set Power Limit: two bytes
 MAX_SECRET = 20  # characters. source: IPMI 2.0, 13.28 RAKP: 160 bits
-KILL_S = 1.0
 # Names of the actions in commands of ipmitool, and in its output (lib/ipmi_dcmi.c)
 ACTIONS: dict[str, tuple[str, str]] = {
     "none": ("no_action", "No Action"),
@@ -197,52 +196,24 @@ class DcmiBmc:
         except ConfigError as error:
             raise ConnectorError(f"{self.name}: {str(error)[:200]}") from None
         env = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "IPMI_PASSWORD": secret}
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *self._words,
-                *words,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env=env,
-            )
-        except (OSError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) else "a word that cannot be passed on"
-            hint = "; install ipmitool, or name it in `program`" if isinstance(error, OSError) else ""
-            raise ConnectorError(f"{self.name}: {self._words[0]}: {why}{hint}") from None
         what = f"{self.name}: dcmi power {words[0]}"
         try:
-            async with asyncio.timeout(self._timeout_s):
-                out, errors = await asyncio.gather(_some(process.stdout), _some(process.stderr))
-                code = await process.wait()
+            answer = await run_program((*self._words, *words), env, self._timeout_s, MAX_OUTPUT)
         except TimeoutError:
             raise ConnectorError(f"{what}: no answer within {self._timeout_s:g} s; {NO_SESSION}") from None
-        finally:
-            await _end(process)
-        if code != 0:
-            why = _short((errors or out).replace(secret, "***")) or f"exit {code}"
+        except OSError as error:
+            why = f"{error.strerror}; install ipmitool, or name it in `program`"
+            raise ConnectorError(f"{self.name}: {self._words[0]}: {why}") from None
+        except ValueError:
+            raise ConnectorError(f"{self.name}: {self._words[0]}: a word that cannot be passed on") from None
+        if answer.is_cut:
+            raise ConnectorError(f"{what}: more than {MAX_OUTPUT} bytes; expected a power limit or reading")
+        if answer.code != 0:
+            said = (answer.errors or answer.out).replace(secret, "***")
+            why = _short(said) or f"exit {answer.code}"
             kind = ActuationError if any(w in why for w in FOR_GOOD) else ConnectorError
-            hint = next((f"; {hint}" for words, hint in HINTS if words in (errors or out)), "")
-            raise kind(f"{what}: {why}{hint}")
-        return out
-
-
-async def _some(stream: asyncio.StreamReader | None) -> str:
-    """The beginning of a stream; the rest is read and thrown away."""
-    assert stream is not None
-    kept = bytearray()
-    while part := await stream.read(2**14):
-        kept += part[: MAX_OUTPUT - len(kept)]
-    return kept.decode("utf-8", "replace")
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(KILL_S):
-                await process.wait()
+            raise kind(f"{what}: {why}{next((f'; {hint}' for text, hint in HINTS if text in said), '')}")
+        return answer.out
 
 
 def _short(text: str) -> str:

@@ -7,13 +7,12 @@ Slurm shows its user: with PrivateData=jobs that must be an operator.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import signal
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from connectors.program import run_program
 from connectors.slurm.jobs import FINISHED, FORMAT, HOLDING, JobLedger, SlurmSite, parse_listing
 from connectors.slurm.marks import NODES, RESERVATIONS, SIGNAL as PLACEMENT, Marks, parse_marks, placements
 from connectors.slurm.nodes import FORMAT as NODE_FORMAT, OWNER, SIGNAL, SlurmNode, parse_nodes
@@ -31,7 +30,7 @@ HINTS = (
     ("uthentication", "look whether munged runs here, with the key of the cluster"),
     ("onfig", "look at the slurm.conf of this host, or name one in `jobs.slurm.conf`"),
 )
-MAX_OUTPUT, MAX_REASON = 64 * 2**20, 2**16  # bytes
+MAX_OUTPUT = 64 * 2**20  # bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,54 +171,19 @@ class SlurmSource:
 
     async def ask(self, *command: str) -> str:
         """Output of a Slurm command. Raises ConnectorError if it fails or takes too long."""
+        name = command[0]
         try:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                env=self._env,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,
-            )
+            answer = await run_program(command, self._env, self._timeout_s, MAX_OUTPUT)
+        except TimeoutError:
+            raise ConnectorError(f"{name}: no answer within {self._timeout_s:g} s") from None
         except OSError as error:
             why = error.strerror or error
-            text = f"{command[0]}: cannot be run: {why}; expected Slurm's client commands on this host"
+            text = f"{name}: cannot be run: {why}; expected Slurm's client commands on this host"
             raise ConnectorError(text) from error
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                pipes = (process.stdout, MAX_OUTPUT), (process.stderr, MAX_REASON)
-                out, err = await asyncio.gather(*(_upto(process, *pipe) for pipe in pipes))
-                code = await process.wait()
-        except TimeoutError:
-            raise ConnectorError(f"{command[0]}: no answer within {self._timeout_s:g} s") from None
-        finally:
-            if process.returncode is None:
-                _kill(process)
-                with contextlib.suppress(TimeoutError):  # its pipes are read to their end, or stay open
-                    await asyncio.wait_for(process.communicate(), 2)
-        if len(out) > MAX_OUTPUT:
-            raise ConnectorError(f"{command[0]}: more than {MAX_OUTPUT} bytes of answer")
-        if code != 0:
-            why = err.decode("utf-8", "replace").strip().replace("\n", "; ")[:300]
+        if answer.is_cut:
+            raise ConnectorError(f"{name}: more than {MAX_OUTPUT} bytes of answer")
+        if answer.code != 0:
+            why = answer.errors.strip().replace("\n", "; ")[:300]
             hint = next((f"; {hint}" for words, hint in HINTS if words in why), "")
-            raise ConnectorError(f"{command[0]}: ends with {code}: {why or 'no reason given'}{hint}")
-        return out.decode("utf-8", "replace")
-
-
-def _kill(process: asyncio.subprocess.Process) -> None:
-    """End a command and what it started: it leads a group of its own."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-
-
-async def _upto(
-    process: asyncio.subprocess.Process, stream: asyncio.StreamReader | None, limit: int
-) -> bytes:
-    """All that a command writes to a pipe; it is ended beyond `limit`."""
-    got = bytearray()
-    while stream is not None and (part := await stream.read(2**16)):
-        if len(got) <= limit:
-            got += part
-            if len(got) > limit:
-                _kill(process)
-    return bytes(got)
+            raise ConnectorError(f"{name}: ends with {answer.code}: {why or 'no reason given'}{hint}")
+        return answer.out

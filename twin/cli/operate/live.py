@@ -88,7 +88,13 @@ NOTE = "--note TEXT=  for the record, such as a ticket"
 
 VERBS = {
     "status": live(
-        _get("/summary"), show.show_status, "", "", "--watch", "--url https://twin:8077 --format json", watched=True
+        _get("/summary"),
+        show.show_status,
+        "",
+        "",
+        "--watch",
+        "--url https://twin:8077 --format json",
+        watched=True,
     ),
     "daemon reload": live(_post("/reload"), show.show_done, "", ""),
     "alarm list": live(

@@ -1,0 +1,64 @@
+"""Programs of this host that are asked something, such as `squeue`, with limits to their time and output."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+END_S = 2.0  # for its pipes to be read to their end once it is killed; they may stay open
+
+
+class ProgramAnswer(NamedTuple):
+    """Answer of a program: its exit code (negative: a signal), its output and its errors."""
+
+    code: int
+    out: str
+    errors: str
+    is_cut: bool  # it wrote more than was asked for, and was ended
+
+
+async def run_program(
+    words: Sequence[str], env: Mapping[str, str], timeout_s: float, most_bytes: int
+) -> ProgramAnswer:
+    """Run it to its end. Raises OSError or ValueError where it cannot be run, TimeoutError where it hangs.
+
+    It leads a process group, which ends with it.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *words, env=env, start_new_session=True, stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(timeout_s):
+            pipes = process.stdout, process.stderr
+            out, errors = await asyncio.gather(*(_upto(process, pipe, most_bytes) for pipe in pipes))
+            code = await process.wait()
+    finally:
+        if process.returncode is None:
+            _kill(process)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.communicate(), END_S)
+    text, words_of_errors = (raw[:most_bytes].decode("utf-8", "replace") for raw in (out, errors))
+    return ProgramAnswer(code, text, words_of_errors, max(len(out), len(errors)) > most_bytes)
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+async def _upto(
+    process: asyncio.subprocess.Process, stream: asyncio.StreamReader | None, limit: int
+) -> bytes:
+    """All that it writes to a pipe; it is ended beyond `limit`."""
+    got = bytearray()
+    while stream is not None and (part := await stream.read(2**16)):
+        if len(got) <= limit:
+            got += part
+            if len(got) > limit:
+                _kill(process)
+    return bytes(got)
