@@ -53,18 +53,6 @@ def test_an_outlook_is_told_in_the_name_of_the_token(tmp_path: Path) -> None:
     serve(tmp_path, check)
 
 
-def test_who_may(tmp_path: Path) -> None:
-    async def check(pod: Pod) -> None:
-        for role, status in (("viewer", 403), ("none", 401), ("wrong", 401), ("operator", 200)):
-            assert (await pod.ask("POST", AT, role, BODY))[0] == status
-        assert (await pod.ask("GET", AT, "none"))[0] == 401
-        key = {"Idempotency_Key": "k"}
-        first = await pod.ask("POST", AT, "operator", BODY, **key)
-        assert first == await pod.ask("POST", AT, "operator", BODY, **key)
-
-    serve(tmp_path, check)
-
-
 BAD: list[tuple[Any, int, str]] = [
     (BODY | {"quantity": "rack.colour"}, 404, "rack.colour is no quantity"),
     (BODY | {"quantity": "gpu.energy_mj"}, 404, "is no quantity"),
@@ -150,14 +138,6 @@ def test_a_file_that_is_refused(
     assert why in said
     assert "Traceback" not in said
     assert desk.pod.twin.engine.intake.outlooks.dump() == []
-
-
-def test_a_viewer_may_look_only(desk: Desk, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--quantity", "site.outdoor_temp_c", *COLUMNS)
-    assert desk.run("forecast", "send", str(a_file(tmp_path)), *words, role="viewer") == 1
-    assert desk.run("forecast", "outlooks", role="viewer") == 0
-    assert desk.run("forecast", "send", str(tmp_path / "none.csv"), *words) == 1
-    assert "none.csv" in capsys.readouterr().err
 
 
 def test_a_file_of_the_past_is_not_told(

@@ -94,21 +94,6 @@ def test_what_cannot_be_so_is_refused_and_changes_nothing(
     serve(tmp_path, check)
 
 
-def test_who_may(tmp_path: Path) -> None:
-    async def check(pod: Pod) -> None:
-        for role, status in (("viewer", 403), ("none", 401), ("operator", 200), ("admin", 200)):
-            assert (await pod.ask("POST", paths_of()["repaired"], role, {}))[0] == status
-            assert (await pod.ask("POST", paths_of()["tested"], role, {"passed": True}))[0] == status
-        for path in ("/api/v1/replacement", "/api/v1/replacement/history", paths_of()["rma"]):
-            assert (await pod.ask("GET", path, "viewer"))[0] == 200
-            assert (await pod.ask("GET", path, "none"))[0] == 401
-        key = {"Idempotency_Key": "k1"}
-        first = await pod.ask("POST", paths_of()["repaired"], "operator", {"note": "a"}, **key)
-        assert await pod.ask("POST", paths_of()["repaired"], "operator", {"note": "a"}, **key) == first
-
-    serve(tmp_path, check)
-
-
 def test_without_the_policy_everything_answers_and_says_how_to_add_it(tmp_path: Path) -> None:
     async def check(pod: Pod) -> None:
         for path in ("/api/v1/replacement", "/api/v1/replacement/history"):

@@ -19,7 +19,6 @@ from tests.support.capped_pod import Rig, guards, job, lab
 from tests.support.in_process_daemon import Desk, serving_aside
 from twin.cli.arguments import instant_ns
 from twin.cli.grammar import watts
-from twin.cli.main import main
 from twin.cli.operate import kw, show_explanation
 from twin.contracts import Explanation, Sentence, table_of
 
@@ -146,11 +145,6 @@ def test_what_cannot_be_so_is_refused(
     assert desk.run("power", "target", "t", *words) == 1
     assert why in said(capsys)
     assert desk.pod.twin.engine.intake.load_targets.current(desk.pod.twin.site) == ()
-
-
-def test_without_a_daemon(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["power", "--url", "http://127.0.0.1:1"]) == 1
-    assert "no daemon answers" in said(capsys)
 
 
 @pytest.mark.parametrize(

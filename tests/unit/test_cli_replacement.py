@@ -154,11 +154,6 @@ def test_bad_words(
     assert why in said(capsys)
 
 
-def test_a_viewer_may_not(desk: NodesDesk, capsys: pytest.CaptureFixture[str]) -> None:
-    assert desk.run("device", "repaired", NODE, role="viewer") == 1
-    assert "needs the role operator" in said(capsys)
-
-
 def test_a_report_goes_to_a_file_and_overwrites_nothing_unasked(
     desk: NodesDesk, capsys: pytest.CaptureFixture[str]
 ) -> None:
