@@ -32,6 +32,7 @@ SAMPLE_ROWS = 300  # of those rows, at most so many count. source: estimate
 LEAST_ROWS = 8  # for a mean and a spread
 CELLS = 4_000_000  # numbers that are held at once
 HOURS = (24.0, 168.0)
+KEYS = ("phi", "constant", "day", "week")
 
 
 class AutoRegression:
@@ -94,11 +95,9 @@ class AutoRegression:
         self._lags = None
         if not parameters:
             return
-        try:
-            phi, constant = parameters["phi"], parameters["constant"]
-            seasons = parameters["day"], parameters["week"]
-        except KeyError as error:
-            raise ContractError(f"expected phi, constant, day and week, lacks {error}") from error
+        if set(parameters) != set(KEYS):
+            raise ContractError(f"expected {', '.join(KEYS)}, got {sorted(parameters)}")
+        phi, constant, *seasons = (parameters[key] for key in KEYS)
         shapes = phi.ndim == 1 and 1 <= len(phi) <= ORDERS[-1] and constant.shape == (1,)
         shapes = shapes and all(s.ndim == 2 and s.shape[1] == 2 for s in seasons)
         if not shapes or not all(np.isfinite(a).all() for a in (phi, constant, *seasons)):

@@ -148,14 +148,12 @@ def _value_at(values: F64, cases: TrainingCases, ahead: I64 | int) -> F64:
     if cases.neighbours is not None:
         row = cases.row[:1] + ahead
         found: F64 = values[np.maximum(row[..., 0], 0), cases.neighbours]
-        early = row[..., 0] < 0
+        early = row < 0
     else:
         row = cases.row + ahead
         found = np.take(values, np.maximum(row, 0) * values.shape[1] + cases.series)
         early = row < 0
-    if early.any():
-        found[early] = np.nan
-    return found
+    return np.where(early, np.nan, found) if early.any() else found
 
 
 def _near(rows: F64, out: F64) -> tuple[F64, F64]:

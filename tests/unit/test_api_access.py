@@ -16,7 +16,6 @@ from twin.api.routes import Route
 from twin.api.tokens import ROLES, add_token
 from twin.contracts import fields_of
 
-
 ROLE_OF = {
     "/healthz": None, "/readyz": None, "/": None,
     "/v1/jobs/{job}": "job", "/v1/jobs/{job}/checkpoint": "job", "/api/v1/jobs/{job}/checkpoint": "job",

@@ -100,6 +100,16 @@ def test_nothing_after_the_origin_nor_beyond_the_reach_is_seen(row: int, seed: i
             np.testing.assert_array_equal(one[name], other[name], err_msg=name)
 
 
+def test_the_panel_stays_as_it_was() -> None:
+    """Also where a season before the target lies just before the first row."""
+    values = walks()
+    panel = panel_of(values.copy())
+    for row in range(200):
+        for horizon in GRID.horizons:
+            table(panel, np.array([row]), horizon)
+    np.testing.assert_array_equal(panel.values, values)
+
+
 def test_the_reach_is_no_further_than_needed() -> None:
     values = walks()
     changed = values.copy()

@@ -8,7 +8,7 @@ import pytest
 from models.load import ForecastGrid, Parameters, SeriesPanel, linear
 from models.load.linear import LinearForecaster
 from models.load.training_set import TrainingSet
-from twin.catalogue import F64, ContractError
+from twin.catalogue import F64
 
 GRID = ForecastGrid(900.0, (1, 8))
 
@@ -65,43 +65,6 @@ def test_without_a_ridge_it_is_median_regression() -> None:
     assert 1 - 1e-9 <= loss < 1.005
 
 
-def test_spikes_do_not_ruin_it() -> None:
-    values = returning()
-    values[::97, 0] += 1e4
-    spiky = panel_of(values)
-    model, _ = fitted(spiky.upto(1099))
-    origins = np.arange(1100, 1490)
-    said = model.predict(spiky, origins).point
-    assert np.all((said >= -1e4) & (said <= 2e4))
-    for place, horizon in enumerate(GRID.horizons):
-        actual = values[origins + horizon, 0]
-        plain = (actual < 1e3) & (values[origins, 0] < 1e3)
-        error = np.abs(said[place, plain, 0] - actual[plain]).mean()
-        assert error < 1.1 * np.abs(values[origins, 0] - actual)[plain].mean()
-
-
-def test_what_hardly_ever_changes_stays_exactly_where_it_is() -> None:
-    dice = np.random.default_rng(0)
-    values = (
-        np.cumsum(np.where(dice.random((2000, 2)) < 0.02, dice.integers(-9, 10, (2000, 2)), 0), axis=0)
-        + 500.0
-    )
-    panel = panel_of(values)
-    model, _ = fitted(panel.upto(1499))
-    origins = np.arange(1500, 1990)
-    np.testing.assert_array_equal(model.predict(panel, origins).point[0], values[origins])
-
-
-def test_a_constant_is_forecast_exactly_and_what_is_new_not_at_all() -> None:
-    values = np.concatenate([returning(), np.full((1500, 2), 0.1)], axis=1)
-    values[:-3, 3] = np.nan
-    model, _ = fitted(panel_of(values))
-    point = model.predict(panel_of(values), np.array([1499])).point
-    assert np.isfinite(point[:, 0, :2]).all()
-    assert np.all(point[:, 0, 2] == 0.1)
-    assert np.isnan(point[:, 0, 3]).all()
-
-
 def test_little_past_and_long_horizons_teach_nothing() -> None:
     model = LinearForecaster(GRID)
     assert model.fit(panel_of(returning(70)), 1) == {}
@@ -127,43 +90,3 @@ def test_a_column_known_ahead_is_used_and_asked_for() -> None:
     error = np.abs(model.predict(panel, origins).point[1, :, 0] - values[origins + 8, 0]).mean()
     assert error < 0.4 * np.abs(values[origins + 8] - values[origins]).mean()
     assert np.isnan(model.predict(panel_of(values), origins).point).all()
-
-
-def test_rows_after_the_origin_change_nothing() -> None:
-    values = returning()
-    values[np.random.default_rng(5).random(values.shape) < 0.05] = np.nan
-    scrambled = values.copy()
-    scrambled[1001:] = -1e6
-    _, one = fitted(panel_of(values).upto(1000))
-    model, other = fitted(panel_of(scrambled).upto(1000))
-    assert all(np.array_equal(one[key], other[key]) for key in one | other)
-    origins = np.array([3, 500, 1000])
-    before, after = (model.predict(panel_of(v), origins).point for v in (values, scrambled))
-    np.testing.assert_array_equal(before, after)
-    assert np.isfinite(before[:, 1:]).all()
-
-
-@pytest.mark.parametrize(
-    "key, value",
-    [
-        ("1.weights", np.zeros((2, 3))),
-        ("1.weights", np.zeros(3)),
-        ("8.belief", np.zeros(2)),
-        ("8.belief", np.full(3, np.nan)),
-        ("8.belief", np.zeros(3, np.float32)),
-        ("8.belief", None),
-        ("known", None),
-        ("known", np.zeros(3)),
-        ("known", np.array([0xFF], np.uint8)),
-        ("known", np.frombuffer(b"heat", np.uint8)),
-        ("9.belief", np.zeros(3)),
-    ],
-)
-def test_damaged_parameters_are_refused(key: str, value: np.ndarray | None) -> None:
-    model, parameters = fitted(panel_of(returning(400)))
-    if value is None:
-        del parameters[key]
-    else:
-        parameters[key] = value
-    with pytest.raises(ContractError):
-        model.load(parameters)

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from models.load import (
     LAST_ROWS,
@@ -38,7 +38,7 @@ from models.load.ewma import (
 )
 from models.load.last_value import LastValue, rows_since_epoch
 from models.load.seasonal_naive import SeasonalDay, SeasonalWeek, season_rows
-from twin.catalogue import F64, NS, ContractError
+from twin.catalogue import F64, NS
 
 EWMAS = (Ewma1, Ewma2, Ewma5, Ewma15, Ewma60, Ewma240)
 SIMPLE: tuple[type[Forecaster], ...] = (
@@ -74,74 +74,10 @@ def says(kind: type[Forecaster], grid: ForecastGrid, values: F64, *origins: int)
     return kind(grid).predict(panel(values, grid.step_s), np.array(origins)).point
 
 
-@pytest.mark.parametrize("kind", SIMPLE)
-def test_names_are_the_contract(kind: type[Forecaster]) -> None:
-    names = (
-        "last seasonal_day seasonal_week ewma1 ewma2 ewma5 ewma15 ewma60 ewma240 climatology hourly_median"
-    )
-    assert kind.name in [*names.split(), "seasonal_ewma", "weekly_ewma"]
-    assert not kind.fitted
-    rule = kind(HOUR)
-    assert rule.fit(panel(np.zeros((9, 1))), 0) == {}
-    rule.load({})
-    with pytest.raises(ContractError, match="no parameters"):
-        rule.load({"alpha": np.zeros(1)})
-
-
 # --- no look ahead, and no look further back than it says
 
 
-@pytest.mark.parametrize("kind", SIMPLE)
-@pytest.mark.parametrize("step_s, n_time", [(3600.0, 1500), (900.0, 3000), (5400.0, 700), (7.0, 1300)])
-def test_only_the_reach_before_an_origin_counts(kind: type[Forecaster], step_s: float, n_time: int) -> None:
-    grid = ForecastGrid(step_s, (1, 7, 30, 200))
-    rule = kind(grid)
-    values = gappy(3, n_time, 3)
-    whole = panel(values, step_s)
-    origins = np.unique(np.r_[0, 3, np.linspace(5, n_time - 1, 40).astype(int)])
-    said = rule.predict(whole, origins).point
-    assert said.shape == (4, len(origins), 3)
-    for place, origin in enumerate(origins):
-        begin = max(0, int(origin) - rule.reach_rows + 1)
-        cut = panel(values[begin : origin + 1], step_s, int(whole.t_ns(np.array([begin]))[0]))
-        alone = rule.predict(cut, np.array([origin - begin])).point[:, 0]
-        np.testing.assert_allclose(alone, said[:, place], rtol=1e-9, equal_nan=True)
-        for future in (np.nan, -1e12):
-            scrambled = values.copy()
-            scrambled[origin + 1 :] = future
-            later = rule.predict(panel(scrambled, step_s), origins).point[:, place]
-            np.testing.assert_allclose(later, said[:, place], rtol=1e-12, equal_nan=True)
-
-
-@pytest.mark.parametrize("kind", SIMPLE)
-@given(data=st.data())
-@settings(max_examples=25)
-def test_any_choice_of_origins_gives_the_same(kind: type[Forecaster], data: st.DataObject) -> None:
-    n_time = data.draw(st.integers(1, 900))
-    values = gappy(data.draw(st.integers(0, 9)), n_time, 2, data.draw(st.sampled_from((0.0, 0.3, 0.97))))
-    rule, here = kind(HOUR), panel(values, start_ns=data.draw(st.integers(0, 10**15)))
-    every = rule.predict(here, np.arange(n_time)).point
-    some = np.unique(data.draw(st.lists(st.integers(0, n_time - 1), min_size=1, max_size=5)))
-    np.testing.assert_allclose(rule.predict(here, some).point, every[:, some], rtol=1e-9, equal_nan=True)
-
-
 # --- hostile series
-
-
-@pytest.mark.parametrize("kind", SIMPLE)
-@pytest.mark.parametrize("level", [0.0, -7.25, 1e9, 1e-9])
-def test_a_constant_series_stays(kind: type[Forecaster], level: float) -> None:
-    said = says(kind, HOUR, np.full((1000, 2), level), 0, 3, 500, 999)
-    np.testing.assert_allclose(said[:, -1], level, rtol=1e-12)
-    assert np.all(np.isnan(said) | np.isclose(said, level, rtol=1e-12, atol=0.0))
-
-
-@pytest.mark.parametrize("kind", SIMPLE)
-def test_where_nothing_is_known_nothing_is_said(kind: type[Forecaster]) -> None:
-    assert np.isnan(says(kind, HOUR, np.full((800, 2), np.nan), 0, 3, 799)).all()
-    assert says(kind, HOUR, np.empty((5, 0)), 1, 4).shape == (4, 2, 0)
-    none = kind(HOUR).predict(panel(np.zeros((5, 2))), np.empty(0, np.int64)).point
-    assert none.shape == (4, 0, 2)
 
 
 @pytest.mark.parametrize("kind", sorted({*SIMPLE} - {SeasonalMean, WeeklyMean}, key=lambda kind: kind.name))

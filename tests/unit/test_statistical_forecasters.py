@@ -11,7 +11,7 @@ import pytest
 from models.load import Forecaster, ForecastGrid, SeriesPanel
 from models.load.autoregression import LARGEST_ROOT, AutoRegression, _iterated, _shrunk, fit_series
 from models.load.state_space import KEYS, NO_SEASON, StateSpace, _largest_root, _stable, smooth
-from twin.catalogue import F64, NS, ContractError
+from twin.catalogue import F64, NS
 
 BOTH: tuple[type[Forecaster], ...] = (AutoRegression, StateSpace)
 HOUR = ForecastGrid(3600.0, (1, 2, 6, 24, 30))
@@ -50,30 +50,6 @@ def holed(values: F64, seed: int = 0) -> F64:
 
 
 @pytest.mark.parametrize("kind", BOTH)
-@pytest.mark.parametrize("step_s, n_time", [(3600.0, 1100), (900.0, 1500), (7.0, 1300)])
-def test_only_the_reach_before_an_origin_counts(kind: type[Forecaster], step_s: float, n_time: int) -> None:
-    grid = ForecastGrid(step_s, (1, 7, 30, 200))
-    values = holed(noise(3, n_time, 3))
-    whole = panel(values, step_s, "Europe/Berlin")
-    rule = ready(kind, grid, whole)
-    origins = np.unique(np.r_[0, 3, np.linspace(5, n_time - 1, 30).astype(int)])
-    said = rule.predict(whole, origins).point
-    assert said.shape == (4, len(origins), 3)
-    assert np.isfinite(said[:, 3:]).all()
-    for place, origin in enumerate(origins):
-        begin = max(0, int(origin) - rule.reach_rows + 1)
-        start_ns = int(whole.t_ns(np.array([begin]))[0])
-        cut = SeriesPanel(start_ns, step_s, values[begin : origin + 1], zone=whole.zone)
-        alone = rule.predict(cut, np.array([origin - begin])).point[:, 0]
-        np.testing.assert_allclose(alone, said[:, place], rtol=1e-9, equal_nan=True)
-        for future in (np.nan, -1e12):
-            scrambled = values.copy()
-            scrambled[origin + 1 :] = future
-            later = rule.predict(panel(scrambled, step_s, whole.zone), origins).point[:, place]
-            np.testing.assert_allclose(later, said[:, place], rtol=1e-12, equal_nan=True)
-
-
-@pytest.mark.parametrize("kind", BOTH)
 def test_a_fit_is_the_same_each_time_and_blind_to_scale(kind: type[Forecaster]) -> None:
     values = noise(1, 600, 2)
     once, again = (kind(HOUR).fit(panel(values), seed) for seed in (0, 1))
@@ -97,26 +73,6 @@ def test_forecasts_scale_with_the_series(kind: type[Forecaster]) -> None:
 
 
 @pytest.mark.parametrize("kind", BOTH)
-@pytest.mark.parametrize(
-    "values",
-    [
-        np.full((500, 2), np.nan),
-        np.full((500, 2), 7.0),
-        np.arange(3.0)[:, None],
-        np.empty((0, 2)),
-        np.empty((500, 0)),
-        np.where(np.arange(500.0) < 490, np.nan, np.arange(500.0))[:, None],
-    ],
-)
-def test_too_little_to_fit_says_nothing(kind: type[Forecaster], values: F64) -> None:
-    rule = kind(HOUR)
-    found = rule.fit(panel(values), 0)
-    assert found == {}
-    rule.load(found)
-    assert np.isnan(rule.predict(panel(np.ones((9, 2))), np.array([0, 8])).point).all()
-
-
-@pytest.mark.parametrize("kind", BOTH)
 def test_odd_series_beside_sound_ones(kind: type[Forecaster]) -> None:
     values = noise(4, 500, 6)
     values[:, 0], values[:, 1] = 3.0, np.nan
@@ -134,20 +90,6 @@ def test_odd_series_beside_sound_ones(kind: type[Forecaster]) -> None:
     assert np.all(np.abs(said[:, 1, 4] - 50.0) < 15.0)
     few = said[:, 1, 5]
     assert np.isnan(few).all() if kind is AutoRegression else np.all(np.abs(few - 50.0) < 15.0)
-
-
-@pytest.mark.parametrize("kind", BOTH)
-def test_strange_parameters_are_refused(kind: type[Forecaster]) -> None:
-    sound = kind(HOUR).fit(panel(noise(0, 500, 1)), 0)
-    for key in sound:
-        rule = kind(HOUR)
-        with pytest.raises(ContractError, match="expected"):
-            rule.load({k: v for k, v in sound.items() if k != key})
-        with pytest.raises(ContractError, match="expected"):
-            rule.load({**sound, key: np.full((2, 3), 0.5)})
-        with pytest.raises(ContractError, match="expected"):
-            rule.load({**sound, key: sound[key] * np.nan})
-        assert np.isnan(rule.predict(panel(noise(0, 50, 1)), np.array([49])).point).all()
 
 
 @pytest.mark.parametrize("kind", BOTH)
