@@ -96,7 +96,7 @@ def test_disarming_and_turning_off_leave_no_shadow_behind() -> None:
         sim.step()
         assert sim.decision.advice == ()
     assert sim.engine.arbiter.shadow == {}
-    assert sim.engine.shadow_power.turn_ns == 0
+    assert sim.engine.preview.power.turn_ns == 0
 
 
 def test_the_shadow_is_seen_by_those_who_advise_alone() -> None:

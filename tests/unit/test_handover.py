@@ -1,88 +1,63 @@
-"""What a leader leaves behind, and what a successor makes of it."""
+"""The hand-over from advice to commands: a policy that is armed goes on from its advice at any cadence."""
 
 from __future__ import annotations
 
-import json
-import math
-from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from twin.daemon.authority import AuthorityBook
-from twin.daemon.handover import Handover, read_handover
-from twin.daemon.leader import MAX_HEAD
-from twin.telemetry import MaintenanceBegun, OperatorRequest
+from policies.power_capping import PowerCap, PowerGuard
+from tests.support.builders import two_racks
+from tests.support.powered_plant import CAP, Loop
+from twin.telemetry import AuthorityChanged
+
+READ_RARELY = ("gpu.power_w", "gpu.power_limit_w")
+BUDGET_W = {"power_cap": 150_000, "power_guard": 75_000}
 
 
-def window(number: int, names: int = 1) -> MaintenanceBegun:
-    return MaintenanceBegun(id=f"m{number}", author="ann", table="node", until_ns=2**60,
-                            names=tuple(f"lab/h/r{number}/node{i}" for i in range(names)))  # fmt: skip
+def armed_after(policy: Any, every_s: int, advises_s: int) -> tuple[Loop, float]:
+    """(a loop in which a policy was just armed, the mean cap that it advised): GPUs are read this often."""
+    tree = two_racks()
+    for feeder in tree["halls"][0]["feeders"]:
+        feeder["budget_w"] = BUDGET_W[policy.name]
+    loop = Loop(tree, [policy])
+    loop.wants_w[:] = 1000.0
+    loop.tick(AuthorityChanged(author="ann", policy=policy.name, authority="advise"))
+    for second in range(advises_s):
+        step(loop, every_s, second)
+    assert (loop.gpu_w == 1000.0).all(), "nobody obeyed"
+    advised_w = float(loop.twin.engine.arbiter.shadow[CAP].value.mean())
+    step(loop, every_s, every_s // 4, AuthorityChanged(author="ann", policy=policy.name, authority="act"))
+    return loop, advised_w
 
 
-def request(number: int, names: int = 1) -> OperatorRequest:
-    return OperatorRequest(id=f"r{number}", author="bob", control="gpu.power_cap_w", lo=-math.inf, hi=900.0,
-                           names=tuple(f"lab/h/r{number}/node{i}/gpu0" for i in range(names)))  # fmt: skip
+def step(loop: Loop, every_s: int, second: int, *events: Any) -> None:
+    loop.silent = set() if second % every_s == 0 else set(READ_RARELY)
+    loop.tick(*events)
 
 
-def noise(count: int) -> tuple[OperatorRequest, ...]:
-    """Requests that hardly shrink."""
-    import hashlib
-
-    return tuple(
-        OperatorRequest(id=hashlib.blake2b(bytes([i % 256, i // 256])).hexdigest(), author="x", control="c",
-                        names=("n",), lo=0, hi=1) for i in range(count)
-    )  # fmt: skip
-
-
-def test_it_comes_back_whole() -> None:
-    left = Handover("ab" * 16, {"p": "off"}, {"p": 7}, "held", [window(1)], [request(1, 2000)])
-    text = left.text()
-    assert len(text) <= MAX_HEAD
-    again = read_handover(text)
-    assert again == left
-    assert again.same_but_head(left)
-    assert not again.same_but_head(None)
+@pytest.mark.parametrize("every_s", [1, 30])
+@pytest.mark.parametrize("policy", [PowerCap, PowerGuard])
+def test_who_is_armed_neither_cuts_again_nor_gives_back_before_its_commands_are_read(
+    policy: Any, every_s: int
+) -> None:
+    loop, advised_w = armed_after(policy(), every_s, 5 * max(every_s, 20))
+    assert loop.twin.lease(CAP).mean() == pytest.approx(advised_w, abs=2.0)
+    for second in range(every_s // 4 + 1, every_s // 4 + 75):
+        step(loop, every_s, second)
+        assert loop.twin.lease(CAP).mean() == pytest.approx(advised_w, rel=0.06), second
+        assert loop.feeder_w.max() <= BUDGET_W[policy.name] * 1.01
+    assert loop.twin.engine.arbiter.shadow == {}, "what was read is reality"
 
 
-def test_what_finds_no_room_is_told_windows_last() -> None:
-    left = Handover("h", windows=[window(i) for i in range(20)], requests=noise(400))
-    text = left.text()
-    assert len(text) <= MAX_HEAD
-    again = read_handover(text)
-    assert again.windows == left.windows
-    assert (again.requests, again.lost) == (None, 400)
-    many = [MaintenanceBegun(id=r.id, author="a", table="node", names=("n",), until_ns=1) for r in noise(400)]
-    again = read_handover(Handover("h", windows=many, requests=[request(1)]).text())
-    assert (again.windows, again.requests, again.lost) == (None, None, 401)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "", "{", "[]", "7", "[" * 100_000,
-        json.dumps({"asked": "no base 85 \x00", "mode": 3, "authority": [1], "decided_ns": {"p": "x"}}),
-        json.dumps({"asked": "VPaz", "lost": -1, "mode": "mad", "authority": {"p": "king"}}),
-        json.dumps({"asked": 5, "lost": True, "decided_ns": {"p": 2**70}}),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_read_is_left_out(text: str) -> None:
-    assert read_handover(text) == Handover()
-
-
-def test_the_later_decision_of_people_holds_within_the_configuration(tmp_path: Path) -> None:
-    book = AuthorityBook(tmp_path, {"a": "act", "b": "advise"})
-    assert book.after("a", "off", 5) == "off", "disarmed at the leader before"
-    assert book.after("b", "act", 5) == "advise", "armed there; here the configuration says no"
-    book.set({"a": "off", "b": "advise"})
-    again = AuthorityBook(tmp_path, {"a": "act", "b": "advise"})
-    assert again.levels == {"a": "off", "b": "advise"}
-    assert again.after("a", "act", 5) == "off", "no newer decision: the stricter"
-    assert again.after("a", "act", 4) == "off"
-    assert again.after("a", "act", 9) == "act", "armed again since"
-    assert again.after("a", "advise", 8) == "off", "until the book is set, what it held"
-
-
-def test_a_book_of_the_version_before_is_read(tmp_path: Path) -> None:
-    (tmp_path / "authority.json").write_text('{"a": {"level": "off", "configured": "act"}}')
-    book = AuthorityBook(tmp_path, {"a": "act"})
-    assert (book.levels, book.decided_ns) == ({"a": "off"}, {"a": 0})
+def test_what_devices_never_tell_is_waited_for_no_longer_than_is_usual() -> None:
+    loop, _ = armed_after(PowerCap(), 1, 60)
+    loop.silent = set(READ_RARELY)
+    lasts_s = 0
+    while loop.twin.engine.arbiter.shadow:
+        loop.tick()
+        lasts_s += 1
+        assert lasts_s < 200
+    assert np.isfinite(loop.twin.lease(CAP)).all()
+    assert lasts_s > 140

@@ -80,7 +80,7 @@ def test_nothing_advised_costs_nothing() -> None:
     pod.run(3, HEARD)
     assert eyes["looks"].view is eyes["acts"].view
     assert pod.engine.arbiter.shadow == {}
-    assert pod.engine.shadow_power.turn_ns == 0
+    assert pod.engine.preview.power.turn_ns == 0
 
 
 def test_advice_and_commands_on_one_control_live_beside_each_other() -> None:
@@ -139,7 +139,23 @@ def test_who_was_armed_sees_reality_after_a_while() -> None:
     assert eyes["asks"].view.value("gpu.power_w")[:4].tolist() == [DRAWN_W] * 4
     pod.run(round(2 * METER_LAG_S), HEARD)
     assert pod.engine.arbiter.shadow == {}
-    assert pod.engine.shadow_power.turn_ns == 0
+    assert pod.engine.preview.power.turn_ns == 0
+
+
+def test_who_was_armed_counts_on_its_own_commands_alone() -> None:
+    """What others advise is obeyed by nobody, whoever was armed."""
+    pod, eyes = twin(asks="advise", other="advise")
+    eyes["asks"].ask(CAP, FIRST, 200, CAP_W)
+    eyes["other"].ask(CAP, FIRST + 4, 200, 600)
+    pod.run(3, HEARD)
+    pod.tick(HEARD, arm("asks"))
+    for _ in range(3):
+        view = eyes["asks"].view
+        assert view.value("gpu.power_w")[:9].tolist() == [CAP_W] * 4 + [DRAWN_W] * 5
+        assert view.readback(CAP)[:9].tolist() == [CAP_W] * 4 + [FULL_W] * 5
+        assert view.commanded(CAP)[:5] == pytest.approx([CAP_W] * 4 + [np.nan], nan_ok=True)
+        assert eyes["other"].view.value("gpu.power_w")[:9].tolist() == [CAP_W] * 4 + [600.0] * 4 + [DRAWN_W]
+        pod.tick(HEARD)
 
 
 def test_what_is_no_longer_advised_is_given_back_as_it_would_be() -> None:
@@ -246,7 +262,7 @@ def test_meters_that_lag_are_lowered_by_what_was_saved_when_they_were_read() -> 
     full = eyes["asks"].view.value("rack.power_w")[0]
     pod.run(2, HEARD | {"gpu.power_w": 300.0})
     assert eyes["asks"].view.value("rack.power_w")[0] == pytest.approx(full)
-    assert isinstance(pod.engine.shadow_power, ShadowPower)
+    assert isinstance(pod.engine.preview.power, ShadowPower)
     pod.run(round(3 * METER_LAG_S), HEARD | {"gpu.power_w": 300.0, "rack.power_w": 40e3})
     assert eyes["asks"].view.value("rack.power_w")[0] == pytest.approx(40e3)
 

@@ -13,6 +13,7 @@ from tests.unit.test_preview import Eye
 from twin.catalogue import NS, digest
 from twin.control import HANDOVER_S
 from twin.engine import encode
+from twin.engine.preview import PreviewState
 from twin.engine.snapshot import decode
 from twin.telemetry import AuthorityChanged, CheckpointTold, JobEnded, JobStarted
 
@@ -36,7 +37,7 @@ def test_advice_to_save_ends_when_the_save_would_be_durable() -> None:
     assert twin.engine.memory["checkpoint"]["save_deadline_ns"][0] == 0
     real = twin.engine.view().jobs.saved_ns[0]
     assert (twin.now_ns - real) / NS > 1000, "in reality it holds the old one"
-    assert twin.engine.shadow_saves.began_ns[0] > real
+    assert twin.engine.preview.saves.began_ns[0] > real
 
 
 def test_a_job_that_was_never_asked_is_asked_when_the_policy_is_armed() -> None:
@@ -51,19 +52,19 @@ def test_a_save_of_its_own_takes_the_place_of_the_one_that_was_never_taken() -> 
     twin = endangered("advise")
     twin.wait(SAVE_S + 20)
     twin.told("a", ago_s=5.0)
-    assert twin.engine.shadow_saves.began_ns[0] == 0
+    assert twin.engine.preview.saves.began_ns[0] == 0
 
 
 def test_a_snapshot_and_the_end_of_the_job() -> None:
     twin = endangered("advise")
     twin.wait(SAVE_S + 20)
     dump = twin.engine.dump()
-    assert dump["shadow_saves"]["began_ns"][0] == twin.engine.shadow_saves.began_ns[0] > 0
-    twin.engine.shadow_saves = type(twin.engine.shadow_saves)(twin.site.sizes["job"])
+    assert dump["preview"]["saves"]["began_ns"][0] == twin.engine.preview.saves.began_ns[0] > 0
+    twin.engine.preview = PreviewState(twin.site)
     twin.engine.restore(decode(encode(dump)))
     assert digest(twin.engine.dump()) == digest(dump)
     twin.tick(None, JobEnded(job="a"))
-    assert twin.engine.shadow_saves.began_ns[0] == 0
+    assert twin.engine.preview.saves.began_ns[0] == 0
 
 
 @pytest.mark.parametrize("authority", ["act", "approve"])

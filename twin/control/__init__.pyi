@@ -17,4 +17,4 @@ from .leases import (
     Leases as Leases,
     Setpoints as Setpoints,
 )
-from .shadow import HANDOVER_S as HANDOVER_S, ShadowLeases as ShadowLeases
+from .shadow import HANDOVER_S as HANDOVER_S, MOST_HANDOVER_S as MOST_HANDOVER_S, ShadowLeases as ShadowLeases

@@ -224,7 +224,8 @@ class ArbitrationPass:
     def _advice(self, shadow: ShadowLeases, lease: Leases, order: Order) -> list[CommandBatch]:
         """The commands of a rehearsal that the real leases lack, as advice."""
         shown = order.advised | (shadow.apart & ~order.settled)
-        shadow.part(lease, order.advised, order.settled, self.view.now_ns)
+        heard_ns = self._told_ns(shadow) if shadow.handed_ns.any() else self._heard_ns("", shadow.n)
+        shadow.part(lease, order.advised, order.settled, heard_ns, self.view.now_ns)
         out: list[CommandBatch] = []
         for batch in order.commands:
             new = shown[batch.index] & (lease.value[batch.index] != batch.value)
@@ -405,6 +406,21 @@ class ArbitrationPass:
         age_ns = np.minimum(self.view.age_s(f"{control.table}.{control.readback}") * NS, 2**62)
         heard_ns: I64 = self.view.now_ns - age_ns.astype(np.int64)
         return heard_ns
+
+    def _told_ns(self, shadow: ShadowLeases) -> I64:
+        """Until when devices have told what came of a command, by their read-back and power [n].
+
+        Where neither was ever heard, until now: there is nothing to wait for.
+        """
+        table, view, control = shadow.control.table, self.view, shadow.control
+        out = np.full(shadow.n, view.now_ns)
+        power = "power_w" if control.key.endswith("power_cap_w") else None
+        for name in (control.readback, power):
+            if name is not None and find_signal(f"{table}.{name}") is not None:
+                age_s = view.age_s(f"{table}.{name}")
+                ago_ns = np.where(np.isfinite(age_s), age_s * NS, 0.0).astype(np.int64)
+                out = np.minimum(out, view.now_ns - ago_ns)
+        return out
 
     def _shown(self, table: str, index: I32) -> tuple[str, ...]:
         return shown(self.view.site, self.view.jobs, table, index[:SHOWN_ENTITIES])

@@ -54,11 +54,10 @@ from twin.diagnosis import Diagnosis
 from twin.engine.arbitration import ArbitrationPass
 from twin.engine.event_handlers import Intake
 from twin.engine.plugin_checks import check_forecast, checked_accounts, checked_memory, fresh_memory
-from twin.engine.preview import PreviewView, preview_of
+from twin.engine.preview import PreviewState, PreviewView, handover_of, preview_of
 from twin.engine.records import FaultTally, ReportTally, proposals_record, same_proposals
 from twin.engine.remap import slots_kept
-from twin.engine.shadow_power import ShadowPower, SparedPower
-from twin.engine.shadow_saves import ShadowSaves
+from twin.engine.shadow_power import SparedPower
 from twin.engine.view import EngineView
 from twin.estimation import Estimator
 from twin.health import HealthState, findings as suspects_of
@@ -100,8 +99,7 @@ class Engine:
         self.forecasts: dict[tuple[str, float], Forecast] = {}
         self.settle_into(site)
         self.arbiter = Arbiter(site)
-        self.shadow_power = ShadowPower(site)
-        self.shadow_saves = ShadowSaves(site.sizes["job"])
+        self.preview = PreviewState(site)
         self.spared: SparedPower | None = None  # of the last tick, for explanations
         self.estimator = Estimator(site)
         self.diagnosis = Diagnosis(site)
@@ -134,9 +132,10 @@ class Engine:
         self.health.update(self.state, self.estimator, self.diagnosis, self.jobs, self.windows)
         view = self.view(frame.dt_s)
         fits = self._forecast(view, frame, records)
-        preview = preview_of(view, self.shadow_power, self.shadow_saves)
+        armed = [i for i, p in enumerate(self.policies) if self.intake.takes_over(p.name, frame.now_ns)]
+        preview, handover = preview_of(view, self.preview), handover_of(view, self.preview, armed)
         self.spared = preview.spared if isinstance(preview, PreviewView) else None
-        self._run_policies(view, preview, frame, records)
+        self._run_policies(view, preview, handover, frame, records)
         commands, advice, deferred = self._arbitrate(view, preview, records)
         explained = {k: m for k in BALANCED if (m := self.diagnosis.explained(k)) is not None}
         records += self.findings.keep_only("fault/", self.diagnosis.findings(self.site))
@@ -243,7 +242,7 @@ class Engine:
             entity = self.site.entity(event.table, event.name)
             assert entity is not None  # or it would have been refused
             self.history.forget(event.table, entity)
-            self.shadow_power.forget(event.table, entity)
+            self.preview.forget(event.table, entity)
             self.estimator.forget(event.table, entity)
             self.diagnosis.forget(event.table, entity)
             self.health.forget(event.table, entity)
@@ -335,11 +334,17 @@ class Engine:
         self.forecasts = others
 
     def _run_policies(
-        self, view: EngineView, preview: EngineView, frame: Frame, records: list[JournalRecord]
+        self,
+        view: EngineView,
+        preview: EngineView,
+        handover: EngineView,
+        frame: Frame,
+        records: list[JournalRecord],
     ) -> None:
         """Run the policies that are due, in order of rank; changed proposals and accounts go to `records`.
 
-        One that advises sees the `preview`, in which its advice is obeyed.
+        One that advises sees the `preview`, in which its advice is obeyed; one that was just armed, the
+        `handover`, in which its first commands are.
         """
         for policy in self.policies:
             name = policy.name
@@ -358,8 +363,9 @@ class Engine:
             if not frame.urgent:
                 self.ran_ns[name] = frame.now_ns
             try:
-                advises = self.intake.previews(name, frame.now_ns)
-                proposals, accounts = self._run_policy(policy, preview if advises else view)
+                seen = handover if self.intake.takes_over(name, frame.now_ns) else view
+                seen = preview if self.intake.previews(name) else seen
+                proposals, accounts = self._run_policy(policy, seen)
             except Exception as error:
                 records += self.suspend(name, error, frame.now_ns)
                 continue
@@ -449,10 +455,8 @@ class Engine:
             state.tables[table] = state.tables[table].remapped(new.sizes[table], kept[table], freshness)
         self.jobs = self.jobs.remapped(new.sizes["node"], kept["node"], new.sizes["job"])
         self.arbiter = self.arbiter.remapped(new, kept)
-        shadow_power, self.shadow_power = self.shadow_power, ShadowPower(new)
-        self.shadow_power.adopt(shadow_power, kept)
-        shadow_saves, self.shadow_saves = self.shadow_saves, ShadowSaves(new.sizes["job"])
-        self.shadow_saves.adopt(shadow_saves, kept)
+        preview, self.preview = self.preview, PreviewState(new)
+        self.preview.adopt(preview, kept)
         self.spared = None
         self.estimator = self.estimator.remapped(new, kept)
         self.diagnosis = self.diagnosis.remapped(new, kept)
@@ -495,8 +499,7 @@ class Engine:
             "tables": {name: table.arrays() for name, table in self.state.tables.items()},
             "jobs": self.jobs.dump(),
             "arbiter": self.arbiter.dump(),
-            "shadow_power": self.shadow_power.dump(),
-            "shadow_saves": self.shadow_saves.dump(),
+            "preview": self.preview.dump(),
             "estimator": self.estimator.dump(),
             "diagnosis": self.diagnosis.dump(),
             "health": self.health.dump(),
@@ -536,10 +539,8 @@ class Engine:
             self.state.tables[name].restore(arrays)
         self.jobs.restore(data["jobs"])
         self.arbiter.restore(data["arbiter"])
-        if "shadow_power" in data:  # one of a version before has none
-            self.shadow_power.restore(data["shadow_power"])
-        if "shadow_saves" in data:
-            self.shadow_saves.restore(data["shadow_saves"])
+        if "preview" in data:  # one of a version before has none
+            self.preview.restore(data["preview"])
         self.estimator.restore(data["estimator"])
         if "diagnosis" in data:  # one of a version before has none: faults are found again
             self.diagnosis.restore(data["diagnosis"])

@@ -31,7 +31,7 @@ from twin.contracts import (
     RequestExpiredRecord,
     brief_event,
 )
-from twin.control import HANDOVER_S, Arbiter
+from twin.control import MOST_HANDOVER_S, Arbiter
 from twin.engine.identity import Identities
 from twin.engine.job_reports import checkpoint_told, job_ended, job_started
 from twin.engine.outlook import Outlooks
@@ -185,11 +185,14 @@ class Intake:
                 return None
         return None
 
-    def previews(self, policy: str, now_ns: int) -> bool:
-        """True if a policy reads its advice as obeyed; one that was armed, until that can be read back."""
+    def previews(self, policy: str) -> bool:
+        """True if a policy reads its advice as obeyed."""
+        return self.authority[policy] in ADVISING
+
+    def takes_over(self, policy: str, now_ns: int) -> bool:
+        """True if a policy was armed of late, and reads its first commands as obeyed."""
         armed_ns = self.armed_ns.get(policy)
-        handed = armed_ns is not None and now_ns - armed_ns < round(HANDOVER_S * NS)
-        return handed or self.authority[policy] in ADVISING
+        return armed_ns is not None and now_ns - armed_ns < round(MOST_HANDOVER_S * NS)
 
     def take_report(self, event: ev.CheckpointTold, jobs: JobSlots, state: State) -> str | None:
         """Take in what a job says of its saves, whose instant tells if it is new; the reason why not."""

@@ -8,17 +8,19 @@ placement of jobs, and levels of service. Alarms, diagnosis, models and the poli
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
 import numpy as np
 
-from twin.catalogue import F32, F64, TABLES
+from twin.catalogue import F32, F64, TABLES, Bool
 from twin.contracts import Forecast, read_only
 from twin.engine.shadow_power import POWER_TABLES, ShadowPower, SparedPower
 from twin.engine.shadow_saves import ShadowSaves
 from twin.engine.view import EngineView
+from twin.site import Site
+from twin.telemetry import EntityState, part
 
 GPU_CAP, NODE_CAP = "gpu.power_cap_w", "node.power_cap_w"
 # Jobs, people and the scheduler answer a level of service. A policy keeps a record of who left and why, and
@@ -31,9 +33,13 @@ CONTROL_OF = {f"{t}.{c.readback}": c.key for t, spec in TABLES.items() for c in 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PreviewView(EngineView):
-    """A view on the site as the advice expects it. `obeyed`: by control, what counts as carried out [n]."""
+    """A view on the site as the advice expects it.
+
+    By control, `obeyed` counts as carried out, and `held` are the leases that there would be [n].
+    """
 
     obeyed: Mapping[str, F64]
+    held: Mapping[str, F64]
     spared: SparedPower | None
     _read: dict[tuple[str, str], F32 | None] = field(default_factory=dict, init=False, repr=False)
 
@@ -47,10 +53,10 @@ class PreviewView(EngineView):
 
     def commanded(self, control: str) -> F64:
         """The value of the lease that there would be; NaN where none."""
-        shadow = self.arbiter.shadow.get(control)
-        if shadow is None or control == SERVICE:
+        value = self.held.get(control)
+        if value is None or control == SERVICE:
             return EngineView.commanded(self, control)
-        return cast(F64, read_only(shadow.value_beside(self.arbiter.leases[control])))
+        return cast(F64, read_only(value))
 
     def _expected(self, how: str, key: str, real: F32) -> F32:
         if (how, key) not in self._read:
@@ -80,23 +86,60 @@ class PreviewView(EngineView):
         return np.where(np.isfinite(value) & np.isfinite(real), value, real)
 
 
-def preview_of(view: EngineView, power: ShadowPower, saves: ShadowSaves) -> EngineView:
+class PreviewState(EntityState):
+    """What previews remember between ticks: of the advice, and of commands that are handed over."""
+
+    power: ShadowPower = part()
+    handed: ShadowPower = part()
+    saves: ShadowSaves = part()
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site.sizes)
+        self.power, self.handed, self.saves = (
+            ShadowPower(site),
+            ShadowPower(site),
+            ShadowSaves(site.sizes["job"]),
+        )
+
+
+def preview_of(view: EngineView, state: PreviewState) -> EngineView:
     """The view of a policy that advises; the same object while no advice waits to be obeyed."""
-    jobs = saves.update(view.jobs, view.arbiter, view.now_ns)
-    if not view.arbiter.shadow and not power.turn_ns and jobs is None:
+    jobs = state.saves.update(view.jobs, view.arbiter, view.now_ns)
+    if not view.arbiter.shadow and not state.power.turn_ns and jobs is None:
         return view
+    return _carried_out(view, state.power, None, {} if jobs is None else {"jobs": jobs})
+
+
+def handover_of(view: EngineView, state: PreviewState, armed: Sequence[int]) -> EngineView:
+    """The view of the policies (by place in the order) that were just armed: their own advice counts.
+
+    The same object where all that they command may be read back.
+    """
+    handed = any(shadow.handed_ns.any() for shadow in view.arbiter.shadow.values())
+    if not armed and not handed and not state.handed.turn_ns:
+        return view
+    return _carried_out(view, state.handed, armed, {})
+
+
+def _carried_out(
+    view: EngineView, power: ShadowPower, owners: Sequence[int] | None, changed: dict[str, Any]
+) -> PreviewView:
+    """The view with all advice carried out, or that of the `owners`, and what is handed over."""
     obeyed: dict[str, F64] = {}
+    held: dict[str, F64] = {}
+    metered: dict[str, Bool] = {}
     for key, shadow in view.arbiter.shadow.items():
-        value = shadow.obeyed(view.arbiter.leases[key])
+        real = view.arbiter.leases[key]
+        held[key], metered[key] = shadow.value_beside(real, owners), shadow.metered(view.now_ns)
+        value = shadow.obeyed(real, owners)
         if np.isfinite(value).any():
             obeyed[key] = value
-    spared = power.update(view, view.estimator, obeyed.get(GPU_CAP), obeyed.get(NODE_CAP))
-    given: dict[str, Any] = {f.name: getattr(view, f.name) for f in fields(EngineView) if f.init}
-    if jobs is not None:
-        given["jobs"] = jobs
+    caps = [(obeyed.get(key), metered.get(key)) for key in (GPU_CAP, NODE_CAP)]
+    spared = power.update(view, view.estimator, *caps)
+    given: dict[str, Any] = {f.name: getattr(view, f.name) for f in fields(EngineView) if f.init} | changed
     if spared is not None:
         given["forecasts"] = {key: _lowered(forecast, spared) for key, forecast in view.forecasts.items()}
-    return PreviewView(**given, obeyed=obeyed, spared=spared)
+    return PreviewView(**given, obeyed=obeyed, held=held, spared=spared)
 
 
 def _lowered(forecast: Forecast, spared: SparedPower) -> Forecast:
