@@ -119,8 +119,8 @@ class CommandBatch:
 class View(Protocol):
     """The state as a policy or a model may see it. Arrays are read only.
 
-    A policy that advises reads it as if all advice were obeyed: leases, read-backs, and the power of capped
-    devices and of what feeds them, with its forecasts. All else is as it is.
+    A policy that advises reads it as if all advice were obeyed: leases, read-backs, saves of jobs, and the
+    power of capped devices and of what feeds them, with its forecasts. All else is as it is.
     """
 
     @property

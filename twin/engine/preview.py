@@ -87,7 +87,7 @@ class PreviewView(EngineView):
 
 
 class PreviewState(EntityState):
-    """What previews remember between ticks: of the advice, and of commands that are handed over."""
+    """State of previews between ticks: of the advice, and of commands that are handed over."""
 
     power: ShadowPower = part()
     handed: ShadowPower = part()
