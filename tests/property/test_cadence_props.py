@@ -146,6 +146,19 @@ def test_one_outage_is_not_learned() -> None:
     assert not watch.current().any()
 
 
+@pytest.mark.parametrize("step_s", [20.0, 300.0, 3600.0])
+def test_a_clock_that_is_put_forward_is_no_gap(step_s: float) -> None:
+    watch, period_s = Watch(), 10.0
+    for number in range(60):
+        watch.now_s += period_s
+        late_s = step_s if number // 10 % 2 == 0 else 0.0
+        t_ns = np.full(N, T0 + round((watch.now_s - late_s) * NS))
+        watch.apply(np.arange(N, dtype=np.int32), t_ns)
+    table = watch.state.tables["gpu"]
+    period = table.cadence.period_s(int(table.partition.group_of_row[ROW]))
+    assert (period < 2.5 * period_s).all()
+
+
 def test_a_pause_in_which_nobody_listened_is_no_gap() -> None:
     heard, deaf = Watch(), Watch()
     for watch, pause_s in ((heard, 0.0), (deaf, 500.0)):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import random
+
+import numpy as np
 import pytest
 
+from policies.thermal_guard import ThermalGuard
 from tests.support.builders import site_of, two_racks
-from twin.catalogue import NS
+from twin.catalogue import NS, find_signal
 from twin.daemon import Ingest
+from twin.engine import Engine
 from twin.sources import SourceClock
-from twin.telemetry import Reading
+from twin.telemetry import Block, Reading, TicksSkipped
 
 T = 1_700_000_000 * NS
 HOUR_S = 3600.0
@@ -20,18 +25,28 @@ def stamps(clock: SourceClock, *messages: tuple[float, float]) -> list[float]:
     for arrival_s, stamp_s in messages:
         reading = Reading("rack", 0, "power_w", 1.0, T + round(stamp_s * NS))
         (found,) = clock.corrected([reading], T + round(arrival_s * NS))
+        assert isinstance(found, Reading)
         out.append((found.t_ns - T) / NS)
     return out
 
 
-def test_a_clock_that_is_set_back_is_corrected_from_the_second_message_on() -> None:
+@pytest.mark.parametrize("back_s", [25.0, 100.0, HOUR_S, 5 * HOUR_S])
+def test_a_clock_that_is_set_back_is_corrected_from_the_second_message_on(back_s: float) -> None:
     clock = SourceClock()
     before = [(10.0 * k, 10.0 * k - 1.0) for k in range(5)]
     assert stamps(clock, *before) == [s for _, s in before]
-    late = [(50.0, 50.0 - HOUR_S), (60.0, 60.0 - HOUR_S), (70.0, 70.0 - HOUR_S)]
-    assert stamps(clock, *late) == [50.0 - HOUR_S, 60.0, 70.0]
+    late = [(t, t - 1.0 - back_s) for t in (50.0, 60.0, 70.0)]
+    assert stamps(clock, *late) == [49.0 - back_s, 59.0, 69.0]
+    assert clock.stepped_ns == T + 60 * NS
     assert stamps(clock, (80.0, 79.0)) == [79.0]
     assert clock.back_ns == 0
+
+
+def test_a_step_of_less_than_a_period_costs_nothing_and_is_left() -> None:
+    clock = SourceClock()
+    stamps(clock, *((60.0 * k, 60.0 * k) for k in range(5)))
+    late = [(60.0 * k, 60.0 * k - 50.0) for k in range(5, 9)]
+    assert stamps(clock, *late) == [s for _, s in late]
 
 
 @pytest.mark.parametrize(
@@ -43,13 +58,23 @@ def test_a_clock_that_is_set_back_is_corrected_from_the_second_message_on() -> N
         [
             (50.0 + k, 45.0 - 700.0 * (k % 3)) for k in range(50)
         ],  # points of a gateway that have stood for long
+        [(50.0 + 10 * k, 50.0 + 10.0 * k - 40.0 * (k == 3)) for k in range(9)],  # one that came twice
     ],
-    ids=["backlog", "slow backlog", "slow path", "old points"],
+    ids=["backlog", "slow backlog", "slow path", "old points", "again"],
 )
 def test_what_is_late_in_order_is_late(messages: list[tuple[float, float]]) -> None:
     clock = SourceClock()
     stamps(clock, *((10.0 * k, 10.0 * k - 1.0) for k in range(5)))
     assert stamps(clock, *messages) == [s for _, s in messages]
+
+
+def test_signals_that_are_gathered_apart_may_lag_apart() -> None:
+    clock = SourceClock()
+    for k in range(200):
+        at_ns = T + 10 * k * NS
+        for signal, lag_s in (("power_w", 1.0), ("flow_lpm", 90.0), ("flow_lpm", 90.0)):
+            item = Reading("rack", 0, signal, 1.0, at_ns - round(lag_s * NS))
+            assert list(clock.corrected([item], at_ns + 2 * NS)) == [item]
 
 
 def test_a_clock_that_was_late_from_the_beginning_is_left() -> None:
@@ -72,3 +97,118 @@ def test_a_wrong_clock_is_one_sentence_until_it_is_right(offset_s: float) -> Non
     ((text,),) = [found[39]]
     side = "ahead of" if offset_s > 0 else "behind"
     assert text == f"topic telegraf/gpu001: 1 h {side} our clock; its readings count from their arrival"
+
+
+class Hall:
+    """Agents of one rack and their clocks, our clocks, and the engine behind them; a tick a second.
+
+    `offset_s` [n_node]: of the agents' clocks; `wall_s`: of ours; neither is known to the other side.
+    """
+
+    def __init__(self, period_s: int, jitter_s: float = 0.0) -> None:
+        self.site = site_of(two_racks(racks="r1"))
+        self.engine = Engine(self.site, [ThermalGuard()], [])
+        self.passed_s, self.wall_s, self.ahead_s, self.number = 0.0, 0.0, 0.0, 0
+        self.ingest = Ingest(self.site, {}, passed_ns=lambda: round(self.passed_s * NS))
+        self.offset_s = np.zeros(self.site.sizes["node"])
+        self.period_s, self.jitter_s = period_s, jitter_s
+        self.rng, self.last_ns = np.random.default_rng(4), T
+        self.alarms: dict[str, str] = {}
+        self.clocks: set[str] = set()
+
+    def step_wall(self, by_s: float) -> None:
+        """Our clock steps; ticks skip ahead with it, or wait for it."""
+        self.wall_s += by_s
+        self.ahead_s = max(self.ahead_s - by_s, 0.0)
+
+    def second(self) -> None:
+        """Messages, a tick, and a look at the alarms."""
+        self.passed_s += 1.0
+        self.number += 1
+        now_ns = T + round((self.passed_s + self.wall_s) * NS)
+        for node in range(self.site.sizes["node"]):
+            if (self.number + node) % self.period_s == 0:
+                self._send(node, now_ns)
+        tick_ns = now_ns + round(self.ahead_s * NS)
+        self.ingest.ahead_ns = round(self.ahead_s * NS)
+        if tick_ns - self.last_ns > 2 * NS:
+            self.ingest.put_event(TicksSkipped(count=5, why="the clock went ahead, or the host slept"))
+        frame = self.ingest.take(self.number, tick_ns, (tick_ns - self.last_ns) / NS)
+        self.last_ns = tick_ns
+        decision = self.engine.tick(frame)
+        self.alarms |= {f.id: f.severity for f in decision.findings if f.severity != "info"}
+        assert not self.engine.in_force["thermal_guard"], f"capped after {self.number} s"
+        ledger = self.ingest.ledger
+        self.clocks |= {
+            text.partition(":")[0] for text in (*ledger.wrong_clocks(now_ns), *ledger.odd_clocks(now_ns))
+        }
+
+    def _send(self, node: int, now_ns: int) -> None:
+        jitter_s = float(self.rng.uniform(-self.jitter_s, self.jitter_s))
+        at_ns = T + round((self.passed_s + self.offset_s[node] + jitter_s) * NS)
+        start, n = int(self.site.gpu_start_of_node[node]), 4
+        values = np.stack([self.rng.uniform(48, 54, n), self.rng.uniform(380, 420, n)]).astype(np.float32)
+        block = Block("gpu", start, ("temp_c", "power_w"), values, (), np.zeros((0, n), np.int64), at_ns)
+        self.ingest.of(f"agent node{node}", outside=True).stage([block], now_ns)
+
+    def run(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.second()
+
+    def period_of(self, gpu: int) -> float:
+        """The learned period."""
+        signal, table = find_signal("gpu.temp_c"), self.engine.state.tables["gpu"]
+        assert signal is not None
+        return float(table.cadence.period_s(int(table.partition.group_of_row[signal.row]))[gpu])
+
+    def known_alarms(self) -> dict[str, str]:
+        """Those that are not of what was never heard."""
+        return {k: v for k, v in self.alarms.items() if not k.startswith("unheard/")}
+
+
+STEPS = [(-5 * HOUR_S, 1), (-HOUR_S, 10), (-70.0, 1), (-20.0, 2), (3.0, 1), (70.0, 10), (HOUR_S, 1)]
+
+
+@pytest.mark.parametrize(("step_s", "period_s"), STEPS)
+def test_a_device_whose_clock_steps_raises_nothing_but_its_clock(step_s: float, period_s: int) -> None:
+    hall = Hall(period_s)
+    hall.run(12 * period_s + 20)
+    hall.offset_s[3] += step_s
+    hall.run(8 * period_s + 40)
+    hall.offset_s[3] -= step_s  # NTP puts it right
+    hall.run(8 * period_s + 40)
+    assert hall.known_alarms() == {}
+    assert hall.clocks <= {"agent node3"}
+    if abs(step_s) > 2 * period_s + 2:
+        assert hall.clocks == {"agent node3"}
+    assert hall.period_of(12) <= 2.2 * period_s, "its cadence is not poisoned"
+
+
+def test_clocks_that_step_again_and_again_do_not_poison_the_cadence() -> None:
+    hall, rng = Hall(5), random.Random(5)
+    hall.run(40)
+    for _ in range(12):
+        hall.offset_s[:4] = [rng.choice([-1, 1]) * 10 ** rng.uniform(0.5, 4.0) for _ in range(4)]
+        hall.run(20)
+    assert {k: v for k, v in hall.known_alarms().items() if v == "critical"} == {}
+    assert max(hall.period_of(4 * node) for node in range(4)) <= 4 * 5.0
+
+
+def test_a_clock_that_jitters_raises_nothing() -> None:
+    hall = Hall(1, jitter_s=2.5)
+    hall.run(150)
+    assert hall.known_alarms() == {}
+    assert max(hall.period_of(g) for g in range(0, 72, 4)) < 8.0
+
+
+@pytest.mark.parametrize("steps_s", [(HOUR_S, -HOUR_S), (20.0, -20.0), (-20.0, 20.0), (-HOUR_S, HOUR_S)])
+def test_our_own_clock_steps_and_is_put_right(steps_s: tuple[float, float]) -> None:
+    hall = Hall(5)
+    hall.run(60)
+    for step_s in steps_s:
+        hall.step_wall(step_s)
+        hall.run(100)
+    assert hall.known_alarms() == {}
+    assert hall.clocks <= {"this host"}
+    if steps_s[0] == HOUR_S:
+        assert hall.clocks == {"this host"}

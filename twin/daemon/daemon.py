@@ -57,7 +57,8 @@ class Daemon:
         self.tick_lock = asyncio.Lock()  # held by a tick from its frame to its commands
         opened: OpenedRun = open_run(loaded)
         self.opened, self.engine, self.recorder = opened, opened.engine, opened.recorder
-        self.ingest = Ingest(self.engine.site, self.engine.intake.serials, loaded.config.tick_s)
+        serials, tick_s = self.engine.intake.serials, loaded.config.tick_s
+        self.ingest = Ingest(self.engine.site, serials, tick_s, _passed_ns)
         self.ingest.inbox.resume(self.engine.state)
         resume_carriers(self.ingest.ledger, loaded.state, self.engine.site.spec_hash, time.time_ns())
         self.clock = Clock(loaded.config.tick_s, opened.last_ns)
@@ -145,6 +146,7 @@ class Daemon:
         if tick.skipped:
             self.live.stats.skipped += tick.skipped
             self.ingest.put_event(TicksSkipped(count=tick.skipped, why=tick.why))
+        self.ingest.ahead_ns = self.clock.ahead_ns
         frame = self.ingest.take(self.tick_no, tick.now_ns, tick.dt_s)
         frame = dataclasses.replace(frame, urgent=tick.urgent)
         self._trace(frame)
@@ -223,17 +225,20 @@ class Daemon:
             self.leadership.keep_authority()
 
     def _source_clocks(self, decision: Decision) -> None:
-        """Raise one alarm for the sources whose clocks are wrong by minutes."""
+        """Raise one alarm for clocks that are wrong by minutes; tell of those that stepped or are ahead."""
         if decision.tick % CLOCKS_EVERY:
             return
-        wrong = self.ingest.ledger.wrong_clocks(decision.now_ns)
+        ledger, severity = self.ingest.ledger, "warning"
+        now_ns = decision.now_ns - self.ingest.ahead_ns
+        if not (wrong := ledger.wrong_clocks(now_ns)):
+            wrong, severity = ledger.odd_clocks(now_ns), "info"
         if not wrong:
             self.alarms.clear("clock/sources")
             return
         several = f"The clocks of {len(wrong)} sources are wrong"
         self.alarms.condition(
             "clock/sources",
-            "warning",
+            severity,
             several if len(wrong) > 1 else f"The clock of {wrong[0].partition(': ')[0]} is wrong",
             wrong[:8],
             "Synchronise these hosts by NTP (`chronyc tracking`, `timedatectl`).",
@@ -379,6 +384,11 @@ class Daemon:
             self.recorder.note(record)
         self._notes = []
         self.recorder.finish(self.engine)
+
+
+def _passed_ns() -> int:
+    """Time by a clock that never steps and counts while the host sleeps."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 def _plug_ins_differ(old: SiteFile, new: SiteFile, path: str) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -16,21 +16,29 @@ from twin.catalogue import TABLES
 from twin.contracts import Item
 from twin.engine import news
 from twin.site import Site, SiteSpec, build_site
-from twin.sources import OTHERS, SourceAccount, SourceLedger
+from twin.sources import OTHERS, SourceAccount, SourceLedger, moved
 from twin.telemetry import Block, EntityReplaced, Event, Frame, IdentityTold, Inbox, Reading, SiteChanged
 
 MAX_IDENTITIES = 2000  # identities in a frame: a fleet that starts at once must not crowd out its faults
 
 
 class Ingest:
-    """Implements `twin.contracts.contracts.Inlet`."""
+    """Implements `twin.contracts.contracts.Inlet`. `passed_ns`: time by a clock that never steps."""
 
-    def __init__(self, site: Site, serials: dict[str, str], tick_s: float = 1.0) -> None:
+    def __init__(
+        self,
+        site: Site,
+        serials: dict[str, str],
+        tick_s: float = 1.0,
+        passed_ns: Callable[[], int] | None = None,
+    ) -> None:
         self.site, self.inbox = site, Inbox(site.sizes, tick_s)
         self._tick_s = tick_s
         self._serials = serials  # of the engine: what sits where
         self.urgent = asyncio.Event()
         self.ledger = SourceLedger(site.sizes, self.put_items, time.time_ns)
+        self.ledger.passed_ns = passed_ns
+        self.ahead_ns = 0  # of the ticks to our wall clock, which stepped back
         self.last_ns = 0  # when something was staged last
         self._identities = 0  # identities that wait for the next frame
 
@@ -54,10 +62,13 @@ class Ingest:
 
         Items that do not fit the site are counted under `account`, never raised.
         """
-        inbox, newest_ns = self.inbox, 0
+        inbox, newest_ns, ahead_ns = self.inbox, 0, self.ahead_ns
         late = inbox.counts["older"]
         self.last_ns = now_ns
         self.counts["staged"] += 1
+        if ahead_ns:  # on the line of the ticks
+            now_ns += ahead_ns
+            items = [moved(item, ahead_ns, now_ns) for item in items]
         for item in items:
             try:
                 if type(item) is Reading:
@@ -74,7 +85,7 @@ class Ingest:
                 (account or self).reject("staging", f"{type(error).__name__}: {error}")
         if inbox.urgent:
             self.urgent.set()
-        return inbox.counts["older"] - late, newest_ns
+        return inbox.counts["older"] - late, newest_ns - ahead_ns if newest_ns else 0
 
     def put_event(self, event: Event) -> bool:
         """Queue an event for the next frame; False when the queue is full.

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from twin.catalogue import NS, duration
+from twin.catalogue import NS, duration, utc
 from twin.contracts import Item
 from twin.sources.clock import SourceClock
 from twin.telemetry import Block, Reading
@@ -26,6 +26,7 @@ DELAYS = 15  # latest delays, at most one a second, of which the median is taken
 AHEAD_S, BEHIND_S = 2.0, 15.0  # a clock is said to be off; publishers may gather for ten seconds and more
 WRONG_S = 120.0  # off by more, it is an alarm
 WRONG_FOR_S = 600.0  # after its last message
+SETTLE_S = 30.0  # after a step: if others step with it, it is the clock of this host. source: estimate
 LATE_PU, LATE_OVER = 0.02, 500  # share of so many of the latest messages from which late ones have a line
 _VARIABLE = re.compile(r"'[^']*'|\"[^\"]*\"|[\w./-]*\d[\w./-]*")
 
@@ -66,6 +67,7 @@ class AccountKeeper(Protocol):
 
     counts: dict[str, int]
     now_ns: Callable[[], int]
+    passed_ns: Callable[[], int] | None
     stage: Callable[[Sequence[Item], int, SourceAccount], tuple[int, int]]
 
     def account(self, name: str, outside: bool = False) -> SourceAccount: ...
@@ -110,7 +112,8 @@ class SourceAccount:
 
     def stage(self, items: Sequence[Item], now_ns: int, poll_s: float = 0.0) -> None:
         """Stage what one message or answer brought, and count it; see `twin.contracts.contracts.Inlet`."""
-        items = self.clock.corrected(items, now_ns)
+        passed_ns = self.ledger.passed_ns
+        items = self.clock.corrected(items, now_ns, None if passed_ns is None else passed_ns())
         if poll_s:
             self._tell_period(items, poll_s)
         late, newest_ns = self.ledger.stage(items, now_ns, self)
@@ -188,12 +191,37 @@ class SourceAccount:
         if not self._delays or abs(self._delays[-1]) < WRONG_S:  # there are thousands, and most are right
             return None
         offset_s = self.clock_offset_s()
-        if offset_s is None or abs(offset_s) < WRONG_S or now_ns - self.last_ns > WRONG_FOR_S * NS:
+        if offset_s is None or abs(offset_s) < WRONG_S or not self.sends(now_ns):
             return None
         side = "ahead of" if offset_s < 0 else "behind"
         taken = offset_s < 0 or self.clock.back_ns > 0
         use = "its readings count from their arrival" if taken else "its readings count as old"
         return f"{self.name}: {duration(abs(offset_s))} {side} our clock; {use}"
+
+    def odd_clock(self, now_ns: int) -> str | None:
+        """The reason why its clock is worth a look, in words, where it is not wrong by minutes."""
+        clock = self.clock
+        if self.stepped(now_ns) and now_ns - clock.stepped_ns > SETTLE_S * NS:
+            at = utc(clock.stepped_ns, "%H:%M:%S")
+            if not clock.back_ns:
+                return f"{self.name}: stepped back at {at}, and is right again"
+            by = duration(clock.back_ns / NS)
+            return f"{self.name}: stepped back by {by} at {at}; its readings count from their arrival"
+        if not self._delays or self._delays[-1] > -AHEAD_S or not self.sends(now_ns):
+            return None
+        offset_s = self.clock_offset_s()
+        if offset_s is None or not -WRONG_S < offset_s < -AHEAD_S:
+            return None
+        return f"{self.name}: {duration(-offset_s)} ahead of our clock; its readings count from their arrival"
+
+    def stepped(self, now_ns: int) -> bool:
+        """Return True if its clock stepped back, and is not right again for ten minutes."""
+        clock = self.clock
+        return clock.stepped_ns > 0 and (clock.back_ns > 0 or now_ns - clock.stepped_ns < WRONG_FOR_S * NS)
+
+    def sends(self, now_ns: int) -> bool:
+        """Return True if it was heard in the last ten minutes."""
+        return now_ns - self.last_ns <= WRONG_FOR_S * NS
 
     def clock_offset_s(self) -> float | None:
         """Median delay of the latest messages; None before five of them."""

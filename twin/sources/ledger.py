@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from twin.catalogue import I32, NS, TABLES, Bool, Signal, find_signal
+from twin.catalogue import I32, NS, TABLES, Bool, Signal, duration, find_signal, utc
 from twin.contracts import Item
 from twin.site import Site
-from twin.sources.account import OTHERS, REMEDIES, Outcome, SharedSignal, SourceAccount, UnusedLine
+from twin.sources.account import OTHERS, REMEDIES, WRONG_S, Outcome, SharedSignal, SourceAccount, UnusedLine
 from twin.telemetry import PeriodTold
 
 log = logging.getLogger(__name__)
@@ -27,6 +27,8 @@ MAX_STRANGERS = 500  # of names from outside, without any
 MAX_LOGGED = 1000  # kinds of reason that have a line in the log
 MAX_SHARED = 50  # signals of one source that another carries as well
 SHARED_S = 150.0  # after its last sight, two sources no longer share a signal
+# Sources that must seem to have stepped, for the clock of this host to be told. source: estimate
+LEAST_WITNESSES, NEARLY_ALL_PU = 3, 0.8
 RECENT_S = 3600.0  # what has not happened for so long is no longer shown on the first screen
 
 
@@ -37,6 +39,7 @@ class SourceLedger:
         self, sizes: dict[str, int], stage: Stage, now_ns: Callable[[], int], is_logged: bool = True
     ) -> None:
         self.stage, self.now_ns, self._is_logged = stage, now_ns, is_logged
+        self.passed_ns: Callable[[], int] | None = None  # time by a clock that never steps
         self.counts = {"staged": 0, "ignored": 0, "bad": 0, "dropped": 0}
         self.accounts: dict[str, SourceAccount] = {}
         self._sizes = sizes
@@ -255,9 +258,33 @@ class SourceLedger:
         return sorted(rows.values(), key=lambda r: -int(r["count"]))
 
     def wrong_clocks(self, now_ns: int) -> list[str]:
-        """Sources whose clock is wrong by minutes, each as a sentence."""
+        """Clocks that are wrong by minutes, each as a sentence: of sources, or of this host."""
+        if (host := self._host_clock(now_ns)) is not None:
+            return [host[0]] if host[1] >= WRONG_S * NS else []
         told = (account.wrong_clock(now_ns) for account in self._numbered)
         return [text for text in told if text is not None]
+
+    def odd_clocks(self, now_ns: int) -> list[str]:
+        """Clocks that are ahead by seconds, or stepped lately, each as a sentence."""
+        if (host := self._host_clock(now_ns)) is not None:
+            return [host[0]]
+        told = (account.odd_clock(now_ns) for account in self._numbered)
+        return [text for text in told if text is not None]
+
+    def _host_clock(self, now_ns: int) -> tuple[str, int] | None:
+        """Return (a sentence, by how much it is ahead) on the clock of this host, where those of nearly all
+        sources seem to have stepped back.
+        """
+        sending = [a for a in self._numbered if a.sends(now_ns)]
+        clocks = [a.clock for a in sending if a.stepped(now_ns)]
+        if len(clocks) < max(LEAST_WITNESSES, NEARLY_ALL_PU * len(sending)):
+            return None
+        ahead_ns = int(np.median([clock.back_ns for clock in clocks]))
+        who = f"{len(clocks)} of {len(sending)} sources"
+        if ahead_ns:
+            return f"this host: {duration(ahead_ns / NS)} ahead of the clocks of {who}", ahead_ns
+        at = utc(min(clock.stepped_ns for clock in clocks), "%H:%M:%S")
+        return f"this host: stepped at {at} against the clocks of {who}, and is right again", 0
 
     def listing(self, now_ns: int) -> list[SourceAccount]:
         """All sources, those with something unused first, then by name."""
