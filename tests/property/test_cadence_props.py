@@ -39,7 +39,7 @@ class Publisher:
 
 
 class Watch:
-    """A state that is told of messages at ticks, and counts places called stale."""
+    """A state that is told of messages at ticks, and counts places called stale, and feared for."""
 
     def __init__(self, declared: dict[str, float] | None = None) -> None:
         self.state = State({"gpu": N}, declared)
@@ -47,9 +47,11 @@ class Watch:
         self.now_s, self.tick = 0.0, 0
 
     def run(self, due_s: list[F64], until_s: float, tick_s: float, delay_s: float = 0.0) -> list[F64]:
-        """Tick until then; the instant of every tick, and the share of places that are stale in it."""
+        """Tick until then; the instant of every tick, the shares of places that are stale in it and whose
+        worst case drifts.
+        """
         at = [0] * N
-        ticks: list[tuple[float, float]] = []
+        ticks: list[tuple[float, float, float]] = []
         last = [np.searchsorted(due, until_s) for due in due_s]
         while self.now_s < until_s:
             self.now_s += tick_s
@@ -64,7 +66,7 @@ class Watch:
                 at[i] = k
             self.apply(np.array(entity, np.int32), np.array(t_ns, np.int64))
             stale = ~self.current()
-            ticks.append((self.now_s, float(stale.mean())))
+            ticks.append((self.now_s, float(stale.mean()), float(self.drifts().mean())))
         return [np.array(x) for x in zip(*ticks, strict=True)]
 
     def apply(self, entity: np.ndarray, t_ns: I64) -> None:
@@ -74,6 +76,11 @@ class Watch:
         rows = np.array([ROW], np.int32)
         updates = (TableUpdate("gpu", rows, entity, q, t_ns),) if len(entity) else ()
         self.state.apply(Frame(self.tick, T0 + round(self.now_s * NS), 1.0, updates))
+
+    def drifts(self) -> np.ndarray:
+        """Places whose worst case is no longer what was read last."""
+        table = self.state.tables["gpu"]
+        return table.late_s(table.signals[ROW], T0 + round(self.now_s * NS)) > 0.0
 
     def current(self) -> np.ndarray:
         table = self.state.tables["gpu"]
@@ -101,9 +108,11 @@ def test_a_living_publisher_is_not_stale_and_one_that_stops_is(publisher: Publis
     due_s = publisher.due_s(rng, 0.0, count)
     known_s = [due[min(LEARNING_PERIODS, len(due) - 1)] for due in due_s]
     tick_s, end_s = max(tick_of(period_s), count * period_s / 600), count * period_s
-    at_s, stale_pu = watch.run(due_s, end_s, tick_s, publisher.delay_s)
+    at_s, stale_pu, feared_pu = watch.run(due_s, end_s, tick_s, publisher.delay_s)
     learned = at_s > max(known_s) + publisher.delay_s + tick_s
     assert stale_pu[learned].max(initial=0.0) == 0.0
+    if period_s > 1.5:  # slower than declared, which is a second
+        assert feared_pu[learned].max(initial=0.0) == 0.0
     periods = REGULAR_PERIODS if publisher.loss_pu == 0.0 else LOSSY_PERIODS
     bound_s = max(periods * max(period_s, tick_s), LEAST_S) + 2 * publisher.delay_s
     watch.now_s += bound_s
@@ -119,7 +128,7 @@ def test_a_cadence_that_changes_is_learned_again(before_s: float, after_s: float
     early = [d[d < turn_s] for d in Publisher(before_s).due_s(rng, 0.0, 40)]
     late = Publisher(after_s).due_s(rng, turn_s, many)
     due_s = [np.concatenate(pair) for pair in zip(early, late, strict=True)]
-    at_s, stale_pu = watch.run(due_s, turn_s + (many - 2) * after_s, tick_s)
+    at_s, stale_pu, _ = watch.run(due_s, turn_s + (many - 2) * after_s, tick_s)
     settled = (at_s > 7 * before_s) & (at_s < turn_s) | (at_s > turn_s + LEARNING_PERIODS * after_s)
     assert stale_pu[settled].max() == 0.0
     # After two blocks of readings nothing is left of the cadence before
@@ -132,7 +141,7 @@ def test_bursts_with_pauses_are_a_cadence() -> None:
     rng, watch = np.random.default_rng(5), Watch()
     burst_s = np.concatenate([60.0 * k + np.array([0.0, 0.1, 0.5, 1.0, 2.0]) for k in range(20)])
     due_s = [burst_s + rng.uniform(0, 60) for _ in range(N)]
-    at_s, stale_pu = watch.run(due_s, 19 * 60.0, 1.0)
+    at_s, stale_pu, _ = watch.run(due_s, 19 * 60.0, 1.0)
     assert stale_pu[at_s > 6 * 60.0].max() == 0.0
     watch.now_s += 10 * 60.0
     assert not watch.current().any()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
-from tests.support.builders import START_NS, Twin, site_of, two_racks
+from policies.thermal_guard import ThermalGuard
+from tests.support.builders import START_NS, Twin, site_of, spec_of, two_racks
 from twin.catalogue import NS, find_signal
 from twin.daemon import Ingest
-from twin.engine import encode
+from twin.engine import Engine, encode
+from twin.run import Recorder, TraceReader, replay_frames
 from twin.sources import SourceAccount
 from twin.telemetry import Block, Event, PeriodTold, Reading
 
@@ -153,3 +156,27 @@ def test_a_newcomer_is_expected_as_often_as_its_peers() -> None:
     assert signal is not None
     silent = column.silent(signal, twin.now_ns)
     assert np.flatnonzero(silent).tolist() == [3], "not after 15 minutes"
+
+
+def test_a_replay_knows_the_periods_and_decides_the_same(tmp_path: Path) -> None:
+    tree = two_racks()
+    site, rng = site_of(tree), np.random.default_rng(3)
+    engine, ingest = Engine(site, [ThermalGuard()], []), Ingest(site, {})
+    recorder = Recorder(engine, spec_of(tree), tmp_path / "run")
+    for number in range(1, 190):
+        now_ns = START_NS + number * NS
+        if number < 40 and number % 15 == 1:
+            block = page(72, power_w=float(rng.uniform(380, 420)))
+            block.t_ns = now_ns
+            ingest.of("scrape r1").stage([block], now_ns, POLL_S)
+        frame = ingest.take(number, now_ns, 1.0)
+        recorder.before(frame)
+        decision = engine.tick(frame)
+        recorder.after(engine, decision)
+    recorder.finish(engine)
+    recorder.close()
+    assert engine.in_force["thermal_guard"], "its silence had time to count"
+    again = Engine(site_of(tree), [ThermalGuard()], [])
+    outcome = replay_frames(again, TraceReader(tmp_path / "run"), tmp_path / "run/journal.jsonl")
+    assert outcome.journal_head == recorder.chain.head
+    assert again.state.checksum() == engine.state.checksum()
