@@ -6,22 +6,19 @@ for an hour with their usual ones.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from connectors.dsx import PUB_METADATA
 from tests.support.daemon_process import RunningDaemon
+from tests.support.live_publishers import LivePublishers
 from tests.support.mosquitto import Mosquitto, mosquitto
-from tests.support.node_agents import Client
 from tests.support.publishers import (
     Building,
     DcgmExporter,
@@ -33,7 +30,6 @@ from tests.support.publishers import (
     Telegraf,
     capture_site,
 )
-from twin.catalogue import NS
 
 pytestmark = pytest.mark.slow
 Find = Callable[[str], Path]
@@ -70,82 +66,26 @@ NOBODY_PUBLISHES = {"unheard/node", "unheard/gpu"}
 USUAL = Pace(dcgm_s=15.0, collect_s=30.0, node_s=30.0, telegraf_s=60, healthy_s=3600.0)
 
 
-class Wires:
-    """The publishers of a room on a broker and behind HTTP, second by second until closed."""
+class Wires(LivePublishers):
+    """The publishers of a room of nodes, and the capture beside them."""
 
     def __init__(self, broker: Mosquitto, capture: Path, pace: Pace) -> None:
         tree = capture_site(capture, "gb200-nvl72" if pace is USUAL else None, "lab")
         self.tree = {**tree, "halls": [*tree["halls"], HALL], "loops": [{"name": "fw1"}]}
-        self.room = Room(
-            {"site": "lab", "halls": [HALL], "loops": [{"name": "fw1"}]}, start_ns=time.time_ns()
-        )
-        self.publishers: list[Publisher] = [
-            Building(self.room),
-            Telegraf(self.room, 1, "gpu002", pace.telegraf_s, min(10, pace.telegraf_s)),
-            LoopedCapture(capture, time.time_ns()),
-        ]
-        self.pages: dict[str, Exporter] = {
-            "/dcgm": DcgmExporter(self.room, 0, pace.collect_s),
-            "/node1": NodeExporter(self.room, 0, ipmi=True),
-            "/node2": NodeExporter(self.room, 1),
+        room = Room({"site": "lab", "halls": [HALL], "loops": [{"name": "fw1"}]}, start_ns=time.time_ns())
+        telegraf = Telegraf(room, 1, "gpu002", pace.telegraf_s, min(10, pace.telegraf_s))
+        publishers: list[Publisher] = [Building(room), telegraf, LoopedCapture(capture, time.time_ns())]
+        pages: dict[str, Exporter] = {
+            "/dcgm": DcgmExporter(room, 0, pace.collect_s),
+            "/node1": NodeExporter(room, 0, ipmi=True),
+            "/node2": NodeExporter(room, 1),
         }
-        self.lock = threading.Lock()
-        self.exporters = _serve(self.pages, self.lock)
+        super().__init__(room, broker.port, publishers, pages)
         self.scrapes = [
             {"url": self.url("/dcgm"), "map": "dcgm", "place": "r1/node0", "period_s": pace.dcgm_s},
             {"url": self.url("/node1"), "map": "node", "place": "r1/node0", "period_s": pace.node_s},
             {"url": self.url("/node2"), "map": "node", "place": "r2/node0", "period_s": pace.node_s},
         ]
-        self._broker, self._end = broker, threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self.failure: BaseException | None = None
-
-    def url(self, path: str) -> str:
-        return f"http://127.0.0.1:{self.exporters.server_port}{path}"
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        self._end.set()
-        if self._thread.is_alive():
-            self._thread.join(20)
-        self.exporters.shutdown()
-        self.exporters.server_close()
-        if self.failure is not None:
-            raise self.failure
-
-    def _run(self) -> None:
-        try:
-            with Client(self._broker.port, hears="nothing/#") as client:
-                while not self._end.wait(max(0.0, (self.room.now_ns + NS - time.time_ns()) / NS)):
-                    with self.lock:
-                        self.room.pass_second()
-                        messages = [m for p in self.publishers for m in p.messages(self.room.now_ns)]
-                    for message in messages:
-                        retain = message.topic.startswith(PUB_METADATA)
-                        client.tell(message.topic, message.payload, retain)
-        except BaseException as error:
-            self.failure = error
-
-
-def _serve(pages: dict[str, Exporter], lock: threading.Lock) -> ThreadingHTTPServer:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            with lock:
-                exporter = pages.get(self.path)
-                body = b"" if exporter is None else exporter.page()
-            self.send_response(200 if body else 503)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: Any) -> None:
-            """Say nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server
 
 
 @contextmanager
@@ -158,7 +98,7 @@ def first_day(
         names = {"extends": "telegraf", "names": {"gpu002": "lab/h/r2/node0"}}
         with RunningDaemon(folder / "daemon", broker.port, wires.tree, scrapes=wires.scrapes) as daemon:
             (daemon.folder / "names.yaml").write_text(yaml.safe_dump(names))
-            daemon.config["broker"] |= {"maps": {"telegraf/#": "names.yaml"}}
+            daemon.config["broker"] |= {"topics": ["telegraf/#"], "maps": {"telegraf/#": "names.yaml"}}
             daemon.write_config()
             wires.start()
             try:

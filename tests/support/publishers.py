@@ -14,6 +14,7 @@ plugins `nvidia_smi`, `ipmi_sensor`, `net` and `outputs.mqtt`.
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -95,6 +96,7 @@ class Room:
             if key in self._readings:
                 now = self._bytes.setdefault(key, np.zeros(len(self._readings[key])))
                 now += np.nan_to_num(self._readings[key])
+        self.of_nodes = [r for r in observation.reports if r.table in ("gpu", "node")]
         of_building = [r for r in observation.reports if r.table not in ("gpu", "node")]
         self.building = self._wire.messages(Observation(of_building, (), self.now_ns))
 
@@ -307,6 +309,25 @@ class Building:
     def messages(self, now_ns: int) -> list[Message]:
         first, self._first = self._first, []
         return first + self.room.building if self.alive else []
+
+
+class Agent:
+    """racktwin-agent on one node, a frame each second."""
+
+    def __init__(self, room: Room, node: int) -> None:
+        self.room, self.alive = room, True
+        site = room.site
+        self._mine = {"node": np.arange(site.sizes["node"]) == node, "gpu": site.node_of_gpu == node}
+        self._wire = PlantWire(site)
+
+    def messages(self, now_ns: int) -> list[Message]:
+        if not self.alive:
+            return []
+        reports = [
+            dataclasses.replace(r, present=self._mine[r.table] & (True if r.present is None else r.present))
+            for r in self.room.of_nodes
+        ]
+        return self._wire.messages(Observation(reports, (), now_ns))
 
 
 class LoopedCapture:
