@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 import msgspec
 
 from connectors.slurm import expand_hosts, find_node
 from twin.catalogue import BadMessage, clean
-from twin.telemetry import JobStarted
+from twin.telemetry import JobStarted, NamedSite
 
 LEASE_S, LEAST_LEASE_S, MOST_LEASE_S = 600.0, 60.0, 86_400.0
 MAX_REGISTERED_NODES = 10_000  # of one job
@@ -28,13 +28,6 @@ class JobRegistration(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     nodes: Annotated[list[str], msgspec.Meta(min_length=1, max_length=MAX_REGISTERED_NODES)]
     kind: Literal["training", "inference", "batch"] = "training"
     lease_s: Annotated[float, msgspec.Meta(ge=LEAST_LEASE_S, le=MOST_LEASE_S)] = LEASE_S
-
-
-class NamedSite(Protocol):
-    """The site's names, as far as a registration asks for them."""
-
-    def entity(self, table: str, name: str) -> int | None: ...
-    def name(self, table: str, index: int) -> str: ...
 
 
 def nodes_of(site: NamedSite, registration: JobRegistration) -> tuple[int, ...]:

@@ -8,11 +8,12 @@ neither touches the other. Pure functions; `Hosts` remembers names.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from connectors.kubernetes.objects import KubernetesNode
 from connectors.slurm import expand_names, find_node
 from twin.catalogue import TABLES
+from twin.telemetry import NamedSite
 
 SIGNAL, OWNER = "service_level_state", "service_owner_state"
 LEVELS = TABLES["node"].by_name[SIGNAL].states
@@ -29,18 +30,6 @@ PLACEMENT_TAINT, PLACEMENT_EPOCH = "racktwin.io/placement", "racktwin.io/placeme
 _EFFECTS = {LAST: "PreferNoSchedule", KEPT: "NoSchedule"}
 MAX_REASON, MAX_STRANGERS = 250, 1000
 _WORDS = ("InService", "Cordoned", "Draining", "Drained", "Replace")
-
-
-class KubernetesSite(Protocol):
-    """Interface of a site: indices and full paths of nodes, and which racks have one node only."""
-
-    def entity(self, table: str, name: str) -> int | None:
-        """Index of the entity with this full path or unique local name, or None."""
-        ...
-
-    def name(self, table: str, entity: int) -> str:
-        """Full path of an entity."""
-        ...
 
 
 class NodeCommand(NamedTuple):
@@ -233,7 +222,7 @@ class Hosts:
     A node that bears the name of a rack of one node is that node. The source fills it, the sink reads it.
     """
 
-    def __init__(self, site: KubernetesSite, node_names: Mapping[str, str] | None = None) -> None:
+    def __init__(self, site: NamedSite, node_names: Mapping[str, str] | None = None) -> None:
         """Raises ConfigError for names that are no host lists."""
         self._site = site
         self._names = expand_names(dict(node_names or {}), "$.kubernetes.node_names")

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import Protocol
 
 from twin.catalogue import ConfigError
+from twin.telemetry import Names
 
 MAX_HOSTS = 200_000
 MAX_TEXT = 4 << 20  # characters
@@ -91,13 +91,7 @@ def expand_names(pairs: dict[str, str], where: str) -> dict[str, str]:
     return out
 
 
-class Named(Protocol):
-    """Interface of a site: the entity with this full path or unique local name, or None."""
-
-    def entity(self, table: str, name: str) -> int | None: ...
-
-
-def find_node(site: Named, given: str) -> int | None:
+def find_node(site: Names, given: str) -> int | None:
     """The node of this name, or the only one of the rack of this name; None for neither."""
     node = site.entity("node", given)
     if node is None and site.entity("rack", given) is not None:

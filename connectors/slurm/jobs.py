@@ -8,12 +8,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from connectors.jobs import StartIds
 from connectors.slurm.hostlist import expand_hosts, expand_names, find_node
 from twin.catalogue import BadMessage
-from twin.telemetry import JobEnded, JobKind, JobStarted
+from twin.telemetry import JobEnded, JobKind, JobStarted, NamedSite
 
 HOLDING = ("RUNNING", "SUSPENDED", "COMPLETING", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
 FINISHED = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE",
@@ -21,18 +20,6 @@ FINISHED = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPT
 # state, job, start, limit, priority, account, user, partition, nodes
 FORMAT = "%T|%A|%S|%l|%Q|%a|%u|%P|%N"
 MAX_JOBS = 1_000_000
-
-
-class SlurmSite(Protocol):
-    """Interface of a site: indices and full paths of nodes, and which racks have one node only."""
-
-    def entity(self, table: str, name: str) -> int | None:
-        """Index of the entity with this full path or unique local name, or None."""
-        ...
-
-    def name(self, table: str, entity: int) -> str:
-        """Full path of an entity."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +112,7 @@ class JobLedger:
     """Table of the jobs that hold nodes, updated by each listing."""
 
     def __init__(
-        self, site: SlurmSite, node_names: Mapping[str, str], kinds: Mapping[str, JobKind] | None = None
+        self, site: NamedSite, node_names: Mapping[str, str], kinds: Mapping[str, JobKind] | None = None
     ) -> None:
         self._site, self._kinds = site, kinds or {}
         self._names = expand_names(dict(node_names), "$.jobs.slurm.node_names")

@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from connectors.program import run_program
-from connectors.slurm.jobs import FINISHED, FORMAT, HOLDING, JobLedger, SlurmSite, parse_listing
+from connectors.slurm.jobs import FINISHED, FORMAT, HOLDING, JobLedger, parse_listing
 from connectors.slurm.marks import NODES, RESERVATIONS, SIGNAL as PLACEMENT, Marks, parse_marks, placements
 from connectors.slurm.nodes import FORMAT as NODE_FORMAT, OWNER, SIGNAL, SlurmNode, parse_nodes
 from twin.catalogue import BadMessage, ConnectorError
 from twin.contracts import Inlet, Item
-from twin.telemetry import JobKind, Reading
+from twin.telemetry import JobKind, NamedSite, Reading
 
 FRESH_PERIODS = 2.0  # a listing this old still says whether renewals need anything
 # Placement is read back each so many periods, or in its signal's period: of 10,800 nodes that is 10 MB
@@ -56,7 +56,7 @@ class SlurmSource:
 
     def __init__(
         self,
-        site: SlurmSite,
+        site: NamedSite,
         settings: SlurmSettings,
         known: Callable[[], Mapping[str, Collection[str]]] = dict,
     ) -> None:

@@ -35,10 +35,6 @@ class Sourced(_Strict, frozen=True):
     source: _Text
     note: str | None = None
 
-    @property
-    def estimated(self) -> bool:
-        return self.source == ESTIMATE
-
 
 class ProfileLayout(_Strict, frozen=True):
     """Contents of one supernode. `compute_racks` hold the nodes, in equal shares; other racks only switch.

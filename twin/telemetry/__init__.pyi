@@ -63,6 +63,7 @@ from .reading import (
     Block as Block,
     Ignored as Ignored,
     Message as Message,
+    NamedSite as NamedSite,
     Names as Names,
     Reading as Reading,
 )

@@ -69,3 +69,11 @@ class Names(Protocol):
     def entity(self, table: str, name: str) -> int | None:
         """Index of the entity with this full path or unique local name, or None."""
         ...
+
+
+class NamedSite(Names, Protocol):
+    """Indices of a site's entities by name, and their names."""
+
+    def name(self, table: str, index: int) -> str:
+        """Full path of an entity."""
+        ...

@@ -6,15 +6,12 @@ only where rich finds a terminal.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from twin.api import Token
 from twin.catalogue import clean, duration, number
-from twin.cli.arguments import write_json
 from twin.cli.operate.sources import unused_line
 from twin.report import few, grid, health_texts, safe_text, when
 
@@ -266,28 +263,3 @@ def show_done(tree: dict[str, Any], out: Console) -> None:
     out.print(text)
     for warning in tree.get("warnings", ()):
         out.print(safe_text(f"warning: {warning}", "yellow"))
-
-
-def show_tokens(held: list[Token], warnings: list[str], as_json: bool, out: Console, err: Console) -> None:
-    """Print the tokens by name; never a hash."""
-    for warning in warnings:
-        err.print(safe_text(f"warning {warning}", "yellow"))
-    if as_json:
-        rows = [{"name": t.name, "role": t.role, "created": t.created, "expires": t.expires} for t in held]
-        write_json({"tokens": rows}, out)
-        return
-    grid(out, ("name", "role", "created", "expires"), [[t.name, t.role, t.created, t.expires] for t in held],
-         "no tokens")  # fmt: skip
-
-
-SHOW: dict[str, Callable[[dict[str, Any], Console], None]] = {
-    "status": show_status,
-    "alarms": show_alarms,
-    "decisions": show_decisions,
-    "approvals": show_approvals,
-    "requests": show_requests,
-    "outlooks": show_outlooks,
-    "authority": show_authority,
-    "maintenance": show_maintenance,
-    "done": show_done,
-}
