@@ -597,7 +597,7 @@ def _fit_query(state: PowerState) -> _FitQuery:
     name = str(options["feeder"] or "")
     feeder = site.entity("feeder", name)
     if feeder is None:
-        why = f"no feeder {clean(name, 120)}; `racktwin power --kind feeder` lists them"
+        why = f"no feeder {clean(name, 120)}; `racktwin power show --kind feeder` lists them"
         raise ExplanationRefused(why, "unknown")
     there = site.racks_below(feeder)
     if not len(there):

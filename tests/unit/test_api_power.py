@@ -135,6 +135,8 @@ def test_why_names_policy_budget_class_and_what_would_lift_it(tmp_path: Path) ->
             assert (status, tree["kind"], tree["gpus"]) == (200, kind, gpus), name
         for query, status in (("name=nowhere", 404), ("", 400), ("name=", 400), ("nam=r1", 400)):
             assert (await pod.ask("GET", f"/api/v1/power/why?{query}"))[0] == status
+        _, refused = await pod.ask("GET", "/api/v1/power/why?name=lab/h/rack2/node0")
+        assert "did you mean lab/h/r2/node0" in refused["error"]
 
     serve(tmp_path, check, tree=lab(), more=guards())
 

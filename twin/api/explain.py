@@ -16,6 +16,7 @@ from aiohttp import web
 import policies
 from twin.api.answers import Refused, answer, live_of
 from twin.api.runtime import Runtime
+from twin.api.scopes import meant
 from twin.catalogue import NS, ContractError, StorageError, clean, did_you_mean
 from twin.contracts import (
     Explanation,
@@ -122,7 +123,9 @@ async def explanation_of(
         finally:
             _slow.remove(name)
     except ExplanationRefused as error:
-        raise Refused(STATUS[error.kind], str(error)) from None
+        place = entity or str(options.get("name") or "")
+        near = meant(live, place) if error.kind == "unknown" and place else ""
+        raise Refused(STATUS[error.kind], str(error) + near) from None
     except ContractError as error:
         raise Refused(500, str(error)) from None
 
