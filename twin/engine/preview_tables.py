@@ -28,8 +28,9 @@ COLUMNS = (
     TableColumn("advised_low", detail=True),
     TableColumn("advised_high", detail=True),
     TableColumn("unit", detail=True),
-    TableColumn("power_w", "W", "draw now"),
-    TableColumn("expected_w", "W", "expected"),
+    TableColumn("power", text="power expected"),
+    TableColumn("power_w", "W", detail=True),
+    TableColumn("expected_w", "W", detail=True),
     TableColumn("count", "count", "devices"),
 )
 FEEDER_COLUMNS = (
@@ -111,10 +112,14 @@ def first_words(rows: list[dict[str, Value]]) -> str:
     text = f"armed now, it would first set {what}"
     now_w, left_w = (sum(_number(row[name]) for row in rows) for name in ("power_w", "expected_w"))
     if now_w - left_w >= 1.0:
-        unit = unit_for("W", now_w)
-        drawn, left = (f"{number(power_w * unit.factor)} {unit.name}" for power_w in (now_w, left_w))
-        text += f"; the power of what it caps is expected to fall from {drawn} to {left}"
+        text += f"; the power of what it caps is expected to fall {_from_to(now_w, left_w)}"
     return text
+
+
+def _from_to(now_w: float, expected_w: float) -> str:
+    unit = unit_for("W", max(now_w, expected_w))
+    now, then = (f"{number(power_w * unit.factor)} {unit.name}" for power_w in (now_w, expected_w))
+    return f"from {now} to {then}"
 
 
 def _devices(control: str, count: int) -> str:
@@ -180,10 +185,11 @@ def _name(view: View, table: str, entity: int) -> str:
 def _power(view: View, control: Control, spared: SparedPower | None, index: I32) -> dict[str, Value]:
     """The power of capped devices, now and as expected under their caps; None for other controls."""
     if spared is None or not control.key.endswith("power_cap_w") or control.table not in spared.watts:
-        return {"power_w": None, "expected_w": None}
+        return {"power": "", "power_w": None, "expected_w": None}
     read_w = view.value(f"{control.table}.power_w").astype(np.float64)
     left_w = spared.left_w(control.table, read_w)
-    return {"power_w": finite(np.nansum(read_w[index])), "expected_w": finite(np.nansum(left_w[index]))}
+    now_w, expected_w = float(np.nansum(read_w[index])), float(np.nansum(left_w[index]))
+    return {"power": _from_to(now_w, expected_w), "power_w": finite(now_w), "expected_w": finite(expected_w)}
 
 
 def _feeders(view: View, spared: SparedPower, inside: Mapping[str, I32] | None) -> list[dict[str, Value]]:
