@@ -42,6 +42,25 @@ def test_links_and_paths_lead_somewhere() -> None:
     assert wrong == []
 
 
+def test_keys_and_settings_that_pages_name_are_in_the_tree() -> None:
+    code = "\n".join(
+        (tree.ROOT / path).read_text()
+        for path in tree.files()
+        if path.endswith((".py", ".yaml", ".sh", ".conf", ".toml"))
+        and not path.startswith(("tests/evaluation", "tests/tidy"))
+    )
+    known = set(re.findall(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)+", code))
+    strange = []
+    for page in (p for p in PAGES if p.startswith("docs/") or p == "README.md"):
+        for words in re.findall(r"`([^`\n]+)`", (tree.ROOT / page).read_text()):
+            # Names of metrics are put together; tests of the interfaces look at them
+            names = re.findall(
+                r"(?<![a-zA-Z0-9_.])[a-z][a-z0-9]*(?:_[a-z0-9]+)+", re.sub(r"\S*/\S*", "", words)
+            )
+            strange += [f"{page}: {n}" for n in names if n not in known and not n.startswith("racktwin_")]
+    assert strange == []
+
+
 def test_the_pages_are_as_short_as_they_promise() -> None:
     assert len((tree.ROOT / "README.md").read_text().splitlines()) <= 150
     assert len((tree.ROOT / "docs/glossary.md").read_text().splitlines()) <= 60

@@ -30,16 +30,16 @@ class Redfish(_Strict, frozen=True):
     """
 
     bmcs: dict[str, str]  # hosts (HOST:PORT too) and their nodes: {"bmc[01-18]": "lab/hall1/r1/node[0-17]"}
-    user: str  # at the BMCs
-    password_file: str  # at the BMCs
-    ca_file: str | None = None  # whom to trust; default: the host's own list
+    user: str  # account at the BMCs
+    password_file: str  # file with its password
+    ca_file: str | None = None  # certificate authorities to trust; default: those of the host
     verify: bool = True  # false trusts anybody: the password may be taken on the network
     scheme: Literal["https", "http"] = "https"  # http on loopback only
     # what is commanded; without it limits and power are only read
     command: list[Literal["gpus", "node"]] = []
     gpu_ids: list[str] = []  # processors in the order of the node's GPUs, where that is another
     node_control: str = ""  # Id of the node's Control, where a chassis has several
-    period_s: float = 15.0  # between looks at one BMC
+    period_s: float = 15.0  # between two reads of a BMC
     timeout_s: float = 5.0  # of a request
     at_once: int = 32  # BMCs that are asked at the same time
 
@@ -53,15 +53,15 @@ class Dcmi(_Strict, frozen=True):
     """
 
     bmcs: dict[str, str]  # hosts and their nodes: {"bmc[19-36].mgmt": "lab/hall1/r2/node[0-17]"}
-    user: str  # at the BMCs
-    password_file: str  # at the BMCs
+    user: str  # account at the BMCs
+    password_file: str  # file with its password
     command: bool = False  # whether limits are set
     correction_ms: int = 1000  # how soon a BMC must keep a limit
     exception: Literal["none", "log"] = "log"  # what it does if it cannot: never a power-off
     cipher: int | None = None  # of lanplus, where the BMC does not tell
     program: str = "ipmitool"  # where ipmitool is
-    period_s: float = 60.0  # between looks at one BMC
-    timeout_s: float = 10.0  # of one look
+    period_s: float = 60.0  # between two reads of a BMC
+    timeout_s: float = 10.0  # of one read
     at_once: int = 16  # BMCs that are asked at the same time
 
 

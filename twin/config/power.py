@@ -33,7 +33,7 @@ class Flex(Strict, msgspec.Struct, frozen=True):
     what a critical breach that was not mended names for others to do; nothing unless you say so.
     """
 
-    identifier: str  # ours, as it was registered
+    identifier: str  # our name at the grid operator, as registered
     feeds: dict[str, str]  # feed tag: feeder of the site file, or `site`: {main-a: lab/hall1/feed-a}
     # public keys (JWKS) of those who may set targets; with two, an `isv` in each
     keys_file: str | None = None
@@ -44,7 +44,7 @@ class Flex(Strict, msgspec.Struct, frozen=True):
     copies: Literal["refuse", "accept"] = "refuse"
     publish: bool = True  # power states and breaches, by the daemon that leads
     heartbeat_s: float = 60.0  # between two power states
-    sign_key_file: str | None = None  # ours, EC P-256 or RSA; without it they are unsigned
+    sign_key_file: str | None = None  # our private key, EC P-256 or RSA; without it nothing is signed
     last_resort: list[LastResort] = []  # what an escalated breach names for others to do
 
 

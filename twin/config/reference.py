@@ -19,10 +19,14 @@ WORDS = {str: "text", int: "integer", float: "number", bool: "true or false", An
 FILES: tuple[tuple[str, str, type[msgspec.Struct]], ...] = (
     (
         "The configuration",
-        "what `racktwin daemon run` is told; file names are relative to its folder",
+        "`racktwin daemon run` reads it; file names are relative to its folder",
         Config,
     ),
-    ("The site file", "what stands where; names may hold one range, as in r[001-139]", SiteFile),
+    (
+        "The site file",
+        "it says what stands where; names may hold one range, as in r[001-139]; larger priorities count more",
+        SiteFile,
+    ),
 )
 
 
@@ -121,12 +125,10 @@ def reference_markdown() -> str:
     ]
     for title, what, top in FILES:
         out += ["", f"## {title}", "", f"{what[:1].upper()}{what[1:]}."]
-        waiting: list[tuple[str, type[msgspec.Struct]]] = [("", top)]
-        while waiting:
-            path, kind = waiting.pop(0)
-            if path:
-                out += ["", f"### `{path}`"]
-            out += ["", _paragraph(kind), "", "| Key | Form | Default | Meaning |", "|---|---|---|---|"]
+        for kind, paths in _places(top).items():
+            if kind is not top:
+                out += ["", "### " + ", ".join(f"`{path}`" for path in paths), "", _paragraph(kind)]
+            out += ["", "| Key | Form | Default | Meaning |", "|---|---|---|---|"]
             for key in keys_of(kind):
                 cells = (
                     f"`{key.name}`",
@@ -135,10 +137,22 @@ def reference_markdown() -> str:
                     key.words,
                 )
                 out.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-                if key.parts is not None:
-                    below = {"list": "[]", "mapping": ".NAME"}.get(key.many, "")
-                    waiting.append((f"{path}.{key.name}{below}".lstrip("."), key.parts))
     return "\n".join(out) + "\n"
+
+
+def _places(top: type[msgspec.Struct]) -> dict[type[msgspec.Struct], list[str]]:
+    """The paths of each kind of section in a file, the upper ones first."""
+    places: dict[type[msgspec.Struct], list[str]] = {top: [""]}
+    waiting: list[tuple[str, type[msgspec.Struct]]] = [("", top)]
+    while waiting:
+        path, kind = waiting.pop(0)
+        for key in keys_of(kind):
+            if key.parts is not None:
+                below = {"list": "[]", "mapping": ".NAME"}.get(key.many, "")
+                at = f"{path}.{key.name}{below}".lstrip(".")
+                places.setdefault(key.parts, []).append(at)
+                waiting.append((at, key.parts))
+    return places
 
 
 def _paragraph(kind: type[msgspec.Struct]) -> str:

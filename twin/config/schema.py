@@ -43,7 +43,7 @@ class _Strict(Strict, msgspec.Struct, frozen=True):
 class Tls(_Strict, frozen=True):
     """Files in PEM; `cert_file` with `key_file` make a client (or server) identity."""
 
-    ca_file: str | None = None  # whom to trust; default: the host's own list
+    ca_file: str | None = None  # certificate authorities to trust; default: those of the host
     cert_file: str | None = None  # our certificate, with its chain
     key_file: str | None = None  # its key
 
@@ -146,9 +146,9 @@ class Influx(_Strict, frozen=True):
     """An InfluxDB 2 (or VictoriaMetrics) that history is sent to as well."""
 
     url: str  # "https://influx.example.net:8086"
-    org: str = "racktwin"  # of InfluxDB 2
-    bucket: str = "racktwin"  # of InfluxDB 2
-    token_file: str | None = None  # its token
+    org: str = "racktwin"  # organisation in InfluxDB 2
+    bucket: str = "racktwin"  # bucket in InfluxDB 2
+    token_file: str | None = None  # file with a token of the server
     buffer_points: int = 1_000_000  # kept while the server is away; the oldest go first
     resend_s: float = 60.0  # what was acknowledged this recently is sent again after the server restarted
 
@@ -192,8 +192,8 @@ class Leader(_Strict, frozen=True):
     endpoints: list[str] = []  # URLs of etcd: [https://etcd1:2379]
     name: str = ""  # of this daemon; default: the host's
     term_s: float = 6.0  # a leader that is gone is followed after this
-    username: str | None = None  # at etcd
-    password_file: str | None = None  # at etcd
+    username: str | None = None  # account at etcd
+    password_file: str | None = None  # file with its password
     tls: Tls | None = None  # of etcd
 
 

@@ -125,7 +125,7 @@ class StorageGroup(_Strict, frozen=True):
 class Hall(_Strict, frozen=True):
     """A room: racks, the CDUs, feeders and switches that stand in it, its network planes and leaves."""
 
-    name: str  # of the room
+    name: str  # name of the room
     racks: list[RackGroup] = []  # racks of a kind, one line each
     cdus: list[CduGroup] = []  # that cool racks of this hall
     feeders: list[FeederGroup] = []  # that feed racks of this hall
@@ -150,7 +150,7 @@ class PolicyEntry(_Strict, frozen=True):
 
     authority: Literal["off", "advise", "approve", "act"] = "advise"  # what it may do by itself
     kind: str | None = None  # registered name, or module:Class; default: the name of the entry
-    settings: dict[str, float | str | bool] = {}  # of that policy; docs/policies.md
+    settings: dict[str, float | str | bool] = {}  # arguments of the policy: docs/policies.md
 
 
 class ModelEntry(_Strict, frozen=True):
@@ -159,7 +159,7 @@ class ModelEntry(_Strict, frozen=True):
     kind: str | None = None  # registered name, or module:Class; default: the name of the entry
     signals: list[str] = []  # of the catalogue, that it forecasts
     horizons_s: list[float] = []  # how far ahead
-    settings: dict[str, float | str | bool] = {}  # of that model; docs/forecasts.md
+    settings: dict[str, float | str | bool] = {}  # arguments of the model: docs/forecasts.md
 
 
 class SiteFile(_Strict, frozen=True):
