@@ -185,6 +185,19 @@ def test_a_current_may_stand_still_where_its_noise_drowns_in_its_last_digit(
     assert len([t for t in told(pod) if t[0] == "sensor_frozen"]) == frozen
 
 
+@pytest.mark.parametrize("other", [True, False], ids=["both feeds", "one"])
+def test_a_load_that_jumps_is_read_by_both_feeds_some_seconds_apart(other: bool) -> None:
+    pod, rng = Twin(two_racks()), np.random.default_rng(1)
+    for i in range(330):
+        power = 50e3 + rng.normal(0, 40, 2)
+        power[0] += 9e3 * (i > 250 and i % 9 == 0)
+        power[1] += 9e3 * (i > 250 and i % 9 == 1 and other)
+        pod.tick(QUIET | {"feeder.power_w": power, "rack.power_w": power.sum() / 2})
+    assert [t for t in told(pod) if t[0] == "sensor_spiking"] == (
+        [] if other else [("sensor_spiking", "feeder", 0, "power_w")]
+    )
+
+
 def test_a_meter_that_falls_silent() -> None:
     pod, rng = Twin(two_racks()), np.random.default_rng(1)
     for i in range(80):

@@ -16,7 +16,7 @@ from twin.diagnosis.sensor_checks import Meters, SensorChecks
 from twin.diagnosis.signature import GPU_POWER, LOOP_USUAL, NODE_POWER, PSU1, PSU2
 from twin.diagnosis.topology import Topology
 from twin.diagnosis.verdict import amount
-from twin.site import CDU_FILTER_DROP_PA
+from twin.site import CDU_FILTER_DROP_PA, Site
 from twin.telemetry import GOOD, EntityState, State, column, scalar
 
 RUNNING_PU, STOPPED_PU = 0.2, 0.05  # of a pump's speed
@@ -38,7 +38,9 @@ LOOP_MEMORY, LOOP_KNOWN, LOOP_FLOOR_K = 1800.0, 300, 0.3  # ticks; ticks; least 
 GAP_MEMORY = 200.0  # readings over which the gap between memory and chip is learned
 # A node's comparison that sees a jump of so many watts of a GPU must jump too; source: estimate
 SEEN_W, LEAST_WILD = 200.0, 1.5
-POWERED = ("gpu.sm_clock_hz", "gpu.power_w", "node.power_w", "rack.power_w", "feeder.power_w",
+ALIKE_JUMPS = 0.5  # another meter that jumps so often beside this one sees the same; source: estimate
+FEEDER_POWER = "feeder.power_w"
+POWERED = ("gpu.sm_clock_hz", "gpu.power_w", "node.power_w", "rack.power_w", FEEDER_POWER,
            "feeder.current_a", "feeder.apparent_power_va")  # fmt: skip
 
 
@@ -173,6 +175,9 @@ class DeviceFaults(EntityState):
                         out += self._crowds(kind, table, name, odd)
                     for entity in np.flatnonzero(odd).tolist()[:50]:
                         if kind == "spiking" and not _agrees(key, entity, tracks):
+                            continue
+                        fed = key == FEEDER_POWER and kind == "spiking"
+                        if fed and _shared_by_feeds(self.topology.site, entity, meters.jumps[k]):
                             continue
                         jumped = key == GPU_POWER and kind == "spiking"
                         if jumped and not _with_node(entity, self.topology, tracks, node_power):
@@ -323,6 +328,14 @@ def _agrees(key: str, entity: int, tracks: Tracks) -> bool:
     if not own:
         return key not in POWERED
     return any(float(t.wild[entity]) >= 2.0 for t in own) or (key not in POWERED and not own)
+
+
+def _shared_by_feeds(site: Site, feeder: int, jumps: F32) -> bool:
+    """Return True if another meter of the same racks jumps as often: the load does, and the meters report it
+    some seconds apart."""
+    feeders, racks = site.served_racks()
+    beside = np.unique(feeders[np.isin(racks, racks[feeders == feeder])])
+    return bool((jumps[beside[beside != feeder]] >= ALIKE_JUMPS * jumps[feeder]).any())
 
 
 def _with_node(gpu: int, topology: Topology, tracks: Tracks, known: Residual | None) -> bool:
