@@ -95,6 +95,7 @@ class GpuTemp(EntityState):
     air: F64 = column("node", "f8", np.nan, lead=(2,))  # smoothed power and rise of air over their most
     factor: F64 = column("rack", "f8", 1.0)
     usual_factor: F64 = column("node", "f8", 1.0)  # mean over the memory of what is learned
+    away_pu: F64 = column("node", "f8")  # lag of how far the factor is from that
     driven_s: float = scalar(0.0)
     driven_ns: int = scalar(0)  # instant of the last tick
     step_s: float = scalar(0.0)  # between the last two
@@ -182,6 +183,9 @@ class GpuTemp(EntityState):
         self.driven_s = min(self.driven_s + dt_s, MEMORY_S)
         self.usual_factor += min(dt_s / self.driven_s, 1.0) * (of_node - self.usual_factor)
         left = np.exp(-dt_s / (self.tau_s * of_node))  # the lag is R C: it is longer where less flows
+        # An error of the law of flow shows as fast as a plate follows its flow
+        away_pu = np.abs(of_node - self.usual_factor) / of_node * self.lonely
+        self.away_pu = away_pu + (self.away_pu - away_pu) * np.nan_to_num(left)
         self._hear(power_w, dt_s)
         if self._away(readings.now_ns):
             self.settled_s[:] = 0.0
@@ -240,9 +244,8 @@ class GpuTemp(EntityState):
     def doubt(self) -> F64:
         """1 sigma [n], K, for that a model moves, or that its flow is not what it was learned at."""
         out = np.abs(self.heated - self.twice) * (MOVE_PU * self.resistance)
-        away_pu = np.abs(self.node_factor - self.usual_factor) / self.node_factor * self.lonely
-        if away_pu.max(initial=0.0) > LEAST_AWAY_PU:
-            out += self.trays.spread(FLOW_DOUBT_PU * away_pu) * np.abs(self.heated) * self.resistance
+        if self.away_pu.max(initial=0.0) > LEAST_AWAY_PU:
+            out += self.trays.spread(FLOW_DOUBT_PU * self.away_pu) * np.abs(self.heated) * self.resistance
         return np.asarray(out, np.float64)
 
     def share_air(self, at: I64, measured: F64) -> None:
