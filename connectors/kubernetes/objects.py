@@ -59,8 +59,6 @@ class Meta(msgspec.Struct, rename="camel"):
 
 
 class NodeCondition(msgspec.Struct):
-    """A condition of a node."""
-
     type: str = ""
     status: str = ""
     reason: str | None = ""

@@ -179,7 +179,6 @@ def join(
     terms: BacktestTerms,
     parts: Sequence[GroupResult],
 ) -> BacktestResult:
-    """The result of all groups."""
     by_horizon = {course.horizon: course for part in parts for course in part.courses}
     return BacktestResult(
         panel,

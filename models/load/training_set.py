@@ -134,7 +134,6 @@ def fit_belief(change: F64, lesson: TrainingSet) -> F64:
 
 
 def believed_change(change: F64, belief: F64) -> F64:
-    """The change that is believed."""
     kept: F64 = np.where(np.abs(change) >= belief[1], belief[0] * change, 0.0)
     return kept
 

@@ -55,7 +55,6 @@ class InterruptionRates(NamedTuple):
 
 
 def job_nodes(view: View, slots: I32) -> JobNodes:
-    """The nodes of these jobs."""
     nodes = [view.jobs.nodes[slot] for slot in slots.tolist()]
     count = np.array([len(some) for some in nodes], np.int64)
     job = np.repeat(np.arange(len(slots)), count)

@@ -18,6 +18,7 @@ from tests.support.systemd_container import VENV, Container, NotHere
 
 ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "deploy" / "systemd" / "racktwin.service"
+AGENT = ROOT / "deploy" / "agent" / "racktwin-agent.service"
 DAEMON = """
 import sys
 from twin.cli.main import main
@@ -38,24 +39,28 @@ history: {quota_mb: 50}
 """
 
 
-def test_the_unit_is_hardened(server: Callable[..., Path]) -> None:
-    """At most 1.5 of 10 by systemd's own count."""
+@pytest.mark.parametrize(("unit", "tenths"), [(UNIT, 15), (AGENT, 30)], ids=["daemon", "agent"])
+def test_a_unit_is_hardened(server: Callable[..., Path], unit: Path, tenths: int) -> None:
+    """At most so much exposure, of 100, by systemd's own count."""
     analyse = server("systemd-analyze", "systemd")
     answer = subprocess.run(
-        [analyse, "security", "--offline=true", "--threshold=15", "--no-pager", str(UNIT)],
+        [analyse, "security", "--offline=true", f"--threshold={tenths}", "--no-pager", str(unit)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert answer.returncode == 0, answer.stdout[-2000:] + answer.stderr
     assert "Overall exposure level" in answer.stdout
 
 
-def test_the_unit_says_only_what_systemd_understands(server: Callable[..., Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("shipped", [UNIT, AGENT], ids=["daemon", "agent"])
+def test_a_unit_says_only_what_systemd_understands(
+    server: Callable[..., Path], tmp_path: Path, shipped: Path
+) -> None:
     """`verify` names unknown settings on stderr and ends with 0 all the same."""
     analyse = server("systemd-analyze", "systemd")
-    unit = tmp_path / "racktwin.service"
-    unit.write_text(re.sub(r"ExecStart=\S+", "ExecStart=/bin/true", UNIT.read_text()))
+    unit = tmp_path / shipped.name
+    unit.write_text(re.sub(r"ExecStart=\S+", "ExecStart=/bin/true", shipped.read_text()))
     answer = subprocess.run([analyse, "verify", str(unit)], capture_output=True, text=True, check=False)
-    complaints = [line for line in answer.stderr.splitlines() if "racktwin.service" in line]
+    complaints = [line for line in answer.stderr.splitlines() if shipped.name in line]
     assert (answer.returncode, complaints) == (0, [])
 
 

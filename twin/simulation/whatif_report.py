@@ -45,32 +45,29 @@ class Figure(NamedTuple):
     label: str
     unit: str
     meaning: str
-    less_is_better: bool | None = True
 
 
 FIGURES: dict[str, Figure] = {
-    "first_throttle_s": Figure(
-        "First throttling", "s", "from the beginning until heat first lowers a clock", False
-    ),
+    "first_throttle_s": Figure("First throttling", "s", "from the beginning until heat first lowers a clock"),
     "throttled_gpu_s": Figure("Throttled", "GPU s", "GPUs times the seconds that heat lowered their clock"),
     "throttled_gpus": Figure("GPUs throttled", "", "how many were throttled at all"),
     "shut_down_gpus": Figure("GPUs shut down", "", "by heat"),
     "breaker_trips": Figure("Breakers tripped", "", "feeders that opened"),
     "highest_gpu_temp_c": Figure("Hottest GPU", "°C", "the highest temperature of any"),
-    "lowest_rack_flow_lpm": Figure("Lowest flow", "l/min", "of any rack that is not isolated", False),
-    "done_work_gpu_h": Figure("Work done", "GPU h", "at the highest clock, lost work included", False),
+    "lowest_rack_flow_lpm": Figure("Lowest flow", "l/min", "of any rack that is not isolated"),
+    "done_work_gpu_h": Figure("Work done", "GPU h", "at the highest clock, lost work included"),
     "lost_work_gpu_h": Figure("Work lost", "GPU h", "done since the last checkpoint when a member died"),
     "checkpoint_gpu_h": Figure("Saving", "GPU h", "spent on checkpoints, in which a job stands still"),
     "slowed_work_gpu_h": Figure("Work slowed", "GPU h", "not done, as clocks were low"),
     "interrupted_jobs": Figure("Jobs interrupted", "", "synchronous ones that lost a member"),
-    "it_energy_kwh": Figure("IT energy", "kWh", "at the racks", None),
-    "total_energy_kwh": Figure("Total energy", "kWh", "from the utility", None),
+    "it_energy_kwh": Figure("IT energy", "kWh", "at the racks"),
+    "total_energy_kwh": Figure("Total energy", "kWh", "from the utility"),
     "pue": Figure("PUE", "", "total over IT energy"),
-    "cost_usd": Figure("Cost", "USD", "of the energy", None),
-    "carbon_kg": Figure("Carbon", "kg", "CO2 of the energy", None),
-    "water_l": Figure("Water", "l", "drawn", None),
-    "commands": Figure("Commands", "", "values sent to devices, renewals left out", None),
-    "faults_told": Figure("Faults told", "", "by the diagnosis, new ones", None),
+    "cost_usd": Figure("Cost", "USD", "of the energy"),
+    "carbon_kg": Figure("Carbon", "kg", "CO2 of the energy"),
+    "water_l": Figure("Water", "l", "drawn"),
+    "commands": Figure("Commands", "", "values sent to devices, renewals left out"),
+    "faults_told": Figure("Faults told", "", "by the diagnosis, new ones"),
 }
 SHORT = ("first_throttle_s", "throttled_gpu_s", "shut_down_gpus", "highest_gpu_temp_c", "lost_work_gpu_h",
          "slowed_work_gpu_h", "total_energy_kwh")  # fmt: skip

@@ -110,7 +110,6 @@ class CduLayout:
 
 
 def design_of(profiles: Mapping[str, Profile], racks: RackLayout, cdus: CduLayout) -> Design:
-    """The design of racks with these profiles."""
     n = len(racks.profile)
     rack: dict[str, F64] = {name: np.full(n, np.nan) for name in _RACK}
     liquid = np.zeros(n, np.bool_)

@@ -104,7 +104,6 @@ class KeyedSpec:
     lead: tuple[int | str, ...] = ()
 
     def of(self, key: str) -> ColumnSpec:
-        """The column of a key."""
         return self.keys.get(key) or ColumnSpec(self.dtype, self.fill, self.lead, table=key.partition(".")[0])
 
 
@@ -192,7 +191,6 @@ class RecordsSpec:
         return {getattr(record, self.key): record for record in records}
 
     def drop(self, records: dict[Any, Any], table: str, entity: int) -> None:
-        """Drop the records of an entity."""
         for key, record in list(records.items()):
             if (getattr(record, "table", ""), getattr(record, "entity", -1)) == (table, entity):
                 del records[key]
