@@ -143,6 +143,35 @@ def test_an_exporter_that_fails_is_told_and_then_given_up(site: Site) -> None:
     assert not inlet.staged
 
 
+def test_an_exporter_that_was_given_up_is_so_at_its_next_failure_until_it_answers(site: Site) -> None:
+    """A supervisor that starts it again sees at once that it is still away."""
+    status = 500
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=status, text=PAGE)
+
+    async def scrape() -> list[int]:
+        nonlocal status
+        async with served(answer) as url:
+            scraped, rejected = source(site, url), list[int]()
+            for _ in range(2):
+                inlet = Kept(site)
+                with pytest.raises(ConnectorError):
+                    await asyncio.wait_for(scraped.run(inlet), 20)
+                rejected.append(len(inlet.spoiled))
+            status, inlet = 200, Kept(site)
+            task = asyncio.create_task(scraped.run(inlet))
+            while not inlet.staged:
+                await asyncio.sleep(0.01)
+            status = 500
+            with pytest.raises(ConnectorError):
+                await asyncio.wait_for(task, 20)
+            return [*rejected, len(inlet.spoiled)]
+
+    most = prometheus.FAILURES - 1
+    assert asyncio.run(scrape()) == [most, 0, most]
+
+
 def test_a_redirect_is_not_followed(site: Site) -> None:
     asked: list[str] = []
 

@@ -69,6 +69,73 @@ def test_what_fails_or_ends_is_started_again_and_alarmed(error: Exception | None
     asyncio.run(scene())
 
 
+def test_a_part_that_was_well_and_fails_for_a_moment_is_no_alarm() -> None:
+    async def scene() -> None:
+        world, runs = World(), 0
+
+        async def part() -> None:
+            nonlocal runs
+            runs += 1
+            if runs == 1:
+                await asyncio.sleep(0.15)  # longer than an alarm takes
+                raise ConnectorError("the connection was lost")
+            await asyncio.Event().wait()
+
+        world.supervisor.start("mqtt", "source", part)
+        await until(lambda: runs == 2 and world.parts["mqtt"].state == "running")
+        assert world.told == []
+        await world.supervisor.stop_all()
+
+    asyncio.run(scene())
+
+
+def test_the_alarm_of_a_part_that_is_away_can_be_due_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervision, "ALARM_S", 60.0)
+    monkeypatch.setattr(supervision, "LONGEST_S", 60.0)
+    monkeypatch.setattr(supervision, "FIRST_S", 60.0)
+
+    async def scene() -> None:
+        world = World()
+
+        async def part() -> None:
+            raise ConnectorError("the link is down")
+
+        async def steady() -> None:
+            await asyncio.Event().wait()
+
+        world.supervisor.start("mqtt", "source", part)
+        world.supervisor.start("api", "service", steady)
+        await until(lambda: world.parts["mqtt"].state == "waiting")
+        assert world.told == []
+        for name in ("mqtt", "api", "nobody", "mqtt"):
+            world.supervisor.alarm_now(name)
+        assert world.told == [("mqtt", "the link is down")]
+        await world.supervisor.stop_all()
+        assert world.told[1:] == [("mqtt", None)]
+
+    asyncio.run(scene())
+
+
+def test_a_part_that_hangs_is_not_back_before_its_time() -> None:
+    """An exporter that does not answer keeps a run up for as long as its time limit."""
+
+    async def scene() -> None:
+        world, runs = World(), 0
+
+        async def part() -> None:
+            nonlocal runs
+            runs += 1
+            await asyncio.sleep(0.1)  # longer than what usually says that it is back
+            raise ConnectorError("no answer")
+
+        world.supervisor.start("scrape", "source", part, back_s=0.4)
+        await until(lambda: runs >= 5)
+        assert {error for _, error in world.told} == {"no answer"}
+        await world.supervisor.stop_all()
+
+    asyncio.run(scene())
+
+
 def test_a_part_that_will_not_end_is_left_behind() -> None:
     async def scene() -> None:
         world, leave, runs = World(), asyncio.Event(), 0
