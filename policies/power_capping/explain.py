@@ -143,7 +143,15 @@ class PowerExplainer:
         """Loads for those who watch over feeds; what is only feared counts as unread."""
         carried = carried_now(view)
         loads = feed_loads(view, carried)
-        names = ("feeder", ("load_w", "W"), "metered", ("least_w", "W"), ("most_w", "W"), "held_back")
+        names = (
+            "feeder",
+            ("load_w", "W"),
+            "metered",
+            ("age_s", "s"),
+            ("least_w", "W"),
+            ("most_w", "W"),
+            "held_back",
+        )
         return Explanation(
             policy=self.policy,
             now_ns=view.now_ns,

@@ -13,7 +13,7 @@ import numpy as np
 from policies.power_capping.budgets import Carried, carried_by, dead_feeders, gain_of, pairs_of, sums_w
 from policies.power_capping.demand import CONTROL, Tenant, classes
 from policies.power_capping.loads import loads_of
-from twin.catalogue import F64, Bool
+from twin.catalogue import F64, I64, NS, Bool
 from twin.contracts import Value, View, finite
 from twin.telemetry import GOOD
 
@@ -25,12 +25,15 @@ MOST_NODES = 200
 
 class FeedLoads(NamedTuple):
     """Load of the site (W, NaN where nothing was ever heard), its unheard racks, and of each feeder the load
-    (W, NaN unknown) and whether it was read and is not only feared [n_feeder]."""
+    (W, NaN unknown), whether it was read and is not only feared, and the instant of the oldest reading in it
+    [n_feeder]; `site_age_s` is that of the site's racks."""
 
     site_w: float
     unheard_racks: int
     feeder_w: F64
     metered: Bool
+    read_ns: I64
+    site_age_s: float
 
 
 def carried_now(view: View) -> Carried:
@@ -48,7 +51,8 @@ def feed_loads(view: View, carried: Carried) -> FeedLoads:
     rack_w = np.where(np.isfinite(read_w), read_w, gpus_w * gain_of(site))
     unheard = ~np.isfinite(read_w) & (gpus_w <= 0)
     site_w = float(rack_w.sum()) if (~unheard).any() else np.nan
-    return FeedLoads(site_w, int(unheard.sum()), loads.load_w, loads.metered)
+    age_s = float(view.age_s("rack.power_w")[metered].max(initial=0.0))
+    return FeedLoads(site_w, int(unheard.sum()), loads.load_w, loads.metered, loads.read_ns, age_s)
 
 
 def feed_rows(view: View, carried: Carried, loads: FeedLoads) -> list[dict[str, Value]]:
@@ -62,6 +66,7 @@ def feed_rows(view: View, carried: Carried, loads: FeedLoads) -> list[dict[str, 
             "feeder": "",
             "load_w": finite(loads.site_w),
             "metered": loads.unheard_racks == 0,
+            "age_s": finite(loads.site_age_s, 1),
             "least_w": float(least_w.sum()),
             "most_w": float(most_w.sum()),
             "held_back": bool(capped.any()),
@@ -73,6 +78,7 @@ def feed_rows(view: View, carried: Carried, loads: FeedLoads) -> list[dict[str, 
                 "feeder": site.name("feeder", f),
                 "load_w": finite(loads.feeder_w[f]),
                 "metered": bool(loads.metered[f]),
+                "age_s": finite((view.now_ns - int(loads.read_ns[f])) / NS, 1) if loads.metered[f] else None,
                 "least_w": float(of_feeder[0][f]),
                 "most_w": float(of_feeder[1][f]),
                 "held_back": bool(of_feeder[2][f] > 0),

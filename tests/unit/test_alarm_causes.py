@@ -111,6 +111,19 @@ def test_many_sources_are_counted_and_the_place_stays_the_name() -> None:
     assert found.evidence[1].endswith(" and 12 more")
 
 
+def test_all_that_publish_are_the_broker_or_its_network() -> None:
+    """The link to the broker is up, and nothing comes over it; what is scraped goes on."""
+    hearing = Hearing().carry("scrape http://n0:9400", "node", range(36), "power_w")
+    agents = [f"agent lab/h/r{rack}" for rack in (1, 2)] + ["bms gw"]
+    hearing.carry(agents[0], "gpu", range(72), "temp_c").carry(agents[1], "gpu", range(72, 144), "temp_c")
+    hearing.carry(agents[2], "rack", [0, 1], "power_w").run(30)
+    hearing.stopped.update(agents)
+    (found,) = hearing.run(20).values()
+    assert found.title.startswith("No data from all 3 publishers on the broker since ")
+    assert ": 146 signals of " in found.title
+    assert "network between it and its publishers" in found.action
+
+
 def one_node(*sources: tuple[str, str, tuple[str, ...]]) -> Hearing:
     """Sources of the first node (name, table, signals); others carry the same of the rest, and live."""
     hearing, mine = Hearing(), {"node": [0], "gpu": [0, 1, 2, 3]}

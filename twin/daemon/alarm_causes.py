@@ -22,6 +22,7 @@ LINK = "mqtt"  # the part that hears all topics
 PREFIXES = ("silence/", *(f"fault/{kind}/" for kind in OF_SILENCE))
 NAMED = 2  # sources in a title
 SHOWN = 6
+OF_THE_BROKER = "The broker answers: look at the network between it and its publishers, and at its log."
 ENDS_S = 30.0  # within which an alarm of silence ends once its data are back
 
 
@@ -116,6 +117,10 @@ def _named(finding: Finding, engine: Engine, ledger: SourceLedger, before: Silen
         action = action_of(s.account.name for s in sources) or finding.action
         # A device whose source stopped is not known to have failed
         shown = replace(finding, title=title, action=action, severity="warning")
+    elif sources and {s.account.name for s in sources} >= set(ledger.publishers()):
+        label = f"all {len(sources)} publishers on the broker"
+        title = title_of(label, cells.since_ns, cells.count, cells.place)
+        shown = replace(finding, title=title, action=OF_THE_BROKER)
     elif sources:
         more = f" and {len(sources) - SHOWN} more" if len(sources) > SHOWN else ""
         carried = f"carried by {', '.join(s.label for s in sources[:SHOWN])}{more}"
