@@ -249,7 +249,7 @@ class Daemon:
         line = self.ingest.ledger.line_of(FLOODED, "dropped", FLOODED)
         count, why = (line.count, line.why) if line is not None else (0, "")
         before, since_ns = self._flooded
-        if count > before and now_ns - since_ns >= FLOOD_ALARM_S * NS:
+        if count and count != before and now_ns - since_ns >= FLOOD_ALARM_S * NS:
             self._flooded = (count, now_ns)
             self.alarms.condition(
                 "flood/job-reports",
