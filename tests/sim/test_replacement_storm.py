@@ -14,7 +14,7 @@ import pytest
 from connectors.slurm import sink
 from connectors.slurm.nodes import SlurmNode
 from policies.node_replacement import PHASES
-from policies.node_replacement.phases import RMA
+from policies.node_replacement.phases import CORDONED, RMA
 from tests.support.simulated_scheduler import NODES, OURS, SINCE, SITE, TESTED, Clock, Daemon, Scheduler
 from twin.catalogue import NS, ConnectorError
 from twin.telemetry import events as ev
@@ -376,6 +376,18 @@ def test_what_should_never_be_asked_for_is_seen(clock: Clock) -> None:
         s.caused[i] += 1
         s.ask(a, ("scontrol", "update", f"NodeName=n{i}", "State=DRAIN", "Reason=racktwin:3:why"))
     assert any("of the rack" in fault for fault in s.faults)
+
+
+def test_who_only_planned_a_drain_is_not_overruled(clock: Clock) -> None:
+    storm = Storm(0, clock)
+    a, b = storm.daemons
+    a.engine.jobs.known = True
+    for daemon in (a, b):
+        daemon.engine.memory["replacement"]["phase"][3] = CORDONED
+    storm.scheduler.ask(a, ("scontrol", "update", "NodeName=n3", "State=DRAIN", "Reason=racktwin:1:why"))
+    assert storm._knew(3) == {"a"}
+    b.heard_ns = clock.now_ns + 1
+    assert storm._knew(3) == {"a", "b"}
 
 
 @pytest.mark.slow
