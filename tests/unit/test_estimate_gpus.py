@@ -16,6 +16,7 @@ from twin.contracts import Residual
 from twin.estimation.gpu_temp import LEAST_OTHERS, Trays
 from twin.estimation.gpus import GpuEstimator
 from twin.estimation.readings import Readings
+from twin.physics import CLOCK_MIN_PU
 from twin.site import Site
 from twin.telemetry import Inbox, State
 
@@ -52,7 +53,7 @@ class Fleet:
         sm, tensor, dram = self.level, 0.8 * self.level**1.2, 0.6 * self.level
         demand = self.dynamic_w * (0.45 * sm + 0.35 * tensor + 0.25 * dram)
         room = np.clip((self.cap_w - self.idle_w) / np.maximum(demand, 1e-9), 0.0, 1.0)
-        self.clock_pu = np.minimum(room ** (1.0 / self.gamma), self.heat_pu)
+        self.clock_pu = np.minimum(np.maximum(room ** (1.0 / self.gamma), CLOCK_MIN_PU), self.heat_pu)
         self.power_w = self.idle_w + demand * self.clock_pu**self.gamma
         aim = SUPPLY_C + self.power_w * self.resistance
         self.temp_c = aim + (self.temp_c - aim) * np.exp(-1.0 / self.tau_s)
@@ -146,6 +147,20 @@ def test_a_cap_is_what_is_expected_and_the_clock_follows() -> None:
     assert working.any()
     assert np.abs(clock.difference[working] / clock.measured[working]).max() < 0.06
     assert np.abs(fleet.value("gpu.exponent") - fleet.gamma).mean() < np.abs(2.7 - fleet.gamma).mean()
+
+
+def test_a_cap_near_idle_leaves_the_clock_at_its_lowest_or_in_doubt() -> None:
+    fleet = settled(400)
+    fleet.cap_w[:] = fleet.idle_w + 0.02 * fleet.dynamic_w
+    fleet.cap_w[::3] = fleet.idle_w[::3]
+    lowest_hz, far = CLOCK_MIN_PU * 1.98e9, 0.0
+    for _ in range(60):
+        found = fleet.step()["gpu.sm_clock_hz"]
+        working = np.isfinite(found.expected)
+        assert (found.expected[working] >= 0.999 * lowest_hz).all()
+        z = found.difference[working] / found.sigma[working]
+        far = max(far, float(np.nanmax(np.abs(z), initial=0.0)))
+    assert far < 6.0
 
 
 def test_less_power_at_a_clock_that_heat_has_lowered_is_no_surprise() -> None:

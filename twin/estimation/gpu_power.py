@@ -83,7 +83,7 @@ class GpuPower(EntityState):
         self.covariance = Covariance(np.hypot(self._own_spread, self._design_spread[:, self.group]), "gpu")
         self.unknown_w = np.zeros(n)  # 1 sigma for that the coefficients are not known, where it was asked
         self.noise = ResidualNoise(n, np.where(np.isfinite(self.max_w), NOISE_PU * self.max_w, 1.0), "gpu")
-        self.activity = np.zeros(n)
+        self.activity, self.clock_doubt_hz = np.zeros(n), np.zeros(n)
         self.static_w, self.dynamic_w = np.full(n, np.nan), np.full(n, np.nan)
         self._features: list[F64] = []
 
@@ -142,13 +142,21 @@ class GpuPower(EntityState):
         return np.asarray(self.static_w[at] + self.dynamic_w[at] * factor, np.float64)
 
     def expect_clock(self, readings: Readings, hot: Bool) -> F64:
-        """Expected clock [n], Hz, by demand and cap; NaN where idle, or `hot` enough to be slowed by heat."""
+        """Expected clock [n], Hz, by demand and cap; NaN where idle, or `hot` enough to be slowed by heat.
+
+        No clock falls below the lowest. The less a cap leaves beside what an idle GPU draws, the more the
+        error of that power counts: `clock_doubt_hz`, 1 sigma.
+        """
         cap_w, _ = readings.good("gpu", "power_limit_w")
         expected = np.where((self.activity > WORKING_PU) & ~hot, self.top_hz, np.nan)
+        self.clock_doubt_hz[:] = 0.0
         at = np.flatnonzero(self.static_w + self.dynamic_w > cap_w)
         if len(at):
-            room = np.maximum((cap_w[at] - self.static_w[at]) / self.dynamic_w[at], 1e-3)
-            expected[at] *= np.exp(np.log(room.astype(np.float32)) / self.set.in_use[GAMMA, at])
+            room_w = np.maximum(cap_w[at] - self.static_w[at], 1e-3 * self.dynamic_w[at])
+            exponent, room = self.set.in_use[GAMMA, at], (room_w / self.dynamic_w[at]).astype(np.float32)
+            expected[at] *= np.maximum(np.exp(np.log(room) / exponent), CLOCK_MIN_PU)
+            share = np.minimum(np.nan_to_num(self.sigma[at]) / (exponent * room_w), 1.0)
+            self.clock_doubt_hz[at] = np.nan_to_num(share * expected[at])
         return expected
 
     def under(self, at: I64, drawn_w: F64, in_force_w: F64, cap_w: F64) -> F64:

@@ -131,7 +131,7 @@ class GpuEstimator(EntityState):
         compared = (
             (POWER, power.expected, moved),
             (TEMP, expected, doubt),
-            (CLOCK, clock, self.clock_sigma * clock),
+            (CLOCK, clock, self.clock_sigma * clock + power.clock_doubt_hz),
         )
         self.residuals = {}
         for (name, expected, sigma), (value, _) in zip(compared, measured, strict=True):
@@ -169,16 +169,19 @@ class GpuEstimator(EntityState):
         ):
             residual = self.residuals[name]
             off = residual.measured[rows] - residual.expected[rows]
+            off = np.sign(off) * np.maximum(np.abs(off) - self._accounted(name, rows), 0.0)
             if name == CLOCK:
                 off = off / residual.expected[rows]
-            else:  # what the model's movement, or that it is not known, accounts for is no noise
-                unknown = self.temp.unknown_k if name == TEMP else self.power.unknown_w
-                doubt = KNOWN_SIGMAS * unknown[rows]
-                if name == TEMP:
-                    doubt += self.temp.doubt()[rows]
-                off = np.sign(off) * np.maximum(np.abs(off) - doubt, 0.0)
             noise.learn(np.where(new, off, np.nan), heard_ns[rows], dt_s, rows)
             sigma[rows] = noise.sigma(rows)
+
+    def _accounted(self, name: str, rows: slice) -> F64:
+        """Difference [m] that is no noise: what a model's movement, or that it is not known, accounts for."""
+        if name == CLOCK:
+            return self.power.clock_doubt_hz[rows]
+        if name == POWER:
+            return KNOWN_SIGMAS * self.power.unknown_w[rows]
+        return KNOWN_SIGMAS * self.temp.unknown_k[rows] + self.temp.doubt()[rows]
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the learned parameters of each GPU [n], as now in use; to be read only."""
