@@ -105,7 +105,7 @@ def test_a_check_of_the_configuration_looks_at_its_files(
         "password_file": "none.txt",
         "tls": {"ca_file": "ca.pem"},
     }
-    broker["maps"] = {"t/#": "no-map"}
+    broker |= {"topics": ["t/#"], "maps": {"t/#": "no-map"}}
     path = written(tmp_path, broker=broker, state="site.yaml/state")
     assert main(["daemon", "check", "--config", str(path)]) == 78
     err = capsys.readouterr().err
