@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from connectors.mqtt import FLOODED
 from tests.support.builders import site_of, two_racks
 from twin.catalogue import NS
-from twin.daemon import Ingest, carrier_file
+from twin.daemon import Daemon, Ingest, carrier_file
 from twin.sources import ledger as ledger_module
 from twin.telemetry import Block, Reading
 
@@ -94,6 +97,17 @@ def test_late_readings_are_told_soon_also_after_months_without_any(ingest: Inges
     for k in range(n, 2 * n):
         account.stage([power(0, T + k * NS)], T + k * NS)
     assert "late" not in told(T + 2 * n * NS), "what is over has no line"
+
+
+def test_a_flood_is_an_alarm_also_after_the_site_changed(ingest: Ingest) -> None:
+    raised: list[str] = []
+    alarms = SimpleNamespace(condition=lambda identity, *_: raised.append(identity), clear=lambda _: None)
+    daemon: Any = SimpleNamespace(ingest=ingest, alarms=alarms, _flooded=(0, 0))
+    for k, count in enumerate((1000, 10)):
+        ingest.ledger.change_site(ingest.site.sizes)  # the counts begin anew
+        ingest.of(FLOODED).drop(FLOODED, "20/s over the limit", count)
+        Daemon._floods(daemon, T + 100 * k * NS)
+    assert raised == ["flood/job-reports"] * 2
 
 
 def test_each_agent_of_the_largest_site_is_known_as_a_carrier() -> None:
