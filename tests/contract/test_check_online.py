@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from connectors.mqtt import MqttLink
 from tests.support.mosquitto import free_port, mosquitto
 from tests.support.mqtt_links import Server, held, settings
 from tests.support.online_checks import check
+from tests.support.thread_server import http_thread
 
 PAGES = {
     "/metrics": ("text/plain", 'DCGM_FI_DEV_POWER_USAGE{gpu="0",Hostname="lab/h/r1/node0"} 700\n'
@@ -49,11 +49,8 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Exporter)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
+    with http_thread(Exporter) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def test_an_exporter_that_fits_is_shown_with_what_it_carries_and_whom_it_names_in_vain(

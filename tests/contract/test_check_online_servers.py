@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from tests.support.kubernetes_apiserver import Cluster as Kubernetes
 from tests.support.mosquitto import free_port
 from tests.support.online_checks import check
 from tests.support.slurm_cluster import Cluster as Slurm
-from tests.support.thread_server import in_thread
+from tests.support.thread_server import http_thread, in_thread
 from tests.support.victoriametrics import Victoria
 from twin.daemon import online_check
 
@@ -55,11 +54,8 @@ class Other(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def other() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Other)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
+    with http_thread(Other) as port:
+        yield f"127.0.0.1:{port}"
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ from twin.catalogue import NS
 
 
 class LivePublishers:
-    """What publishes from a room; a page that is taken out of `pages` is answered 503."""
+    """The publishers of a room. The server answers 503 for a page that was taken out of `pages`."""
 
     def __init__(
         self, room: Room, port: int, publishers: Sequence[Publisher], pages: dict[str, Exporter]

@@ -1,6 +1,7 @@
-"""A server of asyncio in a thread of its own, for tests that are no coroutine.
+"""Servers in a thread of their own, for tests that are no coroutine: of asyncio, and of plain HTTP.
 
 with in_thread(Services(1)) as services: ...
+with http_thread(Handler) as port: ...
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -42,3 +44,15 @@ def in_thread(server: AbstractAsyncContextManager[T]) -> Iterator[T]:
         loop.call_soon_threadsafe(end.set)
         thread.join()
         loop.close()
+
+
+@contextmanager
+def http_thread(handler: type[BaseHTTPRequestHandler], host: str = "127.0.0.1") -> Iterator[int]:
+    """Serve HTTP by this handler; yields the port."""
+    server = ThreadingHTTPServer((host, 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()

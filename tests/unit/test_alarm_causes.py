@@ -64,7 +64,7 @@ class Hearing:
         return out
 
     def relations(self, *waiting: str) -> Mapping[str, str]:
-        """What follows from what, while these parts are away."""
+        """Return the cause of each alarm that has one, while these parts are away."""
         self.causes.down(waiting)
         return {
             identity: cause for identity, (cause, _) in self.causes.of(["to-agents", "heartbeat"]).items()

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from tests.support.builders import site_of, two_racks
-from twin.api.sources import plain
+from twin.api.state import plain
 from twin.catalogue import NS
 from twin.cli.arguments import write_csv
 from twin.cli.operate import show_sources as show, unused_line

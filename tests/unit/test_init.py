@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import yaml
 
 from tests.support.forked_children import ForkedChildren
 from tests.support.mosquitto import Mosquitto, free_port, mosquitto
+from tests.support.thread_server import http_thread
 from tests.unit.test_discovery import cdu, meter, rack
 from twin.cli import init
 from twin.cli.main import main
@@ -71,11 +71,8 @@ def exporter() -> Iterator[str]:
         def log_message(self, *_: Any) -> None:
             """Nothing."""
 
-    server = ThreadingHTTPServer(("0.0.0.0", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f":{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with http_thread(Handler, "0.0.0.0") as port:
+        yield f":{port}"
 
 
 def made(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:

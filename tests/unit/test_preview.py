@@ -143,7 +143,7 @@ def test_who_was_armed_sees_reality_after_a_while() -> None:
 
 
 def test_who_was_armed_counts_on_its_own_commands_alone() -> None:
-    """What others advise is obeyed by nobody, whoever was armed."""
+    """The preview never counts the advice of another policy as obeyed."""
     pod, eyes = twin(asks="advise", other="advise")
     eyes["asks"].ask(CAP, FIRST, 200, CAP_W)
     eyes["other"].ask(CAP, FIRST + 4, 200, 600)

@@ -26,7 +26,6 @@ from twin.api import (
     outlooks as ahead,
     replacement as replaced,
     request_bodies as bodies,
-    sources as heard,
     state,
     updates,
 )
@@ -171,7 +170,7 @@ READING = (
     _get("/maintenance", decided.maintenance, "alarms"),
     _get("/parts", decided.running_parts, "daemon"),
     _get("/messages", decided.messages, "daemon"),
-    _get("/sources", heard.sources, "daemon", OFFSET, LIMIT, Param("name", "sources whose name contains it")),
+    _get("/sources", state.sources, "daemon", OFFSET, LIMIT, Param("name", "sources whose name contains it")),
     _get("/whoami", decided.whoami, "daemon"),
     Route("GET", API + "/events", updates.events, "viewer", "state", media="text/event-stream"),
     *(_topic(topic, serve) for topic, serve in explain.topic_routes()),

@@ -15,8 +15,7 @@ import numpy as np
 from twin.alerts import reported_counts
 from twin.api import forecasts, health
 from twin.api.runtime import Runtime
-from twin.api.sources import unused
-from twin.api.state import alarms_of, policy_rows, worst_of
+from twin.api.state import alarms_of, policy_rows, unused, worst_of
 from twin.catalogue import INSTANTS, NS, Bool, Control, clean, control_value, find_signal
 from twin.control import Leases
 from twin.telemetry import GOOD, MISSING

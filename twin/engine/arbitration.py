@@ -374,18 +374,20 @@ class ArbitrationPass:
             late = (last_ns > 0) & (age_s > column.limits(column.freshness.row_of(signal)).drift_s)
         return late | hidden.get(control.table, np.False_)
 
-    def _settle_doubts(self, lease: Leases, claims: list[Claim]) -> Bool:
+    def _settle_doubts(self, lease: Leases, claims: list[Claim]) -> Bool | None:
         """Nodes whose withdrawal, in force before this term began, is read back as in force still [n].
 
-        Until then it is not commanded anew, as people may have ended it while nobody watched.
+        Until then it is not commanded anew, as people may have ended it while nobody watched. None: no
+        withdrawal is in doubt.
         """
+        if not self.arbiter.fresh_term and not lease.doubted_ns.any():
+            return None
         heard_ns = self._heard_ns(SERVICE, lease.n)
         if self.arbiter.fresh_term:
             lease.doubt(heard_ns, self.view.now_ns)
         wanted = np.zeros(lease.n, np.bool_)
-        if lease.doubted_ns.any():
-            for p in (claim.proposal for claim in claims):
-                wanted[p.index[np.fmax(p.lo, p.want) > 0]] = True
+        for p in (claim.proposal for claim in claims):
+            wanted[p.index[np.fmax(p.lo, p.want) > 0]] = True
         return lease.settle_doubts(self.view.readback(SERVICE), heard_ns, wanted)
 
     def _look_after(self, key: str, lease: Leases) -> None:
