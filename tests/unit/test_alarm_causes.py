@@ -14,7 +14,6 @@ from tests.support.in_process_daemon import Pod, serve
 from twin.catalogue import NS
 from twin.contracts import Finding
 from twin.daemon.alarm_causes import PREFIXES, AlarmCauses
-from twin.daemon.stopped_sources import part_title
 from twin.sources import SourceLedger
 from twin.telemetry import Reading
 
@@ -203,14 +202,23 @@ def test_alarms_of_one_source_are_one() -> None:
 
 def test_a_part_that_is_down_says_what_it_brought() -> None:
     hearing = one_node(("scrape http://n0:9400", "gpu", ("temp_c", "power_w")))
-    outages = hearing.twin.engine.diagnosis.silence.outages
-    names = ["scrape http://n0:9400"]
-    title = part_title(names, "exporter http://n0:9400", hearing.ledger, outages)
-    assert title.startswith("No data from exporter http://n0:9400 since ")
-    assert title.endswith(": 8 signals of 4 GPUs of node lab/h/r1/node0")
-    assert part_title(["scrape b"], "exporter b", hearing.ledger, outages) == "No answer from exporter b"
-    title = part_title(hearing.ledger.publishers(), "the broker b:1883", hearing.ledger, outages)
-    assert title.endswith(": 280 signals of 140 GPUs of hall lab/h")
+    hearing.causes.part_of = {
+        "scrape http://n0:9400": "scrape-0",
+        "scrape b": "b",
+        "bmc 1": "c",
+        "bmc 2": "c",
+    }
+
+    def title(part: str) -> str:
+        outages = hearing.twin.engine.diagnosis.silence.outages
+        return (hearing.causes.part_down(part, "broker b:1883", hearing.ledger, outages) or ("none",))[0]
+
+    assert title("scrape-0").startswith("No data from exporter http://n0:9400 since ")
+    assert title("scrape-0").endswith(": 8 signals of 4 GPUs of node lab/h/r1/node0")
+    assert title("b") == "No answer from exporter b"
+    assert title("c") == "none", "of several sources none is the one"
+    assert title("mqtt").startswith("No data from broker b:1883 since ")
+    assert title("mqtt").endswith(": 280 signals of 140 GPUs of hall lab/h")
 
 
 def test_silent_signals_are_listed_on_request_with_their_ages(tmp_path: Path) -> None:

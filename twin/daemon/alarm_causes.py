@@ -1,9 +1,10 @@
 """Causes of alarms: a graph from sources (broker, gateway, agent, exporter, BMC) over devices to signals.
 
 The engine finds outages and silent devices from instants alone, so that a replay finds the same; the ledger
-knows who carried each reading. An alarm of silence is named after the source that stopped. It follows from
-the alarm of the daemon's part that hears or asks this source while that is down, else from the oldest alarm
-of the same source. What cannot work without a link that is down follows from that link's alarm.
+knows who carried each reading. An alarm of silence is named after the source that stopped; a source that
+speaks on is not to blame for what it no longer brings: that is the device behind it. An alarm of silence
+follows from the alarm of the daemon's part that hears or asks its source while that is down, else from the
+oldest alarm of the same source. What cannot work without a link that is down follows from that link's alarm.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
-from twin.catalogue import NS
+import numpy as np
+
+from twin.catalogue import NS, utc
 from twin.contracts import Finding
-from twin.daemon.stopped_sources import StoppedSource, action_of, stopped_sources, title_of
-from twin.diagnosis import OF_SILENCE, silent_cells
+from twin.diagnosis import OF_SILENCE, Outages, SilentCells, measured, place_of, silent_cells
 from twin.engine import Engine
-from twin.sources import SourceLedger
+from twin.sources import SourceAccount, SourceLedger
+from twin.telemetry import State
 
 LINK = "mqtt"  # the part that hears all topics
 PREFIXES = ("silence/", *(f"fault/{kind}/" for kind in OF_SILENCE))
@@ -24,6 +27,34 @@ NAMED = 2  # sources in a title
 SHOWN = 6
 OF_THE_BROKER = "The broker answers: look at the network between it and its publishers, and at its log."
 ENDS_S = 30.0  # within which an alarm of silence ends once its data are back
+GRACE_S = 10.0  # between the stamp of the last reading and its arrival
+# Kinds of sources, as the ledger names them, with the words of operators and what to do
+WORDS = {
+    "agent": ("agent", "Look whether this node is up, then at racktwin-agent on it and at its network."),
+    "bmc": ("BMC", "Look whether this BMC answers on the management network."),
+    "bms": ("BMS gateway", "Look at this gateway and at its connection to the broker."),
+    "scrape": ("exporter", "Look whether this exporter runs and whether its host answers."),
+    "sparkplug": ("Sparkplug node", "Look at this node and at its connection to the broker."),
+    "topic": ("topic", "Look at the program that publishes there and at its connection to the broker."),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StoppedSource:
+    """A source that carried what is missing: its last reading, and the age at which that was missed.
+
+    `signals` counts what is missing of it.
+    """
+
+    account: SourceAccount
+    last_ns: int
+    wait_ns: int
+    signals: int
+
+    @property
+    def label(self) -> str:
+        """Name of the source for operators: `exporter http://n3:9400/metrics`."""
+        return _label(self.account.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +109,26 @@ class AlarmCauses:
         """The part that hears or asks a source: the link for all that publish."""
         return self.part_of.get(source, LINK)
 
+    def part_down(
+        self, part: str, broker: str, ledger: SourceLedger, outages: Outages
+    ) -> tuple[str, str] | None:
+        """Return (title, action) of the alarm of a part that is down, with what its other end brought;
+        None if that has no name. `broker`: that of the link.
+        """
+        if part == LINK:
+            sources, label = ledger.publishers(), broker
+            action = "Look whether the broker runs and whether its host answers."
+        else:
+            sources = [source for source, of in self.part_of.items() if of == part]
+            if len(sources) != 1:
+                return None
+            label, action = _label(sources[0]), _action(sources)
+        members, count = ledger.carried_by(sources)
+        if not count:
+            return f"No answer from {label}", action
+        since_ns = max(ledger.account(name).last_ns for name in sources)
+        return _title(label, since_ns, count, place_of(outages, members)), action
+
     def of(self, sinks: Iterable[str]) -> dict[str, tuple[str, float]]:
         """Alarms that follow from another one: id -> id of the cause, and for how many seconds they may
         outlast it. `sinks`: parts that send over the link.
@@ -105,24 +156,70 @@ def _named(finding: Finding, engine: Engine, ledger: SourceLedger, before: Silen
     if before is not None and before.found.count == finding.count:
         sources = before.sources  # as they were when they stopped: they may have begun to speak again
     else:
-        sources = stopped_sources(engine.state, ledger, cells)
+        sources = _stopped(engine.state, ledger, cells)
     shown = finding
     if 0 < len(sources) <= NAMED and cells.members:
-        title = title_of(
+        title = _title(
             " and ".join(s.label for s in sources),
             cells.since_ns or max(s.last_ns for s in sources),
             cells.count or sum(s.signals for s in sources),
             cells.place,
         )
-        action = action_of(s.account.name for s in sources) or finding.action
+        action = _action(s.account.name for s in sources) or finding.action
         # A device whose source stopped is not known to have failed
         shown = replace(finding, title=title, action=action, severity="warning")
     elif sources and {s.account.name for s in sources} >= set(ledger.publishers()):
         label = f"all {len(sources)} publishers on the broker"
-        title = title_of(label, cells.since_ns, cells.count, cells.place)
+        title = _title(label, cells.since_ns, cells.count, cells.place)
         shown = replace(finding, title=title, action=OF_THE_BROKER)
     elif sources:
         more = f" and {len(sources) - SHOWN} more" if len(sources) > SHOWN else ""
         carried = f"carried by {', '.join(s.label for s in sources[:SHOWN])}{more}"
         shown = replace(finding, evidence=(finding.evidence[0], carried, *finding.evidence[1:]))
     return SilentAlarm(finding, sources, shown)
+
+
+def _label(source: str) -> str:
+    """The name of a source in the ledger as operators call it."""
+    kind, _, name = source.partition(" ")
+    return f"{WORDS[kind][0]} {name}" if kind in WORDS else source
+
+
+def _action(sources: Iterable[str]) -> str:
+    """The first thing to do when these sources stop; "" for unusual kinds."""
+    kinds = dict.fromkeys(source.partition(" ")[0] for source in sources)
+    return " ".join(WORDS[kind][1] for kind in kinds if kind in WORDS)
+
+
+def _title(source: str, since_ns: int, signals: int, place: str) -> str:
+    """`No data from exporter http://n3:9400 since 21:36:12: 44 signals of node lab/h/r1/node0`"""
+    count = f"{signals} signals" if signals != 1 else "1 signal"
+    return f"No data from {source} since {utc(since_ns, '%H:%M:%S')}: {count} of {place}"
+
+
+def _stopped(state: State, ledger: SourceLedger, cells: SilentCells) -> tuple[StoppedSource, ...]:
+    """The sources of silent readings that stopped with them, by name."""
+    found: dict[int, tuple[int, int, int]] = {}  # number -> last reading, age at which it was missed, count
+    for table, index in cells.members.items():
+        column = state.tables[table]
+        for signal in measured(column):
+            carriers = ledger.carriers_of(signal.key)
+            if carriers is None or (cells.signals and signal.name not in cells.signals):
+                continue
+            silent = index[column.silent(signal, state.now_ns)[index]]
+            number, last_ns = carriers[silent], column.last_good_ns(signal, silent)
+            wait_ns = column.limits(signal.row).silent_ns[silent]
+            for n in np.unique(number[number >= 0]).tolist():
+                mine, (last, wait, count) = number == n, found.get(n, (0, 0, 0))
+                found[n] = (
+                    max(last, int(last_ns[mine].max())),
+                    max(wait, int(wait_ns[mine].max())),
+                    count + int(np.count_nonzero(mine)),
+                )
+    newest_ns = max((last for last, _, _ in found.values()), default=0)
+    stopped = [
+        StoppedSource(account, last, wait, count)
+        for n, (last, wait, count) in found.items()
+        if (account := ledger.numbered(n)).last_ns <= last + GRACE_S * NS and last + wait >= newest_ns
+    ]
+    return tuple(sorted(stopped, key=lambda s: s.account.name))

@@ -32,7 +32,7 @@ from twin.contracts import (
     LapsedRecord,
     Source,
 )
-from twin.daemon.alarm_causes import LINK, AlarmCauses
+from twin.daemon.alarm_causes import AlarmCauses
 from twin.daemon.alarms import AlarmBook, AlarmChange
 from twin.daemon.bootstrap import OpenedRun
 from twin.daemon.carrier_file import carrier_job
@@ -42,7 +42,6 @@ from twin.daemon.ingest import Ingest
 from twin.daemon.leadership import Leadership
 from twin.daemon.notify import Notifier
 from twin.daemon.policy_accounts import PolicyAccounts
-from twin.daemon.stopped_sources import action_of, label_of, part_title
 from twin.daemon.supervision import Supervisor
 from twin.run import HistoryService, Upkeep
 from twin.site import Site
@@ -399,7 +398,10 @@ class Services:
             return
         title, action = f"{part.kind} {part.name} is down", "Look at the other end."
         if part.kind == "source":
-            title, action = self._source_down(part.name) or (title, action)
+            broker = self.links.source.link.where if self.links is not None else ""  # broker HOST:PORT
+            outages = self.live.engine.diagnosis.silence.outages
+            known = self._causes.part_down(part.name, broker, self.ingest.ledger, outages)
+            title, action = known or (title, action)
         self.alarms.condition(
             f"part/{part.name}",
             "critical" if part.kind == "sink" else "warning",
@@ -407,18 +409,6 @@ class Services:
             (error,),
             f"{action} It is tried again by itself.",
         )
-
-    def _source_down(self, name: str) -> tuple[str, str] | None:
-        """(title, action) of the alarm of a source that is down; None if its other end has no name."""
-        ledger, outages = self.ingest.ledger, self.live.engine.diagnosis.silence.outages
-        if name == LINK and self.links is not None:
-            label = self.links.source.link.where  # broker HOST:PORT
-            action = "Look whether the broker runs and whether its host answers."
-            return part_title(ledger.publishers(), label, ledger, outages), action
-        sources = [origin for origin, part in self._causes.part_of.items() if part == name]
-        if len(sources) != 1:
-            return None
-        return part_title(sources, label_of(sources[0]), ledger, outages), action_of(sources)
 
     async def stop(self) -> None:
         """End all parts; then what holds files."""
