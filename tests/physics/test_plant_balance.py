@@ -43,6 +43,10 @@ def sag(d: Disturbance) -> None:
     d.grid_voltage_pu = 0.8
 
 
+def black_out(d: Disturbance) -> None:
+    d.grid_voltage_pu = 0.0
+
+
 FAULTS: dict[str, Callable[[Disturbance], None]] = {
     "none": lambda d: None,
     "pump": put("cdu_pump_ok", (0, 0), False),
@@ -68,6 +72,7 @@ FAULTS: dict[str, Callable[[Disturbance], None]] = {
     "off bus": put("gpu_alive", 0, False),
     "heat wave": heat_wave,
     "sag": sag,
+    "grid": black_out,
 }
 
 

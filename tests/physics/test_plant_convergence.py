@@ -48,7 +48,7 @@ class Rival:
         self.pump_w, self.stagnant = h.pump_heat_w.copy(), w.stagnant.copy()
         self.air_c, self.water_c = t.rack_inlet_c.copy(), w.primary_supply_c.copy()
         self.base_w, self.loss2 = c.base_w.copy(), c.loss2.copy()
-        self.film = w.ua_w_per_k(t, p, t.cdu_valve_pu * w.valve_ratio)
+        self.film = w.ua_w_per_k(t, p, t.cdu_primary_flow_lpm * w.ratio_per_lpm)
         self.cold = t.cdu_valve_pu * p.cdu_primary_lpm * p.water_w_per_k_per_lpm
         self.sm, self.tensor, self.dram = t.gpu_sm_pu, t.gpu_tensor_pu, t.gpu_dram_pu
 

@@ -206,6 +206,31 @@ def test_fouling_opens_the_valve_and_a_sag_lowers_the_voltage() -> None:
     assert plant.truth.feeder_voltage_pu.max() < 0.86
 
 
+def test_without_the_grid_nothing_draws_and_with_it_all_draw_again() -> None:
+    tree = two_racks(loops=[{"name": "l1", "cooling": "chiller"}])
+    tree["halls"][0]["cdus"][0]["loop"] = "l1"
+    plant = Plant(site_of(tree), 1)
+    t = plant.truth
+    before_w = t.rack_power_w.copy()
+    for volts_pu, on in ((0.0, False), (0.51, True), (0.5, False), (1.0, True)):
+        plant.disturbance.grid_voltage_pu = volts_pu
+        for _ in range(60):
+            plant.step()
+            assert max(plant.balances().values()) < 1e-6
+        assert (t.node_on == on).all()
+        assert t.rack_power_w == pytest.approx(before_w * on, rel=0.01)
+        # Nor does what cools them
+        for drawn in (
+            t.cdu_pump_power_w,
+            t.cdu_flow_lpm,
+            t.cdu_primary_flow_lpm,
+            t.loop_power_w,
+            t.feeder_voltage_pu,
+        ):
+            assert ((drawn > 0.0) == on).all()
+        assert (t.utility_power_w > before_w.sum()) == on
+
+
 def test_a_clock_that_heat_lowered_rises_again_only_three_kelvin_below() -> None:
     plant = loaded()
     c, t, p = plant.compute, plant.truth, plant.parameters

@@ -18,7 +18,7 @@ from twin.plant.hydraulics import LEAST_W_PER_K, ROOM_C, Hydraulics
 from twin.plant.layout import Groups
 from twin.plant.parameters import AIR_RISE_K, FACILITY_MARGIN_K, STAGNANT_SHARE, Parameters
 from twin.plant.truth import Truth
-from twin.site import Site
+from twin.site import PRIMARY_FLOW_RATIO, Site
 
 VALVE_GAIN_PER_K, VALVE_INTEGRAL_PER_K_S = 0.04, 0.004  # source: estimate
 VALVE_SLEW_PER_S = 0.03  # of its actuator: half a minute for the whole way; source: estimate
@@ -61,8 +61,9 @@ class Cooling:
         self.stagnant = np.zeros(n["rack"])
         # Primary ratio for which the exchanger was worked out, and how far the straight line from there holds
         self.film_at, self.film_reach = np.full(n["cdu"], np.nan), np.zeros(n["cdu"])
-        self.valve_ratio = p.cdu_primary_lpm / (1.1 * p.cdu_flow_lpm)
+        self.ratio_per_lpm = 1.0 / (PRIMARY_FLOW_RATIO * p.cdu_flow_lpm)
         self.ua_factor = np.ones(n["cdu"])
+        self.grid_ok = True  # facility pumps and air handlers run
         self.stuck: F64 | None = None  # valve positions that do not move; NaN = free
         self.fan = np.full(n["rack"], 0.6)
         self.fan_factor = np.ones(n["rack"])
@@ -82,9 +83,9 @@ class Cooling:
         self.hall_of_cdu = np.where(site.hall_of_cdu >= 0, site.hall_of_cdu, 0)
 
     def read_disturbance(self, d: Disturbance) -> None:
-        """Fouling, stuck valves, blocked fans."""
-        if not np.array_equal(d.cdu_ua_factor, self.ua_factor):
-            self.ua_factor[:] = d.cdu_ua_factor
+        """Fouling, stuck valves, blocked fans, and the grid that drives facility pumps and air handlers."""
+        if d.grid_ok != self.grid_ok or not np.array_equal(d.cdu_ua_factor, self.ua_factor):
+            self.ua_factor[:], self.grid_ok = d.cdu_ua_factor, d.grid_ok
             self.film_at[:] = np.nan
         self.stuck = d.cdu_valve_stuck_pu.copy() if np.isfinite(d.cdu_valve_stuck_pu).any() else None
         self.fan_factor[:] = d.rack_fan_factor
@@ -194,6 +195,8 @@ class Cooling:
     def _exchange(self, t: Truth, p: Parameters, warm_c: F64) -> None:
         """Heat to the facility water, from the mean of the hot leg and the water as it comes."""
         np.multiply(t.cdu_valve_pu, p.cdu_primary_lpm, out=t.cdu_primary_flow_lpm)
+        if not self.grid_ok:
+            t.cdu_primary_flow_lpm[:] = 0.0
         cold = self.primary_w_per_k
         np.multiply(t.cdu_primary_flow_lpm, p.water_w_per_k_per_lpm, out=cold)
         np.maximum(cold, LEAST_W_PER_K, out=cold)
@@ -208,12 +211,12 @@ class Cooling:
     def _films(self, t: Truth, p: Parameters) -> None:
         """Conductance across the exchangers between both entries: worked out anew where flows have moved."""
         moved, far = self.moved, self.far
-        np.multiply(t.cdu_valve_pu, self.valve_ratio, out=moved)
+        np.multiply(t.cdu_primary_flow_lpm, self.ratio_per_lpm, out=moved)
         moved -= self.film_at
         np.abs(moved, out=far)
         far -= self.film_reach
         if not (len(far) and np.maximum.reduce(far) <= 0.0):  # NaN: flows have changed altogether
-            ratio = t.cdu_valve_pu * self.valve_ratio
+            ratio = t.cdu_primary_flow_lpm * self.ratio_per_lpm
             self.film_at[:] = ratio
             np.multiply(ratio, FILM_PU, out=self.film_reach)
             step = np.maximum(ratio, 1e-4) * FILM_PROBE_PU
@@ -225,8 +228,7 @@ class Cooling:
 
     def _across(self, t: Truth, p: Parameters, ratio: F64) -> F64:
         """Heat over the difference of both entries, W/K, at this ratio of primary to nominal flow [n_cdu]."""
-        primary_lpm = ratio / self.valve_ratio * p.cdu_primary_lpm
-        cold = np.maximum(primary_lpm * p.water_w_per_k_per_lpm, LEAST_W_PER_K)
+        cold = np.maximum(ratio / self.ratio_per_lpm * p.water_w_per_k_per_lpm, LEAST_W_PER_K)
         least = np.minimum(self.h.cdu_w_per_k, cold)
         mixed = least / np.maximum(self.h.cdu_w_per_k, cold)
         return effectiveness(self.ua_w_per_k(t, p, ratio) / least, mixed) * least
@@ -274,7 +276,11 @@ class Cooling:
         self.halls.sums(t.rack_air_heat_w, self.hall_heat_w)
         np.copyto(self.before_hall_c, cold)
         for i, heat in enumerate(self.hall_heat_w.tolist()):
-            most, capacity, now = float(p.hall_air_max_w[i]), float(p.hall_j_per_k[i]), float(cold[i])
+            capacity, now = float(p.hall_j_per_k[i]), float(cold[i])
+            if not self.grid_ok:
+                self.hall_air_w[i], cold[i] = 0.0, now + heat * dt_s / capacity
+                continue
+            most = float(p.hall_air_max_w[i])
             rate = most / (AIR_BAND_K * capacity)
             aim = float(p.hall_set_c[i]) - 0.5 * AIR_BAND_K + heat / (rate * capacity)
             taken = heat + (aim - now) * math.expm1(-rate * dt_s) * capacity / dt_s

@@ -15,6 +15,10 @@ from twin.catalogue import F64, I64, Bool
 from twin.site import Site
 from twin.telemetry import Event
 
+# At the input of supplies and drives, below which they let go. A server's supply with a wide input of
+# 90-264 V works down to 0.39 of 230 V, one for 200-277 V down to 0.78; source: estimate
+VOLTAGE_LEAST_PU = 0.5
+
 SensorTrouble = Literal["frozen", "biased", "spiking", "silent"]
 
 
@@ -72,6 +76,11 @@ class Disturbance:
     # The plant takes and clears these in each step: (counter of the truth, entity, growth); reports
     counts: list[tuple[str, int, int]] = field(default_factory=list)
     told: list[Event] = field(default_factory=list)
+
+    @property
+    def grid_ok(self) -> bool:
+        """True while supplies, pumps, fans and chillers can work with the grid's voltage."""
+        return self.grid_voltage_pu > VOLTAGE_LEAST_PU
 
 
 def neutral(site: Site) -> Disturbance:

@@ -20,6 +20,7 @@ from twin.physics import (
     wet_bulb_c,
 )
 from twin.plant.disturbance import Disturbance
+from twin.plant.hydraulics import LEAST_W_PER_K
 from twin.plant.layout import Groups
 from twin.plant.parameters import Parameters
 from twin.plant.truth import Truth
@@ -51,7 +52,7 @@ class Facility:
         self.error_before_k = [0.0] * n
         self.fan_factor = np.ones(n)
         self.leak_lpm, self.leaked_l = np.zeros(n), np.zeros(n)
-        self.leaking = False
+        self.leaking, self.grid_ok = False, True
         self.flow_lpm, self.into_w, self.rejected_w = np.zeros(n), np.zeros(n), np.zeros(n)
         self.power_w, self.fan_pu = np.zeros(n), np.zeros(n)
         self.water_l = np.zeros(n)  # drawn since the beginning: evaporated and drained
@@ -61,7 +62,8 @@ class Facility:
         self.air_c = np.zeros(n)
 
     def read_disturbance(self, d: Disturbance) -> None:
-        """Fans that fail, leaks, hotter weather."""
+        """Fans that fail, leaks, hotter weather, and the grid that drives pumps, fans and chillers."""
+        self.grid_ok = d.grid_ok
         self.fan_factor[: self.n_loop] = d.loop_fan_factor
         self.leak_lpm[: self.n_loop] = d.loop_leak_lpm
         self.leaking = bool(self.leak_lpm.any())
@@ -102,7 +104,10 @@ class Facility:
         hot, cold, level = float(self.hot_c[i]), float(self.cold_c[i]), self.level[i]
         into, flow, nominal = float(self.into_w[i]), float(self.flow_lpm[i]), float(p.loop_heat_w[i])
         gain = dt_s / float(p.loop_tank_j_per_k[i])
-        w = (flow + BYPASS_PU * float(p.loop_flow_lpm[i])) * p.water_w_per_k_per_lpm
+        if not self.grid_ok:
+            level = 0.0  # without a chiller, and with fans that stand
+        bypass = BYPASS_PU * float(p.loop_flow_lpm[i]) * self.grid_ok
+        w = max((flow + bypass) * p.water_w_per_k_per_lpm, LEAST_W_PER_K)
         moved = (into / w + cold - hot) * -math.expm1(-w * gain)
         self.hot_c[i] = hot + moved
         out = into - moved / gain  # W (mean of the hot leg - cold leg)

@@ -68,19 +68,20 @@ class Hydraulics:
         branch = p.rack_branch * np.where(isolated, BLOCKED, d.rack_branch_factor)
         clogged = p.cdu_filter * d.cdu_filter_factor
         head0 = p.cdu_head0_pa * d.cdu_pump_head_factor * self.prime[:, None]
+        ok = d.cdu_pump_ok & d.grid_ok
         same = (
             np.array_equal(branch, self.branch)
             and np.array_equal(clogged, self.filter)
             and np.array_equal(head0, self.head0)
-            and np.array_equal(d.cdu_pump_ok, self.ok)
+            and np.array_equal(ok, self.ok)
         )
         if same:
             return
-        lost = self.ok.all(axis=1) & ~d.cdu_pump_ok.all(axis=1)
+        lost = self.ok.all(axis=1) & ~ok.all(axis=1)
         self.trip_s[lost] = 0.0
-        self.trip_s[d.cdu_pump_ok.all(axis=1)] = np.inf
+        self.trip_s[ok.all(axis=1)] = np.inf
         self.branch, self.filter, self.head0 = branch, clogged, head0
-        self.ok = d.cdu_pump_ok.copy()
+        self.ok = ok
         self.running[:] = self.ok.any(axis=1)
         self.stale = True
 

@@ -10,13 +10,11 @@ import numpy as np
 
 from twin.catalogue import F64
 from twin.physics import HOLD_PU, MAGNETIC_PU, TAU_S, TRANSFORMER, UPS, PowerTree
-from twin.plant.disturbance import Disturbance
+from twin.plant.disturbance import VOLTAGE_LEAST_PU, Disturbance
 from twin.plant.layout import DENSE_MAX
 from twin.plant.parameters import Parameters
 from twin.plant.truth import Truth
 from twin.site import Site
-
-VOLTAGE_LEAST_PU = 0.5  # below it supplies let go; source: estimate
 
 
 class PlantPower:
@@ -39,11 +37,12 @@ class PlantPower:
         self.gone_dt_s, self.forget = 0.0, 0.0
         self.stale, self.any_unpowered, self.all_alive = True, False, False
         self.x, self.aim = np.zeros(n_feeder), np.zeros(n_feeder)
-        self.grid_pu = 1.0
+        self.grid_pu, self.grid_ok = 1.0, True
 
     def read_disturbance(self, t: Truth, d: Disturbance) -> None:
-        """Sources that are lost and breakers that open."""
+        """Sources that are lost or return, and breakers that open."""
         self.grid_pu = d.grid_voltage_pu
+        self.stale |= d.grid_ok != self.grid_ok
         opened = d.feeder_trip & ~t.feeder_tripped
         if opened.any():
             t.feeder_tripped |= opened
@@ -55,13 +54,13 @@ class PlantPower:
     def sense(self, t: Truth, d: Disturbance) -> None:
         """Update which feeders have voltage, and so which sides of each rack."""
         self.stale = False
-        self.ok = d.feeder_ok & ~t.feeder_tripped
-        t.feeder_energised[:] = self.tree.alive(self.ok) & (self.grid_pu > VOLTAGE_LEAST_PU)
+        self.ok, self.grid_ok = d.feeder_ok & ~t.feeder_tripped, d.grid_ok
+        t.feeder_energised[:] = self.tree.alive(self.ok) & self.grid_ok
         held, n_rack = t.feeder_energised[self.tree.feeder], len(self.fed)
         for side, mine in ((0, ~self.of_b), (1, self.of_b)):
             self.count[side] = np.bincount(self.tree.rack, weights=held & mine, minlength=n_rack)
             self.side_ok[:, side] = self.count[side] > 0
-        self.side_ok[~self.fed] = self.grid_pu > VOLTAGE_LEAST_PU
+        self.side_ok[~self.fed] = self.grid_ok
         np.logical_or(self.isolated, ~self.side_ok.any(axis=1), out=t.rack_unpowered)
         self.any_unpowered = bool(t.rack_unpowered.any())
         self.all_alive = bool(t.feeder_energised.all())
@@ -135,7 +134,12 @@ class PlantPower:
         return aim
 
     def utility_w(self, it_w: float, cooling_w: float) -> float:
-        """Power from the utility: IT through UPS and transformer, cooling through the transformer."""
+        """Power from the utility: IT through UPS and transformer, cooling through the transformer.
+
+        0 while the grid is lost: the plant has no battery and no generator.
+        """
+        if not self.grid_ok:
+            return 0.0
         ups = it_w + _loss(it_w, self.ups_rating_w, UPS)
         return ups + cooling_w + _loss(ups + cooling_w, 1.3 * self.ups_rating_w, TRANSFORMER)
 
