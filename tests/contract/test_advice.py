@@ -1,7 +1,7 @@
 """Advice is a preview: for every registered policy, what it advises is what it would command, on the plant.
 
 The same site, seed and trouble is played twice, once with the policy at `advise` and nobody obeying, once at
-`act`. The long form, under `make storm`, plays ten seeds over five sites for ten minutes each.
+`act`. The long form, under `make storm`, plays each policy on five sites with ten seeds for ten minutes.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ SHORT = [
 LONG = [
     pytest.param(name, where, seed, LONG_S, marks=pytest.mark.storm, id=f"{name}-{where}-{seed}-long")
     for name in sorted(TROUBLES)
+    for where in wheres(name)
     for seed in range(SEEDS)
-    for where in [wheres(name)[seed % len(wheres(name))]]
 ]
-STORIES = pytest.mark.parametrize(("name", "where", "seed", "seconds"), [*SHORT, *LONG])
+# The scope groups the tests by story, so that each story is played once
+STORIES = pytest.mark.parametrize(("name", "where", "seed", "seconds"), [*SHORT, *LONG], scope="module")
 
 
 def test_every_policy_has_a_story() -> None:

@@ -9,7 +9,7 @@ story.first_advice == story.first_commands
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from itertools import zip_longest
 from typing import Any
 
@@ -215,7 +215,7 @@ class Story:
         return stays, arms
 
 
-@cache
+@lru_cache(maxsize=len(TROUBLES) + 2)
 def played(name: str, where: str, seed: int, seconds: int = 0) -> Story:
     """The story, played once, for so long or at least as long as its policy needs to speak."""
     return Story(name, where, seed, max(seconds, TROUBLES[name].least_s))
