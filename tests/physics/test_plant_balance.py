@@ -180,6 +180,17 @@ def test_balances_close_until_a_leak_has_drained_its_circuit(lpm: float, seed: i
     assert lpm < 10.0 or t.cdu_flow_lpm[0] == 0.0
 
 
+def test_at_rest_all_that_racks_and_pumps_draw_leaves_as_heat() -> None:
+    plant = Plant(four_racks(), seed=6)
+    plant.settle(4 * 3600.0)
+    t = plant.truth
+    drawn_w, pumps_w = t.rack_power_w.sum() + t.cdu_pump_power_w.sum(), t.cdu_pump_power_w.sum()
+    left_w = t.loop_rejected_w.sum() + plant.cooling.hall_air_w.sum()
+    # The loop's own pumps heat its water too
+    assert left_w - plant.facility.pump_heat_w.sum() == pytest.approx(drawn_w, abs=0.02 * pumps_w)
+    assert plant.facility.pump_heat_w.sum() > 0.0
+
+
 def test_heat_into_coolant_and_air_is_shared_as_the_parameters_say() -> None:
     plant = Plant(four_racks(), seed=6)
     plant.settle(3600.0)

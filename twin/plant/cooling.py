@@ -81,6 +81,7 @@ class Cooling:
         self.into_w, self.across_w_per_k, self.moved, self.far = (np.zeros(n["cdu"]) for _ in range(4))
         self.film_w_per_k, self.film_slope = np.zeros(n["cdu"]), np.zeros(n["cdu"])
         self.hall_of_cdu = np.where(site.hall_of_cdu >= 0, site.hall_of_cdu, 0)
+        self.motors, self.motor_w = Groups(self.hall_of_cdu.astype(np.intp), n["hall"]), np.zeros(n["hall"])
 
     def read_disturbance(self, d: Disturbance) -> None:
         """Fouling, stuck valves, blocked fans, and the grid that drives facility pumps and air handlers."""
@@ -268,12 +269,13 @@ class Cooling:
         return np.where(np.isfinite(aim), aim, 32.0) - 4.0 - FACILITY_MARGIN_K
 
     def hall_step(self, t: Truth, p: Parameters, dt_s: float) -> None:
-        """The air of every hall: heat of racks in, air handlers take it away in proportion to its excess.
+        """The air of every hall: racks and motors of CDUs heat it, air handlers take away as it is too warm.
 
         dT/dt = (heat - max (T - low)/band)/C, exact between the ends of the band. Halls are few: one by one.
         """
         cold = t.hall_cold_c
         self.halls.sums(t.rack_air_heat_w, self.hall_heat_w)
+        self.hall_heat_w += self.motors.sums(self.h.motor_heat_w, self.motor_w)
         np.copyto(self.before_hall_c, cold)
         for i, heat in enumerate(self.hall_heat_w.tolist()):
             capacity, now = float(p.hall_j_per_k[i]), float(cold[i])

@@ -22,7 +22,7 @@ from twin.physics import (
 from twin.plant.disturbance import Disturbance
 from twin.plant.hydraulics import LEAST_W_PER_K
 from twin.plant.layout import Groups
-from twin.plant.parameters import Parameters
+from twin.plant.parameters import MOTOR_EFFICIENCY_PU, Parameters
 from twin.plant.truth import Truth
 from twin.plant.weather import HUMIDITY_PER_K, Weather
 from twin.site import Site
@@ -55,6 +55,7 @@ class Facility:
         self.leaking, self.grid_ok = False, True
         self.flow_lpm, self.into_w, self.rejected_w = np.zeros(n), np.zeros(n), np.zeros(n)
         self.power_w, self.fan_pu = np.zeros(n), np.zeros(n)
+        self.pump_heat_w = np.zeros(n)  # of the loop's own pumps, into the cold leg
         self.water_l = np.zeros(n)  # drawn since the beginning: evaporated and drained
         self.work_w, self.sink_c = np.zeros(n), np.zeros(n)  # of the chiller: its work, what it works against
         self.weather_s = -np.inf
@@ -110,7 +111,11 @@ class Facility:
         w = max((flow + bypass) * p.water_w_per_k_per_lpm, LEAST_W_PER_K)
         moved = (into / w + cold - hot) * -math.expm1(-w * gain)
         self.hot_c[i] = hot + moved
-        out = into - moved / gain  # W (mean of the hot leg - cold leg)
+        pump_w = LOOP_PUMP_W_PER_LPM * flow
+        self.pump_heat_w[i] = MOTOR_EFFICIENCY_PU * pump_w
+        out = (
+            into - moved / gain + MOTOR_EFFICIENCY_PU * pump_w
+        )  # W (mean of the hot leg - cold leg), and pumps
         fan = min(1.0, level)
         air_factor = max(fan * float(self.fan_factor[i]), 1e-3)
         conductance = nominal / float(p.loop_approach_k[i]) * air_factor**AIR_EXPONENT
@@ -127,7 +132,7 @@ class Facility:
         if chilled > 0.0:
             work = float(chiller_work_w(chilled, cold, sink, conductance))
         self.work_w[i], self.sink_c[i] = work, sink + work / conductance
-        self.power_w[i] = FAN_RATED_W_PER_W * nominal * fan**3 + work + LOOP_PUMP_W_PER_LPM * flow
+        self.power_w[i] = FAN_RATED_W_PER_W * nominal * fan**3 + work + pump_w
         if p.loop_wet[i]:
             self.water_l[i] += float(makeup_l_per_s(evaporated_l_per_s(rejected + work))) * dt_s
         error = cold - float(self.aim_c[i])

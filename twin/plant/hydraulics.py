@@ -13,7 +13,7 @@ from twin.catalogue import F64, Bool
 from twin.physics import Flow, Network, Pumps
 from twin.plant.disturbance import Disturbance
 from twin.plant.layout import Groups
-from twin.plant.parameters import Parameters
+from twin.plant.parameters import MOTOR_EFFICIENCY_PU, Parameters
 from twin.plant.truth import Truth
 from twin.site import Site
 
@@ -58,7 +58,7 @@ class Hydraulics:
         )
         self.rack_w_per_k, self.cdu_w_per_k = np.zeros(n_rack), np.zeros(n_cdu)
         self.ratio = np.ones(n_rack)  # flow over nominal; of air-cooled racks, that of their fans
-        self.pump_heat_w = np.zeros(n_cdu)
+        self.pump_heat_w, self.motor_heat_w = np.zeros(n_cdu), np.zeros(n_cdu)  # into coolant, into the hall
         self._unit: Flow | None = None
         self.stale, self.changed, self.steady = True, True, False
         self._spread = np.ones(n_rack)
@@ -152,7 +152,8 @@ class Hydraulics:
         # A pump that turns against no flow still churns: a tenth of its nominal power; source: estimate
         churn = 0.1 * p.cdu_head0_pa.mean(axis=1) * p.cdu_flow_lpm / 60_000.0 * speed**3
         np.divide(hydraulic + churn, p.cdu_efficiency_pu, out=t.cdu_pump_power_w)
-        np.add(hydraulic, churn, out=self.pump_heat_w)
+        np.multiply(t.cdu_pump_power_w, MOTOR_EFFICIENCY_PU, out=self.pump_heat_w)
+        np.subtract(t.cdu_pump_power_w, self.pump_heat_w, out=self.motor_heat_w)
         w = p.watt_per_k_per_lpm
         np.maximum(t.rack_flow_lpm * w, LEAST_W_PER_K, out=self.rack_w_per_k)
         self.racks.sums(self.rack_w_per_k, self.cdu_w_per_k)

@@ -108,7 +108,10 @@ class Ledger:
         )
         loops = (f.hot_c - f.before_hot_c + f.cold_c - f.before_cold_c) * p.loop_tank_j_per_k
         halls = (t.hall_cold_c - w.before_hall_c) * p.hall_j_per_k
-        it_j, pumps_j, leak_j = (float(x.sum()) * dt_s for x in (t.rack_power_w, h.pump_heat_w, w.leak_w))
+        it_j, pumps_j, shafts_j, leak_j, primary_j = (
+            float(x.sum()) * dt_s
+            for x in (t.rack_power_w, t.cdu_pump_power_w, h.pump_heat_w, w.leak_w, f.pump_heat_w)
+        )
         racks_j = float((t.rack_liquid_heat_w + t.rack_air_heat_w).sum()) * dt_s
         liquid_j, out_j = (
             float((t.rack_liquid_heat_w * p.rack_liquid).sum()) * dt_s,
@@ -128,12 +131,12 @@ class Ledger:
             else t.cdu_coolant_l - self.filled - t.cdu_filled_l + t.cdu_leaked_l
         )
         errors = {
-            "energy": it_j + pumps_j - leak_j - rejected_j - taken_j - stored,
+            "energy": it_j + pumps_j + primary_j - leak_j - rejected_j - taken_j - stored,
             "energy_racks": it_j - racks_j - float(gpus.sum()),
             "energy_coolant": liquid_j - out_j - float(tank.sum()),
-            "energy_cdus": out_j + pumps_j - leak_j - across_j - float(legs.sum()),
-            "energy_loops": across_j - rejected_j - float(loops.sum()),
-            "energy_halls": air_j - taken_j - float(halls.sum()),
+            "energy_cdus": out_j + shafts_j - leak_j - across_j - float(legs.sum()),
+            "energy_loops": across_j + primary_j - rejected_j - float(loops.sum()),
+            "energy_halls": air_j + pumps_j - shafts_j - taken_j - float(halls.sum()),
             "power_feeders": (float(t.feeder_power_w[roots].sum()) - fed_w) * dt_s,
             "power_supplies": (float(t.node_psu_power_w.sum()) - nodes_w) * dt_s,
         }
