@@ -47,7 +47,8 @@ def test_the_first_advice_is_the_first_command(name: str, where: str, seed: int,
     story = played(name, where, seed, seconds)
     assert story.first_advice == story.first_commands
     # A job drawn by some seed already saves as often as is best: nobody has anything to say to it
-    assert story.first_advice or seconds == LONG_S, "nothing was advised: the trouble is none"
+    mute = (name, seconds) == ("checkpoint", LONG_S)
+    assert story.first_advice or mute, "nothing was advised: the trouble is none"
     assert story.commanded_by_advice == 0
     assert story.advises.engine.suspended == story.acts.engine.suspended == {}
 
@@ -60,6 +61,8 @@ def test_advice_does_not_wind_up_while_nobody_obeys(name: str, where: str, seed:
         advised, acted = np.array(levels).T
         assert advised.min() >= acted.min() - NEAR_PU, control
         assert advised.max() <= acted.max() + NEAR_PU, control
+        most_advised, most_acted = story.most[control]
+        assert (most_advised <= most_acted + NEAR_PU).all(), control
     assert story.said[0] <= 3 * story.said[1] + 10
 
 
@@ -79,7 +82,7 @@ def test_arming_commands_what_was_advised_and_goes_on_from_there(
         assert (np.isnan(wanted) | close | (on_the_way & (armed <= wanted))).all(), control
         assert (np.isnan(armed) | np.isfinite(wanted)).all(), control
     before = {control: story.level(stays, control, True) for control in story.levels}
-    acted = {control: min(pair) for control in story.levels for pair in story.levels[control][-1:]}
+    acted = {control: max(pair) for control in story.levels for pair in story.levels[control][-1:]}
     for _ in range(SETTLED_S):
         arms.step()
         if name in STEADY:
@@ -89,7 +92,7 @@ def test_arming_commands_what_was_advised_and_goes_on_from_there(
                 assert (~(np.abs(one - other) > stays.engine.site.envelopes[control].deadband)).all(), control
         for control, level in before.items():
             now = story.level(arms, control, False)
-            assert now >= min(level, acted[control]) - NEAR_PU, control
+            assert now <= max(level, acted[control]) + NEAR_PU, control
     assert not any(shadow.apart.any() for shadow in arms.engine.arbiter.shadow.values())
     assert not any("readback" in finding.id for finding in arms.decision.findings)
 
@@ -137,4 +140,4 @@ def test_without_a_shadow_the_advice_winds_down(monkeypatch: pytest.MonkeyPatch)
     story = Story("power_cap", "one_feeder", 1, 60)
     advised, acted = np.array(story.levels[CAP]).T
     assert story.first_advice == story.first_commands
-    assert advised[-1] < acted[-1] - NEAR_PU
+    assert advised[-1] > acted[-1] + NEAR_PU

@@ -166,28 +166,33 @@ class Story:
         self.first_advice: Values = {}
         self.first_commands: Values = {}
         self.commanded_by_advice = 0
-        self.levels: dict[str, list[tuple[float, float]]] = {}  # by control: advised and acted, each second
+        # By control: the mean share advised and acted, each second; and the most of each entity
+        self.levels: dict[str, list[tuple[float, float]]] = {}
+        self.most: dict[str, np.ndarray] = {}
         self.said = [0, 0]  # how many values were advised, and commanded
         for _ in range(seconds):
             self.second()
 
     def second(self) -> None:
         """Both go on for a second, in which an urgent tick may come before the last one."""
-        advised, acted = _Heard(), _Heard()
-        for sim, heard in ((self.advises, advised), (self.acts, acted)):
+        advises, acts = _Heard(), _Heard()
+        for sim, heard in ((self.advises, advises), (self.acts, acts)):
             sim.observers = (heard,)
             sim.step()
-        for one, other in zip_longest(advised.advice, acted.commands, fillvalue={}):
+        for one, other in zip_longest(advises.advice, acts.commands, fillvalue={}):
             if not (self.first_advice or self.first_commands):
                 self.first_advice, self.first_commands = one, other
-        self.commanded_by_advice += sum(map(len, advised.commands))
-        self.said[0] += sum(map(len, advised.advice))
-        self.said[1] += sum(map(len, acted.commands))
-        spoken = (self.first_commands, *advised.advice, *acted.commands)
+        self.commanded_by_advice += sum(map(len, advises.commands))
+        self.said[0] += sum(map(len, advises.advice))
+        self.said[1] += sum(map(len, acts.commands))
+        spoken = (self.first_commands, *advises.advice, *acts.commands)
         for control in {c for values in spoken for c, _ in values} | set(self.levels):
-            self.levels.setdefault(control, []).append(
-                (self.level(self.advises, control, True), self.level(self.acts, control, False))
-            )
+            sides = ((self.advises, True), (self.acts, False))
+            both = np.array([self.shares(sim, control, shadow) for sim, shadow in sides])
+            most = self.most.setdefault(control, np.zeros_like(both))
+            np.fmax(most, both, out=most)
+            advised, acted = np.nanmean(both, axis=1)
+            self.levels.setdefault(control, []).append((float(advised), float(acted)))
 
     def leases(self, sim: Simulation, control: str, shadow: bool) -> np.ndarray:
         """Values of the leases of a control, the shadow's or the real ones; NaN: none."""
@@ -195,15 +200,20 @@ class Story:
         table = arbiter.shadow.get(control) if shadow else arbiter.leases[control]
         return arbiter.leases[control].value if table is None else table.value
 
-    def level(self, sim: Simulation, control: str, shadow: bool) -> float:
-        """Mean of the controls over their range, 0..1; one without a lease is at its free end."""
+    def shares(self, sim: Simulation, control: str, shadow: bool) -> np.ndarray:
+        """How far each is kept from its free end, 0..1 of its range; 0 without a lease."""
         envelope, spec = sim.engine.site.envelopes[control], find_control(control)
         assert spec is not None
         free = envelope.high if spec.protective == "low" else envelope.low
-        value = np.nan_to_num(self.leases(sim, control, shadow), nan=0.0)
-        value = np.where(np.isnan(self.leases(sim, control, shadow)), free, value)
+        value = self.leases(sim, control, shadow)
         with np.errstate(invalid="ignore", divide="ignore"):
-            return float(np.nanmean((value - envelope.low) / (envelope.high - envelope.low)))
+            away = np.abs(np.where(np.isnan(value), free, value) - free)
+            shares: np.ndarray = away / (envelope.high - envelope.low)
+        return shares
+
+    def level(self, sim: Simulation, control: str, shadow: bool) -> float:
+        """Mean of these shares."""
+        return float(np.nanmean(self.shares(sim, control, shadow)))
 
     def armed(self) -> tuple[Simulation, Simulation]:
         """The next second of the one that advises, and of the same one armed in it."""
