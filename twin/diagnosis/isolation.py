@@ -45,6 +45,7 @@ from twin.diagnosis.topology import Topology
 from twin.site import Site
 
 MAX_CAUSES = 12  # looked for in one tick
+BLOCKED = "branch_blocked"
 LEAST_ENERGY = 9.0  # squared sigmas: three sigmas of a mean over a few readings that has lasted
 # Of the energy in the relations that a hypothesis touches it accounts for at least this share.
 LEAST_SHARE = 0.45
@@ -129,14 +130,17 @@ class FaultIsolation:
         is_reported: Callable[[Hypothesis], Bool | None],
     ) -> list[IsolatedFault]:
         """Causes, best first. `covered` says which rows are accounted for already."""
-        active = tracks.active()
+        active = set(tracks.active())
         if not active:
             return []
+        sizes = self.topology.sizes
+        asked = [h for h in HYPOTHESES if sizes.get(h.table) and not active.isdisjoint(h.relations)]
+        needed = frozenset[str]().union(*(h.relations for h in asked))
         z: dict[str, F64] = {}
         on: dict[str, Bool] = {}
         early = self._early(tracks)
         for name, track in tracks.tracks.items():
-            residual = residuals.get(name)
+            residual = residuals.get(name) if name in needed else None
             if residual is None or len(residual.expected) != len(track.on):
                 continue
             gone = np.sign(track.mean) * track.last < LASTING_PU * np.abs(track.mean)
@@ -151,28 +155,22 @@ class FaultIsolation:
         lively = {name for name in active if name in on and on[name].any()}
         since = {name: tracks.tracks[name].since_ns for name in on}
         tried: list[_Tried] = []
-        for h in HYPOTHESES:
-            if self.topology.sizes.get(h.table) and not lively.isdisjoint(h.relations):
+        for h in asked:
+            if not lively.isdisjoint(h.relations):
                 ids, pairs = self._candidates(h, self._pairs(h, now, residuals, z), on)
                 if len(ids):
-                    least = FELT_FIRST if h.kind == "branch_blocked" else 0.0
+                    least = FELT_FIRST if h.kind == BLOCKED else 0.0
                     pairs = _ripened(len(ids), pairs, on, since, now.state.now_ns, least)
                     reported = is_reported(h)
                     weight = h.weight if h.relations[0] in residuals else UNSEEN * h.weight
                     tried.append(_Tried(h, ids, pairs, None if reported is None else reported[ids], weight))
         out: list[IsolatedFault] = []
-        while tried and len(out) < MAX_CAUSES:
-            best = self._best(tried, z, on)
-            if best is None:
-                break
-            fault, pairs, at = best
+        if not tried:
+            return out
+        pursuit = _Pursuit(tried, z, on)
+        while len(out) < MAX_CAUSES and (fault := pursuit.best()) is not None:
             fault.streak = _streak(fault, tracks)
             out.append(fault)
-            for p in pairs:
-                mine = p.entity == at
-                z[p.relation][p.row[mine]] -= fault.size * p.slope[mine]
-            for name, rows in fault.rows.items():
-                on[name][rows] = False
         return out
 
     def _early(self, tracks: Tracks) -> Bool | None:
@@ -232,54 +230,123 @@ class FaultIsolation:
             out.append(CandidatePairs(p.relation, place[p.entity[mine]], p.row[mine], p.slope[mine]))
         return ids, out
 
-    def _best(
-        self,
-        tried: list[_Tried],
-        z: dict[str, F64],
-        on: dict[str, Bool],
-    ) -> tuple[IsolatedFault, list[CandidatePairs], int] | None:
-        best: tuple[float, _Tried, int, float, float, float] | None = None
-        alone = True
-        for candidate in tried:
-            h, ids, pairs, reported, weight = candidate
-            n = len(ids)
-            along, length, whole, hit = np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n)
-            for p in pairs:
-                here = z[p.relation][p.row]
-                along += np.bincount(p.entity, p.slope * here, n)
-                length += np.bincount(p.entity, p.slope**2, n)
-                whole += np.bincount(p.entity, here**2, n)
-            length = np.maximum(length, 1e-300)  # sensors of megahertz and megawatts have small ones
-            for p in pairs:
-                shows = on[p.relation][p.row] & (p.slope**2 > SIGNIFICANT * length[p.entity] / _many(p, n))
-                hit += np.bincount(p.entity, shows, n)
-            size, energy = along / length, along**2 / length
-            share = energy / np.maximum(whole, 1e-12)
-            fits = (hit > 0) & (energy >= LEAST_ENERGY) & (share >= LEAST_SHARE)
-            if len(pairs) > 1 and h.kind != "branch_blocked" and fits.any():  # GPUs feel that first
-                fits &= ~_contradicted(pairs, size, z, n)
-            if h.sign:
-                fits &= np.sign(size) == h.sign
-            if not fits.any():
-                continue
-            value = np.where(fits, energy * weight, 0.0)
-            if reported is not None:
-                value *= np.where(reported, STICKY_METER if h.table == "feeder" else STICKY, 1.0)
-            at = int(np.argmax(value))
-            if best is None or value[at] > best[0]:
-                alike = int(np.count_nonzero(energy * fits > ALIKE * energy[at]))
-                alone = alike < 2 or h.table != "feeder"
-                best = (float(value[at]), candidate, at, float(size[at]), float(energy[at]), float(share[at]))
-        if best is None:
+
+class _Pursuit:
+    """All hypotheses at all of their entities side by side, so that a round is one pass over all of them.
+
+    A *case* is one hypothesis at one entity, a *piece* one of its terms there, a *pair* one row of that.
+    Sums go over pairs to pieces, then over pieces to cases.
+    """
+
+    def __init__(self, tried: list[_Tried], z: dict[str, F64], on: dict[str, Bool]) -> None:
+        """The deviations `z` and `on` become views of arrays of this object."""
+        self.tried, self.z, self.on = tried, z, on
+        first, start = dict[str, int](), 0
+        for name in {p.relation: None for t in tried for p in t.pairs}:
+            first[name], start = start, start + len(z[name])
+        self._z = np.concatenate([z[name] for name in first])
+        self._on = np.concatenate([on[name] for name in first])
+        for name, at in first.items():
+            end = at + len(z[name])
+            z[name], on[name] = self._z[at:end], self._on[at:end]
+        self._first = np.cumsum([0, *(len(t.ids) for t in tried)])  # case of each hypothesis, and their end
+        pairs = [(k, p) for k, t in enumerate(tried) for p in t.pairs]
+        width = [len(tried[k].ids) for k, _ in pairs]
+        begin = np.cumsum([0, *width])
+        self._case_of_piece = np.concatenate(
+            [np.arange(self._first[k], self._first[k] + n) for (k, _), n in zip(pairs, width, strict=True)]
+        )
+        self._row = np.concatenate([p.row + first[p.relation] for _, p in pairs])
+        self._piece = np.concatenate([p.entity + at for (_, p), at in zip(pairs, begin[:-1], strict=True)])
+        self._slope = np.concatenate([p.slope for _, p in pairs])
+        self._case = self._case_of_piece[self._piece]
+        squared = self._slope**2
+        # Sensors of megahertz and megawatts have small ones
+        self._length = np.maximum(self._sum(squared), 1e-300)
+        # A direction may spread over many rows
+        many = np.maximum(np.bincount(self._piece, minlength=len(self._case_of_piece))[self._piece], 1)
+        self._significant = squared > SIGNIFICANT * self._length[self._case] / many
+        # GPUs feel a blocked branch first
+        plain = [
+            (PLAIN_NODE if p.relation in (NODE_POWER, PSU1, PSU2) else PLAIN)
+            if p.relation in PROMPT and len(tried[k].pairs) > 1 and tried[k].hypothesis.kind != BLOCKED
+            else np.inf
+            for k, p in pairs
+        ]
+        bound = np.repeat(plain, [len(p.row) for _, p in pairs])
+        self._judged = np.flatnonzero(np.isfinite(bound))
+        self._bound = bound[self._judged]
+        self._sign = self._of_case([t.hypothesis.sign for t in tried])
+        self._weight = self._of_case([t.weight for t in tried])
+        sticky = (STICKY_METER if t.hypothesis.table == "feeder" else STICKY for t in tried)
+        self._sticky = np.concatenate(
+            [
+                np.ones(len(t.ids)) if t.reported is None else np.where(t.reported, more, 1.0)
+                for t, more in zip(tried, sticky, strict=True)
+            ]
+        )
+
+    def _of_case(self, values: list[float]) -> F64:
+        return np.repeat(np.array(values, np.float64), np.diff(self._first))
+
+    def _sum(self, of_pair: np.ndarray) -> F64:
+        """Sum over the pairs of each case [n_case]."""
+        of_piece = np.bincount(self._piece, of_pair, len(self._case_of_piece))
+        return np.bincount(self._case_of_piece, of_piece, self._first[-1]).astype(np.float64, copy=False)
+
+    def best(self) -> IsolatedFault | None:
+        """Take the case that accounts for most and subtract its part; None if none is good enough."""
+        here = self._z[self._row]
+        along, whole = self._sum(self._slope * here), self._sum(here**2)
+        hit = self._sum(self._on[self._row] & self._significant)
+        size, energy = along / self._length, along**2 / self._length
+        share = energy / np.maximum(whole, 1e-12)
+        fits = (hit > 0) & (energy >= LEAST_ENERGY) & (share >= LEAST_SHARE)
+        fits &= (self._sign == 0) | (np.sign(size) == self._sign)
+        if fits.any() and len(self._judged):
+            fits &= ~self._contradicted(size, here)
+        if not fits.any():
             return None
-        _, taken, at, amount, most, part = best
+        value = np.where(fits, energy * self._weight, 0.0) * self._sticky
+        case = int(np.argmax(value))
+        k = int(np.searchsorted(self._first, case, side="right")) - 1
+        taken, at, alone = self.tried[k], case - int(self._first[k]), True
+        if taken.hypothesis.table == "feeder":
+            mine = slice(self._first[k], self._first[k + 1])
+            alone = int(np.count_nonzero(energy[mine] * fits[mine] > ALIKE * energy[case])) < 2
+        amount, entity = float(size[case]), int(taken.ids[at])
+        rows = self._take(taken, at, amount)
+        return IsolatedFault(
+            taken.hypothesis, entity, amount, float(energy[case]), float(share[case]), rows, 0, alone
+        )
+
+    def _take(self, taken: _Tried, at: int, amount: float) -> dict[str, I32]:
+        """Subtract a case's part from its rows; returns those that were off, which are accounted for."""
         rows: dict[str, I32] = {}
         for p in taken.pairs:
-            mine = p.row[(p.entity == at) & on[p.relation][p.row]]
-            if len(mine):
-                rows[p.relation] = np.unique(mine).astype(np.int32)
-        fault = IsolatedFault(taken.hypothesis, int(taken.ids[at]), amount, most, part, rows, 0, alone)
-        return fault, taken.pairs, at
+            mine = p.entity == at
+            row = p.row[mine]
+            off = row[self.on[p.relation][row]]
+            if len(off):
+                rows[p.relation] = np.unique(off).astype(np.int32)
+            self.z[p.relation][row] -= amount * p.slope[mine]
+        for name, off in rows.items():
+            self.on[name][off] = False
+        return rows
+
+    def _contradicted(self, size: F64, here: F64) -> Bool:
+        """Cases [n] of which a prompt relation does not show what the hypothesis plainly predicts of it."""
+        at = self._judged
+        piece = self._piece[at]
+        predicted = size[self._case[at]] * self._slope[at]
+        most = np.abs(predicted)
+        plain = most > self._bound
+        absent = here[at] * np.sign(predicted) < PRESENT_PU * most
+        n = len(self._case_of_piece)
+        against = np.bincount(piece, plain & absent, n)
+        refuted = (against > 0) & (2 * against >= np.bincount(piece, plain, n))
+        out: Bool = np.bincount(self._case_of_piece, refuted, self._first[-1]) > 0
+        return out
 
 
 def _ripened(
@@ -304,23 +371,6 @@ def _streak(fault: IsolatedFault, tracks: Tracks) -> int:
     out = 0
     for name, rows in fault.rows.items():
         if name in PROMPT or len(fault.rows) == 1 or not any(r in PROMPT for r in fault.rows):
-            out = max(out, int(np.median(tracks.tracks[name].streak[rows])))
+            streaks = np.sort(tracks.tracks[name].streak[rows]).tolist()
+            out = max(out, (streaks[(len(streaks) - 1) // 2] + streaks[len(streaks) // 2]) // 2)
     return out
-
-
-def _contradicted(pairs: list[CandidatePairs], size: F64, z: dict[str, F64], n: int) -> Bool:
-    """Entities [n] of which a prompt relation does not show what the hypothesis plainly predicts of it."""
-    out = np.zeros(n, np.bool_)
-    for p in pairs:
-        if p.relation in PROMPT:
-            predicted = size[p.entity] * p.slope
-            absent = z[p.relation][p.row] * np.sign(predicted) < PRESENT_PU * np.abs(predicted)
-            plain = np.abs(predicted) > (PLAIN_NODE if p.relation in (NODE_POWER, PSU1, PSU2) else PLAIN)
-            against = np.bincount(p.entity, plain & absent, n)
-            out |= (against > 0) & (2 * against >= np.bincount(p.entity, plain, n))
-    return out
-
-
-def _many(pairs: CandidatePairs, n: int) -> F64:
-    """Return the number of the term's rows for each pair's entity: a direction may spread over many."""
-    return np.maximum(np.bincount(pairs.entity, minlength=n)[pairs.entity], 1).astype(np.float64)
