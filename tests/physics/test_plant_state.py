@@ -10,6 +10,7 @@ import pytest
 from tests.support.builders import site_of, two_racks
 from twin.plant import Plant, Scenario, Script
 from twin.plant.truth import Truth, blank
+from twin.site import RACK_DROP_PA
 
 
 def same(one: Truth, other: Truth) -> bool:
@@ -97,7 +98,7 @@ def test_a_new_plant_starts_at_rest_with_nothing_counted() -> None:
     assert t.time_s == 0.0
     assert t.gpu_energy_j.sum() == t.trips.sum() == t.throttle_s.sum() == t.cdu_leaked_l.sum() == 0
     assert (t.gpu_temp_c > 30.0).all()
-    assert t.cdu_drop_pa == pytest.approx(80_000.0, rel=0.01)
+    assert t.cdu_drop_pa == pytest.approx(RACK_DROP_PA, rel=0.01)
     assert t.utility_power_w > t.rack_power_w.sum() > 0.0
     assert plant.figures()["it_energy_j"] == 0.0
 

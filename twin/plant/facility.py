@@ -31,7 +31,9 @@ FAN_FLOOR_PU = 0.15  # the lowest speed of a fan that runs; source: estimate
 GAIN_PER_K, INTEGRAL_PER_K_S = 0.10, 0.002  # of the supply control; source: estimate
 SLEW_PER_S = 0.05  # source: estimate
 AIR_EXPONENT = 0.8  # of conductance over fan speed
-LOOP_PUMP_W_PER_LPM = 4.5  # 150 kPa at 55 % wire to water; source: estimate
+# ASHRAE 90.1-2019 G3.1.3.10 and G3.1.3.11: 22 W/gpm for a primary and a secondary pump, 19 W/gpm for the pump
+# between tower and exchanger
+LOOP_PUMP_W_PER_LPM, TOWER_PUMP_W_PER_LPM = 5.8, 5.0
 BYPASS_PU = 0.1  # of the nominal flow that passes the CDUs by; source: estimate
 WEATHER_PERIOD_S = 60.0
 LEAK_FELT_L = 5.0  # in the pit of a loop; source: estimate
@@ -111,7 +113,9 @@ class Facility:
         w = max((flow + bypass) * p.water_w_per_k_per_lpm, LEAST_W_PER_K)
         moved = (into / w + cold - hot) * -math.expm1(-w * gain)
         self.hot_c[i] = hot + moved
-        pump_w = LOOP_PUMP_W_PER_LPM * flow
+        # A tower's own circuit, with as much flow, is not told apart from the loop
+        per_lpm = LOOP_PUMP_W_PER_LPM + TOWER_PUMP_W_PER_LPM * bool(p.loop_wet[i])
+        pump_w = per_lpm * (flow + bypass)
         self.pump_heat_w[i] = MOTOR_EFFICIENCY_PU * pump_w
         out = (
             into - moved / gain + MOTOR_EFFICIENCY_PU * pump_w

@@ -18,9 +18,12 @@ F64 = NDArray[np.float64]
 I32 = NDArray[np.int32]
 Bool = NDArray[np.bool_]
 
-# Drop across a rack between supply and return at its nominal flow; racks 03-06 of the DSX BMS capture read
-# 78-82 kPa at 49-52 l/min.
-RACK_DROP_PA = 80_000.0
+# Drop across a rack between supply and return at its nominal flow. Racks 03-06 of the DSX BMS capture read
+# 78-82 kPa at 49-52 l/min, their valves 61-67 % open. If half of that is lost in an equal-percentage valve
+# (50:1), a rack with its valve open passes 115 l/min at 224 kPa; source: estimate. OCP's reservoir and
+# pumping unit gives 1.5 l/min per kW at 276 kPa (40 psi). Frontier's CDUs draw 0.8 % of its peak power
+# (configuration of RAPS); pumps for this drop draw 1.0 % of the heat.
+RACK_DROP_PA = 220_000.0
 # What a CDU loses inside itself at nominal flow: plate exchanger, pipes, valves; source: estimate.
 CDU_INNER_DROP_PA = 60_000.0
 CDU_FILTER_DROP_PA = 15_000.0  # of that, its filter when clean; source: estimate
