@@ -49,3 +49,4 @@ from .liquid import (
 )
 from .moist_air import rh_pu as rh_pu, wet_bulb_c as wet_bulb_c
 from .network import Flow as Flow, Network as Network, Pumps as Pumps
+from .tower import tower_ntu as tower_ntu, tower_w_per_k as tower_w_per_k

@@ -17,6 +17,8 @@ from twin.physics import (
     chiller_work_w,
     evaporated_l_per_s,
     makeup_l_per_s,
+    tower_ntu,
+    tower_w_per_k,
     wet_bulb_c,
 )
 from twin.plant.disturbance import Disturbance
@@ -30,7 +32,8 @@ from twin.site import Site
 FAN_FLOOR_PU = 0.15  # the lowest speed of a fan that runs; source: estimate
 GAIN_PER_K, INTEGRAL_PER_K_S = 0.10, 0.002  # of the supply control; source: estimate
 SLEW_PER_S = 0.05  # source: estimate
-AIR_EXPONENT = 0.8  # of conductance over fan speed
+AIR_EXPONENT = 0.8  # of a dry cooler's conductance over fan speed
+LEAST_AIR_PU = 1e-3  # what the wind drives through fans that stand; source: estimate
 # ASHRAE 90.1-2019 G3.1.3.10 and G3.1.3.11: 22 W/gpm for a primary and a secondary pump, 19 W/gpm for the pump
 # between tower and exchanger
 LOOP_PUMP_W_PER_LPM, TOWER_PUMP_W_PER_LPM = 5.8, 5.0
@@ -60,6 +63,10 @@ class Facility:
         self.pump_heat_w = np.zeros(n)  # of the loop's own pumps, into the cold leg
         self.water_l = np.zeros(n)  # drawn since the beginning: evaporated and drained
         self.work_w, self.sink_c = np.zeros(n), np.zeros(n)  # of the chiller: its work, what it works against
+        self.conductance_w_per_k = np.zeros(n)  # from the cold leg to the air
+        self.nominal_w_per_k = (1.0 + BYPASS_PU) * p.loop_flow_lpm * p.water_w_per_k_per_lpm
+        self.tower_ntu = tower_ntu(p.loop_approach_k, p.loop_heat_w / self.nominal_w_per_k)
+        self.any_wet = bool(p.loop_wet.any())
         self.weather_s = -np.inf
         self.add_k = 0.0
         self.air_c = np.zeros(n)
@@ -90,6 +97,7 @@ class Facility:
         np.copyto(self.before_cold_c, self.cold_c)
         self.cdus.sums(t.cdu_heat_w, self.into_w)
         self.cdus.sums(t.cdu_primary_flow_lpm, self.flow_lpm)
+        self._conductances(p)
         for i in self.used:
             self._loop(p, i, dt_s)
         if self.leaking:
@@ -101,6 +109,19 @@ class Facility:
             t.loop_flow_lpm[:], t.loop_power_w[:] = self.flow_lpm[:n], self.power_w[:n]
             t.loop_fan_pu[:], t.loop_rejected_w[:] = self.fan_pu[:n], self.rejected_w[:n]
             t.loop_water_l[:] = self.water_l[:n]
+
+    def _conductances(self, p: Parameters) -> None:
+        """Heat that leaves by the air per kelvin of the cold leg above it, wet bulb or dry."""
+        fan = np.minimum(1.0, self.level) * self.grid_ok
+        air = np.maximum(fan * self.fan_factor, LEAST_AIR_PU)
+        out = self.conductance_w_per_k
+        np.divide(p.loop_heat_w, p.loop_approach_k, out=out)
+        out *= air**AIR_EXPONENT
+        if self.any_wet:
+            water = (self.flow_lpm + BYPASS_PU * p.loop_flow_lpm) * p.water_w_per_k_per_lpm
+            ends_c = self.hot_c, self.cold_c, self.air_c
+            wet = tower_w_per_k(self.tower_ntu, water, self.nominal_w_per_k, air, ends_c)
+            np.copyto(out, wet, where=p.loop_wet)
 
     def _loop(self, p: Parameters, i: int, dt_s: float) -> None:
         """One loop: both legs exactly, with what the other gives held over the step."""
@@ -121,8 +142,7 @@ class Facility:
             into - moved / gain + MOTOR_EFFICIENCY_PU * pump_w
         )  # W (mean of the hot leg - cold leg), and pumps
         fan = min(1.0, level)
-        air_factor = max(fan * float(self.fan_factor[i]), 1e-3)
-        conductance = nominal / float(p.loop_approach_k[i]) * air_factor**AIR_EXPONENT
+        conductance = float(self.conductance_w_per_k[i])
         chilled, air = max(0.0, level - 1.0) * nominal, float(self.air_c[i])
         if chilled > 0.0:
             # The condenser has the air that the cooler has warmed, unless its dampers are shut
