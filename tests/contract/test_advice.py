@@ -19,6 +19,8 @@ from twin.telemetry import AuthorityChanged
 
 LONG_S, SEEDS = 600, 10
 NEAR_PU = 0.15  # of a control's range, by which advice and commands of the same trouble may part on average
+# Heat stays as it is while nobody obeys: a GPU reads a degree more, of three between guard and limit
+HEAT_PU = {"thermal_guard": 0.35, ALL: 0.35}
 SETTLED_S = 20  # after arming
 # What these ask for does not hang on power, which falls in reality as on the shadow but by noise
 STEADY = ("thermal_guard", "leak_guard", "operator", "replacement", "checkpoint")
@@ -62,7 +64,7 @@ def test_advice_does_not_wind_up_while_nobody_obeys(name: str, where: str, seed:
         assert advised.min() >= acted.min() - NEAR_PU, control
         assert advised.max() <= acted.max() + NEAR_PU, control
         most_advised, most_acted = story.most[control]
-        assert (most_advised <= most_acted + NEAR_PU).all(), control
+        assert (most_advised <= most_acted + HEAT_PU.get(name, NEAR_PU)).all(), control
     assert story.said[0] <= 3 * story.said[1] + 10
 
 
