@@ -19,6 +19,7 @@ from connectors.dsx.points import (
     Edges,
     Template,
     apply_template,
+    find_row,
     find_template,
     site_name as local_name,
     split_areas,
@@ -32,6 +33,7 @@ MAX_METADATA_BYTES, MAX_TOTAL_BYTES = 65_536, 256 << 20
 MAX_EDGES = 750_000  # of all servesId; with the names themselves, what a site file may write out
 MAX_STEPS = 10_000_000  # through equipment that the site file does not hold
 PREFIX = "BMS/v1/PUB/Metadata/"
+COOLING = {"Chiller": "chiller", "CoolingTower": "tower"}  # how such a loop rejects heat
 
 Serves = dict[str, list[str]]
 _EDGES = msgspec.json.Decoder(Edges)
@@ -39,11 +41,15 @@ _EDGES = msgspec.json.Decoder(Edges)
 
 @dataclass
 class Discovery:
-    """`site` is a tree for `twin.site.file.convert`; `notes` say what was found, inferred and why."""
+    """`site` is a tree for `twin.site.file.convert`; `notes` say what was found, inferred and why.
+
+    `called` is what the paths of all points say that the site is called, empty where they do not.
+    """
 
     site: dict[str, Any]
     notes: list[str] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
+    called: str = ""
 
 
 @dataclass
@@ -56,6 +62,8 @@ class _Topology:
     edges: int = 0
     steps: int = 0
     cdus: Serves = field(default_factory=dict)
+    plant: dict[str, set[str]] = field(default_factory=dict)  # id -> types, of what has signals of a loop
+    loops: Serves = field(default_factory=dict)  # CDUs
     meters: Serves = field(default_factory=dict)
     others: Serves = field(default_factory=dict)
     parts: dict[str, set[str]] = field(default_factory=dict)  # id -> types of what is part of it
@@ -80,6 +88,7 @@ def discover(messages: Iterable[Message | BadRow], site_name: str = "site") -> D
         _take(points[key], topology)
     for kind, group in (("CDU", topology.cdus), ("PowerMeter", topology.meters), ("", topology.others)):
         group.update({giver: sorted(served) for giver, served in topology.declared.get(kind, {}).items()})
+    _reference_loops(topology)
     _reference_racks(topology)
     _reference_taps(topology)
     _break_cycles(topology)
@@ -88,7 +97,7 @@ def discover(messages: Iterable[Message | BadRow], site_name: str = "site") -> D
     site = _tree(topology, local_name(site_name) or "site")
     if more := topology.counts["notes"] - len(topology.notes):
         topology.notes.append(f"{more} further notes are left out")
-    return Discovery(site, topology.notes, dict(sorted(topology.counts.items())))
+    return Discovery(site, topology.notes, dict(sorted(topology.counts.items())), _called(points, topology))
 
 
 def _points(messages: Iterable[Message | BadRow], topology: _Topology) -> dict[str, Edges]:
@@ -131,6 +140,9 @@ def _take(meta: Edges, topology: _Topology) -> None:
         if meta.rack_location_id:
             topology.racks.add(meta.rack_location_id)
         return
+    owner = meta.associate_id or (meta.object_id if meta.object_type != "Sensor" else None)
+    if owner and find_row(meta, areas.known, "loop") is not None:
+        topology.plant.setdefault(owner, set()).add(meta.object_type)
     if meta.associate_id:
         topology.parts.setdefault(meta.associate_id, set()).add(meta.object_type)
         return
@@ -153,10 +165,11 @@ def _take(meta: Edges, topology: _Topology) -> None:
     served.update(new if topology.edges <= MAX_EDGES else ())
 
 
-def _reach(start: str, group: Serves, topology: _Topology) -> list[str]:
+def _reach(start: str, group: Serves, topology: _Topology, between: Serves | None = None) -> list[str]:
     """Entities that `start` serves, through objects that the site file lacks (heat exchangers, UPSs)."""
     reached: dict[str, None] = {}
-    waiting, visited = list(reversed(group[start])), {start}
+    between = topology.others if between is None else between
+    waiting, visited = list(reversed(group.get(start, ()))), {start}
     while waiting and topology.steps <= MAX_STEPS:
         target = waiting.pop()
         topology.steps += 1
@@ -165,11 +178,24 @@ def _reach(start: str, group: Serves, topology: _Topology) -> list[str]:
         if target in visited:
             continue
         visited.add(target)
-        if target in topology.others and target not in topology.racks:
-            waiting.extend(reversed(topology.others[target]))
+        if target in between and target not in topology.racks:
+            waiting.extend(reversed(between[target]))
         else:
             reached[target] = None
     return list(reached)
+
+
+def _reference_loops(topology: _Topology) -> None:
+    """Loops: equipment with signals of a loop. A CDU's is the last one before it."""
+    known = topology.racks | topology.cdus.keys() | topology.meters.keys()
+    loops = topology.plant.keys() - known
+    between = {giver: served for giver, served in topology.others.items() if giver not in loops}
+    for loop in sorted(loops):
+        reached = _reach(loop, topology.others, topology, between)
+        topology.loops[loop] = [target for target in reached if target in topology.cdus]
+        if not topology.loops[loop]:
+            topology.note(f"loop {loop} reports, but nothing says that it serves a CDU")
+    _one_parent(topology.loops, topology.cdus, "loop", topology)
 
 
 def _reference_racks(topology: _Topology) -> None:
@@ -348,13 +374,27 @@ def _list(names: Iterable[str]) -> str:
     return ", ".join(ordered[:12]) + (f" and {len(ordered) - 12} more" if len(ordered) > 12 else "")
 
 
+def _called(points: Iterable[str], topology: _Topology) -> str:
+    """The last part that all tag paths begin with and that is no hall or device: .../titan/pod1C/r1/power."""
+    # Behind the kinds of object and of point; the last part names the point itself
+    paths = [key.split("/")[2:-1] for key in points]
+    ours = {wire.casefold() for wire in _ids(topology)}
+    shared = [parts[0] for parts in zip(*paths, strict=False) if len(set(parts)) == 1]
+    places = [part for part in shared if part.casefold() not in ours]
+    return local_name(places[-1])[:256] if places else ""
+
+
+def _ids(topology: _Topology) -> set[str]:
+    """The wire ids of all that the site file may name."""
+    named = (topology.racks, topology.referenced, topology.cdus, topology.loops, topology.meters)
+    return topology.halls.union(*named)
+
+
 def _local_names(topology: _Topology) -> dict[str, str]:
     """Wire id -> name of the site file, for every id that can have one."""
     names: dict[str, str] = {}
     taken: set[str] = set()
-    for wire in sorted(
-        {*topology.racks, *topology.referenced, *topology.cdus, *topology.meters, *topology.halls}
-    ):
+    for wire in sorted(_ids(topology)):
         name = local_name(wire)
         if not 0 < len(name) <= 256 or name in taken:
             topology.note(f"{wire[:60]!r} makes no unique name of 1 to 256 characters; left out")
@@ -385,6 +425,7 @@ def _tree(topology: _Topology, site: str) -> dict[str, Any]:
     for rack in racks:
         mute = {"reports": False} if rack in topology.referenced else {}
         tree[hall_of[rack]]["racks"].append({"name": names[rack], **blank, **mute})
+    loop_of = {cdu: loop for loop, served in topology.loops.items() for cdu in served}
     for cdu in sorted(c for c in topology.cdus if c in names):
         served = [r for r in topology.cdus[cdu] if r in hall_of]
         home = Counter(hall_of[r] for r in served).most_common(1)[0][0] if served else halls[0]
@@ -393,7 +434,8 @@ def _tree(topology: _Topology, site: str) -> dict[str, Any]:
             what = "serves racks of another hall, which the site file cannot say"
             topology.note(f"CDU {cdu} {what}: {_list(far)}")
         own = [names[r] for r in served if hall_of[r] == home]
-        tree[home]["cdus"].append({"name": names[cdu], "serves": own})
+        loop = {"loop": names[loop_of[cdu]]} if loop_of.get(cdu) in names else {}
+        tree[home]["cdus"].append({"name": names[cdu], "serves": own, **loop})
     across, homes = list[dict[str, Any]](), _homes(topology, hall_of)
     for meter in sorted(m for m in topology.meters if m in names):
         row: dict[str, Any] = {"name": names[meter]}
@@ -406,11 +448,18 @@ def _tree(topology: _Topology, site: str) -> dict[str, Any]:
     topology.counts.update(
         halls=len(halls), racks=len(racks), cdus=len(topology.cdus), feeders=len(topology.meters)
     )
+    topology.counts.update({"loops": len(topology.loops)} if topology.loops else {})
     topology.counts.update(
         racks_without_telemetry=len(topology.referenced), inferred_edges=len(topology.inferred)
     )
-    top: dict[str, Any] = {"feeders": across} if across else {}
+    loops = [_loop(names[p], topology.plant[p]) for p in sorted(topology.loops) if p in names]
+    top = {key: rows for key, rows in (("loops", loops), ("feeders", across)) if rows}
     return {"site": site, "schema": 1, "halls": [tree[h] for h in halls], **top, "policies": {}}
+
+
+def _loop(name: str, types: set[str]) -> dict[str, Any]:
+    cooling = [COOLING[kind] for kind in sorted(types) if kind in COOLING]
+    return {"name": name} | ({"cooling": cooling[0]} if cooling else {})
 
 
 def to_yaml(discovery: Discovery) -> str:

@@ -34,6 +34,17 @@ def cdu(name: str, *serves: str) -> Message:
     return point("CDU", name, objectId=name, servesId=list(serves))
 
 
+def loop_point(name: str, *serves: str, kind: str = "CoolingTower", **fields: Any) -> Message:
+    edges = {"objectId": name, "servesId": list(serves)} | fields
+    return point(kind, f"{name}-t", "LiquidTemperature", processArea=["Supply"], **edges)
+
+
+def loops(found: Discovery) -> tuple[list[dict[str, Any]], dict[str, str | None]]:
+    """(the loops, the loop of each CDU)."""
+    cdus = [row for hall in found.site["halls"] for row in hall["cdus"]]
+    return found.site.get("loops", []), {row["name"]: row.get("loop") for row in cdus}
+
+
 def feeders(found: Discovery) -> dict[str, dict[str, Any]]:
     rows = [row for hall in found.site["halls"] for row in hall["feeders"]] + found.site.get("feeders", [])
     return {row["name"]: row for row in rows}
@@ -67,6 +78,7 @@ def test_the_recorded_site(recorded: Discovery) -> None:
     ], "and no layout"
     assert hall["cdus"] == [{"name": "C-F00-CDU-05", "serves": reporting[1:] + referenced}]
     assert recorded.site["policies"] == {}
+    assert recorded.called == "titan"
     assert noted(recorded, "referenced, no telemetry", *referenced)
     assert noted(recorded, "'Seccondary' is read as 'Secondary'")
     assert noted(recorded, "Pod1C-E01 reports, but no CDU")
@@ -170,6 +182,54 @@ def test_equipment_between_is_seen_through() -> None:
     assert found.site["halls"][0]["cdus"] == [{"name": "k", "serves": ["r"]}]
     assert feeders(found)["a"]["serves"] == ["b"]
     assert noted(found, "a feeds a CDU")
+
+
+def test_equipment_with_signals_of_a_loop_is_the_loop_of_what_it_serves() -> None:
+    found = checked([rack("r"), rack("s"), cdu("k", "r"), cdu("l", "s"), loop_point("fw1", "k", "l")])
+    assert loops(found) == ([{"name": "fw1", "cooling": "tower"}], {"k": "fw1", "l": "fw1"})
+    assert found.counts["loops"] == 1
+
+
+def test_a_cdu_is_on_the_last_loop_before_it() -> None:
+    between = point("HX", "h", objectId="h", servesId=["k"])  # without signals: it is seen through
+    found = checked([rack("r"), cdu("k", "r"), loop_point("tower", "chiller"), between,
+                     loop_point("chiller", "h", kind="Chiller")])  # fmt: skip
+    rows = [{"name": "chiller", "cooling": "chiller"}, {"name": "tower", "cooling": "tower"}]
+    assert loops(found) == (rows, {"k": "chiller"})
+    assert noted(found, "loop tower reports", "serves a CDU")
+
+
+def test_sensors_of_a_tank_make_it_a_loop_and_those_of_others_do_not() -> None:
+    def sensor(owner: str) -> Message:
+        return loop_point(f"{owner}-s", kind="Sensor", associateId=owner)
+
+    tank = point("Tank", "t", objectId="t", servesId=["k"])
+    found = checked([rack("r"), cdu("k", "r"), meter("m", "r"), tank,
+                     *map(sensor, ("t", "r", "k", "m")), loop_point("alone", kind="Sensor")])  # fmt: skip
+    assert loops(found) == ([{"name": "t"}], {"k": "t"})
+
+
+def test_a_cdu_of_two_loops_stays_on_the_first() -> None:
+    ring = [loop_point("a", "b", "k"), loop_point("b", "a", "k")]
+    found = checked([rack("r"), cdu("k", "r"), *ring])
+    assert loops(found)[1] == {"k": "a"}
+    assert noted(found, "k is served by loop a and by b")
+
+
+def test_the_site_is_called_as_all_paths_begin() -> None:
+    def path(*parts: str) -> Message:
+        tag = "/".join(parts)
+        return point("Rack", tag, "RackPower", rackLocationId=parts[-2])
+
+    def called(*messages: Message) -> str:
+        return discover(messages).called
+
+    assert called(path("acme", "titan", "r1", "power"), path("acme", "titan", "r2", "power")) == "titan"
+    assert called(path("acme", "titan", "r1", "power")) == "titan", "r1 is a rack"
+    hall = point("Sensor", "acme/titan/Pod1/x/s", "Sound", objectId="s", processArea=["pod1", "ColdAisle"])
+    assert called(path("acme", "titan", "Pod1", "r1", "power"), hall) == "titan", "Pod1 is a hall"
+    assert called(path("acme", "r1", "power"), path("titan", "r1", "power")) == ""
+    assert called(rack("r")) == called() == ""
 
 
 def test_parts_make_feeders_known_but_not_racks() -> None:

@@ -104,6 +104,9 @@ def run_discover(args: argparse.Namespace, out: Console, err: Console) -> int:
             found.notes.insert(0, f"the site is called {min(sites)}, as all topics of the IT tree say")
         elif args.name == NAMELESS and sites:
             found.notes.insert(0, f"the IT tree names sites {', '.join(sorted(sites)[:8])}: none was taken")
+        elif args.name == NAMELESS and found.called:
+            found.site["site"] = found.called
+            found.notes.insert(0, f"the site is called {found.called}, as the paths of all its points say")
         periods_s, measured = measured_cadence(_good(read_capture(args.recording), [], set()), found.site)
         found.notes += measured
         found.site |= {"periods_s": periods_s} if periods_s else {}
