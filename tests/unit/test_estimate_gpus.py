@@ -213,14 +213,21 @@ def test_paste_that_dries_slowly_is_a_drift_of_its_resistance() -> None:
     assert np.nanmax(p.confidence_pu[others]) < 0.95
 
 
-def test_a_slow_flow_is_no_surprise() -> None:
-    """Half the flow: the law of the plate raises what is expected, before anything is learned of it."""
+@pytest.mark.parametrize("share", [0.22, 0.3, 0.38])
+def test_a_slow_flow_is_no_surprise(share: float) -> None:
+    """Half the flow: the law of the plate raises what is expected, before anything is learned of it.
+
+    How much of a resistance falls with the flow no twin knows: plates differ by two of their spreads.
+    """
     fleet = Fleet(noisy=False).run(400)
     flow = 0.5 * fleet.site.design.rack_flow_lpm
-    rise = 1 - 0.6 + 0.6 * 0.5**-0.7
+    rise = 1 - share + share * 0.5**-0.7
     fleet.resistance, fleet.tau_s = fleet.resistance * rise, fleet.tau_s * rise
     fleet.run(60, {"rack.flow_lpm": flow})
-    assert np.abs(fleet.residuals["gpu.temp_c"].expected - fleet.temp_c).max() < 1.5
+    found = fleet.residuals["gpu.temp_c"]
+    away_k = np.abs(found.expected - fleet.temp_c)
+    assert (away_k < 3.0 * found.sigma).all()
+    assert away_k.max() < (1.5 if share == 0.3 else 3.0)
 
 
 def test_missing_inputs_are_unknown_and_short_gaps_are_bridged() -> None:

@@ -16,11 +16,10 @@ import numpy as np
 from twin.catalogue import F64, Bool
 from twin.diagnosis.device_reports import good
 from twin.diagnosis.topology import Topology
-from twin.site import CDU_INNER_DROP_PA, PUMP_SHUTOFF_RATIO, RACK_DROP_PA
+from twin.site import CDU_INNER_DROP_PA, CONVECTIVE_SHARE, FLOW_EXPONENT, PUMP_SHUTOFF_RATIO, RACK_DROP_PA
 from twin.telemetry import State
 
-# Flow goes with the resistance of a plate by about this power: share of convection times its exponent
-PLATE_FLOW_POWER = 0.42
+PLATE_FLOW_POWER = -CONVECTIVE_SHARE * FLOW_EXPONENT  # of the flow in a plate's resistance, near nominal
 
 # Relative change of what an exchanger takes off, over that of its streams, about balanced; source: estimate
 FLOW_SHARE, WATER_SHARE = 0.5, 0.4

@@ -45,6 +45,10 @@ LIQUID_FAN_SHARE = 0.008  # the same where liquid carries the most; source: esti
 CPU_BUSY_PU = 0.9  # of a CPU's dynamic power, beside GPUs that are fully busy; source: estimate
 NODE_LOSS_PU = 0.1  # of regulators and fans, where no profile says; source: estimate
 STANDING_LOSS, OHMIC_LOSS = 0.001, 0.005  # of a node's supplies, over its rated power; source: estimate
+# Of the share of a resistance that falls with the flow: what plates of one make have in common, unknown to
+# the twin, and each for itself; source: estimate
+SHARE_OF_SITE, SHARE_OF_GPU = 0.04, 0.03
+AIR_CONVECTIVE_SHARE = 0.6  # of heat sinks in air, at nominal fans; source: estimate
 PLATE_CAPTURE_PU = 0.97  # of a GPU's heat that goes into its plate; source: estimate
 RACK_TO_AIR_W_PER_K = 25.0  # from warm manifolds and hoses to the room; source: estimate
 STAGNANT_SHARE = 0.03  # of a rack's warm coolant that the plates see at nominal flow; source: estimate
@@ -162,10 +166,11 @@ def _known(values: F64, otherwise: float | F64) -> F64:
 
 def draw(site: Site, seed: int, spread: float = 1.0, lump: int = 1) -> Parameters:
     """The parameters of a site for one seed; a part never changes because another part drew more."""
-    streams = [_Draw(np.random.default_rng(s), spread) for s in np.random.SeedSequence(seed).spawn(5)]
+    streams = [_Draw(np.random.default_rng(s), spread) for s in np.random.SeedSequence(seed).spawn(6)]
     rack = _rack_design(site, lump)
     values: dict[str, object] = {"lump": lump}
-    values |= _gpus(site, rack, streams[0], lump)
+    share = CONVECTIVE_SHARE + float(streams[5].add(1, SHARE_OF_SITE)[0])
+    values |= _gpus(site, rack, streams[0], lump, share)
     values |= _nodes(site, rack, streams[1])
     values |= _racks(site, rack, streams[2])
     values |= _cdus(site, values, rack, streams[3])
@@ -201,14 +206,15 @@ def _rack_design(site: Site, lump: int) -> dict[str, F64]:
     }  # fmt: skip
 
 
-def _gpus(site: Site, rack: dict[str, F64], draw: _Draw, lump: int) -> dict[str, object]:
+def _gpus(site: Site, rack: dict[str, F64], draw: _Draw, lump: int, share: float) -> dict[str, object]:
+    """`share` is that of convection in the resistance of the site's plates."""
     of = site.rack_of_gpu
     n = len(of)
     idle = draw.about(rack["gpu_idle"][of], 0.05) * lump
     dynamic = draw.about((rack["gpu_max"] - rack["gpu_idle"])[of], 0.03) * lump
-    shares = [draw.about(np.full(n, share), 0.05) for share in POWER_SHARES]
+    shares = [draw.about(np.full(n, x), 0.05) for x in POWER_SHARES]
     resistance = draw.about(rack["resistance"][of], 0.08) / lump
-    convective = np.clip(CONVECTIVE_SHARE + draw.add(n, 0.05), 0.3, 0.9)
+    convective = np.where(rack["liquid"][of] > 0, share, AIR_CONVECTIVE_SHARE) + draw.add(n, SHARE_OF_GPU)
     capacity = draw.about((rack["tau"] / rack["resistance"])[of], 0.10) * lump
     return {
         "gpu_idle_w": idle,
