@@ -172,35 +172,33 @@ class PrometheusSource:
 
     def __init__(
         self,
-        name: str,
         url: str,
         mapping: tuple[SeriesMap, str] | SeriesMap | str,
         site: Names,
         settings: ScrapeSettings,
         sums: Sums | None = None,
     ) -> None:
-        self.name = name
-        file = "mapping"
+        self.map = "mapping"
         if isinstance(mapping, str):
             mapping = load_map(mapping)
         if isinstance(mapping, tuple):
-            mapping, file = mapping
-        self.decoder = PageDecoder(site, mapping, file, settings.place, sums)
+            mapping, self.map = mapping
+        self.decoder = PageDecoder(site, mapping, self.map, settings.place, sums)
         self._url, self._period_s, self._timeout_s = url, settings.period_s, settings.timeout_s
         self._tls = _trust(settings) if url.startswith("https:") else None
         self._shown = re.sub(r"//[^/@]*@", "//", url)  # without a password
-        self.origins = (f"scrape {self._shown}",)  # as the ledger of sources has it
+        self.name = f"exporter {self._shown}"
+        self.origins = (self.name,)
         self.settle_s = settings.timeout_s + 1.0  # a run that lasts longer has had an answer
         self._failed = 0  # fetches on end, over restarts of `run`
         self._headers = {"Accept": "text/plain;version=0.0.4", "Accept-Encoding": "identity"}
         if settings.token is not None:
             self._headers["Authorization"] = f"Bearer {settings.token}"
 
-    async def run(self, every: Inlet) -> None:
+    async def run(self, inlet: Inlet) -> None:
         """Scrape each period. Raises ConnectorError when the exporter has not answered three times on end,
         and again each time until it does.
         """
-        inlet = every.of(self.origins[0])
         timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         async with aiohttp.ClientSession(
             timeout=timeout,
@@ -217,9 +215,9 @@ class PrometheusSource:
                     page = await self._fetch(session)
                 except ConnectorError as error:
                     self._failed += 1
+                    inlet.fail(str(error), "look whether the exporter runs")
                     if self._failed >= FAILURES:
                         raise
-                    inlet.reject(self._shown, str(error), "look whether the exporter runs")
                 else:
                     self._failed = 0
                     await self._take(page, asked_ns, inlet)
@@ -239,7 +237,7 @@ class PrometheusSource:
                 await asyncio.sleep(0)
             inlet.stage(self.decoder.readings(samples, asked_ns), now_ns, self._period_s)
         except BadMessage as error:
-            inlet.reject(self._shown, str(error), "compare its `map`, `place` and `url` with what it shows")
+            inlet.fail(f"{self._shown}: {error}", "compare its `map`, `place` and `url` with what it shows")
         for why, count in self.decoder.faults.take():
             inlet.reject(self._shown, why if count == 1 else f"{why} ({count} times)")
         for why, _ in self.decoder.strangers.take():

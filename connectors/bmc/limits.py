@@ -166,7 +166,7 @@ class BmcSource:
     ) -> None:
         self.name, self._fleet, self._period_s, self._now_ns = name, fleet, period_s, now_ns
         self._left_to_others = left_to_others
-        self.origins = tuple(f"bmc {bmc.name}" for bmc in fleet.bmcs)  # as the ledger of sources has them
+        self.origins = tuple(f"BMC {bmc.name}" for bmc in fleet.bmcs)  # as the ledger of sources has them
 
     async def run(self, inlet: Inlet) -> None:
         """Read all BMCs until cancelled. Faults of one are counted under its name."""
@@ -180,7 +180,7 @@ class BmcSource:
             await self._fleet.close()
 
     async def _follow(self, bmc: Bmc, every: Inlet) -> None:
-        inlet = every.of(f"bmc {bmc.name}")
+        inlet = every.of(f"BMC {bmc.name}")
         # at a phase of its own, so that not all are asked at once
         await asyncio.sleep(self._period_s * (zlib.crc32(bmc.name.encode()) / 2**32))
         backoff = Backoff(2 * self._period_s, max(LONGEST_S, self._period_s))
@@ -193,15 +193,14 @@ class BmcSource:
                 items = self._fleet.note(reading.caps, now_ns)
                 items += [Reading(t, e, "power_w", w, now_ns) for t, e, w in reading.power_w]
                 items = [x for x in items if x.table != "gpu" or not self._left(x.entity)]
-                if items:
-                    inlet.stage(items, now_ns, self._period_s)
+                inlet.stage(items, now_ns, self._period_s)
                 for fault in reading.faults:
                     inlet.reject(bmc.name, fault, REMEDY)
             except (ConnectorError, ActuationError) as error:
-                inlet.reject(bmc.name, str(error), REMEDY)
+                inlet.fail(str(error), REMEDY)
             except Exception as error:  # one BMC must not end the reading of others
                 log.exception("%s", bmc.name)
-                inlet.reject(bmc.name, f"{type(error).__name__}: {error}"[:300], REMEDY)
+                inlet.fail(f"{bmc.name}: {type(error).__name__}: {error}"[:300], REMEDY)
             pause_s = self._period_s
             if bmc.name in self._fleet.failing:
                 pause_s = max(pause_s, backoff.next_s())

@@ -84,8 +84,8 @@ class Followed(Generic[Kind]):
                 self.version = ""
                 await self._pause(error)
             except Away as error:
+                inlet.fail(str(error), REMEDY)
                 await self._pause(error)
-                inlet.reject("kubernetes", str(error), REMEDY)
 
     async def _pause(self, error: ConnectorError) -> None:
         self._failed += 1

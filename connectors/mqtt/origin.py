@@ -13,8 +13,8 @@ def origin_of(topic: str) -> str:
     """The source of a topic: its kind, a space, and its name.
 
     `agent lab/h/r1/node3` (a frame, fault, serial or presence of a node), `jobs NAME` and `outlooks NAME` of
-    events, `job reports`, `bms NAME` (first level of the tag), `sparkplug GROUP/NODE`, else `topic` with the
-    first two levels, such as `topic telegraf/node7`.
+    events, `job reports`, `BMS gateway NAME` (first level of the tag), `Sparkplug node GROUP/NODE`, else
+    `topic` with the first two levels, such as `topic telegraf/node7`.
     """
     if topic.startswith(_IT):
         form, _, rest = topic[len(_IT) :].partition("/")
@@ -29,9 +29,9 @@ def origin_of(topic: str) -> str:
     parts = topic.split("/", 7)
     if topic.startswith(_BMS):
         named = parts[2] == "PUB" and len(parts) > 7
-        return f"bms {parts[6] if named else parts[2]}"[:MAX_ORIGIN]
+        return f"BMS gateway {parts[6] if named else parts[2]}"[:MAX_ORIGIN]
     if parts[0] == "IT":
         return "answers of agents" if "/Result/" in topic else "topic IT/v1"
     if parts[0] == "spBv1.0" and len(parts) > 3:
-        return f"sparkplug {parts[1]}/{parts[3]}"[:MAX_ORIGIN]
+        return f"Sparkplug node {parts[1]}/{parts[3]}"[:MAX_ORIGIN]
     return f"topic {'/'.join(parts[:2])}"[:MAX_ORIGIN]

@@ -281,6 +281,7 @@ class MqttSource:
     """Stages the messages of one broker; `link` and `publisher` also publish. A guest only listens."""
 
     name = "mqtt"
+    origins = ()  # topics name the sources
 
     def __init__(
         self,
@@ -316,7 +317,9 @@ class MqttSource:
         """Hold the link up until cancelled. Raises ConnectorError when it is down."""
         checks = asyncio.ensure_future(self._check(inlet))
         try:
-            await self.link.run(partial(self.router.take, inlet), inlet.drop)
+            await self.link.run(
+                partial(self.router.take, inlet), lambda *lost: inlet.of(self.link.where).drop(*lost)
+            )
         finally:
             checks.cancel()
 
@@ -331,7 +334,7 @@ class MqttSource:
             for text in self.router.notes():
                 inlet.of("bms metadata").skip(text[:80], text, remedy="mend the metadata in the BMS")
             if self.link.fault and not fault:
-                inlet.reject(self.link.where, self.link.fault)
+                inlet.of(self.link.where).reject(self.link.where, self.link.fault)
             fault = self.link.fault
             now = time.monotonic()
             for topic in () if self._is_guest else self.router.wanted_births():

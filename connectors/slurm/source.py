@@ -77,6 +77,13 @@ class SlurmSource:
 
     async def run(self, inlet: Inlet) -> None:
         """List each period. Raises ConnectorError when the scheduler does not answer; no job ends by that."""
+        try:
+            await self._follow(inlet)
+        except ConnectorError as error:
+            inlet.fail(str(error), REMEDY)
+            raise
+
+    async def _follow(self, inlet: Inlet) -> None:
         self.ledger.cluster = await self._cluster()
         known = self._known()
         due_s = time.monotonic()
@@ -113,7 +120,7 @@ class SlurmSource:
         try:
             nodes = await self.nodes()
         except ConnectorError as error:
-            inlet.reject(self.name, str(error), REMEDY)
+            inlet.fail(str(error), REMEDY)
             return
         now_ns = time.time_ns()
         items: list[Item] = [
@@ -136,7 +143,7 @@ class SlurmSource:
             if time.monotonic() - self.marks_s > self.marks_every_s - self.period_s / 2:
                 await self.read_marks()
         except ConnectorError as error:
-            inlet.reject(self.name, str(error), REMEDY)
+            inlet.fail(str(error), REMEDY)
         if self._staged_s == self.marks_s:
             return
         self._staged_s, at_ns = self.marks_s, self._marks_ns

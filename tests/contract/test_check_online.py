@@ -59,7 +59,7 @@ def test_an_exporter_that_fits_is_shown_with_what_it_carries_and_whom_it_names_i
     code, text = check(tmp_path, capsys, scrapes=[{"url": f"{url}/metrics", "map": "dcgm"}],
                        history={"influx": {"url": url}})  # fmt: skip
     assert code == 0
-    assert f"ok    scrape {url}/metrics: 1 readings" in text
+    assert f"ok    exporter {url}/metrics: 1 readings" in text
     assert "ok    history.influx" in text
     assert "no gpu 'stranger7/gpu0' in the site file" in text
     assert "carries 1 signals of 1 gpu" in text
@@ -79,7 +79,7 @@ def test_an_exporter_that_does_not_fit_fails_with_the_reason(
 ) -> None:
     code, text = check(tmp_path, capsys, scrapes=[{"url": url + path, "map": "dcgm"}])
     assert code == 1
-    assert f"FAIL  scrape {url}{path}: " in text
+    assert f"FAIL  exporter {url}{path}: " in text
     assert said in text
 
 
@@ -91,7 +91,7 @@ def test_what_is_not_there_fails(tmp_path: Path, capsys: pytest.CaptureFixture[s
         broker={"host": "127.0.0.1", "port": free_port()},
     )  # fmt: skip
     assert code == 1
-    for name in (f"scrape {gone}/metrics", "history.influx", "leader.etcd", "broker 127.0.0.1"):
+    for name in (f"exporter {gone}/metrics", "history.influx", "leader.etcd", "broker 127.0.0.1"):
         assert f"FAIL  {name}" in text
 
 

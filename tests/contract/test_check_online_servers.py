@@ -84,7 +84,7 @@ def test_a_redfish_service_says_what_it_brings_and_why_not(
         host, faults = services[0].host, services[0].faults
         code, text = check(tmp_path, capsys, **redfish(tmp_path, host))
         assert code == 0
-        assert f"ok    bmc {host}: " in text
+        assert f"ok    BMC {host}: " in text
         assert "carries" in text
         assert "4 gpu" in text
         assert services[0].patches() == 0
@@ -110,7 +110,7 @@ def test_a_redfish_service_says_what_it_brings_and_why_not(
         scheme = "https" if host == "nowhere.invalid" else "http"
         code, text = check(tmp_path, capsys, **redfish(tmp_path, host, scheme=scheme))
         assert code == 1
-        assert f"FAIL  bmc {host}: " in text
+        assert f"FAIL  BMC {host}: " in text
         assert said in text
         assert "docs/bmc.md" in text
         assert "publisher" not in text
@@ -142,7 +142,7 @@ def test_a_bmc_by_ipmitool(tmp_path: Path, capsys: Read, server: Find) -> None:
         host = bmcs.host(0)
         code, text = check(tmp_path, capsys, **dcmi(tmp_path, host, program=program))
         assert code == 0
-        assert f"ok    bmc {host}: 2 readings" in text
+        assert f"ok    BMC {host}: 2 readings" in text
         assert bmcs.get(0)["sets"] == bmcs.get(0)["activations"] == 0
         code, text = check(tmp_path, capsys, **dcmi(tmp_path, host, "wrong", program=program))
         assert code == 1
@@ -152,7 +152,7 @@ def test_a_bmc_by_ipmitool(tmp_path: Path, capsys: Read, server: Find) -> None:
         bmcs.set(0, code=0xC1)
         code, text = check(tmp_path, capsys, **dcmi(tmp_path, host, program=program))
         assert code == 1
-        assert f"FAIL  bmc {host}: {host}: dcmi power get_limit: " in text
+        assert f"FAIL  BMC {host}: {host}: dcmi power get_limit: " in text
         assert "Invalid command" in text
     nowhere = dcmi(tmp_path, "127.0.0.1:1", program=str(tmp_path / "ipmitool"))
     code, text = check(tmp_path, capsys, **nowhere)

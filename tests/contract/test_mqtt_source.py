@@ -52,6 +52,9 @@ class Staged:
     def reject(self, where: str, why: str, remedy: str = "") -> None:
         self.bad.append((where, why))
 
+    def fail(self, why: str, remedy: str = "") -> None:
+        self.bad.append(("", why))
+
     def drop(self, where: str, why: str, count: int = 1) -> None:
         self.dropped += count
 

@@ -80,6 +80,9 @@ class Heard:
     def reject(self, where: str, why: str, remedy: str = "") -> None:
         self.bad.append(f"{where}: {why}")
 
+    def fail(self, why: str, remedy: str = "") -> None:
+        self.bad.append(why)
+
     def drop(self, where: str, why: str, count: int = 1) -> None:
         self.dropped.setdefault(where, []).append(why)
 

@@ -72,6 +72,10 @@ class Driven:
         """As an inlet does."""
         self.spoiled.append((where, why))
 
+    def fail(self, why: str, remedy: str = "") -> None:
+        """As an inlet does."""
+        self.spoiled.append(("", why))
+
     def drop(self, where: str, why: str, count: int = 1) -> None:
         """As an inlet does."""
 

@@ -41,6 +41,9 @@ class RecordingInlet:
     def reject(self, where: str, why: str, remedy: str = "") -> None:
         self.faults.append(why)
 
+    def fail(self, why: str, remedy: str = "") -> None:
+        self.faults.append(why)
+
     def drop(self, where: str, why: str, count: int = 1) -> None:
         self.faults.append(why)
 

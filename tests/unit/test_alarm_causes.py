@@ -51,7 +51,7 @@ class Hearing:
             for source, table, entities, signals in self._carried:
                 if source in self.stopped:
                     continue
-                self.ledger.account(source, outside=not source.startswith(("scrape", "bmc"))).stage(
+                self.ledger.account(source, outside=not source.startswith(("exporter", "BMC"))).stage(
                     [Reading(table, i, s, 50.0, at_ns) for i in entities for s in signals], at_ns
                 )
                 for signal in signals:
@@ -73,7 +73,9 @@ class Hearing:
 def rack_of(source: str) -> Hearing:
     """One source carries the GPUs of the first rack, another one those of the second; the first stops."""
     hearing = (
-        Hearing().carry(source, "gpu", range(72), "temp_c").carry("bms r2", "gpu", range(72, 144), "temp_c")
+        Hearing()
+        .carry(source, "gpu", range(72), "temp_c")
+        .carry("BMS gateway r2", "gpu", range(72, 144), "temp_c")
     )
     hearing.run(30)
     hearing.stopped.add(source)
@@ -83,10 +85,10 @@ def rack_of(source: str) -> Hearing:
 @pytest.mark.parametrize(
     ("source", "words", "action"),
     [
-        ("bms cdu-gw-1", "BMS gateway cdu-gw-1", "this gateway"),
-        ("scrape http://n3:9400/metrics", "exporter http://n3:9400/metrics", "this exporter runs"),
+        ("BMS gateway cdu-gw-1", "BMS gateway cdu-gw-1", "this gateway"),
+        ("exporter http://n3:9400/metrics", "exporter http://n3:9400/metrics", "this exporter runs"),
         ("topic telegraf/node7", "topic telegraf/node7", "program that publishes there"),
-        ("sparkplug pod/edge1", "Sparkplug node pod/edge1", "this node"),
+        ("Sparkplug node pod/edge1", "Sparkplug node pod/edge1", "this node"),
     ],
 )
 def test_a_source_that_stops_gives_its_name_to_the_outage(source: str, words: str, action: str) -> None:
@@ -99,7 +101,7 @@ def test_a_source_that_stops_gives_its_name_to_the_outage(source: str, words: st
 
 
 def test_many_sources_are_counted_and_the_place_stays_the_name() -> None:
-    hearing = Hearing().carry("bms r2", "gpu", range(72, 144), "temp_c")
+    hearing = Hearing().carry("BMS gateway r2", "gpu", range(72, 144), "temp_c")
     agents = [f"agent lab/h/r1/node{i}" for i in range(18)]
     for i, agent in enumerate(agents):
         hearing.carry(agent, "gpu", range(4 * i, 4 * i + 4), "temp_c")
@@ -112,8 +114,8 @@ def test_many_sources_are_counted_and_the_place_stays_the_name() -> None:
 
 def test_all_that_publish_are_the_broker_or_its_network() -> None:
     """The link to the broker is up, and nothing comes over it; what is scraped goes on."""
-    hearing = Hearing().carry("scrape http://n0:9400", "node", range(36), "power_w")
-    agents = [f"agent lab/h/r{rack}" for rack in (1, 2)] + ["bms gw"]
+    hearing = Hearing().carry("exporter http://n0:9400", "node", range(36), "power_w")
+    agents = [f"agent lab/h/r{rack}" for rack in (1, 2)] + ["BMS gateway gw"]
     hearing.carry(agents[0], "gpu", range(72), "temp_c").carry(agents[1], "gpu", range(72, 144), "temp_c")
     hearing.carry(agents[2], "rack", [0, 1], "power_w").run(30)
     hearing.stopped.update(agents)
@@ -128,7 +130,9 @@ def one_node(*sources: tuple[str, str, tuple[str, ...]]) -> Hearing:
     hearing, mine = Hearing(), {"node": [0], "gpu": [0, 1, 2, 3]}
     for source, table, signals in sources:
         rest = range(len(mine[table]), hearing.twin.site.sizes[table])
-        hearing.carry(source, table, mine[table], *signals).carry(f"bms {table}", table, rest, *signals)
+        hearing.carry(source, table, mine[table], *signals).carry(
+            f"BMS gateway {table}", table, rest, *signals
+        )
     hearing.run(30)
     return hearing
 
@@ -144,8 +148,8 @@ def test_an_agent_that_stops_is_named_and_not_its_node() -> None:
 
 @pytest.mark.parametrize("signals", [("power_w",), ("power_w", "fan_hz")])
 def test_a_bmc_that_stops_is_named_and_not_its_sensors(signals: tuple[str, ...]) -> None:
-    hearing = one_node(("agent a", "node", ("inlet_temp_c",)), ("bmc 10.0.0.3", "node", signals))
-    hearing.stopped.add("bmc 10.0.0.3")
+    hearing = one_node(("agent a", "node", ("inlet_temp_c",)), ("BMC 10.0.0.3", "node", signals))
+    hearing.stopped.add("BMC 10.0.0.3")
     (found,) = hearing.run(30).values()
     assert found.title.startswith("No data from BMC 10.0.0.3 since ")
     n = "1 signal" if len(signals) == 1 else "2 signals"
@@ -155,29 +159,29 @@ def test_a_bmc_that_stops_is_named_and_not_its_sensors(signals: tuple[str, ...])
 
 
 def test_a_sensor_that_stops_while_its_source_speaks_is_the_sensor() -> None:
-    hearing = one_node(("bms gw", "node", ("power_w", "inlet_temp_c")))
-    hearing.stop("bms gw", "node", "inlet_temp_c")
+    hearing = one_node(("BMS gateway gw", "node", ("power_w", "inlet_temp_c")))
+    hearing.stop("BMS gateway gw", "node", "inlet_temp_c")
     (found,) = hearing.run(30).values()
     assert found.title == "A sensor of lab/h/r1/node0 no longer reports: inlet_temp_c"
 
 
 def test_a_gpu_whose_own_source_stops_is_not_said_to_have_fallen_off_the_bus() -> None:
     hearing = Hearing().carry("agent a", "node", range(36), "power_w")
-    hearing.carry("scrape http://n0:9400", "gpu", [0], "temp_c")
-    hearing.carry("bms g", "gpu", range(1, 144), "temp_c")
+    hearing.carry("exporter http://n0:9400", "gpu", [0], "temp_c")
+    hearing.carry("BMS gateway g", "gpu", range(1, 144), "temp_c")
     hearing.run(30)
-    hearing.stopped.add("scrape http://n0:9400")
+    hearing.stopped.add("exporter http://n0:9400")
     found = [f for f in hearing.run(60).values() if f.id.startswith("fault/")]
     assert [f.severity for f in found] == ["warning"]
     assert found[0].title.startswith("No data from exporter http://n0:9400 since ")
 
 
 @pytest.mark.parametrize(
-    ("source", "part"), [("agent lab/h/r1/node0", "mqtt"), ("scrape http://x:9400", "scrape-0")]
+    ("source", "part"), [("agent lab/h/r1/node0", "mqtt"), ("exporter http://x:9400", "scrape-0")]
 )
 def test_what_a_part_brings_follows_from_its_alarm_while_it_is_away(source: str, part: str) -> None:
     hearing = rack_of(source)
-    hearing.causes.part_of = {"scrape http://x:9400": "scrape-0"}
+    hearing.causes.part_of = {"exporter http://x:9400": "scrape-0"}
     (identity,) = hearing.run(20)
     assert identity not in hearing.relations(), "the part is well: its source stopped"
     assert hearing.causes.down(["other", part]) == {part}, "its alarm is due now"
@@ -189,7 +193,7 @@ def test_what_a_part_brings_follows_from_its_alarm_while_it_is_away(source: str,
 
 
 def test_alarms_of_one_source_are_one() -> None:
-    gateway = "bms gw-1"
+    gateway = "BMS gateway gw-1"
     hearing = one_node((gateway, "node", ("power_w",)), (gateway, "gpu", ("temp_c",)))
     hearing.carry(gateway, "cdu", [0], "flow_lpm", "supply_temp_c").run(30)
     hearing.stopped.add(gateway)
@@ -201,10 +205,10 @@ def test_alarms_of_one_source_are_one() -> None:
 
 
 def test_a_part_that_is_down_says_what_it_brought() -> None:
-    hearing = one_node(("scrape http://n0:9400", "gpu", ("temp_c", "power_w")))
+    hearing = one_node(("exporter http://n0:9400", "gpu", ("temp_c", "power_w")))
     hearing.causes.part_of = {
-        "scrape http://n0:9400": "scrape-0",
-        "scrape b": "b",
+        "exporter http://n0:9400": "scrape-0",
+        "exporter b": "b",
         "bmc 1": "c",
         "bmc 2": "c",
     }

@@ -25,7 +25,7 @@ def ingest() -> Ingest:
     for k in range(120):
         reading = Reading("rack", 0, "power_w", 1.0, T + k * NS)
         made.of("agent lab/h/r1/node0", outside=True).stage([reading], T + k * NS)
-    made.of("scrape http://node9:9400/metrics")
+    made.of("exporter http://node9:9400/metrics")
     for n in range(3):
         made.of(f"topic telegraf/x{n}", outside=True).skip(
             "host", "no host of the site", "telegraf/x/\u202e[red]", "name it in the site file"
@@ -70,6 +70,6 @@ def test_as_csv_a_spreadsheet_reads_it() -> None:
     agent = table["agent lab/h/r1/node0"]
     assert (agent["carries.rack.signals"], agent["readings"]) == ("1", "120")
     assert agent["last_utc"] == "2023-11-14T22:15:19.000+00:00"
-    assert table["scrape http://node9:9400/metrics"]["last_utc"] == ""
+    assert table["exporter http://node9:9400/metrics"]["last_utc"] == ""
     last = table["'=1+1"]
     assert (last["flags"], last["ok"], last["offset"], last["none"]) == ("1; x", "true", "-2.5", "")

@@ -54,6 +54,9 @@ class Desk:
     def reject(self, where: str, why: str, remedy: str = "") -> None:
         self.bad.append((where, why))
 
+    def fail(self, why: str, remedy: str = "") -> None:
+        self.bad.append(("", why))
+
     def drop(self, where: str, why: str, count: int = 1) -> None:
         self.lost.append((where, why))
 

@@ -53,7 +53,7 @@ def frame_events(ingest: Ingest, account: SourceAccount, poll_s: float, number: 
 
 def test_a_period_is_told_once_and_again_when_it_changes() -> None:
     ingest = Ingest(site_of(two_racks()), {})
-    account = ingest.of("scrape http://gpu001:9400/metrics")
+    account = ingest.of("exporter http://gpu001:9400/metrics")
     assert frame_events(ingest, account, 0.0, 1) == [], "who publishes by himself has none to tell"
     first = frame_events(ingest, account, POLL_S, 2)
     names = tuple(f"lab/h/r1/node{i // 4}/gpu{i % 4}" for i in range(8))
@@ -70,7 +70,7 @@ def test_pages_of_many_exporters_in_a_tick_are_one_event() -> None:
     for node in range(18):
         block = page(4)
         block.start, block.t_ns = 4 * node, START_NS
-        ingest.of(f"scrape {node}").stage([block], START_NS, POLL_S)
+        ingest.of(f"exporter {node}").stage([block], START_NS, POLL_S)
     (event,) = ingest.take(1, START_NS, 1.0).events
     assert isinstance(event, PeriodTold)
     assert len(event.names) == 72
@@ -168,7 +168,7 @@ def test_a_replay_knows_the_periods_and_decides_the_same(tmp_path: Path) -> None
         if number < 40 and number % 15 == 1:
             block = page(72, power_w=float(rng.uniform(380, 420)))
             block.t_ns = now_ns
-            ingest.of("scrape r1").stage([block], now_ns, POLL_S)
+            ingest.of("exporter r1").stage([block], now_ns, POLL_S)
         frame = ingest.take(number, now_ns, 1.0)
         recorder.before(frame)
         decision = engine.tick(frame)

@@ -203,9 +203,9 @@ def test_unusable_files_are_refused(site: Site, tmp_path: Any) -> None:
     (tmp_path / "ca.pem").write_text("nonsense")
     for ca in (tmp_path / "ca.pem", tmp_path / "none.pem"):
         with pytest.raises(ConfigError, match="expected certificates"):
-            PrometheusSource("x", "https://h/metrics", "dcgm", site, ScrapeSettings(ca_file=str(ca)))
+            PrometheusSource("https://h/metrics", "dcgm", site, ScrapeSettings(ca_file=str(ca)))
     with pytest.raises(ConfigError, match="no such mapping"):
-        PrometheusSource("x", "https://h/metrics", "dcgn", site, ScrapeSettings())
+        PrometheusSource("https://h/metrics", "dcgn", site, ScrapeSettings())
 
 
 SCRAPS = st.sampled_from(

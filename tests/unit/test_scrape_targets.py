@@ -27,13 +27,21 @@ def loaded(tmp_path: Path, *scrapes: dict[str, Any]) -> Any:
 def test_a_list_of_hosts_is_one_target_each_at_the_node_of_its_host(tmp_path: Path) -> None:
     part = {"url": "http://gpu[03-05]:9400/metrics", "map": "dcgm", "place": "lab/h/r1/node[3-5]"}
     made = make_scrapes(loaded(tmp_path, part), site_of(SITE))
-    assert [s.name for s in made] == [f"scrape-0/gpu0{n}:9400" for n in (3, 4, 5)]
+    assert [s.name for s in made] == [f"exporter http://gpu0{n}:9400/metrics" for n in (3, 4, 5)]
     page = b'DCGM_FI_DEV_POWER_USAGE{gpu="1"} 700\n'
     for number, source in zip((3, 4, 5), made, strict=True):
         assert isinstance(source, PrometheusSource)
         assert source._url == f"http://gpu0{number}:9400/metrics"
         (reading,) = source.decoder.decode(page, 1)
         assert reading.entity == 4 * number + 1  # type: ignore[union-attr]
+
+
+def test_an_exporter_that_two_maps_read_is_one_source_with_two_parts(tmp_path: Path) -> None:
+    url = "http://someone:secret@gpu03:9100/metrics"
+    made = make_scrapes(loaded(tmp_path, *({"url": url, "map": m} for m in ("dcgm", "node"))), site_of(SITE))
+    shown = "exporter http://gpu03:9100/metrics"
+    assert [s.name for s in made] == [f"{shown} (dcgm)", f"{shown} (node)"]
+    assert {s.origins for s in made} == {(shown,)}
 
 
 def test_a_host_that_is_called_like_a_node_needs_no_place(tmp_path: Path) -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
 
 from connectors.mqtt import FLOODED
 from tests.support.builders import site_of, two_racks
 from twin.catalogue import NS
+from twin.contracts import Inlet
 from twin.daemon import Daemon, Ingest, carrier_file
 from twin.sources import ledger as ledger_module
 from twin.telemetry import Block, Reading
@@ -37,17 +38,87 @@ def row(ingest: Ingest, name: str, now_ns: int) -> dict[str, object]:
     return found
 
 
-@given(st.floats(0.2, 50.0), st.integers(20, 400))
-def test_the_rate_of_a_steady_source_is_its_rate(every_s: float, n: int) -> None:
-    account = Ingest(site_of(two_racks()), {}).of("agent a")
-    step = round(every_s * NS)
-    for k in range(n):
-        account.stage([power(0, T + k * step), power(1, T + k * step)], T + k * step)
-    messages, readings = account.rates(T + (n - 1) * step)
-    assert messages == pytest.approx(1 / every_s, rel=0.5 if n * every_s < 60 else 0.6)
-    assert readings == pytest.approx(2 * messages)
-    silent, _ = account.rates(T + (n - 1) * step + 3600 * NS)
-    assert silent < 1e-9
+@pytest.mark.parametrize(
+    ("every_s", "burst"),
+    [(0.1, 1), (1.0, 1), (2.0, 1), (2.5, 1), (7.0, 12), (10.0, 1), (30.0, 2), (300.0, 1)],
+)
+def test_the_rate_of_a_source_is_steady_whenever_one_looks(every_s: float, burst: int) -> None:
+    """Also of one that sends many messages at once, between two of its messages, and with some jitter."""
+    account, rng = Ingest(site_of(two_racks()), {}).of("agent a"), np.random.default_rng(round(10 * every_s))
+    for k in range(max(40, math.ceil(40.0 / every_s))):
+        at_ns = T + round((k + rng.uniform(-0.1, 0.1)) * every_s * NS)
+        for copy in range(burst):
+            account.stage([power(0, at_ns), power(1, at_ns)], at_ns + copy * NS // 1000)
+        if k * every_s > 20.0 and k > 10:
+            means = account.rate.means(at_ns + round(rng.uniform(0.1, 0.9) * every_s * NS))
+            assert means is not None
+            assert means[1] / means[0] == pytest.approx(burst / every_s, rel=0.1)
+            assert means[2] == pytest.approx(2 * means[1])
+    long_silence = account.rate.means(at_ns + 24 * 3600 * NS)
+    assert long_silence is not None
+    assert long_silence[1] / long_silence[0] < 0.2 * burst / every_s
+
+
+def test_a_source_of_one_message_in_30_s_reads_one_in_30_s(ingest: Ingest) -> None:
+    account, shown = ingest.of("exporter http://n0:9400"), set()
+    for k in range(1200):
+        if k % 30 == 0:
+            account.stage([power(0, T + k * NS)], T + k * NS)
+        if k > 60:
+            found = row(ingest, account.name, T + k * NS)
+            shown.add((found["every_s"], found["messages_per_s"]))
+    assert shown == {(30.0, round(1 / 30, 4))}
+
+
+def test_requests_that_fail_are_counted_and_their_reason_goes_with_the_next_answer(ingest: Ingest) -> None:
+    scrape, now = ingest.of("exporter http://n0:9400"), [T]
+    ingest.ledger.now_ns = lambda: now[0]
+
+    def told(at_ns: int) -> list[tuple[str, int]]:
+        return [(line["outcome"], line["count"]) for line in ingest.ledger.overview(at_ns)]
+
+    scrape.stage([power(0, T)], T, 15.0)
+    for k in range(1, 4):
+        now[0] = T + 15 * k * NS
+        scrape.fail("http://n0:9400: no answer within 5 s", "look whether the exporter runs")
+    assert told(now[0]) == [("failed", 3)]
+    found = row(ingest, scrape.name, now[0])
+    assert (found["answers"], found["failures"], found["unused"]) == (1, 3, 0)
+    now[0] += 15 * NS
+    scrape.stage([power(0, now[0])], now[0], 15.0)
+    assert told(now[0] + 5 * NS) == [], "what healed is not told any more"
+    found = row(ingest, scrape.name, now[0])
+    assert (found["answers"], found["failures"], found["reasons"]) == (2, 3, [])
+    failure = found["last_failure"]
+    assert isinstance(failure, dict)
+    assert (failure["age_s"], failure["why"]) == (15.0, "http://n0:9400: no answer within 5 s")
+
+
+class Relay:
+    """A source that reads others."""
+
+    name = "bmc"
+
+    def __init__(self, *origins: str) -> None:
+        self.origins = origins
+
+    async def run(self, inlet: Inlet) -> None: ...
+
+
+def test_a_source_has_one_row(ingest: Ingest) -> None:
+    """Before it answers and after; what only reads others, or hears who names himself, has none."""
+    exporter, bmcs = "exporter http://n0:9400/metrics", ("BMC 10.0.0.1", "BMC 10.0.0.2")
+    inlets = [ingest.inlet_of(Relay(*origins)) for origins in ((exporter,), bmcs, ())]
+    names = [exporter, *bmcs, "topic telegraf/a"]
+
+    def listed() -> set[str]:
+        return {account.name for account in ingest.ledger.listing(T)}
+
+    assert listed() == set(names[:3]), "none has answered yet"
+    inlets[0].stage([power(0, T)], T, 15.0)
+    for inlet, name in zip((inlets[1], inlets[1], inlets[2]), names[1:], strict=True):
+        inlet.of(name, outside=name.startswith("topic")).stage([power(0, T)], T)
+    assert listed() == set(names)
 
 
 def test_a_clock_that_is_off_is_said_once_with_the_remedy(
@@ -122,21 +193,21 @@ def test_each_agent_of_the_largest_site_is_known_as_a_carrier() -> None:
 
 
 def test_two_sources_of_the_same_signals_are_told_and_one_after_the_other_is_not(ingest: Ingest) -> None:
-    first, second, heir = ingest.of("scrape a"), ingest.of("scrape b"), ingest.of("scrape c")
+    first, second, heir = ingest.of("exporter a"), ingest.of("exporter b"), ingest.of("exporter c")
     for k in range(300):
         first.stage([power(0, T + k * NS)], T + k * NS)
         second.stage([power(0, T + k * NS)], T + k * NS)
     now_ns = T + 300 * NS
     (line,) = ingest.ledger.overview(now_ns)
     assert (line["outcome"], line["example"]) == ("twice", "rack.power_w")
-    assert "scrape" in line["why"]
+    assert "exporter" in line["why"]
     for k in range(300, 900):
         heir.stage([power(0, T + k * NS)], T + k * NS)
     assert not [r for r in ingest.ledger.overview(T + 900 * NS) if r["outcome"] == "twice"]
 
 
 def test_the_ledger_knows_who_carries_a_cell(ingest: Ingest) -> None:
-    agent, meter = ingest.of("agent lab/h/r1/node0", outside=True), ingest.of("bms lab", outside=True)
+    agent, meter = ingest.of("agent lab/h/r1/node0", outside=True), ingest.of("BMS gateway lab", outside=True)
     block = Block("gpu", 0, ("temp_c", "power_w"), np.full((2, 4), 40.0, np.float32), (), np.empty((0, 4)), T)
     agent.stage([block], T)
     meter.stage([power(1, T)], T)
@@ -153,7 +224,7 @@ def test_the_ledger_knows_who_carries_a_cell(ingest: Ingest) -> None:
 
 
 def test_values_out_of_range_are_told_of_the_source_that_brought_them(ingest: Ingest) -> None:
-    scrape = ingest.of("scrape http://node0:9400/metrics")
+    scrape = ingest.of("exporter http://node0:9400/metrics")
     block = Block("gpu", 2, ("temp_c",), np.array([[40.0, 3130.0]], np.float32), (), np.empty((0, 2)), T)
     scrape.stage([block], T)
     ingest.take(0, T, 1.0)
@@ -167,13 +238,13 @@ def test_values_out_of_range_are_told_of_the_source_that_brought_them(ingest: In
 def test_strangers_hide_no_real_source_and_their_counts_are_kept(ingest: Ingest) -> None:
     most = ledger_module.MAX_STRANGERS
     ingest.of("agent real", outside=True).stage([power(0, T)], T)
-    ingest.of("scrape configured")
+    ingest.of("exporter configured")
     for n in range(3 * most):
         ingest.of(f"agent invented{n}", outside=True).skip(
             "Frame", "not of the site", f"topic/{n}", "name it"
         )
     names = {a.name for a in ingest.ledger.listing(T)}
-    assert {"agent real", "scrape configured", f"agent invented{3 * most - 1}"} <= names
+    assert {"agent real", "exporter configured", f"agent invented{3 * most - 1}"} <= names
     assert len(names) == most + 3
     (line,) = ingest.ledger.overview(T)
     assert (line["count"], line["sources"]) == (3 * most, most + 1)
@@ -199,8 +270,8 @@ def test_routine_is_counted_and_not_shown_first(ingest: Ingest) -> None:
 
 
 def test_who_carries_what_is_kept_over_a_restart(ingest: Ingest, tmp_path: Path) -> None:
-    scrape, agent = ingest.of("scrape http://n0:9400"), ingest.of("agent lab/h/r1/node0", outside=True)
-    old = ingest.of("scrape http://gone:9400")
+    scrape, agent = ingest.of("exporter http://n0:9400"), ingest.of("agent lab/h/r1/node0", outside=True)
+    old = ingest.of("exporter http://gone:9400")
     day_ns = round(carrier_file.KEPT_S * NS)
     old.stage([Reading("rack", 1, "flow_lpm", 80.0, T - 2 * day_ns)], T - 2 * day_ns)
     scrape.stage([power(0, T)], T)

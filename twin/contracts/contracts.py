@@ -372,13 +372,20 @@ class Inlet(Protocol):
         """Count a bad message by where it came from (a topic, an address), and sample its reason."""
         ...
 
+    def fail(self, why: str, remedy: str = "") -> None:
+        """Count a request of ours to this source that had no good answer, until the next one has."""
+        ...
+
     def drop(self, where: str, why: str, count: int = 1) -> None:
         """Count what was lost before it could be decoded: an overflow, an oversize."""
         ...
 
 
 class Source(Protocol):
-    """Origin of readings. The daemon supervises it: what it raises restarts it, and nothing else."""
+    """Origin of readings. The daemon supervises it: what it raises restarts it, and nothing else.
+
+    One that reads others has `origins`, their names in the ledger of sources; () if they name themselves.
+    """
 
     name: str
 

@@ -28,14 +28,14 @@ SHOWN = 6
 OF_THE_BROKER = "The broker answers: look at the network between it and its publishers, and at its log."
 ENDS_S = 30.0  # within which an alarm of silence ends once its data are back
 GRACE_S = 10.0  # between the stamp of the last reading and its arrival
-# Kinds of sources, as the ledger names them, with the words of operators and what to do
-WORDS = {
-    "agent": ("agent", "Look whether this node is up, then at racktwin-agent on it and at its network."),
-    "bmc": ("BMC", "Look whether this BMC answers on the management network."),
-    "bms": ("BMS gateway", "Look at this gateway and at its connection to the broker."),
-    "scrape": ("exporter", "Look whether this exporter runs and whether its host answers."),
-    "sparkplug": ("Sparkplug node", "Look at this node and at its connection to the broker."),
-    "topic": ("topic", "Look at the program that publishes there and at its connection to the broker."),
+# What to do by the first word of a source's name in the ledger
+FIRST_LOOK = {
+    "agent": "Look whether this node is up, then at racktwin-agent on it and at its network.",
+    "BMC": "Look whether this BMC answers on the management network.",
+    "BMS": "Look at this gateway and at its connection to the broker.",
+    "exporter": "Look whether this exporter runs and whether its host answers.",
+    "Sparkplug": "Look at this node and at its connection to the broker.",
+    "topic": "Look at the program that publishes there and at its connection to the broker.",
 }
 
 
@@ -50,11 +50,6 @@ class StoppedSource:
     last_ns: int
     wait_ns: int
     signals: int
-
-    @property
-    def label(self) -> str:
-        """Name of the source for operators: `exporter http://n3:9400/metrics`."""
-        return _label(self.account.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +117,7 @@ class AlarmCauses:
             sources = [source for source, of in self.part_of.items() if of == part]
             if len(sources) != 1:
                 return None
-            label, action = _label(sources[0]), _action(sources)
+            label, action = sources[0], _action(sources)
         members, count = ledger.carried_by(sources)
         if not count:
             return f"No answer from {label}", action
@@ -160,7 +155,7 @@ def _named(finding: Finding, engine: Engine, ledger: SourceLedger, before: Silen
     shown = finding
     if 0 < len(sources) <= NAMED and cells.members:
         title = _title(
-            " and ".join(s.label for s in sources),
+            " and ".join(s.account.name for s in sources),
             cells.since_ns or max(s.last_ns for s in sources),
             cells.count or sum(s.signals for s in sources),
             cells.place,
@@ -174,21 +169,15 @@ def _named(finding: Finding, engine: Engine, ledger: SourceLedger, before: Silen
         shown = replace(finding, title=title, action=OF_THE_BROKER)
     elif sources:
         more = f" and {len(sources) - SHOWN} more" if len(sources) > SHOWN else ""
-        carried = f"carried by {', '.join(s.label for s in sources[:SHOWN])}{more}"
+        carried = f"carried by {', '.join(s.account.name for s in sources[:SHOWN])}{more}"
         shown = replace(finding, evidence=(finding.evidence[0], carried, *finding.evidence[1:]))
     return SilentAlarm(finding, sources, shown)
-
-
-def _label(source: str) -> str:
-    """The name of a source in the ledger as operators call it."""
-    kind, _, name = source.partition(" ")
-    return f"{WORDS[kind][0]} {name}" if kind in WORDS else source
 
 
 def _action(sources: Iterable[str]) -> str:
     """The first thing to do when these sources stop; "" for unusual kinds."""
     kinds = dict.fromkeys(source.partition(" ")[0] for source in sources)
-    return " ".join(WORDS[kind][1] for kind in kinds if kind in WORDS)
+    return " ".join(FIRST_LOOK[kind] for kind in kinds if kind in FIRST_LOOK)
 
 
 def _title(source: str, since_ns: int, signals: int, place: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from twin.catalogue import TABLES
-from twin.contracts import Item
+from twin.contracts import Inlet, Item, Source
 from twin.engine import news
 from twin.site import Site, SiteSpec, build_site
 from twin.sources import OTHERS, SourceAccount, SourceLedger, moved
@@ -50,6 +50,13 @@ class Ingest:
     def of(self, source: str, outside: bool = False) -> SourceAccount:
         """The inlet of one source. `outside`: its name came from outside, such as in a topic."""
         return self.ledger.account(source, outside)
+
+    def inlet_of(self, source: Source) -> Inlet:
+        """The inlet of a source. One that only reads others has no account of its own beside theirs."""
+        origins: Sequence[str] | None = getattr(source, "origins", None)
+        accounts = [self.of(name) for name in (source.name,) if origins is None]
+        accounts += [self.of(name) for name in origins or ()]
+        return accounts[0] if len(accounts) == 1 else self
 
     def stage(self, items: Sequence[Item], now_ns: int, poll_s: float = 0.0) -> None:
         """Stage items of the daemon itself, such as the outcomes of commands."""
@@ -143,6 +150,10 @@ class Ingest:
     def reject(self, where: str, why: str, remedy: str = "") -> None:
         """Count a bad message of nobody in particular."""
         self.of(OTHERS).reject(where, why, remedy)
+
+    def fail(self, why: str, remedy: str = "") -> None:
+        """Count a request to nobody in particular that had no good answer."""
+        self.of(OTHERS).fail(why, remedy)
 
     def drop(self, where: str, why: str, count: int = 1) -> None:
         """Count what nobody in particular lost."""

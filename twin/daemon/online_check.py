@@ -96,7 +96,7 @@ class OnlineCheck:
         names = getattr(source, "origins", (source.name,))
         accounts = [self.ingest.of(name) for name in names]
         failure = await _run_until(
-            lambda: source.run(self.ingest.of(source.name)),
+            lambda: source.run(self.ingest.inlet_of(source)),
             lambda: all(a.messages or a.lines for a in accounts),
             ANSWER_S,
             lambda: all(a.readings for a in accounts),
@@ -111,7 +111,9 @@ class OnlineCheck:
         client_id = f"{broker.client_id}-check-{os.getpid()}"
         settings = replace(settings, client_id=client_id, persistent=False)
         source = MqttSource(settings, router, broker.integration, topics, is_guest=True)
-        failure = await _run_until(lambda: source.run(self.ingest.of("mqtt")), lambda: False, self.listen_s)
+        failure = await _run_until(
+            lambda: source.run(self.ingest.inlet_of(source)), lambda: False, self.listen_s
+        )
         name = source.link.where
         if failure:
             return [EndpointAnswer(name, False, failure)]

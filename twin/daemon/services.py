@@ -177,7 +177,7 @@ class Services:
             origin: source.name for source in prepared.sources for origin in getattr(source, "origins", ())
         }
         for source in prepared.sources:
-            run = partial(source.run, self.ingest.of(source.name))
+            run = partial(source.run, self.ingest.inlet_of(source))
             supervisor.start(source.name, "source", run, getattr(source, "settle_s", None))
         self._faults = prepared.schedulers.faults
         self._job_counts |= prepared.schedulers.counts

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -14,13 +13,13 @@ import numpy as np
 from twin.catalogue import NS, duration, utc
 from twin.contracts import Item
 from twin.sources.clock import SourceClock
+from twin.sources.rate import SourceRate
 from twin.telemetry import Block, Reading
 
-Outcome = Literal["ignored", "bad", "dropped", "late", "clock", "range"]
+Outcome = Literal["ignored", "bad", "dropped", "failed", "late", "clock", "range"]
 MAX_REASONS = 30  # of one source
 MAX_CLAIMS = 50_000  # layouts that are remembered for CLAIM_S
 OTHERS = "others"
-RATE_S = 60.0  # over which rates are averaged
 CLAIM_S = 60.0
 DELAYS = 15  # latest delays, at most one a second, of which the median is taken
 AHEAD_S, BEHIND_S = 2.0, 15.0  # a clock is said to be off; publishers may gather for ten seconds and more
@@ -33,6 +32,7 @@ _VARIABLE = re.compile(r"'[^']*'|\"[^\"]*\"|[\w./-]*\d[\w./-]*")
 REMEDIES: dict[str, str] = {
     "bad": "look at its publisher: docs/telemetry.md says what is expected of each source",
     "dropped": "it sends more than is taken: send less often, or raise `broker.queue_messages`",
+    "failed": "look whether it runs and whether its host answers",
     "late": "look for a second publisher of the same signals, a slow path, or a clock that was set back",
     "clock": "synchronise that host by NTP (`chronyc tracking`, `timedatectl`)",
     "range": "compare the unit of that signal in the mapping with what the publisher sends",
@@ -96,8 +96,12 @@ class SourceAccount:
     last_ns: int = 0
     lines: dict[tuple[str, str], UnusedLine] = field(default_factory=dict)
     shared: dict[str, SharedSignal] = field(default_factory=dict)
-    _rate: float = 0.0  # messages in RATE_S, fading
-    _readings_rate: float = 0.0
+    answers: int = 0  # of requests of ours
+    failures: int = 0  # requests of ours without a good answer
+    failure: str = ""  # the last one, and when it was
+    failure_ns: int = 0
+    _is_failing: bool = False
+    rate: SourceRate = field(default_factory=SourceRate)
     _late_pu: float = 0.0  # share of the latest messages that were late
     _delays: deque[float] = field(default_factory=lambda: deque(maxlen=DELAYS))
     _delay_ns: int = 0
@@ -115,12 +119,13 @@ class SourceAccount:
         passed_ns = self.ledger.passed_ns
         items = self.clock.corrected(items, now_ns, None if passed_ns is None else passed_ns())
         if poll_s:
+            self.answers += 1
             self._tell_period(items, poll_s)
+        if self._is_failing:
+            self._heal()
         late, newest_ns = self.ledger.stage(items, now_ns, self)
         cells = self._claim(items, now_ns)
-        fade = math.exp(-max(now_ns - self.last_ns, 0) / NS / RATE_S) if self.last_ns else 0.0
-        self._rate = self._rate * fade + 1.0
-        self._readings_rate = self._readings_rate * fade + cells
+        self.rate.count(cells, now_ns)
         self.messages += 1
         self.readings += cells
         self.first_ns = self.first_ns or now_ns
@@ -145,6 +150,19 @@ class SourceAccount:
         self.ledger.counts["bad"] += 1
         remedy = remedy or REMEDIES["bad"]
         self.note(UnusedLine("bad", _VARIABLE.sub("*", why)[:80], why, remedy, where))
+
+    def fail(self, why: str, remedy: str = "") -> None:
+        """Count a request of ours that had no good answer; its reason is shown until the next one has."""
+        self.ledger.counts["failed"] += 1
+        self.failures += 1
+        self._is_failing = True
+        self.failure, self.failure_ns = why[:300], self.ledger.now_ns()
+        self.note(UnusedLine("failed", _VARIABLE.sub("*", why)[:80], why, remedy or REMEDIES["failed"], ""))
+
+    def _heal(self) -> None:
+        self._is_failing = False
+        for key in [key for key in self.lines if key[0] == "failed"]:
+            del self.lines[key]
 
     def drop(self, where: str, why: str, count: int = 1) -> None:
         """Count what was lost before it could be decoded."""
@@ -232,15 +250,6 @@ class SourceAccount:
         if len(self._delays) < 5:
             return None
         return float(np.quantile(self._delays, 0.9) - min(self._delays))
-
-    def rates(self, now_ns: int) -> tuple[float, float]:
-        """(messages, readings) per second of the last minute."""
-        if not self.first_ns:
-            return 0.0, 0.0
-        fade = math.exp(-max(now_ns - self.last_ns, 0) / NS / RATE_S)
-        span_s = max(now_ns - self.first_ns, NS) / NS
-        over_s = RATE_S * -math.expm1(-span_s / RATE_S)  # what a constant rate has filled by now
-        return self._rate * fade / over_s, self._readings_rate * fade / over_s
 
     def worth_a_line(self) -> list[UnusedLine]:
         """Reasons that have a remedy; a few late readings are nothing."""

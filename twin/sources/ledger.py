@@ -8,6 +8,7 @@ reason, an example, and what to do. All of it is bounded, since strangers invent
 from __future__ import annotations
 
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -29,6 +30,7 @@ MAX_SHARED = 50  # signals of one source that another carries as well
 SHARED_S = 150.0  # after its last sight, two sources no longer share a signal
 # Sources that must seem to have stepped, for the clock of this host to be told. source: estimate
 LEAST_WITNESSES, NEARLY_ALL_PU = 3, 0.8
+NOT_UNUSED = ("failed", "clock", "range")  # lines that count no message that was not used
 RECENT_S = 3600.0  # what has not happened for so long is no longer shown on the first screen
 
 
@@ -40,7 +42,7 @@ class SourceLedger:
     ) -> None:
         self.stage, self.now_ns, self._is_logged = stage, now_ns, is_logged
         self.passed_ns: Callable[[], int] | None = None  # time by a clock that never steps
-        self.counts = {"staged": 0, "ignored": 0, "bad": 0, "dropped": 0}
+        self.counts = {"staged": 0, "ignored": 0, "bad": 0, "dropped": 0, "failed": 0}
         self.accounts: dict[str, SourceAccount] = {}
         self._sizes = sizes
         self._strangers: OrderedDict[str, SourceAccount] = OrderedDict()
@@ -296,14 +298,17 @@ class SourceLedger:
         carried = self._carried()
         out = []
         for a in accounts:
-            rate, readings_rate = a.rates(now_ns)
+            every_s, messages, readings = a.rate.means(now_ns) or (math.nan, 0.0, 0.0)
             lines = sorted(a.lines.values(), key=lambda line: (not line.remedy, -line.count))
             out.append({
                 "name": a.name, "messages": a.messages, "readings": a.readings,
-                "messages_per_s": round(rate, 4), "readings_per_s": round(readings_rate, 3),
+                "every_s": None if math.isnan(every_s) else round(every_s, 1),
+                "messages_per_s": _per_s(messages, every_s), "readings_per_s": _per_s(readings, every_s),
+                "answers": a.answers, "failures": a.failures,
+                "last_failure": _last_failure(a, now_ns) if a.failures else None,
                 "last_ns": a.last_ns, "age_s": round((now_ns - a.last_ns) / NS, 1) if a.last_ns else None,
                 "clock_offset_s": _rounded(a.clock_offset_s()), "latency_s": _rounded(a.latency_s()),
-                "unused": sum(line.count for line in lines if line.outcome not in ("clock", "range")),
+                "unused": sum(line.count for line in lines if line.outcome not in NOT_UNUSED),
                 "reasons": [_row(line) for line in lines],
                 "carries": carried.get(a.number, {}),
                 "also_by": self.shared(a, now_ns),
@@ -337,6 +342,15 @@ def _merged(lines: Iterable[tuple[SourceAccount, UnusedLine]]) -> dict[tuple[str
 def _row(line: UnusedLine) -> dict[str, Any]:
     return {"outcome": line.outcome, "what": line.what, "count": line.count, "why": line.why,
             "example": line.example, "remedy": line.remedy, "last_ns": line.last_ns}  # fmt: skip
+
+
+def _per_s(count: float, every_s: float) -> float | None:
+    return None if math.isnan(every_s) else round(count / every_s, 4)
+
+
+def _last_failure(account: SourceAccount, now_ns: int) -> dict[str, Any]:
+    return {"why": account.failure, "last_ns": account.failure_ns,
+            "age_s": round(max(now_ns - account.failure_ns, 0) / NS, 1)}  # fmt: skip
 
 
 def _rounded(value_s: float | None) -> float | None:

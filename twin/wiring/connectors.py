@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -139,13 +140,18 @@ def _route(loaded: Loaded, broker: Broker, topic: str) -> TopicRoute:
     return extra_route(topic, mapping)
 
 
-def make_scrapes(loaded: Loaded, site: Site) -> list[Source]:
+def make_scrapes(loaded: Loaded, site: Site) -> list[PrometheusSource]:
     """The exporters that are scraped. Raises ConfigError for a mapping that is none."""
     if faults := telemetry_faults(loaded, site):
         raise ConfigError(faults)
     sums = Sums()  # a counter may be the sum of what several exporters show
     scrapes = enumerate(loaded.config.scrapes)
-    return [source for number, part in scrapes for source in _scrape(loaded, site, number, part, sums)]
+    sources = [source for number, part in scrapes for source in _scrape(loaded, site, number, part, sums)]
+    times = Counter(source.name for source in sources)
+    for source in sources:
+        if times[source.name] > 1:  # one exporter, read by two mappings
+            source.name += f" ({source.map.removesuffix('.yaml')})"
+    return sources
 
 
 def telemetry_faults(loaded: Loaded, site: Site) -> list[str]:
@@ -208,10 +214,9 @@ def _scrape(loaded: Loaded, site: Site, number: int, scrape: Scrape, sums: Sums)
     targets, out = targets_of(scrape, f"scrapes[{number}].url"), list[PrometheusSource]()
     for url, given in targets:
         host = url.partition("://")[2].partition("/")[0].rpartition("@")[2]
-        name = f"scrape-{number}" if len(targets) == 1 else f"scrape-{number}/{host}"
         place = given if given is not None else _node_of(site, host)
         own = replace(settings, place=place)
-        out.append(PrometheusSource(name, url, (mapping, file), site, own, sums))
+        out.append(PrometheusSource(url, (mapping, file), site, own, sums))
     return out
 
 

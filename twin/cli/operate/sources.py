@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 CLOCK_S = 2.0  # from here on an offset is shown in colour
 SHOWN_LINES = 3  # of a source
+SLOW_S = 4.0  # from this period on a rate is shown by the period, not by the second
+LATELY_S = 3600.0  # a failure that healed is shown for so long
 
 
 def run_sources(args: argparse.Namespace, out: Console, *_: Console) -> int:
@@ -28,7 +30,7 @@ def run_sources(args: argparse.Namespace, out: Console, *_: Console) -> int:
 def show_sources(tree: dict[str, Any], out: Console, every: bool = False) -> None:
     """Print a row for each source, then what is not used, source by source."""
     rows = [_row(s) for s in tree["sources"]]
-    heads = ("source", "readings/s", "last", "readings", "unused", "late by", "clock")
+    heads = ("source", "readings", "last", "failed", "unused", "late by", "clock")
     none = "no source has been heard, and none is configured"
     if every:
         none = "no source has this in its name: `racktwin sources` lists all"
@@ -51,13 +53,34 @@ def _row(source: dict[str, Any]) -> list[Any]:
     off = offset_s is not None and any(r["outcome"] == "clock" for r in source["reasons"])
     return [
         source["name"],
-        number(source["readings_per_s"], 3),
+        rate(source),
         Text("never", "yellow") if age_s is None else f"{duration(age_s)} ago",
-        str(source["readings"]),
+        _failed(source),
         Text(str(unused), "yellow") if any(r["remedy"] for r in source["reasons"]) else str(unused),
         duration(latency_s),
         Text(_offset(offset_s), "yellow" if off else ""),
     ]
+
+
+def rate(source: dict[str, Any]) -> str:
+    """`210/s`, or `48 each 30 s` of a source that is slower; total of one that was heard once."""
+    every_s, readings_per_s = source["every_s"], source["readings_per_s"]
+    if every_s is None:
+        return number(source["readings"], 6) if source["readings"] else "–"
+    if every_s < SLOW_S:
+        return f"{number(readings_per_s, 3)}/s"
+    return f"{number(readings_per_s * every_s, 3)} each {duration(every_s)}"
+
+
+def _failed(source: dict[str, Any]) -> Text:
+    """Requests that failed, of all of them; "–" of a source that is not asked."""
+    asked = source["answers"] + source["failures"]
+    if not asked:
+        return Text("–")
+    failing = any(r["outcome"] == "failed" for r in source["reasons"])
+    return Text(
+        f"{source['failures']} of {asked}" if source["failures"] else "0", "yellow" if failing else ""
+    )
 
 
 def _offset(seconds: float | None) -> str:
@@ -72,6 +95,14 @@ def _reasons(source: dict[str, Any], out: Console, every: bool) -> None:
     lines = [r for r in source["reasons"] if every or r["remedy"]]
     for line in lines if every else lines[:SHOWN_LINES]:
         out.print(unused_line(line | {"source": source["name"]}))
+    failure = source["last_failure"]
+    if (
+        failure
+        and not any(r["outcome"] == "failed" for r in lines)
+        and (every or failure["age_s"] < LATELY_S)
+    ):
+        text = f"{source['name']} answers again; its last failure was {duration(failure['age_s'])} ago: "
+        out.print(safe_text(text + str(failure["why"]), "dim"))
     if source["also_by"]:
         key, other = next(iter(source["also_by"].items()))
         text = (
