@@ -19,6 +19,15 @@ SETTINGS = ("setpoint", "request", "limit", "readback", "grid_", "_count")  # in
 SLACK_NS = NS  # of clocks
 HOLD_S = 3.0  # for those that are still to fall silent with it
 PERIODS = 3.0  # of an entity, about, that make it silent: one that stopped with it may be found one later
+# Of each table the gauges that are no companions and no settings
+MEASURED = {
+    table: tuple(
+        s
+        for s in spec.gauges
+        if s.kind == "gauge" and s.base not in spec.by_name and not any(word in s.name for word in SETTINGS)
+    )
+    for table, spec in TABLES.items()
+}
 Part = tuple[
     int, I32, I64, I64
 ]  # a signal's row; entities, their last readings and the ages that they may have
@@ -70,11 +79,10 @@ def _parts(column: TableState, now_ns: int) -> list[Part]:
     together: dict[tuple[int, float], Bool] = {}
     listened_ns = now_ns - int(column.resumed_ns[0])  # nobody listened before: that is no silence
     for signal in measured(column):
-        row, bad = signal.row, column.bad_count[signal.row]
-        if bad == column.n and not column.good_ns[row].any():
-            continue  # never reported
-        key = int(column.partition.group_of_row[row]), float(column.freshness.period_s[row])
-        if bad:
+        row = signal.row
+        if column.none_silent(row, now_ns) or not column.ever_good(row):
+            continue
+        if column.bad_count[row]:
             silent = column.silent(signal, now_ns)
             # What sends nonsense still sends
             wrong = (column.quality[row] != GOOD) & (column.quality[row] != MISSING)
@@ -83,6 +91,7 @@ def _parts(column: TableState, now_ns: int) -> list[Part]:
                     wrong & (column.heard_ns(signal) >= now_ns - column.limits(row).silent_ns)
                 )
         else:
+            key = column.time_key(row)
             if key not in together:
                 together[key] = column.silent(signal, now_ns)
             silent = together[key]
@@ -104,14 +113,9 @@ def _spoke_ns(column: TableState, row: int, index: I32) -> I64:
     return t_ns
 
 
-def measured(column: TableState) -> list[Signal]:
+def measured(column: TableState) -> tuple[Signal, ...]:
     """Measured quantities, which a healthy source sends again and again, without companions."""
-    names = TABLES[column.table].by_name
-    return [
-        s
-        for s in column.signals
-        if s.kind == "gauge" and s.base not in names and not any(word in s.name for word in SETTINGS)
-    ]
+    return MEASURED[column.table]
 
 
 def _merged(column: TableState, now_ns: int, parts: list[Part], windows: Windows) -> Silent | None:

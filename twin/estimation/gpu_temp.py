@@ -143,9 +143,9 @@ class GpuTemp(EntityState):
         """
         of = self.rack_of_node
         coolant, _ = readings.good("rack", "supply_temp_c")
-        water, _ = readings.good("node", "water_inlet_temp_c")
-        wet = coolant[of]
-        wet = np.where(np.isfinite(wet), wet, water)
+        wet: F64 = coolant[of]
+        if not (known := np.isfinite(wet)).all():
+            wet = np.where(known, wet, readings.good("node", "water_inlet_temp_c")[0])
         if self.all_liquid:
             return wet
         air, _ = readings.good("node", "inlet_temp_c")
@@ -185,7 +185,7 @@ class GpuTemp(EntityState):
         left = np.exp(-dt_s / (self.tau_s * of_node))  # the lag is R C: it is longer where less flows
         # An error of the law of flow shows as fast as a plate follows its flow
         away_pu = np.abs(of_node - self.usual_factor) / of_node * self.lonely
-        self.away_pu = away_pu + (self.away_pu - away_pu) * np.nan_to_num(left)
+        self.away_pu = away_pu + (self.away_pu - away_pu) * np.where(np.isnan(left), 0.0, left)
         self._hear(power_w, dt_s)
         if self._away(readings.now_ns):
             self.settled_s[:] = 0.0

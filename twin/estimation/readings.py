@@ -21,6 +21,7 @@ class Latest:
         self.table = table
         self.at = {name: i for i, name in enumerate(names)}
         self._rows = np.array([spec.by_name[name].row for name in names], np.int32)
+        self._each_row: list[int] = self._rows.tolist()
         self._values, self._heard_ns = np.zeros((0, 0)), np.zeros((0, 0), np.int64)
         self._at_once = False
 
@@ -32,7 +33,7 @@ class Latest:
         self._at_once = bool((groups == groups[0]).all())
         self._heard_ns = column.t_ns[groups]
         bad = column.quality[self._rows] != GOOD
-        for k, row in enumerate(self._rows.tolist()):
+        for k, row in enumerate(self._each_row):
             if (timely := column.timely(row, state.now_ns)) is not None:
                 bad[k] |= ~timely
         if bad.any():

@@ -58,7 +58,8 @@ class AgeLimits(NamedTuple):
 class Freshness:
     """The reporting periods of a table, one row per signal: gauges and states first, then counters.
 
-    `period_s` is the declared one; `stale_s` and `drift_s` [rows] are the least that a limit may be.
+    `period_s` is the declared one; `stale_s` (`stale_ns`) and `drift_s` [rows] are the least that a limit may
+    be.
     """
 
     def __init__(self, table: str, periods_s: Mapping[str, float] | None = None) -> None:
@@ -73,6 +74,7 @@ class Freshness:
         declared_s = STALE_PERIODS * self.period_s
         self.stale_s: F64 = np.where(self.fixed, declared_s, np.minimum(declared_s, LEAST_STALE_S))
         self.drift_s: F64 = DRIFT_PERIODS * self.period_s
+        self.stale_ns = tuple(round(stale_s * NS) for stale_s in self.stale_s.tolist())
         for array in (self.period_s, self.fixed, self.stale_s, self.drift_s):
             array.flags.writeable = False
 

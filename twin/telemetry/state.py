@@ -62,6 +62,8 @@ class TableState:
         self.generation = np.zeros(n, np.int32)
         self.resumed_ns = np.zeros(2, np.int64)  # the last pause in which nobody listened: its end, its begin
         self.slew_per_s = np.array([s.slew_per_s for s in spec.gauges], np.float64)
+        self._once_good = set[int]()  # rows of which a good reading was followed by a bad one
+        self._keys: dict[int, tuple[int, float]] = {}  # group and period by row, until a group splits
         # Derived from `t_ns` when asked for, until it changes
         self._oldest_ns: dict[int, int] = {}  # by group
         self._timely: dict[tuple[int, float, int], Bool | None] = {}  # by group, period and instant
@@ -70,6 +72,8 @@ class TableState:
     def _groups_of(self, rows: I32) -> tuple[int, ...]:
         self._times_changed()
         groups, splits = self.partition.resolve(rows)
+        if splits:
+            self._keys.clear()
         for parent, _ in splits:
             self.t_ns = np.vstack([self.t_ns, self.t_ns[parent : parent + 1]])
             self.cadence.split(parent)
@@ -143,6 +147,8 @@ class TableState:
         good = q >= FIRST_VALID_Q
         fresh, bad = cells[good], cells[~good]
         newly = bad[self.quality[row, bad] == GOOD]
+        if len(newly):
+            self._once_good.add(row)
         self.good_ns[row, newly] = self.t_ns[self.partition.group_of_row[row], newly]
         self.value[row, fresh] = q[good].astype(np.float32) * quantum
         self.quality[row, fresh] = GOOD
@@ -187,24 +193,40 @@ class TableState:
 
     def limits(self, row: int) -> AgeLimits:
         """The ages at which readings of a row are stale and drift [n]. Not to be written to."""
-        key = self._group_and_period(row)
+        key = self.time_key(row)
         if key not in self._limits:
             self._limits[key] = self.freshness.limits(row, key[0], self.cadence)
         return self._limits[key]
 
-    def _group_and_period(self, row: int) -> tuple[int, float]:
-        declared_s = float(self.freshness.period_s[row])
-        # A period of the site's own is kept apart from an equal one of the catalogue
-        return int(self.partition.group_of_row[row]), -declared_s if self.freshness.fixed[row] else declared_s
+    def time_key(self, row: int) -> tuple[int, float]:
+        """Group and period of a row: rows with the same are late, stale and silent together."""
+        key = self._keys.get(row)
+        if key is None:
+            declared_s = float(self.freshness.period_s[row])
+            # A period of the site's own is kept apart from an equal one of the catalogue
+            period_s = -declared_s if self.freshness.fixed[row] else declared_s
+            key = self._keys[row] = int(self.partition.group_of_row[row]), period_s
+        return key
+
+    def _all_since(self, group: int, at_ns: int) -> bool:
+        """Return True if all entities were heard with this group at or after an instant."""
+        oldest_ns = self._oldest_ns.get(group)
+        if oldest_ns is None:
+            oldest_ns = self._oldest_ns[group] = int(self.t_ns[group].min(initial=2**62))
+        return oldest_ns >= at_ns
+
+    def ever_good(self, row: int) -> bool:
+        """Return True if any entity ever had a good reading of a gauge or state."""
+        if self.bad_count[row] < self.n:
+            return True
+        return row in self._once_good and bool(self.good_ns[row].any())
 
     def timely(self, row: int, now_ns: int) -> Bool | None:
         """Return the entities whose last message with a row is not stale [n]; None: all. Not to be written
         to.
         """
-        group, period_s = self._group_and_period(row)
-        if group not in self._oldest_ns:
-            self._oldest_ns[group] = int(self.t_ns[group].min(initial=2**62))
-        if self._oldest_ns[group] >= max(now_ns - round(float(self.freshness.stale_s[row]) * NS), 1):
+        group, period_s = self.time_key(row)
+        if self._all_since(group, max(now_ns - self.freshness.stale_ns[row], 1)):
             return None
         key = (group, period_s, now_ns)
         if key not in self._timely:
@@ -287,6 +309,8 @@ class TableState:
 
     def silent(self, signal: Signal, now_ns: int) -> Bool:
         """Return the entities whose last good reading of a gauge is older than its own cadence allows [n]."""
+        if self.none_silent(signal.row, now_ns):
+            return np.zeros(self.n, np.bool_)
         good_ns = self.last_good_ns(signal)
         if good_ns.min(initial=now_ns) >= now_ns - round(LEAST_SILENT_S * NS):
             return np.zeros(self.n, np.bool_)
@@ -300,6 +324,11 @@ class TableState:
             if once.any():  # a value that never changed is sent once, by a device that lives
                 out &= ~(once & self._lives_beside(group, now_ns))
         return np.asarray(out, np.bool_)
+
+    def none_silent(self, row: int, now_ns: int) -> bool:
+        """Return True if every entity gave a good reading of a gauge too lately for any to be silent."""
+        since_ns = now_ns - round(LEAST_SILENT_S * NS)
+        return not self.bad_count[row] and self._all_since(self.time_key(row)[0], since_ns)
 
     def late(self, signal: Signal, now_ns: int) -> Bool:
         """Return the entities of which a gauge is late by its own cadence [n]: people see such a reading with
@@ -392,7 +421,12 @@ class TableState:
         self.raw[:, entity] = -1
         self.total[:, entity] = 0
         self.resets[:, entity] = 0
+        self._recount()
+
+    def _recount(self) -> None:
+        """After values and qualities were written from outside."""
         self.bad_count[:] = np.count_nonzero(self.quality, axis=1)
+        self._once_good = set(np.flatnonzero(self.good_ns.any(axis=1)).tolist())
 
     def remapped(self, n: int, old_of_new: I32, freshness: Freshness | None = None) -> TableState:
         """This state for other slots: `old_of_new` [n] is where each comes from, -1 for a new one."""
@@ -404,7 +438,7 @@ class TableState:
         out.t_ns = np.zeros((self.t_ns.shape[0], n), np.int64)
         for name in _PER_ENTITY:
             getattr(out, name)[..., kept] = getattr(self, name)[..., source]
-        out.bad_count[:] = np.count_nonzero(out.quality, axis=1)
+        out._recount()
         return out
 
     def arrays(self) -> dict[str, Any]:
@@ -420,13 +454,14 @@ class TableState:
         """Take over what `arrays` gave."""
         self._times_changed()
         self._limits.clear()
+        self._keys.clear()
         for name in _PER_ENTITY:
             setattr(self, name, np.array(arrays[name]))
         pause = np.array(arrays["resumed_ns"])
         self.resumed_ns = pause if len(pause) == 2 else np.repeat(pause, 2)
         self.partition.restore(arrays["group_of_row"], self.t_ns.shape[0])
         self.cadence.restore(arrays, self.t_ns.shape[0])
-        self.bad_count[:] = np.count_nonzero(self.quality, axis=1)
+        self._recount()
 
 
 class State:
