@@ -164,7 +164,7 @@ def verdicts_per_s(view: View) -> F64:
 
 def nearest_forecast(view: View, horizon_s: float) -> Forecast | None:
     """The forecast of nodes at the horizon nearest to this one, by ratio."""
-    found = [f for (signal, _), f in view.forecasts.items() if signal == NODE]
+    found = [view.forecasts[key] for key in view.forecasts if key[0] == NODE]
     return min(found, key=lambda f: abs(np.log(f.horizon_s / horizon_s)), default=None)
 
 

@@ -101,6 +101,10 @@ def pairs_of(site: Site, dead: Bool, failover: bool) -> Pairs:
 
     With `failover` as much as it comes to while all of side A, or all of side B, is lost as well.
     """
+    return site.derived(f"pairs_of {failover}", lambda: _pairs_of(site, dead, failover), dead.tobytes())
+
+
+def _pairs_of(site: Site, dead: Bool, failover: bool) -> Pairs:
     n_rack, n_feeder = site.sizes["rack"], site.sizes["feeder"]
     first_cdu = n_rack + n_feeder
     first_loop = first_cdu + site.sizes["cdu"]
@@ -223,7 +227,11 @@ def by_node(site: Site) -> Bool:
 def gain_of(site: Site) -> F64:
     """Watts that a rack draws for one more of its GPUs [n_rack]: regulators and fans follow the load. A node
     that stands in for its GPUs is measured with them."""
-    return np.where(by_node(site), 1.0, 1.0 + np.nan_to_num(site.design.node_loss_pu))
+    return site.derived("gain_of", lambda: np.where(by_node(site), 1.0, _own_gain(site)))
+
+
+def _own_gain(site: Site) -> F64:
+    return np.asarray(1.0 + np.nan_to_num(site.design.node_loss_pu), np.float64)
 
 
 def sums_w(carried: Carried, of_rack: F64) -> F64:

@@ -14,6 +14,7 @@ import numpy as np
 from policies.power_capping.budgets import Carried, gain_of, sums_w
 from twin.catalogue import F64, I64, NS, Bool
 from twin.contracts import View
+from twin.site import Design
 from twin.telemetry import GOOD
 
 # Of a node's power: a supply without a feed delivers less than the first, and the other one more than the
@@ -85,11 +86,16 @@ def _by_nodes_w(view: View, gpu_w: F64) -> tuple[F64, F64]:
     gpus_w = np.bincount(site.node_of_gpu, gpu_w, site.sizes["node"])
     meter_w = np.where(view.quality("node.power_w") == GOOD, view.value("node.power_w"), 0.0)
     sure_w = np.fmax(meter_w, gpus_w).astype(np.float64)
-    beside_w = np.nan_to_num(design.cpu_idle_w + design.node_other_w)
-    likely_w = np.fmax(meter_w, gpus_w * gain_of(site)[of] + beside_w[of]).astype(np.float64)
+    gain, beside_w = site.derived("by_nodes", lambda: (gain_of(site)[of], _beside_w(design)[of]))
+    likely_w = np.fmax(meter_w, gpus_w * gain + beside_w).astype(np.float64)
     some_w = site.sum_by_rack("node", sure_w)
     out_w = site.sum_by_rack("node", likely_w) + np.nan_to_num(design.rack_overhead_w)
     return some_w, np.where(some_w > 0, out_w, 0.0)
+
+
+def _beside_w(design: Design) -> F64:
+    """Return the least power of a node beside its GPUs [n_rack]; 0 where a profile does not say."""
+    return np.nan_to_num(design.cpu_idle_w + design.node_other_w)
 
 
 def lifted(share: F64, rack_w: F64, load_w: float) -> F64:

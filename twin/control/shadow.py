@@ -29,9 +29,12 @@ class ShadowLeases(Leases):
 
     def follow(self, real: Leases) -> None:
         """Copy the real leases where nothing is advised."""
-        same = ~self.apart
+        apart = np.flatnonzero(self.apart)
         for name in real.declared:
-            np.copyto(getattr(self, name), getattr(real, name), where=same)
+            mine, theirs = getattr(self, name), getattr(real, name)
+            kept = mine[apart]
+            np.copyto(mine, theirs)
+            mine[apart] = kept
 
     def part(self, real: Leases, advised: Bool, settled: Bool, heard_ns: I64, now_ns: int) -> None:
         """Note where something is advised after a tick was settled [n].

@@ -8,13 +8,13 @@ placement of jobs, and levels of service. Alarms, diagnosis, models and the poli
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
 import numpy as np
 
-from twin.catalogue import F32, F64, TABLES, Bool
+from twin.catalogue import F32, F64, TABLES, U8, Bool
 from twin.contracts import Forecast, read_only
 from twin.engine.shadow_power import POWER_TABLES, ShadowPower, SparedPower
 from twin.engine.shadow_saves import ShadowSaves
@@ -38,6 +38,7 @@ class PreviewView(EngineView):
     By control, `obeyed` counts as carried out, and `held` are the leases that there would be [n].
     """
 
+    real: EngineView
     obeyed: Mapping[str, F64]
     held: Mapping[str, F64]
     spared: SparedPower | None
@@ -45,11 +46,15 @@ class PreviewView(EngineView):
 
     def value(self, key: str) -> F32:
         """Last good value per entity, or the one that there would be."""
-        return self._expected("value", key, EngineView.value(self, key))
+        return self._expected("value", key, self.real.value(key))
 
     def worst(self, key: str) -> F32:
         """The value as bad as it would be by now."""
-        return self._expected("worst", key, EngineView.worst(self, key))
+        return self._expected("worst", key, self.real.worst(key))
+
+    def quality(self, key: str) -> U8:
+        """Quality per entity: that of the readings."""
+        return self.real.quality(key)
 
     def commanded(self, control: str) -> F64:
         """The value of the lease that there would be; NaN where none."""
@@ -138,8 +143,28 @@ def _carried_out(
     spared = power.update(view, view.estimator, *caps)
     given: dict[str, Any] = {f.name: getattr(view, f.name) for f in fields(EngineView) if f.init} | changed
     if spared is not None:
-        given["forecasts"] = {key: _lowered(forecast, spared) for key, forecast in view.forecasts.items()}
-    return PreviewView(**given, obeyed=obeyed, held=held, spared=spared)
+        given["forecasts"] = LoweredForecasts(view.forecasts, spared)
+    return PreviewView(**given, real=view, obeyed=obeyed, held=held, spared=spared)
+
+
+class LoweredForecasts(Mapping[tuple[str, float], Forecast]):
+    """Forecasts without what capped devices would not draw, each lowered when somebody asks for it."""
+
+    def __init__(self, real: Mapping[tuple[str, float], Forecast], spared: SparedPower) -> None:
+        self._real, self._spared = real, spared
+        self._known: dict[tuple[str, float], Forecast] = {}
+
+    def __getitem__(self, key: tuple[str, float]) -> Forecast:
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = _lowered(self._real[key], self._spared)
+        return found
+
+    def __iter__(self) -> Iterator[tuple[str, float]]:
+        return iter(self._real)
+
+    def __len__(self) -> int:
+        return len(self._real)
 
 
 def _lowered(forecast: Forecast, spared: SparedPower) -> Forecast:

@@ -70,6 +70,7 @@ class ShadowPower(EntityState):
     def __init__(self, site: Site) -> None:
         super().__init__(site.sizes)
         self.site = site
+        self._gain = (1.0 + np.nan_to_num(site.design.node_loss_pu))[site.rack_of_node]
 
     def update(self, view: View, estimator: Estimator, gpu: Caps, node: Caps) -> SparedPower | None:
         """The effect of caps on GPUs and nodes on what is read of power; None: none."""
@@ -77,11 +78,11 @@ class ShadowPower(EntityState):
         if gpu_cap_w is None and node_cap_w is None and not self.turn_ns:
             return None
         site = self.site
-        gain = (1.0 + np.nan_to_num(site.design.node_loss_pu))[site.rack_of_node]
+        gain = self._gain
         gpu_w = _by_gpus(view, estimator, gpu_cap_w)
         gpu_w, node_w = _by_nodes(view, gpu_w, gain, node_cap_w)
         new_w = node_w * _unmetered_pu(site, gpu_w, gpu_metered, node_metered)
-        drawn_w = np.nan_to_num(view.value(GPU_POWER).astype(np.float64))
+        drawn_w = _drawn_w(view, "gpu")
         node_drawn_w, node_now_w = (
             np.bincount(site.node_of_gpu, of_gpu, site.sizes["node"]) * gain
             for of_gpu in (drawn_w, drawn_w - gpu_w)
@@ -99,7 +100,7 @@ class ShadowPower(EntityState):
             for of_rack in (rack_w, rack_now_w, rack_late_w)
         )
         late_w = {"node": node_late_w, "rack": rack_late_w, "feeder": feeder_late_w}
-        read_w = {key: np.nan_to_num(view.value(f"{key}.power_w").astype(np.float64)) for key in METERED}
+        read_w = {key: _drawn_w(view, key) for key in METERED}
         for key, kept in self.beside.items():
             np.maximum(kept[0], read_w[key] - late_w[key], out=kept[0])
         node_pu = np.divide(node_w, read_w["node"], out=np.zeros(len(node_w)), where=read_w["node"] > 0)
@@ -127,6 +128,13 @@ def _of_late(kept: F64, saved_w: F64, drawn_w: F64) -> tuple[F64, F64]:
     return np.where(saved_most_w > 0, saved_most_w, np.minimum(saved_w, 0.0)), drawn_most_w
 
 
+def _drawn_w(view: View, table: str) -> F64:
+    """Power as it is read [n], 0 where it is not known."""
+    power_w = view.value(f"{table}.power_w").astype(np.float64)
+    np.copyto(power_w, 0.0, where=np.isnan(power_w))
+    return power_w
+
+
 def _by_gpus(view: View, estimator: Estimator, cap_w: F64 | None) -> F64:
     """Watts that each GPU would not draw under its cap [n_gpu]; negative where it would draw more."""
     out = np.zeros(view.site.sizes["gpu"])
@@ -145,7 +153,7 @@ def _by_nodes(view: View, gpu_w: F64, gain: F64, cap_w: F64 | None) -> tuple[F64
     if cap_w is None:
         return gpu_w, node_w
     more_w = np.nan_to_num(np.maximum(view.value(NODE_POWER) - node_w - cap_w, 0.0))
-    drawn_w = np.nan_to_num(view.value(GPU_POWER).astype(np.float64)) - gpu_w
+    drawn_w = _drawn_w(view, "gpu") - gpu_w
     of_node_w = np.bincount(site.node_of_gpu, drawn_w, site.sizes["node"])
     part = np.divide(more_w / gain, of_node_w, out=np.zeros(len(gain)), where=of_node_w > 0)
     return gpu_w + drawn_w * np.minimum(part, 1.0)[site.node_of_gpu], node_w + more_w
@@ -169,6 +177,10 @@ def _living_taps(view: View, site: Site) -> tuple[I64, I64, F64]:
     dead = np.zeros(site.sizes["feeder"], np.bool_)
     for key in LOST_FEED:
         dead |= view.value(key) >= 1.0
+    return site.derived("living_taps", lambda: _taps_of(site, dead), dead.tobytes())
+
+
+def _taps_of(site: Site, dead: Bool) -> tuple[I64, I64, F64]:
     direct = site.feeders_of_rack
     living = ~dead[direct.member]
     feeder, rack = direct.member.astype(np.int64)[living], direct.row_of_member.astype(np.int64)[living]

@@ -7,8 +7,9 @@ contiguous: nodes of a rack, GPUs of a node.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -17,6 +18,7 @@ from twin.catalogue import F32, F64, I32, I64
 from twin.site.design import Design
 from twin.site.file import SiteFile
 
+T = TypeVar("T")
 MAX_REMEMBERED = 250_000  # names of nodes and GPUs that were asked for, so that they are parsed once
 
 
@@ -133,6 +135,7 @@ class Site:
     _below: tuple[Relation, Relation] | None = field(default=None, init=False)
     _served: tuple[I64, I64] | None = field(default=None, init=False)
     _asked: tuple[str, list[str], I32] | None = field(default=None, init=False)  # last
+    _derived: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def rack_of_gpu(self) -> I32:
@@ -140,6 +143,17 @@ class Site:
         if self._rack_of_gpu is None:
             self._rack_of_gpu = self.rack_of_node[self.node_of_gpu]
         return self._rack_of_gpu
+
+    def derived(self, name: str, make: Callable[[], T], of: object = None) -> T:
+        """What follows from the site, and from `of`, alone; made when it is first asked for with this `of`.
+
+        Not to be written to.
+        """
+        known = self._derived.get(name)
+        if known is None or known[0] != of:
+            known = self._derived[name] = of, make()
+        found: T = known[1]
+        return found
 
     def gpus_of_rack(self, rack: int) -> slice:
         """The run of GPUs in a rack."""
