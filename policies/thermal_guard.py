@@ -114,13 +114,13 @@ class ThermalGuard:
         found, envelope = assess(view, memory), view.envelope(CONTROL)
         if not found.active.any():
             return [], memory
-        proposals = []
-        for code, why in enumerate(REASONS):
-            index = mask_index(found.active & (found.reason == code))
-            if len(index):
-                # No wish: a GPU that stands below its cap is left there.
-                want = np.full(len(index), np.nan)
-                proposals.append(Proposal(CONTROL, index, envelope.low[index], found.cap_w[index], want, why))
+        proposals, capped = [], mask_index(found.active)
+        code_of = found.reason[capped]
+        for code in np.unique(code_of).tolist():
+            index = capped[code_of == code]
+            # No wish: a GPU that stands below its cap is left there.
+            want, cap_w = np.full(len(index), np.nan), found.cap_w[index]
+            proposals.append(Proposal(CONTROL, index, envelope.low[index], cap_w, want, REASONS[code]))
         kept_w = np.where(found.active, found.cap_w, 0.0)
         return proposals, {"until_ns": found.until_ns, "cap_w": kept_w}
 
@@ -155,12 +155,18 @@ def assess(view: View, memory: Memory) -> HeatCaps:
     for pull in _pulls(view, envelope):
         lower = pull.cap_w < cap_w[pull.gpu]
         cap_w[pull.gpu[lower]], reason[pull.gpu[lower]] = pull.cap_w[lower], pull.reason
-    hot = np.isfinite(cap_w)
-    resting = (memory["until_ns"] > view.now_ns) & np.isfinite(envelope.low)
+    active = np.isfinite(cap_w)
+    hot = np.flatnonzero(active)
+    resting = np.flatnonzero(memory["until_ns"] > view.now_ns)
+    resting = resting[np.isfinite(envelope.low[resting])]
     # The envelope may have moved since, with a changed site.
-    resting_w = np.where(resting, np.clip(memory["cap_w"], envelope.low, envelope.high), np.inf)
-    until_ns = np.where(hot, view.now_ns + round(RELEASE_S * NS), np.where(resting, memory["until_ns"], 0))
-    return HeatCaps(hot | resting, np.minimum(cap_w, resting_w), reason, until_ns.astype(np.int64))
+    resting_w = np.clip(memory["cap_w"][resting], envelope.low[resting], envelope.high[resting])
+    cap_w[resting] = np.minimum(cap_w[resting], resting_w)
+    active[resting] = True
+    until_ns = np.zeros(len(cap_w), np.int64)
+    until_ns[resting] = memory["until_ns"][resting]
+    until_ns[hot] = view.now_ns + round(RELEASE_S * NS)
+    return HeatCaps(active, cap_w, reason, until_ns)
 
 
 def _pulls(view: View, envelope: Envelope) -> Iterator[Pull]:

@@ -20,9 +20,9 @@ import numpy as np
 
 from twin.catalogue import F64, I32, NS, TABLES, Bool, ContractError, Control, find_control
 from twin.contracts import CommandBatch, Proposal
-from twin.control.leases import Leases, Setpoints
+from twin.control.leases import Leases, Setpoints, index_of, rows_of
 from twin.control.shadow import ShadowLeases
-from twin.site import Envelope, Site
+from twin.site import Site
 
 Mode = Literal["normal", "held", "released"]
 MAX_PROPOSALS = 1000  # per policy and tick
@@ -132,7 +132,6 @@ class Arbiter:
         envelope, lease = self.site.envelopes[key], self.leases[key]
         lo, hi = envelope.low.copy(), envelope.high.copy()
         want = np.full(lease.n, np.nan)
-        stands = np.where(lease.running(), lease.value, readback)
         out = Settlement(control, lo, hi, np.full(lease.n, np.nan), np.full(lease.n, -1, np.int32), claims)
         for number, claim in enumerate(claims):
             p = claim.proposal
@@ -150,7 +149,9 @@ class Arbiter:
             lo[index], hi[index] = nlo, nhi
             undecided = np.isnan(want[index])
             want[index] = np.where(undecided, pwant, want[index])
-            wish = np.where(np.isnan(want[index]), stands[index], want[index])
+            leased = lease.value[index]
+            stands = np.where(np.isnan(leased), readback[index], leased)
+            wish = np.where(np.isnan(want[index]), stands, want[index])
             # Where neither a wish nor a reading exists, the safe value is the best guess.
             blind = np.isnan(wish)
             wish[blind] = envelope.safe[index][blind]
@@ -171,29 +172,36 @@ class Arbiter:
         known = ~np.isnan(readback) if known is None else known
         control, lease = done.control, self.leases[done.control.key]
         envelope = self.site.envelopes[control.key]
-        touched = ~np.isnan(done.value)
-        stands = np.where(lease.running(), lease.value, np.where(np.isnan(readback), envelope.safe, readback))
-        protective = self._protective(control, done.value, stands)
+        at = rows_of(~np.isnan(done.value))
+        value, leased, read = done.value[at], lease.value[at], readback[at]
+        low, high, running = envelope.low[at], envelope.high[at], ~np.isnan(leased)
+        stands = np.where(running, leased, np.where(np.isnan(read), envelope.safe[at], read))
+        protective = self._protective(control, value, stands)
         if self.mode_of(control.key) == "held":
             # A device that nobody has heard may stand at its least protective end: then the move may be one.
-            worst = envelope.high if control.protective == "low" else envelope.low
-            unknown = ~lease.running() & ~known
-            protective |= unknown & self._protective(control, done.value, worst)
-            keep = touched & ~protective
-            done.value[keep] = lease.value[keep]
-            touched = ~np.isnan(done.value)
+            unknown = ~running & ~known[at]
+            worst = high if control.protective == "low" else low
+            protective |= unknown & self._protective(control, value, worst)
+            keep = ~np.isnan(value) & ~protective
+            value[keep] = leased[keep]
+        touched = ~np.isnan(value)
         # Jitter is not worth a command, while what stands lies inside what is asked. Judged before the slew
         # limit, lest steps smaller than the deadband never add up.
-        inside = (lease.value >= done.lo) & (lease.value <= done.hi)
-        same = touched & inside & (np.abs(done.value - lease.value) < envelope.deadband)
-        done.value[same] = lease.value[same]
+        inside = (leased >= done.lo[at]) & (leased <= done.hi[at])
+        same = touched & inside & (np.abs(value - leased) < envelope.deadband)
+        value[same] = leased[same]
         # A value that stood still has not saved up any slew: the rate is per tick.
-        reach = np.where(envelope.slew_per_s > 0, envelope.slew_per_s * dt_s, np.inf)
+        slew_per_s = envelope.slew_per_s[at]
+        reach = np.where(slew_per_s > 0, slew_per_s * dt_s, np.inf)
         # A device found outside its envelope is taken to the edge at once.
-        stands = np.clip(stands, envelope.low, envelope.high)
+        stands = np.clip(stands, low, high)
         slewed = touched & ~protective & np.isfinite(stands)
-        done.value[slewed] = np.clip(done.value[slewed], (stands - reach)[slewed], (stands + reach)[slewed])
-        return self._contain(done, envelope, lease, protective, readback, known)
+        value[slewed] = np.clip(value[slewed], (stands - reach)[slewed], (stands + reach)[slewed])
+        done.value[at] = value
+        change = touched & (value != np.where(running, leased, read))
+        if not control.disruptive:
+            change &= ~protective
+        return self._contain(done, lease, index_of(at, change), readback, known)
 
     def protects(self, done: Settlement, readback: F64) -> Bool:
         """Mask of protective moves [n]; a device that never reported counts as standing at its worst."""
@@ -210,31 +218,21 @@ class Arbiter:
             return value > stands
         return np.zeros(len(value), np.bool_)
 
-    @staticmethod
-    def _contain(
-        done: Settlement, envelope: Envelope, lease: Leases, protective: Bool, readback: F64, known: Bool
-    ) -> int:
+    def _contain(self, done: Settlement, lease: Leases, change: I32, readback: F64, known: Bool) -> int:
         """Hold back changes beyond the blast radius; recovery towards the normal level is never held back."""
-        control = done.control
-        stands = np.where(lease.running(), lease.value, readback)
-        change = ~np.isnan(done.value) & (done.value != stands)
-        if control.disruptive:
+        room = self.site.envelopes[done.control.key].blast_radius
+        if done.control.disruptive:
             # What we took out counts, also when the lease lapsed, until a read-back says that it is back.
             # What broke or others took out is no harm of ours; where much is broken it would leave no room.
             ours = lease.running() | ~np.isnan(lease.lapsed)
             last = np.where(known, readback, np.fmax(lease.lapsed, readback))
             stood = np.nan_to_num(np.where(lease.running(), np.fmax(lease.value, readback), last)) > 0
-            out_now = stood & ours
-            change &= (done.value > 0) & ~stood
-            room = envelope.blast_radius - int(out_now.sum())
-        else:
-            change &= ~protective
-            room = envelope.blast_radius
-        wanted = np.flatnonzero(change)
-        if len(wanted) <= room:
+            room -= int((stood & ours).sum())
+            change = change[(done.value[change] > 0) & ~stood[change]]
+        if len(change) <= room:
             return 0
         # The strongest claim goes first; among equals, the lower index.
-        order = wanted[np.argsort(done.by[wanted], kind="stable")]
+        order = change[np.argsort(done.by[change], kind="stable")]
         held_back = order[max(room, 0) :]
         done.value[held_back] = lease.value[held_back]
         return len(held_back)
@@ -249,10 +247,12 @@ class Arbiter:
             return []
         doubted = self._spare_doubted(done, lease)
         touched = ~np.isnan(done.value)
-        new = touched & (~lease.running() | (done.value != lease.value))
+        # Where nothing runs, the lease's value is NaN, which differs from any
+        new = np.flatnonzero(touched & (done.value != lease.value)).astype(np.int32)
+        by = done.by[new]
         batches: list[CommandBatch] = []
         for number, claim in enumerate(done.claims):
-            index = np.flatnonzero(new & (done.by == number)).astype(np.int32)
+            index = new[by == number]
             if len(index):
                 owner = np.full(len(index), claim.policy, np.int32)
                 self._grant(
@@ -313,13 +313,18 @@ class Arbiter:
         if len(later) and not self.fresh_term:
             lease.renew(later, now_ns)
             batches = [self._batch(lease, later, "", "renewal", now_ns)]
-        left = np.where(np.isnan(readback), envelope.safe, readback)
+        low, high, read, leased = (
+            envelope.low[index],
+            envelope.high[index],
+            readback[index],
+            lease.value[index],
+        )
+        left = np.where(np.isnan(read), envelope.safe[index], read)
         # From where somebody else has it: on the way from our own setting it would rise above theirs
-        stands = np.where(lease.running() & ~theirs, lease.value, left)
-        stands = np.clip(stands, envelope.low, envelope.high)[index]
-        goal = np.where(theirs[index], np.fmin(lease.found[index], readback[index]), lease.found[index])
+        stands = np.clip(np.where(np.isnan(leased) | theirs[index], left, leased), low, high)
+        goal = np.where(theirs[index], np.fmin(lease.found[index], read), lease.found[index])
         lease.found[index] = goal  # what somebody else has set since is what was found
-        goal = np.clip(goal, envelope.low[index], envelope.high[index])
+        goal = np.clip(goal, low, high)
         slew = envelope.slew_per_s[index]
         reach = np.where(slew > 0, slew * dt_s, np.inf)
         value = np.clip(goal, stands - reach, stands + reach)

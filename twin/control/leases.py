@@ -35,6 +35,18 @@ class Setpoints:
     generation: I32
 
 
+def rows_of(mask: Bool) -> I64 | slice:
+    """Rows of a mask [n] as an index, for work on few of them; all rows where the mask has many."""
+    at = np.flatnonzero(mask)
+    return at if 4 * len(at) < len(mask) else slice(None)
+
+
+def index_of(at: I64 | slice, mask: Bool) -> I32:
+    """Entities of a mask over the rows `at`, ascending."""
+    index = np.flatnonzero(mask) if isinstance(at, slice) else at[mask]
+    return index.astype(np.int32)
+
+
 class Leases(EntityState):
     """The leases of one control. All columns [n]; `value` NaN means nothing is commanded."""
 
@@ -206,15 +218,13 @@ class Leases(EntityState):
 
     def overdue(self, now_ns: int) -> I32:
         """Commands past their deadline and not done, and refused ones that may be tried again."""
-        late = self._waiting() & (self.deadline_ns <= now_ns)
+        at = rows_of(self.running())
+        state, deadline_ns = self.state[at], self.deadline_ns[at]
         wait_ns = round(max(0.0, self.control.deadline_s - RETRY_S) * NS)
-        refused = (
-            (self.state == FAILED) & (self.attempts <= MAX_ATTEMPTS) & (self.deadline_ns - wait_ns <= now_ns)
-        )
-        return np.flatnonzero(self.running() & (late | refused)).astype(np.int32)
-
-    def _waiting(self) -> Bool:
-        return (self.state >= SENT) & (self.state <= IN_PROGRESS)
+        again = (state == FAILED) & (self.attempts[at] <= MAX_ATTEMPTS)
+        due = _waiting(state) & (deadline_ns <= now_ns)
+        due |= again & (deadline_ns - wait_ns <= now_ns)
+        return index_of(at, due & ~np.isnan(self.value[at]))
 
     def retry(self, index: I32, now_ns: int) -> I32:
         """Of these, the ones to send again (same number: idempotent); the others have failed for good."""
@@ -237,18 +247,23 @@ class Leases(EntityState):
     def compare(self, readback: F64, heard_ns: I64, tolerance: float, now_ns: int) -> I32:
         """Entities whose read-back differs from the setpoint for `MISMATCH_S`; a read-back older than the
         command proves nothing, and what takes its time (a drain) may differ until its deadline."""
-        current = self.running() & (heard_ns > self.issued_ns)
-        differs = current & ~(np.abs(readback - self.value) <= tolerance)
-        self.seen |= current & ~differs
-        self.state[current & ~differs & self._waiting()] = DONE
+        at = rows_of(self.running())
+        value, issued_ns, state = self.value[at], self.issued_ns[at], self.state[at]
+        running, before_ns = ~np.isnan(value), self.differs_ns[at]
+        current = running & (heard_ns[at] > issued_ns)
+        differs = current & ~(np.abs(readback[at] - value) <= tolerance)
+        self.seen[at] |= current & ~differs
+        state = np.where(current & ~differs & _waiting(state), DONE, state).astype(np.uint8)
+        self.state[at] = state
         time_ns = round(max(0.0, self.control.deadline_s - MISMATCH_S) * NS)
-        differs &= ~(self._waiting() & (now_ns - self.issued_ns < time_ns))
-        since = np.where(self.differs_ns == 0, now_ns, self.differs_ns)
+        differs &= ~(_waiting(state) & (now_ns - issued_ns < time_ns))
+        since = np.where(before_ns == 0, now_ns, before_ns)
         # Until the device has spoken after a command, an alarm neither begins nor ends.
-        waiting = np.where(self.running(), self.differs_ns, 0)
-        self.differs_ns = np.where(differs, since, np.where(current, 0, waiting))
-        late = (self.differs_ns > 0) & (now_ns - self.differs_ns >= round(MISMATCH_S * NS))
-        return np.flatnonzero(late).astype(np.int32)
+        waiting = np.where(running & ~current, before_ns, 0)
+        since = np.where(differs, since, waiting)
+        self.differs_ns = np.zeros(self.n, np.int64)
+        self.differs_ns[at] = since
+        return index_of(at, (since > 0) & (now_ns - since >= round(MISMATCH_S * NS)))
 
     def unread(self, heard_ns: I64, wait_s: F64, now_ns: int, resumed_ns: int = 0) -> I32:
         """Answered commands of which no read-back has been heard for so long [n], or no longer.
@@ -262,3 +277,8 @@ class Leases(EntityState):
         since = np.maximum(np.maximum(heard_ns, self.issued_ns), resumed_ns)
         silent = self.running() & answered & (since <= since_ns)
         return np.flatnonzero(silent).astype(np.int32)
+
+
+def _waiting(state: U8) -> Bool:
+    """Mask of the commands that are on their way."""
+    return (state >= SENT) & (state <= IN_PROGRESS)

@@ -458,7 +458,7 @@ class ArbitrationPass:
     def _suspended(self, lease: Leases) -> Bool:
         """Mask of the leases whose owner is suspended [n]."""
         suspended = [i for i, p in enumerate(self.policies) if p.name in self.suspended]
-        return np.isin(lease.owner, suspended)
+        return np.isin(lease.owner, suspended) if suspended else np.zeros(lease.n, np.bool_)
 
 
 def _outside(index: I32, excluded: Bool | None) -> I32:
