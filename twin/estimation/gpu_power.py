@@ -166,7 +166,7 @@ class GpuPower(EntityState):
         what its activity asks for.
         """
         held = (drawn_w >= (1.0 - AT_CAP_PU) * in_force_w) & (cap_w > (1.0 + READ_PU) * in_force_w)
-        free_w = (self.static_w + self.dynamic_w)[at]
+        free_w = self.static_w[at] + self.dynamic_w[at]
         demand_w = np.where(held, np.fmax(drawn_w, free_w), drawn_w)
         power_w = np.fmin(demand_w, cap_w)
         static_w = self.set.in_use[IDLE, at]

@@ -145,9 +145,8 @@ class Site:
         return self._rack_of_gpu
 
     def derived(self, name: str, make: Callable[[], T], of: object = None) -> T:
-        """What follows from the site, and from `of`, alone; made when it is first asked for with this `of`.
-
-        Not to be written to.
+        """A value that follows from the site, and from `of`, alone; made when it is first asked for with this
+        `of`. Not to be written to.
         """
         known = self._derived.get(name)
         if known is None or known[0] != of:

@@ -40,7 +40,7 @@ name that is no longer declared is dropped.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, Self, get_origin, get_type_hints
@@ -72,9 +72,13 @@ class ColumnSpec:
     was: str = ""
     merge: Literal["max", "sum"] = "max"
 
+    def shape(self, sizes: Sizes) -> tuple[int, ...]:
+        """Lengths of the column."""
+        return tuple([x if isinstance(x, int) else sizes[x] for x in (*self.lead, self.table, *self.trail)])
+
     def fresh(self, sizes: Sizes, owner: object = None) -> np.ndarray:
         """The column as it begins."""
-        shape = [x if isinstance(x, int) else sizes[x] for x in (*self.lead, self.table, *self.trail)]
+        shape = self.shape(sizes)
         fill = getattr(owner, self.fill) if isinstance(self.fill, str) else self.fill
         if not isinstance(fill, np.ndarray) and fill == 0:
             return np.zeros(shape, self.dtype)  # takes no memory until it is written to
@@ -655,21 +659,28 @@ class Columns:
 
     def checked(self, memory: Mapping[str, Any], sizes: Sizes) -> dict[str, np.ndarray]:
         """Arrays of our own with what a policy gave back. Raises ContractError for others than declared."""
-        out = self.fresh(sizes)
-        for name, expected in out.items():
+        out: dict[str, np.ndarray] = {}
+        for name, shape, dtype in self._layout(sizes):
             given = memory.get(name)
             if name in self.scalars and isinstance(given, bool | int | float | np.generic):
                 given = np.array(given)
-                if np.can_cast(given.dtype, expected.dtype, "same_kind"):
-                    given = given.astype(expected.dtype)
-            if not isinstance(given, np.ndarray) or (given.shape, given.dtype) != (
-                expected.shape,
-                expected.dtype,
-            ):
-                raise ContractError(f"memory column {name}: expected {expected.dtype} {expected.shape}")
+                if np.can_cast(given.dtype, dtype, "same_kind"):
+                    given = given.astype(dtype)
+            if not isinstance(given, np.ndarray) or (given.shape, given.dtype) != (shape, dtype):
+                raise ContractError(f"memory column {name}: expected {dtype} {shape}")
             # A policy may hand back the read-only views that it was given
             out[name] = np.array(given)
         return out
+
+    def _layout(self, sizes: Sizes) -> Iterator[tuple[str, tuple[int, ...], np.dtype[Any]]]:
+        """(name, shape, type) of all arrays of the memory."""
+        for name, spec in self.columns.items():
+            yield name, spec.shape(sizes), np.dtype(spec.dtype)
+        for name, spec in self.scalars.items():
+            yield name, (), np.dtype(spec.dtype)
+        for name, ring in self.rings.items():
+            yield name, (ring.slots, sizes[ring.table]), np.dtype(ring.dtype)
+            yield f"{name}_ns", (ring.slots,), np.dtype(np.int64)
 
     def restored(self, data: Mapping[str, Any], sizes: Sizes) -> dict[str, np.ndarray]:
         """The memory of a snapshot; what it lacks, or has in another shape, begins as new."""
