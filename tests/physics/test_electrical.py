@@ -1,15 +1,12 @@
-"""The power chain against published curves, hand sums and recursion over trees. May import `twin.physics`."""
+"""The power chain against its inverse, and trees against recursion. May import `twin.physics`."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from twin.physics import PowerTree, output_of_input_w
-from twin.physics.electrical import RollUp, polynomial_loss_w
 
 
 def array(*values: float) -> np.ndarray:
@@ -22,7 +19,7 @@ def index(*values: int) -> np.ndarray:
 
 @given(st.floats(0, 1e7), st.floats(0, 1e4), st.floats(0, 0.2), st.floats(0, 1e-6))
 def test_inputs_and_outputs_are_inverse(out: float, p0: float, p1: float, p2: float) -> None:
-    taken = out + polynomial_loss_w(array(out), p0, p1, p2)
+    taken = array(out + p0 + p1 * out + p2 * out**2)
     assert output_of_input_w(taken, p0, p1, p2) == pytest.approx(out, rel=1e-9, abs=1e-5)
     assert (taken >= out).all()
 
@@ -36,69 +33,18 @@ def two_sides() -> PowerTree:
     return PowerTree.of(PARENT, RACK, FEEDER, 4)
 
 
-def roll_up(tree: PowerTree, racks: np.ndarray, ok: np.ndarray, *losses: Any, weight: Any = 1.0) -> RollUp:
-    return tree.carried(racks, tree.feeding(ok, weight), *losses)
-
-
-def test_meters_agree_without_losses() -> None:
-    racks = array(40e3, 48e3, 35e3, 1e3)
-    flow = roll_up(two_sides(), racks, np.ones(8, np.bool_))
-    # as the busways of the capture do: both sides together are the racks that they serve
-    assert flow.output_w[[2, 3, 6, 7]].sum() == pytest.approx(racks[:3].sum())
-    assert flow.output_w.tolist() == [79e3, 79e3, 20e3, 59e3, 44e3, 44e3, 20e3, 24e3]
-    assert flow.utility_w == pytest.approx(racks.sum())
-    assert flow.loss_w == 0
-    assert not flow.unpowered.any()
-
-
-def test_losses_by_hand() -> None:
-    # 100 kW through a busway with 1 % and a UPS with 1 kW + 2 %
-    tree = PowerTree.of(index(-1, 0), index(0), index(1), 1)
-    flow = roll_up(tree, array(100e3), np.ones(2, np.bool_), array(1e3, 0), array(0.02, 0.01))
-    assert flow.output_w == pytest.approx([101e3, 100e3])
-    assert flow.input_w == pytest.approx([101e3 * 1.02 + 1e3, 101e3])
-    assert flow.utility_w == pytest.approx(104_020)
-    assert flow.loss_w == pytest.approx(4_020)
-
-
 def test_a_lost_side_moves_everything_to_the_other() -> None:
-    racks, ok = array(40e3, 48e3, 35e3, 0), np.ones(8, np.bool_)
+    tree, ok = two_sides(), np.ones(8, np.bool_)
+    assert tree.shares(tree.alive(ok)).tolist() == [0.5, 0.5, 0.5, 0.5, 1.0]
     ok[1] = False  # the UPS of side A: all below it is dark
-    flow = roll_up(two_sides(), racks, ok, 100.0)
-    assert flow.alive.tolist() == [True, False, False, False, True, True, True, True]
-    assert flow.pair_w.tolist() == [0, 40e3, 0, 48e3, 0]
-    assert flow.unpowered.tolist() == [False, False, True, False]
-    assert flow.output_w[:4].tolist() == [0, 0, 0, 0]
-    assert flow.input_w[:4].tolist() == [100, 0, 0, 0]
-    assert flow.utility_w == pytest.approx(88e3 + 5 * 100)
+    assert tree.alive(ok).tolist() == [True, False, False, False, True, True, True, True]
+    assert tree.shares(tree.alive(ok)).tolist() == [0, 1, 0, 1, 0]
+    assert tree.fed.tolist() == [True, True, True, False]
 
 
 def test_uneven_sides() -> None:
-    weight = array(0.3, 0.7, 1, 1, 1)
-    pair = roll_up(two_sides(), array(10e3, 0, 0, 0), np.ones(8, np.bool_), weight=weight).pair_w
-    assert pair == pytest.approx([3e3, 7e3, 0, 0, 0])
-
-
-def test_the_site_of_the_dps_simulator_is_oversubscribed() -> None:
-    # 144 nodes at 5600 W in 8 racks, 2 to a PDU of 450 kW, one switchboard under 750 kW
-    tree = PowerTree.of(index(-1, 0, 1, 1, 1, 1), index(*range(8)), np.repeat(index(2, 3, 4, 5), 2), 8)
-    flow = roll_up(tree, np.full(8, 18 * 5600.0), np.ones(6, np.bool_))
-    assert flow.utility_w == pytest.approx(806_400)
-    assert flow.output_w[2:] == pytest.approx(201_600)
-
-
-def test_the_way_of_power_may_be_kept_until_something_switches() -> None:
-    tree, racks, ok = two_sides(), array(40e3, 48e3, 35e3, 1e3), np.ones(8, np.bool_)
-    ok[4] = False
-    kept = tree.feeding(ok, 2.0)
-    for scale in (1.0, 0.5):
-        once, again = (
-            roll_up(tree, scale * racks, ok, 50.0, 0.01),
-            tree.carried(scale * racks, kept, 50.0, 0.01),
-        )
-        assert once.utility_w == again.utility_w
-        assert np.array_equal(once.input_w, again.input_w)
-        assert np.array_equal(again.unpowered, kept.unpowered)
+    share = two_sides().shares(np.ones(8, np.bool_), array(0.3, 0.7, 1, 1, 1))
+    assert share == pytest.approx([0.3, 0.7, 0.5, 0.5, 1.0])
 
 
 def test_a_loop_is_refused() -> None:
@@ -106,11 +52,10 @@ def test_a_loop_is_refused() -> None:
         PowerTree.of(index(1, 2, 0), index(0), index(0), 1)
 
 
-def test_a_site_without_feeders_draws_straight_from_the_utility() -> None:
-    flow = roll_up(PowerTree.of(index(), index(), index(), 3), array(1, 2, 3), np.ones(0, np.bool_))
-    assert flow.utility_w == 6
-    assert flow.loss_w == 0
-    assert not flow.unpowered.any()
+def test_a_site_without_feeders_is_a_tree() -> None:
+    tree = PowerTree.of(index(), index(), index(), 3)
+    assert len(tree.alive(np.ones(0, np.bool_))) == len(tree.shares(np.ones(0, np.bool_))) == 0
+    assert not tree.fed.any()
 
 
 @st.composite
@@ -128,29 +73,19 @@ def forests(draw: st.DrawFn) -> tuple[list[int], list[tuple[int, int]], int]:
 
 @settings(max_examples=150)
 @given(forests(), st.integers(0, 2**32 - 1))
-def test_roll_up_is_the_recursion(forest: tuple[list[int], list[tuple[int, int]], int], seed: int) -> None:
+def test_shares_are_those_of_the_recursion(
+    forest: tuple[list[int], list[tuple[int, int]], int], seed: int
+) -> None:
     parent, pairs, n_rack = forest
-    chance = np.random.default_rng(seed)
     n = len(parent)
-    racks, ok = chance.uniform(0, 1e5, n_rack), chance.random(n) < 0.8
-    p0, p1, p2 = chance.uniform(0, 500, n), chance.uniform(0, 0.05, n), chance.uniform(0, 1e-7, n)
+    ok = np.random.default_rng(seed).random(n) < 0.8
     tree = PowerTree.of(index(*parent), index(*[r for r, _ in pairs]), index(*[f for _, f in pairs]), n_rack)
-    flow = roll_up(tree, racks, ok, p0, p1, p2)
 
     def lives(f: int) -> bool:
         return bool(ok[f]) and (parent[f] < 0 or lives(parent[f]))
 
+    alive = tree.alive(ok)
+    assert alive.tolist() == [lives(f) for f in range(n)]
     living = {r: [f for s, f in pairs if s == r and lives(f)] for r in range(n_rack)}
-
-    def taken(f: int) -> tuple[float, float]:
-        load = sum(racks[r] / len(fs) for r, fs in living.items() if f in fs)
-        load += sum(taken(c)[1] for c in range(n) if parent[c] == f)
-        return load, (load + p0[f] + p1[f] * load + p2[f] * load**2) if lives(f) else 0.0
-
-    assert flow.alive.tolist() == [lives(f) for f in range(n)]
-    assert flow.output_w == pytest.approx([taken(f)[0] for f in range(n)])
-    assert flow.input_w == pytest.approx([taken(f)[1] for f in range(n)])
-    # nothing is made and nothing vanishes
-    served = sum(racks[r] for r in range(n_rack) if living[r] or not tree.fed[r])
-    assert flow.utility_w == pytest.approx(served + flow.loss_w)
-    assert flow.unpowered.tolist() == [bool(tree.fed[r]) and not living[r] for r in range(n_rack)]
+    expected = [1.0 / len(living[r]) if f in living[r] else 0.0 for r, f in pairs]
+    assert tree.shares(alive) == pytest.approx(np.array(expected))

@@ -77,7 +77,6 @@ def test_pipes_pumps_and_nodes_obey_their_laws(n_cdu: int, per_cdu: int) -> None
     of = case(n_cdu, per_cdu)
     found = solved(even(n_cdu, per_cdu), of)
     assert found.converged.all()
-    assert found.failures == 0
     assert imbalance(of, found, per_cdu) < 1e-9
 
 
@@ -105,43 +104,30 @@ def test_a_general_root_finder_agrees(seed: int) -> None:
     assert found.pump_lpm[0] == pytest.approx(rival[:2] * RACK_LPM, rel=1e-9)
 
 
-def bisected(of: dict[str, Any], check_valves: bool) -> tuple[float, float]:
+def bisected(of: dict[str, Any]) -> tuple[float, float]:
     """(flow, head) of one CDU with one rack by bisection on the head."""
     no_flow = of["pump_speed"][0] ** 2 * of["head0"][0]
     circuit = float(of["inner"][0] + of["segment"][0] + of["branch"][0])
 
     def spare_lpm(head: float) -> float:
         each = np.sign(no_flow - head) * np.sqrt(np.abs(no_flow - head) / of["curve"][0])
-        return float((np.maximum(each, 0.0) if check_valves else each).sum() - np.sqrt(head / circuit))
+        return float(np.maximum(each, 0.0).sum() - np.sqrt(head / circuit))
 
     head = float(brentq(spare_lpm, 0.0, float(no_flow.max()), xtol=1e-9, rtol=1e-15))
     return float(np.sqrt(head / circuit)), head
 
 
-@pytest.mark.parametrize("check_valves", [True, False])
 @pytest.mark.parametrize(
     "speeds", [(0.75, 0.75), (0.75, 0.7), (0.4, 0.8), (0.0, 1.0), (1.0, 0.0), (0.9, 0.6)]
 )
-def test_bisection_agrees_forwards_backwards_and_shut(
-    speeds: tuple[float, float], check_valves: bool
-) -> None:
+def test_bisection_agrees_forwards_and_shut(speeds: tuple[float, float]) -> None:
     of = case(1, 1, 3) | {"pump_speed": np.array([speeds])}
-    flow, head = bisected(of, check_valves)
-    found = solved(even(1, 1), of, check_valves=check_valves)
+    flow, head = bisected(of)
+    found = solved(even(1, 1), of)
     assert found.converged.all()
     assert found.cdu_lpm[0] == pytest.approx(flow, rel=1e-8)
     assert found.pump_head_pa[0] == pytest.approx(head, rel=1e-8)
-    assert (found.pump_lpm >= 0.0).all() or not check_valves
-
-
-def test_without_a_check_valve_the_flow_runs_back_through_a_pump_that_stands() -> None:
-    of = case(1, 3) | {"pump_speed": np.array([[0.8, 0.0]])}
-    with_valves = solved(even(1, 3), of)
-    without = solved(even(1, 3), of, check_valves=False)
-    assert with_valves.pump_lpm[0, 1] == 0.0
-    assert without.pump_lpm[0, 1] < -10.0
-    assert without.cdu_lpm[0] < with_valves.cdu_lpm[0]
-    assert without.pump_lpm.sum() == pytest.approx(without.cdu_lpm[0], rel=1e-12)
+    assert (found.pump_lpm >= 0.0).all()
 
 
 def test_one_pump_and_one_rack_in_closed_form() -> None:
@@ -209,13 +195,12 @@ def test_everything_blocked_means_no_flow_at_the_head_of_no_flow() -> None:
 
 
 def test_pumps_that_stand_still_move_nothing() -> None:
-    for valves in (True, False):
-        of = case(2, 3) | {"pump_speed": np.zeros((2, 2))}
-        found = solved(even(2, 3), of, check_valves=valves)
-        assert found.converged.all()
-        assert not found.rack_lpm.any()
-        assert not found.pump_lpm.any()
-        assert not found.drop_pa.any()
+    of = case(2, 3) | {"pump_speed": np.zeros((2, 2))}
+    found = solved(even(2, 3), of)
+    assert found.converged.all()
+    assert not found.rack_lpm.any()
+    assert not found.pump_lpm.any()
+    assert not found.drop_pa.any()
 
 
 def test_a_warm_start_takes_fewer_steps_and_gives_the_same() -> None:
@@ -277,7 +262,6 @@ def test_an_impossible_input_makes_its_cdu_unknown_and_flags_it(name: str, at: A
     changed[at] = value
     found = solved(net, of | {name: changed}, start=sound)
     assert found.converged.tolist() == [True, False, True]
-    assert found.failures == 1
     assert np.isnan(found.cdu_lpm[1])
     assert np.isnan(found.rack_lpm[3:6]).all()
     assert found.rack_lpm[[0, 1, 2, 6, 7, 8]] == pytest.approx(sound.rack_lpm[[0, 1, 2, 6, 7, 8]], rel=1e-9)
@@ -290,7 +274,6 @@ def test_too_few_steps_are_flagged_per_cdu(monkeypatch: pytest.MonkeyPatch) -> N
     found = solved(net, of)
     assert found.steps == 1
     assert found.converged.tolist() == [True, False, False]
-    assert found.failures == 2
 
 
 wide = st.floats(-4.0, 4.0).map(lambda x: 10.0**x)
@@ -302,16 +285,15 @@ wide = st.floats(-4.0, 4.0).map(lambda x: 10.0**x)
     heads=st.tuples(wide, wide),
     curves=st.tuples(wide, wide),
     circuit=st.floats(-6.0, 12.0).map(lambda x: 10.0**x),
-    check_valves=st.booleans(),
     warm=st.none() | st.tuples(st.floats(-10.0, 10.0), st.floats(-10.0, 10.0)),
 )
 def test_any_two_pumps_meet_any_circuit(
-    speeds: Any, heads: Any, curves: Any, circuit: float, check_valves: bool, warm: Any
+    speeds: Any, heads: Any, curves: Any, circuit: float, warm: Any
 ) -> None:
     speed, head0, curve = (np.array([x]) for x in (speeds, heads, curves))
     start = None if warm is None else np.array([warm])
     conductance = np.array([circuit**-0.5])
-    found = duty(Pumps(speed, head0, curve), np.zeros(1), conductance, start, check_valves)
+    found = duty(Pumps(speed, head0, curve), np.zeros(1), conductance, start)
     assert found.converged.all()
     assert found.steps <= MAX_STEPS
     head, q = found.head_pa[0], found.pump_lpm[0]
@@ -320,8 +302,7 @@ def test_any_two_pumps_meet_any_circuit(
     most = no_flow.max()
     assert 0.0 <= head <= most * (1 + 1e-12)
     expected = np.sign(no_flow - head) * np.sqrt(np.abs(no_flow - head) / curve[0])
-    if check_valves:
-        expected = np.maximum(expected, 0.0)
+    expected = np.maximum(expected, 0.0)
     # What the circuit takes is what the pumps give, judged by the size of the flows that meet
     size = np.abs(q).max() + found.cdu_lpm[0]
     assert abs(found.cdu_lpm[0] - np.sqrt(head) * conductance[0]) <= 1e-8 * size

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.physics.test_breaker import seconds_to_trip
 from tests.support.builders import site_of, two_racks
 from twin.physics import HOLD_PU
-from twin.physics.breaker import seconds_to_trip
 from twin.plant import Plant, Scenario, Script
 from twin.telemetry import FaultReported
 
@@ -143,7 +143,7 @@ def test_a_breaker_trips_by_heat_when_its_time_has_come() -> None:
     plant.step()
     load = plant.truth.feeder_power_w[1] / plant.parameters.feeder_rating_w[1]
     assert load > HOLD_PU
-    expected_s = float(seconds_to_trip(plant.truth.feeder_theta[1:2], np.array([load]))[0])
+    expected_s = seconds_to_trip(float(plant.truth.feeder_theta[1]), float(load))
     waited = 0
     while not plant.truth.feeder_tripped[1] and waited < 2000:
         plant.step()

@@ -1,4 +1,4 @@
-"""Breaker: a thermal accumulator and a magnetic trip.
+"""Breaker: a thermal accumulator, and where its magnetic trip stands.
 
 tau d(theta)/dt = (x / hold)^2 - theta, with x the current over the rating; trips at theta = 1. `hold` is the
 largest load that it carries for ever. All steps are exact while the load is constant.
@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 F64 = NDArray[np.float64]
-Bool = NDArray[np.bool_]
 
 # Between 100 %, which UL 489 lets no breaker trip at, and 135 %, at which it has to within 1 or 2 h;
 # IEC 60898 has 113 % and 145 %. source: estimate
@@ -19,11 +18,6 @@ HOLD_PU = 1.15
 TAU_S = 600.0
 MAGNETIC_PU = 7.0  # 5-10 times the rating for usual frames; source: estimate
 CONTINUOUS_PU = 0.8  # a continuous load may have so much of the rating; source: US National Electrical Code
-
-
-def load_pu(power_w: F64, rating_w: F64, voltage_pu: F64 | float = 1.0) -> F64:
-    """Current over rated current [n]: supplies keep their power, so a lower voltage draws more of it."""
-    return np.asarray(power_w / (rating_w * np.maximum(voltage_pu, 1e-3)), np.float64)
 
 
 def theta_steady(load_pu: F64, hold_pu: F64 | float = HOLD_PU) -> F64:
@@ -37,23 +31,3 @@ def step(
     """Theta after `dt_s` at a constant load [n], exact for any step."""
     aim = theta_steady(load_pu, hold_pu)
     return np.asarray(aim + (theta - aim) * np.exp(-dt_s / np.asarray(tau_s, np.float64)), np.float64)
-
-
-def trips(theta: F64, load_pu: F64, magnetic_pu: F64 | float = MAGNETIC_PU) -> Bool:
-    """True where the breaker opens [n]: by heat or at once by its magnet; NaN never trips."""
-    return np.asarray((theta >= 1.0) | (load_pu >= magnetic_pu), np.bool_)
-
-
-def seconds_to_trip(
-    theta: F64,
-    load_pu: F64,
-    tau_s: F64 | float = TAU_S,
-    hold_pu: F64 | float = HOLD_PU,
-    magnetic_pu: F64 | float = MAGNETIC_PU,
-) -> F64:
-    """Time to its trip at a constant load, s [n]: tau ln((a - theta) / (a - 1)); inf = never."""
-    aim = theta_steady(load_pu, hold_pu)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        time_s = tau_s * np.log((aim - theta) / (aim - 1.0))
-    time_s = np.where(aim > 1.0, time_s, np.where(np.isnan(aim + theta), np.nan, np.inf))
-    return np.where(trips(theta, load_pu, magnetic_pu), 0.0, time_s)

@@ -53,7 +53,7 @@ class Duty:
     """The operating point of pumps and circuit, per CDU."""
 
     cdu_lpm: F64  # [n_cdu]
-    pump_lpm: F64  # [n_cdu, 2]; below 0 only without check valves
+    pump_lpm: F64  # [n_cdu, 2]; check valves keep it from running back
     head_pa: F64  # [n_cdu] rise across the pumps
     drop_pa: F64  # [n_cdu] across the manifold: head less inner losses
     steps: int  # of Newton, of the CDU that took longest
@@ -72,11 +72,6 @@ class Flow:
     pump_head_pa: F64  # [n_cdu]
     steps: int
     converged: Bool  # [n_cdu]
-
-    @property
-    def failures(self) -> int:
-        """Number of CDUs that did not converge."""
-        return int(np.count_nonzero(~self.converged))
 
 
 class Network:
@@ -153,7 +148,6 @@ class Network:
         branch: F64,
         segment: F64,
         start: Flow | None = None,
-        check_valves: bool = True,
     ) -> Flow:
         """Flows and pressures at rest. `start`: an earlier solution to begin from.
 
@@ -161,22 +155,21 @@ class Network:
         """
         ladder = self.fold(branch, segment)
         begin = None if start is None else start.pump_lpm
-        return self.flow(ladder, duty(pumps, inner, ladder.conductance, begin, check_valves))
+        return self.flow(ladder, duty(pumps, inner, ladder.conductance, begin))
 
 
-def duty(
-    pumps: Pumps, inner: F64, conductance: F64, start_lpm: F64 | None = None, check_valves: bool = True
-) -> Duty:
+def duty(pumps: Pumps, inner: F64, conductance: F64, start_lpm: F64 | None = None) -> Duty:
     """Duty point of two parallel pumps on a circuit, for all CDUs at once.
 
-    With A the stronger and B the weaker head at no flow, and q the flow through B (forwards, s = 1) or back
-    through it (s = -1), the sum of the flows must be what the circuit takes at that head:
+    With A the stronger and B the weaker head at no flow, and q the flow through B, the sum of the flows must
+    be what the circuit takes at that head:
 
-        g(q) = q + s (sqrt((A - B + s b q^2)/a) - G sqrt(B - s b q^2)) = 0
+        g(q) = q + sqrt((A - B + b q^2)/a) - G sqrt(B - b q^2) = 0
 
     g rises and is convex, so Newton from the right is monotonic; where it starts on the left its first step
-    lands on the right, and no step goes beyond the bound from which a cold start begins. With check valves
-    s = -1 means no flow. `start_lpm` [n_cdu, 2]: pump flows of an earlier solution.
+    lands on the right, and no step goes beyond the bound from which a cold start begins. Where A alone gives
+    more than B at no flow, the check valve of B is shut.
+    `start_lpm` [n_cdu, 2]: pump flows of an earlier solution.
     """
     no_flow = pumps.speed_pu * pumps.speed_pu * pumps.head0_pa
     no_flow = np.where(no_flow < LEAST_PA, 0.0, no_flow)
@@ -187,27 +180,25 @@ def duty(
         circuit = conductance / np.sqrt(1.0 + inner * conductance * conductance)
         gap = strong - weak
         ahead = np.sqrt(gap / a) < circuit * np.sqrt(weak)
-        backward = ~ahead & (gap > 0.0) & (not check_valves)
-        sign = np.where(ahead, 1.0, -1.0)
         both = 1.0 + np.sqrt(b / a)
         most_ahead = circuit * np.sqrt(weak / (b * circuit * circuit + both * both))
-        most = np.where(ahead, most_ahead, np.where(backward, np.sqrt(gap / (a + b)), 0.0))
+        most = np.where(ahead, most_ahead, 0.0)
         begin = most
         if start_lpm is not None:
-            warm = sign * np.where(swap, start_lpm[:, 0], start_lpm[:, 1])
+            warm = np.where(swap, start_lpm[:, 0], start_lpm[:, 1])
             begin = np.where((warm > 1e-3 * most) & (warm < most), warm, most)
-        q, steps, converged = _descend(begin, most, (a, b, gap, weak, circuit, sign))
-        turned = sign * b * q * q
+        q, steps, converged = _descend(begin, most, (a, b, gap, weak, circuit))
+        turned = b * q * q
         open_ = most > 0.0
         alone_pa = strong / (1.0 + a * circuit * circuit)
         strong_lpm = np.where(open_, np.sqrt(np.maximum(gap + turned, 0.0) / a), circuit * np.sqrt(alone_pa))
-        total = strong_lpm + sign * q
+        total = strong_lpm + q
         # Of two equal expressions for the head, the one that does not take the difference of near numbers
         met = np.where(2.0 * turned > weak, (total / circuit) ** 2, weak - turned)
         head = np.where(open_, met, alone_pa)
         sound = np.isfinite(total + head) & np.isfinite(no_flow).all(axis=1) & (pumps.curve > 0.0).all(axis=1)
     total, head = np.where(sound, total, np.nan), np.where(sound, head, np.nan)
-    flows = np.stack((strong_lpm, sign * q), axis=1)
+    flows = np.stack((strong_lpm, q), axis=1)
     pump_lpm = np.where(swap[:, None], flows[:, ::-1], flows)
     pump_lpm[~sound] = np.nan
     return Duty(total, pump_lpm, head, head - inner * total * total, steps, converged & sound)
@@ -218,17 +209,17 @@ def _sorted_columns(pairs: F64, swap: Bool) -> tuple[F64, F64]:
     return np.where(swap, second, first), np.where(swap, first, second)
 
 
-def _descend(q: F64, most: F64, of: tuple[F64, F64, F64, F64, F64, F64]) -> tuple[F64, int, Bool]:
+def _descend(q: F64, most: F64, of: tuple[F64, F64, F64, F64, F64]) -> tuple[F64, int, Bool]:
     """Newton on g from `q`, never outside 0..`most`: (flow, steps, converged)."""
-    a, b, gap, weak, circuit, sign = of
+    a, b, gap, weak, circuit = of
     converged = ~(most > 0.0)
     steps = 0
     while steps < MAX_STEPS and not converged.all():
         steps += 1
-        squared = sign * b * q * q
+        squared = b * q * q
         strong_lpm = np.sqrt(np.maximum(gap + squared, 0.0) / a)
         root = np.sqrt(np.maximum(weak - squared, 0.0))
-        value = q + sign * (strong_lpm - circuit * root)
+        value = q + strong_lpm - circuit * root
         slope = 1.0 + b * q / (a * strong_lpm) + circuit * b * q / root
         moved = np.where(converged, q, np.clip(q - value / slope, 0.0, most))
         # |g| is what the flows miss each other by; the step just taken squares it.

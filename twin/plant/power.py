@@ -144,7 +144,7 @@ class PlantPower:
         return ups + cooling_w + _loss(ups + cooling_w, 1.3 * self.ups_rating_w, TRANSFORMER)
 
 
-def _loss(output_w: float, rating_w: float, curve: tuple[float, float, float, float]) -> float:
-    a, b, c, _ = curve
+def _loss(output_w: float, rating_w: float, curve: tuple[float, float, float]) -> float:
+    a, b, c = curve
     x = output_w / rating_w
     return rating_w * (a + x * (b + c * x))
