@@ -4,7 +4,7 @@ from .bms import (
     PUB_VALUE as PUB_VALUE,
     BmsDecoder as BmsDecoder,
 )
-from .discovery import discover as discover, to_yaml as to_yaml
+from .discovery import Discovery as Discovery, discover as discover, to_yaml as to_yaml
 from .flex import (
     STEM as STEM,
     TOPIC as TOPIC,
@@ -34,3 +34,4 @@ from .heartbeat import (
     SYSTEM_VALUE as SYSTEM_VALUE,
     Heartbeat as Heartbeat,
 )
+from .points import site_name as site_name

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,10 +15,11 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.daemon_process import RunningDaemon
 from tests.support.forked_children import ForkedChildren
 from tests.support.mosquitto import Mosquitto, free_port, mosquitto
 from tests.support.thread_server import http_thread
-from tests.unit.test_discovery import cdu, meter, rack
+from tests.unit.test_discovery import cdu, loop_point, meter, rack
 from twin.cli import init
 from twin.cli.main import main
 from twin.config import load_config, load_site, packaged_profiles, reference_yaml
@@ -49,6 +52,7 @@ def _quiet_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(survey, "LOCAL", ())
     monkeypatch.setattr(init, "BROKER", "127.0.0.1:1")
     monkeypatch.setattr(init, "API_PORT", free_port())
+    monkeypatch.setattr(init.socket, "gethostname", lambda: "mgmt.example.net")
     for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", "/nowhere")
@@ -192,7 +196,7 @@ def test_slurm_tells_nodes_and_their_gpus(tmp_path: Path, monkeypatch: pytest.Mo
     assert main(["init", str(tmp_path / "s"), "--broker", "none", "--yes"]) == 0
     site, config = made(tmp_path / "s")
     assert site["halls"][0]["racks"] == [{"name": "r1", "nodes": 4, "gpus_per_node": 8}]
-    assert config["jobs"] == {"slurm": {"node_names": {"gpu[001-004]": "site/hall1/r1/node[0-3]"}}}
+    assert config["jobs"] == {"slurm": {"node_names": {"gpu[001-004]": "mgmt/hall1/r1/node[0-3]"}}}
     assert main(["init", str(tmp_path / "k"), *BARE[:2], "--no-slurm", "--yes"]) == 0
     assert "jobs" not in made(tmp_path / "k")[1]
     monkeypatch.setenv("PATH", "/nowhere")
@@ -206,6 +210,7 @@ def test_a_person_is_asked_and_may_answer_with_nothing(
     answers = {
         "MQTT": "",
         "Prometheus": f"127.0.0.1{exporter}, 127.0.0.2{exporter}/metrics",
+        "Name": "pod7",
         "Type": "hgx-h100",
     }
 
@@ -217,9 +222,9 @@ def test_a_person_is_asked_and_may_answer_with_nothing(
     monkeypatch.setattr("rich.console.Console.input", answer)
     assert main(["init", str(tmp_path)]) == 0
     site, config = made(tmp_path)
-    assert len(asked) == 3
+    assert len(asked) == 4
     assert site["halls"][0]["racks"] == [{"name": "r[1-2]", "profile": "hgx-h100"}]
-    assert {s["place"] for s in config["scrapes"]} == {"site/hall1/r1/node0", "site/hall1/r2/node0"}
+    assert {s["place"] for s in config["scrapes"]} == {"pod7/hall1/r1/node0", "pod7/hall1/r2/node0"}
 
 
 def test_the_broker_tells_the_site(
@@ -229,7 +234,15 @@ def test_the_broker_tells_the_site(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PATH", PATH)
-    points = [rack("r1"), rack("r2"), cdu("cdu1", "r1", "r2"), meter("m1", "r1"), meter("m2", "r2")]
+    described = [
+        rack("r1"),
+        rack("r2"),
+        loop_point("fw1", "cdu1"),
+        cdu("cdu1", "r1", "r2"),
+        meter("m1", "r1"),
+    ]
+    points = [m._replace(topic="/".join([*m.topic.split("/")[:6], "acme/titan/point"])) for m in described]
+    points = [m._replace(topic=f"{m.topic}{i}") for i, m in enumerate(points)]
     lines = Message(0, "telegraf/host1/cpu", b"cpu usage=1")
     with mosquitto(server, tmp_path / "broker") as broker:
         publish(server, broker, [*points, lines])
@@ -240,8 +253,63 @@ def test_the_broker_tells_the_site(
     assert [r["name"] for r in site["halls"][0]["racks"]] == ["r1", "r2"]
     assert config["broker"] == {"host": "127.0.0.1", "port": broker.port, "topics": ["telegraf/#"]}
     assert "5 on BMS/v1" in said
+    assert (site["site"], site["loops"]) == ("titan", [{"name": "fw1", "cooling": "tower"}])
+    assert site["halls"][0]["cdus"] == [{"name": "cdu1", "serves": ["r1", "r2"], "loop": "fw1"}]
+    assert "power_cap cannot guard feeders without a budget (m1)" in said
+    assert "`budget_w: 160000` for 160 kW" in said
     assert main(["init", str(tmp_path / "n"), "--broker", address, *BARE[2:]]) == 1
     assert not (tmp_path / "n").exists()
+
+
+def test_it_writes_the_port_the_state_and_the_name_that_it_is_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port, state = free_port(), tmp_path / "var"
+    more = ("--port", str(port), "--state", str(state), "--name", "pod7")
+    assert main(["init", str(tmp_path / "n"), *BARE, *more]) == 0
+    said = capsys.readouterr().out
+    site, config = made(tmp_path / "n")
+    assert (site["site"], config["api"], config["state"]) == ("pod7", {"port": port}, str(state))
+    assert f"the token is in {state / 'admin.token'}" in said
+    assert "the site is called" not in said, "it was not guessed"
+
+
+def test_a_port_that_was_given_and_is_in_use_is_written_and_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["init", str(tmp_path), *BARE, "--port", str(port)]) == 0
+    assert f"port {port} is in use" in capsys.readouterr().out
+    assert made(tmp_path)[1]["api"] == {"port": port}
+
+
+def test_its_link_works_once_the_daemon_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = str(tmp_path / "racktwin.yaml")
+    with RunningDaemon(tmp_path, "embedded") as daemon, socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setattr(init, "API_PORT", taken.getsockname()[1])
+        assert main(["init", str(tmp_path), *BARE, "--force"]) == 0
+        link = re.search(r"then: (http://127.0.0.1:(\d+)/#token=(\S+))", capsys.readouterr().out)
+        assert link is not None
+        daemon.port = int(link[2])
+        assert daemon.port != init.API_PORT, "the next free one"
+        daemon.start()
+        assert daemon.token() == link[3]
+        assert (
+            f"the page is http://127.0.0.1:{link[2]}/; `racktwin token link --config {config}`"
+            in daemon.words()
+        )
+        assert main(["token", "link", "--config", config]) == 0
+        assert capsys.readouterr().out.strip() == link[1]
+
+
+def test_a_link_without_a_token_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", str(tmp_path), *BARE]) == 0
+    (tmp_path / "state" / "admin.token").unlink()
+    assert main(["token", "link", "--config", str(tmp_path / "racktwin.yaml")]) != 0
+    assert "admin.token: the token cannot be read" in capsys.readouterr().err.replace("\n", "")
 
 
 def publish(server: Callable[..., Path], broker: Mosquitto, messages: list[Message]) -> None:

@@ -15,12 +15,15 @@ import sys
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from twin.api.tokens import MAX_PRESENTED, PREFIX, read_secret
 from twin.catalogue import ConfigError, ConnectorError
 from twin.config import find_config
+
+if TYPE_CHECKING:
+    from twin.config import Loaded
 
 DEFAULT_URL = "http://127.0.0.1:8077"
 TIMEOUT_S = 15.0
@@ -182,22 +185,27 @@ def _configured(path: Path) -> tuple[str, Path, str | None]:
     from twin.config import load_config
 
     loaded = load_config(path)
-    api = loaded.config.api
+    tls = loaded.config.api.tls if loaded.config.api is not None else None
+    cert = tls.cert_file if tls is not None else None
+    return address_of(loaded), loaded.token_file, str(loaded.file(cert)) if cert else None
+
+
+def address_of(loaded: Loaded) -> str:
+    """URL of a daemon on this host. Raises ConfigError, and ConnectorError if it is not known yet."""
+    path, api = loaded.path, loaded.config.api
     if api is None:
         raise ConfigError(f"{path}: $.api: is off; there is nobody to ask")
     scheme = "http" if api.tls is None else "https"
     host = f"[{api.host}]" if ":" in api.host else {"0.0.0.0": "127.0.0.1"}.get(api.host, api.host)
-    url = f"{scheme}://{host}:{api.port}"
-    if api.port == 0:
-        try:
-            url = (loaded.state / "api.url").read_text(encoding="ascii").strip()
-        except (OSError, UnicodeDecodeError):
-            raise ConnectorError(
-                f"no daemon of {path} has said where it listens: start it with "
-                f"`racktwin daemon run --config {path}`"
-            ) from None
-    cert = api.tls.cert_file if api.tls is not None else None
-    return url, loaded.state / "admin.token", str(loaded.file(cert)) if cert else None
+    if api.port:
+        return f"{scheme}://{host}:{api.port}"
+    try:
+        return (loaded.state / "api.url").read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        raise ConnectorError(
+            f"no daemon of {path} has said where it listens: start it with "
+            f"`racktwin daemon run --config {path}`"
+        ) from None
 
 
 def _token(given: str | None, own: Path | None) -> tuple[str, str]:

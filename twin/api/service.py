@@ -22,12 +22,13 @@ from connectors.jobs import JobLeases
 from twin.api import access
 from twin.api.actions import KEPT, Kept
 from twin.api.answers import LIVE, refusal
+from twin.api.client import address_of
 from twin.api.job_reports import DECODER, LEASES, decoder_of, end_lapsed
 from twin.api.metrics import Metrics
 from twin.api.public import METRICS, ROUTES
 from twin.api.replacement import READING, ReplacementReader
 from twin.api.runtime import Runtime
-from twin.api.tokens import LOCAL_FILES, Tokens, read_secret, write_private
+from twin.api.tokens import Tokens, read_secret, write_private
 from twin.api.updates import UPDATES, Updates
 from twin.catalogue import ConfigError, ConnectorError
 from twin.config import Api, Loaded
@@ -120,16 +121,14 @@ def open_tokens(loaded: Loaded) -> Tokens:
 
 
 def login_link(loaded: Loaded) -> str:
-    """Address of the page. Without a tokens file it holds an administrator's token, made if there is none.
+    """Address of the page. Without a tokens file it holds the administrator's token (`open_tokens` makes it).
 
-    It stands behind a #: that part a browser sends to nobody.
+    It stands behind a #: that part a browser sends to nobody. Raises ConfigError if the token cannot be read.
     """
-    config = loaded.config.api or Api()
-    url = f"{'https' if config.tls else 'http'}://{config.host}:{config.port}/"
-    if config.tokens_file is not None:
+    url = f"{address_of(loaded)}/"
+    if loaded.config.api is not None and loaded.config.api.tokens_file is not None:
         return url
-    Tokens.local(loaded.state)
-    return f"{url}#token={read_secret(loaded.state / LOCAL_FILES[1])}"
+    return f"{url}#token={read_secret(loaded.token_file)}"
 
 
 def server_tls(loaded: Loaded) -> ssl.SSLContext | None:
@@ -252,7 +251,11 @@ class ApiServer:
         port = server.sockets[0].getsockname()[1]
         host = f"[{config.host}]" if ":" in config.host else config.host
         self.url = f"{'https' if context else 'http'}://{host}:{port}"
-        log.info("the interface listens at %s", self.url)
+        log.info(
+            "the page is %s/; `racktwin token link --config %s` prints the link to log in",
+            self.url,
+            live.loaded.path,
+        )
         if config.port == 0:
             with contextlib.suppress(OSError):
                 live.loaded.state.mkdir(parents=True, exist_ok=True)
@@ -289,7 +292,10 @@ async def _bind(runner: web.AppRunner, config: Api, context: ssl.SSLContext | No
             protocol, config.host, config.port, ssl=context, backlog=128, reuse_address=True, **more
         )
     except (OSError, socket.gaierror) as error:
-        raise ConnectorError(f"{config.host}:{config.port}: cannot listen there: {error.strerror}") from None
+        raise ConnectorError(
+            f"{config.host}:{config.port}: cannot listen there: {error.strerror}; expected a free "
+            "port: end what listens there, or set `api: {port: ...}`"
+        ) from None
 
 
 def _quiet() -> logging.Logger:

@@ -27,6 +27,7 @@ daemon  the daemon that mirrors a live site and acts by its policies
 token  tokens of the HTTP interface
     add operate.token  make a token; its text is shown once
     list operate.token  list all tokens
+    link operate.token  print the link to log in to the page as the administrator of this host
     revoke operate.token  revoke a token; then reload the daemon
 alarm  active alarms
     list* operate.live  list active alarms, the most severe first

@@ -113,6 +113,7 @@ KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
     "HOST[:PORT]": (host_port, ""),
     "HOURS": (_scaled(3600.0), ""),
     "NUMBER": (float, ""),
+    "PORT": (lambda text: whole(text, 1, 65_536), ""),
     "POWER": (watts, "_w"),
     "SECONDS": (_scaled(1.0), ""),
     "SECONDS|0": (lambda text: 0.0 if text == "0" else _scaled(1.0)(text), ""),

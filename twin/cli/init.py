@@ -20,14 +20,14 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from connectors.dsx import discover
+from connectors.dsx import Discovery, discover, site_name
 from connectors.files import BadRow, read_capture
 from connectors.mqtt import MqttLink
 from twin.catalogue import ConfigError, ConnectorError, StorageError, clean
 from twin.cli.arguments import BROKER_USER
 from twin.cli.grammar import Verb, host_port
 from twin.cli.record import CaptureFiles, listen, settings_of
-from twin.config import Loaded, load_config, packaged_profiles, reference_yaml
+from twin.config import Api, Loaded, load_config, packaged_profiles, reference_yaml, unguarded
 from twin.daemon import load_checked
 from twin.run import atomic_write
 from twin.telemetry import Message
@@ -48,7 +48,8 @@ from twin.wiring import (
 
 SITE, CONFIG, REFERENCE = "site.yaml", "racktwin.yaml", "reference.yaml"
 SERVICE = Path("/etc/racktwin")  # where the systemd unit looks; its state is the unit's
-BROKER, API_PORT = "127.0.0.1:1883", 8077
+STATE = Path("/var/lib/racktwin")
+BROKER, API_PORT = "127.0.0.1:1883", Api().port
 OTHER_TREES = ("telegraf/#", "spBv1.0/#")  # listened to beside the DSX and IT trees
 CAPTURE_BYTES = 2**28
 NONE = "none"
@@ -83,7 +84,8 @@ def run_init(args: argparse.Namespace, out: Console, err: Console) -> int:
         for name, text in files.items():
             (Path(scratch) / name).write_text(text, encoding="utf-8")
         loaded = load_config(Path(scratch) / CONFIG)
-        load_checked(Loaded(loaded.config, Path(scratch) / CONFIG))
+        _, site, _ = load_checked(Loaded(loaded.config, Path(scratch) / CONFIG))
+        found.guesses += unguarded(site)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():  # the configuration last: with it, all is there
         atomic_write(folder / name, text)
@@ -198,8 +200,9 @@ def _trees(messages: list[Message]) -> dict[str, int]:
 def _draft(name: str | None, messages: list[Message], found: Surroundings, ask: Ask | None) -> SiteDraft:
     """The site: as the BMS describes it, else as agents name it, else one rack for the known hosts."""
     agents = tree_of_frames(messages)
-    called = name or (agents.site["site"] if agents is not None else "site")
-    described = discover(messages, called)
+    described = discover(messages)
+    called = name or _called(agents, described, found, ask)
+    described.site["site"] = called
     if described.counts.get("points"):
         tree = {k: v for k, v in described.site.items() if v or k == "site"}
         draft = SiteDraft(tree, {}, list(described.notes))
@@ -225,6 +228,21 @@ def _draft(name: str | None, messages: list[Message], found: Surroundings, ask: 
             "the racks have no profile, so no limits guard them: add `profile: NAME` to each"
         )
     return draft
+
+
+def _called(agents: SiteDraft | None, described: Discovery, found: Surroundings, ask: Ask | None) -> str:
+    """The name of the site: that of its agents, that of the paths of its BMS, else that of this host."""
+    if agents is not None:
+        name, why = str(agents.site["site"]), "as its agents say"
+    elif described.called:
+        name, why = described.called, "as the paths of all points of the BMS say"
+    else:
+        host = site_name(socket.gethostname().partition(".")[0])
+        name, why = ("site" if host in ("", "localhost") else host), "as this host; --name gives another"
+    if ask is not None:
+        return ask("Name of the site?", name)
+    found.guesses.append(f"the site is called {name}, {why}")
+    return name
 
 
 def _texts(draft: SiteDraft, found: Surroundings, args: argparse.Namespace) -> dict[str, str]:
@@ -278,10 +296,17 @@ def _configuration(draft: SiteDraft, found: Surroundings, args: argparse.Namespa
         tree["jobs"] = {"slurm": {"node_names": names} if names else {}}
     if found.kubernetes is not None:
         tree["kubernetes"] = found.kubernetes
-    port = _free_port()
-    if port != API_PORT:
-        found.guesses.append(f"port {API_PORT} is in use on this host: the page is at {port}")
+    port = args.port or next((p for p in range(API_PORT, API_PORT + 50) if _is_free(p)), API_PORT)
+    if port != Api().port:
         tree["api"] = {"port": port}
+    if not _is_free(port):
+        found.guesses.append(
+            f"port {port} is in use on this host: the daemon can start once what listens there has ended"
+        )
+    elif port not in (API_PORT, args.port):
+        found.guesses.append(f"port {API_PORT} is in use on this host: the page is at {port}")
+    if args.state is not None or args.folder.resolve() == SERVICE:
+        tree["state"] = str((args.state or STATE).resolve())
     return tree
 
 
@@ -312,12 +337,13 @@ def _broker(found: Surroundings, args: argparse.Namespace) -> Any:
     return tree
 
 
-def _free_port() -> int:
-    for port in range(API_PORT, API_PORT + 50):
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
-            return port
-    return API_PORT
+def _is_free(port: int) -> bool:
+    """True where a daemon may listen: as it, over connections of before that have ended."""
+    with contextlib.suppress(OSError), socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", port))
+        return True
+    return False
 
 
 def _say(folder: Path, guesses: list[str], loaded: Loaded, out: Console) -> None:
@@ -331,17 +357,21 @@ def _say(folder: Path, guesses: list[str], loaded: Loaded, out: Console) -> None
     for guess in guesses:
         say(f"- {guess}")
     say(f"wrote {folder / SITE}, {folder / CONFIG} and {folder / REFERENCE} (every key, with its meaning)")
-    port = loaded.config.api.port if loaded.config.api is not None else API_PORT
-    if folder.resolve() == SERVICE:
-        say("next: systemctl enable --now racktwin")
-        say(f"then: http://127.0.0.1:{port}/ with the token of `cat /var/lib/racktwin/admin.token`")
-        return
-    from twin.api import login_link
-
     say(f"next: racktwin daemon check --online --config {folder / CONFIG}   (asks each endpoint once)")
+    if folder.resolve() == SERVICE:
+        say("      systemctl enable --now racktwin")
+        say("then: racktwin token link   (as root; the daemon makes the token when it starts)")
+        return
+    from twin.api import login_link, open_tokens
+
+    open_tokens(loaded)
     say(f"      racktwin daemon run --config {folder / CONFIG}")
     say(f"then: {login_link(loaded)}")
     say("      the page, as an administrator: the link holds a token, so keep it to yourself")
+    say(
+        f"      the token is in {loaded.token_file}; `racktwin token link --config "
+        f"{folder / CONFIG}` prints the link again"
+    )
 
 
 VERBS = {
@@ -357,7 +387,9 @@ VERBS = {
         --kubernetes  read those of a cluster; an error if it is not here
         --no-kubernetes  do not
         --profile NAME  type of the racks
-        --name NAME  of the site; default: as its agents call it
+        --name NAME  of the site; default: as agents or BMS call it, else as this host
+        --port PORT  of the page; default: a free one, from {API_PORT} on
+        --state FOLDER  for what the daemon records; default: `state` beside the files
         --for DURATION|0s=1min  how long to listen; 0s: not at all
         ~--seconds SECONDS|0>for_s
         -y --yes  ask nothing: take what is found

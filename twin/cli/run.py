@@ -83,6 +83,7 @@ def _check(loaded: Loaded, out: Console) -> int:
         power_notes,
         scheduler_notes,
         underfed,
+        unguarded,
     )
     from twin.daemon import load_checked
     from twin.wiring import (
@@ -108,7 +109,7 @@ def _check(loaded: Loaded, out: Console) -> int:
         notes += scheduler_notes(config.jobs.slurm, config.kubernetes, config.burn_in)
         notes += actuator_notes(config.redfish, config.dcmi)
     notes += [*broker_notes(config.broker), *host_notes(loaded, site), *telemetry_notes(loaded, site)]
-    notes += [*reading_notes(loaded, site), *power_notes(config.power), *underfed(site)]
+    notes += [*reading_notes(loaded, site), *power_notes(config.power), *underfed(site), *unguarded(site)]
     named = site.file.policies.get("replacement")
     tests = bool(named.settings.get("burn_in")) if named is not None else False
     runs = configured.get("replacement", "off") != "off"

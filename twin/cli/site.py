@@ -16,7 +16,7 @@ from twin.catalogue import NS, ConfigError, StorageError, clean
 from twin.cli.arguments import present, refuse_existing, write_json
 from twin.cli.grammar import Verb
 from twin.cli.measured_cadence import measured_cadence
-from twin.config import load_site, read_yaml, site_faults, uncooled, underfed
+from twin.config import load_site, read_yaml, site_faults, uncooled, underfed, unguarded
 from twin.report import grid, print_line, safe_text
 from twin.run import TraceReader, atomic_write, form_of, journal_exists, verify_journal
 from twin.site import Site, expand
@@ -49,6 +49,8 @@ def run_check(args: argparse.Namespace, out: Console, err: Console) -> int:
                 print_line(out, f"{path}: ok ({what})")
             for note in [*_empty_racks(site), *([*uncooled(site), *underfed(site)] if site else [])]:
                 print_line(out, f"warning: {note}")
+            for note in unguarded(site) if site else ():
+                print_line(out, f"note: {note}")
             profiles = zip(site.names["rack"], site.profile_of_rack, strict=True) if site else ()
             bare = [rack for rack, profile in profiles if profile is None]
             if bare:

@@ -19,6 +19,7 @@ from .engine import (
     spec_of as spec_of,
     uncooled as uncooled,
     underfed as underfed,
+    unguarded as unguarded,
 )
 from .logs import set_up as set_up, take_down as take_down
 from .power import SITE as SITE, Flex as Flex, feeder_of as feeder_of, power_notes as power_notes

@@ -232,6 +232,15 @@ def underfed(site: Site) -> list[str]:
     return out[:5]
 
 
+def unguarded(site: Site) -> list[str]:
+    """Feeders without a budget, in words, with the line that each lacks."""
+    bare = np.flatnonzero(~np.isfinite(site.budget_w) & ~site.external_budget)
+    names = ", ".join(site.names["feeder"][i].rpartition("/")[2] for i in bare[:5].tolist())
+    more = f" and {len(bare) - 5} more" if len(bare) > 5 else ""
+    note = f"power_cap cannot guard feeders without a budget ({names}{more}): add what each may carry to its"
+    return [f"{note} line of the site file, as in `budget_w: 160000` for 160 kW"] if len(bare) else []
+
+
 def _plug_in(registry: dict[str, Any], name: str, kind: str | None, path: str) -> Any:
     """The class of a registered name or of `module:Class`."""
     wanted = kind or name

@@ -257,6 +257,11 @@ class Loaded:
         given = os.environ.get("STATE_DIRECTORY")
         return Path(given.split(":")[0]) if given else self.path.parent / "state"
 
+    @property
+    def token_file(self) -> Path:
+        """The file of the administrator's token that a daemon without a tokens file makes."""
+        return self.state / "admin.token"
+
     def trust(self, tls: Tls, where: str) -> ssl.SSLContext:
         """A client's side of TLS. Raises ConfigError for files that cannot be used."""
         try:

@@ -74,6 +74,21 @@ def run_add(args: argparse.Namespace, out: Console, err: Console) -> int:
     return present(args, result, show, out)
 
 
+def run_link(args: argparse.Namespace, out: Console, err: Console) -> int:
+    """Print the address of the page with the token of the administrator that the daemon made."""
+    from twin.api import login_link
+    from twin.config import find_config, load_config
+
+    loaded = load_config(find_config(args.config))
+    link = login_link(loaded)
+    out.print(link, markup=False, soft_wrap=True)
+    if "#" in link:
+        err.print("it holds a token of an administrator: keep it to yourself", markup=False)
+    else:
+        err.print("the page asks for a token; `racktwin token add NAME` makes one", markup=False)
+    return 0
+
+
 def run_revoke(args: argparse.Namespace, out: Console, err: Console) -> int:
     """Take a token out of the file."""
     from twin.api import tokens
@@ -90,6 +105,7 @@ def _written(path: Path, err: Console) -> None:
 
 VERBS = {
     "token list": Verb(run_list, WHERE, ("", "--config /etc/racktwin/racktwin.yaml"), rows="tokens"),
+    "token link": Verb(run_link, CONFIG, ("", "--config site/racktwin.yaml"), answers=False),
     "token revoke": Verb(run_revoke, NAME + WHERE, ("alice",)),
     "token add": Verb(
         run_add,
