@@ -19,6 +19,7 @@ from twin.api import Part
 from twin.catalogue import NS, ConfigError, ConnectorError, StorageError
 from twin.config import Api
 from twin.run import HistoryError
+from twin.telemetry import PollPeriodChanged
 
 GPU = "lab/h/r1/node0/gpu0"
 CAP = "gpu.power_cap_w"
@@ -165,6 +166,24 @@ def test_decisions_are_paged_newest_first_without_loss(tmp_path: Path) -> None:
         assert {d["kind"] for d in some["decisions"]} == {"proposals"}
         _, none = await pod.ask("GET", f"/api/v1/decisions?since={pod.twin.now_ns + 1}")
         assert none["decisions"] == []
+
+    serve(tmp_path, check)
+
+
+def test_periods_of_sources_are_no_decisions_and_are_shown_when_asked_for(tmp_path: Path) -> None:
+    async def check(pod: Pod) -> None:
+        names = tuple(pod.twin.site.name("gpu", i) for i in range(4))
+        event = PollPeriodChanged(table="gpu", signals=("temp_c",), names=names, period_s=15.0)
+        pod.live.put_event(event)
+        pod.tick({"gpu.temp_c": 60.0})
+        told = {}
+        for query in ("", "?kind=event"):
+            _, answer = await pod.ask("GET", f"/api/v1/decisions{query}")
+            told[query] = [d["text"] for d in answer["decisions"]]
+        assert not [text for text in told[""] if "PollPeriod" in text]
+        assert len([text for text in told["?kind=event"] if "PollPeriodChanged" in text]) == 1
+        _, gpu = await pod.ask("GET", f"/api/v1/entities/gpu/{names[0]}")
+        assert not [line for line in gpu["decisions"] if "PollPeriod" in line["text"]]
 
     serve(tmp_path, check)
 

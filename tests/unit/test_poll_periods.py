@@ -16,7 +16,7 @@ from twin.daemon import Ingest
 from twin.engine import Engine, encode
 from twin.run import Recorder, TraceReader, replay_frames
 from twin.sources import SourceAccount
-from twin.telemetry import Block, Event, PeriodTold, Reading
+from twin.telemetry import Block, Event, PollPeriodChanged, Reading
 
 N = 144
 POLL_S = 15.0
@@ -31,7 +31,7 @@ def page(n: int, temp_c: float = 50.0, power_w: float = 400.0) -> Block:
 def told(twin: Twin, names: range, signals: tuple[str, ...] = ("temp_c", "power_w"), **more: Any) -> Event:
     """The event of a source that polls these GPUs."""
     given = {"table": "gpu", "period_s": POLL_S, **more}
-    return PeriodTold(signals=signals, names=tuple(twin.site.name("gpu", i) for i in names), **given)
+    return PollPeriodChanged(signals=signals, names=tuple(twin.site.name("gpu", i) for i in names), **given)
 
 
 def stale_s(twin: Twin, key: str) -> np.ndarray:
@@ -42,13 +42,15 @@ def stale_s(twin: Twin, key: str) -> np.ndarray:
     return table.limits(table.freshness.row_of(signal)).stale_ns / NS
 
 
-def frame_events(ingest: Ingest, account: SourceAccount, poll_s: float, number: int) -> list[PeriodTold]:
+def frame_events(
+    ingest: Ingest, account: SourceAccount, poll_s: float, number: int
+) -> list[PollPeriodChanged]:
     """The periods in a frame after one page."""
     now_ns = START_NS + number * NS
     block = page(8)
     block.t_ns = now_ns
     account.stage([block, Reading("node", 0, "power_w", 900.0, now_ns)], now_ns, poll_s)
-    return [e for e in ingest.take(number, now_ns, 1.0).events if isinstance(e, PeriodTold)]
+    return [e for e in ingest.take(number, now_ns, 1.0).events if isinstance(e, PollPeriodChanged)]
 
 
 def test_a_period_is_told_once_and_again_when_it_changes() -> None:
@@ -58,8 +60,8 @@ def test_a_period_is_told_once_and_again_when_it_changes() -> None:
     first = frame_events(ingest, account, POLL_S, 2)
     names = tuple(f"lab/h/r1/node{i // 4}/gpu{i % 4}" for i in range(8))
     assert first == [
-        PeriodTold(table="gpu", signals=("temp_c", "power_w"), names=names, period_s=POLL_S),
-        PeriodTold(table="node", signals=("power_w",), names=("lab/h/r1/node0",), period_s=POLL_S),
+        PollPeriodChanged(table="gpu", signals=("temp_c", "power_w"), names=names, period_s=POLL_S),
+        PollPeriodChanged(table="node", signals=("power_w",), names=("lab/h/r1/node0",), period_s=POLL_S),
     ]
     assert frame_events(ingest, account, POLL_S, 3) == []
     assert [e.period_s for e in frame_events(ingest, account, 60.0, 4)] == [60.0, 60.0]
@@ -72,7 +74,7 @@ def test_pages_of_many_exporters_in_a_tick_are_one_event() -> None:
         block.start, block.t_ns = 4 * node, START_NS
         ingest.of(f"exporter {node}").stage([block], START_NS, POLL_S)
     (event,) = ingest.take(1, START_NS, 1.0).events
-    assert isinstance(event, PeriodTold)
+    assert isinstance(event, PollPeriodChanged)
     assert len(event.names) == 72
 
 

@@ -16,7 +16,7 @@ from aiohttp import web
 from twin.api.access import WHO
 from twin.api.answers import MAX_ROWS, Refused, answer, listed, live_of, number_of, seconds_of
 from twin.api.request_bodies import control_of
-from twin.api.runtime import Runtime
+from twin.api.runtime import Runtime, is_routine
 from twin.api.scopes import entity_of, is_below, job_of, meant
 from twin.api.state import alarms_of
 from twin.api.summary import SEVERITIES, brief_alarm, parts, severities, urgency, wanting
@@ -29,9 +29,7 @@ MAX_POINTS = 5000
 MAX_NAMES = 100  # entities of one question to the history
 HISTORY_WAIT_S = 20.0
 DAY_S = 86_400
-# Routine, and what policies say before it becomes a command or advice: shown when asked for by kind.
 STATES = ("raised", "acknowledged", "shelved", "suppressed", "flapping", "cleared", "active")
-QUIET = ("mark", "renewal", "acks", "reports", "proposals", "duplicates")
 
 
 async def decisions(request: web.Request) -> web.Response:
@@ -52,7 +50,7 @@ async def decisions(request: web.Request) -> web.Response:
         if line.now_ns < since_ns:
             break
         if (before is not None and mark >= before) or (
-            line.kind not in kinds if kinds else line.kind in QUIET
+            line.kind not in kinds if kinds else is_routine(line.record)
         ):
             continue
         shown = line.answer(live.engine.site, about, control)

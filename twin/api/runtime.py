@@ -30,7 +30,7 @@ from twin.contracts import (
 from twin.engine import Engine
 from twin.report import brief, sentence
 from twin.site import Site
-from twin.telemetry import Event
+from twin.telemetry import Event, PollPeriodChanged
 
 MAX_LINES = 2000  # journal records that interfaces can show without reading the file
 MAX_LINES_BYTES = 64 * 2**20  # of their columns: a command may name every GPU of a site
@@ -61,6 +61,17 @@ class TickStats:
     urgent: int = 0
     took_s: deque[float] = field(default_factory=lambda: deque(maxlen=600))
     late_s: deque[float] = field(default_factory=lambda: deque(maxlen=600))
+
+
+# Routine, and what policies say before it becomes a command or advice: shown when asked for by kind.
+QUIET_KINDS = ("mark", "renewal", "acks", "reports", "proposals", "duplicates")
+
+
+def is_routine(record: JournalRecord | OtherRecord) -> bool:
+    """Return True for what is in the journal for a replay, and is no decision of anybody."""
+    if isinstance(record, EventRecord) and isinstance(record.event, PollPeriodChanged):
+        return True
+    return record.kind in QUIET_KINDS
 
 
 @dataclass

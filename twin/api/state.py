@@ -15,7 +15,7 @@ from aiohttp import web
 
 from twin.api.answers import MAX_ROWS, Refused, answer, listed, live_of, number_of
 from twin.api.request_bodies import control_of
-from twin.api.runtime import Runtime
+from twin.api.runtime import Runtime, is_routine
 from twin.api.scopes import entity_of, inside, is_below, table_of
 from twin.catalogue import F32, TABLES, Control, Signal, clean
 from twin.control import ACCEPTED, DONE, EXPIRED, FAILED, IN_PROGRESS, NONE, SENT, Leases
@@ -185,7 +185,7 @@ def _lines(live: Runtime, name: str, row: int, path: str) -> list[dict[str, Any]
     """The newest journal lines that concern an entity."""
     out: list[dict[str, Any]] = []
     for line in reversed(live.lines):
-        shown = line.answer(live.engine.site, (name, row, path))
+        shown = None if is_routine(line.record) else line.answer(live.engine.site, (name, row, path))
         if shown is not None:
             out.append(shown)
         if len(out) >= SHOWN_LINES:

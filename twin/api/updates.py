@@ -18,8 +18,7 @@ from aiohttp import web
 
 from twin.api.access import bare
 from twin.api.answers import Refused, answer, live_of, packed
-from twin.api.decisions import QUIET
-from twin.api.runtime import JournalLine, Runtime
+from twin.api.runtime import JournalLine, Runtime, is_routine
 from twin.api.state import alarms_of
 from twin.api.summary import Pulse, brief_alarm, severities, summary, urgency
 from twin.contracts import Decision
@@ -119,7 +118,7 @@ class Updates:
 
     def _decided(self, decision: Decision) -> None:
         shown: list[dict[str, Any]] = []
-        records = [r for r in decision.records if r.kind not in QUIET]
+        records = [r for r in decision.records if not is_routine(r)]
         for record in records[:MAX_LINES]:
             line = JournalLine(record, decision.tick, decision.now_ns).answer(self.live.engine.site)
             if line is not None:

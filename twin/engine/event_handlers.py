@@ -167,8 +167,8 @@ class Intake:
                 arbiter.begin_term(event.epoch, event.adopt, now_ns)
             case ev.EntityReplaced():
                 return self._replaced(event, site, state, arbiter)
-            case ev.PeriodTold():
-                return _period_told(event, site, state)
+            case ev.PollPeriodChanged():
+                return _poll_period_changed(event, site, state)
             case ev.BudgetGranted():
                 return self._granted(event, site, now_ns)
             case ev.LoadTargetSet():
@@ -383,7 +383,7 @@ class Intake:
             self.fault_ids.restore(data["fault_ids"])
 
 
-def _period_told(event: ev.PeriodTold, site: Site, state: State) -> str | None:
+def _poll_period_changed(event: ev.PollPeriodChanged, site: Site, state: State) -> str | None:
     """Note how often a source asks for some signals; the reason why not."""
     column, spec = state.tables.get(event.table), TABLES.get(event.table)
     if column is None or spec is None or not set(event.signals) <= set(spec.by_name):

@@ -19,7 +19,7 @@ from twin.catalogue import I32, NS, TABLES, Bool, Signal, duration, find_signal,
 from twin.contracts import Item
 from twin.site import Site
 from twin.sources.account import OTHERS, REMEDIES, WRONG_S, Outcome, SharedSignal, SourceAccount, UnusedLine
-from twin.telemetry import PeriodTold
+from twin.telemetry import PollPeriodChanged
 
 log = logging.getLogger(__name__)
 Stage = Callable[[Sequence[Item], int, SourceAccount], tuple[int, int]]
@@ -126,11 +126,11 @@ class SourceLedger:
         """A run of entities (first, number of them) is polled for these signals at this period."""
         self._polls.setdefault((table, signals, period_s), []).append(run)
 
-    def take_polls(self, site: Site) -> list[PeriodTold]:
+    def take_polls(self, site: Site) -> list[PollPeriodChanged]:
         """The periods that were told since the last time, as events; each is given out once."""
         polls, self._polls = self._polls, {}
         return [
-            PeriodTold(
+            PollPeriodChanged(
                 table=table,
                 signals=signals,
                 names=tuple(site.name(table, i) for first, n in runs for i in range(first, first + n)),

@@ -232,7 +232,7 @@ class IdentityTold(_Event, frozen=True):
     serial: str
 
 
-class PeriodTold(_Event, frozen=True):
+class PollPeriodChanged(_Event, frozen=True, tag="PeriodTold"):  # as traces have it
     """A source that polls says how often it asks for these signals of these entities, in seconds."""
 
     table: str
@@ -342,7 +342,7 @@ Event = (
     | NodeTested
     | NodeRepaired
     | IdentityTold
-    | PeriodTold
+    | PollPeriodChanged
     | SiteChanged
     | BudgetGranted
     | LoadTargetSet
