@@ -2,7 +2,7 @@
 
 The mean forecast is the last good value. The band comes from fitted quantiles of past changes over the same
 horizon; before a fit, from the changes seen so far over one step, widened by the square root of time as a
-random walk would.
+random walk would. There is none before so many spans of the horizon's length were seen as a band needs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from models.half_widths import never_shrinking
+from models.half_widths import LEAST_SPANS, SIDE_SPANS, never_shrinking
 from twin.catalogue import F32, I32, ContractError, digest, find_signal
 from twin.contracts import Forecast, View, read_only
 from twin.telemetry import EntityState, Sizes, keyed
@@ -112,13 +112,15 @@ class Persistence:
         if low is not None and high is not None and len(low) == len(self._seen.last[key]):
             return low, high
         spread = Z90 * np.sqrt(self._seen.variance[key] * max(horizon_s / self._step_s, 1.0))
-        spread = np.where(self._seen.steps[key] >= 2, spread, np.nan).astype(np.float32)
+        enough = self._seen.steps[key] >= max(2.0, LEAST_SPANS * horizon_s / self._step_s)
+        spread = np.where(enough, spread, np.nan).astype(np.float32)
         return -spread, spread
 
     def fit(self, series: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
         """Quantiles of past changes per horizon and entity; `series` holds `t_ns` [n_time] and columns.
 
-        A column without 20 overlapping pairs keeps no quantiles. Deterministic: `seed` is not needed.
+        A column with fewer than 20 changes, or SIDE_SPANS spans, keeps no quantiles. Deterministic: `seed` is
+        not needed.
         """
         out: dict[str, np.ndarray] = {}
         t_ns = series["t_ns"]
@@ -129,10 +131,11 @@ class Persistence:
             step_ns = float(np.median(np.diff(t_ns)))
             for horizon_s in self.horizons_s:
                 lag = max(1, round(horizon_s * 1e9 / step_ns))
-                if len(values) - lag < 20:
+                least = max(20, SIDE_SPANS * lag)
+                if len(values) - lag < least:
                     continue
                 change = values[lag:] - values[:-lag]
-                enough = np.isfinite(change).sum(axis=0) >= 20
+                enough = np.isfinite(change).sum(axis=0) >= least
                 low, high = np.full(values.shape[1], np.nan), np.full(values.shape[1], np.nan)
                 if enough.any():
                     low[enough], high[enough] = np.nanquantile(change[:, enough], [LOW, HIGH], axis=0)

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from models.half_widths import never_shrinking
+from models.half_widths import never_shrinking, supported
 from models.load.bands import marginal_quantiles
 from models.load.context import CALM_ROWS, RECENT_ROWS, recent_sample, restlessness_now
 from models.load.expert_aggregation import ExpertAggregation, Issue, stride
-from models.load.forecaster import LEVELS, MEDIAN, Forecaster, ForecastGrid
+from models.load.forecaster import BANDS, MEDIAN, Forecaster, ForecastGrid
 from models.load.last_value import last_within
 from models.load.panel import SeriesPanel
 from models.load.quantisation import quantum
@@ -26,7 +26,8 @@ SPARE = 0.125  # of the rows kept: the buffer moves them together only so often
 BLOCK_ROWS = 64  # rows kept together for snapshots
 LATTICE_EVERY_ROWS = 60  # how often the step of the series' lattice is looked for
 LATTICE_ROWS = 256  # of past in which it is looked for. source: estimate
-SIDES = np.sign(np.array(LEVELS) - 0.5)  # where a quantile lies from the median
+EDGES = list(BANDS["90"])  # places of the band's edges in LEVELS
+SIDES = np.array([-1.0, 1.0])  # where they lie from the median
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,9 @@ class Blend:
         self._block_filled += 1
 
     def say(self, more: Mapping[str, F64], ahead: F64 | None = None) -> F64:
-        """Quantiles of every horizon from the newest row [n_horizon, n, n_level], none narrower than before.
+        """Low edge, median and high edge of every horizon's 90 % band from the newest row [n_horizon, n, 3].
+
+        No band is narrower than one of a shorter horizon; edges are NaN before LEAST_SPANS were seen.
 
         `more` gives, for each expert from outside, its points [n_horizon, n]; `ahead` the known columns of
         the rows to come [largest horizon, n_known].
@@ -176,9 +179,24 @@ class Blend:
                 for i, online in enumerate(self.online)
             ]
         )
-        median = said[..., MEDIAN, None]
-        out: F64 = median + SIDES * never_shrinking((said - median) * SIDES)
-        return out
+        return self._band(said[..., MEDIAN], said[..., EDGES])
+
+    def _band(self, median: F64, edges: F64) -> F64:
+        """Median [n_horizon, n] and edges [n_horizon, n, 2] as far apart as what was seen supports."""
+        spans = np.array([online.spans for online in self.online])
+        largest = np.array([online.largest.T for online in self.online])
+        half = supported((edges - median[..., None]) * SIDES, spans, largest)
+        low, high = np.moveaxis(median[..., None] + SIDES * never_shrinking(half), -1, 0)
+        never_below_zero = self.online[0].lowest == 0.0
+        low = np.where(never_below_zero, np.maximum(low, 0.0), low)
+        return np.stack([low, median, high], axis=-1)
+
+    def awaits_row(self, horizon: int, series: int, open_row: int) -> int | None:
+        """The row at whose end the band of a series begins if it is heard until then; None if it has one.
+
+        `horizon` is a place in those of the grid, `open_row` the row that is not complete yet.
+        """
+        return self.online[horizon].awaits_row(series, open_row if self.row < 0 else self.row)
 
     def _look_at_lattice(self) -> None:
         if self.row - self._lattice_row >= LATTICE_EVERY_ROWS:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from models.half_widths import LEAST_SPANS
 from models.load.bands import N_KIND, N_LEVEL, Bands, marginal_quantiles
 from models.load.combination import Combination, independent_share, middle_half
 from models.load.conformal import Conformal
@@ -75,7 +76,7 @@ class ExpertAggregation:
     def _begin(self, n: int) -> None:
         """Nothing is known of any series."""
         self.n, k = n, len(self.experts)
-        overlap = -(-self.horizon // self.stride)
+        self._overlap = overlap = -(-self.horizon // self.stride)
         share = independent_share(overlap)
         prior = np.array([LAST if name == "last" else 1.0 for name in self.experts])
         self._combination = Combination(n, prior / prior.sum(), share**REGRET_POWER, KEEP)
@@ -89,6 +90,7 @@ class ExpertAggregation:
         self._said = [nothing] * len(self._row)  # replaced, never written to
         self._weights = np.zeros((k, n))
         self._heard = np.zeros(n, np.int64)  # outcomes
+        self.largest = np.zeros((2, n))  # way of an outcome below and above its median yet
         self._range = np.full((2, n), np.nan)  # lowest and highest value yet
         self._marginal = np.full((N_LEVEL, n), np.nan)
 
@@ -114,6 +116,27 @@ class ExpertAggregation:
         self._bands.learn(change, said, spreads, curves[:N_KIND], curves[N_KIND])
         self._conformal.learn(change, curves[N_KIND + 1])
         self._heard = self._heard + np.isfinite(change)
+        error = change - curves[N_KIND + 1][MEDIAN]
+        self.largest = np.fmax(self.largest, [-error, error])
+
+    @property
+    def spans(self) -> I64:
+        """Whole spans of the horizon's length, side by side, whose outcome was heard [n]."""
+        return 1 + (self._heard - 1) // self._overlap
+
+    @property
+    def lowest(self) -> F64:
+        """The lowest value yet [n]."""
+        lowest: F64 = self._range[0]
+        return lowest
+
+    def awaits_row(self, series: int, row: int) -> int | None:
+        """The row whose outcome completes LEAST_SPANS of a series heard from `row` on; None: they are."""
+        missing = (LEAST_SPANS - 1) * self._overlap + 1 - int(self._heard[series])
+        if missing <= 0:
+            return None
+        waiting = self._row[(self._row >= 0) & np.isfinite(self._last[:, series])]
+        return int(waiting.min(initial=row)) + self.horizon + (missing - 1) * self.stride
 
     @property
     def looks(self) -> bool:
@@ -219,4 +242,5 @@ class ExpertAggregation:
             *((f"mix_{name}", self._bands.mix, name) for name in ("regret", "square", "peak")),
             *((f"band_{name}", self._bands, name) for name in ("counts", "table", "unit", "weights", "age")),
             ("log_width", self._conformal, "log_width"),
+            ("largest", self, "largest"),
         ]

@@ -17,7 +17,7 @@ from models.load import schedule
 from models.load.blend import Blend, KeptRows
 from models.load.calendar import hours_of_day
 from models.load.fits import FIT_LEAST_S, GRIDS, KNOWN, between_fits_s, fit_all, grids_of, training_series
-from models.load.forecaster import BANDS, LEVELS, MEDIAN, Forecaster, ForecastGrid
+from models.load.forecaster import Forecaster, ForecastGrid
 from models.load.forecasters import DEFAULT_EXPERTS, FORECASTERS
 from twin.catalogue import F64, I32, NS, ContractError, digest, find_quantity
 from twin.contracts import Forecast, View, measured
@@ -34,7 +34,6 @@ SIGNALS = (
     "site.grid_carbon_g_per_kwh",
 )
 HORIZONS_S = (60.0, 300.0, 900.0, 3600.0, 21600.0, 86400.0)
-LOW, HIGH = BANDS["90"]
 # Ticks so much longer or shorter are of another kind once so many came in a row; a pause, an overload or the
 # tick behind an urgent one is none. source: estimate
 UNUSUAL, UNUSUAL_TICKS = 1.5, 5
@@ -89,7 +88,7 @@ class Load:
         self._counts: dict[str, F64] = {}
         self._rows: dict[str, int] = {}
         self._due: list[str] = []  # grids with a new row of which nothing was said yet, the longest first
-        self._said: dict[str, F64] = {}  # quantiles [n_horizon, n, n_level] from the newest row
+        self._said: dict[str, F64] = {}  # low, median, high [n_horizon, n, 3] from the newest row
         self._present = np.zeros(0)
 
     def settings(self) -> dict[str, object]:
@@ -205,7 +204,7 @@ class Load:
             said = self._said.get(name)
             for i, rows in enumerate(blend.grid.horizons):
                 for key, series in self._slices.items():
-                    unsaid = np.full((series.stop - series.start, len(LEVELS)), np.nan)
+                    unsaid = np.full((series.stop - series.start, 3), np.nan)
                     part = unsaid if said is None else said[i, series]
                     out.append(self._forecast(key, rows * blend.grid.step_s, part, blend.basis(i, series)))
         return out
@@ -214,8 +213,8 @@ class Load:
         what = find_quantity(key)
         assert what is not None
         within = np.clip(said, what.low, what.high)
-        centre = np.where(np.isnan(said[:, MEDIAN]), self._present[self._slices[key]], within[:, MEDIAN])
-        mean, low, high = (x.astype(np.float32) for x in (centre, within[:, LOW], within[:, HIGH]))
+        centre = np.where(np.isnan(said[:, 1]), self._present[self._slices[key]], within[:, 1])
+        mean, low, high = (x.astype(np.float32) for x in (centre, within[:, 0], within[:, 2]))
         model = f"{self.name}@{self._version}"
         return Forecast(key, round(horizon_s, 3), mean, low, high, model, basis)
 
@@ -242,15 +241,14 @@ class Load:
         past_s = max(blend.panel().n_time * blend.grid.step_s for blend in self._blends.values())
         return between_fits_s(steps_s[0], past_s)
 
-    def awaits_ns(self) -> dict[float, int]:
-        """When the second whole row ends, by horizon [s], where it is still to come: bands need two."""
+    def awaits_ns(self, key: str, entity: int = 0) -> dict[float, int]:
+        """Instants at which the bands of an entity begin, if it is heard until then, by horizon [s]."""
         out: dict[float, int] = {}
         for name, blend in self._blends.items():
-            rows = blend.panel(2).n_time
-            first = self._rows[name] if blend.row < 0 else blend.row
-            if rows < 2 and first >= 0:
-                end_ns = (first + 2) * blend.step_ns
-                out |= {round(h * blend.grid.step_s, 3): end_ns for h in blend.grid.horizons}
+            for i, rows in enumerate(blend.grid.horizons):
+                row = blend.awaits_row(i, self._slices[key].start + entity, self._rows[name])
+                if row is not None:
+                    out[round(rows * blend.grid.step_s, 3)] = (row + 1) * blend.step_ns
         return out
 
     def training(self) -> dict[str, np.ndarray]:

@@ -205,8 +205,8 @@ class PowerExplainer:
         if racks < n_rack and racks:
             notes.insert(0, f"the {racks} fullest of {n_rack:,} racks; `limit` shows more")
         if told := sorted({s["from"] for r in rows for s in r["ahead"] if s["from"]}):
-            notes.insert(0, f"coming loads: upper ends of 90 % bands, of {' and of '.join(told)}; bands are "
-                            "added up, as if all came at once")  # fmt: skip
+            notes.insert(0, f"coming loads: upper ends of 90 % bands, of {' and of '.join(told)}; sums of "
+                            "bands count them as if all came at once: a bound, no forecast")  # fmt: skip
         counts = capped_counts(state)
         sentences = [*_first_sentences(state, first), _capped_sentence(state)]
         figures = [
@@ -443,12 +443,15 @@ def first_words(first: dict[str, Any]) -> str:
     limit = f"its {_kw(first['limit_w'])}"
     if first["target"]:
         limit = f"load target {first['target']} of {_kw(first['limit_w'])}"
-    at = "now"
+    at, may = "now", ""
     if first["in_s"]:
-        at = f"in {text.duration(first['in_s'])}, by the upper end of the forecast"
+        by = "at the upper end of its 90 % band"
+        if first["bound"]:
+            by = "if all racks reach the upper ends of their 90 % bands at once, a bound and no forecast"
+        at, may = f"in {text.duration(first['in_s'])}, {by}", "may be "
     lost = " with the other side lost" if first["lost"] else ""
     if first["over"]:
-        return f"beyond its limit {at}: {place}{lost}, {_kw(-first['left_w'])} above {limit}"
+        return f"{may}beyond its limit {at}: {place}{lost}, {_kw(-first['left_w'])} above {limit}"
     left = f"{_kw(first['left_w'])} left of {limit} {at} ({_pct(first['use_pu'])} used)"
     return f"binds first: {place}{lost}, {left}"
 
@@ -509,7 +512,7 @@ def _places_table(rows: list[dict[str, Any]]) -> DataTable:
 
 def _ahead_table(rows: list[dict[str, Any]]) -> DataTable:
     steps = [{"place": row["place"]} | step for row in rows for step in row["ahead"]]
-    names = [TableColumn(n, detail=True) for n in ("place", "horizon_s", "from", *LOOK_COLUMNS)]
+    names = [TableColumn(n, detail=True) for n in ("place", "horizon_s", "from", "bound", *LOOK_COLUMNS)]
     return table_of("places.ahead", names, steps)
 
 

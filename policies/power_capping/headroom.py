@@ -30,7 +30,9 @@ ADD_IT = (
     "`racktwin daemon reload`; they begin with authority `advise`, which shows and journals, and does nothing"
 )
 NO_LIMITS = "no budget is stated: give feeders a budget_w, or racks a profile with its most power"
-NO_FORECAST = "no forecast of racks or feeders yet (by the model `load`): see `racktwin forecast list`"
+NO_FORECAST = (
+    "no forecast of racks or feeders yet: `racktwin forecast list` says until when the model `load` learns"
+)
 
 
 class PlaceLoads(NamedTuple):
@@ -163,9 +165,25 @@ def limits_at(state: PowerState, at_ns: int) -> Limits:
     return Limits(limit_w, target_w, names)
 
 
-def ahead_of(state: PowerState) -> list[tuple[float, F64, F64, str]]:
-    """(horizon, W at the upper end of the band as fed now, with the other side lost [n_place], of what)."""
+class ComingLoads(NamedTuple):
+    """Loads [n_place] at the upper ends of 90 % bands at one horizon: W as fed now, and with the other side
+    lost.
+
+    `basis` names whose bands. `summed`: bands of several racks were added up, which is a bound and no
+    forecast; sums with the other side lost always are.
+    """
+
+    horizon_s: float
+    upper_w: F64
+    lost_w: F64
+    basis: str
+    summed: Bool
+
+
+def ahead_of(state: PowerState) -> list[ComingLoads]:
+    """The coming loads of all places, by horizon; only what bands support."""
     view, now, out = state.view, state.now, []
+    several = np.bincount(now.pairs.place, minlength=len(now.limit_w)) > 1
     first, n = now.feeder(0), now.n_feeder
     quantities = ("rack.power_w", "feeder.power_w", "site.power_w")
     horizons = sorted({h for key, h in view.forecasts if key in quantities})
@@ -174,7 +192,7 @@ def ahead_of(state: PowerState) -> list[tuple[float, F64, F64, str]]:
         by_feeder = view.forecasts.get(("feeder.power_w", horizon_s))
         by_site = view.forecasts.get(("site.power_w", horizon_s))
         upper_w = np.full(len(now.limit_w), np.nan)
-        lost_w, basis = upper_w.copy(), ""
+        lost_w, basis, summed = upper_w.copy(), "", several.copy()
         if by_rack is not None:
             high_w = np.where(np.isfinite(by_rack.hi), by_rack.hi, np.nan).astype(np.float64)
             gap = np.isnan(high_w).astype(np.float64)
@@ -186,19 +204,21 @@ def ahead_of(state: PowerState) -> list[tuple[float, F64, F64, str]]:
             own = np.where(np.isfinite(by_feeder.hi), by_feeder.hi, np.nan).astype(np.float64)
             part = slice(first, first + n)
             upper_w[part] = np.where(np.isfinite(own), own, upper_w[part])
+            summed[part] &= ~np.isfinite(own)
             basis = f"{basis} and feeders" if basis else "feeders"
         if by_site is not None and "site" in state.loads.kind and np.isfinite(by_site.hi[0]):
             at = state.loads.kind.index("site")
             upper_w[at] = lost_w[at] = float(by_site.hi[0])
+            summed[at] = False
         if np.isfinite(upper_w).any():
-            out.append((horizon_s, upper_w, np.fmax(lost_w, upper_w), basis))
+            out.append(ComingLoads(horizon_s, upper_w, np.fmax(lost_w, upper_w), basis, summed))
     return out
 
 
 def fullest(state: PowerState, most: int) -> list[int]:
     """All places but racks, and the `most` racks that are or will be fullest; no more than MOST_ROWS."""
     limits = limits_at(state, state.view.now_ns)
-    load_w = np.fmax.reduce([state.loads.lost_w, *(lost_w for _, _, lost_w, _ in ahead_of(state))])
+    load_w = np.fmax.reduce([state.loads.lost_w, *(coming.lost_w for coming in ahead_of(state))])
     limit_w = np.fmin(limits.budget_w, limits.target_w)
     use = np.nan_to_num(np.divide(load_w, limit_w, out=np.zeros(len(load_w)), where=limit_w > 0), nan=-1.0)
     order = np.argsort(-use, kind="stable")
@@ -212,7 +232,7 @@ def place_rows(state: PowerState, places: list[int]) -> list[dict[str, Any]]:
     site, loads, failover = state.view.site, state.loads, state.failover
     now_ns, account = state.view.now_ns, state.request.account
     limits, ahead = limits_at(state, now_ns), ahead_of(state)
-    later = [limits_at(state, now_ns + round(h * NS)) for h, *_ in ahead]
+    later = [limits_at(state, now_ns + round(coming.horizon_s * NS)) for coming in ahead]
     peaks = account.peaks(site) if account is not None else None
     n_place, pairs = len(loads.now_w), state.now.pairs
     below = np.bincount(pairs.place, minlength=n_place)
@@ -226,9 +246,9 @@ def place_rows(state: PowerState, places: list[int]) -> list[dict[str, Any]]:
         if not below[place] and not dead:
             continue
         looked = _look(limits, place, loads.now_w, loads.lost_w, failover and feeder)
-        steps = [{"horizon_s": h, "from": said, **_look(limit, place, up, lost, failover and feeder)}
-                 for (h, up, lost, said), limit in zip(ahead, later, strict=True)
-                 if np.isfinite(up[place])]  # fmt: skip
+        steps = [{"horizon_s": c.horizon_s, "from": c.basis, "bound": bool(c.summed[place]),
+                  **_look(limit, place, c.upper_w, c.lost_w, failover and feeder)}
+                 for c, limit in zip(ahead, later, strict=True) if np.isfinite(c.upper_w[place])]  # fmt: skip
         row: dict[str, Any] = {
             "place": state.now.name(site, place), "kind": kind, "dead": dead, **looked,
             "target": limits.target[place], "metered": bool(loads.metered[place]),
@@ -266,7 +286,7 @@ def first_to_bind(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
     for row in rows:
         if row["dead"]:
             continue
-        for case in [row | {"horizon_s": 0.0}, *row["ahead"]]:
+        for case in [row | {"horizon_s": 0.0, "bound": False}, *row["ahead"]]:
             if case["use_pu"] is None:
                 continue
             over = case["use_pu"] >= 1.0
@@ -274,11 +294,13 @@ def first_to_bind(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
             if best is None or key < best[0]:
                 target_w, load_w = case["target_w"], case["load_w"]
                 by_target = target_w is not None and case["left_w"] == _w(target_w - load_w)
+                lost = case["lost_w"] is not None and not by_target
                 best = key, {"place": row["place"], "kind": row["kind"], "in_s": case["horizon_s"],
                              "use_pu": case["use_pu"], "left_w": case["left_w"], "over": over,
                              "limit_w": case["target_w"] if by_target else case["limit_w"],
                              "target": row["target"] if by_target else "",
-                             "lost": case["lost_w"] is not None and not by_target}  # fmt: skip
+                             "lost": lost,
+                             "bound": case["bound"] or (lost and case["horizon_s"] > 0)}  # fmt: skip
     return None if best is None else best[1]
 
 

@@ -75,7 +75,7 @@ def test_the_upper_band_of_the_forecast_is_what_is_to_come(tmp_path: Path) -> No
         a = by_place(tree)["lab/h/a"]
         assert [(s["horizon_s"], s["load_w"], s["lost_w"], s["left_w"]) for s in a["ahead"]] == [
             (900.0, 80_000.0, 160_000.0, -10_000.0), (3600.0, 85_000.0, 170_000.0, -20_000.0)]  # fmt: skip
-        assert (tree["first"]["in_s"], tree["first"]["over"]) == (900.0, True)
+        assert (tree["first"]["in_s"], tree["first"]["over"], tree["first"]["bound"]) == (900.0, True, True)
         assert not any("no forecast of racks" in n for n in tree["notes"])
         # A target that is over by then binds no more
         pod._events.append(target(pod, 60_000, "lab/h/a", for_s=800))
@@ -88,6 +88,20 @@ def test_the_upper_band_of_the_forecast_is_what_is_to_come(tmp_path: Path) -> No
         _, tree = await pod.ask("GET", "/api/v1/power")
         first = tree["first"]
         assert (first["target"], first["in_s"], first["left_w"]) == ("dr 7", 900.0, -20_000.0)
+
+    serve(tmp_path, check, tree=lab(), more=guards())
+
+
+def test_a_band_without_evidence_tells_nothing_of_what_is_to_come(tmp_path: Path) -> None:
+    async def check(pod: Pod) -> None:
+        Rig(pod).run(3, 500.0)
+        few = np.array([70_000.0, 90_000.0])
+        f = Forecast("rack.power_w", 900.0, few, few * np.nan, few * np.nan, model="test", basis="")
+        pod.live.engine.forecasts["rack.power_w", 900.0] = f
+        _, tree = await pod.ask("GET", "/api/v1/power")
+        assert all(place["ahead"] == [] for place in tree["places"])
+        assert (tree["first"]["in_s"], tree["first"]["bound"]) == (0.0, False)
+        assert any("no forecast of racks" in n for n in tree["notes"])
 
     serve(tmp_path, check, tree=lab(), more=guards())
 

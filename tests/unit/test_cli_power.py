@@ -60,7 +60,7 @@ def test_headroom_and_why_and_cost_in_lines(desk: PowerDesk, capsys: pytest.Capt
     text = said(capsys)
     for expected in ("power_guard act", "power_cap act", "with the other side lost", "of 144 GPUs (",
                      "lab/h/a feeder 150", "lab/h/r1 rack 132", "site site",
-                     "by the model `load`"):  # fmt: skip
+                     "until when the model `load` learns"):  # fmt: skip
         assert expected in text, (expected, text)
     assert desk.run("power", "why", "r1") == 0
     text = said(capsys)
@@ -196,9 +196,15 @@ def test_a_hundred_columns_are_enough_and_nothing_from_outside_is_markup() -> No
 
 def test_what_binds_first_in_words() -> None:
     base = {"place": "lab/h/a", "kind": "feeder", "in_s": 0.0, "use_pu": 0.5, "left_w": 75e3, "over": False,
-            "limit_w": 150e3, "target": "", "lost": True}  # fmt: skip
+            "limit_w": 150e3, "target": "", "lost": True, "bound": False}  # fmt: skip
     assert first_words(base) == (
         "binds first: feeder lab/h/a with the other side lost, 75.0 kW left of its 150.0 kW now (50 % used)"
     )
     target = base | {"kind": "site", "place": "site", "target": "dr", "lost": False}
     assert "binds first: the site, 75.0 kW left of load target dr of 150.0 kW" in first_words(target)
+    later = base | {"in_s": 900.0, "over": True, "left_w": -5e3, "lost": False, "bound": False}
+    assert first_words(later) == (
+        "may be beyond its limit in 15 min, at the upper end of its 90 % band: feeder lab/h/a, 5.0 kW above "
+        "its 150.0 kW"
+    )
+    assert "at once, a bound and no forecast: feeder" in first_words(later | {"bound": True})

@@ -15,6 +15,7 @@ from models.failure import Failure
 from models.load import DEFAULT_EXPERTS, FORECASTERS, Load
 from models.load.model import GRIDS, SIGNALS
 from models.load.schedule import EXPERTS as FROM_OUTSIDE
+from models.persistence import Persistence
 from tests.support.in_process_daemon import Pod, serve
 from tests.unit.test_cli_live import Desk, desk
 from tests.unit.test_metrics import parsed
@@ -173,22 +174,29 @@ def test_the_models_own_way_from_nothing_to_a_forecast(tmp_path: Path) -> None:
     assert first["notes"] == ["model failing failed and is suspended: racktwin alarm list says why"]
     assert first["rows"] == [], "the present value is no forecast"
     now_ns = pod.twin.now_ns
-    short, long = ((2 * step_s * NS - (now_ns - 1) % (step_s * NS)) / NS for step_s in (60, 900))
+    fine, coarse = (step_s - (now_ns - 1) % (step_s * NS) / NS for step_s in (60, 900))
+    at = {h: time_left(fine + 9 * h) for h in (60, 300, 900, 3600)}
+    at |= {h: time_left(coarse + 9 * h) for h in (21_600, 86_400)}
     assert first["awaited"] == (
-        f"Forecasts for up to 1 h begin in {math.ceil(short / 60)} min, for up to 1 d begin in "
-        f"{math.ceil(long / 60)} min; they rest on simple rules until the first fit in 2 h."
-    ).replace("in 2 h", f"in {time_left(model.next_fit_s())}")
+        f"Learning: first forecast (1 min ahead) in {at[60]}, 5 min ahead in {at[300]}, 15 min ahead "
+        f"in {at[900]}, 1 h ahead in {at[3600]}, 6 h ahead in {at[21_600]}, 1 d ahead in {at[86_400]}. "
+        "A forecast needs 9 times its horizon of history. "
+        f"Forecasts rest on simple rules until the first fit in {time_left(model.next_fit_s())}."
+    )
     assert "site.requests_per_s" in first["unheard"]
-    for i in range(22):
-        pod.tick({"rack.power_w": 50_000.0 + 100.0 * i}, dt_s=10.0)
+    begins = math.ceil((fine + 540.0) / 10.0)
+    for i in range(begins - 2):  # the last look at a row completes it
+        pod.tick({"rack.power_w": 50_000.0 + 10.0 * i}, dt_s=10.0)
+        assert block(pod)["rows"] == []
+    assert block(pod)["awaited"].startswith("Learning: first forecast (1 min ahead) in 1 min, ")
+    pod.tick({"rack.power_w": 50_000.0 + 10.0 * begins}, dt_s=10.0)
+    pod.tick({"rack.power_w": 50_000.0 + 10.0 * begins}, dt_s=10.0)
     (row,) = block(pod)["rows"]
-    assert [a["horizon_s"] for a in row["ahead"]] == [60.0, 300.0, 900.0, 3600.0]
-    hour = row["ahead"][-1]
-    assert 99_000.0 < hour["lo"] < hour["mean"] < hour["hi"] < 106_000.0
-    assert "the last value" in hour["why"]
-    said = block(pod)["awaited"]
-    assert said.startswith("Forecasts for up to 1 d begin in ")
-    assert said.endswith(f"until the first fit in {time_left(model.next_fit_s() - 220)}.")
+    (minute,) = row["ahead"]
+    assert minute["horizon_s"] == 60.0
+    assert 99_000.0 < minute["lo"] < minute["mean"] < minute["hi"] < 106_000.0
+    assert "the last value" in minute["why"]
+    assert block(pod)["awaited"].startswith("Learning: next forecast (5 min ahead) in ")
 
 
 def test_the_fit_that_is_awaited_is_that_of_the_forecasts_in_question(tmp_path: Path) -> None:
@@ -200,21 +208,36 @@ def test_the_fit_that_is_awaited_is_that_of_the_forecasts_in_question(tmp_path: 
     for i in range(22):
         pod.tick({"rack.power_w": 50_000.0 + 100.0 * i, "node.power_w": 5_000.0}, dt_s=10.0)
     assert "site.node_failure_count" in {key for key, _ in pod.twin.engine.forecasts}
-    said = block(pod)["awaited"]
-    assert said.startswith("Forecasts of site.power_w for up to 1 d begin in ")
-    assert said.endswith(f"; they rest on simple rules until the first fit in {time_left(2 * 3600 - 210)}.")
+    awaited = block(pod)["awaited"]
+    assert awaited.startswith("Learning site.power_w: next forecast (1 min ahead) in ")
+    left = time_left(2 * 3600 - 210)
+    assert awaited.endswith(f" Forecasts of site.power_w rest on simple rules until the first fit in {left}.")
 
 
-def test_what_stands_still_is_awaited_until_it_changes(tmp_path: Path) -> None:
+def test_what_stands_still_is_forecast_to_stand_still_once_that_was_seen(tmp_path: Path) -> None:
     from tests.support.builders import Twin, two_racks
 
     pod, model = Pod(tmp_path), Load(("site.power_w",), (300.0,), experts="last")
     pod.twin = Twin(two_racks(), models=[model])
     pod.live.engine = pod.twin.engine
-    for _ in range(4):
+    for _ in range(45):
         pod.tick({"rack.power_w": 50_000.0}, dt_s=60.0)
-    assert block(pod)["awaited"].startswith("Forecasts for up to 5 min begin 2 min after the value changes; ")
-    assert block(pod)["rows"] == []
+        assert block(pod)["rows"] == []
+    for _ in range(2):
+        pod.tick({"rack.power_w": 50_000.0}, dt_s=60.0)
+    ((five,),) = (row["ahead"] for row in block(pod)["rows"])
+    assert (five["lo"], five["mean"], five["hi"]) == (1e5, 1e5, 1e5)
+    assert "Learning" not in block(pod)["awaited"]
+
+
+def test_a_model_that_tells_no_beginning_needs_nine_times_the_horizon(tmp_path: Path) -> None:
+    from tests.support.builders import Twin, two_racks
+
+    pod, model = Pod(tmp_path), Persistence(("site.grid_price_usd_per_kwh",), (300.0,))
+    pod.twin = Twin(two_racks(), models=[model])
+    pod.live.engine = pod.twin.engine
+    pod.tick({"site.grid_price_usd_per_kwh": 0.07})
+    assert "first forecast (5 min ahead) in 45 min. A forecast needs" in block(pod)["awaited"]
 
 
 def test_a_time_to_wait_has_one_unit() -> None:
@@ -241,8 +264,8 @@ def test_a_fit_that_found_nothing_is_none(tmp_path: Path) -> None:
     model.load({"fine/grid": np.array([60.0, 1, 5, 15, 60])})
     pod.tick({"rack.power_w": 50_000.0})
     assert block(pod)["awaited"].endswith(
-        f"; they rest on simple rules until the next fit in {time_left(model.next_fit_s())}, for too little "
-        "was heard for the last one."
+        f" Forecasts rest on simple rules until the next fit in {time_left(model.next_fit_s())}, for too "
+        "little was heard for the last one."
     )
 
 

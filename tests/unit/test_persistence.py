@@ -17,7 +17,7 @@ KEY = "rack.power_w"
 
 
 def forecasting(**more: Any) -> tuple[Twin, Persistence]:
-    model = Persistence(horizons_s=(60.0, 300.0), **more)
+    model = Persistence(**{"horizons_s": (60.0, 300.0)} | more)
     model.period_s = 1.0  # type: ignore[misc]
     return Twin(two_racks(), models=[model]), model
 
@@ -37,23 +37,23 @@ def test_the_mean_is_the_last_good_value() -> None:
     assert forecast(twin).model == "persistence@unfitted"
 
 
-def test_there_is_no_band_before_two_changes_and_a_calm_signal_has_none() -> None:
-    twin, _ = forecasting()
-    for watts in (100e3, 101e3):
-        twin.tick({KEY: watts})
-        assert np.isnan(forecast(twin).lo).all()
-    twin.tick({KEY: 100e3})
-    # two steps of 1 kW in a second: 1.645 x 1 kW x sqrt(60)
-    assert forecast(twin).hi[0] == pytest.approx(100e3 + 1.6449 * 1e3 * 60**0.5, rel=1e-4)
-    assert forecast(twin).lo[0] == pytest.approx(100e3 - 1.6449 * 1e3 * 60**0.5, rel=1e-4)
-    assert forecast(twin, 300.0).hi[0] == pytest.approx(100e3 + 1.6449 * 1e3 * 300**0.5, rel=1e-4)
+def test_a_band_needs_nine_spans_of_its_horizon() -> None:
+    twin, _ = forecasting(horizons_s=(2.0, 4.0))
+    for k in range(37):
+        twin.tick({KEY: (100e3, 101e3)[k % 2]})
+        # steps of 1 kW in a second: 1.645 x 1 kW x sqrt(horizon)
+        for horizon_s, first in ((2.0, 18), (4.0, 36)):
+            now, half = (100e3, 101e3)[k % 2], 1.6449 * 1e3 * horizon_s**0.5
+            f = forecast(twin, horizon_s)
+            expected = [now - half, now + half] if k >= first else [np.nan, np.nan]
+            assert [f.lo[0], f.hi[0]] == pytest.approx(expected, rel=1e-4, nan_ok=True), (k, horizon_s)
 
 
 def test_a_band_stays_inside_what_is_physical() -> None:
-    twin, _ = forecasting()
-    for watts in (5e3, 1e3, 5e3, 1e3):
-        twin.tick({KEY: watts})
-    assert forecast(twin, 300.0).lo.tolist() == [0.0, 0.0]
+    twin, _ = forecasting(horizons_s=(2.0, 4.0))
+    for k in range(38):
+        twin.tick({KEY: (5e3, 1e3)[k % 2]})
+    assert forecast(twin, 4.0).lo.tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -63,11 +63,11 @@ def test_nine_in_ten_of_a_random_walk_fall_into_the_unfitted_band(seed: int) -> 
     model = Persistence(horizons_s=(20.0,))
     model.period_s = 1.0  # type: ignore[misc]
     twin = Twin(tree, models=[model])
-    walk = 500e3 + np.cumsum(rng.normal(0, 500, (340, 40)), axis=0)
+    walk = 500e3 + np.cumsum(rng.normal(0, 500, (440, 40)), axis=0)
     inside = []
     for k, row in enumerate(walk):
         twin.tick({KEY: row})
-        if k >= 100 and k + 20 < len(walk):
+        if k >= 200 and k + 20 < len(walk):
             f = forecast(twin, 20.0)
             inside.append((walk[k + 20] >= f.lo) & (walk[k + 20] <= f.hi))
     assert np.mean(inside) == pytest.approx(0.9, abs=0.025)
@@ -80,7 +80,7 @@ def series(values: np.ndarray, step_s: float = 10.0) -> dict[str, np.ndarray]:
 
 def test_a_fitted_band_is_the_quantiles_of_past_changes() -> None:
     rng = np.random.default_rng(3)
-    values = 1e5 + np.cumsum(rng.exponential(300, (500, 2)) - 200, axis=0)
+    values = 1e5 + np.cumsum(rng.exponential(300, (700, 2)) - 200, axis=0)
     twin, model = forecasting()
     model.load(model.fit(series(values), 0))
     twin.tick({KEY: 1e5})
@@ -100,10 +100,11 @@ def test_a_fitted_band_is_the_quantiles_of_past_changes() -> None:
 
 def test_gaps_are_left_out_and_too_little_is_not_fitted() -> None:
     _, model = forecasting()
-    values = np.arange(100.0)[:, None] * np.array([1.0, 2.0])
+    values = np.arange(300.0)[:, None] * np.array([1.0, 2.0])
     values[::2, 1] = np.nan
     fitted = model.fit(series(values), 0)
     assert fitted[f"{KEY}@60:low"].tolist() == [6.0, 12.0]
+    assert model.fit(series(values[:119]), 0) == {}, "fewer than 19 spans side by side"
     values[5:, 1] = np.nan
     assert np.isnan(model.fit(series(values), 0)[f"{KEY}@60:high"][1])
     assert model.fit(series(values[:20]), 0) == {}
@@ -134,11 +135,11 @@ def test_parameters_that_are_not_its_own_are_refused(parameters: dict[str, Any])
 
 
 def test_parameters_of_another_site_leave_the_unfitted_band() -> None:
-    twin, model = forecasting()
-    model.load({f"{KEY}@60:low": np.full(7, -1.0), f"{KEY}@60:high": np.full(7, 1.0)})
-    for watts in (100e3, 101e3, 100e3):
-        twin.tick({KEY: watts})
-    assert forecast(twin).hi[0] > 101e3
+    twin, model = forecasting(horizons_s=(2.0,))
+    model.load({f"{KEY}@2:low": np.full(7, -1.0), f"{KEY}@2:high": np.full(7, 1.0)})
+    for k in range(20):
+        twin.tick({KEY: (101e3, 100e3)[k % 2]})
+    assert forecast(twin, 2.0).hi[0] > 101e3
 
 
 def test_a_site_without_the_signal_is_harmless() -> None:

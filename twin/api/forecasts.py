@@ -1,7 +1,7 @@
 """Forecasts on the first screen: what is expected of the site, how sure that is, and what it rests on.
 
 Small enough for the summary: the site's own quantities, and a line for each feeder whose band reaches its
-budget within the hour. A forecast is shown once it has a band; one sentence says what is awaited until when.
+budget within the hour. A forecast is shown once it has a band; until then a sentence says when that will be.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from models.half_widths import LEAST_SPANS
 from models.load import GRIDS
 from twin.api.runtime import Runtime
 from twin.catalogue import NS, clean, duration, find_quantity
@@ -48,7 +49,7 @@ def block(live: Runtime) -> dict[str, Any]:
         if with_band:
             rows.append(row)
     return {"quantities": keys, "rows": rows, "unheard": unheard, "budgets": budgets(live),
-            "awaited": _awaited(live, lacking), "notes": notes(live)}  # fmt: skip
+            "awaited": _awaited(live, lacking, bool(rows)), "notes": notes(live)}  # fmt: skip
 
 
 def _row(live: Runtime, view: EngineView, key: str) -> tuple[dict[str, Any], bool]:
@@ -100,38 +101,42 @@ def budgets(live: Runtime) -> list[str]:
     return [*found[:SHOWN_BUDGETS], *([f"and {more} more feeders"] if more > 0 else [])]
 
 
-def _awaited(live: Runtime, lacking: dict[str, list[float]]) -> str:
-    """One sentence: which forecasts begin when, and when a fit replaces simple rules; "" for nothing.
+def _awaited(live: Runtime, lacking: dict[str, list[float]], any_shown: bool) -> str:
+    """Sentences: which forecasts begin when, and when a fit replaces simple rules; "" for nothing.
 
-    `lacking`: the horizons without a band of each quantity that is heard.
+    `lacking`: the horizons without a band of each quantity that is heard. `any_shown`: some have one.
     """
     if not live.engine.models:
         return ""
     if not live.engine.forecasts:
         return "Forecasts begin with the first tick of the models."
-    begins: dict[str, float] = {}  # when -> the longest horizon that begins then
-    for horizon_s in sorted({h for horizons_s in lacking.values() for h in horizons_s}):
-        begins[_begin(live, horizon_s)] = horizon_s
-    parts = [f"for up to {duration(horizon_s)} begin {when}" for when, horizon_s in begins.items()]
+    out = []
     names = [key for key, horizons_s in lacking.items() if horizons_s]
-    of = "" if len(names) == len(lacking) else f" of {', '.join(names)}"
+    if names:
+        first, *more = sorted({h for key in names for h in lacking[key]})
+        of = "" if len(names) == len(lacking) else f" {', '.join(names)}"
+        which = "next" if any_shown else "first"
+        begins = [f"{which} forecast ({duration(first)} ahead) in {_begin(live, names, first)}",
+                  *(f"{duration(h)} ahead in {_begin(live, names, h)}" for h in more)]  # fmt: skip
+        out.append(f"Learning{of}: {', '.join(begins)}.")
+        out.append(f"A forecast needs {LEAST_SPANS} times its horizon of history.")
     fitted, fit = _fit(live, set(lacking))
-    of_fit = "" if fitted == set(lacking) else f" of {', '.join(sorted(fitted))}"
-    if parts:
-        they = "they" if fitted >= set(names) else f"those{of_fit}"
-        return f"Forecasts{of} {', '.join(parts)}" + (f"; {they} rest on {fit}." if fit else ".")
-    return f"Forecasts{of_fit} rest on {fit}." if fit else ""
+    of = "" if fitted == set(lacking) else f" of {', '.join(sorted(fitted))}"
+    return " ".join([*out, *([f"Forecasts{of} rest on {fit}."] if fit else [])])
 
 
-def _begin(live: Runtime, horizon_s: float) -> str:
-    """When forecasts for a horizon begin to have bands: after two whole rows that differ."""
-    now_ns = live.engine.state.now_ns
-    for model in live.engine.models.values():
-        awaits_ns: dict[float, int] = getattr(model, "awaits_ns", dict)()
-        if horizon_s in awaits_ns:
-            return f"in {time_left((awaits_ns[horizon_s] - now_ns) / NS)}"
-    step_s = _row_s(horizon_s)
-    return "once the value changes" if step_s is None else f"{duration(2 * step_s)} after the value changes"
+def _begin(live: Runtime, keys: list[str], horizon_s: float) -> str:
+    """Time until all of these quantities that have no band at a horizon have one, if they are heard."""
+    now_ns, out = live.engine.state.now_ns, []
+    for key in keys:
+        forecast = live.engine.forecasts.get((key, horizon_s))
+        if forecast is None or math.isfinite(float(forecast.lo[0])):
+            continue
+        model = live.engine.models.get(forecast.model.partition("@")[0])
+        awaits_ns = getattr(model, "awaits_ns", None)
+        left_ns = 0 if awaits_ns is None else awaits_ns(key).get(horizon_s, now_ns) - now_ns
+        out.append(LEAST_SPANS * horizon_s if awaits_ns is None else left_ns / NS)
+    return time_left(max(out, default=0.0))
 
 
 def _fit(live: Runtime, keys: set[str]) -> tuple[set[str], str]:
