@@ -15,7 +15,7 @@ from tests.support.scripted_health import Ailing, ailing, days_ago_ns
 from twin.api import health
 from twin.api.answers import Refused
 from twin.api.health import of_name
-from twin.catalogue import NS
+from twin.catalogue import NS, TABLES
 from twin.contracts import BY_FACILITY, DEGRADED, FAILED, HEALTHY, LEVELS, UNKNOWN, WATCH
 from twin.telemetry import EntityReplaced, JobStarted, MaintenanceBegun
 
@@ -185,11 +185,47 @@ def test_whose_doing_a_lowered_clock_is(pod: Pod, ill: Ailing) -> None:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("lab/h/r1", "place"), ("r1", "place"), ("lab/h", "place"), ("lab/h/cdu1", "cdu"), ("cdu1", "cdu"),
+    [("lab/h/r1", "place"), ("r1", "place"), ("lab/h", "place"), ("cdu1", "equipment"),
      ("cdu1#pump2", "part"), ("r1/node3#psu1", "part"), ("r1/node3", "part"), ("r1/node3/gpu0", "part")],
 )  # fmt: skip
 def test_every_kind_of_name_has_an_answer(pod: Pod, ill: Ailing, name: str, kind: str) -> None:
     assert of_name(pod.live, name)["kind"] == kind
+
+
+def test_equipment_without_a_verdict_says_what_is_heard_of_it_and_whom_it_serves(tmp_path: Path) -> None:
+    tree = two_racks(loops=[{"name": "fw1"}], storage=[{"name": "fs1"}])
+    tree["halls"][0]["cdus"][0]["loop"] = "fw1"
+    pod = Pod(tmp_path, tree=tree)
+    pod.tick({"loop.supply_temp_c": 30.0, "gpu.temp_c": 60.0})
+    for name, racks in (("fw1", 2), ("lab/fw1", 2), ("a", 2), ("fs1", 0)):
+        found = of_name(pod.live, name)
+        assert (found["kind"], found["racks_total"]) == ("equipment", racks), name
+        assert sum(found["nodes"].values()) == 18 * racks
+        states = [m["state"] for m in found["missing"]]
+        assert states == ([] if name.endswith("fw1") else ["never heard"]), name
+    pod.tick(dt_s=7200.0)
+    (silent,) = of_name(pod.live, "fw1")["missing"]
+    assert (silent["what"], silent["state"]) == ("supply_temp_c", "silent for 2 h")
+
+
+def test_a_job_is_refused_with_one_of_its_nodes(pod: Pod, ill: Ailing) -> None:
+    pod.twin.tick(None, JobStarted(job="train", nodes=("lab/h/r1/node7",)))
+    for name in ("train", "lab/job0"):
+        with pytest.raises(Refused) as refused:
+            of_name(pod.live, name)
+        assert "it is a job on 1 nodes: ask for one of them, such as lab/h/r1/node7" in refused.value.why
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_table_has_an_answer_or_a_reason(pod: Pod, ill: Ailing, table: str) -> None:
+    site = pod.live.engine.site
+    if not site.sizes[table]:
+        return
+    if table == "job":
+        with pytest.raises(Refused, match="no node, GPU"):
+            of_name(pod.live, site.name(table, 5))
+    else:
+        assert of_name(pod.live, site.name(table, 0))["kind"] in ("part", "equipment", "place")
 
 
 def test_a_rack_and_a_cdu_list_their_parts(pod: Pod, ill: Ailing) -> None:
@@ -201,7 +237,7 @@ def test_a_rack_and_a_cdu_list_their_parts(pod: Pod, ill: Ailing) -> None:
     cdu = of_name(pod.live, "cdu1")
     assert [p["name"] for p in cdu["parts"]] == ["lab/h/cdu1#pump1", "lab/h/cdu1#pump2"]
     assert cdu["racks"] == ["lab/h/r1", "lab/h/r2"]
-    assert cdu["cools"]["failed"] == 1
+    assert cdu["nodes"]["failed"] == 1
     assert cdu["remaining"][0]["mid_s"] == pytest.approx(9 * DAY_S)
 
 

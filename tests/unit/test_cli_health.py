@@ -190,6 +190,11 @@ def test_a_rack_and_a_cdu(ward: Ward, capsys: pytest.CaptureFixture[str]) -> Non
     text = said(capsys)
     assert "pump2 degraded gives 12 % less than its speed promises" in text
     assert "cools 2 racks; nodes: 1 degraded, 35 healthy" in text
+    assert ward.run("a") == 0
+    text = said(capsys)
+    assert "lab/h/a feeder" in text
+    assert "feeds 2 racks; nodes: 1 degraded, 35 healthy" in text
+    assert "all signals: never heard; comes from the building's BMS" in text
 
 
 @pytest.mark.parametrize("width", [40, 80, 140])

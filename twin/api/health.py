@@ -46,8 +46,12 @@ LOOKED_IN = (
     "rack",
     "hall",
     "supernode",
+    "loop",
+    "feeder",
+    "storage",
     "site",
 )  # for a name, in order
+EQUIPMENT = ("cdu", "loop", "feeder", "storage")  # without a verdict of its own
 SHOWN_FAULTS, SHOWN_FAILURES, SHOWN_PARTS, SHOWN_ROWS = 10, 10, 64, 50
 
 
@@ -364,8 +368,8 @@ def _members(live: Runtime, part: str, prefix: str) -> np.ndarray:
 async def health_of(request: web.Request) -> web.Response:
     """Explain the health of one part: verdict, evidence, missing inputs, chance of failure, history, remedy.
 
-    The name is that of a node, GPU, switch, link or CDU, with `#pump1` or `#psu2` behind it that of a pump or
-    supply; a rack, hall or site answers with its nodes.
+    The name is that of a node, GPU, switch or link, with `#pump1` or `#psu2` behind it that of a pump or
+    supply; a CDU, loop, feeder or storage answers with whom it serves, a rack, hall or site with its nodes.
     """
     return answer(of_name(live_of(request), request.match_info["name"]))
 
@@ -385,11 +389,23 @@ def of_name(live: Runtime, name: str) -> dict[str, Any]:
             continue
         if table in PARTS:
             return part_tree(live, table, row)
-        if table == "cdu":
-            return cdu_tree(live, row)
+        if table in EQUIPMENT:
+            return equipment_tree(live, table, row)
         return place_tree(live, table, row)
-    hint = meant(live, name) or "; racktwin device health lists what there is"
-    raise Refused(404, f"no node, GPU, switch, link, CDU or rack {clean(name, 120)}{hint}")
+    hint = _job_hint(live, name) or meant(live, name) or "; racktwin device health lists what there is"
+    kinds = "node, GPU, switch, link, rack, hall, CDU, loop, feeder or storage"
+    raise Refused(404, f"no {kinds} {clean(name, 120)}{hint}")
+
+
+def _job_hint(live: Runtime, name: str) -> str:
+    """The nodes of a job, for who asks for its health."""
+    jobs, site = live.engine.jobs, live.engine.site
+    slot = jobs.names.index(name) if name in jobs.names else site.entity("job", name)
+    nodes = np.flatnonzero(jobs.job_of_node == slot) if slot is not None else np.zeros(0, np.int64)
+    if not len(nodes):
+        return ""
+    first = site.name("node", int(nodes[0]))
+    return f"; it is a job on {len(nodes)} nodes: ask for one of them, such as {first}"
 
 
 def place_tree(live: Runtime, table: str, row: int) -> dict[str, Any]:
@@ -400,21 +416,49 @@ def place_tree(live: Runtime, table: str, row: int) -> dict[str, Any]:
             "total": total, "rows": rows, "model": model_of(live), "notes": notes(live)}  # fmt: skip
 
 
-def cdu_tree(live: Runtime, row: int) -> dict[str, Any]:
-    """A CDU: its pumps, what drifts, and how those are that it cools."""
+def equipment_tree(live: Runtime, table: str, row: int) -> dict[str, Any]:
+    """A CDU, loop, feeder or storage: what is silent, what drifts, and how the nodes are that it serves.
+
+    A CDU has its pumps as well.
+    """
     engine, site = live.engine, live.engine.site
-    racks = np.flatnonzero(site.cdu_of_rack == row)
+    racks, mask = _served(live, table, row), engine.windows.mask(table)
+    pumps = [2 * row, 2 * row + 1] if table == "cdu" else []
     concern = Ranked(live).concern
-    cooled = np.isin(site.rack_of_node, racks)
-    return {**looked(live), "kind": "cdu", "name": site.name("cdu", row),
-            "parts": [part_row(live, "pump", i) for i in (2 * row, 2 * row + 1)],
-            "evidence": [e for i in (2 * row, 2 * row + 1) for e in evidence(live, "pump", i)],
-            "missing": missing(live, "pump", 2 * row), "remaining": remaining(live, "cdu", row),
-            "faults": reported_faults(live, "cdu", row), "diagnosis": diagnosis(live, [("cdu", row)]),
+    return {**looked(live), "kind": "equipment", "table": table, "name": site.name(table, row),
+            "parts": [part_row(live, "pump", i) for i in pumps],
+            "evidence": [e for i in pumps for e in evidence(live, "pump", i)],
+            "missing": missing(live, "pump", 2 * row) if pumps else silent_signals(live, table, row),
+            "remaining": remaining(live, table, row), "faults": reported_faults(live, table, row),
+            "diagnosis": diagnosis(live, [(table, row)]),
             "racks": [site.name("rack", int(r)) for r in racks[:SHOWN_PARTS]], "racks_total": len(racks),
-            "cools": counted(concern[cooled]), "notes": [],
-            "maintenance": engine.windows.mask("cdu") is not None and bool(
-                engine.windows.mask("cdu")[row])}  # type: ignore[index]  # fmt: skip
+            "nodes": counted(concern[np.isin(site.rack_of_node, racks)]), "notes": [],
+            "maintenance": bool(mask is not None and mask[row])}  # fmt: skip
+
+
+def _served(live: Runtime, table: str, row: int) -> np.ndarray:
+    """Racks that a CDU or loop cools or a feeder feeds; none of a storage, which jobs choose."""
+    site = live.engine.site
+    if table == "feeder":
+        return site.racks_below(row)
+    if table == "storage":
+        return np.zeros(0, np.int32)
+    cdus = [row] if table == "cdu" else np.flatnonzero(site.loop_of_cdu == row)
+    return np.flatnonzero(np.isin(site.cdu_of_rack, cdus))
+
+
+def silent_signals(live: Runtime, table: str, row: int) -> list[dict[str, Any]]:
+    """List the signals that once reported and do not now; one line for all where none ever did."""
+    state, out, ever_any = live.engine.state, [], False
+    for name, signal in TABLES[table].by_name.items():
+        ever, now = (bool(found[row]) for found in heard_of(live, table, (signal.key,)))
+        ever_any |= ever
+        if ever and not now:
+            age_s = float(state.tables[table].age_s(signal, state.now_ns)[row])
+            out.append({"what": name, "state": f"silent for {duration(age_s)}",
+                        "connect": words.comes_from(signal.key)})  # fmt: skip
+    never = {"what": "all signals", "state": "never heard", "connect": words.comes_from(table)}
+    return out if ever_any else [never]
 
 
 def part_tree(live: Runtime, part: str, index: int) -> dict[str, Any]:

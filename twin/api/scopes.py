@@ -98,7 +98,11 @@ def near(live: Runtime, name: str) -> list[str]:
     head, tail = name.rstrip("/"), ""
     while head and (last := head.rpartition("/")[2]) and any(last.startswith(w) for w in ("node", "gpu")):
         head, tail = head.rpartition("/")[0], f"/{last}{tail}"
-    known = [n for table in ("rack", "cdu", "switch", "hall", "feeder") for n in site.names.get(table, [])]
+    known = [
+        n
+        for table in ("rack", "cdu", "loop", "switch", "hall", "feeder", "storage")
+        for n in site.names.get(table, [])
+    ]
     local = {n.rpartition("/")[2]: n for n in reversed(known)}
     found = [head] if head in known else [
         local.get(n, n) for n in get_close_matches(head.partition("#")[0], [*known, *local], 6, 0.6)

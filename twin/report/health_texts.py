@@ -72,6 +72,9 @@ SOURCES = {
     "switch": "the network's telemetry, by Telegraf and a mapping",
     "link": "the network's telemetry, by Telegraf and a mapping",
     "cdu": "the building's BMS",
+    "loop": "the building's BMS",
+    "feeder": "the building's BMS",
+    "storage": "the storage's exporter, by `scrapes`",
 }
 
 # What ends a verdict once its action is done; the evidence itself goes as soon as its cause has gone.

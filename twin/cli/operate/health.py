@@ -33,7 +33,7 @@ TONES = {
 SHOWN_ROWS = 20
 PLURAL = {"gpu": "GPUs", "node": "nodes", "switch": "switches", "link": "links", "pump": "pumps",
           "psu": "power supplies"}  # fmt: skip
-SINGULAR = {"gpu": "GPU", "psu": "power supply"}
+SINGULAR = {"gpu": "GPU", "psu": "power supply", "cdu": "CDU"}
 NAMED = {"cdu.ua": "the heat exchanger"}
 AS_IT_SHOULD_BE = "everything that is heard of it is as it should be"
 OF_ITSELF = ("healthy", "unknown")  # levels that say nothing against a part
@@ -48,12 +48,12 @@ def _ask(client: Client, args: argparse.Namespace) -> Any:
 
 
 def show(tree: dict[str, Any], out: Console) -> None:
-    """One part, a CDU, a place, or the whole site."""
+    """One part, equipment that serves racks, a place, or the whole site."""
     kind = tree.get("kind")
     if kind == "part":
         show_part(tree, out)
-    elif kind == "cdu":
-        show_cdu(tree, out)
+    elif kind == "equipment":
+        show_equipment(tree, out)
     else:
         _site(tree, out)
 
@@ -243,18 +243,22 @@ def show_part(tree: dict[str, Any], out: Console) -> None:
         out.print(Text(clean(note, 400), "dim"))
 
 
-def show_cdu(tree: dict[str, Any], out: Console) -> None:
-    """A CDU with its pumps, and those that it cools."""
-    head = Text(clean(tree["name"]), "bold")
-    head.append(f"  CDU  {judged(tree)}", "not bold dim")
+def show_equipment(tree: dict[str, Any], out: Console) -> None:
+    """A CDU with its pumps, a loop, a feeder or a storage, and those that it serves."""
+    head, table = Text(clean(tree["name"]), "bold"), tree["table"]
+    head.append(f"  {SINGULAR.get(table, table)}  {judged(tree)}", "not bold dim")
     out.print(head, soft_wrap=True)
     plain_grid(out, [[r["name"].partition("#")[2], Text(r["level"], TONES[r["level"]]), _short(r)]
                      for r in tree["parts"]])  # fmt: skip
     _told(tree, out)
     out.print()
-    plain_grid(out, [["remaining life", Text(clean(_remaining(tree["remaining"]), 900))],
-                     ["cools", Text(f"{tree['racks_total']} racks; nodes: {words.counted(tree['cools'])}")]]
-               + ([["it reported", _faults(tree["faults"])]] if tree["faults"] else []))  # fmt: skip
+    rows = [["remaining life", Text(clean(_remaining(tree["remaining"]), 900))]]
+    if table != "storage":
+        served = Text(f"{tree['racks_total']} racks; nodes: {words.counted(tree['nodes'])}")
+        rows.append(["feeds" if table == "feeder" else "cools", served])
+    if tree["faults"]:
+        rows.append(["it reported", _faults(tree["faults"])])
+    plain_grid(out, rows)
     _missing(tree, out)
 
 
@@ -418,7 +422,7 @@ VERBS = {
         _ask,
         show,
         f"""
-        [ENTITY]>name  a node, GPU, switch, link, CDU or rack
+        [ENTITY]>name  a node, GPU, switch, link, rack, CDU, loop, feeder or storage
         --level LIST  with no name: only these; failed, degraded, watch, unknown, healthy
         --part {"|".join(PLURAL)}  with no name: a line for each of this kind
         --limit COUNT={SHOWN_ROWS}  lines at most
