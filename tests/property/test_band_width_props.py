@@ -14,7 +14,7 @@ from models import REGISTRY
 from models.backtest.load import BacktestTerms, backtest
 from models.backtest.scores import band_share, pinball
 from models.half_widths import never_shrinking
-from models.load import FORECASTERS, LEVELS, MEDIAN, Load, SeriesPanel
+from models.load import FORECASTERS, LEVELS, MEDIAN, Blend, ForecastGrid, KeptRows, Load, SeriesPanel
 from models.load.blend import EDGES, SIDES
 from models.persistence import Persistence
 from tests.support.builders import Twin, two_racks
@@ -89,6 +89,18 @@ def test_no_model_of_load_makes_a_band_that_shrinks_with_the_horizon(name: str, 
     model: Any = REGISTRY[name](("rack.power_w",), FINE, **more)
     series = np.column_stack([series_of(kind, 80, 1, 1)[:, 0] for kind in kinds])
     assert check_order(forecasts_of(model, series), FINE) > 100
+
+
+def test_what_was_at_nothing_and_never_below_it_is_not_expected_below_it() -> None:
+    """Also where neither the catalogue ends a quantity at 0 nor the widest shorter band did."""
+    values = np.array([0.0, 50.0, 400.0])[np.random.default_rng(0).integers(0, 3, (60, 1))]
+    grid = ForecastGrid(MIN, (1, 4))
+    blend = Blend(grid, 1, KeptRows(100), [FORECASTERS[name](grid) for name in SAMPLE])
+    lows = []
+    for row, value in enumerate(values):
+        blend.append(row, value)
+        lows.append(blend.say({})[:, 0, 0])
+    assert np.nanmin(lows, axis=0).tolist() == [0.0, 0.0]
 
 
 def test_fitted_quantiles_of_persistence_are_put_in_order() -> None:
