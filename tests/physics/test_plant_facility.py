@@ -9,7 +9,7 @@ from tests.support.builders import site_of, two_racks
 from twin.physics import COOLANTS, FAN_RATED_W_PER_W, heat_w
 from twin.physics.facility import CONDENSING_MAX_C, CYCLES, EVAPORATION_L_PER_KWH, cop
 from twin.plant import Plant
-from twin.plant.facility import BYPASS_PU
+from twin.plant.parameters import BYPASS_PU
 from twin.plant.weather import Weather
 
 
@@ -85,3 +85,19 @@ def test_pumps_draw_what_pumps_of_such_sites_draw() -> None:
     gpm = (t.loop_flow_lpm[0] + BYPASS_PU * p.loop_flow_lpm[0]) / 3.785
     fans_w = FAN_RATED_W_PER_W * p.loop_heat_w[0] * t.loop_fan_pu[0] ** 3
     assert (t.loop_power_w[0] - fans_w) / gpm == pytest.approx(41.0, rel=0.01)
+
+
+def test_a_plant_has_the_cooling_that_its_site_states() -> None:
+    """Of two loops alike, one states a tower of Frontier's kind: pumps and fans of 3 and 4 % of its heat."""
+    tree = two_racks(loops=[{"name": "l1", "cooling": "tower"}])
+    tree["halls"][0]["cdus"][0]["loop"] = "l1"
+    usual = Plant(site_of(tree), 3, spread=0.0)
+    heat_w = float(usual.parameters.loop_heat_w[0])
+    tree["loops"][0] |= {"approach_k": 6.0, "pumps_w": 0.03 * heat_w, "fans_w": 0.04 * heat_w}
+    stated = Plant(site_of(tree), 3, spread=0.0)
+    p, t = stated.parameters, stated.truth
+    assert p.loop_approach_k[0] == 1.5 * usual.parameters.loop_approach_k[0] == 6.0
+    passed = (t.loop_flow_lpm[0] / p.loop_flow_lpm[0] + BYPASS_PU) / (1.0 + BYPASS_PU)
+    expected_w = 0.03 * heat_w * passed + 0.04 * heat_w * t.loop_fan_pu[0] ** 3
+    assert t.loop_power_w[0] == pytest.approx(expected_w, rel=1e-6)
+    assert t.loop_power_w[0] > 2.0 * usual.truth.loop_power_w[0]

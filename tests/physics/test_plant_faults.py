@@ -154,6 +154,32 @@ def test_a_breaker_trips_by_heat_when_its_time_has_come() -> None:
     assert plant.figures()["breaker_trips"] == 1
 
 
+@pytest.mark.parametrize("dense", [True, False])
+def test_feeders_carry_what_hangs_on_them(dense: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a matrix or by sums: the recursion over the tree, whatever is lost."""
+    monkeypatch.setattr("twin.plant.power.DENSE_MAX", 40_000 if dense else 0)
+    tree = two_racks()
+    a = tree["halls"][0]["feeders"][0]
+    tree["halls"][0]["feeders"] += [{"name": "ups", "serves": [a["name"]], "side": "A"}]
+    plant = Plant(site_of(tree), 1)
+    site, t, carried = plant.site, plant.truth, plant.power
+    for lost in (None, 0, 1):
+        plant.disturbance.feeder_ok[:] = True
+        if lost is not None:
+            plant.disturbance.feeder_ok[lost] = False
+        plant.step()
+
+        def load(f: int) -> float:
+            mine = carried.tree.feeder == f
+            own = (t.rack_power_w[carried.tree.rack] * carried.pair_share)[mine].sum()
+            return float(own + sum(load(c) for c in np.flatnonzero(site.parent_of_feeder == f)))
+
+        assert (carried.matrix is not None) == dense
+        assert t.feeder_power_w == pytest.approx([load(f) for f in range(len(t.feeder_power_w))])
+        roots = site.parent_of_feeder < 0
+        assert t.feeder_power_w[roots].sum() == pytest.approx(t.rack_power_w.sum())
+
+
 def test_a_node_on_one_supply_draws_from_one_feed_and_loses_more() -> None:
     plant = loaded()
     before = plant.truth.node_power_w.copy()

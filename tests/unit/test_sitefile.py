@@ -172,6 +172,8 @@ RACK, FEED = ["halls", 0, "racks", 0], ["halls", 0, "feeders", 0]
             "$.halls[0].cdus[0].serves: 'lab/h/r9' is not a rack of this hall",
         ),
         (["halls", 0, "cdus", 0, "loop"], "fws", "$.halls[0].cdus[0].loop: 'fws' is not a loop of this file"),
+        (["loops"], [{"name": "w", "approach_k": 0.1}], "$.loops[0].approach_k: expected 1 to 30 K, got 0.1"),
+        (["loops"], [{"name": "w", "fans_w": 0.0}], "$.loops[0].fans_w: expected a number > 0, got 0.0"),
         (
             ["halls", 0, "planes"],
             [{"name": "p", "links_per_node": 0}],

@@ -12,7 +12,6 @@ import numpy as np
 
 from twin.catalogue import F64
 from twin.physics import (
-    FAN_RATED_W_PER_W,
     chilled_max_w,
     chiller_work_w,
     evaporated_l_per_s,
@@ -24,7 +23,7 @@ from twin.physics import (
 from twin.plant.disturbance import Disturbance
 from twin.plant.hydraulics import LEAST_W_PER_K
 from twin.plant.layout import Groups
-from twin.plant.parameters import MOTOR_EFFICIENCY_PU, Parameters
+from twin.plant.parameters import BYPASS_PU, MOTOR_EFFICIENCY_PU, Parameters
 from twin.plant.truth import Truth
 from twin.plant.weather import HUMIDITY_PER_K, Weather
 from twin.site import Site
@@ -34,10 +33,6 @@ GAIN_PER_K, INTEGRAL_PER_K_S = 0.10, 0.002  # of the supply control; source: est
 SLEW_PER_S = 0.05  # source: estimate
 AIR_EXPONENT = 0.8  # of a dry cooler's conductance over fan speed
 LEAST_AIR_PU = 1e-3  # what the wind drives through fans that stand; source: estimate
-# ASHRAE 90.1-2019 G3.1.3.10 and G3.1.3.11: 22 W/gpm for a primary and a secondary pump, 19 W/gpm for the pump
-# between tower and exchanger
-LOOP_PUMP_W_PER_LPM, TOWER_PUMP_W_PER_LPM = 5.8, 5.0
-BYPASS_PU = 0.1  # of the nominal flow that passes the CDUs by; source: estimate
 WEATHER_PERIOD_S = 60.0
 LEAK_FELT_L = 5.0  # in the pit of a loop; source: estimate
 
@@ -134,9 +129,7 @@ class Facility:
         w = max((flow + bypass) * p.water_w_per_k_per_lpm, LEAST_W_PER_K)
         moved = (into / w + cold - hot) * -math.expm1(-w * gain)
         self.hot_c[i] = hot + moved
-        # A tower's own circuit, with as much flow, is not told apart from the loop
-        per_lpm = LOOP_PUMP_W_PER_LPM + TOWER_PUMP_W_PER_LPM * bool(p.loop_wet[i])
-        pump_w = per_lpm * (flow + bypass)
+        pump_w = float(p.loop_pump_w_per_lpm[i]) * (flow + bypass)
         self.pump_heat_w[i] = MOTOR_EFFICIENCY_PU * pump_w
         out = (
             into - moved / gain + MOTOR_EFFICIENCY_PU * pump_w
@@ -156,7 +149,7 @@ class Facility:
         if chilled > 0.0:
             work = float(chiller_work_w(chilled, cold, sink, conductance))
         self.work_w[i], self.sink_c[i] = work, sink + work / conductance
-        self.power_w[i] = FAN_RATED_W_PER_W * nominal * fan**3 + work + pump_w
+        self.power_w[i] = float(p.loop_fan_w[i]) * fan**3 + work + pump_w
         if p.loop_wet[i]:
             self.water_l[i] += float(makeup_l_per_s(evaporated_l_per_s(rejected + work))) * dt_s
         error = cold - float(self.aim_c[i])

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twin.catalogue import F64, Bool
-from twin.physics import COOLANTS, heat_rate_w_per_k
+from twin.physics import COOLANTS, FAN_RATED_W_PER_W, heat_rate_w_per_k
 from twin.plant.layout import Index
 from twin.site import (
     APPROACH_K,
@@ -29,7 +29,9 @@ from twin.site import (
     RACK_DROP_PA,
     RACK_VOLUME_MIN,
     Design,
+    LoopGroup,
     Site,
+    expand,
 )
 
 # Shares of a GPU's dynamic power: SMs, tensor cores, memory, and what SMs and tensor cores together add
@@ -60,6 +62,10 @@ FACILITY_MARGIN_K = 3.0  # loop colder than the exchangers need at nominal heat;
 # Of a pump's motor with its drive: IEC 60034-30-1 asks for 0.90 of a four-pole IE3 motor of 7.5 kW, and a
 # drive keeps 0.95 of that. The rest warms the room; what reaches the shaft ends as heat in the water.
 MOTOR_EFFICIENCY_PU = 0.86
+# ASHRAE 90.1-2019 G3.1.3.10 and G3.1.3.11: 22 W/gpm for a primary and a secondary pump, 19 W/gpm for the pump
+# between tower and exchanger
+LOOP_PUMP_W_PER_LPM, TOWER_PUMP_W_PER_LPM = 5.8, 5.0
+BYPASS_PU = 0.1  # of a loop's nominal flow, which passes the CDUs by; source: estimate
 FACILITY_WATER_C = 30.0  # at which the facility water's heat capacity is taken; source: estimate
 LUMPED = 4  # GPUs that one stands for where a plant is lumped without saying how many
 
@@ -135,6 +141,8 @@ class Parameters:
     loop_approach_k: F64
     loop_wet: Bool
     loop_chiller_pu: F64  # of the nominal heat
+    loop_pump_w_per_lpm: F64  # of what passes CDUs and bypass; a tower's own circuit, with as much, included
+    loop_fan_w: F64  # at full speed
     # [n_hall]
     hall_air_max_w: F64
     hall_j_per_k: F64
@@ -337,11 +345,8 @@ def _cdus(site: Site, values: dict[str, object], rack: dict[str, F64], draw: _Dr
     curve = ((PUMP_SHUTOFF_RATIO - 1.0) * nominal_pa / (flow / PUMPS_PER_CDU) ** 2)[:, None]
     loops = site.sizes["loop"]
     loop_of = np.where(site.loop_of_cdu >= 0, site.loop_of_cdu, loops).astype(np.intp)
-    loop_heat = np.maximum(np.bincount(loop_of, weights=heat, minlength=loops + 1), 1000.0)
-    loop_flow = np.maximum(np.bincount(loop_of, weights=PRIMARY_FLOW_RATIO * flow, minlength=loops + 1), 1.0)
-    names = [name.rpartition("/")[2] for name in site.names["loop"]]
-    by_name = _cooling_of(site)
-    kinds = [by_name.get(name, "unknown") for name in names] + ["unknown"]
+    served_w = np.bincount(loop_of, heat, loops + 1).astype(np.float64)
+    served_lpm = np.bincount(loop_of, flow, loops + 1).astype(np.float64)
     return {
         "cdu_flow_lpm": flow,
         "cdu_inner": draw.about(inner, 0.05),
@@ -360,21 +365,35 @@ def _cdus(site: Site, values: dict[str, object], rack: dict[str, F64], draw: _Dr
         "water_w_per_k_per_lpm": water,
         "cdu_volume_l": (RACK_VOLUME_MIN + CDU_VOLUME_MIN) * flow,
         "loop_of_cdu": loop_of,
-        "loop_heat_w": loop_heat,
-        "loop_flow_lpm": loop_flow,
-        "loop_tank_j_per_k": draw.about(0.5 * LOOP_VOLUME_MIN * 60.0 * loop_flow * water, 0.1),
-        "loop_approach_k": draw.about(
-            np.array([4.0 if kind == "tower" else 8.0 for kind in kinds]), 0.10
-        ),
-        "loop_wet": np.array([kind == "tower" for kind in kinds], np.bool_),
-        "loop_chiller_pu": np.array([1.2 if kind in ("chiller", "unknown") else 0.0 for kind in kinds]),
-    }  # fmt: skip
+    } | _loops(site, served_w, served_lpm, water, draw)  # fmt: skip
 
 
-def _cooling_of(site: Site) -> dict[str, str]:
-    from twin.site import expand
+def _loops(site: Site, heat_w: F64, cdu_lpm: F64, water: float, draw: _Draw) -> dict[str, object]:
+    """Loops with this heat and flow of their CDUs [n_loop + 1], W and l/min: as stated, else as usual.
 
-    return {name: group.cooling for group in site.file.loops for name in expand(group.name)}
+    `water` is the heat per kelvin of the facility water, W/K per l/min.
+    """
+    heat_w, flow_lpm = np.maximum(heat_w, 1000.0), np.maximum(PRIMARY_FLOW_RATIO * cdu_lpm, 1.0)
+    stated = {name: group for group in site.file.loops for name in expand(group.name)}
+    names = [name.rpartition("/")[2] for name in site.names["loop"]]
+    groups = [stated.get(name, LoopGroup(name=name)) for name in names] + [LoopGroup(name="unknown")]
+    wet = np.array([g.cooling == "tower" for g in groups], np.bool_)
+
+    def nameplate(key: str) -> F64:
+        return np.array([getattr(g, key) for g in groups], np.float64)  # None is NaN
+
+    passed_lpm = (1.0 + BYPASS_PU) * flow_lpm
+    usual_w = (LOOP_PUMP_W_PER_LPM + TOWER_PUMP_W_PER_LPM * wet) * passed_lpm
+    return {
+        "loop_heat_w": heat_w,
+        "loop_flow_lpm": flow_lpm,
+        "loop_tank_j_per_k": draw.about(0.5 * LOOP_VOLUME_MIN * 60.0 * flow_lpm * water, 0.1),
+        "loop_approach_k": draw.about(_known(nameplate("approach_k"), np.where(wet, 4.0, 8.0)), 0.10),
+        "loop_wet": wet,
+        "loop_chiller_pu": np.array([1.2 if g.cooling in ("chiller", "unknown") else 0.0 for g in groups]),
+        "loop_pump_w_per_lpm": _known(nameplate("pumps_w"), usual_w) / passed_lpm,
+        "loop_fan_w": _known(nameplate("fans_w"), FAN_RATED_W_PER_W * heat_w),
+    }
 
 
 def _halls_and_feeders(

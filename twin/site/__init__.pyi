@@ -19,6 +19,7 @@ from .design import (
     Design as Design,
 )
 from .file import (
+    LoopGroup as LoopGroup,
     ModelEntry as ModelEntry,
     SiteFile as SiteFile,
     convert as convert,

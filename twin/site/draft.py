@@ -16,6 +16,7 @@ from twin.site.file import (
     FeederGroup,
     Hall,
     LeafGroup,
+    LoopGroup,
     Plane,
     RackGroup,
     SiteFile,
@@ -25,6 +26,7 @@ from twin.site.file import (
 from twin.site.profile import Profile
 
 MAX_GPUS = 4_000_000  # and nodes
+LOOP_APPROACH_K = (1.0, 30.0)  # that coolers and towers are built for; source: estimate
 MAX_NAMED = 200_000  # halls, racks, feeders, CDUs, loops, leaves, switches: what has a name of its own
 MAX_NAMES = 1_000_000  # names written out in all, those that say who serves whom included
 MAX_LINKS = 8_000_000
@@ -108,6 +110,7 @@ def draft_of(file: SiteFile, profiles: dict[str, Profile], names_lost: bool) -> 
         _expand_feeders(draft, group, f"$.feeders[{i}]", file.site)
     for i, loop in enumerate(file.loops):
         draft.loops += [f"{file.site}/{n}" for n in _names(draft, f"$.loops[{i}].name", loop.name)]
+        _check_loop(draft, loop, f"$.loops[{i}]")
     for i, store in enumerate(file.storage):
         draft.storage += [f"{file.site}/{n}" for n in _names(draft, f"$.storage[{i}].name", store.name)]
     _check_keys(draft, file)
@@ -140,6 +143,15 @@ def _names(draft: Draft, path: str, pattern: str) -> list[str]:
         draft.refuse(f"{path}: more than {MAX_NAMED} names with this one; expected fewer for one daemon")
         return []
     return names if draft.count(path, len(names)) else []
+
+
+def _check_loop(draft: Draft, loop: LoopGroup, path: str) -> None:
+    low_k, high_k = LOOP_APPROACH_K
+    if loop.approach_k is not None and not low_k <= loop.approach_k <= high_k:
+        draft.problems.append(f"{path}.approach_k: expected {low_k:g} to {high_k:g} K, got {loop.approach_k}")
+    for key, value in (("pumps_w", loop.pumps_w), ("fans_w", loop.fans_w)):
+        if value is not None and not 0.0 < value < math.inf:
+            draft.problems.append(f"{path}.{key}: expected a number > 0, got {value}")
 
 
 def _expand_hall(draft: Draft, file: SiteFile, hall: Hall, path: str, profiles: dict[str, Profile]) -> None:

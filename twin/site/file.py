@@ -66,10 +66,16 @@ class CduGroup(_Strict, frozen=True):
 
 
 class LoopGroup(_Strict, frozen=True):
-    """A facility-water loop; `cooling` is how it rejects heat."""
+    """A facility-water loop; `cooling` is how it rejects heat. A simulated site has the plant that is stated
+    here; the twin learns what a real one does.
+    """
 
     name: str  # may hold one range
     cooling: Literal["dry_cooler", "tower", "chiller", "unknown"] = "unknown"  # how it rejects heat
+    # of its supply over the air at nominal heat and full fans: over a wet bulb of 25.6 C, or the dry bulb
+    approach_k: float | None = None
+    pumps_w: float | None = None  # of all pumps of the loop, and of a tower's, at nominal flow
+    fans_w: float | None = None  # of all its fans at full speed
 
 
 class FeederGroup(_Strict, frozen=True):
