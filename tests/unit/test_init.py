@@ -284,12 +284,25 @@ def test_a_port_that_was_given_and_is_in_use_is_written_and_told(
     assert made(tmp_path)[1]["api"] == {"port": port}
 
 
+def test_with_force_port_and_state_stay(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as daemon:
+        port = str(daemon.getsockname()[1])
+        assert main(["init", str(tmp_path), *BARE, "--port", port, "--state", str(tmp_path / "var")]) == 0
+        before = made(tmp_path)[1]
+        assert main(["init", str(tmp_path), *BARE, "--force"]) == 0
+        assert made(tmp_path)[1] == before
+    (tmp_path / "racktwin.yaml").write_text("broker: [")
+    assert main(["init", str(tmp_path), *BARE, "--force"]) == 0
+    assert "state" not in made(tmp_path)[1]
+
+
 def test_its_link_works_once_the_daemon_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = str(tmp_path / "racktwin.yaml")
     with RunningDaemon(tmp_path, "embedded") as daemon, socket.create_server(("127.0.0.1", 0)) as taken:
         monkeypatch.setattr(init, "API_PORT", taken.getsockname()[1])
+        daemon.config_path.unlink()
         assert main(["init", str(tmp_path), *BARE, "--force"]) == 0
         link = re.search(r"then: (http://127.0.0.1:(\d+)/#token=(\S+))", capsys.readouterr().out)
         assert link is not None

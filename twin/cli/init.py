@@ -296,18 +296,35 @@ def _configuration(draft: SiteDraft, found: Surroundings, args: argparse.Namespa
         tree["jobs"] = {"slurm": {"node_names": names} if names else {}}
     if found.kubernetes is not None:
         tree["kubernetes"] = found.kubernetes
-    port = args.port or next((p for p in range(API_PORT, API_PORT + 50) if _is_free(p)), API_PORT)
+    before = _before(args.folder / CONFIG)
+    free = (p for p in range(API_PORT, API_PORT + 50) if _is_free(p))
+    port = args.port or before.get("api", {}).get("port") or next(free, API_PORT)
     if port != Api().port:
         tree["api"] = {"port": port}
     if not _is_free(port):
         found.guesses.append(
-            f"port {port} is in use on this host: the daemon can start once what listens there has ended"
+            f"port {port} is in use on this host: the daemon can start once what listens there has ended, "
+            "such as one that runs with the files of before"
         )
-    elif port not in (API_PORT, args.port):
+    elif port != API_PORT and not (before or args.port):
         found.guesses.append(f"port {API_PORT} is in use on this host: the page is at {port}")
     if args.state is not None or args.folder.resolve() == SERVICE:
         tree["state"] = str((args.state or STATE).resolve())
+    elif "state" in before:
+        tree["state"] = before["state"]
     return tree
+
+
+def _before(path: Path) -> dict[str, Any]:
+    """Port and state of a configuration that is overwritten: its daemon may run, and keeps its records."""
+    if not path.exists():
+        return {}
+    try:
+        config = load_config(path).config
+    except ConfigError:
+        return {}
+    kept = {"api": {"port": config.api.port}} if config.api is not None else {}
+    return kept | ({"state": config.state} if config.state is not None else {})
 
 
 def _address(broker: str) -> tuple[str, int]:
