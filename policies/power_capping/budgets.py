@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from policies.power_capping.allocation import Budgets
+from policies.power_capping.demand import current
 from policies.power_capping.unpowered import unpowered_gpus, unpowered_nodes
 from twin.catalogue import F64, I32, I64, Bool
 from twin.contracts import View
@@ -195,20 +196,30 @@ def other_w(view: View, gpu_w: F64, gain: F64 | float, heard: Bool | None = None
     `heard` [n_gpu]: given where nodes stand in for GPUs, as in power_nodes; nothing of their nodes is beside
     them then.
     """
-    site, design = view.site, view.site.design
-    overhead_w = np.nan_to_num(design.rack_overhead_w)
-    nodes = site.sum_by_rack("node", (~unpowered_nodes(view)).astype(np.float64))
+    site, (least_w, most_w) = view.site, stated_w(view, heard is not None)
     if heard is None:
-        heard = (view.quality("gpu.power_w") == GOOD) | unpowered_gpus(view)
-    else:
-        nodes = np.where(by_node(site), 0.0, nodes)
+        heard = current(view, "gpu.power_w") | unpowered_gpus(view)
     rest_w = view.worst("rack.power_w") - site.sum_by_rack("gpu", np.where(heard, gpu_w, 0.0)) * gain
     rest_w = np.maximum(rest_w, 0.0)
-    most_w = nodes * (design.cpu_max_w + design.node_other_w) + overhead_w
-    least_w = nodes * (design.cpu_idle_w + design.node_other_w) + overhead_w
     silent = site.sum_by_rack("gpu", (~heard).astype(np.float64)) > 0
     at_once = np.isfinite(rest_w) & ~silent & (view.age_s("rack.power_w") <= AT_ONCE_S)
     return np.where(at_once, rest_w, np.fmax(np.fmin(rest_w, most_w), np.where(silent, np.nan, least_w)))
+
+
+def stated_w(view: View, standing_in: bool) -> tuple[F64, F64]:
+    """(least, most) that profiles state of what racks draw beside their GPUs [n_rack], W; NaN: not stated.
+
+    `standing_in`: nodes that stand in for their GPUs are none of it.
+    """
+    site, design = view.site, view.site.design
+    nodes = site.sum_by_rack("node", (~unpowered_nodes(view)).astype(np.float64))
+    if standing_in:
+        nodes = np.where(by_node(site), 0.0, nodes)
+    overhead_w = np.nan_to_num(design.rack_overhead_w)
+    least_w, most_w = (
+        nodes * (cpu_w + design.node_other_w) + overhead_w for cpu_w in (design.cpu_idle_w, design.cpu_max_w)
+    )
+    return least_w, most_w
 
 
 def by_node(site: Site) -> Bool:

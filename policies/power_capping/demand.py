@@ -75,15 +75,21 @@ def wants(view: View, peak_w: F64, since_s: float) -> Wants:
     capped = np.isfinite(envelope.low) & ~off
     floor_w, most_w = np.where(capped, envelope.low, 0.0), np.where(capped, envelope.high, 0.0)
     worst_w = view.worst("gpu.power_w").astype(np.float64)
-    heard: Bool = view.quality("gpu.power_w") == GOOD
+    heard = current(view, "gpu.power_w")
     rack_most_w = site.design.gpu_max_w[site.rack_of_gpu]
     power_w = np.where(np.isfinite(worst_w), worst_w, np.where(capped, most_w, rack_most_w))
     power_w = np.nan_to_num(np.where(capped, np.minimum(power_w, most_w), np.where(off, 0.0, power_w)))
     cap_w = np.fmin(view.readback(CONTROL), view.commanded(CONTROL))  # some devices tell no cap
     peak_w, demand_w = expected(power_w, heard, cap_w, most_w, peak_w, since_s)
-    growth = _growth(view)
+    growth = growth_of(view)
     demand_w = np.clip(demand_w if growth is None else demand_w * growth, floor_w, most_w)
     return Wants(power_w, floor_w, most_w, demand_w, peak_w, capped)
+
+
+def current(view: View, key: str) -> Bool:
+    """Entities whose reading is good, or not so old that more than it is to be feared [n]: the second message
+    of a source whose cadence is not known yet is late for no one."""
+    return np.asarray((view.quality(key) == GOOD) | (view.worst(key) <= view.value(key)), np.bool_)
 
 
 def expected(
@@ -96,7 +102,7 @@ def expected(
     return peak, np.where(at_cap | ~heard, most_w, (1.0 + RESERVE_PU) * peak)
 
 
-def _growth(view: View) -> F64 | None:
+def growth_of(view: View) -> F64 | None:
     """Return the upper band of the rack's forecast over its present power [n_gpu]; at least 1."""
     forecast = view.forecasts.get(("rack.power_w", HORIZON_S))
     if forecast is None:

@@ -13,6 +13,8 @@ import numpy as np
 
 from policies.power_capping.budgets import Carried, carried_by, dead_feeders, gain_of, pairs_of, sums_w
 from policies.power_capping.loads import loads_of
+from policies.power_capping.nodes import nodes_of
+from policies.power_capping.unheard import learning_s, never_heard
 from twin.catalogue import F64, I64, NS, Bool, clean
 from twin.contracts import ExplainRequest, View, measured
 from twin.telemetry import GOOD
@@ -363,6 +365,13 @@ def notes_of(state: PowerState, rows: list[dict[str, Any]]) -> list[str]:
     silent = int((~np.isfinite(state.rack_w)).sum())
     if silent:
         out.append(f"{silent} of {len(state.rack_w)} racks were never heard: what is above them carries more")
+    unheard = int(never_heard(state.view, nodes_of(state.view.site)).sum())
+    if unheard:
+        out.append(
+            f"{unheard:,} of {state.view.site.sizes['gpu']:,} GPUs were never heard: they count with what "
+            f"meters above leave; without a meter with nothing for {learning_s(state.view.site):.0f} s, with "
+            "their most after that"
+        )
     if request.role != "leader":
         out.append("this daemon stands by; the one that leads decides")
     return out

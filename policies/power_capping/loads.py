@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from policies.power_capping.budgets import Carried, gain_of, sums_w
+from policies.power_capping.demand import current
 from twin.catalogue import F64, I64, NS, Bool
 from twin.contracts import View
 from twin.site import Design
@@ -45,7 +46,7 @@ def loads_of(view: View, carried: Carried) -> Loads:
     """Loads of all feeders."""
     first, n = carried.feeder(0), view.site.sizes["feeder"]
     pairs = carried.pairs
-    gpu_heard = view.quality("gpu.power_w") == GOOD
+    gpu_heard = current(view, "gpu.power_w")
     gpu_w = np.where(gpu_heard, view.value("gpu.power_w"), 0.0).astype(np.float64)
     sure_w, likely_w = _by_nodes_w(view, gpu_w)
     rack_heard = view.quality("rack.power_w") == GOOD

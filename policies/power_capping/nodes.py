@@ -12,12 +12,11 @@ from typing import NamedTuple
 import numpy as np
 
 from policies.power_capping.budgets import by_node
-from policies.power_capping.demand import CONTROL, Wants, expected
+from policies.power_capping.demand import CONTROL, Wants, current, expected
 from policies.power_capping.unpowered import unpowered_gpus
 from twin.catalogue import F64, I64, Bool
 from twin.contracts import View
 from twin.site import Site
-from twin.telemetry import GOOD
 
 NODE_CONTROL = "node.power_cap_w"
 
@@ -49,10 +48,10 @@ def standing_in(
 
     `peak_w` [n_gpu]: peaks `since_s` ago.
     """
-    heard: Bool = (view.quality("gpu.power_w") == GOOD) | unpowered_gpus(view)
+    heard = current(view, "gpu.power_w") | unpowered_gpus(view)
     envelope, at = view.envelope(NODE_CONTROL), nodes.node
     floor_w, most_w = envelope.low[at], envelope.high[at]
-    heard_node = (view.quality("node.power_w") == GOOD)[at]
+    heard_node = current(view, "node.power_w")[at]
     worst_w = view.worst("node.power_w")[at].astype(np.float64)
     power_w = np.minimum(np.where(np.isfinite(worst_w), worst_w, most_w), most_w)
     cap_w = np.fmin(view.readback(NODE_CONTROL)[at], view.commanded(NODE_CONTROL)[at])
@@ -88,3 +87,11 @@ def readback_w(view: View, nodes: CappedNodes) -> F64:
     out = view.readback(CONTROL).copy()
     out[nodes.gpu] = view.readback(NODE_CONTROL)[nodes.node]
     return out
+
+
+def limits_w(view: View, nodes: CappedNodes) -> F64:
+    """Return the lower of the reported and the commanded caps [n_gpu], nodes in the rows of their first GPUs;
+    NaN: neither is known."""
+    commanded_w = view.commanded(CONTROL).copy()
+    commanded_w[nodes.gpu] = view.commanded(NODE_CONTROL)[nodes.node]
+    return np.fmin(readback_w(view, nodes), commanded_w)

@@ -49,6 +49,7 @@ from policies.power_capping.nodes import NODE_CONTROL, CappedNodes, heard_s, nod
 from policies.power_capping.release import Raises, steadied
 from policies.power_capping.savings import CapAccount
 from policies.power_capping.shares import Claims, gpus_w, shared_out
+from policies.power_capping.unheard import Unheard, learned, never_heard, patient, unheard_of
 from policies.power_capping.unpowered import unpowered_gpus
 from twin.catalogue import F64, I8, I32, I64, NS, Bool, ContractError
 from twin.contracts import (
@@ -102,8 +103,15 @@ class PowerCap:
     topics: ClassVar[tuple[Topic, ...]] = TOPICS
     # `sum_w`, `layout`: of the coincidence of peaks
     memory: ClassVar[Columns | None] = Columns(
-        gpu={"peak_w": "f8", "cap_w": "f8", "cut_ns": "i8", "sum_w": "f8", "layout": "i8"},
-        rack={"other_w": "f8", "gpus_w": "f8", "held_w": "f8"},
+        gpu={
+            "peak_w": "f8",
+            "cap_w": "f8",
+            "cut_ns": "i8",
+            "sum_w": "f8",
+            "layout": "i8",
+            "unheard_ns": "i8",
+        },
+        rack={"other_w": "f8", "gpus_w": "f8", "held_w": "f8", "unread_ns": "i8"},
         scalars={"peak_ns": "i8"} | {f"course_{name}": kind for name, kind in _COURSE.items()},
     )
 
@@ -165,19 +173,15 @@ class PowerCap:
             return [], dict(memory)
         last_ns = int(memory["peak_ns"])
         since_s = max(now_ns - last_ns, 0) / NS if last_ns else 0.0
-        nodes, want, heard = nodes_of(site), wants(view, memory["peak_w"], since_s), None
-        if len(nodes.node):
-            want, heard = standing_in(view, want, nodes, memory["peak_w"], since_s)
-        other = other_w(view, want.power_w, gain_of(site), heard)
-        readback = readback_w(view, nodes)
-        other, beside = _slewed(site, other, want, readback, memory, since_s)
-        carried = carried_by(view, pairs_of(site, dead_feeders(view), self.failover))
+        nodes = nodes_of(site)
+        want, other, carried, unheard, known = self._loads(view, memory, nodes, since_s)
         limits, course = self._outside(view, carried, want, other, memory)
         carried = carried.within(limits.site_w, limits.feeder_w)
-        kept = dict(memory) | {"peak_w": want.peak_w, "peak_ns": np.array(now_ns)} | course | beside
+        kept = dict(memory) | {"peak_w": want.peak_w, "peak_ns": np.array(now_ns)} | course | known
         left_w = self._left_w(view, carried, want, other, memory, nodes)
         spared, sums = self._spared_w(site, carried, want, left_w, memory, since_s)
         left_w, kept = left_w + spared, kept | sums
+        left_w = np.where(patient(site, carried, want, left_w, unheard), np.inf, left_w)
         job = np.where(want.capped, together(view), -1)
         class_of = _of_jobs(classes(view, self.least_high, self.tenant_shares), job)
         compute_pu = learned_pu(view)
@@ -198,8 +202,31 @@ class PowerCap:
         capped = want.capped & (cap_w < want.most_w)
         kept["cap_w"] = np.where(capped, cap_w, 0.0)
         kept["cut_ns"] = np.where(capped, cut_ns, 0)
-        why = _Reasons(view, carried, limits, held_by, short, lower.most_w < want.most_w)
+        why = _Reasons(view, carried, limits, unheard, held_by, short, lower.most_w < want.most_w)
         return _proposals(want, cap_w, capped, nodes, why), kept
+
+    def _loads(
+        self, view: View, memory: Memory, nodes: CappedNodes, since_s: float
+    ) -> tuple[Wants, F64, Carried, Unheard, Memory]:
+        """(demand of GPUs, what racks draw beside them [n_rack], places, unheard GPUs, columns to be
+        remembered).
+        """
+        site = view.site
+        # The peak of who just spoke first was estimated
+        spoke = (memory["unheard_ns"] > 0) & ~never_heard(view, nodes)
+        peak_w = np.where(spoke, 0.0, memory["peak_w"])
+        want, heard = wants(view, peak_w, since_s), None
+        if len(nodes.node):
+            want, heard = standing_in(view, want, nodes, peak_w, since_s)
+        other = other_w(view, want.power_w, gain_of(site), heard)
+        carried = carried_by(view, pairs_of(site, dead_feeders(view), self.failover))
+        unheard = unheard_of(view, carried, want, other, nodes, memory)
+        want = learned(view, want, unheard, nodes, peak_w, since_s)
+        other, known = _slewed(site, unheard.other_w, want, readback_w(view, nodes), memory, since_s)
+        # What was only assumed is not held on to: the first reading counts as it is
+        measured = np.isfinite(view.worst("rack.power_w")) & ~unheard.learning_rack
+        known["other_w"] = np.where(measured, known["other_w"], 0.0)
+        return want, other, carried, unheard, known | unheard.since
 
     def _outside(
         self, view: View, carried: Carried, want: Wants, other: F64, memory: Memory
@@ -350,14 +377,17 @@ def _shaved(view: View, want: Wants, class_of: I8, compute_pu: F64 | None, shave
     return want._replace(most_w=most_w, demand_w=np.minimum(want.demand_w, most_w))
 
 
+@dataclass(frozen=True, slots=True)
 class _Reasons:
     """Why GPUs are held: the place that is full below each [n_gpu], or what somebody outside asked for."""
 
-    def __init__(
-        self, view: View, carried: Carried, limits: ExternalLimits, held_by: I64, short: Bool, shaved: Bool
-    ) -> None:
-        self.view, self.carried, self.told = view, carried, limits
-        self.held_by, self.short, self.shaved = held_by, short, shaved
+    view: View
+    carried: Carried
+    limits: ExternalLimits
+    unheard: Unheard
+    held_by: I64
+    short: Bool
+    shaved: Bool
 
     def of(self, place: int) -> str:
         """One sentence."""
@@ -365,23 +395,30 @@ class _Reasons:
         name, why = self.carried.name(self.view.site, place), ""
         first, n = self.carried.pairs.drawn, self.carried.n_feeder
         if name == "site":
-            name, why = "the site", self.told.site_why
-        elif first <= place < first + n and self.carried.limit_w[place] >= self.told.feeder_w[place - first]:
-            why = self.told.feeder_why[place - first]
+            name, why = "the site", self.limits.site_why
+        elif (
+            first <= place < first + n and self.carried.limit_w[place] >= self.limits.feeder_w[place - first]
+        ):
+            why = self.limits.feeder_why[place - first]
         if why:
             return f"{what} of {name} is more than what is let in: {why}{self._unheard(place)}"
         return f"{what} below {name} is more than its budget{self._unheard(place)}"
 
     def _unheard(self, place: int) -> str:
-        """The GPUs below a place that count with all that they may draw, as none of them was ever heard."""
-        view, pairs = self.view, self.carried.pairs
+        """The GPUs below a place that were never heard, and what they count with; for most of them."""
+        pairs, unheard = self.carried.pairs, self.unheard
         below = np.zeros(self.carried.n_rack, np.bool_)
         below[pairs.rack[pairs.place == place]] = True
-        mine = below[view.site.rack_of_gpu] & ~unpowered_gpus(view)
-        never = mine & np.isnan(view.value("gpu.power_w"))
-        if not never.any():
-            return ""
-        return f"; {never.sum():,} of its {mine.sum():,} GPUs were never heard and count with their most"
+        mine = below[self.view.site.rack_of_gpu] & ~unpowered_gpus(self.view)
+        for kind, counted in (
+            (unheard.at_most, "their most, as no meter above them was read"),
+            (unheard.metered, "what the meters above them leave"),
+        ):
+            if (never := mine & kind).any():
+                return (
+                    f"; {never.sum():,} of its {mine.sum():,} GPUs were never heard and count with {counted}"
+                )
+        return ""
 
 
 def _proposals(want: Wants, cap_w: F64, capped: Bool, nodes: CappedNodes, why: _Reasons) -> list[Proposal]:
@@ -401,7 +438,7 @@ def _proposals(want: Wants, cap_w: F64, capped: Bool, nodes: CappedNodes, why: _
         if at >= 0:
             reason = why.of(at)
         elif at == -2:
-            reason = f"the usual work gives way to the grid: {why.told.shave_why}"
+            reason = f"the usual work gives way to the grid: {why.limits.shave_why}"
         mine = capped & (place == at)
         index, standing = mask_index(mine & ~nodes.inside), mine[nodes.gpu]
         rows = (

@@ -10,6 +10,7 @@ import pytest
 from policies.power_capping import PowerCap
 from policies.power_capping.budgets import other_w
 from policies.power_capping.demand import wants
+from policies.power_capping.unheard import LEARNING_S
 from policies.power_capping.unpowered import unpowered_gpus
 from tests.support.builders import Twin, two_racks
 from twin.telemetry import IdentityTold
@@ -19,6 +20,7 @@ DRAWN_W = 1000.0
 HALF_W = 90_000.0  # what half a rack may draw fits, what a whole one may does not
 CAP = "gpu.power_cap_w"
 NODE = "lab/h/r1/node{}"
+UNMETERED = {"rack.power_w": np.nan}
 
 
 def rack(nodes: int = NODES) -> dict[str, Any]:
@@ -61,10 +63,22 @@ def test_slots_that_the_site_file_does_not_fill_draw_nothing() -> None:
 
 
 def test_gpus_that_are_there_and_silent_may_draw_their_most_and_the_reason_says_so() -> None:
-    twin = looked(rack(), heard())
+    twin = looked(rack(), heard() | UNMETERED)
     assert len(capped(twin)) == NODES * GPUS_OF_NODE
     (reason,) = {p.reason for p in twin.engine.in_force["power_cap"]}
-    assert "; 36 of its 72 GPUs were never heard and count with their most" in reason
+    why = "count with their most, as no meter above them was read"
+    assert f"; 36 of its 72 GPUs were never heard and {why}" in reason
+
+
+def test_what_a_meter_leaves_for_silent_gpus_is_all_that_they_draw() -> None:
+    """The rack reads what the heard half draws and what its nodes draw beside: the heard half is not cut."""
+    twin = looked(rack(), heard())
+    assert not (capped(twin) < FILLED * GPUS_OF_NODE).any()
+    (reason,) = {p.reason for p in twin.engine.in_force["power_cap"]}
+    assert reason.startswith("all that GPUs may draw below lab/h/b is more than its budget")
+    assert reason.endswith(
+        "; 36 of its 72 GPUs were never heard and count with what the meters above them leave"
+    )
 
 
 def test_nodes_that_are_off_draw_nothing() -> None:
@@ -78,16 +92,18 @@ def test_nodes_that_are_off_draw_nothing() -> None:
     assert other_w(view, want.power_w, 1.0)[0] == pytest.approx(60_000 - 36 * DRAWN_W)
 
 
-def test_a_node_that_was_off_counts_with_its_most_from_when_it_is_on_or_no_longer_told() -> None:
-    readings = heard(**{"node.power_on_state": off()})
+def test_a_node_that_was_off_counts_with_its_most_when_it_is_on_or_no_longer_told_and_stays_mute() -> None:
+    readings = heard(**{"node.power_on_state": off()}) | UNMETERED
     twin = looked(rack(), readings)
     on = readings | {"node.power_on_state": 1.0}
-    for _ in range(2):
+    for _ in range(round(LEARNING_S / 5.0)):
         twin.tick(on, dt_s=5.0)
+        assert not len(capped(twin))
+    twin.tick(on, dt_s=5.0)
     assert len(capped(twin)) == NODES * GPUS_OF_NODE
     twin = looked(rack(), readings)
     for _ in range(100):
-        twin.tick(heard(), dt_s=5.0)
+        twin.tick(heard() | UNMETERED, dt_s=5.0)
     assert len(capped(twin)) == NODES * GPUS_OF_NODE, "its controller fell silent: nobody knows"
 
 

@@ -207,7 +207,7 @@ def _rack_design(site: Site, lump: int) -> dict[str, F64]:
         "nodes": nodes, "gpus": gpus, "gpu_max": gpu_max, "gpu_idle": _known(d.gpu_idle_w, 0.15 * gpu_max),
         "cpu_max": cpu_max, "cpu_idle": np.where(nodes > 0, _known(d.cpu_idle_w, 60.0), 0.0),
         "other": other, "loss": loss, "overhead": overhead, "whole": whole, "rated": rated,
-        "capture": capture,
+        "filled": _known(d.rack_filled_pu, 1.0), "capture": capture,
         "liquid": liquid.astype(np.float64), "flow": np.maximum(flow, 1.0), "tau": tau,
         "resistance": _known(d.gpu_resistance_k_per_w, 40.0 / gpu_max),
         "slowdown": _known(d.gpu_slowdown_c, 89.0), "shutdown": _known(d.gpu_shutdown_c, 95.0),
@@ -313,8 +313,9 @@ def _racks(site: Site, rack: dict[str, F64], draw: _Draw) -> dict[str, object]:
         "rack_plate_capture_pu": plate,
         "rack_to_air_w_per_k": np.where(liquid, RACK_TO_AIR_W_PER_K, 0.0),
         "rack_overhead_w": draw.about(0.8 * rack["overhead"], 0.20),
+        # Shelves lose a share of what they deliver: the same with few nodes
         "rack_overhead_pu": draw.about(
-            0.2 * rack["overhead"] / np.maximum(rack["whole"] - rack["overhead"], 1.0), 0.2
+            0.2 * rack["overhead"] * rack["filled"] / np.maximum(rack["whole"] - rack["overhead"], 1.0), 0.2
         ) * (rack["nodes"] > 0),
         "rack_share_a_pu": np.clip(0.5 + draw.add(n, 0.01), 0.4, 0.6),
         "rack_air_max_w": np.maximum(air_w, 500.0),

@@ -67,6 +67,7 @@ class Design:
     node_loss_pu: F64  # of the power of its GPUs and CPUs: regulators and fans, which rise with the load
     rack_overhead_w: F64  # switches, shelves: what a rack draws beside its nodes
     rack_max_w: F64
+    rack_filled_pu: F64  # its nodes, of those that its profile has in a rack
     capture_pu: F64  # share of a rack's power that its liquid carries; 0 in air
     rack_flow_lpm: F64  # nominal; NaN in air
     cdu_flow_lpm: F64  # [n_cdu] nominal, the sum over its racks; NaN if unknown
@@ -156,7 +157,7 @@ def design_of(profiles: Mapping[str, Profile], racks: RackLayout, cdus: CduLayou
 
 _RACK = ("gpu_idle_w", "gpu_max_w", "gpu_resistance_k_per_w", "gpu_tau_s", "gpu_slowdown_c", "gpu_shutdown_c",
          "cpu_idle_w", "cpu_max_w", "node_other_w", "node_loss_pu", "rack_overhead_w", "rack_max_w",
-         "capture_pu", "rack_flow_lpm")  # fmt: skip
+         "rack_filled_pu", "capture_pu", "rack_flow_lpm")  # fmt: skip
 
 
 def _of_rack(profile: Profile, nodes: int, gpus: int) -> dict[str, float]:
@@ -199,6 +200,7 @@ def _of_rack(profile: Profile, nodes: int, gpus: int) -> dict[str, float]:
         "node_loss_pu": loss_pu,
         "rack_overhead_w": overhead,
         "rack_max_w": rack_max,
+        "rack_filled_pu": nodes / usual,
         "capture_pu": capture,
         "rack_flow_lpm": flow * nodes / usual
         if np.isfinite(flow)

@@ -1,0 +1,187 @@
+"""Unheard: what GPUs draw of which nothing was ever read.
+
+The meter of a rack or a feeder reads them too: what it reads beyond those that are heard is theirs, spread by
+what each may draw, and is expected to rise no more than that of the others. Where no meter tells, a GPU is
+waited for: for the learning time it is no reason to cut anybody, and it counts with its most after that.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from policies.power_capping.budgets import Carried, gain_of, stated_w, sums_w
+from policies.power_capping.demand import Wants, expected, growth_of
+from policies.power_capping.nodes import CappedNodes, limits_w
+from policies.power_capping.unpowered import unpowered_gpus
+from twin.catalogue import F64, I64, NS, Bool
+from twin.contracts import Memory, View
+from twin.site import Site
+
+# Learning time since anything of the site was heard: five scrapes of 15 s, or five periods of the site file
+LEARNING_S, LEARNING_PERIODS = 75.0, 5.0
+
+
+class Unheard(NamedTuple):
+    """GPUs that were never heard [n_gpu], nodes that stand in for theirs in the rows of their first ones.
+
+    `power_w`: what a meter above leaves for them, W, NaN where none is read; `other_w` [n_rack]: what racks
+    draw beside their GPUs, 0 where nothing of a rack is known yet; `learning`: they are waited for, and no
+    longer than the learning time; `learning_rack` [n_rack]: racks with such GPUs, or whose meter is.
+    `since`: columns of a policy's memory, since when each is waited for.
+    """
+
+    never: Bool
+    power_w: F64
+    other_w: F64
+    learning: Bool
+    learning_rack: Bool
+    since: Memory
+
+    @property
+    def metered(self) -> Bool:
+        """GPUs that count with what a meter leaves for them [n_gpu]."""
+        return self.never & np.isfinite(self.power_w)
+
+    @property
+    def waiting(self) -> Bool:
+        """GPUs that count with nothing yet [n_gpu]."""
+        return self.learning & np.isnan(self.power_w)
+
+    @property
+    def at_most(self) -> Bool:
+        """GPUs that count with all that they may draw [n_gpu]."""
+        return self.never & ~self.learning & np.isnan(self.power_w)
+
+
+def never_heard(view: View, nodes: CappedNodes) -> Bool:
+    """GPUs of which no power was ever read, and that are not known to be off or gone [n_gpu]."""
+    never: Bool = np.isnan(view.value("gpu.power_w")) & ~unpowered_gpus(view)
+    if len(nodes.node):
+        never &= ~nodes.inside
+        never[nodes.gpu] = np.isnan(view.value("node.power_w")[nodes.node])
+    return never
+
+
+def learning_s(site: Site) -> float:
+    """Time for which a GPU that was never heard is waited for, in s."""
+    given_s = max(site.file.periods_s.get(key, 0.0) for key in ("gpu", "gpu.power_w"))
+    return max(LEARNING_S, LEARNING_PERIODS * given_s)
+
+
+def unheard_of(
+    view: View, carried: Carried, want: Wants, other: F64, nodes: CappedNodes, memory: Memory
+) -> Unheard:
+    """Unheard GPUs and what the meters above tell of them.
+
+    `want.power_w` holds the most that these may draw; `other` [n_rack] is what racks draw beside their GPUs.
+    """
+    site, gain, limit_w = view.site, gain_of(view.site), limits_w(view, nodes)
+    never, unread = never_heard(view, nodes), np.isnan(view.value("rack.power_w")) & site.metered_rack
+    since_ns, learning = _waited_for(view, never, memory["unheard_ns"])
+    unread_ns, coming = _waited_for(view, unread, memory["unread_ns"])
+    level = np.full(len(unread), np.nan)
+    if never.any():
+        heard_w = np.where(never, 0.0, np.fmin(np.maximum(want.power_w, want.peak_w), limit_w))
+        known_w = site.sum_by_rack("gpu", heard_w) * gain
+        most_w = site.sum_by_rack("gpu", np.where(never, want.power_w, 0.0)) * gain
+        least_w = np.fmin(other, stated_w(view, len(nodes.node) > 0)[0])
+        least, most = (_levels(view, carried, known_w + np.nan_to_num(x), most_w) for x in (other, least_w))
+        # They do as those that are heard, as far as the meters allow: what is beside them is less then
+        usual = heard_w.sum() / want.most_w[~never].sum() if want.most_w[~never].any() else 1.0
+        level = np.maximum(least, np.minimum(most, usual))
+        other = np.where(np.isnan(level), other, np.maximum(other - (level - least) * most_w, 0.0))
+    waiting = learning & np.isnan(level)[site.rack_of_gpu]
+    every = np.bincount(site.rack_of_gpu, minlength=len(unread))
+    unknown = (every > 0) & (site.sum_by_rack("gpu", waiting.astype(np.float64)) >= every)
+    return Unheard(
+        never,
+        np.where(never, level[site.rack_of_gpu] * want.power_w, np.nan),
+        np.where(unknown, 0.0, other),
+        learning,
+        coming | (site.sum_by_rack("gpu", learning.astype(np.float64)) > 0),
+        {"unheard_ns": since_ns, "unread_ns": unread_ns},
+    )
+
+
+def _waited_for(view: View, never: Bool, since_ns: I64) -> tuple[I64, Bool]:
+    """(since when each of `never` is waited for, 0 = not yet; whether for no longer than the learning time)
+    [n]; `since_ns` as of the last call."""
+    keys = ("gpu.power_w", "node.power_w", "rack.power_w", "feeder.power_w")
+    begun_ns = view.now_ns if any(np.isfinite(view.value(key)).any() for key in keys) else 0
+    since_ns = np.where(never, np.where(since_ns > 0, since_ns, begun_ns), 0)
+    learning = never & ((since_ns == 0) | (view.now_ns - since_ns < round(learning_s(view.site) * NS)))
+    return since_ns, learning
+
+
+def _levels(view: View, carried: Carried, known_w: F64, most_w: F64) -> F64:
+    """Share of `most_w` that unheard GPUs draw, by rack [n_rack]; NaN where no meter above them was read.
+
+    The meter of the rack tells, else of the lowest feeders, each as high as it may read by now. It reads
+    `known_w` beside them.
+    """
+    pairs, first, unheard = carried.pairs, carried.pairs.drawn, most_w > 0
+    level = _share(view.worst("rack.power_w") - known_w, most_w)
+    meter_w, depth = view.worst("feeder.power_w").astype(np.float64), _depth(view.site)
+    fed = np.flatnonzero((pairs.place >= first) & (pairs.place < first + carried.n_feeder))
+    feeder, rack, share = pairs.place[fed] - first, pairs.rack[fed], pairs.share[fed]
+    for at in np.unique(depth[np.isfinite(meter_w)])[::-1]:
+        unknown = unheard & np.isnan(level)
+        if not unknown.any():
+            break
+        of_racks = known_w + np.nan_to_num(level) * most_w, np.where(unknown, most_w, 0.0)
+        rest_w, open_w = (np.bincount(feeder, share * x[rack], len(meter_w)) for x in of_racks)
+        of_feeder = _share(meter_w - rest_w, open_w.astype(np.float64))
+        mine = (depth[feeder] == at) & unknown[rack]
+        np.fmax.at(level, rack[mine], of_feeder[feeder[mine]])
+    return level
+
+
+def _share(left_w: F64, most_w: F64) -> F64:
+    """`left_w` over `most_w` [n], 0 to 1; NaN where either is unknown or there is nothing to share."""
+    share: F64 = np.divide(left_w, most_w, out=np.full(len(left_w), np.nan), where=most_w > 0)
+    return np.clip(share, 0.0, 1.0)
+
+
+def _depth(site: Site) -> I64:
+    """Feeders above each feeder [n_feeder]."""
+    above = site.parent_of_feeder.astype(np.int64)
+    depth, up = np.zeros(len(above), np.int64), above
+    while (up >= 0).any():
+        depth += up >= 0
+        up = np.where(up >= 0, above[np.maximum(up, 0)], -1)
+    return depth
+
+
+def learned(
+    view: View, want: Wants, unheard: Unheard, nodes: CappedNodes, peak_w: F64, since_s: float
+) -> Wants:
+    """`want` with what is known of the unheard GPUs; `peak_w` [n_gpu] are peaks `since_s` ago."""
+    if not unheard.never.any():
+        return want
+    metered, waiting = unheard.metered, unheard.waiting
+    power_w = np.where(metered, unheard.power_w, np.where(waiting, 0.0, want.power_w))
+    # While others are still to come, what is left for these is not remembered
+    before_w = np.where(unheard.learning, 0.0, peak_w)
+    peak, demand_w = expected(power_w, metered, limits_w(view, nodes), want.most_w, before_w, since_s)
+    growth = growth_of(view)
+    demand_w = np.clip(demand_w if growth is None else demand_w * growth, want.floor_w, want.most_w)
+    return want._replace(
+        power_w=power_w,
+        demand_w=np.where(metered, demand_w, want.demand_w),
+        peak_w=np.where(metered, peak, want.peak_w),
+        capped=want.capped & ~waiting,
+    )
+
+
+def patient(site: Site, carried: Carried, want: Wants, left_w: F64, unheard: Unheard) -> Bool:
+    """Places below which somebody is waited for, and where demand fits in what is left [n_place].
+
+    That all may rise to their most at once is judged when all were heard.
+    """
+    if not unheard.learning_rack.any():
+        return np.zeros(len(left_w), np.bool_)
+    waits = sums_w(carried, unheard.learning_rack.astype(np.float64)) > 0
+    demand_w = site.sum_by_rack("gpu", np.where(want.capped, want.demand_w, 0.0)) * gain_of(site)
+    return np.asarray(waits & (sums_w(carried, demand_w) <= left_w), np.bool_)
