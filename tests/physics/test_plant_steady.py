@@ -154,3 +154,19 @@ def test_a_node_draws_what_its_profile_says_full_and_idle(profile: str) -> None:
         plant.settle()
         said = float(power[key]["value"])
         assert plant.truth.node_power_w == pytest.approx(said, rel=0.03 if load else 0.10), key
+
+
+def test_a_rack_of_few_nodes_loses_the_share_of_a_full_one_in_its_shelves() -> None:
+    """The loss is what its power rises by beyond that of its nodes, from rest to full load."""
+    tree = two_racks()
+    tree["halls"][0]["racks"] = [
+        {"name": "r1", "profile": "gb200-nvl72"},
+        {"name": "r2", "profile": "gb200-nvl72", "nodes": 1},
+    ]
+    site = site_of(tree)
+    rest, busy = (settled(site, load, spread=0.0).truth for load in (0.0, 0.9))
+    rise_w = busy.rack_power_w - rest.rack_power_w
+    nodes_w = site.sum_by_rack("node", busy.node_power_w - rest.node_power_w)
+    loss_pu = rise_w / nodes_w - 1.0
+    assert loss_pu[1] == pytest.approx(loss_pu[0], rel=0.01)
+    assert 0.01 < loss_pu[0] < 0.03
