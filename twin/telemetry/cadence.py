@@ -19,7 +19,7 @@ from twin.catalogue import F32, F64, I32, Bool
 # Gaps before anything is concluded from them; below, a signal is learning.
 LEARNED = 5
 # Readings of a block: old gaps are forgotten after two. source: simulated losses of 0 to 30 %
-BLOCK = 64
+BLOCK = 64  # a power of two
 IRREGULAR = 1.3  # the longest gap over the usual one; jitter is less. source: estimate
 MOST_REPEATS = 0.1  # share of equal readings from which a signal is not sent on change. source: estimate
 REPEAT_ROWS = 4  # rows of a group that is looked at for repeats: a larger one is a poll, not a change
@@ -107,13 +107,15 @@ class Cadence:
         self.last_lag_s[group, at] = late
         gaps = self.gaps[group, at] + 1
         self.gaps[group, at] = gaps
-        share = np.float32(1.0) / np.minimum(gaps, _USUAL_GAPS).astype(np.float32)
+        share: Any = np.float32(1.0 / _USUAL_GAPS)
+        if gaps.min(initial=_USUAL_GAPS) < _USUAL_GAPS:
+            share = np.float32(1.0) / np.minimum(gaps, _USUAL_GAPS).astype(np.float32)
         for array, new in ((self.usual_s, gap), (self.repeats, same)):
             if new is not None:
                 old = array[group, at]
                 array[group, at] = old + share * (new - old)
         old = self.lag_s[group, at]
-        lag = np.clip(lag_s, 0.0, MOST_LAG_S).astype(np.float32)
+        lag = np.minimum(np.maximum(late, np.float32(0.0)), np.float32(MOST_LAG_S))
         self.lag_s[group, at] = old + (lag - old) * np.maximum(share, np.float32(1.0 / _LAG_GAPS))
         first, second = self.longest_s[0, group], self.longest_s[1, group]
         longer = np.flatnonzero(gap > second[at])
@@ -122,7 +124,7 @@ class Cadence:
             long = gap[longer]
             second[cells] = np.maximum(second[cells], np.minimum(long, first[cells]))
             first[cells] = np.maximum(first[cells], long)
-        full = np.flatnonzero(gaps % BLOCK == 0)
+        full = np.flatnonzero((gaps & (BLOCK - 1)) == 0)
         if len(full):
             cells = full if entity is None else entity[full]
             self.longest_s[2:, group, cells] = self.longest_s[:2, group, cells]

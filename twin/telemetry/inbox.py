@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from twin.catalogue import F32, I32, I64, NS, Signal
+from twin.catalogue import F32, I32, I64, NS, Bool, Signal
 from twin.telemetry.events import Event
-from twin.telemetry.frame import ABSURD_Q, MISSING_Q, UNTRUSTED_Q, Counts, Frame, TableUpdate
+from twin.telemetry.frame import ABSURD_Q, MISSING_Q, UNTRUSTED_Q, Counts, Frame, TableUpdate, chunks
 from twin.telemetry.reading import Block, Reading
 from twin.telemetry.stage import MAX_HITS, ReportLayout, Stage
 
@@ -49,6 +49,7 @@ class Inbox:
     def __init__(self, sizes: dict[str, int], tick_s: float = 1.0) -> None:
         self.tick_ns = round(tick_s * NS)
         self.stages = {t: Stage(t, n) for t, n in sizes.items() if n > 0}
+        self._scratch = np.empty(0, np.float32)
         self.events: list[Event] = []
         self.urgent = False
         self.absurd: list[tuple[Signal, int, float, int]] = []
@@ -316,12 +317,13 @@ class Inbox:
         gauges, counters = stage.rows_of(group)
         if len(gauges):
             q = np.empty((len(gauges), len(t_ns)), np.int32)
-            scratch = np.empty(len(t_ns), np.float32)
-            for k, row in enumerate(gauges.tolist()):
-                value = stage.value[row] if entity is None else stage.value[row, entity]
-                if first := self._quantise(stage.signals[row], value, scratch, q[k]):
-                    at = first[0] if entity is None else int(entity[first[0]])
-                    self.absurd.append((stage.signals[row], at, *first[1:]))
+            for rows in chunks(len(gauges), len(t_ns)):
+                some = gauges[rows]
+                if entity is not None:
+                    value = stage.value[some[:, None], entity]
+                else:
+                    value = stage.value[some[0] : some[0] + 1] if len(some) == 1 else stage.value[some]
+                self._quantise(stage, some, value, entity, q[rows])
             updates.append(TableUpdate(stage.table, gauges, entity, q, t_ns))
         if len(counters):
             cells: Any = counters if entity is None else np.ix_(counters, entity)
@@ -332,26 +334,35 @@ class Inbox:
             counts.append(Counts(stage.table, counters, entity, raw, gain, t_ns))
         hits.fill(0)
 
-    def _quantise(self, spec: Signal, value: F32, scratch: F32, out: I32) -> tuple[int, float, int] | None:
-        """Whole quanta into `out`; (place, value, number) of values out of range, if any."""
-        low, high = value.min(), value.max()  # NaN propagates through both
-        if not (low >= spec.low and high <= spec.high):
-            missing = np.isnan(value)
-            untrusted = value == _UNTRUSTED
-            absurd = ~((value >= spec.low) & (value <= spec.high)) & ~missing & ~untrusted
-            given, value = value, np.where(missing | untrusted | absurd, np.float32(0), value)
-        np.multiply(value, np.float32(1.0 / spec.quantum), out=scratch)
-        np.rint(scratch, out=scratch)
-        np.copyto(out, scratch, casting="unsafe")
-        if low >= spec.low and high <= spec.high:
-            return None
-        out[missing], out[untrusted], out[absurd] = MISSING_Q, UNTRUSTED_Q, ABSURD_Q
+    def _quantise(self, stage: Stage, rows: I32, value: F32, entity: I32 | None, out: I32) -> None:
+        """Whole quanta of some rows [k, m] into `out`."""
+        low, high = value.min(axis=1, initial=np.inf), value.max(axis=1, initial=-np.inf)  # NaN propagates
+        odd = np.flatnonzero(~((low >= stage.low[rows, 0]) & (high <= stage.high[rows, 0]))).tolist()
+        if odd:
+            value = value.copy()
+        masks = [self._odd(stage, int(rows[k]), value[k], entity) for k in odd]
+        if len(self._scratch) < value.size:
+            self._scratch = np.empty(value.size, np.float32)
+        scaled = self._scratch[: value.size].reshape(value.shape)
+        np.multiply(value, stage.per_quantum[rows, None], out=scaled)
+        np.rint(scaled, out=scaled)
+        np.copyto(out, scaled, casting="unsafe")
+        for k, (missing, untrusted, absurd) in zip(odd, masks, strict=True):
+            out[k, missing], out[k, untrusted], out[k, absurd] = MISSING_Q, UNTRUSTED_Q, ABSURD_Q
+
+    def _odd(self, stage: Stage, row: int, value: F32, entity: I32 | None) -> tuple[Bool, Bool, Bool]:
+        """Masks of the missing, untrusted and absurd values of a row [m], which are counted and made 0."""
+        spec = stage.signals[row]
+        missing, untrusted = np.isnan(value), value == _UNTRUSTED
+        absurd = ~((value >= spec.low) & (value <= spec.high)) & ~missing & ~untrusted
         for name, mask in (("missing", missing), ("untrusted", untrusted), ("out_of_range", absurd)):
             self.counts[name] += int(np.count_nonzero(mask))
-        if not absurd.any():
-            return None
-        first = int(absurd.argmax())
-        return first, float(given[first]), int(np.count_nonzero(absurd))
+        if absurd.any():
+            first = int(absurd.argmax())
+            at = first if entity is None else int(entity[first])
+            self.absurd.append((spec, at, float(value[first]), int(np.count_nonzero(absurd))))
+        value[missing | untrusted | absurd] = 0.0
+        return missing, untrusted, absurd
 
     def forget(self, table: str, entity: int) -> None:
         """A slot has a new device: what the old one said, pending or before, counts no more."""

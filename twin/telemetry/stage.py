@@ -124,6 +124,7 @@ class Stage:
         self.group_rows: dict[int, tuple[I32, I32]] = {}
         self.low = np.array([[s.low] for s in spec.gauges], np.float32)
         self.high = np.array([[s.high] for s in spec.gauges], np.float32)
+        self.per_quantum = np.array([1.0 / s.quantum for s in spec.gauges], np.float32)
         self.max_per_s = np.array([[s.high] for s in spec.counters], np.float64)
         self.wrap = np.array([[s.wrap] for s in spec.counters], np.float64)
         self.reduce = np.array([_REDUCE_CODE[s.reduce] for s in spec.gauges], np.int32)

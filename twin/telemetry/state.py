@@ -23,6 +23,7 @@ from twin.telemetry.frame import (
     Frame,
     Partition,
     TableUpdate,
+    chunks,
 )
 from twin.telemetry.freshness import LEAST_LATE_S, LEAST_SILENT_S, AgeLimits, Freshness
 from twin.telemetry.observation_gaps import nothing
@@ -61,12 +62,14 @@ class TableState:
         self.resets = np.zeros((len(spec.counters), n), np.int32)
         self.generation = np.zeros(n, np.int32)
         self.resumed_ns = np.zeros(2, np.int64)  # the last pause in which nobody listened: its end, its begin
+        self.quantum = np.array([s.quantum for s in spec.gauges], np.float32)
         self.slew_per_s = np.array([s.slew_per_s for s in spec.gauges], np.float64)
         self._once_good = set[int]()  # rows of which a good reading was followed by a bad one
         self._keys: dict[int, tuple[int, float]] = {}  # group and period by row, until a group splits
         # Derived from `t_ns` when asked for, until it changes
         self._oldest_ns: dict[int, int] = {}  # by group
         self._timely: dict[tuple[int, float, int], Bool | None] = {}  # by group, period and instant
+        self._steady: dict[tuple[int, float, int], bool] = {}  # the same: whether no worst case drifts
         self._limits: dict[tuple[int, float], AgeLimits] = {}  # by group and period, of groups that are late
 
     def _groups_of(self, rows: I32) -> tuple[int, ...]:
@@ -82,6 +85,7 @@ class TableState:
     def _times_changed(self) -> None:
         self._oldest_ns.clear()
         self._timely.clear()
+        self._steady.clear()
 
     def _learn(self, group: int, update: TableUpdate | Counts, now_ns: int) -> None:
         """Learn how long a group was awaited; before its values and instants are written."""
@@ -108,7 +112,7 @@ class TableState:
         same: Bool = np.ones(len(update.t_ns), np.bool_)
         for k in np.flatnonzero(self.partition.group_of_row[update.rows] == group).tolist():
             row, q = int(update.rows[k]), update.q[k]
-            value = q.astype(np.float32) * np.float32(self.signals[row].quantum)
+            value = q.astype(np.float32) * self.quantum[row]
             old = self.value[row] if update.entity is None else self.value[row, update.entity]
             same &= (q < FIRST_VALID_Q) | (value == old)
         return same
@@ -118,31 +122,35 @@ class TableState:
         groups = self._groups_of(update.rows)
         for group in groups:
             self._learn(group, update, now_ns)
-        whole = update.entity is None
-        for k, row in enumerate(update.rows.tolist()):
-            q = update.q[k]
-            quantum = np.float32(self.signals[row].quantum)
-            if q.min(initial=0) >= FIRST_VALID_Q:
-                if whole:
-                    np.copyto(self.value[row], q, casting="unsafe")
-                    np.multiply(self.value[row], quantum, out=self.value[row])
-                    if self.bad_count[row]:
-                        self.quality[row].fill(GOOD)
-                        self.bad_count[row] = 0
-                else:
-                    self.value[row, update.entity] = q.astype(np.float32) * quantum
-                    if self.bad_count[row]:
-                        self.quality[row, update.entity] = GOOD
-                        self.bad_count[row] = int(np.count_nonzero(self.quality[row]))
-            else:
-                self._apply_with_gaps(row, update.entity, q, quantum)
+        entity, valid = update.entity, update.q.min(axis=1, initial=2**31 - 1) >= FIRST_VALID_Q
+        for run in chunks(len(valid), len(update.t_ns)):
+            rows, q = update.rows[run], update.q[run]
+            if not valid[run].all():
+                for k in np.flatnonzero(~valid[run]).tolist():
+                    self._apply_with_gaps(int(rows[k]), entity, q[k])
+                rows, q = rows[valid[run]], q[valid[run]]
+            self._apply_whole(rows, entity, q)
         for group in groups:
-            if whole:
+            if entity is None:
                 self.t_ns[group] = update.t_ns
             else:
-                self.t_ns[group, update.entity] = update.t_ns
+                self.t_ns[group, entity] = update.t_ns
 
-    def _apply_with_gaps(self, row: int, entity: I32 | None, q: I32, quantum: np.float32) -> None:
+    def _apply_whole(self, rows: I32, entity: I32 | None, q: I32) -> None:
+        """Latch rows of which every value is good."""
+        alone = entity is None and len(rows) == 1  # a long row is written in place
+        value = self.value[rows[0] : rows[0] + 1] if alone else np.empty(q.shape, np.float32)
+        np.copyto(value, q, casting="unsafe")
+        value *= self.quantum[rows, None]
+        if entity is not None:
+            self.value[rows[:, None], entity] = value
+        elif not alone:
+            self.value[rows] = value
+        for row in rows[self.bad_count[rows] > 0].tolist():
+            self.quality[row, slice(None) if entity is None else entity] = GOOD
+            self.bad_count[row] = int(np.count_nonzero(self.quality[row]))
+
+    def _apply_with_gaps(self, row: int, entity: I32 | None, q: I32) -> None:
         cells = np.arange(self.n, dtype=np.int32) if entity is None else entity
         good = q >= FIRST_VALID_Q
         fresh, bad = cells[good], cells[~good]
@@ -150,7 +158,7 @@ class TableState:
         if len(newly):
             self._once_good.add(row)
         self.good_ns[row, newly] = self.t_ns[self.partition.group_of_row[row], newly]
-        self.value[row, fresh] = q[good].astype(np.float32) * quantum
+        self.value[row, fresh] = q[good].astype(np.float32) * self.quantum[row]
         self.quality[row, fresh] = GOOD
         why = q[~good]
         self.quality[row, bad] = np.select(
@@ -231,7 +239,7 @@ class TableState:
         key = (group, period_s, now_ns)
         if key not in self._timely:
             if len(self._timely) >= MAX_TIMELY:
-                self._timely.clear()
+                self._times_changed()
             timely = self._in_time(row, now_ns) | self._unchanged(row, now_ns)
             self._timely[key] = None if timely.all() else timely
         return self._timely[key]
@@ -396,19 +404,27 @@ class TableState:
         slew = self.slew_per_s[signal.row] if slew_per_s is None else slew_per_s
         if signal.danger == "none" or (slew_per_s is None and slew == 0.0):
             return value.copy()
-        t_ns = self.heard_ns(signal)
         fresh_ns = now_ns - round(float(self.freshness.drift_s[signal.row]) * NS)
-        if not self.bad_count[signal.row] and t_ns.min(initial=now_ns) >= max(fresh_ns, 1):
-            return value.copy()  # all heard in time: nothing has drifted
-        age_s = np.where(t_ns > 0, (now_ns - t_ns) / NS, np.inf)
-        in_time = age_s <= self.limits(signal.row).drift_s
-        if urged is None and not self.bad_count[signal.row] and in_time.all():
-            return value.copy()  # by their own cadence
+        if not self.bad_count[signal.row] and (
+            self._all_since(self.time_key(signal.row)[0], max(fresh_ns, 1))
+            or (urged is None and self._undrifted(signal.row, now_ns))
+        ):
+            return value.copy()  # all heard in time, if by their own cadence: nothing has drifted
         late_s = self.late_s(signal, now_ns, urged)
         drift = np.minimum(late_s, _FOREVER_S) * slew
         low = signal.danger == "low"
         worst = np.maximum(value - drift, signal.low) if low else np.minimum(value + drift, signal.high)
         return cast(F32, worst.astype(np.float32))
+
+    def _undrifted(self, row: int, now_ns: int) -> bool:
+        """Return True if all entities were heard so lately that their worst case has not drifted yet."""
+        key = (*self.time_key(row), now_ns)
+        found = self._steady.get(key)
+        if found is None:
+            t_ns = self.t_ns[key[0]]
+            age_s = np.where(t_ns > 0, (now_ns - t_ns) / NS, np.inf)
+            found = self._steady[key] = bool((age_s <= self.limits(row).drift_s).all())
+        return found
 
     def replace(self, entity: int) -> None:
         """Another device sits in this slot: nothing that the old one said is known of the new one."""
