@@ -186,15 +186,15 @@ class Failure:
         champion, k, days = self.fitted.champions[i], past.own.k, past.now_d
         if champion.hazard:
             since = np.datetime64(champion.since_ns // NS, "s")
-            text = f"hazard on telemetry, since {since}Z; better than the baseline by {champion.gain:.2g} of "
-            text += f"log loss per failure on {champion.failures} failures"
+            text = f"telemetry, since {since}Z: better than the failure rates alone by {champion.gain:.2g} "
+            text += f"of log loss per failure on {champion.failures} failures"
         elif k:
-            text = f"baseline: {k} failure{'' if k == 1 else 's'} of the fleet in {_span(days)}"
+            text = f"failure rates of this fleet: {k} failure{'' if k == 1 else 's'} in {_span(days)}"
         else:
-            text = f"baseline: no failure in {_span(days)}; before, {1e3 * rates.PRIOR_RATE:.2g} per 1000 "
-            text += "node-days from the literature (arXiv 2410.21680)"
+            text = f"published failure rates, {1e3 * rates.PRIOR_RATE:.2g} per 1000 node-days "
+            text += f"(arXiv 2410.21680): this fleet had no failure in {_span(days)}"
         if not champion.hazard and champion.failures:
-            text += f"; a hazard on telemetry was no better so far, on {champion.failures} failures"
+            text += f"; telemetry made it no better so far, on {champion.failures} failures"
         if len(past.shock_d):
             text += f"; {len(past.shock_d)} shocks that struck several"
         n_blank = int(self._blank.sum())

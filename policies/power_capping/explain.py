@@ -54,7 +54,7 @@ KIND_NAMES = {"site": "site", "feeder": "feeder", "cdu": "CDU", "loop": "loop", 
 TOPICS = (
     Topic(
         "headroom",
-        "Headroom of every budget now, with the other side lost, and by the upper band of the forecast: "
+        "Headroom of every budget now, if side A or B fails, and by the upper band of the forecast: "
         "feeders, CDUs, loops, the site and the fullest racks.",
         (
             TopicOption("kind", "rack, feeder, cdu, loop, site; commas between", default=""),
@@ -204,6 +204,8 @@ class PowerExplainer:
         notes = notes_of(state, rows)
         if racks < n_rack and racks:
             notes.insert(0, f"the {racks} fullest of {n_rack:,} racks; `limit` shows more")
+        if limits := _limits_from(shown):
+            notes.insert(0, limits)
         if told := sorted({s["from"] for r in rows for s in r["ahead"] if s["from"]}):
             notes.insert(0, f"coming loads: upper ends of 90 % bands, of {' and of '.join(told)}; sums of "
                             "bands count them as if all came at once: a bound, no forecast")  # fmt: skip
@@ -358,7 +360,7 @@ class PowerExplainer:
             case: _fit_fields(found, names) for case, found in by_case.items()
         }
         figures += [KeyFigure(f"{c}.{k}", v) for c, fields in cases.items() for k, v in fields.items()]
-        titles = {"lost": "with the other side lost", "both": "while both sides live"}
+        titles = {"lost": "if one side fails", "both": "while both sides live"}
         columns = ("case", "nameplate", "peaks", "diverse", "low", "high", "stops")
         rows: list[dict[str, Value]] = [
             {"case": titles[c], **{k: fields[k] for k in columns[1:]}} for c, fields in cases.items()
@@ -373,8 +375,9 @@ class PowerExplainer:
 
 PLACE_COLUMNS = (
     TableColumn("place"), TableColumn("kind"), TableColumn("dead", detail=True),
-    TableColumn("limit_w", "W"), TableColumn("target_w", "W"), TableColumn("target"),
-    TableColumn("load_w", "W"), TableColumn("lost_w", "W", "side lost"),
+    TableColumn("limit_w", "W"), TableColumn("limit_from", detail=True),
+    TableColumn("target_w", "W"), TableColumn("target"),
+    TableColumn("load_w", "W"), TableColumn("lost_w", "W", "A/B fails"),
     TableColumn("coming_w", "W"), TableColumn("peak_w", "W", detail=True),
     TableColumn("peak_lost_w", "W", detail=True), TableColumn("peak_s", "s", detail=True),
     TableColumn("left_w", "W"), TableColumn("use_pu", "1", "used"), TableColumn("metered", detail=True),
@@ -391,6 +394,7 @@ GROUP_COLUMNS = (
     TableColumn("releasing", detail=True), TableColumn("class"), TableColumn("class_words", detail=True),
     TableColumn("job"), TableColumn("priority"), TableColumn("place", detail=True),
     TableColumn("place_kind", detail=True), TableColumn("place_limit_w", "W", detail=True),
+    TableColumn("place_limit_from", detail=True),
     TableColumn("place_load_w", "W", detail=True), TableColumn("place_lost_w", "W", detail=True),
     TableColumn("lift", detail=True),
 )  # fmt: skip
@@ -440,7 +444,7 @@ def _noted(notes: list[str]) -> list[Sentence]:
 def first_words(first: dict[str, Any]) -> str:
     """The place that binds first, as a sentence."""
     place = "the site" if first["kind"] == "site" else f"{KIND_NAMES[first['kind']]} {first['place']}"
-    limit = f"its {_kw(first['limit_w'])}"
+    limit = f"its {_kw(first['limit_w'])} ({first['limit_from']})"
     if first["target"]:
         limit = f"load target {first['target']} of {_kw(first['limit_w'])}"
     at, may = "now", ""
@@ -449,11 +453,21 @@ def first_words(first: dict[str, Any]) -> str:
         if first["bound"]:
             by = "if all racks reach the upper ends of their 90 % bands at once, a bound and no forecast"
         at, may = f"in {text.duration(first['in_s'])}, {by}", "may be "
-    lost = " with the other side lost" if first["lost"] else ""
+    lost = " if the other side fails" if first["lost"] else ""
     if first["over"]:
         return f"{may}beyond its limit {at}: {place}{lost}, {_kw(-first['left_w'])} above {limit}"
     left = f"{_kw(first['left_w'])} left of {limit} {at} ({_pct(first['use_pu'])} used)"
     return f"binds first: {place}{lost}, {left}"
+
+
+def _limits_from(rows: list[dict[str, Any]]) -> str:
+    """The sources of the limits of these places by kind, as a sentence; "" without a limit."""
+    of: dict[str, list[str]] = {}
+    for row in rows:
+        if row["limit_w"] is not None and row["limit_from"] not in of.setdefault(row["kind"], []):
+            of[row["kind"]].append(row["limit_from"])
+    told = [f"{KIND_NAMES[kind]}: {', '.join(found[:3])}" for kind, found in of.items() if found]
+    return f"limits come from: {'; '.join(told)}" if told else ""
 
 
 def _pct(share: float) -> str:
@@ -532,9 +546,9 @@ def _group_words(groups: list[dict[str, Any]]) -> str:
         place = "the site" if g["place_kind"] == "site" else f"{KIND_NAMES[g['place_kind']]} {g['place']}"
         sentence += f"; {place} carries {_kw(g['place_load_w'])}"
         if g["place_lost_w"] is not None:
-            sentence += f", {_kw(g['place_lost_w'])} with the other side lost"
+            sentence += f", {_kw(g['place_lost_w'])} if the other side fails"
         if g["place_limit_w"] is not None:
-            sentence += f"; it may carry {_kw(g['place_limit_w'])}"
+            sentence += f"; it may carry {_kw(g['place_limit_w'])} ({g['place_limit_from']})"
     return f"{sentence}; {g['lift']}"
 
 
@@ -545,7 +559,7 @@ def _headroom_metrics(state: PowerState) -> list[KeyFigure]:
         return []
     limits, kinds = limits_at(state, state.view.now_ns), np.array(loads.kind)
     known = np.flatnonzero(np.isfinite(limits.budget_w) & np.isfinite(loads.now_w) & (kinds != "rack"))
-    what = "budget less load; case: as fed now, or with the other side lost"
+    what = "budget less load; case: as fed now, or if the other side fails"
     out = []
     for place in known[:MAX_PLACES].tolist():
         name, kind = state.now.name(site, place), loads.kind[place]

@@ -167,6 +167,30 @@ def limits_at(state: PowerState, at_ns: int) -> Limits:
     return Limits(limit_w, target_w, names)
 
 
+def limit_from(state: PowerState, place: int, limits: Limits) -> str:
+    """The source of a place's budget: the site file, a profile, a reading, or an outside daemon."""
+    view, now, kind, budget_w = state.view, state.now, state.loads.kind[place], limits.budget_w[place]
+    site, design = view.site, view.site.design
+    if not np.isfinite(budget_w):
+        return ""
+    if kind == "feeder":
+        feeder = place - now.feeder(0)
+        if not site.external_budget[feeder]:
+            return "site file, budget_w"
+        by_file = budget_w == site.guaranteed_w[feeder]
+        return "site file, guaranteed_w" if by_file else "granted from outside for a time"
+    if kind == "rack":
+        stated = view.limit("rack.power_w")
+        is_stated = stated is not None and stated.max[place] <= design.rack_max_w[place]
+        of = "limit of rack.power_w" if is_stated else "its rack_max_w, or its parts where they draw less"
+        return f"profile {site.profile_of_rack[place]}, {of}"
+    first = now.n_rack + now.n_feeder
+    nominal_w = np.concatenate([design.cdu_heat_w, design.loop_heat_w])[place - first]
+    if budget_w < nominal_w:
+        return f"measured flow, {100 * budget_w / nominal_w:.0f} % of the nominal"
+    return "profiles of its racks, heat at nominal flow"
+
+
 class ComingLoads(NamedTuple):
     """Loads [n_place] at the upper ends of 90 % bands at one horizon: W as fed now, and with the other side
     lost.
@@ -253,6 +277,7 @@ def place_rows(state: PowerState, places: list[int]) -> list[dict[str, Any]]:
                  for c, limit in zip(ahead, later, strict=True) if np.isfinite(c.upper_w[place])]  # fmt: skip
         row: dict[str, Any] = {
             "place": state.now.name(site, place), "kind": kind, "dead": dead, **looked,
+            "limit_from": limit_from(state, place, limits),
             "target": limits.target[place], "metered": bool(loads.metered[place]),
             "unheard_racks": int(loads.unheard[place]), "capped_gpus": int(capped[place]),
             "ahead": steps, "peak_w": None, "peak_lost_w": None, "peak_s": None,
@@ -300,6 +325,7 @@ def first_to_bind(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
                 best = key, {"place": row["place"], "kind": row["kind"], "in_s": case["horizon_s"],
                              "use_pu": case["use_pu"], "left_w": case["left_w"], "over": over,
                              "limit_w": case["target_w"] if by_target else case["limit_w"],
+                             "limit_from": row["limit_from"],
                              "target": row["target"] if by_target else "",
                              "lost": lost,
                              "bound": case["bound"] or (lost and case["horizon_s"] > 0)}  # fmt: skip

@@ -22,6 +22,7 @@ from policies.power_capping.headroom import (
     cap_leases,
     capped_of,
     first_to_bind,
+    limit_from,
     limits_at,
     place_rows,
     policies_of,
@@ -156,6 +157,7 @@ def _groups(state: PowerState, gpus: I32) -> tuple[list[dict[str, Any]], int]:
             "job": clean(jobs.names[slot] or f"job{slot}", 120) if slot >= 0 else None,
             "priority": int(jobs.priority[slot]) if slot >= 0 else None,
             "place": full.get("place"), "place_kind": full.get("kind"), "place_limit_w": full.get("limit_w"),
+            "place_limit_from": full.get("limit_from"),
             "place_load_w": full.get("load_w"),
             "place_lost_w": full.get("lost_w"),
             "lift": _lift_words(full, policy, at < 0),
@@ -207,6 +209,7 @@ def _lift(state: PowerState, place: int, target: str) -> dict[str, Any]:
             "limit_w": float(limit_w) if np.isfinite(limit_w) else None,
             "load_w": float(load_w) if np.isfinite(load_w) else None,
             "lost_w": float(lost_w) if np.isfinite(lost_w) and state.loads.kind[place] == "feeder" else None,
+                "limit_from": f"load target {target}" if target else limit_from(state, place, limits),
             "target": target, "target_ends_ns": ends}  # fmt: skip
 
 

@@ -46,7 +46,7 @@ from policies.power_capping.explain import TOPICS, PowerExplainer, fit_series
 from policies.power_capping.external_limits import COURSE, ExternalLimits, LimitMemory, Settings, outside
 from policies.power_capping.headroom import power_state
 from policies.power_capping.nodes import NODE_CONTROL, CappedNodes, heard_s, nodes_of, readback_w, standing_in
-from policies.power_capping.release import Raises, steadied
+from policies.power_capping.release import DWELL_S, SPREAD_S, STEP_PU, Raises, steadied
 from policies.power_capping.savings import CapAccount
 from policies.power_capping.shares import Claims, gpus_w, shared_out
 from policies.power_capping.unheard import Unheard, learned, never_heard, patient, unheard_of
@@ -74,6 +74,10 @@ MARGIN_PU = 0.02  # of a budget that is not planned with: meters and models err.
 OTHER_PU_PER_S, OTHER_LEAST_W, OTHER_OF_GPUS_PU, MEAN_S, OTHER_OF_CUT_PU = 0.005, 1000.0, 0.15, 15.0, 0.08
 SETTLED_W = 5.0  # a cap is read back to within this
 DEAF_S = 10.0  # after a cut, by when whoever obeys has told so. source: estimate, as of leases
+TO_BE_RAISED = (
+    f"no budget above is full any more: the cap is raised once {100 * STEP_PU:.0f} % of its range can be "
+    f"given back, {DWELL_S:.0f} to {DWELL_S + SPREAD_S:.0f} s after the last cut"
+)
 MOST_REASONS = 16  # places that are named; the caps below the others say so in one sentence
 RISK_PU = 0.02  # by which a sum may rise above what it was at most of late. source: estimate
 # Time constant with which a sum is forgotten, slower than the peaks of GPUs: that all of many jobs draw at
@@ -432,13 +436,16 @@ def _proposals(want: Wants, cap_w: F64, capped: Bool, nodes: CappedNodes, why: _
     named = np.sort(found[np.argsort(-many[found], kind="stable")[:MOST_REASONS]])
     shown = np.full(len(many) + 1, -1)
     shown[named] = named
-    place = np.where((held_by < 0) & why.shaved, -2, shown[held_by])  # the last one is that of -1
-    for at in [*named.tolist(), -2, -1]:
-        reason = "held until a raise is worth it, or by a budget that is full"
-        if at >= 0:
-            reason = why.of(at)
-        elif at == -2:
-            reason = f"the usual work gives way to the grid: {why.limits.shave_why}"
+    others, shaved, raised = -3, -2, -1
+    place = np.where(held_by >= 0, np.where(shown[held_by] >= 0, shown[held_by], others), raised)
+    place = np.where((held_by < 0) & why.shaved, shaved, place)
+    reasons = {at: why.of(at) for at in named.tolist()} | {
+        others: f"below {len(found) - len(named):,} more places the demand is more than the budget: "
+        "`racktwin power show` lists them",
+        shaved: f"the usual work gives way to the grid: {why.limits.shave_why}",
+        raised: TO_BE_RAISED,
+    }
+    for at, reason in reasons.items():
         mine = capped & (place == at)
         index, standing = mask_index(mine & ~nodes.inside), mine[nodes.gpu]
         rows = (

@@ -54,6 +54,9 @@ def test_headroom_of_every_place_now_and_with_the_other_side_lost(tmp_path: Path
         assert (a["limit_w"], a["dead"], a["unheard_racks"], a["target"]) == (150_000, False, 0, "")
         assert at["lab/h/r1"]["load_w"] == pytest.approx(rack_w)
         assert at["lab/h/r1"]["left_w"] == pytest.approx(132_000 - rack_w, abs=1)
+        assert at["lab/h/r1"]["limit_from"] == "profile gb200-nvl72, limit of rack.power_w"
+        assert a["limit_from"] == "site file, budget_w"
+        assert any(n.startswith("limits come from: ") for n in tree["notes"])
         assert tree["first"]["place"] in ("lab/h/a", "lab/h/b")
         assert (tree["first"]["lost"], tree["first"]["over"]) == (True, False)
         assert a["peak_lost_w"] == a["lost_w"]
@@ -136,7 +139,7 @@ def test_why_names_policy_budget_class_and_what_would_lift_it(tmp_path: Path) ->
         assert mine["releasing"] is False
         assert mine["place"] in ("lab/h/a", "lab/h/b")
         assert mine["place"] in mine["reason"]
-        assert mine["place_limit_w"] == 150_000
+        assert (mine["place_limit_w"], mine["place_limit_from"]) == (150_000, "site file, budget_w")
         assert f"kW more at {mine['place']}" in mine["lift"]
         assert mine["cap_high_w"] == pytest.approx(mine["read_back_w"], abs=1.0)
         assert mine["cap_high_w"] < 1200.0

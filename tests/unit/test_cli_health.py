@@ -75,7 +75,7 @@ def test_a_node_is_explained_in_plain_words(ward: Ward, capsys: pytest.CaptureFi
         "do watch it",
         "watch it was not heard in 12 % of the last hour for 3 min; more likely than not (60 %); rule: arXiv",
         "within 1 d 31 % 29 % to 33 % 1.3 % 25 x the average",
-        "within 1 h, 1 d: rests on what the node did before within 7 d, 30 d: rests on telemetry",
+        "within 1 h, 1 d: based on what the node did before within 7 d, 30 d: based on telemetry",
         "4 GPUs: 1 degraded, 3 healthy",
         "gpu2 degraded [bold]row",  # as text
         "would change it It goes by itself when what is told above has been quiet for a while.",

@@ -58,14 +58,15 @@ def test_headroom_and_why_and_cost_in_lines(desk: PowerDesk, capsys: pytest.Capt
     desk.drive(60, 1100.0)
     assert desk.run("power", role="viewer") == 0
     text = said(capsys)
-    for expected in ("power_guard act", "power_cap act", "with the other side lost", "of 144 GPUs (",
+    for expected in ("power_guard act", "power_cap act", "if the other side fails", "of 144 GPUs (",
                      "lab/h/a feeder 150", "lab/h/r1 rack 132", "site site",
                      "until when the model `load` learns"):  # fmt: skip
         assert expected in text, (expected, text)
     assert desk.run("power", "why", "r1") == 0
     text = said(capsys)
     for expected in ("rack lab/h/r1: ", "of 72 GPUs capped", "GPUs by power_cap", "usual pre", "idle",
-                     "kW more at lab/h/", "with the other side lost; it may carry 150.0 kW"):  # fmt: skip
+                     "kW more at lab/h/",
+                     "if the other side fails; it may carry 150.0 kW (site file, budget_w)"):  # fmt: skip
         assert expected in text, (expected, text)
     assert desk.run("power", "cost", "--back", "1h") == 0
     text = said(capsys)
@@ -178,7 +179,14 @@ def test_powers_are_short(value: float) -> None:
 
 def test_a_hundred_columns_are_enough_and_nothing_from_outside_is_markup() -> None:
     row: dict[str, Any] = dict.fromkeys(("target_w", "metered", "peak_w", "peak_lost_w", "peak_s"))
-    row |= {"kind": "feeder", "dead": False, "limit_w": 750e3, "coming_w": 790e3, "unheard_racks": 1}
+    row |= {
+        "kind": "feeder",
+        "dead": False,
+        "limit_w": 750e3,
+        "coming_w": 790e3,
+        "limit_from": "site file, budget_w",
+        "unheard_racks": 1,
+    }
     row |= {"capped_gpus": 1152, "target": "", "load_w": 612.3e3, "lost_w": 740e3, "left_w": 137.7e3}
     rows = [row | {"use_pu": 1.05, "place": p} for p in ("berlin/hall1/busway-a1", f"berlin/{NASTY}")]
     table = table_of("places", PLACE_COLUMNS, rows, NASTY, 400)
@@ -196,15 +204,17 @@ def test_a_hundred_columns_are_enough_and_nothing_from_outside_is_markup() -> No
 
 def test_what_binds_first_in_words() -> None:
     base = {"place": "lab/h/a", "kind": "feeder", "in_s": 0.0, "use_pu": 0.5, "left_w": 75e3, "over": False,
-            "limit_w": 150e3, "target": "", "lost": True, "bound": False}  # fmt: skip
+            "limit_w": 150e3, "limit_from": "site file, budget_w", "target": "", "lost": True,
+            "bound": False}  # fmt: skip
     assert first_words(base) == (
-        "binds first: feeder lab/h/a with the other side lost, 75.0 kW left of its 150.0 kW now (50 % used)"
+        "binds first: feeder lab/h/a if the other side fails, 75.0 kW left of its 150.0 kW "
+        "(site file, budget_w) now (50 % used)"
     )
     target = base | {"kind": "site", "place": "site", "target": "dr", "lost": False}
     assert "binds first: the site, 75.0 kW left of load target dr of 150.0 kW" in first_words(target)
     later = base | {"in_s": 900.0, "over": True, "left_w": -5e3, "lost": False, "bound": False}
     assert first_words(later) == (
         "may be beyond its limit in 15 min, at the upper end of its 90 % band: feeder lab/h/a, 5.0 kW above "
-        "its 150.0 kW"
+        "its 150.0 kW (site file, budget_w)"
     )
     assert "at once, a bound and no forecast: feeder" in first_words(later | {"bound": True})

@@ -43,8 +43,8 @@ def test_before_anything_failed_the_literature_speaks() -> None:
             forecast = found[NODE, horizon_s]
             expected = 1.0 - (1.0 + span_d / (240.0 + day)) ** -shape
             assert forecast.mean == pytest.approx(expected, rel=1e-4)
-            assert "literature" in forecast.basis
-            assert f"no failure in {words}; " in forecast.basis
+            assert "published failure rates" in forecast.basis
+            assert forecast.basis.endswith(f"no failure in {words}")
 
 
 def test_a_node_that_failed_is_gamma_poisson() -> None:
@@ -60,7 +60,7 @@ def test_a_node_that_failed_is_gamma_poisson() -> None:
         assert forecast.mean == pytest.approx(expected, rel=1e-5)
         assert (forecast.lo < forecast.mean).all()
         assert (forecast.mean < forecast.hi).all()
-        assert "baseline: 3 failures of the fleet in 10 days" in forecast.basis
+        assert "failure rates of this fleet: 3 failures in 10 days" in forecast.basis
 
 
 def test_who_is_down_or_worked_at_is_no_candidate() -> None:

@@ -246,7 +246,7 @@ def test_signs_are_learned_and_what_is_said_comes_true() -> None:
     assert model.fitted.champions[0].hazard
     assert model.fitted.champions[0].gain > 0.5
     basis = next(f.basis for f in model.predict(fleet.view(40.0)) if f.signal == NODE)
-    assert "hazard on telemetry, since 2023-" in basis
+    assert "telemetry, since 2023-" in basis
     p = np.concatenate([mean[np.isfinite(mean)] for day, mean, _ in told if day > 25.0])
     y = np.concatenate([failed[np.isfinite(mean)] for day, mean, failed in told if day > 25.0])
     assert p.mean() == pytest.approx(y.mean(), rel=0.3)
@@ -312,7 +312,9 @@ def test_who_fails_within_an_hour_fails_within_a_day() -> None:
     model.update(view)
     found = [f for f in model.predict(view) if f.signal == NODE]
     assert found[0].mean[0] > 5.0 * found[0].mean[1]
-    assert "telemetry, since 2023-11-14T22:10:00Z; better than the baseline by 0.5" in found[0].basis
+    assert (
+        "telemetry, since 2023-11-14T22:10:00Z: better than the failure rates alone by 0.5" in found[0].basis
+    )
     for shorter, longer in itertools.pairwise(found):
         assert (longer.mean >= shorter.mean).all()
         assert (longer.lo <= longer.mean).all()

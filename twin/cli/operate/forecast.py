@@ -144,7 +144,7 @@ def _one(row: dict[str, Any], out: Console) -> None:
         band = f"{_said(a['lo'], how)} to {_said(a['hi'], how)}"
         expected = f"{_said(a['mean'], how)} {how.unit}"
         lines.append([f"in {duration(a['horizon_s'])}", expected, band, _reasons(a)])
-    grid(out, ("", "expected", "90 % band", "rests on"), lines, "no forecasts")
+    grid(out, ("", "expected", "90 % band", "based on"), lines, "no forecasts")
     out.print()
 
 
@@ -171,7 +171,7 @@ def _many(rows: list[dict[str, Any]], more: bool, out: Console) -> None:
         spans = bases.setdefault(_reasons(a), [])
         if duration(a["horizon_s"]) not in spans:
             spans.append(duration(a["horizon_s"]))
-    grid(out, ("in", "rests on, over all of them"), [[", ".join(h), b] for b, h in bases.items()], "")
+    grid(out, ("in", "based on, over all of them"), [[", ".join(h), b] for b, h in bases.items()], "")
 
 
 VERBS = {

@@ -214,7 +214,7 @@ def rests_on(rows: list[dict[str, Any]], out: Console) -> None:
             bases.setdefault(row["basis"], []).append(duration(row["horizon_s"]))
     for basis, horizons in bases.items():
         of = f"within {', '.join(horizons)}: " if len(bases) > 1 else ""
-        out.print(Text(clean(f"{of}rests on {basis}", 500), "dim"))
+        out.print(Text(clean(f"{of}based on {basis}", 500), "dim"))
 
 
 def show_part(tree: dict[str, Any], out: Console) -> None:
