@@ -161,6 +161,29 @@ def test_only_what_is_not_done_is_overdue(state: str) -> None:
     assert lease.overdue(T0 + 10 * NS).tolist() == ([] if _ACK[state] == DONE else [1])
 
 
+def test_few_leases_are_judged_as_they_are_among_many() -> None:
+    few, many = Leases(control(CAP), 40), Leases(control(CAP), 40)
+    for lease, index in ((few, np.array([3, 5, 8])), (many, np.array([3, 5, 8, *range(20, 40)]))):
+        at, values = index.astype(np.int32), 500.0 + index
+        lease.grant(Setpoints(at, values, at, at), 1, T0, np.full(40, 1200.0))
+    readback = np.where(np.arange(40) == 5, 900.0, 500.0 + np.arange(40))
+    found = []
+    for second in range(1, 45):
+        now_ns = T0 + second * NS
+        heard_ns = np.where(np.arange(40) % 8 == 0, T0, now_ns)  # nobody hears of 8
+        differs = [lease.compare(readback, heard_ns, 1.0, now_ns) for lease in (few, many)]
+        overdue = [lease.overdue(now_ns) for lease in (few, many)]
+        for of_few, of_many in (differs, overdue):
+            assert of_few.tolist() == of_many[of_many < 20].tolist()
+        found.append((differs[0].tolist(), overdue[0].tolist()))
+        for lease, late in zip((few, many), overdue, strict=True):
+            lease.retry(late, now_ns)
+    for name in ("state", "seen", "differs_ns", "attempts"):
+        assert (getattr(few, name)[:20] == getattr(many, name)[:20]).all(), name
+    assert ([5], []) in found, "the read-back of 5 differs"
+    assert any(8 in late for _, late in found), "nobody answers for 8"
+
+
 def mismatched(lease: Leases, readback: float, seconds: range, heard_s: float | None = None) -> list[int]:
     """Seconds at which the read-back of slot 1 counts as a mismatch."""
     out = []
