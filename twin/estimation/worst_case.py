@@ -25,13 +25,16 @@ LEAST_FLOW_PU = 0.2  # of nominal: below, the coolant counts as stagnant. source
 def worst_case(site: Site, state: State, estimator: Estimator, windows: Windows, signal: Signal) -> F32:
     """The value as bad as it may be by now [n]; NaN where nothing was ever heard."""
     table, limit, slew = state.tables[signal.table], site.limits.get(signal.key), None
+    value: F32 = table.value[signal.row]
+    urged = _uncooled(site, state) if signal.key in HEATED else None
+    if table.steady(signal.row, state.now_ns, urged):
+        return value.copy()
     if limit is not None and np.isfinite(limit.slew_per_s).any():
         slew = np.where(np.isfinite(limit.slew_per_s), limit.slew_per_s, signal.slew_per_s)
     slew = windows.gentler(table, signal, state.now_ns, slew)
     if signal.key not in HEATED:
         return table.worst(signal, state.now_ns, slew)
-    worst = table.worst(signal, state.now_ns, slew, _uncooled(site, state))
-    value = table.value[signal.row]
+    worst = table.worst(signal, state.now_ns, slew, urged)
     drifted = np.flatnonzero((worst != value) & np.isfinite(value)).astype(np.int32)
     if not len(drifted):
         return worst

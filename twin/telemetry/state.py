@@ -404,17 +404,24 @@ class TableState:
         slew = self.slew_per_s[signal.row] if slew_per_s is None else slew_per_s
         if signal.danger == "none" or (slew_per_s is None and slew == 0.0):
             return value.copy()
-        fresh_ns = now_ns - round(float(self.freshness.drift_s[signal.row]) * NS)
-        if not self.bad_count[signal.row] and (
-            self._all_since(self.time_key(signal.row)[0], max(fresh_ns, 1))
-            or (urged is None and self._undrifted(signal.row, now_ns))
-        ):
-            return value.copy()  # all heard in time, if by their own cadence: nothing has drifted
+        if self.steady(signal.row, now_ns, urged):
+            return value.copy()
         late_s = self.late_s(signal, now_ns, urged)
         drift = np.minimum(late_s, _FOREVER_S) * slew
         low = signal.danger == "low"
         worst = np.maximum(value - drift, signal.low) if low else np.minimum(value + drift, signal.high)
         return cast(F32, worst.astype(np.float32))
+
+    def steady(self, row: int, now_ns: int, urged: Bool | None = None) -> bool:
+        """Return True if all entities were heard in time, if by their own cadence: no worst case of a gauge
+        has drifted from its value. For `urged` see `late_s`.
+        """
+        if self.bad_count[row]:
+            return False
+        fresh_ns = now_ns - round(float(self.freshness.drift_s[row]) * NS)
+        if self._all_since(self.time_key(row)[0], max(fresh_ns, 1)):
+            return True
+        return urged is None and self._undrifted(row, now_ns)
 
     def _undrifted(self, row: int, now_ns: int) -> bool:
         """Return True if all entities were heard so lately that their worst case has not drifted yet."""
