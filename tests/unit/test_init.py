@@ -207,22 +207,23 @@ def test_a_person_is_asked_and_may_answer_with_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exporter: str
 ) -> None:
     asked: list[str] = []
-    answers = {
+    answers: dict[str, str | list[str]] = {
         "MQTT": "",
         "Prometheus": f"127.0.0.1{exporter}, 127.0.0.2{exporter}/metrics",
-        "Name": "pod7",
+        "Name": ["pod 7", "pod7"],
         "Type": "hgx-h100",
     }
 
     def answer(_: Any, question: str, **__: Any) -> str:
         asked.append(question)
-        return answers[question.split()[0]]
+        given = answers[question.split()[0]]
+        return given if isinstance(given, str) else given.pop(0)
 
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     monkeypatch.setattr("rich.console.Console.input", answer)
     assert main(["init", str(tmp_path)]) == 0
     site, config = made(tmp_path)
-    assert len(asked) == 4
+    assert len(asked) == 5
     assert site["halls"][0]["racks"] == [{"name": "r[1-2]", "profile": "hgx-h100"}]
     assert {s["place"] for s in config["scrapes"]} == {"pod7/hall1/r1/node0", "pod7/hall1/r2/node0"}
 
@@ -282,6 +283,21 @@ def test_a_port_that_was_given_and_is_in_use_is_written_and_told(
         assert main(["init", str(tmp_path), *BARE, "--port", str(port)]) == 0
     assert f"port {port} is in use" in capsys.readouterr().out
     assert made(tmp_path)[1]["api"] == {"port": port}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--name", "pod 7"), "--name 'pod 7': expected letters, digits"),
+        (("--profile", "gb200"), "did you mean gb200-nvl72?"),
+    ],
+)
+def test_wrong_words_are_refused_before_it_listens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], expected: str
+) -> None:
+    gone = f"127.0.0.1:{free_port()}"
+    assert main(["init", str(tmp_path / "n"), "--broker", gone, *words]) != 0
+    assert expected in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_with_force_port_and_state_stay(tmp_path: Path) -> None:

@@ -91,6 +91,16 @@ def refuse_existing(option: str, path: Path | None, force: bool | None = None) -
         raise ConfigError(f"{option} {path}: exists; expected a new file, or a new or empty folder{remedy}")
 
 
+def is_name(text: str) -> bool:
+    """True for a name that a site may have."""
+    from twin.site import expand
+
+    try:
+        return expand(text) == [text]
+    except ValueError:
+        return False
+
+
 def present(args: argparse.Namespace, tree: Any, show: Callable[[Any, Console], object], out: Console) -> int:
     """An answer in the format that was asked for; 0, as exit code."""
     if args.format == "json":

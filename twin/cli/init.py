@@ -23,8 +23,8 @@ from rich.console import Console
 from connectors.dsx import Discovery, discover, site_name
 from connectors.files import BadRow, read_capture
 from connectors.mqtt import MqttLink
-from twin.catalogue import ConfigError, ConnectorError, StorageError, clean
-from twin.cli.arguments import BROKER_USER
+from twin.catalogue import ConfigError, ConnectorError, StorageError, clean, did_you_mean
+from twin.cli.arguments import BROKER_USER, is_name
 from twin.cli.grammar import Verb, host_port
 from twin.cli.record import CaptureFiles, listen, settings_of
 from twin.config import Api, Loaded, load_config, packaged_profiles, reference_yaml, unguarded
@@ -53,6 +53,7 @@ BROKER, API_PORT = "127.0.0.1:1883", Api().port
 OTHER_TREES = ("telegraf/#", "spBv1.0/#")  # listened to beside the DSX and IT trees
 CAPTURE_BYTES = 2**28
 NONE = "none"
+NAME_FORM = "expected letters, digits and _ . : + - as the name of a site"
 
 
 @dataclass
@@ -75,6 +76,7 @@ def run_init(args: argparse.Namespace, out: Console, err: Console) -> int:
     paths = [folder / name for name in (SITE, CONFIG, REFERENCE)]
     if (there := [str(p) for p in paths if p.exists()]) and not args.force:
         raise StorageError(f"{', '.join(there)}: exists; expected a new folder, or --force to overwrite")
+    _refuse_words(args)
     ask = _asker(out) if sys.stdin.isatty() and not args.yes else None
     found = _look(args, ask, out)
     with tempfile.TemporaryDirectory(prefix="racktwin-init-") as scratch:
@@ -91,6 +93,18 @@ def run_init(args: argparse.Namespace, out: Console, err: Console) -> int:
         atomic_write(folder / name, text)
     _say(folder, found.guesses + draft.guesses, load_config(folder / CONFIG), out)
     return 0
+
+
+def _refuse_words(args: argparse.Namespace) -> None:
+    """Refuse wrong words before anything is asked or listened to. Raises ConfigError."""
+    if args.name is not None and not is_name(args.name):
+        raise ConfigError(f"--name {clean(args.name, 60)!r}: {NAME_FORM}")
+    known = packaged_profiles()
+    if args.profile is not None and args.profile not in known:
+        near = did_you_mean(args.profile, known)
+        raise ConfigError(
+            f"--profile {clean(args.profile, 60)!r}: unknown; expected one of {', '.join(known)}{near}"
+        )
 
 
 Ask = Callable[[str, str], str]
@@ -240,7 +254,10 @@ def _called(agents: SiteDraft | None, described: Discovery, found: Surroundings,
         host = site_name(socket.gethostname().partition(".")[0])
         name, why = ("site" if host in ("", "localhost") else host), "as this host; --name gives another"
     if ask is not None:
-        return ask("Name of the site?", name)
+        question = "Name of the site?"
+        while not is_name(answer := ask(question, name)):
+            question = f"Name of the site? {NAME_FORM}"
+        return answer
     found.guesses.append(f"the site is called {name}, {why}")
     return name
 

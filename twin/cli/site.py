@@ -13,13 +13,13 @@ from rich.console import Console
 from connectors.dsx import discover, to_yaml
 from connectors.files import BadRow, discover_ipmi, hosts_of, read_capture
 from twin.catalogue import NS, ConfigError, StorageError, clean
-from twin.cli.arguments import present, refuse_existing, write_json
+from twin.cli.arguments import is_name, present, refuse_existing, write_json
 from twin.cli.grammar import Verb
 from twin.cli.measured_cadence import measured_cadence
 from twin.config import load_site, read_yaml, site_faults, uncooled, underfed, unguarded
 from twin.report import grid, print_line, safe_text
 from twin.run import TraceReader, atomic_write, form_of, journal_exists, verify_journal
-from twin.site import Site, expand
+from twin.site import Site
 from twin.telemetry import Message
 
 IT = ("IT/v1/PUB/Frame/", "IT/v1/PUB/Agent/")  # behind them come full names, the site's first
@@ -101,7 +101,7 @@ def run_discover(args: argparse.Namespace, out: Console, err: Console) -> int:
                 f"{args.recording}: no retained metadata of a BMS in it; "
                 "expected messages on BMS/v1/PUB/Metadata/..."
             )
-        if args.name == NAMELESS and len(sites) == 1 and _is_name(min(sites)):
+        if args.name == NAMELESS and len(sites) == 1 and is_name(min(sites)):
             found.site["site"] = min(sites)  # or what agents say would be of another site
             found.notes.insert(0, f"the site is called {min(sites)}, as all topics of the IT tree say")
         elif args.name == NAMELESS and sites:
@@ -140,13 +140,6 @@ def _good(rows: Iterable[Message | BadRow], bad: list[BadRow], sites: set[str]) 
         if row.topic.startswith(IT) and len(sites) < MAX_SITES:
             sites.add(row.topic.split("/", 5)[4])
         yield row
-
-
-def _is_name(text: str) -> bool:
-    try:
-        return expand(text) == [text]
-    except ValueError:
-        return False
 
 
 def run_info(args: argparse.Namespace, out: Console, err: Console) -> int:
