@@ -113,6 +113,18 @@ def test_nodes_that_fell_silent_count_with_all_that_they_may_draw() -> None:
     assert loop.rack_w.sum() <= 150_000
 
 
+def test_nodes_that_were_never_heard_are_no_reason_to_cut_while_meters_bound_them() -> None:
+    """Half of the nodes speak, and the racks read what all draw; then the demand of all no longer fits."""
+    loop = BmcLoop(site(150_000, 150_000), [0, 1])
+    speaks = np.where(np.arange(36) % 2 == 0, 1.0, np.nan)
+    for watts, cuts in ((2500.0, False), (4500.0, True)):
+        for _ in range(12):
+            heard = {"node.power_w": watts * speaks, "node.power_cap_readback_w": 6667.0 * speaks}
+            loop.twin.tick({"rack.power_w": 18 * watts + SWITCHES_W} | heard, dt_s=5.0)
+        leases = loop.twin.lease(NODE_CONTROL)
+        assert np.isfinite(leases[np.isfinite(speaks)]).any() == cuts
+
+
 def test_nothing_is_capped_while_all_fits_and_what_was_found_comes_back() -> None:
     loop = BmcLoop(site(300_000, 300_000), [0, 1])
     loop.run(60)

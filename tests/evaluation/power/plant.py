@@ -262,7 +262,8 @@ class Plant:
         for second in range(n):
             self.theta = np.where(self._dead, 0.0, breaker.step(self.theta, load[:, second], 1.0))
             self.theta_most = max(self.theta_most, float(self.theta.max()))
-            opens = breaker.trips(self.theta, load[:, second]) & (self.tripped_s < 0)
+            opens = (self.theta >= 1.0) | (load[:, second] >= breaker.MAGNETIC_PU)
+            opens &= self.tripped_s < 0
             if opens.any():
                 self.trips += int(opens.sum())
                 self.tripped_s[opens] = self.time_s + second + 1
