@@ -17,6 +17,7 @@ from connectors.jobs import JobRegistration, JobReport
 from twin import VERSION
 from twin.api import (
     actions as act,
+    comparisons as beside,
     decisions as decided,
     explain,
     health as well,
@@ -131,6 +132,7 @@ READING = (
          Param("names", "these entities only; comma-separated"),
          Param("signals", "these signals only; comma-separated")),
     _get("/entities/{table}/{name}", state.entity, "state", pattern="/entities/{table}/{name:.+}"),
+    _get("/comparisons/{name}", beside.comparisons, "state", pattern="/comparisons/{name:.+}"),
     _get("/site", state.site, "state"),
     _get("/forecasts", state.forecasts, "state", PREFIX, OFFSET, LIMIT,
          Param("signal", "such as rack.power_w"), Param("names", "these entities only")),

@@ -14,6 +14,7 @@ import numpy as np
 from aiohttp import web
 
 from twin.api.answers import MAX_ROWS, Refused, answer, listed, live_of, number_of
+from twin.api.comparisons import comparisons_of
 from twin.api.request_bodies import control_of
 from twin.api.runtime import Runtime, is_routine
 from twin.api.scopes import entity_of, inside, is_below, table_of
@@ -143,6 +144,7 @@ async def entity(request: web.Request) -> web.Response:
         "generation": int(live.engine.state.tables[name].generation[row]),
         "serial": live.engine.intake.serials.get(f"{name}:{path}"),
         "job": _job(live, name, row), "signals": signals, "children": _children(live, name, row),
+        "comparisons": comparisons_of(live, name, row),
         "leases": leases, "forecasts": forecast_rows(live, name, page), "alarms": alarms_of(live, text),
         "decisions": _lines(live, name, row, text),
     })  # fmt: skip

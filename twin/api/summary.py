@@ -14,6 +14,7 @@ import numpy as np
 
 from twin.alerts import reported_counts
 from twin.api import forecasts, health
+from twin.api.comparisons import judged
 from twin.api.runtime import Runtime
 from twin.api.state import alarms_of, policy_rows, unused, worst_of
 from twin.catalogue import INSTANTS, NS, Bool, Control, clean, control_value, find_signal
@@ -62,7 +63,7 @@ def summary(live: Runtime, pulse: Pulse, alarms: list[dict[str, Any]] | None = N
         "unused": unused(live),
         "heard": reported_counts(engine.site, engine.state, engine.diagnosis.silence.hidden),
         "forecasts": forecasts.block(live),
-        "health": health.block(live),
+        "health": health.block(live), "judged": judged(live),
         "sections": live.sections,
         "racks": racks(live, alarms), "racks_total": engine.site.sizes["rack"], "counts": dict(live.counts),
     }  # fmt: skip

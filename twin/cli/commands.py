@@ -36,6 +36,7 @@ alarm  active alarms
     unshelve operate.live  end the shelving of an alarm
 device  health, replacement and maintenance of nodes, GPUs, racks, CDUs
     health* operate.health  show the health of the site or of one part
+    show operate.live  show what is measured of a device beside what is expected of it
     plan operate.replacement  show which nodes are suspected or on their way out, why, what each waits for
     history operate.replacement  show what was decided, predicted and done, and how the predictions did
     report operate.replacement  write the record of a node, to attach to a ticket: markdown, or JSON

@@ -1,4 +1,5 @@
 from .cause import finding_of as finding_of
+from .deviations import measured_signal as measured_signal
 from .device_reports import good as good
 from .diagnosis import OF_SILENCE as OF_SILENCE, Diagnosis as Diagnosis
 from .fault_kinds import FAULT_KINDS as FAULT_KINDS
@@ -6,3 +7,4 @@ from .outages import Outages as Outages, place_of as place_of
 from .silent_cells import SilentCells as SilentCells, silent_cells as silent_cells
 from .silent_signals import measured as measured
 from .topology import Topology as Topology, term_of as term_of
+from .verdict import derived_from as derived_from

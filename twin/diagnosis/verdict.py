@@ -7,6 +7,8 @@ its temperature sensor, the position of a valve, the digits of a meter.
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from twin.catalogue import find_signal
@@ -69,6 +71,11 @@ FROM = {
     "node.psu2_power_w": "from the node's power",
     "feeder.power_w/split": "from the other feeds",
 }
+
+
+def derived_from(relation: str) -> str:
+    """The readings that an expected value follows from, in words: `from its power and coolant`."""
+    return re.sub(r"\{\w+\.(\w+)\}", r"its \1", FROM.get(relation, ""))
 
 
 def amount(key: str, value: float) -> str:

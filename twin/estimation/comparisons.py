@@ -269,6 +269,13 @@ class Board(PackedState):
         at = self.cells[name]
         return Residual(name, self.expected[at], self.measured[at], self.sigma[at], self.confidence[at])
 
+    def learning_left(self, name: str) -> tuple[F64, I64]:
+        """See `Estimator.learning_left`."""
+        at = self.cells[name]
+        readings = np.maximum(NOISE_WARMUP - self.noise.count[at], 0)
+        readings += np.where(self._learns[at], np.maximum(NOISE_WARMUP + 1 - self.count[at], 0), 0)
+        return np.zeros(at.stop - at.start), readings
+
     def noise_of(self, name: str) -> ResidualNoise:
         """The noise of one relation, to be read."""
         at = self.cells[name]

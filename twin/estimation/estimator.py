@@ -118,6 +118,14 @@ class Estimator(EntityState):
                 out[row.parameter] = Parameter(row.parameter, row.table, value, early, np.sqrt(var), sure)
         return out | self.gpus.parameters() | self.nodes.parameters()
 
+    def learning_left(self, name: str) -> tuple[F64, I64]:
+        """Return what a comparison still needs until its band is learned [n]: seconds, and then readings
+        while what it expects stands still.
+        """
+        if name in self.nodes.relations:
+            return self.nodes.relations[name].learning_left()
+        return self.board.learning_left(name) if name in self.board.cells else self.gpus.learning_left(name)
+
     def _spared(self, windows: Windows | None) -> Bool | None:
         """Cells of the board that nobody works at; None where nobody works anywhere."""
         if windows is None:

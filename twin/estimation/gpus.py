@@ -14,7 +14,7 @@ from twin.contracts import Residual, confidence_of
 from twin.estimation.gpu_power import MOVE_PU, GpuPower
 from twin.estimation.gpu_temp import LAG, RESISTANCE, GpuTemp
 from twin.estimation.noise import ResidualNoise
-from twin.estimation.parameter import ASKED_SIGMAS, KNOWN_SIGMAS, MOVE_S, Parameter, parts_of
+from twin.estimation.parameter import ASKED_SIGMAS, KNOWN_SIGMAS, MOVE_S, Parameter, moves_left_s, parts_of
 from twin.estimation.readings import Readings
 from twin.site import Site
 from twin.telemetry import EntityState, OldOfNew, column, part, scalar
@@ -79,6 +79,12 @@ class GpuEstimator(EntityState):
     def _unknown(self) -> dict[str, Residual]:
         none = np.full(self.n, np.nan)
         return {k: Residual(k, none, none, none) for k in (POWER, TEMP, CLOCK)}
+
+    def learning_left(self, name: str) -> tuple[F64, I64]:
+        """See `Estimator.learning_left`."""
+        wait_s = moves_left_s(self.parts, self.moves, self.since_s, NOISE_AFTER_MOVES)
+        noise = {POWER: self.power.noise, TEMP: self.temp.noise, CLOCK: self.clock_noise}[name]
+        return wait_s, noise.readings_left()
 
     def _move(self, part: int) -> None:
         rows = self.parts[part]

@@ -21,6 +21,7 @@ from twin.estimation.parameter import (
     Fit,
     Parameter,
     Reference,
+    moves_left_s,
     parts_of,
 )
 from twin.estimation.readings import Readings
@@ -113,6 +114,11 @@ class Linear(EntityState):
         sigma[at] = np.hypot(sigma[at], self._unknown[at])
         self._learn(part, features, measured, heard_ns, untouched, loose)
         return Residual(self.name, expected, measured, sigma)
+
+    def learning_left(self) -> tuple[F64, I64]:
+        """See `Estimator.learning_left`."""
+        wait_s = moves_left_s(self.parts, self.moves, self.since_s, NOISE_AFTER_MOVES)
+        return wait_s, self.noise.readings_left()
 
     def _move(self, part: int) -> None:
         rows = self.parts[part]

@@ -35,6 +35,10 @@ class ResidualNoise(EntityState):
         np.copyto(learned, np.nan, where=self.count[rows] < NOISE_WARMUP)
         return learned
 
+    def readings_left(self) -> I64:
+        """Return how many more readings it takes until the noise is learned [n]."""
+        return np.maximum(NOISE_WARMUP - self.count, 0)
+
     def learn(self, difference: F64, heard_ns: I64, dt_s: float, rows: slice = slice(None)) -> None:
         """Take in residuals (NaN: none) of readings of `heard_ns`; one far off counts as four sigmas.
 

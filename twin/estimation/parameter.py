@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from twin.catalogue import F32, F64, Bool
+from twin.catalogue import F32, F64, I64, Bool
 from twin.telemetry import OWN, EntityState, column, scalar
 
 # Rows learn in turns of parts. Below this size NumPy's calls cost as much as the rows; more turns than these
@@ -31,6 +31,14 @@ def parts_of(n: int, most: int) -> list[slice]:
     count = max(-(-n // most), min(n // LEAST_PART, TURNS), 1)
     cuts = np.linspace(0, n, count + 1).astype(np.int64).tolist()
     return [slice(a, b) for a, b in pairwise(cuts)]
+
+
+def moves_left_s(parts: list[slice], moves: I64, since_s: F64, needed: int) -> F64:
+    """Return the time until the parameters of each row have moved into use so often [n]; `moves` and
+    `since_s`, the last one's age, are of each part.
+    """
+    left_s = np.maximum((needed - moves) * MOVE_S - since_s, 0.0)
+    return np.repeat(left_s, [p.stop - p.start for p in parts])
 
 
 @dataclass(frozen=True, slots=True)

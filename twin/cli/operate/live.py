@@ -185,6 +185,15 @@ VERBS = {
     "policy revoke": live(
         _end("approvals"), show.show_done, "ID  as `racktwin policy approvals` lists it", "approval-3"
     ),
+    "device show": live(
+        lambda client, args: client.get(_path("comparisons", args.name)),
+        show.show_comparisons,
+        "ENTITY>name  a GPU, node, rack, CDU, loop or feeder",
+        "hall1/r07/node3/gpu1",
+        "hall1/cdu1 --watch 10s",
+        rows="comparisons",
+        watched=True,
+    ),
     "device maintain": live(
         _post("/maintenance", "table", "names", "for_s", "reason"),
         show.show_done,

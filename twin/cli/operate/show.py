@@ -88,6 +88,8 @@ def _headline(tree: dict[str, Any], out: Console) -> None:
             line.append(f"({count['learning']} learning)  ", "dim")
     if tree.get("heard"):
         out.print(line)
+    if tree.get("judged"):
+        out.print(safe_text(tree["judged"]["text"]))
     if tree.get("health"):
         out.print(_well(tree["health"]["parts"]))
 
@@ -174,6 +176,24 @@ def _people(a: dict[str, Any]) -> str:
         parts.append(f"shelved by {a.get('shelf_author')} until {when(a.get('shelved_until_ns'))}"
                     f": {a.get('shelf_reason')}")  # fmt: skip
     return "; ".join(parts)
+
+
+def show_comparisons(tree: dict[str, Any], out: Console) -> None:
+    """Measured beside expected, signal by signal, with what the band is or what it waits for."""
+    rows = []
+    for c in tree["comparisons"]:
+        state = safe_text(c["state"], "" if c["state"] == "learned" else "yellow")
+        if c["left_s"] is not None:
+            state.append(f", at least {duration(c['left_s'])} more" if c["left_s"] else ", soon done")
+        outside = c["band"] is not None and c["residual"] is not None and abs(c["residual"]) > c["band"]
+        rows.append([c["signal"], number(c["measured"], 6), number(c["expected"], 6),
+                     Text(number(c["residual"], 4), "yellow" if outside else ""),
+                     "–" if c["band"] is None else f"± {number(c['band'], 4)}",
+                     c["unit"], state, c["from"]])  # fmt: skip
+    heads = ("signal", "measured", "expected", "residual", "band", "", "state", "expected follows")
+    grid(out, heads, rows, f"{clean(tree['name'])} has no expected values", right=range(1, 5))
+    out.print(Text("band: nine of ten readings of a healthy device are within it; `racktwin device health` "
+                   "has the verdict", "dim"))  # fmt: skip
 
 
 def show_alarms(tree: dict[str, Any], out: Console) -> None:

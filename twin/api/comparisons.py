@@ -1,0 +1,143 @@
+"""Measured beside expected: the estimator's comparisons of one entity, and how much of the site they judge.
+
+A comparison is learned when its noise is: then it has a band, and what leaves it for long becomes a finding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from aiohttp import web
+
+from twin.alerts import reported_counts
+from twin.api.answers import Refused, answer, live_of
+from twin.api.runtime import Runtime
+from twin.api.scopes import meant
+from twin.catalogue import F64, Bool, Signal, clean, duration, find_signal
+from twin.contracts import FAILED, HEALTHY, UNKNOWN, Residual
+from twin.diagnosis import derived_from, measured_signal
+
+BAND_SIGMAS = 1.645  # half of a 90 % band
+BALANCE = "balance"  # its rows are sums of feeders and racks, no entities
+JUDGED = (("gpu", "GPUs"), ("node", "nodes"))  # the first that the site has
+COMPARED = ("gpu", "node", "rack", "cdu", "loop", "feeder")
+
+
+def _comparisons(live: Runtime, table: str) -> Iterator[tuple[Signal, Residual]]:
+    """The comparisons of a table, each with the signal that it judges."""
+    for name, residual in live.engine.estimator.residuals.items():
+        of, _, rest = name.partition(".")
+        signal = find_signal(f"{of}.{measured_signal(name)}")
+        if of == table and rest != BALANCE and signal is not None:
+            yield signal, residual
+
+
+def _learned(residual: Residual) -> tuple[Bool, Bool, Bool]:
+    """Masks of entities that are read [n]: the band is learned, is learned still, nothing can be expected."""
+    known, read = np.isfinite(residual.expected), np.isfinite(residual.measured)
+    sure = np.isfinite(residual.sigma)
+    return read & known & sure, read & known & ~sure, read & ~known
+
+
+def _left_s(live: Runtime, signal: Signal, name: str) -> F64:
+    """About how long a comparison still learns [n], by the usual period of its signal."""
+    wait_s, readings = live.engine.estimator.learning_left(name)
+    column = live.engine.state.tables[signal.table]
+    row = column.freshness.row_of(signal)
+    usual_s = column.cadence.usual_s[int(column.partition.group_of_row[row])]
+    period_s = np.where(usual_s > 0.0, usual_s, column.freshness.period_s[row])
+    return np.asarray(wait_s + readings * period_s, np.float64)
+
+
+async def comparisons(request: web.Request) -> web.Response:
+    """Return what is measured of an entity beside what is expected, with the bands, learned or not."""
+    live, name = live_of(request), request.match_info["name"]
+    head, _, tail = name.partition(":")
+    for table in COMPARED:
+        row = live.engine.site.entity(table, tail if head == table else name)
+        if row is not None:
+            return answer({
+                "tick": live.engine.state.tick, "now_ns": live.engine.state.now_ns, "table": table,
+                "name": live.engine.site.name(table, row),
+                "comparisons": comparisons_of(live, table, row),
+            })  # fmt: skip
+    why = f"no {clean(name, 120)} with expected values; expected one of {', '.join(COMPARED)}"
+    raise Refused(404, why + meant(live, name))
+
+
+def comparisons_of(live: Runtime, table: str, row: int) -> list[dict[str, Any]]:
+    """Each comparison of an entity; `band` is half of the 90 % band, None while it is learned."""
+    out = []
+    for signal, residual in _comparisons(live, table):
+        learned, learning, _ = (bool(mask[row]) for mask in _learned(residual))
+        measured, expected = float(residual.measured[row]), float(residual.expected[row])
+        state = "learned" if learned else "learning"
+        if not learned and not learning:
+            state = "not read" if np.isnan(measured) else "nothing to expect it from"
+        digits = max(0, int(np.ceil(-np.log10(signal.quantum)))) + 1
+        out.append({
+            "signal": signal.name, "unit": signal.unit, "state": state,
+            "measured": _number(measured, digits), "expected": _number(expected, digits),
+            "residual": _number(measured - expected, digits),
+            "band": _number(BAND_SIGMAS * float(residual.sigma[row]), digits),
+            "left_s": round(float(_left_s(live, signal, residual.name)[row]), 0) if learning else None,
+            "from": derived_from(residual.name),
+        })  # fmt: skip
+    return out
+
+
+def _number(value: float, digits: int) -> float | None:
+    return round(value, digits) if np.isfinite(value) else None
+
+
+def judged(live: Runtime) -> dict[str, Any] | None:
+    """Counts of what is judged of the site's GPUs (else nodes) and what is still learned, and a sentence;
+    None for a site without any.
+    """
+    site = live.engine.site
+    table, words = next(((t, w) for t, w in JUDGED if site.sizes[t]), ("", ""))
+    if not table:
+        return None
+    n, health = site.sizes[table], live.engine.health.health(table)
+    unknown = int(np.count_nonzero(health.level == UNKNOWN))
+    failed = int(np.count_nonzero(health.level == FAILED))
+    suspected = int(np.count_nonzero((health.level != HEALTHY) & (health.level != UNKNOWN)))
+    of_healthy = health.sure_pu[health.level == HEALTHY]
+    known_pu = float(np.nanmean(of_healthy)) if np.isfinite(of_healthy).any() else None
+    counts, left_s = np.zeros(3, np.int64), 0.0
+    for signal, residual in _comparisons(live, table):
+        masks = _learned(residual)
+        counts += [int(np.count_nonzero(mask)) for mask in masks]
+        if masks[1].any():
+            left_s = max(left_s, float(_left_s(live, signal, residual.name)[masks[1]].max()))
+    learned, learning, unlike = counts.tolist()
+    silence = live.engine.diagnosis.silence.hidden
+    cadence = reported_counts(site, live.engine.state, silence).get(table, {}).get("learning", 0)
+    out = {
+        "of": n, "in_service": n - unknown - failed, "suspected": suspected, "unknown": unknown,
+        "known_pu": known_pu, "learned": learned, "learning": learning, "not_expected": unlike,
+        "left_s": left_s if learning else None, "cadence_learning": cadence,
+    }  # fmt: skip
+    return {"table": table, **out, "text": _sentence(words, out)}
+
+
+def _sentence(words: str, of: dict[str, Any]) -> str:
+    text = f"{words}: {of['in_service']} in service, {of['suspected']} suspected"
+    text += f", {of['unknown']} unknown" if of["unknown"] else ""
+    total = of["learned"] + of["learning"] + of["not_expected"]
+    if of["known_pu"] is not None:
+        text += f"; judged on {100 * of['known_pu']:.0f} % of what could be known of them"
+    if not total:
+        return f"{text}; nothing to compare readings with yet"
+    text += f"; {of['learned']} of {total} expected values learned"
+    if of["learning"]:
+        left = f"at least {duration(60 * math.ceil(of['left_s'] / 60))} left" if of["left_s"] else "soon done"
+        text += f", {of['learning']} still learning ({left})"
+    if of["not_expected"]:
+        text += f", {of['not_expected']} without the readings that they follow from"
+    if of["cadence_learning"]:
+        text += f"; periods of {of['cadence_learning']} still learned"
+    return text
