@@ -9,14 +9,14 @@ from scipy.optimize import brentq
 
 from tests.physics.test_plant_facility import cooled
 from twin.physics import tower_ntu, tower_w_per_k
-from twin.physics.moist_air import saturated_j_per_kg
-from twin.physics.tower import DESIGN_WET_BULB_C, WATER_J_PER_KG_K, WATER_OVER_AIR
+from twin.physics.tower import (
+    DESIGN_WET_BULB_C,
+    WATER_J_PER_KG_K,
+    WATER_OVER_AIR,
+    saturated_j_per_kg as enthalpy,
+)
 
 DESIGN = [(4.0, 5.6), (4.0, 10.0), (5.0, 13.0), (3.0, 7.0)]
-
-
-def enthalpy(temp_c: float) -> float:
-    return float(saturated_j_per_kg(np.array([temp_c]))[0])
 
 
 def merkel(cold_c: float, range_k: float, wet_c: float, water_over_air: float = WATER_OVER_AIR) -> float:
@@ -37,11 +37,9 @@ def merkel_approach_k(approach_k: float, range_k: float, wet_c: float) -> float:
     return float(brentq(lambda a: merkel(wet_c + a, range_k, wet_c) - fill, 0.1, 45.0))
 
 
-def approach_k(ntu: np.ndarray, range_k: float, wet_c: float, air_pu: float = 1.0) -> float:
+def approach_k(ntu: float, range_k: float, wet_c: float, air_pu: float = 1.0) -> float:
     def missing(a: float) -> float:
-        ends_c = (np.array([wet_c + a + range_k]), np.array([wet_c + a]), np.array([wet_c]))
-        one = np.ones(1)
-        return float(tower_w_per_k(ntu, one, one, air_pu * one, ends_c)[0]) * a - range_k
+        return tower_w_per_k(ntu, 1.0, 1.0, air_pu, (wet_c + a + range_k, wet_c + a, wet_c)) * a - range_k
 
     return float(brentq(missing, 0.1, 45.0))
 
@@ -49,30 +47,22 @@ def approach_k(ntu: np.ndarray, range_k: float, wet_c: float, air_pu: float = 1.
 @pytest.mark.parametrize(("design_k", "range_k"), DESIGN)
 @pytest.mark.parametrize("wet_c", [-5.0, 5.0, 15.0, DESIGN_WET_BULB_C])
 def test_the_approach_is_that_of_merkel(design_k: float, range_k: float, wet_c: float) -> None:
-    ntu = tower_ntu(np.array([design_k]), np.array([range_k]))
+    ntu = tower_ntu(design_k, range_k)
     exact = merkel_approach_k(design_k, range_k, wet_c)
     assert approach_k(ntu, range_k, wet_c) == pytest.approx(exact, abs=0.1 + 0.04 * (exact - design_k))
 
 
 def test_a_tower_rated_at_four_kelvin_has_eleven_in_the_cold() -> None:
-    ntu = tower_ntu(np.array([4.0]), np.array([5.6]))
+    ntu = tower_ntu(4.0, 5.6)
     assert approach_k(ntu, 5.6, DESIGN_WET_BULB_C) == pytest.approx(4.0, abs=1e-6)
     assert approach_k(ntu, 5.6, 5.0) == pytest.approx(10.9, abs=0.2)
     assert approach_k(ntu, 5.6, 15.0, 0.7) > approach_k(ntu, 5.6, 15.0) + 1.0
 
 
 def test_heat_is_finite_and_rises_with_the_air_at_any_water() -> None:
-    ntu, one = tower_ntu(np.array([4.0]), np.array([10.0])), np.ones(1)
-    for hot_c, cold_c, wet_c in (
-        (40.0, 30.0, 24.0),
-        (24.0, 24.0, 24.0),
-        (10.0, 12.0, 20.0),
-        (5.0, 1.0, -10.0),
-    ):
-        ends_c = (np.array([hot_c]), np.array([cold_c]), np.array([wet_c]))
-        found = [
-            float(tower_w_per_k(ntu, 0.6 * one, one, a * one, ends_c)[0]) for a in np.linspace(1e-3, 1, 50)
-        ]
+    ntu = tower_ntu(4.0, 10.0)
+    for ends_c in ((40.0, 30.0, 24.0), (24.0, 24.0, 24.0), (10.0, 12.0, 20.0), (5.0, 1.0, -10.0)):
+        found = [tower_w_per_k(ntu, 0.6, 1.0, a, ends_c) for a in np.linspace(1e-3, 1.0, 50).tolist()]
         assert np.isfinite(found).all()
         assert found[0] >= 0.0
         assert (np.diff(found) > 0.0).all()

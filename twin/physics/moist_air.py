@@ -1,4 +1,4 @@
-"""Moist air: wet bulb temperature, relative humidity, and the enthalpy of saturated air.
+"""Moist air: wet bulb temperature and relative humidity.
 
 Saturation over water by Magnus with the coefficients of Alduchov and Eskridge (1996), good to 0.4 % from
 -40 to 50 degC; the wet bulb from the psychrometer equation with the WMO's coefficient.
@@ -29,16 +29,6 @@ def saturation_pa(temp_c: F64) -> F64:
 def rh_pu(temp_c: F64, dew_c: F64) -> F64:
     """Relative humidity, [n], of air at `temp_c` with this dew point."""
     return saturation_pa(dew_c) / saturation_pa(temp_c)
-
-
-def saturated_j_per_kg(temp_c: F64) -> F64:
-    """Enthalpy of saturated air over that of dry air at 0 degC, J per kg of dry air [n].
-
-    h = 1006 T + w (2.501e6 + 1860 T), w = 0.62198 e/(p - e); source: ASHRAE Handbook of fundamentals.
-    """
-    vapour = saturation_pa(temp_c)
-    humidity = 0.62198 * vapour / (PRESSURE_PA - vapour)
-    return 1006.0 * temp_c + humidity * (2.501e6 + 1860.0 * temp_c)
 
 
 def wet_bulb_c(temp_c: F64, rh_pu: F64, pressure_pa: float = PRESSURE_PA) -> F64:

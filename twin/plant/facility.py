@@ -58,10 +58,11 @@ class Facility:
         self.pump_heat_w = np.zeros(n)  # of the loop's own pumps, into the cold leg
         self.water_l = np.zeros(n)  # drawn since the beginning: evaporated and drained
         self.work_w, self.sink_c = np.zeros(n), np.zeros(n)  # of the chiller: its work, what it works against
-        self.conductance_w_per_k = np.zeros(n)  # from the cold leg to the air
         self.nominal_w_per_k = (1.0 + BYPASS_PU) * p.loop_flow_lpm * p.water_w_per_k_per_lpm
-        self.tower_ntu = tower_ntu(p.loop_approach_k, p.loop_heat_w / self.nominal_w_per_k)
-        self.any_wet = bool(p.loop_wet.any())
+        range_k = p.loop_heat_w / self.nominal_w_per_k
+        self.tower_ntu = [
+            tower_ntu(*x) for x in zip(p.loop_approach_k.tolist(), range_k.tolist(), strict=True)
+        ]
         self.weather_s = -np.inf
         self.add_k = 0.0
         self.air_c = np.zeros(n)
@@ -92,7 +93,6 @@ class Facility:
         np.copyto(self.before_cold_c, self.cold_c)
         self.cdus.sums(t.cdu_heat_w, self.into_w)
         self.cdus.sums(t.cdu_primary_flow_lpm, self.flow_lpm)
-        self._conductances(p)
         for i in self.used:
             self._loop(p, i, dt_s)
         if self.leaking:
@@ -104,19 +104,6 @@ class Facility:
             t.loop_flow_lpm[:], t.loop_power_w[:] = self.flow_lpm[:n], self.power_w[:n]
             t.loop_fan_pu[:], t.loop_rejected_w[:] = self.fan_pu[:n], self.rejected_w[:n]
             t.loop_water_l[:] = self.water_l[:n]
-
-    def _conductances(self, p: Parameters) -> None:
-        """Heat that leaves by the air per kelvin of the cold leg above it, wet bulb or dry."""
-        fan = np.minimum(1.0, self.level) * self.grid_ok
-        air = np.maximum(fan * self.fan_factor, LEAST_AIR_PU)
-        out = self.conductance_w_per_k
-        np.divide(p.loop_heat_w, p.loop_approach_k, out=out)
-        out *= air**AIR_EXPONENT
-        if self.any_wet:
-            water = (self.flow_lpm + BYPASS_PU * p.loop_flow_lpm) * p.water_w_per_k_per_lpm
-            ends_c = self.hot_c, self.cold_c, self.air_c
-            wet = tower_w_per_k(self.tower_ntu, water, self.nominal_w_per_k, air, ends_c)
-            np.copyto(out, wet, where=p.loop_wet)
 
     def _loop(self, p: Parameters, i: int, dt_s: float) -> None:
         """One loop: both legs exactly, with what the other gives held over the step."""
@@ -130,12 +117,18 @@ class Facility:
         moved = (into / w + cold - hot) * -math.expm1(-w * gain)
         self.hot_c[i] = hot + moved
         pump_w = float(p.loop_pump_w_per_lpm[i]) * (flow + bypass)
-        self.pump_heat_w[i] = MOTOR_EFFICIENCY_PU * pump_w
-        out = (
-            into - moved / gain + MOTOR_EFFICIENCY_PU * pump_w
-        )  # W (mean of the hot leg - cold leg), and pumps
+        pump_heat_w = MOTOR_EFFICIENCY_PU * pump_w
+        self.pump_heat_w[i] = pump_heat_w
+        out = into - moved / gain + pump_heat_w  # W (mean of the hot leg - cold leg), and the pumps
         fan = min(1.0, level)
-        conductance = float(self.conductance_w_per_k[i])
+        blown = max(fan * float(self.fan_factor[i]), LEAST_AIR_PU)
+        if p.loop_wet[i]:
+            rated = float(self.nominal_w_per_k[i])
+            water = max(w, BYPASS_PU * rated)  # without pumps: as good as none
+            ends_c = hot, cold, float(self.air_c[i])
+            conductance = tower_w_per_k(self.tower_ntu[i], water, rated, blown, ends_c)
+        else:
+            conductance = nominal / float(p.loop_approach_k[i]) * blown**AIR_EXPONENT
         chilled, air = max(0.0, level - 1.0) * nominal, float(self.air_c[i])
         if chilled > 0.0:
             # The condenser has the air that the cooler has warmed, unless its dampers are shut
