@@ -57,7 +57,7 @@ def test_the_first_advice_is_the_first_command(name: str, where: str, seed: int,
 
 @STORIES
 def test_advice_does_not_wind_up_while_nobody_obeys(name: str, where: str, seed: int, seconds: int) -> None:
-    """It stays within what was commanded in the world that obeys, and says no more new values than that."""
+    """It stays within what was commanded in the world that obeys, and has news no more often."""
     story = played(name, where, seed, seconds)
     for control, levels in story.levels.items():
         advised, acted = np.array(levels).T

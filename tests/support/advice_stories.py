@@ -169,7 +169,7 @@ class Story:
         # By control: the mean share advised and acted, each second; and the most of each entity
         self.levels: dict[str, list[tuple[float, float]]] = {}
         self.most: dict[str, np.ndarray] = {}
-        self.said = [0, 0]  # how many values were advised, and commanded
+        self.said = [0, 0]  # how often something new was advised, and commanded
         for _ in range(seconds):
             self.second()
 
@@ -183,8 +183,8 @@ class Story:
             if not (self.first_advice or self.first_commands):
                 self.first_advice, self.first_commands = one, other
         self.commanded_by_advice += sum(map(len, advises.commands))
-        self.said[0] += sum(map(len, advises.advice))
-        self.said[1] += sum(map(len, acts.commands))
+        self.said[0] += sum(map(bool, advises.advice))
+        self.said[1] += sum(map(bool, acts.commands))
         spoken = (self.first_commands, *advises.advice, *acts.commands)
         for control in {c for values in spoken for c, _ in values} | set(self.levels):
             sides = ((self.advises, True), (self.acts, False))
