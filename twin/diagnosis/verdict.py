@@ -14,7 +14,7 @@ import numpy as np
 from twin.catalogue import find_signal
 from twin.contracts import Residual
 from twin.diagnosis.cause import Cause
-from twin.diagnosis.isolation import CONFIRMING, IsolatedFault
+from twin.diagnosis.isolation import CONFIRMING, PRESENT_PU, IsolatedFault
 from twin.diagnosis.sensor_checks import SensorChecks
 from twin.diagnosis.signature import BRANCH, GPU_TEMP, HEAT, HEAT_FLOW, MIX, PSU1, PSU2, SETPOINT, TickValues
 from twin.diagnosis.topology import term_of
@@ -182,7 +182,7 @@ class DiagnosisVerdicts:
     @staticmethod
     def _decided(fault: IsolatedFault, residuals: dict[str, Residual]) -> bool:
         """Return True if more than a heat balance or a node's work supports it: these do not say what is
-        wrong.
+        wrong. Where another comparison of a rack's own reading is known, it must show a share of the error.
         """
         if fault.hypothesis.table == "node" and fault.rows.keys().isdisjoint((PSU1, PSU2)):
             supplies = (residuals.get(name) for name in (PSU1, PSU2))
@@ -192,8 +192,10 @@ class DiagnosisVerdicts:
         for name in fault.hypothesis.relations:
             if name in residuals and name not in (HEAT, HEAT_FLOW) and name.startswith("rack."):
                 r = residuals[name]
-                if np.isfinite((r.measured[fault.entity] - r.expected[fault.entity]) / r.sigma[fault.entity]):
-                    return True
+                off = (r.measured[fault.entity] - r.expected[fault.entity]) * np.sign(fault.size)
+                if np.isfinite(off / r.sigma[fault.entity]):
+                    own = name.partition("/")[0] == f"rack.{fault.hypothesis.signal}"
+                    return not own or bool(off >= PRESENT_PU * abs(fault.size))
         mix = residuals.get(MIX)
         return MIX in fault.hypothesis.relations and mix is not None and bool(np.isfinite(mix.expected).any())
 

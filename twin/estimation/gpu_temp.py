@@ -45,6 +45,9 @@ LEAST_OTHERS = 3  # GPUs of a node that tell of its air: then one that is wrong 
 # How a resistance follows the flow is known to this share of the way from where it was learned: laws of fins
 # and channels have exponents from -0.5 to -0.8; source: estimate
 FLOW_DOUBT_PU = 0.2
+# What all GPUs of a node in air are off by, each feels by its own heat sink and lag; source: estimate, healthy
+# simulated nodes that are 3 K off after a move of the load leave 0.8 K (1 sigma) between their GPUs
+COMMON_DOUBT_PU = 0.25
 OFFSET, RESISTANCE, LAG = range(3)
 
 
@@ -259,6 +262,10 @@ class GpuTemp(EntityState):
         gpus, common_k = self.trays.others(measured - self.expected, np.flatnonzero(nodes & ~self.liquid))
         self.common_k[:] = 0.0
         self.common_k[gpus] = common_k
+
+    def common_doubt(self) -> F64:
+        """1 sigma [n], K, for that what a node's GPUs are off by together is not the same for each."""
+        return np.asarray(COMMON_DOUBT_PU * np.abs(self.common_k), np.float64)
 
     def air_drift(self) -> F64:
         """Share by which the resistances of a node's other GPUs have drifted in air [n]; 0 in coolant."""

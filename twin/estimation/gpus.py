@@ -134,6 +134,7 @@ class GpuEstimator(EntityState):
         if not temp.all_liquid:
             temp.share_air(at, measured[1][0])
             expected = expected + temp.common_k
+            doubt += temp.common_doubt()
         compared = (
             (POWER, power.expected, moved),
             (TEMP, expected, doubt),
@@ -187,7 +188,8 @@ class GpuEstimator(EntityState):
             return self.power.clock_doubt_hz[rows]
         if name == POWER:
             return KNOWN_SIGMAS * self.power.unknown_w[rows]
-        return KNOWN_SIGMAS * self.temp.unknown_k[rows] + self.temp.doubt()[rows]
+        temp = self.temp
+        return KNOWN_SIGMAS * temp.unknown_k[rows] + temp.doubt()[rows] + temp.common_doubt()[rows]
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the learned parameters of each GPU [n], as now in use; to be read only."""

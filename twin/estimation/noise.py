@@ -1,6 +1,7 @@
 """Noise of residuals: the learned distance of a reading from its expectation, per row.
 
-A difference that lasts is no noise, so nothing is learned from one: a fault must not become what is normal.
+A difference that lasts is no noise, so nothing is learned from one that is far off, and one that creeps is
+learned slowly: a fault must not become what is normal.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from twin.catalogue import F64, I64, NS, Bool
 from twin.telemetry import OWN, EntityState, column
 
 NOISE_MEMORY_S = 600.0  # time constant of the learned noise; source: estimate
+# The mean over MEAN_S of a residual that creeps is the fault's, not noise: its square is learned with
+# CREEP_S, what is left of a reading beside it with NOISE_MEMORY_S; source: estimate
+MEAN_S, CREEP_S = 120.0, 4 * 3600.0
 NOISE_WARMUP = 30  # residuals before a noise is called learned; source: estimate
 # Beyond so many sigmas for so long it is no noise: nothing is learned from it, lest a fault become normal;
 # source: estimate.
@@ -18,9 +22,15 @@ FAULT_SIGMAS, FAULT_S = 4.0, 10.0
 
 
 class ResidualNoise(EntityState):
-    """Learned root mean square of residuals, per row [n]: a constant loss is part of what is normal."""
+    """Learned root mean square of residuals, per row [n]: a constant loss is part of what is normal.
 
-    variance: F64 = column(OWN, "f8")
+    With m the mean after a residual r and m0 before it, (r - m0) (r - m) and m^2 have the sum r^2 in the mean
+    over independent residuals (West 1979): both parts together are no smaller than what one memory learns.
+    """
+
+    variance: F64 = column(OWN, "f8")  # of both parts
+    mean: F64 = column(OWN, "f8")  # of the last residuals
+    creeping: F64 = column(OWN, "f8")  # mean square of that
     count: I64 = column(OWN, "i8")
     off_ns: I64 = column(OWN, "i8")  # since when it has been far off; 0 = it is not
 
@@ -62,11 +72,25 @@ class ResidualNoise(EntityState):
             np.minimum(size, bound, out=size)
         count += known
         lasting = min(1.0, dt_s / NOISE_MEMORY_S)
-        size *= size
-        size -= variance
-        size *= lasting if least * lasting >= 1.0 else np.maximum(1.0 / np.maximum(count, 1), lasting)
-        np.copyto(size, 0.0, where=~known)
-        variance += size
+        young = least * lasting < 1.0
+        since = 1.0 / np.maximum(count, 1) if young or least * dt_s < CREEP_S else 0.0
+        mean, creeping = self.mean[rows], self.creeping[rows]
+        signed = np.copysign(size, difference)
+        signed -= mean
+        np.copyto(signed, 0.0, where=~known)
+        step = signed * np.maximum(since, min(1.0, dt_s / MEAN_S))
+        mean += step
+        signed *= signed - step  # (r - m0) (r - m)
+        variance -= creeping  # the other part alone
+        signed -= variance
+        signed *= np.maximum(since, lasting)
+        step = mean * mean
+        step -= creeping
+        step *= np.maximum(since, min(1.0, dt_s / CREEP_S))
+        for gained, of in ((signed, variance), (step, creeping)):
+            np.copyto(gained, 0.0, where=~known)
+            of += gained
+        variance += creeping
 
     def lasting(self, heard_ns: I64, rows: slice = slice(None)) -> Bool:
         """Rows that have been far off for so long that nothing may be learned from them."""
