@@ -14,7 +14,9 @@ from twin.diagnosis import FAULT_KINDS, Diagnosis, Topology, finding_of
 from twin.diagnosis.cause import Cause, CauseBook
 from twin.diagnosis.cusum import CERTAIN, CusumBoard, DeviationTrack
 from twin.diagnosis.evidence_masks import DownstreamMask
-from twin.diagnosis.signature import HYPOTHESES
+from twin.diagnosis.isolation import IsolatedFault
+from twin.diagnosis.signature import HEAT, HYPOTHESES
+from twin.diagnosis.verdict import DiagnosisVerdicts
 from twin.telemetry import FaultReported, MaintenanceBegun
 
 QUIET: dict[str, Any] = {
@@ -147,6 +149,15 @@ def test_a_pump_that_ran_and_stands() -> None:
     (both,) = pod.engine.diagnosis.faults
     assert both.evidence[0] == "both pumps stand, no flow"
     assert both.count == 2 + 144 > first.count, "so it is journaled anew"
+
+
+@pytest.mark.parametrize(("nodes_off_w", "wrong"), [(8000.0, True), (500.0, False), (np.nan, False)])
+def test_a_heat_balance_alone_calls_no_power_meter_wrong(nodes_off_w: float, wrong: bool) -> None:
+    """After a restart coolant is not where the power is; the sum of the nodes says nothing, or agrees."""
+    (h,) = (h for h in HYPOTHESES if (h.table, h.signal) == ("rack", "power_w"))
+    fault = IsolatedFault(h, 0, 8000.0, 40.0, 0.9, {HEAT: np.zeros(1, np.int32)}, 9)
+    power = Residual("rack.power_w", np.full(2, 1e5), 1e5 + np.full(2, nodes_off_w), np.full(2, 900.0))
+    assert DiagnosisVerdicts._decided(fault, {"rack.power_w": power}) == wrong
 
 
 def test_a_meter_that_repeats_its_last_digit_stands_still() -> None:

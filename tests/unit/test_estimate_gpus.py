@@ -202,12 +202,12 @@ def test_paste_that_dries_slowly_is_a_drift_of_its_resistance() -> None:
     reference = fleet.estimator.parameters()["gpu.resistance"].reference.copy()
     assert np.isfinite(reference).all()
     for _ in range(2400):
-        fleet.resistance[5] *= 1.3 ** (1 / 2400)
+        fleet.resistance[5] *= 1.15 ** (1 / 2400)
         fleet.step()
     p = fleet.estimator.parameters()["gpu.resistance"]
     assert np.array_equal(p.reference, reference)
-    assert p.drift[5] > 0.1
-    assert p.confidence_pu[5] > 0.99
+    assert p.drift[5] > 0.04  # what is learned lags by most of an hour
+    assert p.confidence_pu[5] > 0.95
     others = np.delete(np.arange(fleet.n), 5)
     assert np.abs(p.drift[others]).max() < 0.04
     assert np.nanmax(p.confidence_pu[others]) < 0.95
@@ -315,6 +315,9 @@ def test_what_all_gpus_of_a_node_in_air_are_off_by_is_their_air() -> None:
         found = fleet.step({"node.inlet_temp_c": off_c})["gpu.temp_c"]
         worst = np.fmax(worst, np.abs(found.difference / found.sigma))
     assert worst.max() < 5.0
+    temp = fleet.estimator.temp
+    temp.common_k[:] = 2.0
+    assert temp.common_doubt() == pytest.approx(0.5)  # each feels it otherwise
     fleet.resistance[9] *= 1.3
     for _ in range(200):
         found = fleet.step({"node.inlet_temp_c": off_c})["gpu.temp_c"]

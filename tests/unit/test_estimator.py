@@ -252,6 +252,28 @@ def test_a_fault_that_stays_does_not_become_normal(sigmas: float) -> None:
     assert noise.sigma()[0] < 2.0
 
 
+def test_a_deviation_that_creeps_stands_out_of_the_noise() -> None:
+    """Of a ramp that began after 1,500 s and lasts 2,400 s a memory of all of it has 2400 / (3 * 3900) of the
+    end's square; one of 600 s had three times as much."""
+    noise, rng = ResidualNoise(200, np.zeros(200)), np.random.default_rng(6)
+    for second in range(1500 + 2400):
+        creep = 5.0 * max(second - 1500, 0) / 3600
+        noise.learn(creep + rng.normal(0, 1, 200), np.full(200, START_NS + second * NS), 1.0)
+        if second == 1500:
+            assert noise.sigma().mean() == pytest.approx(1.0, abs=0.02)
+    assert noise.sigma().mean() == pytest.approx(np.sqrt(1.0 + 0.205 * creep**2), rel=0.05)
+
+
+@pytest.mark.parametrize("period_s", [1.0, 10.0, 60.0])
+def test_noise_of_slow_readings_is_neither_less_nor_more(period_s: float) -> None:
+    """Parts beside and of the mean over 120 s sum to the mean square, however few readings it has."""
+    noise, rng = ResidualNoise(2000, np.zeros(2000)), np.random.default_rng(7)
+    for k in range(300):
+        at_ns = START_NS + round(k * period_s * NS)
+        noise.learn(0.5 + rng.normal(0, 1, 2000), np.full(2000, at_ns), period_s)
+    assert np.mean(noise.variance) == pytest.approx(1.25, rel=0.03)
+
+
 def test_a_short_transient_is_learned_and_the_floor_holds() -> None:
     noise = ResidualNoise(1, np.array([0.5]))
     for k in range(100):

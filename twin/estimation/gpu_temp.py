@@ -45,8 +45,8 @@ LEAST_OTHERS = 3  # GPUs of a node that tell of its air: then one that is wrong 
 # How a resistance follows the flow is known to this share of the way from where it was learned: laws of fins
 # and channels have exponents from -0.5 to -0.8; source: estimate
 FLOW_DOUBT_PU = 0.2
-# What all GPUs of a node in air are off by, each feels by its own heat sink and lag; source: estimate, healthy
-# simulated nodes that are 3 K off after a move of the load leave 0.8 K (1 sigma) between their GPUs
+# What all GPUs of a node in air are off by, each feels by its own heat sink and lag; source: estimate, from
+# healthy simulated nodes: 3 K off after a move of the load, they leave 0.8 K (1 sigma) between their GPUs
 COMMON_DOUBT_PU = 0.25
 OFFSET, RESISTANCE, LAG = range(3)
 
