@@ -46,10 +46,14 @@ def in_thread(server: AbstractAsyncContextManager[T]) -> Iterator[T]:
         loop.close()
 
 
+class _HttpServer(ThreadingHTTPServer):
+    request_queue_size = 128  # of the 5 by default, a busy host loses those of a dozen clients at once
+
+
 @contextmanager
 def http_thread(handler: type[BaseHTTPRequestHandler], host: str = "127.0.0.1") -> Iterator[int]:
     """Serve HTTP by this handler; yields the port."""
-    server = ThreadingHTTPServer((host, 0), handler)
+    server = _HttpServer((host, 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield server.server_port
