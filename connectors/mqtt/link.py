@@ -394,11 +394,12 @@ class _Connection:
 
     async def close(self) -> None:
         """Close whatever is still open, without a word to the broker."""
-        if self._watch is not None:
-            self._watch.cancel()
         self.tap.close()
         for _ in range(3):
             await asyncio.sleep(0)  # the library sees the end of its socket and closes it
+        if self._watch is not None:
+            await asyncio.wait((self._watch,), timeout=GRACE_S)  # who takes the reason of the end from it
+            self._watch.cancel()
         self.tap.close_near()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import socket
@@ -266,6 +267,26 @@ def test_an_impostor_is_no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(play(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
     assert "four bytes" in asyncio.run(play(connack + b"\x30\xff\xff\xff\xff\xff"))
     assert "QoS 2" in asyncio.run(play(connack + b"\x34\x05\0\1a\0\1"))
+
+
+def test_a_stop_beside_the_end_of_the_broker_leaves_no_fault_behind(server: Server, tmp_path: Path) -> None:
+    """As with the embedded broker, which stops at the same time; that a fault is lost is told by its end."""
+    left: list[str] = []
+
+    async def main(broker: Mosquitto) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: left.append(context["message"]))
+        link = MqttLink(settings(broker), (("a/#", 1),))
+        run = Held(link)
+        await until(lambda: link.connected, "a connection")
+        run.task.cancel()
+        broker.kill()
+        with contextlib.suppress(asyncio.CancelledError):
+            await run.task
+
+    with mosquitto(server, tmp_path) as broker:
+        asyncio.run(main(broker))
+    gc.collect()
+    assert not left
 
 
 def test_stops_while_it_connects_and_leaves_nothing_open() -> None:
