@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tests.support.in_process_daemon import Pod, serve
 from twin.api.comparisons import judged
-from twin.cli.operate.show import show_comparisons
+from twin.cli.operate.show import show_comparisons, show_status
 
 GPU = "lab/h/r1/node0/gpu1"
 LEARNED_S = 260  # three moves of a minute, then 30 readings
@@ -45,6 +45,10 @@ def test_what_is_learned_is_told_from_what_is_not(tmp_path: Path) -> None:
         assert line["text"].count("0 of 288 expected values learned, 144 still learning (") == 1
         assert "left)" in line["text"]
         assert line["text"].startswith("GPUs: 144 in service, 0 suspected; judged on ")
+        out = io.StringIO()
+        show_status(summary, Console(file=out, width=300))
+        assert line["text"] in out.getvalue()
+        assert "144 healthy" not in out.getvalue(), "on so little that says too much"
         for tick in range(20, LEARNED_S):
             at_work(pod, tick)
         _, tree = await pod.ask("GET", f"/api/v1/comparisons/gpu:{GPU}")

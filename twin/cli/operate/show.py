@@ -43,7 +43,8 @@ def show_status(tree: dict[str, Any], out: Console) -> None:
     _by_people(tree, out)
     out.print()
     for line in tree.get("unused", []):
-        out.print(Text("unused  ", "yellow").append_text(unused_line(line)))
+        head = "failed  " if line["outcome"] == "failed" else "unused  "
+        out.print(Text(head, "yellow").append_text(unused_line(line)))
     if tree.get("unused"):
         out.print(Text("more of each source: racktwin sources\n", "dim"))
     rows = [[p["name"], p["kind"], safe_text(p["state"], "" if p["state"] == "running" else "red"),
@@ -88,17 +89,20 @@ def _headline(tree: dict[str, Any], out: Console) -> None:
             line.append(f"({count['learning']} learning)  ", "dim")
     if tree.get("heard"):
         out.print(line)
-    if tree.get("judged"):
-        out.print(safe_text(tree["judged"]["text"]))
+    judged = tree.get("judged")
+    if judged:
+        out.print(safe_text(judged["text"], "yellow" if judged["learning"] else ""))
     if tree.get("health"):
-        out.print(_well(tree["health"]["parts"]))
+        out.print(_well(tree["health"]["parts"], judged["table"] if judged else ""))
 
 
-def _well(parts: dict[str, dict[str, int]]) -> Text:
-    """Return the counts of parts by kind and level; `racktwin device health` says more."""
+def _well(parts: dict[str, dict[str, int]], judged: str) -> Text:
+    """Return the counts of parts by kind and level; `racktwin device health` says more. That all of the
+    `judged` kind are healthy stands above it, with what that is judged on.
+    """
     line = Text("health  ")
     for part, counts in parts.items():
-        if sum(counts.values()):
+        if sum(counts.values()) > (counts["healthy"] if part == judged else 0):
             worst = health_texts.worst(counts)
             tone = {"failed": "bold red", "degraded": "yellow", "unknown": "yellow"}.get(worst, "")
             line.append(f"{clean(part)}: {health_texts.counted(counts)}  ", tone)
