@@ -76,7 +76,7 @@ def comparisons_of(live: Runtime, table: str, row: int) -> list[dict[str, Any]]:
         measured, expected = float(residual.measured[row]), float(residual.expected[row])
         state = "learned" if learned else "learning"
         if not learned and not learning:
-            state = "not read" if np.isnan(measured) else "nothing to expect it from"
+            state = "not read" if np.isnan(measured) else "inputs missing"
         digits = max(0, int(np.ceil(-np.log10(signal.quantum)))) + 1
         out.append({
             "signal": signal.name, "unit": signal.unit, "state": state,

@@ -49,7 +49,7 @@ def show_status(tree: dict[str, Any], out: Console) -> None:
         out.print(Text("more of each source: racktwin sources\n", "dim"))
     rows = [[p["name"], p["kind"], safe_text(p["state"], "" if p["state"] == "running" else "red"),
              duration(p["since_s"]), p["error"]] for p in tree["parts"]]  # fmt: skip
-    grid(out, ("part", "", "state", "for", ""), rows, "no sources, sinks or services")
+    grid(out, ("part", "", "state", "for", "error"), rows, "no sources, sinks or services")
 
 
 def _headline(tree: dict[str, Any], out: Console) -> None:
