@@ -126,3 +126,29 @@ def test_active_findings_are_bounded_and_counted() -> None:
     assert findings.raise_(Finding("x/0", "info", "", (), (), 1.0)) == [], "raised once"
     assert findings.clear("x/0") == [ClearedRecord(id="x/0")]
     assert findings.clear("x/0") == []
+
+
+def test_a_reading_that_turns_at_whole_degrees_rings_once() -> None:
+    """It is over once it is back by a degree, at the guard as at the limit; a rise to the limit is told."""
+    twin = Twin(two_racks())
+    guard, most = (float(getattr(twin.site.limits["gpu.temp_c"], n)[0]) for n in ("guard", "max"))
+    for _ in range(5):
+        for read_c in (guard + 1, guard):
+            twin.tick({"gpu.temp_c": read_c})
+            assert [f.id for f in active(twin)] == ["beyond/gpu.temp_c/guard"]
+    (found,) = active(twin)
+    assert f"over at {guard - 1:.4g} degC" in found.evidence[0]
+    for _ in range(5):
+        for read_c in (most + 1, most):
+            twin.tick({"gpu.temp_c": read_c})
+            assert [f.id for f in active(twin)] == ["beyond/gpu.temp_c/limit"]
+    back = copy.deepcopy(twin)
+    twin.tick({"gpu.temp_c": most - 1})
+    assert [f.id for f in active(twin)] == ["beyond/gpu.temp_c/guard"]
+    twin.tick({"gpu.temp_c": guard - 1})
+    assert active(twin) == []
+    twin.tick({"gpu.temp_c": guard})
+    assert active(twin) == [], "what was not beyond begins beyond the guard"
+    back.engine.restore(copy.deepcopy(back.engine.dump()))
+    back.tick({"gpu.temp_c": most})
+    assert [f.id for f in active(back)] == ["beyond/gpu.temp_c/limit"], "over a restart"

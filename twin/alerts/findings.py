@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from twin.alerts.never_reported import SHOWN_ENTITIES, NeverReported
-from twin.alerts.worst_cases import exceeds, feared_findings, worst_cases
+from twin.alerts.worst_cases import eased, exceeds, feared_findings, worst_cases
 from twin.catalogue import I32, I64, NS, Bool, find_signal
 from twin.contracts import ClearedRecord, Finding, FindingRecord, JournalRecord, View, Windows
 from twin.diagnosis import Outages
@@ -67,6 +67,8 @@ class Findings(EntityState):
     journaled: dict[str, Finding] = records(Finding, "id", was="told")  # as last written
     heat_since_ns: I64 = column("rack", "i8")
     balance_since_ns: I64 = column("balance", "i8")
+    # Signals of which a reading is beyond a bound: 1 the guard, 2 the limit, 0 neither
+    beyond: dict[str, np.ndarray] = keyed("i1")
     unguarded_since_ns: dict[str, I64] = keyed("i8", keys=tuple(GUARDING))
     never_reported: NeverReported = part(was="unheard")
     silence_ns: int = scalar(0)
@@ -228,14 +230,10 @@ class Findings(EntityState):
         the same.
         """
         beyond: list[Finding] = []
-        for key, limit in site.limits.items():
-            guarded = view.beyond(key)
-            if len(guarded):
-                guarded = guarded[~_excused(site, view, windows, key.partition(".")[0])[guarded]]
-            if len(guarded):
-                guarded = guarded[exceeds(key, view.value(key)[guarded], limit.guard[guarded])]
-            if len(guarded):
-                beyond.append(_beyond(site, view, key, guarded))
+        for key in site.limits:
+            level = self._levels(site, view, windows, key)
+            if level is not None:
+                beyond.append(_beyond(site, view, key, level))
         beyond += feared_findings(site, view, lambda table: _excused(site, view, windows, table))
         beyond += _overloads(site, view, windows)
         records, now = self.keep_only("beyond/", beyond), {f.id.rpartition("/")[0]: f.id for f in beyond}
@@ -245,6 +243,28 @@ class Findings(EntityState):
             else record
             for record in records
         ]
+
+    def _levels(self, site: Site, view: View, windows: Windows, key: str) -> np.ndarray | None:
+        """Which bound each entity is beyond [n], see `beyond`; None where no entity is.
+
+        One that is beyond a bound stays so until it is back by a step, lest whole degrees ring at each turn.
+        """
+        index, before, limit = view.beyond(key), self.beyond.pop(key, None), site.limits[key]
+        if before is not None:
+            index = np.union1d(index, np.flatnonzero(before)).astype(np.int32)
+        if len(index):
+            index = index[~_excused(site, view, windows, key.partition(".")[0])[index]]
+        if not len(index):
+            return None
+        read = view.value(key)[index]
+        was = np.zeros(len(index), np.int8) if before is None else before[index]
+        level = np.zeros(len(limit.guard), np.int8)
+        for step, bound in ((1, limit.guard[index]), (2, limit.max[index])):
+            level[index[exceeds(key, read, np.where(was >= step, eased(key, bound), bound))]] = step
+        if not level.any():
+            return None
+        self.beyond[key] = level
+        return level
 
     def mismatches(
         self, names: tuple[str, ...], control: str, index: I32, evidence: str = ""
@@ -347,26 +367,31 @@ def _oldest(age_s: np.ndarray) -> float:
     return float(finite.max()) if len(finite) else float("nan")
 
 
-def _beyond(site: Site, view: View, key: str, index: I32) -> Finding:
-    """Return the finding on readings beyond a guard; where some pass the limit as well, on those alone."""
+def _beyond(site: Site, view: View, key: str, levels: np.ndarray) -> Finding:
+    """Return the finding on readings beyond a guard; where some pass the limit as well, on those alone.
+
+    `levels` [n]: see `Findings.beyond`.
+    """
     signal, limit, read = find_signal(key), site.limits[key], view.value(key)
-    level, bound, severity = "guard", limit.guard, "warning"
-    over = exceeds(key, read[index], limit.max[index])
-    if over.any():
-        level, bound, severity, index = "limit", limit.max, "critical", index[over]
+    level, bound, severity = ("guard", limit.guard, "warning")
+    if (levels == 2).any():
+        level, bound, severity = ("limit", limit.max, "critical")
+    index = np.flatnonzero(levels == levels.max())
     table, _, name = key.partition(".")
     first = int(index[0])
     unit = f" {signal.unit}" if signal is not None and signal.unit not in ("1", "state") else ""
     who = f"{site.name(table, first)}: " if len(index) > 1 else ""  # one alone is named anyway
     worst = view.worst(key)[first]
     by_now = f", by now perhaps {worst:.4g}{unit}" if worst != read[first] else ""
+    passed = bool(exceeds(key, read[first : first + 1], bound[first : first + 1])[0])
+    until = "" if passed else f", over at {eased(key, bound[first : first + 1])[0]:.4g}{unit}"
     current = (view.quality(key)[index] == GOOD).all()
     return Finding(
         f"beyond/{key}/{level}",
         severity,
         f"{name} of {len(index)} {table} {'is' if current else 'was, when last read,'} beyond its {level}",
         tuple(site.name(table, int(i)) for i in index[:SHOWN_ENTITIES]),
-        (f"{who}read {read[first]:.4g}{unit}{by_now}, {level} {bound[first]:.4g}{unit}",),
+        (f"{who}read {read[first]:.4g}{unit}{by_now}, {level} {bound[first]:.4g}{unit}{until}",),
         1.0,
         "Look at the cooling of what these have in common.",
         len(index),

@@ -23,12 +23,24 @@ COOLANT = ("rack.flow_lpm", "rack.supply_temp_c", "rack.return_temp_c", "rack.in
 CLOCKS = "gpu.clock_event_bits"
 BY_HEAT = 0x60  # thermal slowdown by software and by hardware. source: NVML, nvmlClocksEventReasons
 
+# Deadbands: devices give whole degrees; of other quantities a share of the bound. source: EEMUA 191, which
+# ISA-18.2 follows, has 2 % for pressures and 5 % for flows and levels
+STEP_K, EASED_PU = 1.0, 0.02
+
 
 def exceeds(key: str, value: F32, bound: F64) -> Bool:
     """Return where a value [k] is on the dangerous side of a bound [k]."""
     signal = find_signal(key)
     falling = signal is not None and signal.danger == "low"
     return np.asarray(value < bound if falling else value > bound, np.bool_)
+
+
+def eased(key: str, bound: F64) -> F64:
+    """The value [k] at which what was beyond a bound is so no longer, on the safe side of it."""
+    signal = find_signal(key)
+    falling, unit = (False, "") if signal is None else (signal.danger == "low", signal.unit)
+    by = np.full_like(bound, STEP_K) if unit in ("degC", "K") else EASED_PU * np.abs(bound)
+    return np.asarray(bound + by if falling else bound - by, np.float64)
 
 
 def may_exceed(site: Site, view: View, key: str, index: I32) -> Bool:
