@@ -245,7 +245,7 @@ class Findings(EntityState):
         ]
 
     def _levels(self, site: Site, view: View, windows: Windows, key: str) -> np.ndarray | None:
-        """Which bound each entity is beyond [n], see `beyond`; None where no entity is.
+        """Return the bound that each entity is beyond [n], as in `beyond`; None where no entity is.
 
         One that is beyond a bound stays so until it is back by a step, lest whole degrees ring at each turn.
         """
