@@ -383,7 +383,7 @@ PLACE_COLUMNS = (
     TableColumn("left_w", "W"), TableColumn("use_pu", "1", "used"), TableColumn("metered", detail=True),
     TableColumn("unheard_racks", "", "unheard"), TableColumn("capped_gpus", "", "capped"),
 )  # fmt: skip
-LOOK_COLUMNS = ("limit_w", "target_w", "load_w", "lost_w", "left_w", "use_pu")
+STEP_COLUMNS = ("limit_w", "limit_from", "target_w", "load_w", "lost_w", "left_w", "use_pu")
 GROUP_COLUMNS = (
     TableColumn("rack"), TableColumn("gpus"), TableColumn("first", detail=True),
     TableColumn("cap_low_w", "W", detail=True), TableColumn("cap_high_w", "W", "cap"),
@@ -526,7 +526,7 @@ def _places_table(rows: list[dict[str, Any]]) -> DataTable:
 
 def _ahead_table(rows: list[dict[str, Any]]) -> DataTable:
     steps = [{"place": row["place"]} | step for row in rows for step in row["ahead"]]
-    names = [TableColumn(n, detail=True) for n in ("place", "horizon_s", "from", "bound", *LOOK_COLUMNS)]
+    names = [TableColumn(n, detail=True) for n in ("place", "horizon_s", "from", "bound", *STEP_COLUMNS)]
     return table_of("places.ahead", names, steps)
 
 

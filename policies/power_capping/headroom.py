@@ -175,7 +175,7 @@ def limit_from(state: PowerState, place: int, limits: Limits) -> str:
         return ""
     if kind == "feeder":
         feeder = place - now.feeder(0)
-        if not site.external_budget[feeder]:
+        if not site.external_budget[feeder] or budget_w == site.budget_w[feeder]:
             return "site file, budget_w"
         by_file = budget_w == site.guaranteed_w[feeder]
         return "site file, guaranteed_w" if by_file else "granted from outside for a time"
@@ -273,6 +273,7 @@ def place_rows(state: PowerState, places: list[int]) -> list[dict[str, Any]]:
             continue
         looked = _look(limits, place, loads.now_w, loads.lost_w, failover and feeder)
         steps = [{"horizon_s": c.horizon_s, "from": c.basis, "bound": bool(c.summed[place]),
+                  "limit_from": limit_from(state, place, limit),
                   **_look(limit, place, c.upper_w, c.lost_w, failover and feeder)}
                  for c, limit in zip(ahead, later, strict=True) if np.isfinite(c.upper_w[place])]  # fmt: skip
         row: dict[str, Any] = {
@@ -325,7 +326,7 @@ def first_to_bind(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
                 best = key, {"place": row["place"], "kind": row["kind"], "in_s": case["horizon_s"],
                              "use_pu": case["use_pu"], "left_w": case["left_w"], "over": over,
                              "limit_w": case["target_w"] if by_target else case["limit_w"],
-                             "limit_from": row["limit_from"],
+                             "limit_from": case["limit_from"],
                              "target": row["target"] if by_target else "",
                              "lost": lost,
                              "bound": case["bound"] or (lost and case["horizon_s"] > 0)}  # fmt: skip
@@ -394,9 +395,9 @@ def notes_of(state: PowerState, rows: list[dict[str, Any]]) -> list[str]:
     unheard = int(never_heard(state.view, nodes_of(state.view.site)).sum())
     if unheard:
         out.append(
-            f"{unheard:,} of {state.view.site.sizes['gpu']:,} GPUs were never heard: they count with what "
-            f"meters above leave; without a meter with nothing for {learning_s(state.view.site):.0f} s, with "
-            "their most after that"
+            f"{unheard:,} of {state.view.site.sizes['gpu']:,} GPUs were never heard: they count with what the "
+            f"meters above them leave; where none is read, with nothing for {learning_s(state.view.site):.0f} s "
+            "and with their most after that"
         )
     if request.role != "leader":
         out.append("this daemon stands by; the one that leads decides")

@@ -209,7 +209,7 @@ def _lift(state: PowerState, place: int, target: str) -> dict[str, Any]:
             "limit_w": float(limit_w) if np.isfinite(limit_w) else None,
             "load_w": float(load_w) if np.isfinite(load_w) else None,
             "lost_w": float(lost_w) if np.isfinite(lost_w) and state.loads.kind[place] == "feeder" else None,
-                "limit_from": f"load target {target}" if target else limit_from(state, place, limits),
+            "limit_from": f"load target {target}" if target else limit_from(state, place, limits),
             "target": target, "target_ends_ns": ends}  # fmt: skip
 
 

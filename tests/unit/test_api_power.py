@@ -18,6 +18,7 @@ from twin.catalogue import NS
 from twin.contracts import Forecast
 from twin.daemon.policy_accounts import PolicyAccounts, read_account, write_account
 from twin.telemetry import LoadTargetSet
+from twin.telemetry.events import BudgetGranted
 
 DAY_S = 86_400
 
@@ -93,6 +94,33 @@ def test_the_upper_band_of_the_forecast_is_what_is_to_come(tmp_path: Path) -> No
         assert (first["target"], first["in_s"], first["left_w"]) == ("dr 7", 900.0, -20_000.0)
 
     serve(tmp_path, check, tree=lab(), more=guards())
+
+
+def test_each_limit_ahead_says_where_it_comes_from_by_then(tmp_path: Path) -> None:
+    async def check(pod: Pod) -> None:
+        Rig(pod).run(3, 500.0)
+        expires_ns = pod.twin.now_ns + 600 * NS
+        for horizon_s in (300.0, 900.0):
+            hi = np.array([60_000.0, 70_000.0])
+            f = Forecast("rack.power_w", horizon_s, hi - 5_000, hi - 9_000, hi, model="test", basis="")
+            pod.live.engine.forecasts["rack.power_w", horizon_s] = f
+        for budget_w, expected in ((140e3, "granted from outside for a time"), (1e6, "site file, budget_w")):
+            grant = BudgetGranted(
+                id=f"g{budget_w}", author="grid", feeder="lab/h/a", budget_w=budget_w, expires_ns=expires_ns
+            )
+            pod._events.append(grant)
+            pod.tick(None)
+            _, tree = await pod.ask("GET", "/api/v1/power")
+            a = by_place(tree)["lab/h/a"]
+            assert [x["limit_from"] for x in (a, *a["ahead"])] == [
+                expected, expected, "site file, guaranteed_w"]  # fmt: skip
+        first = tree["first"]
+        assert (first["in_s"], first["limit_w"]) == (900.0, 100e3)
+        assert first["limit_from"] == "site file, guaranteed_w"
+
+    tree = lab()
+    tree["halls"][0]["feeders"][0] |= {"external": True, "guaranteed_w": 100_000}
+    serve(tmp_path, check, tree=tree, more=guards())
 
 
 def test_a_band_without_evidence_tells_nothing_of_what_is_to_come(tmp_path: Path) -> None:

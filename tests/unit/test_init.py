@@ -312,6 +312,19 @@ def test_with_force_port_and_state_stay(tmp_path: Path) -> None:
     assert "state" not in made(tmp_path)[1]
 
 
+def test_the_service_keeps_its_own_state_and_has_one_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(init, "SERVICE", tmp_path.resolve())
+    for words, expected in (
+        ((), "/var/lib/racktwin"),
+        (("--state", str(tmp_path / "var")), str(tmp_path / "var")),
+        ((), str(tmp_path / "var")),
+    ):
+        assert main(["init", str(tmp_path), *BARE, "--force", *words]) == 0
+        assert made(tmp_path)[1]["state"] == expected
+
+
 def test_its_link_works_once_the_daemon_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -338,7 +351,9 @@ def test_a_link_without_a_token_is_refused(tmp_path: Path, capsys: pytest.Captur
     assert main(["init", str(tmp_path), *BARE]) == 0
     (tmp_path / "state" / "admin.token").unlink()
     assert main(["token", "link", "--config", str(tmp_path / "racktwin.yaml")]) != 0
-    assert "admin.token: the token cannot be read" in capsys.readouterr().err.replace("\n", "")
+    said = capsys.readouterr().err.replace("\n", " ")
+    assert "admin.token: the token cannot be read" in said
+    assert "the daemon makes it when it starts" in said
 
 
 def publish(server: Callable[..., Path], broker: Mosquitto, messages: list[Message]) -> None:

@@ -128,7 +128,12 @@ def login_link(loaded: Loaded) -> str:
     url = f"{address_of(loaded)}/"
     if loaded.config.api is not None and loaded.config.api.tokens_file is not None:
         return url
-    return f"{url}#token={read_secret(loaded.token_file)}"
+    try:
+        return f"{url}#token={read_secret(loaded.token_file)}"
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}; the daemon makes it when it starts, and its user and root can read it"
+        ) from None
 
 
 def server_tls(loaded: Loaded) -> ssl.SSLContext | None:

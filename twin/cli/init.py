@@ -325,10 +325,12 @@ def _configuration(draft: SiteDraft, found: Surroundings, args: argparse.Namespa
         )
     elif port != API_PORT and not (before or args.port):
         found.guesses.append(f"port {API_PORT} is in use on this host: the page is at {port}")
-    if args.state is not None or args.folder.resolve() == SERVICE:
-        tree["state"] = str((args.state or STATE).resolve())
+    if args.state is not None:
+        tree["state"] = str(args.state.resolve())
     elif "state" in before:
         tree["state"] = before["state"]
+    elif args.folder.resolve() == SERVICE:
+        tree["state"] = str(STATE)
     return tree
 
 
