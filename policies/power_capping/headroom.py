@@ -395,9 +395,9 @@ def notes_of(state: PowerState, rows: list[dict[str, Any]]) -> list[str]:
     unheard = int(never_heard(state.view, nodes_of(state.view.site)).sum())
     if unheard:
         out.append(
-            f"{unheard:,} of {state.view.site.sizes['gpu']:,} GPUs were never heard: they count with what the "
-            f"meters above them leave; where none is read, with nothing for {learning_s(state.view.site):.0f} s "
-            "and with their most after that"
+            f"{unheard:,} of {state.view.site.sizes['gpu']:,} GPUs were never heard: they count with what "
+            "the meters above them leave; where none is read, with nothing for "
+            f"{learning_s(state.view.site):.0f} s and with their most after that"
         )
     if request.role != "leader":
         out.append("this daemon stands by; the one that leads decides")
