@@ -57,7 +57,7 @@ def test_what_is_learned_is_told_from_what_is_not(tmp_path: Path) -> None:
         assert power["band"] > 0.0
         assert abs(power["measured"] - power["expected"] - power["residual"]) < 0.5
         assert power["from"] == "from its activity"
-        done = judged(pod.live)
+        done = judged(pod.live, {})
         assert done is not None
         assert done["learned"] >= 144
         _, entity = await pod.ask("GET", f"/api/v1/entities/gpu/{GPU}")

@@ -67,6 +67,13 @@ def test_a_period_is_told_once_and_again_when_it_changes() -> None:
     assert [e.period_s for e in frame_events(ingest, account, 60.0, 4)] == [60.0, 60.0]
 
 
+def test_traces_of_before_are_read() -> None:
+    written = b'{"type":"PeriodTold","table":"gpu","signals":["temp_c"],"names":["g"],"period_s":15.0}'
+    event = msgspec.json.decode(written, type=Event)
+    assert event == PollPeriodChanged(table="gpu", signals=("temp_c",), names=("g",), period_s=15.0)
+    assert msgspec.json.encode(event) == written
+
+
 def test_pages_of_many_exporters_in_a_tick_are_one_event() -> None:
     ingest = Ingest(site_of(two_racks()), {})
     for node in range(18):

@@ -6,13 +6,12 @@ A comparison is learned when its noise is: then it has a band, and what leaves i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from aiohttp import web
 
-from twin.alerts import reported_counts
 from twin.api.answers import Refused, answer, live_of
 from twin.api.runtime import Runtime
 from twin.api.scopes import meant
@@ -93,9 +92,9 @@ def _number(value: float, digits: int) -> float | None:
     return round(value, digits) if np.isfinite(value) else None
 
 
-def judged(live: Runtime) -> dict[str, Any] | None:
+def judged(live: Runtime, heard: Mapping[str, Mapping[str, int]]) -> dict[str, Any] | None:
     """Counts of what is judged of the site's GPUs (else nodes) and what is still learned, and a sentence;
-    None for a site without any.
+    None for a site without any. `heard`: what `twin.alerts.reported_counts` gave.
     """
     site = live.engine.site
     table, words = next(((t, w) for t, w in JUDGED if site.sizes[t]), ("", ""))
@@ -114,8 +113,7 @@ def judged(live: Runtime) -> dict[str, Any] | None:
         if masks[1].any():
             left_s = max(left_s, float(_left_s(live, signal, residual.name)[masks[1]].max()))
     learned, learning, unlike = counts.tolist()
-    silence = live.engine.diagnosis.silence.hidden
-    cadence = reported_counts(site, live.engine.state, silence).get(table, {}).get("learning", 0)
+    cadence = heard.get(table, {}).get("learning", 0)
     out = {
         "of": n, "in_service": n - unknown - failed, "suspected": suspected, "unknown": unknown,
         "known_pu": known_pu, "learned": learned, "learning": learning, "not_expected": unlike,

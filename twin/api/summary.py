@@ -49,6 +49,7 @@ def summary(live: Runtime, pulse: Pulse, alarms: list[dict[str, Any]] | None = N
     """Everything of the first screen. `alarms`, if they are at hand; there may be thousands."""
     engine = live.engine
     alarms = sorted(alarms_of(live) if alarms is None else alarms, key=urgency)
+    heard = reported_counts(engine.site, engine.state, engine.diagnosis.silence.hidden)
     rung = [a for a in alarms if a.get("state") != "suppressed"]
     return {
         "site": engine.site.file.site, "version": live.version, "role": live.role, "epoch": live.epoch,
@@ -61,9 +62,9 @@ def summary(live: Runtime, pulse: Pulse, alarms: list[dict[str, Any]] | None = N
         "requests": len(engine.intake.requests),
         "approvals": len(engine.intake.approvals), "jobs": len(engine.jobs.slot_of), "parts": parts(live),
         "unused": unused(live),
-        "heard": reported_counts(engine.site, engine.state, engine.diagnosis.silence.hidden),
+        "heard": heard,
         "forecasts": forecasts.block(live),
-        "health": health.block(live), "judged": judged(live),
+        "health": health.block(live), "judged": judged(live, heard),
         "sections": live.sections,
         "racks": racks(live, alarms), "racks_total": engine.site.sizes["rack"], "counts": dict(live.counts),
     }  # fmt: skip
