@@ -84,6 +84,7 @@ def said(call: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
         ("power target x --limit 500", "'500': expected a power with its unit, such as 500kW"),
         ("power target x --limit 5kW --until soonish", "--until 'soonish': expected a time such as 06:00"),
         ("simulation publish --site s --broker host:port", "'host:port': expected HOST or HOST:PORT"),
+        ("simulation publish --site s --broker mqtts://h:8883", "TLS is set by `broker.tls`"),
         ("simulation run --site site.yaml --seed -1", "--seed: '-1': expected a whole number from 0"),
         (
             "simulation run --site site.yaml --for 1h --authority thermal_gard=act",

@@ -93,8 +93,13 @@ def bound(text: str) -> float | str:
 
 
 def host_port(text: str) -> tuple[str, int]:
-    """HOST or HOST:PORT; the port is 1883 unless it is said."""
-    host, _, port = text.rpartition(":") if ":" in text else (text, "", "1883")
+    """HOST or HOST:PORT, with mqtt:// before it or not; the port is 1883 unless it is said."""
+    bare = text.removeprefix("mqtt://").removesuffix("/")
+    host, _, port = bare.rpartition(":") if ":" in bare else (bare, "", "1883")
+    if "//" in host:
+        raise argparse.ArgumentTypeError(
+            f"{clean(text)!r}: expected HOST or HOST:PORT; TLS is set by `broker.tls` of the configuration"
+        )
     if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
         raise argparse.ArgumentTypeError(f"{clean(text)!r}: expected HOST or HOST:PORT")
     return host.strip("[]"), int(port)
