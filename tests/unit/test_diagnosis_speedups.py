@@ -14,7 +14,7 @@ import pytest
 from tests.support.builders import START_NS, site_of, two_racks
 from twin.catalogue import NS
 from twin.contracts import Residual
-from twin.diagnosis import deviations as tracks_module
+from twin.diagnosis import cusum, deviations as tracks_module
 from twin.diagnosis.cusum import (
     ALLOWANCE,
     CERTAIN,
@@ -181,3 +181,41 @@ def test_meters_in_a_row_are_as_meters_of_a_large_table() -> None:
     assert np.argwhere(large.frozen).tolist() == [[0, 7]]
     assert odd > 50
     assert not large.jumping[:, :9].any()
+
+
+def siegmund(allowance: float, bound: float, correlation: float = 0.0) -> float:
+    """Readings between two errors of a two-sided cumulative sum on noise of 1 sigma.
+
+    Siegmund (1985), Sequential Analysis, 2.57, both sides alike. What neighbouring readings have in common,
+    a first-order autoregression, counts as a variance of (1 + r) / (1 - r): too pessimistic, see below.
+    """
+    wide = np.sqrt((1.0 + correlation) / (1.0 - correlation))
+    drift, way = allowance / wide, bound / wide + 1.166
+    return float((np.exp(2.0 * drift * way) - 2.0 * drift * way - 1.0) / (2.0 * drift**2) / 2.0)
+
+
+@pytest.mark.parametrize(
+    ("allowance", "bound", "correlation", "readings"),
+    [(0.5, 4.0, 0.0, 150), (0.5, 5.0, 0.0, 400), (1.0, 3.0, 0.0, 800), (0.5, 6.0, 0.5, 100)],
+)
+def test_a_board_errs_as_often_as_its_bounds_say(
+    monkeypatch: pytest.MonkeyPatch, allowance: float, bound: float, correlation: float, readings: int
+) -> None:
+    """Bounds that are low enough to be reached, through the board itself."""
+    for name, value in (("ALLOWANCE", allowance), ("CERTAIN", bound), ("OFF_SIGMAS", allowance)):
+        monkeypatch.setattr(cusum, name, value)
+    board, rng, n = CusumBoard(1, 4000), np.random.default_rng(1), 4000
+    z, ever = rng.normal(size=(1, n)), np.zeros(n, np.bool_)
+    for reading in range(readings):
+        z = correlation * z + np.sqrt(1.0 - correlation**2) * rng.normal(size=(1, n))
+        board.update(z.astype(np.float32), None, slice(0, n), reading + 1)
+        ever |= board.on[0] != 0
+    found = readings / -np.log1p(-ever.mean())
+    stated = siegmund(allowance, bound, correlation)
+    assert found > 0.9 * stated
+    assert correlation or found < 1.1 * stated
+
+
+def test_the_bounds_in_use_err_less_than_once_in_2000_rack_hours() -> None:
+    """300 comparisons of a rack of 72 GPUs, each read once a second, of which a third is as the last."""
+    assert siegmund(ALLOWANCE, CERTAIN, 1.0 / 3.0) > 2000 * 3600 * 300
