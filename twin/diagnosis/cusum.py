@@ -12,7 +12,7 @@ from twin.catalogue import F32, I64, Bool
 from twin.telemetry import OWN, EntityState, column
 
 # Cumulative sum (Page 1954): a drift of up to ALLOWANCE sigmas is no deviation; CERTAIN is reached by two
-# readings of 6.5 sigmas or sixteen of 3. Independent Gaussian noise reaches it once in 3e18 readings (Siegmund
+# readings of 6.5 sigmas or sixteen of 3. Independent Gaussian noise reaches it once in 3e18 (Siegmund
 # 1985). Noise of which a third is as in the reading before reaches it at most once in 2.4e9: the 300
 # comparisons of a rack of 72 GPUs, each read once a second, err less than once in 2,000 rack-hours.
 ALLOWANCE, CERTAIN = 2.5, 8.0
