@@ -23,7 +23,7 @@ from twin.catalogue import F64, I64
 LEAST_SPANS, SIDE_SPANS, ENOUGH_SPANS = 9, 19, 39
 
 
-def supported(half: F64, spans: I64, largest: F64) -> F64:
+def half_widths_of(half: F64, spans: I64, largest: F64) -> F64:
     """Half-widths [..., n, 2] of a 90 % band after so many `spans` [..., n]; NaN below LEAST_SPANS.
 
     From ENOUGH_SPANS on they are `half`; before, the `largest` error [..., n, 2] of each side, or of both.

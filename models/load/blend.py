@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from models.half_widths import never_shrinking, supported
+from models.half_widths import half_widths_of, never_shrinking
 from models.load.bands import marginal_quantiles
 from models.load.context import CALM_ROWS, RECENT_ROWS, recent_sample, restlessness_now
 from models.load.expert_aggregation import ExpertAggregation, Issue, stride
@@ -185,7 +185,7 @@ class Blend:
         """Median [n_horizon, n] and edges [n_horizon, n, 2] as far apart as what was seen supports."""
         spans = np.array([online.spans for online in self.online])
         largest = np.array([online.largest.T for online in self.online])
-        half = supported((edges - median[..., None]) * SIDES, spans, largest)
+        half = half_widths_of((edges - median[..., None]) * SIDES, spans, largest)
         low, high = np.moveaxis(median[..., None] + SIDES * never_shrinking(half), -1, 0)
         never_below_zero = self.online[0].lowest == 0.0
         low = np.where(never_below_zero, np.maximum(low, 0.0), low)

@@ -49,7 +49,7 @@ from policies.power_capping.nodes import NODE_CONTROL, CappedNodes, heard_s, nod
 from policies.power_capping.release import DWELL_S, SPREAD_S, STEP_PU, Raises, steadied
 from policies.power_capping.savings import CapAccount
 from policies.power_capping.shares import Claims, gpus_w, shared_out
-from policies.power_capping.unheard import Unheard, learned, never_heard, patient, unheard_of
+from policies.power_capping.unheard import Unheard, never_heard, unheard_of, waiting_places, with_unheard
 from policies.power_capping.unpowered import unpowered_gpus
 from twin.catalogue import F64, I8, I32, I64, NS, Bool, ContractError
 from twin.contracts import (
@@ -185,7 +185,7 @@ class PowerCap:
         left_w = self._left_w(view, carried, want, other, memory, nodes)
         spared, sums = self._spared_w(site, carried, want, left_w, memory, since_s)
         left_w, kept = left_w + spared, kept | sums
-        left_w = np.where(patient(site, carried, want, left_w, unheard), np.inf, left_w)
+        left_w = np.where(waiting_places(site, carried, want, left_w, unheard), np.inf, left_w)
         job = np.where(want.capped, together(view), -1)
         class_of = _of_jobs(classes(view, self.least_high, self.tenant_shares), job)
         compute_pu = learned_pu(view)
@@ -225,7 +225,7 @@ class PowerCap:
         other = other_w(view, want.power_w, gain_of(site), heard)
         carried = carried_by(view, pairs_of(site, dead_feeders(view), self.failover))
         unheard = unheard_of(view, carried, want, other, nodes, memory)
-        want = learned(view, want, unheard, nodes, peak_w, since_s)
+        want = with_unheard(view, want, unheard, nodes, peak_w, since_s)
         other, known = _slewed(site, unheard.other_w, want, readback_w(view, nodes), memory, since_s)
         # What was only assumed is not held on to: the first reading counts as it is
         measured = np.isfinite(view.worst("rack.power_w")) & ~unheard.learning_rack
@@ -409,7 +409,10 @@ class _Reasons:
         return f"{what} below {name} is more than its budget{self._unheard(place)}"
 
     def _unheard(self, place: int) -> str:
-        """The GPUs below a place that were never heard, and what they count with; for most of them."""
+        """The number of GPUs below a place that were never heard, and what they count with; "" for none.
+
+        Those that count with their most go before those that a meter above tells of.
+        """
         pairs, unheard = self.carried.pairs, self.unheard
         below = np.zeros(self.carried.n_rack, np.bool_)
         below[pairs.rack[pairs.place == place]] = True

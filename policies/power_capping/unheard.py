@@ -154,7 +154,7 @@ def _depth(site: Site) -> I64:
     return depth
 
 
-def learned(
+def with_unheard(
     view: View, want: Wants, unheard: Unheard, nodes: CappedNodes, peak_w: F64, since_s: float
 ) -> Wants:
     """`want` with what is known of the unheard GPUs; `peak_w` [n_gpu] are peaks `since_s` ago."""
@@ -175,10 +175,10 @@ def learned(
     )
 
 
-def patient(site: Site, carried: Carried, want: Wants, left_w: F64, unheard: Unheard) -> Bool:
-    """Places below which somebody is waited for, and where demand fits in what is left [n_place].
+def waiting_places(site: Site, carried: Carried, want: Wants, left_w: F64, unheard: Unheard) -> Bool:
+    """Places [n_place] below which a GPU or a rack is waited for, and whose demand fits in what is left.
 
-    That all may rise to their most at once is judged when all were heard.
+    They cut nobody yet: that all GPUs may rise to their most at once is judged when all were heard.
     """
     if not unheard.learning_rack.any():
         return np.zeros(len(left_w), np.bool_)

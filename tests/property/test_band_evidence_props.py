@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from models.half_widths import ENOUGH_SPANS, LEAST_SPANS, SIDE_SPANS, supported
+from models.half_widths import ENOUGH_SPANS, LEAST_SPANS, SIDE_SPANS, half_widths_of
 from models.load import DEFAULT_EXPERTS, FORECASTERS, Blend, ForecastGrid, KeptRows
 from twin.catalogue import F64
 
@@ -89,7 +89,7 @@ def test_the_largest_errors_hold_nine_of_ten_that_come_from_the_same_source(n: i
     """Closed form: n / (n + 1) by the largest size, 1 - 2 / (n + 1) by the largest on each side."""
     errors = np.random.default_rng(seed).standard_t(2, (n + 1, 4000))
     largest = np.maximum(np.stack([-errors[:n].min(axis=0), errors[:n].max(axis=0)], axis=-1), 0.0)
-    half = supported(np.zeros((4000, 2)), np.full(4000, n), largest)
+    half = half_widths_of(np.zeros((4000, 2)), np.full(4000, n), largest)
     share = ((-half[:, 0] <= errors[n]) & (errors[n] <= half[:, 1])).mean()
     expected = n / (n + 1) if n < SIDE_SPANS else 1.0 - 2.0 / (n + 1) if n < ENOUGH_SPANS else 0.0
     assert abs(share - expected) < 0.025
@@ -98,5 +98,5 @@ def test_the_largest_errors_hold_nine_of_ten_that_come_from_the_same_source(n: i
 
 def test_below_nine_spans_there_is_no_band() -> None:
     spans = np.array([0, LEAST_SPANS - 1, LEAST_SPANS])
-    half = supported(np.ones((3, 2)), spans, np.full((3, 2), [2.0, 5.0]))
+    half = half_widths_of(np.ones((3, 2)), spans, np.full((3, 2), [2.0, 5.0]))
     assert np.array_equal(half, [[np.nan] * 2, [np.nan] * 2, [5.0, 5.0]], equal_nan=True)

@@ -11,6 +11,7 @@ from rich.console import Console
 from tests.support.in_process_daemon import Pod, serve
 from twin.api.comparisons import judged
 from twin.cli.operate.show import show_comparisons, show_status
+from twin.contracts import DEGRADED, FAILED, WATCH
 
 GPU = "lab/h/r1/node0/gpu1"
 LEARNED_S = 260  # three moves of a minute, then 30 readings
@@ -60,6 +61,10 @@ def test_what_is_learned_is_told_from_what_is_not(tmp_path: Path) -> None:
         done = judged(pod.live, {})
         assert done is not None
         assert done["learned"] >= 144
+        pod.live.engine.health.verdicts.level["gpu"][:3] = FAILED, DEGRADED, WATCH
+        worse = judged(pod.live, {})
+        assert worse is not None
+        assert worse["text"].startswith("GPUs: 143 in service, 2 suspected, 1 failed; judged on ")
         _, entity = await pod.ask("GET", f"/api/v1/entities/gpu/{GPU}")
         assert entity["comparisons"] == tree["comparisons"]
         out = io.StringIO()

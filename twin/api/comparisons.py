@@ -35,7 +35,7 @@ def _comparisons(live: Runtime, table: str) -> Iterator[tuple[Signal, Residual]]
 
 
 def _learned(residual: Residual) -> tuple[Bool, Bool, Bool]:
-    """Masks of entities that are read [n]: the band is learned, is learned still, nothing can be expected."""
+    """Masks of entities that are read [n]: band learned, band still learning, nothing to expect it from."""
     known, read = np.isfinite(residual.expected), np.isfinite(residual.measured)
     sure = np.isfinite(residual.sigma)
     return read & known & sure, read & known & ~sure, read & ~known
@@ -103,7 +103,7 @@ def judged(live: Runtime, heard: Mapping[str, Mapping[str, int]]) -> dict[str, A
     n, health = site.sizes[table], live.engine.health.health(table)
     unknown = int(np.count_nonzero(health.level == UNKNOWN))
     failed = int(np.count_nonzero(health.level == FAILED))
-    suspected = int(np.count_nonzero((health.level != HEALTHY) & (health.level != UNKNOWN)))
+    suspected = int(np.count_nonzero(~np.isin(health.level, (HEALTHY, UNKNOWN, FAILED))))
     of_healthy = health.sure_pu[health.level == HEALTHY]
     known_pu = float(np.nanmean(of_healthy)) if np.isfinite(of_healthy).any() else None
     counts, left_s = np.zeros(3, np.int64), 0.0
@@ -115,27 +115,27 @@ def judged(live: Runtime, heard: Mapping[str, Mapping[str, int]]) -> dict[str, A
     learned, learning, unlike = counts.tolist()
     cadence = heard.get(table, {}).get("learning", 0)
     out = {
-        "of": n, "in_service": n - unknown - failed, "suspected": suspected, "unknown": unknown,
-        "known_pu": known_pu, "learned": learned, "learning": learning, "not_expected": unlike,
-        "left_s": left_s if learning else None, "cadence_learning": cadence,
+        "of": n, "in_service": n - unknown - failed, "suspected": suspected, "failed": failed,
+        "unknown": unknown, "known_pu": known_pu, "learned": learned, "learning": learning,
+        "not_expected": unlike, "left_s": left_s if learning else None, "cadence_learning": cadence,
     }  # fmt: skip
     return {"table": table, **out, "text": _sentence(words, out)}
 
 
 def _sentence(words: str, of: dict[str, Any]) -> str:
-    text = f"{words}: {of['in_service']} in service, {of['suspected']} suspected"
-    text += f", {of['unknown']} unknown" if of["unknown"] else ""
+    text = f"{words}: {of['in_service']:,} in service, {of['suspected']:,} suspected"
+    text += "".join(f", {of[level]:,} {level}" for level in ("failed", "unknown") if of[level])
     total = of["learned"] + of["learning"] + of["not_expected"]
     if of["known_pu"] is not None:
         text += f"; judged on {100 * of['known_pu']:.0f} % of what could be known of them"
     if not total:
         return f"{text}; nothing to compare readings with yet"
-    text += f"; {of['learned']} of {total} expected values learned"
+    text += f"; {of['learned']:,} of {total:,} expected values learned"
     if of["learning"]:
         left = f"at least {duration(60 * math.ceil(of['left_s'] / 60))} left" if of["left_s"] else "soon done"
-        text += f", {of['learning']} still learning ({left})"
+        text += f", {of['learning']:,} still learning ({left})"
     if of["not_expected"]:
-        text += f", {of['not_expected']} without the readings that they follow from"
+        text += f", {of['not_expected']:,} without the readings that they follow from"
     if of["cadence_learning"]:
-        text += f"; periods of {of['cadence_learning']} still learned"
+        text += f"; the periods at which {of['cadence_learning']:,} of them report are not learned yet"
     return text
