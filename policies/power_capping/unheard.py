@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from policies.power_capping.budgets import Carried, gain_of, stated_w, sums_w
+from policies.power_capping.budgets import Carried, by_node, gain_of, stated_w, sums_w
 from policies.power_capping.demand import Wants, expected, growth_of
 from policies.power_capping.nodes import CappedNodes, limits_w
 from policies.power_capping.unpowered import unpowered_gpus
@@ -65,8 +65,12 @@ def never_heard(view: View, nodes: CappedNodes) -> Bool:
 
 
 def learning_s(site: Site) -> float:
-    """Time for which a GPU that was never heard is waited for, in s."""
-    given_s = max(site.file.periods_s.get(key, 0.0) for key in ("gpu", "gpu.power_w"))
+    """Time for which a GPU that was never heard, or a node in the place of its GPUs, is waited for, in s."""
+    gpu_s, node_s = (
+        max(site.file.periods_s.get(key, 0.0) for key in (table, f"{table}.power_w"))
+        for table in ("gpu", "node")
+    )
+    given_s = node_s if node_s > gpu_s and by_node(site).any() else gpu_s
     return max(LEARNING_S, LEARNING_PERIODS * given_s)
 
 

@@ -13,6 +13,7 @@ from twin.api.state import plain
 from twin.catalogue import NS
 from twin.cli.arguments import write_csv
 from twin.cli.operate import show_sources as show, unused_line
+from twin.cli.operate.sources import _failed as failed
 from twin.daemon import Ingest
 from twin.telemetry import Reading
 
@@ -49,6 +50,18 @@ def test_each_source_has_a_row_and_each_reason_its_remedy() -> None:
     assert "\u202e" not in text
     assert max(map(len, text.splitlines())) <= 80
     assert "carries 1 signals of 1 rack" in shown(ingest().ledger, every=True)
+
+
+def test_failed_requests_are_of_all_where_answers_are_counted() -> None:
+    made = ingest()
+    for name in ("agent lab/h/r1/node0", "exporter http://node9:9400/metrics"):
+        for _ in range(3):
+            made.of(name).fail("no route to host")
+    rows = {row["name"]: row for row in plain(made.ledger.rows(made.ledger.listing(T), T))}
+    said = {name: failed(row).plain for name, row in rows.items()}
+    assert said["agent lab/h/r1/node0"] == "3", "it speaks by itself as well"
+    assert said["exporter http://node9:9400/metrics"] == "3 of 3"
+    assert said["topic telegraf/x0"] == "–"
 
 
 def test_the_same_reason_of_several_sources_is_one_line_of_the_status() -> None:

@@ -12,6 +12,7 @@ from policies.power_capping import PowerCap, gain_of
 from policies.power_capping.budgets import by_node
 from policies.power_capping.nodes import NODE_CONTROL, nodes_of
 from policies.power_capping.power_cap import MARGIN_PU
+from policies.power_capping.unheard import LEARNING_PERIODS, LEARNING_S, learning_s
 from tests.support.builders import Twin
 from tests.unit.test_power_cap import job, site
 from tests.unit.test_power_cap_odd import of_racks
@@ -153,3 +154,11 @@ def test_which_nodes_stand_in() -> None:
     assert np.flatnonzero(found.inside).tolist() == list(range(84, 92))
     assert gain_of(twin.site)[2] == 1.0
     assert gain_of(twin.site)[0] == pytest.approx(1.0 + twin.site.design.node_loss_pu[0])
+
+
+def test_nodes_that_stand_in_are_waited_for_by_their_own_period() -> None:
+    twin = Twin(of_racks([{"name": "r1", "profile": "gb200-nvl72"}]))
+    twin.site.file.periods_s["node.power_w"] = 60.0
+    assert learning_s(twin.site) == LEARNING_S, "each GPU speaks for itself"
+    without_gpu_caps(twin.site, [0])
+    assert learning_s(twin.site) == LEARNING_PERIODS * 60.0

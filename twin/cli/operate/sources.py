@@ -73,14 +73,13 @@ def rate(source: dict[str, Any]) -> str:
 
 
 def _failed(source: dict[str, Any]) -> Text:
-    """Requests that failed, of all of them; "–" of a source that is not asked."""
+    """Requests that failed, of all of them where answers are counted; "–" of a source that is not asked."""
     asked = source["answers"] + source["failures"]
     if not asked:
         return Text("–")
     failing = any(r["outcome"] == "failed" for r in source["reasons"])
-    return Text(
-        f"{source['failures']} of {asked}" if source["failures"] else "0", "yellow" if failing else ""
-    )
+    is_counted = source["failures"] and (source["answers"] or not source["messages"])
+    return Text(f"{source['failures']}{f' of {asked}' if is_counted else ''}", "yellow" if failing else "")
 
 
 def _offset(seconds: float | None) -> str:
