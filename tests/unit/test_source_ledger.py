@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -286,6 +287,11 @@ def test_who_carries_what_is_kept_over_a_restart(ingest: Ingest, tmp_path: Path)
     assert after.account(scrape.name).last_ns == T
     other = Ingest(ingest.site, {}).ledger
     carrier_file.resume_carriers(other, tmp_path, "another site", T + NS)
+    assert other.publishers() == []
+    path = tmp_path / carrier_file.NAME
+    before = msgspec.msgpack.decode(path.read_bytes()) | {"format": 1}  # its sources had other names
+    path.write_bytes(msgspec.msgpack.encode(before))
+    carrier_file.resume_carriers(other, tmp_path, site, T + NS)
     assert other.publishers() == []
 
 

@@ -19,7 +19,7 @@ from twin.run import atomic_write
 from twin.sources import SourceLedger
 
 log = logging.getLogger(__name__)
-FORMAT = 1
+FORMAT = 2  # rises where sources get other names
 NAME = "carriers.msgpack"
 KEPT_S = 86_400.0  # a source that was not heard for so long has been taken out of service; source: estimate
 MAX_CELLS = 2**27  # of a column that is unpacked
