@@ -74,6 +74,8 @@ def test_only_a_list_is_expanded(url: str, place: str | None, expected: list[tup
         ([{"url": "http://n[1-3]/m", "map": "dcgm", "place": "r[1-2]"}], "3 hosts for 2 places"),
         ([{"url": "http://n[1-3]/m", "map": "dcgm"}, {"url": "http://n2/m", "map": "dcgm"}],
          "$.scrapes[1].url: $.scrapes[0] scrapes http://n2/m with map dcgm already"),
+        ([{"url": "http://a:b@n2/m", "map": "dcgm"}, {"url": "http://c:d@n2/m", "map": "dcgm"}],
+         "$.scrapes[1].url: $.scrapes[0] scrapes http://n2/m with map dcgm already"),
     ],
 )  # fmt: skip
 def test_a_list_that_makes_no_sense_is_refused(

@@ -118,7 +118,8 @@ def _scrape_problems(scrapes: Sequence[Scrape]) -> list[str]:
         except ConfigError as error:
             out += error.problems
             continue
-        for url, _ in targets:
+        for given, _ in targets:
+            url = re.sub(r"//[^/@]*@", "//", given)  # sources are named without a password
             same = _LOCAL.sub("//localhost", url)
             other = known.setdefault((same, scrape.map), f"$.scrapes[{i}]")
             if other != f"$.scrapes[{i}]":
