@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console
+from scipy import stats
 
-from tests.evaluation.health.intervals import rate_interval
 from tests.evaluation.quiet.healthy_run import FalseAlarm
 from tests.evaluation.quiet.healthy_sites import HealthyRun
 from twin.backtest import print_table
-from twin.catalogue import number
+from twin.catalogue import duration, number
 
-Z95 = 1.959964  # 95 %, both sides; source: normal distribution
+BEYOND_PU = 0.025  # on each side of the interval of 95 %
 PER = 1000.0  # rack-hours
-HEADS = ["rack-hours", "alarms", "critical", f"per {PER:,.0f} rack-hours", "95 % interval"]
+HEADS = ["rack-hours", "alarms", "critical", "of health", f"per {PER:,.0f} rack-hours", "95 % interval"]
+TABLES = (
+    ("cooling", "all"), ("load", "by load"), ("size", "by profile and racks"), ("sensors", "by sensors"),
+    ("season", "by season"),
+)  # fmt: skip
 Figures = dict[str, Any]
 
 
@@ -25,6 +30,8 @@ def rates(runs: Sequence[HealthyRun], alarms: Sequence[FalseAlarm]) -> Figures:
         "cooling": (lambda r: r.profile.cooling, lambda a: a.cooling),
         "load": (lambda r: f"{r.profile.cooling} {r.load}", lambda a: f"{a.cooling} {a.load}"),
         "size": (lambda r: f"{r.profile.name} {r.racks}", lambda a: f"{a.profile} {a.racks}"),
+        "sensors": (lambda r: f"{r.profile.cooling} {r.sensors}", lambda a: f"{a.cooling} {a.sensors}"),
+        "season": (lambda r: f"{r.profile.cooling} {r.season}", lambda a: f"{a.cooling} {a.season}"),
     }
     out: Figures = {}
     for name, (of_run, of_alarm) in groups.items():
@@ -40,6 +47,7 @@ def rates(runs: Sequence[HealthyRun], alarms: Sequence[FalseAlarm]) -> Figures:
     out["causes"] = [
         {
             "cooling": key[0], "detector": key[1], "relations": key[2], "circumstance": key[3],
+            "loads": dict(Counter(a.load for a in some)),
             "alarms": len(some), "plants": len({a.seed for a in some}),
             "per_1000_rack_hours": PER * len(some) / hours[key[0]],
         }
@@ -48,13 +56,21 @@ def rates(runs: Sequence[HealthyRun], alarms: Sequence[FalseAlarm]) -> Figures:
     return out
 
 
+def poisson_interval(count: int, exposure: float) -> tuple[float, float]:
+    """Exact 95 % limits of a rate at which `count` events came. source: Garwood, Fiducial limits for the
+    Poisson distribution (1936)"""
+    low = stats.chi2.ppf(BEYOND_PU, 2 * count) / 2.0 if count else 0.0
+    return float(low / exposure), float(stats.chi2.ppf(1.0 - BEYOND_PU, 2 * count + 2) / 2.0 / exposure)
+
+
 def _row(key: str, runs: Sequence[HealthyRun], alarms: Sequence[FalseAlarm]) -> Figures:
     hours = sum(r.rack_hours for r in runs)
-    low, high = rate_interval(len(alarms), hours, Z95)
+    low, high = poisson_interval(len(alarms), hours)
     return {
         "of": key, "rack_hours": hours, "alarms": len(alarms),
         "critical": sum(a.severity == "critical" for a in alarms),
-        "per_1000_rack_hours": PER * len(alarms) / hours if hours else None,
+        "health": sum(a.detector == "health" for a in alarms),
+        "per_1000_rack_hours": PER * len(alarms) / hours,
         "low": PER * low, "high": PER * high,
     }  # fmt: skip
 
@@ -65,18 +81,26 @@ def say(told: Figures, out: Console) -> None:
         f"simulated: {told['plants']} healthy plants of the draw {told['draw']}, {told['seconds']:,} s each"
     )
     out.print(line, style="bold", markup=False, soft_wrap=True)
-    for name, head in (("cooling", "all"), ("load", "by load"), ("size", "by profile and racks")):
+    for name, head in TABLES:
         rows = [
-            [row["of"], f"{row['rack_hours']:,.1f}", str(row["alarms"]), str(row["critical"]),
+            [row["of"], f"{row['rack_hours']:,.1f}", *(str(row[k]) for k in ("alarms", "critical", "health")),
              number(row["per_1000_rack_hours"]), f"{number(row['low'])} to {number(row['high'])}"]
             for row in told["rates"][name]
         ]  # fmt: skip
         print_table(out, [head, *HEADS], rows)
     rows = [
-        [f"{c['cooling']}: {c['detector']}", c["relations"], c["circumstance"], str(c["plants"]),
+        [f"{c['cooling']}: {c['detector']}", c["relations"], c["circumstance"],
+         ", ".join(f"{load} {count}" for load, count in c["loads"].items()), str(c["plants"]),
          str(c["alarms"]), number(c["per_1000_rack_hours"])]
         for c in told["rates"]["causes"]
     ]  # fmt: skip
     if rows:
-        heads = ["detector", "comparisons", "when", "plants", "alarms", HEADS[3]]
+        heads = ["detector", "comparisons", "when", "loads", "plants", "alarms", HEADS[4]]
         print_table(out, heads, rows)
+    for replayed in told["recordings"]:
+        line = f"recorded: {replayed['name']}, {replayed['racks']:,} racks, {duration(replayed['span_s'])}: "
+        out.print(f"{line}{len(replayed['alarms'])} alarms", markup=False, soft_wrap=True)
+        kinds = Counter((alarm[0], alarm[2]) for alarm in replayed["alarms"])
+        if kinds:
+            rows = [[*kind, str(count)] for kind, count in kinds.most_common()]
+            print_table(out, ["detector", "severity", "alarms"], rows)

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from policies import REGISTRY
-from tests.evaluation.quiet.healthy_sites import LOADS, HealthyRun, healthy_site
+from tests.evaluation.quiet.circumstances import load_target, maintenance, sensors_of, weather_of
+from tests.evaluation.quiet.healthy_sites import LOADS, POLICIES_ACT, HealthyRun, healthy_site
 from twin.catalogue import F64, NS
 from twin.contracts import Finding
 from twin.diagnosis import Topology
 from twin.engine import Engine
-from twin.plant import Plant, Scenario, Sensors
+from twin.plant import Plant, Scenario, TimelinePlayer
 from twin.run import Report
 from twin.simulation import Simulation
 
@@ -34,7 +35,7 @@ YOUNG_S, BACK_S, MOVED_S = 900.0, 300.0, 300.0  # after a start from nothing, a 
 MOVED_PU = 0.1  # of the highest power that a rack drew
 SAMPLE_S = 10
 # Alarms that say what the plant truly does, such as a GPU beyond its limit: none of them is false
-STATES = ("beyond", "health", "unguarded")
+STATES = ("beyond", "unguarded")
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class FalseAlarm:
     cooling: str
     racks: int
     load: str
+    sensors: str
+    season: str
     seed: int
     time_s: float
     detector: str  # kind, and the signal of a sensor
@@ -67,9 +70,10 @@ def run_healthy(run: HealthyRun, report: Report) -> list[FalseAlarm]:
     site = healthy_site(run)
     mix = LOADS[run.load]
     scenario = None if mix is None else Scenario("quiet", run.seed, float(run.seconds), 1.0, workload=mix)
-    plant, sensors = Plant(site, seed=run.seed, scenario=scenario), Sensors(site, run.seed)
-    engine = _engine(run, site)
-    simulation = Simulation(engine, plant, sensors)
+    plant = Plant(site, seed=run.seed, scenario=scenario, weather=weather_of(run))
+    if run.load == "maintenance":
+        plant.play(TimelinePlayer(site, maintenance(run, site)))
+    simulation = Simulation(_engine(run, site), plant, sensors_of(run, site))
     drive = level_steps(plant, run.seed) if mix is None else None
     log, restarts = AlarmLog(run, simulation), restarts_of(run)
     for second in range(run.seconds):
@@ -79,6 +83,8 @@ def run_healthy(run: HealthyRun, report: Report) -> list[FalseAlarm]:
             restart = restarts.pop(0)
             simulation = _started_again(run, simulation, restart.cold)
             log.begin(simulation, restart.cold)
+        if run.load == "response" and second == run.seconds // 3:
+            simulation.tell(load_target(run, simulation))
         simulation.step()
         log.look(simulation)
         if second % SAMPLE_S == 0:
@@ -93,7 +99,7 @@ def restarts_of(run: HealthyRun) -> list[Restart]:
 
 
 def _engine(run: HealthyRun, site: Any) -> Engine:
-    names = CAPPING if run.load == "capped" else ()
+    names = CAPPING if run.load in POLICIES_ACT else ()
     return Engine(site, [REGISTRY[name]() for name in names], [], dict.fromkeys(names, "act"))
 
 
@@ -136,6 +142,15 @@ def level_steps(plant: Plant, seed: int) -> Callable[[int], None]:
     return drive
 
 
+def _is_true(finding: Finding, simulation: Simulation) -> bool:
+    """True of a state of the plant, and of the health of a node whose GPUs have truly slowed down."""
+    detector, _, name = finding.id.partition("/")
+    site, node = simulation.site, None if detector != "health" else simulation.site.entity("node", name)
+    if node is None:
+        return detector in STATES
+    return bool(simulation.plant.truth.throttle_s[site.node_of_gpu == node].any())
+
+
 class AlarmLog:
     """Looks on after each round, and keeps each alarm once it begins."""
 
@@ -166,7 +181,7 @@ class AlarmLog:
         active = {
             f.id: f
             for f in simulation.engine.findings.active.values()
-            if f.severity != "info" and f.id.partition("/")[0] not in STATES
+            if f.severity != "info" and not _is_true(f, simulation)
         }
         for identity in sorted(active.keys() - self._active):
             self._keep(simulation, active[identity])
@@ -185,8 +200,8 @@ class AlarmLog:
                     racks = self.topology.above(table, "rack")[[entity]]
         self.alarms.append(
             FalseAlarm(
-                run.profile.name, run.profile.cooling, run.racks, run.load, run.seed, float(self._second),
-                detector, " ".join(finding.entities), finding.severity, relations,
+                run.profile.name, run.profile.cooling, run.racks, run.load, run.sensors, run.season, run.seed,
+                float(self._second), detector, " ".join(finding.entities), finding.severity, relations,
                 self._circumstance(racks), "; ".join(finding.evidence),
             )
         )  # fmt: skip

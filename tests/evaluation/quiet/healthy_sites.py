@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from twin.config import spec_of
 from twin.plant import Mix
+from twin.plant.weather import Weather
 from twin.site import Site, build_site
 
 AIR_NODES = 4  # of an air-cooled rack
@@ -29,11 +30,15 @@ class Profile(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """The seeds from `first_seed` on, the profiles and the sizes in racks of healthy sites."""
+    """The seeds from `first_seed` on, the profiles and the sizes in racks of healthy sites.
+
+    `large_racks` are run only where they are asked for: an hour of one takes many minutes.
+    """
 
     first_seed: int
     profiles: tuple[Profile, ...]
     racks: tuple[int, ...]
+    large_racks: tuple[int, ...]
 
 
 class HealthyRun(NamedTuple):
@@ -44,6 +49,8 @@ class HealthyRun(NamedTuple):
     load: str
     seed: int
     seconds: int
+    sensors: str = "fine"
+    season: str = "mild"
 
     @property
     def rack_hours(self) -> float:
@@ -51,11 +58,22 @@ class HealthyRun(NamedTuple):
         return self.racks * self.seconds / 3600.0
 
 
+class Choice(NamedTuple):
+    """The cells of a draw to run; no racks: all but the large sites."""
+
+    loads: Sequence[str]
+    cooling: Sequence[str]
+    racks: Sequence[int] = ()
+    sensors: Sequence[str] = ("fine",)
+    seasons: Sequence[str] = ("mild",)
+
+
 DRAWS = {
     "develop": Draw(
         40_000,
         (Profile("gb200-nvl72", "liquid", 132e3), Profile("hgx-h100", "air", AIR_NODES * 10.2e3)),
         (1, 8),
+        (64, 128),
     ),
     "held_back": Draw(
         50_000_000,
@@ -66,6 +84,7 @@ DRAWS = {
             Profile("air-8gpu", "air", AIR_NODES * 4.5e3),
         ),
         (2, 12, 32),
+        (96, 400),
     ),
 }
 # Jobs of each load; None: no jobs, and levels that `level_steps` sets
@@ -78,19 +97,34 @@ LOADS: dict[str, Mix | None] = {
     "churn": Mix(0.4, 0.2, 0.4, job_hours=(0.05, 0.3)),
     "capped": Mix(),
     "restarts": Mix(),
+    "response": Mix(),
+    "maintenance": Mix(),
+}
+POLICIES_ACT = ("capped", "response")  # loads under which our own policies cap power
+LATER = ("response", "maintenance")  # numbered behind the rest, so that published plants keep their seeds
+SENSORS = ("fine", "coarse", "gaps")
+SEASONS = {
+    "mild": Weather(),
+    "winter": Weather(mean_c=-5.0, swing_k=4.0, rh_pu=0.8, begin_s=18_000.0, fronts_k=4.0),
+    "summer": Weather(mean_c=33.0, swing_k=9.0, rh_pu=0.35, begin_s=32_400.0, fronts_k=2.0),
 }
 
 
-def runs_of(
-    draw: Draw, loads: Sequence[str], cooling: Sequence[str], plants: int, seconds: int
-) -> list[HealthyRun]:
-    """The runs of a draw. A run has the same seed whatever else is chosen."""
-    places = list(product(draw.profiles, draw.racks, LOADS))
+def runs_of(draw: Draw, choice: Choice, plants: int, seconds: int) -> list[HealthyRun]:
+    """The runs of a draw. A run has the same seed whatever else is chosen, and in every season and with all
+    sensors: such runs compare pairwise."""
+    places = sorted(
+        product(draw.profiles, draw.racks + draw.large_racks, LOADS),
+        key=lambda place: place[1] in draw.large_racks or place[2] in LATER,
+    )
     return [
-        HealthyRun(profile, racks, load, draw.first_seed + SEED_STEP * k + at, seconds)
+        HealthyRun(profile, racks, load, draw.first_seed + SEED_STEP * k + at, seconds, sensors, season)
         for k in range(plants)
         for at, (profile, racks, load) in enumerate(places)
-        if load in loads and profile.cooling in cooling
+        if load in choice.loads
+        and profile.cooling in choice.cooling
+        and racks in (choice.racks or draw.racks)
+        for sensors, season in product(choice.sensors, choice.seasons)
     ]
 
 

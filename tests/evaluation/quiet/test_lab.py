@@ -3,32 +3,55 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from itertools import combinations
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.evaluation.__main__ import main as evaluate
 from tests.evaluation.quiet.alarm_rates import rates
-from tests.evaluation.quiet.healthy_run import AlarmLog, FalseAlarm, restarts_of
-from tests.evaluation.quiet.healthy_sites import DRAWS, LOADS, HealthyRun, healthy_site, runs_of
+from tests.evaluation.quiet.circumstances import GAPS_PU, load_target, maintenance, sensors_of, weather_of
+from tests.evaluation.quiet.healthy_run import AlarmLog, FalseAlarm, restarts_of, run_healthy
+from tests.evaluation.quiet.healthy_sites import (
+    DRAWS,
+    LOADS,
+    SEASONS,
+    SENSORS,
+    Choice,
+    Draw,
+    HealthyRun,
+    healthy_site,
+    runs_of,
+)
 from twin.contracts import Finding
 from twin.engine import Engine
+from twin.plant import Observation, Plant, TimelinePlayer
+from twin.run import no_report
 from twin.simulation import Simulation
 
 LIQUID, AIR = DRAWS["develop"].profiles
 
 
+def every_cell(draw: Draw) -> Choice:
+    return Choice(list(LOADS), ["liquid", "air"], [*draw.racks, *draw.large_racks])
+
+
 def test_no_seed_or_size_of_development_is_held_back() -> None:
     for a, b in combinations(DRAWS.values(), 2):
-        assert not set(a.racks) & set(b.racks)
-        some, others = ({r.seed for r in runs_of(d, list(LOADS), ["liquid", "air"], 1000, 1)} for d in (a, b))
+        assert not {*a.racks, *a.large_racks} & {*b.racks, *b.large_racks}
+        some, others = ({r.seed for r in runs_of(d, every_cell(d), 1000, 1)} for d in (a, b))
         assert not some & others
 
 
 def test_a_run_has_its_seed_whatever_else_is_chosen() -> None:
-    every = runs_of(DRAWS["develop"], list(LOADS), ["liquid", "air"], 2, 3600)
+    every = runs_of(DRAWS["develop"], every_cell(DRAWS["develop"]), 2, 3600)
     assert len({r.seed for r in every}) == len(every)
-    assert set(runs_of(DRAWS["develop"], ["steps"], ["air"], 1, 3600)) < set(every)
+    assert set(runs_of(DRAWS["develop"], Choice(["steps"], ["air"]), 1, 3600)) < set(every)
+    assert runs_of(DRAWS["develop"], Choice(["restarts"], ["air"], [8]), 1, 60)[0].seed == 40_031
+    pairs = Choice(["steps"], ["air"], [1], SENSORS, list(SEASONS))
+    assert len({(r.seed, r.racks) for r in runs_of(DRAWS["develop"], pairs, 1, 60)}) == 1
 
 
 @pytest.mark.parametrize("profile", DRAWS["held_back"].profiles, ids=lambda p: p.name)
@@ -59,6 +82,10 @@ def test_an_alarm_counts_whenever_it_begins_and_a_remark_or_what_is_true_never()
     )
     active["remark/x"] = Finding("remark/x", "info", "so", (), (), 1.0, "look", 1)
     active["beyond/g"] = Finding("beyond/g", "critical", "hot", (), ("88 degC",), 1.0, "look", 1)
+    for node, slowed in (("quiet/h/r1/node0", True), ("quiet/h/r1/node1", False)):
+        active[f"health/{node}"] = Finding(f"health/{node}", "warning", "hot", (node,), (), 1.0, "look", 1)
+        gpus = simulation.site.node_of_gpu == simulation.site.entity("node", node)
+        simulation.plant.truth.throttle_s[gpus] = float(slowed)
     log.look(simulation)
     log.look(simulation)
     del active["balance/a0"]
@@ -67,6 +94,7 @@ def test_an_alarm_counts_whenever_it_begins_and_a_remark_or_what_is_true_never()
     log.look(simulation)
     assert [(a.detector, a.time_s, a.severity) for a in log.alarms] == [
         ("balance", 2.0, "warning"),
+        ("health", 2.0, "warning"),
         ("balance", 5.0, "critical"),
     ]
     assert log.alarms[0].circumstance == "start"
@@ -74,14 +102,14 @@ def test_an_alarm_counts_whenever_it_begins_and_a_remark_or_what_is_true_never()
 
 def test_rates_have_the_interval_of_poisson_counts() -> None:
     runs = [HealthyRun(LIQUID, 8, "idle", 1, 3600 * 125), HealthyRun(AIR, 1, "steps", 2, 3600 * 100)]
-    alarm = FalseAlarm("hgx-h100", "air", 1, "steps", 2, 7.0, "tray_blocked node", "n", "critical",
-                       "gpu.temp_c", "start", "")  # fmt: skip
+    alarm = FalseAlarm("hgx-h100", "air", 1, "steps", "fine", "mild", 2, 7.0, "tray_blocked node", "n",
+                       "critical", "gpu.temp_c", "start", "")  # fmt: skip
     liquid, air = rates(runs, [alarm] * 4)["cooling"]
     assert (liquid["rack_hours"], liquid["alarms"], liquid["low"]) == (1000.0, 0, 0.0)
-    assert liquid["high"] == pytest.approx(3.689, abs=0.05)  # -ln 0.025
+    assert liquid["high"] == pytest.approx(3.68888, abs=1e-4)  # -ln 0.025
     # source: exact limits of a Poisson count of 4, 95 %
     assert (air["critical"], air["per_1000_rack_hours"]) == (4, 40.0)
-    assert (air["low"], air["high"]) == pytest.approx((10.90, 102.4), rel=0.02)
+    assert (air["low"], air["high"]) == pytest.approx((10.899, 102.416), rel=1e-4)
     causes = rates(runs, [alarm] * 4)["causes"]
     assert [(c["alarms"], c["plants"], c["circumstance"]) for c in causes] == [(4, 1, "start")]
 
@@ -103,3 +131,93 @@ def test_the_short_form_counts_the_same_in_one_process_and_in_two(
 def test_an_unknown_load_is_refused_with_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert evaluate(["quiet", "--loads", "naps"]) == 1
     assert "expected some of idle, constant, steps" in " ".join(capsys.readouterr().err.split())
+
+
+def observed(run: HealthyRun) -> tuple[Plant, Observation]:
+    site = healthy_site(run)
+    plant, sensors = Plant(site, seed=run.seed, weather=weather_of(run)), sensors_of(run, site)
+    for second in range(1, 4):  # the building's sensors are late
+        plant.step()
+        seen = sensors.observe(plant.truth, plant.present, second * 10**9)
+    return plant, seen
+
+
+def readings(seen: Observation, ending: str) -> np.ndarray:
+    found = [r.column(s) for r in seen.reports for s in r.signals if s.endswith(ending)]
+    return np.concatenate(found).astype(float)
+
+
+def test_coarse_sensors_read_whole_kelvins_and_every_second_percent() -> None:
+    run = HealthyRun(LIQUID, 1, "constant", 7, 60)
+    for grade, whole in (("fine", False), ("coarse", True)):
+        _, seen = observed(run._replace(sensors=grade))
+        for ending, step in (("temp_c", 1.0), ("_pu", 0.02)):
+            off = readings(seen, ending) / step
+            assert np.allclose(off, np.rint(off), atol=1e-4, equal_nan=True) == whole
+
+
+def test_a_share_of_the_readings_does_not_come() -> None:
+    run = HealthyRun(LIQUID, 8, "constant", 7, 60)
+    fine, gaps = (np.isnan(readings(observed(run._replace(sensors=g))[1], "power_w")) for g in SENSORS[::2])
+    assert fine.mean() < 0.005
+    assert gaps.mean() == pytest.approx(GAPS_PU, rel=0.6)
+
+
+def test_seasons_differ_outdoors() -> None:
+    run = HealthyRun(LIQUID, 1, "constant", 7, 60)
+    winter, mild, summer = (
+        observed(run._replace(season=s))[0].truth.outdoor_c for s in ("winter", "mild", "summer")
+    )
+    assert winter < mild < summer
+
+
+def test_drained_nodes_do_no_work_are_announced_or_not_and_come_back() -> None:
+    run = HealthyRun(AIR, 8, "maintenance", 7, 900)
+    site = healthy_site(run)
+    timeline = maintenance(run, site)
+    nodes = {e.at for e in timeline.events if e.field == "node_unfit"}
+    assert len(nodes) == 4
+    assert [e.at for e in timeline.events if e.act == "work"] == [at for at, _, _ in timeline.reboots]
+    plant = Plant(site, seed=run.seed)
+    plant.play(TimelinePlayer(site, timeline))
+    unfit = set()
+    for _ in range(run.seconds // 30):
+        plant.step((), 30.0)
+        unfit |= set(np.flatnonzero(plant.truth.node_unfit).tolist())
+    assert unfit == nodes
+    assert not plant.truth.node_unfit.any()
+    assert not plant.present.node_silent.any()
+    assert plant.truth.node_reboots.sum() == len(timeline.reboots) == 2
+
+
+def test_a_demand_response_asks_for_less_than_is_drawn_for_a_third_of_the_run() -> None:
+    run = HealthyRun(AIR, 1, "response", 7, 60)
+    simulation = Simulation.of(Engine(healthy_site(run), [], []))
+    simulation.step()
+    target = load_target(run, simulation)
+    assert 0.0 < target.limit_w < float(simulation.plant.truth.rack_power_w.sum())
+    assert simulation.now_ns < target.start_ns < target.end_ns == simulation.now_ns + 20 * 10**9
+    simulation.tell(target)
+    simulation.step()
+    assert len(simulation.engine.intake.load_targets.dump()) == 1
+
+
+@pytest.mark.parametrize(
+    ("load", "sensors", "season"),
+    [("response", "fine", "mild"), ("maintenance", "gaps", "winter"), ("steps", "coarse", "summer")],
+)
+def test_a_cell_of_every_axis_lives_for_a_minute(load: str, sensors: str, season: str) -> None:
+    run = HealthyRun(AIR, 1, load, 40_001, 60, sensors, season)
+    assert run_healthy(run, no_report) == []
+
+
+def test_the_recorded_facility_is_replayed_and_its_alarms_counted(
+    recording: Callable[[str], Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "dsx-bms-capture").symlink_to(recording("dsx-bms-capture"))
+    assert evaluate(["quiet", "--plants", "0", "--recordings", str(tmp_path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["plants"], told["alarms"]) == (0, [])
+    (replayed,) = told["recordings"]
+    assert replayed["name"] == "dsx-bms-capture"
+    assert replayed["span_s"] == pytest.approx(99.0, abs=2.0)
