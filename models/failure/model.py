@@ -220,7 +220,9 @@ class Failure:
         for i, horizon_s in enumerate(self.horizons_s):
             _, mean, low, high = (np.array([x], np.float32) for x in self._counts[i])
             version = f"{self.name}@{self.fitted.version}"
-            self._said.append(Forecast(SITE, horizon_s, np.clip(mean, low, high), low, high, version, basis))
+            # Of few nodes most spans see no failure: whole quantiles may leave the mean out
+            low, high = np.minimum(low, np.floor(mean)), np.maximum(high, np.ceil(mean))
+            self._said.append(Forecast(SITE, horizon_s, mean, low, high, version, basis))
 
     def predict(self, view: View) -> list[Forecast]:
         """The forecasts of `update`; none for a site without any data."""

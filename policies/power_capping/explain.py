@@ -229,7 +229,7 @@ class PowerExplainer:
         sentences = [*_first_sentences(state, first_to_bind(rows)), _capped_sentence(state)]
         policies = policies_of(state.request)
         if policies and not any(p["authority"] == "act" for p in policies):
-            sentences.append(Sentence("nothing is capped: no policy of power may act", "warning"))
+            sentences.append(Sentence("no policy of power may act: they advise", "note"))
         names = (
             "place",
             ("limit_w", "W"),
@@ -247,7 +247,7 @@ class PowerExplainer:
         caps = held_caps(state, name)
         sentences = [Sentence(f"{caps.kind} {caps.name}: {caps.capped_gpus:,} of {caps.gpus:,} GPUs capped")]
         if caps.first is not None:
-            sentences.append(Sentence(f"above it, {first_words(caps.first)}"))
+            sentences.append(Sentence(f"of the places that carry it, {first_words(caps.first)}"))
         for alike in _alike(caps.groups).values():
             sentences.append(Sentence(_group_words(alike)))
         for a in caps.advised:

@@ -381,8 +381,14 @@ def notes_of(state: PowerState, rows: list[dict[str, Any]]) -> list[str]:
         if p["suspended"]:
             out.append(f"{p['policy']} failed and is suspended: racktwin alarm list says why")
     if policies and not any(p["authority"] == "act" for p in policies):
-        out.append("nothing is capped: no policy of power may act; `racktwin policy set` arms them")
-    if not state.view.site.sizes["feeder"]:
+        out.append("no policy of power may act: they advise, and the preview is what they would command")
+    site = state.view.site
+    bare = np.flatnonzero(~np.isfinite(site.budget_w) & ~site.external_budget)
+    if len(bare):
+        names = ", ".join(site.name("feeder", i) for i in bare[:3].tolist())
+        more = f" and {len(bare) - 3} more" if len(bare) > 3 else ""
+        out.append(f"not guarded, as the site file gives no `budget_w`: {names}{more}")
+    if not site.sizes["feeder"]:
         out.append("the site file names no feeders: only racks, CDUs and the site are looked at")
     if rows and all(r["limit_w"] is None and r["target_w"] is None for r in rows):
         out.append(NO_LIMITS)

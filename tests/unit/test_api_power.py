@@ -152,6 +152,16 @@ def test_a_load_target_is_held_against_what_flows_and_not_against_a_loss(tmp_pat
     serve(tmp_path, check, tree=lab(), more=guards())
 
 
+def test_feeders_that_nobody_guards_are_named(tmp_path: Path) -> None:
+    async def check(pod: Pod) -> None:
+        _, tree = await pod.ask("GET", "/api/v1/power")
+        assert "not guarded, as the site file gives no `budget_w`: lab/h/b" in tree["notes"]
+
+    bare = lab()
+    del bare["halls"][0]["feeders"][1]["budget_w"]
+    serve(tmp_path, check, tree=bare, more=guards())
+
+
 def test_why_names_policy_budget_class_and_what_would_lift_it(tmp_path: Path) -> None:
     async def check(pod: Pod) -> None:
         rig = Rig(pod)

@@ -165,6 +165,12 @@ def test_the_fleets_number_of_the_first_week_is_negative_binomial() -> None:
     assert (forecast.lo[0], forecast.hi[0]) == (low, high)
 
 
+def test_few_nodes_are_expected_to_fail_less_than_once() -> None:
+    forecast = said(Failure(), View(N, 0.01, log_of([]), quiet(N)))[SITE, 86_400.0]
+    assert forecast.mean[0] == pytest.approx(rate_of(0, 0.01 * N) * N, rel=1e-3)
+    assert (forecast.lo[0], forecast.hi[0]) == (0.0, 1.0)
+
+
 def test_later_the_fleets_number_follows_daily_counts() -> None:
     rows = [(day % N, day + 0.5, day + 0.6, 0, False) for day in range(40)]
     forecast = said(Failure(), View(N, 40.2, log_of(rows), quiet(N)))[SITE, 604_800.0]

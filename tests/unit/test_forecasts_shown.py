@@ -394,7 +394,8 @@ def test_every_expert_has_words() -> None:
 
 @pytest.mark.parametrize(("unit", "most", "expected"), [
     ("W", 900.0, Shown("W")), ("W", 84_000.0, Shown("kW", 1e-3, 1)), ("W", 3e6, Shown("MW", 1e-6, 2)),
-    ("W", math.nan, Shown("W")), ("USD/kWh", 0.07, Shown("USD/MWh", 1e3, 1)), ("count", 5.0, Shown("")),
+    ("W", math.nan, Shown("W")), ("USD/kWh", 0.07, Shown("USD/MWh", 1e3, 1)), ("count", 50.0, Shown("")),
+    ("count", 0.08, Shown("", 1.0, 2)),
     ("g/kWh", 412.0, Shown("g/kWh", 1, 1)), ("degC", 21.0, Shown("°C", 1, 1)),
     ("1/s", 4000.0, Shown("1/s"))])  # fmt: skip
 def test_units_are_sensible(unit: str, most: float, expected: Shown) -> None:

@@ -283,7 +283,9 @@ class Daemon:
         if len(self._notes) < MAX_NOTES:
             self._notes.append(record)
             state = self.engine.state
-            self.live.keep(JournalLine(record, state.tick, state.now_ns))
+            # Before the first tick the engine has no instant
+            now_ns = state.now_ns if state.tick >= 0 else time.time_ns()
+            self.live.keep(JournalLine(record, state.tick, now_ns))
         else:
             self.live.counts["notes_dropped"] = self.live.counts.get("notes_dropped", 0) + 1
 

@@ -53,7 +53,7 @@ def shown(unit: str, most: float) -> Shown:
     if unit == "USD/kWh":  # as prices are traded
         return Shown("USD/MWh", 1e3, 1)
     if unit in ("count", "state"):
-        return Shown("")
+        return Shown("", 1.0, 2 if unit == "count" and most < 10 else 0)
     plain = {"degC": "°C", "1": ""}.get(unit, unit)
     return Shown(plain, 1.0, 0 if most >= 1000 else 1 if most >= 10 else 3)
 
