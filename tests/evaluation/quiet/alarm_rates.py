@@ -17,10 +17,6 @@ from twin.catalogue import duration, number
 BEYOND_PU = 0.025  # on each side of the interval of 95 %
 PER = 1000.0  # rack-hours
 HEADS = ["rack-hours", "alarms", "critical", "of health", f"per {PER:,.0f} rack-hours", "95 % interval"]
-TABLES = (
-    ("cooling", "all"), ("load", "by load"), ("size", "by profile and racks"), ("sensors", "by sensors"),
-    ("season", "by season"),
-)  # fmt: skip
 Figures = dict[str, Any]
 
 
@@ -81,13 +77,15 @@ def say(told: Figures, out: Console) -> None:
         f"simulated: {told['plants']} healthy plants of the draw {told['draw']}, {told['seconds']:,} s each"
     )
     out.print(line, style="bold", markup=False, soft_wrap=True)
-    for name, head in TABLES:
+    for name, groups in told["rates"].items():
+        if name == "causes" or not groups:
+            continue
         rows = [
             [row["of"], f"{row['rack_hours']:,.1f}", *(str(row[k]) for k in ("alarms", "critical", "health")),
              number(row["per_1000_rack_hours"]), f"{number(row['low'])} to {number(row['high'])}"]
-            for row in told["rates"][name]
+            for row in groups
         ]  # fmt: skip
-        print_table(out, [head, *HEADS], rows)
+        print_table(out, [f"by {name}", *HEADS], rows)
     rows = [
         [f"{c['cooling']}: {c['detector']}", c["relations"], c["circumstance"],
          ", ".join(f"{load} {count}" for load, count in c["loads"].items()), str(c["plants"]),

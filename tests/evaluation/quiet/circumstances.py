@@ -9,7 +9,7 @@ import numpy as np
 
 from tests.evaluation.quiet.healthy_sites import SEASONS, HealthyRun
 from twin.catalogue import NS
-from twin.plant import FailureTable, FailureTimeline, Observation, Report, Sensors, TimelineEvent
+from twin.plant import FailureTable, FailureTimeline, Observation, Sensors, TimelineEvent
 from twin.plant.disturbance import Disturbance
 from twin.plant.truth import Truth
 from twin.plant.weather import Weather
@@ -18,7 +18,7 @@ from twin.site import Site
 from twin.telemetry import Event, LoadTargetSet
 
 # Steps of a board's sensors: temperatures in K, shares; source: `ipmitool sdr` of common servers
-COARSE_STEP = {"_c": 1.0, "_k": 1.0, "_pu": 0.02}
+COARSE_STEP = {"c": 1.0, "k": 1.0, "pu": 0.02}
 GAPS_PU = 0.05  # of the readings do not come
 WORKED_ON = 8  # one node in so many is drained in a run
 REBOOT_S = 240.0  # for which an agent is away
@@ -32,17 +32,14 @@ class CoarseSensors(Sensors):
         self, truth: Truth, disturbance: Disturbance, now_ns: int, events: Sequence[Event] = ()
     ) -> Observation:
         """The reports of the round, rounded."""
-        exact = super().observe(truth, disturbance, now_ns, events)
-        return Observation([_coarse(report) for report in exact.reports], exact.events, exact.now_ns)
-
-
-def _coarse(report: Report) -> Report:
-    values = report.values.copy()
-    for row, signal in zip(values, report.signals, strict=True):
-        for unit, step in COARSE_STEP.items():
-            if signal.endswith(unit):
-                row[:] = np.rint(row / np.float32(step)) * np.float32(step)
-    return replace(report, values=values)
+        exact, coarse = super().observe(truth, disturbance, now_ns, events), []
+        for report in exact.reports:
+            values = report.values.copy()
+            for row, signal in zip(values, report.signals, strict=True):
+                if step := COARSE_STEP.get(signal.rpartition("_")[2]):
+                    row[:] = np.rint(row / np.float32(step)) * np.float32(step)
+            coarse.append(replace(report, values=values))
+        return Observation(coarse, exact.events, exact.now_ns)
 
 
 def sensors_of(run: HealthyRun, site: Site) -> Sensors:
@@ -62,29 +59,25 @@ def maintenance(run: HealthyRun, site: Site) -> FailureTimeline:
     rng = np.random.default_rng((run.seed, 0x3A))
     nodes = rng.choice(site.sizes["node"], max(2, site.sizes["node"] // WORKED_ON), replace=False).tolist()
     out: list[TimelineEvent] = []
-    reboots: list[tuple[int, float, float]] = []
+    away: list[tuple[int, float, float]] = []
     for k, node in enumerate(nodes):
         begin_s = float(rng.uniform(0.2, 0.6)) * run.seconds
         end_s = begin_s + 0.2 * run.seconds
-        out += [
-            TimelineEvent(begin_s, "hold", "node_unfit", node, 1.0, k),
-            TimelineEvent(end_s, "free", "node_unfit", node, 0.0, k),
-        ]
+        out.append(TimelineEvent(begin_s, "hold", "node_unfit", node, 1.0, k))
+        out.append(TimelineEvent(end_s, "free", "node_unfit", node, 0.0, k))
         if k % 2 == 0:
             back_s = min(begin_s + REBOOT_S, 0.5 * (begin_s + end_s))
-            out += [
-                TimelineEvent(begin_s, "work", "node", node, end_s - begin_s),
-                TimelineEvent(begin_s, "hold", "node_silent", node, 1.0, k),
-                TimelineEvent(back_s, "free", "node_silent", node, 0.0, k),
-                TimelineEvent(back_s, "count", "node_reboots", node, 1.0),
-            ]
-            reboots.append((node, begin_s, back_s))
+            out.append(TimelineEvent(begin_s, "work", "node", node, end_s - begin_s))
+            out.append(TimelineEvent(begin_s, "hold", "node_silent", node, 1.0, k))
+            out.append(TimelineEvent(back_s, "free", "node_silent", node, 0.0, k))
+            out.append(TimelineEvent(back_s, "count", "node_reboots", node, 1.0))
+            away.append((node, begin_s, back_s))
     none = FailureTable(
         *(np.zeros(0, kind) for kind in ("i4", "u1", "i4", "f8", "f8", "?", "f8", "?", "?", "?"))
     )
-    ordered = tuple(sorted(out, key=lambda event: event.time_s))
-    lemons = np.zeros(site.sizes["node"], np.bool_)
-    return FailureTimeline(run.seconds / 86_400.0, run.seed, 0.0, ordered, none, lemons, tuple(reboots))
+    days, lemons = run.seconds / 86_400.0, np.zeros(site.sizes["node"], np.bool_)
+    out.sort(key=lambda event: event.time_s)
+    return FailureTimeline(days, run.seed, 0.0, tuple(out), none, lemons, tuple(away))
 
 
 def load_target(run: HealthyRun, simulation: Simulation) -> LoadTargetSet:

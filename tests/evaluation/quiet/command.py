@@ -76,6 +76,6 @@ def run(args: argparse.Namespace, out: Console, err: Console) -> int:
     result = {
         "simulated": True, "draw": args.draw, "seconds": seconds, "plants": len(runs),
         "rates": rates(runs, alarms), "alarms": [asdict(a) for a in alarms],
-        "recordings": [asdict(r) for r in replayed],
+        "recordings": [r._asdict() for r in replayed],
     }  # fmt: skip
     return print_result(result, begun, args, out, say)
