@@ -36,6 +36,9 @@ class Mosquitto:
             f"listener {self.port} 127.0.0.1",
             f"allow_anonymous {str(open_to_all).lower()}",
             "set_tcp_nodelay true",
+            # As in deploy/mosquitto/racktwin.conf: by default a busy broker drops what a burst leaves waiting
+            "max_inflight_messages 1000",
+            "max_queued_messages 200000",
             "persistence true",
             f"persistence_location {folder}/",
             "log_type all",
