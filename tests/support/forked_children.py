@@ -25,7 +25,8 @@ for line in sys.stdin:
         os._exit(0)
     print("child", pid, flush=True)
     os.waitpid(pid, 0)
-    print("ended", flush=True)
+    # A line that the killed child had begun must not swallow this one
+    print("\\nended", flush=True)
 """
 
 
@@ -62,7 +63,8 @@ class ForkedChildren:
 
     def _next(self) -> str:
         assert self._parent.stdout is not None
-        line = self._parent.stdout.readline()
+        while (line := self._parent.stdout.readline()) == "\n":
+            pass
         assert line.endswith("\n"), "the process of the children ended"
         return line[:-1]
 

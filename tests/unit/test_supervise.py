@@ -90,7 +90,7 @@ def test_a_part_that_was_well_and_fails_for_a_moment_is_no_alarm() -> None:
 
 
 def test_the_alarm_of_a_part_that_is_away_can_be_due_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervision, "ALARM_S", 60.0)
+    monkeypatch.setattr(supervision, "ALARM_S", 600.0)
     monkeypatch.setattr(supervision, "LONGEST_S", 60.0)
     monkeypatch.setattr(supervision, "FIRST_S", 60.0)
 
