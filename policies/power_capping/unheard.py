@@ -112,6 +112,8 @@ def unheard_of(
 def _waited_for(view: View, never: Bool, since_ns: I64) -> tuple[I64, Bool]:
     """(since when each of `never` is waited for, 0 = not yet; whether for no longer than the learning time)
     [n]; `since_ns` as of the last call."""
+    if not never.any():
+        return np.zeros_like(since_ns), never
     keys = ("gpu.power_w", "node.power_w", "rack.power_w", "feeder.power_w")
     begun_ns = view.now_ns if any(np.isfinite(view.value(key)).any() for key in keys) else 0
     since_ns = np.where(never, np.where(since_ns > 0, since_ns, begun_ns), 0)

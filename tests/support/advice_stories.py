@@ -201,7 +201,7 @@ class Story:
         return arbiter.leases[control].value if table is None else table.value
 
     def shares(self, sim: Simulation, control: str, shadow: bool) -> np.ndarray:
-        """How far each is kept from its free end, 0..1 of its range; 0 without a lease."""
+        """Distance of each value from its free end [n], 0..1 of the range; 0 without a lease."""
         envelope, spec = sim.engine.site.envelopes[control], find_control(control)
         assert spec is not None
         free = envelope.high if spec.protective == "low" else envelope.low

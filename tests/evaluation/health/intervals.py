@@ -12,14 +12,14 @@ Z = 1.6448536  # 90 %, both sides; source: normal distribution
 Interval = tuple[float, float]
 
 
-def rate_interval(count: int, exposure: float, z: float = Z) -> Interval:
+def rate_interval(count: int, exposure: float) -> Interval:
     """Of a rate at which `count` events came. source: Byar's approximation of Poisson limits, Breslow & Day,
     Statistical Methods in Cancer Research II (1987), page 69"""
     if not exposure > 0:
         return np.nan, np.nan
     up = count + 1.0
-    high = up * (1.0 - 1.0 / (9.0 * up) + z / (3.0 * np.sqrt(up))) ** 3
-    low = count * (1.0 - 1.0 / (9.0 * count) - z / (3.0 * np.sqrt(count))) ** 3 if count else 0.0
+    high = up * (1.0 - 1.0 / (9.0 * up) + Z / (3.0 * np.sqrt(up))) ** 3
+    low = count * (1.0 - 1.0 / (9.0 * count) - Z / (3.0 * np.sqrt(count))) ** 3 if count else 0.0
     return float(max(low, 0.0) / exposure), float(high / exposure)
 
 
