@@ -22,7 +22,7 @@ LOCK := uv pip compile -q $(UPGRADE) --universal --generate-hashes --python-vers
 	--no-emit-index-url --custom-compile-command 'make lock' pyproject.toml
 CODE := twin policies connectors models
 
-.PHONY: help demo test check docs bench evaluate client test-evaluation storm format lock clean distclean setup-run setup-dev setup-servers
+.PHONY: help boards demo test check docs bench evaluate client test-evaluation storm format lock clean distclean setup-run setup-dev setup-servers
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -42,6 +42,9 @@ check: setup-dev ## Lint, format, types and direction of imports
 docs: setup-dev ## Build the documentation into build/site; a broken link fails
 	@$(RUN) -m twin.config.reference >docs/reference.md
 	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict -q
+
+boards: setup-dev ## Build the boards of Grafana into deploy/grafana/boards
+	@PYTHONPATH=deploy/grafana $(RUN) -m racktwin_boards deploy/grafana/boards
 
 bench: setup-run ## Measure ticks, start and memory (ARGS='--against CHECKOUT' compares)
 	@mkdir -p build

@@ -553,7 +553,7 @@ def _group_words(groups: list[dict[str, Any]]) -> str:
 
 
 def _headroom_metrics(state: PowerState) -> list[KeyFigure]:
-    """Headroom of feeders, CDUs, loops and the site, and capped GPUs."""
+    """Budget and headroom of feeders, CDUs, loops and the site, and capped GPUs."""
     site, loads = state.view.site, state.loads
     if not site.sizes["rack"]:
         return []
@@ -563,6 +563,8 @@ def _headroom_metrics(state: PowerState) -> list[KeyFigure]:
     out = []
     for place in known[:MAX_PLACES].tolist():
         name, kind = state.now.name(site, place), loads.kind[place]
+        budget_w, of = finite(limits.budget_w[place]), {"kind": kind, "name": name}
+        out.append(_metric("power_budget_watts", budget_w, "the most it may carry", of))
         for case, load_w in (("now", loads.now_w), ("lost", loads.lost_w)):
             if case == "now" or kind == "feeder":
                 labels = {"kind": kind, "name": name, "case": case}

@@ -437,7 +437,8 @@ def test_bad_queries_metrics_and_the_document(tmp_path: Path) -> None:
         for query in ("hours=0", "hours=200", "hours=x"):
             assert (await pod.ask("GET", f"/api/v1/power/cost?{query}"))[0] == 400
         _, text = await pod.ask("GET", "/metrics")
-        for line in ('racktwin_power_headroom_watts{case="lost",kind="feeder",name="lab/h/a"}',
+        for line in ('racktwin_power_budget_watts{kind="feeder",name="lab/h/a"} 150000.0',
+                     'racktwin_power_headroom_watts{case="lost",kind="feeder",name="lab/h/a"}',
                      'racktwin_power_capped_gpus{policy="power_cap"} 144.0',
                      'racktwin_power_lost_gpu_hours_total{case="expected",class="usual"}',
                      'racktwin_power_targets{state="exceeded"} 1.0',

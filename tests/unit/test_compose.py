@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.in_process_daemon import serve
 from tests.support.mosquitto import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +32,7 @@ def test_every_file_that_is_mounted_is_there_and_every_service_is_on_loopback() 
         assert service["network_mode"] == "host", name
         for volume in service.get("volumes", ()):
             source = volume.partition(":")[0]
-            assert not source.startswith(".") or (COMPOSE / source).is_file(), volume
+            assert not source.startswith(".") or (COMPOSE / source).exists(), volume
         assert set(service.get("depends_on", ())) <= set(services())
     assert (ROOT / services()["setup"]["build"]["dockerfile"]).is_file()
 
@@ -90,25 +89,6 @@ def test_a_scraper_takes_the_file_of_prometheus(server: Callable[..., Path], tmp
         [str(program), f"-promscrape.config={tmp_path}/p.yaml", "-promscrape.config.strictParse", "-dryRun"],
         capture_output=True, text=True, check=False, cwd=tmp_path)  # fmt: skip
     assert answer.returncode == 0, answer.stderr
-
-
-def test_the_dashboard_shows_series_that_the_daemon_has(tmp_path: Path) -> None:
-    panels = json.loads((COMPOSE / "grafana" / "racktwin.json").read_text())["panels"]
-    wanted = {t["expr"] for p in panels for t in p["targets"]}
-    labels = {
-        label for p in panels for t in p["targets"] for label in re.findall(r"{{(\w+)}}", t["legendFormat"])
-    }
-    sources = yaml.safe_load((COMPOSE / "grafana" / "datasources.yaml").read_text())["datasources"]
-    assert {p["datasource"]["uid"] for p in panels} == {s["uid"] for s in sources}
-
-    async def check(pod: Any) -> None:
-        pod.tick({"rack.power_w": 1e5, "rack.return_temp_c": 40.0, "rack.flow_lpm": 90.0})
-        _, text = await pod.ask("GET", "/metrics?tables=rack")
-        there = set(re.findall(r"^(racktwin_\w+)", text, re.M))
-        assert wanted <= there
-        assert labels - {"instance"} <= set(re.findall(r'(\w+)="', text))
-
-    serve(tmp_path, check)
 
 
 @pytest.mark.parametrize("name", ["datasources.yaml", "dashboards.yaml"])

@@ -87,6 +87,27 @@ def test_their_number_has_a_bound_and_what_is_left_out_is_counted(tmp_path: Path
     assert found["racktwin_series_left_out"] == [({"table": "gpu"}, 144.0)]
 
 
+def test_boards_have_what_they_ask_of_gpus_without_scraping_them(tmp_path: Path) -> None:
+    """The hottest GPU of each rack, and the least distance to each limit: both by hand."""
+    pod = Pod(tmp_path)
+    temps = np.linspace(40.0, 83.0, 144)
+    temps[100] = np.nan
+    pod.tick({"gpu.temp_c": temps, "rack.flow_lpm": [96.0, 50.0]})
+    columns, _ = SiteSeries().take(pod.live, ["rack"])
+    found = parsed(render(columns, {}).decode())
+    flows = {labels["name"]: (labels["hall"], value) for labels, value in found["racktwin_rack_flow_lpm"]}
+    assert flows == {"lab/h/r1": ("lab/h", pytest.approx(96.0)), "lab/h/r2": ("lab/h", pytest.approx(50.0))}
+    hottest = {labels["name"]: value for labels, value in found["racktwin_rack_gpu_temp_c_max"]}
+    assert hottest == pytest.approx({"lab/h/r1": round(temps[71] * 2) / 2, "lab/h/r2": 83.0})
+    own = parsed(Metrics(pod.live, Pulse(), {}).own().decode())
+    left = {(m["signal"], m["limit"]): value for m, value in own["racktwin_limit_margin"]}
+    limits = pod.twin.site.limits
+    assert left["gpu.temp_c", "max"] == limits["gpu.temp_c"].max[0] - 83.0
+    assert left["rack.flow_lpm", "guard"] == pytest.approx(50.0 - limits["rack.flow_lpm"].guard[1])
+    assert not any(signal == "rack.power_w" for signal, _ in left), "nobody reports it"
+    assert ({"what": "notes_dropped"}, 0.0) in own["racktwin_counted_total"], "a rate has a beginning"
+
+
 @pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb", 'a\\"', "ü\u202e"])
 def test_a_label_comes_back_as_it_was(name: str) -> None:
     text = f'x{{name="{escaped(name)}"}} 1\n'
@@ -111,13 +132,18 @@ def test_counters_end_in_total_and_gauges_keep_their_precision(tmp_path: Path) -
 def test_the_alerts_that_we_ship_ask_for_series_that_there_are(tmp_path: Path) -> None:
     pod = Pod(tmp_path)
     pod.tick({"gpu.temp_c": 60.0})
+    pod.live.stats.late_s.append(0.001)
     there = set(parsed(Metrics(pod.live, Pulse(), {"no such token": 1}).own().decode()))
     rules = yaml.safe_load((DEPLOY / "rules.yaml").read_text(encoding="utf-8"))
-    alerts = [rule for group in rules["groups"] for rule in group["rules"]]
-    asked = {name for rule in alerts for name in re.findall(r"racktwin_\w+", rule["expr"])}
+    every = [rule for group in rules["groups"] for rule in group["rules"]]
+    alerts = [rule for rule in every if "alert" in rule]
+    recorded = {rule["record"] for rule in every if "record" in rule}
+    assert all(name in recorded for r in every for name in re.findall(r"\w+:racktwin_\w+:\w+", r["expr"]))
+    asked = {name for rule in alerts for name in re.findall(r"(?<!:)\bracktwin_\w+", rule["expr"])}
+    there |= set(parsed(series(pod)[0]))
     assert len(alerts) >= 8
     assert asked
-    assert asked <= there
+    assert asked - {"racktwin_series_left_out"} <= there  # that one has a sample beyond the bound only
     assert all(rule["annotations"]["summary"] and rule["labels"]["severity"] for rule in alerts)
     (job,) = yaml.safe_load((DEPLOY / "scrape.yaml").read_text(encoding="utf-8"))["scrape_configs"]
     assert set(job["params"]["tables"][0].split(",")) <= set(TABLES)

@@ -8,8 +8,8 @@ go through prometheus-client.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from twin.api.load_targets import target_series
 from twin.api.runtime import Runtime
 from twin.api.state import alarms_of
 from twin.api.summary import Pulse, quantile, severities
-from twin.catalogue import NS, TABLES, Signal, TwinError
+from twin.catalogue import NS, TABLES, Signal, TwinError, find_signal
 from twin.contracts import PARTS, Explainer, Explanation, KeyFigure
 from twin.engine import Inquiry, explain, topics_of
 from twin.report import health_texts as words
@@ -37,7 +37,10 @@ MAX_FORECAST_SERIES = 2000
 MAX_EXPLAINED_SERIES = 5000
 LIKELIEST = 20  # nodes with a series of their own: thousands would be more than anybody charts
 MAX_COUNTS = 100
-ALWAYS = ("heard", "unknown_codes", "unknown_entities", "unknown_tables")  # so that rates have a beginning
+HOTTEST = replace(TABLES["gpu"].by_name["temp_c"], table="rack", name="gpu_temp_c_max")
+# So that rates have a beginning
+ALWAYS = ("heard", "unknown_codes", "unknown_entities", "unknown_tables")
+ALWAYS_COUNTED = ("ticks_not_traced", "notes_dropped", "after_failed")
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,18 @@ class SiteSeries:
                     current = state.tables[name]
                     rows = current.total if signal.kind == "counter" else current.value
                     columns.append(Column(signal, rows[signal.row].copy(), good, self._named(site, name)))
+        if "rack" in tables and site.sizes["rack"] <= room:
+            columns.append(self._hottest(live))
         return columns, left_out
+
+    def _hottest(self, live: Runtime) -> Column:
+        """The hottest GPU of each rack: what charts want of GPUs that are too many to be scraped."""
+        site, gpus = live.engine.site, live.engine.state.tables["gpu"]
+        signal = TABLES["gpu"].by_name["temp_c"]
+        good = gpus.quality_of(signal, live.engine.state.now_ns) == GOOD
+        value = np.full(site.sizes["rack"], np.nan)
+        np.fmax.at(value, site.rack_of_gpu[good], gpus.value[signal.row][good])
+        return Column(HOTTEST, value, np.isfinite(value), self._named(site, "rack"))
 
     def _named(self, site: Site, table: str) -> list[str]:
         if table not in self._labels:
@@ -87,13 +101,21 @@ class SiteSeries:
         return self._labels[table]
 
 
+PLACE_OF: dict[str, tuple[str, Callable[[Site], np.ndarray]]] = {
+    "gpu": ("rack", lambda site: site.rack_of_gpu),
+    "node": ("rack", lambda site: site.rack_of_node),
+    "rack": ("hall", lambda site: site.hall_of_rack),
+    "cdu": ("hall", lambda site: site.hall_of_cdu),
+}
+
+
 def labels_of(site: Site, table: str, entity: int) -> str:
-    """The labels of an entity: its name, and its rack, by which people sum."""
-    name = site.name(table, entity)
-    rack = -1
-    if table in ("node", "gpu"):
-        rack = int(site.rack_of_node[entity] if table == "node" else site.rack_of_gpu[entity])
-    more = f',rack="{escaped(site.names["rack"][rack])}"' if rack >= 0 else ""
+    """The labels of an entity: its name, and the rack or the hall that it is in, by which people sum."""
+    name, more = site.name(table, entity), ""
+    if table in PLACE_OF:
+        place, index = PLACE_OF[table]
+        row = int(index(site)[entity])
+        more = f',{place}="{escaped(site.names[place][row])}"' if row >= 0 else ""
     return f'{{name="{escaped(name)}"{more}}}'
 
 
@@ -134,6 +156,7 @@ class DaemonSeries(Collector):
     def collect(self) -> Iterator[Metric]:
         """The daemon's own, then those of policies; a name that stands already is not given to a policy."""
         names = {f"racktwin_{t}_{s}" for t, table in TABLES.items() for s in table.by_name}
+        names.add(f"racktwin_{HOTTEST.table}_{HOTTEST.name}")
         for metric in self._own():
             names.add(metric.name)
             yield metric
@@ -148,11 +171,12 @@ class DaemonSeries(Collector):
         yield from self._parts()
         yield from self._decided()
         yield from self._expected()
+        yield margins(live)
         yield from health_series(live)
         yield from target_series(live)
         for name, what, counts in (
             ("refused", "requests to the interface that were refused", self.refused),
-            ("counted", "what the daemon counted", live.counts),
+            ("counted", "what the daemon counted", dict.fromkeys(ALWAYS_COUNTED, 0) | live.counts),
             ("messages", "what became of messages", _flat(live.messages())),
             ("events", "events that went unusually", live.engine.intake.counts),
         ):
@@ -286,6 +310,25 @@ class DaemonSeries(Collector):
                     metric.add_metric([entity, f"{horizon_s:g}", edge], float(values[i]))
         yield from metrics.values()
         yield GaugeMetricFamily("racktwin_forecasts_left_out", "series beyond the bound", left_out)
+
+
+def margins(live: Runtime) -> Metric:
+    """The least distance of any current reading from its limits, by signal: below 0 it is beyond."""
+    engine = live.engine
+    metric = GaugeMetricFamily("racktwin_limit_margin", "least distance of a reading from its limit, in unit",
+                               labels=["signal", "unit", "limit"])  # fmt: skip
+    for key, limit in engine.site.limits.items():
+        signal = find_signal(key)
+        if signal is None or signal.danger not in ("high", "low"):
+            continue
+        table, sign = engine.state.tables[signal.table], 1.0 if signal.danger == "high" else -1.0
+        good = table.quality_of(signal, engine.state.now_ns) == GOOD
+        for name, bound in (("guard", limit.guard), ("max", limit.max)):
+            left = sign * (bound - table.value[signal.row])
+            left = left[good & np.isfinite(left)]
+            if len(left):
+                metric.add_metric([key, signal.unit, name], float(left.min()))
+    return metric
 
 
 def explained_series(live: Runtime) -> Iterator[Metric]:
