@@ -28,6 +28,7 @@ from tests.support.daemon_process import RunningDaemon
 from tests.support.grafana_queries import Asked, interpolated
 from tests.support.in_process_daemon import Desk, serving_aside
 from tests.support.prometheus_server import Prometheus
+from twin.catalogue import TABLES
 from twin.cli.main import parse
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -164,17 +165,17 @@ def rules() -> dict[str, Any]:
     return dict(yaml.safe_load((DEPLOY / "prometheus" / "rules.yaml").read_text(encoding="utf-8")))
 
 
-def scraped(tmp_path: Path, *targets: tuple[str, str]) -> dict[str, Any]:
-    """The scrape configuration that ships, for these (address, token); two jobs, since each has its token."""
+def scraped(tmp_path: Path, *targets: tuple[list[str], str]) -> dict[str, Any]:
+    """The scrape configuration that ships, for these (addresses, token), a job for each token."""
     (job,) = yaml.safe_load((DEPLOY / "prometheus" / "scrape.yaml").read_text())["scrape_configs"]
     del job["scrape_interval"], job["scrape_timeout"]
     jobs = []
-    for number, (address, token) in enumerate(targets):
+    for number, (addresses, token) in enumerate(targets):
         path = tmp_path / f"{number}.token"
         path.write_text(token)
         jobs.append(job | {
             "job_name": f"target{number}", "authorization": {"credentials_file": str(path)},
-            "static_configs": [{"targets": [address]}],
+            "static_configs": [{"targets": addresses}],
             "relabel_configs": [{"target_label": "job", "replacement": job["job_name"]}],
         })  # fmt: skip
     return {"scrape_configs": jobs, "rule_files": [str(DEPLOY / "prometheus" / "rules.yaml")]}
@@ -191,15 +192,17 @@ def test_prometheus_answers_every_query(
         desk.do(lambda: charted_pod.fill(desk.pod))
         daemon.start()
         assert asyncio.run(desk.pod.ask("GET", "/metrics", "wrong"))[0] == 401
+        port = desk.pod.url.rpartition(":")[2]
         config = scraped(
-            tmp_path, (desk.pod.url.partition("//")[2], desk.pod.secrets["viewer"]),
-            (f"127.0.0.1:{daemon.port}", daemon.token()),
+            tmp_path, ([f"127.0.0.1:{port}", f"localhost:{port}"], desk.pod.secrets["viewer"]),  # as a pair
+            ([f"127.0.0.1:{daemon.port}"], daemon.token()),
         )  # fmt: skip
         with Prometheus(program, tmp_path, config) as prometheus:
             wait_for_rules(prometheus)
             check_variables(prometheus)
             check_rules(prometheus)
             found = check_panels(prometheus)
+            check_pair(prometheus, desk)
             check_names(prometheus, desk)
     assert found > 100
 
@@ -207,7 +210,7 @@ def test_prometheus_answers_every_query(
 def wait_for_rules(prometheus: Prometheus) -> None:
     """Until each target was scraped, and each rule that wants two scrapes evaluated."""
     ends = time.monotonic() + 30
-    while len(prometheus.query("instance:racktwin_ticks_skipped:ratio_rate5m")) < 2:
+    while len(prometheus.query("instance:racktwin_ticks_skipped:ratio_rate5m")) < 3:
         assert time.monotonic() < ends, (prometheus.words(), prometheus.get("/api/v1/targets"))
         time.sleep(0.2)
 
@@ -224,7 +227,7 @@ def check_variables(prometheus: Prometheus) -> None:
     for board in grafana_queries.boards().values():
         assert grafana_queries.options(prometheus, board, "site", {}) == ["lab", "yard"]
         chosen = choice(prometheus, board, "lab")
-        assert len(chosen["daemon"]) == 1
+        assert len(chosen["daemon"]) == 2
         assert grafana_queries.options(prometheus, board, "hall", chosen) == ["lab/h", "lab/hall2"]
         chosen["hall"] = [charted_pod.ODD_HALL]
         racks = grafana_queries.options(prometheus, board, "rack", chosen)
@@ -254,7 +257,10 @@ def check_panels(prometheus: Prometheus) -> int:
         rows = []
         for chosen in sites:
             try:
-                rows += answer_of(prometheus, asked, chosen)
+                found = answer_of(prometheus, asked, chosen)
+                names = [asked.named_as(labels) for labels, _ in found]
+                assert len(set(names)) == len(names), f"two lines have one name in {sorted(names)}"
+                rows += found
             except (ValueError, AssertionError) as error:
                 problems.append(f"{asked.board}: {asked.panel}: {asked.expr}: {error}")
             count += 1
@@ -277,6 +283,15 @@ def answer_of(
     """Its series; of what was an hour before, an hour later."""
     later_s = 3600.0 if " offset 1h" in asked.expr else 0.0
     return prometheus.query(interpolated(asked.expr, chosen), time.time() + later_s)
+
+
+def check_pair(prometheus: Prometheus, desk: Desk) -> None:
+    """A pair of daemons reports each rack twice; it is counted once."""
+    (asked,) = (a for a in grafana_queries.queries() if a.legend == "racks together")
+    chosen = choice(prometheus, grafana_queries.boards()["overview"], "lab")
+    ((_, power_w),) = answer_of(prometheus, asked, chosen)
+    tables = desk.pod.twin.engine.state.tables
+    assert power_w == pytest.approx(tables["rack"].value[TABLES["rack"].by_name["power_w"].row].sum())
 
 
 def check_names(prometheus: Prometheus, desk: Desk) -> None:

@@ -39,6 +39,10 @@ class Asked:
         """The labels that its legend, or its link, wants."""
         return set(re.findall(r"{{\s*(\w+)\s*}}", self.legend)) | ({"name"} if self.named else set())
 
+    def named_as(self, labels: Mapping[str, str]) -> str:
+        """The name of a series."""
+        return re.sub(r"{{\s*(\w+)\s*}}", lambda found: labels.get(found[1], ""), self.legend)
+
 
 def queries() -> Iterator[Asked]:
     """All queries of all boards."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from racktwin_boards.boards import Board
 from racktwin_boards.panels import BAD, DAEMON, GOOD, POOR, Panel, Query
 
+_FATES = f'racktwin_messages_total{{{DAEMON},what=~"staged|ignored|bad|dropped|failed"}}'
+_LOSSES = f'racktwin_counted_total{{{DAEMON},what=~"notes_dropped|ticks_not_traced|after_failed"}}'
+_STORE = f'racktwin_messages_total{{{DAEMON},what=~"history[.](dropped|write_errors|damaged)"}}'
 _LEADS = Panel(
     "Leader and standby",
     "states",
@@ -61,7 +64,7 @@ _MESSAGES = Panel(
     "lines",
     (
         Query(
-            f'rate(racktwin_messages_total{{{DAEMON},what=~"staged|ignored|bad|dropped|failed"}}[$__rate_interval])',
+            f"rate({_FATES}[$__rate_interval])",
             "{{what}} {{instance}}",
         ),
     ),
@@ -74,7 +77,7 @@ _JOURNAL = Panel(
     "lines",
     (
         Query(
-            f'increase(racktwin_counted_total{{{DAEMON},what=~"notes_dropped|ticks_not_traced|after_failed"}}[1h])',
+            f"increase({_LOSSES}[1h])",
             "{{what}} {{instance}}",
         ),
     ),
@@ -88,7 +91,7 @@ _HISTORY = Panel(
     "lines",
     (
         Query(
-            f'increase(racktwin_messages_total{{{DAEMON},what=~"history[.](dropped|write_errors|damaged)"}}[1h])',
+            f"increase({_STORE}[1h])",
             "{{what}} {{instance}}",
         ),
     ),
