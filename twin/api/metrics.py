@@ -91,8 +91,12 @@ class SiteSeries:
         site, gpus = live.engine.site, live.engine.state.tables["gpu"]
         signal = TABLES["gpu"].by_name["temp_c"]
         good = gpus.quality_of(signal, live.engine.state.now_ns) == GOOD
-        value = np.full(site.sizes["rack"], np.nan)
-        np.fmax.at(value, site.rack_of_gpu[good], gpus.value[signal.row][good])
+        value, start = np.full(site.sizes["rack"], np.nan), site.gpu_start_of_node[site.node_start_of_rack]
+        filled = np.flatnonzero(np.diff(start))  # reduceat would give a rack without GPUs its neighbour's
+        if len(filled):
+            value[filled] = np.maximum.reduceat(
+                np.where(good, gpus.value[signal.row], -np.inf), start[filled]
+            )
         return Column(HOTTEST, value, np.isfinite(value), self._named(site, "rack"))
 
     def _named(self, site: Site, table: str) -> list[str]:
