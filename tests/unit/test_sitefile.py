@@ -81,6 +81,13 @@ RACK, FEED = ["halls", 0, "racks", 0], ["halls", 0, "feeders", 0]
         (["periods_s"], {"gpu.nonsense_w": 5.0}, "$.periods_s.gpu.nonsense_w: expected a table or a signal"),
         (["periods_s"], {"gpu": float("inf")}, "$.periods_s.gpu: expected seconds > 0, got inf"),
         (["periods_s"], {"gpu": float("nan")}, "$.periods_s.gpu: expected seconds > 0, got nan"),
+        (
+            ["false_alarms_per_rack_hour"],
+            0,
+            "$.false_alarms_per_rack_hour: expected a number > 0 and <= 1, such as 0.0005 for 1 in 2,000",
+        ),
+        (["false_alarms_per_rack_hour"], 2000.0, "$.false_alarms_per_rack_hour: expected a number > 0 and"),
+        (["false_alarms_per_rack_hour"], float("nan"), "$.false_alarms_per_rack_hour: expected a number > 0"),
         (["history_s"], {"gpu.energy_mj": 60.0}, "$.history_s.gpu.energy_mj: expected a gauge or state"),
         (
             ["history_s"],

@@ -17,8 +17,8 @@ import numpy as np
 from twin.alerts.never_reported import SHOWN_ENTITIES, NeverReported
 from twin.alerts.worst_cases import eased, exceeds, feared_findings, worst_cases
 from twin.catalogue import I32, I64, NS, Bool, find_signal
-from twin.contracts import ClearedRecord, Finding, FindingRecord, JournalRecord, View, Windows
-from twin.diagnosis import Outages
+from twin.contracts import ClearedRecord, Finding, FindingRecord, JournalRecord, Residual, View, Windows
+from twin.diagnosis import AlarmBudget, Outages, lasting_sigmas
 from twin.estimation import Estimator
 from twin.site import Site
 from twin.telemetry import (
@@ -38,8 +38,8 @@ from twin.telemetry import (
 )
 
 MAX_ACTIVE = 10_000
-# A deviation must be this sure, for this long, to be called one: a healthy balance errs once in 10,000.
-SURE_PU, LASTING_S = 0.9999, 60.0
+# A deviation must last so long to be called one, and noise of a balance is alike no longer; source: estimate
+LASTING_S = 60.0
 SILENCE_EVERY_S = 10.0
 # What each kind of entity is expected to report as long as it lives.
 VITAL = {"gpu": "gpu.temp_c", "rack": "rack.power_w", "cdu": "cdu.supply_temp_c", "node": "node.power_w",
@@ -77,6 +77,8 @@ class Findings(EntityState):
     def __init__(self, site: Site, estimator: Estimator) -> None:
         super().__init__({**site.sizes, "balance": len(estimator.balances)})
         self.never_reported = NeverReported(site)
+        tests = site.sizes["rack"] + len(estimator.balances)
+        self._sure_sigmas = lasting_sigmas(AlarmBudget(site).chance("balances", tests, LASTING_S))
 
     def raise_(self, finding: Finding) -> list[JournalRecord]:
         """Add or refresh a finding; returns journal records: none while nothing of weight has changed."""
@@ -115,7 +117,7 @@ class Findings(EntityState):
         heat, balance = estimator.residuals["rack.heat"], estimator.residuals["feeder.balance"]
         # Time is counted between readings: one odd reading that stands for long is still one reading.
         heat_ns, balance_ns = estimator.heat_heard_ns, estimator.balance_heard_ns
-        heat_off, balance_off = heat.confidence_pu > SURE_PU, balance.confidence_pu > SURE_PU
+        heat_off, balance_off = self._surely(heat), self._surely(balance)
         explained = explained or {}
         heat_off &= ~explained.get("rack.heat", np.False_)
         balance_off &= ~explained.get("feeder.balance", np.False_)
@@ -154,6 +156,11 @@ class Findings(EntityState):
             for i in _lasting(self.balance_since_ns, balance_ns).tolist()
         ]
         return self.keep_only("heat/", heats) + self.keep_only("balance/", balances)
+
+    def _surely(self, residual: Residual) -> Bool:
+        with np.errstate(invalid="ignore"):
+            off: Bool = np.abs(residual.measured - residual.expected) > self._sure_sigmas * residual.sigma
+        return off
 
     def outages(self, site: Site, view: View, outages: Outages) -> list[JournalRecord]:
         """Readings that stopped together, with what may be beyond a limit meanwhile."""

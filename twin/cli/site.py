@@ -12,7 +12,7 @@ from rich.console import Console
 
 from connectors.dsx import discover, to_yaml
 from connectors.files import BadRow, discover_ipmi, hosts_of, read_capture
-from twin.catalogue import NS, ConfigError, StorageError, clean
+from twin.catalogue import NS, ConfigError, StorageError, clean, number
 from twin.cli.arguments import is_name, present, refuse_existing, write_json
 from twin.cli.grammar import Verb
 from twin.cli.measured_cadence import measured_cadence
@@ -47,6 +47,8 @@ def run_check(args: argparse.Namespace, out: Console, err: Console) -> int:
             if not faults:
                 what = ", ".join(f"{n} {t}" for t, n in sizes.items()) or "an empty site"
                 print_line(out, f"{path}: ok ({what})")
+            if site is not None and not faults:
+                print_line(out, f"note: {_false_alarms(site)}")
             for note in [*_empty_racks(site), *([*uncooled(site), *underfed(site)] if site else [])]:
                 print_line(out, f"warning: {note}")
             for note in unguarded(site) if site else ():
@@ -76,6 +78,15 @@ def _empty_racks(site: Site | None) -> list[str]:
             f"what {g.profile} says"
             for g in groups if g.profile is not None
             for key, n in (("nodes", g.nodes), ("gpus_per_node", g.gpus_per_node)) if n == 0]  # fmt: skip
+
+
+def _false_alarms(site: Site) -> str:
+    rate = site.file.false_alarms_per_rack_hour
+    days = 1.0 / (rate * max(1, site.sizes["rack"]) * 24.0)
+    return (
+        f"false alarms of the diagnosis: at most 1 in {1.0 / rate:,.0f} rack-hours "
+        f"(`false_alarms_per_rack_hour`), here 1 in {number(days)} days"
+    )
 
 
 def run_discover(args: argparse.Namespace, out: Console, err: Console) -> int:

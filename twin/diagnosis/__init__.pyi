@@ -1,9 +1,10 @@
+from .alarm_budget import AlarmBudget as AlarmBudget, lasting_sigmas as lasting_sigmas
 from .cause import finding_of as finding_of
-from .deviations import measured_signal as measured_signal
 from .device_reports import good as good
 from .diagnosis import OF_SILENCE as OF_SILENCE, Diagnosis as Diagnosis
 from .fault_kinds import FAULT_KINDS as FAULT_KINDS
 from .outages import Outages as Outages, place_of as place_of
+from .signature import measured_signal as measured_signal
 from .silent_cells import SilentCells as SilentCells, silent_cells as silent_cells
 from .silent_signals import measured as measured
 from .topology import Topology as Topology, term_of as term_of

@@ -11,12 +11,11 @@ import numpy as np
 from twin.catalogue import F32, I64, Bool
 from twin.telemetry import OWN, EntityState, column
 
-# Cumulative sum (Page 1954): a drift of up to ALLOWANCE sigmas is no deviation; CERTAIN is reached by two
-# readings of 6.5 sigmas or sixteen of 3. Independent Gaussian noise reaches it once in 3e18 (Siegmund
-# 1985). Noise of which a third is as in the reading before reaches it at most once in 2.4e9: the 300
-# comparisons of a rack of 72 GPUs, each read once a second, err less than once in 2,000 rack-hours.
+# Cumulative sum (Page 1954): a drift of up to ALLOWANCE sigmas is no deviation. CERTAIN is reached by two
+# readings of 6.5 sigmas or sixteen of 3; a site's own bounds, about as large, follow from its `AlarmBudget`.
 ALLOWANCE, CERTAIN = 2.5, 8.0
 MOST = 5.0 + ALLOWANCE  # of one reading, lest one wild one be enough
+LEAST_CERTAIN = 5.5  # nor is one for any bound
 FARTHEST = 1000.0
 OFF_SIGMAS = 2.0  # no more than ALLOWANCE: a cell that was at rest and is not off stays at rest
 HUGE_SIGMAS = 25.0  # one such reading is a deviation; whether it stays, the next one tells
@@ -35,6 +34,7 @@ class CusumBoard:
         self.on, self.since_ns = np.zeros((r, n), np.int8), np.zeros((r, n), np.int64)
         self.mean, self.last = np.zeros((r, n), np.float32), np.zeros((r, n), np.float32)
         self.wild, self.streak = np.zeros((r, n), np.float32), np.zeros((r, n), np.int16)
+        self.certain: F32 = np.full((r, n), CERTAIN, np.float32)  # sums from which a cell is off
         self.live: Bool = np.zeros((r, n), np.bool_)  # where a sum, streak or wild one is not zero
         self.pieces: list[DeviationTrack] = []
         self.active = self.any_wild = False
@@ -104,27 +104,28 @@ class CusumBoard:
             live |= wild > 0.0
             self.any_wild = bool(many.any())
         step = np.minimum(np.maximum(z, np.float32(-MOST)), np.float32(MOST))
+        certain = self.certain.reshape(-1)[cells]
         if largest > HUGE_SIGMAS:
             huge = np.abs(z) > HUGE_SIGMAS
-            step[huge] = np.copysign(np.float32(ALLOWANCE + CERTAIN), z[huge])
+            step[huge] = np.copysign(np.float32(ALLOWANCE) + certain[huge], z[huge])
         both = self.sums.reshape(2, -1)
         sums = both[:, cells]
         sums[0] += step
         sums[1] -= step
         sums -= np.float32(ALLOWANCE)
         np.maximum(sums, 0.0, out=sums)
-        np.minimum(sums, np.float32(2 * CERTAIN), out=sums)
+        np.minimum(sums, np.float32(2.0) * certain, out=sums)
         both[:, cells] = sums
         live |= sums[0] > 0.0
         live |= sums[1] > 0.0
         self.live.reshape(-1)[cells] = live
-        if self.active or float(sums.max()) >= CERTAIN:
-            self._decide(sums, cells, now_ns)
+        if self.active or (sums >= certain).any():
+            self._decide(sums, certain, cells, now_ns)
 
-    def _decide(self, sums: F32, cells: I64, now_ns: int) -> None:
+    def _decide(self, sums: F32, certain: F32, cells: I64, now_ns: int) -> None:
         """Decide which of these cells are off; the others have not changed and keep their state."""
         was = self.on.reshape(-1)[cells]
-        bound = np.where(was != 0, np.float32(CERTAIN / 2), np.float32(CERTAIN))
+        bound = np.where(was != 0, np.float32(0.5) * certain, certain)
         above, below = sums
         up, down = (above >= bound) & (above >= below), below >= bound
         now = np.where(up, 1, np.where(down, -1, 0)).astype(np.int8)

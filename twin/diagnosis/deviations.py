@@ -15,7 +15,9 @@ import numpy as np
 
 from twin.catalogue import F32, I64, TABLES, Bool
 from twin.contracts import Residual
-from twin.diagnosis.cusum import CusumBoard, DeviationTrack
+from twin.diagnosis.alarm_budget import AlarmBudget
+from twin.diagnosis.cusum import ALLOWANCE, LEAST_CERTAIN, CusumBoard, DeviationTrack
+from twin.diagnosis.signature import measured_signal
 from twin.telemetry import EntityState, Sizes, State, keyed, part
 
 # Tables with more rows are looked at a part per tick: the cost of a tick stays the same.
@@ -171,8 +173,9 @@ class Tracks(EntityState):
 
     tracks: dict[str, DeviationTrack] = part(make="_track")
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: Sizes, budget: AlarmBudget | None = None) -> None:
         super().__init__(sizes)
+        self.budget = budget
         self.tracks: dict[str, DeviationTrack] = {}
         self._seats: dict[str, int] = {}
         self._stands: list[Stand] = []
@@ -214,6 +217,11 @@ class Tracks(EntityState):
         self._seats = sizes
         self._stands = [Stand(flat, 0)] if flat else []
         self._stands += [Stand(some, n) for n, some in sorted(large.items())]
+        if self.budget is not None:
+            certain = self.budget.certain(sizes, ALLOWANCE, LEAST_CERTAIN)
+            for stand in self._stands:
+                for seat in stand.seats:
+                    stand.board.certain[seat.row, seat.piece] = certain[seat.name]
 
     def on(self, name: str) -> np.ndarray | None:
         """Return the sign of each row that is off [n] (-1, 0, 1); None if none is."""
@@ -231,19 +239,13 @@ class Tracks(EntityState):
             self.tracks[name] = DeviationTrack(len(known["on"]), self._track(name).table)
         super().restore(data)
 
-    def __getstate__(self) -> tuple[Sizes, dict[str, Any]]:
+    def __getstate__(self) -> tuple[Sizes, AlarmBudget | None, dict[str, Any]]:
         """For a copy: pieces of a board, copied one by one, would no longer be its pieces."""
-        return self.sizes, self.dump()
+        return self.sizes, self.budget, self.dump()
 
-    def __setstate__(self, data: tuple[Sizes, dict[str, Any]]) -> None:
-        self.__init__(data[0])  # type: ignore[misc]
-        self.restore(data[1])
-
-
-def measured_signal(name: str) -> str:
-    """The signal whose reading a comparison judges: `rack.flow_lpm/heat` judges `flow_lpm`."""
-    signal = name.partition(".")[2].partition("/")[0]
-    return "return_temp_c" if signal == "heat" else signal
+    def __setstate__(self, known: tuple[Sizes, AlarmBudget | None, dict[str, Any]]) -> None:
+        self.__init__(*known[:2])  # type: ignore[misc]
+        self.restore(known[2])
 
 
 _ROWS = {(s.table, s.name): s.row for spec in TABLES.values() for s in spec.gauges}

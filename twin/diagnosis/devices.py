@@ -8,11 +8,12 @@ import numpy as np
 
 from twin.catalogue import F32, F64, I64, NS, TABLES, Bool
 from twin.contracts import Residual
+from twin.diagnosis.alarm_budget import surprise
 from twin.diagnosis.cause import Cause
 from twin.diagnosis.cusum import WILD_SIGMAS
 from twin.diagnosis.deviations import SLICE, Tracks
 from twin.diagnosis.device_reports import good, reported
-from twin.diagnosis.sensor_checks import Meters, SensorChecks
+from twin.diagnosis.sensor_checks import LEAP_MEAN, Meters, SensorChecks
 from twin.diagnosis.signature import GPU_POWER, LOOP_USUAL, NODE_POWER, PSU1, PSU2
 from twin.diagnosis.topology import Topology
 from twin.diagnosis.verdict import amount
@@ -39,7 +40,7 @@ GAP_MEMORY = 200.0  # readings over which the gap between memory and chip is lea
 # A node's comparison that sees a jump of so many watts of a GPU must jump too; source: estimate
 SEEN_W, LEAST_WILD = 200.0, 1.5
 ALIKE_JUMPS = 0.5  # another meter that jumps so often beside this one sees the same; source: estimate
-FEEDER_POWER = "feeder.power_w"
+FEEDER_POWER, GPU_MEMORY = "feeder.power_w", "gpu.hbm_temp_c"
 POWERED = ("gpu.sm_clock_hz", "gpu.power_w", "node.power_w", "rack.power_w", FEEDER_POWER,
            "feeder.current_a", "feeder.apparent_power_va")  # fmt: skip
 
@@ -182,6 +183,8 @@ class DeviceFaults(EntityState):
                         jumped = key == GPU_POWER and kind == "spiking"
                         if jumped and not _with_node(entity, self.topology, tracks, node_power):
                             continue
+                        if key == GPU_MEMORY and kind == "spiking" and self._with_others(meters, k, entity):
+                            continue
                         if key == "gpu.temp_c" and kind == "frozen" and not self._busy(meters, entity):
                             continue
                         text = self._words(kind, key, meters, k, entity)
@@ -207,6 +210,16 @@ class DeviceFaults(EntityState):
                     Cause("sensor_frozen", "rack", rack, "", 0.97, (text,), int(many[rack]), 3.0, 30.0)
                 )
         return out
+
+    def _with_others(self, meters: Meters, k: int, gpu: int) -> bool:
+        """Return True if a GPU's gauge leaps no more often than chance has it where others of its rack leap,
+        but for one that may be odd as well: the work makes them. No comparison tells of this gauge.
+        """
+        rack_of = self.topology.site.rack_of_gpu
+        beside = np.minimum(meters.jumps[k][rack_of == rack_of[gpu]], 1.0)
+        mean = (float(beside.sum()) - 2.0) / max(len(beside) - 1, 1)
+        bound = meters.logs.spiking
+        return not surprise(float(meters.jumps[k, gpu]), max(mean, LEAP_MEAN)) >= bound
 
     def _busy(self, meters: Meters, gpu: int) -> bool:
         """Return True if a GPU draws so much power that its temperature cannot stand still."""

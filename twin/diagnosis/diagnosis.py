@@ -14,6 +14,7 @@ import numpy as np
 
 from twin.catalogue import F64, Bool
 from twin.contracts import Fault, Finding, Residual, Windows
+from twin.diagnosis.alarm_budget import AlarmBudget
 from twin.diagnosis.cause import Cause, CauseBook, finding_of, overlap
 from twin.diagnosis.deviations import NewReadings, Tracks
 from twin.diagnosis.device_reports import DeviceReports
@@ -73,9 +74,10 @@ class Diagnosis(EntityState):
     def __init__(self, site: Site) -> None:
         super().__init__(site.sizes)
         self.site, self.topology = site, Topology(site)
-        self.readings, self.tracks = NewReadings(site.sizes), Tracks(site.sizes)
+        budget = AlarmBudget(site)
+        self.readings, self.tracks = NewReadings(site.sizes), Tracks(site.sizes, budget)
         self.reports, self.devices = DeviceReports(self.topology), DeviceFaults(self.topology)
-        self.watch, self.growth = SensorChecks(site.sizes), Growth(site)
+        self.watch, self.growth = SensorChecks(site.sizes, budget), Growth(site, budget)
         self.isolation, self.verdicts = FaultIsolation(self.topology), DiagnosisVerdicts(self.watch)
         self.downstream, self.silence = DownstreamMask(self.topology), Silence(self.topology, self.reports)
         self.book = CauseBook(self.topology)

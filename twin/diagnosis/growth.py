@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from twin.catalogue import F64, I64, NS, TABLES, Bool
+from twin.diagnosis.alarm_budget import AlarmBudget, run_log, surprise
 from twin.diagnosis.cause import MAX_REPORTED, Cause
 from twin.diagnosis.xids import Xids, codes_of
 from twin.site import Site
@@ -19,7 +20,7 @@ from twin.telemetry import EntityState, Event, FaultReported, State, keyed, part
 
 EVERY_S = 2.0  # between readings of counters
 RECENT_S, USUAL_S = 60.0, 3600.0
-UNUSUAL = 10.0  # times the usual growth
+UNUSUAL = 10.0  # times the usual growth, whatever the chance: counts come in bursts; source: estimate
 CLEAR_S = 180.0
 RECOVERY_XID = 154  # tells what would cure an error, or that nothing is needed any more
 
@@ -33,13 +34,14 @@ class Counted:
     kind: str
     least: float
     words: str
+    usual: bool = True  # healthy devices count it too, now and then
 
 
 COUNTED = (
-    Counted("gpu", "ecc_dbe_count", "ecc_growth", 1.0, "double-bit errors"),
+    Counted("gpu", "ecc_dbe_count", "ecc_growth", 1.0, "double-bit errors", usual=False),
     Counted("gpu", "ecc_sbe_count", "ecc_growth", 10.0, "single-bit errors"),
     Counted("gpu", "nvlink_error_count", "nvlink_flaps", 10.0, "NVLink errors"),
-    Counted("gpu", "nvlink_recovery_count", "nvlink_flaps", 2.0, "NVLink recoveries"),
+    Counted("gpu", "nvlink_recovery_count", "nvlink_flaps", 2.0, "NVLink recoveries", usual=False),
     Counted("link", "discard_count", "link_congested", 100.0, "discarded packets"),
     Counted("link", "error_count", "link_congested", 100.0, "errors"),
 )
@@ -52,11 +54,14 @@ class Growth(EntityState):
     recent: dict[str, F64] = keyed("f8")
     usual: dict[str, F64] = keyed("f8")
     looked_ns: int = scalar(0)
+    watched_s: float = scalar(0.0)
     xids: Xids = part()
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, budget: AlarmBudget) -> None:
         super().__init__(site.sizes)
         self.site = site
+        tests = sum(site.sizes.get(c.table, 0) for c in COUNTED if c.usual)
+        self._chance_log = run_log(budget.chance("counters", tests, EVERY_S))
         self.xids = Xids(site.sizes["gpu"])
         self._burst: dict[int, Cause] = {}  # as last reported, so that a storm makes few anew
 
@@ -71,7 +76,11 @@ class Growth(EntityState):
             recent = self.recent.get(key)
             if recent is None or recent.max(initial=0.0) < counted.least:
                 continue
-            many = (recent >= counted.least) & (recent > UNUSUAL * self.usual[key] * RECENT_S)
+            usual = self.usual[key] * RECENT_S
+            many = (recent >= counted.least) & (recent > UNUSUAL * usual)
+            if counted.usual:  # of what was seen for so long, once more may have been missed by chance
+                mean = usual + RECENT_S / max(self.watched_s, EVERY_S)
+                many &= surprise(recent, mean) >= self._chance_log
             if (mask := in_maintenance.get(counted.table)) is not None:
                 many &= ~mask
             for entity in np.flatnonzero(many).tolist()[:100]:
@@ -87,8 +96,9 @@ class Growth(EntityState):
     def _count(self, state: State) -> None:
         step_s = (state.now_ns - self.looked_ns) / NS if self.looked_ns else EVERY_S
         self.looked_ns = state.now_ns
+        self.watched_s += step_s
         fade = float(np.exp(-step_s / RECENT_S))
-        slow = min(1.0, step_s / USUAL_S)
+        slow = min(1.0, max(step_s / USUAL_S, step_s / self.watched_s))
         for counted in COUNTED:
             column = state.tables.get(counted.table)
             if column is None or column.n == 0:

@@ -8,11 +8,12 @@ few calls for all cells, and rare tests run only on the few that may be odd.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from twin.catalogue import F32, I32, I64, TABLES, Bool
+from twin.diagnosis.alarm_budget import AlarmBudget, rare_count, run_log, widening
 from twin.diagnosis.deviations import NewReadings
 from twin.telemetry import GOOD, OWN, EntityState, Sizes, State, column, part
 
@@ -36,31 +37,54 @@ WATCHED: dict[str, tuple[str, ...]] = {
 NOISELESS = ("valve_pu", "facility_valve1_pu", "facility_valve2_pu", "pump1_speed_pu", "pump2_speed_pu")
 # Read in such coarse steps that they often repeat themselves: only comparisons tell that they stand still.
 COARSE = ("sm_clock_hz", "temp_c", "hbm_temp_c", "inlet_temp_c", "outlet_temp_c", "cpu_power_w")
-# Chance that a healthy sensor repeats itself so often is below e^-20; never fewer than this many readings.
-RUN_LOG, RUN_LOG_SITE = 20.0, 12.0  # weather is reported once a minute: there are fewer chances to err
-RUN_LEAST = {"gpu": 100, "node": 60, "site": 12}  # others 12; meters of idle devices often repeat themselves
+# Fewest readings without a change; others 12. Meters of idle devices often repeat themselves.
+RUN_LEAST = {"gpu": 100, "node": 60, "site": 12}
 RUN_LEAST_OTHERS = 12
-# Of a GPU's temperature in whole degrees, which in the middle of a step repeats itself nine times in ten
-COARSE_RUN, COARSE_MOVES, COARSE_LIVELY = 300, 40.0, 0.15
+# Of a GPU's temperature in whole degrees: readings and usual changes missed, as multiples of -ln of the
+# chance to err. In the middle of a step it repeats itself twelve times in thirteen; source: estimate
+COARSE_RUN, COARSE_MOVES, COARSE_LIVELY = 12.5, 1.67, 0.15
+# Noise of a gauge that is read in steps, by the share of its changes that are of another size than the change
+# before: chance that a reading in the middle of a step is as the one before. One whose changes are all of one
+# size may rest there for ever. source: simulated Gaussian noise of 0 to 5 steps
+VARIED = (0.0, 0.02, 0.05, 0.11, 0.17, 0.32, 0.50, 0.70, 0.80)
+RESTS = (1.0, 0.954, 0.904, 0.79, 0.683, 0.525, 0.383, 0.197, 0.0)
+OTHER_SIZE = np.float32(0.25)  # a change of another size differs by this share of it
 # Below, the noise of a meter, a share of its reading, drowns in its last digit: of powers by table, and of
 # currents in steps of 0.1 A; source: estimate
 LEAST_POWER_W = {"gpu": 150.0, "node": 500.0, "rack": 5000.0, "feeder": 5000.0}
 LEAST_CURRENT_A = 50.0
 USUAL_PER_READING = 0.01  # how fast the usual share of changes is learned
-KNOWN_READINGS, KNOWN_SITE = 30, 15  # before anything is called unusual
 CELLS = 12_288  # of a table that are looked at in one tick
 JUMP_SCALES = 6.0  # a jump is so many times the usual one (root mean square)
 FAR_BACK = np.float32(1e15)  # keeps squares finite
-JUMPS_KEPT, JUMPS = 0.96, 2.5  # so many among about the last 25
+JUMPS_KEPT = 0.96  # far ones are counted among about the last 25 readings
+# Share of the readings of a healthy gauge that leap so far where no work makes them; source: estimate, as
+# simulated healthy plants had none in 3.4 million readings
+LEAP_PU = 2.5e-5
+LEAP_MEAN = LEAP_PU / (1.0 - JUMPS_KEPT)  # of the count
+LEAST_JUMPS = 1.5  # one alone is none
 # A jump is at least this large: in kelvin, or as a share of the value for anything else.
 LEAST_JUMP_K, LEAST_JUMP_GPU_K, LEAST_JUMP_PU = 1.0, 3.0, 0.04
 LIVELY = 0.5  # share of changes from which standing still is odd in itself
 STILL = 4.0  # so many times as long without a change as usual
 NEVER = 2**30
+MOST_REPEATS = 0.999  # one that repeats itself more often is never called frozen for that alone
 SETTLED = 100  # readings from which USUAL_PER_READING is the larger share
+# By readings known: a mean square of jumps that few readings told may be larger
+WIDENING = widening(SETTLED, LEAP_PU).astype(np.float32)
 
 
-def traits_of(table: str) -> dict[str, Any]:
+class CheckLogs(NamedTuple):
+    """-ln of the chances that a reading of a healthy gauge errs: that it is called frozen, or jumping."""
+
+    frozen: float = 20.0
+    spiking: float = 20.0
+
+
+USUAL_LOGS = CheckLogs()
+
+
+def traits_of(table: str, logs: CheckLogs = USUAL_LOGS) -> dict[str, Any]:
     """Return the test limits of each watched gauge of a table, by name [k]."""
     names = WATCHED[table]
     warm = np.array([name.endswith("temp_c") for name in names])
@@ -71,7 +95,7 @@ def traits_of(table: str) -> dict[str, Any]:
     least = {"w": LEAST_POWER_W.get(table, 0.0), "va": LEAST_POWER_W.get(table, 0.0), "a": LEAST_CURRENT_A}
     drowned = [least.get(name.rpartition("_")[2], -np.inf) for name in names]
     run_least = RUN_LEAST.get(table, RUN_LEAST_OTHERS)
-    run_log, known = (RUN_LOG_SITE, KNOWN_SITE) if table == "site" else (RUN_LOG, KNOWN_READINGS)
+    coarse_run = round(COARSE_RUN * logs.frozen)
     least_k = LEAST_JUMP_GPU_K if table == "gpu" else LEAST_JUMP_K
     return {
         "least_k": np.where(warm, least_k, 0.0).astype(np.float32),
@@ -79,10 +103,10 @@ def traits_of(table: str) -> dict[str, Any]:
         "noisy": np.array([name not in (*NOISELESS, *rough) for name in names]),
         "coarse": coarse,
         "least": np.array(drowned, np.float32),
-        "run_log": np.full(len(names), run_log, np.float32),
+        "run_log": np.full(len(names), logs.frozen, np.float32),
         "run_least": np.full(len(names), run_least, np.int32),
-        "least_run": np.where(fine, run_least, np.where(coarse, COARSE_RUN, NEVER)).astype(np.int32),
-        "known": np.full(len(names), known, np.int32),
+        "least_run": np.where(fine, run_least, np.where(coarse, coarse_run, NEVER)).astype(np.int32),
+        "jumps": np.full(len(names), max(rare_count(logs.spiking, LEAP_MEAN), LEAST_JUMPS), np.float32),
     }
 
 
@@ -94,6 +118,8 @@ class GaugeState(EntityState):
     run: I32 = column(OWN, "i4", lead=("k",))  # readings without a change
     moves: F32 = column(OWN, "f4", 1.0, lead=("k",))  # usual share of readings that change
     count: I32 = column(OWN, "i4", lead=("k",))
+    change: F32 = column(OWN, "f4", lead=("k",))  # size of the last one
+    varied: F32 = column(OWN, "f4", lead=("k",))  # usual share of changes that are of another size
     jump: F32 = column(OWN, "f4", lead=("k",))  # mean square of leaps there and back
     jumps: F32 = column(OWN, "f4", lead=("k",))  # far ones among about the last 25
     frozen: Bool = column(OWN, "?", lead=("k",))
@@ -114,9 +140,9 @@ class Bank(GaugeState):
         self._scratch: tuple[np.ndarray, ...] = ()
         self._stood = np.zeros(0)  # readings without a change, as a multiple of what is usual
         self._rate = np.zeros(0, np.float32)
-        self._least_run = (
-            traits["least_run"].reshape((1, -1) if flat else (-1, 1)) if traits else np.zeros((1, n))
-        )
+        shape = (1, -1) if flat else (-1, 1)
+        self._least_run = traits["least_run"].reshape(shape) if traits else np.zeros((1, n))
+        self._jumps = traits["jumps"].reshape(shape) if traits else np.zeros((1, n))
 
     def refresh(self) -> None:
         """After its arrays were written from outside."""
@@ -152,6 +178,7 @@ class Bank(GaugeState):
             np.maximum(rate, np.float32(USUAL_PER_READING), out=rate)
         if new is not None:
             rate = np.multiply(rate, new, out=self._rate)
+        self._vary(value, odd, rate, part)
         # A share of changes learned while it stands still would make standing still usual.
         np.subtract(odd, moves, out=up)
         up *= rate
@@ -176,6 +203,18 @@ class Bank(GaugeState):
         np.copyto(before, last, where=where)
         np.copyto(last, value, where=where)
 
+    def _vary(self, value: F32, changed: Bool, rate: Any, part: slice) -> None:
+        """Learn of these changes which share is of another size than the change before."""
+        size, off, share, _ = self._scratch
+        change, varied = self.change[:, part], self.varied[:, part]
+        np.abs(np.subtract(value, self.last[:, part], out=size), out=size)
+        np.abs(np.subtract(size, change, out=off), out=off)
+        np.multiply(change, OTHER_SIZE, out=share)
+        np.subtract(np.greater(off, share), varied, out=off)
+        off *= rate
+        np.add(varied, off, out=varied, where=changed)
+        np.copyto(change, size, where=changed)
+
     def _cells(self, where: Bool, part: slice) -> tuple[I64, I64]:
         """Return the positions of the set cells within the part and within the whole bank."""
         at = where.reshape(-1).nonzero()[0]
@@ -193,12 +232,16 @@ class Bank(GaugeState):
             at, cells = at[some], cells[some]
         run = self.run.reshape(-1)[cells]
         moves, here = self.moves.reshape(-1)[cells], value.reshape(-1)[at]
-        usual = self._trait("run_log", cells) / -np.log1p(-np.minimum(moves, np.float32(0.999)))
+        log, count = self._trait("run_log", cells), self.count.reshape(-1)[cells]
+        # What was seen of it before it stood still may have been luck, or the edge of a step
+        before = np.where(count < SETTLED, np.maximum(count - run, 0), SETTLED)
+        repeats = 1.0 - moves + 1.0 / (before + 1.0)
+        repeats = np.maximum(repeats, np.interp(self.varied.reshape(-1)[cells], VARIED, RESTS))
+        usual = np.where(repeats < MOST_REPEATS, log / -np.log(np.minimum(repeats, MOST_REPEATS)), NEVER)
         odd = run >= np.maximum(self._trait("run_least", cells), usual)
         odd &= (here != 0.0) & (here >= self._trait("least", cells)) & (moves > LIVELY)
-        coarse = (run >= np.maximum(COARSE_RUN, COARSE_MOVES / moves)) & (moves > COARSE_LIVELY)
+        coarse = (run >= log * np.maximum(COARSE_RUN, COARSE_MOVES / moves)) & (moves > COARSE_LIVELY)
         odd = np.where(self._trait("coarse", cells), coarse, odd)
-        odd &= self.count.reshape(-1)[cells] >= self._trait("known", cells)
         self.frozen.reshape(-1)[cells[odd]] = True
         self.odd |= bool(odd.any())
 
@@ -222,7 +265,9 @@ class Bank(GaugeState):
             here = np.abs(value.reshape(-1)[at])
             least = self._trait("least_k", cells) + self._trait("least_pu", cells) * here
             some = (back.reshape(-1)[at] > least) & self._trait("noisy", cells)
-            some &= self.count.reshape(-1)[cells] >= self._trait("known", cells)
+            wide = WIDENING[np.minimum(self.count.reshape(-1)[cells], SETTLED)]
+            squared = np.square(back.reshape(-1)[at])
+            some &= squared / wide > JUMP_SCALES**2 * self.jump.reshape(-1)[cells]
             at, far = at[some], cells[some]
         up -= jump
         up *= rate
@@ -234,15 +279,16 @@ class Bank(GaugeState):
             np.multiply(jumps, np.float32(JUMPS_KEPT), out=jumps, where=where)
             self.jumps.reshape(-1)[far] += 1.0
             jumps[jumps < 0.05] = 0.0
-            np.copyto(self.jumping[:, part], jumps >= JUMPS, where=where)
+            many = jumps >= (self._jumps[:, part] if self.flat else self._jumps)
+            np.copyto(self.jumping[:, part], many, where=where)
             self._refresh()
 
 
 class Meters(GaugeState):
     """The watched gauges of a table: arrays [k, n], views of a bank's."""
 
-    def __init__(self, table: str, n: int, bank: Bank, begin: int) -> None:
-        self.table, self.n, self.names, self.bank = table, n, WATCHED[table], bank
+    def __init__(self, table: str, n: int, bank: Bank, begin: int, logs: CheckLogs) -> None:
+        self.table, self.n, self.names, self.bank, self.logs = table, n, WATCHED[table], bank, logs
         k = len(self.names)
         super().__init__({"k": k, table: n}, table)
         self.rows = np.array([TABLES[table].by_name[name].row for name in self.names], np.int32)
@@ -299,10 +345,11 @@ class SensorChecks(EntityState):
 
     meters: dict[str, Meters] = part()
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: Sizes, budget: AlarmBudget) -> None:
         super().__init__({t: sizes[t] for t in WATCHED if sizes.get(t, 0)})
+        self.budget, self.logs = budget, _logs(self.sizes, budget)
         small = [t for t, n in self.sizes.items() if n * len(WATCHED[t]) <= CELLS]
-        each = [{k: np.repeat(v, sizes[t]) for k, v in traits_of(t).items()} for t in small]
+        each = [{k: np.repeat(v, sizes[t]) for k, v in traits_of(t, self.logs[t]).items()} for t in small]
         traits = {k: np.concatenate([e[k] for e in each]) for k in (each[0] if each else ())}
         cells = sum(sizes[t] * len(WATCHED[t]) for t in small)
         flat = Bank(1, cells, traits, True)
@@ -311,8 +358,8 @@ class SensorChecks(EntityState):
         begin = 0
         for t, n in self.sizes.items():
             k = len(WATCHED[t])
-            bank = flat if t in small else Bank(k, n, traits_of(t), False)
-            self.meters[t] = Meters(t, n, bank, begin)
+            bank = flat if t in small else Bank(k, n, traits_of(t, self.logs[t]), False)
+            self.meters[t] = Meters(t, n, bank, begin, self.logs[t])
             begin += k * n * (t in small)
         self.flat = flat
 
@@ -357,10 +404,26 @@ class SensorChecks(EntityState):
         if new is None or new.any():
             m.bank.update(state.tables[m.table].value[m.rows, part], new, part)
 
-    def __getstate__(self) -> tuple[Sizes, dict[str, Any]]:
+    def __getstate__(self) -> tuple[Sizes, AlarmBudget, dict[str, Any]]:
         """For a copy: pieces of a bank, copied one by one, would no longer be its pieces."""
-        return self.sizes, self.dump()
+        return self.sizes, self.budget, self.dump()
 
-    def __setstate__(self, known: tuple[Sizes, dict[str, Any]]) -> None:
-        self.__init__(known[0])  # type: ignore[misc]
-        self.restore(known[1])
+    def __setstate__(self, known: tuple[Sizes, AlarmBudget, dict[str, Any]]) -> None:
+        self.__init__(*known[:2])  # type: ignore[misc]
+        self.restore(known[2])
+
+
+def _logs(sizes: Sizes, budget: AlarmBudget) -> dict[str, CheckLogs]:
+    """The chances of the tests of each table, by how many gauges of all are judged, and how often."""
+    traits = {table: traits_of(table) for table in sizes}
+    frozen = sum(n * int(np.count_nonzero(traits[t]["least_run"] < NEVER)) for t, n in sizes.items())
+    spiking = sum(n * int(np.count_nonzero(traits[t]["noisy"])) for t, n in sizes.items())
+    out = {}
+    for table in sizes:
+        period_s = min(budget.period_s(table, name) for name in WATCHED[table])
+        chances = (
+            budget.chance(family, tests, period_s)
+            for family, tests in (("frozen", frozen), ("spiking", spiking))
+        )
+        out[table] = CheckLogs(*map(run_log, chances))
+    return out

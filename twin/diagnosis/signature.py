@@ -30,6 +30,12 @@ FLOW_SHARE, WATER_SHARE = 0.5, 0.4
 DRIFTS = {"cdu.pump_head": 0.02, "cdu.ua": 0.04, "cdu.filter": 0.08, "gpu.resistance": 0.05}
 
 
+def measured_signal(name: str) -> str:
+    """The signal whose reading a comparison judges: `rack.flow_lpm/heat` judges `flow_lpm`."""
+    signal = name.partition(".")[2].partition("/")[0]
+    return "return_temp_c" if signal == "heat" else signal
+
+
 class SignatureTerm(NamedTuple):
     """One relation's share in a signature: the change of its residual per unit.
 

@@ -312,6 +312,11 @@ def _check_keys(draft: Draft, file: SiteFile) -> None:
             )
         if not 0 < value < math.inf:
             draft.problems.append(f"$.periods_s.{key}: expected seconds > 0, got {value}")
+    if not 0 < file.false_alarms_per_rack_hour <= 1:
+        draft.problems.append(
+            "$.false_alarms_per_rack_hour: expected a number > 0 and <= 1, such as 0.0005 for 1 in 2,000, "
+            f"got {file.false_alarms_per_rack_hour}"
+        )
     for key, value in file.history_s.items():
         signal = find_signal(key)
         if signal is None or signal.kind == "counter":

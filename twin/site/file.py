@@ -182,6 +182,8 @@ class SiteFile(_Strict, frozen=True):
     controls: dict[str, ControlLimits] = {}  # limits of this site by control: {gpu.power_cap_w: {min: 400}}
     # how often a signal, or all of a table, is expected: {gpu: 30, rack.power_w: 60}
     periods_s: dict[str, float] = {}
+    # of the diagnosis, in an hour of a healthy rack: the thresholds of its tests follow from it
+    false_alarms_per_rack_hour: float = 0.0005
     history_s: dict[str, float] = {}  # how much of a signal policies and models may look back at
     policies: dict[str, PolicyEntry] = {}  # by name; those not named are at `advise` with their defaults
     models: dict[str, ModelEntry] = {}  # by name; those not named are not run, but for the default ones
