@@ -193,7 +193,7 @@ def test_what_is_read_more_seldom_has_fewer_chances_to_err() -> None:
     often, seldom = thresholds(0.0005), thresholds(0.0005, periods_s={"rack": 60.0, "gpu.temp_c": 30.0})
     for name in ("gpu.temp_c", "rack.flow_lpm/pressure", "rack frozen", "rack jumps"):
         assert seldom[name] < often[name]
-    assert seldom["node.power_w"] == often["node.power_w"]
+    assert seldom["node.power_w"] > often["node.power_w"], "the others have taken more of the rate"
 
 
 def test_the_chances_of_all_tests_add_up_to_the_stated_rate() -> None:

@@ -88,6 +88,30 @@ def test_a_leak_stirs_what_it_empties() -> None:
     assert mask.covered("feeder.balance", 1) is None
 
 
+@pytest.mark.parametrize("kind, loop", [("pump_trip", True), ("valve_stuck", True), ("leak", False)])
+def test_the_end_of_a_fault_stirs_what_is_behind_it_and_what_was_warm_goes_to_the_loop(
+    kind: str, loop: bool
+) -> None:
+    """A pump's trip stirs at its beginning and at its end, and not while it lasts."""
+    tree = two_racks(loops=[{"name": "fws", "cooling": "dry_cooler"}])
+    tree["halls"][0]["cdus"][0]["loop"] = "fws"
+    mask = DownstreamMask(Topology(site_of(tree)))
+    cause, seen = Cause(kind, "cdu", 0), []
+    for second in range(0, 1000, 10):
+        now_ns = START_NS + second * NS
+        acts = second < 400
+        cause.supported_ns = now_ns if acts else cause.supported_ns
+        mask.update([cause] if acts else [], [cause] if second < 430 else [], now_ns)
+        seen.append([second, *(mask.covered(name, n) is not None for name, n in (
+            ("cdu.supply_temp_c", 1), ("loop.supply_temp_c", 1)))])  # fmt: skip
+    at = {second: tuple(flags) for second, *flags in seen}
+    assert at[0] == (True, False)
+    assert at[300] == (kind != "pump_trip", False)
+    for second in (420, 440, 530):
+        assert at[second] == (True, loop), second
+    assert at[600] == (False, False)
+
+
 def test_a_leak_is_told_of_the_rack_where_no_tray_is_wet_and_clears_late() -> None:
     pod = Twin(two_racks())
     pod.tick(QUIET | {"rack.leak_state": one(2, 1)})
@@ -113,6 +137,10 @@ def test_a_tripped_breaker_and_a_sag() -> None:
     pod.run(5, QUIET)
     pod.tick(QUIET | {"feeder.breaker_state": one(2, 1), "feeder.voltage_v": one(2, 1, 0.0, 400.0)})
     assert told(pod) == [("breaker_tripped", "feeder", 1, "")]
+    pod.tick(QUIET | {"feeder.breaker_state": np.nan, "feeder.voltage_v": one(2, 1, 0.0, 400.0)})
+    assert told(pod) == [("breaker_tripped", "feeder", 1, "")], "not read for once, so not closed"
+    pod.run(2, QUIET | {"feeder.breaker_state": 0.0, "feeder.voltage_v": one(2, 1, 0.0, 400.0)})
+    assert told(pod) == [("feed_lost", "feeder", 1, "")]
     pod = Twin(two_racks())
     pod.run(5, QUIET)
     pod.run(4, QUIET | {"feeder.voltage_v": 330.0})

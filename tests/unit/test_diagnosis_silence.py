@@ -13,6 +13,7 @@ from tests.support.builders import Twin, site_of, two_racks
 from twin.catalogue import NS
 from twin.diagnosis import Topology
 from twin.diagnosis.cause import MOST_ALIKE, Cause, CauseBook
+from twin.telemetry import FaultReported
 
 RNG = np.random.default_rng(3)
 
@@ -106,6 +107,53 @@ def test_a_feed_without_voltage_reports_no_frequency_and_that_is_no_silence() ->
             pod.tick(speaking(**{k: v + RNG.normal(0.0, 0.01, 2) for k, v in now.items()}))
         missed = [f.title for f in pod.decision.findings if "frequency_hz" in f.title]
         assert len(missed) == 1
+
+
+def silences(pod: Twin) -> list[str]:
+    return [f.id for f in pod.decision.findings if f.id.startswith(("silence/", "fault/node_silent"))]
+
+
+@pytest.mark.parametrize("feeds", [1, 2])
+def test_what_has_no_power_is_silent_for_that_until_its_nodes_can_have_started(feeds: int) -> None:
+    """With both feeds lost, nodes and GPUs are part of that; with one, nothing explains their silence."""
+    pod = copy.deepcopy(_speaking(True))
+    volts = np.where(np.arange(2) < feeds, 0.0, 415.0)
+    for second in range(330):
+        lost = 30 <= second < 130
+        quiet = {"quiet_gpus": range(144), "quiet_nodes": range(36)} if 30 <= second < 300 else {}
+        now = volts if lost else np.full(2, 415.0)
+        pod.tick(speaking(**quiet, **{"feeder.voltage_v": now + RNG.uniform(0.0, 0.05, 2)}))
+        if feeds == 2:
+            assert silences(pod) == []
+        elif second == 100:
+            assert silences(pod) != []
+
+
+def test_what_heat_shuts_down_behind_a_stopped_pump_is_part_of_that_and_known_when_it_runs_again() -> None:
+    """GPUs that said that they fell off the bus; one that said nothing is missed when the pumps run."""
+    pod = Twin(two_racks())
+    fallen = [i for i in range(72) if i != 9]
+    hot = np.where(np.arange(144) < 72, 88.0, 60.0)
+    for second in range(420):
+        runs = not 60 <= second < 120
+        pumps = dict.fromkeys(("cdu.pump1_speed_pu", "cdu.pump2_speed_pu"), 0.7 * runs)
+        pumps |= {"cdu.flow_lpm": 200.0 * runs, "rack.flow_lpm": RNG.normal(90.0, 0.5, 2) * runs}
+        values = speaking(range(72) if second >= 70 else (), **pumps)
+        if second in range(62, 70):
+            values["gpu.temp_c"] = hot + RNG.normal(0, 0.3, 144)
+        codes = fallen if second == 70 else []
+        pod.tick(
+            values,
+            *(
+                FaultReported(
+                    id=f"x{i}", table="gpu", name=pod.site.name("gpu", i).partition("/h/")[2], code=79
+                )
+                for i in codes
+            ),
+        )
+        if second < 120:
+            assert silences(pod) == []
+    assert silences(pod) == ["silence/lab/h/r1/node2/gpu1"]
 
 
 def test_more_than_a_few_of_a_kind_are_one_of_what_is_above() -> None:

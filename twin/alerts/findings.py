@@ -78,7 +78,7 @@ class Findings(EntityState):
         super().__init__({**site.sizes, "balance": len(estimator.balances)})
         self.never_reported = NeverReported(site)
         tests = site.sizes["rack"] + len(estimator.balances)
-        self._sure_sigmas = lasting_sigmas(AlarmBudget(site).chance("balances", tests, LASTING_S))
+        self._sure_sigmas = lasting_sigmas(AlarmBudget(site).chance("balances", tests * LASTING_S, LASTING_S))
 
     def raise_(self, finding: Finding) -> list[JournalRecord]:
         """Add or refresh a finding; returns journal records: none while nothing of weight has changed."""

@@ -2,9 +2,10 @@
 threshold.
 
 `false_alarms_per_rack_hour` of the site file, times its racks, is what noise may raise in an hour. Each
-family of tests gets a share of it, each test of a family an equal part of that, and each reading of a test
-one chance to err; from that chance follows the threshold. What is an effect size stays where it is: how far a
-model may be off, or from which size on a fault is worth a word.
+family of tests gets a share of it, each test of a family a part of that in proportion to the time between its
+readings, and each reading one chance to err; from that chance follows the threshold. So the delays of all
+tests have the least sum: each is its period times the logarithm of 1 / chance. What is an effect size stays
+where it is: how far a model may be off, or from which size on a fault is worth a word.
 """
 
 from __future__ import annotations
@@ -49,20 +50,23 @@ class AlarmBudget:
         stated_s = self.periods_s.get(f"{table}.{signal}", self.periods_s.get(table, usual_s))
         return max(stated_s, TICK_S)
 
-    def chance(self, family: str, tests: int, period_s: float = TICK_S, share: float = 1.0) -> float:
-        """Chance of each reading to err, in one of so many tests of a family, or of a share of its rate."""
-        per_test_h = share * SHARES[family] * self.per_h / max(tests, 1)
+    def chance(self, family: str, periods_s: float, period_s: float = TICK_S, share: float = 1.0) -> float:
+        """Chance of each reading to err, every `period_s`, in a family whose tests have periods of this sum;
+        or of a share of its rate.
+        """
+        per_test_h = share * SHARES[family] * self.per_h * period_s / max(periods_s, period_s)
         return min(per_test_h * period_s / 3600.0, MOST_CHANCE)
 
     def certain(self, cells: Mapping[str, int], allowance: float, least: float) -> dict[str, float]:
         """Return the threshold of the cumulative sums of each comparison, by the rows of each; critical
         faults rest on some, whose false alarms are fewer.
         """
-        out, tests = {}, sum(cells.values())
-        grave = sum(n for name, n in cells.items() if name in CRITICAL)
-        for name in cells:
-            period_s = self.period_s(name.partition(".")[0], measured_signal(name))
-            chance = self.chance("comparisons", tests, period_s)
+        periods_s = {name: self.period_s(name.partition(".")[0], measured_signal(name)) for name in cells}
+        every = sum(n * periods_s[name] for name, n in cells.items())
+        grave = sum(n * periods_s[name] for name, n in cells.items() if name in CRITICAL)
+        out = {}
+        for name, period_s in periods_s.items():
+            chance = self.chance("comparisons", every, period_s)
             if name in CRITICAL:
                 chance = min(chance, self.chance("comparisons", grave, period_s, CRITICAL_PU))
             out[name] = max(sum_threshold(chance, allowance), least)

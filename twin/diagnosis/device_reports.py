@@ -49,6 +49,7 @@ class DeviceReports(EntityState):
     usual_v: F64 = column("feeder", "f8", np.nan)
     wet_ns: dict[str, I64] = keyed("i8", keys=("node", "rack", "cdu", "loop"))
     fill_s: F64 = column("cdu", "f8")
+    tripped: Bool = column("feeder", "?")  # as their breakers said last
 
     def __init__(self, topology: Topology) -> None:
         super().__init__(topology.sizes)
@@ -149,11 +150,14 @@ class DeviceReports(EntityState):
             return []
         none = np.zeros(n, np.bool_)
         mask = in_maintenance.get("feeder", none)
-        tripped = (good(state, "feeder.breaker_state") == 1.0) & ~mask
+        breaker = good(state, "feeder.breaker_state")
         lost = (good(state, "feeder.energised_state") == 1.0) & ~mask
         out: list[Cause] = []
         pu = self._voltage_pu(state)
         lost |= (pu < DEAD_PU) & ~mask
+        # One that is not read for once has not been closed
+        self.tripped = np.where(np.isnan(breaker), self.tripped & lost, breaker == 1.0) & ~mask
+        tripped = self.tripped
         self.lost = lost | tripped
         parent = self.topology.site.parent_of_feeder
         dark = self.lost

@@ -20,6 +20,7 @@ from twin.diagnosis.deviations import NewReadings, Tracks
 from twin.diagnosis.device_reports import DeviceReports
 from twin.diagnosis.devices import DeviceFaults
 from twin.diagnosis.evidence_masks import DownstreamMask, IdleMask
+from twin.diagnosis.fault_kinds import FAULT_KINDS
 from twin.diagnosis.growth import Growth
 from twin.diagnosis.isolation import FaultIsolation
 from twin.diagnosis.sensor_checks import SensorChecks
@@ -37,7 +38,7 @@ from twin.diagnosis.signature import (
     TickValues,
 )
 from twin.diagnosis.silence import Silence
-from twin.diagnosis.topology import Topology
+from twin.diagnosis.topology import LADDER, Topology
 from twin.diagnosis.verdict import DiagnosisVerdicts
 from twin.diagnosis.xids import OFF_BUS_XID, XID_KEPT, XIDS
 from twin.estimation import Estimator
@@ -137,11 +138,21 @@ class Diagnosis(EntityState):
         dry, heated = idle.dry_gpus(), self._slowed
         if dry is not None:
             heated = dry if heated is None else heated | dry
-        causes += self.silence.causes(state, self.watch, self.growth, windows, heated)
+        causes += self.silence.causes(
+            state, self.watch, self.growth, windows, heated, self._behind_cooling(causes)
+        )
         idle.switch_off(self.silence.burnt)
         causes += self.devices.weather(state, in_maintenance)
         causes += self.devices.sensors(self.watch, self.tracks, self._dark(), idle.masks(), node_power)
         return causes
+
+    def _behind_cooling(self, causes: list[Cause]) -> Bool:
+        """GPUs [n] behind a fault of the cooling that is known, or has just ended."""
+        out = np.zeros(self.site.sizes["gpu"], np.bool_)
+        for kind, table, entity, _ in (*(c.key for c in causes), *self.downstream.causes):
+            if FAULT_KINDS[kind].cooling and table in LADDER[1:-1]:
+                out[self.topology.below(table, entity, "gpu")] = True
+        return out
 
     def _dark(self) -> dict[str, Bool]:
         """Devices that are reported as a whole or do not report [n per table]."""

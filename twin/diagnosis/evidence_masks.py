@@ -17,6 +17,7 @@ from twin.catalogue import NS, TABLES, Bool
 from twin.diagnosis.cause import Cause, Key, Support
 from twin.diagnosis.device_reports import good, reported
 from twin.diagnosis.signature import (
+    APPROACH,
     HEAT,
     HEAT_FLOW,
     HYPOTHESES,
@@ -29,13 +30,16 @@ from twin.diagnosis.signature import (
     SUM,
     SUPPLY,
     VALVE,
+    WATER,
     WATER_BACK,
 )
 from twin.diagnosis.topology import LADDER, Topology
 from twin.telemetry import EntityState, State, records
 
-STIR_S = 150.0  # for which water and plates take to settle after a fault that stirs them; source: estimate
-LINGER_S = 20.0  # after a cause has gone
+# For which water and plates take to settle after a fault that stirs them has begun, and after it has ended;
+# source: estimate
+STIR_S = 150.0
+LINGER_S = 50.0  # after a sensor's fault has ended
 # Tables whose comparisons a kind stirs, below its entity and at it; the rest stays as it is.
 STIRRED: dict[str, tuple[str, ...]] = {
     "pump_trip": ("cdu", "rack", "gpu"),
@@ -51,11 +55,14 @@ STIRRED: dict[str, tuple[str, ...]] = {
     "feed_lost": ("feeder", "rack", "node", "gpu"),
     "heat_wave": ("loop", "cdu"),
     "grid_event": ("feeder", "rack", "node"),
-    "node_down": ("node", "rack"),
+    "node_down": ("node", "rack", SPLIT),
     "node_silent": ("node", "rack.power_w"),
     "psu_lost": ("node", SPLIT),  # what one supply no longer draws from its feed, the other does
 }
-PASSING = ("pump_trip",)  # stirs for a while; others as long as they last
+# Comparisons of the loop above, once these have ended: what was too warm behind them goes there
+WARMED = (APPROACH, LOOP_USUAL, WATER)
+WARMED_BY = ("pump_trip", "filter_blocked", "branch_blocked", "valve_stuck")
+PASSING = ("pump_trip",)  # its beginning and its end stir for a while; others stir as long as they last
 NO_FLOW_PU = 0.1  # of the nominal flow: nothing to speak of flows; source: estimate
 OFF_PU = 0.02  # of a GPU's rated power: no GPU on the bus draws so little
 RESTING_PU, MOST_OFF = 0.2, 0.5  # of a rack's most power; share of its GPUs; source: estimate
@@ -77,14 +84,17 @@ class DownstreamMask(EntityState):
     def update(self, outright: list[Cause], reported: Iterable[Cause], now_ns: int) -> None:
         """Take in the causes that need no comparison, and those that are reported already."""
         self._now_ns = now_ns
-        for cause in (*outright, *reported):
+        acting = [(cause, now_ns) for cause in outright]
+        acting += [(cause, cause.supported_ns) for cause in reported]
+        for cause, at_ns in acting:
             if cause.kind == "sensor_biased" and cause.table != "site":
                 continue  # it rests on the very rows that it spoils
             if cause.kind in STIRRED or cause.kind.startswith("sensor_"):
-                support = self.causes.setdefault(cause.key, Support(*cause.key, now_ns, now_ns))
-                support.last_ns = now_ns
+                support = self.causes.setdefault(cause.key, Support(*cause.key, now_ns, at_ns))
+                support.last_ns = max(support.last_ns, at_ns)
         for key, support in list(self.causes.items()):
-            if now_ns - support.last_ns > LINGER_S * NS:
+            linger_s = STIR_S if support.kind in STIRRED else LINGER_S
+            if now_ns - support.last_ns > linger_s * NS:
                 del self.causes[key]
 
     def covered(self, relation: str, n: int) -> Bool | None:
@@ -101,11 +111,14 @@ class DownstreamMask(EntityState):
     def _stirred(self, cause: Support, relation: str, n: int) -> Any:
         """Rows of a comparison that a fault stirs."""
         table, stirred = relation.partition(".")[0], STIRRED[cause.kind]
+        ended = cause.last_ns < self._now_ns
+        if ended and cause.kind in WARMED_BY:
+            stirred = stirred + WARMED
         if table not in stirred and relation not in stirred:
             return None
         if cause.kind == "leak" and cause.table == "loop":
             return None
-        if cause.kind in PASSING and self._now_ns - cause.first_ns > STIR_S * NS:
+        if cause.kind in PASSING and not ended and self._now_ns - cause.first_ns > STIR_S * NS:
             return None
         if cause.table in ("feeder", "site") or table == "feeder":
             return slice(None)

@@ -61,7 +61,7 @@ class Growth(EntityState):
         super().__init__(site.sizes)
         self.site = site
         tests = sum(site.sizes.get(c.table, 0) for c in COUNTED if c.usual)
-        self._chance_log = run_log(budget.chance("counters", tests, EVERY_S))
+        self._chance_log = run_log(budget.chance("counters", tests * EVERY_S, EVERY_S))
         self.xids = Xids(site.sizes["gpu"])
         self._burst: dict[int, Cause] = {}  # as last reported, so that a storm makes few anew
 

@@ -415,15 +415,16 @@ class SensorChecks(EntityState):
 
 def _logs(sizes: Sizes, budget: AlarmBudget) -> dict[str, CheckLogs]:
     """The chances of the tests of each table, by how many gauges of all are judged, and how often."""
-    traits = {table: traits_of(table) for table in sizes}
-    frozen = sum(n * int(np.count_nonzero(traits[t]["least_run"] < NEVER)) for t, n in sizes.items())
-    spiking = sum(n * int(np.count_nonzero(traits[t]["noisy"])) for t, n in sizes.items())
-    out = {}
-    for table in sizes:
-        period_s = min(budget.period_s(table, name) for name in WATCHED[table])
-        chances = (
-            budget.chance(family, tests, period_s)
-            for family, tests in (("frozen", frozen), ("spiking", spiking))
+    periods_s = {t: min(budget.period_s(t, name) for name in WATCHED[t]) for t in sizes}
+    frozen = spiking = 0.0
+    for table, n in sizes.items():
+        traits = traits_of(table)
+        frozen += n * periods_s[table] * np.count_nonzero(traits["least_run"] < NEVER)
+        spiking += n * periods_s[table] * np.count_nonzero(traits["noisy"])
+    return {
+        table: CheckLogs(
+            run_log(budget.chance("frozen", frozen, period_s)),
+            run_log(budget.chance("spiking", spiking, period_s)),
         )
-        out[table] = CheckLogs(*map(run_log, chances))
-    return out
+        for table, period_s in periods_s.items()
+    }

@@ -31,6 +31,7 @@ TOGETHER_S = (
 MOST_RACKS = 2  # of which a node may fall silent at once by chance
 MOST_GPUS = 3  # of a rack that may fall off the bus at once by chance
 MOST_SENSORS = 50  # that are silent alone
+BOOT_S = 600.0  # for which nodes may be silent once their rack has power again; source: estimate
 BURNT_K = 6.0  # below slowdown, in its last reading: it shut down by heat
 
 
@@ -39,7 +40,9 @@ class Silence(EntityState):
 
     node_ns: I64 = column("node", "i8")
     gpu_ns: I64 = column("gpu", "i8")
+    unpowered_ns: I64 = column("rack", "i8")  # when it was last without power
     burnt: Bool = column("gpu", "?")  # silent since heat shut them down
+    fell: Bool = column("gpu", "?")  # of these: a fault of the cooling was why, and they said that they fall
 
     outages: Outages = part()
 
@@ -55,10 +58,12 @@ class Silence(EntityState):
         growth: Growth,
         windows: Windows,
         heated: Bool | None = None,
+        behind: Bool | None = None,
     ) -> list[Cause]:
         """Nodes that are off or silent, GPUs off the bus, sensors that are silent alone; the rest becomes
         outages. A feeder without voltage has no frequency: what it does not report follows from that.
-        `heated` [n_gpu]: short of cooling.
+        `heated` [n_gpu]: short of cooling; `behind` [n_gpu]: a known fault of the cooling is why, so that
+        what heat shuts down is part of that; health tells of those that said so when it has ended.
         """
         site = self.topology.site
         off = self._off(state, windows)
@@ -67,11 +72,17 @@ class Silence(EntityState):
             Cause("node_down", "node", i, "", 0.99, ("its controller reports it off",), 1, 2.0, 30.0)
             for i in np.flatnonzero(off).tolist()
         ]
-        self.hidden = {"node": off, "gpu": off[site.node_of_gpu]} if off.any() else {}
+        gone = off | self._unpowered(state)[site.rack_of_node]
+        self.hidden = {"node": gone, "gpu": gone[site.node_of_gpu]} if gone.any() else {}
         if "node" in silent or "gpu" in silent:
             out += self._devices(state, watch, growth, silent, heated)
         else:
-            self.node_ns[:], self.gpu_ns[:], self.burnt[:] = 0, 0, False
+            self.node_ns[:], self.gpu_ns[:], self.burnt[:], self.fell[:] = 0, 0, False, False
+        if behind is not None and self.burnt.any():
+            fallen = np.zeros(len(behind), np.bool_)
+            fallen[growth.xids.fallen()] = True
+            self.fell = self.burnt & (self.fell | (behind & fallen))
+            self.hidden["gpu"] = self.hidden.get("gpu", np.False_) | self.fell | (self.burnt & behind)
         # Reported as devices, or expected to be silent
         for table, mask in {**self.hidden, "feeder": self.reports.lost}.items():
             if table in silent:
@@ -173,6 +184,20 @@ class Silence(EntityState):
         fallen[off] = True
         at = self.topology.site.node_of_gpu
         return fallen & (np.bincount(at[fallen], minlength=self.topology.sizes["node"]) > 1)[at]
+
+    def _unpowered(self, state: State) -> Bool:
+        """Racks [n] that are known to be without power, or were until their nodes can have started."""
+        fed, lost = self.topology.site.feeders_of_rack, self.reports.lost
+        rack, n = fed.row_of_member, self.topology.sizes["rack"]
+        out: Bool = np.zeros(n, np.bool_)
+        if lost.any():
+            dark = np.bincount(rack, lost[fed.member], n)
+            out = (dark > 0) & (dark == np.bincount(rack, minlength=n))
+        if reported(state, "rack.electrical_isolation_state"):
+            out = out | (good(state, "rack.electrical_isolation_state") == 1.0)
+        self.unpowered_ns[out] = state.now_ns
+        recent: Bool = (self.unpowered_ns > 0) & (state.now_ns - self.unpowered_ns < BOOT_S * NS)
+        return recent
 
     def _off(self, state: State, windows: Windows) -> Bool:
         """Nodes whose controller says that they are off [n_node]."""
