@@ -15,7 +15,7 @@ from twin.diagnosis.cause import Cause, CauseBook
 from twin.diagnosis.cusum import CERTAIN, CusumBoard, DeviationTrack
 from twin.diagnosis.evidence_masks import DownstreamMask
 from twin.diagnosis.isolation import IsolatedFault
-from twin.diagnosis.signature import HEAT, HYPOTHESES
+from twin.diagnosis.signature import HEAT, HYPOTHESES, SPLIT
 from twin.diagnosis.verdict import DiagnosisVerdicts
 from twin.telemetry import FaultReported, MaintenanceBegun
 
@@ -110,6 +110,18 @@ def test_the_end_of_a_fault_stirs_what_is_behind_it_and_what_was_warm_goes_to_th
     for second in (420, 440, 530):
         assert at[second] == (True, loop), second
     assert at[600] == (False, False)
+
+
+@pytest.mark.parametrize("lasted_s, until_s", [(60, 150), (400, 400), (4000, 600)])
+def test_feeds_share_their_load_anew_for_as_long_as_it_was_disturbed(lasted_s: int, until_s: int) -> None:
+    mask = DownstreamMask(Topology(site_of(two_racks())))
+    cause = Cause("node_down", "node", 3)
+    for second in range(0, lasted_s + 1, 10):
+        mask.update([cause], [], START_NS + second * NS)
+    for after_s in range(10, 700, 10):
+        mask.update([], [], START_NS + (lasted_s + after_s) * NS)
+        assert (mask.covered(SPLIT, 2) is not None) == (after_s <= until_s), after_s
+        assert (mask.covered("node.power_w", 36) is not None) == (after_s <= 150), after_s
 
 
 def test_a_leak_is_told_of_the_rack_where_no_tray_is_wet_and_clears_late() -> None:

@@ -45,7 +45,7 @@ class AlarmBudget:
         self.periods_s = site.file.periods_s
 
     def period_s(self, table: str, signal: str = "") -> float:
-        """How often a signal is read at most."""
+        """Seconds between two readings of a signal, at least."""
         usual_s = WEATHER_S if table == "site" else TICK_S
         stated_s = self.periods_s.get(f"{table}.{signal}", self.periods_s.get(table, usual_s))
         return max(stated_s, TICK_S)

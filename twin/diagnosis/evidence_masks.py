@@ -40,6 +40,9 @@ from twin.telemetry import EntityState, State, records
 # source: estimate
 STIR_S = 150.0
 LINGER_S = 50.0  # after a sensor's fault has ended
+# Each feed's share of the load was learned while it was disturbed, and is learned anew in as long, for no
+# longer than this; source: estimate
+LEARNED_S = 600.0
 # Tables whose comparisons a kind stirs, below its entity and at it; the rest stays as it is.
 STIRRED: dict[str, tuple[str, ...]] = {
     "pump_trip": ("cdu", "rack", "gpu"),
@@ -93,8 +96,11 @@ class DownstreamMask(EntityState):
                 support = self.causes.setdefault(cause.key, Support(*cause.key, now_ns, at_ns))
                 support.last_ns = max(support.last_ns, at_ns)
         for key, support in list(self.causes.items()):
-            linger_s = STIR_S if support.kind in STIRRED else LINGER_S
-            if now_ns - support.last_ns > linger_s * NS:
+            linger_ns = round((STIR_S if support.kind in STIRRED else LINGER_S) * NS)
+            if SPLIT in STIRRED.get(support.kind, ()):
+                lasted_ns = support.last_ns - support.first_ns
+                linger_ns = max(linger_ns, min(lasted_ns, round(LEARNED_S * NS)))
+            if now_ns - support.last_ns > linger_ns:
                 del self.causes[key]
 
     def covered(self, relation: str, n: int) -> Bool | None:
@@ -112,6 +118,8 @@ class DownstreamMask(EntityState):
         """Rows of a comparison that a fault stirs."""
         table, stirred = relation.partition(".")[0], STIRRED[cause.kind]
         ended = cause.last_ns < self._now_ns
+        if self._now_ns - cause.last_ns > STIR_S * NS and relation != SPLIT:
+            return None
         if ended and cause.kind in WARMED_BY:
             stirred = stirred + WARMED
         if table not in stirred and relation not in stirred:
