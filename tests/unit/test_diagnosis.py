@@ -112,6 +112,19 @@ def test_the_end_of_a_fault_stirs_what_is_behind_it_and_what_was_warm_goes_to_th
     assert at[600] == (False, False)
 
 
+def test_a_rack_that_was_without_flow_for_any_reason_settles_once_it_flows() -> None:
+    mask, dry = DownstreamMask(Topology(site_of(two_racks()))), np.array([True, False])
+    mask.update([], [], START_NS, dry)
+    for after_s in range(10, 300, 10):
+        mask.update([], [], START_NS + after_s * NS, dry & (after_s < 50))
+        for name, n in (("rack.heat", 2), ("gpu.temp_c", 144)):
+            rows = mask.covered(name, n)
+            flows = 50 <= after_s < 40 + 150
+            assert (rows is not None and bool(rows[: n // 2].all())) == flows, after_s
+            assert rows is None or not rows[n // 2 :].any()
+        assert mask.covered("node.power_w", 36) is None
+
+
 @pytest.mark.parametrize("lasted_s, until_s", [(60, 150), (400, 400), (4000, 600)])
 def test_feeds_share_their_load_anew_for_as_long_as_it_was_disturbed(lasted_s: int, until_s: int) -> None:
     mask = DownstreamMask(Topology(site_of(two_racks())))

@@ -17,7 +17,7 @@ from twin.contracts import Fault, Finding, Residual, Windows
 from twin.diagnosis.alarm_budget import AlarmBudget
 from twin.diagnosis.cause import Cause, CauseBook, finding_of, overlap
 from twin.diagnosis.deviations import NewReadings, Tracks
-from twin.diagnosis.device_reports import DeviceReports
+from twin.diagnosis.device_reports import DeviceReports, good, reported
 from twin.diagnosis.devices import DeviceFaults
 from twin.diagnosis.evidence_masks import DownstreamMask, IdleMask
 from twin.diagnosis.fault_kinds import FAULT_KINDS
@@ -139,16 +139,18 @@ class Diagnosis(EntityState):
         if dry is not None:
             heated = dry if heated is None else heated | dry
         causes += self.silence.causes(
-            state, self.watch, self.growth, windows, heated, self._behind_cooling(causes)
+            state, self.watch, self.growth, windows, heated, self._behind_cooling(state, causes)
         )
         idle.switch_off(self.silence.burnt)
         causes += self.devices.weather(state, in_maintenance)
         causes += self.devices.sensors(self.watch, self.tracks, self._dark(), idle.masks(), node_power)
         return causes
 
-    def _behind_cooling(self, causes: list[Cause]) -> Bool:
-        """GPUs [n] behind a fault of the cooling that is known, or has just ended."""
+    def _behind_cooling(self, state: State, causes: list[Cause]) -> Bool:
+        """GPUs [n] behind a fault of the cooling that is known, or has just ended, or in an isolated rack."""
         out = np.zeros(self.site.sizes["gpu"], np.bool_)
+        if reported(state, "rack.liquid_isolation_state"):
+            out |= (good(state, "rack.liquid_isolation_state") == 1.0)[self.site.rack_of_gpu]
         for kind, table, entity, _ in (*(c.key for c in causes), *self.downstream.causes):
             if FAULT_KINDS[kind].cooling and table in LADDER[1:-1]:
                 out[self.topology.below(table, entity, "gpu")] = True
@@ -165,7 +167,8 @@ class Diagnosis(EntityState):
         self, state: State, residuals: dict[str, Residual], outright: list[Cause], gaps: np.ndarray
     ) -> list[Cause]:
         """Return causes that only comparisons show, of deviations that no report explains."""
-        self.downstream.update(outright, self.book.reported.values(), state.now_ns)
+        dry = None if self._idle is None else self._idle.dry_rack
+        self.downstream.update(outright, self.book.reported.values(), state.now_ns, dry)
         if not self.tracks.active():
             return []
         now = TickValues(state, self.topology)

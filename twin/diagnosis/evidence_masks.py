@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from twin.catalogue import NS, TABLES, Bool
+from twin.catalogue import I64, NS, TABLES, Bool
 from twin.diagnosis.cause import Cause, Key, Support
 from twin.diagnosis.device_reports import good, reported
 from twin.diagnosis.signature import (
@@ -34,7 +34,7 @@ from twin.diagnosis.signature import (
     WATER_BACK,
 )
 from twin.diagnosis.topology import LADDER, Topology
-from twin.telemetry import EntityState, State, records
+from twin.telemetry import EntityState, State, column, records
 
 # For which water and plates take to settle after a fault that stirs them has begun, and after it has ended;
 # source: estimate
@@ -78,15 +78,22 @@ class DownstreamMask(EntityState):
 
     # What a fault has stirred settles no sooner because its device was replaced
     causes: dict[Key, Support] = records(Support, of_place=True)
+    dry_ns: I64 = column("rack", "i8", of_place=True)  # when nothing flowed there last, for whatever reason
 
     def __init__(self, topology: Topology) -> None:
-        super().__init__({})
+        super().__init__(topology.sizes)
         self.topology = topology
         self._now_ns = 0
 
-    def update(self, outright: list[Cause], reported: Iterable[Cause], now_ns: int) -> None:
-        """Take in the causes that need no comparison, and those that are reported already."""
+    def update(
+        self, outright: list[Cause], reported: Iterable[Cause], now_ns: int, dry: Bool | None = None
+    ) -> None:
+        """Take in the causes that need no comparison, those that are reported already, and racks [n] without
+        flow.
+        """
         self._now_ns = now_ns
+        if dry is not None:
+            self.dry_ns[dry] = now_ns
         acting = [(cause, now_ns) for cause in outright]
         acting += [(cause, cause.supported_ns) for cause in reported]
         for cause, at_ns in acting:
@@ -112,6 +119,12 @@ class DownstreamMask(EntityState):
             if rows is not None:
                 out = np.zeros(n, np.bool_) if out is None else out
                 out[rows] = True
+        table = relation.partition(".")[0]
+        if table in ("gpu", "rack") and self.dry_ns.any() and n == self.topology.sizes[table]:
+            settles = (self.dry_ns > 0) & (self.dry_ns < self._now_ns)
+            settles &= self._now_ns - self.dry_ns < STIR_S * NS
+            rows = settles[self.topology.above(table, "rack")] if table == "gpu" else settles
+            out = rows if out is None else out | rows
         return out
 
     def _stirred(self, cause: Support, relation: str, n: int) -> Any:
