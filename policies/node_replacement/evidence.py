@@ -221,6 +221,13 @@ def _silent(view: View, bad: Bool, n: int) -> Bool:
     return out
 
 
+def heard_by_gpus_alone(view: View, n: int) -> Bool:
+    """Mask of the nodes of which GPUs have reported, and never the node itself [n]."""
+    gpus, itself = _feature(view, "gpu_gap_pu", n), _feature(view, "node_gap_pu", n)
+    out: Bool = np.isfinite(gpus) & np.isnan(itself)
+    return out
+
+
 def _feature(view: View, name: str, n: int) -> np.ndarray:
     """A feature of each node [n]; NaN where it is unknown."""
     features = view.node_features()

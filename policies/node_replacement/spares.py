@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from policies.node_replacement.evidence import DAY_S, failure_chance as chance_of
+from policies.node_replacement.evidence import DAY_S, failure_chance as chance_of, heard_by_gpus_alone
 from policies.node_replacement.headroom import LoadLimits, limits_after_shift, load_limits, load_w, shift_load
 from policies.node_replacement.topology import below, cdu_of_node
 from twin.catalogue import F64, I32, Bool
@@ -175,11 +175,15 @@ def _candidates(view: View, spare: Bool, taken: Bool, leaving: I32) -> _Candidat
 
 
 def unwell(view: View) -> Bool:
-    """Nodes that are degraded, failed or unknown, as they are or for one of their GPUs [n_node]."""
-    level = view.health("node").level
-    out: Bool = (level == UNKNOWN) | (level >= DEGRADED)
-    bad = np.flatnonzero(view.health("gpu").level >= DEGRADED)
-    out[view.site.node_of_gpu[bad]] = True
+    """Nodes that are degraded, failed or unknown, as they are or for one of their GPUs [n_node].
+
+    A node that never reported by itself, for want of a BMC, serves as long as all its GPUs are known.
+    """
+    level, of_gpu, of = view.health("node").level, view.health("gpu").level, view.site.node_of_gpu
+    serves = heard_by_gpus_alone(view, len(level))
+    serves[of[of_gpu == UNKNOWN]] = False
+    out: Bool = ((level == UNKNOWN) & ~serves) | (level >= DEGRADED)
+    out[of[of_gpu >= DEGRADED]] = True
     return out
 
 

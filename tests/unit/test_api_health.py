@@ -77,6 +77,19 @@ def test_nothing_judged_is_unknown_and_never_healthy(pod: Pod) -> None:
     assert "heat" not in missing  # that is heard
 
 
+def test_nodes_whose_bmc_was_never_connected_are_unknown_though_their_gpus_are_healthy(pod: Pod) -> None:
+    tree = health.whole(pod.live)
+    assert (tree["parts"]["gpu"]["healthy"], tree["parts"]["node"]["unknown"]) == (144, 36)
+    (nodes,) = (u for u in tree["unknown"] if u["part"] == "node")
+    power = next(m for m in nodes["missing"] if m["what"] == "power")
+    assert (power["never"], power["of"]) == (36, 36)
+    assert "BMC" in power["connect"]
+    tree = of_name(pod.live, NODE3)
+    assert (tree["level"], tree["missing"][0]["state"]) == ("unknown", "never heard")
+    assert "not heard: power, state of its supply" in health.part_row(pod.live, "node", 3)["why"]
+    assert "node3" not in [r["name"].rpartition("/")[2] for r in rows(pod, None, "", "healthy")]
+
+
 def test_the_whole(pod: Pod, ill: Ailing) -> None:
     tree = health.whole(pod.live)
     assert tree["parts"]["gpu"] == {"healthy": 143, "unknown": 0, "watch": 0, "degraded": 0, "failed": 1}

@@ -122,12 +122,35 @@ def test_a_lost_supply_degrades_its_node() -> None:
     assert ward.evidence("node", 2)["psu:psu_lost"].text.startswith("supply 1 is failed: it gives 0 W")
 
 
-def test_gpus_alone_keep_a_node_known_but_less_surely() -> None:
+def test_a_node_of_which_its_gpus_alone_are_heard_is_unknown_and_says_what_is_not_heard() -> None:
     ward = Ward(two_racks())
     ward.take({"gpu.temp_c": 60.0}, {}, 10.0)
     ward.judge()
+    assert (ward.level("gpu", 9), ward.level("node", 2)) == (HEALTHY, UNKNOWN)
+    assert np.isnan(ward.verdicts.health("node").sure_pu[2])
+    (missing,) = (e.text for e in ward.verdicts.evidence("node", 2) if e.rule.startswith("missing:"))
+    assert missing.endswith("not heard: power, state of its supply, air or water, heat of its CPUs")
+    ward.look({"gpu.row_remap_failed_state": on(GPUS, 9, 1)})
+    assert ward.level("node", 2) == FAILED, "what speaks against it counts all the same"
+
+
+def test_a_node_whose_bmc_falls_silent_is_unknown_though_its_agent_and_its_gpus_are_heard() -> None:
+    ward = Ward(two_racks())
+    ward.take({"gpu.temp_c": 60.0, "node.power_w": 4000.0, "node.agent_state": 0.0}, {}, 10.0)
+    ward.judge()
     assert ward.level("node", 2) == HEALTHY
-    assert ward.verdicts.health("node").sure_pu[2] == pytest.approx(0.5 / 11, rel=1e-3)
+    for _ in range(6):
+        ward.take({"gpu.temp_c": 60.0, "node.agent_state": 0.0,
+                   "node.power_w": on(NODES, 2, np.nan, 4000.0)}, {}, 10.0)  # fmt: skip
+        ward.judge()
+    assert [ward.level("node", i) for i in (1, 2)] == [HEALTHY, UNKNOWN]
+    told = ward.evidence("node", 2)["life"].text
+    assert told.startswith(
+        "nothing shows that it is well; not heard: power, state of its supply, air or water"
+    )
+
+
+def test_of_a_node_alone_the_gpus_are_unknown() -> None:
     bare = Ward(two_racks())
     bare.take({"node.power_w": 4000.0}, {}, 10.0)
     bare.judge()

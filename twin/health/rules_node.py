@@ -122,7 +122,7 @@ RULES: tuple[Rule, ...] = (
 )  # fmt: skip
 
 KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("power", ("node.power_w", "node.psu1_power_w")),
+    ("power", ("node.power_w", "node.psu1_power_w", "node.psu2_power_w")),
     ("state of its supply", ("node.power_on_state",)),
     ("air or water", ("node.inlet_temp_c", "node.water_inlet_temp_c", "node.outlet_temp_c")),
     ("heat of its CPUs", ("node.cpu_temp_c",)),
@@ -132,4 +132,4 @@ KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("service level", ("node.service_level_state",)),
 )
 VITAL = ("node.power_w", "node.psu1_power_w", "node.psu2_power_w", "node.cpu_temp_c", "node.inlet_temp_c",
-         "node.power_on_state")  # fmt: skip
+         "node.water_inlet_temp_c", "node.outlet_temp_c", "node.power_on_state")  # fmt: skip

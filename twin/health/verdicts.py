@@ -1,7 +1,7 @@
 """Verdicts: the rules of health put together: a level, an action and the evidence for each part.
 
-A part is as bad as the worst evidence against it; where no signal shows its life and nothing speaks against
-it, it is unknown, never healthy. A node is no better than its GPUs.
+A part is as bad as the worst evidence against it; where no signal of its own shows its life and nothing
+speaks against it, it is unknown, never healthy. A node is no better than its GPUs, nor healthy for them.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class Verdicts(EntityState):
             return
         level = np.full(n, HEALTHY, np.uint8)
         if part == "node" and self.site.sizes["gpu"]:
-            dark, share = self._with_gpus(dark, share)
+            share = self._with_gpus(share)
         if dark is not None:
             level[dark] = UNKNOWN
         act, sure = np.zeros(n, np.uint8), np.zeros(n, np.float32)
@@ -197,18 +197,15 @@ class Verdicts(EntityState):
     def _lowered_moved(self) -> bool:
         return not np.array_equal(self.lowered["gpu"], self.attribution.lowered)
 
-    def _with_gpus(self, dark: Bool | None, share: float | F32) -> tuple[Bool | None, float | F32]:
-        """A node of which a GPU is heard is not unknown; half of what is to be known of it is its GPUs'."""
+    def _with_gpus(self, share: float | F32) -> float | F32:
+        """Half of what is to be known of a node is what is to be known of its GPUs."""
         of, n = self.site.node_of_gpu, self.site.sizes["node"]
-        if dark is not None:
-            lives = np.bincount(of[self.level["gpu"] != UNKNOWN], minlength=n) > 0
-            dark = dark & ~lives
         theirs = share_of(self._bits.get("gpu", 0), len(SPECS["gpu"].kinds))
         if isinstance(theirs, float):
-            return dark, 0.5 * (share + theirs)
+            return 0.5 * (share + theirs)
         many = np.maximum(np.bincount(of, minlength=n), 1)
         mean = np.bincount(of, weights=theirs, minlength=n) / many
-        return dark, (0.5 * (share + mean)).astype(np.float32)
+        return (0.5 * (share + mean)).astype(np.float32)
 
     def _of_members(self, level: U8, act: U8, sure: F32) -> None:
         """A node is no better than its GPUs; on one supply it is degraded at most."""
@@ -302,12 +299,13 @@ class Verdicts(EntityState):
         reported = self._bits.get(part, 0)
         bits = reported if isinstance(reported, int) else int(reported[index])
         if self.level[part][index] == UNKNOWN and not bits:
-            out.append(Evidence("missing:everything", UNKNOWN, "nothing of it is heard now", 0, 1.0,
-                                "what is reported"))  # fmt: skip
+            kinds = ", ".join(what for what, _ in _telling(spec, 0))
+            text = f"nothing of it is heard now; not heard: {kinds}"
+            out.append(Evidence("missing:everything", UNKNOWN, text, 0, 1.0, "what is reported"))
             return out
-        if self.level[part][index] == UNKNOWN and not out and not self._work_at(part, index):
-            text = "nothing shows that it is well, or not for a minute yet"
-            since_ns = int(self.since_ns[part][index])
+        unexplained = not out and not self._work_at(part, index)
+        if self.level[part][index] == UNKNOWN and unexplained and not self._by_its_gpus(part, index, bits):
+            text, since_ns = _not_shown(spec, bits), int(self.since_ns[part][index])
             out.append(Evidence("life", UNKNOWN, text, since_ns, 1.0, "what is reported"))
         for k, (what, _) in enumerate(spec.kinds):
             if not bits >> k & 1:
@@ -318,6 +316,13 @@ class Verdicts(EntityState):
     def _work_at(self, part: str, index: int) -> bool:
         """Return True if people worked at a part at the last look."""
         return part in self._work and bool(self._work[part][index])
+
+    def _by_its_gpus(self, part: str, index: int, bits: int) -> bool:
+        """Return True if a node that is heard is unknown for one of its GPUs, whose evidence says why."""
+        if part != "node" or not any(heard for _, heard in _telling(SPECS[part], bits)):
+            return False
+        first, last = self.site.gpu_start_of_node[index : index + 2].tolist()
+        return bool((self.level["gpu"][first:last] == UNKNOWN).any())
 
     def _asks(self, part: str, index: int) -> str:
         """The rule that asks for the most at a part; "" where none asks for anything."""
@@ -371,6 +376,20 @@ class Verdicts(EntityState):
 def size_of(part: str, site: Site) -> int:
     """Parts of a kind."""
     return site.sizes[PARTS[part]] * (2 if part in PAIRED else 1)
+
+
+def _telling(spec: Spec, bits: int) -> list[tuple[str, bool]]:
+    """(kind of evidence, whether it is heard now) of what shows that a part is well."""
+    keys = {*spec.vital, *spec.condition}
+    return [(what, bool(bits >> k & 1)) for k, (what, of) in enumerate(spec.kinds) if not keys.isdisjoint(of)]
+
+
+def _not_shown(spec: Spec, bits: int) -> str:
+    """Return why a part is unknown: the evidence that would show that it is well and is not heard."""
+    lacking = ", ".join(what for what, heard in _telling(spec, bits) if not heard)
+    return "nothing shows that it is well" + (
+        f"; not heard: {lacking}" if lacking else ", or not for a minute yet"
+    )
 
 
 def _weigh(rule: Rule, held: ActiveMatches, level: U8, act: U8, sure: F32) -> None:
