@@ -233,11 +233,33 @@ def test_a_gpu_slower_than_its_cap_explains(pu: float, bits: int, found: bool) -
     assert ("clock_residual" in told(ward)) is found
 
 
-@pytest.mark.parametrize(("temp_c", "level"), [(81.0, HEALTHY), (84.0, WATCH), (90.0, DEGRADED)])
-def test_heat_is_judged_by_the_limits_of_the_profile(temp_c: float, level: int) -> None:
+@pytest.mark.parametrize(
+    ("temp_c", "looks", "level"),
+    [(81.0, 8, HEALTHY), (84.0, 8, WATCH), (88.0, 60, WATCH), (90.0, 6, WATCH), (90.0, 8, DEGRADED)],
+)
+def test_heat_is_judged_by_the_limits_of_the_profile(temp_c: float, looks: int, level: int) -> None:
+    """Beyond what operation allows (87) a GPU is watched; lasting beyond its slowdown (89) it is degraded."""
     ward = Ward(two_racks())
-    ward.run(4, {"gpu.temp_c": on(N, 5, temp_c, 60.0)})
+    ward.run(looks, {"gpu.temp_c": on(N, 5, temp_c, 60.0)})
     assert ward.level("gpu", 5) == level
+
+
+def test_heat_that_comes_and_goes_at_the_slowdown_is_one_match_or_none() -> None:
+    """A reading that flickers at the bound shows no heat that lasts; heat that lasted stands through gaps."""
+    hot, cool = ({"gpu.temp_c": on(N, 5, t, 60.0)} for t in (90.0, 89.0))
+    ward = Ward(two_racks())
+    for _ in range(30):
+        ward.look(hot)
+        ward.look(cool)
+        assert ward.level("gpu", 5) != DEGRADED
+    ward.run(8, hot)
+    since_ns = ward.evidence("gpu", 5)["thermal_limit"].since_ns
+    for _ in range(10):
+        ward.run(20, cool)
+        ward.look(hot)
+        assert ward.evidence("gpu", 5)["thermal_limit"].since_ns == since_ns
+    ward.run(62, cool)
+    assert ward.level("gpu", 5) == WATCH
 
 
 def test_margin_goes_before_temperature_and_no_limit_is_not_evaluated() -> None:

@@ -22,7 +22,7 @@ from twin.contracts import (
     WATCH,
     action,
 )
-from twin.health.rules import DIAGNOSIS, NOTHING, Rule, RuleContext, RuleMatches
+from twin.health.rules import DIAGNOSIS, NONE, NOTHING, Rule, RuleContext, RuleMatches
 from twin.health.rules_shared import (
     CATALOG,
     DCGM,
@@ -56,6 +56,8 @@ CROWD, CROWD_PU = 3, 0.25  # GPUs of a rack that deviate alike: no GPU's fault; 
 # A GPU that leaves the bus says so (XID 79); one that is only silent for less comes back by itself, as a node
 # that restarts does. source: estimate
 LOST_S = 1800.0
+# Twice the time constant of a GPU in air: the peak of a load that begins is over by then; source: estimate
+BEYOND_S = 60.0
 MARGIN, TEMP = "gpu.thermal_margin_k", "gpu.temp_c"
 # Kinds of fault (`twin.diagnosis.FAULT_KINDS`) that several rules are signs of
 MEMORY = ("ecc_growth",)
@@ -78,9 +80,8 @@ def _blameless(context: RuleContext, index: I32) -> Bool:
     return out if context.facility is None else out | context.facility[index]
 
 
-def _near_limit(context: RuleContext) -> RuleMatches:
-    """GPUs near or beyond the limit of their temperature, by margin where they tell it. `a`: K left to the
-    highest that is allowed. Where no profile states a limit, nothing is judged."""
+def _left_k(context: RuleContext, limit: Callable[[str, I32], F64]) -> tuple[I32, F64]:
+    """(GPUs beyond a guard, K left to their `limit` of a signal), by margin where they tell it."""
     parts: list[tuple[I32, F64]] = []
     for key in (MARGIN, TEMP):
         index = context.beyond(key, low=key == MARGIN)
@@ -88,21 +89,54 @@ def _near_limit(context: RuleContext) -> RuleMatches:
             continue
         if key == TEMP:  # who tells its margin is judged by that
             index = index[~context.current(MARGIN, index)]
-        left = context.value(key)[index] - context.site.limits[key].max[index]
+        left = context.value(key)[index] - limit(key, index)
         parts.append((index, left if key == MARGIN else -left))
     if not any(len(index) for index, _ in parts):
-        return NOTHING
+        return NONE, np.zeros(0)
     index, left = np.concatenate([i for i, _ in parts]), np.concatenate([x for _, x in parts])
     order = np.argsort(index, kind="stable")
-    index, left = index[order], left[order]
+    return index[order], left[order]
+
+
+def _spared(context: RuleContext, index: I32) -> Bool:
+    """Return the mask of these hot GPUs [k] whose heat is the doing of their facility or their rack."""
     spared = _blameless(context, index)
-    if context.lowered is not None:
-        spared = spared | (context.lowered[index] == BY_FACILITY)
-    level = np.where((left < 0.0) & ~spared, DEGRADED, WATCH).astype(np.uint8)
+    return spared if context.lowered is None else spared | (context.lowered[index] == BY_FACILITY)
+
+
+def _near_limit(context: RuleContext) -> RuleMatches:
+    """GPUs near or beyond the highest temperature that is allowed. `a`: K left to it. Where no profile states
+    a limit, nothing is judged."""
+    index, left = _left_k(context, lambda key, index: context.site.limits[key].max[index])
+    if not len(index):
+        return NOTHING
+    spared = _spared(context, index)
     acts = np.where(spared, action("check_facility"), action("run_diagnostics")).astype(np.uint8)
     whose = {True: "with its facility or its rack", False: "alone"}
     notes = {i: whose[s] for i, s in zip(index.tolist(), spared.tolist(), strict=True)}
-    return RuleMatches(index, left, None, level, acts, np.where(spared, 0.1, 0.7), notes)
+    return RuleMatches(index, left, None, None, acts, np.where(spared, 0.1, 0.7), notes)
+
+
+def _beyond_slowdown(context: RuleContext) -> RuleMatches:
+    """GPUs beyond the temperature at which they slow down, alone. `a`: by how many K.
+
+    Load takes healthy GPUs beyond the highest temperature that is allowed for operation; their clock keeps
+    them below the slowdown.
+    """
+
+    def slowdown(key: str, index: I32) -> F64:
+        bound: F64 = context.site.limits[key].max[index]
+        if key == TEMP:
+            site = context.site
+            bound = np.fmax(bound, site.design.gpu_slowdown_c[site.rack_of_gpu[index]])
+        return bound
+
+    index, left = _left_k(context, slowdown)
+    index, left = index[left < 0.0], left[left < 0.0]
+    if not len(index):
+        return NOTHING
+    alone = ~_spared(context, index)
+    return RuleMatches(index[alone], -left[alone])
 
 
 def _hotter(context: RuleContext) -> RuleMatches:
@@ -283,6 +317,9 @@ RULES: tuple[Rule, ...] = (
     Rule("thermal_margin", "gpu", WATCH, "run_diagnostics", 0.7, "{a:.1f} K left to its limit, {note}",
          "limits of the profile; domain.md C: by margin", _near_limit, (MARGIN, TEMP), after_s=10.0,
          faults=HEAT),
+    Rule("thermal_limit", "gpu", DEGRADED, "run_diagnostics", 0.7,
+         "{a:.1f} K beyond the temperature at which it slows down, alone", "limits of the profile",
+         _beyond_slowdown, (MARGIN, TEMP), after_s=BEYOND_S, clear_s=600.0, faults=HEAT),
     Rule("temp_residual", "gpu", WATCH, "watch", 0.7,
          "{b:.0f} degC, {a:.1f} K more than its power and coolant account for", "estimator of racktwin",
          _hotter, (TEMP,), after_s=120.0, faults=HEAT),
