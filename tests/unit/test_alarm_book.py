@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.journal_bodies import body_of
 from twin.catalogue import NS, StorageError
-from twin.contracts import AlarmRecord, Finding, fields_of
+from twin.contracts import SAME_S, AlarmRecord, Finding, fields_of
 from twin.daemon import alarms
 from twin.daemon.alarms import FLAPS, AlarmBook
 
@@ -77,11 +77,21 @@ def test_a_severity_that_changes_is_told(watch: Watch) -> None:
     assert watch.see(finding(severity="critical")) == [("severity", "heat/lab/r1")]
     assert watch.one()["ack_author"] == ""  # it is worse than what ada knew of
     watch.book.acknowledge("heat/lab/r1", "ada", "still on it")
-    assert watch.see(finding(severity="info")) == [
-        ("acknowledged", "heat/lab/r1"),
-        ("severity", "heat/lab/r1"),
-    ]
-    assert watch.one()["ack_author"] == "ada"
+    eased = finding(severity="info")
+    assert watch.see(eased) == [("acknowledged", "heat/lab/r1")]
+    assert watch.one()["severity"] == "critical", "it must last"
+    assert watch.see(eased, after=alarms.EASED_S) == [("severity", "heat/lab/r1")]
+    assert (watch.one()["severity"], watch.one()["ack_author"]) == ("info", "ada")
+    assert watch.see(finding(severity="critical")) == [("severity", "heat/lab/r1")]
+    assert (watch.one()["ack_author"], watch.one()["again"]) == ("ada", True), "ada knew of it"
+
+
+def test_a_severity_that_flickers_at_its_bound_is_told_once(watch: Watch) -> None:
+    watch.see(finding())
+    said = []
+    for _ in range(50):
+        said += watch.see(finding(severity="critical"), after=10) + watch.see(finding(), after=10)
+    assert said == [("severity", "heat/lab/r1")]
 
 
 def test_conditions_of_the_shell(watch: Watch) -> None:
@@ -98,7 +108,7 @@ def test_conditions_of_the_shell(watch: Watch) -> None:
     assert watch.one()["times"] == 1
 
 
-def test_an_acknowledgement_ends_with_the_alarm(watch: Watch) -> None:
+def test_an_acknowledgement_ends_with_the_incident(watch: Watch) -> None:
     watch.see(finding())
     body = fields_of(watch.book.acknowledge("heat/lab/r1", "ada", "on it"))
     assert body == {"what": "acknowledged", "id": "heat/lab/r1", "severity": "warning", "author": "ada",
@@ -108,7 +118,82 @@ def test_an_acknowledgement_ends_with_the_alarm(watch: Watch) -> None:
     watch.see()
     watch.see(finding())
     shown = watch.one()
-    assert (shown["state"], shown["times"]) == ("raised", 2)
+    assert (shown["state"], shown["times"]) == ("acknowledged", 2)
+    watch.see()
+    watch.see(finding(), after=SAME_S + 1)
+    shown = watch.one()
+    assert (shown["state"], shown["times"]) == ("raised", 3)
+
+
+def rung(watch: Watch) -> int:
+    return sum(watch.book.load.raised.values())
+
+
+def test_what_comes_again_within_the_hour_is_the_same_incident_and_rings_once(watch: Watch) -> None:
+    watch.see(finding())
+    watch.see(after=10)
+    assert watch.see(finding(), after=SAME_S) == [("again", "heat/lab/r1")]
+    shown = watch.one()
+    assert (shown["raised_ns"], shown["times"], shown["again"]) == (T0 + NS, 2, True)
+    assert rung(watch) == 1
+    watch.see()
+    assert watch.see(finding(), after=SAME_S + 1) == [("raised", "heat/lab/r1")]
+    assert (rung(watch), watch.one()["raised_ns"]) == (2, watch.now)
+
+
+@pytest.mark.parametrize(
+    ("then", "after", "what"),
+    [
+        (finding(), 3000.0, "again"),
+        (Finding("heat/lab/r1", "warning", "Heat is off", ("lab/r2",), (), 0.9), 3000.0, "raised"),
+        (finding(severity="critical"), 300.0, "raised"),
+    ],
+)
+def test_others_or_something_graver_is_another_incident(
+    watch: Watch, then: Finding, after: float, what: str
+) -> None:
+    watch.see(finding())
+    watch.see()
+    assert watch.see(then, after=after) == [(what, "heat/lab/r1")]
+    assert rung(watch) == (1 if what == "again" else 2)
+
+
+def test_what_is_critical_rings_again_sooner(watch: Watch) -> None:
+    watch.see(finding(severity="critical"))
+    watch.see()
+    assert watch.see(finding(severity="critical"), after=300) == [("again", "heat/lab/r1")]
+    watch.see()
+    assert watch.see(finding(severity="critical"), after=601) == [("raised", "heat/lab/r1")]
+
+
+def test_a_reading_that_moves_between_guard_and_limit_is_one_incident(watch: Watch) -> None:
+    guard, limit = finding("beyond/gpu.temp_c/guard"), finding("beyond/gpu.temp_c/limit", "critical")
+    for _ in range(10):
+        watch.see(guard, after=60)
+        watch.see(limit, after=60)
+    assert watch.book.load.raised == {"info": 0, "warning": 1, "critical": 1}
+    watch.see(limit, after=2 * SAME_S)
+    watch.see(guard)
+    assert rung(watch) == 2, "it is less bad"
+
+
+def test_an_incident_is_remembered_over_a_restart(watch: Watch, tmp_path: Path) -> None:
+    watch.see(finding())
+    watch.see()
+    watch.book.save()
+    again = Watch(tmp_path)
+    assert again.see(finding(), after=600) == [("again", "heat/lab/r1")]
+    assert rung(again) == 0
+
+
+def test_what_was_suppressed_when_it_came_first_rings_when_it_comes_without_its_cause(watch: Watch) -> None:
+    link, outage = finding("part/mqtt"), finding("silence/lab")
+    causes = {outage.id: (link.id, LINGER_S)}
+    watch.book.update([link, outage], watch.now, causes)
+    watch.s += 100
+    watch.book.update([], watch.now, causes)
+    watch.s += 100
+    assert rings(watch.book.update([outage], watch.now, causes)) == [outage.id]
 
 
 @pytest.mark.parametrize("how", ["acknowledge", "shelve", "unshelve"])
@@ -167,15 +252,16 @@ def test_flapping_is_one_message(watch: Watch) -> None:
     said = []
     for _ in range(50):
         said += watch.see(finding()) + watch.see()
-    raised = [("raised", "heat/lab/r1"), ("cleared", "heat/lab/r1")]
-    assert said == raised * FLAPS + [("flapping", "heat/lab/r1")]
+    first, *more = [[(what, "heat/lab/r1"), ("cleared", "heat/lab/r1")] for what in ("raised", "again")]
+    assert said == [*first, *more[0] * (FLAPS - 1), ("flapping", "heat/lab/r1")]
+    assert rung(watch) == 1
     assert watch.one()["state"] == "flapping"
     assert watch.one()["times"] == 50
     assert watch.book.active()[0].flapping
     watch.book.acknowledge("heat/lab/r1", "ada", "loose cable")
     assert watch.see() == [("acknowledged", "heat/lab/r1")]
     assert watch.see(after=700) == [("cleared", "heat/lab/r1")]
-    assert watch.see(finding()) == [("raised", "heat/lab/r1")]  # counted afresh
+    assert watch.see(finding()) == [("again", "heat/lab/r1")]  # counted afresh
 
 
 def test_flapping_that_stays_is_an_alarm(watch: Watch) -> None:
@@ -190,8 +276,8 @@ def test_flapping_that_stays_is_an_alarm(watch: Watch) -> None:
 
 
 def test_now_and_then_is_not_flapping(watch: Watch) -> None:
-    for _ in range(10):
-        assert watch.see(finding(), after=100) == [("raised", "heat/lab/r1")]
+    for k in range(10):
+        assert watch.see(finding(), after=100) == [("again" if k else "raised", "heat/lab/r1")]
         assert watch.see(after=100) == [("cleared", "heat/lab/r1")]
 
 
@@ -319,9 +405,9 @@ def test_an_alarm_is_as_grave_as_what_it_suppresses(watch: Watch) -> None:
     causes = {sink.id: (link.id, LINGER_S)}
     watch.book.update([link], watch.now, causes)
     for what, found in (("critical", [link, sink]), ("critical", [link, sink]), ("warning", [link])):
-        watch.s += 1
-        watch.book.update(found, watch.now, causes)
-        watch.book.update(found, watch.now + 1, causes)
+        for after in (1.0, 1.0, alarms.EASED_S):
+            watch.s += after
+            watch.book.update(found, watch.now, causes)
         assert watch.book.alarms[link.id].severity == what
     assert watch.book.load.raised == {"info": 0, "warning": 1, "critical": 0}
 

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from tests.support.builders import START_NS, Twin, two_racks
 from tests.support.scripted_health import Ailing, ailing
 from twin.catalogue import NS
-from twin.contracts import BY_FACILITY, BY_POWER, DEGRADED, FAILED, UNKNOWN, WATCH, Fault, Finding
+from twin.contracts import BY_FACILITY, BY_POWER, DEGRADED, FAILED, SAME_S, UNKNOWN, WATCH, Fault, Finding
 from twin.health import findings
 from twin.health.alarms import LIKELY_PU, MOST, STILL_LIKELY_PU, TITLES
 from twin.health.rules import DIAGNOSIS
@@ -143,6 +143,21 @@ def test_a_sensor_at_fault_explains_no_device(ward: Ward) -> None:
     ward.ill.say("gpu", GPU2, DEGRADED, "x", action_name="drain", rule="ecc_dbe")
     ward.diagnose("ecc_growth", "gpu", GPU2, "warning", signal="temp_c")
     assert len(ward.look()) == 1
+
+
+def test_what_a_fault_leaves_behind_is_of_its_incident_for_an_hour(ward: Ward) -> None:
+    """The diagnosis ends a fault at once; rules that are signs of it hold their matches a while longer."""
+    health, at = ward.twin.engine.health, ward.twin.now_ns
+    ward.ill.say("gpu", GPU2, DEGRADED, "errors of it", action_name="reset_gpu", rule="ecc_dbe")
+    ward.diagnose("ecc_growth", "gpu", GPU2, "warning")
+    told, now = list(ward.faults), list[Fault]()
+    for faults, after_s, found in ((told, 0.0, []), (now, 10.0, []), (now, SAME_S - 1.0, [])):
+        health._note(faults, at + round(after_s * NS))
+        ward.faults = health.reported(faults)
+        assert ward.look() == found
+    health._note((), at + round((SAME_S + 10.0) * NS))
+    ward.faults = health.reported(())
+    assert [f.id for f in ward.look()] == [f"health/{NODE3}"], "it was not cured"
 
 
 def test_of_two_reasons_the_one_nobody_told_names_the_finding(ward: Ward) -> None:

@@ -19,7 +19,7 @@ from twin.catalogue import NS, ConfigError
 from twin.config import Config, Loaded, Notify, Tls
 from twin.contracts import Finding
 from twin.daemon import notify
-from twin.daemon.alarms import AlarmBook, AlarmChange
+from twin.daemon.alarms import EASED_S, AlarmBook, AlarmChange
 from twin.daemon.notify import Notifier
 
 T0 = 1_700_000_000 * NS
@@ -140,7 +140,8 @@ def test_a_webhook_hears_each_change(tmp_path: Path) -> None:
             assert events[0]["alarm"] == {
                 "id": "heat/lab/r1", "severity": "warning", "state": "raised", "title": "Heat is off",
                 "entities": ["lab/r1"], "evidence": ["return 50 degC"], "action": "Look.", "count": 1,
-                "times": 1, "cause": "", "first_up": True, "raised_at": "2023-11-14T22:13:21.000+00:00",
+                "times": 1, "cause": "", "first_up": True, "again": False,
+                "raised_at": "2023-11-14T22:13:21.000+00:00",
             }  # fmt: skip
             assert world.got[0]["site"] == "lab"
             assert len({e["id"] for e in events}) == 2
@@ -308,7 +309,10 @@ def test_what_is_shelved_or_harmless_is_over_for_receivers(tmp_path: Path) -> No
         world.now += 20 * NS
         world.see(notifier, finding())
         assert list(receiver._firing) == ["heat/lab/r1"]
-        world.see(notifier, finding(severity="info"))
+        harmless = finding(severity="info")
+        world.see(notifier, harmless)
+        world.now += round(EASED_S * NS)
+        world.see(notifier, harmless)
         assert receiver._firing == {}
         again = world.notifier(Notify(kind="alertmanager", url="http://127.0.0.1:9"))
         world.see(notifier, finding(severity="critical"))

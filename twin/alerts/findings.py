@@ -17,7 +17,16 @@ import numpy as np
 from twin.alerts.never_reported import SHOWN_ENTITIES, NeverReported
 from twin.alerts.worst_cases import eased, exceeds, feared_findings, worst_cases
 from twin.catalogue import I32, I64, NS, Bool, find_signal
-from twin.contracts import ClearedRecord, Finding, FindingRecord, JournalRecord, Residual, View, Windows
+from twin.contracts import (
+    GRAVITY,
+    ClearedRecord,
+    Finding,
+    FindingRecord,
+    JournalRecord,
+    Residual,
+    View,
+    Windows,
+)
 from twin.diagnosis import AlarmBudget, Outages, lasting_sigmas
 from twin.estimation import Estimator
 from twin.site import Site
@@ -57,7 +66,6 @@ _FORGETS = (
     "What a scheduler forgets, as Slurm its weights when it reads its configuration, comes back with the "
     "next renewal; else look at the rights that the commands need, or for others who mark or reserve a node."
 )
-_GRAVITY = {"info": 0, "warning": 1, "critical": 2}
 
 
 class Findings(EntityState):
@@ -89,7 +97,7 @@ class Findings(EntityState):
         self.active[finding.id] = finding
         if known is not None and journaled is not None:
             grew = finding.count >= 2 * journaled.count
-            worse = _GRAVITY.get(finding.severity, 0) > _GRAVITY.get(journaled.severity, 0)
+            worse = GRAVITY.get(finding.severity, 0) > GRAVITY.get(journaled.severity, 0)
             if not (grew or worse or (_differs(finding, journaled) and _differs(known, journaled))):
                 return []
         self.journaled[finding.id] = finding

@@ -85,6 +85,7 @@ from .health_records import (
     Health as Health,
     NodeFeatures as NodeFeatures,
 )
+from .incidents import GRAVITY as GRAVITY, SAME_S as SAME_S, goes_on as goes_on, trouble_of as trouble_of
 from .journal import (
     JOURNAL_KINDS as JOURNAL_KINDS,
     SHELL_KINDS as SHELL_KINDS,

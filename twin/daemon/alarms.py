@@ -1,8 +1,9 @@
 """Alarm book: active alarms with their causes, acknowledgements and shelves, after ISA-18.2 / IEC 62682.
 
-The book follows the engine's findings and the conditions of the daemon itself. An alarm that follows from
-another one is suppressed while that lasts; one that chatters is held. It decides nothing and the engine never
-reads it. It is kept in `alarms.json`, so that acknowledgements and shelves survive a restart.
+The book follows the engine's findings and the conditions of the daemon itself. An incident rings once. An
+alarm that follows from another one is suppressed while that lasts; one that chatters is held. The book
+decides nothing and the engine never reads it. It is kept in `alarms.json`, so that acknowledgements, shelves
+and incidents survive a restart.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Literal
 import msgspec
 
 from twin.catalogue import NS, StorageError
-from twin.contracts import AlarmRecord, Finding, JournalRecord
+from twin.contracts import AlarmRecord, Finding, JournalRecord, goes_on, trouble_of
 from twin.run import atomic_write
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ MAX_CONDITIONS = 1000
 KEPT_CLEARED = 500
 FLAPS, FLAP_WINDOW_S = 5, 600.0  # raised more often than this, within this time, is flapping
 MAX_SHELF_S = 30 * 86_400.0
+EASED_S = 120.0  # for which an alarm must be less grave before that is shown; source: estimate
 SAVE_EVERY_S = 10.0
 RETURN_S = 60.0  # after a restart, so long a condition of the shell may take to show again
 MAX_TEXT, MAX_LISTED = 500, 32
@@ -40,14 +42,17 @@ HOUR_S = 3600.0
 MAX_RAISES = 10_000
 
 What = Literal[
-    "raised", "cleared", "severity", "flapping", "calm", "shelved", "returned", "acknowledged", "suppressed"
-]
+    "raised", "again", "cleared", "severity", "flapping", "calm", "shelved", "returned", "acknowledged",
+    "suppressed",
+]  # fmt: skip
 
 
 class Alarm(msgspec.Struct):
     """One alarm. `times` is how often it was raised; a flapping one counts as active until it is calm.
 
-    `cause` is the id of the alarm that it follows from. `first_up`: it began a burst of alarms.
+    `cause` is the id of the alarm that it follows from. `first_up`: it began a burst of alarms. `raised_ns`
+    is the beginning of its incident, `gravest` the severity of that at its worst, `rung`: it rang. `again`:
+    it was over and goes on. `eased_ns`: since when its finding is less grave than is shown.
     """
 
     id: str
@@ -74,6 +79,10 @@ class Alarm(msgspec.Struct):
     shelf_reason: str = ""
     cause: str = ""
     first_up: bool = False
+    again: bool = False
+    rung: bool = False
+    gravest: str = ""
+    eased_ns: int = 0
 
     @property
     def state(self) -> str:
@@ -191,7 +200,8 @@ class AlarmBook:
         present = {f.id: f for f in findings}
         present.update(self._conditions)
         for identity, finding in present.items():
-            if self._seen.get(identity) is not finding:
+            alarm = self.alarms.get(identity)
+            if self._seen.get(identity) is not finding or (alarm is not None and alarm.eased_ns):
                 self._take(finding, identity in self._conditions)
         for identity, alarm in list(self.alarms.items()):
             if alarm.active and identity not in present and not self._expected(alarm):
@@ -216,19 +226,21 @@ class AlarmBook:
                 self.counts["dropped"] += 1
                 return
             alarm = self.gone.pop(finding.id, None)
-            again = alarm is not None
             if alarm is None:
                 alarm = Alarm(finding.id, finding.severity, "", [], [], "", 1, 1.0, 0, 0, own)
                 alarm.times = 0
-            if again:
-                alarm.ack_author, alarm.ack_note, alarm.ack_ns = "", "", 0
             self.alarms[finding.id] = alarm
             alarm.active = False
+        if not alarm.active:
+            self._recall(alarm, finding)
         # What is suppressed by it is as grave as ever
         severity = SEVERITIES[max(_rank(finding.severity), self._graver.get(finding.id, 0))]
-        rose = alarm.active and _rank(severity) > _rank(alarm.severity)
+        severity = self._eased(alarm, severity)
         moved = alarm.active and severity != alarm.severity
+        rose = moved and _rank(severity) > _rank(alarm.gravest or alarm.severity)
+        alarm.again = (alarm.again or (moved and _rank(severity) > _rank(alarm.severity))) and not rose
         alarm.severity = severity
+        alarm.gravest = SEVERITIES[max(_rank(severity), _rank(alarm.gravest or severity))]
         alarm.title, alarm.action = finding.title[:MAX_TEXT], finding.action[:MAX_TEXT]
         alarm.entities = [e[:MAX_TEXT] for e in finding.entities[:MAX_LISTED]]
         alarm.evidence = [e[:MAX_TEXT] for e in finding.evidence[:MAX_LISTED]]
@@ -243,6 +255,33 @@ class AlarmBook:
                     self._off_shelf(alarm)
                     return
             self._say("severity", alarm)
+
+    def _recall(self, alarm: Alarm, finding: Finding) -> None:
+        """An alarm that begins goes on with the incident that it was, or its sibling is, or begins one."""
+        trouble = trouble_of(finding.id)
+        known = [alarm]
+        if trouble != finding.id:
+            known += [a for a in (*self.alarms.values(), *self.gone.values()) if trouble_of(a.id) == trouble]
+        for one in known:
+            ended_ns = self.now_ns if one.active else one.cleared_ns
+            gravest = one.gravest or one.severity
+            if one.rung and goes_on(finding, one.entities, gravest, ended_ns, self.now_ns):
+                alarm.again, alarm.rung, alarm.gravest = True, True, gravest
+                alarm.raised_ns = one.raised_ns
+                return
+        alarm.again, alarm.rung, alarm.gravest = False, False, ""
+        alarm.ack_author, alarm.ack_note, alarm.ack_ns = "", "", 0
+
+    def _eased(self, alarm: Alarm, severity: str) -> str:
+        """The severity to show: an alarm is less grave once it has been for a while."""
+        if not alarm.active or _rank(severity) >= _rank(alarm.severity):
+            alarm.eased_ns = 0
+            return severity
+        alarm.eased_ns = alarm.eased_ns or self.now_ns
+        if self.now_ns - alarm.eased_ns < EASED_S * NS:
+            return alarm.severity
+        alarm.eased_ns = 0
+        return severity
 
     def _cause_of(self, identity: str) -> str:
         """The active alarm that this one follows from; none for what causes itself."""
@@ -263,7 +302,8 @@ class AlarmBook:
                 if cause:
                     self._say("suppressed", alarm)
                 elif before:
-                    self._ring(alarm)
+                    if not alarm.again:
+                        self._ring(alarm)
                     self._say("returned", alarm)
 
         for identity in self._graver.keys() | gravest.keys():
@@ -276,6 +316,7 @@ class AlarmBook:
     def _ring(self, alarm: Alarm) -> None:
         """An operator hears of it now."""
         if not alarm.shelved_until_ns and not alarm.cause:
+            alarm.rung = True
             alarm.first_up = self.load.ring(self.now_ns, alarm.severity)
 
     def _begin(self, alarm: Alarm) -> None:
@@ -288,10 +329,13 @@ class AlarmBook:
         ]
         if alarm.flapping:
             return
-        alarm.raised_ns = now_ns
+        if not alarm.again:
+            alarm.raised_ns = now_ns
         if len(alarm.raises_ns) > FLAPS:
             alarm.flapping = True
             self._say("flapping", alarm)
+        elif alarm.again:
+            self._say("again", alarm)
         else:
             self._ring(alarm)
             self._say("raised", alarm)

@@ -245,6 +245,8 @@ def _alert(alarm: Alarm, site: str) -> dict[str, Any]:
     labels["cause"] = alarm.cause or alarm.id
     if alarm.cause:
         labels["suppressed"] = "true"
+    if alarm.again:
+        labels["again"] = "true"
     if entity := next((e for e in alarm.entities if alarm.id.endswith(f"/{e}")), None):
         labels["entity"] = entity
     annotations = {
@@ -286,6 +288,7 @@ def _event(key: str, change: AlarmChange) -> dict[str, Any]:
             "times": a.times,
             "cause": _plain(a.cause),
             "first_up": a.first_up,
+            "again": a.again,
             "raised_at": _time(a.raised_ns),
         },
     }

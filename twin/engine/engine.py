@@ -144,7 +144,7 @@ class Engine:
         records += self.findings.coverage(self.site, self.state, self.windows)
         records += self.findings.limits(self.site, view, self.windows)
         if self.health.looked_ns == frame.now_ns:
-            known = (self.diagnosis.faults, self.findings.active)
+            known = (self.health.reported(self.diagnosis.faults), self.findings.active)
             suspects = suspects_of(self.health, self.forecasts, self.site, self.windows, *known)
             records += self.findings.keep_only("health/", suspects)
         if not frame.urgent:

@@ -20,6 +20,7 @@ from twin.contracts import (
     BY_POWER,
     DEGRADED,
     FAILED,
+    GRAVITY,
     LEVELS,
     PAIRED,
     PARTS,
@@ -59,6 +60,7 @@ _SAID = {
     "nvlink_recoveries": "recoveries of its NVLinks",
     "pcie_replays": "many replays on its PCIe link",
     "thermal_margin": "it is near its limit of heat",
+    "thermal_limit": "it is beyond the temperature at which it slows down",
     "temp_residual": "it is hotter than its power and coolant account for",
     "clock_residual": "its clock is lower than its power and cap account for",
     "thermal_slowdown": "its hardware slows it, its neighbours run free",
@@ -103,7 +105,6 @@ MOST_EVIDENCE, MOST_ENTITIES, MOST_TITLE = 6, 8, 160
 _NOTHING_TO_CURE = (action("none"), action("watch"), action("check_facility"))
 _OF_SOFTWARE = action("restart_app")
 _RUNS_ON = ("psu_lost",)  # a part fails, and its node runs on: as grave as the diagnosis says
-_RANK = {"info": 0, "warning": 1, "critical": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +129,14 @@ def findings(
 ) -> list[Finding]:
     """Return the health findings of this site now, the gravest first, at most MOST + 1.
 
-    `faults` are those that the diagnosis reports anyway; `active` the ids of the findings that stand. The
-    result depends on nothing else. Parts under maintenance give no finding.
+    `faults` are those that the diagnosis reports anyway, or did lately; `active` the ids of the findings that
+    stand. The result depends on nothing else. Parts under maintenance give no finding.
     """
     look = _Look(health, forecasts, site, windows, faults, active)
     found = [*look.nodes(), *look.shared(), *look.lemons(), *look.wear()]
     for part in ("switch", "link", "pump", "psu"):
         found += look.single(part)
-    found.sort(key=lambda f: -_RANK[f.severity])  # stable: in order of the site within a severity
+    found.sort(key=lambda f: -GRAVITY[f.severity])  # stable: in order of the site within a severity
     rest = len(found) - MOST + look.left_out if len(found) > MOST else look.left_out
     if rest <= 0:
         return found
@@ -163,7 +164,7 @@ class _Look:
         for fault in faults:
             if not fault.signal:  # a sensor that reads wrong explains no device that is not well
                 kinds = self._told.setdefault((fault.table, fault.entity), {})
-                kinds[fault.kind] = max(kinds.get(fault.kind, 0), _RANK.get(fault.severity, 0))
+                kinds[fault.kind] = max(kinds.get(fault.kind, 0), GRAVITY.get(fault.severity, 0))
         self.facility_told = any(f.severity == "critical" and f.table not in ("gpu", "node", "link")
                                  for f in faults)  # fmt: skip
         self._together: I32 | None = None

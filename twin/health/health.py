@@ -6,13 +6,13 @@ something grave. Decides nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from twin.catalogue import NS
-from twin.contracts import FailureLog, Health, NodeFeatures, Windows
+from twin.contracts import GRAVITY, SAME_S, FailureLog, Fault, Health, NodeFeatures, Windows
 from twin.diagnosis import Diagnosis
 from twin.estimation import Estimator
 from twin.health.context import HealthContext
@@ -35,11 +35,14 @@ from twin.telemetry import (
     OldOfNew,
     SiteChanged,
     State,
+    entries,
     part,
     scalar,
 )
 
 EVERY_S, SOONEST_S = 10.0, 1.0  # between looks; after something grave was reported
+DEVICES, MOST_FAULTS = ("gpu", "node", "link"), 10_000  # whose faults are remembered, and how many
+SEVERITY_OF = tuple(GRAVITY)
 FORMAT = 2
 
 
@@ -50,6 +53,8 @@ class HealthState(EntityState):
     looked_ns: int = scalar(0)
     _grave: bool = scalar(False)  # something wants to be judged before the next look is due
     _features: list[Any] = scalar([])  # names and values, as of the last look
+    # (table, entity, kind) of faults of devices that the diagnosis reports, or did lately: [ns, gravity]
+    _faults: dict[tuple[str, int, str], list[int]] = entries()
     book: FaultBook = part()
     rates: Rates = part()
     recurring: Recurring = part()
@@ -92,6 +97,7 @@ class HealthState(EntityState):
             self.site, state, estimator, diagnosis, jobs, windows, since_s if self.looked_ns else 0.0
         )
         self.looked_ns, self._grave = state.now_ns, False
+        self._note(diagnosis.faults, state.now_ns)
         self.book.update(now)
         self.rates.update(now)
         self.recurring.update(now, self.rates, self.failures.broken(self.book), self.book)
@@ -103,6 +109,32 @@ class HealthState(EntityState):
         self.lemons.update(now, self.book, failures, self.failures.suspects())
         features = node_features(now, records, self.verdicts, failures)
         self._features = [features.names, features.values]
+
+    def _note(self, faults: Sequence[Fault], now_ns: int) -> None:
+        """Keep the faults of devices for as long as what they leave behind is of the same incident."""
+        since_ns = now_ns - round(SAME_S * NS)
+        for key in [key for key, (seen_ns, _) in self._faults.items() if seen_ns < since_ns]:
+            del self._faults[key]
+        for fault in faults:
+            key = fault.table, fault.entity, fault.kind
+            if fault.signal or fault.table not in DEVICES:
+                continue
+            if key in self._faults or len(self._faults) < MOST_FAULTS:
+                self._faults[key] = [now_ns, GRAVITY[fault.severity]]
+
+    def reported(self, faults: Sequence[Fault]) -> list[Fault]:
+        """The faults that the diagnosis reports, and those of devices that ended within the last hour.
+
+        What a fault leaves behind is of the same incident: the rules that are signs of it hold their matches
+        longer.
+        """
+        now = {(f.table, f.entity, f.kind) for f in faults}
+        ended = [
+            Fault(kind, table, entity, "", SEVERITY_OF[gravity], 0.0, seen_ns, ())
+            for (table, entity, kind), (seen_ns, gravity) in self._faults.items()
+            if (table, entity, kind) not in now
+        ]
+        return [*faults, *ended]
 
     def health(self, part: str) -> Health:
         """Verdicts on all parts of a kind. Raises KeyError for an unknown kind."""
