@@ -40,6 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strength", default=STRENGTH, metavar="S,S,..",
                         help="of what shows before failures: 1 as in the table of classes, 0.5 half of it "
                              f"(default: {STRENGTH})")  # fmt: skip
+    parser.add_argument("--healthy", action="store_true",
+                        help="fleets of which nothing fails: every alarm is false")  # fmt: skip
     parser.add_argument("--jobs", type=int, metavar="N",
                         help="processes side by side (default: as many as processors)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
@@ -56,7 +58,9 @@ def run(args: argparse.Namespace, out: Console, err: Console) -> int:
 
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     tasks = [
-        fleets.FleetRun(args.nodes, args.gpus_per_node, args.days, args.train_days, seed, strength)
+        fleets.FleetRun(
+            args.nodes, args.gpus_per_node, args.days, args.train_days, seed, strength, healthy=args.healthy
+        )
         for strength in strengths
         for seed in seeds
     ]
@@ -70,7 +74,7 @@ def run(args: argparse.Namespace, out: Console, err: Console) -> int:
         told = scores(mine)
         results.append({"strength": strength, "goals": goals(told), **told})
     whole = {
-        "simulated": True,
+        "simulated": True, "healthy": args.healthy,
         "racks": tasks[0].racks, "nodes": courses[0].n, "gpus": courses[0].gpus, "days": args.days,
         "train_days": args.train_days, "dt_s": tasks[0].dt_s, "seeds": list(seeds), "results": results,
         "models": courses[0].models, "suspended": sorted({s for c in courses for s in c.suspended}),

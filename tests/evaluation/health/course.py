@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -72,6 +73,7 @@ class Course:
     spells: list[Spell] = field(default_factory=list)
     noticed: list[tuple[int, float]] = field(default_factory=list)
     flagged_s: F64 = field(default_factory=lambda: np.zeros(0))
+    incidents: list[Any] = field(default_factory=list)  # `HealthIncident`
     flagged_28d: list[int] = field(default_factory=list)  # that were called lemons on the 28th day
     origin_s: F64 = field(default_factory=lambda: np.zeros(0))
     said: dict[float, np.ndarray] = field(default_factory=dict)

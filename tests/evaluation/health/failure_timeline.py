@@ -28,6 +28,7 @@ from tests.evaluation.health.failure_classes import (
     Sign,
 )
 from tests.evaluation.health.failure_draws import Failing, draw_failing, draw_shared, failure_table
+from twin.catalogue import Bool
 from twin.plant import FailureTimeline, TimelineEvent
 from twin.site import Site
 
@@ -123,6 +124,15 @@ class TimelineWriter:
             put.append(TimelineEvent(f.end_s, "replace", table, f.device))
         put.append(TimelineEvent(f.end_s, "count", "node_reboots", f.node, 1.0))
 
+    def timeline(self, days: float, failing: list[Failing], lemons: Bool) -> FailureTimeline:
+        """What was written, in order of time."""
+        within = sorted(
+            (s for s in self.events if s.time_s < days * DAY_S), key=lambda s: (s.time_s, s.act, s.cause)
+        )
+        reboots = tuple(sorted(self.reboots, key=lambda r: r[1]))
+        table = failure_table(failing)
+        return FailureTimeline(days, self.seed, self.strength, tuple(within), table, lemons, reboots)
+
     def show(self, number: int, f: Failing) -> None:
         """The precursors of a failure; at least one of its signs."""
         if f.shared or not np.isfinite(f.precursor_s) or self.strength == 0.0:
@@ -211,11 +221,14 @@ def draw_timeline(site: Site, seed: int, days: float, strength: float = 1.0) -> 
     for feeder, begin_s, end_s in sorted({(f.feeder, f.begin_s, f.end_s) for f in failing if f.feeder >= 0}):
         writer.hold("feeder_ok", feeder, 0.0, begin_s, end_s)
     writer.benign(days, down)
-    within = sorted(
-        (s for s in writer.events if s.time_s < days * DAY_S), key=lambda s: (s.time_s, s.act, s.cause)
-    )
-    reboots = tuple(sorted(writer.reboots, key=lambda r: r[1]))
-    return FailureTimeline(days, seed, strength, tuple(within), failure_table(failing), lemons, reboots)
+    return writer.timeline(days, failing, lemons)
+
+
+def ordinary_life(site: Site, seed: int, days: float) -> FailureTimeline:
+    """Return so many days of `site` in which nothing fails: what happens without consequence, and no more."""
+    writer = TimelineWriter(site, seed, 0.0)
+    writer.benign(days, {})
+    return writer.timeline(days, [], np.zeros(site.sizes["node"], np.bool_))
 
 
 def _times(kind: Benign, n: int, days: float, rng: np.random.Generator) -> Iterable[tuple[int, float]]:

@@ -16,7 +16,8 @@ import numpy as np
 from tests.evaluation.bench.plant import Size
 from tests.evaluation.health.course import DAY_S, HORIZONS_S, HOUR_S, Course, Failed, Spell
 from tests.evaluation.health.failure_classes import KINDS
-from tests.evaluation.health.failure_timeline import draw_timeline
+from tests.evaluation.health.failure_timeline import draw_timeline, ordinary_life
+from tests.evaluation.health.incidents import FORECAST, IncidentLog
 from twin.catalogue import NS, TwinError
 from twin.config import spec_of
 from twin.contracts import ACTION_WORDS, ACTIONS, DEGRADED, FAILED, Finding, action
@@ -32,7 +33,6 @@ DT_S = 60.0
 PLANT_STEP_S = 4.0  # of the physics within a tick: cooling stays calm, and a month takes half the time
 CHANCE, COUNT = "node.failure_pu", "site.node_failure_count"
 DRAINS = action("reset_gpu")  # this and what comes after it takes a node out of service
-FORECAST = "forecast"  # the reason of an alarm that no rule stands behind
 LEMON_DAYS = 28.0
 MOST_SPELLS, MOST_NOTICED = 200_000, 200_000
 _ACTION_OF = {words: ACTIONS.index(name) for name, words in ACTION_WORDS.items()}
@@ -49,6 +49,7 @@ class FleetRun:
     seed: int
     strength: float = 1.0
     dt_s: float = DT_S
+    healthy: bool = False  # nothing fails
 
     @property
     def racks(self) -> int:
@@ -63,7 +64,7 @@ class FleetRun:
     @property
     def words(self) -> str:
         """What people call it."""
-        return f"seed {self.seed}, strength {self.strength:g}"
+        return f"seed {self.seed}, " + ("healthy" if self.healthy else f"strength {self.strength:g}")
 
 
 def fleet_site(task: FleetRun) -> Site:
@@ -77,7 +78,11 @@ def fleet_site(task: FleetRun) -> Site:
 def run_course(task: FleetRun, tell: Callable[[float], None] | None = None) -> Course:
     """Live through a task; `tell` hears the share that is done. Raises TwinError where that cannot be."""
     site = fleet_site(task)
-    timeline = draw_timeline(site, task.seed, task.days, task.strength)
+    timeline = (
+        ordinary_life(site, task.seed, task.days)
+        if task.healthy
+        else draw_timeline(site, task.seed, task.days, task.strength)
+    )
     scenario = Scenario("fleet", task.seed, task.days * DAY_S, task.dt_s, workload=Mix(swing_pu=0.0))
     engine = Engine(site, [], failure_models())
     simulation = Simulation.of(engine, seed=task.seed, scenario=scenario, dt_s=task.dt_s)
@@ -152,6 +157,7 @@ class Watch:
         self.node_of = {simulation.site.name("node", i): i for i in range(course.n)}
         self._open: dict[int, list[Any]] = {}  # node -> [begin_s, last_s, reason, whether it was down]
         self._active: tuple[str, ...] = ()
+        self._incidents = IncidentLog()
         self._noticed: dict[tuple[int, int], None] = {}
         self._origin_s: list[float] = []
         self._said: dict[float, list[np.ndarray]] = {h: [] for h in HORIZONS_S}
@@ -170,6 +176,7 @@ class Watch:
         )
         self._active = tuple(f.id for f in found)
         self.take(engine, found, now_s)
+        self._incidents.look(engine, found, now_s)
         if now_s >= self._next_s:
             self._next_s = now_s + HOUR_S - self.task.dt_s / 2
             self._hourly(engine, now_s)
@@ -226,6 +233,7 @@ class Watch:
             self._close(node)
         course = self.course
         course.noticed = sorted((node, (at_ns - self._start_ns) / NS) for node, at_ns in self._noticed)
+        course.incidents = self._incidents.incidents
         course.origin_s = np.array(self._origin_s)
         course.said = {h: np.array(rows).reshape(-1, course.n) for h, rows in self._said.items()}
         course.counted = {h: np.array(rows).reshape(-1, 3) for h, rows in self._counted.items()}

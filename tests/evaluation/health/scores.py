@@ -15,6 +15,7 @@ import numpy as np
 from models.backtest import ratio, reliability
 from tests.evaluation.health.alarms import FALSE, PENDING, TRUE, Alarm, alarms_of
 from tests.evaluation.health.course import DAY_S, HORIZONS_S, Course, Failed
+from tests.evaluation.health.incidents import by_kind
 from tests.evaluation.health.intervals import median_interval, rate_interval, share_interval
 from twin.catalogue import F64, Bool
 
@@ -94,6 +95,7 @@ def scores(courses: Sequence[Course]) -> Told:
         "by_class": _by_class(fleet),
         "by_reason": _by_reason(fleet),
         "noticed": _noticed(fleet),
+        "incidents": by_kind(courses, fleet.node_months()),
         "chances": [calibration(courses, h) for h in HORIZONS_S],
         "counts": [coverage(courses, h) for h in HORIZONS_S],
         "lemons": lemons(courses),

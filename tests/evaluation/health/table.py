@@ -37,9 +37,13 @@ def say(told: Mapping[str, Any], out: Console) -> None:
     )  # fmt: skip
     for result in told["results"]:
         strength = f"precursors at {number(100 * result['strength'])} % of their strength"
+        if told["healthy"]:
+            incidents_table(result, "nothing fails", out)
+            continue
         goals_table(result, strength, out)
         classes_table(result, strength, out)
         reasons_table(result, strength, out)
+        incidents_table(result, strength, out)
         chances_table(result, strength, out)
         for line in sentences(result):
             out.print(line, markup=False, soft_wrap=True)
@@ -104,6 +108,16 @@ def reasons_table(result: Mapping[str, Any], strength: str, out: Console) -> Non
     d = result["drains"]
     table.add_row("all", str(d["true"]), str(d["false"]), str(d["pending"]))
     _show("alarms by reason", strength, table, out)
+
+
+def incidents_table(result: Mapping[str, Any], strength: str, out: Console) -> None:
+    """Incidents of health by kind, and the rate of those that nothing justifies."""
+    table = _table(("kind", "alarms", "incidents", "unjustified", "per node-month", "90 % interval"))
+    for row in result["incidents"]:
+        counts = (str(row[name]) for name in ("alarms", "incidents", "unjustified"))
+        table.add_row(Text(clean(row["kind"], 60)), *counts,
+                      number(row["per_node_month"]), _ends(row["low"], row["high"]))  # fmt: skip
+    _show(f"incidents of health in {number(result['node_months'])} node-months", strength, table, out)
 
 
 def chances_table(result: Mapping[str, Any], strength: str, out: Console) -> None:

@@ -1,0 +1,134 @@
+"""Incidents of health: alarms of health as operators hear them, each once, and those that nothing justifies.
+
+An incident is justified by a failure of its node that lasts, comes within a week or was over for less than an
+hour; by a lemon; or by what its device truly states. All of it is simulated. Part of the shell; pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tests.evaluation.health.alarms import SETTLE_S, WITHIN_S
+from tests.evaluation.health.course import Course
+from tests.evaluation.health.intervals import rate_interval
+from twin.catalogue import I32
+from twin.contracts import DEGRADED, Finding, goes_on
+from twin.engine import Engine
+from twin.site import Site
+
+FORECAST = "forecast"
+# Rules that repeat what the device says of itself: a row that waits for a reset, a supply without output
+STATES = ("row_remap_pending", "psu_lost", "psu_empty")
+MOST = 200_000
+
+
+class HealthIncident(NamedTuple):
+    """An alarm that begins. `kind` is its rule, or lemon, wear, forecast, shared; `node` -1: of no node."""
+
+    kind: str
+    node: int
+    begin_s: float
+    severity: str
+    again: bool = False  # it was over, and goes on
+
+
+@dataclass(slots=True)
+class _Known:
+    finding: Finding
+    ended_ns: int
+
+
+class IncidentLog:
+    """Looks on at the findings of health and keeps each alarm as it begins; severity info is none."""
+
+    def __init__(self) -> None:
+        self.incidents: list[HealthIncident] = []
+        self._known: dict[str, _Known] = {}
+        self._active: set[str] = set()
+
+    def look(self, engine: Engine, found: Sequence[Finding], now_s: float) -> None:
+        """After a round."""
+        now_ns, active = engine.state.now_ns, {f.id: f for f in found if f.severity != "info"}
+        for identity in active.keys() - self._active:
+            known = self._known.get(identity)
+            finding = active[identity]
+            again = known is not None and goes_on(
+                finding, known.finding.entities, known.finding.severity, known.ended_ns, now_ns
+            )
+            if len(self.incidents) < MOST:
+                kind, node = _kind(engine, finding)
+                self.incidents.append(HealthIncident(kind, node, now_s, finding.severity, again))
+        for identity, finding in active.items():
+            self._known[identity] = _Known(finding, now_ns)
+        self._active = set(active)
+
+
+def _kind(engine: Engine, finding: Finding) -> tuple[str, int]:
+    """(what an alarm of health rests on, its node)."""
+    site, parts = engine.site, finding.id.split("/", 2)
+    node = site.entity("node", finding.id.removeprefix("health/"))
+    if node is not None:
+        return _rule(engine, node), node
+    owner = _owner(site, finding.entities[0]) if finding.entities else -1
+    return parts[1], owner
+
+
+def _owner(site: Site, name: str) -> int:
+    """The node of an entity; -1: of none."""
+    if (node := site.entity("node", name)) is not None:
+        return node
+    for table, of in (("gpu", site.node_of_gpu), ("link", site.node_of_link)):
+        if (entity := site.entity(table, name)) is not None:
+            return int(of[entity])
+    return -1
+
+
+def _rule(engine: Engine, node: int) -> str:
+    """The gravest rule against a node or a GPU of its."""
+    site, verdicts = engine.site, engine.health.verdicts
+    first, last = site.gpu_start_of_node[node : node + 2].tolist()
+    said = verdicts.rules_of("node", _some(node, node + 1), DEGRADED).get(node, [])
+    for told in verdicts.rules_of("gpu", _some(first, last), DEGRADED).values():
+        said = said + told
+    return max(said)[2] if said else FORECAST
+
+
+def _some(first: int, last: int) -> I32:
+    return np.arange(first, last, dtype=np.int32)
+
+
+def justified(course: Course, incident: HealthIncident) -> bool:
+    """Return True if something truly is wrong, or soon will be."""
+    if incident.kind in STATES or incident.node in course.lemons or incident.kind == "shared":
+        return True
+    return any(
+        f.node == incident.node and f.begin_s - WITHIN_S <= incident.begin_s <= f.end_s + SETTLE_S
+        for f in course.failures
+    )
+
+
+def by_kind(courses: Sequence[Course], node_months: float) -> list[dict[str, Any]]:
+    """Incidents of each kind after the training days, and those that nothing justifies per node-month."""
+    begun, every, false = Counter[str](), Counter[str](), Counter[str]()
+    for course in courses:
+        for incident in course.incidents:
+            if incident.begin_s < course.train_s:
+                continue
+            begun[incident.kind] += 1
+            if not incident.again:
+                every[incident.kind] += 1
+                false[incident.kind] += not justified(course, incident)
+    out = []
+    for kind, count in [("all", every.total()), *every.most_common()]:
+        alarms = begun.total() if kind == "all" else begun[kind]
+        unjustified = false.total() if kind == "all" else false[kind]
+        low, high = rate_interval(unjustified, node_months)
+        out.append({"kind": kind, "alarms": alarms, "incidents": count, "unjustified": unjustified,
+                    "per_node_month": unjustified / node_months if node_months else float("nan"),
+                    "low": low, "high": high})  # fmt: skip
+    return sorted(out, key=lambda row: (row["kind"] != "all", -row["unjustified"], -row["incidents"]))
