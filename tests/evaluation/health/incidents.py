@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,8 +15,9 @@ import numpy as np
 from tests.evaluation.health.alarms import SETTLE_S, WITHIN_S
 from tests.evaluation.health.course import Course
 from tests.evaluation.health.intervals import rate_interval
+from tests.evaluation.incidents import OpenIncidents
 from twin.catalogue import I32
-from twin.contracts import DEGRADED, Finding, goes_on
+from twin.contracts import DEGRADED, Finding
 from twin.engine import Engine
 from twin.site import Site
 
@@ -37,35 +37,20 @@ class HealthIncident(NamedTuple):
     again: bool = False  # it was over, and goes on
 
 
-@dataclass(slots=True)
-class _Known:
-    finding: Finding
-    ended_ns: int
-
-
 class IncidentLog:
     """Looks on at the findings of health and keeps each alarm as it begins; severity info is none."""
 
     def __init__(self) -> None:
         self.incidents: list[HealthIncident] = []
-        self._known: dict[str, _Known] = {}
-        self._active: set[str] = set()
+        self._open = OpenIncidents()
 
     def look(self, engine: Engine, found: Sequence[Finding], now_s: float) -> None:
         """After a round."""
-        now_ns, active = engine.state.now_ns, {f.id: f for f in found if f.severity != "info"}
-        for identity in active.keys() - self._active:
-            known = self._known.get(identity)
-            finding = active[identity]
-            again = known is not None and goes_on(
-                finding, known.finding.entities, known.finding.severity, known.ended_ns, now_ns
-            )
+        active = {f.id: f for f in found if f.severity != "info"}
+        for finding, again in self._open.look(active, engine.state.now_ns):
             if len(self.incidents) < MOST:
                 kind, node = _kind(engine, finding)
                 self.incidents.append(HealthIncident(kind, node, now_s, finding.severity, again))
-        for identity, finding in active.items():
-            self._known[identity] = _Known(finding, now_ns)
-        self._active = set(active)
 
 
 def _kind(engine: Engine, finding: Finding) -> tuple[str, int]:

@@ -16,7 +16,8 @@ from twin.catalogue import duration, number
 
 BEYOND_PU = 0.025  # on each side of the interval of 95 %
 PER = 1000.0  # rack-hours
-HEADS = ["rack-hours", "alarms", "critical", "of health", f"per {PER:,.0f} rack-hours", "95 % interval"]
+HEADS = ["rack-hours", "alarms", "again", "critical", "of health", f"per {PER:,.0f} rack-hours",
+         "95 % interval"]  # fmt: skip
 Figures = dict[str, Any]
 
 
@@ -38,7 +39,7 @@ def rates(runs: Sequence[HealthyRun], alarms: Sequence[FalseAlarm]) -> Figures:
         ]
     hours = {c: sum(r.rack_hours for r in runs if r.profile.cooling == c) for c in ("liquid", "air")}
     causes: dict[tuple[str, ...], list[FalseAlarm]] = {}
-    for a in alarms:
+    for a in (a for a in alarms if not a.again):
         causes.setdefault((a.cooling, a.detector, a.relations, a.circumstance), []).append(a)
     out["causes"] = [
         {
@@ -59,11 +60,13 @@ def poisson_interval(count: int, exposure: float) -> tuple[float, float]:
     return float(low / exposure), float(stats.chi2.ppf(1.0 - BEYOND_PU, 2 * count + 2) / 2.0 / exposure)
 
 
-def _row(key: str, runs: Sequence[HealthyRun], alarms: Sequence[FalseAlarm]) -> Figures:
+def _row(key: str, runs: Sequence[HealthyRun], begun: Sequence[FalseAlarm]) -> Figures:
+    """`begun`: alarms that begin; those that go on with an incident are counted apart."""
+    alarms = [a for a in begun if not a.again]
     hours = sum(r.rack_hours for r in runs)
     low, high = poisson_interval(len(alarms), hours)
     return {
-        "of": key, "rack_hours": hours, "alarms": len(alarms),
+        "of": key, "rack_hours": hours, "alarms": len(alarms), "again": len(begun) - len(alarms),
         "critical": sum(a.severity == "critical" for a in alarms),
         "health": sum(a.detector == "health" for a in alarms),
         "per_1000_rack_hours": PER * len(alarms) / hours,
@@ -80,8 +83,9 @@ def say(told: Figures, out: Console) -> None:
     for name, groups in told["rates"].items():
         if name == "causes" or not groups:
             continue
+        counts = ("alarms", "again", "critical", "health")
         rows = [
-            [row["of"], f"{row['rack_hours']:,.1f}", *(str(row[k]) for k in ("alarms", "critical", "health")),
+            [row["of"], f"{row['rack_hours']:,.1f}", *(str(row[k]) for k in counts),
              number(row["per_1000_rack_hours"]), f"{number(row['low'])} to {number(row['high'])}"]
             for row in groups
         ]  # fmt: skip
@@ -93,7 +97,7 @@ def say(told: Figures, out: Console) -> None:
         for c in told["rates"]["causes"]
     ]  # fmt: skip
     if rows:
-        heads = ["detector", "comparisons", "when", "loads", "plants", "alarms", HEADS[4]]
+        heads = ["detector", "comparisons", "when", "loads", "plants", "alarms", HEADS[5]]
         print_table(out, heads, rows)
     for replayed in told["recordings"]:
         line = f"recorded: {replayed['name']}, {replayed['racks']:,} racks, {duration(replayed['span_s'])}: "

@@ -1,4 +1,4 @@
-"""Circumstances of a healthy plant: weather, the grade of sensors, planned work, a demand response."""
+"""Circumstances of a healthy plant: weather, sensors, planned work, ordinary life, a demand response."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from tests.evaluation.health.failure_timeline import ordinary_life
 from tests.evaluation.quiet.healthy_sites import SEASONS, HealthyRun
 from twin.catalogue import NS
 from twin.plant import FailureTable, FailureTimeline, Observation, Sensors, TimelineEvent
@@ -78,6 +79,13 @@ def maintenance(run: HealthyRun, site: Site) -> FailureTimeline:
     days, lemons = run.seconds / 86_400.0, np.zeros(site.sizes["node"], np.bool_)
     out.sort(key=lambda event: event.time_s)
     return FailureTimeline(days, run.seed, 0.0, tuple(out), none, lemons, tuple(away))
+
+
+def events_of(run: HealthyRun, site: Site) -> FailureTimeline | None:
+    """What happens to devices in a run: planned work, or what happens without consequence; None: nothing."""
+    if run.load == "ordinary":
+        return ordinary_life(site, run.seed, run.seconds / 86_400.0)
+    return maintenance(run, site) if run.load == "maintenance" else None
 
 
 def load_target(run: HealthyRun, simulation: Simulation) -> LoadTargetSet:

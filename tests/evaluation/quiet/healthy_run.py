@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from policies import REGISTRY
-from tests.evaluation.quiet.circumstances import load_target, maintenance, sensors_of, weather_of
+from tests.evaluation.incidents import OpenIncidents
+from tests.evaluation.quiet.circumstances import events_of, load_target, sensors_of, weather_of
 from tests.evaluation.quiet.healthy_sites import LOADS, POLICIES_ACT, HealthyRun, healthy_site
 from twin.catalogue import F64, NS
 from twin.contracts import Finding
@@ -56,6 +57,7 @@ class FalseAlarm:
     relations: str
     circumstance: str
     evidence: str
+    again: bool = False  # it was over, and goes on with the same incident: it does not ring
 
 
 class Restart(NamedTuple):
@@ -71,8 +73,8 @@ def run_healthy(run: HealthyRun, report: Report) -> list[FalseAlarm]:
     mix = LOADS[run.load]
     scenario = None if mix is None else Scenario("quiet", run.seed, float(run.seconds), 1.0, workload=mix)
     plant = Plant(site, seed=run.seed, scenario=scenario, weather=weather_of(run))
-    if run.load == "maintenance":
-        plant.play(TimelinePlayer(site, maintenance(run, site)))
+    if (events := events_of(run, site)) is not None:
+        plant.play(TimelinePlayer(site, events))
     simulation = Simulation(_engine(run, site), plant, sensors_of(run, site))
     drive = level_steps(plant, run.seed) if mix is None else None
     log, restarts = AlarmLog(run, simulation), restarts_of(run)
@@ -161,12 +163,13 @@ class AlarmLog:
         self._born_s, self._back_s = 0, -np.inf
         self._most_w = np.full(simulation.site.sizes["rack"], 1.0)
         self._power_w: deque[F64] = deque(maxlen=int(MOVED_S) // SAMPLE_S)
-        self._active: set[str] = set()
+        self._open = OpenIncidents()
 
     def begin(self, simulation: Simulation, cold: bool) -> None:
         """The twin was started again. What it reported before is not reported anew."""
         if cold:
-            self._born_s, self._active = self._second, set()
+            self._born_s = self._second
+            self._open.begin()
         else:
             self._back_s = self._second
         self._second += GAP_S
@@ -183,11 +186,10 @@ class AlarmLog:
             for f in simulation.engine.findings.active.values()
             if f.severity != "info" and not _is_true(f, simulation)
         }
-        for identity in sorted(active.keys() - self._active):
-            self._keep(simulation, active[identity])
-        self._active = set(active)
+        for finding, again in self._open.look(active, simulation.now_ns):
+            self._keep(simulation, finding, again)
 
-    def _keep(self, simulation: Simulation, finding: Finding) -> None:
+    def _keep(self, simulation: Simulation, finding: Finding, again: bool) -> None:
         run, engine = self.run, simulation.engine
         detector, relations = finding.id.partition("/")[0], ""
         racks = np.arange(simulation.site.sizes["rack"])
@@ -202,7 +204,7 @@ class AlarmLog:
             FalseAlarm(
                 run.profile.name, run.profile.cooling, run.racks, run.load, run.sensors, run.season, run.seed,
                 float(self._second), detector, " ".join(finding.entities), finding.severity, relations,
-                self._circumstance(racks), "; ".join(finding.evidence),
+                self._circumstance(racks), "; ".join(finding.evidence), again,
             )
         )  # fmt: skip
 

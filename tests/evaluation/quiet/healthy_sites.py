@@ -99,9 +99,11 @@ LOADS: dict[str, Mix | None] = {
     "restarts": Mix(),
     "response": Mix(),
     "maintenance": Mix(),
+    "ordinary": Mix(0.4, 0.2, 0.4, job_hours=(0.05, 0.3)),  # single errors, restarts, jobs that crash
 }
 POLICIES_ACT = ("capped", "response")  # loads under which our own policies cap power
-LATER = ("response", "maintenance")  # numbered behind the rest, so that published plants keep their seeds
+# Numbered behind the rest, and the last behind these, so that published plants keep their seeds
+LATER, LAST = ("response", "maintenance"), ("ordinary",)
 SENSORS = ("fine", "coarse", "gaps")
 SEASONS = {
     "mild": Weather(),
@@ -115,7 +117,7 @@ def runs_of(draw: Draw, choice: Choice, plants: int, seconds: int) -> list[Healt
     sensors: such runs compare pairwise."""
     places = sorted(
         product(draw.profiles, draw.racks + draw.large_racks, LOADS),
-        key=lambda place: place[1] in draw.large_racks or place[2] in LATER,
+        key=lambda place: (place[2] in LAST, place[1] in draw.large_racks or place[2] in LATER),
     )
     return [
         HealthyRun(profile, racks, load, draw.first_seed + SEED_STEP * k + at, seconds, sensors, season)

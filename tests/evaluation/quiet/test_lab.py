@@ -11,8 +11,16 @@ import numpy as np
 import pytest
 
 from tests.evaluation.__main__ import main as evaluate
+from tests.evaluation.health.failure_classes import BENIGN
 from tests.evaluation.quiet.alarm_rates import rates
-from tests.evaluation.quiet.circumstances import GAPS_PU, load_target, maintenance, sensors_of, weather_of
+from tests.evaluation.quiet.circumstances import (
+    GAPS_PU,
+    events_of,
+    load_target,
+    maintenance,
+    sensors_of,
+    weather_of,
+)
 from tests.evaluation.quiet.healthy_run import AlarmLog, FalseAlarm, restarts_of, run_healthy
 from tests.evaluation.quiet.healthy_sites import (
     DRAWS,
@@ -49,7 +57,9 @@ def test_a_run_has_its_seed_whatever_else_is_chosen() -> None:
     every = runs_of(DRAWS["develop"], every_cell(DRAWS["develop"]), 2, 3600)
     assert len({r.seed for r in every}) == len(every)
     assert set(runs_of(DRAWS["develop"], Choice(["steps"], ["air"]), 1, 3600)) < set(every)
-    assert runs_of(DRAWS["develop"], Choice(["restarts"], ["air"], [8]), 1, 60)[0].seed == 40_031
+    for load, cooling, racks, seed in (("restarts", "air", 8, 40_031), ("response", "air", 8, 40_058),
+                                       ("churn", "air", 128, 40_075)):  # fmt: skip
+        assert runs_of(DRAWS["develop"], Choice([load], [cooling], [racks]), 1, 60)[0].seed == seed
     pairs = Choice(["steps"], ["air"], [1], SENSORS, list(SEASONS))
     assert len({(r.seed, r.racks) for r in runs_of(DRAWS["develop"], pairs, 1, 60)}) == 1
 
@@ -71,7 +81,7 @@ def test_the_twin_is_started_again_with_its_state_and_from_nothing() -> None:
     assert restarts_of(HealthyRun(AIR, 1, "idle", 1, 300)) == []
 
 
-def test_an_alarm_counts_whenever_it_begins_and_a_remark_or_what_is_true_never() -> None:
+def test_an_alarm_counts_once_for_an_incident_and_a_remark_or_what_is_true_never() -> None:
     run = HealthyRun(AIR, 1, "idle", 1, 60)
     simulation = Simulation.of(Engine(healthy_site(run), [], []))
     log = AlarmLog(run, simulation)
@@ -92,6 +102,12 @@ def test_an_alarm_counts_whenever_it_begins_and_a_remark_or_what_is_true_never()
     log.look(simulation)
     active["balance/a0"] = Finding("balance/a0", "critical", "off", ("quiet/h/a0",), (), 1.0, "look", 1)
     log.look(simulation)
+    balance = active.pop("balance/a0")
+    log.look(simulation)
+    active["balance/a0"] = balance
+    log.look(simulation)
+    assert [a.again for a in log.alarms] == [False, False, False, True]
+    del log.alarms[-1]
     assert [(a.detector, a.time_s, a.severity) for a in log.alarms] == [
         ("balance", 2.0, "warning"),
         ("health", 2.0, "warning"),
@@ -190,6 +206,19 @@ def test_drained_nodes_do_no_work_are_announced_or_not_and_come_back() -> None:
     assert plant.truth.node_reboots.sum() == len(timeline.reboots) == 2
 
 
+def test_ordinary_life_breaks_nothing_and_happens_at_its_rates() -> None:
+    run = HealthyRun(LIQUID, 8, "ordinary", 7, 30 * 86_400)
+    site = healthy_site(run)
+    events = events_of(run, site)
+    assert events is not None
+    assert (len(events.failures), events.lemons.any()) == (0, False)
+    benign = sum(b.per_day * site.sizes[b.table] * 30.0 for b in BENIGN if b.what == "node_reboots")
+    planned = sum(b.per_day * site.sizes[b.table] * 30.0 for b in BENIGN if b.what == "maintenance")
+    assert len(events.reboots) == pytest.approx(benign + planned, abs=4.0 * (benign + planned) ** 0.5)
+    assert "gpu_alive" not in {e.field for e in events.events}
+    assert events_of(run._replace(load="steps"), site) is None
+
+
 def test_a_demand_response_asks_for_less_than_is_drawn_for_a_third_of_the_run() -> None:
     run = HealthyRun(AIR, 1, "response", 7, 60)
     simulation = Simulation.of(Engine(healthy_site(run), [], []))
@@ -204,7 +233,12 @@ def test_a_demand_response_asks_for_less_than_is_drawn_for_a_third_of_the_run() 
 
 @pytest.mark.parametrize(
     ("load", "sensors", "season"),
-    [("response", "fine", "mild"), ("maintenance", "gaps", "winter"), ("steps", "coarse", "summer")],
+    [
+        ("response", "fine", "mild"),
+        ("maintenance", "gaps", "winter"),
+        ("steps", "coarse", "summer"),
+        ("ordinary", "fine", "mild"),
+    ],
 )
 def test_a_cell_of_every_axis_lives_for_a_minute(load: str, sensors: str, season: str) -> None:
     run = HealthyRun(AIR, 1, load, 40_001, 60, sensors, season)
