@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,11 @@ from scipy.stats import nbinom, poisson
 from policies.node_replacement import free_spares
 from policies.node_replacement.headroom import load_limits, load_w, present_use, shift_load
 from policies.node_replacement.spare_count import LARGE_PU, MOST_OUT, SHORT_PU, spare_pool, tail_pu
-from policies.node_replacement.spares import assign_spares
+from policies.node_replacement.spares import assign_spares, unwell
 from tests.support.builders import Twin, site_of, two_racks
 from tests.support.scripted_health import ailing
 from twin.catalogue import ConfigError
-from twin.contracts import DEGRADED, UNKNOWN, WATCH, Fault
+from twin.contracts import DEGRADED, HEALTHY, UNKNOWN, WATCH, Fault, NodeFeatures
 from twin.telemetry import JobSlots, events as ev
 
 DAY_S = 86_400.0
@@ -210,6 +211,24 @@ def test_who_is_not_well_free_and_in_service_is_no_spare() -> None:
     assert pod.pick("x1/node0")[0][0] in ("x/x3/node3", "x/x4/node3")
     pod.tick(None, ev.JobStarted(id="b", job="b", nodes=("x3/node3", "x4/node3"), kind="batch"))
     assert pod.pick("x1/node0")[0][0].startswith("y/")
+
+
+@pytest.mark.parametrize(
+    ("node_gap", "gpu", "serves"),
+    [(np.nan, HEALTHY, True), (0.9, HEALTHY, False), (np.nan, UNKNOWN, False), (np.nan, DEGRADED, False)],
+)  # fmt: skip
+def test_a_node_without_a_bmc_serves_while_its_gpus_are_known_and_a_silent_one_does_not(
+    node_gap: float, gpu: int, serves: bool
+) -> None:
+    site = site_of(racks_of({"name": "r1", "profile": "air-8gpu", "nodes": 2}))
+    levels = {"node": np.full(2, UNKNOWN), "gpu": np.full(16, HEALTHY)}
+    levels["gpu"][3] = gpu
+    gaps = np.array([[node_gap, 0.0], [0.0, 0.0]], np.float32)
+    view: Any = SimpleNamespace(
+        site=site, health=lambda part: SimpleNamespace(level=levels[part]),
+        node_features=lambda: NodeFeatures(("node_gap_pu", "gpu_gap_pu"), gaps),
+    )  # fmt: skip
+    assert unwell(view).tolist() == [not serves, True]
 
 
 def test_a_spare_that_is_likely_to_fail_itself_comes_last_or_not_at_all() -> None:
