@@ -93,7 +93,7 @@ fingerprint() {
             cat "$wheel"
         else
             cd "$source_dir"
-            find pyproject.toml "${parts[@]}" -type f -not -path '*/__pycache__/*' \
+            find pyproject.toml hatch_build.py "${parts[@]}" -type f -not -path '*/__pycache__/*' -not -name '*.so' \
                 -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
         fi
     } | sha256sum | cut -c1-16
@@ -140,7 +140,7 @@ fill_environment() {
         local copy
         copy=$(mktemp -d)
         scratch=$copy # building must leave nothing behind in the checkout
-        (cd "$source_dir" && cp -r --parents pyproject.toml LICENSE "${parts[@]}" "$copy")
+        (cd "$source_dir" && cp -r --parents pyproject.toml hatch_build.py LICENSE "${parts[@]}" "$copy")
         "${pip[@]}" install --no-deps --no-build-isolation "$copy"
     fi
     "$target/bin/python" -m compileall -q "$target/lib" >/dev/null || true # some library's data is no Python

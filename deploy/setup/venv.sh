@@ -132,7 +132,7 @@ present() {
 
 # What an environment of a level is made from.
 fingerprint() {
-    { printf '%s\n' "$1"; cat "$2" pyproject.toml deploy/setup/venv.sh; } | sha256sum | cut -d' ' -f1
+    { printf '%s\n' "$1"; cat "$2" pyproject.toml hatch_build.py twin/kernels/native.c deploy/setup/venv.sh; } | sha256sum | cut -d' ' -f1
 }
 
 stamped() {

@@ -7,6 +7,7 @@ import collections
 import dataclasses
 import json
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -86,6 +87,18 @@ def test_replay_is_identical_under_any_hash_seed(
     assert result["ticks"] == run.outcome.ticks
     assert result["commands"] == run.outcome.commands > 0
     assert _bytes(out) == _bytes(run.folder)
+
+
+@pytest.mark.parametrize("kernels", ["0", "1"])
+def test_replay_is_identical_with_and_without_compiled_kernels(
+    run: Run,
+    blocked_cli: Callable[..., subprocess.CompletedProcess[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    kernels: str,
+) -> None:
+    monkeypatch.setenv("RACKTWIN_KERNELS", kernels)
+    done = blocked_cli("1", "trace", "replay", "--trace", run.folder, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_replay_compares_every_line(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,7 +47,7 @@ LAYERS = (
     ("policies", "models", "connectors"),
     ("twin.plant",), ("twin.engine",), ("twin.control", "twin.alerts", "twin.health"), ("twin.diagnosis",),
     ("twin.estimation",), ("twin.contracts",), ("twin.telemetry",), ("twin.site",), ("twin.catalogue",),
-    ("twin.physics",),
+    ("twin.physics",), ("twin.kernels",),
 )  # fmt: skip
 PURE = frozenset((
     "physics", "catalogue", "site", "telemetry", "contracts", "estimation", "diagnosis", "health", "alerts",
@@ -163,7 +163,12 @@ def sizes(source: Source) -> Iterator[str]:
 
 
 def parameters(source: Source) -> Iterator[str]:
-    """A function has few parameters and a NamedTuple few positions; a frozen dataclass takes the rest."""
+    """A function has few parameters and a NamedTuple few positions; a frozen dataclass takes the rest.
+
+    A kernel takes its columns one by one, as its twin in C does.
+    """
+    if source.path == "twin/kernels/plain.py":
+        return
     for node in source.nodes:
         if isinstance(node, Function):
             given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]

@@ -28,8 +28,10 @@ def test_the_wheel_holds_the_four_packages_and_their_data(tmp_path: Path) -> Non
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "dist")]
     answer = subprocess.run(build, cwd=clone, capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stdout + answer.stderr
-    (wheel,) = (tmp_path / "dist").glob("racktwin-*-py3-none-any.whl")
+    (wheel,) = (tmp_path / "dist").glob("racktwin-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
+    compiled = "twin/kernels/_native.abi3.so" in names
+    assert compiled == ("-cp311-abi3-" in wheel.name) != wheel.name.endswith("-py3-none-any.whl"), wheel.name
     tops = {n.split("/", maxsplit=1)[0] for n in names}
     present = {p.split("/", maxsplit=1)[0] for p in tree.code()} & PACKAGES
     assert {t for t in tops if not t.endswith(".dist-info")} == present
@@ -39,6 +41,24 @@ def test_the_wheel_holds_the_four_packages_and_their_data(tmp_path: Path) -> Non
     check_outside(wheel, tmp_path / "elsewhere")
     assert [n for n in names if "evaluation" in n or "lstm" in n] == [], "evaluation does not ship"
     assert {n for n in names if n.endswith(".py")} >= {p for p in tree.code() if not p.startswith("deploy/")}
+
+
+def test_without_a_compiler_the_wheel_is_pure(tmp_path: Path) -> None:
+    script = tmp_path / "hatch_build.py"
+    shutil.copyfile(tree.ROOT / "hatch_build.py", script)
+    (tmp_path / "twin" / "kernels").mkdir(parents=True)
+    shutil.copyfile(tree.ROOT / "twin/kernels/native.c", tmp_path / "twin/kernels/native.c")
+    stale = tmp_path / "twin" / "kernels" / "_native.abi3.so"
+    stale.write_bytes(b"of another source")
+    answer = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": str(tmp_path)},
+    )
+    assert (answer.returncode, answer.stderr.strip()) == (1, "no C compiler (cc, gcc, clang, or $CC)")
+    assert not stale.exists()
 
 
 OUTSIDE = """

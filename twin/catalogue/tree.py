@@ -102,6 +102,9 @@ def _feed(hasher: Any, tree: Any) -> None:
     elif isinstance(tree, np.ndarray):
         if tree.dtype.str[1:] not in _TYPES:
             raise TypeError(f"an array of {tree.dtype} is not plain data")
+        if tree.dtype.kind == "f" and (nothing := np.isnan(tree)).any():
+            # Of two operands that are NaN a processor gives either, with its sign: all count as one
+            tree = np.where(nothing, tree.dtype.type(np.nan), tree)
         hasher.update(f"a{tree.dtype.str}{tree.shape}".encode())
         hasher.update(np.ascontiguousarray(tree).data)
     else:

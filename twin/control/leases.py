@@ -79,6 +79,11 @@ class Leases(EntityState):
         """Mask of the running leases [n]."""
         return cast(Bool, ~np.isnan(self.value))
 
+    def ever_used(self) -> bool:
+        """Return True if anything was ever commanded here, or taken out by the leader before."""
+        inherits = self.control.disruptive and not np.isnan(self.lapsed).all()
+        return bool(self.command.any() or inherits)
+
     def grant(self, new: Setpoints, first_command: int, now_ns: int, readback: F64) -> None:
         """New values under new leases, numbered from `first_command` on.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from twin import kernels
 from twin.catalogue import F32, I64, Bool
 from twin.telemetry import OWN, EntityState, column
 
@@ -19,9 +20,8 @@ LEAST_CERTAIN = 5.5  # nor is one for any bound
 FARTHEST = 1000.0
 OFF_SIGMAS = 2.0  # no more than ALLOWANCE: a cell that was at rest and is not off stays at rest
 HUGE_SIGMAS = 25.0  # one such reading is a deviation; whether it stays, the next one tells
-MEAN_PER_READING = np.float32(0.4)
+MEAN_PER_READING = 0.4
 WILD_SIGMAS, WILD_KEPT = 5.0, 0.96  # a far reading counts among about the last 25
-MOST_STREAK = 999
 
 
 class CusumBoard:
@@ -38,7 +38,7 @@ class CusumBoard:
         self.live: Bool = np.zeros((r, n), np.bool_)  # where a sum, streak or wild one is not zero
         self.pieces: list[DeviationTrack] = []
         self.active = self.any_wild = False
-        self._width, self._scratch = -1, (self.mean, self.mean, self.live)
+        self._at = np.zeros(0, np.int64)
 
     def refresh(self) -> None:
         """After its arrays were written from outside."""
@@ -57,70 +57,38 @@ class CusumBoard:
         `z` is overwritten, and contiguous.
         """
         w = z.shape[1]
-        if w != self._width:
-            self._width = w
-            self._scratch = np.empty_like(z), np.empty_like(z), np.empty(z.shape, np.bool_)
-        size, moved, odd = self._scratch
-        largest = float(np.abs(z, out=size).max(initial=0.0))
-        if not largest <= FARTHEST:  # or not a number
-            np.copyto(z, 0.0, where=np.not_equal(z, z, out=odd))
-            np.minimum(np.maximum(z, np.float32(-FARTHEST), out=z), np.float32(FARTHEST), out=z)
-            largest = float(np.abs(z, out=size).max(initial=0.0))
-        mean = self.mean[:, part]
-        np.subtract(z, mean, out=moved)
-        moved *= MEAN_PER_READING
-        np.greater(size, OFF_SIGMAS, out=odd)
-        odd |= self.live[:, part]
-        if fresh is None:
-            self.last[:, part] = z
-        else:
-            moved *= fresh
-            odd &= fresh
-            np.copyto(self.last[:, part], z, where=fresh)
-        mean += moved
-        at = odd.reshape(-1).nonzero()[0]
-        if len(at):
+        if len(self._at) < z.size:
+            self._at = np.empty(z.size, np.int64)
+        largest, sure, counted = kernels.add_deviations(
+            z,
+            fresh,
+            self.mean[:, part],
+            self.last[:, part],
+            self.live[:, part],
+            self.above[:, part],
+            self.below[:, part],
+            self.wild[:, part],
+            self.streak[:, part],
+            self.certain[:, part],
+            FARTHEST,
+            MEAN_PER_READING,
+            OFF_SIGMAS,
+            WILD_SIGMAS,
+            WILD_KEPT,
+            MOST,
+            HUGE_SIGMAS,
+            ALLOWANCE,
+            self.any_wild,
+            self._at,
+        )
+        if counted and (largest > WILD_SIGMAS or self.any_wild):
+            self.any_wild = bool(self.wild.any())
+        if counted and (self.active or sure):
+            at = self._at[:counted]
             cells = at if w == self.n else at + (at // w) * (self.n - w) + part.start
-            self._count(z.reshape(-1)[at], cells, largest, now_ns)
-        elif self.active:
+            self._decide(self.sums.reshape(2, -1)[:, cells], self.certain.reshape(-1)[cells], cells, now_ns)
+        elif not counted and self.active:
             self._tell()
-
-    def _count(self, z: F32, cells: I64, largest: float, now_ns: int) -> None:
-        """Count the readings of some cells, by their place on the whole board."""
-        streak = self.streak.reshape(-1)
-        row = streak[cells]
-        row += 1
-        np.minimum(row, MOST_STREAK, out=row)
-        row *= z * np.sign(self.mean.reshape(-1)[cells]) > OFF_SIGMAS
-        streak[cells] = row
-        live = row > 0
-        if largest > WILD_SIGMAS or self.any_wild:
-            many = self.wild.reshape(-1)
-            wild = many[cells]
-            wild *= np.float32(WILD_KEPT)
-            wild += np.abs(z) > WILD_SIGMAS
-            wild[wild < 0.01] = 0.0
-            many[cells] = wild
-            live |= wild > 0.0
-            self.any_wild = bool(many.any())
-        step = np.minimum(np.maximum(z, np.float32(-MOST)), np.float32(MOST))
-        certain = self.certain.reshape(-1)[cells]
-        if largest > HUGE_SIGMAS:
-            huge = np.abs(z) > HUGE_SIGMAS
-            step[huge] = np.copysign(np.float32(ALLOWANCE) + certain[huge], z[huge])
-        both = self.sums.reshape(2, -1)
-        sums = both[:, cells]
-        sums[0] += step
-        sums[1] -= step
-        sums -= np.float32(ALLOWANCE)
-        np.maximum(sums, 0.0, out=sums)
-        np.minimum(sums, np.float32(2.0) * certain, out=sums)
-        both[:, cells] = sums
-        live |= sums[0] > 0.0
-        live |= sums[1] > 0.0
-        self.live.reshape(-1)[cells] = live
-        if self.active or (sums >= certain).any():
-            self._decide(sums, certain, cells, now_ns)
 
     def _decide(self, sums: F32, certain: F32, cells: I64, now_ns: int) -> None:
         """Decide which of these cells are off; the others have not changed and keep their state."""

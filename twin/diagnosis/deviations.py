@@ -73,17 +73,21 @@ class Seat:
         self.row, self.piece, self.fill = 0, slice(0, n), NONE
         self.nothing = np.full(n, np.nan)
 
-    def fresh(self, state: State, readings: NewReadings, part: slice) -> tuple[int, Bool | None]:
-        """Return the number of cells of a part with a new reading, and their mask where that is not all."""
-        if self.signal_row is None:
-            return ALL, None
-        fresh, count = readings.fresh(state, self.table, self.signal_row)
-        if fresh is None:
-            return ALL, None
-        if count and part.stop - part.start < self.n:
-            fresh = fresh[part]
-            count = int(np.count_nonzero(fresh))
-        return (SOME, fresh) if count else (NONE, None)
+
+def _fresh(
+    state: State, readings: NewReadings, source: tuple[str, int | None], part: slice | None
+) -> tuple[int, Bool | None]:
+    """Return how many cells of a part (None: all) have a new reading, and their mask where some have."""
+    table, row = source
+    if row is None:
+        return ALL, None
+    fresh, count = readings.fresh(state, table, row)
+    if fresh is None:
+        return ALL, None
+    if count and part is not None:
+        fresh = fresh[part]
+        count = int(np.count_nonzero(fresh))
+    return (SOME, fresh) if count else (NONE, None)
 
 
 class Stand:
@@ -104,6 +108,10 @@ class Stand:
         self._z, self._fresh = np.zeros(size, np.float32), np.zeros(size, np.bool_)
         self._off, self._measured, self._expected = (np.zeros(size) for _ in range(3))
         self._flat, self._width = not n, -1
+        # What they count the readings of: many judge the same signal
+        sources = [(seat.table, seat.signal_row) for seat in seats]
+        self._sources = list(dict.fromkeys(sources))
+        self._source_of = [self._sources.index(source) for source in sources]
 
     def update(
         self,
@@ -118,11 +126,10 @@ class Stand:
         w = part.stop - part.start
         size = self.shape[0] * w
         z, fresh = self._z[:size].reshape(-1, w), self._fresh[:size].reshape(-1, w)
-        fills = []
-        for seat in self.seats:
-            fill, some = NONE, None
-            if seat.name in residuals:
-                fill, some = seat.fresh(state, readings, seat.piece if self._flat else part)
+        fills, piece = [], None if self.parts == 1 else part
+        fresh_of = [_fresh(state, readings, source, piece) for source in self._sources]
+        for seat, source in zip(self.seats, self._source_of, strict=True):
+            fill, some = fresh_of[source] if seat.name in residuals else (NONE, None)
             fills.append(fill)
             if some is not None or fill != seat.fill or w != self._width:
                 fresh[seat.row, seat.piece if self._flat else slice(None)] = (
@@ -179,6 +186,14 @@ class Tracks(EntityState):
         self.tracks: dict[str, DeviationTrack] = {}
         self._seats: dict[str, int] = {}
         self._stands: list[Stand] = []
+        self._judging: dict[str, list[DeviationTrack]] = {}
+
+    def judging(self, signal: str) -> list[DeviationTrack]:
+        """The comparisons that judge a signal such as `gpu.power_w`."""
+        if signal not in self._judging:
+            named = sorted(name for name in self.tracks if name.partition("/")[0] == signal)
+            self._judging[signal] = [self.tracks[name] for name in named]
+        return self._judging[signal]
 
     def _track(self, name: str) -> DeviationTrack:
         # The rows of a balance are of no table: they are other sums on another site
@@ -207,6 +222,7 @@ class Tracks(EntityState):
         sizes = {name: len(track.on) for name, track in self.tracks.items()}
         sizes |= {name: len(r.expected) for name, r in residuals.items()}
         flat, large = list[Seat](), dict[int, list[Seat]]()
+        self._judging.clear()
         for name, n in sizes.items():
             if n:
                 track = self.tracks.get(name)
@@ -235,6 +251,7 @@ class Tracks(EntityState):
     def restore(self, data: Mapping[str, Any]) -> None:
         """Take over what `dump` gave; all comparisons are laid out anew."""
         self._seats, self._stands = {}, []
+        self._judging.clear()
         for name, known in data["tracks"].items():
             self.tracks[name] = DeviationTrack(len(known["on"]), self._track(name).table)
         super().restore(data)

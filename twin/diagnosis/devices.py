@@ -334,8 +334,7 @@ def _part(state: State, name: str, part: slice) -> F32:
 
 def _agrees(key: str, entity: int, tracks: Tracks) -> bool:
     """A jump of power may be the work's: its own comparisons must have jumped as well, if there are any."""
-    own = [t for name, t in tracks.tracks.items() if name == key or name.startswith(key + "/")]
-    own = [t for t in own if entity < len(t.wild)]
+    own = [t for t in tracks.judging(key) if entity < len(t.wild)]
     if key == NODE_POWER:  # a node's supplies jump with it, but not with its meter alone
         own = [t for name in (PSU1, PSU2) if (t := tracks.tracks.get(name)) is not None] or own
     if not own:

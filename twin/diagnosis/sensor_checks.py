@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from twin import kernels
 from twin.catalogue import F32, I32, I64, TABLES, Bool
 from twin.diagnosis.alarm_budget import AlarmBudget, rare_count, run_log, widening
 from twin.diagnosis.deviations import NewReadings
@@ -48,7 +49,7 @@ COARSE_RUN, COARSE_MOVES, COARSE_LIVELY = 12.5, 1.67, 0.15
 # size may rest there for ever. source: simulated Gaussian noise of 0 to 5 steps
 VARIED = (0.0, 0.02, 0.05, 0.11, 0.17, 0.32, 0.50, 0.70, 0.80)
 RESTS = (1.0, 0.954, 0.904, 0.79, 0.683, 0.525, 0.383, 0.197, 0.0)
-OTHER_SIZE = np.float32(0.25)  # a change of another size differs by this share of it
+OTHER_SIZE = 0.25  # a change of another size differs by this share of it
 # Below, the noise of a meter, a share of its reading, drowns in its last digit: of powers by table, and of
 # currents in steps of 0.1 A; source: estimate
 LEAST_POWER_W = {"gpu": 150.0, "node": 500.0, "rack": 5000.0, "feeder": 5000.0}
@@ -56,7 +57,7 @@ LEAST_CURRENT_A = 50.0
 USUAL_PER_READING = 0.01  # how fast the usual share of changes is learned
 CELLS = 12_288  # of a table that are looked at in one tick
 JUMP_SCALES = 6.0  # a jump is so many times the usual one (root mean square)
-FAR_BACK = np.float32(1e15)  # keeps squares finite
+FAR_BACK = 1e15  # keeps squares finite
 JUMPS_KEPT = 0.96  # far ones are counted among about the last 25 readings
 # Share of the readings of a healthy gauge that leap so far where no work makes them; source: estimate, as
 # simulated healthy plants had none in 3.4 million readings
@@ -137,12 +138,9 @@ class Bank(GaugeState):
         self.n, self.traits, self.flat = n, traits, flat
         self.settled = set[int]()  # begins of parts all of whose cells have been read often
         self.odd = self.any_jumps = False
-        self._scratch: tuple[np.ndarray, ...] = ()
-        self._stood = np.zeros(0)  # readings without a change, as a multiple of what is usual
-        self._rate = np.zeros(0, np.float32)
         shape = (1, -1) if flat else (-1, 1)
-        self._least_run = traits["least_run"].reshape(shape) if traits else np.zeros((1, n))
         self._jumps = traits["jumps"].reshape(shape) if traits else np.zeros((1, n))
+        self._at = np.zeros((2, 0), np.int64)
 
     def refresh(self) -> None:
         """After its arrays were written from outside."""
@@ -155,70 +153,50 @@ class Bank(GaugeState):
 
     def update(self, value: F32, new: Bool | None, part: slice) -> None:
         """Take in values [k, w] of a part of the columns where they are new; None: everywhere."""
-        if not self._scratch or self._scratch[0].shape != value.shape:
-            self._scratch = tuple(np.empty(value.shape, kind) for kind in ("f4", "f4", "f4", "?"))
-            self._stood, self._rate = np.empty(value.shape), np.empty(value.shape, np.float32)
-        up, down, _, odd = self._scratch
-        last, before = self.last[:, part], self.before[:, part]
-        run, moves, count = self.run[:, part], self.moves[:, part], self.count[:, part]
-        np.not_equal(value, last, out=odd)
-        run += 1
-        if new is not None:
-            odd &= new
-            run -= ~new  # no reading: it stays as it was
-        np.copyto(run, 0, where=odd)
-        rate: Any = np.float32(USUAL_PER_READING)
-        settled = part.start in self.settled
+        if self._at.shape[1] < value.size:
+            self._at = np.empty((2, value.size), np.int64)
+        count, settled = self.count[:, part], part.start in self.settled
         if not settled and count.min() >= SETTLED:  # before counting, as after a restart
             settled = True
             self.settled.add(part.start)
-        if not settled:
-            rate = np.add(count, 1, out=self._rate, dtype=np.float32, casting="unsafe")
-            np.divide(np.float32(1.0), rate, out=rate)
-            np.maximum(rate, np.float32(USUAL_PER_READING), out=rate)
-        if new is not None:
-            rate = np.multiply(rate, new, out=self._rate)
-        self._vary(value, odd, rate, part)
-        # A share of changes learned while it stands still would make standing still usual.
-        np.subtract(odd, moves, out=up)
-        up *= rate
-        stood = self._stood
-        np.multiply(run, moves, out=stood)
-        np.copyto(up, 0.0, where=np.greater_equal(stood, STILL, out=odd))
-        moves += up
-        if self.odd:
-            np.copyto(self.frozen[:, part], False, where=True if new is None else new)
-        np.greater_equal(run, self._least_run, out=odd)
-        if odd.any():
-            self._freeze(value, new, *self._cells(odd, part))
-        # A jump: both steps, to the last reading and from it, go the same way
-        np.subtract(last, before, out=up)
-        np.subtract(last, value, out=down)
-        self._leap(value, new, rate, part)
+        still, leapt = kernels.watch_gauges(
+            value,
+            new,
+            self.last[:, part],
+            self.before[:, part],
+            self.run[:, part],
+            self.moves[:, part],
+            count,
+            self.jump[:, part],
+            self.frozen[:, part],
+            self.change[:, part],
+            self.varied[:, part],
+            self.traits["least_run"],
+            self.traits["least_k"],
+            self.traits["least_pu"],
+            self.traits["noisy"],
+            WIDENING,
+            settled,
+            self.odd,
+            USUAL_PER_READING,
+            STILL,
+            JUMP_SCALES**2,
+            FAR_BACK,
+            OTHER_SIZE,
+            self._at[0],
+            self._at[1],
+        )
+        if still:
+            self._freeze(value, new, *self._cells(self._at[0, :still], value.shape[1], part))
+        if leapt or self.any_jumps:
+            self._count_jumps(new, self._cells(self._at[1, :leapt], value.shape[1], part)[1], part)
         if not settled:
             count += 1 if new is None else new
         if self.odd:
             self._refresh()
-        where: Any = True if new is None else new
-        np.copyto(before, last, where=where)
-        np.copyto(last, value, where=where)
 
-    def _vary(self, value: F32, changed: Bool, rate: Any, part: slice) -> None:
-        """Learn of these changes which share is of another size than the change before."""
-        size, off, share, _ = self._scratch
-        change, varied = self.change[:, part], self.varied[:, part]
-        np.abs(np.subtract(value, self.last[:, part], out=size), out=size)
-        np.abs(np.subtract(size, change, out=off), out=off)
-        np.multiply(change, OTHER_SIZE, out=share)
-        np.subtract(np.greater(off, share), varied, out=off)
-        off *= rate
-        np.add(varied, off, out=varied, where=changed)
-        np.copyto(change, size, where=changed)
-
-    def _cells(self, where: Bool, part: slice) -> tuple[I64, I64]:
-        """Return the positions of the set cells within the part and within the whole bank."""
-        at = where.reshape(-1).nonzero()[0]
-        w = where.shape[1]
+    def _cells(self, at: I64, w: int, part: slice) -> tuple[I64, I64]:
+        """Return positions within a part of w columns, and within the whole bank."""
         return at, at if w == self.n else at + (at // w) * (self.n - w) + part.start
 
     def _trait(self, name: str, cells: I64) -> np.ndarray:
@@ -245,43 +223,16 @@ class Bank(GaugeState):
         self.frozen.reshape(-1)[cells[odd]] = True
         self.odd |= bool(odd.any())
 
-    def _leap(self, value: F32, new: Bool | None, rate: Any, part: slice) -> None:
-        """Learn how far readings usually leap and come back, and count those that leap farther."""
-        up, down, back, odd = self._scratch
-        np.minimum(up, down, out=back)
-        np.maximum(up, down, out=up)
-        np.negative(up, out=up)
-        np.maximum(back, up, out=back)
-        np.fmax(back, np.float32(0.0), out=back)
-        if new is not None:
-            back *= new
-        np.minimum(back, FAR_BACK, out=back)
-        jump = self.jump[:, part]
-        np.multiply(back, back, out=up)
-        np.multiply(jump, np.float32(JUMP_SCALES**2), out=down)
-        at, cells = self._cells(np.greater(up, down, out=odd), part)
-        far = cells[:0]
-        if len(at):
-            here = np.abs(value.reshape(-1)[at])
-            least = self._trait("least_k", cells) + self._trait("least_pu", cells) * here
-            some = (back.reshape(-1)[at] > least) & self._trait("noisy", cells)
-            wide = WIDENING[np.minimum(self.count.reshape(-1)[cells], SETTLED)]
-            squared = np.square(back.reshape(-1)[at])
-            some &= squared / wide > JUMP_SCALES**2 * self.jump.reshape(-1)[cells]
-            at, far = at[some], cells[some]
-        up -= jump
-        up *= rate
-        up.reshape(-1)[at if len(far) else far] = 0.0
-        jump += up
-        if len(far) or self.any_jumps:
-            jumps = self.jumps[:, part]
-            where: Any = True if new is None else new
-            np.multiply(jumps, np.float32(JUMPS_KEPT), out=jumps, where=where)
-            self.jumps.reshape(-1)[far] += 1.0
-            jumps[jumps < 0.05] = 0.0
-            many = jumps >= (self._jumps[:, part] if self.flat else self._jumps)
-            np.copyto(self.jumping[:, part], many, where=where)
-            self._refresh()
+    def _count_jumps(self, new: Bool | None, far: I64, part: slice) -> None:
+        """Count jumps among about the last 25 readings: `far` cells of the bank have just leapt."""
+        jumps = self.jumps[:, part]
+        where: Any = True if new is None else new
+        np.multiply(jumps, np.float32(JUMPS_KEPT), out=jumps, where=where)
+        self.jumps.reshape(-1)[far] += 1.0
+        jumps[jumps < 0.05] = 0.0
+        many = jumps >= (self._jumps[:, part] if self.flat else self._jumps)
+        np.copyto(self.jumping[:, part], many, where=where)
+        self._refresh()
 
 
 class Meters(GaugeState):

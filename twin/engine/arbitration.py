@@ -150,6 +150,9 @@ class ArbitrationPass:
     def _carry_out(self, key: str, lease: Leases, acting: list[Claim], claims: list[Claim]) -> Order:
         """The order on one control, and what became of earlier ones."""
         arbiter, view, now_ns = self.arbiter, self.view, self.view.now_ns
+        alarmed = any(f"{kind}/{key}" in self.findings.active for kind in FOLLOWED)
+        if not (claims or alarmed or arbiter.fresh_term or key in arbiter.settling or lease.ever_used()):
+            return Order(0)
         excluded = view.windows.mask(lease.control.table)
         generation = self.state.tables[lease.control.table].generation
         out = Order(lease.n)
@@ -159,7 +162,6 @@ class ArbitrationPass:
             known = self._known(key, lease.n) & (True if excluded is None else ~excluded)
             out.commands += arbiter.adopt(key, view.readback(key), known, generation, now_ns)
         busy = lease.running().any()
-        alarmed = any(f"{kind}/{key}" in self.findings.active for kind in FOLLOWED)
         self._look_after(key, lease)
         stands = self._settle_doubts(lease, claims) if key == SERVICE else None
         owed = np.isfinite(lease.lapsed).any()

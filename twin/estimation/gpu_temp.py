@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from twin import kernels
 from twin.catalogue import F64, I32, I64, NS, Bool
 from twin.estimation.noise import ResidualNoise
 from twin.estimation.parameter import Covariance, Delayed, Fit, Reference
@@ -117,6 +118,7 @@ class GpuTemp(EntityState):
         self.liquid = design.liquid[node_rack]
         self.all_liquid = bool(self.liquid.all())
         self.tau_s = design.gpu_tau_s[node_rack]
+        self._longest_s = float(np.nanmax(self.tau_s, initial=0.0))
         self.nominal_lpm = design.rack_flow_lpm
         self.resistance = design.gpu_resistance_k_per_w[of]
         self.full_w = FULL_POWER_PU * design.gpu_max_w[of]
@@ -199,21 +201,23 @@ class GpuTemp(EntityState):
         self.inlet_c[fresh] = inlet[fresh]
         self.inlet_c = np.where(known, inlet + (self.inlet_c - inlet) * left, self.inlet_c)
         self.inlet_s = np.where(known, 0.0, self.inlet_s + dt_s)
-        aim = self.power_w * self.trays.spread(of_node)
-        stay = self.trays.spread(left)
-        for level, goal in ((self.heated, aim), (self.twice, self.heated)):
-            level -= goal
-            level *= stay
-            level += goal
-        offset, resistance, lag = self.set.in_use
         inlet_c = np.where(self.inlet_s <= HOLD_S, self.inlet_c, np.nan)
-        expected = self.trays.spread(inlet_c)
-        expected += offset
-        expected += resistance * self.heated
-        expected -= lag * (self.heated - self.twice)
-        begun = self.settled_s < SETTLING * np.nanmax(self.tau_s, initial=0.0)
-        if begun.any():
-            expected[begun] = np.nan
+        expected = np.empty(self.n)
+        kernels.follow_heat(
+            self.heated,
+            self.twice,
+            self.power_w,
+            of_node,
+            left,
+            inlet_c,
+            self.trays.of,
+            self.set.in_use[OFFSET],
+            self.set.in_use[RESISTANCE],
+            self.set.in_use[LAG],
+            self.settled_s,
+            SETTLING * self._longest_s,
+            expected,
+        )
         return expected
 
     def _hear(self, power_w: F64, dt_s: float) -> None:

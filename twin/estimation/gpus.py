@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from twin import kernels
 from twin.catalogue import F64, I64, Bool
 from twin.contracts import Residual, confidence_of
 from twin.estimation.gpu_power import MOVE_PU, GpuPower
@@ -51,7 +52,7 @@ class GpuEstimator(EntityState):
         self.clock_noise = ResidualNoise(n, np.full(n, CLOCK_NOISE_PU), "gpu")
         self.hot_c = site.design.gpu_slowdown_c[site.rack_of_gpu] - HOT_K
         self.residuals: dict[str, Residual] = {}
-        self._scratch = np.empty((2, n))
+        self._scratch = np.empty(n, np.int64)
         self._told: dict[str, Parameter] | None = None  # parameters, until something moves
 
     def update(self, readings: Readings, dt_s: float, touched: Bool | None = None) -> dict[str, Residual]:
@@ -146,11 +147,8 @@ class GpuEstimator(EntityState):
 
     def _off(self, measured: F64, expected: F64, sigma: F64) -> I64:
         """GPUs whose reading is off by more than ASKED_SIGMAS."""
-        off, bound = self._scratch
-        np.subtract(measured, expected, out=off)
-        np.abs(off, out=off)
-        np.multiply(sigma, ASKED_SIGMAS, out=bound)
-        return np.flatnonzero(off > bound)
+        found = kernels.far_off(measured, expected, sigma, ASKED_SIGMAS, self._scratch)
+        return self._scratch[:found].copy()
 
     def _learn(
         self, part: int, readings: Readings, measured: list[tuple[F64, I64]], touched: Bool | None

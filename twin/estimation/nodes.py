@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from twin import kernels
 from twin.catalogue import F64, I64, NS, Bool
 from twin.contracts import Residual, confidence_of
-from twin.estimation.noise import ResidualNoise
+from twin.estimation.noise import FAULT_S, FAULT_SIGMAS, ResidualNoise
 from twin.estimation.parameter import (
     ASKED_SIGMAS,
     KNOWN_SIGMAS,
@@ -74,6 +75,7 @@ class Linear(EntityState):
         self.prior, self.spread, self.error = prior, spread, error
         self.set, self.fit = Delayed(prior, table), Fit(self.k, self.n, memory_s, table)
         self.covariance = Covariance(spread, table)
+        self._at = np.zeros(self.n, np.int64)
         self._unknown = np.zeros(self.n)  # 1 sigma for that parameters are not known, where it was asked
         self.reference = Reference(self.k, self.n, SETTLED_S, table)
         self.noise = ResidualNoise(self.n, floor, table)
@@ -97,18 +99,10 @@ class Linear(EntityState):
         self.turn += 1
         if self.since_s[part] >= MOVE_S:
             self._move(part)
-        before, expected = self.expected, self.set.in_use[0] * features[0]
-        for theta, x in zip(self.set.in_use[1:], features[1:], strict=True):
-            expected += theta * x
-        self.expected = expected
-        loose = expected - before
-        np.abs(loose, out=loose)
-        loose *= MOVE_PU
-        loose[np.isnan(loose)] = 0.0
-        if doubt is not None:
-            loose += doubt
-        sigma = self.sigma + loose
-        at = np.flatnonzero(np.abs(measured - expected) > ASKED_SIGMAS * sigma)
+        expected, loose, sigma = np.empty((3, self.n))
+        given = self.set.in_use, self.expected, self.sigma, measured, doubt, MOVE_PU, ASKED_SIGMAS
+        found = kernels.compare_linear(*given, expected, loose, sigma, self._at, *features)
+        self.expected, at = expected, self._at[:found]
         self._unknown[:] = 0.0
         self._unknown[at] = self.covariance.sigma(at, [x[at] for x in features])
         sigma[at] = np.hypot(sigma[at], self._unknown[at])
@@ -146,26 +140,32 @@ class Linear(EntityState):
     ) -> None:
         rows, dt_s = self.parts[part], float(self.elapsed_s[part])
         self.elapsed_s[part] = 0.0
-        read_ns, y, expected = heard_ns[rows], measured[rows], self.expected[rows]
-        fresh = read_ns > self.taught_ns[rows]
-        self.taught_ns[rows] = read_ns
-        if untouched is not None:
-            fresh &= untouched[rows]
-        if not fresh.any():
+        read_ns = heard_ns[rows]
+        clipped, weight, off = np.empty((3, len(read_ns)))
+        taught = kernels.teach_linear(
+            measured[rows],
+            read_ns,
+            self.taught_ns[rows],
+            None if untouched is None else untouched[rows],
+            self.expected[rows],
+            self.noise.off_ns[rows],
+            self.sigma[rows],
+            self._unknown[rows],
+            loose[rows],
+            self.error[rows],
+            FAULT_S * NS,
+            FAULT_SIGMAS,
+            KNOWN_SIGMAS,
+            clipped,
+            weight,
+            off,
+        )
+        if not taught:
             return
-        usable = fresh & np.isfinite(y - expected) & ~self.noise.lasting(read_ns, rows)
-        sigma = self.sigma[rows]
-        unknown = self._unknown[rows]
-        bound = np.where(np.isfinite(sigma), 4.0 * (sigma + unknown), np.inf) + loose[rows]
-        clipped = np.minimum(np.maximum(y, expected - bound), expected + bound)
-        # What comes while it moves errs by more
-        weight = np.where(usable, 1.0 / (1.0 + (loose[rows] / self.error[rows]) ** 2), 0.0)
         self.fit.learn(rows, [x[rows] for x in features], clipped, self.error[rows], weight, dt_s)
         if self.moves[part] < NOISE_AFTER_MOVES:
             return
-        off = y - expected
-        off = np.sign(off) * np.maximum(np.abs(off) - loose[rows] - KNOWN_SIGMAS * unknown, 0.0)
-        self.noise.learn(np.where(fresh, off, np.nan), read_ns, dt_s, rows)
+        self.noise.learn(off, read_ns, dt_s, rows)
         self.sigma[rows] = self.noise.sigma(rows)
 
     def parameter(self, name: str, k: int) -> Parameter:

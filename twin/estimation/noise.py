@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from twin import kernels
 from twin.catalogue import F64, I64, NS, Bool
 from twin.telemetry import OWN, EntityState, column
 
@@ -54,43 +55,22 @@ class ResidualNoise(EntityState):
 
         With `rows`, both are those of a part of the rows, `dt_s` seconds after that part's turn before.
         """
-        variance, count, off_ns = self.variance[rows], self.count[rows], self.off_ns[rows]
-        size = np.abs(difference)
-        known = np.isfinite(size)
-        bound = np.sqrt(variance)
-        np.maximum(bound, self.floor[rows], out=bound)
-        bound *= FAULT_SIGMAS
-        least = int(count.min(initial=NOISE_WARMUP))
-        if least < NOISE_WARMUP:
-            bound[count < NOISE_WARMUP] = np.inf
-        far = size > bound
-        far &= known
-        if far.any() or off_ns.any():
-            near = known & ~(size > bound / 2)
-            off_ns[:] = np.where(near, 0, np.where(far & (off_ns == 0), heard_ns, off_ns))
-            known &= ~((off_ns > 0) & (heard_ns - off_ns >= FAULT_S * NS))
-            np.minimum(size, bound, out=size)
-        count += known
-        lasting = min(1.0, dt_s / NOISE_MEMORY_S)
-        young = least * lasting < 1.0
-        since = 1.0 / np.maximum(count, 1) if young or least * dt_s < CREEP_S else 0.0
-        mean, creeping = self.mean[rows], self.creeping[rows]
-        signed = np.copysign(size, difference)
-        signed -= mean
-        np.copyto(signed, 0.0, where=~known)
-        step = signed * np.maximum(since, min(1.0, dt_s / MEAN_S))
-        mean += step
-        signed *= signed - step  # (r - m0) (r - m)
-        variance -= creeping  # the other part alone
-        signed -= variance
-        signed *= np.maximum(since, lasting)
-        step = mean * mean
-        step -= creeping
-        step *= np.maximum(since, min(1.0, dt_s / CREEP_S))
-        for gained, of in ((signed, variance), (step, creeping)):
-            np.copyto(gained, 0.0, where=~known)
-            of += gained
-        variance += creeping
+        kernels.learn_noise(
+            difference,
+            heard_ns,
+            self.variance[rows],
+            self.mean[rows],
+            self.creeping[rows],
+            self.count[rows],
+            self.off_ns[rows],
+            self.floor[rows],
+            min(1.0, dt_s / NOISE_MEMORY_S),
+            min(1.0, dt_s / MEAN_S),
+            min(1.0, dt_s / CREEP_S),
+            FAULT_SIGMAS,
+            FAULT_S * NS,
+            NOISE_WARMUP,
+        )
 
     def lasting(self, heard_ns: I64, rows: slice = slice(None)) -> Bool:
         """Rows that have been far off for so long that nothing may be learned from them."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from twin import kernels
 from twin.catalogue import F32, F64, I64, Bool
 from twin.telemetry import OWN, EntityState, column, scalar
 
@@ -115,25 +116,9 @@ class Fit(EntityState):
         Past readings fade only as far as new ones come in. Features, y and error are finite where
         the weight is not 0.
         """
-        taken = weight > 0.0
-        keep = 1.0 - weight * min(dt_s / self.memory_s, 1.0)
-        clean = taken.all()
-        sure = error if clean else np.where(taken, error, 1.0)  # what is not taken in may be NaN throughout
-        information = weight * (min(dt_s / ALIKE_S, 1.0) / sure**2)
-        xs = features if clean else [np.where(taken, x, 0.0) for x in features]
-        target = y if clean else np.where(taken, y, 0.0)
-        at = 0
-        for i, x in enumerate(xs):
-            weighted = information * x
-            for other in xs[i:]:
-                cell = self.normal[at, rows]
-                cell *= keep
-                cell += weighted * other
-                at += 1
-            cell = self.moment[i, rows]
-            cell *= keep
-            cell += weighted * target
-        self.taught_s[rows] += weight * dt_s
+        fade, worth = min(dt_s / self.memory_s, 1.0), min(dt_s / ALIKE_S, 1.0)
+        kept = self.normal[:, rows], self.moment[:, rows], self.taught_s[rows]
+        kernels.learn_fit(*kept, y, error, weight, fade, worth, dt_s, *features)
 
     def solve(self, rows: slice, prior: F64, spread: F64) -> Solution:
         """The parameters of these rows with this prior and its 1 sigma, both [k, m] or [k, 1]."""
@@ -206,14 +191,9 @@ class Covariance(EntityState):
 
         Large where x is unlike what was seen: sqrt(x' S x).
         """
-        factor, variance, first = self.in_use[:, at], np.zeros(len(at)), 0
-        for i in range(len(features)):
-            along = sum(
-                (factor[first + j] * features[j] for j in range(1, i + 1)), factor[first] * features[0]
-            )
-            variance += along * along
-            first += i + 1
-        return np.sqrt(variance)
+        out = np.empty(len(at))
+        kernels.fit_sigma(self.in_use, at, out, *features)
+        return out
 
 
 class Reference(EntityState):

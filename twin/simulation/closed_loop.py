@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from twin import kernels
 from twin.catalogue import I64, NS, START_NS
 from twin.contracts import CommandBatch, Decision
 from twin.engine import Engine, news
@@ -40,7 +41,8 @@ class ReportInbox(Inbox):
         groups = stage.groups_of(layout.all_rows)
         for first, end in runs:
             at = slice(first, end)
-            if any(stage.hits[g, at].any() or (stage.t_ns[g, at] > report.t_ns[at]).any() for g in groups):
+            times = report.t_ns[at]
+            if not all(kernels.first_arrival(stage.hits[g, at], stage.t_ns[g, at], times) for g in groups):
                 self._put_blocks(report, now_ns)
                 return
         for first, end in runs:
@@ -64,10 +66,8 @@ class ReportInbox(Inbox):
         of_row = stage.partition.group_of_row
         for k, row in enumerate(layout.counter_rows.tolist()):
             old, new = stage.raw[row, at], counts[k]
-            gain = new - old
-            if stage.n_held == 0 and old.min() >= 0 and 0 <= gain.min() <= gain.max() <= stage.max_per_s[row]:
-                stage.gain[row, at] += gain
-                stage.raw[row, at] = new
+            most = stage.max_per_s.item(row, 0)
+            if stage.n_held == 0 and kernels.count_up(old, stage.gain[row, at], new, most):
                 continue
             before = stage.t_ns[of_row[row + len(stage.signals)], at]
             one = np.array([row], np.int32)

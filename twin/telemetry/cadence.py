@@ -10,11 +10,12 @@ Before enough gaps were seen, the period at which the source is polled stands fo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from twin.catalogue import F32, F64, I32, Bool
+from twin import kernels
+from twin.catalogue import F32, F64, I32, I64, Bool
 
 # Gaps before anything is concluded from them; below, a signal is learning.
 LEARNED = 5
@@ -31,6 +32,14 @@ JUMP_S = 2.0
 _USUAL_GAPS, _LAG_GAPS = 32, 8  # memories of the averages
 
 _ARRAYS = ("longest_s", "usual_s", "lag_s", "last_lag_s", "repeats", "poll_s", "gaps")
+
+
+class Arrivals(NamedTuple):
+    """Messages at `t_ns` [k] of these entities, all if None; `same`: with the values of the ones before."""
+
+    t_ns: I64
+    entity: I32 | None
+    same: Bool | None = None
 
 
 class Cadence:
@@ -96,39 +105,26 @@ class Cadence:
             poll_s[poll_s == 0.0] = self.period_s(group)[known].max()
         return poll_s
 
-    def learn(self, group: int, entity: I32 | None, gap_s: F64, lag_s: F64, same: Bool | None) -> None:
-        """Take in a gap > 0 of each of these entities [k], all if `entity` is None; `same`: equal values."""
-        at: Any = slice(None) if entity is None else entity
-        gap, late = gap_s.astype(np.float32), lag_s.astype(np.float32)
-        jump = late - self.last_lag_s[group, at]  # the stamps jumped back by so much, or on
-        if jump.min(initial=0.0) < -JUMP_S:
-            most = np.maximum(gap + jump, 0.0) + np.maximum(self.usual_s[group, at], np.float32(JUMP_S))
-            gap = np.where(self.gaps[group, at] > 0, np.minimum(gap, most), gap)
-        self.last_lag_s[group, at] = late
-        gaps = self.gaps[group, at] + 1
-        self.gaps[group, at] = gaps
-        share: Any = np.float32(1.0 / _USUAL_GAPS)
-        if gaps.min(initial=_USUAL_GAPS) < _USUAL_GAPS:
-            share = np.float32(1.0) / np.minimum(gaps, _USUAL_GAPS).astype(np.float32)
-        for array, new in ((self.usual_s, gap), (self.repeats, same)):
-            if new is not None:
-                old = array[group, at]
-                array[group, at] = old + share * (new - old)
-        old = self.lag_s[group, at]
-        lag = np.minimum(np.maximum(late, np.float32(0.0)), np.float32(MOST_LAG_S))
-        self.lag_s[group, at] = old + (lag - old) * np.maximum(share, np.float32(1.0 / _LAG_GAPS))
-        first, second = self.longest_s[0, group], self.longest_s[1, group]
-        longer = np.flatnonzero(gap > second[at])
-        if len(longer):
-            cells = longer if entity is None else entity[longer]
-            long = gap[longer]
-            second[cells] = np.maximum(second[cells], np.minimum(long, first[cells]))
-            first[cells] = np.maximum(first[cells], long)
-        full = np.flatnonzero((gaps & (BLOCK - 1)) == 0)
-        if len(full):
-            cells = full if entity is None else entity[full]
-            self.longest_s[2:, group, cells] = self.longest_s[:2, group, cells]
-            self.longest_s[:2, group, cells] = 0.0
+    def learn(self, group: int, heard_ns: I64, arrived: Arrivals, now_ns: int, paused_ns: int) -> int:
+        """Take in messages after those at `heard_ns` [n].
+
+        Returns how many gaps were learned: none of a first message, nor across a pause.
+        """
+        return kernels.learn_cadence(
+            heard_ns,
+            arrived.t_ns,
+            arrived.entity,
+            now_ns,
+            paused_ns,
+            self.longest_s[:, group],
+            self.usual_s[group],
+            self.lag_s[group],
+            self.last_lag_s[group],
+            self.repeats[group],
+            self.gaps[group],
+            arrived.same,
+            JUMP_S,
+        )
 
     def known(self, group: int) -> Bool:
         """Return the entities of which enough gaps were seen [n]."""

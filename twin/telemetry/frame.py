@@ -7,7 +7,6 @@ the same integers. Three integers at the bottom of the range mean "no value" and
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,15 +20,7 @@ UNTRUSTED_Q = -(2**31) + 1  # the source gave a value and called it not good
 ABSURD_Q = -(2**31) + 2  # outside the physical range of the catalogue
 FIRST_VALID_Q = -(2**31) + 16
 
-CHUNK = 2**16  # cells that are worked on at once: what stays in a core's cache
 MAX_ROW_SETS = 1000  # remembered sets of rows; a source that keeps inventing new ones only costs time
-
-
-def chunks(n_rows: int, n: int) -> Iterator[slice]:
-    """Runs of rows of n cells each: few calls for short rows, no large temporaries for long ones."""
-    step = max(1, CHUNK // max(n, 1))
-    for first in range(0, n_rows, step):
-        yield slice(first, min(first + step, n_rows))
 
 
 class TableUpdate(NamedTuple):

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from twin.catalogue import F32, I32, I64, NS, Bool, Signal
+from twin import kernels
+from twin.catalogue import F32, I32, I64, NS, Signal
 from twin.telemetry.events import Event
-from twin.telemetry.frame import ABSURD_Q, MISSING_Q, UNTRUSTED_Q, Counts, Frame, TableUpdate, chunks
+from twin.telemetry.frame import Counts, Frame, TableUpdate
 from twin.telemetry.reading import Block, Reading
 from twin.telemetry.stage import MAX_HITS, ReportLayout, Stage
 
@@ -49,7 +50,6 @@ class Inbox:
     def __init__(self, sizes: dict[str, int], tick_s: float = 1.0) -> None:
         self.tick_ns = round(tick_s * NS)
         self.stages = {t: Stage(t, n) for t, n in sizes.items() if n > 0}
-        self._scratch = np.empty(0, np.float32)
         self.events: list[Event] = []
         self.urgent = False
         self.absurd: list[tuple[Signal, int, float, int]] = []
@@ -282,16 +282,11 @@ class Inbox:
         Asked before `values` are staged; what lasts is urgent once. `rows`: those staged (None: all).
         """
         for k, row, threshold, high in layout.urgent:
-            if rows is None or row in rows:
-                last = stage.value[row, at]
-                new = (values[k] >= threshold) & (values[k] <= high)
-                if bool((new & ~((last >= threshold) & (last <= high))).any()):
-                    self.urgent = True
+            if (rows is None or row in rows) and not self.urgent:
+                self.urgent = kernels.enters(stage.value[row, at], values[k], threshold, high)
         for k, row, share, low, high in layout.drops:
-            if rows is None or row in rows:
-                last = stage.value[row, at]
-                if bool(((values[k] < share * last) & (values[k] >= low) & (last <= high)).any()):
-                    self.urgent = True
+            if (rows is None or row in rows) and not self.urgent:
+                self.urgent = kernels.falls(stage.value[row, at], values[k], share, low, high)
 
     def take(self, tick: int, now_ns: int, dt_s: float) -> Frame:
         """Cut a frame: what arrived since the last one, quantised; then begin anew."""
@@ -317,13 +312,7 @@ class Inbox:
         gauges, counters = stage.rows_of(group)
         if len(gauges):
             q = np.empty((len(gauges), len(t_ns)), np.int32)
-            for rows in chunks(len(gauges), len(t_ns)):
-                some = gauges[rows]
-                if entity is not None:
-                    value = stage.value[some[:, None], entity]
-                else:
-                    value = stage.value[some[0] : some[0] + 1] if len(some) == 1 else stage.value[some]
-                self._quantise(stage, some, value, entity, q[rows])
+            self._quantise(stage, gauges, entity, q)
             updates.append(TableUpdate(stage.table, gauges, entity, q, t_ns))
         if len(counters):
             cells: Any = counters if entity is None else np.ix_(counters, entity)
@@ -334,35 +323,20 @@ class Inbox:
             counts.append(Counts(stage.table, counters, entity, raw, gain, t_ns))
         hits.fill(0)
 
-    def _quantise(self, stage: Stage, rows: I32, value: F32, entity: I32 | None, out: I32) -> None:
-        """Whole quanta of some rows [k, m] into `out`."""
-        low, high = value.min(axis=1, initial=np.inf), value.max(axis=1, initial=-np.inf)  # NaN propagates
-        odd = np.flatnonzero(~((low >= stage.low[rows, 0]) & (high <= stage.high[rows, 0]))).tolist()
-        if odd:
-            value = value.copy()
-        masks = [self._odd(stage, int(rows[k]), value[k], entity) for k in odd]
-        if len(self._scratch) < value.size:
-            self._scratch = np.empty(value.size, np.float32)
-        scaled = self._scratch[: value.size].reshape(value.shape)
-        np.multiply(value, stage.per_quantum[rows, None], out=scaled)
-        np.rint(scaled, out=scaled)
-        np.copyto(out, scaled, casting="unsafe")
-        for k, (missing, untrusted, absurd) in zip(odd, masks, strict=True):
-            out[k, missing], out[k, untrusted], out[k, absurd] = MISSING_Q, UNTRUSTED_Q, ABSURD_Q
-
-    def _odd(self, stage: Stage, row: int, value: F32, entity: I32 | None) -> tuple[Bool, Bool, Bool]:
-        """Masks of the missing, untrusted and absurd values of a row [m], which are counted and made 0."""
-        spec = stage.signals[row]
-        missing, untrusted = np.isnan(value), value == _UNTRUSTED
-        absurd = ~((value >= spec.low) & (value <= spec.high)) & ~missing & ~untrusted
-        for name, mask in (("missing", missing), ("untrusted", untrusted), ("out_of_range", absurd)):
-            self.counts[name] += int(np.count_nonzero(mask))
-        if absurd.any():
-            first = int(absurd.argmax())
+    def _quantise(self, stage: Stage, rows: I32, entity: I32 | None, out: I32) -> None:
+        """Whole quanta of some rows into `out` [k, m]; what is missing, untrusted or absurd is counted."""
+        odd = np.empty((len(rows), 4), np.int64)
+        limits = stage.per_quantum, stage.low, stage.high
+        if not kernels.quantise(stage.value, rows, entity, *limits, out, odd, float(_UNTRUSTED)):
+            return
+        for name, many in zip(
+            ("missing", "untrusted", "out_of_range"), odd.sum(axis=0).tolist(), strict=False
+        ):
+            self.counts[name] += many
+        for k in np.flatnonzero(odd[:, 2]).tolist():
+            first, row = int(odd[k, 3]), int(rows[k])
             at = first if entity is None else int(entity[first])
-            self.absurd.append((spec, at, float(value[first]), int(np.count_nonzero(absurd))))
-        value[missing | untrusted | absurd] = 0.0
-        return missing, untrusted, absurd
+            self.absurd.append((stage.signals[row], at, float(stage.value[row, at]), int(odd[k, 2])))
 
     def forget(self, table: str, entity: int) -> None:
         """A slot has a new device: what the old one said, pending or before, counts no more."""

@@ -12,19 +12,10 @@ from typing import Any, cast
 
 import numpy as np
 
+from twin import kernels
 from twin.catalogue import F32, F64, I32, I64, NS, TABLES, U8, Bool, Signal
-from twin.telemetry.cadence import LEARNED, REPEAT_ROWS, Cadence
-from twin.telemetry.frame import (
-    ABSURD_Q,
-    FIRST_VALID_Q,
-    MISSING_Q,
-    UNTRUSTED_Q,
-    Counts,
-    Frame,
-    Partition,
-    TableUpdate,
-    chunks,
-)
+from twin.telemetry.cadence import LEARNED, REPEAT_ROWS, Arrivals, Cadence
+from twin.telemetry.frame import FIRST_VALID_Q, Counts, Frame, Partition, TableUpdate
 from twin.telemetry.freshness import LEAST_LATE_S, LEAST_SILENT_S, AgeLimits, Freshness
 from twin.telemetry.observation_gaps import nothing
 
@@ -64,11 +55,17 @@ class TableState:
         self.resumed_ns = np.zeros(2, np.int64)  # the last pause in which nobody listened: its end, its begin
         self.quantum = np.array([s.quantum for s in spec.gauges], np.float32)
         self.slew_per_s = np.array([s.slew_per_s for s in spec.gauges], np.float64)
-        self._once_good = set[int]()  # rows of which a good reading was followed by a bad one
+        self._once_good: Bool = np.zeros(
+            len(spec.gauges), np.bool_
+        )  # rows of which a good reading was followed by a bad one
         self._keys: dict[int, tuple[int, float]] = {}  # group and period by row, until a group splits
+        self._sizes: dict[int, int] = {}  # rows by group, until one splits
+        self._learns = not self.freshness.fixed.all()
         # Derived from `t_ns` when asked for, until it changes
         self._oldest_ns: dict[int, int] = {}  # by group
         self._timely: dict[tuple[int, float, int], Bool | None] = {}  # by group, period and instant
+        self._timely_rows: dict[int, Bool | None] = {}  # the same by row, at one instant
+        self._timely_ns = 0
         self._steady: dict[tuple[int, float, int], bool] = {}  # the same: whether no worst case drifts
         self._limits: dict[tuple[int, float], AgeLimits] = {}  # by group and period, of groups that are late
 
@@ -77,6 +74,7 @@ class TableState:
         groups, splits = self.partition.resolve(rows)
         if splits:
             self._keys.clear()
+            self._sizes.clear()
         for parent, _ in splits:
             self.t_ns = np.vstack([self.t_ns, self.t_ns[parent : parent + 1]])
             self.cadence.split(parent)
@@ -85,27 +83,27 @@ class TableState:
     def _times_changed(self) -> None:
         self._oldest_ns.clear()
         self._timely.clear()
+        self._timely_rows.clear()
         self._steady.clear()
 
     def _learn(self, group: int, update: TableUpdate | Counts, now_ns: int) -> None:
         """Learn how long a group was awaited; before its values and instants are written."""
-        if self.freshness.fixed.all():
+        if not self._learns:
             return
-        before_ns = self.t_ns[group] if update.entity is None else self.t_ns[group, update.entity]
-        gap_s, lag_s, same = (update.t_ns - before_ns) / NS, (now_ns - update.t_ns) / NS, None
-        if isinstance(update, TableUpdate) and self.partition.size_of(group) <= REPEAT_ROWS:
+        same = None
+        if isinstance(update, TableUpdate) and self._size_of(group) <= REPEAT_ROWS:
             same = self._repeated(group, update)
         # Nobody listened in a pause: what was heard before it ends no gap
-        usable = (before_ns > self.resumed_ns[0]) & (gap_s > 0.0)
-        entity = update.entity
-        if not usable.all():
-            some = np.flatnonzero(usable).astype(np.int32)
-            gap_s, lag_s = gap_s[some], lag_s[some]
-            same = None if same is None else same[some]
-            entity = some if entity is None else entity[some]
-        if len(gap_s):
-            self.cadence.learn(group, entity, gap_s, lag_s, same)
-            self._limits = {key: limits for key, limits in self._limits.items() if key[0] != group}
+        arrived, paused_ns = Arrivals(update.t_ns, update.entity, same), int(self.resumed_ns[0])
+        if self.cadence.learn(group, self.t_ns[group], arrived, now_ns, paused_ns):
+            for key in [key for key in self._limits if key[0] == group]:
+                del self._limits[key]
+
+    def _size_of(self, group: int) -> int:
+        """The number of rows of a group."""
+        if group not in self._sizes:
+            self._sizes[group] = self.partition.size_of(group)
+        return self._sizes[group]
 
     def _repeated(self, group: int, update: TableUpdate) -> Bool:
         """Return the mask of the entities [k] of which a group brings the values that it brought before."""
@@ -122,51 +120,25 @@ class TableState:
         groups = self._groups_of(update.rows)
         for group in groups:
             self._learn(group, update, now_ns)
-        entity, valid = update.entity, update.q.min(axis=1, initial=2**31 - 1) >= FIRST_VALID_Q
-        for run in chunks(len(valid), len(update.t_ns)):
-            rows, q = update.rows[run], update.q[run]
-            if not valid[run].all():
-                for k in np.flatnonzero(~valid[run]).tolist():
-                    self._apply_with_gaps(int(rows[k]), entity, q[k])
-                rows, q = rows[valid[run]], q[valid[run]]
-            self._apply_whole(rows, entity, q)
+        entity = update.entity
+        kernels.latch(
+            self.value,
+            self.quality,
+            self.good_ns,
+            self.bad_count,
+            self._once_good,
+            self.quantum,
+            update.rows,
+            entity,
+            update.q,
+            self.t_ns,
+            self.partition.group_of_row,
+        )
         for group in groups:
             if entity is None:
                 self.t_ns[group] = update.t_ns
             else:
                 self.t_ns[group, entity] = update.t_ns
-
-    def _apply_whole(self, rows: I32, entity: I32 | None, q: I32) -> None:
-        """Latch rows of which every value is good."""
-        alone = entity is None and len(rows) == 1  # a long row is written in place
-        value = self.value[rows[0] : rows[0] + 1] if alone else np.empty(q.shape, np.float32)
-        np.copyto(value, q, casting="unsafe")
-        value *= self.quantum[rows, None]
-        if entity is not None:
-            self.value[rows[:, None], entity] = value
-        elif not alone:
-            self.value[rows] = value
-        for row in rows[self.bad_count[rows] > 0].tolist():
-            self.quality[row, slice(None) if entity is None else entity] = GOOD
-            self.bad_count[row] = int(np.count_nonzero(self.quality[row]))
-
-    def _apply_with_gaps(self, row: int, entity: I32 | None, q: I32) -> None:
-        cells = np.arange(self.n, dtype=np.int32) if entity is None else entity
-        good = q >= FIRST_VALID_Q
-        fresh, bad = cells[good], cells[~good]
-        newly = bad[self.quality[row, bad] == GOOD]
-        if len(newly):
-            self._once_good.add(row)
-        self.good_ns[row, newly] = self.t_ns[self.partition.group_of_row[row], newly]
-        self.value[row, fresh] = q[good].astype(np.float32) * self.quantum[row]
-        self.quality[row, fresh] = GOOD
-        why = q[~good]
-        self.quality[row, bad] = np.select(
-            [why == UNTRUSTED_Q, why == ABSURD_Q, why == MISSING_Q],
-            [UNTRUSTED, OUT_OF_RANGE, MISSING],
-            MISSING,
-        )
-        self.bad_count[row] = int(np.count_nonzero(self.quality[row]))
 
     def apply_counts(self, update: Counts, now_ns: int) -> None:
         """Latch counters: the total grows by the gain; a raw that does not follow was a reset or wrap.
@@ -176,13 +148,8 @@ class TableState:
         groups = self._groups_of(update.rows + np.int32(len(self.signals)))
         for group in groups:
             self._learn(group, update, now_ns)
-        cells: Any = update.rows if update.entity is None else np.ix_(update.rows, update.entity)
-        old = self.raw[cells]
-        moved = (old >= 0) & (update.raw >= 0) & (update.raw != old + update.gain)
-        if moved.any():
-            self.resets[cells] += moved
-        self.raw[cells] = update.raw
-        self.total[cells] += update.gain
+        columns = self.raw, self.total, self.resets
+        kernels.latch_counts(*columns, update.rows, update.entity, update.raw, update.gain)
         for group in groups:
             self.t_ns[group, slice(None) if update.entity is None else update.entity] = update.t_ns
 
@@ -227,12 +194,22 @@ class TableState:
         """Return True if any entity ever had a good reading of a gauge or state."""
         if self.bad_count[row] < self.n:
             return True
-        return row in self._once_good and bool(self.good_ns[row].any())
+        return bool(self._once_good[row]) and bool(self.good_ns[row].any())
 
     def timely(self, row: int, now_ns: int) -> Bool | None:
         """Return the entities whose last message with a row is not stale [n]; None: all. Not to be written
         to.
         """
+        if now_ns != self._timely_ns:
+            self._timely_ns = now_ns
+            self._timely_rows.clear()
+        elif row in self._timely_rows:
+            return self._timely_rows[row]
+        self._timely_rows[row] = timely = self._find_timely(row, now_ns)
+        return timely
+
+    def _find_timely(self, row: int, now_ns: int) -> Bool | None:
+        """See `timely`."""
         group, period_s = self.time_key(row)
         if self._all_since(group, max(now_ns - self.freshness.stale_ns[row], 1)):
             return None
@@ -338,6 +315,16 @@ class TableState:
         since_ns = now_ns - round(LEAST_SILENT_S * NS)
         return not self.bad_count[row] and self._all_since(self.time_key(row)[0], since_ns)
 
+    def maybe_silent(self, rows: I32, now_ns: int) -> Bool:
+        """Return which of these gauges [k] may be silent somewhere: `silent` tells."""
+        bad = self.bad_count[rows]
+        out: Bool = (bad > 0) & ((bad < self.n) | self._once_good[rows])
+        groups, since_ns = self.partition.group_of_row[rows], now_ns - round(LEAST_SILENT_S * NS)
+        for group in range(self.partition.n_groups):
+            if not self._all_since(group, since_ns):
+                out |= (groups == group) & (bad < self.n)
+        return out
+
     def late(self, signal: Signal, now_ns: int) -> Bool:
         """Return the entities of which a gauge is late by its own cadence [n]: people see such a reading with
         its age.
@@ -352,13 +339,14 @@ class TableState:
         """Return True if any gauge or state of an entity is current."""
         return any(bool(self.current(s, now_ns, entity)) for s in self.signals)
 
-    def age_s(self, signal: Signal, now_ns: int) -> F64:
-        """Seconds since the last good reading [n]; inf where there was none. Never negative."""
-        t_ns = self.heard_ns(signal) if signal.kind == "counter" else self.last_good_ns(signal)
+    def age_s(self, signal: Signal, now_ns: int, index: Any = slice(None)) -> F64:
+        """Seconds since the last good reading [k]; inf where there was none. Never negative."""
+        counter = signal.kind == "counter"
+        t_ns = self.heard_ns(signal)[index] if counter else self.last_good_ns(signal, index)
         age: F64 = np.maximum(now_ns - t_ns, 0) / NS
         age[t_ns == 0] = np.inf
-        if signal.kind == "counter":
-            age[self.raw[signal.row] < 0] = np.inf  # when it last read is not kept
+        if counter:
+            age[self.raw[signal.row, index] < 0] = np.inf  # when it last read is not kept
         return age
 
     def quality_of(self, signal: Signal, now_ns: int) -> U8:
@@ -382,15 +370,19 @@ class TableState:
         )
         return age_s - np.clip(np.minimum(age_s, stopped) - resumed, 0.0, None)
 
-    def late_s(self, signal: Signal, now_ns: int, urged: Bool | None = None) -> F64:
-        """Seconds for which the worst case of a gauge has drifted [n]: its age beyond what `AgeLimits` allow,
-        of `urged` ones beyond 1.5 of the declared periods.
+    def late_s(self, signal: Signal, now_ns: int, urged: Bool | None = None, index: Any = slice(None)) -> F64:
+        """Seconds for which the worst case of a gauge has drifted [k]: its age beyond what `AgeLimits` allow,
+        of `urged` ones [n] beyond 1.5 of the declared periods.
         """
         limits = self.limits(signal.row)
-        free_s = np.where(self._unchanged(signal.row, now_ns), limits.change_s, limits.drift_s)
+        free_s = limits.drift_s[index]
+        if (unchanged := self._unchanged(signal.row, now_ns)).any():
+            free_s = np.where(unchanged[index], limits.change_s[index], free_s)
         if urged is not None:
-            free_s = np.where(urged, np.minimum(free_s, self.freshness.drift_s[signal.row]), free_s)
-        return np.maximum(self.silence_s(self.age_s(signal, now_ns), now_ns) - free_s, 0.0)
+            free_s = np.where(urged[index], np.minimum(free_s, self.freshness.drift_s[signal.row]), free_s)
+        age_s = self.age_s(signal, now_ns, index)
+        late_s: F64 = np.maximum(self.silence_s(age_s, now_ns) - free_s, 0.0)
+        return late_s
 
     def worst(
         self, signal: Signal, now_ns: int, slew_per_s: F64 | None = None, urged: Bool | None = None
@@ -406,11 +398,23 @@ class TableState:
             return value.copy()
         if self.steady(signal.row, now_ns, urged):
             return value.copy()
-        late_s = self.late_s(signal, now_ns, urged)
-        drift = np.minimum(late_s, _FOREVER_S) * slew
-        low = signal.danger == "low"
-        worst = np.maximum(value - drift, signal.low) if low else np.minimum(value + drift, signal.high)
-        return cast(F32, worst.astype(np.float32))
+        worst = value.copy()
+        at = self._may_drift(signal.row, now_ns)
+        if not len(at):
+            return worst
+        late_s = self.late_s(signal, now_ns, urged, at)
+        drift = np.minimum(late_s, _FOREVER_S) * (slew if slew_per_s is None else slew_per_s[at])
+        if signal.danger == "low":
+            worst[at] = np.maximum(value[at] - drift, signal.low)
+        else:
+            worst[at] = np.minimum(value[at] + drift, signal.high)
+        return worst
+
+    def _may_drift(self, row: int, now_ns: int) -> I64:
+        """Return the entities whose reading is bad, or too old for its worst case to be surely itself."""
+        least_ns = int(float(self.freshness.drift_s[row]) * NS)  # no limit is lower
+        old = self.t_ns[self.partition.group_of_row[row]] < now_ns - least_ns
+        return np.flatnonzero(old | (self.quality[row] != GOOD))
 
     def steady(self, row: int, now_ns: int, urged: Bool | None = None) -> bool:
         """Return True if all entities were heard in time, if by their own cadence: no worst case of a gauge
@@ -449,7 +453,7 @@ class TableState:
     def _recount(self) -> None:
         """After values and qualities were written from outside."""
         self.bad_count[:] = np.count_nonzero(self.quality, axis=1)
-        self._once_good = set(np.flatnonzero(self.good_ns.any(axis=1)).tolist())
+        self._once_good = np.asarray(self.good_ns.any(axis=1), np.bool_)
 
     def remapped(self, n: int, old_of_new: I32, freshness: Freshness | None = None) -> TableState:
         """This state for other slots: `old_of_new` [n] is where each comes from, -1 for a new one."""
@@ -478,6 +482,7 @@ class TableState:
         self._times_changed()
         self._limits.clear()
         self._keys.clear()
+        self._sizes.clear()
         for name in _PER_ENTITY:
             setattr(self, name, np.array(arrays[name]))
         pause = np.array(arrays["resumed_ns"])

@@ -1,0 +1,273 @@
+"""Compiled kernels and their definition in NumPy give the same bytes, on whatever numbers there are."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from twin import kernels
+from twin.kernels import plain
+
+NATIVE = kernels.native()
+pytestmark = pytest.mark.skipif(NATIVE is None, reason="no kernels were compiled (python hatch_build.py)")
+ODD = (np.nan, np.inf, -np.inf, 0.0, -0.0, 5e-324, -1e-310, 1e-40, 1e300, -1e300, 3.0e38)
+NS = 1_000_000_000
+Draw = np.random.Generator
+Kernel = Callable[..., Any]
+
+
+def floats(draw: Draw, *shape: int, scale: float = 1.0, odd: float = 0.05, kind: str = "f8") -> Any:
+    """Normal numbers, among them odd ones."""
+    out = draw.normal(0.0, scale, shape)
+    where = draw.random(shape) < odd
+    out[where] = draw.choice(ODD, int(where.sum()))
+    with np.errstate(over="ignore"):
+        return out.astype(kind)
+
+
+def flags(draw: Draw, *shape: int, share: float = 0.5) -> Any:
+    return draw.random(shape) < share
+
+
+def times(draw: Draw, n: int) -> Any:
+    return (draw.integers(0, 40, n) * NS + draw.integers(0, 3, n) * draw.integers(0, NS, n)).astype(np.int64)
+
+
+def some_of(draw: Draw, n: int) -> Any:
+    """Entities, unique and ascending; or None, which is all."""
+    if draw.random() < 0.4:
+        return None
+    return np.sort(draw.permutation(n)[: draw.integers(1, n + 1)]).astype(np.int32)
+
+
+def noise(draw: Draw, n: int) -> tuple[Any, ...]:
+    odd = draw.choice([0.0, 0.1])
+    variance, mean, creeping = floats(draw, 3, n, odd=odd)
+    return (
+        floats(draw, n, scale=draw.choice([1.0, 20.0]), odd=0.1), times(draw, n), np.abs(variance),
+        mean, np.abs(creeping),
+        draw.integers(0, 60, n), np.where(flags(draw, n, share=0.1), times(draw, n), 0),
+        np.abs(floats(draw, n, odd=odd)),
+        1 / 600, 1 / 120, draw.choice([1e-4, 1.0]), 4.0, 10.0 * NS, 30.0,
+    )  # fmt: skip
+
+
+def fit(draw: Draw, n: int) -> tuple[Any, ...]:
+    k = int(draw.integers(1, 5))
+    weight = np.where(flags(draw, n, share=draw.choice([0.5, 1.0])), draw.random(n), 0.0)
+    return (
+        floats(draw, k * (k + 1) // 2, n + 3)[:, 2:-1], floats(draw, k, n), np.abs(floats(draw, n)),
+        floats(draw, n),
+        np.abs(floats(draw, n)) + 0.1, weight, 0.01, 0.05, 1.0, *(floats(draw, n) for _ in range(k)),
+    )  # fmt: skip
+
+
+def sigma(draw: Draw, n: int) -> tuple[Any, ...]:
+    k, m = int(draw.integers(1, 5)), int(draw.integers(0, n + 1))
+    factor = floats(draw, k * (k + 1) // 2, n, kind="f4")
+    return factor, draw.integers(0, n, m), np.zeros(m), *(floats(draw, m) for _ in range(k))
+
+
+def heat(draw: Draw, n: int) -> tuple[Any, ...]:
+    nodes = max(n // 4, 1)
+    return (
+        *floats(draw, 3, n), *floats(draw, 3, nodes), draw.integers(0, nodes, n).astype(np.int32),
+        *floats(draw, 3, n), 100.0 * draw.random(n), 30.0, np.zeros(n),
+    )  # fmt: skip
+
+
+def off(draw: Draw, n: int) -> tuple[Any, ...]:
+    return *floats(draw, 3, n), 2.0, np.zeros(n, np.int64)
+
+
+def cadence(draw: Draw, n: int) -> tuple[Any, ...]:
+    entity = some_of(draw, n)
+    m = n if entity is None else len(entity)
+    same = flags(draw, m) if draw.random() < 0.5 else None
+    longest, usual = (
+        np.abs(draw.normal(3.0, 3.0, (4, 2, n))).astype("f4")[:, 1],
+        draw.random(n).astype("f4") * 9,
+    )
+    lags = draw.random((2, n)).astype("f4") * 30
+    return (
+        times(draw, n), times(draw, m) + draw.integers(0, 3) * NS, entity, 45 * NS,
+        int(draw.integers(0, 2)) * NS,
+        longest, usual, lags[0], lags[1], draw.random(n).astype("f4"),
+        draw.integers(0, 130, n).astype(np.int32), same, 2.0,
+    )  # fmt: skip
+
+
+def quanta(draw: Draw, k: int, m: int) -> Any:
+    q = draw.integers(-(2**24), 2**24, (k, m)).astype(np.int32)
+    for row in range(k):
+        where = flags(draw, m, share=draw.choice([0.0, 0.2, 1.0]))
+        q[row, where] = draw.integers(-(2**31), -(2**31) + 3, int(where.sum()))
+    return q
+
+
+def latched(draw: Draw, n: int) -> tuple[Any, ...]:
+    gauges, entity = 6, some_of(draw, n)
+    rows = np.sort(draw.permutation(gauges)[:4]).astype(np.int32)
+    quality = np.where(flags(draw, gauges, n, share=draw.choice([0.0, 0.3])), 4, 0).astype(np.uint8)
+    return (
+        floats(draw, gauges, n, kind="f4"), quality, np.zeros((gauges, n), np.int64),
+        np.count_nonzero(quality, axis=1).astype(np.int64), np.zeros(gauges, np.bool_),
+        draw.random(gauges).astype("f4"), rows, entity, quanta(draw, 4, n if entity is None else len(entity)),
+        np.stack([times(draw, n), times(draw, n)]), draw.integers(0, 2, gauges + 2).astype(np.int32),
+    )  # fmt: skip
+
+
+def counted(draw: Draw, n: int) -> tuple[Any, ...]:
+    entity = some_of(draw, n)
+    m = n if entity is None else len(entity)
+    rows, raw = np.array([0, 2], np.int32), draw.integers(-1, 50, (3, n))
+    return (
+        raw, draw.integers(0, 2**62, (3, n)), np.zeros((3, n), np.int32), rows, entity,
+        draw.integers(-1, 90, (2, m)), draw.integers(0, 40, (2, m)),
+    )  # fmt: skip
+
+
+def whole(draw: Draw, n: int) -> tuple[Any, ...]:
+    entity = some_of(draw, n)
+    rows = np.array([0, 1, 3], np.int32)
+    value = floats(draw, 4, n, scale=100.0, odd=0.05, kind="f4")
+    value[1] = np.abs(np.nan_to_num(value[1])) % 50.0
+    return (
+        value, rows, entity, np.array([1.0, 10.0, 7.0, 0.3], "f4"), np.full((4, 1), -200.0, "f4"),
+        np.full((4, 1), 200.0, "f4"), np.zeros((3, n if entity is None else len(entity)), np.int32),
+        np.ones((3, 4), np.int64), 3.0e38,
+    )  # fmt: skip
+
+
+def gauges(draw: Draw, n: int) -> tuple[Any, ...]:
+    k = int(draw.choice([1, 3]))
+    traits = n if k == 1 else k
+    new = flags(draw, k, n) if draw.random() < 0.5 else None
+    last = np.round(floats(draw, k, n, scale=5.0, kind="f4"))
+    value = np.where(flags(draw, k, n), last, np.round(floats(draw, k, n, scale=5.0, kind="f4")))
+    vary = draw.random((2, k, n)).astype("f4") if draw.random() < 0.5 else (None, None)
+    wide = floats(draw, k, n + 4, scale=2.0, odd=0.0, kind="f4")
+    return (
+        value, new, last, floats(draw, k, n, scale=5.0, kind="f4"),
+        draw.integers(0, 40, (k, n)).astype(np.int32),
+        draw.random((k, n)).astype("f4"), draw.integers(0, 200, (k, n)).astype(np.int32), (wide**2)[:, 1:-3],
+        flags(draw, k, n), *vary, np.full(traits, 12, np.int32), draw.random(traits).astype("f4"),
+        draw.random(traits).astype("f4"), flags(draw, traits), np.full(traits, 30, np.int32),
+        1.0 + draw.random(int(draw.integers(1, 90))).astype("f4"),
+        int(draw.integers(0, 2)), int(draw.integers(0, 2)), 0.01, 4.0, 36.0, 1e15, 0.25,
+        np.zeros(k * n, np.int64), np.zeros(k * n, np.int64),
+    )  # fmt: skip
+
+
+def deviations(draw: Draw, n: int) -> tuple[Any, ...]:
+    r = int(draw.choice([1, 3]))
+    fresh = flags(draw, r, n) if draw.random() < 0.5 else None
+    sums = np.maximum(draw.normal(0.0, 4.0, (2, r, n)), 0.0).astype("f4")
+    return (
+        floats(draw, r, n, scale=draw.choice([0.5, 3.0]), odd=draw.choice([0.0, 0.05]), kind="f4"), fresh,
+        draw.normal(0.0, 1.0, (r, n)).astype("f4"), np.zeros((r, n), np.float32),
+        flags(draw, r, n, share=0.3),
+        sums[0], sums[1], draw.random((r, n)).astype("f4"), draw.integers(0, 1000, (r, n)).astype(np.int16),
+        5.5 + 4.0 * draw.random((r, n)).astype("f4"), 1000.0, 0.4, 2.0, 5.0, 0.96,
+        7.5, 25.0, 2.5, int(draw.integers(0, 2)), np.zeros(r * n, np.int64),
+    )  # fmt: skip
+
+
+def arrival(draw: Draw, n: int) -> tuple[Any, ...]:
+    heard_ns = times(draw, n)
+    hits = flags(draw, n, share=draw.choice([0.0, 0.01])).astype(np.uint16)
+    return hits, heard_ns, heard_ns + (draw.random(n) > draw.choice([0.0, 0.01])) * NS - draw.integers(0, 2)
+
+
+def grown(draw: Draw, n: int) -> tuple[Any, ...]:
+    raw = draw.integers(-int(draw.integers(0, 2)), 2**62, n)
+    return raw, draw.integers(0, 9, n), raw + draw.integers(0, draw.integers(2, 12), n), 9.0
+
+
+def entered(draw: Draw, n: int) -> tuple[Any, ...]:
+    return *floats(draw, 2, n, scale=0.3, kind="f4"), draw.choice([0.1, 0.9]), 5.0
+
+
+def fallen(draw: Draw, n: int) -> tuple[Any, ...]:
+    return *(3.0 + floats(draw, 2, n, scale=0.3, kind="f4")), 0.7, 0.1, 5.0
+
+
+def linear(draw: Draw, n: int) -> tuple[Any, ...]:
+    k = int(draw.integers(1, 4))
+    doubt = floats(draw, n) if draw.random() < 0.5 else None
+    made = *np.zeros((3, n)), np.zeros(n, np.int64)
+    return (
+        floats(draw, k, n),
+        *floats(draw, 3, n),
+        doubt,
+        0.1,
+        2.0,
+        *made,
+        *(floats(draw, n) for _ in range(k)),
+    )
+
+
+def lesson(draw: Draw, n: int) -> tuple[Any, ...]:
+    untouched = flags(draw, n, share=0.9) if draw.random() < 0.5 else None
+    off_ns = np.where(flags(draw, n, share=0.2), times(draw, n), 0)
+    return (
+        floats(draw, n), times(draw, n), times(draw, n), untouched, floats(draw, n), off_ns,
+        *floats(draw, 4, n),
+        10.0 * NS, 4.0, 2.0, *np.zeros((3, n)),
+    )  # fmt: skip
+
+
+DRAWN = {
+    "compare_linear": linear,
+    "teach_linear": lesson,
+    "first_arrival": arrival,
+    "count_up": grown,
+    "enters": entered,
+    "falls": fallen,
+    "learn_noise": noise,
+    "learn_fit": fit,
+    "fit_sigma": sigma,
+    "follow_heat": heat,
+    "far_off": off,
+    "learn_cadence": cadence,
+    "latch": latched,
+    "latch_counts": counted,
+    "quantise": whole,
+    "watch_gauges": gauges,
+    "add_deviations": deviations,
+}
+
+
+def test_all_are_compared() -> None:
+    assert set(DRAWN) == set(kernels.__all__) - {"COMPILED"}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_same_bytes(name: str) -> None:
+    for seed in range(400):
+        draw = np.random.default_rng(seed)
+        arguments = DRAWN[name](draw, int(draw.choice([1, 2, 7, 64, 521, 1030])))
+        ours, theirs = copy.deepcopy(arguments), copy.deepcopy(arguments)
+        with np.errstate(all="ignore"):
+            expected = getattr(plain, name)(*ours)
+        assert getattr(NATIVE, name)(*theirs) == expected, f"{name}, seed {seed}"
+        for place, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+            if isinstance(a, np.ndarray):
+                a, b = _one_nan(a), _one_nan(b)
+                assert a.tobytes() == b.tobytes(), f"{name}, seed {seed}, argument {place}: {_first(a, b)}"
+
+
+def _one_nan(of: Any) -> Any:
+    """A copy in which all NaN are alike: of two operands that are NaN a processor gives either."""
+    return np.where(np.isnan(of), of.dtype.type(np.nan), of) if of.dtype.kind == "f" else of
+
+
+def _first(a: Any, b: Any) -> str:
+    at = np.flatnonzero(
+        a.view(f"u{a.itemsize}") != b.view(f"u{b.itemsize}") if a.flags.c_contiguous else a != b
+    )[:3]
+    return f"at {at}: {a.reshape(-1)[at]} and {b.reshape(-1)[at]}"

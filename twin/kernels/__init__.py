@@ -1,0 +1,71 @@
+"""Kernels: the inner loops of a tick, compiled where there was a compiler, else in NumPy.
+
+Both give the same bytes (`plain` is the definition, `native.c` its twin), so a run that was recorded with one
+is replayed with the other. `RACKTWIN_KERNELS=0` chooses NumPy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from twin.kernels.plain import (
+    add_deviations,
+    compare_linear,
+    count_up,
+    enters,
+    falls,
+    far_off,
+    first_arrival,
+    fit_sigma,
+    follow_heat,
+    latch,
+    latch_counts,
+    learn_cadence,
+    learn_fit,
+    learn_noise,
+    quantise,
+    teach_linear,
+    watch_gauges,
+)
+
+__all__ = [
+    "COMPILED",
+    "add_deviations",
+    "compare_linear",
+    "count_up",
+    "enters",
+    "falls",
+    "far_off",
+    "first_arrival",
+    "fit_sigma",
+    "follow_heat",
+    "latch",
+    "latch_counts",
+    "learn_cadence",
+    "learn_fit",
+    "learn_noise",
+    "quantise",
+    "teach_linear",
+    "watch_gauges",
+]
+
+
+def native() -> Any:
+    """Return the compiled module; None where there is none, or only one of another source."""
+    try:
+        module = importlib.import_module("twin.kernels._native")
+        source = Path(__file__).with_name("native.c").read_bytes()
+    except (ImportError, OSError):
+        return None
+    return module if hashlib.blake2b(source, digest_size=16).hexdigest() == module.SOURCE else None
+
+
+_asked = os.environ.get("RACKTWIN_KERNELS", "1") != "0"
+_native = native() if _asked else None
+COMPILED = _native is not None
+if not TYPE_CHECKING and _native is not None:
+    globals().update({name: getattr(_native, name) for name in __all__ if name != "COMPILED"})

@@ -1,0 +1,833 @@
+/* Compiled kernels: the inner loops of a tick, each the twin of a function of `plain.py`.
+ *
+ * The same IEEE operations in the same order as there, row by row, so that both give the same bytes: compiled
+ * without contraction into fused operations (`hatch_build.py` says so), no exp, log or pow, and no sum over
+ * rows. The stable ABI of CPython 3.11: one build serves all later versions. Arrays come by the buffer
+ * protocol, so NumPy is not needed to compile.
+ */
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030b0000
+#include <Python.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+/* Wider registers where there are some: the operations on each value are the same. */
+#define WIDE __attribute__((target_clones("avx2", "default")))
+#else
+#define WIDE
+#endif
+
+#define MOST_ARGS 32
+
+/* An argument: an array of k rows of n values, `step` bytes from row to row, or a number. */
+typedef struct {
+    Py_buffer buffer;
+    char *data;
+    Py_ssize_t k, n, step;
+    double number;
+    int64_t whole;
+} Arg;
+
+static void release(Arg *args, Py_ssize_t count) {
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (args[i].data != NULL) PyBuffer_Release(&args[i].buffer);
+}
+
+static int is_kind(const char *format, char kind) {
+    char of = format == NULL ? 'B' : format[0] == '<' || format[0] == '=' ? format[1] : format[0];
+    switch (kind) {
+        case 'd': return of == 'd';
+        case 'f': return of == 'f';
+        case 'q': return of == 'q' || (of == 'l' && sizeof(long) == 8);
+        case 'i': return of == 'i';
+        case 'h': return of == 'h' || of == 'H';
+        case 'b': return of == 'b' || of == 'B' || of == '?';
+        default: return 0;
+    }
+}
+
+static int take_array(PyObject *given, Arg *arg, char kind, int writes, const char *name, Py_ssize_t place) {
+    int flags = PyBUF_STRIDES | PyBUF_FORMAT | (writes ? PyBUF_WRITABLE : 0);
+    if (PyObject_GetBuffer(given, &arg->buffer, flags) < 0) return -1;
+    Py_buffer *b = &arg->buffer;
+    arg->data = b->buf;
+    if (b->ndim < 1 || b->ndim > 2 || !is_kind(b->format, kind)) {
+        PyErr_Format(PyExc_TypeError, "%s: argument %zd: expected an array of one or two axes of kind %c, got %d of %s",
+                     name, place, kind, b->ndim, b->format);
+        return -1;
+    }
+    arg->n = b->shape[b->ndim - 1];
+    arg->k = b->ndim == 2 ? b->shape[0] : 1;
+    arg->step = b->ndim == 2 ? b->strides[0] : 0;
+    if (arg->n > 1 && b->strides[b->ndim - 1] != b->itemsize) {
+        PyErr_Format(PyExc_ValueError, "%s: argument %zd: expected values side by side", name, place);
+        return -1;
+    }
+    return 0;
+}
+
+/* Reads arguments as `spec` says, a letter each: d f q i h b an array (a capital is written to), a point a
+ * number, a colon a whole number. Before a letter: ? allows None; * frees it of the length of the others. */
+static int take_args(const char *name, const char *spec, PyObject *const *given, Py_ssize_t count, Arg *args,
+                     Py_ssize_t *n) {
+    Py_ssize_t i = 0;
+    *n = -1;
+    for (const char *c = spec; *c != 0; c++, i++) {
+        int none = 0, apart = 0;
+        for (; *c == '?' || *c == '*'; c++) {
+            if (*c == '?') none = 1;
+            else apart = 1;
+        }
+        memset(&args[i], 0, sizeof(Arg));
+        if (i >= count) {
+            PyErr_Format(PyExc_TypeError, "%s: expected more than %zd arguments", name, count);
+            goto failed;
+        }
+        if (*c == '.') {
+            args[i].number = PyFloat_AsDouble(given[i]);
+            if (PyErr_Occurred()) goto failed;
+        } else if (*c == ':') {
+            args[i].whole = PyLong_AsLongLong(given[i]);
+            if (PyErr_Occurred()) goto failed;
+        } else if (!(none && given[i] == Py_None)) {
+            char kind = (char)(*c | 32);
+            if (take_array(given[i], &args[i], kind, *c != kind, name, i) < 0) {
+                i += args[i].data != NULL;
+                goto failed;
+            }
+            if (!apart && *n >= 0 && args[i].n != *n) {
+                PyErr_Format(PyExc_ValueError, "%s: argument %zd: expected %zd values, got %zd", name, i, *n, args[i].n);
+                i++;
+                goto failed;
+            }
+            if (!apart) *n = args[i].n;
+        }
+    }
+    if (i != count) {
+        PyErr_Format(PyExc_TypeError, "%s: expected %zd arguments, got %zd", name, i, count);
+        goto failed;
+    }
+    return 0;
+failed:
+    release(args, i);
+    return -1;
+}
+
+static PyObject *refuse(const char *name, const char *why, Arg *args, Py_ssize_t count) {
+    release(args, count);
+    PyErr_Format(PyExc_ValueError, "%s: %s", name, why);
+    return NULL;
+}
+
+#define ROW(type, arg, at) ((type *)((arg).data + (at) * (arg).step))
+#define KERNEL(name) static PyObject *name(PyObject *self, PyObject *const *given, Py_ssize_t count)
+#define TAKE(spec)                                                                                                 \
+    Arg args[MOST_ARGS];                                                                                           \
+    Py_ssize_t n;                                                                                                  \
+    (void)self;                                                                                                    \
+    if (take_args(__func__, spec, given, count, args, &n) < 0) return NULL
+#define DONE                                                                                                       \
+    release(args, count);                                                                                          \
+    Py_RETURN_NONE
+
+/* NumPy's minimum, maximum, fmin and fmax: of equal ones the second; NaN wins in the first pair, loses in the
+ * second. */
+#define MINIMUM(a, b) ((a) < (b) || (a) != (a) ? (a) : (b))
+#define MAXIMUM(a, b) ((a) > (b) || (a) != (a) ? (a) : (b))
+
+/* ---- twin/estimation -------------------------------------------------------------------------------- */
+
+WIDE static void noise_rows(Py_ssize_t n, const double *restrict difference, const int64_t *restrict heard_ns,
+                            double *restrict variance, double *restrict mean, double *restrict creeping,
+                            int64_t *restrict seen, int64_t *restrict off_ns, const double *restrict floor,
+                            double last_share, double mean_share, double creep_share, double sigmas,
+                            int64_t fault_ns, int64_t warmup) {
+    for (Py_ssize_t i = 0; i < n; i++) {
+        double size = fabs(difference[i]), bound = sqrt(variance[i]);
+        int known = size <= 1.7976931348623157e308;
+        bound = MAXIMUM(bound, floor[i]) * sigmas;
+        if (seen[i] < warmup) bound = INFINITY;
+        int far = known & (size > bound), near = known & !(size > bound / 2);
+        int64_t off = near ? 0 : far && off_ns[i] == 0 ? heard_ns[i] : off_ns[i];
+        off_ns[i] = off;
+        known &= !((off > 0) & (heard_ns[i] - off >= fault_ns));
+        size = far ? bound : size;
+        int64_t many = seen[i] + known;
+        seen[i] = many;
+        double since = 1.0 / (double)(many > 1 ? many : 1);
+        double rest = copysign(size, difference[i]) - mean[i];
+        rest = known ? rest : 0.0;
+        double step = rest * (since > mean_share ? since : mean_share);
+        double mid = mean[i] + step;
+        mean[i] = mid;
+        rest *= rest - step;
+        double own = variance[i] - creeping[i];
+        rest -= own;
+        rest *= since > last_share ? since : last_share;
+        step = mid * mid;
+        step -= creeping[i];
+        step *= since > creep_share ? since : creep_share;
+        own += known ? rest : 0.0;
+        double creep = creeping[i] + (known ? step : 0.0);
+        creeping[i] = creep;
+        variance[i] = own + creep;
+    }
+}
+
+KERNEL(learn_noise) {
+    TAKE("dqDDDQQd......");
+    Arg *a = args;
+    noise_rows(n, (double *)a[0].data, (int64_t *)a[1].data, (double *)a[2].data, (double *)a[3].data,
+               (double *)a[4].data, (int64_t *)a[5].data, (int64_t *)a[6].data, (double *)a[7].data, a[8].number,
+               a[9].number, a[10].number, a[11].number, (int64_t)a[12].number, (int64_t)a[13].number);
+    DONE;
+}
+
+WIDE static void fit_row(Py_ssize_t n, double *restrict cell, const double *restrict keep,
+                         const double *restrict weighted, const double *restrict other,
+                         const double *restrict weight) {
+    for (Py_ssize_t i = 0; i < n; i++) {
+        double kept = cell[i] * keep[i];
+        cell[i] = kept + weighted[i] * (weight[i] > 0.0 ? other[i] : 0.0);
+    }
+}
+
+#define BLOCK 512
+
+KERNEL(learn_fit) {
+    char spec[MOST_ARGS] = "DDDddd...";
+    Py_ssize_t k = count - 9;
+    if (k < 1 || k > 8) {
+        PyErr_Format(PyExc_TypeError, "learn_fit: expected 1 to 8 features, got %zd", k);
+        return NULL;
+    }
+    memset(spec + 9, 'd', (size_t)k);
+    TAKE(spec);
+    if (args[0].k != k * (k + 1) / 2 || args[1].k != k)
+        return refuse(__func__, "expected k (k + 1) / 2 and k rows", args, count);
+    double fade = args[6].number, worth = args[7].number, dt_s = args[8].number;
+    double keep[BLOCK], information[BLOCK], weighted[BLOCK];
+    for (Py_ssize_t at = 0; at < n; at += BLOCK) {
+        Py_ssize_t m = n - at < BLOCK ? n - at : BLOCK;
+        const double *weight = (double *)args[5].data + at, *error = (double *)args[4].data + at;
+        double *taught_s = (double *)args[2].data + at;
+        for (Py_ssize_t i = 0; i < m; i++) {
+            double sure = weight[i] > 0.0 ? error[i] : 1.0;
+            keep[i] = 1.0 - weight[i] * fade;
+            information[i] = weight[i] * (worth / (sure * sure));
+            taught_s[i] += weight[i] * dt_s;
+        }
+        Py_ssize_t pair = 0;
+        for (Py_ssize_t row = 0; row < k; row++) {
+            const double *x = (double *)args[9 + row].data + at;
+            for (Py_ssize_t i = 0; i < m; i++) weighted[i] = information[i] * (weight[i] > 0.0 ? x[i] : 0.0);
+            for (Py_ssize_t other = row; other < k; other++, pair++)
+                fit_row(m, ROW(double, args[0], pair) + at, keep, weighted, (double *)args[9 + other].data + at, weight);
+            fit_row(m, ROW(double, args[1], row) + at, keep, weighted, (double *)args[3].data + at, weight);
+        }
+    }
+    DONE;
+}
+
+KERNEL(fit_sigma) {
+    char spec[MOST_ARGS] = "*fqD";
+    Py_ssize_t k = count - 3;
+    if (k < 1 || k > 8) {
+        PyErr_Format(PyExc_TypeError, "fit_sigma: expected 1 to 8 features, got %zd", k);
+        return NULL;
+    }
+    memset(spec + 4, 'd', (size_t)k);
+    TAKE(spec);
+    if (args[0].k != k * (k + 1) / 2) return refuse(__func__, "expected k (k + 1) / 2 rows", args, count);
+    const int64_t *at = (int64_t *)args[1].data;
+    double *out = (double *)args[2].data;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        if (at[i] < 0 || at[i] >= args[0].n) return refuse(__func__, "a row beyond the last", args, count);
+        double variance = 0.0;
+        Py_ssize_t first = 0;
+        for (Py_ssize_t row = 0; row < k; row++) {
+            double along = (double)ROW(float, args[0], first)[at[i]] * ((double *)args[3].data)[i];
+            for (Py_ssize_t j = 1; j <= row; j++)
+                along += (double)ROW(float, args[0], first + j)[at[i]] * ((double *)args[3 + j].data)[i];
+            variance += along * along;
+            first += row + 1;
+        }
+        out[i] = sqrt(variance);
+    }
+    DONE;
+}
+
+/* How the lags of GPUs move, and what their temperature is expected to be; `of` is each one's node. */
+KERNEL(follow_heat) {
+    TAKE("DDd*d*d*didddd.D");
+    Arg *a = args;
+    if (a[3].n != a[4].n || a[3].n != a[5].n) return refuse(__func__, "nodes differ in number", args, count);
+    double *heated = (double *)a[0].data, *twice = (double *)a[1].data, *expected = (double *)a[12].data;
+    const double *power_w = (double *)a[2].data, *factor = (double *)a[3].data, *left = (double *)a[4].data;
+    const double *inlet_c = (double *)a[5].data, *offset = (double *)a[7].data;
+    const double *resistance = (double *)a[8].data, *lag = (double *)a[9].data, *settled_s = (double *)a[10].data;
+    const int32_t *of = (int32_t *)a[6].data;
+    double least_s = a[11].number;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        int32_t node = of[i];
+        if (node < 0 || node >= a[3].n) return refuse(__func__, "a node beyond the last", args, count);
+        double aim = power_w[i] * factor[node], stay = left[node];
+        double once = (heated[i] - aim) * stay + aim;
+        double again = (twice[i] - once) * stay + once;
+        heated[i] = once;
+        twice[i] = again;
+        double out = inlet_c[node] + offset[i];
+        out += resistance[i] * once;
+        out -= lag[i] * (once - again);
+        expected[i] = settled_s[i] < least_s ? NAN : out;
+    }
+    DONE;
+}
+
+WIDE static void compare_rows(Py_ssize_t n, const double *restrict expected, const double *restrict before,
+                              const double *restrict doubt, const double *restrict sigma, double share,
+                              double *restrict loose, double *restrict total) {
+    for (Py_ssize_t i = 0; i < n; i++) {
+        double moved = fabs(expected[i] - before[i]) * share;
+        moved = moved != moved ? 0.0 : moved;
+        if (doubt != NULL) moved += doubt[i];
+        loose[i] = moved;
+        total[i] = sigma[i] + moved;
+    }
+}
+
+/* A linear relation's expectation and doubts; returns how many readings are far off it. */
+KERNEL(compare_linear) {
+    char spec[MOST_ARGS] = "dddd?d..DDDQ";
+    Py_ssize_t k = count - 11;
+    if (k < 1 || k > 8) {
+        PyErr_Format(PyExc_TypeError, "compare_linear: expected 1 to 8 features, got %zd", k);
+        return NULL;
+    }
+    memset(spec + 12, 'd', (size_t)k);
+    TAKE(spec);
+    if (args[0].k != k) return refuse(__func__, "expected a row for each feature", args, count);
+    const double *measured = (double *)args[3].data;
+    double sigmas = args[6].number, *expected = (double *)args[7].data, *total = (double *)args[9].data;
+    int64_t *at = (int64_t *)args[10].data;
+    for (Py_ssize_t row = 0; row < k; row++) {
+        const double *theta = ROW(double, args[0], row), *x = (double *)args[11 + row].data;
+        for (Py_ssize_t i = 0; i < n; i++) expected[i] = row == 0 ? theta[i] * x[i] : expected[i] + theta[i] * x[i];
+    }
+    compare_rows(n, expected, (double *)args[1].data, (double *)args[4].data, (double *)args[2].data, args[5].number,
+                 (double *)args[8].data, total);
+    Py_ssize_t found = 0;
+    for (Py_ssize_t i = 0; i < n; i++)
+        if (fabs(measured[i] - expected[i]) > sigmas * total[i]) at[found++] = i;
+    release(args, count);
+    return PyLong_FromSsize_t(found);
+}
+
+/* What new readings teach a linear relation; returns how many are new. */
+KERNEL(teach_linear) {
+    TAKE("dqQ?bdqdddd...DDD");
+    const Arg *a = args;
+    const double *y = (double *)a[0].data, *expected = (double *)a[4].data, *sigma = (double *)a[6].data;
+    const double *unknown = (double *)a[7].data, *loose = (double *)a[8].data, *error = (double *)a[9].data;
+    const int64_t *read_ns = (int64_t *)a[1].data, *off_ns = (int64_t *)a[5].data;
+    const uint8_t *untouched = (uint8_t *)a[3].data;
+    int64_t *taught_ns = (int64_t *)a[2].data, fault_ns = (int64_t)a[10].number;
+    double sigmas = a[11].number, known = a[12].number;
+    double *clipped = (double *)a[13].data, *weight = (double *)a[14].data, *rest = (double *)a[15].data;
+    Py_ssize_t taught = 0;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        int fresh = read_ns[i] > taught_ns[i] && (untouched == NULL || untouched[i]);
+        taught_ns[i] = read_ns[i];
+        taught += fresh;
+        double off = y[i] - expected[i], size = fabs(off);
+        int usable = fresh && size <= 1.7976931348623157e308 && !(off_ns[i] > 0 && read_ns[i] - off_ns[i] >= fault_ns);
+        double bound = fabs(sigma[i]) <= 1.7976931348623157e308 ? sigmas * (sigma[i] + unknown[i]) : INFINITY;
+        bound += loose[i];
+        double low = expected[i] - bound, high = expected[i] + bound, held = MAXIMUM(y[i], low);
+        clipped[i] = MINIMUM(held, high);
+        double pace = loose[i] / error[i];
+        weight[i] = usable ? 1.0 / (1.0 + pace * pace) : 0.0;
+        double side = off > 0.0 ? 1.0 : off < 0.0 ? -1.0 : off == 0.0 ? 0.0 : off;
+        double left = (size - loose[i]) - known * unknown[i];
+        left = MAXIMUM(left, 0.0);
+        rest[i] = fresh ? side * left : NAN;
+    }
+    release(args, count);
+    return PyLong_FromSsize_t(taught);
+}
+
+/* Places at which a reading is off its expectation by more than so many sigmas; returns their number. */
+KERNEL(far_off) {
+    TAKE("ddd.Q");
+    const double *measured = (double *)args[0].data, *expected = (double *)args[1].data;
+    const double *sigma = (double *)args[2].data;
+    int64_t *at = (int64_t *)args[4].data;
+    double sigmas = args[3].number;
+    Py_ssize_t found = 0;
+    for (Py_ssize_t i = 0; i < n; i++)
+        if (fabs(measured[i] - expected[i]) > sigma[i] * sigmas) at[found++] = i;
+    release(args, count);
+    return PyLong_FromSsize_t(found);
+}
+
+/* ---- twin/telemetry --------------------------------------------------------------------------------- */
+
+#define MISSING_Q INT32_MIN
+#define UNTRUSTED_Q (INT32_MIN + 1)
+#define ABSURD_Q (INT32_MIN + 2)
+#define FIRST_VALID_Q (INT32_MIN + 16)
+
+/* True if all of these rows or entities [m] are below a bound; of None too. */
+static int within(const Arg *index, Py_ssize_t bound) {
+    if (index->data == NULL) return 1;
+    const int32_t *at = (int32_t *)index->data;
+    for (Py_ssize_t i = 0; i < index->n; i++)
+        if (at[i] < 0 || at[i] >= bound) return 0;
+    return 1;
+}
+
+KERNEL(learn_cadence) {
+    TAKE("*qq?i::*F*F*F*F*F*I?b.");
+    const Arg *a = args;
+    Py_ssize_t every = a[0].n;
+    const int64_t *heard_ns = (int64_t *)a[0].data, *t_ns = (int64_t *)a[1].data;
+    const int32_t *entity = (int32_t *)a[2].data;
+    int64_t now_ns = a[3].whole, paused_ns = a[4].whole;
+    float *longest_s[4], *usual_s = (float *)a[6].data, *lag_s = (float *)a[7].data;
+    float *last_lag_s = (float *)a[8].data, *repeats = (float *)a[9].data, jump_s = (float)a[12].number;
+    int32_t *gaps = (int32_t *)a[10].data;
+    const uint8_t *same = (uint8_t *)a[11].data;
+    int fits = a[5].k == 4 && within(&a[2], every) && (entity != NULL || n == every);
+    for (int j = 5; j < 11; j++) fits &= a[j].n == every;
+    if (!fits) return refuse(__func__, "arrays do not fit", args, count);
+    for (int j = 0; j < 4; j++) longest_s[j] = ROW(float, a[5], j);
+    int64_t learned = 0;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        Py_ssize_t at = entity == NULL ? i : entity[i];
+        int64_t before_ns = heard_ns[at], apart_ns = t_ns[i] - before_ns;
+        if (before_ns <= paused_ns || apart_ns <= 0) continue;
+        learned++;
+        float gap = (float)((double)apart_ns / 1e9), late = (float)((double)(now_ns - t_ns[i]) / 1e9);
+        float jump = late - last_lag_s[at];
+        if (jump < -jump_s && gaps[at] > 0) {
+            float most = gap + jump, usual = usual_s[at];
+            most = MAXIMUM(most, 0.0f) + MAXIMUM(usual, jump_s);
+            gap = MINIMUM(gap, most);
+        }
+        last_lag_s[at] = late;
+        int32_t many = gaps[at] + 1;
+        gaps[at] = many;
+        float share = 1.0f / (float)(many < 32 ? many : 32);
+        usual_s[at] += share * (gap - usual_s[at]);
+        if (same != NULL) repeats[at] += share * ((float)same[i] - repeats[at]);
+        float lag = MAXIMUM(late, 0.0f);
+        lag = MINIMUM(lag, 60.0f);
+        lag_s[at] += (lag - lag_s[at]) * (share > 0.125f ? share : 0.125f);
+        float first = longest_s[0][at], second = longest_s[1][at];
+        if (gap > second) {
+            float lesser = MINIMUM(gap, first);
+            longest_s[1][at] = MAXIMUM(second, lesser);
+            longest_s[0][at] = MAXIMUM(first, gap);
+        }
+        if ((many & 63) == 0) {
+            longest_s[2][at] = longest_s[0][at];
+            longest_s[3][at] = longest_s[1][at];
+            longest_s[0][at] = longest_s[1][at] = 0.0f;
+        }
+    }
+    release(args, count);
+    return PyLong_FromLongLong(learned);
+}
+
+WIDE static int all_valid(Py_ssize_t n, const int32_t *q) {
+    int bad = 0;
+    for (Py_ssize_t i = 0; i < n; i++) bad |= q[i] < FIRST_VALID_Q;
+    return !bad;
+}
+
+WIDE static void scale_up(Py_ssize_t n, const int32_t *restrict q, float quantum, float *restrict value) {
+    for (Py_ssize_t i = 0; i < n; i++) value[i] = q[i] >= FIRST_VALID_Q ? (float)q[i] * quantum : value[i];
+}
+
+KERNEL(latch) {
+    TAKE("*F*B*Q*Q*B*f*i?*i*i*q*i");
+    const Arg *a = args;
+    Py_ssize_t every = a[0].n, gauges = a[0].k, m = a[8].n;
+    const int32_t *rows = (int32_t *)a[6].data, *entity = (int32_t *)a[7].data, *group_of = (int32_t *)a[10].data;
+    int fits = a[1].n == every && a[1].k == gauges && a[2].n == every && a[2].k == gauges && a[3].n == gauges;
+    fits &= a[4].n == gauges && a[5].n == gauges && a[8].k == a[6].n && a[9].n == every && a[10].n >= gauges;
+    fits &= within(&a[6], gauges) && within(&a[7], every) && m == (entity == NULL ? every : a[7].n);
+    if (!fits) return refuse(__func__, "arrays do not fit", args, count);
+    for (Py_ssize_t k = 0; k < a[6].n; k++) {
+        int32_t row = rows[k];
+        const int32_t *q = ROW(int32_t, a[8], k);
+        float *value = ROW(float, a[0], row), quantum = ((float *)a[5].data)[row];
+        uint8_t *quality = ROW(uint8_t, a[1], row);
+        int64_t *good_ns = ROW(int64_t, a[2], row), *bad_count = (int64_t *)a[3].data + row;
+        if (entity == NULL) scale_up(m, q, quantum, value);
+        else
+            for (Py_ssize_t i = 0; i < m; i++)
+                if (q[i] >= FIRST_VALID_Q) value[entity[i]] = (float)q[i] * quantum;
+        if (*bad_count == 0 && all_valid(m, q)) continue;
+        int32_t group = group_of[row];
+        if (group < 0 || group >= a[9].k) return refuse(__func__, "a group beyond the last", args, count);
+        const int64_t *t_ns = ROW(int64_t, a[9], group);
+        int64_t bad = *bad_count;
+        for (Py_ssize_t i = 0; i < m; i++) {
+            Py_ssize_t at = entity == NULL ? i : entity[i];
+            uint8_t was = quality[at], is = 0;
+            if (q[i] >= FIRST_VALID_Q && was == 0) continue;
+            if (q[i] < FIRST_VALID_Q) {
+                is = q[i] == UNTRUSTED_Q ? 2 : q[i] == ABSURD_Q ? 3 : 4;
+                if (was == 0) {
+                    good_ns[at] = t_ns[at];
+                    ((uint8_t *)a[4].data)[row] = 1;
+                }
+            }
+            quality[at] = is;
+            bad += (is != 0) - (was != 0);
+        }
+        *bad_count = bad;
+    }
+    DONE;
+}
+
+KERNEL(latch_counts) {
+    TAKE("*Q*Q*I*i?*i*q*q");
+    const Arg *a = args;
+    Py_ssize_t every = a[0].n, m = a[5].n;
+    const int32_t *rows = (int32_t *)a[3].data, *entity = (int32_t *)a[4].data;
+    int fits = a[1].n == every && a[1].k == a[0].k && a[2].n == every && a[2].k == a[0].k && a[6].n == m;
+    fits &= a[5].k == a[3].n && a[6].k == a[3].n && within(&a[3], a[0].k) && within(&a[4], every);
+    fits &= m == (entity == NULL ? every : a[4].n);
+    if (!fits) return refuse(__func__, "arrays do not fit", args, count);
+    for (Py_ssize_t k = 0; k < a[3].n; k++) {
+        int64_t *raw = ROW(int64_t, a[0], rows[k]), *total = ROW(int64_t, a[1], rows[k]);
+        int32_t *resets = ROW(int32_t, a[2], rows[k]);
+        const int64_t *new = ROW(int64_t, a[5], k), *gain = ROW(int64_t, a[6], k);
+        for (Py_ssize_t i = 0; i < m; i++) {
+            Py_ssize_t at = entity == NULL ? i : entity[i];
+            int64_t old = raw[at], due = (int64_t)((uint64_t)old + (uint64_t)gain[i]);
+            resets[at] += (old >= 0) & (new[i] >= 0) & (new[i] != due);
+            raw[at] = new[i];
+            total[at] = (int64_t)((uint64_t)total[at] + (uint64_t)gain[i]);
+        }
+    }
+    DONE;
+}
+
+WIDE static int all_inside(Py_ssize_t n, const float *value, float low, float high) {
+    int bad = 0;
+    for (Py_ssize_t i = 0; i < n; i++) bad |= !((value[i] >= low) & (value[i] <= high));
+    return !bad;
+}
+
+WIDE static void scale_down(Py_ssize_t n, const float *restrict value, float per_quantum, int32_t *restrict q) {
+    for (Py_ssize_t i = 0; i < n; i++) q[i] = (int32_t)rintf(value[i] * per_quantum);
+}
+
+/* `odd` [k, 4]: of each row how many are missing, untrusted and absurd, and the first absurd one. */
+KERNEL(quantise) {
+    TAKE("*f*i?*i*f*f*f*I*Q.");
+    const Arg *a = args;
+    Py_ssize_t every = a[0].n, m = a[6].n, found = 0;
+    const int32_t *rows = (int32_t *)a[1].data, *entity = (int32_t *)a[2].data;
+    float untrusted = (float)a[8].number;
+    int fits = a[3].n == a[0].k && a[4].k == a[0].k && a[5].k == a[0].k && a[6].k == a[1].n && a[7].k == a[1].n;
+    fits &= a[7].n == 4 && within(&a[1], a[0].k) && within(&a[2], every) && m == (entity == NULL ? every : a[2].n);
+    if (!fits) return refuse(__func__, "arrays do not fit", args, count);
+    for (Py_ssize_t k = 0; k < a[1].n; k++) {
+        int32_t row = rows[k], *q = ROW(int32_t, a[6], k);
+        const float *value = ROW(float, a[0], row);
+        int64_t *odd = ROW(int64_t, a[7], k);
+        float low = ROW(float, a[4], row)[0], high = ROW(float, a[5], row)[0];
+        float per_quantum = ((float *)a[3].data)[row];
+        odd[0] = odd[1] = odd[2] = odd[3] = 0;
+        if (entity == NULL && all_inside(m, value, low, high)) {
+            scale_down(m, value, per_quantum, q);
+            continue;
+        }
+        for (Py_ssize_t i = 0; i < m; i++) {
+            float one = value[entity == NULL ? i : entity[i]];
+            if (one >= low && one <= high) q[i] = (int32_t)rintf(one * per_quantum);
+            else if (one != one) q[i] = MISSING_Q, odd[0]++;
+            else if (one == untrusted) q[i] = UNTRUSTED_Q, odd[1]++;
+            else {
+                q[i] = ABSURD_Q;
+                if (odd[2]++ == 0) odd[3] = i;
+            }
+        }
+        found += (odd[0] | odd[1] | odd[2]) != 0;
+    }
+    release(args, count);
+    return PyLong_FromSsize_t(found);
+}
+
+WIDE static int none_before(Py_ssize_t n, const uint16_t *hits, const int64_t *heard_ns, const int64_t *t_ns) {
+    int bad = 0;
+    for (Py_ssize_t i = 0; i < n; i++) bad |= (hits[i] != 0) | (heard_ns[i] > t_ns[i]);
+    return !bad;
+}
+
+KERNEL(first_arrival) {
+    TAKE("hqq");
+    int first = none_before(n, (uint16_t *)args[0].data, (int64_t *)args[1].data, (int64_t *)args[2].data);
+    release(args, count);
+    return PyBool_FromLong(first);
+}
+
+WIDE static int none_leaps(Py_ssize_t n, const int64_t *raw, const int64_t *new, int64_t most) {
+    int bad = 0;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        int64_t step = (int64_t)((uint64_t)new[i] - (uint64_t)raw[i]);
+        bad |= (raw[i] < 0) | (step < 0) | (step > most);
+    }
+    return !bad;
+}
+
+KERNEL(count_up) {
+    TAKE("QQq.");
+    int64_t *raw = (int64_t *)args[0].data, *gain = (int64_t *)args[1].data;
+    const int64_t *new = (int64_t *)args[2].data;
+    double most = args[3].number;
+    int grows = none_leaps(n, raw, new, most < 9.2e18 ? (int64_t)most : INT64_MAX);
+    for (Py_ssize_t i = 0; grows && i < n; i++) {
+        gain[i] = (int64_t)((uint64_t)gain[i] + ((uint64_t)new[i] - (uint64_t)raw[i]));
+        raw[i] = new[i];
+    }
+    release(args, count);
+    return PyBool_FromLong(grows);
+}
+
+KERNEL(enters) {
+    TAKE("ff..");
+    const float *last = (float *)args[0].data, *value = (float *)args[1].data;
+    float low = (float)args[2].number, high = (float)args[3].number;
+    int any = 0;
+    for (Py_ssize_t i = 0; i < n; i++)
+        any |= (value[i] >= low) & (value[i] <= high) & !((last[i] >= low) & (last[i] <= high));
+    release(args, count);
+    return PyBool_FromLong(any);
+}
+
+KERNEL(falls) {
+    TAKE("ff...");
+    const float *last = (float *)args[0].data, *value = (float *)args[1].data;
+    float share = (float)args[2].number, low = (float)args[3].number, high = (float)args[4].number;
+    int any = 0;
+    for (Py_ssize_t i = 0; i < n; i++)
+        any |= (value[i] < share * last[i]) & (value[i] >= low) & (last[i] <= high);
+    release(args, count);
+    return PyBool_FromLong(any);
+}
+
+/* ---- twin/diagnosis --------------------------------------------------------------------------------- */
+
+#define STOOD 1
+#define LEAPT 2
+
+/* The state of up to BLOCK gauges of a row, and what is passed to all of them. */
+typedef struct {
+    float *last, *before, *moves, *jump, per_reading, scales, far_back;
+    int32_t *run;
+    double stands;
+} Gauges;
+
+WIDE static void watch_block(Py_ssize_t n, const Gauges *g, const float *restrict value, const int32_t *restrict is_new,
+                             const float *restrict rate, const int32_t *restrict least_run, float *restrict kept,
+                             float *restrict squares, float *restrict backs, int32_t *restrict changed,
+                             int32_t *restrict flag) {
+    float *restrict last = g->last, *restrict before = g->before, *restrict moves = g->moves, *restrict jump = g->jump;
+    int32_t *restrict run = g->run;
+    float scales = g->scales, far_back = g->far_back;
+    double stands = g->stands;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        int32_t differs = is_new[i] & (value[i] != last[i]);
+        changed[i] = differs;
+        int32_t stood = differs ? 0 : run[i] + is_new[i];
+        run[i] = stood;
+        float up = ((float)differs - moves[i]) * rate[i];
+        up = (double)stood * (double)moves[i] >= stands ? 0.0f : up;
+        moves[i] += up;
+        /* A jump: both steps, to the last reading and from it, go the same way */
+        float rise = last[i] - before[i], fall = last[i] - value[i];
+        float back = MINIMUM(rise, fall), other = MAXIMUM(rise, fall);
+        other = -other;
+        back = MAXIMUM(back, other);
+        back = back > 0.0f ? back : 0.0f;
+        back *= (float)is_new[i];
+        back = MINIMUM(back, far_back);
+        float square = back * back, usual = jump[i];
+        backs[i] = back;
+        squares[i] = square;
+        kept[i] = usual;
+        flag[i] = (stood >= least_run[i] ? STOOD : 0) | (square > usual * scales ? LEAPT : 0);
+        jump[i] = usual + (square - usual) * rate[i];
+        before[i] = is_new[i] ? last[i] : before[i];
+        last[i] = is_new[i] ? value[i] : last[i];
+    }
+}
+
+/* A leap's usual size and the readings without a change of gauges side by side, each cell with the limits of its
+ * column, or of its row. Returns how many cells have stood still for long, and how many leapt far; which, is in
+ * the last two arrays. */
+KERNEL(watch_gauges) {
+    TAKE("f?bFFIFiFB?F?F*i*f*f*b*f::.....*Q*Q");
+    const Arg *a = args;
+    Py_ssize_t k = a[0].k, still = 0, leapt = 0, traits = a[11].n, most = a[15].n - 1;
+    const int32_t *least_run = (int32_t *)a[11].data;
+    const float *least_k = (float *)a[12].data, *least_pu = (float *)a[13].data, *widening = (float *)a[15].data;
+    const uint8_t *noisy = (uint8_t *)a[14].data;
+    int64_t settled = a[16].whole, thaw = a[17].whole;
+    int64_t *at_still = (int64_t *)a[23].data, *at_leapt = (int64_t *)a[24].data;
+    float per_reading = (float)a[18].number, scales = (float)a[20].number, other_size = (float)a[22].number;
+    int fits = a[23].n >= k * n && a[24].n >= k * n && traits == (k == 1 ? n : k) && most >= 0;
+    for (int j = 1; j < 11; j++) fits &= a[j].data == NULL || a[j].k == k;
+    for (int j = 12; j < 15; j++) fits &= a[j].n == traits;
+    fits &= (a[9].data == NULL) == (a[10].data == NULL);
+    if (!fits) return refuse(__func__, "arrays do not fit", args, count);
+    float rate[BLOCK], kept[BLOCK], squares[BLOCK], backs[BLOCK], old[BLOCK];
+    int32_t is_new[BLOCK], least[BLOCK], changed[BLOCK], flag[BLOCK];
+    for (Py_ssize_t row = 0; row < k; row++) {
+        for (Py_ssize_t from = 0; from < n; from += BLOCK) {
+            Py_ssize_t m = n - from < BLOCK ? n - from : BLOCK;
+            const float *value = ROW(float, a[0], row) + from;
+            const uint8_t *new = a[1].data == NULL ? NULL : ROW(uint8_t, a[1], row) + from;
+            const int32_t *seen = ROW(int32_t, a[6], row) + from;
+            Gauges of = {ROW(float, a[2], row) + from, ROW(float, a[3], row) + from, ROW(float, a[5], row) + from,
+                         ROW(float, a[7], row) + from, per_reading, scales, (float)a[21].number,
+                         ROW(int32_t, a[4], row) + from, a[19].number};
+            for (Py_ssize_t i = 0; i < m; i++) {
+                is_new[i] = new == NULL || new[i];
+                float here = 1.0f / ((float)seen[i] + 1.0f);
+                here = settled ? per_reading : MAXIMUM(here, per_reading);
+                rate[i] = is_new[i] ? here : 0.0f;
+                least[i] = least_run[k == 1 ? from + i : row];
+            }
+            if (a[9].data != NULL) memcpy(old, of.last, sizeof(float) * (size_t)m);
+            watch_block(m, &of, value, is_new, rate, least, kept, squares, backs, changed, flag);
+            for (Py_ssize_t i = 0; i < m && a[9].data != NULL; i++) {
+                if (!changed[i]) continue;
+                float *change = ROW(float, a[9], row) + from + i, *varied = ROW(float, a[10], row) + from + i;
+                float size = fabsf(value[i] - old[i]), differs = fabsf(size - *change);
+                *varied += ((float)(differs > *change * other_size) - *varied) * rate[i];
+                *change = size;
+            }
+            uint8_t *frozen = ROW(uint8_t, a[8], row) + from;
+            for (Py_ssize_t i = 0; i < m && thaw; i++) frozen[i] &= !is_new[i];
+            for (Py_ssize_t i = 0; i < m; i++) {
+                if (flag[i] == 0) continue;
+                Py_ssize_t at = from + i, trait = k == 1 ? at : row;
+                if (flag[i] & STOOD) at_still[still++] = row * n + at;
+                if (!(flag[i] & LEAPT) || !noisy[trait]) continue;
+                Py_ssize_t many = seen[i] < 0 ? 0 : seen[i] < most ? seen[i] : most;
+                if (!(backs[i] > least_k[trait] + least_pu[trait] * fabsf(value[i]))) continue;
+                if (!(squares[i] / widening[many] > kept[i] * scales)) continue;
+                at_leapt[leapt++] = row * n + at;
+                of.jump[i] = kept[i] + 0.0f;
+            }
+        }
+    }
+    release(args, count);
+    return Py_BuildValue("nn", still, leapt);
+}
+
+/* Bounds deviations and moves their means; returns the largest, and which are to be counted. */
+WIDE static float deviate(Py_ssize_t n, float *restrict z, const uint8_t *fresh, float *restrict mean,
+                          float *restrict last, const uint8_t *restrict live, float farthest, float share,
+                          float off_sigmas, int32_t *restrict odd) {
+    float largest = 0.0f;
+    int32_t is_new[BLOCK];
+    for (Py_ssize_t i = 0; i < n; i++) is_new[i] = fresh == NULL || fresh[i];
+    for (Py_ssize_t i = 0; i < n; i++) {
+        float one = z[i];
+        one = one != one ? 0.0f : one;
+        one = one < -farthest ? -farthest : one > farthest ? farthest : one;
+        z[i] = one;
+        float size = fabsf(one);
+        mean[i] += (one - mean[i]) * share * (float)is_new[i];
+        last[i] = is_new[i] ? one : last[i];
+        odd[i] = is_new[i] & ((size > off_sigmas) | (live[i] != 0));
+    }
+    for (Py_ssize_t i = 0; i < n; i++) largest = fabsf(z[i]) > largest ? fabsf(z[i]) : largest;
+    return largest;
+}
+
+/* One reading of deviations `z` in sigmas, by cell. Returns the largest deviation, whether a sum is certain, and
+ * how many cells counted it; which, is in the last array. */
+KERNEL(add_deviations) {
+    TAKE("F?bFFBFFFHf........:*Q");
+    const Arg *a = args;
+    Py_ssize_t r = a[0].k, counted = 0;
+    float farthest = (float)a[10].number, share = (float)a[11].number, off_sigmas = (float)a[12].number;
+    float wild_sigmas = (float)a[13].number, wild_kept = (float)a[14].number, most = (float)a[15].number;
+    float huge_sigmas = (float)a[16].number, allowance = (float)a[17].number;
+    int any_wild = a[18].whole != 0;
+    int64_t *at = (int64_t *)a[19].data;
+    float largest = 0.0f;
+    int32_t odd[BLOCK];
+    int sure = 0, fits = a[19].n >= r * n && (a[1].data == NULL || a[1].k == r);
+    for (int j = 2; j < 10; j++) fits &= a[j].k == r;
+    if (!fits) return refuse(__func__, "arrays do not fit", args, count);
+    for (Py_ssize_t row = 0; row < r; row++) {
+        float *z = ROW(float, a[0], row), *mean = ROW(float, a[2], row), *last = ROW(float, a[3], row);
+        const uint8_t *fresh = a[1].data == NULL ? NULL : ROW(uint8_t, a[1], row), *live = ROW(uint8_t, a[4], row);
+        for (Py_ssize_t from = 0; from < n; from += BLOCK) {
+            Py_ssize_t m = n - from < BLOCK ? n - from : BLOCK;
+            float most_here = deviate(m, z + from, fresh == NULL ? NULL : fresh + from, mean + from, last + from,
+                                      live + from, farthest, share, off_sigmas, odd);
+            largest = most_here > largest ? most_here : largest;
+            for (Py_ssize_t i = 0; i < m; i++)
+                if (odd[i]) at[counted++] = row * n + from + i;
+        }
+    }
+    any_wild |= largest > wild_sigmas;
+    for (Py_ssize_t c = 0; c < counted; c++) {
+        Py_ssize_t row = at[c] / n, i = at[c] % n;
+        float one = ROW(float, a[0], row)[i], mean = ROW(float, a[2], row)[i], size = fabsf(one);
+        int16_t *streak = ROW(int16_t, a[8], row) + i;
+        float side = mean > 0.0f ? 1.0f : mean < 0.0f ? -1.0f : 0.0f;
+        int many = *streak + 1;
+        many = one * side > off_sigmas ? (many < 999 ? many : 999) : 0;
+        *streak = (int16_t)many;
+        int lives = many > 0;
+        if (any_wild) {
+            float *wild = ROW(float, a[7], row) + i, kept = *wild * wild_kept + (float)(size > wild_sigmas);
+            kept = kept < 0.01f ? 0.0f : kept;
+            *wild = kept;
+            lives |= kept > 0.0f;
+        }
+        float step = one < -most ? -most : one > most ? most : one;
+        float certain = ROW(float, a[9], row)[i];
+        if (size > huge_sigmas) step = copysignf(allowance + certain, one);
+        float *above = ROW(float, a[5], row) + i, *below = ROW(float, a[6], row) + i, cap = 2.0f * certain;
+        float up = (*above + step) - allowance, down = (*below - step) - allowance;
+        up = up > 0.0f ? up : 0.0f;
+        down = down > 0.0f ? down : 0.0f;
+        up = up < cap ? up : cap;
+        down = down < cap ? down : cap;
+        *above = up;
+        *below = down;
+        sure |= (up >= certain) | (down >= certain);
+        ROW(uint8_t, a[4], row)[i] = (uint8_t)(lives | (up > 0.0f) | (down > 0.0f));
+    }
+    release(args, count);
+    return Py_BuildValue("din", (double)largest, sure, counted);
+}
+
+static PyMethodDef methods[] = {
+#define NAMED(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
+    NAMED(learn_noise), NAMED(learn_fit), NAMED(fit_sigma), NAMED(follow_heat), NAMED(far_off), NAMED(compare_linear), NAMED(teach_linear), NAMED(learn_cadence),
+    NAMED(first_arrival), NAMED(count_up), NAMED(enters), NAMED(falls), NAMED(latch), NAMED(latch_counts), NAMED(quantise), NAMED(watch_gauges), NAMED(add_deviations),
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, methods, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__native(void) {
+    PyObject *made = PyModule_Create(&module);
+    if (made != NULL && PyModule_AddStringConstant(made, "SOURCE", RACKTWIN_SOURCE) < 0) Py_CLEAR(made);
+    return made;
+}

@@ -1,0 +1,557 @@
+"""Kernels in NumPy: the definition of what each does, and its fallback where nothing is compiled.
+
+Row by row and cell by cell: no result depends on another row, so that compiled loops need no second look.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+F32: TypeAlias = NDArray[np.float32]
+F64: TypeAlias = NDArray[np.float64]
+I32: TypeAlias = NDArray[np.int32]
+I64: TypeAlias = NDArray[np.int64]
+U8: TypeAlias = NDArray[np.uint8]
+Bool: TypeAlias = NDArray[np.bool_]
+
+NS = 1_000_000_000
+# The integers of a frame that stand for no value (`twin.telemetry.frame`), and the qualities of a state
+MISSING_Q, UNTRUSTED_Q, ABSURD_Q, FIRST_VALID_Q = -(2**31), -(2**31) + 1, -(2**31) + 2, -(2**31) + 16
+GOOD, UNTRUSTED, OUT_OF_RANGE, MISSING = 0, 2, 3, 4
+# Memories of a cadence's averages, its longest lag, and the readings of its blocks (`twin.telemetry.cadence`)
+USUAL_GAPS, LAG_GAPS, MOST_LAG_S, BLOCK = 32, 8, 60.0, 64
+MOST_STREAK, LEAST_WILD = 999, 0.01  # of `twin.diagnosis.cusum`
+
+
+def learn_noise(
+    difference: F64,
+    heard_ns: I64,
+    variance: F64,
+    mean: F64,
+    creeping: F64,
+    count: I64,
+    off_ns: I64,
+    floor: F64,
+    last_share: float,
+    mean_share: float,
+    creep_share: float,
+    sigmas: float,
+    fault_ns: float,
+    warmup: float,
+) -> None:
+    """Take residuals into a noise [n]; see `ResidualNoise`, whose columns are changed."""
+    size = np.abs(difference)
+    known = np.isfinite(size)
+    bound = np.sqrt(variance)
+    np.maximum(bound, floor, out=bound)
+    bound *= sigmas
+    bound[count < warmup] = np.inf
+    far = size > bound
+    far &= known
+    if far.any() or off_ns.any():
+        near = known & ~(size > bound / 2)
+        off_ns[:] = np.where(near, 0, np.where(far & (off_ns == 0), heard_ns, off_ns))
+        known &= ~((off_ns > 0) & (heard_ns - off_ns >= fault_ns))
+        np.copyto(size, bound, where=far)
+    count += known
+    since = 1.0 / np.maximum(count, 1)
+    signed = np.copysign(size, difference)
+    signed -= mean
+    np.copyto(signed, 0.0, where=~known)
+    step = signed * np.maximum(since, mean_share)
+    mean += step
+    signed *= signed - step  # (r - m0) (r - m)
+    variance -= creeping  # the other part alone
+    signed -= variance
+    signed *= np.maximum(since, last_share)
+    step = mean * mean
+    step -= creeping
+    step *= np.maximum(since, creep_share)
+    for gained, of in ((signed, variance), (step, creeping)):
+        np.copyto(gained, 0.0, where=~known)
+        of += gained
+    variance += creeping
+
+
+def learn_fit(
+    normal: F64,
+    moment: F64,
+    taught_s: F64,
+    y: F64,
+    error: F64,
+    weight: F64,
+    fade: float,
+    worth: float,
+    dt_s: float,
+    *features: F64,
+) -> None:
+    """Take a reading per row into normal equations; see `Fit`, whose columns are changed."""
+    taken = weight > 0.0
+    keep = 1.0 - weight * fade
+    clean = taken.all()
+    sure = error if clean else np.where(taken, error, 1.0)  # what is not taken in may be NaN throughout
+    information = weight * (worth / (sure * sure))
+    xs = features if clean else [np.where(taken, x, 0.0) for x in features]
+    target = y if clean else np.where(taken, y, 0.0)
+    at = 0
+    for i, x in enumerate(xs):
+        weighted = information * x
+        for other in xs[i:]:
+            cell = normal[at]
+            cell *= keep
+            cell += weighted * other
+            at += 1
+        cell = moment[i]
+        cell *= keep
+        cell += weighted * target
+    taught_s += weight * dt_s
+
+
+def fit_sigma(factor: F32, at: I64, out: F64, *features: F64) -> None:
+    """Write sqrt(x' W' W x) of the rows `at` [m]; see `Covariance.sigma`."""
+    some, first = factor[:, at], 0
+    out[:] = 0.0
+    for i in range(len(features)):
+        along = some[first] * features[0]
+        for j in range(1, i + 1):
+            along = along + some[first + j] * features[j]
+        out += along * along
+        first += i + 1
+    np.sqrt(out, out=out)
+
+
+def follow_heat(
+    heated: F64,
+    twice: F64,
+    power_w: F64,
+    factor: F64,
+    left: F64,
+    inlet_c: F64,
+    node: I32,
+    offset: F64,
+    resistance: F64,
+    lag: F64,
+    settled_s: F64,
+    least_s: float,
+    expected: F64,
+) -> None:
+    """Move the lags `heated` and `twice` of GPUs, and write their `expected` temperature.
+
+    `factor`, `left` and `inlet_c` are of nodes, `node` is each GPU's.
+    """
+    stay = left[node]
+    for level, goal in ((heated, power_w * factor[node]), (twice, heated)):
+        level -= goal
+        level *= stay
+        level += goal
+    np.take(inlet_c, node, out=expected)
+    expected += offset
+    expected += resistance * heated
+    expected -= lag * (heated - twice)
+    np.copyto(expected, np.nan, where=settled_s < least_s)
+
+
+def far_off(measured: F64, expected: F64, sigma: F64, sigmas: float, at: I64) -> int:
+    """Write the places where a reading is off by more than so many sigmas into `at`; returns their number."""
+    found = np.flatnonzero(np.abs(measured - expected) > sigma * sigmas)
+    at[: len(found)] = found
+    return len(found)
+
+
+def compare_linear(
+    theta: F64,
+    before: F64,
+    sigma: F64,
+    measured: F64,
+    doubt: F64 | None,
+    move_share: float,
+    sigmas: float,
+    expected: F64,
+    loose: F64,
+    total: F64,
+    at: I64,
+    *features: F64,
+) -> int:
+    """Write a linear relation's expectation, what doubts it beside its noise, and both doubts' `total`.
+
+    Returns how many readings are off by more than so many sigmas; writes which into `at`.
+    """
+    np.multiply(theta[0], features[0], out=expected)
+    for of, x in zip(theta[1:], features[1:], strict=True):
+        expected += of * x
+    np.abs(np.subtract(expected, before, out=loose), out=loose)
+    loose *= move_share
+    loose[np.isnan(loose)] = 0.0
+    if doubt is not None:
+        loose += doubt
+    np.add(sigma, loose, out=total)
+    return far_off(measured, expected, total, sigmas, at)
+
+
+def teach_linear(
+    y: F64,
+    read_ns: I64,
+    taught_ns: I64,
+    untouched: Bool | None,
+    expected: F64,
+    off_ns: I64,
+    sigma: F64,
+    unknown: F64,
+    loose: F64,
+    error: F64,
+    fault_ns: float,
+    sigmas: float,
+    known_sigmas: float,
+    clipped: F64,
+    weight: F64,
+    rest: F64,
+) -> int:
+    """Write what new readings teach a linear relation; returns how many are new.
+
+    `clipped`: the readings, bounded; `weight`: how much each counts; `rest`: what is left for its noise.
+    """
+    fresh = read_ns > taught_ns
+    taught_ns[:] = read_ns
+    if untouched is not None:
+        fresh &= untouched
+    off = y - expected
+    usable = fresh & np.isfinite(off) & ~((off_ns > 0) & (read_ns - off_ns >= fault_ns))
+    bound = np.where(np.isfinite(sigma), sigmas * (sigma + unknown), np.inf) + loose
+    np.minimum(np.maximum(y, expected - bound, out=clipped), expected + bound, out=clipped)
+    # What comes while it moves errs by more
+    pace = loose / error
+    weight[:] = np.where(usable, 1.0 / (1.0 + pace * pace), 0.0)
+    off = np.sign(off) * np.maximum(np.abs(off) - loose - known_sigmas * unknown, 0.0)
+    rest[:] = np.where(fresh, off, np.nan)
+    return int(np.count_nonzero(fresh))
+
+
+def learn_cadence(
+    heard_ns: I64,
+    t_ns: I64,
+    entity: I32 | None,
+    now_ns: int,
+    paused_ns: int,
+    longest_s: F32,
+    usual_s: F32,
+    lag_s: F32,
+    last_lag_s: F32,
+    repeats: F32,
+    gaps: I32,
+    same: Bool | None,
+    jump_s: float,
+) -> int:
+    """Take in messages of `t_ns` [m] after those of `heard_ns` [n]; see `Cadence`, whose columns are changed.
+
+    Returns how many gaps were learned: not of a first message, nor of what was heard before a pause.
+    """
+    before_ns = heard_ns if entity is None else heard_ns[entity]
+    apart_ns = t_ns - before_ns
+    usable = (before_ns > paused_ns) & (apart_ns > 0)
+    at: Any = slice(None) if entity is None else entity
+    if not usable.all():
+        some = np.flatnonzero(usable).astype(np.int32)
+        apart_ns, t_ns = apart_ns[some], t_ns[some]
+        same = None if same is None else same[some]
+        at = some if entity is None else entity[some]
+    if not len(t_ns):
+        return 0
+    gap, late = (apart_ns / NS).astype(np.float32), ((now_ns - t_ns) / NS).astype(np.float32)
+    jump = late - last_lag_s[at]  # the stamps jumped back by so much, or on
+    back = (jump < -jump_s) & (gaps[at] > 0)
+    if back.any():
+        most = np.maximum(gap + jump, np.float32(0.0)) + np.maximum(usual_s[at], np.float32(jump_s))
+        gap = np.where(back, np.minimum(gap, most), gap)
+    last_lag_s[at] = late
+    many = gaps[at] + np.int32(1)
+    gaps[at] = many
+    share = np.float32(1.0) / np.minimum(many, USUAL_GAPS).astype(np.float32)
+    for array, new in ((usual_s, gap), (repeats, same)):
+        if new is not None:
+            array[at] += share * (new - array[at])
+    lag = np.minimum(np.maximum(late, np.float32(0.0)), np.float32(MOST_LAG_S))
+    lag_s[at] += (lag - lag_s[at]) * np.maximum(share, np.float32(1.0 / LAG_GAPS))
+    first, second = longest_s[0], longest_s[1]
+    cells = np.arange(len(first), dtype=np.int32)[at]
+    longer = np.flatnonzero(gap > second[at])
+    if len(longer):
+        cell, long = cells[longer], gap[longer]
+        second[cell] = np.maximum(second[cell], np.minimum(long, first[cell]))
+        first[cell] = np.maximum(first[cell], long)
+    full = cells[(many & (BLOCK - 1)) == 0]
+    if len(full):
+        longest_s[2:, full] = longest_s[:2, full]
+        longest_s[:2, full] = 0.0
+    return len(t_ns)
+
+
+def first_arrival(hits: NDArray[np.uint16], heard_ns: I64, t_ns: I64) -> bool:
+    """Return True if nothing is pending, and all of `t_ns` is at or after what was heard."""
+    return not hits.any() and bool((heard_ns <= t_ns).all())
+
+
+def count_up(raw: I64, gain: I64, new: I64, most: float) -> bool:
+    """Move counters on where each of them has grown by no more than `most`; False, and nothing, otherwise."""
+    step = new - raw
+    if len(raw) and not (raw.min() >= 0 and step.min() >= 0 and step.max() <= most):
+        return False
+    gain += step
+    raw[:] = new
+    return True
+
+
+def enters(last: F32, value: F32, low: float, high: float) -> bool:
+    """Return True if a value comes into a range in which its last one was not."""
+    inside, was = (value >= low) & (value <= high), (last >= low) & (last <= high)
+    return bool((inside & ~was).any())
+
+
+def falls(last: F32, value: F32, share: float, low: float, high: float) -> bool:
+    """Return True if a value of at least `low` is below a share of its last one, of at most `high`."""
+    return bool(((value < np.float32(share) * last) & (value >= low) & (last <= high)).any())
+
+
+def latch(
+    value: F32,
+    quality: U8,
+    good_ns: I64,
+    bad_count: I64,
+    once_good: Bool,
+    quantum: F32,
+    rows: I32,
+    entity: I32 | None,
+    q: I32,
+    t_ns: I64,
+    group_of_row: I32,
+) -> None:
+    """Latch the quanta `q` [k, m] of some rows; see `TableState`, whose columns are changed.
+
+    `t_ns` [groups, n] are the instants of the messages before.
+    """
+    cells: Any = slice(None) if entity is None else entity
+    for row, quanta in zip(rows.tolist(), q, strict=True):
+        good = quanta >= FIRST_VALID_Q
+        scaled = quanta.astype(np.float32) * quantum[row]
+        if good.all():
+            value[row, cells] = scaled
+            if bad_count[row]:
+                quality[row, cells] = GOOD
+                bad_count[row] = np.count_nonzero(quality[row])
+            continue
+        at = np.arange(value.shape[1], dtype=np.int32)[cells]
+        fresh, bad, why = at[good], at[~good], quanta[~good]
+        newly = bad[quality[row, bad] == GOOD]
+        once_good[row] |= bool(len(newly))
+        good_ns[row, newly] = t_ns[group_of_row[row], newly]
+        value[row, fresh] = scaled[good]
+        quality[row, fresh] = GOOD
+        known = [why == UNTRUSTED_Q, why == ABSURD_Q]
+        quality[row, bad] = np.select(known, [UNTRUSTED, OUT_OF_RANGE], MISSING)
+        bad_count[row] = np.count_nonzero(quality[row])
+
+
+def latch_counts(
+    raw: I64, total: I64, resets: I32, rows: I32, entity: I32 | None, new: I64, gain: I64
+) -> None:
+    """Latch counters [k, m]; see `TableState.apply_counts`, whose columns are changed."""
+    cells: Any = rows if entity is None else np.ix_(rows, entity)
+    old = raw[cells]
+    moved = (old >= 0) & (new >= 0) & (new != old + gain)
+    if moved.any():
+        resets[cells] += moved
+    raw[cells] = new
+    total[cells] += gain
+
+
+def quantise(
+    value: F32,
+    rows: I32,
+    entity: I32 | None,
+    per_quantum: F32,
+    low: F32,
+    high: F32,
+    q: I32,
+    odd: I64,
+    untrusted: float,
+) -> int:
+    """Write whole quanta of some rows into `q` [k, m]; returns how many rows have other than sane values.
+
+    `low` and `high` are [rows, 1]. `odd` [k, 4]: of each row how many values are missing, untrusted and
+    absurd, and the first absurd one.
+    """
+    odd[:] = 0
+    for k, row in enumerate(rows.tolist()):
+        some = value[row] if entity is None else value[row, entity]
+        sane = (some >= low[row, 0]) & (some <= high[row, 0])
+        whole = bool(sane.all())
+        scaled = (some if whole else np.where(sane, some, np.float32(0.0))) * per_quantum[row]
+        np.copyto(q[k], np.rint(scaled, out=scaled), casting="unsafe")
+        if whole:
+            continue
+        missing, distrusted = np.isnan(some), some == np.float32(untrusted)
+        distrusted &= ~sane
+        absurd = ~(sane | missing | distrusted)
+        for j, (mask, code) in enumerate(
+            ((missing, MISSING_Q), (distrusted, UNTRUSTED_Q), (absurd, ABSURD_Q))
+        ):
+            q[k, mask], odd[k, j] = code, np.count_nonzero(mask)
+        odd[k, 3] = absurd.argmax()
+    return int(np.count_nonzero(odd[:, :3].any(axis=1)))
+
+
+def watch_gauges(
+    value: F32,
+    new: Bool | None,
+    last: F32,
+    before: F32,
+    run: I32,
+    moves: F32,
+    count: I32,
+    jump: F32,
+    frozen: Bool,
+    change: F32 | None,
+    varied: F32 | None,
+    least_run: I32,
+    least_k: F32,
+    least_pu: F32,
+    noisy: Bool,
+    widening: F32,
+    settled: int,
+    thaw: int,
+    per_reading: float,
+    still: float,
+    jump_squared: float,
+    far_back: float,
+    other_size: float,
+    stood_at: I64,
+    leapt_at: I64,
+) -> tuple[int, int]:
+    """Take in values [k, w] of gauges where they are `new` (None: all); `Bank` has the columns.
+
+    The limits (`least_run` to `noisy`) are those of a row, or of a column where there is one row; `widening`
+    is by readings known. Writes the cells that have stood still for long, and those that leapt far; returns
+    how many these are. `change` and `varied`, if given, learn how many changes differ in size from the last.
+    """
+    k, w = value.shape
+    least, k_least, pu_least, is_noisy = (
+        of.reshape((1, w) if k == 1 else (k, 1)) for of in (least_run, least_k, least_pu, noisy)
+    )
+    everywhere: Any = True
+    where = everywhere if new is None else new
+    changed = (value != last) & where
+    run += where
+    np.copyto(run, 0, where=changed)
+    rate: Any = np.float32(per_reading)
+    if not settled:  # before counting
+        rate = np.maximum(np.float32(1.0) / (count.astype(np.float32) + np.float32(1.0)), rate)
+    if new is not None:
+        rate = rate * new.astype(np.float32)
+    if change is not None and varied is not None:
+        _vary(np.abs(value - last), changed, rate * np.ones_like(value), change, varied, other_size)
+    # A share of changes learned while it stands still would make standing still usual.
+    up = (changed.astype(np.float32) - moves) * rate
+    np.copyto(up, 0.0, where=run * moves.astype(np.float64) >= still)
+    moves += up
+    if thaw:
+        np.copyto(frozen, False, where=where)
+    stood = np.flatnonzero(run >= least)
+    # A jump: both steps, to the last reading and from it, go the same way
+    rise, fall = last - before, last - value
+    back = np.fmax(np.maximum(np.minimum(rise, fall), -np.maximum(rise, fall)), np.float32(0.0))
+    if new is not None:
+        back *= new
+    np.minimum(back, np.float32(far_back), out=back)
+    square = back * back
+    usual = jump * np.float32(jump_squared)
+    far = (square > usual) & is_noisy
+    far &= square / widening[np.minimum(count, len(widening) - 1)] > usual
+    far &= back > k_least + pu_least * np.abs(value)
+    learned = (square - jump) * rate
+    np.copyto(learned, 0.0, where=far)
+    jump += learned
+    leapt = np.flatnonzero(far)
+    np.copyto(before, last, where=where)
+    np.copyto(last, value, where=where)
+    stood_at[: len(stood)], leapt_at[: len(leapt)] = stood, leapt
+    return len(stood), len(leapt)
+
+
+def _vary(size: F32, changed: Bool, rate: F32, change: F32, varied: F32, other_size: float) -> None:
+    """Learn of these changes which share is of another size than the change before."""
+    differs = (np.abs(size - change) > change * np.float32(other_size)).astype(np.float32)
+    np.add(varied, (differs - varied) * rate, out=varied, where=changed)
+    np.copyto(change, size, where=changed)
+
+
+def add_deviations(
+    z: F32,
+    fresh: Bool | None,
+    mean: F32,
+    last: F32,
+    live: Bool,
+    above: F32,
+    below: F32,
+    wild: F32,
+    streak: NDArray[np.int16],
+    certain: F32,
+    farthest: float,
+    mean_share: float,
+    off_sigmas: float,
+    wild_sigmas: float,
+    wild_kept: float,
+    most: float,
+    huge_sigmas: float,
+    allowance: float,
+    any_wild: int,
+    at: I64,
+) -> tuple[float, int, int]:
+    """Take in deviations [r, w] where they are `fresh`; see `CusumBoard`, whose columns are changed.
+
+    `z` is bounded in place, NaN is 0. Returns the largest deviation, whether a sum is `certain`, and how many
+    cells counted theirs; writes which into `at`.
+    """
+    np.copyto(z, 0.0, where=np.isnan(z))
+    np.minimum(np.maximum(z, np.float32(-farthest), out=z), np.float32(farthest), out=z)
+    size = np.abs(z)
+    largest = float(size.max(initial=0.0))
+    moved = (z - mean) * np.float32(mean_share)
+    odd = (size > np.float32(off_sigmas)) | live
+    if fresh is None:
+        last[:] = z
+    else:
+        moved *= fresh
+        odd &= fresh
+        np.copyto(last, z, where=fresh)
+    mean += moved
+    cells = np.flatnonzero(odd)
+    at[: len(cells)] = cells
+    if not len(cells):
+        return largest, 0, 0
+    here = np.unravel_index(cells, z.shape)
+    one = z[here]
+    row = np.minimum(streak[here] + np.int16(1), np.int16(MOST_STREAK))
+    row *= one * np.sign(mean[here]) > np.float32(off_sigmas)
+    streak[here] = row
+    lives = row > 0
+    if largest > wild_sigmas or any_wild:
+        many = wild[here] * np.float32(wild_kept)
+        many += np.abs(one) > np.float32(wild_sigmas)
+        many[many < np.float32(LEAST_WILD)] = 0.0
+        wild[here] = many
+        lives |= many > 0.0
+    step = np.minimum(np.maximum(one, np.float32(-most)), np.float32(most))
+    huge = np.abs(one) > np.float32(huge_sigmas)
+    bound, sure = certain[here], 0
+    step[huge] = np.copysign(np.float32(allowance) + bound[huge], one[huge])
+    for sums, sign in ((above, np.float32(1.0)), (below, np.float32(-1.0))):
+        added = sums[here] + sign * step
+        added -= np.float32(allowance)
+        np.minimum(np.maximum(added, np.float32(0.0), out=added), np.float32(2.0) * bound, out=added)
+        sums[here] = added
+        lives |= added > 0.0
+        sure |= bool((added >= bound).any())
+    live[here] = lives
+    return largest, sure, len(cells)
