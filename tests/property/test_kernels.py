@@ -184,8 +184,16 @@ def arrival(draw: Draw, n: int) -> tuple[Any, ...]:
 
 
 def grown(draw: Draw, n: int) -> tuple[Any, ...]:
-    raw = draw.integers(-int(draw.integers(0, 2)), 2**62, n)
-    return raw, draw.integers(0, 9, n), raw + draw.integers(0, draw.integers(2, 12), n), 9.0
+    raw = draw.integers(-int(draw.integers(0, 2)), 2**62, (3, n))
+    rows, at = np.array([0, 2], np.int32), int(draw.integers(0, n))
+    new = raw[rows, at:] + draw.integers(0, draw.integers(2, 12), (2, n - at))
+    return raw, draw.integers(0, 9, (3, n)), rows, at, new, np.array([[9.0], [2.0], [8.0]])
+
+
+def block(draw: Draw, n: int) -> tuple[Any, ...]:
+    at = int(draw.integers(0, n))
+    rows, source = (np.array(some, np.int32) for some in ([0, 3, 4], [2, 0, 2]))
+    return np.zeros((5, n), np.float32), rows, source, at, floats(draw, 3, n - at, kind="f4")
 
 
 def entered(draw: Draw, n: int) -> tuple[Any, ...]:
@@ -221,11 +229,22 @@ def lesson(draw: Draw, n: int) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
+def doubtful(draw: Draw, n: int) -> tuple[Any, ...]:
+    return *floats(draw, 4, n), 0.1, 2.0, np.zeros(n), np.zeros(n, np.int64)
+
+
+def left(draw: Draw, n: int) -> tuple[Any, ...]:
+    return *floats(draw, 3, n), flags(draw, n), np.zeros(n)
+
+
 DRAWN = {
+    "doubt_moves": doubtful,
+    "unaccounted": left,
     "compare_linear": linear,
     "teach_linear": lesson,
     "first_arrival": arrival,
     "count_up": grown,
+    "stage_block": block,
     "enters": entered,
     "falls": fallen,
     "learn_noise": noise,

@@ -28,7 +28,6 @@ MEASURED = {
     )
     for table, spec in TABLES.items()
 }
-_ROWS = {table: np.array([s.row for s in some], np.int32) for table, some in MEASURED.items()}
 Part = tuple[
     int, I32, I64, I64
 ]  # a signal's row; entities, their last readings and the ages that they may have
@@ -79,9 +78,8 @@ def _parts(column: TableState, now_ns: int) -> list[Part]:
     parts: list[Part] = []
     together: dict[tuple[int, float], Bool] = {}
     listened_ns = now_ns - int(column.resumed_ns[0])  # nobody listened before: that is no silence
-    rows = _ROWS[column.table]
-    for k in np.flatnonzero(column.maybe_silent(rows, now_ns)).tolist():
-        signal, row = MEASURED[column.table][k], int(rows[k])
+    for signal in measured(column):
+        row = signal.row
         if column.none_silent(row, now_ns) or not column.ever_good(row):
             continue
         if column.bad_count[row]:

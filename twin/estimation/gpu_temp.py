@@ -118,6 +118,7 @@ class GpuTemp(EntityState):
         self.liquid = design.liquid[node_rack]
         self.all_liquid = bool(self.liquid.all())
         self.tau_s = design.gpu_tau_s[node_rack]
+        self._rack_tau_s = design.gpu_tau_s
         self._longest_s = float(np.nanmax(self.tau_s, initial=0.0))
         self.nominal_lpm = design.rack_flow_lpm
         self.resistance = design.gpu_resistance_k_per_w[of]
@@ -187,7 +188,11 @@ class GpuTemp(EntityState):
         self.node_factor = of_node
         self.driven_s = min(self.driven_s + dt_s, MEMORY_S)
         self.usual_factor += min(dt_s / self.driven_s, 1.0) * (of_node - self.usual_factor)
-        left = np.exp(-dt_s / (self.tau_s * of_node))  # the lag is R C: it is longer where less flows
+        # The lag is R C: it is longer where less flows
+        if self.all_liquid:
+            left = np.exp(-dt_s / (self._rack_tau_s * self.factor))[self.rack_of_node]
+        else:
+            left = np.exp(-dt_s / (self.tau_s * of_node))
         # An error of the law of flow shows as fast as a plate follows its flow
         away_pu = np.abs(of_node - self.usual_factor) / of_node * self.lonely
         self.away_pu = away_pu + (self.away_pu - away_pu) * np.where(np.isnan(left), 0.0, left)

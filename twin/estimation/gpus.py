@@ -120,14 +120,11 @@ class GpuEstimator(EntityState):
         temp.expected = temp.drive(readings, measured[0][0], dt_s)
         hot = measured[1][0] >= self.hot_c
         clock = power.expect_clock(readings, hot)
-        moved = np.abs(power.expected - before)
-        np.copyto(moved, 0.0, where=~np.isfinite(moved))
-        moved *= MOVE_PU
-        moved += power.sigma
         doubt = temp.doubt()
         doubt += temp.sigma
         # Rare: only what is off is asked how well its parameters are known where it now works
-        at = self._off(measured[0][0], power.expected, moved)
+        moved, given = np.empty(self.n), (power.expected, before, power.sigma, measured[0][0])
+        at = self._scratch[: kernels.doubt_moves(*given, MOVE_PU, ASKED_SIGMAS, moved, self._scratch)].copy()
         moved[at] = np.hypot(moved[at], power.parameter_sigma(at))
         at = self._off(measured[1][0], temp.expected, doubt)
         doubt[at] = np.hypot(doubt[at], temp.parameter_sigma(at))
@@ -173,11 +170,11 @@ class GpuEstimator(EntityState):
             (CLOCK, self.clock_noise, self.clock_sigma, fresh[0], clock_ns),
         ):
             residual = self.residuals[name]
-            off = residual.measured[rows] - residual.expected[rows]
-            off = np.sign(off) * np.maximum(np.abs(off) - self._accounted(name, rows), 0.0)
+            off, expected = np.empty(len(new)), residual.expected[rows]
+            kernels.unaccounted(residual.measured[rows], expected, self._accounted(name, rows), new, off)
             if name == CLOCK:
-                off = off / residual.expected[rows]
-            noise.learn(np.where(new, off, np.nan), heard_ns[rows], dt_s, rows)
+                off /= expected
+            noise.learn(off, heard_ns[rows], dt_s, rows)
             sigma[rows] = noise.sigma(rows)
 
     def _accounted(self, name: str, rows: slice) -> F64:

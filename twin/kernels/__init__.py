@@ -16,6 +16,7 @@ from twin.kernels.plain import (
     add_deviations,
     compare_linear,
     count_up,
+    doubt_moves,
     enters,
     falls,
     far_off,
@@ -28,7 +29,9 @@ from twin.kernels.plain import (
     learn_fit,
     learn_noise,
     quantise,
+    stage_block,
     teach_linear,
+    unaccounted,
     watch_gauges,
 )
 
@@ -37,6 +40,7 @@ __all__ = [
     "add_deviations",
     "compare_linear",
     "count_up",
+    "doubt_moves",
     "enters",
     "falls",
     "far_off",
@@ -49,7 +53,9 @@ __all__ = [
     "learn_fit",
     "learn_noise",
     "quantise",
+    "stage_block",
     "teach_linear",
+    "unaccounted",
     "watch_gauges",
 ]
 

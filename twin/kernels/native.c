@@ -325,6 +325,41 @@ KERNEL(compare_linear) {
     return PyLong_FromSsize_t(found);
 }
 
+/* The doubt in an expectation that has moved, and its noise; returns how many readings are far off it. */
+KERNEL(doubt_moves) {
+    TAKE("dddd..DQ");
+    const double *expected = (double *)args[0].data, *before = (double *)args[1].data;
+    const double *sigma = (double *)args[2].data, *measured = (double *)args[3].data;
+    double share = args[4].number, sigmas = args[5].number, *doubt = (double *)args[6].data;
+    int64_t *at = (int64_t *)args[7].data;
+    Py_ssize_t found = 0;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        double moved = fabs(expected[i] - before[i]);
+        moved = moved <= 1.7976931348623157e308 ? moved : 0.0;
+        doubt[i] = moved * share + sigma[i];
+    }
+    for (Py_ssize_t i = 0; i < n; i++)
+        if (fabs(measured[i] - expected[i]) > doubt[i] * sigmas) at[found++] = i;
+    release(args, count);
+    return PyLong_FromSsize_t(found);
+}
+
+/* What of a difference nothing accounts for, where a reading is new. */
+KERNEL(unaccounted) {
+    TAKE("dddbD");
+    const double *measured = (double *)args[0].data, *expected = (double *)args[1].data;
+    const double *accounted = (double *)args[2].data;
+    const uint8_t *fresh = (uint8_t *)args[3].data;
+    double *rest = (double *)args[4].data;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        double off = measured[i] - expected[i], left = fabs(off) - accounted[i];
+        double side = off > 0.0 ? 1.0 : off < 0.0 ? -1.0 : off == 0.0 ? 0.0 : off;
+        left = MAXIMUM(left, 0.0);
+        rest[i] = fresh[i] ? side * left : NAN;
+    }
+    DONE;
+}
+
 /* What new readings teach a linear relation; returns how many are new. */
 KERNEL(teach_linear) {
     TAKE("dqQ?bdqdddd...DDD");
@@ -578,6 +613,19 @@ KERNEL(first_arrival) {
     return PyBool_FromLong(first);
 }
 
+/* Copies rows `source` of a block [k, m] to rows of a stage, from column `at` on. */
+KERNEL(stage_block) {
+    TAKE("*F*i*i:*f");
+    const Arg *a = args;
+    Py_ssize_t at = a[3].whole, m = a[4].n;
+    const int32_t *rows = (int32_t *)a[1].data, *source = (int32_t *)a[2].data;
+    int fits = a[1].n == a[2].n && within(&a[1], a[0].k) && within(&a[2], a[4].k);
+    if (!fits || at < 0 || m > a[0].n - at) return refuse(__func__, "arrays do not fit", args, count);
+    for (Py_ssize_t k = 0; k < a[1].n; k++)
+        memcpy(ROW(float, a[0], rows[k]) + at, ROW(float, a[4], source[k]), sizeof(float) * (size_t)m);
+    DONE;
+}
+
 WIDE static int none_leaps(Py_ssize_t n, const int64_t *raw, const int64_t *new, int64_t most) {
     int bad = 0;
     for (Py_ssize_t i = 0; i < n; i++) {
@@ -587,15 +635,27 @@ WIDE static int none_leaps(Py_ssize_t n, const int64_t *raw, const int64_t *new,
     return !bad;
 }
 
+/* Counters of some rows from column `at` on, where none grew by more than its `most` [rows, 1]. */
 KERNEL(count_up) {
-    TAKE("QQq.");
-    int64_t *raw = (int64_t *)args[0].data, *gain = (int64_t *)args[1].data;
-    const int64_t *new = (int64_t *)args[2].data;
-    double most = args[3].number;
-    int grows = none_leaps(n, raw, new, most < 9.2e18 ? (int64_t)most : INT64_MAX);
-    for (Py_ssize_t i = 0; grows && i < n; i++) {
-        gain[i] = (int64_t)((uint64_t)gain[i] + ((uint64_t)new[i] - (uint64_t)raw[i]));
-        raw[i] = new[i];
+    TAKE("*Q*Q*i:q*d");
+    const Arg *a = args;
+    Py_ssize_t at = a[3].whole;
+    const int32_t *rows = (int32_t *)a[2].data;
+    int fits = a[1].n == a[0].n && a[1].k == a[0].k && a[4].k == a[2].n && a[5].k == a[0].k && within(&a[2], a[0].k);
+    if (!fits || at < 0 || n > a[0].n - at) return refuse(__func__, "arrays do not fit", args, count);
+    int grows = 1;
+    for (Py_ssize_t k = 0; k < a[2].n && grows; k++) {
+        double most = ROW(double, a[5], rows[k])[0];
+        int64_t bound = most < 9.2e18 ? (int64_t)most : INT64_MAX;
+        grows = none_leaps(n, ROW(int64_t, a[0], rows[k]) + at, ROW(int64_t, a[4], k), bound);
+    }
+    for (Py_ssize_t k = 0; k < a[2].n && grows; k++) {
+        int64_t *raw = ROW(int64_t, a[0], rows[k]) + at, *gain = ROW(int64_t, a[1], rows[k]) + at;
+        const int64_t *new = ROW(int64_t, a[4], k);
+        for (Py_ssize_t i = 0; i < n; i++) {
+            gain[i] = (int64_t)((uint64_t)gain[i] + ((uint64_t)new[i] - (uint64_t)raw[i]));
+            raw[i] = new[i];
+        }
     }
     release(args, count);
     return PyBool_FromLong(grows);
@@ -628,21 +688,13 @@ KERNEL(falls) {
 #define STOOD 1
 #define LEAPT 2
 
-/* The state of up to BLOCK gauges of a row, and what is passed to all of them. */
-typedef struct {
-    float *last, *before, *moves, *jump, per_reading, scales, far_back;
-    int32_t *run;
-    double stands;
-} Gauges;
-
-WIDE static void watch_block(Py_ssize_t n, const Gauges *g, const float *restrict value, const int32_t *restrict is_new,
-                             const float *restrict rate, const int32_t *restrict least_run, float *restrict kept,
-                             float *restrict squares, float *restrict backs, int32_t *restrict changed,
-                             int32_t *restrict flag) {
-    float *restrict last = g->last, *restrict before = g->before, *restrict moves = g->moves, *restrict jump = g->jump;
-    int32_t *restrict run = g->run;
-    float scales = g->scales, far_back = g->far_back;
-    double stands = g->stands;
+/* Up to BLOCK gauges of a row. */
+WIDE static void watch_block(Py_ssize_t n, const float *restrict value, const int32_t *restrict is_new,
+                             const float *restrict rate, const int32_t *restrict least_run, float *restrict last,
+                             float *restrict before, float *restrict moves, float *restrict jump,
+                             int32_t *restrict run, float *restrict kept, float *restrict squares,
+                             float *restrict backs, int32_t *restrict changed, int32_t *restrict flag,
+                             double stands, float scales, float far_back) {
     for (Py_ssize_t i = 0; i < n; i++) {
         int32_t differs = is_new[i] & (value[i] != last[i]);
         changed[i] = differs;
@@ -682,7 +734,9 @@ KERNEL(watch_gauges) {
     const uint8_t *noisy = (uint8_t *)a[14].data;
     int64_t settled = a[16].whole, thaw = a[17].whole;
     int64_t *at_still = (int64_t *)a[23].data, *at_leapt = (int64_t *)a[24].data;
-    float per_reading = (float)a[18].number, scales = (float)a[20].number, other_size = (float)a[22].number;
+    float per_reading = (float)a[18].number, scales = (float)a[20].number, far_back = (float)a[21].number;
+    float other_size = (float)a[22].number;
+    double stands = a[19].number;
     int fits = a[23].n >= k * n && a[24].n >= k * n && traits == (k == 1 ? n : k) && most >= 0;
     for (int j = 1; j < 11; j++) fits &= a[j].data == NULL || a[j].k == k;
     for (int j = 12; j < 15; j++) fits &= a[j].n == traits;
@@ -696,9 +750,7 @@ KERNEL(watch_gauges) {
             const float *value = ROW(float, a[0], row) + from;
             const uint8_t *new = a[1].data == NULL ? NULL : ROW(uint8_t, a[1], row) + from;
             const int32_t *seen = ROW(int32_t, a[6], row) + from;
-            Gauges of = {ROW(float, a[2], row) + from, ROW(float, a[3], row) + from, ROW(float, a[5], row) + from,
-                         ROW(float, a[7], row) + from, per_reading, scales, (float)a[21].number,
-                         ROW(int32_t, a[4], row) + from, a[19].number};
+            float *last = ROW(float, a[2], row) + from, *jump = ROW(float, a[7], row) + from;
             for (Py_ssize_t i = 0; i < m; i++) {
                 is_new[i] = new == NULL || new[i];
                 float here = 1.0f / ((float)seen[i] + 1.0f);
@@ -706,8 +758,10 @@ KERNEL(watch_gauges) {
                 rate[i] = is_new[i] ? here : 0.0f;
                 least[i] = least_run[k == 1 ? from + i : row];
             }
-            if (a[9].data != NULL) memcpy(old, of.last, sizeof(float) * (size_t)m);
-            watch_block(m, &of, value, is_new, rate, least, kept, squares, backs, changed, flag);
+            if (a[9].data != NULL) memcpy(old, last, sizeof(float) * (size_t)m);
+            watch_block(m, value, is_new, rate, least, last, ROW(float, a[3], row) + from,
+                        ROW(float, a[5], row) + from, jump, ROW(int32_t, a[4], row) + from, kept, squares, backs,
+                        changed, flag, stands, scales, far_back);
             for (Py_ssize_t i = 0; i < m && a[9].data != NULL; i++) {
                 if (!changed[i]) continue;
                 float *change = ROW(float, a[9], row) + from + i, *varied = ROW(float, a[10], row) + from + i;
@@ -726,7 +780,7 @@ KERNEL(watch_gauges) {
                 if (!(backs[i] > least_k[trait] + least_pu[trait] * fabsf(value[i]))) continue;
                 if (!(squares[i] / widening[many] > kept[i] * scales)) continue;
                 at_leapt[leapt++] = row * n + at;
-                of.jump[i] = kept[i] + 0.0f;
+                jump[i] = kept[i] + 0.0f;
             }
         }
     }
@@ -819,8 +873,8 @@ KERNEL(add_deviations) {
 
 static PyMethodDef methods[] = {
 #define NAMED(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
-    NAMED(learn_noise), NAMED(learn_fit), NAMED(fit_sigma), NAMED(follow_heat), NAMED(far_off), NAMED(compare_linear), NAMED(teach_linear), NAMED(learn_cadence),
-    NAMED(first_arrival), NAMED(count_up), NAMED(enters), NAMED(falls), NAMED(latch), NAMED(latch_counts), NAMED(quantise), NAMED(watch_gauges), NAMED(add_deviations),
+    NAMED(learn_noise), NAMED(learn_fit), NAMED(fit_sigma), NAMED(follow_heat), NAMED(far_off), NAMED(compare_linear), NAMED(teach_linear), NAMED(doubt_moves), NAMED(unaccounted), NAMED(learn_cadence),
+    NAMED(first_arrival), NAMED(count_up), NAMED(stage_block), NAMED(enters), NAMED(falls), NAMED(latch), NAMED(latch_counts), NAMED(quantise), NAMED(watch_gauges), NAMED(add_deviations),
     {NULL, NULL, 0, NULL},
 };
 

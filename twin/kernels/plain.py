@@ -191,6 +191,33 @@ def compare_linear(
     return far_off(measured, expected, total, sigmas, at)
 
 
+def doubt_moves(
+    expected: F64,
+    before: F64,
+    sigma: F64,
+    measured: F64,
+    move_share: float,
+    sigmas: float,
+    doubt: F64,
+    at: I64,
+) -> int:
+    """Write the doubt in an expectation that moved since `before`, and in its noise.
+
+    Returns how many readings are off by more than so many sigmas; writes which into `at`.
+    """
+    moved = np.abs(expected - before)
+    np.copyto(moved, 0.0, where=~np.isfinite(moved))
+    np.add(moved * move_share, sigma, out=doubt)
+    return far_off(measured, expected, doubt, sigmas, at)
+
+
+def unaccounted(measured: F64, expected: F64, accounted: F64, fresh: Bool, rest: F64) -> None:
+    """Write what is left of a difference that is partly `accounted` for; NaN where no reading is `fresh`."""
+    off = measured - expected
+    off = np.sign(off) * np.maximum(np.abs(off) - accounted, 0.0)
+    rest[:] = np.where(fresh, off, np.nan)
+
+
 def teach_linear(
     y: F64,
     read_ns: I64,
@@ -293,14 +320,24 @@ def first_arrival(hits: NDArray[np.uint16], heard_ns: I64, t_ns: I64) -> bool:
     return not hits.any() and bool((heard_ns <= t_ns).all())
 
 
-def count_up(raw: I64, gain: I64, new: I64, most: float) -> bool:
-    """Move counters on where each of them has grown by no more than `most`; False, and nothing, otherwise."""
-    step = new - raw
-    if len(raw) and not (raw.min() >= 0 and step.min() >= 0 and step.max() <= most):
+def count_up(raw: I64, gain: I64, rows: I32, at: int, new: I64, most: F64) -> bool:
+    """Move counters of some rows to `new` [k, m], from column `at` on, where none grew by more than `most`.
+
+    False, and nothing, where any did, or was never read. `most` is [rows, 1].
+    """
+    cells = (rows, slice(at, at + new.shape[1]))
+    old = raw[cells]
+    step = new - old
+    if new.size and not (old.min() >= 0 and step.min() >= 0 and (step <= most[rows]).all()):
         return False
-    gain += step
-    raw[:] = new
+    gain[cells] += step
+    raw[cells] = new
     return True
+
+
+def stage_block(value: F32, rows: I32, source: I32, at: int, block: F32) -> None:
+    """Copy rows `source` of a block [k, m] to some rows, from column `at` on."""
+    value[rows, at : at + block.shape[1]] = block[source]
 
 
 def enters(last: F32, value: F32, low: float, high: float) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from twin import kernels
-from twin.catalogue import I64, NS, START_NS
+from twin.catalogue import NS, START_NS
 from twin.contracts import CommandBatch, Decision
 from twin.engine import Engine, news
 from twin.plant import Observation, Plant, Report, Scenario, Sensors
@@ -47,31 +47,30 @@ class ReportInbox(Inbox):
                 return
         for first, end in runs:
             at = slice(first, end)
-            t_ns, values = report.t_ns[at], report.values[layout.source, at]
-            counts = report.counts[:, at] if layout.in_order else report.counts[layout.counter_source, at]
-            self.counts["accepted"] += values.size + counts.size
-            if len(counts):
-                self._grow(stage, layout, at, counts, t_ns)
+            self.counts["accepted"] += (len(layout.rows) + len(layout.counter_rows)) * (end - first)
+            if len(layout.counter_rows):
+                self._grow(stage, layout, at, report)
             if layout.urgent or layout.drops:
-                self._watch(stage, layout, values, at)
-            stage.value[layout.rows, at] = values
+                self._watch(stage, layout, report.values[layout.source, at], at)
+            kernels.stage_block(stage.value, layout.rows, layout.source, first, report.values[:, at])
             for group in groups:
                 stage.hits[group, at] = 1
-                stage.t_ns[group, at] = t_ns
+                stage.t_ns[group, at] = report.t_ns[at]
         if runs:
             stage.dirty.update(groups)
 
-    def _grow(self, stage: Stage, layout: ReportLayout, at: slice, counts: I64, t_ns: I64) -> None:
-        """Counters: where all of a row grew by no more than a second's worth, nothing else need be asked."""
+    def _grow(self, stage: Stage, layout: ReportLayout, at: slice, report: Report) -> None:
+        """Counters: where all grew by no more than a second's worth, nothing else need be asked."""
+        new = report.counts[:, at] if layout.in_order else report.counts[layout.counter_source, at]
+        rows = layout.counter_rows
+        grow = stage.raw, stage.gain, rows, at.start, new, stage.max_per_s
+        if stage.n_held == 0 and kernels.count_up(*grow):
+            return
         of_row = stage.partition.group_of_row
-        for k, row in enumerate(layout.counter_rows.tolist()):
-            old, new = stage.raw[row, at], counts[k]
-            most = stage.max_per_s.item(row, 0)
-            if stage.n_held == 0 and kernels.count_up(old, stage.gain[row, at], new, most):
-                continue
+        for k, row in enumerate(rows.tolist()):
             before = stage.t_ns[of_row[row + len(stage.signals)], at]
             one = np.array([row], np.int32)
-            self._count(stage, one, at, new[None], t_ns, before)  # type: ignore[arg-type]
+            self._count(stage, one, at, new[k : k + 1], report.t_ns[at], before)  # type: ignore[arg-type]
 
     def _put_blocks(self, report: Report, now_ns: int) -> None:
         for block in report.blocks():

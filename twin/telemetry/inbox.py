@@ -84,25 +84,29 @@ class Inbox:
         t_ns = self._clamp(block.t_ns, now_ns, n)
         groups = stage.groups_of(layout.all_rows)
         at = slice(block.start, block.start + n)
-        values = block.values[layout.source]
-        counts = block.counts if layout.in_order else block.counts[layout.counter_source]
-        fresh = True
-        for group in groups:
-            fresh = fresh and not stage.hits[group, at].any() and bool((stage.t_ns[group, at] <= t_ns).all())
-        if fresh:
-            self.counts["accepted"] += values.size + counts.size
-            if len(counts):
-                rows = layout.counter_rows
+        values = np.ascontiguousarray(block.values, np.float32)
+        counts = np.ascontiguousarray(block.counts, np.int64)
+        counts = counts if layout.in_order else counts[layout.counter_source]
+        times = np.full(n, t_ns)
+        if all(
+            kernels.first_arrival(stage.hits[group, at], stage.t_ns[group, at], times) for group in groups
+        ):
+            self.counts["accepted"] += len(layout.rows) * n + counts.size
+            rows = layout.counter_rows
+            grow = stage.raw, stage.gain, rows, block.start, counts, stage.max_per_s
+            if len(counts) and (stage.n_held or not kernels.count_up(*grow)):
                 of_row = stage.partition.group_of_row[rows + np.int32(len(stage.signals))]
                 before = stage.t_ns[groups[0], at] if len(groups) == 1 else stage.t_ns[of_row, at]
                 self._count(stage, rows, at, counts, t_ns, before)
             if layout.urgent or layout.drops:
-                self._watch(stage, layout, values, at)
-            stage.value[layout.rows, at] = values
+                self._watch(stage, layout, values[layout.source], at)
+            if len(layout.rows):
+                kernels.stage_block(stage.value, layout.rows, layout.source, block.start, values)
             for group in groups:
                 stage.hits[group, at] = 1
                 stage.t_ns[group, at] = t_ns
         else:
+            values = values[layout.source]
             for group in groups:
                 self._merge(stage, group, layout, _Arrival(at, values, counts, t_ns))
         stage.dirty.update(groups)
@@ -191,7 +195,7 @@ class Inbox:
         anew = seen & (t_ns - first_ns >= self.tick_ns)
         stage.first_ns[group, entity] = np.where(anew, t_ns, first_ns)
         if layout.urgent or layout.drops:
-            self._watch(stage, layout, values[:, newer], entity, gauges)
+            self._watch(stage, layout, np.ascontiguousarray(values[:, newer]), entity, gauges)
         if len(gauges):
             fresh = values[np.ix_(mine, newer)]
             stage.value[gauges[:, None], entity[~seen]] = fresh[:, ~seen]

@@ -315,16 +315,6 @@ class TableState:
         since_ns = now_ns - round(LEAST_SILENT_S * NS)
         return not self.bad_count[row] and self._all_since(self.time_key(row)[0], since_ns)
 
-    def maybe_silent(self, rows: I32, now_ns: int) -> Bool:
-        """Return which of these gauges [k] may be silent somewhere: `silent` tells."""
-        bad = self.bad_count[rows]
-        out: Bool = (bad > 0) & ((bad < self.n) | self._once_good[rows])
-        groups, since_ns = self.partition.group_of_row[rows], now_ns - round(LEAST_SILENT_S * NS)
-        for group in range(self.partition.n_groups):
-            if not self._all_since(group, since_ns):
-                out |= (groups == group) & (bad < self.n)
-        return out
-
     def late(self, signal: Signal, now_ns: int) -> Bool:
         """Return the entities of which a gauge is late by its own cadence [n]: people see such a reading with
         its age.
