@@ -226,7 +226,7 @@ class ArbitrationPass:
     def _advice(self, shadow: ShadowLeases, lease: Leases, order: Order) -> list[CommandBatch]:
         """The commands of a rehearsal that the real leases lack, as advice."""
         shown = order.advised | (shadow.apart & ~order.settled)
-        heard_ns = self._told_ns(shadow) if shadow.handed_ns.any() else self._heard_ns("", shadow.n)
+        heard_ns = self._told_ns(shadow) if shadow.handed_ns.any() else np.zeros(shadow.n, np.int64)
         shadow.part(lease, order.advised, order.settled, heard_ns, self.view.now_ns)
         out: list[CommandBatch] = []
         for batch in order.commands:
@@ -348,7 +348,7 @@ class ArbitrationPass:
             table = self.state.tables[control.table]
             signal = find_signal(f"{control.table}.{control.readback}")
             assert signal is not None  # a control's read-back is of the catalogue
-            heard_ns = self._heard_ns(key, lease.n)
+            heard_ns = self.view.readback_ns(key)
             tolerance = max(self.view.site.envelopes[key].deadband, 1e-6)
             off = _outside(lease.compare(readback, heard_ns, tolerance, now_ns), excluded)
             if excluded is not None:
@@ -384,7 +384,7 @@ class ArbitrationPass:
         """
         if not self.arbiter.fresh_term and not lease.doubted_ns.any():
             return None
-        heard_ns = self._heard_ns(SERVICE, lease.n)
+        heard_ns = self.view.readback_ns(SERVICE)
         if self.arbiter.fresh_term:
             lease.doubt(heard_ns, self.view.now_ns)
         wanted = np.zeros(lease.n, np.bool_)
@@ -396,20 +396,11 @@ class ArbitrationPass:
         """Check that what was given back has arrived, and that what is out of service bears our mark."""
         view, envelope = self.view, self.view.site.envelopes[key]
         if np.isfinite(lease.given).any():
-            heard_ns, tolerance = self._heard_ns(key, lease.n), max(envelope.deadband, 1e-6)
+            heard_ns, tolerance = self.view.readback_ns(key), max(envelope.deadband, 1e-6)
             lease.kept(view.readback(key), heard_ns, envelope.safe, tolerance, view.now_ns)
         if key == SERVICE and np.isfinite(lease.lapsed).any():
             marked = np.isfinite(lease.lapsed) & (view.quality(OWNER) == GOOD) & (view.value(OWNER) != OURS)
             lease.no_longer_ours(np.flatnonzero(marked).astype(np.int32))
-
-    def _heard_ns(self, key: str, n: int) -> I64:
-        """Instant of the last read-back of a control [n]; long ago where it has none."""
-        control = find_control(key)
-        if control is None or control.readback is None:
-            return np.zeros(n, np.int64)
-        age_ns = np.minimum(self.view.age_s(f"{control.table}.{control.readback}") * NS, 2**62)
-        heard_ns: I64 = self.view.now_ns - age_ns.astype(np.int64)
-        return heard_ns
 
     def _told_ns(self, shadow: ShadowLeases) -> I64:
         """Until when devices have told what came of a command, by their read-back and power [n].

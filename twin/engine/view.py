@@ -16,6 +16,7 @@ from twin.catalogue import (
     F64,
     I32,
     I64,
+    NS,
     U8,
     Bool,
     ContractError,
@@ -146,13 +147,28 @@ class EngineView:
 
     def readback(self, control: str) -> F64:
         """Value of a control as the device reports it [n] float64; NaN where it does not."""
-        spec = find_control(control)
-        if spec is None:
-            raise ContractError(f"{control} is not a control of the catalogue")
-        n = self.site.sizes[spec.table]
-        if spec.readback is None:
-            return np.full(n, np.nan)
-        return self.value(f"{spec.table}.{spec.readback}").astype(np.float64)
+        found = self._cache.get(("readback", control))
+        if found is None:
+            spec = find_control(control)
+            if spec is None:
+                raise ContractError(f"{control} is not a control of the catalogue")
+            if spec.readback is None:
+                found = np.full(self.site.sizes[spec.table], np.nan)
+            else:
+                found = self.value(f"{spec.table}.{spec.readback}").astype(np.float64)
+            found = self._cache["readback", control] = read_only(found)
+        return cast(F64, found)
+
+    def readback_ns(self, control: str) -> I64:
+        """Instant of the last read-back of a control [n]; long ago where it has none."""
+        found = self._cache.get(("readback_ns", control))
+        if found is None:
+            spec = find_control(control)
+            if spec is None or spec.readback is None:
+                return np.zeros(0 if spec is None else self.site.sizes[spec.table], np.int64)
+            age_ns = np.minimum(self.age_s(f"{spec.table}.{spec.readback}") * NS, 2**62)
+            found = self._cache["readback_ns", control] = read_only(self.now_ns - age_ns.astype(np.int64))
+        return cast(I64, found)
 
     def budget_w(self) -> F64:
         """Budget per feeder, in force now."""
