@@ -156,7 +156,7 @@ def gauges(draw: Draw, n: int) -> tuple[Any, ...]:
         draw.integers(0, 40, (k, n)).astype(np.int32),
         draw.random((k, n)).astype("f4"), draw.integers(0, 200, (k, n)).astype(np.int32), (wide**2)[:, 1:-3],
         flags(draw, k, n), *vary, np.full(traits, 12, np.int32), draw.random(traits).astype("f4"),
-        draw.random(traits).astype("f4"), flags(draw, traits), np.full(traits, 30, np.int32),
+        draw.random(traits).astype("f4"), flags(draw, traits),
         1.0 + draw.random(int(draw.integers(1, 90))).astype("f4"),
         int(draw.integers(0, 2)), int(draw.integers(0, 2)), 0.01, 4.0, 36.0, 1e15, 0.25,
         np.zeros(k * n, np.int64), np.zeros(k * n, np.int64),
