@@ -152,6 +152,17 @@ def test_what_few_readings_told_of_a_variance_is_widened_by_what_they_leave_open
     assert factor[20:] == pytest.approx(exact / exact[-1], rel=0.1)
 
 
+def test_noise_of_a_gauge_that_few_readings_told_leaps_no_farther_than_its_bound() -> None:
+    n, far = 20_000, 0
+    bank, rng = rack_bank(traits_of("rack"), n), np.random.default_rng(2)
+    for _ in range(80):
+        before = bank.jumps.copy()
+        with np.errstate(all="ignore"):
+            bank.update((40.0 + 5.0 * rng.normal(size=n)).astype(np.float32)[None], None, slice(0, n))
+        far += int(np.count_nonzero(bank.jumps > before))
+    assert 0 < far <= LEAP_PU * 80 * n
+
+
 @pytest.mark.parametrize("mean", [0.05, 1.0, 10.0])
 def test_fading_counts_reach_what_they_are_said_to_reach(mean: float) -> None:
     rng, kept = np.random.default_rng(3), np.exp(-0.01)

@@ -136,13 +136,14 @@ def lasting_sigmas(chance: float) -> float:
     return math.sqrt(2.0 / math.e) * _NORMAL.inv_cdf(1.0 - chance / 2.0)
 
 
-def widening(readings: int, chance: float) -> F64:
+def widening(readings: int, chance: float, freedom: float = 1.0) -> F64:
     """Factors [readings + 1] on a variance learned from 0, 1, 2.. readings, of which the last is 1: none is
-    taken for less than it is with a greater chance. Infinite where too few are known.
+    taken for less than it is with a greater chance. Infinite where too few are known. `freedom`: degrees of
+    freedom of a reading, 1 for normal ones.
 
     source: quantiles of chi-square by Wilson and Hilferty (1931)
     """
-    n = np.maximum(np.arange(readings + 1), 1e-3)
+    n = np.maximum(freedom * np.arange(readings + 1), 1e-3)
     part = 2.0 / (9.0 * n)
     quantile = 1.0 - part + _NORMAL.inv_cdf(chance) * np.sqrt(part)
     out: F64 = np.full(readings + 1, np.inf)

@@ -63,6 +63,8 @@ JUMPS_KEPT = 0.96  # far ones are counted among about the last 25 readings
 # simulated healthy plants had none in 3.4 million readings
 LEAP_PU = 2.5e-5
 LEAP_MEAN = LEAP_PU / (1.0 - JUMPS_KEPT)  # of the count
+# Degrees of freedom that a reading gives the mean square of leaps there and back; source: simulated noise
+FREEDOM = 0.34
 LEAST_JUMPS = 1.5  # one alone is none
 # A jump is at least this large: in kelvin, or as a share of the value for anything else.
 LEAST_JUMP_K, LEAST_JUMP_GPU_K, LEAST_JUMP_PU = 1.0, 3.0, 0.04
@@ -72,7 +74,7 @@ NEVER = 2**30
 MOST_REPEATS = 0.999  # one that repeats itself more often is never called frozen for that alone
 SETTLED = 100  # readings from which USUAL_PER_READING is the larger share
 # By readings known: a mean square of jumps that few readings told may be larger
-WIDENING = widening(SETTLED, LEAP_PU).astype(np.float32)
+WIDENING = widening(SETTLED, LEAP_PU, FREEDOM).astype(np.float32)
 
 
 class CheckLogs(NamedTuple):
