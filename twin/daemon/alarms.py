@@ -517,5 +517,6 @@ def _rank(severity: str) -> int:
 
 def _shown(alarm: Alarm) -> dict[str, Any]:
     out: dict[str, Any] = msgspec.to_builtins(alarm)
-    del out["raises_ns"]
+    for own in ("raises_ns", "rung", "gravest", "eased_ns"):
+        del out[own]
     return out | {"state": alarm.state}
