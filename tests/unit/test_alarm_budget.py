@@ -222,6 +222,7 @@ def test_alarms_that_may_be_critical_have_a_fifth_of_the_rate() -> None:
     grave = dict.fromkeys(CRITICAL, 100)
     assert set(grave) >= {"rack.flow_lpm/pressure", "cdu.filter_diff_pressure_pa"}
     (bound,) = set(budget.certain(grave, ALLOWANCE, 0.0).values())
+    assert CRITICAL_PU <= 0.2
     chance = CRITICAL_PU * SHARES["comparisons"] * budget.per_h / sum(grave.values()) / 3600.0
     assert bound == pytest.approx(sum_threshold(chance, ALLOWANCE))
 
