@@ -23,6 +23,7 @@ from twin.api.request_bodies import (
     NewAuthority,
     NewMaintenance,
     NewRequest,
+    NewStory,
     NoBody,
     Note,
     Reason,
@@ -35,10 +36,11 @@ from twin.api.request_bodies import (
 )
 from twin.api.scopes import expand, table_of
 from twin.catalogue import ConfigError, clean, did_you_mean
-from twin.contracts import AlarmRecord, AuthorityRecord, ResumedRecord
+from twin.contracts import AlarmRecord, AuthorityRecord, ResumedRecord, StoryRecord
 from twin.engine import first_commands
 from twin.telemetry import events as ev
 
+MAX_STORY = 500  # characters of a chapter's title and text
 MAX_KEPT = 1000  # answers that a repeated question gets again
 # Refusals of `Runtime.submit` that say nothing of what the engine thinks.
 _PASSING = ("too many requests", "the queue of events", "no tick took")
@@ -257,6 +259,26 @@ def _alarm(request: web.Request, act: Callable[[Any, str], Any]) -> web.Response
     if getattr(live.alarms, "tell", None) is None:
         live.note(noted or AlarmRecord(id=identity, author=author(request)))
     return answer({"id": identity, "done": True})
+
+
+async def tell_story(request: web.Request) -> web.Response:
+    """Show a chapter of a story until the next; chapter 0 ends it. Only where the site is simulated."""
+    body, live = await body_of(request, NewStory), live_of(request)
+    if not live.loaded.config.simulated:
+        raise Refused(409, "this site is not simulated; expected `simulated: true` in the configuration")
+    if not 0 <= body.chapter <= body.of or max(len(body.title), len(body.text)) > MAX_STORY:
+        raise Refused(400, f"expected chapter 1 to `of`, and texts of at most {MAX_STORY} characters")
+    title, text = clean(body.title, MAX_STORY), clean(body.text, MAX_STORY)
+    told = live.story
+    same = told is not None and told["chapter"] == body.chapter
+    live.story = None
+    if body.chapter:
+        since_ns = told["since_ns"] if told is not None and same else live.engine.state.now_ns
+        live.story = {"chapter": body.chapter, "of": body.of, "title": title, "text": text,
+                      "since_ns": since_ns}  # fmt: skip
+        live.note(StoryRecord(author=author(request), chapter=body.chapter, of=body.of, title=title,
+                              text=text))  # fmt: skip
+    return answer({"story": live.story})
 
 
 async def acknowledge(request: web.Request) -> web.Response:

@@ -57,6 +57,15 @@ class Reason(_Body, frozen=True):
     reason: str
 
 
+class NewStory(_Body, frozen=True):
+    """A chapter of a simulated story: its number of how many, its title, what happens. 0: it is over."""
+
+    chapter: int = 0
+    of: int = 0
+    title: str = ""
+    text: str = ""
+
+
 class NoBody(_Body, frozen=True):
     """Nothing needs to be said; a reason may be."""
 

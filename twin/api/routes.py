@@ -210,6 +210,7 @@ ACTING = (
     _post("/alarms/{id}/ack", act.acknowledge, "alarms", bodies.Note, pattern="/alarms/{id:.+}/ack"),
     _post("/alarms/{id}/shelve", act.shelve, "alarms", bodies.Shelving, pattern="/alarms/{id:.+}/shelve"),
     _post("/alarms/{id}/unshelve", act.unshelve, "alarms", bodies.NoBody, pattern="/alarms/{id:.+}/unshelve"),
+    _post("/story", act.tell_story, "daemon", bodies.NewStory),
     _post("/reload", act.reload, "daemon", bodies.NoBody, "admin"),
 )
 

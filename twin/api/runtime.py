@@ -175,6 +175,7 @@ class Runtime:
     history: Any = None  # twin.run.history_store.HistoryStore
     accounts: dict[str, PolicyAccount] = field(default_factory=dict)  # by policy
     sections: list[Explanation] = field(default_factory=list)  # of policies, on the status page
+    story: dict[str, Any] | None = None  # the chapter of a simulated story that is told now
     _waiting: dict[str, asyncio.Future[str | None]] = field(default_factory=dict)
     _lines_bytes: int = 0
     _followers: set[asyncio.Queue[Decision | None]] = field(default_factory=set)

@@ -65,7 +65,7 @@ def summary(live: Runtime, pulse: Pulse, alarms: list[dict[str, Any]] | None = N
         "heard": heard,
         "forecasts": forecasts.block(live),
         "health": health.block(live), "judged": judged(live, heard),
-        "sections": live.sections,
+        "sections": live.sections, "story": live.story,
         "racks": racks(live, alarms), "racks_total": engine.site.sizes["rack"], "counts": dict(live.counts),
     }  # fmt: skip
 

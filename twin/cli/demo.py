@@ -18,43 +18,46 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
-from rich.console import Console, Group
-from rich.live import Live as Screen
-from rich.text import Text
+from rich.console import Console
 
 from connectors.dsx import discover, to_yaml
 from connectors.files import read_capture
 from twin.api import Client, login_link
-from twin.catalogue import ConfigError, ConnectorError, StorageError, quantity
+from twin.catalogue import START_NS, ConfigError, ConnectorError, StorageError, duration
 from twin.cli.commands import parser_of
 from twin.cli.grammar import Verb
-from twin.cli.operate import TONES, bounds
 from twin.cli.replay import conclude, run_replay
 from twin.cli.traces import trace_root
 from twin.config import load_config, load_site, make_engine
-from twin.report import Collector, safe_text, text_table, when, write_report
-from twin.run import TraceReader, replay_arrivals, replay_frames, summary
+from twin.report import Collector, print_line, write_report
+from twin.run import TraceReader, replay_frames, summary
 from twin.simulation import (
-    FAULT_AT_S,
-    PERIOD_S,
-    SITE,
-    PodSource,
+    FOLDER,
+    DemoPast,
+    DemoSite,
+    Line,
+    Narrator,
+    Story,
     end_child,
     free_port,
+    load_story,
     need_agent,
     reached,
     start_child,
     start_daemon,
+    tail,
+    with_past,
 )
 from twin.site import SiteSpec, build_site
 
-LINE_EVERY_S = 5.0  # without a terminal, a line this often
-SHOWN_LINES = 8
+LOOK_S = 1.0  # between looks at what the daemon says
+SETTLE_S = 20.0  # after the daemon's start, for links and first readings
+RECORDED_PAST_S, RECORDED_S = 300.0, 90.0
 MARKER = ".racktwin-demo"  # in each folder that a demo made, and its lock: nothing else is ever emptied
-OURS = ("state", "demo-pod.yaml", "racktwin.yaml", "daemon.log", "pod.log", "report.html")
+OURS = ("state", "demo-pod.yaml", "racktwin.yaml", "daemon.log", "pod.log", "report.html", "slurm")
 CONFIG = """\
 # Made by `racktwin demo`. The embedded broker knows no identities: `act` is allowed over it only because the
 # site is a simulated pod.
@@ -64,6 +67,18 @@ embedded_port: {broker}
 simulated: true
 api: {{port: {api}}}
 history: {{every_s: 1}}
+jobs:
+  slurm:  # a stand-in: programs of these names in the folder `slurm`, which the pod answers
+    command: true
+    requeue: true
+    period_s: 2
+    kinds: {{train: training, serve: inference, batch: batch}}
+    node_names:
+      "r1n[00-17]": demo-pod/hall1/r1/node[0-17]
+      "r2n[00-17]": demo-pod/hall1/r2/node[0-17]
+      "r3n[00-17]": demo-pod/hall1/r3/node[0-17]
+      "r4n[00-17]": demo-pod/hall1/r4/node[0-17]
+burn_in: {{command: [burn-in, "{{host}}"]}}
 """
 CAPTURE = Path("dsx-bms-capture") / "dsx_exemplar.csv"
 
@@ -72,14 +87,9 @@ def run_demo(args: argparse.Namespace, out: Console, err: Console) -> int:
     """The live demo, or the recorded one."""
     if args.recorded:
         return run_recorded_demo(args.out, out, err)
-    return run_live_demo(args.out, args.for_s, out)
-
-
-def run_live_demo(folder: Path, seconds: float | None, out: Console) -> int:
-    """Until Ctrl-C, or for so many seconds."""
     need_agent()
-    with claimed(folder / "live", OURS) as live:
-        return _demo(live, seconds, out)
+    with claimed(args.out / "live", OURS) as live:
+        return _demo(live, args, out)
 
 
 @contextlib.contextmanager
@@ -120,130 +130,136 @@ def claimed(folder: Path, ours: tuple[str, ...]) -> Iterator[Path]:
         yield folder
 
 
-def _demo(folder: Path, seconds: float | None, out: Console) -> int:
-    (folder / "demo-pod.yaml").write_text(SITE, encoding="utf-8")
+def _demo(folder: Path, args: argparse.Namespace, out: Console) -> int:
+    site_file = folder / "demo-pod.yaml"
+    shutil.copyfile(FOLDER / "site.yaml", site_file)
+    _, site = load_site(site_file)
+    story = load_story(FOLDER / "story.yaml", site).only(args.story)
     broker, api = free_port(18830), free_port(8077)
     config = folder / "racktwin.yaml"
     config.write_text(CONFIG.format(broker=broker, api=api), encoding="utf-8")
     children: list[subprocess.Popen[bytes]] = []
     try:
-        children.append(start_daemon(config, folder / "daemon.log"))
-        client = reached(config, children[0], folder / "daemon.log")
-        pod = [sys.executable, "-m", "twin.simulation.demo_fleet", str(broker)]
-        children.append(start_child(pod, folder / "pod.log"))
-        seen = _watch(client, folder, children, seconds, out)
+        pod = start_pod(folder, broker, args.story)
+        children.append(pod.process)
+        past = pod.hear("past_s")
+        print_line(out, f"simulated, with {duration(past['past_s'])} of simulated past (made in "
+                        f"{duration(past['took_s'])}); all that follows is simulated")  # fmt: skip
+        programs = Path(pod.hear("programs")["programs"])
+        children.append(start_daemon(config, folder / "daemon.log", programs))
+        client = reached(config, children[1], folder / "daemon.log")
+        print_line(out, f"the page: {login_link(load_config(config))}  (Ctrl-C ends it)")
+        told = _tell(Telling(story, client, pod, children, folder), args, out)
     finally:
         for child in reversed(children):
             end_child(child)
-    return _prove(folder, seen, out)
+    code = _prove(folder, told.tick, out)
+    return 1 if told.missing else code
 
 
-def _watch(
-    client: Client, folder: Path, children: list[subprocess.Popen[bytes]], seconds: float | None, out: Console
-) -> int:
-    """Show what the daemon says each second, until it is enough; the last tick that it told."""
-    begun = time.monotonic()
-    stop, seen = {"now": False}, -1
+class Pod:
+    """The process of the simulated pod; `hear` waits for its lines."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.process, self.log = process, log
+
+    def hear(self, key: str) -> dict[str, Any]:
+        """Its next line that has this key. Raises ConnectorError where it ended."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            said: dict[str, Any] = msgspec.json.decode(line)
+            if key in said:
+                return said
+        raise ConnectorError(f"the pod ended; the end of {self.log}:\n{tail(self.log)}")
+
+    def begin(self) -> int:
+        """Begin the story; the instant of that."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"begin\n")
+        self.process.stdin.flush()
+        return int(self.hear("begun_ns")["begun_ns"])
+
+
+def start_pod(folder: Path, port: int, chapter: str | None) -> Pod:
+    """The pod of a demo's folder, on the broker at a port of this host."""
+    command = [sys.executable, "-m", "twin.simulation.demo_process", str(FOLDER / "story.yaml"),
+               str(folder / "demo-pod.yaml"), str(folder), str(port)]  # fmt: skip
+    command += [] if chapter is None else [chapter]
+    log = folder / "pod.log"
+    return Pod(start_child(command, log, stdin=subprocess.PIPE, stdout=subprocess.PIPE), log)
+
+
+class Telling(NamedTuple):
+    """What is needed to tell a story."""
+
+    story: Story
+    client: Client
+    pod: Pod
+    children: list[subprocess.Popen[bytes]]
+    folder: Path
+
+
+class Told(NamedTuple):
+    """The last tick that was shown, and the signs that did not show in time."""
+
+    tick: int
+    missing: list[str]
+
+
+def _tell(telling: Telling, args: argparse.Namespace, out: Console) -> Told:
+    """Tell the story line by line, until it is over, the time is up or Ctrl-C comes."""
+    begun, stop = time.monotonic(), {"now": False}
     ends = (signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(number, lambda *_: stop.update(now=True)) for number in ends]
-    head = f"{login_link(load_config(folder / 'racktwin.yaml'))}  ·  Ctrl-C ends it"
-    plain = not out.is_terminal
-    if plain:
-        out.print(f"the daemon answers at {head}", markup=False, soft_wrap=True)
+    narrator: Narrator | None = None
+    of, told = len(telling.story.chapters), False
     try:
-        with Screen(console=out, auto_refresh=False, transient=False) if not plain else _NoScreen() as screen:
-            shown_s = -LINE_EVERY_S
-            while not stop["now"] and (seconds is None or time.monotonic() - begun < seconds):
-                for child, name in zip(children, ("daemon", "pod"), strict=False):
-                    if child.poll() is not None:
-                        raise ConnectorError(f"the {name} ended with {child.returncode}; see {folder}")
-                state = client.get("/summary")
-                seen = max(seen, state["ticks"]["tick"])
-                if not plain:
-                    lines = client.get("/decisions", limit=60)
-                    screen.update(_page(state, lines, head), refresh=True)
-                elif time.monotonic() - begun - shown_s >= LINE_EVERY_S:
-                    shown_s = time.monotonic() - begun
-                    out.print(_line(state), markup=False, soft_wrap=True)
-                time.sleep(1.0)
+        _settle(telling)
+        narrator = Narrator(telling.story, telling.client, telling.pod.begin())
+        while not stop["now"] and (args.for_s is None or time.monotonic() - begun < args.for_s):
+            for child, name in zip(telling.children, ("pod", "daemon"), strict=True):
+                if child.poll() is not None:
+                    raise ConnectorError(f"the {name} ended with {child.returncode}; see {telling.folder}")
+            for line in narrator.look():
+                print_line(out, line_text(line, of))
+            if narrator.is_over and not told:
+                told = True
+                print_line(out, heard_words(narrator.summary))
+                narrator.close()
+                if args.for_s is None and not args.stay:
+                    break
+            time.sleep(LOOK_S)
     except KeyboardInterrupt:
         pass
     finally:
         for number, handler in zip(ends, before, strict=True):
             signal.signal(number, handler)
-    return seen
+    if narrator is None or not narrator.summary:
+        return Told(-1, [])
+    return Told(narrator.summary["ticks"]["tick"], narrator.missing)
 
 
-class _NoScreen:
-    """Screen of a demo without a terminal: it draws nothing."""
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing was drawn."""
-
-
-def _page(state: dict[str, Any], lines: dict[str, Any], head: str) -> Group:
-    ticks, counts = state["ticks"], state["alarm_counts"]
-    title = Text.assemble(
-        ("racktwin ", "bold"), f"{state['site']} (simulated)  tick {ticks['tick']}  "
-        f"{1e3 * (ticks['took_s_p50'] or 0):.0f} ms a tick  ", _alarm_words(counts),
-    )  # fmt: skip
-    heads = ("rack", "power", "flow", "supply", "return", "hottest GPU", "GPUs capped")
-    racks = text_table(heads, [_rack(rack) for rack in state["racks"]], right=range(1, len(heads)))
-    parts: list[Any] = [title, Text(head, "dim"), Text(), racks, Text()]
-    for alarm in state["alarms"][:4]:
-        parts.append(safe_text(f"{alarm['severity']}: {alarm['title']}", TONES.get(alarm["severity"], "")))
-    for row in state["commanded"][:4]:
-        parts.append(
-            safe_text(
-                f"commanded: {row['control']} {bounds(row['low'], row['high'])} {row['unit']} for "
-                f"{row['count']} by {row['policy']}: {'; '.join(row['reasons'])}",
-                "cyan",
-            )
-        )
-    if not state["alarms"] and not state["commanded"]:
-        second = ticks["tick"] % PERIOD_S
-        wait = FAULT_AT_S - second if second < FAULT_AT_S else PERIOD_S - second + FAULT_AT_S
-        parts.append(Text(f"all is well; rack r2 will lose its coolant in about {wait:.0f} s", "green"))
-    parts.append(Text())
-    parts += [
-        safe_text(f"{when(line['now_ns'])[6:]}  {line['text']}", "dim", 160)
-        for line in _told(lines)[:SHOWN_LINES]
-    ]
-    return Group(*parts)
+def _settle(telling: Telling) -> None:
+    """Wait until the daemon hears all of the pod and nothing of its start is wrong, at most SETTLE_S."""
+    end = time.monotonic() + SETTLE_S
+    while time.monotonic() < end:
+        state = telling.client.get("/summary")
+        heard = all(part["heard"] == part["of"] for part in state["heard"].values())
+        if heard and state["jobs"] and not state["alarm_counts"]["critical"]:
+            return
+        time.sleep(LOOK_S)
 
 
-def _rack(rack: dict[str, Any]) -> list[Any]:
-    return [
-        safe_text(rack["name"].partition("/")[2], TONES.get(rack["severity"], "")),
-        quantity(rack["power_w"], "W"),
-        quantity(rack["flow_lpm"], "l/min"),
-        *(quantity(rack[k], "degC") for k in ("supply_temp_c", "return_temp_c", "gpu_temp_c_max")),
-        rack["gpus_capped"],
-    ]
+def line_text(line: Line, of: int) -> str:
+    """A step as the terminal has it."""
+    after = "" if line.after_s is None else f"+{line.after_s:.0f} s"
+    return f"{line.chapter}/{of} {after:>6}  {line.text}"
 
 
-def _told(lines: dict[str, Any]) -> list[dict[str, Any]]:
-    kinds = ("command", "finding", "cleared", "lapsed", "withdrawn")
-    return [line for line in lines["decisions"] if line["kind"] in kinds]
-
-
-def _alarm_words(counts: dict[str, int]) -> tuple[str, str]:
-    parts = [f"{n} {name}" for name, n in counts.items() if n]
-    tone = "bold red" if counts.get("critical") else "yellow" if parts else "green"
-    return (", ".join(parts) or "no alarms", tone)
-
-
-def _line(state: dict[str, Any]) -> str:
-    racks = "; ".join(
-        f"{r['name'].rpartition('/')[2]} {quantity(r['power_w'], 'W')} "
-        f"{quantity(r['flow_lpm'], 'l/min')} hottest {quantity(r['gpu_temp_c_max'], 'degC')} "
-        f"capped {r['gpus_capped']}"
-        for r in state["racks"]
-    )
-    return f"tick {state['ticks']['tick']}: {racks}; {_alarm_words(state['alarm_counts'])[0]}"
+def heard_words(summary: dict[str, Any]) -> str:
+    """Sentence on what the daemon hears of the site."""
+    parts = [f"{part['heard']} of {part['of']} {table}" for table, part in summary["heard"].items()]
+    return f"heard: {', '.join(parts)}"
 
 
 def _prove(folder: Path, seen: int, out: Console) -> int:
@@ -297,7 +313,7 @@ def run_recorded_demo(folder: Path, out: Console, err: Console) -> int:
             markup=False,
             soft_wrap=True,
         )
-    out.rule("Simulated by racktwin: a rack loses its coolant")
+    out.rule("Simulated by racktwin: a pump fails")
     _simulated(folder / "simulated", out)
     out.print(
         "\nNext: open the reports; `.venv/bin/racktwin --help`; `.venv/bin/racktwin site discover CAPTURE -o "
@@ -315,29 +331,30 @@ def _parse(words: list[str]) -> argparse.Namespace:
 
 
 def _simulated(folder: Path, out: Console) -> None:
-    with claimed(folder, ("run", "demo-pod.yaml", "simulated-pod.jsonl", "report.html")):
+    with claimed(folder, ("run", "demo-pod.yaml", "report.html", "state")):
         _play(folder, out)
 
 
 def _play(folder: Path, out: Console) -> None:
-    run = folder / "run"
+    """A chapter in closed loop, faster than real time."""
     path = folder / "demo-pod.yaml"
-    path.write_text(SITE, encoding="utf-8")
+    shutil.copyfile(FOLDER / "site.yaml", path)
     spec, site = load_site(path)
-    engine, collector = make_engine(site), Collector()
-    source = PodSource(site, keep=folder / "simulated-pod.jsonl")
-    begun = time.monotonic()
-    outcome = replay_arrivals(engine, spec, source, 1.0, run, (collector, source))
-    result = summary(engine, outcome, source.messages.summary(), time.monotonic() - begun)
-    result |= {"source": [str(source.keep)], "simulated": True}
-    conclude(_parse(["--trace", str(source.keep), "--report", str(folder)]), collector, result, out)
-    again = make_engine(site)
-    compared = replay_frames(again, TraceReader(run), run / "journal.jsonl").compared_lines
-    out.print(
-        f"replayed from {run}: {compared} journal lines and the final state are byte-identical",
-        markup=False,
-        soft_wrap=True,
-    )
+    story = with_past(load_story(FOLDER / "story.yaml", site).only("pump"), RECORDED_PAST_S)
+    demo, collector, begun = DemoSite(story, spec, site), Collector(), time.monotonic()
+    with DemoPast(demo, START_NS, folder) as loop:
+        loop.observers = (collector,)
+        loop.run(story.past_s)
+        demo.begin()
+        loop.dt_s = 1.0
+        loop.run(RECORDED_S)
+    again, run = make_engine(site), folder / "run"
+    outcome = replay_frames(again, TraceReader(run), run / "journal.jsonl")
+    result = summary(again, outcome, None, time.monotonic() - begun)
+    result |= {"source": [str(run)], "simulated": True}
+    conclude(_parse(["--trace", str(run), "--report", str(folder)]), collector, result, out)
+    print_line(out, f"replayed from {run}: {outcome.compared_lines} journal lines and the final state are "
+                    "byte-identical")  # fmt: skip
 
 
 VERBS = {
@@ -345,11 +362,13 @@ VERBS = {
         run_demo,
         """
         --out FOLDER=build/demo  for its files
+        --story NAME  one chapter alone: power, replacement, checkpoint, feed, pump, forecast, coolant, leak
         --for DURATION  stop after this long
         ~--seconds SECONDS>for_s
+        --stay  go on after the story, until Ctrl-C
         --recorded  replay a real and a simulated recording instead, and write reports
         """,
-        ("", "--for 2min --out /tmp/demo", "--recorded"),
+        ("", "--story pump", "--for 2min --out /tmp/demo", "--recorded"),
         answers=False,
     )
 }

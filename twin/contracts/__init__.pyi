@@ -135,6 +135,7 @@ from .journal import (
     SettledRecord as SettledRecord,
     SettlingRecord as SettlingRecord,
     SiteRecord as SiteRecord,
+    StoryRecord as StoryRecord,
     UpkeepRecord as UpkeepRecord,
     brief_event as brief_event,
     column as column,

@@ -396,6 +396,16 @@ class ResumedRecord(JournalRecord, frozen=True, kw_only=True, tag="resumed"):
     reason: str
 
 
+class StoryRecord(JournalRecord, frozen=True, kw_only=True, tag="story"):
+    """A chapter of a simulated story, as its narrator tells it: what happens, and what answered it."""
+
+    author: str
+    chapter: int
+    of: int
+    title: str
+    text: str
+
+
 class LeaderRecord(JournalRecord, frozen=True, kw_only=True, tag="leader"):
     """Leadership gained with an epoch, or lost."""
 
@@ -474,8 +484,8 @@ DECISIONS: tuple[type[JournalRecord], ...] = (
     MaintenanceExpiredRecord, MaintenanceDroppedRecord,
 )  # fmt: skip
 NOTES: tuple[type[JournalRecord], ...] = (
-    ManifestRecord, EndRecord, AccessRecord, AlarmRecord, AuthorityRecord, ResumedRecord, LeaderRecord,
-    ReloadRecord, UpkeepRecord, DaemonRecord,
+    ManifestRecord, EndRecord, AccessRecord, AlarmRecord, AuthorityRecord, ResumedRecord, StoryRecord,
+    LeaderRecord, ReloadRecord, UpkeepRecord, DaemonRecord,
 )  # fmt: skip
 _CLASSES = {cast(str, cls.__struct_config__.tag): cls for cls in (*DECISIONS, *NOTES)}
 # Lines that no tick made: how the run was kept and who touched it. A replay passes over them.

@@ -85,6 +85,10 @@ class Dispatcher:
         old = time.monotonic() - self._failed_s >= FORGET_S and self._again is None and self._queue.empty()
         return "" if old else self._fault
 
+    def forgive(self) -> None:
+        """Forget that commands did not leave: the way to the sink is still being made."""
+        self._fault = ""
+
     async def _carry_out(self, site: Site, commands: Commands) -> None:
         if not self._may_act():
             self.counts["not_leading"] += _size(commands)

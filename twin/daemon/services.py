@@ -66,6 +66,7 @@ log = logging.getLogger(__name__)
 # One line for each decision and alarm; the journal has them whole
 event_log = logging.getLogger("racktwin")
 UPKEEP_EVERY_S = 60.0
+CONNECT_S = 10.0  # after the start links are made; no sink is in trouble until then. source: estimate
 
 
 @dataclass(frozen=True)
@@ -313,7 +314,10 @@ class Services:
             wrong[f"notify/{name}"] = ("warning", f"Alarms cannot be sent to {name}", fault)
         if self.upkeep.fault:
             wrong["upkeep"] = ("warning", "Old files cannot be pruned", self.upkeep.fault)
+        begins = decision.now_ns - self.live.started_ns < round(CONNECT_S * NS)
         for dispatcher in self.dispatchers:
+            if begins:
+                dispatcher.forgive()
             if dispatcher.fault:
                 name = dispatcher.sink.name
                 wrong[f"sink/{name}"] = ("critical", f"Commands do not reach {name}", dispatcher.fault)

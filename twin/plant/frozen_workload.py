@@ -164,7 +164,7 @@ class FrozenWorkload:
         self._now_s = time_s
         if not self._begun:
             self._begun, self._counted_s, self._count_next_s = True, time_s, time_s + COUNT_S
-            for column, held in zip(_columns(truth), self.activity, strict=True):
+            for column, held in zip(columns_of(truth), self.activity, strict=True):
                 column[:] = held
         alive = alive_in(truth)
         if alive != self._alive_seen:
@@ -273,7 +273,7 @@ class FrozenWorkload:
 
     def _write(self, truth: Truth, job: HeldJob, gate: float) -> None:
         """All of a job's GPUs at this share of what they had been seen to do."""
-        for column, held in zip(_columns(truth), self.activity, strict=True):
+        for column, held in zip(columns_of(truth), self.activity, strict=True):
             column[job.gpus] = held[job.gpus] * gate
 
     def _count(self, truth: Truth, time_s: float) -> None:
@@ -296,5 +296,5 @@ class FrozenWorkload:
             job.unsaved_gpu_s += whole * pace
 
 
-def _columns(truth: Truth) -> tuple[F64, F64, F64]:
+def columns_of(truth: Truth) -> tuple[F64, F64, F64]:
     return truth.gpu_sm_pu, truth.gpu_tensor_pu, truth.gpu_dram_pu

@@ -313,14 +313,6 @@ def _made(file: ScenarioFile, site: Site) -> Scenario:
     start_ns = _start_ns(file.start)
     assert start_ns is not None
     begin_s = start_ns // NS % int(DAY_S)
-    scripts = []
-    for f in file.faults:
-        place = place_of(f, site)
-        assert place is not None
-        scripts.append(
-            Script(f.kind, place[0], place[1], f.begin_s, f.end_s, f.severity, f.ramp_s, f.signal, f.amount,
-                   PARTS[f.part])
-        )  # fmt: skip
     w, jobs = file.weather, file.workload
     return Scenario(
         name=file.name,
@@ -340,7 +332,7 @@ def _made(file: ScenarioFile, site: Site) -> Scenario:
             job_hours=jobs.job_hours,
             checkpoint_interval_s=jobs.checkpoint_interval_s,
         ),
-        faults=tuple(scripts),
+        faults=tuple(script_of(fault, site) for fault in file.faults),
         prices=Prices(file.grid.price_usd_per_kwh, file.grid.carbon_g_per_kwh),
         policies=dict(file.policies),
         swept=file.sweep is not None,
@@ -449,6 +441,14 @@ def place_of(f: FaultEntry, site: Site) -> tuple[str, int] | None:
         elif (entity := site.entity(table, f.entity)) is not None:
             return table, entity
     return None
+
+
+def script_of(f: FaultEntry, site: Site) -> Script:
+    """The script of a fault whose entry was judged."""
+    place = place_of(f, site)
+    assert place is not None
+    return Script(f.kind, place[0], place[1], f.begin_s, f.end_s, f.severity, f.ramp_s, f.signal, f.amount,
+                  PARTS[f.part])  # fmt: skip
 
 
 def _near(wanted: str, tables: tuple[str, ...], site: Site) -> str:

@@ -40,6 +40,7 @@ from twin.contracts import (
     RenewalRecord,
     ReportsRecord,
     SettlingRecord,
+    StoryRecord,
     UpkeepRecord,
     fields_of,
 )
@@ -109,6 +110,8 @@ def sentence(record: JournalRecord | OtherRecord, site: Site | None = None) -> s
 def _of_the_run(record: JournalRecord | OtherRecord) -> str:
     """The sentence of a record on the run itself; empty for any other."""
     match record:
+        case StoryRecord():
+            return f"story, {record.chapter} of {record.of}, {record.title}: {record.text}"
         case DaemonRecord(started=str(), resumed_at=int() as last):
             begun = "a new run" if last < 0 else f"goes on after tick {last}"
             faults = f"; mended: {'; '.join(record.faults)}" if record.faults else ""

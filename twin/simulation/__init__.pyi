@@ -1,6 +1,8 @@
 from .closed_loop import Simulation as Simulation
-from .demo_pod import FAULT_AT_S as FAULT_AT_S, PERIOD_S as PERIOD_S, SITE as SITE, PodSource as PodSource
+from .demo_site import DemoPast as DemoPast, DemoSite as DemoSite
+from .narrator import Line as Line, Narrator as Narrator
 from .plant_live import Broadcast as Broadcast, LivePlant as LivePlant
+from .story import FOLDER as FOLDER, Story as Story, load_story as load_story, with_past as with_past
 from .subprocesses import (
     HOST as HOST,
     START_S as START_S,

@@ -71,7 +71,7 @@ class LivePlant:
         self._presence = f"IT/v1/{integration}/Daemon/"
         self._written = f"BMS/v1/{integration}/Value/"
         self._pending: deque[CommandBatch] = deque(maxlen=MAX_PENDING)
-        self._asked: dict[tuple[str, int], float] = {}  # of the BMS: the last word counts
+        self._asked: dict[tuple[str, int], float] = {}  # of devices set without a lease here
         self._refused: deque[CommandAcked] = deque(maxlen=MAX_PENDING)
         self._jobs = PlantJobs(integration, speed)
         self._newcomer = False
@@ -150,7 +150,11 @@ class LivePlant:
         if not spec.low <= wire.value <= spec.high:
             raise BadMessage(f"{control} = {wire.value:g}: expected {spec.low:g} to {spec.high:g}")
         self.counts["requests to the BMS"] += 1
-        self._asked[control, entity] = wire.value
+        self.ask(control, entity, wire.value)
+
+    def ask(self, control: str, entity: int, value: float) -> None:
+        """Set a device by the next `move`; the last word counts, and holds until the next."""
+        self._asked[control, entity] = value
 
     # What they say.
 
@@ -172,17 +176,23 @@ class LivePlant:
         plant.start_ns = now_ns - round(plant.truth.time_s * NS)
         acks = [*self._refused, *plant.acks()]
         self._refused.clear()
-        before = list(self._jobs.running.values())
+        before: list[Event] = list(self._jobs.running.values())
         events = [self._jobs.note(self._named(event), now_ns) for event in plant.events()]
         if self._newcomer:
             # A repeated event has its old identity, so that who knows it already takes it once.
             events = [*before, *events]
             self._newcomer = False
-        seen = self.sensors.observe(plant.truth, plant.present, now_ns)
-        out = [Publication(m.topic, m.payload) for m in self.wire.messages(seen)]
-        told = self.wire.messages(Observation([], events, now_ns))
+        seen = self.shown(self.sensors.observe(plant.truth, plant.present, now_ns, events))
+        out = [
+            Publication(m.topic, m.payload) for m in self.wire.messages(Observation(seen.reports, (), now_ns))
+        ]
+        told = self.wire.messages(Observation([], seen.events, now_ns))
         out += [Publication(m.topic, m.payload, True) for m in told]
         return out + results_of(acks, self.integration, now_ns) + self._beats(now_ns)
+
+    def shown(self, seen: Observation) -> Observation:
+        """The part of what was observed that is published from here: all of it."""
+        return seen
 
     def _named(self, event: Event) -> Event:
         self._number += 1

@@ -203,7 +203,7 @@ class PlantWire:
             point = self._spec.get(key)
             if point is None:
                 continue
-            wire = _rounded(key, report.values[k])
+            wire = rounded(key, report.values[k])
             if point.unit is not None:
                 factor, offset = cast(
                     tuple[float, float], to_core(point.unit, TABLES[report.table].by_name[signal].unit)
@@ -253,7 +253,7 @@ class PlantWire:
             t_ns = int(report.t_ns[a:b].max())
             mine = columns[report.table] = {}
             for k, signal in enumerate(report.signals):
-                mine[signal] = _rounded(f"{report.table}.{signal}", report.values[k, a:b])
+                mine[signal] = rounded(f"{report.table}.{signal}", report.values[k, a:b])
             for k, counter in enumerate(report.counters):
                 mine[counter] = report.counts[k, a:b]
         if not columns:
@@ -262,7 +262,7 @@ class PlantWire:
         if self.msgpack:
             return [Message(t_ns, topic, encode_frame(t_ns, gpus, nodes))]
         lists: list[dict[str, Iterable[float | int | None]]] = [
-            {key: _plain(column) for key, column in part.items()} for part in (gpus, nodes)
+            {key: plain_column(column) for key, column in part.items()} for part in (gpus, nodes)
         ]
         return [Message(t_ns, topic, encode_json(t_ns, lists[0], lists[1]))]
 
@@ -298,7 +298,7 @@ def _speaks(report: Report | None, first: int, end: int) -> np.ndarray | None:
     return np.ones(end - first, np.bool_) if report.present is None else report.present[first:end]
 
 
-def _rounded(key: str, values: np.ndarray) -> F64:
+def rounded(key: str, values: np.ndarray) -> F64:
     """Values at their signal's quantum, which is as much of them as the twin keeps."""
     signal = find_signal(key)
     assert signal is not None
@@ -308,7 +308,8 @@ def _rounded(key: str, values: np.ndarray) -> F64:
     return np.round(whole * signal.quantum, digits)
 
 
-def _plain(column: np.ndarray) -> list[float | int | None]:
+def plain_column(column: np.ndarray) -> list[float | int | None]:
+    """A column as JSON has it: None where nothing was read."""
     listed: list[float | int | None] = column.tolist()
     if column.dtype.kind == "i":
         return [None if v is None or v < 0 else v for v in listed]

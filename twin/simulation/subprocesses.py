@@ -44,10 +44,17 @@ def need_agent() -> None:
 
 
 def start_child(
-    command: list[str], log: Path, stdin: int = subprocess.DEVNULL, stdout: int | IO[bytes] | None = None
+    command: list[str],
+    log: Path,
+    stdin: int = subprocess.DEVNULL,
+    stdout: int | IO[bytes] | None = None,
+    programs: Path | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start it, with the agent importable; what it says goes to `log` unless `stdout` is given."""
+    """Start it, with the agent importable, and with the programs of a folder before all others; what it says
+    goes to `log` unless `stdout` is given."""
     env = dict(os.environ)
+    if programs is not None:
+        env["PATH"] = os.pathsep.join((str(programs), env.get("PATH", os.defpath)))
     if AGENT.is_dir():
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(AGENT), env.get("PYTHONPATH", ""))))
     with log.open("ab") as file:
@@ -84,9 +91,10 @@ def end_child(child: subprocess.Popen[bytes]) -> None:
             child.wait()
 
 
-def start_daemon(config: Path, log: Path) -> subprocess.Popen[bytes]:
-    """`racktwin daemon run` with this configuration."""
-    return start_child([sys.executable, "-m", "twin", "daemon", "run", "--config", str(config)], log)
+def start_daemon(config: Path, log: Path, programs: Path | None = None) -> subprocess.Popen[bytes]:
+    """`racktwin daemon run` with this configuration; `programs` as `start_child` has it."""
+    command = [sys.executable, "-m", "twin", "daemon", "run", "--config", str(config)]
+    return start_child(command, log, programs=programs)
 
 
 def reached(config: Path, daemon: subprocess.Popen[bytes], log: Path) -> Client:

@@ -1,0 +1,211 @@
+"""Narrator: tells a story's chapters on terminal and page, and looks for their signs in the daemon's answers.
+
+It knows what any operator's program can know: it asks the interface, and sees nothing of the plant.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from twin.catalogue import NS, ConnectorError, clean, duration, quantity
+from twin.simulation.story import Chapter, Sign, Story
+
+FORECAST, HORIZON_S, ROW_S = "site.power_w", 300.0, 60.0
+FORECASTS = f"/forecasts?signal={FORECAST}"
+MAX_TEXT = 200
+UNITS = {"_w": "W", "_c": "degC"}
+
+
+class Asks(Protocol):
+    """An interface that answers questions: `twin.api.Client`."""
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        """One exchange."""
+        ...
+
+
+class Line(NamedTuple):
+    """A step of a story: chapter (0: none), seconds since its cause, and what happened."""
+
+    chapter: int
+    after_s: float | None
+    text: str
+
+
+class Band(NamedTuple):
+    """A forecast as it was given: for the mean over the row that ends at `due_ns`."""
+
+    due_ns: int
+    low_w: float
+    mean_w: float
+    high_w: float
+
+
+@dataclass
+class Telling:
+    """A chapter that is told. `seen` has the row of each sign that showed."""
+
+    number: int
+    chapter: Chapter
+    begun_ns: int
+    before: dict[int, dict[str, Any]] = field(default_factory=dict)
+    seen: dict[int, dict[str, Any]] = field(default_factory=dict)
+    told: bool = False  # that it is over
+
+
+class Narrator:
+    """Tells one story, which began at `begun_ns`. `missing` are signs that did not show in time."""
+
+    def __init__(self, story: Story, client: Asks, begun_ns: int) -> None:
+        self.story, self.client, self.begun_ns = story, client, begun_ns
+        self.telling: list[Telling] = []
+        self.missing: list[str] = []
+        self.band: Band | None = None
+        self.summary: dict[str, Any] = {}
+        self.answers: dict[str, Any] = {}  # of this look
+        self._power: deque[tuple[int, float]] = deque(maxlen=600)
+
+    @property
+    def is_over(self) -> bool:
+        """Every chapter was told to its end."""
+        return len(self.telling) == len(self.story.chapters) and all(t.told for t in self.telling)
+
+    def look(self) -> Iterator[Line]:
+        """Ask the daemon once; the steps that are new."""
+        self.answers = {}
+        self.summary = summary = self._ask("/summary")
+        now_ns = summary["now_ns"]
+        self._power.append((now_ns, sum(rack["power_w"] or 0.0 for rack in summary["racks"])))
+        if self.band is None:
+            yield from self._foresee(now_ns)
+        for number, chapter in enumerate(self.story.chapters, 1):
+            due_ns = self.begun_ns + round(chapter.at_s * NS)
+            if number > len(self.telling) and now_ns >= due_ns - 3 * NS:
+                yield self._begin(number, chapter, due_ns)
+        for telling in self.telling:
+            if not telling.told:
+                yield from self._watch(telling, now_ns)
+
+    def _begin(self, number: int, chapter: Chapter, due_ns: int) -> Line:
+        telling = Telling(number, chapter, due_ns)
+        for k, sign in enumerate(chapter.signs):
+            if sign.falls:
+                with contextlib.suppress(ConnectorError):
+                    telling.before[k] = next(sign.rows_in(self._ask(sign.path)), {})
+        self.telling.append(telling)
+        self._show(telling, chapter.cause)
+        return Line(number, None, f"{chapter.title}: {chapter.cause}")
+
+    def _watch(self, telling: Telling, now_ns: int) -> Iterator[Line]:
+        chapter, after_s = telling.chapter, (now_ns - telling.begun_ns) / NS
+        if after_s < 0:
+            return
+        if chapter.keeps and self.band is not None:
+            yield from self._compare(telling, now_ns)
+            return
+        for k, sign in enumerate(chapter.signs):
+            if k in telling.seen:
+                continue
+            row = self._find(sign, telling, k)
+            if row is None:
+                continue
+            telling.seen[k] = row
+            text = said(sign.says, row)
+            self._show(telling, text)
+            yield Line(telling.number, after_s, text)
+        if len(telling.seen) == len(chapter.signs):
+            telling.told = True
+        elif after_s > chapter.within_s:
+            telling.told = True
+            for k, sign in enumerate(chapter.signs):
+                if k not in telling.seen:
+                    self.missing.append(f"{chapter.name}: {sign.path}: {sign.where}")
+                    yield Line(
+                        telling.number, after_s, f"not seen within {duration(chapter.within_s)}: {sign.where}"
+                    )
+
+    def _find(self, sign: Sign, telling: Telling, k: int) -> dict[str, Any] | None:
+        try:
+            return sign.find(self._ask(sign.path), telling.begun_ns, telling.before.get(k, {}))
+        except ConnectorError:
+            return None  # it knows nothing of that yet
+
+    def _ask(self, path: str) -> Any:
+        """The answer to a question, asked once in a look."""
+        if path not in self.answers:
+            self.answers[path] = self.client.call("GET", path)
+        return self.answers[path]
+
+    def _show(self, telling: Telling, text: str) -> None:
+        """Show it on the page, unless a later chapter is there."""
+        if telling.number < len(self.telling):
+            return
+        body = {"chapter": telling.number, "of": len(self.story.chapters), "title": telling.chapter.title,
+                "text": text}  # fmt: skip
+        self.client.call("POST", "/story", body)
+
+    def close(self) -> None:
+        """Take the story off the page."""
+        with contextlib.suppress(ConnectorError):
+            self.client.call("POST", "/story", {})
+
+    # The forecast.
+
+    def _foresee(self, now_ns: int) -> Iterator[Line]:
+        """Note the forecast that is there before anything happens."""
+        for row in self._ask(FORECASTS)["forecasts"]:
+            if row["horizon_s"] == HORIZON_S and row["lo"][0] is not None:
+                made_ns = now_ns // round(ROW_S * NS) * round(ROW_S * NS)
+                due_ns = made_ns + round(HORIZON_S * NS)
+                self.band = Band(due_ns, row["lo"][0], row["mean"][0], row["hi"][0])
+                now = quantity(self._power[-1][1], "W")
+                yield Line(
+                    0, None, f"forecast: the site draws {now} now, and in 5 min {band_words(self.band)}"
+                )
+
+    def _compare(self, telling: Telling, now_ns: int) -> Iterator[Line]:
+        assert self.band is not None
+        due_ns, row_ns = self.band.due_ns, round(ROW_S * NS)
+        if now_ns < due_ns:
+            return
+        telling.told = True
+        drawn = [watts for at_ns, watts in self._power if due_ns - row_ns < at_ns <= due_ns]
+        if not drawn:
+            self.missing.append(f"{telling.chapter.name}: nothing was measured")
+            return
+        mean_w = sum(drawn) / len(drawn)
+        within = self.band.low_w <= mean_w <= self.band.high_w
+        where = "within" if within else "outside"
+        words = band_words(self.band)
+        text = f"{quantity(mean_w, 'W')} in the last minute, {where} what was forecast 5 min ago: {words}"
+        if not within:
+            self.missing.append(f"{telling.chapter.name}: {text}")
+        telling.seen[0] = {"mean_w": mean_w}
+        self._show(telling, text)
+        yield Line(telling.number, (now_ns - telling.begun_ns) / NS, text)
+
+
+def band_words(band: Band) -> str:
+    """A forecast in words."""
+    return f"{quantity(band.mean_w, 'W')} ({quantity(band.low_w, 'W')} to {quantity(band.high_w, 'W')})"
+
+
+def said(text: str, row: dict[str, Any]) -> str:
+    """A sentence with fields of a row; `{power}` is `power_w` with its unit, `{age}` is `age_s` in words."""
+    words: dict[str, Any] = {key.replace(".", "_"): value for key, value in row.items()}
+    for key, value in list(words.items()):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        stem, unit = key[:-2], UNITS.get(key[-2:])
+        if unit is not None:
+            words.setdefault(stem, quantity(value, unit))
+        elif key.endswith("_s"):
+            words.setdefault(stem, duration(value))
+    for key, value in words.items():
+        if isinstance(value, str):
+            words[key] = clean(value, MAX_TEXT)
+    return text.format(**words)
