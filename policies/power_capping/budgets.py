@@ -28,6 +28,7 @@ LEAST_FLOW_PU = 0.8
 # CDUs take from a loop what their valves let through: only open ones tell of a loss. source: estimate
 VALVE, OPEN_PU = "cdu.facility_valve1_pu", 0.9
 AT_ONCE_S = 5.0  # a rack's reading no older than this is of the instant of its GPUs'. source: estimate
+DARK = ("feed_lost", "breaker_tripped")  # faults of a feeder that carries nothing
 LEAST_LOAD_W = 100.0  # what the meter of a feeder without power does not read. source: estimate
 
 
@@ -81,13 +82,17 @@ class Carried(NamedTuple):
 def dead_feeders(view: View) -> Bool:
     """Feeders that lost their power or whose breaker is open, and all below them [n_feeder].
 
-    One that fell silent after it told so stays dead, unless its meter is heard and tells of a load.
+    They say so, or the diagnosis does where only their voltage tells. One that fell silent after it told so
+    stays dead, unless its meter is heard and tells of a load.
     """
     site = view.site
     dead: Bool = np.zeros(site.sizes["feeder"], np.bool_)
     carries = (view.quality("feeder.power_w") == GOOD) & (view.value("feeder.power_w") >= LEAST_LOAD_W)
     for key in ("feeder.energised_state", "feeder.breaker_state"):
         dead |= (view.value(key) >= 1.0) & ((view.quality(key) == GOOD) | ~carries)
+    for fault in view.faults():
+        if fault.kind in DARK and fault.table == "feeder":
+            dead[fault.entity] |= not carries[fault.entity]
     for _ in range(len(dead) if dead.any() else 0):
         above = site.parent_of_feeder
         lost = (above >= 0) & dead[np.maximum(above, 0)] & ~dead

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
+
+import msgspec
 
 from tests.support.in_process_daemon import Pod, serve
 from tests.support.journal_bodies import body_of
@@ -229,5 +232,31 @@ def test_reload_reads_tokens_and_configuration(tmp_path: Path) -> None:
         pod.tokens_file.write_text("tokens: 3")
         assert (await pod.ask("POST", "/api/v1/reload", "admin"))[0] == 409
         assert (await pod.ask("GET", "/api/v1/whoami", "viewer"))[0] == 200
+
+    serve(tmp_path, check)
+
+
+def test_a_story_is_told_of_a_simulated_site_only_and_stands_in_the_summary(tmp_path: Path) -> None:
+    told = {"chapter": 1, "of": 2, "title": "A pump fails", "text": "it trips\x1b[31m"}
+
+    async def check(pod: Pod) -> None:
+        status, _ = await pod.ask("POST", "/api/v1/story", "operator", told)
+        assert status == 409
+        config = msgspec.structs.replace(pod.loaded.config, simulated=True)
+        pod.live.loaded = replace(pod.loaded, config=config)
+        assert (await pod.ask("POST", "/api/v1/story", "viewer", told))[0] == 403
+        assert (await pod.ask("POST", "/api/v1/story", "operator", told | {"chapter": 3}))[0] == 400
+        assert (await pod.ask("GET", "/api/v1/summary"))[1]["story"] is None
+        await pod.ask("POST", "/api/v1/story", "operator", told)
+        story = (await pod.ask("GET", "/api/v1/summary"))[1]["story"]
+        assert (story["chapter"], story["of"], story["since_ns"]) == (1, 2, pod.twin.engine.state.now_ns)
+        assert story["text"].isprintable()
+        assert pod.notes[-1][0] == "story"
+        pod.tick()
+        await pod.ask("POST", "/api/v1/story", "operator", told | {"text": "it is answered"})
+        again = (await pod.ask("GET", "/api/v1/summary"))[1]["story"]
+        assert (again["text"], again["since_ns"]) == ("it is answered", story["since_ns"])
+        await pod.ask("POST", "/api/v1/story", "operator", {})
+        assert (await pod.ask("GET", "/api/v1/summary"))[1]["story"] is None
 
     serve(tmp_path, check)

@@ -418,26 +418,6 @@ def _demo(folder: Path, traces: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_the_live_demo(tmp_path: Path) -> None:
-    """Broker, pod and daemon for a few seconds, before a terminal; then the run is made again."""
-    call = [sys.executable, "-m", "twin", "demo", "--for", "8s", "--out", str(tmp_path / "demo")]
-    done = subprocess.run(
-        ["script", "-qec", shlex.join(call), "/dev/null"],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr + done.stdout
-    assert "http://127.0.0.1:" in done.stdout
-    assert "kW" in done.stdout
-    assert "byte-identical" in done.stdout
-    assert (tmp_path / "demo/live/report.html").stat().st_size > 5000
-
-
-@pytest.mark.slow
 def test_demo_of_recordings_without_one_and_then_with_it(
     tmp_path: Path, recording: Callable[[str], Path]
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from policies.power_capping import PowerGuard
+from policies.power_capping.budgets import dead_feeders
 from policies.power_capping.loads import lifted, unfed_feeders
 from tests.support.builders import Twin
 from tests.support.powered_plant import CAP, Loop
@@ -125,3 +126,17 @@ def test_a_feeder_beyond_its_budget_is_told() -> None:
     assert (found.severity, found.entities) == ("critical", ("lab/h/b",))
     twin.tick({"feeder.power_w": 70_000.0})
     assert key not in twin.engine.findings.active
+
+
+def test_a_feeder_without_voltage_is_dead_where_no_state_of_it_comes() -> None:
+    """As from a building that publishes voltages and no more; a meter that tells of a load is believed."""
+    twin = Twin(site())
+    volts = {"feeder.power_w": 1e5, "feeder.voltage_v": 415.0}
+    for _ in range(20):
+        twin.tick(volts)
+    assert not dead_feeders(twin.engine.view(1.0)).any()
+    for _ in range(8):
+        twin.tick({"feeder.power_w": np.array([0.0, 2e5]), "feeder.voltage_v": np.array([0.0, 415.0])})
+    assert dead_feeders(twin.engine.view(1.0)).tolist() == [True, False]
+    twin.tick({"feeder.power_w": np.array([5e4, 2e5]), "feeder.voltage_v": np.array([0.0, 415.0])})
+    assert not dead_feeders(twin.engine.view(1.0)).any()

@@ -38,9 +38,9 @@ from twin.simulation import (
     FOLDER,
     DemoPast,
     DemoSite,
-    Line,
     Narrator,
     Story,
+    StoryStep,
     end_child,
     free_port,
     load_story,
@@ -149,7 +149,7 @@ def _demo(folder: Path, args: argparse.Namespace, out: Console) -> int:
         children.append(start_daemon(config, folder / "daemon.log", programs))
         client = reached(config, children[1], folder / "daemon.log")
         print_line(out, f"the page: {login_link(load_config(config))}  (Ctrl-C ends it)")
-        told = _tell(Telling(story, client, pod, children, folder), args, out)
+        told = _tell(LiveDemo(story, client, pod, children, folder), args, out)
     finally:
         for child in reversed(children):
             end_child(child)
@@ -189,8 +189,8 @@ def start_pod(folder: Path, port: int, chapter: str | None) -> Pod:
     return Pod(start_child(command, log, stdin=subprocess.PIPE, stdout=subprocess.PIPE), log)
 
 
-class Telling(NamedTuple):
-    """What is needed to tell a story."""
+class LiveDemo(NamedTuple):
+    """The parts of a demo that runs."""
 
     story: Story
     client: Client
@@ -199,14 +199,14 @@ class Telling(NamedTuple):
     folder: Path
 
 
-class Told(NamedTuple):
+class Ending(NamedTuple):
     """The last tick that was shown, and the signs that did not show in time."""
 
     tick: int
     missing: list[str]
 
 
-def _tell(telling: Telling, args: argparse.Namespace, out: Console) -> Told:
+def _tell(telling: LiveDemo, args: argparse.Namespace, out: Console) -> Ending:
     """Tell the story line by line, until it is over, the time is up or Ctrl-C comes."""
     begun, stop = time.monotonic(), {"now": False}
     ends = (signal.SIGTERM, signal.SIGHUP)
@@ -220,7 +220,7 @@ def _tell(telling: Telling, args: argparse.Namespace, out: Console) -> Told:
             for child, name in zip(telling.children, ("pod", "daemon"), strict=True):
                 if child.poll() is not None:
                     raise ConnectorError(f"the {name} ended with {child.returncode}; see {telling.folder}")
-            for line in narrator.look():
+            for line in narrator.poll():
                 print_line(out, line_text(line, of))
             if narrator.is_over and not told:
                 told = True
@@ -235,11 +235,11 @@ def _tell(telling: Telling, args: argparse.Namespace, out: Console) -> Told:
         for number, handler in zip(ends, before, strict=True):
             signal.signal(number, handler)
     if narrator is None or not narrator.summary:
-        return Told(-1, [])
-    return Told(narrator.summary["ticks"]["tick"], narrator.missing)
+        return Ending(-1, [])
+    return Ending(narrator.summary["ticks"]["tick"], narrator.missing)
 
 
-def _settle(telling: Telling) -> None:
+def _settle(telling: LiveDemo) -> None:
     """Wait until the daemon hears all of the pod and nothing of its start is wrong, at most SETTLE_S."""
     end = time.monotonic() + SETTLE_S
     while time.monotonic() < end:
@@ -250,7 +250,7 @@ def _settle(telling: Telling) -> None:
         time.sleep(LOOK_S)
 
 
-def line_text(line: Line, of: int) -> str:
+def line_text(line: StoryStep, of: int) -> str:
     """A step as the terminal has it."""
     after = "" if line.after_s is None else f"+{line.after_s:.0f} s"
     return f"{line.chapter}/{of} {after:>6}  {line.text}"

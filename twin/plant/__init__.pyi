@@ -1,3 +1,4 @@
+from .disturbance import Disturbance as Disturbance
 from .failure_timeline import (
     FailureTable as FailureTable,
     FailureTimeline as FailureTimeline,
@@ -5,16 +6,22 @@ from .failure_timeline import (
     TimelinePlayer as TimelinePlayer,
 )
 from .faults import BOTH as BOTH, PUBLISHED as PUBLISHED, Campaign as Campaign, Script as Script
-from .jobs import Mix as Mix
+from .frozen_workload import HeldJob as HeldJob
+from .jobs import Kind as Kind, Mix as Mix
 from .meters import Observation as Observation, Report as Report
 from .mirror import mirror_twin as mirror_twin, read_as_one as read_as_one
+from .placed_workload import PlacedWorkload as PlacedWorkload
 from .plant import Plant as Plant
 from .scenario import (
     MAX_CASES as MAX_CASES,
     MAX_HOURS as MAX_HOURS,
+    FaultEntry as FaultEntry,
     Scenario as Scenario,
     cases_of as cases_of,
+    judge_fault as judge_fault,
     scenario_of as scenario_of,
+    script_of as script_of,
 )
 from .sensors import RACK_LIQUID as RACK_LIQUID, Sensors as Sensors
+from .truth import Truth as Truth
 from .work import Work as Work

@@ -4,7 +4,7 @@ from .fitting import LATENCY_S as LATENCY_S, Fitter as Fitter
 from .history_query import HistoryError as HistoryError, HistoryReader as HistoryReader
 from .history_sample import Layout as Layout, Sample as Sample, take_sample as take_sample
 from .history_schema import FILE_NAME as FILE_NAME
-from .history_service import HistoryService as HistoryService
+from .history_service import HistoryService as HistoryService, Sampler as Sampler
 from .history_store import HistoryStore as HistoryStore
 from .interrupt import (
     asked_to_stop as asked_to_stop,

@@ -1,6 +1,6 @@
 from .closed_loop import Simulation as Simulation
 from .demo_site import DemoPast as DemoPast, DemoSite as DemoSite
-from .narrator import Line as Line, Narrator as Narrator
+from .narrator import Narrator as Narrator, StoryStep as StoryStep
 from .plant_live import Broadcast as Broadcast, LivePlant as LivePlant
 from .story import FOLDER as FOLDER, Story as Story, load_story as load_story, with_past as with_past
 from .subprocesses import (

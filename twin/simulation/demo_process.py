@@ -1,8 +1,8 @@
 """Demo process: a demo site in a process of its own, as a site is apart from the daemon.
 
 `python -m twin.simulation.demo_process STORY SITE FOLDER PORT [CHAPTER]` simulates the past into the run of
-FOLDER/state, then lives on the broker at PORT. Each line on standard output is a JSON object that says how far it is; the
-line `begin` on standard input begins the story, and the end of that input ends the process.
+FOLDER/state, then lives on the broker at PORT. Each line on standard output is a JSON object that says how
+far it is; the line `begin` on standard input begins the story, and the end of that input ends the process.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def simulate_past(demo: DemoSite, folder: Path) -> None:
 
 
 class DemoPod:
-    """Moves the plant once in a round of its agents, so that both have one clock; gives what the site says."""
+    """Moves the plant once in a round of its agents, so that both have one clock, and speaks for it."""
 
     def __init__(self, plant: DemoPlant) -> None:
         self.plant = plant

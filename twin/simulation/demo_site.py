@@ -11,11 +11,8 @@ from pathlib import Path
 from twin.catalogue import NS
 from twin.config import make_engine
 from twin.contracts import Decision
-from twin.plant import Campaign, Observation, Plant, Report, Sensors
-from twin.plant.disturbance import Disturbance
-from twin.plant.truth import Truth
-from twin.run import HistoryStore, Recorder
-from twin.run.history_service import Sampler
+from twin.plant import Campaign, Disturbance, Observation, Plant, Report, Sensors, Truth
+from twin.run import HistoryStore, Recorder, Sampler
 from twin.simulation.closed_loop import Simulation
 from twin.simulation.plant_wire import NOT_SENT
 from twin.simulation.scheduler import Scheduler

@@ -28,7 +28,7 @@ class Asks(Protocol):
         ...
 
 
-class Line(NamedTuple):
+class StoryStep(NamedTuple):
     """A step of a story: chapter (0: none), seconds since its cause, and what happened."""
 
     chapter: int
@@ -46,7 +46,7 @@ class Band(NamedTuple):
 
 
 @dataclass
-class Telling:
+class OpenChapter:
     """A chapter that is told. `seen` has the row of each sign that showed."""
 
     number: int
@@ -62,7 +62,7 @@ class Narrator:
 
     def __init__(self, story: Story, client: Asks, begun_ns: int) -> None:
         self.story, self.client, self.begun_ns = story, client, begun_ns
-        self.telling: list[Telling] = []
+        self.telling: list[OpenChapter] = []
         self.missing: list[str] = []
         self.band: Band | None = None
         self.summary: dict[str, Any] = {}
@@ -74,7 +74,7 @@ class Narrator:
         """Every chapter was told to its end."""
         return len(self.telling) == len(self.story.chapters) and all(t.told for t in self.telling)
 
-    def look(self) -> Iterator[Line]:
+    def poll(self) -> Iterator[StoryStep]:
         """Ask the daemon once; the steps that are new."""
         self.answers = {}
         self.summary = summary = self._ask("/summary")
@@ -90,17 +90,17 @@ class Narrator:
             if not telling.told:
                 yield from self._watch(telling, now_ns)
 
-    def _begin(self, number: int, chapter: Chapter, due_ns: int) -> Line:
-        telling = Telling(number, chapter, due_ns)
+    def _begin(self, number: int, chapter: Chapter, due_ns: int) -> StoryStep:
+        telling = OpenChapter(number, chapter, due_ns)
         for k, sign in enumerate(chapter.signs):
             if sign.falls:
                 with contextlib.suppress(ConnectorError):
                     telling.before[k] = next(sign.rows_in(self._ask(sign.path)), {})
         self.telling.append(telling)
         self._show(telling, chapter.cause)
-        return Line(number, None, f"{chapter.title}: {chapter.cause}")
+        return StoryStep(number, None, f"{chapter.title}: {chapter.cause}")
 
-    def _watch(self, telling: Telling, now_ns: int) -> Iterator[Line]:
+    def _watch(self, telling: OpenChapter, now_ns: int) -> Iterator[StoryStep]:
         chapter, after_s = telling.chapter, (now_ns - telling.begun_ns) / NS
         if after_s < 0:
             return
@@ -114,9 +114,9 @@ class Narrator:
             if row is None:
                 continue
             telling.seen[k] = row
-            text = said(sign.says, row)
+            text = words_of(sign.says, row)
             self._show(telling, text)
-            yield Line(telling.number, after_s, text)
+            yield StoryStep(telling.number, after_s, text)
         if len(telling.seen) == len(chapter.signs):
             telling.told = True
         elif after_s > chapter.within_s:
@@ -124,11 +124,11 @@ class Narrator:
             for k, sign in enumerate(chapter.signs):
                 if k not in telling.seen:
                     self.missing.append(f"{chapter.name}: {sign.path}: {sign.where}")
-                    yield Line(
+                    yield StoryStep(
                         telling.number, after_s, f"not seen within {duration(chapter.within_s)}: {sign.where}"
                     )
 
-    def _find(self, sign: Sign, telling: Telling, k: int) -> dict[str, Any] | None:
+    def _find(self, sign: Sign, telling: OpenChapter, k: int) -> dict[str, Any] | None:
         try:
             return sign.find(self._ask(sign.path), telling.begun_ns, telling.before.get(k, {}))
         except ConnectorError:
@@ -140,7 +140,7 @@ class Narrator:
             self.answers[path] = self.client.call("GET", path)
         return self.answers[path]
 
-    def _show(self, telling: Telling, text: str) -> None:
+    def _show(self, telling: OpenChapter, text: str) -> None:
         """Show it on the page, unless a later chapter is there."""
         if telling.number < len(self.telling):
             return
@@ -155,7 +155,7 @@ class Narrator:
 
     # The forecast.
 
-    def _foresee(self, now_ns: int) -> Iterator[Line]:
+    def _foresee(self, now_ns: int) -> Iterator[StoryStep]:
         """Note the forecast that is there before anything happens."""
         for row in self._ask(FORECASTS)["forecasts"]:
             if row["horizon_s"] == HORIZON_S and row["lo"][0] is not None:
@@ -163,11 +163,11 @@ class Narrator:
                 due_ns = made_ns + round(HORIZON_S * NS)
                 self.band = Band(due_ns, row["lo"][0], row["mean"][0], row["hi"][0])
                 now = quantity(self._power[-1][1], "W")
-                yield Line(
+                yield StoryStep(
                     0, None, f"forecast: the site draws {now} now, and in 5 min {band_words(self.band)}"
                 )
 
-    def _compare(self, telling: Telling, now_ns: int) -> Iterator[Line]:
+    def _compare(self, telling: OpenChapter, now_ns: int) -> Iterator[StoryStep]:
         assert self.band is not None
         due_ns, row_ns = self.band.due_ns, round(ROW_S * NS)
         if now_ns < due_ns:
@@ -186,7 +186,7 @@ class Narrator:
             self.missing.append(f"{telling.chapter.name}: {text}")
         telling.seen[0] = {"mean_w": mean_w}
         self._show(telling, text)
-        yield Line(telling.number, (now_ns - telling.begun_ns) / NS, text)
+        yield StoryStep(telling.number, (now_ns - telling.begun_ns) / NS, text)
 
 
 def band_words(band: Band) -> str:
@@ -194,7 +194,7 @@ def band_words(band: Band) -> str:
     return f"{quantity(band.mean_w, 'W')} ({quantity(band.low_w, 'W')} to {quantity(band.high_w, 'W')})"
 
 
-def said(text: str, row: dict[str, Any]) -> str:
+def words_of(text: str, row: dict[str, Any]) -> str:
     """A sentence with fields of a row; `{power}` is `power_w` with its unit, `{age}` is `age_s` in words."""
     words: dict[str, Any] = {key.replace(".", "_"): value for key, value in row.items()}
     for key, value in list(words.items()):

@@ -14,10 +14,7 @@ import numpy as np
 
 from connectors.slurm import expand_hosts
 from twin.catalogue import I32, NS, Bool
-from twin.plant import Plant
-from twin.plant.frozen_workload import HeldJob
-from twin.plant.jobs import Kind
-from twin.plant.placed_workload import PlacedWorkload
+from twin.plant import HeldJob, Kind, PlacedWorkload, Plant
 from twin.site import Site
 from twin.telemetry import Event, JobEnded, JobStarted
 

@@ -15,8 +15,7 @@ import msgspec
 
 from twin.catalogue import ConfigError
 from twin.config import read_yaml
-from twin.plant import Script
-from twin.plant.scenario import FaultEntry, judge_fault, script_of
+from twin.plant import FaultEntry, Script, judge_fault, script_of
 from twin.simulation.scheduler import JobRequest
 from twin.site import Site
 
@@ -105,7 +104,7 @@ class Chapter(_Strict, frozen=True, kw_only=True):
     apart: bool = False
 
 
-class Plan(_Strict, frozen=True, kw_only=True):
+class PowerPlan(_Strict, frozen=True, kw_only=True):
     """The scheduler's own idea of power, which it announces: an idle site, and so much for a busy node."""
 
     idle_w: float
@@ -120,7 +119,7 @@ class Story(_Strict, frozen=True, kw_only=True):
     name: str
     past_s: float
     jobs: list[JobRequest]
-    plan: Plan
+    plan: PowerPlan
     chapters: list[Chapter]
 
     def only(self, name: str | None) -> Story:
@@ -158,7 +157,7 @@ class Story(_Strict, frozen=True, kw_only=True):
         return out
 
     def planned_w(self, jobs: Sequence[JobRequest], from_s: float, count: int) -> list[float]:
-        """What the scheduler expects the site to draw, the mean of each of so many steps from `from_s` on."""
+        """The power that the scheduler expects of the site: the mean of each step from `from_s` on."""
         out = []
         for k in range(count):
             begin_s, end_s = from_s + k * self.plan.step_s, from_s + (k + 1) * self.plan.step_s
