@@ -72,9 +72,10 @@ class Demo:
         running = [row for row in leases["leases"] if row["state"] not in ("lapsed", "free")]
         if not capped == counts == len(running):
             self.contradictions.append(f"capped: racks {capped}, commanded {counts}, leases {len(running)}")
-        rung = {a["id"] for a in alarms["alarms"] if a["state"] not in ("suppressed", "cleared")}
-        if not {a["id"] for a in first["alarms"]} <= rung:
-            self.contradictions.append(f"alarms: page {first['alarms']}, list {sorted(rung)}")
+        listed = {(a["id"], a["state"]) for a in alarms["alarms"] if a["state"] != "suppressed"}
+        page = {(a["id"], a["state"]) for a in first["alarms"]}
+        if page != listed:
+            self.contradictions.append(f"alarms: page {sorted(page - listed)}, list {sorted(listed - page)}")
         for table, part in first["heard"].items():
             if first["story"] and part["heard"] + part["silent"] != part["of"]:
                 self.unheard.append(f"{table}: {part}")

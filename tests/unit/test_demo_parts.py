@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from racktwin_agent.devices import GPU_CAP, Key
 
 from connectors.slurm import SlurmSettings, SlurmSource
 from connectors.slurm.jobs import parse_listing
@@ -18,12 +19,13 @@ from connectors.slurm.nodes import parse_nodes
 from twin.catalogue import NS, ConfigError, ConnectorError
 from twin.config import load_site
 from twin.plant import Plant
-from twin.simulation import FOLDER, Narrator, Story, StoryStep, load_story
+from twin.simulation import FOLDER, DemoSite, Narrator, Story, StoryStep, load_story, with_past
+from twin.simulation.demo_plant import DemoPlant
 from twin.simulation.scheduler import JobRequest, Scheduler
 from twin.simulation.slurm_programs import SlurmPrograms
 from twin.simulation.story import Sign, rows_of
 
-_, SITE = load_site(FOLDER / "site.yaml")
+SPEC, SITE = load_site(FOLDER / "site.yaml")
 STORY = load_story(FOLDER / "story.yaml", SITE)
 TRAIN = JobRequest(number=7, kind="training", nodes=17, racks=["r1"], checkpoint_interval_s=60.0,
                    checkpoint_save_s=5.0, restart_s=4.0)  # fmt: skip
@@ -148,6 +150,26 @@ def test_the_programs_answer_as_the_scheduler_does(tmp_path: Path) -> None:
     finally:
         programs.close()
     assert SlurmSource(SITE, SlurmSettings()).name == "slurm"
+
+
+def test_an_agent_reads_its_gpus_from_the_plant_and_its_caps_are_obeyed_there() -> None:
+    past = with_past(STORY.only("feed"), 60.0)
+    live = DemoPlant(DemoSite(past, SPEC, SITE))
+    trays, live.plant.start_ns = live.trays(), 1_700_000_000 * NS
+    topics = {m.topic for m in live.move(1.0, live.plant.now_ns + NS)}
+    assert not any("/Frame/" in topic for topic in topics), "nodes speak for themselves"
+    assert any("/Event/outlooks/" in topic for topic in topics)
+    tray, key = trays["demo-pod/hall1/r2/node3"], Key(GPU_CAP, "gpu1")
+    assert tray.limits(key) == (200.0, 1200.0)
+    assert tray.limits(Key(GPU_CAP, "gpu4")) is None
+    tray.set(key, 300.0)
+    assert tray.get(key) == 300.0
+    for _ in range(3):
+        live.move(1.0, live.plant.now_ns + NS)
+    sample = tray.sample(live.plant.now_ns)
+    assert abs(sample.gpu["power_w"][1] - 300.0) < 15.0
+    assert sample.gpu["power_limit_w"][1] in (300.0, None)
+    assert not {"agent_state", "service_level_state"} & set(sample.node)
 
 
 ROWS = {"now": [{"name": "a", "x": {"y": 3.0}, "now_ns": 5}, {"name": "b", "x": {"y": 1.0}, "now_ns": 9}]}

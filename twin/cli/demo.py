@@ -142,9 +142,10 @@ def _demo(folder: Path, args: argparse.Namespace, out: Console) -> int:
     try:
         pod = start_pod(folder, broker, args.story)
         children.append(pod.process)
+        print_line(out, "a simulated pod; first its past is simulated, faster than real time")
         past = pod.hear("past_s")
-        print_line(out, f"simulated, with {duration(past['past_s'])} of simulated past (made in "
-                        f"{duration(past['took_s'])}); all that follows is simulated")  # fmt: skip
+        print_line(out, f"simulated, with {duration(past['past_s'])} of simulated past, made in "
+                        f"{duration(past['took_s'])}")  # fmt: skip
         programs = Path(pod.hear("programs")["programs"])
         children.append(start_daemon(config, folder / "daemon.log", programs))
         client = reached(config, children[1], folder / "daemon.log")
