@@ -206,6 +206,8 @@ def words_of(text: str, row: dict[str, Any]) -> str:
         elif key.endswith("_s"):
             words.setdefault(stem, duration(value))
     for key, value in words.items():
-        if isinstance(value, str):
+        if isinstance(value, list):
+            words[key] = clean("; ".join(map(str, value)), MAX_TEXT)
+        elif isinstance(value, str):
             words[key] = clean(value, MAX_TEXT)
     return text.format(**words)
