@@ -36,8 +36,11 @@ def test_the_wheel_holds_the_four_packages_and_their_data(tmp_path: Path) -> Non
     present = {p.split("/", maxsplit=1)[0] for p in tree.code()} & PACKAGES
     assert {t for t in tops if not t.endswith(".dist-info")} == present
     assert "twin/profiles/made-up.yaml" in names
-    for asset in ("twin/api/status.html", "connectors/exporters/dcgm.yaml", "twin/config/schema.py"):
+    for asset in ("twin/web/assets/app.js", "connectors/exporters/dcgm.yaml", "twin/config/schema.py"):
         assert asset in names
+    assert [n for n in names if n.startswith("twin/web/") and "/assets/" not in n] == [], (
+        "sources do not ship"
+    )
     check_outside(wheel, tmp_path / "elsewhere")
     assert [n for n in names if "evaluation" in n or "lstm" in n] == [], "evaluation does not ship"
     assert {n for n in names if n.endswith(".py")} >= {p for p in tree.code() if not p.startswith("deploy/")}

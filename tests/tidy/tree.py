@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = ("twin", "policies", "connectors", "models", "deploy")
-_GENERATED = {".git", ".venv", "build", "dist", "__pycache__"}
+_GENERATED = {".git", ".venv", "build", "dist", "__pycache__", "node_modules"}
 
 
 def files(root: Path = ROOT) -> list[str]:

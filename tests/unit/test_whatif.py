@@ -34,7 +34,7 @@ def test_policies_beside_nothing(lab: Path, capsys: pytest.CaptureFixture[str]) 
     assert contents(lab / "run") == before  # a snapshot is read, never written to
     assert set(result) == {
         "site", "scenario", "simulated", "from", "source", "horizon_s", "dt_s", "authority", "held_workload",
-        "not_carried", "summary", "cases", "failed", "wall_s", "site_authority", "warnings",
+        "not_carried", "summary", "cases", "failed", "wall_s", "site_authority", "warnings", "curves",
     }  # fmt: skip
     (case,) = result["cases"]
     assert set(case) == {"varied", "seed", "error", "policies", "nothing", "difference"}

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from twin.api.access import WHO
 from twin.api.answers import MAX_ROWS, Refused, answer, listed, live_of, number_of, seconds_of
+from twin.api.page import SITE_POWER, recorded, with_responses
 from twin.api.request_bodies import control_of
 from twin.api.runtime import Runtime, is_routine
 from twin.api.scopes import entity_of, is_below, job_of, meant
@@ -121,9 +122,10 @@ async def alarms(request: web.Request) -> web.Response:
             and (a.get("state") in states if states else a.get("state") != "suppressed")]  # fmt: skip
     rows.sort(key=urgency)
     more = offset + limit < len(rows)
+    shown = [brief_alarm(a) for a in rows[offset : offset + limit]]
     return answer({"counts": severities(every), "total": len(rows), "offset": offset,
                    "next_offset": offset + limit if more else None,
-                   "alarms": [brief_alarm(a) for a in rows[offset : offset + limit]]})  # fmt: skip
+                   "alarms": with_responses(live, shown)})  # fmt: skip
 
 
 async def children(request: web.Request) -> web.Response:
@@ -168,12 +170,13 @@ def _at(live: Runtime, every: list[dict[str, Any]], name: str) -> list[dict[str,
 async def history(request: web.Request) -> web.Response:
     """Return a signal of some entities over time, by default over the last 24 hours."""
     live, key, names = live_of(request), request.query.get("signal", ""), listed(request, "name")
-    signal = find_signal(key)
+    whole_site = key == SITE_POWER
+    signal = find_signal("rack.power_w" if whole_site else key)
     if signal is None:
         raise Refused(
             400, f"signal: {clean(key, 60)!r} is not one of the catalogue; expected such as rack.power_w"
         )
-    if not 1 <= len(names) <= MAX_NAMES:
+    if not whole_site and not 1 <= len(names) <= MAX_NAMES:
         raise Refused(400, f"name: expected 1 to {MAX_NAMES} entities, got {len(names)}")
     full = [live.engine.site.name(signal.table, entity_of(live, signal.table, n)) for n in names]
     until_ns = number_of(request, "until", live.engine.state.now_ns, 0, 2**63 - 1)
@@ -187,7 +190,10 @@ async def history(request: web.Request) -> web.Response:
         raise Refused(503, "this daemon keeps no history of its own; set history.embedded: true")
     try:
         async with asyncio.timeout(HISTORY_WAIT_S):
-            found = await live.history.query(key, full, since_ns, until_ns, step_s, points)
+            if whole_site:
+                found = await recorded(live, since_ns, until_ns, step_s, points)
+            else:
+                found = await live.history.query(key, full, since_ns, until_ns, step_s, points)
     except HistoryError as error:
         raise Refused(400, str(error)) from None
     except StorageError as error:

@@ -1,4 +1,4 @@
-"""Public routes, and those without JSON of the site: health, the status page, metrics, the document.
+"""Public routes, and those without JSON of the site: health, the page, metrics, the document.
 
 Open answers say nothing of the site: only whether the daemon lives and is ready, and an empty page that asks
 for a token.
@@ -7,18 +7,14 @@ for a token.
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
 import os
-import re
 import threading
-from functools import cache
-from importlib import resources
 
 from aiohttp import web
 
 from twin.api.answers import Refused, answer, listed, live_of
 from twin.api.metrics import CONTENT_TYPE, Metrics, render
+from twin.api.page import assets
 from twin.api.routes import ACTING, READING, Param, Route, document
 from twin.api.runtime import Runtime
 from twin.api.scopes import table_of
@@ -57,30 +53,6 @@ def unready(live: Runtime, age_s: float) -> list[str]:
     return reasons
 
 
-@cache
-def page() -> tuple[bytes, str]:
-    """(the status page, the policy that allows its own style and script and nothing else)."""
-    text = (resources.files("twin.api") / "status.html").read_text(encoding="utf-8")
-
-    def digest(tag: str) -> str:
-        found = re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
-        assert found is not None, tag
-        return base64.b64encode(hashlib.sha256(found[1].encode()).digest()).decode()
-
-    policy = (
-        f"default-src 'none'; script-src 'sha256-{digest('script')}'; style-src 'sha256-{digest('style')}'; "
-        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
-    return text.encode(), policy
-
-
-async def index(_: web.Request) -> web.Response:
-    """Serve the status page, which asks for a token first."""
-    body, policy = page()
-    return web.Response(body=body, content_type="text/html", charset="utf-8",
-                        headers={"Content-Security-Policy": policy})  # fmt: skip
-
-
 async def metrics(request: web.Request) -> web.Response:
     """Return metrics as Prometheus text: the daemon's and, by default, all tables of the site."""
     chosen = [table_of(t) for t in listed(request, "tables") if t != "none"]
@@ -116,5 +88,6 @@ ROUTES: tuple[Route, ...] = (
           (Param("tables", "of the site; commas between them; none for the daemon's own series only"),),
           media="text/plain"),
     Route("GET", "/openapi.json", openapi, "viewer", "daemon"),
-    Route("GET", "/", index, None, "daemon", media="text/html"),
+    Route("GET", "/", assets.index, None, "daemon", media="text/html"),
+    Route("GET", "/page/{file}", assets.part, None, "daemon", media="text/javascript"),
 )  # fmt: skip

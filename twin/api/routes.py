@@ -30,6 +30,14 @@ from twin.api import (
     state,
     updates,
 )
+from twin.api.page import (
+    entity_search,
+    policy_settings,
+    rack_columns,
+    running_jobs,
+    simulations,
+    topology as supplied,
+)
 from twin.api.tokens import Role
 from twin.contracts import Explanation, Topic
 
@@ -126,12 +134,15 @@ def _delete(path: str, serve: act.Acting, tag: str, pattern: str = "") -> Route:
 
 
 READING = (
-    _get("/summary", updates.overview, "state"),
+    _get("/summary", updates.summarised, "state"),
     _get("/state", state.tables, "state"),
     _get("/state/{table}", state.table, "state", PREFIX, OFFSET, LIMIT,
          Param("names", "these entities only; comma-separated"),
          Param("signals", "these signals only; comma-separated")),
     _get("/entities/{table}/{name}", state.entity, "state", pattern="/entities/{table}/{name:.+}"),
+    _get("/racks", rack_columns.racks, "state"),
+    _get("/topology", supplied.topology, "state"),
+    _get("/find", entity_search.find, "state", Param("text", "a part of a name (required)"), LIMIT),
     _get("/comparisons/{name}", beside.comparisons, "state", pattern="/comparisons/{name:.+}"),
     _get("/site", state.site, "state"),
     _get("/forecasts", state.forecasts, "state", PREFIX, OFFSET, LIMIT,
@@ -142,6 +153,7 @@ READING = (
     _get("/health/{name}", well.health_of, "state", pattern="/health/{name:.+}"),
     _get("/outlooks", forecasts.outlooks, "state", OFFSET, LIMIT, Param("quantity", "only of this quantity")),
     _get("/load-targets", demanded.targets, "state", OFFSET, LIMIT),
+    _get("/jobs", running_jobs.jobs, "jobs", OFFSET, LIMIT, Param("name", "jobs whose name contains it")),
     _get("/jobs/{job}/checkpoint", saves.advised, "jobs", role="job"),
     Route("GET", CLIENTS, saves.advised, "job", "jobs"),
     _get("/replacement/history", replaced.history, "nodes", LIMIT, Param("node", "only this node"),
@@ -149,6 +161,9 @@ READING = (
          Param("days", "how far back", "number"), Param("before", "`next` of the previous page", "integer")),
     _get("/nodes/{node}/rma", replaced.rma, "nodes", Param("days", "how far back", "number"),
          pattern="/nodes/{node:.+}/rma"),
+    _get("/policies", policy_settings.policies, "decisions"),
+    _get("/simulations", simulations.listed_runs, "decisions"),
+    _get("/simulations/{id}", simulations.one, "decisions"),
     _get("/explain", explain.explanations, "decisions"),
     _explain("/explain/{policy}", TOPIC),
     _explain("/explain/{policy}/{entity}", TOPIC),
@@ -164,7 +179,8 @@ READING = (
          Param("state", "raised, acknowledged, shelved, suppressed, flapping, cleared"),
          Param("entity", "a path; includes everything below it")),
     _get("/history", decided.history, "state", Param("signal", "such as rack.power_w (required)"),
-         Param("name", "entities, comma-separated (required)"), Param("since", "ns since 1970", "integer"),
+         Param("name", "entities, comma-separated (required, but for site.power_w)"),
+         Param("since", "ns since 1970", "integer"),
          Param("until", "ns since 1970", "integer"), Param("last_s", "seconds, instead of since", "number"),
          Param("step", "seconds between points", "number"), Param("max_points", "points at most", "integer")),
     _get("/requests", decided.requests, "decisions"),
@@ -201,6 +217,8 @@ ACTING = (
     _post(
         "/nodes/{node}/tested", service.tested, "nodes", service.NodeTest, pattern="/nodes/{node:.+}/tested"
     ),
+    _post("/simulations", simulations.begin, "acting", simulations.NewSimulation),
+    _delete("/simulations/{id}", simulations.cancel, "acting"),
     _post("/hold", act.hold, "acting", bodies.Reason),
     _post("/resume", act.resume, "acting", bodies.NoBody),
     _post("/release", act.release, "acting", bodies.Reason, "admin"),

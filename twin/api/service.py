@@ -25,6 +25,7 @@ from twin.api.answers import LIVE, refusal
 from twin.api.client import address_of
 from twin.api.job_reports import DECODER, LEASES, decoder_of, end_lapsed
 from twin.api.metrics import Metrics
+from twin.api.page import SIMULATIONS, Simulations
 from twin.api.public import METRICS, ROUTES
 from twin.api.replacement import READING, ReplacementReader
 from twin.api.runtime import Runtime
@@ -52,6 +53,7 @@ def make_app(live: Runtime, tokens: Tokens) -> web.Application:
     app[UPDATES], app[KEPT], app[DECODER] = updates, Kept(), decoder_of(live)
     app[LEASES] = JobLeases()
     app[READING] = ReplacementReader()
+    app[SIMULATIONS] = Simulations()
     app[METRICS] = Metrics(live, updates.pulse, refusals.counts)
     gates: dict[tuple[str, str], access.Gate] = {}
     for route in ROUTES:
@@ -78,6 +80,7 @@ async def _keep_place(request: web.Request, handler: access.Answering) -> web.St
 
 async def _end_streams(app: web.Application) -> None:
     app[UPDATES].close()
+    await app[SIMULATIONS].close()
 
 
 async def _background(app: web.Application) -> AsyncIterator[None]:

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from twin.api.answers import MAX_ROWS, Refused, answer, listed, live_of, number_of
 from twin.api.comparisons import comparisons_of
+from twin.api.page import with_responses
 from twin.api.request_bodies import control_of
 from twin.api.runtime import Runtime, is_routine
 from twin.api.scopes import entity_of, inside, is_below, table_of
@@ -145,7 +146,8 @@ async def entity(request: web.Request) -> web.Response:
         "serial": live.engine.intake.serials.get(f"{name}:{path}"),
         "job": _job(live, name, row), "signals": signals, "children": _children(live, name, row),
         "comparisons": comparisons_of(live, name, row),
-        "leases": leases, "forecasts": forecast_rows(live, name, page), "alarms": alarms_of(live, text),
+        "leases": leases, "forecasts": forecast_rows(live, name, page),
+        "alarms": with_responses(live, alarms_of(live, text)),
         "decisions": _lines(live, name, row, text),
     })  # fmt: skip
 

@@ -15,9 +15,10 @@ import numpy as np
 from twin.alerts import reported_counts
 from twin.api import forecasts, health
 from twin.api.comparisons import judged
+from twin.api.page import supply, with_responses
 from twin.api.runtime import Runtime
 from twin.api.state import alarms_of, policy_rows, unused, worst_of
-from twin.catalogue import INSTANTS, NS, Bool, Control, clean, control_value, find_signal
+from twin.catalogue import INSTANTS, NS, Bool, Control, clean, control_value, find_control, find_signal
 from twin.control import Leases
 from twin.telemetry import GOOD, MISSING
 
@@ -45,10 +46,15 @@ class Pulse:
         return time.monotonic() - self.seen_s
 
 
-def summary(live: Runtime, pulse: Pulse, alarms: list[dict[str, Any]] | None = None) -> dict[str, Any]:
-    """Everything of the first screen. `alarms`, if they are at hand; there may be thousands."""
+def summary(live: Runtime, pulse: Pulse) -> dict[str, Any]:
+    """Everything that somebody on duty wants to know first, with a line for each rack."""
+    alarms = sorted(alarms_of(live), key=urgency)
+    return overview(live, pulse, alarms) | {"racks": racks(live, alarms)}
+
+
+def overview(live: Runtime, pulse: Pulse, alarms: list[dict[str, Any]]) -> dict[str, Any]:
+    """The summary without its racks. `alarms`: by urgency; there may be thousands."""
     engine = live.engine
-    alarms = sorted(alarms_of(live) if alarms is None else alarms, key=urgency)
     heard = reported_counts(engine.site, engine.state, engine.diagnosis.silence.hidden)
     rung = [a for a in alarms if a.get("state") != "suppressed"]
     return {
@@ -56,7 +62,8 @@ def summary(live: Runtime, pulse: Pulse, alarms: list[dict[str, Any]] | None = N
         "mode": engine.arbiter.mode, "ready": live.ready, "simulated": live.loaded.config.simulated,
         "now_ns": engine.state.now_ns, "started_ns": live.started_ns, "ticks": ticks(live, pulse),
         "policies": policy_rows(live), "alarm_counts": severities(alarms),
-        "alarms": [brief_alarm(a) for a in rung[:SHOWN_ALARMS]], "alarms_total": len(rung),
+        "alarms": with_responses(live, [brief_alarm(a) for a in rung[:SHOWN_ALARMS]]),
+        "alarms_total": len(rung), "supply": supply(live),
         "windows": windows(live), "standing": standing(live),
         "commanded": commanded(live), "preview": advised(live), "wanting": wanting(live),
         "requests": len(engine.intake.requests),
@@ -66,7 +73,7 @@ def summary(live: Runtime, pulse: Pulse, alarms: list[dict[str, Any]] | None = N
         "forecasts": forecasts.block(live),
         "health": health.block(live), "judged": judged(live, heard),
         "sections": live.sections, "story": live.story,
-        "racks": racks(live, alarms), "racks_total": engine.site.sizes["rack"], "counts": dict(live.counts),
+        "racks_total": engine.site.sizes["rack"], "sizes": engine.site.sizes, "counts": dict(live.counts),
     }  # fmt: skip
 
 
@@ -194,8 +201,9 @@ def wanting(live: Runtime) -> list[dict[str, Any]]:
                     if a.policy == policy.name and a.control == p.control]  # fmt: skip
             if len(p.index) == 0 or any(not a.names for a in approvals):
                 continue  # nothing is wanted, or it is approved wherever it is wanted
-            table = p.control.partition(".")[0]
-            out.append({"policy": policy.name, "control": p.control, "count": len(p.index),
+            table, control = p.control.partition(".")[0], find_control(p.control)
+            unit = control.unit if control is not None else ""
+            out.append({"policy": policy.name, "control": p.control, "count": len(p.index), "unit": unit,
                         "low": float(p.lo.min()), "high": float(p.hi.max()), "reason": clean(p.reason, 300),
                         "first": engine.site.name(table, int(p.index[0])),
                         "approved_partly": bool(approvals)})  # fmt: skip
@@ -217,32 +225,34 @@ def racks(live: Runtime, alarms: list[dict[str, Any]]) -> list[dict[str, Any]]:
     n = site.sizes["rack"]
     if n == 0:
         return []
-    power, source = _power(live)
+    power, source = power_of_racks(live)
     columns: dict[str, np.ndarray] = {}
     for name in ("supply_temp_c", "return_temp_c", "inlet_temp_c", "flow_lpm"):
-        columns[name] = _last(live, f"rack.{name}")
+        columns[name] = last_values(live, f"rack.{name}")
     hottest, worst = np.full(n, np.nan), np.full(n, np.nan)
     signal = find_signal("gpu.temp_c")
     if site.sizes["gpu"] and signal is not None:
-        np.fmax.at(hottest, site.rack_of_gpu, _last(live, "gpu.temp_c"))
+        np.fmax.at(hottest, site.rack_of_gpu, last_values(live, "gpu.temp_c"))
         np.fmax.at(worst, site.rack_of_gpu, worst_of(live, signal).astype(float))
     capped = np.zeros(n, np.int64)
     lease = engine.arbiter.leases.get("gpu.power_cap_w")
     if lease is not None and lease.n:
         np.add.at(capped, site.rack_of_gpu[np.flatnonzero(lease.running())], 1)
-    marks, silent_s, ages_s = _marks(live, alarms), _silent_s(live), _ages_s(live)
-    rank = [SEVERITIES.index(s) if (s := marks.get(name)) in SEVERITIES else 9 for name in site.names["rack"]]
+    gravest, silent, ages = marks(live, alarms), silent_s(live), ages_s(live)
+    rank = [
+        SEVERITIES.index(s) if (s := gravest.get(name)) in SEVERITIES else 9 for name in site.names["rack"]
+    ]
     order = np.sort(np.argsort(rank, kind="stable")[:SHOWN_RACKS])  # the gravest must be among those shown
     return [{"name": site.names["rack"][i], "power_w": power[i], "power_from": source[i],
              **{k: round(float(v[i]), 2) for k, v in columns.items()}, "gpu_temp_c_max": hottest[i],
              "gpu_temp_c_worst": worst[i], "gpus_capped": int(capped[i]),
-             "ages_s": {name: float(age[i]) for name, age in ages_s.items()
+             "ages_s": {name: float(age[i]) for name, age in ages.items()
                         if np.isfinite(age[i]) and (name != "power_w" or source[i] == "meter")},
-             "silent_s": silent_s[i], "severity": marks.get(site.names["rack"][i], "")}
+             "silent_s": silent[i], "severity": gravest.get(site.names["rack"][i], "")}
             for i in order.tolist()]  # fmt: skip
 
 
-def _silent_s(live: Runtime) -> np.ndarray:
+def silent_s(live: Runtime) -> np.ndarray:
     """Seconds since an outage took readings of each rack, its nodes or GPUs [n]; NaN where none did."""
     engine, site = live.engine, live.engine.site
     since_ns = np.full(site.sizes["rack"], np.nan)
@@ -259,7 +269,7 @@ def _silent_s(live: Runtime) -> np.ndarray:
     return np.round((engine.state.now_ns - since_ns) / NS, 1)
 
 
-def _ages_s(live: Runtime) -> dict[str, np.ndarray]:
+def ages_s(live: Runtime) -> dict[str, np.ndarray]:
     """Ages of readings that are late, as of the oldest in each rack [n]; NaN where none is."""
     state, site = live.engine.state, live.engine.site
     out = {}
@@ -284,7 +294,7 @@ def _current(live: Runtime, key: str) -> np.ndarray:
     return out
 
 
-def _last(live: Runtime, key: str) -> np.ndarray:
+def last_values(live: Runtime, key: str) -> np.ndarray:
     """Last good values of a signal, however old, unless something else came since [n]; an old one is shown
     with its age.
     """
@@ -296,7 +306,7 @@ def _last(live: Runtime, key: str) -> np.ndarray:
     return out
 
 
-def _power(live: Runtime) -> tuple[np.ndarray, list[str]]:
+def power_of_racks(live: Runtime) -> tuple[np.ndarray, list[str]]:
     """(power, where it comes from) per rack: its meter first, then its nodes', then its GPUs', then what its
     meter read last.
     """
@@ -310,13 +320,13 @@ def _power(live: Runtime) -> tuple[np.ndarray, list[str]]:
         fresh = ~np.isfinite(power) & np.isfinite(summed) & (summed > 0)
         power = np.where(fresh, summed, power)
         source = [name if f else s for f, s in zip(fresh, source, strict=True)]
-    last = _last(live, "rack.power_w")
+    last = last_values(live, "rack.power_w")
     source = ["meter" if not s and known else s for s, known in zip(source, np.isfinite(last), strict=True)]
     power = np.where(np.isfinite(power), power, last)
     return np.round(power, 1), source
 
 
-def _marks(live: Runtime, alarms: list[dict[str, Any]]) -> dict[str, str]:
+def marks(live: Runtime, alarms: list[dict[str, Any]]) -> dict[str, str]:
     """The gravest alarm of each rack, by the entities that alarms name."""
     names = set(live.engine.site.names.get("rack", []))
     out: dict[str, str] = {}

@@ -1,7 +1,8 @@
 """Live updates: one stream of server-sent events for all who watch, made once and handed to each.
 
-At most one summary a second, decisions as they are made, alarms when they change. Whoever is slow or comes
-back is told what it missed; nobody can make the daemon remember more than a bound.
+A client begins with the whole overview and all racks; then each second brings what changed of them, decisions
+as they are made, alarms when they change. Whoever is slow or comes back is told what it missed; nobody can
+make the daemon remember more than a bound.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from twin.api.access import bare
 from twin.api.answers import Refused, answer, live_of, packed
+from twin.api.page import Columns, changed, columns, with_responses
 from twin.api.runtime import JournalLine, Runtime, is_routine
 from twin.api.state import alarms_of
-from twin.api.summary import Pulse, brief_alarm, severities, summary, urgency
+from twin.api.summary import Pulse, brief_alarm, overview, severities, summary, urgency
 from twin.contracts import Decision
 
 log = logging.getLogger(__name__)
@@ -31,6 +34,7 @@ QUEUE = 64  # updates that a slow client may lag behind
 KEPT = 256  # updates that a client which comes back can still get
 MAX_ALARMS = 200  # in one update
 MAX_LINES = 100  # decisions in one update; the rest is counted
+REPLACED = ("state", "racks")  # each builds on the one before; coming back for an old one is of no use
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,16 @@ class Watcher:
             self.missed += 1
         self.waiting.put_nowait(update)
 
+    def begin_anew(self) -> None:
+        """Forget the changes that wait: the whole state follows."""
+        kept: list[Update | None] = []
+        while not self.waiting.empty():
+            update = self.waiting.get_nowait()
+            if update is None or update.kind not in REPLACED:
+                kept.append(update)
+        for update in kept:
+            self.waiting.put_nowait(update)
+
 
 class Updates:
     """Follows the daemon and tells the watchers. `run` is a task that lives as long as the interface."""
@@ -69,6 +83,8 @@ class Updates:
         self.closed = False
         self._alarms: bytes = b""
         self._told_s = -EVERY_S
+        self._state: dict[str, bytes] = {}  # as told last, by key
+        self._racks: Columns = {}
 
     async def run(self) -> None:
         """Turn decisions into updates until the daemon stops."""
@@ -109,12 +125,46 @@ class Updates:
             return
         every = sorted(alarms_of(self.live), key=urgency)
         rung = [a for a in every if a.get("state") != "suppressed"]
-        shown = [brief_alarm(a) for a in rung[:MAX_ALARMS]]
+        shown = with_responses(self.live, [brief_alarm(a) for a in rung[:MAX_ALARMS]])
         seen = packed(shown)
         if seen != self._alarms:
             self._alarms = seen
             self.tell("alarms", {"counts": severities(every), "total": len(rung), "alarms": shown})
-        self.tell("state", summary(self.live, self.pulse, every))
+        self._tell_changes(every)
+
+    def _tell_changes(self, alarms: list[dict[str, Any]]) -> None:
+        """Tell what changed of the overview, key by key, and of the racks, column by column."""
+        tree = self._overview(alarms)
+        packs = {key: packed(value) for key, value in tree.items()}
+        self.tell("state", {k: msgspec.Raw(v) for k, v in packs.items() if self._state.get(k) != v})
+        now = columns(self.live, alarms)
+        differing = changed(self._racks, now)
+        if differing:
+            self.tell("racks", {"site_hash": self.live.engine.site.spec_hash, "columns": differing})
+        self._state, self._racks = packs, now
+
+    def _overview(self, alarms: list[dict[str, Any]]) -> dict[str, Any]:
+        tree = overview(self.live, self.pulse, alarms)
+        del tree["alarms"]  # an update of their own
+        return tree
+
+    def whole(self) -> bytes:
+        """The events that a client begins with: the overview, all racks and the alarms, as told last."""
+        every = sorted(alarms_of(self.live), key=urgency)
+        if not self.watchers or not self._state:  # nobody builds on what was told
+            self._state = {k: packed(v) for k, v in self._overview(every).items()}
+            self._racks = columns(self.live, every)
+        rung = [a for a in every if a.get("state") != "suppressed"]
+        shown = with_responses(self.live, [brief_alarm(a) for a in rung[:MAX_ALARMS]])
+        if not self.watchers:
+            self._alarms = packed(shown)
+        state = {k: msgspec.Raw(v) for k, v in self._state.items()} | {"whole": True}
+        racks = {k: {"all": v} for k, v in self._racks.items()}
+        return b"".join((
+            _event("state", state),
+            _event("racks", {"site_hash": self.live.engine.site.spec_hash, "columns": racks}),
+            _event("alarms", {"counts": severities(every), "total": len(rung), "alarms": shown}),
+        ))  # fmt: skip
 
     def _decided(self, decision: Decision) -> None:
         shown: list[dict[str, Any]] = []
@@ -132,7 +182,7 @@ class Updates:
         text = b"id: %s.%d\nevent: %s\ndata: %s\n\n" % (
             self.name.encode(), self.number, kind.encode(), packed(tree))  # fmt: skip
         update = Update(self.number, kind, text)
-        if kind != "state":  # a summary is replaced by the next one; coming back for it is of no use
+        if kind not in REPLACED:
             self.kept.append(update)
         for watcher in self.watchers:
             watcher.give(update)
@@ -157,14 +207,17 @@ class Updates:
 UPDATES: web.AppKey[Updates] = web.AppKey("updates", Updates)
 
 
-async def overview(request: web.Request) -> web.Response:
+async def summarised(request: web.Request) -> web.Response:
     """Summarise the daemon: leader, alarms, commands with their reasons, and age of the data."""
     updates = request.app[UPDATES]
     return answer(summary(updates.live, updates.pulse))
 
 
 async def events(request: web.Request) -> web.StreamResponse:
-    """Stream server-sent events: `state`, `decisions`, `alarms`, and `missed` for a slow client."""
+    """Stream server-sent events: `state`, `racks`, `decisions`, `alarms`, and `missed` for a slow client.
+
+    The first `state` and `racks` are whole; later ones hold the keys, and the rows of columns, that changed.
+    """
     updates, live = request.app[UPDATES], live_of(request)
     config = live.loaded.config.api
     most = max(1, (config.max_clients if config is not None else 64) // 2)
@@ -176,6 +229,7 @@ async def events(request: web.Request) -> web.StreamResponse:
     watcher = Watcher()
     last = request.headers.get("Last-Event-ID", "")[:100]
     back, lost = updates.since(last)
+    first = updates.whole()
     updates.watchers.add(watcher)
     try:
         await response.prepare(request)
@@ -184,9 +238,8 @@ async def events(request: web.Request) -> web.StreamResponse:
             await _write(response, _missed(None))
         for update in back:
             await _write(response, update.text)
-        first = summary(live, updates.pulse)
-        await _write(response, b"event: state\ndata: %s\n\n" % packed(first))
-        await _follow(response, watcher)
+        await _write(response, first)
+        await _follow(response, watcher, updates)
     except (ConnectionError, TimeoutError):
         pass  # it left, or takes nothing any more
     finally:
@@ -194,7 +247,7 @@ async def events(request: web.Request) -> web.StreamResponse:
     return response
 
 
-async def _follow(response: web.StreamResponse, watcher: Watcher) -> None:
+async def _follow(response: web.StreamResponse, watcher: Watcher, updates: Updates) -> None:
     while True:
         update: Update | None = None
         try:
@@ -207,12 +260,20 @@ async def _follow(response: web.StreamResponse, watcher: Watcher) -> None:
             return
         if watcher.missed:
             missed, watcher.missed = watcher.missed, 0
-            await _write(response, _missed(missed))
+            watcher.begin_anew()
+            await _write(response, _missed(missed) + updates.whole())
+            if update.kind in REPLACED:
+                continue
         await _write(response, update.text)
 
 
 def _missed(count: int | None) -> bytes:
-    return b"event: missed\ndata: %s\n\n" % packed({"count": count})
+    return _event("missed", {"count": count})
+
+
+def _event(kind: str, tree: dict[str, Any]) -> bytes:
+    """An event that has no number: whoever comes back cannot ask for it."""
+    return b"event: %s\ndata: %s\n\n" % (kind.encode(), packed(tree))
 
 
 async def _write(response: web.StreamResponse, text: bytes) -> None:

@@ -157,6 +157,7 @@ def _result(
         "not_carried": [] if done is None else done.not_carried,
         "summary": summary_of(results),
         "cases": [case_json(r) for r in results],
+        "curves": {arm: course.trail for arm, course in results[0].courses.items()},
         "failed": sum(bool(r.error) for r in results),
     }
 

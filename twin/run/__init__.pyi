@@ -48,6 +48,7 @@ from .replay import (
     Outcome as Outcome,
     Pace as Pace,
     Recorder as Recorder,
+    copied as copied,
     manifest as manifest,
     plant_words as plant_words,
     replay_arrivals as replay_arrivals,

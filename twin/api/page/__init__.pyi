@@ -1,0 +1,4 @@
+from .rack_columns import Columns as Columns, changed as changed, columns as columns
+from .responses import with_responses as with_responses
+from .simulations import SIMULATIONS as SIMULATIONS, Simulations as Simulations
+from .site_power import SITE_POWER as SITE_POWER, recorded as recorded, supply as supply

@@ -1,0 +1,158 @@
+"""Rack columns: the state of all racks in columns, so that a site of a thousand racks fits in each update.
+
+Numbers are rounded to what a screen shows. A stream begins with whole columns; then each update holds what
+changed since the last one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from aiohttp import web
+
+from twin.api.answers import answer, live_of
+from twin.api.runtime import Runtime
+from twin.api.state import alarms_of
+from twin.api.summary import ages_s, last_values, marks, power_of_racks, silent_s, urgency
+from twin.catalogue import F64, find_signal
+from twin.contracts import DEGRADED, FAILED, WATCH
+
+STATES = ("unknown", "ok", "info", "warning", "critical", "maintenance")
+# Temperatures of a rack, and of its GPUs, that have a guard: the least distance is the cooling margin.
+_WARM = ("rack.supply_temp_c", "rack.return_temp_c", "rack.inlet_temp_c")
+
+Columns = dict[str, list[float | int | None]]
+
+
+def layout(live: Runtime) -> dict[str, Any]:
+    """Names and places of the racks, which change with the site alone."""
+    site = live.engine.site
+    n = site.sizes["rack"]
+    guard = site.limits.get("rack.power_w")
+    return {
+        "site_hash": site.spec_hash,
+        "names": site.names.get("rack", []),
+        "halls": site.names.get("hall", []),
+        "hall": site.hall_of_rack,
+        "cdus": site.names.get("cdu", []),
+        "cdu": site.cdu_of_rack,
+        "feeders": site.names.get("feeder", []),
+        "loops": site.names.get("loop", []),
+        "spare": site.spare_rack,
+        "gpus": np.bincount(site.rack_of_gpu, minlength=n) if site.sizes["gpu"] else np.zeros(n, int),
+        "power_guard_w": np.full(n, np.nan) if guard is None else np.round(guard.guard),
+        "states": STATES,
+    }
+
+
+def columns(live: Runtime, alarms: list[dict[str, Any]]) -> Columns:
+    """Columns of all racks, by name. `alarms`: the gravest first."""
+    engine, site = live.engine, live.engine.site
+    n = site.sizes["rack"]
+    power, source = power_of_racks(live)
+    hottest, margin = np.full(n, np.nan), np.full(n, np.nan)
+    of_gpu = site.rack_of_gpu if site.sizes["gpu"] else None
+    for key in _WARM:
+        margin = np.fmin(margin, _below_guard(live, key))
+    if of_gpu is not None:
+        np.fmax.at(hottest, of_gpu, last_values(live, "gpu.temp_c"))
+        np.fmin.at(margin, of_gpu, _below_guard(live, "gpu.temp_c"))
+    oldest = np.full(n, np.nan)
+    for age in ages_s(live).values():
+        oldest = np.fmax(oldest, age)
+    oldest = np.fmax(oldest, silent_s(live))
+    return {
+        "state": _states(live, alarms, np.isfinite(power) | np.isfinite(hottest)).tolist(),
+        "power_w": _rounded(power, 100.0),
+        "from": [{"meter": 0, "nodes": 1, "GPUs": 2}.get(s) for s in source],
+        "gpu_temp_c": _rounded(hottest, 1.0),
+        "supply_temp_c": _rounded(last_values(live, "rack.supply_temp_c"), 0.1),
+        "return_temp_c": _rounded(last_values(live, "rack.return_temp_c"), 0.1),
+        "inlet_temp_c": _rounded(last_values(live, "rack.inlet_temp_c"), 0.1),
+        "flow_lpm": _rounded(last_values(live, "rack.flow_lpm"), 0.1),
+        "margin_k": _rounded(margin, 0.5),
+        "capped": _capped(live).tolist(),
+        "out": _out(live).tolist(),
+        "suspected": _counted(live, engine.health.health("gpu").level, (WATCH, DEGRADED)).tolist(),
+        "failed": _counted(live, engine.health.health("gpu").level, (FAILED,)).tolist(),
+        "age_s": _rounded(oldest, 1.0),
+    }
+
+
+def _below_guard(live: Runtime, key: str) -> F64:
+    """Distance of the last values of a signal to its guard [n]; NaN where one of them is unknown."""
+    limit, value = live.engine.site.limits.get(key), last_values(live, key)
+    return np.full(len(value), np.nan) if limit is None else limit.guard - value
+
+
+def _states(live: Runtime, alarms: list[dict[str, Any]], read: np.ndarray) -> np.ndarray:
+    site = live.engine.site
+    out = np.where(read, STATES.index("ok"), STATES.index("unknown"))
+    spared = live.engine.windows.mask("rack")
+    if spared is not None:
+        out[spared] = STATES.index("maintenance")
+    for name, severity in marks(live, alarms).items():
+        row = site.entity("rack", name)
+        if row is not None and severity in STATES:
+            out[row] = STATES.index(severity)
+    return out
+
+
+def _capped(live: Runtime) -> np.ndarray:
+    """GPUs of each rack that a running command on their caps, or their node's, holds [n]."""
+    site = live.engine.site
+    held = np.zeros(site.sizes["gpu"], np.bool_)
+    of_gpu, of_node = (live.engine.arbiter.leases.get(f"{t}.power_cap_w") for t in ("gpu", "node"))
+    if of_gpu is not None and of_gpu.n:
+        held |= of_gpu.running()
+    if of_node is not None and of_node.n and len(held):
+        held |= of_node.running()[site.node_of_gpu]
+    return np.bincount(site.rack_of_gpu[held], minlength=site.sizes["rack"])
+
+
+def _out(live: Runtime) -> np.ndarray:
+    """GPUs of each rack on nodes that are read as out of service [n]."""
+    site = live.engine.site
+    if not site.sizes["gpu"] or find_signal("node.service_level_state") is None:
+        return np.zeros(site.sizes["rack"], np.int64)
+    level = last_values(live, "node.service_level_state")
+    gone = np.nan_to_num(level, nan=0.0) > 0
+    return np.bincount(site.rack_of_gpu[gone[site.node_of_gpu]], minlength=site.sizes["rack"])
+
+
+def _counted(live: Runtime, level: np.ndarray, levels: tuple[int, ...]) -> np.ndarray:
+    site = live.engine.site
+    return np.bincount(site.rack_of_gpu[np.isin(level, levels)], minlength=site.sizes["rack"])
+
+
+def _rounded(values: np.ndarray, step: float) -> list[float | int | None]:
+    """Values in steps; None where there is none."""
+    known, digits = np.isfinite(values), 0 if step >= 1 else 1
+    stepped = np.round(np.where(known, values, 0.0) / step) * step
+    plain = stepped.astype(np.int64).tolist() if digits == 0 else np.round(stepped, digits).tolist()
+    return [v if k else None for v, k in zip(plain, known.tolist(), strict=True)]
+
+
+def changed(before: Columns, now: Columns) -> dict[str, Any]:
+    """By column: {"at": rows, "to": values} where few changed, {"all": values} where many did."""
+    out: dict[str, Any] = {}
+    for name, values in now.items():
+        old = before.get(name, [])
+        if len(old) != len(values):
+            out[name] = {"all": values}
+            continue
+        at = [i for i, (a, b) in enumerate(zip(old, values, strict=True)) if a != b]
+        if len(at) * 2 > len(values):
+            out[name] = {"all": values}
+        elif at:
+            out[name] = {"at": at, "to": [values[i] for i in at]}
+    return out
+
+
+async def racks(request: web.Request) -> web.Response:
+    """Return all racks in columns: names and places, states, power, temperatures, flow, capped GPUs."""
+    live = live_of(request)
+    alarms = sorted(alarms_of(live), key=urgency)
+    return answer({"tick": live.engine.state.tick, "now_ns": live.engine.state.now_ns,
+                   **layout(live), "columns": columns(live, alarms)})  # fmt: skip

@@ -1,0 +1,81 @@
+"""Responses: the commands that run inside the entities of an alarm, as a sentence for each policy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from twin.api.runtime import Runtime
+from twin.catalogue import INSTANTS, Control, clean, control_value, quantity
+from twin.contracts import ExplanationRefused, entities_within
+
+COUNTED = {"gpu": ("GPU", "GPUs"), "cdu": ("CDU", "CDUs")}  # other tables by their names
+MOST_ENTITIES = 8  # of an alarm that are looked into
+MOST_ALARMS = 12
+
+
+def with_responses(live: Runtime, alarms: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same alarms, the first of them with `doing`: what racktwin does there now."""
+    running = {}
+    for key, lease in live.engine.arbiter.leases.items():
+        index = np.flatnonzero(lease.running())
+        if len(index):
+            running[key] = index
+    authority = live.engine.intake.authority
+    waiting = [p.name for p in live.engine.policies if authority[p.name] == "approve"]
+    return [a | {"doing": _doing(live, a, running) + _waits(live, a, waiting)} if i < MOST_ALARMS else a
+            for i, a in enumerate(alarms)]  # fmt: skip
+
+
+def _inside(live: Runtime, alarm: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Entities by table inside those that an alarm names, and the GPUs and nodes of their racks."""
+    out: dict[str, np.ndarray] = {}
+    view = live.engine.view()
+    for name in list(alarm.get("entities", ()))[:MOST_ENTITIES]:
+        try:
+            _, _, inside = entities_within(view, str(name).partition("#")[0])
+        except ExplanationRefused:
+            continue
+        for table, index in inside.items():
+            out[table] = np.union1d(out.get(table, index), index)
+    return out
+
+
+def _doing(live: Runtime, alarm: dict[str, Any], running: dict[str, np.ndarray]) -> list[str]:
+    inside, out = _inside(live, alarm) if running else {}, []
+    for key, index in running.items():
+        lease = live.engine.arbiter.leases[key]
+        here = index[np.isin(index, inside.get(lease.control.table, np.zeros(0, np.int32)))]
+        for owner in np.unique(lease.owner[here]).tolist():
+            mine = here[lease.owner[here] == owner]
+            policies = live.engine.policies
+            policy = policies[owner].name if 0 <= owner < len(policies) else "an earlier run"
+            count, value = _counted(lease.control, len(mine)), _value(lease.control, lease.value[mine])
+            out.append(f"{policy} holds {lease.control.key} of {count} at {value}")
+    return out
+
+
+def _waits(live: Runtime, alarm: dict[str, Any], waiting: list[str]) -> list[str]:
+    inside, out = _inside(live, alarm) if waiting else {}, []
+    for name in waiting:
+        for p in live.engine.in_force[name]:
+            members = inside.get(p.control.partition(".")[0], np.zeros(0, np.int32))
+            count = int(np.isin(p.index, members).sum())
+            if count:
+                what = f"{p.control} of {count}: {clean(p.reason, 160)}"
+                out.append(f"{name} waits for approval to set {what}")
+    return out
+
+
+def _counted(control: Control, count: int) -> str:
+    one, many = COUNTED.get(control.table, (control.table, f"{control.table}s"))
+    return f"{count} {one if count == 1 else many}"
+
+
+def _value(control: Control, values: np.ndarray) -> str:
+    low, high = float(values.min()), float(values.max())
+    if control.key in INSTANTS or control.states:
+        return control_value(low, control.key)
+    shown = quantity(low, control.unit)
+    return shown if low == high else f"{shown} to {quantity(high, control.unit)}"

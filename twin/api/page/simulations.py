@@ -1,0 +1,268 @@
+"""Simulations: what-ifs that people start from the page, beside the loop, in a process of their own.
+
+One runs at a time; the last few results are kept in memory. A what-if begins with a copy of the state of now
+and commands nothing: it asks `racktwin simulation whatif`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from aiohttp import web
+
+from twin.api.access import author
+from twin.api.answers import Refused, answer, body_of, live_of
+from twin.api.runtime import Runtime
+from twin.catalogue import ConfigError, clean
+from twin.config import read_yaml, spec_of
+from twin.engine import snapshot
+from twin.run import copied
+
+log = logging.getLogger(__name__)
+MAX_KEPT = 5
+MAX_FAULTS = 20
+MOST_HORIZON_S = 6 * 3600.0
+LONGEST_S = 900.0  # of the process
+MAX_OUTPUT = 16 * 2**20
+NICE = 10  # the loop comes first
+BUDGET_PU = (0.1, 3.0)
+
+
+class WhatIfFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A fault of the scenario: its kind, where, and when it begins and ends, in seconds from now."""
+
+    kind: str
+    entity: str = ""
+    begin_s: float = 60.0
+    end_s: float | None = None
+    severity: float = 1.0
+    ramp_s: float = 0.0
+    part: Literal["1", "2", "both"] = "1"
+
+
+class NewSimulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A what-if from the state of now: faults, all budgets times `budget_pu`, authorities, settings."""
+
+    name: str
+    horizon_s: float = 1800.0
+    faults: list[WhatIfFault] = []
+    budget_pu: float | None = None
+    policies: dict[str, Literal["off", "advise", "approve", "act"]] = {}
+    settings: dict[str, dict[str, float | str | bool]] = {}
+
+
+@dataclass
+class SimulationRun:
+    """One what-if: who asked, what for, and what became of it."""
+
+    id: str
+    author: str
+    asked: NewSimulation
+    begun_ns: int
+    from_ns: int
+    state: Literal["running", "done", "failed", "cancelled"] = "running"
+    ended_ns: int | None = None
+    error: str = ""
+    result: dict[str, Any] | None = None
+    task: asyncio.Task[None] | None = None
+
+    def shown(self, whole: bool = False) -> dict[str, Any]:
+        """As JSON; `whole`: with its result."""
+        out = {"id": self.id, "author": self.author, "name": clean(self.asked.name, 200),
+               "state": self.state, "begun_ns": self.begun_ns, "ended_ns": self.ended_ns,
+               "from_ns": self.from_ns, "error": clean(self.error, 500),
+               "asked": msgspec.to_builtins(self.asked)}  # fmt: skip
+        return out | {"result": self.result} if whole else out
+
+
+@dataclass
+class Simulations:
+    """The runs of this daemon, the newest last."""
+
+    runs: dict[str, SimulationRun] = field(default_factory=dict)
+
+    def running(self) -> SimulationRun | None:
+        """The run that has not ended."""
+        return next((r for r in self.runs.values() if r.state == "running"), None)
+
+    def of(self, identity: str) -> SimulationRun:
+        """A run by its id. Raises Refused."""
+        found = self.runs.get(identity)
+        if found is None:
+            raise Refused(404, f"no simulation {clean(identity, 60)}; the last {MAX_KEPT} are kept")
+        return found
+
+    async def close(self) -> None:
+        """End what runs; with the daemon goes its process."""
+        run = self.running()
+        if run is not None and run.task is not None:
+            run.task.cancel()
+            await asyncio.gather(run.task, return_exceptions=True)
+
+
+SIMULATIONS: web.AppKey[Simulations] = web.AppKey("simulations", Simulations)
+
+
+async def begin(request: web.Request) -> web.Response:
+    """Start a what-if from the state of now, beside the loop; one at a time. It commands nothing."""
+    body, live, held = await body_of(request, NewSimulation), live_of(request), request.app[SIMULATIONS]
+    _check(live, body)
+    busy = held.running()
+    if busy is not None:
+        raise Refused(409, f"{busy.author} runs {clean(busy.asked.name, 60)!r} already; one runs at a time")
+    run = SimulationRun(
+        uuid.uuid4().hex[:12], author(request), body, time.time_ns(), live.engine.state.now_ns
+    )
+    site = _altered(live, body)
+    frozen = copied(live.engine.dump())  # now, between two ticks
+    held.runs[run.id] = run
+    while len(held.runs) > MAX_KEPT:
+        held.runs.pop(next(iter(held.runs)))
+    run.task = asyncio.create_task(_run(run, live, site, frozen), name="what-if")
+    return answer(run.shown())
+
+
+async def listed_runs(request: web.Request) -> web.Response:
+    """List the what-ifs of this daemon, the newest first, without their results."""
+    runs = request.app[SIMULATIONS].runs.values()
+    return answer({"simulations": [r.shown() for r in reversed(list(runs))]})
+
+
+async def one(request: web.Request) -> web.Response:
+    """Return a what-if with its result: figures of both arms, their difference, and curves."""
+    return answer(request.app[SIMULATIONS].of(request.match_info["id"]).shown(whole=True))
+
+
+async def cancel(request: web.Request) -> web.Response:
+    """Cancel a what-if that runs."""
+    run = request.app[SIMULATIONS].of(request.match_info["id"])
+    if run.state != "running" or run.task is None:
+        raise Refused(409, "it has ended")
+    run.state = "cancelled"
+    run.task.cancel()
+    return answer({"id": run.id, "done": True})
+
+
+def _check(live: Runtime, body: NewSimulation) -> None:
+    """Raises Refused for what no what-if can be."""
+    if not body.name.strip() or len(body.name) > 100:
+        raise Refused(400, "name: expected 1 to 100 characters")
+    if not 60.0 <= body.horizon_s <= MOST_HORIZON_S:
+        raise Refused(400, f"horizon_s: expected seconds from 60 to {MOST_HORIZON_S:g}")
+    if len(body.faults) > MAX_FAULTS:
+        raise Refused(400, f"faults: expected at most {MAX_FAULTS}, got {len(body.faults)}")
+    if body.budget_pu is not None and not BUDGET_PU[0] <= body.budget_pu <= BUDGET_PU[1]:
+        raise Refused(400, f"budget_pu: expected {BUDGET_PU[0]:g} to {BUDGET_PU[1]:g}")
+    names = [p.name for p in live.engine.policies]
+    for name in (*body.policies, *body.settings):
+        if name not in names:
+            raise Refused(404, f"no policy {clean(name, 60)}; expected one of {', '.join(names)}")
+    if not any((body.faults, body.budget_pu, body.policies, body.settings)):
+        raise Refused(400, "expected at least a fault, another budget, an authority or a setting")
+
+
+def _altered(live: Runtime, body: NewSimulation) -> dict[str, Any]:
+    """The tree of the site's file with other budgets and settings."""
+    try:
+        tree: dict[str, Any] = read_yaml(live.loaded.file(live.loaded.config.site))
+    except ConfigError as error:
+        raise Refused(409, "; ".join(error.problems)) from None
+    factor = 1.0 if body.budget_pu is None else body.budget_pu
+    for hall in tree.get("halls", []):
+        for feeder in hall.get("feeders", []):
+            for key in ("budget_w", "guaranteed_w"):
+                if isinstance(feeder.get(key), int | float):
+                    feeder[key] = float(feeder[key]) * factor
+    for name, settings in body.settings.items():
+        entry = tree.setdefault("policies", {}).setdefault(name, {})
+        entry["settings"] = entry.get("settings", {}) | settings
+    return tree
+
+
+async def _run(run: SimulationRun, live: Runtime, site: dict[str, Any], frozen: dict[str, Any]) -> None:
+    beside = live.loaded.file(live.loaded.config.site).parent
+    folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="racktwin-whatif-"))
+    try:
+        await asyncio.to_thread(_write, folder, beside, site, frozen, run.asked)
+        run.result = await _asked(folder, run.asked)
+        run.state = "done"
+    except asyncio.CancelledError:
+        run.state = "cancelled"
+        raise
+    except ConfigError as error:
+        run.state, run.error = "failed", "; ".join(error.problems)
+    except _Failed as error:
+        run.state, run.error = "failed", str(error)
+    except Exception as error:
+        run.state, run.error = "failed", f"{type(error).__name__}: the log says where"
+        log.exception("a what-if failed")
+    finally:
+        run.ended_ns = time.time_ns()
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+
+class _Failed(Exception):
+    """The process did not give a result."""
+
+
+def _write(
+    folder: Path, beside: Path, site: dict[str, Any], frozen: dict[str, Any], asked: NewSimulation
+) -> None:
+    """The files of a what-if: site, profiles, snapshot and scenario. Raises ConfigError for a bad setting."""
+    if (beside / "profiles").is_dir():
+        (folder / "profiles").symlink_to(beside / "profiles")
+    (folder / "site.yaml").write_text(json.dumps(site), encoding="utf-8")
+    # The state of now under the changed file: the same entities, so the same columns.
+    frozen["site_hash"] = spec_of(site, beside, "site.yaml").digest()
+    (folder / "now.rts").write_bytes(snapshot.encode(frozen))
+    faults = [{k: v for k, v in msgspec.to_builtins(f).items() if v not in (None, "")} for f in asked.faults]
+    for fault in faults:
+        if fault["part"] == "1":
+            del fault["part"]
+    scenario = {
+        "name": asked.name,
+        "duration_s": asked.horizon_s,
+        "faults": faults,
+        "policies": asked.policies,
+    }
+    (folder / "scenario.yaml").write_text(json.dumps(scenario), encoding="utf-8")
+
+
+async def _asked(folder: Path, asked: NewSimulation) -> dict[str, Any]:
+    """The result of `racktwin simulation whatif`. Raises _Failed."""
+    command = [sys.executable, "-m", "twin", "simulation", "whatif", "--site", str(folder / "site.yaml"),
+               "--from", str(folder / "now.rts"), "--scenario", str(folder / "scenario.yaml"),
+               "--horizon", f"{asked.horizon_s:g}s", "--format", "json"]  # fmt: skip
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE, limit=MAX_OUTPUT, preexec_fn=lambda: os.nice(NICE),
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(LONGEST_S):
+            out, err = await process.communicate()
+    except TimeoutError:
+        raise _Failed(f"took longer than {LONGEST_S:g} s; ask for a shorter horizon") from None
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            await process.wait()
+    text = err.decode(errors="replace").strip()
+    if process.returncode or len(out) > MAX_OUTPUT:
+        raise _Failed(text.replace(str(folder) + "/", "")[-500:] or f"ended with {process.returncode}")
+    result: dict[str, Any] = json.loads(out)
+    result["from"] = {k: v for k, v in (result.get("from") or {}).items() if k != "snapshot"}
+    return {k: v for k, v in result.items() if k != "source"}

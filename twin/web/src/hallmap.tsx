@@ -1,0 +1,59 @@
+// The hall map: every rack as a tile that says its state by colour and sign; large tiles where there is room.
+import { live, useLive } from "./live";
+import { GLYPHS } from "./parts";
+import { hrefOf, known, quantity, short, span } from "./words";
+
+const SHOWN_LARGE = 40, SHOWN_MIDDLE = 220;
+
+function said(i: number): string {
+  const c = live.columns, state = live.layout!.states[c.state[i] ?? 0];
+  const out = [live.layout!.names[i], state, `power ${quantity(c.power_w[i], "W")}`];
+  if (known(c.gpu_temp_c[i])) out.push(`hottest GPU ${c.gpu_temp_c[i]} °C`);
+  if (known(c.flow_lpm[i])) out.push(`coolant ${quantity(c.supply_temp_c[i], "degC")} to ${quantity(c.return_temp_c[i], "degC")}, ${quantity(c.flow_lpm[i], "l/min")}`);
+  if (c.capped[i]) out.push(`${c.capped[i]} of ${live.layout!.gpus[i]} GPUs capped`);
+  if (c.out[i]) out.push(`${c.out[i]} GPUs out of service`);
+  if (known(c.age_s[i])) out.push(`readings ${span(c.age_s[i])} old`);
+  return out.join(", ");
+}
+
+function Tile({ i, size }: { i: number; size: string }) {
+  const l = live.layout!, c = live.columns, state = l.states[c.state[i] ?? 0], name = l.names[i];
+  const old = known(c.age_s[i]), capped = c.capped[i] ?? 0, out = c.out[i] ?? 0;
+  const text = said(i);
+  const marks = <>{capped > 0 && <span class="m-capped" aria-hidden="true">⤓</span>}{out > 0 && <span class="m-out" aria-hidden="true">⊘</span>}</>;
+  return <a class={`tile r-${state} ${old ? "old" : ""} ${l.spare[i] ? "spare" : ""}`} href={hrefOf("rack", name)} title={text} aria-label={text}>
+    {size === "small" ? <span class="sign" aria-hidden="true">{state === "ok" ? "" : GLYPHS[state]}</span> : <>
+      <span class="tile-head"><b>{short(name).split("/").pop()}</b><span class="sign" aria-hidden="true">{GLYPHS[state]}</span></span>
+      <span class="tile-power">{quantity(c.power_w[i], "W")}</span>
+      {size === "large" && <span class="tile-rows">
+        {known(c.gpu_temp_c[i]) && <span>GPU {c.gpu_temp_c[i]} °C</span>}
+        {known(c.flow_lpm[i]) ? <span>{quantity(c.flow_lpm[i], "l/min")}</span> : known(c.inlet_temp_c[i]) && <span>air {quantity(c.inlet_temp_c[i], "degC")}</span>}
+        {capped > 0 && <span class="w">{capped} capped</span>}
+        {out > 0 && <span class="w">{out} out</span>}
+        {old && <span class="w">{span(c.age_s[i])} old</span>}
+        {l.spare[i] && <span class="soft">spare</span>}
+      </span>}
+      {size === "middle" && <span class="tile-marks">{marks}</span>}
+    </>}
+  </a>;
+}
+
+export function HallMap({ only }: { only?: number[] }) {
+  useLive("racks");
+  const l = live.layout;
+  if (!l || !live.columns.state) return <p class="soft">No racks are known yet.</p>;
+  const rows = only ?? l.names.map((_, i) => i);
+  if (!rows.length) return <p class="soft">This site has no racks.</p>;
+  const size = rows.length <= SHOWN_LARGE ? "large" : rows.length <= SHOWN_MIDDLE ? "middle" : "small";
+  const halls = l.halls.map((h, k) => [h, rows.filter((i) => l.hall[i] === k)] as const).filter(([, r]) => r.length);
+  const counts = new Map<string, number>();
+  for (const i of rows) { const s = l.states[live.columns.state[i] ?? 0]; counts.set(s, (counts.get(s) ?? 0) + 1); }
+  return <div class="halls">
+    <p class="map-key">{["critical", "warning", "info", "maintenance", "unknown", "ok"].filter((s) => counts.get(s)).map((s) =>
+      <span class={`mk r-${s}`}><span aria-hidden="true">{GLYPHS[s]}</span> {counts.get(s)} {s}</span>)}</p>
+    {halls.map(([h, of]) => <div class="hall">
+      {halls.length > 1 && <h3>{short(h)} <span class="soft">{of.length} racks</span></h3>}
+      <div class={`tiles z-${size}`}>{of.map((i) => <Tile key={i} i={i} size={size} />)}</div>
+    </div>)}
+  </div>;
+}

@@ -1,0 +1,222 @@
+// One entity: measured beside expected over time, health with evidence, jobs, commands, forecasts, decisions.
+import { useRef, useState } from "preact/hooks";
+import { part } from "../api";
+import { live, useLive, usePoll, type Alarm } from "../live";
+import { Chart, type Series } from "../chart";
+import { HallMap } from "../hallmap";
+import { Maintenance } from "./alarms";
+import { Act, DURATION, Empty, Entities, Entity, Explained, Facts, Failure, Grid, Panel, REASON, Tabs, Tag, Value, signal } from "../parts";
+import { Sentence } from "./overview";
+import { brief, clock, control, hrefOf, instant, known, num, plural, quantity, short, since, span, tableOf, title } from "../words";
+
+const RANGES: [string, string][] = [["900", "15 min"], ["3600", "1 h"], ["21600", "6 h"], ["86400", "1 d"], ["604800", "7 d"], ["2592000", "30 d"]];
+const FIRST: Record<string, string[]> = {
+  rack: ["power_w", "supply_temp_c", "return_temp_c", "flow_lpm", "inlet_temp_c"], node: ["power_w", "inlet_temp_c", "cpu_power_w"],
+  gpu: ["power_w", "temp_c", "hbm_temp_c", "sm_clock_hz", "util_pu"], cdu: ["supply_temp_c", "flow_lpm", "diff_pressure_pa", "filter_diff_pressure_pa"],
+  feeder: ["power_w", "current_a", "voltage_v"], loop: ["supply_temp_c", "return_temp_c", "flow_lpm"],
+};
+const LATE = 1.5;
+
+interface Seen { t: number; expected: number | null; band: number | null }
+
+export function EntityPage({ table, name }: { table: string; name: string }) {
+  useLive("state");
+  const got = usePoll<any>(`entities/${part(table)}/${part(name)}`, 3000);
+  const d = got.data, seen = useRef(new Map<string, Seen[]>());
+  const [last, setLast] = useState("900");
+  if (d) for (const c of d.comparisons) {
+    const key = `${c.signal}|${c.from}`, list = seen.current.get(key) ?? [];
+    if (list.at(-1)?.t !== d.now_ns / 1e9) list.push({ t: d.now_ns / 1e9, expected: c.expected, band: c.band });
+    seen.current.set(key, list.slice(-2000));
+  }
+  if (!d) return <div class="page"><h1>{short(name)}</h1><Failure text={got.error} />{!got.error && <p class="soft">Reading …</p>}</div>;
+  const alarms = d.alarms as Alarm[], i = live.rowOf.get(d.name), shown = d.job && table === "job" ? d.job.job : short(d.name);
+  return <div class="page">
+    <p class="crumbs"><Crumbs name={d.name} />{d.serial && <span class="soft"> · serial {d.serial}</span>}</p>
+    <div class="row wrap"><h1>{title(table)} {shown}</h1>
+      {i !== undefined && live.layout!.spare[i] && <span class="chip">spare</span>}
+      <span class="grow" />
+      <RequestControl table={table} name={d.name} />
+      {!["site", "job"].includes(table) && <Maintenance names={[d.name]} table={table} />}</div>
+    <Failure text={got.error} />
+    {alarms.length > 0 && <Panel title="What is wrong here"><ul class="wrongs">{alarms.slice(0, 8).map((a) => <Sentence key={a.id} a={a} />)}</ul></Panel>}
+    <div class="row wrap"><h2>Over time</h2><Tabs label="Time range" now={last} pick={setLast} of={RANGES} /></div>
+    <div class="charts">{chosen(table, d).map((s) => <SignalChart key={`${s}${last}`} table={table} d={d} name={s} last={Number(last)} seen={seen.current} />)}</div>
+    <div class="two">
+      <div class="stack"><Comparisons d={d} /><Readings d={d} /></div>
+      <div class="stack">
+        {["rack", "node", "gpu", "cdu"].includes(table) && <HealthOf name={d.name} />}
+        <Leases d={d} />
+        <JobOf d={d} table={table} />
+        <Inside d={d} table={table} />
+        <Forecasts d={d} />
+      </div>
+    </div>
+    <Explanations name={d.name} />
+    <Panel title="Latest decisions here" more={<a href={`#/decisions/${encodeURIComponent(`entity=${d.name}`)}`}>All</a>}>
+      {!d.decisions.length && <Empty>None among the lines that the daemon keeps.</Empty>}
+      <ul class="lines">{d.decisions.map((l: any) => <li><time class="num">{clock(l.now_ns)}</time> <span class={`kind k-${l.kind}`}>{l.kind}</span> <span title={l.text}>{brief(l.text)}</span></li>)}</ul>
+    </Panel>
+  </div>;
+}
+
+function Crumbs({ name }: { name: string }) {
+  const parts = name.split("/"), out = [];
+  for (let k = 2; k < parts.length; k++) {
+    const head = parts.slice(0, k).join("/"), of = tableOf(head);
+    if (of && of !== "hall") out.push(<><a href={hrefOf(of, head)}>{parts[k - 1]}</a> / </>);
+    else out.push(<span>{parts[k - 1]} / </span>);
+  }
+  return <><a href="#/">{parts[0]}</a> / {out}<b>{parts.at(-1)}</b></>;
+}
+
+function chosen(table: string, d: any): string[] {
+  const there = Object.keys(d.signals).filter((s) => d.signals[s].kind !== "counter" && !d.signals[s].states);
+  const first = (FIRST[table] ?? []).filter((s) => there.includes(s));
+  const compared = d.comparisons.map((c: any) => c.signal).filter((s: string) => there.includes(s));
+  return [...new Set([...first, ...compared, ...(first.length ? [] : there)])].slice(0, 6);
+}
+
+function SignalChart({ table, d, name, last, seen }: { table: string; d: any; name: string; last: number; seen: Map<string, Seen[]> }) {
+  const step = Math.max(1, last / 400);
+  const got = usePoll<any>(`history?signal=${table}.${name}&name=${encodeURIComponent(d.name)}&last_s=${last}&step=${step}`, last <= 3600 ? 5000 : 30_000);
+  const s = d.signals[name], c = d.comparisons.find((x: any) => x.signal === name && x.state === "learned") ?? d.comparisons.find((x: any) => x.signal === name);
+  const points = new Map<number, [number | null, number | null, number | null, number | null]>();
+  const values: (number | null)[] = got.data ? Object.values(got.data.values)[0] as any : [];
+  got.data?.t_ns.forEach((ns: number, i: number) => points.set(ns / 1e9, [values[i] ?? null, null, null, null]));
+  const now = d.now_ns / 1e9, list = (c && seen.get(`${c.signal}|${c.from}`)) ?? [];
+  for (const x of list) if (x.t >= now - last) {
+    const at = points.get(x.t) ?? [null, null, null, null], b = x.band;
+    points.set(x.t, [at[0], x.expected, known(x.expected) && known(b) ? x.expected - b : null, known(x.expected) && known(b) ? x.expected + b : null]);
+  }
+  if (known(s.value)) { const at = points.get(now) ?? [null, null, null, null]; points.set(now, [s.value, at[1], at[2], at[3]]); }
+  const t = [...points.keys()].sort((a, b) => a - b);
+  // Instants of the two kinds differ: a line goes on where the other one has a point.
+  const filled = (k: number, most: number) => { let was: number | null = null, at = 0; return t.map((x, i) => { const v = points.get(x)![k]; if (known(v)) { was = v; at = t[i]; return v; } return was !== null && x - at <= most ? was : null; }); };
+  const series: Series[] = [{ label: "measured", y: filled(0, Math.max(30, step * 2)), colour: "main" }];
+  if (list.length > 1) series.push({ label: "expected", y: filled(1, 15), colour: "expected", dash: true, band: [filled(2, 15), filled(3, 15)] });
+  const most = Math.max(...(series[0].y.filter(known) as number[]), -Infinity), least = Math.min(...(series[0].y.filter(known) as number[]), Infinity);
+  const off: string[] = [];
+  for (const [k, label, colour] of [["guard", "guard", "limit"], ["max", "limit", "danger"]] as const) {
+    const v = s[k];
+    if (!known(v)) continue;
+    const size = Math.max(Math.abs(most), 1);
+    if (v <= most + size * 0.35 && v >= least - size * 0.6) series.push({ label, y: t.map(() => v), colour, dash: true });
+    else off.push(`${label} ${quantity(v, s.unit)}`);
+  }
+  return <section class="panel" aria-label={signal(name)}><header class="panel-head"><h3>{title(signal(name))}</h3>
+    <Value v={s.value} unit={s.unit} age={s.late ? s.age_s : null} class="big" /></header>
+    {t.length > 1 ? <Chart t={t} series={series} unit={s.unit} label={signal(name)} height={150} key={name} /> : <Empty>{got.error ? `Recorded values: ${got.error}` : "Nothing is recorded yet."}</Empty>}
+    <p class="soft chart-foot">{c && (c.state === "learned" ? <>Expected {quantity(c.expected, c.unit)} ± {quantity(c.band, c.unit)} {c.from}{Math.abs(c.residual) > c.band * LATE && <b class="w"> · beyond its band</b>}. {list.length < 20 && "Expected values are drawn from when this page was opened. "}</> : <>Expected value: {c.state}{known(c.left_s) && `, ${span(c.left_s)} left`}. </>)}{off.length > 0 && <>Off the scale: {off.join(", ")}.</>}</p>
+  </section>;
+}
+
+function Comparisons({ d }: { d: any }) {
+  if (!d.comparisons.length) return null;
+  return <Panel title="Measured beside expected">
+    <Grid label="Measured beside expected" heads={["Signal", "Measured", "Expected", "Difference", "90 % band", ""]} right={[1, 2, 3, 4]}
+      rows={d.comparisons.map((c: any) => [<><b>{title(signal(c.signal))}</b> <span class="soft">{c.from}</span></>, quantity(c.measured, c.unit), quantity(c.expected, c.unit), quantity(c.residual, c.unit === "degC" ? "K" : c.unit), c.band === null ? "–" : `± ${quantity(c.band, c.unit === "degC" ? "K" : c.unit)}`,
+        c.state === "learned" ? (Math.abs(c.residual) > c.band ? <Tag kind="warning">beyond</Tag> : <Tag kind="ok">within</Tag>) : <span class="soft">{c.state}{known(c.left_s) && `, ${span(c.left_s)} left`}</span>])} />
+  </Panel>;
+}
+
+function Readings({ d }: { d: any }) {
+  const rows = Object.entries<any>(d.signals);
+  if (!rows.length) return <Panel title="Readings"><Empty>Nothing was ever heard of it.</Empty></Panel>;
+  return <Panel title="Readings"><Grid label="Readings" heads={["Signal", "Value", "Guard", "Limit", "Age"]} right={[1, 2, 3, 4]}
+    rows={rows.map(([k, s]) => [title(signal(k)), s.states && known(s.value) ? String(s.states[s.value] ?? s.value).replaceAll("_", " ") : s.quality === "good" || known(s.value) ? <Value v={s.value} unit={s.unit} age={s.late || s.quality !== "good" ? s.age_s : null} /> : <span class="unknown">{s.quality}</span>,
+      known(s.guard) ? quantity(s.guard, s.unit) : "", known(s.max) ? quantity(s.max, s.unit) : "", known(s.age_s) ? span(s.age_s) : "never"])} /></Panel>;
+}
+
+const CHANCE = (p: unknown): string => (!known(p) ? "unknown" : p < 1e-4 ? "below 0.01 %" : p > 0.99 ? "above 99 %" : `${num(100 * p, p < 0.001 ? 3 : p < 0.1 ? 2 : 0)} %`);
+
+function HealthOf({ name }: { name: string }) {
+  const got = usePoll<any>(`health/${part(name)}`, 8000), h = got.data;
+  if (!h) return null;
+  if (!h.level) return <Panel title="Health">
+    <HealthRows parts={h.rows ?? (Array.isArray(h.parts) ? h.parts : [])} />
+    {h.evidence?.length > 0 && <ul class="plain">{h.evidence.slice(0, 8).map((e: any) => <li><Tag kind={e.level} /> {brief(e.text)} <span class="soft">{e.source}</span></li>)}</ul>}
+  </Panel>;
+  return <Panel title="Health" more={<Tag kind={h.level}>{h.level}</Tag>}>
+    <p><b>{title(brief(h.why || h.level))}</b>{h.sure ? ` · ${h.sure}` : ""}</p>
+    {h.action !== "none" && <p class="do"><b>You:</b> {h.do}</p>}
+    {h.changes && <p class="soft">{h.changes}</p>}
+    {h.evidence?.length > 0 && <><h3>Evidence</h3><ul class="plain">{h.evidence.slice(0, 8).map((e: any) => <li><Tag kind={e.level} /> {brief(e.text)} <span class="soft">{e.source}{known(e.age_s) && `, ${span(e.age_s)} ago`}</span></li>)}</ul></>}
+    {h.chance?.length > 0 && <><h3>Odds of failure</h3><Facts rows={h.chance.map((c: any) => [`within ${span(c.horizon_s)}`, <>{CHANCE(c.mean)}{known(c.lo) && <span class="soft"> ({CHANCE(c.lo)} to {CHANCE(c.hi)})</span>}</>])} /></>}
+    {h.lemon?.is && <p><Tag kind="warning">a lemon</Tag> {h.lemon.why[0]}</p>}
+    {h.missing?.length > 0 && <><h3>Not known of it</h3><ul class="plain soft">{h.missing.map((m: any) => <li>{m.what}: {m.state}; {m.connect}</li>)}</ul></>}
+    {h.parts?.length > 0 && <><h3>Parts</h3><HealthRows parts={h.parts} /></>}
+  </Panel>;
+}
+
+function HealthRows({ parts }: { parts: any[] }) {
+  if (!parts.length) return <Empty>No part of it is judged.</Empty>;
+  return <ul class="plain">{parts.slice(0, 40).map((p: any) => <li><Tag kind={p.level}>{p.level}</Tag> {p.name.includes("#") ? <span title={p.name}>{p.name.split("#")[1]}</span> : <Entity name={p.name} text={p.name.split("/").pop()} />} <span class="soft">{[brief(p.why ?? ""), known(p.day?.mean) ? `fails within a day: ${CHANCE(p.day.mean)}` : "", p.lemon ? "a lemon" : ""].filter(Boolean).join(" · ")}</span></li>)}</ul>;
+}
+
+function Leases({ d }: { d: any }) {
+  return <Panel title="Commands and leases">
+    {!d.leases.length && <Empty>Nothing is commanded here.</Empty>}
+    <ul class="plain">{d.leases.map((l: any) => <li><b>{title(control(l.control))} {l.means ?? quantity(l.value, l.unit)}</b> by <a href={`#/policies/${l.policy}`}>{l.policy}</a> since {since(l.issued_ns)}, ends {instant(l.expires_ns)} unless renewed
+      <p class="soft">{l.state.replaceAll("_", " ")}; {known(l.readback) ? `the device reads ${quantity(l.readback, l.unit)}` : "no read-back"}; before it {quantity(l.found, l.unit)}; when it ends: {l.on_expiry === "safe" ? "the safe value" : l.on_expiry}</p></li>)}</ul>
+  </Panel>;
+}
+
+function JobOf({ d, table }: { d: any; table: string }) {
+  const j = d.job;
+  if (!j) return table === "node" || table === "gpu" ? <Panel title="Job"><Empty>No job runs here.</Empty></Panel> : null;
+  return <Panel title="Job"><p><a href={hrefOf("job", j.entity)}><b>{j.job}</b></a> on {plural(j.nodes, "node")}, priority {j.priority}, for {since(j.started_ns)}</p></Panel>;
+}
+
+function Inside({ d, table }: { d: any; table: string }) {
+  const rows = Object.entries<any>(d.children).filter(([, c]) => c.total);
+  const racks = table === "hall" ? (d.children.rack?.names ?? []).map((n: string) => live.rowOf.get(n)).filter((i: any) => i !== undefined)
+    : table === "cdu" ? (live.layout?.cdu ?? []).flatMap((c, i) => (live.layout!.cdus[c] === d.name ? [i] : [])) : [];
+  if (racks.length) return <Panel title={table === "cdu" ? "Racks it cools" : "Racks"}><HallMap only={racks} /></Panel>;
+  if (!rows.length) return null;
+  return <Panel title="Inside">{rows.map(([t, c]) => t === "node" || t === "gpu" ? <Tiles key={t} table={t} names={c.names} total={c.total} parent={d.name} /> : <p>{plural(c.total, t)}: <Entities names={c.names} count={c.total} most={12} /></p>)}</Panel>;
+}
+
+function Tiles({ table, names, total, parent }: { table: string; names: string[]; total: number; parent: string }) {
+  const got = usePoll<any>(`state/${table}?prefix=${encodeURIComponent(parent)}&limit=200&signals=power_w${table === "gpu" ? ",temp_c,power_limit_w" : ""}`, 4000), health = usePoll<any>(`health?part=${table}&prefix=${encodeURIComponent(parent)}&limit=200`, 10_000);
+  const level = new Map<string, string>((health.data?.rows ?? health.data?.parts ?? []).map((r: any) => [r.name, r.level]));
+  const at = new Map<string, number>((got.data?.names ?? []).map((n: string, i: number) => [n, i])), s = got.data?.signals ?? {};
+  return <><p class="soft">{plural(total, table === "gpu" ? "GPU" : table)}</p><div class="tiles z-middle">{names.map((n) => {
+    const i = at.get(n), p = i === undefined ? null : s.power_w?.value[i], temp = i === undefined ? null : s.temp_c?.value[i], lv = level.get(n) ?? "unknown";
+    const state = lv === "failed" ? "critical" : lv === "degraded" ? "warning" : lv === "watch" ? "info" : lv === "healthy" ? "ok" : "unknown";
+    const text = `${n}, health ${lv}, ${quantity(p, "W")}${known(temp) ? `, ${temp} °C` : ""}`;
+    return <a class={`tile r-${state}`} href={hrefOf(table, n)} title={text} aria-label={text}><span class="tile-head"><b>{n.split("/").pop()}</b></span><span class="tile-power">{quantity(p, "W")}</span>{known(temp) && <span class="soft">{num(temp)} °C</span>}</a>;
+  })}</div></>;
+}
+
+function Forecasts({ d }: { d: any }) {
+  const rows = d.forecasts.filter((f: any) => known(f.mean[0]));
+  if (!d.forecasts.length) return null;
+  return <Panel title="Expected ahead">{!rows.length ? <Empty>The models still learn: <code>racktwin forecast list</code> says until when.</Empty> :
+    <Grid label="Forecasts" heads={["Signal", "In", "Expected", "90 % band"]} right={[1, 2, 3]} rows={rows.map((f: any) => { const u = /_w$/.test(f.signal) ? "W" : /_pu$/.test(f.signal) ? "1" : /_temp_c$/.test(f.signal) ? "degC" : ""; return [title(signal(f.signal.split(".")[1])), span(f.horizon_s), quantity(f.mean[0], u), known(f.lo[0]) ? `${quantity(f.lo[0], u)} to ${quantity(f.hi[0], u)}` : "none yet"]; })} />}</Panel>;
+}
+
+function Explanations({ name }: { name: string }) {
+  const policies = (live.state?.policies ?? []).filter((p: any) => p.authority !== "off").map((p: any) => p.name) as string[], [which, pick] = useState("");
+  return <Panel title="Why: what each policy says of it" more={<Tabs label="Policy" now={which} pick={pick} of={policies.map((p) => [p, p.replaceAll("_", " ")])} />}>
+    {which ? <Explanation key={which} policy={which} name={name} /> : <Empty>Choose a policy.</Empty>}</Panel>;
+}
+
+function Explanation({ policy, name }: { policy: string; name: string }) {
+  const got = usePoll<any>(`explain/${policy}/${part(name)}`, 5000);
+  return <><Failure text={got.error} />{got.data && <Explained e={got.data} />}</>;
+}
+
+const ASKED: Record<string, [string, string, string][]> = {
+  gpu: [["gpu.power_cap_w", "Power cap at most, W", "hi"]], node: [["gpu.power_cap_w", "Power cap of its GPUs at most, W", "hi"], ["node.service_level", "Service level", "want"]],
+  rack: [["gpu.power_cap_w", "Power cap of its GPUs at most, W", "hi"]], cdu: [["cdu.supply_temp_target_c", "Supply temperature at most, °C", "hi"]],
+};
+
+function RequestControl({ table, name }: { table: string; name: string }) {
+  const asked = ASKED[table];
+  if (!asked) return null;
+  return <Act small label="Request" title={`Request a bound for ${short(name)}`} text="The policy of the operator proposes it; the arbiter settles it with all others."
+    fields={[{ name: "which", label: "What", kind: "choice", value: "0", choices: asked.map(([, t], i) => [String(i), t]) }, { name: "value", label: "Value", needed: true }, DURATION, REASON]}
+    send={(v) => { const [key, , how] = asked[Number(v.which)], x = v.value.trim(); return { method: "POST", path: "requests", body: { control: key, names: [name], [how]: x !== "" && !Number.isNaN(Number(x)) ? Number(x) : x, for_s: Number(v.for_s), reason: v.reason } }; }} />;
+}
+

@@ -1,0 +1,184 @@
+// Overview: what is wrong and what is done about it, power against budget, cooling, GPUs, jobs, the halls.
+import type { ComponentChildren } from "preact";
+import { live, useLive, usePoll, type Alarm, type Line } from "../live";
+import { HallMap } from "../hallmap";
+import { Chart, type Series } from "../chart";
+import { Bar, Entities, GLYPHS, Panel, Tag, Value } from "../parts";
+import { brief, clock, control, counted, known, table as tableWords, num, plural, quantity, short, since, title } from "../words";
+
+const SHOWN_ALARMS = 6;
+
+// How many an alarm names: of a device's own fault it is one, whatever its count of readings.
+export const concerned = (a: Alarm): number => (a.entities.length >= 4 ? Math.max(a.count, a.entities.length) : a.entities.length);
+
+export function Sentence({ a }: { a: Alarm }) {
+  const aside = a.state === "shelved" ? `shelved by ${a.shelf_author}: ${a.shelf_reason}` : a.ack_author ? `${a.ack_author} has it${a.ack_note ? `: ${a.ack_note}` : ""}` : "";
+  return <li class={`wrong w-${a.severity} ${aside ? "aside" : ""}`}>
+    <span class="mark" aria-hidden="true">{GLYPHS[a.severity]}</span>
+    <div>
+      <p class="what"><a href={`#/alarms/${encodeURIComponent(a.id)}`}><span class="sr">{a.severity}: </span>{brief(a.title)}</a>
+        {a.raised_ns ? <span class="soft"> for {since(a.raised_ns)}</span> : null}{aside && <span class="soft"> · {aside}</span>}</p>
+      <p class="where"><Entities names={a.entities} count={concerned(a)} />{a.evidence.length > 0 && <span class="soft"> · {a.evidence.slice(0, 3).map(brief).join(" · ")}</span>}</p>
+      {(a.doing ?? []).map((d) => <p class="doing"><b>racktwin:</b> {brief(d)}</p>)}
+      {!a.doing?.length && <p class="doing soft">racktwin does nothing about it.</p>}
+      {a.action && <p class="do"><b>You:</b> {a.action}</p>}
+    </div>
+  </li>;
+}
+
+function unheard(): string[] {
+  return Object.entries(live.state?.heard ?? {}).filter(([, c]: any) => c.heard < c.of).map(([t, c]: any) => `${num(c.of - c.heard)} of ${num(c.of)} ${tableWords(t, c.of)}`);
+}
+
+function Wrong() {
+  useLive("alarms", "state");
+  const rung = live.alarms.filter((a) => a.state !== "shelved"), c = live.alarmCounts;
+  const missing = unheard(), s = live.state!;
+  const parts = s.parts.filter((p: any) => p.state !== "running");
+  const head = [c.critical && plural(c.critical, "critical alarm"), c.warning && plural(c.warning, "warning"), c.info && plural(c.info, "notice")].filter(Boolean).join(", ");
+  const calm = !head && !missing.length && !parts.length;
+  return <Panel title="What is wrong, and what is done about it" class="wrong-panel" more={<a href="#/alarms">All alarms</a>}>
+    <p class={`headline ${c.critical ? "h-critical" : c.warning || missing.length || parts.length ? "h-warning" : c.info ? "h-info" : "h-ok"}`}>
+      {calm ? "✓ Nothing is wrong" : head || "No alarms, but not everything is seen"}
+      {c.shelved ? <span class="soft"> · {c.shelved} shelved</span> : null}{c.suppressed ? <span class="soft"> · {c.suppressed} follow from these</span> : null}
+    </p>
+    {missing.length > 0 && <p class="wrong w-warning"><span class="mark" aria-hidden="true">{GLYPHS.unknown}</span><span>Nothing is heard of {missing.join(", ")}. <a href="#/setup">Set up</a> says what arrives.</span></p>}
+    {parts.map((p: any) => <p class="wrong w-warning"><span class="mark" aria-hidden="true">{GLYPHS.warning}</span><span>The {p.kind} {p.name} is {p.state}{p.error && `: ${p.error}`}.</span></p>)}
+    <ul class="wrongs">{rung.slice(0, SHOWN_ALARMS).map((a) => <Sentence key={a.id} a={a} />)}</ul>
+    {live.alarmsTotal > SHOWN_ALARMS && rung.length > SHOWN_ALARMS && <p><a href="#/alarms">and {num(rung.length - SHOWN_ALARMS)} more</a></p>}
+  </Panel>;
+}
+
+export function orders(c: any): string {
+  const at = c.means || (c.low === c.high ? quantity(c.low, c.unit) : `${quantity(c.low, c.unit)} to ${quantity(c.high, c.unit)}`);
+  return `${control(c.control)} of ${counted(c.control, c.count)} at ${at}`;
+}
+
+function Policies() {
+  useLive("state");
+  const s = live.state!;
+  return <Panel title="What each policy does" more={<a href="#/policies">Policies</a>}>
+    <ul class="policies">{s.policies.map((p: any) => {
+      const acts = s.commanded.filter((c: any) => c.policy === p.name), would = s.preview.filter((c: any) => c.policy === p.name), wants = s.wanting.filter((c: any) => c.policy === p.name);
+      const told = acts.map((c: any) => `holds ${orders(c)}`).concat(wants.map((w: any) => `waits for approval: ${control(w.control)} of ${counted(w.control, w.count)}`)).concat(wants.length ? [] : would.map((c: any) => `would hold ${orders(c)}`));
+      const why = [...acts, ...would].flatMap((c: any) => c.reasons).concat(wants.map((w: any) => w.reason)).slice(0, 1);
+      return <li>
+        <a href={`#/policies/${p.name}`}>{p.name.replaceAll("_", " ")}</a> <span class={`chip a-${p.authority}`}>{p.authority}</span>{p.suspended && <Tag kind="critical">suspended</Tag>}
+        <p class={told.length ? "" : "soft"}>{told.length ? title(told.slice(0, 2).join("; ")) : "Nothing to do now"}{why.length > 0 && <span class="soft">: {brief(why[0])}</span>}</p>
+      </li>;
+    })}</ul>
+  </Panel>;
+}
+
+function sum(column: (number | null)[] | undefined): number {
+  return (column ?? []).reduce((t: number, v) => t + (v ?? 0), 0);
+}
+
+function least(column: (number | null)[] | undefined): [number, number] {
+  let at = -1, low = Infinity;
+  (column ?? []).forEach((v, i) => { if (known(v) && v < low) { low = v; at = i; } });
+  return [at, low];
+}
+
+function Figure({ label, href, children, under, tone }: { label: string; href: string; children: ComponentChildren; under?: ComponentChildren; tone?: string }) {
+  return <a class={`figure ${tone ? `f-${tone}` : ""}`} href={href}><span class="figure-label">{label}</span><span class="figure-value">{children}</span><span class="figure-under">{under}</span></a>;
+}
+
+export function totalPower(): { w: number | null; unread: number } {
+  const c = live.columns.power_w ?? [], unread = c.filter((v) => v === null).length;
+  return { w: c.length && unread < c.length ? sum(c) : null, unread };
+}
+
+function Figures() {
+  useLive("state", "racks");
+  const s = live.state!, c = live.columns, { w, unread } = totalPower();
+  const sides = s.supply as { side: string; budget_w: number | null }[];
+  const alone = sides.filter((x) => x.side).map((x) => x.budget_w).filter(known) as number[];
+  const budget = alone.length === 2 ? Math.min(...alone) : sides.length && known(sides[0].budget_w) ? sides[0].budget_w : null;
+  const share = known(w) && known(budget) ? w / budget : null;
+  const [at, margin] = least(c.margin_k), j = s.judged, gpus = s.sizes.gpu;
+  const capped = sum(c.capped), out = sum(c.out), failed = sum(c.failed), unknown = j?.table === "gpu" ? j.unknown : 0;
+  const suspected = sum(c.suspected);
+  return <div class="figures">
+    <Figure label="Power" href="#/power" tone={share !== null && share >= 1 ? "critical" : share !== null && share >= 0.9 ? "warning" : ""}
+      under={<>{share !== null ? <><Bar share={share} label={`${Math.round(share * 100)} % of the budget`} /> {Math.round(share * 100)} % of {quantity(budget, "W")}{alone.length === 2 ? ", what one side carries alone" : ""}</> : "no budget is known"}{unread > 0 && known(w) ? `; ${plural(unread, "rack")} unread` : ""}</>}>
+      <Value v={w} unit="W" /></Figure>
+    <Figure label="Cooling margin" href="#/cooling" tone={margin < 2 ? "critical" : margin < 5 ? "warning" : ""}
+      under={at >= 0 ? <>least in {short(live.layout!.names[at])}, below its guard</> : "no guarded temperature is read"}>
+      {at >= 0 ? <Value v={margin} unit="K" /> : <span class="unknown">unknown</span>}</Figure>
+    <Figure label="GPUs" href="#/replacement" tone={failed ? "critical" : suspected || out ? "warning" : ""}
+      under={<>{capped ? <b>{num(capped)} capped</b> : "none capped"} · {out ? <b>{num(out)} out</b> : "none out"}{failed ? <> · <b>{num(failed)} failed</b></> : ""}{suspected ? ` · ${num(suspected)} suspected` : ""}{unknown ? ` · ${num(unknown)} not judged yet` : ""}</>}>
+      {num(gpus - out)}<span class="unit"> of {num(gpus)} in service</span></Figure>
+    <Figure label="Jobs" href="#/jobs" under={s.windows.length ? plural(s.windows.length, "maintenance window") : "no maintenance"}>{num(s.jobs)}<span class="unit"> running</span></Figure>
+  </div>;
+}
+
+export function PowerChart({ height = 230 }: { height?: number }) {
+  useLive("state");
+  const s = live.state!;
+  const got = usePoll<any>("history?signal=site.power_w&last_s=1800&step=10", 10_000);
+  const row = (s.forecasts?.rows ?? []).find((r: any) => r.signal === "site.power_w");
+  const now = s.now_ns / 1e9, w = totalPower().w;
+  const t: number[] = [], y: (number | null)[] = [];
+  if (got.data) got.data.t_ns.forEach((ns: number, i: number) => { t.push(ns / 1e9); y.push(got.data.values[s.site]?.[i] ?? null); });
+  while (t.length && t[t.length - 1] >= now) { t.pop(); y.pop(); }
+  t.push(now); y.push(w);
+  const ahead = (row?.ahead ?? []).filter((a: any) => a.horizon_s <= 3600).sort((a: any, b: any) => a.horizon_s - b.horizon_s);
+  const mean: (number | null)[] = t.map(() => null), lo = [...mean], hi = [...mean];
+  if (ahead.length) { mean[t.length - 1] = lo[t.length - 1] = hi[t.length - 1] = w; }
+  for (const a of ahead) { t.push(now + a.horizon_s); y.push(null); mean.push(a.mean); lo.push(a.lo); hi.push(a.hi); }
+  const series: Series[] = [{ label: "measured", y, colour: "main" }];
+  if (ahead.length) series.push({ label: "forecast", y: mean, colour: "expected", dash: true, band: [lo, hi] });
+  const most = Math.max(...[...y, ...hi].filter(known) as number[], 0);
+  const outside: string[] = [];
+  for (const side of s.supply as { side: string; budget_w: number | null }[]) {
+    if (!known(side.budget_w)) continue;
+    const label = side.side ? `side ${side.side} alone carries` : "budget";
+    if (side.budget_w <= most * 2.2) {
+      const same = series.find((x) => x.colour === "limit" && x.y[0] === side.budget_w);
+      if (same) same.label = "one side alone carries";
+      else series.push({ label, y: t.map(() => side.budget_w), colour: "limit", dash: true });
+    } else outside.push(`${label} ${quantity(side.budget_w, "W")}`);
+  }
+  return <>
+    <Chart t={t} series={series} unit="W" label="Power of the site" height={height} now={now} low={0} />
+    <p class="soft chart-foot">{outside.length > 0 && <>Off the scale: {outside.join(", ")}. </>}{got.error && <>Recorded values: {got.error}. </>}
+      {!ahead.length && (s.forecasts?.awaited ? brief(s.forecasts.awaited.split(".")[0]) + "." : "No forecast of the site's power.")}</p>
+    {(s.forecasts?.budgets ?? []).map((b: string) => <p class="wrong w-warning"><span class="mark" aria-hidden="true">{GLYPHS.warning}</span><span>{title(brief(b))}</span></p>)}
+  </>;
+}
+
+export function Overview() {
+  useLive("state");
+  if (!live.state) return null;
+  return <div class="page overview">
+    <h1 class="sr">Overview</h1>
+    <Figures />
+    <div class="two">
+      <Wrong />
+      <div class="stack"><Panel title="Power, last 30 min and what is expected"><PowerChart /></Panel></div>
+    </div>
+    <Panel title={`Halls: ${plural(live.state.racks_total, "rack")}`}><HallMap /></Panel>
+    <Policies />
+    <Recent />
+  </div>;
+}
+
+// Lines of one kind that say the same but for numbers and instants, as one; the newest first.
+export function folded<T extends Line>(lines: T[]): T[][] {
+  const out: T[][] = [], shape = (l: Line) => `${l.kind} ${l.text.replace(/[\d.:]+/g, "#").slice(0, 60)}`;
+  for (const l of lines) {
+    const near = out.slice(-4).find((g) => shape(g[0]) === shape(l) && g.at(-1)!.now_ns - l.now_ns < 60e9);
+    if (near) near.push(l);
+    else out.push([l]);
+  }
+  return out;
+}
+
+function Recent() {
+  useLive("decisions");
+  return <Panel title="Latest decisions" more={<a href="#/decisions">Decisions</a>}>
+    <ul class="lines">{folded(live.lines).slice(0, 8).map(([l, ...more]) => <li><time class="num">{clock(l.now_ns)}</time> <span class={`kind k-${l.kind}`}>{l.kind.replaceAll("_", " ")}</span> <span title={l.text}>{brief(l.text)}</span>{more.length > 0 && <span class="soft"> · {num(more.length + 1)} such since {clock(more.at(-1)!.now_ns)}</span>}</li>)}</ul>
+  </Panel>;
+}
+

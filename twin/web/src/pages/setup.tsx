@@ -1,0 +1,35 @@
+// Set up: what arrives on the bus, what is unheard, what is not used and why, the daemon's parts, tokens.
+import { live, useLive, usePoll } from "../live";
+import { Act, Bar, Empty, Facts, Failure, Grid, Panel, Tag } from "../parts";
+import { brief, known, num, plural, span, table, title } from "../words";
+
+export function SetUp() {
+  useLive("state");
+  const s = live.state!, got = usePoll<any>("sources?limit=200", 6000), sources = got.data?.sources ?? [], site = usePoll<any>("site", 60_000).data;
+  const heard = Object.entries<any>(s.heard), bare = site ? live.layout!.names.length - (site.profiles.length ? live.layout!.power_guard_w.filter((v) => v !== null).length : 0) : 0;
+  const k = s.ticks;
+  return <div class="page">
+    <h1>Set up</h1>
+    <Panel title="Heard of the site">
+      <Grid label="Heard" heads={["Kind", "Heard", "", "Silent now", "Periods still learned"]} right={[1, 3, 4]}
+        rows={heard.map(([t, c]) => [title(table(t)), `${num(c.heard)} of ${num(c.of)}`, <Bar plain share={c.of ? c.heard / c.of : null} label={`${c.heard} of ${c.of} ${t} heard`} />, c.silent ? <b class="w">{num(c.silent)}</b> : "0", num(c.learning)])} />
+      {!heard.length && <Empty>The site file names nothing that reports.</Empty>}
+      {site && <Facts rows={[["Profiles", site.profiles.join(", ") || "none"], ["Racks without a power limit of a profile", num(bare)], ["Models", site.models.join(", ") || "none"], ["Site", `${site.site}, ${site.site_hash.slice(0, 12)}`]]} />}
+    </Panel>
+    {s.unused.length > 0 && <Panel title="Not used, and what to do" class="w-panel"><ul class="plain">{s.unused.map((u: any) => <li><Tag kind="warning">{u.outcome === "failed" ? "failed" : "not used"}</Tag> {u.source}{u.sources > 1 && ` and ${num(u.sources - 1)} more`}: {num(u.count)}× {u.why}{u.example && !u.why.includes(u.example) && <>, such as <code>{u.example}</code></>}. <b>{u.remedy}</b></li>)}</ul></Panel>}
+    <Panel title={`Sources${got.data ? `: ${num(got.data.total)}` : ""}`}>
+      <Failure text={got.error} />
+      {got.data && !sources.length && <Empty>No source has been heard, and none is configured.</Empty>}
+      <Grid label="Sources" heads={["Source", "Readings", "Last", "Failed", "Not used", "Clock", "Carries; what is not used and why"]} right={[1, 2, 3, 4]}
+        rows={sources.map((x: any) => [<span title={x.name}>{x.name}</span>, known(x.every_s) ? `${num(x.readings_per_s, x.readings_per_s < 10 ? 1 : 0)} per s` : num(x.readings), known(x.age_s) ? `${span(x.age_s)} ago` : <b class="w">never</b>, num(x.failures), x.unused ? num(x.unused) : "0",
+          !known(x.clock_offset_s) ? "–" : Math.abs(x.clock_offset_s) < 2 ? "✓" : <b class="w">{span(Math.abs(x.clock_offset_s))} {x.clock_offset_s < 0 ? "ahead" : "behind"}</b>,
+          <>{Object.entries<any>(x.carries).map(([t, c]) => `${plural(c.signals, "signal")} of ${num(c.entities)} ${table(t, c.entities)}`).join(", ")}{x.reasons.map((r: any) => <p class={r.remedy ? "w" : "soft"}>{num(r.count)}× {r.why}{r.example && !r.why.includes(r.example) ? `, such as ${r.example}` : ""}{r.remedy && <b>. {r.remedy}</b>}</p>)}{Object.keys(x.also_by).length > 0 && <p class="w">{plural(Object.keys(x.also_by).length, "signal")} of it come from another source too</p>}</>])} />
+      {got.data && got.data.total > sources.length && <p class="soft">and {num(got.data.total - sources.length)} more: racktwin sources lists them</p>}
+    </Panel>
+    <Panel title="The daemon" more={<Act small label="Reload" role="admin" title="Read configuration, site and tokens again" text="A faulty file is refused, and the old one stays in force." fields={[]} send={() => ({ method: "POST", path: "reload" })} />}>
+      <Facts rows={[["Version", `${s.version || "?"}, epoch ${s.epoch}, ${s.role}`], ["Ticks", `${num(k.count)}, each ${span(k.every_s)}; ${k.skipped ? `${num(k.skipped)} skipped` : "none skipped"}; ${known(k.took_s_p99) ? `${num(k.took_s_p99 * 1000, 0)} ms at most of 99 %` : ""}`], ["Token", `${live.who?.name}, ${live.who?.role}`],
+        ...Object.entries<any>(s.counts).filter(([, v]) => v).map(([n, v]) => [title(n.replaceAll("_", " ")), num(v)] as [string, any])]} />
+      <Grid label="Parts of the daemon" heads={["Part", "Kind", "State", "For"]} rows={s.parts.map((p: any) => [p.name, p.kind, p.state === "running" ? <Tag kind="ok">running</Tag> : <><Tag kind="critical">{p.state}</Tag> {brief(p.error)}</>, span(p.since_s)])} />
+    </Panel>
+  </div>;
+}

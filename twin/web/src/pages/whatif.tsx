@@ -1,0 +1,116 @@
+// What if: a scenario run beside the loop from the state of now, with the policies and without, both plotted.
+import { useEffect, useState } from "preact/hooks";
+import { act } from "../api";
+import { live, may, useLive, usePoll } from "../live";
+import { Chart, type Series } from "../chart";
+import { Empty, Failure, GLYPHS, Grid, Panel, Tag, announce } from "../parts";
+import { useTopology } from "./supply";
+import { instant, known, num, quantity, short, since, span, title, words } from "../words";
+
+const CURVES: Record<string, [string, string, number]> = {
+  it_power_kw: ["Power of the IT", "W", 1000], hottest_gpu_c: ["Hottest GPU", "degC", 1], lowest_flow_lpm: ["Least coolant flow of a rack", "l/min", 1], warmest_supply_c: ["Warmest coolant supply", "degC", 1], throttled_gpus: ["GPUs slowed by heat", "count", 1],
+};
+const UNITS: [RegExp, string][] = [[/_kwh$/, "kWh"], [/_temp_c$/, "degC"], [/_lpm$/, "l/min"], [/_s$/, "s"], [/_usd$/, "USD"], [/_kg$/, "kg"], [/_l$/, "l"], [/_gpu_h$/, "GPU h"]];
+
+function figure(name: string, v: unknown): string {
+  if (!known(v)) return name === "first_throttle_s" ? "never" : "–";
+  if (/_gpu_s$/.test(name)) return `${num(v)} GPU s`;
+  const unit = UNITS.find(([r]) => r.test(name))?.[1] ?? "";
+  return unit && ["kWh", "USD", "kg", "l", "GPU h"].includes(unit) ? `${num(v, Math.abs(v) < 10 ? 2 : 0)} ${unit}` : quantity(v, unit);
+}
+
+type Kind = "feed" | "pump" | "heat" | "budget" | "setting" | "authority" | "blocked";
+const KINDS: [Kind, string][] = [["feed", "Lose a feed"], ["pump", "Lose a pump"], ["heat", "Heat wave"], ["blocked", "A rack loses its coolant"], ["budget", "Another budget"], ["setting", "Another setting of a policy"], ["authority", "Another authority"]];
+
+export function WhatIf({ id }: { id: string }) {
+  useLive("state", "who");
+  const got = usePoll<any>("simulations", 2000), runs = got.data?.simulations ?? [], running = runs.find((r: any) => r.state === "running");
+  const shown = id || runs.find((r: any) => r.state === "done")?.id || "";
+  return <div class="page">
+    <h1>What if</h1>
+    <p class="soft">A copy of the state of now runs ahead in a simulated plant, beside the loop. It commands nothing. Twice from the same moment: with the policies, and with nobody acting.</p>
+    <Failure text={got.error} />
+    {running ? <Running run={running} again={got.again} /> : <Ask again={got.again} />}
+    {shown && <Outcome key={shown} id={shown} />}
+    <Panel title="Runs kept"><Grid label="Runs" heads={["What if", "Asked by", "From the state of", "Took", "Outcome"]} rows={runs.map((r: any) => [<a href={`#/whatif/${r.id}`}>{r.name}</a>, r.author, instant(r.from_ns), r.ended_ns ? span((r.ended_ns - r.begun_ns) / 1e9) : "runs", r.state === "failed" ? <><Tag kind="critical">failed</Tag> {r.error}</> : r.state === "done" ? <Tag kind="ok">done</Tag> : r.state])} />
+      {!runs.length && <Empty>None yet. The last five are kept until the daemon restarts.</Empty>}</Panel>
+  </div>;
+}
+
+function Running({ run, again }: { run: any; again: () => void }) {
+  const [, turn] = useState(0);
+  useEffect(() => { const t = setInterval(() => turn((n) => n + 1), 1000); return () => clearInterval(t); }, []);
+  return <Panel title={`Runs: ${run.name}`} class="w-panel"><div class="row"><p class="grow" role="status">{run.author} asked for it; {span(Math.max(0, Math.round(Date.now() / 1e3 - run.begun_ns / 1e9)))} so far, for {span(run.asked.horizon_s)} ahead.</p>
+    <button type="button" class="small" disabled={!may("operator")} onClick={() => act("DELETE", `simulations/${run.id}`).then(again, again)}>Cancel</button></div></Panel>;
+}
+
+function Ask({ again }: { again: () => void }) {
+  const tree = useTopology(), [kind, setKind] = useState<Kind>("feed"), [error, setError] = useState(""), s = live.state!, policies = usePoll<any>("policies", 60_000).data?.policies ?? [];
+  const [policy, setPolicy] = useState("");
+  const feeders = (tree?.feeders ?? []).filter((f) => f.side), cdus = tree?.cdus ?? [], racks = live.layout!.names;
+  const withSettings = policies.filter((p: any) => p.settings.length), chosen = withSettings.find((p: any) => p.name === policy) ?? withSettings[0];
+  const options = (names: string[], name: string) => <label>{title(name)}<select name="entity">{names.slice(0, 1000).map((n) => <option value={n}>{short(n)}</option>)}</select></label>;
+  const allowed = may("operator");
+  const missing = kind === "feed" && !feeders.length ? "The site file names no feeder with a side." : (kind === "pump") && !cdus.length ? "The site has no CDU." : "";
+  return <Panel title="Ask">
+    <form class="ask" onSubmit={async (e) => {
+      e.preventDefault();
+      const v = Object.fromEntries([...new FormData(e.currentTarget).entries()].map(([k, x]) => [k, String(x)])), horizon = Number(v.horizon), begin = Number(v.begin);
+      const label = KINDS.find(([k]) => k === kind)![1], body: any = { name: label, horizon_s: horizon };
+      const fault = (name: string, more: any) => { body.faults = [{ kind: name, begin_s: begin, ...more }]; };
+      if (kind === "feed") { fault("feed_lost", { entity: v.entity, ...(v.back ? { end_s: begin + Number(v.back) } : {}) }); body.name = `${label}: ${short(v.entity)}`; }
+      if (kind === "pump") { fault("pump_trip", { entity: v.entity, part: v.part }); body.name = `${label}: ${short(v.entity)}`; }
+      if (kind === "heat") { fault("heat_wave", { severity: Number(v.kelvin) / 20, ramp_s: 600 }); body.name = `${label}: ${v.kelvin} K`; }
+      if (kind === "blocked") { fault("branch_blocked", { entity: v.entity }); body.name = `${short(v.entity)} loses its coolant`; }
+      if (kind === "budget") { body.budget_pu = Number(v.percent) / 100; body.name = `Budgets at ${v.percent} %`; }
+      if (kind === "authority") { body.policies = { [v.policy]: v.level }; body.name = `${v.policy} at ${v.level}`; }
+      if (kind === "setting" && chosen) {
+        const was = chosen.settings.find((x: any) => x.name === v.setting)?.value, raw = v.value.trim();
+        const value = typeof was === "boolean" ? raw === "true" || raw === "yes" : raw !== "" && !Number.isNaN(Number(raw)) ? Number(raw) : raw;
+        body.settings = { [chosen.name]: { [v.setting]: value } };
+        body.name = `${chosen.name}: ${v.setting} = ${raw}`;
+      }
+      try { const run = await act("POST", "simulations", body); setError(""); announce(`${body.name}: begun`); location.hash = `#/whatif/${run.id}`; again(); } catch (why) { setError((why as Error).message); }
+    }}>
+      <div class="tabs" role="group" aria-label="Scenario">{KINDS.map(([k, t]) => <button type="button" class="small" aria-pressed={k === kind} onClick={() => setKind(k)}>{t}</button>)}</div>
+      <div class="row wrap fields">
+        {kind === "feed" && <>{options(feeders.map((f) => f.name), "feed")}<label>Back after<select name="back"><option value="">not within the run</option><option value="300">5 min</option><option value="900">15 min</option></select></label></>}
+        {kind === "pump" && <>{options(cdus.map((c) => c.name), "CDU")}<label>Pump<select name="part"><option value="1">1</option><option value="2">2</option><option value="both">both</option></select></label></>}
+        {kind === "heat" && <label>Hotter by<select name="kelvin">{[5, 8, 12, 16, 20].map((k) => <option value={k} selected={k === 12}>{k} K</option>)}</select></label>}
+        {kind === "blocked" && options(racks, "rack")}
+        {kind === "budget" && <label>All budgets at, %<input name="percent" inputMode="decimal" defaultValue="80" required pattern="[0-9.]+" /></label>}
+        {kind === "setting" && chosen && <><label>Policy<select onChange={(e) => setPolicy(e.currentTarget.value)}>{withSettings.map((p: any) => <option value={p.name} selected={p === chosen}>{p.name}</option>)}</select></label><label>Setting<select name="setting">{chosen.settings.map((x: any) => <option value={x.name}>{x.name} (now {String(x.value)})</option>)}</select></label><label>Value<input name="value" required /></label></>}
+        {kind === "authority" && <><label>Policy<select name="policy">{s.policies.map((p: any) => <option value={p.name}>{p.name} (now {p.authority})</option>)}</select></label><label>Authority<select name="level">{["off", "advise", "act"].map((x) => <option>{x}</option>)}</select></label></>}
+        {!["budget", "setting", "authority"].includes(kind) && <label>Begins after<select name="begin">{[[60, "1 min"], [300, "5 min"], [600, "10 min"]].map(([v, t]) => <option value={v}>{t}</option>)}</select></label>}
+        <label>Run ahead<select name="horizon">{[[600, "10 min"], [1800, "30 min"], [3600, "1 h"], [14400, "4 h"]].map(([v, t]) => <option value={v} selected={v === 1800}>{t}</option>)}</select></label>
+        <button type="submit" class="main" disabled={!allowed || !!missing} title={allowed ? "" : "needs the role operator"}>Run it</button>
+      </div>
+      {missing && <p class="soft">{missing}</p>}
+      {!allowed && <p class="soft">Only operators and administrators start runs; this token has the role {live.who?.role}.</p>}
+      {error && <p class="failure" role="alert">{error}</p>}
+    </form></Panel>;
+}
+
+function Outcome({ id }: { id: string }) {
+  const [run, set] = useState<any>(null), over = run && run.state !== "running", got = usePoll<any>(over ? null : `simulations/${id}`, 1500);
+  useEffect(() => { if (got.data) set(got.data); }, [got.data]);
+  const r = run?.result;
+  if (!run || run.state === "running") return <Failure text={got.error} />;
+  if (run.state === "failed") return <Panel title={run.name}><Failure text={run.error} /></Panel>;
+  if (!r) return null;
+  const one = r.cases[0], names = Object.keys(one.policies ?? {}).filter((k) => k !== "faults" && (known(one.policies[k]) || known(one.nothing?.[k])));
+  const differ = names.filter((k) => one.policies[k] !== one.nothing?.[k]);
+  const t: number[] = r.curves?.policies?.time_s ?? r.curves?.nothing?.time_s ?? [];
+  return <Panel title={run.name} more={<span class="chip c-simulated">simulated</span>}>
+    <p>From the state of {instant(run.from_ns)}, {span(r.horizon_s)} ahead, {since(run.ended_ns)} ago. Policies: {Object.entries(r.authority).map(([n, l]) => `${n} ${l}`).join(", ")}.</p>
+    {r.warnings?.map((w: string) => <p class="soft">{GLYPHS.warning} {w}</p>)}
+    <div class="charts">{Object.entries(CURVES).map(([key, [label, unit, factor]]) => {
+      const series: Series[] = [["policies", "with the policies", "main"], ["nothing", "nobody acts", "other"]].flatMap(([arm, said, colour]) => { const y = r.curves?.[arm]?.[key]; return y && y.some(known) ? [{ label: said, y: y.map((v: any) => (known(v) ? v * factor : null)), colour: colour as any, dash: arm === "nothing" }] : []; });
+      if (!series.length || series.every((x) => x.y.every((v) => !v))) return null;
+      return <section class="panel" aria-label={label}><header class="panel-head"><h3>{label}</h3></header><Chart t={t} series={series} unit={unit} label={label} height={170} clock="elapsed" /></section>;
+    })}</div>
+    <Grid label="Figures of both" heads={["", "With the policies", "Nobody acts", "Difference"]} right={[1, 2, 3]}
+      rows={[...differ, ...names.filter((k) => !differ.includes(k))].map((k) => [title(words(k)), <b>{figure(k, one.policies[k])}</b>, figure(k, one.nothing?.[k]), known(one.policies[k]) && known(one.nothing?.[k]) ? figure(k, one.policies[k] - one.nothing[k]) : "–"])} />
+    {(one.policies?.faults ?? []).length > 0 && <><h3>What the diagnosis told</h3><ul class="plain">{one.policies.faults.slice(0, 12).map((f: any) => <li>{title(words(f.kind))} of {short(f.entity)} after {span(f.told_s)}{known(f.delay_s) && `, ${span(f.delay_s)} after it began`}</li>)}</ul></>}
+  </Panel>;
+}

@@ -1,0 +1,50 @@
+// Jobs and replacement: what runs, and which nodes are on their way out and back, as the policies explain it.
+import { useState } from "preact/hooks";
+import { live, useLive, usePoll } from "../live";
+import { Act, Empty, Entity, Explained, Failure, GLYPHS, Grid, Panel, REASON, Tag } from "../parts";
+import { Topics, policiesOf } from "./policies";
+import { part } from "../api";
+import { brief, clock, hrefOf, instant, known, num, plural, short, since, span, title } from "../words";
+
+export function Jobs() {
+  useLive("state");
+  const [name, setName] = useState(""), got = usePoll<any>(`jobs?limit=200${name ? `&name=${encodeURIComponent(name)}` : ""}`, 4000), rows = got.data?.jobs ?? [];
+  return <div class="page">
+    <h1>Jobs</h1>
+    <div class="row wrap"><label class="inline">Name contains <input value={name} onInput={(e) => setName(e.currentTarget.value)} /></label><span class="soft">{got.data && plural(got.data.total, "job")}</span></div>
+    <Failure text={got.error} />
+    <Panel title="Running">{got.data && !rows.length ? <Empty>No job is known. A scheduler or the jobs themselves tell of them: <a href="#/setup">Set up</a>.</Empty> :
+      <Grid label="Running jobs" heads={["Job", "Kind", "Nodes", "GPUs", "Capped", "Priority", "Runs for", "Saves each", "Last save", "Ends at most"]} right={[2, 3, 4, 5, 6, 7, 8, 9]}
+        rows={rows.map((j: any) => [<a href={hrefOf("job", j.entity)} title={j.name}>{j.name}</a>, j.kind, num(j.nodes), num(j.gpus), j.capped_gpus ? <b class="w">{num(j.capped_gpus)}</b> : "0", j.priority, j.started_ns ? since(j.started_ns) : "unknown", known(j.interval_s) ? span(j.interval_s) : "not told", j.saved_ns ? `${since(j.saved_ns)} ago` : "not told", j.time_limit_s && j.started_ns ? instant(j.started_ns + j.time_limit_s * 1e9) : "not told"])} />}</Panel>
+    {policiesOf("job").map((p) => <Panel key={p} title={`${title(p.replaceAll("_", " "))}: what is advised, kept and why`}><Topics policy={p} /></Panel>)}
+    <Why />
+  </div>;
+}
+
+// What a cap costs, and why: topics of the API that any policy may serve.
+function Why() {
+  const [hours] = useState(24), got = usePoll<any>(`power/cost?form=explanation&hours=${hours}`, 30_000);
+  if (!got.data) return null;
+  return <Panel title="What caps cost, last 24 h"><Explained e={got.data} /></Panel>;
+}
+
+export function Replacement() {
+  useLive("state");
+  const h = live.state!.health, got = usePoll<any>("replacement/history?limit=60&days=30", 15_000), rows = got.data?.events ?? got.data?.history ?? got.data?.rows ?? [];
+  return <div class="page">
+    <h1>Replacement</h1>
+    <Panel title="Nodes that stand out">
+      {!h.worst.length && <Empty>✓ No node stands out.</Empty>}
+      <ul class="plain">{h.worst.map((r: any) => <li><Tag kind={r.level}>{r.level}</Tag> <Entity name={r.name} table="node" /> {brief(r.why ?? "")} {r.action !== "none" && r.action !== "watch" && <b>{title(r.do)}. </b>}<span class="soft">{known(r.day?.mean) && `fails within a day: ${num(100 * r.day.mean, 2)} %`}{r.lemon && " · a lemon"}</span></li>)}</ul>
+      {h.stand_out > h.worst.length && <p class="soft">and {num(h.stand_out - h.worst.length)} more</p>}
+    </Panel>
+    {policiesOf("node").map((p) => <Panel key={p} title={`${title(p.replaceAll("_", " "))}: nodes on their way out and back, spares`}><Topics policy={p} /></Panel>)}
+    <Panel title="Report work on a node" more={<div class="row">
+      <Act small label="Repaired" title="Report a repair" fields={[{ name: "node", label: "Node", needed: true, hint: "Such as r01/node3" }, REASON]} send={(v) => ({ method: "POST", path: `nodes/${part(v.node)}/repaired`, body: { reason: v.reason } })} />
+    </div>}><p class="soft">A repair reported here lets the node be tested and taken back.</p></Panel>
+    <Panel title="History, 30 days"><Failure text={got.error} />
+      {!rows.length && !got.error && <Empty>Nothing was withdrawn or brought back.</Empty>}
+      <ul class="lines">{rows.map((r: any) => <li><time class="num">{r.now_ns ? `${new Date(r.now_ns / 1e6).toISOString().slice(5, 10)} ${clock(r.now_ns)}` : ""}</time> <span class="kind">{r.kind}</span> <span>{r.node ? <Entity name={r.node} table="node" text={short(r.node)} /> : ""} {brief(r.text ?? r.why ?? "")}</span></li>)}</ul></Panel>
+    <p class="soft">{GLYPHS.unknown} {num(h.parts?.node?.unknown ?? 0)} nodes are not judged yet.</p>
+  </div>;
+}

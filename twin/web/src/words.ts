@@ -1,0 +1,133 @@
+// Numbers with their units, ages, instants and names, as people read them.
+import { live } from "./live";
+
+export const known = (v: unknown): v is number => typeof v === "number" && Number.isFinite(v);
+
+export function num(v: unknown, digits = 0): string {
+  return known(v) ? v.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }) : "–";
+}
+
+// Three significant digits.
+function three(v: number): string {
+  const size = Math.abs(v);
+  return num(v, size >= 100 || size === 0 || Number.isInteger(v) ? 0 : size >= 10 ? 1 : 2);
+}
+
+const SCALES: Record<string, [number, number, string][]> = {
+  W: [[2e6, 1e6, "MW"], [2e3, 1e3, "kW"], [0, 1, "W"]],
+  VA: [[2e6, 1e6, "MVA"], [2e3, 1e3, "kVA"], [0, 1, "VA"]],
+  Wh: [[2e6, 1e6, "MWh"], [2e3, 1e3, "kWh"], [0, 1, "Wh"]],
+  Pa: [[2e3, 1e3, "kPa"], [0, 1, "Pa"]],
+  Hz: [[2e8, 1e9, "GHz"], [2e5, 1e6, "MHz"], [0, 1, "Hz"]],
+};
+const NAMES: Record<string, string> = { degC: "°C", count: "", state: "", code: "", bits: "", "1/s": "per s" };
+
+export function scaled(v: number, unit: string): { text: string; unit: string } {
+  if (unit === "1") return { text: three(100 * v), unit: "%" };
+  if (unit === "s") return { text: span(v), unit: "" };
+  if (unit === "ns") return { text: span(v / 1e9), unit: "" };
+  const scale = SCALES[unit]?.find(([from]) => Math.abs(v) >= from);
+  if (scale) return { text: three(v / scale[1]), unit: scale[2] };
+  if (unit === "degC" || unit === "K") return { text: num(v, 1), unit: NAMES[unit] ?? unit };
+  return { text: three(v), unit: NAMES[unit] ?? unit };
+}
+
+export function quantity(v: unknown, unit: string): string {
+  if (!known(v)) return "–";
+  const { text, unit: u } = scaled(v, unit);
+  return u ? `${text} ${u}` : text;
+}
+
+export function span(s: unknown): string {
+  if (!known(s)) return "–";
+  const size = Math.abs(s);
+  if (size < 120) return `${num(s, size < 10 && !Number.isInteger(s) ? 1 : 0)} s`;
+  return size < 7200 ? `${Math.round(s / 60)} min` : size < 172800 ? `${Math.round(s / 3600)} h` : `${Math.round(s / 86400)} d`;
+}
+
+export const nowNs = (): number => live.state?.now_ns ?? Date.now() * 1e6;
+export const since = (ns: number): string => span(Math.max(0, (nowNs() - ns) / 1e9));
+
+export function clock(ns: number): string {
+  const d = new Date(ns / 1e6);
+  return Number.isNaN(d.getTime()) ? "–" : d.toISOString().slice(11, 19);
+}
+
+export function instant(ns: number): string {
+  const d = new Date(ns / 1e6);
+  if (Number.isNaN(d.getTime())) return "–";
+  const day = d.toISOString().slice(0, 10), today = new Date(nowNs() / 1e6).toISOString().slice(0, 10);
+  return `${day === today ? "" : `${day} `}${clock(ns)} UTC`;
+}
+
+// A name without what all names of the site have in common.
+export function short(name: string): string {
+  const site = live.state?.site ?? "";
+  let out = site && name.startsWith(`${site}/`) ? name.slice(site.length + 1) : name;
+  const halls = live.layout?.halls ?? [];
+  if (halls.length === 1) {
+    const hall = halls[0].slice(site.length + 1) + "/";
+    if (out.startsWith(hall)) out = out.slice(hall.length);
+  }
+  return out;
+}
+
+// A sentence of the daemon with its names shortened; the whole of it is shown on hover.
+export function brief(text: string): string {
+  const site = live.state?.site;
+  if (!site) return text;
+  const halls = live.layout?.halls ?? [];
+  const head = halls.length === 1 ? `${halls[0]}/` : `${site}/`;
+  let out = text.split(head).join("");
+  for (const [key, words] of Object.entries(CONTROLS)) out = out.split(key).join(words);
+  return out.replace(KEYS, (_, name: string) => signal(name)).replaceAll(" degC", " °C");
+}
+
+// Names of signals, which end with their unit.
+const KEYS = /\b(?:(?:site|hall|rack|node|gpu|cdu|loop|feeder|job)\.)?([a-z][a-z0-9]*(?:_[a-z0-9]+)*_(?:w|c|lpm|pa|pu|hz|rpm|k|mj|va|v|a))\b(?![/=.])/g;
+
+const CONTROLS: Record<string, string> = {
+  "gpu.power_cap_w": "the power cap",
+  "node.power_cap_w": "the node's power cap",
+  "job.power_cap_w": "the job's power cap",
+  "job.checkpoint_interval_s": "the checkpoint interval",
+  "job.checkpoint_local_interval_s": "the interval of saves in memory",
+  "job.checkpoint_since_s": "a save now",
+  "node.service_level": "the service level",
+  "node.burn_in_since_s": "a burn-in test",
+  "node.placement": "placement of new work",
+  "rack.liquid_isolation": "the isolation of the coolant",
+  "rack.electrical_isolation": "the isolation of power",
+  "cdu.supply_temp_target_c": "the supply temperature",
+};
+
+export const control = (key: string): string => (CONTROLS[key] ?? words(key.replace(/^[^.]*\./, ""))).replace(/^(the|a) /, "");
+export const words = (name: string): string => name.replace(/_(w|s|ns|pu|kwh|c|lpm|k|hz|pa|va|v|a|mj)(?=_|$)/g, "").replaceAll("_", " ").replaceAll(".", ": ");
+const SIGNALS: Record<string, string> = {
+  temp: "temperature", "hbm temp": "memory temperature", "sm clock": "clock", util: "utilisation", flow: "coolant flow",
+  "supply temp": "supply temperature", "return temp": "return temperature", "inlet temp": "inlet air", "diff pressure": "pressure difference",
+};
+export const signal = (name: string): string => { const w = words(name); return SIGNALS[w] ?? w; };
+
+const TABLES: Record<string, [string, string]> = { gpu: ["GPU", "GPUs"], cdu: ["CDU", "CDUs"], switch: ["switch", "switches"] };
+export const table = (name: string, n = 2): string => (TABLES[name] ?? [name, `${name}s`])[n === 1 ? 0 : 1];
+// Entities of a control: `72 GPUs`.
+export const counted = (key: string, n: number): string => `${num(n)} ${table(key.split(".")[0], n)}`;
+
+export const plural = (n: number, one: string, many = `${one}s`): string => `${num(n)} ${n === 1 ? one : many}`;
+export const title = (text: string): string => text.charAt(0).toUpperCase() + text.slice(1);
+
+// The table of an entity, as its name says.
+export function tableOf(name: string): string {
+  const l = live.layout;
+  if (/\/gpu\d+$/.test(name)) return "gpu";
+  if (/\/node\d+$/.test(name)) return "node";
+  if (!l || live.rowOf.has(name)) return "rack";
+  if (l.cdus.includes(name)) return "cdu";
+  if (l.feeders.includes(name)) return "feeder";
+  if (l.loops.includes(name)) return "loop";
+  if (l.halls.includes(name)) return "hall";
+  return "";
+}
+
+export const hrefOf = (table: string, name: string): string => `#/e/${table}/${name.split("/").map(encodeURIComponent).join("/")}`;
