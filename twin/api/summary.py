@@ -73,7 +73,8 @@ def overview(live: Runtime, pulse: Pulse, alarms: list[dict[str, Any]]) -> dict[
         "forecasts": forecasts.block(live),
         "health": health.block(live), "judged": judged(live, heard),
         "sections": live.sections, "story": live.story,
-        "racks_total": engine.site.sizes["rack"], "sizes": engine.site.sizes, "counts": dict(live.counts),
+        "racks_total": engine.site.sizes["rack"], "sizes": engine.site.sizes,
+        "history": live.history is not None, "counts": dict(live.counts),
     }  # fmt: skip
 
 

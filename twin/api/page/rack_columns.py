@@ -14,7 +14,7 @@ from aiohttp import web
 from twin.api.answers import answer, live_of
 from twin.api.runtime import Runtime
 from twin.api.state import alarms_of
-from twin.api.summary import ages_s, last_values, marks, power_of_racks, silent_s, urgency
+from twin.api.summary import ages_s, is_aside, last_values, marks, power_of_racks, silent_s, urgency
 from twin.catalogue import F64, find_signal
 from twin.contracts import DEGRADED, FAILED, WATCH
 
@@ -96,7 +96,24 @@ def _states(live: Runtime, alarms: list[dict[str, Any]], read: np.ndarray) -> np
         row = site.entity("rack", name)
         if row is not None and severity in STATES:
             out[row] = STATES.index(severity)
+    # An alarm names the first of many entities; the engine knows all that are beyond a bound.
+    rung = [str(a.get("id")) for a in alarms if not is_aside(a)]
+    for key, level in live.engine.findings.beyond.items():
+        table = key.partition(".")[0]
+        if table in ("rack", "node", "gpu") and any(i.startswith(f"beyond/{key}/") for i in rung):
+            of = _rack_of(live, table)
+            for bound, word in ((1, "warning"), (2, "critical")):
+                at = np.unique(of[level == bound])
+                out[at] = np.maximum(out[at] % STATES.index("maintenance"), STATES.index(word))
     return out
+
+
+def _rack_of(live: Runtime, table: str) -> np.ndarray:
+    """The rack of each rack, node or GPU [n]."""
+    site = live.engine.site
+    if table == "rack":
+        return np.arange(site.sizes["rack"])
+    return site.rack_of_gpu if table == "gpu" else site.rack_of_node
 
 
 def _capped(live: Runtime) -> np.ndarray:

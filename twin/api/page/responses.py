@@ -8,7 +8,7 @@ import numpy as np
 
 from twin.api.runtime import Runtime
 from twin.catalogue import INSTANTS, Control, clean, control_value, quantity
-from twin.contracts import ExplanationRefused, entities_within
+from twin.contracts import ExplanationRefused, below, entities_within
 
 COUNTED = {"gpu": ("GPU", "GPUs"), "cdu": ("CDU", "CDUs")}  # other tables by their names
 MOST_ENTITIES = 8  # of an alarm that are looked into
@@ -29,9 +29,13 @@ def with_responses(live: Runtime, alarms: list[dict[str, Any]]) -> list[dict[str
 
 
 def _inside(live: Runtime, alarm: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Entities by table inside those that an alarm names, and the GPUs and nodes of their racks."""
+    """Entities by table inside those that an alarm concerns; of a long list, those that it names first."""
     out: dict[str, np.ndarray] = {}
-    view = live.engine.view()
+    view, (kind, _, key) = live.engine.view(), str(alarm.get("id")).rpartition("/")[0].partition("/")
+    level = live.engine.findings.beyond.get(key) if kind == "beyond" else None
+    if level is not None:  # all that are beyond a bound, of which it names a few
+        index = np.flatnonzero(level).astype(np.int32)
+        return dict(below(live.engine.site, key.partition(".")[0], index))
     for name in list(alarm.get("entities", ()))[:MOST_ENTITIES]:
         try:
             _, _, inside = entities_within(view, str(name).partition("#")[0])

@@ -56,14 +56,14 @@ export function Chart(p: { t: number[]; series: Series[]; unit: string; label: s
         return span > 6 * 86400 ? day : span > 86400 ? `${day} ${time}` : span < 240 ? `${time}:${two(d.getUTCSeconds())}` : time;
       });
     };
-    const elapsed = (_: uPlot, at: number[]) => at.map((s) => (s >= 3600 ? `${(s / 3600).toFixed(1)} h` : `${Math.round(s / 60)} min`));
+    const elapsed = (_: uPlot, at: number[]) => at.map((s) => (s >= 3600 ? `${+(s / 3600).toFixed(1)} h` : `${Math.round(s / 60)} min`));
     plot.current = new uPlot({
       width: Math.max(160, node.clientWidth), height: p.height ?? 200, series, bands,
       padding: [8, 12, 0, 0],
       legend: { show: false }, cursor: { y: false, points: { show: true }, drag: { x: false, y: false } },
       scales: { x: { time: p.clock !== "elapsed" }, y: { range: (_, lo, hi) => range(lo, hi, p.low) } },
       tzDate: (ts) => uPlot.tzDate(new Date(ts * 1e3), "Etc/UTC"),
-      axes: [{ ...line, space: 70, values: p.clock === "elapsed" ? elapsed : wall }, { ...line, size: 52 }],
+      axes: [{ ...line, space: 70, ...(p.clock === "elapsed" ? { incrs: [60, 120, 300, 600, 1200, 1800, 3600, 7200] } : {}), values: p.clock === "elapsed" ? elapsed : wall }, { ...line, size: 52 }],
       hooks: {
         draw: [(u) => {
           if (p.now === undefined) return;

@@ -40,7 +40,7 @@ export function Diagram({ places, flows, label }: { places: Place[]; flows: Flow
           <text x={x + 8} y={y + 16} class="head">{p.state !== "ok" && p.state !== "unknown" ? `${GLYPHS[p.state] ?? ""} ` : ""}{p.head}</text>
           {p.lines.map((t, k) => <text x={x + 8} y={y + HEAD + 10 + LINE * k}>{t}</text>)}
         </g>;
-        return p.name ? <a href={hrefOf(p.table, p.name)} aria-label={p.said}>{body}</a> : body;
+        return p.name ? <a href={hrefOf(p.table, p.name)}>{body}</a> : body;
       })}
     </svg>
   </div>;

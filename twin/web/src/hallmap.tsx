@@ -1,4 +1,5 @@
 // The hall map: every rack as a tile that says its state by colour and sign; large tiles where there is room.
+import { Component } from "preact";
 import { live, useLive } from "./live";
 import { GLYPHS } from "./parts";
 import { hrefOf, known, quantity, short, span } from "./words";
@@ -16,26 +17,31 @@ function said(i: number): string {
   return out.join(", ");
 }
 
-function Tile({ i, size }: { i: number; size: string }) {
-  const l = live.layout!, c = live.columns, state = l.states[c.state[i] ?? 0], name = l.names[i];
-  const old = known(c.age_s[i]), capped = c.capped[i] ?? 0, out = c.out[i] ?? 0;
-  const text = said(i);
-  const marks = <>{capped > 0 && <span class="m-capped" aria-hidden="true">⤓</span>}{out > 0 && <span class="m-out" aria-hidden="true">⊘</span>}</>;
-  return <a class={`tile r-${state} ${old ? "old" : ""} ${l.spare[i] ? "spare" : ""}`} href={hrefOf("rack", name)} title={text} aria-label={text}>
-    {size === "small" ? <span class="sign" aria-hidden="true">{state === "ok" ? "" : GLYPHS[state]}</span> : <>
-      <span class="tile-head"><b>{short(name).split("/").pop()}</b><span class="sign" aria-hidden="true">{GLYPHS[state]}</span></span>
-      <span class="tile-power">{quantity(c.power_w[i], "W")}</span>
-      {size === "large" && <span class="tile-rows">
-        {known(c.gpu_temp_c[i]) && <span>GPU {c.gpu_temp_c[i]} °C</span>}
-        {known(c.flow_lpm[i]) ? <span>{quantity(c.flow_lpm[i], "l/min")}</span> : known(c.inlet_temp_c[i]) && <span>air {quantity(c.inlet_temp_c[i], "degC")}</span>}
-        {capped > 0 && <span class="w">{capped} capped</span>}
-        {out > 0 && <span class="w">{out} out</span>}
-        {old && <span class="w">{span(c.age_s[i])} old</span>}
-        {l.spare[i] && <span class="soft">spare</span>}
-      </span>}
-      {size === "middle" && <span class="tile-marks">{marks}</span>}
-    </>}
-  </a>;
+// Drawn anew only where what it says has changed: a site may have a thousand of them.
+class Tile extends Component<{ i: number; size: string; text: string }> {
+  override shouldComponentUpdate(next: { i: number; size: string; text: string }): boolean {
+    return next.text !== this.props.text || next.size !== this.props.size || next.i !== this.props.i;
+  }
+
+  override render() {
+    const { i, size, text } = this.props, l = live.layout!, c = live.columns, state = l.states[c.state[i] ?? 0], name = l.names[i];
+    const old = known(c.age_s[i]), capped = c.capped[i] ?? 0, out = c.out[i] ?? 0;
+    return <a class={`tile r-${state} ${old ? "old" : ""} ${l.spare[i] ? "spare" : ""}`} href={hrefOf("rack", name)} title={text}>
+      {size === "small" ? <><span class="sign" aria-hidden="true">{state === "ok" ? "" : GLYPHS[state]}</span><span class="sr">{short(name)} {state}</span></> : <>
+        <span class="tile-head"><b>{short(name).split("/").pop()}</b><span class="sign" aria-hidden="true">{GLYPHS[state]}</span><span class="sr">{state}</span></span>
+        <span class="tile-power">{quantity(c.power_w[i], "W")}</span>
+        {size === "large" && <span class="tile-rows">
+          {known(c.gpu_temp_c[i]) && <span>GPU {c.gpu_temp_c[i]} °C</span>}
+          {known(c.flow_lpm[i]) ? <span>{quantity(c.flow_lpm[i], "l/min")}</span> : known(c.inlet_temp_c[i]) && <span>air {quantity(c.inlet_temp_c[i], "degC")}</span>}
+          {capped > 0 && <span class="w">{capped} capped</span>}
+          {out > 0 && <span class="w">{out} out</span>}
+          {old && <span class="w">{span(c.age_s[i])} old</span>}
+          {l.spare[i] && <span class="soft">spare</span>}
+        </span>}
+        {size === "middle" && <span class="tile-marks">{capped > 0 && <span title="capped">⤓<span class="sr">{capped} capped</span></span>}{out > 0 && <span title="out of service">⊘<span class="sr">{out} out</span></span>}</span>}
+      </>}
+    </a>;
+  }
 }
 
 export function HallMap({ only }: { only?: number[] }) {
@@ -53,7 +59,7 @@ export function HallMap({ only }: { only?: number[] }) {
       <span class={`mk r-${s}`}><span aria-hidden="true">{GLYPHS[s]}</span> {counts.get(s)} {s}</span>)}</p>
     {halls.map(([h, of]) => <div class="hall">
       {halls.length > 1 && <h3>{short(h)} <span class="soft">{of.length} racks</span></h3>}
-      <div class={`tiles z-${size}`}>{of.map((i) => <Tile key={i} i={i} size={size} />)}</div>
+      <div class={`tiles z-${size}`}>{of.map((i) => <Tile key={i} i={i} size={size} text={said(i)} />)}</div>
     </div>)}
   </div>;
 }

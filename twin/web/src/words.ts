@@ -80,7 +80,7 @@ export function brief(text: string): string {
   const head = halls.length === 1 ? `${halls[0]}/` : `${site}/`;
   let out = text.split(head).join("");
   for (const [key, words] of Object.entries(CONTROLS)) out = out.split(key).join(words);
-  return out.replace(KEYS, (_, name: string) => signal(name)).replaceAll(" degC", " °C");
+  return out.replace(KEYS, (_, name: string) => signal(name)).replaceAll(" degC", " °C").replace(/\b(\d[\d,]*) (gpu|cdu)s?\b(?!\/)/g, (_, n: string, t: string) => `${n} ${table(t, Number(n.replaceAll(",", "")))}`);
 }
 
 // Names of signals, which end with their unit.

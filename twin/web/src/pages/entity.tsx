@@ -79,7 +79,7 @@ function chosen(table: string, d: any): string[] {
 
 function SignalChart({ table, d, name, last, seen }: { table: string; d: any; name: string; last: number; seen: Map<string, Seen[]> }) {
   const step = Math.max(1, last / 400);
-  const got = usePoll<any>(`history?signal=${table}.${name}&name=${encodeURIComponent(d.name)}&last_s=${last}&step=${step}`, last <= 3600 ? 5000 : 30_000);
+  const got = usePoll<any>(!live.state!.history ? null : `history?signal=${table}.${name}&name=${encodeURIComponent(d.name)}&last_s=${last}&step=${step}`, last <= 3600 ? 5000 : 30_000);
   const s = d.signals[name], c = d.comparisons.find((x: any) => x.signal === name && x.state === "learned") ?? d.comparisons.find((x: any) => x.signal === name);
   const points = new Map<number, [number | null, number | null, number | null, number | null]>();
   const values: (number | null)[] = got.data ? Object.values(got.data.values)[0] as any : [];
@@ -106,7 +106,7 @@ function SignalChart({ table, d, name, last, seen }: { table: string; d: any; na
   }
   return <section class="panel" aria-label={signal(name)}><header class="panel-head"><h3>{title(signal(name))}</h3>
     <Value v={s.value} unit={s.unit} age={s.late ? s.age_s : null} class="big" /></header>
-    {t.length > 1 ? <Chart t={t} series={series} unit={s.unit} label={signal(name)} height={150} key={name} /> : <Empty>{got.error ? `Recorded values: ${got.error}` : "Nothing is recorded yet."}</Empty>}
+    {t.length > 1 ? <Chart t={t} series={series} unit={s.unit} label={signal(name)} height={150} key={name} /> : <Empty>{got.error ? `Recorded values: ${got.error}` : live.state!.history ? "Nothing is recorded yet." : "This daemon keeps no history of its own."}</Empty>}
     <p class="soft chart-foot">{c && (c.state === "learned" ? <>Expected {quantity(c.expected, c.unit)} ± {quantity(c.band, c.unit)} {c.from}{Math.abs(c.residual) > c.band * LATE && <b class="w"> · beyond its band</b>}. {list.length < 20 && "Expected values are drawn from when this page was opened. "}</> : <>Expected value: {c.state}{known(c.left_s) && `, ${span(c.left_s)} left`}. </>)}{off.length > 0 && <>Off the scale: {off.join(", ")}.</>}</p>
   </section>;
 }
@@ -185,7 +185,7 @@ function Tiles({ table, names, total, parent }: { table: string; names: string[]
     const i = at.get(n), p = i === undefined ? null : s.power_w?.value[i], temp = i === undefined ? null : s.temp_c?.value[i], lv = level.get(n) ?? "unknown";
     const state = lv === "failed" ? "critical" : lv === "degraded" ? "warning" : lv === "watch" ? "info" : lv === "healthy" ? "ok" : "unknown";
     const text = `${n}, health ${lv}, ${quantity(p, "W")}${known(temp) ? `, ${temp} °C` : ""}`;
-    return <a class={`tile r-${state}`} href={hrefOf(table, n)} title={text} aria-label={text}><span class="tile-head"><b>{n.split("/").pop()}</b></span><span class="tile-power">{quantity(p, "W")}</span>{known(temp) && <span class="soft">{num(temp)} °C</span>}</a>;
+    return <a class={`tile r-${state}`} href={hrefOf(table, n)} title={text}><span class="tile-head"><b>{n.split("/").pop()}</b><span class="sr">health {lv}</span></span><span class="tile-power">{quantity(p, "W")}</span>{known(temp) && <span class="soft">{num(temp)} °C</span>}</a>;
   })}</div></>;
 }
 

@@ -4,7 +4,7 @@ import { live, useLive, usePoll, type Alarm, type Line } from "../live";
 import { HallMap } from "../hallmap";
 import { Chart, type Series } from "../chart";
 import { Bar, Entities, GLYPHS, Panel, Tag, Value } from "../parts";
-import { brief, clock, control, counted, known, table as tableWords, num, plural, quantity, short, since, title } from "../words";
+import { brief, clock, control, counted, hrefOf, known, table as tableWords, num, plural, quantity, short, since, tableOf, title } from "../words";
 
 const SHOWN_ALARMS = 6;
 
@@ -57,16 +57,19 @@ export function orders(c: any): string {
 function Policies() {
   useLive("state");
   const s = live.state!;
+  const rows = s.policies.map((p: any) => {
+    const of = (list: any[]) => list.filter((c: any) => c.policy === p.name), acts = of(s.commanded), wants = of(s.wanting), would = wants.length ? [] : of(s.preview);
+    const waits = new Map<string, number>();
+    for (const w of wants) waits.set(w.control, (waits.get(w.control) ?? 0) + w.count);
+    const told = [...acts.map((c: any) => `holds ${orders(c)}`), ...[...waits].map(([k, n]) => `waits for approval: ${control(k)} of ${counted(k, n)}`), ...would.map((c: any) => `would hold ${orders(c)}`)];
+    return { p, told, why: [...acts, ...would].flatMap((c: any) => c.reasons).concat(wants.map((w: any) => w.reason)).slice(0, 1) };
+  });
+  const busy = rows.filter((r: any) => r.told.length || r.p.suspended), idle = rows.filter((r: any) => !busy.includes(r));
+  const name = (p: any) => <><a href={`#/policies/${p.name}`}>{p.name.replaceAll("_", " ")}</a> <span class={`chip a-${p.authority}`}>{p.authority}</span></>;
   return <Panel title="What each policy does" more={<a href="#/policies">Policies</a>}>
-    <ul class="policies">{s.policies.map((p: any) => {
-      const acts = s.commanded.filter((c: any) => c.policy === p.name), would = s.preview.filter((c: any) => c.policy === p.name), wants = s.wanting.filter((c: any) => c.policy === p.name);
-      const told = acts.map((c: any) => `holds ${orders(c)}`).concat(wants.map((w: any) => `waits for approval: ${control(w.control)} of ${counted(w.control, w.count)}`)).concat(wants.length ? [] : would.map((c: any) => `would hold ${orders(c)}`));
-      const why = [...acts, ...would].flatMap((c: any) => c.reasons).concat(wants.map((w: any) => w.reason)).slice(0, 1);
-      return <li>
-        <a href={`#/policies/${p.name}`}>{p.name.replaceAll("_", " ")}</a> <span class={`chip a-${p.authority}`}>{p.authority}</span>{p.suspended && <Tag kind="critical">suspended</Tag>}
-        <p class={told.length ? "" : "soft"}>{told.length ? title(told.slice(0, 2).join("; ")) : "Nothing to do now"}{why.length > 0 && <span class="soft">: {brief(why[0])}</span>}</p>
-      </li>;
-    })}</ul>
+    <ul class="policies">{busy.map(({ p, told, why }: any) => <li>{name(p)} {p.suspended && <Tag kind="critical">suspended</Tag>}
+      <p>{title(told.slice(0, 2).join("; "))}{why.length > 0 && <span class="soft">: {brief(why[0])}</span>}</p></li>)}</ul>
+    {idle.length > 0 && <p class="idle"><span class="soft">{busy.length ? "The others have nothing to do now: " : "None has anything to do now: "}</span>{idle.map(({ p }: any) => <span class="nobr">{name(p)}</span>)}</p>}
   </Panel>;
 }
 
@@ -116,7 +119,7 @@ function Figures() {
 export function PowerChart({ height = 230 }: { height?: number }) {
   useLive("state");
   const s = live.state!;
-  const got = usePoll<any>("history?signal=site.power_w&last_s=1800&step=10", 10_000);
+  const got = usePoll<any>(s.history && s.racks_total ? "history?signal=site.power_w&last_s=1800&step=10" : null, 10_000);
   const row = (s.forecasts?.rows ?? []).find((r: any) => r.signal === "site.power_w");
   const now = s.now_ns / 1e9, w = totalPower().w;
   const t: number[] = [], y: (number | null)[] = [];
@@ -142,7 +145,7 @@ export function PowerChart({ height = 230 }: { height?: number }) {
   }
   return <>
     <Chart t={t} series={series} unit="W" label="Power of the site" height={height} now={now} low={0} />
-    <p class="soft chart-foot">{outside.length > 0 && <>Off the scale: {outside.join(", ")}. </>}{got.error && <>Recorded values: {got.error}. </>}
+    <p class="soft chart-foot">{outside.length > 0 && <>Off the scale: {outside.join(", ")}. </>}{!s.history && "This daemon keeps no history of its own. "}{got.error && <>Recorded values: {got.error}. </>}
       {!ahead.length && (s.forecasts?.awaited ? brief(s.forecasts.awaited.split(".")[0]) + "." : "No forecast of the site's power.")}</p>
     {(s.forecasts?.budgets ?? []).map((b: string) => <p class="wrong w-warning"><span class="mark" aria-hidden="true">{GLYPHS.warning}</span><span>{title(brief(b))}</span></p>)}
   </>;
@@ -156,10 +159,9 @@ export function Overview() {
     <Figures />
     <div class="two">
       <Wrong />
-      <div class="stack"><Panel title="Power, last 30 min and what is expected"><PowerChart /></Panel></div>
+      <div class="stack"><Panel title="Power, last 30 min and what is expected"><PowerChart /></Panel><Policies /></div>
     </div>
-    <Panel title={`Halls: ${plural(live.state.racks_total, "rack")}`}><HallMap /></Panel>
-    <Policies />
+    <Panel title={`Halls: ${plural(live.state.racks_total, "rack")}`}><Equipment /><HallMap /></Panel>
     <Recent />
   </div>;
 }
@@ -175,10 +177,24 @@ export function folded<T extends Line>(lines: T[]): T[][] {
   return out;
 }
 
+// CDUs, loops and feeders with the gravest alarm of each; of many, those with an alarm alone.
+function Equipment() {
+  useLive("alarms");
+  const l = live.layout!, of = new Map<string, Alarm>();
+  for (const a of live.alarms) if (a.state !== "shelved") for (const e of a.entities) if (!of.has(e)) of.set(e, a);
+  const all = [...l.loops, ...l.cdus, ...l.feeders], shown = all.length <= 24 ? all : all.filter((n) => of.has(n)).slice(0, 60);
+  if (!all.length) return null;
+  const heard = live.state!.heard, quiet = (t: string) => heard[t] && heard[t].heard < heard[t].of;
+  return <p class="equipment">{shown.map((n) => { const a = of.get(n), state = a ? a.severity : quiet(tableOf(n)) ? "unknown" : "ok"; return <a class={`tile r-${state}`} href={hrefOf(tableOf(n), n)} title={a ? `${n}: ${a.title}` : n}><span aria-hidden="true">{GLYPHS[state]}</span> {short(n)}{state === "unknown" && <span class="sr"> unknown</span>}{a && <span class="sr"> {a.severity}: {a.title}</span>}</a>; })}
+    {all.length > shown.length && <span class="soft">{shown.length ? "and " : ""}{num(all.length - shown.length)} CDUs, loops and feeders without an alarm</span>}</p>;
+}
+
+const NOISE = ["daemon", "upkeep", "leader", "narrowed", "account"];
+
 function Recent() {
   useLive("decisions");
   return <Panel title="Latest decisions" more={<a href="#/decisions">Decisions</a>}>
-    <ul class="lines">{folded(live.lines).slice(0, 8).map(([l, ...more]) => <li><time class="num">{clock(l.now_ns)}</time> <span class={`kind k-${l.kind}`}>{l.kind.replaceAll("_", " ")}</span> <span title={l.text}>{brief(l.text)}</span>{more.length > 0 && <span class="soft"> · {num(more.length + 1)} such since {clock(more.at(-1)!.now_ns)}</span>}</li>)}</ul>
+    <ul class="lines">{folded(live.lines.filter((l) => !NOISE.includes(l.kind))).slice(0, 8).map(([l, ...more]) => <li><time class="num">{clock(l.now_ns)}</time> <span class={`kind k-${l.kind}`}>{l.kind.replaceAll("_", " ")}</span> <span title={l.text}>{brief(l.text)}</span>{more.length > 0 && <span class="soft"> · {num(more.length + 1)} such since {clock(more.at(-1)!.now_ns)}</span>}</li>)}</ul>
   </Panel>;
 }
 

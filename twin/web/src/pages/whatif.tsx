@@ -12,6 +12,11 @@ const CURVES: Record<string, [string, string, number]> = {
 };
 const UNITS: [RegExp, string][] = [[/_kwh$/, "kWh"], [/_temp_c$/, "degC"], [/_lpm$/, "l/min"], [/_s$/, "s"], [/_usd$/, "USD"], [/_kg$/, "kg"], [/_l$/, "l"], [/_gpu_h$/, "GPU h"]];
 
+const FIGURES: Record<string, string> = {
+  first_throttle_s: "First GPU slowed by heat after", throttled_gpu_s: "GPU time slowed by heat", throttled_gpus: "GPUs slowed by heat", shut_down_gpus: "GPUs shut down", breaker_trips: "Breakers tripped", highest_gpu_temp_c: "Hottest GPU", lowest_rack_flow_lpm: "Least coolant flow of a rack",
+  it_energy_kwh: "Energy of the IT", total_energy_kwh: "Energy in all", pue: "Energy in all per energy of the IT (PUE)", cost_usd: "Cost", carbon_kg: "CO₂", water_l: "Water", done_work_gpu_h: "Work done", lost_work_gpu_h: "Work lost", checkpoint_gpu_h: "Spent on saves", slowed_work_gpu_h: "Work slowed by caps or heat", interrupted_jobs: "Jobs interrupted", commands: "Commands", faults_told: "Faults told",
+};
+
 function figure(name: string, v: unknown): string {
   if (!known(v)) return name === "first_throttle_s" ? "never" : "–";
   if (/_gpu_s$/.test(name)) return `${num(v)} GPU s`;
@@ -110,7 +115,7 @@ function Outcome({ id }: { id: string }) {
       return <section class="panel" aria-label={label}><header class="panel-head"><h3>{label}</h3></header><Chart t={t} series={series} unit={unit} label={label} height={170} clock="elapsed" /></section>;
     })}</div>
     <Grid label="Figures of both" heads={["", "With the policies", "Nobody acts", "Difference"]} right={[1, 2, 3]}
-      rows={[...differ, ...names.filter((k) => !differ.includes(k))].map((k) => [title(words(k)), <b>{figure(k, one.policies[k])}</b>, figure(k, one.nothing?.[k]), known(one.policies[k]) && known(one.nothing?.[k]) ? figure(k, one.policies[k] - one.nothing[k]) : "–"])} />
+      rows={[...differ, ...names.filter((k) => !differ.includes(k))].map((k) => [FIGURES[k] ?? title(words(k)), <b>{figure(k, one.policies[k])}</b>, figure(k, one.nothing?.[k]), known(one.policies[k]) && known(one.nothing?.[k]) ? figure(k, one.policies[k] - one.nothing[k]).replace("°C", "K") : "–"])} />
     {(one.policies?.faults ?? []).length > 0 && <><h3>What the diagnosis told</h3><ul class="plain">{one.policies.faults.slice(0, 12).map((f: any) => <li>{title(words(f.kind))} of {short(f.entity)} after {span(f.told_s)}{known(f.delay_s) && `, ${span(f.delay_s)} after it began`}</li>)}</ul></>}
   </Panel>;
 }

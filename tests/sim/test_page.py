@@ -1,0 +1,252 @@
+"""The page in a browser: it shows what the API says, acts in the token's name, and survives what comes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from policies.power_capping.power_cap import PowerCap
+from tests.support.browser import Browser, Screen, browsing
+from tests.support.in_process_daemon import Desk, Pod, serving_aside
+from tests.support.page_packages import page_packages
+from twin.api.tokens import revoke_token
+from twin.catalogue import NS
+from twin.config import Api
+from twin.telemetry import events as ev
+
+pytestmark = pytest.mark.slow
+PAGES = {
+    "": "What is wrong", "alarms": "Maintenance windows", "decisions": "Decisions",
+    "power": "One-line diagram",
+    "cooling": "If a pump stops", "policies": "Thermal guard", "policies/thermal_guard": "Settings",
+    "jobs": "Running", "replacement": "History", "whatif": "Run it", "setup": "Heard of the site",
+    "e/rack/lab/h/r1": "Rack r1", "e/node/lab/h/r1/node0": "Node r1/node0",
+    "e/cdu/lab/h/cdu1": "Racks it cools",
+    "e/gpu/lab/h/r1/node0/gpu0": "Gpu r1/node0/gpu0", "e/feeder/lab/h/a": "Feeder a",
+}  # fmt: skip
+HOSTILE = '<img src=x onerror=alert(1)>"><script>alert(2)</script>'
+
+
+# Violations that axe calls serious or critical, each with its first places
+SERIOUS = """
+(rules) => axe.run(document, {resultTypes: ["violations"], ...(rules ? {runOnly: rules} : {})})
+  .then((r) => r.violations
+  .filter((v) => ["serious", "critical"].includes(v.impact))
+  .map((v) => [v.id, v.nodes.slice(0, 2).map((n) => `${n.html.slice(0, 160)} ${n.failureSummary}`)]))
+"""
+HOT = {"gpu.temp_c": 95.0, "gpu.power_w": 700.0, "gpu.power_limit_w": 1200.0, "rack.flow_lpm": 96.0,
+       "rack.power_w": 80_000.0}  # fmt: skip
+
+
+class BeatingDesk(Desk):
+    """A desk whose daemon ticks twice a second with the same readings, until others are given."""
+
+    readings: ClassVar[dict[str, float]] = HOT
+
+    def start(self) -> None:
+        """On the daemon's loop: a job, a history, and the first tick."""
+        self.pod.live.history = History(self.pod)
+        self.pod.live.put_event(
+            ev.JobStarted(id="j1", job="train-1", nodes=("lab/h/r1/node0", "lab/h/r1/node1"))
+        )
+        self.pod.tick(self.readings)
+        self.beating = asyncio.get_running_loop().create_task(self.beat())
+
+    async def beat(self) -> None:
+        """Tick until the loop ends."""
+        while True:
+            await asyncio.sleep(0.5)
+            self.pod.tick(self.readings)
+
+
+class History:
+    """A history that knows the last minute of everything."""
+
+    def __init__(self, pod: Pod) -> None:
+        self.pod = pod
+
+    async def query(self, key: str, names: list[str], *_: Any) -> dict[str, Any]:
+        """Ten values of each."""
+        now = self.pod.twin.now_ns
+        return {"t_ns": [now - i * 6 * NS for i in range(10, 0, -1)], "damaged": 0,
+                "values": {n: [50.0] * 10 for n in names}}  # fmt: skip
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BeatingDesk]:
+    """A daemon whose GPUs are hot, with a job, behind a real socket."""
+    with serving_aside(tmp_path, monkeypatch, BeatingDesk, more=[PowerCap()]) as made:
+        made.do(made.start)
+        yield made
+
+
+@pytest.fixture
+def browser(server: Callable[..., Path]) -> Iterator[Browser]:
+    """Chromium."""
+    with browsing(server) as made:
+        yield made
+
+
+def logged_in(browser: Browser, desk: BeatingDesk, role: str = "operator", **more: Any) -> Screen:
+    screen = browser.open(desk.pod.url, **more)
+    screen.log_in(desk.pod.secrets[role])
+    return screen
+
+
+def test_every_page_loads_clean_and_is_usable_by_all(
+    browser: Browser, desk: BeatingDesk, server: Callable[..., Path]
+) -> None:
+    """No error, no report of the policy, no serious finding of axe; it fits a phone, in light and dark."""
+    axe = (page_packages(server) / "node_modules" / "axe-core" / "axe.min.js").read_text()
+    found: list[Any] = []
+    for width, scheme, only in ((1366, "light", None), (390, "dark", ["color-contrast"])):
+        screen = logged_in(browser, desk, width=width, scheme=scheme)
+        screen.page.evaluate(axe)
+        for path, words in PAGES.items():
+            screen.go(path)
+            screen.shows(words)
+            over = screen.page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            assert over <= 0, (path, width, over)
+            found += [[path, scheme, *one] for one in screen.page.evaluate(SERIOUS, only)]
+        assert screen.reports() == []
+        assert screen.complaints == []
+    assert found == []
+
+
+def test_it_shows_what_the_api_says(browser: Browser, desk: BeatingDesk) -> None:
+    screen = logged_in(browser, desk, "viewer")
+    screen.shows("1 critical alarm", "160 kW", "144 of 144 in service", "1 running")
+    alarm = desk.do(lambda: desk.pod.live.engine.findings.active)
+    for finding in alarm.values():
+        screen.shows(finding.action)
+    screen.shows("thermal_guard waits for approval to set the power cap of 144")
+    tiles = screen.page.locator(".tile.r-critical").all_inner_texts()
+    assert [("r1" in t, "80 kW" in t) for t in tiles][:1] == [(True, True)]
+    assert len(tiles) == 2, "an alarm on many names the first; each rack of them is marked"
+    # Another tick arrives by the stream, without anybody asking
+    desk.readings = HOT | {"rack.power_w": 40_000.0, "gpu.temp_c": 60.0}  # type: ignore[misc]
+    screen.shows("80 kW", "No alarms, but not everything is seen")
+    screen.page.keyboard.press("g")
+    screen.page.keyboard.press("d")
+    screen.page.wait_for_selector(".timeline li")
+    screen.page.keyboard.press("/")
+    screen.page.wait_for_selector(".finder input:focus")
+    screen.page.keyboard.type("r2/node3")
+    screen.page.wait_for_selector(".found a")
+    screen.page.keyboard.press("Enter")
+    screen.shows("Node r2/node3")
+
+
+def test_what_people_do_lands_in_the_journal_with_name_and_reason(
+    browser: Browser, desk: BeatingDesk
+) -> None:
+    screen = logged_in(browser, desk, "admin")
+    screen.go("policies")
+    screen.act("Hold", {"reason": "a look at the pumps"})
+    screen.shows("Resume")
+    screen.act("Resume", {"reason": "all is well"})
+    screen.go("policies/thermal_guard")
+    screen.act("Authority", {"authority": "act", "reason": "advised well",
+                             "acknowledge": "thermal_guard may act on lab"}, ".policy")  # fmt: skip
+    screen.go("e/rack/lab/h/r1")
+    screen.act("Maintenance", {"for_s": "3600", "reason": "new hoses"})
+    screen.act("Request", {"value": "700", "for_s": "900", "reason": "a quiet hour"})
+    lines = desk.do(lambda: [line.answer(desk.pod.twin.site) for line in desk.pod.live.lines])
+    told = [json.dumps(line["body"]) for line in lines if line is not None] + [
+        json.dumps(body) for _, body in desk.pod.notes
+    ]
+    for words in ("a look at the pumps", "all is well", "advised well", "new hoses", "a quiet hour"):
+        assert any(words in text and "admin-1" in text for text in told), words
+    engine = desk.pod.live.engine
+    assert desk.do(lambda: engine.intake.authority["thermal_guard"]) == "act"
+    assert len(desk.do(lambda: engine.windows.events())) == 1
+    assert screen.complaints == []
+
+
+def test_a_role_that_may_not_cannot_and_a_wrong_sentence_is_refused(
+    browser: Browser, desk: BeatingDesk
+) -> None:
+    viewer = logged_in(browser, desk, "viewer")
+    viewer.go("policies")
+    button = viewer.page.get_by_role("button", name="Hold", exact=True)
+    assert button.get_attribute("aria-disabled") == "true"
+    button.click(force=True)
+    assert viewer.page.locator("dialog[open]").count() == 0
+    admin = logged_in(browser, desk, "admin")
+    admin.go("policies/thermal_guard")
+    admin.page.locator(".policy").get_by_role("button", name="Authority").click()
+    dialog = admin.page.locator("dialog[open]")
+    dialog.locator("[name=authority]").select_option("act")
+    dialog.locator("[name=reason]").fill("well")
+    dialog.locator("[name=acknowledge]").fill("yes")
+    dialog.locator("button[type=submit]").click()
+    admin.shows("expected exactly")
+    assert desk.do(lambda: desk.pod.live.engine.intake.authority["thermal_guard"]) == "approve"
+
+
+def test_names_from_outside_are_text(browser: Browser, desk: BeatingDesk) -> None:
+    """Whatever jobs, telemetry and people may fill is shown as they wrote it, and never as markup."""
+    pod = desk.pod
+
+    def fill() -> None:
+        events = (
+            ev.JobStarted(id="j2", job=f"job{HOSTILE}", nodes=("lab/h/r2/node0",), tenant=HOSTILE),
+            ev.MaintenanceBegun(id="m1", author=HOSTILE, table="rack", names=("lab/h/r2",), reason=HOSTILE,
+                                until_ns=pod.twin.now_ns + 3600 * NS),
+            ev.OperatorRequest(id="r1", author=HOSTILE, control="gpu.power_cap_w", lo=200.0, hi=900.0,
+                               names=("lab/h/r1/node0/gpu0",), reason=HOSTILE, expires_ns=0),
+        )  # fmt: skip
+        for event in events:
+            pod.live.put_event(event)
+        pod.live.parts[HOSTILE] = type(pod.live.parts["mqtt"])(HOSTILE, "sink", "waiting", 1, 0, HOSTILE)
+        pod.live.counts[HOSTILE] = 3
+        pod.tick({"gpu.temp_c": 95.0})
+        for line in list(pod.live.lines):
+            if line.kind == "finding":
+                pod.live.lines.append(line)
+
+    desk.do(fill)
+    screen = logged_in(browser, desk, "admin")
+    screen.shows("<img src=x onerror=alert(1)>")
+    for path in (*PAGES, "e/job/lab/job1"):
+        screen.go(path)
+        screen.page.wait_for_timeout(150)
+        assert screen.page.locator("main img, main script, [onerror]").count() == 0, path
+    screen.go("jobs")
+    screen.shows("job<img src=x onerror=alert(1)>")
+    screen.go("alarms")
+    screen.shows("<script>alert(2)</script>")
+    screen.go("setup")
+    screen.shows("<img src=x onerror=alert(1)>")
+    assert screen.dialogs == []
+    assert screen.reports() == []
+
+
+def test_it_survives_a_restart_and_asks_again_when_the_token_is_gone(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving_aside(tmp_path, monkeypatch, BeatingDesk) as desk:
+        desk.do(desk.start)
+        screen = logged_in(browser, desk, "viewer")
+        screen.shows("144 of 144", "1 critical alarm")
+        secrets, port = desk.pod.secrets, int(desk.pod.url.rpartition(":")[2])
+    screen.page.wait_for_selector(".banner.shown", timeout=8000)
+    assert "silent" in screen.page.inner_text(".banner")
+    # The tokens outlive the daemon
+    monkeypatch.setattr("tests.support.in_process_daemon.add_token", lambda path, name, role: secrets[role])
+    with serving_aside(tmp_path, monkeypatch, BeatingDesk, api=Api(port=port)) as again:
+        pod = again.pod
+        again.readings = HOT | {"gpu.temp_c": 60.0}  # type: ignore[misc]
+        again.do(again.start)
+        screen.page.wait_for_selector(".banner:not(.shown)", state="attached")
+        screen.shows("No alarms, but not everything is seen")
+        again.do(lambda: (revoke_token(pod.tokens_file, "viewer-1"), pod.tokens.reload()))
+        screen.go("alarms")
+        screen.page.get_by_role("button", name="Over", exact=True).click()
+        screen.shows("A token is needed", "unknown here or has expired")
+        assert screen.page.evaluate("sessionStorage.length") == 0
