@@ -54,7 +54,10 @@ class WhatIfFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class NewSimulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A what-if from the state of now: faults, all budgets times `budget_pu`, authorities, settings."""
+    """A what-if from the state of now: faults, all budgets times `budget_pu`, authorities, settings.
+
+    Policies have the authority of now, unless `policies` says otherwise.
+    """
 
     name: str
     horizon_s: float = 1800.0
@@ -131,7 +134,8 @@ async def begin(request: web.Request) -> web.Response:
     held.runs[run.id] = run
     while len(held.runs) > MAX_KEPT:
         held.runs.pop(next(iter(held.runs)))
-    run.task = asyncio.create_task(_run(run, live, site, frozen), name="what-if")
+    authority = {**live.engine.intake.authority, **body.policies}  # as they stand now, unless asked otherwise
+    run.task = asyncio.create_task(_run(run, live, (site, frozen, authority)), name="what-if")
     return answer(run.shown())
 
 
@@ -192,12 +196,16 @@ def _altered(live: Runtime, body: NewSimulation) -> dict[str, Any]:
     return tree
 
 
-async def _run(run: SimulationRun, live: Runtime, site: dict[str, Any], frozen: dict[str, Any]) -> None:
+async def _run(
+    run: SimulationRun, live: Runtime, given: tuple[dict[str, Any], dict[str, Any], dict[str, str]]
+) -> None:
+    """Run a what-if to its end. `given`: the site's tree, the state of now, the authorities."""
+    site, frozen, authority = given
     beside = live.loaded.file(live.loaded.config.site).parent
     folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="racktwin-whatif-"))
     try:
         await asyncio.to_thread(_write, folder, beside, site, frozen, run.asked)
-        run.result = await _asked(folder, run.asked)
+        run.result = await _asked(folder, run.asked, authority)
         run.state = "done"
     except asyncio.CancelledError:
         run.state = "cancelled"
@@ -232,20 +240,16 @@ def _write(
     for fault in faults:
         if fault["part"] == "1":
             del fault["part"]
-    scenario = {
-        "name": asked.name,
-        "duration_s": asked.horizon_s,
-        "faults": faults,
-        "policies": asked.policies,
-    }
+    scenario = {"name": asked.name, "duration_s": asked.horizon_s, "faults": faults}
     (folder / "scenario.yaml").write_text(json.dumps(scenario), encoding="utf-8")
 
 
-async def _asked(folder: Path, asked: NewSimulation) -> dict[str, Any]:
+async def _asked(folder: Path, asked: NewSimulation, authority: dict[str, str]) -> dict[str, Any]:
     """The result of `racktwin simulation whatif`. Raises _Failed."""
     command = [sys.executable, "-m", "twin", "simulation", "whatif", "--site", str(folder / "site.yaml"),
                "--from", str(folder / "now.rts"), "--scenario", str(folder / "scenario.yaml"),
-               "--horizon", f"{asked.horizon_s:g}s", "--format", "json"]  # fmt: skip
+               "--horizon", f"{asked.horizon_s:g}s", "--format", "json",
+               *(f"--authority={name}={level}" for name, level in authority.items())]  # fmt: skip
     process = await asyncio.create_subprocess_exec(
         *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE, limit=MAX_OUTPUT, preexec_fn=lambda: os.nice(NICE),

@@ -104,6 +104,18 @@ function takeRacks(tree: { site_hash: string; columns: Record<string, any> }): v
     else part.at.forEach((i: number, k: number) => { live.columns[name][i] = part.to[k]; });
   }
   changed("racks");
+  remember();
+}
+
+// The power of the site since this page was opened: where no history is kept, the chart shows this.
+export const seenPower: { t: number[]; w: number[] } = { t: [], w: [] };
+
+function remember(): void {
+  const t = (live.state?.now_ns ?? 0) / 1e9, w = (live.columns.power_w ?? []).reduce((s: number, v) => s + (v ?? 0), 0);
+  if (!t || t <= (seenPower.t.at(-1) ?? 0) || !w) return;
+  seenPower.t.push(t);
+  seenPower.w.push(w);
+  if (seenPower.t.length > 1900) { seenPower.t.shift(); seenPower.w.shift(); }
 }
 
 function take(kind: string, tree: any, id: string): void {
@@ -134,15 +146,11 @@ export async function start(): Promise<void> {
   changed("who");
   while (mine === generation) {
     try {
-      if (!live.who) {
-        live.who = await get("whoami");
-        changed("who");
-      }
-      if (!live.layout) await readLayout();
-      if (!last) {
-        live.lines = (await get("decisions?limit=60")).decisions;
-        changed("decisions");
-      }
+      await Promise.all([
+        live.who ? null : get<any>("whoami").then((who) => { live.who = who; changed("who"); }),
+        live.layout ? null : readLayout(),
+        last ? null : get("decisions?limit=60").then((d) => { live.lines = d.decisions; changed("decisions"); }),
+      ]);
       aborter = new AbortController();
       await follow(last, (kind, tree, id) => { tries = 0; if (mine === generation) take(kind, tree, id); },
         () => { live.heardAt = performance.now(); }, aborter.signal);

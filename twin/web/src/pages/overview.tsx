@@ -1,9 +1,9 @@
 // Overview: what is wrong and what is done about it, power against budget, cooling, GPUs, jobs, the halls.
 import type { ComponentChildren } from "preact";
-import { live, useLive, usePoll, type Alarm, type Line } from "../live";
+import { live, seenPower, useLive, usePoll, type Alarm, type Line } from "../live";
 import { HallMap } from "../hallmap";
 import { Chart, type Series } from "../chart";
-import { Bar, Entities, GLYPHS, Panel, Tag, Value } from "../parts";
+import { Bar, Entities, GLYPHS, Panel, Said, Tag, Value } from "../parts";
 import { brief, clock, control, counted, hrefOf, known, table as tableWords, num, plural, quantity, short, since, tableOf, title } from "../words";
 
 const SHOWN_ALARMS = 6;
@@ -62,13 +62,16 @@ function Policies() {
     const waits = new Map<string, number>();
     for (const w of wants) waits.set(w.control, (waits.get(w.control) ?? 0) + w.count);
     const told = [...acts.map((c: any) => `holds ${orders(c)}`), ...[...waits].map(([k, n]) => `waits for approval: ${control(k)} of ${counted(k, n)}`), ...would.map((c: any) => `would hold ${orders(c)}`)];
-    return { p, told, why: [...acts, ...would].flatMap((c: any) => c.reasons).concat(wants.map((w: any) => w.reason)).slice(0, 1) };
+    // What the policy itself says first of it: warnings, else its summary.
+    const says = (s.sections.find((x: any) => x.policy === p.name)?.sentences ?? []).filter((x: any) => x.kind !== "note").sort((a: any, b: any) => Number(b.kind === "warning") - Number(a.kind === "warning")).slice(0, 1);
+    return { p, told, says, why: [...acts, ...would].flatMap((c: any) => c.reasons).concat(wants.map((w: any) => w.reason)).slice(0, 1) };
   });
-  const busy = rows.filter((r: any) => r.told.length || r.p.suspended), idle = rows.filter((r: any) => !busy.includes(r));
+  const busy = rows.filter((r: any) => r.told.length || r.p.suspended || r.says.some((x: any) => x.kind === "warning")), idle = rows.filter((r: any) => !busy.includes(r));
   const name = (p: any) => <><a href={`#/policies/${p.name}`}>{p.name.replaceAll("_", " ")}</a> <span class={`chip a-${p.authority}`}>{p.authority}</span></>;
   return <Panel title="What each policy does" more={<a href="#/policies">Policies</a>}>
-    <ul class="policies">{busy.map(({ p, told, why }: any) => <li>{name(p)} {p.suspended && <Tag kind="critical">suspended</Tag>}
-      <p>{title(told.slice(0, 2).join("; "))}{why.length > 0 && <span class="soft">: {brief(why[0])}</span>}</p></li>)}</ul>
+    <ul class="policies">{busy.map(({ p, told, why, says }: any) => <li>{name(p)} {p.suspended && <Tag kind="critical">suspended</Tag>}
+      <p>{told.length ? title(told.slice(0, 2).join("; ")) : "Nothing to do now"}{why.length > 0 && <span class="soft">: {brief(why[0])}</span>}</p>
+      {says.map((x: any) => <p class={x.kind === "warning" ? "w" : "soft"}><Said text={x.text} /></p>)}</li>)}</ul>
     {idle.length > 0 && <p class="idle"><span class="soft">{busy.length ? "The others have nothing to do now: " : "None has anything to do now: "}</span>{idle.map(({ p }: any) => <span class="nobr">{name(p)}</span>)}</p>}
   </Panel>;
 }
@@ -124,6 +127,7 @@ export function PowerChart({ height = 230 }: { height?: number }) {
   const now = s.now_ns / 1e9, w = totalPower().w;
   const t: number[] = [], y: (number | null)[] = [];
   if (got.data) got.data.t_ns.forEach((ns: number, i: number) => { t.push(ns / 1e9); y.push(got.data.values[s.site]?.[i] ?? null); });
+  if (!s.history) seenPower.t.forEach((at, i) => { if (at > now - 1800) { t.push(at); y.push(seenPower.w[i]); } });
   while (t.length && t[t.length - 1] >= now) { t.pop(); y.pop(); }
   t.push(now); y.push(w);
   const ahead = (row?.ahead ?? []).filter((a: any) => a.horizon_s <= 3600).sort((a: any, b: any) => a.horizon_s - b.horizon_s);
@@ -144,8 +148,8 @@ export function PowerChart({ height = 230 }: { height?: number }) {
     } else outside.push(`${label} ${quantity(side.budget_w, "W")}`);
   }
   return <>
-    <Chart t={t} series={series} unit="W" label="Power of the site" height={height} now={now} low={0} />
-    <p class="soft chart-foot">{outside.length > 0 && <>Off the scale: {outside.join(", ")}. </>}{!s.history && "This daemon keeps no history of its own. "}{got.error && <>Recorded values: {got.error}. </>}
+    {t.length < 2 ? <p class="soft">Measured values begin with the next update.</p> : <Chart t={t} series={series} unit="W" label="Power of the site" height={height} now={now} low={0} />}
+    <p class="soft chart-foot">{outside.length > 0 && <>Off the scale: {outside.join(", ")}. </>}{!s.history && "This daemon keeps no history of its own: measured values begin with this page. "}{got.error && <>Recorded values: {got.error}. </>}
       {!ahead.length && (s.forecasts?.awaited ? brief(s.forecasts.awaited.split(".")[0]) + "." : "No forecast of the site's power.")}</p>
     {(s.forecasts?.budgets ?? []).map((b: string) => <p class="wrong w-warning"><span class="mark" aria-hidden="true">{GLYPHS.warning}</span><span>{title(brief(b))}</span></p>)}
   </>;

@@ -62,12 +62,21 @@ function useHeadroom(): { by: Map<string, Record<string, any>>; told: any; error
 
 function Binding({ told, kinds }: { told: any; kinds: string[] }) {
   if (!told) return null;
-  const t = told.tables.find((x: any) => x.name === "places"), at = t?.columns.findIndex((c: any) => c.name === "kind") ?? -1;
+  const t = told.tables.find((x: any) => x.name === "places");
   return <Panel title="What binds first">
     {told.sentences.filter((s: any) => s.kind !== "note").map((s: any) => <p class={`said s-${s.kind}`}>{s.kind === "warning" && GLYPHS.warning} <Said text={s.text} /></p>)}
-    {t && <ExplainedTable table={{ ...t, total: null, text: "headroom of each place, now, if a side fails, and to come", rows: t.rows.filter((r: any[]) => kinds.includes(r[at])) }} />}
+    {t && <ExplainedTable table={{ ...t, total: null, text: "headroom of each place, now, if a side fails, and to come", rows: fullest(t, kinds) }} />}
+    {t && fullest(t, kinds, Infinity).length > SHOWN_PLACES && <p class="soft">The fullest {SHOWN_PLACES} of {num(fullest(t, kinds, Infinity).length)} places that the daemon lists.</p>}
     <details><summary>What these figures rest on</summary>{told.sentences.filter((s: any) => s.kind === "note").map((s: any) => <p class="soft"><Said text={s.text} /></p>)}</details>
   </Panel>;
+}
+
+const SHOWN_PLACES = 30, SHOWN_BRANCHES = 10;
+
+// Places of these kinds, the fullest first, those without a limit at the end.
+function fullest(t: any, kinds: string[], most = SHOWN_PLACES): any[][] {
+  const kind = t.columns.findIndex((c: any) => c.name === "kind"), use = t.columns.findIndex((c: any) => c.name === "use_pu"), rows = t.rows.filter((r: any[]) => kinds.includes(r[kind]));
+  return rows.length <= most ? rows : [...rows].sort((a, b) => (b[use] ?? -1) - (a[use] ?? -1)).slice(0, most);
 }
 
 export function Power() {
@@ -77,16 +86,22 @@ export function Power() {
   const sides = [...new Set(tree.feeders.map((f) => f.side).filter(Boolean))], kids = (n: string | null) => tree.feeders.filter((f) => f.parent === n);
   const racks = live.layout!.names.length, small = tree.feeders.length + racks <= MOST_PLACES;
   const roots = kids(null), branch = open && tree.feeders.some((f) => f.name === open) ? open : tree.feeders.length > MOST_PLACES ? roots[0]?.name ?? "" : "";
-  const shownFeeders = branch ? [tree.feeders.find((f) => f.name === branch)!, ...kids(branch)] : tree.feeders;
+  const below = branch ? kids(branch).sort((a, b) => (by.get(b.name)?.use_pu ?? -1) - (by.get(a.name)?.use_pu ?? -1)) : [], rest = below.slice(SHOWN_BRANCHES);
+  const shownFeeders = branch ? [tree.feeders.find((f) => f.name === branch)!, ...below.slice(0, SHOWN_BRANCHES)] : tree.feeders;
   const places: Place[] = [], flows: Flow[] = [], have = new Set(shownFeeders.map((f) => f.name));
   for (const f of shownFeeders) {
     const r = read.get(f.name)?.power_w, h = by.get(f.name), dead = lost !== "" && f.side === lost;
     const load = dead ? 0 : lost ? h?.lost_w ?? null : known(r?.value) ? r!.value : h?.load_w ?? null, share = known(load) && known(f.budget_w) ? load / f.budget_w! : null;
     const tripped = read.get(f.name)?.breaker_state?.value === 1, alarm = alarmAt(f.name);
     const lines = [dead ? "lost" : `${quantity(load, "W")}${f.budget_w ? ` of ${quantity(f.budget_w, "W")}` : ""}`, known(f.budget_w) && known(load) ? `${quantity(f.budget_w! - load, "W")} left` : f.budget_w ? "load unknown" : "no budget"];
-    if (r?.late && !lost) lines.push("reading is old");
+    if (!known(r?.value) && !lost) lines.push("not metered now"); else if (r?.late && !lost) lines.push("reading is old");
     places.push({ id: f.name, table: "feeder", name: f.name, head: `${short(f.name).split("/").pop()}${f.side ? ` · ${f.side}` : ""}`, lines, share, side: f.side, state: dead || tripped ? "critical" : alarm ?? stateOf(share), said: `feeder ${f.name}${f.side ? `, side ${f.side}` : ""}: ${lines.join(", ")}` });
     if (f.parent && have.has(f.parent)) flows.push({ from: f.parent, to: f.name, dead });
+  }
+  if (rest.length) {
+    const load = rest.reduce((t, f) => t + (by.get(f.name)?.load_w ?? 0), 0), lines = [`${quantity(load, "W")} together`, "less full than these"];
+    places.push({ id: "rest", table: "", name: "", head: `${rest.length} more`, lines, share: null, state: "ok", side: rest[0].side, said: `${rest.length} more feeders below ${branch}` });
+    flows.push({ from: branch, to: "rest" });
   }
   if (small) {
     const fed = new Set(tree.feeders.flatMap((f) => f.racks));
@@ -126,7 +141,8 @@ export function Cooling() {
   if (!tree.cdus.length) return <div class="page"><h1>Cooling</h1><Air /></div>;
   const racks = tree.cdus.reduce((n, c) => n + c.racks.length, 0), small = tree.cdus.length + tree.loops.length + racks <= MOST_PLACES;
   const byLoop = tree.cdus.length > MOST_PLACES ? open || tree.loops[0] : "";
-  const shown = byLoop ? tree.cdus.filter((c) => c.loop === byLoop) : tree.cdus, places: Place[] = [], flows: Flow[] = [];
+  const all = byLoop ? tree.cdus.filter((c) => c.loop === byLoop).sort((a, b) => Number(!!alarmAt(b.name)) - Number(!!alarmAt(a.name)) || (by.get(b.name)?.use_pu ?? -1) - (by.get(a.name)?.use_pu ?? -1)) : tree.cdus;
+  const shown = all.slice(0, small || !byLoop ? 1000 : SHOWN_BRANCHES), places: Place[] = [], flows: Flow[] = [];
   for (const n of tree.loops.filter((x) => !byLoop || x === byLoop)) {
     const r = loops.get(n);
     places.push({ id: n, table: "loop", name: n, head: short(n), lines: [`${quantity(r?.supply_temp_c?.value, "degC")} → ${quantity(r?.return_temp_c?.value, "degC")}`, quantity(r?.flow_lpm?.value, "l/min")], share: null, state: alarmAt(n) ?? (r ? "ok" : "unknown"), said: `facility loop ${n}` });
@@ -149,8 +165,9 @@ export function Cooling() {
     <h1>Cooling</h1>
     <div class="row wrap">{byLoop && <label class="inline">Loop <select onChange={(e) => setOpen(e.currentTarget.value)}>{tree.loops.map((n) => <option value={n} selected={n === byLoop}>{short(n)}</option>)}</select></label>}<span class="grow" /><a href="#/whatif">Simulate a lost pump</a></div>
     <Failure text={error} />
-    <Panel title="One-line diagram"><Diagram places={places} flows={flows} label="Coolant from the facility loop to the racks" /></Panel>
-    <LostPump cdus={shown} read={cdus} by={by} />
+    <Panel title="One-line diagram"><Diagram places={places} flows={flows} label="Coolant from the facility loop to the racks" />
+      {all.length > shown.length && <p class="soft">Those with alarms and the fullest {shown.length} of {all.length} CDUs.</p>}</Panel>
+    <LostPump cdus={tree.cdus} read={cdus} by={by} />
     <Binding told={told} kinds={["loop", "cdu"]} />
     <Air />
   </div>;
@@ -158,14 +175,17 @@ export function Cooling() {
 
 // What a lost pump would do, by what its CDU carries now.
 function LostPump({ cdus, read, by }: { cdus: { name: string; racks: string[] }[]; read: Map<string, any>; by: Map<string, any> }) {
-  const rows = cdus.slice(0, 40).map((c) => {
+  const grave: Record<string, number> = { critical: 0, warning: 1, unknown: 2, ok: 3 };
+  const judged = cdus.map((c) => {
     const r = read.get(c.name), one = r?.pump1_speed_pu?.value, two = r?.pump2_speed_pu?.value, h = by.get(c.name);
     const running = [one, two].filter((v) => known(v) && v > 0.01).length;
     const said = !known(one) && !known(two) ? "pump speeds are unknown" : running < 2 ? "one pump runs: if it stops, the racks below lose their coolant" : Math.max(one, two) > 0.75 ? "the other one runs near its most and cannot make up for all" : "the other one has room to make up for it";
     const kind = !known(one) && !known(two) ? "unknown" : running < 2 ? "critical" : Math.max(one, two) > 0.75 ? "warning" : "ok";
-    return [<Entity name={c.name} table="cdu" />, plural(c.racks.length, "rack"), known(h?.left_w) ? quantity(h.left_w, "W") : "unknown", <><Tag kind={kind}>{title(said)}</Tag></>];
-  });
-  return <Panel title="If a pump stops"><Grid label="If a pump stops" heads={["CDU", "Cools", "Heat to spare now", "Then"]} right={[2]} rows={rows} /></Panel>;
+    return { c, h, kind, said };
+  }).sort((a, b) => grave[a.kind] - grave[b.kind]);
+  const rows = judged.slice(0, 16).map(({ c, h, kind, said }) => [<Entity name={c.name} table="cdu" />, plural(c.racks.length, "rack"), known(h?.left_w) ? quantity(h.left_w, "W") : "unknown", <Tag kind={kind}>{title(said)}</Tag>]);
+  return <Panel title="If a pump stops"><Grid label="If a pump stops" heads={["CDU", "Cools", "Heat to spare now", "Then"]} right={[2]} rows={rows} />
+    {judged.length > rows.length && <p class="soft">and {num(judged.length - rows.length)} more, {num(judged.slice(rows.length).filter((x) => x.kind === "ok").length)} of them with room, {num(judged.slice(rows.length).filter((x) => x.kind === "unknown").length)} unknown</p>}</Panel>;
 }
 
 function Air() {

@@ -68,6 +68,7 @@ function Ask({ again }: { again: () => void }) {
       if (kind === "heat") { fault("heat_wave", { severity: Number(v.kelvin) / 20, ramp_s: 600 }); body.name = `${label}: ${v.kelvin} K`; }
       if (kind === "blocked") { fault("branch_blocked", { entity: v.entity }); body.name = `${short(v.entity)} loses its coolant`; }
       if (kind === "budget") { body.budget_pu = Number(v.percent) / 100; body.name = `Budgets at ${v.percent} %`; }
+      if (v.arm === "all") { body.policies = Object.fromEntries(s.policies.filter((p: any) => p.authority !== "off").map((p: any) => [p.name, "act"])); }
       if (kind === "authority") { body.policies = { [v.policy]: v.level }; body.name = `${v.policy} at ${v.level}`; }
       if (kind === "setting" && chosen) {
         const was = chosen.settings.find((x: any) => x.name === v.setting)?.value, raw = v.value.trim();
@@ -87,6 +88,7 @@ function Ask({ again }: { again: () => void }) {
         {kind === "setting" && chosen && <><label>Policy<select onChange={(e) => setPolicy(e.currentTarget.value)}>{withSettings.map((p: any) => <option value={p.name} selected={p === chosen}>{p.name}</option>)}</select></label><label>Setting<select name="setting">{chosen.settings.map((x: any) => <option value={x.name}>{x.name} (now {String(x.value)})</option>)}</select></label><label>Value<input name="value" required /></label></>}
         {kind === "authority" && <><label>Policy<select name="policy">{s.policies.map((p: any) => <option value={p.name}>{p.name} (now {p.authority})</option>)}</select></label><label>Authority<select name="level">{["off", "advise", "act"].map((x) => <option>{x}</option>)}</select></label></>}
         {!["budget", "setting", "authority"].includes(kind) && <label>Begins after<select name="begin">{[[60, "1 min"], [300, "5 min"], [600, "10 min"]].map(([v, t]) => <option value={v}>{t}</option>)}</select></label>}
+        {kind !== "authority" && <label>Policies<select name="arm"><option value="now">as they stand now</option><option value="all">all act</option></select></label>}
         <label>Run ahead<select name="horizon">{[[600, "10 min"], [1800, "30 min"], [3600, "1 h"], [14400, "4 h"]].map(([v, t]) => <option value={v} selected={v === 1800}>{t}</option>)}</select></label>
         <button type="submit" class="main" disabled={!allowed || !!missing} title={allowed ? "" : "needs the role operator"}>Run it</button>
       </div>
