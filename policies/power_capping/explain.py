@@ -100,7 +100,7 @@ TOPICS = (
         ),
     ),
     Topic("metrics", "The figures that are exported to Prometheus."),
-    Topic("page", "The section of the status page: what binds first, and the fullest places."),
+    Topic("page", "Its part of the overview: what binds first, and the fullest places."),
 )  # fmt: skip
 
 

@@ -60,7 +60,7 @@ def test_it_needs_no_line_of_the_product(
             assert expected in text, (expected, text)
         in_force = desk.pod.twin.engine.in_force["inlet_guard"][0]
         assert float(in_force.hi[0]) == 900.0, "the cap that the explanation tells: 75 % of 1,200 W"
-        # The status page has its section, and /metrics its series
+        # The overview has its section, and /metrics its series
         sections = {s.policy: s for s in desk.pod.live.sections}
         assert sections["inlet_guard"].table("racks") == [
             {"rack": "lab/h/r2", "inlet_c": 29.5, "cap_pu": 0.75}

@@ -27,7 +27,7 @@ PAGES = {
     "jobs": "Running", "replacement": "History", "whatif": "Run it", "setup": "Heard of the site",
     "e/rack/lab/h/r1": "Rack r1", "e/node/lab/h/r1/node0": "Node r1/node0",
     "e/cdu/lab/h/cdu1": "Racks it cools",
-    "e/gpu/lab/h/r1/node0/gpu0": "Gpu r1/node0/gpu0", "e/feeder/lab/h/a": "Feeder a",
+    "e/gpu/lab/h/r1/node0/gpu0": "GPU r1/node0/gpu0", "e/feeder/lab/h/a": "Feeder a",
 }  # fmt: skip
 HOSTILE = '<img src=x onerror=alert(1)>"><script>alert(2)</script>'
 

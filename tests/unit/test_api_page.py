@@ -160,6 +160,11 @@ def test_alarms_say_what_is_done_about_them(tmp_path: Path) -> None:
         pod.twin.engine.intake.authority["thermal_guard"] = "act"
         pod.tick({"gpu.temp_c": np.where(np.arange(144) < 72, 95.0, 60.0)})
         pod.tick()
+        for entity, count in (("lab/h/r1", 1), ("lab/h/r2", 0), ("lab/h/r1/node0", 1)):
+            path = f"/api/v1/decisions?kind=command&entity={entity}"
+            assert len((await pod.ask("GET", path))[1]["decisions"]) == 0
+            found = (await pod.ask("GET", f"{path}&below=true"))[1]["decisions"]
+            assert (len(found) > 0) == (count > 0), entity
         _, tree = await pod.ask("GET", "/api/v1/alarms")
         (alarm,) = tree["alarms"]
         assert len(alarm["entities"]) < 72  # it names the first

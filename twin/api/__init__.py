@@ -1,4 +1,4 @@
-"""HTTP API: routes, tokens, answers, metrics and the status page of the daemon."""
+"""HTTP API: routes, tokens, answers, metrics and the control room of the daemon."""
 
 import lazy_loader
 

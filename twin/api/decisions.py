@@ -22,7 +22,7 @@ from twin.api.scopes import entity_of, is_below, job_of, meant
 from twin.api.state import alarms_of
 from twin.api.summary import SEVERITIES, brief_alarm, parts, severities, urgency, wanting
 from twin.catalogue import NS, TABLES, StorageError, clean, find_signal
-from twin.contracts import JOURNAL_KINDS
+from twin.contracts import JOURNAL_KINDS, below
 from twin.diagnosis import silent_cells
 from twin.run import HistoryError
 
@@ -40,6 +40,9 @@ async def decisions(request: web.Request) -> web.Response:
     if control is not None:
         control_of(control)
     about = _about(live, request.query.get("entity"))
+    inside = None
+    if about is not None and request.query.get("below") == "true" and about[1] >= 0:
+        inside = below(live.engine.site, about[0], np.array([about[1]], np.int32))
     since_ns, limit = (
         number_of(request, "since", 0, 0, 2**63 - 1),
         number_of(request, "limit", 100, 1, MAX_ROWS),
@@ -54,7 +57,7 @@ async def decisions(request: web.Request) -> web.Response:
             line.kind not in kinds if kinds else is_routine(line.record)
         ):
             continue
-        shown = line.answer(live.engine.site, about, control)
+        shown = line.answer(live.engine.site, about, control, inside)
         if shown is None:
             continue
         if len(rows) == limit:

@@ -172,6 +172,7 @@ READING = (
     _get("/decisions", decided.decisions, "decisions", LIMIT,
          Param("kind", "command, advice, event, finding, ...; comma-separated"),
          Param("entity", "a path, or TABLE:PATH"), Param("control", "such as gpu.power_cap_w"),
+         Param("below", "true: commands and proposals for what is inside the entity count, too"),
          Param("since", "ns since 1970", "integer"), Param("before", "`next` of the previous page")),
     _get("/alarms/{id}/children", decided.children, "alarms", OFFSET, LIMIT,
          pattern="/alarms/{id:.+}/children"),

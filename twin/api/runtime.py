@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
-from twin.catalogue import clean
+from twin.catalogue import I32, clean
 from twin.config import Loaded
 from twin.contracts import (
     Bound,
@@ -88,12 +88,19 @@ class JournalLine:
         return self.record.kind
 
     def answer(
-        self, site: Site, about: tuple[str, int, str] | None = None, control: str | None = None
+        self,
+        site: Site,
+        about: tuple[str, int, str] | None = None,
+        control: str | None = None,
+        inside: Mapping[str, I32] | None = None,
     ) -> dict[str, Any] | None:
-        """As JSON; None if it is not about the entity (table, index, path) or the control asked for."""
+        """As JSON; None if it is not about the entity (table, index, path) or the control asked for.
+
+        `inside`: entities by table; a line on one of these counts as one on the entity.
+        """
         if control is not None and control not in self._controls():
             return None
-        if about is not None and not self.concerns(site, about):
+        if about is not None and not self.concerns(site, about) and not self.touches(inside or {}):
             return None
         return {
             "kind": self.kind,
@@ -110,6 +117,15 @@ class JournalLine:
 
     def _source(self) -> Any:
         return self.record.event if isinstance(self.record, EventRecord) else self.record
+
+    def touches(self, inside: Mapping[str, I32]) -> bool:
+        """Return True if it commands or proposes something for one of these entities by table."""
+        for part in self.record.proposals if isinstance(self.record, ProposalsRecord) else (self.record,):
+            members = inside.get(getattr(part, "control", "").partition(".")[0])
+            for column in (getattr(part, "index", None), getattr(part, "gone", None)):
+                if members is not None and column is not None and np.isin(column, members).any():
+                    return True
+        return False
 
     def concerns(self, site: Site, about: tuple[str, int, str]) -> bool:
         """Return True if it concerns an entity (table, index, path): by index in columns, else by path."""
@@ -174,7 +190,7 @@ class Runtime:
     alarms: Any = None  # twin.daemon.alarms.AlarmBook
     history: Any = None  # twin.run.history_store.HistoryStore
     accounts: dict[str, PolicyAccount] = field(default_factory=dict)  # by policy
-    sections: list[Explanation] = field(default_factory=list)  # of policies, on the status page
+    sections: list[Explanation] = field(default_factory=list)  # of policies, on the overview
     story: dict[str, Any] | None = None  # the chapter of a simulated story that is told now
     _waiting: dict[str, asyncio.Future[str | None]] = field(default_factory=dict)
     _lines_bytes: int = 0

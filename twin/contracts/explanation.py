@@ -1,7 +1,7 @@
 """Explanation: the account that a policy gives of its proposals, as data that any interface can render.
 
 An explanation holds sentences, figures (named numbers with a unit), tables and curves. HTTP, the terminal,
-the status page, metrics and reports render it without knowing the policy. A policy makes it from the numbers
+the control room, metrics and reports render it without knowing the policy. A policy makes it from the numbers
 that its proposals were made from, so that an explanation never differs from the decision.
 """
 
@@ -152,7 +152,7 @@ class Topic:
     """One question that a policy answers beside its main explanation.
 
     `path`: also served as `GET /api/v1/PATH`, flattened. The topics `metrics` and `page`, where declared,
-    replace the main explanation on `/metrics` and on the status page.
+    replace the main explanation on `/metrics` and on the overview of the control room.
     """
 
     name: str
@@ -264,7 +264,7 @@ class PolicyAccount(Protocol):
 
 
 # The engine answers it with nothing while the policy proposes nothing; `explain` may ignore the topic.
-PAGE = Topic("page", "The section of the status page: the explanation, while the policy proposes anything.")
+PAGE = Topic("page", "Its part of the overview: the explanation, while the policy proposes anything.")
 
 
 def finite(value: Any, digits: int | None = None) -> float | None:

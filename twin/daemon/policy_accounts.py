@@ -1,7 +1,7 @@
 """Policy accounts: the running accounts that policies keep for their explanations, each in a small file.
 
 Shows each account the site every few seconds, writes it every few minutes, and keeps the policies' sections
-of the status page.
+of the overview.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from twin.run import atomic_write
 
 log = logging.getLogger(__name__)
 LOOK_S, WRITE_S = 5.0, 300.0
-PAGE_ROWS, PAGE_FIGURES = 8, 12  # of a section of the status page
+PAGE_ROWS, PAGE_FIGURES = 8, 12  # of a section
 
 
 class PolicyAccounts:
@@ -60,7 +60,7 @@ class PolicyAccounts:
                 write_account(account, path, account.dump())
 
     def observe(self) -> None:
-        """Show every account the site, and renew the sections of the status page."""
+        """Show every account the site, and renew the sections of the overview."""
         live = self.live
         self.adopt()
         view = live.engine.view()
@@ -83,7 +83,7 @@ class PolicyAccounts:
 
 
 def page_section(live: Runtime, policy: Policy) -> Explanation | None:
-    """The section of a policy on the status page, bounded; None for one that does not explain itself."""
+    """The section of a policy on the overview, bounded; None for one that does not explain itself."""
     if not isinstance(policy, Explainer):
         return None
     topic = "page" if any(t.name == "page" for t in topics_of(policy)) else ""

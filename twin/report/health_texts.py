@@ -1,6 +1,6 @@
 """Health in words: chances, spans, how sure a verdict is, what is missing and what would change a verdict.
 
-Shared by `racktwin device health`, the interface and the status page, so that all say the same. Imports
+Shared by `racktwin device health`, the interface and the control room, so that all say the same. Imports
 the words of health only.
 """
 

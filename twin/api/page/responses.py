@@ -56,6 +56,8 @@ def _doing(live: Runtime, alarm: dict[str, Any], running: dict[str, np.ndarray])
             policies = live.engine.policies
             policy = policies[owner].name if 0 <= owner < len(policies) else "an earlier run"
             count, value = _counted(lease.control, len(mine)), _value(lease.control, lease.value[mine])
+            if int(alarm.get("count") or 0) > len(mine) >= len(alarm.get("entities", ())) > 1:
+                count += " of those named first"
             out.append(f"{policy} holds {lease.control.key} of {count} at {value}")
     return out
 

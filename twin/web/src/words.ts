@@ -4,7 +4,8 @@ import { live } from "./live";
 export const known = (v: unknown): v is number => typeof v === "number" && Number.isFinite(v);
 
 export function num(v: unknown, digits = 0): string {
-  return known(v) ? v.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }) : "–";
+  const text = known(v) ? v.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }) : "–";
+  return /^-[0.,]*$/.test(text) ? text.slice(1) : text; // no negative nothing
 }
 
 // Three significant digits.
@@ -80,7 +81,7 @@ export function brief(text: string): string {
   const head = halls.length === 1 ? `${halls[0]}/` : `${site}/`;
   let out = text.split(head).join("");
   for (const [key, words] of Object.entries(CONTROLS)) out = out.split(key).join(words);
-  return out.replace(KEYS, (_, name: string) => signal(name)).replaceAll(" degC", " °C").replace(/\b(\d[\d,]*) (gpu|cdu)s?\b(?!\/)/g, (_, n: string, t: string) => `${n} ${table(t, Number(n.replaceAll(",", "")))}`);
+  return out.replace(KEYS, (_, name: string) => signal(name)).replaceAll(" degC", " °C").replace(/\b(\d[\d,]*) (gpu|cdu)s?(?: entities)?\b(?!\/)/g, (_, n: string, t: string) => `${n} ${table(t, Number(n.replaceAll(",", "")))}`);
 }
 
 // Names of signals, which end with their unit.
@@ -107,7 +108,10 @@ const SIGNALS: Record<string, string> = {
   temp: "temperature", "hbm temp": "memory temperature", "sm clock": "clock", util: "utilisation", flow: "coolant flow",
   "supply temp": "supply temperature", "return temp": "return temperature", "inlet temp": "inlet air", "diff pressure": "pressure difference",
 };
-export const signal = (name: string): string => { const w = words(name); return SIGNALS[w] ?? w; };
+export const signal = (name: string): string => {
+  const w = words(name);
+  return SIGNALS[w] ?? w.replace(/\btemp\b/, "temperature").replace(/\bdiff pressure\b/, "pressure difference").replace(/\bsetpoint\b/, "set point").replace(/(pump|valve)(\d)/, "$1 $2");
+};
 
 const TABLES: Record<string, [string, string]> = { gpu: ["GPU", "GPUs"], cdu: ["CDU", "CDUs"], switch: ["switch", "switches"] };
 export const table = (name: string, n = 2): string => (TABLES[name] ?? [name, `${name}s`])[n === 1 ? 0 : 1];

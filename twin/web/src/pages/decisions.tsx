@@ -40,7 +40,7 @@ const entityOf = (l: Line): string => l.body?.from ?? l.body?.names?.[0] ?? l.bo
 export function Decisions({ query }: { query: string }) {
   const asked = read(query), [rows, setRows] = useState<Line[]>([]), [next, setNext] = useState<string | null>(null), [error, setError] = useState(""), [kept, setKept] = useState(0), [entity, setEntity] = useState(asked.entity);
   const kinds = GROUPS.find(([k]) => k === asked.kind)?.[2] ?? "";
-  const path = (before = "") => `decisions?limit=${PAGE}${kinds ? `&kind=${kinds}` : ""}${asked.entity ? `&entity=${encodeURIComponent(asked.entity)}` : ""}${before ? `&before=${before}` : ""}`;
+  const path = (before = "") => `decisions?limit=${PAGE}${kinds ? `&kind=${kinds}` : ""}${asked.entity ? `&below=true&entity=${encodeURIComponent(asked.entity)}` : ""}${before ? `&before=${before}` : ""}`;
   const load = async (before = "") => {
     try {
       const tree = await get(path(before));

@@ -1,13 +1,13 @@
 // One entity: measured beside expected over time, health with evidence, jobs, commands, forecasts, decisions.
 import { useRef, useState } from "preact/hooks";
 import { part } from "../api";
-import { live, useLive, usePoll, type Alarm } from "../live";
+import { live, useLive, usePoll, type Alarm, type Line } from "../live";
 import { Chart, type Series } from "../chart";
 import { HallMap } from "../hallmap";
 import { Maintenance } from "./alarms";
 import { Act, DURATION, Empty, Entities, Entity, Explained, Facts, Failure, Grid, Panel, REASON, Tabs, Tag, Value, signal } from "../parts";
-import { Sentence } from "./overview";
-import { brief, clock, control, hrefOf, instant, known, num, plural, quantity, short, since, span, tableOf, title } from "../words";
+import { Sentence, folded } from "./overview";
+import { brief, clock, control, counted, hrefOf, table as tableWords, instant, known, num, plural, quantity, short, since, span, tableOf, title } from "../words";
 
 const RANGES: [string, string][] = [["900", "15 min"], ["3600", "1 h"], ["21600", "6 h"], ["86400", "1 d"], ["604800", "7 d"], ["2592000", "30 d"]];
 const FIRST: Record<string, string[]> = {
@@ -33,7 +33,7 @@ export function EntityPage({ table, name }: { table: string; name: string }) {
   const alarms = d.alarms as Alarm[], i = live.rowOf.get(d.name), shown = d.job && table === "job" ? d.job.job : short(d.name);
   return <div class="page">
     <p class="crumbs"><Crumbs name={d.name} />{d.serial && <span class="soft"> · serial {d.serial}</span>}</p>
-    <div class="row wrap"><h1>{title(table)} {shown}</h1>
+    <div class="row wrap"><h1>{title(tableWords(table, 1))} {shown}</h1>
       {i !== undefined && live.layout!.spare[i] && <span class="chip">spare</span>}
       <span class="grow" />
       <RequestControl table={table} name={d.name} />
@@ -46,17 +46,14 @@ export function EntityPage({ table, name }: { table: string; name: string }) {
       <div class="stack"><Comparisons d={d} /><Readings d={d} /></div>
       <div class="stack">
         {["rack", "node", "gpu", "cdu"].includes(table) && <HealthOf name={d.name} />}
-        <Leases d={d} />
+        <Leases d={d} table={table} />
         <JobOf d={d} table={table} />
         <Inside d={d} table={table} />
         <Forecasts d={d} />
       </div>
     </div>
     <Explanations name={d.name} />
-    <Panel title="Latest decisions here" more={<a href={`#/decisions/${encodeURIComponent(`entity=${d.name}`)}`}>All</a>}>
-      {!d.decisions.length && <Empty>None among the lines that the daemon keeps.</Empty>}
-      <ul class="lines">{d.decisions.map((l: any) => <li><time class="num">{clock(l.now_ns)}</time> <span class={`kind k-${l.kind}`}>{l.kind}</span> <span title={l.text}>{brief(l.text)}</span></li>)}</ul>
-    </Panel>
+    <Here name={d.name} />
   </div>;
 }
 
@@ -107,7 +104,7 @@ function SignalChart({ table, d, name, last, seen }: { table: string; d: any; na
   return <section class="panel" aria-label={signal(name)}><header class="panel-head"><h3>{title(signal(name))}</h3>
     <Value v={s.value} unit={s.unit} age={s.late ? s.age_s : null} class="big" /></header>
     {t.length > 1 ? <Chart t={t} series={series} unit={s.unit} label={signal(name)} height={150} key={name} /> : <Empty>{got.error ? `Recorded values: ${got.error}` : live.state!.history ? "Nothing is recorded yet." : "This daemon keeps no history of its own."}</Empty>}
-    <p class="soft chart-foot">{c && (c.state === "learned" ? <>Expected {quantity(c.expected, c.unit)} ± {quantity(c.band, c.unit)} {c.from}{Math.abs(c.residual) > c.band * LATE && <b class="w"> · beyond its band</b>}. {list.length < 20 && "Expected values are drawn from when this page was opened. "}</> : <>Expected value: {c.state}{known(c.left_s) && `, ${span(c.left_s)} left`}. </>)}{off.length > 0 && <>Off the scale: {off.join(", ")}.</>}</p>
+    <p class="soft chart-foot">{c && (c.state === "learned" ? <>Expected {quantity(c.expected, c.unit)} ± {quantity(c.band, c.unit)} {brief(c.from)}{Math.abs(c.residual) > c.band * LATE && <b class="w"> · beyond its band</b>}. {list.length < 20 && "Expected values are drawn from when this page was opened. "}</> : <>Expected value: {c.state}{known(c.left_s) && `, ${span(c.left_s)} left`}. </>)}{off.length > 0 && <>Off the scale: {off.join(", ")}.</>}</p>
   </section>;
 }
 
@@ -115,7 +112,7 @@ function Comparisons({ d }: { d: any }) {
   if (!d.comparisons.length) return null;
   return <Panel title="Measured beside expected">
     <Grid label="Measured beside expected" heads={["Signal", "Measured", "Expected", "Difference", "90 % band", ""]} right={[1, 2, 3, 4]}
-      rows={d.comparisons.map((c: any) => [<><b>{title(signal(c.signal))}</b> <span class="soft">{c.from}</span></>, quantity(c.measured, c.unit), quantity(c.expected, c.unit), quantity(c.residual, c.unit === "degC" ? "K" : c.unit), c.band === null ? "–" : `± ${quantity(c.band, c.unit === "degC" ? "K" : c.unit)}`,
+      rows={d.comparisons.map((c: any) => [<><b>{title(signal(c.signal))}</b> <span class="soft">{brief(c.from)}</span></>, quantity(c.measured, c.unit), quantity(c.expected, c.unit), quantity(c.residual, c.unit === "degC" ? "K" : c.unit), c.band === null ? "–" : `± ${quantity(c.band, c.unit === "degC" ? "K" : c.unit)}`,
         c.state === "learned" ? (Math.abs(c.residual) > c.band ? <Tag kind="warning">beyond</Tag> : <Tag kind="ok">within</Tag>) : <span class="soft">{c.state}{known(c.left_s) && `, ${span(c.left_s)} left`}</span>])} />
   </Panel>;
 }
@@ -154,9 +151,22 @@ function HealthRows({ parts }: { parts: any[] }) {
   return <ul class="plain">{parts.slice(0, 40).map((p: any) => <li><Tag kind={p.level}>{p.level}</Tag> {p.name.includes("#") ? <span title={p.name}>{p.name.split("#")[1]}</span> : <Entity name={p.name} text={p.name.split("/").pop()} />} <span class="soft">{[brief(p.why ?? ""), known(p.day?.mean) ? `fails within a day: ${CHANCE(p.day.mean)}` : "", p.lemon ? "a lemon" : ""].filter(Boolean).join(" · ")}</span></li>)}</ul>;
 }
 
-function Leases({ d }: { d: any }) {
+// Commands on what is inside, by policy and control.
+function useInside(d: any, table: string): { key: string; policy: string; unit: string; n: number; low: number; high: number; ends: number }[] {
+  const holds = ["rack", "node", "hall"].includes(table), got = usePoll<any>(holds ? `leases?prefix=${encodeURIComponent(d.name)}&limit=1000` : null, 4000), out = new Map<string, any>();
+  for (const l of got.data?.leases ?? []) {
+    if (l.name === d.name) continue;
+    const k = `${l.policy} ${l.control}`, o = out.get(k) ?? { key: l.control, policy: l.policy, unit: l.unit, n: 0, low: Infinity, high: -Infinity, ends: Infinity };
+    out.set(k, { ...o, n: o.n + 1, low: Math.min(o.low, l.value), high: Math.max(o.high, l.value), ends: Math.min(o.ends, l.expires_ns) });
+  }
+  return [...out.values()];
+}
+
+function Leases({ d, table }: { d: any; table: string }) {
+  const inside = useInside(d, table);
   return <Panel title="Commands and leases">
-    {!d.leases.length && <Empty>Nothing is commanded here.</Empty>}
+    {!d.leases.length && !inside.length && <Empty>Nothing is commanded here{["cdu", "feeder", "loop"].includes(table) && "; what is held in the racks below stands on their pages"}.</Empty>}
+    {inside.map((o) => <p><b>{title(control(o.key))} of {counted(o.key, o.n)} at {o.low === o.high ? quantity(o.low, o.unit) : `${quantity(o.low, o.unit)} to ${quantity(o.high, o.unit)}`}</b> by <a href={`#/policies/${o.policy}`}>{o.policy}</a>; the first ends {instant(o.ends)} unless renewed</p>)}
     <ul class="plain">{d.leases.map((l: any) => <li><b>{title(control(l.control))} {l.means ?? quantity(l.value, l.unit)}</b> by <a href={`#/policies/${l.policy}`}>{l.policy}</a> since {since(l.issued_ns)}, ends {instant(l.expires_ns)} unless renewed
       <p class="soft">{l.state.replaceAll("_", " ")}; {known(l.readback) ? `the device reads ${quantity(l.readback, l.unit)}` : "no read-back"}; before it {quantity(l.found, l.unit)}; when it ends: {l.on_expiry === "safe" ? "the safe value" : l.on_expiry}</p></li>)}</ul>
   </Panel>;
@@ -194,6 +204,15 @@ function Forecasts({ d }: { d: any }) {
   if (!d.forecasts.length) return null;
   return <Panel title="Expected ahead">{!rows.length ? <Empty>The models still learn: <code>racktwin forecast list</code> says until when.</Empty> :
     <Grid label="Forecasts" heads={["Signal", "In", "Expected", "90 % band"]} right={[1, 2, 3]} rows={rows.map((f: any) => { const u = /_w$/.test(f.signal) ? "W" : /_pu$/.test(f.signal) ? "1" : /_temp_c$/.test(f.signal) ? "degC" : ""; return [title(signal(f.signal.split(".")[1])), span(f.horizon_s), quantity(f.mean[0], u), known(f.lo[0]) ? `${quantity(f.lo[0], u)} to ${quantity(f.hi[0], u)}` : "none yet"]; })} />}</Panel>;
+}
+
+function Here({ name }: { name: string }) {
+  const got = usePoll<any>(`decisions?below=true&limit=60&entity=${encodeURIComponent(name)}`, 6000), rows = folded((got.data?.decisions ?? []) as Line[]).slice(0, 12);
+  return <Panel title="Latest decisions here" more={<a href={`#/decisions/${encodeURIComponent(`entity=${name}`)}`}>All</a>}>
+    <Failure text={got.error} />
+    {got.data && !rows.length && <Empty>None among the lines that the daemon keeps.</Empty>}
+    <ul class="lines">{rows.map(([l, ...more]) => <li><time class="num">{clock(l.now_ns)}</time> <span class={`kind k-${l.kind}`}>{l.kind.replaceAll("_", " ")}</span> <span title={l.text}>{brief(l.text)}</span>{more.length > 0 && <span class="soft"> · {num(more.length + 1)} such since {clock(more.at(-1)!.now_ns)}</span>}</li>)}</ul>
+  </Panel>;
 }
 
 function Explanations({ name }: { name: string }) {
