@@ -4,7 +4,7 @@ import { part } from "../api";
 import { live, useLive, usePoll, type Alarm } from "../live";
 import { Act, DURATION, Empty, Entities, Facts, Failure, GLYPHS, Panel, REASON, Tabs, Tag } from "../parts";
 import { concerned } from "./overview";
-import { brief, instant, known, num, plural, since, tableOf } from "../words";
+import { brief, instant, known, num, plural, short, since, tableOf } from "../words";
 
 function State({ a }: { a: Alarm }) {
   if (a.state === "shelved") return <>shelved by {a.shelf_author} until {instant(a.shelved_until_ns!)}: {a.shelf_reason}</>;
@@ -59,7 +59,7 @@ function Children({ id }: { id: string }) {
 }
 
 export function Maintenance({ names, table }: { names: string[]; table: string }) {
-  return <Act small label="Maintenance" title={`Open a maintenance window for ${names.length === 1 ? names[0] : plural(names.length, table)}`}
+  return <Act small label="Maintenance" title={`Open a maintenance window for ${names.length === 1 ? short(names[0]) : plural(names.length, table)}`}
     text="No alarms, commands or learning there and below until it ends." fields={[DURATION, REASON]}
     send={(v) => ({ method: "POST", path: "maintenance", body: { table, names, for_s: Number(v.for_s), reason: v.reason } })} />;
 }

@@ -4,7 +4,7 @@ import { get } from "../api";
 import { live, on, type Line } from "../live";
 import { Empty, Entity, Explained, Failure, Panel, Tabs, cell, download } from "../parts";
 import { folded } from "./overview";
-import { brief, clock, control, instant, num, plural, title, words } from "../words";
+import { brief, clock, control, instant, num, quantity, plural, title, words } from "../words";
 
 const GROUPS: [string, string, string][] = [
   ["", "All", ""],
@@ -38,7 +38,7 @@ const policyOf = (l: Line): string => l.body?.policy ?? "";
 const entityOf = (l: Line): string => l.body?.from ?? l.body?.names?.[0] ?? l.body?.entities?.[0] ?? l.body?.event?.nodes?.[0] ?? l.body?.event?.names?.[0] ?? "";
 
 export function Decisions({ query }: { query: string }) {
-  const asked = read(query), [rows, setRows] = useState<Line[]>([]), [next, setNext] = useState<string | null>(null), [error, setError] = useState(""), [kept, setKept] = useState(0), [entity, setEntity] = useState(asked.entity);
+  const asked = read(query), [rows, setRows] = useState<Line[]>([]), [next, setNext] = useState<string | null>(null), [error, setError] = useState(""), [kept, setKept] = useState(0), [newer, setNewer] = useState(0), [entity, setEntity] = useState(asked.entity);
   const kinds = GROUPS.find(([k]) => k === asked.kind)?.[2] ?? "";
   const path = (before = "") => `decisions?limit=${PAGE}${kinds ? `&kind=${kinds}` : ""}${asked.entity ? `&below=true&entity=${encodeURIComponent(asked.entity)}` : ""}${before ? `&before=${before}` : ""}`;
   const load = async (before = "") => {
@@ -47,13 +47,16 @@ export function Decisions({ query }: { query: string }) {
       setRows((was) => (before ? [...was, ...tree.decisions] : tree.decisions));
       setNext(tree.next);
       setKept(tree.kept);
+      setNewer(0);
       setError("");
     } catch (e) { setError((e as Error).message); if (!before) setRows([]); }
   };
   useEffect(() => {
     load();
     let due = 0;
-    const off = on("decisions", () => { if (!due) due = window.setTimeout(() => { due = 0; if (scrollY < 400) load(); }, 1500); });
+    opened.clear();
+    // What is being read does not move: newer lines wait while one is open or the page is scrolled.
+    const off = on("decisions", () => { if (!due) due = window.setTimeout(() => { due = 0; if (scrollY < 400 && !opened.size) load(); else setNewer((n) => n + 1); }, 1500); });
     return () => { off(); clearTimeout(due); };
   }, [query]);
   const shown = rows.filter((l) => !asked.policy || policyOf(l) === asked.policy);
@@ -71,6 +74,7 @@ export function Decisions({ query }: { query: string }) {
       <button type="button" class="small" onClick={() => download("decisions.csv", "text/csv", csv(shown))}>CSV</button>
     </div>
     <Failure text={error} />
+    {newer > 0 && <p><button type="button" class="small" onClick={() => { opened.clear(); load(); scrollTo(0, 0); }}>Newer lines wait: show them</button></p>}
     {live.missed > 0 && <p class="soft">This screen missed some updates; the list is read anew from the daemon.</p>}
     <ol class="timeline">{folded(shown).map((g) => <Group key={g.at(-1)!.at} of={g} asked={asked} />)}</ol>
     {!shown.length && !error && <Empty>Nothing of this kind among the last {num(kept)} lines. The journal on disk has all: racktwin journal.</Empty>}
@@ -91,8 +95,12 @@ function Group({ of, asked }: { of: Line[]; asked: Asked & { at: string } }) {
   return <>{row(of[0])}<li class="more"><button type="button" class="small" aria-expanded={all} onClick={() => show(!all)}>{num(of.length - 1)} more such since {clock(of.at(-1)!.now_ns)}</button></li>{all && of.slice(1).map(row)}</>;
 }
 
+const opened = new Set<string>(); // lines that are being read
+
 function Row({ l, open, link }: { l: Line; open: boolean; link: string }) {
-  const [shown, show] = useState(open);
+  const [shown, set] = useState(open);
+  const show = (to: boolean) => { set(to); if (to) opened.add(l.at!); else opened.delete(l.at!); };
+  useEffect(() => { if (open) opened.add(l.at!); return () => { opened.delete(l.at!); }; }, []);
   return <li class={`k-${l.kind}`}>
     <button type="button" class="line" aria-expanded={shown} onClick={() => show(!shown)}>
       <time class="num" title={instant(l.now_ns)}>{clock(l.now_ns)}</time><span class="kind">{l.kind.replaceAll("_", " ")}</span><span class="text" title={l.text}>{brief(l.text)}</span></button>
@@ -107,28 +115,38 @@ function Row({ l, open, link }: { l: Line; open: boolean; link: string }) {
 
 function Body({ l }: { l: Line }) {
   const flat = (tree: any, head = ""): [string, any][] => Object.entries(tree ?? {}).flatMap(([k, v]) => (v !== null && typeof v === "object" && !Array.isArray(v) ? flat(v, `${head}${k}.`) : [[head + k, v] as [string, any]]));
-  const unit = (k: string) => (/_ns$/.test(k) ? "ns" : /_w$/.test(k) ? "W" : /_s$/.test(k) ? "s" : /_pu$/.test(k) ? "1" : "");
+  const of = String(l.body?.control ?? ""), own = /_w$/.test(of) ? "W" : /_s$/.test(of) && !/since_s$/.test(of) ? "s" : /_c$/.test(of) ? "degC" : "";
+  const unit = (k: string) => (/^(value|lo|hi|want)/.test(k) ? own : /_ns$/.test(k) ? "ns" : /_w$/.test(k) ? "W" : /_s$/.test(k) ? "s" : /_pu$/.test(k) ? "1" : "");
   return <dl class="facts">{flat(l.body).slice(0, 30).map(([k, v]) => <div><dt>{title(words(k))}</dt><dd>{Array.isArray(v) ? v.slice(0, 6).map((x, i) => <>{i > 0 && ", "}{typeof x === "object" ? JSON.stringify(x) : cell(x, "")}</>) : k === "control" ? title(control(String(v))) : cell(v, unit(k))}</dd></div>)}</dl>;
 }
 
 // What led to it and what came of it: lines on the same entity and control around it.
 function Chain({ l }: { l: Line }) {
-  const [found, set] = useState<Line[] | null>(null), entity = entityOf(l), of = l.body?.control;
+  const [found, set] = useState<Line[] | null>(null), entity = entityOf(l), of = l.body?.control, [back, setBack] = useState("");
   useEffect(() => {
     if (!entity) return;
     const since = Math.max(0, l.now_ns - 30e9), kinds = STAGES.flatMap(([, k]) => k).join(",");
-    get(`decisions?limit=1000&since=${Math.round(since)}&kind=${kinds}&entity=${encodeURIComponent(entity)}`).then((d) => set(d.decisions), () => set([]));
+    get(`decisions?limit=1000&since=${Math.round(since)}&kind=${kinds}&entity=${encodeURIComponent(entity)}`).then(async (d) => {
+      // A reason names the place where the trouble lies: the finding on it comes first.
+      const place = /[^\s:;,()]+\/[^\s:;,()]+/.exec(String(l.body?.reason ?? ""))?.[0];
+      const finding = place ? (await get(`decisions?limit=200&kind=finding&entity=${encodeURIComponent(place)}`).catch(() => ({ decisions: [] }))).decisions.filter((x: Line) => x.now_ns <= l.now_ns).slice(0, 1) : [];
+      set([...d.decisions, ...finding]);
+    }, () => set([]));
+    if (l.kind === "command" && of) get(`leases?control=${of}&prefix=${encodeURIComponent(entity)}&limit=1`).then((d) => {
+      const lease = d.leases[0];
+      setBack(!lease ? "The command has ended." : lease.issued_ns > l.now_ns + 1e9 ? `Another command runs since ${clock(lease.issued_ns)}: ${quantity(lease.value, lease.unit)}, the device reads ${quantity(lease.readback, lease.unit)}.` : `${title(lease.state.replaceAll("_", " "))}: the device reads ${quantity(lease.readback, lease.unit)}; before it ${quantity(lease.found, lease.unit)}.`);
+    }, () => {});
   }, [l.at]);
   if (!entity || !found) return null;
-  const near = found.filter((x) => x.now_ns <= l.now_ns + 120e9 && (!of || !x.body?.control || x.body.control === of));
+  const near = [...found].sort((a, b) => b.now_ns - a.now_ns).filter((x) => x.now_ns <= l.now_ns + 120e9 && (!of || !x.body?.control || x.body.control === of));
   const stages = STAGES.map(([name, kinds]) => {
     const mine = near.filter((x) => kinds.includes(x.kind));
     const before = mine.filter((x) => x.now_ns <= l.now_ns), pick = name === "Read-back" ? mine.filter((x) => x.now_ns >= l.now_ns).at(-1) : before[0] ?? mine.at(-1);
     return [name, pick] as const;
   });
   if (!stages.some(([, x]) => x)) return null;
-  return <ol class="chain" aria-label="From finding to read-back">{stages.map(([name, x]) => <li class={x ? "" : "none"}>
-    <b>{name}</b>{x ? <><time class="num"> {clock(x.now_ns)}</time><p title={x.text}>{brief(x.text)}</p></> : <p class="soft">{name === "Verdict" ? "as proposed" : "none in the lines kept"}</p>}</li>)}</ol>;
+  return <ol class="chain" aria-label="From finding to read-back">{stages.map(([name, x]) => <li class={x || (name === "Read-back" && back) ? "" : "none"}>
+    <b>{name}</b>{x ? <><time class="num"> {clock(x.now_ns)}</time><p title={x.text}>{brief(x.text)}</p></> : name === "Read-back" && back ? <p>{back}</p> : <p class="soft">{name === "Verdict" ? "as proposed" : "none in the lines kept"}</p>}</li>)}</ol>;
 }
 
 function Why({ l }: { l: Line }) {

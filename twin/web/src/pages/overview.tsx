@@ -11,7 +11,17 @@ const SHOWN_ALARMS = 6;
 // How many an alarm names: of a device's own fault it is one, whatever its count of readings.
 export const concerned = (a: Alarm): number => (a.entities.length >= 4 ? Math.max(a.count, a.entities.length) : a.entities.length);
 
-export function Sentence({ a }: { a: Alarm }) {
+// Faults of one kind at several places are told once, the others by their places.
+function alike(alarms: Alarm[]): Alarm[][] {
+  const out = new Map<string, Alarm[]>();
+  for (const a of alarms) {
+    const [head, kind] = a.id.split("/"), key = head === "fault" ? `${kind} ${a.severity} ${a.action} ${a.ack_author ?? ""}` : a.id;
+    out.set(key, [...(out.get(key) ?? []), a]);
+  }
+  return [...out.values()];
+}
+
+export function Sentence({ a, more = [] }: { a: Alarm; more?: Alarm[] }) {
   const aside = a.state === "shelved" ? `shelved by ${a.shelf_author}: ${a.shelf_reason}` : a.ack_author ? `${a.ack_author} has it${a.ack_note ? `: ${a.ack_note}` : ""}` : "";
   return <li class={`wrong w-${a.severity} ${aside ? "aside" : ""}`}>
     <span class="mark" aria-hidden="true">{GLYPHS[a.severity]}</span>
@@ -19,6 +29,7 @@ export function Sentence({ a }: { a: Alarm }) {
       <p class="what"><a href={`#/alarms/${encodeURIComponent(a.id)}`}><span class="sr">{a.severity}: </span>{brief(a.title)}</a>
         {a.raised_ns ? <span class="soft"> for {since(a.raised_ns)}</span> : null}{aside && <span class="soft"> · {aside}</span>}</p>
       <p class="where"><Entities names={a.entities} count={concerned(a)} />{a.evidence.length > 0 && <span class="soft"> · {a.evidence.slice(0, 3).map(brief).join(" · ")}</span>}</p>
+      {more.length > 0 && <p class="where"><b>{plural(more.length, "other")} like it:</b> <Entities names={more.map((m) => m.entities[0])} most={8} /></p>}
       {(a.doing ?? []).map((d) => <p class="doing"><b>racktwin:</b> {brief(d)}</p>)}
       {!a.doing?.length && <p class="doing soft">racktwin does nothing about it.</p>}
       {a.action && <p class="do"><b>You:</b> {a.action}</p>}
@@ -33,7 +44,7 @@ function unheard(): string[] {
 function Wrong() {
   useLive("alarms", "state");
   const rung = live.alarms.filter((a) => a.state !== "shelved"), c = live.alarmCounts;
-  const missing = unheard(), s = live.state!;
+  const missing = unheard(), s = live.state!, groups = alike(rung);
   const parts = s.parts.filter((p: any) => p.state !== "running");
   const head = [c.critical && plural(c.critical, "critical alarm"), c.warning && plural(c.warning, "warning"), c.info && plural(c.info, "notice")].filter(Boolean).join(", ");
   const calm = !head && !missing.length && !parts.length;
@@ -44,8 +55,8 @@ function Wrong() {
     </p>
     {missing.length > 0 && <p class="wrong w-warning"><span class="mark" aria-hidden="true">{GLYPHS.unknown}</span><span>Nothing is heard of {missing.join(", ")}. <a href="#/setup">Set up</a> says what arrives.</span></p>}
     {parts.map((p: any) => <p class="wrong w-warning"><span class="mark" aria-hidden="true">{GLYPHS.warning}</span><span>The {p.kind} {p.name} is {p.state}{p.error && `: ${p.error}`}.</span></p>)}
-    <ul class="wrongs">{rung.slice(0, SHOWN_ALARMS).map((a) => <Sentence key={a.id} a={a} />)}</ul>
-    {live.alarmsTotal > SHOWN_ALARMS && rung.length > SHOWN_ALARMS && <p><a href="#/alarms">and {num(rung.length - SHOWN_ALARMS)} more</a></p>}
+    <ul class="wrongs">{groups.slice(0, SHOWN_ALARMS).map(([a, ...more]) => <Sentence key={a.id} a={a} more={more} />)}</ul>
+    {groups.length > SHOWN_ALARMS && <p><a href="#/alarms">and {num(groups.slice(SHOWN_ALARMS).reduce((n, g) => n + g.length, 0))} more</a></p>}
   </Panel>;
 }
 
@@ -62,16 +73,16 @@ function Policies() {
     const waits = new Map<string, number>();
     for (const w of wants) waits.set(w.control, (waits.get(w.control) ?? 0) + w.count);
     const told = [...acts.map((c: any) => `holds ${orders(c)}`), ...[...waits].map(([k, n]) => `waits for approval: ${control(k)} of ${counted(k, n)}`), ...would.map((c: any) => `would hold ${orders(c)}`)];
-    // What the policy itself says first of it: warnings, else its summary.
-    const says = (s.sections.find((x: any) => x.policy === p.name)?.sentences ?? []).filter((x: any) => x.kind !== "note").sort((a: any, b: any) => Number(b.kind === "warning") - Number(a.kind === "warning")).slice(0, 1);
+    // What the policy itself warns of
+    const says = (s.sections.find((x: any) => x.policy === p.name)?.sentences ?? []).filter((x: any) => x.kind === "warning").slice(0, 1);
     return { p, told, says, why: [...acts, ...would].flatMap((c: any) => c.reasons).concat(wants.map((w: any) => w.reason)).slice(0, 1) };
   });
-  const busy = rows.filter((r: any) => r.told.length || r.p.suspended || r.says.some((x: any) => x.kind === "warning")), idle = rows.filter((r: any) => !busy.includes(r));
+  const busy = rows.filter((r: any) => r.told.length || r.p.suspended || r.says.length), idle = rows.filter((r: any) => !busy.includes(r));
   const name = (p: any) => <><a href={`#/policies/${p.name}`}>{p.name.replaceAll("_", " ")}</a> <span class={`chip a-${p.authority}`}>{p.authority}</span></>;
   return <Panel title="What each policy does" more={<a href="#/policies">Policies</a>}>
     <ul class="policies">{busy.map(({ p, told, why, says }: any) => <li>{name(p)} {p.suspended && <Tag kind="critical">suspended</Tag>}
       <p>{told.length ? title(told.slice(0, 2).join("; ")) : "Nothing to do now"}{why.length > 0 && <span class="soft">: {brief(why[0])}</span>}</p>
-      {says.map((x: any) => <p class={x.kind === "warning" ? "w" : "soft"}><Said text={x.text} /></p>)}</li>)}</ul>
+      {says.map((x: any) => <p class="w"><Said text={x.text} /></p>)}</li>)}</ul>
     {idle.length > 0 && <p class="idle"><span class="soft">{busy.length ? "The others have nothing to do now: " : "None has anything to do now: "}</span>{idle.map(({ p }: any) => <span class="nobr">{name(p)}</span>)}</p>}
   </Panel>;
 }
@@ -156,14 +167,15 @@ export function PowerChart({ height = 230 }: { height?: number }) {
 }
 
 export function Overview() {
-  useLive("state");
+  useLive("state", "alarms");
   if (!live.state) return null;
+  const few = alike(live.alarms.filter((a) => a.state !== "shelved")).length <= 1;
   return <div class="page overview">
     <h1 class="sr">Overview</h1>
     <Figures />
     <div class="two">
-      <Wrong />
-      <div class="stack"><Panel title="Power, last 30 min and what is expected"><PowerChart /></Panel><Policies /></div>
+      <div class="stack"><Wrong />{few && <Policies />}</div>
+      <div class="stack"><Panel title="Power, last 30 min and what is expected"><PowerChart /></Panel>{!few && <Policies />}</div>
     </div>
     <Panel title={`Halls: ${plural(live.state.racks_total, "rack")}`}><Equipment /><HallMap /></Panel>
     <Recent />
