@@ -17,7 +17,7 @@ from twin.api.tokens import ROLES, add_token
 from twin.contracts import fields_of
 
 ROLE_OF = {
-    "/healthz": None, "/readyz": None, "/": None,
+    "/healthz": None, "/readyz": None, "/": None, "/page/{file}": None,
     "/v1/jobs/{job}": "job", "/v1/jobs/{job}/checkpoint": "job", "/api/v1/jobs/{job}/checkpoint": "job",
     "/api/v1/tokens": "admin", "/api/v1/release": "admin", "/api/v1/authority": "admin",
     "/api/v1/reload": "admin",
@@ -33,8 +33,9 @@ def test_who_looks_is_a_viewer_and_who_acts_an_operator() -> None:
 def concrete(route: Route) -> str:
     """A path that the route's pattern meets."""
     path = route.path
-    for name, value in (("{table}", "rack"), ("{name}", "lab/h/r1"), ("{id}", "nobody"), ("{job}", "1")):
-        path = path.replace(name, value)
+    values = {"table": "rack", "name": "lab/h/r1", "id": "nobody", "job": "1", "file": "app.js"}
+    for name, value in values.items():
+        path = path.replace(f"{{{name}}}", value)
     return path
 
 
@@ -46,7 +47,7 @@ def test_every_route_takes_its_role_and_open_ones_are_few(tmp_path: Path) -> Non
             for route in ROUTES:
                 path = concrete(route)
                 if route.role is None:
-                    assert path in ("/healthz", "/readyz", "/")
+                    assert path in ("/healthz", "/readyz", "/", "/page/app.js")
                     status, _ = await pod.ask(route.method, path, "none")
                     assert status == 200, path
                     continue
@@ -152,7 +153,8 @@ def test_answers_bear_headers_that_keep_browsers_out(tmp_path: Path) -> None:
                 async with session.get(pod.url + path, headers=headers) as response:
                     assert response.headers["X-Content-Type-Options"] == "nosniff"
                     assert "default-src 'none'" in response.headers["Content-Security-Policy"]
-                    assert response.headers["Cache-Control"] == "no-store"
+                    kept = "no-cache" if path == "/" else "no-store"  # the page holds nothing of the site
+                    assert response.headers["Cache-Control"] == kept
                     assert "aiohttp" not in response.headers["Server"].lower()
                     assert not [h for h in response.headers if h.lower().startswith("access-control")]
 

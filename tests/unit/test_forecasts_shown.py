@@ -358,11 +358,9 @@ def test_prometheus_gets_forecasts_of_the_site_and_its_feeders(
     assert found["racktwin_forecasts_left_out"] == [({}, 3.0)]
 
 
-def test_the_page_has_the_block(tmp_path: Path) -> None:
+def test_the_summary_has_the_block(tmp_path: Path) -> None:
     async def check(pod: Pod) -> None:
         heard(pod)
-        status, text = await pod.ask("GET", "/", "none")
-        assert (status, 'id="ahead"' in text, "showAhead(s.forecasts)" in text) == (200, True, True)
         _, tree = await pod.ask("GET", "/api/v1/summary")
         assert tree["forecasts"]["rows"][0]["ahead"][0]["mean"] == 91_000.0
 
