@@ -181,7 +181,8 @@ export function watch(): void {
       const silentS = (performance.now() - live.heardAt) / 1000;
       const ageS = live.state.ticks.age_s + (performance.now() - live.stateAt) / 1000;
       const lateS = Math.max(LATE_S, 3 * live.state.ticks.every_s);
-      if (silentS > LATE_S) why = `The daemon is silent for ${Math.round(silentS)} s: all that is shown is old`;
+      // Its updates come each second: without one for longer, it is silent rather than slow.
+      if (silentS > LATE_S || (ageS > lateS && silentS > 1.5)) why = `The daemon is silent for ${Math.round(silentS)} s: all that is shown is old`;
       else if (ageS > lateS) why = `The daemon has not ticked for ${Math.round(ageS)} s: all that is shown is old`;
     }
     if (why !== live.silent) {
