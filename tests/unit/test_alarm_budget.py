@@ -76,7 +76,11 @@ def test_gauges_in_steps_stand_still_by_chance_as_often_as_stated(steps: float) 
     chance, n, readings = 3e-4, 4000, 700
     traits = traits_of("rack", CheckLogs(run_log(chance), 99.0))
     kept = {name: np.repeat(v[:1], n) for name, v in traits.items()}
-    kept |= {"run_least": np.full(n, 2), "least_run": np.full(n, 2), "least": np.full(n, -np.inf, np.float32)}
+    kept |= {
+        "run_least": np.full(n, 2, np.int32),
+        "least_run": np.full(n, 2, np.int32),
+        "least": np.full(n, -np.inf, np.float32),
+    }
     bank, rng, begun = Bank(1, n, kept, flat=True), np.random.default_rng(6), 0
     true = 1000.0 + rng.uniform(size=n)
     was = np.zeros((1, n), np.bool_)
