@@ -7,14 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console
-from scipy import stats
 
+from tests.evaluation.quiet.calibration import poisson_interval
 from tests.evaluation.quiet.healthy_run import FalseAlarm
 from tests.evaluation.quiet.healthy_sites import HealthyRun
 from twin.backtest import print_table
 from twin.catalogue import duration, number
 
-BEYOND_PU = 0.025  # on each side of the interval of 95 %
 PER = 1000.0  # rack-hours
 HEADS = ["rack-hours", "alarms", "again", "critical", "of health", f"per {PER:,.0f} rack-hours",
          "95 % interval"]  # fmt: skip
@@ -51,13 +50,6 @@ def rates(runs: Sequence[HealthyRun], alarms: Sequence[FalseAlarm]) -> Figures:
         for key, some in sorted(causes.items(), key=lambda item: (-len(item[1]), item[0]))
     ]  # fmt: skip
     return out
-
-
-def poisson_interval(count: int, exposure: float) -> tuple[float, float]:
-    """Exact 95 % limits of a rate at which `count` events came. source: Garwood, Fiducial limits for the
-    Poisson distribution (1936)"""
-    low = stats.chi2.ppf(BEYOND_PU, 2 * count) / 2.0 if count else 0.0
-    return float(low / exposure), float(stats.chi2.ppf(1.0 - BEYOND_PU, 2 * count + 2) / 2.0 / exposure)
 
 
 def _row(key: str, runs: Sequence[HealthyRun], begun: Sequence[FalseAlarm]) -> Figures:

@@ -1,22 +1,24 @@
-"""Circumstances of a healthy plant: weather, sensors, planned work, ordinary life, a demand response."""
+"""Circumstances of a healthy plant: weather, the grade of sensors, planned work, ordinary life, other devices,
+open doors, a changed site, a demand response.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 
 import numpy as np
 
 from tests.evaluation.health.failure_timeline import ordinary_life
-from tests.evaluation.quiet.healthy_sites import SEASONS, HealthyRun
+from tests.evaluation.quiet.healthy_sites import ROOM_PU, SEASONS, HealthyRun, site_spec
 from twin.catalogue import NS
-from twin.plant import FailureTable, FailureTimeline, Observation, Sensors, TimelineEvent
+from twin.plant import FailureTable, FailureTimeline, Observation, Plant, Sensors, TimelineEvent
 from twin.plant.disturbance import Disturbance
 from twin.plant.truth import Truth
 from twin.plant.weather import Weather
 from twin.simulation import Simulation
 from twin.site import Site
-from twin.telemetry import Event, LoadTargetSet
+from twin.telemetry import EntityReplaced, Event, LoadTargetSet, SiteChanged
 
 # Steps of a board's sensors: temperatures in K, shares; source: `ipmitool sdr` of common servers
 COARSE_STEP = {"c": 1.0, "k": 1.0, "pu": 0.02}
@@ -24,6 +26,10 @@ GAPS_PU = 0.05  # of the readings do not come
 WORKED_ON = 8  # one node in so many is drained in a run
 REBOOT_S = 240.0  # for which an agent is away
 RESPONSE_PU = 0.7  # of the draw at the time
+# Warm air that comes back over and around racks at full power, and what a door or a missing panel adds to a
+# rack for a while; source: estimate, after ASHRAE TC 9.9 on recirculation and the Rack Cooling Index
+RECIRCULATED_K, DOOR_K = (0.5, 3.0), (1.5, 5.0)
+DOOR_EVERY_S, DOOR_OPEN_S, AIR_TAU_S = 600.0, (30.0, 400.0), 45.0
 
 
 class CoarseSensors(Sensors):
@@ -85,7 +91,7 @@ def events_of(run: HealthyRun, site: Site) -> FailureTimeline | None:
     """What happens to devices in a run: planned work, or what happens without consequence; None: nothing."""
     if run.load == "ordinary":
         return ordinary_life(site, run.seed, run.seconds / 86_400.0)
-    return maintenance(run, site) if run.load == "maintenance" else None
+    return maintenance(run, site) if run.load in ("maintenance", "replaced") else None
 
 
 def load_target(run: HealthyRun, simulation: Simulation) -> LoadTargetSet:
@@ -96,3 +102,47 @@ def load_target(run: HealthyRun, simulation: Simulation) -> LoadTargetSet:
         limit_w=RESPONSE_PU * float(simulation.plant.truth.rack_power_w.sum()),
         end_ns=now_ns + run.seconds // 3 * NS,
     )  # fmt: skip
+
+
+def site_change(run: HealthyRun) -> SiteChanged:
+    """The description of the site is another one: the budgets of its feeders are raised by a tenth."""
+    spec = site_spec(run, 1.1 * ROOM_PU)
+    return SiteChanged(site_hash=spec.digest(), spec=spec.packed())
+
+
+def replace_gpus(plant: Plant, node: int) -> list[EntityReplaced]:
+    """The GPUs of a node change places: each slot has another device, and healthy ones all."""
+    site, p, compute = plant.site, plant.parameters, plant.compute
+    first, end = (int(x) for x in site.gpu_start_of_node[node : node + 2])
+    columns = [getattr(p, f.name) for f in fields(p) if f.name.startswith("gpu_")]
+    for column in [*columns, compute.static0, compute.static1, compute.static2]:
+        column[first:end] = np.roll(column[first:end], 1)
+    compute.tuned_dt_s = 0.0  # resistances are worked out anew
+    return [
+        EntityReplaced(table="gpu", name=site.name("gpu", gpu), serial=f"spare-{plant.seed}-{gpu}")
+        for gpu in range(first, end)
+    ]
+
+
+def moving_air(plant: Plant, seed: int) -> Callable[[int], None]:
+    """Racks breathe some of the hall's warm air, the more the more it draws, each by its place; now and then
+    a door or a panel is open for minutes beside one of them."""
+    site, p, t = plant.site, plant.parameters, plant.truth
+    rng, n = np.random.default_rng((seed, 0xD0)), site.sizes["rack"]
+    still_k, returned_k = p.rack_inlet_add_k.copy(), rng.uniform(*RECIRCULATED_K, n)
+    full_w = max(float(p.gpu_cap_max_w.sum()), 1.0)
+    added_k, door_k, shut_s, next_s = np.zeros(n), np.zeros(n), np.zeros(n), 0.0
+
+    def drive(second: int) -> None:
+        nonlocal next_s
+        if second >= next_s:
+            next_s = second + float(rng.exponential(DOOR_EVERY_S))
+            rack = int(rng.integers(n))
+            door_k[rack] = rng.uniform(*DOOR_K)
+            shut_s[rack] = second + float(rng.uniform(*DOOR_OPEN_S))
+        door_k[shut_s <= second] = 0.0
+        aim_k = returned_k * min(float(t.rack_power_w.sum()) / full_w, 1.0) + door_k
+        added_k[:] += (aim_k - added_k) * -np.expm1(-1.0 / AIR_TAU_S)
+        p.rack_inlet_add_k[:] = still_k + added_k
+
+    return drive

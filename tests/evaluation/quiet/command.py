@@ -10,7 +10,9 @@ import argparse
 import os
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -42,6 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help=f"of {', '.join(SEASONS)} (default: mild)")  # fmt: skip
     parser.add_argument("--recordings", type=Path, metavar="DIR", nargs="?", const=RECORDINGS,
                         help="also replay the recordings in DIR (default: RACKTWIN_TRACES)")  # fmt: skip
+    parser.add_argument("--calibration", action="store_true",
+                        help="also count the residuals beyond 2, 3, 4 and 5 sigma of each comparison, by "
+                             "load and by the age of what the twin has learned")  # fmt: skip
     parser.add_argument("--jobs", type=int, metavar="N",
                         help="processes side by side (default: as many as processors)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, with every alarm")
@@ -49,7 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, out: Console, err: Console) -> int:
     """Simulate, count, print. Raises ConfigError for what the operator can mend."""
-    from tests.evaluation.quiet.alarm_rates import rates, say
+    from tests.evaluation.quiet.alarm_rates import rates
+    from tests.evaluation.quiet.calibration import calibration
     from tests.evaluation.quiet.healthy_run import run_healthy
     from tests.evaluation.quiet.recorded import recordings_in, replay
 
@@ -69,13 +75,25 @@ def run(args: argparse.Namespace, out: Console, err: Console) -> int:
     recorded = [] if args.recordings is None else recordings_in(args.recordings)
     begun = time.monotonic()
     with ProgressBar(err, "healthy plants") as bar:
-        found = Pool(run_healthy, jobs, bar.move).results(runs, [4.0 + r.racks for r in runs])
+        work = partial(run_healthy, calibrated=args.calibration)
+        lived = Pool(work, jobs, bar.move).results(runs, [4.0 + r.racks for r in runs])
     with ProgressBar(err, "recordings") as bar:
         replayed = Pool(replay, jobs, bar.move).results(recorded)
-    alarms = [alarm for some in found for alarm in some]
+    alarms = [alarm for some in lived for alarm in some.alarms]
     result = {
         "simulated": True, "draw": args.draw, "seconds": seconds, "plants": len(runs),
         "rates": rates(runs, alarms), "alarms": [asdict(a) for a in alarms],
         "recordings": [r._asdict() for r in replayed],
     }  # fmt: skip
-    return print_result(result, begun, args, out, say)
+    if args.calibration:
+        result["calibration"] = calibration([cell for some in lived for cell in some.calibration])
+    return print_result(result, begun, args, out, _say)
+
+
+def _say(told: dict[str, Any], out: Console) -> None:
+    from tests.evaluation.quiet.alarm_rates import say
+    from tests.evaluation.quiet.calibration import say_calibration
+
+    say(told, out)
+    if "calibration" in told:
+        say_calibration(told["calibration"], out)

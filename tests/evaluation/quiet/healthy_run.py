@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +15,16 @@ import numpy as np
 
 from policies import REGISTRY
 from tests.evaluation.incidents import OpenIncidents
-from tests.evaluation.quiet.circumstances import events_of, load_target, sensors_of, weather_of
+from tests.evaluation.quiet.calibration import CalibrationCell, ResidualCounts
+from tests.evaluation.quiet.circumstances import (
+    events_of,
+    load_target,
+    moving_air,
+    replace_gpus,
+    sensors_of,
+    site_change,
+    weather_of,
+)
 from tests.evaluation.quiet.healthy_sites import LOADS, POLICIES_ACT, HealthyRun, healthy_site
 from twin.catalogue import F64, NS
 from twin.contracts import Finding
@@ -67,17 +76,23 @@ class Restart(NamedTuple):
     cold: bool
 
 
-def run_healthy(run: HealthyRun, report: Report) -> list[FalseAlarm]:
+class Lived(NamedTuple):
+    """Outcome of a run: its false alarms, and the counts of its residuals if they were asked for."""
+
+    alarms: list[FalseAlarm]
+    calibration: list[CalibrationCell]
+
+
+def run_healthy(run: HealthyRun, report: Report, calibrated: bool = False) -> Lived:
     """Live through a run. Findings of severity info, and what is true of the plant, are no false alarms."""
     site = healthy_site(run)
     mix = LOADS[run.load]
     scenario = None if mix is None else Scenario("quiet", run.seed, float(run.seconds), 1.0, workload=mix)
     plant = Plant(site, seed=run.seed, scenario=scenario, weather=weather_of(run))
-    if (events := events_of(run, site)) is not None:
-        plant.play(TimelinePlayer(site, events))
     simulation = Simulation(_engine(run, site), plant, sensors_of(run, site))
-    drive = level_steps(plant, run.seed) if mix is None else None
     log, restarts = AlarmLog(run, simulation), restarts_of(run)
+    counts = ResidualCounts(run) if calibrated else None
+    drive = _driven(run, simulation, counts)
     for second in range(run.seconds):
         if drive is not None:
             drive(second)
@@ -85,13 +100,65 @@ def run_healthy(run: HealthyRun, report: Report) -> list[FalseAlarm]:
             restart = restarts.pop(0)
             simulation = _started_again(run, simulation, restart.cold)
             log.begin(simulation, restart.cold)
-        if run.load == "response" and second == run.seconds // 3:
-            simulation.tell(load_target(run, simulation))
+            if counts is not None:
+                counts.begin("start" if restart.cold else "restart", GAP_S)
         simulation.step()
         log.look(simulation)
+        if counts is not None:
+            counts.look(simulation.engine)
         if second % SAMPLE_S == 0:
             report((second + 1) / run.seconds, run.load)
-    return log.alarms
+    return Lived(log.alarms, [] if counts is None else counts.cells())
+
+
+def _driven(
+    run: HealthyRun, simulation: Simulation, counts: ResidualCounts | None
+) -> Callable[[int], None] | None:
+    """The part of a load that jobs do not make, called before each second."""
+    plant = simulation.plant
+    if run.load == "steps":
+        return level_steps(plant, run.seed)
+    if run.load == "doors":
+        return moving_air(plant, run.seed)
+    if (timeline := events_of(run, plant.site)) is not None:
+        plant.play(TimelinePlayer(plant.site, timeline))
+        if run.load == "replaced":
+            return _replacing(simulation, timeline.reboots, counts)
+    if run.load == "response":
+        return _at(run.seconds // 3, lambda: simulation.tell(load_target(run, simulation)))
+    if run.load == "changed":
+
+        def change() -> None:
+            simulation.inbox.put_event(site_change(run))  # of the same devices: the plant stays as it is
+            if counts is not None:
+                counts.begin("site change")
+
+        return _at(run.seconds // 3, change)
+    return None
+
+
+def _at(at_s: int, act: Callable[[], None]) -> Callable[[int], None]:
+    def drive(second: int) -> None:
+        if second == at_s:
+            act()
+
+    return drive
+
+
+def _replacing(
+    simulation: Simulation, reboots: Sequence[tuple[int, float, float]], counts: ResidualCounts | None
+) -> Callable[[int], None]:
+    """While a node is away for a reboot its GPUs are replaced; that is known before it speaks again."""
+    plant, away = simulation.plant, sorted(reboots, key=lambda reboot: reboot[2])
+
+    def drive(second: int) -> None:
+        while away and second >= int(away[0][2]) - 2:
+            node = away.pop(0)[0]
+            simulation.tell(*replace_gpus(plant, node))
+            if counts is not None:
+                counts.replace("replaced", "gpu", plant.site.node_of_gpu == node)
+
+    return drive
 
 
 def restarts_of(run: HealthyRun) -> list[Restart]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from twin.config import spec_of
 from twin.plant import Mix
 from twin.plant.weather import Weather
-from twin.site import Site, build_site
+from twin.site import Site, SiteSpec, build_site
 
 AIR_NODES = 4  # of an air-cooled rack
 CDU_RACKS, LOOP_RACKS, FEED_RACKS = 4, 16, 8  # racks that share a CDU, a facility loop, a pair of feeders
@@ -100,10 +100,13 @@ LOADS: dict[str, Mix | None] = {
     "response": Mix(),
     "maintenance": Mix(),
     "ordinary": Mix(0.4, 0.2, 0.4, job_hours=(0.05, 0.3)),  # single errors, restarts, jobs that crash
+    "replaced": Mix(),
+    "changed": Mix(),
+    "doors": Mix(),
 }
 POLICIES_ACT = ("capped", "response")  # loads under which our own policies cap power
-# Numbered behind the rest, and the last behind these, so that published plants keep their seeds
-LATER, LAST = ("response", "maintenance"), ("ordinary",)
+# Numbered behind the rest, in this order, so that published plants keep their seeds
+LATER = {"response": 1, "maintenance": 1, "replaced": 2, "changed": 2, "doors": 2, "ordinary": 3}
 SENSORS = ("fine", "coarse", "gaps")
 SEASONS = {
     "mild": Weather(),
@@ -117,7 +120,7 @@ def runs_of(draw: Draw, choice: Choice, plants: int, seconds: int) -> list[Healt
     sensors: such runs compare pairwise."""
     places = sorted(
         product(draw.profiles, draw.racks + draw.large_racks, LOADS),
-        key=lambda place: (place[2] in LAST, place[1] in draw.large_racks or place[2] in LATER),
+        key=lambda place: max(LATER.get(place[2], 0), place[1] in draw.large_racks),
     )
     return [
         HealthyRun(profile, racks, load, draw.first_seed + SEED_STEP * k + at, seconds, sensors, season)
@@ -132,11 +135,16 @@ def runs_of(draw: Draw, choice: Choice, plants: int, seconds: int) -> list[Healt
 
 def healthy_site(run: HealthyRun) -> Site:
     """The site of a run: equal racks under feeds A and B, with CDUs and loops where coolant flows."""
+    return build_site(site_spec(run), "quiet")
+
+
+def site_spec(run: HealthyRun, room_pu: float = ROOM_PU) -> SiteSpec:
+    """Its description, with so much room in the budgets that are not scarce."""
     names = [f"r{i + 1}" for i in range(run.racks)]
     rack: dict[str, Any] = {"name": f"r[1-{run.racks}]", "profile": run.profile.name}
     hall: dict[str, Any] = {"name": "h", "racks": [rack]}
     tree: dict[str, Any] = {"site": "quiet", "halls": [hall]}
-    budget_pu = SCARCE_PU if run.load == "capped" else ROOM_PU
+    budget_pu = SCARCE_PU if run.load == "capped" else room_pu
     hall["feeders"] = [
         {"name": f"{side.lower()}{k}", "side": side, "budget_w": budget_pu * run.profile.rack_w * len(some),
          "serves": some}
@@ -153,7 +161,7 @@ def healthy_site(run: HealthyRun) -> Site:
         ]
         loops = len(_groups(names, LOOP_RACKS))
         tree["loops"] = [{"name": f"fws{k}", "cooling": ("dry_cooler", "tower")[k % 2]} for k in range(loops)]
-    return build_site(spec_of(tree, None, "quiet"), "quiet")
+    return spec_of(tree, None, "quiet")
 
 
 def _groups(names: list[str], size: int) -> list[list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
@@ -13,12 +14,18 @@ import pytest
 from tests.evaluation.__main__ import main as evaluate
 from tests.evaluation.health.failure_classes import BENIGN
 from tests.evaluation.quiet.alarm_rates import rates
+from tests.evaluation.quiet.calibration import NORMAL_PU, ResidualCounts, Tally, calibration
 from tests.evaluation.quiet.circumstances import (
+    DOOR_K,
     GAPS_PU,
+    RECIRCULATED_K,
     events_of,
     load_target,
     maintenance,
+    moving_air,
+    replace_gpus,
     sensors_of,
+    site_change,
     weather_of,
 )
 from tests.evaluation.quiet.healthy_run import AlarmLog, FalseAlarm, restarts_of, run_healthy
@@ -33,7 +40,7 @@ from tests.evaluation.quiet.healthy_sites import (
     healthy_site,
     runs_of,
 )
-from twin.contracts import Finding
+from twin.contracts import Finding, Residual
 from twin.engine import Engine
 from twin.plant import Observation, Plant, TimelinePlayer
 from twin.run import no_report
@@ -58,7 +65,8 @@ def test_a_run_has_its_seed_whatever_else_is_chosen() -> None:
     assert len({r.seed for r in every}) == len(every)
     assert set(runs_of(DRAWS["develop"], Choice(["steps"], ["air"]), 1, 3600)) < set(every)
     for load, cooling, racks, seed in (("restarts", "air", 8, 40_031), ("response", "air", 8, 40_058),
-                                       ("churn", "air", 128, 40_075)):  # fmt: skip
+                                       ("churn", "air", 128, 40_075),
+                                       ("response", "liquid", 8, 40_034)):  # fmt: skip
         assert runs_of(DRAWS["develop"], Choice([load], [cooling], [racks]), 1, 60)[0].seed == seed
     pairs = Choice(["steps"], ["air"], [1], SENSORS, list(SEASONS))
     assert len({(r.seed, r.racks) for r in runs_of(DRAWS["develop"], pairs, 1, 60)}) == 1
@@ -242,7 +250,7 @@ def test_a_demand_response_asks_for_less_than_is_drawn_for_a_third_of_the_run() 
 )
 def test_a_cell_of_every_axis_lives_for_a_minute(load: str, sensors: str, season: str) -> None:
     run = HealthyRun(AIR, 1, load, 40_001, 60, sensors, season)
-    assert run_healthy(run, no_report) == []
+    assert run_healthy(run, no_report).alarms == []
 
 
 def test_the_recorded_facility_is_replayed_and_its_alarms_counted(
@@ -255,3 +263,133 @@ def test_the_recorded_facility_is_replayed_and_its_alarms_counted(
     (replayed,) = told["recordings"]
     assert replayed["name"] == "dsx-bms-capture"
     assert replayed["span_s"] == pytest.approx(99.0, abs=2.0)
+
+
+class Drawn:
+    """A twin of one rack of eight GPUs in each of four nodes, whose residuals are what a test puts there."""
+
+    def __init__(self, sigmas: float = 1.0, kept: float = 0.0) -> None:
+        run = HealthyRun(AIR, 1, "idle", 7, 60)
+        self.engine = Engine(healthy_site(run), [], [])
+        self.counts = ResidualCounts(run)
+        self.rng, self.n = np.random.default_rng(1), self.engine.site.sizes["gpu"]
+        self.sigmas, self.kept, self.z = sigmas, kept, np.zeros(self.n)
+
+    def look(self, rounds: int, new: bool = True) -> Tally:
+        for _ in range(rounds):
+            self.engine.state.tables["gpu"].t_ns += new
+            drawn = self.rng.standard_normal(self.n)
+            self.z = self.kept * self.z + np.sqrt(1.0 - self.kept**2) * drawn
+            zero = np.zeros(self.n)
+            off = Residual("gpu.temp_c", zero, self.sigmas * self.z, zero + 1.0)
+            self.engine.estimator.residuals = {"gpu.temp_c": off}
+            self.counts.look(self.engine)
+        return self.tallies()["start", "to 15 min"]
+
+    def tallies(self) -> dict[tuple[str, str], Tally]:
+        return {(c.since, c.age): c.tally for c in self.counts.cells()}
+
+
+def test_residuals_of_a_normal_distribution_are_counted_as_one() -> None:
+    tally = Drawn().look(800)
+    assert tally.readings == 800 * 32
+    for count, pu in zip(tally.beyond, NORMAL_PU, strict=True):
+        assert abs(count - tally.readings * pu) <= 4.0 * np.sqrt(tally.readings * pu) + 1
+    assert tally.effective == pytest.approx(tally.readings, rel=0.05)
+    assert NORMAL_PU[2] == pytest.approx(6.334e-5, rel=1e-3)  # source: tables of the normal distribution
+    wide = Drawn(1.6)
+    wide.look(800)
+    row = calibration(wide.counts.cells())["age"][0]
+    assert row["verdict"] == "above"
+    assert row["share_pu"][2] == pytest.approx(math.erfc(2.5 / math.sqrt(2.0)), rel=0.2)
+
+
+def test_a_reading_counts_once_and_one_that_is_like_the_last_counts_for_less() -> None:
+    drawn = Drawn()
+    first = drawn.look(10).readings
+    assert drawn.look(10, new=False).readings == first == 320
+    alike = Drawn(kept=0.9).look(800)
+    assert alike.effective == pytest.approx(alike.readings * 0.1 / 1.9, rel=0.1)
+    far = Drawn(sigmas=8.0, kept=1.0)
+    far.z = np.ones(32)
+    tally = far.look(50)
+    assert (tally.beyond, tally.excursions) == ([1600] * 4, 32)
+    low, high = tally.interval()
+    assert low < 1.0 <= high
+
+
+def test_residuals_are_counted_by_the_age_of_what_is_known_of_a_device() -> None:
+    drawn = Drawn()
+    drawn.look(900)
+    drawn.counts.replace("replaced", "gpu", np.arange(32) < 4)
+    drawn.look(10)
+    tallies = drawn.tallies()
+    assert {key: t.readings for key, t in tallies.items()} == {
+        ("start", "to 15 min"): 900 * 32,
+        ("start", "to 1 h"): 10 * 28,
+        ("replaced", "to 15 min"): 10 * 4,
+    }
+    drawn.counts.begin("restart", 60)
+    drawn.look(1)
+    assert drawn.tallies()["restart", "to 15 min"].readings == 32
+
+
+def test_the_calibration_is_printed_and_in_the_json(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "quiet",
+        "--hours",
+        "0.02",
+        "--cooling",
+        "air",
+        "--loads",
+        "steps",
+        "--racks",
+        "1",
+        "--calibration",
+    ]
+    assert evaluate([*words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["calibration"]
+    assert told["normal_pu"] == list(NORMAL_PU)
+    assert {row["relation"] for row in told["age"]} == {row["relation"] for row in told["load"]} > set()
+    for row in told["age"] + told["load"]:
+        assert row["readings"] >= row["beyond"][0] >= row["beyond"][1] >= row["beyond"][2]
+        assert row["low"] <= row["share_pu"][2] <= row["high"]
+    assert evaluate(words) == 0
+    assert "a normal distribution has" in capsys.readouterr().out
+
+
+def test_the_gpus_of_a_node_change_places_and_are_told() -> None:
+    run = HealthyRun(LIQUID, 1, "replaced", 7, 60)
+    plant = Plant(healthy_site(run), seed=run.seed)
+    before = plant.parameters.gpu_idle_w.copy()
+    events = replace_gpus(plant, 3)
+    gpus = np.flatnonzero(plant.site.node_of_gpu == 3)
+    assert [e.name for e in events] == [plant.site.name("gpu", int(g)) for g in gpus]
+    changed = np.flatnonzero(plant.parameters.gpu_idle_w != before)
+    assert changed.tolist() == gpus.tolist()
+    assert sorted(plant.parameters.gpu_idle_w[gpus]) == sorted(before[gpus])
+
+
+def test_doors_and_recirculation_warm_the_air_of_racks_and_end() -> None:
+    run = HealthyRun(AIR, 8, "doors", 7, 3600)
+    plant = Plant(healthy_site(run), seed=run.seed)
+    drive, still_k = moving_air(plant, run.seed), plant.parameters.rack_inlet_add_k.copy()
+    added_k = []
+    for second in range(3600):
+        drive(second)
+        added_k.append(plant.parameters.rack_inlet_add_k - still_k)
+    assert np.min(added_k) >= 0.0
+    assert 1.5 < np.max(added_k) < DOOR_K[1] + RECIRCULATED_K[1]
+    assert np.ptp(added_k, axis=0).max() > 1.0
+
+
+def test_a_changed_site_has_the_same_devices_and_other_budgets() -> None:
+    run = HealthyRun(AIR, 1, "changed", 7, 60)
+    engine = Engine(healthy_site(run), [], [])
+    simulation = Simulation.of(engine)
+    simulation.step()
+    simulation.inbox.put_event(site_change(run))
+    simulation.step()
+    assert engine.site.spec_hash == site_change(run).site_hash
+    assert engine.site.sizes == healthy_site(run).sizes
+    assert engine.site.budget_w == pytest.approx(1.1 * healthy_site(run).budget_w)
