@@ -1,5 +1,5 @@
-"""Circumstances of a healthy plant: weather, the grade of sensors, planned work, ordinary life, other devices,
-open doors, a changed site, a demand response.
+"""Circumstances of a healthy plant: weather, the grade of sensors, planned work, ordinary life, other
+devices, open doors, a changed site, a demand response.
 """
 
 from __future__ import annotations
