@@ -13,6 +13,7 @@ from tests.support.builders import eight_nodes, site_of, two_racks
 from tests.support.estimator_rig import put
 from twin.catalogue import F64, NS
 from twin.contracts import Residual
+from twin.estimation.gpu_power import LEAK_PU_PER_K
 from twin.estimation.gpu_temp import LEAST_OTHERS, Trays
 from twin.estimation.gpus import GpuEstimator
 from twin.estimation.readings import Readings
@@ -161,6 +162,55 @@ def test_a_cap_near_idle_leaves_the_clock_at_its_lowest_or_in_doubt() -> None:
         z = found.difference[working] / found.sigma[working]
         far = max(far, float(np.nanmax(np.abs(z), initial=0.0)))
     assert far < 6.0
+
+
+def test_no_cap_is_met_below_what_the_lowest_clock_draws() -> None:
+    fleet = settled(900)
+    fleet.level[:] = 0.9
+    fleet.cap_w[:] = 0.5 * fleet.idle_w
+    found = fleet.run(5).residuals["gpu.power_w"]
+    assert (fleet.power_w > fleet.cap_w).all()
+    assert found.expected == pytest.approx(fleet.power_w, rel=0.06)
+    assert np.abs(found.difference / found.sigma).max() < 4.0
+
+
+def test_at_the_lowest_clock_nothing_is_learned_of_the_exponent() -> None:
+    fleet = settled(900)
+    before = fleet.estimator.power.gamma_var.copy()
+    fleet.cap_w[:] = fleet.idle_w
+    fleet.run(60)
+    assert (fleet.clock_pu == CLOCK_MIN_PU).all()
+    assert np.array_equal(fleet.estimator.power.gamma_var, before)
+
+
+def test_a_gap_in_one_signal_under_a_cap_is_not_taken_for_a_free_gpu() -> None:
+    """A missing clock teaches no demand, a missing cap stands, without an activity no clock is expected."""
+    fleet = settled(900)
+    fleet.cap_w[:] = 0.4 * fleet.site.design.gpu_max_w[0]
+    fleet.run(10)
+    learned = fleet.estimator.power.fit.moment.copy()
+    for _ in range(30):
+        fleet.level[:] = 0.95
+        found = fleet.step({"gpu.sm_clock_hz": NAN})
+    assert np.array_equal(fleet.estimator.power.fit.moment, learned)
+    found = fleet.step({"gpu.power_limit_w": NAN})
+    assert found["gpu.power_w"].expected == pytest.approx(fleet.cap_w, rel=0.01)
+    tensor = np.where(np.arange(fleet.n) == 3, NAN, 0.7)
+    clock = fleet.step({"gpu.tensor_active_pu": tensor})["gpu.sm_clock_hz"].expected
+    assert np.array_equal(np.isnan(clock), np.arange(fleet.n) == 3)
+
+
+def test_a_cool_gpu_leaks_less_than_where_it_was_learned() -> None:
+    fleet = settled(900)
+    power = fleet.estimator.power
+    usual_c = power.usual_c.in_use[0]
+    assert usual_c == pytest.approx(fleet.temp_c, abs=25.0)
+    warm = fleet.step({"gpu.temp_c": usual_c})["gpu.power_w"]
+    assert power.leak_doubt_w().max() < 0.1
+    cool = fleet.step({"gpu.temp_c": usual_c - 40.0})["gpu.power_w"]
+    rated_w = fleet.site.design.gpu_max_w[0]
+    assert warm.expected - cool.expected == pytest.approx(40.0 * LEAK_PU_PER_K * rated_w, abs=1.0)
+    assert power.leak_doubt_w() == pytest.approx(20.0 * LEAK_PU_PER_K * rated_w, rel=0.03)
 
 
 def test_less_power_at_a_clock_that_heat_has_lowered_is_no_surprise() -> None:

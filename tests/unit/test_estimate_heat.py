@@ -12,7 +12,7 @@ import pytest
 from tests.support.builders import two_racks
 from tests.support.estimator_rig import Desk
 from twin.estimation.comparisons import MOVE_S
-from twin.estimation.heat import CAPTURE_PRIOR
+from twin.estimation.heat import CAPTURE_PRIOR, PLATE_PU
 from twin.physics import COOLANTS, heat_rate_w_per_k
 from twin.site import RACK_VOLUME_MIN
 
@@ -133,3 +133,28 @@ def test_racks_without_coolant_have_no_comparisons() -> None:
     desk = Desk(two_racks(profile="air-8gpu")).run(40, {"rack.power_w": 30e3})
     for name in ("rack.heat", "rack.flow_lpm/pressure", "rack.supply_temp_c", "cdu.supply_temp_c"):
         assert np.isnan(desk.estimator.residuals[name].confidence_pu).all()
+
+
+def test_liquid_carries_less_of_a_rack_whose_gpus_idle() -> None:
+    """Plates take nearly all that GPUs draw and a part of the rest: the share that is learned stays."""
+    desk, rack_w = Desk(two_racks()), np.array([100e3, 100e3])
+    design, site = desk.site.design, desk.site
+    gpus = np.diff(site.gpu_start_of_node[site.node_start_of_rack])
+    full_w = gpus * design.gpu_max_w
+    rest = (design.capture_pu * design.rack_max_w - PLATE_PU * full_w) / (design.rack_max_w - full_w)
+    rate = float(heat_rate_w_per_k(COOLANTS["pg25"], np.array([FLOW]), np.array([40.0]))[0])
+    shares = []
+    for gpu_pu in (0.65, 0.35):
+        gpu_w = gpu_pu * rack_w
+        carried_w = PLATE_PU * gpu_w + rest * (rack_w - gpu_w)
+        for _ in range(900):
+            desk.tick({"rack.power_w": rack_w, "rack.flow_lpm": FLOW, "rack.supply_temp_c": SUPPLY,
+                       "rack.return_temp_c": SUPPLY + carried_w / rate,
+                       "gpu.power_w": (gpu_w / gpus)[site.rack_of_gpu]})  # fmt: skip
+            if len(shares) == 1:
+                r = desk.estimator.residuals["rack.heat"]
+                assert not (np.abs(r.difference) > 4.0 * r.sigma).any()
+        shares.append((desk.estimator.capture.copy(), carried_w / rack_w))
+    (before, one), (after, two) = shares
+    assert (one - two > 0.05).all()
+    assert after == pytest.approx(before, abs=0.01)

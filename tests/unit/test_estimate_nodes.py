@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.builders import site_of, two_racks
+from tests.support.builders import eight_nodes, site_of, two_racks
 from tests.support.estimator_rig import put
 from twin.catalogue import NS, Bool
 from twin.contracts import Residual
@@ -191,3 +191,26 @@ def test_a_snapshot_continues_exactly_and_a_changed_site_keeps_what_stays() -> N
     assert np.array_equal(moved.parameters()["node.other_w"].value, racks.value("node.other_w")[::-1])
     racks.estimator.forget("node", 2)
     assert racks.value("node.other_w")[2] == racks.site.design.node_other_w[0]
+
+
+def test_a_node_in_air_is_expected_between_what_its_profile_says_idle_and_full() -> None:
+    site = site_of(eight_nodes())
+    design, n = site.design, site.sizes["node"]
+    other_w, slope = NodeEstimator(site).relations["node.power_w"].set.in_use
+    for gpu_w, cpu_w, loss in (
+        (design.gpu_idle_w[0], design.cpu_idle_w[0], 0.0),
+        (design.gpu_max_w[0], design.cpu_max_w[0], design.node_loss_pu[0]),
+    ):
+        inner_w = np.diff(site.gpu_start_of_node) * gpu_w + cpu_w
+        assert other_w + slope * inner_w == pytest.approx((1.0 + loss) * inner_w + design.node_other_w[0])
+    assert n == 8
+
+
+def test_fans_that_follow_a_step_late_are_no_surprise() -> None:
+    racks = settled(600)
+    racks.level, racks.second = 300.0, racks.second - racks.second % 15 + 1
+    calm = racks.step()["node.power_w"].sigma
+    racks.level = 1100.0
+    sigma = racks.step()["node.power_w"].sigma
+    moved_w = racks.loss * 4 * 800.0
+    assert (sigma > calm + 0.003 * moved_w).all()

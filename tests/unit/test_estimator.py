@@ -12,9 +12,11 @@ from tests.support.builders import START_NS, Twin, site_of, two_racks
 from tests.support.estimator_rig import Desk
 from twin.catalogue import NS, ConfigError
 from twin.contracts import Residual, confidence_of, erf
+from twin.estimation.comparisons import Board, Row
 from twin.estimation.heat import CAPTURE_PRIOR, CAPTURE_SIGMA
 from twin.estimation.noise import NOISE_WARMUP, ResidualNoise
 from twin.estimation.power_tree import METER_NOISE_PU, balances_of
+from twin.estimation.readings import Steps
 from twin.physics import COOLANTS, heat_rate_w_per_k
 
 NAN = float("nan")
@@ -298,3 +300,27 @@ def test_what_was_learned_survives_a_restart_and_moves_with_the_racks() -> None:
     )
     assert moved.capture.tolist() == [twin.engine.estimator.capture[1], CAPTURE_PRIOR]
     assert moved.heat_noise.count[1] == 0
+
+
+def test_the_step_of_a_signal_is_found_and_a_fine_one_has_none() -> None:
+    rng = np.random.default_rng(3)
+    steps = Steps(2, {"rack": 3}, "rack")
+    assert not steps.sigma().any()
+    walk = 40.0 + np.cumsum(rng.normal(0.0, 0.7, (200, 3)), axis=0)
+    for t, values in enumerate(walk):
+        coarse = np.rint(values / np.array([1.0, 0.5, 2.0])) * np.array([1.0, 0.5, 2.0])
+        steps.follow(np.stack([coarse.astype(np.float32).astype(float), values]))
+        if t == 50:
+            steps.follow(np.full((2, 3), np.nan))
+    assert steps.sigma()[0] == pytest.approx(np.array([1.0, 0.5, 2.0]) / np.sqrt(12.0))
+    assert not steps.sigma()[1].any()
+
+
+def test_a_board_is_no_surer_than_the_steps_of_its_readings() -> None:
+    board = Board([Row("rack.x", "rack", 1, 0.02)])
+    zero, second = np.zeros(1), 0
+    for second in range(1, 200):
+        board.begin(second * NS)
+        board.put("rack.x", zero, zero, np.array([second * NS]), steps=np.array([0.3]))
+        board.settle(1.0, None)
+    assert board.residual("rack.x").sigma == pytest.approx(0.3, abs=1e-6)

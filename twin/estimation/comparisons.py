@@ -99,7 +99,8 @@ class Board(PackedState):
         self._held_dt_s, self._hold = 0.0, np.ones(n)
         self._renewed = np.zeros(n, np.int8)  # moves that are still to come of a parameter that changed
         self.expected, self.measured, self.implied = (np.full(n, np.nan) for _ in range(3))
-        self.loose, self.level = np.zeros(n), np.ones(n)
+        self.loose, self.level, self.steps = np.zeros(n), np.ones(n), np.zeros(n)
+        self._floor = self.noise.floor
         self.heard_ns = np.zeros(n, np.int64)
         self.sigma, self.confidence = np.full(n, np.nan), np.full(n, np.nan)
 
@@ -146,22 +147,24 @@ class Board(PackedState):
         """A comparison of this tick [n].
 
         `implied` is the parameter that the reading asks for, `slope` the change of the expectation with it,
-        `loose` more doubt in the signal's unit, `level` what a noise of 1 amounts to.
+        `loose` more doubt in the signal's unit, `level` what a noise of 1 amounts to, `steps` 1 sigma for the
+        resolution of the readings: the noise is no less.
         """
         at = self.cells[name]
         self.expected[at], self.measured[at], self.heard_ns[at] = expected, measured, read_ns
         for key, value in more.items():
             getattr(self, key)[at] = value
 
-    def put_offset(self, name: str, base: F64, measured: F64, read_ns: I64, loose: F64 | float = 0.0) -> None:
+    def put_offset(self, name: str, base: F64, measured: F64, read_ns: I64, **more: F64 | float) -> None:
         """A comparison whose parameter is added to `base`."""
         expected = base + self.parameter(name)
-        self.put(name, expected, measured, read_ns, implied=measured - base, slope=1.0, loose=loose)
+        self.put(name, expected, measured, read_ns, implied=measured - base, slope=1.0, **more)
 
-    def put_ratio(self, name: str, base: F64, measured: F64, read_ns: I64) -> None:
-        """A comparison whose parameter multiplies `base`; its noise goes with the expectation."""
+    def put_ratio(self, name: str, base: F64, measured: F64, read_ns: I64, steps: F64 | float = 0.0) -> None:
+        """A comparison whose parameter multiplies `base`; noise and `steps` go with the expectation."""
         expected = self.parameter(name) * base
-        self.put(name, expected, measured, read_ns, implied=measured / base, slope=base, level=expected)
+        self.put(name, expected, measured, read_ns, implied=measured / base, slope=base, level=expected,
+                 steps=steps * expected)  # fmt: skip
 
     def begin(self, now_ns: int) -> None:
         """Before the comparisons of a tick: what was learned moves on when its time has come."""
@@ -191,6 +194,8 @@ class Board(PackedState):
         """Judge the comparisons, then learn from those of new readings where nobody works at the device."""
         difference = self.measured - self.expected
         self.slope[~np.isfinite(self.slope)] = 0.0  # of a comparison that there is not
+        if self.steps.any():
+            self.noise.floor = np.fmax(self._floor, self.steps / self.level)
         sigma = self.noise.sigma() * self.level
         doubt_var, known_var = self._doubt(sigma, dt_s) ** 2, sigma**2
         np.sqrt(known_var + doubt_var + self.in_use_var * self.slope**2, out=self.sigma)

@@ -25,7 +25,7 @@ from twin.estimation.nodes import NodeEstimator
 from twin.estimation.noise import ResidualNoise
 from twin.estimation.parameter import Parameter
 from twin.estimation.power_tree import BALANCE, Balance, PowerTreeEstimator, balances_of
-from twin.estimation.readings import Lag, Latest, Readings
+from twin.estimation.readings import Lag, Latest, Readings, Steps
 from twin.physics import COOLANTS
 from twin.site import Site
 from twin.telemetry import EntityState, OldOfNew, State, part
@@ -39,6 +39,7 @@ class Estimator(EntityState):
 
     board: Board = part()
     lags: dict[str, Lag] = part()
+    steps: dict[str, Steps] = part()  # by table
     hydraulics: HydraulicsEstimator = part()
     gpus: GpuEstimator = part()
     nodes: NodeEstimator = part()
@@ -59,11 +60,19 @@ class Estimator(EntityState):
         self.lags = {
             "plates": self.heat.plates,
             "tank": self.heat.tank,
+            "mix": self.heat.mix,
+            "other": self.heat.other,
             "legs": self.exchange.legs,
             "loop": self.loops.tank,
+            "calm": self.loops.calm,
+            "feeders": self.tree.moved,
         }
         self._rack, self._cdu = Latest("rack", RACK_NAMES), Latest("cdu", CDU_NAMES)
         self._loop, self._weather = Latest("loop", LOOP_NAMES), Latest("site", SITE_NAMES)
+        self.steps = {
+            latest.table: Steps(len(latest.at), site.sizes, latest.table)
+            for latest in (self._rack, self._cdu, self._loop, self._weather)
+        }
         self._feeder = Latest("feeder", ("power_w",))
         self.gpus, self.nodes = GpuEstimator(site), NodeEstimator(site)
         self.residuals: dict[str, Residual] = {}
@@ -74,25 +83,24 @@ class Estimator(EntityState):
 
         Nothing is learned of what people work at, nor of sums that contain it.
         """
-        for readings in (self._rack, self._cdu, self._loop, self._weather, self._feeder):
-            readings.take(state)
-        board, now_ns = self.board, state.now_ns
+        for latest in (self._rack, self._cdu, self._loop, self._weather, self._feeder):
+            latest.take(state, self.steps.get(latest.table))
+        board, now_ns, readings = self.board, state.now_ns, Readings(state)
         untouched = np.zeros(board.n, np.bool_) if self.frozen else self._spared(windows)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             board.begin(now_ns)
-            self.heat.update(self._rack, board, now_ns, dt_s)
+            self.heat.update(self._rack, readings, board, now_ns, dt_s)
             self.hydraulics.update(self._rack, self._cdu, board)
             self.exchange.update(self._rack, self._cdu, self._loop, board, now_ns, dt_s)
             self.loops.update(self._weather, self._cdu, self._loop, board, now_ns, dt_s)
-            self.tree.update(self._feeder, self._rack, board)
+            self.tree.update(self._feeder, self._rack, board, now_ns, dt_s)
             board.settle(dt_s, untouched)
         for row in board.rows:
             self.residuals[row.name] = board.residual(row.name)
-        self._devices(state, dt_s, windows)
+        self._devices(readings, dt_s, windows)
 
-    def _devices(self, state: State, dt_s: float, windows: Windows | None) -> None:
+    def _devices(self, readings: Readings, dt_s: float, windows: Windows | None) -> None:
         """GPUs, nodes, and racks by the power of their nodes."""
-        readings = Readings(state)
         tables = ("gpu", "node", "rack")
         touched = {} if windows is None else {t: m for t in tables if (m := windows.mask(t)) is not None}
         if self.frozen:

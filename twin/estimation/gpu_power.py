@@ -1,7 +1,8 @@
 """Expected power and clock of GPUs, from their activities, clock and cap.
 
 P = idle + (a sm + b tensor + c dram) s^gamma, at most the cap, where s is the clock over the highest. The
-coefficients of each GPU are learned around those of all GPUs of its profile.
+coefficients of each GPU are learned around those of all GPUs of its profile. What leaks grows with the
+temperature: idle is that at the temperature which they were learned at.
 """
 
 from __future__ import annotations
@@ -28,11 +29,19 @@ NOISE_PU = 0.003  # floor of the learned noise, of the highest power: a GPU's me
 IDLE_WEIGHT = 0.2  # an idle reading teaches so much of what one at full activity does; source: estimate
 SLOWED_PU = 0.985  # below, a clock is lowered: two steps of 15 MHz below 1980 MHz are not
 LEAST_TEACHING_PU = 0.93  # of the clock: above, the exponent is lost in noise; source: estimate
+LEAST_DRAWN_PU = 0.05  # of the highest power, above idle, for the same reason; source: estimate
 EXPONENT_LOW, EXPONENT_HIGH = 1.5, 3.5  # what is physically plausible; domain facts give 2.5-3
 EXPONENT_SPREAD, EXPONENT_ERROR = 0.25, 0.5  # of the prior, and of one reading; source: estimate
-AT_CAP_PU = 0.08  # a power by the clock so near the cap is the cap; source: estimate
+EXPONENT_LAW = 0.05  # 1 sigma of the law itself between low and high clocks; source: estimate
+# A power by the clock so near the cap, of it or of what the exponent leaves open, is the cap;
+# source: estimate
+AT_CAP_PU, AT_CAP_SIGMAS = 0.08, 2.0
+# Leakage over the highest power, per kelvin, and 1 sigma of it: an idle accelerator draws a quarter more at
+# 80 than at 40 degC; source: estimate
+LEAK_PU_PER_K, LEAK_SPREAD_PU_PER_K = 3e-4, 1.5e-4
 POOLED = 10_001  # GPUs, at most about so many, that tell the coefficients of a profile
 MOVE_PU = 0.1  # doubt in an expectation while it moves, of its last step; source: estimate
+CAP_MOVE_PU = 0.5  # the same at a cap; source: estimate
 READ_PU = 0.01  # by which a cap is read back as another one: devices round it. source: estimate
 WORKING_PU = 0.1  # of SM activity: below, a GPU may lower its clock as it likes; source: estimate
 # Parameters [5, n]
@@ -56,6 +65,8 @@ class GpuPower(EntityState):
     fit: Fit = part()
     reference: Reference = part()
     covariance: Covariance = part()
+    exponent_var: Delayed = part()  # comes into use with the exponent
+    usual_c: Delayed = part()  # temperature that coefficients are learned at
     clock: Delayed = part()  # highest reading at work
     noise: ResidualNoise = part()
 
@@ -71,6 +82,8 @@ class GpuPower(EntityState):
         self.set = Delayed(first, "gpu")
         self.fit = Fit(4, n, MEMORY_S, "gpu")
         self.reference = Reference(2, n, SETTLED_S, "gpu")
+        self.usual_c = Delayed(np.full((1, n), np.nan), "gpu")
+        self.exponent_var = Delayed(np.full((1, n), EXPONENT_SPREAD**2), "gpu")
         self.clock = Delayed(np.full((1, n), np.nan), "gpu")
         of_rack = np.array([profiles.index(p or "") for p in site.profile_of_rack], np.int32)
         self.group: I32 = of_rack[of]
@@ -85,7 +98,9 @@ class GpuPower(EntityState):
         self.noise = ResidualNoise(n, np.where(np.isfinite(self.max_w), NOISE_PU * self.max_w, 1.0), "gpu")
         self.activity, self.clock_doubt_hz = np.zeros(n), np.zeros(n)
         self.static_w, self.dynamic_w = np.full(n, np.nan), np.full(n, np.nan)
+        self.warmer_k = np.zeros(n)  # than where it was learned
         self._features: list[F64] = []
+        self.capped = np.zeros(0, np.intp)  # GPUs whose power is expected at their cap
 
     def _by_group(self, values: F64) -> F64:
         """Of each group the values [k, group] of its first GPU; NaN where it has none."""
@@ -108,38 +123,69 @@ class GpuPower(EntityState):
                 self._features.append(share)
             else:
                 self._features.append(np.zeros(0))
+        temp_c = readings.lately("gpu", "temp_c")
+        self.warmer_k = np.nan_to_num(temp_c - self.usual_c.in_use[0])
+        idle_w = idle_w + np.nan_to_num(LEAK_PU_PER_K * self.max_w) * self.warmer_k
         self.activity, self.dynamic_w, self.static_w = sm, demand, idle_w
         expected: F64 = demand + idle_w
-        cap_w, _ = readings.good("gpu", "power_limit_w")
+        cap_w = readings.lately("gpu", "power_limit_w")
         met: F64 = np.minimum(expected, np.fmin(cap_w, np.inf))  # no reading of a cap is none
+        self.capped = capped = np.flatnonzero(met < expected)
+        if len(capped):
+            met[capped] = np.maximum(met[capped], self._floor_w(capped))
+        held_w = met[capped]
         clock_hz, _ = readings.good("gpu", "sm_clock_hz")
         slowed = np.flatnonzero((clock_hz < SLOWED_PU * self.top_hz) & (sm > 0.0))
         if len(slowed):
-            by_clock = self._slowed(clock_hz, slowed)
+            by_clock, sigma_w = self._slowed(clock_hz, slowed)
             at_cap = met[slowed]
-            near = np.abs(by_clock - at_cap) <= AT_CAP_PU * at_cap
+            # A clock that a cap holds down says no more than the cap does; none lets it be exceeded
+            near = by_clock + np.maximum(AT_CAP_PU * at_cap, AT_CAP_SIGMAS * sigma_w) >= at_cap
             met[slowed] = np.where(near, at_cap, by_clock)
+            self.capped = capped[met[capped] == held_w]
         return met
+
+    def _floor_w(self, at: I64) -> F64:
+        """Power of GPUs `at` at their lowest clock, W: no cap brings them below."""
+        return np.asarray(
+            self.static_w[at] + self.dynamic_w[at] * CLOCK_MIN_PU ** self.set.in_use[GAMMA, at], np.float64
+        )
 
     def parameter_sigma(self, at: I64) -> F64:
         """1 sigma, W, of the expectation of GPUs `at` for that their coefficients are not known; kept in
         `unknown_w`, which is 0 elsewhere.
 
-        A GPU that has idled so far may draw what it likes once it works. A cap or a lowered clock holds the
-        doubt back with the power.
+        A GPU that has idled so far may draw what it likes once it works. A lowered clock holds back the doubt
+        of what its work draws; a cap all of it, unless it may not bind or the lowest clock may draw more.
         """
         self.unknown_w[:] = 0.0
-        features = [np.ones(len(at)), *(f[at] if len(f) else np.zeros(len(at)) for f in self._features)]
-        demand_w = np.maximum(self.static_w[at] + self.dynamic_w[at], 1.0)
-        met_pu = np.clip(self.expected[at] / demand_w, 0.0, 1.0)
-        self.unknown_w[at] = np.nan_to_num(self.covariance.sigma(at, features) * met_pu)
+        static_w, dynamic_w = self.static_w[at], np.maximum(self.dynamic_w[at], 1e-3)
+        met_pu = np.clip((self.expected[at] - static_w) / dynamic_w, 0.0, 1.0)
+        features = [
+            np.ones(len(at)),
+            *(met_pu * f[at] if len(f) else np.zeros(len(at)) for f in self._features),
+        ]
+        # d P / d gamma of P = static + dynamic s^gamma
+        slope_w = dynamic_w * met_pu * np.log(np.maximum(met_pu, 1e-6)) / self.set.in_use[GAMMA, at]
+        unknown_w = np.hypot(self.covariance.sigma(at, features), slope_w * self._exponent_sigma(at))
+        if len(held := self.capped):
+            room_w, met_w = np.zeros(self.n), self.expected[held]
+            room_w[held] = np.minimum(
+                met_w - self._floor_w(held), self.static_w[held] + self.dynamic_w[held] - met_w
+            )
+            unknown_w = np.maximum(unknown_w - np.maximum(room_w[at], 0.0), 0.0)
+        self.unknown_w[at] = np.nan_to_num(unknown_w)
         return self.unknown_w[at]
 
-    def _slowed(self, clock_hz: F64, at: np.ndarray) -> F64:
-        """Power of GPUs `at` whose clock is lowered."""
-        pu = (clock_hz[at] / self.top_hz[at]).astype(np.float32)
-        factor = np.exp(self.set.in_use[GAMMA, at].astype(np.float32) * np.log(np.maximum(pu, 1e-3)))
-        return np.asarray(self.static_w[at] + self.dynamic_w[at] * factor, np.float64)
+    def _exponent_sigma(self, at: I64) -> F64:
+        """1 sigma of the exponents in use of GPUs `at`: no more readings make a law of power exact."""
+        return np.asarray(np.sqrt(self.exponent_var.in_use[0, at] + EXPONENT_LAW**2), np.float64)
+
+    def _slowed(self, clock_hz: F64, at: np.ndarray) -> tuple[F64, F64]:
+        """Power of GPUs `at` whose clock is lowered, and 1 sigma for that the exponent is not known, W."""
+        fall = np.log(np.maximum((clock_hz[at] / self.top_hz[at]).astype(np.float32), 1e-3))
+        left_w = self.dynamic_w[at] * np.exp(self.set.in_use[GAMMA, at].astype(np.float32) * fall)
+        return self.static_w[at] + left_w, left_w * np.abs(fall) * self._exponent_sigma(at)
 
     def expect_clock(self, readings: Readings, hot: Bool) -> F64:
         """Expected clock [n], Hz, by demand and cap; NaN where idle, or `hot` enough to be slowed by heat.
@@ -147,15 +193,19 @@ class GpuPower(EntityState):
         No clock falls below the lowest. The less a cap leaves beside what an idle GPU draws, the more the
         error of that power counts: `clock_doubt_hz`, 1 sigma.
         """
-        cap_w, _ = readings.good("gpu", "power_limit_w")
-        expected = np.where((self.activity > WORKING_PU) & ~hot, self.top_hz, np.nan)
+        cap_w = readings.lately("gpu", "power_limit_w")
+        may_bind = np.isnan(self.dynamic_w) & (cap_w < self.max_w)  # whether it does is not known
+        expected = np.where((self.activity > WORKING_PU) & ~hot & ~may_bind, self.top_hz, np.nan)
         self.clock_doubt_hz[:] = 0.0
         at = np.flatnonzero(self.static_w + self.dynamic_w > cap_w)
         if len(at):
             room_w = np.maximum(cap_w[at] - self.static_w[at], 1e-3 * self.dynamic_w[at])
             exponent, room = self.set.in_use[GAMMA, at], (room_w / self.dynamic_w[at]).astype(np.float32)
             expected[at] *= np.maximum(np.exp(np.log(room) / exponent), CLOCK_MIN_PU)
-            share = np.minimum(np.nan_to_num(self.sigma[at]) / (exponent * room_w), 1.0)
+            idle = [np.ones(len(at)), *[np.zeros(len(at))] * 3]
+            power_w = np.hypot(np.nan_to_num(self.sigma[at]), self.covariance.sigma(at, idle))
+            bent = np.log(room) / exponent * self._exponent_sigma(at)
+            share = np.minimum(np.hypot(power_w / room_w, bent) / exponent, 1.0)
             self.clock_doubt_hz[at] = np.nan_to_num(share * expected[at])
         return expected
 
@@ -187,7 +237,10 @@ class GpuPower(EntityState):
         finite = np.isfinite(expected - power) & taught
         clock_hz, _ = readings.good("gpu", "sm_clock_hz")
         top = self.top_hz[rows]
-        full = ~(clock_hz[rows] < SLOWED_PU * top)
+        # A GPU that is not slowed: by its clock; where that is not known, by its cap
+        held = np.zeros(self.n, np.bool_)
+        held[self.capped] = True
+        full = np.where(np.isfinite(clock_hz[rows] * top), clock_hz[rows] >= SLOWED_PU * top, ~held[rows])
         working = sm > WORKING_PU
         clocks = self.clock.learning[0, rows]
         np.fmax(clocks, np.where(taught & working, clock_hz[rows], np.nan), out=clocks)
@@ -197,19 +250,35 @@ class GpuPower(EntityState):
         sigma = self.sigma[rows]
         bound = np.where(np.isfinite(sigma), 4.0 * (sigma + self.unknown_w[rows]), np.inf)
         y = np.minimum(np.maximum(power, expected - bound), expected + bound)
+        y -= self.static_w[rows] - self.set.in_use[IDLE, rows]
+        self._learn_usual(rows, readings.good("gpu", "temp_c")[0][rows], weight * dt_s)
         busy = IDLE_ERROR_PU + (1.0 - IDLE_ERROR_PU) * np.minimum(sm, 1.0)
         self.fit.learn(rows, features, y, MODEL_ERROR_PU * busy * self.max_w[rows], weight, dt_s)
         self._learn_exponent(rows, power, clock_hz[rows] / top, usable & ~full & working)
 
+    def _learn_usual(self, rows: slice, temp_c: F64, weight_s: F64) -> None:
+        """Follow the temperature [m] that coefficients are learned at."""
+        usual_c = self.usual_c.learning[0, rows]
+        usable = np.isfinite(temp_c) & (weight_s > 0.0)
+        np.copyto(usual_c, temp_c, where=usable & np.isnan(usual_c))
+        share = weight_s / np.clip(self.fit.taught_s[rows] + weight_s, 1.0, MEMORY_S)
+        usual_c += np.where(usable, share * (temp_c - usual_c), 0.0)
+
+    def leak_doubt_w(self) -> F64:
+        """1 sigma [n], W, for that it is not known how much more leaks at the temperature of now."""
+        doubt_w: F64 = np.nan_to_num(LEAK_SPREAD_PU_PER_K * self.max_w) * np.abs(self.warmer_k)
+        return doubt_w
+
     def _learn_exponent(self, rows: slice, power: F64, pu: F64, usable: Bool) -> None:
-        at = np.flatnonzero(
-            usable & (pu < LEAST_TEACHING_PU) & (self.dynamic_w[rows] > 0.3 * self.span_w[rows])
-        )
+        # Near the lowest clock nothing is left of the dynamic power but the error of the idle one
+        drawn_w = power - self.static_w[rows]
+        teaching = usable & (pu < LEAST_TEACHING_PU) & (self.dynamic_w[rows] > 0.3 * self.span_w[rows])
+        at = np.flatnonzero(teaching & (drawn_w > LEAST_DRAWN_PU * self.max_w[rows]))
         if not len(at):
             return
-        share = (power[at] - self.static_w[rows][at]) / self.dynamic_w[rows][at]
+        share = drawn_w[at] / self.dynamic_w[rows][at]
         fall = np.log(pu[at])
-        implied = np.clip(np.log(np.clip(share, 0.02, 1.0)) / fall, EXPONENT_LOW, EXPONENT_HIGH)
+        implied = np.clip(np.log(np.minimum(share, 1.0)) / fall, EXPONENT_LOW, EXPONENT_HIGH)
         var = self.gamma_var[rows][at]
         gain = var / (var + (EXPONENT_ERROR * 0.2 / -fall) ** 2)
         learning = self.set.learning[GAMMA, rows]
@@ -249,6 +318,9 @@ class GpuPower(EntityState):
         self.set.learning[:4, rows] = theta
         self.set.move(rows)
         self.covariance.move(rows, factor)
+        self.exponent_var.learning[0, rows] = self.gamma_var[rows]
+        self.exponent_var.move(rows)
+        self.usual_c.move(rows)
         self.clock.move(rows)
         value = np.stack([theta[IDLE], theta[SM:].sum(axis=0)])
         self.reference.settle(rows, value, self.fit.taught_s[rows])

@@ -12,7 +12,7 @@ import numpy as np
 from twin import kernels
 from twin.catalogue import F64, I64, Bool
 from twin.contracts import Residual, confidence_of
-from twin.estimation.gpu_power import MOVE_PU, GpuPower
+from twin.estimation.gpu_power import CAP_MOVE_PU, MOVE_PU, GpuPower
 from twin.estimation.gpu_temp import LAG, RESISTANCE, GpuTemp
 from twin.estimation.noise import ResidualNoise
 from twin.estimation.parameter import ASKED_SIGMAS, KNOWN_SIGMAS, MOVE_S, Parameter, moves_left_s, parts_of
@@ -123,7 +123,12 @@ class GpuEstimator(EntityState):
         doubt = temp.doubt()
         doubt += temp.sigma
         # Rare: only what is off is asked how well its parameters are known where it now works
-        moved, given = np.empty(self.n), (power.expected, before, power.sigma, measured[0][0])
+        sigma, capped = power.sigma + power.leak_doubt_w(), power.capped
+        # A cap that was moved and the power under it are not of one instant
+        sigma[capped] += (CAP_MOVE_PU - MOVE_PU) * np.nan_to_num(
+            np.abs(power.expected[capped] - before[capped])
+        )
+        moved, given = np.empty(self.n), (power.expected, before, sigma, measured[0][0])
         at = self._scratch[: kernels.doubt_moves(*given, MOVE_PU, ASKED_SIGMAS, moved, self._scratch)].copy()
         moved[at] = np.hypot(moved[at], power.parameter_sigma(at))
         at = self._off(measured[1][0], temp.expected, doubt)
@@ -182,7 +187,7 @@ class GpuEstimator(EntityState):
         if name == CLOCK:
             return self.power.clock_doubt_hz[rows]
         if name == POWER:
-            return KNOWN_SIGMAS * self.power.unknown_w[rows]
+            return KNOWN_SIGMAS * self.power.unknown_w[rows] + self.power.leak_doubt_w()[rows]
         temp = self.temp
         return KNOWN_SIGMAS * temp.unknown_k[rows] + temp.doubt()[rows] + temp.common_doubt()[rows]
 

@@ -2,7 +2,8 @@
 
 The learned share of a rack's power that its liquid carries heats the coolant: q = capture * P, through the
 mass of the cold plates (first-order) and the water that the rack holds (a mixed tank that the flow passes).
-Both lags run free, driven by other readings.
+Both lags run free, driven by other readings. Cold plates take nearly all that GPUs draw and less of the rest,
+so the share falls with the load: it is learned as that at full load, and weighs the power of now.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import numpy as np
 
 from twin.catalogue import F64
 from twin.estimation.comparisons import Board, Row
-from twin.estimation.readings import Lag, Latest, share_of
+from twin.estimation.readings import Lag, Latest, Readings, share_of
 from twin.physics import Coolant, heat_rate_w_per_k
 from twin.site import CDU_VOLUME_MIN, GPU_TAU_LIQUID_S, RACK_VOLUME_MIN, Site
 
@@ -21,6 +22,11 @@ CAPTURE_PRIOR, CAPTURE_SIGMA = 0.90, 0.10
 # The share may drift this much per root second (valves, air flow); source: estimate.
 CAPTURE_DRIFT_PER_SQRT_S = 2e-4
 CAPTURE_ERROR = 0.02  # of one reading: flow and temperatures err by about 2 % of the heat; source: estimate
+# Of what a GPU draws, into its cold plate; source: estimate, plates with direct contact take 90-98 %
+PLATE_PU = 0.95
+# 1 sigma of the share of all else that liquid carries, and the time in which the learned share follows it
+# where the load has changed; source: estimate, what capture at full load being known to 5 % leaves of it
+REST_SPREAD, FOLLOWED_S = 0.15, 600.0
 MIN_RISE_K = 1.0  # below, the rise drowns in the sensors' error: no learning
 MIN_FLOW_LPM = 1.0  # a stream that stands still carries nothing, whatever the rise
 MIN_POWER_W = 1000.0  # a rack that idles below this says nothing about its liquid
@@ -53,13 +59,40 @@ class RackHeat:
         self._plate_tau_s = np.where(np.isfinite(self._plate_tau_s), self._plate_tau_s, GPU_TAU_LIQUID_S)
         self._nominal_lpm = design.rack_flow_lpm
         self._tau_s = np.full(n, 60.0 * RACK_VOLUME_MIN)
+        gpus = np.diff(site.gpu_start_of_node[site.node_start_of_rack]).astype(np.float64)
+        self._site, self._any = site, bool((gpus > 0).any())
+        # See `_weigh`; and the part in the liquid's heat of what GPUs do not draw, lately
+        self.mix, self.other = Lag(1, site.sizes, "rack"), Lag(1, site.sizes, "rack")
+        capture, full_w = design.capture_pu, np.where(gpus > 0, gpus * design.gpu_max_w, np.nan)
+        capture = np.where(capture > 0.0, capture, np.nan)
+        rest = (capture * design.rack_max_w - PLATE_PU * full_w) / (design.rack_max_w - full_w)
+        self._rest_pu, self._plate_pu = np.clip(rest, 0.0, 1.0) / capture, PLATE_PU / capture
+        self._capture_pu = capture
 
-    def update(self, rack: Latest, board: Board, now_ns: int, dt_s: float) -> None:
+    def _weigh(self, readings: Readings, power_w: F64, dt_s: float) -> tuple[F64, F64]:
+        """(Power of each rack [n_rack] over what a full one of the same capture would draw, by what of it its
+        GPUs draw; share by which that is not known, as other devices draw another part than they did).
+
+        Where the GPUs' power is not known the part stays; where it never was, it is the power itself.
+        """
+        if not (self._any and readings.known("gpu", "power_w")):
+            return power_w, np.zeros(len(power_w))
+        gpu_w = self._site.sum_by_rack("gpu", readings.lately("gpu", "power_w"))
+        other_w = np.maximum(power_w - gpu_w, 0.0)
+        mixed = self._plate_pu * gpu_w + self._rest_pu * other_w
+        self.mix.toward((mixed / power_w)[None], np.ones(1), readings.now_ns)
+        before, part = self.other.level[0].copy(), other_w / (self._capture_pu * mixed)
+        self.other.toward(part[None], share_of(dt_s, np.full(1, FOLLOWED_S)), readings.now_ns)
+        share, unknown = self.mix.level[0], REST_SPREAD * np.abs(part - before)
+        return np.where(np.isfinite(share), share * power_w, power_w), np.nan_to_num(unknown)
+
+    def update(self, rack: Latest, readings: Readings, board: Board, now_ns: int, dt_s: float) -> None:
         """Expected return temperature and flow of each rack."""
         power_w, flow_lpm, supply_c, return_c = (rack[k] for k in RACK_NAMES[:4])
         flowing = np.where(flow_lpm >= MIN_FLOW_LPM, flow_lpm, np.nan)
         rate = heat_rate_w_per_k(self.coolant, flowing, supply_c)
         loading = np.where(power_w >= MIN_POWER_W, power_w, np.nan)
+        loading, unknown_pu = self._weigh(readings, loading, dt_s)
         heat_w = self.plates.toward(loading[None], share_of(dt_s, self._plate_tau_s)[None], now_ns)[0]
         # Without a profile the nominal flow is not known: then it takes as long as where it flows nominally
         ratio = flowing / self._nominal_lpm
@@ -76,6 +109,7 @@ class RackHeat:
         teaching = (return_c - supply_c >= MIN_RISE_K) & np.isfinite(expected_c)
         read_ns = rack.heard_ns(*RACK_NAMES[:4])
         off_k = np.abs(aims[1] - rise_k) + np.abs(supply_c - entered_c)
+        steps_k = np.hypot(rack.step_sigma("supply_temp_c"), rack.step_sigma("return_temp_c"))
         board.put(
             "rack.heat",
             expected_c,
@@ -83,7 +117,8 @@ class RackHeat:
             read_ns,
             implied=np.where(teaching, risen_k / rise_k, np.nan),
             slope=np.where(teaching, rise_k, 0.0),
-            loose=np.where(off_k > 0.5, 0.25 * off_k, 0.0),
+            loose=np.where(off_k > 0.5, 0.25 * off_k, 0.0) + unknown_pu * np.abs(expected_k),
+            steps=steps_k,
         )
 
         warm = risen_k >= MIN_RISE_K
@@ -96,7 +131,8 @@ class RackHeat:
             flow_lpm,
             read_ns,
             level=expected_lpm * (FLOW_NOISE_PU + SENSOR_K / risen_k),
-            loose=np.where(off_pu > 0.05, 0.25 * off_pu * expected_lpm, 0.0),
+            loose=(np.where(off_pu > 0.05, 0.25 * off_pu, 0.0) + unknown_pu) * expected_lpm,
+            steps=np.nan_to_num(expected_lpm * steps_k / risen_k),
         )
 
 

@@ -200,6 +200,13 @@ class HydraulicsEstimator(EntityState):
             implied=np.where(running, (drop + steep * flow**2) / full, np.nan),
             slope=0.5 * full / (steep * expected),
             level=expected,
+            steps=np.nan_to_num(
+                board.parameter(PUMP)
+                * full
+                / (steep * expected)
+                * cdu.step_sigma("pump1_speed_pu")
+                / np.fmax(n1, n2)
+            ),
         )
 
         squared = np.where(running, flow**2, np.nan)

@@ -18,6 +18,9 @@ APPROACH, RETURN, FLOW = "loop.supply_temp_c", "loop.return_temp_c/cdus", "loop.
 TEMP_NOISE_K = 0.05  # floor; source: estimate
 FLOW_NOISE_PU = 0.005  # of the reading; source: estimate
 WEATHER_MOVES_K = 0.12  # in the minutes until what was learned comes into use, 2 K/h; source: estimate
+# How long the coolers' control takes to follow the heat, and by which share of what the CDUs' range has
+# changed over the nominal flow the supply is off meanwhile; source: estimate
+LATE_S, LATE_SHARE, LEAST_MOVE_K = 120.0, 0.3, 0.3
 BYPASS_PRIOR = 0.05  # over the nominal flow; source: estimate
 LEAST_PASSING_PU = 0.05  # of the nominal flow: below, nothing arrives that could be judged; source: estimate
 LEAST_SLOPE_K = 1.0  # per unit of bypass: below, a reading says nothing of it; source: estimate
@@ -44,7 +47,7 @@ class Loops:
         n = self.n = site.sizes["loop"]
         self.cdu = np.flatnonzero(site.loop_of_cdu >= 0).astype(np.int32)
         self.loop = site.loop_of_cdu[self.cdu]
-        self.tank = Lag(1, site.sizes, "loop")
+        self.tank, self.calm = Lag(1, site.sizes, "loop"), Lag(1, site.sizes, "loop")  # of mix and range
         self._tau_s = np.full(n, 0.5 * 60.0 * LOOP_VOLUME_MIN)
         self._empty = np.bincount(self.loop, minlength=n) == 0
         self._nominal_lpm = site.design.loop_flow_lpm
@@ -56,17 +59,26 @@ class Loops:
         if self.n == 0:
             return
         supply, back, flow = (loop[k] for k in LOOP_NAMES)
-        outdoor, read_ns = np.nan, 0
+        outdoor, read_ns, weather_steps_k = np.nan, 0, 0.0
         for name in SITE_NAMES:  # the wet bulb, where there is one: towers follow it, dry coolers nearly
             if len(weather[name]) and np.isfinite(weather[name][0]):
                 outdoor, read_ns = float(weather[name][0]), int(weather.heard_ns(name)[0])
-        # Weather is reported once a minute; what is new is the loop's reading
-        heard_ns = np.where(read_ns > 0, loop.heard_ns("supply_temp_c"), 0)
-        board.put_offset(APPROACH, np.full(self.n, outdoor), supply, heard_ns, WEATHER_MOVES_K)
-
+                weather_steps_k = float(weather.step_sigma(name)[0])
         lpm = cdu["facility_flow_lpm"][self.cdu]
         summed: F64 = np.bincount(self.loop, lpm, self.n).astype(np.float64)
         summed = np.where(self._empty | (summed < 1.0), np.nan, summed)
+        moved_k = self._moved(lpm, cdu, now_ns, dt_s)
+        # Weather is reported once a minute; what is new is the loop's reading
+        heard_ns = np.where(read_ns > 0, loop.heard_ns("supply_temp_c"), 0)
+        board.put_offset(
+            APPROACH,
+            np.full(self.n, outdoor),
+            supply,
+            heard_ns,
+            loose=WEATHER_MOVES_K + moved_k,
+            steps=np.hypot(loop.step_sigma("supply_temp_c"), weather_steps_k),
+        )
+
         given = lpm * cdu["facility_return_temp_c"][self.cdu]
         heat: F64 = np.bincount(self.loop, given, self.n).astype(np.float64)
         oldest = np.full(self.n, np.iinfo(np.int64).max)
@@ -74,8 +86,20 @@ class Loops:
             oldest, self.loop, cdu.heard_ns("facility_flow_lpm", "facility_return_temp_c")[self.cdu]
         )
         heard_ns = np.minimum(oldest, loop.heard_ns("return_temp_c"))
+        mixed_steps = lpm * cdu.step_sigma("facility_return_temp_c")[self.cdu]
+        steps_k = np.bincount(self.loop, mixed_steps, self.n) / summed
+        board.steps[board.cells[RETURN]] = np.hypot(np.nan_to_num(steps_k), loop.step_sigma("return_temp_c"))
         self._return(board, heat, summed, (supply, back), heard_ns, (now_ns, dt_s))
         board.put_ratio(FLOW, summed, flow, np.minimum(oldest, loop.heard_ns("flow_lpm")))
+
+    def _moved(self, lpm: F64, cdu: Latest, now_ns: int, dt_s: float) -> F64:
+        """1 sigma, K, of the supply of each loop for that its heat has changed of late."""
+        rise = cdu["facility_return_temp_c"] - cdu["facility_supply_temp_c"]
+        carried: F64 = np.bincount(self.loop, lpm * rise[self.cdu], self.n).astype(np.float64)
+        range_k = carried / np.where(self._nominal_lpm > 0.0, self._nominal_lpm, np.nan)
+        calm_k = self.calm.toward(range_k[None], share_of(dt_s, np.full(1, LATE_S)), now_ns)[0]
+        away_k = np.abs(range_k - calm_k) - LEAST_MOVE_K
+        return np.asarray(LATE_SHARE * np.maximum(np.nan_to_num(away_k), 0.0), np.float64)
 
     def _return(
         self,

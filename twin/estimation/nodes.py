@@ -31,14 +31,19 @@ from twin.telemetry import OWN, EntityState, OldOfNew, column, part, scalar
 
 # Of a node: loss of its supplies in proportion, domain.md B (Titanium, 94-96 %) with most inside `other`.
 NODE_LOSS_PU, NODE_LOSS_SPREAD = 0.02, 0.05
+LOSS_SPREAD_PU = 0.3  # of what a profile states, regulators and fans as well; source: estimate
 OTHER_SPREAD_PU, OTHER_SPREAD_W = 0.3, 60.0  # of what a node draws beside GPUs and CPUs; source: estimate
 RACK_LOSS_PU, RACK_LOSS_SPREAD = 0.01, 0.03  # shelves and bars; source: estimate
 OVERHEAD_SPREAD_PU, OVERHEAD_SPREAD_W = 0.4, 300.0  # source: estimate
 SHARE_SPREAD = 0.1  # of a node's power that its first supply carries; source: estimate
 ERROR_PU, FLOOR_PU = 0.01, 0.003  # of one reading, of the highest power; source: estimate
+# Fans follow the heat late: for so long, and with so much of how far the power has moved, in air and beside
+# coolant; source: estimate, fans of full speed draw 5-10 % of a server in air
+FAN_S, FAN_PU, FAN_LIQUID_PU = 30.0, 0.05, 0.005
 DELAYS_S = (0.0, 1.0, 2.0, 3.0, 4.0)  # that a rack's reading may have; source: estimate
 DELAY_MEMORY_S = 900.0  # of how well each delay fits; source: estimate
 DELAY_DOUBT = 0.15  # of how far the nodes' power has moved within the delays; source: estimate
+BETWEEN_DOUBT = 0.35  # of the same from the delay before to the one after; a delay lies between two ticks
 GAP_S = 3.0  # for so long a node's missing power is taken to stand still; source: estimate
 PART = 2_048  # rows of a relation that learn in one tick, at most
 NOISE_AFTER_MOVES = 3  # of what was learned, before differences are called noise
@@ -182,6 +187,7 @@ class Linear(EntityState):
 class NodeEstimator(EntityState):
     """Residuals and learned parameters of nodes, and of racks by the power of their nodes."""
 
+    calm_w: F64 = column("node", "f8", np.nan)  # lag of what GPUs and CPUs draw
     sum_ns: I64 = column("rack", "i8")  # when all nodes of a rack were last known
     rack_ns: I64 = column("rack", "i8")
     misfit: F64 = column("rack", "f8", lead=(len(DELAYS_S),))
@@ -194,18 +200,24 @@ class NodeEstimator(EntityState):
 
     def __init__(self, site: Site) -> None:
         n, n_rack = site.sizes["node"], site.sizes["rack"]
-        super().__init__({"rack": n_rack, "sums": n_rack, "ticks": RING})
+        super().__init__({"node": n, "rack": n_rack, "sums": n_rack, "ticks": RING})
         self.site = site
         design, of = site.design, site.rack_of_node
         nodes = np.maximum(np.diff(site.node_start_of_rack), 1)
         rated = ((design.rack_max_w - np.nan_to_num(design.rack_overhead_w)) / nodes)[of]
-        other = design.node_other_w[of]
+        other, slope = _design_law(site)
         one = np.ones(n)
+        self._fan_pu = np.where(design.liquid[of], FAN_LIQUID_PU, FAN_PU)
         self.relations = {
             NODE: Linear(
                 NODE,
-                np.stack([other, one + NODE_LOSS_PU]),
-                np.stack([OTHER_SPREAD_PU * other + OTHER_SPREAD_W, one * NODE_LOSS_SPREAD]),
+                np.stack([other, slope]),
+                np.stack(
+                    [
+                        OTHER_SPREAD_PU * np.maximum(other, 0.0) + OTHER_SPREAD_W,
+                        np.maximum(NODE_LOSS_SPREAD, LOSS_SPREAD_PU * (slope - 1.0)),
+                    ]
+                ),
                 ERROR_PU * rated,
                 _known(FLOOR_PU * rated),
             ),
@@ -255,13 +267,25 @@ class NodeEstimator(EntityState):
             inner_w = inner_w + readings.good("node", "cpu_power_w")[0]
         out = {
             NODE: self.relations[NODE].compare(
-                [np.ones_like(inner_w), inner_w], power_w, heard_ns, dt_s, untouched
+                [np.ones_like(inner_w), inner_w],
+                power_w,
+                heard_ns,
+                dt_s,
+                untouched,
+                self._fans(inner_w, dt_s),
             )
         }
         for name in (PSU1, PSU2):
             supply_w, supply_ns = readings.good("node", name.partition(".")[2])
             out[name] = self.relations[name].compare([power_w], supply_w, supply_ns, dt_s, untouched)
         return out
+
+    def _fans(self, inner_w: F64, dt_s: float) -> F64:
+        """1 sigma [n_node], W, for that fans are not where the heat of now will bring them."""
+        known = np.isfinite(inner_w)
+        np.copyto(self.calm_w, inner_w, where=known & np.isnan(self.calm_w))
+        self.calm_w += np.where(known, (inner_w - self.calm_w) * -np.expm1(-dt_s / FAN_S), 0.0)
+        return np.asarray(np.nan_to_num(self._fan_pu * np.abs(inner_w - self.calm_w)), np.float64)
 
     def _of_gpus(self, gpu_w: F64) -> F64:
         """Sum over each node's GPUs [n_node]; NaN where one is unknown."""
@@ -306,7 +330,9 @@ class NodeEstimator(EntityState):
         then = np.take_along_axis(self.then, chosen[None], axis=0)[0]
         then = np.where(recent, then, np.nan)
         span = self.then.max(axis=0) - self.then.min(axis=0)
-        doubt = DELAY_DOUBT * np.nan_to_num(slope * span)
+        beside = np.stack([np.maximum(chosen - 1, 0), np.minimum(chosen + 1, len(DELAYS_S) - 1)])
+        step = np.abs(np.take_along_axis(self.then, beside, axis=0) - then).max(axis=0)
+        doubt = np.nan_to_num(slope * np.maximum(DELAY_DOUBT * span, BETWEEN_DOUBT * step))
         return relation.compare([np.ones_like(then), then], power_w, heard_ns, dt_s, untouched, doubt)
 
     def _at(self, t_ns: I64) -> F64:
@@ -325,6 +351,21 @@ class NodeEstimator(EntityState):
             self.relations[PSU1].parameter("node.psu1_share", 0),
         ]
         return {p.name: p for p in out}
+
+
+def _design_law(site: Site) -> tuple[F64, F64]:
+    """(other power, W; slope) of a node over its GPUs and CPUs [n_node]. In air by what its profile says that
+    it draws idle and full: its fans grow with the load.
+    """
+    design, of = site.design, site.rack_of_node
+    gpus = np.diff(site.gpu_start_of_node)
+    full_w = gpus * design.gpu_max_w[of] + design.cpu_max_w[of]
+    idle_w = gpus * design.gpu_idle_w[of] + design.cpu_idle_w[of]
+    slope = 1.0 + design.node_loss_pu[of] * full_w / (full_w - idle_w)
+    stated = ~design.liquid[of] & np.isfinite(slope) & (full_w > idle_w) & (slope > 1.0 + NODE_LOSS_PU)
+    slope = np.where(stated, slope, 1.0 + NODE_LOSS_PU)
+    other_w = design.node_other_w[of]
+    return np.where(stated, other_w - (slope - 1.0) * idle_w, other_w), slope
 
 
 def _known(floor: F64) -> F64:

@@ -13,12 +13,15 @@ import numpy as np
 from twin.catalogue import F64, I32, I64, Bool
 from twin.contracts import Residual
 from twin.estimation.comparisons import Board, Row
-from twin.estimation.readings import Latest
+from twin.estimation.readings import Lag, Latest, share_of
 from twin.site import Site
 
 # Meters of class 0.5 and their sampling at different instants; the floor under a learned balance noise.
 METER_NOISE_PU = 0.002
 SPLIT, BALANCE = "feeder.power_w/split", "feeder.balance"
+# Meters of a building are read at instants of their own, which nobody tells: while one moves, by more than a
+# share of its reading, it is doubted by so much of how far; source: estimate
+MOVED_S, MOVED_SHARE, LEAST_MOVE_PU = 5.0, 0.5, 0.01
 LEAST_LOAD_W = 1000.0  # below, how feeds share says nothing; source: estimate
 
 
@@ -127,6 +130,7 @@ class PowerTreeEstimator:
         self._root = site.parent_of_feeder < 0
         groups = [b.meters for b in self.balances if len(b.meters) > 1 and self._root[b.meters].all()]
         self._group, self._member = _incidence(groups)
+        self.moved = Lag(1, site.sizes, "feeder")
         self._n_groups, self._n_feeder = len(groups), site.sizes["feeder"]
 
     def touched(self, feeders: Bool | None, racks: Bool | None) -> Bool:
@@ -141,7 +145,7 @@ class PowerTreeEstimator:
                 out[rows[chosen[members]]] = True
         return out
 
-    def update(self, feeder: Latest, rack: Latest, board: Board) -> None:
+    def update(self, feeder: Latest, rack: Latest, board: Board, now_ns: int, dt_s: float) -> None:
         """Every sum, and every root's share."""
         feeder_w, feeder_ns = feeder["power_w"], feeder.heard_ns("power_w")
         rack_w, rack_ns = rack["power_w"], rack.heard_ns("power_w")
@@ -156,9 +160,18 @@ class PowerTreeEstimator:
         expected = _sums(self._load_feeder, feeder_w, self.n)
         expected += _sums(self._load_rack, rack_w, self.n)
         level = np.where(expected > 0, expected, np.nan)
-        board.put(BALANCE, expected, measured, heard_ns, level=level)
+        doubt_w = self._moving(feeder_w, now_ns, dt_s)
+        loose = _sums(self._meter, doubt_w, self.n)
+        board.put(BALANCE, expected, measured, heard_ns, level=level, loose=loose)
         if self._n_groups:
             self._split(feeder_w, feeder_ns, board)
+            board.loose[board.cells[SPLIT]] = doubt_w
+
+    def _moving(self, feeder_w: F64, now_ns: int, dt_s: float) -> F64:
+        """1 sigma [n_feeder], W, for that a meter moves and others may have been read before."""
+        calm_w = self.moved.toward(feeder_w[None], share_of(dt_s, np.full(1, MOVED_S)), now_ns)[0]
+        away_w = np.abs(feeder_w - calm_w) - LEAST_MOVE_PU * np.abs(feeder_w)
+        return np.asarray(MOVED_SHARE * np.maximum(np.nan_to_num(away_w), 0.0), np.float64)
 
     def _split(self, feeder_w: F64, heard_ns: I64, board: Board) -> None:
         """Each root from what the others of its group deliver, not from itself."""

@@ -13,6 +13,38 @@ from twin.telemetry import GOOD, OWN, EntityState, Sizes, State, column
 LOST_S = 30.0
 
 
+UNIFORM = 12.0**-0.5  # 1 sigma of an error that is anywhere within a step, over the step
+MULTIPLE_TOLERANCE = 0.02  # of a step: float32 of the largest signals
+
+
+class Steps(EntityState):
+    """Resolution of k signals of a table: the smallest change of a reading, where all readings are multiples
+    of it; 0 where they are not.
+    """
+
+    step: F64 = column(OWN, "f8", np.inf, lead=("k",))  # inf: nothing has changed yet
+    last: F64 = column(OWN, "f8", np.nan, lead=("k",))
+
+    def __init__(self, k: int, sizes: Sizes, table: str) -> None:
+        super().__init__({"k": k, table: sizes[table]}, table)
+
+    def follow(self, values: F64) -> None:
+        """Take in the readings of a tick [k, n], NaN for none."""
+        known = np.isfinite(values)
+        change = np.abs(values - self.last)
+        rows, cells = np.nonzero((change > 0.0) & (self.step > 0.0))
+        if len(rows):
+            step = np.minimum(self.step[rows, cells], change[rows, cells])
+            times = values[rows, cells] / step
+            whole = np.abs(times - np.rint(times)) <= MULTIPLE_TOLERANCE
+            self.step[rows, cells] = np.where(whole, step, 0.0)
+        np.copyto(self.last, values, where=known)
+
+    def sigma(self) -> F64:
+        """1 sigma of a reading for its resolution [k, n]."""
+        return np.where(np.isfinite(self.step), UNIFORM * self.step, 0.0)
+
+
 class Latest:
     """Readings of some signals of one table at one tick; `self[name]` [n], NaN where there is no good one."""
 
@@ -24,9 +56,10 @@ class Latest:
         self._each_row: list[int] = self._rows.tolist()
         self._values, self._heard_ns = np.zeros((0, 0)), np.zeros((0, 0), np.int64)
         self._at_once = False
+        self._step_sigma = np.zeros((0, 0))
 
-    def take(self, state: State) -> None:
-        """Take the values of the state as it is now."""
+    def take(self, state: State, steps: Steps | None = None) -> None:
+        """Take the values of the state as it is now; `steps` follow their resolution."""
         column = state.tables[self.table]
         self._values = column.value[self._rows].astype(np.float64)
         groups = column.partition.group_of_row[self._rows]
@@ -38,6 +71,14 @@ class Latest:
                 bad[k] |= ~timely
         if bad.any():
             self._values[bad] = np.nan
+        if steps is not None:
+            steps.follow(self._values)
+            self._step_sigma = steps.sigma()
+
+    def step_sigma(self, name: str) -> F64:
+        """1 sigma of a signal's readings for their resolution [n]."""
+        out: F64 = self._step_sigma[self.at[name]]
+        return out
 
     def __getitem__(self, name: str) -> F64:
         values: F64 = self._values[self.at[name]]
@@ -70,6 +111,16 @@ class Readings:
                 np.copyto(value, np.nan, where=~column.current(signal, self.now_ns))
             self._good[key] = value, column.heard_ns(signal)
         return self._good[key]
+
+    def lately(self, table: str, name: str) -> F64:
+        """Values [n] of a signal that moves slowly or stays as it is set, such as a cap: those of the last
+        good readings until they are stale; NaN elsewhere.
+        """
+        now, _ = self.good(table, name)
+        column, signal = self.state.tables[table], TABLES[table].by_name[name]
+        if column.all_current(signal, self.now_ns):
+            return now
+        return np.where(column.lately_good(signal, self.now_ns), column.value[signal.row], now)
 
     def known(self, table: str, name: str) -> bool:
         """Return True if any entity has a reading that was not called bad, however old."""
