@@ -16,14 +16,13 @@ from tests.evaluation.health.alarms import SETTLE_S, WITHIN_S
 from tests.evaluation.health.course import Course
 from tests.evaluation.health.intervals import rate_interval
 from tests.evaluation.incidents import OpenIncidents
-from twin.catalogue import I32
 from twin.contracts import DEGRADED, Finding
 from twin.engine import Engine
 from twin.site import Site
 
 FORECAST = "forecast"
-# Rules that repeat what the device says of itself: a row that waits for a reset, a supply without output
-STATES = ("row_remap_pending", "psu_lost", "psu_empty")
+# What is true of the plant: a row waits for a reset, a supply gives nothing, the hardware has slowed a GPU
+STATES = ("row_remap_pending", "psu", "thermal_slowdown")
 MOST = 200_000
 
 
@@ -59,32 +58,31 @@ def _kind(engine: Engine, finding: Finding) -> tuple[str, int]:
     node = site.entity("node", finding.id.removeprefix("health/"))
     if node is not None:
         return _rule(engine, node), node
-    owner = _owner(site, finding.entities[0]) if finding.entities else -1
-    return parts[1], owner
+    name = finding.entities[0] if finding.entities else ""
+    if parts[1] == "link" and (link := site.entity("link", name)) is not None:
+        return _gravest(engine, "link", link, link + 1) or "link", int(site.node_of_link[link])
+    return parts[1], _owner(site, name)
 
 
 def _owner(site: Site, name: str) -> int:
-    """The node of an entity; -1: of none."""
+    """The node of a node or GPU; -1: of none."""
     if (node := site.entity("node", name)) is not None:
         return node
-    for table, of in (("gpu", site.node_of_gpu), ("link", site.node_of_link)):
-        if (entity := site.entity(table, name)) is not None:
-            return int(of[entity])
-    return -1
+    gpu = site.entity("gpu", name)
+    return -1 if gpu is None else int(site.node_of_gpu[gpu])
 
 
 def _rule(engine: Engine, node: int) -> str:
     """The gravest rule against a node or a GPU of its."""
-    site, verdicts = engine.site, engine.health.verdicts
-    first, last = site.gpu_start_of_node[node : node + 2].tolist()
-    said = verdicts.rules_of("node", _some(node, node + 1), DEGRADED).get(node, [])
-    for told in verdicts.rules_of("gpu", _some(first, last), DEGRADED).values():
-        said = said + told
-    return max(said)[2] if said else FORECAST
+    first, last = engine.site.gpu_start_of_node[node : node + 2].tolist()
+    return _gravest(engine, "node", node, node + 1) or _gravest(engine, "gpu", first, last) or FORECAST
 
 
-def _some(first: int, last: int) -> I32:
-    return np.arange(first, last, dtype=np.int32)
+def _gravest(engine: Engine, part: str, first: int, last: int) -> str:
+    """The gravest rule against some of these parts; "" for none."""
+    index = np.arange(first, last, dtype=np.int32)
+    told = engine.health.verdicts.rules_of(part, index, DEGRADED).values()
+    return max((said for some in told for said in some), default=(0, 0.0, ""))[2]
 
 
 def justified(course: Course, incident: HealthIncident) -> bool:

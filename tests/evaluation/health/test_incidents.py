@@ -23,7 +23,7 @@ FAILS = Failed(0, "memory", 20 * DAY_S, 21 * DAY_S)
     [
         ("recurs", 0, 13.1, True), ("recurs", 0, 12.9, False), ("recurs", 0, 20.5, True),
         ("recurs", 0, 21.03, True), ("recurs", 0, 21.1, False), ("recurs", 1, 20.0, False),
-        ("recurs", 2, 5.0, True), ("psu_lost", 1, 5.0, True), ("shared", -1, 5.0, True),
+        ("recurs", 2, 5.0, True), ("psu", 1, 5.0, True), ("shared", -1, 5.0, True),
     ],
 )  # fmt: skip
 def test_a_failure_near_in_time_a_lemon_or_what_the_device_states_justifies(
