@@ -16,7 +16,7 @@ from tests.support.builders import two_racks
 from tests.support.in_process_daemon import Pod, serve
 from tests.unit.test_api_updates import watching
 from twin.api import updates as api_updates
-from twin.api.page import changed
+from twin.api.page import changed, with_responses
 from twin.catalogue import NS
 from twin.telemetry import events as ev
 
@@ -171,6 +171,25 @@ def test_alarms_say_what_is_done_about_them(tmp_path: Path) -> None:
         assert [
             d.startswith("thermal_guard holds gpu.power_cap_w of 72 GPUs at ") for d in alarm["doing"]
         ] == [True]
+
+    serve(tmp_path, check)
+
+
+def test_an_alarm_tells_what_was_commanded_since_it_began_and_no_more(tmp_path: Path) -> None:
+    async def check(pod: Pod) -> None:
+        pod.twin.engine.intake.authority["thermal_guard"] = "act"
+        pod.tick({"gpu.temp_c": np.where(np.arange(144) < 72, 95.0, 60.0)})
+        pod.tick()
+        lease = pod.twin.engine.arbiter.leases["gpu.power_cap_w"]
+        issued_ns = int(lease.issued_ns[lease.running()].max())
+        alarm = {"id": "x/y", "entities": ["lab/h/a"], "count": 1}  # above r1; no reason names it
+        for raised_ns, lines in ((issued_ns, 1), (issued_ns + 61 * NS, 0)):
+            (told,) = with_responses(pod.live, [alarm | {"raised_ns": raised_ns}])
+            assert len(told["doing"]) == lines, told
+        (told,) = with_responses(
+            pod.live, [alarm | {"raised_ns": issued_ns + 61 * NS, "entities": ["lab/h/r1"]}]
+        )
+        assert len(told["doing"]) == 1, "the reason names it, so it stands however old the command is"
 
     serve(tmp_path, check)
 

@@ -183,6 +183,10 @@ def standing(live: Runtime) -> list[dict[str, Any]]:
 
 
 def _means(control: Control, values: np.ndarray) -> str | None:
+    """States and instants in words; None for numbers, and where no value is finite."""
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return None
     if control.key in INSTANTS:
         return " to ".join(
             dict.fromkeys(control_value(float(v), control.key) for v in (values.min(), values.max()))
@@ -206,6 +210,7 @@ def wanting(live: Runtime) -> list[dict[str, Any]]:
             unit = control.unit if control is not None else ""
             out.append({"policy": policy.name, "control": p.control, "count": len(p.index), "unit": unit,
                         "low": float(p.lo.min()), "high": float(p.hi.max()), "reason": clean(p.reason, 300),
+                        "means": None if control is None else _means(control, np.concatenate([p.lo, p.hi])),
                         "first": engine.site.name(table, int(p.index[0])),
                         "approved_partly": bool(approvals)})  # fmt: skip
     return out[:50]

@@ -1,5 +1,5 @@
 from .arrays import F32 as F32, F64 as F64, I8 as I8, I32 as I32, I64 as I64, U8 as U8, Bool as Bool
-from .control_values import INSTANTS as INSTANTS, control_value as control_value
+from .control_values import INSTANTS as INSTANTS, control_value as control_value, counted as counted
 from .errors import (
     ActuationError as ActuationError,
     BadMessage as BadMessage,

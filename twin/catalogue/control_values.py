@@ -6,21 +6,33 @@ from typing import Any
 
 from twin.catalogue.instants import NS
 from twin.catalogue.signals import find_control
-from twin.catalogue.text import utc
+from twin.catalogue.text import number, quantity, utc
 
-INSTANTS = frozenset({"job.checkpoint_since_s"})  # controls whose value is an instant, s since 1970 UTC
+# Controls whose value is an instant, s since 1970 UTC
+INSTANTS = frozenset({"job.checkpoint_since_s", "node.burn_in_since_s"})
+DIGITS = 4
+_NOUNS = {"gpu": ("GPU", "GPUs"), "cdu": ("CDU", "CDUs"), "switch": ("switch", "switches")}
 
 
 def control_value(value: Any, control: str) -> str:
     """A value of a control, or a range {min, max}, with its unit, as a state or as an instant."""
     spec = find_control(control)
     if isinstance(value, dict):
-        return f"{control_value(value['min'], control)} to {control_value(value['max'], control)}"
+        ends = (control_value(value["min"], control), control_value(value["max"], control))
+        return " to ".join(dict.fromkeys(ends))
     if not isinstance(value, int | float):
         return "any" if value is None else str(value)
     if spec is not None and spec.states and 0 <= value < len(spec.states):
         return spec.states[int(value)]
     if control in INSTANTS:
         return f"{utc(round(value) * NS)} UTC"
-    unit = f" {spec.unit}" if spec is not None and spec.unit not in ("state", "1") else ""
-    return f"{value:g}{unit}"
+    if spec is None or spec.unit == "state":
+        return number(value, DIGITS)
+    return quantity(value, spec.unit, DIGITS)
+
+
+def counted(control: str, count: int) -> str:
+    """Entities of a control in words: "1 GPU", "72 GPUs"; the number alone of a control without a table."""
+    table = control.partition(".")[0]
+    one, many = _NOUNS.get(table, (table, f"{table}s"))
+    return f"{count:,} {one if count == 1 else many}" if table else f"{count:,}"

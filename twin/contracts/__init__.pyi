@@ -49,6 +49,7 @@ from .explanation import (
     TopicOption as TopicOption,
     Value as Value,
     as_row as as_row,
+    control_cell as control_cell,
     entities_within as entities_within,
     explain_proposals as explain_proposals,
     finite as finite,

@@ -15,7 +15,20 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import msgspec
 import numpy as np
 
-from twin.catalogue import F64, I32, I64, NS, TABLES, U8, TwinError, clean, find_control
+from twin.catalogue import (
+    F64,
+    I32,
+    I64,
+    INSTANTS,
+    NS,
+    TABLES,
+    U8,
+    Control,
+    TwinError,
+    clean,
+    control_value,
+    find_control,
+)
 from twin.contracts.contracts import Memory, Policy, Proposal, View
 from twin.contracts.maintenance import below
 from twin.site import Site
@@ -346,7 +359,28 @@ def _racks_served(site: Site, table: str, row: int) -> I32 | None:
     return None
 
 
-PROPOSAL_COLUMNS = ("control", "count", "first", "lo", "hi", "want_low", "want_high", "unit", "reason")
+def control_cell(value: Any, control: Control) -> float | str | None:
+    """A control's value for a cell: the name of a state, an instant in words, else the finite number."""
+    known = finite(value)
+    if known is None or not (control.states or control.key in INSTANTS):
+        return known
+    return control_value(known, control.key)
+
+
+PROPOSAL_COLUMNS = tuple(
+    TableColumn(*column)
+    for column in (
+        ("control",),
+        ("count", "count", "entities"),
+        ("first",),
+        ("lo", "", "at least"),
+        ("hi", "", "at most"),
+        ("want_low", "", "wanted, least"),
+        ("want_high", "", "wanted, most"),
+        ("unit",),
+        ("reason",),
+    )
+)
 
 
 def proposals_table(site: Site, proposals: Sequence[Proposal], inside: Mapping[str, I32] | None) -> DataTable:
@@ -366,9 +400,9 @@ def proposals_table(site: Site, proposals: Sequence[Proposal], inside: Mapping[s
         rows.append({
             "control": p.control, "count": int(kept.sum()),
             "first": site.name(control.table, int(p.index[kept][0])),
-            "lo": finite(p.lo[kept].min()), "hi": finite(p.hi[kept].max()),
-            "want_low": finite(want.min()) if len(want) else None,
-            "want_high": finite(want.max()) if len(want) else None,
+            "lo": control_cell(p.lo[kept].min(), control), "hi": control_cell(p.hi[kept].max(), control),
+            "want_low": control_cell(want.min(), control) if len(want) else None,
+            "want_high": control_cell(want.max(), control) if len(want) else None,
             "unit": control.unit, "reason": clean(p.reason, MAX_REASON),
         })  # fmt: skip
     text = "proposals in force"
@@ -381,10 +415,10 @@ LEASES = tuple(
         ("control",),
         ("count", "count", "entities"),
         ("first",),
-        ("low",),
-        ("high",),
+        ("low", "", "from"),
+        ("high", "", "to"),
         ("unit",),
-        ("states",),
+        ("states", "", "state"),
         ("ends_s", "s", "first ends in"),
     )
 )
@@ -408,8 +442,8 @@ def leases_table(
                     "control": key,
                     "count": len(mine),
                     "first": view.site.name(control.table, int(mine[0])),
-                    "low": float(leases.value[mine].min()),
-                    "high": float(leases.value[mine].max()),
+                    "low": control_cell(leases.value[mine].min(), control),
+                    "high": control_cell(leases.value[mine].max(), control),
                     "unit": control.unit,
                     "states": ", ".join(LEASE_STATES[s] for s in np.unique(leases.state[mine]).tolist()),
                     "ends_s": round((int(leases.expires_ns[mine].min()) - view.now_ns) / NS, 1),

@@ -1,4 +1,5 @@
 from .collector import Collector as Collector
+from .event_texts import few as few
 from .forecast_texts import (
     Shown as Shown,
     known_ahead as known_ahead,
@@ -6,7 +7,7 @@ from .forecast_texts import (
     time_left as time_left,
     why as why,
 )
-from .journal_texts import brief as brief, few as few, sentence as sentence
+from .journal_texts import brief as brief, sentence as sentence
 from .page import (
     STYLE as STYLE,
     bullets as bullets,

@@ -6,31 +6,44 @@ thousand devices; here they become a count, a range and the first names. Text fr
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from twin.catalogue import clean, control_value, find_control, utc
+from twin.catalogue import INSTANTS, clean, control_value, counted, find_control, quantity, utc
 from twin.contracts import (
+    AccessRecord,
     AccountRecord,
+    AcksRecord,
     AdviceRecord,
+    AlarmRecord,
+    ApprovalDroppedRecord,
+    ApprovalExpiredRecord,
+    AuthorityRecord,
     Bound,
     ClearedRecord,
     CommandRecord,
+    ContingencyNote,
     DaemonRecord,
     DeferredRecord,
+    DuplicatesRecord,
+    EndRecord,
     EventRecord,
     FailedRecord,
     FaultsRecord,
     FindingRecord,
+    FitExpiredRecord,
+    FitRequestedRecord,
+    GrantExpiredRecord,
     JournalRecord,
     KeptBackRecord,
     LapsedRecord,
     LeaderRecord,
+    LoadTargetOverRecord,
+    MaintenanceDroppedRecord,
+    MaintenanceExpiredRecord,
     MarkRecord,
     NarrowedRecord,
     OtherRecord,
@@ -39,20 +52,25 @@ from twin.contracts import (
     ProtectedRecord,
     RenewalRecord,
     ReportsRecord,
+    RequestExpiredRecord,
+    ResumedRecord,
+    SettledRecord,
     SettlingRecord,
+    SiteRecord,
     StoryRecord,
     UpkeepRecord,
     fields_of,
 )
+from twin.report.event_texts import event_words, few, interval
 from twin.report.replacement_history import account_words
 from twin.site import Site
-from twin.telemetry import Event
 
 SHOWN_NAMES = 3
 MAX_TEXT = 400
 MAX_ITEMS = 20  # of a mapping within a record, and of its proposals
 MAX_LISTED = 65  # of a list; the journal shortens names to 64 and "and 9 more"
 MAX_DEPTH = 4
+_UNDER_EPOCH = re.compile(r", under epoch \d+$")  # of a reason; the line of the leader tells it
 
 
 def sentence(record: JournalRecord | OtherRecord, site: Site | None = None) -> str:
@@ -62,12 +80,7 @@ def sentence(record: JournalRecord | OtherRecord, site: Site | None = None) -> s
     """
     match record:
         case CommandRecord() | AdviceRecord():
-            value = control_value(_range(record.value), record.control)
-            target = f"{record.control} {value} for {_entities(record, site)}"
-            if isinstance(record, AdviceRecord):
-                return f"{record.policy} would command {target}: {record.reason}"
-            end = utc(record.expires_ns, "%H:%M:%S")
-            return f"{record.policy} commands {target} until {end} UTC: {record.reason}"
+            return _command(record, site)
         case FaultsRecord():
             return f"{record.count} more faults {record.code} of a {record.table} in this tick"
         case ReportsRecord() if record.refused:
@@ -75,7 +88,7 @@ def sentence(record: JournalRecord | OtherRecord, site: Site | None = None) -> s
         case ReportsRecord():
             return f"jobs reported on {record.count} checkpoints, {record.tier}"
         case RenewalRecord():
-            return f"{record.control} of {record.count} renewed: {record.reason}"
+            return f"{record.control} of {counted(record.control, record.count)} renewed: {record.reason}"
         case LapsedRecord():
             return f"{record.control} of {_entities(record, site)} lapsed; becomes {record.becomes}"
         case FailedRecord():
@@ -83,7 +96,8 @@ def sentence(record: JournalRecord | OtherRecord, site: Site | None = None) -> s
         case DeferredRecord() | NarrowedRecord() | ProtectedRecord():
             policy = getattr(record, "policy", "")
             by = f"{policy}: " if policy else ""
-            return f"{by}{record.kind} {record.control} of {record.count}: {record.why}"
+            count = counted(record.control, record.count)
+            return f"{by}{record.kind} {record.control} of {count}: {record.why}"
         case FindingRecord():
             entities = few(record.entities, record.count or 0) if record.entities else ""
             parts = (f"{record.severity}: {record.title}", *record.evidence, entities, record.action)
@@ -93,9 +107,10 @@ def sentence(record: JournalRecord | OtherRecord, site: Site | None = None) -> s
                 return f"superseded: {record.id}, by {record.superseded_by.rpartition('/')[2]}"
             return f"over: {record.id}"
         case KeptBackRecord():
-            return f"kept back {record.control} of {record.count} under {record.window}: {record.why}"
+            count = counted(record.control, record.count)
+            return f"kept back {record.control} of {count} under {record.window}: {record.why}"
         case EventRecord():
-            return _event(record.event) + (f"; refused: {record.refused}" if record.refused else "")
+            return event_words(record.event) + (f"; refused: {record.refused}" if record.refused else "")
         case ProposalsRecord():
             changes = (_proposal(p, site) for p in record.proposals[:MAX_ITEMS])
             return f"{record.policy} proposes: " + ("; ".join(changes) or "nothing")
@@ -104,7 +119,12 @@ def sentence(record: JournalRecord | OtherRecord, site: Site | None = None) -> s
             named = " ".join(str(account[k]) for k in ("what", "node") if k in account)
             return f"{record.policy}: {named}: {account_words(account)}"
         case _:
-            return _of_the_run(record) or ", ".join(_field(k, v) for k, v in brief(record, site).items())
+            return (
+                _of_the_run(record)
+                or _of_the_daemon(record)
+                or _of_standing(record)
+                or ", ".join(_field(k, v) for k, v in brief(record, site).items())
+            )
 
 
 def _of_the_run(record: JournalRecord | OtherRecord) -> str:
@@ -123,11 +143,103 @@ def _of_the_run(record: JournalRecord | OtherRecord) -> str:
             adopts = "; adopts what it finds commanded" if record.adopt else ""
             return f"leads with epoch {record.epoch}{after}{adopts}"
         case SettlingRecord():
-            return f"{record.why} (epoch {record.epoch})"
+            return record.why
+        case SettledRecord():
+            return f"commands of {', '.join(record.controls) or 'no control'} are settled"
         case MarkRecord():
             return f"check of {len(record.state)} signals"
         case UpkeepRecord(pruned=tuple() as pruned) if pruned:
             return f"pruned {len(pruned)} journal segments up to {pruned[-1].file}"
+        case _:
+            return ""
+
+
+def _command(record: CommandRecord | AdviceRecord, site: Site | None) -> str:
+    """A command or advice; of a control whose value is an instant, that it is asked for."""
+    where = _entities(record, site)
+    if record.control in INSTANTS:
+        verbs, target = ("asks for", "would ask for"), f"{record.control} of {where}"
+    else:
+        value = control_value(_range(record.value), record.control)
+        verbs, target = ("commands", "would command"), f"{record.control} {value} for {where}"
+    reason = _UNDER_EPOCH.sub("", record.reason)
+    if isinstance(record, AdviceRecord):
+        return f"{record.policy} {verbs[1]} {target}: {reason}"
+    end = utc(record.expires_ns, "%H:%M:%S")
+    return f"{record.policy} {verbs[0]} {target} until {end} UTC: {reason}"
+
+
+def _of_the_daemon(record: JournalRecord | OtherRecord) -> str:
+    """The sentence of what the daemon writes of itself and of people; empty for any other."""
+    match record:
+        case DaemonRecord(contingency=ContingencyNote() as note):
+            return _contingency(note)
+        case AuthorityRecord():
+            what = f"{record.author} sets the authority of {record.policy} to {record.authority}"
+            return what + (f" ({record.reason})" if record.reason else "")
+        case ResumedRecord():
+            return f"{record.author} lets commands be sent again" + (
+                f" ({record.reason})" if record.reason else ""
+            )
+        case AlarmRecord():
+            until = f" until {utc(record.until_ns)} UTC" if record.until_ns else ""
+            more = "; ".join(filter(None, (record.note, record.reason)))
+            return f"{record.author}: {record.what or 'changed'} {record.id}{until}" + (
+                f" ({more})" if more else ""
+            )
+        case AccessRecord():
+            who = f"{record.name} ({record.role}) at " if record.name and record.role else ""
+            path = f" to {record.path}" if record.path else ""
+            return f"refused {record.count} of {who}{record.remote}{path}: {record.why}"
+        case SiteRecord():
+            sizes = ", ".join(f"{n:,} {t}" for t, n in record.sizes.items())
+            return f"the site changed: now {sizes}"
+        case EndRecord():
+            return "the daemon stopped"
+        case DuplicatesRecord():
+            return f"{record.count} events had come before and were left out"
+        case FitRequestedRecord():
+            return f"asks for the model {record.model} to be fitted anew"
+        case FitExpiredRecord():
+            return f"nothing came of the fit {record.id}"
+        case _:
+            return ""
+
+
+def _contingency(note: ContingencyNote) -> str:
+    """A contingency plan that is published or withdrawn."""
+    if note.withdrawn is not None:
+        return f"withdrew the caps for a lost side from {note.withdrawn} agents"
+    count = counted("gpu", note.gpus if note.gpus is not None else note.delivered or 0)
+    ends = dict.fromkeys(quantity(v, "W") for v in (note.low_w, note.high_w) if v is not None)
+    caps = f": {' to '.join(ends)}" if ends else ""
+    return f"gave agents the caps for a lost side, for {count}{caps}"
+
+
+def _of_standing(record: JournalRecord | OtherRecord) -> str:
+    """The sentence of a standing order of people that ended, or of replies; empty for any other."""
+    match record:
+        case AcksRecord():
+            refused = f", {record.refused}" if record.refused else ""
+            state = record.state.replace("_", " ")
+            return f"{record.control} of {counted(record.control, record.count)}: {state}{refused}"
+        case RequestExpiredRecord():
+            return f"the request {record.id} ended"
+        case ApprovalExpiredRecord():
+            return f"the approval {record.id} ended"
+        case ApprovalDroppedRecord():
+            return f"the approval {record.id} was dropped"
+        case GrantExpiredRecord():
+            becomes = quantity(record.becomes_w, "W")
+            return (
+                f"the budget granted for {record.feeder} ended: {quantity(record.was_w, 'W')}, now {becomes}"
+            )
+        case LoadTargetOverRecord():
+            return f"the load target {record.target} is over"
+        case MaintenanceExpiredRecord():
+            return f"the maintenance window {record.id} ended"
+        case MaintenanceDroppedRecord():
+            return f"the maintenance window {record.id} was dropped: {record.why}"
         case _:
             return ""
 
@@ -152,15 +264,6 @@ def brief(record: msgspec.Struct, site: Site | None = None) -> dict[str, Any]:
         else:
             out[name] = _bounded(value)
     return out
-
-
-def few(names: Sequence[str], count: int) -> str:
-    """The first names of `count`, and how many more; the last may be the journal's own "and 9 more"."""
-    shown = [str(n) for n in names[:SHOWN_NAMES]]
-    more = max(count, len(names)) - len(shown)
-    if more > 0 and (cut := re.fullmatch(r"and (\d+) more", str(names[-1]))):
-        more += int(cut[1]) - 1
-    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
 
 
 def _first_names(index: np.ndarray, table: str, site: Site | None) -> list[str]:
@@ -211,34 +314,13 @@ def _field(name: str, value: Any) -> str:
 
 def _proposal(p: ProposalChange, site: Site | None) -> str:
     if p.index is None or not len(p.index) or p.lo is None or p.hi is None:
-        return f"{p.control} of {0 if p.gone is None else len(p.gone)} let go"
-    interval = _interval(_side(p.lo), _side(p.hi), p.control)
-    return f"{p.control} {interval} for {_entities(p, site)}: {p.reason}"
+        return f"{p.control} of {counted(p.control, 0 if p.gone is None else len(p.gone))} let go"
+    bounds = interval(_side(p.lo), _side(p.hi), p.control)
+    return f"{p.control} {bounds} for {_entities(p, site)}: {p.reason}"
 
 
 def _side(bound: Bound) -> Any:
     return _range(bound.value) if isinstance(bound.value, np.ndarray) else bound.value
-
-
-def _interval(low: Any, high: Any, control: str) -> str:
-    """An interval in words; an infinite bound is none."""
-    if low in (None, -math.inf):
-        return "any" if high in (None, math.inf) else f"at most {control_value(high, control)}"
-    if high in (None, math.inf):
-        return f"at least {control_value(low, control)}"
-    first, last = control_value(low, control), control_value(high, control)
-    return first if first == last else f"{first} to {last}"
-
-
-def _event(event: Event) -> str:
-    author, reason = getattr(event, "author", ""), getattr(event, "reason", "")
-    rest = {k: _bounded(v) for k, v in fields_of(event).items() if k not in ("author", "id", "reason")}
-    if "lo" in rest and "hi" in rest:
-        key = str(rest.pop("control", ""))
-        rest = {"bounds": f"{key} {_interval(rest.pop('lo'), rest.pop('hi'), key)}", **rest}
-    fields = ", ".join(_field(k, v) for k, v in rest.items())
-    text = type(event).__name__ + (f" by {author}" if author else "")
-    return text + (f": {fields}" if fields else "") + (f" ({reason})" if reason else "")
 
 
 def _entities(record: Any, site: Site | None) -> str:

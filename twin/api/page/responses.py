@@ -1,18 +1,22 @@
-"""Responses: the commands that run inside the entities of an alarm, as a sentence for each policy."""
+"""Responses: the commands inside the entities of an alarm that answer it, as a sentence for each policy."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 
 from twin.api.runtime import Runtime
-from twin.catalogue import INSTANTS, Control, clean, control_value, quantity
+from twin.api.scopes import is_below
+from twin.catalogue import INSTANTS, NS, Control, clean, control_value, counted, quantity
 from twin.contracts import ExplanationRefused, below, entities_within
 
-COUNTED = {"gpu": ("GPU", "GPUs"), "cdu": ("CDU", "CDUs")}  # other tables by their names
 MOST_ENTITIES = 8  # of an alarm that are looked into
 MOST_ALARMS = 12
+MOST_LINES = 2  # of one alarm
+BEFORE_NS = 60 * NS  # a guard may act on what an alarm is raised for later. source: estimate
+_PLACE = re.compile(r"[^\s:;,()]+/[^\s:;,()]+")
 
 
 def with_responses(live: Runtime, alarms: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -24,8 +28,12 @@ def with_responses(live: Runtime, alarms: list[dict[str, Any]]) -> list[dict[str
             running[key] = index
     authority = live.engine.intake.authority
     waiting = [p.name for p in live.engine.policies if authority[p.name] == "approve"]
-    return [a | {"doing": _doing(live, a, running) + _waits(live, a, waiting)} if i < MOST_ALARMS else a
-            for i, a in enumerate(alarms)]  # fmt: skip
+    return [
+        a | {"doing": (_doing(live, a, running) + _waits(live, a, waiting))[:MOST_LINES]}
+        if i < MOST_ALARMS
+        else a
+        for i, a in enumerate(alarms)
+    ]
 
 
 def _inside(live: Runtime, alarm: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -47,7 +55,9 @@ def _inside(live: Runtime, alarm: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def _doing(live: Runtime, alarm: dict[str, Any], running: dict[str, np.ndarray]) -> list[str]:
-    inside, out = _inside(live, alarm) if running else {}, []
+    """Commands there that were given because of the alarm, then those given since it began."""
+    inside = _inside(live, alarm) if running else {}
+    because, since = [], []
     for key, index in running.items():
         lease = live.engine.arbiter.leases[key]
         here = index[np.isin(index, inside.get(lease.control.table, np.zeros(0, np.int32)))]
@@ -55,11 +65,34 @@ def _doing(live: Runtime, alarm: dict[str, Any], running: dict[str, np.ndarray])
             mine = here[lease.owner[here] == owner]
             policies = live.engine.policies
             policy = policies[owner].name if 0 <= owner < len(policies) else "an earlier run"
-            count, value = _counted(lease.control, len(mine)), _value(lease.control, lease.value[mine])
+            named = _names_it(live, alarm, policy, key, mine)
+            if not named:
+                mine = mine[lease.issued_ns[mine] >= int(alarm.get("raised_ns") or 0) - BEFORE_NS]
+            if not len(mine):
+                continue
+            count, value = counted(key, len(mine)), _value(lease.control, lease.value[mine])
             if int(alarm.get("count") or 0) > len(mine) >= len(alarm.get("entities", ())) > 1:
                 count += " of those named first"
-            out.append(f"{policy} holds {lease.control.key} of {count} at {value}")
-    return out
+            text = f"{policy} holds {key} of {count} at {value}"
+            if key in INSTANTS:
+                text = f"{policy} asks for {key} of {count}"
+            (because if named else since).append((len(mine), text))
+    most = [*sorted(because, key=lambda x: -x[0]), *sorted(since, key=lambda x: -x[0])]
+    return [text for _, text in most]
+
+
+def _names_it(live: Runtime, alarm: dict[str, Any], policy: str, key: str, index: np.ndarray) -> bool:
+    """Return True if a reason in force there names a place of the alarm, or one above or below it."""
+    head = f"{live.engine.site.file.site}/"
+    entities = [str(e).partition("#")[0] for e in alarm.get("entities", ())]
+    entities += [e.removeprefix(head).partition("/")[2] for e in entities]
+    for p in live.engine.in_force.get(policy, ()):
+        if p.control != key or not np.isin(p.index, index).any():
+            continue
+        places = _PLACE.findall(p.reason)
+        if any(is_below(e, place) or is_below(place, e) for e in entities if e for place in places):
+            return True
+    return False
 
 
 def _waits(live: Runtime, alarm: dict[str, Any], waiting: list[str]) -> list[str]:
@@ -69,14 +102,9 @@ def _waits(live: Runtime, alarm: dict[str, Any], waiting: list[str]) -> list[str
             members = inside.get(p.control.partition(".")[0], np.zeros(0, np.int32))
             count = int(np.isin(p.index, members).sum())
             if count:
-                what = f"{p.control} of {count}: {clean(p.reason, 160)}"
+                what = f"{p.control} of {counted(p.control, count)}: {clean(p.reason, 160)}"
                 out.append(f"{name} waits for approval to set {what}")
     return out
-
-
-def _counted(control: Control, count: int) -> str:
-    one, many = COUNTED.get(control.table, (control.table, f"{control.table}s"))
-    return f"{count} {one if count == 1 else many}"
 
 
 def _value(control: Control, values: np.ndarray) -> str:
