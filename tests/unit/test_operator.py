@@ -10,7 +10,8 @@ import pytest
 from policies.operator import Operator
 from policies.thermal_guard import ThermalGuard
 from tests.support.builders import Twin, eight_nodes, explained, two_racks
-from twin.catalogue import NS
+from twin.catalogue import NS, find_control
+from twin.contracts import proposals_table
 from twin.telemetry import OperatorRequest, RequestWithdrawn
 
 CAP = "gpu.power_cap_w"
@@ -133,3 +134,15 @@ def test_an_explanation_has_the_numbers_of_the_requests_in_force() -> None:
     assert row["lift"] == "racktwin control withdraw r1"
     assert explained(twin, "operator", "r1/node1").table("requests")[0]["count"] == 1
     assert explained(twin, "operator", "r1/node7").table("requests") == []
+
+
+def test_states_are_named_in_an_explanation_of_requests_and_proposals() -> None:
+    """A service level is a word, and a cap stays a number."""
+    twin = operated()
+    level = find_control("node.service_level")
+    assert level is not None
+    twin.tick(None, request("r1/node0", control=level.key, lo=4.0, hi=4.0))
+    (row,) = explained(twin, "operator").table("requests")
+    assert (row["lo"], row["hi"]) == (level.states[4], level.states[4])
+    (p,) = proposals_table(twin.site, twin.engine.in_force["operator"], None).rows
+    assert p[3] == p[4] == level.states[4]

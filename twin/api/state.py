@@ -19,7 +19,7 @@ from twin.api.page import with_responses
 from twin.api.request_bodies import control_of
 from twin.api.runtime import Runtime, is_routine
 from twin.api.scopes import entity_of, inside, is_below, table_of
-from twin.catalogue import F32, TABLES, Control, Signal, clean
+from twin.catalogue import F32, INSTANTS, TABLES, Control, Signal, clean, control_value
 from twin.control import ACCEPTED, DONE, EXPIRED, FAILED, IN_PROGRESS, NONE, SENT, Leases
 from twin.estimation import worst_case
 from twin.telemetry import GOOD, QUALITY_NAMES
@@ -225,8 +225,8 @@ def lease_rows(live: Runtime, lease: Leases, page: np.ndarray) -> list[dict[str,
                "state": LEASE_STATES[int(lease.state[i])], "issued_ns": int(lease.issued_ns[i]),
                "expires_ns": int(lease.expires_ns[i]), "on_expiry": control.on_expiry,
                "found": lease.found[i], "readback": readback[i]}  # fmt: skip
-        if control.states and 0 <= value < len(control.states):
-            row["means"] = control.states[int(value)]
+        if control.key in INSTANTS or (control.states and 0 <= value < len(control.states)):
+            row["means"] = control_value(value, control.key)
         rows.append(row)
     return rows
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from twin.api.runtime import Runtime
 from twin.api.scopes import is_below
-from twin.catalogue import INSTANTS, NS, Control, clean, control_value, counted, quantity
+from twin.catalogue import INSTANTS, NS, Control, clean, control_value, counted, find_signal, quantity
 from twin.contracts import ExplanationRefused, below, entities_within
 
 MOST_ENTITIES = 8  # of an alarm that are looked into
@@ -82,13 +82,16 @@ def _doing(live: Runtime, alarm: dict[str, Any], running: dict[str, np.ndarray])
 
 
 def _names_it(live: Runtime, alarm: dict[str, Any], policy: str, key: str, index: np.ndarray) -> bool:
-    """Return True if a reason in force there names a place of the alarm, or one above or below it."""
+    """Return True if a reason in force there names a place of the alarm, one near it, or its signal."""
     head = f"{live.engine.site.file.site}/"
     entities = [str(e).partition("#")[0] for e in alarm.get("entities", ())]
     entities += [e.removeprefix(head).partition("/")[2] for e in entities]
+    signals = [part for part in str(alarm.get("id")).split("/") if find_signal(part) is not None]
     for p in live.engine.in_force.get(policy, ()):
         if p.control != key or not np.isin(p.index, index).any():
             continue
+        if any(signal in p.reason for signal in signals):
+            return True
         places = _PLACE.findall(p.reason)
         if any(is_below(e, place) or is_below(place, e) for e in entities if e for place in places):
             return True

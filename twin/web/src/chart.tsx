@@ -5,7 +5,18 @@ import "uplot/dist/uPlot.min.css";
 import { live, on } from "./live";
 import { known, scaled } from "./words";
 
-export interface Series { label: string; y: (number | null)[]; colour: "main" | "other" | "expected" | "limit" | "danger"; dash?: boolean; band?: [(number | null)[], (number | null)[]]; step?: boolean }
+// A null ends a line, undefined does not.
+export interface Series { label: string; y: (number | null | undefined)[]; colour: "main" | "other" | "expected" | "limit" | "danger"; dash?: boolean; band?: [(number | null)[], (number | null)[]]; step?: boolean }
+
+const JOINED = 3; // usual spacings that a line goes on without a point
+
+// Points without a value between two that are near each other, as what a line passes over; longer gaps stay open.
+export function bridged(t: number[], y: (number | null | undefined)[]): (number | null | undefined)[] {
+  const at = y.flatMap((v, i) => (known(v) ? [i] : [])), steps = at.slice(1).map((i, k) => t[i] - t[at[k]]).sort((a, b) => a - b);
+  const most = JOINED * (steps[Math.floor(steps.length / 2)] ?? 0), out = [...y];
+  at.slice(1).forEach((i, k) => { if (t[i] - t[at[k]] <= most) for (let j = at[k] + 1; j < i; j++) out[j] = undefined; });
+  return out;
+}
 
 const VARS = { main: "--line", other: "--line2", expected: "--line3", limit: "--warning", danger: "--critical" } as const;
 
@@ -27,7 +38,7 @@ export function Chart(p: { t: number[]; series: Series[]; unit: string; label: s
   const all = p.series.flatMap((s) => [...s.y, ...(s.band ? [...s.band[0], ...s.band[1]] : [])]).filter(known) as number[];
   const top = all.reduce((m, v) => Math.max(m, Math.abs(v)), 0);
   const axis = axisUnit(p.unit, top);
-  const data: uPlot.AlignedData = [p.t, ...p.series.flatMap((s) => [s.y, ...(s.band ?? [])].map((y) => y.map((v) => (known(v) ? v * axis.factor : null))))];
+  const data: uPlot.AlignedData = [p.t, ...p.series.flatMap((s) => [s.y, ...(s.band ?? [])].map((y) => y.map((v) => (known(v) ? v * axis.factor : v === undefined ? undefined : null))))];
 
   const build = () => {
     const node = place.current;
@@ -90,7 +101,7 @@ export function Chart(p: { t: number[]; series: Series[]; unit: string; label: s
     if (made.current !== shape()) build();
     else plot.current?.setData(data);
   });
-  const last = (y: (number | null)[]) => { for (let i = y.length - 1; i >= 0; i--) if (known(y[i])) return `${scaled(y[i] as number, p.unit).text} ${scaled(y[i] as number, p.unit).unit}`.trim(); return "unknown"; };
+  const last = (y: (number | null | undefined)[]) => { for (let i = y.length - 1; i >= 0; i--) if (known(y[i])) return `${scaled(y[i] as number, p.unit).text} ${scaled(y[i] as number, p.unit).unit}`.trim(); return "unknown"; };
   return <figure class="chart">
     <div class="legend">{p.series.map((s) => <span class={`key k-${s.colour} ${s.dash ? "dashed" : ""}`}>{s.label}{s.band && " with 90 % band"}</span>)}<span class="soft axis-unit">{axis.unit}</span></div>
     <div ref={place} class="plot" role="img" aria-label={`${p.label}: ${p.series.map((s) => `${s.label} ${last(s.y)}`).join(", ")}`} />

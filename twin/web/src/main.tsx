@@ -5,7 +5,7 @@ import "./style.css";
 import { get, keepToken, onRefused, readToken } from "./api";
 import { changed, forget, live, start, useLive, watch } from "./live";
 import { Announcer } from "./parts";
-import { clock, hrefOf, num, short, span, title } from "./words";
+import { brief, clock, hrefOf, num, short, since, span, title } from "./words";
 import { Alarms } from "./pages/alarms";
 import { Decisions } from "./pages/decisions";
 import { EntityPage } from "./pages/entity";
@@ -69,6 +69,15 @@ function Login() {
 function Banner() {
   useLive("link");
   return <div class={`banner ${live.silent ? "shown" : ""}`} role="alert">{live.silent}</div>;
+}
+
+// The chapter of a simulated story that is told now.
+function Story() {
+  useLive("state");
+  const s = live.state, story = s?.story;
+  if (!story || !s?.simulated) return null;
+  return <aside class="story" aria-label="Story of the simulation"><span class="chip c-simulated">simulated</span>
+    <span><b>{story.chapter} of {story.of} · {story.title}</b>{story.text && <> — {brief(story.text)}</>}<span class="soft"> · {since(story.since_ns)}</span></span></aside>;
 }
 
 const LOOKS = ["auto", "light", "dark"] as const;
@@ -174,6 +183,7 @@ function App() {
     <a class="skip" href="#main" onClick={(e) => { e.preventDefault(); main.current?.focus(); }}>To the page</a>
     <Header help={() => setOpen("help")} find={() => setOpen("find")} />
     <Banner />
+    <Story />
     <div class={`frame ${live.silent ? "late" : ""}`}>
       <Nav at={path[0]} />
       <main ref={main} id="main" tabIndex={-1}><Shown path={path} /></main>

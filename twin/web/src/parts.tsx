@@ -111,13 +111,19 @@ export function ExplainedTable({ table, whole = false }: { table: Told; whole?: 
   </div>;
 }
 
+// A figure with its text; one that is 1 while something holds is answered by yes or no.
+function fact(f: any): [string, ComponentChildren] {
+  const while_ = /^1 (?:while|where|if) (.*)/.exec(f.text);
+  return while_ && (f.value === 0 || f.value === 1) ? [title(while_[1]), f.value ? "yes" : "no"] : [title(f.text), cell(f.value, f.unit)];
+}
+
 export function Explained({ e, tables = true, figures = true }: { e: Record<string, any>; tables?: boolean; figures?: boolean }) {
   const order: Record<string, number> = { warning: 0, summary: 1, note: 2 };
   const said = [...e.sentences].sort((a: any, b: any) => order[a.kind] - order[b.kind]);
   const told = e.figures.filter((f: any) => f.text && f.value !== null && !(f.metric && Object.keys(f.metric.labels ?? {}).length));
   return <div class="explained">
     {said.map((s: any) => <p class={`said s-${s.kind}`}>{s.kind === "warning" && <span aria-hidden="true">{GLYPHS.warning} </span>}<Said text={s.text} /></p>)}
-    {figures && told.length > 0 && <Facts rows={told.map((f: any) => [title(f.text), cell(f.value, f.unit)])} />}
+    {figures && told.length > 0 && <Facts rows={told.map((f: any) => fact(f))} />}
     {tables && e.tables.map((t: Told) => <ExplainedTable table={t} />)}
   </div>;
 }

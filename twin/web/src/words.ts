@@ -39,6 +39,15 @@ export function quantity(v: unknown, unit: string): string {
   return u ? `${text} ${u}` : text;
 }
 
+// Numbers of one row in the unit of the largest of them, so that they compare.
+export function alike(values: unknown[], unit: string): string[] {
+  const most = Math.max(0, ...values.filter(known).map(Math.abs)), scale = SCALES[unit]?.find(([from]) => most >= from);
+  if (!scale) return values.map((v) => quantity(v, unit));
+  return values.map((v) => (known(v) ? `${num(v / scale[1], decimals(v / scale[1]))} ${scale[2]}` : "–"));
+}
+
+const decimals = (v: number): number => (v === 0 || Math.abs(v) >= 100 ? 0 : Math.abs(v) >= 10 ? 1 : 2);
+
 export function span(s: unknown): string {
   if (!known(s)) return "–";
   const size = Math.abs(s);
@@ -77,6 +86,8 @@ export function short(name: string): string {
 export function brief(text: string): string {
   const site = live.state?.site;
   if (!site) return text;
+  const today = new Date(nowNs() / 1e6);
+  if (!Number.isNaN(today.getTime())) text = text.split(`${today.toISOString().slice(0, 10)} `).join("");
   const halls = live.layout?.halls ?? [];
   const head = halls.length === 1 ? `${halls[0]}/` : `${site}/`;
   let out = text.split(head).join("");
@@ -102,6 +113,8 @@ const CONTROLS: Record<string, string> = {
   "cdu.supply_temp_target_c": "the supply temperature",
 };
 
+// Controls whose value is an instant: what is asked for, since then.
+export const isInstant = (key: string): boolean => key.endsWith("_since_s");
 export const control = (key: string): string => (CONTROLS[key] ?? words(key.replace(/^[^.]*\./, ""))).replace(/^(the|a) /, "");
 export const words = (name: string): string => name.replace(/_(w|s|ns|pu|kwh|c|lpm|k|hz|pa|va|v|a|mj)(?=_|$)/g, "").replaceAll("_", " ").replaceAll(".", ": ");
 const SIGNALS: Record<string, string> = {
@@ -119,7 +132,8 @@ export const table = (name: string, n = 2): string => (TABLES[name] ?? [name, `$
 export const counted = (key: string, n: number): string => `${num(n)} ${table(key.split(".")[0], n)}`;
 
 export const plural = (n: number, one: string, many = `${one}s`): string => `${num(n)} ${n === 1 ? one : many}`;
-export const title = (text: string): string => text.charAt(0).toUpperCase() + text.slice(1);
+// A sentence or heading; the name of a policy or setting at its beginning stays as it is.
+export const title = (text: string): string => (/^[a-z0-9]+_[a-z0-9_]+\b/.test(text) ? text : text.charAt(0).toUpperCase() + text.slice(1));
 
 // The table of an entity, as its name says.
 export function tableOf(name: string): string {

@@ -117,7 +117,7 @@ function Body({ l }: { l: Line }) {
   const flat = (tree: any, head = ""): [string, any][] => Object.entries(tree ?? {}).flatMap(([k, v]) => (v !== null && typeof v === "object" && !Array.isArray(v) ? flat(v, `${head}${k}.`) : [[head + k, v] as [string, any]]));
   const of = String(l.body?.control ?? ""), own = /_w$/.test(of) ? "W" : /_s$/.test(of) && !/since_s$/.test(of) ? "s" : /_c$/.test(of) ? "degC" : "";
   const unit = (k: string) => (/^(value|lo|hi|want)/.test(k) ? own : /_ns$/.test(k) ? "ns" : /_w$/.test(k) ? "W" : /_s$/.test(k) ? "s" : /_pu$/.test(k) ? "1" : "");
-  return <dl class="facts">{flat(l.body).slice(0, 30).map(([k, v]) => <div><dt>{title(words(k))}</dt><dd>{Array.isArray(v) ? v.slice(0, 6).map((x, i) => <>{i > 0 && ", "}{typeof x === "object" ? JSON.stringify(x) : cell(x, "")}</>) : k === "control" ? title(control(String(v))) : cell(v, unit(k))}</dd></div>)}</dl>;
+  return <dl class="facts">{flat(l.body).filter(([k]) => own || !of || !/^(value|lo|hi|want)\b/.test(k)).slice(0, 30).map(([k, v]) => <div><dt>{title(words(k))}</dt><dd>{Array.isArray(v) ? v.slice(0, 6).map((x, i) => <>{i > 0 && ", "}{typeof x === "object" ? JSON.stringify(x) : cell(x, "")}</>) : k === "control" ? title(control(String(v))) : cell(v, unit(k))}</dd></div>)}</dl>;
 }
 
 // What led to it and what came of it: lines on the same entity and control around it.
@@ -134,7 +134,7 @@ function Chain({ l }: { l: Line }) {
     }, () => set([]));
     if (l.kind === "command" && of) get(`leases?control=${of}&prefix=${encodeURIComponent(entity)}&limit=1`).then((d) => {
       const lease = d.leases[0];
-      setBack(!lease ? "The command has ended." : lease.issued_ns > l.now_ns + 1e9 ? `Another command runs since ${clock(lease.issued_ns)}: ${quantity(lease.value, lease.unit)}, the device reads ${quantity(lease.readback, lease.unit)}.` : `${title(lease.state.replaceAll("_", " "))}: the device reads ${quantity(lease.readback, lease.unit)}; before it ${quantity(lease.found, lease.unit)}.`);
+      setBack(!lease ? "The command has ended." : lease.issued_ns > l.now_ns + 1e9 ? `Another command runs since ${clock(lease.issued_ns)}: ${lease.means ?? `${quantity(lease.value, lease.unit)}, the device reads ${quantity(lease.readback, lease.unit)}`}.` : `${title(lease.state.replaceAll("_", " "))}${lease.means ? "." : `: the device reads ${quantity(lease.readback, lease.unit)}; before it ${quantity(lease.found, lease.unit)}.`}`);
     }, () => {});
   }, [l.at]);
   if (!entity || !found) return null;

@@ -6,8 +6,8 @@ import { Chart, type Series } from "../chart";
 import { HallMap } from "../hallmap";
 import { Maintenance } from "./alarms";
 import { Act, DURATION, Empty, Entities, Entity, Explained, Facts, Failure, Grid, Panel, REASON, Tabs, Tag, Value, signal } from "../parts";
-import { Sentence, folded } from "./overview";
-import { brief, clock, control, counted, hrefOf, table as tableWords, instant, known, num, plural, quantity, short, since, span, tableOf, title } from "../words";
+import { Sentence, folded, orders } from "./overview";
+import { alike, brief, clock, control, hrefOf, isInstant, table as tableWords, instant, known, num, plural, quantity, short, since, span, tableOf, title } from "../words";
 
 const RANGES: [string, string][] = [["900", "15 min"], ["3600", "1 h"], ["21600", "6 h"], ["86400", "1 d"], ["604800", "7 d"], ["2592000", "30 d"]];
 const FIRST: Record<string, string[]> = {
@@ -104,15 +104,21 @@ function SignalChart({ table, d, name, last, seen }: { table: string; d: any; na
   return <section class="panel" aria-label={signal(name)}><header class="panel-head"><h3>{title(signal(name))}</h3>
     <Value v={s.value} unit={s.unit} age={s.late ? s.age_s : null} class="big" /></header>
     {t.length > 1 ? <Chart t={t} series={series} unit={s.unit} label={signal(name)} height={150} key={name} /> : <Empty>{got.error ? `Recorded values: ${got.error}` : live.state!.history ? "Nothing is recorded yet." : "This daemon keeps no history of its own."}</Empty>}
-    <p class="soft chart-foot">{c && (c.state === "learned" ? <>Expected {quantity(c.expected, c.unit)} ± {quantity(c.band, c.unit)} {brief(c.from)}{Math.abs(c.residual) > c.band * LATE && <b class="w"> · beyond its band</b>}. {list.length < 20 && "Expected values are drawn from when this page was opened. "}</> : <>Expected value: {c.state}{known(c.left_s) && `, ${span(c.left_s)} left`}. </>)}{off.length > 0 && <>Off the scale: {off.join(", ")}.</>}</p>
+    <p class="soft chart-foot">{c && (c.state === "learned" ? <>Expected {compared(c)[1]} {compared(c)[3]} {brief(c.from)}{Math.abs(c.residual) > c.band * LATE && <b class="w"> · beyond its band</b>}. {list.length < 20 && "Expected values are drawn from when this page was opened. "}</> : <>Expected value: {c.state}{known(c.left_s) && `, ${span(c.left_s)} left`}. </>)}{off.length > 0 && <>Off the scale: {off.join(", ")}.</>}</p>
   </section>;
+}
+
+// Measured, expected, difference and band in one unit; a difference of temperatures is in K.
+function compared(c: any): string[] {
+  const all = c.unit === "degC" ? [...alike([c.measured, c.expected], "degC"), ...alike([c.residual, c.band], "K")] : alike([c.measured, c.expected, c.residual, c.band], c.unit);
+  return c.band === null ? all : [...all.slice(0, 3), `± ${all[3]}`];
 }
 
 function Comparisons({ d }: { d: any }) {
   if (!d.comparisons.length) return null;
   return <Panel title="Measured beside expected">
     <Grid label="Measured beside expected" heads={["Signal", "Measured", "Expected", "Difference", "90 % band", ""]} right={[1, 2, 3, 4]}
-      rows={d.comparisons.map((c: any) => [<><b>{title(signal(c.signal))}</b> <span class="soft">{brief(c.from)}</span></>, quantity(c.measured, c.unit), quantity(c.expected, c.unit), quantity(c.residual, c.unit === "degC" ? "K" : c.unit), c.band === null ? "–" : `± ${quantity(c.band, c.unit === "degC" ? "K" : c.unit)}`,
+      rows={d.comparisons.map((c: any) => [<><b>{title(signal(c.signal))}</b> <span class="soft">{brief(c.from)}</span></>, ...compared(c),
         c.state === "learned" ? (Math.abs(c.residual) > c.band ? <Tag kind="warning">beyond</Tag> : <Tag kind="ok">within</Tag>) : <span class="soft">{c.state}{known(c.left_s) && `, ${span(c.left_s)} left`}</span>])} />
   </Panel>;
 }
@@ -152,11 +158,12 @@ function HealthRows({ parts }: { parts: any[] }) {
 }
 
 // Commands on what is inside, by policy and control.
-function useInside(d: any, table: string): { key: string; policy: string; unit: string; n: number; low: number; high: number; ends: number }[] {
+function useInside(d: any, table: string): { key: string; policy: string; unit: string; n: number; low: number; high: number; ends: number; means: Set<string> }[] {
   const holds = ["rack", "node", "hall"].includes(table), got = usePoll<any>(holds ? `leases?prefix=${encodeURIComponent(d.name)}&limit=1000` : null, 4000), out = new Map<string, any>();
   for (const l of got.data?.leases ?? []) {
     if (l.name === d.name) continue;
-    const k = `${l.policy} ${l.control}`, o = out.get(k) ?? { key: l.control, policy: l.policy, unit: l.unit, n: 0, low: Infinity, high: -Infinity, ends: Infinity };
+    const k = `${l.policy} ${l.control}`, o = out.get(k) ?? { key: l.control, policy: l.policy, unit: l.unit, n: 0, low: Infinity, high: -Infinity, ends: Infinity, means: new Set<string>() };
+    if (l.means) o.means.add(l.means);
     out.set(k, { ...o, n: o.n + 1, low: Math.min(o.low, l.value), high: Math.max(o.high, l.value), ends: Math.min(o.ends, l.expires_ns) });
   }
   return [...out.values()];
@@ -166,9 +173,9 @@ function Leases({ d, table }: { d: any; table: string }) {
   const inside = useInside(d, table);
   return <Panel title="Commands and leases">
     {!d.leases.length && !inside.length && <Empty>Nothing is commanded here{["cdu", "feeder", "loop"].includes(table) && "; what is held in the racks below stands on their pages"}.</Empty>}
-    {inside.map((o) => <p><b>{title(control(o.key))} of {counted(o.key, o.n)} at {o.low === o.high ? quantity(o.low, o.unit) : `${quantity(o.low, o.unit)} to ${quantity(o.high, o.unit)}`}</b> by <a href={`#/policies/${o.policy}`}>{o.policy}</a>; the first ends {instant(o.ends)} unless renewed</p>)}
-    <ul class="plain">{d.leases.map((l: any) => <li><b>{title(control(l.control))} {l.means ?? quantity(l.value, l.unit)}</b> by <a href={`#/policies/${l.policy}`}>{l.policy}</a> since {since(l.issued_ns)}, ends {instant(l.expires_ns)} unless renewed
-      <p class="soft">{l.state.replaceAll("_", " ")}; {known(l.readback) ? `the device reads ${quantity(l.readback, l.unit)}` : "no read-back"}; before it {quantity(l.found, l.unit)}; when it ends: {l.on_expiry === "safe" ? "the safe value" : l.on_expiry}</p></li>)}</ul>
+    {inside.map((o) => <p><b>{title(orders({ control: o.key, count: o.n, unit: o.unit, low: o.low, high: o.high, means: [...o.means].join(", ") }))}</b> by <a href={`#/policies/${o.policy}`}>{o.policy}</a>; the first ends {instant(o.ends)} unless renewed</p>)}
+    <ul class="plain">{d.leases.map((l: any) => <li><b>{title(control(l.control))}{isInstant(l.control) ? "" : ` ${l.means ?? quantity(l.value, l.unit)}`}</b> by <a href={`#/policies/${l.policy}`}>{l.policy}</a> since {since(l.issued_ns)}, ends {instant(l.expires_ns)} unless renewed
+      <p class="soft">{l.state.replaceAll("_", " ")}; {known(l.readback) ? `the device reads ${l.means ? (l.readback === l.value ? "the same" : "another value") : quantity(l.readback, l.unit)}` : "no read-back"}{!l.means && `; before it ${quantity(l.found, l.unit)}`}; when it ends: {l.on_expiry === "safe" ? "the safe value" : l.on_expiry}</p></li>)}</ul>
   </Panel>;
 }
 

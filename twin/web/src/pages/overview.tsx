@@ -2,9 +2,9 @@
 import type { ComponentChildren } from "preact";
 import { live, seenPower, useLive, usePoll, type Alarm, type Line } from "../live";
 import { HallMap } from "../hallmap";
-import { Chart, type Series } from "../chart";
+import { Chart, bridged, type Series } from "../chart";
 import { Bar, Entities, GLYPHS, Panel, Said, Tag, Value } from "../parts";
-import { brief, clock, control, counted, hrefOf, known, table as tableWords, num, plural, quantity, short, since, tableOf, title } from "../words";
+import { brief, clock, control, counted, hrefOf, isInstant, known, table as tableWords, num, plural, quantity, short, since, tableOf, title } from "../words";
 
 const SHOWN_ALARMS = 6;
 
@@ -12,7 +12,7 @@ const SHOWN_ALARMS = 6;
 export const concerned = (a: Alarm): number => (a.entities.length >= 4 ? Math.max(a.count, a.entities.length) : a.entities.length);
 
 // Faults of one kind at several places are told once, the others by their places.
-function alike(alarms: Alarm[]): Alarm[][] {
+function alikeAlarms(alarms: Alarm[]): Alarm[][] {
   const out = new Map<string, Alarm[]>();
   for (const a of alarms) {
     const [head, kind] = a.id.split("/"), key = head === "fault" ? `${kind} ${a.severity} ${a.action} ${a.ack_author ?? ""}` : a.id;
@@ -41,16 +41,25 @@ function unheard(): string[] {
   return Object.entries(live.state?.heard ?? {}).filter(([, c]: any) => c.heard < c.of).map(([t, c]: any) => `${num(c.of - c.heard)} of ${num(c.of)} ${tableWords(t, c.of)}`);
 }
 
+// What racktwin holds while nothing is wrong: the largest command of each control, with its reason.
+function heldNow(): string {
+  const all = [...live.state!.commanded].sort((a: any, b: any) => b.count - a.count).slice(0, 2);
+  return all.map((c: any) => {
+    const why = c.reasons[0] ? `, as ${brief(c.reasons[0])}` : "", capped = c.control.endsWith("power_cap_w");
+    return `; ${capped ? `${counted(c.control, c.count)} ${c.count === 1 ? "is" : "are"} capped` : `${brief(c.policy)} ${holding(c)}`}${why}`;
+  }).join("");
+}
+
 function Wrong() {
   useLive("alarms", "state");
   const rung = live.alarms.filter((a) => a.state !== "shelved"), c = live.alarmCounts;
-  const missing = unheard(), s = live.state!, groups = alike(rung);
+  const missing = unheard(), s = live.state!, groups = alikeAlarms(rung);
   const parts = s.parts.filter((p: any) => p.state !== "running");
   const head = [c.critical && plural(c.critical, "critical alarm"), c.warning && plural(c.warning, "warning"), c.info && plural(c.info, "notice")].filter(Boolean).join(", ");
   const calm = !head && !missing.length && !parts.length;
   return <Panel title="What is wrong, and what is done about it" class="wrong-panel" more={<a href="#/alarms">All alarms</a>}>
     <p class={`headline ${c.critical ? "h-critical" : c.warning || missing.length || parts.length ? "h-warning" : c.info ? "h-info" : "h-ok"}`}>
-      {calm ? "✓ Nothing is wrong" : head || "No alarms, but not everything is seen"}
+      {calm ? `✓ Nothing is wrong${heldNow()}` : head || "No alarms, but not everything is seen"}
       {c.shelved ? <span class="soft"> · {c.shelved} shelved</span> : null}{c.suppressed ? <span class="soft"> · {c.suppressed} follow from these</span> : null}
     </p>
     {missing.length > 0 && <p class="wrong w-warning"><span class="mark" aria-hidden="true">{GLYPHS.unknown}</span><span>Nothing is heard of {missing.join(", ")}. <a href="#/setup">Set up</a> says what arrives.</span></p>}
@@ -61,9 +70,14 @@ function Wrong() {
 }
 
 export function orders(c: any): string {
+  if (isInstant(c.control)) return `${control(c.control)} of ${counted(c.control, c.count)}`;
   const at = c.means || (c.low === c.high ? quantity(c.low, c.unit) : `${quantity(c.low, c.unit)} to ${quantity(c.high, c.unit)}`);
   return `${control(c.control)} of ${counted(c.control, c.count)} at ${at}`;
 }
+
+// What a policy does with a control, in words.
+export const holding = (c: any): string => (isInstant(c.control) ? `asks for a ${orders(c)}` : `holds the ${orders(c)}`);
+export const wouldHold = (c: any): string => (isInstant(c.control) ? `would ask for a ${orders(c)}` : `would hold the ${orders(c)}`);
 
 function Policies() {
   useLive("state");
@@ -72,7 +86,7 @@ function Policies() {
     const of = (list: any[]) => list.filter((c: any) => c.policy === p.name), acts = of(s.commanded), wants = of(s.wanting), would = wants.length ? [] : of(s.preview);
     const waits = new Map<string, number>();
     for (const w of wants) waits.set(w.control, (waits.get(w.control) ?? 0) + w.count);
-    const told = [...acts.map((c: any) => `holds ${orders(c)}`), ...[...waits].map(([k, n]) => `waits for approval: ${control(k)} of ${counted(k, n)}`), ...would.map((c: any) => `would hold ${orders(c)}`)];
+    const told = [...acts.map((c: any) => holding(c)), ...[...waits].map(([k, n]) => `waits for approval: ${control(k)} of ${counted(k, n)}`), ...would.map((c: any) => wouldHold(c))];
     // What the policy itself warns of
     const says = (s.sections.find((x: any) => x.policy === p.name)?.sentences ?? []).filter((x: any) => x.kind === "warning").slice(0, 1);
     return { p, told, says, why: [...acts, ...would].flatMap((c: any) => c.reasons).concat(wants.map((w: any) => w.reason)).slice(0, 1) };
@@ -145,7 +159,7 @@ export function PowerChart({ height = 230 }: { height?: number }) {
   const mean: (number | null)[] = t.map(() => null), lo = [...mean], hi = [...mean];
   if (ahead.length) { mean[t.length - 1] = lo[t.length - 1] = hi[t.length - 1] = w; }
   for (const a of ahead) { t.push(now + a.horizon_s); y.push(null); mean.push(a.mean); lo.push(a.lo); hi.push(a.hi); }
-  const series: Series[] = [{ label: "measured", y, colour: "main" }];
+  const series: Series[] = [{ label: "measured", y: bridged(t, y), colour: "main" }];
   if (ahead.length) series.push({ label: "forecast", y: mean, colour: "expected", dash: true, band: [lo, hi] });
   const most = Math.max(...[...y, ...hi].filter(known) as number[], 0);
   const outside: string[] = [];
@@ -169,7 +183,7 @@ export function PowerChart({ height = 230 }: { height?: number }) {
 export function Overview() {
   useLive("state", "alarms");
   if (!live.state) return null;
-  const few = alike(live.alarms.filter((a) => a.state !== "shelved")).length <= 1;
+  const few = alikeAlarms(live.alarms.filter((a) => a.state !== "shelved")).length <= 1;
   return <div class="page overview">
     <h1 class="sr">Overview</h1>
     <Figures />

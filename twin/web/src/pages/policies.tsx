@@ -3,8 +3,8 @@ import { useState } from "preact/hooks";
 import { part } from "../api";
 import { live, useLive, usePoll } from "../live";
 import { Act, DURATION, Empty, Explained, Failure, Grid, Panel, REASON, Tag, cell } from "../parts";
-import { orders } from "./overview";
-import { brief, control, counted, instant, short, plural, quantity, title, words } from "../words";
+import { holding, wouldHold } from "./overview";
+import { brief, control, counted, instant, isInstant, short, plural, quantity, title, words } from "../words";
 
 const LEVELS: Record<string, string> = { off: "does not run", advise: "shows what it would do", approve: "waits for approval", act: "commands" };
 
@@ -28,8 +28,8 @@ export function Policies({ name }: { name: string }) {
         {p.suspended && <p><Tag kind="critical">suspended</Tag> It failed; <a href="#/alarms">Alarms</a> say why.</p>}
         {p.declared !== null && p.declared !== p.authority && <p class="w">The site file says {p.declared}; changed while running.</p>}
         <h3>Now</h3>
-        {acts.map((c: any) => <p>{title(`holds ${orders(c)}`)} <span class="soft">until {instant(c.expires_ns)} unless renewed: {c.reasons.map(brief).join("; ")}</span></p>)}
-        {would.map((c: any) => <p><span class="chip">preview</span> {title(`would hold ${orders(c)}`)} <span class="soft">{c.reasons.map(brief).join("; ")}</span></p>)}
+        {acts.map((c: any) => <p>{title(holding(c))} <span class="soft">until {instant(c.expires_ns)} unless renewed: {c.reasons.map(brief).join("; ")}</span></p>)}
+        {would.map((c: any) => <p><span class="chip">preview</span> {title(wouldHold(c))} <span class="soft">{c.reasons.map(brief).join("; ")}</span></p>)}
         {!acts.length && !would.length && <Empty>{p.authority === "off" ? "It does not run." : "Nothing is held, and nothing would be."}</Empty>}
         {one ? <><Topics policy={p.name} /><Settings p={p} /></> : <p><a href={`#/policies/${p.name}`}>Explanation, {plural(p.settings.length, "setting")}</a> · controls {p.controls.map((c: string) => control(c)).join(", ")}</p>}
       </Panel>;
@@ -54,7 +54,7 @@ function Waiting({ again }: { again: () => void }) {
   const got = usePoll<any>("approvals", 3000), wanting = live.state!.wanting as any[], standing = got.data?.approvals ?? [];
   if (!wanting.length && !standing.length) return null;
   return <Panel title={`Approvals${wanting.length ? `: ${plural(wanting.length, "proposal")} wait${wanting.length === 1 ? "s" : ""}` : ""}`} class={wanting.length ? "w-panel" : ""}>
-    <ul class="plain">{wanting.map((w) => <li class="row wrap"><span class="grow"><b>{w.policy}</b> would set the {control(w.control)} of {counted(w.control, w.count)}{w.control.startsWith("job.") ? "" : ` (${quantity(w.low, w.unit)} to ${quantity(w.high, w.unit)}), first ${short(w.first)}`}: {brief(w.reason)}</span>
+    <ul class="plain">{wanting.map((w) => <li class="row wrap"><span class="grow"><b>{w.policy}</b> would set the {control(w.control)} of {counted(w.control, w.count)}{w.control.startsWith("job.") ? "" : `${isInstant(w.control) ? "" : ` (${w.means ?? [...new Set([quantity(w.low, w.unit), quantity(w.high, w.unit)])].join(" to ")})`}, first ${short(w.first)}`}: {brief(w.reason)}</span>
       <Act label="Approve" title={`Let ${w.policy} set ${control(w.control)}`} done={again} fields={[DURATION, REASON]}
         send={(v) => ({ method: "POST", path: "approvals", body: { policy: w.policy, control: w.control, for_s: Number(v.for_s), reason: v.reason } })} /></li>)}
       {standing.map((a: any) => <li class="row wrap"><span class="grow">{a.author} lets {a.policy} set {control(a.control)} until {instant(a.expires_ns)}</span>

@@ -1,10 +1,10 @@
 // Jobs and replacement: what runs, and which nodes are on their way out and back, as the policies explain it.
 import { useState } from "preact/hooks";
 import { live, useLive, usePoll } from "../live";
-import { Act, Empty, Entity, Explained, Failure, GLYPHS, Grid, Panel, REASON, Tag } from "../parts";
+import { Act, Empty, Entities, Entity, Explained, Failure, GLYPHS, Grid, Panel, REASON, Tag } from "../parts";
 import { Topics, policiesOf } from "./policies";
 import { part } from "../api";
-import { brief, clock, hrefOf, instant, known, num, plural, short, since, span, title } from "../words";
+import { brief, clock, hrefOf, instant, known, num, plural, since, span, title } from "../words";
 
 export function Jobs() {
   useLive("state");
@@ -44,7 +44,7 @@ export function Replacement() {
     </div>}><p class="soft">A repair reported here lets the node be tested and taken back.</p></Panel>
     <Panel title="History, 30 days"><Failure text={got.error} />
       {!rows.length && !got.error && <Empty>Nothing was withdrawn or brought back.</Empty>}
-      <ul class="lines">{rows.map((r: any) => <li><time class="num">{r.now_ns ? `${new Date(r.now_ns / 1e6).toISOString().slice(5, 10)} ${clock(r.now_ns)}` : ""}</time> <span class="kind">{r.kind}</span> <span>{r.node ? <Entity name={r.node} table="node" text={short(r.node)} /> : ""} {brief(r.text ?? r.why ?? "")}</span></li>)}</ul></Panel>
+      <ul class="lines">{rows.map((r: any) => <li><time class="num">{new Date(r.at_ns / 1e6).toISOString().slice(5, 10)} {clock(r.at_ns)}</time> <span class="kind">{r.kind.replaceAll("_", " ")}</span> <span>{r.nodes.length > 0 && <><Entities names={r.nodes} count={r.count} most={3} />: </>}{brief(r.text)}</span></li>)}</ul></Panel>
     <p class="soft">{GLYPHS.unknown} {num(h.parts?.node?.unknown ?? 0)} nodes are not judged yet.</p>
   </div>;
 }
