@@ -57,7 +57,8 @@ def _inside(live: Runtime, alarm: dict[str, Any]) -> dict[str, np.ndarray]:
 def _doing(live: Runtime, alarm: dict[str, Any], running: dict[str, np.ndarray]) -> list[str]:
     """Commands there that were given because of the alarm, then those given since it began."""
     inside = _inside(live, alarm) if running else {}
-    because, since = [], []
+    because: list[tuple[int, str]] = []
+    since: list[tuple[int, str]] = []
     for key, index in running.items():
         lease = live.engine.arbiter.leases[key]
         here = index[np.isin(index, inside.get(lease.control.table, np.zeros(0, np.int32)))]
