@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
 import pytest
 
 from policies.power_capping.power_cap import PowerCap
@@ -140,6 +142,24 @@ def test_it_shows_what_the_api_says(browser: Browser, desk: BeatingDesk) -> None
     screen.page.wait_for_selector(".found a")
     screen.page.keyboard.press("Enter")
     screen.shows("Node r2/node3")
+
+
+def test_the_story_of_a_simulated_site_stands_on_every_page(browser: Browser, desk: BeatingDesk) -> None:
+    """Marked as simulated, with its chapter and since when; nothing before it begins or after it ends."""
+    live = desk.pod.live
+    config = msgspec.structs.replace(live.loaded.config, simulated=True)
+    live.loaded = replace(live.loaded, config=config)
+    screen = logged_in(browser, desk)
+    screen.shows("144 of 144 in service")
+    assert screen.page.locator(".story").count() == 0
+    live.story = {"chapter": 2, "of": 6, "title": "A GPU is about to fail", "text": "memory errors grow",
+                  "since_ns": desk.pod.twin.now_ns}  # fmt: skip
+    for path in ("", "alarms", "e/rack/lab/h/r1"):
+        screen.go(path)
+        screen.shows("2 of 6 · A GPU is about to fail — memory errors grow · ")
+        assert screen.page.locator(".story .c-simulated").inner_text() == "simulated"
+    live.story = None
+    screen.page.wait_for_selector(".story", state="detached")
 
 
 def test_what_people_do_lands_in_the_journal_with_name_and_reason(
