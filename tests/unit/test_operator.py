@@ -11,7 +11,7 @@ from policies.operator import Operator
 from policies.thermal_guard import ThermalGuard
 from tests.support.builders import Twin, eight_nodes, explained, two_racks
 from twin.catalogue import NS, find_control
-from twin.contracts import proposals_table
+from twin.contracts import control_cell, proposals_table
 from twin.telemetry import OperatorRequest, RequestWithdrawn
 
 CAP = "gpu.power_cap_w"
@@ -146,3 +146,12 @@ def test_states_are_named_in_an_explanation_of_requests_and_proposals() -> None:
     assert (row["lo"], row["hi"]) == (level.states[4], level.states[4])
     (p,) = proposals_table(twin.site, twin.engine.in_force["operator"], None).rows
     assert p[3] == p[4] == level.states[4]
+
+
+def test_an_instant_that_bounds_nothing_is_left_out_of_a_table() -> None:
+    burn_in, cap = find_control("node.burn_in_since_s"), find_control(CAP)
+    assert burn_in is not None
+    assert cap is not None
+    assert control_cell(burn_in.high, burn_in) is control_cell(burn_in.low, burn_in) is None
+    assert control_cell(1795837872.0, burn_in) == "2026-11-28 03:51:12 UTC"
+    assert control_cell(cap.high, cap) == cap.high

@@ -6,7 +6,7 @@ from typing import Any
 
 from twin.catalogue.instants import NS
 from twin.catalogue.signals import find_control
-from twin.catalogue.text import number, quantity, utc
+from twin.catalogue.text import duration, number, quantity, utc
 
 # Controls whose value is an instant, s since 1970 UTC
 INSTANTS = frozenset({"job.checkpoint_since_s", "node.burn_in_since_s"})
@@ -28,7 +28,7 @@ def control_value(value: Any, control: str) -> str:
         return f"{utc(round(value) * NS)} UTC"
     if spec is None or spec.unit == "state":
         return number(value, DIGITS)
-    return quantity(value, spec.unit, DIGITS)
+    return duration(value) if spec.unit == "s" else quantity(value, spec.unit, DIGITS)
 
 
 def counted(control: str, count: int) -> str:

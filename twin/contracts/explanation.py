@@ -360,8 +360,13 @@ def _racks_served(site: Site, table: str, row: int) -> I32 | None:
 
 
 def control_cell(value: Any, control: Control) -> float | str | None:
-    """A control's value for a cell: the name of a state, an instant in words, else the finite number."""
+    """A control's value for a cell: a state's name, an instant in words, else the finite number; None for any.
+
+    An instant at an end of the control's range bounds nothing.
+    """
     known = finite(value)
+    if control.key in INSTANTS and known in (control.low, control.high):
+        return None
     if known is None or not (control.states or control.key in INSTANTS):
         return known
     return control_value(known, control.key)

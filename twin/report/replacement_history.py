@@ -102,7 +102,7 @@ def account_words(data: dict[str, Any]) -> str:
     if what == "gate":
         repair = f" ({_gpu_h(data['repair_gpu_h'])} of it repair)" if _known(data.get("repair_gpu_h")) else ""
         text = (
-            f"{data.get('course', '?')}: by acting {_gpu_h(data.get('act_gpu_h'))}{repair} expected to be "
+            f"{str(data.get('course', '?')).replace('_', ' ')}: by acting {_gpu_h(data.get('act_gpu_h'))}{repair} expected to be "
             "lost and "
             f"{_chance(data.get('act_pu'))} of an interruption, by waiting "
             f"{_gpu_h(data.get('wait_gpu_h'))} and {_chance(data.get('wait_pu'))}"
@@ -117,8 +117,9 @@ def account_words(data: dict[str, Any]) -> str:
         return clean(f"{text}; {own}" if own else text, MAX_TEXT)
     if what == "phase":
         weighed = ("cause", "course", "spare") if data.get("to") in LEAVING else ("spare",)
-        more = [own, *(f"{name} {data[name]}" for name in weighed if data.get(name))]
-        return clean(f"{data.get('from')} -> {data.get('to')}: {', '.join(filter(None, more))}", MAX_TEXT)
+        more = [own, *(f"{name} {str(data[name]).replace('_', ' ')}" for name in weighed if data.get(name))]
+        phases = f"{data.get('from')} -> {data.get('to')}".replace("_", " ")
+        return clean(f"{phases}: {', '.join(filter(None, more))}", MAX_TEXT)
     if own:
         return clean(own, MAX_TEXT)
     rest = [f"{k} {v}" for k, v in data.items() if k not in ("what", "node") and v not in (None, "")]
@@ -232,7 +233,7 @@ def tested_words(data: dict[str, Any]) -> str:
     test = f" {data['test']}" if data["test"] else ""
     return (
         f"test{test}: {text}"
-        + (f" after {took_s:,.0f} s" if took_s > 0 else "")
+        + (f" after {took_s:,.0f} s" if took_s >= 1 else "")
         + (f": {last}" if last else "")
     )
 

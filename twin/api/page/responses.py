@@ -67,7 +67,9 @@ def _doing(live: Runtime, alarm: dict[str, Any], running: dict[str, np.ndarray])
             policies = live.engine.policies
             policy = policies[owner].name if 0 <= owner < len(policies) else "an earlier run"
             named = _names_it(live, alarm, policy, key, mine)
-            if not named:
+            if named is False:
+                continue
+            if named is None:
                 mine = mine[lease.issued_ns[mine] >= int(alarm.get("raised_ns") or 0) - BEFORE_NS]
             if not len(mine):
                 continue
@@ -82,21 +84,32 @@ def _doing(live: Runtime, alarm: dict[str, Any], running: dict[str, np.ndarray])
     return [text for _, text in most]
 
 
-def _names_it(live: Runtime, alarm: dict[str, Any], policy: str, key: str, index: np.ndarray) -> bool:
-    """Return True if a reason in force there names a place of the alarm, one near it, or its signal."""
+def _names_it(live: Runtime, alarm: dict[str, Any], policy: str, key: str, index: np.ndarray) -> bool | None:
+    """True if a reason in force there names a place of the alarm, one near it, or its signal.
+
+    False if it names other places and the alarm is about devices alone: a cap for a feeder is no answer to a
+    fault of a GPU. None if none is named.
+    """
     head = f"{live.engine.site.file.site}/"
     entities = [str(e).partition("#")[0] for e in alarm.get("entities", ())]
     entities += [e.removeprefix(head).partition("/")[2] for e in entities]
     signals = [part for part in str(alarm.get("id")).split("/") if find_signal(part) is not None]
+    elsewhere = False
     for p in live.engine.in_force.get(policy, ()):
         if p.control != key or not np.isin(p.index, index).any():
             continue
         if any(signal in p.reason for signal in signals):
             return True
         places = _PLACE.findall(p.reason)
+        elsewhere |= bool(places)
         if any(is_below(e, place) or is_below(place, e) for e in entities if e for place in places):
             return True
-    return False
+    site = live.engine.site
+    named = [e for e in entities if e.startswith(head)]
+    devices = bool(named) and all(
+        site.entity("gpu", e) is not None or site.entity("node", e) is not None for e in named
+    )
+    return False if elsewhere and devices else None
 
 
 def _waits(live: Runtime, alarm: dict[str, Any], waiting: list[str]) -> list[str]:

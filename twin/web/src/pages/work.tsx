@@ -45,6 +45,6 @@ export function Replacement() {
     <Panel title="History, 30 days"><Failure text={got.error} />
       {!rows.length && !got.error && <Empty>Nothing was withdrawn or brought back.</Empty>}
       <ul class="lines">{rows.map((r: any) => <li><time class="num">{new Date(r.at_ns / 1e6).toISOString().slice(5, 10)} {clock(r.at_ns)}</time> <span class="kind">{r.kind.replaceAll("_", " ")}</span> <span>{r.nodes.length > 0 && <><Entities names={r.nodes} count={r.count} most={3} />: </>}{brief(r.text)}</span></li>)}</ul></Panel>
-    <p class="soft">{GLYPHS.unknown} {num(h.parts?.node?.unknown ?? 0)} nodes are not judged yet.</p>
+    {h.parts?.node?.unknown > 0 && <p class="soft">{GLYPHS.unknown} {plural(h.parts.node.unknown, "node")} not judged yet.</p>}
   </div>;
 }
