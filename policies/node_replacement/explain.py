@@ -330,7 +330,8 @@ def _brief(present: Present, nodes: I32, entity: str) -> Explanation:
         rows.append(row | {"since_s": since_s, "waits": f"waits {row['waits']}" if row["waits"] else ""})
     counted = ", ".join(f"{n:,} {p.replace('_', ' ')}" for p, n in present.counts.items() if n)
     where = f" in {entity}" if entity else ""
-    text = f"{len(nodes):,} nodes{where} are suspected, withdrawn or on probation; of the site: {counted}"
+    those = f"1 node{where} is" if len(nodes) == 1 else f"{len(nodes):,} nodes{where} are"
+    text = f"{those} suspected, withdrawn or on probation; of the site: {counted}"
     if not len(nodes):
         text = f"no node{where} is suspected or withdrawn"
     sentences = [*([Sentence(text)] if present.runs else []), *present.notes(), *_warnings(present)]

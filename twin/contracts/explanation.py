@@ -360,7 +360,7 @@ def _racks_served(site: Site, table: str, row: int) -> I32 | None:
 
 
 def control_cell(value: Any, control: Control) -> float | str | None:
-    """A control's value for a cell: a state's name, an instant in words, else the finite number; None for any.
+    """A control's value for a cell: a state's name, an instant, else the finite number; None for any.
 
     An instant at an end of the control's range bounds nothing.
     """

@@ -101,9 +101,9 @@ def account_words(data: dict[str, Any]) -> str:
     what = data.get("what")
     if what == "gate":
         repair = f" ({_gpu_h(data['repair_gpu_h'])} of it repair)" if _known(data.get("repair_gpu_h")) else ""
+        course = str(data.get("course", "?")).replace("_", " ")
         text = (
-            f"{str(data.get('course', '?')).replace('_', ' ')}: by acting {_gpu_h(data.get('act_gpu_h'))}{repair} expected to be "
-            "lost and "
+            f"{course}: by acting {_gpu_h(data.get('act_gpu_h'))}{repair} expected to be lost and "
             f"{_chance(data.get('act_pu'))} of an interruption, by waiting "
             f"{_gpu_h(data.get('wait_gpu_h'))} and {_chance(data.get('wait_pu'))}"
         )
