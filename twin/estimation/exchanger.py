@@ -11,7 +11,7 @@ from twin.catalogue import F64
 from twin.estimation.comparisons import Board, Row
 from twin.estimation.heat import cdu_tau_s
 from twin.estimation.hydraulics import Cooled
-from twin.estimation.readings import Lag, Latest, share_of
+from twin.estimation.readings import Lag, Latest, joint, share_of
 from twin.physics import COOLANTS, Coolant, film_factor, heat_rate_w_per_k, heat_slope_k, transfer, ua_of
 from twin.site import PRIMARY_FLOW_RATIO, Site
 
@@ -82,13 +82,13 @@ class Exchange:
             cooled.heard_of_cdu(cdu.heard_ns("supply_temp_c")), rack.heard_ns("supply_temp_c")
         )
         supply_steps_k, back_steps_k = cdu.step_sigma("supply_temp_c"), cdu.step_sigma("return_temp_c")
-        steps_k = np.hypot(cooled.of_cdu(supply_steps_k), rack.step_sigma("supply_temp_c"))
-        board.put_offset(BRANCH_SUPPLY, sent, rack["supply_temp_c"], read_ns, steps=np.nan_to_num(steps_k))
+        steps_k = joint(cooled.of_cdu(supply_steps_k), rack.step_sigma("supply_temp_c"))
+        board.put_offset(BRANCH_SUPPLY, sent, rack["supply_temp_c"], read_ns, steps=steps_k)
         read_ns = np.minimum(
             cooled.oldest(rack.heard_ns("flow_lpm", "return_temp_c")), cdu.heard_ns("return_temp_c")
         )
         mix_steps_k = cooled.sums(rack["flow_lpm"] * rack.step_sigma("return_temp_c")) / passing
-        steps_k = np.hypot(np.nan_to_num(mix_steps_k), back_steps_k)
+        steps_k = joint(mix_steps_k, back_steps_k)
         board.put_offset(MIX, arrived, back, read_ns, loose=_moving(0.35, mixed - arrived), steps=steps_k)
         names = ("supply_temp_setpoint_c", "supply_temp_setpoint_final_c")
         wanted = np.where(np.isfinite(cdu[names[1]]), cdu[names[1]], cdu[names[0]])
@@ -130,9 +130,7 @@ class Exchange:
             implied=np.where(steady | np.isnan(clean), implied, np.nan),
             slope=-per_ua / films / warm,
             loose=_moving(0.25, leaving - expected),
-            steps=np.hypot(
-                np.hypot(*(cdu.step_sigma(k) for k in EXCHANGED[2:])), cdu.step_sigma("supply_temp_c")
-            ),
+            steps=joint(*(cdu.step_sigma(k) for k in (*EXCHANGED[2:], "supply_temp_c"))),
         )
 
         rise = heat_w / cold
@@ -147,10 +145,9 @@ class Exchange:
             implied=implied,
             slope=rise,
             level=1.0 + warm / cold,
-            steps=np.hypot(
-                np.hypot(*(cdu.step_sigma(k) for k in ("facility_supply_temp_c", "facility_return_temp_c"))),
-                np.nan_to_num(warm / cold)
-                * np.hypot(*(cdu.step_sigma(k) for k in ("return_temp_c", "supply_temp_c"))),
+            steps=joint(
+                *(cdu.step_sigma(k) for k in ("facility_supply_temp_c", "facility_return_temp_c")),
+                *(warm / cold * cdu.step_sigma(k) for k in ("return_temp_c", "supply_temp_c")),
             ),
         )
 
@@ -159,7 +156,7 @@ class Exchange:
         valve = np.where(np.isfinite(two), 0.5 * (one + two), one)
         open_ = np.where(valve >= LEAST_VALVE_PU, valve, np.nan)
         read_ns = cdu.heard_ns("facility_flow_lpm", "facility_valve1_pu")
-        steps = np.nan_to_num(cdu.step_sigma("facility_valve1_pu") / open_)
+        steps = joint(cdu.step_sigma("facility_valve1_pu") / open_)
         board.put_ratio(VALVE, open_, cdu["facility_flow_lpm"], read_ns, steps)
 
         given, read_ns = np.full(len(one), np.nan), np.zeros(len(one), np.int64)
@@ -167,9 +164,8 @@ class Exchange:
         read_ns[self.looped] = loop.heard_ns("supply_temp_c")[self.loop_of_cdu[self.looped]]
         read_ns = np.minimum(read_ns, cdu.heard_ns("facility_supply_temp_c"))
         steps_k = cdu.step_sigma("facility_supply_temp_c").copy()
-        steps_k[self.looped] = np.hypot(
-            steps_k[self.looped], loop.step_sigma("supply_temp_c")[self.loop_of_cdu[self.looped]]
-        )
+        of_loop = loop.step_sigma("supply_temp_c")[self.loop_of_cdu[self.looped]]
+        steps_k[self.looped] = joint(steps_k[self.looped], of_loop)
         board.put_offset(FACILITY_SUPPLY, given, cdu["facility_supply_temp_c"], read_ns, steps=steps_k)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from twin.catalogue import F64
 from twin.estimation.comparisons import Board, Row
-from twin.estimation.readings import Lag, Latest, Readings, share_of
+from twin.estimation.readings import Lag, Latest, Readings, joint, share_of
 from twin.physics import Coolant, heat_rate_w_per_k
 from twin.site import CDU_VOLUME_MIN, GPU_TAU_LIQUID_S, RACK_VOLUME_MIN, Site
 
@@ -109,7 +109,7 @@ class RackHeat:
         teaching = (return_c - supply_c >= MIN_RISE_K) & np.isfinite(expected_c)
         read_ns = rack.heard_ns(*RACK_NAMES[:4])
         off_k = np.abs(aims[1] - rise_k) + np.abs(supply_c - entered_c)
-        steps_k = np.hypot(rack.step_sigma("supply_temp_c"), rack.step_sigma("return_temp_c"))
+        steps_k = joint(rack.step_sigma("supply_temp_c"), rack.step_sigma("return_temp_c"))
         board.put(
             "rack.heat",
             expected_c,
@@ -132,7 +132,7 @@ class RackHeat:
             read_ns,
             level=expected_lpm * (FLOW_NOISE_PU + SENSOR_K / risen_k),
             loose=(np.where(off_pu > 0.05, 0.25 * off_pu, 0.0) + unknown_pu) * expected_lpm,
-            steps=np.nan_to_num(expected_lpm * steps_k / risen_k),
+            steps=joint(expected_lpm * steps_k / risen_k),
         )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from twin.catalogue import F64, I32, I64
 from twin.estimation.comparisons import Board, Row
-from twin.estimation.readings import Latest
+from twin.estimation.readings import Latest, joint
 from twin.site import (
     CDU_FILTER_DROP_PA,
     CDU_INNER_DROP_PA,
@@ -200,7 +200,8 @@ class HydraulicsEstimator(EntityState):
             implied=np.where(running, (drop + steep * flow**2) / full, np.nan),
             slope=0.5 * full / (steep * expected),
             level=expected,
-            steps=np.nan_to_num(
+            # The head goes with the square of the speed
+            steps=joint(
                 board.parameter(PUMP)
                 * full
                 / (steep * expected)

@@ -11,7 +11,7 @@ import numpy as np
 
 from twin.catalogue import F64, I64
 from twin.estimation.comparisons import Board, Row
-from twin.estimation.readings import Lag, Latest, share_of
+from twin.estimation.readings import Lag, Latest, joint, share_of
 from twin.site import LOOP_VOLUME_MIN, Site
 
 APPROACH, RETURN, FLOW = "loop.supply_temp_c", "loop.return_temp_c/cdus", "loop.flow_lpm/cdus"
@@ -76,7 +76,7 @@ class Loops:
             supply,
             heard_ns,
             loose=WEATHER_MOVES_K + moved_k,
-            steps=np.hypot(loop.step_sigma("supply_temp_c"), weather_steps_k),
+            steps=joint(loop.step_sigma("supply_temp_c"), np.full(1, weather_steps_k)),
         )
 
         given = lpm * cdu["facility_return_temp_c"][self.cdu]
@@ -88,7 +88,7 @@ class Loops:
         heard_ns = np.minimum(oldest, loop.heard_ns("return_temp_c"))
         mixed_steps = lpm * cdu.step_sigma("facility_return_temp_c")[self.cdu]
         steps_k = np.bincount(self.loop, mixed_steps, self.n) / summed
-        board.steps[board.cells[RETURN]] = np.hypot(np.nan_to_num(steps_k), loop.step_sigma("return_temp_c"))
+        board.steps[board.cells[RETURN]] = joint(steps_k, loop.step_sigma("return_temp_c"))
         self._return(board, heat, summed, (supply, back), heard_ns, (now_ns, dt_s))
         board.put_ratio(FLOW, summed, flow, np.minimum(oldest, loop.heard_ns("flow_lpm")))
 

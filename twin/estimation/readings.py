@@ -151,3 +151,9 @@ class Lag(EntityState):
 def share_of(dt_s: float, tau_s: F64) -> F64:
     """Share of the way that a first-order lag goes in a step: exact for an aim that stands still."""
     return np.asarray(-np.expm1(-dt_s / tau_s), np.float64)
+
+
+def joint(*sigmas: F64) -> F64:
+    """1 sigma of a sum of independent errors [n]; what is not known counts for nothing."""
+    squares = sum((np.nan_to_num(s, posinf=0.0) ** 2 for s in sigmas), np.zeros(1))
+    return np.asarray(np.sqrt(squares), np.float64)
