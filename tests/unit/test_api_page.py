@@ -16,7 +16,7 @@ from tests.support.builders import two_racks
 from tests.support.in_process_daemon import Pod, serve
 from tests.unit.test_api_updates import watching
 from twin.api import updates as api_updates
-from twin.api.page import changed, with_responses
+from twin.api.page import changed, responses, with_responses
 from twin.catalogue import NS
 from twin.telemetry import events as ev
 
@@ -175,7 +175,9 @@ def test_alarms_say_what_is_done_about_them(tmp_path: Path) -> None:
     serve(tmp_path, check)
 
 
-def test_an_alarm_tells_what_was_commanded_since_it_began_and_no_more(tmp_path: Path) -> None:
+def test_an_alarm_tells_what_was_commanded_since_it_began_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def check(pod: Pod) -> None:
         pod.twin.engine.intake.authority["thermal_guard"] = "act"
         pod.tick({"gpu.temp_c": np.where(np.arange(144) < 72, 95.0, 60.0)})
@@ -183,10 +185,14 @@ def test_an_alarm_tells_what_was_commanded_since_it_began_and_no_more(tmp_path: 
         lease = pod.twin.engine.arbiter.leases["gpu.power_cap_w"]
         issued_ns = int(lease.issued_ns[lease.running()].max())
         alarm = {"id": "x/y", "entities": ["lab/h/a"], "count": 1}  # above r1; no reason names it
-        for raised_ns, lines in ((issued_ns, 1), (issued_ns + 61 * NS, 0)):
+        for raised_ns, lines in ((issued_ns, 1), (issued_ns + 16 * NS, 0)):
             (told,) = with_responses(pod.live, [alarm | {"raised_ns": raised_ns}])
             assert len(told["doing"]) == lines, told
-        own = (await pod.ask("GET", "/api/v1/alarms"))[1]["alarms"][0] | {"raised_ns": issued_ns + 61 * NS}
+        with monkeypatch.context() as patch:
+            patch.setattr(responses, "LEAST_SHARE", 0.6)
+            (told,) = with_responses(pod.live, [alarm | {"raised_ns": issued_ns}])
+            assert told["doing"] == [], "half of its GPUs alone: another matter"
+        own = (await pod.ask("GET", "/api/v1/alarms"))[1]["alarms"][0] | {"raised_ns": issued_ns + 16 * NS}
         assert "gpu.temp_c" in own["id"]
         (told,) = with_responses(pod.live, [own])
         assert len(told["doing"]) == 1, "the reason names its signal: it stands however old the command is"

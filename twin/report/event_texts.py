@@ -113,7 +113,7 @@ def _of_nodes(event: Event) -> str:
         case ev.NodeTested():
             result = RESULTS[event.passed]
             took_s = (event.ended_ns - event.began_ns) / NS
-            after = f" after {duration(took_s)}" if took_s > 0 else ""
+            after = f" after {duration(took_s)}" if took_s >= 1 else ""
             lines = [line for line in str(event.detail).splitlines() if line.strip()]
             last = _tail(": ", lines[-1]) if lines else ""
             return f"the test{_tail(' ', event.test)} of {clean(event.name)} {result}{after}{last}"

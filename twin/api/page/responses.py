@@ -15,7 +15,8 @@ from twin.contracts import ExplanationRefused, below, entities_within
 MOST_ENTITIES = 8  # of an alarm that are looked into
 MOST_ALARMS = 12
 MOST_LINES = 2  # of one alarm
-BEFORE_NS = 60 * NS  # a guard may act on what an alarm is raised for later. source: estimate
+BEFORE_NS = 15 * NS  # a guard may act on what an alarm is raised for later. source: estimate
+LEAST_SHARE = 0.1  # of what is inside: a command on less is about something else there. source: estimate
 _PLACE = re.compile(r"[^\s:;,()]+/[^\s:;,()]+")
 
 
@@ -71,6 +72,8 @@ def _doing(live: Runtime, alarm: dict[str, Any], running: dict[str, np.ndarray])
                 continue
             if named is None:
                 mine = mine[lease.issued_ns[mine] >= int(alarm.get("raised_ns") or 0) - BEFORE_NS]
+                if len(mine) < LEAST_SHARE * len(inside[lease.control.table]):
+                    continue
             if not len(mine):
                 continue
             count, value = counted(key, len(mine)), _value(lease.control, lease.value[mine])
