@@ -15,7 +15,7 @@ from tests.support.builders import START_NS, eight_nodes, site_of, two_racks
 from tests.support.in_process_daemon import Pod, serve
 from twin.api.summary import _means
 from twin.api.tokens import add_token
-from twin.catalogue import NS, find_control
+from twin.catalogue import NS, control_value, find_control
 from twin.contracts import AdviceRecord
 from twin.control import ACCEPTED, DONE, SENT
 from twin.report import sentence
@@ -290,7 +290,7 @@ def test_a_job_that_follows_after_all_ends_the_finding(tmp_path: Path) -> None:
     assert [f.id for f in pod.twin.decision.findings if "job." in f.id] == []
 
 
-def test_a_wish_for_a_save_is_shown_as_an_instant() -> None:
+def test_a_wish_for_a_save_is_asked_for_and_shows_no_duration() -> None:
     since_s = 1.7e9
     record = AdviceRecord(
         control="job.checkpoint_since_s",
@@ -302,7 +302,9 @@ def test_a_wish_for_a_save_is_shown_as_an_instant() -> None:
         names=("lab/job0",),
         reason="a drain",
     )
-    assert "2023-11-14 22:13:20 UTC" in sentence(record, site_of(two_racks()))
+    words = "checkpoint would ask for job.checkpoint_since_s of lab/job0: a drain"
+    assert sentence(record, site_of(two_racks())) == words
+    assert control_value(since_s, record.control) == "2023-11-14 22:13:20 UTC"
     control = find_control("job.checkpoint_since_s")
     assert control is not None
     assert _means(control, np.array([since_s, since_s])) == "2023-11-14 22:13:20 UTC"

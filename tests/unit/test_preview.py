@@ -198,7 +198,7 @@ def test_people_see_it_beside_what_is() -> None:
     (row,) = found.table("preview")
     assert row == {
         "control": CAP, "where": "lab/h/r1", "count": 4,
-        "now": "1200 W", "now_low": FULL_W, "now_high": FULL_W,
+        "now": "1,200 W", "now_low": FULL_W, "now_high": FULL_W,
         "advised": "800 W", "advised_low": CAP_W, "advised_high": CAP_W, "unit": "W",
         "power": "from 4 kW to 3.2 kW", "power_w": 4 * DRAWN_W, "expected_w": 4 * CAP_W,
     }  # fmt: skip
