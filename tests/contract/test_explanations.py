@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
-import numpy as np
 import pytest
 
 from policies import REGISTRY
@@ -29,6 +28,7 @@ from twin.contracts import (
     Topic,
     TopicOption,
     View,
+    control_cell,
     entities_within,
 )
 from twin.engine import Engine, Inquiry, explain, topics_of
@@ -80,7 +80,7 @@ def test_its_numbers_are_those_of_its_proposals(name: str) -> None:
         assert (row["control"], row["count"], row["reason"]) == (p.control, len(p.index), p.reason[:300])
         assert row["first"] == engine.site.name(control.table, int(p.index[0]))
         for bound, value in (("lo", p.lo.min()), ("hi", p.hi.max())):
-            assert row[bound] == (value if np.isfinite(value) else None)
+            assert row[bound] == control_cell(value, control)
     # Of one entity: those that name it, and no other
     p = in_force[0]
     control = find_control(p.control)
@@ -89,7 +89,7 @@ def test_its_numbers_are_those_of_its_proposals(name: str) -> None:
     rows = explained(engine, policy, entity=entity).table("proposals")
     mine = [r for r in rows if r["control"] == p.control and r["reason"] == p.reason[:300]]
     assert [r["count"] for r in mine] == [1]
-    assert mine[0]["lo"] == (p.lo[-1] if np.isfinite(p.lo[-1]) else None)
+    assert mine[0]["lo"] == control_cell(p.lo[-1], control)
 
 
 @pytest.mark.parametrize("name", [n for n, cls in REGISTRY.items() if PAGE in getattr(cls, "topics", ())])

@@ -38,12 +38,12 @@ def test_decisions_name_jobs_and_take_their_names(tmp_path: Path) -> None:
         assert status == 404
         status, of_job = await pod.ask("GET", "/api/v1/entities/job/4711")
         assert status == 200
-        assert any("900" in d["text"] for d in of_job["decisions"])
+        assert any("15 min" in d["text"] for d in of_job["decisions"])
         pod._events.append(JobEnded(job="4711"))
         pod.tick()
         status, found = await pod.ask("GET", "/api/v1/decisions?entity=4711&kind=command")
         assert status == 200, "of one that has ended the lines still tell"
-        assert "900" in texts(found)
+        assert "15 min" in texts(found)
 
     serve(tmp_path, check)
 

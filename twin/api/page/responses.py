@@ -16,7 +16,9 @@ MOST_ENTITIES = 8  # of an alarm that are looked into
 MOST_ALARMS = 12
 MOST_LINES = 2  # of one alarm
 BEFORE_NS = 15 * NS  # a guard may act on what an alarm is raised for later. source: estimate
-LEAST_SHARE = 0.1  # of what is inside: a command on less is about something else there. source: estimate
+# A command on less of what is inside an alarm, or with less of itself on the devices that it names, is about
+# something else. source: estimate
+LEAST_SHARE = 0.03
 _PLACE = re.compile(r"[^\s:;,()]+/[^\s:;,()]+")
 
 
@@ -52,27 +54,30 @@ def _inside(live: Runtime, alarm: dict[str, Any]) -> dict[str, np.ndarray]:
             continue
         for table, index in inside.items():
             out[table] = np.union1d(out.get(table, index), index)
+    if out.keys() == {"gpu"}:  # what is done about a GPU is done to its node
+        out["node"] = np.unique(live.engine.site.node_of_gpu[out["gpu"]])
     return out
 
 
 def _doing(live: Runtime, alarm: dict[str, Any], running: dict[str, np.ndarray]) -> list[str]:
     """Commands there that were given because of the alarm, then those given since it began."""
     inside = _inside(live, alarm) if running else {}
+    devices = inside.keys() <= {"node", "gpu", "job"}
     because: list[tuple[int, str]] = []
     since: list[tuple[int, str]] = []
     for key, index in running.items():
         lease = live.engine.arbiter.leases[key]
-        here = index[np.isin(index, inside.get(lease.control.table, np.zeros(0, np.int32)))]
+        table = lease.control.table
+        here = index[np.isin(index, inside.get(table, np.zeros(0, np.int32)))]
         for owner in np.unique(lease.owner[here]).tolist():
             mine = here[lease.owner[here] == owner]
             policies = live.engine.policies
             policy = policies[owner].name if 0 <= owner < len(policies) else "an earlier run"
             named = _names_it(live, alarm, policy, key, mine)
-            if named is False:
-                continue
-            if named is None:
+            if not named:
+                of = np.count_nonzero(lease.owner[index] == owner) if devices else len(inside[table])
                 mine = mine[lease.issued_ns[mine] >= int(alarm.get("raised_ns") or 0) - BEFORE_NS]
-                if len(mine) < LEAST_SHARE * len(inside[lease.control.table]):
+                if len(mine) < LEAST_SHARE * of:
                     continue
             if not len(mine):
                 continue
@@ -87,32 +92,21 @@ def _doing(live: Runtime, alarm: dict[str, Any], running: dict[str, np.ndarray])
     return [text for _, text in most]
 
 
-def _names_it(live: Runtime, alarm: dict[str, Any], policy: str, key: str, index: np.ndarray) -> bool | None:
-    """True if a reason in force there names a place of the alarm, one near it, or its signal.
-
-    False if it names other places and the alarm is about devices alone: a cap for a feeder is no answer to a
-    fault of a GPU. None if none is named.
-    """
+def _names_it(live: Runtime, alarm: dict[str, Any], policy: str, key: str, index: np.ndarray) -> bool:
+    """Return True if a reason in force there names a place of the alarm, one near it, or its signal."""
     head = f"{live.engine.site.file.site}/"
     entities = [str(e).partition("#")[0] for e in alarm.get("entities", ())]
     entities += [e.removeprefix(head).partition("/")[2] for e in entities]
     signals = [part for part in str(alarm.get("id")).split("/") if find_signal(part) is not None]
-    elsewhere = False
     for p in live.engine.in_force.get(policy, ()):
         if p.control != key or not np.isin(p.index, index).any():
             continue
         if any(signal in p.reason for signal in signals):
             return True
         places = _PLACE.findall(p.reason)
-        elsewhere |= bool(places)
         if any(is_below(e, place) or is_below(place, e) for e in entities if e for place in places):
             return True
-    site = live.engine.site
-    named = [e for e in entities if e.startswith(head)]
-    devices = bool(named) and all(
-        site.entity("gpu", e) is not None or site.entity("node", e) is not None for e in named
-    )
-    return False if elsewhere and devices else None
+    return False
 
 
 def _waits(live: Runtime, alarm: dict[str, Any], waiting: list[str]) -> list[str]:
