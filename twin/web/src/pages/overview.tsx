@@ -41,13 +41,10 @@ function unheard(): string[] {
   return Object.entries(live.state?.heard ?? {}).filter(([, c]: any) => c.heard < c.of).map(([t, c]: any) => `${num(c.of - c.heard)} of ${num(c.of)} ${tableWords(t, c.of)}`);
 }
 
-// What racktwin holds while nothing is wrong: the largest command of each control, with its reason.
+// The caps that racktwin holds while nothing is wrong; what else it holds stands with the policies.
 function heldNow(): string {
-  const all = [...live.state!.commanded].sort((a: any, b: any) => b.count - a.count).slice(0, 2);
-  return all.map((c: any) => {
-    const why = c.reasons[0] ? `, as ${brief(c.reasons[0])}` : "", capped = c.control.endsWith("power_cap_w");
-    return `; ${capped ? `${counted(c.control, c.count)} ${c.count === 1 ? "is" : "are"} capped` : `${brief(c.policy)} ${holding(c)}`}${why}`;
-  }).join("");
+  const caps = live.state!.commanded.filter((c: any) => c.control.endsWith("power_cap_w")).sort((a: any, b: any) => b.count - a.count)[0];
+  return caps ? `; ${counted(caps.control, caps.count)} ${caps.count === 1 ? "is" : "are"} capped${caps.reasons[0] ? `, as ${brief(caps.reasons[0])}` : ""}` : "";
 }
 
 function Wrong() {
