@@ -192,6 +192,9 @@ def test_an_alarm_tells_what_was_commanded_since_it_began_and_no_more(
             patch.setattr(responses, "LEAST_SHARE", 0.6)
             (told,) = with_responses(pod.live, [alarm | {"raised_ns": issued_ns}])
             assert told["doing"] == [], "half of its GPUs alone: another matter"
+        gpu = alarm | {"raised_ns": issued_ns, "entities": ["lab/h/r1/node0/gpu0"]}
+        (told,) = with_responses(pod.live, [gpu])
+        assert told["doing"] == [], "a command on 72 GPUs is not about this one"
         own = (await pod.ask("GET", "/api/v1/alarms"))[1]["alarms"][0] | {"raised_ns": issued_ns + 16 * NS}
         assert "gpu.temp_c" in own["id"]
         (told,) = with_responses(pod.live, [own])
