@@ -77,8 +77,9 @@ def test_the_summary_counts_who_was_heard(tmp_path: Path) -> None:
         ("leader", {"epoch": 3, "predecessor": "", "head": "", "adopt": False}, "leads with epoch 3"),
         ("cleared", {"id": "beyond/x/guard", "superseded_by": "beyond/x/limit"}, "by limit"),
         ("event", {"event": {"type": "Approved", "author": "a", "policy": "p", "control": CAP, "names": [],
-                              "expires_ns": START_NS}}, "expires 2023-11-14 22:13:20 UTC"),
-        ("kept_back", {"window": "w", "control": CAP, "count": 2, "why": "people"}, "of 2 under w: people"),
+                              "expires_ns": START_NS}}, "until 2023-11-14 22:13:20 UTC"),
+        ("kept_back", {"window": "w", "control": CAP, "count": 2, "why": "people"},
+         "of 2 GPUs under w: people"),
     ],
 )  # fmt: skip
 def test_records_are_told_in_words(kind: str, body: dict[str, object], said: str) -> None:

@@ -130,7 +130,7 @@ class PowerTreeEstimator:
         self._root = site.parent_of_feeder < 0
         groups = [b.meters for b in self.balances if len(b.meters) > 1 and self._root[b.meters].all()]
         self._group, self._member = _incidence(groups)
-        self.moved = Lag(1, site.sizes, "feeder")
+        self.moved = Lag(2, site.sizes, "feeder")  # what a meter read lately, and last
         self._n_groups, self._n_feeder = len(groups), site.sizes["feeder"]
 
     def touched(self, feeders: Bool | None, racks: Bool | None) -> Bool:
@@ -168,9 +168,14 @@ class PowerTreeEstimator:
             board.loose[board.cells[SPLIT]] = doubt_w
 
     def _moving(self, feeder_w: F64, now_ns: int, dt_s: float) -> F64:
-        """1 sigma [n_feeder], W, for that a meter moves and others may have been read before."""
-        calm_w = self.moved.toward(feeder_w[None], share_of(dt_s, np.full(1, MOVED_S)), now_ns)[0]
-        away_w = np.abs(feeder_w - calm_w) - LEAST_MOVE_PU * np.abs(feeder_w)
+        """1 sigma [n_feeder], W, for that a meter moves and others may have been read before.
+
+        One reading far from the one before and the one after is a spike of the meter, and no move.
+        """
+        last_w, share = self.moved.level[1].copy(), share_of(dt_s, np.full(1, MOVED_S))
+        calm_w = self.moved.toward(np.stack([feeder_w, feeder_w]), np.stack([share, np.ones(1)]), now_ns)[0]
+        far_w = np.fmin(np.abs(feeder_w - calm_w), np.abs(last_w - calm_w))
+        away_w = far_w - LEAST_MOVE_PU * np.abs(feeder_w)
         return np.asarray(MOVED_SHARE * np.maximum(np.nan_to_num(away_w), 0.0), np.float64)
 
     def _split(self, feeder_w: F64, heard_ns: I64, board: Board) -> None:

@@ -73,7 +73,6 @@ class Course:
     spells: list[Spell] = field(default_factory=list)
     noticed: list[tuple[int, float]] = field(default_factory=list)
     flagged_s: F64 = field(default_factory=lambda: np.zeros(0))
-    incidents: list[Any] = field(default_factory=list)  # `HealthIncident`
     flagged_28d: list[int] = field(default_factory=list)  # that were called lemons on the 28th day
     origin_s: F64 = field(default_factory=lambda: np.zeros(0))
     said: dict[float, np.ndarray] = field(default_factory=dict)
@@ -82,3 +81,4 @@ class Course:
     ticks: int = 0
     models: dict[str, str] = field(default_factory=dict)  # what the forecasts last said they rest on
     suspended: list[str] = field(default_factory=list)  # models that broke their contract
+    incidents: list[Any] = field(default_factory=list)  # `HealthIncident`
