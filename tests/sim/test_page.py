@@ -144,6 +144,15 @@ def test_it_shows_what_the_api_says(browser: Browser, desk: BeatingDesk) -> None
     screen.shows("Node r2/node3")
 
 
+def test_a_key_counts_from_the_first_moment(browser: Browser, desk: BeatingDesk) -> None:
+    screen = logged_in(browser, desk, "viewer")
+    screen.page.reload()
+    screen.page.wait_for_selector(".nav")
+    assert screen.page.evaluate("performance.now()") < 1500, "the page took longer than a second key may"
+    screen.page.keyboard.press("/")
+    screen.page.wait_for_selector(".finder input:focus")
+
+
 def test_the_story_of_a_simulated_site_stands_on_every_page(browser: Browser, desk: BeatingDesk) -> None:
     """Marked as simulated, with its chapter and since when; nothing before it begins or after it ends."""
     live = desk.pod.live

@@ -162,13 +162,13 @@ function App() {
   const [path, setPath] = useState(here()), [open, setOpen] = useState(""), main = useRef<HTMLElement>(null);
   useEffect(() => {
     const moved = () => { setPath(here()); main.current?.focus({ preventScroll: true }); scrollTo(0, 0); };
-    let going = 0;
+    let going = -Infinity;  // when "g" was pressed
     const key = (e: KeyboardEvent) => {
       const on = e.target as HTMLElement;
       if (e.ctrlKey || e.metaKey || e.altKey || on.closest("input,select,textarea,dialog")) return;
       if (performance.now() - going < 1500) {
         const page = PAGES.find(([, , k]) => k === e.key);
-        going = 0;
+        going = -Infinity;
         if (page) { location.hash = `#/${page[0]}`; e.preventDefault(); }
       } else if (e.key === "g") going = performance.now();
       else if (e.key === "/") { setOpen("find"); e.preventDefault(); }
