@@ -56,13 +56,25 @@ class Cooled:
             "loop.return_temp_c": (water * heated + by * COOL) / (water + by), "site.outdoor_temp_c": 15.0,
         }  # fmt: skip
 
-    def tick(self, off: dict[str, float] | None = None, **how: float) -> None:
+    def tick(
+        self,
+        off: dict[str, float] | None = None,
+        step_k: float = 0.0,
+        supply: float | None = None,
+        **how: float,
+    ) -> None:
+        """`step_k`: in which temperatures are read; `supply`: of the loop, as its coolers make it."""
         values = self.state(**how)
         for key, value in values.items():
             more = (off or {}).get(key, 0.0)
             size = 0.03 if "temp_c" in key and "site" not in key else 0.003 * float(np.mean(value))
             values[key] = np.asarray(value) + more + size * self.rng.normal(size=np.shape(value))
         values["site.outdoor_temp_c"] = 15.0
+        if supply is not None:
+            values["loop.supply_temp_c"] = values["cdu.facility_supply_temp_c"] = supply
+        for key in values:
+            if step_k and "temp_c" in key:
+                values[key] = step_k * np.rint(np.asarray(values[key]) / step_k)
         self.desk.tick(values)
 
     def z(self, name: str) -> np.ndarray:
@@ -92,6 +104,34 @@ def test_all_relations_hold_on_a_healthy_cdu() -> None:
             worst[name] = max(worst[name], float(np.abs(c.z(name)).max()))
     for name, z in worst.items():
         assert 0.6 < z < 4.3, name
+
+
+def test_coolers_that_follow_a_step_of_the_heat_late_are_no_surprise() -> None:
+    """The range jumps by 40 %, and the supply is up to 0.8 K too warm until the coolers have followed it."""
+    c, far = settled(), []
+    for second in range(240):
+        c.tick(back=52.0, supply=COOL + 0.8 * np.exp(-second / 60.0))
+        far.append(float(np.abs(c.z(APPROACH)[0])))
+    assert max(far) < 4.0
+    steady = settled()
+    for _ in range(20):
+        steady.tick(supply=COOL + 0.8)
+    assert steady.z(APPROACH)[0] > max(far) + 1.0, "without a move of the heat it is a cooler's fault"
+
+
+def test_temperatures_in_whole_kelvin_that_stood_still_may_take_a_step() -> None:
+    """Noise of 0.03 K is unseen within a step: what is learned there is not how sure readings are."""
+    c = Cooled()
+    for second in range(300):  # all of them pass some edges, so that their step is seen
+        c.tick(step_k=1.0, back=45.0 + 1.5 * np.sin(second / 40.0))
+    for _ in range(1500):
+        c.tick(step_k=1.0, back=45.1)
+    far = dict.fromkeys(EIGHT, 0.0)
+    for second in range(240):
+        c.tick(step_k=1.0, back=45.1 + 0.8 * np.sin(second / 40.0))
+        for name in EIGHT:
+            far[name] = max(far[name], float(np.abs(c.z(name)).max()))
+    assert max(far.values()) < 4.3, far
 
 
 @pytest.mark.parametrize("factor", [0.8, 1.0, 1.3])

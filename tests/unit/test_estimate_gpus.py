@@ -42,21 +42,23 @@ class Fleet:
         self.tau_s = design.gpu_tau_s[of] * self.rng.uniform(0.8, 1.2, n)
         self.cap_w = design.gpu_max_w[of].copy()
         self.temp_c = np.full(n, SUPPLY_C)
-        self.second, self.level = 0, np.full(n, 0.5)
+        self.second, self.level, self.moves_s = 0, np.full(n, 0.5), 20
         self.power_w, self.clock_pu = np.zeros(n), np.ones(n)
         self.heat_pu = 1.0  # clock to which heat has slowed all
+        self.supply_c, self.leak_w_per_k = SUPPLY_C, 0.0  # leakage: over that at 60 degC
         self.residuals: dict[str, Residual] = {}
 
     def step(self, change: dict[str, Any] | None = None, touched: Any = None) -> dict[str, Residual]:
         """A second: the load moves on, the GPUs follow, the estimator looks. `change`: other readings."""
-        if self.second % 20 == 0:
+        if self.second % self.moves_s == 0:
             self.level = np.clip(self.rng.uniform(0.1, 1.0) + self.rng.normal(0, 0.1, self.n), 0.0, 1.0)
         sm, tensor, dram = self.level, 0.8 * self.level**1.2, 0.6 * self.level
         demand = self.dynamic_w * (0.45 * sm + 0.35 * tensor + 0.25 * dram)
         room = np.clip((self.cap_w - self.idle_w) / np.maximum(demand, 1e-9), 0.0, 1.0)
         self.clock_pu = np.minimum(np.maximum(room ** (1.0 / self.gamma), CLOCK_MIN_PU), self.heat_pu)
-        self.power_w = self.idle_w + demand * self.clock_pu**self.gamma
-        aim = SUPPLY_C + self.power_w * self.resistance
+        leak_w = self.leak_w_per_k * (self.temp_c - 60.0)
+        self.power_w = self.idle_w + leak_w + demand * self.clock_pu**self.gamma
+        aim = self.supply_c + self.power_w * self.resistance
         self.temp_c = aim + (self.temp_c - aim) * np.exp(-1.0 / self.tau_s)
         self.second += 1
         noise = self.rng.normal(0, 1, (2, self.n)) if self.noisy else np.zeros((2, self.n))
@@ -65,7 +67,7 @@ class Fleet:
             "gpu.temp_c": np.rint(self.temp_c + 0.3 * noise[1]) if self.noisy else self.temp_c,
             "gpu.sm_active_pu": sm, "gpu.tensor_active_pu": tensor, "gpu.dram_active_pu": dram,
             "gpu.sm_clock_hz": self.clock_pu * 1.98e9, "gpu.power_limit_w": self.cap_w,
-            "rack.supply_temp_c": SUPPLY_C, "rack.flow_lpm": self.site.design.rack_flow_lpm,
+            "rack.supply_temp_c": self.supply_c, "rack.flow_lpm": self.site.design.rack_flow_lpm,
         }  # fmt: skip
         values |= change or {}
         now_ns = self.second * NS
@@ -211,6 +213,25 @@ def test_a_cool_gpu_leaks_less_than_where_it_was_learned() -> None:
     rated_w = fleet.site.design.gpu_max_w[0]
     assert warm.expected - cool.expected == pytest.approx(40.0 * LEAK_PU_PER_K * rated_w, abs=1.0)
     assert power.leak_doubt_w() == pytest.approx(20.0 * LEAK_PU_PER_K * rated_w, rel=0.03)
+
+
+@pytest.mark.parametrize("leak_pu_per_k", [2e-4, 4e-4])  # of the highest power
+def test_idle_gpus_that_cool_down_are_expected_to_leak_less(leak_pu_per_k: float) -> None:
+    """The law lies between: it is off by no more than half of what leaks less, and doubts that much."""
+    fleet = Fleet(seed=7)
+    fleet.supply_c, fleet.moves_s, fleet.level = 55.0, 10**6, np.full(fleet.n, 0.05)
+    fleet.leak_w_per_k = leak_pu_per_k * float(fleet.site.design.gpu_max_w[0])
+    fleet.second = 1
+    fleet.run(900)
+    warm_w, warm_c = fleet.power_w, fleet.temp_c
+    before_w = fleet.residuals["gpu.power_w"].expected.mean() - warm_w.mean()
+    fleet.supply_c = 15.0
+    r = fleet.run(200).residuals["gpu.power_w"]
+    assert (warm_c - fleet.temp_c).mean() > 35.0
+    less_w = (warm_w - fleet.power_w).mean()
+    error_w = r.expected.mean() - fleet.power_w.mean() - before_w
+    assert abs(error_w) < 0.6 * less_w
+    assert (np.abs(error_w) < fleet.estimator.power.leak_doubt_w()).all()
 
 
 def test_less_power_at_a_clock_that_heat_has_lowered_is_no_surprise() -> None:

@@ -146,6 +146,24 @@ def test_one_pump_alone_has_to_give_the_whole_flow() -> None:
     assert np.isnan(c.desk.estimator.residuals["cdu.flow_lpm/pump"].expected[0])
 
 
+def test_a_speed_read_in_steps_does_not_tell_of_a_worn_pump() -> None:
+    """Speed in whole hundredths: within a step the head goes by three percent unseen."""
+
+    def tick(speed: float) -> None:
+        drop_pa = RACK_DROP_PA * (speed / PUMP_SPEED_NOMINAL_PU) ** 2
+        c.tick(drop_pa, **{f"cdu.pump{i}_speed_pu": round(speed, 2) for i in (1, 2)})
+
+    c, far = Circuit(), []
+    for second in range(300):
+        tick(0.7 + 0.02 * np.sin(second / 30.0))
+    for _ in range(900):
+        tick(0.7)
+    for second in range(200):
+        tick(0.7 + 0.0048 * np.sin(second / 10.0))
+        far.append(abs(c.z("cdu.flow_lpm/pump")[0]))
+    assert max(far) < 4.0
+
+
 def test_a_site_without_profiles_learns_from_nothing() -> None:
     """No design says what is nominal: the first readings tell, and come into use a minute later."""
     racks = [{"name": "r[1-2]"}]

@@ -220,6 +220,51 @@ def test_a_guessed_edge_is_told() -> None:
     assert desk.estimator.tree_residual_pu() == (pytest.approx(0.1), False)
 
 
+FEEDS = [{"name": "a", "serves": ["r1", "r2"]}, {"name": "b", "serves": ["r1", "r2"]}]
+SPLIT, BALANCE = "feeder.power_w/split", "feeder.balance"
+
+
+def two_feeds(seconds: int = 400) -> tuple[Desk, np.random.Generator]:
+    """Two feeds that share 100 kW evenly, whose meters are right to a tenth of a percent."""
+    desk, rng = Desk(tree_site(FEEDS)), np.random.default_rng(4)
+    for _ in range(seconds):
+        feed(desk, rng, [50e3, 50e3])
+    return desk, rng
+
+
+def feed(desk: Desk, rng: np.random.Generator, feeder_w: list[float], rack_w: float = 50e3) -> None:
+    """A second in which the feeders read this, with their noise."""
+    noise = 1.0 + 0.001 * rng.normal(size=2)
+    desk.tick({"feeder.power_w": np.asarray(feeder_w) * noise, "rack.power_w": rack_w})
+
+
+@pytest.mark.parametrize("to", [0.4, 1.8])
+def test_meters_that_read_a_step_of_the_load_one_after_the_other_do_not_contradict(to: float) -> None:
+    """One feed's meter is read three seconds after the rest. A first reading may be a spike."""
+    (late, rng), (prompt, other) = two_feeds(), two_feeds()
+    for second in range(60):
+        feed(late, rng, [50e3 * to, 50e3 * (to if second >= 3 else 1.0)], 50e3 * to)
+        feed(prompt, other, [50e3 * to] * 2, 50e3 * to)
+        for name in (SPLIT, BALANCE):
+            assert second == 0 or np.abs(late.z(name)).max() < 4.0, (second, name)
+    for name in (SPLIT, BALANCE):
+        assert residual(late, name).sigma == pytest.approx(residual(prompt, name).sigma, rel=0.2)
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.5])
+def test_a_reading_of_one_meter_that_is_far_off_alone_is_no_move_of_its_load(factor: float) -> None:
+    desk, rng = two_feeds()
+    feed(desk, rng, [50e3 * factor, 50e3])
+    assert np.abs(desk.z(BALANCE)).min() > 8.0
+    assert np.abs(desk.z(SPLIT)[0]) > 8.0
+    feed(desk, rng, [50e3, 50e3])
+    assert np.abs(desk.z(SPLIT)).max() < 4.0
+    for _ in range(3):
+        feed(desk, rng, [50e3, 50e3])
+        feed(desk, rng, [50e3 * factor, 50e3])
+        assert np.abs(desk.z(SPLIT)[0]) > 4.0, "nor is one that comes again"
+
+
 def test_confidence_is_uniform_on_healthy_noise_and_sure_of_a_real_deviation() -> None:
     n, ticks = 400, 600
     noise, rng = ResidualNoise(n, np.full(n, METER_NOISE_PU)), np.random.default_rng(11)
