@@ -249,6 +249,30 @@ def test_a_current_may_stand_still_where_its_noise_drowns_in_its_last_digit(
     assert len([t for t in told(pod) if t[0] == "sensor_frozen"]) == frozen
 
 
+PRESSURE = "cdu.supply_pressure_pa"  # no comparison judges it
+
+
+@pytest.mark.parametrize("swings", [(0.63, 0.67, 0.76), (0.5, 0.62, 0.58, 0.61, 0.59), (1.3, 1.2, 1.15)])
+def test_a_pressure_that_steps_and_swings_back_some_of_the_way_is_no_spike(swings: tuple[float, ...]) -> None:
+    """As where a pump trips and the other one takes over, and again when it starts: each level lasts."""
+    pod, rng, ever = Twin(two_racks()), np.random.default_rng(1), set()
+    for i in range(270):
+        stepped = i >= 210 and (i - 210) // 10 % 2 == 0
+        level = swings[min(i % 10, len(swings) - 1)] if stepped else 1.0
+        pod.tick(QUIET | {PRESSURE: 3e5 * level + rng.normal(0, 1e3)})
+        ever |= set(told(pod))
+    assert ever == set()
+
+
+@pytest.mark.parametrize("height_pa", [6e4, -6e4])
+def test_a_pressure_that_leaps_there_and_back_is_a_sensor_that_spikes(height_pa: float) -> None:
+    pod, rng = Twin(two_racks()), np.random.default_rng(1)
+    for i in range(270):
+        spike_pa = height_pa if i > 210 and rng.random() < 0.2 else 0.0
+        pod.tick(QUIET | {PRESSURE: 3e5 + spike_pa + rng.normal(0, 1e3)})
+    assert told(pod) == [("sensor_spiking", "cdu", 0, "supply_pressure_pa")]
+
+
 @pytest.mark.parametrize("other", [True, False], ids=["both feeds", "one"])
 def test_a_load_that_jumps_is_read_by_both_feeds_some_seconds_apart(other: bool) -> None:
     pod, rng = Twin(two_racks()), np.random.default_rng(1)

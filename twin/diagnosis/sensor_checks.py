@@ -1,9 +1,10 @@
 """Sensor checks: sensors that stand still or jump, each judged by its own usual behaviour.
 
 Every meter of a physical quantity has noise: one that repeats its last digit far longer than it ever did
-stands still. A jump is a reading far from both of its neighbours. These checks do not find *wrong* readings:
-only relations to other meters can. Gauges of all small tables lie side by side in one bank: learning costs a
-few calls for all cells, and rare tests run only on the few that may be odd.
+stands still. A jump is a reading far from both of its neighbours, farther than these are from each other: a
+step that lasts is none, although what steps may swing back some of the way. These checks do not find *wrong*
+readings: only relations to other meters can. Gauges of all small tables lie side by side in one bank:
+learning costs a few calls for all cells, and rare tests run only on the few that may be odd.
 """
 
 from __future__ import annotations

@@ -687,6 +687,7 @@ KERNEL(falls) {
 
 #define STOOD 1
 #define LEAPT 2
+#define MOVED 4
 
 /* Up to BLOCK gauges of a row. */
 WIDE static void watch_block(Py_ssize_t n, const float *restrict value, const int32_t *restrict is_new,
@@ -704,7 +705,7 @@ WIDE static void watch_block(Py_ssize_t n, const float *restrict value, const in
         up = (double)stood * (double)moves[i] >= stands ? 0.0f : up;
         moves[i] += up;
         /* A jump: both steps, to the last reading and from it, go the same way */
-        float rise = last[i] - before[i], fall = last[i] - value[i];
+        float rise = last[i] - before[i], fall = last[i] - value[i], across = fabsf(value[i] - before[i]);
         float back = MINIMUM(rise, fall), other = MAXIMUM(rise, fall);
         other = -other;
         back = MAXIMUM(back, other);
@@ -715,7 +716,9 @@ WIDE static void watch_block(Py_ssize_t n, const float *restrict value, const in
         backs[i] = back;
         squares[i] = square;
         kept[i] = usual;
-        flag[i] = (stood >= least_run[i] ? STOOD : 0) | (square > usual * scales ? LEAPT : 0);
+        /* Where its neighbours are farther from each other than from it, the level has moved */
+        int32_t far = across > back ? LEAPT | MOVED : LEAPT;
+        flag[i] = (stood >= least_run[i] ? STOOD : 0) | (square > usual * scales ? far : 0);
         jump[i] = usual + (square - usual) * rate[i];
         before[i] = is_new[i] ? last[i] : before[i];
         last[i] = is_new[i] ? value[i] : last[i];
@@ -779,8 +782,8 @@ KERNEL(watch_gauges) {
                 Py_ssize_t many = seen[i] < 0 ? 0 : seen[i] < most ? seen[i] : most;
                 if (!(backs[i] > least_k[trait] + least_pu[trait] * fabsf(value[i]))) continue;
                 if (!(squares[i] / widening[many] > kept[i] * scales)) continue;
-                at_leapt[leapt++] = row * n + at;
                 jump[i] = kept[i] + 0.0f;
+                if (!(flag[i] & MOVED)) at_leapt[leapt++] = row * n + at;
             }
         }
     }

@@ -469,8 +469,9 @@ def watch_gauges(
     """Take in values [k, w] of gauges where they are `new` (None: all); `Bank` has the columns.
 
     The limits (`least_run` to `noisy`) are those of a row, or of a column where there is one row; `widening`
-    is by readings known. Writes the cells that have stood still for long, and those that leapt far; returns
-    how many these are. `change` and `varied`, if given, learn how many changes differ in size from the last.
+    is by readings known. Writes the cells that have stood still for long, and those that leapt far and back;
+    returns how many these are. `change` and `varied`, if given, learn how many changes differ in size from
+    the last.
     """
     k, w = value.shape
     least, k_least, pu_least, is_noisy = (
@@ -496,7 +497,7 @@ def watch_gauges(
         np.copyto(frozen, False, where=where)
     stood = np.flatnonzero(run >= least)
     # A jump: both steps, to the last reading and from it, go the same way
-    rise, fall = last - before, last - value
+    rise, fall, across = last - before, last - value, np.abs(value - before)
     back = np.fmax(np.maximum(np.minimum(rise, fall), -np.maximum(rise, fall)), np.float32(0.0))
     if new is not None:
         back *= new
@@ -509,7 +510,8 @@ def watch_gauges(
     learned = (square - jump) * rate
     np.copyto(learned, 0.0, where=far)
     jump += learned
-    leapt = np.flatnonzero(far)
+    # Where its neighbours are farther from each other than from it, the level has moved
+    leapt = np.flatnonzero(far & ~(across > back))
     np.copyto(before, last, where=where)
     np.copyto(last, value, where=where)
     stood_at[: len(stood)], leapt_at[: len(leapt)] = stood, leapt
