@@ -17,7 +17,7 @@ from twin.diagnosis.evidence_masks import DownstreamMask
 from twin.diagnosis.isolation import IsolatedFault
 from twin.diagnosis.signature import HEAT, HYPOTHESES, SPLIT
 from twin.diagnosis.verdict import DiagnosisVerdicts
-from twin.telemetry import FaultReported, MaintenanceBegun
+from twin.telemetry import Block, FaultReported, MaintenanceBegun
 
 QUIET: dict[str, Any] = {
     "node.leak_state": 0.0, "rack.leak_state": 0.0, "cdu.leak_state": 0.0, "feeder.voltage_v": 400.0,
@@ -170,6 +170,70 @@ def test_a_tripped_breaker_and_a_sag() -> None:
     pod.run(5, QUIET)
     pod.run(4, QUIET | {"feeder.voltage_v": 330.0})
     assert told(pod) == [("grid_event", "site", 0, "")]
+
+
+def dark_feeds(*, apart_s: int, lasts_s: int, back_apart_s: int = 0) -> tuple[set[Any], Twin]:
+    """What is told while both feeds are lost, one so long after the other, and come back alike."""
+    pod, ever = Twin(two_racks()), set()
+    pod.run(40, QUIET | {"cdu.pump1_speed_pu": 0.7, "cdu.pump2_speed_pu": 0.7})
+    for second in range(lasts_s + back_apart_s + 25):
+        gone = [0 <= second < lasts_s, apart_s <= second < lasts_s + back_apart_s]
+        speed = 0.0 if second < lasts_s else 0.7
+        pod.tick(QUIET | {"feeder.energised_state": np.array(gone, float), "cdu.pump1_speed_pu": speed,
+                          "cdu.pump2_speed_pu": speed})  # fmt: skip
+        ever |= set(told(pod))
+    return ever, pod
+
+
+def test_feeds_that_are_lost_at_once_are_one_event_of_the_grid_that_names_them() -> None:
+    """The pumps that stand with them are part of it."""
+    ever, pod = dark_feeds(apart_s=0, lasts_s=30)
+    assert ever == {("grid_event", "site", 0, "")}
+    (fault,) = pod.engine.diagnosis.faults
+    assert "a, lab/h/b report no voltage" in fault.evidence[0]
+    assert fault.count == 2
+
+
+def test_feeds_that_come_back_one_after_the_other_were_lost_together() -> None:
+    ever, _ = dark_feeds(apart_s=0, lasts_s=20, back_apart_s=4)
+    assert ever == {("grid_event", "site", 0, "")}
+    ever, _ = dark_feeds(apart_s=0, lasts_s=20, back_apart_s=30)
+    assert ("feed_lost", "feeder", 1, "") in ever, "one that stays away is lost by itself"
+
+
+def test_a_second_feed_that_is_lost_long_after_the_first_is_no_event_of_the_grid() -> None:
+    ever, _ = dark_feeds(apart_s=60, lasts_s=90)
+    assert {t for t in ever if t[1] != "cdu"} == {
+        ("feed_lost", "feeder", 0, ""),
+        ("feed_lost", "feeder", 1, ""),
+    }
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_a_lost_feed_waits_for_a_word_of_the_other_that_is_no_older(both: bool) -> None:
+    """Feeders that are read one after the other, every second tick each."""
+    pod, ever, first = Twin(two_racks()), list[Any](), 0
+    others = {key: value for key, value in QUIET.items() if not key.startswith("feeder.")}
+    for second in range(60):
+        feeder = second % 2
+        gone = np.full((1, 1), float(second >= 40 and (feeder == 0 or both)), np.float32)
+        none, at_ns = np.empty((0, 1), np.int64), pod.now_ns + NS
+        pod.inbox.put_block(Block("feeder", feeder, ("energised_state",), gone, (), none, at_ns), at_ns)
+        pod.tick(others)
+        first = first or (second if told(pod) else 0)
+        ever += told(pod)
+    assert set(ever) == {("grid_event", "site", 0, "") if both else ("feed_lost", "feeder", 0, "")}
+    assert 40 <= first <= 41
+
+
+def test_a_dip_of_all_feeds_is_told_at_once_and_a_slight_sag_once_it_lasts() -> None:
+    for volts, after_s in ((340.0, 1), (370.0, 3)):
+        pod = Twin(two_racks())
+        pod.run(5, QUIET)
+        for second in range(1, after_s + 1):
+            assert told(pod) == [], second
+            pod.tick(QUIET | {"feeder.voltage_v": volts})
+        assert told(pod) == [("grid_event", "site", 0, "")]
 
 
 def test_a_lost_supply_is_the_nodes_but_not_when_the_feed_is_lost() -> None:

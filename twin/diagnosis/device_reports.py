@@ -10,16 +10,23 @@ from __future__ import annotations
 
 import numpy as np
 
-from twin.catalogue import F64, I32, I64, TABLES, Bool, find_signal
+from twin.catalogue import F64, I32, I64, NS, TABLES, Bool, find_signal
 from twin.diagnosis.cause import Cause
 from twin.diagnosis.topology import Topology
-from twin.telemetry import GOOD, EntityState, State, column, keyed
+from twin.telemetry import GOOD, EntityState, State, column, keyed, scalar
 
 LEAK_CLEAR_S = 120.0
 SAG_PU = 0.95  # of its usual voltage; a healthy grid stays within 5 % (EN 50160 allows 10 %)
+# Below, it is a dip (EN 50160), which may be over within the second; less has to last
+DIP_PU, SAG_HOLD_S = 0.9, 2.0
+# Feeds that are lost within this time are lost together, and so long one waits for a word of the others;
+# source: estimate, meters of a building are read every second to every ten
+LEAST_FEEDS, TOGETHER_S = 2, 10.0
+WORDS = ("energised_state", "voltage_v")
 REFERENCE_PER_READING = 0.002  # of a feeder's usual voltage
 MOST_NAMED = 4  # wet detectors of a leak that are named each
 WET = "node.leak_state"  # what a leak at a rack or a tray covers: one supersedes the other
+NEVER_NS = 2**62
 DEAD_PU = 0.1  # of its usual voltage: no voltage
 PSU_EMPTY_PU, PSU_EMPTY_W = 0.03, 300.0  # share of a node's power; no node draws more than 10 kW
 
@@ -50,6 +57,9 @@ class DeviceReports(EntityState):
     wet_ns: dict[str, I64] = keyed("i8", keys=("node", "rack", "cdu", "loop"))
     fill_s: F64 = column("cdu", "f8")
     tripped: Bool = column("feeder", "?")  # as their breakers said last
+    dark_ns: I64 = column("feeder", "i8")  # reading that said first that it carries nothing; 0 = it does
+    grid_from_ns: int = scalar(0)  # first and last instant of the last loss of all feeds
+    grid_ns: int = scalar(0)
 
     def __init__(self, topology: Topology) -> None:
         super().__init__(topology.sizes)
@@ -152,43 +162,70 @@ class DeviceReports(EntityState):
         mask = in_maintenance.get("feeder", none)
         breaker = good(state, "feeder.breaker_state")
         lost = (good(state, "feeder.energised_state") == 1.0) & ~mask
-        out: list[Cause] = []
         pu = self._voltage_pu(state)
         lost |= (pu < DEAD_PU) & ~mask
         # One that is not read for once has not been closed
         self.tripped = np.where(np.isnan(breaker), self.tripped & lost, breaker == 1.0) & ~mask
-        tripped = self.tripped
-        self.lost = lost | tripped
-        parent = self.topology.site.parent_of_feeder
-        dark = self.lost
-        below = (parent >= 0) & dark[np.maximum(parent, 0)]
-        for feeder in np.flatnonzero(dark & ~below).tolist():
-            under = [f for f in self.topology.site.subtree(feeder) if dark[f]]
-            kind = "breaker_tripped" if tripped[feeder] else "feed_lost"
-            report = "reports a trip" if tripped[feeder] else "reports no voltage"
-            evidence = [f"{self.topology.site.name('feeder', feeder)} {report}"]
-            if len(under) > 1:
-                evidence.append(f"{len(under) - 1} feeders below it are dark")
-            covers = {"feeder": np.array(under, np.int32)}
-            out.append(
-                Cause(kind, "feeder", feeder, "", 0.999, tuple(evidence), len(under), 0.0, 30.0, covers)
-            )
+        self.lost = lost | self.tripped
+        out = self._dark(state)
+        if (grid := self._grid_lost(mask, state.now_ns)) is not None:
+            return [grid]
         sag = (pu < SAG_PU) & ~self.lost
         known = np.isfinite(pu) & ~self.lost & ~mask
         if known.any() and sag[known].all() and np.count_nonzero(known) >= min(2, n):
             worst = float(pu[known].min())
+            text = f"voltage of {int(known.sum())} feeders at {worst:.0%} of its usual"
+            hold_s = 0.0 if worst < DIP_PU else SAG_HOLD_S
+            out.append(Cause("grid_event", "site", 0, "", 0.99, (text,), int(known.sum()), hold_s, 30.0))
+        return out
+
+    def _grid_lost(self, in_maintenance: Bool, now_ns: int) -> Cause | None:
+        """The loss of all feeds of the site together: none of them is at fault."""
+        feeds = np.flatnonzero((self.topology.site.parent_of_feeder < 0) & ~in_maintenance)
+        if len(feeds) < LEAST_FEEDS or not self.lost[feeds].all() or self.tripped[feeds].any():
+            return None
+        since_ns = self.dark_ns[feeds]
+        if int(since_ns.max() - since_ns.min()) > TOGETHER_S * NS:
+            return None
+        self.grid_from_ns, self.grid_ns = int(since_ns.min()), now_ns
+        dark = np.flatnonzero(self.lost).astype(np.int32)
+        names = [self.topology.site.name("feeder", int(f)) for f in feeds]
+        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        evidence = [f"{', '.join(names[:MOST_NAMED])}{more} report no voltage: all that feed the site"]
+        if len(dark) > len(feeds):
+            evidence.append(f"{len(dark) - len(feeds)} feeders below them are dark")
+        covers = {"feeder": dark}
+        return Cause("grid_event", "site", 0, "", 0.999, tuple(evidence), len(dark), 0.0, 30.0, covers)
+
+    def unfed_from_ns(self, now_ns: int) -> int:
+        """Instant from which on what stands stands for lack of voltage; in the far future if it does not."""
+        unfed = now_ns - self.grid_ns < TOGETHER_S * NS
+        return self.grid_from_ns - round(TOGETHER_S * NS) if unfed else NEVER_NS
+
+    def _dark(self, state: State) -> list[Cause]:
+        """Feeders that carry nothing, the highest of each branch. A feed waits for a word of the others that
+        is no older than its own, as they may be lost with it; and to come back, if they were.
+        """
+        site, dark = self.topology.site, self.lost
+        root = site.parent_of_feeder < 0
+        column = state.tables["feeder"]
+        heard_ns = np.maximum(*(column.last_good_ns(TABLES["feeder"].by_name[k]) for k in WORDS))
+        self.dark_ns = np.where(dark, np.where(self.dark_ns > 0, self.dark_ns, heard_ns), 0)
+        out: list[Cause] = []
+        for feeder in np.flatnonzero(dark & (root | ~dark[np.maximum(site.parent_of_feeder, 0)])).tolist():
+            under = [f for f in site.subtree(feeder) if dark[f]]
+            kind, report = "feed_lost", "reports no voltage"
+            late = root & ~dark & (heard_ns < self.dark_ns[feeder])
+            waits = late.any() or self.unfed_from_ns(state.now_ns) < NEVER_NS
+            hold_s = TOGETHER_S if root[feeder] and waits else 0.0
+            if self.tripped[feeder]:
+                kind, report, hold_s = "breaker_tripped", "reports a trip", 0.0
+            evidence = [f"{site.name('feeder', feeder)} {report}"]
+            if len(under) > 1:
+                evidence.append(f"{len(under) - 1} feeders below it are dark")
+            covers = {"feeder": np.array(under, np.int32)}
             out.append(
-                Cause(
-                    "grid_event",
-                    "site",
-                    0,
-                    "",
-                    0.99,
-                    (f"voltage of {int(known.sum())} feeders at {worst:.0%} of its usual",),
-                    int(known.sum()),
-                    2.0,
-                    30.0,
-                )
+                Cause(kind, "feeder", feeder, "", 0.999, tuple(evidence), len(under), hold_s, 30.0, covers)
             )
         return out
 

@@ -12,7 +12,7 @@ from twin.diagnosis.alarm_budget import surprise
 from twin.diagnosis.cause import Cause
 from twin.diagnosis.cusum import WILD_SIGMAS
 from twin.diagnosis.deviations import SLICE, Tracks
-from twin.diagnosis.device_reports import good, reported
+from twin.diagnosis.device_reports import NEVER_NS, good, reported
 from twin.diagnosis.sensor_checks import LEAP_MEAN, Meters, SensorChecks
 from twin.diagnosis.signature import GPU_POWER, LOOP_USUAL, NODE_POWER, PSU1, PSU2
 from twin.diagnosis.topology import Topology
@@ -76,8 +76,10 @@ class DeviceFaults(EntityState):
         super().__init__(topology.sizes)
         self.topology = topology
 
-    def pumps(self, state: State, in_maintenance: dict[str, Bool], dt_s: float) -> list[Cause]:
-        """Pumps that ran and stand, while nobody stopped the CDU as a whole."""
+    def pumps(
+        self, state: State, in_maintenance: dict[str, Bool], dt_s: float, unfed_from_ns: int = NEVER_NS
+    ) -> list[Cause]:
+        """Pumps that ran and stand, while nobody stopped the CDU as a whole, and not for lack of voltage."""
         if not reported(state, "cdu.pump1_speed_pu"):
             return []
         speed = np.stack([good(state, "cdu.pump1_speed_pu"), good(state, "cdu.pump2_speed_pu")], axis=1)
@@ -88,6 +90,7 @@ class DeviceFaults(EntityState):
             stopped[mask] = False
         self.stopped_ns[stopped & (self.stopped_ns == 0)] = state.now_ns
         self.stopped_ns[~stopped] = 0
+        stopped &= self.stopped_ns < unfed_from_ns
         if not stopped.any():
             return []
         out = []

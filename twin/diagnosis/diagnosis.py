@@ -130,7 +130,7 @@ class Diagnosis(EntityState):
         """Return causes that need no comparison: reports, silences, stopped pumps, counters, sensors."""
         in_maintenance = self._in_maintenance(windows)
         causes = self.reports.causes(state, in_maintenance, dt_s)
-        causes += self.devices.pumps(state, in_maintenance, dt_s)
+        causes += self.devices.pumps(state, in_maintenance, dt_s, self.reports.unfed_from_ns(state.now_ns))
         causes += self.devices.filters(state, in_maintenance)
         causes += self.growth.causes(state, events, in_maintenance)
         idle = self._idle = IdleMask(state, self.topology)

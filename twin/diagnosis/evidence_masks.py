@@ -57,7 +57,7 @@ STIRRED: dict[str, tuple[str, ...]] = {
     "breaker_tripped": ("feeder", "rack", "node", "gpu"),
     "feed_lost": ("feeder", "rack", "node", "gpu"),
     "heat_wave": ("loop", "cdu"),
-    "grid_event": ("feeder", "rack", "node"),
+    "grid_event": ("feeder", "rack", "node", "gpu", "cdu", "loop"),  # pumps and fans stumble, or stop
     "node_down": ("node", "rack", SPLIT),
     "node_silent": ("node", "rack.power_w"),
     "psu_lost": ("node", SPLIT),  # what one supply no longer draws from its feed, the other does
