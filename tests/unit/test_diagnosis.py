@@ -337,6 +337,22 @@ def test_a_pressure_that_leaps_there_and_back_is_a_sensor_that_spikes(height_pa:
     assert told(pod) == [("sensor_spiking", "cdu", 0, "supply_pressure_pa")]
 
 
+@pytest.mark.parametrize("lost", [True, False])
+def test_comparisons_that_a_lost_feed_disturbs_confirm_no_spike_of_a_nodes_power(lost: bool) -> None:
+    """Work that leaps on nodes of which one supply is empty; else a meter that does, beside supplies."""
+    pod, rng, ever = Twin(two_racks()), np.random.default_rng(1), set()
+    for i in range(330):
+        after, leaps_w = i >= 270, 2e3 * (i >= 270 and i % 5 == 0) * (np.arange(36) < 3)
+        work_w = 5e3 + rng.normal(0, 20, 36) + leaps_w * lost
+        share = 1.0 if after and lost else 0.5
+        pod.tick(QUIET | {"node.power_w": work_w + leaps_w * (not lost), "node.psu1_power_w": share * work_w,
+                          "node.psu2_power_w": (1 - share) * work_w,
+                          "feeder.energised_state": one(2, 1, float(after and lost))})  # fmt: skip
+        ever |= {t[0] for t in told(pod)}
+    assert ("sensor_spiking" in ever) != lost
+    assert ("feed_lost" in ever) == lost
+
+
 @pytest.mark.parametrize("other", [True, False], ids=["both feeds", "one"])
 def test_a_load_that_jumps_is_read_by_both_feeds_some_seconds_apart(other: bool) -> None:
     pod, rng = Twin(two_racks()), np.random.default_rng(1)

@@ -186,13 +186,13 @@ class Tracks(EntityState):
         self.tracks: dict[str, DeviationTrack] = {}
         self._seats: dict[str, int] = {}
         self._stands: list[Stand] = []
-        self._judging: dict[str, list[DeviationTrack]] = {}
+        self._judging: dict[str, dict[str, DeviationTrack]] = {}
 
-    def judging(self, signal: str) -> list[DeviationTrack]:
-        """The comparisons that judge a signal such as `gpu.power_w`."""
+    def judging(self, signal: str) -> dict[str, DeviationTrack]:
+        """The comparisons that judge a signal such as `gpu.power_w`, by name."""
         if signal not in self._judging:
             named = sorted(name for name in self.tracks if name.partition("/")[0] == signal)
-            self._judging[signal] = [self.tracks[name] for name in named]
+            self._judging[signal] = {name: self.tracks[name] for name in named}
         return self._judging[signal]
 
     def _track(self, name: str) -> DeviationTrack:

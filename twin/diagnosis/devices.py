@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ LOOP_MEMORY, LOOP_KNOWN, LOOP_FLOOR_K = 1800.0, 300, 0.3  # ticks; ticks; least 
 GAP_MEMORY = 200.0  # readings over which the gap between memory and chip is learned
 # A node's comparison that sees a jump of so many watts of a GPU must jump too; source: estimate
 SEEN_W, LEAST_WILD = 200.0, 1.5
+CONFIRMED_WILD = 2.0  # far readings of a comparison that confirm a jump; source: estimate
 ALIKE_JUMPS = 0.5  # another meter that jumps so often beside this one sees the same; source: estimate
 FEEDER_POWER, GPU_MEMORY = "feeder.power_w", "gpu.hbm_temp_c"
 POWERED = ("gpu.sm_clock_hz", "gpu.power_w", "node.power_w", "rack.power_w", FEEDER_POWER,
@@ -156,9 +158,11 @@ class DeviceFaults(EntityState):
         dark: dict[str, Bool],
         still: dict[str, Bool],
         node_power: Residual | None,
+        disturbed: Callable[[str, int], Bool | None] = lambda _, __: None,
     ) -> list[Cause]:
         """Single sensors that stand still or jump; `dark` [n]: devices reported as a whole or without data;
-        `still` [n]: devices whose readings may stand still."""
+        `still` [n]: devices whose readings may stand still; `disturbed`: rows of a comparison that a
+        fault of a device stirs, and that so confirm nothing."""
         out: list[Cause] = []
         for table, meters in watch.meters.items():
             if not meters.anything:
@@ -178,7 +182,7 @@ class DeviceFaults(EntityState):
                     if many > MOST_BESIDE and table in ("gpu", "node"):
                         out += self._crowds(kind, table, name, odd)
                     for entity in np.flatnonzero(odd).tolist()[:50]:
-                        if kind == "spiking" and not _agrees(key, entity, tracks):
+                        if kind == "spiking" and not _agrees(key, entity, tracks, disturbed):
                             continue
                         fed = key == FEEDER_POWER and kind == "spiking"
                         if fed and _shared_by_feeds(self.topology.site, entity, meters.jumps[k]):
@@ -335,14 +339,21 @@ def _part(state: State, name: str, part: slice) -> F32:
     return value
 
 
-def _agrees(key: str, entity: int, tracks: Tracks) -> bool:
-    """A jump of power may be the work's: its own comparisons must have jumped as well, if there are any."""
-    own = [t for t in tracks.judging(key) if entity < len(t.wild)]
+def _agrees(key: str, entity: int, tracks: Tracks, disturbed: Callable[[str, int], Bool | None]) -> bool:
+    """A jump of power may be the work's: its own comparisons must have jumped as well, if there are any, and
+    not for a fault that disturbs them."""
+    own = tracks.judging(key)
     if key == NODE_POWER:  # a node's supplies jump with it, but not with its meter alone
-        own = [t for name in (PSU1, PSU2) if (t := tracks.tracks.get(name)) is not None] or own
+        own = {name: t for name in (PSU1, PSU2) if (t := tracks.tracks.get(name)) is not None} or own
+    own = {name: t for name, t in own.items() if entity < len(t.wild)}
     if not own:
         return key not in POWERED
-    return any(float(t.wild[entity]) >= 2.0 for t in own) or (key not in POWERED and not own)
+    for name, track in own.items():
+        if float(track.wild[entity]) >= CONFIRMED_WILD:
+            rows = disturbed(name, len(track.wild))
+            if rows is None or not rows[entity]:
+                return True
+    return False
 
 
 def _shared_by_feeds(site: Site, feeder: int, jumps: F32) -> bool:

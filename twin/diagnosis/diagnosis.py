@@ -143,7 +143,10 @@ class Diagnosis(EntityState):
         )
         idle.switch_off(self.silence.burnt)
         causes += self.devices.weather(state, in_maintenance)
-        causes += self.devices.sensors(self.watch, self.tracks, self._dark(), idle.masks(), node_power)
+        disturbed = self.downstream.stirred
+        causes += self.devices.sensors(
+            self.watch, self.tracks, self._dark(), idle.masks(), node_power, disturbed
+        )
         return causes
 
     def _behind_cooling(self, state: State, causes: list[Cause]) -> Bool:

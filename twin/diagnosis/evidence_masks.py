@@ -110,15 +110,25 @@ class DownstreamMask(EntityState):
             if now_ns - support.last_ns > linger_ns:
                 del self.causes[key]
 
-    def covered(self, relation: str, n: int) -> Bool | None:
-        """Rows [n] of a comparison that lie downstream; None if none does."""
+    def stirred(self, relation: str, n: int) -> Bool | None:
+        """Rows [n] of a comparison that a fault of a device stirs; None if none does."""
+        return self._downstream(relation, n, sensors=False)
+
+    def _downstream(self, relation: str, n: int, sensors: bool) -> Bool | None:
         out: Bool | None = None
         for cause in self.causes.values():
             sensor = cause.kind.startswith("sensor_")
+            if sensor and not sensors:
+                continue
             rows = self._of_sensor(cause, relation) if sensor else self._stirred(cause, relation, n)
             if rows is not None:
                 out = np.zeros(n, np.bool_) if out is None else out
                 out[rows] = True
+        return out
+
+    def covered(self, relation: str, n: int) -> Bool | None:
+        """Rows [n] of a comparison that lie downstream; None if none does."""
+        out = self._downstream(relation, n, sensors=True)
         table = relation.partition(".")[0]
         if table in ("gpu", "rack") and self.dry_ns.any() and n == self.topology.sizes[table]:
             settles = (self.dry_ns > 0) & (self.dry_ns < self._now_ns)
