@@ -337,6 +337,40 @@ def test_a_pressure_that_leaps_there_and_back_is_a_sensor_that_spikes(height_pa:
     assert told(pod) == [("sensor_spiking", "cdu", 0, "supply_pressure_pa")]
 
 
+@pytest.mark.parametrize(
+    ("step_k", "noise_k", "to_c", "kinds"),
+    [
+        (1.0, 0.1, 23.9, {"sensor_biased"}),  # it rests there, and its noise is unseen in the steps
+        (0.05, 0.1, 24.4, set()),
+        (0.05, 0.1, 21.0, {"sensor_biased", "cooler_failed"}),
+        (0.05, 0.0, 21.0, {"sensor_frozen"}),  # of which the digits stand still as well
+    ],
+)
+def test_a_coarse_supply_that_rests_at_another_step_does_not_stand_still(
+    step_k: float, noise_k: float, to_c: float, kinds: set[str]
+) -> None:
+    tree = two_racks(loops=[{"name": "fws", "cooling": "dry_cooler"}])
+    tree["halls"][0]["cdus"][0]["loop"] = "fws"
+    pod, rng, ever = Twin(tree), np.random.default_rng(1), set()
+    for i in range(900):
+        supply_c = 25.1 + 0.5 * np.sin(i / 30.0) if i < 700 else to_c
+        supply_c += rng.normal(0, noise_k if i >= 700 else 0.1)
+        supply_c = step_k * np.rint(supply_c / step_k)
+        pod.tick(QUIET | {"loop.supply_temp_c": supply_c, "site.outdoor_temp_c": 15.0})
+        ever |= {t[0] for t in told(pod)}
+    assert ever <= kinds
+    assert ("sensor_frozen" in ever) == ("sensor_frozen" in kinds)
+
+
+def test_the_usual_supply_of_a_loop_is_known_no_better_than_its_readings_step() -> None:
+    tree = two_racks(loops=[{"name": "fws", "cooling": "dry_cooler"}])
+    pod = Twin(tree)
+    pod.run(310, {"loop.supply_temp_c": 24.0})
+    devices, state, tracks = pod.engine.diagnosis.devices, pod.engine.state, pod.engine.diagnosis.tracks
+    fine, coarse = (devices.loops(state, tracks, np.array([k])).sigma for k in (0.0, 0.4))
+    assert coarse == pytest.approx(np.hypot(fine, 0.4))
+
+
 @pytest.mark.parametrize("lost", [True, False])
 def test_comparisons_that_a_lost_feed_disturbs_confirm_no_spike_of_a_nodes_power(lost: bool) -> None:
     """Work that leaps on nodes of which one supply is empty; else a meter that does, beside supplies."""

@@ -361,6 +361,17 @@ def test_the_step_of_a_signal_is_found_and_a_fine_one_has_none() -> None:
     assert not steps.sigma()[1].any()
 
 
+def test_a_signal_that_stops_and_starts_tells_no_step() -> None:
+    steps, rng = Steps(1, {"cdu": 1}, "cdu"), np.random.default_rng(3)
+    for i in range(60):
+        speed = 0.0 if 20 <= i < 40 else 0.78
+        steps.follow(np.array([[speed]]))
+        assert steps.sigma() == 0.0
+    for _ in range(60):
+        steps.follow(np.array([[0.02 * round(35 + 5 * rng.random())]]))
+    assert steps.sigma()[0, 0] == pytest.approx(0.02 / np.sqrt(12.0))
+
+
 def test_a_board_is_no_surer_than_the_steps_of_its_readings() -> None:
     board = Board([Row("rack.x", "rack", 1, 0.02)])
     zero, second = np.zeros(1), 0

@@ -285,8 +285,11 @@ class DeviceFaults(EntityState):
             self.weather_step_k += float(step_k[0])
             self.weather_kept = 0
 
-    def loops(self, state: State, tracks: Tracks) -> Residual:
-        """Each loop's supply beside what it has been over the last half hour, unless that is odd [n_loop]."""
+    def loops(self, state: State, tracks: Tracks, steps_k: F64) -> Residual:
+        """Each loop's supply beside what it has been over the last half hour, unless that is odd [n_loop].
+
+        `steps_k`: 1 sigma for the resolution of its readings [n_loop].
+        """
         n = self.topology.sizes["loop"]
         supply = good(state, "loop.supply_temp_c") if n else np.zeros(0)
         expected = self.loop_c.copy()
@@ -298,7 +301,7 @@ class DeviceFaults(EntityState):
         known = np.isfinite(expected)
         self.loop_c = np.where(known, np.where(calm, expected + share * off, expected), supply)
         self.loop_var += np.where(calm & known, share * (off * off - self.loop_var), 0.0)
-        sigma = np.maximum(np.sqrt(self.loop_var), LOOP_FLOOR_K)
+        sigma = np.hypot(np.maximum(np.sqrt(self.loop_var), LOOP_FLOOR_K), steps_k)
         sigma[self.loop_count < LOOP_KNOWN] = np.nan
         return Residual(LOOP_USUAL, expected, supply, sigma, np.full(n, np.nan))
 

@@ -105,7 +105,7 @@ class Diagnosis(EntityState):
         self.readings.begin()
         self.watch.update(state, self.readings, in_maintenance)
         residuals = dict(estimator.residuals)
-        residuals[LOOP_USUAL] = self.devices.loops(state, self.tracks)
+        residuals[LOOP_USUAL] = self.devices.loops(state, self.tracks, estimator.loop_steps_k)
         if state.tick % DRIFTS_EVERY == 0:
             self.drifts = _drifts(estimator)
         residuals |= {name: Residual(name, *columns) for name, columns in self.drifts.items()}

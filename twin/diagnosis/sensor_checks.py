@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from twin import kernels
-from twin.catalogue import F32, I32, I64, TABLES, Bool
+from twin.catalogue import F32, F64, I32, I64, TABLES, Bool
 from twin.diagnosis.alarm_budget import AlarmBudget, rare_count, run_log, widening
 from twin.diagnosis.deviations import NewReadings
 from twin.telemetry import GOOD, OWN, EntityState, Sizes, State, column, part
@@ -214,10 +214,7 @@ class Bank(GaugeState):
         run = self.run.reshape(-1)[cells]
         moves, here = self.moves.reshape(-1)[cells], value.reshape(-1)[at]
         log, count = self._trait("run_log", cells), self.count.reshape(-1)[cells]
-        # What was seen of it before it stood still may have been luck, or the edge of a step
-        before = np.where(count < SETTLED, np.maximum(count - run, 0), SETTLED)
-        repeats = 1.0 - moves + 1.0 / (before + 1.0)
-        repeats = np.maximum(repeats, np.interp(self.varied.reshape(-1)[cells], VARIED, RESTS))
+        repeats = _repeats(run, moves, count, self.varied.reshape(-1)[cells])
         usual = np.where(repeats < MOST_REPEATS, log / -np.log(np.minimum(repeats, MOST_REPEATS)), NEVER)
         odd = run >= np.maximum(self._trait("run_least", cells), usual)
         odd &= (here != 0.0) & (here >= self._trait("least", cells)) & (moves > LIVELY)
@@ -236,6 +233,14 @@ class Bank(GaugeState):
         many = jumps >= (self._jumps[:, part] if self.flat else self._jumps)
         np.copyto(self.jumping[:, part], many, where=where)
         self._refresh()
+
+
+def _repeats(run: I32, moves: F32, count: I32, varied: F32) -> F64:
+    """Chance that a healthy gauge reads again what it read last, by its moves and the noise in its steps."""
+    # What was seen of it before it stood still may have been luck, or the edge of a step
+    before = np.where(count < SETTLED, np.maximum(count - run, 0), SETTLED)
+    repeats = 1.0 - moves + 1.0 / (before + 1.0)
+    return np.asarray(np.maximum(repeats, np.interp(varied, VARIED, RESTS)), np.float64)
 
 
 class Meters(GaugeState):
@@ -292,6 +297,16 @@ class Meters(GaugeState):
 
     def index(self, name: str) -> int:
         return self.names.index(name)
+
+    def surprise(self, k: int, entity: int) -> float:
+        """-ln of the chance that a healthy gauge stands still for as long as it has. In steps that hide its
+        noise it may for ever; but the whole degrees of a GPU follow its work: the changes that it missed.
+        """
+        run, moves = self.run[k, entity], self.moves[k, entity]
+        if self.table == "gpu" and self.names[k] == "temp_c":
+            return float(run * moves)
+        repeats = float(_repeats(run, moves, self.count[k, entity], self.varied[k, entity]))
+        return float(-run * np.log(min(repeats, 1.0)))
 
 
 class SensorChecks(EntityState):

@@ -34,7 +34,8 @@ LEAST_SIZE = {"cooler_failed": 2.0, "valve_stuck": 0.5}
 STREAK, STREAK_SENSOR = 2, 4  # readings in a row that must be off: one or two may be a jump
 VALVE_RUN = 6  # equal positions in a row, while it ought to move
 STANDING = 3  # equal readings: it may be frozen rather than biased; the watch will tell
-LONG_RUN = 8  # equal readings, while what it measures has moved
+# Equal readings while comparisons are off, and -ln of their chance: it stands still; source: estimate
+LONG_RUN, LONG_SURPRISE = 8, 4.0
 UNITS = {"l/min": (1.0, "l/min", 1), "Pa": (1e-3, "kPa", 1), "degC": (1.0, "degC", 1), "W": (1e-3, "kW", 2),
          "Hz": (1e-6, "MHz", 0), "1": (100.0, "%", 1)}  # fmt: skip
 SMALL_W = 20e3  # below, people say watts
@@ -143,8 +144,8 @@ class DiagnosisVerdicts:
         elif SETPOINT in h.relations and kind == "valve_stuck" and not self._stuck(now, entity, fault.size):
             return None
         if kind in ("sensor_biased", "plate_degraded"):
-            run, moves = self._run(h.table, signal or "temp_c", entity)
-            if run >= LONG_RUN and run * moves > 4.0:
+            run, moves, surprise = self._run(h.table, signal or "temp_c", entity)
+            if run >= LONG_RUN and surprise > LONG_SURPRISE:
                 kind, signal = "sensor_frozen", signal or "temp_c"
             elif run >= STANDING and moves > 0.5:
                 return None  # it may be frozen: the watch will tell in some readings
@@ -232,20 +233,21 @@ class DiagnosisVerdicts:
         disagrees = size < 0 or (len(gap_z) > gpu and abs(float(gap_z[gpu])) > 4.0)
         return ("sensor_biased", "temp_c") if disagrees else ("plate_degraded", "")
 
-    def _run(self, table: str, signal: str, entity: int) -> tuple[int, float]:
-        """(equal readings in a row, usual share of readings that change)."""
+    def _run(self, table: str, signal: str, entity: int) -> tuple[int, float, float]:
+        """(equal readings in a row, usual share of readings that change, surprise at so long a run)."""
         meters = self.watch.meters.get(table)
         if meters is None or signal not in meters.names:
-            return 0, 1.0
+            return 0, 1.0, 0.0
         k = meters.index(signal)
-        return int(meters.run[k, entity]), float(meters.moves[k, entity])
+        moves = float(meters.moves[k, entity])
+        return int(meters.run[k, entity]), moves, meters.surprise(k, entity)
 
     def _stuck(self, now: TickValues, cdu: int, error_k: float) -> bool:
         """Return True if the valve could do more against the error and does not move: too warm and not open,
         say.
         """
         valve = float(now["cdu.facility_valve1_pu"][cdu])
-        run, _ = self._run("cdu", "facility_valve1_pu", cdu)
+        run, _, _ = self._run("cdu", "facility_valve1_pu", cdu)
         if not np.isfinite(valve) or run < VALVE_RUN:
             return False
         return valve < FULL_VALVE_PU if error_k > 0 else valve > SHUT_VALVE_PU

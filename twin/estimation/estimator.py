@@ -193,6 +193,11 @@ class Estimator(EntityState):
         """Share of each rack's electric power that its liquid carries [n_rack]; NaN while unknown."""
         return np.where(self.capture_count > 0, self.capture, np.nan)
 
+    @property
+    def loop_steps_k(self) -> F64:
+        """1 sigma of each loop's supply for the resolution of its readings [n_loop]."""
+        return self._loop.step_sigma("supply_temp_c")
+
     def balances_with(self, feeders: Bool | None, racks: Bool | None) -> Bool:
         """Balances of which one of these is a member [n_balance]."""
         return self.tree.touched(feeders, racks)

@@ -15,11 +15,12 @@ LOST_S = 30.0
 
 UNIFORM = 12.0**-0.5  # 1 sigma of an error that is anywhere within a step, over the step
 MULTIPLE_TOLERANCE = 0.02  # of a step: float32 of the largest signals
+LEAST_STEP_PU = 1e-4  # of a reading: below, a step drowns in any noise; source: estimate
 
 
 class Steps(EntityState):
-    """Resolution of k signals of a table: the smallest change of a reading, where all readings are multiples
-    of it; 0 where they are not.
+    """Resolution of k signals of a table: the largest step of which all readings are multiples (Euclid's
+    algorithm over their changes); 0 where there is none to speak of.
     """
 
     step: F64 = column(OWN, "f8", np.inf, lead=("k",))  # inf: nothing has changed yet
@@ -32,12 +33,15 @@ class Steps(EntityState):
         """Take in the readings of a tick [k, n], NaN for none."""
         known = np.isfinite(values)
         change = np.abs(values - self.last)
+        # A device that stops or starts tells no step: 0 is a multiple of all
+        change[(values == 0.0) | (self.last == 0.0)] = 0.0
         rows, cells = np.nonzero((change > 0.0) & (self.step > 0.0))
         if len(rows):
-            step = np.minimum(self.step[rows, cells], change[rows, cells])
-            times = values[rows, cells] / step
-            whole = np.abs(times - np.rint(times)) <= MULTIPLE_TOLERANCE
-            self.step[rows, cells] = np.where(whole, step, 0.0)
+            step, value = np.minimum(self.step[rows, cells], change[rows, cells]), values[rows, cells]
+            times = value / step
+            left = np.abs(times - np.rint(times))
+            step = np.where(left <= MULTIPLE_TOLERANCE, step, left * step)
+            self.step[rows, cells] = np.where(step > LEAST_STEP_PU * np.abs(value), step, 0.0)
         np.copyto(self.last, values, where=known)
 
     def sigma(self) -> F64:
