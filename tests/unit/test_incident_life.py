@@ -93,3 +93,24 @@ def test_another_device_in_its_place_that_fails_is_another_matter(told: Told) ->
     told.run(1, {"gpu.row_remap_failed_state": 0.0}, EntityReplaced(table="gpu", name=gpu, serial="s2"))
     told.run(200, {"gpu.row_remap_failed_state": 0.0})
     assert told.heard[1:] == [("cleared", "health/lab/h/r2/node3")]
+
+
+def test_what_eases_from_its_limit_to_its_guard_rings_no_second_time(tmp_path: Path) -> None:
+    """The hottest GPU is the last to leave its limit, while many others are still beyond their guard."""
+    twin, book, rang = Twin(two_racks()), AlarmBook(tmp_path), list[str]()
+    limit = twin.site.limits["gpu.temp_c"]
+    guard_c, limit_c = float(limit.guard[0]), float(limit.max[0])
+    hot = np.full(twin.site.sizes["gpu"], guard_c - 20.0)
+    for many_c, one_c in (
+        (guard_c - 20.0, guard_c - 20.0),
+        (limit_c + 2.0, limit_c + 5.0),
+        (guard_c + 1.0, limit_c + 2.0),
+        (guard_c + 1.0, 0.5 * (guard_c + limit_c)),
+        (guard_c - 3.0, guard_c - 3.0),
+    ):
+        hot[:40], hot[100] = many_c, one_c
+        for _ in range(10):
+            decision = twin.tick(ALIVE | {"gpu.temp_c": hot})
+            changes = book.update(decision.findings, decision.now_ns)
+            rang += [c.alarm.id for c in changes if c.what == "raised" and c.alarm.id.startswith("beyond/")]
+    assert rang == ["beyond/gpu.temp_c/limit"]

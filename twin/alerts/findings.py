@@ -246,9 +246,9 @@ class Findings(EntityState):
         """
         beyond: list[Finding] = []
         for key in site.limits:
-            level = self._levels(site, view, windows, key)
+            before, level = self.beyond.get(key), self._levels(site, view, windows, key)
             if level is not None:
-                beyond.append(_beyond(site, view, key, level))
+                beyond.append(_beyond(site, view, key, level, before))
         beyond += feared_findings(site, view, lambda table: _excused(site, view, windows, table))
         beyond += _overloads(site, view, windows)
         records, now = self.keep_only("beyond/", beyond), {f.id.rpartition("/")[0]: f.id for f in beyond}
@@ -382,16 +382,19 @@ def _oldest(age_s: np.ndarray) -> float:
     return float(finite.max()) if len(finite) else float("nan")
 
 
-def _beyond(site: Site, view: View, key: str, levels: np.ndarray) -> Finding:
+def _beyond(site: Site, view: View, key: str, levels: np.ndarray, before: np.ndarray | None) -> Finding:
     """Return the finding on readings beyond a guard; where some pass the limit as well, on those alone.
 
-    `levels` [n]: see `Findings.beyond`.
+    `levels` [n]: see `Findings.beyond`, as now and as they were. Those that were worse are named first: as
+    they ease, one sees that it is the same trouble.
     """
     signal, limit, read = find_signal(key), site.limits[key], view.value(key)
     level, bound, severity = ("guard", limit.guard, "warning")
     if (levels == 2).any():
         level, bound, severity = ("limit", limit.max, "critical")
     index = np.flatnonzero(levels == levels.max())
+    if before is not None:
+        index = index[np.argsort(-before[index], kind="stable")]
     table, _, name = key.partition(".")
     first = int(index[0])
     unit = f" {signal.unit}" if signal is not None and signal.unit not in ("1", "state") else ""
