@@ -397,14 +397,17 @@ def test_what_all_gpus_of_a_node_in_air_are_off_by_is_their_air() -> None:
     assert np.abs(np.delete(z, 9)).max() < 5.0
 
 
-def test_after_a_time_without_ticks_nothing_is_expected_until_the_lags_have_settled() -> None:
+@pytest.mark.parametrize("away_s", [8, 20, 73])
+def test_after_a_time_without_ticks_nothing_is_expected_until_the_lags_have_settled(away_s: int) -> None:
     """The twin is started again with its state, while GPUs follow work that nobody saw."""
     fleet = settled(400)
+    fleet.level, fleet.moves_s = np.full(fleet.n, 0.2), 10**6
+    fleet.run(100)
     asleep, fleet.estimator = fleet.estimator, copy.deepcopy(fleet.estimator)
-    fleet.run(73)
-    fleet.estimator = asleep
+    fleet.level = np.full(fleet.n, 0.9)
+    fleet.run(away_s)
+    fleet.estimator, far = asleep, 0.0
     assert np.isnan(fleet.step()["gpu.temp_c"].expected).all()
-    far = 0.0
     for _ in range(100):
         found = fleet.step()["gpu.temp_c"]
         far = max(far, float(np.nanmax(np.abs(found.difference / found.sigma), initial=0.0)))

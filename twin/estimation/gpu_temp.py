@@ -14,7 +14,7 @@ from twin import kernels
 from twin.catalogue import F64, I32, I64, NS, Bool
 from twin.estimation.noise import ResidualNoise
 from twin.estimation.parameter import Covariance, Delayed, Fit, Reference
-from twin.estimation.readings import LOST_S, Readings
+from twin.estimation.readings import Readings
 from twin.physics import air_resistance_k_per_w, resistance_k_per_w
 from twin.site import CONVECTIVE_SHARE, FLOW_EXPONENT, Site
 from twin.telemetry import EntityState, column, part, scalar
@@ -102,7 +102,7 @@ class GpuTemp(EntityState):
     away_pu: F64 = column("node", "f8")  # lag of how far the factor is from that
     driven_s: float = scalar(0.0)
     driven_ns: int = scalar(0)  # instant of the last tick
-    step_s: float = scalar(0.0)  # between the last two
+    step_s: float = scalar(0.0)  # usual time between two, the longest of the last ones
     set: Delayed = part()
     fit: Fit = part()
     covariance: Covariance = part()
@@ -177,6 +177,7 @@ class GpuTemp(EntityState):
 
     def drive(self, readings: Readings, power_w: F64, dt_s: float) -> F64:
         """Move the lags on by `dt_s`, driven by the readings of this tick; expected temperature [n], degC."""
+        away = self._away(readings.now_ns)
         flow_lpm, _ = readings.good("rack", "flow_lpm")
         factor = resistance_k_per_w(
             np.ones_like(flow_lpm), flow_lpm / self.nominal_lpm, CONVECTIVE_SHARE, FLOW_EXPONENT
@@ -197,7 +198,7 @@ class GpuTemp(EntityState):
         away_pu = np.abs(of_node - self.usual_factor) / of_node * self.lonely
         self.away_pu = away_pu + (self.away_pu - away_pu) * np.where(np.isnan(left), 0.0, left)
         self._hear(power_w, dt_s)
-        if self._away(readings.now_ns):
+        if away:
             self.settled_s[:] = 0.0
             self._begin(np.arange(self.n))
         inlet = self._inlet(readings)
@@ -247,11 +248,12 @@ class GpuTemp(EntityState):
         self.heated[gpus], self.twice[gpus] = start, start
 
     def _away(self, now_ns: int) -> bool:
-        """Return True after a time without ticks, as between an end and a restart: nobody knows what was
-        drawn meanwhile. A tick that is always so long is none."""
-        before_s, self.step_s = self.step_s, (now_ns - self.driven_ns) / NS if self.driven_ns else 0.0
+        """Return True after a time without ticks in which no power is held, as between an end and a restart:
+        nobody knows what was drawn meanwhile. Ticks that are usually so long are none."""
+        step_s = (now_ns - self.driven_ns) / NS if self.driven_ns else 0.0
+        usual_s, self.step_s = self.step_s, max(step_s, 0.5 * self.step_s)
         self.driven_ns = now_ns
-        return self.step_s > max(LOST_S, 2.0 * before_s)
+        return step_s > max(HOLD_S, 2.0 * usual_s)
 
     def doubt(self) -> F64:
         """1 sigma [n], K, for that a model moves, or that its flow is not what it was learned at."""
