@@ -37,6 +37,9 @@ def suffer(watched: Watched, kind: str, table: str, entity: int, **more: Any) ->
     ("kind", "table", "entity", "more", "within_s"),
     [
         ("pump_trip", "cdu", 0, {}, 5.0),
+        ("grid_event", "site", 0, {"severity": 0.6}, 5.0),  # dark, with pumps and fans
+        ("grid_event", "site", 0, {"severity": 0.3}, 5.0),
+        ("feed_lost", "feeder", 1, {}, 5.0),
         ("branch_blocked", "rack", 1, {}, 9.0),
         ("sensor_biased", "rack", 0, {"signal": "flow_lpm", "amount": -25.0}, 60.0),
         ("sensor_biased", "rack", 0, {"signal": "return_temp_c", "amount": 4.0}, 60.0),
