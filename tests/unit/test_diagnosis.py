@@ -337,6 +337,21 @@ def test_a_pressure_that_leaps_there_and_back_is_a_sensor_that_spikes(height_pa:
     assert told(pod) == [("sensor_spiking", "cdu", 0, "supply_pressure_pa")]
 
 
+@pytest.mark.parametrize(("drop_pu", "spiking"), [(0.3, 0), (0.0, 1)])
+def test_memory_that_cools_while_it_is_not_read_does_not_spike(drop_pu: float, spiking: int) -> None:
+    """Bursts of work of one reading: the power leaps with the memory's temperature, or does not."""
+    pod, rng = Twin(two_racks()), np.random.default_rng(1)
+    for i in range(270):
+        burst = i > 210 and rng.random() < 0.2
+        hbm_c, power_w = np.full(144, 70.0), np.full(144, 900.0)
+        hbm_c[5] -= 15.0 * burst
+        power_w[5] *= 1.0 - drop_pu * burst
+        read = {"gpu.hbm_temp_c": np.round(hbm_c + rng.normal(0, 0.4, 144)), "gpu.power_w": power_w}
+        pod.tick(QUIET | read)
+    found = [t for t in told(pod) if t[0] == "sensor_spiking"]
+    assert found == [("sensor_spiking", "gpu", 5, "hbm_temp_c")] * spiking
+
+
 @pytest.mark.parametrize(
     ("step_k", "noise_k", "to_c", "kinds"),
     [

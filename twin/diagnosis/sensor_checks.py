@@ -39,6 +39,8 @@ WATCHED: dict[str, tuple[str, ...]] = {
 NOISELESS = ("valve_pu", "facility_valve1_pu", "facility_valve2_pu", "pump1_speed_pu", "pump2_speed_pu")
 # Read in such coarse steps that they often repeat themselves: only comparisons tell that they stand still.
 COARSE = ("sm_clock_hz", "temp_c", "hbm_temp_c", "inlet_temp_c", "outlet_temp_c", "cpu_power_w")
+# Temperatures that leap with the power of their GPU follow its work: memory is warm as long as it is read
+FOLLOWS = {"gpu": {"temp_c": "power_w", "hbm_temp_c": "power_w"}}
 # Fewest readings without a change; others 12. Meters of idle devices often repeat themselves.
 RUN_LEAST = {"gpu": 100, "node": 60, "site": 12}
 RUN_LEAST_OTHERS = 12
@@ -98,6 +100,7 @@ def traits_of(table: str, logs: CheckLogs = USUAL_LOGS) -> dict[str, Any]:
     coarse = np.array([table == "gpu" and name == "temp_c" for name in names])
     least = {"w": LEAST_POWER_W.get(table, 0.0), "va": LEAST_POWER_W.get(table, 0.0), "a": LEAST_CURRENT_A}
     drowned = [least.get(name.rpartition("_")[2], -np.inf) for name in names]
+    leaders = [FOLLOWS.get(table, {}).get(name, name) for name in names]
     run_least = RUN_LEAST.get(table, RUN_LEAST_OTHERS)
     coarse_run = round(COARSE_RUN * logs.frozen)
     least_k = LEAST_JUMP_GPU_K if table == "gpu" else LEAST_JUMP_K
@@ -106,6 +109,7 @@ def traits_of(table: str, logs: CheckLogs = USUAL_LOGS) -> dict[str, Any]:
         "least_pu": np.where(warm, 0.0, LEAST_JUMP_PU).astype(np.float32),
         "noisy": np.array([name not in (*NOISELESS, *rough) for name in names]),
         "coarse": coarse,
+        "leader": np.array([names.index(leader) - k for k, leader in enumerate(leaders)], np.int64),
         "least": np.array(drowned, np.float32),
         "run_log": np.full(len(names), logs.frozen, np.float32),
         "run_least": np.full(len(names), run_least, np.int32),
@@ -143,6 +147,10 @@ class Bank(GaugeState):
         self.odd = self.any_jumps = False
         shape = (1, -1) if flat else (-1, 1)
         self._jumps = traits["jumps"].reshape(shape) if traits else np.zeros((1, n))
+        # Cells from a gauge to the one that it follows; 0: none
+        self._lead = traits["leader"] if traits else np.zeros(0, np.int64)
+        if not flat:
+            self._lead = self._lead * n
         self._at = np.zeros((2, 0), np.int64)
 
     def refresh(self) -> None:
@@ -202,6 +210,13 @@ class Bank(GaugeState):
         """Return positions within a part of w columns, and within the whole bank."""
         return at, at if w == self.n else at + (at // w) * (self.n - w) + part.start
 
+    def _led(self, far: I64) -> Bool:
+        """Of cells that have just leapt: where what they follow has leapt with them."""
+        lead = self._lead[far if self.flat else far // self.n]
+        now, then = (column.reshape(-1)[far + lead] for column in (self.last, self.before))
+        moved: Bool = np.abs(now - then) > LEAST_JUMP_PU * np.maximum(np.abs(now), np.abs(then))
+        return (lead != 0) & moved
+
     def _trait(self, name: str, cells: I64) -> np.ndarray:
         trait: np.ndarray = self.traits[name][cells if self.flat else cells // self.n]
         return trait
@@ -228,7 +243,7 @@ class Bank(GaugeState):
         jumps = self.jumps[:, part]
         where: Any = True if new is None else new
         np.multiply(jumps, np.float32(JUMPS_KEPT), out=jumps, where=where)
-        self.jumps.reshape(-1)[far] += 1.0
+        self.jumps.reshape(-1)[far[~self._led(far)]] += 1.0
         jumps[jumps < 0.05] = 0.0
         many = jumps >= (self._jumps[:, part] if self.flat else self._jumps)
         np.copyto(self.jumping[:, part], many, where=where)
@@ -319,6 +334,8 @@ class SensorChecks(EntityState):
         self.budget, self.logs = budget, _logs(self.sizes, budget)
         small = [t for t, n in self.sizes.items() if n * len(WATCHED[t]) <= CELLS]
         each = [{k: np.repeat(v, sizes[t]) for k, v in traits_of(t, self.logs[t]).items()} for t in small]
+        for t, traits in zip(small, each, strict=True):
+            traits["leader"] *= sizes[t]
         traits = {k: np.concatenate([e[k] for e in each]) for k in (each[0] if each else ())}
         cells = sum(sizes[t] * len(WATCHED[t]) for t in small)
         flat = Bank(1, cells, traits, True)
