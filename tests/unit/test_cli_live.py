@@ -288,7 +288,7 @@ def test_the_administrators_token_of_this_host_goes_to_no_other(
 def test_a_command_starts_without_what_the_daemon_needs() -> None:
     code = (
         "import sys; from twin.cli.main import main; main(['status', '--url', 'http://127.0.0.1:1']); print("
-        "[m for m in ('aiohttp', 'twin.engine.engine', 'policies', 'uvloop') if m in sys.modules])"
+        "[m for m in ('aiohttp', 'twin.engine.engine', 'policies', 'textual', 'uvloop') if m in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60

@@ -1,4 +1,4 @@
-from .client import Client as Client, connect as connect, path_of as path_of
+from .client import ApiRefused as ApiRefused, Client as Client, connect as connect, path_of as path_of
 from .runtime import JournalLine as JournalLine, Part as Part, Runtime as Runtime
 from .service import (
     ApiServer as ApiServer,

@@ -85,11 +85,18 @@ class Client:
     def _connect(self) -> http.client.HTTPConnection:
         parts = urlsplit(self.url)
         host, port = parts.hostname or "", parts.port
-        if parts.scheme == "https":
-            return http.client.HTTPSConnection(host, port, timeout=self.timeout_s, context=self._tls())
-        if self.token and host not in _LOCAL:
-            raise ConfigError(f"{self.url}: would send the token in clear over a network; expected https://")
+        if (context := self.tls_context()) is not None:
+            return http.client.HTTPSConnection(host, port, timeout=self.timeout_s, context=context)
         return http.client.HTTPConnection(host, port, timeout=self.timeout_s)
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """TLS as the options say; None for plain HTTP. Raises ConfigError where a token would go in clear."""
+        parts = urlsplit(self.url)
+        if parts.scheme == "https":
+            return self._tls()
+        if self.token and (parts.hostname or "") not in _LOCAL:
+            raise ConfigError(f"{self.url}: would send the token in clear over a network; expected https://")
+        return None
 
     def _tls(self) -> ssl.SSLContext:
         try:

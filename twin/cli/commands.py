@@ -15,6 +15,7 @@ _TABLE = """
 init init  make a site file and a configuration from what is there
 demo demo  run a simulated pod under control of the daemon until Ctrl-C
 status operate.live  show leader, alarms, commands with their reasons, and sources
+top top.command  watch racks, alarms and decisions live on this terminal
 sources operate.sources  list who sends telemetry, and what of it is not used and why
 site  site files: what stands where
     check site  check site files and report every error
