@@ -17,7 +17,7 @@ from twin.cli.top.mirror import SiteMirror
 Cell = tuple[str, str]  # text, style
 
 
-class Head(NamedTuple):
+class ColumnHead(NamedTuple):
     """The head of a column; one of width 0 takes what the others leave, numbers stand at the right."""
 
     name: str
@@ -77,10 +77,10 @@ def brief_span(seconds: float | None) -> str:
 
 # -- racks
 
+_NUMERIC = {"power": 8, "guard": 8, "used": 5, "margin": 7, "GPUs": 4, "capped": 6, "out": 4, "hottest": 7,
+            "age": 6}  # fmt: skip
 RACK_HEADS = (
-    Head("", 1), Head("rack", 12), Head("power", 8, True), Head("guard", 8, True), Head("used", 5, True),
-    Head("margin", 7, True), Head("GPUs", 4, True), Head("capped", 6, True), Head("out", 4, True),
-    Head("hottest", 7, True), Head("age", 6, True),
+    ColumnHead("", 1), ColumnHead("rack", 12), *(ColumnHead(n, w, True) for n, w in _NUMERIC.items()),
 )  # fmt: skip
 
 
@@ -126,8 +126,8 @@ def _margin(margin_k: float) -> str:
 
 # -- alarms and decisions
 
-ALARM_HEADS = (Head("", 1), Head("for", 6, True), Head("alarm"))
-LINE_HEADS = (Head("UTC", 8), Head("decision"))
+ALARM_HEADS = (ColumnHead("", 1), ColumnHead("for", 6, True), ColumnHead("alarm"))
+LINE_HEADS = (ColumnHead("UTC", 8), ColumnHead("decision"))
 FOLDED_NS = 60 * NS  # between two decisions that say the same but for numbers
 FOLDED_NEAR = 4  # lines that may stand between them
 
@@ -218,7 +218,7 @@ def figure_cells(mirror: SiteMirror, names: ShortNames) -> list[Cell]:
 
 
 def severity_cells(counts: dict[str, int]) -> list[Cell]:
-    """How many alarms ring of each severity, and how many are put aside."""
+    """Counts of alarms that ring by severity, and of those put aside."""
     out = [(f"{GLYPHS[s]} {counts[s]:,} {SHOWN.get(s, s)}", TONES[s])
            for s in ("critical", "warning", "info") if counts.get(s)]  # fmt: skip
     if counts.get("shelved"):
@@ -227,7 +227,7 @@ def severity_cells(counts: dict[str, int]) -> list[Cell]:
 
 
 def state_cells(mirror: SiteMirror) -> list[Cell]:
-    """How many racks there are in each state, the gravest first."""
+    """Counts of racks by state, the gravest first."""
     states = mirror.layout["states"]
     found = [states[s or 0] for s in mirror.columns["state"]]
     return [(f"{GLYPHS[s]} {found.count(s):,} {SHOWN.get(s, s)}", TONES[s]) for s in GRAVEST if s in found]

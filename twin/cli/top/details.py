@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from twin.catalogue import INSTANTS, NS, clean, counted, duration, number, percent, quantity
-from twin.cli.top.cells import GLYPHS, TONES, Cell, Head, ShortNames, brief_span, clock, since
+from twin.cli.top.cells import GLYPHS, TONES, Cell, ColumnHead, ShortNames, brief_span, clock, since
 from twin.report import health_texts
 
 SHOWN_LINES = 8
@@ -241,8 +241,10 @@ def signal_words(name: str) -> str:
 
 # -- what an entity holds
 
-CHILD_HEADS = (Head("", 1), Head("name", 10), Head("power", 8, True), Head("temperature", 8, True),
-               Head("health"))  # fmt: skip
+CHILD_HEADS = (
+    ColumnHead("", 1), ColumnHead("name", 10), ColumnHead("power", 8, True),
+    ColumnHead("temperature", 8, True), ColumnHead("health"),
+)  # fmt: skip
 
 
 def child_rows(table: str, children: Sequence[str], state: dict[str, Any],

@@ -94,7 +94,7 @@ class SiteMirror:
         )
 
     def budget_w(self) -> tuple[float | None, bool]:
-        """What the site may draw, and whether that is what one side carries alone."""
+        """The power that the site may draw, and whether one side carries it alone."""
         sides = self.state.get("supply", [])
         alone = [s["budget_w"] for s in sides if s["side"] and s["budget_w"] is not None]
         if len(alone) == 2:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, Protocol, cast
 
 from rich.text import Text
 from textual.app import ComposeResult
@@ -14,12 +14,11 @@ from textual.widgets import DataTable, Input, Static
 
 from twin.api import path_of
 from twin.catalogue import ConnectorError, clean
-from twin.cli.top.cells import Cell, Head, ShortNames
+from twin.cli.top.cells import Cell, ColumnHead, ShortNames
 from twin.cli.top.details import CHILD_HEADS, alarm_text, child_rows, entity_text
+from twin.cli.top.feed import LiveFeed
+from twin.cli.top.mirror import SiteMirror
 from twin.cli.top.table import SteadyTable
-
-if TYPE_CHECKING:
-    from twin.cli.top.app import TopApp
 
 ASK_S = 2.0  # between two questions about what is shown
 TABLE_WORDS = {"gpu": "GPU", "cdu": "CDU"}
@@ -45,6 +44,17 @@ age   of the oldest reading that is late; what was never read is unknown
 It only reads. To act: racktwin alarm, control, policy, device, or the page.
 The alarm that the cursor is on shows its id: racktwin alarm ack ID.
 """
+
+
+class LiveSite(Protocol):
+    """The application, as its screens see it."""
+
+    feed: LiveFeed
+    mirror: SiteMirror
+    names: ShortNames
+
+    def open_entity(self, table: str, name: str) -> None:
+        """Open an entity."""
 
 
 class DetailScreen(Screen[None]):
@@ -73,13 +83,13 @@ class DetailScreen(Screen[None]):
         self.ask()
 
     @property
-    def top(self) -> TopApp:
+    def top(self) -> LiveSite:
         """The application."""
-        return cast("TopApp", self.app)
+        return cast("LiveSite", self.app)
 
     @property
     def names(self) -> ShortNames:
-        """How names are shortened."""
+        """The names of the site, shortened."""
         return self.top.names
 
     def ask(self) -> None:
@@ -233,7 +243,7 @@ class FindScreen(Screen[None]):
         yield Static(Text("Find: a part of a name, such as r07/node3", "bold"), classes="title")
         yield Static("", classes="banner", id="banner")
         yield Input(id="sought", compact=True, select_on_focus=False, max_length=120)
-        yield SteadyTable((Head("kind", 8), Head("name")), id="found", show_header=False)
+        yield SteadyTable((ColumnHead("kind", 8), ColumnHead("name")), id="found", show_header=False)
         yield Static(Text("Enter open  Down to the list  Esc back"), classes="keys")
 
     def on_mount(self) -> None:
@@ -248,7 +258,7 @@ class FindScreen(Screen[None]):
         found: list[dict[str, Any]] = []
         if text:
             with contextlib.suppress(ConnectorError):
-                found = (await cast("TopApp", self.app).feed.get("/find", text=text, limit=50))["found"]
+                found = (await cast("LiveSite", self.app).feed.get("/find", text=text, limit=50))["found"]
         rows = {
             f"{r['table']} {r['name']}": [(clean(r["table"]), "dim"), (clean(r["shown"], 120), "")]
             for r in found
@@ -266,7 +276,7 @@ class FindScreen(Screen[None]):
     def _open(self, key: str) -> None:
         if key:
             self.app.pop_screen()
-            cast("TopApp", self.app).open_entity(*key.split(" ", 1))
+            cast("LiveSite", self.app).open_entity(*key.split(" ", 1))
 
     def action_back(self) -> None:
         """Leave this screen."""

@@ -14,7 +14,7 @@ from textual.binding import Binding, BindingType
 from textual.events import Resize
 from textual.widgets import DataTable
 
-from twin.cli.top.cells import Cell, Head
+from twin.cli.top.cells import Cell, ColumnHead
 
 Source = Callable[[str], list[Cell]]  # key -> the cells of its row
 LEAST_WIDTH = 20  # of a column that takes what the others leave
@@ -25,7 +25,7 @@ def rendered(cell: Cell) -> Text:
     return Text(cell[0], cell[1], no_wrap=True, overflow="ellipsis")
 
 
-def _aligned(head: Head, text: str) -> str:
+def _aligned(head: ColumnHead, text: str) -> str:
     return " " * (head.width - cell_len(text)) + text if head.right else text
 
 
@@ -41,7 +41,7 @@ class SteadyTable(DataTable[Text]):
         Binding("end", "scroll_bottom", show=False),
     ]
 
-    def __init__(self, heads: Sequence[Head], **more: Any) -> None:
+    def __init__(self, heads: Sequence[ColumnHead], **more: Any) -> None:
         super().__init__(cursor_type="row", cursor_foreground_priority="renderable", cell_padding=0, **more)
         self.heads = heads
         self.keys: list[str] = []  # of the rows, in their order
