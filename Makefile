@@ -41,6 +41,7 @@ check: setup-dev ## Lint, format, types and direction of imports
 
 docs: setup-dev ## Build the documentation into build/site; a broken link fails
 	@$(RUN) -m twin.config.reference >docs/reference.md
+	@$(RUN) -m tests.support.word_list >docs/words.md
 	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict -q
 
 boards: setup-dev ## Build the boards of Grafana into deploy/grafana/boards

@@ -56,7 +56,7 @@ def test_it_needs_no_line_of_the_product(
         desk.do(lambda: PolicyAccounts(desk.pod.live).observe())
         assert desk.run("policy", "explain", "inlet_guard", role="viewer") == 0
         text = capsys.readouterr().out
-        for expected in ("1 of 2 racks are above 27 degC", "lab/h/r2", "29.5", "75 %", "inlet air above 27"):
+        for expected in ("1 of 2 racks are above 27 °C", "lab/h/r2", "29.5", "75 %", "inlet air above 27"):
             assert expected in text, (expected, text)
         in_force = desk.pod.twin.engine.in_force["inlet_guard"][0]
         assert float(in_force.hi[0]) == 900.0, "the cap that the explanation tells: 75 % of 1,200 W"

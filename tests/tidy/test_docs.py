@@ -72,6 +72,18 @@ def test_the_reference_is_that_of_the_schemas() -> None:
     assert (tree.ROOT / "docs/reference.md").read_text() == reference_markdown(), "run `make docs`"
 
 
+def test_the_words_are_those_of_the_code() -> None:
+    """The page is made anew with what people read; no alarm is titled by a key of the code or a bare unit."""
+    from tests.support.word_list import words_markdown
+
+    text = words_markdown()
+    assert (tree.ROOT / "docs/words.md").read_text() == text, "run `make docs`"
+    alarms = text.partition("## Health")[0] + text.partition("## Health")[2].partition("## Events")[0]
+    titles = [line.split("|")[-3 if "## " not in line else 0] for line in alarms.splitlines() if "|" in line]
+    assert len(titles) > 100
+    assert [t for t in titles if re.search(r"degC|(?<!{)\b[a-z]+_[a-z_]+\b(?![^{]*})", t)] == []
+
+
 def test_commands_of_the_pages_parse(capsys: pytest.CaptureFixture[str]) -> None:
     from twin.cli.main import parse
 

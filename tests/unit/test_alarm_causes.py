@@ -96,7 +96,7 @@ def test_a_source_that_stops_gives_its_name_to_the_outage(source: str, words: st
     last = hearing.twin.now_ns
     (found,) = hearing.run(20).values()
     since = np.datetime64(last, "ns").astype(str)[11:19]
-    assert found.title == f"No data from {words} since {since}: 72 signals of rack lab/h/r1"
+    assert found.title == f"No data from {words} since {since} UTC: 72 signals of rack lab/h/r1"
     assert action in found.action
 
 
@@ -162,7 +162,7 @@ def test_a_sensor_that_stops_while_its_source_speaks_is_the_sensor() -> None:
     hearing = one_node(("BMS gateway gw", "node", ("power_w", "inlet_temp_c")))
     hearing.stop("BMS gateway gw", "node", "inlet_temp_c")
     (found,) = hearing.run(30).values()
-    assert found.title == "A sensor of lab/h/r1/node0 no longer reports: inlet_temp_c"
+    assert found.title == "A sensor of lab/h/r1/node0 no longer reports: inlet temperature"
 
 
 def test_a_gpu_whose_own_source_stops_is_not_said_to_have_fallen_off_the_bus() -> None:

@@ -49,7 +49,7 @@ def test_a_signal_that_falls_silent_everywhere_is_one_outage_with_its_name() -> 
     twin.run(30, {**OK, **flowless})
     (outage,) = [f for f in twin.decision.findings if f.id.startswith("silence/")]
     assert outage.title.startswith(
-        "No data from flow_lpm of 2 racks and hbm_temp_c of 144 GPUs of hall lab/h"
+        "No data from coolant flow of 2 racks and memory temperature of 144 GPUs of hall lab/h"
     )
     assert outage.title.endswith(": 146 signals")
     assert outage.severity == "warning"
@@ -74,9 +74,9 @@ def test_a_gpu_that_reports_but_never_its_temperature_is_not_guarded() -> None:
     temp[0] = np.nan
     twin.run(30, {"gpu.temp_c": temp, "gpu.power_w": 300.0})
     told = finding(twin, "unguarded/gpu")
-    assert told.title == "1 gpu are not guarded: no reading that has a limit"
+    assert told.title == "lab/h/r1/node0/gpu0 is not guarded: no reading that has a limit"
     assert told.entities == (twin.site.name("gpu", 0),)
-    assert told.evidence == ("1 have never reported temp_c or thermal_margin_k",)
+    assert told.evidence == ("1 have never reported temperature or thermal margin",)
     twin.run(11, {**OK, "gpu.power_w": 300.0})
     assert twin.decision.findings == ()
 
@@ -185,7 +185,7 @@ def test_a_check_of_a_large_site_is_cheap() -> None:
             ev.OperatorRequest(
                 id="q", author="ann", control="gpu.power_cap_w", names=("g0",), lo=300, hi=4e2
             ),
-            "ann requests gpu.power_cap_w 300 W to 400 W for g0",
+            "ann requests power cap 300 W to 400 W for g0",
         ),
         (
             ev.JobStarted(job="j", nodes=tuple(f"n{i}" for i in range(100)), time_limit_s=7200.0),
@@ -211,7 +211,7 @@ def test_a_check_of_a_large_site_is_cheap() -> None:
                 step_s=60.0,
                 values=(306532.91728684155, 344800.0),
             ),
-            "slurm expects rack.power_w of r1 at 307 kW to 345 kW: 2 values every 1 min from 00:00:00 UTC",
+            "slurm expects rack power of r1 at 307 kW to 345 kW: 2 values every 1 min from 00:00:00 UTC",
         ),
         (
             ev.OutlookTold(
@@ -221,7 +221,7 @@ def test_a_check_of_a_large_site_is_cheap() -> None:
                 step_s=60.0,
                 values=tuple(1e3 + n for n in range(100)),
             ),
-            "slurm expects rack.power_w at 1,000 W to 1,063 W at first: 100 values every 1 min "
+            "slurm expects rack power at 1,000 W to 1,063 W at first: 100 values every 1 min "
             "from 00:00:00 UTC",
         ),
     ],
@@ -239,7 +239,7 @@ def test_findings_and_verdicts_of_the_journal_in_words() -> None:
     )  # fmt: skip
     assert sentence(finding) == "warning: 9 gpu are hot; why; a, b and 7 more; Look."
     verdict = NarrowedRecord(control="gpu.power_cap_w", count=3, why="no room", policy="operator")
-    assert sentence(verdict) == "operator: narrowed gpu.power_cap_w of 3 GPUs: no room"
+    assert sentence(verdict) == "operator: narrowed power cap of 3 GPUs: no room"
 
 
 def test_every_event_has_a_sentence_of_its_own() -> None:
@@ -267,9 +267,9 @@ def test_an_instant_is_asked_for_and_no_duration() -> None:
     more = {"first_name": "a", "last_name": "a", "index": np.array([0], np.int32), "reason": "why",
             "names": ("a",), "policy": "p"}  # fmt: skip
     burn_in = AdviceRecord(control="node.burn_in_since_s", value=np.array([1795837872.0]), **more)
-    assert sentence(burn_in) == "p would ask for node.burn_in_since_s of a: why"
+    assert sentence(burn_in) == "p would ask for a burn-in test of a: why"
     cap = AdviceRecord(control="gpu.power_cap_w", value=np.array([691.225, 1065.46]), **more)
-    assert sentence(cap) == "p would command gpu.power_cap_w 691.2 W to 1,065 W for a: why"
+    assert sentence(cap) == "p would command power cap 691.2 W to 1,065 W for a: why"
     assert control_value(1795837872.0, "node.burn_in_since_s") == "2026-11-28 03:51:12 UTC"
 
 

@@ -199,7 +199,8 @@ def test_periods_of_sources_are_no_decisions_and_are_shown_when_asked_for(tmp_pa
             told[query] = [d["text"] for d in answer["decisions"]]
         assert not [text for text in told[""] if "every 15 s" in text]
         assert (
-            len([text for text in told["?kind=event"] if "temp_c" in text and "come every 15 s" in text]) == 1
+            len([text for text in told["?kind=event"] if "temperature" in text and "come every 15 s" in text])
+            == 1
         )
         _, gpu = await pod.ask("GET", f"/api/v1/entities/gpu/{names[0]}")
         assert not [line for line in gpu["decisions"] if "every 15 s" in line["text"]]

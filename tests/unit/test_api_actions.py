@@ -97,7 +97,7 @@ def test_approval_hold_release_and_resume(tmp_path: Path) -> None:
         assert (after["wanting"], after["approvals"][0]["author"]) == ([], "operator-1")
         _, tree = await pod.ask("GET", "/api/v1/summary")
         assert [(c["policy"], c["count"], c["reasons"]) for c in tree["commanded"]] == [
-            ("thermal_guard", 144, ["gpu.temp_c is beyond its guard"])
+            ("thermal_guard", 144, ["GPU temperature is beyond its guard"])
         ]
         arbiter = pod.twin.engine.arbiter
         for path, role, mode in (("hold", "operator", "held"), ("resume", "operator", "normal"),

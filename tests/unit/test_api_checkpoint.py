@@ -302,7 +302,7 @@ def test_a_wish_for_a_save_is_asked_for_and_shows_no_duration() -> None:
         names=("lab/job0",),
         reason="a drain",
     )
-    words = "checkpoint would ask for job.checkpoint_since_s of lab/job0: a drain"
+    words = "checkpoint would ask for a save of lab/job0: a drain"
     assert sentence(record, site_of(two_racks())) == words
     assert control_value(since_s, record.control) == "2023-11-14 22:13:20 UTC"
     control = find_control("job.checkpoint_since_s")

@@ -168,9 +168,9 @@ def test_alarms_say_what_is_done_about_them(tmp_path: Path) -> None:
         _, tree = await pod.ask("GET", "/api/v1/alarms")
         (alarm,) = tree["alarms"]
         assert len(alarm["entities"]) < 72  # it names the first
-        assert [
-            d.startswith("thermal_guard holds gpu.power_cap_w of 72 GPUs at ") for d in alarm["doing"]
-        ] == [True]
+        assert [d.startswith("thermal_guard holds the power cap of 72 GPUs at ") for d in alarm["doing"]] == [
+            True
+        ]
 
     serve(tmp_path, check)
 

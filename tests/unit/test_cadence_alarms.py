@@ -153,11 +153,11 @@ def scraped(policies: list[ThermalGuard], **rack: float) -> tuple[Twin, dict[str
 FAILING: dict[str, tuple[dict[str, Any], str]] = {
     "coolant of the rack is lost": (
         {"rack.flow_lpm": [3.0, 115.0]},
-        "lab/h/r1: flow_lpm reads 3 l/min, guard 40 l/min",
+        "lab/h/r1: coolant flow reads 3 l/min, guard 40 l/min",
     ),
     "its inlet is hot": (
         {"rack.supply_temp_c": [60.0, 30.0], "rack.flow_lpm": [60.0, 115.0]},
-        "lab/h/r1: supply_temp_c reads 60 degC, guard 43 degC",
+        "lab/h/r1: supply temperature reads 60 °C, guard 43 °C",
     ),
 }
 
@@ -170,7 +170,7 @@ def test_silence_is_critical_where_a_second_signal_says_that_the_cooling_fails(n
     fear = found(twin, "beyond/gpu.temp_c/feared")
     assert (fear.severity, fear.count) == ("critical", 72)
     assert sentence in fear.evidence
-    assert "by now perhaps 130 degC, limit 87 degC" in fear.evidence[0] or name == "its inlet is hot"
+    assert "by now perhaps 130 °C, limit 87 °C" in fear.evidence[0] or name == "its inlet is hot"
     (silence,) = [i for i in grave(twin) if i.startswith("silence/")]
     assert found(twin, silence).severity == "warning", "silence by itself is none"
     rng = np.random.default_rng(11)

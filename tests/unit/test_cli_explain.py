@@ -28,7 +28,7 @@ def test_policies_topics_and_explanations(
         assert "thermal_guard" in said()
         text = said("thermal_guard")
         assert "authority approve" in text
-        assert "gpu.temp_c is beyond its guard" in text
+        assert "GPU temperature is beyond its guard" in text
         assert "gpu.power_cap_w" in text
         assert " 72 " in said("thermal_guard", "r1")
         tree: Any = msgspec.json.decode(said("thermal_guard", "--json"))

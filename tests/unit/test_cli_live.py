@@ -36,8 +36,8 @@ def test_status_says_first_what_matters(desk: Desk, capsys: pytest.CaptureFixtur
     assert desk.run("status") == 0
     said = capsys.readouterr().out
     for expected in ("lab", "leader (epoch 3)", "act: operator", "approve: thermal_guard", "4 skipped",
-                     "1 critical", "temp_c of 144 gpu is beyond its limit", "beyond/gpu.temp_c/limit",
-                     "thermal_guard waits for approval", "mqtt"):  # fmt: skip
+                     "1 critical", "The temperature of 144 GPUs is beyond its limit",
+                     "beyond/gpu.temp_c/limit", "thermal_guard waits for approval", "mqtt"):  # fmt: skip
         assert expected in said
     assert said.index("critical") < said.index("waits for approval") < said.index("mqtt")
     assert "\x1b" not in said
@@ -76,13 +76,13 @@ def test_a_round_of_requests_and_approvals(desk: Desk, capsys: pytest.CaptureFix
     assert desk.pod.twin.engine.intake.requests == {}
     capsys.readouterr()
     assert desk.run("policy", "approvals") == 0
-    assert "gpu.temp_c is beyond its guard" in capsys.readouterr().out
+    assert "GPU temperature is beyond its guard" in capsys.readouterr().out
     assert desk.run("policy", "approve", "thermal_guard", CAP, "--for", "1h", "--json") == 0
     identity = json.loads(capsys.readouterr().out)["id"]
     assert desk.run("policy", "approvals") == 0
     assert "thermal_guard may act on gpu.power_cap_w of all until" in capsys.readouterr().out
     assert desk.run("control", "decisions", "--kind", "command") == 0
-    assert "thermal_guard commands gpu.power_cap_w" in capsys.readouterr().out
+    assert "thermal_guard commands power cap" in capsys.readouterr().out
     assert desk.run("control", "withdraw", identity, "--approval") == 0
     assert desk.pod.twin.engine.intake.approvals == {}
 

@@ -112,7 +112,7 @@ def test_a_finding_names_a_few_and_counts_all(n: int) -> None:
     names = tuple(twin.site.name("gpu", i) for i in range(n))
     (record,) = findings.mismatches(names, "gpu.power_cap_w", np.arange(n, dtype=np.int32))
     assert isinstance(record, FindingRecord)
-    assert record.title.startswith(f"{n} gpu entities")
+    assert record.title.startswith(f"{n} GPU{'' if n == 1 else 's'} do")
     assert len(record.entities) == min(n, 8)
 
 
@@ -137,7 +137,7 @@ def test_a_reading_that_turns_at_whole_degrees_rings_once() -> None:
             twin.tick({"gpu.temp_c": read_c})
             assert [f.id for f in active(twin)] == ["beyond/gpu.temp_c/guard"]
     (found,) = active(twin)
-    assert f"over at {guard - 1:.4g} degC" in found.evidence[0]
+    assert f"over at {guard - 1:.4g} °C" in found.evidence[0]
     for _ in range(5):
         for read_c in (most + 1, most):
             twin.tick({"gpu.temp_c": read_c})

@@ -166,5 +166,5 @@ def test_alarms_beyond_a_limit_carry_units_and_are_superseded(tmp_path: Path) ->
     (over,) = twin.records("cleared")
     assert over["superseded_by"] == "beyond/gpu.temp_c/limit"
     (found,) = [r for r in twin.records("finding") if r["id"] == "beyond/gpu.temp_c/limit"]
-    assert " degC" in found["evidence"][0]
+    assert " °C" in found["evidence"][0]
     assert twin.now_ns > NS

@@ -235,7 +235,7 @@ def test_nodes_that_went_down_together_are_one_finding(ward: Ward) -> None:
     ward.ill.failed(21, START_NS, kind="taken_out", shared=True)
     (only,) = ward.look()
     assert (only.id, only.severity, only.count) == ("health/shared", "critical", 18)
-    assert only.title == "nodes became unusable together"
+    assert only.title == "Nodes became unusable together"
     assert only.evidence == ("18 nodes in 1 rack: 18 x power",)
     ward.diagnose("feed_lost", "feeder", 0, "critical")
     assert [f.severity for f in ward.look()] == ["warning"]  # the cause has an alarm of its own

@@ -266,7 +266,7 @@ def test_margin_goes_before_temperature_and_no_limit_is_not_evaluated() -> None:
     ward = Ward(two_racks())
     ward.run(4, {"gpu.temp_c": 90.0, "gpu.thermal_margin_k": on(N, 5, 4.0, 20.0)})
     assert [ward.level("gpu", i) for i in (5, 6)] == [WATCH, HEALTHY]
-    assert "6.0 K left" in ward.evidence("gpu", 5)["thermal_margin"].text
+    assert "6.0 K below it" in ward.evidence("gpu", 5)["thermal_margin"].text
     bare = Ward({"site": "lab", "halls": [{"name": "h", "racks": [{"name": "r1", "nodes": 2,
                                                                    "gpus_per_node": 2}]}]})  # fmt: skip
     bare.run(4, {"gpu.temp_c": 99.0, "gpu.thermal_margin_k": -3.0})

@@ -38,7 +38,7 @@ def test_what_is_declared_and_never_spoke_is_told_once_per_table_after_a_minute(
         "gpu": 61, "node": 91, "rack": 151, "cdu": 151, "feeder": 151
     }, "after a minute, or one and a half periods"  # fmt: skip
     found = unheard(twin)
-    assert found["gpu"].title == "140 of 144 gpu entities have never reported"
+    assert found["gpu"].title == "140 of 144 GPUs have never reported"
     assert found["gpu"].entities[0] == "lab/h/r1/node1/gpu0"
     assert found["node"].count == 35, "a node whose GPUs speak is heard"
     assert found["rack"].entities == ("lab/h/r2",)

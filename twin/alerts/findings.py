@@ -16,7 +16,7 @@ import numpy as np
 
 from twin.alerts.never_reported import SHOWN_ENTITIES, NeverReported
 from twin.alerts.worst_cases import eased, exceeds, feared_findings, worst_cases
-from twin.catalogue import I32, I64, NS, Bool, find_signal
+from twin.catalogue import I32, I64, NS, Bool, control_words, counted, find_signal, quantity, signal_words
 from twin.contracts import (
     GRAVITY,
     ClearedRecord,
@@ -106,7 +106,8 @@ class Findings(EntityState):
     def clear(self, identity: str) -> list[JournalRecord]:
         """End a finding, if it was active."""
         self.journaled.pop(identity, None)
-        return [] if self.active.pop(identity, None) is None else [ClearedRecord(id=identity)]
+        over = self.active.pop(identity, None)
+        return [] if over is None else [ClearedRecord(id=identity, title=over.title)]
 
     def keep_only(self, prefix: str, current: list[Finding]) -> list[JournalRecord]:
         """Of the findings with this prefix these are true now; the others are over."""
@@ -143,7 +144,7 @@ class Findings(EntityState):
                 f"The heat balance of {site.name('rack', rack)} is off",
                 (site.name("rack", rack),),
                 (
-                    f"return {heat.measured[rack]:.2f} degC, expected {heat.expected[rack]:.2f} degC",
+                    f"return {heat.measured[rack]:.2f} °C, expected {heat.expected[rack]:.2f} °C",
                     f"learned noise {heat.sigma[rack]:.3f} K",
                 ),
                 float(heat.confidence_pu[rack]),
@@ -155,9 +156,13 @@ class Findings(EntityState):
             Finding(
                 f"balance/{estimator.balances[i].name}",
                 "warning",
-                "A meter and what it serves disagree",
+                f"The meter of {site.name('feeder', int(estimator.balances[i].meters[0]))} "
+                "and what it serves disagree",
                 tuple(site.name("feeder", int(f)) for f in estimator.balances[i].meters[:SHOWN_ENTITIES]),
-                (f"meters {balance.measured[i]:.0f} W, loads {balance.expected[i]:.0f} W",),
+                (
+                    f"meters {quantity(balance.measured[i], 'W', 4)}, "
+                    f"loads {quantity(balance.expected[i], 'W', 4)}",
+                ),
                 float(balance.confidence_pu[i]),
                 "Check the meters, then look for a load that the site file lacks.",
             )
@@ -221,7 +226,7 @@ class Findings(EntityState):
         if len(lasting) == 0:
             return None
         unlimited = int(np.count_nonzero(~limited[lasting]))
-        signals = " or ".join(k.partition(".")[2] for k in GUARDING[table])
+        signals = " or ".join(signal_words(k.partition(".")[2]) for k in GUARDING[table])
         why = (
             f"{len(lasting) - unlimited} have never reported {signals}",
             f"{unlimited} have no limit in a profile",
@@ -229,7 +234,7 @@ class Findings(EntityState):
         return Finding(
             f"unguarded/{table}",
             "warning",
-            f"{len(lasting)} {table} are not guarded: no reading that has a limit",
+            f"{_who(site, table, lasting)} {_are(lasting)} not guarded: no reading that has a limit",
             tuple(site.name(table, int(i)) for i in lasting[:SHOWN_ENTITIES]),
             tuple(text for text in why if not text.startswith("0 ")),
             1.0,
@@ -292,7 +297,8 @@ class Findings(EntityState):
             Finding(
                 f"readback/{control}",
                 _severity(control, "critical"),
-                f"{len(index)} {table} entities do not do what {control} commands",
+                f"{counted(table, len(index))} {'does' if len(index) == 1 else 'do'} not follow "
+                f"the commanded {control_words(control)}",
                 names[:SHOWN_ENTITIES],
                 (evidence,) if evidence else (),
                 1.0,
@@ -310,7 +316,7 @@ class Findings(EntityState):
             Finding(
                 f"unanswered/{control}",
                 _severity(control, "critical"),
-                f"{len(index)} {table} did not carry out {control}",
+                f"{counted(table, len(index))} did not take the commanded {control_words(control)}",
                 names[:SHOWN_ENTITIES],
                 ("refused, or no answer, after repeated sending",),
                 1.0,
@@ -328,7 +334,8 @@ class Findings(EntityState):
             Finding(
                 f"unread/{control}",
                 _severity(control, "warning"),
-                f"{control} of {len(index)} {table} is not confirmed: nothing is read back",
+                f"The {control_words(control)} of {counted(table, len(index))} is not confirmed: "
+                "nothing is read back",
                 names[:SHOWN_ENTITIES],
                 (f"no read-back for {wait_s:.0f} s; a device out of reach lets its lease lapse",),
                 1.0,
@@ -368,13 +375,23 @@ def _unusable(site: Site, state: State, key: str, windows: Windows) -> Finding |
     return Finding(
         f"unusable/{key}",
         "warning",
-        f"{len(index)} {table} entities report no usable {signal.name}",
+        f"{_who(site, table, index)} {'reports' if len(index) == 1 else 'report'} no usable "
+        f"{signal_words(signal.name)}",
         tuple(site.name(table, int(i)) for i in index[:SHOWN_ENTITIES]),
         tuple(evidence),
         1.0,
         "Check the sensor and the units of its source; limits are judged by the worst case meanwhile.",
         len(index),
     )
+
+
+def _who(site: Site, table: str, index: np.ndarray) -> str:
+    """The name of one entity, the number of several."""
+    return site.name(table, int(index[0])) if len(index) == 1 else counted(table, len(index))
+
+
+def _are(index: np.ndarray) -> str:
+    return "is" if len(index) == 1 else "are"
 
 
 def _oldest(age_s: np.ndarray) -> float:
@@ -397,19 +414,24 @@ def _beyond(site: Site, view: View, key: str, levels: np.ndarray, before: np.nda
         index = index[np.argsort(-before[index], kind="stable")]
     table, _, name = key.partition(".")
     first = int(index[0])
-    unit = f" {signal.unit}" if signal is not None and signal.unit not in ("1", "state") else ""
+    unit = signal.unit if signal is not None and signal.unit != "state" else "count"
+
+    def read_as(value: float) -> str:
+        return quantity(float(value), unit, 4)
+
     who = f"{site.name(table, first)}: " if len(index) > 1 else ""  # one alone is named anyway
     worst = view.worst(key)[first]
-    by_now = f", by now perhaps {worst:.4g}{unit}" if worst != read[first] else ""
+    by_now = f", by now perhaps {read_as(worst)}" if worst != read[first] else ""
     passed = bool(exceeds(key, read[first : first + 1], bound[first : first + 1])[0])
-    until = "" if passed else f", over at {eased(key, bound[first : first + 1])[0]:.4g}{unit}"
+    until = "" if passed else f", over at {read_as(eased(key, bound[first : first + 1])[0])}"
     current = (view.quality(key)[index] == GOOD).all()
     return Finding(
         f"beyond/{key}/{level}",
         severity,
-        f"{name} of {len(index)} {table} {'is' if current else 'was, when last read,'} beyond its {level}",
+        f"The {signal_words(name)} of {_who(site, table, index)} "
+        f"{'is' if current else 'was, when last read,'} beyond its {level}",
         tuple(site.name(table, int(i)) for i in index[:SHOWN_ENTITIES]),
-        (f"{who}read {read[first]:.4g}{unit}{by_now}, {level} {bound[first]:.4g}{unit}{until}",),
+        (f"{who}read {read_as(read[first])}{by_now}, {level} {read_as(bound[first])}{until}",),
         1.0,
         "Look at the cooling of what these have in common.",
         len(index),
@@ -429,12 +451,13 @@ def _overloads(site: Site, view: View, windows: Windows) -> list[Finding]:
         return []
     first = int(index[np.argmax(read_w[index] - budget_w[index])])
     surely = (view.quality("feeder.power_w")[index] == GOOD).all()
-    evidence = f"{site.name('feeder', first)}: read {read_w[first]:.4g} W, budget {budget_w[first]:.4g} W"
+    evidence = f"{site.name('feeder', first)}: read {quantity(read_w[first], 'W', 4)}, "
+    evidence += f"budget {quantity(budget_w[first], 'W', 4)}"
     return [
         Finding(
             "beyond/feeder.power_w/budget",
             "critical",
-            f"power_w of {len(index)} feeder {'is' if surely else 'may be'} beyond the budget",
+            f"The power of {_who(site, 'feeder', index)} {'is' if surely else 'may be'} beyond the budget",
             tuple(site.name("feeder", int(i)) for i in index[:SHOWN_ENTITIES]),
             (evidence,),
             1.0,

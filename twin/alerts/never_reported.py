@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from twin.catalogue import I64, NS, Bool
+from twin.catalogue import I64, NS, Bool, counted, duration, table_noun
 from twin.contracts import Finding, Windows
 from twin.site import Site
 from twin.telemetry import OUT_OF_RANGE, UNTRUSTED, EntityState, State, TableState, keyed, scalar
@@ -118,13 +118,13 @@ def _finding(site: Site, table: str, late: np.ndarray, patience_s: float, connec
     return Finding(
         f"unheard/{table}",
         "warning" if connected else "info",
-        f"{len(late)} of {site.sizes[table]} {table} entities have never reported",
+        f"{len(late):,} of {counted(table, site.sizes[table])} have never reported",
         tuple(site.name(table, int(i)) for i in late[:SHOWN_ENTITIES]),
-        (f"the site file has them, and nothing was received from them for {patience_s:.0f} s or more",),
+        (f"the site file has them, and nothing was received from them for {duration(patience_s)} or more",),
         1.0,
         "Check their agents and sources, and that these use the names of the site file. What is not there "
         "has no place in that file (`nodes`, `gpus_per_node` of a rack): it counts as drawing its most."
         if connected
-        else f"Connect a source of {table} readings; until then nothing watches them.",
+        else f"Connect a source of readings of {table_noun(table, 2)}; until then nothing watches them.",
         len(late),
     )

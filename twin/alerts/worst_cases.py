@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from twin.alerts.never_reported import SHOWN_ENTITIES
-from twin.catalogue import F32, F64, I32, Bool, find_signal
+from twin.catalogue import F32, F64, I32, Bool, counted, duration, find_signal, quantity, signal_words
 from twin.contracts import Fault, Finding, View
 from twin.diagnosis import FAULT_KINDS
 from twin.estimation import HEATED
@@ -94,8 +94,9 @@ def _second_signals(site: Site, view: View, gpu: I32) -> Iterator[tuple[Bool, st
         if off.any():
             signal, at = find_signal(key), int(np.argmax(off))
             assert signal is not None
-            text = f"{signal.name} reads {read[at]:.4g} {signal.unit}, guard {limit.guard[racks[at]]:.4g}"
-            yield np.isin(rack, racks[off]), f"{site.name('rack', int(racks[at]))}: {text} {signal.unit}"
+            guard = quantity(limit.guard[racks[at]], signal.unit, 4)
+            text = f"{signal_words(signal.name)} reads {quantity(read[at], signal.unit, 4)}, guard {guard}"
+            yield np.isin(rack, racks[off]), f"{site.name('rack', int(racks[at]))}: {text}"
     bits = np.nan_to_num(view.value(CLOCKS)[gpu]).astype(np.int64)
     slowed = (view.quality(CLOCKS)[gpu] == GOOD) & (bits & BY_HEAT != 0)
     if slowed.any():
@@ -126,13 +127,14 @@ def _finding(site: Site, view: View, key: str, gpu: I32, evidence: list[str]) ->
     read, worst, bound = view.value(key)[first], view.worst(key)[first], site.limits[key].max[first]
     age_s = view.age_s(key)[first]
     text = (
-        f"{site.name('gpu', first)}: read {read:.4g} {signal.unit} {age_s:.0f} s ago, by now perhaps "
-        f"{worst:.4g} {signal.unit}, limit {bound:.4g} {signal.unit}"
+        f"{site.name('gpu', first)}: read {quantity(read, signal.unit, 4)} {duration(round(age_s))} ago, "
+        f"by now perhaps {quantity(worst, signal.unit, 4)}, limit {quantity(bound, signal.unit, 4)}"
     )
     return Finding(
         f"beyond/{key}/feared",
         "critical",
-        f"{signal.name} of {len(gpu)} gpu may be beyond its limit: not heard while cooling fails",
+        f"The {signal_words(signal.name)} of {counted('gpu', len(gpu))} may be beyond its limit: "
+        "not heard while cooling fails",
         tuple(site.name("gpu", int(i)) for i in gpu[:SHOWN_ENTITIES]),
         (text, *evidence[:SHOWN_ENTITIES]),
         1.0,

@@ -19,7 +19,7 @@ from twin.api.page import with_responses
 from twin.api.request_bodies import control_of
 from twin.api.runtime import Runtime, is_routine
 from twin.api.scopes import entity_of, inside, is_below, table_of
-from twin.catalogue import F32, INSTANTS, TABLES, Control, Signal, clean, control_value
+from twin.catalogue import F32, INSTANTS, TABLES, Control, Signal, clean, control_value, plain_text
 from twin.control import ACCEPTED, DONE, EXPIRED, FAILED, IN_PROGRESS, NONE, SENT, Leases
 from twin.estimation import worst_case
 from twin.telemetry import GOOD, QUALITY_NAMES
@@ -316,7 +316,8 @@ def policy_rows(live: Runtime) -> list[dict[str, Any]]:
     engine = live.engine
     return [{"name": p.name, "rank": p.rank, "authority": engine.intake.authority[p.name],
              "controls": list(p.controls), "suspended": p.name in engine.suspended,
-             "reasons": [clean(x.reason, 300) for x in engine.in_force[p.name] if len(x.index)][:5]}
+             "reasons": [clean(plain_text(x.reason), 300)
+                         for x in engine.in_force[p.name] if len(x.index)][:5]}
             for p in engine.policies]  # fmt: skip
 
 

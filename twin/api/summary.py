@@ -18,11 +18,22 @@ from twin.api.comparisons import judged
 from twin.api.page import supply, with_responses
 from twin.api.runtime import Runtime
 from twin.api.state import alarms_of, policy_rows, unused, worst_of
-from twin.catalogue import INSTANTS, NS, Bool, Control, clean, control_value, find_control, find_signal
+from twin.catalogue import (
+    INSTANTS,
+    NS,
+    Bool,
+    Control,
+    clean,
+    control_value,
+    find_control,
+    find_signal,
+    plain_text,
+)
 from twin.control import Leases
 from twin.telemetry import GOOD, MISSING
 
 SEVERITIES = ("critical", "warning", "info")
+SAID = ("title", "evidence", "action")  # of an alarm: sentences, in which keys stand as words
 SHOWN_RACKS = 400
 SHOWN_ALARMS = 50
 SHOWN_REASONS = 3
@@ -120,9 +131,10 @@ def brief_alarm(alarm: dict[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name, value in alarm.items():
         if isinstance(value, str):
-            out[name] = clean(value, 300)
+            out[name] = clean(plain_text(value) if name in SAID else value, 300)
         elif isinstance(value, list | tuple):
-            out[name] = [clean(v, 300) if isinstance(v, str) else v for v in value[:8]]
+            texts = [plain_text(v) if name in SAID and isinstance(v, str) else v for v in value[:8]]
+            out[name] = [clean(v, 300) if isinstance(v, str) else v for v in texts]
         elif isinstance(value, int | float | bool | None):
             out[name] = value
     return out
@@ -154,7 +166,7 @@ def _orders(live: Runtime, of: Mapping[str, tuple[Leases, Bool]]) -> list[dict[s
                 "control": key, "policy": policy, "count": len(mine), "unit": lease.control.unit,
                 "low": float(values.min()), "high": float(values.max()),
                 "means": _means(lease.control, values),
-                "reasons": [clean(r, 300) for r in dict.fromkeys(reasons)][:SHOWN_REASONS],
+                "reasons": [clean(plain_text(r), 300) for r in dict.fromkeys(reasons)][:SHOWN_REASONS],
                 "first": engine.site.name(lease.control.table, int(mine[0])),
                 "expires_ns": int(lease.expires_ns[mine].min()),
             })  # fmt: skip
@@ -209,7 +221,8 @@ def wanting(live: Runtime) -> list[dict[str, Any]]:
             table, control = p.control.partition(".")[0], find_control(p.control)
             unit = control.unit if control is not None else ""
             out.append({"policy": policy.name, "control": p.control, "count": len(p.index), "unit": unit,
-                        "low": float(p.lo.min()), "high": float(p.hi.max()), "reason": clean(p.reason, 300),
+                        "low": float(p.lo.min()), "high": float(p.hi.max()),
+                        "reason": clean(plain_text(p.reason), 300),
                         "means": None if control is None else _means(control, np.concatenate([p.lo, p.hi])),
                         "first": engine.site.name(table, int(p.index[0])),
                         "approved_partly": bool(approvals)})  # fmt: skip

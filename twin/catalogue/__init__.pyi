@@ -1,5 +1,10 @@
 from .arrays import F32 as F32, F64 as F64, I8 as I8, I32 as I32, I64 as I64, U8 as U8, Bool as Bool
-from .control_values import INSTANTS as INSTANTS, control_value as control_value, counted as counted
+from .control_values import (
+    INSTANTS as INSTANTS,
+    control_value as control_value,
+    counted as counted,
+    table_noun as table_noun,
+)
 from .errors import (
     ActuationError as ActuationError,
     BadMessage as BadMessage,
@@ -38,3 +43,4 @@ from .text import (
 )
 from .tree import digest as digest, pack as pack, unpack as unpack
 from .units import to_core as to_core, unit_of as unit_of
+from .vocabulary import control_words as control_words, plain_text as plain_text, signal_words as signal_words

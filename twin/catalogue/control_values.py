@@ -34,5 +34,10 @@ def control_value(value: Any, control: str) -> str:
 def counted(control: str, count: int) -> str:
     """Entities of a control in words: "1 GPU", "72 GPUs"; the number alone of a control without a table."""
     table = control.partition(".")[0]
+    return f"{count:,} {table_noun(table, count)}" if table else f"{count:,}"
+
+
+def table_noun(table: str, count: int = 1) -> str:
+    """The noun of a table: "GPU", "nodes"."""
     one, many = _NOUNS.get(table, (table, f"{table}s"))
-    return f"{count:,} {one if count == 1 else many}" if table else f"{count:,}"
+    return one if count == 1 else many

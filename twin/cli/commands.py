@@ -208,6 +208,11 @@ def parser_of(noun: str, verb: str) -> Parser:
     return parser
 
 
+EXIT_CODES = """
+exit codes: 0 done; 1 the answer is no, or nobody answers; 2 a wrong call; 78 the daemon's files are wrong;
+130 interrupted"""
+
+
 def overview() -> str:
     """The help of racktwin itself: every noun with its verbs."""
     width = max(map(len, NOUNS))
@@ -216,7 +221,7 @@ def overview() -> str:
         lines.append(f"  {name:<{width}}  {noun.text}")
         if "" not in noun.verbs:
             lines.append(f"  {'':<{width}}    {' | '.join(noun.verbs)}")
-    return "\n".join(lines)
+    return "\n".join([*lines, EXIT_CODES])
 
 
 def help_of(name: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from connectors.files import open_bytes, read_mapping
 from twin.catalogue import ConfigError, StorageError, clean, duration
@@ -61,6 +61,8 @@ class Bar:
                 BarColumn(),
                 TextColumn("{task.percentage:>3.0f}%  tick {task.fields[tick]}"),
                 TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                TextColumn("left"),
                 console=console,
                 transient=True,
             )

@@ -30,7 +30,7 @@ from twin.catalogue import ConfigError, ConnectorError, StorageError, TwinError
 from twin.cli.arguments import present
 from twin.cli.grammar import Verb
 from twin.report import grid, print_line, safe_text
-from twin.run import atomic_write
+from twin.run import ProgressBar, atomic_write
 from twin.site import convert
 
 RAW_BASE = "https://raw.githubusercontent.com"
@@ -311,16 +311,20 @@ def run_list(args: argparse.Namespace, out: Console, *_: Console) -> int:
     return present(args, {"root": str(root), "recordings": rows}, _show_list, out)
 
 
-def run_checks(args: argparse.Namespace, out: Console, *_: Console) -> int:
+def run_checks(args: argparse.Namespace, out: Console, err: Console) -> int:
     """Fetch or verify: 0 if all is well, 1 if a file is not, or cannot be had."""
     root, work = trace_root(os.environ), fetch if args.command == "trace fetch" else verify
     checks: list[FileCheck] = []
     errors: list[str] = []
-    for recording in _chosen(args):
-        try:
-            checks += work(recording.name, root)
-        except TwinError as error:
-            errors.append(str(error))
+    chosen = _chosen(args)
+    sizes = [sum(file.size for file in recording.files) for recording in chosen]
+    with ProgressBar(err, "fetching" if work is fetch else "verifying") as bar:
+        for i, recording in enumerate(chosen):
+            bar.move(sum(sizes[:i]) / max(1, sum(sizes)), recording.name)
+            try:
+                checks += work(recording.name, root)
+            except TwinError as error:
+                errors.append(str(error))
     present(args, {"files": [c._asdict() for c in checks], "errors": errors}, _show_checks, out)
     return 1 if errors or any(c.state not in FINE for c in checks) else 0
 

@@ -315,10 +315,11 @@ class FindingRecord(JournalRecord, frozen=True, kw_only=True, tag="finding"):
 
 
 class ClearedRecord(JournalRecord, frozen=True, kw_only=True, tag="cleared"):
-    """A finding that is over, or that another one takes the place of."""
+    """A finding that is over, or that another one takes the place of; `title` as it was last."""
 
     id: str
     superseded_by: str = ""
+    title: str = ""
 
 
 class MarkRecord(JournalRecord, frozen=True, kw_only=True, tag="mark"):

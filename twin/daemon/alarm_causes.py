@@ -181,9 +181,9 @@ def _action(sources: Iterable[str]) -> str:
 
 
 def _title(source: str, since_ns: int, signals: int, place: str) -> str:
-    """`No data from exporter http://n3:9400 since 21:36:12: 44 signals of node lab/h/r1/node0`"""
+    """`No data from exporter http://n3:9400 since 21:36:12 UTC: 44 signals of node lab/h/r1/node0`"""
     count = f"{signals} signals" if signals != 1 else "1 signal"
-    return f"No data from {source} since {utc(since_ns, '%H:%M:%S')}: {count} of {place}"
+    return f"No data from {source} since {utc(since_ns, '%H:%M:%S')} UTC: {count} of {place}"
 
 
 def _stopped(state: State, ledger: SourceLedger, cells: SilentCells) -> tuple[StoppedSource, ...]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from twin.catalogue import I32, NS
+from twin.catalogue import I32, NS, counted, signal_words
 from twin.contracts import Fault, Finding
 from twin.diagnosis.fault_kinds import FAULT_KINDS
 from twin.diagnosis.topology import Topology
@@ -197,7 +197,7 @@ def _crowd(causes: list[Cause], topology: Topology) -> Fault:
             break
     name, n = topology.site.name(cause.table, cause.entity), len(causes)
     text = (
-        f"{n} {cause.table} at once: {name} and {n - 1} more",
+        f"{counted(cause.table, n)} at once: {name} and {n - 1} more",
         *(f"{name}: {e}" for e in cause.evidence),
     )
     least_pu = min(c.confidence_pu for c in causes)
@@ -222,7 +222,7 @@ def finding_of(fault: Fault, site: Site) -> Finding:
     name = site.name(fault.table, fault.entity)
     title = kind.title.format(name=name)
     if fault.signal:
-        title += f": {fault.signal}"
+        title += f": {signal_words(fault.signal)}"
     identity = f"fault/{fault.kind}/{name}" + (f"/{fault.signal}" if fault.signal else "")
     return Finding(
         identity,

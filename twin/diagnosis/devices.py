@@ -259,14 +259,14 @@ class DeviceFaults(EntityState):
         self.usual_c, self.warmer_k = usual, float(np.nan_to_num(over[0]))
         if self.weather_s < 600.0:
             return []
-        text = f"outdoors {now_c[0]:.1f} degC, usual {usual[0]:.1f} degC"
-        wet = f"wet bulb {now_c[1]:.1f} degC, usual {usual[1]:.1f} degC"
+        text = f"outdoors {now_c[0]:.1f} °C, usual {usual[0]:.1f} °C"
+        wet = f"wet bulb {now_c[1]:.1f} °C, usual {usual[1]:.1f} °C"
         at = ("site", 0, "outdoor_temp_c", 0.9)
         if self.weather_spikes > WEATHER_SPIKES:
-            text = f"it jumps by some kelvin for a reading and back, now {now_c[0]:.1f} degC"
+            text = f"it jumps by some kelvin for a reading and back, now {now_c[0]:.1f} °C"
             return [Cause("sensor_spiking", *at, (text, wet), 1, 0.0, 900.0)]
         if abs(self.weather_step_k) > STEP_K and self.weather_kept >= LASTING_WEATHER:
-            text = f"it jumped by {self.weather_step_k:+.1f} K between two readings, to {now_c[0]:.1f} degC"
+            text = f"it jumped by {self.weather_step_k:+.1f} K between two readings, to {now_c[0]:.1f} °C"
             return [Cause("sensor_biased", *at, (text, "the wet bulb did not", wet), 1, 0.0, 300.0)]
         if over[0] > WEATHER_K and (np.isnan(over[1]) or over[1] > max(WET_BULB_K, 0.2 * over[0])):
             return [Cause("heat_wave", "site", 0, "", 0.9, (text, wet), 1, 60.0, 300.0)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twin.catalogue import I32, NS, TABLES, Bool, utc
+from twin.catalogue import I32, NS, TABLES, Bool, signal_words, utc
 from twin.contracts import Finding
 from twin.diagnosis.silent_signals import SLACK_NS, Silent
 from twin.diagnosis.topology import LADDER, Topology, term_of
@@ -188,7 +188,7 @@ class Outages(EntityState):
         for table in sorted(members, key=_order):
             who, n = self.topology.site.name(table, int(members[table][0])), len(members[table])
             who = f"{term_of(table)} {who}" if n == 1 else f"{n} {term_of(table)}s"
-            words.append(f"{signals[table]} of {who}" if signals and table in signals else who)
+            words.append(f"{signal_words(signals[table])} of {who}" if signals and table in signals else who)
         return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
     def _identity(self, outage: Outage, members: Mapping[str, I32]) -> str:
@@ -260,7 +260,7 @@ def _finding(site: Site, outage: Outage, members: Mapping[str, I32]) -> Finding:
     return Finding(
         outage.id,
         "warning",
-        f"No data from {where(site, outage)} since {since}: {outage.signals} signals",
+        f"No data from {where(site, outage)} since {since} UTC: {outage.signals} signals",
         tuple(names[:SHOWN_ENTITIES]),
         (
             f"silent together: {outage.parts}",

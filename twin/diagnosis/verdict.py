@@ -36,7 +36,7 @@ VALVE_RUN = 6  # equal positions in a row, while it ought to move
 STANDING = 3  # equal readings: it may be frozen rather than biased; the watch will tell
 # Equal readings while comparisons are off, and -ln of their chance: it stands still; source: estimate
 LONG_RUN, LONG_SURPRISE = 8, 4.0
-UNITS = {"l/min": (1.0, "l/min", 1), "Pa": (1e-3, "kPa", 1), "degC": (1.0, "degC", 1), "W": (1e-3, "kW", 2),
+UNITS = {"l/min": (1.0, "l/min", 1), "Pa": (1e-3, "kPa", 1), "degC": (1.0, "°C", 1), "W": (1e-3, "kW", 2),
          "Hz": (1e-6, "MHz", 0), "1": (100.0, "%", 1)}  # fmt: skip
 SMALL_W = 20e3  # below, people say watts
 # What a comparison rests on, for people.
@@ -223,7 +223,7 @@ class DiagnosisVerdicts:
                 word = term_of(table) + "s" * (len(rows) > 2)
                 out.append(f"{len(rows) - 1} more {word} likewise")
         if h.kind == "sensor_biased" and kind == "sensor_biased":
-            size = amount(f"{h.table}.{h.signal}", abs(fault.size)).replace("degC", "K")
+            size = amount(f"{h.table}.{h.signal}", abs(fault.size)).replace("°C", "K")
             out.insert(0, f"it reads {size} too {'much' if fault.size > 0 else 'little'}")
         return out
 

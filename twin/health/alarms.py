@@ -322,7 +322,7 @@ class _Look:
         racks = len(np.unique(self.site.rack_of_node[nodes]))
         severity = "warning" if self.facility_told else "critical"  # the cause has an alarm of its own
         where = f"{len(nodes)} nodes in {racks} {'rack' if racks == 1 else 'racks'}: "
-        return [Finding("health/shared", severity, "nodes became unusable together", names,
+        return [Finding("health/shared", severity, "Nodes became unusable together", names,
                         (where + ", ".join(said),), 1.0,
                         "Look at what they have in common: feed, coolant, network, job. No node is to blame.",
                         len(nodes))]  # fmt: skip
@@ -472,6 +472,6 @@ def _days(values: F64, i: int) -> str:
 
 
 def _more(count: int, severity: str) -> Finding:
-    return Finding("health/more", severity, "more findings of health than are listed", (),
+    return Finding("health/more", severity, "More findings of health than are listed", (),
                    (f"{count} more: the gravest are told one by one; racktwin device health lists all",), 1.0,
                    "Look for what they have in common before looking at one of them.", count)  # fmt: skip

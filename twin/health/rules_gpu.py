@@ -113,7 +113,10 @@ def _near_limit(context: RuleContext) -> RuleMatches:
     spared = _spared(context, index)
     acts = np.where(spared, action("check_facility"), action("run_diagnostics")).astype(np.uint8)
     whose = {True: "with its facility or its rack", False: "alone"}
-    notes = {i: whose[s] for i, s in zip(index.tolist(), spared.tolist(), strict=True)}
+    notes = {
+        i: f"{abs(k):.1f} K {'below' if k >= 0 else 'beyond'} it, {whose[s]}"
+        for i, k, s in zip(index.tolist(), left.tolist(), spared.tolist(), strict=True)
+    }
     return RuleMatches(index, left, None, None, acts, np.where(spared, 0.1, 0.7), notes)
 
 
@@ -314,14 +317,14 @@ RULES: tuple[Rule, ...] = (
     replace(_grown("nvlink_recoveries", "nvlink_recovery_count", NVLINK_RECOVERIES,
                    "recoveries of its NVLinks", 0.7), level=DEGRADED, action="run_diagnostics").rule(),
     _grown("pcie_replays", "pcie_replay_count", PCIE_REPLAYS, "replays on its PCIe link", 0.7, ()).rule(),
-    Rule("thermal_margin", "gpu", WATCH, "run_diagnostics", 0.7, "{a:.1f} K left to its limit, {note}",
+    Rule("thermal_margin", "gpu", WATCH, "run_diagnostics", 0.7, "near its limit of heat: {note}",
          "limits of the profile; domain.md C: by margin", _near_limit, (MARGIN, TEMP), after_s=10.0,
          faults=HEAT),
     Rule("thermal_limit", "gpu", DEGRADED, "run_diagnostics", 0.7,
          "{a:.1f} K beyond the temperature at which it slows down, alone", "limits of the profile",
          _beyond_slowdown, (MARGIN, TEMP), after_s=BEYOND_S, clear_s=600.0, faults=HEAT),
     Rule("temp_residual", "gpu", WATCH, "watch", 0.7,
-         "{b:.0f} degC, {a:.1f} K more than its power and coolant account for", "estimator of racktwin",
+         "{b:.0f} °C, {a:.1f} K more than its power and coolant account for", "estimator of racktwin",
          _hotter, (TEMP,), after_s=120.0, faults=HEAT),
     Rule("clock_residual", "gpu", WATCH, "run_diagnostics", 0.6,
          "{b:.0f} MHz, {a:.0f} % less than its power and cap account for", "estimator of racktwin", _slower,

@@ -10,7 +10,18 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from twin.catalogue import NS, clean, control_value, duration, find_quantity, number, quantity, utc
+from twin.catalogue import (
+    NS,
+    clean,
+    control_value,
+    control_words,
+    duration,
+    find_quantity,
+    number,
+    quantity,
+    table_noun,
+    utc,
+)
 from twin.telemetry import Event, events as ev
 
 SHOWN_NAMES = 3
@@ -75,7 +86,7 @@ def _of_people(event: Event) -> str:
         case ev.AuthorityChanged():
             return f"{_by(event)} sets the authority of {clean(event.policy)} to {event.authority}"
         case ev.MaintenanceBegun():
-            where = f"{event.table} {_all(event.names)}"
+            where = f"{table_noun(event.table, len(event.names))} {_all(event.names)}"
             return f"{_by(event)} opens a maintenance window for {where}{_until(event.until_ns)}"
         case ev.MaintenanceEnded():
             return f"{_by(event)} ends the maintenance window {clean(event.window)}"
@@ -90,13 +101,13 @@ def _of_requests(event: Event) -> str:
             if event.want is not None and math.isfinite(event.want):
                 wanted = control_value(event.want, event.control)
                 bounds = [b for b in bounds if b not in ("any", wanted)] + [f"wanted {wanted}"]
-            what = f"{clean(event.control)} {', '.join(bounds)}"
+            what = f"{control_words(clean(event.control))} {', '.join(bounds)}"
             return f"{_by(event)} requests {what} for {_all(event.names)}{_until(event.expires_ns)}"
         case ev.RequestWithdrawn():
             return f"{_by(event)} withdraws the request {clean(event.request)}"
         case ev.Approved():
             where = _all(event.names) or "all that it proposes"
-            what = f"{clean(event.control)} of {where}"
+            what = f"the {control_words(clean(event.control))} of {where}"
             return f"{_by(event)} approves that {clean(event.policy)} sets {what}{_until(event.expires_ns)}"
         case ev.ApprovalWithdrawn():
             return f"{_by(event)} withdraws the approval {clean(event.approval)}"
@@ -108,7 +119,7 @@ def _of_nodes(event: Event) -> str:
     match event:
         case ev.FaultReported():
             times = f", {event.count:,} times" if event.count > 1 else ""
-            where = f"{event.table} {clean(event.name)}"
+            where = f"{table_noun(event.table)} {clean(event.name)}"
             return f"{where} reports fault {event.code}{times}{_tail(': ', event.detail)}"
         case ev.NodeTested():
             result = RESULTS[event.passed]
@@ -121,12 +132,13 @@ def _of_nodes(event: Event) -> str:
             return f"{_by(event)} reports {clean(event.name)} repaired{_tail(': ', event.note)}"
         case ev.EntityReplaced():
             serial = clean(event.serial) or "unknown"
-            return f"{event.table} {clean(event.name)} was replaced: its serial is now {serial}"
+            return f"{table_noun(event.table)} {clean(event.name)} was replaced: its serial is now {serial}"
         case ev.IdentityTold():
-            return f"{event.table} {clean(event.name)} has the serial {clean(event.serial) or 'unknown'}"
+            serial = clean(event.serial) or "unknown"
+            return f"{table_noun(event.table)} {clean(event.name)} has the serial {serial}"
         case ev.CommandAcked():
             state = event.state.replace("_", " ")
-            what = f"command {clean(event.command)} of {clean(event.control)}"
+            what = f"command {clean(event.command)} of {control_words(clean(event.control))}"
             return f"{clean(event.name)}: {what} {state}{_tail(': ', event.detail)}"
         case _:
             return ""

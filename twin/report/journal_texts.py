@@ -12,7 +12,18 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from twin.catalogue import INSTANTS, clean, control_value, counted, find_control, quantity, utc
+from twin.catalogue import (
+    INSTANTS,
+    clean,
+    control_value,
+    control_words,
+    counted,
+    find_control,
+    plain_text,
+    quantity,
+    table_noun,
+    utc,
+)
 from twin.contracts import (
     AccessRecord,
     AccountRecord,
@@ -50,6 +61,7 @@ from twin.contracts import (
     ProposalChange,
     ProposalsRecord,
     ProtectedRecord,
+    ReloadRecord,
     RenewalRecord,
     ReportsRecord,
     RequestExpiredRecord,
@@ -76,39 +88,45 @@ _UNDER_EPOCH = re.compile(r", under epoch \d+$")  # of a reason; the line of the
 def sentence(record: JournalRecord | OtherRecord, site: Site | None = None) -> str:
     """A record as a sentence; one without a sentence of its own, field by field.
 
-    With a site, entities that a record gives by index alone are named.
+    With a site, entities that a record gives by index alone are named. Keys of controls and signals, which
+    reasons hold, stand as words.
     """
+    return plain_text(_sentence(record, site))
+
+
+def _sentence(record: JournalRecord | OtherRecord, site: Site | None) -> str:
     match record:
         case CommandRecord() | AdviceRecord():
             return _command(record, site)
         case FaultsRecord():
-            return f"{record.count} more faults {record.code} of a {record.table} in this tick"
+            return f"{record.count} more faults {record.code} of a {table_noun(record.table)} in this tick"
         case ReportsRecord() if record.refused:
             return f"{record.count} more reports of jobs refused in this tick"
         case ReportsRecord():
             return f"jobs reported on {record.count} checkpoints, {record.tier}"
         case RenewalRecord():
-            return f"{record.control} of {counted(record.control, record.count)} renewed: {record.reason}"
+            return f"{_control(record)} of {counted(record.control, record.count)} renewed: {record.reason}"
         case LapsedRecord():
-            return f"{record.control} of {_entities(record, site)} lapsed; becomes {record.becomes}"
+            return f"{_control(record)} of {_entities(record, site)} lapsed; becomes {record.becomes}"
         case FailedRecord():
-            return f"failed {record.control} of {_entities(record, site)}: {record.why}"
+            return f"failed {_control(record)} of {_entities(record, site)}: {record.why}"
         case DeferredRecord() | NarrowedRecord() | ProtectedRecord():
             policy = getattr(record, "policy", "")
             by = f"{policy}: " if policy else ""
             count = counted(record.control, record.count)
-            return f"{by}{record.kind} {record.control} of {count}: {record.why}"
+            return f"{by}{record.kind} {_control(record)} of {count}: {record.why}"
         case FindingRecord():
             entities = few(record.entities, record.count or 0) if record.entities else ""
             parts = (f"{record.severity}: {record.title}", *record.evidence, entities, record.action)
             return "; ".join(part for part in parts if part)
         case ClearedRecord():
+            what = record.title or record.id
             if record.superseded_by:
-                return f"superseded: {record.id}, by {record.superseded_by.rpartition('/')[2]}"
-            return f"over: {record.id}"
+                return f"superseded: {what}, by {record.superseded_by.rpartition('/')[2]}"
+            return f"over: {what}"
         case KeptBackRecord():
             count = counted(record.control, record.count)
-            return f"kept back {record.control} of {count} under {record.window}: {record.why}"
+            return f"kept back {_control(record)} of {count} under {record.window}: {record.why}"
         case EventRecord():
             return event_words(record.event) + (f"; refused: {record.refused}" if record.refused else "")
         case ProposalsRecord():
@@ -154,14 +172,19 @@ def _of_the_run(record: JournalRecord | OtherRecord) -> str:
             return ""
 
 
+def _control(record: Any) -> str:
+    """The control of a record, as people call it."""
+    return control_words(record.control)
+
+
 def _command(record: CommandRecord | AdviceRecord, site: Site | None) -> str:
     """A command or advice; of a control whose value is an instant, that it is asked for."""
     where = _entities(record, site)
     if record.control in INSTANTS:
-        verbs, target = ("asks for", "would ask for"), f"{record.control} of {where}"
+        verbs, target = ("asks for", "would ask for"), f"a {_control(record)} of {where}"
     else:
         value = control_value(_range(record.value), record.control)
-        verbs, target = ("commands", "would command"), f"{record.control} {value} for {where}"
+        verbs, target = ("commands", "would command"), f"{_control(record)} {value} for {where}"
     reason = _UNDER_EPOCH.sub("", record.reason)
     if isinstance(record, AdviceRecord):
         return f"{record.policy} {verbs[1]} {target}: {reason}"
@@ -177,6 +200,9 @@ def _of_the_daemon(record: JournalRecord | OtherRecord) -> str:
         case AuthorityRecord():
             what = f"{record.author} sets the authority of {record.policy} to {record.authority}"
             return what + (f" ({record.reason})" if record.reason else "")
+        case ReloadRecord():
+            refused = f"; refused: {'; '.join(record.refused)}" if record.refused else ""
+            return f"{record.author} reloads configuration, site and tokens{refused}"
         case ResumedRecord():
             return f"{record.author} lets commands be sent again" + (
                 f" ({record.reason})" if record.reason else ""
@@ -222,7 +248,7 @@ def _of_standing(record: JournalRecord | OtherRecord) -> str:
         case AcksRecord():
             refused = f", {record.refused}" if record.refused else ""
             state = record.state.replace("_", " ")
-            return f"{record.control} of {counted(record.control, record.count)}: {state}{refused}"
+            return f"{_control(record)} of {counted(record.control, record.count)}: {state}{refused}"
         case RequestExpiredRecord():
             return f"the request {record.id} ended"
         case ApprovalExpiredRecord():
@@ -314,9 +340,9 @@ def _field(name: str, value: Any) -> str:
 
 def _proposal(p: ProposalChange, site: Site | None) -> str:
     if p.index is None or not len(p.index) or p.lo is None or p.hi is None:
-        return f"{p.control} of {counted(p.control, 0 if p.gone is None else len(p.gone))} let go"
+        return f"{_control(p)} of {counted(p.control, 0 if p.gone is None else len(p.gone))} let go"
     bounds = interval(_side(p.lo), _side(p.hi), p.control)
-    return f"{p.control} {bounds} for {_entities(p, site)}: {p.reason}"
+    return f"{_control(p)} {bounds} for {_entities(p, site)}: {p.reason}"
 
 
 def _side(bound: Bound) -> Any:

@@ -9,7 +9,18 @@ import numpy as np
 
 from twin.api.runtime import Runtime
 from twin.api.scopes import is_below
-from twin.catalogue import INSTANTS, NS, Control, clean, control_value, counted, find_signal, quantity
+from twin.catalogue import (
+    INSTANTS,
+    NS,
+    Control,
+    clean,
+    control_value,
+    control_words,
+    counted,
+    find_signal,
+    plain_text,
+    quantity,
+)
 from twin.contracts import ExplanationRefused, below, entities_within
 
 MOST_ENTITIES = 8  # of an alarm that are looked into
@@ -84,9 +95,9 @@ def _doing(live: Runtime, alarm: dict[str, Any], running: dict[str, np.ndarray])
             count, value = counted(key, len(mine)), _value(lease.control, lease.value[mine])
             if int(alarm.get("count") or 0) > len(mine) >= len(alarm.get("entities", ())) > 1:
                 count += " of those named first"
-            text = f"{policy} holds {key} of {count} at {value}"
+            text = f"{policy} holds the {control_words(key)} of {count} at {value}"
             if key in INSTANTS:
-                text = f"{policy} asks for {key} of {count}"
+                text = f"{policy} asks for a {control_words(key)} of {count}"
             (because if named else since).append((len(mine), text))
     most = [*sorted(because, key=lambda x: -x[0]), *sorted(since, key=lambda x: -x[0])]
     return [text for _, text in most]
@@ -116,8 +127,9 @@ def _waits(live: Runtime, alarm: dict[str, Any], waiting: list[str]) -> list[str
             members = inside.get(p.control.partition(".")[0], np.zeros(0, np.int32))
             count = int(np.isin(p.index, members).sum())
             if count:
-                what = f"{p.control} of {counted(p.control, count)}: {clean(p.reason, 160)}"
-                out.append(f"{name} waits for approval to set {what}")
+                what = f"{control_words(p.control)} of {counted(p.control, count)}"
+                why = clean(plain_text(p.reason), 160)
+                out.append(f"{name} waits for approval to set the {what}: {why}")
     return out
 
 

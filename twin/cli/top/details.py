@@ -13,7 +13,18 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from twin.catalogue import INSTANTS, NS, clean, counted, duration, number, percent, quantity
+from twin.catalogue import (
+    INSTANTS,
+    NS,
+    clean,
+    control_words,
+    counted,
+    duration,
+    number,
+    percent,
+    quantity,
+    signal_words,
+)
 from twin.cli.top.cells import GLYPHS, TONES, Cell, ColumnHead, ShortNames, brief_span, clock, since
 from twin.report import health_texts
 
@@ -188,7 +199,7 @@ def _commands(tree: dict[str, Any], held: list[dict[str, Any]], now_ns: int) -> 
         means = ", ".join(dict.fromkeys(str(lease["means"]) for lease in found if lease.get("means")))
         ends = dict.fromkeys(quantity(v, found[0]["unit"], 4) for v in (min(values), max(values)))
         rows.append([
-            (f"{signal_words(control.partition('.')[2])} of {counted(control, len(found))}", ""),
+            (f"{control_words(control)} of {counted(control, len(found))}", ""),
             (clean(means or " to ".join(ends)), "bold"), (f"by {clean(policy)}", ""),
         ])  # fmt: skip
     held_rows: list[RenderableType] = [_rows(("",) * 3, rows)] if rows else []
@@ -199,7 +210,7 @@ def _commands(tree: dict[str, Any], held: list[dict[str, Any]], now_ns: int) -> 
         known = read is not None and math.isfinite(read) and lease["control"] not in INSTANTS
         back = f"reads {quantity(read, lease['unit'], 4)}" if known and not lease.get("means") else ""
         rows.append([
-            (signal_words(lease["control"].partition(".")[2]), ""), (clean(value), "bold"),
+            (control_words(lease["control"]), ""), (clean(value), "bold"),
             (f"by {clean(lease['policy'])}", ""), (clean(lease["state"].replace("_", " ")), ""),
             (back, ""), (f"ends in {brief_span((lease['expires_ns'] - now_ns) / NS)} unless renewed", "dim"),
         ])  # fmt: skip
@@ -224,19 +235,6 @@ def _readings(signals: dict[str, Any]) -> list[RenderableType]:
         age = f"{duration(s['age_s'])} old" if s["age_s"] is not None else "never read"
         rows.append([(signal_words(name), ""), shown, (bound, "dim"), (age, "yellow" if old else "dim")])
     return [_head("Readings"), _rows(("", "", "", ""), rows, (1,))] if rows else []
-
-
-_UNITS = ("_w", "_s", "_c", "_lpm", "_pa", "_pu", "_hz", "_rpm", "_k", "_mj", "_va", "_v", "_a", "_state")
-
-
-def signal_words(name: str) -> str:
-    """A signal or control in words: `supply_temp_c` is the supply temperature."""
-    for unit in _UNITS:
-        if name.endswith(unit):
-            name = name.removesuffix(unit)
-            break
-    words = name.replace("_", " ").split()
-    return clean(" ".join({"temp": "temperature", "diff": "differential"}.get(w, w) for w in words), 60)
 
 
 # -- what an entity holds
