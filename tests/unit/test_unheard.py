@@ -51,7 +51,7 @@ def test_where_no_source_of_a_kind_is_connected_it_is_no_alarm() -> None:
     twin.run(160, {"rack.power_w": [90e3, np.nan]})
     severity = {table: finding.severity for table, finding in unheard(twin).items()}
     assert severity == {"rack": "warning", "gpu": "info", "node": "info", "cdu": "info", "feeder": "info"}
-    assert "Connect a source of gpu readings" in unheard(twin)["gpu"].action
+    assert "Connect a source of readings of GPUs" in unheard(twin)["gpu"].action
     twin.run(10, some(4, 144))
     assert unheard(twin)["gpu"].severity == "warning"
 
