@@ -237,7 +237,31 @@ def left(draw: Draw, n: int) -> tuple[Any, ...]:
     return *floats(draw, 3, n), flags(draw, n), np.zeros(n)
 
 
+def filled(draw: Draw, n: int) -> tuple[Any, ...]:
+    return (floats(draw, int(draw.integers(1, 4)), n, odd=0.2),)
+
+
+def errors(draw: Draw, n: int) -> tuple[Any, ...]:
+    return np.ones(n), *floats(draw, int(draw.integers(1, 5)), n, odd=0.2)
+
+
+def powers(draw: Draw, n: int) -> tuple[Any, ...]:
+    tensor, dram = (floats(draw, n) if draw.random() < 0.7 else None for _ in range(2))
+    return (
+        floats(draw, 5, n), floats(draw, n), tensor, dram, *floats(draw, 4, n), *np.zeros((4, n)),
+        np.zeros(n, np.int64),
+    )  # fmt: skip
+
+
+def clocks(draw: Draw, n: int) -> tuple[Any, ...]:
+    return *floats(draw, 8, n), 0.1, np.zeros(n), np.zeros(n, np.int64)
+
+
 DRAWN = {
+    "fill_nan": filled,
+    "joint": errors,
+    "expect_power": powers,
+    "expect_clock": clocks,
     "doubt_moves": doubtful,
     "unaccounted": left,
     "compare_linear": linear,

@@ -380,3 +380,26 @@ def test_overdue_commands_are_sent_again_then_failed() -> None:
         failed += [second for _ in pod.records("failed")]
     assert again == [(10, number), (20, number)]
     assert failed == [30]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_answers_at_once_count_as_they_do_one_by_one(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    n = int(draw.integers(1, 12))
+    at_once, in_turn = (Leases(control(CAP), n) for _ in range(2))
+    columns = {
+        "value": np.where(draw.random(n) < 0.7, 500.0, np.nan),
+        "state": draw.integers(NONE, EXPIRED + 1, n).astype(np.uint8),
+        "generation": draw.integers(0, 2, n).astype(np.int32),
+        "command": draw.integers(0, 3, n),
+    }
+    for lease in (at_once, in_turn):
+        for name, values in columns.items():
+            getattr(lease, name)[:] = values
+    entity = draw.permutation(n)[: draw.integers(1, n + 1)].astype(np.int32)
+    generation, command = (draw.integers(0, high, len(entity)) for high in (2, 3))
+    states = draw.choice([*_ACK], len(entity)).tolist()
+    told = zip(entity.tolist(), generation.tolist(), command.tolist(), states, strict=True)
+    expected = [in_turn.ack(*answer) for answer in told]
+    assert at_once.ack_all(entity, generation, command, states) == expected
+    assert at_once.state.tolist() == in_turn.state.tolist()

@@ -264,7 +264,8 @@ class Arbiter:
         wanted = (touched | (lease.running() & (mode == "held"))) & ~doubted
         if excluded is not None:
             wanted &= ~excluded
-        index = np.flatnonzero(wanted & lease.due(now_ns)).astype(np.int32)
+        index = np.flatnonzero(wanted).astype(np.int32)
+        index = index[lease.due(now_ns, index)]
         if len(index):
             lease.renew(index, now_ns)
             batches.append(self._batch(lease, index, "", "renewal", now_ns))
@@ -302,13 +303,15 @@ class Arbiter:
             return []
         readback = np.full(lease.n, np.nan) if readback is None else readback
         tolerance = max(envelope.deadband, 1e-6)
-        theirs, unsure = lease.others(readback, envelope.safe, tolerance, now_ns)
-        later, index = index[unsure[index]], index[~unsure[index]]
+        taken, unsure = lease.others(index, readback, envelope.safe, tolerance, now_ns)
+        theirs = np.zeros(lease.n, np.bool_)
+        theirs[index] = taken
+        later, index = index[unsure], index[~unsure]
         if len(index) > envelope.blast_radius:  # the longest standing first; the others keep their lease
             order = np.argsort(lease.changed_ns[index], kind="stable")
             later = np.sort(np.concatenate([later, index[order[envelope.blast_radius :]]]))
             index = np.sort(index[order[: envelope.blast_radius]])
-        later = later[lease.due(now_ns)[later]]
+        later = later[lease.due(now_ns, later)]
         batches: list[CommandBatch] = []
         if len(later) and not self.fresh_term:
             lease.renew(later, now_ns)

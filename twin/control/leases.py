@@ -6,6 +6,7 @@ hour survives a restart with the snapshot.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -121,28 +122,34 @@ class Leases(EntityState):
         neither for as long again, and still heard, is somebody else's.
         """
         wait_ns = round((self.control.lease_s + MISMATCH_S) * NS)
-        judged = ~np.isnan(self.given) & (heard_ns > self.given_ns + wait_ns) & ~self.running()
-        agrees = judged & (np.abs(readback - self.given) <= tolerance)
-        lost = judged & ~agrees & (np.abs(readback - lapse_value) <= tolerance)
-        strays = judged & ~agrees & ~lost
-        since = np.where(self.strays_ns == 0, now_ns, self.strays_ns)
-        self.strays_ns = np.where(strays, since, np.where(judged, 0, self.strays_ns))
-        self.losses = np.where(agrees, 0, self.losses + lost).astype(np.int16)
-        again = lost & (self.losses <= MAX_ATTEMPTS)
-        self.found[again], self.lapsed[again] = self.given[again], readback[again]
-        self.given[agrees | lost | (strays & (heard_ns - since >= wait_ns))] = np.nan
+        at = np.flatnonzero(~np.isnan(self.given))
+        at = at[(heard_ns[at] > self.given_ns[at] + wait_ns) & np.isnan(self.value[at])]
+        given, read = self.given[at], readback[at]
+        agrees = np.abs(read - given) <= tolerance
+        lost = ~agrees & (np.abs(read - lapse_value[at]) <= tolerance)
+        strays = ~agrees & ~lost
+        since = np.where(self.strays_ns[at] == 0, now_ns, self.strays_ns[at])
+        self.strays_ns[at] = np.where(strays, since, 0)
+        losses = np.where(agrees, 0, self.losses[at] + lost).astype(np.int16)
+        self.losses[at] = losses
+        again = lost & (losses <= MAX_ATTEMPTS)
+        self.found[at[again]], self.lapsed[at[again]] = given[again], read[again]
+        self.given[at[agrees | lost | (strays & (heard_ns[at] - since >= wait_ns))]] = np.nan
 
-    def others(self, readback: F64, lapse_value: F64, tolerance: float, now_ns: int) -> tuple[Bool, Bool]:
-        """(where somebody else has lowered what we had set, where that is too early to say) [n].
+    def others(
+        self, at: I32, readback: F64, lapse_value: F64, tolerance: float, now_ns: int
+    ) -> tuple[Bool, Bool]:
+        """(where somebody else has lowered what we had set, where that is too early to say) of rows `at` [k].
 
         Nowhere where a lower value does not protect.
 
         Not where our own command was never read back as carried out, whatever its sink answered, nor where a
         lapse led there: what is read then is our own doing, late or lost.
         """
-        below = self.running() & self.seen & (self.differs_ns > 0) & (readback < self.value)
-        below &= ~(np.abs(readback - lapse_value) <= tolerance) & (self.control.protective == "low")
-        late = now_ns - self.differs_ns >= round(MISMATCH_S * NS)
+        read, differs_ns = readback[at], self.differs_ns[at]
+        below = self.seen[at] & (differs_ns > 0) & (read < self.value[at])  # where none runs, NaN is not
+        below &= ~(np.abs(read - lapse_value[at]) <= tolerance) & (self.control.protective == "low")
+        late = now_ns - differs_ns >= round(MISMATCH_S * NS)
         return below & late, below & ~late
 
     def end(self, index: I32) -> None:
@@ -185,9 +192,10 @@ class Leases(EntityState):
         mine = index[~self.running()[index]]
         self.found[mine] = self.lapsed[mine] = np.nan
 
-    def due(self, now_ns: int) -> Bool:
-        """Running leases with less than half of their time left."""
-        return self.running() & (self.expires_ns - now_ns < round(self.control.lease_s * NS / 2))
+    def due(self, now_ns: int, at: I32 | slice = slice(None)) -> Bool:
+        """Mask of the leases `at` [k] that run and have less than half of their time left."""
+        soon_ns = now_ns + round(self.control.lease_s * NS / 2)
+        return ~np.isnan(self.value[at]) & (self.expires_ns[at] < soon_ns)
 
     def ack(self, entity: int, generation: int, command: int, state: str) -> bool:
         """Note a sink's answer; False if it speaks of another device or a superseded command."""
@@ -204,6 +212,16 @@ class Leases(EntityState):
         if state == "done" or (self.state[entity] != DONE and _ACK[state] > self.state[entity]):
             self.state[entity] = _ACK[state]
         return True
+
+    def ack_all(self, entity: I32, generation: I64, command: I64, states: Sequence[str]) -> list[bool]:
+        """Note answers on different entities of this table, each as `ack` does."""
+        mine = (self.generation[entity] == generation) & (self.command[entity] == command)
+        before, ended = self.state[entity], np.isnan(self.value[entity])
+        told = np.array([_ACK[state] for state in states], np.uint8)
+        moves = mine & ~ended & ((told == DONE) | ((before != DONE) & (told > before)))
+        self.state[entity[moves]] = told[moves]
+        noted: list[bool] = (mine & (~ended | ((command > 0) & (before == NONE)))).tolist()
+        return noted
 
     def lapse(self, now_ns: int, abandoned: Bool | None = None) -> I32:
         """End the leases that ran out; returns where. What the device does then is `control.on_expiry`.
@@ -275,9 +293,10 @@ class Leases(EntityState):
 
         `resumed_ns`: nobody listened before. A device that fell silent may have let its lease lapse.
         """
-        since_ns = np.maximum(now_ns - np.rint(wait_s * NS).astype(np.int64), 0)
-        if self.n == 0 or (heard_ns > since_ns).all():
+        # Nearly always all are heard within the shortest wait, less a second for the rounding of instants
+        if self.n == 0 or heard_ns.min() > max(now_ns - round((float(wait_s.min()) - 1.0) * NS), 0):
             return np.zeros(0, np.int32)
+        since_ns = np.maximum(now_ns - np.rint(wait_s * NS).astype(np.int64), 0)
         answered = (self.state >= ACCEPTED) & (self.state <= DONE)
         since = np.maximum(np.maximum(heard_ns, self.issued_ns), resumed_ns)
         silent = self.running() & answered & (since <= since_ns)

@@ -338,11 +338,7 @@ class ArbitrationPass:
         if len(lost):
             names = job_names(key, lost, self.view.site, self.view.jobs)
             records.append(FailedRecord(control=key, index=lost, why=WHY["failed"], names=names))
-        unseen = excluded
-        if control.on_expiry == "safe":  # who is silent falls back by itself; the silence is reported
-            mute = self._mute(control)
-            unseen = mute if excluded is None else mute | excluded
-        silent = _outside(lease.unanswered(), unseen)
+        silent = self._reported(control, lease.unanswered(), excluded)
         records += findings.unanswered(self._shown(control.table, silent), key, silent)
         if control.readback is not None:
             table = self.state.tables[control.table]
@@ -360,10 +356,17 @@ class ArbitrationPass:
             records += findings.mismatches(self._shown(control.table, off), key, off, evidence)
             wait_s = table.limits(table.freshness.row_of(signal)).stale_ns / NS + MISMATCH_S
             unread = lease.unread(heard_ns, wait_s, now_ns, int(table.resumed_ns[0]))
-            unread = _outside(unread, unseen)
+            unread = self._reported(control, unread, excluded)
             waited_s = float(wait_s[unread].min(initial=np.inf))
             records += findings.unread(self._shown(control.table, unread), key, unread, waited_s)
         return records
+
+    def _reported(self, control: Control, index: I32, excluded: Bool | None) -> I32:
+        """Entities of `index` whose silence is to be told, as nothing else tells of it."""
+        index = _outside(index, excluded)
+        if len(index) and control.on_expiry == "safe":  # who is silent falls back by itself
+            index = _outside(index, self._mute(control))
+        return index
 
     def _mute(self, control: Control) -> Bool:
         """Entities [n] that an outage keeps silent, or that were heard and are later than a late message."""

@@ -9,6 +9,7 @@ randomness; policies and models are handed in.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, cast
@@ -164,7 +165,7 @@ class Engine:
 
     def _heed(self, events: Sequence[ev.Event], records: list[JournalRecord]) -> list[ev.FaultReported]:
         """Apply events in order; the faults that are new."""
-        acks: dict[tuple[str, str, str], int] = {}
+        acks: Counter[tuple[str, str, str]] = Counter()
         faults, reports, new_faults = FaultTally(), ReportTally(), list[ev.FaultReported]()
         for kind, alike in groupby(events, type):
             if kind is ev.FaultReported:  # in a storm there are thousands
@@ -174,16 +175,16 @@ class Engine:
                 faults.add_all(fresh)
                 new_faults += fresh
                 continue
+            # A thousand devices may answer in one tick: the journal counts them, the leases know each.
+            if kind is ev.CommandAcked:
+                answers = cast(list[ev.CommandAcked], list(alike))
+                acks.update(self.intake.take_acks(answers, self.site, self.arbiter))
+                continue
             for event in alike:
                 if isinstance(event, ev.CheckpointTold):  # of ten thousand jobs, dozens in each second
                     reports.add(event, self.intake.take_report(event, self.jobs, self.state))
-                elif not isinstance(event, ev.CommandAcked):
+                else:
                     records += self._take_in(event)
-                # A thousand devices may answer in one tick: the journal counts them, the leases know each.
-                elif self.intake.is_new(event):
-                    why = self.intake.acked(event, self.site, self.arbiter) or ""
-                    key = event.control, event.state, why
-                    acks[key] = acks.get(key, 0) + 1
         records += [
             AcksRecord(control=control, state=state, count=count, refused=why)
             for (control, state, why), count in sorted(acks.items())

@@ -10,8 +10,8 @@ refused, but for a request, which it changes. Both are told in the journal once 
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
-from collections.abc import Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -44,6 +44,7 @@ MAX_SEEN = 10_000
 MAX_NAMES = 100_000
 MAX_REFUSED = 64  # records per tick of ids that were used for something else; the rest is counted
 MAX_PERIOD_S = 86_400.0  # of a source that polls
+SUPERSEDED = "is about a superseded command or a replaced device"
 _END_OF_TIME_NS = 2**63
 
 
@@ -240,6 +241,47 @@ class Intake:
         self.requests[event.id] = msgspec.convert(msgspec.to_builtins(event), ev.OperatorRequest)
         return None
 
+    def take_acks(
+        self, events: Sequence[ev.CommandAcked], site: Site, arbiter: Arbiter
+    ) -> Counter[tuple[str, str, str]]:
+        """Note sinks' answers in their order; how many by control, state, and reason why not ("": noted)."""
+        out: Counter[tuple[str, str, str]] = Counter()
+        by_control: dict[str, list[ev.CommandAcked]] = {}
+        for event in events:
+            if not event.id or self.is_new(event):
+                by_control.setdefault(event.control, []).append(event)
+        for key, mine in by_control.items():
+            whys = self._noted_at_once(key, mine, site, arbiter)
+            if whys is None:
+                whys = [self.acked(event, site, arbiter) or "" for event in mine]
+            out.update((key, event.state, why) for event, why in zip(mine, whys, strict=True))
+        return out
+
+    def _noted_at_once(
+        self, key: str, events: list[ev.CommandAcked], site: Site, arbiter: Arbiter
+    ) -> list[str] | None:
+        """Note answers on one control that name each entity once, as `acked` does; None for others."""
+        control, ours = find_control(key), f"{arbiter.epoch}-"
+        if control is None:
+            return None
+        at = site.entities(control.table, [e.name for e in events])
+        numbers = [e.command[len(ours) :] if e.command.startswith(ours) else "" for e in events]
+        plain = all(n.isascii() and n.isdigit() and len(n) <= 18 for n in numbers)
+        generations = [e.generation for e in events]
+        if not plain or at.min() < 0 or len({*at.tolist()}) < len(at):
+            return None
+        if min(generations) < 0 or max(generations) >= 2**31:
+            return None
+        noted = arbiter.leases[key].ack_all(
+            at,
+            np.array(generations, np.int64),
+            np.array([*map(int, numbers)], np.int64),
+            [e.state for e in events],
+        )
+        if stale := noted.count(False):
+            self.count("stale_acks", stale)
+        return ["" if one else SUPERSEDED for one in noted]
+
     def acked(self, event: ev.CommandAcked, site: Site, arbiter: Arbiter) -> str | None:
         """Note a sink's answer; the reason why not, if it cannot be ours."""
         control = find_control(event.control)
@@ -254,7 +296,7 @@ class Intake:
             entity, event.generation, int(number), event.state
         ):
             self.count("stale_acks")
-            return "is about a superseded command or a replaced device"
+            return SUPERSEDED
         return None
 
     def _replaced(self, event: ev.EntityReplaced, site: Site, state: State, arbiter: Arbiter) -> str | None:

@@ -110,7 +110,7 @@ def proposals_record(
     for key, p in after.items():
         was = before.get(key)
         moved = np.ones(len(p.index), np.bool_) if was is None else _moved(p, was)
-        gone = np.zeros(0, np.int32) if was is None else np.setdiff1d(was.index, p.index)
+        gone = np.zeros(0, np.int32) if was is None else _gone(was.index, p.index)
         if moved.any() or len(gone):
             at = p.index[moved]
             lo, hi, want = _bounds(p.lo[moved], p.hi[moved], p.want[moved])
@@ -139,6 +139,15 @@ def _by_reason(proposals: list[Proposal]) -> dict[tuple[str, str, int], Proposal
         number = sum(1 for key in out if key[:2] == (p.control, p.reason))
         out[p.control, p.reason, number] = p
     return out
+
+
+def _gone(before: I32, after: I32) -> I32:
+    """The entities of `before` that are not in `after`; both ascend."""
+    if not len(before) or not len(after):
+        return before
+    at = np.minimum(np.searchsorted(after, before), len(after) - 1)
+    gone: I32 = before[after[at] != before]
+    return gone
 
 
 def _moved(p: Proposal, was: Proposal) -> np.ndarray:

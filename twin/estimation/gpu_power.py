@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from twin import kernels
 from twin.catalogue import F64, I32, I64, Bool
 from twin.estimation.noise import ResidualNoise
 from twin.estimation.parameter import Covariance, Delayed, Fit, Reference, solve
@@ -99,6 +100,9 @@ class GpuPower(EntityState):
         self.activity, self.clock_doubt_hz = np.zeros(n), np.zeros(n)
         self.static_w, self.dynamic_w = np.full(n, np.nan), np.full(n, np.nan)
         self.warmer_k = np.zeros(n)  # than where it was learned
+        self._leak_w_per_k = np.nan_to_num(LEAK_PU_PER_K * self.max_w)
+        self._leak_spread_w_per_k = np.nan_to_num(LEAK_SPREAD_PU_PER_K * self.max_w)
+        self._scratch = np.empty(n, np.int64)
         self._features: list[F64] = []
         self.capped = np.zeros(0, np.intp)  # GPUs whose power is expected at their cap
 
@@ -113,24 +117,28 @@ class GpuPower(EntityState):
         """Expected power [n], W, by activity, clock and cap of this tick."""
         whole = readings.known("gpu", "sm_active_pu")
         sm, _ = readings.good("gpu", "sm_active_pu" if whole else "util_pu")
-        idle_w, sm_w, tensor_w, dram_w, _ = self.set.in_use
-        self._features = [sm]
-        demand = np.multiply(sm_w, sm)
-        for name, of_all_w in (("tensor_active_pu", tensor_w), ("dram_active_pu", dram_w)):
-            if whole and readings.known("gpu", name):
-                share, _ = readings.good("gpu", name)
-                demand += of_all_w * share
-                self._features.append(share)
-            else:
-                self._features.append(np.zeros(0))
-        temp_c = readings.lately("gpu", "temp_c")
-        self.warmer_k = np.nan_to_num(temp_c - self.usual_c.in_use[0])
-        idle_w = idle_w + np.nan_to_num(LEAK_PU_PER_K * self.max_w) * self.warmer_k
-        self.activity, self.dynamic_w, self.static_w = sm, demand, idle_w
-        expected: F64 = demand + idle_w
-        cap_w = readings.lately("gpu", "power_limit_w")
-        met: F64 = np.minimum(expected, np.fmin(cap_w, np.inf))  # no reading of a cap is none
-        self.capped = capped = np.flatnonzero(met < expected)
+        self.activity, met = sm, np.empty(self.n)
+        tensor, dram = (
+            readings.good("gpu", name)[0] if whole and readings.known("gpu", name) else None
+            for name in ("tensor_active_pu", "dram_active_pu")
+        )
+        self._features = [sm, *(np.zeros(0) if share is None else share for share in (tensor, dram))]
+        found = kernels.expect_power(
+            self.set.in_use,
+            sm,
+            tensor,
+            dram,
+            readings.lately("gpu", "temp_c"),
+            self.usual_c.in_use[0],
+            self._leak_w_per_k,
+            readings.lately("gpu", "power_limit_w"),
+            self.warmer_k,
+            self.static_w,
+            self.dynamic_w,
+            met,
+            self._scratch,
+        )
+        self.capped = capped = self._scratch[:found].copy()
         if len(capped):
             met[capped] = np.maximum(met[capped], self._floor_w(capped))
         held_w = met[capped]
@@ -187,18 +195,30 @@ class GpuPower(EntityState):
         left_w = self.dynamic_w[at] * np.exp(self.set.in_use[GAMMA, at].astype(np.float32) * fall)
         return self.static_w[at] + left_w, left_w * np.abs(fall) * self._exponent_sigma(at)
 
-    def expect_clock(self, readings: Readings, hot: Bool) -> F64:
-        """Expected clock [n], Hz, by demand and cap; NaN where idle, or `hot` enough to be slowed by heat.
+    def expect_clock(self, readings: Readings, temp_c: F64, hot_c: F64) -> F64:
+        """Expected clock [n], Hz, by demand and cap; NaN where idle, or hot enough to be slowed by heat.
 
         No clock falls below the lowest. The less a cap leaves beside what an idle GPU draws, the more the
         error of that power counts: `clock_doubt_hz`, 1 sigma.
         """
         cap_w = readings.lately("gpu", "power_limit_w")
-        may_bind = np.isnan(self.dynamic_w) & (cap_w < self.max_w)  # whether it does is not known
-        expected = np.where((self.activity > WORKING_PU) & ~hot & ~may_bind, self.top_hz, np.nan)
+        expected = np.empty(self.n)
         self.clock_doubt_hz[:] = 0.0
-        at = np.flatnonzero(self.static_w + self.dynamic_w > cap_w)
-        if len(at):
+        found = kernels.expect_clock(
+            self.static_w,
+            self.dynamic_w,
+            cap_w,
+            self.max_w,
+            self.activity,
+            temp_c,
+            hot_c,
+            self.top_hz,
+            WORKING_PU,
+            expected,
+            self._scratch,
+        )
+        at = self._scratch[:found].copy()
+        if found:
             room_w = np.maximum(cap_w[at] - self.static_w[at], 1e-3 * self.dynamic_w[at])
             exponent, room = self.set.in_use[GAMMA, at], (room_w / self.dynamic_w[at]).astype(np.float32)
             expected[at] *= np.maximum(np.exp(np.log(room) / exponent), CLOCK_MIN_PU)
@@ -264,9 +284,9 @@ class GpuPower(EntityState):
         share = weight_s / np.clip(self.fit.taught_s[rows] + weight_s, 1.0, MEMORY_S)
         usual_c += np.where(usable, share * (temp_c - usual_c), 0.0)
 
-    def leak_doubt_w(self) -> F64:
-        """1 sigma [n], W, for that it is not known how much more leaks at the temperature of now."""
-        doubt_w: F64 = np.nan_to_num(LEAK_SPREAD_PU_PER_K * self.max_w) * np.abs(self.warmer_k)
+    def leak_doubt_w(self, rows: slice = slice(None)) -> F64:
+        """1 sigma [m], W, for that it is not known how much more leaks at the temperature of now."""
+        doubt_w: F64 = self._leak_spread_w_per_k[rows] * np.abs(self.warmer_k[rows])
         return doubt_w
 
     def _learn_exponent(self, rows: slice, power: F64, pu: F64, usable: Bool) -> None:

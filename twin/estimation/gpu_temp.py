@@ -255,11 +255,13 @@ class GpuTemp(EntityState):
         self.driven_ns = now_ns
         return step_s > max(HOLD_S, 2.0 * usual_s)
 
-    def doubt(self) -> F64:
-        """1 sigma [n], K, for that a model moves, or that its flow is not what it was learned at."""
-        out = np.abs(self.heated - self.twice) * (MOVE_PU * self.resistance)
+    def doubt(self, rows: slice = slice(None)) -> F64:
+        """1 sigma [m], K, for that a model moves, or that its flow is not what it was learned at."""
+        heated, resistance = self.heated[rows], self.resistance[rows]
+        out = np.abs(heated - self.twice[rows]) * (MOVE_PU * resistance)
         if self.away_pu.max(initial=0.0) > LEAST_AWAY_PU:
-            out += self.trays.spread(FLOW_DOUBT_PU * self.away_pu) * np.abs(self.heated) * self.resistance
+            away_pu = (FLOW_DOUBT_PU * self.away_pu)[self.trays.of[rows]]
+            out += away_pu * np.abs(heated) * resistance
         return np.asarray(out, np.float64)
 
     def share_air(self, at: I64, measured: F64) -> None:
@@ -274,9 +276,9 @@ class GpuTemp(EntityState):
         self.common_k[:] = 0.0
         self.common_k[gpus] = common_k
 
-    def common_doubt(self) -> F64:
-        """1 sigma [n], K, for that what a node's GPUs are off by together is not the same for each."""
-        return np.asarray(COMMON_DOUBT_PU * np.abs(self.common_k), np.float64)
+    def common_doubt(self, rows: slice = slice(None)) -> F64:
+        """1 sigma [m], K, for that what a node's GPUs are off by together is not the same for each."""
+        return np.asarray(COMMON_DOUBT_PU * np.abs(self.common_k[rows]), np.float64)
 
     def air_drift(self) -> F64:
         """Share by which the resistances of a node's other GPUs have drifted in air [n]; 0 in coolant."""

@@ -118,8 +118,7 @@ class GpuEstimator(EntityState):
         before = power.expected
         power.expected = power.expect(readings)
         temp.expected = temp.drive(readings, measured[0][0], dt_s)
-        hot = measured[1][0] >= self.hot_c
-        clock = power.expect_clock(readings, hot)
+        clock = power.expect_clock(readings, measured[1][0], self.hot_c)
         doubt = temp.doubt()
         doubt += temp.sigma
         # Rare: only what is off is asked how well its parameters are known where it now works
@@ -187,9 +186,9 @@ class GpuEstimator(EntityState):
         if name == CLOCK:
             return self.power.clock_doubt_hz[rows]
         if name == POWER:
-            return KNOWN_SIGMAS * self.power.unknown_w[rows] + self.power.leak_doubt_w()[rows]
+            return KNOWN_SIGMAS * self.power.unknown_w[rows] + self.power.leak_doubt_w(rows)
         temp = self.temp
-        return KNOWN_SIGMAS * temp.unknown_k[rows] + temp.doubt()[rows] + temp.common_doubt()[rows]
+        return KNOWN_SIGMAS * temp.unknown_k[rows] + temp.doubt(rows) + temp.common_doubt(rows)
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the learned parameters of each GPU [n], as now in use; to be read only."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from twin import kernels
 from twin.catalogue import F64, I64, NS, TABLES
 from twin.telemetry import GOOD, OWN, EntityState, Sizes, State, column
 
@@ -159,5 +160,6 @@ def share_of(dt_s: float, tau_s: F64) -> F64:
 
 def joint(*sigmas: F64) -> F64:
     """1 sigma of a sum of independent errors [n]; what is not known counts for nothing."""
-    squares = sum((np.nan_to_num(s, posinf=0.0) ** 2 for s in sigmas), np.zeros(1))
-    return np.asarray(np.sqrt(squares), np.float64)
+    total = np.empty(max(map(len, sigmas)))
+    kernels.joint(total, *(np.full(len(total), s[0]) if len(s) == 1 else s for s in sigmas))
+    return total

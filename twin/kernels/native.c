@@ -393,6 +393,107 @@ KERNEL(teach_linear) {
     return PyLong_FromSsize_t(taught);
 }
 
+#define MOST_FINITE 1.7976931348623157e308
+
+static inline double finite_of(double x) {
+    return x != x ? 0.0 : x > MOST_FINITE ? MOST_FINITE : x < -MOST_FINITE ? -MOST_FINITE : x;
+}
+
+WIDE static void fill_row(Py_ssize_t n, double *values) {
+    for (Py_ssize_t i = 0; i < n; i++) values[i] = finite_of(values[i]);
+}
+
+/* 0 for NaN, the largest finite numbers for infinities. */
+KERNEL(fill_nan) {
+    TAKE("D");
+    for (Py_ssize_t row = 0; row < args[0].k; row++) fill_row(n, ROW(double, args[0], row));
+    DONE;
+}
+
+/* 1 sigma of a sum of independent errors. */
+KERNEL(joint) {
+    char spec[MOST_ARGS] = "D";
+    if (count < 1 || count > 8) {
+        PyErr_Format(PyExc_TypeError, "joint: expected 1 to 8 arguments, got %zd", count);
+        return NULL;
+    }
+    memset(spec + 1, 'd', (size_t)count - 1);
+    TAKE(spec);
+    double *total = (double *)args[0].data;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        double sum = 0.0;
+        for (Py_ssize_t k = 1; k < count; k++) {
+            double sigma = ((double *)args[k].data)[i];
+            sigma = sigma != sigma || sigma > MOST_FINITE ? 0.0 : sigma < -MOST_FINITE ? -MOST_FINITE : sigma;
+            sum += sigma * sigma;
+        }
+        total[i] = sqrt(sum);
+    }
+    DONE;
+}
+
+WIDE static void power_rows(Py_ssize_t n, const double *restrict sm_w, const double *restrict sm,
+                            const double *restrict tensor_w, const double *restrict tensor,
+                            const double *restrict dram_w, const double *restrict dram,
+                            const double *restrict idle_w, const double *restrict temp_c,
+                            const double *restrict usual_c, const double *restrict leak,
+                            double *restrict warmer, double *restrict at_rest, double *restrict dynamic,
+                            double *restrict expected) {
+    for (Py_ssize_t i = 0; i < n; i++) {
+        double drawn = sm_w[i] * sm[i];
+        if (tensor != NULL) drawn += tensor_w[i] * tensor[i];
+        if (dram != NULL) drawn += dram_w[i] * dram[i];
+        double warm = finite_of(temp_c[i] - usual_c[i]), rest = idle_w[i] + leak[i] * warm;
+        dynamic[i] = drawn;
+        warmer[i] = warm;
+        at_rest[i] = rest;
+        expected[i] = drawn + rest;
+    }
+}
+
+/* Power of GPUs by activity, at most the cap; returns how many are at theirs. */
+KERNEL(expect_power) {
+    TAKE("dd?d?dddddDDDDQ");
+    const Arg *a = args;
+    if (a[0].k < 4) return refuse(__func__, "expected four rows of coefficients", args, count);
+    const double *cap_w = (double *)a[7].data;
+    double *expected = (double *)a[11].data;
+    int64_t *at = (int64_t *)a[12].data;
+    power_rows(n, ROW(double, a[0], 1), (double *)a[1].data, ROW(double, a[0], 2), (double *)a[2].data,
+               ROW(double, a[0], 3), (double *)a[3].data, ROW(double, a[0], 0), (double *)a[4].data,
+               (double *)a[5].data, (double *)a[6].data, (double *)a[8].data, (double *)a[9].data,
+               (double *)a[10].data, expected);
+    Py_ssize_t found = 0;
+    for (Py_ssize_t i = 0; i < n; i++)
+        if (expected[i] > cap_w[i]) {
+            expected[i] = cap_w[i];
+            at[found++] = i;
+        }
+    release(args, count);
+    return PyLong_FromSsize_t(found);
+}
+
+/* Clock of GPUs that nothing slows; returns how many draw more than their cap. */
+KERNEL(expect_clock) {
+    TAKE("dddddddd.DQ");
+    const double *at_rest = (double *)args[0].data, *dynamic = (double *)args[1].data;
+    const double *cap_w = (double *)args[2].data, *most_w = (double *)args[3].data;
+    const double *activity = (double *)args[4].data, *temp_c = (double *)args[5].data;
+    const double *hot_c = (double *)args[6].data, *top_hz = (double *)args[7].data;
+    double working = args[8].number, *expected = (double *)args[9].data;
+    int64_t *at = (int64_t *)args[10].data;
+    Py_ssize_t found = 0;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        int may_bind = (dynamic[i] != dynamic[i]) & (cap_w[i] < most_w[i]);
+        int free = (activity[i] > working) & !(temp_c[i] >= hot_c[i]) & !may_bind;
+        expected[i] = free ? top_hz[i] : NAN;
+    }
+    for (Py_ssize_t i = 0; i < n; i++)
+        if (at_rest[i] + dynamic[i] > cap_w[i]) at[found++] = i;
+    release(args, count);
+    return PyLong_FromSsize_t(found);
+}
+
 /* Places at which a reading is off its expectation by more than so many sigmas; returns their number. */
 KERNEL(far_off) {
     TAKE("ddd.Q");
@@ -876,7 +977,8 @@ KERNEL(add_deviations) {
 
 static PyMethodDef methods[] = {
 #define NAMED(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
-    NAMED(learn_noise), NAMED(learn_fit), NAMED(fit_sigma), NAMED(follow_heat), NAMED(far_off), NAMED(compare_linear), NAMED(teach_linear), NAMED(doubt_moves), NAMED(unaccounted), NAMED(learn_cadence),
+    NAMED(learn_noise), NAMED(learn_fit), NAMED(fit_sigma), NAMED(follow_heat), NAMED(far_off), NAMED(fill_nan), NAMED(joint), NAMED(expect_power), NAMED(expect_clock),
+    NAMED(compare_linear), NAMED(teach_linear), NAMED(doubt_moves), NAMED(unaccounted), NAMED(learn_cadence),
     NAMED(first_arrival), NAMED(count_up), NAMED(stage_block), NAMED(enters), NAMED(falls), NAMED(latch), NAMED(latch_counts), NAMED(quantise), NAMED(watch_gauges), NAMED(add_deviations),
     {NULL, NULL, 0, NULL},
 };

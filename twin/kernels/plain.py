@@ -154,6 +154,76 @@ def follow_heat(
     np.copyto(expected, np.nan, where=settled_s < least_s)
 
 
+def fill_nan(values: F64) -> None:
+    """Put 0 for NaN, and the largest finite numbers for infinities."""
+    np.nan_to_num(values, copy=False)
+
+
+def joint(total: F64, *sigmas: F64) -> None:
+    """Write 1 sigma of a sum of independent errors; what is not known counts for nothing."""
+    total[:] = 0.0
+    for sigma in sigmas:
+        total += np.nan_to_num(sigma, posinf=0.0) ** 2
+    np.sqrt(total, out=total)
+
+
+def expect_power(
+    theta: F64,
+    sm: F64,
+    tensor: F64 | None,
+    dram: F64 | None,
+    temp_c: F64,
+    usual_c: F64,
+    leak_w_per_k: F64,
+    cap_w: F64,
+    warmer_k: F64,
+    static_w: F64,
+    dynamic_w: F64,
+    expected_w: F64,
+    at: I64,
+) -> int:
+    """Write the power of GPUs by activity, at most the cap; see `GpuPower.expect`.
+
+    `theta` has the coefficients of idle, SM, tensor and memory activity first. Returns how many are at their
+    cap; writes which into `at`.
+    """
+    np.multiply(theta[1], sm, out=dynamic_w)
+    for of, share in ((theta[2], tensor), (theta[3], dram)):
+        if share is not None:
+            dynamic_w += of * share
+    warmer_k[:] = np.nan_to_num(temp_c - usual_c)
+    np.add(theta[0], leak_w_per_k * warmer_k, out=static_w)
+    np.add(dynamic_w, static_w, out=expected_w)
+    held = np.flatnonzero(expected_w > cap_w)  # no reading of a cap is none
+    expected_w[held] = cap_w[held]
+    at[: len(held)] = held
+    return len(held)
+
+
+def expect_clock(
+    static_w: F64,
+    dynamic_w: F64,
+    cap_w: F64,
+    most_w: F64,
+    activity: F64,
+    temp_c: F64,
+    hot_c: F64,
+    top_hz: F64,
+    working: float,
+    expected_hz: F64,
+    at: I64,
+) -> int:
+    """Write the clock of GPUs that nothing slows; NaN where idle or hot, or where a cap may bind.
+
+    Returns how many draw more than their cap; writes which into `at`.
+    """
+    may_bind = np.isnan(dynamic_w) & (cap_w < most_w)
+    expected_hz[:] = np.where((activity > working) & ~(temp_c >= hot_c) & ~may_bind, top_hz, np.nan)
+    held = np.flatnonzero(static_w + dynamic_w > cap_w)
+    at[: len(held)] = held
+    return len(held)
+
+
 def far_off(measured: F64, expected: F64, sigma: F64, sigmas: float, at: I64) -> int:
     """Write the places where a reading is off by more than so many sigmas into `at`; returns their number."""
     found = np.flatnonzero(np.abs(measured - expected) > sigma * sigmas)
