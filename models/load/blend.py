@@ -58,7 +58,8 @@ class Blend:
         self.grid, self.n, self.rows, self.more, self.zone = grid, n, rows.count, more, rows.zone
         self.experts = tuple(experts)
         self.names = (*(expert.name for expert in experts), *more)
-        self._buffer = np.full((self.rows + max(1, int(self.rows * SPARE)), n), np.nan)
+        # Nothing is read beyond what is filled, so rows that are to come take no memory yet
+        self._buffer = np.empty((self.rows + max(1, int(self.rows * SPARE)), n))
         self._known_names = rows.known
         self._known = np.full((len(self._buffer), len(rows.known)), np.nan)
         self._ahead = np.full((grid.horizons[-1], len(rows.known)), np.nan)
@@ -245,8 +246,9 @@ class Blend:
         there = np.flatnonzero(old_of_new >= 0)
         was = old_of_new[there]
         n = len(old_of_new)
-        buffer = np.full((len(self._buffer), n), np.nan)
-        buffer[:, there] = self._buffer[:, was]
+        buffer = np.empty((len(self._buffer), n))
+        buffer[: self._filled] = np.nan
+        buffer[: self._filled, there] = self._buffer[: self._filled, was]
         lattice = np.zeros(n)
         lattice[there] = self._lattice[was]
         self._buffer, self._lattice, self.n = buffer, lattice, n

@@ -51,3 +51,9 @@ def test_what_does_not_fit_is_refused() -> None:
         NATIVE.stage_block(value, beyond, beyond, 0, np.zeros((2, 3), np.float32))
     with pytest.raises(ValueError, match="do not fit"):
         NATIVE.stage_block(value, rows, rows, 1, np.zeros((1, 3), np.float32))
+    counts, limits = np.zeros((2, 3), np.int64), np.ones((2, 1))
+    assert NATIVE.count_up(counts, counts.copy(), rows, 0, np.zeros((1, 3), np.int64), limits)
+    with pytest.raises(ValueError, match="do not fit"):
+        NATIVE.count_up(counts, counts.copy(), rows, 0, np.zeros((1, 3), np.int64), limits[:, :0])
+    with pytest.raises(ValueError, match="expected 0 values, got 3"):
+        NATIVE.far_off(np.zeros((0, 3)), three, three, 2.0, np.zeros(3, np.int64))

@@ -61,6 +61,7 @@ static int take_array(PyObject *given, Arg *arg, char kind, int writes, const ch
     arg->n = b->shape[b->ndim - 1];
     arg->k = b->ndim == 2 ? b->shape[0] : 1;
     arg->step = b->ndim == 2 ? b->strides[0] : 0;
+    if (arg->k == 0) arg->n = 0; /* rows of values, and none of them: there is nothing to read */
     if (arg->n > 1 && b->strides[b->ndim - 1] != b->itemsize) {
         PyErr_Format(PyExc_ValueError, "%s: argument %zd: expected values side by side", name, place);
         return -1;
@@ -594,7 +595,8 @@ KERNEL(latch) {
     const int32_t *rows = (int32_t *)a[6].data, *entity = (int32_t *)a[7].data, *group_of = (int32_t *)a[10].data;
     int fits = a[1].n == every && a[1].k == gauges && a[2].n == every && a[2].k == gauges && a[3].n == gauges;
     fits &= a[4].n == gauges && a[5].n == gauges && a[8].k == a[6].n && a[9].n == every && a[10].n >= gauges;
-    fits &= within(&a[6], gauges) && within(&a[7], every) && m == (entity == NULL ? every : a[7].n);
+    fits &= within(&a[6], gauges) && within(&a[7], every);
+    fits &= a[6].n == 0 || m == (entity == NULL ? every : a[7].n);
     if (!fits) return refuse(__func__, "arrays do not fit", args, count);
     for (Py_ssize_t k = 0; k < a[6].n; k++) {
         int32_t row = rows[k];
@@ -637,7 +639,7 @@ KERNEL(latch_counts) {
     const int32_t *rows = (int32_t *)a[3].data, *entity = (int32_t *)a[4].data;
     int fits = a[1].n == every && a[1].k == a[0].k && a[2].n == every && a[2].k == a[0].k && a[6].n == m;
     fits &= a[5].k == a[3].n && a[6].k == a[3].n && within(&a[3], a[0].k) && within(&a[4], every);
-    fits &= m == (entity == NULL ? every : a[4].n);
+    fits &= a[3].n == 0 || m == (entity == NULL ? every : a[4].n);
     if (!fits) return refuse(__func__, "arrays do not fit", args, count);
     for (Py_ssize_t k = 0; k < a[3].n; k++) {
         int64_t *raw = ROW(int64_t, a[0], rows[k]), *total = ROW(int64_t, a[1], rows[k]);
@@ -672,7 +674,8 @@ KERNEL(quantise) {
     const int32_t *rows = (int32_t *)a[1].data, *entity = (int32_t *)a[2].data;
     float untrusted = (float)a[8].number;
     int fits = a[3].n == a[0].k && a[4].k == a[0].k && a[5].k == a[0].k && a[6].k == a[1].n && a[7].k == a[1].n;
-    fits &= a[7].n == 4 && within(&a[1], a[0].k) && within(&a[2], every) && m == (entity == NULL ? every : a[2].n);
+    fits &= within(&a[1], a[0].k) && within(&a[2], every);
+    fits &= a[1].n == 0 || (a[4].n == 1 && a[5].n == 1 && a[7].n == 4 && m == (entity == NULL ? every : a[2].n));
     if (!fits) return refuse(__func__, "arrays do not fit", args, count);
     for (Py_ssize_t k = 0; k < a[1].n; k++) {
         int32_t row = rows[k], *q = ROW(int32_t, a[6], k);
@@ -743,6 +746,7 @@ KERNEL(count_up) {
     Py_ssize_t at = a[3].whole;
     const int32_t *rows = (int32_t *)a[2].data;
     int fits = a[1].n == a[0].n && a[1].k == a[0].k && a[4].k == a[2].n && a[5].k == a[0].k && within(&a[2], a[0].k);
+    fits &= a[5].n == 1 || a[5].k == 0;
     if (!fits || at < 0 || n > a[0].n - at) return refuse(__func__, "arrays do not fit", args, count);
     int grows = 1;
     for (Py_ssize_t k = 0; k < a[2].n && grows; k++) {
@@ -977,8 +981,8 @@ KERNEL(add_deviations) {
 
 static PyMethodDef methods[] = {
 #define NAMED(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
-    NAMED(learn_noise), NAMED(learn_fit), NAMED(fit_sigma), NAMED(follow_heat), NAMED(far_off), NAMED(fill_nan), NAMED(joint), NAMED(expect_power), NAMED(expect_clock),
-    NAMED(compare_linear), NAMED(teach_linear), NAMED(doubt_moves), NAMED(unaccounted), NAMED(learn_cadence),
+    NAMED(learn_noise), NAMED(learn_fit), NAMED(fit_sigma), NAMED(follow_heat), NAMED(far_off), NAMED(fill_nan), NAMED(joint),
+    NAMED(expect_power), NAMED(expect_clock), NAMED(compare_linear), NAMED(teach_linear), NAMED(doubt_moves), NAMED(unaccounted), NAMED(learn_cadence),
     NAMED(first_arrival), NAMED(count_up), NAMED(stage_block), NAMED(enters), NAMED(falls), NAMED(latch), NAMED(latch_counts), NAMED(quantise), NAMED(watch_gauges), NAMED(add_deviations),
     {NULL, NULL, 0, NULL},
 };
