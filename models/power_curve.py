@@ -111,6 +111,8 @@ class PowerCurve:
     def _slowed(self, view: View, since_s: float) -> tuple[F64, Bool]:
         """(x = 1/clock - 1 of each job, whether it is known) [n_job], from what its GPUs draw and wanted."""
         site, n_job = view.site, len(self._sums)
+        if (self._kept["slot_of"] < 0).all():  # no GPU works for a job
+            return np.zeros(n_job), np.zeros(n_job, np.bool_)
         power_w = np.where(view.quality(POWER) == GOOD, view.value(POWER), np.nan).astype(np.float64)
         work = view.maintenance("node")
         if work is not None:

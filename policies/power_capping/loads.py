@@ -84,7 +84,8 @@ def _by_nodes_w(view: View, gpu_w: F64) -> tuple[F64, F64]:
     """
     site, design = view.site, view.site.design
     of = site.rack_of_node
-    gpus_w = np.bincount(site.node_of_gpu, gpu_w, site.sizes["node"])
+    node = site.derived("node_of_gpu", lambda: site.node_of_gpu.astype(np.intp))
+    gpus_w = np.bincount(node, gpu_w, site.sizes["node"])
     meter_w = np.where(view.quality("node.power_w") == GOOD, view.value("node.power_w"), 0.0)
     sure_w = np.fmax(meter_w, gpus_w).astype(np.float64)
     gain, beside_w = site.derived("by_nodes", lambda: (gain_of(site)[of], _beside_w(design)[of]))

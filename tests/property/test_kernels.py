@@ -253,6 +253,11 @@ def powers(draw: Draw, n: int) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
+def heard(draw: Draw, n: int) -> tuple[Any, ...]:
+    seconds = draw.integers(0, 9, (2, n)).astype(np.float64)
+    return *floats(draw, 2, n, odd=0.3), *seconds, 5.0, draw.choice([1.0, 3.0]), np.zeros(n, np.int64)
+
+
 def clocks(draw: Draw, n: int) -> tuple[Any, ...]:
     return *floats(draw, 8, n), 0.1, np.zeros(n), np.zeros(n, np.int64)
 
@@ -261,6 +266,7 @@ DRAWN = {
     "fill_nan": filled,
     "joint": errors,
     "expect_power": powers,
+    "hear_power": heard,
     "expect_clock": clocks,
     "doubt_moves": doubtful,
     "unaccounted": left,

@@ -26,6 +26,7 @@ from twin.contracts import (
     Residual,
     View,
     Windows,
+    mask_index,
 )
 from twin.diagnosis import AlarmBudget, Outages, lasting_sigmas
 from twin.estimation import Estimator
@@ -271,7 +272,9 @@ class Findings(EntityState):
         """
         index, before, limit = view.beyond(key), self.beyond.pop(key, None), site.limits[key]
         if before is not None:
-            index = np.union1d(index, np.flatnonzero(before)).astype(np.int32)
+            either = before != 0
+            either[index] = True
+            index = mask_index(either)
         if len(index):
             index = index[~_excused(site, view, windows, key.partition(".")[0])[index]]
         if not len(index):

@@ -263,9 +263,9 @@ class Leases(EntityState):
 
     def unanswered(self) -> I32:
         """Running leases whose command was given up."""
-        return np.flatnonzero(
-            self.running() & (self.state == FAILED) & (self.attempts > MAX_ATTEMPTS)
-        ).astype(np.int32)
+        failed = np.flatnonzero(self.state == FAILED).astype(np.int32)
+        given_up = ~np.isnan(self.value[failed]) & (self.attempts[failed] > MAX_ATTEMPTS)
+        return failed[given_up]
 
     def compare(self, readback: F64, heard_ns: I64, tolerance: float, now_ns: int) -> I32:
         """Entities whose read-back differs from the setpoint for `MISMATCH_S`; a read-back older than the

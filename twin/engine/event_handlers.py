@@ -254,7 +254,8 @@ class Intake:
             whys = self._noted_at_once(key, mine, site, arbiter)
             if whys is None:
                 whys = [self.acked(event, site, arbiter) or "" for event in mine]
-            out.update((key, event.state, why) for event, why in zip(mine, whys, strict=True))
+            told = Counter(zip([event.state for event in mine], whys, strict=True))
+            out.update({(key, state, why): many for (state, why), many in told.items()})
         return out
 
     def _noted_at_once(

@@ -134,6 +134,8 @@ class GpuTemp(EntityState):
         # Whose flow no neighbours speak for: see `share_air`
         self.lonely = self.liquid | (self.trays.count <= LEAST_OTHERS)
         self.node_max_w = (design.rack_max_w / nodes)[node_rack]
+        self._scratch = np.empty(n, np.int64)
+        self._move_k_per_w = MOVE_PU * self.resistance
         self.expected = np.full(n, np.nan)
         self.common_k = np.zeros(n)  # by which the others of its node are off with it, where it was asked
 
@@ -228,19 +230,9 @@ class GpuTemp(EntityState):
 
     def _hear(self, power_w: F64, dt_s: float) -> None:
         """Take the power of this tick, hold what is missing for a while, and begin anew after longer gaps."""
-        known = np.isfinite(power_w)
-        self.settled_s += dt_s
-        whole = bool(known.all())
-        if whole and not self.silent_s.any():
-            self.power_w = power_w
-        else:
-            self.power_w = np.where(known, power_w, self.power_w)
-            lost = self.silent_s > HOLD_S
-            self.silent_s = np.where(known, 0.0, self.silent_s + dt_s)
-            self.settled_s[lost | (self.silent_s > HOLD_S)] = 0.0
-        anew = np.flatnonzero(self.settled_s <= dt_s)
-        if anew.size:
-            self._begin(anew)
+        held = self.power_w, self.silent_s, self.settled_s
+        if anew := kernels.hear_power(power_w, *held, HOLD_S, dt_s, self._scratch):
+            self._begin(self._scratch[:anew].copy())
 
     def _begin(self, gpus: I64) -> None:
         """Take these GPUs to have drawn for long what they draw now."""
@@ -257,12 +249,14 @@ class GpuTemp(EntityState):
 
     def doubt(self, rows: slice = slice(None)) -> F64:
         """1 sigma [m], K, for that a model moves, or that its flow is not what it was learned at."""
-        heated, resistance = self.heated[rows], self.resistance[rows]
-        out = np.abs(heated - self.twice[rows]) * (MOVE_PU * resistance)
+        heated = self.heated[rows]
+        out = heated - self.twice[rows]
+        np.abs(out, out=out)
+        out *= self._move_k_per_w[rows]
         if self.away_pu.max(initial=0.0) > LEAST_AWAY_PU:
             away_pu = (FLOW_DOUBT_PU * self.away_pu)[self.trays.of[rows]]
-            out += away_pu * np.abs(heated) * resistance
-        return np.asarray(out, np.float64)
+            out += away_pu * np.abs(heated) * self.resistance[rows]
+        return out
 
     def share_air(self, at: I64, measured: F64) -> None:
         """Find by how much all GPUs of a node in air are off together, for the nodes of the GPUs `at`.
@@ -306,7 +300,7 @@ class GpuTemp(EntityState):
         share = np.clip(heated / self.full_w[rows], 0.0, 1.0)
         weight = np.where(usable, np.maximum(share, LEAST_WEIGHT), 0.0)
         sigma = self.sigma[rows]
-        moving_k = np.abs(heated - self.twice[rows]) * (MOVE_PU * self.resistance[rows])
+        moving_k = np.abs(heated - self.twice[rows]) * self._move_k_per_w[rows]
         bound = np.where(np.isfinite(sigma), 4.0 * (sigma + self.unknown_k[rows]), np.inf) + moving_k
         around = expected if self.all_liquid else expected + self.common_k[rows]
         y = np.minimum(np.maximum(temp, around - bound), around + bound)

@@ -100,22 +100,34 @@ def node_features(
         _past(columns, now, failures)
     if records.recurring is not None:
         _recurring(columns, records.recurring)
-    return NodeFeatures(NAMES, columns.values.T)
+    return NodeFeatures(NAMES, columns.finished().T)
 
 
 class _Columns:
-    """Columns by name, unknown at first; kept column by column, so that one is written in a piece."""
+    """Columns by name; kept column by column, so that one is written in a piece."""
 
     def __init__(self, names: tuple[str, ...], n: int) -> None:
         self.row = {name: i for i, name in enumerate(names)}
-        self.values: F32 = np.full((len(names), n), np.nan, np.float32)
+        self.values: F32 = np.empty((len(names), n), np.float32)
+        self._missing = set(range(len(names)))
+
+    def finished(self) -> F32:
+        """All columns [n_name, n]; what was not put is unknown."""
+        self.values[sorted(self._missing)] = np.nan
+        return self.values
+
+    def column(self, name: str) -> F32:
+        """A column, all of it to be written [n]."""
+        self._missing.discard(self.row[name])
+        column: F32 = self.values[self.row[name]]
+        return column
 
     def put(self, name: str, values: Any) -> None:
-        np.copyto(self.values[self.row[name]], values, casting="unsafe")
+        np.copyto(self.column(name), values, casting="unsafe")
 
     def put_log(self, name: str, values: Any) -> None:
         """log(1 + x): most are zero, of which no logarithm is taken."""
-        row = self.values[self.row[name]]
+        row = self.column(name)
         np.copyto(row, values, casting="unsafe")
         some = (row > 0).nonzero()[0]
         if len(some):
@@ -294,7 +306,7 @@ def _recurring(columns: _Columns, recurring: Recurring) -> None:
     """Write the evidence that each kind of trouble recurs, of the device that has most of it."""
     columns.put("recurs", recurring.score())
     for s in STREAMS:
-        row = columns.values[columns.row[f"recurs_{s.key.replace('.', '_').removesuffix('_count')}"]]
+        row = columns.column(f"recurs_{s.key.replace('.', '_').removesuffix('_count')}")
         row[:] = 0.0
         index, score = recurring.of(s.key)
         if len(index):

@@ -138,6 +138,8 @@ static PyObject *refuse(const char *name, const char *why, Arg *args, Py_ssize_t
 #define MINIMUM(a, b) ((a) < (b) || (a) != (a) ? (a) : (b))
 #define MAXIMUM(a, b) ((a) > (b) || (a) != (a) ? (a) : (b))
 
+#define MOST_FINITE 1.7976931348623157e308
+
 /* ---- twin/estimation -------------------------------------------------------------------------------- */
 
 WIDE static void noise_rows(Py_ssize_t n, const double *restrict difference, const int64_t *restrict heard_ns,
@@ -147,7 +149,7 @@ WIDE static void noise_rows(Py_ssize_t n, const double *restrict difference, con
                             int64_t fault_ns, int64_t warmup) {
     for (Py_ssize_t i = 0; i < n; i++) {
         double size = fabs(difference[i]), bound = sqrt(variance[i]);
-        int known = size <= 1.7976931348623157e308;
+        int known = size <= MOST_FINITE;
         bound = MAXIMUM(bound, floor[i]) * sigmas;
         if (seen[i] < warmup) bound = INFINITY;
         int far = known & (size > bound), near = known & !(size > bound / 2);
@@ -260,6 +262,27 @@ KERNEL(fit_sigma) {
     DONE;
 }
 
+/* Powers as they come, and for how long they were missing; returns how many GPUs begin anew. */
+KERNEL(hear_power) {
+    TAKE("dDDD..Q");
+    const double *heard = (double *)args[0].data;
+    double *power_w = (double *)args[1].data, *silent_s = (double *)args[2].data;
+    double *settled_s = (double *)args[3].data, hold_s = args[4].number, dt_s = args[5].number;
+    int64_t *at = (int64_t *)args[6].data;
+    Py_ssize_t found = 0;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        int known = fabs(heard[i]) <= MOST_FINITE, lost = silent_s[i] > hold_s;
+        double silent = known ? 0.0 : silent_s[i] + dt_s, settled = settled_s[i] + dt_s;
+        power_w[i] = known ? heard[i] : power_w[i];
+        silent_s[i] = silent;
+        settled_s[i] = lost | (silent > hold_s) ? 0.0 : settled;
+    }
+    for (Py_ssize_t i = 0; i < n; i++)
+        if (settled_s[i] <= dt_s) at[found++] = i;
+    release(args, count);
+    return PyLong_FromSsize_t(found);
+}
+
 /* How the lags of GPUs move, and what their temperature is expected to be; `of` is each one's node. */
 KERNEL(follow_heat) {
     TAKE("DDd*d*d*didddd.D");
@@ -336,7 +359,7 @@ KERNEL(doubt_moves) {
     Py_ssize_t found = 0;
     for (Py_ssize_t i = 0; i < n; i++) {
         double moved = fabs(expected[i] - before[i]);
-        moved = moved <= 1.7976931348623157e308 ? moved : 0.0;
+        moved = moved <= MOST_FINITE ? moved : 0.0;
         doubt[i] = moved * share + sigma[i];
     }
     for (Py_ssize_t i = 0; i < n; i++)
@@ -378,8 +401,8 @@ KERNEL(teach_linear) {
         taught_ns[i] = read_ns[i];
         taught += fresh;
         double off = y[i] - expected[i], size = fabs(off);
-        int usable = fresh && size <= 1.7976931348623157e308 && !(off_ns[i] > 0 && read_ns[i] - off_ns[i] >= fault_ns);
-        double bound = fabs(sigma[i]) <= 1.7976931348623157e308 ? sigmas * (sigma[i] + unknown[i]) : INFINITY;
+        int usable = fresh && size <= MOST_FINITE && !(off_ns[i] > 0 && read_ns[i] - off_ns[i] >= fault_ns);
+        double bound = fabs(sigma[i]) <= MOST_FINITE ? sigmas * (sigma[i] + unknown[i]) : INFINITY;
         bound += loose[i];
         double low = expected[i] - bound, high = expected[i] + bound, held = MAXIMUM(y[i], low);
         clipped[i] = MINIMUM(held, high);
@@ -393,8 +416,6 @@ KERNEL(teach_linear) {
     release(args, count);
     return PyLong_FromSsize_t(taught);
 }
-
-#define MOST_FINITE 1.7976931348623157e308
 
 static inline double finite_of(double x) {
     return x != x ? 0.0 : x > MOST_FINITE ? MOST_FINITE : x < -MOST_FINITE ? -MOST_FINITE : x;
@@ -981,7 +1002,7 @@ KERNEL(add_deviations) {
 
 static PyMethodDef methods[] = {
 #define NAMED(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
-    NAMED(learn_noise), NAMED(learn_fit), NAMED(fit_sigma), NAMED(follow_heat), NAMED(far_off), NAMED(fill_nan), NAMED(joint),
+    NAMED(learn_noise), NAMED(learn_fit), NAMED(fit_sigma), NAMED(hear_power), NAMED(follow_heat), NAMED(far_off), NAMED(fill_nan), NAMED(joint),
     NAMED(expect_power), NAMED(expect_clock), NAMED(compare_linear), NAMED(teach_linear), NAMED(doubt_moves), NAMED(unaccounted), NAMED(learn_cadence),
     NAMED(first_arrival), NAMED(count_up), NAMED(stage_block), NAMED(enters), NAMED(falls), NAMED(latch), NAMED(latch_counts), NAMED(quantise), NAMED(watch_gauges), NAMED(add_deviations),
     {NULL, NULL, 0, NULL},

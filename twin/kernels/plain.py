@@ -123,6 +123,25 @@ def fit_sigma(factor: F32, at: I64, out: F64, *features: F64) -> None:
     np.sqrt(out, out=out)
 
 
+def hear_power(
+    heard_w: F64, power_w: F64, silent_s: F64, settled_s: F64, hold_s: float, dt_s: float, at: I64
+) -> int:
+    """Take in powers (NaN: none), which are held for a while where they are missing.
+
+    Returns how many GPUs begin anew, as they were silent for longer; writes which into `at`.
+    """
+    known = np.isfinite(heard_w)
+    settled_s += dt_s
+    np.copyto(power_w, heard_w, where=known)
+    lost = silent_s > hold_s
+    silent_s += dt_s
+    silent_s[known] = 0.0
+    settled_s[lost | (silent_s > hold_s)] = 0.0
+    anew = np.flatnonzero(settled_s <= dt_s)
+    at[: len(anew)] = anew
+    return len(anew)
+
+
 def follow_heat(
     heated: F64,
     twice: F64,
