@@ -96,6 +96,8 @@ def _not_expected(site: Site, table: str) -> np.ndarray:
 
 
 def _reported(column: TableState) -> np.ndarray:
+    if (column.bad_count == 0).any():  # a signal of which all have a good reading
+        return np.ones(column.n, np.bool_)
     out = np.asarray(np.isfinite(column.value).any(axis=0))
     if not out.all():  # a large table that reports in full ends here
         out |= ((column.quality == UNTRUSTED) | (column.quality == OUT_OF_RANGE)).any(axis=0)

@@ -332,7 +332,8 @@ def _drifts(estimator: Estimator) -> dict[str, F64]:
         if p is not None and len(p.value):
             sigma = np.hypot(share * np.abs(p.reference), np.nan_to_num(p.sigma))
             expected = p.reference
-            if name == RESISTANCE:  # what all of a node in air have drifted by is their air's
+            if name == RESISTANCE and not estimator.gpus.temp.all_liquid:
+                # What all of a node in air have drifted by is their air's
                 expected = expected * (1.0 + estimator.air_drift)
             out[f"{name}/drift"] = np.stack([expected, p.value, sigma])
     return out

@@ -247,7 +247,8 @@ class Bank(GaugeState):
         jumps[jumps < 0.05] = 0.0
         many = jumps >= (self._jumps[:, part] if self.flat else self._jumps)
         np.copyto(self.jumping[:, part], many, where=where)
-        self._refresh()
+        self.odd = bool(self.frozen.any() or self.jumping.any())
+        self.any_jumps = len(far) > 0 or bool(self.jumps.any())
 
 
 def _repeats(run: I32, moves: F32, count: I32, varied: F32) -> F64:

@@ -13,7 +13,7 @@ from twin import kernels
 from twin.catalogue import F64, I32, I64, Bool
 from twin.estimation.noise import ResidualNoise
 from twin.estimation.parameter import Covariance, Delayed, Fit, Reference, solve
-from twin.estimation.readings import Readings
+from twin.estimation.readings import Readings, filled
 from twin.physics import ACTIVITY_WEIGHTS, CLOCK_MIN_PU, EXPONENT, capped
 from twin.site import Site
 from twin.telemetry import EntityState, column, part
@@ -182,7 +182,7 @@ class GpuPower(EntityState):
                 met_w - self._floor_w(held), self.static_w[held] + self.dynamic_w[held] - met_w
             )
             unknown_w = np.maximum(unknown_w - np.maximum(room_w[at], 0.0), 0.0)
-        self.unknown_w[at] = np.nan_to_num(unknown_w)
+        self.unknown_w[at] = filled(unknown_w)
         return self.unknown_w[at]
 
     def _exponent_sigma(self, at: I64) -> F64:
@@ -223,10 +223,10 @@ class GpuPower(EntityState):
             exponent, room = self.set.in_use[GAMMA, at], (room_w / self.dynamic_w[at]).astype(np.float32)
             expected[at] *= np.maximum(np.exp(np.log(room) / exponent), CLOCK_MIN_PU)
             idle = [np.ones(len(at)), *[np.zeros(len(at))] * 3]
-            power_w = np.hypot(np.nan_to_num(self.sigma[at]), self.covariance.sigma(at, idle))
+            power_w = np.hypot(filled(self.sigma[at]), self.covariance.sigma(at, idle))
             bent = np.log(room) / exponent * self._exponent_sigma(at)
             share = np.minimum(np.hypot(power_w / room_w, bent) / exponent, 1.0)
-            self.clock_doubt_hz[at] = np.nan_to_num(share * expected[at])
+            self.clock_doubt_hz[at] = filled(share * expected[at])
         return expected
 
     def under(self, at: I64, drawn_w: F64, in_force_w: F64, cap_w: F64) -> F64:

@@ -14,7 +14,7 @@ from twin import kernels
 from twin.catalogue import F64, I32, I64, NS, Bool
 from twin.estimation.noise import ResidualNoise
 from twin.estimation.parameter import Covariance, Delayed, Fit, Reference
-from twin.estimation.readings import Readings
+from twin.estimation.readings import Readings, filled
 from twin.physics import air_resistance_k_per_w, resistance_k_per_w
 from twin.site import CONVECTIVE_SHARE, FLOW_EXPONENT, Site
 from twin.telemetry import EntityState, column, part, scalar
@@ -289,7 +289,7 @@ class GpuTemp(EntityState):
         self.unknown_k[:] = 0.0
         heated = self.heated[at]
         features = [np.ones(len(at)), heated, self.twice[at] - heated]
-        self.unknown_k[at] = np.nan_to_num(self.covariance.sigma(at, features))
+        self.unknown_k[at] = filled(self.covariance.sigma(at, features))
         return self.unknown_k[at]
 
     def learn(self, rows: slice, measured: F64, heard_ns: I64, taught: Bool, dt_s: float) -> None:

@@ -16,7 +16,7 @@ from twin.estimation.gpu_power import CAP_MOVE_PU, MOVE_PU, GpuPower
 from twin.estimation.gpu_temp import LAG, RESISTANCE, GpuTemp
 from twin.estimation.noise import ResidualNoise
 from twin.estimation.parameter import ASKED_SIGMAS, KNOWN_SIGMAS, MOVE_S, Parameter, moves_left_s, parts_of
-from twin.estimation.readings import Readings
+from twin.estimation.readings import Readings, filled
 from twin.site import Site
 from twin.telemetry import EntityState, OldOfNew, column, part, scalar
 
@@ -124,9 +124,7 @@ class GpuEstimator(EntityState):
         # Rare: only what is off is asked how well its parameters are known where it now works
         sigma, capped = power.sigma + power.leak_doubt_w(), power.capped
         # A cap that was moved and the power under it are not of one instant
-        sigma[capped] += (CAP_MOVE_PU - MOVE_PU) * np.nan_to_num(
-            np.abs(power.expected[capped] - before[capped])
-        )
+        sigma[capped] += (CAP_MOVE_PU - MOVE_PU) * filled(np.abs(power.expected[capped] - before[capped]))
         moved, given = np.empty(self.n), (power.expected, before, sigma, measured[0][0])
         at = self._scratch[: kernels.doubt_moves(*given, MOVE_PU, ASKED_SIGMAS, moved, self._scratch)].copy()
         moved[at] = np.hypot(moved[at], power.parameter_sigma(at))

@@ -12,7 +12,7 @@ import numpy as np
 
 from twin.catalogue import F64
 from twin.estimation.comparisons import Board, Row
-from twin.estimation.readings import Lag, Latest, Readings, joint, share_of
+from twin.estimation.readings import Lag, Latest, Readings, filled, joint, share_of
 from twin.physics import Coolant, heat_rate_w_per_k
 from twin.site import CDU_VOLUME_MIN, GPU_TAU_LIQUID_S, RACK_VOLUME_MIN, Site
 
@@ -84,7 +84,7 @@ class RackHeat:
         before, part = self.other.level[0].copy(), other_w / (self._capture_pu * mixed)
         self.other.toward(part[None], share_of(dt_s, np.full(1, FOLLOWED_S)), readings.now_ns)
         share, unknown = self.mix.level[0], REST_SPREAD * np.abs(part - before)
-        return np.where(np.isfinite(share), share * power_w, power_w), np.nan_to_num(unknown)
+        return np.where(np.isfinite(share), share * power_w, power_w), filled(unknown)
 
     def update(self, rack: Latest, readings: Readings, board: Board, now_ns: int, dt_s: float) -> None:
         """Expected return temperature and flow of each rack."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from twin.catalogue import F64, I64
 from twin.estimation.comparisons import Board, Row
-from twin.estimation.readings import Lag, Latest, joint, share_of
+from twin.estimation.readings import Lag, Latest, filled, joint, share_of
 from twin.site import LOOP_VOLUME_MIN, Site
 
 APPROACH, RETURN, FLOW = "loop.supply_temp_c", "loop.return_temp_c/cdus", "loop.flow_lpm/cdus"
@@ -99,7 +99,7 @@ class Loops:
         range_k = carried / np.where(self._nominal_lpm > 0.0, self._nominal_lpm, np.nan)
         calm_k = self.calm.toward(range_k[None], share_of(dt_s, np.full(1, LATE_S)), now_ns)[0]
         away_k = np.abs(range_k - calm_k) - LEAST_MOVE_K
-        return np.asarray(LATE_SHARE * np.maximum(np.nan_to_num(away_k), 0.0), np.float64)
+        return np.asarray(LATE_SHARE * np.maximum(filled(away_k), 0.0), np.float64)
 
     def _return(
         self,

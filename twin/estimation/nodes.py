@@ -25,7 +25,7 @@ from twin.estimation.parameter import (
     moves_left_s,
     parts_of,
 )
-from twin.estimation.readings import Readings
+from twin.estimation.readings import Readings, filled
 from twin.site import Site
 from twin.telemetry import OWN, EntityState, OldOfNew, column, part, scalar
 
@@ -285,7 +285,7 @@ class NodeEstimator(EntityState):
         known = np.isfinite(inner_w)
         np.copyto(self.calm_w, inner_w, where=known & np.isnan(self.calm_w))
         self.calm_w += np.where(known, (inner_w - self.calm_w) * -np.expm1(-dt_s / FAN_S), 0.0)
-        return np.asarray(np.nan_to_num(self._fan_pu * np.abs(inner_w - self.calm_w)), np.float64)
+        return filled(self._fan_pu * np.abs(inner_w - self.calm_w))
 
     def _of_gpus(self, gpu_w: F64) -> F64:
         """Sum over each node's GPUs [n_node]; NaN where one is unknown."""
@@ -332,7 +332,7 @@ class NodeEstimator(EntityState):
         span = self.then.max(axis=0) - self.then.min(axis=0)
         beside = np.stack([np.maximum(chosen - 1, 0), np.minimum(chosen + 1, len(DELAYS_S) - 1)])
         step = np.abs(np.take_along_axis(self.then, beside, axis=0) - then).max(axis=0)
-        doubt = np.nan_to_num(slope * np.maximum(DELAY_DOUBT * span, BETWEEN_DOUBT * step))
+        doubt = filled(slope * np.maximum(DELAY_DOUBT * span, BETWEEN_DOUBT * step))
         return relation.compare([np.ones_like(then), then], power_w, heard_ns, dt_s, untouched, doubt)
 
     def _at(self, t_ns: I64) -> F64:

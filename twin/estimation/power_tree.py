@@ -13,7 +13,7 @@ import numpy as np
 from twin.catalogue import F64, I32, I64, Bool
 from twin.contracts import Residual
 from twin.estimation.comparisons import Board, Row
-from twin.estimation.readings import Lag, Latest, share_of
+from twin.estimation.readings import Lag, Latest, filled, share_of
 from twin.site import Site
 
 # Meters of class 0.5 and their sampling at different instants; the floor under a learned balance noise.
@@ -176,7 +176,7 @@ class PowerTreeEstimator:
         calm_w = self.moved.toward(np.stack([feeder_w, feeder_w]), np.stack([share, np.ones(1)]), now_ns)[0]
         far_w = np.fmin(np.abs(feeder_w - calm_w), np.abs(last_w - calm_w))
         away_w = far_w - LEAST_MOVE_PU * np.abs(feeder_w)
-        return np.asarray(MOVED_SHARE * np.maximum(np.nan_to_num(away_w), 0.0), np.float64)
+        return np.asarray(MOVED_SHARE * np.maximum(filled(away_w), 0.0), np.float64)
 
     def _split(self, feeder_w: F64, heard_ns: I64, board: Board) -> None:
         """Each root from what the others of its group deliver, not from itself."""

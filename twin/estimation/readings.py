@@ -158,6 +158,12 @@ def share_of(dt_s: float, tau_s: F64) -> F64:
     return np.asarray(-np.expm1(-dt_s / tau_s), np.float64)
 
 
+def filled(values: F64) -> F64:
+    """`values`, in which 0 now stands for NaN."""
+    kernels.fill_nan(values)
+    return values
+
+
 def joint(*sigmas: F64) -> F64:
     """1 sigma of a sum of independent errors [n]; what is not known counts for nothing."""
     total = np.empty(max(map(len, sigmas)))

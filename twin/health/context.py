@@ -81,7 +81,9 @@ class HealthContext:
         column = self.state.tables[signal.table]
         if signal.kind == "counter":
             return bool((column.raw[signal.row] >= 0).any())
-        return column.n > 0 and bool(np.isfinite(column.value[signal.row]).any())
+        # What is good now was reported; only where nothing is, it is looked for
+        some = column.bad_count[signal.row] < column.n
+        return bool(some or np.isfinite(column.value[signal.row]).any())
 
     def residual(self, name: str) -> Residual | None:
         """A comparison of the estimator, such as `gpu.temp`."""

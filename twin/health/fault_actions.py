@@ -63,7 +63,9 @@ class Remediation(EntityState):
     def _take(self, name: str, values: Any) -> tuple[I64, I64]:
         """(what is known now, what was known before); what is not heard stays as it was."""
         before = self.last[name]
-        known = np.where(np.isfinite(values), np.nan_to_num(values), before).astype(np.int64)
+        heard = np.isfinite(values)
+        known = before.copy()
+        known[heard] = values[heard].astype(np.int64)
         self.last[name] = known
         return known, before
 

@@ -209,6 +209,8 @@ def peak_rss_bytes() -> int:
 def live(task: TickLoad) -> dict[str, float]:
     """Run the load, record it, and measure every part."""
     run = Run(task)
+    gc.collect()
+    gc.freeze()  # as the daemon does before its first tick
     watch = None
     for number in range(task.warmup + task.ticks):
         if number == task.warmup:
