@@ -287,6 +287,27 @@ def test_the_answer_to_the_last_command_is_not_called_stale() -> None:
     assert pod.engine.intake.counts == {}
 
 
+@pytest.mark.parametrize("twice", [False, True])
+def test_answers_of_one_tick_are_counted_by_what_became_of_them(twice: bool) -> None:
+    """One by one where a device answers twice, at once where none does: the same counts."""
+    pod, wish = twin()
+    wish.ask(CAP, [0, 1], 300, 320)
+    pod.tick()
+    (batch,) = pod.commands()
+    answers = [
+        CommandAcked(control=CAP, name=f"r1/node{i}/gpu0", generation=0, command=f"1-{number}", state=state)
+        for i, number, state in (
+            (0, batch.command[0], "done"), (1, batch.command[1] + 7, "done"),
+            *([(0, batch.command[0], "accepted")] if twice else []),
+        )
+    ]  # fmt: skip
+    pod.tick(None, *answers)
+    told = {(r["state"], bool(r.get("refused"))): r["count"] for r in pod.records("acks")}
+    assert told == {("done", False): 1, ("done", True): 1} | ({("accepted", False): 1} if twice else {})
+    assert pod.engine.intake.counts == {"stale_acks": 1}
+    assert pod.engine.arbiter.leases[CAP].state[:2].tolist() == [DONE, SENT]
+
+
 def test_where_nothing_was_found_and_what_keeps_is_left_to_lapse() -> None:
     wish = Wish()
     pod = Twin(eight_nodes(), [wish], act=True)  # no read-back was ever heard
