@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.support.page_packages import page_packages
 from twin.api.tokens import revoke_token
 from twin.catalogue import NS
 from twin.config import Api
+from twin.daemon.alarms import AlarmBook
 from twin.telemetry import events as ev
 
 pytestmark = pytest.mark.slow
@@ -49,6 +51,7 @@ class BeatingDesk(Desk):
     """A desk whose daemon ticks twice a second with the same readings, until others are given."""
 
     readings: ClassVar[dict[str, float]] = HOT
+    book: AlarmBook | None = None
 
     def start(self) -> None:
         """On the daemon's loop: a job, a history, and the first tick."""
@@ -64,6 +67,31 @@ class BeatingDesk(Desk):
         while True:
             await asyncio.sleep(0.5)
             self.pod.tick(self.readings)
+            if self.book is not None:
+                self.book.update(self.pod.twin.engine.findings.active.values(), self.pod.twin.now_ns)
+
+    def keep_book(self) -> None:
+        """On the daemon's loop: alarms in a book, with what people note on them."""
+        self.book = self.pod.live.alarms = AlarmBook(self.folder / "book")
+        self.book.update(self.pod.twin.engine.findings.active.values(), self.pod.twin.now_ns)
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        """Wait until something holds on the daemon's loop."""
+        for _ in range(200):
+            if self.do(holds):
+                return
+            time.sleep(0.1)
+        raise AssertionError("it does not come to hold")
+
+    def told(self) -> list[dict[str, Any]]:
+        """All that the journal holds of people: events with their authors, and notes; the oldest first."""
+
+        def read() -> list[dict[str, Any]]:
+            lines = [line.answer(self.pod.twin.site) for line in self.pod.live.lines]
+            events = [line["body"]["event"] for line in lines if line and line["kind"] == "event"]
+            return events + [{"kind": kind, **body} for kind, body in self.pod.notes]
+
+        return self.do(read)
 
 
 class History:
@@ -185,15 +213,85 @@ def test_what_people_do_lands_in_the_journal_with_name_and_reason(
     screen.go("e/rack/lab/h/r1")
     screen.act("Maintenance", {"for_s": "3600", "reason": "new hoses"})
     screen.act("Request", {"value": "700", "for_s": "900", "reason": "a quiet hour"})
-    lines = desk.do(lambda: [line.answer(desk.pod.twin.site) for line in desk.pod.live.lines])
-    told = [json.dumps(line["body"]) for line in lines if line is not None] + [
-        json.dumps(body) for _, body in desk.pod.notes
-    ]
+    told = [json.dumps(body) for body in desk.told()]
     for words in ("a look at the pumps", "all is well", "advised well", "new hoses", "a quiet hour"):
         assert any(words in text and "admin-1" in text for text in told), words
     engine = desk.pod.live.engine
     assert desk.do(lambda: engine.intake.authority["thermal_guard"]) == "act"
     assert len(desk.do(lambda: engine.windows.events())) == 1
+    assert screen.complaints == []
+
+
+def test_an_alarm_is_acknowledged_shelved_and_taken_back(browser: Browser, desk: BeatingDesk) -> None:
+    desk.do(desk.keep_book)
+    screen = logged_in(browser, desk)
+    screen.go("alarms")
+    (alarm,) = desk.do(lambda: list(desk.book.alarms.values()) if desk.book else [])
+    assert (alarm.severity, alarm.ack_author, alarm.state) == ("critical", "", "raised")
+    screen.shows("nobody has acknowledged it")
+    screen.act("Acknowledge", {"note": "on my way"})
+    screen.shows("acknowledged by operator-1", "on my way")
+    assert screen.page.get_by_role("button", name="Acknowledge", exact=True).count() == 0
+    screen.act("Shelve", {"for_s": "900", "reason": "the pump is being changed"})
+    screen.shows("No alarms stand")
+    screen.page.get_by_role("button", name="Shelved 1", exact=True).click()
+    screen.shows("shelved by operator-1 until", "the pump is being changed")
+    screen.act("Unshelve", {})
+    screen.page.get_by_role("button", name="Standing", exact=True).click()
+    screen.shows("acknowledged by operator-1")
+    notes = [n for n in desk.told() if n.get("kind") == "alarm"]
+    assert [(n["what"], n["author"], n.get("note"), n.get("reason")) for n in notes] == [
+        ("acknowledged", "operator-1", "on my way", None),
+        ("shelved", "operator-1", None, "the pump is being changed"),
+        ("unshelved", "operator-1", None, None),
+    ]
+    assert screen.complaints == []
+
+
+def test_a_maintenance_window_is_opened_and_ended(browser: Browser, desk: BeatingDesk) -> None:
+    screen = logged_in(browser, desk)
+    screen.go("alarms")
+    screen.act("Open a window", {"table": "node", "name": "r2/node0, r2/node1", "for_s": "14400",
+                                 "reason": "new drives"})  # fmt: skip
+    screen.shows("operator-1: new drives", "r2/node0, r2/node1")
+    (window,) = desk.do(lambda: desk.pod.live.engine.windows.events())
+    assert (window.author, window.reason, window.table) == ("operator-1", "new drives", "node")
+    assert window.names == ("lab/h/r2/node0", "lab/h/r2/node1")
+    assert 14390 < (window.until_ns - desk.pod.twin.now_ns) / NS <= 14400
+    screen.act("End", {})
+    screen.shows("None is open.")
+    assert not desk.do(lambda: desk.pod.live.engine.windows.events())
+    ended = next(e for e in desk.told() if e["type"] == "MaintenanceEnded")
+    assert (ended["author"], ended["window"]) == ("operator-1", window.id)
+    assert screen.complaints == []
+
+
+def test_a_proposal_is_approved_and_a_release_is_resumed(browser: Browser, desk: BeatingDesk) -> None:
+    engine = desk.pod.live.engine
+    screen = logged_in(browser, desk, "admin")
+    screen.go("policies")
+    screen.shows("thermal_guard would set the power cap of 144 GPUs")
+    assert not desk.do(lambda: engine.arbiter.leases["gpu.power_cap_w"].running().any())
+    screen.act("Approve", {"for_s": "900", "reason": "the coolant is hot"})
+    screen.shows("admin-1 lets thermal_guard set power cap until")
+    desk.until(lambda: engine.arbiter.leases["gpu.power_cap_w"].running().sum() == 144)
+    screen.act("Withdraw", {})
+    screen.shows("thermal_guard would set the power cap of 144 GPUs")
+    screen.act("Release", {"reason": "the caps are wrong"})
+    screen.shows("Nothing is commanded until somebody resumes.")
+    assert desk.do(lambda: engine.arbiter.mode) == "released"
+    screen.act("Resume", {"reason": "settled"})
+    screen.shows("Commands are sent as policies may")
+    assert desk.do(lambda: engine.arbiter.mode) == "normal"
+    said = [(t.get("type", t.get("kind")), t["author"], t.get("reason")) for t in desk.told()
+            if t.get("author")]  # fmt: skip
+    assert said == [
+        ("Approved", "admin-1", "the coolant is hot"),
+        ("ApprovalWithdrawn", "admin-1", None),
+        ("Released", "admin-1", "the caps are wrong"),
+        ("Resumed", "admin-1", None),
+        ("resumed", "admin-1", "settled"),
+    ]
     assert screen.complaints == []
 
 

@@ -147,7 +147,7 @@ async def approve(request: web.Request) -> web.Response:
     names = expand(live, control.table, body.names)
     event = ev.Approved(
         id=new_id(request), author=author(request), policy=body.policy, control=control.key, names=names,
-        expires_ns=until(live, body.for_s, body.expires_ns),
+        expires_ns=until(live, body.for_s, body.expires_ns), reason=reason_text(body.reason, needed=False),
     )  # fmt: skip
     if body.policy not in live.engine.intake.authority:
         known = ", ".join(live.engine.intake.authority)

@@ -72,6 +72,7 @@ class Approved(_Event, frozen=True):
     control: str
     names: tuple[str, ...] = ()
     expires_ns: int = 0
+    reason: str = ""
 
 
 class ApprovalWithdrawn(_Event, frozen=True):

@@ -172,15 +172,16 @@ VERBS = {
     ),
     "policy approvals": live(_get("/approvals"), show.show_approvals, "", "", rows="approvals", watched=True),
     "policy approve": live(
-        _post("/approvals", "policy", "control", "names", "for_s"),
+        _post("/approvals", "policy", "control", "names", "for_s", "reason"),
         show.show_done,
         f"""
         {POLICY}
         {CONTROL}
         NAME*>names  entities; default: all that it proposes
         --for DURATION=1h  how long
+        {REASON.replace("!", "")}
         """,
-        "thermal_guard gpu.power_cap_w hall1/r07 --for 2h",
+        "thermal_guard gpu.power_cap_w hall1/r07 --for 2h --reason 'hot aisle'",
     ),
     "policy revoke": live(
         _end("approvals"), show.show_done, "ID  as `racktwin policy approvals` lists it", "approval-3"
