@@ -18,6 +18,7 @@ from tests.unit.test_api_updates import watching
 from twin.api import updates as api_updates
 from twin.api.page import changed, responses, with_responses
 from twin.catalogue import NS
+from twin.cli.main import main
 from twin.telemetry import events as ev
 
 CELLS = st.lists(st.one_of(st.none(), st.integers(0, 5)), min_size=3, max_size=3)
@@ -211,11 +212,17 @@ WRONG = [
     ({"name": "x", "policies": {"nobody": "act"}}, 404, "no policy nobody"),
     ({"name": "x", "faults": [{"kind": "pump_trip"}] * 21}, 400, "at most 20"),
     ({"name": "x", "shell": "rm"}, 400, "shell"),
+    ({"name": "x", "before": 0}, 400, "before: expected a tick from 1"),
+    ({"name": "x", "before": 10**9}, 400, "before: expected a tick from 1"),
+    ({"name": "x", "before": 1, "budget_pu": 0.5}, 400, "before: expected alone"),
+    ({"name": "x", "before": 1}, 409, "records no run"),
 ]
 
 
 def test_a_what_if_that_cannot_be_is_refused(tmp_path: Path) -> None:
     async def check(pod: Pod) -> None:
+        pod.tick()
+        pod.tick()
         for body, status, words in WRONG:
             got, tree = await pod.ask("POST", "/api/v1/simulations", "operator", body)
             assert (got, words in tree["error"]) == (status, True), (body, tree)
@@ -272,5 +279,34 @@ def test_a_what_if_runs_beside_the_loop_one_at_a_time_and_changes_nothing(tmp_pa
         assert str(tmp_path) not in failed["error"]
 
     # A snapshot is of all policies of a site
+    more = [c() for name, c in REGISTRY.items() if name not in ("operator", "thermal_guard")]
+    serve(tmp_path, check, more=more)
+
+
+@pytest.mark.slow
+def test_a_what_if_goes_back_before_a_tick_of_the_run(tmp_path: Path) -> None:
+    site = tmp_path / "site.yaml"
+    site.write_text(json.dumps(two_racks()))
+    run = tmp_path / "run"
+    assert main(["simulation", "run", "--site", str(site), "--for", "20s", "--out", str(run), "--json"]) == 0
+
+    async def check(pod: Pod) -> None:
+        pod.live.run_dir = str(run)
+        while pod.twin.engine.state.tick < 15:
+            pod.tick()
+        body = {"name": "had nobody acted", "horizon_s": 60, "before": 8}
+        _, begun = await pod.ask("POST", "/api/v1/simulations", "operator", body)
+        done = await ended(pod, begun["id"])
+        assert (done["state"], done["error"]) == ("done", "")
+        assert done["result"]["from"]["tick"] == 7
+        assert done["from_ns"] == done["result"]["from"]["now_ns"] != begun["from_ns"]
+        assert done["result"]["cases"][0]["nothing"]["commands"] == 0
+        for path in (*run.glob("snapshot-*"), *run.glob("trace-*")):
+            path.unlink()
+        _, begun = await pod.ask("POST", "/api/v1/simulations", "operator", body)
+        failed = await ended(pod, begun["id"])
+        assert (failed["state"], "no readable trace segments" in failed["error"]) == ("failed", True)
+        assert str(tmp_path) not in failed["error"]
+
     more = [c() for name, c in REGISTRY.items() if name not in ("operator", "thermal_guard")]
     serve(tmp_path, check, more=more)

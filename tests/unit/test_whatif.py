@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ import yaml
 from policies import REGISTRY
 from tests.support.recorded_site import BASE, FROM, SCENARIO, SITE, asked, lab, question_of, recorded
 from twin.cli.main import main
-from twin.config import load_site
+from twin.config import load_site, make_engine
 from twin.control import Setpoints
 from twin.plant import Scenario, cases_of
+from twin.run import TraceReader, engine_before, write_snapshot
 from twin.simulation import Case, Question
 from twin.simulation.whatif import CURVES, begin, run_arm
 from twin.simulation.whatif_report import FIGURES
+from twin.site import build_site
 
 __all__ = ["lab", "recorded"]
 
@@ -54,6 +57,44 @@ def test_policies_beside_nothing(lab: Path, capsys: pytest.CaptureFixture[str]) 
     assert page.count("<svg") == 2 * len(CURVES)
     assert "simulated by racktwin" in page
     assert not re.search(r"https?://", page)
+
+
+def checksum_before(folder: Path, tick: int) -> str:
+    return engine_before(folder, tick, lambda spec: make_engine(build_site(spec))).checksum()
+
+
+def test_before_a_tick_the_twin_stands_as_it_stood(
+    lab: Path, recorded: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The state from the nearest snapshot is that of a replay from the beginning; then both courses run."""
+    engine = make_engine(load_site(lab / "site.yaml")[1])
+    sums = {}
+    for frame in TraceReader(recorded / "run"):
+        sums[frame.tick] = engine.checksum()  # as it stood before this one
+        engine.tick(frame)
+    run = tmp_path / "copy"
+    shutil.copytree(recorded / "run", run)
+    for path in run.glob("snapshot-*.rts"):
+        path.unlink()
+    again = make_engine(load_site(lab / "site.yaml")[1])
+    for frame in TraceReader(run):
+        if frame.tick == 12:
+            write_snapshot(run, 11, again.dump())
+            break
+        again.tick(frame)
+    for tick in (5, 12, 20):
+        assert checksum_before(run, tick) == sums[tick], tick
+    result = asked(capsys, "--before", "20", "--horizon", "60s", "--authority", "power_cap=off")
+    assert result["from"]["tick"] == 19
+    stood = make_engine(load_site(lab / "site.yaml")[1]).intake.authority
+    assert result["authority"] == stood | {"power_cap": "off"}, "as they stood, and none is armed"
+    assert result["cases"][0]["nothing"]["commands"] == 0
+    asked_before = [*FROM, "--before", str(10**6), "--json"]
+    assert main(asked_before) == 1
+    assert "the trace ends at tick" in capsys.readouterr().err
+    for path in run.glob("snapshot-*.rts"):
+        path.unlink()
+    assert checksum_before(run, 20) == sums[20], "without a snapshot, from the beginning"
 
 
 def test_for_people(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -123,6 +123,7 @@ KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
     "SECONDS": (_scaled(1.0), ""),
     "SECONDS|0": (lambda text: 0.0 if text == "0" else _scaled(1.0)(text), ""),
     "SEED": (lambda text: whole(text, 0, 2**63), ""),
+    "TICK": (whole, ""),
     "VALUE": (bound, ""),
 }
 _VALUE = re.compile(r"(?P<kind>[^=!+*>]+)(?:=(?P<default>[^!+*>]*))?(?P<many>[!+*]*)(?:>(?P<name>\w+))?")

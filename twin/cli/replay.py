@@ -111,7 +111,7 @@ def _site(args: argparse.Namespace) -> tuple[SiteSpec, Site]:
     return load_site(args.site)
 
 
-def _recorded_authority(journal: Path | None) -> dict[str, str]:
+def recorded_authority(journal: Path | None) -> dict[str, str]:
     """Under what authority a run was made: it is made again under the same, whatever the site file said."""
     first = next(journal_lines(journal), None) if journal is not None else None
     try:
@@ -274,7 +274,7 @@ def _native(
             f"{path}: its site loads code from outside racktwin ({', '.join(outside)}); give your own "
             "copy of the site with --site, or --trust-plugins if you know where the trace comes from"
         )
-    authority, since = _recorded_authority(journal), None
+    authority, since = recorded_authority(journal), None
     if path.is_dir() and header.first_tick > 0:
         # Its beginning was pruned: it is taken up at the oldest snapshot that the trace follows.
         engine, spec, since = open_recorded(path, lambda s: _engine(build_site(s), args, authority))

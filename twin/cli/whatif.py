@@ -17,12 +17,13 @@ from rich.console import Console
 from twin.catalogue import ConfigError, clean, duration
 from twin.cli.arguments import LEVELS, REPORT, SITE, authority_levels, present
 from twin.cli.grammar import Verb
+from twin.cli.replay import recorded_authority
 from twin.cli.simulate import warn
-from twin.config import MAX_SCENARIO_BYTES, load_site, make_policies, read_yaml, uncooled
-from twin.engine import Engine
+from twin.config import MAX_SCENARIO_BYTES, load_site, make_engine, make_policies, read_yaml, uncooled
+from twin.engine import Engine, snapshot
 from twin.plant import MAX_CASES, cases_of
 from twin.report import PAGE, open_folder, print_line
-from twin.run import ProgressBar
+from twin.run import OPEN, ProgressBar, engine_before, journal_exists
 from twin.simulation import (
     Case,
     Question,
@@ -39,7 +40,7 @@ from twin.simulation import (
     when,
     write_page,
 )
-from twin.site import Site
+from twin.site import Site, build_site
 
 MAX_HORIZON_S = 366 * 86_400.0
 MAX_JOBS = 256
@@ -56,7 +57,10 @@ def run_whatif(args: argparse.Namespace, out: Console, err: Console) -> int:
         Case(i, varied, scenario)
         for i, (varied, scenario) in enumerate(cases_of(_seeded(tree, args.seeds), site, str(args.scenario)))
     ]
-    question = replace(question, given=authority_levels(args.authority, [p.name for p in engine.policies]))
+    given = authority_levels(args.authority, [p.name for p in engine.policies])
+    if args.before is not None:
+        given = engine.intake.authority | given
+    question = replace(question, given=given)
     authority = authority_of(engine, cases[0].scenario, question.given)
     processes = _processes(args.jobs, len(cases))
     for case in cases:
@@ -90,7 +94,15 @@ def _question(args: argparse.Namespace) -> tuple[Question, Site, dict[str, Any],
     given = tree if isinstance(tree, dict) else {}
     question = Question(spec, str(args.site), horizon_s=args.horizon_s,
                         hold_work="workload" not in given, hold_weather="weather" not in given)  # fmt: skip
-    if args.origin is not None:
+    if args.before is not None:
+        if args.origin is None:
+            raise ConfigError(f"--before {args.before}: expected --from with the folder of a run")
+        journal = args.origin / OPEN
+        then = recorded_authority(journal if journal_exists(journal) else None)
+        engine = engine_before(args.origin, args.before, lambda of: make_engine(build_site(of), then))
+        raw = snapshot.encode(engine.dump())
+        question = replace(question, snapshot=raw, snapshot_name=f"{args.origin} before tick {args.before}")
+    elif args.origin is not None:
         raw, path, damaged = newest_snapshot(args.origin)
         if damaged:
             names = ", ".join(p.name for p in damaged[:5])
@@ -194,6 +206,7 @@ VERBS = {
         f"""
         {SITE}
         --from FILE>origin  snapshot to begin from, or a run (its newest); without: a settled site
+        --before TICK  as the run stood just before this tick, policies with the authority of then
         --scenario FILE!  scenario (YAML)
         --horizon DURATION  how far; default: the scenario's
         --seeds N|A,B,..  so many seeds, or these; instead of the scenario's

@@ -37,6 +37,7 @@ from .recordings import (
 from .recovery import (
     LEVELS as LEVELS,
     RecoveredRun as RecoveredRun,
+    engine_before as engine_before,
     mend_unticked as mend_unticked,
     never_ticked as never_ticked,
     open_recorded as open_recorded,

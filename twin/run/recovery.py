@@ -442,3 +442,51 @@ def open_recorded(folder: Path, engine_factory: EngineFactory) -> tuple[Engine, 
         f"{folder}: begins at tick {segments[0].header.first_tick}: what was before is pruned, and no "
         f"snapshot that is followed by trace is left to start at{': ' if faults else ''}{'; '.join(faults)}"
     )
+
+
+def engine_before(folder: Path, tick: int, engine_factory: EngineFactory) -> Engine:
+    """The engine as it stood just before a tick of a run: the nearest snapshot, and the trace behind it.
+
+    Touches no file. Raises StorageError where snapshots and trace do not reach.
+    """
+    faults: list[str] = []
+    segments = segments_of(folder, faults)
+    if not segments:
+        raise StorageError(f"{folder}: no readable trace segments (trace-*.rt) here")
+    out = _nearest(folder, tick, segments, engine_factory, faults)
+    scratch, reached = State(out.engine.site.sizes), out.snapshot_tick
+    for frame in frames_since(segments, out, mend=False):
+        if frame.tick >= tick:
+            return out.engine
+        reached = frame.tick
+        if frame.tick <= out.snapshot_tick:
+            warm(out.engine, scratch, frame)
+        else:
+            out.engine.tick(frame)
+    why = f": {'; '.join(out.faults)}" if out.faults else ""
+    raise StorageError(f"{folder}: the trace ends at tick {reached}; expected it to reach tick {tick}{why}")
+
+
+def _nearest(
+    folder: Path, tick: int, segments: list[Segment], engine_factory: EngineFactory, faults: list[str]
+) -> RecoveredRun:
+    """The newest whole snapshot before a tick; without one, the beginning of the run."""
+    specs, snapshots = {s.header.site_hash: s.header.spec for s in segments}, _snapshots(folder)
+    for path in snapshots:
+        if (at := int(path.stem[9:])) >= tick:
+            continue
+        try:
+            data = snapshot.decode(path.read_bytes())
+            spec = msgspec.json.decode(specs.get(data["site_hash"], b""), type=SiteSpec)
+            engine = engine_factory(spec)
+            engine.restore(data)
+        except (StorageError, ConfigError, OSError, msgspec.MsgspecError) as error:
+            faults.append(f"{path.name}: {error}")
+            continue
+        return RecoveredRun(engine, spec, at, engine.state.now_ns, at)
+    first = segments[0].header
+    if first.first_tick > 0:
+        kept = f"the oldest is of tick {int(snapshots[-1].stem[9:])}" if snapshots else "none is left"
+        raise StorageError(f"{folder}: no whole snapshot from before tick {tick}; {kept}")
+    spec = msgspec.json.decode(first.spec, type=SiteSpec)
+    return RecoveredRun(engine_factory(spec), spec, -1, 0)

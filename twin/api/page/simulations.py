@@ -41,6 +41,10 @@ NICE = 10  # the loop comes first
 BUDGET_PU = (0.1, 3.0)
 
 
+# Of a what-if from now: the site's tree, the state, the authorities
+Given = tuple[dict[str, Any], dict[str, Any], dict[str, str]]
+
+
 class WhatIfFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A fault of the scenario: its kind, where, and when it begins and ends, in seconds from now."""
 
@@ -56,7 +60,8 @@ class WhatIfFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 class NewSimulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A what-if from the state of now: faults, all budgets times `budget_pu`, authorities, settings.
 
-    Policies have the authority of now, unless `policies` says otherwise.
+    Policies have the authority of now, unless `policies` says otherwise. With `before`, it begins just before
+    that tick of this run instead, with the authority of then, and nothing else may be changed.
     """
 
     name: str
@@ -65,6 +70,7 @@ class NewSimulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     budget_pu: float | None = None
     policies: dict[str, Literal["off", "advise", "approve", "act"]] = {}
     settings: dict[str, dict[str, float | str | bool]] = {}
+    before: int | None = None
 
 
 @dataclass
@@ -129,14 +135,19 @@ async def begin(request: web.Request) -> web.Response:
     run = SimulationRun(
         uuid.uuid4().hex[:12], author(request), body, time.time_ns(), live.engine.state.now_ns
     )
-    site = _altered(live, body)
-    frozen = copied(live.engine.dump())  # now, between two ticks
+    given = None if body.before is not None else _of_now(live, body)
     held.runs[run.id] = run
     while len(held.runs) > MAX_KEPT:
         held.runs.pop(next(iter(held.runs)))
-    authority = {**live.engine.intake.authority, **body.policies}  # as they stand now, unless asked otherwise
-    run.task = asyncio.create_task(_run(run, live, (site, frozen, authority)), name="what-if")
+    run.task = asyncio.create_task(_run(run, live, given), name="what-if")
     return answer(run.shown())
+
+
+def _of_now(live: Runtime, body: NewSimulation) -> Given:
+    site = _altered(live, body)
+    frozen = copied(live.engine.dump())  # now, between two ticks
+    # As they stand now, unless asked otherwise
+    return site, frozen, {**live.engine.intake.authority, **body.policies}
 
 
 async def listed_runs(request: web.Request) -> web.Response:
@@ -174,8 +185,20 @@ def _check(live: Runtime, body: NewSimulation) -> None:
     for name in (*body.policies, *body.settings):
         if name not in names:
             raise Refused(404, f"no policy {clean(name, 60)}; expected one of {', '.join(names)}")
-    if not any((body.faults, body.budget_pu, body.policies, body.settings)):
+    changed = any((body.faults, body.budget_pu, body.policies, body.settings))
+    if body.before is not None:
+        _check_before(live, body.before, changed)
+    elif not changed:
         raise Refused(400, "expected at least a fault, another budget, an authority or a setting")
+
+
+def _check_before(live: Runtime, tick: int, changed: bool) -> None:
+    if not 0 < tick <= live.engine.state.tick:
+        raise Refused(400, f"before: expected a tick from 1 to {live.engine.state.tick}")
+    if changed:
+        raise Refused(400, "before: expected alone; from a tick of the past nothing else is changed")
+    if not live.run_dir:
+        raise Refused(409, "this daemon records no run to go back in")
 
 
 def _altered(live: Runtime, body: NewSimulation) -> dict[str, Any]:
@@ -196,16 +219,21 @@ def _altered(live: Runtime, body: NewSimulation) -> dict[str, Any]:
     return tree
 
 
-async def _run(
-    run: SimulationRun, live: Runtime, given: tuple[dict[str, Any], dict[str, Any], dict[str, str]]
-) -> None:
-    """Run a what-if to its end. `given`: the site's tree, the state of now, the authorities."""
-    site, frozen, authority = given
-    beside = live.loaded.file(live.loaded.config.site).parent
+async def _run(run: SimulationRun, live: Runtime, given: Given | None) -> None:
+    """Run a what-if to its end. `given` None: from before a tick of this run."""
+    site_file = live.loaded.file(live.loaded.config.site)
     folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="racktwin-whatif-"))
     try:
-        await asyncio.to_thread(_write, folder, beside, site, frozen, run.asked)
-        run.result = await _asked(folder, run.asked, authority)
+        await asyncio.to_thread(_write_scenario, folder, run.asked)
+        if given is None:
+            more = ["--site", str(site_file), "--from", live.run_dir, "--before", str(run.asked.before)]
+        else:
+            site, frozen, authority = given
+            await asyncio.to_thread(_write_state, folder, site_file.parent, site, frozen)
+            more = ["--site", str(folder / "site.yaml"), "--from", str(folder / "now.rts"),
+                    *(f"--authority={name}={level}" for name, level in authority.items())]  # fmt: skip
+        run.result = await _asked(folder, run.asked, more, [str(folder), live.run_dir, str(site_file.parent)])
+        run.from_ns = (run.result["from"] or {}).get("now_ns", run.from_ns)
         run.state = "done"
     except asyncio.CancelledError:
         run.state = "cancelled"
@@ -226,16 +254,17 @@ class _Failed(Exception):
     """The process did not give a result."""
 
 
-def _write(
-    folder: Path, beside: Path, site: dict[str, Any], frozen: dict[str, Any], asked: NewSimulation
-) -> None:
-    """The files of a what-if: site, profiles, snapshot and scenario. Raises ConfigError for a bad setting."""
+def _write_state(folder: Path, beside: Path, site: dict[str, Any], frozen: dict[str, Any]) -> None:
+    """The files of a what-if from now: site, profiles, snapshot. Raises ConfigError for a bad setting."""
     if (beside / "profiles").is_dir():
         (folder / "profiles").symlink_to(beside / "profiles")
     (folder / "site.yaml").write_text(json.dumps(site), encoding="utf-8")
     # The state of now under the changed file: the same entities, so the same columns.
     frozen["site_hash"] = spec_of(site, beside, "site.yaml").digest()
     (folder / "now.rts").write_bytes(snapshot.encode(frozen))
+
+
+def _write_scenario(folder: Path, asked: NewSimulation) -> None:
     faults = [{k: v for k, v in msgspec.to_builtins(f).items() if v not in (None, "")} for f in asked.faults]
     for fault in faults:
         if fault["part"] == "1":
@@ -244,12 +273,11 @@ def _write(
     (folder / "scenario.yaml").write_text(json.dumps(scenario), encoding="utf-8")
 
 
-async def _asked(folder: Path, asked: NewSimulation, authority: dict[str, str]) -> dict[str, Any]:
-    """The result of `racktwin simulation whatif`. Raises _Failed."""
-    command = [sys.executable, "-m", "twin", "simulation", "whatif", "--site", str(folder / "site.yaml"),
-               "--from", str(folder / "now.rts"), "--scenario", str(folder / "scenario.yaml"),
-               "--horizon", f"{asked.horizon_s:g}s", "--format", "json",
-               *(f"--authority={name}={level}" for name, level in authority.items())]  # fmt: skip
+async def _asked(folder: Path, asked: NewSimulation, more: list[str], hidden: list[str]) -> dict[str, Any]:
+    """The result of `racktwin simulation whatif`; folders in `hidden` stand in no message. Raises _Failed."""
+    command = [sys.executable, "-m", "twin", "simulation", "whatif", *more,
+               "--scenario", str(folder / "scenario.yaml"),
+               "--horizon", f"{asked.horizon_s:g}s", "--format", "json"]  # fmt: skip
     process = await asyncio.create_subprocess_exec(
         *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE, limit=MAX_OUTPUT, preexec_fn=lambda: os.nice(NICE),
@@ -266,7 +294,9 @@ async def _asked(folder: Path, asked: NewSimulation, authority: dict[str, str]) 
             await process.wait()
     text = err.decode(errors="replace").strip()
     if process.returncode or len(out) > MAX_OUTPUT:
-        raise _Failed(text.replace(str(folder) + "/", "")[-500:] or f"ended with {process.returncode}")
+        for path in filter(None, hidden):
+            text = text.replace(f"{path}/", "").replace(f"{path}: ", "")
+        raise _Failed(text[-500:] or f"ended with {process.returncode}")
     result: dict[str, Any] = json.loads(out)
     result["from"] = {k: v for k, v in (result.get("from") or {}).items() if k != "snapshot"}
     return {k: v for k, v in result.items() if k != "source"}

@@ -1,7 +1,7 @@
 // Decisions: the journal's latest lines, and the way of one from finding to read-back.
 import { useEffect, useState } from "preact/hooks";
-import { get } from "../api";
-import { live, on, type Line } from "../live";
+import { act, get } from "../api";
+import { live, may, on, type Line } from "../live";
 import { Empty, Entity, Explained, Failure, Panel, Tabs, cell, download } from "../parts";
 import { folded } from "./overview";
 import { brief, clock, control, instant, num, quantity, plural, title, words } from "../words";
@@ -108,9 +108,17 @@ function Row({ l, open, link }: { l: Line; open: boolean; link: string }) {
       <Chain l={l} />
       <Why l={l} />
       <Body l={l} />
-      <p><a href={link}>Link to this decision</a></p>
+      <p class="row wrap">{l.kind === "command" && <HadNot l={l} />}<a href={link}>Link to this decision</a></p>
     </div>}
   </li>;
+}
+
+// The state just before this decision, run ahead with nobody acting: what came is measured, what would have come is simulated.
+function HadNot({ l }: { l: Line }) {
+  const [error, setError] = useState(""), allowed = may("operator");
+  return <><button type="button" class="small" aria-disabled={!allowed} title={allowed ? "Runs ahead from just before this decision with nobody acting, in a simulated plant beside the loop" : "needs the role operator"}
+    onClick={() => { if (allowed) act("POST", "simulations", { name: `Had nobody acted at ${clock(l.now_ns)}`, before: l.tick, horizon_s: 1800 }).then((run) => { location.hash = `#/whatif/${run.id}`; }, (e) => setError(e.message)); }}>What if we had not?</button>
+    <Failure text={error} /></>;
 }
 
 function Body({ l }: { l: Line }) {

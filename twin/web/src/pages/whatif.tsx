@@ -98,21 +98,32 @@ function Ask({ again }: { again: () => void }) {
     </form></Panel>;
 }
 
+// The value of a series of (second, value) that is nearest to a second, within 15 s.
+function at(series: [number, number | null][], s: number): number | null {
+  let best: number | null = null, off = 15;
+  for (const [t, v] of series) if (Math.abs(t - s) <= off) { off = Math.abs(t - s); best = v; }
+  return best;
+}
+
 function Outcome({ id }: { id: string }) {
   const [run, set] = useState<any>(null), over = run && run.state !== "running", got = usePoll<any>(over ? null : `simulations/${id}`, 1500);
   useEffect(() => { if (got.data) set(got.data); }, [got.data]);
-  const r = run?.result;
+  const r = run?.result, asked = live.state?.history && run?.state === "done" && known(run.asked.before);
+  const told = usePoll<any>(asked ? `history?signal=site.power_w&since=${run.from_ns}&until=${run.from_ns + Math.round(run.asked.horizon_s * 1e9)}&step=10` : null, 30_000).data;
+  const measured: [number, number | null][] = told ? told.t_ns.map((ns: number, i: number) => [(ns - run.from_ns) / 1e9, told.values[live.state!.site]?.[i] ?? null]) : [];
   if (!run || run.state === "running") return <Failure text={got.error} />;
   if (run.state === "failed") return <Panel title={run.name}><Failure text={run.error} /></Panel>;
   if (!r) return null;
   const one = r.cases[0], names = Object.keys(one.policies ?? {}).filter((k) => k !== "faults" && (known(one.policies[k]) || known(one.nothing?.[k])));
   const differ = names.filter((k) => one.policies[k] !== one.nothing?.[k]);
-  const t: number[] = r.curves?.policies?.time_s ?? r.curves?.nothing?.time_s ?? [];
+  const t: number[] = r.curves?.policies?.time_s ?? r.curves?.nothing?.time_s ?? [], past = run.asked.before !== null && run.asked.before !== undefined;
   return <Panel title={run.name} more={<span class="chip c-simulated">simulated</span>}>
+    {past && <p>What was done is measured; the two other lines are simulated from the state just before the decision, {instant(run.from_ns)}: with policies that decide as they did then, and with nobody acting, so that all running commands lapse. How far the first of them lies from what was measured says how far to trust the second. A fault that was not found yet at that moment does not go on in them{r.not_carried?.length ? <>, nor do {r.not_carried.join(", ")}</> : ""}.</p>}
     <p>From the state of {instant(run.from_ns)}, {span(r.horizon_s)} ahead, {since(run.ended_ns)} ago. Policies: {Object.entries(r.authority).map(([n, l]) => `${n} ${l}`).join(", ")}.</p>
     {r.warnings?.map((w: string) => <p class="soft">{GLYPHS.warning} {w}</p>)}
     <div class="charts">{Object.entries(CURVES).map(([key, [label, unit, factor]]) => {
       const series: Series[] = [["policies", "with the policies", "main"], ["nothing", "nobody acts", "other"]].flatMap(([arm, said, colour]) => { const y = r.curves?.[arm]?.[key]; return y && y.some(known) ? [{ label: said, y: y.map((v: any) => (known(v) ? v * factor : null)), colour: colour as any, dash: arm === "nothing" }] : []; });
+      if (key === "it_power_kw" && measured.length) series.unshift({ label: "measured, as it was done", y: t.map((s) => at(measured, s)), colour: "expected" });
       if (!series.length || series.every((x) => x.y.every((v) => !v))) return null;
       return <section class="panel" aria-label={label}><header class="panel-head"><h3>{label}</h3></header><Chart t={t} series={series} unit={unit} label={label} height={170} clock="elapsed" /></section>;
     })}</div>
