@@ -172,6 +172,54 @@ def test_it_shows_what_the_api_says(browser: Browser, desk: BeatingDesk) -> None
     screen.shows("Node r2/node3")
 
 
+# Counts tones and notifications instead of making them
+HEARD = """
+window.tones = 0; window.notes = []; window.asked = 0;
+class Tone { connect(x) { return x; } start() { window.tones += 1; } stop() {} get frequency() { return {}; } }
+class Gain { connect(x) { return x; } get gain() { return {setValueAtTime() {}, exponentialRampToValueAtTime() {}}; } }
+window.AudioContext = class { state = "running"; currentTime = 0; createOscillator() { return new Tone(); }
+  createGain() { return new Gain(); } };
+window.Notification = class { constructor(title) { window.notes.push(title); } static permission = "default";
+  static async requestPermission() { window.asked += 1; return this.permission = "granted"; } };
+"""
+
+
+def test_new_critical_alarms_ring_only_where_somebody_wants_it(browser: Browser, desk: BeatingDesk) -> None:
+    desk.readings = HOT | {"gpu.temp_c": 60.0}  # type: ignore[misc]
+    desk.until(lambda: not desk.pod.live.engine.findings.active)
+    screen = browser.open(desk.pod.url)
+    screen.page.add_init_script(HEARD)
+    screen.log_in(desk.pod.secrets["viewer"])
+    heard = "() => [window.tones, window.notes.length, window.asked]"
+
+    def fever() -> None:
+        desk.readings = HOT  # type: ignore[misc]
+        screen.page.wait_for_selector(".nav .n-critical")
+        desk.readings = HOT | {"gpu.temp_c": 60.0}  # type: ignore[misc]
+        desk.until(lambda: not desk.pod.live.engine.findings.active)
+        screen.page.wait_for_function("() => !document.querySelector('.nav .n-critical')")
+
+    screen.go("")
+    screen.shows("No alarms, but not everything is seen")
+    fever()
+    assert screen.page.evaluate(heard) == [0, 0, 0], "off until somebody switches it on"
+    screen.go("alarms")
+    for name in ("Sound", "Notify"):
+        screen.page.get_by_role("button", name=name, exact=True).click()
+    assert screen.page.evaluate(heard) == [2, 0, 1], "it shows what it sounds like, and asks the browser"
+    screen.go("")
+    fever()
+    assert screen.page.evaluate(heard) == [4, 1, 1]
+    assert screen.complaints == []
+
+
+def test_demand_and_today_stand_on_the_overview(browser: Browser, desk: BeatingDesk) -> None:
+    screen = logged_in(browser, desk, "viewer")
+    screen.shows("8 of 144 GPUs asked for", "no load target", "never capped", "1 alarm, 1 critical")
+    tile = screen.page.locator(".figure", has_text="Today").inner_text()
+    assert "Wh" in tile, "50 W of each rack since midnight"
+
+
 def test_a_key_counts_from_the_first_moment(browser: Browser, desk: BeatingDesk) -> None:
     screen = logged_in(browser, desk, "viewer")
     screen.page.reload()

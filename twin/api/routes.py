@@ -31,6 +31,7 @@ from twin.api import (
     updates,
 )
 from twin.api.page import (
+    day_account,
     entity_search,
     policy_settings,
     rack_columns,
@@ -161,6 +162,7 @@ READING = (
          Param("days", "how far back", "number"), Param("before", "`next` of the previous page", "integer")),
     _get("/nodes/{node}/rma", replaced.rma, "nodes", Param("days", "how far back", "number"),
          pattern="/nodes/{node:.+}/rma"),
+    _get("/today", day_account.today, "state"),
     _get("/policies", policy_settings.policies, "decisions"),
     _get("/simulations", simulations.listed_runs, "decisions"),
     _get("/simulations/{id}", simulations.one, "decisions"),

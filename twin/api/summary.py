@@ -79,6 +79,7 @@ def overview(live: Runtime, pulse: Pulse, alarms: list[dict[str, Any]]) -> dict[
         "commanded": commanded(live), "preview": advised(live), "wanting": wanting(live),
         "requests": len(engine.intake.requests),
         "approvals": len(engine.intake.approvals), "jobs": len(engine.jobs.slot_of), "parts": parts(live),
+        "asked_gpus": gpus_of_jobs(live), "load_targets": len(engine.intake.load_targets.current(engine.site)),
         "unused": unused(live),
         "heard": heard,
         "forecasts": forecasts.block(live),
@@ -87,6 +88,12 @@ def overview(live: Runtime, pulse: Pulse, alarms: list[dict[str, Any]]) -> dict[
         "racks_total": engine.site.sizes["rack"], "sizes": engine.site.sizes,
         "history": live.history is not None, "counts": dict(live.counts),
     }  # fmt: skip
+
+
+def gpus_of_jobs(live: Runtime) -> int:
+    """GPUs of the nodes that jobs hold."""
+    site = live.engine.site
+    return int(np.diff(site.gpu_start_of_node)[live.engine.jobs.job_of_node >= 0].sum())
 
 
 def ticks(live: Runtime, pulse: Pulse) -> dict[str, Any]:

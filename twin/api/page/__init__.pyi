@@ -1,3 +1,4 @@
+from .day_account import DAY as DAY, DayAccount as DayAccount
 from .rack_columns import Columns as Columns, changed as changed, columns as columns
 from .responses import with_responses as with_responses
 from .simulations import SIMULATIONS as SIMULATIONS, Simulations as Simulations

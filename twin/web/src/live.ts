@@ -26,6 +26,7 @@ export const live = {
   rowOf: new Map<string, number>(),
   columns: {} as Record<string, Column>,
   alarms: [] as Alarm[],
+  alarmsAt: 0, // when they were told last; 0: not yet
   alarmCounts: {} as Record<string, number>,
   alarmsTotal: 0,
   lines: [] as Line[],
@@ -127,6 +128,7 @@ function take(kind: string, tree: any, id: string): void {
   } else if (kind === "racks") takeRacks(tree);
   else if (kind === "alarms") {
     live.alarms = tree.alarms;
+    live.alarmsAt = performance.now();
     live.alarmCounts = tree.counts;
     live.alarmsTotal = tree.total;
     changed("alarms");
@@ -166,7 +168,7 @@ export function forget(why: string): void {
   generation += 1;
   aborter.abort();
   last = "";
-  Object.assign(live, { state: null, layout: null, columns: {}, alarms: [], lines: [], who: null, asking: true, why, heardAt: 0, silent: "" });
+  Object.assign(live, { state: null, layout: null, columns: {}, alarms: [], alarmsAt: 0, lines: [], who: null, asking: true, why, heardAt: 0, silent: "" });
   dropToken();
   changed("who");
 }

@@ -4,6 +4,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import "./style.css";
 import { get, keepToken, onRefused, readToken } from "./api";
 import { changed, forget, live, start, useLive, watch } from "./live";
+import { Attention } from "./attention";
 import { Announcer } from "./parts";
 import { brief, clock, hrefOf, num, short, since, span, title } from "./words";
 import { Alarms } from "./pages/alarms";
@@ -189,6 +190,7 @@ function App() {
       <main ref={main} id="main" tabIndex={-1}><Shown path={path} /></main>
     </div>
     <Announcer />
+    <Attention />
     {open === "find" && <Find close={() => setOpen("")} />}
     {open === "help" && <Help close={() => setOpen("")} />}
   </>;

@@ -3,6 +3,7 @@ import { useState } from "preact/hooks";
 import { part } from "../api";
 import { live, useLive, usePoll, type Alarm } from "../live";
 import { Act, DURATION, Empty, Entities, Facts, Failure, GLYPHS, Panel, REASON, Tabs, Tag } from "../parts";
+import { AttentionSwitches } from "../attention";
 import { concerned } from "./overview";
 import { brief, instant, known, num, plural, short, since, tableOf } from "../words";
 
@@ -77,6 +78,8 @@ export function Alarms({ id }: { id: string }) {
     <div class="row wrap">
       <Tabs label="Which" now={which} pick={pick} of={[["standing", "Standing"], ["shelved", `Shelved${c.shelved ? ` ${c.shelved}` : ""}`], ["suppressed", `Follow from others${c.suppressed ? ` ${c.suppressed}` : ""}`], ["cleared", "Over"]]} />
       <Tabs label="Severity" now={severity} pick={setSeverity} of={[["", "All"], ["critical", `Critical ${c.critical ?? 0}`], ["warning", `Warning ${c.warning ?? 0}`], ["info", `Notice ${c.info ?? 0}`]]} />
+      <span class="grow" />
+      <AttentionSwitches />
     </div>
     <Failure text={got.error} />
     <ul class="alarms">{shown.map((a) => <One key={a.id} a={a} open={a.id === id} />)}</ul>

@@ -4,7 +4,7 @@ import { live, seenPower, useLive, usePoll, type Alarm, type Line } from "../liv
 import { HallMap } from "../hallmap";
 import { Chart, bridged, type Series } from "../chart";
 import { Bar, Entities, GLYPHS, Panel, Said, Tag, Value } from "../parts";
-import { brief, clock, control, counted, hrefOf, isInstant, known, table as tableWords, num, plural, quantity, short, since, tableOf, title } from "../words";
+import { brief, clock, control, counted, hrefOf, isInstant, known, table as tableWords, num, plural, quantity, short, since, span, tableOf, title } from "../words";
 
 const SHOWN_ALARMS = 6;
 
@@ -137,8 +137,29 @@ function Figures() {
     <Figure label="GPUs" href="#/replacement" tone={failed ? "critical" : suspected || out ? "warning" : ""}
       under={<>{capped ? <b>{num(capped)} capped</b> : "none capped"} · {out ? <b>{num(out)} out</b> : "none out"}{failed ? <> · <b>{num(failed)} failed</b></> : ""}{suspected ? ` · ${num(suspected)} suspected` : ""}{unknown ? ` · ${num(unknown)} not judged yet` : ""}</>}>
       {num(gpus - out)}<span class="unit"> of {num(gpus)} in service</span></Figure>
+    <Demand />
     <Figure label="Jobs" href="#/jobs" under={s.windows.length ? plural(s.windows.length, "maintenance window") : "no maintenance"}>{num(s.jobs)}<span class="unit"> running</span></Figure>
+    <Today />
   </div>;
+}
+
+// What jobs hold, what is expected at most, and what the grid or others ask for. Jobs that wait are told to nobody here.
+function Demand() {
+  const s = live.state!, gpus = s.sizes.gpu, row = (s.forecasts?.rows ?? []).find((r: any) => r.signal === "site.power_w");
+  const most = Math.max(...(row?.ahead ?? []).filter((a: any) => a.horizon_s <= 3600).map((a: any) => a.hi).filter(known), -Infinity);
+  const targets = usePoll<any>(s.load_targets ? "load-targets?limit=200" : null, 10_000).data?.targets ?? [];
+  const over = targets.filter((t: any) => t.runs && t.within === false).length, unsure = targets.filter((t: any) => t.runs && t.within === null).length, ahead = targets.filter((t: any) => !t.runs).length;
+  const said = !s.load_targets ? "no load target" : !targets.length ? plural(s.load_targets, "load target") : over ? <b>{num(over)} of {plural(targets.length, "load target")} exceeded</b> : `${plural(targets.length, "load target")}${unsure ? `, ${num(unsure)} not known to be kept` : ahead === targets.length ? " to come" : " kept"}`;
+  return <Figure label="Demand" href="#/power" tone={over ? "critical" : ""} under={<>{most > 0 ? `at most ${quantity(most, "W")} within an hour (95 %)` : "no forecast yet"} · {said}</>}>
+    {num(s.asked_gpus)}<span class="unit"> of {num(gpus)} GPUs asked for</span></Figure>;
+}
+
+// The account of the day so far; a ledger of money is another matter.
+function Today() {
+  const got = usePoll<any>("today", 30_000), d = got.data, a = d?.alarms;
+  const rung = a ? a.critical + a.warning + a.info : 0;
+  return <Figure label="Today (UTC)" href="#/decisions" under={!d ? got.error || "is being counted" : d.cappings === null ? d.notes[0] : <span title={d.notes.join("; ")}>{d.cappings ? <><b>capped {plural(d.cappings, "time")}</b>, {span(Math.round(d.capped_s))}</> : d.capped_s ? `capped ${span(Math.round(d.capped_s))}` : "never capped"} · {plural(d.saves, "report")} of saves · {d.nodes_out ? `${plural(d.nodes_out, "node")} taken out` : "no node taken out"} · {plural(rung, "alarm")}{a.critical ? `, ${num(a.critical)} critical` : ""}</span>}>
+    {d ? <Value v={d.energy_wh} unit="Wh" /> : <span class="soft">…</span>}</Figure>;
 }
 
 export function PowerChart({ height = 230 }: { height?: number }) {
