@@ -175,10 +175,10 @@ def test_it_shows_what_the_api_says(browser: Browser, desk: BeatingDesk) -> None
 # Counts tones and notifications instead of making them
 HEARD = """
 window.tones = 0; window.notes = []; window.asked = 0;
-class Tone { connect(x) { return x; } start() { window.tones += 1; } stop() {} get frequency() { return {}; } }
-class Gain { connect(x) { return x; } get gain() { return {setValueAtTime() {}, exponentialRampToValueAtTime() {}}; } }
-window.AudioContext = class { state = "running"; currentTime = 0; createOscillator() { return new Tone(); }
-  createGain() { return new Gain(); } };
+const ramp = {setValueAtTime() {}, exponentialRampToValueAtTime() {}};
+class Node_ { gain = ramp; frequency = {}; connect(x) { return x; } stop() {} start() { window.tones += 1; } }
+window.AudioContext = class { state = "running"; currentTime = 0;
+  createOscillator() { return new Node_(); } createGain() { return new Node_(); } };
 window.Notification = class { constructor(title) { window.notes.push(title); } static permission = "default";
   static async requestPermission() { window.asked += 1; return this.permission = "granted"; } };
 """

@@ -16,10 +16,9 @@ from twin.api.answers import Refused, answer, live_of
 from twin.api.runtime import Runtime
 from twin.api.scopes import meant
 from twin.catalogue import F64, Bool, Signal, clean, duration, find_signal
-from twin.contracts import FAILED, HEALTHY, UNKNOWN, Residual
+from twin.contracts import FAILED, HEALTHY, UNKNOWN, Z90, Residual
 from twin.diagnosis import derived_from, measured_signal
 
-BAND_SIGMAS = 1.645  # half of a 90 % band
 BALANCE = "balance"  # its rows are sums of feeders and racks, no entities
 JUDGED = (("gpu", "GPUs"), ("node", "nodes"))  # the first that the site has
 COMPARED = ("gpu", "node", "rack", "cdu", "loop", "feeder")
@@ -81,7 +80,7 @@ def comparisons_of(live: Runtime, table: str, row: int) -> list[dict[str, Any]]:
             "signal": signal.name, "unit": signal.unit, "state": state,
             "measured": _number(measured, digits), "expected": _number(expected, digits),
             "residual": _number(measured - expected, digits),
-            "band": _number(BAND_SIGMAS * float(residual.sigma[row]), digits),
+            "band": _number(Z90 * float(residual.sigma[row]), digits),
             "left_s": round(float(_left_s(live, signal, residual.name)[row]), 0) if learning else None,
             "from": derived_from(residual.name),
         })  # fmt: skip

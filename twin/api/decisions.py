@@ -21,10 +21,10 @@ from twin.api.runtime import Runtime, is_routine
 from twin.api.scopes import entity_of, is_below, job_of, meant
 from twin.api.state import alarms_of
 from twin.api.summary import SEVERITIES, brief_alarm, parts, severities, urgency, wanting
-from twin.catalogue import NS, TABLES, StorageError, clean, find_signal
+from twin.catalogue import NS, TABLES, StorageError, clean
 from twin.contracts import JOURNAL_KINDS, below
 from twin.diagnosis import silent_cells
-from twin.run import HistoryError
+from twin.run import HistoryError, recorded_signal
 
 MAX_POINTS = 5000
 MAX_NAMES = 100  # entities of one question to the history
@@ -174,7 +174,7 @@ async def history(request: web.Request) -> web.Response:
     """Return a signal of some entities over time, by default over the last 24 hours."""
     live, key, names = live_of(request), request.query.get("signal", ""), listed(request, "name")
     whole_site = key == SITE_POWER
-    signal = find_signal("rack.power_w" if whole_site else key)
+    signal = recorded_signal("rack.power_w" if whole_site else key)
     if signal is None:
         raise Refused(
             400, f"signal: {clean(key, 60)!r} is not one of the catalogue; expected such as rack.power_w"

@@ -79,14 +79,17 @@ def overview(live: Runtime, pulse: Pulse, alarms: list[dict[str, Any]]) -> dict[
         "commanded": commanded(live), "preview": advised(live), "wanting": wanting(live),
         "requests": len(engine.intake.requests),
         "approvals": len(engine.intake.approvals), "jobs": len(engine.jobs.slot_of), "parts": parts(live),
-        "asked_gpus": gpus_of_jobs(live), "load_targets": len(engine.intake.load_targets.current(engine.site)),
+        "asked_gpus": gpus_of_jobs(live), "queue": queue(live),
+        "load_targets": len(engine.intake.load_targets.current(engine.site)),
         "unused": unused(live),
         "heard": heard,
         "forecasts": forecasts.block(live),
         "health": health.block(live), "judged": judged(live, heard),
         "sections": live.sections, "story": live.story,
         "racks_total": engine.site.sizes["rack"], "sizes": engine.site.sizes,
-        "history": live.history is not None, "counts": dict(live.counts),
+        "history": live.history is not None,
+        "expected_kept": live.loaded.config.history.expected if live.history is not None else [],
+        "counts": dict(live.counts),
     }  # fmt: skip
 
 
@@ -94,6 +97,15 @@ def gpus_of_jobs(live: Runtime) -> int:
     """GPUs of the nodes that jobs hold."""
     site = live.engine.site
     return int(np.diff(site.gpu_start_of_node)[live.engine.jobs.job_of_node >= 0].sum())
+
+
+def queue(live: Runtime) -> dict[str, float | None]:
+    """Jobs and GPUs that wait, as a scheduler says; None where none does."""
+    out: dict[str, float | None] = {}
+    for name in ("job", "gpu"):
+        value = float(_current(live, f"site.{name}_pending_count")[0])
+        out[f"{name}s"] = value if np.isfinite(value) else None
+    return out
 
 
 def ticks(live: Runtime, pulse: Pulse) -> dict[str, Any]:

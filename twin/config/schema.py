@@ -161,6 +161,10 @@ class History(_Strict, frozen=True):
     every_s: float = 10.0  # between two samples
     keep_days: float = 30.0  # the oldest go first
     quota_mb: int = 20_000  # of the store built in
+    # tables whose expected values and bands are kept beside; `gpu` about doubles the file
+    expected: list[Literal["rack", "node", "gpu", "cdu", "loop", "feeder"]] = msgspec.field(
+        default_factory=lambda: ["rack", "cdu", "loop", "feeder"]
+    )
     influx: Influx | None = None  # sent there as well (InfluxDB 2, VictoriaMetrics)
 
 

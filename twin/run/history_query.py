@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import zstandard
 
-from twin.catalogue import I64, NS, Signal, StorageError, TwinError, find_signal
+from twin.catalogue import I64, NS, Signal, StorageError, TwinError
 from twin.run.history_chunks import NO_COUNT, SLOT_S, Coarse, coarsen, missing, unpack_coarse, unpack_series
+from twin.run.history_expected import recorded_signal, stored_key
 from twin.run.history_schema import open_reader
 from twin.run.history_store import BLOCK
 
@@ -149,7 +150,8 @@ class _Asked:
     db: sqlite3.Connection
     signal: int
     kind: str
-    table: str
+    table: str  # of the entities
+    kept_in: str  # table of the samples
     since_ns: int
     until_ns: int
     deadline_s: float
@@ -181,8 +183,8 @@ class HistoryReader:
         max_points: int = 2000,
     ) -> dict[str, Any]:
         """See `HistoryService.query`. Raises HistoryError for a bad question, StorageError for a bad file."""
-        signal = find_signal(key)
-        if signal is None:
+        signal, stored = recorded_signal(key), stored_key(key)
+        if signal is None or stored is None:
             raise HistoryError(f"{key!r} is no signal; expected TABLE.SIGNAL such as rack.power_w")
         names = list(dict.fromkeys(names))
         if not names or len(names) > MAX_NAMES:
@@ -199,12 +201,13 @@ class HistoryReader:
         db = open_reader(self.path)
         try:
             db.execute("BEGIN")  # one moment of the file, whatever the writer does meanwhile
-            row = db.execute("SELECT id FROM signal WHERE key=? AND kind=?", (key, kind)).fetchone()
+            row = db.execute("SELECT id FROM signal WHERE key=? AND kind=?", (stored[1], kind)).fetchone()
             asked = _Asked(
                 db,
                 row[0] if row else -1,
                 kind,
                 signal.table,
+                stored[0],
                 since_ns,
                 until_ns,
                 time.monotonic() + self.timeout_s,
@@ -310,7 +313,7 @@ def _clamp(asked: _Asked) -> None:
     rows = asked.db.execute(
         "SELECT MIN(t0), MAX(t1) FROM (SELECT t0, t1 FROM coarse WHERE signal=?1 "
         "UNION ALL SELECT t_ns, t_ns FROM sample WHERE tbl=?2)",
-        (asked.signal, asked.table),
+        (asked.signal, asked.kept_in),
     ).fetchone()
     first, last = (rows[0], rows[1]) if rows[0] is not None else (asked.since_ns, asked.since_ns)
     slot_ns = round(SLOT_S * NS)
@@ -322,7 +325,7 @@ def _samples(asked: _Asked) -> Iterator[_Piece]:
     """Samples that are not compacted yet."""
     rows = asked.db.execute(
         "SELECT id, t_ns, layout, n, signals FROM sample WHERE tbl=? AND t_ns>=? AND t_ns<? ORDER BY t_ns",
-        (asked.table, asked.since_ns, asked.until_ns),
+        (asked.kept_in, asked.since_ns, asked.until_ns),
     ).fetchall()
     dtype = np.dtype("<f4") if asked.kind == "gauge" else np.dtype("<i8")
     for number, t_ns, layout, n, signals in rows:

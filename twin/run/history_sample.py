@@ -5,6 +5,7 @@ Taken on the daemon's loop, so it only copies; names are spelled out later, by t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from twin.catalogue import F32, I64
 from twin.engine import Engine
 from twin.run.history_chunks import NO_COUNT, quality_words
+from twin.run.history_expected import END, expected_rows
 from twin.site import Site
 from twin.telemetry import GOOD, STALE, TableState
 
@@ -63,11 +65,12 @@ class Sample:
     layout: Layout
     tables: tuple[TableSample, ...]
     bad_cells: int
+    expected: tuple[TableSample, ...] = ()  # beside the tables: what was expected of them, with its bands
 
     @property
     def size_bytes(self) -> int:
         """Bytes in memory."""
-        return sum(t.value.nbytes + t.total.nbytes for t in self.tables)
+        return sum(t.value.nbytes + t.total.nbytes for t in (*self.tables, *self.expected))
 
     @property
     def points(self) -> int:
@@ -75,15 +78,23 @@ class Sample:
         return sum(t.value.size + t.total.size for t in self.tables)
 
 
-def take_sample(engine: Engine, layout: Layout, now_ns: int) -> Sample:
-    """A copy of everything that was heard of, as it stands."""
+def take_sample(engine: Engine, layout: Layout, now_ns: int, expected: Sequence[str] = ()) -> Sample:
+    """A copy of everything that was heard of, as it stands; and of what is expected of these tables."""
     tables, bad_cells = [], 0
     for name, state in engine.state.tables.items():
         taken, bad = _take_table(name, state, now_ns)
         if taken is not None:
             tables.append(taken)
             bad_cells += bad
-    return Sample(now_ns, layout, tuple(tables), bad_cells)
+    beside = [_take_expected(engine, name) for name in expected]
+    return Sample(now_ns, layout, tuple(tables), bad_cells, tuple(t for t in beside if t is not None))
+
+
+def _take_expected(engine: Engine, table: str) -> TableSample | None:
+    rows = expected_rows(engine, table)
+    if rows is None:
+        return None
+    return TableSample(table + END, *rows, (), np.zeros((0, rows[1].shape[1]), np.int64))
 
 
 def _take_table(name: str, state: TableState, now_ns: int) -> tuple[TableSample | None, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,8 @@ Alarm = tuple[str, str, str, str]
 class Sampler:
     """Takes a sample every `every_s` of nominal time."""
 
-    def __init__(self, site: Site, every_s: float) -> None:
-        self.layout, self.every_ns = Layout(site), round(every_s * NS)
+    def __init__(self, site: Site, every_s: float, expected: Sequence[str] = ()) -> None:
+        self.layout, self.every_ns, self.expected = Layout(site), round(every_s * NS), expected
         self.took_s: deque[float] = deque(maxlen=600)
         self._next_ns = 0
 
@@ -55,7 +56,7 @@ class Sampler:
         self._next_ns = now_ns // self.every_ns * self.every_ns + self.every_ns
         self.change_site(engine.site)
         began = time.perf_counter()
-        sample = take_sample(engine, self.layout, now_ns)
+        sample = take_sample(engine, self.layout, now_ns, self.expected)
         self.took_s.append(time.perf_counter() - began)
         return sample
 
@@ -65,7 +66,7 @@ class HistoryService:
 
     def __init__(self, settings: History, folder: Path, site: Site, token: str | None = None) -> None:
         self.settings = settings
-        self.sampler = Sampler(site, settings.every_s)
+        self.sampler = Sampler(site, settings.every_s, settings.expected)
         self.backlog = Backlog()
         self.writer: HistoryWriter | None = None
         self.reader: HistoryReader | None = None
@@ -123,6 +124,8 @@ class HistoryService:
         max_points: int = 2000,
     ) -> dict[str, Any]:
         """One signal of some entities in [since, until): full names, or local ones that are unique.
+
+        `rack.power_w/expected` is what was expected of it, `rack.power_w/band` half of its 90 % band.
 
         The answer: `t_ns`, and per name as asked `values`, None where there was no reading. With a step
         (given, or chosen where there would be more than `max_points`) each value is a mean, `min` and `max`

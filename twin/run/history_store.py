@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import zstandard
 
-from twin.catalogue import NS, StorageError, find_signal
+from twin.catalogue import NS, StorageError
 from twin.run.history_chunks import (
     NO_COUNT,
     SLOT_S,
@@ -26,6 +26,7 @@ from twin.run.history_chunks import (
     pack_series,
     unpack_series,
 )
+from twin.run.history_expected import recorded_signal
 from twin.run.history_sample import Layout, Sample, TableSample
 from twin.run.history_schema import MIGRATIONS, file_bytes, open_store
 
@@ -68,13 +69,13 @@ class HistoryStore:
         self.db.execute("BEGIN IMMEDIATE")
         try:
             layout = self._layout(sample.layout)
-            for part in sample.tables:
+            for part in (*sample.tables, *sample.expected):
                 self._add_table(sample.t_ns, layout, part)
             self.db.execute("COMMIT")
         except BaseException:
             self._forget()
             raise
-        for part in sample.tables:
+        for part in (*sample.tables, *sample.expected):
             self._newest[part.table] = sample.t_ns
         self.samples += 1
         self._expire_steps = EXPIRE_STEPS
@@ -197,7 +198,7 @@ class HistoryStore:
 
     def _store(self, signal: int, layout: int, t0: int, t_ns: Any, values: Any) -> None:
         key = self.db.execute("SELECT key FROM signal WHERE id=?", (signal,)).fetchone()[0]
-        known = find_signal(key)
+        known = recorded_signal(key)
         quantum = known.quantum if known is not None and known.kind != "counter" else 0.0
         for first in range(0, values.shape[1], BLOCK):
             at, part = (signal, first // BLOCK, layout), values[:, first : first + BLOCK]

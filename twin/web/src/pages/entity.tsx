@@ -78,9 +78,20 @@ function SignalChart({ table, d, name, last, seen }: { table: string; d: any; na
   const step = Math.max(1, last / 400);
   const got = usePoll<any>(!live.state!.history ? null : `history?signal=${table}.${name}&name=${encodeURIComponent(d.name)}&last_s=${last}&step=${step}`, last <= 3600 ? 5000 : 30_000);
   const s = d.signals[name], c = d.comparisons.find((x: any) => x.signal === name && x.state === "learned") ?? d.comparisons.find((x: any) => x.signal === name);
+  const kept = !!c && (live.state!.expected_kept ?? []).includes(table);
+  const record = (what: string) => (kept ? `history?signal=${encodeURIComponent(`${table}.${name}/${what}`)}&name=${encodeURIComponent(d.name)}&last_s=${last}&step=${step}` : null);
+  const was = usePoll<any>(record("expected"), last <= 3600 ? 10_000 : 60_000).data, bands = usePoll<any>(record("band"), last <= 3600 ? 10_000 : 60_000).data;
   const points = new Map<number, [number | null, number | null, number | null, number | null]>();
   const values: (number | null)[] = got.data ? Object.values(got.data.values)[0] as any : [];
   got.data?.t_ns.forEach((ns: number, i: number) => points.set(ns / 1e9, [values[i] ?? null, null, null, null]));
+  // What was expected then, as recorded; each with the band of its instant.
+  const halves = new Map<number, number>();
+  bands?.t_ns.forEach((ns: number, i: number) => { const b = (Object.values(bands.values)[0] as any)?.[i]; if (known(b)) halves.set(ns, b); });
+  let recorded = 0;
+  was?.t_ns.forEach((ns: number, i: number) => {
+    const v = (Object.values(was.values)[0] as any)?.[i], b = halves.get(ns), at = points.get(ns / 1e9) ?? [null, null, null, null];
+    if (known(v)) { recorded += 1; points.set(ns / 1e9, [at[0], v, known(b) ? v - b : null, known(b) ? v + b : null]); }
+  });
   const now = d.now_ns / 1e9, list = (c && seen.get(`${c.signal}|${c.from}`)) ?? [];
   for (const x of list) if (x.t >= now - last) {
     const at = points.get(x.t) ?? [null, null, null, null], b = x.band;
@@ -91,7 +102,8 @@ function SignalChart({ table, d, name, last, seen }: { table: string; d: any; na
   // Instants of the two kinds differ: a line goes on where the other one has a point.
   const filled = (k: number, most: number) => { let was: number | null = null, at = 0; return t.map((x, i) => { const v = points.get(x)![k]; if (known(v)) { was = v; at = t[i]; return v; } return was !== null && x - at <= most ? was : null; }); };
   const series: Series[] = [{ label: "measured", y: filled(0, Math.max(30, step * 2)), colour: "main" }];
-  if (list.length > 1) series.push({ label: "expected", y: filled(1, 15), colour: "expected", dash: true, band: [filled(2, 15), filled(3, 15)] });
+  const lasts = Math.max(15, recorded ? 2 * step : 0);
+  if (list.length > 1 || recorded) series.push({ label: "expected", y: filled(1, lasts), colour: "expected", dash: true, band: [filled(2, lasts), filled(3, lasts)] });
   const most = Math.max(...(series[0].y.filter(known) as number[]), -Infinity), least = Math.min(...(series[0].y.filter(known) as number[]), Infinity);
   const off: string[] = [];
   for (const [k, label, colour] of [["guard", "guard", "limit"], ["max", "limit", "danger"]] as const) {
@@ -104,7 +116,7 @@ function SignalChart({ table, d, name, last, seen }: { table: string; d: any; na
   return <section class="panel" aria-label={signal(name)}><header class="panel-head"><h3>{title(signal(name))}</h3>
     <Value v={s.value} unit={s.unit} age={s.late ? s.age_s : null} class="big" /></header>
     {t.length > 1 ? <Chart t={t} series={series} unit={s.unit} label={signal(name)} height={150} key={name} /> : <Empty>{got.error ? `Recorded values: ${got.error}` : live.state!.history ? "Nothing is recorded yet." : "This daemon keeps no history of its own."}</Empty>}
-    <p class="soft chart-foot">{c && (c.state === "learned" ? <>Expected {compared(c)[1]} {compared(c)[3]} {brief(c.from)}{Math.abs(c.residual) > c.band * LATE && <b class="w"> · beyond its band</b>}. {list.length < 20 && "Expected values are drawn from when this page was opened. "}</> : <>Expected value: {c.state}{known(c.left_s) && `, ${span(c.left_s)} left`}. </>)}{off.length > 0 && <>Off the scale: {off.join(", ")}.</>}</p>
+    <p class="soft chart-foot">{c && (c.state === "learned" ? <>Expected {compared(c)[1]} {compared(c)[3]} {brief(c.from)}{Math.abs(c.residual) > c.band * LATE && <b class="w"> · beyond its band</b>}. {!recorded && list.length < 20 && "Expected values are drawn from when this page was opened. "}</> : <>Expected value: {c.state}{known(c.left_s) && `, ${span(c.left_s)} left`}. </>)}{off.length > 0 && <>Off the scale: {off.join(", ")}.</>}</p>
   </section>;
 }
 

@@ -143,14 +143,15 @@ function Figures() {
   </div>;
 }
 
-// What jobs hold, what is expected at most, and what the grid or others ask for. Jobs that wait are told to nobody here.
+// What jobs hold and wait for, what is expected at most, and what the grid or others ask for.
 function Demand() {
   const s = live.state!, gpus = s.sizes.gpu, row = (s.forecasts?.rows ?? []).find((r: any) => r.signal === "site.power_w");
   const most = Math.max(...(row?.ahead ?? []).filter((a: any) => a.horizon_s <= 3600).map((a: any) => a.hi).filter(known), -Infinity);
   const targets = usePoll<any>(s.load_targets ? "load-targets?limit=200" : null, 10_000).data?.targets ?? [];
   const over = targets.filter((t: any) => t.runs && t.within === false).length, unsure = targets.filter((t: any) => t.runs && t.within === null).length, ahead = targets.filter((t: any) => !t.runs).length;
   const said = !s.load_targets ? "no load target" : !targets.length ? plural(s.load_targets, "load target") : over ? <b>{num(over)} of {plural(targets.length, "load target")} exceeded</b> : `${plural(targets.length, "load target")}${unsure ? `, ${num(unsure)} not known to be kept` : ahead === targets.length ? " to come" : " kept"}`;
-  return <Figure label="Demand" href="#/power" tone={over ? "critical" : ""} under={<>{most > 0 ? `at most ${quantity(most, "W")} within an hour (95 %)` : "no forecast yet"} · {said}</>}>
+  const q = s.queue, waits = !known(q?.jobs) && !known(q?.gpus) ? "queue not told" : [known(q.jobs) && plural(q.jobs, "job"), known(q.gpus) && plural(q.gpus, "GPU")].filter(Boolean).join(" on ") + " waiting";
+  return <Figure label="Demand" href="#/power" tone={over ? "critical" : ""} under={<>{most > 0 ? `at most ${quantity(most, "W")} within an hour (95 %)` : "no forecast yet"} · {waits} · {said}</>}>
     {num(s.asked_gpus)}<span class="unit"> of {num(gpus)} GPUs asked for</span></Figure>;
 }
 

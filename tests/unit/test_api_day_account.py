@@ -1,0 +1,137 @@
+"""The account of a day: counts from the journal, each line once, and the energy of a recorded power."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from tests.support.in_process_daemon import Pod, serve
+from twin.api.page import day_account
+from twin.api.page.day_account import DAY_NS, DayCount, DayReader, energy_of
+from twin.catalogue import NS
+from twin.contracts import CommandRecord, FindingRecord, JournalRecord, LapsedRecord, ReportsRecord
+from twin.run import JournalWriter
+
+BEGIN = 20_000 * DAY_NS
+
+
+def command(
+    control: str, value: list[float], final: bool = False, names: tuple[str, ...] = ()
+) -> CommandRecord:
+    index = np.arange(len(value), dtype=np.int32)
+    return CommandRecord(
+        control=control, policy="p", first_name="a", last_name="b", index=index, names=names,
+        value=np.array(value), reason="r", epoch=1, first_command=0, expires_ns=0, deadline_ns=0, final=final,
+    )  # fmt: skip
+
+
+def lapsed(control: str, n: int) -> LapsedRecord:
+    return LapsedRecord(control=control, index=np.arange(n, dtype=np.int32), becomes="safe")
+
+
+def finding(identity: str, severity: str) -> FindingRecord:
+    return FindingRecord(id=identity, severity=severity, title="t", entities=(), evidence=(),
+                         confidence_pu=None, action="")  # fmt: skip
+
+
+CAP = "gpu.power_cap_w"
+DAY: list[tuple[float, JournalRecord]] = [
+    (-100, command(CAP, [700.0, 700.0])),  # of yesterday: holds into today
+    (-50, finding("old", "critical")),
+    (-40, ReportsRecord(tier="durable", count=9)),
+    (60, lapsed(CAP, 2)),  # 60 s of today
+    (100, command(CAP, [700.0] * 3)),
+    (110, command("node.power_cap_w", [9000.0])),  # beside it: the same capping
+    (130, lapsed(CAP, 3)),
+    (150, lapsed("node.power_cap_w", 1)),  # 50 s
+    (200, finding("x", "warning")),
+    (210, finding("x", "critical")),
+    (220, finding("x", "info")),
+    (230, finding("y", "info")),
+    (240, ReportsRecord(tier="durable", count=3)),
+    (250, ReportsRecord(refused="unknown", count=7)),
+    (260, command("node.service_level", [2.0, 0.0], names=("n0", "n1"))),
+    (270, command("node.service_level", [2.0], names=("n0",))),
+    (300, command(CAP, [700.0])),  # runs still
+    (310, command("cdu.supply_temp_target_c", [30.0])),
+]  # fmt: skip
+
+
+def checked(count: DayCount) -> None:
+    now_ns = BEGIN + 340 * NS
+    assert (count.cappings, count.capped_s(now_ns)) == (2, 60 + 50 + 40)
+    assert (count.saves, count.nodes_out) == (3, {"n0"})
+    assert count.alarms == {"x": "critical", "y": "info"}
+
+
+def test_a_day_is_counted_in_its_order() -> None:
+    count = DayCount(BEGIN)
+    for at_s, record in DAY:
+        count.take(record, BEGIN + round(at_s * NS))
+    checked(count)
+
+
+def test_a_cap_given_back_ends() -> None:
+    count = DayCount(BEGIN)
+    count.take(command(CAP, [700.0]), BEGIN + 10 * NS)
+    count.take(command(CAP, [1200.0], final=True), BEGIN + 40 * NS)
+    assert (count.cappings, count.capped_s(BEGIN + 99 * NS)) == (1, 30.0)
+
+
+@given(st.lists(st.integers(1, len(DAY) - 1), max_size=3))
+def test_a_journal_is_read_on_from_where_it_ended(tmp_path_factory: Any, cuts: list[int]) -> None:
+    """Whenever it is read meanwhile, each line counts once; a new day begins at nothing."""
+    folder = tmp_path_factory.mktemp("run")
+    writer, reader = JournalWriter(folder), DayReader(folder)
+    for k, (at_s, record) in enumerate(DAY):
+        if k in cuts:
+            reader.read(BEGIN)
+        writer.append([writer.chain.line(record, k, BEGIN + round(at_s * NS))])
+    checked(reader.read(BEGIN))
+    checked(reader.read(BEGIN))
+    writer.close()
+    assert reader.read(BEGIN + DAY_NS).cappings == 0
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=20), st.floats(0, 1e6))
+def test_the_energy_of_a_steady_power_is_power_times_time(gaps: list[float], power_w: float) -> None:
+    t_ns = np.arange(len(gaps), dtype=np.int64) * 300 * NS
+    steady = np.full(len(gaps), power_w)
+    energy_wh, seconds = energy_of(t_ns, steady, int(t_ns[-1]) + 300 * NS, 300.0)
+    assert seconds == 300.0 * len(gaps)
+    assert energy_wh == pytest.approx(power_w * seconds / 3600.0)
+    steady[0] = np.nan  # unread: neither its energy nor its time counts
+    _, seconds = energy_of(t_ns, steady, int(t_ns[-1]) + 60 * NS, 300.0)
+    assert seconds == max(0.0, 300.0 * (len(gaps) - 2) + 60.0 if len(gaps) > 1 else 0.0)
+
+
+def test_today_is_told_from_what_the_daemon_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(day_account, "FRESH_S", 0.0)
+
+    class History:
+        async def query(self, key: str, names: list[str], since_ns: int, *_: Any) -> dict[str, Any]:
+            assert since_ns % DAY_NS == 0
+            return {"t_ns": [since_ns], "values": {n: [1000.0] for n in names}, "damaged": 0}
+
+    async def check(pod: Pod) -> None:
+        _, tree = await pod.ask("GET", "/api/v1/today")
+        assert (tree["energy_wh"], tree["alarms"]["critical"]) == (None, 0)
+        assert any("no history" in note for note in tree["notes"])
+        pod.live.history = History()
+        pod.twin.engine.intake.authority["thermal_guard"] = "act"
+        pod.tick({"gpu.temp_c": 95.0})
+        pod.tick()
+        pod.tick()
+        _, tree = await pod.ask("GET", "/api/v1/today")
+        assert (tree["cappings"], tree["alarms"]["critical"], tree["capped_s"] > 0) == (1, 1, True)
+        assert tree["energy_wh"] > 0
+        # In a run folder without a journal nothing is counted, and the reason is told
+        pod.live.run_dir = str(tmp_path / "gone")
+        _, tree = await pod.ask("GET", "/api/v1/today")
+        assert (tree["cappings"], tree["saves"]) == (0, 0)
+
+    serve(tmp_path, check)
