@@ -220,6 +220,22 @@ def test_demand_and_today_stand_on_the_overview(browser: Browser, desk: BeatingD
     assert "Wh" in tile, "50 W of each rack since midnight"
 
 
+def test_it_says_whether_more_racks_fit(browser: Browser, desk: BeatingDesk) -> None:
+    screen = logged_in(browser, desk, "viewer")
+    screen.go("whatif")
+    panel = screen.page.locator("section.panel", has_text="Do more racks fit?")
+    panel.locator("[name=more]").fill("12")
+    panel.locator("[name=more_feeder]").select_option("lab/h/a")
+    panel.get_by_role("button", name="Ask", exact=True).click()
+    screen.shows("12 more racks on a", "by nameplate, while both sides live", "Of power only")
+    # 300 kW, two racks of some 130 kW are there: no twelve more, whatever they draw
+    marks = [t for t in panel.locator(".tag").all_inner_texts() if "fit" in t or "unknown" in t]
+    assert len(marks) == 5
+    assert not any(t.endswith(" fits") for t in marks)
+    assert any("does not fit" in t for t in marks)
+    assert screen.complaints == []
+
+
 def test_a_key_counts_from_the_first_moment(browser: Browser, desk: BeatingDesk) -> None:
     screen = logged_in(browser, desk, "viewer")
     screen.page.reload()

@@ -3,9 +3,9 @@ import { useEffect, useState } from "preact/hooks";
 import { act } from "../api";
 import { live, may, useLive, usePoll } from "../live";
 import { Chart, type Series } from "../chart";
-import { Empty, Failure, GLYPHS, Grid, Panel, Tag, announce } from "../parts";
+import { Empty, Explained, Failure, GLYPHS, Grid, Panel, Tag, announce } from "../parts";
 import { useTopology } from "./supply";
-import { instant, known, num, quantity, short, since, span, title, words } from "../words";
+import { instant, known, num, plural, quantity, short, since, span, title, words } from "../words";
 
 const CURVES: Record<string, [string, string, number]> = {
   it_power_kw: ["Power of the IT", "W", 1000], hottest_gpu_c: ["Hottest GPU", "degC", 1], lowest_flow_lpm: ["Least coolant flow of a rack", "l/min", 1], warmest_supply_c: ["Warmest coolant supply", "degC", 1], throttled_gpus: ["GPUs slowed by heat", "count", 1],
@@ -36,10 +36,35 @@ export function WhatIf({ id }: { id: string }) {
     <p class="soft">A copy of the state of now runs ahead in a simulated plant, beside the loop. It commands nothing. Twice from the same moment: with the policies, and with nobody acting.</p>
     <Failure text={got.error} />
     {running ? <Running run={running} again={got.again} /> : <Ask again={got.again} />}
+    <MoreRacks />
     {shown && <Outcome key={shown} id={shown} />}
     <Panel title="Runs kept"><Grid label="Runs" heads={["What if", "Asked by", "From the state of", "Took", "Outcome"]} rows={runs.map((r: any) => [<a href={`#/whatif/${r.id}`}>{r.name}</a>, r.author, instant(r.from_ns), r.ended_ns ? span((r.ended_ns - r.begun_ns) / 1e9) : "runs", r.state === "failed" ? <><Tag kind="critical">failed</Tag> {r.error}</> : r.state === "done" ? <Tag kind="ok">done</Tag> : r.state])} />
       {!runs.length && <Empty>None yet. The last five are kept until the daemon restarts.</Empty>}</Panel>
   </div>;
+}
+
+// Do more racks fit on a feeder? Asked of whichever policy answers the topic, from the recorded history; nothing is simulated.
+function MoreRacks() {
+  const tree = useTopology(), [asked, ask] = useState<{ feeder: string; n: number; risk: string } | null>(null);
+  const got = usePoll<any>(asked ? `power/fit?form=explanation&feeder=${encodeURIComponent(asked.feeder)}&risk=${asked.risk}` : null, 600_000), e = got.data;
+  const feeders = (tree?.feeders ?? []).filter((f) => f.racks.length);
+  const figure = (name: string): unknown => e?.figures.find((f: any) => f.name === name)?.value;
+  const verdict = (label: string, name: string) => { const v = figure(name); return known(v) ? <li><Tag kind={v >= asked!.n ? "ok" : "warning"}>{v >= asked!.n ? "fits" : "does not fit"}</Tag> {label}: {plural(v, "rack")}</li> : <li><Tag kind="unknown">unknown</Tag> {label}</li>; };
+  if (!feeders.length) return null;
+  return <Panel title="Do more racks fit?">
+    <form class="ask" onSubmit={(ev) => { ev.preventDefault(); const v = new FormData(ev.currentTarget); ask({ feeder: String(v.get("more_feeder")), n: Number(v.get("more")), risk: String(v.get("risk")) }); }}>
+      <div class="row wrap fields">
+        <label>Racks<input name="more" inputMode="numeric" defaultValue="12" required pattern="[0-9]+" /></label>
+        <label>On the feeder<select name="more_feeder">{feeders.slice(0, 1000).map((f) => <option value={f.name}>{short(f.name)}</option>)}</select></label>
+        <label>Risk that a limit is exceeded<select name="risk">{[["0.001", "0.1 % per hour"], ["0.01", "1 % per hour"], ["0.05", "5 % per hour"]].map(([v, t]) => <option value={v} selected={v === "0.01"}>{t}</option>)}</select></label>
+        <button type="submit" class="main">Ask</button></div></form>
+    {asked && !e && !got.error && <p class="soft">Reading …</p>}
+    <Failure text={got.error} />
+    {e && asked && <><h3>{plural(asked.n, "more rack")} on {short(asked.feeder)}</h3>
+      <ul class="plain">{verdict("by nameplate, if one side fails", "lost.nameplate")}{verdict("by their peaks, if one side fails", "lost.peaks")}{verdict("with diversity, the lower end, if one side fails", "lost.low")}{verdict("by nameplate, while both sides live", "both.nameplate")}{verdict("with diversity, the lower end, while both sides live", "both.low")}</ul>
+      <Explained e={e} figures={false} />
+      <p class="soft">Of power only: whether the CDU and the loop carry their heat is not part of this answer.</p></>}
+  </Panel>;
 }
 
 function Running({ run, again }: { run: any; again: () => void }) {
