@@ -22,7 +22,7 @@ LOCK := uv pip compile -q $(UPGRADE) --universal --generate-hashes --python-vers
 	--no-emit-index-url --custom-compile-command 'make lock' pyproject.toml
 CODE := twin policies connectors models
 
-.PHONY: help boards demo test check docs bench evaluate client test-evaluation storm format lock clean distclean page setup-run setup-dev setup-servers
+.PHONY: help boards demo test check docs bench evaluate client test-evaluation storm format lock clean distclean page pictures setup-run setup-dev setup-servers
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -72,6 +72,9 @@ lock: ## Resolve the lock files anew (needs uv)
 page: ## Build the web application of the daemon into twin/web/assets (needs Node 20)
 	@command -v npm >/dev/null || { echo "make page: expected Node 20 with npm on the PATH"; exit 1; }
 	@cd twin/web && npm ci --no-audit --no-fund --loglevel error && npx --no-install tsc --noEmit && node build.mjs
+
+pictures: setup-dev setup-servers ## Make the pictures of the documentation (ARGS='--check build/pictures': all pages)
+	@$(RUN) -m tests.support.pictures $(ARGS)
 
 client: setup-dev ## Build the wheel racktwin-client into dist
 	@$(RUN) -m pip wheel -q --no-build-isolation --no-deps --no-index -w dist deploy/client

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,14 +104,21 @@ class Browser:
 
 
 @contextlib.contextmanager
-def browsing(server: Callable[..., Path]) -> Iterator[Browser]:
-    """A browser; the test is skipped by name, or fails in CI, where Chromium is absent."""
-    program = server("chromium")
+def chromium(program: str | None = None) -> Iterator[Browser]:
+    """A browser: this program, else the one on the PATH, else Playwright's own."""
     driver = pytest.importorskip("playwright.sync_api", reason="playwright is not here: run `make test`")
     arguments = ["--disable-gpu", "--disable-dev-shm-usage", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
     with driver.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=str(program), args=arguments)
+        found = program or shutil.which("chromium")
+        running = playwright.chromium.launch(executable_path=found, args=arguments)
         try:
-            yield Browser(chromium)
+            yield Browser(running)
         finally:
-            chromium.close()
+            running.close()
+
+
+@contextlib.contextmanager
+def browsing(server: Callable[..., Path]) -> Iterator[Browser]:
+    """A browser; the test is skipped by name, or fails in CI, where Chromium is absent."""
+    with chromium(str(server("chromium"))) as browser:
+        yield browser

@@ -176,7 +176,7 @@ class Api(_Strict, frozen=True):
     tls: Tls | None = None  # certificate of the page; with `ca_file`, clients need one too
     # made by `racktwin token add`; default: one administrator in the state folder
     tokens_file: str | None = None
-    max_clients: int = 64  # connections at the same time
+    max_clients: int = 512  # connections at the same time; half of them may be streams of the page
 
 
 class Notify(_Strict, frozen=True):

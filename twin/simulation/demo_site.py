@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from twin.catalogue import NS
-from twin.config import make_engine
+from twin.config import History, make_engine
 from twin.contracts import Decision
 from twin.plant import Campaign, Disturbance, Observation, Plant, Report, Sensors, Truth
 from twin.run import HistoryStore, Recorder, Sampler
@@ -117,7 +117,8 @@ class DemoPast(Simulation):
         super().__init__(
             engine, demo.plant, demo.sensors, dt_s=PAST_STEP_S, start_ns=begin_ns, recorder=recorder
         )
-        self.demo, self._store, self._sampler = demo, store, Sampler(demo.site, PAST_STEP_S)
+        self.demo, self._store = demo, store
+        self._sampler = Sampler(demo.site, PAST_STEP_S, History().expected)
 
     def step(self) -> Decision:
         """See Simulation; the scheduler moves before the plant, and announces its plan."""

@@ -2,8 +2,9 @@
 
 Each size is run, recorded and replayed in processes of its own, on one core and with one thread; then the
 daemon is measured live (`bench_live`), the twin against simulated plants (`bench_twin`), what forecasts cost
-(`bench_forecast`), and health in a storm of faults (`bench_health`). What comes out is tables, and a flat
-JSON whose keys carry their units. Goals are judged where their size was measured.
+(`bench_forecast`), health in a storm of faults (`bench_health`), and the control room (`bench_page`). What
+comes out is tables, and a flat JSON whose keys carry their units. Goals are judged where their size was
+measured.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from tests.evaluation.bench import checkpoint, compare, forecast, health, live, power, replacement, twin
+from tests.evaluation.bench import checkpoint, compare, forecast, health, live, page, power, replacement, twin
 from tests.evaluation.bench.load import ASSUMPTIONS, GPUS_PER_RACK
 from tests.evaluation.bench.run import LOOP, PARTS, SPARSE_PERIOD_S, TickLoad
 from tests.evaluation.harness import Figures, ask_child, load_average, table
@@ -49,6 +50,7 @@ GOALS: tuple[tuple[str, bool, float], ...] = (
     *checkpoint.GOALS,
     *replacement.GOALS,
     *power.GOALS,
+    *page.GOALS,
 )
 # Parts that are measured apart from the sizes, in this order.
 PARTS_APART: dict[str, Callable[[bool, Path, Callable[[str], None]], Figures]] = {
@@ -58,6 +60,7 @@ PARTS_APART: dict[str, Callable[[bool, Path, Callable[[str], None]], Figures]] =
     "checkpoint": checkpoint.measure_checkpoint,
     "replacement": replacement.measure_replacement,
     "power": power.measure_power,
+    "page": page.measure_page,
 }
 # What the table shows: (title, key, factor); a key ending in `_ms` is shown as p50 / p99 / max.
 ROWS: tuple[tuple[str, str, float], ...] = (
@@ -173,7 +176,7 @@ def show(found: Figures, labels: list[str], out: Console) -> None:
         ]
         out.print(table("racktwin: one second of a site on one core; times as p50 / p99 / max", heads, rows))
     live.show_live(found, out)
-    for part in (twin, forecast, health, checkpoint, replacement, power):
+    for part in (twin, forecast, health, checkpoint, replacement, power, page):
         part.show(found, out)
     goals = judge(found)
     if goals:
@@ -204,7 +207,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only",
         choices=("core", "live", *PARTS_APART),
-        help="sizes, daemon, plant and diagnosis, forecasts, faults, checkpoints, replacement, power",
+        help="sizes, daemon, plant and diagnosis, forecasts, faults, checkpoints, replacement, power, page",
     )
     parser.add_argument(
         "--against", type=Path, metavar="CHECKOUT", help="run it there too, in turns, and show the ratios"

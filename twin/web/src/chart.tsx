@@ -70,7 +70,7 @@ export function Chart(p: { t: number[]; series: Series[]; unit: string; label: s
     const elapsed = (_: uPlot, at: number[]) => at.map((s) => (s >= 3600 ? `${+(s / 3600).toFixed(1)} h` : `${Math.round(s / 60)} min`));
     plot.current = new uPlot({
       width: Math.max(160, node.clientWidth), height: p.height ?? 200, series, bands,
-      padding: [8, 12, 0, 0],
+      padding: [8, 24, 0, 0],
       legend: { show: false }, cursor: { y: false, points: { show: true }, drag: { x: false, y: false } },
       scales: { x: { time: p.clock !== "elapsed" }, y: { range: (_, lo, hi) => range(lo, hi, p.low) } },
       tzDate: (ts) => uPlot.tzDate(new Date(ts * 1e3), "Etc/UTC"),

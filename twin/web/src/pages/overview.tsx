@@ -206,10 +206,11 @@ export function Overview() {
   return <div class="page overview">
     <h1 class="sr">Overview</h1>
     <Figures />
-    <div class="two">
-      <div class="stack"><Wrong />{few && <Policies />}</div>
+    <div class={`two ${few ? "even" : ""}`}>
+      <div class="stack"><Wrong /></div>
       <div class="stack"><Panel title="Power, last 30 min and what is expected"><PowerChart /></Panel>{!few && <Policies />}</div>
     </div>
+    {few && <Policies />}
     <Panel title={`Halls: ${plural(live.state.racks_total, "rack")}`}><Equipment /><HallMap /></Panel>
     <Recent />
   </div>;
