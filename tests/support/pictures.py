@@ -48,7 +48,10 @@ def what_if(screen: Screen, picture: Path) -> None:
     screen.page.get_by_role("button", name="Run it", exact=True).click()
     screen.page.wait_for_selector(FIGURES, timeout=600_000)
     screen.page.wait_for_timeout(SETTLE_MS)
-    screen.page.locator("section.panel", has=screen.page.locator(FIGURES)).first.screenshot(path=picture)
+    # The head stays at the top of the window, and would lie over what is below it
+    screen.page.evaluate("document.querySelector('.top').style.position = 'static'; scrollTo(0, 0)")
+    outcome = screen.page.locator("section.panel", has=screen.page.locator(FIGURES)).first
+    screen.page.screenshot(path=picture, full_page=True, clip=outcome.bounding_box())
 
 
 def report(browser: Browser, folder: Path, picture: Path) -> None:

@@ -22,6 +22,9 @@ function said(i: number): string {
   return out.join(", ");
 }
 
+// What a small tile shows of that; the rest is told to whoever points at it.
+const brief = (i: number): string => `${live.columns.state[i]} ${known(live.columns.age_s[i])} ${live.layout!.spare[i]}`;
+
 // Drawn anew only where what it says has changed: a site may have a thousand of them.
 interface TileProps { i: number; size: string; text: string; share: number | null; shown: string }
 
@@ -34,7 +37,8 @@ class Tile extends Component<TileProps> {
   override render() {
     const { i, size, text, share, shown } = this.props, l = live.layout!, c = live.columns, state = l.states[c.state[i] ?? 0], name = l.names[i];
     const old = known(c.age_s[i]), capped = c.capped[i] ?? 0, out = c.out[i] ?? 0;
-    return <a class={`tile r-${state} ${old ? "old" : ""} ${l.spare[i] ? "spare" : ""}`} href={hrefOf("rack", name)} title={text}
+    const tell = (e: { currentTarget: HTMLElement }) => { if (size === "small") e.currentTarget.title = said(i); };
+    return <a class={`tile r-${state} ${old ? "old" : ""} ${l.spare[i] ? "spare" : ""}`} href={hrefOf("rack", name)} title={size === "small" ? name : text} onMouseEnter={tell} onFocus={tell}
       style={share === null ? {} : { background: `color-mix(in srgb, var(--accent) ${Math.round(12 + share * 68)}%, var(--card))`, opacity: "1" }}>
       {size === "small" ? <><span class="sign" aria-hidden="true">{state === "ok" ? "" : GLYPHS[state]}</span><span class="sr">{short(name)} {state}</span></> : <>
         <span class="tile-head"><b>{short(name).split("/").pop()}</b><span class="sign" aria-hidden="true">{GLYPHS[state]}</span><span class="sr">{state}</span></span>
@@ -73,7 +77,7 @@ export function HallMap({ only }: { only?: number[] }) {
       <span class={`mk r-${s}`}><span aria-hidden="true">{GLYPHS[s]}</span> {counts.get(s)} {s}</span>)}</p>
     {halls.map(([h, of]) => <div class="hall">
       {halls.length > 1 && <h3>{short(h)} <span class="soft">{of.length} racks</span></h3>}
-      <div class={`tiles z-${size}`}>{of.map((i) => <Tile key={i} i={i} size={size} text={said(i)} share={share(i)} shown={metric === "state" || metric === "power_w" ? "" : quantity(live.columns[metric][i], unit)} />)}</div>
+      <div class={`tiles z-${size}`}>{of.map((i) => <Tile key={i} i={i} size={size} text={size === "small" ? brief(i) : said(i)} share={share(i)} shown={metric === "state" || metric === "power_w" ? "" : quantity(live.columns[metric][i], unit)} />)}</div>
     </div>)}
   </div>;
 }

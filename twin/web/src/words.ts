@@ -3,8 +3,17 @@ import { live } from "./live";
 
 export const known = (v: unknown): v is number => typeof v === "number" && Number.isFinite(v);
 
+// Making a format costs more than using it a hundred times.
+const FORMATS = new Map<number, Intl.NumberFormat>();
+
+function format(digits: number): Intl.NumberFormat {
+  let found = FORMATS.get(digits);
+  if (!found) FORMATS.set(digits, found = new Intl.NumberFormat("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }));
+  return found;
+}
+
 export function num(v: unknown, digits = 0): string {
-  const text = known(v) ? v.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }) : "–";
+  const text = known(v) ? format(digits).format(v) : "–";
   return /^-[0.,]*$/.test(text) ? text.slice(1) : text; // no negative nothing
 }
 
