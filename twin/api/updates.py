@@ -61,7 +61,7 @@ class Watcher:
         self.waiting.put_nowait(update)
 
     def at_hand(self) -> list[Update | None]:
-        """What waits besides; None is the end."""
+        """Take the updates that wait besides; None is the end."""
         return [self.waiting.get_nowait() for _ in range(self.waiting.qsize())]
 
     def begin_anew(self) -> None:
