@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import quote
 
 import msgspec
 import pytest
@@ -357,6 +358,27 @@ def test_a_proposal_is_approved_and_a_release_is_resumed(browser: Browser, desk:
         ("resumed", "admin-1", "settled"),
     ]
     assert screen.complaints == []
+
+
+def test_what_if_we_had_not_is_asked_of_a_command(browser: Browser, desk: BeatingDesk) -> None:
+    """It begins before the tick of that command; a daemon that records no run says why it cannot."""
+    desk.do(lambda: desk.pod.live.engine.intake.authority.update(thermal_guard="act"))
+    desk.until(lambda: any(line.kind == "command" for line in desk.pod.live.lines))
+    tick = desk.do(lambda: next(line.tick for line in desk.pod.live.lines if line.kind == "command"))
+    screen = logged_in(browser, desk)
+    screen.go(f"decisions/{quote('kind=command', safe='')}")
+    bodies: list[dict[str, Any]] = []
+    screen.page.on("request", lambda r: r.method == "POST" and bodies.append(json.loads(r.post_data)))
+    screen.page.locator(".timeline .line").last.click()
+    screen.page.get_by_role("button", name="What if we had not?", exact=True).click()
+    screen.shows("this daemon records no run to go back in")
+    assert [(b["before"], b.keys()) for b in bodies] == [(tick, {"name", "before", "horizon_s"})]
+    assert all("409" in c for c in screen.complaints)
+    viewer = logged_in(browser, desk, "viewer")
+    viewer.go(f"decisions/{quote('kind=command', safe='')}")
+    viewer.page.locator(".timeline .line").last.click()
+    button = viewer.page.get_by_role("button", name="What if we had not?", exact=True)
+    assert button.get_attribute("aria-disabled") == "true"
 
 
 def test_a_role_that_may_not_cannot_and_a_wrong_sentence_is_refused(

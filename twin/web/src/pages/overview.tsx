@@ -202,15 +202,16 @@ export function PowerChart({ height = 230 }: { height?: number }) {
 export function Overview() {
   useLive("state", "alarms");
   if (!live.state) return null;
-  const few = alikeAlarms(live.alarms.filter((a) => a.state !== "shelved")).length <= 1;
+  // The columns come out about as high as each other: the policies stand below the shorter one, or below both.
+  const wrong = alikeAlarms(live.alarms.filter((a) => a.state !== "shelved")).length, place = wrong === 0 ? "left" : wrong === 1 ? "below" : "right";
   return <div class="page overview">
     <h1 class="sr">Overview</h1>
     <Figures />
-    <div class={`two ${few ? "even" : ""}`}>
-      <div class="stack"><Wrong /></div>
-      <div class="stack"><Panel title="Power, last 30 min and what is expected"><PowerChart /></Panel>{!few && <Policies />}</div>
+    <div class={`two ${place === "right" ? "" : "even"}`}>
+      <div class="stack"><Wrong />{place === "left" && <Policies />}</div>
+      <div class="stack"><Panel title="Power, last 30 min and what is expected"><PowerChart height={place === "left" ? 300 : 230} /></Panel>{place === "right" && <Policies />}</div>
     </div>
-    {few && <Policies />}
+    {place === "below" && <Policies />}
     <Panel title={`Halls: ${plural(live.state.racks_total, "rack")}`}><Equipment /><HallMap /></Panel>
     <Recent />
   </div>;
