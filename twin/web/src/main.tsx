@@ -210,5 +210,7 @@ setLook(...readLook());
 onRefused((why) => { if (!live.asking) forget(why); });
 watch();
 live.asking = !readToken();
-render(<App />, document.getElementById("app")!);
+const app = document.getElementById("app")!;
+app.replaceChildren(); // what was painted before this script came
+render(<App />, app);
 if (!live.asking) start();
