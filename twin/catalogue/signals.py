@@ -129,6 +129,8 @@ class NodeSignals(Table):
     placement_state = state("usual", "last", "kept", period_s=60)
     agent_state = state("online", "offline", reduce="last", period_s=300)
     power_cap_readback_w = Signal("W", 0, 2e4, quantum=0.1, period_s=60)
+    # As its board's controller has it: `shutdown` while its system stops
+    power_readback_state = state("on", "shutdown", "off", period_s=60)
     reboot_count = counter("count", max_per_s=1.0, period_s=60)
     service_level = Control(
         "state",
@@ -166,6 +168,19 @@ class NodeSignals(Table):
         readback="power_cap_readback_w",
         slew_per_s=200,
         deadband=10,
+    )
+    # Saves hardware when nothing milder does, so no hold and no blast radius delays it. It stays off when the
+    # lease ends: only people, or a rule of theirs, bring a node back.
+    power_state = Control(
+        "state",
+        0,
+        2,
+        on_expiry="keep",
+        protective="high",
+        readback="power_readback_state",
+        lease_s=300,
+        deadline_s=120,
+        states=("on", "shutdown", "off"),
     )
 
 

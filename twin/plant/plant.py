@@ -27,6 +27,7 @@ from twin.plant.ledger import Costs, Ledger, PlantParts, Prices
 from twin.plant.parameters import AIR_RISE_K, LUMPED, Parameters, draw
 from twin.plant.power import PlantPower
 from twin.plant.scenario import Scenario
+from twin.plant.switches import NodeSwitches
 from twin.plant.truth import Truth, blank
 from twin.plant.weather import Weather
 from twin.plant.work import Work, dated
@@ -92,6 +93,7 @@ class Plant:
         self.power = PlantPower(site, float(_rated_w(site, p).sum()))
         self.leaks = Leaks(site, p)
         self.actuators = Actuators(site)
+        self.switches = NodeSwitches(site.sizes["node"], seed)
         self.ledger, self.costs = Ledger(site.sizes["rack"]), Costs()
         self.start_ns = 0  # instant of time_s = 0, for commands that name instants
         self.job_names: dict[int, str] = {}  # slots of the twin's table of jobs, told by whoever knows
@@ -195,6 +197,8 @@ class Plant:
         if self.workload is not None:
             self.happened(self.workload.step(t, t.time_s, dt_s))
         self._obey(self.actuators.lapse(t.time_s))
+        if self.switches.step(t):
+            self.power.stale = True
         self.ledger.open(t)
         if moved or self._watched:
             self._read_disturbance()
@@ -300,7 +304,9 @@ class Plant:
         nodes = np.bincount(of, minlength=n_rack)
         mean = np.bincount(of, weights=self.compute.share_a, minlength=n_rack) / np.maximum(nodes, 1)
         self.power.connect(t, np.where(nodes > 0, mean, p.rack_share_a_pu))
-        self.compute.set_alive(t, d, ok.any(axis=1) & ~t.rack_unpowered[of])
+        on = ok.any(axis=1) & ~t.rack_unpowered[of] & ~self.switches.off
+        self.compute.set_alive(t, d, on)
+        np.logical_or(d.node_unfit, self.switches.stopping, out=t.node_unfit)
         self._psu_ok, self._alive = d.node_psu_ok.copy(), d.gpu_alive.copy()
 
     def _read_disturbance(self) -> None:
@@ -367,6 +373,8 @@ class Plant:
                 self.power.stale = True
             elif control == "node.service_level":
                 t.node_service_level[known] = value[known].astype(np.int64)
+            elif control == "node.power_state":
+                self.switches.obey(value, t.time_s)
             else:
                 self._pass_to_jobs(control, value)
 
@@ -428,7 +436,7 @@ class Plant:
         self.happened(d.told)
         d.counts.clear()
         d.told.clear()
-        np.copyto(t.node_unfit, d.node_unfit)
+        np.logical_or(d.node_unfit, self.switches.stopping, out=t.node_unfit)
         t.health_count += 1
         self._unsettled = True
         return moved

@@ -118,6 +118,7 @@ NODE = (
     Meter("agent_state", seldom=True),
     Meter("service_level_state", seldom=True),
     Meter("power_cap_readback_w", seldom=True),
+    Meter("power_readback_state", seldom=True),
 )
 RACK = (
     Meter("power_w", relative=METER, gain=GAIN, step=10.0),
@@ -317,6 +318,7 @@ class Sensors:
                 truth.node_power_w, truth.node_cpu_power_w, truth.node_inlet_c, truth.node_outlet_c,
                 truth.node_psu_power_w[:, 0], truth.node_psu_power_w[:, 1], truth.node_leak, truth.node_on,
                 ~truth.node_on | disturbance.node_silent, truth.node_service_level, truth.node_cap_w,
+                truth.node_power_level,
             ), (), now_ns, seldom)  # fmt: skip
             out += self._finish(self.node, faults, board)
             self._read_gpus(truth, disturbance, now_ns, seldom)

@@ -48,6 +48,7 @@ class Truth:
     node_inlet_c: F64  # air
     node_outlet_c: F64
     node_on: Bool
+    node_power_level: I64  # of its switch: 0 on, 1 its system stops, 2 off
     node_leak: Bool  # its detector
     node_service_level: I64  # as commanded
     node_cap_w: F64  # as it stands

@@ -1,0 +1,5 @@
+"""Policy `thermal_guard`: caps for heat, and the steps where caps are not enough."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,114 @@
+"""Caps for heat: how far the strain of a GPU or of its rack lowers the power cap, on worst-case margins.
+
+Every GPU is judged by how hot it may be by now, not by its last reading: silence drifts hot. Between the guard
+and the limit the cap falls in proportion, at the limit to the device's minimum; a rack whose coolant is lost
+or too hot pulls all of its GPUs down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from twin.catalogue import F64, I32, I64, NS, Bool
+from twin.contracts import Memory, View
+from twin.site import Envelope
+
+CONTROL = "gpu.power_cap_w"
+# Signals of a GPU and of its rack that can pull a cap down; a profile's limits say where.
+GPU_KEYS = ("gpu.temp_c", "gpu.hbm_temp_c", "gpu.thermal_margin_k")
+RACK_KEYS = ("rack.supply_temp_c", "rack.return_temp_c", "rack.flow_lpm")
+KEYS = (*GPU_KEYS, *RACK_KEYS)
+# A cap is let go after this long below the guard, so that a temperature at the edge does not toggle it.
+RELEASE_S = 60.0
+# Two for each key, measured and feared, and one for the time after
+REASONS = (
+    *(f"{key} {how} beyond its guard" for key in KEYS for how in ("is", "was not heard and may be")),
+    f"was beyond a guard less than {RELEASE_S:.0f} s ago",
+)
+
+
+def strain(worst: F64, guard: F64, limit: F64) -> F64:
+    """0 at or inside the guard, 1 at or beyond the limit, linear between; 0 where something is unknown.
+
+    Works for either direction: a limit below its guard (flow, margin) strains downwards.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share = (worst - guard) / (limit - guard)
+    share = np.where(worst == limit, 1.0, share)  # also where guard and limit are one
+    return np.clip(np.nan_to_num(share, nan=0.0, posinf=1.0, neginf=0.0), 0.0, 1.0)
+
+
+class Pull(NamedTuple):
+    """The caps to which one reason lowers some GPUs [k]; `reason` indexes REASONS."""
+
+    reason: int
+    gpu: I32
+    cap_w: F64
+
+
+@dataclass(frozen=True, slots=True)
+class HeatCaps:
+    """The GPUs that are capped now: `cap_w` inf for none, `reason` an index of REASONS, all [n_gpu].
+
+    `until_ns`: the end of the cap if nothing strains the GPU until then; 0 where none is.
+    """
+
+    active: Bool
+    cap_w: F64
+    reason: I64
+    until_ns: I64
+
+
+def assess(view: View, memory: Memory) -> HeatCaps:
+    """The caps of all GPUs now; the memory that follows from it gives the same assessment again.
+
+    While an episode lasts, its lowest cap rests: no pumping around the guard.
+    """
+    envelope = view.envelope(CONTROL)
+    cap_w = np.full(len(envelope.low), np.inf)
+    reason = np.full(len(cap_w), len(REASONS) - 1, np.int64)
+    for pull in _pulls(view, envelope):
+        lower = pull.cap_w < cap_w[pull.gpu]
+        cap_w[pull.gpu[lower]], reason[pull.gpu[lower]] = pull.cap_w[lower], pull.reason
+    active = np.isfinite(cap_w)
+    hot = np.flatnonzero(active)
+    resting = np.flatnonzero(memory["until_ns"] > view.now_ns)
+    resting = resting[np.isfinite(envelope.low[resting])]
+    # The envelope may have moved since, with a changed site.
+    resting_w = np.clip(memory["cap_w"][resting], envelope.low[resting], envelope.high[resting])
+    cap_w[resting] = np.minimum(cap_w[resting], resting_w)
+    active[resting] = True
+    until_ns = np.zeros(len(cap_w), np.int64)
+    until_ns[resting] = memory["until_ns"][resting]
+    until_ns[hot] = view.now_ns + round(RELEASE_S * NS)
+    return HeatCaps(active, cap_w, reason, until_ns)
+
+
+def _pulls(view: View, envelope: Envelope) -> Iterator[Pull]:
+    """The caps that each signal asks for, measured before feared.
+
+    A measured value pulls a cap down to the device's minimum. A value that is only feared, because a sensor
+    fell silent, pulls it down to the safe value and no lower: silence alone is not heat.
+    """
+    for number, key in enumerate(KEYS):
+        limit = view.limit(key)
+        # Nearly all are inside their guard nearly always: only the others are worked out.
+        if limit is None or not len(at := view.beyond(key)):
+            continue
+        guard, top = limit.guard[at], limit.max[at]
+        for reason, values in ((2 * number, view.value(key)), (2 * number + 1, view.worst(key))):
+            gpu, pull = at, strain(values[at].astype(np.float64), guard, top)
+            if key in RACK_KEYS:
+                of_rack = np.zeros(len(values))
+                of_rack[at] = pull
+                gpu = np.arange(len(envelope.low), dtype=np.int32)
+                pull = of_rack[view.site.rack_of_gpu]
+            gpu, pull = gpu[pull > 0], pull[pull > 0]
+            floor_w = envelope.low[gpu] if reason % 2 == 0 else envelope.safe[gpu]
+            high_w = envelope.high[gpu]
+            # Rounding must not carry the cap out of the envelope.
+            yield Pull(reason, gpu, np.clip(high_w - pull * (high_w - floor_w), envelope.low[gpu], high_w))
