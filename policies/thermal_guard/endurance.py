@@ -17,11 +17,13 @@ from twin.physics import resistance_k_per_w
 from twin.site import CONVECTIVE_SHARE, FLOW_EXPONENT
 from twin.telemetry import GOOD
 
-# Of a new sample in the mean of q: a step of 1 K a second is 250 W of it; source: estimate
+# Of a new sample in the mean of q, once it has some: a step of 1 K a second is 250 W of it; source: estimate
 NEW_PU = 0.3
+MOST_SAMPLES = 100
 LOST_S = 5.0  # between two readings of a GPU, above which its q begins anew
 # Below the temperature of the shutdown: errors of the sensor, and what it rises between two readings
 MARGIN_K = 2.0
+TREND = ("trend_c", "trend_ns", "leaves_w", "samples")  # columns of the memory
 STAGNANT_PU = 0.5  # of nominal flow: below, plates feel the warm coolant of their rack
 
 
@@ -63,21 +65,26 @@ def endurance(view: View, memory: Memory, gpu: I32) -> tuple[Endurance, Memory]:
     heard_ns = (view.now_ns - np.minimum(age_s * NS, 2.0**62)).astype(np.int64)
     measured = (view.quality("gpu.temp_c")[gpu] == GOOD) & (age_s <= LOST_S)
     capacity, law_w = _capacity(view, gpu), _law_w(view, gpu, temp)
-    before_c, before_ns, leaves_w = (memory[k][gpu] for k in ("trend_c", "trend_ns", "leaves_w"))
+    before_c, before_ns, leaves_w, samples = (memory[k][gpu] for k in TREND)
     gap_s = (heard_ns - before_ns) / NS
     new = gap_s > 0
     begins = new & ((gap_s > LOST_S) | np.isnan(leaves_w))
     with np.errstate(divide="ignore", invalid="ignore"):
         sample_w = power - capacity * (temp - before_c) / gap_s
-    first_w = np.where(np.isnan(law_w), power, law_w)
-    mixed = leaves_w + NEW_PU * (sample_w - leaves_w)
-    leaves_w = np.where(begins, first_w, np.where(new & np.isfinite(mixed), mixed, leaves_w))
+    # At rest no more leaves than is drawn; the law may rest on a flow meter that lies
+    first_w = np.fmin(law_w, power)
+    new_pu = np.maximum(NEW_PU, 1.0 / (samples + 1.0))
+    mixed = leaves_w + new_pu * (np.maximum(sample_w, 0.0) - leaves_w)
+    taught = new & ~begins & np.isfinite(mixed)
+    leaves_w = np.where(begins, first_w, np.where(taught, mixed, leaves_w))
+    samples = np.where(begins, 1, np.minimum(samples + taught, MOST_SAMPLES))
     shutdown_c = view.site.design.gpu_shutdown_c[view.site.rack_of_gpu[gpu]]
     found = Endurance(gpu, temp, power, leaves_w, capacity, shutdown_c, measured)
-    after = {k: memory[k].copy() for k in ("trend_c", "trend_ns", "leaves_w")}
+    after = {k: memory[k].copy() for k in TREND}
     after["trend_c"][gpu] = np.where(new, temp, before_c)
     after["trend_ns"][gpu] = np.where(new, heard_ns, before_ns)
     after["leaves_w"][gpu] = leaves_w
+    after["samples"][gpu] = samples
     return found, after
 
 

@@ -48,6 +48,7 @@ class ThermalGuard:
             "trend_c": ColumnSpec("f8", fill=np.nan),
             "trend_ns": "i8",
             "leaves_w": ColumnSpec("f8", fill=np.nan),
+            "samples": "i1",
         },
         node={"danger_ns": "i8", "calm_ns": "i8", "order": "i1", "order_ns": "i8", "went_off": "?"},
     )

@@ -23,6 +23,7 @@ COMMANDS = {
     "power": ("power.command", "power capping on two simulated sites, beside static caps and thresholds"),
     "replacement": ("replacement.command", "node replacement on simulated quarters or recorded faults"),
     "checkpoint": ("checkpoint.command", "checkpoint intervals on simulated fleets"),
+    "cooling": ("cooling.command", "GPUs that heat shuts down when coolant stops, at full load"),
     "quiet": ("quiet.command", "false alarms of healthy simulated sites, by detector and cause"),
     "results": ("results", "run the suites and write their tables into RESULTS.md"),
 }

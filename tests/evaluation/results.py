@@ -51,6 +51,7 @@ SUITES = (
         (HELIOS, "gpu-server-hourly-biohpc", "llm-requests-azure-conv", "grid-hourly"),
     ),
     Suite("quiet", (*EVALUATION, "quiet", "--draw", "held_back")),
+    Suite("cooling", (*EVALUATION, "cooling", "--draw", "held_back")),
     Suite("failures", (*PRODUCT, "backtest", "failures", *FAULT_LOG, "--from", "120"), (FAULTS,)),
     Suite(
         "health",

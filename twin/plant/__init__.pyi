@@ -1,4 +1,4 @@
-from .disturbance import Disturbance as Disturbance
+from .disturbance import Disturbance as Disturbance, SensorFault as SensorFault
 from .failure_timeline import (
     FailureTable as FailureTable,
     FailureTimeline as FailureTimeline,

@@ -1,0 +1,77 @@
+"""Command `python -m tests.evaluation cooling`: GPUs that heat shuts down when coolant stops, at full load."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from tests.evaluation.cooling.flow_losses import DRAWS, KINDS, losses_of
+from tests.evaluation.harness import chosen, number_in, print_result, short, table
+from twin.run import Pool, ProgressBar
+
+MOST_EACH, MOST_JOBS = 1000, 64
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The draw, the kinds of loss and how many of each, the form of the output."""
+    parser.add_argument("--draw", choices=tuple(DRAWS), default="develop",
+                        help="seeds and profiles: those of development, or held back from it "
+                             "(default: develop)")  # fmt: skip
+    parser.add_argument("--kinds", metavar="NAME,..", help=f"of {', '.join(KINDS)} (default: all)")
+    parser.add_argument("--each", type=int, default=20, metavar="N", help="of each kind (default: 20)")
+    parser.add_argument("--jobs", type=int, metavar="N",
+                        help="processes side by side (default: as many as processors)")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout, with every scenario")
+
+
+def run(args: argparse.Namespace, out: Console, err: Console) -> int:
+    """Simulate, count, print. Raises ConfigError for what the operator can mend."""
+    from tests.evaluation.cooling.flow_loss_run import live_through
+
+    kinds = chosen("--kinds", args.kinds, {name: name for name in KINDS}, KINDS)
+    each = int(number_in("--each", args.each, 1, MOST_EACH))
+    jobs = int(number_in("--jobs", args.jobs or os.cpu_count() or 1, 1, MOST_JOBS))
+    begun = time.monotonic()
+    with ProgressBar(err, "losses of flow") as bar:
+        losses = losses_of(args.draw, kinds, each)
+        lived = Pool(live_through, jobs, bar.move).results(losses)
+    outcomes = [asdict(x) for x in lived]
+    rows = [_row(kind, [x for x in outcomes if x["kind"] == kind]) for kind in kinds]
+    result = {"simulated": True, "draw": args.draw, "kinds": rows, "scenarios": outcomes}
+    return print_result(result, begun, args, out, _say)
+
+
+def _row(kind: str, some: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    caps_s = [x["first_cap_s"] for x in some if np.isfinite(x["first_cap_s"])]
+    return {
+        "kind": kind,
+        "scenarios": len(some),
+        "gpus": sum(x["gpus"] for x in some),
+        "shut_down": sum(x["shut_down"] for x in some),
+        "scenarios_with_loss": sum(x["shut_down"] > 0 for x in some),
+        "shut_down_capped": sum(x["shut_down_capped"] for x in some),
+        "hottest_over_shutdown_k": max(x["over_k"] for x in some),
+        "nodes_off": sum(x["ordered"] for x in some),
+        "nodes_off_needless": sum(x["needless"] for x in some),
+        "first_cap_s_p50": float(np.median(caps_s)) if caps_s else None,
+        "first_cap_s_p99": float(np.percentile(caps_s, 99)) if caps_s else None,
+    }
+
+
+def _say(told: dict[str, Any], out: Console) -> None:
+    heads = ("kind", "plants", "GPUs", "shut down", "in plants", "caps alone", "hottest over, K",
+             "nodes off", "needless", "first cap, s p50", "p99")  # fmt: skip
+    rows = [[str(row["kind"]), *(short(row[key]) for key in list(row)[1:])] for row in told["kinds"]]
+    out.print(table(f"simulated: losses of flow at full load, draw {told['draw']}", heads, rows))
+    out.print(
+        "shut down: GPUs that heat switched off; caps alone: the same where no node may be switched off. "
+        "needless: nodes that lost no GPU within half an hour with caps alone. meter_lies, gpu_lies, pump_lost: "
+        "nothing is in danger."
+    )

@@ -1,0 +1,122 @@
+"""A loss of flow lived through by a plant at full load, with the thermal guard at `act` or with less.
+
+Equal runs give equal outcomes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from policies import REGISTRY
+from tests.evaluation.cooling.flow_losses import AFTER_S, WARM_S, FlowLoss
+from twin.catalogue import NS, Bool
+from twin.contracts import Decision
+from twin.engine import Engine
+from twin.plant import Plant, Sensors
+from twin.run import Report
+from twin.simulation import Simulation
+from twin.site import Site
+from twin.telemetry import Frame
+
+CAP, POWER = "gpu.power_cap_w", "node.power_state"
+FULL_PU = (1.0, 0.9, 0.7)  # activity of SMs, tensor cores, memory
+LEVEL_PU = (0.85, 1.0)  # of it, drawn for the whole site
+CAPPED_S = 1800  # that the arm of caps alone may go on, to see whether a GPU would have been lost
+NAME = "thermal_guard"
+
+
+@dataclass(frozen=True)
+class LossOutcome:
+    """GPUs that heat shut down; the hottest that had power, over its shutdown; nodes ordered off, and of
+    these the ones that would have lost none with caps alone; seconds from the cause to the first cap."""
+
+    kind: str
+    profile: str
+    seed: int
+    gpus: int
+    shut_down: int
+    shut_down_capped: int
+    over_k: float
+    ordered: int
+    needless: int
+    first_cap_s: float
+
+
+class LossWatch:
+    """Observer of a run since its loss: orders, the first cap, GPUs that heat shut down [n]."""
+
+    def __init__(self, plant: Plant) -> None:
+        n = plant.site.sizes
+        self.plant = plant
+        self.begun_ns = plant.now_ns + WARM_S * NS
+        self.burnt: Bool = np.zeros(n["gpu"], np.bool_)
+        self.ordered: Bool = np.zeros(n["node"], np.bool_)
+        self.over_k, self.first_cap_s = -np.inf, np.nan
+
+    def observe(self, engine: Engine, frame: Frame, decision: Decision) -> None:  # noqa: ARG002
+        """Called after each tick."""
+        if frame.now_ns <= self.begun_ns:
+            return
+        t, p = self.plant.truth, self.plant.parameters
+        over_k = (t.gpu_temp_c - p.gpu_shutdown_c)[t.gpu_alive]
+        self.over_k = max(self.over_k, float(over_k.max(initial=-np.inf)))
+        self.burnt |= self.plant.compute.burnt
+        for batch in decision.commands:
+            if batch.control == POWER:
+                self.ordered[batch.index[batch.value > 0]] = True
+            elif batch.control == CAP and np.isnan(self.first_cap_s):
+                self.first_cap_s = (frame.now_ns - self.begun_ns) / NS
+
+    @property
+    def burnt_nodes(self) -> Bool:
+        """Nodes that lost a GPU [n_node]."""
+        out = np.zeros(len(self.ordered), np.bool_)
+        out[self.plant.site.node_of_gpu[self.burnt]] = True
+        return out
+
+
+def live_through(loss: FlowLoss, report: Report) -> LossOutcome:
+    """With all of the guard, and with its caps alone."""
+    whole = _run(loss, loss.site(), None, report)
+    capped = whole
+    if whole.ordered.any() or whole.burnt.any():
+        capped = _run(loss, loss.site({POWER: {"max": 0}}), whole.ordered, report)
+    return LossOutcome(
+        kind=loss.kind,
+        profile=loss.profile.name,
+        seed=loss.seed,
+        gpus=len(whole.burnt),
+        shut_down=int(whole.burnt.sum()),
+        shut_down_capped=int(capped.burnt.sum()),
+        over_k=round(whole.over_k, 2),
+        ordered=int(whole.ordered.sum()),
+        needless=int(np.count_nonzero(whole.ordered & ~capped.burnt_nodes)),
+        first_cap_s=round(whole.first_cap_s, 2),
+    )
+
+
+def _run(loss: FlowLoss, site: Site, until_burnt: Bool | None, report: Report) -> LossWatch:
+    """A run to its end; or, where nodes are named, until each of them has lost a GPU."""
+    plant = Plant(site, seed=loss.seed)
+    t = plant.truth
+    level = np.random.default_rng((loss.seed, 0xF111)).uniform(*LEVEL_PU)
+    for column, part in zip((t.gpu_sm_pu, t.gpu_tensor_pu, t.gpu_dram_pu), FULL_PU, strict=True):
+        column[:] = part * level
+    plant.settle()
+    engine = Engine(site, [REGISTRY[NAME]()], [], {NAME: "act"})
+    simulation = Simulation(engine, plant, Sensors(site, loss.seed))
+    watch = LossWatch(plant)
+    simulation.observers = (watch,)
+    disturbance, flow_lpm = plant.disturbance, plant.parameters.rack_flow_lpm
+    seconds = WARM_S + (AFTER_S if until_burnt is None else CAPPED_S)
+    for second in range(seconds):
+        if second >= WARM_S:
+            loss.apply(disturbance, flow_lpm, float(second - WARM_S))
+        simulation.step()
+        if second % 60 == 0:
+            report((second + 1) / seconds, loss.kind)
+            if until_burnt is not None and second >= WARM_S + AFTER_S and watch.burnt_nodes[until_burnt].all():
+                break
+    return watch

@@ -1,0 +1,110 @@
+"""Losses of flow: the scenarios in which coolant stops or thins at full load, and some in which a sensor lies.
+
+What is developed on is drawn from `develop`; a figure that is to be reported comes from `held_back`, whose
+seeds and profiles nothing was ever tuned on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from tests.evaluation.quiet.healthy_sites import HealthyRun, Profile, site_spec
+from twin.catalogue import F64
+from twin.plant import Disturbance, SensorFault
+from twin.site import Site, build_site
+
+RACKS, WARM_S, AFTER_S = 4, 120, 600  # of each site; before the cause; after it
+BLOCKED = 1e12  # on a hydraulic resistance: no flow
+SLOW_S = (60.0, 400.0)  # until a slow loss is whole
+
+
+class LossDraw(NamedTuple):
+    """The first seed, and the profiles."""
+
+    first_seed: int
+    profiles: tuple[Profile, ...]
+
+
+DRAWS = {
+    "develop": LossDraw(60_000, (Profile("gb200-nvl72", "liquid", 132e3),)),
+    "held_back": LossDraw(
+        60_000_000,
+        (
+            Profile("gb200-nvl72", "liquid", 132e3),
+            Profile("gb300-nvl72", "liquid", 142e3),
+            Profile("cloudmatrix384", "liquid", 60e3),
+        ),
+    ),
+}
+# Kind -> whether GPUs are truly in danger. The others are healthy sites with a sensor that lies, and pumps of
+# which one is enough
+KINDS = {
+    "rack_blocked": True,
+    "rack_clogs": True,
+    "rack_starves": True,
+    "pumps_lost": True,
+    "pumps_wear": True,
+    "filter_clogs": True,
+    "blocked_unseen": True,
+    "pump_lost": False,
+    "meter_lies": False,
+    "gpu_lies": False,
+}
+
+
+@dataclass(frozen=True)
+class FlowLoss:
+    """One scenario: its kind, the plant's seed, and how it proceeds."""
+
+    kind: str
+    profile: Profile
+    seed: int
+
+    def site(self, controls: dict[str, dict[str, float]] | None = None) -> Site:
+        """Four racks on one CDU, with these limits of controls."""
+        spec = site_spec(HealthyRun(self.profile, RACKS, "constant", self.seed, 1))
+        spec.file["controls"] = controls or {}
+        return build_site(spec, "cooling")
+
+    def apply(self, d: Disturbance, flow_lpm: F64, since_s: float) -> None:
+        """Set the disturbance `since_s` after the cause began; `flow_lpm` [n_rack] is the nominal flow."""
+        rng = np.random.default_rng((self.seed, 0xC001))
+        rack, slow_s = int(rng.integers(RACKS)), float(rng.uniform(*SLOW_S))
+        part = min(since_s / slow_s, 1.0)
+        kind = self.kind
+        if kind in ("rack_blocked", "blocked_unseen"):
+            d.rack_branch_factor[rack] = BLOCKED
+        elif kind == "rack_clogs":  # 1 to 1e6: the flow falls to a thousandth
+            d.rack_branch_factor[rack] = 10.0 ** (6.0 * part)
+        elif kind == "rack_starves":
+            d.rack_branch_factor[rack] = 10.0 ** rng.uniform(1.5, 4.0)
+        elif kind == "filter_clogs":
+            d.cdu_filter_factor[0] = 10.0 ** (7.0 * part)
+        elif kind == "pumps_lost":
+            d.cdu_pump_ok[0] = False
+        elif kind == "pumps_wear":
+            d.cdu_pump_head_factor[0] = 1.0 - 0.999 * part
+        elif kind == "pump_lost":
+            d.cdu_pump_ok[0, int(rng.integers(2))] = False
+        d.sensors.clear()
+        if kind == "blocked_unseen":  # the meter repeats what it read before
+            d.sensors.append(SensorFault("rack", rack, "flow_lpm", "frozen"))
+        elif kind == "meter_lies":
+            d.sensors.append(SensorFault("rack", rack, "flow_lpm", "biased", -0.85 * float(flow_lpm[rack])))
+        elif kind == "gpu_lies":
+            gpu = int(rng.integers(len(d.gpu_plate_factor)))
+            d.sensors.append(SensorFault("gpu", gpu, "temp_c", "biased", 28.0))
+
+
+def losses_of(draw: str, kinds: list[str], each: int) -> list[FlowLoss]:
+    """So many of each kind, in turn over the profiles."""
+    chosen = DRAWS[draw]
+    return [
+        FlowLoss(kind, chosen.profiles[k % len(chosen.profiles)], chosen.first_seed + 1000 * at + k)
+        for at, kind in enumerate(KINDS)
+        if kind in kinds
+        for k in range(each)
+    ]
