@@ -1,8 +1,8 @@
 """Caps for heat: how far the strain of a GPU or of its rack lowers the power cap, on worst-case margins.
 
-Every GPU is judged by how hot it may be by now, not by its last reading: silence drifts hot. Between the guard
-and the limit the cap falls in proportion, at the limit to the device's minimum; a rack whose coolant is lost
-or too hot pulls all of its GPUs down.
+Every GPU is judged by how hot it may be by now, not by its last reading: silence drifts hot. Between the
+guard and the limit the cap falls in proportion, at the limit to the device's minimum; a rack whose coolant is
+lost or too hot pulls all of its GPUs down.
 """
 
 from __future__ import annotations

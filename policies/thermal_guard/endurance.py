@@ -114,5 +114,3 @@ def _law_w(view: View, gpu: I32, temp_c: F64) -> F64:
     nominal = site.design.gpu_resistance_k_per_w[rack] if learned is None else learned[gpu]
     law: F64 = (temp_c - coolant_c) / resistance_k_per_w(nominal, ratio, CONVECTIVE_SHARE, FLOW_EXPONENT)
     return law
-
-

@@ -1,9 +1,9 @@
 """Rescue: the steps that follow where the lowest caps do not save the GPUs of a node: save, drain, stop, off.
 
-A step is taken only where the one before will not do: jobs save if they can in the time that is left; the node
-is drained and its system stopped while there is time for that; its power is cut just before the first GPU
-would shut itself down. Two GPUs of a rack must be read beyond their guard: one sensor that lies moves nothing,
-nor does a flow meter alone. A node that is off stays off until people switch it on again.
+A step is taken only where the one before will not do: jobs save if they can in the time that is left; the
+node is drained and its system stopped while there is time for that; its power is cut just before the first
+GPU would shut itself down. Two GPUs of a rack must be read beyond their guard: one sensor that lies moves
+nothing, nor does a flow meter alone. A node that is off stays off until people switch it on again.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ WITNESSES = 2  # GPUs of a rack beyond their guard, read, before anything but a 
 STOP_LEAD_S, OFF_LEAD_S = 45.0, 8.0
 DANGER_S = 900.0  # nobody saves for what is further away; the longest saves take minutes (domain: 10-60 s)
 CALM_S = 60.0  # so long after it the danger is over
+
 
 @dataclass(frozen=True, slots=True)
 class Rescue:
@@ -81,7 +82,7 @@ def rescue(view: View, memory: Memory, found: Endurance) -> Rescue:
 
 
 def _left(view: View, found: Endurance) -> tuple[F64, F64]:
-    """Seconds left of each GPU [k], at present power and at the lowest cap; inf where too few bear witness."""
+    """Seconds left of each GPU [k], at present power and at the lowest cap; inf with too few witnesses."""
     gpu, site = found.gpu, view.site
     rack = site.rack_of_gpu[gpu]
     limit, envelope = view.limit("gpu.temp_c"), view.envelope(CONTROL)

@@ -1,4 +1,4 @@
-"""Command `python -m tests.evaluation cooling`: GPUs that heat shuts down when coolant stops, at full load."""
+"""Command `python -m tests.evaluation cooling`: GPUs that heat shuts down when coolant stops."""
 
 from __future__ import annotations
 
@@ -72,6 +72,6 @@ def _say(told: dict[str, Any], out: Console) -> None:
     out.print(table(f"simulated: losses of flow at full load, draw {told['draw']}", heads, rows))
     out.print(
         "shut down: GPUs that heat switched off; caps alone: the same where no node may be switched off. "
-        "needless: nodes that lost no GPU within half an hour with caps alone. meter_lies, gpu_lies, pump_lost: "
-        "nothing is in danger."
+        "needless: nodes that lost no GPU within half an hour with caps alone. In meter_lies, gpu_lies and "
+        "pump_lost nothing is in danger."
     )

@@ -55,7 +55,7 @@ class LossWatch:
         self.ordered: Bool = np.zeros(n["node"], np.bool_)
         self.over_k, self.first_cap_s = -np.inf, np.nan
 
-    def observe(self, engine: Engine, frame: Frame, decision: Decision) -> None:  # noqa: ARG002
+    def observe(self, engine: Engine, frame: Frame, decision: Decision) -> None:
         """Called after each tick."""
         if frame.now_ns <= self.begun_ns:
             return
@@ -117,6 +117,10 @@ def _run(loss: FlowLoss, site: Site, until_burnt: Bool | None, report: Report) -
         simulation.step()
         if second % 60 == 0:
             report((second + 1) / seconds, loss.kind)
-            if until_burnt is not None and second >= WARM_S + AFTER_S and watch.burnt_nodes[until_burnt].all():
+            if (
+                until_burnt is not None
+                and second >= WARM_S + AFTER_S
+                and watch.burnt_nodes[until_burnt].all()
+            ):
                 break
     return watch

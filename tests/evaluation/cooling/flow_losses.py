@@ -1,4 +1,4 @@
-"""Losses of flow: the scenarios in which coolant stops or thins at full load, and some in which a sensor lies.
+"""Losses of flow: scenarios in which coolant stops or thins at full load, and some in which a sensor lies.
 
 What is developed on is drawn from `develop`; a figure that is to be reported comes from `held_back`, whose
 seeds and profiles nothing was ever tuned on.
