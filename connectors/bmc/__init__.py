@@ -1,4 +1,4 @@
-"""BMCs: power limits of nodes by Redfish and by IPMI DCMI."""
+"""BMCs: power limits and switches of nodes by Redfish and by IPMI."""
 
 import lazy_loader
 

@@ -3,6 +3,7 @@ from .dcmi import (
     DcmiAccess as DcmiAccess,
     DcmiBmc as DcmiBmc,
     DcmiCommand as DcmiCommand,
+    DcmiSwitch as DcmiSwitch,
 )
 from .limits import (
     GPU_CAP as GPU_CAP,
@@ -12,6 +13,7 @@ from .limits import (
     Fleet as Fleet,
     Key as Key,
 )
+from .power import POWER as POWER, PowerSink as PowerSink, Switch as Switch
 from .redfish import RedfishBmc as RedfishBmc, RedfishCaps as RedfishCaps
 from .redfish_client import RedfishClient as RedfishClient
 from .sink import BmcSink as BmcSink

@@ -1,4 +1,4 @@
-"""DCMI: the power limit of a node, read and set by the program `ipmitool dcmi power`.
+"""DCMI: the power limit of a node by the program `ipmitool dcmi power`, and its switch by `chassis power`.
 
 The password goes by the environment, never on the command line. Before a limit is activated its exception
 action is made harmless: a BMC as found may be set to switch the node off where a limit cannot be met.
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from connectors.bmc.limits import NODE_CAP, BmcReading, Cap, Key
+from connectors.bmc.power import OFF, ON, STOP
 from connectors.program import run_program
 from twin.catalogue import ActuationError, ConfigError, ConnectorError
 
@@ -28,6 +29,7 @@ ACTIONS: dict[str, tuple[str, str]] = {
     "none": ("no_action", "No Action"),
     "log": ("sel_logging", "Log Event"),
 }
+CHASSIS = {ON: "on", STOP: "soft", OFF: "off"}  # source: ipmitool(1), chassis power
 # Words of refusals that another try does not mend; source: completion codes of DCMI 1.5 and IPMI 2.0
 FOR_GOOD = ("out of range", "Invalid command", "Command not", "Insufficient privilege", "not supported")
 # A BMC may answer a wrong user or password by silence.
@@ -105,6 +107,63 @@ def parse_power(text: str) -> float | None:
     return float(watts[1])
 
 
+class Ipmitool:
+    """The program `ipmitool` for one BMC."""
+
+    def __init__(self, name: str, access: DcmiAccess) -> None:
+        self._name, self._secret, self._timeout_s = name, access.secret, access.timeout_s
+        address = ("-H", access.host, "-p", str(access.port), "-U", access.user)
+        self._words = (
+            *(access.program, "-I", "lanplus", *address, "-E", "-N", "2", "-R", "2"),
+            *access.options,
+        )
+
+    async def run(self, *words: str) -> str:
+        """Output of ipmitool. Raises ConnectorError, and ActuationError where the BMC refuses for good."""
+        try:
+            secret = await asyncio.to_thread(self._secret)
+        except ConfigError as error:
+            raise ConnectorError(f"{self._name}: {str(error)[:200]}") from None
+        env = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "IPMI_PASSWORD": secret}
+        what = f"{self._name}: {' '.join(words[:3])}"
+        try:
+            answer = await run_program((*self._words, *words), env, self._timeout_s, MAX_OUTPUT)
+        except TimeoutError:
+            raise ConnectorError(f"{what}: no answer within {self._timeout_s:g} s; {NO_SESSION}") from None
+        except OSError as error:
+            why = f"{error.strerror}; install ipmitool, or name it in `program`"
+            raise ConnectorError(f"{self._name}: {self._words[0]}: {why}") from None
+        except ValueError:
+            raise ConnectorError(f"{self._name}: {self._words[0]}: a word that cannot be passed on") from None
+        if answer.is_cut:
+            raise ConnectorError(f"{what}: more than {MAX_OUTPUT} bytes; expected a power limit or reading")
+        if answer.code != 0:
+            said = (answer.errors or answer.out).replace(secret, "***")
+            why = _short(said) or f"exit {answer.code}"
+            kind = ActuationError if any(w in why for w in FOR_GOOD) else ConnectorError
+            raise kind(f"{what}: {why}{next((f'; {hint}' for text, hint in HINTS if text in said), '')}")
+        return answer.out
+
+
+class DcmiSwitch:
+    """Switch of one node, by the chassis commands of IPMI."""
+
+    def __init__(self, name: str, tool: Ipmitool) -> None:
+        self.name, self._tool = name, tool
+
+    async def level(self) -> int:
+        """Present level: IPMI tells on and off. Raises ConnectorError, ActuationError."""
+        text = await self._tool.run("chassis", "power", "status")
+        found = re.search(r"Chassis Power is (on|off)\b", text, re.IGNORECASE)
+        if found is None:
+            raise ConnectorError(f"{self.name}: expected the power of its chassis, got {_short(text)!r}")
+        return ON if found[1].lower() == "on" else OFF
+
+    async def put(self, level: int) -> None:
+        """Switch. Raises ConnectorError, and ActuationError where it is refused."""
+        await self._tool.run("chassis", "power", CHASSIS[level])
+
+
 class DcmiBmc:
     """One node's BMC. `most_w` is the site's highest cap of the node: where no limit is active, that is read.
 
@@ -115,16 +174,12 @@ class DcmiBmc:
     def __init__(
         self, name: str, node: int, access: DcmiAccess, most_w: float, command: DcmiCommand | None = None
     ) -> None:
-        self.name, self.node, self._secret = name, node, access.secret
+        self.name, self.node, self._tool = name, node, Ipmitool(name, access)
+        self.switch = DcmiSwitch(name, self._tool)
         self.keys: tuple[Key, ...] = () if command is None else (Key(NODE_CAP, node),)
-        self._most_w, self._timeout_s = most_w, access.timeout_s
+        self._most_w = most_w
         command = command or DcmiCommand()
         self._correction_ms, self._action = command.correction_ms, ACTIONS[command.action]
-        address = ("-H", access.host, "-p", str(access.port), "-U", access.user)
-        self._words = (
-            *(access.program, "-I", "lanplus", *address, "-E", "-N", "2", "-R", "2"),
-            *(*access.options, "dcmi", "power"),
-        )
         self._limit: DcmiLimit | None = None
 
     async def read(self) -> BmcReading:
@@ -135,7 +190,11 @@ class DcmiBmc:
             watts = parse_power(await self._run("reading"))
         except (ConnectorError, ActuationError) as error:
             watts, faults = None, (str(error),)
-        return BmcReading((cap,), () if watts is None else (("node", self.node, watts),), faults)
+        try:
+            level = await self.switch.level()
+        except (ConnectorError, ActuationError) as error:
+            level, faults = None, (*faults, str(error))
+        return BmcReading((cap,), () if watts is None else (("node", self.node, watts),), faults, level)
 
     async def cap(self, key: Key) -> Cap:
         """The limit, asked anew. Raises ConnectorError, ActuationError."""
@@ -190,30 +249,7 @@ class DcmiBmc:
         """Nothing is held open."""
 
     async def _run(self, *words: str) -> str:
-        """Output of ipmitool. Raises ConnectorError, and ActuationError where the BMC refuses for good."""
-        try:
-            secret = await asyncio.to_thread(self._secret)
-        except ConfigError as error:
-            raise ConnectorError(f"{self.name}: {str(error)[:200]}") from None
-        env = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "IPMI_PASSWORD": secret}
-        what = f"{self.name}: dcmi power {words[0]}"
-        try:
-            answer = await run_program((*self._words, *words), env, self._timeout_s, MAX_OUTPUT)
-        except TimeoutError:
-            raise ConnectorError(f"{what}: no answer within {self._timeout_s:g} s; {NO_SESSION}") from None
-        except OSError as error:
-            why = f"{error.strerror}; install ipmitool, or name it in `program`"
-            raise ConnectorError(f"{self.name}: {self._words[0]}: {why}") from None
-        except ValueError:
-            raise ConnectorError(f"{self.name}: {self._words[0]}: a word that cannot be passed on") from None
-        if answer.is_cut:
-            raise ConnectorError(f"{what}: more than {MAX_OUTPUT} bytes; expected a power limit or reading")
-        if answer.code != 0:
-            said = (answer.errors or answer.out).replace(secret, "***")
-            why = _short(said) or f"exit {answer.code}"
-            kind = ActuationError if any(w in why for w in FOR_GOOD) else ConnectorError
-            raise kind(f"{what}: {why}{next((f'; {hint}' for text, hint in HINTS if text in said), '')}")
-        return answer.out
+        return await self._tool.run("dcmi", "power", *words)
 
 
 def _short(text: str) -> str:

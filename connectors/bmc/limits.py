@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import NamedTuple, Protocol
 
 from connectors.backoff import Backoff
+from connectors.bmc.power import AgentLevel, no_agent, power_readings
 from twin.catalogue import ActuationError, ConnectorError
 from twin.contracts import Inlet
 from twin.telemetry import Reading
@@ -52,11 +53,15 @@ class Cap(NamedTuple):
 
 
 class BmcReading(NamedTuple):
-    """Reading of a node by its BMC. `power_w`: (table, entity, W); `faults`: what it leaves out, in words."""
+    """Reading of a node by its BMC. `power_w`: (table, entity, W); `faults`: what it leaves out, in words.
+
+    `level` of its power, as the states of `node.power_state`; None where the BMC does not say.
+    """
 
     caps: tuple[Cap, ...]
     power_w: tuple[tuple[str, int, float], ...] = ()
     faults: tuple[str, ...] = ()
+    level: int | None = None
 
 
 class Changed(ConnectorError):
@@ -163,9 +168,10 @@ class BmcSource:
         period_s: float,
         now_ns: Callable[[], int] = time.time_ns,
         left_to_others: Callable[[Key], str] = lambda key: "",  # noqa: ARG005
+        agent_level: AgentLevel = no_agent,
     ) -> None:
         self.name, self._fleet, self._period_s, self._now_ns = name, fleet, period_s, now_ns
-        self._left_to_others = left_to_others
+        self._left_to_others, self._agent_level = left_to_others, agent_level
         self.origins = tuple(f"BMC {bmc.name}" for bmc in fleet.bmcs)  # as the ledger of sources has them
 
     async def run(self, inlet: Inlet) -> None:
@@ -193,6 +199,8 @@ class BmcSource:
                 items = self._fleet.note(reading.caps, now_ns)
                 items += [Reading(t, e, "power_w", w, now_ns) for t, e, w in reading.power_w]
                 items = [x for x in items if x.table != "gpu" or not self._left(x.entity)]
+                if reading.level is not None:
+                    items += power_readings(bmc.node, reading.level, now_ns, self._agent_level(bmc.node))
                 inlet.stage(items, now_ns, self._period_s)
                 for fault in reading.faults:
                     inlet.reject(bmc.name, fault, REMEDY)

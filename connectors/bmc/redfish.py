@@ -1,8 +1,8 @@
-"""The power limits of one node by its Redfish service: where they are, how they are read and set.
+"""The power limits and the switch of one node by its Redfish service: where they are, how read and set.
 
 GPUs by their `EnvironmentMetrics.PowerLimitWatts` or a Control that names them; the node by the one power
-Control, or power limit, of its chassis. Paths are found by walking from the service root, once, and again
-where one is gone; what cannot be told apart is not guessed.
+Control, or power limit, of its chassis, and switched by the one system that can be reset. Paths are found by
+walking from the service root, once, and again where one is gone; what cannot be told apart is not guessed.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from connectors.bmc.limits import GPU_CAP, NODE_CAP, BmcReading, Cap, Changed, Key
+from connectors.bmc.power import LEVELS, OFF, ON, STOP
 from connectors.bmc.redfish_client import JSON, Gone, HttpAnswer, RedfishClient, is_path, link
 from twin.catalogue import ActuationError, ConnectorError
 
+Answer = TypeVar("Answer")
 MAX_GETS = 600  # of one walk
 MAX_WALK_BYTES = 8 * 2**20  # of one walk, or look; in memory they are some twenty times as much
 MAX_MEMBERS, MAX_PAGES = 256, 8  # of a collection
@@ -27,6 +29,9 @@ WALK_S = 60.0  # what was not found is looked for again after this long. source:
 PARTS = ("GPU", "CPU", "Accelerator", "Memory", "ASIC", "FPGA", "GPUSubsystem", "CPUSubsystem",
          "AcceleratorSubsystem", "MemorySubsystem", "NetworkingDevice", "StorageDevice", "PowerSupply", "Fan",
          "Pump", "Rack", "Room")  # fmt: skip
+RESETS = {ON: "On", STOP: "GracefulShutdown", OFF: "ForceOff"}  # source: DSP0268, Resource.ResetType
+STATES = {"On": ON, "PoweringOn": ON, "PoweringOff": STOP, "Off": OFF}  # source: DSP0268, Resource.PowerState
+RESET = "#ComputerSystem.Reset"
 
 
 class Spot(NamedTuple):
@@ -52,13 +57,16 @@ class RedfishCaps:
     """The caps of a service: those that we `command` (gpus, node) and the highest of each in the site.
 
     `gpu_ids` are Ids of processors in the order of the GPUs (else their natural order); `node_control` is the
-    Id or path of the node's Control, for a chassis with several.
+    Id or path of the node's Control, for a chassis with several, and `system` that of its system. With
+    `power` the power of the system is commanded too.
     """
 
     command: Sequence[str] = ()
     most_w: Mapping[Key, float] = field(default_factory=dict)
     gpu_ids: Sequence[str] = ()
     node_control: str = ""
+    system: str = ""
+    power: bool = False
 
 
 class RedfishBmc:
@@ -73,6 +81,7 @@ class RedfishBmc:
             *(Key(GPU_CAP, gpu) for gpu in self._gpus if "gpus" in caps.command),
             *((Key(NODE_CAP, node),) if "node" in caps.command else ()),
         )
+        self.switch, self._power = RedfishSwitch(name, client, caps.system), caps.power
         self._map: Map | None = None
         self._walked_s = 0.0
         self._found_off: set[Key] = set()  # caps that were off before we set them
@@ -96,7 +105,13 @@ class RedfishBmc:
             self._map = None
             raise
         wanted = {key.control for key in self.keys}
-        return BmcReading(tuple(caps), tuple(power), tuple(w for c, w in parts.why.items() if c in wanted))
+        faults = [why for control, why in parts.why.items() if control in wanted]
+        try:
+            level = await self.switch.level()
+        except ActuationError as error:
+            level = None
+            faults += [str(error)] if self._power else []
+        return BmcReading(tuple(caps), tuple(power), tuple(faults), level)
 
     async def cap(self, key: Key) -> Cap:
         """One cap, asked anew. Raises ConnectorError, or ActuationError where there is none."""
@@ -167,6 +182,58 @@ class RedfishBmc:
         return self._map
 
 
+class RedfishSwitch:
+    """Switch of one service's system. `system` is its Id or path, where several may be reset."""
+
+    def __init__(self, name: str, client: RedfishClient, system: str = "") -> None:
+        self.name, self._client, self._system = name, client, system
+        self._path = self._target = ""
+        self._offers: tuple[str, ...] = ()
+        self._why, self._walked_s = "", 0.0
+
+    async def level(self) -> int:
+        """Present level. Raises ConnectorError, and ActuationError where nothing says it."""
+        state = str((await self._read()).get("PowerState"))[:40]
+        if state not in STATES:
+            raise ActuationError(f"{self.name}: PowerState {state!r}; expected {', '.join(STATES)}")
+        return STATES[state]
+
+    async def put(self, level: int) -> None:
+        """Reset to a level. Raises ConnectorError, and ActuationError where it is not offered or refused."""
+        if RESETS[level] not in self._offers:
+            self._path = ""  # not looked for yet, or it offers what its state allows
+            await self._read()
+        if RESETS[level] not in self._offers:
+            offers = ", ".join(self._offers)[:120] or "nothing"
+            raise ActuationError(
+                f"{self.name}: offers no {RESETS[level]} for {LEVELS[level]}; it offers {offers}"
+            )
+        await self._asking(self._client.post(self._target, {"ResetType": RESETS[level]}))
+
+    async def _read(self) -> JSON:
+        if self._path:
+            return (await self._asking(self._client.get(self._path))).body
+        if self._why and time.monotonic() - self._walked_s < WALK_S:
+            raise ActuationError(self._why)
+        self._walked_s, self._why = time.monotonic(), ""
+        walk = Walk(self._client, self.name)
+        try:
+            body, self._target, self._offers = await walk.system(self._system)
+        except ActuationError as error:
+            self._why = str(error)
+            raise
+        self._path = str(body["@odata.id"])
+        return body
+
+    async def _asking(self, answer: Awaitable[Answer]) -> Answer:
+        """The answer; what is gone is looked for anew."""
+        try:
+            return await answer
+        except Gone:
+            self._path, self._offers = "", ()
+            raise
+
+
 class Walk:
     """One walk from the service root, with a limit to how much is asked for."""
 
@@ -185,6 +252,36 @@ class Walk:
         await self._gpus(out, _ordered(processors, gpu_ids), gpus, controls)
         self._node(out, node_control, [c for c in controls if c[0] in inside], metrics)
         return out
+
+    async def system(self, chosen: str) -> tuple[JSON, str, tuple[str, ...]]:
+        """(system, target of its reset, types that it offers). Raises ConnectorError, ActuationError."""
+        found = []
+        for path in await self._members(link(await self._client.root(), "Systems")):
+            body = await self._get(path)
+            actions = body.get("Actions")
+            reset = actions.get(RESET) if isinstance(actions, dict) else None
+            if (
+                isinstance(reset, dict)
+                and is_path(reset.get("target"))
+                and chosen in ("", path, body.get("Id"))
+            ):
+                found.append((body, reset))
+        if len(found) != 1:
+            names = ", ".join(str(body["@odata.id"]) for body, _ in found[:4])
+            raise ActuationError(
+                f"{self._name}: {len(found)} systems may be the node's ({names}); expected its Id in "
+                "redfish.system"
+                if found
+                else f"{self._name}: has no system {chosen or 'that can be reset'}"
+            )
+        ((body, reset),) = found
+        offers = reset.get("ResetType@Redfish.AllowableValues")
+        if offers is None and is_path(at := reset.get("@Redfish.ActionInfo")):
+            parameters = (await self._get(str(at))).get("Parameters")
+            own = [p for p in parameters if isinstance(p, dict)] if isinstance(parameters, list) else []
+            offers = next((p.get("AllowableValues") for p in own if p.get("Name") == "ResetType"), None)
+        listed = offers if isinstance(offers, list) else []
+        return body, str(reset["target"]), tuple(x[:40] for x in listed if isinstance(x, str))
 
     async def _chassis(
         self, path: str | None, systems: list[JSON]

@@ -29,6 +29,7 @@ REDIRECTS = 3
 REST_S = 60.0  # after a refused password. source: estimate, below usual lockout counters
 FORGOT_S = 5.0  # after a session that was forgotten at once: a service has few. source: estimate
 BUSY_S = 30.0  # a service may ask us to wait no longer than this
+SIGN_IN = "sign-in"  # the POST that opens a session
 JSON = dict[str, Any]
 
 
@@ -62,6 +63,7 @@ class RedfishClient:
         self._token = self._session_path = ""
         self._basic = ""
         self._root: JSON | None = None
+        self._signing = asyncio.Lock()  # an order on the power may come while others read
         self._rest_until_s = self._busy_until_s = 0.0
         self._resting = ""
 
@@ -72,6 +74,10 @@ class RedfishClient:
     async def patch(self, path: str, body: JSON, tag: str) -> None:
         """Change a resource that is still at `tag`. Raises Changed, ConnectorError, ActuationError."""
         await self._ask("PATCH", path, body, tag)
+
+    async def post(self, path: str, body: JSON) -> None:
+        """Ask for an action. Raises Gone, ConnectorError, and ActuationError where it is refused."""
+        await self._ask("POST", path, body)
 
     async def root(self) -> JSON:
         """The service root, asked once."""
@@ -98,14 +104,18 @@ class RedfishClient:
             raise ConnectorError(f"{self.base}: {self._resting}")
         if now_s < self._busy_until_s:
             raise ConnectorError(f"{self.base}: asked us to wait {self._busy_until_s - now_s:.0f} s more")
-        if not self._token and not self._basic:
-            await self._sign_in()
+        async with self._signing:
+            if not self._token and not self._basic:
+                await self._sign_in()
+        token = self._token
         try:
             return await self._once(method, path, body, tag)
         except _NotSigned:
             if self._basic:
                 raise self._refused("Basic") from None
-        await self._sign_in()  # it forgot our session
+        async with self._signing:
+            if self._token == token:  # it forgot our session
+                await self._sign_in()
         try:
             return await self._once(method, path, body, tag)
         except _NotSigned:
@@ -178,7 +188,7 @@ class RedfishClient:
                 method, url, headers=headers, allow_redirects=False, timeout=limit, **options
             ) as answer:
                 text = await body_of(answer, url, MAX_BODY, ConnectorError)
-                return self._judge(method, url, answer, text)
+                return self._judge(method if signed or method != "POST" else SIGN_IN, url, answer, text)
 
     def _judge(self, method: str, url: str, answer: aiohttp.ClientResponse, text: bytes) -> HttpAnswer | str:
         """Interpret an answer."""
@@ -198,13 +208,13 @@ class RedfishClient:
             raise Changed(f"{url}: answers {status}: it was changed meanwhile")
         if status in (404, 410):
             raise Gone(f"{url}: answers {status}")
-        if method == "POST" and status >= 400:  # that has the password, which an answer might hold
+        if method == SIGN_IN and status >= 400:  # that has the password, which an answer might hold
             text = b""
         if status >= 500 or status == 408:
             raise ConnectorError(f"{url}: answers {status} {_words(text)}".rstrip())
         if status >= 400:
             raise Refusal(f"{url}: answers {status} {_words(text)}".rstrip(), status)
-        if method == "POST":
+        if method == SIGN_IN:
             location = headers.get("Location", "")
             path = self._same_host(url, location) if location else ""
             return HttpAnswer({"@odata.id": path}, headers.get("X-Auth-Token", ""))

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from connectors.bmc import NODE_CAP, DcmiAccess, DcmiBmc, DcmiCommand, Fleet, Key
+from connectors.bmc import NODE_CAP, POWER, DcmiAccess, DcmiBmc, DcmiCommand, Fleet, Key, PowerSink
+from connectors.orders import SinkContext
 from tests.support.bmc_harness import Driven
 from tests.support.builders import site_of, two_racks
 from tests.support.dcmi_bmcs import PASSWORD, USER, Bmcs
@@ -193,6 +194,28 @@ def test_a_wrong_password_and_a_program_that_is_absent(site: Site, program: str)
 
     told(site, program, wrong, password="another")
     told(site, "/nowhere/ipmitool", absent)
+
+
+def test_a_node_is_stopped_and_switched_by_its_chassis(site: Site, program: str) -> None:
+    async def story(bmcs: Bmcs, mine: Driven) -> None:
+        bmc: Any = mine.fleet.bmcs[0]
+        context = SinkContext(mine.stage, lambda: True, mine.now_ns)
+        mine.sink = power = PowerSink("power", site, {0: bmc.switch}, context)  # type: ignore[assignment]
+        assert (await bmc.read()).level == 0
+        await mine.command({0: 1.0}, POWER)
+        await mine.until(lambda: bmcs.get(0)["switched"] == " soft")
+        bmcs.set(0, power="off")
+        assert await mine.answer(0, "node") == ("done", "")
+        mine.forget()
+        await mine.command({0: 0.0}, POWER, policy="operator")
+        assert await mine.answer(0, "node") == ("done", "")
+        mine.forget()
+        await mine.command({0: 2.0}, POWER)
+        assert await mine.answer(0, "node") == ("done", "")
+        assert (bmcs.get(0)["switched"], power.counts["sent"]) == (" soft on off", 3)
+        assert (await bmc.read()).level == 2
+
+    told(site, program, story)
 
 
 def test_the_password_is_on_no_command_line(site: Site, tmp_path: Path) -> None:

@@ -89,7 +89,8 @@ class Driven:
         now_ns = self.now_ns()
         n = len(values)
         batch = CommandBatch(
-            control, "power_cap", more.pop("epoch", self.epoch), np.array(list(values), np.int32),
+            control, more.pop("policy", "power_cap"), more.pop("epoch", self.epoch),
+            np.array(list(values), np.int32),
             np.zeros(n, np.int32), more.pop("command", first + np.arange(n)), np.array(list(values.values())),
             "a test", now_ns, now_ns + round(lease_s * NS), now_ns + round(deadline_s * NS), **more,
         )  # fmt: skip

@@ -27,6 +27,7 @@ START: dict[str, Any] = {
     "limit_w": 6000, "active": False, "action": 1, "correction_ms": 500, "sample_s": 30, "power_w": 4321,
     "measures": True, "low_w": 1000, "high_w": 6667, "mute": False, "code": 0, "cut": 99, "deaf": False,
     "stuck": False, "round_w": 1, "slow_s": 0.0, "sets": 0, "activations": 0, "asked": 0,
+    "power": "on", "switched": "",
 }  # fmt: skip
 
 
@@ -85,6 +86,18 @@ def serve(ports: list[int]) -> None:
         def __init__(self, port: int) -> None:
             super().__init__({USER: PASSWORD}, port=port, address="127.0.0.1")
             self.has = dict(START)
+
+        def get_power_state(self) -> str:
+            return str(self.has["power"])
+
+        def power_on(self) -> None:
+            self.has |= {"power": "on", "switched": self.has["switched"] + " on"}
+
+        def power_off(self) -> None:
+            self.has |= {"power": "off", "switched": self.has["switched"] + " off"}
+
+        def power_shutdown(self) -> None:
+            self.has["switched"] += " soft"  # until a test says that it has stopped
 
         def handle_raw_request(self, request: Any, session: Any) -> None:
             if request["netfn"] == 0x2C and bytes(request["data"])[:1] == bytes([GROUP]):

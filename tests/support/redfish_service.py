@@ -47,6 +47,7 @@ class Faults:
     round_w: float = 1.0  # what is set is rounded to a multiple of this
     sessions: bool = True
     max_sessions: int = 4
+    deaf: int = 0  # a reset is answered 204 and nothing happens
     locked: int = 0  # sign-ins that are refused, whatever the password
     tags: bool = True
 
@@ -74,6 +75,10 @@ class Service:
         self.node = Limit(6600.0, 1000.0, 6600.0, 4000.0) if node else None
         self.node_as, self.extra_controls = node_as, list[JSON]()
         self.asked: list[tuple[str, str]] = []
+        self.power, self.resets = "On", list[str]()
+        self.offers: list[str] | None = ["On", "ForceOff", "GracefulShutdown", "ForceRestart"]
+        self.reset_info: list[str] | None = None  # what an ActionInfo lists
+        self.more_systems: list[JSON] = []
         self.tokens: dict[str, str] = {}
         self.signed_in = self.refused = 0
         self.host = ""
@@ -102,6 +107,8 @@ class Service:
             self.tokens = {t: p for t, p in self.tokens.items() if p != path}
             return web.Response(status=204)
         tree = self._tree()
+        if request.method == "POST" and path == f"{ROOT}/Systems/Board_0/Actions/ComputerSystem.Reset":
+            return self._reset(str((await request.json()).get("ResetType")))
         if path not in tree:
             return _error(404, "Base.ResourceMissingAtURI", "no such resource")
         body, limit = tree[path]
@@ -193,6 +200,18 @@ class Service:
         limit.value, limit.pending = value, None
         return web.Response(status=204)
 
+    def _reset(self, kind: str) -> web.Response:
+        """Stopping takes as long as a test lets it."""
+        self.resets.append(kind)
+        off = self.power == "Off"
+        if off != (kind == "On"):
+            return _error(409, "Base.ResourceInUse", f"{kind} while the power is {self.power}")
+        if self.faults.deaf:
+            self.faults.deaf -= 1
+        else:
+            self.power = {"On": "On", "GracefulShutdown": "PoweringOff", "ForceOff": "Off"}[kind]
+        return web.Response(status=204)
+
     def _root(self) -> JSON:
         links = {"Sessions": {"@odata.id": f"{ROOT}/SessionService/Sessions"}} if self.faults.sessions else {}
         return {"@odata.id": f"{ROOT}/", "RedfishVersion": "1.20.0", "Links": links,
@@ -205,8 +224,12 @@ class Service:
         module = f"{ROOT}/Chassis/Module_0"
         processors = [f"{system}/Processors/GPU_{i + 1}" for i in range(len(self.gpus))]
         out: dict[str, tuple[JSON, Limit | None]] = {
-            f"{ROOT}/Systems": (_members([system]), None),
-            system: ({"Id": "Board_0", "Processors": {"@odata.id": f"{system}/Processors"},
+            f"{ROOT}/Systems": (_members([system, *(x["@odata.id"] for x in self.more_systems)]), None),
+            **{x["@odata.id"]: (x, None) for x in self.more_systems},
+            f"{system}/ResetActionInfo": ({"Parameters": [
+                {"Name": "ResetType", "AllowableValues": self.reset_info}]}, None),
+            system: ({"Id": "Board_0", "PowerState": self.power, "Actions": self._actions(system),
+                      "Processors": {"@odata.id": f"{system}/Processors"},
                       "Links": {"Chassis": [{"@odata.id": chassis}]}}, None),
             # ten sorts before two, as text does
             f"{system}/Processors": (_members([f"{system}/Processors/CPU_0", *sorted(processors)]), None),
@@ -237,6 +260,14 @@ class Service:
         own = self.node if self.node_as != "control" else None
         out[f"{chassis}/EnvironmentMetrics"] = metrics, own
         return out
+
+    def _actions(self, system: str) -> JSON:
+        reset: JSON = {"target": f"{system}/Actions/ComputerSystem.Reset"}
+        if self.offers is not None:
+            reset["ResetType@Redfish.AllowableValues"] = self.offers
+        if self.reset_info is not None:
+            reset["@Redfish.ActionInfo"] = f"{system}/ResetActionInfo"
+        return {"#ComputerSystem.Reset": reset}
 
 
 class Services:

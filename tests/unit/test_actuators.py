@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from connectors.bmc import GPU_CAP, NODE_CAP, Key
+from connectors.bmc import GPU_CAP, NODE_CAP, POWER, Key
 from connectors.orders import SinkContext
 from tests.support.builders import START_NS, Twin, eight_nodes, site_of, two_racks
 from twin.catalogue import NS, ConfigError
@@ -66,6 +66,10 @@ def made(folder: Path, site: Any, **sections: Any) -> Schedulers:
             {"redfish": [RED | {"command": ["gpus"]}, RED | {"command": ["gpus"]}]},
             f"redfish[0] commands the gpus cap of {NODE} already",
         ),
+        (
+            {"redfish": [RED | {"power": True}], "dcmi": [RED | {"power": True}]},
+            f"$.dcmi[0].power: redfish[0] commands the power of {NODE} already; expected one writer",
+        ),
     ],
 )  # fmt: skip
 def test_what_is_refused(tmp_path: Path, sections: dict[str, Any], problem: str) -> None:
@@ -89,6 +93,13 @@ def test_gpus_by_redfish_and_the_node_by_dcmi_is_no_conflict(tmp_path: Path) -> 
 def test_a_section_that_commands_nothing_only_reads(tmp_path: Path) -> None:
     out = made(tmp_path, site_of(two_racks()), redfish=[RED, RED])
     assert ([s.name for s in out.sources], out.sinks) == (["redfish", "redfish-1"], [])
+
+
+def test_power_is_commanded_only_where_the_section_says_so(tmp_path: Path) -> None:
+    out = made(tmp_path, site_of(two_racks()), redfish=[RED], dcmi=[RED | {"power": True}])
+    assert [(s.name, s.controls, s.enforces_safe) for s in out.sinks] == [("dcmi-power", (POWER,), False)]
+    assert list(out.works) == ["dcmi-power-work"]
+    assert out.faults["dcmi-power"]() == ""
 
 
 def test_host_lists_name_racks_of_nodes(tmp_path: Path) -> None:
@@ -179,3 +190,20 @@ def test_a_gpu_is_its_agents_while_that_is_online_and_a_lease_beyond() -> None:
     pod.tick(dt_s=3000.0)  # online was long ago: unknown is not online
     assert agents.why_theirs(first) == ""
     assert pod.now_ns > START_NS + NS
+
+
+def test_the_power_of_a_node_is_known_as_read_back_while_its_agent_is_online() -> None:
+    pod = Twin(two_racks())
+    agents = Agents(pod.site, lambda: pod.engine)
+    n = pod.site.sizes["node"]
+    some = [float("nan")] * n
+    some[0] = 1.0
+    pod.tick({"node.power_readback_state": some})
+    assert agents.power_level(0) is None  # no agent
+    pod.tick({"node.agent_state": [0.0, 0.0] + [1.0] * (n - 2)})
+    assert agents.power_level(0) == 1.0
+    level = agents.power_level(1)
+    assert level is not None
+    assert level != level  # online, and reads back nothing
+    assert agents.power_level(2) is None
+    assert agents.power_level(n) is None

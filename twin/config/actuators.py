@@ -27,6 +27,7 @@ class Redfish(_Strict, frozen=True):
 
     `command` names what is commanded: gpus, node; the rest is read only. `gpu_ids`: Ids of processors in the
     order of a node's GPUs, where their natural order is another. `node_control`: Id of the node's Control.
+    With `power` systems are stopped and nodes switched off; `system`: Id of the node's system.
     """
 
     bmcs: dict[str, str]  # hosts (HOST:PORT too) and their nodes: {"bmc[01-18]": "lab/hall1/r1/node[0-17]"}
@@ -37,6 +38,8 @@ class Redfish(_Strict, frozen=True):
     scheme: Literal["https", "http"] = "https"  # http on loopback only
     # what is commanded; without it limits and power are only read
     command: list[Literal["gpus", "node"]] = []
+    power: bool = False  # whether systems are stopped and nodes switched off: node.power_state
+    system: str = ""  # Id of the node's system, where a service has several that can be reset
     gpu_ids: list[str] = []  # processors in the order of the node's GPUs, where that is another
     node_control: str = ""  # Id of the node's Control, where a chassis has several
     period_s: float = 15.0  # between two reads of a BMC
@@ -48,14 +51,16 @@ class Dcmi(_Strict, frozen=True):
     """Power limits and power of nodes by IPMI DCMI, through `ipmitool`. `bmcs` as for Redfish.
 
     With `command`, limits are set: `correction_ms` is how soon a BMC must keep one, `exception` what it does
-    if it cannot (nothing, or an entry in its log; it is never asked to switch the node off). `cipher`: of
-    lanplus, where the BMC does not tell which it takes.
+    if it cannot (nothing, or an entry in its log; it is never asked to switch the node off). With `power`
+    systems are stopped and nodes switched off by `chassis power`. `cipher`: of lanplus, where the BMC does
+    not tell which it takes.
     """
 
     bmcs: dict[str, str]  # hosts and their nodes: {"bmc[19-36].mgmt": "lab/hall1/r2/node[0-17]"}
     user: str  # account at the BMCs
     password_file: str  # file with its password
     command: bool = False  # whether limits are set
+    power: bool = False  # whether systems are stopped and nodes switched off: node.power_state
     correction_ms: int = 1000  # how soon a BMC must keep a limit
     exception: Literal["none", "log"] = "log"  # what it does if it cannot: never a power-off
     cipher: int | None = None  # of lanplus, where the BMC does not tell
@@ -90,7 +95,7 @@ def actuator_problems(redfish: Sequence[Redfish], dcmi: Sequence[Dcmi]) -> list[
 
 
 def sections(redfish: Sequence[Redfish], dcmi: Sequence[Dcmi]) -> list[tuple[str, Redfish | Dcmi, set[str]]]:
-    """(place in the file, section, what it commands: gpus, node) of all sections."""
+    """(place in the file, section, caps that it commands: gpus, node) of all sections."""
     out: list[tuple[str, Redfish | Dcmi, set[str]]] = []
     out += [(f"redfish[{i}]", part, set(part.command)) for i, part in enumerate(redfish)]
     out += [(f"dcmi[{i}]", part, {"node"} if part.command else set()) for i, part in enumerate(dcmi)]
@@ -124,7 +129,7 @@ def _common(part: Redfish | Dcmi, where: str, least_s: float) -> list[str]:
 
 
 def _writers(redfish: Sequence[Redfish], dcmi: Sequence[Dcmi]) -> list[str]:
-    """A cap has one writer: two sections that command the same cap of a node are refused."""
+    """A control has one writer: two sections that command the same cap or power of a node are refused."""
     out: list[str] = []
     writer: dict[tuple[str, str], str] = {}
     for where, part, what in sections(redfish, dcmi):
@@ -133,11 +138,12 @@ def _writers(redfish: Sequence[Redfish], dcmi: Sequence[Dcmi]) -> list[str]:
             if node in seen:
                 out.append(f"$.{where}.bmcs.{host[:60]}: {node[:80]} has a BMC already; expected one")
             seen.add(node)
-            for cap in sorted(what):
-                other = writer.setdefault((node, cap), where)
+            mine = [("command", f"{cap} cap") for cap in sorted(what)]
+            for key, control in mine + [("power", "power")] * part.power:
+                other = writer.setdefault((node, control), where)
                 if other != where:
                     out.append(
-                        f"$.{where}.command: {other} commands the {cap} cap of {node[:80]} already; expected "
+                        f"$.{where}.{key}: {other} commands the {control} of {node[:80]} already; expected "
                         "one writer"
                     )
     return out[:20]

@@ -141,8 +141,8 @@ def _reading_only(loaded: Loaded) -> Loaded:
         jobs=jobs,
         kubernetes=changed(cluster, command=False) if cluster is not None else None,
         burn_in=None,
-        redfish=[changed(part, command=[], period_s=LOOK_S) for part in config.redfish],
-        dcmi=[changed(part, command=False, period_s=LOOK_S) for part in config.dcmi],
+        redfish=[changed(part, command=[], power=False, period_s=LOOK_S) for part in config.redfish],
+        dcmi=[changed(part, command=False, power=False, period_s=LOOK_S) for part in config.dcmi],
     )
     return Loaded(config, loaded.path)
 

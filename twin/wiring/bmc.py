@@ -1,7 +1,8 @@
 """BMC wiring: sources and sinks for Redfish and IPMI DCMI, made from a configuration for one site.
 
-Each section brings a source that reads back, and a sink where it commands. A GPU whose node has an agent
-online is left to the agent, whose leases hold without the daemon.
+Each section brings a source that reads back, and sinks where it commands. A GPU whose node has an agent
+online is left to the agent, whose leases hold without the daemon; so is the stop of a system that an agent
+has begun.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from connectors.bmc import (
     GPU_CAP,
     MAX_SECRET,
     NODE_CAP,
-    Bmc,
     BmcSink,
     BmcSource,
     DcmiAccess,
@@ -26,9 +26,11 @@ from connectors.bmc import (
     DcmiCommand,
     Fleet,
     Key,
+    PowerSink,
+    Switch,
 )
 from connectors.slurm import find_node
-from twin.catalogue import NS, ConfigError, find_control, find_signal
+from twin.catalogue import NS, ConfigError, Signal, find_control, find_signal
 from twin.config import Dcmi, Loaded, Redfish, hosts_of, sections
 from twin.engine import Engine
 from twin.site import Site
@@ -37,6 +39,8 @@ from twin.wiring.schedulers import Schedulers, WiringContext
 
 if TYPE_CHECKING:
     import aiohttp
+
+    from connectors.bmc import RedfishBmc
 
 IPMI = 623  # port
 CONTROLS = {"gpus": GPU_CAP, "node": NODE_CAP}
@@ -53,21 +57,30 @@ def make_actuators(context: WiringContext, out: Schedulers) -> None:
         _secret(loaded, section)  # so that a file that is absent is refused now
     agents = Agents(site, context.engine)
 
-    def add(name: str, fleet: Fleet, period_s: float) -> None:
-        out.sources.append(BmcSource(name, fleet, period_s, context.sink.now_ns, agents.why_theirs))
+    def add(name: str, fleet: Fleet, period_s: float, switches: dict[int, Switch]) -> None:
+        source = BmcSource(name, fleet, period_s, context.sink.now_ns, agents.why_theirs, agents.power_level)
+        out.sources.append(source)
+        sinks: list[BmcSink | PowerSink] = []
         if fleet.of:
-            sink = BmcSink(name, site, fleet, context.sink, agents.why_theirs)
+            sinks.append(BmcSink(name, site, fleet, context.sink, agents.why_theirs))
+        if switches:
+            power = f"{name}-power"
+            sinks.append(PowerSink(power, site, switches, context.sink, agents.power_level, fleet.close))
+        for sink in sinks:
             out.add(sink, sink.counts)
-            out.works[f"{name}-work"] = sink.run
-            out.faults[name] = lambda: sink.fault
+            out.works[f"{sink.name}-work"] = sink.run
+            out.faults[sink.name] = partial(getattr, sink, "fault")
 
     for i, part in enumerate(loaded.config.redfish):
         http = Http()
-        fleet = Fleet(_redfish(loaded, part, site, f"$.redfish[{i}]", http), part.at_once, http.close)
-        add("redfish" if i == 0 else f"redfish-{i}", fleet, part.period_s)
+        services = _redfish(loaded, part, site, f"$.redfish[{i}]", http)
+        fleet = Fleet(services, part.at_once, http.close)
+        switches: dict[int, Switch] = {x.node: x.switch for x in services} if part.power else {}
+        add("redfish" if i == 0 else f"redfish-{i}", fleet, part.period_s, switches)
     for i, dcmi in enumerate(loaded.config.dcmi):
-        fleet = Fleet(_dcmi(loaded, dcmi, site), dcmi.at_once)
-        add("dcmi" if i == 0 else f"dcmi-{i}", fleet, dcmi.period_s)
+        bmcs = _dcmi(loaded, dcmi, site)
+        switches = {x.node: x.switch for x in bmcs} if dcmi.power else {}
+        add("dcmi" if i == 0 else f"dcmi-{i}", Fleet(bmcs, dcmi.at_once), dcmi.period_s, switches)
 
 
 def actuator_faults(loaded: Loaded, site: Site) -> list[str]:
@@ -98,7 +111,7 @@ def reading_notes(loaded: Loaded, site: Site) -> list[str]:
     """Notes on read-backs that come more seldom than `periods_s` of the site allows."""
     out: list[str] = []
     for where, part, _ in sections(loaded.config.redfish, loaded.config.dcmi):
-        keys = ["node.power_cap_readback_w"]
+        keys = ["node.power_cap_readback_w", "node.power_readback_state"]
         if isinstance(part, Redfish):
             keys.append("gpu.power_limit_w")
         for key in keys:
@@ -115,14 +128,16 @@ def reading_notes(loaded: Loaded, site: Site) -> list[str]:
 
 
 class Agents:
-    """GPUs whose caps an agent carries out, as an engine knows them, looked up anew each time."""
+    """Nodes whose controls an agent carries out, as an engine knows them, looked up anew each time."""
 
     def __init__(self, site: Site, engine: Callable[[], Engine]) -> None:
         self._site, self._engine = site, engine
-        signal, control = find_signal("node.agent_state"), find_control(GPU_CAP)
-        assert signal is not None  # both are of the catalogue
+        signal, level = find_signal("node.agent_state"), find_signal("node.power_readback_state")
+        control = find_control(GPU_CAP)
+        assert signal is not None  # all are of the catalogue
+        assert level is not None
         assert control is not None
-        self._signal, self._lease_ns = signal, round(control.lease_s * NS)
+        self._signal, self._level, self._lease_ns = signal, level, round(control.lease_s * NS)
 
     def why_theirs(self, key: Key) -> str:
         """Why a cap is the agent's, in words; "" if it is not.
@@ -131,26 +146,38 @@ class Agents:
         """
         if key.control != GPU_CAP:
             return ""
-        state = self._engine().state
-        table, node = state.tables["node"], int(self._site.node_of_gpu[key.entity])
-        if node >= table.value.shape[1]:
+        state, node = self._engine().state, int(self._site.node_of_gpu[key.entity])
+        value = self._value(self._signal, node)
+        if value is None:
             return ""
-        if not table.current(self._signal, state.now_ns, node):
-            return ""
-        value = float(table.value[self._signal.row, node])
-        age_s = float(np.asarray(table.age_s(self._signal, state.now_ns))[node])
         if value == ONLINE:
             return "the node's agent carries it out"
+        age_s = float(np.asarray(state.tables["node"].age_s(self._signal, state.now_ns))[node])
         return "the node's agent went offline just now" if age_s * NS < self._lease_ns else ""
 
+    def power_level(self, node: int) -> float | None:
+        """Level of a node's power as last read, NaN if unknown; None where no agent of it is online."""
+        if self._value(self._signal, node) != ONLINE:
+            return None
+        level = self._value(self._level, node)
+        return math.nan if level is None else level
 
-def _redfish(loaded: Loaded, part: Redfish, site: Site, where: str, http: Http) -> list[Bmc]:
+    def _value(self, signal: Signal, node: int) -> float | None:
+        """A signal of a node where it is current."""
+        state = self._engine().state
+        table = state.tables["node"]
+        if node >= table.value.shape[1] or not table.current(signal, state.now_ns, node):
+            return None
+        return float(table.value[signal.row, node])
+
+
+def _redfish(loaded: Loaded, part: Redfish, site: Site, where: str, http: Http) -> list[RedfishBmc]:
     # Only here: a site without Redfish need not load what speaks to it.
     from connectors.bmc import RedfishBmc, RedfishCaps, RedfishClient
 
     secret = partial(_secret, loaded, part)
     tls = _trust(loaded, part, where) if part.scheme == "https" else None
-    out: list[Bmc] = []
+    out: list[RedfishBmc] = []
     for host, name in hosts_of(part).items():
         node = find_node(site, name)
         assert node is not None  # it was checked
@@ -165,13 +192,15 @@ def _redfish(loaded: Loaded, part: Redfish, site: Site, where: str, http: Http) 
             most_w={key: w for key, w in most_w.items() if math.isfinite(w)},
             gpu_ids=part.gpu_ids,
             node_control=part.node_control,
+            system=part.system,
+            power=part.power,
         )
         out.append(RedfishBmc(host, node, client, range(first, last), caps))
     return out
 
 
-def _dcmi(loaded: Loaded, part: Dcmi, site: Site) -> list[Bmc]:
-    out: list[Bmc] = []
+def _dcmi(loaded: Loaded, part: Dcmi, site: Site) -> list[DcmiBmc]:
+    out: list[DcmiBmc] = []
     high_w = site.envelopes[NODE_CAP].high
     options = () if part.cipher is None else ("-C", str(part.cipher))
     for host, name in hosts_of(part).items():
