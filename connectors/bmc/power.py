@@ -121,9 +121,9 @@ class PowerSink:
                     self._begin(node, self._orders[node], batch.deadline_ns)
 
     def _begin(self, node: int, order: PowerOrder, deadline_ns: int) -> None:
-        """Carry out an order in place of the one before. One that comes again is begun again only where it
-        failed, no reset of it was taken, and it has more time."""
-        again = order.phase == "over" and order.answered[0] == "failed" and not order.taken
+        """Carry out an order in place of the one before; one that comes again only where it failed and has
+        more time."""
+        again = order.phase == "over" and order.answered[0] == "failed"
         if order.phase == "under_way":
             order.deadline_ns = max(order.deadline_ns, deadline_ns)
         if order.phase != "new" and not (again and deadline_ns > order.deadline_ns):

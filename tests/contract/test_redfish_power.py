@@ -114,8 +114,10 @@ def test_what_is_off_is_as_wanted(site: Site) -> None:
 
 @pytest.mark.parametrize("level, kind", [(STOP, "GracefulShutdown"), (OFF, "ForceOff")])
 def test_who_switches_a_node_on_again_is_not_overruled_without_a_new_number(
-    site: Site, level: float, kind: str
+    site: Site, level: float, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(connectors.bmc.power, "SETTLE_S", {1: 0.05, 2: 0.05})
+
     async def story(services: Services, mine: Powered) -> None:
         batch = await mine.order(level)
         await mine.answer(0, "node")
@@ -135,14 +137,14 @@ def test_who_switches_a_node_on_again_is_not_overruled_without_a_new_number(
 def test_an_off_overtakes_a_shutdown_and_everything_that_asks_the_same_bmc(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connectors.bmc.power, "LONGEST_S", 30.0)
+    monkeypatch.setattr(connectors.bmc.power, "SETTLE_S", {1: 0.1, 2: 9.0})
 
     async def story(services: Services, mine: Powered) -> None:
         one = services[0]
-        one.faults.deaf = 1
+        one.faults.deaf = 10**6
         await mine.order(STOP)
-        await mine.until(lambda: one.resets == ["GracefulShutdown"])
-        await asyncio.sleep(0.5)
+        await mine.until(lambda: one.resets == ["GracefulShutdown"] * 3)
+        one.faults.deaf = 0
         async with mine.fleet.lane(mine.fleet.bmcs[0]):  # somebody reads, for long
             one.faults.hang = 1
             hanging = asyncio.create_task(mine.fleet.bmcs[0].read())
@@ -154,6 +156,9 @@ def test_an_off_overtakes_a_shutdown_and_everything_that_asks_the_same_bmc(
             hanging.cancel()
             await asyncio.gather(hanging, return_exceptions=True)
         assert await mine.answer(0, "node") == ("done", "")
+        one.power, sent = "On", len(one.resets)  # nothing is left of the shutdown
+        await asyncio.sleep(0.3)
+        assert len(one.resets) == sent
 
     told(site, story, timeout_s=20.0)
 
