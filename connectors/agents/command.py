@@ -1,4 +1,4 @@
-"""Commands over MQTT: caps to the agents of nodes as leases, requests to the BMS on points that are ours.
+"""Commands over MQTT: caps and switches to the agents of nodes as leases, points of ours to the BMS.
 
 `IT/v1/{integration}/Request/{control}/{rack path}` carries the leases of one rack as columns, and
 `.../Result/{control}/{node path}` an agent's answers. Names are relative to the path of the topic, so that
@@ -36,7 +36,7 @@ ANSWER_BURST, ANSWER_PER_S = 2**22, 2**18  # bytes of a node or rack
 MAX_EPOCH = 2**53
 Publication = tuple[str, bytes]
 AT_ONCE = 64  # publications that wait for the broker's acknowledgement
-AGENT_CONTROLS = ("gpu.power_cap_w", "node.power_cap_w")
+AGENT_CONTROLS = ("gpu.power_cap_w", "node.power_cap_w", "node.power_state")
 # control -> the signal of our point that asks the BMS for it
 BMS_REQUESTS = {
     "cdu.supply_temp_target_c": "supply_temp_request_c",
@@ -309,7 +309,7 @@ class Publish(Protocol):
 
 
 class MqttSink:
-    """Power caps, to be carried out and lapsed by the agents of the nodes.
+    """Power caps and orders on the power of nodes, to be carried out by their agents, who let caps lapse.
 
     `lapse` gives the values [n of the table] that devices take when a lease ends, for controls that give
     back what was found; None is the site's safe value.

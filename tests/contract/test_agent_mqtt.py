@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -337,6 +338,46 @@ def test_an_agent_without_a_broker_or_with_a_wrong_password_goes_on_trying_and_s
             assert process.wait(5) == 0
     assert "right" not in log.read_text()
     assert "wrong" not in log.read_text()
+
+
+def test_an_order_on_the_power_is_answered_and_read_back_before_its_program_runs(
+    broker: Mosquitto, tmp_path: Path
+) -> None:
+    ran = tmp_path / "ran"
+    program = f"[\"{sys.executable}\", \"-c\", \"open(r'{ran}', 'a').write('x')\"]"
+    tables = f'[power]\nenable = ["shutdown"]\nshutdown_command = {program}'
+    config = write_config(tmp_path, broker.port, tables)
+
+    def answered(m: Heard) -> bool:
+        return m.topic == f"IT/v1/racktwin/Result/node.power_state/{NODE}"
+
+    def reads_back(m: Heard) -> bool:
+        return "/Frame/" in m.topic and m.body.get("node", {}).get("power_readback_state") == [1]
+
+    order = replace(batch([1.0]), control="node.power_state", deadline_ns=time.time_ns() + 120 * NS)
+    with Client(broker.port) as client:
+        with agent(config):
+            client.wait(status(state="online"))
+            ask(client, order)
+            answer = client.wait(answered)
+            assert (answer.body["states"], ran.exists()) == (["accepted"], False)
+            frame = client.wait(reads_back)
+            signals = {s for block in decoded(frame, ItDecoder(SITE)) for s in block.signals}
+            assert "power_readback_state" in signals
+            for _ in range(200):
+                if ran.exists() and ran.read_text():
+                    break
+                time.sleep(0.05)
+            ask(client, replace(order, value=np.array([2.0]), command=np.array([18])))
+            refused = client.wait(lambda m: answered(m) and m.body["states"] == ["failed"])
+            assert "off is not enabled here" in refused.body["details"][0]
+        with agent(config):  # as after a boot
+            mark = client.mark()
+            client.wait(status(state="online"), mark)
+            ask(client, replace(order, renewal=True, issued_ns=time.time_ns()))
+            client.wait(lambda m: answered(m) and m.body["states"] == ["done"], mark)
+            client.wait(reads_back, client.mark())
+    assert ran.read_text() == "x"
 
 
 def test_an_agent_with_a_certificate_under_the_shipped_access_list(secured: Secured, tmp_path: Path) -> None:  # noqa: F811

@@ -122,9 +122,9 @@ def test_who_switches_a_node_on_again_is_not_overruled_without_a_new_number(
         batch = await mine.order(level)
         await mine.answer(0, "node")
         services[0].power = "On"
-        for _ in range(3):
-            await mine.resend(batch)
-            await mine.resend(batch, later_s=120.0)
+        for later_s in (0.0, 120.0, 240.0):
+            await asyncio.sleep(0.05)
+            await mine.resend(batch, later_s=later_s)
         mine.shift_s = 1000.0  # its lease is over too
         await asyncio.sleep(0.3)
         assert services[0].resets == [kind]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import Any
 
 from racktwin_agent.clock import NS, Instant, boot_id, current_instant
@@ -21,6 +22,7 @@ from racktwin_agent.link import Link
 from racktwin_agent.node import Node
 from racktwin_agent.notify import notify
 from racktwin_agent.nvml import NvmlDevices
+from racktwin_agent.power import Power
 from racktwin_agent.publish import Out, fault_of
 from racktwin_agent.simulated import SimulatedDevices
 from racktwin_agent.store import FileStore
@@ -30,6 +32,7 @@ from racktwin_agent.xid_events import XidEvents
 
 log = logging.getLogger("racktwin-agent")
 STALL_S = 10.0
+ANSWER_S = 0.2  # for the answer to an order that ends this node; source: estimate
 
 
 def open_devices(config: Config) -> Devices:
@@ -52,7 +55,10 @@ class Agent:
         self.store = FileStore(config.state_dir)
         self.watch = Watch(config.broker_gone_s, config.power_brake_s)
         boot = boot_id()
-        self.node = Node(config.node, devices, self.store, self.watch, boot, config.integration, log.info)
+        power = Power(config.power)
+        self.node = Node(
+            config.node, devices, self.store, self.watch, boot, config.integration, log.info, power=power
+        )
         self.identity = Identity(config.node, boot)
         at = current_instant()
         self._resume()
@@ -177,6 +183,9 @@ class Agent:
     def _send(self, outs: list[Out]) -> None:
         for out in outs:
             self.link.send(out)
+        if self.node.power.is_due:
+            time.sleep(ANSWER_S)
+            log.warning("%s", self.node.power.run())
 
     def _received(self, topic: str, payload: bytes) -> None:
         self.inbox.put("message", (topic, payload), len(payload))

@@ -1,6 +1,6 @@
 """The agent's configuration: one TOML file, read strictly; what is wrong with it is said all at once.
 
-Secrets are never in it, only files that hold them. Imports the agent's triggers.
+Secrets are never in it, only files that hold them. Imports the agent's power and triggers.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from racktwin_agent.power import COMMANDS, LEVELS, STOP
 from racktwin_agent.triggers import PsuInput
 
 _PATH = re.compile(r"[A-Za-z0-9_.:\-]{1,64}(/[A-Za-z0-9_.:\-]{1,64}){3,5}")
@@ -65,6 +66,7 @@ class Config:
     broker_gone_s: float = 60.0
     power_brake_s: float = 2.0
     psu: tuple[PsuInput, ...] = ()
+    power: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # by level, those that are enabled
     simulated_gpus: int = 4
     simulated_seed: int = 0
 
@@ -145,7 +147,7 @@ def _config(root: _Reader) -> Config:
     if not all(isinstance(b, str) and ":" in b for b in bus_ids):
         root.problems.append('gpu_bus_ids: expected PCI addresses such as "0000:41:00"')
     state = root.text("state_dir", "a folder", os.environ.get("STATE_DIRECTORY", "").split(":")[0] or "state")
-    triggers, simulated = root.table("triggers"), root.table("simulated")
+    triggers, simulated, power = root.table("triggers"), root.table("simulated"), root.table("power")
     config = Config(
         node=node,
         broker=_broker(root.table("broker"), node),
@@ -158,11 +160,13 @@ def _config(root: _Reader) -> Config:
         broker_gone_s=triggers.number("broker_gone_s", 1, 86_400, 60.0),
         power_brake_s=triggers.number("power_brake_s", 0, 3600, 2.0),
         psu=_psu(triggers),
+        power=_power(power),
         simulated_gpus=int(simulated.number("gpus", 0, 64, 4)),
         simulated_seed=int(simulated.number("seed", 0, 2**31, 0)),
     )
     triggers.end()
     simulated.end()
+    power.end()
     return config
 
 
@@ -191,6 +195,20 @@ def _broker(table: _Reader, node: str) -> Broker:
             table.problems.append(f"broker: {file}: no such file")
     table.end()
     return broker
+
+
+def _power(table: _Reader) -> dict[int, tuple[str, ...]]:
+    enabled = table.take("enable", list, "a list of shutdown and off", [])
+    if not all(name in LEVELS[STOP:] for name in enabled):
+        table.problems.append(f"power.enable: expected some of shutdown and off, got {str(enabled)[:60]!r}")
+    out = {}
+    for level, usual in COMMANDS.items():
+        command = table.take(f"{LEVELS[level]}_command", list, "a list of words", list(usual))
+        if not command or not all(isinstance(word, str) and word for word in command):
+            table.problems.append(f"power.{LEVELS[level]}_command: expected a program and its words")
+        elif LEVELS[level] in enabled:
+            out[level] = tuple(command)
+    return out
 
 
 def _psu(triggers: _Reader) -> tuple[PsuInput, ...]:

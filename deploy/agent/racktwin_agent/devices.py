@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 Column = list[float | int | None]
-GPU_CAP, NODE_CAP = "gpu.power_cap_w", "node.power_cap_w"
+GPU_CAP, NODE_CAP, POWER = "gpu.power_cap_w", "node.power_cap_w", "node.power_state"
 READBACK = {GPU_CAP: ("gpu", "power_limit_w"), NODE_CAP: ("node", "power_cap_readback_w")}
 # Clock-event bits: hardware slowdown, and power brake by an outside signal.
 HW_SLOWDOWN, POWER_BRAKE = 0x08, 0x80

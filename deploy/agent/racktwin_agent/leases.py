@@ -12,6 +12,7 @@ from typing import Any
 
 from racktwin_agent.clock import NS, Deadline, Instant
 from racktwin_agent.devices import DeviceError, Key
+from racktwin_agent.power import NODE_POWER, ON
 from racktwin_agent.settings import Settings
 from racktwin_agent.stored import deadline, number, text, whole
 from racktwin_agent.wire import Order, Request
@@ -80,8 +81,10 @@ class LeaseBook:
         for order in orders:
             key = Key(request.control, order.name)
             held = self.leases.get(key)
-            refusal = self._refuse_order(request, order, key, held)
-            if refusal is not None:
+            if key == NODE_POWER and held is not None and _is_ordered(request, order, held):
+                self.counts["repeated"] += 1
+                answers.append(self._ordered(order))
+            elif (refusal := self._refuse_order(request, order, held, at)) is not None:
                 self.counts["refused"] += 1
                 answers.append(Answer(order.name, order.generation, order.command, "failed", refusal))
             elif held is not None and _is_repeat(request, order, held):
@@ -120,7 +123,9 @@ class LeaseBook:
     def _apply(self, key: Key, order: Order) -> Answer:
         try:
             if self.settings.put(key, order.value):
-                return Answer(order.name, order.generation, order.command, "done")
+                begins = key == NODE_POWER and order.value > ON
+                state = "accepted" if begins else "done"
+                return Answer(order.name, order.generation, order.command, state)
         except DeviceError as error:
             return Answer(order.name, order.generation, order.command, "failed", str(error)[:300])
         ceiling = self.settings.ceilings[key]
@@ -137,8 +142,9 @@ class LeaseBook:
             return f"expired {late_ns / NS:.1f} s ago by this node's clock"
         return None
 
-    def _refuse_order(self, request: Request, order: Order, key: Key, held: Lease | None) -> str | None:
-        limits = self.settings.devices.limits(key)
+    def _refuse_order(self, request: Request, order: Order, held: Lease | None, at: Instant) -> str | None:
+        key = Key(request.control, order.name)
+        limits = self.settings.of(key).limits(key)
         if limits is None:
             return f"no {request.control} of {order.name or 'this node'} here"
         low, high = limits
@@ -146,6 +152,12 @@ class LeaseBook:
             return f"{order.value:g} is outside {low:g}..{high:g}, the limits of the device"
         if order.lapse is not None and not request.final and not low <= order.lapse <= high:
             return f"its lapse to {order.lapse:g} is outside {low:g}..{high:g}, the limits of the device"
+        if key == NODE_POWER and order.lapse is not None:
+            return "the power of a node stays as it is when a lease ends; expected no lapse"
+        if key == NODE_POWER and 0 < request.deadline_ns <= at.wall_ns:
+            return "its deadline is over: nothing is begun any more"
+        if key == NODE_POWER and (why := self.settings.power.refuse(order.value)):
+            return why
         # A lower number that was issued later is no straggler: the daemon lost its count with its disk.
         if (
             held is not None
@@ -159,9 +171,17 @@ class LeaseBook:
     def _repeat(self, order: Order, key: Key, held: Lease) -> Answer:
         if held.phase == RUNNING and order.value != held.value:
             return Answer(order.name, order.generation, order.command, "failed", "superseded by a renewal")
-        wanted = self.settings.held.get(key, self.settings.devices.get(key))
+        wanted = self.settings.held.get(key, self.settings.of(key).get(key))
         state = "done" if wanted is not None and abs(wanted - order.value) <= 1.0 else "accepted"
         return Answer(order.name, order.generation, order.command, state, "already known")
+
+    def _ordered(self, order: Order) -> Answer:
+        """The answer to an order on the power that was carried out, in this boot or before it."""
+        why = self.settings.power.why
+        state, detail = (
+            ("failed", why) if why else ("done", "already known: only a new command does it again")
+        )
+        return Answer(order.name, order.generation, order.command, state, detail)
 
     def lapse(self, at: Instant) -> list[str]:
         """End the leases that ran out; a sentence each. What a device refuses is tried again next time."""
@@ -183,10 +203,13 @@ class LeaseBook:
         return said
 
     def reassert(self, at: Instant) -> list[str]:
-        """After a restart: what runs is set again, as a driver that was loaded anew forgets; what failed."""
+        """After a restart: what runs is set again, as a driver that was loaded anew forgets; what failed.
+
+        The power is not: who switched the node on again is not overruled.
+        """
         failed = []
         for key, lease in self.leases.items():
-            if lease.phase == RUNNING and not lease.until.over(at):
+            if key != NODE_POWER and lease.phase == RUNNING and not lease.until.over(at):
                 try:
                     self.settings.put(key, lease.value)
                 except DeviceError as error:
@@ -221,6 +244,12 @@ class LeaseBook:
                 raise ValueError(f"phase {lease.phase!r}")
             leases[Key(text(control), text(name))] = lease
         self.epoch, self.leases = whole(data["epoch"]), leases
+
+
+def _is_ordered(request: Request, order: Order, held: Lease) -> bool:
+    """The same order on the power of the node again, also as the next leader renews it."""
+    same = (order.command, order.value) == (held.command, held.value)
+    return same and (request.epoch == held.epoch or request.renewal)
 
 
 def _is_repeat(request: Request, order: Order, held: Lease) -> bool:

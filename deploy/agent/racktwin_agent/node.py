@@ -7,12 +7,14 @@ The same for a real agent and for each node of a simulated fleet. No thread, no 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from racktwin_agent.clock import NS, Instant, current_instant
 from racktwin_agent.contingency import Change, Contingency
-from racktwin_agent.devices import GPU_CAP, Devices, Key, Sample, readbacks, settings
-from racktwin_agent.leases import RUNNING, LeaseBook
+from racktwin_agent.devices import GPU_CAP, POWER, Devices, Key, Sample, readbacks, settings
+from racktwin_agent.leases import RUNNING, Answer, LeaseBook
+from racktwin_agent.power import NODE_POWER, Power
 from racktwin_agent.publish import Out, fault_of, frame_of, result_of, sample_of, status_of
 from racktwin_agent.settings import Settings
 from racktwin_agent.store import Store
@@ -43,12 +45,14 @@ class Node:
         integration: str = "racktwin",
         say: Callable[[str], None] = _silent,
         clock: Callable[[], Instant] = current_instant,
+        power: Power | None = None,
     ) -> None:
         self.path, self.integration, self.boot, self.say, self.clock = path, integration, boot, say, clock
         self.rack, _, self.name = path.rpartition("/")
         self.devices, self.store, self.watch = devices, store, watch
-        self.controls = {key.control for key in settings(devices)}
-        self.settings = Settings(devices)
+        self.controls = {key.control for key in settings(devices)} | {POWER}
+        self.power = power or Power()
+        self.settings = Settings(devices, self.power)
         self.book = LeaseBook(self.settings, self._save)
         self.contingency = Contingency()
         self._told: dict[str, int] = {}
@@ -78,6 +82,9 @@ class Node:
                     lease = self.book.leases.get(key)
                     if lease is not None and lease.phase == RUNNING:
                         self.settings.held[key] = lease.value
+                ordered = self.book.leases.get(NODE_POWER)
+                if ordered is not None and ordered.value in self.power.commands:
+                    self.power.level = round(ordered.value)  # its system is stopping since
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"the stored state cannot be understood: {error!r}") from error
         failed = self.settings.lower(self._ceilings(self.contingency.caps)) if self.contingency.caps else []
@@ -169,6 +176,7 @@ class Node:
         before = self.book.counts["lapsed"]
         for text in self.book.lapse(at):
             self.say_once(text)
+        out += self._failed_order(at)
         change = self.contingency.step(self.watch.present(at), at)
         if change is not None:
             out += self._change(change, at)
@@ -179,6 +187,18 @@ class Node:
             out += self._echo(self.controls)
         if at.boot_ns - self._status_ns >= STATUS_EVERY_S * NS:
             out.append(self.status("online", at))
+        return out
+
+    def _failed_order(self, at: Instant) -> list[Out]:
+        """Tell that the program of an order on the power failed."""
+        why, lease = self.power.failure(), self.book.leases.get(NODE_POWER)
+        if not why:
+            return []
+        self.say(f"{POWER}: {why}")
+        out = self._echo({POWER})
+        if lease is not None:
+            answer = Answer("", lease.generation, lease.command, "failed", why)
+            out.append(result_of(self.path, self.integration, POWER, lease.epoch, at.wall_ns, [answer]))
         return out
 
     def _change(self, change: Change, at: Instant) -> list[Out]:
@@ -205,7 +225,7 @@ class Node:
     def report(self, sample: Sample, at: Instant) -> Out:
         """A sample as a frame; its clock events may be a trigger."""
         self.watch.clocks(sample.clock_bits(), at)
-        return sample_of(self.path, sample)
+        return sample_of(self.path, replace(sample, node={**sample.node, **self.power.columns()}))
 
     def status(self, state: str, at: Instant) -> Out:
         """The retained state."""
@@ -219,6 +239,8 @@ class Node:
     def _echo(self, controls: set[str]) -> list[Out]:
         """The settings as they are now; dated now, so that no older sample outdoes it."""
         gpu, node = readbacks(self.devices, controls & self.controls)
+        if POWER in controls:
+            node |= self.power.columns()
         return [frame_of(self.path, self.clock().wall_ns, gpu, node)] if gpu or node else []
 
     def say_once(self, text: str) -> None:

@@ -1,7 +1,7 @@
 """Settings of devices: the values of leases, below the ceilings of a contingency while one stands.
 
 Only this file changes a device. While a ceiling stands, what leases want is held back and given when it goes.
-Imports the agent's devices and stored.
+The power of the node is a setting too. Imports the agent's devices, power and stored.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from racktwin_agent.devices import DeviceError, Devices, Key
+from racktwin_agent.power import NODE_POWER, Power
 from racktwin_agent.stored import number, text
 
 TOLERANCE = 0.5  # a setting this close is the same: devices round to what they can do
@@ -18,10 +19,14 @@ TOLERANCE = 0.5  # a setting this close is the same: devices round to what they 
 class Settings:
     """The settings of one node. `held` is what each device under a ceiling should have without it."""
 
-    def __init__(self, devices: Devices) -> None:
-        self.devices = devices
+    def __init__(self, devices: Devices, power: Power | None = None) -> None:
+        self.devices, self.power = devices, power or Power()
         self.ceilings: dict[Key, float] = {}
         self.held: dict[Key, float] = {}
+
+    def of(self, key: Key) -> Devices | Power:
+        """The owner of a setting."""
+        return self.power if key == NODE_POWER else self.devices
 
     def put(self, key: Key, value: float) -> bool:
         """Set a device, as far as its ceiling allows; False if it is held back. Raises DeviceError."""
@@ -86,9 +91,9 @@ class Settings:
         return failed
 
     def _set(self, key: Key, value: float) -> None:
-        found = self.devices.get(key)
+        found = self.of(key).get(key)
         if found is None or abs(found - value) > TOLERANCE:
-            self.devices.set(key, value)
+            self.of(key).set(key, value)
 
     def dump(self) -> dict[str, Any]:
         """Return the state that a restart needs: ceilings in force, and the values behind them."""

@@ -47,6 +47,7 @@ class Request:
     final: bool
     reason: str
     orders: dict[str, list[Order]]
+    deadline_ns: int = 0  # nobody waits any more for what is not begun by then; 0: not said
 
     @property
     def span_ns(self) -> int:
@@ -97,6 +98,7 @@ def read_request(control: str, rack: str, payload: bytes) -> Request:
         _flag(body, "final"),
         _text(body, "reason"),
         orders,
+        _int(body.get("deadline_ns", 0), "deadline_ns", 2**62),
     )
 
 
