@@ -153,6 +153,9 @@ class PowerSink:
 
     async def _carry_out(self, node: int, order: PowerOrder) -> None:
         try:
+            if self._now_ns() >= order.deadline_ns:  # a renewal of what this daemon does not remember
+                self._tell(node, order, "failed", "its deadline is over: nothing is begun any more")
+                return
             if order.value == STOP and await self._is_agents(node):
                 self.counts["left_to_agents"] += 1
                 return

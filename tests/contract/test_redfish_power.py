@@ -284,6 +284,15 @@ def test_nothing_is_switched_while_another_daemon_leads(site: Site) -> None:
     told(site, story)
 
 
+def test_a_renewal_of_what_this_daemon_does_not_remember_begins_nothing(site: Site) -> None:
+    async def story(services: Services, mine: Powered) -> None:
+        await mine.order(OFF, deadline_s=-30.0, renewal=True)
+        assert await mine.answer(0, "node") == ("failed", "its deadline is over: nothing is begun any more")
+        assert services[0].resets == []
+
+    told(site, story)
+
+
 def test_two_systems_that_can_be_reset_need_a_name(site: Site) -> None:
     reset = {"#ComputerSystem.Reset": {"target": f"{ROOT}/Systems/Other/Reset",
                                        "ResetType@Redfish.AllowableValues": ["ForceOff"]}}  # fmt: skip
