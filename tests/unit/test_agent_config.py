@@ -42,6 +42,7 @@ def test_defaults(tmp_path: Path) -> None:
     assert (config.node, config.integration, config.interval_s) == ("lab/h/r1/node0", "racktwin", 1.0)
     assert (config.broker.port, config.broker.client_id) == (1883, "agent.lab.h.r1.node0")
     assert config.state_dir == tmp_path / "state"
+    assert (config.overheating_c, config.power) == (85.0, {})
     assert config.broker.password() is None
 
 
@@ -57,11 +58,12 @@ def test_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             'kernel_log = "journal"\nstate_dir = "there"\n'
             '[broker]\nhost = "b"\nusername = "u"\npassword_file = "secret"\n'
             '[broker.tls]\nca_file = "ca.pem"\ncert_file = "cert.pem"\nkey_file = "credential:key.pem"\n'
-            "[triggers]\nbroker_gone_s = 30\npower_brake_s = 0\n"
+            "[triggers]\nbroker_gone_s = 30\npower_brake_s = 0\noverheating_c = 80\n"
             '[[triggers.psu]]\nfile = "/x"\nmin = 5\n[[triggers.psu]]\nname = "b"\ncommand = ["x", "1"]\n',
         )
     )
     assert config.broker.password() == "hunter2"
+    assert config.overheating_c == 80
     assert (config.broker.port, config.broker.key_file) == (8883, tmp_path / "key.pem")
     assert [(p.name, p.file, p.min, p.command) for p in config.psu] == [
         ("psu1", "/x", 5.0, ()),

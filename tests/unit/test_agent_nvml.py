@@ -298,3 +298,22 @@ def test_xids_of_the_event_set() -> None:
 )
 def test_addresses_in_their_several_forms(text: str, short: str) -> None:
     assert short_bus_id(text) == short
+
+
+def test_the_temperature_of_the_shutdown_is_a_threshold_or_a_margin() -> None:
+    nvml = FakeNvml(A)
+    nvml.nvmlDeviceGetTemperatureThreshold = lambda device, which: 92 - which  # type: ignore[attr-defined]
+    assert NvmlDevices(nvml=nvml).sample(1).shutdown_c == [92.0]
+
+    def lacks(device: str, which: int) -> int:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    nvml.nvmlDeviceGetTemperatureThreshold = lacks  # type: ignore[attr-defined]
+    assert NvmlDevices(nvml=nvml).sample(1).shutdown_c == [None]
+    for raw in (-8, 2**32 - 8):  # 61 C with a margin of 26 K to the limit, and 8 K below it
+        nvml.fields[pynvml.NVML_FI_DEV_TEMPERATURE_SHUTDOWN_TLIMIT] = raw
+        devices = NvmlDevices(nvml=nvml)
+        assert devices.sample(1).shutdown_c == [95.0]
+    nvml.errors[A] = pynvml.NVML_ERROR_GPU_IS_LOST
+    assert devices.sample(2).shutdown_c == [95.0]
+    assert "shutdown_c" not in devices.sample(2).gpu

@@ -14,6 +14,7 @@ from typing import Any
 
 from racktwin_agent.clock import NS, Instant, boot_id, current_instant
 from racktwin_agent.config import Config
+from racktwin_agent.contingency import HEAT
 from racktwin_agent.devices import Devices, Sample
 from racktwin_agent.identity import READ_EVERY_S, Identity, board_serial
 from racktwin_agent.inbox import Inbox
@@ -22,6 +23,7 @@ from racktwin_agent.link import Link
 from racktwin_agent.node import Node
 from racktwin_agent.notify import notify
 from racktwin_agent.nvml import NvmlDevices
+from racktwin_agent.overheating import Overheating
 from racktwin_agent.power import Power
 from racktwin_agent.publish import Out, fault_of
 from racktwin_agent.simulated import SimulatedDevices
@@ -53,7 +55,8 @@ class Agent:
         self.inbox = Inbox()
         self._told_lost = 0
         self.store = FileStore(config.state_dir)
-        self.watch = Watch(config.broker_gone_s, config.power_brake_s)
+        heat = Overheating(config.overheating_c) if config.overheating_c else None
+        self.watch = Watch(config.broker_gone_s, config.power_brake_s, heat=heat)
         boot = boot_id()
         power = Power(config.power)
         self.node = Node(
@@ -159,6 +162,8 @@ class Agent:
         elif what == "sample":
             self._sampled_ns = at.boot_ns
             self.link.send(self.node.report(item, at))
+            if HEAT in self.watch.present(at):
+                self._send(self.node.step(at))
         elif what == "fault":
             told = (item.id, item.table, item.name, item.code, item.detail, item.at_ns)
             self.link.send(fault_of(self.config.node, *told))

@@ -1,5 +1,5 @@
-"""Contingency: caps that were delivered beforehand and are applied here on a local trigger, without the
-daemon.
+"""Contingency: caps that are applied here on a local trigger, without the daemon: those of a plan that was
+delivered beforehand, and the lowest where GPUs overheat, which needs no plan.
 
 Says which ceilings stand and why; `settings.py` puts them in force. Only ever lowers. Pure: time and
 triggers are passed in. Imports the agent's clock, stored and wire.
@@ -7,7 +7,7 @@ triggers are passed in. Imports the agent's clock, stored and wire.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,8 @@ from racktwin_agent.clock import NS, Deadline, Instant
 from racktwin_agent.stored import deadline, seconds, table, text, whole
 from racktwin_agent.wire import Plan
 
+HEAT = "overheating"  # goes before any trigger of a plan
+HEAT_HOLD_S = 60.0  # so long after it the caps stay; source: as the policy thermal_guard
 MAX_PLAN_NS = 400 * 86_400 * NS
 
 
@@ -41,8 +43,12 @@ class Change:
 
 @dataclass(slots=True)
 class Contingency:
-    """The plan, and whether it is in force: `trigger` began it, and all are gone since `quiet_ns`."""
+    """The plan, and whether it is in force: `trigger` began it, and all are gone since `quiet_ns`.
 
+    `lowest` gives the lowest caps of the devices.
+    """
+
+    lowest: Callable[[], dict[str, float]] = dict
     plan: Armed | None = None
     trigger: str = ""
     quiet_ns: int | None = None
@@ -74,32 +80,37 @@ class Contingency:
         """The triggers that are present now, each with its evidence; what changes by it."""
         if self.plan is not None and self.plan.until.over(at) and not self.trigger:
             self.plan = None
+        if HEAT in present and self.trigger != HEAT:
+            return self._start(HEAT, self.lowest(), present)
         if not self.trigger:
-            return self._begin(present, at)
-        wanted = self.plan.triggers if self.plan is not None else (self.trigger,)
-        if any(t in wanted for t in present):
+            return self._begin(present)
+        own: tuple[str, ...] = (self.trigger,)
+        hold_s = HEAT_HOLD_S if self.trigger == HEAT else 0.0
+        if self.trigger != HEAT and self.plan is not None:
+            own, hold_s = self.plan.triggers, self.plan.hold_s
+        if any(t in own for t in present):
             self.quiet_ns = None
         elif self.quiet_ns is None:
             self.quiet_ns = at.boot_ns
-        hold_s = self.plan.hold_s if self.plan is not None else 0.0
         if self.quiet_ns is not None and at.boot_ns - self.quiet_ns >= hold_s * NS:
             text = f"contingency over: {self.trigger} gone for {hold_s:g} s"
             self.trigger, self.quiet_ns, self.caps = "", None, {}
-            return Change({}, text)
-        if self.plan is not None and self.plan.caps != self.caps:
+            return self._begin(present) or Change({}, text)
+        if self.trigger != HEAT and self.plan is not None and self.plan.caps != self.caps:
             self.caps = dict(self.plan.caps)
             return Change(self.caps, "contingency: caps of a new plan")
         return None
 
-    def _begin(self, present: Mapping[str, str], at: Instant) -> Change | None:
+    def _begin(self, present: Mapping[str, str]) -> Change | None:
         if self.plan is None or not self.plan.caps:
             return None
-        for trigger in self.plan.triggers:
-            if trigger in present:
-                self.trigger, self.quiet_ns, self.caps = trigger, None, dict(self.plan.caps)
-                text = f"contingency: {trigger} ({present[trigger]}), {len(self.caps)} caps in force"
-                return Change(self.caps, text, trigger)
-        return None
+        trigger = next((t for t in self.plan.triggers if t in present), None)
+        return None if trigger is None else self._start(trigger, self.plan.caps, present)
+
+    def _start(self, trigger: str, caps: Mapping[str, float], present: Mapping[str, str]) -> Change:
+        self.trigger, self.quiet_ns, self.caps = trigger, None, dict(caps)
+        text = f"contingency: {trigger} ({present[trigger]}), {len(caps)} caps in force"
+        return Change(self.caps, text, trigger)
 
     @property
     def state(self) -> str:

@@ -13,8 +13,8 @@ from typing import NamedTuple, Protocol
 Column = list[float | int | None]
 GPU_CAP, NODE_CAP, POWER = "gpu.power_cap_w", "node.power_cap_w", "node.power_state"
 READBACK = {GPU_CAP: ("gpu", "power_limit_w"), NODE_CAP: ("node", "power_cap_readback_w")}
-# Clock-event bits: hardware slowdown, and power brake by an outside signal.
-HW_SLOWDOWN, POWER_BRAKE = 0x08, 0x80
+# Clock-event bits: hardware slowdown, that for heat, and power brake by an outside signal.
+HW_SLOWDOWN, HW_THERMAL, POWER_BRAKE = 0x08, 0x40, 0x80
 
 
 class DeviceError(Exception):
@@ -30,11 +30,15 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One instant of all devices: signal -> one value per device in order, None where there is none."""
+    """One instant of all devices: signal -> one value per device in order, None where there is none.
+
+    `shutdown_c`: temperature at which each GPU shuts itself down.
+    """
 
     t_ns: int
     gpu: Mapping[str, Column]
     node: Mapping[str, Column] = field(default_factory=dict)
+    shutdown_c: Column = field(default_factory=list)
 
     def clock_bits(self) -> int:
         """The clock-event bits of all GPUs together."""

@@ -11,10 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 from racktwin_agent.clock import NS, Instant, current_instant
-from racktwin_agent.contingency import Change, Contingency
+from racktwin_agent.contingency import HEAT, Change, Contingency
 from racktwin_agent.devices import GPU_CAP, POWER, Devices, Key, Sample, readbacks, settings
 from racktwin_agent.leases import RUNNING, Answer, LeaseBook
-from racktwin_agent.power import NODE_POWER, Power
+from racktwin_agent.overheating import OFF_LEAD_S, STOP_LEAD_S
+from racktwin_agent.power import LEVELS, NODE_POWER, OFF, ON, STOP, Power
 from racktwin_agent.publish import Out, fault_of, frame_of, result_of, sample_of, status_of
 from racktwin_agent.settings import Settings
 from racktwin_agent.store import Store
@@ -25,7 +26,8 @@ STATUS_EVERY_S = 60.0
 SAY_AGAIN_S, MAX_TOLD = 60, 200
 FORMAT = 1
 # Beyond every XID and SXID: what the agent itself did. `detail` says it in words.
-CODE_OF_TRIGGER = {"psu_lost": 1_000_001, "power_brake": 1_000_002, "broker_gone": 1_000_003}
+CODE_OF_TRIGGER = {"psu_lost": 1_000_001, "power_brake": 1_000_002, "broker_gone": 1_000_003, HEAT: 1_000_004}
+ENDED = 1_000_005  # it stopped its node, or switched it off, by itself
 
 
 def _silent(text: str) -> None:
@@ -54,7 +56,7 @@ class Node:
         self.power = power or Power()
         self.settings = Settings(devices, self.power)
         self.book = LeaseBook(self.settings, self._save)
-        self.contingency = Contingency()
+        self.contingency = Contingency(self._lowest)
         self._told: dict[str, int] = {}
         self._status_ns = 0
 
@@ -180,6 +182,7 @@ class Node:
         change = self.contingency.step(self.watch.present(at), at)
         if change is not None:
             out += self._change(change, at)
+        out += self._rescue(at)
         for text in self.settings.enforce():
             self.say_once(f"contingency cap not in force: {text}")
         if self.book.counts["lapsed"] != before or change is not None:
@@ -209,22 +212,47 @@ class Node:
             failed = self.settings.lower(ceilings)
         else:
             failed = self.settings.release()
+        if change.began == HEAT and self.watch.heat is not None:
+            self.watch.heat.restart()
         self.say(change.text)
         for text in failed:
             self.say(f"{change.text}: {text}")
         out = [self.status("online", at)]
         if change.began:
-            event_id = f"{self.path}/{self.boot}/{change.began}/{at.boot_ns}"
-            code = CODE_OF_TRIGGER[change.began]
-            out.append(fault_of(self.path, event_id, "node", "", code, change.text, at.wall_ns))
+            out.append(self._told_fault(CODE_OF_TRIGGER[change.began], change.began, change.text, at))
         return out
+
+    def _told_fault(self, code: int, what: str, text: str, at: Instant) -> Out:
+        event_id = f"{self.path}/{self.boot}/{what}/{at.boot_ns}"
+        return fault_of(self.path, event_id, "node", "", code, text, at.wall_ns)
+
+    def _rescue(self, at: Instant) -> list[Out]:
+        """End this node, as far as that is enabled, where even the lowest caps leave its GPUs seconds."""
+        heat = self.watch.heat
+        if heat is None or self.contingency.trigger != HEAT:
+            return []
+        left_s = heat.left_s()
+        wanted = OFF if left_s <= OFF_LEAD_S else STOP if left_s <= STOP_LEAD_S else ON
+        level = max((x for x in self.power.commands if x <= wanted), default=ON)
+        if level <= self.power.level:
+            return []
+        self.power.set(NODE_POWER, level)
+        text = f"{LEVELS[level]}: even at their lowest caps GPUs shut themselves down in {left_s:.0f} s"
+        self.say(text)
+        return [self._told_fault(ENDED, LEVELS[level], text, at), *self._echo({POWER})]
+
+    def _lowest(self) -> dict[str, float]:
+        limits = {f"gpu{i}": self.devices.limits(Key(GPU_CAP, f"gpu{i}")) for i in range(self.devices.gpus)}
+        return {name: found[0] for name, found in limits.items() if found is not None}
 
     def _ceilings(self, caps: dict[str, float]) -> dict[Key, float]:
         return {Key(GPU_CAP, name): cap for name, cap in caps.items()}
 
     def report(self, sample: Sample, at: Instant) -> Out:
-        """A sample as a frame; its clock events may be a trigger."""
+        """A sample as a frame; its clock events and temperatures may be a trigger."""
         self.watch.clocks(sample.clock_bits(), at)
+        if self.watch.heat is not None:
+            self.watch.heat.take(sample, at)
         return sample_of(self.path, replace(sample, node={**sample.node, **self.power.columns()}))
 
     def status(self, state: str, at: Instant) -> Out:

@@ -36,6 +36,7 @@ def _field(name: str, scope: int | None = None) -> Callable[[Any, Any], Number]:
             nvml.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",
             nvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: "ullVal",
             nvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
+            getattr(nvml, "NVML_VALUE_TYPE_SIGNED_INT", None): "siVal",  # not in an older library
         }
         kind = kinds.get(found.valueType)
         return None if kind is None else getattr(found.value, kind)
@@ -60,6 +61,22 @@ def _ecc(kind: str) -> Callable[[Any, Any], Number]:
 
 def _throttled(policy: str) -> Callable[[Any, Any], Number]:
     return lambda n, d: int(n.nvmlDeviceGetViolationStatus(d, getattr(n, policy)).violationTime)
+
+
+_shutdown_limit = _field("NVML_FI_DEV_TEMPERATURE_SHUTDOWN_TLIMIT")
+
+
+def _shutdown(nvml: Any, device: Any) -> Number:
+    """Temperature of the shutdown; GPUs since Hopper tell margins instead, source: nvml.h, T.Limit."""
+    try:
+        return float(nvml.nvmlDeviceGetTemperatureThreshold(device, nvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN))
+    except nvml.NVMLError:
+        limit_k = _shutdown_limit(nvml, device)
+        if limit_k is None:
+            return None
+        temp_c = nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU)
+        signed_k = (int(limit_k) + 2**31) % 2**32 - 2**31  # some drivers call it unsigned
+        return float(temp_c + nvml.nvmlDeviceGetMarginTemperature(device) - signed_k)
 
 
 QUERIES: tuple[Query, ...] = (
@@ -99,6 +116,7 @@ class _Gpu:
         self.lacks: set[str] = set()
         self.counts: dict[str, tuple[int, int]] = {}
         self.retry_s = 0.0
+        self.shutdown_c: Number = None
 
 
 class NvmlDevices:
@@ -143,10 +161,11 @@ class NvmlDevices:
                 columns[name][i] = self._ask(gpu, name, query)
             for name, query in RATES:
                 columns[name][i] = self._rate(gpu, name, self._ask(gpu, name, query))
+            if gpu.shutdown_c is None:
+                gpu.shutdown_c = self._ask(gpu, "shutdown_c", _shutdown)
         # A column of nothing from every GPU is a feature that this node lacks.
-        return Sample(
-            t_ns, {k: v for k, v in columns.items() if any(x is not None for x in v) or k == "power_w"}
-        )
+        gpu_columns = {k: v for k, v in columns.items() if any(x is not None for x in v) or k == "power_w"}
+        return Sample(t_ns, gpu_columns, shutdown_c=[gpu.shutdown_c for gpu in self._gpus])
 
     def _ask(self, gpu: _Gpu, name: str, query: Callable[[Any, Any], Number]) -> Number:
         if name in gpu.lacks or not self._is_there(gpu):

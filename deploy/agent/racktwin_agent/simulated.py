@@ -1,7 +1,7 @@
 """Simulated devices: GPUs that exist nowhere, for tests and demonstrations. NOT a measurement of anything.
 
 Seeded. Each GPU draws what a made-up training job wants, up to its power limit, and warms by a first-order
-law; a test may take its power, its link or its coolant away. Imports the agent's devices.
+law; a test may take its power, its link, its coolant or its flow away. Imports the agent's devices.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import threading
 
 from racktwin_agent.devices import (
     GPU_CAP,
+    HW_THERMAL,
     NODE_CAP,
     POWER_BRAKE,
     Column,
@@ -22,6 +23,7 @@ from racktwin_agent.devices import (
 
 IDLE_W, WANTED_W = 90.0, 880.0
 K_PER_W, TAU_S = 0.028, 7.0
+SLOWDOWN_C, SHUTDOWN_C = 89.0, 95.0
 
 
 class SimulatedDevices:
@@ -31,7 +33,7 @@ class SimulatedDevices:
         self, gpus: int, seed: int = 0, low_w: float = 200.0, high_w: float = 1200.0, coolant_c: float = 33.0
     ) -> None:
         self.gpus, self.low_w, self.high_w, self.coolant_c = gpus, low_w, high_w, coolant_c
-        self.load_pu = 1.0
+        self.load_pu = self.flow_pu = 1.0
         self.lost: set[int] = set()
         self.refuses = False
         self.braked = False
@@ -52,8 +54,8 @@ class SimulatedDevices:
         for i in range(self.gpus):
             wanted = IDLE_W + (WANTED_W - IDLE_W) * self.load_pu + self._dice.gauss(0, 5)
             self._power[i] = max(IDLE_W, min(wanted, self._limit[i], share))
-            aim = self.coolant_c + self._power[i] * K_PER_W
-            self._temp[i] += (aim - self._temp[i]) * min(1.0, dt / TAU_S)
+            leaves_k = self.flow_pu * (self._temp[i] - self.coolant_c)
+            self._temp[i] += (self._power[i] * K_PER_W - leaves_k) * min(1.0, dt / TAU_S)
             self._energy[i] += round(self._power[i] * dt * 1e3)
 
     def sample(self, t_ns: int) -> Sample:
@@ -62,6 +64,7 @@ class SimulatedDevices:
             self._step(t_ns)
             capped = [self._limit[i] <= self._power[i] + 1 for i in range(self.gpus)]
             bits = [(4 if c else 0) | (POWER_BRAKE if self.braked else 0) for c in capped]
+            bits = [b | (HW_THERMAL if t >= SLOWDOWN_C else 0) for b, t in zip(bits, self._temp, strict=True)]
             gpu: dict[str, Column] = {
                 "power_w": [round(p, 1) for p in self._power],
                 "temp_c": [round(t, 1) for t in self._temp],
@@ -79,7 +82,7 @@ class SimulatedDevices:
                 "power_w": [round(sum(self._power) + 700, 1)],
                 "power_cap_readback_w": [self._node_limit],
             }
-        return Sample(t_ns, gpu, node)
+        return Sample(t_ns, gpu, node, [SHUTDOWN_C] * self.gpus)
 
     def _number(self, key: Key) -> int | None:
         names = {f"gpu{i}": i for i in range(self.gpus)}

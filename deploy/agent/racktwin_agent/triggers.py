@@ -1,7 +1,7 @@
-"""Local triggers: a power supply that lost its input, a power brake, a broker that is gone.
+"""Local triggers: a lost input of a power supply, a power brake, a broker that is gone, GPUs that overheat.
 
 Each is told with its evidence. What cannot be read is no trigger: it is unknown, and said so. Imports the
-agent's clock and devices.
+agent's clock, contingency, devices and overheating.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from racktwin_agent.clock import NS, Instant
+from racktwin_agent.contingency import HEAT
 from racktwin_agent.devices import HW_SLOWDOWN, POWER_BRAKE
+from racktwin_agent.overheating import Overheating
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class Watch:
     broker_gone_s: float = 60.0
     power_brake_s: float = 2.0
     lost: dict[str, bool | None] = field(default_factory=dict)
+    heat: Overheating | None = None
     _apart_ns: int | None = None
     _braked_ns: int | None = None
     _bits: int = 0
@@ -100,6 +103,8 @@ class Watch:
             out["psu_lost"] = f"no input at {', '.join(lost[:8])}"
         if self._braked_ns is not None and at.boot_ns - self._braked_ns >= self.power_brake_s * NS:
             out["power_brake"] = f"clock events {self._bits:#x}"
+        if self.heat is not None and self.heat.evidence:
+            out[HEAT] = self.heat.evidence
         if self._apart_ns is not None and at.boot_ns - self._apart_ns > self.broker_gone_s * NS:
             out["broker_gone"] = f"for {(at.boot_ns - self._apart_ns) / NS:.0f} s"
         return out
