@@ -102,7 +102,7 @@ class RedfishClient:
         now_s = time.monotonic()
         if now_s < self._rest_until_s:
             raise ConnectorError(f"{self.base}: {self._resting}")
-        if now_s < self._busy_until_s:
+        if now_s < self._busy_until_s and method != "POST":  # an order on the power waits for nothing
             raise ConnectorError(f"{self.base}: asked us to wait {self._busy_until_s - now_s:.0f} s more")
         async with self._signing:
             if not self._token and not self._basic:

@@ -142,7 +142,7 @@ def test_a_bmc_by_ipmitool(tmp_path: Path, capsys: Read, server: Find) -> None:
         host = bmcs.host(0)
         code, text = check(tmp_path, capsys, **dcmi(tmp_path, host, program=program))
         assert code == 0
-        assert f"ok    BMC {host}: 2 readings" in text
+        assert f"ok    BMC {host}: 4 readings" in text
         assert bmcs.get(0)["sets"] == bmcs.get(0)["activations"] == 0
         code, text = check(tmp_path, capsys, **dcmi(tmp_path, host, "wrong", program=program))
         assert code == 1

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 import connectors.bmc.power
+import connectors.bmc.redfish_client
 from connectors.bmc import POWER, PowerSink
 from connectors.orders import SinkContext
 from tests.support.bmc_harness import Driven
 from tests.support.builders import site_of, two_racks
 from tests.support.redfish_harness import fleet_of, hurry
 from tests.support.redfish_service import PASSWORD, ROOT, Services
-from twin.catalogue import NS
+from twin.catalogue import NS, ConnectorError
 from twin.site import Site
 
 STOP, OFF = 1.0, 2.0
@@ -161,6 +162,24 @@ def test_an_off_overtakes_a_shutdown_and_everything_that_asks_the_same_bmc(
         assert len(one.resets) == sent
 
     told(site, story, timeout_s=20.0)
+
+
+def test_an_off_does_not_wait_where_a_busy_bmc_asked_readers_to(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connectors.bmc.redfish_client, "BUSY_S", 30.0)
+
+    async def story(services: Services, mine: Powered) -> None:
+        one, reader = services[0], mine.fleet.bmcs[0]
+        await reader.read()
+        one.faults.busy, one.faults.retry_after = 1, "30"
+        for _ in range(2):
+            with pytest.raises(ConnectorError, match="busy|asked us to wait"):
+                await reader.read()
+        await mine.order(OFF)
+        await mine.until(lambda: one.power == "Off")
+
+    told(site, story)
 
 
 def test_what_passes_is_tried_again_until_the_deadline_and_what_lasts_is_told(site: Site) -> None:

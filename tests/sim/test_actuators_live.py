@@ -59,6 +59,31 @@ def test_redfish_is_set_once_kept_through_a_restart_and_given_back(tmp_path: Pat
             assert bmc.tokens == {} or len(bmc.tokens) == 1  # the killed one's
 
 
+def test_people_switch_a_node_off_and_on_by_redfish(tmp_path: Path) -> None:
+    (tmp_path / "password").write_text(redfish_service.PASSWORD)
+    (tmp_path / "password").chmod(0o600)
+    with redfish_service.serving() as services:
+        bmc = services[0]
+        part = {"bmcs": {bmc.host: NODE}, "user": redfish_service.USER, "password_file": "password",
+                "scheme": "http", "power": True, "period_s": 1}  # fmt: skip
+        with daemon_of(tmp_path, redfish=[part]) as daemon:
+            daemon.start()
+
+            def order(level: float) -> str:
+                body = {"control": "node.power_state", "names": [NODE], "lo": level, "hi": level,
+                        "want": level, "reason": "a test's"}  # fmt: skip
+                return str(daemon.post("/api/v1/requests", body)["id"])
+
+            daemon.until(lambda: bmc.asked, 30, "a look")
+            request = order(2.0)
+            daemon.until(lambda: bmc.power == "Off", 30, "off")
+            daemon.ask("DELETE", f"/api/v1/requests/{request}")
+            order(0.0)
+            daemon.until(lambda: bmc.power == "On", 30, "on")
+            assert bmc.resets == ["ForceOff", "On"]
+            assert daemon.stop() == 0
+
+
 def limit_of(daemon: RunningDaemon) -> Any:
     """The limit of the second GPU that is read back."""
     rows = daemon.get("/api/v1/state/gpu?signals=power_limit_w&limit=10")

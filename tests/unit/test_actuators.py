@@ -207,3 +207,8 @@ def test_the_power_of_a_node_is_known_as_read_back_while_its_agent_is_online() -
     assert level != level  # online, and reads back nothing
     assert agents.power_level(2) is None
     assert agents.power_level(n) is None
+    pod.tick({"node.agent_state": [1.0, 1.0] + [1.0] * (n - 2)})
+    assert (agents.power_level(0), agents.power_level(1)) == (1.0, None)  # the first one stops its system
+    for _ in range(61):
+        pod.tick({"node.power_readback_state": some})
+    assert agents.power_level(0) is None

@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 
 IPMI = 623  # port
 CONTROLS = {"gpus": GPU_CAP, "node": NODE_CAP}
-ONLINE = 0.0  # of node.agent_state
+ONLINE, STOP = 0.0, 1.0  # of node.agent_state, of node.power_readback_state
+STOPPING_S = 60.0  # so long a system may take to stop once its agent is gone; source: estimate
 
 
 def make_actuators(context: WiringContext, out: Schedulers) -> None:
@@ -146,21 +147,30 @@ class Agents:
         """
         if key.control != GPU_CAP:
             return ""
-        state, node = self._engine().state, int(self._site.node_of_gpu[key.entity])
+        node = int(self._site.node_of_gpu[key.entity])
         value = self._value(self._signal, node)
         if value is None:
             return ""
         if value == ONLINE:
             return "the node's agent carries it out"
-        age_s = float(np.asarray(state.tables["node"].age_s(self._signal, state.now_ns))[node])
-        return "the node's agent went offline just now" if age_s * NS < self._lease_ns else ""
+        gone_ns = self._told_s(node) * NS
+        return "the node's agent went offline just now" if gone_ns < self._lease_ns else ""
 
     def power_level(self, node: int) -> float | None:
-        """Level of a node's power as last read, NaN if unknown; None where no agent of it is online."""
-        if self._value(self._signal, node) != ONLINE:
-            return None
-        level = self._value(self._level, node)
-        return math.nan if level is None else level
+        """Level of a node's power as last read, NaN if unknown; None where no agent of it is online.
+
+        One that stops its system ends before that has stopped.
+        """
+        agent, level = self._value(self._signal, node), self._value(self._level, node)
+        if agent == ONLINE:
+            return math.nan if level is None else level
+        stops = agent is not None and level == STOP and self._told_s(node) < STOPPING_S
+        return level if stops else None
+
+    def _told_s(self, node: int) -> float:
+        """Age of the last word on a node's agent."""
+        state = self._engine().state
+        return float(np.asarray(state.tables["node"].age_s(self._signal, state.now_ns))[node])
 
     def _value(self, signal: Signal, node: int) -> float | None:
         """A signal of a node where it is current."""
