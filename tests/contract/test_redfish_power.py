@@ -174,7 +174,7 @@ def test_an_off_does_not_wait_where_a_busy_bmc_asked_readers_to(
         await reader.read()
         one.faults.busy, one.faults.retry_after = 1, "30"
         for _ in range(2):
-            with pytest.raises(ConnectorError, match="busy|asked us to wait"):
+            with pytest.raises(ConnectorError, match=r"busy|asked us to wait"):
                 await reader.read()
         await mine.order(OFF)
         await mine.until(lambda: one.power == "Off")

@@ -18,6 +18,7 @@ CONTROLS = {
     "job.checkpoint_local_interval_s": "interval of saves in memory",
     "job.checkpoint_since_s": "save",
     "node.service_level": "service level",
+    "node.power_state": "power of a node",
     "node.burn_in_since_s": "burn-in test",
     "node.placement": "placement of new work",
     "rack.liquid_isolation": "isolation of the coolant",

@@ -215,7 +215,8 @@ class Bank(GaugeState):
         lead = self._lead[far if self.flat else far // self.n]
         now, then = (column.reshape(-1)[far + lead] for column in (self.last, self.before))
         moved: Bool = np.abs(now - then) > LEAST_JUMP_PU * np.maximum(np.abs(now), np.abs(then))
-        return (lead != 0) & moved
+        led: Bool = (lead != 0) & moved
+        return led
 
     def _trait(self, name: str, cells: I64) -> np.ndarray:
         trait: np.ndarray = self.traits[name][cells if self.flat else cells // self.n]

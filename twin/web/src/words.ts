@@ -115,6 +115,7 @@ const CONTROLS: Record<string, string> = {
   "job.checkpoint_local_interval_s": "the interval of saves in memory",
   "job.checkpoint_since_s": "a save now",
   "node.service_level": "the service level",
+  "node.power_state": "the power of a node",
   "node.burn_in_since_s": "a burn-in test",
   "node.placement": "placement of new work",
   "rack.liquid_isolation": "the isolation of the coolant",
