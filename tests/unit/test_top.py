@@ -14,7 +14,7 @@ from twin.catalogue import ConnectorError
 from twin.cli.top.app import ascii_text
 from twin.cli.top.cells import ShortNames, alarm_cells, brief_span, rack_cells, severity_cells, sign
 from twin.cli.top.command import speaks_utf8
-from twin.cli.top.details import alarm_text, child_rows, signal_words
+from twin.cli.top.details import alarm_text, child_rows, entity_text
 from twin.cli.top.feed import EventParser
 from twin.cli.top.mirror import SiteMirror
 
@@ -166,10 +166,15 @@ def test_an_alarm_says_what_where_since_when_how_bad_and_what_to_do() -> None:
 def test_whatever_comes_from_outside_is_text() -> None:
     names = ShortNames("lab", ["lab/h"])
     alarm = {"id": "x", "severity": "critical", "title": HOSTILE, "raised_ns": 0, "ack_author": HOSTILE}
-    texts = [names.brief(HOSTILE), names.short(HOSTILE), signal_words(HOSTILE)]
+    texts = [names.brief(HOSTILE), names.short(HOSTILE)]
     texts += [cell for cell, _ in alarm_cells(alarm, names, 10**18)]
     rows = child_rows("node", [HOSTILE], {}, {"rows": [{"name": HOSTILE, "level": "watch", "why": HOSTILE}]})
     texts += [cell for cell, _ in next(iter(rows.values()))]
+    reading = {"value": 1.0, "quality": HOSTILE, "unit": "W", "age_s": 1.0}
+    lease = {"name": "y", "control": HOSTILE, "policy": HOSTILE, "value": 1.0, "unit": "W"}
+    tree = {"now_ns": 10**18, "name": "x", "alarms": [alarm], "comparisons": [], "leases": [], "job": None,
+            "signals": {HOSTILE: reading}, "decisions": [{"now_ns": 1, "text": HOSTILE}]}  # fmt: skip
+    texts.append(drawn(entity_text(tree, {"level": "watch", "why": HOSTILE}, [lease], names)))
     assert not set("\x1b\x07\u202e") & set("".join(texts))
 
 

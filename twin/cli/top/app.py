@@ -194,7 +194,7 @@ class TopApp(App[None]):
 
     def draw(self, topic: str, rows: list[int] | None = None) -> None:
         """Draw what changed."""
-        if not self.mirror.state or not self.mirror.layout:
+        if not self.mirror.state or not self.mirror.layout or not self._overview_stands():
             return
         if topic == "state":
             self._shorten()
@@ -206,6 +206,10 @@ class TopApp(App[None]):
             self._draw_alarms()
         elif topic == "decisions":
             self._draw_lines()
+
+    def _overview_stands(self) -> bool:
+        """False while the application ends: its panes go before its timers and its stream."""
+        return bool(self.screen_stack) and len(self.screen_stack[0].query("#head, #figures, #panes")) >= 3
 
     def _put(self, selector: str, parts: Sequence[Cell]) -> None:
         text = Text("  ", no_wrap=True, overflow="ellipsis").join(Text(t, s) for t, s in parts)
@@ -260,6 +264,8 @@ class TopApp(App[None]):
     def watch_silence(self) -> None:
         """Say within three seconds that the daemon is silent, and mark what is old."""
         now_s = time.monotonic()
+        if not self._overview_stands():
+            return
         why = self.mirror.silence(now_s, self.feed.heard_s)
         if why and self._link_fault:
             why += f" ({self._link_fault})"

@@ -37,6 +37,10 @@ def _line(*cells: Cell) -> Text:
     return Text.assemble(*((text, style) for text, style in cells))
 
 
+def _words(signal: str) -> str:
+    return clean(signal_words(signal), 60)
+
+
 def _head(text: str) -> Text:
     return Text(f"\n{text}", "bold underline")
 
@@ -160,7 +164,7 @@ def _comparisons(comparisons: list[dict[str, Any]]) -> list[RenderableType]:
         return []
     rows: list[list[Cell]] = []
     named = [c["signal"] for c in comparisons]
-    silent = [signal_words(c["signal"]) for c in comparisons if c["state"] == "not read"]
+    silent = [_words(c["signal"]) for c in comparisons if c["state"] == "not read"]
     for c in sorted(comparisons, key=lambda c: STATES.index(c["state"]) if c["state"] in STATES else 0):
         if c["state"] == "not read":
             continue
@@ -184,7 +188,7 @@ def _comparisons(comparisons: list[dict[str, Any]]) -> list[RenderableType]:
 
 def _named(comparison: dict[str, Any], signals: list[str]) -> str:
     """The signal in words; where it is compared twice, with what it is expected from."""
-    text = signal_words(comparison["signal"])
+    text = _words(comparison["signal"])
     return f"{text}, {clean(comparison['from'])}" if signals.count(comparison["signal"]) > 1 else text
 
 
@@ -199,7 +203,7 @@ def _commands(tree: dict[str, Any], held: list[dict[str, Any]], now_ns: int) -> 
         means = ", ".join(dict.fromkeys(str(lease["means"]) for lease in found if lease.get("means")))
         ends = dict.fromkeys(quantity(v, found[0]["unit"], 4) for v in (min(values), max(values)))
         rows.append([
-            (f"{control_words(control)} of {counted(control, len(found))}", ""),
+            (f"{clean(control_words(control), 60)} of {clean(counted(control, len(found)), 60)}", ""),
             (clean(means or " to ".join(ends)), "bold"), (f"by {clean(policy)}", ""),
         ])  # fmt: skip
     held_rows: list[RenderableType] = [_rows(("",) * 3, rows)] if rows else []
@@ -210,7 +214,7 @@ def _commands(tree: dict[str, Any], held: list[dict[str, Any]], now_ns: int) -> 
         known = read is not None and math.isfinite(read) and lease["control"] not in INSTANTS
         back = f"reads {quantity(read, lease['unit'], 4)}" if known and not lease.get("means") else ""
         rows.append([
-            (control_words(lease["control"]), ""), (clean(value), "bold"),
+            (clean(control_words(lease["control"]), 60), ""), (clean(value), "bold"),
             (f"by {clean(lease['policy'])}", ""), (clean(lease["state"].replace("_", " ")), ""),
             (back, ""), (f"ends in {brief_span((lease['expires_ns'] - now_ns) / NS)} unless renewed", "dim"),
         ])  # fmt: skip
@@ -233,7 +237,7 @@ def _readings(signals: dict[str, Any]) -> list[RenderableType]:
         guard = s.get("guard")
         bound = f"guard {quantity(guard, s['unit'])}" if guard is not None and math.isfinite(guard) else ""
         age = f"{duration(s['age_s'])} old" if s["age_s"] is not None else "never read"
-        rows.append([(signal_words(name), ""), shown, (bound, "dim"), (age, "yellow" if old else "dim")])
+        rows.append([(_words(name), ""), shown, (bound, "dim"), (age, "yellow" if old else "dim")])
     return [_head("Readings"), _rows(("", "", "", ""), rows, (1,))] if rows else []
 
 
