@@ -97,6 +97,26 @@ def test_a_journal_is_read_on_from_where_it_ended(tmp_path_factory: Any, cuts: l
     assert reader.read(BEGIN + DAY_NS).cappings == 0
 
 
+def test_of_a_very_long_day_the_first_part_is_left_out_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was counted before does not count as too much again."""
+    writer = JournalWriter(tmp_path)
+    follower = DayReader(tmp_path)
+    monkeypatch.setattr(day_account, "MOST_BYTES", 1500)
+    for k, (at_s, record) in enumerate(DAY):
+        writer.append([writer.chain.line(record, k, BEGIN + round(at_s * NS))])
+        follower.read(BEGIN)
+        if k % 4 == 3:
+            writer.rotate()
+    checked(follower.count)
+    assert not follower.left_out
+    writer.close()
+    late = DayReader(tmp_path)
+    assert late.read(BEGIN).capped_s(BEGIN + 340 * NS) < 150
+    assert late.left_out
+
+
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=20), st.floats(0, 1e6))
 def test_the_energy_of_a_steady_power_is_power_times_time(gaps: list[float], power_w: float) -> None:
     t_ns = np.arange(len(gaps), dtype=np.int64) * 300 * NS

@@ -142,7 +142,8 @@ class DayReader:
                 continue
             with path.open("rb") as file:
                 last_ns = _instant(last_line(file)[0])
-            room -= path.stat().st_size
+                stat = os.fstat(file.fileno())
+            room -= stat.st_size - self._done.get((stat.st_dev, stat.st_ino), 0)
             if last_ns and last_ns < begin_ns:
                 break
             if room < 0 and found:
