@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.evaluation.bench.score_capture import Score, score, table
+from tests.support.score_capture import Score, score, table
 
 COOLED = [f"Pod1C-E0{i}" for i in range(2, 7)]
 FOUND: list[Score] = []

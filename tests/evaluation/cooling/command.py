@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from tests.evaluation.cooling.flow_losses import DRAWS, KINDS, losses_of
 from tests.evaluation.harness import chosen, number_in, print_result, short, table
+from tests.support.flow_losses import DRAWS, KINDS, losses_of
 from twin.run import Pool, ProgressBar
 
 MOST_EACH, MOST_JOBS = 1000, 64
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, out: Console, err: Console) -> int:
     """Simulate, count, print. Raises ConfigError for what the operator can mend."""
-    from tests.evaluation.cooling.flow_loss_run import live_through
+    from tests.support.flow_loss_run import live_through
 
     kinds = chosen("--kinds", args.kinds, {name: name for name in KINDS}, KINDS)
     each = int(number_in("--each", args.each, 1, MOST_EACH))

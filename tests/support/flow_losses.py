@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tests.evaluation.quiet.healthy_sites import HealthyRun, Profile, site_spec
+from tests.support.builders import spec_of
 from twin.catalogue import F64
 from twin.plant import Disturbance, SensorFault
 from twin.site import Site, build_site
@@ -25,19 +25,12 @@ class LossDraw(NamedTuple):
     """The first seed, and the profiles."""
 
     first_seed: int
-    profiles: tuple[Profile, ...]
+    profiles: tuple[str, ...]
 
 
 DRAWS = {
-    "develop": LossDraw(60_000, (Profile("gb200-nvl72", "liquid", 132e3),)),
-    "held_back": LossDraw(
-        60_000_000,
-        (
-            Profile("gb200-nvl72", "liquid", 132e3),
-            Profile("gb300-nvl72", "liquid", 142e3),
-            Profile("cloudmatrix384", "liquid", 60e3),
-        ),
-    ),
+    "develop": LossDraw(60_000, ("gb200-nvl72",)),
+    "held_back": LossDraw(60_000_000, ("gb200-nvl72", "gb300-nvl72", "cloudmatrix384")),
 }
 # Kind -> whether GPUs are truly in danger. The others are healthy sites with a sensor that lies, and pumps of
 # which one is enough
@@ -60,14 +53,21 @@ class FlowLoss:
     """One scenario: its kind, the plant's seed, and how it proceeds."""
 
     kind: str
-    profile: Profile
+    profile: str
     seed: int
 
     def site(self, controls: dict[str, dict[str, float]] | None = None) -> Site:
         """Four racks on one CDU, with these limits of controls."""
-        spec = site_spec(HealthyRun(self.profile, RACKS, "constant", self.seed, 1))
-        spec.file["controls"] = controls or {}
-        return build_site(spec, "cooling")
+        racks = f"r[1-{RACKS}]"
+        hall = {
+            "name": "h",
+            "racks": [{"name": racks, "profile": self.profile}],
+            "cdus": [{"name": "cdu0", "serves": [racks], "loop": "fws0"}],
+            "feeders": [{"name": "a", "side": "A", "budget_w": 1e6, "serves": [racks]}],
+        }
+        loop = {"name": "fws0", "cooling": "tower"}
+        tree = {"site": "cooling", "halls": [hall], "loops": [loop], "controls": controls or {}}
+        return build_site(spec_of(tree), "cooling")
 
     def apply(self, d: Disturbance, flow_lpm: F64, since_s: float) -> None:
         """Set the disturbance `since_s` after the cause began; `flow_lpm` [n_rack] is the nominal flow."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from policies import REGISTRY
-from tests.evaluation.cooling.flow_losses import AFTER_S, WARM_S, FlowLoss
+from tests.support.flow_losses import AFTER_S, WARM_S, FlowLoss
 from twin.catalogue import NS, Bool
 from twin.contracts import Decision
 from twin.engine import Engine
@@ -85,7 +85,7 @@ def live_through(loss: FlowLoss, report: Report) -> LossOutcome:
         capped = _run(loss, loss.site({POWER: {"max": 0}}), whole.ordered, report)
     return LossOutcome(
         kind=loss.kind,
-        profile=loss.profile.name,
+        profile=loss.profile,
         seed=loss.seed,
         gpus=len(whole.burnt),
         shut_down=int(whole.burnt.sum()),

@@ -1,6 +1,6 @@
 """The estimator's score on a recording of a real site: calibrated on its first half, judged on its second.
 
-    python -m tests.evaluation.bench.score_capture PATH
+    python -m tests.support.score_capture PATH
 
 Prints, beside persistence, how far each rack's return temperature was from the one expected of supply, flow
 and power, and how well the meters of the power tree agree.
