@@ -9,7 +9,8 @@ import threading
 
 import msgspec
 import numpy as np
-from racktwin_agent.devices import GPU_CAP, Column, DeviceError, Key, Sample
+from racktwin_agent.devices import GPU_CAP, POWER, Column, DeviceError, Key, Sample
+from racktwin_agent.power import LEVELS, OFF, STOP, Power
 
 from connectors.agents import EVENT
 from twin.catalogue import F64, NS
@@ -96,11 +97,30 @@ class DemoPlant(LivePlant):
         return {self.site.name("node", i): Tray(self, i) for i in range(self.site.sizes["node"])}
 
 
+class TrayPower(Power):
+    """The power of one node, whose programs are the plant's switch."""
+
+    def __init__(self, live: DemoPlant, node: int) -> None:
+        super().__init__(dict.fromkeys((STOP, OFF), ("switch of the plant",)))
+        self.live, self.node = live, node
+
+    def columns(self) -> dict[str, Column]:
+        """See racktwin_agent.power: the node's board says it."""
+        return {}
+
+    def run(self) -> str:
+        """See racktwin_agent.power."""
+        self._due = ()
+        with self.live.lock:
+            self.live.ask(POWER, self.node, self.level)
+        return f"{LEVELS[self.level]} of node {self.node}"
+
+
 class Tray:
     """The GPUs of one node as an agent's devices."""
 
     def __init__(self, live: DemoPlant, node: int) -> None:
-        self.live, self.node = live, node
+        self.live, self.node, self.power = live, node, TrayPower(live, node)
         self.first, self.end = (int(i) for i in live.site.gpu_start_of_node[node : node + 2])
         self.gpus = self.end - self.first
         envelope = live.site.envelopes[GPU_CAP]

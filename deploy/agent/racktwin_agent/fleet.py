@@ -17,6 +17,7 @@ from racktwin_agent.devices import Devices
 from racktwin_agent.inbox import Inbox
 from racktwin_agent.link import Link
 from racktwin_agent.node import Node
+from racktwin_agent.power import Powered
 from racktwin_agent.publish import Out
 from racktwin_agent.store import FileStore, MemoryStore
 from racktwin_agent.triggers import Watch
@@ -70,7 +71,8 @@ class Fleet:
                 self._stores.append(store)
             watch = Watch(broker_gone_s)
             watch.connected(False, at)
-            node = Node(path, of_node, store, watch, boot, integration, say)
+            power = of_node.power if isinstance(of_node, Powered) else None
+            node = Node(path, of_node, store, watch, boot, integration, say, power=power)
             node.resume(at)
             self.nodes[path] = node
             self._of_rack.setdefault(node.rack, []).append(node)
@@ -151,6 +153,7 @@ class Fleet:
             for out in node.step(at):
                 self.link.send(out)
             self.link.send(node.report(node.devices.sample(at.wall_ns), at))
+            self._run_power(node)
 
     def _end_leases(self) -> None:
         at = current_instant()
@@ -183,6 +186,11 @@ class Fleet:
         for node in self._of_rack.get(rack, ()):
             for out in act(node):
                 self.link.send(out)
+            self._run_power(node)
+
+    def _run_power(self, node: Node) -> None:
+        if node.power.is_due:
+            self.say(node.power.run())
 
     def _note_link(self) -> None:
         was, self._connected = self._connected, self.link.connected

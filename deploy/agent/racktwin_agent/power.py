@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from racktwin_agent.devices import POWER, DeviceError, Key
 
@@ -86,3 +86,10 @@ class Power:
 
     def _fail(self, why: str) -> None:
         self.level, self.why, self._news = ON, why, why
+
+
+@runtime_checkable
+class Powered(Protocol):
+    """Simulated devices that bring the power of their node along."""
+
+    power: Power
