@@ -12,8 +12,8 @@ from typing import ClassVar
 import numpy as np
 
 from policies.thermal_guard.caps import CONTROL, GPU_KEYS, KEYS, REASONS, RELEASE_S, HeatCaps, assess
-from policies.thermal_guard.endurance import endurance
-from policies.thermal_guard.rescue import LEVELS, ON, POWER, SAVE, SERVICE, Rescue, proposals, rescue
+from policies.thermal_guard.rescue import OFF, ON, POWER, SAVE, SERVICE, STOP, Rescue, proposals, rescue
+from policies.thermal_guard.rise import rise
 from twin.catalogue import I32, NS, find_signal
 from twin.contracts import (
     PAGE,
@@ -35,7 +35,7 @@ from twin.contracts import (
     scope_of,
     table_of,
 )
-from twin.telemetry import QUALITY_NAMES, ColumnSpec
+from twin.telemetry import QUALITY_NAMES
 
 MAX_ROWS = 200
 EVIDENCE = ("signal", "unit", "value", "worst", "guard", "limit", "age_s", "quality", "basis")
@@ -51,12 +51,18 @@ STRAIN_COLUMNS = (
 
 DANGER_COLUMNS = (
     TableColumn("node"),
-    TableColumn("now_s", "s", "left now"),
-    TableColumn("low_s", "s", "left at the lowest caps"),
+    TableColumn("left_s", "s", "left at the lowest caps"),
     TableColumn("since_s", "s", "in danger since"),
     TableColumn("action"),
+    TableColumn("power", text="power is"),
     TableColumn("lift", text="ends by"),
 )
+ACTIONS = {
+    ON: "lowest caps; its jobs save if they can in that time",
+    STOP: "stop its system",
+    OFF: "switch it off",
+}
+POWER_WORDS = {float(ON): "on", float(STOP): "stopping", float(OFF): "off"}
 
 
 class ThermalGuard:
@@ -71,12 +77,12 @@ class ThermalGuard:
         gpu={
             "until_ns": "i8",
             "cap_w": "f8",
-            "trend_c": ColumnSpec("f8", fill=np.nan),
-            "trend_ns": "i8",
-            "leaves_w": ColumnSpec("f8", fill=np.nan),
-            "samples": "i1",
+            "low_ns": "i8",
+            "read_ns": "i8",
+            "readings": "i1",
+            **dict.fromkeys(("s_w", "s_t", "s_y", "s_tt", "s_ty"), "f8"),
         },
-        node={"danger_ns": "i8", "calm_ns": "i8", "order": "i1", "order_ns": "i8", "went_off": "?"},
+        node={"danger_ns": "i8", "calm_ns": "i8", "order": "i1"},
     )
     topics: ClassVar[tuple[Topic, ...]] = (PAGE,)
 
@@ -85,7 +91,7 @@ class ThermalGuard:
         if view.site.sizes["gpu"] == 0:
             return [], memory
         found, envelope = assess(view, memory), view.envelope(CONTROL)
-        if not found.active.any() and not memory["order"].any():
+        if not found.active.any() and not memory["danger_ns"].any():
             return [], memory
         out, capped = [], mask_index(found.active)
         code_of = found.reason[capped]
@@ -95,12 +101,12 @@ class ThermalGuard:
             want, cap_w = np.full(len(index), np.nan), found.cap_w[index]
             out.append(Proposal(CONTROL, index, envelope.low[index], cap_w, want, REASONS[code]))
         kept_w = np.where(found.active, found.cap_w, 0.0)
-        lasting, trend = endurance(view, memory, capped)
-        saved = rescue(view, memory, lasting)
+        warming, fits = rise(view, memory, capped)
+        saved = rescue(view, memory, warming)
         return out + proposals(view, saved), {
             "until_ns": found.until_ns,
             "cap_w": kept_w,
-            **trend,
+            **fits,
             **saved.memory,
         }
 
@@ -109,14 +115,14 @@ class ThermalGuard:
         danger with the seconds that they have."""
         entity, inside = scope_of(view, request)
         found = assess(view, memory)
-        saved = rescue(view, memory, endurance(view, memory, mask_index(found.active))[0])
+        saved = rescue(view, memory, rise(view, memory, mask_index(found.active))[0])
         capped = in_scope(inside, "gpu", mask_index(found.active))
         gpus = in_scope(inside, "gpu", np.arange(view.site.sizes["gpu"], dtype=np.int32))
-        nodes = in_scope(inside, "node", mask_index((saved.danger_ns > 0) | (saved.order > ON)))
+        nodes = in_scope(inside, "node", mask_index(saved.danger_ns > 0))
         guarded = [key for key in KEYS if view.limit(key) is not None]
         sentences = [Sentence(f"{len(capped):,} of {len(gpus):,} GPUs need a cap for heat")]
         if len(nodes):
-            text = f"{len(nodes):,} nodes have GPUs that would overheat even at their lowest caps"
+            text = f"nodes whose GPUs warm up even at their lowest caps: {len(nodes):,}"
             sentences.append(Sentence(text, "warning"))
         if missing := [key for key in KEYS if key not in guarded]:
             sentences.append(Sentence(f"no profile of this site limits {', '.join(missing)}", "note"))
@@ -136,19 +142,20 @@ class ThermalGuard:
 def _dangers(view: View, found: Rescue, nodes: I32) -> DataTable:
     """A row for each node in danger, the shortest time first."""
     rows: list[dict[str, Value]] = []
+    power = view.readback(POWER)
     for node in nodes[np.argsort(found.left_s[nodes], kind="stable")][:MAX_ROWS].tolist():
-        order, since_ns = int(found.order[node]), int(found.danger_ns[node])
+        order = int(found.order[node])
         rows.append(
             {
                 "node": view.site.name("node", node),
-                "now_s": finite(found.now_s[node], 1),
-                "low_s": finite(found.left_s[node], 1),
-                "since_s": (view.now_ns - since_ns) / NS if since_ns else None,
-                "action": LEVELS[order] if order else "lowest caps; its jobs save if they can in that time",
-                "lift": "people: it stays off until they switch it on" if order else "cooler GPUs",
+                "left_s": finite(found.left_s[node], 1),
+                "since_s": (view.now_ns - int(found.danger_ns[node])) / NS,
+                "action": ACTIONS[order],
+                "power": POWER_WORDS.get(float(power[node]), "unknown"),
+                "lift": "people: it stays off until they switch it on" if order else "GPUs that cool",
             }
         )
-    text = "nodes whose GPUs would shut down even at their lowest caps"
+    text = "nodes whose GPUs warm up even at their lowest caps"
     return table_of("dangers", DANGER_COLUMNS, rows, text, len(nodes))
 
 

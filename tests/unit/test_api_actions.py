@@ -38,6 +38,7 @@ def test_a_request_is_an_event_in_the_name_of_the_token(tmp_path: Path) -> None:
 
 
 X = {"control": CAP, "names": ["r1"], "hi": 900, "reason": "x"}
+ON = {"control": "node.power_state", "names": ["lab/h/r1/node0"], "want": "on", "reason": "mended"}
 BAD = [
     ("requests", {"control": "gpu.x", "names": ["r1"], "hi": 1, "reason": "x"}, 404, "is not a control"),
     ("requests", {"control": CAP, "names": ["lab/h/rk1"], "hi": 1, "reason": "x"}, 404, "you mean lab/h/r1"),
@@ -49,6 +50,8 @@ BAD = [
     ("requests", X | {"names": []}, 409, "names no gpu"),
     ("requests", X | {"lo": 950}, 409, "expected lo <= hi"),
     ("requests", X | {"for_s": -1}, 400, "for_s: expected"),
+    ("requests", ON, 400, "for_s: missing"),
+    ("requests", ON | {"for_s": 3600}, 400, "holds for 900 s at most"),
     ("requests", X | {"expires_ns": 5}, 409, "expired already"),
     ("approvals", {"policy": "thermal_guard", "control": CAP}, 400, "for_s: missing"),
     ("approvals", {"policy": "operator", "control": CAP, "for_s": 9}, 409, "of operator is act"),

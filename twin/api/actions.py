@@ -35,11 +35,13 @@ from twin.api.request_bodies import (
     until,
 )
 from twin.api.scopes import expand, table_of
-from twin.catalogue import ConfigError, clean, did_you_mean
+from twin.catalogue import NS, ConfigError, clean, did_you_mean
 from twin.contracts import AlarmRecord, AuthorityRecord, ResumedRecord, StoryRecord
 from twin.engine import first_commands
 from twin.telemetry import events as ev
 
+# A request that is forgotten would switch a node on once a guard has let go of it
+POWER, MOST_POWER_S = "node.power_state", 900.0
 MAX_STORY = 500  # characters of a chapter's title and text
 MAX_KEPT = 1000  # answers that a repeated question gets again
 # Refusals of `Runtime.submit` that say nothing of what the engine thinks.
@@ -122,10 +124,12 @@ async def ask(request: web.Request) -> web.Response:
         raise Refused(400, "lo, hi, want: expected at least one of them")
     want = None if body.want is None else level(control, body.want, math.nan, "want")
     low, high = level(control, body.lo, -math.inf, "lo"), level(control, body.hi, math.inf, "hi")
+    expires_ns = until(live, body.for_s, body.expires_ns, needed=control.key == POWER)
+    if control.key == POWER and expires_ns - live.engine.state.now_ns > MOST_POWER_S * NS:
+        raise Refused(400, f"for_s: a request of the power of nodes holds for {MOST_POWER_S:g} s at most")
     event = ev.OperatorRequest(
         id=new_id(request), author=author(request), control=control.key, names=names,
-        lo=low, hi=high, want=want,
-        reason=reason_text(body.reason), expires_ns=until(live, body.for_s, body.expires_ns, needed=False),
+        lo=low, hi=high, want=want, reason=reason_text(body.reason), expires_ns=expires_ns,
     )  # fmt: skip
     warnings = doubts(live, control, names, low, high, want)
     more = {"warnings": warnings} if warnings else {}

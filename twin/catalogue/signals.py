@@ -178,7 +178,7 @@ class NodeSignals(Table):
         on_expiry="keep",
         protective="high",
         readback="power_readback_state",
-        lease_s=300,
+        lease_s=60,
         deadline_s=120,
         states=("on", "shutdown", "off"),
     )

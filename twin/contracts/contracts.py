@@ -221,13 +221,6 @@ class View(Protocol):
         """A comparison of the estimator, such as `rack.heat`."""
         ...
 
-    def parameter(self, name: str) -> F64 | None:
-        """A learned parameter per entity, such as `gpu.resistance`: the design's until more is learned.
-
-        None if there is none of this name.
-        """
-        ...
-
     def faults(self) -> tuple[Fault, ...]:
         """Faults that the diagnosis has isolated."""
         ...

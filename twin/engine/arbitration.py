@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from twin.alerts import SHOWN_ENTITIES, Findings
-from twin.catalogue import F64, I32, I64, NS, Bool, Control, find_control, find_signal
+from twin.catalogue import F64, I32, I64, NS, Bool, Control, control_value, find_control, find_signal
 from twin.contracts import (
     CommandBatch,
     DeferredRecord,
@@ -352,7 +352,9 @@ class ArbitrationPass:
             evidence = ""
             if len(off):
                 first, (name,) = int(off[0]), self._shown(control.table, off[:1])
-                evidence = f"{name}: commanded {lease.value[first]:g}, reads {readback[first]:g}"
+                wanted, read = lease.value[first], readback[first]
+                words = [control_value(x, key) if control.states else f"{x:g}" for x in (wanted, read)]
+                evidence = f"{name}: commanded {words[0]}, reads {words[1]}"
             records += findings.mismatches(self._shown(control.table, off), key, off, evidence)
             wait_s = table.limits(table.freshness.row_of(signal)).stale_ns / NS + MISMATCH_S
             unread = lease.unread(heard_ns, wait_s, now_ns, int(table.resumed_ns[0]))

@@ -208,11 +208,6 @@ class EngineView:
         """A comparison of the estimator."""
         return self.estimator.residuals.get(name)
 
-    def parameter(self, name: str) -> F64 | None:
-        """A learned parameter per entity; None without."""
-        found = self.estimator.parameters.get(name)
-        return None if found is None else cast(F64, read_only(found.value))
-
     def faults(self) -> tuple[Fault, ...]:
         """Faults that the diagnosis has isolated."""
         return self.diagnosis.faults
