@@ -96,7 +96,7 @@ def test_without_noise_each_reading_is_the_truth_to_its_step(pod: Site) -> None:
         "feeder.frequency_hz": (50.0, 0.01), "feeder.energised_state": (0.0, 0.0),
         "feeder.breaker_state": (0.0, 0.0), "hall.cold_aisle_temp_c": (t.hall_cold_c, 0.1),
         "hall.hot_aisle_temp_c": (t.hall_hot_c, 0.1), "hall.cold_aisle_rh_pu": (0.45, 0.001),
-        "site.outdoor_temp_c": (15.0, 0.1),
+        "node.power_readback_state": (0.0, 0.0), "site.outdoor_temp_c": (15.0, 0.1),
         "site.outdoor_wet_bulb_c": (11.0, 0.1), "loop.supply_temp_c": (t.loop_supply_c, 0.01),
         "loop.return_temp_c": (t.loop_return_c, 0.01), "loop.flow_lpm": (t.loop_flow_lpm, 0.1),
         "loop.leak_state": (0.0, 0.0), "link.up_state": (0.0, 0.0),

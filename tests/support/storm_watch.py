@@ -119,7 +119,7 @@ class Wire:
 
     def check(self) -> None:
         """No command after its lease, and no number used twice for different things."""
-        assert self.faults == []
+        assert not self.faults, self.faults[:5]
         known: dict[tuple[int, int], tuple[str, float]] = {}
         for a in list(self.asked):
             assert known.setdefault((a.epoch, a.command), (a.name, a.value)) == (a.name, a.value), a

@@ -285,7 +285,7 @@ class Wire:
 def test_the_sink_of_agents_publishes_each_rack_once_acknowledged_and_never_retained() -> None:
     wire = Wire()
     sink = MqttSink(SITE, "ours", wire.publish)
-    assert (sink.controls, sink.enforces_safe) == ((CAP, "node.power_cap_w"), True)
+    assert (sink.controls, sink.enforces_safe) == ((CAP, "node.power_cap_w", "node.power_state"), True)
     other = batch([0], "node.service_level", value=np.array([1.0]))
     asyncio.run(sink.apply((batch([0, 3, 6]), other)))
     assert [(t[-6:], q, r) for t, _, q, r in wire.said] == [("b/h/r1", 1, False), ("b/h/r2", 1, False)]

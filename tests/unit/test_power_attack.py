@@ -15,7 +15,7 @@ from connectors.bmc import GPU_CAP, Fleet, Key, RedfishBmc, RedfishCaps, Redfish
 from connectors.bmc.dcmi import parse_power
 from connectors.bmc.limits import BmcReading, Cap
 from connectors.bmc.redfish import Map, Spot
-from connectors.bmc.redfish_client import HttpAnswer
+from connectors.bmc.redfish_client import SIGN_IN, HttpAnswer
 from connectors.dsx import FlexDecoder, FlexTrust, KeySet
 from connectors.dsx.flex import MAX_EVENTS
 from policies.power_capping import PowerCap, PowerGuard
@@ -332,5 +332,5 @@ def test_what_a_bmc_says_to_a_sign_in_is_not_quoted(status: int) -> None:
     client = RedfishClient("https://b", "u", lambda: "hunter2", lambda: None)  # type: ignore[arg-type, return-value]
     said: Any = SimpleNamespace(status=status, headers={})
     with pytest.raises((ConnectorError, ActuationError)) as caught:
-        client._judge("POST", "https://b/s", said, b'{"error": {"message": "no user u/hunter2"}}')
+        client._judge(SIGN_IN, "https://b/s", said, b'{"error": {"message": "no user u/hunter2"}}')
     assert "hunter2" not in str(caught.value)
