@@ -71,7 +71,7 @@ def test_people_switch_a_node_off_and_on_by_redfish(tmp_path: Path) -> None:
 
             def order(level: float) -> str:
                 body = {"control": "node.power_state", "names": [NODE], "lo": level, "hi": level,
-                        "want": level, "reason": "a test's"}  # fmt: skip
+                        "want": level, "reason": "a test's", "for_s": 600}  # fmt: skip
                 return str(daemon.post("/api/v1/requests", body)["id"])
 
             daemon.until(lambda: bmc.asked, 30, "a look")
