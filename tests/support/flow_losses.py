@@ -30,7 +30,7 @@ class LossDraw(NamedTuple):
 
 DRAWS = {
     "develop": LossDraw(60_000, ("gb200-nvl72",)),
-    "held_back": LossDraw(60_000_000, ("gb200-nvl72", "gb300-nvl72", "cloudmatrix384")),
+    "held_back": LossDraw(60_000_000, ("gb200-nvl72", "gb300-nvl72")),
 }
 # Kind -> whether GPUs are truly in danger. The others are healthy sites with a sensor that lies, and pumps of
 # which one is enough
