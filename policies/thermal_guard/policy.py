@@ -14,7 +14,7 @@ import numpy as np
 from policies.thermal_guard.caps import CONTROL, GPU_KEYS, KEYS, REASONS, RELEASE_S, HeatCaps, assess
 from policies.thermal_guard.rescue import OFF, ON, POWER, SAVE, SERVICE, STOP, Rescue, proposals, rescue
 from policies.thermal_guard.rise import rise
-from twin.catalogue import I32, NS, find_signal
+from twin.catalogue import I32, NS, control_value, find_signal
 from twin.contracts import (
     PAGE,
     Columns,
@@ -62,7 +62,6 @@ ACTIONS = {
     STOP: "stop its system",
     OFF: "switch it off",
 }
-POWER_WORDS = {float(ON): "on", float(STOP): "stopping", float(OFF): "off"}
 
 
 class ThermalGuard:
@@ -151,7 +150,7 @@ def _dangers(view: View, found: Rescue, nodes: I32) -> DataTable:
                 "left_s": finite(found.left_s[node], 1),
                 "since_s": (view.now_ns - int(found.danger_ns[node])) / NS,
                 "action": ACTIONS[order],
-                "power": POWER_WORDS.get(float(power[node]), "unknown"),
+                "power": "unknown" if np.isnan(power[node]) else control_value(float(power[node]), POWER),
                 "lift": "people: it stays off until they switch it on" if order else "GPUs that cool",
             }
         )

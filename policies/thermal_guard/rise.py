@@ -31,18 +31,22 @@ BEYOND_K = 1.0  # above its shutdown no GPU works: such a reading is wrong
 
 @dataclass(frozen=True, slots=True)
 class Rise:
-    """Of the GPUs `gpu` [k]: fitted temperature, least rate, seconds left (inf: none counted), and whether
-    each bears witness: it was read, is hot, and warms up at its lowest cap beyond doubt."""
+    """Of the GPUs `gpu` [k]: seconds left (inf: none counted), and whether each bears witness: it was read,
+    is hot, and warms up at its lowest cap beyond doubt."""
 
     gpu: I32
-    temp_c: F64
-    rate_k_per_s: F64
     left_s: F64
     rises: Bool
 
 
 def rise(view: View, memory: Memory, gpu: I32) -> tuple[Rise, Memory]:
     """The rise of some GPUs, and the columns of the memory that follow from it."""
+    # Most capped GPUs do not stand at their lowest: nothing is fitted, and the memory stays as it is
+    envelope = view.envelope(CAP)
+    low = view.readback(CAP)[gpu] <= envelope.low[gpu] + envelope.deadband
+    gpu = gpu[low | (memory["low_ns"][gpu] > 0)]
+    if not len(gpu):
+        return Rise(gpu, np.zeros(0), np.zeros(0, np.bool_)), {name: memory[name] for name in COLUMNS}
     old = {name: memory[name][gpu] for name in COLUMNS}
     new = _fitted(view, gpu, old)
     after = {name: memory[name].copy() for name in COLUMNS}
@@ -59,7 +63,7 @@ def rise(view: View, memory: Memory, gpu: I32) -> tuple[Rise, Memory]:
         left_s = room_k / rate
     rises = (new["readings"] >= FEWEST) & (rate > 0) & _hot(view, gpu, temp_c, shutdown_c)
     rises &= view.now_ns - new["read_ns"] <= round(LOST_S * NS)
-    return Rise(gpu, temp_c, rate, np.where(rises, left_s, np.inf), rises), after
+    return Rise(gpu, np.where(rises, left_s, np.inf), rises), after
 
 
 def _fitted(view: View, gpu: I32, old: Memory) -> Memory:

@@ -52,7 +52,7 @@ class RecordedPast:
 
 @dataclass
 class StagedPod:
-    """Where the pod is served, and the token of its administrator."""
+    """Address of the pod, and the token of its administrator."""
 
     url: str
     token: str

@@ -42,7 +42,7 @@ def test_defaults(tmp_path: Path) -> None:
     assert (config.node, config.integration, config.interval_s) == ("lab/h/r1/node0", "racktwin", 1.0)
     assert (config.broker.port, config.broker.client_id) == (1883, "agent.lab.h.r1.node0")
     assert config.state_dir == tmp_path / "state"
-    assert (config.overheating_c, config.power) == (85.0, {})
+    assert (config.overheating_c, config.power) == (0.0, {})
     assert config.broker.password() is None
 
 

@@ -100,7 +100,7 @@ def test_a_journal_is_read_on_from_where_it_ended(tmp_path_factory: Any, cuts: l
 def test_of_a_very_long_day_the_first_part_is_left_out_and_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was counted before does not count as too much again."""
+    """Lines that were counted before do not count as too much again."""
     writer = JournalWriter(tmp_path)
     follower = DayReader(tmp_path)
     monkeypatch.setattr(day_account, "MOST_BYTES", 1500)

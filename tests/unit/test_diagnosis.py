@@ -173,7 +173,7 @@ def test_a_tripped_breaker_and_a_sag() -> None:
 
 
 def dark_feeds(*, apart_s: int, lasts_s: int, back_apart_s: int = 0) -> tuple[set[Any], Twin]:
-    """What is told while both feeds are lost, one so long after the other, and come back alike."""
+    """Faults told while both feeds are lost, one so long after the other, and come back alike."""
     pod, ever = Twin(two_racks()), set()
     pod.run(40, QUIET | {"cdu.pump1_speed_pu": 0.7, "cdu.pump2_speed_pu": 0.7})
     for second in range(lasts_s + back_apart_s + 25):

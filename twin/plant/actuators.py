@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from twin.catalogue import F64, NS, find_control
+from twin.catalogue import F64, NS, Bool, find_control
 from twin.contracts import CommandBatch
+from twin.plant.truth import Truth
 from twin.site import Site
 from twin.telemetry import CommandAcked
 
@@ -22,6 +23,10 @@ OBEYED = (
     "job.checkpoint_interval_s",
 )  # fmt: skip
 MAX_UNASKED = 10_000  # batches whose answers nobody has asked for; older ones are lost
+ON, STOPPING, OFF = 0, 1, 2  # as the states of node.power_state
+# From the order to stop until a node's power is cut; source: estimate, services of a node end within the 90 s
+# that systemd gives each, mostly sooner
+SHUTDOWN_S = (12.0, 45.0)
 
 
 class Actuators:
@@ -100,3 +105,36 @@ class Actuators:
                     )
                 )
         return out
+
+
+class NodeSwitches:
+    """The switch of each node [n_node], and how long its system takes to stop.
+
+    A system that stops ends its work first, takes seconds to unload, and then cuts its own power.
+    """
+
+    def __init__(self, n: int, seed: int) -> None:
+        self.shutdown_s = np.random.default_rng((seed, 0x0FF)).uniform(*SHUTDOWN_S, n)
+        self.off_s = np.full(n, np.inf)  # plant's time from which it is off
+        self.off: Bool = np.zeros(n, np.bool_)
+        self.stopping: Bool = np.zeros(n, np.bool_)
+        self._moved = False
+
+    def obey(self, value: F64, time_s: float) -> None:
+        """Take commands [n], NaN = none. A shutdown that is under way is not begun anew."""
+        self.off_s = np.where(value == OFF, np.minimum(self.off_s, time_s), self.off_s)
+        begun = (value == STOPPING) & np.isinf(self.off_s)
+        self.off_s = np.where(begun, time_s + self.shutdown_s, self.off_s)
+        self.off_s = np.where(value == ON, np.inf, self.off_s)
+        self._moved = True
+
+    def step(self, t: Truth) -> bool:
+        """Move to the truth's time; whether any node went off, on, or began to stop."""
+        if not self._moved:
+            return False
+        off, wait = self.off_s <= t.time_s, np.isfinite(self.off_s)
+        stopping = wait & ~off
+        same = np.array_equal(off, self.off) and np.array_equal(stopping, self.stopping)
+        self.off, self.stopping, self._moved = off, stopping, bool(stopping.any())
+        t.node_power_level[:] = np.where(off, OFF, np.where(stopping, STOPPING, ON))
+        return not same

@@ -15,7 +15,7 @@ import numpy as np
 from twin.catalogue import F64, NS, Bool
 from twin.contracts import CommandBatch
 from twin.physics import output_of_input_w, rh_pu
-from twin.plant.actuators import Actuators
+from twin.plant.actuators import Actuators, NodeSwitches
 from twin.plant.compute import XID_OFF_BUS, Compute
 from twin.plant.cooling import Cooling
 from twin.plant.disturbance import Disturbance, neutral
@@ -27,7 +27,6 @@ from twin.plant.ledger import Costs, Ledger, PlantParts, Prices
 from twin.plant.parameters import AIR_RISE_K, LUMPED, Parameters, draw
 from twin.plant.power import PlantPower
 from twin.plant.scenario import Scenario
-from twin.plant.switches import NodeSwitches
 from twin.plant.truth import Truth, blank
 from twin.plant.weather import Weather
 from twin.plant.work import Work, dated

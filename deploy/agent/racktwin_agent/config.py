@@ -16,7 +16,6 @@ from typing import Any, Literal
 from racktwin_agent.power import COMMANDS, LEVELS, STOP
 from racktwin_agent.triggers import PsuInput
 
-GUARD_C = 85.0  # above the guards of racktwin's profiles, so that the daemon acts first; source: estimate
 _PATH = re.compile(r"[A-Za-z0-9_.:\-]{1,64}(/[A-Za-z0-9_.:\-]{1,64}){3,5}")
 _LEVEL = re.compile(r"[A-Za-z0-9_.:\-]{1,64}")
 
@@ -66,7 +65,7 @@ class Config:
     kernel_log: str = "/dev/kmsg"
     broker_gone_s: float = 60.0
     power_brake_s: float = 2.0
-    overheating_c: float = GUARD_C  # 0: not watched
+    overheating_c: float = 0.0  # 0: not watched, as nothing acts before people say so
     psu: tuple[PsuInput, ...] = ()
     power: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # by level, those that are enabled
     simulated_gpus: int = 4
@@ -161,7 +160,7 @@ def _config(root: _Reader) -> Config:
         kernel_log=root.text("kernel_log", "/dev/kmsg, a file, journal, nvml or off", "/dev/kmsg"),
         broker_gone_s=triggers.number("broker_gone_s", 1, 86_400, 60.0),
         power_brake_s=triggers.number("power_brake_s", 0, 3600, 2.0),
-        overheating_c=triggers.number("overheating_c", 0, 120, GUARD_C),
+        overheating_c=triggers.number("overheating_c", 0, 120, 0.0),
         psu=_psu(triggers),
         power=_power(power),
         simulated_gpus=int(simulated.number("gpus", 0, 64, 4)),

@@ -61,7 +61,7 @@ ROWS: tuple[tuple[str, str, float], ...] = (
 
 
 class PageLoad(msgspec.Struct, frozen=True):
-    """What the process is to measure."""
+    """Task of the process that measures."""
 
     racks: int
     viewers: int
@@ -175,7 +175,7 @@ async def _measured(task: PageLoad, folder: Path) -> Figures:
 
 
 def _figures(task: PageLoad, alone: Figures, many: Figures, seen: dict[str, Any]) -> Figures:
-    """What the viewers cost: the daemon with them, less the daemon without."""
+    """Cost of the viewers: the daemon with them, less the daemon without."""
     connected = int(seen["connected"])
     out: Figures = {"racks": float(task.racks), "gpus": float(task.racks * GPUS_PER_RACK)}
     out |= {"viewers": float(connected), "viewers_refused": float(seen["refused"])}
