@@ -162,11 +162,11 @@ class LeakGuard:
             low_w = caps.low[gpus]
             out.append(Proposal(CAP, gpus, low_w, low_w, low_w, f"power down: {why}"))
         if len(nodes):
-            out.append(_at(SERVICE, nodes, DRAINED, 4.0, DRAINED, f"take out of service: {why}"))
+            out.append(Proposal.uniform(SERVICE, nodes, DRAINED, 4.0, f"take out of service: {why}"))
         ripe = racks[found.grace_s(view.now_ns)[racks] <= 0.0]
         if len(ripe):
-            out.append(_at(ELECTRICAL, ripe, 1.0, 1.0, 1.0, f"isolate: {why}"))
-            out.append(_at(LIQUID, ripe, 1.0, 1.0, 1.0, f"isolate: {why}"))
+            out.append(Proposal.uniform(ELECTRICAL, ripe, 1.0, 1.0, f"isolate: {why}"))
+            out.append(Proposal.uniform(LIQUID, ripe, 1.0, 1.0, f"isolate: {why}"))
         return out
 
 
@@ -254,11 +254,6 @@ def _around(view: View, rack: int) -> Iterator[tuple[str, int]]:
         at = int(of[rack])
         if 0 <= at < view.site.sizes[table] and _wet(view, table, "leak_state")[at]:
             yield table, at
-
-
-def _at(control: str, index: I32, lo: float, hi: float, want: float, why: str) -> Proposal:
-    k = len(index)
-    return Proposal(control, index, np.full(k, lo), np.full(k, hi), np.full(k, want), why)
 
 
 def _wet(view: View, table: str, signal: str) -> Bool:

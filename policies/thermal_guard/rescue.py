@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from policies.thermal_guard.rise import Rise
-from twin.catalogue import F64, I32, I64, NS
+from twin.catalogue import F64, I64, NS
 from twin.contracts import Memory, Proposal, View, mask_index
 
 SAVE, SERVICE, POWER = "job.checkpoint_since_s", "node.service_level", "node.power_state"
@@ -72,7 +72,7 @@ def proposals(view: View, found: Rescue) -> list[Proposal]:
     ordered = mask_index((found.order > ON) & allowed)
     if len(ordered):
         why = "take out of service: its GPUs overheat at their lowest caps"
-        out.append(_at(SERVICE, ordered, DRAINED, 4.0, why))
+        out.append(Proposal.uniform(SERVICE, ordered, DRAINED, 4.0, why))
     # What has stopped is off: then off is what shall be
     off = (found.order == OFF) | ((found.order > ON) & (view.readback(POWER) == OFF))
     for mask, level, verb, lead_s in (
@@ -81,7 +81,7 @@ def proposals(view: View, found: Rescue) -> list[Proposal]:
     ):
         if len(index := mask_index(mask)):
             why = f"{verb}: at their lowest caps its GPUs shut down within {lead_s:.0f} s"
-            out.append(_at(POWER, index, float(level), float(OFF), why))
+            out.append(Proposal.uniform(POWER, index, float(level), float(OFF), why))
     return out
 
 
@@ -102,8 +102,3 @@ def _saves(view: View, found: Rescue) -> list[Proposal]:
     at_s = since_s[slots]
     reason = "save now: GPUs of its nodes overheat at their lowest caps"
     return [Proposal(SAVE, slots, at_s, np.full(len(slots), 1e10), at_s, reason)]
-
-
-def _at(control: str, index: I32, low: float, high: float, why: str) -> Proposal:
-    k = len(index)
-    return Proposal(control, index, np.full(k, low), np.full(k, high), np.full(k, low), why)

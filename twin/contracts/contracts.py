@@ -48,6 +48,12 @@ class Proposal:
     want: F64
     reason: str
 
+    @classmethod
+    def uniform(cls, control: str, index: I32, lo: float, hi: float, reason: str) -> Proposal:
+        """The same interval for all of `index`, ideally at its lower end."""
+        k = len(index)
+        return cls(control, index, np.full(k, lo), np.full(k, hi), np.full(k, lo), reason)
+
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
