@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from twin.catalogue import NS, clean, duration, number, percent, quantity, utc
@@ -52,7 +51,7 @@ class ShortNames:
         out = clean(text, 1000)
         if now_ns:
             out = out.replace(f"{utc(now_ns, '%Y-%m-%d')} ", "")
-        return out.replace(self.head, "").replace(" degC", " °C") if self.head else out
+        return (out.replace(self.head, "") if self.head else out).replace(" degC", " °C")
 
 
 def sign(kind: str) -> Cell:
@@ -62,7 +61,7 @@ def sign(kind: str) -> Cell:
 
 def clock(t_ns: int) -> str:
     """An instant of today; UTC."""
-    return datetime.fromtimestamp(t_ns / NS, UTC).strftime("%H:%M:%S") if 0 < t_ns < 2**62 else "-"
+    return utc(t_ns, "%H:%M:%S") if t_ns > 0 else "-"
 
 
 def brief_span(seconds: float | None) -> str:
