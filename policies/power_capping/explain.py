@@ -23,7 +23,7 @@ from policies.power_capping.headroom import (
     policies_of,
     power_state,
 )
-from policies.power_capping.held_caps import held_caps
+from policies.power_capping.held_caps import HeldCaps, held_caps, job_caps
 from policies.power_capping.rack_fit import MIN_DAYS, FitPlaces, PowerHistory, RackFit, fit
 from policies.power_capping.savings import NAMES, CapAccount, cap_costs
 from twin.catalogue import I32, NS, clean, text
@@ -47,6 +47,7 @@ from twin.contracts import (
 
 MOST_ROWS = 1000
 SHOWN_RACKS, SHOWN_FEW = 8, 8
+CLASS_TEXTS = {"waited_for": "waited for"}
 MOST_HOURS, MOST_DAYS = 192.0, 366.0
 MAX_PLACES = 1000  # of the metrics
 KIND_NAMES = {"site": "site", "feeder": "feeder", "cdu": "CDU", "loop": "loop", "rack": "rack"}
@@ -245,11 +246,14 @@ class PowerExplainer:
         if not name:
             raise ExplanationRefused("name: expected a rack, node, GPU, job or feeder")
         caps = held_caps(state, name)
-        sentences = [Sentence(f"{caps.kind} {caps.name}: {caps.capped_gpus:,} of {caps.gpus:,} GPUs capped")]
+        sentences = [Sentence(_caps_words(caps))]
+        sentences += [Sentence(_group_words(alike)) for alike in _alike(caps.groups).values()]
+        if caps.groups:
+            sentences.append(Sentence(self._order_words(caps)))
+        if caps.kind == "job" and (lost := _lost_words(state, caps)):
+            sentences.append(Sentence(lost))
         if caps.first is not None:
-            sentences.append(Sentence(f"of the places that carry it, {first_words(caps.first)}"))
-        for alike in _alike(caps.groups).values():
-            sentences.append(Sentence(_group_words(alike)))
+            sentences.append(Sentence(f"of the places that carry it, {first_words(caps.first)}", "note"))
         for a in caps.advised:
             sentences.append(Sentence(
                 f"{a['gpus']:,} GPUs would be capped to {_watts(a['cap_low_w'], a['cap_high_w'])} by "
@@ -269,7 +273,20 @@ class PowerExplainer:
             ),
             table_of("nodes", NODE_COLUMNS, caps.nodes, "nodes that are capped as a whole"),
         ]
+        if caps.kind == "job":
+            tables.insert(
+                1, table_of("jobs", JOB_COLUMNS, job_caps(state), "all jobs, the last to be cut first")
+            )
         return self._made(state, caps.name, [*sentences, *_noted(caps.notes)], figures, tables)
+
+    def _order_words(self, caps: HeldCaps) -> str:
+        """The order in which GPUs are cut, and the classes of these."""
+        mine = dict.fromkeys(g["class"] for g in caps.groups)
+        order = (
+            "GPUs are cut in this order: idle, usual, high "
+            f"(priority {self.high_priority} and above), waited for (inference)"
+        )
+        return f"{order}; these are {' and '.join(CLASS_TEXTS.get(c, c) for c in mine)}"
 
     def _cost(self, state: PowerState, hours: float) -> Explanation:
         found = cap_costs(state.view, _account(state), hours)
@@ -398,6 +415,10 @@ GROUP_COLUMNS = (
     TableColumn("place_load_w", "W", detail=True), TableColumn("place_lost_w", "W", detail=True),
     TableColumn("lift", detail=True),
 )  # fmt: skip
+JOB_COLUMNS = (
+    "job", "class", ("priority", "1"), "gpus", "capped",
+    TableColumn("cap_w", "W", "cap of a GPU"), TableColumn("power_w", "W", "a GPU draws"),
+)  # fmt: skip
 ADVISED_COLUMNS = ("policy", "authority", "gpus", ("cap_low_w", "W"), ("cap_high_w", "W"), "reason")
 NODE_COLUMNS = ("node", ("cap_w", "W"), ("most_w", "W"), "policy")
 COST_COLUMNS = (
@@ -425,6 +446,30 @@ def _float(value: Value) -> float:
 def _account(state: PowerState) -> CapAccount | None:
     account = state.request.account
     return account if isinstance(account, CapAccount) else None
+
+
+def _caps_words(caps: HeldCaps) -> str:
+    """How many GPUs of a place are capped, to which power, since when."""
+    words = f"{caps.kind} {caps.name}: {caps.capped_gpus:,} of {caps.gpus:,} GPUs capped"
+    if not caps.groups:
+        return words
+    low, high = min(g["cap_low_w"] for g in caps.groups), max(g["cap_high_w"] for g in caps.groups)
+    words += f" to {_watts(low, high)} of {max(g['most_w'] for g in caps.groups):,.0f} W"
+    begun_ns = min(g["since_ns"] for g in caps.groups)
+    return f"{words}, without a break since {text.utc(begun_ns)} UTC" if begun_ns else words
+
+
+def _lost_words(state: PowerState, caps: HeldCaps) -> str:
+    """The work that caps cost a job so far, and the time that this makes; "" where none is counted."""
+    rows = cap_costs(state.view, _account(state), MOST_HOURS).jobs
+    cost = next((row for row in rows if row["job"] == caps.name), None)
+    if cost is None or not caps.gpus:
+        return ""
+    late_s = 3600.0 * cost["lost_gpu_h"] / caps.gpus
+    return (
+        f"caps cost it {100 * cost['lost_pu']:.0f} % of its work while it had them, {cost['lost_gpu_h']:.3g} "
+        f"GPU-h: it is about {text.duration(round(late_s))} late"
+    )
 
 
 def _kw(value: Any) -> str:

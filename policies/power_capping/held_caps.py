@@ -39,7 +39,7 @@ CLASS_WORDS = {
     "waited_for": "inference, which people wait for: cut last",
 }
 LIFTS = {
-    "power_cap": "raises wait 30 to 60 s, and for the cuts whose place they take",
+    "power_cap": "caps rise 30 to 60 s after there is room, once the cuts that make the room are carried out",
     "power_guard": "it gives back step by step once the load has been below 90 % of the budget for a minute",
     "operator": "a person asked for it: `racktwin control requests` lists who, `... withdraw` takes it back",
 }
@@ -91,6 +91,29 @@ def held_caps(state: PowerState, name: str) -> HeldCaps:
         _node_caps(state, gpus),
         notes,
     )
+
+
+def job_caps(state: PowerState) -> list[dict[str, Any]]:
+    """The jobs that run, those first that are cut last: class, priority, caps and power of a GPU of each."""
+    view, site, jobs = state.view, state.view.site, state.view.jobs
+    of_gpu, n = jobs.job_of_node[site.node_of_gpu], jobs.n
+    capped, class_of = capped_of(state), classes(view, state.high_priority)
+    cap_w, power_w = cap_leases(state)[0], view.value("gpu.power_w")
+    out: list[dict[str, Any]] = []
+    counts = np.bincount(of_gpu[of_gpu >= 0], minlength=n)
+    for slot in np.argsort(-counts, kind="stable")[:MAX_GROUPS].tolist():
+        mine = np.flatnonzero(of_gpu == slot)
+        if not jobs.alive[slot] or not len(mine):
+            continue
+        held = mine[capped[mine]]
+        heard = power_w[mine][np.isfinite(power_w[mine])]
+        out.append({
+            "job": clean(jobs.names[slot] or f"job{slot}", 120), "class": CLASS_NAMES[int(class_of[mine[0]])],
+            "priority": int(jobs.priority[slot]), "gpus": len(mine), "capped": len(held),
+            "cap_w": float(cap_w[held].min()) if len(held) else None,
+            "power_w": float(heard.mean()) if len(heard) else None,
+        })  # fmt: skip
+    return sorted(out, key=lambda r: (-CLASS_NAMES.index(r["class"]), -r["priority"], r["job"]))
 
 
 def _above(state: PowerState, racks: I32) -> list[int]:
@@ -177,7 +200,7 @@ def _figures(state: PowerState, lease: LeaseColumns, mine: I32) -> dict[str, Any
             "floor_w": float(view.site.envelopes[CAP].low[mine].min()),
             "read_back_w": float(np.nanmax(back)) if np.isfinite(back).any() else None,
             "power_w": float(np.nanmean(power)) if np.isfinite(power).any() else None,
-            "states": ", ".join(states), "since_ns": int(lease.changed_ns[mine].min()),
+            "states": ", ".join(states), "since_ns": int(lease.begun_ns[mine].min()),
             "expires_ns": int(lease.expires_ns[mine].min())}  # fmt: skip
 
 

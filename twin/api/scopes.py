@@ -49,6 +49,18 @@ def is_below(path: str, place: str) -> bool:
     return path == place or path.startswith(place + "/")
 
 
+def held_by(live: Runtime, table: str, place: str) -> np.ndarray:
+    """Entities of a table at a place, inside it, or of a running job, ascending. Raises Refused."""
+    site, slot = live.engine.site, job_of(live, place)
+    if slot is None:
+        slot = site.entity("job", place)
+    if slot is None:
+        return inside(site, table, place)
+    if table == "job":
+        return np.array([slot])
+    return below(site, "node", live.engine.jobs.nodes[slot]).get(table, np.zeros(0, np.int32))
+
+
 def inside(site: Site, table: str, place: str) -> np.ndarray:
     """Entities of a table at a place or inside it, ascending. Raises Refused for a place that is none."""
     place = place.rstrip("/")

@@ -15,10 +15,10 @@ from aiohttp import web
 
 from twin.api.answers import MAX_ROWS, Refused, answer, listed, live_of, number_of
 from twin.api.comparisons import comparisons_of
-from twin.api.page import with_responses
+from twin.api.page import job_of_slot, with_responses
 from twin.api.request_bodies import control_of
 from twin.api.runtime import Runtime, is_routine
-from twin.api.scopes import entity_of, inside, is_below, table_of
+from twin.api.scopes import entity_of, held_by, inside, is_below, table_of
 from twin.catalogue import F32, INSTANTS, TABLES, Control, Signal, clean, control_value, plain_text
 from twin.control import ACCEPTED, DONE, EXPIRED, FAILED, IN_PROGRESS, NONE, SENT, Leases
 from twin.estimation import worst_case
@@ -155,6 +155,11 @@ async def entity(request: web.Request) -> web.Response:
 def _children(live: Runtime, name: str, row: int) -> dict[str, Any]:
     site, out = live.engine.site, {}
     path = site.name(name, row)
+    if name == "job":
+        nodes = live.engine.jobs.nodes[row].tolist() if live.engine.jobs.alive[row] else []
+        return {
+            "node": {"total": len(nodes), "names": [site.name("node", i) for i in nodes[:SHOWN_CHILDREN]]}
+        }
     for below in BELOW.get(name, ()):
         if name == "rack":
             members = range(int(site.node_start_of_rack[row]), int(site.node_start_of_rack[row + 1]))
@@ -180,9 +185,7 @@ def _job(live: Runtime, name: str, row: int) -> dict[str, Any] | None:
         slot = int(jobs.job_of_node[row if name == "node" else int(site.node_of_gpu[row])])
     if slot < 0 or not jobs.alive[slot]:
         return None
-    return {"job": jobs.names[slot], "nodes": len(jobs.nodes[slot]), "priority": int(jobs.priority[slot]),
-            "started_ns": int(jobs.started_ns[slot]), "entity": site.name("job", slot),
-            "lease_s": float(jobs.lease_s[slot]) or None}  # fmt: skip
+    return {"job": jobs.names[slot], "lease_s": float(jobs.lease_s[slot]) or None, **job_of_slot(live, slot)}
 
 
 def _lines(live: Runtime, name: str, row: int, path: str) -> list[dict[str, Any]]:
@@ -222,7 +225,8 @@ def lease_rows(live: Runtime, lease: Leases, page: np.ndarray) -> list[dict[str,
                "unit": control.unit,
                "policy": live.engine.policies[owner].name if 0 <= owner < len(live.engine.policies) else None,
                "command": f"{live.engine.arbiter.epoch}-{int(lease.command[i])}",
-               "state": LEASE_STATES[int(lease.state[i])], "issued_ns": int(lease.issued_ns[i]),
+               "state": LEASE_STATES[int(lease.state[i])], "begun_ns": int(lease.begun_ns[i]) or None,
+               "issued_ns": int(lease.issued_ns[i]),
                "expires_ns": int(lease.expires_ns[i]), "on_expiry": control.on_expiry,
                "found": lease.found[i], "readback": readback[i]}  # fmt: skip
         if control.key in INSTANTS or (control.states and 0 <= value < len(control.states)):
@@ -253,7 +257,7 @@ async def leases(request: web.Request) -> web.Response:
             continue
         running = np.flatnonzero(lease.running())
         if prefix:
-            running = np.intersect1d(running, inside(live.engine.site, lease.control.table, prefix))
+            running = np.intersect1d(running, held_by(live, lease.control.table, prefix))
         first = max(0, offset - total)
         total += len(running)
         rows += lease_rows(live, lease, running[first : first + limit - len(rows)])

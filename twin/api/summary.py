@@ -88,6 +88,7 @@ def overview(live: Runtime, pulse: Pulse, alarms: list[dict[str, Any]]) -> dict[
         "sections": live.sections, "story": live.story,
         "racks_total": engine.site.sizes["rack"], "sizes": engine.site.sizes,
         "history": live.history is not None,
+        "contact": clean(live.loaded.config.contact),
         "expected_kept": live.loaded.config.history.expected if live.history is not None else [],
         "counts": dict(live.counts),
     }  # fmt: skip

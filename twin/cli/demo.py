@@ -135,7 +135,7 @@ def _demo(folder: Path, args: argparse.Namespace, out: Console) -> int:
     shutil.copyfile(FOLDER / "site.yaml", site_file)
     _, site = load_site(site_file)
     story = load_story(FOLDER / "story.yaml", site).only(args.story)
-    broker, api = free_port(18830), free_port(8077)
+    broker, api = free_port(), free_port(8077)  # two demos that begin together need two brokers
     config = folder / "racktwin.yaml"
     config.write_text(CONFIG.format(broker=broker, api=api), encoding="utf-8")
     children: list[subprocess.Popen[bytes]] = []

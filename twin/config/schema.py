@@ -34,6 +34,7 @@ _LOCAL = re.compile(r"//(127\.0\.0\.1|\[::1\])(?=[:/]|$)")
 _OWN_TREES = ("BMS/", "IT/")  # subscribed to anyway
 TLS_PORT = 8883
 MIN_TICK_S, MAX_TICK_S = 0.1, 300.0
+MAX_CONTACT = 200  # characters
 
 
 class _Strict(Strict, msgspec.Struct, frozen=True):
@@ -235,6 +236,7 @@ class Config(_Strict, frozen=True):
     notify: list[Notify] = []  # receivers of alarms
     leader: Leader = Leader()  # which daemon may act; docs/high-availability.md
     quotas: Quotas = Quotas()  # of the disk; the oldest go first
+    contact: str = ""  # whom readers of the page may ask: a name, a channel, a number
     simulated: bool = False  # the site is a simulated pod: `act` is allowed over the embedded broker
 
 
@@ -362,6 +364,8 @@ def _problems(config: Config) -> list[str]:
     out.within("tick_s", config.tick_s, MIN_TICK_S, MAX_TICK_S)
     out.within("embedded_port", config.embedded_port, 0, 65_535)
     out.within("snapshot_every_s", config.snapshot_every_s, 1, 86_400)
+    if len(config.contact) > MAX_CONTACT or not config.contact.isprintable():
+        out.append(f"$.contact: expected a line of at most {MAX_CONTACT} characters")
     if isinstance(config.broker, Broker):
         out.within("broker.port", config.broker.port, 1, 65_535)
         out.within("broker.keepalive_s", config.broker.keepalive_s, 2, 3600)

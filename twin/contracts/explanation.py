@@ -191,6 +191,7 @@ class LeaseColumns:
     value: F64
     owner: I32
     state: U8
+    begun_ns: I64
     changed_ns: I64
     expires_ns: I64
 
@@ -314,7 +315,7 @@ def entities_within(view: View, name: str) -> tuple[str, str, dict[str, I32]]:
     A feeder, CDU or loop holds the racks that it serves. Raises ExplanationRefused for an unknown name.
     """
     site, jobs = view.site, view.jobs
-    slot = jobs.slot_of.get(name, jobs.slot_of.get(name.removeprefix("job:")))
+    slot = jobs.slot_of.get(name, jobs.slot_of.get(name.removeprefix("job:"), site.entity("job", name)))
     if slot is not None and jobs.alive[slot]:
         nodes = np.flatnonzero(jobs.job_of_node == slot).astype(np.int32)
         return "job", jobs.names[slot], below(site, "node", nodes) | {"job": np.array([slot], np.int32)}

@@ -58,6 +58,7 @@ class Leases(EntityState):
     state: U8 = column(OWN, "u1")
     issued_ns: I64 = column(OWN, "i8")
     deadline_ns: I64 = column(OWN, "i8")
+    begun_ns: I64 = column(OWN, "i8")  # since when a lease has run without a break
     changed_ns: I64 = column(OWN, "i8")  # when the value last moved, for the slew limit
     found: F64 = column(OWN, "f8", fill=np.nan)  # read back before the first command, to be given back
     lapsed: F64 = column(OWN, "f8", fill=np.nan)  # of a lease that ran out; NaN once there is a new one
@@ -96,6 +97,7 @@ class Leases(EntityState):
         given = self.given[fresh]
         self.found[fresh] = np.where(np.isnan(given), readback[fresh], given)
         self.lapsed[index] = self.given[index] = np.nan
+        self.begun_ns[index[np.isnan(self.value[index])]] = now_ns
         self.value[index], self.owner[index] = new.value, new.owner
         self.command[index] = first_command + np.arange(len(index), dtype=np.int64)
         self.state[index], self.attempts[index], self.seen[index] = SENT, 1, False

@@ -178,7 +178,8 @@ def _leases(engine: Engine, control: str) -> LeaseColumns | None:
     lease = engine.arbiter.leases.get(control)
     if lease is None:
         return None
-    columns = (lease.value, lease.owner.astype(np.int32), lease.state, lease.changed_ns, lease.expires_ns)
+    owner = lease.owner.astype(np.int32)
+    columns = (lease.value, owner, lease.state, lease.begun_ns, lease.changed_ns, lease.expires_ns)
     return LeaseColumns(*(read_only(column) for column in columns))
 
 

@@ -29,6 +29,11 @@ async def jobs(request: web.Request) -> web.Response:
                    "jobs": [_row(live, s, capped) for s in found[offset : offset + limit]]})  # fmt: skip
 
 
+def job_of_slot(live: Runtime, slot: int) -> dict[str, Any]:
+    """A running job as `jobs` lists it."""
+    return _row(live, slot, _capped_of_nodes(live))
+
+
 def _capped_of_nodes(live: Runtime) -> np.ndarray:
     """Capped GPUs of each node [n]."""
     site, lease = live.engine.site, live.engine.arbiter.leases.get("gpu.power_cap_w")

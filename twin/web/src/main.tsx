@@ -155,6 +155,7 @@ function Help({ close }: { close: () => void }) {
   return <dialog ref={ref} aria-label="Keys" onClose={close}><h2>Keys</h2>
     <dl class="keys"><dt><kbd>/</kbd></dt><dd>find an entity</dd><dt><kbd>?</kbd></dt><dd>this list</dd><dt><kbd>Esc</kbd></dt><dd>close</dd>
       {PAGES.map(([, name, key]) => <><dt><kbd>g</kbd> <kbd>{key}</kbd></dt><dd>{name}</dd></>)}</dl>
+    {live.state?.contact && <p>Questions: <b>{live.state.contact}</b></p>}
     <div class="row end"><button type="button" onClick={() => ref.current?.close()}>Close</button></div></dialog>;
 }
 

@@ -64,8 +64,8 @@ export function Facts({ rows }: { rows: [string, ComponentChildren][] }) {
 
 export function Grid(p: { heads: ComponentChildren[]; rows: ComponentChildren[][]; right?: number[]; label: string }) {
   return <div class="scroll" tabIndex={0} role="region" aria-label={p.label}>
-    <table><thead><tr>{p.heads.map((h, i) => <th scope="col" class={p.right?.includes(i) ? "right" : ""}>{h}</th>)}</tr></thead>
-      <tbody>{p.rows.map((r) => <tr>{r.map((c, i) => <td class={p.right?.includes(i) ? "right" : ""}>{c}</td>)}</tr>)}</tbody></table>
+    <table class="cards-narrow" role="table"><thead role="rowgroup"><tr role="row">{p.heads.map((h, i) => <th scope="col" role="columnheader" class={p.right?.includes(i) ? "right" : ""}>{h}</th>)}</tr></thead>
+      <tbody role="rowgroup">{p.rows.map((r) => <tr role="row">{r.map((c, i) => <td role="cell" class={p.right?.includes(i) ? "right" : ""} data-head={typeof p.heads[i] === "string" ? p.heads[i] : undefined}>{c}</td>)}</tr>)}</tbody></table>
   </div>;
 }
 

@@ -31,6 +31,7 @@ export function EntityPage({ table, name }: { table: string; name: string }) {
   }
   if (!d) return <div class="page"><h1>{short(name)}</h1><Failure text={got.error} />{!got.error && <p class="soft">Reading …</p>}</div>;
   const alarms = d.alarms as Alarm[], i = live.rowOf.get(d.name), shown = d.job && table === "job" ? d.job.job : short(d.name);
+  const asked = table === "job" && d.job ? d.job.job : d.name;
   return <div class="page">
     <p class="crumbs"><Crumbs name={d.name} />{d.serial && <span class="soft"> · serial {d.serial}</span>}</p>
     <div class="row wrap"><h1>{title(tableWords(table, 1))} {shown}</h1>
@@ -40,20 +41,21 @@ export function EntityPage({ table, name }: { table: string; name: string }) {
       {!["site", "job"].includes(table) && <Maintenance names={[d.name]} table={table} />}</div>
     <Failure text={got.error} />
     {alarms.length > 0 && <Panel title="What is wrong here"><ul class="wrongs">{alarms.slice(0, 8).map((a) => <Sentence key={a.id} a={a} />)}</ul></Panel>}
-    <div class="row wrap"><h2>Over time</h2><Tabs label="Time range" now={last} pick={setLast} of={RANGES} /></div>
-    <div class="charts">{chosen(table, d).map((s) => <SignalChart key={`${s}${last}`} table={table} d={d} name={s} last={Number(last)} seen={seen.current} />)}</div>
+    {table === "job" && <><JobFacts d={d} /><Explanations name={asked} inside={d.name} /></>}
+    {table !== "job" && <div class="row wrap"><h2>Over time</h2><Tabs label="Time range" now={last} pick={setLast} of={RANGES} /></div>}
+    <div class="charts">{table !== "job" && chosen(table, d).map((s) => <SignalChart key={`${s}${last}`} table={table} d={d} name={s} last={Number(last)} seen={seen.current} />)}</div>
     <div class="two">
       <div class="stack"><Comparisons d={d} /><Readings d={d} /></div>
       <div class="stack">
         {["rack", "node", "gpu", "cdu"].includes(table) && <HealthOf name={d.name} />}
         <Leases d={d} table={table} />
-        <JobOf d={d} table={table} />
+        {table !== "job" && <JobOf d={d} table={table} />}
         <Inside d={d} table={table} />
         <Forecasts d={d} />
       </div>
     </div>
-    <Explanations name={d.name} />
-    <Here name={d.name} />
+    {table !== "job" && <Explanations name={asked} inside={d.name} />}
+    <Here name={asked} />
   </div>;
 }
 
@@ -169,9 +171,11 @@ function HealthRows({ parts }: { parts: any[] }) {
   return <ul class="plain">{parts.slice(0, 40).map((p: any) => <li><Tag kind={p.level}>{p.level}</Tag> {p.name.includes("#") ? <span title={p.name}>{p.name.split("#")[1]}</span> : <Entity name={p.name} text={p.name.split("/").pop()} />} <span class="soft">{[brief(p.why ?? ""), known(p.day?.mean) ? `fails within a day: ${CHANCE(p.day.mean)}` : "", p.lemon ? "a lemon" : ""].filter(Boolean).join(" · ")}</span></li>)}</ul>;
 }
 
+const HOLDERS = ["rack", "node", "hall", "job"];
+
 // Commands on what is inside, by policy and control.
 function useInside(d: any, table: string): { key: string; policy: string; unit: string; n: number; low: number; high: number; ends: number; means: Set<string> }[] {
-  const holds = ["rack", "node", "hall"].includes(table), got = usePoll<any>(holds ? `leases?prefix=${encodeURIComponent(d.name)}&limit=1000` : null, 4000), out = new Map<string, any>();
+  const holds = HOLDERS.includes(table), got = usePoll<any>(holds ? `leases?prefix=${encodeURIComponent(d.name)}&limit=1000` : null, 4000), out = new Map<string, any>();
   for (const l of got.data?.leases ?? []) {
     if (l.name === d.name) continue;
     const k = `${l.policy} ${l.control}`, o = out.get(k) ?? { key: l.control, policy: l.policy, unit: l.unit, n: 0, low: Infinity, high: -Infinity, ends: Infinity, means: new Set<string>() };
@@ -186,7 +190,7 @@ function Leases({ d, table }: { d: any; table: string }) {
   return <Panel title="Commands and leases">
     {!d.leases.length && !inside.length && <Empty>Nothing is commanded here{["cdu", "feeder", "loop"].includes(table) && "; what is held in the racks below stands on their pages"}.</Empty>}
     {inside.map((o) => <p><b>{title(orders({ control: o.key, count: o.n, unit: o.unit, low: o.low, high: o.high, means: [...o.means].join(", ") }))}</b> by <a href={`#/policies/${o.policy}`}>{o.policy}</a>; the first ends {instant(o.ends)} unless renewed</p>)}
-    <ul class="plain">{d.leases.map((l: any) => <li><b>{title(control(l.control))}{isInstant(l.control) ? "" : ` ${l.means ?? quantity(l.value, l.unit)}`}</b> by <a href={`#/policies/${l.policy}`}>{l.policy}</a> since {since(l.issued_ns)}, ends {instant(l.expires_ns)} unless renewed
+    <ul class="plain">{d.leases.map((l: any) => <li><b>{title(control(l.control))}{isInstant(l.control) ? "" : ` ${l.means ?? quantity(l.value, l.unit)}`}</b> by <a href={`#/policies/${l.policy}`}>{l.policy}</a>{known(l.begun_ns) && `, without a break since ${instant(l.begun_ns)}`}; this value for {since(l.issued_ns)}, ends {instant(l.expires_ns)} unless renewed
       <p class="soft">{l.state.replaceAll("_", " ")}; {known(l.readback) ? `the device reads ${l.means ? (l.readback === l.value ? "the same" : "another value") : quantity(l.readback, l.unit)}` : "no read-back"}{!l.means && `; before it ${quantity(l.found, l.unit)}`}; when it ends: {l.on_expiry === "safe" ? "the safe value" : l.on_expiry}</p></li>)}</ul>
   </Panel>;
 }
@@ -195,6 +199,19 @@ function JobOf({ d, table }: { d: any; table: string }) {
   const j = d.job;
   if (!j) return table === "node" || table === "gpu" ? <Panel title="Job"><Empty>No job runs here.</Empty></Panel> : null;
   return <Panel title="Job"><p><a href={hrefOf("job", j.entity)}><b>{j.job}</b></a> on {plural(j.nodes, "node")}, priority {j.priority}, for {since(j.started_ns)}</p></Panel>;
+}
+
+function JobFacts({ d }: { d: any }) {
+  const j = d.job, contact = live.state!.contact;
+  if (!j) return <Empty>This job does not run now.</Empty>;
+  return <Panel title="Job"><Facts rows={[
+    ["GPUs", <>{num(j.gpus)} on {plural(j.nodes, "node")}{j.capped_gpus > 0 && <>, <b class="w">{num(j.capped_gpus)} capped</b></>}</>],
+    ["Kind, priority", `${j.kind}, ${j.priority}`], ["Tenant", j.tenant || "not told"],
+    ["Runs", j.started_ns ? `for ${since(j.started_ns)}, since ${instant(j.started_ns)}` : "not told since when"],
+    ["Ends at most", j.time_limit_s && j.started_ns ? instant(j.started_ns + j.time_limit_s * 1e9) : "not told"],
+    ["Saves each", known(j.interval_s) ? span(j.interval_s) : "not told"], ["Last save", j.saved_ns ? `${since(j.saved_ns)} ago` : "not told"],
+    ...(contact ? [["Questions", contact] as [string, string]] : []),
+  ]} /></Panel>;
 }
 
 function Inside({ d, table }: { d: any; table: string }) {
@@ -234,8 +251,12 @@ function Here({ name }: { name: string }) {
   </Panel>;
 }
 
-function Explanations({ name }: { name: string }) {
-  const policies = (live.state?.policies ?? []).filter((p: any) => p.authority !== "off").map((p: any) => p.name) as string[], [which, pick] = useState("");
+// The policy that holds most here speaks first.
+function Explanations({ name, inside }: { name: string; inside: string }) {
+  const policies = (live.state?.policies ?? []).filter((p: any) => p.authority !== "off").map((p: any) => p.name) as string[], [picked, pick] = useState("");
+  const held = usePoll<any>(`leases?prefix=${encodeURIComponent(inside)}&limit=1000`, 20_000).data, counts = new Map<string, number>();
+  for (const l of held?.leases ?? []) counts.set(l.policy, (counts.get(l.policy) ?? 0) + 1);
+  const which = picked || ([...counts].sort((a, b) => b[1] - a[1])[0]?.[0] ?? "");
   return <Panel title="Why: what each policy says of it" more={<Tabs label="Policy" now={which} pick={pick} of={policies.map((p) => [p, p.replaceAll("_", " ")])} />}>
     {which ? <Explanation key={which} policy={which} name={name} /> : <Empty>Choose a policy.</Empty>}</Panel>;
 }

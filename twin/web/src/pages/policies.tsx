@@ -70,7 +70,8 @@ function Settings({ p }: { p: any }) {
 
 export function Topics({ policy }: { policy: string }) {
   const got = usePoll<any>("explain", 60_000), mine = got.data?.policies.find((x: any) => x.policy === policy), [topic, pick] = useState(""), [options, set] = useState<Record<string, string>>({}), [asked, ask] = useState("");
-  const now = usePoll<any>(`explain/${policy}${topic ? `?topic=${topic}${asked}` : ""}`, 5000), t = mine?.topics.find((x: any) => x.name === topic);
+  const t = mine?.topics.find((x: any) => x.name === topic), waits = t?.options.some((o: any) => o.text.endsWith("needed")) && !asked;
+  const now = usePoll<any>(waits ? null : `explain/${policy}${topic ? `?topic=${topic}${asked}` : ""}`, 5000);
   const topics = (mine?.topics ?? []).filter((x: any) => x.name !== "page" && x.name !== "metrics");
   return <>
     <h3>Explanation</h3>
@@ -79,8 +80,7 @@ export function Topics({ policy }: { policy: string }) {
     {t?.options.length > 0 && <form class="row wrap" onSubmit={(e) => { e.preventDefault(); ask(Object.entries(options).filter(([, v]) => v !== "").map(([k, v]) => `&${k}=${encodeURIComponent(v)}`).join("")); }}>
       {t.options.filter((o: any) => o.name !== "offset").map((o: any) => <label class="inline">{words(o.name)} <input title={o.text} placeholder={o.default === null ? "" : String(o.default)} value={options[o.name] ?? ""} onInput={(e) => set({ ...options, [o.name]: e.currentTarget.value })} /></label>)}
       <button type="submit" class="small">Ask</button></form>}
-    <Failure text={now.error} />
-    {now.data && <Explained e={now.data} />}
+    {waits ? <Empty>Fill in what is asked for, then Ask.</Empty> : <><Failure text={now.error} />{now.data && <Explained e={now.data} />}</>}
   </>;
 }
 
