@@ -132,7 +132,7 @@ NODE_FIGURES = (
     ("chance_1h_pu", "1", "chance of failing within 1 h"),
     ("chance_24h_pu", "1", "chance of failing within 24 h"),
     ("sure_pu", "1", "sureness that the fault is its own"), ("job", "", "job that runs on it"),
-    ("spare", "", "node that takes over"), ("level", "", "service level that the policy wants"),
+    ("spare", "", "spare opened for its work"), ("level", "", "service level that the policy wants"),
     ("read_back", "", "service level that the scheduler reports"),
     ("placement", "", "order in which the scheduler uses it"),
     ("offences", "count", "withdrawals that count against it"), ("attempts", "count", "failed tests since"),

@@ -180,7 +180,7 @@ def _sentence(view: View, memory: Memory, node: int, spares: dict[int, int]) -> 
         wait_s = float(memory["durable_s"][node])
         text += f"; a save takes {span(wait_s)}" if wait_s > 0 else ""
     if node in spares:
-        text += f"; {view.site.name('node', spares[node])} takes over"
+        text += f"; {view.site.name('node', spares[node])} is opened for its work"
     return text + _history_text(memory, node)
 
 

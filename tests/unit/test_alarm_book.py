@@ -125,6 +125,24 @@ def test_an_acknowledgement_ends_with_the_incident(watch: Watch) -> None:
     assert (shown["state"], shown["times"]) == ("raised", 3)
 
 
+def test_what_is_over_is_shown_until_somebody_acknowledges_it_or_a_day_is_over(watch: Watch) -> None:
+    watch.see(finding(), finding("other", "info"))
+    assert watch.book.missed() == []
+    watch.see()
+    (missed,) = watch.book.missed()
+    assert (missed["id"], missed["state"]) == ("heat/lab/r1", "cleared")
+    assert watch.book.acknowledge("heat/lab/r1", "ada", "seen").note == "seen"
+    assert watch.book.missed() == []
+    assert watch.see() == [], "who was told that it is over is told no more"
+    with pytest.raises(KeyError):
+        watch.book.acknowledge("no/such", "ada")
+    watch.see(finding("late"))
+    watch.see()
+    assert [m["id"] for m in watch.book.missed()] == ["late"]
+    watch.see(after=alarms.MISSED_S)
+    assert watch.book.missed() == []
+
+
 def rung(watch: Watch) -> int:
     return sum(watch.book.load.raised.values())
 

@@ -108,7 +108,8 @@ def test_entities_and_jobs_are_found_by_a_part_of_their_names(tmp_path: Path) ->
         pod.live.put_event(ev.JobStarted(id="j", job="llm-7", nodes=("lab/h/r2/node0",), kind="training"))
         pod.tick()
         wanted = (("r2", "rack", "lab/h/r2"), ("cdu", "cdu", "lab/h/cdu1"), ("LLM", "job", "lab/job0"),
-                  ("r1/node3/gpu2", "gpu", "lab/h/r1/node3/gpu2"))  # fmt: skip
+                  ("r1/node3/gpu2", "gpu", "lab/h/r1/node3/gpu2"), ("node3", "node", "lab/h/r2/node3"),
+                  ("node3/gpu2", "gpu", "lab/h/r2/node3/gpu2"))  # fmt: skip
         for text, table, name in wanted:
             _, tree = await pod.ask("GET", f"/api/v1/find?text={text}&limit=5")
             assert (table, name) in [(f["table"], f["name"]) for f in tree["found"]], text

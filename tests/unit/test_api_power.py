@@ -14,7 +14,7 @@ from policies.power_capping.savings import NAMES, SLOT_S
 from tests.support.builders import eight_nodes, two_racks
 from tests.support.capped_pod import Rig, guards, job, lab
 from tests.support.in_process_daemon import Pod, serve
-from twin.catalogue import NS
+from twin.catalogue import NS, utc
 from twin.contracts import Forecast
 from twin.daemon.policy_accounts import PolicyAccounts, read_account, write_account
 from twin.telemetry import LoadTargetSet
@@ -188,6 +188,25 @@ def test_why_names_policy_budget_class_and_what_would_lift_it(tmp_path: Path) ->
                                  ("cdu1", "cdu", 144), ("lab", "site", 144)):  # fmt: skip
             status, tree = await pod.ask("GET", f"/api/v1/power/why?name={name}")
             assert (status, tree["kind"], tree["gpus"]) == (200, kind, gpus), name
+        slot = pod.live.engine.jobs.slot_of["pre"]
+        _, own = await pod.ask("GET", "/api/v1/explain/power_cap/pre")
+        _, by_path = await pod.ask("GET", f"/api/v1/explain/power_cap/lab/job{slot}")
+        assert own["sentences"] == by_path["sentences"], "a job is the same by its name and by its path"
+        said = " ".join(s["text"] for s in own["sentences"])
+        held = pod.live.engine.arbiter.leases["gpu.power_cap_w"]
+        since = utc(int(held.begun_ns[held.running()][0]))
+        for words in ("job pre: 60 of 60 GPUs capped to ", f"without a break since {since} UTC",
+                      "these are usual", "of its work while it had them"):  # fmt: skip
+            assert words in said, said
+        (all_jobs,) = [t for t in own["tables"] if t["name"] == "jobs"]
+        assert [(r[0], r[1], r[3], r[4]) for r in all_jobs["rows"]] == [
+            ("chat", "waited_for", 48, 0), ("pre", "usual", 60, 60)]  # fmt: skip
+        _, leases = await pod.ask("GET", f"/api/v1/leases?prefix=lab/job{slot}&limit=1000")
+        assert {x["name"].rpartition("/")[0] for x in leases["leases"]} == {
+            f"lab/h/r1/node{i}" for i in range(15)
+        }
+        _, page = await pod.ask("GET", f"/api/v1/entities/job/lab/job{slot}")
+        assert (page["job"]["capped_gpus"], page["children"]["node"]["total"]) == (60, 15)
         for query, status in (("name=nowhere", 404), ("", 400), ("name=", 400), ("nam=r1", 400)):
             assert (await pod.ask("GET", f"/api/v1/power/why?{query}"))[0] == status
         _, refused = await pod.ask("GET", "/api/v1/power/why?name=lab/h/rack2/node0")

@@ -47,6 +47,10 @@ def test_a_grant_notes_everything() -> None:
     assert (lease.state[1], lease.attempts[1]) == (SENT, 1)
     lease.grant(one(450.0), 8, T0 + NS, np.full(3, 500.0))
     assert lease.found[1] == 1200.0, "what was found is what was there before the first command"
+    assert lease.begun_ns[1] == T0, "another value is no break"
+    lease.end(np.array([1], np.int32))
+    lease.grant(one(450.0), 9, T0 + 5 * NS, np.full(3, 500.0))
+    assert lease.begun_ns[1] == T0 + 5 * NS
 
 
 @pytest.mark.parametrize(

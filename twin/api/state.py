@@ -318,7 +318,7 @@ async def site(request: web.Request) -> web.Response:
 def policy_rows(live: Runtime) -> list[dict[str, Any]]:
     """Each policy, strongest first: what it may do and what it says now."""
     engine = live.engine
-    return [{"name": p.name, "rank": p.rank, "authority": engine.intake.authority[p.name],
+    return [{"name": p.name, "rank": p.rank, "urgent": p.urgent, "authority": engine.intake.authority[p.name],
              "controls": list(p.controls), "suspended": p.name in engine.suspended,
              "reasons": [clean(plain_text(x.reason), 300)
                          for x in engine.in_force[p.name] if len(x.index)][:5]}

@@ -37,6 +37,7 @@ SAID = ("title", "evidence", "action")  # of an alarm: sentences, in which keys 
 SHOWN_RACKS = 400
 SHOWN_ALARMS = 50
 SHOWN_REASONS = 3
+SHOWN_MISSED = 6
 # Of what a rack's card shows, the readings behind it
 LATE_SHOWN = {
     "power_w": "rack.power_w", "supply_temp_c": "rack.supply_temp_c", "return_temp_c": "rack.return_temp_c",
@@ -74,7 +75,7 @@ def overview(live: Runtime, pulse: Pulse, alarms: list[dict[str, Any]]) -> dict[
         "now_ns": engine.state.now_ns, "started_ns": live.started_ns, "ticks": ticks(live, pulse),
         "policies": policy_rows(live), "alarm_counts": severities(alarms),
         "alarms": with_responses(live, [brief_alarm(a) for a in rung[:SHOWN_ALARMS]]),
-        "alarms_total": len(rung), "supply": supply(live),
+        "alarms_total": len(rung), "alarms_missed": missed(live), "supply": supply(live),
         "windows": windows(live), "standing": standing(live),
         "commanded": commanded(live), "preview": advised(live), "wanting": wanting(live),
         "requests": len(engine.intake.requests),
@@ -158,6 +159,12 @@ def brief_alarm(alarm: dict[str, Any]) -> dict[str, Any]:
         elif isinstance(value, int | float | bool | None):
             out[name] = value
     return out
+
+
+def missed(live: Runtime) -> dict[str, Any]:
+    """Grave alarms that are over and that nobody acknowledged: how many, and the newest of them."""
+    every = live.alarms.missed() if live.alarms is not None else []
+    return {"total": len(every), "alarms": [brief_alarm(a) for a in every[:SHOWN_MISSED]]}
 
 
 def commanded(live: Runtime) -> list[dict[str, Any]]:

@@ -37,6 +37,7 @@ SEVERITIES = ("info", "warning", "critical")
 # A flood is ten alarms in ten minutes for one operator, and ends below five; source: ISA-18.2, 16.5
 FLOOD_WINDOW_S, FLOOD_BEGINS, FLOOD_ENDS = 600.0, 10, 5
 BURST_S = 60.0  # after so long without another one an alarm is the first of its burst; source: estimate
+MISSED_S = 86_400.0  # an alarm that is over is still shown where nobody acknowledged it. source: estimate
 STALE_S = 86_400.0  # an alarm active for longer is stale; source: ISA-18.2, 16.5
 HOUR_S = 3600.0
 MAX_RAISES = 10_000
@@ -384,13 +385,12 @@ class AlarmBook:
     # -- what people do; each returns what the journal is told
 
     def acknowledge(self, identity: str, author: str, note: str = "") -> AlarmRecord:
-        """Somebody knows of it. Raises KeyError if it is not active."""
-        alarm = self.alarms[identity]
-        if not (alarm.active or alarm.flapping):
-            raise KeyError(identity)
+        """Somebody knows of it, also where it is over. Raises KeyError for an unknown one."""
+        alarm = self.alarms.get(identity) or self.gone[identity]
         alarm.ack_author, alarm.ack_note = author[:MAX_TEXT], note[:MAX_TEXT]
         alarm.ack_ns = max(1, self.now_ns)
-        self._say("acknowledged", alarm)
+        if alarm.active or alarm.flapping:
+            self._say("acknowledged", alarm)
         return self._noted("acknowledged", alarm, author=alarm.ack_author, note=alarm.ack_note)
 
     def shelve(self, identity: str, until_ns: int, author: str, reason: str) -> AlarmRecord:
@@ -431,6 +431,15 @@ class AlarmBook:
         """Alarms as plain data, the gravest first, then the newest; with `cleared`, also what is over."""
         every = sorted(self.alarms.values(), key=lambda a: (-_rank(a.severity), -a.raised_ns, a.id))
         return [_shown(a) for a in [*every, *(reversed(self.gone.values()) if cleared else ())]]
+
+    def missed(self) -> list[dict[str, Any]]:
+        """Warnings and graver that rang within a day, are over, and nobody acknowledged; newest first."""
+        since_ns, least = self.now_ns - round(MISSED_S * NS), _rank("warning")
+        return [
+            _shown(a)
+            for a in reversed(self.gone.values())
+            if a.rung and not a.ack_ns and a.cleared_ns > since_ns and _rank(a.gravest or a.severity) >= least
+        ]
 
     def figures(self) -> dict[str, float]:
         """The measures of ISA-18.2: alarms of the last hour, floods; stale and chattering alarms."""

@@ -25,7 +25,7 @@ FAULT_KINDS: dict[str, FaultKind] = {
     k.name: k
     for k in (
         FaultKind("pump_trip", ("cdu",), "critical", "A pump of {name} has stopped",
-             "Restart it or start the other one.", True),
+             "Restart it; if it stops again, have its motor and drive checked.", True),
         FaultKind("pump_worn", ("cdu",), "warning", "The pumps of {name} give less than their speed promises",
              "Plan an inspection of the pumps.", True),
         FaultKind("filter_blocked", ("cdu",), "critical", "The filter of {name} is blocked",

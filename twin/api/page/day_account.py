@@ -57,9 +57,10 @@ class DayCount:
     capped_ns: int = 0
     capped_since_ns: int | None = None
     saves: int = 0
-    nodes_out: set[str] = field(default_factory=set)
+    nodes_out: set[tuple[int, int]] = field(default_factory=set)  # (site, node): indices are of one site
     alarms: dict[str, str] = field(default_factory=dict)  # id -> the gravest severity of the day
     _held: dict[str, set[int]] = field(default_factory=dict)
+    _sites: int = 0
 
     def take(self, record: JournalRecord | OtherRecord, now_ns: int) -> None:
         """Count a line of the journal, in its order."""
@@ -70,9 +71,10 @@ class DayCount:
                 self._move(record.control, record.index, False, now_ns)
             case SiteRecord():  # indices are of another site from here on
                 self._end(now_ns)
+                self._sites += 1
             case CommandRecord() if record.control == SERVICE and now_ns >= self.begin_ns:
-                out = record.value > IN_SERVICE
-                self.nodes_out |= {n for n, o in zip(record.names, out.tolist(), strict=False) if o}
+                out = record.index[record.value > IN_SERVICE]
+                self.nodes_out |= {(self._sites, node) for node in out.tolist()}
             case ReportsRecord() if not record.refused and now_ns >= self.begin_ns:
                 self.saves += record.count
             case FindingRecord() if now_ns >= self.begin_ns:

@@ -47,11 +47,14 @@ def _matches(live: Runtime, text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _inside(live: Runtime, text: str) -> Iterator[tuple[str, str, str]]:
-    """Nodes and GPUs below a rack whose local name was typed: `r1/node3/gpu2`."""
+    """Nodes and GPUs below a rack whose local name was typed, or below any: `r1/node3/gpu2`, `node3`."""
     site = live.engine.site
     head, _, tail = text.partition("/")
+    anywhere = text.startswith(("node", "gpu"))
+    if anywhere:
+        head, tail = "", text
     for rack in site.names.get("rack", []) if tail else []:
-        if not rack.lower().endswith("/" + head):
+        if not anywhere and not rack.lower().endswith("/" + head):
             continue
         for table in ("node", "gpu"):
             row = site.entity(table, f"{rack}/{tail}")

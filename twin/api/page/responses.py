@@ -21,7 +21,7 @@ from twin.catalogue import (
     plain_text,
     quantity,
 )
-from twin.contracts import ExplanationRefused, below, entities_within
+from twin.contracts import ExplanationRefused, Proposal, below, entities_within
 
 MOST_ENTITIES = 8  # of an alarm that are looked into
 MOST_ALARMS = 12
@@ -30,6 +30,7 @@ BEFORE_NS = 15 * NS  # a guard may act on what an alarm is raised for later. sou
 # A command on less of what is inside an alarm, or with less of itself on the devices that it names, is about
 # something else. source: estimate
 LEAST_SHARE = 0.03
+SERVICE, DRAINED = "node.service_level", 3.0
 _PLACE = re.compile(r"[^\s:;,()]+/[^\s:;,()]+")
 
 
@@ -43,11 +44,22 @@ def with_responses(live: Runtime, alarms: list[dict[str, Any]]) -> list[dict[str
     authority = live.engine.intake.authority
     waiting = [p.name for p in live.engine.policies if authority[p.name] == "approve"]
     return [
-        a | {"doing": (_doing(live, a, running) + _waits(live, a, waiting))[:MOST_LINES]}
-        if i < MOST_ALARMS
+        a | {"doing": (_doing(live, a, running) + _waits(live, a, waiting))[:MOST_LINES]} | _left(live, a)
+        if i < MOST_ALARMS and a.get("state") != "cleared"
         else a
         for i, a in enumerate(alarms)
     ]
+
+
+def _left(live: Runtime, alarm: dict[str, Any]) -> dict[str, str]:
+    """The action that is left to people where the nodes of an alarm are drained already."""
+    lease, action = live.engine.arbiter.leases.get(SERVICE), str(alarm.get("action", ""))
+    if lease is None or not action.lower().startswith("drain the node"):
+        return {}
+    nodes = _inside(live, alarm).get("node", np.zeros(0, np.int32))
+    if not len(nodes) or not (lease.value[nodes] >= DRAINED).all():
+        return {}
+    return {"action": "It is drained. Repair it, then report that: `racktwin device repaired NODE`."}
 
 
 def _inside(live: Runtime, alarm: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -71,53 +83,80 @@ def _inside(live: Runtime, alarm: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def _doing(live: Runtime, alarm: dict[str, Any], running: dict[str, np.ndarray]) -> list[str]:
-    """Commands there that were given because of the alarm, then those given since it began."""
+    """Commands that were given there because of the alarm; if none names it, those given since it began."""
     inside = _inside(live, alarm) if running else {}
-    devices = inside.keys() <= {"node", "gpu", "job"}
     because: list[tuple[int, str]] = []
     since: list[tuple[int, str]] = []
     for key, index in running.items():
-        lease = live.engine.arbiter.leases[key]
-        table = lease.control.table
+        table = live.engine.arbiter.leases[key].control.table
         here = index[np.isin(index, inside.get(table, np.zeros(0, np.int32)))]
-        for owner in np.unique(lease.owner[here]).tolist():
-            mine = here[lease.owner[here] == owner]
+        if len(here):
+            named = _because(live, alarm, key, here)
+            because += named
+            since += [] if named else _since(live, alarm, key, index, here, inside)
+    return [text for _, text in sorted(because or since, key=lambda x: -x[0])]
+
+
+def _because(live: Runtime, alarm: dict[str, Any], key: str, here: np.ndarray) -> list[tuple[int, str]]:
+    """(devices, sentence) of each policy that may act and whose reason in force names the alarm."""
+    out = []
+    for policy in live.engine.policies:
+        if live.engine.intake.authority[policy.name] not in ("act", "approve"):
+            continue
+        found = [
+            p
+            for p in live.engine.in_force.get(policy.name, ())
+            if p.control == key and _names_it(live, alarm, p)
+        ]
+        mine = here[np.isin(here, np.concatenate([p.index for p in found]))] if found else here[:0]
+        if len(mine):
+            reason = clean(plain_text(found[0].reason), 160)
+            out.append((len(mine), f"{_holding(live, policy.name, key, mine, alarm)}: {reason}"))
+    return out
+
+
+def _since(
+    live: Runtime,
+    alarm: dict[str, Any],
+    key: str,
+    index: np.ndarray,
+    here: np.ndarray,
+    inside: dict[str, np.ndarray],
+) -> list[tuple[int, str]]:
+    """(devices, sentence) of each policy whose commands there are not older than the alarm."""
+    lease, out = live.engine.arbiter.leases[key], []
+    devices = inside.keys() <= {"node", "gpu", "job"}
+    for owner in np.unique(lease.owner[here]).tolist():
+        mine = here[lease.owner[here] == owner]
+        of = np.count_nonzero(lease.owner[index] == owner) if devices else len(inside[lease.control.table])
+        mine = mine[lease.issued_ns[mine] >= int(alarm.get("raised_ns") or 0) - BEFORE_NS]
+        if len(mine) and len(mine) >= LEAST_SHARE * of:
             policies = live.engine.policies
             policy = policies[owner].name if 0 <= owner < len(policies) else "an earlier run"
-            named = _names_it(live, alarm, policy, key, mine)
-            if not named:
-                of = np.count_nonzero(lease.owner[index] == owner) if devices else len(inside[table])
-                mine = mine[lease.issued_ns[mine] >= int(alarm.get("raised_ns") or 0) - BEFORE_NS]
-                if len(mine) < LEAST_SHARE * of:
-                    continue
-            if not len(mine):
-                continue
-            count, value = counted(key, len(mine)), _value(lease.control, lease.value[mine])
-            if int(alarm.get("count") or 0) > len(mine) >= len(alarm.get("entities", ())) > 1:
-                count += " of those named first"
-            text = f"{policy} holds the {control_words(key)} of {count} at {value}"
-            if key in INSTANTS:
-                text = f"{policy} asks for a {control_words(key)} of {count}"
-            (because if named else since).append((len(mine), text))
-    most = [*sorted(because, key=lambda x: -x[0]), *sorted(since, key=lambda x: -x[0])]
-    return [text for _, text in most]
+            out.append((len(mine), _holding(live, policy, key, mine, alarm)))
+    return out
 
 
-def _names_it(live: Runtime, alarm: dict[str, Any], policy: str, key: str, index: np.ndarray) -> bool:
-    """Return True if a reason in force there names a place of the alarm, one near it, or its signal."""
+def _holding(live: Runtime, policy: str, key: str, mine: np.ndarray, alarm: dict[str, Any]) -> str:
+    """What a policy holds on these devices, in words."""
+    lease, count = live.engine.arbiter.leases[key], counted(key, len(mine))
+    if int(alarm.get("count") or 0) > len(mine) >= len(alarm.get("entities", ())) > 1:
+        count += " of those named first"
+    if key in INSTANTS:
+        return f"{policy} asks for a {control_words(key)} of {count}"
+    return f"{policy} holds the {control_words(key)} of {count} at {_value(lease.control, lease.value[mine])}"
+
+
+def _names_it(live: Runtime, alarm: dict[str, Any], proposal: Proposal) -> bool:
+    """Return True if the reason of a proposal names a place of the alarm, one near it, or its signal."""
     head = f"{live.engine.site.file.site}/"
     entities = [str(e).partition("#")[0] for e in alarm.get("entities", ())]
     entities += [e.removeprefix(head).partition("/")[2] for e in entities]
     signals = [part for part in str(alarm.get("id")).split("/") if find_signal(part) is not None]
-    for p in live.engine.in_force.get(policy, ()):
-        if p.control != key or not np.isin(p.index, index).any():
-            continue
-        if any(signal in p.reason for signal in signals):
-            return True
-        places = _PLACE.findall(p.reason)
-        if any(is_below(e, place) or is_below(place, e) for e in entities if e for place in places):
-            return True
-    return False
+    if any(signal in proposal.reason for signal in signals):
+        return True
+    places = _PLACE.findall(proposal.reason)
+    return any(is_below(e, place) or is_below(place, e) for e in entities if e for place in places)
 
 
 def _waits(live: Runtime, alarm: dict[str, Any], waiting: list[str]) -> list[str]:

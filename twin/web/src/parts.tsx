@@ -1,7 +1,7 @@
 // Building blocks of the pages.
 import type { ComponentChildren } from "preact";
 import { useEffect, useId, useLayoutEffect, useRef, useState } from "preact/hooks";
-import { act } from "./api";
+import { act, part } from "./api";
 import { live, may, useLive } from "./live";
 import { brief, control, hrefOf, instant, known, num, quantity, scaled, short, signal, span, tableOf, title, words } from "./words";
 
@@ -182,6 +182,11 @@ export const DURATION: Field = {
   name: "for_s", label: "For", kind: "choice", value: "3600",
   choices: [["900", "15 min"], ["3600", "1 hour"], ["14400", "4 hours"], ["28800", "8 hours"], ["86400", "1 day"], ["604800", "1 week"]],
 };
+
+export function Acknowledge({ a }: { a: { id: string; title: string } }) {
+  return <Act small label="Acknowledge" title={`Acknowledge: ${a.title}`} fields={[{ name: "note", label: "Note", hint: "For the next person: who looks after it, what was found" }]}
+    send={(v) => ({ method: "POST", path: `alarms/${part(a.id)}/ack`, body: { note: v.note } })} />;
+}
 
 // What a screen reader says, and the line at the foot of the page for a moment.
 let saying = "", tell: (text: string) => void = () => {};

@@ -2,15 +2,15 @@
 import { useState } from "preact/hooks";
 import { part } from "../api";
 import { live, useLive, usePoll, type Alarm } from "../live";
-import { Act, DURATION, Empty, Entities, Facts, Failure, GLYPHS, Panel, REASON, Tabs, Tag } from "../parts";
+import { Acknowledge, Act, DURATION, Empty, Entities, Facts, Failure, GLYPHS, Panel, REASON, Said, Tabs, Tag } from "../parts";
 import { AttentionSwitches } from "../attention";
 import { concerned } from "./overview";
-import { brief, instant, known, num, plural, short, since, tableOf } from "../words";
+import { brief, instant, known, num, plural, short, since, span, tableOf } from "../words";
 
 function State({ a }: { a: Alarm }) {
   if (a.state === "shelved") return <>shelved by {a.shelf_author} until {instant(a.shelved_until_ns!)}: {a.shelf_reason}</>;
   if (a.state === "suppressed") return <>follows from {a.cause}</>;
-  if (a.state === "cleared") return <>over since {instant(a.cleared_ns!)}</>;
+  if (a.state === "cleared") return <>over since {instant(a.cleared_ns!)}; {a.ack_author ? <>acknowledged by {a.ack_author} {instant(a.ack_ns!)}{a.ack_note && `: ${a.ack_note}`}</> : "nobody acknowledged it"}</>;
   return <>{a.ack_author ? <>acknowledged by {a.ack_author} {instant(a.ack_ns!)}{a.ack_note && `: ${a.ack_note}`}</> : "nobody has acknowledged it"}{a.flapping && `; flapping, raised ${a.times} times`}</>;
 }
 
@@ -22,15 +22,14 @@ function One({ a, open }: { a: Alarm; open: boolean }) {
       <span class="mark" aria-hidden="true">{GLYPHS[a.severity]}</span>
       <div class="grow">
         <h3><button type="button" class="link" aria-expanded={shown} onClick={() => show(!shown)}><span class="sr">{a.severity}: </span>{brief(a.title)}</button></h3>
-        <p class="where"><Entities names={a.entities} count={concerned(a)} /> {a.raised_ns ? <span class="soft">· since {instant(a.raised_ns)} ({since(a.raised_ns)})</span> : null}</p>
+        <p class="where"><Entities names={a.entities} count={concerned(a)} /> {a.raised_ns ? <span class="soft">· {a.state === "cleared" ? <>from {instant(a.raised_ns)} to {instant(a.cleared_ns!)} ({span((a.cleared_ns! - a.raised_ns) / 1e9)})</> : <>since {instant(a.raised_ns)} ({since(a.raised_ns)})</>}</span> : null}</p>
         {a.evidence.length > 0 && <p>{a.evidence.slice(0, 4).map(brief).join(" · ")}</p>}
         {(a.doing ?? []).map((d) => <p class="doing"><b>racktwin:</b> {brief(d)}</p>)}
-        {a.action && a.state !== "cleared" && <p class="do"><b>You:</b> {a.action}</p>}
+        {a.action && a.state !== "cleared" && <p class="do"><b>You:</b> <Said text={a.action} /></p>}
         <p class="soft"><State a={a} /></p>
       </div>
       <div class="row">
-        {a.state !== "cleared" && !a.ack_author && <Act small label="Acknowledge" title={`Acknowledge: ${a.title}`} fields={[{ name: "note", label: "Note", hint: "For the next person; may be empty" }]}
-          send={(v) => ({ method: "POST", path: `${path}/ack`, body: { note: v.note } })} />}
+        {!a.ack_author && <Acknowledge a={a} />}
         {a.state !== "cleared" && a.state !== "shelved" && <Act small label="Shelve" title={`Shelve: ${a.title}`} text="It does not ring until then." fields={[DURATION, REASON]}
           send={(v) => ({ method: "POST", path: `${path}/shelve`, body: { for_s: Number(v.for_s), reason: v.reason } })} />}
         {a.state === "shelved" && <Act small label="Unshelve" title={`Unshelve: ${a.title}`} fields={[]} send={() => ({ method: "POST", path: `${path}/unshelve` })} />}
@@ -70,7 +69,10 @@ export function Alarms({ id }: { id: string }) {
   const [which, pick] = useState("standing"), [severity, setSeverity] = useState("");
   const query = which === "standing" ? null : `alarms?limit=200&state=${which}`;
   const got = usePoll<any>(query, 5000);
-  const every: Alarm[] = query === null ? live.alarms.filter((a) => a.state !== "shelved") : got.data?.alarms ?? [];
+  // An address leads to its alarm wherever that stands by now.
+  const away = id && which === "standing" && !live.alarms.some((a) => a.id === id && a.state !== "shelved"), asked = usePoll<any>(away ? "alarms?limit=500&state=cleared,shelved,suppressed" : null, 10_000);
+  const linked = (asked.data?.alarms ?? []).filter((a: Alarm) => a.id === id) as Alarm[];
+  const every: Alarm[] = query === null ? [...linked, ...live.alarms.filter((a) => a.state !== "shelved")] : got.data?.alarms ?? [];
   const shown = every.filter((a) => !severity || a.severity === severity).sort((a, b) => Number(b.id === id) - Number(a.id === id));
   const c = live.alarmCounts, windows = live.state?.windows ?? [];
   return <div class="page">

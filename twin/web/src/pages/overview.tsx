@@ -3,8 +3,8 @@ import type { ComponentChildren } from "preact";
 import { live, seenPower, useLive, usePoll, type Alarm, type Line } from "../live";
 import { HallMap } from "../hallmap";
 import { Chart, bridged, type Series } from "../chart";
-import { Bar, Entities, GLYPHS, Panel, Said, Tag, Value } from "../parts";
-import { brief, clock, control, counted, hrefOf, isInstant, known, table as tableWords, num, plural, quantity, short, since, span, tableOf, title } from "../words";
+import { Acknowledge, Bar, Entities, GLYPHS, Panel, Said, Tag, Value } from "../parts";
+import { brief, clock, control, counted, hrefOf, instant, isInstant, known, table as tableWords, num, plural, quantity, short, since, span, tableOf, title } from "../words";
 
 const SHOWN_ALARMS = 6;
 
@@ -32,7 +32,7 @@ export function Sentence({ a, more = [] }: { a: Alarm; more?: Alarm[] }) {
       {more.length > 0 && <p class="where"><b>{plural(more.length, "other")} like it:</b> <Entities names={more.map((m) => m.entities[0])} most={8} /></p>}
       {(a.doing ?? []).map((d) => <p class="doing"><b>racktwin:</b> {brief(d)}</p>)}
       {!a.doing?.length && <p class="doing soft">racktwin does nothing about it.</p>}
-      {a.action && <p class="do"><b>You:</b> {a.action}</p>}
+      {a.action && <p class="do"><b>You:</b> <Said text={a.action} /> {!a.ack_author && a.severity !== "info" && <Acknowledge a={a} />}</p>}
     </div>
   </li>;
 }
@@ -53,15 +53,20 @@ function Wrong() {
   const missing = unheard(), s = live.state!, groups = alikeAlarms(rung);
   const parts = s.parts.filter((p: any) => p.state !== "running");
   const head = [c.critical && plural(c.critical, "critical alarm"), c.warning && plural(c.warning, "warning"), c.info && plural(c.info, "notice")].filter(Boolean).join(", ");
-  const calm = !head && !missing.length && !parts.length;
+  const over = s.alarms_missed as { total: number; alarms: Alarm[] }, calm = !head && !missing.length && !parts.length;
+  const guards = s.policies.filter((p: any) => p.urgent).map((p: any) => p.name), guarded = s.commanded.some((x: any) => guards.includes(x.policy));
+  const fine = over.total ? `No alarm stands; ${num(over.total)} that nobody acknowledged ${over.total === 1 ? "is" : "are"} over` : guarded ? `${GLYPHS.info} No alarm stands` : "✓ Nothing is wrong";
   return <Panel title="What is wrong, and what is done about it" class="wrong-panel" more={<a href="#/alarms">All alarms</a>}>
-    <p class={`headline ${c.critical ? "h-critical" : c.warning || missing.length || parts.length ? "h-warning" : c.info ? "h-info" : "h-ok"}`}>
-      {calm ? `✓ Nothing is wrong${heldNow()}` : head || "No alarms, but not everything is seen"}
+    <p class={`headline ${c.critical ? "h-critical" : c.warning || missing.length || parts.length ? "h-warning" : c.info || over.total || guarded ? "h-info" : "h-ok"}`}>
+      {calm ? `${fine}${heldNow()}` : head || "No alarms, but not everything is seen"}
       {c.shelved ? <span class="soft"> · {c.shelved} shelved</span> : null}{c.suppressed ? <span class="soft"> · {c.suppressed} follow from these</span> : null}
     </p>
     {missing.length > 0 && <p class="wrong w-warning"><span class="mark" aria-hidden="true">{GLYPHS.unknown}</span><span>Nothing is heard of {missing.join(", ")}. <a href="#/setup">Set up</a> says what arrives.</span></p>}
     {parts.map((p: any) => <p class="wrong w-warning"><span class="mark" aria-hidden="true">{GLYPHS.warning}</span><span>The {p.kind} {p.name} is {p.state}{p.error && `: ${p.error}`}.</span></p>)}
     <ul class="wrongs">{groups.slice(0, SHOWN_ALARMS).map(([a, ...more]) => <Sentence key={a.id} a={a} more={more} />)}</ul>
+    {over.alarms.length > 0 && <><h3>Over, and nobody acknowledged</h3><ul class="wrongs">{over.alarms.map((a) => <li class="wrong aside" key={a.id}><span class="mark" aria-hidden="true">{GLYPHS[a.severity]}</span>
+      <div><p class="what"><a href={`#/alarms/${encodeURIComponent(a.id)}`}><span class="sr">{a.severity}: </span>{brief(a.title)}</a> <span class="soft">from {instant(a.raised_ns!)} to {instant(a.cleared_ns!)} ({span((a.cleared_ns! - a.raised_ns!) / 1e9)})</span> <Acknowledge a={a} /></p></div></li>)}</ul>
+      {over.total > over.alarms.length && <p class="soft">and {num(over.total - over.alarms.length)} more</p>}</>}
     {groups.length > SHOWN_ALARMS && <p><a href="#/alarms">and {num(groups.slice(SHOWN_ALARMS).reduce((n, g) => n + g.length, 0))} more</a></p>}
   </Panel>;
 }
@@ -132,7 +137,7 @@ function Figures() {
       under={<>{share !== null ? <><Bar share={share} label={`${Math.round(share * 100)} % of the budget`} /> {Math.round(share * 100)} % of {quantity(budget, "W")}{alone.length === 2 ? ", what one side carries alone" : ""}</> : "no budget is known"}{unread > 0 && known(w) ? `; ${plural(unread, "rack")} unread` : ""}</>}>
       <Value v={w} unit="W" /></Figure>
     <Figure label="Cooling margin" href="#/cooling" tone={margin < 2 ? "critical" : margin < 5 ? "warning" : ""}
-      under={at >= 0 ? <>least in {short(live.layout!.names[at])}, below its guard</> : "no guarded temperature is read"}>
+      under={at >= 0 ? <>least in {short(live.layout!.names[at])}; to spare before its guard</> : "no guarded temperature is read"}>
       {at >= 0 ? <Value v={margin} unit="K" /> : <span class="unknown">unknown</span>}</Figure>
     <Figure label="GPUs" href="#/replacement" tone={failed ? "critical" : suspected || out ? "warning" : ""}
       under={<>{capped ? <b>{num(capped)} capped</b> : "none capped"} · {out ? <b>{num(out)} out</b> : "none out"}{failed ? <> · <b>{num(failed)} failed</b></> : ""}{suspected ? ` · ${num(suspected)} suspected` : ""}{unknown ? ` · ${num(unknown)} not judged yet` : ""}</>}>
@@ -207,7 +212,7 @@ export function Overview() {
   return <div class="page overview">
     <h1 class="sr">Overview</h1>
     <Figures />
-    <div class={`two ${place === "right" ? "" : "even"}`}>
+    <div class={`two ${wrong ? "urgent" : ""} ${place === "right" ? "" : "even"}`}>
       <div class="stack"><Wrong />{place === "left" && <Policies />}</div>
       <div class="stack"><Panel title="Power, last 30 min and what is expected"><PowerChart height={place === "left" ? 300 : 230} /></Panel>{place === "right" && <Policies />}</div>
     </div>
