@@ -111,7 +111,15 @@ function takeRacks(tree: { site_hash: string; columns: Record<string, any> }): v
 // The power of the site since this page was opened: where no history is kept, the chart shows this.
 export const seenPower: { t: number[]; w: number[] } = { t: [], w: [] };
 
+// Cooling margins of the racks over the last two minutes, so that a trend is seen.
+export const seenMargins: { t: number; k: Column }[] = [];
+
 function remember(): void {
+  const now = (live.state?.now_ns ?? 0) / 1e9;
+  if (now >= (seenMargins.at(-1)?.t ?? -Infinity) + 5) {
+    seenMargins.push({ t: now, k: [...(live.columns.margin_k ?? [])] });
+    while (seenMargins[0].t < now - 120) seenMargins.shift();
+  }
   const t = (live.state?.now_ns ?? 0) / 1e9, w = (live.columns.power_w ?? []).reduce((s: number, v) => s + (v ?? 0), 0);
   if (!t || t <= (seenPower.t.at(-1) ?? 0) || !w) return;
   seenPower.t.push(t);

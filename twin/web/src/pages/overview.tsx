@@ -1,6 +1,6 @@
 // Overview: what is wrong and what is done about it, power against budget, cooling, GPUs, jobs, the halls.
 import type { ComponentChildren } from "preact";
-import { live, seenPower, useLive, usePoll, type Alarm, type Line } from "../live";
+import { live, seenMargins, seenPower, useLive, usePoll, type Alarm, type Line } from "../live";
 import { HallMap } from "../hallmap";
 import { Chart, bridged, type Series } from "../chart";
 import { Acknowledge, Bar, Entities, GLYPHS, Panel, Said, Tag, Value } from "../parts";
@@ -21,6 +21,34 @@ function alikeAlarms(alarms: Alarm[]): Alarm[][] {
   return [...out.values()];
 }
 
+// The racks that an alarm of coolant or air concerns.
+function racksOf(a: Alarm): number[] {
+  const l = live.layout!, out = new Set<number>();
+  for (const e of a.entities) {
+    const whole = e.split("#")[0], own = live.rowOf.get(whole), cdu = l.cdus.indexOf(whole);
+    if (own !== undefined) out.add(own);
+    else if (cdu >= 0) l.cdu.forEach((c, i) => { if (c === cdu) out.add(i); });
+    else if (l.loops.includes(whole) || l.halls.includes(whole)) l.names.forEach((_, i) => { if (!l.halls.includes(whole) || l.halls[l.hall[i]] === whole) out.add(i); });
+    else return [];
+  }
+  return [...out];
+}
+
+const STEADY_K_PER_MIN = 1; // the margins are shown in steps of half a kelvin
+const AHEAD_S = 3600;
+
+// What is left before a guard of temperature is reached, and how fast that shrinks.
+function Spare({ a }: { a: Alarm }) {
+  useLive("racks");
+  const racks = racksOf(a), c = live.columns, margin = c.margin_k ?? [], read = racks.filter((i) => known(margin[i]));
+  if (!read.length) return null;
+  const at = read.reduce((x, y) => (margin[y]! < margin[x]! ? y : x)), k = margin[at]!, hot = Math.max(...racks.map((i) => c.gpu_temp_c?.[i] ?? -Infinity));
+  const now = (live.state!.now_ns ?? 0) / 1e9, before = seenMargins.find((m) => m.t >= now - 60 && known(m.k[at])), over = before ? now - before.t : 0;
+  const rate = over >= 20 ? (before!.k[at]! - k) / over : null, left = rate !== null && rate * 60 >= STEADY_K_PER_MIN && k > 0 ? k / rate : null;
+  const trend = rate === null ? "" : left !== null && left <= AHEAD_S ? <b class="w">; at this rate none in {span(left)}</b> : rate * 60 <= -STEADY_K_PER_MIN ? "; it grows" : "; steady over the last minute";
+  return <p class="where">{k <= 0 ? <b class="w">A guard of temperature is reached in {short(live.layout!.names[at])}</b> : <><b>{num(k, 1)} K</b> to spare before a guard of temperature, least in {short(live.layout!.names[at])}</>}{hot > 0 && `, hottest GPU ${num(hot)} °C`}{trend}</p>;
+}
+
 export function Sentence({ a, more = [] }: { a: Alarm; more?: Alarm[] }) {
   const aside = a.state === "shelved" ? `shelved by ${a.shelf_author}: ${a.shelf_reason}` : a.ack_author ? `${a.ack_author} has it${a.ack_note ? `: ${a.ack_note}` : ""}` : "";
   return <li class={`wrong w-${a.severity} ${aside ? "aside" : ""}`}>
@@ -29,6 +57,7 @@ export function Sentence({ a, more = [] }: { a: Alarm; more?: Alarm[] }) {
       <p class="what"><a href={`#/alarms/${encodeURIComponent(a.id)}`}><span class="sr">{a.severity}: </span>{brief(a.title)}</a>
         {a.raised_ns ? <span class="soft"> for {since(a.raised_ns)}</span> : null}{aside && <span class="soft"> · {aside}</span>}</p>
       <p class="where"><Entities names={a.entities} count={concerned(a)} />{a.evidence.length > 0 && <span class="soft"> · {a.evidence.slice(0, 3).map(brief).join(" · ")}</span>}</p>
+      <Spare a={a} />
       {more.length > 0 && <p class="where"><b>{plural(more.length, "other")} like it:</b> <Entities names={more.map((m) => m.entities[0])} most={8} /></p>}
       {(a.doing ?? []).map((d) => <p class="doing"><b>racktwin:</b> {brief(d)}</p>)}
       {!a.doing?.length && <p class="doing soft">racktwin does nothing about it.</p>}
