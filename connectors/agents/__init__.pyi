@@ -20,4 +20,5 @@ from .frame import (
     ItDecoder as ItDecoder,
     encode_frame as encode_frame,
     encode_json as encode_json,
+    gpus_in as gpus_in,
 )

@@ -37,6 +37,7 @@ FRAME, EVENT, JOBS, OUTLOOKS = "IT/v1/PUB/Frame/", "IT/v1/PUB/Event/", "jobs/", 
 MAX_PAYLOAD = 16 * 2**20
 MAX_COLUMNS = 200
 MAX_PLACES = 1_000_000
+MAX_UNPLACED = 4096  # paths that the site has not: strangers invent them
 MAX_EVENT, MAX_TEXT, MAX_ID = 4 * 2**20, 4000, 200  # bytes of an event; characters of its texts; of its id
 MAX_NODE_NAME = 512
 MAX_COUNT = 1_000_000  # faults that one event may stand for
@@ -95,6 +96,17 @@ _EVENT, _SENDER = msgspec.json.Decoder(_Sent), msgspec.json.Decoder(_Sender)
 _EVENT_PACKED, _SENDER_PACKED = msgspec.msgpack.Decoder(_Sent), msgspec.msgpack.Decoder(_Sender)
 
 
+def gpus_in(payload: bytes) -> int:
+    """The GPUs of a frame; 0 where it cannot be told."""
+    try:
+        decoder = _MSGPACK if payload[:1] >= b"\x80" else _JSON
+        columns = list(decoder.decode(payload).gpu.values())
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, UnicodeDecodeError):
+        return 0
+    sizes = [len(c) if isinstance(c, list) else len(c) // 4 for c in columns if isinstance(c, list | bytes)]
+    return min(sizes, default=0)
+
+
 class ItDecoder:
     """Decodes frames and events for one site. Keeps only a cache of the names it has met."""
 
@@ -102,6 +114,7 @@ class ItDecoder:
         self.names = names
         self.faults, self.strangers = SeriesFaults(), SeriesFaults()
         self._place: dict[str, tuple[str, int]] = {}
+        self.unplaced: dict[str, int] = {}  # path that the site has not -> GPUs in a frame of it
         self._faults = Allowance("faults", FAULT_BURST, FAULT_PER_S)
         self._identities = Allowance("identities", IDENTITY_BURST, IDENTITY_PER_S)
         self._jobs = Allowance("job events", JOB_BURST, JOB_PER_S)
@@ -117,7 +130,10 @@ class ItDecoder:
             return Ignored(message.topic[:40], "not a topic of the IT side")
         place = self._find(message.topic[len(FRAME) :])
         if place is None:
-            name = message.topic[len(FRAME) :][:120]
+            path = message.topic[len(FRAME) :]
+            if path not in self.unplaced and len(path) <= 512 and len(self.unplaced) < MAX_UNPLACED:
+                self.unplaced[path] = gpus_in(message.payload)
+            name = path[:120]
             return Ignored("Frame", f"no rack or node {name!r} in the site file", UNKNOWN_PATH)
         try:
             decoder = _MSGPACK if message.payload[:1] and message.payload[0] >= 0x80 else _JSON

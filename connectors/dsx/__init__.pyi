@@ -4,7 +4,12 @@ from .bms import (
     PUB_VALUE as PUB_VALUE,
     BmsDecoder as BmsDecoder,
 )
-from .discovery import Discovery as Discovery, discover as discover, to_yaml as to_yaml
+from .discovery import (
+    Discovery as Discovery,
+    discover as discover,
+    discover_points as discover_points,
+    to_yaml as to_yaml,
+)
 from .flex import (
     STEM as STEM,
     TOPIC as TOPIC,
@@ -34,4 +39,4 @@ from .heartbeat import (
     SYSTEM_VALUE as SYSTEM_VALUE,
     Heartbeat as Heartbeat,
 )
-from .points import site_name as site_name
+from .points import Described as Described, site_name as site_name

@@ -11,6 +11,7 @@ danger and reduction, over the points heard in the last 250 s with good quality.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import math
 from collections.abc import Collection
 
@@ -19,6 +20,8 @@ import msgspec
 from connectors.dsx.points import (
     POINT_TYPES,
     Areas,
+    Described,
+    Id,
     Metadata,
     PointRow,
     find_row,
@@ -55,6 +58,10 @@ class _Value(msgspec.Struct):
     quality: int
 
 
+class _Served(msgspec.Struct, rename="camel"):
+    serves_id: list[Id] | None = None
+
+
 class Stats:
     """Counts of decoded messages. `changed`: metadata that contradicts what its topic said before."""
 
@@ -81,10 +88,10 @@ class _Point:
     """One announced point: how to read its values, or why not, and the last good one."""
 
     __slots__ = ("cell", "device_ns", "factor", "group", "ignored", "key", "meta", "offset", "rx_ns",
-                 "size", "states", "value")  # fmt: skip
+                 "serves", "size", "states", "value")  # fmt: skip
 
-    def __init__(self, key: str, meta: Metadata, size: int) -> None:
-        self.key, self.meta, self.size = key, meta, size
+    def __init__(self, key: str, meta: Metadata, size: int, serves: tuple[str, ...]) -> None:
+        self.key, self.meta, self.size, self.serves = key, meta, size, serves
         self.ignored: Ignored | None = None
         self.cell: _Cell | None = None
         self.group: tuple[PointRow, int] | None = None
@@ -113,6 +120,8 @@ class BmsDecoder:
         self._cells: dict[tuple[str, int, str], _Cell] = {}
         self._value = msgspec.json.Decoder(_Value)
         self._metadata = msgspec.json.Decoder(Metadata)
+        self._served = msgspec.json.Decoder(_Served)
+        self._lists: dict[tuple[str, ...], tuple[str, ...]] = {}  # one for all points that serve alike
 
     def decode(self, message: Message) -> list[Reading] | Ignored:
         """The readings of a message (none for metadata) or why it is ignored. Nonsense raises BadMessage."""
@@ -205,7 +214,8 @@ class BmsDecoder:
             raise self._bad(message, f"expected the metadata of a point: {str(error)[:120]}") from None
         if not key.startswith(f"{meta.object_type}/{meta.point_type}/"):
             raise self._bad(message, f"metadata of {meta.object_type}/{meta.point_type} on another's topic")
-        if known is not None and known.meta == meta:
+        serves = self._serves(message.payload)
+        if known is not None and known.meta == meta and known.serves == serves:
             self.stats.metadata += 1
             return []
         if known is not None:
@@ -215,12 +225,27 @@ class BmsDecoder:
             return self._ignore("Metadata", f"the table of points is full ({len(self._points)})")
         self.stats.metadata += 1
         self._held += len(message.payload)
-        point = self._points[key] = _Point(key, meta, len(message.payload))
+        point = self._points[key] = _Point(key, meta, len(message.payload), serves)
         self._by_topic[PUB_VALUE + key] = point
         if meta.integration is not None:
             self._by_topic[f"BMS/v1/{meta.integration}/Value/{key}"] = point
         self._bind(point)
         return []
+
+    def _serves(self, payload: bytes) -> tuple[str, ...]:
+        """The `servesId` of metadata; of no use to readings, so nonsense in it is none."""
+        if b"servesId" not in payload:
+            return ()
+        with contextlib.suppress(ValueError, RecursionError):
+            serves = tuple(self._served.decode(payload).serves_id or ())
+            if len(self._lists) >= MAX_POINTS:
+                self._lists.clear()
+            return self._lists.setdefault(serves, serves)
+        return ()
+
+    def described(self) -> list[Described]:
+        """What metadata says of all points that were announced, for `discover_points`."""
+        return [(key, point.meta, point.serves) for key, point in self._points.items()]
 
     def rebind(self, names: Names) -> None:
         """Read the known points against a changed site."""
@@ -228,7 +253,8 @@ class BmsDecoder:
         self._groups.clear()
         self._cells.clear()
         for key in sorted(self._points):
-            point = self._points[key] = _Point(key, self._points[key].meta, self._points[key].size)
+            old = self._points[key]
+            point = self._points[key] = _Point(key, old.meta, old.size, old.serves)
             self._by_topic[PUB_VALUE + key] = point
             if point.meta.integration is not None:
                 self._by_topic[f"BMS/v1/{point.meta.integration}/Value/{key}"] = point

@@ -16,7 +16,9 @@ import msgspec
 import yaml
 
 from connectors.dsx.points import (
+    Described,
     Edges,
+    Metadata,
     Template,
     apply_template,
     find_row,
@@ -83,7 +85,21 @@ class _Topology:
 def discover(messages: Iterable[Message | BadRow], site_name: str = "site") -> Discovery:
     """The site that the retained metadata among `messages` describes."""
     topology = _Topology()
-    points = _points(messages, topology)
+    return _discovered(_points(messages, topology), topology, site_name)
+
+
+def discover_points(described: Iterable[Described], site_name: str = "site") -> Discovery:
+    """The site that the points of a decoder describe."""
+    topology = _Topology()
+    points: dict[str, Edges] = {}
+    for key, meta, serves in described:
+        known = {name: getattr(meta, name) for name in Metadata.__struct_fields__}
+        points[key] = Edges(**known, serves_id=list(serves) or None)
+    topology.counts["points"] = len(points)
+    return _discovered(points, topology, site_name)
+
+
+def _discovered(points: dict[str, Edges], topology: _Topology, site_name: str) -> Discovery:
     for key in sorted(points):
         _take(points[key], topology)
     for kind, group in (("CDU", topology.cdus), ("PowerMeter", topology.meters), ("", topology.others)):

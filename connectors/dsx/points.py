@@ -49,6 +49,9 @@ class Edges(Metadata, frozen=True, rename="camel"):
     serves_id: Annotated[list[Id], msgspec.Meta(max_length=4096)] | None = None
 
 
+Described = tuple[str, Metadata, tuple[str, ...]]  # topic behind Metadata/, what it says, whom it serves
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointRow:
     """One kind of point and the signals it feeds.

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 from connectors.agents import ItDecoder, Publish, ResultDecoder
-from connectors.dsx import BmsDecoder
+from connectors.dsx import BmsDecoder, Described
 from connectors.influx import LineDecoder
 from connectors.jobs import REPORT, JobDecoder
 from connectors.mqtt.lane import Lane, RefusalCount
@@ -226,6 +226,16 @@ class Router:
         new = [text for text in bms.notes if text not in self._noted] if isinstance(bms, BmsDecoder) else []
         self._noted.update(new)
         return new
+
+    def described(self) -> list[Described]:
+        """What metadata of the BMS says of all its points."""
+        bms = self._decoders.get(("bms", ""))
+        return bms.described() if isinstance(bms, BmsDecoder) else []
+
+    def unplaced(self) -> dict[str, int]:
+        """Paths of agents that the site has not, with the GPUs in a frame of each."""
+        agents = self._decoders.get(("it", ""))
+        return dict(agents.unplaced) if isinstance(agents, ItDecoder) else {}
 
     def wanted_births(self) -> list[str]:
         """Topics of Sparkplug nodes that should announce themselves anew, since the last call."""

@@ -18,6 +18,7 @@ from policies.power_capping.power_cap import PowerCap
 from tests.support.browser import Browser, Screen, browsing
 from tests.support.in_process_daemon import Desk, Pod, serving_aside
 from tests.support.page_packages import page_packages
+from tests.unit.test_site_change import BLOCK, description_of, grown
 from twin.api.tokens import revoke_token
 from twin.catalogue import NS
 from twin.config import Api
@@ -29,7 +30,7 @@ PAGES = {
     "": "What is wrong", "alarms": "Maintenance windows", "decisions": "Decisions",
     "power": "One-line diagram",
     "cooling": "If a pump stops", "policies": "Thermal guard", "policies/thermal_guard": "Settings",
-    "jobs": "Running", "replacement": "History", "whatif": "Run it", "setup": "Heard of the site",
+    "jobs": "Running", "replacement": "History", "whatif": "Run it", "setup": "SelfDescription of the site",
     "e/rack/lab/h/r1": "Rack r1", "e/node/lab/h/r1/node0": "Node r1/node0",
     "e/cdu/lab/h/cdu1": "Racks it cools",
     "e/gpu/lab/h/r1/node0/gpu0": "GPU r1/node0/gpu0", "e/feeder/lab/h/a": "Feeder a",
@@ -357,6 +358,43 @@ def test_a_proposal_is_approved_and_a_release_is_resumed(browser: Browser, desk:
         ("Resumed", "admin-1", None),
         ("resumed", "admin-1", "settled"),
     ]
+    assert screen.complaints == []
+
+
+def test_new_lines_of_the_site_file_are_approved_with_a_reason(
+    browser: Browser, desk: BeatingDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The very lines stand on the page; approved, they are in the file."""
+    path = desk.pod.folder / "site.yaml"
+    path.write_text(BLOCK)
+    desk.pod.live.describe = lambda: description_of(grown())
+
+    async def reload(_: str) -> list[str]:
+        return []
+
+    desk.pod.live.reload = reload
+    screen = logged_in(browser, desk, role="admin")
+    screen.go("setup")
+    screen.shows("8 new lines for")
+    shown = screen.page.locator("pre.diff").inner_text()
+    assert "+      - {name: r4, profile: gb200-nvl72}" in shown
+    screen.page.get_by_label("Profile of new racks").select_option("none")
+    screen.page.get_by_text("rack r3: nothing says what stands in it").wait_for()
+    assert "+      - {name: r4}" in screen.page.locator("pre.diff").inner_text()
+    monkeypatch.setattr("twin.api.page.site_changes._is_writable", lambda _: False)
+    screen.page.get_by_role("button", name="Look again").click()
+    screen.page.get_by_text("The daemon may not write this file").wait_for()
+    assert screen.page.get_by_role("button", name="Approve", exact=True).count() == 0
+    monkeypatch.undo()
+    screen.page.get_by_role("button", name="Look again").click()
+    screen.page.get_by_role("button", name="Approve", exact=True).click()
+    screen.page.get_by_label("Reason").fill("delivered today")
+    screen.page.get_by_role("dialog").get_by_role("button", name="Approve").click()
+    screen.page.get_by_text("The file names all that describes itself on the bus").wait_for()
+    assert "{name: r4}" in path.read_text()
+    told = [b for b in desk.told() if b.get("kind") == "site_file"]
+    said = [(b["author"], b["reason"], len(b["lines"])) for b in told]
+    assert said == [("admin-1", "delivered today", 8)]
     assert screen.complaints == []
 
 

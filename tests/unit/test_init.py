@@ -366,7 +366,7 @@ def publish(server: Callable[..., Path], broker: Mosquitto, messages: list[Messa
 
 
 def test_agents_tell_the_site() -> None:
-    def frame(path: str, payload: bytes = b'{"gpu": {"temp_c": [40, 41]}}') -> Message:
+    def frame(path: str, payload: bytes = b'{"t_ns": 1, "gpu": {"temp_c": [40, 41]}}') -> Message:
         return Message(0, f"IT/v1/PUB/Frame/{path}", payload)
 
     draft = tree_of_frames([frame("pod/h1/r10/node3"), frame("pod/h1/r2/node0", b"x"), frame("pod/h2/r1")])

@@ -34,6 +34,7 @@ from twin.api.request_bodies import (
     reason_text,
     until,
 )
+from twin.api.runtime import Runtime
 from twin.api.scopes import expand, table_of
 from twin.catalogue import NS, ConfigError, clean, did_you_mean
 from twin.contracts import AlarmRecord, AuthorityRecord, ResumedRecord, StoryRecord
@@ -317,14 +318,21 @@ async def reload(request: web.Request) -> web.Response:
         raise Refused(409, "; ".join(error.problems)) from None
     if live.reload is None:
         raise Refused(503, "this daemon cannot reload its configuration; its tokens were read again")
-    # A change of the interface itself ends this very server: the reload must outlive the request.
-    task = asyncio.ensure_future(live.reload(author(request)))
-    _RELOADING.add(task)
-    task.add_done_callback(_RELOADING.discard)
-    problems = await asyncio.shield(task)
+    problems = await reloaded(live, author(request))
     if problems:
         raise Refused(409, "; ".join(problems))
     return answer({"done": True})
+
+
+async def reloaded(live: Runtime, name: str) -> list[str]:
+    """Reload in the name of a person; what was wrong with the new configuration, [] if it holds."""
+    if live.reload is None:
+        return ["this daemon cannot reload its configuration"]
+    # A change of the interface itself ends this very server: the reload must outlive the request.
+    task = asyncio.ensure_future(live.reload(name))
+    _RELOADING.add(task)
+    task.add_done_callback(_RELOADING.discard)
+    return await asyncio.shield(task)
 
 
 async def tokens(request: web.Request) -> web.Response:

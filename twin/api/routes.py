@@ -37,6 +37,7 @@ from twin.api.page import (
     rack_columns,
     running_jobs,
     simulations,
+    site_changes,
     topology as supplied,
 )
 from twin.api.tokens import Role
@@ -146,6 +147,7 @@ READING = (
     _get("/find", entity_search.find, "state", Param("text", "a part of a name (required)"), LIMIT),
     _get("/comparisons/{name}", beside.comparisons, "state", pattern="/comparisons/{name:.+}"),
     _get("/site", state.site, "state"),
+    _get("/site/change", site_changes.proposed, "state", Param("profile", "of new racks; none: without one")),
     _get("/forecasts", state.forecasts, "state", PREFIX, OFFSET, LIMIT,
          Param("signal", "such as rack.power_w"), Param("names", "these entities only")),
     _get("/health", well.health, "state", PREFIX, OFFSET, LIMIT,
@@ -232,6 +234,7 @@ ACTING = (
     _post("/alarms/{id}/ack", act.acknowledge, "alarms", bodies.Note, pattern="/alarms/{id:.+}/ack"),
     _post("/alarms/{id}/shelve", act.shelve, "alarms", bodies.Shelving, pattern="/alarms/{id:.+}/shelve"),
     _post("/alarms/{id}/unshelve", act.unshelve, "alarms", bodies.NoBody, pattern="/alarms/{id:.+}/unshelve"),
+    _post("/site/change", site_changes.approve, "daemon", site_changes.NewSiteChange, "admin"),
     _post("/story", act.tell_story, "daemon", bodies.NewStory),
     _post("/reload", act.reload, "daemon", bodies.NoBody, "admin"),
 )

@@ -31,6 +31,7 @@ from twin.engine import Engine
 from twin.report import brief, sentence
 from twin.site import Site
 from twin.telemetry import Event, PollPeriodChanged
+from twin.wiring import SelfDescription
 
 MAX_LINES = 2000  # journal records that interfaces can show without reading the file
 MAX_LINES_BYTES = 64 * 2**20  # of their columns: a command may name every GPU of a site
@@ -186,6 +187,7 @@ class Runtime:
     write_note: Callable[[JournalRecord], None] = _nowhere
     reload: Callable[[str], Awaitable[list[str]]] | None = None  # author -> problems; [] is done
     messages: Callable[[], dict[str, Any]] = dict  # what became of received messages
+    describe: Callable[[], SelfDescription] = SelfDescription  # what describes the site on the bus
     ledger: Any = None  # twin.sources.SourceLedger
     alarms: Any = None  # twin.daemon.alarms.AlarmBook
     history: Any = None  # twin.run.history_store.HistoryStore

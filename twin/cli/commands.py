@@ -20,6 +20,8 @@ sources operate.sources  list who sends telemetry, and what of it is not used an
 site  site files: what stands where
     check site  check site files and report every error
     discover site  make a site file from the metadata in a recording
+    diff operate.site_change  show what the site file of a daemon lacks of what is heard on the bus
+    apply operate.site_change  approve that change, write the file and make the daemon read it
     acl acl  write Mosquitto's access list for a site
 daemon  the daemon that mirrors a live site and acts by its policies
     run run  run the daemon: mirror a live site and act by its policies

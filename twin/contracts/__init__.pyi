@@ -135,6 +135,7 @@ from .journal import (
     ResumedRecord as ResumedRecord,
     SettledRecord as SettledRecord,
     SettlingRecord as SettlingRecord,
+    SiteFileRecord as SiteFileRecord,
     SiteRecord as SiteRecord,
     StoryRecord as StoryRecord,
     UpkeepRecord as UpkeepRecord,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import re
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import msgspec
 import numpy as np
@@ -424,6 +424,20 @@ class ReloadRecord(JournalRecord, frozen=True, kw_only=True, tag="reload"):
     refused: tuple[str, ...]
 
 
+class SiteFileRecord(JournalRecord, frozen=True, kw_only=True, tag="site_file"):
+    """A change of the site's file that a person approved: its new lines, and who writes them.
+
+    `refused`: why the daemon kept the file as it was.
+    """
+
+    author: str
+    reason: str
+    digest: str
+    lines: tuple[str, ...]
+    writer: Literal["daemon", "terminal"] = "daemon"
+    refused: tuple[str, ...] = ()
+
+
 class PrunedSegment(msgspec.Struct, frozen=True):
     """A segment of the journal that is about to be deleted."""
 
@@ -486,7 +500,7 @@ DECISIONS: tuple[type[JournalRecord], ...] = (
 )  # fmt: skip
 NOTES: tuple[type[JournalRecord], ...] = (
     ManifestRecord, EndRecord, AccessRecord, AlarmRecord, AuthorityRecord, ResumedRecord, StoryRecord,
-    LeaderRecord, ReloadRecord, UpkeepRecord, DaemonRecord,
+    LeaderRecord, ReloadRecord, SiteFileRecord, UpkeepRecord, DaemonRecord,
 )  # fmt: skip
 _CLASSES = {cast(str, cls.__struct_config__.tag): cls for cls in (*DECISIONS, *NOTES)}
 # Lines that no tick made: how the run was kept and who touched it. A replay passes over them.

@@ -74,7 +74,7 @@ class Daemon:
         self.services = Services(
             self.live, opened, self.ingest, self.alarms, self.leadership, self.clock.now_ns
         )
-        self.live.messages = self.services.messages
+        self.live.messages, self.live.describe = self.services.messages, self.services.describe
         self.live.veto, self.live.reload = self.leadership.veto, self.reload
         self._reloading = False
         self._flooded = (0, 0)  # reports dropped at the last alarm, and its instant

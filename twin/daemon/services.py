@@ -53,6 +53,7 @@ from twin.wiring import (
     Member,
     Roster,
     Schedulers,
+    SelfDescription,
     WiringContext,
     answers_of,
     make_actuators,
@@ -217,6 +218,12 @@ class Services:
             await links.source.link.announce()
         except ConnectorError as error:
             log.debug("presence: %s", error)  # the next connection announces anew
+
+    def describe(self) -> SelfDescription:
+        """What describes the site on the bus."""
+        if self.links is None:
+            return SelfDescription()
+        return SelfDescription(self.links.router.described(), self.links.router.unplaced())
 
     def messages(self) -> dict[str, Any]:
         """Counts of received messages, of their links, and of writes to the history."""

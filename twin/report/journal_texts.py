@@ -68,6 +68,7 @@ from twin.contracts import (
     ResumedRecord,
     SettledRecord,
     SettlingRecord,
+    SiteFileRecord,
     SiteRecord,
     StoryRecord,
     UpkeepRecord,
@@ -203,6 +204,13 @@ def _of_the_daemon(record: JournalRecord | OtherRecord) -> str:
         case ReloadRecord():
             refused = f"; refused: {'; '.join(record.refused)}" if record.refused else ""
             return f"{record.author} reloads configuration, site and tokens{refused}"
+        case SiteFileRecord():
+            lines = f"{len(record.lines)} line" + ("s" if len(record.lines) != 1 else "")
+            refused = f"; refused: {'; '.join(record.refused)}" if record.refused else ""
+            where = " from the terminal" if record.writer == "terminal" else ""
+            return (
+                f"{record.author} approves {lines} more in the site's file{where} ({record.reason}){refused}"
+            )
         case ResumedRecord():
             return f"{record.author} lets commands be sent again" + (
                 f" ({record.reason})" if record.reason else ""

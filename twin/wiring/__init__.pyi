@@ -31,6 +31,12 @@ from .schedulers import (
     host_notes as host_notes,
     make_schedulers as make_schedulers,
 )
+from .site_change import (
+    NO_PROFILE as NO_PROFILE,
+    SelfDescription as SelfDescription,
+    SiteChange as SiteChange,
+    propose as propose,
+)
 from .survey import (
     FoundExporter as FoundExporter,
     SiteDraft as SiteDraft,

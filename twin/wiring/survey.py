@@ -13,17 +13,16 @@ import subprocess
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from connectors.agents import FRAME
+from connectors.agents import FRAME, gpus_in
 from connectors.prometheus import MAX_PAGE
 from connectors.series_map import load_map
 from twin.catalogue import ConnectorError
@@ -165,39 +164,40 @@ def kubernetes_access() -> dict[str, Any] | None:
 
 
 def tree_of_frames(messages: Iterable[Message]) -> SiteDraft | None:
-    """The site whose agents speak on the IT tree: halls, racks and nodes of the topics; None without."""
+    """The site whose agents speak on the IT tree; None without."""
+    paths: dict[str, int] = {}
+    for message in messages:
+        if message.topic.startswith(FRAME):
+            path = message.topic[len(FRAME) :]
+            paths[path] = max(paths.get(path, 0), gpus_in(message.payload))
+    return tree_of_paths(paths)
+
+
+def tree_of_paths(paths: Mapping[str, int]) -> SiteDraft | None:
+    """The site of agents by their paths: halls, racks and nodes, with the GPUs of each; None without."""
     racks: dict[tuple[str, str], set[str]] = {}
     sites: dict[str, int] = {}
     gpus: dict[tuple[str, str], int] = {}
-    for message in messages:
-        parts = message.topic.removeprefix(FRAME).split("/")
-        if not message.topic.startswith(FRAME) or len(parts) not in (3, 4):
+    for path, count in paths.items():
+        parts = path.split("/")
+        if len(parts) not in (3, 4):
             continue
         sites[parts[0]] = sites.get(parts[0], 0) + 1
         rack = (parts[1], parts[2])
         racks.setdefault(rack, set()).update(parts[3:])
         if len(parts) == 4:
-            gpus[rack] = max(gpus.get(rack, 0), _gpus_in(message.payload))
+            gpus[rack] = max(gpus.get(rack, 0), count)
     if not racks:
         return None
     halls: dict[str, list[dict[str, Any]]] = {}
     for rack, nodes in sorted(racks.items(), key=lambda pair: (natural(pair[0][0]), natural(pair[0][1]))):
-        numbers = [int(n[4:]) for n in nodes if re.fullmatch(r"node\d+", n)]
+        numbers = [int(n[4:]) for n in nodes if re.fullmatch(r"node\d{1,6}", n)]
         layout = {"nodes": max(numbers) + 1, "gpus_per_node": gpus.get(rack, 0)} if numbers else {}
         halls.setdefault(rack[0], []).append({"name": rack[1], **layout})
     site = max(sites, key=lambda s: sites[s])
     tree = {"site": site, "halls": [{"name": h, "racks": r} for h, r in halls.items()]}
     guess = f"the site {site} with {len(racks)} racks is read off the topics of its node agents"
     return SiteDraft(tree, {}, [guess])
-
-
-def _gpus_in(payload: bytes) -> int:
-    """The GPUs of a frame in JSON; 0 where it cannot be told."""
-    try:
-        columns = msgspec.json.decode(payload)["gpu"].values()
-    except (msgspec.MsgspecError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return 0
-    return max((len(column) for column in columns if isinstance(column, list)), default=0)
 
 
 def place_hosts(draft: SiteDraft, hosts: dict[str, int], profile: str | None) -> None:

@@ -11,7 +11,7 @@ const GROUPS: [string, string, string][] = [
   ["finding", "Findings", "finding,cleared,faults"],
   ["command", "Commands", "command,lapsed,failed,deferred,narrowed,protected,kept_back,settled"],
   ["advice", "Advice", "advice"],
-  ["people", "People", "access,alarm,authority,resumed,reload,approval_expired,request_expired"],
+  ["people", "People", "access,alarm,authority,resumed,reload,site_file,approval_expired,request_expired"],
   ["event", "Events", "event"],
 ];
 // The stages of a decision, in order, by the kinds of lines that tell of them.

@@ -1,7 +1,30 @@
-// Set up: what arrives on the bus, what is unheard, what is not used and why, the daemon's parts, tokens.
+// Set up: what arrives on the bus, what is unheard, what the site file lacks, what is not used and why, the daemon's parts, tokens.
+import { useState } from "preact/hooks";
 import { live, useLive, usePoll } from "../live";
-import { Act, Bar, Empty, Facts, Failure, Grid, Panel, Tag } from "../parts";
+import { Act, Bar, Empty, Facts, Failure, Grid, Panel, REASON, Tag, download } from "../parts";
 import { brief, known, num, plural, span, table, title } from "../words";
+
+// What was heard on the bus and the site's file lacks: the very lines, for a person to approve.
+function SiteFile() {
+  const [profile, choose] = useState(""), got = usePoll<any>(`site/change${profile ? `?profile=${encodeURIComponent(profile)}` : ""}`, 600_000), c = got.data;
+  const rows: string[] = c?.diff ? c.diff.split("\n").slice(2, -1) : [], added = rows.filter((r) => r[0] === "+").length;
+  return <Panel title="Site file: what was heard and is not in it" class={added ? "w-panel" : ""} more={<button type="button" class="small" onClick={got.again}>Look again</button>}>
+    <Failure text={got.error} />
+    {c && !c.diff && !c.problems.length && <Empty>The file names all that describes itself on the bus. {c.points ? `${plural(c.points, "point")} of the BMS and all agents were compared.` : "No BMS has described its points yet."}</Empty>}
+    {c?.diff && <>
+      <p>{plural(added, "new line")} for <code>{c.file}</code>. Nothing that stands in it is taken out. Where new racks have no profile, nothing guards them.</p>
+      <label>Profile of new racks <select value={c.profile} onChange={(e) => choose(e.currentTarget.value)}>{c.profiles.map((p: string) => <option value={p} selected={p === c.profile}>{p}</option>)}</select></label>
+      <pre class="diff" tabIndex={0} aria-label="Difference to the site file">{rows.map((r) => (r[0] === "+" ? <ins>{r}{"\n"}</ins> : r[0] === "-" ? <del>{r}{"\n"}</del> : <span class="soft">{r}{"\n"}</span>))}</pre>
+      {c.cut && <p class="w">The rest is not shown: racktwin site diff shows all.</p>}
+    </>}
+    {c?.notes.length > 0 && <><h3>To check</h3><ul class="plain">{c.notes.map((n: string) => <li>{n}</li>)}</ul></>}
+    {c?.problems.map((p: string) => <p class="failure">{p}</p>)}
+    {c?.diff && !c.problems.length && <div class="row wrap">
+      {c.writable ? <Act label="Approve" role="admin" title="Write these lines into the site file" text={`${plural(added, "line")} for ${c.file}. The daemon reads it again at once; if it refuses, the file is as it was.`} fields={[REASON]} send={(v) => ({ method: "POST", path: "site/change", body: { digest: c.digest, profile: c.profile, reason: v.reason } })} done={got.again} />
+        : <p class="grow">The daemon may not write this file: that is how its service is guarded. On its host, as a user who may: <code>racktwin site apply {c.digest} --profile {c.profile} --reason TEXT</code></p>}
+      <button type="button" onClick={() => download("site.diff", "text/plain", c.diff)}>Download</button></div>}
+  </Panel>;
+}
 
 export function SetUp() {
   useLive("state");
@@ -16,6 +39,7 @@ export function SetUp() {
       {!heard.length && <Empty>The site file names nothing that reports.</Empty>}
       {site && <Facts rows={[["Profiles", site.profiles.join(", ") || "none"], ["Racks without a power limit of a profile", num(bare)], ["Models", site.models.join(", ") || "none"], ["Site", `${site.site}, ${site.site_hash.slice(0, 12)}`]]} />}
     </Panel>
+    <SiteFile />
     {s.unused.length > 0 && <Panel title="Not used, and what to do" class="w-panel"><ul class="plain">{s.unused.map((u: any) => <li><Tag kind="warning">{u.outcome === "failed" ? "failed" : "not used"}</Tag> {u.source}{u.sources > 1 && ` and ${num(u.sources - 1)} more`}: {num(u.count)}× {u.why}{u.example && !u.why.includes(u.example) && <>, such as <code>{u.example}</code></>}. <b>{u.remedy}</b></li>)}</ul></Panel>}
     <Panel title={`Sources${got.data ? `: ${num(got.data.total)}` : ""}`}>
       <Failure text={got.error} />

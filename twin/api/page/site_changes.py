@@ -1,0 +1,118 @@
+"""Changes of the site's file: what was heard on the bus and the file lacks, shown as a diff and approved.
+
+A person approves the very lines that were shown. The daemon writes the file where it may, and reads it again;
+a service that systemd guards may not, and then `racktwin site apply` writes it with that person's own rights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from aiohttp import web
+
+from twin.api.access import author
+from twin.api.actions import reloaded
+from twin.api.answers import Refused, answer, body_of, known_query, live_of
+from twin.api.request_bodies import reason_text
+from twin.api.runtime import Runtime
+from twin.catalogue import ConfigError, clean
+from twin.contracts import SiteFileRecord
+from twin.run import atomic_write
+from twin.wiring import SiteChange, propose
+
+MAX_LINES = 200  # of a change that the journal keeps
+MAX_DIFF = 200_000  # characters that are shown
+_ONE = asyncio.Lock()  # each reads the whole site anew
+
+
+class NewSiteChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Approve the change whose diff has this digest. `writer` terminal: whoever asks writes the file."""
+
+    digest: str
+    reason: str
+    profile: str | None = None
+    writer: Literal["daemon", "terminal"] = "daemon"
+
+
+async def proposed(request: web.Request) -> web.Response:
+    """Return what the site's file lacks of what was heard on the bus, as a unified diff, with what to check.
+
+    `writable`: the daemon may write the file itself once the change is approved.
+    """
+    known_query(request, "profile")
+    live = live_of(request)
+    change = await _change(live, request.query.get("profile"))
+    diff = change.diff()
+    return answer({
+        "file": str(change.path), "diff": diff[:MAX_DIFF], "digest": change.digest if diff else None,
+        "cut": len(diff) > MAX_DIFF, "profile": change.profile, "profiles": change.profiles,
+        "notes": [clean(n, 500) for n in change.notes], "problems": [clean(p, 500) for p in change.problems],
+        "writable": _is_writable(change.path), "points": len(live.describe().points),
+    })  # fmt: skip
+
+
+async def approve(request: web.Request) -> web.Response:
+    """Approve a change of the site's file. It is written and read again, whole or not at all."""
+    body, live = await body_of(request, NewSiteChange), live_of(request)
+    why = reason_text(body.reason)
+    change = await _change(live, body.profile)
+    if not change.diff() or change.digest != body.digest:
+        raise Refused(
+            409, "the file, or what was heard, is another one since this diff was shown: look again"
+        )
+    if change.problems:
+        raise Refused(409, "; ".join(change.problems))
+    if body.writer == "daemon" and not _is_writable(change.path):
+        raise Refused(409, f"the daemon may not write {change.path}; `racktwin site apply` on its host does")
+    problems = await _write(live, change, author(request)) if body.writer == "daemon" else []
+    lines = [clean(line, 300) for line in change.added()]
+    left = len(lines) - MAX_LINES
+    live.note(
+        SiteFileRecord(
+            author=author(request),
+            reason=why,
+            digest=change.digest,
+            lines=(*lines[:MAX_LINES], *([f"and {left} more"] if left > 0 else [])),
+            writer=body.writer,
+            refused=tuple(problems[:20]),
+        )
+    )
+    if problems:
+        raise Refused(409, f"the file is as it was: {'; '.join(problems)}")
+    out: dict[str, Any] = {"done": True, "file": str(change.path), "lines": len(lines)}
+    if body.writer == "terminal":
+        out |= {"before": change.before, "after": change.after}
+    return answer(out)
+
+
+async def _change(live: Runtime, profile: str | None) -> SiteChange:
+    """The change that is proposed now. Raises Refused for an unknown profile."""
+    heard, path = live.describe(), Path(live.loaded.file(live.loaded.config.site))
+    try:
+        async with _ONE:
+            return await asyncio.to_thread(propose, path, heard, profile)
+    except ConfigError as error:
+        raise Refused(400, "; ".join(error.problems)) from None
+
+
+def _is_writable(path: Path) -> bool:
+    real = path.resolve()
+    return os.access(real, os.W_OK) and os.access(real.parent, os.W_OK)
+
+
+async def _write(live: Runtime, change: SiteChange, name: str) -> list[str]:
+    """Write the file and read it again; what was wrong, with the file as it was."""
+    path = change.path.resolve()
+    mode = path.stat().st_mode & 0o777
+    try:
+        await asyncio.to_thread(atomic_write, path, change.after, mode)
+    except OSError as error:
+        return [f"{path}: cannot be written: {error.strerror}"]
+    problems = await reloaded(live, name)
+    if problems:
+        await asyncio.to_thread(atomic_write, path, change.before, mode)
+    return problems

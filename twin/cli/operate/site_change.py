@@ -1,0 +1,92 @@
+"""The commands `site diff` and `site apply`: what a site's file lacks of what is heard, and its approval.
+
+`site apply` runs on the daemon's host and writes the file with the rights of whoever calls it: a daemon that
+systemd guards may not write its own configuration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from twin.catalogue import ConfigError, StorageError, clean
+from twin.cli.arguments import client_of, live, present
+from twin.cli.grammar import Verb
+from twin.report import print_line
+
+PROFILE = "--profile NAME  of new racks, or none; default: the one that all others have"
+COLOURS = {"+": "green", "-": "red", "@": "cyan"}
+
+
+def _show(tree: dict[str, Any], out: Console) -> None:
+    for row in tree["diff"].splitlines():
+        print_line(out, clean(row, 2000), COLOURS.get(row[:1], ""))
+    for note in tree["notes"]:
+        print_line(out, f"- {note}")
+    for problem in tree["problems"]:
+        print_line(out, f"cannot be applied: {problem}", "red")
+    if not tree["diff"]:
+        print_line(out, f"{tree['file']}: nothing to add; {tree['points']} points of the BMS were heard")
+    elif not tree["problems"]:
+        profile = "" if tree["profile"] == "none" else f" --profile {tree['profile']}"
+        print_line(out, f"on the daemon's host: racktwin site apply {tree['digest']}{profile} --reason TEXT")
+
+
+def run_apply(args: argparse.Namespace, out: Console, *_: Console) -> int:
+    """Approve, write, reload; the file is as it was where the daemon refuses it."""
+    from twin.run import atomic_write
+
+    client = client_of(args)
+    named = Path(client.get("/site/change", profile=args.profile)["file"])
+    if not named.is_file():
+        raise ConfigError(f"{named}: is not on this host; expected a call on the daemon's host")
+    path = named.resolve()
+    if not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
+        raise StorageError(f"{path}: you may not write it; expected a user who may, such as root")
+    body = {"digest": args.digest, "profile": args.profile, "reason": args.reason, "writer": "terminal"}
+    said = client.post("/site/change", body)
+    if path.read_bytes().decode("utf-8") != said["before"]:
+        raise ConfigError(f"{path}: is another file than the daemon's; expected a call on its host")
+    owner = path.stat()
+
+    def write(text: str) -> None:
+        atomic_write(path, text, owner.st_mode & 0o777)
+        with contextlib.suppress(PermissionError):  # it was root's, and is ours now
+            os.chown(path, owner.st_uid, owner.st_gid)
+
+    write(said["after"])
+    try:
+        client.post("/reload", {"reason": args.reason})
+    except BaseException:
+        write(said["before"])
+        raise
+    told = {key: said[key] for key in ("done", "file", "lines")}
+    return present(
+        args, told, lambda t, o: print_line(o, f"{t['file']}: {t['lines']} lines more, in force"), out
+    )
+
+
+VERBS = {
+    "site diff": live(
+        lambda client, args: client.get("/site/change", profile=args.profile),
+        _show,
+        PROFILE,
+        "",
+        "--profile gb200-nvl72",
+    ),
+    "site apply": Verb(
+        run_apply,
+        f"""
+        DIGEST  of the diff, as `racktwin site diff` shows it
+        {PROFILE}
+        --reason TEXT!  kept in the journal
+        """,
+        ("3f2a9c0d11b24e5f --reason 'racks 9 and 10 were delivered'",),
+        live=True,
+    ),
+}
