@@ -113,7 +113,7 @@ def _problems(path: Path, after: str, expected: Any) -> list[str]:
 
 
 class Addition:
-    """What is added, to the tree of the file and to its text alike."""
+    """Everything that is added, to the tree of the file and to its text alike."""
 
     def __init__(self, site: Site, tree: dict[str, Any], text: SiteText, path: Path, profile: str) -> None:
         self.site, self.tree, self.text, self.path = site, tree, text, path

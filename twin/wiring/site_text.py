@@ -101,7 +101,7 @@ def items(owner: yaml.MappingNode, key: str) -> list[yaml.MappingNode]:
 
 
 def _end(node: yaml.Node) -> int:
-    """Where the last part of a block ends, without the blank lines and comments behind it."""
+    """The end of the last part of a block, without the blank lines and comments behind it."""
     if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
         last = node.value[-1]
         return max(map(_end, last)) if isinstance(last, tuple) else _end(last)
