@@ -104,6 +104,34 @@ def test_learned_plates_hold_the_temperatures(calm: Simulation, monkeypatch: pyt
     close(real.truth, other.truth, gpu_temp_c=1.5)
 
 
+@pytest.mark.slow
+def test_a_plate_whose_line_has_an_offset_holds_its_temperature(
+    calm: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At steady work the twin may take part of a resistance for an offset of the sensor: the line is one."""
+    real: Any = calm.plant.fork()
+    p, site = real.parameters, calm.site
+    plates = p.gpu_conduction_k_per_w + p.gpu_convection_k_per_w
+    later = np.arange(len(plates)) % 4 >= 2
+    line = plates + np.where(later, p.rack_upstream_k_per_w[site.rack_of_gpu], 0.0)
+    works_w = TwinReadings(calm.engine).reading("gpu.power_w")
+    assert works_w.min() > 0.5 * site.design.gpu_max_w[0]
+    offset_k = np.linspace(-4.0, 9.0, len(plates))
+    known = {"gpu.resistance": line - offset_k / works_w, "gpu.offset_k": offset_k,
+             "gpu.tau_s": plates * p.gpu_heat_capacity_j_per_k}  # fmt: skip
+    before = TwinReadings.learned
+
+    def learned(seen: TwinReadings, name: str, n: int, reference: bool = False) -> np.ndarray:
+        return known[name].copy() if name in known else before(seen, name, n, reference)
+
+    monkeypatch.setattr(TwinReadings, "learned", learned)
+    other = mirrored(calm)
+    for _ in range(300):
+        real.step()
+        other.step()
+    close(real.truth, other.truth, gpu_temp_c=1.5)
+
+
 def test_it_is_not_the_plant_that_was_drawn(calm: Simulation) -> None:
     """Without what the twin knows the same test would fail: the hidden parameters differ that much."""
     drawn = Plant(calm.site, 77, spread=0.2)

@@ -13,7 +13,7 @@ from twin import kernels
 from twin.catalogue import F64, I64, Bool
 from twin.contracts import Residual, confidence_of
 from twin.estimation.gpu_power import CAP_MOVE_PU, MOVE_PU, GpuPower
-from twin.estimation.gpu_temp import LAG, RESISTANCE, GpuTemp
+from twin.estimation.gpu_temp import LAG, OFFSET, RESISTANCE, GpuTemp
 from twin.estimation.noise import ResidualNoise
 from twin.estimation.parameter import ASKED_SIGMAS, KNOWN_SIGMAS, MOVE_S, Parameter, moves_left_s, parts_of
 from twin.estimation.readings import Readings, filled
@@ -211,6 +211,7 @@ class GpuEstimator(EntityState):
                 temp.reference.sigma[0],
                 temp.reference.confidence[0],
             ),
+            Parameter("gpu.offset_k", "gpu", temp.set.in_use[OFFSET], none, none, none),
             Parameter("gpu.tau_s", "gpu", tau_s, none, none, none),
             Parameter("gpu.exponent", "gpu", power.set.in_use[4], none, np.sqrt(power.gamma_var), none),
         ]

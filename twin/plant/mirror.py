@@ -37,6 +37,7 @@ RUNNING_PU = 0.05  # a pump below this speed stands; source: estimate
 FULL_SPEED_PU = 0.98  # above it a pump can give no more, and its pressure is no set point
 BUSY_PU = 0.10  # of the dynamic power, below which it tells no coefficient; source: estimate
 FEED_SHARES = (0.35, 0.65)  # of one side of a rack's feeds, while both carry; source: estimate
+WORKS_PU = 0.5  # of the highest power: readings below teach little of a plate; source: estimate
 LATELY_S = 10.0  # source: estimate
 TRUST = (0.5, 2.0)  # a reading that asks for more or less of a parameter than that is not believed
 BIT_ANY_SLOW = 0x4 | 0x20 | 0x40  # power cap and thermal slowdown, DCGM field 112
@@ -222,9 +223,16 @@ def _exchangers(twin: TwinReadings, p: Parameters) -> dict[str, F64]:
 
 def _plates(twin: TwinReadings, p: Parameters) -> dict[str, F64]:
     """Cold plates. The estimator's resistance stands over the rack's supply: what the first half of a tray
-    adds to the water of the second is no resistance of the second."""
+    adds to the water of the second is no resistance of the second.
+
+    It learns a line, offset + R P, and at steady work nothing tells one from the other. A plate of the
+    plant has no offset, so it gets the resistance of the line where the GPU works.
+    """
     site, n = twin.site, twin.site.sizes["gpu"]
-    now, was = twin.learned("gpu.resistance", n), twin.learned("gpu.resistance", n, reference=True)
+    works_w = np.fmax(twin.reading("gpu.power_w"), WORKS_PU * site.design.gpu_max_w[site.rack_of_gpu])
+    offset = np.nan_to_num(twin.learned("gpu.offset_k", n) / works_w)
+    now = twin.learned("gpu.resistance", n) + offset
+    was = twin.learned("gpu.resistance", n, reference=True) + offset
     bad = twin.diagnosed("plate_degraded", "gpu") | twin.diagnosed("tray_blocked", "node")[site.node_of_gpu]
     drawn = p.gpu_conduction_k_per_w + p.gpu_convection_k_per_w
     count = np.diff(site.gpu_start_of_node)[site.node_of_gpu]
