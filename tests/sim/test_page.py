@@ -419,6 +419,40 @@ def test_what_if_we_had_not_is_asked_of_a_command(browser: Browser, desk: Beatin
     assert button.get_attribute("aria-disabled") == "true"
 
 
+def test_more_racks_are_simulated_and_the_limits_that_bind_are_named(
+    browser: Browser, desk: BeatingDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the form says goes to the process; what it answers stands on the page, the limits first."""
+    (desk.pod.folder / "site.yaml").write_text(BLOCK)
+    scenarios: list[dict[str, Any]] = []
+
+    async def asked(folder: Path, *_: Any) -> dict[str, Any]:
+        scenarios.append(json.loads((folder / "scenario.yaml").read_text()))
+        limit = {"limit": "the budget of a feeder", "entity": "lab/h/a", "used_pu": 1.2, "reached_s": 3.0,
+                 "text": "the budget of a feeder: lab/h/a, 360 kW of 300 kW; reached after 3 s"}  # fmt: skip
+        arm = {"it_energy_kwh": 5.0, "faults": [], "limits": [limit]}
+        curve = {"time_s": [1.0, 2.0], "it_power_kw": [300.0, 360.0]}
+        return {"from": {"now_ns": 1}, "horizon_s": 600, "authority": {}, "warnings": [], "not_carried": [],
+                "cases": [{"policies": arm, "nothing": arm | {"limits": []}}],
+                "curves": {"policies": curve, "nothing": curve}}  # fmt: skip
+
+    monkeypatch.setattr("twin.api.page.simulations._asked", asked)
+    screen = logged_in(browser, desk)
+    screen.go("whatif")
+    screen.page.get_by_role("button", name="More racks", exact=True).click()
+    screen.shows("CDUs, loops and feeders do not grow")
+    screen.page.locator("[name=count]").fill("12")
+    screen.page.locator("[name=entity]").select_option("lab/h/r2")
+    screen.page.locator("[name=profile]").select_option("gb300-nvl72")
+    screen.page.locator("[name=load]").select_option("1")
+    screen.page.get_by_role("button", name="Run it", exact=True).click()
+    screen.shows("What binds first", "The budget of a feeder: a, 360 kW of 300 kW; reached after 3 s")
+    assert [s["more_racks"] for s in scenarios] == [
+        {"count": 12, "beside": "lab/h/r2", "profile": "gb300-nvl72", "load_pu": 1.0}]  # fmt: skip
+    screen.shows("12 more racks beside r2, gb300-nvl72")
+    assert screen.complaints == []
+
+
 def test_a_role_that_may_not_cannot_and_a_wrong_sentence_is_refused(
     browser: Browser, desk: BeatingDesk
 ) -> None:

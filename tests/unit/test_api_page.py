@@ -216,6 +216,9 @@ WRONG = [
     ({"name": "x", "before": 0}, 400, "before: expected a tick from 1"),
     ({"name": "x", "before": 10**9}, 400, "before: expected a tick from 1"),
     ({"name": "x", "before": 1, "budget_pu": 0.5}, 400, "before: expected alone"),
+    ({"name": "x", "more_racks": {"count": 0, "beside": "r1"}}, 400, "more_racks.count: expected 1 to"),
+    ({"name": "x", "more_racks": {"count": 2, "beside": "r9"}}, 404, "no rack r9"),
+    ({"name": "x", "more_racks": {"count": 2, "beside": "r1", "load_pu": 2.0}}, 400, "load_pu"),
     ({"name": "x", "before": 1}, 409, "records no run"),
 ]
 
@@ -272,6 +275,13 @@ def test_a_what_if_runs_beside_the_loop_one_at_a_time_and_changes_nothing(tmp_pa
         _, other = await pod.ask("POST", "/api/v1/simulations", "operator", body | {"horizon_s": 3600})
         assert (await pod.ask("DELETE", f"/api/v1/simulations/{other['id']}", "operator"))[0] == 200
         assert (await ended(pod, other["id"]))["state"] == "cancelled"
+        racks = {"name": "more", "horizon_s": 60, "more_racks": {"count": 2, "beside": "r1", "load_pu": 1.0}}
+        _, other = await pod.ask("POST", "/api/v1/simulations", "operator", racks)
+        grown = await ended(pod, other["id"])
+        assert grown["error"] == ""
+        limits = grown["result"]["cases"][0]["nothing"]["limits"]
+        assert "the budget of a feeder" in [row["limit"] for row in limits]
+        assert pod.twin.engine.site.sizes["rack"] == 2
         bad = {"name": "x", "faults": [{"kind": "pump_trip", "entity": "nowhere"}]}
         _, other = await pod.ask("POST", "/api/v1/simulations", "operator", bad)
         failed = await ended(pod, other["id"])

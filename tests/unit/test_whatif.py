@@ -42,7 +42,7 @@ def test_policies_beside_nothing(lab: Path, capsys: pytest.CaptureFixture[str]) 
     (case,) = result["cases"]
     assert set(case) == {"varied", "seed", "error", "policies", "nothing", "difference"}
     assert set(case["difference"]) == set(FIGURES)
-    assert set(case["policies"]) == {*FIGURES, "faults"}
+    assert set(case["policies"]) == {*FIGURES, "faults", "limits"}
     assert set(result["authority"].values()) == {"act"}
     acted, idle = case["policies"], case["nothing"]
     assert idle["commands"] == 0 < acted["commands"]

@@ -20,6 +20,7 @@ from twin.api.request_bodies import control_of
 from twin.api.runtime import Runtime, is_routine
 from twin.api.scopes import entity_of, held_by, inside, is_below, table_of
 from twin.catalogue import F32, INSTANTS, TABLES, Control, Signal, clean, control_value, plain_text
+from twin.config import packaged_profiles
 from twin.control import ACCEPTED, DONE, EXPIRED, FAILED, IN_PROGRESS, NONE, SENT, Leases
 from twin.estimation import worst_case
 from twin.telemetry import GOOD, QUALITY_NAMES
@@ -311,7 +312,7 @@ async def site(request: web.Request) -> web.Response:
                       "controllable": int(np.isfinite(built.envelopes[c.key].low).sum())}
                      for t, spec in TABLES.items() if built.sizes[t] for c in spec.controls],
         "policies": policy_rows(live), "models": sorted(engine.models),
-        "profiles": sorted({p for p in built.profile_of_rack if p}),
+        "profiles": sorted({p for p in built.profile_of_rack if p}), "packaged": packaged_profiles(),
     })  # fmt: skip
 
 

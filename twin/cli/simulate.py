@@ -36,6 +36,8 @@ MAX_TOLD = 1000  # faults that are remembered
 def load_scenario(path: Path | None, site: Site, seed: int | None = None) -> Scenario:
     """The scenario of a file, or an ordinary one; `seed` overrides its own. Raises ConfigError."""
     found = ORDINARY if path is None else scenario_of(read_yaml(path, MAX_SCENARIO_BYTES), site, str(path))
+    if found.more_racks is not None:
+        raise ConfigError(f"{path}: $.more_racks: only `racktwin simulation whatif` adds racks to a site")
     return found if seed is None else replace(found, seed=seed, weather=replace(found.weather, seed=seed))
 
 

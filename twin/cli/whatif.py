@@ -10,6 +10,7 @@ import math
 import os
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -19,9 +20,17 @@ from twin.cli.arguments import LEVELS, REPORT, SITE, authority_levels, present
 from twin.cli.grammar import Verb
 from twin.cli.replay import recorded_authority
 from twin.cli.simulate import warn
-from twin.config import MAX_SCENARIO_BYTES, load_site, make_engine, make_policies, read_yaml, uncooled
+from twin.config import (
+    MAX_SCENARIO_BYTES,
+    load_site,
+    make_engine,
+    make_policies,
+    read_yaml,
+    spec_of,
+    uncooled,
+)
 from twin.engine import Engine, snapshot
-from twin.plant import MAX_CASES, cases_of
+from twin.plant import MAX_CASES, Scenario, cases_of
 from twin.report import PAGE, open_folder, print_line
 from twin.run import OPEN, ProgressBar, engine_before, journal_exists
 from twin.simulation import (
@@ -40,10 +49,11 @@ from twin.simulation import (
     when,
     write_page,
 )
-from twin.site import Site, build_site
+from twin.site import Site, SiteSpec, build_site, with_racks
 
 MAX_HORIZON_S = 366 * 86_400.0
 MAX_JOBS = 256
+MORE_RACKS = "more racks change all flows: what the diagnosis then tells of plates has little weight"
 
 
 def run_whatif(args: argparse.Namespace, out: Console, err: Console) -> int:
@@ -54,7 +64,7 @@ def run_whatif(args: argparse.Namespace, out: Console, err: Console) -> int:
     question, site, tree, warnings = _question(args)
     engine = engine_of(question, site)
     cases = [
-        Case(i, varied, scenario)
+        Case(i, varied, scenario, _grown(question, site, scenario, args.site))
         for i, (varied, scenario) in enumerate(cases_of(_seeded(tree, args.seeds), site, str(args.scenario)))
     ]
     given = authority_levels(args.authority, [p.name for p in engine.policies])
@@ -66,6 +76,8 @@ def run_whatif(args: argparse.Namespace, out: Console, err: Console) -> int:
     for case in cases:
         if (dt_s := case.scenario.dt_s) > (args.horizon_s or math.inf):
             raise ConfigError(f"--horizon {args.horizon_s:g}: expected at least a step of dt_s ({dt_s:g} s)")
+        if case.grown is not None:
+            warnings.append(MORE_RACKS)
         warnings += case.scenario.remarks(args.horizon_s or case.scenario.duration_s)
     warnings = list(dict.fromkeys(warnings))
     if args.report is not None:
@@ -109,6 +121,22 @@ def _question(args: argparse.Namespace) -> tuple[Question, Site, dict[str, Any],
             warnings.append(f"newer snapshots are damaged ({names}): {path.name} is used, an older one")
         question = replace(question, snapshot=raw, snapshot_name=str(path))
     return question, site, tree, warnings
+
+
+def _grown(question: Question, site: Site, scenario: Scenario, path: Path) -> SiteSpec | None:
+    """The site with the more racks of a scenario; None without. Raises ConfigError where they do not go."""
+    more = scenario.more_racks
+    if more is None:
+        return None
+    rack = site.entity("rack", more.beside)
+    assert rack is not None
+    try:
+        tree = with_racks(question.spec.file, site, rack, more.count, more.profile)
+    except ValueError as error:
+        raise ConfigError(f"$.more_racks: {error}") from None
+    spec = spec_of(tree, path.parent, f"{path} with {more.count} more racks")
+    build_site(spec, f"{path} with {more.count} more racks")
+    return spec
 
 
 def _seeded(tree: Any, seeds: str | None) -> Any:
@@ -190,6 +218,8 @@ def _say(result: dict[str, Any], out: Console) -> None:
             delay = "" if fault["delay_s"] is None else f", {figure_text(fault['delay_s'])} s after it began"
             after = f"told after {figure_text(fault['told_s'])} s{delay}"
             print_line(out, f"{arm}: {fault['kind']} of {fault['entity']} {after}")
+    for row in first.get("policies", {}).get("limits", [])[:5]:
+        print_line(out, f"limit: {row['text']}")
     if result["not_carried"]:
         text = clean(", ".join(result["not_carried"]), 1000)
         print_line(out, f"told at the beginning, not carried on: {text}")

@@ -443,12 +443,14 @@ class Engine:
     def _change_site(self, event: ev.SiteChanged) -> list[JournalRecord]:
         """Move all state to another site; returns journal records. A bad site is refused."""
         try:
-            old, new = (
-                self.site,
-                build_site(msgspec.json.decode(event.spec, type=SiteSpec), "the changed site"),
-            )
+            new = build_site(msgspec.json.decode(event.spec, type=SiteSpec), "the changed site")
         except (msgspec.MsgspecError, ConfigError) as error:
             return [EventRecord(event=brief_event(event), refused=str(error)[:500])]
+        return self.change_site(new)
+
+    def change_site(self, new: Site) -> list[JournalRecord]:
+        """Move all state to another site; returns journal records."""
+        old = self.site
         kept = slots_kept(old, new)
         state, intake = self.state, self.intake
         for table in state.tables:

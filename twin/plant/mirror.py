@@ -269,13 +269,19 @@ MEASURED = ("branch_blocked", "filter_blocked", "exchanger_fouled", "plate_degra
 
 
 def mirror_twin(
-    engine: Engine, plant: Plant, *, hold_work: bool = True, hold_weather: bool = True
+    engine: Engine,
+    plant: Plant,
+    *,
+    hold_work: bool = True,
+    hold_weather: bool = True,
+    load_pu: F64 | None = None,
 ) -> list[str]:
     """Make a fresh plant, at its time 0, stand where the twin stands; returns told faults it cannot carry.
 
     `hold_work`: GPUs keep what they do and jobs go on as the twin knows them; else the plant's own workload
-    goes on. `hold_weather`: the day goes on from the outdoor air of now. Raises ValueError if the plant is of
-    another site, lumps its GPUs or has moved already.
+    goes on. `hold_weather`: the day goes on from the outdoor air of now. `load_pu` [n_gpu]: activity of GPUs
+    that the twin has not read yet; NaN: as of those that work. Raises ValueError if the plant is of another
+    site, lumps its GPUs or has moved already.
     """
     if (
         plant.site.spec_hash != engine.site.spec_hash
@@ -287,6 +293,8 @@ def mirror_twin(
     plant.start_ns = engine.state.now_ns
     plant.job_names = {slot: name for name, slot in sorted(engine.jobs.slot_of.items())}
     activity = activity_of(twin, plant)
+    if load_pu is not None:
+        _put_to_work(twin, activity, load_pu)
     fan_w = plant.cooling.fan**3 * plant.parameters.rack_fan_w
     factors = calibrate(twin, plant.parameters, activity, fan_w)
     _rebuild(plant)
@@ -324,6 +332,15 @@ def activity_of(twin: TwinReadings, plant: Plant) -> F64:
     ]
     out: F64 = np.clip(np.stack([sm, *other]), 0.0, 1.0)
     return out
+
+
+def _put_to_work(twin: TwinReadings, activity: F64, load_pu: F64) -> None:
+    """Give GPUs that were never read their activity: the mean of those that work, scaled to the load."""
+    unread = np.isnan(twin.reading("gpu.power_w")) & np.isnan(twin.reading("gpu.sm_active_pu"))
+    works = ~unread & (activity[0] >= BUSY_PU)
+    mean = activity[:, works].mean(axis=1) if works.any() else np.array(SHARES)
+    wanted = np.where(np.isfinite(load_pu), load_pu, mean[0])[unread]
+    activity[:, unread] = np.minimum(mean[:, None] * (wanted / max(float(mean[0]), 1e-6)), 1.0)
 
 
 def read_as_one(sensors: Sensors) -> None:

@@ -5,7 +5,7 @@ Spreads are one standard deviation, cut at two; `spread` scales them all, 0 give
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -153,6 +153,17 @@ class Parameters:
     feeder_impedance_pu: F64
     watt_per_k_per_lpm: float  # of the racks' coolant
     water_w_per_k_per_lpm: float  # of the facility water
+
+
+def keep_equipment(new: Parameters, old: Parameters) -> None:
+    """Let CDUs, loops, halls and feeders be those of a plant with fewer racks: they do not grow with them.
+
+    Their coolant does: a rack is filled as it is joined on.
+    """
+    for one in fields(Parameters):
+        is_kept = one.name.startswith(("cdu_", "loop_", "hall_", "feeder_"))
+        if is_kept and one.name not in ("cdu_volume_l", "cdu_reserve_l"):
+            getattr(new, one.name)[:] = getattr(old, one.name)
 
 
 class _Draw:

@@ -24,7 +24,7 @@ from twin.plant.failure_timeline import TimelinePlayer
 from twin.plant.faults import Campaign
 from twin.plant.hydraulics import Hydraulics, Leaks
 from twin.plant.ledger import Costs, Ledger, PlantParts, Prices
-from twin.plant.parameters import AIR_RISE_K, LUMPED, Parameters, draw
+from twin.plant.parameters import AIR_RISE_K, LUMPED, Parameters, draw, keep_equipment
 from twin.plant.power import PlantPower
 from twin.plant.scenario import Scenario
 from twin.plant.truth import Truth, blank
@@ -106,6 +106,16 @@ class Plant:
         self._unsettled, self._was_unsettled = True, True  # something that seldom changes does
         self.truth.seldom_count = 0
         self.last_dt_s, self._fans_due_s = 1.0, 0.0
+        self.switch_on()
+        self.settle()
+
+    def keep_equipment_of(self, before: Site, spread: float) -> None:
+        """Before it moves: CDUs, loops, halls and feeders as a plant with fewer racks has them."""
+        site, p = self.site, self.parameters
+        keep_equipment(p, draw(before, self.seed, spread, p.lump))
+        self.hydraulics = Hydraulics(site, p)
+        self.cooling = Cooling(site, p, self.hydraulics)
+        self.facility = Facility(site, p, self.facility.weather)
         self.switch_on()
         self.settle()
 

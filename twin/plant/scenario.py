@@ -26,6 +26,7 @@ from twin.site import Site, first_problems, salvage, short
 
 PARTS = {"1": 0, "2": 1, "both": BOTH}
 MAX_FAULTS, MAX_CASES = 10_000, 10_000
+MAX_MORE_RACKS = 1000
 DT_S = (0.01, 60.0)  # shortest and longest step
 
 
@@ -74,6 +75,18 @@ class SweepEntry(_Strict, frozen=True):
     vary: dict[str, list[int | float | str | bool]] = {}
 
 
+class MoreRacksEntry(_Strict, frozen=True):
+    """More racks beside one that stands, fed and cooled as it is; for a what-if only.
+
+    `profile`: another type than its; `load_pu`: activity of their GPUs, by default as of those that work now.
+    """
+
+    count: int
+    beside: str
+    profile: str | None = None
+    load_pu: float | None = None
+
+
 class ScenarioFile(_Strict, frozen=True):
     """A whole scenario. One of `hours` and `duration_s` says how long; `start` is an ISO instant or ns."""
 
@@ -88,6 +101,7 @@ class ScenarioFile(_Strict, frozen=True):
     faults: list[FaultEntry] = []
     grid: GridEntry = GridEntry()
     policies: dict[str, Literal["off", "advise", "approve", "act"]] = {}
+    more_racks: MoreRacksEntry | None = None
     sweep: SweepEntry | None = None
 
 
@@ -105,6 +119,7 @@ class Scenario:
     faults: tuple[Script, ...] = ()
     prices: Prices = field(default_factory=Prices)
     policies: dict[str, str] = field(default_factory=dict)
+    more_racks: MoreRacksEntry | None = None
     swept: bool = False  # the base case of a file with a sweep
 
     @classmethod
@@ -237,6 +252,11 @@ def _judge(file: ScenarioFile, site: Site) -> list[str]:
         if name not in known:
             has = ", ".join(known) or "none"
             out.append(f"$.policies.{short(name)[1:-1]}: expected a policy of the site ({has})")
+    if (more := file.more_racks) is not None:
+        out += in_range("$.more_racks.count", more.count, 1, MAX_MORE_RACKS)
+        out += in_range("$.more_racks.load_pu", more.load_pu, 0.0, 1.0)
+        if site.entity("rack", more.beside) is None:
+            out.append(f"$.more_racks.beside: expected a rack of the site, got {short(more.beside)}")
     if len(file.faults) > MAX_FAULTS:
         out.append(f"$.faults: expected at most {MAX_FAULTS}, got {len(file.faults)}")
     for i, entry in enumerate(file.faults[:MAX_FAULTS]):
@@ -335,6 +355,7 @@ def _made(file: ScenarioFile, site: Site) -> Scenario:
         faults=tuple(script_of(fault, site) for fault in file.faults),
         prices=Prices(file.grid.price_usd_per_kwh, file.grid.carbon_g_per_kwh),
         policies=dict(file.policies),
+        more_racks=file.more_racks,
         swept=file.sweep is not None,
     )
 

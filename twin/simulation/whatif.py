@@ -7,7 +7,7 @@ starting point is not changed. A sweep runs the courses of many cases; one that 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +22,8 @@ from twin.engine import Engine, snapshot
 from twin.plant import Plant, Scenario, Sensors, mirror_twin, read_as_one
 from twin.run import Failed, Pool, ProgressBar, Report, TraceReader
 from twin.simulation.closed_loop import Simulation
-from twin.site import Site, SiteSpec, build_site
+from twin.simulation.limits import CourseLimits
+from twin.site import Site, SiteSpec, build_site, grown_site
 from twin.telemetry import Frame
 
 Arm = Literal["policies", "nothing"]
@@ -73,17 +74,19 @@ class Case:
     number: int
     varied: dict[str, Any]
     scenario: Scenario
+    grown: SiteSpec | None = None  # the site with the scenario's more racks
 
 
 @dataclass
 class ArmResult:
-    """Outcome of one arm: figures by name with their unit, diagnosed faults, and its curves."""
+    """Outcome of one arm: figures by name with their unit, diagnosed faults, its curves, the limits."""
 
     figures: dict[str, float | None]
     faults: list[dict[str, Any]]
     trail: dict[str, list[float]]
     begun_ns: int
     not_carried: list[str]
+    limits: list[dict[str, Any]] = field(default_factory=list)
 
 
 def newest_snapshot(path: Path) -> tuple[bytes, Path, list[Path]]:
@@ -163,10 +166,24 @@ def begin(question: Question, case: Case, arm: Arm) -> tuple[Simulation, list[st
     site, scenario = question.site(), case.scenario
     engine = engine_of(question, site)
     mirrored = question.snapshot is not None
-    plant = Plant(site, scenario.seed, scenario, spread=MIRROR_SPREAD if mirrored else 1.0)
+    before, spread, more, load_pu = site, MIRROR_SPREAD if mirrored else 1.0, scenario.more_racks, None
+    if case.grown is not None and more is not None:
+        site = grown_site(case.grown, before, question.site_name)
+        engine.change_site(site)
+        scenario = _moved(scenario, before, site)
+        load_pu = np.full(site.sizes["gpu"], np.nan if more.load_pu is None else more.load_pu)
+    plant = Plant(site, scenario.seed, scenario, spread=spread)
+    if load_pu is not None:
+        plant.keep_equipment_of(before, spread)
     sensors, left = Sensors(site, scenario.seed), list[str]()
     if mirrored:
-        left = mirror_twin(engine, plant, hold_work=question.hold_work, hold_weather=question.hold_weather)
+        left = mirror_twin(
+            engine,
+            plant,
+            hold_work=question.hold_work,
+            hold_weather=question.hold_weather,
+            load_pu=load_pu,
+        )
         read_as_one(sensors)
     if arm == "policies":
         engine.intake.authority.update(authority_of(engine, scenario, question.given))
@@ -177,6 +194,16 @@ def begin(question: Question, case: Case, arm: Arm) -> tuple[Simulation, list[st
     simulation = Simulation(engine, plant, sensors, dt_s=scenario.dt_s, start_ns=scenario.start_ns)
     plant.start_ns = simulation.begun_ns
     return simulation, left
+
+
+def _moved(scenario: Scenario, before: Site, now: Site) -> Scenario:
+    """The scenario with its faults where the same entities stand in a site with more racks."""
+    faults = []
+    for fault in scenario.faults:
+        at = now.entity(fault.table, before.name(fault.table, fault.entity))
+        assert at is not None
+        faults.append(replace(fault, entity=at))
+    return replace(scenario, faults=tuple(faults))
 
 
 def run_arm(
@@ -195,7 +222,14 @@ def run_arm(
                 progress(simulation.time_s)
     finally:
         simulation.close()
-    return ArmResult(watch.figures(), watch.new_faults(), watch.trail.columns(), simulation.begun_ns, left)
+    return ArmResult(
+        watch.figures(),
+        watch.new_faults(),
+        watch.trail.columns(),
+        simulation.begun_ns,
+        left,
+        watch.limits.told(),
+    )
 
 
 class Watch:
@@ -214,6 +248,7 @@ class Watch:
         self._throttled = float(self._throttle_s.sum())
         self._begun_throttle_s = self._throttle_s.copy()
         self._tripped = plant.truth.feeder_tripped.copy()
+        self.limits = CourseLimits(plant)
         self._before = plant.figures()
         self._known = {_key(f) for f in simulation.engine.diagnosis.faults}
         self._faults: dict[tuple[str, str, int, str], dict[str, Any]] = {}
@@ -224,6 +259,7 @@ class Watch:
 
     def record_round(self) -> None:
         """After a round of the simulation."""
+        self.limits.see(self.simulation.time_s)
         sim, t, now_s = self.simulation, self.plant.truth, self.simulation.time_s
         throttled = float(t.throttle_s.sum())
         slowed, heated = throttled != self._throttled, 0.0

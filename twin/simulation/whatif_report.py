@@ -129,7 +129,7 @@ def case_json(result: Result) -> dict[str, Any]:
     out: dict[str, Any] = {"varied": result.case.varied, "seed": result.case.scenario.seed,
                            "error": result.error or None}  # fmt: skip
     for arm, course in result.courses.items():
-        out[arm] = course.figures | {"faults": course.faults}
+        out[arm] = course.figures | {"faults": course.faults, "limits": course.limits}
     if len(result.courses) == len(ARMS):
         out["difference"] = _row(result, "difference")
     return out

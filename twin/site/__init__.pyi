@@ -29,6 +29,7 @@ from .file import (
     salvage as salvage,
     short as short,
 )
+from .growth import grown_site as grown_site, with_racks as with_racks
 from .profile import Profile as Profile, parse_profile as parse_profile
 from .safety import lapse_faults as lapse_faults
 from .site import Envelope as Envelope, Limit as Limit, Site as Site, SiteSpec as SiteSpec

@@ -257,7 +257,7 @@ def _check_spares(draft: Draft, group: RackGroup, path: str, nodes: int) -> None
         )
 
 
-def _shares(members: list[str], n: int) -> list[list[str]]:
+def shares(members: list[str], n: int) -> list[list[str]]:
     """`members` in n contiguous blocks, as equal as they can be."""
     cuts = [round(i * len(members) / n) for i in range(n + 1)]
     return [members[cuts[i] : cuts[i + 1]] for i in range(n)]
@@ -266,7 +266,7 @@ def _shares(members: list[str], n: int) -> list[list[str]]:
 def _expand_cdus(draft: Draft, group: CduGroup, path: str, prefix: str, hall: int) -> None:
     names = _names(draft, f"{path}.name", group.name)
     served = [n for p in group.serves for n in _names(draft, f"{path}.serves", p)]
-    for name, share in zip(names, _shares(served, max(1, len(names))), strict=False):
+    for name, share in zip(names, shares(served, max(1, len(names))), strict=False):
         draft.cdus.append(f"{prefix}/{name}")
         draft.cdu_hall.append(hall)
         draft.cdu_loop.append(group.loop)
@@ -280,7 +280,7 @@ def _expand_leaves(draft: Draft, group: LeafGroup, path: str, prefix: str) -> No
         draft.unknown(
             f"{path}.serves: {len(served)} racks for {len(names)} leaves; expected at least one for each"
         )
-    for name, share in zip(names, _shares(served, max(1, len(names))), strict=False):
+    for name, share in zip(names, shares(served, max(1, len(names))), strict=False):
         draft.leaves.append(f"{prefix}/{name}")
         draft.leaf_serves.append((path, [f"{prefix}/{s}" for s in share]))
 
@@ -297,7 +297,7 @@ def _expand_feeders(draft: Draft, group: FeederGroup, path: str, prefix: str) ->
         )
     if group.guaranteed_w is not None and group.budget_w is not None and group.guaranteed_w > group.budget_w:
         draft.problems.append(f"{path}.guaranteed_w: expected at most budget_w, got {group.guaranteed_w}")
-    for name, share in zip(names, _shares(served, max(1, len(names))), strict=False):
+    for name, share in zip(names, shares(served, max(1, len(names))), strict=False):
         draft.feeders.append(f"{prefix}/{name}")
         draft.feeder_group.append(group)
         draft.feeder_serves.append((path, share))

@@ -33,7 +33,7 @@ from twin.run import copied
 
 log = logging.getLogger(__name__)
 MAX_KEPT = 5
-MAX_FAULTS = 20
+MAX_FAULTS, MAX_MORE_RACKS = 20, 1000
 MOST_HORIZON_S = 6 * 3600.0
 LONGEST_S = 900.0  # of the process
 MAX_OUTPUT = 16 * 2**20
@@ -57,8 +57,17 @@ class WhatIfFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     part: Literal["1", "2", "both"] = "1"
 
 
+class MoreRacks(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """So many more racks beside one that stands; of another profile, with GPUs at this activity, if given."""
+
+    count: int
+    beside: str
+    profile: str | None = None
+    load_pu: float | None = None
+
+
 class NewSimulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A what-if from the state of now: faults, all budgets times `budget_pu`, authorities, settings.
+    """A what-if from the state of now: faults, more racks, budgets times `budget_pu`, authorities, settings.
 
     Policies have the authority of now, unless `policies` says otherwise. With `before`, it begins just before
     that tick of this run instead, with the authority of then, and nothing else may be changed.
@@ -70,6 +79,7 @@ class NewSimulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     budget_pu: float | None = None
     policies: dict[str, Literal["off", "advise", "approve", "act"]] = {}
     settings: dict[str, dict[str, float | str | bool]] = {}
+    more_racks: MoreRacks | None = None
     before: int | None = None
 
 
@@ -185,11 +195,22 @@ def _check(live: Runtime, body: NewSimulation) -> None:
     for name in (*body.policies, *body.settings):
         if name not in names:
             raise Refused(404, f"no policy {clean(name, 60)}; expected one of {', '.join(names)}")
-    changed = any((body.faults, body.budget_pu, body.policies, body.settings))
+    if body.more_racks is not None:
+        _check_racks(live, body.more_racks)
+    changed = any((body.faults, body.budget_pu, body.policies, body.settings, body.more_racks))
     if body.before is not None:
         _check_before(live, body.before, changed)
     elif not changed:
-        raise Refused(400, "expected at least a fault, another budget, an authority or a setting")
+        raise Refused(400, "expected at least a fault, more racks, another budget, an authority or a setting")
+
+
+def _check_racks(live: Runtime, more: MoreRacks) -> None:
+    if not 1 <= more.count <= MAX_MORE_RACKS:
+        raise Refused(400, f"more_racks.count: expected 1 to {MAX_MORE_RACKS}")
+    if live.engine.site.entity("rack", more.beside) is None:
+        raise Refused(404, f"no rack {clean(more.beside, 60)}")
+    if more.load_pu is not None and not 0.0 <= more.load_pu <= 1.0:
+        raise Refused(400, "more_racks.load_pu: expected 0 to 1")
 
 
 def _check_before(live: Runtime, tick: int, changed: bool) -> None:
@@ -270,6 +291,9 @@ def _write_scenario(folder: Path, asked: NewSimulation) -> None:
         if fault["part"] == "1":
             del fault["part"]
     scenario = {"name": asked.name, "duration_s": asked.horizon_s, "faults": faults}
+    if asked.more_racks is not None:
+        more = msgspec.to_builtins(asked.more_racks)
+        scenario["more_racks"] = {key: value for key, value in more.items() if value is not None}
     (folder / "scenario.yaml").write_text(json.dumps(scenario), encoding="utf-8")
 
 

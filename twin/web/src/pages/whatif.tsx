@@ -5,7 +5,7 @@ import { live, may, useLive, usePoll } from "../live";
 import { Chart, type Series } from "../chart";
 import { Empty, Explained, Failure, GLYPHS, Grid, Panel, Tag, announce } from "../parts";
 import { useTopology } from "./supply";
-import { instant, known, num, plural, quantity, short, since, span, title, words } from "../words";
+import { brief, instant, known, num, plural, quantity, short, since, span, title, words } from "../words";
 
 const CURVES: Record<string, [string, string, number]> = {
   it_power_kw: ["Power of the IT", "W", 1000], hottest_gpu_c: ["Hottest GPU", "degC", 1], lowest_flow_lpm: ["Least coolant flow of a rack", "l/min", 1], warmest_supply_c: ["Warmest coolant supply", "degC", 1], throttled_gpus: ["GPUs slowed by heat", "count", 1],
@@ -24,8 +24,8 @@ function figure(name: string, v: unknown): string {
   return unit && ["kWh", "USD", "kg", "l", "GPU h"].includes(unit) ? `${num(v, Math.abs(v) < 10 ? 2 : 0)} ${unit}` : quantity(v, unit);
 }
 
-type Kind = "feed" | "pump" | "heat" | "budget" | "setting" | "authority" | "blocked";
-const KINDS: [Kind, string][] = [["feed", "Lose a feed"], ["pump", "Lose a pump"], ["heat", "Heat wave"], ["blocked", "A rack loses its coolant"], ["budget", "Another budget"], ["setting", "Another setting of a policy"], ["authority", "Another authority"]];
+type Kind = "feed" | "pump" | "heat" | "racks" | "budget" | "setting" | "authority" | "blocked";
+const KINDS: [Kind, string][] = [["feed", "Lose a feed"], ["pump", "Lose a pump"], ["heat", "Heat wave"], ["blocked", "A rack loses its coolant"], ["racks", "More racks"], ["budget", "Another budget"], ["setting", "Another setting of a policy"], ["authority", "Another authority"]];
 
 export function WhatIf({ id }: { id: string }) {
   useLive("state", "who");
@@ -63,7 +63,7 @@ function MoreRacks() {
     {e && asked && <><h3>{plural(asked.n, "more rack")} on {short(asked.feeder)}</h3>
       <ul class="plain">{verdict("by nameplate, if one side fails", "lost.nameplate")}{verdict("by their peaks, if one side fails", "lost.peaks")}{verdict("with diversity, the lower end, if one side fails", "lost.low")}{verdict("by nameplate, while both sides live", "both.nameplate")}{verdict("with diversity, the lower end, while both sides live", "both.low")}</ul>
       <Explained e={e} figures={false} />
-      <p class="soft">Of power only: whether the CDU and the loop carry their heat is not part of this answer.</p></>}
+      <p class="soft">Of power only: whether the CDU and the loop carry their heat is not part of this answer. <b>More racks</b> above simulates both.</p></>}
   </Panel>;
 }
 
@@ -75,7 +75,7 @@ function Running({ run, again }: { run: any; again: () => void }) {
 }
 
 function Ask({ again }: { again: () => void }) {
-  const tree = useTopology(), [kind, setKind] = useState<Kind>("feed"), [error, setError] = useState(""), s = live.state!, policies = usePoll<any>("policies", 60_000).data?.policies ?? [];
+  const tree = useTopology(), [kind, setKind] = useState<Kind>("feed"), [error, setError] = useState(""), s = live.state!, policies = usePoll<any>("policies", 60_000).data?.policies ?? [], profiles = usePoll<any>(kind === "racks" ? "site" : null, 600_000).data;
   const [policy, setPolicy] = useState("");
   const feeders = (tree?.feeders ?? []).filter((f) => f.side), cdus = tree?.cdus ?? [], racks = live.layout!.names;
   const withSettings = policies.filter((p: any) => p.settings.length), chosen = withSettings.find((p: any) => p.name === policy) ?? withSettings[0];
@@ -92,6 +92,10 @@ function Ask({ again }: { again: () => void }) {
       if (kind === "pump") { fault("pump_trip", { entity: v.entity, part: v.part }); body.name = `${label}: ${short(v.entity)}`; }
       if (kind === "heat") { fault("heat_wave", { severity: Number(v.kelvin) / 20, ramp_s: 600 }); body.name = `${label}: ${v.kelvin} K`; }
       if (kind === "blocked") { fault("branch_blocked", { entity: v.entity }); body.name = `${short(v.entity)} loses its coolant`; }
+      if (kind === "racks") {
+        body.more_racks = { count: Number(v.count), beside: v.entity, ...(v.profile ? { profile: v.profile } : {}), ...(v.load ? { load_pu: Number(v.load) } : {}) };
+        body.name = `${plural(Number(v.count), "more rack")} beside ${short(v.entity)}${v.profile ? `, ${v.profile}` : ""}`;
+      }
       if (kind === "budget") { body.budget_pu = Number(v.percent) / 100; body.name = `Budgets at ${v.percent} %`; }
       if (v.arm === "all") { body.policies = Object.fromEntries(s.policies.filter((p: any) => p.authority !== "off").map((p: any) => [p.name, "act"])); }
       if (kind === "authority") { body.policies = { [v.policy]: v.level }; body.name = `${v.policy} at ${v.level}`; }
@@ -109,18 +113,29 @@ function Ask({ again }: { again: () => void }) {
         {kind === "pump" && <>{options(cdus.map((c) => c.name), "CDU")}<label>Pump<select name="part"><option value="1">1</option><option value="2">2</option><option value="both">both</option></select></label></>}
         {kind === "heat" && <label>Hotter by<select name="kelvin">{[5, 8, 12, 16, 20].map((k) => <option value={k} selected={k === 12}>{k} K</option>)}</select></label>}
         {kind === "blocked" && options(racks, "rack")}
+        {kind === "racks" && <><label>Racks<input name="count" inputMode="numeric" defaultValue="12" required pattern="[0-9]+" /></label>{options(racks, "beside rack")}
+          <label>Type<select name="profile"><option value="">as that one</option>{[...(profiles?.profiles ?? []), ...(profiles?.packaged ?? []).filter((p: string) => !profiles.profiles.includes(p))].map((p: string) => <option value={p}>{p}</option>)}</select></label>
+          <label>Their GPUs<select name="load"><option value="">as busy as those that work now</option><option value="1">fully busy</option><option value="0.5">half busy</option><option value="0">idle</option></select></label></>}
         {kind === "budget" && <label>All budgets at, %<input name="percent" inputMode="decimal" defaultValue="80" required pattern="[0-9.]+" /></label>}
         {kind === "setting" && chosen && <><label>Policy<select onChange={(e) => setPolicy(e.currentTarget.value)}>{withSettings.map((p: any) => <option value={p.name} selected={p === chosen}>{p.name}</option>)}</select></label><label>Setting<select name="setting">{chosen.settings.map((x: any) => <option value={x.name}>{x.name} (now {String(x.value)})</option>)}</select></label><label>Value<input name="value" required /></label></>}
         {kind === "authority" && <><label>Policy<select name="policy">{s.policies.map((p: any) => <option value={p.name}>{p.name} (now {p.authority})</option>)}</select></label><label>Authority<select name="level">{["off", "advise", "act"].map((x) => <option>{x}</option>)}</select></label></>}
-        {!["budget", "setting", "authority"].includes(kind) && <label>Begins after<select name="begin">{[[60, "1 min"], [300, "5 min"], [600, "10 min"]].map(([v, t]) => <option value={v}>{t}</option>)}</select></label>}
+        {!["budget", "setting", "authority", "racks"].includes(kind) && <label>Begins after<select name="begin">{[[60, "1 min"], [300, "5 min"], [600, "10 min"]].map(([v, t]) => <option value={v}>{t}</option>)}</select></label>}
         {kind !== "authority" && <label>Policies<select name="arm"><option value="now">as they stand now</option><option value="all">all act</option></select></label>}
         <label>Run ahead<select name="horizon">{[[600, "10 min"], [1800, "30 min"], [3600, "1 h"], [14400, "4 h"]].map(([v, t]) => <option value={v} selected={v === 1800}>{t}</option>)}</select></label>
         <button type="submit" class="main" disabled={!allowed || !!missing} title={allowed ? "" : "needs the role operator"}>Run it</button>
       </div>
+      {kind === "racks" && <p class="soft">They stand in the hall of that rack; the feeders and the CDU that serve it serve them too. CDUs, loops and feeders do not grow.</p>}
       {missing && <p class="soft">{missing}</p>}
       {!allowed && <p class="soft">Only operators and administrators start runs; this token has the role {live.who?.role}.</p>}
       {error && <p class="failure" role="alert">{error}</p>}
     </form></Panel>;
+}
+
+// Which limits are reached, and when; the nearest of the others.
+function Limits({ policies, nothing }: { policies: any[]; nothing: any[] }) {
+  if (!policies.length && !nothing.length) return null;
+  const list = (rows: any[]) => <ul class="plain">{rows.slice(0, 6).map((r) => <li><Tag kind={known(r.reached_s) ? "critical" : r.used_pu >= 0.9 ? "warning" : "ok"}>{known(r.reached_s) ? "reached" : quantity(r.used_pu, "1")}</Tag> {title(brief(r.text))}</li>)}</ul>;
+  return <><h3>What binds first</h3><div class="two"><div><h4>With the policies</h4>{list(policies)}</div><div><h4>Nobody acts</h4>{list(nothing)}</div></div></>;
 }
 
 // The value of a series of (second, value) that is nearest to a second, within 15 s.
@@ -139,7 +154,7 @@ function Outcome({ id }: { id: string }) {
   if (!run || run.state === "running") return <Failure text={got.error} />;
   if (run.state === "failed") return <Panel title={run.name}><Failure text={run.error} /></Panel>;
   if (!r) return null;
-  const one = r.cases[0], names = Object.keys(one.policies ?? {}).filter((k) => k !== "faults" && (known(one.policies[k]) || known(one.nothing?.[k])));
+  const one = r.cases[0], names = Object.keys(one.policies ?? {}).filter((k) => !["faults", "limits"].includes(k) && (known(one.policies[k]) || known(one.nothing?.[k])));
   const differ = names.filter((k) => one.policies[k] !== one.nothing?.[k]);
   const t: number[] = r.curves?.policies?.time_s ?? r.curves?.nothing?.time_s ?? [], past = run.asked.before !== null && run.asked.before !== undefined;
   return <Panel title={run.name} more={<span class="chip c-simulated">simulated</span>}>
@@ -152,6 +167,7 @@ function Outcome({ id }: { id: string }) {
       if (!series.length || series.every((x) => x.y.every((v) => !v))) return null;
       return <section class="panel" aria-label={label}><header class="panel-head"><h3>{label}</h3></header><Chart t={t} series={series} unit={unit} label={label} height={170} clock="elapsed" /></section>;
     })}</div>
+    <Limits policies={one.policies?.limits ?? []} nothing={one.nothing?.limits ?? []} />
     <Grid label="Figures of both" heads={["", "With the policies", "Nobody acts", "Difference"]} right={[1, 2, 3]}
       rows={[...differ, ...names.filter((k) => !differ.includes(k))].map((k) => [FIGURES[k] ?? title(words(k)), <b>{figure(k, one.policies[k])}</b>, figure(k, one.nothing?.[k]), known(one.policies[k]) && known(one.nothing?.[k]) ? figure(k, one.policies[k] - one.nothing[k]).replace("°C", "K") : "–"])} />
     {(one.policies?.faults ?? []).length > 0 && <><h3>What the diagnosis told</h3><ul class="plain">{one.policies.faults.slice(0, 12).map((f: any) => <li>{title(words(f.kind))} of {short(f.entity)} after {span(f.told_s)}{known(f.delay_s) && `, ${span(f.delay_s)} after it began`}</li>)}</ul></>}
