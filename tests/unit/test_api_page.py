@@ -17,7 +17,7 @@ from tests.support.in_process_daemon import Pod, serve
 from tests.unit.test_api_updates import watching
 from twin.api import updates as api_updates
 from twin.api.page import changed, responses, with_responses
-from twin.catalogue import NS
+from twin.catalogue import NS, control_words, plain_text
 from twin.cli.main import main
 from twin.telemetry import events as ev
 
@@ -321,3 +321,21 @@ def test_a_what_if_goes_back_before_a_tick_of_the_run(tmp_path: Path) -> None:
 
     more = [c() for name, c in REGISTRY.items() if name not in ("operator", "thermal_guard")]
     serve(tmp_path, check, more=more)
+
+
+def test_the_server_says_words_for_keys(tmp_path: Path) -> None:
+    """Explanations name no signal by its key; the words of controls come with the state."""
+
+    async def check(pod: Pod) -> None:
+        pod.tick({"gpu.temp_c": 92.0})
+        _, told = await pod.ask("GET", "/api/v1/explain/thermal_guard")
+        texts = [s["text"] for s in told["sentences"]]
+        texts += [
+            v for t in told["tables"] for row in t["rows"] for v in row if isinstance(v, str) and " " in v
+        ]
+        assert texts
+        assert all(plain_text(text) == text for text in texts)
+        _, state = await pod.ask("GET", "/api/v1/summary")
+        assert state["controls"]["gpu.power_cap_w"] == control_words("gpu.power_cap_w") == "power cap"
+
+    serve(tmp_path, check)

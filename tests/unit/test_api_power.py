@@ -55,7 +55,7 @@ def test_headroom_of_every_place_now_and_with_the_other_side_lost(tmp_path: Path
         assert (a["limit_w"], a["dead"], a["unheard_racks"], a["target"]) == (150_000, False, 0, "")
         assert at["lab/h/r1"]["load_w"] == pytest.approx(rack_w)
         assert at["lab/h/r1"]["left_w"] == pytest.approx(132_000 - rack_w, abs=1)
-        assert at["lab/h/r1"]["limit_from"] == "profile gb200-nvl72, limit of rack.power_w"
+        assert at["lab/h/r1"]["limit_from"] == "profile gb200-nvl72, limit of rack power"
         assert a["limit_from"] == "site file, budget_w"
         assert any(n.startswith("limits come from: ") for n in tree["notes"])
         assert tree["first"]["place"] in ("lab/h/a", "lab/h/b")

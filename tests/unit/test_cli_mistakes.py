@@ -69,7 +69,7 @@ def said(call: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
         ("alarm shelve X --for 2h", "required: --reason"),
         ("alarm list --format xml", "--format: 'xml': expected one of table, json, csv"),
         ("device health --part gpus", "'gpus': expected one of gpu, node"),
-        ("daemon check --json", "--json: it prints no table; expected a call without it"),
+        ("daemon run --json", "--json: it prints no table; expected a call without it"),
         ("site check site.yaml --format csv", "'csv': expected one of table, json"),
         (
             "policy set thermal_guard acts --reason x",
@@ -277,3 +277,27 @@ def test_completion_in_the_shell(
     found = {word for word in answer.stdout.split() if word.startswith(begun)}
     assert offered <= found, answer.stderr
     assert not beside & found
+
+
+# Commands whose output is no data: a file of another form, a terminal, a process that runs
+NO_DATA = {
+    ("site", "discover"): "a site file",
+    ("site", "acl"): "an access list",
+    ("completion", ""): "a script",
+    ("init", ""): "writes files, and says which",
+    ("demo", ""): "a process that tells a story",
+    ("daemon", "run"): "a process with logs",
+    ("top", ""): "a terminal that is drawn on",
+}
+
+
+def test_every_command_that_prints_data_prints_json() -> None:
+    """By its kind: whatever is not named here takes --json, and says so."""
+    without = set()
+    for name, noun in NOUNS.items():
+        for verb in noun.verbs:
+            if not verb_of(name, verb).answers:
+                without.add((name, verb))
+            else:
+                assert "--json" in parser_of(name, verb)._option_string_actions, (name, verb)
+    assert without == NO_DATA.keys()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,34 @@ def test_a_check_of_the_configuration_looks_at_its_files(
     path = written(tmp_path, broker={"host": "b", "username": "u", "password_file": "credential:mqtt"})
     assert main(["daemon", "check", "--config", str(path)]) == 0
     assert "not checkable here" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_check_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One object: what is right and wrong, the notes, the levels; with --online what answered."""
+    path = written(tmp_path)
+    words = ["daemon", "check", "--config", str(path)]
+    assert main([*words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["ok"], told["faults"], told["sizes"]) == (True, [], {"hall": 1})
+    assert told["authority"]["thermal_guard"] == "advise"
+    assert main(words) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert all(" ".join(note.split()) in said for note in told["notes"])
+    scrape = {"url": "http://127.0.0.1:9/metrics", "map": "dcgm"}
+    path = written(tmp_path, scrapes=[scrape])
+    assert main([*words, "--online", "--listen", "1s", "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["ok"] is False
+    assert [answer["ok"] for answer in told["online"]["endpoints"] if "9/metrics" in answer["name"]] == [
+        False
+    ]
+    written(tmp_path, tick_s="often")
+    assert main([*words, "--json"]) == 78
+    captured = capsys.readouterr()
+    told = json.loads(captured.out)
+    assert told["ok"] is False
+    assert "$.tick_s" in told["faults"][0]
+    assert told["faults"][0] in captured.err
 
 
 def test_a_check_looks_at_what_schedulers_and_tests_of_nodes_need(

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 from aiohttp import web
+from msgspec.structs import replace
 
 import policies
 from twin.api.answers import Refused, answer, live_of
 from twin.api.runtime import Runtime
 from twin.api.scopes import meant
-from twin.catalogue import NS, ContractError, StorageError, clean, did_you_mean
+from twin.catalogue import NS, ContractError, StorageError, clean, did_you_mean, plain_text
 from twin.contracts import (
     Explanation,
     ExplanationRefused,
@@ -114,12 +115,12 @@ async def explanation_of(
                               account=live.accounts.get(name), series=series, series_note=note)  # fmt: skip
         found = explain_now(live.engine, policy, inquiry)
         if isinstance(found, Explanation):
-            return found
+            return _said(found)
         if len(_slow) >= MOST_SLOW:
             raise Refused(503, f"{MOST_SLOW} such questions are being answered; try again in a while")
         _slow.append(name)
         try:
-            return await asyncio.to_thread(found)
+            return _said(await asyncio.to_thread(found))
         finally:
             _slow.remove(name)
     except ExplanationRefused as error:
@@ -128,6 +129,19 @@ async def explanation_of(
         raise Refused(STATUS[error.kind], str(error) + near) from None
     except ContractError as error:
         raise Refused(500, str(error)) from None
+
+
+def _said(found: Explanation) -> Explanation:
+    """The same, with words for the keys in its texts. A key alone in a cell stays: it is to be asked for."""
+    tables = tuple(
+        replace(t, rows=tuple(tuple(_cell(value) for value in row) for row in t.rows)) for t in found.tables
+    )
+    sentences = tuple(replace(s, text=plain_text(s.text)) for s in found.sentences)
+    return replace(found, sentences=sentences, tables=tables)
+
+
+def _cell(value: Value) -> Value:
+    return plain_text(value) if isinstance(value, str) and " " in value else value
 
 
 async def _recorded(live: Runtime, wanted: SeriesWanted) -> tuple[RecordedSeries | None, str]:

@@ -43,4 +43,9 @@ from .text import (
 )
 from .tree import digest as digest, pack as pack, unpack as unpack
 from .units import to_core as to_core, unit_of as unit_of
-from .vocabulary import control_words as control_words, plain_text as plain_text, signal_words as signal_words
+from .vocabulary import (
+    CONTROLS as CONTROLS,
+    control_words as control_words,
+    plain_text as plain_text,
+    signal_words as signal_words,
+)

@@ -12,11 +12,13 @@ import logging
 import signal
 import sys
 import time
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from twin.catalogue import ConfigError, ConnectorError, StorageError, TwinError, clean
+from twin.cli.arguments import write_json
 from twin.cli.grammar import CONFIG, Verb
 from twin.config import Loaded, find_config, load_config, set_up, take_down
 from twin.daemon import SdNotify
@@ -61,12 +63,24 @@ def run_daemon(args: argparse.Namespace, out: Console, *_: Console) -> int:
 
 def run_check(args: argparse.Namespace, out: Console, *_: Console) -> int:
     """Check configuration and site; print what it would read and do."""
+    is_json = getattr(args, "format", "table") == "json"
     try:
         loaded = load_config(find_config(args.config))
-        code = _check(loaded, out)
-        return code or (_check_online(loaded, args.listen_s, out) if getattr(args, "online", False) else 0)
+        told = _check(loaded)
+        if not is_json:
+            _show(told, out)
+        if getattr(args, "online", False):
+            told["online"] = asked = _ask_online(loaded, args.listen_s)
+            told["ok"] = all(answer["ok"] for answer in asked["endpoints"])
+            if not is_json:
+                _show_online(asked, out)
     except ConfigError as error:
+        if is_json:
+            write_json({"ok": False, "faults": list(error.problems)}, out)
         return _refused(error)
+    if is_json:
+        write_json(told, out)
+    return 0 if told["ok"] else 1
 
 
 def _refused(error: ConfigError) -> int:
@@ -75,7 +89,8 @@ def _refused(error: ConfigError) -> int:
     return WRONG_CONFIG
 
 
-def _check(loaded: Loaded, out: Console) -> int:
+def _check(loaded: Loaded) -> dict[str, Any]:
+    """All that can be told without asking anybody. Raises ConfigError."""
     from twin.config import (
         actuator_notes,
         broker_notes,
@@ -102,8 +117,6 @@ def _check(loaded: Loaded, out: Console) -> int:
     unknown = [*telemetry_faults(loaded, site), *actuator_faults(loaded, site), *power_faults(loaded, site)]
     if unknown:
         raise ConfigError(unknown)
-    sizes = ", ".join(f"{n} {t}" for t, n in site.sizes.items() if n and t not in ("site", "job"))
-    out.print(f"{loaded.path}: ok ({sizes})", markup=False, soft_wrap=True)
     config = loaded.config
     if any(level in ("approve", "act") for level in configured.values()):
         notes += scheduler_notes(config.jobs.slurm, config.kubernetes, config.burn_in)
@@ -114,17 +127,21 @@ def _check(loaded: Loaded, out: Console) -> int:
     tests = bool(named.settings.get("burn_in")) if named is not None else False
     runs = configured.get("replacement", "off") != "off"
     notes += burn_in_notes(config.burn_in, tests if runs else None)
-    for note in notes:
-        out.print(f"note: {note}", markup=False, soft_wrap=True)
-    out.print(
-        "authority: " + ", ".join(f"{p} {v}" for p, v in configured.items()), markup=False, soft_wrap=True
-    )
-    return 0
+    sizes = {t: n for t, n in site.sizes.items() if n and t not in ("site", "job")}
+    return {"file": str(loaded.path), "ok": True, "faults": [], "sizes": sizes, "notes": notes,
+            "authority": dict(configured)}  # fmt: skip
 
 
-def _check_online(loaded: Loaded, listen_s: float, out: Console) -> int:
-    """Ask each endpoint; 0 if all of them can be used, 1 if not."""
-    from twin.cli.operate import show_sources
+def _show(told: dict[str, Any], out: Console) -> None:
+    sizes = ", ".join(f"{n} {t}" for t, n in told["sizes"].items())
+    levels = ", ".join(f"{policy} {level}" for policy, level in told["authority"].items())
+    notes = (f"note: {note}" for note in told["notes"])
+    for line in (f"{told['file']}: ok ({sizes})", *notes, f"authority: {levels}"):
+        out.print(line, markup=False, soft_wrap=True)
+
+
+def _ask_online(loaded: Loaded, listen_s: float) -> dict[str, Any]:
+    """Ask each endpoint: what it answered, and the sources that were heard meanwhile."""
     from twin.daemon import OnlineCheck, load_checked
     from twin.wiring import without_uncheckable
 
@@ -135,20 +152,28 @@ def _check_online(loaded: Loaded, listen_s: float, out: Console) -> int:
         answers = asyncio.run(check.run())
     finally:
         logging.disable(logging.NOTSET)
-    if not answers:
-        out.print("nothing to ask: the configuration names no broker of yours and no other endpoint")
-    for answer in answers:
-        line = Text("ok    " if answer.is_ok else "FAIL  ", "green" if answer.is_ok else "bold red")
-        out.print(line.append(clean(f"{answer.name}: {answer.text}", 800), ""), soft_wrap=True)
     now_ns = time.time_ns()
     heard = [a for a in check.ledger.listing(now_ns) if a.messages or a.lines]
-    rows = check.ledger.rows(heard[:SHOWN_SOURCES], now_ns)
-    if rows:
+    return {
+        "endpoints": [{"name": a.name, "ok": a.is_ok, "text": a.text} for a in answers],
+        "sources": check.ledger.rows(heard[:SHOWN_SOURCES], now_ns),
+        "total": len(heard),
+    }
+
+
+def _show_online(asked: dict[str, Any], out: Console) -> None:
+    from twin.cli.operate import show_sources
+
+    if not asked["endpoints"]:
+        out.print("nothing to ask: the configuration names no broker of yours and no other endpoint")
+    for answer in asked["endpoints"]:
+        line = Text("ok    " if answer["ok"] else "FAIL  ", "green" if answer["ok"] else "bold red")
+        out.print(line.append(clean(f"{answer['name']}: {answer['text']}", 800), ""), soft_wrap=True)
+    if asked["sources"]:
         out.print()
-        show_sources({"sources": rows, "total": len(heard), "next_offset": None}, out, every=True)
-    if len(heard) > SHOWN_SOURCES:
-        out.print(f"and {len(heard) - SHOWN_SOURCES} more sources")
-    return 0 if all(answer.is_ok for answer in answers) else 1
+        show_sources(asked | {"next_offset": None}, out, every=True)
+    if asked["total"] > SHOWN_SOURCES:
+        out.print(f"and {asked['total'] - SHOWN_SOURCES} more sources")
 
 
 async def _main(loaded: Loaded) -> int:
@@ -197,7 +222,6 @@ VERBS = {
         --online  ask each endpoint once, show what would be read
         --listen DURATION=10s  how long the broker is listened to, with --online
         """,
-        ("", "--config racktwin.yaml --online"),
-        answers=False,
+        ("", "--config racktwin.yaml --online", "--format json"),
     ),
 }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from twin.catalogue import ConfigError, clean, duration, plain_text, text
+from twin.catalogue import ConfigError, clean, duration, text
 from twin.cli.arguments import live
 from twin.report import grid, safe_text, when
 
@@ -76,7 +76,7 @@ def show_explanation(found: Explanation, out: Console) -> None:
     out.print(head)
     for sentence in found.sentences:
         if sentence.kind != "note":
-            out.print(safe_text(plain_text(sentence.text), TONES[sentence.kind], 1000), soft_wrap=True)
+            out.print(safe_text(sentence.text, TONES[sentence.kind], 1000), soft_wrap=True)
     shown = [
         f for f in found.figures if f.text and f.value is not None and not (f.metric and f.metric.labels)
     ]
@@ -91,7 +91,7 @@ def show_explanation(found: Explanation, out: Console) -> None:
     if notes:
         out.print()
     for note in notes:
-        out.print(safe_text(plain_text(note.text), TONES["note"], 1000), soft_wrap=True)
+        out.print(safe_text(note.text, TONES["note"], 1000), soft_wrap=True)
 
 
 def _figure(figure: KeyFigure) -> list[Any]:
@@ -152,7 +152,7 @@ def value_text(value: Value, unit: str) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, str):
-        return clean(plain_text(value) if " " in value else value, 400)  # a key alone is to be typed
+        return clean(value, 400)
     if unit == "ns":
         return when(value)
     if unit == "s":

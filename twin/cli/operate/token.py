@@ -81,7 +81,7 @@ def run_link(args: argparse.Namespace, out: Console, err: Console) -> int:
 
     loaded = load_config(find_config(args.config))
     link = login_link(loaded)
-    out.print(link, markup=False, soft_wrap=True)
+    present(args, {"link": link}, lambda t, o: o.print(t["link"], markup=False, soft_wrap=True), out)
     if "#" in link:
         err.print("it holds a token of an administrator: keep it to yourself", markup=False)
     else:
@@ -105,7 +105,7 @@ def _written(path: Path, err: Console) -> None:
 
 VERBS = {
     "token list": Verb(run_list, WHERE, ("", "--config /etc/racktwin/racktwin.yaml"), rows="tokens"),
-    "token link": Verb(run_link, CONFIG, ("", "--config site/racktwin.yaml"), answers=False),
+    "token link": Verb(run_link, CONFIG, ("", "--config site/racktwin.yaml")),
     "token revoke": Verb(run_revoke, NAME + WHERE, ("alice",)),
     "token add": Verb(
         run_add,

@@ -91,41 +91,18 @@ export function short(name: string): string {
   return out;
 }
 
-// A sentence of the daemon with its names shortened; the whole of it is shown on hover.
+// A sentence of the daemon with its names shortened, and without the date of today.
 export function brief(text: string): string {
   const site = live.state?.site;
   if (!site) return text;
-  const today = new Date(nowNs() / 1e6);
+  const today = new Date(nowNs() / 1e6), halls = live.layout?.halls ?? [];
   if (!Number.isNaN(today.getTime())) text = text.split(`${today.toISOString().slice(0, 10)} `).join("");
-  const halls = live.layout?.halls ?? [];
-  const head = halls.length === 1 ? `${halls[0]}/` : `${site}/`;
-  let out = text.split(head).join("");
-  for (const [key, words] of Object.entries(CONTROLS)) out = out.split(key).join(words);
-  return out.replace(KEYS, (_, name: string) => signal(name)).replaceAll(" degC", " °C").replace(/\b(\d[\d,]*) (gpu|cdu)s?(?: entities)?\b(?!\/)/g, (_, n: string, t: string) => `${n} ${table(t, Number(n.replaceAll(",", "")))}`);
+  return text.split(halls.length === 1 ? `${halls[0]}/` : `${site}/`).join("");
 }
-
-// Names of signals, which end with their unit.
-const KEYS = /\b(?:(?:site|hall|rack|node|gpu|cdu|loop|feeder|job)\.)?([a-z][a-z0-9]*(?:_[a-z0-9]+)*_(?:w|c|lpm|pa|pu|hz|rpm|k|mj|va|v|a))\b(?![/=.])/g;
-
-const CONTROLS: Record<string, string> = {
-  "gpu.power_cap_w": "the power cap",
-  "node.power_cap_w": "the node's power cap",
-  "job.power_cap_w": "the job's power cap",
-  "job.checkpoint_interval_s": "the checkpoint interval",
-  "job.checkpoint_local_interval_s": "the interval of saves in memory",
-  "job.checkpoint_since_s": "a save now",
-  "node.service_level": "the service level",
-  "node.power_state": "the power of a node",
-  "node.burn_in_since_s": "a burn-in test",
-  "node.placement": "placement of new work",
-  "rack.liquid_isolation": "the isolation of the coolant",
-  "rack.electrical_isolation": "the isolation of power",
-  "cdu.supply_temp_target_c": "the supply temperature",
-};
 
 // Controls whose value is an instant: what is asked for, since then.
 export const isInstant = (key: string): boolean => key.endsWith("_since_s");
-export const control = (key: string): string => (CONTROLS[key] ?? words(key.replace(/^[^.]*\./, ""))).replace(/^(the|a) /, "");
+export const control = (key: string): string => live.state?.controls?.[key] ?? words(key.replace(/^[^.]*\./, ""));
 export const words = (name: string): string => name.replace(/_(w|s|ns|pu|kwh|c|lpm|k|hz|pa|va|v|a|mj)(?=_|$)/g, "").replaceAll("_", " ").replaceAll(".", ": ");
 const SIGNALS: Record<string, string> = {
   temp: "temperature", "hbm temp": "memory temperature", "sm clock": "clock", util: "utilisation", flow: "coolant flow",
