@@ -67,7 +67,7 @@ MEMORY = Columns(
 
 @dataclass(eq=False)
 class Replacement:
-    """The policy: proposes service levels, saves before drains, tests of withdrawn nodes, and placement.
+    """Proposes service levels, saves before drains, tests of withdrawn nodes, and placement.
 
     `burn_in`: the site runs a test of its own on withdrawn nodes. `test_h`: hours for which a false alarm
     keeps a node out (0: 2 with a test, else 8). `queue_h`: hours that a job waits for another node.

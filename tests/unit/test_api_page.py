@@ -324,7 +324,7 @@ def test_a_what_if_goes_back_before_a_tick_of_the_run(tmp_path: Path) -> None:
 
 
 def test_the_server_says_words_for_keys(tmp_path: Path) -> None:
-    """Explanations name no signal by its key; the words of controls come with the state."""
+    """Explanations name no signal by its key; the words for keys are asked for once."""
 
     async def check(pod: Pod) -> None:
         pod.tick({"gpu.temp_c": 92.0})
@@ -335,7 +335,8 @@ def test_the_server_says_words_for_keys(tmp_path: Path) -> None:
         ]
         assert texts
         assert all(plain_text(text) == text for text in texts)
-        _, state = await pod.ask("GET", "/api/v1/summary")
-        assert state["controls"]["gpu.power_cap_w"] == control_words("gpu.power_cap_w") == "power cap"
+        _, words = await pod.ask("GET", "/api/v1/words")
+        assert words["controls"]["gpu.power_cap_w"] == control_words("gpu.power_cap_w") == "power cap"
+        assert words["signals"]["ecc_dbe_count"] == "double-bit memory errors"
 
     serve(tmp_path, check)

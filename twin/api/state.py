@@ -19,7 +19,18 @@ from twin.api.page import job_of_slot, with_responses
 from twin.api.request_bodies import control_of
 from twin.api.runtime import Runtime, is_routine
 from twin.api.scopes import entity_of, held_by, inside, is_below, table_of
-from twin.catalogue import F32, INSTANTS, TABLES, Control, Signal, clean, control_value, plain_text
+from twin.catalogue import (
+    CONTROLS,
+    F32,
+    INSTANTS,
+    TABLES,
+    Control,
+    Signal,
+    clean,
+    control_value,
+    plain_text,
+    signal_words,
+)
 from twin.config import packaged_profiles
 from twin.control import ACCEPTED, DONE, EXPIRED, FAILED, IN_PROGRESS, NONE, SENT, Leases
 from twin.estimation import worst_case
@@ -295,6 +306,12 @@ async def forecasts(request: web.Request) -> web.Response:
         rows += [r for r in found if key in (None, r["signal"])]
     return answer({**_now(live), "forecasts": rows, "offset": offset,
                    "next_offset": offset + limit if offset + limit < longest else None})  # fmt: skip
+
+
+async def words(request: web.Request) -> web.Response:  # noqa: ARG001
+    """Return the words for signals, without their table, and for controls, as people call them."""
+    names = sorted({s.name for spec in TABLES.values() for s in spec.by_name.values()})
+    return answer({"signals": {name: signal_words(name) for name in names}, "controls": CONTROLS})
 
 
 async def site(request: web.Request) -> web.Response:

@@ -19,7 +19,6 @@ from twin.api.page import supply, with_responses
 from twin.api.runtime import Runtime
 from twin.api.state import alarms_of, policy_rows, unused, worst_of
 from twin.catalogue import (
-    CONTROLS,
     INSTANTS,
     NS,
     Bool,
@@ -82,7 +81,7 @@ def overview(live: Runtime, pulse: Pulse, alarms: list[dict[str, Any]]) -> dict[
         "requests": len(engine.intake.requests),
         "approvals": len(engine.intake.approvals), "jobs": len(engine.jobs.slot_of), "parts": parts(live),
         "asked_gpus": gpus_of_jobs(live), "queue": queue(live),
-        "load_targets": len(engine.intake.load_targets.current(engine.site)), "controls": CONTROLS,
+        "load_targets": len(engine.intake.load_targets.current(engine.site)),
         "unused": unused(live),
         "heard": heard,
         "forecasts": forecasts.block(live),

@@ -80,6 +80,7 @@ from twin.site import Site
 
 SHOWN_NAMES = 3
 MAX_TEXT = 400
+LAPSED = {"safe": "the safe value holds", "keep": "what was set stays", "restore": "as it was found"}
 MAX_ITEMS = 20  # of a mapping within a record, and of its proposals
 MAX_LISTED = 65  # of a list; the journal shortens names to 64 and "and 9 more"
 MAX_DEPTH = 4
@@ -108,12 +109,15 @@ def _sentence(record: JournalRecord | OtherRecord, site: Site | None) -> str:
         case RenewalRecord():
             return f"{_control(record)} of {counted(record.control, record.count)} renewed: {record.reason}"
         case LapsedRecord():
-            return f"{_control(record)} of {_entities(record, site)} lapsed; becomes {record.becomes}"
+            then = LAPSED.get(record.becomes, f"becomes {record.becomes}")
+            return f"{_control(record)} of {_entities(record, site)} lapsed; {then}"
         case FailedRecord():
             return f"failed {_control(record)} of {_entities(record, site)}: {record.why}"
         case DeferredRecord() | NarrowedRecord() | ProtectedRecord():
             policy = getattr(record, "policy", "")
             by = f"{policy}: " if policy else ""
+            if record.count == 0:
+                return f"{by}{_control(record)} is {record.kind} no longer"
             count = counted(record.control, record.count)
             return f"{by}{record.kind} {_control(record)} of {count}: {record.why}"
         case FindingRecord():

@@ -15,10 +15,10 @@ export function Diagram({ places, flows, label }: { places: Place[]; flows: Flow
     const g = new dagre.graphlib.Graph();
     g.setGraph({ rankdir: "TB", nodesep: 12, ranksep: 36, marginx: 6, marginy: 6 });
     g.setDefaultEdgeLabel(() => ({}));
-    for (const p of places) g.setNode(p.id, { width: WIDTH, height: HEAD + 12 + LINE * p.lines.length });
+    for (const p of [...places].reverse()) g.setNode(p.id, { width: WIDTH, height: HEAD + 12 + LINE * p.lines.length });
     // Side B stands below the racks, side A above them, so that no line crosses another.
     const below = new Set(places.filter((p) => p.side === "B").map((p) => p.id)), turned = (f: Flow) => below.has(f.from);
-    for (const f of flows) if (turned(f)) g.setEdge(f.to, f.from); else g.setEdge(f.from, f.to);
+    for (const f of [...flows].reverse()) if (turned(f)) g.setEdge(f.to, f.from); else g.setEdge(f.from, f.to);
     dagre.layout(g);
     return {
       size: g.graph() as { width: number; height: number },

@@ -34,6 +34,7 @@ export const live = {
   who: null as { name: string; role: string } | null,
   asking: true, // for a token
   why: "",
+  words: { signals: {}, controls: {} } as { signals: Record<string, string>; controls: Record<string, string> }, // for keys
   heardAt: 0,
   silent: "", // why what is shown is old
 };
@@ -158,7 +159,7 @@ export async function start(): Promise<void> {
     try {
       await Promise.all([
         live.who ? null : get<any>("whoami").then((who) => { live.who = who; changed("who"); }),
-        live.layout ? null : readLayout(),
+        live.layout ? null : readLayout(), Object.keys(live.words.signals).length ? null : get<typeof live.words>("words").then((w) => { live.words = w; }),
         last ? null : get("decisions?limit=60").then((d) => { live.lines = d.decisions; changed("decisions"); }),
       ]);
       aborter = new AbortController();

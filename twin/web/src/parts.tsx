@@ -3,7 +3,7 @@ import type { ComponentChildren } from "preact";
 import { useEffect, useId, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { act, part } from "./api";
 import { live, may, useLive } from "./live";
-import { brief, control, hrefOf, instant, known, num, quantity, scaled, short, signal, span, tableOf, title, words } from "./words";
+import { brief, control, hrefOf, instant, known, num, quantity, scaled, short, signal, span, table, tableOf, title, words } from "./words";
 
 export const GLYPHS: Record<string, string> = {
   critical: "▲", warning: "◆", info: "●", ok: "✓", unknown: "?", maintenance: "⚒", healthy: "✓", watch: "●", degraded: "◆", failed: "▲",
@@ -89,6 +89,8 @@ export function cell(v: unknown, unit: string): ComponentChildren {
   }
   const text = String(v);
   if (CONTROL.test(text)) return title(control(text));
+  if (text === "cdu" || text === "gpu") return table(text, 1);
+  if (/^[a-z]+(_[a-z]+)+$/.test(text) && !live.state?.policies.some((p: any) => p.name === text)) return text.replaceAll("_", " ");
   return PLACE.test(text) && tableOf(text) && (live.state?.site ? text.startsWith(live.state.site) : false) ? <Entity name={text} /> : brief(text);
 }
 

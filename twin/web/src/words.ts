@@ -28,6 +28,7 @@ const SCALES: Record<string, [number, number, string][]> = {
   VA: [[2e6, 1e6, "MVA"], [2e3, 1e3, "kVA"], [0, 1, "VA"]],
   Wh: [[2e6, 1e6, "MWh"], [2e3, 1e3, "kWh"], [0, 1, "Wh"]],
   Pa: [[2e3, 1e3, "kPa"], [0, 1, "Pa"]],
+  mJ: [[3.6e8, 3.6e9, "kWh"], [3.6e5, 3.6e6, "Wh"], [0, 1e3, "J"]],
   Hz: [[2e8, 1e9, "GHz"], [2e5, 1e6, "MHz"], [0, 1, "Hz"]],
 };
 const NAMES: Record<string, string> = { degC: "°C", count: "", state: "", code: "", bits: "", "1/s": "per s" };
@@ -102,16 +103,9 @@ export function brief(text: string): string {
 
 // Controls whose value is an instant: what is asked for, since then.
 export const isInstant = (key: string): boolean => key.endsWith("_since_s");
-export const control = (key: string): string => live.state?.controls?.[key] ?? words(key.replace(/^[^.]*\./, ""));
+export const control = (key: string): string => live.words.controls[key] ?? words(key.replace(/^[^.]*\./, ""));
 export const words = (name: string): string => name.replace(/_(w|s|ns|pu|kwh|c|lpm|k|hz|pa|va|v|a|mj)(?=_|$)/g, "").replaceAll("_", " ").replaceAll(".", ": ");
-const SIGNALS: Record<string, string> = {
-  temp: "temperature", "hbm temp": "memory temperature", "sm clock": "clock", util: "utilisation", flow: "coolant flow",
-  "supply temp": "supply temperature", "return temp": "return temperature", "inlet temp": "inlet air", "diff pressure": "pressure difference",
-};
-export const signal = (name: string): string => {
-  const w = words(name);
-  return SIGNALS[w] ?? w.replace(/\btemp\b/, "temperature").replace(/\bdiff pressure\b/, "pressure difference").replace(/\bsetpoint\b/, "set point").replace(/(pump|valve)(\d)/, "$1 $2");
-};
+export const signal = (name: string): string => live.words.signals[name.replace(/^[a-z]+\./, "")] ?? words(name);
 
 const TABLES: Record<string, [string, string]> = { gpu: ["GPU", "GPUs"], cdu: ["CDU", "CDUs"], switch: ["switch", "switches"] };
 export const table = (name: string, n = 2): string => (TABLES[name] ?? [name, `${name}s`])[n === 1 ? 0 : 1];

@@ -10,7 +10,7 @@ function SiteFile() {
   const rows: string[] = c?.diff ? c.diff.split("\n").slice(2, -1) : [], added = rows.filter((r) => r[0] === "+").length;
   return <Panel title="Site file: what was heard and is not in it" class={added ? "w-panel" : ""} more={<button type="button" class="small" onClick={got.again}>Look again</button>}>
     <Failure text={got.error} />
-    {c && !c.diff && !c.problems.length && <Empty>The file names all that describes itself on the bus. {c.points ? `${plural(c.points, "point")} of the BMS and all agents were compared.` : "No BMS has described its points yet."}</Empty>}
+    {c && !c.diff && !c.problems.length && <Empty>{c.points ? `The file names all that describes itself on the bus: ${plural(c.points, "point")} of the BMS, and all agents, were compared.` : "No BMS has described its points yet, and all agents that speak are named in the file."}</Empty>}
     {c?.diff && <>
       <p>{plural(added, "new line")} for <code>{c.file}</code>. Nothing that stands in it is taken out. Where new racks have no profile, nothing guards them.</p>
       <label>Profile of new racks <select value={c.profile} onChange={(e) => choose(e.currentTarget.value)}>{c.profiles.map((p: string) => <option value={p} selected={p === c.profile}>{p}</option>)}</select></label>
@@ -44,14 +44,14 @@ export function SetUp() {
     <Panel title={`Sources${got.data ? `: ${num(got.data.total)}` : ""}`}>
       <Failure text={got.error} />
       {got.data && !sources.length && <Empty>No source has been heard, and none is configured.</Empty>}
-      <Grid label="Sources" heads={["Source", "Readings", "Last", "Failed", "Not used", "Clock", "Carries; what is not used and why"]} right={[1, 2, 3, 4]}
+      {sources.length > 0 && <Grid label="Sources" heads={["Source", "Readings", "Last", "Failed", "Not used", "Clock", "Carries; what is not used and why"]} right={[1, 2, 3, 4]}
         rows={sources.map((x: any) => [<span title={x.name}>{x.name}</span>, known(x.every_s) ? `${num(x.readings_per_s, x.readings_per_s < 10 ? 1 : 0)} per s` : num(x.readings), known(x.age_s) ? `${span(x.age_s)} ago` : <b class="w">never</b>, num(x.failures), x.unused ? num(x.unused) : "0",
           !known(x.clock_offset_s) ? "–" : Math.abs(x.clock_offset_s) < 2 ? "✓" : <b class="w">{span(Math.abs(x.clock_offset_s))} {x.clock_offset_s < 0 ? "ahead" : "behind"}</b>,
-          <>{Object.entries<any>(x.carries).map(([t, c]) => `${plural(c.signals, "signal")} of ${num(c.entities)} ${table(t, c.entities)}`).join(", ")}{x.reasons.map((r: any) => <p class={r.remedy ? "w" : "soft"}>{num(r.count)}× {r.why}{r.example && !r.why.includes(r.example) ? `, such as ${r.example}` : ""}{r.remedy && <b>. {r.remedy}</b>}</p>)}{Object.keys(x.also_by).length > 0 && <p class="w">{plural(Object.keys(x.also_by).length, "signal")} of it come from another source too</p>}</>])} />
+          <>{Object.entries<any>(x.carries).map(([t, c]) => `${plural(c.signals, "signal")} of ${num(c.entities)} ${table(t, c.entities)}`).join(", ")}{x.reasons.map((r: any) => <p class={r.remedy ? "w" : "soft"}>{num(r.count)}× {r.why}{r.example && !r.why.includes(r.example) ? `, such as ${r.example}` : ""}{r.remedy && <b>. {r.remedy}</b>}</p>)}{Object.keys(x.also_by).length > 0 && <p class="w">{plural(Object.keys(x.also_by).length, "signal")} of it come from another source too</p>}</>])} />}
       {got.data && got.data.total > sources.length && <p class="soft">and {num(got.data.total - sources.length)} more: racktwin sources lists them</p>}
     </Panel>
     <Panel title="The daemon" more={<Act small label="Reload" role="admin" title="Read configuration, site and tokens again" text="A faulty file is refused, and the old one stays in force." fields={[]} send={() => ({ method: "POST", path: "reload" })} />}>
-      <Facts rows={[["Version", `${s.version || "?"}, epoch ${s.epoch}, ${s.role}`], ["Ticks", `${num(k.count)}, each ${span(k.every_s)}; ${k.skipped ? `${num(k.skipped)} skipped` : "none skipped"}; ${known(k.took_s_p99) ? `${num(k.took_s_p99 * 1000, 0)} ms at most of 99 %` : ""}`], ["Token", `${live.who?.name}, ${live.who?.role}`],
+      <Facts rows={[["Version", `${s.version || "?"}, epoch ${s.epoch}, ${s.role}`], ["Ticks", `${num(k.count)}, each ${span(k.every_s)}; ${k.skipped ? `${num(k.skipped)} skipped` : "none skipped"}; ${known(k.took_s_p99) ? `99 % of them within ${num(k.took_s_p99 * 1000, 0)} ms` : ""}`], ["Token", `${live.who?.name}, ${live.who?.role}`],
         ...Object.entries<any>(s.counts).filter(([, v]) => v).map(([n, v]) => [title(n.replaceAll("_", " ")), num(v)] as [string, any])]} />
       <Grid label="Parts of the daemon" heads={["Part", "Kind", "State", "For"]} rows={s.parts.map((p: any) => [p.name, p.kind, p.state === "running" ? <Tag kind="ok">running</Tag> : <><Tag kind="critical">{p.state}</Tag> {brief(p.error)}</>, span(p.since_s)])} />
     </Panel>

@@ -64,7 +64,7 @@ function Binding({ told, kinds }: { told: any; kinds: string[] }) {
   if (!told) return null;
   const t = told.tables.find((x: any) => x.name === "places");
   return <Panel title="What binds first">
-    {told.sentences.filter((s: any) => s.kind !== "note").map((s: any) => <p class={`said s-${s.kind}`}>{s.kind === "warning" && GLYPHS.warning} <Said text={s.text} /></p>)}
+    {kinds.includes("feeder") && told.sentences.filter((s: any) => s.kind !== "note").map((s: any) => <p class={`said s-${s.kind}`}>{s.kind === "warning" && GLYPHS.warning} <Said text={s.text} /></p>)}
     {t && <ExplainedTable table={{ ...t, total: null, text: "headroom of each place, now, if a side fails, and to come", rows: fullest(t, kinds) }} />}
     {t && fullest(t, kinds, Infinity).length > SHOWN_PLACES && <p class="soft">The fullest {SHOWN_PLACES} of {num(fullest(t, kinds, Infinity).length)} places that the daemon lists.</p>}
     <details><summary>What these figures rest on</summary>{told.sentences.filter((s: any) => s.kind === "note").map((s: any) => <p class="soft"><Said text={s.text} /></p>)}</details>

@@ -38,7 +38,7 @@ export function WhatIf({ id }: { id: string }) {
     {running ? <Running run={running} again={got.again} /> : <Ask again={got.again} />}
     <MoreRacks />
     {shown && <Outcome key={shown} id={shown} />}
-    <Panel title="Runs kept"><Grid label="Runs" heads={["What if", "Asked by", "From the state of", "Took", "Outcome"]} rows={runs.map((r: any) => [<a href={`#/whatif/${r.id}`}>{r.name}</a>, r.author, instant(r.from_ns), r.ended_ns ? span((r.ended_ns - r.begun_ns) / 1e9) : "runs", r.state === "failed" ? <><Tag kind="critical">failed</Tag> {r.error}</> : r.state === "done" ? <Tag kind="ok">done</Tag> : r.state])} />
+    <Panel title="Runs kept">{runs.length > 0 && <Grid label="Runs" heads={["What if", "Asked by", "From the state of", "Took", "Outcome"]} rows={runs.map((r: any) => [<a href={`#/whatif/${r.id}`}>{r.name}</a>, r.author, instant(r.from_ns), r.ended_ns ? span((r.ended_ns - r.begun_ns) / 1e9) : "runs", r.state === "failed" ? <><Tag kind="critical">failed</Tag> {r.error}</> : r.state === "done" ? <Tag kind="ok">done</Tag> : r.state])} />}
       {!runs.length && <Empty>None yet. The last five are kept until the daemon restarts.</Empty>}</Panel>
   </div>;
 }
