@@ -244,7 +244,7 @@ class BmsDecoder:
         return ()
 
     def described(self) -> list[Described]:
-        """What metadata says of all points that were announced, for `discover_points`."""
+        """Return the metadata of all points that were announced, for `discover_points`."""
         return [(key, point.meta, point.serves) for key, point in self._points.items()]
 
     def rebind(self, names: Names) -> None:

@@ -228,7 +228,7 @@ class Router:
         return new
 
     def described(self) -> list[Described]:
-        """What metadata of the BMS says of all its points."""
+        """Return the metadata of all points of the BMS."""
         bms = self._decoders.get(("bms", ""))
         return bms.described() if isinstance(bms, BmsDecoder) else []
 

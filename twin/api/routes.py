@@ -147,7 +147,7 @@ READING = (
     _get("/find", entity_search.find, "state", Param("text", "a part of a name (required)"), LIMIT),
     _get("/comparisons/{name}", beside.comparisons, "state", pattern="/comparisons/{name:.+}"),
     _get("/site", state.site, "state"),
-    _get("/words", state.words, "state"),
+    _get("/words", state.vocabulary, "state"),
     _get("/site/change", site_changes.proposed, "state", Param("profile", "of new racks; none: without one")),
     _get("/forecasts", state.forecasts, "state", PREFIX, OFFSET, LIMIT,
          Param("signal", "such as rack.power_w"), Param("names", "these entities only")),

@@ -308,7 +308,7 @@ async def forecasts(request: web.Request) -> web.Response:
                    "next_offset": offset + limit if offset + limit < longest else None})  # fmt: skip
 
 
-async def words(request: web.Request) -> web.Response:  # noqa: ARG001
+async def vocabulary(request: web.Request) -> web.Response:  # noqa: ARG001
     """Return the words for signals, without their table, and for controls, as people call them."""
     names = sorted({s.name for spec in TABLES.values() for s in spec.by_name.values()})
     return answer({"signals": {name: signal_words(name) for name in names}, "controls": CONTROLS})

@@ -220,7 +220,7 @@ class Services:
             log.debug("presence: %s", error)  # the next connection announces anew
 
     def describe(self) -> SelfDescription:
-        """What describes the site on the bus."""
+        """Return points and paths of agents, as they describe the site on the bus."""
         if self.links is None:
             return SelfDescription()
         return SelfDescription(self.links.router.described(), self.links.router.unplaced())

@@ -112,7 +112,7 @@ class CourseLimits:
         self.fans.see(t.loop_fan_pu[: site.sizes["loop"]], time_s)
         self.heat.see(t.gpu_temp_c, time_s)
 
-    def told(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[dict[str, Any]]:
         """One row for each kind: those that were reached, in that order, then the nearest."""
         uses = (self.budget, self.alone, self.rack_power, self.supply, self.flow, self.pump, self.valve,
                 self.fans, self.heat)  # fmt: skip

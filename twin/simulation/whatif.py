@@ -228,7 +228,7 @@ def run_arm(
         watch.trail.columns(),
         simulation.begun_ns,
         left,
-        watch.limits.told(),
+        watch.limits.rows(),
     )
 
 
