@@ -449,7 +449,7 @@ def _account(state: PowerState) -> CapAccount | None:
 
 
 def _caps_words(caps: HeldCaps) -> str:
-    """How many GPUs of a place are capped, to which power, since when."""
+    """The caps of a place in one sentence: GPUs, power, since when."""
     words = f"{caps.kind} {caps.name}: {caps.capped_gpus:,} of {caps.gpus:,} GPUs capped"
     if not caps.groups:
         return words

@@ -138,7 +138,7 @@ def _since(
 
 
 def _holding(live: Runtime, policy: str, key: str, mine: np.ndarray, alarm: dict[str, Any]) -> str:
-    """What a policy holds on these devices, in words."""
+    """A policy's commands on these devices, in words."""
     lease, count = live.engine.arbiter.leases[key], counted(key, len(mine))
     if int(alarm.get("count") or 0) > len(mine) >= len(alarm.get("entities", ())) > 1:
         count += " of those named first"

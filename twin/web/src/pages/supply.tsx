@@ -8,6 +8,9 @@ import { PowerChart } from "./overview";
 import { known, num, plural, quantity, short, title } from "../words";
 import { useEffect } from "preact/hooks";
 
+// The scenario that the page of what-ifs opens with.
+export const wanted = { kind: "feed", entity: "" };
+
 const MOST_PLACES = 60; // drawn at once; beyond it, racks are one box and branches open one by one
 
 interface Feeder { name: string; parent: string | null; side: string; budget_w: number | null; racks: string[]; metered: boolean; external: boolean; inferred: boolean }
@@ -94,6 +97,8 @@ export function Power() {
     const load = dead ? 0 : lost ? h?.lost_w ?? null : known(r?.value) ? r!.value : h?.load_w ?? null, share = known(load) && known(f.budget_w) ? load / f.budget_w! : null;
     const tripped = read.get(f.name)?.breaker_state?.value === 1, alarm = alarmAt(f.name);
     const lines = [dead ? "lost" : `${quantity(load, "W")}${f.budget_w ? ` of ${quantity(f.budget_w, "W")}` : ""}`, known(f.budget_w) && known(load) ? `${quantity(f.budget_w! - load, "W")} left` : f.budget_w ? "load unknown" : "no budget"];
+    const alone = by.get(f.name)?.lost_w;
+    if (!lost && !dead && known(f.budget_w) && known(alone)) lines.push(`${quantity(f.budget_w! - alone, "W")} left if the other side fails`);
     if (!known(r?.value) && !lost) lines.push("not metered now"); else if (r?.late && !lost) lines.push("reading is old");
     places.push({ id: f.name, table: "feeder", name: f.name, head: `${short(f.name).split("/").pop()}${f.side ? ` · ${f.side}` : ""}`, lines, share, side: f.side, state: dead || tripped ? "critical" : alarm ?? stateOf(share), said: `feeder ${f.name}${f.side ? `, side ${f.side}` : ""}: ${lines.join(", ")}` });
     if (f.parent && have.has(f.parent)) flows.push({ from: f.parent, to: f.name, dead });
@@ -183,8 +188,8 @@ function LostPump({ cdus, read, by }: { cdus: { name: string; racks: string[] }[
     const kind = !known(one) && !known(two) ? "unknown" : running < 2 ? "critical" : Math.max(one, two) > 0.75 ? "warning" : "ok";
     return { c, h, kind, said };
   }).sort((a, b) => grave[a.kind] - grave[b.kind]);
-  const rows = judged.slice(0, 16).map(({ c, h, kind, said }) => [<Entity name={c.name} table="cdu" />, plural(c.racks.length, "rack"), known(h?.left_w) ? quantity(h.left_w, "W") : "unknown", <Tag kind={kind}>{title(said)}</Tag>]);
-  return <Panel title="If a pump stops"><Grid label="If a pump stops" heads={["CDU", "Cools", "Heat to spare now", "Then"]} right={[2]} rows={rows} />
+  const rows = judged.slice(0, 16).map(({ c, h, kind, said }) => [<Entity name={c.name} table="cdu" />, plural(c.racks.length, "rack"), known(h?.left_w) ? quantity(h.left_w, "W") : "unknown", <Tag kind={kind}>{title(said)}</Tag>, <a href="#/whatif" onClick={() => Object.assign(wanted, { kind: "pump", entity: c.name })}>Simulate it</a>]);
+  return <Panel title="If a pump stops"><Grid label="If a pump stops" heads={["CDU", "Cools", "Heat to spare now", "Then", ""]} right={[2]} rows={rows} />
     {judged.length > rows.length && <p class="soft">and {num(judged.length - rows.length)} more, {num(judged.slice(rows.length).filter((x) => x.kind === "ok").length)} of them with room, {num(judged.slice(rows.length).filter((x) => x.kind === "unknown").length)} unknown</p>}</Panel>;
 }
 

@@ -4,7 +4,7 @@ import { act } from "../api";
 import { live, may, useLive, usePoll } from "../live";
 import { Chart, type Series } from "../chart";
 import { Empty, Explained, Failure, GLYPHS, Grid, Panel, Tag, announce } from "../parts";
-import { useTopology } from "./supply";
+import { useTopology, wanted } from "./supply";
 import { brief, instant, known, num, plural, quantity, short, since, span, title, words } from "../words";
 
 const CURVES: Record<string, [string, string, number]> = {
@@ -35,7 +35,7 @@ export function WhatIf({ id }: { id: string }) {
     <h1>What if</h1>
     <p class="soft">A copy of the state of now runs ahead in a simulated plant, beside the loop. It commands nothing. Twice from the same moment: with the policies, and with nobody acting.</p>
     <Failure text={got.error} />
-    {running ? <Running run={running} again={got.again} /> : <Ask again={got.again} />}
+    {running ? <Running run={running} runs={runs} again={got.again} /> : <Ask again={got.again} />}
     <MoreRacks />
     {shown && <Outcome key={shown} id={shown} />}
     <Panel title="Runs kept">{runs.length > 0 && <Grid label="Runs" heads={["What if", "Asked by", "From the state of", "Took", "Outcome"]} rows={runs.map((r: any) => [<a href={`#/whatif/${r.id}`}>{r.name}</a>, r.author, instant(r.from_ns), r.ended_ns ? span((r.ended_ns - r.begun_ns) / 1e9) : "runs", r.state === "failed" ? <><Tag kind="critical">failed</Tag> {r.error}</> : r.state === "done" ? <Tag kind="ok">done</Tag> : r.state])} />}
@@ -67,19 +67,20 @@ function MoreRacks() {
   </Panel>;
 }
 
-function Running({ run, again }: { run: any; again: () => void }) {
-  const [, turn] = useState(0);
+function Running({ run, runs, again }: { run: any; runs: any[]; again: () => void }) {
+  const [, turn] = useState(0), paces = runs.filter((r) => r.state === "done").map((r) => (r.ended_ns - r.begun_ns) / 1e9 / r.asked.horizon_s).sort((a, b) => a - b);
+  const usual = paces.length ? paces[Math.floor(paces.length / 2)] * run.asked.horizon_s : null;
   useEffect(() => { const t = setInterval(() => turn((n) => n + 1), 1000); return () => clearInterval(t); }, []);
-  return <Panel title={`Runs: ${run.name}`} class="w-panel"><div class="row"><p class="grow" role="status">{run.author} asked for it; {span(Math.max(0, Math.round(Date.now() / 1e3 - run.begun_ns / 1e9)))} so far, for {span(run.asked.horizon_s)} ahead.</p>
+  return <Panel title={`Runs: ${run.name}`} class="w-panel"><div class="row"><p class="grow" role="status">{run.author} asked for it; {span(Math.max(0, Math.round(Date.now() / 1e3 - run.begun_ns / 1e9)))} so far, for {span(run.asked.horizon_s)} ahead{known(usual) ? `; it takes about ${span(usual)}, as the last ones did` : ", simulated twice; the first run says how long this host takes"}.</p>
     <button type="button" class="small" disabled={!may("operator")} onClick={() => act("DELETE", `simulations/${run.id}`).then(again, again)}>Cancel</button></div></Panel>;
 }
 
 function Ask({ again }: { again: () => void }) {
-  const tree = useTopology(), [kind, setKind] = useState<Kind>("feed"), [error, setError] = useState(""), s = live.state!, policies = usePoll<any>("policies", 60_000).data?.policies ?? [], profiles = usePoll<any>(kind === "racks" ? "site" : null, 600_000).data;
+  const tree = useTopology(), [kind, setKind] = useState<Kind>(wanted.kind as Kind), [error, setError] = useState(""), s = live.state!, policies = usePoll<any>("policies", 60_000).data?.policies ?? [], profiles = usePoll<any>(kind === "racks" ? "site" : null, 600_000).data;
   const [policy, setPolicy] = useState("");
   const feeders = (tree?.feeders ?? []).filter((f) => f.side), cdus = tree?.cdus ?? [], racks = live.layout!.names;
   const withSettings = policies.filter((p: any) => p.settings.length), chosen = withSettings.find((p: any) => p.name === policy) ?? withSettings[0];
-  const options = (names: string[], name: string) => <label>{title(name)}<select name="entity">{names.slice(0, 1000).map((n) => <option value={n}>{short(n)}</option>)}</select></label>;
+  const options = (names: string[], name: string) => <label>{title(name)}<select name="entity">{names.slice(0, 1000).map((n) => <option value={n} selected={n === wanted.entity}>{short(n)}</option>)}</select></label>;
   const allowed = may("operator");
   const missing = kind === "feed" && !feeders.length ? "The site file names no feeder with a side." : (kind === "pump") && !cdus.length ? "The site has no CDU." : "";
   return <Panel title="Ask">
@@ -160,7 +161,7 @@ function Outcome({ id }: { id: string }) {
   return <Panel title={run.name} more={<span class="chip c-simulated">simulated</span>}>
     {past && <p>What was done is measured; the two other lines are simulated from the state just before the decision, {instant(run.from_ns)}: with policies that decide as they did then, and with nobody acting, so that all running commands lapse. How far the first of them lies from what was measured says how far to trust the second. A fault that was not found yet at that moment does not go on in them{r.not_carried?.length ? <>, nor do {r.not_carried.join(", ")}</> : ""}.</p>}
     <p>From the state of {instant(run.from_ns)}, {span(r.horizon_s)} ahead, {since(run.ended_ns)} ago. Policies: {Object.entries(r.authority).map(([n, l]) => `${n} ${l}`).join(", ")}.{r.held_workload && " Every GPU keeps doing what it did at that moment: a job that was saving or waiting then does so throughout."}</p>
-    {r.warnings?.map((w: string) => <p class="soft">{GLYPHS.warning} {w}</p>)}
+    {r.warnings?.map((w: string) => <p class={past ? "said s-warning" : "soft"}>{GLYPHS.warning} {w}</p>)}
     <div class="charts">{Object.entries(CURVES).map(([key, [label, unit, factor]]) => {
       const series: Series[] = [["policies", "with the policies", "main"], ["nothing", "nobody acts", "other"]].flatMap(([arm, said, colour]) => { const y = r.curves?.[arm]?.[key]; return y && y.some(known) ? [{ label: said, y: y.map((v: any) => (known(v) ? v * factor : null)), colour: colour as any, dash: arm === "nothing" }] : []; });
       if (key === "it_power_kw" && measured.length) series.unshift({ label: "measured, as it was done", y: t.map((s) => at(measured, s)), colour: "expected" });
