@@ -416,7 +416,7 @@ GROUP_COLUMNS = (
     TableColumn("lift", detail=True),
 )  # fmt: skip
 JOB_COLUMNS = (
-    "job", "class", ("priority", "1"), "gpus", "capped",
+    "job", "class", ("priority", "count"), "gpus", "capped",
     TableColumn("cap_w", "W", "cap of a GPU"), TableColumn("power_w", "W", "a GPU draws"),
 )  # fmt: skip
 ADVISED_COLUMNS = ("policy", "authority", "gpus", ("cap_low_w", "W"), ("cap_high_w", "W"), "reason")

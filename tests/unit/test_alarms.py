@@ -176,7 +176,7 @@ def test_a_check_of_a_large_site_is_cheap() -> None:
 @pytest.mark.parametrize(
     "event, words",
     [
-        (ev.Held(author="ann", reason="smoke"), "ann holds the site: no new commands (smoke)"),
+        (ev.Held(author="ann", reason="smoke"), "ann holds the site: protective commands alone (smoke)"),
         (
             ev.AuthorityChanged(author="bob", policy="operator", authority="off"),
             "bob sets the authority of operator to off",

@@ -135,9 +135,7 @@ def _demo(folder: Path, args: argparse.Namespace, out: Console) -> int:
     shutil.copyfile(FOLDER / "site.yaml", site_file)
     _, site = load_site(site_file)
     story = load_story(FOLDER / "story.yaml", site).only(args.story)
-    broker, api = free_port(), free_port(8077)  # two demos that begin together need two brokers
-    config = folder / "racktwin.yaml"
-    config.write_text(CONFIG.format(broker=broker, api=api), encoding="utf-8")
+    broker, config = free_port(), folder / "racktwin.yaml"
     children: list[subprocess.Popen[bytes]] = []
     try:
         pod = start_pod(folder, broker, args.story)
@@ -147,6 +145,8 @@ def _demo(folder: Path, args: argparse.Namespace, out: Console) -> int:
         print_line(out, f"simulated, with {duration(past['past_s'])} of simulated past, made in "
                         f"{duration(past['took_s'])}")  # fmt: skip
         programs = Path(pod.hear("programs")["programs"])
+        # The port of the page is chosen last: another demo may have taken it meanwhile
+        config.write_text(CONFIG.format(broker=broker, api=free_port(8077)), encoding="utf-8")
         children.append(start_daemon(config, folder / "daemon.log", programs))
         client = reached(config, children[1], folder / "daemon.log")
         print_line(out, f"the page: {login_link(load_config(config))}  (Ctrl-C ends it)")

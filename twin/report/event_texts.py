@@ -78,7 +78,7 @@ def _tail(label: str, text: str) -> str:
 def _of_people(event: Event) -> str:
     match event:
         case ev.Held():
-            return f"{_by(event)} holds the site: no new commands"
+            return f"{_by(event)} holds the site: protective commands alone"
         case ev.Released():
             return f"{_by(event)} releases all commands"
         case ev.Resumed():

@@ -101,7 +101,7 @@ function Header({ help, find }: { help: () => void; find: () => void }) {
   return <header class="top">
     <a class="site" href="#/">{s?.site ?? "racktwin"}</a>
     {s && <><span class={`chip ${s.role === "leader" ? "c-ok" : "c-warning"}`}>{s.role}</span>
-      {s.mode !== "normal" && <span class="chip c-critical">{s.mode === "held" ? "held: no new commands" : s.mode}</span>}
+      {s.mode !== "normal" && <span class="chip c-critical">{s.mode === "held" ? "held: protective commands alone" : s.mode}</span>}
       {s.simulated && <span class="chip c-simulated">simulated</span>}
       <span class="soft num ticks">tick {num(s.ticks.tick)}, {span(age)} ago</span></>}
     <span class="grow" />

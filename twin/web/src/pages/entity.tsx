@@ -174,7 +174,7 @@ function HealthRows({ parts }: { parts: any[] }) {
 const HOLDERS = ["rack", "node", "hall", "job"];
 
 // Commands on what is inside, by policy and control.
-function useInside(d: any, table: string): { key: string; policy: string; unit: string; n: number; low: number; high: number; ends: number; means: Set<string> }[] {
+function useInside(d: any, table: string): { key: string; policy: string; unit: string; n: number; low: number; high: number; ends: number; means: Set<string> }[] | null {
   const holds = HOLDERS.includes(table), got = usePoll<any>(holds ? `leases?prefix=${encodeURIComponent(d.name)}&limit=1000` : null, 4000), out = new Map<string, any>();
   for (const l of got.data?.leases ?? []) {
     if (l.name === d.name) continue;
@@ -182,14 +182,15 @@ function useInside(d: any, table: string): { key: string; policy: string; unit: 
     if (l.means) o.means.add(l.means);
     out.set(k, { ...o, n: o.n + 1, low: Math.min(o.low, l.value), high: Math.max(o.high, l.value), ends: Math.min(o.ends, l.expires_ns) });
   }
-  return [...out.values()];
+  return holds && !got.data && !got.error ? null : [...out.values()];
 }
 
 function Leases({ d, table }: { d: any; table: string }) {
   const inside = useInside(d, table);
   return <Panel title="Commands and leases">
-    {!d.leases.length && !inside.length && <Empty>Nothing is commanded here{["cdu", "feeder", "loop"].includes(table) && "; what is held in the racks below stands on their pages"}.</Empty>}
-    {inside.map((o) => <p><b>{title(orders({ control: o.key, count: o.n, unit: o.unit, low: o.low, high: o.high, means: [...o.means].join(", ") }))}</b> by <a href={`#/policies/${o.policy}`}>{o.policy}</a>; the first ends {instant(o.ends)} unless renewed</p>)}
+    {inside === null && <p class="soft">Reading …</p>}
+    {inside?.length === 0 && !d.leases.length && <Empty>Nothing is commanded here{["cdu", "feeder", "loop"].includes(table) && "; what is held in the racks below stands on their pages"}.</Empty>}
+    {inside?.map((o) => <p><b>{title(orders({ control: o.key, count: o.n, unit: o.unit, low: o.low, high: o.high, means: [...o.means].join(", ") }))}</b> by <a href={`#/policies/${o.policy}`}>{o.policy}</a>; the first ends {instant(o.ends)} unless renewed</p>)}
     <ul class="plain">{d.leases.map((l: any) => <li><b>{title(control(l.control))}{isInstant(l.control) ? "" : ` ${l.means ?? quantity(l.value, l.unit)}`}</b> by <a href={`#/policies/${l.policy}`}>{l.policy}</a>{known(l.begun_ns) && `, without a break since ${instant(l.begun_ns)}`}; this value for {since(l.issued_ns)}, ends {instant(l.expires_ns)} unless renewed
       <p class="soft">{l.state.replaceAll("_", " ")}; {known(l.readback) ? `the device reads ${l.means ? (l.readback === l.value ? "the same" : "another value") : quantity(l.readback, l.unit)}` : "no read-back"}{!l.means && `; before it ${quantity(l.found, l.unit)}`}; when it ends: {l.on_expiry === "safe" ? "the safe value" : l.on_expiry}</p></li>)}</ul>
   </Panel>;
@@ -231,7 +232,7 @@ function Tiles({ table, names, total, parent }: { table: string; names: string[]
     const i = at.get(n), p = i === undefined ? null : s.power_w?.value[i], temp = i === undefined ? null : s.temp_c?.value[i], lv = level.get(n) ?? "unknown";
     const state = lv === "failed" ? "critical" : lv === "degraded" ? "warning" : lv === "watch" ? "info" : lv === "healthy" ? "ok" : "unknown";
     const text = `${n}, health ${lv}, ${quantity(p, "W")}${known(temp) ? `, ${temp} °C` : ""}`;
-    return <a class={`tile r-${state}`} href={hrefOf(table, n)} title={text}><span class="tile-head"><b>{n.split("/").pop()}</b><span class="sr">health {lv}</span></span><span class="tile-power">{quantity(p, "W")}</span>{known(temp) && <span class="soft">{num(temp)} °C</span>}</a>;
+    return <a class={`tile r-${state}`} href={hrefOf(table, n)} title={text}><span class="tile-head"><b>{parent && n.startsWith(`${parent}/`) ? n.split("/").pop() : short(n)}</b><span class="sr">health {lv}</span></span><span class="tile-power">{quantity(p, "W")}</span>{known(temp) && <span class="soft">{num(temp)} °C</span>}</a>;
   })}</div></>;
 }
 

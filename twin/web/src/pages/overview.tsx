@@ -126,7 +126,7 @@ function Policies() {
   const name = (p: any) => <><a href={`#/policies/${p.name}`}>{p.name.replaceAll("_", " ")}</a> <span class={`chip a-${p.authority}`}>{p.authority}</span></>;
   return <Panel title="What each policy does" more={<a href="#/policies">Policies</a>}>
     <ul class="policies">{busy.map(({ p, told, why, says }: any) => <li>{name(p)} {p.suspended && <Tag kind="critical">suspended</Tag>}
-      <p>{told.length ? title(told.slice(0, 2).join("; ")) : "Nothing to do now"}{why.length > 0 && <span class="soft">: {brief(why[0])}</span>}</p>
+      <p>{told.length ? title(told.slice(0, 2).join("; ")) : s.mode === "normal" ? "Nothing to do now" : "Nothing of it is sent: commands are released"}{why.length > 0 && <span class="soft">: {brief(why[0])}</span>}</p>
       {says.map((x: any) => <p class="w"><Said text={x.text} /></p>)}</li>)}</ul>
     {idle.length > 0 && <p class="idle"><span class="soft">{busy.length ? "The others have nothing to do now: " : "None has anything to do now: "}</span>{idle.map(({ p }: any) => <span class="nobr">{name(p)}</span>)}</p>}
   </Panel>;
@@ -185,7 +185,7 @@ function Demand() {
   const over = targets.filter((t: any) => t.runs && t.within === false).length, unsure = targets.filter((t: any) => t.runs && t.within === null).length, ahead = targets.filter((t: any) => !t.runs).length;
   const said = !s.load_targets ? "no load target" : !targets.length ? plural(s.load_targets, "load target") : over ? <b>{num(over)} of {plural(targets.length, "load target")} exceeded</b> : `${plural(targets.length, "load target")}${unsure ? `, ${num(unsure)} not known to be kept` : ahead === targets.length ? " to come" : " kept"}`;
   const q = s.queue, waits = !known(q?.jobs) && !known(q?.gpus) ? "queue not told" : [known(q.jobs) && plural(q.jobs, "job"), known(q.gpus) && plural(q.gpus, "GPU")].filter(Boolean).join(" on ") + " waiting";
-  return <Figure label="Demand" href="#/power" tone={over ? "critical" : ""} under={<>{most > 0 ? `at most ${quantity(most, "W")} within an hour (95 %)` : "no forecast yet"} · {waits} · {said}</>}>
+  return <Figure label="Demand" href="#/power" tone={over ? "critical" : ""} under={<>{most > 0 ? `forecast: at most ${quantity(Math.max(most, totalPower().w ?? 0), "W")} within an hour (95 %)` : "no forecast yet"} · {waits} · {said}</>}>
     {num(s.asked_gpus)}<span class="unit"> of {num(gpus)} GPUs asked for</span></Figure>;
 }
 

@@ -30,7 +30,7 @@ export function Policies({ name }: { name: string }) {
         <h3>Now</h3>
         {acts.map((c: any) => <p>{title(holding(c))} <span class="soft">until {instant(c.expires_ns)} unless renewed{c.reasons.length > 0 && `: ${c.reasons.map(brief).join("; ")}`}</span></p>)}
         {would.map((c: any) => <p><span class="chip">preview</span> {title(wouldHold(c))} <span class="soft">{c.reasons.map(brief).join("; ")}</span></p>)}
-        {!acts.length && !would.length && <Empty>{p.authority === "off" ? "It does not run." : "Nothing is held, and nothing would be."}</Empty>}
+        {!acts.length && !would.length && <Empty>{p.authority === "off" ? "It does not run." : s.mode === "normal" ? "Nothing is held, and nothing would be." : "Nothing is held. Commands are released: what it asks for is not sent."}</Empty>}
         {one ? <><Topics policy={p.name} /><Settings p={p} /></> : <p><a href={`#/policies/${p.name}`}>Explanation, {plural(p.settings.length, "setting")}</a> · controls {p.controls.map((c: string) => control(c)).join(", ")}</p>}
       </Panel>;
     })}</div>

@@ -98,7 +98,7 @@ export function Power() {
     const tripped = read.get(f.name)?.breaker_state?.value === 1, alarm = alarmAt(f.name);
     const lines = [dead ? "lost" : `${quantity(load, "W")}${f.budget_w ? ` of ${quantity(f.budget_w, "W")}` : ""}`, known(f.budget_w) && known(load) ? `${quantity(f.budget_w! - load, "W")} left` : f.budget_w ? "load unknown" : "no budget"];
     const alone = by.get(f.name)?.lost_w;
-    if (!lost && !dead && known(f.budget_w) && known(alone)) lines.push(`${quantity(f.budget_w! - alone, "W")} left if the other side fails`);
+    if (!lost && !dead && known(f.budget_w) && known(alone)) lines.push(`${quantity(f.budget_w! - alone, "W")} left, A/B fails`);
     if (!known(r?.value) && !lost) lines.push("not metered now"); else if (r?.late && !lost) lines.push("reading is old");
     places.push({ id: f.name, table: "feeder", name: f.name, head: `${short(f.name).split("/").pop()}${f.side ? ` · ${f.side}` : ""}`, lines, share, side: f.side, state: dead || tripped ? "critical" : alarm ?? stateOf(share), said: `feeder ${f.name}${f.side ? `, side ${f.side}` : ""}: ${lines.join(", ")}` });
     if (f.parent && have.has(f.parent)) flows.push({ from: f.parent, to: f.name, dead });
