@@ -1,6 +1,6 @@
 """Reading what was decided and what stands: decisions with reasons, alarms, history, requests, approvals.
 
-Decisions are the journal's latest lines, newest first; the journal itself has all of them.
+Decisions are the journal's lines, newest first: the latest from memory, those before from its files.
 """
 
 from __future__ import annotations
@@ -15,16 +15,26 @@ from aiohttp import web
 
 from twin.api.access import WHO
 from twin.api.answers import MAX_ROWS, Refused, answer, listed, live_of, number_of, seconds_of
-from twin.api.page import SITE_POWER, recorded, with_responses
+from twin.api.page import (
+    SEARCH,
+    SITE_POWER,
+    DecisionQuestion,
+    dossier_reader,
+    journal_state,
+    place_of,
+    recorded,
+    scope_of,
+    with_responses,
+)
 from twin.api.request_bodies import control_of
-from twin.api.runtime import Runtime, is_routine
-from twin.api.scopes import entity_of, is_below, job_of, meant
+from twin.api.runtime import MAX_TEXT, WHOLE_TEXT, Runtime
+from twin.api.scopes import entity_of, is_below
 from twin.api.state import alarms_of
 from twin.api.summary import SEVERITIES, brief_alarm, parts, severities, urgency, wanting
-from twin.catalogue import NS, TABLES, StorageError, clean
-from twin.contracts import JOURNAL_KINDS, below
+from twin.catalogue import NS, StorageError, clean
+from twin.contracts import JOURNAL_KINDS
 from twin.diagnosis import silent_cells
-from twin.run import HistoryError, recorded_signal
+from twin.run import FOREVER_NS, HistoryError, recorded_signal
 
 MAX_POINTS = 5000
 MAX_NAMES = 100  # entities of one question to the history
@@ -34,37 +44,26 @@ STATES = ("raised", "acknowledged", "shelved", "suppressed", "flapping", "cleare
 
 
 async def decisions(request: web.Request) -> web.Response:
-    """List the latest decisions with reasons, newest first; `before` is the `next` of the previous page."""
-    live, control = live_of(request), request.query.get("control")
-    kinds = _among(request, "kind", JOURNAL_KINDS)
+    """List decisions with reasons, newest first, from memory and then from the journal on disk.
+
+    One page searches the journal for about a second; `next` goes on from there, as `before`.
+    """
+    live, control, policy = live_of(request), request.query.get("control"), request.query.get("policy")
     if control is not None:
         control_of(control)
-    about = _about(live, request.query.get("entity"))
-    inside = None
-    if about is not None and request.query.get("below") == "true" and about[1] >= 0:
-        inside = below(live.engine.site, about[0], np.array([about[1]], np.int32))
-    since_ns, limit = (
-        number_of(request, "since", 0, 0, 2**63 - 1),
-        number_of(request, "limit", 100, 1, MAX_ROWS),
-    )
-    before = _cursor(request.query.get("before"))
-    rows: list[dict[str, Any]] = []
-    more: str | None = None
-    for mark, line in _marked(live):
-        if line.now_ns < since_ns:
-            break
-        if (before is not None and mark >= before) or (
-            line.kind not in kinds if kinds else is_routine(line.record)
-        ):
-            continue
-        shown = line.answer(live.engine.site, about, control, inside)
-        if shown is None:
-            continue
-        if len(rows) == limit:
-            more = rows[-1]["at"]
-            break
-        rows.append({"at": f"{mark[0]}.{mark[1]}", **shown})
-    return answer({"tick": live.engine.state.tick, "decisions": rows, "next": more, "kept": len(live.lines)})
+    names = request.query.getall("entity", [])[:MAX_NAMES]
+    kinds = _among(request, "kind", JOURNAL_KINDS)
+    asked = DecisionQuestion(
+        frozenset(kinds), control, policy,
+        tuple(scope_of(live, name, request.query.get("below") == "true", len(names) > 1) for name in names),
+        number_of(request, "since", 0, 0, FOREVER_NS), number_of(request, "until", FOREVER_NS, 0, FOREVER_NS),
+        _before(request.query.get("before")), number_of(request, "limit", 100, 1, MAX_ROWS),
+        WHOLE_TEXT if request.query.get("whole") == "true" else MAX_TEXT,
+    )  # fmt: skip
+    if asked.since_ns > asked.until_ns:
+        raise Refused(400, f"since ({asked.since_ns}) is after until ({asked.until_ns})")
+    page = await request.app[SEARCH].page(live, asked)
+    return answer({"tick": live.engine.state.tick, "kept": len(live.lines), **page})
 
 
 def _among(request: web.Request, name: str, known: tuple[str, ...]) -> list[str]:
@@ -76,41 +75,32 @@ def _among(request: web.Request, name: str, known: tuple[str, ...]) -> list[str]
     return words
 
 
-def _marked(live: Runtime) -> list[tuple[tuple[int, int], Any]]:
-    """Lines newest first, each with its (tick, number within the tick)."""
-    out, tick, number = [], None, 0
-    for line in live.lines:
-        tick, number = line.tick, number + 1 if line.tick == tick else 0
-        out.append(((tick, number), line))
-    return out[::-1]
-
-
-def _cursor(text: str | None) -> tuple[int, int] | None:
+def _before(text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
-    tick, _, number = text.partition(".")
-    if not (tick.isascii() and tick.isdigit() and number.isascii() and number.isdigit() and len(text) < 30):
-        raise Refused(400, "before: expected what `next` of the page before said, such as 120.3")
-    return int(tick), int(number)
+    if (place := place_of(text)) is None:
+        raise Refused(400, "before: expected what `next` of the page before said, such as 1800000000.3")
+    return place
 
 
-def _about(live: Runtime, name: str | None) -> tuple[str, int, str] | None:
-    """An entity by its path, with or without its table in front (`rack:lab/h/r1`); a job by its own name.
+async def decision(request: web.Request) -> web.Response:
+    """Return one decision by its place, with the authority then, its approval, confirmation and whole case.
 
-    Of a job that has ended the lines still tell.
+    `at` is what `/decisions` calls so: instant and number in the journal.
     """
-    if name is None:
-        return None
-    slot, own = job_of(live, name), "job:" + name.removeprefix("job:")
-    if slot is not None or any(line.concerns(live.engine.site, ("job", -1, own)) for line in live.lines):
-        return "job", -1 if slot is None else slot, own
-    head, _, tail = name.partition(":")
-    for table in (head,) if tail and head in TABLES else TABLES:
-        row = live.engine.site.entity(table, tail if tail and head in TABLES else name)
-        if row is not None:
-            own = live.engine.jobs.shown(row) if table == "job" else ""
-            return table, row, own or live.engine.site.name(table, row)
-    raise Refused(404, f"no entity {clean(name, 120)} on this site{meant(live, name)}")
+    if (place := place_of(request.match_info["at"])) is None:
+        raise Refused(400, "expected the place of a decision: instant and number, such as 1800000000.3")
+    live = live_of(request)
+    entity = request.query.get("entity")
+    about = None if entity is None else scope_of(live, entity)
+    reader = dossier_reader(live)
+    return answer(await request.app[SEARCH].read(live, reader.read, place, about))
+
+
+async def journal(request: web.Request) -> web.Response:
+    """Return the journal's first and last instant, its last hash, and whether the chain holds at the end."""
+    live = live_of(request)
+    return answer(await request.app[SEARCH].read(live, journal_state, live))
 
 
 async def alarms(request: web.Request) -> web.Response:
@@ -166,7 +156,7 @@ def _at(live: Runtime, every: list[dict[str, Any]], name: str) -> list[dict[str,
     named = [a for a in every if any(is_below(e, name) for e in a.get("entities", ()))]
     if named:
         return named
-    path = (_about(live, name) or ("", 0, name))[2]
+    path = scope_of(live, name).about[2]
     return [a for a in every if any(is_below(e, path) for e in a.get("entities", ()))]
 
 

@@ -15,10 +15,13 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from twin.catalogue import I32, clean
+from twin.catalogue import I32, TABLES, clean
 from twin.config import Loaded
 from twin.contracts import (
+    AccountRecord,
+    AlarmRecord,
     Bound,
+    ClearedRecord,
     Decision,
     EventRecord,
     Explanation,
@@ -36,6 +39,7 @@ from twin.wiring import SelfDescription
 MAX_LINES = 2000  # journal records that interfaces can show without reading the file
 MAX_LINES_BYTES = 64 * 2**20  # of their columns: a command may name every GPU of a site
 MAX_TEXT = 400  # characters of a line's sentence
+WHOLE_TEXT = 20_000  # of one that is asked for whole: long evidence of many devices
 MAX_WAITING = 1000  # requests whose outcome somebody waits for
 MAX_FOLLOWERS = 64
 FOLLOWER_QUEUE = 256  # updates that a slow client may lag behind; then it is told that it missed some
@@ -77,54 +81,77 @@ def is_routine(record: JournalRecord | OtherRecord) -> bool:
 
 @dataclass
 class JournalLine:
-    """A journal record as an interface shows it."""
+    """A journal record as an interface shows it.
+
+    `seq` is its number in the journal, -1 until it is written; `other_site`: its indices are of a site that
+    is no more.
+    """
 
     record: JournalRecord | OtherRecord
     tick: int
     now_ns: int
+    seq: int = -1
+    other_site: bool = False
 
     @property
     def kind(self) -> str:
         """Kind of the record."""
         return self.record.kind
 
-    def answer(
-        self,
-        site: Site,
-        about: tuple[str, int, str] | None = None,
-        control: str | None = None,
-        inside: Mapping[str, I32] | None = None,
-    ) -> dict[str, Any] | None:
-        """As JSON; None if it is not about the entity (table, index, path) or the control asked for.
+    @property
+    def at(self) -> str | None:
+        """Its place in the journal, by which it is found again: instant and number; None until written."""
+        return f"{self.now_ns}.{self.seq}" if self.seq >= 0 else None
 
-        `inside`: entities by table; a line on one of these counts as one on the entity.
-        """
-        if control is not None and control not in self._controls():
-            return None
-        if about is not None and not self.concerns(site, about) and not self.touches(inside or {}):
-            return None
+    def answer(self, site: Site, most_text: int = MAX_TEXT) -> dict[str, Any]:
+        """As JSON."""
+        known = site if self.shift(site) == 0 else None
         return {
+            "at": self.at,
             "kind": self.kind,
             "tick": self.tick,
             "now_ns": self.now_ns,
-            "text": clean(sentence(self.record, site), MAX_TEXT),
-            "body": brief(self.record, site),
+            "text": clean(sentence(self.record, known), most_text),
+            "body": brief(self.record, known),
         }
 
-    def _controls(self) -> list[str]:
+    def controls(self) -> list[str]:
+        """The controls that it is on."""
         if isinstance(self.record, ProposalsRecord):
             return [p.control for p in self.record.proposals]
         return [getattr(self._source(), "control", "")]
 
+    @property
+    def policy(self) -> str:
+        """The policy that it is of or about; "" for none."""
+        return str(getattr(self._source(), "policy", "") or "")
+
     def _source(self) -> Any:
         return self.record.event if isinstance(self.record, EventRecord) else self.record
 
-    def touches(self, inside: Mapping[str, I32]) -> bool:
+    def shift(self, site: Site) -> int | None:
+        """What leads from its indices to those of this site; None where nothing tells.
+
+        A batch names the ends of its column: where the site grew since, they say where it is now.
+        """
+        first: str = getattr(self.record, "first_name", "")
+        index: Any = getattr(self.record, "index", ())
+        table = getattr(self.record, "control", "").partition(".")[0]
+        if not first or not len(index) or table == "job":  # jobs go by their own names
+            return None if self.other_site else 0
+        ends = site.entity(table, first), site.entity(table, self.record.last_name)  # type: ignore[union-attr]
+        if ends[0] is None or ends[1] is None or ends[1] - ends[0] != int(index[-1]) - int(index[0]):
+            return None
+        return ends[0] - int(index[0])
+
+    def touches(self, site: Site, inside: Mapping[str, I32]) -> bool:
         """Return True if it commands or proposes something for one of these entities by table."""
+        if not inside or (shift := self.shift(site)) is None:
+            return False
         for part in self.record.proposals if isinstance(self.record, ProposalsRecord) else (self.record,):
             members = inside.get(getattr(part, "control", "").partition(".")[0])
             for column in (getattr(part, "index", None), getattr(part, "gone", None)):
-                if members is not None and column is not None and np.isin(column, members).any():
+                if members is not None and column is not None and np.isin(column + shift, members).any():
                     return True
         return False
 
@@ -137,18 +164,38 @@ class JournalLine:
             names = getattr(part, "names", ())
             if path in names:
                 return True
-            if table == "job" and names:
-                continue  # by their own names: a slot may have had another job then
+            if (table == "job" and names) or (shift := self.shift(site)) is None:
+                continue  # jobs by their own names: a slot may have had another one then
             for column in (getattr(part, "index", None), getattr(part, "gone", None)):
-                if column is not None and row in column:
+                if column is not None and row - shift in column:
                     return True
-        source = self._source()
-        listed = [n for field in ("names", "nodes", "entities") for n in getattr(source, field, ())]
-        named = [n for n in (*listed, getattr(source, "name", "")) if isinstance(n, str) and n]
+        named = self.names()
         if path in named:
             return True
         local = any(path.endswith("/" + n) for n in named)
         return local and any(site.entity(table, n) == row for n in named)
+
+    def names(self) -> list[str]:
+        """The entities that it names, without their tables; jobs as `job:NAME`."""
+        source, record = self._source(), self.record
+        found = [n for field in ("names", "nodes", "entities") for n in getattr(source, field, ())]
+        found += [getattr(source, field, "") for field in ("name", "first_name", "last_name")]
+        if isinstance(job := getattr(source, "job", None), str):
+            found.append(f"job:{job}")
+        if isinstance(record, AccountRecord):
+            found += [v for v in record.account.values() if isinstance(v, str) and "/" in v and " " not in v]
+        if isinstance(record, ClearedRecord | AlarmRecord):
+            found.append(record.id.partition("/")[2])
+        return [_untabled(n) for n in found if isinstance(n, str) and n]
+
+
+def _untabled(name: str) -> str:
+    """A name without the table before it, `node:a/b` or `node/a/b`, nor the part behind it, `a/b#pump`."""
+    for mark in (":", "/"):
+        head, _, tail = name.partition(mark)
+        if tail and head in TABLES and head != "job":
+            name = tail
+    return name.partition("#")[0] if not name.startswith("job:") else name
 
 
 def _nobody(event: Event) -> bool:  # noqa: ARG001
@@ -196,6 +243,7 @@ class Runtime:
     story: dict[str, Any] | None = None  # the chapter of a simulated story that is told now
     _waiting: dict[str, asyncio.Future[str | None]] = field(default_factory=dict)
     _lines_bytes: int = 0
+    _numbered: int = 0  # lines of a daemon that has no journal on disk
     _followers: set[asyncio.Queue[Decision | None]] = field(default_factory=set)
 
     async def submit(self, event: Event, timeout_s: float | None = None) -> str | None:
@@ -224,8 +272,11 @@ class Runtime:
         """A line in the journal that is no decision: an access refused, an alarm acknowledged."""
         self.write_note(record)
 
-    def settle(self, decision: Decision, events: tuple[Event, ...]) -> None:
-        """After a tick: answer who waits, keep the records, wake the followers."""
+    def settle(self, decision: Decision, events: tuple[Event, ...], first_seq: int = -1) -> None:
+        """After a tick: answer who waits, keep the records, wake the followers.
+
+        `first_seq` is the number of its first line in the journal.
+        """
         refused = {
             (type(r.event).__name__, r.event.id): r.refused
             for r in decision.records
@@ -235,8 +286,9 @@ class Runtime:
             waiting = self._waiting.get(f"{type(event).__name__}:{event.id}") if event.id else None
             if waiting is not None and not waiting.done():
                 waiting.set_result(refused.get((type(event).__name__, event.id)))
-        for record in decision.records:
-            self.keep(JournalLine(record, decision.tick, decision.now_ns))
+        for at, record in enumerate(decision.records):
+            seq = first_seq + at if first_seq >= 0 else -1
+            self.keep(JournalLine(record, decision.tick, decision.now_ns, seq))
         self.decision = decision
         for queue in self._followers:
             if queue.full():
@@ -245,6 +297,8 @@ class Runtime:
 
     def keep(self, line: JournalLine) -> None:
         """Remember a record for interfaces; the oldest go beyond a number, and beyond their size."""
+        if not self.run_dir:
+            line.seq, self._numbered = self._numbered, self._numbered + 1
         if len(self.lines) == self.lines.maxlen:
             self._lines_bytes -= _columns_bytes(self.lines.popleft().record)
         self.lines.append(line)

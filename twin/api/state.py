@@ -203,10 +203,10 @@ def _job(live: Runtime, name: str, row: int) -> dict[str, Any] | None:
 def _lines(live: Runtime, name: str, row: int, path: str) -> list[dict[str, Any]]:
     """The newest journal lines that concern an entity."""
     out: list[dict[str, Any]] = []
+    site = live.engine.site
     for line in reversed(live.lines):
-        shown = None if is_routine(line.record) else line.answer(live.engine.site, (name, row, path))
-        if shown is not None:
-            out.append(shown)
+        if not is_routine(line.record) and line.concerns(site, (name, row, path)):
+            out.append(line.answer(site))
         if len(out) >= SHOWN_LINES:
             break
     return out

@@ -175,8 +175,7 @@ class Updates:
         records = [r for r in decision.records if not is_routine(r)]
         for record in records[:MAX_LINES]:
             line = JournalLine(record, decision.tick, decision.now_ns).answer(self.live.engine.site)
-            if line is not None:
-                shown.append({k: line[k] for k in ("kind", "tick", "now_ns", "text")})
+            shown.append({k: line[k] for k in ("kind", "tick", "now_ns", "text")})
         if shown:
             self.tell("decisions", {"decisions": shown, "left_out": max(0, len(records) - MAX_LINES)})
 

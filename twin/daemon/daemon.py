@@ -32,7 +32,7 @@ from twin.daemon.ingest import Ingest
 from twin.daemon.leadership import Leadership
 from twin.daemon.sdnotify import SdNotify
 from twin.daemon.services import Services
-from twin.run import Fitter
+from twin.run import Fitter, manifest
 from twin.site import SiteFile, SiteSpec
 from twin.telemetry import AuthorityChanged, Event, Frame, SiteChanged, TicksSkipped
 
@@ -64,7 +64,7 @@ class Daemon:
         self.clock = Clock(loaded.config.tick_s, opened.last_ns)
         self.tick_no = opened.last_tick + 1
         self.fitter = Fitter()
-        self._notes: list[JournalRecord] = []
+        self._notes: list[JournalLine] = []
         self.alarms = AlarmBook(loaded.state, self._note)
         self.authority: AuthorityBook = opened.authority
         self.live = Runtime(loaded, self.engine, time.time_ns(), run_dir=str(opened.folder), version=VERSION)
@@ -154,8 +154,9 @@ class Daemon:
         self.tick_no += 1
         notes, self._notes = self._notes, []
         # Intent before act: the journal is on the disk before anything leaves.
-        await asyncio.get_running_loop().run_in_executor(self.disk, self._journal, decision, notes)
-        self._after(frame, decision)
+        loop = asyncio.get_running_loop()
+        first_seq = await loop.run_in_executor(self.disk, self._journal, decision, notes)
+        self._after(frame, decision, first_seq)
         stats = self.live.stats
         stats.ticks, stats.urgent = stats.ticks + 1, stats.urgent + tick.urgent
         stats.took_s.append(time.perf_counter() - begun)
@@ -192,18 +193,27 @@ class Daemon:
             self.alarms.clear("trace")
             self.services.snapshot_soon()  # so that a restart need not cross the gap
 
-    def _journal(self, decision: Decision, notes: list[JournalRecord]) -> None:
-        for record in notes:
-            self.recorder.note(record)
+    def _journal(self, decision: Decision, notes: list[JournalLine]) -> int:
+        """Write the lines of a tick and the notes before it; the number of the tick's first line."""
+        for line in notes:
+            line.seq, line.tick, line.now_ns = self.recorder.note(line.record)
+        first_seq = self.recorder.chain.seq
         self.recorder.after(self.engine, decision)
+        return first_seq
 
-    def _after(self, frame: Frame, decision: Decision) -> None:
+    def _after(self, frame: Frame, decision: Decision, first_seq: int) -> None:
         for request in decision.fits:
             self.fitter.submit(self.engine, request, decision.now_ns)
         self.leadership.after(frame, decision)
         if decision.commands:
             self.services.send(decision.commands)
-        self.live.settle(decision, frame.events)
+        self.live.settle(decision, frame.events, first_seq)
+        behind = first_seq + len(decision.records)
+        if (
+            self.recorder.chain.seq > behind
+        ):  # a segment was closed, and the next one begins with its manifest
+            record = manifest(self.engine, self.recorder.simulated)
+            self.live.keep(JournalLine(record, decision.tick, decision.now_ns, behind))
         try:
             self.services.after(frame, decision)
         except Exception:  # services must not end the ticks
@@ -281,11 +291,12 @@ class Daemon:
     def _note(self, record: JournalRecord) -> None:
         """Queue a journal line, written with those of the next tick; bounded, since requests cause them."""
         if len(self._notes) < MAX_NOTES:
-            self._notes.append(record)
             state = self.engine.state
             # Before the first tick the engine has no instant
             now_ns = state.now_ns if state.tick >= 0 else time.time_ns()
-            self.live.keep(JournalLine(record, state.tick, now_ns))
+            line = JournalLine(record, state.tick, now_ns)
+            self._notes.append(line)
+            self.live.keep(line)
         else:
             self.live.counts["notes_dropped"] = self.live.counts.get("notes_dropped", 0) + 1
 
@@ -382,8 +393,8 @@ class Daemon:
         self.opened.close()
 
     def _finish(self) -> None:
-        for record in self._notes:
-            self.recorder.note(record)
+        for line in self._notes:
+            self.recorder.note(line.record)
         self._notes = []
         self.recorder.finish(self.engine)
 

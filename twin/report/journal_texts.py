@@ -55,6 +55,7 @@ from twin.contracts import (
     LoadTargetOverRecord,
     MaintenanceDroppedRecord,
     MaintenanceExpiredRecord,
+    ManifestRecord,
     MarkRecord,
     NarrowedRecord,
     OtherRecord,
@@ -234,6 +235,9 @@ def _of_the_daemon(record: JournalRecord | OtherRecord) -> str:
             return f"the site changed: now {sizes}"
         case EndRecord():
             return "the daemon stopped"
+        case ManifestRecord():
+            levels = ", ".join(f"{policy} {level}" for policy, level in (record.authority or {}).items())
+            return f"recorded by racktwin {record.racktwin or '?'}; authority: {levels or 'no policy'}"
         case DuplicatesRecord():
             return f"{record.count} events had come before and were left out"
         case FitRequestedRecord():

@@ -12,7 +12,7 @@ from .interrupt import (
     check_interrupt as check_interrupt,
     stop_at_once as stop_at_once,
 )
-from .journal import READS as READS, Entry as Entry, RecordedLine as RecordedLine
+from .journal import READS as READS, Entry as Entry, RecordedLine as RecordedLine, line_hash as line_hash
 from .journal_files import (
     OPEN as OPEN,
     JournalVerdict as JournalVerdict,
@@ -22,7 +22,17 @@ from .journal_files import (
     journal_exists as journal_exists,
     journal_lines as journal_lines,
     last_line as last_line,
+    line_head as line_head,
+    newest_line as newest_line,
     verify_journal as verify_journal,
+    verify_tail as verify_tail,
+)
+from .journal_walk import (
+    FOREVER_NS as FOREVER_NS,
+    JournalQuery as JournalQuery,
+    JournalWalk as JournalWalk,
+    WalkedLine as WalkedLine,
+    journal_begin as journal_begin,
 )
 from .journal_writer import JournalWriter as JournalWriter
 from .parallel import DIED as DIED, Failed as Failed, Pool as Pool, Report as Report, no_report as no_report

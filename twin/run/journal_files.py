@@ -78,8 +78,11 @@ def journal_exists(path: Path) -> bool:
     return path.is_file() or (path.name == OPEN and bool(closed_segments(path.parent)))
 
 
-def _opened(stack: ExitStack, path: Path) -> list[tuple[Path, BinaryIO]]:
-    """All files of a journal in order, open, so that a rotation meanwhile takes none of them away."""
+def opened_segments(stack: ExitStack, path: Path) -> list[tuple[Path, BinaryIO]]:
+    """All files of a journal in order, open, so that a rotation meanwhile takes none of them away.
+
+    Raises StorageError.
+    """
     try:
         if path.name != OPEN:
             return [(path, stack.enter_context(path.open("rb")))]
@@ -113,7 +116,7 @@ def journal_lines(path: Path, since: int = 0) -> Iterator[bytes]:
     With `since`, from the line of that seq on, and no segment before it is read.
     """
     with ExitStack() as stack:
-        files = _opened(stack, path)
+        files = opened_segments(stack, path)
         while since and len(files) > 1:
             seq = _first_seq(*files[1])
             if seq is None or seq > since:
@@ -246,7 +249,7 @@ def verify_journal(path: Path) -> JournalVerdict:
             del notes[:-100_000]
 
     with ExitStack() as stack:
-        files = _opened(stack, path)
+        files = opened_segments(stack, path)
         start = _claimed(*files[0])
         verdict = _walk(files, start, see)
     if start[0] == 0 or (path.name != OPEN and path.stem[8:].isdecimal()):
@@ -286,7 +289,7 @@ def verify_open(path: Path) -> JournalVerdict:
             )
 
     with ExitStack() as stack:
-        files = _opened(stack, path)
+        files = opened_segments(stack, path)
         closed = [f for f in files if f[0].name != OPEN]
         rest = [f for f in files if f[0].name == OPEN]
         if not closed:
@@ -299,6 +302,32 @@ def verify_open(path: Path) -> JournalVerdict:
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return _walk(closed[-1:], _claimed(*closed[-1]), check)
         return _walk(rest, link, check, closed[-1])
+
+
+def verify_tail(folder: Path, most_bytes: int) -> tuple[JournalVerdict, Head | None]:
+    """(the walk along the journal's last lines, the head of the first of them); through all its segments.
+
+    Raises StorageError.
+    """
+    lines: list[bytes] = []
+    with ExitStack() as stack:
+        files = opened_segments(stack, folder / OPEN)
+        for _, file in reversed(files):
+            size = os.fstat(file.fileno()).st_size
+            at = max(0, size - most_bytes)
+            data = os.pread(file.fileno(), size - at, at)
+            lines = data.split(b"\n")[1 if at else 0 : -1] + lines
+            most_bytes -= len(data)
+            if at or most_bytes <= 0:
+                break
+        try:
+            first = line_head(lines[0]) if lines else None
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            first = None
+        start = (first.seq, first.prev) if first is not None else (0, GENESIS)
+        found = verify(lines, start=start)
+        where = (found.lines, found.head, found.fault, found.line_no, found.position)
+        return JournalVerdict(*where, first_seq=start[0], segments=len(files)), first
 
 
 def cut_tail(path: Path, position: int) -> Path:

@@ -257,18 +257,22 @@ class Recorder:
             self._snapshot_ns, self._ticks = decision.now_ns, 0
             self._snapshot(engine)
 
-    def note(self, record: JournalRecord | OtherRecord, sync: bool = False) -> None:
+    def note(self, record: JournalRecord | OtherRecord, sync: bool = False) -> tuple[int, int, int]:
         """A line between ticks; on the disk with the next tick's lines, or at once with `sync`.
+
+        Returns its place: number, tick and instant.
 
         A kind that is not of `SHELL_KINDS` becomes `daemon`: a replay would look for it among decisions.
         """
         if record.kind not in SHELL_KINDS:
             record = OtherRecord("daemon", {"what": record.kind, **fields_of(record)})
+        place = (self.chain.seq, *self._last)
         lines = [self.chain.line(record, *self._last)]
         if self.journal is not None:
             self.journal.append(lines, sync)
         else:
             self.chain.sides.clear()
+        return place
 
     def sync(self) -> None:
         """The trace on the disk, once a second. `self.trace.sync_job()` does it in another thread."""

@@ -1,4 +1,13 @@
 from .day_account import DAY as DAY, DayAccount as DayAccount
+from .decision_dossier import dossier_reader as dossier_reader
+from .decision_search import (
+    SEARCH as SEARCH,
+    DecisionQuestion as DecisionQuestion,
+    DecisionSearch as DecisionSearch,
+    place_of as place_of,
+    scope_of as scope_of,
+)
+from .journal_state import journal_state as journal_state
 from .rack_columns import Columns as Columns, changed as changed, columns as columns
 from .responses import with_responses as with_responses
 from .running_jobs import job_of_slot as job_of_slot

@@ -79,6 +79,25 @@ def _repaired(client: Client, args: argparse.Namespace) -> Any:
 
 
 REASON = "--reason TEXT!  kept in the journal"
+def _decisions(client: Client, args: argparse.Namespace) -> Any:
+    """The latest, or those of a time of the past: further pages until the limit is full."""
+    query = {name: getattr(args, name) for name in ("kind", "control", "policy", "before")}
+    now_ns = time.time_ns()
+    for name in ("since", "until"):
+        if (text := getattr(args, name)) is not None:
+            query[name] = instant_ns(f"--{name}", text, now_ns, toward=-1)
+    if args.entity is not None:
+        query |= {"entity": args.entity, "below": "true"}
+    whole = client.get("/decisions", limit=args.limit, **query)
+    past = args.since is not None or args.until is not None or args.before is not None
+    while past and whole["next"] is not None and (room := args.limit - len(whole["decisions"])) > 0:
+        page = client.get("/decisions", limit=room, **{**query, "before": whole["next"]})
+        page["decisions"] = whole["decisions"] + page["decisions"]
+        page["searched_ns"][1] = whole["searched_ns"][1]
+        whole = page
+    return whole
+
+
 ENTITY = "--entity ENTITY  only this one and everything below it, such as hall1/r07"
 ALARM = "ALARM  id, as `racktwin alarm list` shows it"
 POLICY = "POLICY  such as thermal_guard"
@@ -121,16 +140,21 @@ VERBS = {
     ),
     "alarm unshelve": live(_alarm("unshelve"), show.show_done, ALARM, "sensor/cdu:hall1/cdu1"),
     "control decisions": live(
-        _get("/decisions", "kind", "entity", "control", "limit"),
+        _decisions,
         show.show_decisions,
         f"""
         --kind LIST  of command, advice, event, finding, ...; commas between them
-        {ENTITY}
+        {ENTITY}; job:NAME with the nodes it ran on
         --control CONTROL  only those on this one, such as gpu.power_cap_w
+        --policy POLICY  only those of or about this one
+        --since TIME  such as 2026-03-14T02:00 (UTC), 02:00, or 3h for three hours ago
+        --until TIME  lines up to this time, from the journal on disk
+        --before PLACE  lines before the one at this place, as the last page shows it
         --limit COUNT=40  lines at most
         """,
         "",
         "--kind command --entity hall1/r07 --limit 10",
+        "--entity hall1/r07/node3 --since 2026-03-01 --until 2026-04-01",
         rows="decisions",
         watched=True,
     ),

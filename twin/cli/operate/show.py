@@ -212,7 +212,13 @@ def show_alarms(tree: dict[str, Any], out: Console) -> None:
 def show_decisions(tree: dict[str, Any], out: Console) -> None:
     """Decisions, newest last, as one reads a log."""
     rows = [[when(d["now_ns"]), str(d["tick"]), d["kind"], d["text"]] for d in reversed(tree["decisions"])]
-    grid(out, ("time (UTC)", "tick", "kind", "what"), rows, "no decisions yet")
+    grid(out, ("time (UTC)", "tick", "kind", "what"), rows, "no decisions in this time")
+    begin, (since, until) = tree["begin_ns"], tree["searched_ns"]
+    said = [f"searched from {utc(since)} to {utc(until)} UTC; the journal is kept since {utc(begin)} UTC"]
+    if tree["next"] is not None:
+        said.append(f"older lines: --before {tree['next']}")
+    for text in [*said, *tree["notes"]]:
+        out.print(Text(clean(text, 300), "dim"))
 
 
 def show_approvals(tree: dict[str, Any], out: Console) -> None:
