@@ -94,13 +94,13 @@ async def decision(request: web.Request) -> web.Response:
     entity = request.query.get("entity")
     about = None if entity is None else scope_of(live, entity)
     reader = dossier_reader(live)
-    return answer(await request.app[SEARCH].read(live, reader.read, place, about))
+    return answer(await request.app[SEARCH].read(reader.read, place, about))
 
 
 async def journal(request: web.Request) -> web.Response:
     """Return the journal's first and last instant, its last hash, and whether the chain holds at the end."""
     live = live_of(request)
-    return answer(await request.app[SEARCH].read(live, journal_state, live))
+    return answer(await request.app[SEARCH].state(live, journal_state))
 
 
 async def alarms(request: web.Request) -> web.Response:

@@ -130,7 +130,7 @@ class JournalLine:
         return self.record.event if isinstance(self.record, EventRecord) else self.record
 
     def shift(self, site: Site) -> int | None:
-        """What leads from its indices to those of this site; None where nothing tells.
+        """Number to add to its indices for those of this site; None where nothing tells it.
 
         A batch names the ends of its column: where the site grew since, they say where it is now.
         """
@@ -139,7 +139,7 @@ class JournalLine:
         table = getattr(self.record, "control", "").partition(".")[0]
         if not first or not len(index) or table == "job":  # jobs go by their own names
             return None if self.other_site else 0
-        ends = site.entity(table, first), site.entity(table, self.record.last_name)  # type: ignore[union-attr]
+        ends = [site.entity(table, name) for name in (first, getattr(self.record, "last_name", ""))]
         if ends[0] is None or ends[1] is None or ends[1] - ends[0] != int(index[-1]) - int(index[0]):
             return None
         return ends[0] - int(index[0])

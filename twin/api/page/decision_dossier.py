@@ -30,8 +30,7 @@ from twin.contracts import (
 )
 from twin.report import sentence
 from twin.run import FOREVER_NS, JournalQuery, JournalWalk
-from twin.telemetry import JobEnded, JobStarted
-from twin.telemetry.events import Approved, AuthorityChanged
+from twin.telemetry import AuthorityChanged, JobEnded, JobStarted, events as ev
 
 FAR_BYTES = 512 * 2**20  # searched for rare lines, whose blocks alone are parsed. source: estimate
 BEFORE_NS, AFTER_NS = 3600 * NS, 3600 * NS  # of a decision without phases, and before the first phase
@@ -198,7 +197,7 @@ class DossierReader:
             if (
                 not isinstance(record, EventRecord)
                 or record.refused
-                or not isinstance(record.event, Approved)
+                or not isinstance(record.event, ev.Approved)
             ):
                 continue
             event = record.event

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ READERS = 2  # walks at once: each takes a second of a core
 WAIT_S = 15.0
 STAYS_BYTES = 512 * 2**20  # searched for the start of a job; only lines on it are parsed. source: estimate
 MOST_STAYS = 16  # of one job
+STATE_S = 2.0  # between two walks of the chain's end
 FRESH_S = 30.0  # the first line of a journal changes with a pruned segment only
 
 
@@ -106,7 +107,7 @@ class DecisionQuestion:
         return self.before is None and not self.since_ns and self.until_ns == FOREVER_NS
 
     def query(self, before: int | None) -> JournalQuery:
-        """What to look for on disk."""
+        """The same as asked of the files."""
         without = frozenset() if self.kinds else frozenset(QUIET_KINDS)
         return JournalQuery(self.since_ns, self.until_ns, before, self.kinds, without)
 
@@ -220,7 +221,7 @@ class DecisionSearch:
 
     def __init__(self) -> None:
         self._readers = asyncio.Semaphore(READERS)
-        self._begin = (-FRESH_S, 0)
+        self._begin, self._state = (-FRESH_S, 0), (-FRESH_S, dict[str, Any]())
 
     async def page(self, live: Runtime, asked: DecisionQuestion) -> dict[str, Any]:
         """A page, with the place where the next one begins. Raises Refused.
@@ -245,7 +246,7 @@ class DecisionSearch:
                     following = f"{reached_ns}.{floor}" if floor else None
                 else:
                     before = _lower(floor, asked.before)
-                    following, reached_ns = await self.read(live, self._walk_on, live, page, before)
+                    following, reached_ns = await self.read(self._walk_on, live, page, before)
         if page.more:
             reached_ns = page.rows[-1]["now_ns"]
         elif following is None:
@@ -268,8 +269,8 @@ class DecisionSearch:
             return page.rows[-1]["at"], walk.reached_ns
         return None if walk.ended else f"{walk.reached_ns}.{walk.reached_seq}", walk.reached_ns
 
-    async def read(self, live: Runtime, work: Any, *args: Any) -> Any:
-        """What `work` gives, in a thread. Raises Refused."""
+    async def read(self, work: Callable[..., Any], *args: Any) -> Any:
+        """Give what `work` returns, made in a thread. Raises Refused."""
         try:
             async with asyncio.timeout(WAIT_S), self._readers:
                 return await asyncio.to_thread(work, *args)
@@ -278,11 +279,17 @@ class DecisionSearch:
         except TimeoutError:
             raise Refused(503, f"the journal was not read within {WAIT_S:g} s; ask for less") from None
 
+    async def state(self, live: Runtime, work: Callable[[Runtime], dict[str, Any]]) -> dict[str, Any]:
+        """Give what `work` tells of the journal, anew at most every few seconds. Raises Refused."""
+        if time.monotonic() - self._state[0] >= STATE_S or self._state[1].get("folder") != live.run_dir:
+            self._state = time.monotonic(), await self.read(work, live)
+        return self._state[1]
+
     async def _begin_ns(self, live: Runtime) -> int:
         """The instant of the first line that the journal still has."""
         at_s, begin_ns = self._begin
         if time.monotonic() - at_s >= FRESH_S:
-            _, begin_ns = await self.read(live, journal_begin, Path(live.run_dir))
+            _, begin_ns = await self.read(journal_begin, Path(live.run_dir))
             self._begin = time.monotonic(), begin_ns
         return begin_ns
 
@@ -295,7 +302,7 @@ class DecisionSearch:
             since_ns = int(live.engine.jobs.started_ns[slot])
             out.append(JobStay(since_ns, FOREVER_NS, names, _inside(site, "node", rows)))
         if live.run_dir and not (out and asked.latest):
-            found = await self.read(live, _stays_on_disk, live, job, asked.until_ns)
+            found = await self.read(_stays_on_disk, live, job, asked.until_ns)
         else:
             found = [*job_stays(job, lines_in_memory(live)[0], site)]
         return [*out, *(stay for stay in found if not out or stay.since_ns < out[0].since_ns)][:MOST_STAYS]

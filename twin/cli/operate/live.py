@@ -79,6 +79,8 @@ def _repaired(client: Client, args: argparse.Namespace) -> Any:
 
 
 REASON = "--reason TEXT!  kept in the journal"
+
+
 def _decisions(client: Client, args: argparse.Namespace) -> Any:
     """The latest, or those of a time of the past: further pages until the limit is full."""
     query = {name: getattr(args, name) for name in ("kind", "control", "policy", "before")}

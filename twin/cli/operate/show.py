@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from twin.catalogue import clean, duration, number
+from twin.catalogue import clean, duration, number, utc
 from twin.cli.operate.sources import unused_line
 from twin.report import few, grid, health_texts, safe_text, when
 

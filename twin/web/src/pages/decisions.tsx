@@ -1,10 +1,10 @@
-// Decisions: the journal's latest lines, and the way of one from finding to read-back.
-import { useEffect, useState } from "preact/hooks";
+// Decisions: the journal's lines, the latest from memory and older ones from its files, and the way of one from finding to read-back.
+import { useEffect, useRef, useState } from "preact/hooks";
 import { act, get } from "../api";
 import { live, may, on, type Line } from "../live";
-import { Empty, Entity, Explained, Failure, Panel, Tabs, cell, download } from "../parts";
+import { Empty, Entity, Explained, Facts, Failure, Panel, Tabs, cell, download } from "../parts";
 import { folded } from "./overview";
-import { brief, clock, control, instant, num, quantity, plural, title, words } from "../words";
+import { brief, clock, control, instant, num, plural, title, words } from "../words";
 
 const GROUPS: [string, string, string][] = [
   ["", "All", ""],
@@ -13,102 +13,202 @@ const GROUPS: [string, string, string][] = [
   ["advice", "Advice", "advice"],
   ["people", "People", "access,alarm,authority,resumed,reload,site_file,approval_expired,request_expired"],
   ["event", "Events", "event"],
+  ["account", "Phases", "account"],
 ];
 // The stages of a decision, in order, by the kinds of lines that tell of them.
 const STAGES: [string, string[]][] = [
   ["Finding", ["finding", "faults"]], ["Proposal", ["proposals"]], ["Verdict", ["narrowed", "protected", "deferred", "kept_back", "advice"]],
   ["Command", ["command", "failed", "lapsed"]], ["Read-back", ["acks", "settling", "settled"]],
 ];
-const PAGE = 100;
+const PAGE = 100, ENOUGH = 20, MOST_PAGES = 8;
 
-interface Asked { kind: string; entity: string; policy: string }
+interface Asked { kind: string; entity: string[]; policy: string; from: string; to: string }
+interface Reach { since: number; until: number; begin: number; notes: string[] }
 
 function read(query: string): Asked & { at: string } {
-  const q = new URLSearchParams(query);
-  return { kind: q.get("kind") ?? "", entity: q.get("entity") ?? "", policy: q.get("policy") ?? "", at: q.get("at") ?? "" };
+  const q = new URLSearchParams(query), one = (k: string) => q.get(k) ?? "";
+  return { kind: one("kind"), entity: q.getAll("entity"), policy: one("policy"), from: one("from"), to: one("to"), at: one("at") };
 }
 
 function write(a: Asked, at = ""): string {
   const q = new URLSearchParams();
-  for (const [k, v] of Object.entries({ ...a, at })) if (v) q.set(k, v);
+  for (const [k, v] of Object.entries({ ...a, at })) for (const one of [v].flat()) if (one) q.append(k, one);
   return `#/decisions/${encodeURIComponent(q.toString())}`;
 }
 
+// Instants of the fields are UTC to the second, and each end counts whole.
+const seconds = (text: string): number => Math.floor(Date.parse(`${text}Z`) / 1000);
+const field = (ns: number): string => new Date(Math.floor(ns / 1e9) * 1000).toISOString().slice(0, 19);
+const valid = (text: string): boolean => text !== "" && Number.isFinite(seconds(text));
+
+function filters(a: Asked): string {
+  const q = new URLSearchParams({ whole: "true" }), kinds = GROUPS.find(([k]) => k === a.kind)?.[2];
+  if (kinds) q.set("kind", kinds);
+  if (a.policy) q.set("policy", a.policy);
+  for (const name of a.entity) q.append("entity", name);
+  if (a.entity.length) q.set("below", "true");
+  if (valid(a.from)) q.set("since", `${seconds(a.from)}000000000`);
+  if (valid(a.to)) q.set("until", `${seconds(a.to)}999999999`);
+  return q.toString();
+}
+
 const policyOf = (l: Line): string => l.body?.policy ?? "";
-const entityOf = (l: Line): string => l.body?.from ?? l.body?.names?.[0] ?? l.body?.entities?.[0] ?? l.body?.event?.nodes?.[0] ?? l.body?.event?.names?.[0] ?? "";
+const entityOf = (l: Line): string => l.body?.from ?? l.body?.names?.[0] ?? l.body?.entities?.[0]?.replace(/^(?!job:)[a-z]+:/, "") ?? l.body?.account?.node ?? l.body?.event?.nodes?.[0] ?? l.body?.event?.names?.[0] ?? "";
+const keyOf = (l: Line): string => l.at ?? `${l.now_ns} ${l.text}`;
 
 export function Decisions({ query }: { query: string }) {
-  const asked = read(query), [rows, setRows] = useState<Line[]>([]), [next, setNext] = useState<string | null>(null), [error, setError] = useState(""), [kept, setKept] = useState(0), [newer, setNewer] = useState(0), [entity, setEntity] = useState(asked.entity);
-  const kinds = GROUPS.find(([k]) => k === asked.kind)?.[2] ?? "";
-  const path = (before = "") => `decisions?limit=${PAGE}${kinds ? `&kind=${kinds}` : ""}${asked.entity ? `&below=true&entity=${encodeURIComponent(asked.entity)}` : ""}${before ? `&before=${before}` : ""}`;
-  const load = async (before = "") => {
+  const asked = read(query), past = asked.from !== "" || asked.to !== "", [rows, setRows] = useState<Line[]>([]), [next, setNext] = useState<string | null>(null), [error, setError] = useState(""), [reach, setReach] = useState<Reach | null>(null), [busy, setBusy] = useState(false), [newer, setNewer] = useState(0), turn = useRef(0);
+  const load = async (before: string | null = null) => {
+    const mine = ++turn.current, path = filters(asked);
+    const had = before ? rows : [], until = before ? reach?.until : undefined;
+    let from = before, found: Line[] = [], first = 0;
+    setBusy(true);
     try {
-      const tree = await get(path(before));
-      setRows((was) => (before ? [...was, ...tree.decisions] : tree.decisions));
-      setNext(tree.next);
-      setKept(tree.kept);
-      setNewer(0);
+      for (let pages = 0; pages < MOST_PAGES; pages++) {
+        const tree = await get(`decisions?limit=${PAGE}&${path}${from ? `&before=${from}` : ""}`);
+        if (mine !== turn.current) return;
+        found = [...found, ...tree.decisions];
+        first ||= until ?? tree.searched_ns[1];
+        setRows([...had, ...found]);
+        setReach({ since: tree.searched_ns[0], until: first, begin: tree.begin_ns, notes: tree.notes });
+        setNext(from = tree.next);
+        // The latest alone are had from memory; further back only if asked to.
+        if (!from || found.length >= ENOUGH || (!before && !past)) break;
+      }
+      if (!before) setNewer(0);
       setError("");
-    } catch (e) { setError((e as Error).message); if (!before) setRows([]); }
+    } catch (e) { if (mine === turn.current) { setError((e as Error).message); if (!before) setRows([]); } }
+    if (mine === turn.current) setBusy(false);
   };
   useEffect(() => {
     load();
     let due = 0;
     opened.clear();
     // What is being read does not move: newer lines wait while one is open or the page is scrolled.
-    const off = on("decisions", () => { if (!due) due = window.setTimeout(() => { due = 0; if (scrollY < 400 && !opened.size) load(); else setNewer((n) => n + 1); }, 1500); });
-    return () => { off(); clearTimeout(due); };
+    const off = past ? () => {} : on("decisions", () => { if (!due) due = window.setTimeout(() => { due = 0; if (scrollY < 400 && !opened.size) load(); else setNewer((n) => n + 1); }, 1500); });
+    return () => { off(); clearTimeout(due); turn.current++; };
   }, [query]);
-  const shown = rows.filter((l) => !asked.policy || policyOf(l) === asked.policy);
   const go = (change: Partial<Asked>) => { location.hash = write({ ...asked, ...change }); };
+  const save = (kind: "json" | "csv") => exported(asked, rows, reach).then((tree) => (kind === "json" ? download("decisions.json", "application/json", JSON.stringify(tree, null, 1)) : download("decisions.csv", "text/csv", csv(tree))), (e) => setError(e.message));
   return <div class="page">
     <h1>Decisions</h1>
     <div class="row wrap">
       <Tabs label="Kind" now={asked.kind} pick={(kind) => go({ kind })} of={GROUPS.map(([k, t]) => [k, t])} />
       <label class="inline">Policy <select value={asked.policy} onChange={(e) => go({ policy: e.currentTarget.value })}>
         <option value="">all</option>{(live.state?.policies ?? []).map((p: any) => <option value={p.name} selected={p.name === asked.policy}>{p.name}</option>)}</select></label>
-      <form class="inline" onSubmit={(e) => { e.preventDefault(); go({ entity: entity.trim() }); }}>
-        <label class="inline">Entity <input value={entity} onInput={(e) => setEntity(e.currentTarget.value)} placeholder="r01/node3 or a job" /></label></form>
       <span class="grow" />
-      <button type="button" class="small" onClick={() => download("decisions.json", "application/json", JSON.stringify(shown, null, 1))}>JSON</button>
-      <button type="button" class="small" onClick={() => download("decisions.csv", "text/csv", csv(shown))}>CSV</button>
+      <button type="button" class="small" onClick={() => save("json")}>JSON</button>
+      <button type="button" class="small" onClick={() => save("csv")}>CSV</button>
     </div>
+    <Range key={query} asked={asked} go={go} />
     <Failure text={error} />
+    {asked.at && reach && !rows.some((l) => l.at === asked.at) && <Linked at={asked.at} asked={asked} />}
     {newer > 0 && <p><button type="button" class="small" onClick={() => { opened.clear(); load(); scrollTo(0, 0); }}>Newer lines wait: show them</button></p>}
     {live.missed > 0 && <p class="soft">This screen missed some updates; the list is read anew from the daemon.</p>}
-    <ol class="timeline">{folded(shown).map((g) => <Group key={g.at(-1)!.at} of={g} asked={asked} />)}</ol>
-    {!shown.length && !error && <Empty>Nothing of this kind among the last {num(kept)} lines. The journal on disk has all: racktwin journal.</Empty>}
-    {next && <button type="button" onClick={() => load(next)}>Older</button>}
+    {reach && <p class="soft reach" role="status">{busy ? "Searching … " : ""}Shows {plural(rows.length, "line")}: searched {reach.since ? `from ${instant(reach.since)} ` : ""}to {instant(reach.until)}; the journal is kept since {instant(reach.begin)}.{reach.notes.map((n) => ` ${title(n)}.`)}</p>}
+    <ol class="timeline">{folded(rows).map((g) => <Group key={keyOf(g.at(-1)!)} of={g} asked={asked} />)}</ol>
+    {!rows.length && !error && reach && !busy && <Empty>Nothing of this kind since {instant(reach.since)}.{next ? " Older goes on into the journal on disk." : " That is all of the journal in this time."}</Empty>}
+    {next && <button type="button" aria-disabled={busy} onClick={() => { if (!busy) load(next); }}>Older</button>}
+    <Record />
   </div>;
 }
 
-function csv(rows: Line[]): string {
+// From when to when, and about what.
+function Range({ asked, go }: { asked: Asked; go: (change: Partial<Asked>) => void }) {
+  const [entity, setEntity] = useState(asked.entity.join(", ")), [from, setFrom] = useState(asked.from), [to, setTo] = useState(asked.to);
+  const filled = asked.from || asked.to || asked.entity.length > 0;
+  return <form class="row wrap" onSubmit={(e) => { e.preventDefault(); go({ entity: entity.split(/,\s*/).map((x) => x.trim()).filter(Boolean), from, to }); }}>
+    <label class="inline">Entity <input name="entity" value={entity} onInput={(e) => setEntity(e.currentTarget.value)} placeholder="r01/node3 or job:NAME" /></label>
+    <label class="inline">From (UTC) <input type="datetime-local" step="1" name="from" value={from} onInput={(e) => setFrom(e.currentTarget.value)} /></label>
+    <label class="inline">To (UTC) <input type="datetime-local" step="1" name="to" value={to} onInput={(e) => setTo(e.currentTarget.value)} /></label>
+    <button type="submit" class="small">Search</button>
+    {filled && <button type="button" class="small" onClick={() => go({ entity: [], from: "", to: "" })}>Latest of all</button>}
+  </form>;
+}
+
+// The decision of a link that is not among the lines: from the journal, or why it is not there.
+function Linked({ at, asked }: { at: string; asked: Asked }) {
+  const [found, set] = useState<Dossier | null>(null), [error, setError] = useState("");
+  useEffect(() => { get<Dossier>(`decisions/${at}`).then(set, (e) => setError(e.message)); }, [at]);
+  const around = found && write({ ...asked, from: field(found.decision.now_ns - 600e9), to: field(found.decision.now_ns + 600e9) }, at);
+  return <Panel title="The decision of this link" more={around && <a href={around}>Lines around it</a>}>
+    <Failure text={error && title(error)} />
+    {found && <ol class="timeline"><Row l={found.decision} open link={write(asked, at)} /></ol>}
+  </Panel>;
+}
+
+// What proves the journal: its first and last line, its last hash, how far its chain was walked just now.
+function Record() {
+  const [of, set] = useState<any>(null), [error, setError] = useState("");
+  const look = () => { get("journal").then((t) => { set(t); setError(""); }, (e) => setError(e.message)); };
+  useEffect(look, []);
+  const mb = (bytes: number) => `${num(bytes / 1e6, bytes < 1e7 ? 1 : 0)} MB`;
+  return <Panel title="Record" more={<button type="button" class="small" onClick={look}>Check again</button>}>
+    <Failure text={error} />
+    {of && !of.folder && <p>This daemon records no run: its latest {num(of.lines)} lines are in memory alone, and nothing proves them.</p>}
+    {of?.folder && <>
+      <Facts rows={[
+        ["First line", <>{instant(of.first_ns)} (line {num(of.first_line)})</>], ["Last line", instant(of.last_ns)], ["Lines", num(of.lines)],
+        ["Hash of the last line", <code class="hash">{of.head}</code>],
+        ["Chain", of.chain.holds ? `holds over the last ${plural(of.chain.lines, "line")}${of.chain.since_ns ? `, since ${instant(of.chain.since_ns)}` : ", all of it"}; walked just now` : <b>broken: {of.chain.fault}</b>],
+        ["Proof of all of it", <code>{of.verify}</code>],
+        ["Kept", `until ${mb(of.kept.quota_bytes)} are full; now ${mb(of.kept.bytes)} in ${plural(of.kept.segments, "file")}${of.kept.days ? `. At this rate that is about ${num(of.kept.days)} days` : ""}`],
+      ]} />
+      <p class="soft">Each line holds the hash of the one before. Write the last hash down elsewhere, and no line before it can be changed unseen.</p></>}
+  </Panel>;
+}
+
+interface Export { export: Record<string, any>; lines: Line[] }
+
+async function exported(asked: Asked, rows: Line[], reach: Reach | null): Promise<Export> {
+  const journal = await get("journal"), at = (ns: number | undefined) => (ns ? new Date(ns / 1e6).toISOString() : "");
+  return { export: {
+    site: live.state?.site ?? journal.site, exporter: live.who?.name ?? "", exported: new Date().toISOString(), lines: rows.length, kind: asked.kind, policy: asked.policy, entity: asked.entity.join(", "),
+    from: asked.from, to: asked.to, searched_from: at(reach?.since), searched_to: at(reach?.until), journal_since: at(journal.first_ns), journal_lines: journal.lines, journal_last_line: at(journal.last_ns), journal_last_hash: journal.head ?? "", verify: journal.verify ?? "",
+  }, lines: rows };
+}
+
+function csv(tree: Export): string {
   // A cell that a spreadsheet would take for a formula is text.
   const safe = (v: unknown) => { const t = String(v ?? ""); return `"${(/^[=+\-@\t\r]/.test(t) ? `'${t}` : t).replaceAll('"', '""')}"`; };
-  return [["time", "tick", "kind", "policy", "entity", "text"], ...rows.map((l) => [new Date(l.now_ns / 1e6).toISOString(), l.tick, l.kind, policyOf(l), entityOf(l), l.text])].map((r) => r.map(safe).join(",")).join("\r\n");
+  const head = Object.entries(tree.export), lines = tree.lines.map((l) => [new Date(l.now_ns / 1e6).toISOString(), l.at ?? "", l.tick, l.kind, policyOf(l), entityOf(l), l.text]);
+  return [...head, [], ["time", "place", "tick", "kind", "policy", "entity", "text"], ...lines].map((r) => r.map(safe).join(",")).join("\r\n");
 }
 
 function Group({ of, asked }: { of: Line[]; asked: Asked & { at: string } }) {
   const [all, show] = useState(of.slice(1).some((l) => l.at === asked.at));
-  const row = (l: Line) => <Row key={l.at} l={l} open={l.at === asked.at} link={write(asked, l.at)} />;
+  const row = (l: Line) => <Row key={keyOf(l)} l={l} open={asked.at !== "" && l.at === asked.at} link={write(asked, l.at ?? "")} />;
   if (of.length === 1) return row(of[0]);
-  return <>{row(of[0])}<li class="more"><button type="button" class="small" aria-expanded={all} onClick={() => show(!all)}>{num(of.length - 1)} more such since {clock(of.at(-1)!.now_ns)}</button></li>{all && of.slice(1).map(row)}</>;
+  return <>{row(of[0])}<li class="more"><button type="button" class="small" aria-expanded={all} onClick={() => show(!all)}>{num(of.length - 1)} more such since {stamp(of.at(-1)!.now_ns)}</button></li>{all && of.slice(1).map(row)}</>;
 }
+
+const stamp = (ns: number): string => instant(ns).replace(/ UTC$/, "");
 
 const opened = new Set<string>(); // lines that are being read
 
+interface Dossier {
+  decision: Line; notes: string[];
+  verdict: { policy: string; authority: string; by: string; at_ns: number | null; reason: string; basis: string; approval: { by: string; at_ns: number; reason: string } | null } | null;
+  confirmation: { state: string; at_ns: number | null; text: string } | null;
+  case: { entities: string[]; since_ns: number; until_ns: number } | null;
+}
+
 function Row({ l, open, link }: { l: Line; open: boolean; link: string }) {
-  const [shown, set] = useState(open);
-  const show = (to: boolean) => { set(to); if (to) opened.add(l.at!); else opened.delete(l.at!); };
-  useEffect(() => { if (open) opened.add(l.at!); return () => { opened.delete(l.at!); }; }, []);
+  const [shown, set] = useState(open), [dossier, setDossier] = useState<Dossier | null>(null), key = keyOf(l);
+  const show = (to: boolean) => { set(to); if (to) opened.add(key); else opened.delete(key); };
+  useEffect(() => { if (open) opened.add(key); return () => { opened.delete(key); }; }, []);
+  useEffect(() => { if (shown && l.at && !dossier) get<Dossier>(`decisions/${l.at}`).then(setDossier, () => {}); }, [shown]);
+  const [day, at] = stamp(l.now_ns).includes(" ") ? stamp(l.now_ns).split(" ") : ["", clock(l.now_ns)];
+  const of = dossier?.case, whole = of && write({ kind: "", policy: "", entity: of.entities, from: field(of.since_ns), to: field(of.until_ns + 999_999_999) });
   return <li class={`k-${l.kind}`}>
     <button type="button" class="line" aria-expanded={shown} onClick={() => show(!shown)}>
-      <time class="num" title={instant(l.now_ns)}>{clock(l.now_ns)}</time><span class="kind">{l.kind.replaceAll("_", " ")}</span><span class="text" title={l.text}>{brief(l.text)}</span></button>
+      <time class="num" title={instant(l.now_ns)}>{day && <span class="day">{day} </span>}{at}</time><span class="kind">{l.kind.replaceAll("_", " ")}</span><span class="text" title={l.text}>{brief(l.text)}</span></button>
     {shown && <div class="line-more">
-      <Chain l={l} />
+      <Chain l={l} of={dossier} />
       <Why l={l} />
       <Body l={l} />
-      <p class="row wrap">{l.kind === "command" && <HadNot l={l} />}<a href={link}>Link to this decision</a></p>
+      {dossier?.notes.map((n) => <p class="soft">{title(n)}.</p>)}
+      <p class="row wrap">{whole && <button type="button" class="small" title={`All lines on ${of.entities.join(", ")} in the time of this case`} onClick={() => { location.hash = whole; }}>Whole case</button>}{l.kind === "command" && <HadNot l={l} />}{l.at && <a href={link}>Link to this decision</a>}</p>
     </div>}
   </li>;
 }
@@ -128,33 +228,32 @@ function Body({ l }: { l: Line }) {
   return <dl class="facts">{flat(l.body).filter(([k]) => own || !of || !/^(value|lo|hi|want)\b/.test(k)).slice(0, 30).map(([k, v]) => <div><dt>{title(words(k))}</dt><dd>{Array.isArray(v) ? v.slice(0, 6).map((x, i) => <>{i > 0 && ", "}{typeof x === "object" ? JSON.stringify(x) : cell(x, "")}</>) : k === "control" ? title(control(String(v))) : cell(v, unit(k))}</dd></div>)}</dl>;
 }
 
-// What led to it and what came of it: lines on the same entity and control around it.
-function Chain({ l }: { l: Line }) {
-  const [found, set] = useState<Line[] | null>(null), entity = entityOf(l), of = l.body?.control, [back, setBack] = useState("");
+// What led to it and what came of it: lines on the same entity and control around it, and what the journal says of this very one.
+function Chain({ l, of: dossier }: { l: Line; of: Dossier | null }) {
+  const [found, set] = useState<Line[] | null>(null), entity = entityOf(l), of = l.body?.control;
   useEffect(() => {
     if (!entity) return;
-    const since = Math.max(0, l.now_ns - 30e9), kinds = STAGES.flatMap(([, k]) => k).join(",");
-    get(`decisions?limit=1000&since=${Math.round(since)}&kind=${kinds}&entity=${encodeURIComponent(entity)}`).then(async (d) => {
+    const around = (lo: number, hi: number) => `since=${Math.round(Math.max(0, l.now_ns + lo * 1e9))}&until=${Math.round(l.now_ns + hi * 1e9)}`, kinds = STAGES.flatMap(([, k]) => k).join(",");
+    get(`decisions?limit=1000&${around(-30, 120)}&kind=${kinds}&entity=${encodeURIComponent(entity)}`).then(async (d) => {
       // A reason names the place where the trouble lies: the finding on it comes first.
       const place = /[^\s:;,()]+\/[^\s:;,()]+/.exec(String(l.body?.reason ?? ""))?.[0];
-      const finding = place ? (await get(`decisions?limit=200&kind=finding&entity=${encodeURIComponent(place)}`).catch(() => ({ decisions: [] }))).decisions.filter((x: Line) => x.now_ns <= l.now_ns).slice(0, 1) : [];
+      const finding = place ? (await get(`decisions?limit=1&${around(-86400, 0)}&kind=finding&entity=${encodeURIComponent(place)}`).catch(() => ({ decisions: [] }))).decisions : [];
       set([...d.decisions, ...finding]);
     }, () => set([]));
-    if (l.kind === "command" && of) get(`leases?control=${of}&prefix=${encodeURIComponent(entity)}&limit=1`).then((d) => {
-      const lease = d.leases[0];
-      setBack(!lease ? "The command has ended." : lease.issued_ns > l.now_ns + 1e9 ? `Another command runs since ${clock(lease.issued_ns)}: ${lease.means ?? `${quantity(lease.value, lease.unit)}, the device reads ${quantity(lease.readback, lease.unit)}`}.` : `${title(lease.state.replaceAll("_", " "))}${lease.means ? "." : `: the device reads ${quantity(lease.readback, lease.unit)}; before it ${quantity(lease.found, lease.unit)}.`}`);
-    }, () => {});
-  }, [l.at]);
+  }, [keyOf(l)]);
   if (!entity || !found) return null;
-  const near = [...found].sort((a, b) => b.now_ns - a.now_ns).filter((x) => x.now_ns <= l.now_ns + 120e9 && (!of || !x.body?.control || x.body.control === of));
+  const near = [...found].sort((a, b) => b.now_ns - a.now_ns).filter((x) => !of || !x.body?.control || x.body.control === of);
   const stages = STAGES.map(([name, kinds]) => {
     const mine = near.filter((x) => kinds.includes(x.kind));
     const before = mine.filter((x) => x.now_ns <= l.now_ns), pick = name === "Read-back" ? mine.filter((x) => x.now_ns >= l.now_ns).at(-1) : before[0] ?? mine.at(-1);
-    return [name, pick] as const;
+    return [name, l.kind === "command" && name === "Read-back" ? undefined : name === "Command" && l.kind === "command" ? l : pick] as const;
   });
-  if (!stages.some(([, x]) => x)) return null;
-  return <ol class="chain" aria-label="From finding to read-back">{stages.map(([name, x]) => <li class={x || (name === "Read-back" && back) ? "" : "none"}>
-    <b>{name}</b>{x ? <><time class="num"> {clock(x.now_ns)}</time><p title={x.text}>{brief(x.text)}</p></> : name === "Read-back" && back ? <p>{back}</p> : <p class="soft">{name === "Verdict" ? "as proposed" : "none in the lines kept"}</p>}</li>)}</ol>;
+  const told = dossier?.confirmation, judged = dossier?.verdict;
+  if (!stages.some(([, x]) => x) && !told) return null;
+  const empty = (name: string) => (name === "Verdict" ? "as proposed" : name === "Read-back" && l.kind === "command" && !dossier ? "" : "none recorded near it");
+  return <ol class="chain" aria-label="From finding to read-back">{stages.map(([name, x]) => { const confirmed = name === "Read-back" ? told : null; return <li class={x || confirmed ? "" : "none"}>
+    <b>{name}</b>{x ? <><time class="num"> {stamp(x.now_ns)}</time><p title={x.text}>{brief(x.text)}</p></> : confirmed ? <>{confirmed.at_ns && <time class="num"> {stamp(confirmed.at_ns)}</time>}<p title={confirmed.text}><b>{title(confirmed.state)}</b>: {brief(confirmed.text)}</p></> : <p class="soft">{empty(name)}</p>}
+    {name === "Verdict" && judged && <p class="judged">{judged.policy}: authority <b>{judged.authority}</b>{judged.by ? `, given by ${judged.by}` : ""}{judged.at_ns ? ` (${instant(judged.at_ns)})` : ""}{judged.reason ? `: ${judged.reason}` : judged.by ? "" : `, ${judged.basis}`}{judged.approval ? `; approved by ${judged.approval.by} (${instant(judged.approval.at_ns)})${judged.approval.reason ? `: ${judged.approval.reason}` : ""}` : judged.authority === "approve" ? "; no approval is recorded" : ""}</p>}</li>; })}</ol>;
 }
 
 function Why({ l }: { l: Line }) {
