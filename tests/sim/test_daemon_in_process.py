@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ import pytest
 import yaml
 
 from tests.support.builders import two_racks
+from twin.api.page import DecisionQuestion, DecisionSearch
 from twin.catalogue import ConfigError
 from twin.cli.main import main
 from twin.config import Loaded, load_config
-from twin.contracts import CommandBatch, Decision
+from twin.contracts import JOURNAL_KINDS, AlarmRecord, CommandBatch, Decision
 from twin.daemon import Daemon, SdNotify, load_checked
+from twin.run import OPEN, closed_segments, journal_lines
 from twin.telemetry import AuthorityChanged, Reading
 
 pytestmark = pytest.mark.slow
@@ -59,11 +62,11 @@ def test_commands_of_a_tick_in_flight_never_meet_another_site(tmp_path: Path) ->
         meant: list[str] = []
         write, send = daemon._journal, daemon.services.send
 
-        def journal(decision: Decision, notes: Any) -> None:
+        def journal(decision: Decision, notes: Any) -> int:
             if any(not c.renewal for c in decision.commands):
                 loop.call_soon_threadsafe(in_flight.set)
                 time.sleep(1.0)
-            write(decision, notes)
+            return write(decision, notes)
 
         def sent(commands: tuple[CommandBatch, ...]) -> None:
             site = daemon.engine.site
@@ -91,6 +94,41 @@ def test_commands_of_a_tick_in_flight_never_meet_another_site(tmp_path: Path) ->
     left, meant = asyncio.run(scene())
     assert left, "something was commanded"
     assert set(left) <= set(meant)
+
+
+def test_lines_in_memory_bear_the_numbers_of_the_journal_through_its_segments(tmp_path: Path) -> None:
+    """Decisions, notes between ticks, and the manifest with which each segment begins."""
+    config = configured(tmp_path, GUARDED, simulated=True)
+
+    async def scene() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        daemon = Daemon(config, SdNotify())
+        task = asyncio.create_task(daemon.run())
+        while not daemon.live.ready:
+            await asyncio.sleep(0.02)
+        folder = Path(daemon.live.run_dir)
+        assert daemon.recorder.journal is not None
+        daemon.recorder.journal.segment_bytes = 4000
+        while len(closed_segments(folder)) < 3:
+            hot(daemon)
+            daemon.live.note(AlarmRecord(what="acknowledged", id="x", author="ada"))
+            await asyncio.sleep(0.1)
+        asked = DecisionQuestion(kinds=frozenset(JOURNAL_KINDS), limit=1000)
+        page = await DecisionSearch().page(daemon.live, asked)
+        daemon.stop()
+        await task
+        lines = [json.loads(line) for line in journal_lines(folder / OPEN)]
+        return page["decisions"], lines
+
+    rows, lines = asyncio.run(scene())
+    placed = [row for row in rows if row["at"] is not None]
+    assert [(r["at"], r["kind"], r["tick"]) for r in placed] == [
+        (f"{line['now_ns']}.{line['seq']}", line["kind"], line["tick"])
+        for line in lines[::-1]
+        if line["seq"] <= int(placed[0]["at"].partition(".")[2])
+    ][: len(placed)]
+    kinds = [row["kind"] for row in placed]
+    assert kinds.count("manifest") >= 3
+    assert {"alarm", "event"} & {*kinds}
 
 
 def hot(daemon: Daemon) -> None:

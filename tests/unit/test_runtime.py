@@ -12,7 +12,7 @@ from tests.support.builders import Twin, two_racks
 from twin.api import JournalLine, Runtime, runtime as live_module
 from twin.api.runtime import FOLLOWER_QUEUE, MAX_FOLLOWERS
 from twin.config import Config, Loaded
-from twin.contracts import Bound, ClearedRecord, ProposalChange, ProposalsRecord
+from twin.contracts import Bound, ClearedRecord, CommandRecord, ProposalChange, ProposalsRecord
 from twin.telemetry import Event, Held, OperatorRequest
 
 
@@ -78,3 +78,27 @@ def test_followers_are_bounded_and_lose_the_oldest(live: Runtime, twin: Twin) ->
     assert others[-1] is None
     live.unfollow(queue)
     assert live.follow() is not None
+
+
+def test_a_batch_of_a_smaller_site_is_found_where_the_names_of_its_ends_stand_now(twin: Twin) -> None:
+    """A rack came before it, so numbers are four greater now; one in whose midst it came tells nothing."""
+    site = twin.site
+
+    def batch(first: int, last: int, index: np.ndarray) -> JournalLine:
+        record = CommandRecord(
+            control="gpu.power_cap_w", policy="p", first_name=site.name("gpu", first),
+            last_name=site.name("gpu", last), index=index, value=np.zeros(len(index)), reason="", epoch=1,
+            first_command=1, expires_ns=0, deadline_ns=0,
+        )  # fmt: skip
+        return JournalLine(record, 1, 1, 1)
+
+    moved = batch(10, 29, np.arange(6, 26))
+    for gpu in range(40):
+        mine = 10 <= gpu <= 29
+        assert moved.touches(site, {"gpu": np.array([gpu], np.int32)}) == mine
+        assert moved.concerns(site, ("gpu", gpu, site.name("gpu", gpu))) == mine
+    split = batch(10, 33, np.arange(6, 26))
+    assert split.shift(site) is None
+    assert not split.touches(site, {"gpu": np.array([15], np.int32)})
+    assert split.concerns(site, ("gpu", 33, site.name("gpu", 33))), "by its name"
+    assert split.answer(site)["body"].get("names", []) == []

@@ -209,9 +209,7 @@ class Daemon:
             self.services.send(decision.commands)
         self.live.settle(decision, frame.events, first_seq)
         behind = first_seq + len(decision.records)
-        if (
-            self.recorder.chain.seq > behind
-        ):  # a segment was closed, and the next one begins with its manifest
+        if self.recorder.chain.seq > behind:  # a segment was closed: the next one begins with its manifest
             record = manifest(self.engine, self.recorder.simulated)
             self.live.keep(JournalLine(record, decision.tick, decision.now_ns, behind))
         try:

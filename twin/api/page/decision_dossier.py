@@ -20,6 +20,8 @@ from twin.catalogue import NS, control_words, utc
 from twin.contracts import (
     AccountRecord,
     AcksRecord,
+    ApprovalDroppedRecord,
+    ApprovalExpiredRecord,
     AuthorityRecord,
     CommandRecord,
     EventRecord,
@@ -188,27 +190,20 @@ class DossierReader:
 
     def approval(self, line: JournalLine, entity: tuple[str, int, str] | None) -> dict[str, Any] | None:
         """The approval under which a policy in `approve` acted; None where none is recorded."""
-        control = getattr(line.record, "control", "")
-        query = JournalQuery(
-            before=line.seq, until_ns=line.now_ns, kinds=frozenset({"event"}), needle=b'"Approved"'
-        )
-        for found in self.lines(query):
+        kinds = frozenset({"event", "approval_dropped", "approval_expired"})
+        over: set[str] = set()
+        for found in self.lines(JournalQuery(0, line.now_ns, line.seq, kinds, needle=b"pprov")):
             record = found.record
-            if (
-                not isinstance(record, EventRecord)
-                or record.refused
-                or not isinstance(record.event, ev.Approved)
-            ):
+            if isinstance(record, ApprovalDroppedRecord | ApprovalExpiredRecord):
+                over.add(record.id)
+            if not isinstance(record, EventRecord) or record.refused:
                 continue
             event = record.event
-            if event.policy != line.policy or event.control != control:
-                continue
-            if 0 < event.expires_ns < line.now_ns:
-                continue
-            if event.names and entity is not None and entity[2] not in event.names:
-                continue
-            return {"by": event.author, "at_ns": found.now_ns, "reason": event.reason, "id": event.id,
-                    "expires_ns": event.expires_ns or None}  # fmt: skip
+            if isinstance(event, ev.ApprovalWithdrawn):
+                over.add(event.approval)
+            if isinstance(event, ev.Approved) and event.id not in over and _covers(event, line, entity):
+                return {"by": event.author, "at_ns": found.now_ns, "reason": event.reason, "id": event.id,
+                        "expires_ns": event.expires_ns or None}  # fmt: skip
         return None
 
     # -- confirmation
@@ -348,6 +343,16 @@ class DossierReader:
             and one.record.event.job == job
             for one in self.lines(query)
         )
+
+
+def _covers(event: ev.Approved, line: JournalLine, entity: tuple[str, int, str] | None) -> bool:
+    """An approval was of this policy, control and entity, and not over; beyond 64 names a line tells none."""
+    if event.policy != line.policy or event.control not in line.controls():
+        return False
+    if 0 < event.expires_ns < line.now_ns:
+        return False
+    cut = bool(event.names) and event.names[-1].startswith("and ")
+    return cut or not event.names or entity is None or entity[2] in event.names
 
 
 def _answered(line: JournalLine, command: CommandRecord, around: list[JournalLine]) -> JournalLine | None:
