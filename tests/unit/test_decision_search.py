@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 import pytest
 
 from tests.support.golden_story import START_NS, spec
-from tests.support.in_process_daemon import Pod, serve
+from tests.support.in_process_daemon import Pod, serve, serving_aside
 from tests.support.rotated_run import run
 from twin.api import JournalLine
 from twin.api.runtime import QUIET_KINDS
@@ -301,3 +301,31 @@ def test_the_journal_tells_its_last_hash_and_whether_its_end_holds(
         assert (told["chain"]["holds"], "the chain breaks" in told["chain"]["fault"]) == (False, True)
 
     on_journal(tmp_path, recorded, check)
+
+
+@pytest.mark.slow
+def test_the_terminal_reaches_back_by_the_same_options(
+    tmp_path: Path, recorded: Recorded, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A time of the past, page by page; and where the list ends, from where it goes on."""
+    lines = plain(recorded[0])
+    with serving_aside(tmp_path, monkeypatch) as desk:
+        live = desk.pod.live
+        desk.do(lambda: (live.lines.clear(), setattr(live, "run_dir", str(recorded[0]))))
+        desk.do(lambda: setattr(live, "engine", recorded[1]))
+        monkeypatch.setattr(journal_walk.JournalWalk.__init__, "__defaults__", ("", 20_000, 5.0))
+        words = ["control", "decisions", "--limit", "300", "--policy", "replacement"]
+        span = ["--since", "2023-11-14T22:14:20", "--until", "2023-11-14T22:16:00"]
+        assert desk.run(*words, *span, "--format", "json") == 0
+        rows = json.loads(capsys.readouterr().out)["decisions"]
+        asked = {"policy": "replacement", "since": START_NS + 60 * NS, "until": START_NS + 160 * NS}
+        assert [int(r["at"].partition(".")[2]) for r in rows] == expected(lines, asked)
+        assert len(rows) > 3
+        words[3] = "2"
+        assert desk.run(*words, *span) == 0
+        shown = capsys.readouterr().out
+        assert f"--before {rows[1]['at']}" in shown
+        assert "searched from 2023-11-14" in shown
+        assert "the journal is kept since 2023-11-14 22:13:21 UTC" in shown
+        assert desk.run(*words, *span, "--before", rows[1]["at"], "--format", "json") == 0
+        assert json.loads(capsys.readouterr().out)["decisions"] == rows[2:4]

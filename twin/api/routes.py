@@ -183,7 +183,7 @@ READING = (
          Param("since", "ns since 1970", "integer"), Param("until", "ns since 1970", "integer"),
          Param("before", "`next` of the previous page"), Param("whole", "true: texts are not cut")),
     _get("/decisions/{at}", decided.decision, "decisions",
-         Param("entity", "which of the entities of a batch; default: the first")),
+         Param("entity", "which of the entities of a batch; default: the first"), pattern="/decisions/{at:.+}"),
     _get("/journal", decided.journal, "decisions"),
     _get("/alarms/{id}/children", decided.children, "alarms", OFFSET, LIMIT,
          pattern="/alarms/{id:.+}/children"),

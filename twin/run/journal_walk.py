@@ -24,7 +24,7 @@ from twin.run.journal import Entry
 from twin.run.journal_files import OPEN, opened_segments
 
 BLOCK_BYTES = 2**18
-MOST_BYTES, MOST_S = 64 * 2**20, 1.0  # of one walk; source: estimate, a second of one of the tick's cores
+MOST_BYTES, MOST_S = 256 * 2**20, 1.0  # of one walk; source: estimate, what a tick beside it can bear
 SIDE_BYTES_READ = 64 * 2**20  # of a body beside the journal; source: estimate, every column of 100,000 GPUs
 FOREVER_NS = 2**63 - 1
 _HEAD = re.compile(

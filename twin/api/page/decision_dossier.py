@@ -34,7 +34,8 @@ from twin.report import sentence
 from twin.run import FOREVER_NS, JournalQuery, JournalWalk
 from twin.telemetry import AuthorityChanged, JobEnded, JobStarted, events as ev
 
-FAR_BYTES = 512 * 2**20  # searched for rare lines, whose blocks alone are parsed. source: estimate
+FAR_BYTES = 4096 * 2**20  # searched for rare lines, whose blocks alone are parsed. source: estimate
+MOST_S, MOST_AUTHORITY_S = 1.0, 4.0  # of a search; who gave an authority may lie months back
 BEFORE_NS, AFTER_NS = 3600 * NS, 3600 * NS  # of a decision without phases, and before the first phase
 CASE_NS = 14 * 86_400 * NS  # of a node's way out and back on either side. source: estimate
 MARGIN_NS = 60 * NS  # after a deadline: the line on it comes with a later tick
@@ -45,6 +46,7 @@ MISMATCHES = ("readback", "unanswered", "unread")  # kinds of findings on comman
 OUTCOMES = ("failed", "mismatch", "lapsed", "next phase", "answered", "superseded")
 UNKNOWN = "not recorded"
 BY_MANIFEST = "as the manifest of the run says; nobody is recorded to have given it"
+TOO_FAR = "as the manifest of the run says; who gave it lies further back than was searched"
 AT_HOME = "in_service"  # the phase of a node that works
 
 
@@ -56,7 +58,7 @@ class DossierReader:
     kept: list[JournalLine] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def lines(self, query: JournalQuery, most_bytes: int = FAR_BYTES) -> Iterator[JournalLine]:
+    def lines(self, query: JournalQuery, most_s: float = MOST_S) -> Iterator[JournalLine]:
         """Lines, newest first. A search that its budget ends leaves a note."""
         if not self.live.run_dir:
             for line in self.kept:
@@ -66,7 +68,7 @@ class DossierReader:
                     yield line
             return
         site = self.live.engine.site
-        walk = JournalWalk(Path(self.live.run_dir), query, site.spec_hash, most_bytes)
+        walk = JournalWalk(Path(self.live.run_dir), query, site.spec_hash, FAR_BYTES, most_s)
         yield from walked(walk, site)
         if not walk.ended:
             kinds = ", ".join(sorted(query.kinds))
@@ -139,7 +141,8 @@ class DossierReader:
         query = JournalQuery(
             before=line.seq, until_ns=line.now_ns, kinds=frozenset({"authority", "manifest"})
         )
-        for found in self.lines(query):
+        notes = len(self.notes)
+        for found in self.lines(query, MOST_AUTHORITY_S):
             record = found.record
             if isinstance(record, AuthorityRecord) and record.policy == policy:
                 if out["authority"] in (UNKNOWN, record.authority):
@@ -154,6 +157,8 @@ class DossierReader:
                 break  # it was changed in the configuration in between
             out |= {"authority": level, "at_ns": found.now_ns or None, "basis": BY_MANIFEST}
             anchor = anchor or found
+        if len(self.notes) > notes and not out["by"]:
+            out["basis"] = TOO_FAR
         self._changed(line, policy, anchor, out)
         return out
 

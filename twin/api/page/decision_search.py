@@ -174,22 +174,25 @@ def scope_of(live: Runtime, name: str, inside: bool = False, several: bool = Fal
     """
     site = live.engine.site
     slot, own = job_of(live, name), "job:" + name.removeprefix("job:")
-    kept = any(line.concerns(site, ("job", -1, own)) for line in live.lines)
-    if slot is not None or kept or (live.run_dir and name.startswith("job:")):
-        stays = inside and not several
-        return DecisionScope(("job", -1 if slot is None else slot, own), inside, {}, stays)
+    stays = inside and not several
+    if slot is not None:
+        return DecisionScope(("job", slot, own), inside, {}, stays)
     head, _, tail = name.partition(":")
     tabled = bool(tail) and head in TABLES
     for table in (head,) if tabled else TABLES:
         row = site.entity(table, tail if tabled else name)
         if row is not None:
-            own = live.engine.jobs.shown(row) if table == "job" else ""
-            about = table, row, own or site.name(table, row)
+            if called := live.engine.jobs.shown(row) if table == "job" else "":
+                return DecisionScope((table, row, called), inside, {}, stays)
+            about = table, row, site.name(table, row)
             return DecisionScope(about, inside, _inside(site, table, [row]) if inside else {})
+    past = ("job", -1, own)
+    if (live.run_dir and head == "job") or any(line.concerns(site, past) for line in live.lines):
+        return DecisionScope(past, inside, {}, stays)
     if live.run_dir and tabled:  # of a site that was: by its name alone
         return DecisionScope((head, -1, tail), inside)
-    past = f"; of a job that has ended or a place that is gone write job:{name} or TABLE:{name}"
-    hint = meant(live, name) or (clean(past, 300) if live.run_dir else "")
+    gone = f"; of a job that has ended or a place that is gone write job:{name} or TABLE:{name}"
+    hint = meant(live, name) or (clean(gone, 300) if live.run_dir else "")
     raise Refused(404, f"no entity {clean(name, 120)} on this site{hint}")
 
 

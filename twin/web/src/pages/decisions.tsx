@@ -36,10 +36,12 @@ function write(a: Asked, at = ""): string {
   return `#/decisions/${encodeURIComponent(q.toString())}`;
 }
 
-// Instants of the fields are UTC to the second, and each end counts whole.
-const seconds = (text: string): number => Math.floor(Date.parse(`${text}Z`) / 1000);
-const field = (ns: number): string => new Date(Math.floor(ns / 1e9) * 1000).toISOString().slice(0, 19);
-const valid = (text: string): boolean => text !== "" && Number.isFinite(seconds(text));
+// Instants of the fields are UTC to the second, and each end counts whole: a day alone is from its first second, or to its last.
+function seconds(text: string, end = false): number {
+  const [, day, at] = /^(\d{4}-\d\d-\d\d)(?:[ T](\d\d:\d\d(?::\d\d)?))?$/.exec(text.trim()) ?? [];
+  return day ? Math.floor(Date.parse(`${day}T${at ?? (end ? "23:59:59" : "00:00:00")}Z`) / 1000) : NaN;
+}
+const field = (ns: number): string => new Date(Math.floor(ns / 1e9) * 1000).toISOString().slice(0, 19).replace("T", " ");
 
 function filters(a: Asked): string {
   const q = new URLSearchParams({ whole: "true" }), kinds = GROUPS.find(([k]) => k === a.kind)?.[2];
@@ -47,8 +49,8 @@ function filters(a: Asked): string {
   if (a.policy) q.set("policy", a.policy);
   for (const name of a.entity) q.append("entity", name);
   if (a.entity.length) q.set("below", "true");
-  if (valid(a.from)) q.set("since", `${seconds(a.from)}000000000`);
-  if (valid(a.to)) q.set("until", `${seconds(a.to)}999999999`);
+  if (a.from) q.set("since", `${seconds(a.from)}000000000`);
+  if (a.to) q.set("until", `${seconds(a.to, true)}999999999`);
   return q.toString();
 }
 
@@ -68,7 +70,7 @@ export function Decisions({ query }: { query: string }) {
         const tree = await get(`decisions?limit=${PAGE}&${path}${from ? `&before=${from}` : ""}`);
         if (mine !== turn.current) return;
         found = [...found, ...tree.decisions];
-        first ||= until ?? tree.searched_ns[1];
+        first ||= until ?? Math.min(tree.searched_ns[1], asked.to ? seconds(asked.to, true) * 1e9 : Infinity);
         setRows([...had, ...found]);
         setReach({ since: tree.searched_ns[0], until: first, begin: tree.begin_ns, notes: tree.notes });
         setNext(from = tree.next);
@@ -116,13 +118,19 @@ export function Decisions({ query }: { query: string }) {
 // From when to when, and about what.
 function Range({ asked, go }: { asked: Asked; go: (change: Partial<Asked>) => void }) {
   const [entity, setEntity] = useState(asked.entity.join(", ")), [from, setFrom] = useState(asked.from), [to, setTo] = useState(asked.to);
-  const filled = asked.from || asked.to || asked.entity.length > 0;
-  return <form class="row wrap" onSubmit={(e) => { e.preventDefault(); go({ entity: entity.split(/,\s*/).map((x) => x.trim()).filter(Boolean), from, to }); }}>
+  const filled = asked.from || asked.to || asked.entity.length > 0, [wrong, setWrong] = useState("");
+  const search = () => {
+    const bad = [from && seconds(from), to && seconds(to, true)].some(Number.isNaN);
+    setWrong(bad ? "From and To: expected a time in UTC, such as 2026-03-14 or 2026-03-14 02:00" : from && to && seconds(from) > seconds(to, true) ? "From is after To" : "");
+    if (!bad && !(from && to && seconds(from) > seconds(to, true))) go({ entity: entity.split(/,\s*/).map((x) => x.trim()).filter(Boolean), from: from.trim(), to: to.trim() });
+  };
+  return <form class="row wrap" onSubmit={(e) => { e.preventDefault(); search(); }}>
     <label class="inline">Entity <input name="entity" value={entity} onInput={(e) => setEntity(e.currentTarget.value)} placeholder="r01/node3 or job:NAME" /></label>
-    <label class="inline">From (UTC) <input type="datetime-local" step="1" name="from" value={from} onInput={(e) => setFrom(e.currentTarget.value)} /></label>
-    <label class="inline">To (UTC) <input type="datetime-local" step="1" name="to" value={to} onInput={(e) => setTo(e.currentTarget.value)} /></label>
+    <label class="inline">From (UTC) <input name="from" size={18} placeholder="2026-03-14 02:00" value={from} onInput={(e) => setFrom(e.currentTarget.value)} /></label>
+    <label class="inline">To (UTC) <input name="to" size={18} placeholder="2026-03-15" value={to} onInput={(e) => setTo(e.currentTarget.value)} /></label>
     <button type="submit" class="small">Search</button>
     {filled && <button type="button" class="small" onClick={() => go({ entity: [], from: "", to: "" })}>Latest of all</button>}
+    <Failure text={wrong} />
   </form>;
 }
 
@@ -142,7 +150,7 @@ function Record() {
   const [of, set] = useState<any>(null), [error, setError] = useState("");
   const look = () => { get("journal").then((t) => { set(t); setError(""); }, (e) => setError(e.message)); };
   useEffect(look, []);
-  const mb = (bytes: number) => `${num(bytes / 1e6, bytes < 1e7 ? 1 : 0)} MB`;
+  const mb = (bytes: number) => (bytes < 1e6 ? "less than 1 MB" : `${num(bytes / 1e6)} MB`);
   return <Panel title="Record" more={<button type="button" class="small" onClick={look}>Check again</button>}>
     <Failure text={error} />
     {of && !of.folder && <p>This daemon records no run: its latest {num(of.lines)} lines are in memory alone, and nothing proves them.</p>}
@@ -152,7 +160,7 @@ function Record() {
         ["Hash of the last line", <code class="hash">{of.head}</code>],
         ["Chain", of.chain.holds ? `holds over the last ${plural(of.chain.lines, "line")}${of.chain.since_ns ? `, since ${instant(of.chain.since_ns)}` : ", all of it"}; walked just now` : <b>broken: {of.chain.fault}</b>],
         ["Proof of all of it", <code>{of.verify}</code>],
-        ["Kept", `until ${mb(of.kept.quota_bytes)} are full; now ${mb(of.kept.bytes)} in ${plural(of.kept.segments, "file")}${of.kept.days ? `. At this rate that is about ${num(of.kept.days)} days` : ""}`],
+        ["Kept", `until ${mb(of.kept.quota_bytes)} are full; now ${mb(of.kept.bytes)} in ${plural(of.kept.segments, "file")}${of.kept.days ? `. At this rate that is ${of.kept.days > 3650 ? "more than ten years" : `about ${num(of.kept.days)} days`}` : ""}`],
       ]} />
       <p class="soft">Each line holds the hash of the one before. Write the last hash down elsewhere, and no line before it can be changed unseen.</p></>}
   </Panel>;
@@ -236,7 +244,7 @@ function Chain({ l, of: dossier }: { l: Line; of: Dossier | null }) {
     const around = (lo: number, hi: number) => `since=${Math.round(Math.max(0, l.now_ns + lo * 1e9))}&until=${Math.round(l.now_ns + hi * 1e9)}`, kinds = STAGES.flatMap(([, k]) => k).join(",");
     get(`decisions?limit=1000&${around(-30, 120)}&kind=${kinds}&entity=${encodeURIComponent(entity)}`).then(async (d) => {
       // A reason names the place where the trouble lies: the finding on it comes first.
-      const place = /[^\s:;,()]+\/[^\s:;,()]+/.exec(String(l.body?.reason ?? ""))?.[0];
+      const place = /[^\s:;,()]+\/[^\s:;,()]+/.exec(String(l.body?.reason ?? ""))?.[0] ?? (d.decisions.some((x: Line) => x.kind === "finding") ? "" : entity);
       const finding = place ? (await get(`decisions?limit=1&${around(-86400, 0)}&kind=finding&entity=${encodeURIComponent(place)}`).catch(() => ({ decisions: [] }))).decisions : [];
       set([...d.decisions, ...finding]);
     }, () => set([]));
