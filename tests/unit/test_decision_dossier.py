@@ -238,3 +238,20 @@ def test_a_case_holds_the_spare_and_the_jobs_between_leaving_service_and_coming_
     assert found["confirmation"]["state"] == "next phase"
     assert found["confirmation"]["at_ns"] == THEN_NS + 20_700 * NS
     assert found["notes"] == []
+
+
+def test_the_case_of_a_job_is_the_time_that_it_ran(told: Told) -> None:
+    """From its last start before the line to its first end after it; another job's are none of it."""
+    job = event(100, ev.JobStarted(id="1", job="train", nodes=(NODE,)))
+    lines = [
+        event(10, ev.JobStarted(id="0", job="train", nodes=(SPARE,))),
+        event(20, ev.JobEnded(id="9", job="train")),
+        job,
+        event(300, ev.JobEnded(id="2", job="trainer")),
+        event(400, ev.JobEnded(id="3", job="train")),
+        event(500, ev.JobEnded(id="4", job="train")),
+    ]
+    case = told.of(2, *lines)["case"]
+    assert case["since_ns"] == THEN_NS + 40 * NS
+    assert case["until_ns"] == THEN_NS + 460 * NS
+    assert case["entities"] == ["job:train"]

@@ -114,7 +114,7 @@ class DossierReader:
     def entity(self, line: JournalLine) -> tuple[str, int, str] | None:
         """The first entity that a line is about, as (table, index, path); None for none on the site."""
         site, record = self.live.engine.site, line.record
-        names = line.names()
+        names = sorted(line.names(), key=lambda name: not name.startswith("job:"))
         table = getattr(record, "control", "").partition(".")[0]
         index: Any = getattr(record, "index", ())
         shift = line.shift(site) if table != "job" else None
@@ -283,8 +283,10 @@ class DossierReader:
             path = path.rpartition("/")[0]
             table, row = "node", -1 if (at := site.entity("node", path)) is None else at
         since_ns, until_ns = line.now_ns - BEFORE_NS, line.now_ns + AFTER_NS
-        entities, why = [path if table == "job" else f"{table}:{path}"], list[str]()
-        if table == "node":
+        entities = [path if table == "job" else f"{table}:{path}"]
+        if table == "job":
+            since_ns, until_ns = self._job_time(path.removeprefix("job:"), line.now_ns)
+        elif table == "node":
             since_ns, until_ns, others = self._way_out(line, path)
             entities += others
             if (
@@ -295,7 +297,7 @@ class DossierReader:
                 entities.append(jobs.shown(slot))
         entities = list(dict.fromkeys(filter(None, entities)))[:MOST_ENTITIES]
         return {"entities": entities, "since_ns": max(0, since_ns),
-                "until_ns": min(until_ns, self.live.engine.state.now_ns), "notes": why}  # fmt: skip
+                "until_ns": min(until_ns, self.live.engine.state.now_ns)}  # fmt: skip
 
     def _way_out(self, line: JournalLine, path: str) -> tuple[int, int, list[str]]:
         """(begin, end, spares and jobs) of a node's way out and back, around a line."""
@@ -337,17 +339,30 @@ class DossierReader:
             return line.now_ns - BEFORE_NS, line.now_ns + AFTER_NS, others
         return begun_ns - BEFORE_NS, over_ns + MARGIN_NS if ended else FOREVER_NS, others
 
+    def _job_events(self, job: str, since_ns: int, until_ns: int) -> list[tuple[int, bool]]:
+        """(instant, whether it is an end) of a job's starts and ends, oldest first."""
+        needle = b'"job":' + msgspec.json.encode(job)
+        query = JournalQuery(since_ns, until_ns, kinds=frozenset({"event"}), needle=needle)
+        return [
+            (one.now_ns, isinstance(event, JobEnded))
+            for one in self.lines(query)
+            if isinstance(one.record, EventRecord)
+            and not one.record.refused
+            and isinstance(event := one.record.event, JobStarted | JobEnded)
+            and event.job == job
+        ][::-1]
+
     def _ended(self, job: str, since_ns: int, until_ns: int) -> bool:
         """A job left its nodes in that time."""
-        query = JournalQuery(
-            since_ns, until_ns, kinds=frozenset({"event"}), needle=b'"job":' + msgspec.json.encode(job)
-        )
-        return any(
-            isinstance(one.record, EventRecord)
-            and isinstance(one.record.event, JobEnded)
-            and one.record.event.job == job
-            for one in self.lines(query)
-        )
+        return any(end for _, end in self._job_events(job, since_ns, until_ns))
+
+    def _job_time(self, job: str, now_ns: int) -> tuple[int, int]:
+        """From when to when a job ran that ran at an instant, with a margin; as far as it was searched."""
+        found = self._job_events(job, now_ns - CASE_NS, now_ns + CASE_NS)
+        begun = [at_ns for at_ns, end in found if not end and at_ns <= now_ns]
+        over = [at_ns for at_ns, end in found if end and at_ns >= now_ns]
+        since_ns = begun[-1] if begun else now_ns - BEFORE_NS
+        return since_ns - MARGIN_NS, over[0] + MARGIN_NS if over else FOREVER_NS
 
 
 def _covers(event: ev.Approved, line: JournalLine, entity: tuple[str, int, str] | None) -> bool:
