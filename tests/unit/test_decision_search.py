@@ -178,9 +178,9 @@ PLACES = [NODE, f"{NODE}/gpu1", "golden/h1/r1", "golden/h1/r1/node1", "golden/h1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("below", [True, False])
+@pytest.mark.parametrize(("below", "kept"), [(True, 0), (False, 0), (True, 150)])
 def test_an_entity_is_found_with_all_below_it_across_a_change_of_the_site(
-    tmp_path: Path, recorded: Recorded, below: bool
+    tmp_path: Path, recorded: Recorded, below: bool, kept: int
 ) -> None:
     """Numbers of GPUs moved at the change: commands are found by what they name, before it and after."""
     lines = plain(recorded[0])
@@ -195,7 +195,10 @@ def test_an_entity_is_found_with_all_below_it_across_a_change_of_the_site(
         changed_ns = START_NS + 131 * NS
         assert any(r["kind"] == "command" and r["now_ns"] < changed_ns for r in rows)
 
-    on_journal(tmp_path, recorded, check)
+        if kept:
+            assert any(line["kind"] == "site" for line in lines[-kept:])
+
+    on_journal(tmp_path, recorded, check, kept)
 
 
 @pytest.mark.slow

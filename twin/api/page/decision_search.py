@@ -22,7 +22,7 @@ from twin.api.answers import Refused
 from twin.api.runtime import MAX_TEXT, QUIET_KINDS, JournalLine, Runtime, is_routine
 from twin.api.scopes import job_of, meant
 from twin.catalogue import I32, TABLES, StorageError, clean, utc
-from twin.contracts import EventRecord, below
+from twin.contracts import EventRecord, SiteRecord, below
 from twin.run import FOREVER_NS, JournalQuery, JournalWalk, WalkedLine, journal_begin
 from twin.site import Site
 from twin.telemetry import JobEnded, JobStarted
@@ -317,12 +317,16 @@ SEARCH: web.AppKey[DecisionSearch] = web.AppKey("decision_search", DecisionSearc
 def lines_in_memory(live: Runtime) -> tuple[list[JournalLine], int | None]:
     """(lines newest first, as far back as none is missing, the number of the oldest one in the journal)."""
     out, floor = list[JournalLine](), None
+    now = then = live.engine.site.spec_hash
     for line in reversed(live.lines):
         if line.seq >= 0:
             if live.run_dir and floor is not None and line.seq != floor - 1:
                 break
             floor = line.seq
+        line.other_site = then != now
         out.append(line)
+        if isinstance(line.record, SiteRecord):
+            then = line.record.was
     return out, floor
 
 
