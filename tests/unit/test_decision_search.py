@@ -188,13 +188,17 @@ def test_an_entity_is_found_with_all_below_it_across_a_change_of_the_site(
 
     async def check(pod: Pod) -> None:
         for place in PLACES:
-            asked = {"entity": place, "kind": kinds, "limit": 1000} | ({"below": "true"} if below else {})
+            asked = {"entity": place, "kind": kinds, "limit": 30} | ({"below": "true"} if below else {})
             rows = await every(pod, asked)
             got = [int(r["at"].partition(".")[2]) for r in rows]
             assert got == expected(lines, asked), place
         changed_ns = START_NS + 131 * NS
         assert any(r["kind"] == "command" and r["now_ns"] < changed_ns for r in rows)
 
+        new = {"entity": "golden/h1/r0", "below": "true", "kind": "proposals,failed,lapsed", "limit": 3}
+        rows = await every(pod, new)
+        assert len(rows) > 6
+        assert all(r["now_ns"] >= changed_ns for r in rows), "its numbers were others' before"
         if kept:
             assert any(line["kind"] == "site" for line in lines[-kept:])
 

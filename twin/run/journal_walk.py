@@ -161,9 +161,8 @@ class JournalWalk:
             return None
         seq, kind, now_ns = int(head[1]), head[2].decode(), int(head[4])
         self._reach(head)
-        if self.ended or self._beyond(seq, now_ns) or now_ns < asked.since_ns:
-            return None
-        wanted = kind in asked.kinds if asked.kinds else kind not in asked.without
+        wanted = not (self.ended or self._beyond(seq, now_ns) or now_ns < asked.since_ns)
+        wanted = wanted and (kind in asked.kinds if asked.kinds else kind not in asked.without)
         beside = line.startswith(b'{"side":', line.find(b'"body":') + 7)
         wanted = wanted and (beside or asked.needle in line)
         if not wanted and kind != "site":
