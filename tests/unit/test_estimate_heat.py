@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.builders import two_racks
+from tests.support.builders import START_NS, two_racks
 from tests.support.estimator_rig import Desk
+from twin.catalogue import NS
 from twin.estimation.comparisons import MOVE_S
-from twin.estimation.heat import CAPTURE_PRIOR, PLATE_PU
+from twin.estimation.heat import CAPTURE_PRIOR, CLOSURE, PLATE_PU
+from twin.estimation.readings import Lag, share_of
 from twin.physics import COOLANTS, heat_rate_w_per_k
 from twin.site import RACK_VOLUME_MIN
 
@@ -32,14 +34,18 @@ class Rack:
         self.plate_tau_s = desk.site.design.gpu_tau_s[0]
         self.rng = np.random.default_rng(7)
 
-    def tick(self, power_w: float, off_k: float = 0.0, **more: Any) -> None:
+    def move(self, power_w: float) -> None:
+        """A second that nobody looks on."""
         for _ in range(20):
             self.plates_w += (power_w - self.plates_w) * (0.05 / self.plate_tau_s)
             aim = SUPPLY + self.capture * self.plates_w / self.rate
             self.return_c += (aim - self.return_c) * (0.05 / self.tau_s)
+
+    def tick(self, power_w: float, off_k: float = 0.0, dt_s: float = 1.0, **more: Any) -> None:
+        self.move(power_w)
         read = self.return_c + self.rng.normal(0, 0.03, 2) + np.array([off_k, 0.0])
         self.desk.tick({"rack.power_w": power_w, "rack.flow_lpm": FLOW, "rack.supply_temp_c": SUPPLY,
-                        "rack.return_temp_c": read, **more})  # fmt: skip
+                        "rack.return_temp_c": read, **more}, dt_s)  # fmt: skip
 
     @property
     def z(self) -> np.ndarray:
@@ -158,3 +164,36 @@ def test_liquid_carries_less_of_a_rack_whose_gpus_idle() -> None:
     (before, one), (after, two) = shares
     assert (one - two > 0.05).all()
     assert after == pytest.approx(before, abs=0.01)
+
+
+@pytest.mark.parametrize("away_s", [8, 20, 60])
+def test_what_heated_a_rack_while_nobody_looked_is_unknown_for_a_while(away_s: int) -> None:
+    """The load falls just before the twin is back: the water is still warm, and no sensor lies."""
+    rack = settled(400)
+    for second in range(away_s):
+        rack.move(120e3 if second < away_s - 3 else 20e3)
+    worst_z = 0.0
+    for second in range(120):
+        rack.tick(20e3, dt_s=away_s + 1.0 if second == 0 else 1.0)
+        worst_z = max(worst_z, *(float(np.abs(rack.desk.z(k)).max()) for k in ("rack.heat", CLOSURE)))
+    assert worst_z < 4.0
+    for _ in range(20):  # and then all is known again
+        rack.tick(20e3, off_k=1.5)
+    assert np.abs(rack.z)[0] > 4.0
+
+
+def test_a_lag_that_missed_some_ticks_is_as_sure_as_what_it_saw() -> None:
+    """Aims of a random walk, some of them unseen: 1 sigma of the error over what the aims can be is no more
+    than the unknown part; without gaps nothing is unknown."""
+    rng, n, tau_s = np.random.default_rng(3), 400, np.full(400, 12.0)
+    seen, whole = Lag(1, {"rack": n}, "rack"), Lag(1, {"rack": n}, "rack")
+    for second in range(240):
+        now = START_NS + second * NS, 1.0
+        if second % 25 == 0:
+            aim = rng.uniform(0.0, 1.0, (1, n))
+        true = whole.toward(aim, share_of(1.0, tau_s), now)
+        if second % 60 < 20 or second < 60:
+            level = seen.toward(aim, share_of(1.0, tau_s), now)
+            off = float(np.sqrt(np.mean((level - true) ** 2)))
+            assert off <= 0.42 * float(seen.unknown.max()) + 1e-3  # two numbers in 0..1 differ by 6^-0.5
+    assert (whole.unknown == 0.0).all()

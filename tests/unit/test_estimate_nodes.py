@@ -226,3 +226,17 @@ def test_fans_that_follow_a_step_late_are_no_surprise() -> None:
     assert max(far) < 3.0
     r = racks.step({"node.power_w": racks.node_w * 1.15})["node.power_w"]
     assert (r.difference > 4.0 * r.sigma).all(), "steady again, a meter that is off stands out"
+
+
+@pytest.mark.parametrize("delay_s", [2, 3])
+def test_a_rack_is_not_compared_with_what_its_nodes_drew_before_a_restart(delay_s: int) -> None:
+    racks = Racks(delay_s).run(600)
+    racks.moves_s, racks.level = 10_000, 1100.0
+    racks.run(20)
+    racks.second += 60  # nobody looked, and the load is another
+    racks.level = 250.0
+    racks.late.clear()
+    for _ in range(30):
+        r = racks.step()["rack.power_w"]
+        assert not (np.abs(r.difference) > 4.0 * r.sigma).any()
+    assert np.isfinite(r.difference / r.sigma).all()

@@ -72,7 +72,7 @@ def test_the_share_converges_to_the_truth(capture: float) -> None:
 
 def test_the_uncertainty_is_bounded_and_only_readings_reduce_it() -> None:
     desk = Desk(two_racks())
-    for _ in range(50):
+    for _ in range(60):
         desk.tick(readings(100e3, 0.8))
     tight = desk.estimator.capture_var.copy()
     assert (tight < 0.01**2).all()

@@ -28,10 +28,11 @@ from twin.estimation.power_tree import BALANCE, Balance, PowerTreeEstimator, bal
 from twin.estimation.readings import Lag, Latest, Readings, Steps
 from twin.physics import COOLANTS
 from twin.site import Site
-from twin.telemetry import EntityState, OldOfNew, State, part
+from twin.telemetry import EntityState, OldOfNew, State, part, scalar
 
 __all__ = ["Balance", "Estimator", "balances_of"]
 HEAT = "rack.heat"
+AWAY_S = 5.0  # without ticks, at least, between an end and a restart; source: estimate
 
 
 class Estimator(EntityState):
@@ -43,6 +44,7 @@ class Estimator(EntityState):
     hydraulics: HydraulicsEstimator = part()
     gpus: GpuEstimator = part()
     nodes: NodeEstimator = part()
+    step_s: float = scalar(0.0)  # usual time between two ticks, the longest of the last ones
 
     def __init__(self, site: Site) -> None:
         super().__init__(site.sizes)
@@ -87,17 +89,23 @@ class Estimator(EntityState):
             latest.take(state, self.steps.get(latest.table))
         board, now_ns, readings = self.board, state.now_ns, Readings(state)
         untouched = np.zeros(board.n, np.bool_) if self.frozen else self._spared(windows)
+        seen_s = self._seen_s(dt_s)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             board.begin(now_ns)
-            self.heat.update(self._rack, readings, board, now_ns, dt_s)
+            self.heat.update(self._rack, readings, board, now_ns, seen_s)
             self.hydraulics.update(self._rack, self._cdu, board)
-            self.exchange.update(self._rack, self._cdu, self._loop, board, now_ns, dt_s)
-            self.loops.update(self._weather, self._cdu, self._loop, board, now_ns, dt_s)
-            self.tree.update(self._feeder, self._rack, board, now_ns, dt_s)
+            self.exchange.update(self._rack, self._cdu, self._loop, board, now_ns, seen_s)
+            self.loops.update(self._weather, self._cdu, self._loop, board, now_ns, seen_s)
+            self.tree.update(self._feeder, self._rack, board, now_ns, seen_s)
             board.settle(dt_s, untouched)
         for row in board.rows:
             self.residuals[row.name] = board.residual(row.name)
         self._devices(readings, dt_s, windows)
+
+    def _seen_s(self, dt_s: float) -> float:
+        """Seconds of a step of which its readings tell: after a time without ticks, the usual step."""
+        usual_s, self.step_s = self.step_s, max(dt_s, 0.5 * self.step_s)
+        return usual_s if usual_s > 0.0 and dt_s > max(AWAY_S, 2.0 * usual_s) else dt_s
 
     def _devices(self, readings: Readings, dt_s: float, windows: Windows | None) -> None:
         """GPUs, nodes, and racks by the power of their nodes."""

@@ -11,7 +11,7 @@ from twin.catalogue import F64
 from twin.estimation.comparisons import Board, Row
 from twin.estimation.heat import cdu_tau_s
 from twin.estimation.hydraulics import Cooled
-from twin.estimation.readings import Lag, Latest, joint, share_of
+from twin.estimation.readings import UNIFORM, Lag, Latest, joint, share_of
 from twin.physics import COOLANTS, Coolant, film_factor, heat_rate_w_per_k, heat_slope_k, transfer, ua_of
 from twin.site import PRIMARY_FLOW_RATIO, Site
 
@@ -62,6 +62,7 @@ class Exchange:
             4, site.sizes, "cdu"
         )  # hot leg, cold leg, pipes to the racks; and the return over LATE_S
         self._late = np.full(n, LATE_S)
+        self._full_w = cooled.sums(site.design.rack_max_w)
         self._least = LEAST_FLOW_PU * np.nan_to_num(self.nominal_lpm, nan=10.0)
 
     def update(self, rack: Latest, cdu: Latest, loop: Latest, board: Board, now_ns: int, dt_s: float) -> None:
@@ -75,7 +76,9 @@ class Exchange:
         # Where no flow is reported the time is that of the nominal flow
         tau_s = cdu_tau_s(through_lpm, self.nominal_lpm)
         shares = share_of(dt_s, np.stack([tau_s, tau_s, tau_s, self._late]))
-        arrived, left, sent, calm = self.legs.toward(np.stack([mixed, leaving, supply, back]), shares, now_ns)
+        arrived, left, sent, calm = self.legs.toward(
+            np.stack([mixed, leaving, supply, back]), shares, (now_ns, dt_s)
+        )
 
         sent = cooled.of_cdu(sent)
         read_ns = np.minimum(
@@ -89,7 +92,11 @@ class Exchange:
         )
         mix_steps_k = cooled.sums(rack["flow_lpm"] * rack.step_sigma("return_temp_c")) / passing
         steps_k = joint(mix_steps_k, back_steps_k)
-        board.put_offset(MIX, arrived, back, read_ns, loose=_moving(0.35, mixed - arrived), steps=steps_k)
+        # Before what was seen, the racks' load may have been any
+        rise_k = self._full_w / heat_rate_w_per_k(self.coolant, passing, mixed)
+        unseen_k = UNIFORM * self.legs.unknown[0] * np.fmax(rise_k, np.abs(mixed - supply))
+        loose = _moving(0.35, mixed - arrived) + unseen_k
+        board.put_offset(MIX, arrived, back, read_ns, loose=loose, steps=steps_k)
         names = ("supply_temp_setpoint_c", "supply_temp_setpoint_final_c")
         wanted = np.where(np.isfinite(cdu[names[1]]), cdu[names[1]], cdu[names[0]])
         read_ns = np.maximum(cdu.heard_ns(names[0]), cdu.heard_ns(names[1]))

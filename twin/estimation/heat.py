@@ -12,7 +12,7 @@ import numpy as np
 
 from twin.catalogue import F64
 from twin.estimation.comparisons import Board, Row
-from twin.estimation.readings import Lag, Latest, Readings, filled, joint, share_of
+from twin.estimation.readings import UNIFORM, Lag, Latest, Readings, filled, joint, share_of
 from twin.physics import Coolant, heat_rate_w_per_k
 from twin.site import CDU_VOLUME_MIN, GPU_TAU_LIQUID_S, RACK_VOLUME_MIN, Site
 
@@ -59,6 +59,7 @@ class RackHeat:
         self._plate_tau_s = np.where(np.isfinite(self._plate_tau_s), self._plate_tau_s, GPU_TAU_LIQUID_S)
         self._nominal_lpm = design.rack_flow_lpm
         self._tau_s = np.full(n, 60.0 * RACK_VOLUME_MIN)
+        self._n, self._full_w = n, design.rack_max_w
         gpus = np.diff(site.gpu_start_of_node[site.node_start_of_rack]).astype(np.float64)
         self._site, self._any = site, bool((gpus > 0).any())
         # See `_weigh`; and the part in the liquid's heat of what GPUs do not draw, lately
@@ -80,9 +81,10 @@ class RackHeat:
         gpu_w = self._site.sum_by_rack("gpu", readings.lately("gpu", "power_w"))
         other_w = np.maximum(power_w - gpu_w, 0.0)
         mixed = self._plate_pu * gpu_w + self._rest_pu * other_w
-        self.mix.toward((mixed / power_w)[None], np.ones(1), readings.now_ns)
+        now = readings.now_ns, dt_s
+        self.mix.toward((mixed / power_w)[None], np.ones(1), now)
         before, part = self.other.level[0].copy(), other_w / (self._capture_pu * mixed)
-        self.other.toward(part[None], share_of(dt_s, np.full(1, FOLLOWED_S)), readings.now_ns)
+        self.other.toward(part[None], share_of(dt_s, np.full(1, FOLLOWED_S)), now)
         share, unknown = self.mix.level[0], REST_SPREAD * np.abs(part - before)
         return np.where(np.isfinite(share), share * power_w, power_w), filled(unknown)
 
@@ -93,17 +95,22 @@ class RackHeat:
         rate = heat_rate_w_per_k(self.coolant, flowing, supply_c)
         loading = np.where(power_w >= MIN_POWER_W, power_w, np.nan)
         loading, unknown_pu = self._weigh(readings, loading, dt_s)
-        heat_w = self.plates.toward(loading[None], share_of(dt_s, self._plate_tau_s)[None], now_ns)[0]
+        now = now_ns, dt_s
+        heat_w = self.plates.toward(loading[None], share_of(dt_s, self._plate_tau_s)[None], now)[0]
         # Without a profile the nominal flow is not known: then it takes as long as where it flows nominally
         ratio = flowing / self._nominal_lpm
         tau_s = np.where(np.isfinite(ratio), self._tau_s / ratio, self._tau_s)
         usual = share_of(dt_s, self._tau_s)
         aims = np.stack([supply_c, heat_w / rate, heat_w])
         shares = np.stack([usual, share_of(dt_s, tau_s), usual])
-        entered_c, rise_k, carried_w = self.tank.toward(aims, shares, now_ns)
+        behind = np.stack([np.zeros(self._n), *(2 * [self.plates.unknown[0]])])
+        entered_c, rise_k, carried_w = self.tank.toward(aims, shares, now, behind)
 
         capture = board.parameter("rack.heat")
         expected_k = capture * rise_k
+        # Before what was seen, the load may have been any
+        span_k = UNIFORM * np.fmax(capture * self._full_w / rate, np.abs(expected_k))
+        unseen_k, unseen_pu = self.tank.unknown[1:] * np.stack([span_k, span_k / expected_k])
         expected_c = np.where(expected_k >= MIN_RISE_K, entered_c + expected_k, np.nan)
         risen_k = return_c - entered_c
         teaching = (return_c - supply_c >= MIN_RISE_K) & np.isfinite(expected_c)
@@ -117,7 +124,7 @@ class RackHeat:
             read_ns,
             implied=np.where(teaching, risen_k / rise_k, np.nan),
             slope=np.where(teaching, rise_k, 0.0),
-            loose=np.where(off_k > 0.5, 0.25 * off_k, 0.0) + unknown_pu * np.abs(expected_k),
+            loose=np.where(off_k > 0.5, 0.25 * off_k, 0.0) + unknown_pu * np.abs(expected_k) + unseen_k,
             steps=steps_k,
         )
 
@@ -131,7 +138,7 @@ class RackHeat:
             flow_lpm,
             read_ns,
             level=expected_lpm * (FLOW_NOISE_PU + SENSOR_K / risen_k),
-            loose=(np.where(off_pu > 0.05, 0.25 * off_pu, 0.0) + unknown_pu) * expected_lpm,
+            loose=(np.where(off_pu > 0.05, 0.25 * off_pu, 0.0) + unknown_pu + unseen_pu) * expected_lpm,
             steps=joint(expected_lpm * steps_k / risen_k),
         )
 

@@ -67,7 +67,8 @@ class Loops:
         lpm = cdu["facility_flow_lpm"][self.cdu]
         summed: F64 = np.bincount(self.loop, lpm, self.n).astype(np.float64)
         summed = np.where(self._empty | (summed < 1.0), np.nan, summed)
-        moved_k = self._moved(lpm, cdu, now_ns, dt_s)
+        now = now_ns, dt_s
+        moved_k = self._moved(lpm, cdu, now)
         # Weather is reported once a minute; what is new is the loop's reading
         heard_ns = np.where(read_ns > 0, loop.heard_ns("supply_temp_c"), 0)
         board.put_offset(
@@ -89,15 +90,15 @@ class Loops:
         mixed_steps = lpm * cdu.step_sigma("facility_return_temp_c")[self.cdu]
         steps_k = np.bincount(self.loop, mixed_steps, self.n) / summed
         board.steps[board.cells[RETURN]] = joint(steps_k, loop.step_sigma("return_temp_c"))
-        self._return(board, heat, summed, (supply, back), heard_ns, (now_ns, dt_s))
+        self._return(board, heat, summed, (supply, back), heard_ns, now)
         board.put_ratio(FLOW, summed, flow, np.minimum(oldest, loop.heard_ns("flow_lpm")))
 
-    def _moved(self, lpm: F64, cdu: Latest, now_ns: int, dt_s: float) -> F64:
+    def _moved(self, lpm: F64, cdu: Latest, now: tuple[int, float]) -> F64:
         """1 sigma, K, of the supply of each loop for that its heat has changed of late."""
         rise = cdu["facility_return_temp_c"] - cdu["facility_supply_temp_c"]
         carried: F64 = np.bincount(self.loop, lpm * rise[self.cdu], self.n).astype(np.float64)
         range_k = carried / np.where(self._nominal_lpm > 0.0, self._nominal_lpm, np.nan)
-        calm_k = self.calm.toward(range_k[None], share_of(dt_s, np.full(1, LATE_S)), now_ns)[0]
+        calm_k = self.calm.toward(range_k[None], share_of(now[1], np.full(1, LATE_S)), now)[0]
         away_k = np.abs(range_k - calm_k) - LEAST_MOVE_K
         return np.asarray(LATE_SHARE * np.maximum(filled(away_k), 0.0), np.float64)
 
@@ -118,7 +119,7 @@ class Loops:
         mixed = (heat + (passing - summed) * supply) / passing
         tau_s = self._tau_s / np.maximum(passing / nominal, LEAST_PASSING_PU)
         tau_s = np.where(np.isfinite(tau_s), tau_s, self._tau_s)
-        arrived = self.tank.toward(mixed[None], share_of(now[1], tau_s), now[0])[0]
+        arrived = self.tank.toward(mixed[None], share_of(now[1], tau_s), now)[0]
         slope = nominal * (supply - mixed) / passing  # of what is mixed, at rest
         teaching = np.abs(slope) > LEAST_SLOPE_K
         board.put(

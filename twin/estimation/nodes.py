@@ -305,6 +305,10 @@ class NodeEstimator(EntityState):
         power_w, heard_ns = readings.good("rack", "power_w")
         node_w, _ = readings.good("node", "power_w")
         sums = np.where(self._filled, self.site.sum_by_rack("node", node_w), np.nan)
+        # Of a time without ticks, as between an end and a restart, nothing is remembered
+        newest_ns, before_ns = self.ring_ns[:2].tolist()
+        if readings.now_ns - newest_ns > max(GAP_S * NS, 2 * (newest_ns - before_ns)):
+            self.ring[:] = np.nan
         for ring in (self.ring, self.ring_ns):
             ring[1:] = ring[:-1].copy()
         # One node that missed a tick does not hide its rack: the sum before stands in

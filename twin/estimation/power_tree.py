@@ -173,7 +173,8 @@ class PowerTreeEstimator:
         One reading far from the one before and the one after is a spike of the meter, and no move.
         """
         last_w, share = self.moved.level[1].copy(), share_of(dt_s, np.full(1, MOVED_S))
-        calm_w = self.moved.toward(np.stack([feeder_w, feeder_w]), np.stack([share, np.ones(1)]), now_ns)[0]
+        shares = np.stack([share, np.ones(1)])
+        calm_w = self.moved.toward(np.stack([feeder_w, feeder_w]), shares, (now_ns, dt_s))[0]
         far_w = np.fmin(np.abs(feeder_w - calm_w), np.abs(last_w - calm_w))
         away_w = far_w - LEAST_MOVE_PU * np.abs(feeder_w)
         return np.asarray(MOVED_SHARE * np.maximum(filled(away_w), 0.0), np.float64)

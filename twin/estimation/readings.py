@@ -10,13 +10,11 @@ from twin import kernels
 from twin.catalogue import F64, I64, NS, TABLES
 from twin.telemetry import GOOD, OWN, EntityState, Sizes, State, column
 
-# After a gap this long a lag knows nothing and begins anew where its aim is; source: estimate.
-LOST_S = 30.0
-
-
 UNIFORM = 12.0**-0.5  # 1 sigma of an error that is anywhere within a step, over the step
 MULTIPLE_TOLERANCE = 0.02  # of a step: float32 of the largest signals
 LEAST_STEP_PU = 1e-4  # of a reading: below, a step drowns in any noise; source: estimate
+LEAST_GAP = 0.5  # ticks without an aim, that a lag notices: instants are rounded
+LEAST_UNKNOWN = 1e-3  # of a level: below, it is known
 
 
 class Steps(EntityState):
@@ -134,21 +132,35 @@ class Readings:
 
 
 class Lag(EntityState):
-    """Free-running first-order models, k of them for each of n entities."""
+    """Free-running first-order models, k of them for each of n entities.
+
+    Nobody knows the aim of a time that was not seen, as between an end and a restart: a level then rests in
+    part on a guess, that the aim was what it is now. This part is `unknown`, and fades as fast as the lag.
+    """
 
     level: F64 = column(OWN, "f8", np.nan, lead=("k",))
     known_ns: I64 = column(OWN, "i8", lead=("k",))
+    unknown: F64 = column(OWN, "f8", 1.0, lead=("k",))
 
     def __init__(self, k: int, sizes: Sizes, table: str) -> None:
         super().__init__({"k": k, table: sizes[table]}, table)
 
-    def toward(self, aim: F64, share: F64, now_ns: int) -> F64:
-        """Move by `share` of the way to `aim` (both [k, n]); NaN where an aim is unknown."""
+    def toward(self, aim: F64, share: F64, now: tuple[int, float], unknown: F64 | float = 0.0) -> F64:
+        """Move by `share` of the way to `aim` (both [k, n]); NaN where an aim is unknown.
+
+        `now`: the instant and the seconds of this step; `unknown`: such a part of the aim.
+        """
+        now_ns, dt_s = now
         known = np.isfinite(aim)
-        lost = now_ns - self.known_ns > LOST_S * NS
-        if lost.any():
-            np.copyto(self.level, aim, where=lost)
+        unseen = (now_ns - self.known_ns) / (dt_s * NS) - 1.0
+        if (gap := known & (unseen > LEAST_GAP)).any():
+            left = np.where(gap & np.isfinite(self.level), (1.0 - share) ** np.maximum(unseen, 0.0), 0.0)
+            np.copyto(self.level, aim + filled(self.level - aim) * left, where=gap)
+            np.copyto(self.unknown, 1.0 - (1.0 - self.unknown) * left, where=gap)
         np.add(self.level, (aim - self.level) * share, out=self.level, where=known)
+        if self.unknown.any() or np.any(unknown):
+            np.add(self.unknown, (unknown - self.unknown) * share, out=self.unknown, where=known)
+            self.unknown[self.unknown < LEAST_UNKNOWN] = 0.0
         np.copyto(self.known_ns, now_ns, where=known)
         return self.level.copy() if known.all() else np.where(known, self.level, np.nan)
 
