@@ -20,7 +20,9 @@ from twin.site import CONVECTIVE_SHARE, FLOW_EXPONENT, Site
 from twin.telemetry import EntityState, column, part, scalar
 
 MEMORY_S = 2400.0  # of resistance and lag; source: estimate
-SETTLED_S = 900.0  # of weighted readings before a resistance is its reference; source: estimate
+# Of weighted readings, and 1 sigma over its value, before a resistance is its reference, and how far it moves
+# within two minutes by then; source: estimate
+SETTLED_S, KNOWN_PU = 900.0, 0.04
 # 1 sigma of the prior: of the resistance as a share of the design's, of the lag as a share of itself, and of
 # the offset (a sensor's error); source: estimate.
 SPREAD_PU, LAG_SPREAD_PU, OFFSET_K = 0.2, 0.3, 0.7
@@ -66,7 +68,7 @@ class Trays:
         return np.repeat(of_node, self.each) if self.each else np.asarray(of_node[self.of], np.float64)
 
     def others(self, values: F64, nodes: np.ndarray) -> tuple[I64, F64]:
-        """(GPUs of these nodes [m], the median of `values` [n_gpu] over the other GPUs of their node); 0
+        """(GPUs of these nodes [m], the median of `values` [n_gpu] over the other GPUs of their node); NaN
         where fewer than LEAST_OTHERS others have one."""
         most = int(self.count[nodes].max(initial=0))
         seats = self.start[nodes][:, None] + np.arange(most)
@@ -79,8 +81,8 @@ class Trays:
         ends = [
             np.take_along_axis(ordered, np.minimum(at + (at >= rank), most - 1), axis=1) for at in (low, high)
         ]
-        median = np.where(others >= LEAST_OTHERS, 0.5 * (ends[0] + ends[1]), 0.0)
-        return seats[there].astype(np.int64), np.nan_to_num(median[there])
+        median = np.where(others >= LEAST_OTHERS, 0.5 * (ends[0] + ends[1]), np.nan)
+        return seats[there].astype(np.int64), median[there]
 
 
 class GpuTemp(EntityState):
@@ -268,20 +270,30 @@ class GpuTemp(EntityState):
         nodes[self.trays.of[at]] = True
         gpus, common_k = self.trays.others(measured - self.expected, np.flatnonzero(nodes & ~self.liquid))
         self.common_k[:] = 0.0
-        self.common_k[gpus] = common_k
+        self.common_k[gpus] = filled(common_k)
 
     def common_doubt(self, rows: slice = slice(None)) -> F64:
         """1 sigma [m], K, for that what a node's GPUs are off by together is not the same for each."""
         return np.asarray(COMMON_DOUBT_PU * np.abs(self.common_k[rows]), np.float64)
 
     def air_drift(self) -> F64:
-        """Share by which the resistances of a node's other GPUs have drifted in air [n]; 0 in coolant."""
+        """Share by which the resistances of a node's other GPUs have drifted in air [n], NaN where that is
+        not known yet; 0 for those that share no air."""
         out = np.zeros(self.n)
         if not self.all_liquid:
             drift = self.set.in_use[RESISTANCE] / self.reference.value[0] - 1.0
-            gpus, common = self.trays.others(drift, np.flatnonzero(~self.liquid))
+            gpus, common = self.trays.others(drift, np.flatnonzero(~self.lonely))
             out[gpus] = common
         return out
+
+    def _taught_s(self, rows: slice) -> F64:
+        """Weighted readings of each GPU [m], or of its neighbours in air: these have a reference at once."""
+        own = self.fit.taught_s
+        if not self.lonely.all():
+            gpus, others = self.trays.others(own, np.flatnonzero(~self.lonely))
+            own = own.copy()
+            own[gpus] = others
+        return own[rows]
 
     def parameter_sigma(self, at: I64) -> F64:
         """1 sigma, K, of the expectation of GPUs `at` for that their parameters are not known; kept in
@@ -332,7 +344,12 @@ class GpuTemp(EntityState):
         self.set.learning[:, rows] = theta
         self.set.move(rows)
         self.covariance.move(rows, factor)
-        self.reference.settle(rows, theta[RESISTANCE : RESISTANCE + 1], self.fit.taught_s[rows])
+        # A drift compares what is in use with what was in use: what is still being found is neither
+        in_use = self.set.in_use[RESISTANCE : RESISTANCE + 1, rows]
+        least = KNOWN_PU * in_use[0]
+        known = self.covariance.variance(RESISTANCE, rows) <= least**2
+        known &= np.abs(theta[RESISTANCE] - in_use[0]) <= least
+        self.reference.settle(rows, in_use, np.where(known, self._taught_s(rows), 0.0))
         self.reference.sigma[0, rows] = np.sqrt(variance[RESISTANCE])
 
     def forget(self, table: str, entity: int) -> None:

@@ -186,6 +186,12 @@ class Covariance(EntityState):
         self.in_use[:, rows] = self.waiting[:, rows]
         self.waiting[:, rows] = factor
 
+    def variance(self, k: int, rows: slice) -> F64:
+        """Variance [m] of parameter k, as it is in use, of a part of the rows."""
+        of_row = [i * (i + 1) // 2 + k for i in range(len(self.first)) if k <= i]
+        column = self.in_use[[at for at in of_row if at < len(self.first)]][:, rows]
+        return np.asarray((column.astype(np.float64) ** 2).sum(axis=0))
+
     def sigma(self, at: np.ndarray, features: list[F64]) -> F64:
         """1 sigma [m] of x . theta of the rows `at`, for that theta is not known; `features` k times [m].
 
