@@ -590,3 +590,12 @@ def test_places_know_who_is_above_whom() -> None:
     assert places.below("rack", 1, "node").tolist() == list(range(18, 36))
     assert places.above("gpu", "rack")[[0, 71, 72, 143]].tolist() == [0, 0, 1, 1]
     assert places.above("gpu", "loop").tolist() == [-1] * 144
+
+
+@pytest.mark.parametrize(
+    ("read_w", "size_w", "kept"),
+    [(72.0, 145.0, False), (72.0, -145.0, True), (700.0, 145.0, True), (700.0, 10.0, False)],
+)
+def test_a_meter_reads_no_more_too_much_than_it_reads(read_w: float, size_w: float, kept: bool) -> None:
+    now: Any = {"gpu.power_w": np.array([read_w])}
+    assert DiagnosisVerdicts._slight("gpu", "power_w", 0, size_w, now) != kept

@@ -202,11 +202,13 @@ class DiagnosisVerdicts:
 
     @staticmethod
     def _slight(table: str, signal: str, entity: int, size: float, now: TickValues) -> bool:
-        """Return True if a sensor is off by no more than the error of the models."""
+        """Return True if a sensor is off by no more than the error of the models, or by more than it reads:
+        no power, flow or pressure is below nothing, so what is expected is wrong.
+        """
         if signal.endswith("temp_c"):
             return abs(size) < (LEAST_GPU_K if table == "gpu" else LEAST_K)
-        least_pu = LEAST_GPU_PU if table == "gpu" else LEAST_PU
-        return abs(size) < least_pu * abs(float(now[f"{table}.{signal}"][entity]) - size)
+        least_pu, true = LEAST_GPU_PU if table == "gpu" else LEAST_PU, now[f"{table}.{signal}"][entity] - size
+        return bool(true < 0.0 or abs(size) < least_pu * true)
 
     def _evidence(
         self, kind: str, fault: IsolatedFault, now: TickValues, residuals: dict[str, Residual]
