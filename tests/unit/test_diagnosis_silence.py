@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.builders import Twin, site_of, two_racks
+from tests.support.builders import START_NS, Twin, site_of, two_racks
 from twin.catalogue import NS
 from twin.diagnosis import Topology
 from twin.diagnosis.cause import MOST_ALIKE, Cause, CauseBook
+from twin.diagnosis.silence import RESTART_S, _far_apart
+from twin.diagnosis.xids import OFF_BUS_XID
 from twin.telemetry import FaultReported
 
 RNG = np.random.default_rng(3)
@@ -48,6 +50,39 @@ def after(seconds: int = 30, nodes: bool = True, **quiet: Any) -> list[tuple[str
 def test_one_gpu_beside_others_that_speak_fell_off_the_bus() -> None:
     assert after(quiet_gpus=[6]) == [("gpu_off_bus", "gpu", 6)]
     assert after(quiet_gpus=[6], nodes=False) == [("gpu_off_bus", "gpu", 6)]
+
+
+def test_silence_is_information_as_long_as_a_restart_takes_and_never_critical_by_itself() -> None:
+    quiet = {"node_silent": speaking(range(8, 12)), "gpu_off_bus": speaking([6])}
+    for kind, values in quiet.items():
+        pod = copy.deepcopy(_speaking(True))
+        for _ in range(30):
+            pod.tick(values)
+        assert [(f.kind, f.severity) for f in pod.engine.diagnosis.faults] == [(kind, "info")]
+        assert [f.severity for f in pod.engine.findings.active.values() if kind in f.id] == ["info"]
+        pod.tick(values, dt_s=RESTART_S)
+        pod.tick(values)
+        assert [(f.kind, f.severity) for f in pod.engine.diagnosis.faults] == [(kind, "warning")]
+        assert not [f for f in pod.engine.findings.active.values() if f.severity == "critical"]
+
+
+def test_a_gpu_that_says_that_it_falls_off_the_bus_is_critical_at_once() -> None:
+    pod = copy.deepcopy(_speaking(True))
+    name = pod.engine.site.name("gpu", 6)
+    pod.tick(speaking(), FaultReported(id="x", table="gpu", name=name, code=OFF_BUS_XID))
+    for dt_s in (*30 * [1.0], 700.0, 1.0, 1.0):  # and stays so, though its last words fade
+        pod.tick(speaking([6]), dt_s=dt_s)
+    assert [(f.kind, f.severity) for f in pod.engine.diagnosis.faults] == [("gpu_off_bus", "critical")]
+
+
+def test_nodes_of_many_racks_have_a_source_in_common_if_they_fall_silent_together() -> None:
+    """Five nodes of as many racks, two of another: within seconds, or minutes apart as nodes restart."""
+    rack_of, silent = np.arange(40) // 4, np.isin(np.arange(40), [0, 5, 9, 13, 17, 20, 21])
+    for apart_s, alike in ((2.0, True), (200.0, False)):
+        since_ns = START_NS + np.arange(40) * round(apart_s * NS) * silent
+        assert (_far_apart(since_ns, silent, rack_of) == (silent & alike)).all()
+    since_ns = np.where(rack_of < 2, START_NS, START_NS + 600 * NS)
+    assert not _far_apart(since_ns, silent & (rack_of < 4), rack_of).any()
 
 
 @pytest.mark.parametrize("nodes", [True, False])

@@ -46,6 +46,7 @@ class Cause:
     covers: dict[str, I32] = field(default_factory=dict)
     since_ns: int = 0
     supported_ns: int = 0
+    severity: str = ""  # less than that of its kind, as long as it may be over by itself
 
     @property
     def key(self) -> Key:
@@ -93,6 +94,8 @@ class CauseBook(EntityState):
             if known is not None:
                 cause.count = max(cause.count, 1)
                 cause.since_ns, cause.supported_ns = known.since_ns, now_ns
+                if _GRAVITY[_severity(known)] < _GRAVITY[_severity(cause)]:
+                    cause.severity = known.severity  # as long as it lasts it is as grave as it was
                 self.reported[key] = cause
                 continue
             support = self.waiting.setdefault(key, Support(*key, now_ns, now_ns))
@@ -175,11 +178,14 @@ def _gravity(key: Key) -> int:
     return _GRAVITY[FAULT_KINDS[key[0]].severity]
 
 
+def _severity(c: Cause) -> str:
+    return c.severity or FAULT_KINDS[c.kind].severity
+
+
 def _fault(c: Cause) -> Fault:
-    severity = FAULT_KINDS[c.kind].severity
     evidence = c.evidence[:MAX_EVIDENCE]
     return Fault(
-        c.kind, c.table, c.entity, c.signal, severity, c.confidence_pu, c.since_ns, evidence, c.count
+        c.kind, c.table, c.entity, c.signal, _severity(c), c.confidence_pu, c.since_ns, evidence, c.count
     )
 
 
@@ -203,6 +209,7 @@ def _crowd(causes: list[Cause], topology: Topology) -> Fault:
     least_pu = min(c.confidence_pu for c in causes)
     return replace(
         _fault(cause),
+        severity=min(map(_severity, causes), key=_GRAVITY.__getitem__),
         table=table,
         entity=entity,
         confidence_pu=least_pu,

@@ -22,6 +22,9 @@ EVERY_S = 2.0  # between readings of counters
 RECENT_S, USUAL_S = 60.0, 3600.0
 UNUSUAL = 10.0  # times the usual growth, whatever the chance: counts come in bursts; source: estimate
 CLEAR_S = 180.0
+# What is over sooner is a burst, which asks for nothing; after so long without any, growth begins anew;
+# source: estimate
+BURST_S, ANEW_S = 4.0, 120.0
 RECOVERY_XID = 154  # tells what would cure an error, or that nothing is needed any more
 
 
@@ -34,7 +37,7 @@ class Counted:
     kind: str
     least: float
     words: str
-    usual: bool = True  # healthy devices count it too, now and then
+    usual: bool = True  # healthy devices count it too, now and then, and bursts of it
 
 
 COUNTED = (
@@ -53,6 +56,8 @@ class Growth(EntityState):
     last: dict[str, I64] = keyed("i8")
     recent: dict[str, F64] = keyed("f8")
     usual: dict[str, F64] = keyed("f8")
+    began_ns: dict[str, I64] = keyed("i8")  # first and last instant of the growth that goes on, or was last
+    grew_ns: dict[str, I64] = keyed("i8")
     looked_ns: int = scalar(0)
     watched_s: float = scalar(0.0)
     xids: Xids = part()
@@ -88,9 +93,13 @@ class Growth(EntityState):
                 known = out.get((counted.kind, entity))
                 if known is not None:
                     known.evidence += (text,)
+                    if not (counted.usual and self._in_a_burst(key, entity)):
+                        known.severity = ""
                     continue
                 at = (counted.kind, counted.table, entity)
-                out[counted.kind, entity] = Cause(*at, "", 0.99, (text,), 1, 0.0, CLEAR_S)
+                cause = out[counted.kind, entity] = Cause(*at, "", 0.99, (text,), 1, 0.0, CLEAR_S)
+                if counted.usual and self._in_a_burst(key, entity):
+                    cause.severity, cause.evidence = "info", (f"{text}, in one burst",)
         return [*out.values(), *self._bursts(state.now_ns, in_maintenance.get("gpu"))]
 
     def _count(self, state: State) -> None:
@@ -120,6 +129,18 @@ class Growth(EntityState):
             calm = recent < counted.least
             usual += np.where(calm, slow * (grown / step_s - usual), 0.0)
             self.last[key] = total.copy()
+            if key not in self.grew_ns or len(self.grew_ns[key]) != len(total):
+                self.began_ns[key], self.grew_ns[key] = np.zeros((2, len(total)), np.int64)
+            began_ns, grew_ns = self.began_ns[key], self.grew_ns[key]
+            at = np.flatnonzero(grown)
+            began_ns[at] = np.where(state.now_ns - grew_ns[at] > ANEW_S * NS, state.now_ns, began_ns[at])
+            grew_ns[at] = state.now_ns
+
+    def _in_a_burst(self, key: str, entity: int) -> bool:
+        """Return True if all that a counter grew by of late came within BURST_S."""
+        return (
+            key in self.grew_ns and int(self.grew_ns[key][entity] - self.began_ns[key][entity]) < BURST_S * NS
+        )
 
     def _hear(self, events: Sequence[Event], now_ns: int) -> None:
         mine = [e for e in events if type(e) is FaultReported and e.table == "gpu"]

@@ -32,6 +32,9 @@ MOST_RACKS = 2  # of which a node may fall silent at once by chance
 MOST_GPUS = 3  # of a rack that may fall off the bus at once by chance
 MOST_SENSORS = 50  # that are silent alone
 BOOT_S = 600.0  # for which nodes may be silent once their rack has power again; source: estimate
+RESTART_S = (
+    900.0  # for which a node that restarts is silent, at most; source: estimate, servers take 5 to 15 min
+)
 BURNT_K = 6.0  # below slowdown, in its last reading: it shut down by heat
 
 
@@ -122,25 +125,29 @@ class Silence(EntityState):
         single = gpu & ~(dumb | off)[at] & ~self.burnt
         _since(self.gpu_ns, single, state.now_ns)
         alone = mute & ~_together(self.node_ns, mute, site.rack_of_node, 1)
-        if np.count_nonzero(np.bincount(site.rack_of_node[mute])) > MOST_RACKS:
-            alone[:] = False
+        alone &= ~_far_apart(self.node_ns, mute, site.rack_of_node)
         hold_s = self._hold_s(silent)
         for i in np.flatnonzero(alone).tolist():
             text = "neither the node nor its GPUs report" if node[i] else "none of its GPUs reports"
             if node_known[i] and not node[i]:
                 text += ", although the node does"
-            out.append(Cause("node_silent", "node", i, "", 0.95, (text,), 1, float(hold_s[i]), 15.0))
+            cause = Cause("node_silent", "node", i, "", 0.95, (text,), 1, float(hold_s[i]), 15.0)
+            if state.now_ns - self.node_ns[i] < RESTART_S * NS:
+                cause.severity, cause.evidence = "info", (text, "it may be restarting")
+            out.append(cause)
         lost = single & ~_together(self.gpu_ns, single, site.rack_of_gpu, MOST_GPUS)
-        if np.count_nonzero(np.bincount(site.rack_of_gpu[single])) > MOST_RACKS:
-            lost[:] = False
+        lost &= ~_far_apart(self.gpu_ns, single, site.rack_of_gpu)
         for i in np.flatnonzero(lost).tolist():
             talks = "its node" if node_known[at[i]] else "other GPUs beside it"
             evidence = [f"it no longer reports; {talks} still {'does' if node_known[at[i]] else 'do'}"]
+            # Silence alone is never critical, and no alarm as long as a restart takes
+            severity = "info" if state.now_ns - self.gpu_ns[i] < RESTART_S * NS else "warning"
             if OFF_BUS_XID in growth.xid_of(i):
                 evidence.append(f"XID {OFF_BUS_XID} before")
-            out.append(
-                Cause("gpu_off_bus", "gpu", i, "", 0.97, tuple(evidence), 1, float(hold_s[at[i]]), 15.0)
-            )
+                severity = ""
+            cause = Cause("gpu_off_bus", "gpu", i, "", 0.97, tuple(evidence), 1, float(hold_s[at[i]]), 15.0)
+            cause.severity = severity
+            out.append(cause)
         self.hidden = {"node": alone | off, "gpu": lost | (alone | off)[at]}
         return out
 
@@ -242,6 +249,17 @@ def _together(since_ns: I64, mask: Bool, rack_of: Any, most: int) -> Bool:
             t_ns, t_ns - round(TOGETHER_S * NS), "left"
         )
         out[order[near > most]] = True
+    return out
+
+
+def _far_apart(since_ns: I64, mask: Bool, rack_of: Any) -> Bool:
+    """Those [n] that fell silent within a minute or two of others in more than MOST_RACKS racks."""
+    out: Bool = np.zeros(len(mask), np.bool_)
+    at = np.flatnonzero(mask)
+    minute = since_ns[at] // round(TOGETHER_S * NS)
+    minutes = np.unique(np.stack([minute, rack_of[at]]), axis=1)[0]  # one of each rack
+    near = np.searchsorted(minutes, minute + 1, "right") - np.searchsorted(minutes, minute - 1, "left")
+    out[at] = near > MOST_RACKS
     return out
 
 

@@ -37,7 +37,7 @@ from twin.contracts import (
 )
 from twin.health.failure_words import is_failure
 from twin.health.health import HealthState
-from twin.health.rules import Rule
+from twin.health.rules import DIAGNOSIS, Rule
 from twin.health.rules_node import RECURS
 from twin.health.verdict_specs import SPECS
 from twin.site import Site
@@ -402,12 +402,14 @@ class _Look:
 
 def is_alarmed(rule: Rule | None, level: int, told: Mapping[str, int]) -> bool:
     """Return True if the diagnosis reports a fault that accounts for a rule's evidence, as gravely as its
-    level is.
+    level is; how grave a fault is that a rule only repeats, the diagnosis says.
 
     `told`: by kind of fault, 0 info, 1 warning, 2 critical.
     """
     if rule is None:
         return False
+    if rule.source == DIAGNOSIS and rule.id in told:
+        return True
     rank = 2 if level >= FAILED and rule.id not in _RUNS_ON else 1
     return any(gravity >= rank and rule.sign_of(kind) for kind, gravity in told.items())
 
