@@ -28,7 +28,8 @@ from twin.diagnosis.alarm_budget import (
     surprise,
     widening,
 )
-from twin.diagnosis.cusum import ALLOWANCE, LEAST_CERTAIN, CusumBoard
+from twin.diagnosis.cusum import ALLOWANCE, LEAST_CERTAIN, CusumBoard, DeviationTrack
+from twin.diagnosis.deviations import Tracks
 from twin.diagnosis.devices import DeviceFaults
 from twin.diagnosis.growth import EVERY_S, Growth
 from twin.diagnosis.sensor_checks import (
@@ -261,6 +262,27 @@ def test_a_steady_gauge_in_coarse_steps_is_not_frozen_and_a_fine_one_is(edge: fl
         assert not coarse.frozen.any()
         found_after += not fine.frozen.all()
     assert 300 < found_after < 325
+
+
+def test_a_racks_power_that_leaps_as_a_node_of_it_does_follows_the_work() -> None:
+    site = site_of(two_racks())
+    devices, watch = DeviceFaults(Topology(site)), SensorChecks(site.sizes, AlarmBudget(site))
+    racks, nodes = watch.meters["rack"], watch.meters["node"]
+    k, of_nodes = racks.index("power_w"), nodes.jumps[nodes.index("power_w")]
+    racks.jumping[k, 1], racks.jumps[k, 1] = True, 3.0
+    track = DeviationTrack(2, "rack")
+    track.wild[:] = 3.0  # the comparison with its nodes jumps as well: they are not read at one instant
+    tracks = Tracks(site.sizes)
+    tracks.tracks["rack.power_w"], racks.anything = track, True
+
+    def told() -> list[int]:
+        return [c.entity for c in devices.sensors(watch, tracks, {}, {}, None)]
+
+    assert told() == [1]
+    of_nodes[3] = 3.0  # of the other rack
+    assert told() == [1]
+    of_nodes[20] = 2.0
+    assert told() == []
 
 
 def test_a_memory_that_leaps_as_others_of_its_rack_do_follows_the_work() -> None:

@@ -15,7 +15,7 @@ from twin.diagnosis.cusum import WILD_SIGMAS
 from twin.diagnosis.deviations import SLICE, Tracks
 from twin.diagnosis.device_reports import NEVER_NS, good, reported
 from twin.diagnosis.sensor_checks import LEAP_MEAN, Meters, SensorChecks
-from twin.diagnosis.signature import GPU_POWER, LOOP_USUAL, NODE_POWER, PSU1, PSU2
+from twin.diagnosis.signature import GPU_POWER, LOOP_USUAL, NODE_POWER, PSU1, PSU2, RACK_POWER
 from twin.diagnosis.topology import Topology
 from twin.diagnosis.verdict import amount
 from twin.site import CDU_FILTER_DROP_PA, Site
@@ -187,6 +187,9 @@ class DeviceFaults(EntityState):
                         fed = key == FEEDER_POWER and kind == "spiking"
                         if fed and _shared_by_feeds(self.topology.site, entity, meters.jumps[k]):
                             continue
+                        racked = key == RACK_POWER and kind == "spiking"
+                        if racked and self._with_nodes(watch, entity, float(meters.jumps[k, entity])):
+                            continue
                         jumped = key == GPU_POWER and kind == "spiking"
                         if jumped and not _with_node(entity, self.topology, tracks, node_power):
                             continue
@@ -227,6 +230,15 @@ class DeviceFaults(EntityState):
         mean = (float(beside.sum()) - 2.0) / max(len(beside) - 1, 1)
         bound = meters.logs.spiking
         return not surprise(float(meters.jumps[k, gpu]), max(mean, LEAP_MEAN)) >= bound
+
+    def _with_nodes(self, watch: SensorChecks, rack: int, jumps: float) -> bool:
+        """Return True if the power of a node of a rack jumps as often as the rack's: its work does. The two
+        are not read at one instant, so that their comparison jumps as well.
+        """
+        if (meters := watch.meters.get("node")) is None:
+            return False
+        of_nodes = meters.jumps[meters.index("power_w"), self.topology.below("rack", rack, "node")]
+        return bool(of_nodes.max(initial=0.0) >= ALIKE_JUMPS * jumps)
 
     def _busy(self, meters: Meters, gpu: int) -> bool:
         """Return True if a GPU draws so much power that its temperature cannot stand still."""
