@@ -32,9 +32,7 @@ MOST_RACKS = 2  # of which a node may fall silent at once by chance
 MOST_GPUS = 3  # of a rack that may fall off the bus at once by chance
 MOST_SENSORS = 50  # that are silent alone
 BOOT_S = 600.0  # for which nodes may be silent once their rack has power again; source: estimate
-RESTART_S = (
-    900.0  # for which a node that restarts is silent, at most; source: estimate, servers take 5 to 15 min
-)
+RESTART_S = 1200.0  # for which a node that restarts may be silent; source: estimate, 5 to 15 min and more
 BURNT_K = 6.0  # below slowdown, in its last reading: it shut down by heat
 
 
