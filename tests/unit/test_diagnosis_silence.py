@@ -13,9 +13,9 @@ from tests.support.builders import START_NS, Twin, site_of, two_racks
 from twin.catalogue import NS
 from twin.diagnosis import Topology
 from twin.diagnosis.cause import MOST_ALIKE, Cause, CauseBook
-from twin.diagnosis.silence import RESTART_S, _far_apart
+from twin.diagnosis.silence import RESET_S, RESTART_S, WORK_S, _far_apart
 from twin.diagnosis.xids import OFF_BUS_XID
-from twin.telemetry import FaultReported
+from twin.telemetry import FaultReported, JobStarted
 
 RNG = np.random.default_rng(3)
 
@@ -60,10 +60,23 @@ def test_silence_is_information_as_long_as_a_restart_takes_and_never_critical_by
             pod.tick(values)
         assert [(f.kind, f.severity) for f in pod.engine.diagnosis.faults] == [(kind, "info")]
         assert [f.severity for f in pod.engine.findings.active.values() if kind in f.id] == ["info"]
-        pod.tick(values, dt_s=RESTART_S)
+        pod.tick(values, dt_s={"node_silent": RESTART_S, "gpu_off_bus": RESET_S}[kind])
         pod.tick(values)
         assert [(f.kind, f.severity) for f in pod.engine.diagnosis.faults] == [(kind, "warning")]
         assert not [f for f in pod.engine.findings.active.values() if f.severity == "critical"]
+
+
+@pytest.mark.parametrize("at_work", [False, True])
+def test_a_silent_node_that_a_job_runs_on_is_no_ordinary_restart(at_work: bool) -> None:
+    pod, values = copy.deepcopy(_speaking(True)), speaking(range(8, 12))
+    if at_work:
+        name = pod.engine.site.name("node", 2)
+        pod.tick(speaking(), JobStarted(id="j", job="j", nodes=(name,)))
+    for _ in range(30):
+        pod.tick(values)
+    pod.tick(values, dt_s=WORK_S)
+    pod.tick(values)
+    assert [f.severity for f in pod.engine.diagnosis.faults] == ["warning" if at_work else "info"]
 
 
 def test_a_gpu_that_says_that_it_falls_off_the_bus_is_critical_at_once() -> None:

@@ -33,6 +33,9 @@ MOST_GPUS = 3  # of a rack that may fall off the bus at once by chance
 MOST_SENSORS = 50  # that are silent alone
 BOOT_S = 600.0  # for which nodes may be silent once their rack has power again; source: estimate
 RESTART_S = 1200.0  # for which a node that restarts may be silent; source: estimate, 5 to 15 min and more
+# For which a node may be silent that a job runs on: the default of Slurm's SlurmdTimeout, after which its job
+# is lost; and a GPU whose node talks: a reset of it, or of its driver, source: estimate
+WORK_S, RESET_S = 300.0, 120.0
 BURNT_K = 6.0  # below slowdown, in its last reading: it shut down by heat
 
 
@@ -51,6 +54,7 @@ class Silence(EntityState):
         super().__init__(topology.sizes)
         self.topology, self.reports, self.outages = topology, reports, Outages(topology)
         self.hidden: dict[str, Bool] = {}  # devices that report nothing, or need not [n per table]
+        self.at_work: Bool = np.zeros(topology.sizes["node"], np.bool_)  # nodes with a job, in this tick
 
     def causes(
         self,
@@ -130,7 +134,7 @@ class Silence(EntityState):
             if node_known[i] and not node[i]:
                 text += ", although the node does"
             cause = Cause("node_silent", "node", i, "", 0.95, (text,), 1, float(hold_s[i]), 15.0)
-            if state.now_ns - self.node_ns[i] < RESTART_S * NS:
+            if state.now_ns - self.node_ns[i] < (WORK_S if self.at_work[i] else RESTART_S) * NS:
                 cause.severity, cause.evidence = "info", (text, "it may be restarting")
             out.append(cause)
         lost = single & ~_together(self.gpu_ns, single, site.rack_of_gpu, MOST_GPUS)
@@ -138,8 +142,8 @@ class Silence(EntityState):
         for i in np.flatnonzero(lost).tolist():
             talks = "its node" if node_known[at[i]] else "other GPUs beside it"
             evidence = [f"it no longer reports; {talks} still {'does' if node_known[at[i]] else 'do'}"]
-            # Silence alone is never critical, and no alarm as long as a restart takes
-            severity = "info" if state.now_ns - self.gpu_ns[i] < RESTART_S * NS else "warning"
+            # Silence alone is never critical, and no alarm as long as a reset takes
+            severity = "info" if state.now_ns - self.gpu_ns[i] < RESET_S * NS else "warning"
             if OFF_BUS_XID in growth.xid_of(i):
                 evidence.append(f"XID {OFF_BUS_XID} before")
                 severity = ""

@@ -63,7 +63,7 @@ function MoreRacks() {
     {e && asked && <><h3>{plural(asked.n, "more rack")} on {short(asked.feeder)}</h3>
       <ul class="plain">{verdict("by nameplate, if one side fails", "lost.nameplate")}{verdict("by their peaks, if one side fails", "lost.peaks")}{verdict("with diversity, the lower end, if one side fails", "lost.low")}{verdict("by nameplate, while both sides live", "both.nameplate")}{verdict("with diversity, the lower end, while both sides live", "both.low")}</ul>
       <Explained e={e} figures={false} />
-      <p class="soft">Of power only: whether the CDU and the loop carry their heat is not part of this answer. <b>More racks</b> above simulates both.</p></>}
+      <p class="soft">What a CDU or a loop carries is known from the profiles of the racks that stand there; where the plant was built for more, it says too little. <b>More racks</b> above simulates power and heat.</p></>}
   </Panel>;
 }
 
@@ -136,7 +136,8 @@ function Ask({ again }: { again: () => void }) {
 function Limits({ policies, nothing }: { policies: any[]; nothing: any[] }) {
   if (!policies.length && !nothing.length) return null;
   const list = (rows: any[]) => <ul class="plain">{rows.slice(0, 6).map((r) => <li><Tag kind={known(r.reached_s) ? "critical" : r.used_pu >= 0.9 ? "warning" : "ok"}>{known(r.reached_s) ? "reached" : quantity(r.used_pu, "1")}</Tag> {title(brief(r.text))}</li>)}</ul>;
-  return <><h3>What binds first</h3><div class="two"><div><h4>With the policies</h4>{list(policies)}</div><div><h4>Nobody acts</h4>{list(nothing)}</div></div></>;
+  const broken = policies.filter((r) => known(r.reached_s));
+  return <><h3>What binds first</h3><p class="said s-summary">{broken.length ? <><Tag kind="critical">beyond a limit</Tag> With the policies, {plural(broken.length, "limit")} of these {broken.length === 1 ? "is" : "are"} reached; the first: {brief(broken[0].text)}</> : <><Tag kind="ok">within all limits</Tag> With the policies, no limit that is known is reached.</>}</p><div class="two"><div><h4>With the policies</h4>{list(policies)}</div><div><h4>Nobody acts</h4>{list(nothing)}</div></div></>;
 }
 
 // The value of a series of (second, value) that is nearest to a second, within 15 s.
