@@ -13,7 +13,7 @@ import numpy as np
 
 from policies.thermal_guard.caps import CONTROL, GPU_KEYS, KEYS, REASONS, RELEASE_S, HeatCaps, assess
 from policies.thermal_guard.rescue import OFF, ON, POWER, SAVE, SERVICE, STOP, Rescue, proposals, rescue
-from policies.thermal_guard.rise import rise
+from policies.thermal_guard.rise import FAST, SLOW, rise
 from twin.catalogue import I32, NS, control_value, find_signal
 from twin.contracts import (
     PAGE,
@@ -79,7 +79,8 @@ class ThermalGuard:
             "low_ns": "i8",
             "read_ns": "i8",
             "readings": "i1",
-            **dict.fromkeys(("s_w", "s_t", "s_y", "s_tt", "s_ty"), "f8"),
+            "least_c": "f8",
+            **dict.fromkeys((*FAST, *SLOW), "f8"),
         },
         node={"danger_ns": "i8", "calm_ns": "i8", "order": "i1"},
     )

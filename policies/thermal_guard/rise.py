@@ -1,8 +1,11 @@
 """Rise: how fast GPUs warm up at their lowest caps, and the seconds that this leaves them.
 
-A straight line is fitted to the latest readings of each GPU since its cap was read back at its lowest.
-Nothing else enters: no flow, no power, no law of the plate, so none of these can mislead it. The rate that
-counts is the least that the noise of the readings allows.
+Two straight lines are fitted to the latest readings of each GPU since its cap was read back at its lowest.
+The rate that counts is the least that the noise of the readings allows. The line over some seconds tells a
+loss of flow. Nothing else enters it: no flow, no power, no law of the plate, so none of these can mislead it.
+The line over half a minute tells a creep. As harmless things creep too, it counts only in a rack whose flow
+is measured beyond its guard, or of which several GPUs have warmed up by more than a change of the supply
+explains; and no further than the other line allows, since what slows down looks faster over a longer time.
 """
 
 from __future__ import annotations
@@ -16,17 +19,27 @@ from twin.contracts import Memory, View
 from twin.telemetry import GOOD
 
 CAP, TEMP = "gpu.power_cap_w", "gpu.temp_c"
-COLUMNS = ("low_ns", "read_ns", "readings", "s_w", "s_t", "s_y", "s_tt", "s_ty")  # of the memory
+FLOW = "rack.flow_lpm"
+FAST, SLOW = (
+    ("s_w", "s_t", "s_y", "s_tt", "s_ty"),
+    ("l_w", "l_t", "l_y", "l_tt", "l_ty"),
+)  # weighted sums of both fits: of 1, t, y, t t, t y
+COLUMNS = ("low_ns", "read_ns", "readings", "least_c", *FAST, *SLOW)  # of the memory
 # A cap is in force so long after it was read back: readings before are of another power; source: estimate
 SETTLE_S = 1.0
-MEMORY_S = 6.0  # of the fit: a reading counts 1/e after this
+MEMORY_S = {FAST: 6.0, SLOW: 30.0}  # of the fits: a reading counts 1/e after this
 LOST_S = 35.0  # between two readings, above which the fit begins anew; the slowest exporters read each 30 s
 FEWEST = 4  # readings of a fit
 # 1 sigma of a reading: whole kelvins (0.29 K) and the noise of the sensor; source: estimate
 NOISE_K = 0.5
+STEP_K = 1.0  # a device that reports whole kelvins may have crossed a border by next to nothing
 SIGMAS = 3.0  # by which a rise must stand out: thousands of GPUs are judged every second
 MARGIN_K = 2.0  # below the shutdown: what devices and sensors differ by
 BEYOND_K = 1.0  # above its shutdown no GPU works: such a reading is wrong
+# Where the flow meter does not say so, a rack counts as starved if so many of its GPUs creep and have warmed
+# up by so much since they were coolest at their lowest caps. At 200 W a GPU is 6 K above its coolant, and set
+# points of the supply move by a few kelvins; source: estimate
+CREEPING, RISEN_K = 4, 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +50,15 @@ class Rise:
     gpu: I32
     left_s: F64
     rises: Bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A fit [k]: the least and the greatest rate that the noise allows, K/s; its temperature of now, degC."""
+
+    least: F64
+    most: F64
+    temp_c: F64
 
 
 def rise(view: View, memory: Memory, gpu: I32) -> tuple[Rise, Memory]:
@@ -52,22 +74,43 @@ def rise(view: View, memory: Memory, gpu: I32) -> tuple[Rise, Memory]:
     after = {name: memory[name].copy() for name in COLUMNS}
     for name, values in new.items():
         after[name][gpu] = values
+    known = (new["readings"] >= FEWEST) & (view.now_ns - new["read_ns"] <= round(LOST_S * NS))
     shutdown_c = view.site.design.gpu_shutdown_c[view.site.rack_of_gpu[gpu]]
-    s_w, s_t, s_y, s_tt, s_ty = (new[name] for name in COLUMNS[3:])
+    fast, slow = _line(new, FAST, 0.0), _line(new, SLOW, STEP_K)
+    known &= _hot(view, gpu, fast.temp_c, shutdown_c)
+    creep = np.where(known, np.minimum(slow.least, fast.most), 0.0)
+    creeps = creep > 0
+    creeps &= _starved(view, gpu, creeps & (fast.temp_c - new["least_c"] >= RISEN_K))
+    rate = np.maximum(np.where(known, fast.least, 0.0), np.where(creeps, creep, 0.0))
+    rises = rate > 0
+    room_k = np.maximum(shutdown_c - MARGIN_K - fast.temp_c, 0.0)
+    return Rise(gpu, np.divide(room_k, rate, out=np.full(len(gpu), np.inf), where=rises), rises), after
+
+
+def _line(sums: Memory, names: tuple[str, ...], step_k: float) -> _Line:
+    """The line through the readings whose sums are given, in doubt about their noise and one step: of all
+    weights with this spread in time, none makes more of a step than half of it over the spread."""
+    s_w, s_t, s_y, s_tt, s_ty = (sums[name] for name in names)
     with np.errstate(invalid="ignore", divide="ignore"):
         spread = s_tt - s_t * s_t / s_w
         slope = (s_ty - s_t * s_y / s_w) / spread
-        rate = slope - SIGMAS * NOISE_K / np.sqrt(spread)
-        temp_c = (s_y - slope * s_t) / s_w
-        room_k = np.maximum(shutdown_c - MARGIN_K - temp_c, 0.0)
-        left_s = room_k / rate
-    rises = (new["readings"] >= FEWEST) & (rate > 0) & _hot(view, gpu, temp_c, shutdown_c)
-    rises &= view.now_ns - new["read_ns"] <= round(LOST_S * NS)
-    return Rise(gpu, np.where(rises, left_s, np.inf), rises), after
+        doubt = SIGMAS * NOISE_K / np.sqrt(spread) + 0.5 * step_k / np.sqrt(spread / s_w)
+        return _Line(slope - doubt, slope + doubt, (s_y - slope * s_t) / s_w)
+
+
+def _starved(view: View, gpu: I32, risen: Bool) -> Bool:
+    """GPUs [k] of racks whose flow is measured beyond its guard, or of which enough GPUs have risen."""
+    rack_of = view.site.rack_of_gpu[gpu]
+    racks = view.site.sizes["rack"]
+    starved: Bool = np.bincount(rack_of[risen], minlength=racks) >= CREEPING
+    if (limit := view.limit(FLOW)) is not None:
+        with np.errstate(invalid="ignore"):
+            starved |= (view.quality(FLOW) == GOOD) & (view.value(FLOW) < limit.guard)
+    return starved[rack_of]
 
 
 def _fitted(view: View, gpu: I32, old: Memory) -> Memory:
-    """The sums of the fit with the readings of now; empty where a GPU is not at its lowest cap."""
+    """The sums of both fits with the readings of now; empty where a GPU is not at its lowest cap."""
     now_ns, envelope = view.now_ns, view.envelope(CAP)
     read_ns = _heard_ns(view, TEMP, gpu)
     good = view.quality(TEMP)[gpu] == GOOD
@@ -76,23 +119,24 @@ def _fitted(view: View, gpu: I32, old: Memory) -> Memory:
     fresh = capped & good & (read_ns > old["read_ns"]) & (read_ns >= low_ns + round(SETTLE_S * NS))
     gap_s = (read_ns - old["read_ns"]) / NS
     goes_on = capped & (old["readings"] > 0) & (gap_s <= LOST_S)
-    s_w, s_t, s_y, s_tt, s_ty = (np.where(goes_on, old[name], 0.0) for name in COLUMNS[3:])
-    dt = np.where(fresh & goes_on, gap_s, 0.0)  # time runs from the newest reading back
-    keep = np.exp(-dt / MEMORY_S)
-    s_tt = keep * (s_tt - 2.0 * dt * s_t + dt * dt * s_w)
-    s_ty = keep * (s_ty - dt * s_y)
-    s_t = keep * (s_t - dt * s_w)
-    s_w, s_y = keep * s_w + fresh, keep * s_y + np.where(fresh, view.value(TEMP)[gpu], 0.0)
-    return {
+    temp_c = view.value(TEMP)[gpu]
+    least_c = np.where(goes_on, old["least_c"], np.inf)
+    out: Memory = {
         "low_ns": low_ns,
         "read_ns": np.where(fresh, read_ns, old["read_ns"]),
         "readings": np.minimum(np.where(goes_on, old["readings"], 0) + fresh, 100),
-        "s_w": s_w,
-        "s_t": s_t,
-        "s_y": s_y,
-        "s_tt": s_tt,
-        "s_ty": s_ty,
+        "least_c": np.where(fresh, np.minimum(least_c, temp_c), least_c),
     }
+    dt = np.where(fresh & goes_on, gap_s, 0.0)  # time runs from the newest reading back
+    for names, memory_s in MEMORY_S.items():
+        s_w, s_t, s_y, s_tt, s_ty = (np.where(goes_on, old[name], 0.0) for name in names)
+        keep = np.exp(-dt / memory_s)
+        s_tt = keep * (s_tt - 2.0 * dt * s_t + dt * dt * s_w)
+        s_ty = keep * (s_ty - dt * s_y)
+        s_t = keep * (s_t - dt * s_w)
+        s_w, s_y = keep * s_w + fresh, keep * s_y + np.where(fresh, temp_c, 0.0)
+        out |= dict(zip(names, (s_w, s_t, s_y, s_tt, s_ty), strict=True))
+    return out
 
 
 def _hot(view: View, gpu: I32, temp_c: F64, shutdown_c: F64) -> Bool:

@@ -129,6 +129,69 @@ def test_what_moves_no_switch(read: Read) -> None:
         assert not ordered(twin), second
 
 
+STARVED = {"rack.flow_lpm": [5.0, 96.0]}
+
+
+def creeping(rate_k_per_s: float, first_c: float, *gpus: int, step_k: float = 0.0, **more: Any) -> Read:
+    """The same after a cooler time at the lowest caps."""
+    read = warming(rate_k_per_s, first_c, *gpus, step_k=step_k)
+    return lambda second: read(second) | {f"rack.{key}": value for key, value in more.items()}
+
+
+@pytest.mark.parametrize("rate_k_per_s", [0.03, 0.06])
+@pytest.mark.parametrize("step_k", [0.0, 1.0])
+def test_a_creep_in_a_starved_rack_is_ended_before_the_shutdown(step_k: float, rate_k_per_s: float) -> None:
+    """It is too slow for the line through some seconds."""
+    read = creeping(rate_k_per_s, 86.0, 0, 1, step_k=step_k, flow_lpm=[5.0, 96.0])
+    first = lived(guarded(), read, 300)
+    shutdown_s = (95.0 - 86.0) / rate_k_per_s
+    assert list(first) == [1.0, 2.0]
+    assert first[1.0] < shutdown_s - 45.0, "the longest that a system takes to stop"
+    assert first[2.0] < shutdown_s - OFF_LEAD_S
+    assert first[1.0] > 0.3 * shutdown_s
+
+
+def test_a_creep_counts_without_a_flow_meter_once_several_gpus_have_risen_far() -> None:
+    few, several = (0, 1, 2), (0, 1, 2, 3)
+    assert lived(guarded(), creeping(0.06, 83.0, *several), 240)
+    assert not lived(guarded(), creeping(0.06, 83.0, *few), 200)
+    assert not lived(guarded(), creeping(0.06, 87.0, *several), 100), "risen by no more than 6 K"
+
+
+SWAY = np.random.default_rng(6)
+
+
+def sway(second: int) -> dict[str, Any]:
+    """Hot GPUs of a starved rack that neither warm up nor cool down, as whole kelvins around a border."""
+    drift = 0.4 * np.sin(second / 80.0)
+    return CAPPED | STARVED | {"gpu.temp_c": np.round(88.5 + drift + SWAY.normal(0.0, 0.3, 144))}
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        pytest.param(sway, id="steady and hot"),
+        pytest.param(lambda s: CAPPED | STARVED | {"gpu.temp_c": 88.0 + (s > 40) + (s > 200)}, id="steps"),
+        pytest.param(creeping(0.06, 83.0, 5, flow_lpm=[5.0, 96.0]), id="one GPU alone"),
+        pytest.param(creeping(0.06, 60.0, 0, 1, 2, 3, flow_lpm=[5.0, 96.0]), id="cool"),
+        pytest.param(
+            lambda s: warming(0.06, 83.0, 80, 81)(s) | {"rack.flow_lpm": [5.0, 96.0]}, id="another rack"
+        ),
+        pytest.param(
+            lambda s: {
+                k: v for k, v in creeping(0.06, 83.0, 0, 1, 2)(s).items() if s < 2 or k != "rack.flow_lpm"
+            },
+            id="a flow meter that is silent",
+        ),
+    ],
+)  # fmt: skip
+def test_no_creep_and_no_starved_rack_is_no_danger(read: Read) -> None:
+    twin = guarded()
+    for second in range(240):
+        twin.tick(read(second))
+        assert not ordered(twin), second
+
+
 def test_a_sensor_that_creeps_beside_a_warm_neighbour_moves_no_switch() -> None:
     twin, read = guarded(), warming(0.4, 83.0, 0)
     for second in range(40):
