@@ -94,6 +94,7 @@ EFFECTS: list[tuple[Script, dict[str, Any]]] = [
     (Script("leak", "rack", 1, 0, severity=0.5), {"rack_leak_lpm": {(1,): 2.0}}),
     (Script("leak", "cdu", 0, 0), {"cdu_leak_lpm": {(0,): 20.0}}),
     (Script("leak", "loop", 0, 0), {"loop_leak_lpm": {(0,): 60.0}}),
+    (Script("coolant_loss", "cdu", 0, 0, severity=0.5), {"cdu_unseen_lpm": {(0,): 2.0}}),
     (Script("cooler_failed", "loop", 0, 0, severity=0.75), {"loop_fan_factor": {(0,): 0.25}}),
     (Script("heat_wave", "site", 0, 0, severity=0.5), {"outdoor_add_k": 10.0}),
     (Script("sensor_biased", "rack", 1, 0, signal="flow_lpm", amount=-9), {"sensors": ["biased", -9]}),
@@ -134,7 +135,7 @@ def test_every_kind_has_a_script_on_every_table() -> None:
     plain = {(k, t) for k in FAULT_KINDS if not k.startswith("sensor_") for t in FAULT_KINDS[k].tables}
     assert plain <= tested
     assert {k for k, _ in tested} == set(FAULT_KINDS)
-    assert set(kinds_of(SITE)) == set(FAULT_KINDS)
+    assert set(kinds_of(SITE)) == set(FAULT_KINDS) - {"coolant_loss"}, "a leak that no detector sees"
 
 
 def test_it_acts_in_every_step_that_it_overlaps_and_leaves_nothing_behind() -> None:
@@ -370,6 +371,7 @@ SYMPTOMS: list[tuple[Script, str, int | tuple[int, int], str]] = [
     (Script("leak", "rack", 1, 10), "rack_leak", 1, "up"),
     (Script("leak", "cdu", 0, 10, severity=0.2), "cdu_leaked_l", 0, "up"),
     (Script("leak", "loop", 0, 10), "loop_leak", 0, "up"),
+    (Script("coolant_loss", "cdu", 0, 10), "cdu_leaked_l", 0, "up"),
     (Script("cooler_failed", "loop", 0, 10), "loop_supply_c", 0, "up"),
     (Script("heat_wave", "site", 0, 10), "loop_supply_c", 0, "up"),
     (Script("psu_lost", "node", 1, 10, part=1), "node_psu_power_w", (1, 1), "zero"),

@@ -178,6 +178,34 @@ def test_a_job_saves_as_it_is_advised_and_says_so(broker: Mosquitto, tmp_path: P
         assert plant.stop()["heard"]["advice"] >= 2
 
 
+def test_a_leak_is_isolated_through_the_broker_and_stays_so(broker: Mosquitto, tmp_path: Path) -> None:
+    """Detectors of trays by their agents, the pan and the isolation by the building's messages."""
+    begins_s = 30.0
+    leaks = [{"kind": "leak", "entity": "r1/node5", "begin_s": begins_s, "severity": 1.0}]
+    scenario = tmp_path / "leak.yaml"
+    scenario.write_text(yaml.safe_dump({"name": "leak", "hours": 1, "seed": 1, "faults": leaks}))
+    site = SITE | {"policies": {"leak_guard": {"authority": "act"}}}
+    with (
+        running(tmp_path / "d", broker.port, site=site) as daemon,
+        Process(tmp_path / "p", broker.port, "--scenario", str(scenario)) as plant,
+        Client(broker.port, hears="BMS/#") as client,
+    ):
+        daemon.until(lambda: good(daemon, "rack.leak_state") == 1.0, 40, "the racks heard")
+
+        def says(topic: str) -> Callable[[Heard], bool]:
+            return lambda m: (
+                f"/Value/Rack/{topic}/lab/r1" in m.topic and bool(m.body) and m.body["value"] == 1
+            )
+
+        client.wait(says("RackLiquidIsolationStatus"), seconds=begins_s + 150.0)
+        assert daemon.until(lambda: done(daemon, LIQUID), 30, "the isolation read back") == {"lab/h/r1"}
+        commands = [line["body"] for line in daemon.journal("command")]
+        controls = [body["control"] for body in commands]
+        assert controls.index(SINCE) < controls.index(LIQUID), "jobs save first"
+        assert {CAP, "node.service_level", "node.power_state"} <= set(controls)
+        assert "not understood" not in plant.stop()["heard"]
+
+
 def test_the_building_obeys_requests_and_echoes_them(broker: Mosquitto, tmp_path: Path) -> None:
     with (
         running(tmp_path / "d", broker.port, site=SITE) as daemon,

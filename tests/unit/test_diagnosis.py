@@ -61,6 +61,24 @@ def test_a_wet_tray_is_its_leak_and_a_second_tray_makes_it_the_racks() -> None:
         assert any("r1/node5" in text for text in fault.evidence)
 
 
+@pytest.mark.parametrize("nodes_from, below, where", [
+    ("bottom", 4, ("leak", "node", 5, "")), ("bottom", 6, ("leak", "rack", 0, "")),
+    ("top", 6, ("leak", "node", 5, "")), ("top", 4, ("leak", "rack", 0, "")),
+    ("unknown", 4, ("leak", "rack", 0, "")),
+])  # fmt: skip
+def test_what_runs_down_is_the_leak_of_the_tray_above(
+    nodes_from: str, below: int, where: tuple[str, str, int, str]
+) -> None:
+    tree = two_racks()
+    tree["halls"][0]["racks"][0]["nodes_from"] = nodes_from
+    pod = Twin(tree)
+    pod.run(3, QUIET)
+    pod.tick(QUIET | {"node.leak_state": one(36, 5)})
+    pod.run(3, QUIET | {"node.leak_state": one(36, 5) + one(36, below)})
+    assert told(pod) == [where]
+    assert pod.engine.diagnosis.faults[0].count == 2
+
+
 def test_a_pan_that_was_wet_first_is_the_racks_leak() -> None:
     pod = Twin(two_racks())
     pod.run(3, QUIET)

@@ -231,6 +231,11 @@ class View(Protocol):
         """Faults that the diagnosis has isolated."""
         ...
 
+    def missing_coolant_ns(self) -> I64:
+        """Since when coolant is missing from the circuit of each CDU, by its own pressures and fill pump [n];
+        0 where it is not, or where nobody knows."""
+        ...
+
     def health(self, part: str) -> Health:
         """Health of all parts of a kind: gpu, node, switch, link, pump or psu."""
         ...

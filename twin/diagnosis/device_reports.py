@@ -2,8 +2,9 @@
 links).
 
 A report is believed at once; the reports above or beside it decide which entity is the source. A leak runs
-down: one wet tray is the source, and several, or one and the rack's own rope, are a leak of their rack; a
-CDU's tray that agrees is one more detector, not a second leak.
+down: one wet tray is the source, also of those below that are wet later, where it is told which way is down;
+others, or one and the rack's own rope, are a leak of their rack; a CDU's tray that agrees is one more
+detector, not a second leak.
 """
 
 from __future__ import annotations
@@ -106,15 +107,26 @@ class DeviceReports(EntityState):
                 trays = np.flatnonzero(wet["node"] & (rack_of == rack)).astype(np.int32)
                 # What drips wets the pan of the rack after the tray; what wets the pan first is the rack's
                 first_ns = int(self.wet_ns["node"][trays].min())
-                if len(trays) > 1 or (wet["rack"][rack] and int(self.wet_ns["rack"][rack]) < first_ns):
+                source = self._source(trays)
+                if source < 0 or (wet["rack"][rack] and int(self.wet_ns["rack"][rack]) < first_ns):
                     explained["rack"][rack] = True
                     out.append(self._leak(state, "rack", rack, trays, wet, explained))
                 else:
-                    out.append(self._leak(state, "node", int(trays[0]), trays, wet, explained))
+                    out.append(self._leak(state, "node", source, trays, wet, explained))
         for table in ("rack", "cdu", "loop"):
             for entity in np.flatnonzero(wet[table] & ~explained[table]).tolist():
                 out.append(self._leak(state, table, entity, np.zeros(0, np.int32), wet, explained))
         return out
+
+    def _source(self, trays: I32) -> int:
+        """The tray of a rack from which the others got wet: the first, above all of them; -1 for none."""
+        first = int(trays[np.argmin(self.wet_ns["node"][trays])])
+        site, others = self.topology.site, trays[trays != first]
+        if not len(others):
+            return first
+        told = site.upward_of_rack[site.rack_of_node[first]] != 0
+        later = (self.wet_ns["node"][others] > self.wet_ns["node"][first]).all()
+        return first if told and later and np.isin(others, site.nodes_below(first)).all() else -1
 
     def _leak(
         self,
@@ -130,6 +142,8 @@ class DeviceReports(EntityState):
         order = trays[np.lexsort((trays, self.wet_ns["node"][trays]))] if table == "rack" else trays[:0]
         own = [(table, entity)] if wet[table][entity] else []
         own += [("node", int(tray)) for tray in order]
+        if table == "node":
+            own += [("node", int(tray)) for tray in trays if tray != entity]
         evidence = [f"the detector of {site.name(*at)} is wet" for at in own[:MOST_NAMED]]
         if len(own) > MOST_NAMED:
             evidence.append(f"{len(own) - MOST_NAMED} more trays of its rack are wet")

@@ -22,6 +22,7 @@ from twin.diagnosis.devices import DeviceFaults
 from twin.diagnosis.evidence_masks import DownstreamMask, IdleMask
 from twin.diagnosis.fault_kinds import FAULT_KINDS
 from twin.diagnosis.growth import Growth
+from twin.diagnosis.inventory import Inventory
 from twin.diagnosis.isolation import FaultIsolation
 from twin.diagnosis.sensor_checks import SensorChecks
 from twin.diagnosis.signature import (
@@ -67,6 +68,7 @@ class Diagnosis(EntityState):
     devices: DeviceFaults = part()
     silence: Silence = part()
     reports: DeviceReports = part()
+    inventory: Inventory = part()
     downstream: DownstreamMask = part()
     book: CauseBook = part()
     # Learned device parameters beside their first values: expected, measured and sigma [3, n]
@@ -78,6 +80,7 @@ class Diagnosis(EntityState):
         budget = AlarmBudget(site)
         self.readings, self.tracks = NewReadings(site.sizes), Tracks(site.sizes, budget)
         self.reports, self.devices = DeviceReports(self.topology), DeviceFaults(self.topology)
+        self.inventory = Inventory(self.topology)
         self.watch, self.growth = SensorChecks(site.sizes, budget), Growth(site, budget)
         self.isolation, self.verdicts = FaultIsolation(self.topology), DiagnosisVerdicts(self.watch)
         self.downstream, self.silence = DownstreamMask(self.topology), Silence(self.topology, self.reports)
@@ -131,6 +134,7 @@ class Diagnosis(EntityState):
         """Return causes that need no comparison: reports, silences, stopped pumps, counters, sensors."""
         in_maintenance = self._in_maintenance(windows)
         causes = self.reports.causes(state, in_maintenance, dt_s)
+        causes += self.inventory.causes(state, in_maintenance, dt_s, causes)
         causes += self.devices.pumps(state, in_maintenance, dt_s, self.reports.unfed_from_ns(state.now_ns))
         causes += self.devices.filters(state, in_maintenance)
         causes += self.growth.causes(state, events, in_maintenance)

@@ -42,6 +42,8 @@ FAULT_KINDS: dict[str, FaultKind] = {
              "Renew the thermal paste at the next maintenance.", False),
         FaultKind("leak", ("node", "rack", "cdu", "loop"), "critical", "{name} leaks",
              "Look at once; isolate it when a second detector agrees.", True),
+        FaultKind("coolant_loss", ("cdu",), "critical", "{name} loses coolant",
+             "Look for water at its racks; begin with those whose detectors are not heard."),
         FaultKind("cooler_failed", ("loop",), "critical",
              "The heat rejection of {name} does less than it should",
              "Check fans, pumps and chillers of this loop.", True),

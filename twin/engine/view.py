@@ -212,6 +212,10 @@ class EngineView:
         """Faults that the diagnosis has isolated."""
         return self.diagnosis.faults
 
+    def missing_coolant_ns(self) -> I64:
+        """Since when coolant is missing from the circuit of each CDU [n]."""
+        return cast(I64, read_only(self.diagnosis.inventory.missing_since_ns))
+
     def health(self, part: str) -> Health:
         """Verdicts on all parts of a kind, as last judged."""
         return self.health_state.health(part)

@@ -62,6 +62,7 @@ class Disturbance:
     cdu_ua_factor: F64  # fouling: below 1
     cdu_valve_stuck_pu: F64  # NaN = free
     cdu_leak_lpm: F64
+    cdu_unseen_lpm: F64  # leaves its circuit where no detector is
     loop_fan_factor: F64  # on the heat rejection's air flow
     loop_leak_lpm: F64
     feeder_ok: Bool  # [n_feeder] energised from above
@@ -103,8 +104,8 @@ def neutral(site: Site) -> Disturbance:
         node_psu_ok=yes(node, 2), node_leak_lpm=none(node), rack_branch_factor=one(rack),
         rack_leak_lpm=none(rack), rack_fan_factor=one(rack), cdu_pump_ok=yes(cdu, 2),
         cdu_pump_head_factor=one((cdu, 2)), cdu_filter_factor=one(cdu), cdu_ua_factor=one(cdu),
-        cdu_valve_stuck_pu=np.full(cdu, np.nan), cdu_leak_lpm=none(cdu), loop_fan_factor=one(loop),
-        loop_leak_lpm=none(loop),
+        cdu_valve_stuck_pu=np.full(cdu, np.nan), cdu_leak_lpm=none(cdu), cdu_unseen_lpm=none(cdu),
+        loop_fan_factor=one(loop), loop_leak_lpm=none(loop),
         feeder_ok=yes(feeder), feeder_trip=none(feeder, np.bool_), link_down=none(link, np.bool_),
         link_rate_factor=one(link), link_errors_per_s=none(link), link_discards_per_s=none(link),
     )  # fmt: skip

@@ -43,6 +43,7 @@ FOULING_PU = 0.85  # of the conductance
 BLOCKED_FACTOR = 1e12  # no flow
 TRAY_FACTOR, PASTE_FACTOR = 5.0, 3.0  # on the thermal resistance
 LEAK_LPM = {"node": 0.5, "rack": 4.0, "cdu": 20.0, "loop": 60.0}
+UNSEEN_LPM = 4.0
 HEAT_WAVE_K = 20.0
 XID_PERIOD_S = (120.0, 10.0)  # between reports at severity 0 and 1
 XID_CODE = 94  # contained memory error, where a script names none
@@ -191,6 +192,7 @@ _EFFECTS: dict[str, Callable[[Script, float], tuple[Effect, ...]]] = {
     "tray_blocked": _one("node_plate_factor", "times", lambda x: 1.0 + (TRAY_FACTOR - 1.0) * x),
     "plate_degraded": _one("gpu_plate_factor", "times", lambda x: 1.0 + (PASTE_FACTOR - 1.0) * x),
     "leak": _leak,
+    "coolant_loss": _one("cdu_unseen_lpm", "plus", lambda x: UNSEEN_LPM * x),
     "cooler_failed": _one("loop_fan_factor", "times", lambda x: 1.0 - x),
     "heat_wave": lambda _, reached: (Effect("outdoor_add_k", None, "plus", HEAT_WAVE_K * reached),),
     "psu_lost": _parts("node_psu_ok", "put", lambda _: False),

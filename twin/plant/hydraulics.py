@@ -23,6 +23,7 @@ GAIN, INTEGRAL_PER_S = 0.15, 0.08  # of the pressure control, per unit of relati
 STILL_PU = 2e-5  # relative error of pressure below which the speed is left alone
 TAKE_OVER_S = 5.0  # from a pump's trip to full speed of the other
 STATIC_PA = 150_000.0  # of a full circuit at rest, gauge; source: estimate
+AIR_PA = 101_325.0
 LEAST_W_PER_K = 1e-3  # of a stream that stands: keeps quotients finite
 BLOCKED = 1e12  # on the resistance of a closed valve
 
@@ -47,6 +48,9 @@ class Hydraulics:
         self.running = np.ones(n_cdu, np.bool_)
         self.branch, self.filter = p.rack_branch.copy(), p.cdu_filter.copy()
         self.head0 = p.cdu_head0_pa.copy()
+        self.expanded = np.ones(
+            n_cdu
+        )  # volume of the gas in the expansion vessel, over that of a full circuit
         self.prime = np.ones(n_cdu)  # of the pumps' head, as the static pressure allows
         self.failures = 0  # solutions that did not converge
         self.failed = np.zeros(n_cdu, np.bool_)  # flows are those of an earlier solution
@@ -162,14 +166,18 @@ class Hydraulics:
         self.pressures(t)
 
     def pressures(self, t: Truth) -> None:
-        """Gauge pressures of supply and return, from the static one that a leak lowers."""
-        static = STATIC_PA * self.prime
+        """Gauge pressures of supply and return: the static one is of a gas that expands as coolant leaves."""
+        static = np.maximum((STATIC_PA + AIR_PA) / self.expanded - AIR_PA, 0.0) * self.prime
         np.add(static, 0.0, out=t.cdu_return_pa)
         np.add(static, t.cdu_drop_pa, out=t.cdu_supply_pa)
 
 
 TRAY_WET_L, RACK_WET_L, CDU_WET_L = 0.02, 0.10, 0.15  # puddle that a detector feels; source: estimate
 DRIED_LPM = 0.002  # of a puddle once nothing leaks; source: estimate
+# Of what runs over the rim of a tray, as much gets into the next one below; the rest runs down outside, into
+# the pan of the rack; source: estimate
+BELOW_PU = 0.3
+GAS_PU = 1.0  # of an expansion vessel, over the reserve of its circuit, when that is full; source: estimate
 FILL_LPM = 1.5  # of the fill pump; source: estimate
 FILL_ON_PU, FILL_OFF_PU = 0.75, 0.98  # of the reserve; source: estimate
 FILL_STOCK_L = 40.0  # in the fill unit's own tank; source: estimate
@@ -185,15 +193,20 @@ class Leaks:
         self.tray_l, self.rack_l, self.cdu_l = np.zeros(n["node"]), np.zeros(n["rack"]), np.zeros(n["cdu"])
         self.cdu_of_rack = site.cdu_of_rack
         self.rack_of_node = site.rack_of_node
+        # The tray below each; itself where there is none. Trays are counted from the bottom unless told
+        at = np.arange(n["node"])
+        step = np.where(site.upward_of_rack[self.rack_of_node] < 0, 1, -1)
+        next_of = np.clip(at + step, 0, max(n["node"] - 1, 0))
+        self.below = np.where(self.rack_of_node[next_of] == self.rack_of_node, next_of, at)
+        self.lowest = self.below == at
         self.stock_l = np.full(n["cdu"], FILL_STOCK_L)
         self.lost_w_per_k = np.zeros(n["cdu"])  # heat that leaves with the coolant, per K over the reserve
         self.active = False
 
     def step(self, t: Truth, p: Parameters, d: Disturbance, h: Hydraulics, dt_s: float) -> None:
         """Move coolant for one step."""
-        leaking = bool(
-            (d.node_leak_lpm > 0).any() or (d.rack_leak_lpm > 0).any() or (d.cdu_leak_lpm > 0).any()
-        )
+        from_cdu = d.cdu_leak_lpm + d.cdu_unseen_lpm
+        leaking = bool((d.node_leak_lpm > 0).any() or (d.rack_leak_lpm > 0).any() or (from_cdu > 0).any())
         if not leaking and not self.active:
             self.lost_w_per_k[:] = 0.0
             return
@@ -205,7 +218,7 @@ class Leaks:
         rack = d.rack_leak_lpm * at_rack * open_rack
         whole = rack + np.bincount(self.rack_of_node, weights=tray, minlength=len(rack))
         inside = self.cdu_of_rack >= 0
-        lpm = d.cdu_leak_lpm * push
+        lpm = from_cdu * push
         lpm += np.bincount(self.cdu_of_rack[inside], weights=whole[inside], minlength=len(lpm))[: len(lpm)]
         minutes = dt_s / 60.0
         lost = np.minimum(lpm * minutes, t.cdu_coolant_l)
@@ -219,17 +232,20 @@ class Leaks:
         t.cdu_filling[:] = np.where(t.cdu_filling, reserve < FILL_OFF_PU, reserve < FILL_ON_PU)
         t.cdu_filling &= self.stock_l > 0.0
         h.prime[:] = np.clip(reserve / PRIME_LOST_PU, 0.0, 1.0)
+        h.expanded[:] = 1.0 + np.maximum(1.0 - reserve, 0.0) / GAS_PU
         h.pressures(t)
         self._puddles(t, d, tray, rack, minutes)
         self.active = leaking or bool(t.cdu_filling.any() or self.tray_l.any() or self.rack_l.any()
                                       or self.cdu_l.any())  # fmt: skip
 
     def _puddles(self, t: Truth, d: Disturbance, tray: F64, rack: F64, minutes: float) -> None:
-        """A rope in the tray, a pan under the rack that gets what runs over, a pan under the CDU."""
+        """A rope in each tray, which runs over into the one below; a pan under the rack and the CDU."""
         over = np.maximum(self.tray_l - 2.0 * TRAY_WET_L, 0.0)
+        caught = np.where(self.lowest, 0.0, BELOW_PU * over)
         self.tray_l += (tray - DRIED_LPM) * minutes - over
+        self.tray_l += np.bincount(self.below, weights=caught, minlength=len(over))
         self.rack_l += (rack - DRIED_LPM) * minutes
-        self.rack_l += np.bincount(self.rack_of_node, weights=over, minlength=len(rack))
+        self.rack_l += np.bincount(self.rack_of_node, weights=over - caught, minlength=len(rack))
         self.cdu_l += (d.cdu_leak_lpm - DRIED_LPM) * minutes
         for puddle, full in ((self.tray_l, np.inf), (self.rack_l, 1.0), (self.cdu_l, 1.0)):
             np.clip(puddle, 0.0, full, out=puddle)

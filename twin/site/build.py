@@ -16,6 +16,7 @@ from twin.site.profile import Profile, parse_profile
 from twin.site.site import Limit, Relation, Site, SiteSpec
 
 _SIDES = {"none": 0, "A": 1, "B": 2}
+_UPWARD = {"bottom": 1, "top": -1, "unknown": 0}
 
 
 def build_site(spec: SiteSpec, file_name: str = "site") -> Site:
@@ -212,6 +213,7 @@ def _assemble(
         parent_of_feeder=parent,
         feeders_of_rack=of_rack,
         priority_of_rack=np.array([g.priority for g in draft.rack_group], np.int32),
+        upward_of_rack=np.array([_UPWARD[g.nodes_from] for g in draft.rack_group], np.int32),
         spare_rack=np.array([g.spare for g in draft.rack_group], np.bool_),
         spare_node=_spare_nodes(draft, node_start, rack_of_node),
         side_of_feeder=np.array([_SIDES[g.side] for g in groups], np.int32),

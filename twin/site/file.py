@@ -44,7 +44,8 @@ class RackGroup(_Strict, frozen=True):
     """Racks with one profile. `nodes` (per rack) and `gpus_per_node` override the profile's layout.
 
     What is kept free to take over from a node that leaves: all of a `spare` rack, or the last `spare_nodes`
-    of each rack. `reports` false: the rack has no meters of its own, so none are waited for.
+    of each rack. `reports` false: the rack has no meters of its own, so none are waited for. `nodes_from`
+    says from which end of the rack its nodes are counted, as coolant that leaks runs down.
     """
 
     name: str  # may hold one range: r[001-139]
@@ -55,6 +56,7 @@ class RackGroup(_Strict, frozen=True):
     spare: bool = False  # the whole rack is kept free to take over
     spare_nodes: int = 0  # the last so many nodes of each rack are kept free
     reports: bool = True  # false: it has no meter of its own, and nothing is waited for
+    nodes_from: Literal["bottom", "top", "unknown"] = "unknown"  # the end from which its nodes are counted
 
 
 class CduGroup(_Strict, frozen=True):

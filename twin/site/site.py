@@ -114,6 +114,7 @@ class Site:
     parent_of_feeder: I32
     feeders_of_rack: Relation  # the feeders that serve it directly
     priority_of_rack: I32
+    upward_of_rack: I32  # 1: its nodes are counted from the bottom, -1: from the top, 0: not told
     spare_rack: np.ndarray  # bool
     spare_node: np.ndarray  # bool: all of a spare rack, and the last `spare_nodes` of each other one
     side_of_feeder: I32  # 0 none, 1 A, 2 B
@@ -158,6 +159,15 @@ class Site:
         """The run of GPUs in a rack."""
         first, last = self.node_start_of_rack[rack], self.node_start_of_rack[rack + 1]
         return slice(int(self.gpu_start_of_node[first]), int(self.gpu_start_of_node[last]))
+
+    def nodes_below(self, node: int) -> I32:
+        """Nodes of its rack that what runs down from a node may reach; all others where that is not told."""
+        rack = self.rack_of_node[node]
+        first, last = self.node_start_of_rack[rack : rack + 2].tolist()
+        upward = int(self.upward_of_rack[rack])
+        others = np.arange(first if upward >= 0 else node + 1, node if upward > 0 else last, dtype=np.int32)
+        out: I32 = others[others != node]
+        return out
 
     def name(self, table: str, entity: int) -> str:
         """Full path of an entity."""

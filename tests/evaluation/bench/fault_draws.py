@@ -108,7 +108,8 @@ def kinds_of(site: Site) -> tuple[str, ...]:
     return tuple(
         name
         for name, kind in FAULT_KINDS.items()
-        if any(len(entities(site, name, t)) for t in kind.tables if _acts(name, t))
+        # Of leaks, those are drawn that wet a detector
+        if name != "coolant_loss" and any(len(entities(site, name, t)) for t in kind.tables if _acts(name, t))
     )
 
 

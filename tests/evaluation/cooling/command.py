@@ -1,4 +1,4 @@
-"""Command `python -m tests.evaluation cooling`: GPUs that heat shuts down when coolant stops."""
+"""Command `python -m tests.evaluation cooling`: GPUs that heat shuts down when coolant stops, and leaks."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.console import Console
 
 from tests.evaluation.harness import chosen, number_in, print_result, short, table
 from tests.support.flow_losses import DRAWS, KINDS, losses_of
+from tests.support.leaks import LEAK_KINDS, leaks_of
 from twin.run import Pool, ProgressBar
 
 MOST_EACH, MOST_JOBS = 1000, 64
@@ -24,7 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--draw", choices=tuple(DRAWS), default="develop",
                         help="seeds and profiles: those of development, or held back from it "
                              "(default: develop)")  # fmt: skip
-    parser.add_argument("--kinds", metavar="NAME,..", help=f"of {', '.join(KINDS)} (default: all)")
+    parser.add_argument(
+        "--kinds", metavar="NAME,..", help=f"of {', '.join((*KINDS, *LEAK_KINDS))} (default: all)"
+    )
     parser.add_argument("--each", type=int, default=20, metavar="N", help="of each kind (default: 20)")
     parser.add_argument("--jobs", type=int, metavar="N",
                         help="processes side by side (default: as many as processors)")  # fmt: skip
@@ -34,17 +37,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, out: Console, err: Console) -> int:
     """Simulate, count, print. Raises ConfigError for what the operator can mend."""
     from tests.support.flow_loss_run import live_through
+    from tests.support.leak_run import live_through_leak
 
-    kinds = chosen("--kinds", args.kinds, {name: name for name in KINDS}, KINDS)
+    known = (*KINDS, *LEAK_KINDS)
+    kinds = chosen("--kinds", args.kinds, {name: name for name in known}, known)
     each = int(number_in("--each", args.each, 1, MOST_EACH))
     jobs = int(number_in("--jobs", args.jobs or os.cpu_count() or 1, 1, MOST_JOBS))
     begun = time.monotonic()
     with ProgressBar(err, "losses of flow") as bar:
         losses = losses_of(args.draw, kinds, each)
         lived = Pool(live_through, jobs, bar.move).results(losses)
-    outcomes = [asdict(x) for x in lived]
-    rows = [_row(kind, [x for x in outcomes if x["kind"] == kind]) for kind in kinds]
-    result = {"simulated": True, "draw": args.draw, "kinds": rows, "scenarios": outcomes}
+    with ProgressBar(err, "leaks") as bar:
+        leaked = Pool(live_through_leak, jobs, bar.move).results(leaks_of(args.draw, kinds, each))
+    outcomes, leaks = [asdict(x) for x in lived], [asdict(x) for x in leaked]
+    rows = [_row(kind, [x for x in outcomes if x["kind"] == kind]) for kind in kinds if kind in KINDS]
+    of_leaks = [
+        _leak_row(kind, [x for x in leaks if x["kind"] == kind]) for kind in kinds if kind in LEAK_KINDS
+    ]
+    result = {"simulated": True, "draw": args.draw, "kinds": rows, "scenarios": outcomes,
+              "leak_kinds": of_leaks, "leaks": leaks}  # fmt: skip
     return print_result(result, begun, args, out, _say)
 
 
@@ -65,7 +76,40 @@ def _row(kind: str, some: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _leak_row(kind: str, some: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    command_s = [x["command_s"] for x in some if np.isfinite(x["command_s"])]
+    counts = (
+        "leaking",
+        "isolated",
+        "wrong_racks",
+        "switched_off",
+        "dry_off",
+        "wet_left",
+        "wrong_nodes",
+        "told",
+    )
+    return {
+        "kind": kind,
+        "scenarios": len(some),
+        **{name: sum(x[name] for x in some) for name in counts},
+        "command_s_p50": float(np.median(command_s)) if command_s else None,
+        "command_s_max": max(command_s) if command_s else None,
+        "lost_l_max": max(x["lost_l"] for x in some),
+    }
+
+
 def _say(told: dict[str, Any], out: Console) -> None:
+    heads: tuple[str, ...] = (
+        "kind", "plants", "racks leak", "isolated", "wrongly", "nodes off", "of these dry", "wet, left on",
+        "of other racks", "loss told", "command, s p50", "max", "lost, l max")  # fmt: skip
+    if told["leak_kinds"]:
+        leaks = [
+            [str(row["kind"]), *(short(row[key]) for key in list(row)[1:])] for row in told["leak_kinds"]
+        ]
+        out.print(table(f"simulated: leaks, draw {told['draw']}", heads, leaks))
+        out.print("command: after the second detector of a rack is wet; loss told: coolant that is missing.")
+    if not told["kinds"]:
+        return
     heads = ("kind", "plants", "GPUs", "shut down", "in plants", "caps alone", "hottest over, K",
              "nodes off", "needless", "first cap, s p50", "p99")  # fmt: skip
     rows = [[str(row["kind"]), *(short(row[key]) for key in list(row)[1:])] for row in told["kinds"]]

@@ -1,0 +1,125 @@
+"""Leak detectors: which of them were wet, since when, and which of these count.
+
+Detectors flap. One counts while it is wet; one that was so in two readings within minutes, or for some
+seconds, is not forgotten before people clear it, and a single flicker is. One that fell silent while wet is
+wet; one that its source distrusts, or on which people work, says nothing; one that was never heard is neither
+wet nor dry.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from twin.catalogue import F64, I64, NS, U8, Bool
+from twin.contracts import Memory, View
+from twin.telemetry import GOOD, STALE
+
+# Between two wet readings of a detector that flaps, as drops come and go; those around the racks count for so
+# long; source: estimate
+HOLD_S = 300.0
+# Wet readings, or seconds, after which a detector is remembered until people clear it: a meter that sends
+# changes alone says it once
+KEPT_READINGS, KEPT_S = 2, 2.0
+TRAY, ROPE, SUM, CDU, HALL = "tray", "rope", "sum", "cdu", "hall"
+KEYS = {
+    TRAY: "node.leak_state",
+    ROPE: "rack.leak_state",
+    SUM: "rack.tray_leak_state",  # what the building's system says of all trays of a rack
+    CDU: "cdu.leak_state",
+    HALL: "hall.leak_state",
+}
+FAULTY = "rack.leak_sensor_fault_state"  # of the rope
+COLUMNS = ("first_ns", "last_ns", "read_ns", "wets")  # of each kind
+
+
+@dataclass(frozen=True, slots=True)
+class Detectors:
+    """The detectors of one kind [n]: wet now, counted, dry for certain, and their memory.
+
+    `first_ns`, `last_ns`: since when, and when last, one that is remembered was wet; 0 = it is not.
+    """
+
+    wet: Bool
+    counts: Bool
+    dry: Bool
+    first_ns: I64
+    last_ns: I64
+    read_ns: I64
+    wets: U8
+
+    def memory(self, kind: str) -> Memory:
+        """The columns that the next assessment begins with."""
+        return {f"{kind}_{name}": getattr(self, name) for name in COLUMNS}
+
+    def cleared(self, mask: Bool) -> Detectors:
+        """The same without what these [n] remember."""
+        keep = ~mask
+        return Detectors(
+            self.wet,
+            self.counts & keep,
+            self.dry,
+            np.where(keep, self.first_ns, 0),
+            np.where(keep, self.last_ns, 0),
+            self.read_ns,
+            np.where(keep, self.wets, 0).astype(np.uint8),
+        )
+
+
+def columns(kind: str) -> dict[str, str]:
+    """The declaration of the memory of a kind."""
+    return {f"{kind}_{name}": "u1" if name == "wets" else "i8" for name in COLUMNS}
+
+
+def detectors(view: View, memory: Memory, kind: str) -> Detectors:
+    """The detectors of a kind now; those around the racks are not remembered beyond HOLD_S."""
+    key, now_ns = KEYS[kind], view.now_ns
+    table = key.partition(".")[0]
+    value, quality = view.value(key), view.quality(key)
+    believed = (quality == GOOD) | (quality == STALE)
+    works = _in_maintenance(view, table)
+    wet = (value == 1.0) & believed & ~works
+    if kind == ROPE:
+        wet &= ~((view.value(FAULTY) == 1.0) & np.isin(view.quality(FAULTY), (GOOD, STALE)))
+    first_ns, last_ns, read_ns, wets = (memory[f"{kind}_{name}"] for name in COLUMNS)
+    if not wet.any() and not last_ns.any():
+        dry = works | ((value == 0.0) & (quality == GOOD))
+        return Detectors(wet, wet, dry, first_ns, last_ns, read_ns, wets)
+    at_ns = now_ns - np.rint(np.minimum(view.age_s(key) * NS, float(now_ns))).astype(np.int64)
+    fresh = wet & (at_ns > read_ns)
+    wets = np.minimum(wets + fresh, 100).astype(np.uint8)
+    last_ns = np.where(wet, now_ns, last_ns)
+    stood = wet & (first_ns > 0) & (now_ns - first_ns >= round(KEPT_S * NS))
+    wets = np.where(stood, np.maximum(wets, KEPT_READINGS), wets)
+    of_rack = kind not in (CDU, HALL)
+    kept = (wets >= KEPT_READINGS) & of_rack
+    lasts = wet | ((last_ns > 0) & (now_ns - last_ns < round(HOLD_S * NS))) | kept
+    first_ns = np.where(lasts, np.where(first_ns > 0, first_ns, now_ns), 0)
+    counts = wet | kept if of_rack else lasts
+    return Detectors(
+        wet,
+        counts & ~works,
+        works | ((value == 0.0) & (quality == GOOD)),
+        first_ns,
+        np.where(lasts, last_ns, 0),
+        np.where(fresh, at_ns, read_ns),
+        np.where(lasts, wets, 0).astype(np.uint8),
+    )
+
+
+def _in_maintenance(view: View, table: str) -> Bool:
+    mask = view.maintenance(table)
+    return np.zeros(view.site.sizes[table], np.bool_) if mask is None else mask
+
+
+def age_s(now_ns: int, since_ns: int) -> float | None:
+    """Seconds since an instant; None where it is 0."""
+    return (now_ns - since_ns) / NS if since_ns else None
+
+
+def spread(values: F64 | I64 | Bool, of: np.ndarray) -> np.ndarray:
+    """Values of what each belongs to; 0 where it belongs to nothing (-1)."""
+    if not len(values):
+        return np.zeros(len(of), values.dtype)
+    return np.where(of >= 0, values[np.maximum(of, 0)], values.dtype.type(0))

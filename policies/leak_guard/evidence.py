@@ -1,0 +1,204 @@
+"""Leak evidence: how many independent witnesses say that a rack leaks.
+
+Its trays count one by one, as what runs down wets the tray below, and so does its rope. The detectors of its
+CDU and of its hall, and coolant that is missing from the circuit, count together as one, and only beside a
+detector of the rack itself. They say that something leaks, not which rack: so they bear witness against one
+rack at a time, and not against one whose detector has been wet for longer than a day.
+
+What comes at one instant from many racks, or from most trays of one, is as likely their source as water: it
+counts once for each rack.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from policies.leak_guard.detectors import CDU, HALL, HOLD_S, ROPE, SUM, TRAY, Detectors, detectors, spread
+from twin.catalogue import F64, I64, NS, Bool
+from twin.contracts import Memory, View
+
+LIQUID = "rack.liquid_isolation"
+WITNESSES = 2
+# Between the order to save and the isolation: a checkpoint of a large job takes 10-60 s (domain.md D). Water
+# that spreads does not wait, but for what else comes at the same instant.
+GRACE_S, JOIN_S = 60.0, 2.0
+# Witnesses at which there is no grace. A tray, the one below it and the pan are the way of one drip, within
+# half a minute at 0.25 l/min; source: estimate
+SPREADING = 4
+AT_ONCE_RACKS, AT_ONCE_TRAYS, AT_ONCE_PU = 3, 4, 0.5
+# A leak of 0.01 l/min wets its tray within minutes and takes hours to be missed; source: estimate
+LINK_S = 86_400.0
+SETTLE_S = 120.0  # after an isolation, until what is still missing or wet is news; source: estimate
+ASKED, SPENT = 1, 2  # of a person's request to open a rack: waits until all is dry; was granted
+
+
+@dataclass(frozen=True, slots=True)
+class LeakEvidence:
+    """The witnesses of all racks [n_rack].
+
+    `own`: detectors of its own; `witnesses`: all. `since_ns`: held as leaking since, 0 = not; `ripe`: to be
+    isolated; `shut_ns`: isolated since. `asked`: what became of a person's request to open it. `new`: a
+    detector of its own is wet for the first time. `missing_ns`: its circuit lacks coolant since, 0 = it does
+    not.
+    """
+
+    kinds: dict[str, Detectors]
+    own: I64
+    witnesses: I64
+    since_ns: I64
+    ripe: Bool
+    shut_ns: I64
+    asked: np.ndarray
+    new: Bool
+    missing_ns: I64
+
+    def grace_s(self, now_ns: int) -> F64:
+        """Seconds from now to the isolation of a rack that leaks [n_rack]; 0 = now."""
+        wait_s = np.where(self.ripe, 0.0, _wait_s(self.witnesses))
+        return np.maximum(wait_s - (now_ns - self.since_ns) / NS, 0.0)
+
+    @property
+    def memory(self) -> Memory:
+        """The columns that the next assessment begins with."""
+        out: Memory = {
+            "since_ns": self.since_ns,
+            "ripe": self.ripe,
+            "shut_ns": self.shut_ns,
+            "asked": self.asked,
+        }
+        for kind, found in self.kinds.items():
+            out |= found.memory(kind)
+        return out
+
+
+def assess(view: View, memory: Memory) -> LeakEvidence:
+    """The evidence of all racks; the memory that follows from it gives the same assessment again."""
+    now_ns = view.now_ns
+    kinds = {kind: detectors(view, memory, kind) for kind in (TRAY, ROPE, SUM, CDU, HALL)}
+    cleared, asked = _clearances(view, memory, kinds)
+    if cleared.any():
+        kinds[TRAY] = kinds[TRAY].cleared(cleared[view.site.rack_of_node])
+        kinds[ROPE], kinds[SUM] = kinds[ROPE].cleared(cleared), kinds[SUM].cleared(cleared)
+    since_ns = np.where(cleared, 0, memory["since_ns"])
+    shut = (view.readback(LIQUID) == 1.0) & (since_ns > 0)
+    shut_ns = np.where(shut, np.where(memory["shut_ns"] > 0, memory["shut_ns"], now_ns), 0)
+    own, first_ns = _own(view, kinds)
+    missing_ns = spread(view.missing_coolant_ns(), view.site.cdu_of_rack)
+    held = _Held(own, first_ns, since_ns, shut_ns)
+    witnesses = np.where(own > 0, own + _around(view, kinds, missing_ns, held), 0)
+    ripe = (since_ns > 0) & (memory["ripe"] | ((now_ns - since_ns) / NS >= GRACE_S))
+    # What turns out, before anything is isolated, to have come with much else at one instant is no leak
+    since_ns = np.where((witnesses < WITNESSES) & ~ripe, 0, since_ns)
+    since_ns = np.where((witnesses >= WITNESSES) & (since_ns == 0), now_ns, since_ns)
+    ripe |= (since_ns > 0) & ((now_ns - since_ns) / NS >= _wait_s(witnesses))
+    new = (own > 0) & (first_ns == now_ns)
+    return LeakEvidence(kinds, own, witnesses, since_ns, ripe, shut_ns, asked, new, missing_ns)
+
+
+def _wait_s(witnesses: I64) -> F64:
+    return np.where(witnesses >= SPREADING, JOIN_S, GRACE_S)
+
+
+def _clearances(view: View, memory: Memory, kinds: dict[str, Detectors]) -> tuple[Bool, np.ndarray]:
+    """Racks that people clear now, and what became of each request [n_rack].
+
+    A request for no isolation clears a rack once, when all of its detectors have been read as dry for as long
+    as they hold. So one that stands for long does not clear what comes later.
+    """
+    n, rack_of = view.site.sizes["rack"], view.site.rack_of_node
+    requested = np.zeros(n, np.bool_)
+    for request in view.requests:
+        if request.control == LIQUID and request.hi < 0.5:
+            requested[view.targets(request)] = True
+    if not requested.any():
+        return requested, np.zeros(n, np.uint8)
+    some, wet = memory["since_ns"] > 0, np.zeros(n, np.bool_)
+    for kind in (TRAY, ROPE, SUM):
+        found = kinds[kind]
+        known = found.first_ns > 0
+        not_dry = known & (~found.dry | (view.now_ns - found.last_ns < round(HOLD_S * NS)))
+        if kind == TRAY:
+            known = np.bincount(rack_of[known], minlength=n) > 0
+            not_dry = np.bincount(rack_of[not_dry], minlength=n) > 0
+        some |= known
+        wet |= not_dry
+    asked = np.where(requested, memory["asked"], 0)
+    asked = np.where(requested & (asked == 0), np.where(some, ASKED, SPENT), asked)
+    cleared = (asked == ASKED) & ~wet
+    return cleared, np.where(cleared, SPENT, asked).astype(np.uint8)
+
+
+def _own(view: View, kinds: dict[str, Detectors]) -> tuple[I64, I64]:
+    """Independent detectors of each rack, and the instant of the latest that became wet [n_rack]."""
+    n = view.site.sizes["rack"]
+    trays = np.flatnonzero(kinds[TRAY].counts)
+    ropes, sums = np.flatnonzero(kinds[ROPE].counts), np.flatnonzero(kinds[SUM].counts)
+    of_tray = view.site.rack_of_node[trays]
+    # The sum of the trays is no detector of its own beside any of them
+    sums = np.setdiff1d(sums, of_tray)
+    rack = np.concatenate([of_tray, ropes, sums]).astype(np.int64)
+    if not len(rack):
+        return np.zeros(n, np.int64), np.zeros(n, np.int64)
+    first_ns = np.concatenate(
+        [kinds[TRAY].first_ns[trays], kinds[ROPE].first_ns[ropes], kinds[SUM].first_ns[sums]]
+    )
+    latest_ns = np.zeros(n, np.int64)
+    np.maximum.at(latest_ns, rack, first_ns)
+    order = np.argsort(first_ns, kind="stable")
+    begins = np.diff(first_ns[order], prepend=first_ns[order[0]]) > round(JOIN_S * NS)
+    event = np.empty(len(rack), np.int64)
+    event[order] = np.cumsum(begins)
+    is_tray = np.arange(len(rack)) < len(trays)
+    pair, at = np.unique(event * n + rack, return_inverse=True)  # an instant and a rack
+    detectors_at = np.bincount(at)
+    trays_at = np.bincount(at, weights=is_tray)
+    rack_at, racks_at = pair % n, np.bincount(pair // n)[pair // n]
+    size = np.diff(view.site.node_start_of_rack)[rack_at]
+    together = racks_at >= AT_ONCE_RACKS
+    together |= trays_at >= np.maximum(AT_ONCE_TRAYS, AT_ONCE_PU * size)
+    own = np.bincount(rack_at, weights=np.where(together, 1, detectors_at), minlength=n)
+    return own.astype(np.int64), latest_ns
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Of the racks [n_rack]: detectors of their own, the latest wet one, held and isolated since."""
+
+    own: I64
+    latest_ns: I64
+    since_ns: I64
+    shut_ns: I64
+
+
+def _around(view: View, kinds: dict[str, Detectors], missing_ns: I64, held: _Held) -> I64:
+    """1 for the racks against which something around them bears witness, else 0 [n_rack]."""
+    site = view.site
+    out = np.zeros(len(held.own), np.int64)
+    for of, first_ns in (
+        (site.cdu_of_rack, missing_ns),
+        (site.cdu_of_rack, spread(np.where(kinds[CDU].counts, kinds[CDU].first_ns, 0), site.cdu_of_rack)),
+        (site.hall_of_rack, spread(np.where(kinds[HALL].counts, kinds[HALL].first_ns, 0), site.hall_of_rack)),
+    ):
+        for place in np.unique(of[(first_ns > 0) & (held.own > 0)]).tolist():
+            rack = _accused(np.flatnonzero((of == place) & (held.own > 0)), first_ns, held)
+            if rack >= 0:
+                out[rack] = 1
+    return out
+
+
+def _accused(racks: np.ndarray, first_ns: I64, held: _Held) -> int:
+    """Of racks with a wet detector, the one against which a witness around them speaks; -1 for none.
+
+    A rack that is held as leaking explains it, until it is isolated and something new comes.
+    """
+    settle_ns = round(SETTLE_S * NS)
+    since, shut = held.since_ns[racks] > 0, held.shut_ns[racks]
+    explains = since & ((shut == 0) | (first_ns[racks] < shut + settle_ns))
+    if explains.any():
+        return int(racks[explains][np.argmin(held.since_ns[racks[explains]])])
+    fits = ~since & (held.latest_ns[racks] > first_ns[racks] - round(LINK_S * NS))
+    if not fits.any():
+        return -1
+    return int(racks[fits][np.argmax(held.latest_ns[racks[fits]])])

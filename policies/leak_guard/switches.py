@@ -1,0 +1,84 @@
+"""Switches of the nodes of a rack that leaks: off at once, stopped in order, or left to people.
+
+A wet tray and those below it go off at once: what runs down reaches them. The others lose their coolant with
+the rack's valves, and stop in order. No more racks are switched off than may be isolated. A node that people
+switch on again afterwards is theirs until a further detector of its rack is wet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from policies.leak_guard.detectors import TRAY
+from policies.leak_guard.evidence import LIQUID, LeakEvidence
+from twin.catalogue import U8, Bool
+from twin.contracts import Memory, Proposal, View, mask_index
+
+POWER = "node.power_state"
+ON, STOP, OFF = 0, 1, 2  # states of node.power_state
+NONE, ORDERED, CARRIED_OUT, ENDED = 0, 1, 2, 3  # what became of an order
+
+
+@dataclass(frozen=True, slots=True)
+class LeakSwitches:
+    """Nodes [n_node] that shall be off at once, those that shall stop in order, and what became of it."""
+
+    wet: Bool
+    dry: Bool
+    order: U8
+
+    @property
+    def wanted(self) -> Bool:
+        """Nodes that shall be off, but for those that people switched on."""
+        out: Bool = (self.wet | self.dry) & (self.order != ENDED)
+        return out
+
+
+def switches(view: View, memory: Memory, found: LeakEvidence) -> LeakSwitches:
+    """The switches now; the memory that follows from it gives the same again."""
+    site = view.site
+    before = memory["switched"]
+    begun = np.bincount(site.rack_of_node[before > NONE], minlength=len(found.ripe)) > 0
+    # What has begun goes on, also where the isolation is refused
+    struck = (_isolated(view, found) | (begun & found.ripe))[site.rack_of_node]
+    if not struck.any():
+        return LeakSwitches(struck, struck, np.zeros(len(before), np.uint8))
+    wet = np.zeros(len(before), np.bool_)
+    for tray in np.flatnonzero(struck & found.kinds[TRAY].counts).tolist():
+        wet[tray] = True
+        wet[site.nodes_below(tray)] = True
+    wet &= struck
+    stands = view.readback(POWER)
+    order = np.where(struck, np.maximum(before, ORDERED), NONE)
+    order = np.where((order == ENDED) & found.new[site.rack_of_node], ORDERED, order)
+    order = np.where((order == ORDERED) & (stands == OFF), CARRIED_OUT, order)
+    order = np.where((order == CARRIED_OUT) & (stands == ON), ENDED, order)
+    return LeakSwitches(wet, struck & ~wet, order.astype(np.uint8))
+
+
+def _isolated(view: View, found: LeakEvidence) -> Bool:
+    """Racks that are to be isolated, and are or have been told to be [n_rack]; where nothing can isolate
+    them, as many as might be at once, the longest leaking first."""
+    envelope = view.envelope(LIQUID)
+    told = (view.commanded(LIQUID) == 1.0) | (view.readback(LIQUID) == 1.0)
+    out: Bool = found.ripe & told
+    others = np.flatnonzero(found.ripe & ~np.isfinite(envelope.low))
+    order = np.argsort(found.since_ns[others], kind="stable")
+    out[others[order[: envelope.blast_radius]]] = True
+    return out
+
+
+def orders(view: View, found: LeakSwitches, why: str) -> list[Proposal]:
+    """Proposals for the power of nodes."""
+    allowed = (view.envelope(POWER).high >= STOP) & found.wanted
+    stopped = view.readback(POWER) == OFF  # then off is what shall be
+    out = []
+    for mask, level, text in (
+        (found.wet | stopped, OFF, "switch off what is wet or below it"),
+        (~found.wet & ~stopped, STOP, "stop what loses its coolant"),
+    ):
+        if len(index := mask_index(mask & allowed)):
+            out.append(Proposal.uniform(POWER, index, float(level), float(OFF), f"{text}: {why}"))
+    return out

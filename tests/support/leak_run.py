@@ -1,0 +1,112 @@
+"""A leak lived through by a plant, with the leak guard at `act`. Equal runs give equal outcomes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from policies import REGISTRY
+from tests.support.leaks import AFTER_S, TRAYS, WARM_S, Leak
+from twin.contracts import Decision
+from twin.engine import Engine
+from twin.plant import Plant, Sensors
+from twin.run import Report
+from twin.simulation import Simulation
+from twin.telemetry import Frame
+
+LIQUID, POWER, SAVE = "rack.liquid_isolation", "node.power_state", "job.checkpoint_since_s"
+NAME = "leak_guard"
+OFF = 2
+
+
+@dataclass(frozen=True)
+class LeakOutcome:
+    """Racks that leak, of these isolated, and isolated wrongly; nodes switched off hard in leaking racks, of
+    these dry ones above the water, and wet ones or below it that were left on; nodes of other racks that were
+    ordered off or to stop; seconds from the second wet detector to the first command, and to the isolation;
+    litres lost; whether missing coolant was told."""
+
+    kind: str
+    profile: str
+    seed: int
+    leaking: int
+    isolated: int
+    wrong_racks: int
+    switched_off: int
+    dry_off: int
+    wet_left: int
+    wrong_nodes: int
+    command_s: float
+    isolation_s: float
+    lost_l: float
+    told: bool
+
+
+class LeakWatch:
+    """Observer of a run: what was commanded, when, and when the plant's detectors were wet."""
+
+    def __init__(self, plant: Plant) -> None:
+        n = plant.site.sizes
+        self.plant, self.now_s = plant, 0.0
+        self.isolated_s = np.full(n["rack"], np.inf)
+        self.power = np.zeros(n["node"])
+        self.commanded_s, self.told = np.inf, False
+
+    def observe(self, engine: Engine, frame: Frame, decision: Decision) -> None:
+        """Called after each tick."""
+        self.now_s = now_s = self.plant.truth.time_s
+        for batch in decision.commands:
+            if batch.policy != NAME:
+                continue
+            self.commanded_s = min(self.commanded_s, now_s)
+            if batch.control == LIQUID:
+                at = batch.index[batch.value > 0]
+                self.isolated_s[at] = np.minimum(self.isolated_s[at], now_s)
+            elif batch.control == POWER:
+                self.power[batch.index] = np.maximum(self.power[batch.index], batch.value)
+        self.told |= any(f.kind == "coolant_loss" for f in engine.diagnosis.faults)
+
+
+def live_through_leak(leak: Leak, report: Report) -> LeakOutcome:
+    """The run to its end."""
+    site = leak.site()
+    plant = Plant(site, seed=leak.seed)
+    engine = Engine(site, [REGISTRY[NAME]()], [], {NAME: "act"})
+    simulation = Simulation(engine, plant, Sensors(site, leak.seed))
+    watch = LeakWatch(plant)
+    simulation.observers = (watch,)
+    disturbance, t = plant.disturbance, plant.truth
+    second_s, wet = np.inf, np.zeros(site.sizes["node"], np.bool_)
+    for second in range(WARM_S + AFTER_S):
+        leak.apply(disturbance, float(second - WARM_S))
+        simulation.step()
+        trays = np.bincount(site.rack_of_node[t.node_leak], minlength=site.sizes["rack"])
+        if second_s == np.inf and (trays + t.rack_leak >= 2).any():
+            second_s = t.time_s
+        if second % 60 == 0:
+            report(second / (WARM_S + AFTER_S), leak.kind)
+    isolated = set(np.flatnonzero(np.isfinite(watch.isolated_s)).tolist())
+    reached = np.zeros(site.sizes["node"], np.bool_)
+    for tray in np.flatnonzero(t.node_leak).tolist():
+        reached[[tray, *site.nodes_below(tray)]] = True
+    of_leaking = np.isin(np.arange(len(wet)) // TRAYS, list(leak.leaking))
+    off = watch.power == OFF
+    seen = np.isfinite(watch.commanded_s) and np.isfinite(second_s) and bool(leak.leaking)
+    first_s = float(watch.isolated_s.min())
+    return LeakOutcome(
+        kind=leak.kind,
+        profile=leak.profile,
+        seed=leak.seed,
+        leaking=len(leak.leaking),
+        isolated=len(isolated & leak.leaking),
+        wrong_racks=len(isolated - leak.leaking),
+        switched_off=int((off & of_leaking).sum()),
+        dry_off=int((off & of_leaking & ~reached).sum()),
+        wet_left=int((reached & of_leaking & ~off).sum()),
+        wrong_nodes=int(((watch.power > 0) & ~of_leaking).sum()),
+        command_s=round(float(watch.commanded_s - second_s), 2) if seen else np.nan,
+        isolation_s=round(first_s - second_s, 2) if seen and np.isfinite(first_s) else np.nan,
+        lost_l=round(float(t.cdu_leaked_l.sum()), 2),
+        told=watch.told,
+    )

@@ -1,0 +1,134 @@
+"""Leaks: scenarios in which coolant leaves a circuit or detectors lie, and which racks leak.
+
+What is developed on is drawn from `develop`; a figure that is to be reported comes from `held_back`, whose
+seeds and profiles nothing was ever tuned on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from tests.support.builders import spec_of
+from tests.support.flow_losses import DRAWS, RACKS
+from twin.plant import Disturbance, SensorFault
+from twin.site import Site, build_site
+
+WARM_S, AFTER_S = 30, 420  # before the leak; after it
+TRAYS = 18
+LIED_S = 20.0  # before the leak a detector that lies says that it is wet
+FLAPS_PU = 0.5  # of its readings, of a detector that flaps, say that it is dry
+TRAY_LPM, RACK_LPM = (0.1, 0.5), (0.5, 4.0)
+# Kind -> what happens
+LEAK_KINDS = {
+    "tray": "a tray leaks",
+    "tray_flaps": "a tray leaks, and every detector of its rack flaps",
+    "manifold": "the manifold of a rack leaks beside a tray",
+    "two_racks": "trays of two racks of one circuit leak",
+    "liar_and_leak": "a detector lies, and another rack of its circuit leaks",
+    "unseen": "a rack leaks whose detectors all say that they are dry",
+    "liar": "a detector is stuck wet, and those of other racks flicker",
+    "release": "all trays of three racks say at one instant that they are wet",
+    "healthy": "nothing leaks",
+}
+
+
+class LeakPlaces(NamedTuple):
+    """Leaking trays with their racks (-1: none), and the rack of the detector that lies."""
+
+    tray: int
+    rack: int
+    second: int
+    liar: int
+
+
+@dataclass(frozen=True)
+class Leak:
+    """One scenario: its kind, and the plant's seed."""
+
+    kind: str
+    profile: str
+    seed: int
+    lpm: float = field(init=False)
+    places: LeakPlaces = field(init=False)
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng((self.seed, 0x1EAC))
+        racks = rng.permutation(RACKS)
+        places = LeakPlaces(int(rng.integers(3, TRAYS)), *(int(r) for r in racks[:3]))
+        object.__setattr__(self, "places", places)
+        low, high = TRAY_LPM if "tray" in self.kind or self.kind == "two_racks" else RACK_LPM
+        object.__setattr__(self, "lpm", float(np.exp(rng.uniform(np.log(low), np.log(high)))))
+
+    @property
+    def leaking(self) -> set[int]:
+        """Racks that leak where a detector can tell."""
+        _, rack, second, _ = self.places
+        if self.kind in ("liar", "release", "healthy", "unseen"):
+            return set()
+        return {rack, second} if self.kind == "two_racks" else {rack}
+
+    def site(self) -> Site:
+        """Four racks on one CDU, of which two may be isolated at once."""
+        racks = f"r[1-{RACKS}]"
+        hall = {
+            "name": "h",
+            "racks": [{"name": racks, "profile": self.profile, "nodes_from": "bottom"}],
+            "cdus": [{"name": "cdu0", "serves": [racks], "loop": "fws0"}],
+            "feeders": [{"name": "a", "side": "A", "budget_w": 1e6, "serves": [racks]}],
+        }
+        controls = {
+            "node.service_level": {"blast_radius": RACKS * TRAYS},
+            "rack.liquid_isolation": {"blast_radius": 2},
+            "rack.electrical_isolation": {"blast_radius": 2},
+        }
+        loop = {"name": "fws0", "cooling": "tower"}
+        tree = {"site": "cooling", "halls": [hall], "loops": [loop], "controls": controls}
+        return build_site(spec_of(tree), "cooling")
+
+    def apply(self, d: Disturbance, since_s: float) -> None:
+        """Set the disturbance `since_s` after the leak began."""
+        tray, rack, second, liar = self.places
+        rng = np.random.default_rng((self.seed, 0xF1A9, round(since_s + 1e4)))
+        d.sensors.clear()
+        begun = since_s >= 0.0
+        if begun and self.kind not in ("liar", "release", "healthy"):
+            leaks_at_tray = self.kind in ("tray", "tray_flaps", "two_racks", "liar_and_leak")
+            if leaks_at_tray or self.kind == "manifold":
+                d.node_leak_lpm[rack * TRAYS + tray] = min(self.lpm, TRAY_LPM[1])
+            if self.kind in ("manifold", "unseen"):
+                d.rack_leak_lpm[rack] = self.lpm
+            if self.kind == "two_racks":
+                d.node_leak_lpm[second * TRAYS + tray] = self.lpm
+        if self.kind == "tray_flaps":
+            dry = np.flatnonzero(rng.random(TRAYS) < FLAPS_PU)
+            d.sensors += [_says("node", rack * TRAYS + int(k), -1.0) for k in dry]
+            if rng.random() < FLAPS_PU:
+                d.sensors.append(_says("rack", rack, -1.0))
+        elif self.kind == "unseen":
+            d.sensors += [_says("node", rack * TRAYS + k, -1.0) for k in range(TRAYS)]
+            d.sensors += [_says("rack", rack, -1.0), _says("rack", rack, -1.0, "tray_leak_state")]
+        elif self.kind in ("liar", "liar_and_leak") and since_s >= -LIED_S:
+            d.sensors.append(_says("node", liar * TRAYS + tray, 1.0))
+            if self.kind == "liar" and rng.random() < 0.02:
+                d.sensors.append(_says("node", second * TRAYS + int(rng.integers(TRAYS)), 1.0))
+        elif self.kind == "release" and begun:
+            wet = [k for k in range(RACKS * TRAYS) if k // TRAYS != liar]
+            d.sensors += [_says("node", k, 1.0) for k in wet]
+
+
+def _says(table: str, entity: int, amount: float, signal: str = "leak_state") -> SensorFault:
+    return SensorFault(table, entity, signal, "biased", amount)
+
+
+def leaks_of(draw: str, kinds: list[str], each: int) -> list[Leak]:
+    """So many of each kind, in turn over the profiles."""
+    chosen = DRAWS[draw]
+    return [
+        Leak(kind, chosen.profiles[k % len(chosen.profiles)], chosen.first_seed + 100_000 + 1000 * at + k)
+        for at, kind in enumerate(LEAK_KINDS)
+        if kind in kinds
+        for k in range(each)
+    ]
