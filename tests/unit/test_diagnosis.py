@@ -64,7 +64,7 @@ def test_a_wet_tray_is_its_leak_and_a_second_tray_makes_it_the_racks() -> None:
 @pytest.mark.parametrize("nodes_from, below, where", [
     ("bottom", 4, ("leak", "node", 5, "")), ("bottom", 6, ("leak", "rack", 0, "")),
     ("top", 6, ("leak", "node", 5, "")), ("top", 4, ("leak", "rack", 0, "")),
-    ("unknown", 4, ("leak", "rack", 0, "")),
+    ("unknown", 4, ("leak", "node", 5, "")), ("unknown", 3, ("leak", "rack", 0, "")),
 ])  # fmt: skip
 def test_what_runs_down_is_the_leak_of_the_tray_above(
     nodes_from: str, below: int, where: tuple[str, str, int, str]

@@ -119,14 +119,21 @@ class DeviceReports(EntityState):
         return out
 
     def _source(self, trays: I32) -> int:
-        """The tray of a rack from which the others got wet: the first, above all of them; -1 for none."""
+        """The tray of a rack from which the others got wet: the first, above all of them; -1 for none.
+
+        Where it is not told which way is down, the others are the next ones in a row.
+        """
         first = int(trays[np.argmin(self.wet_ns["node"][trays])])
         site, others = self.topology.site, trays[trays != first]
         if not len(others):
             return first
-        told = site.upward_of_rack[site.rack_of_node[first]] != 0
+        if site.upward_of_rack[site.rack_of_node[first]] != 0:
+            below = bool(np.isin(others, site.nodes_below(first)).all())
+        else:
+            row = int(trays.max()) - int(trays.min()) == len(others)
+            below = row and first in (int(trays.min()), int(trays.max()))
         later = (self.wet_ns["node"][others] > self.wet_ns["node"][first]).all()
-        return first if told and later and np.isin(others, site.nodes_below(first)).all() else -1
+        return first if below and later else -1
 
     def _leak(
         self,

@@ -144,6 +144,16 @@ def findings(
     return [*found[:MOST], _more(rest, worst)]
 
 
+def _wet_below(fault: Fault, site: Site) -> list[tuple[str, int]]:
+    """Nodes into which a leak that is reported runs down."""
+    if fault.kind != "leak" or fault.table not in ("node", "rack"):
+        return []
+    if fault.table == "node":
+        return [("node", int(node)) for node in site.nodes_below(fault.entity)]
+    first, last = site.node_start_of_rack[fault.entity : fault.entity + 2].tolist()
+    return [("node", node) for node in range(first, last)]
+
+
 class _Look:
     """One look at what was judged."""
 
@@ -162,8 +172,10 @@ class _Look:
         self.forecast = held if held is not None and len(held.mean) == site.sizes["node"] else None
         self._told: dict[tuple[str, int], dict[str, int]] = {}  # kinds and their gravity
         for fault in faults:
-            if not fault.signal:  # a sensor that reads wrong explains no device that is not well
-                kinds = self._told.setdefault((fault.table, fault.entity), {})
+            if fault.signal:  # a sensor that reads wrong explains no device that is not well
+                continue
+            for place in ((fault.table, fault.entity), *_wet_below(fault, site)):
+                kinds = self._told.setdefault(place, {})
                 kinds[fault.kind] = max(kinds.get(fault.kind, 0), GRAVITY.get(fault.severity, 0))
         self.facility_told = any(f.severity == "critical" and f.table not in ("gpu", "node", "link")
                                  for f in faults)  # fmt: skip
