@@ -19,6 +19,7 @@ from twin.site import Site, build_site
 WARM_S, AFTER_S = 30, 420  # before the leak; after it
 TRAYS = 18
 LIED_S = 20.0  # before the leak a detector that lies says that it is wet
+FLICKERS_PER_S = 0.02  # wet readings of a rack whose detectors flicker
 FLAPS_PU = 0.5  # of its readings, of a detector that flaps, say that it is dry
 TRAY_LPM, RACK_LPM = (0.1, 0.5), (0.5, 4.0)
 # Kind -> what happens
@@ -112,8 +113,12 @@ class Leak:
             d.sensors += [_says("rack", rack, -1.0), _says("rack", rack, -1.0, "tray_leak_state")]
         elif self.kind in ("liar", "liar_and_leak") and since_s >= -LIED_S:
             d.sensors.append(_says("node", liar * TRAYS + tray, 1.0))
-            if self.kind == "liar" and rng.random() < 0.02:
-                d.sensors.append(_says("node", second * TRAYS + int(rng.integers(TRAYS)), 1.0))
+            if self.kind == "liar":  # each says every second what it reads, as what was spoilt would stand
+                flickers = int(rng.integers(TRAYS)) if rng.random() < FLICKERS_PER_S else -1
+                trays = range(TRAYS)
+                d.sensors += [
+                    _says("node", second * TRAYS + k, 1.0 if k == flickers else -1.0) for k in trays
+                ]
         elif self.kind == "release" and begun:
             wet = [k for k in range(RACKS * TRAYS) if k // TRAYS != liar]
             d.sensors += [_says("node", k, 1.0) for k in wet]

@@ -1,0 +1,27 @@
+"""Leaks and detectors that lie: the racks that leak are isolated, and no other one is."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.leak_run import live_through_leak
+from tests.support.leaks import leaks_of
+
+pytestmark = pytest.mark.slow
+
+
+def _progress(done: float, what: str) -> None:
+    """Nobody looks on."""
+
+
+@pytest.mark.parametrize("kind", ["tray_flaps", "two_racks", "liar_and_leak", "unseen", "liar", "release"])
+def test_racks_that_leak_are_isolated_and_no_other_is(kind: str) -> None:
+    (leak,) = leaks_of("develop", [kind], 1)
+    found = live_through_leak(leak, _progress)
+    assert found.isolated == found.leaking
+    assert (found.wrong_racks, found.wrong_nodes) == (0, 0)
+    assert (found.dry_off, found.wet_left) == (0, 0), "wet trays and those below, and no others, at once"
+    assert found.told is (kind == "unseen")
+    if found.leaking:
+        assert found.command_s <= 5.0, "the building's values are up to 3 s old and come each 2 s"
+        assert found.switched_off > 0
