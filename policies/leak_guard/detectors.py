@@ -1,9 +1,8 @@
 """Leak detectors: which of them were wet, since when, and which of these count.
 
-Detectors flap. One counts while it is wet; one that was so in two readings within minutes, or for some
-seconds, is not forgotten before people clear it, and a single flicker is. One that fell silent while wet is
-wet; one that its source distrusts, or on which people work, says nothing; one that was never heard is neither
-wet nor dry.
+Detectors flap. One counts while it is wet; one that was so in two readings in a row, or again and again, is
+not forgotten before people clear it, and a flicker is. One that fell silent while wet is wet; one that its
+source distrusts, or on which people work, says nothing; one that was never heard is neither wet nor dry.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from twin.telemetry import GOOD, STALE
 # Between two wet readings of a detector that flaps, as drops come and go; those around the racks count for so
 # long; source: estimate
 HOLD_S = 300.0
-# Wet readings, or seconds, after which a detector is remembered until people clear it: a meter that sends
-# changes alone says it once
-KEPT_READINGS, KEPT_S = 2, 2.0
+# Wet readings, each within HOLD_S of the last, or seconds on end, after which a detector is remembered until
+# people clear it, as it is after two readings in a row; a meter that sends changes alone says it once
+KEPT_READINGS, KEPT_S = 3, 10.0
 TRAY, ROPE, SUM, CDU, HALL = "tray", "rope", "sum", "cdu", "hall"
 KEYS = {
     TRAY: "node.leak_state",
@@ -31,7 +30,7 @@ KEYS = {
     HALL: "hall.leak_state",
 }
 FAULTY = "rack.leak_sensor_fault_state"  # of the rope
-COLUMNS = ("first_ns", "last_ns", "read_ns", "wets")  # of each kind
+COLUMNS = ("first_ns", "last_ns", "run_ns", "read_ns", "wets")  # of each kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +45,7 @@ class Detectors:
     dry: Bool
     first_ns: I64
     last_ns: I64
+    run_ns: I64  # since when it has been wet on end
     read_ns: I64
     wets: U8
 
@@ -62,6 +62,7 @@ class Detectors:
             self.dry,
             np.where(keep, self.first_ns, 0),
             np.where(keep, self.last_ns, 0),
+            np.where(keep, self.run_ns, 0),
             self.read_ns,
             np.where(keep, self.wets, 0).astype(np.uint8),
         )
@@ -82,16 +83,18 @@ def detectors(view: View, memory: Memory, kind: str) -> Detectors:
     wet = (value == 1.0) & believed & ~works
     if kind == ROPE:
         wet &= ~((view.value(FAULTY) == 1.0) & np.isin(view.quality(FAULTY), (GOOD, STALE)))
-    first_ns, last_ns, read_ns, wets = (memory[f"{kind}_{name}"] for name in COLUMNS)
+    first_ns, last_ns, run_ns, read_ns, wets = (memory[f"{kind}_{name}"] for name in COLUMNS)
     if not wet.any() and not last_ns.any():
         dry = works | ((value == 0.0) & (quality == GOOD))
-        return Detectors(wet, wet, dry, first_ns, last_ns, read_ns, wets)
+        return Detectors(wet, wet, dry, first_ns, last_ns, run_ns, read_ns, wets)
     at_ns = now_ns - np.rint(np.minimum(view.age_s(key) * NS, float(now_ns))).astype(np.int64)
     fresh = wet & (at_ns > read_ns)
     wets = np.minimum(wets + fresh, 100).astype(np.uint8)
     last_ns = np.where(wet, now_ns, last_ns)
-    stood = wet & (first_ns > 0) & (now_ns - first_ns >= round(KEPT_S * NS))
-    wets = np.where(stood, np.maximum(wets, KEPT_READINGS), wets)
+    in_a_row = fresh & (run_ns > 0)
+    run_ns = np.where(wet, np.where(run_ns > 0, run_ns, now_ns), 0)
+    in_a_row |= wet & (now_ns - run_ns >= round(KEPT_S * NS))
+    wets = np.where(in_a_row, np.maximum(wets, KEPT_READINGS), wets)
     of_rack = kind not in (CDU, HALL)
     kept = (wets >= KEPT_READINGS) & of_rack
     lasts = wet | ((last_ns > 0) & (now_ns - last_ns < round(HOLD_S * NS))) | kept
@@ -103,6 +106,7 @@ def detectors(view: View, memory: Memory, kind: str) -> Detectors:
         works | ((value == 0.0) & (quality == GOOD)),
         first_ns,
         np.where(lasts, last_ns, 0),
+        run_ns,
         np.where(fresh, at_ns, read_ns),
         np.where(lasts, wets, 0).astype(np.uint8),
     )

@@ -13,8 +13,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from policies.leak_guard.detectors import CDU, HALL, HOLD_S, KEPT_S, KEYS, ROPE, SUM, TRAY, age_s, columns
-from policies.leak_guard.evidence import ASKED, LIQUID, SPENT, WITNESSES, LeakEvidence, assess
+from policies.leak_guard.detectors import CDU, HALL, HOLD_S, KEYS, ROPE, SUM, TRAY, age_s, columns
+from policies.leak_guard.evidence import ASKED, JOIN_S, LIQUID, SPENT, WITNESSES, LeakEvidence, assess
 from policies.leak_guard.switches import ENDED, POWER, LeakSwitches, orders, switches
 from twin.catalogue import I32, NS, find_signal
 from twin.contracts import (
@@ -166,7 +166,7 @@ class LeakGuard:
             low_w = caps.low[gpus]
             out.append(Proposal(CAP, gpus, low_w, low_w, low_w, f"power down: {why}"))
         # Who is drained stays so until people bring it back: not for what flickers
-        lasts = leaking & (view.now_ns - since_ns >= round(KEPT_S * NS))
+        lasts = leaking & (view.now_ns - since_ns >= round(JOIN_S * NS))
         if len(nodes := mask_index(lasts[site.rack_of_node])):
             out.append(Proposal.uniform(SERVICE, nodes, DRAINED, 4.0, f"take out of service: {why}"))
         ripe = racks[found.ripe[racks]]
