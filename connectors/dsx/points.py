@@ -220,6 +220,7 @@ _LINES = (
     _Line(f"{_PLANT} Sensor", "LiquidTemperature", "loop.supply_temp_c", "Supply"),
     _Line(f"{_PLANT} Sensor", "LiquidTemperature", "loop.return_temp_c", "Return"),
     _Line(f"{_PLANT} Sensor", "LiquidFlow", "loop.flow_lpm", "- Supply"),
+    _Line(_PLANT, "ActivePower", "loop.power_w"),
     _Line(_PLANT, "LeakDetect", "loop.leak_state"),
 )
 ROWS = tuple(row for line in _LINES for row in line.rows())

@@ -99,7 +99,7 @@ def test_without_noise_each_reading_is_the_truth_to_its_step(pod: Site) -> None:
         "node.power_readback_state": (0.0, 0.0), "site.outdoor_temp_c": (15.0, 0.1),
         "site.outdoor_wet_bulb_c": (11.0, 0.1), "loop.supply_temp_c": (t.loop_supply_c, 0.01),
         "loop.return_temp_c": (t.loop_return_c, 0.01), "loop.flow_lpm": (t.loop_flow_lpm, 0.1),
-        "loop.leak_state": (0.0, 0.0), "link.up_state": (0.0, 0.0),
+        "loop.power_w": (t.loop_power_w, 10.0), "loop.leak_state": (0.0, 0.0), "link.up_state": (0.0, 0.0),
         "link.rx_bytes_per_s": (t.link_bytes_per_s, 0.0), "link.tx_bytes_per_s": (t.link_bytes_per_s, 0.0),
     }  # fmt: skip
     told = {f"{r.table}.{s}" for r in seen.reports for s in r.signals}

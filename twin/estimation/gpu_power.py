@@ -14,7 +14,7 @@ from twin.catalogue import F64, I32, I64, Bool
 from twin.estimation.noise import ResidualNoise
 from twin.estimation.parameter import Covariance, Delayed, Fit, Reference, solve
 from twin.estimation.readings import Readings, filled
-from twin.physics import ACTIVITY_WEIGHTS, CLOCK_MIN_PU, EXPONENT, capped
+from twin.physics import ACTIVITY_WEIGHTS, CLOCK_MIN_PU, EXPONENT, LEAK_PU_PER_K, LEAK_SPREAD_PU_PER_K, capped
 from twin.site import Site
 from twin.telemetry import EntityState, column, part
 
@@ -37,9 +37,6 @@ EXPONENT_LAW = 0.05  # 1 sigma of the law itself between low and high clocks; so
 # A power by the clock so near the cap, of it or of what the exponent leaves open, is the cap;
 # source: estimate
 AT_CAP_PU, AT_CAP_SIGMAS = 0.08, 2.0
-# Leakage over the highest power, per kelvin, and 1 sigma of it: an idle accelerator draws a quarter more at
-# 80 than at 40 degC; source: estimate
-LEAK_PU_PER_K, LEAK_SPREAD_PU_PER_K = 3e-4, 1.5e-4
 POOLED = 10_001  # GPUs, at most about so many, that tell the coefficients of a profile
 MOVE_PU = 0.1  # doubt in an expectation while it moves, of its last step; source: estimate
 CAP_MOVE_PU = 0.5  # the same at a cap; source: estimate

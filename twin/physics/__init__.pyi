@@ -35,6 +35,8 @@ from .gpu_power import (
     ACTIVITY_WEIGHTS as ACTIVITY_WEIGHTS,
     CLOCK_MIN_PU as CLOCK_MIN_PU,
     EXPONENT as EXPONENT,
+    LEAK_PU_PER_K as LEAK_PU_PER_K,
+    LEAK_SPREAD_PU_PER_K as LEAK_SPREAD_PU_PER_K,
     capped as capped,
     clock_of_share_pu as clock_of_share_pu,
     dynamic_share_pu as dynamic_share_pu,
@@ -47,6 +49,6 @@ from .liquid import (
     heat_rate_w_per_k as heat_rate_w_per_k,
     heat_w as heat_w,
 )
-from .moist_air import rh_pu as rh_pu, wet_bulb_c as wet_bulb_c
+from .moist_air import dew_point_c as dew_point_c, rh_pu as rh_pu, wet_bulb_c as wet_bulb_c
 from .network import Flow as Flow, Network as Network, Pumps as Pumps
 from .tower import tower_ntu as tower_ntu, tower_w_per_k as tower_w_per_k

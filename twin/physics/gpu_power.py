@@ -15,6 +15,9 @@ F64 = NDArray[np.float64]
 EXPONENT = 2.7  # of power over clock, with voltage following; domain facts give 2.5-3
 # Shares of full dynamic power that streaming multiprocessors, tensor cores and memory draw; source: estimate
 ACTIVITY_WEIGHTS = (0.35, 0.40, 0.25)
+# Leakage over the highest power, per kelvin, and 1 sigma of it: an idle accelerator draws a quarter more at
+# 80 than at 40 degC; source: estimate
+LEAK_PU_PER_K, LEAK_SPREAD_PU_PER_K = 3e-4, 1.5e-4
 # An H100 goes from 345 to 1980 MHz; a cap that is not met at that clock is exceeded. source: estimate
 CLOCK_MIN_PU = 0.17
 _LEAST_W = 1e-9

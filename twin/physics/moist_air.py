@@ -31,6 +31,13 @@ def rh_pu(temp_c: F64, dew_c: F64) -> F64:
     return saturation_pa(dew_c) / saturation_pa(temp_c)
 
 
+def dew_point_c(temp_c: F64, rh_pu: F64) -> F64:
+    """Dew point, degC [n], of air at `temp_c`: the inverse of `rh_pu`; humidity within 0.001..1."""
+    x = np.log(np.clip(rh_pu, DRIEST_PU, 1.0)) + MAGNUS * temp_c / (MAGNUS_C + temp_c)
+    dew: F64 = MAGNUS_C * x / (MAGNUS - x)
+    return dew
+
+
 def wet_bulb_c(temp_c: F64, rh_pu: F64, pressure_pa: float = PRESSURE_PA) -> F64:
     """Temperature of a wet bulb in moving air, degC [n], between dew point and air; humidity within 0.001..1.
 

@@ -19,7 +19,9 @@ from twin.site import (
     CDU_INNER_DROP_PA,
     CDU_VOLUME_MIN,
     CONVECTIVE_SHARE,
+    COOLER_APPROACH_K,
     FLOW_EXPONENT,
+    LOOP_PUMP_W_PER_LPM,
     LOOP_VOLUME_MIN,
     PRIMARY_FLOW_RATIO,
     PUMP_EFFICIENCY_PU,
@@ -28,6 +30,8 @@ from twin.site import (
     PUMPS_PER_CDU,
     RACK_DROP_PA,
     RACK_VOLUME_MIN,
+    TOWER_APPROACH_K,
+    TOWER_PUMP_W_PER_LPM,
     Design,
     LoopGroup,
     Site,
@@ -62,9 +66,6 @@ FACILITY_MARGIN_K = 3.0  # loop colder than the exchangers need at nominal heat;
 # Of a pump's motor with its drive: IEC 60034-30-1 asks for 0.90 of a four-pole IE3 motor of 7.5 kW, and a
 # drive keeps 0.95 of that. The rest warms the room; what reaches the shaft ends as heat in the water.
 MOTOR_EFFICIENCY_PU = 0.86
-# ASHRAE 90.1-2019 G3.1.3.10 and G3.1.3.11: 22 W/gpm for a primary and a secondary pump, 19 W/gpm for the pump
-# between tower and exchanger
-LOOP_PUMP_W_PER_LPM, TOWER_PUMP_W_PER_LPM = 5.8, 5.0
 BYPASS_PU = 0.1  # of a loop's nominal flow, which passes the CDUs by; source: estimate
 FACILITY_WATER_C = 30.0  # at which the facility water's heat capacity is taken; source: estimate
 LUMPED = 4  # GPUs that one stands for where a plant is lumped without saying how many
@@ -400,7 +401,9 @@ def _loops(site: Site, heat_w: F64, cdu_lpm: F64, water: float, draw: _Draw) -> 
         "loop_heat_w": heat_w,
         "loop_flow_lpm": flow_lpm,
         "loop_tank_j_per_k": draw.about(0.5 * LOOP_VOLUME_MIN * 60.0 * flow_lpm * water, 0.1),
-        "loop_approach_k": draw.about(_known(nameplate("approach_k"), np.where(wet, 4.0, 8.0)), 0.10),
+        "loop_approach_k": draw.about(
+            _known(nameplate("approach_k"), np.where(wet, TOWER_APPROACH_K, COOLER_APPROACH_K)), 0.10
+        ),
         "loop_wet": wet,
         "loop_chiller_pu": np.array([1.2 if g.cooling in ("chiller", "unknown") else 0.0 for g in groups]),
         "loop_pump_w_per_lpm": _known(nameplate("pumps_w"), usual_w) / passed_lpm,

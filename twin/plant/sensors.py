@@ -163,6 +163,7 @@ LOOP = (
     Meter("flow_lpm", relative=FLOW, gain=GAIN, step=0.1),
     Meter("leak_state"),
 )
+LOOP_POWER = (Meter("power_w", relative=METER, gain=GAIN, step=10.0),)
 FEEDER = (
     Meter("power_w", relative=METER, gain=GAIN, step=10.0),
     Meter("apparent_power_va", relative=METER, gain=GAIN, step=10.0),
@@ -242,6 +243,11 @@ class Sensors:
         self.feeder, self.hall = self._bms("feeder", FEEDER, ("energy_mj",)), self._bms("hall", HALL)
         building = (self.rack, self.rack_liquid, self.cdu, self.loop, self.feeder, self.hall)
         self.gateway = Gateway(building, self.noise, noise)
+        # The electricity meter of a loop's plant: read by another gateway, with errors of its own
+        own = Noise(np.random.default_rng((seed, 0x5E, 1)), n["loop"])
+        self.loop_power = Panel(
+            "loop", LOOP_POWER, (), np.full(n["loop"], BMS_AHEAD_NS), Sampling(self.periods.bms_s, own, noise)
+        )
         self.gpu.often = 1
         for signal in ("power_w", "power_limit_w"):
             self.gpu.factors[self.gpu.signals.index(signal)] = 1.0 / lump
@@ -387,6 +393,10 @@ class Sensors:
             for panel in self.gateway.panels:
                 there = self._has_liquid if panel is self.rack_liquid else None
                 out += self._finish(panel, faults, None if there is None or there.all() else there)
+        if self.loop_power.due(now_ns):
+            self.loop_power.noise.refresh()
+            self.loop_power.read((truth.loop_power_w,), (), now_ns)
+            out += self._finish(self.loop_power, faults)
         if self.weather.due(now_ns):
             outdoor = (np.array([truth.outdoor_c]), np.array([truth.wet_bulb_c]))
             self.weather.read(outdoor, (), now_ns)

@@ -79,6 +79,7 @@ POINTS = (
     Point("loop.supply_temp_c", "CoolingTower", "LiquidTemperature", "C", ("Supply",)),
     Point("loop.return_temp_c", "CoolingTower", "LiquidTemperature", "C", ("Return",)),
     Point("loop.flow_lpm", "CoolingTower", "LiquidFlow", "LPM"),
+    Point("loop.power_w", "CoolingTower", "ActivePower", "kW"),
     Point("loop.leak_state", "CoolingTower", "LeakDetect"),
     Point("feeder.power_w", "PowerMeter", "ActivePower", "kW"),
     Point("feeder.apparent_power_va", "PowerMeter", "ApparentPower", "kVA"),

@@ -33,6 +33,12 @@ PUMP_EFFICIENCY_PU = 0.55  # wire to water, of a CDU's pump with its drive; sour
 PUMPS_PER_CDU = 2
 # Warm end of a liquid-to-liquid CDU at its nominal heat; domain.md B gives 3-5 K.
 APPROACH_K = 4.0
+# Of a loop's supply over the wet bulb (towers) or over the air, at nominal heat and full fans; domain.md B:
+# 3-5 K and 6-10 K
+TOWER_APPROACH_K, COOLER_APPROACH_K = 4.0, 8.0
+# ASHRAE 90.1-2019 G3.1.3.10 and G3.1.3.11: 22 W/gpm for a primary and a secondary pump, 19 W/gpm for the
+# pump between tower and exchanger
+LOOP_PUMP_W_PER_LPM, TOWER_PUMP_W_PER_LPM = 5.8, 5.0
 SUPPLY_C = 32.0  # where no envelope says; running racks of this class get 31.9-33.1 degC
 PRIMARY_FLOW_RATIO = 1.1  # facility water through a CDU over its secondary flow at nominal; source: estimate
 FLOW_EXPONENT = -0.7  # of the convective part of a cold plate; domain.md B gives -0.6 to -0.8
