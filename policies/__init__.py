@@ -6,6 +6,7 @@ A policy is pure and knows only the core's contracts; others name theirs `module
 from __future__ import annotations
 
 from policies.checkpointing import Checkpoint
+from policies.cooling_setpoint import CoolingSetpoint
 from policies.leak_guard import LeakGuard
 from policies.node_replacement import Replacement
 from policies.operator import Operator
@@ -21,4 +22,5 @@ REGISTRY: dict[str, type[Policy]] = {
     "replacement": Replacement,
     "power_guard": PowerGuard,
     "power_cap": PowerCap,
+    "cooling_setpoint": CoolingSetpoint,
 }

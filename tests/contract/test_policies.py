@@ -170,6 +170,7 @@ def _tree() -> dict[str, Any]:
             {
                 "name": "h1",
                 "racks": [{"name": n, "profile": "gb200-nvl72", "nodes": 2} for n in names],
+                "cdus": [{"name": "cdu1", "serves": names[1:]}],
                 "feeders": [
                     {"name": n, "side": n.upper(), "budget_w": FULL_W, "serves": names[1:]}
                     for n in ("a", "b")

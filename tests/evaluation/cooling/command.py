@@ -1,4 +1,6 @@
-"""Command `python -m tests.evaluation cooling`: GPUs that heat shuts down when coolant stops, and leaks."""
+"""Command `python -m tests.evaluation cooling`: GPUs that heat shuts down when coolant stops, leaks, and what
+supply set points save in a year.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from tests.evaluation.cooling import setpoint_table
 from tests.evaluation.harness import chosen, number_in, print_result, short, table
 from tests.support.flow_losses import DRAWS, KINDS, losses_of
 from tests.support.leaks import LEAK_KINDS, leaks_of
@@ -22,6 +25,9 @@ MOST_EACH, MOST_JOBS = 1000, 64
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The draw, the kinds of loss and how many of each, the form of the output."""
+    parser.add_argument("--part", choices=("flow", "setpoint"), default="flow",
+                        help="losses of flow, or a year of set points (default: flow)")  # fmt: skip
+    setpoint_table.add_arguments(parser)
     parser.add_argument("--draw", choices=tuple(DRAWS), default="develop",
                         help="seeds and profiles: those of development, or held back from it "
                              "(default: develop)")  # fmt: skip
@@ -39,6 +45,8 @@ def run(args: argparse.Namespace, out: Console, err: Console) -> int:
     from tests.support.flow_loss_run import live_through
     from tests.support.leak_run import live_through_leak
 
+    if args.part == "setpoint":
+        return setpoint_table.run(args, out, err)
     known = (*KINDS, *LEAK_KINDS)
     kinds = chosen("--kinds", args.kinds, {name: name for name in known}, known)
     each = int(number_in("--each", args.each, 1, MOST_EACH))

@@ -1,0 +1,303 @@
+"""cooling_setpoint: moves the supply temperature of CDUs to where GPUs and cooling together draw the least.
+
+All CDUs of a loop are one decision, as the loop follows the coldest. It goes warmer in small steps, a few
+minutes apart, as far as every GPU keeps its margin with a stated probability under the load forecast, and
+only for a saving beyond its doubt. What is unknown holds it where it is and after a while gives it back to
+the BMS, what is wrong brings it back to the safe value, and heat lowers it at once. It writes down what it
+expects to save, and counts what came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from policies.cooling_setpoint import margins
+from policies.cooling_setpoint.balance import PowerBalance
+from policies.cooling_setpoint.explain import explanation
+from policies.cooling_setpoint.groups import (
+    CODES,
+    CONTROL,
+    WHY,
+    LoopCdus,
+    bounds_c,
+    groups_of,
+    own_c,
+    standing_c,
+)
+from policies.cooling_setpoint.loop_model import loop_power_w
+from policies.cooling_setpoint.loop_state import (
+    COLUMNS,
+    balance_of,
+    begin_experiment,
+    learn_leakage,
+    observe,
+    teach,
+)
+from policies.cooling_setpoint.margins import Ceilings, ceilings
+from policies.cooling_setpoint.obstacles import obstacle_of
+from twin.catalogue import NS, ContractError
+from twin.contracts import PAGE, Columns, ExplainRequest, Explanation, Memory, Proposal, Topic, View
+from twin.telemetry import ColumnSpec
+
+GUARD_K = 0.3  # of a set point below its ceiling, so that jitter of the ceiling does not move it
+STEP_K = 0.25  # between the supplies that are compared
+CALM_S = 1800.0  # after something was wrong: heat held down by caps looks like calm; source: estimate
+UNKNOWN_S = 900.0  # that a set point stays where something is unknown; source: estimate
+DOUBT_SIGMAS = 4.0  # by which a loop's meter contradicts what is expected of it; source: estimate
+
+
+class CoolingSetpoint:
+    """Proposes supply set points of CDUs, an upper bound that is also the wish."""
+
+    name: ClassVar[str] = "cooling_setpoint"
+    controls: ClassVar[tuple[str, ...]] = (CONTROL,)
+    rank: ClassVar[int] = 70
+    period_s: ClassVar[float] = 10.0
+    urgent: ClassVar[bool] = False
+    memory: ClassVar[Columns | None] = Columns(
+        gpu=margins.GPU_COLUMNS,
+        rack=margins.RACK_COLUMNS,
+        cdu={
+            "want_c": ColumnSpec("f8", np.nan, of_place=True),
+            "base_c": ColumnSpec("f8", np.nan, of_place=True),  # the BMS's own set point
+            "code": ColumnSpec("i1", of_place=True),
+            "unknown_s": ColumnSpec("f8", of_place=True),
+            "wrong_ns": ColumnSpec("i8", of_place=True),  # when something was wrong last
+            **margins.CDU_COLUMNS,
+        },
+        loop=COLUMNS
+        | {
+            name: ColumnSpec("f8")
+            for name in ("expected_w", "doubt_w", "expected_j", "doubt_j", "saved_j", "from_c")
+        }
+        | {name: ColumnSpec("i8") for name in ("decided_ns", "moved_ns", "begun_ns")},
+        scalars={"looked_ns": "i8"},
+    )
+    topics: ClassVar[tuple[Topic, ...]] = (PAGE,)
+
+    def __init__(
+        self,
+        probability: float = 1e-3,
+        horizon_s: float = 3600.0,
+        move_every_s: float = 600.0,
+        step_k: float = 1.0,
+        learn_s: float = 1800.0,
+        least_saving_pu: float = 3e-4,
+    ) -> None:
+        """`probability`: that a GPU passes its guard within `horizon_s`. `step_k`: the most that a move goes
+        beyond the supplies that were seen. `learn_s`: time that a loop is watched before its first move.
+        `least_saving_pu`: of a loop's nominal heat, below which nothing moves.
+        """
+        bounds = {
+            "probability": (probability, 1e-9, 0.1),
+            "horizon_s": (horizon_s, 60.0, 86_400.0),
+            "move_every_s": (move_every_s, 60.0, 86_400.0),
+            "step_k": (step_k, 0.25, 5.0),
+            "learn_s": (learn_s, 0.0, 864_000.0),
+            "least_saving_pu": (least_saving_pu, 0.0, 0.1),
+        }
+        for name, (value, low, high) in bounds.items():
+            if not isinstance(value, int | float) or not low <= value <= high:
+                raise ContractError(f"{name}: expected a number from {low:g} to {high:g}, got {value!r}")
+        self.probability, self.horizon_s, self.move_every_s = probability, horizon_s, move_every_s
+        self.step_k, self.learn_s, self.least_saving_pu = step_k, learn_s, least_saving_pu
+
+    def propose(self, view: View, memory: Memory) -> tuple[list[Proposal], Memory]:
+        """The set points that stand; at most one loop is decided anew, lest a tick be long."""
+        site = view.site
+        if site.sizes["cdu"] == 0 or site.sizes["gpu"] == 0:
+            return [], memory
+        looked_ns = int(memory["looked_ns"])
+        dt_s = (view.now_ns - looked_ns) / NS if looked_ns else self.period_s
+        dt_s = float(np.clip(dt_s, 0.0, 600.0))
+        groups = groups_of(site)
+        out = {name: column.copy() for name, column in memory.items()}
+        out |= margins.learn(view, memory, dt_s)
+        out |= observe(view, memory, groups, dt_s)
+        found = self.ceilings(view, out)
+        out["looked_ns"] = np.array(view.now_ns, np.int64)
+        self._note_base(view, out)
+        due = self._due(view, out, groups)
+        for number, group in enumerate(groups):
+            self._guard(view, out, group, found, dt_s)
+            if number == due:
+                self._decide(view, out, group, found)
+        return _proposals(view, out), out
+
+    def ceilings(self, view: View, memory: Mapping[str, np.ndarray]) -> Ceilings:
+        """The warmest supplies of the CDUs now."""
+        return ceilings(view, memory, self.probability, self.horizon_s)
+
+    @staticmethod
+    def _note_base(view: View, out: Memory) -> None:
+        """The BMS's own set points: those in force while none is asked for."""
+        now_c = own_c(view)
+        free = np.isnan(out["want_c"]) & np.isfinite(now_c)
+        out["base_c"][free] = now_c[free]
+
+    def _due(self, view: View, out: Memory, groups: tuple[LoopCdus, ...]) -> int:
+        """The group with a loop whose decision is due for the longest; -1 for none."""
+        late = [
+            (int(out["decided_ns"][g.loop]), number)
+            for number, g in enumerate(groups)
+            if g.loop >= 0 and view.now_ns - int(out["decided_ns"][g.loop]) >= round(self.move_every_s * NS)
+        ]
+        return min(late)[1] if late else -1
+
+    def _guard(self, view: View, out: Memory, group: LoopCdus, found: Ceilings, dt_s: float) -> None:
+        """Lower what heat, a fault or lasting ignorance asks to be colder, at once. Changes `out`."""
+        cdus, envelope = group.cdus, view.envelope(CONTROL)
+        if not np.isfinite(envelope.low[cdus]).all():
+            out["want_c"][cdus] = np.nan
+            return
+        low_c, safe_c = bounds_c(view, group)
+        stands_c, kind = standing_c(out, group), obstacle_of(view, group, found).kind
+        out["unknown_s"][cdus] = np.where(kind == "hold", out["unknown_s"][cdus] + dt_s, 0.0)
+        if kind == "back":
+            out["wrong_ns"][cdus] = view.now_ns
+        held = bool(np.isfinite(out["want_c"][cdus]).any())
+        want_c, why = stands_c, CODES[int(out["code"][cdus[0]])]
+        if held:
+            if kind == "hold" and float(out["unknown_s"][cdus[0]]) >= UNKNOWN_S:
+                # Nothing to go by any more: the arbiter gives back what was found
+                stands_c = want_c = float(out["base_c"][cdus].min())
+                out["want_c"][cdus], held = np.nan, False
+            elif kind == "back":
+                want_c, why = min(stands_c, safe_c), "back"
+            elif kind == "hold":
+                why = "hold"
+            elif why in ("back", "hold"):
+                why = "best"
+            if held and want_c < low_c:
+                want_c, why = low_c, "dew"
+        known = found.supply_c[cdus][np.isfinite(found.supply_c[cdus])]
+        ceiling_c = float(known.min()) if len(known) else np.inf
+        if ceiling_c < want_c < np.inf:  # where nothing tells how warm it is now, this may be no lowering
+            want_c, why, held = ceiling_c - GUARD_K, "heat", True
+        if held:
+            out["want_c"][cdus] = np.clip(want_c, envelope.low[cdus].max(), envelope.high[cdus].min())
+            out["code"][cdus] = CODES.index(why)
+
+    def _decide(self, view: View, out: Memory, group: LoopCdus, found: Ceilings) -> None:
+        """Settle the account of a loop since its last decision, and move its set points where that is worth
+        it. Changes `out`."""
+        i, cdus, now_ns = group.loop, group.cdus, view.now_ns
+        since_ns = int(out["decided_ns"][i])
+        learn_leakage(out, i, (now_ns - since_ns) / NS if since_ns else 0.0)
+        teach(view, out, group, now_ns)
+        balance = balance_of(view, out, group)
+        self._settle(out, group, balance, now_ns)
+        out["decided_ns"][i] = now_ns
+        if balance is None or not np.isfinite(out["base_c"][cdus]).all():
+            return
+        stands_c = standing_c(out, group)
+        best_c = stands_c
+        calm = now_ns - int(out["wrong_ns"][cdus].max()) >= round(CALM_S * NS)
+        if calm and not obstacle_of(view, group, found).kind:
+            best_c = self._best_c(view, out, group, found, balance, stands_c)
+        if best_c != stands_c:
+            begin_experiment(out, i)
+            out["from_c"][i], out["moved_ns"][i] = stands_c, now_ns
+            out["want_c"][cdus], out["code"][cdus] = best_c, CODES.index("best")
+        base_c = float(out["base_c"][cdus].min())
+        if np.isfinite(out["want_c"][cdus]).all():
+            want_c = float(out["want_c"][cdus].min())
+            out["expected_w"][i] = balance.power_w(base_c) - balance.power_w(want_c)
+            out["doubt_w"][i] = balance.sigma_w(base_c, want_c)
+
+    def _best_c(
+        self,
+        view: View,
+        out: Memory,
+        group: LoopCdus,
+        found: Ceilings,
+        balance: PowerBalance,
+        stands_c: float,
+    ) -> float:
+        """The set point to move to; the one that stands where nothing better is sure enough."""
+        i, envelope = group.loop, view.envelope(CONTROL)
+        if out["watched_s"][i] < self.learn_s:
+            return stands_c
+        high_c = min(
+            float(found.supply_c[group.cdus].min()) - GUARD_K, float(envelope.high[group.cdus].min())
+        )
+        high_c = min(high_c, balance.high_c + self.step_k, stands_c + 2.0 * self.step_k)
+        low_c = max(bounds_c(view, group)[0], balance.low_c - self.step_k, stands_c - 2.0 * self.step_k)
+        if not low_c < high_c:
+            return stands_c
+        best_c = balance.best_c(low_c, high_c, STEP_K)
+        if abs(best_c - stands_c) < STEP_K:
+            return stands_c
+        if best_c > stands_c and abs(out["off_sigmas"][i]) > DOUBT_SIGMAS:
+            return stands_c  # its meter, or the weather, contradicts what is known of the loop
+        saving_w = balance.power_w(stands_c) - balance.power_w(best_c)
+        least_w = max(balance.sigma_w(stands_c, best_c), self.least_saving_pu * balance.at.heat_w)
+        return best_c if saving_w > least_w else stands_c
+
+    @staticmethod
+    def _settle(out: Memory, group: LoopCdus, balance: PowerBalance | None, now_ns: int) -> None:
+        """Count what was expected since the last decision, and what came by the meter. Changes `out`."""
+        i, since_ns = group.loop, int(out["decided_ns"][group.loop])
+        power_w, base_c = float(out["loop_power_w"][i]), float(out["base_c"][group.cdus].min())
+        if balance is None or not since_ns or not np.isfinite(out["want_c"][group.cdus]).all():
+            return
+        gap_s = min((now_ns - since_ns) / NS, 7200.0)
+        if not out["begun_ns"][i]:
+            out["begun_ns"][i] = now_ns
+        out["expected_j"][i] += gap_s * out["expected_w"][i]
+        out["doubt_j"][i] += gap_s * out["doubt_w"][i]
+        if np.isnan(power_w):  # no meter: as the model has it
+            power_w = loop_power_w(balance.plate, balance.factors, balance.at)
+        was_w = loop_power_w(balance.plate, balance.factors, balance.point(base_c))
+        out["saved_j"][i] += gap_s * (was_w + balance.warmth_w(base_c) - power_w)
+
+    def explain(self, view: View, memory: Memory, request: ExplainRequest) -> Explanation:
+        """Per loop: set points, what binds, what is expected to be saved and what came, and why."""
+        return explanation(view, memory, request, self.ceilings(view, memory), self.probability)
+
+    def accounts(self, view: View, before: Memory, after: Memory) -> list[dict[str, Any]]:
+        """A record for every loop that was moved, and for each at the first decision of an hour."""
+        out: list[dict[str, Any]] = []
+        for group in groups_of(view.site):
+            i = group.loop
+            if i < 0 or before["decided_ns"][i] == after["decided_ns"][i]:
+                continue
+            if not np.isfinite(after["want_c"][group.cdus]).all():
+                continue
+            moved = bool(before["moved_ns"][i] != after["moved_ns"][i])
+            hours = [int(m["decided_ns"][i]) // (3600 * NS) for m in (before, after)]
+            if moved or hours[0] != hours[1]:
+                out.append(account_of(view, after, group, moved))
+        return out[:200]
+
+
+def account_of(view: View, memory: Mapping[str, np.ndarray], group: LoopCdus, moved: bool) -> dict[str, Any]:
+    """Account of a loop: what it is expected to save, and what was expected and came so far."""
+    i = group.loop
+    return {
+        "loop": view.site.name("loop", i),
+        "moved": moved,
+        "from_c": round(float(memory["from_c"][i]), 2),
+        "to_c": round(float(memory["want_c"][group.cdus].min()), 2),
+        "own_c": round(float(memory["base_c"][group.cdus].min()), 2),
+        "expected_w": round(float(memory["expected_w"][i]), 1),
+        "doubt_w": round(float(memory["doubt_w"][i]), 1),
+        "expected_kwh": round(float(memory["expected_j"][i]) / 3.6e6, 3),
+        "saved_kwh": round(float(memory["saved_j"][i]) / 3.6e6, 3),
+        "measured": bool(np.isfinite(memory["loop_power_w"][i])),
+    }
+
+
+def _proposals(view: View, memory: Mapping[str, np.ndarray]) -> list[Proposal]:
+    """A proposal for each reason."""
+    envelope, out = view.envelope(CONTROL), list[Proposal]()
+    wanted = np.isfinite(memory["want_c"]) & np.isfinite(envelope.low)
+    for code, name in enumerate(CODES):
+        index = np.flatnonzero(wanted & (memory["code"] == code)).astype(np.int32)
+        if len(index):
+            want_c = np.clip(memory["want_c"][index], envelope.low[index], envelope.high[index])
+            out.append(Proposal(CONTROL, index, envelope.low[index].copy(), want_c, want_c.copy(), WHY[name]))
+    return out

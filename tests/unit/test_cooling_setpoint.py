@@ -1,0 +1,326 @@
+"""cooling_setpoint: the set point of least total power, what keeps it from warmer coolant, its account."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from policies import REGISTRY
+from policies.cooling_setpoint.groups import groups_of
+from policies.cooling_setpoint.loop_model import LoopPoint, loop_power_w, plates_of
+from policies.cooling_setpoint.loop_state import COLUMNS, LEARNED_PU, learn_leakage
+from policies.cooling_setpoint.margins import ceilings
+from policies.cooling_setpoint.obstacles import obstacle_of
+from tests.support.builders import site_of
+from twin.catalogue import ContractError
+from twin.contracts import Explanation, Forecast, View
+from twin.engine import Engine, explain
+from twin.physics import LEAK_PU_PER_K
+from twin.plant import Plant, SensorFault, Sensors
+from twin.plant.sensors import Periods
+from twin.plant.weather import Weather
+from twin.simulation import Simulation
+from twin.site import Site
+from twin.telemetry import MaintenanceBegun
+
+NAME, CONTROL = "cooling_setpoint", "cdu.supply_temp_target_c"
+STEP_S = 60.0
+BUSY = (0.9, 0.7, 0.6)
+
+
+def lab(cooling: str = "chiller") -> Site:
+    """A rack of four nodes on a CDU and a loop."""
+    racks = [{"name": "r1", "profile": "gb200-nvl72", "nodes": 4}]
+    cdus = [{"name": "cdu1", "loop": "fw1", "serves": ["r1"]}]
+    hall = {"name": "h", "racks": racks, "cdus": cdus}
+    return site_of(
+        {"site": "lab", "max_jobs": 4, "halls": [hall], "loops": [{"name": "fw1", "cooling": cooling}]}
+    )
+
+
+def plant_of(site: Site, outdoor_c: float, spread: float = 1.0) -> Plant:
+    """A plant at constant load in steady weather."""
+    plant = Plant(site, 3, spread=spread, weather=Weather(mean_c=outdoor_c, swing_k=0.0))
+    plant.step_max_s = 4.0
+    t = plant.truth
+    for column, level in zip((t.gpu_sm_pu, t.gpu_tensor_pu, t.gpu_dram_pu), BUSY, strict=True):
+        column[:] = level
+    plant.settle(1800.0)
+    return plant
+
+
+class Flat:
+    """Forecasts the present power of racks times a factor, an hour ahead."""
+
+    name: ClassVar[str] = "flat"
+    period_s: ClassVar[float] = 10.0
+    fit_every_s: ClassVar[float] = 0.0
+
+    def __init__(self, factor: float = 1.0) -> None:
+        self.factor = factor
+
+    def update(self, view: View) -> None:
+        """Nothing to learn."""
+
+    def predict(self, view: View) -> list[Forecast]:
+        """The present power of racks."""
+        mean = (view.value("rack.power_w") * self.factor).astype(np.float32)
+        return [Forecast("rack.power_w", 3600.0, mean, mean, mean, "flat@0")]
+
+    def fit(self, series: Any, seed: int) -> dict[str, np.ndarray]:
+        """Nothing to fit."""
+        return {}
+
+    def load(self, parameters: Any) -> None:
+        """No parameters."""
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        """No parameters."""
+        return {}
+
+    def memory(self) -> dict[str, np.ndarray]:
+        """No memory."""
+        return {}
+
+    def restore(self, memory: Any) -> None:
+        """No memory."""
+
+    def remap(self, old_of_new: Any) -> None:
+        """No memory."""
+
+
+def simulated(plant: Plant, authority: str = "act", **settings: Any) -> Simulation:
+    """The policy alone beside a plant."""
+    given = {"learn_s": 900.0} | settings
+    engine = Engine(plant.site, [REGISTRY[NAME](**given)], [Flat()], {NAME: authority})  # type: ignore[list-item]
+    periods = Periods(STEP_S, STEP_S, STEP_S, STEP_S)
+    return Simulation(engine, plant, Sensors(plant.site, 5, periods), dt_s=STEP_S)
+
+
+def set_point(sim: Simulation) -> float:
+    """The set point in force in the plant."""
+    return float(sim.plant.truth.cdu_setpoint_c[0])
+
+
+def wanted(sim: Simulation) -> float:
+    """The set point that the policy asks for; NaN for none."""
+    return float(sim.engine.memory[NAME]["want_c"][0])
+
+
+def explained(sim: Simulation) -> Explanation:
+    """The explanation of the policy now."""
+    found = explain(sim.engine, sim.engine.policies[0])
+    assert isinstance(found, Explanation)
+    return found
+
+
+def text_of(sim: Simulation) -> str:
+    """All sentences of the explanation."""
+    return " ".join(s.text for s in explained(sim).sentences)
+
+
+def total_w(plant: Plant) -> float:
+    """All that racks and cooling draw."""
+    return float(plant.truth.rack_power_w.sum()) + plant.truth.cooling_power_w
+
+
+@pytest.fixture(scope="module")
+def settled() -> Simulation:
+    """The policy after four hours of a mild day: it has gone to warmer coolant."""
+    sim = simulated(plant_of(lab(), 18.0))
+    sim.run(4 * 3600.0)
+    assert sim.engine.suspended == {}
+    return sim
+
+
+@pytest.mark.parametrize(("cooling", "outdoor_c"), [("tower", 20.0), ("dry_cooler", 12.0), ("chiller", 20.0)])
+def test_the_model_with_the_designs_numbers_is_the_plant_of_the_design(
+    cooling: str, outdoor_c: float
+) -> None:
+    site = lab(cooling)
+    plant, plate, factors = plant_of(site, outdoor_c, spread=0.0), plates_of(site)[0], np.zeros(4)
+    t = plant.truth
+    for supply_c in (30.0, 34.0, 40.0):
+        plant.cooling.target_c[:] = supply_c
+        plant.apply_set_points()
+        plant.settle(2400.0)
+        air_c = t.wet_bulb_c if plate.wet else t.outdoor_c
+        at = LoopPoint(float(t.loop_supply_c[0]), float(t.cdu_heat_w.sum()), air_c, float(t.loop_flow_lpm[0]))
+        assert loop_power_w(plate, factors, at) == pytest.approx(float(t.loop_power_w[0]), rel=0.03)
+
+
+def test_it_ends_where_total_power_is_least_within_its_doubt(settled: Simulation) -> None:
+    plant = settled.plant.fork()
+    memory = settled.engine.memory[NAME]
+    asked_c, powers = wanted(settled), {}
+    for supply_c in sorted({*np.arange(28.0, 42.1, 1.0).tolist(), asked_c}):
+        plant.cooling.target_c[:] = supply_c
+        plant.apply_set_points()
+        plant.settle(1800.0)
+        powers[supply_c] = total_w(plant)
+    assert set_point(settled) == pytest.approx(asked_c, abs=0.1)
+    assert asked_c > 33.0
+    assert powers[asked_c] - min(powers.values()) <= 2.0 * float(memory["doubt_w"][0])
+    saved_w = powers[32.0] - powers[asked_c]
+    assert abs(float(memory["expected_w"][0]) - saved_w) <= 2.0 * float(memory["doubt_w"][0])
+
+
+def test_what_it_expected_is_what_came(settled: Simulation) -> None:
+    memory = settled.engine.memory[NAME]
+    assert float(memory["saved_j"][0]) > 0.0
+    assert float(memory["expected_j"][0]) == pytest.approx(float(memory["saved_j"][0]), rel=0.1)
+    (row,) = explained(settled).table("loops")
+    assert (row["loop"], row["own_c"], row["basis"]) == ("lab/fw1", 32.0, "meter")
+    assert "should save" in text_of(settled)
+
+
+def test_no_gpu_passes_its_guard(settled: Simulation) -> None:
+    assert (settled.plant.truth.gpu_temp_c < settled.site.limits["gpu.temp_c"].guard).all()
+
+
+def test_the_plant_goes_back_to_the_safe_value_when_nobody_renews(settled: Simulation) -> None:
+    plant = settled.plant.fork()
+    assert float(plant.truth.cdu_setpoint_c[0]) > 33.0
+    plant.step((), 301.0)
+    assert float(plant.truth.cdu_setpoint_c[0]) == plant.site.envelopes[CONTROL].safe[0]
+
+
+def _leaks(sim: Simulation) -> None:
+    sim.plant.truth.cdu_leak[:] = True
+
+
+def _maintained(sim: Simulation) -> None:
+    sim.tell(
+        MaintenanceBegun(id="m", author="ada", table="loop", names=("fw1",), until_ns=sim.now_ns + 10**13)
+    )
+
+
+def _hot(sim: Simulation) -> None:
+    sim.plant.disturbance.sensors = [SensorFault("gpu", 0, "temp_c", "biased", 40.0)]
+
+
+@pytest.mark.parametrize("happens", [_leaks, _maintained, _hot])
+def test_what_is_wrong_brings_it_back(settled: Simulation, happens: Callable[[Simulation], None]) -> None:
+    sim = settled.fork()
+    happens(sim)
+    sim.run(5 * STEP_S)
+    assert wanted(sim) <= 32.0
+    assert "because" in text_of(sim)
+
+
+@pytest.mark.parametrize(
+    ("table", "signal"),
+    [("gpu", "temp_c"), ("cdu", "supply_temp_c"), ("loop", "supply_temp_c"), ("site", "outdoor_temp_c")],
+)
+def test_what_is_not_heard_moves_nothing_up_and_after_a_while_comes_back(
+    settled: Simulation, table: str, signal: str
+) -> None:
+    sim = simulated(plant_of(lab(), 18.0))
+    sim.run(1800.0)
+    sim.plant.disturbance.sensors = [SensorFault(table, 0, signal, "silent", 0.0)]
+    sim.run(300.0)
+    before_c = np.nan_to_num(wanted(sim), nan=32.0)
+    sim.run(3600.0)
+    assert not wanted(sim) > max(before_c, 32.0) + 0.01
+    assert not wanted(sim) > 32.0
+
+
+LIES = (
+    ("cdu", "supply_temp_c", "frozen", 0.0),
+    ("cdu", "supply_temp_c", "biased", -4.0),
+    ("cdu", "supply_temp_c", "biased", 300.0),
+    ("site", "outdoor_wet_bulb_c", "biased", 20.0),
+    ("site", "outdoor_temp_c", "biased", -10.0),
+    ("gpu", "temp_c", "frozen", 0.0),
+    ("gpu", "temp_c", "biased", -12.0),
+    ("gpu", "temp_c", "biased", 600.0),
+    ("loop", "power_w", "frozen", 0.0),
+)
+
+
+@pytest.mark.parametrize(("table", "signal", "trouble", "amount"), LIES)
+def test_a_sensor_that_lies_moves_nothing_up(
+    settled: Simulation, table: str, signal: str, trouble: str, amount: float
+) -> None:
+    sim = simulated(plant_of(lab(), 18.0))
+    sim.run(600.0)
+    sim.plant.disturbance.sensors = [SensorFault(table, 0, signal, trouble, amount)]
+    sim.run(2.0 * 3600.0)
+    assert sim.engine.suspended == {}
+    assert not wanted(sim) > wanted(settled) + 0.5
+    assert (sim.plant.truth.gpu_temp_c < sim.site.limits["gpu.temp_c"].guard).all()
+
+
+def test_a_ramp_in_the_forecast_lowers_the_ceiling_before_it_comes() -> None:
+    plant = plant_of(lab(), 18.0)
+    for column in (plant.truth.gpu_sm_pu, plant.truth.gpu_tensor_pu, plant.truth.gpu_dram_pu):
+        column *= 0.6
+    sim = simulated(plant)
+    sim.run(1200.0)
+    view, memory = sim.engine.view(), sim.engine.memory[NAME]
+    calm = ceilings(view, memory, 1e-3, 3600.0).supply_c
+    sim.engine.models["flat"].factor = 1.5  # type: ignore[attr-defined]
+    sim.run(STEP_S)
+    grown = ceilings(sim.engine.view(), sim.engine.memory[NAME], 1e-3, 3600.0).supply_c
+    assert grown[0] <= calm[0]
+    tight = ceilings(view, memory, 1e-9, 3600.0).supply_c
+    assert tight[0] < calm[0]
+
+
+def test_it_only_advises_a_first_step_while_nobody_obeys() -> None:
+    sim = simulated(plant_of(lab(), 18.0), authority="advise")
+    sim.run(3 * 3600.0)
+    assert set_point(sim) == 32.0
+    assert 32.0 < wanted(sim) <= 33.5
+    assert float(sim.engine.memory[NAME]["saved_j"][0]) == pytest.approx(0.0, abs=0.1 * 3.6e6)
+
+
+def test_without_a_meter_savings_are_called_estimates() -> None:
+    sim = simulated(plant_of(lab(), 26.0))
+    sim.plant.disturbance.sensors = [SensorFault("loop", 0, "power_w", "silent", 0.0)]
+    sim.run(2 * 3600.0)
+    assert wanted(sim) > 32.0
+    assert "savings are estimates" in text_of(sim)
+
+
+def test_a_hall_of_unknown_dew_point_is_not_cooled_below_the_safe_value() -> None:
+    sim = simulated(plant_of(lab(), -5.0))
+    sim.plant.disturbance.sensors = [SensorFault("hall", 0, "cold_aisle_rh_pu", "silent", 0.0)]
+    sim.run(2 * 3600.0)
+    assert not wanted(sim) < 32.0
+    sim = simulated(plant_of(lab(), -5.0))
+    sim.run(2 * 3600.0)
+    assert wanted(sim) < 32.0  # in the cold, leakage is all that coolant saves
+
+
+@pytest.mark.parametrize("slope", [2e-4, 6e-4])
+def test_a_move_tells_how_much_more_gpus_draw_per_kelvin(slope: float) -> None:
+    """The expectation counts with `LEAK_PU_PER_K` and has taken over a tenth of the rest when it is read."""
+    memory = {
+        name: dataclasses.replace(spec, table="loop").fresh({"loop": 1}) for name, spec in COLUMNS.items()
+    }
+    memory["watched_s"][:], memory["error_var"][:] = 1e5, 1e-12
+    for _ in range(30):
+        memory["before_c"][:], memory["before_pu"][:] = 60.0, 0.0
+        memory["loop_temp_c"][:] = 62.0
+        memory["loop_error_pu"][:] = 2.0 * (slope - LEAK_PU_PER_K) * (1.0 - LEARNED_PU)
+        learn_leakage(memory, 0, 600.0)
+    assert memory["leak_pu_per_k"][0] == pytest.approx(slope, abs=3e-5)
+    assert np.sqrt(memory["leak_var"][0]) < 3e-5
+
+
+def test_a_bad_setting_is_refused() -> None:
+    with pytest.raises(ContractError, match=r"probability: expected a number from 1e-09 to 0\.1, got 2"):
+        REGISTRY[NAME](probability=2)
+    with pytest.raises(ContractError, match="step_k"):
+        REGISTRY[NAME](step_k="much")
+
+
+def test_a_healthy_group_has_no_obstacle(settled: Simulation) -> None:
+    view, memory = settled.engine.view(), settled.engine.memory[NAME]
+    (group,) = groups_of(settled.site)
+    assert obstacle_of(view, group, ceilings(view, memory, 1e-3, 3600.0)).text == ""
