@@ -37,8 +37,8 @@ class LeakSlope:
 
 @dataclass(frozen=True, slots=True)
 class PowerBalance:
-    """Readings and parameters of a loop now. `now_c` is the coldest supply of its CDUs, `offset_k` by how much
-    the loop is aimed colder, `low_c` to `high_c` the supplies that were seen."""
+    """Readings and parameters of a loop now. `now_c` is the coldest supply of its CDUs, `offset_k` by how
+    much the loop is aimed colder, `low_c` to `high_c` the supplies that were seen."""
 
     plate: LoopPlate
     factors: F64

@@ -178,8 +178,8 @@ def teach(view: View, out: Memory, group: LoopCdus, now_ns: int) -> None:
 
 
 def learn_leakage(out: Memory, i: int, gap_s: float) -> None:
-    """Learn leakage from a move of the set point: how much more GPUs draw beside what is expected of them, for
-    each kelvin that they are warmer. Changes `out`."""
+    """Learn leakage from a move of the set point: how much more GPUs draw beside what is expected of them,
+    for each kelvin that they are warmer. Changes `out`."""
     drift = (LEAK_DRIFT_PU * LEAK_PU_PER_K) ** 2 * gap_s / 86_400.0
     var = min(float(out["leak_var"][i]) + drift, LEAK_SPREAD_PU_PER_K**2)
     warm_k = float(out["loop_temp_c"][i] - out["before_c"][i])

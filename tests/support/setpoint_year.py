@@ -6,16 +6,20 @@ rule goes as warm as the hottest GPU and the racks' guards allow, by true temper
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from models.persistence import Persistence
 from policies import REGISTRY
-from tests.evaluation.cooling.year_weather import read_year
 from tests.support.builders import site_of
-from twin.catalogue import Bool
+from tests.support.year_weather import days_of, read_year
+from twin.catalogue import Bool, ConfigError
+from twin.cli.traces import trace_root
 from twin.engine import Engine
 from twin.plant import Plant, Scenario, Sensors
 from twin.plant.sensors import Periods
@@ -24,9 +28,10 @@ from twin.run import Report
 from twin.simulation import Simulation
 from twin.site import Site
 
-NAME = "cooling_setpoint"
+NAME, RECORDING = "cooling_setpoint", "weather-years-sustaindc"
 STEP_S = 200.0  # of the twin: shorter than the lease of a set point
 PLANT_STEP_S = 4.0
+WARM_DAYS = 1  # at the beginning, of which nothing counts: the policy watches a day before it trusts it
 DECIDE_S, GREEDY_K = 600.0, 2.0  # of the greedy rule: how often, and how far below a guard it stays
 ARMS = ("fixed", "greedy", NAME)
 # Weather file of each climate; all of typical years (TMYx) as collected in SustainDC
@@ -109,6 +114,22 @@ class _Meter:
             self.hot[:] = False
 
 
+def years_of(first_seed: int, loops: Sequence[str], plants: int, days: int) -> list[SetpointYear]:
+    """Every arm of every climate, loop and plant. Raises ConfigError if the recordings are not there."""
+    folder = trace_root(os.environ) / RECORDING
+    if not folder.is_dir():
+        raise ConfigError([f"{folder}: not there; run `racktwin trace fetch {RECORDING}`"])
+    dates = days_of(days)
+    dates = (*dates[:WARM_DAYS], *dates)
+    return [
+        SetpointYear(climate, loop, arm, first_seed + k, folder / CLIMATES[climate], dates)
+        for loop in loops
+        for climate in CLIMATES
+        for k in range(plants)
+        for arm in ARMS
+    ]
+
+
 def live_through(year: SetpointYear, report: Report) -> YearOutcome:
     """One arm of a year."""
     site = year.site()
@@ -117,7 +138,7 @@ def live_through(year: SetpointYear, report: Report) -> YearOutcome:
     scenario = Scenario.ordinary(span_s / 3600.0, year.seed)
     plant = Plant(site, year.seed, scenario, weather=weather)  # type: ignore[arg-type]
     plant.step_max_s = PLANT_STEP_S
-    meter, expected, saved = _Meter(plant), 0.0, 0.0
+    meter, begun = _Meter(plant), (0.0, 0.0)
     simulation: Simulation | None = None
     if year.arm == NAME:
         forecasts = Persistence(horizons_s=(600.0, 3600.0))
@@ -131,14 +152,12 @@ def live_through(year: SetpointYear, report: Report) -> YearOutcome:
             if year.arm == "greedy" and step % round(DECIDE_S / STEP_S) == 0:
                 _greedy(plant)
             plant.step((), STEP_S)
+        if step == round(WARM_DAYS * DAY_S / STEP_S):
+            meter, begun = _Meter(plant), account_of(simulation)
         meter.count(STEP_S)
         if step % 100 == 0:
             report(step * STEP_S / span_s, f"{year.climate}, {year.arm}")
-    if simulation is not None:
-        memory = simulation.engine.memory[NAME]
-        expected, saved = float(memory["expected_j"].sum()), float(memory["saved_j"].sum())
-        if simulation.engine.suspended:
-            raise RuntimeError(f"suspended: {simulation.engine.suspended}")
+    expected, saved = (now - before for now, before in zip(account_of(simulation), begun, strict=True))
     return YearOutcome(
         climate=year.climate,
         cooling=year.cooling,
@@ -151,9 +170,19 @@ def live_through(year: SetpointYear, report: Report) -> YearOutcome:
         saved_kwh=saved / 3.6e6,
         hot_pu=meter.hot_hours / max(meter.hours, 1),
         hottest_c=meter.hottest_c,
-        mean_c=meter.set_j / span_s,
+        mean_c=meter.set_j / (span_s - WARM_DAYS * DAY_S),
         moves=meter.moves,
     )
+
+
+def account_of(simulation: Simulation | None) -> tuple[float, float]:
+    """(expected, saved) energy by the policy's own account so far, J. Raises RuntimeError if suspended."""
+    if simulation is None:
+        return 0.0, 0.0
+    if simulation.engine.suspended:
+        raise RuntimeError(f"suspended: {simulation.engine.suspended}")
+    memory = simulation.engine.memory[NAME]
+    return float(memory["expected_j"].sum()), float(memory["saved_j"].sum())
 
 
 def _greedy(plant: Plant) -> None:
@@ -166,3 +195,37 @@ def _greedy(plant: Plant) -> None:
     wanted_c = np.clip(t.cdu_supply_c + room_k, envelope.low, np.minimum(envelope.high, most_c))
     plant.cooling.target_c = np.minimum(wanted_c, plant.cooling.target_c + DECIDE_S * envelope.slew_per_s)
     plant.apply_set_points()
+
+
+def result_of(outcomes: Sequence[dict[str, Any]], draw: str) -> dict[str, Any]:
+    """A row for each loop and climate, of all plants."""
+    places = dict.fromkeys((x["cooling"], x["climate"]) for x in outcomes)
+    rows = [_row(place, [x for x in outcomes if (x["cooling"], x["climate"]) == place]) for place in places]
+    return {"simulated": True, "draw": draw, "rows": rows, "years": list(outcomes)}
+
+
+def _row(place: tuple[str, str], some: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def of(arm: str, key: str) -> float:
+        return sum(float(x[key]) for x in some if x["arm"] == arm)
+
+    saved, beside = (
+        of(arm, "total_kwh") - of("cooling_setpoint", "total_kwh") for arm in ("fixed", "greedy")
+    )
+    mine = [x for x in some if x["arm"] == "cooling_setpoint"]
+    return {
+        "loop": place[0],
+        "climate": place[1],
+        "plants": len(mine),
+        "cooling_kwh": of("fixed", "cooling_kwh"),
+        "liquid_kwh": of("fixed", "loop_kwh"),
+        "saved_kwh": saved,
+        "saved_pu": saved / max(of("fixed", "cooling_kwh"), 1e-9),
+        "saved_liquid_pu": saved / max(of("fixed", "loop_kwh"), 1e-9),
+        "below_greedy_kwh": beside,
+        "expected_over_saved": of("cooling_setpoint", "expected_kwh") / saved if saved else None,
+        "account_over_saved": of("cooling_setpoint", "saved_kwh") / saved if saved else None,
+        "hot_pu": max(float(x["hot_pu"]) for x in mine),
+        "hottest_c": max(float(x["hottest_c"]) for x in mine),
+        "mean_c": sum(float(x["mean_c"]) for x in mine) / len(mine),
+        "greedy_c": of("greedy", "mean_c") / len(mine),
+    }
