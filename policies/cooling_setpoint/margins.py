@@ -237,8 +237,10 @@ def _doubted(view: View, memory: Mapping[str, np.ndarray], too_good: Bool) -> Bo
     unknown = ~np.isfinite(good(view, TEMP) + good(view, POWER) + good(view, SUPPLY)[site.rack_of_gpu])
     wrong = (np.abs(memory["error_k"]) > _doubt_k(memory)) | too_good
     out: Bool = (unknown | wrong) & ~off & site.design.liquid[site.rack_of_gpu]
-    vacant = view.vacant("gpu")
-    return out if vacant is None else out & ~vacant
+    for mask in (view.vacant("gpu"), view.maintenance("gpu")):
+        if mask is not None:
+            out &= ~mask
+    return out
 
 
 def _rack_c(view: View, memory: Mapping[str, np.ndarray], growth: F64, z: float) -> F64:

@@ -20,7 +20,7 @@ from twin.telemetry import GOOD, STALE
 MEASURED = "cdu.supply_temp_c"
 HEAT_KEYS = (TEMP, HBM, MARGIN, SUPPLY, RETURN, "rack.flow_lpm")  # that thermal_guard caps for
 STOPPED_FLOW = ("leak", "branch_blocked", "tray_blocked")  # faults of racks and nodes
-NO_METER = ("sensor_silent", "loop", "power_w")  # without it savings are estimates, and nothing is unsafe
+NO_METER = ("sensor_silent", "loop", "power_w")  # savings are estimates then, and nothing is unsafe
 APART_K = 2.0  # between thermometers of a CDU and its racks, and from the set point; source: estimate
 WET_K = 0.5  # by which a wet bulb may read above the dry one; source: estimate
 
@@ -72,7 +72,9 @@ def _wrong(view: View, group: LoopCdus) -> str:
 def _unknown(view: View, group: LoopCdus, found: Ceilings) -> str:
     site = view.site
     for fault in view.faults():
-        if (fault.kind, fault.table, fault.signal) == NO_METER:
+        # The diagnosis judges the weather's sensors by the loop's supply, which this policy moves: here they
+        # are judged by the loop's meter, and by each other
+        if fault.table == "site" or (fault.kind, fault.table, fault.signal) == NO_METER:
             continue
         if fault.signal and _inside(view, group, fault.table, fault.entity):
             return f"{fault.kind}: {fault.table}.{fault.signal} of {site.name(fault.table, fault.entity)}"
@@ -115,7 +117,7 @@ def _own(group: LoopCdus) -> I32:
 
 
 def _inside(view: View, group: LoopCdus, table: str, entity: int) -> bool:
-    """True for an entity whose reading or fault counts for a group; the site's weather counts for all."""
+    """True for an entity whose reading or fault counts for a group."""
     site = view.site
     if entity < 0:
         return False
@@ -123,10 +125,5 @@ def _inside(view: View, group: LoopCdus, table: str, entity: int) -> bool:
         return bool(site.rack_of_gpu[entity] in group.racks)
     if table == "node":
         return bool(site.rack_of_node[entity] in group.racks)
-    own: dict[str, np.ndarray] = {
-        "rack": group.racks,
-        "cdu": group.cdus,
-        "loop": _own(group),
-        "site": np.zeros(1, np.int32),
-    }
+    own: dict[str, np.ndarray] = {"rack": group.racks, "cdu": group.cdus, "loop": _own(group)}
     return table in own and entity in own[table]

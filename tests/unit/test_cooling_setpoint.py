@@ -235,6 +235,7 @@ LIES = (
     ("cdu", "supply_temp_c", "biased", 300.0),
     ("site", "outdoor_wet_bulb_c", "biased", 20.0),
     ("site", "outdoor_temp_c", "biased", -10.0),
+    ("site", "outdoor_temp_c", "biased", 8.0),
     ("gpu", "temp_c", "frozen", 0.0),
     ("gpu", "temp_c", "biased", -12.0),
     ("gpu", "temp_c", "biased", 600.0),
