@@ -147,7 +147,9 @@ def ceilings(view: View, memory: Mapping[str, np.ndarray], probability: float, h
     usual = _of_rack(site, learned)
     resistance = _feared(memory, learned, usual)
     noise_k = np.sqrt((RESISTANCE_PU * resistance * most_w) ** 2 + SENSOR_K**2 + SUPPLY_K**2)
-    of_gpu = _guard_c(view, memory) - resistance * most_w - z * noise_k
+    guard_c = _guard_c(view, memory)
+    of_gpu = guard_c - resistance * most_w - z * noise_k
+    of_gpu = np.fmin(of_gpu, _now_c(view, guard_c))
     doubted = _doubted(view, memory, learned < DOUBT_PU * usual)
     of_gpu[~site.design.liquid[rack] | (cdu[rack] < 0)] = np.inf
     of_rack = _rack_c(view, memory, growth, z)
@@ -161,6 +163,19 @@ def ceilings(view: View, memory: Mapping[str, np.ndarray], probability: float, h
         out[places[tighter]], by[places[tighter]] = values[order[first[tighter]]], order[first[tighter]]
     by_gpu[by_rack >= 0] = NOTHING
     return Ceilings(out, by_gpu, by_rack, doubted)
+
+
+def _now_c(view: View, guard_c: F64) -> F64:
+    """The supply at which GPUs that are beyond their guard now would not be [n_gpu]; inf elsewhere.
+
+    One alone of a CDU is a bad plate or a bad sensor, for which the coolant of all is not lowered.
+    """
+    site, temp_c = view.site, good(view, TEMP)
+    cdu = site.cdu_of_rack[site.rack_of_gpu]
+    over_k = np.where(cdu >= 0, temp_c - guard_c, np.nan)
+    hot = over_k > 0.0
+    hot &= np.bincount(cdu[hot], minlength=site.sizes["cdu"])[np.maximum(cdu, 0)] > 1
+    return np.where(hot, good(view, SUPPLY)[site.rack_of_gpu] - over_k, np.inf)
 
 
 def _guard_c(view: View, memory: Mapping[str, np.ndarray]) -> F64:

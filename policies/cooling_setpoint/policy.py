@@ -175,8 +175,14 @@ class CoolingSetpoint:
                 want_c, why = low_c, "dew"
         known = found.supply_c[cdus][np.isfinite(found.supply_c[cdus])]
         ceiling_c = float(known.min()) if len(known) else np.inf
-        if ceiling_c < want_c < np.inf:  # where nothing tells how warm it is now, this may be no lowering
-            want_c, why, held = ceiling_c - GUARD_K, "heat", True
+        colder_c = max(ceiling_c - GUARD_K, low_c)
+        calm = view.now_ns - int(out["wrong_ns"][cdus].max()) >= round(CALM_S * NS)
+        if ceiling_c < want_c < np.inf and colder_c < want_c:  # where nothing tells how warm it is now, no
+            want_c, why, held = colder_c, "heat", True
+            if group.loop < 0:
+                out["wrong_ns"][cdus] = view.now_ns
+        elif held and group.loop < 0 and calm:  # nothing is decided of it: it was only lowered for heat
+            out["want_c"][cdus], held = np.nan, False
         if held:
             out["want_c"][cdus] = np.clip(want_c, envelope.low[cdus].max(), envelope.high[cdus].min())
             out["code"][cdus] = CODES.index(why)

@@ -51,7 +51,8 @@ def tree(racks: list[str], **more: Any) -> dict[str, Any]:
         # Of two nodes one is out for repair when the other one breaks
         "controls": {"node.service_level": {"blast_radius": 4}},
         "policies": {
-            p: {"authority": "act"} for p in ("thermal_guard", "leak_guard", "operator", "checkpoint")
+            p: {"authority": "act"}
+            for p in ("thermal_guard", "leak_guard", "operator", "checkpoint", "cooling_setpoint")
         }
         | {
             "replacement": {"authority": "act", "settings": SHARES},
