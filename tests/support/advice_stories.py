@@ -53,7 +53,7 @@ TROUBLES = {
     "power_cap": Trouble(0.87, settings={"failover": False, "margin_pu": 0.2}),
     "replacement": Trouble(faults=(ILL,), settings=ROOMY),
     "checkpoint": Trouble(faults=(ILL,)),
-    "cooling_setpoint": Trouble(settings={"learn_s": 0.0, "move_every_s": 60.0}, wet=True, least_s=180),
+    "cooling_setpoint": Trouble(faults=(HOT, HOT | {"entity": "r1/node1/gpu2"}), wet=True),
     # All policies together, as a site begins: they share one shadow
     ALL: Trouble(1.02, faults=(WARM, ILL)),
 }
