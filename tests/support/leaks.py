@@ -6,8 +6,9 @@ seeds and profiles nothing was ever tuned on.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -137,3 +138,26 @@ def leaks_of(draw: str, kinds: list[str], each: int) -> list[Leak]:
         if kind in kinds
         for k in range(each)
     ]
+
+
+def leak_row(kind: str, some: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The counts of a kind over its scenarios, as they lived through."""
+    command_s = [x["command_s"] for x in some if np.isfinite(x["command_s"])]
+    counts = (
+        "leaking",
+        "isolated",
+        "wrong_racks",
+        "switched_off",
+        "dry_off",
+        "wet_left",
+        "wrong_nodes",
+        "told",
+    )
+    return {
+        "kind": kind,
+        "scenarios": len(some),
+        **{name: sum(x[name] for x in some) for name in counts},
+        "command_s_p50": float(np.median(command_s)) if command_s else None,
+        "command_s_max": max(command_s) if command_s else None,
+        "lost_l_max": max(x["lost_l"] for x in some),
+    }

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from tests.evaluation.harness import chosen, number_in, print_result, short, table
 from tests.support.flow_losses import DRAWS, KINDS, losses_of
-from tests.support.leaks import LEAK_KINDS, leaks_of
+from tests.support.leaks import LEAK_KINDS, leak_row, leaks_of
 from twin.run import Pool, ProgressBar
 
 LOOPS = ("chiller", "tower", "dry_cooler")
@@ -27,9 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The draw, the kinds of loss and how many of each, the form of the output."""
     parser.add_argument("--part", choices=("flow", "setpoint"), default="flow",
                         help="losses of flow, or a year of set points (default: flow)")  # fmt: skip
-    parser.add_argument(
-        "--loops", metavar="NAME,..", help=f"of {', '.join(LOOPS)} (setpoint; default: chiller)"
-    )
+    parser.add_argument("--loops", metavar="NAME,..", help=f"of {', '.join(LOOPS)} (default: chiller)")
     parser.add_argument("--plants", type=int, default=1, metavar="N", help="plants (setpoint; default: 1)")
     parser.add_argument("--days", type=int, default=2, metavar="N", help="of each month (setpoint: 2)")
     parser.add_argument("--draw", choices=tuple(DRAWS), default="develop",
@@ -63,9 +61,7 @@ def run(args: argparse.Namespace, out: Console, err: Console) -> int:
         leaked = Pool(live_through_leak, jobs, bar.move).results(leaks_of(args.draw, kinds, each))
     outcomes, leaks = [asdict(x) for x in lived], [asdict(x) for x in leaked]
     rows = [_row(kind, [x for x in outcomes if x["kind"] == kind]) for kind in kinds if kind in KINDS]
-    of_leaks = [
-        _leak_row(kind, [x for x in leaks if x["kind"] == kind]) for kind in kinds if kind in LEAK_KINDS
-    ]
+    of_leaks = [leak_row(k, [x for x in leaks if x["kind"] == k]) for k in kinds if k in LEAK_KINDS]
     result = {"simulated": True, "draw": args.draw, "kinds": rows, "scenarios": outcomes,
               "leak_kinds": of_leaks, "leaks": leaks}  # fmt: skip
     return print_result(result, begun, args, out, _say)
@@ -88,36 +84,12 @@ def _row(kind: str, some: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _leak_row(kind: str, some: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    command_s = [x["command_s"] for x in some if np.isfinite(x["command_s"])]
-    counts = (
-        "leaking",
-        "isolated",
-        "wrong_racks",
-        "switched_off",
-        "dry_off",
-        "wet_left",
-        "wrong_nodes",
-        "told",
-    )
-    return {
-        "kind": kind,
-        "scenarios": len(some),
-        **{name: sum(x[name] for x in some) for name in counts},
-        "command_s_p50": float(np.median(command_s)) if command_s else None,
-        "command_s_max": max(command_s) if command_s else None,
-        "lost_l_max": max(x["lost_l"] for x in some),
-    }
-
-
 def _say(told: dict[str, Any], out: Console) -> None:
     heads: tuple[str, ...] = (
         "kind", "plants", "racks leak", "isolated", "wrongly", "nodes off", "of these dry", "wet, left on",
         "of other racks", "loss told", "command, s p50", "max", "lost, l max")  # fmt: skip
     if told["leak_kinds"]:
-        leaks = [
-            [str(row["kind"]), *(short(row[key]) for key in list(row)[1:])] for row in told["leak_kinds"]
-        ]
+        leaks = [[str(r["kind"]), *(short(r[key]) for key in list(r)[1:])] for r in told["leak_kinds"]]
         out.print(table(f"simulated: leaks, draw {told['draw']}", heads, leaks))
         out.print("command: after the second detector of a rack is wet; loss told: coolant that is missing.")
     if not told["kinds"]:
