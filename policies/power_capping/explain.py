@@ -275,7 +275,7 @@ class PowerExplainer:
         ]
         if caps.kind == "job":
             tables.insert(
-                1, table_of("jobs", JOB_COLUMNS, job_caps(state), "all jobs, the last to be cut first")
+                0, table_of("jobs", JOB_COLUMNS, job_caps(state), "all jobs, the last to be cut first")
             )
         return self._made(state, caps.name, [*sentences, *_noted(caps.notes)], figures, tables)
 
@@ -402,7 +402,7 @@ PLACE_COLUMNS = (
 )  # fmt: skip
 STEP_COLUMNS = ("limit_w", "limit_from", "target_w", "load_w", "lost_w", "left_w", "use_pu")
 GROUP_COLUMNS = (
-    TableColumn("rack"), TableColumn("gpus"), TableColumn("first", detail=True),
+    TableColumn("rack"), TableColumn("gpus", text="GPUs"), TableColumn("first", detail=True),
     TableColumn("cap_low_w", "W", detail=True), TableColumn("cap_high_w", "W", "cap"),
     TableColumn("most_w", "W", "of"), TableColumn("floor_w", "W", detail=True),
     TableColumn("read_back_w", "W", "reads back"), TableColumn("power_w", "W", "draws"),
@@ -416,7 +416,7 @@ GROUP_COLUMNS = (
     TableColumn("lift", detail=True),
 )  # fmt: skip
 JOB_COLUMNS = (
-    "job", "class", ("priority", "count"), "gpus", "capped",
+    "job", "class", ("priority", "count"), TableColumn("gpus", text="GPUs"), "capped",
     TableColumn("cap_w", "W", "cap of a GPU"), TableColumn("power_w", "W", "a GPU draws"),
 )  # fmt: skip
 ADVISED_COLUMNS = ("policy", "authority", "gpus", ("cap_low_w", "W"), ("cap_high_w", "W"), "reason")

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from twin.api.answers import MAX_ROWS, Refused, answer, listed, live_of, number_of
 from twin.api.runtime import Runtime
-from twin.api.scopes import inside, meant
+from twin.api.scopes import held_by, meant
 from twin.catalogue import F64, NS, TABLES, U8, Bool, clean, duration, find_signal
 from twin.contracts import (
     ACTION_WORDS,
@@ -358,7 +358,7 @@ def page(
 def _members(live: Runtime, part: str, prefix: str) -> np.ndarray:
     table = PARTS[part]
     n = live.engine.site.sizes[table]
-    index = inside(live.engine.site, table, prefix) if prefix and n else np.arange(n)
+    index = held_by(live, table, prefix) if prefix and n else np.arange(n)
     return np.stack((2 * index, 2 * index + 1), axis=1).ravel() if part in PAIRED else index
 
 

@@ -18,7 +18,7 @@ from twin.api.comparisons import comparisons_of
 from twin.api.page import job_of_slot, with_responses
 from twin.api.request_bodies import control_of
 from twin.api.runtime import Runtime, is_routine
-from twin.api.scopes import entity_of, held_by, inside, is_below, table_of
+from twin.api.scopes import entity_of, held_by, is_below, table_of
 from twin.catalogue import (
     CONTROLS,
     F32,
@@ -109,7 +109,7 @@ def _rows(request: web.Request, live: Runtime, name: str) -> np.ndarray:
         raise Refused(400, f"names: {len(wanted)} given; expected at most {MAX_ROWS}")
     if wanted:
         return np.unique(np.array([entity_of(live, name, n) for n in wanted], np.int64))
-    return inside(site, name, prefix) if prefix else np.arange(site.sizes[name])
+    return held_by(live, name, prefix) if prefix else np.arange(site.sizes[name])
 
 
 def _column(live: Runtime, signal: Signal, page: np.ndarray) -> dict[str, Any]:

@@ -123,13 +123,13 @@ def _since(
     here: np.ndarray,
     inside: dict[str, np.ndarray],
 ) -> list[tuple[int, str]]:
-    """(devices, sentence) of each policy whose commands there are not older than the alarm."""
+    """(devices, sentence) of each policy whose commands there began no earlier than the alarm."""
     lease, out = live.engine.arbiter.leases[key], []
     devices = inside.keys() <= {"node", "gpu", "job"}
     for owner in np.unique(lease.owner[here]).tolist():
         mine = here[lease.owner[here] == owner]
         of = np.count_nonzero(lease.owner[index] == owner) if devices else len(inside[lease.control.table])
-        mine = mine[lease.issued_ns[mine] >= int(alarm.get("raised_ns") or 0) - BEFORE_NS]
+        mine = mine[lease.begun_ns[mine] >= int(alarm.get("raised_ns") or 0) - BEFORE_NS]
         if len(mine) and len(mine) >= LEAST_SHARE * of:
             policies = live.engine.policies
             policy = policies[owner].name if 0 <= owner < len(policies) else "an earlier run"
