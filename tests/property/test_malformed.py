@@ -42,12 +42,11 @@ def a_site() -> Site:
         {"name": "r3", "profile": "air-8gpu", "nodes": 1, "gpus_per_node": 0},
         *({"name": n, "profile": "air-8gpu", "nodes": 1, "gpus_per_node": 1} for n in names),
     ]
-    cdus = [{"name": n, "serves": [n]} for n in names]
+    cdus = [{"name": n, "serves": [n], "loop": n} for n in names]
     served = (("e", "A", "r1"), ("eee", "B", "r1"), ("eeeee", "A", "r2"))
     feeders = [{"name": n, "side": side, "budget_w": 1e5, "serves": [rack]} for n, side, rack in served]
-    return site_of(
-        {"site": "lab", "halls": [{"name": "h", "racks": racks, "cdus": cdus, "feeders": feeders}]}
-    )
+    halls = [{"name": "h", "racks": racks, "cdus": cdus, "feeders": feeders}]
+    return site_of({"site": "lab", "halls": halls, "loops": [{"name": n} for n in names]})
 
 
 def engine_of(site: Site) -> Engine:
@@ -63,7 +62,7 @@ def a_message(rng: random.Random, now_ns: int) -> Message:
         message = malformed_it(rng)
     elif chance < 0.97:  # between them a sound one, so that the engine has something to decide
         columns = {
-            "temp_c": [rng.randint(40, 95)] * 6,
+            "temp_c": [rng.randint(40, 95) if rng.random() < 0.98 else 10**4] * 6,  # no GPU is so hot
             "power_w": [rng.randint(100, 400)] * 6,
             "156": [now_ns // 10**7] * 6,
         }
