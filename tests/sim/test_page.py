@@ -229,7 +229,7 @@ def test_it_says_whether_more_racks_fit(browser: Browser, desk: BeatingDesk) -> 
     panel.locator("[name=more]").fill("12")
     panel.locator("[name=more_feeder]").select_option("lab/h/a")
     panel.get_by_role("button", name="Ask", exact=True).click()
-    screen.shows("12 more racks on a", "by nameplate, while both sides live", "Of power only")
+    screen.shows("12 more racks on a", "by nameplate, while both sides live", "of the racks that stand there")
     # 300 kW, two racks of some 130 kW are there: no twelve more, whatever they draw
     marks = [t for t in panel.locator(".tag").all_inner_texts() if "fit" in t or "unknown" in t]
     assert len(marks) == 5

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import lzma
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -110,7 +111,7 @@ def test_root(env: dict[str, str], expected: str) -> None:
 
 def test_the_shipped_list_is_sound() -> None:
     known = traces.list_recordings()
-    assert len(known) == 8
+    assert len(known) == 9
     for r in known:
         assert r.files
         assert all(traces.url_of(r, f).startswith("https://raw.githubusercontent.com/") for f in r.files)
@@ -120,8 +121,13 @@ def test_the_shipped_list_is_sound() -> None:
         traces.find_recording("nix")
 
 
+EVALUATED = ("weather-years-sustaindc",)  # the evaluation alone reads them: no test needs them
+
+
 @pytest.mark.parametrize("name", [r.name for r in traces.list_recordings()])
 def test_recordings_at_hand_are_the_recorded_ones(name: str, recording: Callable[[str], Path]) -> None:
+    if name in EVALUATED and not (traces.trace_root(os.environ) / name).exists():
+        pytest.skip(f"recording {name}: no test reads it; `racktwin trace fetch {name}`")
     assert set(_states(traces.verify(name, recording(name).parent))) == {"ok"}
 
 

@@ -114,7 +114,6 @@ class Diagnosis(EntityState):
         residuals |= {name: Residual(name, *columns) for name, columns in self.drifts.items()}
         self.tracks.update(residuals, state, self.readings, in_maintenance)
         gaps = self.devices.gaps(state, self.tracks)
-        self.silence.at_work = jobs.job_of_node >= 0
         outright = self._outright(state, events, windows, dt_s, residuals.get(NODE_POWER))
         causes = [*outright, *self._deduced(state, residuals, outright, gaps)]
         self.book.update(causes, state.now_ns, self._lacks_data if self.silence.outages.masks else None)

@@ -32,10 +32,8 @@ MOST_RACKS = 2  # of which a node may fall silent at once by chance
 MOST_GPUS = 3  # of a rack that may fall off the bus at once by chance
 MOST_SENSORS = 50  # that are silent alone
 BOOT_S = 600.0  # for which nodes may be silent once their rack has power again; source: estimate
-RESTART_S = 1200.0  # for which a node that restarts may be silent; source: estimate, 5 to 15 min and more
-# For which a node may be silent that a job runs on: the default of Slurm's SlurmdTimeout, after which its job
-# is lost; and a GPU whose node talks: a reset of it, or of its driver, source: estimate
-WORK_S, RESET_S = 300.0, 120.0
+# For which a GPU may be silent whose node talks: a reset of it, or of its driver; source: estimate
+RESET_S = 120.0
 BURNT_K = 6.0  # below slowdown, in its last reading: it shut down by heat
 
 
@@ -54,7 +52,6 @@ class Silence(EntityState):
         super().__init__(topology.sizes)
         self.topology, self.reports, self.outages = topology, reports, Outages(topology)
         self.hidden: dict[str, Bool] = {}  # devices that report nothing, or need not [n per table]
-        self.at_work: Bool = np.zeros(topology.sizes["node"], np.bool_)  # nodes with a job, in this tick
 
     def causes(
         self,
@@ -133,10 +130,7 @@ class Silence(EntityState):
             text = "neither the node nor its GPUs report" if node[i] else "none of its GPUs reports"
             if node_known[i] and not node[i]:
                 text += ", although the node does"
-            cause = Cause("node_silent", "node", i, "", 0.95, (text,), 1, float(hold_s[i]), 15.0)
-            if state.now_ns - self.node_ns[i] < (WORK_S if self.at_work[i] else RESTART_S) * NS:
-                cause.severity, cause.evidence = "info", (text, "it may be restarting")
-            out.append(cause)
+            out.append(Cause("node_silent", "node", i, "", 0.95, (text,), 1, float(hold_s[i]), 15.0))
         lost = single & ~_together(self.gpu_ns, single, site.rack_of_gpu, MOST_GPUS)
         lost &= ~_far_apart(self.gpu_ns, single, site.rack_of_gpu)
         for i in np.flatnonzero(lost).tolist():

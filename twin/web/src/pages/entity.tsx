@@ -41,7 +41,7 @@ export function EntityPage({ table, name }: { table: string; name: string }) {
       {!["site", "job"].includes(table) && <Maintenance names={[d.name]} table={table} />}</div>
     <Failure text={got.error} />
     {alarms.length > 0 && <Panel title="What is wrong here"><ul class="wrongs">{alarms.slice(0, 8).map((a) => <Sentence key={a.id} a={a} />)}</ul></Panel>}
-    {table === "job" && <><JobFacts d={d} /><Explanations name={asked} inside={d.name} /></>}
+    {table === "job" && <><JobFacts d={d} /><Explanations name={asked} inside={HOLDERS.includes(table) ? d.name : ""} /></>}
     {table !== "job" && <div class="row wrap"><h2>Over time</h2><Tabs label="Time range" now={last} pick={setLast} of={RANGES} /></div>}
     <div class="charts">{table !== "job" && chosen(table, d).map((s) => <SignalChart key={`${s}${last}`} table={table} d={d} name={s} last={Number(last)} seen={seen.current} />)}</div>
     <div class="two">
@@ -54,7 +54,7 @@ export function EntityPage({ table, name }: { table: string; name: string }) {
         <Forecasts d={d} />
       </div>
     </div>
-    {table !== "job" && <Explanations name={asked} inside={d.name} />}
+    {table !== "job" && <Explanations name={asked} inside={HOLDERS.includes(table) ? d.name : ""} />}
     <Here name={asked} />
   </div>;
 }
@@ -255,7 +255,7 @@ function Here({ name }: { name: string }) {
 // The policy that holds most here speaks first.
 function Explanations({ name, inside }: { name: string; inside: string }) {
   const policies = (live.state?.policies ?? []).filter((p: any) => p.authority !== "off").map((p: any) => p.name) as string[], [picked, pick] = useState("");
-  const held = usePoll<any>(`leases?prefix=${encodeURIComponent(inside)}&limit=1000`, 20_000).data, counts = new Map<string, number>();
+  const held = usePoll<any>(inside ? `leases?prefix=${encodeURIComponent(inside)}&limit=1000` : null, 20_000).data, counts = new Map<string, number>();
   for (const l of held?.leases ?? []) counts.set(l.policy, (counts.get(l.policy) ?? 0) + 1);
   const which = picked || ([...counts].sort((a, b) => b[1] - a[1])[0]?.[0] ?? "");
   return <Panel title="Why: what each policy says of it" more={<Tabs label="Policy" now={which} pick={pick} of={policies.map((p) => [p, p.replaceAll("_", " ")])} />}>
