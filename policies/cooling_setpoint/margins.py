@@ -236,12 +236,19 @@ def _doubt_k(memory: Mapping[str, np.ndarray]) -> F64:
 
 def _of_rack(site: Site, resistance: F64) -> F64:
     """The median resistance of each GPU's rack [n_gpu]."""
-    out = np.full(len(resistance), np.nan)
-    for rack in range(site.sizes["rack"]):
-        own = site.gpus_of_rack(rack)
-        known = resistance[own][np.isfinite(resistance[own])]
-        if len(known):
-            out[own] = np.median(known)
+    rack, racks = site.rack_of_gpu, site.sizes["rack"]
+    known = np.isfinite(resistance)
+    counts = np.bincount(rack, minlength=racks)
+    order = np.argsort(rack, kind="stable")
+    place = np.arange(len(rack)) - np.repeat(np.cumsum(counts) - counts, counts)
+    # A row for each rack, what is unknown behind all others
+    rows = np.full((racks, max(1, int(counts.max(initial=0)))), np.inf)
+    rows[rack[order], place] = np.where(known, resistance, np.inf)[order]
+    rows.sort(axis=1)
+    n = np.bincount(rack[known], minlength=racks)
+    each, last = np.arange(racks), np.maximum(n - 1, 0)
+    middle = (rows[each, last // 2] + rows[each, (last + 1) // 2]) / 2.0
+    out: F64 = np.where(n > 0, middle, np.nan)[rack]
     return out
 
 

@@ -154,11 +154,13 @@ class CoolingSetpoint:
             out["want_c"][cdus] = np.nan
             return
         low_c, safe_c = bounds_c(view, group)
-        stands_c, kind = standing_c(out, group), obstacle_of(view, group, found).kind
+        held = bool(np.isfinite(out["want_c"][cdus]).any())
+        # Of CDUs that no loop is known of, and that nothing is asked of, no obstacle matters
+        kind = obstacle_of(view, group, found).kind if held or group.loop >= 0 else ""
+        stands_c = standing_c(out, group)
         out["unknown_s"][cdus] = np.where(kind == "hold", out["unknown_s"][cdus] + dt_s, 0.0)
         if kind == "back":
             out["wrong_ns"][cdus] = view.now_ns
-        held = bool(np.isfinite(out["want_c"][cdus]).any())
         want_c, why = stands_c, CODES[int(out["code"][cdus[0]])]
         if held:
             if kind == "hold" and float(out["unknown_s"][cdus[0]]) >= UNKNOWN_S:

@@ -422,7 +422,7 @@ def test_what_if_we_had_not_is_asked_of_a_command(browser: Browser, desk: Beatin
 def test_more_racks_are_simulated_and_the_limits_that_bind_are_named(
     browser: Browser, desk: BeatingDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the form says goes to the process; what it answers stands on the page, the limits first."""
+    """The form starts the process with its values; the page shows the answer, the limits first."""
     (desk.pod.folder / "site.yaml").write_text(BLOCK)
     scenarios: list[dict[str, Any]] = []
 

@@ -1,4 +1,4 @@
-"""What a site's file lacks of what was heard: exact lines, in the file's own form, and nothing else."""
+"""A proposed change adds exactly the lines that a site's file lacks, in the file's own form."""
 
 from __future__ import annotations
 

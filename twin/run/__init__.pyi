@@ -1,9 +1,14 @@
 from .atomic_write import atomic_write as atomic_write
 from .comparison import said_simulated as said_simulated
 from .fitting import LATENCY_S as LATENCY_S, Fitter as Fitter
-from .history_expected import expected_rows as expected_rows, recorded_signal as recorded_signal
 from .history_query import HistoryError as HistoryError, HistoryReader as HistoryReader
-from .history_sample import Layout as Layout, Sample as Sample, take_sample as take_sample
+from .history_sample import (
+    Layout as Layout,
+    Sample as Sample,
+    expected_rows as expected_rows,
+    recorded_signal as recorded_signal,
+    take_sample as take_sample,
+)
 from .history_schema import FILE_NAME as FILE_NAME
 from .history_service import HistoryService as HistoryService, Sampler as Sampler
 from .history_store import HistoryStore as HistoryStore

@@ -21,7 +21,7 @@ import zstandard
 
 from twin.catalogue import I64, NS, Signal, StorageError, TwinError
 from twin.run.history_chunks import NO_COUNT, SLOT_S, Coarse, coarsen, missing, unpack_coarse, unpack_series
-from twin.run.history_expected import recorded_signal, stored_key
+from twin.run.history_sample import recorded_signal, stored_key
 from twin.run.history_schema import open_reader
 from twin.run.history_store import BLOCK
 

@@ -26,8 +26,7 @@ from twin.run.history_chunks import (
     pack_series,
     unpack_series,
 )
-from twin.run.history_expected import recorded_signal
-from twin.run.history_sample import Layout, Sample, TableSample
+from twin.run.history_sample import Layout, Sample, TableSample, recorded_signal
 from twin.run.history_schema import MIGRATIONS, file_bytes, open_store
 
 BLOCK = 1024  # entities of a chunk
