@@ -96,6 +96,7 @@ class Estimator(EntityState):
             self.hydraulics.update(self._rack, self._cdu, board)
             self.exchange.update(self._rack, self._cdu, self._loop, board, now_ns, seen_s)
             self.loops.update(self._weather, self._cdu, self._loop, board, now_ns, seen_s)
+            self.tree.moves_below(self.nodes.lately_w())
             self.tree.update(self._feeder, self._rack, board, now_ns, seen_s)
             board.settle(dt_s, untouched)
         for row in board.rows:

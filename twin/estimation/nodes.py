@@ -50,6 +50,7 @@ NOISE_AFTER_MOVES = 3  # of what was learned, before differences are called nois
 SETTLED_S = 900.0  # of readings before a parameter's value is its reference; source: estimate
 MOVE_PU = 0.1  # doubt in an expectation while it moves, of its last step; source: estimate
 RING = 12  # ticks of the nodes' power that are remembered
+MOVING = 6  # of these within which a building's meters read the same; source: estimate
 NODE, PSU1, PSU2, RACK = "node.power_w", "node.psu1_power_w", "node.psu2_power_w", "rack.power_w"
 
 
@@ -311,11 +312,14 @@ class NodeEstimator(EntityState):
             self.ring[:] = np.nan
         for ring in (self.ring, self.ring_ns):
             ring[1:] = ring[:-1].copy()
-        # One node that missed a tick does not hide its rack: the sum before stands in
+        # One node that missed a tick does not hide its rack: its reading before stands in
         known = np.isfinite(sums)
         self.sum_ns[known] = readings.now_ns
         recent = readings.now_ns - self.sum_ns <= GAP_S * NS
-        self.ring[0] = np.where(known, sums, np.where(recent, self.ring[1], np.nan))
+        if not known.all():
+            lately_w = self.site.sum_by_rack("node", readings.lately("node", "power_w"))
+            sums = np.where(known, sums, np.where(recent & self._filled, lately_w, np.nan))
+        self.ring[0] = sums
         self.ring_ns[0] = readings.now_ns
         fresh = heard_ns > self.rack_ns
         self.rack_ns = heard_ns.copy()
@@ -338,6 +342,11 @@ class NodeEstimator(EntityState):
         step = np.abs(np.take_along_axis(self.then, beside, axis=0) - then).max(axis=0)
         doubt = filled(slope * np.maximum(DELAY_DOUBT * span, BETWEEN_DOUBT * step))
         return relation.compare([np.ones_like(then), then], power_w, heard_ns, dt_s, untouched, doubt)
+
+    def lately_w(self) -> F64:
+        """The power of each rack's nodes in the last ticks [MOVING, n_rack]; 0 where one of them is unknown."""
+        last = self.ring[:MOVING]
+        return np.where(np.isfinite(last).all(axis=0), last, 0.0)
 
     def _at(self, t_ns: I64) -> F64:
         """The nodes' power at these instants [n_rack]; NaN where that is not remembered."""

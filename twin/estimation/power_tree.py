@@ -20,7 +20,7 @@ from twin.site import Site
 METER_NOISE_PU = 0.002
 SPLIT, BALANCE = "feeder.power_w/split", "feeder.balance"
 # Meters of a building are read at instants of their own, which nobody tells: while one moves, by more than a
-# share of its reading, it is doubted by so much of how far; source: estimate
+# share of its reading, or while the nodes below it did, it is doubted by so much of how far; source: estimate
 MOVED_S, MOVED_SHARE, LEAST_MOVE_PU = 5.0, 0.5, 0.01
 LEAST_LOAD_W = 1000.0  # below, how feeds share says nothing; source: estimate
 
@@ -132,6 +132,9 @@ class PowerTreeEstimator:
         self._group, self._member = _incidence(groups)
         self.moved = Lag(2, site.sizes, "feeder")  # what a meter read lately, and last
         self._n_groups, self._n_feeder = len(groups), site.sizes["feeder"]
+        self._served = feeder, rack = site.served_racks()
+        self._part = 1.0 / np.maximum(np.diff(site.feeders_of_rack.start), 1)[rack]  # of a rack's power
+        self._below_w = np.zeros(self._n_feeder)  # by how far the power of nodes below moved lately
 
     def touched(self, feeders: Bool | None, racks: Bool | None) -> Bool:
         """Balances of which one of these is a member [n_balance]."""
@@ -144,6 +147,12 @@ class PowerTreeEstimator:
             if chosen is not None:
                 out[rows[chosen[members]]] = True
         return out
+
+    def moves_below(self, rack_w: F64) -> None:
+        """Take in the power of the nodes of racks in the last ticks [k, n_rack]."""
+        feeder, rack = self._served
+        of = np.stack([np.bincount(feeder, self._part * w[rack], self._n_feeder) for w in rack_w])
+        self._below_w = of.max(axis=0) - of.min(axis=0)
 
     def update(self, feeder: Latest, rack: Latest, board: Board, now_ns: int, dt_s: float) -> None:
         """Every sum, and every root's share."""
@@ -170,13 +179,14 @@ class PowerTreeEstimator:
     def _moving(self, feeder_w: F64, now_ns: int, dt_s: float) -> F64:
         """1 sigma [n_feeder], W, for that a meter moves and others may have been read before.
 
-        One reading far from the one before and the one after is a spike of the meter, and no move.
+        One reading far from the one before and the one after is a spike of the meter, and no move, unless
+        nodes below moved as well.
         """
         last_w, share = self.moved.level[1].copy(), share_of(dt_s, np.full(1, MOVED_S))
         shares = np.stack([share, np.ones(1)])
         calm_w = self.moved.toward(np.stack([feeder_w, feeder_w]), shares, (now_ns, dt_s))[0]
         far_w = np.fmin(np.abs(feeder_w - calm_w), np.abs(last_w - calm_w))
-        away_w = far_w - LEAST_MOVE_PU * np.abs(feeder_w)
+        away_w = np.maximum(filled(far_w), self._below_w) - LEAST_MOVE_PU * np.abs(feeder_w)
         return np.asarray(MOVED_SHARE * np.maximum(filled(away_w), 0.0), np.float64)
 
     def _split(self, feeder_w: F64, heard_ns: I64, board: Board) -> None:
