@@ -52,17 +52,24 @@ def _left_s(live: Runtime, signal: Signal, name: str) -> F64:
 
 async def comparisons(request: web.Request) -> web.Response:
     """Return what is measured of an entity beside what is expected, with the bands, learned or not."""
-    live, name = live_of(request), request.match_info["name"]
+    live = live_of(request)
+    table, row = compared(live, request.match_info["name"], "expected values")
+    return answer({
+        "tick": live.engine.state.tick, "now_ns": live.engine.state.now_ns, "table": table,
+        "name": live.engine.site.name(table, row),
+        "comparisons": comparisons_of(live, table, row),
+    })  # fmt: skip
+
+
+def compared(live: Runtime, name: str, what: str) -> tuple[str, int]:
+    """The table and row of an entity that the estimator knows, by its name, or by TABLE:NAME where several
+    have it. Raises Refused."""
     head, _, tail = name.partition(":")
     for table in COMPARED:
         row = live.engine.site.entity(table, tail if head == table else name)
         if row is not None:
-            return answer({
-                "tick": live.engine.state.tick, "now_ns": live.engine.state.now_ns, "table": table,
-                "name": live.engine.site.name(table, row),
-                "comparisons": comparisons_of(live, table, row),
-            })  # fmt: skip
-    why = f"no {clean(name, 120)} with expected values; expected one of {', '.join(COMPARED)}"
+            return table, row
+    why = f"no {clean(name, 120)} with {what}; expected one of {', '.join(COMPARED)}"
     raise Refused(404, why + meant(live, name))
 
 

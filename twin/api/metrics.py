@@ -18,6 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
+from twin.api.calibration import calibration_series
 from twin.api.health import CHANCE, DAY_S, counted, failures, forecast_of, levels_of, looked
 from twin.api.load_targets import target_series
 from twin.api.runtime import Runtime
@@ -177,6 +178,7 @@ class DaemonSeries(Collector):
         yield from self._expected()
         yield margins(live)
         yield from health_series(live)
+        yield from calibration_series(live)
         yield from target_series(live)
         for name, what, counts in (
             ("refused", "requests to the interface that were refused", self.refused),

@@ -17,6 +17,7 @@ demo demo  run a simulated pod under control of the daemon until Ctrl-C
 status operate.live  show leader, alarms, commands with their reasons, and sources
 top top.command  watch racks, alarms and decisions live on this terminal
 sources operate.sources  list who sends telemetry, and what of it is not used and why
+calibration operate.calibration  show what was learned of the site or of one entity, and what drifted
 site  site files: what stands where
     check site  check site files and report every error
     discover site  make a site file from the metadata in a recording

@@ -16,6 +16,7 @@ import numpy as np
 from twin.catalogue import F64, Bool
 from twin.diagnosis.device_reports import good
 from twin.diagnosis.topology import Topology
+from twin.estimation import PARAMETER_KINDS
 from twin.site import CDU_INNER_DROP_PA, CONVECTIVE_SHARE, FLOW_EXPONENT, PUMP_SHUTOFF_RATIO, RACK_DROP_PA
 from twin.telemetry import State
 
@@ -25,9 +26,9 @@ PLATE_FLOW_POWER = -CONVECTIVE_SHARE * FLOW_EXPONENT  # of the flow in a plate's
 FLOW_SHARE, WATER_SHARE = 0.5, 0.4
 
 
-# Parameters whose drift is a symptom, and the share of the early value that no healthy one drifts; source:
-# estimate.
-DRIFTS = {"cdu.pump_head": 0.02, "cdu.ua": 0.04, "cdu.filter": 0.08, "gpu.resistance": 0.05}
+# Parameters whose drift is a symptom, and the share of the early value that no healthy one drifts.
+_WORN = ("cdu.pump_head", "cdu.ua", "cdu.filter", "gpu.resistance")
+DRIFTS = {name: PARAMETER_KINDS[name].healthy for name in _WORN}
 
 
 def measured_signal(name: str) -> str:

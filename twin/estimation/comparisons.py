@@ -70,6 +70,7 @@ class Board(PackedState):
     in_use_var: F64 = column(OWN, "f8", "_prior_var")
     reference: F64 = column(OWN, "f8", np.nan)
     reference_var: F64 = column(OWN, "f8", np.nan)
+    settled_ns: I64 = column(OWN, "i8")  # instant of the reference; 0 is unknown
     fast: F64 = column(OWN, "f8", np.nan)
     slow: F64 = column(OWN, "f8", np.nan)
     held: F64 = column(OWN, "f8")  # doubt because the expectation moved lately
@@ -184,6 +185,7 @@ class Board(PackedState):
         self.waiting[:], self.waiting_var[:] = self.value, self.var
         fresh = (self.count >= SETTLED_COUNT) & np.isnan(self.reference) & self._learns
         self.reference[fresh], self.reference_var[fresh] = self.value[fresh], self.var[fresh]
+        self.settled_ns[fresh] = now_ns
 
     def use_now(self) -> None:
         """Put the learned parameters into use at once."""

@@ -325,8 +325,8 @@ class GpuPower(EntityState):
         highest[filled] = clock_hz[clocks[order[at[filled]]]]
         return np.where(highest > 0.0, highest, np.nan)
 
-    def move(self, rows: slice) -> None:
-        """Move the learned coefficients one step on towards use."""
+    def move(self, rows: slice, taught_ns: I64) -> None:
+        """Move the learned coefficients one step on towards use; `taught_ns` [m]: newest reading taken in."""
         of = self.group[rows]
         prior, var = self.pool[:, of], self.pool_var[:, of]
         # A GPU is as far from its profile's coefficients as GPUs are, and those are not certain either
@@ -340,7 +340,7 @@ class GpuPower(EntityState):
         self.usual_c.move(rows)
         self.clock.move(rows)
         value = np.stack([theta[IDLE], theta[SM:].sum(axis=0)])
-        self.reference.settle(rows, value, self.fit.taught_s[rows])
+        self.reference.settle(rows, value, self.fit.taught_s[rows], taught_ns)
         self.reference.sigma[0, rows] = np.sqrt(variance[IDLE])
         self.reference.sigma[1, rows] = np.sqrt(variance[SM:].sum(axis=0))
 

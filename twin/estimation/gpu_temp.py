@@ -334,8 +334,8 @@ class GpuTemp(EntityState):
             if len(mine) >= LEAST_POOL:
                 self.typical[group == k] = np.median(mine)
 
-    def move(self, rows: slice) -> None:
-        """Move the learned parameters one step on towards use."""
+    def move(self, rows: slice, taught_ns: I64) -> None:
+        """Move the learned parameters one step on towards use; `taught_ns` [m]: newest reading taken in."""
         nominal = self.resistance[rows] * self.typical[rows]
         zero = np.zeros(len(nominal))
         prior = np.stack([zero, nominal, zero])
@@ -349,7 +349,7 @@ class GpuTemp(EntityState):
         least = KNOWN_PU * in_use[0]
         known = self.covariance.variance(RESISTANCE, rows) <= least**2
         known &= np.abs(theta[RESISTANCE] - in_use[0]) <= least
-        self.reference.settle(rows, in_use, np.where(known, self._taught_s(rows), 0.0))
+        self.reference.settle(rows, in_use, np.where(known, self._taught_s(rows), 0.0), taught_ns)
         self.reference.sigma[0, rows] = np.sqrt(variance[RESISTANCE])
 
     def forget(self, table: str, entity: int) -> None:

@@ -92,8 +92,8 @@ class GpuEstimator(EntityState):
         if part == 0:
             self.power.refresh_pool()
             self.temp.refresh_pool(self.power.group, self.power.n_group)
-        self.power.move(rows)
-        self.temp.move(rows)
+        self.power.move(rows, self.taught_ns[0, rows])
+        self.temp.move(rows, self.taught_ns[1, rows])
         for reference, in_use, share in (
             (
                 self.temp.reference,

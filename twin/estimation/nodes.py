@@ -126,7 +126,7 @@ class Linear(EntityState):
         self.set.learning[:, rows] = theta
         self.set.move(rows)
         self.covariance.move(rows, factor)
-        self.reference.settle(rows, theta, self.fit.taught_s[rows])
+        self.reference.settle(rows, theta, self.fit.taught_s[rows], self.taught_ns[rows])
         self.reference.sigma[:, rows] = np.sqrt(variance)
         early = self.reference.value[:, rows]
         self.reference.confidence[:, rows] = confidence_of(

@@ -208,13 +208,18 @@ class Reference(EntityState):
     value: F64 = column(OWN, "f8", np.nan, lead=("k",))
     sigma: F64 = column(OWN, "f8", np.nan, lead=("k",))
     confidence: F64 = column(OWN, "f8", np.nan, lead=("k",))
+    settled_ns: I64 = column(OWN, "i8")  # instant of the value; 0 is unknown
 
     def __init__(self, k: int, n: int, settled_s: float, table: str = OWN) -> None:
         super().__init__({"k": k, table: n}, table)
         self.settled_s = settled_s
 
-    def settle(self, rows: slice, value: F64, taught_s: F64) -> None:
-        """Make `value` [k, m] the reference where enough readings have been taken in for the first time."""
+    def settle(self, rows: slice, value: F64, taught_s: F64, heard_ns: I64) -> None:
+        """Make `value` [k, m] the reference where enough readings have been taken in for the first time.
+
+        `heard_ns` [m]: instant of the newest of them.
+        """
         early = self.value[:, rows]
         fresh: Bool = np.isnan(early[0]) & (taught_s >= self.settled_s) & np.isfinite(value).all(axis=0)
         np.copyto(early, value, where=fresh)
+        np.copyto(self.settled_ns[rows], heard_ns, where=fresh)

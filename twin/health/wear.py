@@ -319,6 +319,13 @@ class Wear(EntityState):
         values = {f.name: float(getattr(line, f.name)[at]) for f in fields(line)}
         return values, Left(*(column[at] for column in left)), at
 
+    def rate(self, what: str, entity: int) -> tuple[float, float] | None:
+        """(change per second in the parameter's unit, seconds of its trend); None where no trend is known."""
+        fit = self._fit_of(what, entity) if what in self.points else None
+        if fit is None or np.isnan(fit[0]["slope"]):
+            return None
+        return fit[0]["slope"], fit[0]["span_s"]
+
     def _sentences(self, worn: Worn, entity: int) -> list[str]:
         if (fit := self._fit_of(worn.what, entity)) is None:
             return []
