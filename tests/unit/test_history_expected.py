@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.builders import START_NS, Twin, two_racks
+from tests.support.in_process_daemon import Pod, serve
 from twin.catalogue import NS
 from twin.contracts import Z90, Residual
 from twin.engine import Engine
@@ -90,3 +91,52 @@ def test_what_was_expected_is_read_back_beside_what_was_measured(tmp_path: Path,
     signal = recorded_signal("rack/expected.power_w/band")
     assert signal is not None
     assert signal.key == "rack.power_w"
+
+
+def test_the_interface_answers_measured_expected_residual_and_band_at_each_time(tmp_path: Path) -> None:
+    other = Twin(two_racks())
+    store = HistoryStore(tmp_path / FILE_NAME, 1.0, 30.0, 10**9)
+    for i in range(60):
+        other.tick({"rack.power_w": 50_000.0 + i, "gpu.power_w": 700.0})
+        engine = engine_with(
+            other, residual("rack.power_w", [40_000.0 if i != 7 else NAN] * 2, [100.0, 200.0])
+        )
+        store.add(take_sample(engine, Layout(other.site), other.now_ns, ["rack"]))
+    store.close()
+    reader = HistoryReader(tmp_path / FILE_NAME, 1.0)
+
+    class History:
+        async def query(self, *asked: Any) -> dict[str, Any]:
+            return reader.query(*asked)
+
+    async def check(pod: Pod) -> None:
+        pod.live.history = History()  # type: ignore[assignment]
+        span = f"since={START_NS}&until={START_NS + 100 * NS}&name=r1"
+        for step in ("", "&step=5"):
+            status, tree = await pod.ask(
+                "GET", f"/api/v1/history?signal=rack.power_w&beside=expected&{span}{step}"
+            )
+            assert status == 200
+            columns = [tree[what]["lab/h/r1"] for what in ("values", "expected", "band", "residual")]
+            assert {len(column) for column in columns} == {len(tree["t_ns"])}
+            known = 0
+            for measured, expected, band, off in zip(*columns, strict=True):
+                if expected is None:
+                    assert off is None
+                    continue
+                known += 1
+                assert off == pytest.approx(measured - expected, abs=0.1)
+                assert (expected, band) == (40_000.0, pytest.approx(100 * Z90, abs=0.5))
+            assert known >= (50 if not step else 11)
+        keep, gpu = "add gpu to history.expected", f"{span}/node0/gpu1"
+        for query, why in (
+            (f"signal=gpu.power_w&{gpu}&beside=expected", keep),
+            (f"signal=gpu.power_w/expected&{gpu}", keep),
+            (f"signal=rack.power_w&{span}&beside=hope", "expected `expected`"),
+            (f"signal=site.power_w&{span}&beside=expected", "no expected values"),
+        ):
+            status, tree = await pod.ask("GET", f"/api/v1/history?{query}")
+            assert status in (400, 404)
+            assert why in tree["error"]
+
+    serve(tmp_path, check)

@@ -156,3 +156,60 @@ def test_messages_cannot_grow_the_daemons_own_series(tmp_path: Path) -> None:
     found = parsed(made.own().decode())
     assert len(found["racktwin_messages_total"]) <= 200
     assert metrics.MAX_SERIES == 100_000
+
+
+def compared(pod: Pod, ticks: int = 260) -> None:
+    """GPUs at work until their bands are learned, one of them too hot at the end."""
+    for tick in range(ticks):
+        busy = 0.4 + 0.2 * (tick // 40 % 2)
+        temp_c = np.full(144, 35.0 + 20.0 * busy)
+        temp_c[1] += 15.0 * (tick == ticks - 1)
+        pod.tick({"gpu.power_w": 300.0 + 800.0 * busy, "gpu.temp_c": temp_c, "gpu.sm_active_pu": busy,
+                  "rack.supply_temp_c": 25.0, "rack.flow_lpm": 90.0})  # fmt: skip
+
+
+def test_expected_values_residuals_and_bands_stand_beside_and_by_rack(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as pod:
+            compared(pod)
+            _, text = await pod.ask("GET", "/metrics?prefix=lab/h/r1/node0")
+            found = parsed(text)
+            labels = {"name": "lab/h/r1/node0/gpu1", "rack": "lab/h/r1"}
+            by_what = {
+                what: {one["name"]: value for one, value in found[f"racktwin_gpu_temp_c_{what}"]}
+                for what in ("expected", "residual", "band")
+            }
+            measured = {one["name"]: value for one, value in found["racktwin_gpu_temp_c"]}
+            assert len(measured) == len(by_what["expected"]) == 4, "only what is inside"
+            gpu = labels["name"]
+            assert by_what["residual"][gpu] == pytest.approx(measured[gpu] - by_what["expected"][gpu])
+            assert by_what["residual"][gpu] > by_what["band"][gpu] > 0.0
+            assert by_what["expected"][gpu] == pytest.approx(by_what["expected"]["lab/h/r1/node0/gpu0"])
+            found = parsed((await pod.ask("GET", "/metrics?tables=none&expected=gpu,rack"))[1])
+            assert "racktwin_gpu_temp_c" not in found
+            assert len(found["racktwin_gpu_temp_c_expected"]) == 144
+            beyond = {one["name"]: value for one, value in found["racktwin_rack_gpu_temp_c_beyond_band"]}
+            assert beyond == {"lab/h/r1": 1.0, "lab/h/r2": 0.0}
+            mean = {one["name"]: value for one, value in found["racktwin_rack_gpu_temp_c_residual_mean"]}
+            assert mean["lab/h/r1"] - mean["lab/h/r2"] == pytest.approx(15.0 / 72, abs=0.02)
+            assert "_expected" not in (await pod.ask("GET", "/metrics?expected=none"))[1]
+            assert "racktwin_gpu_temp_c_band" in (await pod.ask("GET", "/metrics?tables=gpu"))[1]
+            for query, status in (("expected=job", 404), ("prefix=lab/h/r9", 404)):
+                assert (await pod.ask("GET", f"/metrics?{query}"))[0] == status
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("most", "kinds"), [(10**6, {"gpu", "rack"}), (20, {"rack"}), (1, set())])
+def test_beyond_the_bound_racks_stand_for_their_gpus(tmp_path: Path, most: int, kinds: set[str]) -> None:
+    pod = Pod(tmp_path)
+    compared(pod, 60)
+    pod.live.engine.estimator.gpus.temp.sigma[:] = 1.0
+    compared(pod, 1)
+    columns, left_out = SiteSeries().take_expected(pod.live, ["gpu", "rack"], most)
+    assert {c.signal.table for c in columns if "gpu" in c.signal.key} == kinds
+    written = sum(int(c.good.sum()) for c in columns)
+    assert written <= most
+    everything, none = SiteSeries().take_expected(pod.live, ["gpu", "rack"], 10**6)
+    assert written + sum(left_out.values()) == sum(int(c.good.sum()) for c in everything)
+    assert none == {}

@@ -15,7 +15,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from twin.api.answers import MAX_ROWS, Refused, answer, known_query, listed, live_of, number_of
 from twin.api.comparisons import COMPARED, compared
 from twin.api.runtime import Runtime
-from twin.api.scopes import held_by
+from twin.api.scopes import masks_of
 from twin.catalogue import NS, Bool, clean, did_you_mean
 from twin.contracts import Z90
 from twin.estimation import (
@@ -46,11 +46,14 @@ async def calibration(request: web.Request) -> web.Response:
     prefix = request.query.get("prefix", "")
     kinds, parameters = [], []
     drifts: list[tuple[float, Calibration, int]] = []
+    masks = masks_of(live, COMPARED, prefix)
     for table in COMPARED:
         found = calibrations(live.engine.estimator, table)
         if not found:
             continue
-        inside = _inside(live, table, prefix)
+        inside = masks[table]
+        if not inside.any():
+            continue
         kinds.append(_counts(table, found, inside))
         for one in found:
             parameters.append(_parameter(one, inside))
@@ -79,18 +82,9 @@ async def calibration_of(request: web.Request) -> web.Response:
     })  # fmt: skip
 
 
-def _inside(live: Runtime, table: str, prefix: str) -> Bool:
-    """Mask of the entities at or below a place; all without one."""
-    if not prefix:
-        return np.ones(live.engine.site.sizes[table], np.bool_)
-    mask = np.zeros(live.engine.site.sizes[table], np.bool_)
-    mask[held_by(live, table, prefix)] = True
-    return mask
-
-
 def _counts(table: str, found: list[Calibration], inside: Bool) -> dict[str, Any]:
-    """Entities by state: learned where all that readings tell of is, unknown where nothing was read."""
-    states = np.stack([one.state for one in found])[:, inside]
+    """Entities by state: learned where all that is read and may drift is, unknown where nothing was read."""
+    states = np.stack([one.state for one in found if one.kind.healthy])[:, inside]
     unknown = (states == NOTHING_LEARNED).all(axis=0)
     learned = ~unknown & (states != LEARNING).all(axis=0)
     drifted = np.stack([one.drifted for one in found])[:, inside].any(axis=0)
@@ -163,11 +157,12 @@ def calibration_series(live: Runtime) -> Iterator[Metric]:
                                  "learning or unknown", labels=["table", "state"])  # fmt: skip
     drifted = GaugeMetricFamily("racktwin_calibration_drifted", "entities whose parameter has drifted "
                                 "beyond its band", labels=["parameter"])  # fmt: skip
+    masks = masks_of(live, COMPARED, "")
     for table in COMPARED:
         found = calibrations(live.engine.estimator, table)
         if not found:
             continue
-        counts = _counts(table, found, _inside(live, table, ""))
+        counts = _counts(table, found, masks[table])
         for state in STATES:
             entities.add_metric([table, state], counts[state])
         for one in found:

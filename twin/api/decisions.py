@@ -161,7 +161,10 @@ def _at(live: Runtime, every: list[dict[str, Any]], name: str) -> list[dict[str,
 
 
 async def history(request: web.Request) -> web.Response:
-    """Return a signal of some entities over time, by default over the last 24 hours."""
+    """Return a signal of some entities over time, by default over the last 24 hours.
+
+    With `beside=expected`, what was expected at each time, half of its 90 % band, and measured - expected.
+    """
     live, key, names = live_of(request), request.query.get("signal", ""), listed(request, "name")
     whole_site = key == SITE_POWER
     signal = recorded_signal("rack.power_w" if whole_site else key)
@@ -177,6 +180,9 @@ async def history(request: web.Request) -> web.Response:
     since_ns = number_of(request, "since", max(0, until_ns - round(last_s * NS)), 0, 2**63 - 1)
     step_s = seconds_of(request, "step", max(1.0, (until_ns - since_ns) / NS / 500), 0.1, 366 * DAY_S)
     points = number_of(request, "max_points", MAX_POINTS, 1, MAX_POINTS)
+    beside = request.query.get("beside", "")
+    if beside not in ("", "expected"):
+        raise Refused(400, f"beside: {clean(beside, 40)!r} is not kept; expected `expected`")
     if since_ns >= until_ns:
         raise Refused(400, f"since ({since_ns}) is not before until ({until_ns})")
     if live.history is None:
@@ -187,6 +193,10 @@ async def history(request: web.Request) -> web.Response:
                 found = await recorded(live, since_ns, until_ns, step_s, points)
             else:
                 found = await live.history.query(key, full, since_ns, until_ns, step_s, points)
+            if beside:
+                found |= await _expected(live, key, found, (since_ns, until_ns))
+            elif "/" in key:
+                _kept(live, signal.table, found["values"])
     except HistoryError as error:
         raise Refused(400, str(error)) from None
     except StorageError as error:
@@ -195,6 +205,35 @@ async def history(request: web.Request) -> web.Response:
         raise Refused(503, f"the history took longer than {HISTORY_WAIT_S:g} s; ask for less") from None
     return answer({"signal": key, "unit": signal.unit, "since_ns": since_ns, "until_ns": until_ns,
                    "step_s": step_s, **found})  # fmt: skip
+
+
+def _kept(live: Runtime, table: str, values: dict[str, list[float | None]]) -> None:
+    """Raises Refused where expected values of a table are not kept, and none are from before either."""
+    kept = live.loaded.config.history.expected
+    if table not in kept and all(v is None for column in values.values() for v in column):
+        raise Refused(404, f"the history keeps no expected values of the table {table}; add {table} to "
+                      "history.expected of the configuration")  # fmt: skip
+
+
+async def _expected(live: Runtime, key: str, found: dict[str, Any], span: tuple[int, int]) -> dict[str, Any]:
+    """`expected`, `band` and `residual` by name, at the instants of what was measured; None where unknown."""
+    signal = recorded_signal(key)
+    if live.history is None or signal is None or "/" in key or key == SITE_POWER or signal.kind == "counter":
+        raise Refused(400, f"beside: {clean(key, 60)} has no expected values; expected a gauge such as "
+                      "rack.power_w")  # fmt: skip
+    names, out = list(found["values"]), dict[str, dict[str, list[float | None]]]()
+    for what in ("expected", "band"):
+        part = await live.history.query(f"{key}/{what}", names, *span, found["step_s"], MAX_POINTS)
+        at = {t_ns: i for i, t_ns in enumerate(part["t_ns"])}
+        places = [at.get(t_ns) for t_ns in found["t_ns"]]
+        out[what] = {n: [None if i is None else part["values"][n][i] for i in places] for n in names}
+    _kept(live, signal.table, out["expected"])
+    out["residual"] = {
+        name: [None if m is None or e is None else float(f"{m - e:.6g}")
+               for m, e in zip(found["values"][name], out["expected"][name], strict=True)]
+        for name in names
+    }  # fmt: skip
+    return out
 
 
 async def requests(request: web.Request) -> web.Response:

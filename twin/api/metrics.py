@@ -22,22 +22,29 @@ from twin.api.calibration import calibration_series
 from twin.api.health import CHANCE, DAY_S, counted, failures, forecast_of, levels_of, looked
 from twin.api.load_targets import target_series
 from twin.api.runtime import Runtime
+from twin.api.scopes import masks_of
 from twin.api.state import alarms_of
 from twin.api.summary import Pulse, quantile, severities
-from twin.catalogue import NS, TABLES, Signal, TwinError, find_signal
-from twin.contracts import PARTS, Explainer, Explanation, KeyFigure
+from twin.catalogue import NS, TABLES, Bool, Signal, TwinError, find_signal
+from twin.contracts import PARTS, Z90, Explainer, Explanation, KeyFigure
 from twin.engine import Inquiry, explain, topics_of
 from twin.report import health_texts as words
+from twin.run import expected_columns
 from twin.site import Site
 from twin.telemetry import GOOD, QUALITY_NAMES
 
 log = logging.getLogger(__name__)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_SERIES = 100_000
+# Of expected values beside them, by default; small tables first, so that GPUs of large sites are left out and
+# stand in the figures of their racks
+MAX_EXPECTED_SERIES = 50_000
 MAX_FORECAST_SERIES = 2000
 MAX_EXPLAINED_SERIES = 5000
 LIKELIEST = 20  # nodes with a series of their own: thousands would be more than anybody charts
 MAX_COUNTS = 100
+SUMMED = ("node", "gpu")  # tables of which racks have sums
+Masks = dict[str, Bool]
 HOTTEST = replace(TABLES["gpu"].by_name["temp_c"], table="rack", name="gpu_temp_c_max")
 # So that rates have a beginning
 ALWAYS = ("heard", "unknown_codes", "unknown_entities", "unknown_tables")
@@ -62,18 +69,22 @@ class SiteSeries:
         self._labels: dict[str, list[str]] = {}
 
     def take(
-        self, live: Runtime, tables: Iterable[str], most: int = MAX_SERIES
+        self, live: Runtime, tables: Iterable[str], most: int = MAX_SERIES, inside: Masks | None = None
     ) -> tuple[list[Column], dict[str, int]]:
-        """(copies of what is to be written, series left out per table). Small tables go first."""
+        """(copies of what is to be written, series left out per table). Small tables go first.
+
+        `inside`: only these entities, by table.
+        """
         site, state = live.engine.site, live.engine.state
-        if site.spec_hash != self._site:
-            self._site, self._labels = site.spec_hash, {}
+        self._keep_labels(site)
         columns: list[Column] = []
         left_out: dict[str, int] = {}
         room = most
         for name in sorted(tables, key=lambda t: site.sizes[t]):
             for signal in TABLES[name].by_name.values():
                 good = state.tables[name].quality_of(signal, state.now_ns) == GOOD
+                if inside is not None:
+                    good &= inside[name]
                 count = int(good.sum())
                 if count > room:
                     left_out[name] = left_out.get(name, 0) + count
@@ -84,8 +95,75 @@ class SiteSeries:
                     rows = current.total if signal.kind == "counter" else current.value
                     columns.append(Column(signal, rows[signal.row].copy(), good, self._named(site, name)))
         if "rack" in tables and site.sizes["rack"] <= room:
-            columns.append(self._hottest(live))
+            hottest = self._hottest(live)
+            if inside is not None:
+                hottest = replace(hottest, good=hottest.good & inside["rack"])
+            columns.append(hottest)
         return columns, left_out
+
+    def _keep_labels(self, site: Site) -> None:
+        """Labels are those of this site from now on."""
+        if site.spec_hash != self._site:
+            self._site, self._labels = site.spec_hash, {}
+
+    def take_expected(
+        self, live: Runtime, tables: Iterable[str], most: int, inside: Masks | None = None
+    ) -> tuple[list[Column], dict[str, int]]:
+        """The same of expected values, residuals and half bands. Of nodes and GPUs each rack has the mean
+        residual as well, and how many readings are beyond their band."""
+        self._keep_labels(live.engine.site)
+        beside = {t: self._beside(live, t) for t in sorted(tables, key=lambda t: live.engine.site.sizes[t])}
+        groups = [[c] for t in SUMMED if t in beside for c in self._by_rack(live, t, beside[t])]
+        single, many = ([made[i : i + 3] for t, made in beside.items() if (t in SUMMED) == sums
+                         for i in range(0, len(made), 3)] for sums in (False, True))  # fmt: skip
+        columns: list[Column] = []
+        left_out: dict[str, int] = {}
+        room = most
+        for group in [*single, *groups, *many]:  # sums of racks before what they sum
+            if inside is not None:
+                group = [replace(c, good=c.good & inside[c.signal.table]) for c in group]
+            count = sum(int(c.good.sum()) for c in group)
+            if count > room:
+                key = f"{group[0].signal.table}/expected"
+                left_out[key] = left_out.get(key, 0) + count
+            elif count:
+                room -= count
+                columns += group
+        return columns, left_out
+
+    def _beside(self, live: Runtime, table: str) -> list[Column]:
+        """Three columns of each signal of a table that is compared: expected, residual, band."""
+        out, labels = [], self._named(live.engine.site, table)
+        current = live.engine.state.tables[table]
+        for name, (expected, sigma) in expected_columns(live.engine, table).items():
+            signal = TABLES[table].by_name[name]
+            good = current.quality_of(signal, live.engine.state.now_ns) == GOOD
+            residual = np.where(good, current.value[signal.row] - expected, np.nan)
+            for what, value in (("expected", expected), ("residual", residual), ("band", Z90 * sigma)):
+                unit = "K" if signal.unit == "degC" and what != "expected" else signal.unit
+                made = replace(signal, name=f"{name}_{what}", unit=unit)
+                out.append(Column(made, value.copy(), np.isfinite(value), labels))
+        return out
+
+    def _by_rack(self, live: Runtime, table: str, beside: list[Column]) -> list[Column]:
+        """Two columns of racks for each compared signal of what they hold."""
+        site = live.engine.site
+        rack = site.rack_of_gpu if table == "gpu" else site.rack_of_node
+        n, labels, out = site.sizes["rack"], self._named(site, "rack"), []
+        for residual, band in zip(beside[1::3], beside[2::3], strict=True):
+            judged = residual.good & band.good
+            count = np.bincount(rack[judged], minlength=n)
+            total = np.bincount(rack[judged], residual.value[judged], n)
+            beyond = judged & (np.abs(residual.value) > band.value)
+            name = f"{table}_{residual.signal.name}".removesuffix("_residual")
+            for what, value in (
+                ("residual_mean", total / np.maximum(count, 1)),
+                ("beyond_band", np.bincount(rack[beyond], minlength=n).astype(np.float64)),
+            ):
+                unit = "count" if what == "beyond_band" else residual.signal.unit
+                made = replace(residual.signal, table="rack", name=f"{name}_{what}", unit=unit)
+                out.append(Column(made, value, count > 0, labels))
+        return out
 
     def _hottest(self, live: Runtime) -> Column:
         """The hottest GPU of each rack: what charts want of GPUs that are too many to be scraped."""
@@ -416,9 +494,15 @@ class Metrics:
         """The daemon's own series."""
         return generate_latest(self.registry)
 
-    def of_site(self, tables: Iterable[str]) -> tuple[list[Column], dict[str, int]]:
-        """Copies of the site's columns, to be rendered beside the ticks."""
-        return self.site.take(self.live, tables)
+    def of_site(
+        self, tables: Iterable[str], expected: Iterable[str], most_expected: int, prefix: str = ""
+    ) -> tuple[list[Column], dict[str, int]]:
+        """Copies of the site's columns, to be rendered beside the ticks; with expected values of some tables,
+        and only of what is at or inside a place."""
+        inside = masks_of(self.live, TABLES, prefix) if prefix else None
+        columns, left_out = self.site.take(self.live, tables, inside=inside)
+        more, more_left_out = self.site.take_expected(self.live, expected, most_expected, inside)
+        return columns + more, left_out | more_left_out
 
 
 def health_series(live: Runtime) -> Iterator[Metric]:

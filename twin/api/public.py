@@ -13,13 +13,14 @@ import threading
 from aiohttp import web
 
 from twin.api.answers import Refused, answer, listed, live_of
-from twin.api.metrics import CONTENT_TYPE, Metrics, render
+from twin.api.comparisons import COMPARED
+from twin.api.metrics import CONTENT_TYPE, MAX_EXPECTED_SERIES, MAX_SERIES, Metrics, render
 from twin.api.page import assets
-from twin.api.routes import ACTING, READING, Param, Route, document
+from twin.api.routes import ACTING, PREFIX, READING, Param, Route, document
 from twin.api.runtime import Runtime
 from twin.api.scopes import table_of
 from twin.api.updates import UPDATES
-from twin.catalogue import TABLES
+from twin.catalogue import TABLES, clean
 
 METRICS: web.AppKey[Metrics] = web.AppKey("metrics", Metrics)
 LATE_TICKS, LATE_S = 5.0, 10.0  # no tick for so many of its lengths, and for so long, is not ready
@@ -54,12 +55,22 @@ def unready(live: Runtime, age_s: float) -> list[str]:
 
 
 async def metrics(request: web.Request) -> web.Response:
-    """Return metrics as Prometheus text: the daemon's and, by default, all tables of the site."""
+    """Return metrics as Prometheus text: the daemon's and, by default, all tables of the site.
+
+    Expected values, residuals and bands of the tables stand beside them, by default as far as there is room.
+    """
     chosen = [table_of(t) for t in listed(request, "tables") if t != "none"]
     if not chosen and "tables" not in request.query:
         chosen = list(TABLES)
+    expected, most = [t for t in COMPARED if t in chosen], MAX_EXPECTED_SERIES
+    if "expected" in request.query:
+        expected, most = [t for t in listed(request, "expected") if t != "none"], MAX_SERIES
+        for table in expected:
+            if table not in COMPARED:
+                raise Refused(404, f"expected: nothing is expected of {clean(table, 40)}; expected some of "
+                              f"{', '.join(COMPARED)}")  # fmt: skip
     made = request.app[METRICS]
-    columns, left_out = made.of_site(chosen)
+    columns, left_out = made.of_site(chosen, expected, most, request.query.get("prefix", ""))
     text = made.own()
     if columns:
         # One at a time, and beside the ticks: a hundred thousand series take tens of milliseconds.
@@ -85,7 +96,10 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/healthz", healthz, None, "daemon"),
     Route("GET", "/readyz", readyz, None, "daemon"),
     Route("GET", "/metrics", metrics, "viewer", "daemon",
-          (Param("tables", "of the site; commas between them; none for the daemon's own series only"),),
+          (Param("tables", "of the site; commas between them; none for the daemon's own series only"),
+           Param("expected", "tables whose expected values, residuals and bands are wanted; default: those "
+                 f"of `tables`, small ones first, up to {MAX_EXPECTED_SERIES:,} series"),
+           PREFIX),
           media="text/plain"),
     Route("GET", "/openapi.json", openapi, "viewer", "daemon"),
     Route("GET", "/", assets.index, None, "daemon", media="text/html"),

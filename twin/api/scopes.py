@@ -5,13 +5,15 @@ A name is a full path or a local name that is unique; one that stands for nothin
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable
 from difflib import get_close_matches
 
 import numpy as np
 
 from twin.api.answers import Refused
 from twin.api.runtime import Runtime
-from twin.catalogue import TABLES, clean
+from twin.catalogue import TABLES, Bool, clean
 from twin.contracts import below
 from twin.site import Site
 
@@ -70,6 +72,20 @@ def inside(site: Site, table: str, place: str) -> np.ndarray:
     if members is None:
         raise Refused(404, f"no place {clean(place, 120)} on this site; expected a hall, rack or node")
     return members
+
+
+def masks_of(live: Runtime, tables: Iterable[str], place: str) -> dict[str, Bool]:
+    """Mask of the entities at a place or inside it, by table; of all without a place. Raises Refused for a
+    place that has none."""
+    sizes, out = live.engine.site.sizes, dict[str, Bool]()
+    for table in tables:
+        out[table] = np.full(sizes[table], not place, np.bool_)
+        if place and sizes[table]:
+            with contextlib.suppress(Refused):  # one table of several may know no such place
+                out[table][held_by(live, table, place)] = True
+    if place and not any(mask.any() for mask in out.values()):
+        raise Refused(404, f"nothing at {clean(place, 120)} on this site{meant(live, place)}")
+    return out
 
 
 def _members(site: Site, table: str, place: str) -> np.ndarray | None:

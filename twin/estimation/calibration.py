@@ -26,6 +26,8 @@ STATES = ("unknown", "learning", "learned")
 # A parameter without a reference is learned when its uncertainty is below this share of the prior's;
 # source: estimate
 KNOWN_SHARE = 0.5
+# Sensors of GPUs err by no more than so many sigmas of the prior; source: estimate
+OFFSET_SIGMAS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,8 @@ class ParameterKind:
 
     `bias` is 1 sigma of the error that more readings do not lessen: that of meters, and for full activity
     that SMs, tensor cores and memory, busy together, cannot be told apart. `healthy` is the drift that no
-    healthy device exceeds. source of both: estimate, meters of class 0.5, sensors of 0.05 K.
+    healthy device exceeds; 0 where drift is not followed. source of both: estimate, meters of class 0.5,
+    sensors of 0.05 K.
     Both are shares of the value, or in its unit where `absolute`. `nominal` says where the nominal value is
     from: the profile, the design that follows from it, what is usual, or an ideal device.
     """
@@ -61,12 +64,10 @@ _KINDS = (
     ParameterKind("gpu.resistance", "thermal resistance over the coolant or air", "K/W", "profile", 0.0, 0.05,
         "its plate or heat sink fouls, or its thermal paste ages",
         "it was cleaned or mounted anew, or its sensor reads less than it did"),
-    ParameterKind("gpu.offset_k", "temperature at no power over the inlet", "K", "ideal", 0.0, 2.0,
-        _SENSORS, _SENSORS, True),
-    ParameterKind("gpu.tau_s", "thermal time constant", "s", "profile", 0.0, 0.2,
-        "more mass or less flow at its plate", "less mass or more flow at its plate"),
-    ParameterKind("gpu.exponent", "exponent of power over clock", "1", "usual", 0.0, 0.2,
-        "a lower clock saves more than it did", "a lower clock saves less than it did"),
+    ParameterKind("gpu.offset_k", "temperature at no power over the inlet", "K", "ideal", 0.0, 0.0, "", "",
+        True),
+    ParameterKind("gpu.tau_s", "thermal time constant", "s", "profile", 0.0, 0.0, "", ""),
+    ParameterKind("gpu.exponent", "exponent of power over clock", "1", "usual", 0.0, 0.0, "", ""),
     ParameterKind("gpu.idle_w", "power when idle", "W", "profile", 0.0, 0.06,
         "it leaks more or its regulators lose more: it ages",
         "its firmware saves more when idle, or its power sensor reads less"),
@@ -148,7 +149,7 @@ class Calibration:
 
     @property
     def drift(self) -> F64:
-        """How far the value has moved from the reference, in its unit."""
+        """Distance of the value from the reference, in its unit."""
         return self.value - self.reference
 
     @property
@@ -169,7 +170,7 @@ class Calibration:
             return np.asarray(np.abs(self.own_drift) > self.drift_band, np.bool_)
 
     def meaning(self, row: int) -> str:
-        """What the drift of an entity means; empty where it is within the band."""
+        """Return in words what the drift of an entity means; empty where it is within the band."""
         if self.drifted[row]:
             return self.kind.rises if self.own_drift[row] > 0.0 else self.kind.falls
         if abs(self.drift[row]) > self.drift_band[row]:
@@ -236,19 +237,24 @@ def _of_gpus(gpus: GpuEstimator) -> Iterator[Calibration]:
     tau_s, heated_s, drawn_s = temp.trays.spread(temp.tau_s), temp.fit.taught_s, power.fit.taught_s
     nominal = {"gpu.resistance": temp.resistance, "gpu.idle_w": power.idle_w,
                "gpu.dynamic_w": sum(ACTIVITY_WEIGHTS) * power.span_w}  # fmt: skip
-    for name, of, taught_s in (
-        ("gpu.resistance", temp.reference, heated_s),
-        ("gpu.idle_w", power.reference, drawn_s),
-        ("gpu.dynamic_w", power.reference, drawn_s),
+    # No sensor errs by more: it is a resistance that was learned as an offset, where readings are too seldom
+    # to follow the power
+    bent_k = np.maximum(np.abs(known["gpu.offset_k"].value) - OFFSET_SIGMAS * OFFSET_K, 0.0)
+    bent = bent_k / temp.full_w
+    for name, of, taught_s, more in (
+        ("gpu.resistance", temp.reference, heated_s, bent),
+        ("gpu.idle_w", power.reference, drawn_s, 0.0),
+        ("gpu.dynamic_w", power.reference, drawn_s, 0.0),
     ):
         kind, p = PARAMETER_KINDS[name], known[name]
+        sigma = np.hypot(p.sigma, more)
         shared = temp.air_drift() * p.reference if of is temp.reference and not temp.all_liquid else 0.0
-        yield Calibration(kind, _by_reference(p, taught_s), p.value, _joint(kind, p.value, p.sigma),
-                          nominal[name], None, taught_s, p.reference, of.settled_ns, p.sigma,
+        yield Calibration(kind, _by_reference(p, taught_s), p.value, _joint(kind, p.value, sigma),
+                          nominal[name], None, taught_s, p.reference, of.settled_ns, sigma,
                           np.nan_to_num(shared))  # fmt: skip
     rows, taught = slice(None), heated_s > 0.0
-    offset = np.sqrt(temp.covariance.variance(OFFSET, rows))
-    lag_pu = np.sqrt(temp.covariance.variance(LAG, rows)) / temp.resistance
+    offset = np.hypot(np.sqrt(temp.covariance.variance(OFFSET, rows)), bent_k)
+    lag_pu = np.hypot(np.sqrt(temp.covariance.variance(LAG, rows)), bent) / temp.resistance
     exponent = known["gpu.exponent"].sigma
     for name, sigma, prior, before, seen in (
         ("gpu.offset_k", offset, OFFSET_K, np.zeros(gpus.n), taught),

@@ -5,6 +5,7 @@ from .history_query import HistoryError as HistoryError, HistoryReader as Histor
 from .history_sample import (
     Layout as Layout,
     Sample as Sample,
+    expected_columns as expected_columns,
     expected_rows as expected_rows,
     recorded_signal as recorded_signal,
     take_sample as take_sample,

@@ -156,8 +156,8 @@ def recorded_signal(key: str) -> Signal | None:
     return find_signal(table.removesuffix(END) + dot + name.removesuffix(END).removesuffix(BAND))
 
 
-def expected_rows(engine: Engine, table: str) -> tuple[tuple[str, ...], F32] | None:
-    """(names, values [k, n]) of what is expected of a table now; None where nothing is."""
+def expected_columns(engine: Engine, table: str) -> dict[str, tuple[F64, F64]]:
+    """(expected, 1 sigma) [n] by signal of a table, of those of which anything is expected now."""
     expected: dict[str, F64] = {}
     sigma: dict[str, F64] = {}
     for name, residual in engine.estimator.residuals.items():
@@ -172,10 +172,16 @@ def expected_rows(engine: Engine, table: str) -> tuple[tuple[str, ...], F32] | N
             continue
         better = (np.isnan(known) & np.isfinite(residual.sigma)) | np.isnan(was)
         was[better], known[better] = residual.expected[better], residual.sigma[better]
-    names = [n for n, values in expected.items() if np.isfinite(values).any()]
-    if not names:
+    return {n: (values, sigma[n]) for n, values in expected.items() if np.isfinite(values).any()}
+
+
+def expected_rows(engine: Engine, table: str) -> tuple[tuple[str, ...], F32] | None:
+    """(names, values [k, n]) of what is expected of a table now; None where nothing is."""
+    columns = expected_columns(engine, table)
+    if not columns:
         return None
-    rows = [(n, expected[n]) for n in names] + [(n + BAND, Z90 * sigma[n]) for n in names]
+    rows = [(n, values) for n, (values, _) in columns.items()]
+    rows += [(n + BAND, Z90 * sigma) for n, (_, sigma) in columns.items()]
     values = np.stack([_in_quanta(f"{table}.{n.removesuffix(BAND)}", v) for n, v in rows])
     return tuple(n for n, _ in rows), values
 

@@ -45,7 +45,7 @@ export function EntityPage({ table, name }: { table: string; name: string }) {
     {table !== "job" && <div class="row wrap"><h2>Over time</h2><Tabs label="Time range" now={last} pick={setLast} of={RANGES} /></div>}
     <div class="charts">{table !== "job" && chosen(table, d).map((s) => <SignalChart key={`${s}${last}`} table={table} d={d} name={s} last={Number(last)} seen={seen.current} />)}</div>
     <div class="two">
-      <div class="stack"><Comparisons d={d} /><Readings d={d} /></div>
+      <div class="stack"><Comparisons d={d} />{CALIBRATED.includes(table) && <Learned table={table} name={d.name} />}<Readings d={d} /></div>
       <div class="stack">
         {["rack", "node", "gpu", "cdu"].includes(table) && <HealthOf name={d.name} />}
         <Leases d={d} table={table} />
@@ -134,6 +134,36 @@ function Comparisons({ d }: { d: any }) {
     <Grid label="Measured beside expected" heads={["Signal", "Measured", "Expected", "Difference", "90 % band", ""]} right={[1, 2, 3, 4]}
       rows={d.comparisons.map((c: any) => [<><b>{title(signal(c.signal))}</b> <span class="soft">{brief(c.from)}</span></>, ...compared(c),
         c.state === "learned" ? (Math.abs(c.residual) > c.band ? <Tag kind="warning">beyond</Tag> : <Tag kind="ok">within</Tag>) : <span class="soft">{c.state}{known(c.left_s) && `, ${span(c.left_s)} left`}</span>])} />
+  </Panel>;
+}
+
+const CALIBRATED = ["gpu", "node", "rack", "cdu", "loop", "feeder"];
+
+// A learned value or its band: small ones with their digits.
+const learned = (v: unknown, digits = 3): string => (known(v) ? (Math.abs(v) >= 1000 ? num(v) : num(v, v === 0 ? 0 : Math.min(6, Math.max(0, digits - 1 - Math.floor(Math.log10(Math.abs(v))))))) : "–");
+const learnedUnit = (unit: string): string => (unit === "1" ? "" : ` ${unit.replaceAll("min2/l2", "min²/l²")}`);
+
+function drifted(p: any, v: number | null): string {
+  if (!known(v)) return "–";
+  const text = p.drift_pu === null || !p.reference ? learned(v, 2) + learnedUnit(p.unit) : `${num(100 * v / Math.abs(p.reference), 1)} %`;
+  return v > 0 ? `+${text}` : text;
+}
+
+function Learned({ table, name }: { table: string; name: string }) {
+  const got = usePoll<any>(`calibration/${part(`${table}:${name}`)}`, 30_000), c = got.data;
+  if (!c || !c.parameters.length) return null;
+  const means = c.parameters.filter((p: any) => p.means);
+  return <Panel title="Learned">
+    <Grid label="Learned parameters" heads={["Parameter", "Value", "Nominal", "Drift", "A week", ""]} right={[1, 2, 3, 4]}
+      rows={c.parameters.map((p: any) => [<span title={p.parameter}>{title(p.text)}</span>,
+        p.state === "unknown" ? <span class="unknown">unknown</span> : `${learned(p.value)}${known(p.band) ? ` ± ${learned(p.band, 2)}` : ""}${learnedUnit(p.unit)}`,
+        known(p.nominal) ? <span title={`from: ${p.nominal_from}`}>{learned(p.nominal)}</span> : "",
+        <span title={p.since_ns ? `since ${instant(p.since_ns)}; band ${drifted(p, p.drift_band).replace("+", "± ")}` : "no reference yet"}>{drifted(p, p.drift)}</span>, drifted(p, p.per_week),
+        p.drifted ? <Tag kind="warning">drifts</Tag> : p.state === "learned" ? <Tag kind="ok">learned</Tag> : <span class="soft">{p.state}</span>])} />
+    {(means.length > 0 || c.wear.length > 0) && <ul class="plain">
+      {means.map((p: any) => <li><Tag kind="warning" /> {title(p.text)}: {p.means}{p.since_ns && <span class="soft"> since {instant(p.since_ns)}</span>}</li>)}
+      {c.wear.map((w: string) => <li><Tag kind="warning" /> {w}</li>)}
+    </ul>}
   </Panel>;
 }
 
