@@ -70,6 +70,12 @@ def test_what_is_learned_is_told_from_what_is_not(tmp_path: Path) -> None:
         out = io.StringIO()
         show_comparisons(tree, Console(file=out, width=110))
         assert "from its activity" in out.getvalue()
+        pod.tick({"rack.power_w": 100_000.0, "feeder.power_w": 101_000.0})
+        status, tree = await pod.ask("GET", "/api/v1/comparisons/lab")
+        assert (status, tree["table"]) == (200, "site")
+        (balance,) = tree["comparisons"]
+        assert (balance["measured"], balance["expected"], balance["residual"]) == (202_000, 200_000, 2000)
+        assert (balance["state"], balance["from"]) == ("learning", "from the loads of a+b")
         status, refusal = await pod.ask("GET", "/api/v1/comparisons/lab/h/r1/node0/gpu9")
         assert status == 404
         assert "did you mean" in refusal["error"]

@@ -194,6 +194,13 @@ def test_expected_values_residuals_and_bands_stand_beside_and_by_rack(tmp_path: 
             assert mean["lab/h/r1"] - mean["lab/h/r2"] == pytest.approx(15.0 / 72, abs=0.02)
             assert "_expected" not in (await pod.ask("GET", "/metrics?expected=none"))[1]
             assert "racktwin_gpu_temp_c_band" in (await pod.ask("GET", "/metrics?tables=gpu"))[1]
+            shipped = (await pod.ask("GET", "/metrics?tables=rack,cdu"))[1]
+            assert "racktwin_rack_gpu_power_w_beyond_band" in shipped, (
+                "GPUs are not scraped, racks tell of them"
+            )
+            assert "racktwin_gpu_power_w_expected" not in shipped
+            local = parsed((await pod.ask("GET", "/metrics?prefix=r2"))[1])
+            assert [one["name"] for one, _ in local["racktwin_rack_flow_lpm"]] == ["lab/h/r2"]
             for query, status in (("expected=job", 404), ("prefix=lab/h/r9", 404)):
                 assert (await pod.ask("GET", f"/metrics?{query}"))[0] == status
 

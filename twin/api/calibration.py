@@ -54,11 +54,12 @@ async def calibration(request: web.Request) -> web.Response:
         inside = masks[table]
         if not inside.any():
             continue
-        kinds.append(_counts(table, found, inside))
-        for one in found:
-            parameters.append(_parameter(one, inside))
+        drifted = [one.drifted & inside for one in found]
+        kinds.append(_counts(table, found, drifted, inside))
+        for one, mask in zip(found, drifted, strict=True):
+            parameters.append(_parameter(one, mask, inside))
             if not names or one.kind.name in names:
-                drifts += _drifts(one, inside)
+                drifts += _drifts(one, mask)
     drifts.sort(key=lambda d: (-d[0], d[1].kind.name, d[2]))
     page = drifts[offset : offset + limit]
     return answer({
@@ -82,18 +83,19 @@ async def calibration_of(request: web.Request) -> web.Response:
     })  # fmt: skip
 
 
-def _counts(table: str, found: list[Calibration], inside: Bool) -> dict[str, Any]:
+def _counts(
+    table: str, found: list[Calibration], drifted: list[Bool], inside: Bool | slice = slice(None)
+) -> dict[str, Any]:
     """Entities by state: learned where all that is read and may drift is, unknown where nothing was read."""
     states = np.stack([one.state for one in found if one.kind.healthy])[:, inside]
     unknown = (states == NOTHING_LEARNED).all(axis=0)
     learned = ~unknown & (states != LEARNING).all(axis=0)
-    drifted = np.stack([one.drifted for one in found])[:, inside].any(axis=0)
     n, n_learned, n_unknown = states.shape[1], int(learned.sum()), int(unknown.sum())
     return {"table": table, "of": n, "learned": n_learned, "learning": n - n_learned - n_unknown,
-            "unknown": n_unknown, "drifted": int(drifted.sum())}  # fmt: skip
+            "unknown": n_unknown, "drifted": int(np.logical_or.reduce(drifted).sum())}  # fmt: skip
 
 
-def _parameter(one: Calibration, inside: Bool) -> dict[str, Any]:
+def _parameter(one: Calibration, drifted: Bool, inside: Bool) -> dict[str, Any]:
     """Counts of one parameter, and where nine of ten entities that are learned are."""
     state = one.state[inside]
     values = one.value[inside & (one.state == LEARNED)]
@@ -102,14 +104,14 @@ def _parameter(one: Calibration, inside: Bool) -> dict[str, Any]:
     return {
         "parameter": one.kind.name, "text": one.kind.text, "unit": one.kind.unit,
         **{name: int(np.count_nonzero(state == k)) for k, name in enumerate(STATES)},
-        "drifted": int(np.count_nonzero(one.drifted & inside)),
+        "drifted": int(np.count_nonzero(drifted)),
         "low": _digits(low), "median": _digits(mid), "high": _digits(high),
     }  # fmt: skip
 
 
-def _drifts(one: Calibration, inside: Bool) -> list[tuple[float, Calibration, int]]:
+def _drifts(one: Calibration, drifted: Bool) -> list[tuple[float, Calibration, int]]:
     """The drifts beyond their band, each with its size over the band: so parameters compare."""
-    at = np.flatnonzero(one.drifted & inside)
+    at = np.flatnonzero(drifted)
     size = np.abs(one.own_drift[at]) / one.drift_band[at]
     return [(float(s), one, i) for s, i in zip(size.tolist(), at.tolist(), strict=True)]
 
@@ -157,15 +159,15 @@ def calibration_series(live: Runtime) -> Iterator[Metric]:
                                  "learning or unknown", labels=["table", "state"])  # fmt: skip
     drifted = GaugeMetricFamily("racktwin_calibration_drifted", "entities whose parameter has drifted "
                                 "beyond its band", labels=["parameter"])  # fmt: skip
-    masks = masks_of(live, COMPARED, "")
     for table in COMPARED:
         found = calibrations(live.engine.estimator, table)
         if not found:
             continue
-        counts = _counts(table, found, masks[table])
+        masks = [one.drifted for one in found]
+        counts = _counts(table, found, masks)
         for state in STATES:
             entities.add_metric([table, state], counts[state])
-        for one in found:
-            drifted.add_metric([one.kind.name], int(np.count_nonzero(one.drifted)))
+        for one, mask in zip(found, masks, strict=True):
+            drifted.add_metric([one.kind.name], int(np.count_nonzero(mask)))
     yield entities
     yield drifted

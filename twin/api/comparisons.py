@@ -21,6 +21,7 @@ from twin.diagnosis import derived_from, measured_signal
 
 BALANCE = "balance"  # its rows are sums of feeders and racks, no entities
 JUDGED = (("gpu", "GPUs"), ("node", "nodes"))  # the first that the site has
+SHOWN_BALANCES = 100
 COMPARED = ("gpu", "node", "rack", "cdu", "loop", "feeder")
 
 
@@ -52,8 +53,9 @@ def _left_s(live: Runtime, signal: Signal, name: str) -> F64:
 
 async def comparisons(request: web.Request) -> web.Response:
     """Return what is measured of an entity beside what is expected, with the bands, learned or not."""
-    live = live_of(request)
-    table, row = compared(live, request.match_info["name"], "expected values")
+    live, name = live_of(request), request.match_info["name"]
+    whole = live.engine.site.entity("site", name)
+    table, row = compared(live, name, "expected values") if whole is None else ("site", whole)
     return answer({
         "tick": live.engine.state.tick, "now_ns": live.engine.state.now_ns, "table": table,
         "name": live.engine.site.name(table, row),
@@ -74,7 +76,12 @@ def compared(live: Runtime, name: str, what: str) -> tuple[str, int]:
 
 
 def comparisons_of(live: Runtime, table: str, row: int) -> list[dict[str, Any]]:
-    """Each comparison of an entity; `band` is half of the 90 % band, None while it is learned."""
+    """Each comparison of an entity; `band` is half of the 90 % band, None while it is learned.
+
+    Of the site those of its power tree: what meters read beside the sum of what they serve.
+    """
+    if table == "site":
+        return _balances(live)
     out = []
     for signal, residual in _comparisons(live, table):
         learned, learning, _ = (bool(mask[row]) for mask in _learned(residual))
@@ -90,6 +97,29 @@ def comparisons_of(live: Runtime, table: str, row: int) -> list[dict[str, Any]]:
             "band": _number(Z90 * float(residual.sigma[row]), digits),
             "left_s": round(float(_left_s(live, signal, residual.name)[row]), 0) if learning else None,
             "from": derived_from(residual.name),
+        })  # fmt: skip
+    return out
+
+
+def _balances(live: Runtime) -> list[dict[str, Any]]:
+    """The balances of the power tree, those that are farthest off first."""
+    residual = live.engine.estimator.residuals.get(f"feeder.{BALANCE}")
+    if residual is None or not len(residual.expected):
+        return []
+    learned, learning, _ = _learned(residual)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        off = np.nan_to_num(np.abs(residual.difference) / residual.sigma, nan=-1.0)
+    left_s, left = live.engine.estimator.learning_left(residual.name)
+    out = []
+    for i in np.argsort(-off, kind="stable")[:SHOWN_BALANCES].tolist():
+        measured, expected = float(residual.measured[i]), float(residual.expected[i])
+        state = "learned" if learned[i] else "learning" if learning[i] else "inputs missing"
+        out.append({
+            "signal": "power_w", "unit": "W", "state": "not read" if np.isnan(measured) else state,
+            "measured": _number(measured, 1), "expected": _number(expected, 1),
+            "residual": _number(measured - expected, 1), "band": _number(Z90 * float(residual.sigma[i]), 1),
+            "left_s": round(float(left_s[i] + left[i]), 0) if learning[i] else None,
+            "from": f"from the loads of {live.engine.estimator.balances[i].name}",
         })  # fmt: skip
     return out
 

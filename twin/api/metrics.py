@@ -19,6 +19,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from twin.api.calibration import calibration_series
+from twin.api.comparisons import COMPARED
 from twin.api.health import CHANCE, DAY_S, counted, failures, forecast_of, levels_of, looked
 from twin.api.load_targets import target_series
 from twin.api.runtime import Runtime
@@ -109,11 +110,12 @@ class SiteSeries:
     def take_expected(
         self, live: Runtime, tables: Iterable[str], most: int, inside: Masks | None = None
     ) -> tuple[list[Column], dict[str, int]]:
-        """The same of expected values, residuals and half bands. Of nodes and GPUs each rack has the mean
-        residual as well, and how many readings are beyond their band."""
+        """The same of expected values, residuals and half bands. With racks come the mean residual of their
+        nodes and GPUs, and how many of those readings are beyond their band."""
         self._keep_labels(live.engine.site)
         beside = {t: self._beside(live, t) for t in sorted(tables, key=lambda t: live.engine.site.sizes[t])}
-        groups = [[c] for t in SUMMED if t in beside for c in self._by_rack(live, t, beside[t])]
+        summed = {t: beside.get(t) or self._beside(live, t) for t in SUMMED if "rack" in beside}
+        groups = [[c] for t, made in summed.items() for c in self._by_rack(live, t, made)]
         single, many = ([made[i : i + 3] for t, made in beside.items() if (t in SUMMED) == sums
                          for i in range(0, len(made), 3)] for sums in (False, True))  # fmt: skip
         columns: list[Column] = []
@@ -128,12 +130,14 @@ class SiteSeries:
                 left_out[key] = left_out.get(key, 0) + count
             elif count:
                 room -= count
-                columns += group
+                named = self._named(live.engine.site, group[0].signal.table)
+                columns += [replace(c, labels=named) for c in group]
         return columns, left_out
 
     def _beside(self, live: Runtime, table: str) -> list[Column]:
-        """Three columns of each signal of a table that is compared: expected, residual, band."""
-        out, labels = [], self._named(live.engine.site, table)
+        """Three columns of each signal of a table that is compared: expected, residual, band; without labels,
+        which take long for GPUs and are often not wanted."""
+        out: list[Column] = []
         current = live.engine.state.tables[table]
         for name, (expected, sigma) in expected_columns(live.engine, table).items():
             signal = TABLES[table].by_name[name]
@@ -142,14 +146,14 @@ class SiteSeries:
             for what, value in (("expected", expected), ("residual", residual), ("band", Z90 * sigma)):
                 unit = "K" if signal.unit == "degC" and what != "expected" else signal.unit
                 made = replace(signal, name=f"{name}_{what}", unit=unit)
-                out.append(Column(made, value.copy(), np.isfinite(value), labels))
+                out.append(Column(made, value.copy(), np.isfinite(value), []))
         return out
 
     def _by_rack(self, live: Runtime, table: str, beside: list[Column]) -> list[Column]:
         """Two columns of racks for each compared signal of what they hold."""
         site = live.engine.site
         rack = site.rack_of_gpu if table == "gpu" else site.rack_of_node
-        n, labels, out = site.sizes["rack"], self._named(site, "rack"), []
+        n, out = site.sizes["rack"], list[Column]()
         for residual, band in zip(beside[1::3], beside[2::3], strict=True):
             judged = residual.good & band.good
             count = np.bincount(rack[judged], minlength=n)
@@ -162,7 +166,7 @@ class SiteSeries:
             ):
                 unit = "count" if what == "beyond_band" else residual.signal.unit
                 made = replace(residual.signal, table="rack", name=f"{name}_{what}", unit=unit)
-                out.append(Column(made, value, count > 0, labels))
+                out.append(Column(made, value, count > 0, []))
         return out
 
     def _hottest(self, live: Runtime) -> Column:
@@ -495,14 +499,22 @@ class Metrics:
         return generate_latest(self.registry)
 
     def of_site(
-        self, tables: Iterable[str], expected: Iterable[str], most_expected: int, prefix: str = ""
+        self, tables: Iterable[str], expected: Iterable[str] | None = None, prefix: str = ""
     ) -> tuple[list[Column], dict[str, int]]:
         """Copies of the site's columns, to be rendered beside the ticks; with expected values of some tables,
-        and only of what is at or inside a place."""
+        and only of what is at or inside a place.
+
+        `expected` None: of the compared tables among `tables`, as far as there is room for them. GPUs and
+        nodes without room do not count as left out, since their racks have figures of them.
+        """
         inside = masks_of(self.live, TABLES, prefix) if prefix else None
         columns, left_out = self.site.take(self.live, tables, inside=inside)
-        more, more_left_out = self.site.take_expected(self.live, expected, most_expected, inside)
-        return columns + more, left_out | more_left_out
+        wanted = [t for t in COMPARED if t in tables] if expected is None else expected
+        most = MAX_EXPECTED_SERIES if expected is None else MAX_SERIES
+        more, unseen = self.site.take_expected(self.live, wanted, most, inside)
+        if expected is None:
+            unseen = {name: n for name, n in unseen.items() if name.partition("/")[0] not in SUMMED}
+        return columns + more, left_out | unseen
 
 
 def health_series(live: Runtime) -> Iterator[Metric]:

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from twin.api.answers import Refused, answer, listed, live_of
 from twin.api.comparisons import COMPARED
-from twin.api.metrics import CONTENT_TYPE, MAX_EXPECTED_SERIES, MAX_SERIES, Metrics, render
+from twin.api.metrics import CONTENT_TYPE, MAX_EXPECTED_SERIES, Metrics, render
 from twin.api.page import assets
 from twin.api.routes import ACTING, PREFIX, READING, Param, Route, document
 from twin.api.runtime import Runtime
@@ -62,15 +62,15 @@ async def metrics(request: web.Request) -> web.Response:
     chosen = [table_of(t) for t in listed(request, "tables") if t != "none"]
     if not chosen and "tables" not in request.query:
         chosen = list(TABLES)
-    expected, most = [t for t in COMPARED if t in chosen], MAX_EXPECTED_SERIES
+    expected = None
     if "expected" in request.query:
-        expected, most = [t for t in listed(request, "expected") if t != "none"], MAX_SERIES
+        expected = [t for t in listed(request, "expected") if t != "none"]
         for table in expected:
             if table not in COMPARED:
                 raise Refused(404, f"expected: nothing is expected of {clean(table, 40)}; expected some of "
                               f"{', '.join(COMPARED)}")  # fmt: skip
     made = request.app[METRICS]
-    columns, left_out = made.of_site(chosen, expected, most, request.query.get("prefix", ""))
+    columns, left_out = made.of_site(chosen, expected, request.query.get("prefix", ""))
     text = made.own()
     if columns:
         # One at a time, and beside the ticks: a hundred thousand series take tens of milliseconds.

@@ -77,7 +77,10 @@ def inside(site: Site, table: str, place: str) -> np.ndarray:
 def masks_of(live: Runtime, tables: Iterable[str], place: str) -> dict[str, Bool]:
     """Mask of the entities at a place or inside it, by table; of all without a place. Raises Refused for a
     place that has none."""
-    sizes, out = live.engine.site.sizes, dict[str, Bool]()
+    site, out = live.engine.site, dict[str, Bool]()
+    sizes = site.sizes
+    named = ((holder, site.entity(holder, place)) for holder in HOLDING)
+    place = next((site.name(holder, row) for holder, row in named if row is not None), place)
     for table in tables:
         out[table] = np.full(sizes[table], not place, np.bool_)
         if place and sizes[table]:

@@ -64,7 +64,7 @@ _KINDS = (
     ParameterKind("gpu.resistance", "thermal resistance over the coolant or air", "K/W", "profile", 0.0, 0.05,
         "its plate or heat sink fouls, or its thermal paste ages",
         "it was cleaned or mounted anew, or its sensor reads less than it did"),
-    ParameterKind("gpu.offset_k", "temperature at no power over the inlet", "K", "ideal", 0.0, 0.0, "", "",
+    ParameterKind("gpu.offset_k", "temperature at no power minus the inlet's", "K", "ideal", 0.0, 0.0, "", "",
         True),
     ParameterKind("gpu.tau_s", "thermal time constant", "s", "profile", 0.0, 0.0, "", ""),
     ParameterKind("gpu.exponent", "exponent of power over clock", "1", "usual", 0.0, 0.0, "", ""),
@@ -93,7 +93,7 @@ _KINDS = (
         "its valve opens more, or a coupling leaks"),
     ParameterKind("rack.drop_ratio", "pressure across it over that across its CDU's circuit", "1", "ideal",
         0.004, 0.02, "a pressure sensor drifts", "the manifold on the way to it clogs, or a sensor drifts"),
-    ParameterKind("rack.supply_offset", "its supply over its CDU's", "K", "ideal", 0.07, 0.3,
+    ParameterKind("rack.supply_offset", "its supply minus its CDU's", "K", "ideal", 0.07, 0.3,
         "a sensor drifts, or the pipe to it warms up", "a sensor drifts", True),
     ParameterKind("cdu.flow_ratio", "its flow over the sum of its racks'", "1", "ideal", 0.007, 0.02,
         "a flow meter drifts, or coolant leaves on the way to the racks", "a flow meter drifts"),
@@ -101,19 +101,19 @@ _KINDS = (
         "it was repaired, or a pressure sensor drifts", "a pump wears"),
     ParameterKind("cdu.filter", "hydraulic resistance of its filter", "Pa min2/l2", "design", 0.011, 0.08,
         "the filter clogs: it wants to be changed", "the filter was changed or is bypassed"),
-    ParameterKind("cdu.return_offset", "its return over the mix of its racks'", "K", "ideal", 0.1, 0.3,
+    ParameterKind("cdu.return_offset", "its return minus the mix of its racks'", "K", "ideal", 0.1, 0.3,
         _SENSORS, _SENSORS, True),
     ParameterKind("cdu.ua", "conductance of its heat exchanger at nominal flows", "W/K", "design", 0.05, 0.04,
         "it was cleaned, or a sensor drifts", "the exchanger fouls: it wants to be cleaned"),
-    ParameterKind("cdu.supply_error", "its supply over its set point", "K", "ideal", 0.05, 0.3,
+    ParameterKind("cdu.supply_error", "its supply minus its set point", "K", "ideal", 0.05, 0.3,
         "its control or valve no longer holds the set point", "its control or valve holds it too cold", True),
     ParameterKind("cdu.closure", "heat into the facility water over heat from the racks", "1", "ideal", 0.01,
         0.03, _METERS, _METERS),
     ParameterKind("cdu.valve_full_lpm", "facility flow with its valve open", "l/min", "design", 0.007, 0.05,
         "there is more pressure on the facility side", "the facility side clogs or has less pressure"),
-    ParameterKind("cdu.facility_offset", "its facility supply over the loop's", "K", "ideal", 0.07, 0.3,
+    ParameterKind("cdu.facility_offset", "its facility supply minus the loop's", "K", "ideal", 0.07, 0.3,
         "a sensor drifts, or the pipe to it warms up", "a sensor drifts", True),
-    ParameterKind("loop.approach", "its supply over the outdoor air", "K", "none", 0.1, 3.0,
+    ParameterKind("loop.approach", "its supply minus the outdoor air", "K", "none", 0.1, 3.0,
         "coolers foul, a fan is out, or the load is higher",
         "coolers were cleaned, or the load is lower", True),
     ParameterKind("loop.bypass", "flow past its CDUs over the nominal flow", "1", "usual", 0.005, 0.05,
@@ -180,15 +180,14 @@ class Calibration:
 
 def calibrations(estimator: Estimator, table: str) -> list[Calibration]:
     """The learned parameters of a table's entities, as they are now."""
+    site = estimator.site
+    if not site.sizes.get(table):
+        return []
+    capture_pu = site.design.capture_pu
+    nominal = {"rack.capture": np.where(capture_pu > 0.0, capture_pu, np.nan)}
     with np.errstate(invalid="ignore", divide="ignore"):
-        return [c for c in _all(estimator) if c.kind.table == table] if estimator.site.sizes[table] else []
-
-
-def _all(estimator: Estimator) -> Iterator[Calibration]:
-    yield from _of_gpus(estimator.gpus)
-    yield from _of_nodes(estimator.nodes)
-    capture_pu = estimator.site.design.capture_pu
-    yield from _of_board(estimator.board, {"rack.capture": np.where(capture_pu > 0.0, capture_pu, np.nan)})
+        gpus = _of_gpus(estimator.gpus) if table == "gpu" else ()
+        return [*gpus, *_of_nodes(estimator.nodes, table), *_of_board(estimator.board, table, nominal)]
 
 
 def _joint(kind: ParameterKind, value: F64, sigma: F64) -> F64:
@@ -197,9 +196,9 @@ def _joint(kind: ParameterKind, value: F64, sigma: F64) -> F64:
     return np.asarray(np.hypot(sigma, bias), np.float64)
 
 
-def _of_board(board: Board, nominal: dict[str, F64]) -> Iterator[Calibration]:
+def _of_board(board: Board, table: str, nominal: dict[str, F64]) -> Iterator[Calibration]:
     for row in board.rows:
-        if not row.parameter:
+        if not row.parameter or row.table != table:
             continue
         kind = PARAMETER_KINDS[row.parameter]
         value, var, in_use, early, early_var = (
@@ -230,8 +229,6 @@ def _by_sigma(sigma: F64, prior: F64 | float, taught: Bool) -> I8:
 
 
 def _of_gpus(gpus: GpuEstimator) -> Iterator[Calibration]:
-    if not gpus.n:
-        return
     temp, power, known = gpus.temp, gpus.power, gpus.parameters()
     none, never = np.full(gpus.n, np.nan), np.zeros(gpus.n, np.int64)
     tau_s, heated_s, drawn_s = temp.trays.spread(temp.tau_s), temp.fit.taught_s, power.fit.taught_s
@@ -267,7 +264,7 @@ def _of_gpus(gpus: GpuEstimator) -> Iterator[Calibration]:
                           none)  # fmt: skip
 
 
-def _of_nodes(nodes: NodeEstimator) -> Iterator[Calibration]:
+def _of_nodes(nodes: NodeEstimator, table: str) -> Iterator[Calibration]:
     known, site = nodes.parameters(), nodes.site
     stated = {"node.loss_factor": 1.0 + site.design.node_loss_pu[site.rack_of_node]}
     for name, relation, k in (
@@ -278,6 +275,8 @@ def _of_nodes(nodes: NodeEstimator) -> Iterator[Calibration]:
         ("rack.loss_factor", RACK, 1),
     ):
         of, kind, p = nodes.relations[relation], PARAMETER_KINDS[name], known[name]
+        if kind.table != table:
+            continue
         taught_s = of.fit.taught_s
         yield Calibration(kind, _by_reference(p, taught_s), p.value, _joint(kind, p.value, p.sigma),
                           stated.get(name, of.prior[k]), None, taught_s, p.reference, of.reference.settled_ns,

@@ -67,13 +67,14 @@ def _value(row: dict[str, Any]) -> str:
     if row["state"] == "unknown":
         return "–"  # what stands there is what was known before
     band = "" if row["band"] is None else f" ± {number(row['band'], 2)}"
-    return f"{number(row['value'], 4)}{band}"
+    return f"{number(row['value'], 4)}{band}" + ("" if row["unit"] == "1" else f" {row['unit']}")
 
 
 def _rests_on(row: dict[str, Any]) -> str:
     if row["readings"] is not None:
-        return f"{row['readings']:,} readings"
-    return "" if row["taught_s"] is None else f"{duration(row['taught_s'])} of readings"
+        return f", {row['readings']:,} readings"
+    taught_s = 60.0 * round((row["taught_s"] or 0.0) / 60.0)
+    return f", {duration(taught_s)} of readings" if taught_s else ""
 
 
 def _meaning(row: dict[str, Any]) -> str:
@@ -85,12 +86,12 @@ def _entity(tree: dict[str, Any], out: Console) -> None:
     rows = []
     for r in tree["parameters"]:
         tone = "yellow" if r["drifted"] else ""
+        state = safe_text(r["state"], TONES[r["state"]]).append(_rests_on(r), "dim")
         rows.append([r["text"], _value(r), number(r["nominal"], 4), safe_text(drift_text(r), tone), _rate(r),
-                     "" if r["unit"] == "1" else r["unit"], safe_text(r["state"], TONES[r["state"]]),
-                     _rests_on(r)])  # fmt: skip
-    heads = ("parameter", "value", "nominal", "drift", "a week", "", "state", "rests on")
+                     state])  # fmt: skip
+    heads = ("parameter", "value", "nominal", "drift", "a week", "state")
     out.print(Text(clean(tree["name"]), "bold"))
-    grid(out, heads, rows, "nothing is learned of it", right=range(1, 5))
+    grid(out, heads, rows, "nothing is learned of it", right=range(1, 5), folds=(0, 5))
     for r in tree["parameters"]:
         if r["means"]:
             out.print(safe_text(f"{r['text']} {drift_text(r)}: {_meaning(r)}", "yellow"))
@@ -109,7 +110,7 @@ def _site(tree: dict[str, Any], out: Console) -> None:
     drifts = [[r["name"], r["text"], safe_text(drift_text(r), "yellow"), _rate(r), _meaning(r)]
               for r in tree["drifts"]]  # fmt: skip
     columns = ("drifts, the largest first", "", "drift", "a week", "what it means")
-    grid(out, columns, drifts, "no learned parameter has drifted beyond its band", right=(2, 3))
+    grid(out, columns, drifts, "no learned parameter has drifted beyond its band", right=(2, 3), folds=(1, 4))
     if tree["total"] > len(drifts):
         more = tree["total"] - len(drifts)
         out.print(Text(f"and {more:,} more; --limit, --below and --parameter choose", "dim"))
