@@ -15,6 +15,7 @@ from tests.support.estimator_rig import Desk
 from tests.support.in_process_daemon import Pod, serve
 from twin.catalogue import F64, NS
 from twin.cli.operate.calibration import drift_text, show
+from twin.contracts import Z90
 from twin.estimation import LEARNED, LEARNING, NOTHING_LEARNED, PARAMETER_KINDS, Calibration, calibrations
 
 GPU = "lab/h/r1/node0/gpu1"
@@ -131,3 +132,22 @@ def test_a_drift_is_a_share_where_it_can_be_and_else_in_its_unit() -> None:
     assert drift_text(row | {"drift_pu": None, "unit": "K"}) == "+0.4 K"
     assert drift_text(row | {"drift_pu": None, "drift": -0.03, "unit": "1"}) == "−0.03"
     assert drift_text(row | {"drift": None}) == "–"
+
+
+def test_a_line_that_seldom_readings_bent_is_neither_learned_nor_drifted() -> None:
+    """As in a demo whose past ticks each 10 s: offsets of 8 K, and resistances that fell by a sixth."""
+    desk = Desk(two_racks())
+    gpus = desk.estimator.gpus
+    gpus.temp.fit.taught_s[:] = 5000.0
+    gpus.temp.reference.value[0] = gpus.temp.resistance
+    gpus.temp.reference.sigma[0] = 0.02 * gpus.temp.resistance
+    gpus.temp.set.in_use[1] /= 1.2
+    gpus.temp.set.in_use[0, ::2] = 8.0
+    found = {c.kind.name: c for c in calibrations(desk.estimator, "gpu")}
+    of = found["gpu.resistance"]
+    assert (of.state[::2] == LEARNING).all()
+    assert not of.drifted[::2].any()
+    assert (np.abs(of.value - gpus.temp.resistance) < of.sigma * Z90)[::2].all(), "the truth is in its band"
+    assert (found["gpu.offset_k"].sigma[::2] * Z90 > 8.0).all()
+    assert (of.state[1::2] == LEARNED).all()
+    assert of.drifted[1::2].all(), "without such an offset it is a drift"

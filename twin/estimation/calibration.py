@@ -15,7 +15,7 @@ from twin.contracts import Z90
 from twin.estimation.comparisons import SETTLED_COUNT, Board
 from twin.estimation.estimator import Estimator
 from twin.estimation.gpu_power import EXPONENT_SPREAD
-from twin.estimation.gpu_temp import LAG, LAG_SPREAD_PU, OFFSET, OFFSET_K
+from twin.estimation.gpu_temp import LAG, LAG_SPREAD_PU, OFFSET, OFFSET_K, SPREAD_PU
 from twin.estimation.gpus import GpuEstimator
 from twin.estimation.nodes import NODE, PSU1, RACK, NodeEstimator
 from twin.estimation.parameter import Parameter
@@ -246,9 +246,10 @@ def _of_gpus(gpus: GpuEstimator) -> Iterator[Calibration]:
         kind, p = PARAMETER_KINDS[name], known[name]
         sigma = np.hypot(p.sigma, more)
         shared = temp.air_drift() * p.reference if of is temp.reference and not temp.all_liquid else 0.0
-        yield Calibration(kind, _by_reference(p, taught_s), p.value, _joint(kind, p.value, sigma),
-                          nominal[name], None, taught_s, p.reference, of.settled_ns, sigma,
-                          np.nan_to_num(shared))  # fmt: skip
+        state = _by_reference(p, taught_s)
+        state[(state == LEARNED) & (more > KNOWN_SHARE * SPREAD_PU * nominal[name])] = LEARNING
+        yield Calibration(kind, state, p.value, _joint(kind, p.value, sigma), nominal[name], None, taught_s,
+                          p.reference, of.settled_ns, sigma, np.nan_to_num(shared))  # fmt: skip
     rows, taught = slice(None), heated_s > 0.0
     offset = np.hypot(np.sqrt(temp.covariance.variance(OFFSET, rows)), bent_k)
     lag_pu = np.hypot(np.sqrt(temp.covariance.variance(LAG, rows)), bent) / temp.resistance
