@@ -294,3 +294,25 @@ def test_a_command_starts_without_what_the_daemon_needs() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_calibration_of_the_site_and_of_an_entity(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+    assert desk.run("calibration", role="viewer") == 0
+    said = capsys.readouterr().out
+    assert "144" in said
+    assert "no learned parameter has drifted beyond its band" in said
+    assert desk.run("calibration", "r1/node0/gpu1", "--format", "json", role="viewer") == 0
+    tree = json.loads(capsys.readouterr().out)
+    assert tree["name"] == "lab/h/r1/node0/gpu1"
+    assert {p["state"] for p in tree["parameters"]} == {"unknown"}
+    assert desk.run("calibration", "cdu1", "--format", "csv", role="viewer") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("parameter,text,unit,state,value,band,nominal,")
+    assert any(line.startswith("cdu.ua,") for line in lines)
+    for words, why in (
+        (("calibration", "r1/node0/gpu9"), "no r1/node0/gpu9 with learned parameters"),
+        (("calibration", "--below", "r7"), "nothing at r7"),
+        (("calibration", "--parameter", "gpu.resistence"), "expected such as gpu.resistance"),
+    ):
+        assert desk.run(*words) == 1
+        assert why in capsys.readouterr().err

@@ -111,13 +111,15 @@ def test_what_is_forgotten_is_what_newer_readings_replace() -> None:
 def test_the_reference_is_the_first_settled_value_and_stays() -> None:
     held = Reference(1, 2, settled_s=100.0)
     rows = slice(0, 2)
-    held.settle(rows, np.array([[1.0, 2.0]]), np.array([50.0, 100.0]))
-    held.settle(rows, np.array([[3.0, 4.0]]), np.array([150.0, 200.0]))
+    held.settle(rows, np.array([[1.0, 2.0]]), np.array([50.0, 100.0]), np.array([7, 8]))
+    held.settle(rows, np.array([[3.0, 4.0]]), np.array([150.0, 200.0]), np.array([9, 10]))
     assert held.value.tolist() == [[3.0, 2.0]]
+    assert held.settled_ns.tolist() == [9, 8]
     p = Parameter("gpu.resistance", "gpu", np.array([3.3, 2.0]), held.value[0], np.ones(2), np.zeros(2))
     assert p.drift == pytest.approx([0.1, 0.0])
     held.forget(OWN, 1)
     assert np.isnan(held.value[0, 1])
+    assert held.settled_ns.tolist() == [9, 0]
 
 
 def test_confidence_of_many_is_the_same() -> None:
