@@ -13,6 +13,7 @@ from rich.console import Console
 from tests.support.builders import two_racks
 from tests.support.estimator_rig import Desk
 from tests.support.in_process_daemon import Pod, serve
+from twin.api.calibration import shown_row
 from twin.catalogue import F64, NS
 from twin.cli.operate.calibration import drift_text, show
 from twin.contracts import Z90
@@ -151,3 +152,19 @@ def test_a_line_that_seldom_readings_bent_is_neither_learned_nor_drifted() -> No
     assert (found["gpu.offset_k"].sigma[::2] * Z90 > 8.0).all()
     assert (of.state[1::2] == LEARNED).all()
     assert of.drifted[1::2].all(), "without such an offset it is a drift"
+
+
+def test_a_reference_of_an_older_snapshot_has_no_instant_and_its_drift_no_rate(tmp_path: Path) -> None:
+    pod = Pod(tmp_path)
+    fouled(pod, 1, weeks=4.0)
+    engine = pod.live.engine
+    kept = engine.estimator.dump()
+    for part in (kept["board"], kept["gpus"]["temp"]["reference"], kept["gpus"]["power"]["reference"]):
+        del part["settled_ns"]
+    engine.estimator.gpus.temp.reference.settled_ns[:] = 0
+    engine.estimator.restore(kept)
+    (of,) = (c for c in calibrations(engine.estimator, "gpu") if c.kind.name == "gpu.resistance")
+    assert np.isfinite(of.drift).all()
+    row = shown_row(pod.live, of, 1)
+    assert (row["since_ns"], row["per_week"], row["rate_over_s"]) == (None, None, None)
+    assert row["drift_pu"] == pytest.approx(0.5, abs=1e-3)

@@ -66,7 +66,7 @@ async def calibration(request: web.Request) -> web.Response:
         "tick": live.engine.state.tick, "now_ns": live.engine.state.now_ns, "prefix": prefix or None,
         "kinds": kinds, "parameters": parameters,
         "total": len(drifts), "next_offset": offset + limit if offset + limit < len(drifts) else None,
-        "drifts": [{"name": live.engine.site.name(one.kind.table, row), **_row(live, one, row)}
+        "drifts": [{"name": live.engine.site.name(one.kind.table, row), **shown_row(live, one, row)}
                    for _, one, row in page],
     })  # fmt: skip
 
@@ -78,7 +78,7 @@ async def calibration_of(request: web.Request) -> web.Response:
     return answer({
         "tick": live.engine.state.tick, "now_ns": live.engine.state.now_ns, "table": table,
         "name": live.engine.site.name(table, row),
-        "parameters": [_row(live, one, row) for one in calibrations(live.engine.estimator, table)],
+        "parameters": [shown_row(live, one, row) for one in calibrations(live.engine.estimator, table)],
         "wear": live.engine.health.wear.evidence(table, row),
     })  # fmt: skip
 
@@ -116,7 +116,7 @@ def _drifts(one: Calibration, drifted: Bool) -> list[tuple[float, Calibration, i
     return [(float(s), one, i) for s, i in zip(size.tolist(), at.tolist(), strict=True)]
 
 
-def _row(live: Runtime, one: Calibration, row: int) -> dict[str, Any]:
+def shown_row(live: Runtime, one: Calibration, row: int) -> dict[str, Any]:
     """One parameter of one entity. `band` and `drift_band` are halves of 90 % bands."""
     kind, drift = one.kind, float(one.drift[row])
     nominal = float(np.broadcast_to(one.nominal, one.value.shape)[row])
