@@ -134,7 +134,7 @@ def facility_trouble_pu(view: View) -> F64:
 
 def _over_budget(view: View) -> Bool:
     """Feeders that draw more than their budget, as after a grant that ended."""
-    power = np.where(view.quality("feeder.power_w") == GOOD, view.value("feeder.power_w"), np.nan)
+    power = np.where(view.quality("feeder.power_w") == GOOD, view.believed("feeder.power_w"), np.nan)
     with np.errstate(invalid="ignore"):
         over: Bool = power > view.budget_w()
     return over

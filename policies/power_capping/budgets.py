@@ -87,7 +87,7 @@ def dead_feeders(view: View) -> Bool:
     """
     site = view.site
     dead: Bool = np.zeros(site.sizes["feeder"], np.bool_)
-    carries = (view.quality("feeder.power_w") == GOOD) & (view.value("feeder.power_w") >= LEAST_LOAD_W)
+    carries = (view.quality("feeder.power_w") == GOOD) & (view.believed("feeder.power_w") >= LEAST_LOAD_W)
     for key in ("feeder.energised_state", "feeder.breaker_state"):
         dead |= (view.value(key) >= 1.0) & ((view.quality(key) == GOOD) | ~carries)
     for fault in view.faults():
@@ -170,7 +170,7 @@ def carried_by(view: View, pairs: Pairs) -> Carried:
         ("cdu.flow_lpm", design.cdu_flow_lpm, design.cdu_heat_w),
         ("loop.flow_lpm", design.loop_flow_lpm, design.loop_heat_w),
     ):
-        flow = np.where(view.quality(key) == GOOD, view.value(key), np.nan) / nominal_lpm
+        flow = np.where(view.quality(key) == GOOD, view.believed(key), np.nan) / nominal_lpm
         if key.startswith("loop"):
             flow = np.where(_open_loops(view), flow, np.nan)
         limit_w.append(heat_w * np.where((flow > 0) & (flow < LEAST_FLOW_PU), flow, 1.0))  # 0: its meter

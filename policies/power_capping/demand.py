@@ -107,7 +107,7 @@ def growth_of(view: View) -> F64 | None:
     forecast = view.forecasts.get(("rack.power_w", HORIZON_S))
     if forecast is None:
         return None
-    now_w = view.value("rack.power_w").astype(np.float64)
+    now_w = view.believed("rack.power_w").astype(np.float64)
     ratio = np.nan_to_num(forecast.hi / np.where(now_w > 0, now_w, np.nan), nan=1.0, posinf=1.0)
     return np.maximum(ratio, 1.0)[view.site.rack_of_gpu]
 

@@ -45,7 +45,7 @@ def feed_loads(view: View, carried: Carried) -> FeedLoads:
     """Loads of the site and of all feeders, as bad as they may be where a meter has fallen silent."""
     site, loads = view.site, loads_of(view, carried)
     metered = view.quality("rack.power_w") == GOOD
-    read_w = np.where(metered, view.value("rack.power_w"), view.worst("rack.power_w")).astype(np.float64)
+    read_w = np.where(metered, view.believed("rack.power_w"), view.worst("rack.power_w")).astype(np.float64)
     # A NaN of one GPU must not hide the draw of the others of its rack
     gpus_w = site.sum_by_rack("gpu", np.nan_to_num(view.worst("gpu.power_w").astype(np.float64)))
     rack_w = np.where(np.isfinite(read_w), read_w, gpus_w * gain_of(site))
@@ -97,7 +97,7 @@ def shed_rows(
     site = view.site
     low = np.asarray(view.envelope(CONTROL).low, np.float64)
     reported = view.quality("gpu.power_w") == GOOD
-    gpu_w = np.where(reported, view.value("gpu.power_w"), np.nan).astype(np.float64)
+    gpu_w = np.where(reported, view.believed("gpu.power_w"), np.nan).astype(np.float64)
     node, n_node = site.node_of_gpu, site.sizes["node"]
     shed_w = np.bincount(node, np.nan_to_num(np.maximum(gpu_w - low, 0.0)), n_node)
     share: F64 = np.ones(site.sizes["rack"])
@@ -150,4 +150,4 @@ def _node_w(view: View, gpus_w: F64) -> F64:
     site, design = view.site, view.site.design
     rest_w = np.nan_to_num(design.cpu_max_w + design.node_other_w)[site.rack_of_node]
     metered = view.quality("node.power_w") == GOOD
-    return np.where(metered, view.value("node.power_w"), gpus_w + rest_w).astype(np.float64)
+    return np.where(metered, view.believed("node.power_w"), gpus_w + rest_w).astype(np.float64)

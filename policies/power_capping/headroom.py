@@ -77,7 +77,7 @@ def rack_power_w(view: View) -> F64:
     """Power of each rack [n_rack]: its meter, as bad as it may read by now where silent, else its GPUs' sum;
     NaN where nothing was ever heard."""
     metered = view.quality("rack.power_w") == GOOD
-    read_w = np.where(metered, view.value("rack.power_w"), view.worst("rack.power_w")).astype(np.float64)
+    read_w = np.where(metered, view.believed("rack.power_w"), view.worst("rack.power_w")).astype(np.float64)
     gpus_w = view.site.sum_by_rack("gpu", np.nan_to_num(view.worst("gpu.power_w").astype(np.float64)))
     gpus_w = gpus_w * gain_of(view.site)
     return np.where(np.isfinite(read_w), read_w, np.where(gpus_w > 0, gpus_w, np.nan))

@@ -98,7 +98,7 @@ def job_caps(state: PowerState) -> list[dict[str, Any]]:
     view, site, jobs = state.view, state.view.site, state.view.jobs
     of_gpu, n = jobs.job_of_node[site.node_of_gpu], jobs.n
     capped, class_of = capped_of(state), classes(view, state.high_priority)
-    cap_w, power_w = cap_leases(state)[0], view.value("gpu.power_w")
+    cap_w, power_w = cap_leases(state)[0], view.believed("gpu.power_w")
     out: list[dict[str, Any]] = []
     counts = np.bincount(of_gpu[of_gpu >= 0], minlength=n)
     for slot in np.argsort(-counts, kind="stable")[:MAX_GROUPS].tolist():
@@ -194,7 +194,7 @@ def _figures(state: PowerState, lease: LeaseColumns, mine: I32) -> dict[str, Any
     view = state.view
     value, high = lease.value[mine], view.site.envelopes[CAP].high[mine]
     back = np.where(view.quality("gpu.power_limit_w") == GOOD, view.value("gpu.power_limit_w"), np.nan)[mine]
-    power = np.where(view.quality("gpu.power_w") == GOOD, view.value("gpu.power_w"), np.nan)[mine]
+    power = np.where(view.quality("gpu.power_w") == GOOD, view.believed("gpu.power_w"), np.nan)[mine]
     states = sorted({LEASE_STATES[s] for s in np.unique(lease.state[mine]).tolist() if s})
     return {"cap_low_w": float(value.min()), "cap_high_w": float(value.max()), "most_w": float(high.max()),
             "floor_w": float(view.site.envelopes[CAP].low[mine].min()),

@@ -47,16 +47,17 @@ def loads_of(view: View, carried: Carried) -> Loads:
     first, n = carried.feeder(0), view.site.sizes["feeder"]
     pairs = carried.pairs
     gpu_heard = current(view, "gpu.power_w")
-    gpu_w = np.where(gpu_heard, view.value("gpu.power_w"), 0.0).astype(np.float64)
+    gpu_w = np.where(gpu_heard, view.believed("gpu.power_w"), 0.0).astype(np.float64)
     sure_w, likely_w = _by_nodes_w(view, gpu_w)
     rack_heard = view.quality("rack.power_w") == GOOD
     # Whatever its meter says, a rack draws what its nodes do, and most of what comes with them
     least_w = np.fmax(sure_w, LEAST_PU * likely_w)
-    rack_w = np.where(rack_heard, np.fmax(view.value("rack.power_w"), least_w), likely_w).astype(np.float64)
+    read_w = view.believed("rack.power_w")
+    rack_w = np.where(rack_heard, np.fmax(read_w, least_w), likely_w).astype(np.float64)
     racks_w = sums_w(carried, rack_w)[first : first + n]
 
     read = view.quality("feeder.power_w") == GOOD
-    meter_w = np.where(read, view.value("feeder.power_w"), np.nan).astype(np.float64)
+    meter_w = np.where(read, view.believed("feeder.power_w"), np.nan).astype(np.float64)
     by_meter = read & ~(racks_w > meter_w)
     # All racks below are heard: their sum is a reading as well
     unheard = sums_w(carried, (~rack_heard).astype(np.float64))[first : first + n] > 0
@@ -86,7 +87,7 @@ def _by_nodes_w(view: View, gpu_w: F64) -> tuple[F64, F64]:
     of = site.rack_of_node
     node = site.derived("node_of_gpu", lambda: site.node_of_gpu.astype(np.intp))
     gpus_w = np.bincount(node, gpu_w, site.sizes["node"])
-    meter_w = np.where(view.quality("node.power_w") == GOOD, view.value("node.power_w"), 0.0)
+    meter_w = np.where(view.quality("node.power_w") == GOOD, view.believed("node.power_w"), 0.0)
     sure_w = np.fmax(meter_w, gpus_w).astype(np.float64)
     gain, beside_w = site.derived("by_nodes", lambda: (gain_of(site)[of], _beside_w(design)[of]))
     likely_w = np.fmax(meter_w, gpus_w * gain + beside_w).astype(np.float64)
@@ -130,7 +131,7 @@ def unfed_feeders(view: View, dead: Bool) -> Bool:
     reported = view.quality("node.power_w") == GOOD
     for key in SUPPLIES:
         reported &= view.quality(key) == GOOD
-    whole_w = np.where(reported, view.value("node.power_w"), 0.0).astype(np.float64)
+    whole_w = np.where(reported, view.believed("node.power_w"), 0.0).astype(np.float64)
     reported &= whole_w >= LEAST_NODE_W
     if not reported.any():
         return none

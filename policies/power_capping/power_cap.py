@@ -241,9 +241,9 @@ class PowerCap:
         rack_w = np.nan_to_num(other) + site.sum_by_rack("gpu", want.power_w) * gain_of(site)
         drawn_w = sums_w(carried, rack_w)[first : first + carried.n_feeder]
         metered = view.quality("feeder.power_w") == GOOD
-        drawn_w = np.where(metered, view.value("feeder.power_w"), drawn_w).astype(np.float64)
+        drawn_w = np.where(metered, view.believed("feeder.power_w"), drawn_w).astype(np.float64)
         unheard = not (
-            np.isfinite(view.value("rack.power_w")).any() or (view.quality("gpu.power_w") == GOOD).any()
+            np.isfinite(view.believed("rack.power_w")).any() or (view.quality("gpu.power_w") == GOOD).any()
         )
         load_w = _NAN if unheard else float(rack_w.sum())
         limits, course = outside(view, self.outside, found, load_w, drawn_w)
@@ -254,8 +254,8 @@ class PowerCap:
     ) -> F64:
         """Return the power of each place for GPUs [n_place]; inf without a limit or any report."""
         site, gain = view.site, gain_of(view.site)
-        reported = np.isfinite(view.value("rack.power_w")) | (
-            site.sum_by_rack("gpu", np.isfinite(view.value("gpu.power_w")).astype(np.float64)) > 0
+        reported = np.isfinite(view.believed("rack.power_w")) | (
+            site.sum_by_rack("gpu", np.isfinite(view.believed("gpu.power_w")).astype(np.float64)) > 0
         )
         # What is read back long after the last cut stays so: who does not obey by then, never will
         known = heard_s(view, nodes) < (view.now_ns - memory["cut_ns"]) / NS - DEAF_S

@@ -361,7 +361,7 @@ class _Cuts:
 
     @cached_property
     def _read_w(self) -> F64:
-        return np.nan_to_num(self.view.value("gpu.power_w").astype(np.float64))
+        return np.nan_to_num(self.view.believed("gpu.power_w").astype(np.float64))
 
     @cached_property
     def _now_w(self) -> F64:
@@ -554,7 +554,7 @@ def unseen(view: View, carried: Carried, loads: Loads, bound: Bool) -> list[Prop
     below = np.zeros(carried.n_rack, np.bool_)
     below[pairs.rack[blind[pairs.place]]] = True
     envelope = view.envelope(CONTROL)
-    silent = ~loads.gpu_heard & np.isfinite(view.value("gpu.power_w"))
+    silent = ~loads.gpu_heard & np.isfinite(view.believed("gpu.power_w"))
     index = mask_index(below[site.rack_of_gpu] & silent & np.isfinite(envelope.low))
     if not len(index):
         return []

@@ -110,7 +110,7 @@ class CapAccount:
     def _at_cap(self, view: View, cap_w: F64, dt_s: float) -> tuple[Bool, Bool]:
         """(GPUs under a cap, GPUs that stand at it); learns from the others what they draw without one."""
         site, jobs = view.site, view.jobs
-        power_w = view.value("gpu.power_w").astype(np.float64)
+        power_w = view.believed("gpu.power_w").astype(np.float64)
         reported = view.quality("gpu.power_w") == GOOD
         capped: Bool = np.isfinite(cap_w)
         at_cap: Bool = capped & reported & (power_w >= AT_CAP_PU * np.where(capped, cap_w, np.inf))
@@ -205,7 +205,7 @@ def costs_now(view: View, capped: Bool, at_cap: Bool, free_w: F64, cap_w: F64) -
     slot: I64 = jobs.job_of_node[site.node_of_gpu].astype(np.int64)
     busy = (slot >= 0) | (not jobs.known)
     reported = view.quality("gpu.power_w") == GOOD
-    power_w = np.where(reported, view.value("gpu.power_w"), 0.0).astype(np.float64)
+    power_w = np.where(reported, view.believed("gpu.power_w"), 0.0).astype(np.float64)
     most_w = np.where(np.isfinite(site.envelopes[CAP].high), site.envelopes[CAP].high, power_w)
     known = np.isfinite(free_w)
     demand_w = np.clip(np.where(known, free_w, most_w), power_w, np.maximum(most_w, power_w))

@@ -57,10 +57,10 @@ class Unheard(NamedTuple):
 
 def never_heard(view: View, nodes: CappedNodes) -> Bool:
     """GPUs of which no power was ever read, and that are not known to be off or gone [n_gpu]."""
-    never: Bool = np.isnan(view.value("gpu.power_w")) & ~unpowered_gpus(view)
+    never: Bool = np.isnan(view.believed("gpu.power_w")) & ~unpowered_gpus(view)
     if len(nodes.node):
         never &= ~nodes.inside
-        never[nodes.gpu] = np.isnan(view.value("node.power_w")[nodes.node])
+        never[nodes.gpu] = np.isnan(view.believed("node.power_w")[nodes.node])
     return never
 
 
@@ -82,7 +82,7 @@ def unheard_of(
     `want.power_w` holds the most that these may draw; `other` [n_rack] is what racks draw beside their GPUs.
     """
     site, gain, limit_w = view.site, gain_of(view.site), limits_w(view, nodes)
-    never, unread = never_heard(view, nodes), np.isnan(view.value("rack.power_w")) & site.metered_rack
+    never, unread = never_heard(view, nodes), np.isnan(view.believed("rack.power_w")) & site.metered_rack
     since_ns, learning = _waited_for(view, never, memory["unheard_ns"])
     unread_ns, coming = _waited_for(view, unread, memory["unread_ns"])
     level = np.full(len(unread), np.nan)

@@ -21,10 +21,10 @@ def unpowered_nodes(view: View) -> Bool:
     off: Bool = (view.value(POWERED) == 0.0) & (view.quality(POWERED) == GOOD)
     vacant = view.vacant("node")
     if vacant is not None:
-        off = off | vacant & np.isnan(view.value("node.power_w"))
+        off = off | vacant & np.isnan(view.believed("node.power_w"))
     if off.any():
         idle_w = np.nan_to_num(site.design.cpu_idle_w)[site.rack_of_node]
-        off = off & ~((view.quality("node.power_w") == GOOD) & (view.value("node.power_w") > idle_w))
+        off = off & ~((view.quality("node.power_w") == GOOD) & (view.believed("node.power_w") > idle_w))
     return off
 
 
@@ -32,4 +32,4 @@ def unpowered_gpus(view: View) -> Bool:
     """GPUs of such nodes, or that are not there themselves [n_gpu]. One whose power is read is there."""
     off: Bool = unpowered_nodes(view)[view.site.node_of_gpu] & (view.quality("gpu.power_w") != GOOD)
     vacant = view.vacant("gpu")
-    return off if vacant is None else off | vacant & np.isnan(view.value("gpu.power_w"))
+    return off if vacant is None else off | vacant & np.isnan(view.believed("gpu.power_w"))

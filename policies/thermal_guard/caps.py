@@ -100,7 +100,7 @@ def _pulls(view: View, envelope: Envelope) -> Iterator[Pull]:
         if limit is None or not len(at := view.beyond(key)):
             continue
         guard, top = limit.guard[at], limit.max[at]
-        for reason, values in ((2 * number, view.value(key)), (2 * number + 1, view.worst(key))):
+        for reason, values in ((2 * number, view.believed(key)), (2 * number + 1, view.worst(key))):
             gpu, pull = at, strain(values[at].astype(np.float64), guard, top)
             if key in RACK_KEYS:
                 of_rack = np.zeros(len(values))

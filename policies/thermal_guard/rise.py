@@ -105,7 +105,7 @@ def _starved(view: View, gpu: I32, risen: Bool) -> Bool:
     starved: Bool = np.bincount(rack_of[risen], minlength=racks) >= CREEPING
     if (limit := view.limit(FLOW)) is not None:
         with np.errstate(invalid="ignore"):
-            starved |= (view.quality(FLOW) == GOOD) & (view.value(FLOW) < limit.guard)
+            starved |= (view.quality(FLOW) == GOOD) & (view.believed(FLOW) < limit.guard)
     return starved[rack_of]
 
 

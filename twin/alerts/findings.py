@@ -279,7 +279,7 @@ class Findings(EntityState):
             index = index[~_excused(site, view, windows, key.partition(".")[0])[index]]
         if not len(index):
             return None
-        read = view.value(key)[index]
+        read = view.believed(key)[index]
         was = np.zeros(len(index), np.int8) if before is None else before[index]
         level = np.zeros(len(limit.guard), np.int8)
         for step, bound in ((1, limit.guard[index]), (2, limit.max[index])):
@@ -408,7 +408,7 @@ def _beyond(site: Site, view: View, key: str, levels: np.ndarray, before: np.nda
     `levels` [n]: see `Findings.beyond`, as now and as they were. Those that were worse are named first: as
     they ease, one sees that it is the same trouble.
     """
-    signal, limit, read = find_signal(key), site.limits[key], view.value(key)
+    signal, limit, read = find_signal(key), site.limits[key], view.believed(key)
     level, bound, severity = ("guard", limit.guard, "warning")
     if (levels == 2).any():
         level, bound, severity = ("limit", limit.max, "critical")
@@ -442,10 +442,10 @@ def _beyond(site: Site, view: View, key: str, levels: np.ndarray, before: np.nda
 
 
 def _overloads(site: Site, view: View, windows: Windows) -> list[Finding]:
-    """At most one finding: feeders whose last good reading is above the budget in force."""
+    """At most one finding: feeders whose last good reading that is believed is above the budget."""
     if not site.sizes["feeder"]:
         return []
-    read_w, budget_w = view.value("feeder.power_w"), view.budget_w()
+    read_w, budget_w = view.believed("feeder.power_w"), view.budget_w()
     over = read_w > budget_w
     if over.any() and (in_maintenance := windows.mask("feeder")) is not None:
         over = over & ~in_maintenance

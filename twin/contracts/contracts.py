@@ -148,11 +148,18 @@ class View(Protocol):
     def forecasts(self) -> Mapping[tuple[str, float], Forecast]: ...
 
     def value(self, key: str) -> F32:
-        """Last good value per entity; NaN where there never was one."""
+        """Last good value per entity, as it was read; NaN where there never was one."""
+        ...
+
+    def believed(self, key: str) -> F32:
+        """Last good value per entity, or, where other readings contradict it beyond doubt, what these imply.
+
+        Policies act on it: one wire that lies moves nothing. NaN where there never was a value.
+        """
         ...
 
     def worst(self, key: str) -> F32:
-        """The value as bad as it may be by now, given its age; NaN where nothing was ever heard."""
+        """The believed value as bad as it may be by now, given its age; NaN where nothing was ever heard."""
         ...
 
     def quality(self, key: str) -> U8:

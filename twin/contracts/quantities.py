@@ -18,7 +18,7 @@ from twin.telemetry import GOOD
 
 def good(view: View, key: str) -> F64:
     """Present readings of a signal [n]; NaN where there is none that is good and fresh."""
-    return np.where(view.quality(key) == GOOD, view.value(key), np.nan).astype(np.float64)
+    return np.where(view.quality(key) == GOOD, view.believed(key), np.nan).astype(np.float64)
 
 
 def _cdu_heat_w(view: View) -> F64:
@@ -54,7 +54,7 @@ def _cdu_power_w(view: View) -> F64:
 
 def _site_power_w(view: View) -> F64:
     """Sum over the racks that ever reported; NaN while one of them is silent, as a part is not the whole."""
-    ever, now = np.isfinite(view.value("rack.power_w")), good(view, "rack.power_w")
+    ever, now = np.isfinite(view.believed("rack.power_w")), good(view, "rack.power_w")
     return np.array([now[ever].sum() if ever.any() else np.nan])
 
 

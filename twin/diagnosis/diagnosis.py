@@ -24,6 +24,7 @@ from twin.diagnosis.fault_kinds import FAULT_KINDS
 from twin.diagnosis.growth import Growth
 from twin.diagnosis.inventory import Inventory
 from twin.diagnosis.isolation import FaultIsolation
+from twin.diagnosis.reconciliation import Reconciliation
 from twin.diagnosis.sensor_checks import SensorChecks
 from twin.diagnosis.signature import (
     DRIFTS,
@@ -71,6 +72,7 @@ class Diagnosis(EntityState):
     inventory: Inventory = part()
     downstream: DownstreamMask = part()
     book: CauseBook = part()
+    reconciliation: Reconciliation = part()
     # Learned device parameters beside their first values: expected, measured and sigma [3, n]
     drifts: dict[str, F64] = keyed("f8", np.nan, lead=(3,))
 
@@ -84,7 +86,7 @@ class Diagnosis(EntityState):
         self.watch, self.growth = SensorChecks(site.sizes, budget), Growth(site, budget)
         self.isolation, self.verdicts = FaultIsolation(self.topology), DiagnosisVerdicts(self.watch)
         self.downstream, self.silence = DownstreamMask(self.topology), Silence(self.topology, self.reports)
-        self.book = CauseBook(self.topology)
+        self.book, self.reconciliation = CauseBook(self.topology), Reconciliation(site)
         self.faults: tuple[Fault, ...] = ()
         self._balanced = False
         self._slowed: Bool | None = None
@@ -118,6 +120,8 @@ class Diagnosis(EntityState):
         causes = [*outright, *self._deduced(state, residuals, outright, gaps)]
         self.book.update(causes, state.now_ns, self._lacks_data if self.silence.outages.masks else None)
         self.faults = self.book.faults()
+        now, reported = TickValues(state, self.topology), self.book.reported.values()
+        self.reconciliation.update(self.isolation, residuals, now, self._covered(), reported)
 
     def _in_maintenance(self, windows: Windows) -> dict[str, Bool]:
         return {t: m for t in self.site.sizes if (m := windows.mask(t)) is not None}

@@ -44,7 +44,7 @@ from twin.diagnosis.signature import (
 from twin.diagnosis.topology import Topology
 from twin.site import Site
 
-MAX_CAUSES = 12  # looked for in one tick
+MAX_CAUSES, MAX_OUTLIERS = 12, 48  # looked for in one tick
 BLOCKED = "branch_blocked"
 LEAST_ENERGY = 9.0  # squared sigmas: three sigmas of a mean over a few readings that has lasted
 # Of the energy in the relations that a hypothesis touches it accounts for at least this share.
@@ -59,6 +59,9 @@ PROMPT = frozenset((
     BRANCH, SUM, DROP, PUMP, RACK_SUPPLY, VALVE, WATER, LOOP_FLOW, NODE_POWER, RACK_POWER, FILTER, HEAT_FLOW,
     SPLIT, GPU_POWER, GPU_CLOCK, PSU1, PSU2,
 ))  # fmt: skip
+# Relations in which a sensor that is wrong shows in the reading itself
+AT_ONCE = PROMPT - {GPU_CLOCK} | {"feeder.balance"}
+GROSS_SIGMAS = 8.0  # of one reading that no noise and no lag explains; source: estimate
 FELT_FIRST = 0.3  # of a GPU's rise is there when the flow's reading comes, which is older; source: estimate
 RIPE_S = 20.0  # in which relations that lag show what prompt ones show at once; source: estimate
 ALIKE = 0.9  # of the energy: two meters of one balance that account for so much alike cannot be told apart
@@ -89,6 +92,7 @@ class IsolatedFault:
     rows: dict[str, I32]
     streak: int  # readings in a row in which the relation that tells most was off
     alone: bool = True  # no other entity accounts for it as well
+    sigma: float = 0.0  # 1 sigma of its size
 
 
 class _Tried(NamedTuple):
@@ -173,6 +177,44 @@ class FaultIsolation:
             out.append(fault)
         return out
 
+    def outliers(
+        self,
+        residuals: dict[str, Residual],
+        now: TickValues,
+        covered: Callable[[str, int], Bool | None],
+    ) -> list[IsolatedFault]:
+        """Causes of the single readings of this tick that are far off, best first, by relations that show
+        them at once. `covered` says which rows are accounted for already."""
+        z: dict[str, F64] = {}
+        on: dict[str, Bool] = {}
+        with np.errstate(invalid="ignore", divide="ignore"):
+            for name in sorted(AT_ONCE & residuals.keys()):
+                r = residuals[name]
+                far = np.abs(r.measured - r.expected) > GROSS_SIGMAS * r.sigma
+                if far.any() and (hidden := covered(name, len(far))) is not None:
+                    far &= ~hidden
+                on[name] = far
+            lively = {name for name, far in on.items() if far.any()}
+            if not lively:
+                return []
+            for name, far in on.items():
+                r = residuals[name]
+                z[name] = np.nan_to_num((r.measured - r.expected) / r.sigma, posinf=0.0, neginf=0.0)
+                if (hidden := covered(name, len(far))) is not None:
+                    z[name][hidden] = 0.0
+        sizes = self.topology.sizes
+        tried: list[_Tried] = []
+        for h in HYPOTHESES:
+            if sizes.get(h.table) and not lively.isdisjoint(h.relations):
+                ids, pairs = self._candidates(h, self._pairs(h, now, residuals, z), on)
+                if len(ids):
+                    tried.append(_Tried(h, ids, pairs, None, h.weight))
+        out: list[IsolatedFault] = []
+        pursuit = _Pursuit(tried, z, on, AT_ONCE) if tried else None
+        while pursuit is not None and len(out) < MAX_OUTLIERS and (fault := pursuit.best()) is not None:
+            out.append(fault)
+        return out
+
     def _early(self, tracks: Tracks) -> Bool | None:
         """Racks [n] of which one reading of the flow is too low and whose GPUs confirm it already."""
         flow, temp = tracks.tracks.get(BRANCH), tracks.tracks.get(GPU_TEMP)
@@ -238,8 +280,15 @@ class _Pursuit:
     Sums go over pairs to pieces, then over pieces to cases.
     """
 
-    def __init__(self, tried: list[_Tried], z: dict[str, F64], on: dict[str, Bool]) -> None:
-        """The deviations `z` and `on` become views of arrays of this object."""
+    def __init__(
+        self,
+        tried: list[_Tried],
+        z: dict[str, F64],
+        on: dict[str, Bool],
+        prompt: frozenset[str] = PROMPT,
+    ) -> None:
+        """The deviations `z` and `on` become views of arrays of this object. `prompt`: relations that show at
+        once what a hypothesis predicts."""
         self.tried, self.z, self.on = tried, z, on
         first, start = dict[str, int](), 0
         for name in {p.relation: None for t in tried for p in t.pairs}:
@@ -269,7 +318,7 @@ class _Pursuit:
         # GPUs feel a blocked branch first
         plain = [
             (PLAIN_NODE if p.relation in (NODE_POWER, PSU1, PSU2) else PLAIN)
-            if p.relation in PROMPT and len(tried[k].pairs) > 1 and tried[k].hypothesis.kind != BLOCKED
+            if p.relation in prompt and len(tried[k].pairs) > 1 and tried[k].hypothesis.kind != BLOCKED
             else np.inf
             for k, p in pairs
         ]
@@ -315,9 +364,9 @@ class _Pursuit:
             mine = slice(self._first[k], self._first[k + 1])
             alone = int(np.count_nonzero(energy[mine] * fits[mine] > ALIKE * energy[case])) < 2
         amount, entity = float(size[case]), int(taken.ids[at])
-        rows = self._take(taken, at, amount)
+        rows, sigma = self._take(taken, at, amount), float(self._length[case]) ** -0.5
         return IsolatedFault(
-            taken.hypothesis, entity, amount, float(energy[case]), float(share[case]), rows, 0, alone
+            taken.hypothesis, entity, amount, float(energy[case]), float(share[case]), rows, 0, alone, sigma
         )
 
     def _take(self, taken: _Tried, at: int, amount: float) -> dict[str, I32]:

@@ -48,6 +48,10 @@ class PreviewView(EngineView):
         """Last good value per entity, or the one that there would be."""
         return self._expected("value", key, self.real.value(key))
 
+    def believed(self, key: str) -> F32:
+        """Last good value per entity, or what others imply of it, as it would be."""
+        return self._expected("believed", key, self.real.believed(key))
+
     def worst(self, key: str) -> F32:
         """The value as bad as it would be by now."""
         return self._expected("worst", key, self.real.worst(key))

@@ -186,7 +186,7 @@ def _power(view: View, control: Control, spared: SparedPower | None, index: I32)
     """The power of capped devices, now and as expected under their caps; None for other controls."""
     if spared is None or not control.key.endswith("power_cap_w") or control.table not in spared.watts:
         return {"power": "", "power_w": None, "expected_w": None}
-    read_w = view.value(f"{control.table}.power_w").astype(np.float64)
+    read_w = view.believed(f"{control.table}.power_w").astype(np.float64)
     left_w = spared.left_w(control.table, read_w)
     now_w, expected_w = float(np.nansum(read_w[index])), float(np.nansum(left_w[index]))
     return {"power": _from_to(now_w, expected_w), "power_w": finite(now_w), "expected_w": finite(expected_w)}
@@ -194,7 +194,7 @@ def _power(view: View, control: Control, spared: SparedPower | None, index: I32)
 
 def _feeders(view: View, spared: SparedPower, inside: Mapping[str, I32] | None) -> list[dict[str, Value]]:
     """The feeders whose load would be another one."""
-    read_w, budget_w = view.value("feeder.power_w").astype(np.float64), view.budget_w()
+    read_w, budget_w = view.believed("feeder.power_w").astype(np.float64), view.budget_w()
     left_w = spared.left_w("feeder", read_w)
     at = np.flatnonzero(np.abs(left_w - read_w) >= 1.0).astype(np.int32)
     return [

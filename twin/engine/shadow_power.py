@@ -130,7 +130,7 @@ def _of_late(kept: F64, saved_w: F64, drawn_w: F64) -> tuple[F64, F64]:
 
 def _drawn_w(view: View, table: str) -> F64:
     """Power as it is read [n], 0 where it is not known."""
-    power_w = view.value(f"{table}.power_w").astype(np.float64)
+    power_w = view.believed(f"{table}.power_w").astype(np.float64)
     np.copyto(power_w, 0.0, where=np.isnan(power_w))
     return power_w
 
@@ -140,8 +140,8 @@ def _by_gpus(view: View, estimator: Estimator, cap_w: F64 | None) -> F64:
     out = np.zeros(view.site.sizes["gpu"])
     if cap_w is None:
         return out
-    at = np.flatnonzero(np.isfinite(cap_w) & np.isfinite(view.value(GPU_POWER)))
-    drawn_w, in_force_w = (view.value(key)[at].astype(np.float64) for key in (GPU_POWER, CAP_READ))
+    at = np.flatnonzero(np.isfinite(cap_w) & np.isfinite(view.believed(GPU_POWER)))
+    drawn_w, in_force_w = (view.believed(key)[at].astype(np.float64) for key in (GPU_POWER, CAP_READ))
     out[at] = drawn_w - estimator.gpus.power.under(at, drawn_w, in_force_w, cap_w[at])
     return out
 
@@ -152,7 +152,7 @@ def _by_nodes(view: View, gpu_w: F64, gain: F64, cap_w: F64 | None) -> tuple[F64
     node_w = np.bincount(site.node_of_gpu, gpu_w, site.sizes["node"]) * gain
     if cap_w is None:
         return gpu_w, node_w
-    more_w = np.nan_to_num(np.maximum(view.value(NODE_POWER) - node_w - cap_w, 0.0))
+    more_w = np.nan_to_num(np.maximum(view.believed(NODE_POWER) - node_w - cap_w, 0.0))
     drawn_w = _drawn_w(view, "gpu") - gpu_w
     of_node_w = np.bincount(site.node_of_gpu, drawn_w, site.sizes["node"])
     part = np.divide(more_w / gain, of_node_w, out=np.zeros(len(gain)), where=of_node_w > 0)

@@ -40,12 +40,14 @@ from twin.contracts import (
     read_only,
 )
 from twin.control import Arbiter
-from twin.diagnosis import Diagnosis
+from twin.diagnosis import Diagnosis, danger_sign
 from twin.engine.event_handlers import Intake
 from twin.estimation import Estimator, worst_case
 from twin.health import HealthState
 from twin.site import Envelope, Limit, Site
-from twin.telemetry import JobSlots, OperatorRequest, SignalHistory, State
+from twin.telemetry import GOOD, JobSlots, OperatorRequest, SignalHistory, State
+
+WORST_SIGMAS = 2.0  # of a value that others imply, to the dangerous side
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -80,13 +82,30 @@ class EngineView:
         signal = self._signal(key)
         return cast(F32, read_only(self.state.tables[signal.table].value[signal.row]))
 
+    def believed(self, key: str) -> F32:
+        """Last good value per entity, or what others imply where they contradict it."""
+        found = self._cache.get(("believed", key))
+        if found is None:
+            found, doubted = self.value(key), self.diagnosis.reconciliation.of(key, self.now_ns)
+            if doubted is not None:
+                found = found.copy()
+                found[doubted[0]] = doubted[1]
+                found = read_only(found)
+            self._cache["believed", key] = found
+        return cast(F32, found)
+
     def worst(self, key: str) -> F32:
         """The value as bad as it may be by now."""
         found = self._cache.get(("worst", key))
         if found is None:
             parts = self.site, self.state, self.estimator, self.windows
-            found = read_only(worst_case(*parts, self._signal(key)))
-            self._cache["worst", key] = found
+            found = worst_case(*parts, self._signal(key))
+            doubted = self.diagnosis.reconciliation.of(key, self.now_ns)
+            if doubted is not None:
+                index, value, sigma = doubted
+                fresh = self.quality(key)[index] == GOOD
+                found[index[fresh]] = (value + danger_sign(key) * WORST_SIGMAS * sigma)[fresh]
+            found = self._cache["worst", key] = read_only(found)
         return cast(F32, found)
 
     def quality(self, key: str) -> U8:

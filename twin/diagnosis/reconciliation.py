@@ -1,0 +1,181 @@
+"""Reconciliation: readings that others contradict beyond doubt, and the values that these imply instead.
+
+A grid's state estimation finds bad data by its largest normalized residual, takes that meter out and looks
+again (Monticelli 1999, State Estimation in Electric Power Systems, chapter 7). Here the comparisons of the
+estimator are the residuals, and `FaultIsolation` takes the sensor that accounts for most of them, beside
+faults of devices that account for them as well. One reading is enough; the diagnosis reports the sensor once
+it lasts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from twin.catalogue import F64, I32, NS, Bool, find_signal
+from twin.contracts import Residual
+from twin.diagnosis.cause import Cause
+from twin.diagnosis.isolation import FaultIsolation
+from twin.diagnosis.signature import HYPOTHESES, TickValues, measured_signal
+from twin.site import Site
+from twin.telemetry import EntityState, records
+
+BIASED = "sensor_biased"
+# Signals that others can contradict. A GPU's own temperature is believed however odd: it is protected by it.
+RECONCILED = tuple(
+    f"{h.table}.{h.signal}"
+    for h in HYPOTHESES
+    if h.kind == BIASED and (h.table, h.signal) != ("gpu", "temp_c")
+)
+# A reading that is off by less is left as it is: in kelvin, or as a share of the value; source: estimate
+LEAST_K, LEAST_PU = 3.0, 0.1
+LEAST_FLOW_PU = 0.2
+# No device draws so many times its rated power, not even for the instant of a peak; source: estimate
+MOST_RATED_PU = 1.5
+# Seconds for which a doubt lasts before it counts: loss of flow cannot wait for the meters beside it, which
+# may have been read before. source: estimate
+HOLD_S = {"rack.flow_lpm": 2.0}
+# For so long a power that stays as far off is doubted without another sign: while a meter moves, what others
+# say of it is doubted as well. Coolant is believed as soon as nothing contradicts it. source: estimate
+APART_S = 10.0
+WRONG = ("sensor_frozen", "sensor_spiking")
+DoubtKey = tuple[str, int, str]  # table, entity, signal
+
+
+@dataclass(slots=True)
+class Doubt:
+    """A reading `read` that is not believed, the value that others imply with its 1 sigma, and since when."""
+
+    table: str
+    entity: int
+    signal: str
+    read: float
+    value: float
+    sigma: float
+    first_ns: int
+    last_ns: int
+
+    @property
+    def key(self) -> DoubtKey:
+        return self.table, self.entity, self.signal
+
+
+class Reconciliation(EntityState):
+    """The readings of this tick that are not believed."""
+
+    doubts: dict[DoubtKey, Doubt] = records(Doubt)
+
+    def __init__(self, site: Site) -> None:
+        super().__init__({})
+        self.site = site
+        design, of_gpu = site.design, site.rack_of_gpu
+        self._most = {"gpu.power_w": design.gpu_max_w[of_gpu], "rack.power_w": design.rack_max_w}
+        self._by_signal: dict[str, list[Doubt]] | None = None
+
+    def update(
+        self,
+        isolation: FaultIsolation,
+        residuals: dict[str, Residual],
+        now: TickValues,
+        covered: Callable[[str, int], Bool | None],
+        reported: Iterable[Cause],
+    ) -> None:
+        """Look at the readings of this tick."""
+        self._by_signal = None
+        now_ns, found = now.state.now_ns, dict[DoubtKey, tuple[float, float, float]]()
+        for key, most in self._most.items():
+            self._beyond_rated(key, most, residuals, now, found)
+        for cause in reported:
+            if cause.kind in WRONG:
+                _replaced(cause, residuals, now, found)
+        for fault in isolation.outliers(residuals, now, covered):
+            h, key = fault.hypothesis, f"{fault.hypothesis.table}.{fault.hypothesis.signal}"
+            if h.kind == BIASED and key in RECONCILED and fault.alone:
+                read = float(now[key][fault.entity])
+                if abs(fault.size) >= _least(key, read - fault.size):
+                    found[h.table, fault.entity, h.signal] = read, read - fault.size, fault.sigma
+        for at, (read, value, sigma) in found.items():
+            known = self.doubts.get(at)
+            first_ns = now_ns if known is None else known.first_ns
+            self.doubts[at] = Doubt(*at, read, max(value, 0.0), sigma, first_ns, now_ns)
+        for at, doubt in list(self.doubts.items()):
+            key = f"{doubt.table}.{doubt.signal}"
+            far = abs(now[key][doubt.entity] - doubt.value) >= _least(key, doubt.value)
+            apart_s = APART_S if key.endswith("power_w") else 0.0
+            if not far or now_ns - doubt.last_ns > apart_s * NS:
+                del self.doubts[at]
+
+    def _beyond_rated(
+        self,
+        key: str,
+        most: F64,
+        residuals: dict[str, Residual],
+        now: TickValues,
+        found: dict[DoubtKey, tuple[float, float, float]],
+    ) -> None:
+        """Powers that no such device draws: as expected, or the rated one."""
+        read = now[key]
+        far = np.flatnonzero(read > MOST_RATED_PU * most)
+        table, _, signal = key.partition(".")
+        expected = residuals[key].expected if len(far) and key in residuals else None
+        for at in far.tolist():
+            likely = np.nan if expected is None else float(expected[at])
+            value = likely if np.isfinite(likely) else float(most[at])
+            rated = float(most[at])
+            found[table, at, signal] = float(read[at]), min(value, rated), LEAST_PU * rated
+
+    def of(self, key: str, now_ns: int) -> tuple[I32, F64, F64] | None:
+        """Entities [k] whose reading of a signal is not believed, the values that others imply, and 1 sigma
+        of these; None where all are believed."""
+        if not self.doubts:
+            return None
+        if self._by_signal is None:
+            self._by_signal = {}
+            for doubt in self.doubts.values():
+                self._by_signal.setdefault(f"{doubt.table}.{doubt.signal}", []).append(doubt)
+        hold_ns = HOLD_S.get(key, 0.0) * NS
+        mine = [d for d in self._by_signal.get(key, ()) if now_ns - d.first_ns >= hold_ns]
+        if not mine:
+            return None
+        index = np.array([d.entity for d in mine], np.int32)
+        return index, np.array([d.value for d in mine]), np.array([d.sigma for d in mine])
+
+    def derive(self) -> None:
+        """The doubts were written."""
+        self._by_signal = None
+
+
+def _least(key: str, value: float) -> float:
+    """The least error of a signal that matters to those who act on it."""
+    if key.endswith("temp_c"):
+        return LEAST_K
+    return (LEAST_FLOW_PU if key.endswith("flow_lpm") else LEAST_PU) * abs(value)
+
+
+def _replaced(
+    cause: Cause,
+    residuals: dict[str, Residual],
+    now: TickValues,
+    found: dict[DoubtKey, tuple[float, float, float]],
+) -> None:
+    """A sensor that is reported to stand still or to jump: the value that is expected, where one is."""
+    key = f"{cause.table}.{cause.signal}"
+    if key not in RECONCILED:
+        return
+    for name, residual in residuals.items():
+        table = name.partition(".")[0]
+        if table != cause.table or measured_signal(name) != cause.signal or not len(residual.expected):
+            continue
+        expected, sigma = (float(column[cause.entity]) for column in (residual.expected, residual.sigma))
+        read = float(now[key][cause.entity])
+        if np.isfinite(expected) and np.isfinite(sigma) and np.isfinite(read):
+            found[cause.table, cause.entity, cause.signal] = read, expected, sigma
+            return
+
+
+def danger_sign(key: str) -> float:
+    """-1 for a signal whose low values are dangerous, else 1."""
+    signal = find_signal(key)
+    return -1.0 if signal is not None and signal.danger == "low" else 1.0
