@@ -344,7 +344,7 @@ class NodeEstimator(EntityState):
         return relation.compare([np.ones_like(then), then], power_w, heard_ns, dt_s, untouched, doubt)
 
     def lately_w(self) -> F64:
-        """The power of each rack's nodes in the last ticks [MOVING, n_rack]; 0 where one of them is unknown."""
+        """The power of the nodes of racks in the last ticks [MOVING, n_rack]; 0 where one is unknown."""
         last = self.ring[:MOVING]
         return np.where(np.isfinite(last).all(axis=0), last, 0.0)
 

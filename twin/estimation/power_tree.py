@@ -133,7 +133,8 @@ class PowerTreeEstimator:
         self.moved = Lag(2, site.sizes, "feeder")  # what a meter read lately, and last
         self._n_groups, self._n_feeder = len(groups), site.sizes["feeder"]
         self._served = site.served_racks()
-        self._part = 1.0 / np.maximum(np.diff(site.feeders_of_rack.start), 1)[self._served[1]]  # of a rack's power
+        feeds = np.maximum(np.diff(site.feeders_of_rack.start), 1)
+        self._part = 1.0 / feeds[self._served[1]]  # of a rack's power
         self._below_w = np.zeros(self._n_feeder)  # by how far the power of nodes below moved lately
 
     def touched(self, feeders: Bool | None, racks: Bool | None) -> Bool:
