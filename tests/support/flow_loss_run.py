@@ -100,6 +100,7 @@ def live_through(loss: FlowLoss, report: Report) -> LossOutcome:
 def _run(loss: FlowLoss, site: Site, until_burnt: Bool | None, report: Report) -> LossWatch:
     """A run to its end; or, where nodes are named, until each of them has lost a GPU."""
     plant = Plant(site, seed=loss.seed)
+    plant.power.backup = loss.backup()
     t = plant.truth
     level = np.random.default_rng((loss.seed, 0xF111)).uniform(*LEVEL_PU)
     for column, part in zip((t.gpu_sm_pu, t.gpu_tensor_pu, t.gpu_dram_pu), FULL_PU, strict=True):

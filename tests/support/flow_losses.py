@@ -13,7 +13,7 @@ import numpy as np
 
 from tests.support.builders import spec_of
 from twin.catalogue import F64
-from twin.plant import Disturbance, SensorFault
+from twin.plant import Backup, Disturbance, SensorFault
 from twin.site import Site, build_site
 
 RACKS, WARM_S, AFTER_S = 4, 120, 600  # of each site; before the cause; after it
@@ -32,8 +32,8 @@ DRAWS = {
     "develop": LossDraw(60_000, ("gb200-nvl72",)),
     "held_back": LossDraw(60_000_000, ("gb200-nvl72", "gb300-nvl72")),
 }
-# Kind -> whether GPUs are truly in danger. The others are healthy sites with a sensor that lies, and pumps of
-# which one is enough
+# Kind -> whether GPUs are truly in danger. The others are healthy sites with a sensor that lies, pumps of
+# which one is enough, and losses of the utility that UPSs of the pumps bridge or that last for 1-3 s
 KINDS = {
     "rack_blocked": True,
     "rack_clogs": True,
@@ -45,7 +45,12 @@ KINDS = {
     "pump_lost": False,
     "meter_lies": False,
     "gpu_lies": False,
+    "utility_lost": True,
+    "utility_bridged": False,
+    "utility_dips": False,
 }
+# Until a generator carries load: NFPA 110 types 10 to 120. Racks have a UPS; pumps of CDUs only where bridged
+GENERATOR_S, BRIDGED_S, DIP_S = (10.0, 120.0), (130.0, 600.0), (1, 3)
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,9 @@ class FlowLoss:
         rng = np.random.default_rng((self.seed, 0xC001))
         rack, slow_s = int(rng.integers(RACKS)), float(rng.uniform(*SLOW_S))
         part = min(since_s / slow_s, 1.0)
+        d.utility_ok = not self.kind.startswith("utility")
+        if self.kind == "utility_dips":
+            d.utility_ok = since_s >= int(rng.integers(DIP_S[0], DIP_S[1] + 1))
         kind = self.kind
         if kind in ("rack_blocked", "blocked_unseen"):
             d.rack_branch_factor[rack] = BLOCKED
@@ -97,6 +105,13 @@ class FlowLoss:
         elif kind == "gpu_lies":
             gpu = int(rng.integers(len(d.gpu_plate_factor)))
             d.sensors.append(SensorFault("gpu", gpu, "temp_c", "biased", 28.0))
+
+    def backup(self) -> Backup:
+        """UPSs and generator of the site. Facility pumps, fans and chillers have none: they wait."""
+        rng = np.random.default_rng((self.seed, 0x0B5))
+        generator_s = float(np.exp(rng.uniform(*np.log(GENERATOR_S))))
+        pumps_s = float(rng.uniform(*BRIDGED_S)) if self.kind == "utility_bridged" else 0.0
+        return Backup(it_s=600.0, pumps_s=pumps_s, generator_s=generator_s)
 
 
 def losses_of(draw: str, kinds: list[str], each: int) -> list[FlowLoss]:

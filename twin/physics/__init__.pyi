@@ -44,8 +44,10 @@ from .gpu_power import (
     power_at_clock_w as power_at_clock_w,
 )
 from .liquid import (
+    AIR_PA as AIR_PA,
     COOLANTS as COOLANTS,
     Coolant as Coolant,
+    boiling_c as boiling_c,
     heat_rate_w_per_k as heat_rate_w_per_k,
     heat_w as heat_w,
 )

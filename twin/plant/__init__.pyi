@@ -12,6 +12,7 @@ from .meters import Observation as Observation, Report as Report
 from .mirror import mirror_twin as mirror_twin, read_as_one as read_as_one
 from .placed_workload import PlacedWorkload as PlacedWorkload
 from .plant import Plant as Plant
+from .power import Backup as Backup
 from .scenario import (
     MAX_CASES as MAX_CASES,
     MAX_HOURS as MAX_HOURS,

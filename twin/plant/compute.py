@@ -2,7 +2,8 @@
 clocks.
 
 Each GPU is a heat capacity behind a plate, C dT/dt = P - (T - T_ref)/R, stepped exactly while P and T_ref are
-constant. The coolant receives what the capacity does not store, so no energy is lost.
+constant. The coolant receives what the capacity does not store, so no energy is lost. Coolant that stands in
+a plate may boil: then the GPU gets no hotter until the plate is dry.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from twin.catalogue import F64, Bool
+from twin.physics import COOLANTS, boiling_c
 from twin.plant.disturbance import Disturbance
 from twin.plant.layout import Runs
 from twin.plant.parameters import LEAKAGE_SCALE_K, Parameters
@@ -25,6 +27,12 @@ RECOVER_K = 3.0  # below slowdown before the clock may rise again; source: estim
 BIT_POWER_CAP, BIT_SW_THERMAL, BIT_HW_THERMAL = 0x4, 0x20, 0x40  # DCGM field 112
 HARD_K = 3.0  # above slowdown it is the hardware that slows; source: estimate
 XID_OFF_BUS = 79
+PLATE_KG = 0.02  # of coolant in the plate of a GPU and the hoses next to it; source: estimate
+EVAPORATION_J_PER_KG = 2.26e6  # of water at its boiling point, IAPWS-IF97; its glycol stays behind
+# Zuber: a flat wall under water at 0.1 MPa gives off 1.1 MW/m2 before vapour covers it; here over 40 cm2 of a
+# plate, which is an estimate. Below, the wall's superheat goes with the cube root of the flux (Rohsenow)
+CRITICAL_W, CRITICAL_SUPERHEAT_K = 4400.0, 25.0
+DRY_FACTOR = 20.0  # vapour conducts heat a twentieth as well as coolant: 0.025 over 0.5 W/m K
 
 
 class Compute:
@@ -69,6 +77,11 @@ class Compute:
         self.heat_w = np.zeros(n_rack)  # out of the GPUs, mean over the step
         self.lost_gpu_s = 0.0
         self.shut_down = np.zeros(0, np.intp)  # GPUs that fell off in this step
+        self.coolant = COOLANTS[site.file.coolant]
+        self.cdu_of_rack = np.where(p.rack_liquid, site.cdu_of_rack, -1)
+        # The lowest temperature at which any coolant boils, and the heat that boiled in each plate [n_gpu]
+        self.boils_least = self.coolant.boiling_c if p.rack_liquid.any() else np.inf
+        self.boiled_j, self.any_boiled = np.zeros(n_gpu), False
 
     def retune(self, p: Parameters, ratio: F64, dt_s: float) -> None:
         """Resistances and time constants at this flow over nominal flow [n_rack], where it has changed."""
@@ -82,6 +95,11 @@ class Compute:
         r = self.resistance.reshape(shape)
         np.multiply(p.gpu_convection_k_per_w.reshape(shape), runs.down(factor), out=r)
         r += p.gpu_conduction_k_per_w.reshape(shape)
+        if self.any_boiled:
+            # Coolant that flows again fills the plates
+            self.boiled_j[(ratio > RATIO_MIN)[runs.of]] = 0.0
+            self.any_boiled = bool(self.boiled_j.any())
+            self.resistance += p.gpu_convection_k_per_w * factor[runs.of] * (DRY_FACTOR - 1.0) * self.dry(p)
         r *= self.plate_factor.reshape(shape)
         np.multiply(self.resistance, p.gpu_heat_capacity_j_per_k, out=self.decay)
         np.divide(-dt_s, self.decay, out=self.decay)
@@ -89,6 +107,11 @@ class Compute:
         if self.half:
             np.copyto(self.upstream.reshape(shape),
                       runs.down(p.rack_upstream_k_per_w / np.maximum(ratio, RATIO_MIN)))  # fmt: skip
+
+    def dry(self, p: Parameters) -> Bool:
+        """Plates whose coolant has boiled away [n_gpu]."""
+        out: Bool = self.boiled_j >= PLATE_KG * EVAPORATION_J_PER_KG * p.lump
+        return out
 
     def read_disturbance(self, d: Disturbance) -> None:
         """Plates that conduct badly, alone or with their tray."""
@@ -222,6 +245,9 @@ class Compute:
         np.subtract(temp, a, out=temp)
         temp *= self.decay
         temp += a
+        hottest = float(np.maximum.reduce(temp)) if len(temp) else -np.inf
+        if hottest > self.boils_least:
+            self._boil(t, p, dt_s)
         np.multiply(p.gpu_hbm_rise_k, t.gpu_dram_pu, out=b)
         np.add(temp, b, out=t.gpu_hbm_temp_c)
         self.stored_before_j, self.stored_j = self.stored_j, self.stored_before_j
@@ -229,8 +255,27 @@ class Compute:
         np.subtract(self.stored_j, self.stored_before_j, out=self.heat_w)
         self.heat_w *= -1.0 / dt_s
         self.heat_w += self.rack_gpu_w
-        if self.cool_running or (len(temp) and np.maximum.reduce(temp) > self.slowdown_least):
+        if self.cool_running or hottest > self.slowdown_least:
             self._throttle(t, p, dt_s)
+
+    def _boil(self, t: Truth, p: Parameters, dt_s: float) -> None:
+        """Take away what boils in this step: a wet plate holds its GPU at its boiling temperature, as far as
+        the critical heat flux allows; beyond that flux vapour covers it, and it is as good as dry."""
+        point_c = np.append(boiling_c(self.coolant, t.cdu_return_pa), np.inf)[self.cdu_of_rack]
+        hot = np.flatnonzero(t.gpu_temp_c > point_c[self.gpus.of])
+        power_w, critical_w = t.gpu_power_w[hot], CRITICAL_W * p.lump
+        holds_c = point_c[self.gpus.of[hot]] + power_w * (
+            p.gpu_conduction_k_per_w[hot] * self.plate_factor[hot]
+        )
+        holds_c += CRITICAL_SUPERHEAT_K * np.cbrt(power_w / critical_w)
+        capacity = p.gpu_heat_capacity_j_per_k[hot]
+        over_j = np.maximum(t.gpu_temp_c[hot] - holds_c, 0.0) * capacity
+        taken_j = np.where(self.dry(p)[hot], 0.0, np.minimum(over_j, critical_w * dt_s))
+        t.gpu_temp_c[hot] -= taken_j / capacity
+        self.boiled_j[hot] += taken_j
+        self.boiled_j[hot[(power_w > critical_w) & (over_j > 0.0)]] = np.inf
+        if self.dry(p)[hot].any() or self.boiled_j[hot].any():
+            self.any_boiled, self.tuned_dt_s = True, 0.0
 
     def store(self, t: Truth, p: Parameters, out: F64) -> F64:
         """Heat in the GPUs of each rack, J over 0 degC [n_rack]."""

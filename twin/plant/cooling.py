@@ -85,8 +85,8 @@ class Cooling:
 
     def read_disturbance(self, d: Disturbance) -> None:
         """Fouling, stuck valves, blocked fans, and the grid that drives facility pumps and air handlers."""
-        if d.grid_ok != self.grid_ok or not np.array_equal(d.cdu_ua_factor, self.ua_factor):
-            self.ua_factor[:], self.grid_ok = d.cdu_ua_factor, d.grid_ok
+        if d.cooling_ok != self.grid_ok or not np.array_equal(d.cdu_ua_factor, self.ua_factor):
+            self.ua_factor[:], self.grid_ok = d.cdu_ua_factor, d.cooling_ok
             self.film_at[:] = np.nan
         self.stuck = d.cdu_valve_stuck_pu.copy() if np.isfinite(d.cdu_valve_stuck_pu).any() else None
         self.fan_factor[:] = d.rack_fan_factor

@@ -73,15 +73,30 @@ class Disturbance:
     link_discards_per_s: F64
     outdoor_add_k: float = 0.0
     grid_voltage_pu: float = 1.0
+    utility_ok: bool = True  # before UPSs and generator
+    # What UPSs and generator feed while the utility is lost, set by the plant
+    it_fed: bool = True
+    pumps_fed: bool = True
+    cooling_fed: bool = True
     sensors: list[SensorFault] = field(default_factory=list)
     # The plant takes and clears these in each step: (counter of the truth, entity, growth); reports
     counts: list[tuple[str, int, int]] = field(default_factory=list)
     told: list[Event] = field(default_factory=list)
 
     @property
-    def grid_ok(self) -> bool:
-        """True while supplies, pumps, fans and chillers can work with the grid's voltage."""
-        return self.grid_voltage_pu > VOLTAGE_LEAST_PU
+    def it_ok(self) -> bool:
+        """True while supplies of racks can work with the voltage that is left."""
+        return self.grid_voltage_pu > VOLTAGE_LEAST_PU and self.it_fed
+
+    @property
+    def pumps_ok(self) -> bool:
+        """True while the pumps of CDUs can."""
+        return self.grid_voltage_pu > VOLTAGE_LEAST_PU and self.pumps_fed
+
+    @property
+    def cooling_ok(self) -> bool:
+        """True while facility pumps, fans, chillers and air handlers can."""
+        return self.grid_voltage_pu > VOLTAGE_LEAST_PU and self.cooling_fed
 
 
 def neutral(site: Site) -> Disturbance:

@@ -69,7 +69,7 @@ class Facility:
 
     def read_disturbance(self, d: Disturbance) -> None:
         """Fans that fail, leaks, hotter weather, and the grid that drives pumps, fans and chillers."""
-        self.grid_ok = d.grid_ok
+        self.grid_ok = d.cooling_ok
         self.fan_factor[: self.n_loop] = d.loop_fan_factor
         self.leak_lpm[: self.n_loop] = d.loop_leak_lpm
         self.leaking = bool(self.leak_lpm.any())

@@ -203,6 +203,7 @@ class Plant:
         moved = self.campaign.apply(d, t.time_s, dt_s) if self.campaign is not None else False
         if self.failures is not None and self.failures.due(t.time_s + dt_s):
             moved = self._play(self.failures, dt_s) or moved
+        moved = self.power.backup.step(d, dt_s) or moved
         if self.workload is not None:
             self.happened(self.workload.step(t, t.time_s, dt_s))
         self._obey(self.actuators.lapse(t.time_s))
@@ -271,7 +272,7 @@ class Plant:
         t.node_outlet_c += t.node_inlet_c
 
     def _fans(self, t: Truth) -> None:
-        """The fans' own control, and with it how warm the air of a node becomes per watt."""
+        """The fans' own control, how warm the air of a node becomes per watt, and what else moves slowly."""
         p, w, c = self.parameters, self.cooling, self.compute
         c.set_fans(p, w.air_side(t, p, FAN_PERIOD_S))
         if self._has_air:
@@ -288,6 +289,8 @@ class Plant:
         a += 1.0  # an empty rack warms nothing
         np.divide(t.rack_air_heat_w, a, out=a)
         t.hall_rh_pu[:] = rh_pu(t.hall_cold_c, p.hall_moisture_c)
+        self.hydraulics.warm(t, p, 0.5 * (w.hot_c + w.pipe_c))
+        self._troubled |= self.leaks.sweats(t, p)
         if len(t.link_bytes_per_s):
             # Traffic goes with the work of tensor cores: what they finish is exchanged
             d, first = self._disturbance, self.site.gpu_start_of_node[self.site.node_of_link]

@@ -1,10 +1,13 @@
 """Power of a plant: the feeders of each rack, their load and breakers, and the utility.
 
 A rack with feeds on sides A and B draws from both; where one has no voltage the other takes all. Feeders lose
-nothing themselves; UPS and transformer lose above the roots.
+nothing themselves; UPS and transformer lose above the roots. Without the utility UPSs carry some of the load
+for a while, and a generator all of it.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,6 +18,35 @@ from twin.plant.layout import DENSE_MAX
 from twin.plant.parameters import Parameters
 from twin.plant.truth import Truth
 from twin.site import Site
+
+RECHARGE_PU = 0.1  # of a battery's discharge, at which it is charged again; source: estimate
+
+
+@dataclass(slots=True)
+class Backup:
+    """UPSs and the generator: how long racks, pumps of CDUs and the rest of cooling run without the utility.
+
+    A UPS with 0 s is none: what hangs on it stands until the generator takes over, which then carries all.
+    """
+
+    it_s: float = 300.0  # at full load: a lithium string of a rack UPS; source: estimate
+    pumps_s: float = 300.0  # on the same UPS, where domain practice is followed; source: estimate
+    cooling_s: float = 0.0  # chillers, fans and facility pumps are seldom on a UPS; source: estimate
+    generator_s: float = 10.0  # until it carries load: NFPA 110, type 10; inf = it does not start
+    lost_s: float = 0.0  # since the utility was lost; 0 = it is there
+    used_s: float = 0.0  # of the batteries
+
+    def step(self, d: Disturbance, dt_s: float) -> bool:
+        """Set what is fed in the step that begins now; whether anything changed."""
+        if d.utility_ok and self.lost_s == 0.0 and self.used_s == 0.0:
+            return False
+        before = d.it_fed, d.pumps_fed, d.cooling_fed
+        carried = d.utility_ok or self.lost_s >= self.generator_s
+        it, pumps, cooling = (carried or self.used_s < s for s in (self.it_s, self.pumps_s, self.cooling_s))
+        d.it_fed, d.pumps_fed, d.cooling_fed = it, pumps, cooling
+        self.lost_s = 0.0 if d.utility_ok else self.lost_s + dt_s
+        self.used_s = max(self.used_s - RECHARGE_PU * dt_s, 0.0) if carried else self.used_s + dt_s
+        return before != (it, pumps, cooling)
 
 
 class PlantPower:
@@ -37,12 +69,14 @@ class PlantPower:
         self.gone_dt_s, self.forget = 0.0, 0.0
         self.stale, self.any_unpowered, self.all_alive = True, False, False
         self.x, self.aim = np.zeros(n_feeder), np.zeros(n_feeder)
-        self.grid_pu, self.grid_ok = 1.0, True
+        self.grid_pu, self.grid_ok = 1.0, True  # behind the UPSs
+        self.utility_ok, self.backup = True, Backup()
 
     def read_disturbance(self, t: Truth, d: Disturbance) -> None:
         """Sources that are lost or return, and breakers that open."""
         self.grid_pu = d.grid_voltage_pu
-        self.stale |= d.grid_ok != self.grid_ok
+        self.stale |= d.it_ok != self.grid_ok
+        self.utility_ok = d.utility_ok
         opened = d.feeder_trip & ~t.feeder_tripped
         if opened.any():
             t.feeder_tripped |= opened
@@ -54,7 +88,7 @@ class PlantPower:
     def sense(self, t: Truth, d: Disturbance) -> None:
         """Update which feeders have voltage, and so which sides of each rack."""
         self.stale = False
-        self.ok, self.grid_ok = d.feeder_ok & ~t.feeder_tripped, d.grid_ok
+        self.ok, self.grid_ok = d.feeder_ok & ~t.feeder_tripped, d.it_ok
         t.feeder_energised[:] = self.tree.alive(self.ok) & self.grid_ok
         held, n_rack = t.feeder_energised[self.tree.feeder], len(self.fed)
         for side, mine in ((0, ~self.of_b), (1, self.of_b)):
@@ -136,9 +170,9 @@ class PlantPower:
     def utility_w(self, it_w: float, cooling_w: float) -> float:
         """Power from the utility: IT through UPS and transformer, cooling through the transformer.
 
-        0 while the grid is lost: the plant has no battery and no generator.
+        0 while it is lost.
         """
-        if not self.grid_ok:
+        if not (self.grid_ok and self.utility_ok):
             return 0.0
         ups = it_w + _loss(it_w, self.ups_rating_w, UPS)
         return ups + cooling_w + _loss(ups + cooling_w, 1.3 * self.ups_rating_w, TRANSFORMER)
