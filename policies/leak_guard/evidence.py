@@ -1,9 +1,11 @@
 """Leak evidence: how many independent witnesses say that a rack leaks.
 
-Its trays count one by one, as what runs down wets the tray below, and so does its rope. The detectors of its
-CDU and of its hall, and coolant that is missing from the circuit, count together as one, and only beside a
-detector of the rack itself. They say that something leaks, not which rack: so they bear witness against one
-rack at a time, and not against one whose detector has been wet for longer than a day.
+Whatever one system reads is one witness, as the system may lie. Each board is one: so trays count one by one,
+and what runs down wets the tray below. Rope and pan are read by the building's system, unless the site says
+otherwise. The detectors of its CDU and of its hall, and coolant that is missing from the circuit, count
+together as one where another system reads them, and only beside a detector of the rack itself. They say that
+something leaks, not which rack: so they bear witness against one rack at a time, and not against one whose
+detector has been wet for longer than a day.
 
 What comes at one instant from many racks, or from most trays of one, is as likely their source as water: it
 counts once for each rack.
@@ -12,6 +14,7 @@ counts once for each rack.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,17 +34,35 @@ AT_ONCE_RACKS, AT_ONCE_TRAYS, AT_ONCE_PU = 3, 4, 0.5
 # A leak of 0.01 l/min wets its tray within minutes and takes hours to be missed; source: estimate
 LINK_S = 86_400.0
 SETTLE_S = 120.0  # after an isolation, until what is still missing or wet is news; source: estimate
+BUILDING, EACH = "building", ""  # systems: that of the building; each board by itself
 ASKED, SPENT = 1, 2  # of a person's request to open a rack: waits until all is dry; was granted
+
+
+class LeakSystems(NamedTuple):
+    """The system that reads each kind of detector: a gateway, a panel, or each board by itself.
+
+    `pans`: what it says of all trays of a rack. `circuits`: detectors, pressures and fill pumps of CDUs.
+    """
+
+    trays: str = EACH
+    ropes: str = BUILDING
+    pans: str = BUILDING
+    circuits: str = BUILDING
+    halls: str = BUILDING
+
+    def bit(self, name: str) -> int:
+        """A bit for each system; 0 for boards that are one each."""
+        return 0 if name == EACH else 1 << self.index(name)
 
 
 @dataclass(frozen=True, slots=True)
 class LeakEvidence:
     """The witnesses of all racks [n_rack].
 
-    `own`: detectors of its own; `witnesses`: all. `since_ns`: held as leaking since, 0 = not; `ripe`: to be
-    isolated; `shut_ns`: isolated since. `asked`: what became of a person's request to open it. `new`: a
-    detector of its own is wet for the first time. `missing_ns`: its circuit lacks coolant since, 0 = it does
-    not.
+    `own`: detectors of its own; `witnesses`: systems that speak of it. `since_ns`: held as leaking since, 0 =
+    not; `ripe`: to be isolated; `shut_ns`: isolated since. `asked`: what became of a person's request to open
+    it. `new`: a detector of its own is wet for the first time. `missing_ns`: its circuit lacks coolant since,
+    0 = it does not.
     """
 
     kinds: dict[str, Detectors]
@@ -73,7 +94,7 @@ class LeakEvidence:
         return out
 
 
-def assess(view: View, memory: Memory) -> LeakEvidence:
+def assess(view: View, memory: Memory, systems: LeakSystems) -> LeakEvidence:
     """The evidence of all racks; the memory that follows from it gives the same assessment again."""
     now_ns = view.now_ns
     kinds = {kind: detectors(view, memory, kind) for kind in (TRAY, ROPE, SUM, CDU, HALL)}
@@ -84,17 +105,18 @@ def assess(view: View, memory: Memory) -> LeakEvidence:
     since_ns = np.where(cleared, 0, memory["since_ns"])
     shut = (view.readback(LIQUID) == 1.0) & (since_ns > 0)
     shut_ns = np.where(shut, np.where(memory["shut_ns"] > 0, memory["shut_ns"], now_ns), 0)
-    own, first_ns = _own(view, kinds)
+    own = _own(view, kinds, systems)
     missing_ns = spread(view.missing_coolant_ns(), view.site.cdu_of_rack)
-    held = _Held(own, first_ns, since_ns, shut_ns)
-    witnesses = np.where(own > 0, own + _around(view, kinds, missing_ns, held), 0)
+    around = _around(view, kinds, missing_ns, _Held(own.detectors, own.latest_ns, since_ns, shut_ns), systems)
+    witnesses = own.boards + np.bitwise_count(own.systems) + ((around & ~own.systems) > 0)
+    witnesses = np.where(own.detectors > 0, witnesses, 0)
     ripe = (since_ns > 0) & (memory["ripe"] | ((now_ns - since_ns) / NS >= GRACE_S))
     # What turns out, before anything is isolated, to have come with much else at one instant is no leak
     since_ns = np.where((witnesses < WITNESSES) & ~ripe, 0, since_ns)
     since_ns = np.where((witnesses >= WITNESSES) & (since_ns == 0), now_ns, since_ns)
     ripe |= (since_ns > 0) & ((now_ns - since_ns) / NS >= _wait_s(witnesses))
-    new = (own > 0) & (first_ns == now_ns)
-    return LeakEvidence(kinds, own, witnesses, since_ns, ripe, shut_ns, asked, new, missing_ns)
+    new = (own.detectors > 0) & (own.latest_ns == now_ns)
+    return LeakEvidence(kinds, own.detectors, witnesses, since_ns, ripe, shut_ns, asked, new, missing_ns)
 
 
 def _wait_s(witnesses: I64) -> F64:
@@ -130,8 +152,18 @@ def _clearances(view: View, memory: Memory, kinds: dict[str, Detectors]) -> tupl
     return cleared, np.where(cleared, SPENT, asked).astype(np.uint8)
 
 
-def _own(view: View, kinds: dict[str, Detectors]) -> tuple[I64, I64]:
-    """Independent detectors of each rack, and the instant of the latest that became wet [n_rack]."""
+class _Own(NamedTuple):
+    """Of the racks [n_rack]: wet detectors of their own, when the latest became so; the witnesses among them:
+    boards that are one each, and the bits of other systems."""
+
+    detectors: I64
+    latest_ns: I64
+    boards: I64
+    systems: I64
+
+
+def _own(view: View, kinds: dict[str, Detectors], systems: LeakSystems) -> _Own:
+    """What the detectors of each rack itself say."""
     n = view.site.sizes["rack"]
     trays = np.flatnonzero(kinds[TRAY].counts)
     ropes, sums = np.flatnonzero(kinds[ROPE].counts), np.flatnonzero(kinds[SUM].counts)
@@ -140,7 +172,7 @@ def _own(view: View, kinds: dict[str, Detectors]) -> tuple[I64, I64]:
     sums = np.setdiff1d(sums, of_tray)
     rack = np.concatenate([of_tray, ropes, sums]).astype(np.int64)
     if not len(rack):
-        return np.zeros(n, np.int64), np.zeros(n, np.int64)
+        return _Own(*np.zeros((4, n), np.int64))
     first_ns = np.concatenate(
         [kinds[TRAY].first_ns[trays], kinds[ROPE].first_ns[ropes], kinds[SUM].first_ns[sums]]
     )
@@ -159,7 +191,18 @@ def _own(view: View, kinds: dict[str, Detectors]) -> tuple[I64, I64]:
     together = racks_at >= AT_ONCE_RACKS
     together |= trays_at >= np.maximum(AT_ONCE_TRAYS, AT_ONCE_PU * size)
     own = np.bincount(rack_at, weights=np.where(together, 1, detectors_at), minlength=n)
-    return own.astype(np.int64), latest_ns
+    kind = np.repeat(np.arange(3), [len(trays), len(ropes), len(sums)])
+    bit = np.array([systems.bit(x) for x in (systems.trays, systems.ropes, systems.pans)], np.int64)[kind]
+    boards_at = np.bincount(at, weights=bit == 0).astype(np.int64)
+    bits_at = np.zeros(len(pair), np.int64)
+    np.bitwise_or.at(bits_at, at, bit)
+    # What comes together is one witness, whoever says it: the boards, or one of the systems
+    boards_at = np.where(together, np.minimum(boards_at, 1), boards_at)
+    bits_at = np.where(together, np.where(boards_at > 0, 0, bits_at & -bits_at), bits_at)
+    boards, bits = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    np.add.at(boards, rack_at, boards_at)
+    np.bitwise_or.at(bits, rack_at, bits_at)
+    return _Own(own.astype(np.int64), latest_ns, boards, bits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,19 +215,23 @@ class _Held:
     shut_ns: I64
 
 
-def _around(view: View, kinds: dict[str, Detectors], missing_ns: I64, held: _Held) -> I64:
-    """1 for the racks against which something around them bears witness, else 0 [n_rack]."""
+def _around(
+    view: View, kinds: dict[str, Detectors], missing_ns: I64, held: _Held, systems: LeakSystems
+) -> I64:
+    """The bits of the systems of what around the racks bears witness against them [n_rack]."""
     site = view.site
     out = np.zeros(len(held.own), np.int64)
-    for of, first_ns in (
-        (site.cdu_of_rack, missing_ns),
-        (site.cdu_of_rack, spread(np.where(kinds[CDU].counts, kinds[CDU].first_ns, 0), site.cdu_of_rack)),
-        (site.hall_of_rack, spread(np.where(kinds[HALL].counts, kinds[HALL].first_ns, 0), site.hall_of_rack)),
+    circuit, hall = systems.bit(systems.circuits), systems.bit(systems.halls)
+    wet_ns = {kind: np.where(kinds[kind].counts, kinds[kind].first_ns, 0) for kind in (CDU, HALL)}
+    for of, first_ns, bit in (
+        (site.cdu_of_rack, missing_ns, circuit),
+        (site.cdu_of_rack, spread(wet_ns[CDU], site.cdu_of_rack), circuit),
+        (site.hall_of_rack, spread(wet_ns[HALL], site.hall_of_rack), hall),
     ):
         for place in np.unique(of[(first_ns > 0) & (held.own > 0)]).tolist():
             rack = _accused(np.flatnonzero((of == place) & (held.own > 0)), first_ns, held)
             if rack >= 0:
-                out[rack] = 1
+                out[rack] |= bit
     return out
 
 

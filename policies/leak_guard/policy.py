@@ -1,10 +1,11 @@
 """leak_guard: saves, powers down and isolates a rack of which two independent witnesses say that it leaks.
 
-One detector is an alarm (the diagnosis raises it) and nothing more; so is coolant that is missing while every
-detector is dry. Where two agree, jobs save, the rack is drained and its caps are lowered; then its valves are
-shut, its power is cut, wet trays and those that they drip on are switched off at once, and the others, which
-have no coolant any more, stop in order. The BMS and the boards may refuse; their echo is what counts. Nothing
-is opened or switched on again from here: people clear a rack, once it is dry, by a request to open it.
+What one system reads is one witness, and one is an alarm (the diagnosis raises it) and nothing more; so is
+coolant that is missing while every detector is dry. Where two agree, jobs save, the rack is drained and its
+caps are lowered; then its valves are shut, its power is cut, wet trays and those that they drip on are
+switched off at once, and the others, which have no coolant any more, stop in order. The BMS and the boards
+may refuse; their echo is what counts. Nothing is opened or switched on again from here: people clear a rack,
+once it is dry, by a request to open it.
 """
 
 from __future__ import annotations
@@ -14,9 +15,20 @@ from typing import ClassVar
 import numpy as np
 
 from policies.leak_guard.detectors import CDU, HALL, HOLD_S, KEYS, ROPE, SUM, TRAY, age_s, columns
-from policies.leak_guard.evidence import ASKED, JOIN_S, LIQUID, SPENT, WITNESSES, LeakEvidence, assess
+from policies.leak_guard.evidence import (
+    ASKED,
+    BUILDING,
+    EACH,
+    JOIN_S,
+    LIQUID,
+    SPENT,
+    WITNESSES,
+    LeakEvidence,
+    LeakSystems,
+    assess,
+)
 from policies.leak_guard.switches import ENDED, POWER, LeakSwitches, orders, switches
-from twin.catalogue import I32, NS, find_signal
+from twin.catalogue import I32, NS, ContractError, find_signal
 from twin.contracts import (
     PAGE,
     Columns,
@@ -98,9 +110,26 @@ class LeakGuard:
 
     topics: ClassVar[tuple[Topic, ...]] = (PAGE,)
 
+    def __init__(
+        self,
+        trays: str = EACH,
+        ropes: str = BUILDING,
+        pans: str = BUILDING,
+        circuits: str = BUILDING,
+        halls: str = BUILDING,
+    ) -> None:
+        """The system that reads each kind of detector, by any name; what has one name is one witness. `trays`
+        "": each board is a system. `pans`: what is said of all trays of a rack. `circuits`: detectors,
+        pressures and fill pumps of CDUs.
+        """
+        self.systems = LeakSystems(trays, ropes, pans, circuits, halls)
+        for kind, name in self.systems._asdict().items():
+            if not isinstance(name, str) or (name == EACH and kind != "trays"):
+                raise ContractError(f"{kind}: expected the name of a system, got {name!r}")
+
     def propose(self, view: View, memory: Memory) -> tuple[list[Proposal], Memory]:
         """Nothing but memory, until a rack has two witnesses; then it is held until people clear it."""
-        found = assess(view, memory)
+        found = assess(view, memory, self.systems)
         switched = switches(view, memory, found)
         racks = mask_index(found.since_ns > 0)
         out: list[Proposal] = []
@@ -113,7 +142,7 @@ class LeakGuard:
         """The racks with a wet detector: witnesses, time since, the next step, and its end; the racks that
         may leak where coolant is missing."""
         entity, inside = scope_of(view, request)
-        found = assess(view, memory)
+        found = assess(view, memory, self.systems)
         switched = switches(view, memory, found)
         wet = in_scope(inside, "rack", mask_index((found.own > 0) | (found.since_ns > 0)))
         leaking = wet[found.since_ns[wet] > 0]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.flow_loss_run import live_through
-from tests.support.flow_losses import KINDS, losses_of
+from tests.support.flow_loss_run import LossOutcome, live_through
+from tests.support.flow_losses import KINDS, at_most_pu, losses_of, together
 
 pytestmark = pytest.mark.slow
 
@@ -14,10 +14,19 @@ def _progress(done: float, what: str) -> None:
     """Nobody looks on."""
 
 
-@pytest.mark.parametrize("kind", ["rack_blocked", "blocked_unseen", "meter_lies", "gpu_lies"])
-def test_a_loss_of_flow_costs_no_gpu_and_a_lie_no_node(kind: str) -> None:
-    (loss,) = losses_of("develop", [kind], 1)
-    found = live_through(loss, _progress)
+NAMES = ["rack_blocked", "blocked_unseen", "meter_lies", "gpu_lies"]
+
+
+@pytest.fixture(scope="module")
+def lived() -> dict[str, LossOutcome]:
+    """One of each kind, side by side on circuits of their own."""
+    (lot,) = together(losses_of("develop", NAMES, 1))
+    return {found.kind: found for found in live_through(lot, _progress)}
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_a_loss_of_flow_costs_no_gpu_and_a_lie_no_node(lived: dict[str, LossOutcome], kind: str) -> None:
+    found = lived[kind]
     # Where the flow meter repeats itself, the caps come later, and some GPUs have seconds left by then
     lost = 0.1 * found.shut_down_capped if kind == "blocked_unseen" else 0
     assert found.shut_down <= lost
@@ -27,3 +36,20 @@ def test_a_loss_of_flow_costs_no_gpu_and_a_lie_no_node(kind: str) -> None:
         assert found.needless == 0
     else:
         assert (found.ordered, found.shut_down_capped) == (0, 0)
+
+
+@pytest.mark.parametrize("kind", ["utility_lost", "utility_bridged", "utility_dips"])
+def test_without_the_utility_no_gpu_is_lost_and_where_pumps_run_on_no_node_stops(kind: str) -> None:
+    (loss,) = losses_of("develop", [kind], 1)
+    (found,) = live_through((loss,), _progress)
+    assert found.shut_down == 0
+    if KINDS[kind]:
+        assert found.ordered > 0
+        assert found.shut_down_capped > 0
+    else:
+        assert (found.ordered, found.shut_down_capped) == (0, 0)
+
+
+@pytest.mark.parametrize(("hits", "trials", "most"), [(0, 200, 0.015), (1, 20, 0.2361), (10, 10, 1.0)])
+def test_shares_are_bounded_by_wilson_and_the_rule_of_three(hits: int, trials: int, most: float) -> None:
+    assert at_most_pu(hits, trials) == pytest.approx(most, abs=1e-4)

@@ -14,7 +14,9 @@ def _progress(done: float, what: str) -> None:
     """Nobody looks on."""
 
 
-@pytest.mark.parametrize("kind", ["tray_flaps", "two_racks", "liar_and_leak", "unseen", "liar", "release"])
+@pytest.mark.parametrize(
+    "kind", ["tray_flaps", "two_racks", "liar_and_leak", "unseen", "liar", "gateway_lies", "release"]
+)
 def test_racks_that_leak_are_isolated_and_no_other_is(kind: str) -> None:
     (leak,) = leaks_of("develop", [kind], 1)
     found = live_through_leak(leak, _progress)

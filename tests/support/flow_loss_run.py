@@ -1,6 +1,6 @@
-"""A loss of flow lived through by a plant at full load, with the thermal guard at `act` or with less.
+"""Losses of flow lived through by a plant at full load, with the thermal guard at `act` or with less.
 
-Equal runs give equal outcomes.
+Each has a circuit of its own. Equal runs give equal outcomes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from twin.engine import Engine
 from twin.plant import Plant, Sensors
 from twin.run import Report
 from twin.simulation import Simulation
-from twin.site import Site
 from twin.telemetry import Frame
 
 CAP, POWER = "gpu.power_cap_w", "node.power_state"
@@ -45,7 +44,8 @@ class LossOutcome:
 
 
 class LossWatch:
-    """Observer of a run since its loss: orders, the first cap, GPUs that heat shut down [n]."""
+    """Observer of a run since its losses: orders and GPUs that heat shut down [n]; of each circuit, the first
+    cap and the hottest GPU that had power, over its shutdown."""
 
     def __init__(self, plant: Plant) -> None:
         n = plant.site.sizes
@@ -53,21 +53,24 @@ class LossWatch:
         self.begun_ns = plant.now_ns + WARM_S * NS
         self.burnt: Bool = np.zeros(n["gpu"], np.bool_)
         self.ordered: Bool = np.zeros(n["node"], np.bool_)
-        self.over_k, self.first_cap_s = -np.inf, np.nan
+        self.circuits = n["cdu"]
+        self.over_k, self.first_cap_s = np.full(n["cdu"], -np.inf), np.full(n["cdu"], np.nan)
 
     def observe(self, engine: Engine, frame: Frame, decision: Decision) -> None:
         """Called after each tick."""
         if frame.now_ns <= self.begun_ns:
             return
         t, p = self.plant.truth, self.plant.parameters
-        over_k = (t.gpu_temp_c - p.gpu_shutdown_c)[t.gpu_alive]
-        self.over_k = max(self.over_k, float(over_k.max(initial=-np.inf)))
+        over_k = np.where(t.gpu_alive, t.gpu_temp_c - p.gpu_shutdown_c, -np.inf)
+        self.over_k = np.maximum(self.over_k, over_k.reshape(self.circuits, -1).max(axis=1))
         self.burnt |= self.plant.compute.burnt
         for batch in decision.commands:
             if batch.control == POWER:
                 self.ordered[batch.index[batch.value > 0]] = True
-            elif batch.control == CAP and np.isnan(self.first_cap_s):
-                self.first_cap_s = (frame.now_ns - self.begun_ns) / NS
+            elif batch.control == CAP:
+                of = np.unique(batch.index * self.circuits // len(self.burnt))
+                begun = of[np.isnan(self.first_cap_s[of])]
+                self.first_cap_s[begun] = (frame.now_ns - self.begun_ns) / NS
 
     @property
     def burnt_nodes(self) -> Bool:
@@ -77,47 +80,65 @@ class LossWatch:
         return out
 
 
-def live_through(loss: FlowLoss, report: Report) -> LossOutcome:
-    """With all of the guard, and with its caps alone."""
-    whole = _run(loss, loss.site(), None, report)
+def live_through(losses: tuple[FlowLoss, ...], report: Report) -> list[LossOutcome]:
+    """With all of the guard, and with its caps alone: losses that one plant has side by side."""
+    whole = _run(losses, {}, None, report)
     capped = whole
     if whole.ordered.any() or whole.burnt.any():
-        capped = _run(loss, loss.site({POWER: {"max": 0}}), whole.ordered, report)
-    return LossOutcome(
-        kind=loss.kind,
-        profile=loss.profile,
-        seed=loss.seed,
-        gpus=len(whole.burnt),
-        shut_down=int(whole.burnt.sum()),
-        shut_down_capped=int(capped.burnt.sum()),
-        over_k=round(whole.over_k, 2),
-        ordered=int(whole.ordered.sum()),
-        needless=int(np.count_nonzero(whole.ordered & ~capped.burnt_nodes)),
-        first_cap_s=round(whole.first_cap_s, 2),
-    )
+        capped = _run(losses, {POWER: {"max": 0}}, whole.ordered, report)
+
+    def of(column: Bool) -> Bool:
+        return column.reshape(len(losses), -1)
+
+    needless = of(whole.ordered & ~capped.burnt_nodes)
+    return [
+        LossOutcome(
+            kind=loss.kind,
+            profile=loss.profile,
+            seed=loss.seed,
+            gpus=of(whole.burnt).shape[1],
+            shut_down=int(of(whole.burnt)[k].sum()),
+            shut_down_capped=int(of(capped.burnt)[k].sum()),
+            over_k=round(float(whole.over_k[k]), 2),
+            ordered=int(of(whole.ordered)[k].sum()),
+            needless=int(needless[k].sum()),
+            first_cap_s=round(float(whole.first_cap_s[k]), 2),
+        )
+        for k, loss in enumerate(losses)
+    ]
 
 
-def _run(loss: FlowLoss, site: Site, until_burnt: Bool | None, report: Report) -> LossWatch:
+def _run(
+    losses: tuple[FlowLoss, ...],
+    controls: dict[str, dict[str, float]],
+    until_burnt: Bool | None,
+    report: Report,
+) -> LossWatch:
     """A run to its end; or, where nodes are named, until each of them has lost a GPU."""
-    plant = Plant(site, seed=loss.seed)
-    plant.power.backup = loss.backup()
+    first = losses[0]
+    site = first.site(controls, len(losses))
+    plant = Plant(site, seed=first.seed)
+    plant.power.backup = first.backup()
     t = plant.truth
-    level = np.random.default_rng((loss.seed, 0xF111)).uniform(*LEVEL_PU)
-    for column, part in zip((t.gpu_sm_pu, t.gpu_tensor_pu, t.gpu_dram_pu), FULL_PU, strict=True):
-        column[:] = part * level
+    for k, loss in enumerate(losses):
+        level = np.random.default_rng((loss.seed, 0xF111)).uniform(*LEVEL_PU)
+        for column, part in zip((t.gpu_sm_pu, t.gpu_tensor_pu, t.gpu_dram_pu), FULL_PU, strict=True):
+            column.reshape(len(losses), -1)[k] = part * level
     plant.settle()
     engine = Engine(site, [REGISTRY[NAME]()], [], {NAME: "act"})
-    simulation = Simulation(engine, plant, Sensors(site, loss.seed))
+    simulation = Simulation(engine, plant, Sensors(site, first.seed))
     watch = LossWatch(plant)
     simulation.observers = (watch,)
     disturbance, flow_lpm = plant.disturbance, plant.parameters.rack_flow_lpm
     seconds = WARM_S + (AFTER_S if until_burnt is None else CAPPED_S)
     for second in range(seconds):
         if second >= WARM_S:
-            loss.apply(disturbance, flow_lpm, float(second - WARM_S))
+            disturbance.sensors.clear()
+            for k, loss in enumerate(losses):
+                loss.apply(disturbance, flow_lpm, float(second - WARM_S), k)
         simulation.step()
         if second % 60 == 0:
-            report((second + 1) / seconds, loss.kind)
+            report((second + 1) / seconds, first.kind)
             if (
                 until_burnt is not None
                 and second >= WARM_S + AFTER_S

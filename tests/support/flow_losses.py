@@ -6,8 +6,9 @@ seeds and profiles nothing was ever tuned on.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,7 +17,9 @@ from twin.catalogue import F64
 from twin.plant import Backup, Disturbance, SensorFault
 from twin.site import Site, build_site
 
-RACKS, WARM_S, AFTER_S = 4, 120, 600  # of each site; before the cause; after it
+RACKS, WARM_S, AFTER_S = 4, 120, 600  # of each circuit; before the cause; after it
+# Scenarios that one plant lives through, each on a circuit of its own: nothing that the guard does joins them
+CIRCUITS = 8
 BLOCKED = 1e12  # on a hydraulic resistance: no flow
 SLOW_S = (60.0, 400.0)  # until a slow loss is whole
 
@@ -61,23 +64,26 @@ class FlowLoss:
     profile: str
     seed: int
 
-    def site(self, controls: dict[str, dict[str, float]] | None = None) -> Site:
-        """Four racks on one CDU, with these limits of controls."""
-        racks = f"r[1-{RACKS}]"
+    def site(self, controls: dict[str, dict[str, float]] | None = None, circuits: int = 1) -> Site:
+        """So many CDUs with four racks and a loop each, with these limits of controls."""
+        racks = [f"r[{RACKS * k + 1}-{RACKS * k + RACKS}]" for k in range(circuits)]
         hall = {
             "name": "h",
-            "racks": [{"name": racks, "profile": self.profile}],
-            "cdus": [{"name": "cdu0", "serves": [racks], "loop": "fws0"}],
-            "feeders": [{"name": "a", "side": "A", "budget_w": 1e6, "serves": [racks]}],
+            "racks": [{"name": f"r[1-{RACKS * circuits}]", "profile": self.profile}],
+            "cdus": [{"name": f"cdu{k}", "serves": [x], "loop": f"fws{k}"} for k, x in enumerate(racks)],
+            "feeders": [
+                {"name": f"a{k}", "side": "A", "budget_w": 1e6, "serves": [x]} for k, x in enumerate(racks)
+            ],
         }
-        loop = {"name": "fws0", "cooling": "tower"}
-        tree = {"site": "cooling", "halls": [hall], "loops": [loop], "controls": controls or {}}
+        loops = [{"name": f"fws{k}", "cooling": "tower"} for k in range(circuits)]
+        tree = {"site": "cooling", "halls": [hall], "loops": loops, "controls": controls or {}}
         return build_site(spec_of(tree), "cooling")
 
-    def apply(self, d: Disturbance, flow_lpm: F64, since_s: float) -> None:
-        """Set the disturbance `since_s` after the cause began; `flow_lpm` [n_rack] is the nominal flow."""
+    def apply(self, d: Disturbance, flow_lpm: F64, since_s: float, circuit: int = 0) -> None:
+        """Set the disturbance of a circuit `since_s` after the cause began, without the sensor faults of
+        before; `flow_lpm` [n_rack] is the nominal flow."""
         rng = np.random.default_rng((self.seed, 0xC001))
-        rack, slow_s = int(rng.integers(RACKS)), float(rng.uniform(*SLOW_S))
+        rack, slow_s = RACKS * circuit + int(rng.integers(RACKS)), float(rng.uniform(*SLOW_S))
         part = min(since_s / slow_s, 1.0)
         d.utility_ok = not self.kind.startswith("utility")
         if self.kind == "utility_dips":
@@ -90,20 +96,20 @@ class FlowLoss:
         elif kind == "rack_starves":
             d.rack_branch_factor[rack] = 10.0 ** rng.uniform(1.5, 4.0)
         elif kind == "filter_clogs":
-            d.cdu_filter_factor[0] = 10.0 ** (7.0 * part)
+            d.cdu_filter_factor[circuit] = 10.0 ** (7.0 * part)
         elif kind == "pumps_lost":
-            d.cdu_pump_ok[0] = False
+            d.cdu_pump_ok[circuit] = False
         elif kind == "pumps_wear":
-            d.cdu_pump_head_factor[0] = 1.0 - 0.999 * part
+            d.cdu_pump_head_factor[circuit] = 1.0 - 0.999 * part
         elif kind == "pump_lost":
-            d.cdu_pump_ok[0, int(rng.integers(2))] = False
-        d.sensors.clear()
+            d.cdu_pump_ok[circuit, int(rng.integers(2))] = False
         if kind == "blocked_unseen":  # the meter repeats what it read before
             d.sensors.append(SensorFault("rack", rack, "flow_lpm", "frozen"))
         elif kind == "meter_lies":
             d.sensors.append(SensorFault("rack", rack, "flow_lpm", "biased", -0.85 * float(flow_lpm[rack])))
         elif kind == "gpu_lies":
-            gpu = int(rng.integers(len(d.gpu_plate_factor)))
+            each = len(d.gpu_plate_factor) // len(d.cdu_pump_ok)
+            gpu = each * circuit + int(rng.integers(each))
             d.sensors.append(SensorFault("gpu", gpu, "temp_c", "biased", 28.0))
 
     def backup(self) -> Backup:
@@ -112,6 +118,17 @@ class FlowLoss:
         generator_s = float(np.exp(rng.uniform(*np.log(GENERATOR_S))))
         pumps_s = float(rng.uniform(*BRIDGED_S)) if self.kind == "utility_bridged" else 0.0
         return Backup(it_s=600.0, pumps_s=pumps_s, generator_s=generator_s)
+
+
+def together(losses: Sequence[FlowLoss]) -> list[tuple[FlowLoss, ...]]:
+    """The same in lots for one plant each: of one profile; a loss of the utility strikes a whole site."""
+    out: list[tuple[FlowLoss, ...]] = []
+    for profile in dict.fromkeys(x.profile for x in losses):
+        mine = [x for x in losses if x.profile == profile]
+        out += [(x,) for x in mine if x.kind.startswith("utility")]
+        others = [x for x in mine if not x.kind.startswith("utility")]
+        out += [tuple(others[k : k + CIRCUITS]) for k in range(0, len(others), CIRCUITS)]
+    return out
 
 
 def losses_of(draw: str, kinds: list[str], each: int) -> list[FlowLoss]:
@@ -123,3 +140,33 @@ def losses_of(draw: str, kinds: list[str], each: int) -> list[FlowLoss]:
         if kind in kinds
         for k in range(each)
     ]
+
+
+def loss_row(kind: str, some: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The counts of a kind over its scenarios, as they were lived through."""
+    caps_s = [x["first_cap_s"] for x in some if np.isfinite(x["first_cap_s"])]
+    lossy = sum(x["shut_down"] > 0 for x in some)
+    return {
+        "kind": kind,
+        "scenarios": len(some),
+        "gpus": sum(x["gpus"] for x in some),
+        "shut_down": sum(x["shut_down"] for x in some),
+        "scenarios_with_loss": lossy,
+        "with_loss_at_most_pu": at_most_pu(lossy, len(some)),
+        "shut_down_capped": sum(x["shut_down_capped"] for x in some),
+        "hottest_over_shutdown_k": max(x["over_k"] for x in some),
+        "nodes_off": sum(x["ordered"] for x in some),
+        "nodes_off_needless": sum(x["needless"] for x in some),
+        "first_cap_s_p50": float(np.median(caps_s)) if caps_s else None,
+        "first_cap_s_p99": float(np.percentile(caps_s, 99)) if caps_s else None,
+    }
+
+
+def at_most_pu(hits: int, trials: int) -> float:
+    """Upper end of the two-sided 95 % interval of a share by Wilson; of none, by the rule of three."""
+    if hits == 0:
+        return min(3.0 / max(trials, 1), 1.0)
+    z, share = 1.959964, hits / trials
+    middle = share + z * z / (2.0 * trials)
+    half = z * float(np.sqrt(share * (1.0 - share) / trials + z * z / (4.0 * trials * trials)))
+    return min((middle + half) / (1.0 + z * z / trials), 1.0)

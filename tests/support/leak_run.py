@@ -18,6 +18,7 @@ from twin.telemetry import Frame
 LIQUID, POWER, SAVE = "rack.liquid_isolation", "node.power_state", "job.checkpoint_since_s"
 NAME = "leak_guard"
 OFF = 2
+QUIET_S = 90.0  # after all is isolated: nothing new is wet or commanded, longer than any grace; the run ends
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class LeakWatch:
         self.plant, self.now_s = plant, 0.0
         self.isolated_s = np.full(n["rack"], np.inf)
         self.power = np.zeros(n["node"])
-        self.commanded_s, self.told = np.inf, False
+        self.commanded_s, self.moved_s, self.told = np.inf, 0.0, False
 
     def observe(self, engine: Engine, frame: Frame, decision: Decision) -> None:
         """Called after each tick."""
@@ -60,6 +61,7 @@ class LeakWatch:
             if batch.policy != NAME:
                 continue
             self.commanded_s = min(self.commanded_s, now_s)
+            self.moved_s = self.moved_s if batch.renewal else now_s
             if batch.control == LIQUID:
                 at = batch.index[batch.value > 0]
                 self.isolated_s[at] = np.minimum(self.isolated_s[at], now_s)
@@ -77,13 +79,18 @@ def live_through_leak(leak: Leak, report: Report) -> LeakOutcome:
     watch = LeakWatch(plant)
     simulation.observers = (watch,)
     disturbance, t = plant.disturbance, plant.truth
-    second_s, wet = np.inf, np.zeros(site.sizes["node"], np.bool_)
+    second_s, wet, wet_n = np.inf, np.zeros(site.sizes["node"], np.bool_), 0
     for second in range(WARM_S + AFTER_S):
         leak.apply(disturbance, float(second - WARM_S))
         simulation.step()
         trays = np.bincount(site.rack_of_node[t.node_leak], minlength=site.sizes["rack"])
         if second_s == np.inf and (trays + t.rack_leak >= 2).any():
             second_s = t.time_s
+        if (now_n := int(t.node_leak.sum() + t.rack_leak.sum())) > wet_n:
+            wet_n, watch.moved_s = now_n, t.time_s
+        done = leak.leaking and np.isfinite(watch.isolated_s[list(leak.leaking)]).all()
+        if done and t.time_s - watch.moved_s >= QUIET_S:
+            break
         if second % 60 == 0:
             report(second / (WARM_S + AFTER_S), leak.kind)
     isolated = set(np.flatnonzero(np.isfinite(watch.isolated_s)).tolist())

@@ -34,6 +34,7 @@ LEAK_KINDS = {
     "liar": "a detector is stuck wet, and those of other racks flicker",
     "release": "all trays of three racks say at one instant that they are wet",
     "healthy": "nothing leaks",
+    "gateway_lies": "the building's gateway says of one rack, one after the other, that all of it is wet",
 }
 
 
@@ -68,7 +69,7 @@ class Leak:
     def leaking(self) -> set[int]:
         """Racks that leak where a detector can tell."""
         _, rack, second, _ = self.places
-        if self.kind in ("liar", "release", "healthy", "unseen"):
+        if self.kind in ("liar", "gateway_lies", "release", "healthy", "unseen"):
             return set()
         return {rack, second} if self.kind == "two_racks" else {rack}
 
@@ -96,7 +97,7 @@ class Leak:
         rng = np.random.default_rng((self.seed, 0xF1A9, round(since_s + 1e4)))
         d.sensors.clear()
         begun = since_s >= 0.0
-        if begun and self.kind not in ("liar", "release", "healthy"):
+        if begun and self.kind not in ("liar", "gateway_lies", "release", "healthy"):
             leaks_at_tray = self.kind in ("tray", "tray_flaps", "two_racks", "liar_and_leak")
             if leaks_at_tray or self.kind == "manifold":
                 d.node_leak_lpm[rack * TRAYS + tray] = min(self.lpm, TRAY_LPM[1])
@@ -120,6 +121,11 @@ class Leak:
                 d.sensors += [
                     _says("node", second * TRAYS + k, 1.0 if k == flickers else -1.0) for k in trays
                 ]
+        elif self.kind == "gateway_lies" and begun:
+            says = (("rack", rack, "leak_state"), ("rack", rack, "tray_leak_state"), ("cdu", 0, "leak_state"))
+            for late, (table, entity, signal) in enumerate(says):
+                if since_s >= LIED_S * late:
+                    d.sensors.append(_says(table, entity, 1.0, signal))
         elif self.kind == "release" and begun:
             wet = [k for k in range(RACKS * TRAYS) if k // TRAYS != liar]
             d.sensors += [_says("node", k, 1.0) for k in wet]

@@ -11,7 +11,7 @@ from policies.leak_guard import GRACE_S, HOLD_S, JOIN_S, LeakGuard
 from policies.leak_guard.switches import POWER
 from policies.operator import Operator
 from tests.support.builders import Twin, explained, two_racks
-from twin.catalogue import NS
+from twin.catalogue import NS, ContractError
 from twin.telemetry import events as ev
 
 LIQUID, ELECTRICAL = "rack.liquid_isolation", "rack.electrical_isolation"
@@ -25,6 +25,8 @@ DRY: dict[str, Any] = {
     "node.service_level_state": 0.0,
 }
 JOB = ev.JobStarted(id="j", job="train", nodes=("r1/node3", "r2/node0"), kind="training")
+FULL = {"cdu.supply_pressure_pa": 230e3, "cdu.return_pressure_pa": 150e3, "cdu.fill_pump_state": 0.0}
+LOW = {"cdu.supply_pressure_pa": 205e3, "cdu.return_pressure_pa": 125e3}
 
 
 def trays(*wet: int, n: int = 36) -> list[float]:
@@ -52,10 +54,11 @@ def leaking(twin: Twin) -> list[int]:
         ({"node.leak_state": trays(20), "rack.leak_state": [0.0, 1.0]}, [1]),
         ({"node.leak_state": trays(20), "rack.leak_state": [1.0, 0.0]}, []),
         ({"node.leak_state": trays(4), "rack.tray_leak_state": [1.0, 0.0]}, []),  # the same detector twice
-        ({"rack.tray_leak_state": [1.0, 0.0], "rack.leak_state": [1.0, 0.0]}, [0]),
+        ({"rack.tray_leak_state": [1.0, 0.0], "rack.leak_state": [1.0, 0.0]}, []),  # one system says both
         ({"cdu.leak_state": 1.0, "hall.leak_state": 1.0}, []),  # whose leak it is, nobody says
         ({"cdu.leak_state": 1.0, "node.leak_state": trays(4)}, [0]),
-        ({"hall.leak_state": 1.0, "rack.leak_state": [0.0, 1.0]}, [1]),
+        ({"hall.leak_state": 1.0, "rack.leak_state": [0.0, 1.0]}, []),  # the building's both
+        ({"rack.leak_state": [1.0, 0.0], "cdu.leak_state": 1.0, "node.leak_state": trays(4)}, [0]),
         (
             {"rack.leak_state": [1.0, 0.0], "rack.leak_sensor_fault_state": 1.0, "node.leak_state": trays(4)},
             [],
@@ -66,6 +69,69 @@ def test_two_independent_detectors_are_needed(wet: dict[str, Any], expected: lis
     twin = guarded()
     twin.tick(DRY | wet)
     assert leaking(twin) == expected
+
+
+@pytest.mark.parametrize(
+    ("systems", "wet", "expected"),
+    [
+        ({"ropes": "panel"}, {"rack.tray_leak_state": [1.0, 0.0], "rack.leak_state": [1.0, 0.0]}, [0]),
+        ({"halls": "fire"}, {"hall.leak_state": 1.0, "rack.leak_state": [0.0, 1.0]}, [1]),
+        ({"circuits": "cdus"}, {"cdu.leak_state": 1.0, "rack.leak_state": [0.0, 1.0]}, [1]),
+        ({"trays": "rmc"}, {"node.leak_state": trays(4, 5)}, []),
+        ({"trays": "rmc"}, {"node.leak_state": trays(4, 5), "rack.leak_state": [1.0, 0.0]}, [0]),
+        ({"trays": "building"}, {"node.leak_state": trays(4, 5), "rack.leak_state": [1.0, 0.0]}, []),
+    ],
+)
+def test_a_site_says_which_system_reads_which_detectors(
+    systems: dict[str, str], wet: dict[str, Any], expected: list[int]
+) -> None:
+    twin = Twin(two_racks(), [LeakGuard(**systems)], act=True)
+    twin.tick(DRY)
+    twin.tick(DRY | wet)
+    assert leaking(twin) == expected
+
+
+OF_SYSTEM: dict[str, tuple[dict[str, str], dict[str, int]]] = {
+    "building": (
+        {},
+        {
+            "rack.leak_state": 2,
+            "rack.tray_leak_state": 2,
+            "cdu.leak_state": 1,
+            "hall.leak_state": 1,
+            "cdu.fill_pump_state": 1,
+            "cdu.supply_pressure_pa": 1,
+            "cdu.return_pressure_pa": 1,
+        },
+    ),
+    "board": ({}, {"node.leak_state": 1}),
+    "gateway of boards": ({"trays": "rmc"}, {"node.leak_state": 36}),
+}
+
+
+@pytest.mark.parametrize("system", OF_SYSTEM)
+@pytest.mark.parametrize("seed", range(2))
+def test_nothing_that_one_system_says_isolates_a_rack(system: str, seed: int) -> None:
+    settings, keys = OF_SYSTEM[system]
+    rng = np.random.default_rng(seed)
+    twin = Twin(two_racks(), [LeakGuard(**settings)], act=True)
+    dry = DRY | {"rack.tray_leak_state": 0.0, "cdu.leak_state": 0.0, "hall.leak_state": 0.0} | FULL
+    twin.run(3, dry)
+    for _ in range(40):
+        says: dict[str, Any] = {}
+        for key, n in keys.items():
+            values = rng.choice([0.0, 1.0, np.nan], n, p=[0.2, 0.6, 0.2])
+            if key.endswith("_pa"):
+                values = np.where(values == 1.0, 5e3, FULL[key])
+            says[key] = values if key != "node.leak_state" or n > 1 else [*values, *[0.0] * 35]
+        twin.tick(dry | says, dt_s=float(rng.choice([1.0, 30.0, 1800.0])))
+        assert leaking(twin) == []
+    assert not twin.commands(LIQUID)
+
+
+def test_a_system_without_a_name_is_refused() -> None:
+    with pytest.raises(ContractError, match="ropes: expected the name of a system"):
+        LeakGuard(ropes="")
 
 
 def test_detectors_that_flap_one_after_the_other_count_together() -> None:
@@ -188,10 +254,6 @@ def test_a_detector_that_was_wet_for_days_is_no_second_witness() -> None:
     assert leaking(twin) == []
 
 
-FULL = {"cdu.supply_pressure_pa": 230e3, "cdu.return_pressure_pa": 150e3, "cdu.fill_pump_state": 0.0}
-LOW = {"cdu.supply_pressure_pa": 205e3, "cdu.return_pressure_pa": 125e3}
-
-
 def missing(twin: Twin) -> bool:
     return any(f.kind == "coolant_loss" for f in twin.engine.diagnosis.faults)
 
@@ -206,6 +268,8 @@ def test_coolant_that_is_missing_is_an_alarm_and_a_witness() -> None:
     rows = explained(twin, "leak_guard").table("suspects")
     assert [row["rack"] for row in rows] == ["lab/h/r1", "lab/h/r2"]
     twin.tick(DRY | FULL | LOW | {"rack.leak_state": [0.0, 1.0]})
+    assert leaking(twin) == [], "the building's system says both"
+    twin.tick(DRY | FULL | LOW | {"node.leak_state": trays(20)})
     assert leaking(twin) == [1]
 
 
@@ -226,6 +290,45 @@ def test_what_is_no_loss_of_coolant(values: dict[str, Any]) -> None:
     assert not missing(twin)
     twin.run(3, DRY | FULL | values | {"rack.leak_state": [0.0, 1.0]})
     assert leaking(twin) == []
+
+
+def at_temperature(warmer_k: float, lost_pu: float = 0.0, vessel: float = 1.0) -> dict[str, float]:
+    """Readings of a circuit so much warmer, that lost this share of its gas's volume in coolant: p V stays.
+
+    A vessel of 1 has 0.23 l of gas per litre of coolant, which expands by 4e-4/K.
+    """
+    gas = 1.0 + lost_pu - 4e-4 * warmer_k / (0.23 * vessel)
+    static_pa = (150e3 + 101_325.0) / gas - 101_325.0
+    return {
+        "cdu.supply_pressure_pa": static_pa + 80e3,
+        "cdu.return_pressure_pa": static_pa,
+        "cdu.fill_pump_state": 0.0,
+        "cdu.supply_temp_c": 32.0 + warmer_k,
+        "cdu.return_temp_c": 42.0 + warmer_k,
+    }
+
+
+@pytest.mark.parametrize("vessel", [0.5, 1.0, 5.0])
+@pytest.mark.parametrize("warmer_k", [-20.0, -10.0, 10.0, 20.0])
+def test_coolant_that_warms_or_cools_is_not_missing_and_what_leaks_then_is(
+    warmer_k: float, vessel: float
+) -> None:
+    twin = guarded()
+    twin.run(3, DRY | at_temperature(0.0))
+    for step in range(1, 41):
+        twin.tick(DRY | at_temperature(warmer_k * step / 40.0, vessel=vessel), dt_s=15.0)
+        assert not missing(twin)
+    twin.run(30, DRY | at_temperature(warmer_k, vessel=vessel))
+    assert not missing(twin)
+    twin.run(15, DRY | at_temperature(warmer_k, 0.25, vessel))
+    assert missing(twin)
+
+
+def test_a_leak_of_a_tenth_of_the_gas_is_told_in_a_warm_circuit_that_is_as_usual() -> None:
+    twin = guarded()
+    twin.run(3, DRY | at_temperature(10.0))
+    twin.run(15, DRY | at_temperature(10.0, 0.08))
+    assert missing(twin)
 
 
 def test_a_fill_pump_that_begins_again_within_a_day_tells_a_loss() -> None:

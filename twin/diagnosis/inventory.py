@@ -1,9 +1,9 @@
 """Inventory of CDUs: whether their own instruments say that coolant is missing from their circuits.
 
 Two of them can. The pressure at rest falls as coolant leaves: it counts where supply and return have fallen
-alike below what is usual, as a pump that changes its speed moves them apart and one meter alone may lie. And
-the fill pump, which tops up rarely, begins again within a day, or does not end. Nothing is concluded from an
-instrument that is not read.
+alike below what is usual at the coolant's temperature, as coolant that cools shrinks, a pump that changes its
+speed moves them apart, and one meter alone may lie. And the fill pump, which tops up rarely, begins again
+within a day, or does not end. Nothing is concluded from an instrument that is not read.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from twin.diagnosis.topology import Topology
 from twin.telemetry import EntityState, State, column
 
 FILLING, SUPPLY, RETURN = "cdu.fill_pump_state", "cdu.supply_pressure_pa", "cdu.return_pressure_pa"
-# Of the usual pressure at rest, a fall that is no change of load: a circuit of 300 l that cools by 10 K
-# shrinks by 1.2 l, 4 % of the gauge pressure of its vessel; source: estimate
-FALL_PU = 0.10
+SUPPLY_TEMP, RETURN_TEMP = "cdu.supply_temp_c", "cdu.return_temp_c"
+FALL_PU = 0.10  # of the usual pressure at rest, beyond what the temperature explains; source: estimate
+# Of that pressure, the most that it falls per kelvin: coolant shrinks by 4e-4/K (water at 40 degC,
+# IAPWS-IF97), and the gas of a vessel, 0.11 l or more per litre of coolant, takes its place; source: estimate
+SHRINKS_PU_PER_K = 0.006
 USUAL_S = 6 * 3600.0  # in which what is usual follows, as closed circuits lose little; source: estimate
 # A top-up is rare (weeks) and short (minutes): a pump that begins again within a day, or runs for longer, has
 # more to replace than usual losses. Starts closer together are one, as switches chatter; source: estimate
@@ -33,6 +35,7 @@ class Inventory(EntityState):
 
     supply_pa: F64 = column("cdu", "f8", np.nan)  # as usual
     return_pa: F64 = column("cdu", "f8", np.nan)
+    coolant_c: F64 = column("cdu", "f8", np.nan)  # mean of supply and return, as usual
     began_ns: I64 = column("cdu", "i8")  # of the run of the fill pump that goes on, or the last one; 0 = none
     ended_ns: I64 = column("cdu", "i8")  # of the run before that one; 0 = none
     ran_ns: I64 = column("cdu", "i8")  # when it last ran
@@ -61,10 +64,12 @@ class Inventory(EntityState):
         if (racks := in_maintenance.get("rack")) is not None:
             cdu_of = self.topology.site.cdu_of_rack[racks]
             worked[cdu_of[cdu_of >= 0]] = True
+        cooled_k = self._cooled_k(state, worked, dt_s)
         fallen_pa = self._fallen_pa(state, worked, dt_s)
         again = self._refilled(state, worked)
         with np.errstate(invalid="ignore"):
-            low = (fallen_pa >= FALL_PU * self.return_pa) & ~worked
+            low = fallen_pa >= (FALL_PU + SHRINKS_PU_PER_K * np.maximum(cooled_k, 0.0)) * self.return_pa
+        low &= ~worked
         now_ns, missing = state.now_ns, low | again
         lasts = missing | ((now_ns - self.last_ns < round(CLEAR_S * NS)) & ~worked)
         self.first_ns = np.where(lasts, np.where(self.first_ns > 0, self.first_ns, now_ns), 0)
@@ -77,17 +82,25 @@ class Inventory(EntityState):
             if cdu not in known
         ]
 
+    def _cooled_k(self, state: State, worked: Bool, dt_s: float) -> F64:
+        """By how much the coolant is colder than usual [n_cdu]; 0 where nobody reads it."""
+        coolant_c = 0.5 * (good(state, SUPPLY_TEMP) + good(state, RETURN_TEMP))
+        return np.nan_to_num(self._below_usual("coolant_c", coolant_c, worked, dt_s))
+
     def _fallen_pa(self, state: State, worked: Bool, dt_s: float) -> F64:
         """By how much supply and return have both fallen [n_cdu]; NaN while either is not known."""
-        out = np.full(len(worked), np.inf)
-        for name, key in (("supply_pa", SUPPLY), ("return_pa", RETURN)):
-            usual, now_pa = getattr(self, name), good(state, key)
-            begins = (np.isnan(usual) | worked) & np.isfinite(now_pa)
-            usual = np.where(begins, now_pa, usual)
-            gap_pa = usual - now_pa
-            setattr(self, name, usual - np.nan_to_num(gap_pa) * min(dt_s / USUAL_S, 1.0))
-            out = np.minimum(out, gap_pa)
-        return out
+        return np.minimum(
+            self._below_usual("supply_pa", good(state, SUPPLY), worked, dt_s),
+            self._below_usual("return_pa", good(state, RETURN), worked, dt_s),
+        )
+
+    def _below_usual(self, name: str, now: F64, worked: Bool, dt_s: float) -> F64:
+        """What a value is below its usual one [n_cdu], which follows it; NaN while it is not known."""
+        usual = getattr(self, name)
+        usual = np.where((np.isnan(usual) | worked) & np.isfinite(now), now, usual)
+        gap: F64 = usual - now
+        setattr(self, name, usual - np.nan_to_num(gap) * min(dt_s / USUAL_S, 1.0))
+        return gap
 
     def _refilled(self, state: State, worked: Bool) -> Bool:
         """Fill pumps [n_cdu] that began again within a day, or do not end."""

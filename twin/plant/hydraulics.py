@@ -96,7 +96,7 @@ class Hydraulics:
         self.trip_s[lost] = 0.0
         self.trip_s[ok.all(axis=1)] = np.inf
         self.branch, self.filter, self.head0 = branch, clogged, head0
-        running: Bool = ok.any(axis=1)
+        running: Bool = ok[:, 0] | ok[:, 1]
         self.ok = ok
         self.starting = (self.starting | ~self.running) & running
         self.running[:] = running

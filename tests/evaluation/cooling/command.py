@@ -7,15 +7,13 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 from tests.evaluation.harness import chosen, number_in, print_result, short, table
-from tests.support.flow_losses import DRAWS, KINDS, losses_of
+from tests.support.flow_losses import DRAWS, KINDS, loss_row, losses_of, together
 from tests.support.leaks import LEAK_KINDS, leak_row, leaks_of
 from twin.run import Pool, ProgressBar
 
@@ -25,10 +23,12 @@ MOST_EACH, MOST_JOBS = 1000, 64
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The draw, the kinds of loss and how many of each, the form of the output."""
-    parser.add_argument("--part", choices=("flow", "setpoint"), default="flow",
-                        help="losses of flow, or a year of set points (default: flow)")  # fmt: skip
+    parser.add_argument("--part", choices=("flow", "setpoint", "healthy"), default="flow",
+                        help="losses of flow and leaks, set points, or healthy racks (flow)")  # fmt: skip
     parser.add_argument("--loops", metavar="NAME,..", help=f"of {', '.join(LOOPS)} (default: chiller)")
-    parser.add_argument("--plants", type=int, default=1, metavar="N", help="plants (setpoint; default: 1)")
+    parser.add_argument("--plants", type=int, default=1, metavar="N", help="plants (not of flow; default: 1)")
+    parser.add_argument("--racks", type=int, default=512, metavar="N", help="of each plant (healthy: 512)")
+    parser.add_argument("--hours", type=float, default=1.0, metavar="N", help="of each plant (healthy: 1)")
     parser.add_argument("--days", type=int, default=2, metavar="N", help="of each month (setpoint: 2)")
     parser.add_argument("--draw", choices=tuple(DRAWS), default="develop",
                         help="seeds and profiles: those of development, or held back from it "
@@ -47,41 +47,24 @@ def run(args: argparse.Namespace, out: Console, err: Console) -> int:
     from tests.support.flow_loss_run import live_through
     from tests.support.leak_run import live_through_leak
 
-    if args.part == "setpoint":
-        return _setpoint(args, out, err)
+    if args.part != "flow":
+        return (_setpoint if args.part == "setpoint" else _healthy)(args, out, err)
     known = (*KINDS, *LEAK_KINDS)
     kinds = chosen("--kinds", args.kinds, {name: name for name in known}, known)
     each = int(number_in("--each", args.each, 1, MOST_EACH))
     jobs = int(number_in("--jobs", args.jobs or os.cpu_count() or 1, 1, MOST_JOBS))
     begun = time.monotonic()
     with ProgressBar(err, "losses of flow") as bar:
-        losses = losses_of(args.draw, kinds, each)
-        lived = Pool(live_through, jobs, bar.move).results(losses)
+        lots = Pool(live_through, jobs, bar.move).results(together(losses_of(args.draw, kinds, each)))
+        lived = [x for lot in lots for x in lot]
     with ProgressBar(err, "leaks") as bar:
         leaked = Pool(live_through_leak, jobs, bar.move).results(leaks_of(args.draw, kinds, each))
     outcomes, leaks = [asdict(x) for x in lived], [asdict(x) for x in leaked]
-    rows = [_row(kind, [x for x in outcomes if x["kind"] == kind]) for kind in kinds if kind in KINDS]
+    rows = [loss_row(kind, [x for x in outcomes if x["kind"] == kind]) for kind in kinds if kind in KINDS]
     of_leaks = [leak_row(k, [x for x in leaks if x["kind"] == k]) for k in kinds if k in LEAK_KINDS]
     result = {"simulated": True, "draw": args.draw, "kinds": rows, "scenarios": outcomes,
               "leak_kinds": of_leaks, "leaks": leaks}  # fmt: skip
     return print_result(result, begun, args, out, _say)
-
-
-def _row(kind: str, some: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    caps_s = [x["first_cap_s"] for x in some if np.isfinite(x["first_cap_s"])]
-    return {
-        "kind": kind,
-        "scenarios": len(some),
-        "gpus": sum(x["gpus"] for x in some),
-        "shut_down": sum(x["shut_down"] for x in some),
-        "scenarios_with_loss": sum(x["shut_down"] > 0 for x in some),
-        "shut_down_capped": sum(x["shut_down_capped"] for x in some),
-        "hottest_over_shutdown_k": max(x["over_k"] for x in some),
-        "nodes_off": sum(x["ordered"] for x in some),
-        "nodes_off_needless": sum(x["needless"] for x in some),
-        "first_cap_s_p50": float(np.median(caps_s)) if caps_s else None,
-        "first_cap_s_p99": float(np.percentile(caps_s, 99)) if caps_s else None,
-    }
 
 
 def _say(told: dict[str, Any], out: Console) -> None:
@@ -94,11 +77,12 @@ def _say(told: dict[str, Any], out: Console) -> None:
         out.print("command: after the second detector of a rack is wet; loss told: coolant that is missing.")
     if not told["kinds"]:
         return
-    heads = ("kind", "plants", "GPUs", "shut down", "in plants", "caps alone", "hottest over, K",
+    heads = ("kind", "plants", "GPUs", "shut down", "in plants", "at most", "caps alone", "hottest over, K",
              "nodes off", "needless", "first cap, s p50", "p99")  # fmt: skip
     rows = [[str(row["kind"]), *(short(row[key]) for key in list(row)[1:])] for row in told["kinds"]]
     out.print(table(f"simulated: losses of flow at full load, draw {told['draw']}", heads, rows))
     out.print(
+        "at most: upper end of the 95 % interval of plants with a loss. "
         "shut down: GPUs that heat switched off; caps alone: the same where no node may be switched off. "
         "needless: nodes that lost no GPU within half an hour with caps alone. In meter_lies, gpu_lies and "
         "pump_lost nothing is in danger."
@@ -131,3 +115,18 @@ def _say_setpoint(told: dict[str, Any], out: Console) -> None:
         "handlers. saved: of all power of racks and cooling, leakage included. Goals: 10 % of cooling saved, "
         "below greedy, expected within 10 % of saved, at most 0.001 of GPU-hours beyond the guard."
     )
+
+
+def _healthy(args: argparse.Namespace, out: Console, err: Console) -> int:
+    """Healthy racks. Raises ConfigError for what the operator can mend."""
+    from tests.support.healthy_racks import healthy_of, healthy_row, live_through_health
+
+    racks = 4 * int(number_in("--racks", args.racks, 4, 10_000) / 4)
+    jobs, begun = int(number_in("--jobs", args.jobs or os.cpu_count() or 1, 1, MOST_JOBS)), time.monotonic()
+    plants = healthy_of(args.draw, int(number_in("--plants", args.plants, 1, 100)), racks, args.hours)
+    with ProgressBar(err, "healthy racks") as bar:
+        outcomes = [asdict(x) for x in Pool(live_through_health, jobs, bar.move).results(plants)]
+    row = healthy_row(outcomes)
+    rows = [[name, short(value)] for name, value in row.items()]
+    say = lambda _, to: to.print(table(f"simulated: healthy racks, draw {args.draw}", ("", ""), rows))  # noqa: E731
+    return print_result({"simulated": True, "row": row, "plants": outcomes}, begun, args, out, say)
