@@ -163,7 +163,7 @@ class _Own(NamedTuple):
 
 
 def _own(view: View, kinds: dict[str, Detectors], systems: LeakSystems) -> _Own:
-    """What the detectors of each rack itself say."""
+    """Wet detectors and witnesses of each rack itself."""
     n = view.site.sizes["rack"]
     trays = np.flatnonzero(kinds[TRAY].counts)
     ropes, sums = np.flatnonzero(kinds[ROPE].counts), np.flatnonzero(kinds[SUM].counts)

@@ -142,6 +142,12 @@ def losses_of(draw: str, kinds: list[str], each: int) -> list[FlowLoss]:
     ]
 
 
+LOSS_HEADS = (
+    "kind", "plants", "GPUs", "shut down", "in plants", "at most", "caps alone", "hottest over, K",
+    "nodes off", "needless", "first cap, s p50", "p99",
+)  # fmt: skip
+
+
 def loss_row(kind: str, some: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The counts of a kind over its scenarios, as they were lived through."""
     caps_s = [x["first_cap_s"] for x in some if np.isfinite(x["first_cap_s"])]

@@ -32,12 +32,13 @@ WHOLE_PU = 0.1  # of the steps, which all of the site takes at once; source: est
 
 @dataclass(frozen=True)
 class HealthyRacks:
-    """A site of so many racks for so many seconds."""
+    """A site of so many racks for so many seconds, with a tick each `tick_s`."""
 
     profile: str
     seed: int
     racks: int
     seconds: int
+    tick_s: int = 1
 
     def site(self) -> Site:
         """Four racks on each CDU."""
@@ -88,12 +89,12 @@ def live_through_health(healthy: HealthyRacks, report: Report) -> HealthyOutcome
     site = healthy.site()
     plant = Plant(site, seed=healthy.seed)
     engine = Engine(site, [REGISTRY[x]() for x in GUARDS], [], dict.fromkeys(GUARDS, "act"))
-    simulation = Simulation(engine, plant, Sensors(site, healthy.seed))
+    simulation = Simulation(engine, plant, Sensors(site, healthy.seed), dt_s=float(healthy.tick_s))
     watch, t = HealthyWatch(plant), plant.truth
     simulation.observers = (watch,)
     rng, circuits = np.random.default_rng((healthy.seed, 0x4EA1)), site.sizes["cdu"]
     due_s, steps = rng.uniform(0.0, STEP_S[1], circuits), 0
-    for second in range(healthy.seconds):
+    for second in range(0, healthy.seconds, healthy.tick_s):
         at = np.flatnonzero(due_s <= second)
         if len(at):
             at = np.arange(circuits) if rng.random() < WHOLE_PU / circuits else at
@@ -116,7 +117,7 @@ def live_through_health(healthy: HealthyRacks, report: Report) -> HealthyOutcome
     )
 
 
-def healthy_of(draw: str, plants: int, racks: int, hours: float) -> list[HealthyRacks]:
+def healthy_of(draw: str, plants: int, racks: int, hours: float, tick_s: int) -> list[HealthyRacks]:
     """So many sites, in turn over the profiles."""
     chosen = DRAWS[draw]
     return [
@@ -125,6 +126,7 @@ def healthy_of(draw: str, plants: int, racks: int, hours: float) -> list[Healthy
             chosen.first_seed + 900_000 + k,
             racks,
             round(3600 * hours),
+            tick_s,
         )
         for k in range(plants)
     ]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tests.support.builders import spec_of
-from tests.support.flow_losses import DRAWS, RACKS
+from tests.support.flow_losses import DRAWS, RACKS, at_most_pu
 from twin.plant import Disturbance, SensorFault
 from twin.site import Site, build_site
 
@@ -146,22 +146,26 @@ def leaks_of(draw: str, kinds: list[str], each: int) -> list[Leak]:
     ]
 
 
+LEAK_HEADS = (
+    "kind", "plants", "racks leak", "isolated", "missed, at most", "wrongly", "in plants, at most",
+    "nodes off", "of these dry", "wet, left on", "of other racks", "loss told", "command, s p50", "max",
+    "lost, l max",
+)  # fmt: skip
+
+
 def leak_row(kind: str, some: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The counts of a kind over its scenarios, as they lived through."""
     command_s = [x["command_s"] for x in some if np.isfinite(x["command_s"])]
-    counts = (
-        "leaking",
-        "isolated",
-        "wrong_racks",
-        "switched_off",
-        "dry_off",
-        "wet_left",
-        "wrong_nodes",
-        "told",
-    )
+    counts = ("switched_off", "dry_off", "wet_left", "wrong_nodes", "told")
+    leaking, isolated, wrong = (sum(x[k] for x in some) for k in ("leaking", "isolated", "wrong_racks"))
     return {
         "kind": kind,
         "scenarios": len(some),
+        "leaking": leaking,
+        "isolated": isolated,
+        "missed_at_most_pu": at_most_pu(leaking - isolated, leaking) if leaking else None,
+        "wrong_racks": wrong,
+        "wrong_at_most_pu": at_most_pu(sum(x["wrong_racks"] > 0 for x in some), len(some)),
         **{name: sum(x[name] for x in some) for name in counts},
         "command_s_p50": float(np.median(command_s)) if command_s else None,
         "command_s_max": max(command_s) if command_s else None,

@@ -95,7 +95,7 @@ class Inventory(EntityState):
         )
 
     def _below_usual(self, name: str, now: F64, worked: Bool, dt_s: float) -> F64:
-        """What a value is below its usual one [n_cdu], which follows it; NaN while it is not known."""
+        """Usual value less that of now [n_cdu]; the usual one follows. NaN while either is not known."""
         usual = getattr(self, name)
         usual = np.where((np.isnan(usual) | worked) & np.isfinite(now), now, usual)
         gap: F64 = usual - now

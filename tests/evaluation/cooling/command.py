@@ -13,8 +13,8 @@ from typing import Any
 from rich.console import Console
 
 from tests.evaluation.harness import chosen, number_in, print_result, short, table
-from tests.support.flow_losses import DRAWS, KINDS, loss_row, losses_of, together
-from tests.support.leaks import LEAK_KINDS, leak_row, leaks_of
+from tests.support.flow_losses import DRAWS, KINDS, LOSS_HEADS, loss_row, losses_of, together
+from tests.support.leaks import LEAK_HEADS, LEAK_KINDS, leak_row, leaks_of
 from twin.run import Pool, ProgressBar
 
 LOOPS = ("chiller", "tower", "dry_cooler")
@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plants", type=int, default=1, metavar="N", help="plants (not of flow; default: 1)")
     parser.add_argument("--racks", type=int, default=512, metavar="N", help="of each plant (healthy: 512)")
     parser.add_argument("--hours", type=float, default=1.0, metavar="N", help="of each plant (healthy: 1)")
+    parser.add_argument("--tick", type=int, default=1, choices=(1, 2, 5, 10), help="in s (healthy: 1)")
     parser.add_argument("--days", type=int, default=2, metavar="N", help="of each month (setpoint: 2)")
     parser.add_argument("--draw", choices=tuple(DRAWS), default="develop",
                         help="seeds and profiles: those of development, or held back from it "
@@ -68,19 +69,14 @@ def run(args: argparse.Namespace, out: Console, err: Console) -> int:
 
 
 def _say(told: dict[str, Any], out: Console) -> None:
-    heads: tuple[str, ...] = (
-        "kind", "plants", "racks leak", "isolated", "wrongly", "nodes off", "of these dry", "wet, left on",
-        "of other racks", "loss told", "command, s p50", "max", "lost, l max")  # fmt: skip
     if told["leak_kinds"]:
         leaks = [[str(r["kind"]), *(short(r[key]) for key in list(r)[1:])] for r in told["leak_kinds"]]
-        out.print(table(f"simulated: leaks, draw {told['draw']}", heads, leaks))
+        out.print(table(f"simulated: leaks, draw {told['draw']}", LEAK_HEADS, leaks))
         out.print("command: after the second detector of a rack is wet; loss told: coolant that is missing.")
     if not told["kinds"]:
         return
-    heads = ("kind", "plants", "GPUs", "shut down", "in plants", "at most", "caps alone", "hottest over, K",
-             "nodes off", "needless", "first cap, s p50", "p99")  # fmt: skip
     rows = [[str(row["kind"]), *(short(row[key]) for key in list(row)[1:])] for row in told["kinds"]]
-    out.print(table(f"simulated: losses of flow at full load, draw {told['draw']}", heads, rows))
+    out.print(table(f"simulated: losses of flow at full load, draw {told['draw']}", LOSS_HEADS, rows))
     out.print(
         "at most: upper end of the 95 % interval of plants with a loss. "
         "shut down: GPUs that heat switched off; caps alone: the same where no node may be switched off. "
@@ -123,7 +119,8 @@ def _healthy(args: argparse.Namespace, out: Console, err: Console) -> int:
 
     racks = 4 * int(number_in("--racks", args.racks, 4, 10_000) / 4)
     jobs, begun = int(number_in("--jobs", args.jobs or os.cpu_count() or 1, 1, MOST_JOBS)), time.monotonic()
-    plants = healthy_of(args.draw, int(number_in("--plants", args.plants, 1, 100)), racks, args.hours)
+    count = int(number_in("--plants", args.plants, 1, 100))
+    plants = healthy_of(args.draw, count, racks, args.hours, args.tick)
     with ProgressBar(err, "healthy racks") as bar:
         outcomes = [asdict(x) for x in Pool(live_through_health, jobs, bar.move).results(plants)]
     row = healthy_row(outcomes)
