@@ -22,7 +22,8 @@ from twin.telemetry import Frame
 CAP, POWER = "gpu.power_cap_w", "node.power_state"
 FULL_PU = (1.0, 0.9, 0.7)  # activity of SMs, tensor cores, memory
 LEVEL_PU = (0.85, 1.0)  # of it, drawn for the whole site
-CAPPED_S = 1800  # that the arm of caps alone may go on, to see whether a GPU would have been lost
+# That the arm of caps alone may go on, to see whether a GPU would have been lost; less where the flow is back
+CAPPED_S = 1800
 NAME = "thermal_guard"
 
 
@@ -130,7 +131,8 @@ def _run(
     watch = LossWatch(plant)
     simulation.observers = (watch,)
     disturbance, flow_lpm = plant.disturbance, plant.parameters.rack_flow_lpm
-    seconds = WARM_S + (AFTER_S if until_burnt is None else CAPPED_S)
+    short = until_burnt is None or first.kind.startswith("utility")
+    seconds = WARM_S + (AFTER_S if short else CAPPED_S)
     for second in range(seconds):
         if second >= WARM_S:
             disturbance.sensors.clear()

@@ -1,4 +1,4 @@
-"""A leak lived through by a plant, with the leak guard at `act`. Equal runs give equal outcomes."""
+"""Leaks lived through by a plant, with the leak guard at `act`. Equal runs give equal outcomes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from policies import REGISTRY
-from tests.support.leaks import AFTER_S, TRAYS, WARM_S, Leak
+from tests.support.flow_losses import RACKS
+from tests.support.leaks import AFTER_S, LATER_S, TRAYS, WARM_S, Leak
 from twin.contracts import Decision
 from twin.engine import Engine
 from twin.plant import Plant, Sensors
@@ -52,7 +53,8 @@ class LeakWatch:
         self.plant, self.now_s = plant, 0.0
         self.isolated_s = np.full(n["rack"], np.inf)
         self.power = np.zeros(n["node"])
-        self.commanded_s, self.moved_s, self.told = np.inf, 0.0, False
+        self.commanded_s, self.moved_s = np.inf, 0.0
+        self.told = np.zeros(n["cdu"], np.bool_)
 
     def observe(self, engine: Engine, frame: Frame, decision: Decision) -> None:
         """Called after each tick."""
@@ -67,40 +69,52 @@ class LeakWatch:
                 self.isolated_s[at] = np.minimum(self.isolated_s[at], now_s)
             elif batch.control == POWER:
                 self.power[batch.index] = np.maximum(self.power[batch.index], batch.value)
-        self.told |= any(f.kind == "coolant_loss" for f in engine.diagnosis.faults)
+        self.told[[f.entity for f in engine.diagnosis.faults if f.kind == "coolant_loss"]] = True
 
 
-def live_through_leak(leak: Leak, report: Report) -> LeakOutcome:
-    """The run to its end."""
-    site = leak.site()
-    plant = Plant(site, seed=leak.seed)
+def live_through_leak(leaks: tuple[Leak, ...], report: Report) -> list[LeakOutcome]:
+    """The run to its end, of leaks that one plant has side by side."""
+    first, site = leaks[0], leaks[0].site(len(leaks))
+    plant = Plant(site, seed=first.seed)
     engine = Engine(site, [REGISTRY[NAME]()], [], {NAME: "act"})
-    simulation = Simulation(engine, plant, Sensors(site, leak.seed))
+    simulation = Simulation(engine, plant, Sensors(site, first.seed))
     watch = LeakWatch(plant)
     simulation.observers = (watch,)
     disturbance, t = plant.disturbance, plant.truth
-    second_s, wet, wet_n = np.inf, np.zeros(site.sizes["node"], np.bool_), 0
-    for second in range(WARM_S + AFTER_S):
-        leak.apply(disturbance, float(second - WARM_S))
+    second_s, wet_n, seconds = np.inf, 0, WARM_S + AFTER_S + LATER_S * (len(leaks) - 1)
+    for second in range(seconds):
+        disturbance.sensors.clear()
+        for k, leak in enumerate(leaks):
+            leak.apply(disturbance, float(second - WARM_S - LATER_S * k), k)
         simulation.step()
         trays = np.bincount(site.rack_of_node[t.node_leak], minlength=site.sizes["rack"])
         if second_s == np.inf and (trays + t.rack_leak >= 2).any():
             second_s = t.time_s
         if (now_n := int(t.node_leak.sum() + t.rack_leak.sum())) > wet_n:
             wet_n, watch.moved_s = now_n, t.time_s
-        done = leak.leaking and np.isfinite(watch.isolated_s[list(leak.leaking)]).all()
+        done = len(leaks) == 1 and bool(first.leaking)
+        done = done and bool(np.isfinite(watch.isolated_s[list(first.leaking)]).all())
         if done and t.time_s - watch.moved_s >= QUIET_S:
             break
         if second % 60 == 0:
-            report(second / (WARM_S + AFTER_S), leak.kind)
-    isolated = set(np.flatnonzero(np.isfinite(watch.isolated_s)).tolist())
+            report(second / seconds, first.kind)
+    return [_outcome(watch, leak, k, second_s) for k, leak in enumerate(leaks)]
+
+
+def _outcome(watch: LeakWatch, leak: Leak, circuit: int, second_s: float) -> LeakOutcome:
+    """The outcome of a circuit; `second_s`: when the second detector of a rack was wet."""
+    t, site = watch.plant.truth, watch.plant.site
+    racks = slice(RACKS * circuit, RACKS * (circuit + 1))
+    nodes = slice(racks.start * TRAYS, racks.stop * TRAYS)
+    isolated = set(np.flatnonzero(np.isfinite(watch.isolated_s[racks])).tolist())
     reached = np.zeros(site.sizes["node"], np.bool_)
     for tray in np.flatnonzero(t.node_leak).tolist():
         reached[[tray, *site.nodes_below(tray)]] = True
-    of_leaking = np.isin(np.arange(len(wet)) // TRAYS, list(leak.leaking))
-    off = watch.power == OFF
+    reached, power = reached[nodes], watch.power[nodes]
+    of_leaking = np.isin(np.arange(len(power)) // TRAYS, list(leak.leaking))
+    off = power == OFF
     seen = np.isfinite(watch.commanded_s) and np.isfinite(second_s) and bool(leak.leaking)
-    first_s = float(watch.isolated_s.min())
+    first_s = float(watch.isolated_s[racks].min())
     return LeakOutcome(
         kind=leak.kind,
         profile=leak.profile,
@@ -111,9 +125,9 @@ def live_through_leak(leak: Leak, report: Report) -> LeakOutcome:
         switched_off=int((off & of_leaking).sum()),
         dry_off=int((off & of_leaking & ~reached).sum()),
         wet_left=int((reached & of_leaking & ~off).sum()),
-        wrong_nodes=int(((watch.power > 0) & ~of_leaking).sum()),
+        wrong_nodes=int(((power > 0) & ~of_leaking).sum()),
         command_s=round(float(watch.commanded_s - second_s), 2) if seen else np.nan,
         isolation_s=round(first_s - second_s, 2) if seen and np.isfinite(first_s) else np.nan,
-        lost_l=round(float(t.cdu_leaked_l.sum()), 2),
-        told=watch.told,
+        lost_l=round(float(t.cdu_leaked_l[circuit]), 2),
+        told=bool(watch.told[circuit]),
     )

@@ -18,6 +18,9 @@ from twin.plant import Disturbance, SensorFault
 from twin.site import Site, build_site
 
 WARM_S, AFTER_S = 30, 420  # before the leak; after it
+# Kinds of which one plant lives through several, each on a circuit of its own and so much later than the one
+# before: detectors of other kinds get wet for minutes, and the guard asks what comes at one instant
+SIDE_BY_SIDE, CIRCUITS, LATER_S = ("unseen", "release", "healthy"), 8, 10
 TRAYS = 18
 LIED_S = 20.0  # before the leak a detector that lies says that it is wet
 FLICKERS_PER_S = 0.02  # wet readings of a rack whose detectors flicker
@@ -73,29 +76,29 @@ class Leak:
             return set()
         return {rack, second} if self.kind == "two_racks" else {rack}
 
-    def site(self) -> Site:
-        """Four racks on one CDU, of which two may be isolated at once."""
-        racks = f"r[1-{RACKS}]"
+    def site(self, circuits: int = 1) -> Site:
+        """So many CDUs with four racks each, of which two may be isolated at once."""
+        racks = f"r[1-{RACKS * circuits}]"
         hall = {
             "name": "h",
             "racks": [{"name": racks, "profile": self.profile, "nodes_from": "bottom"}],
-            "cdus": [{"name": "cdu0", "serves": [racks], "loop": "fws0"}],
-            "feeders": [{"name": "a", "side": "A", "budget_w": 1e6, "serves": [racks]}],
+            "cdus": [{"name": f"cdu[1-{circuits}]", "serves": [racks], "loop": "fws0"}],
+            "feeders": [{"name": "a", "side": "A", "budget_w": 1e6 * circuits, "serves": [racks]}],
         }
         controls = {
-            "node.service_level": {"blast_radius": RACKS * TRAYS},
-            "rack.liquid_isolation": {"blast_radius": 2},
-            "rack.electrical_isolation": {"blast_radius": 2},
+            "node.service_level": {"blast_radius": RACKS * TRAYS * circuits},
+            "rack.liquid_isolation": {"blast_radius": 2 * circuits},
+            "rack.electrical_isolation": {"blast_radius": 2 * circuits},
         }
         loop = {"name": "fws0", "cooling": "tower"}
         tree = {"site": "cooling", "halls": [hall], "loops": [loop], "controls": controls}
         return build_site(spec_of(tree), "cooling")
 
-    def apply(self, d: Disturbance, since_s: float) -> None:
-        """Set the disturbance `since_s` after the leak began."""
-        tray, rack, second, liar = self.places
+    def apply(self, d: Disturbance, since_s: float, circuit: int = 0) -> None:
+        """Set the disturbance of a circuit `since_s` after its leak began; earlier sensor faults are gone."""
+        tray, *racks = self.places
+        rack, second, liar = (RACKS * circuit + x for x in racks)
         rng = np.random.default_rng((self.seed, 0xF1A9, round(since_s + 1e4)))
-        d.sensors.clear()
         begun = since_s >= 0.0
         if begun and self.kind not in ("liar", "gateway_lies", "release", "healthy"):
             leaks_at_tray = self.kind in ("tray", "tray_flaps", "two_racks", "liar_and_leak")
@@ -117,22 +120,35 @@ class Leak:
             d.sensors.append(_says("node", liar * TRAYS + tray, 1.0))
             if self.kind == "liar":  # each says every second what it reads, as what was spoilt would stand
                 flickers = int(rng.integers(TRAYS)) if rng.random() < FLICKERS_PER_S else -1
-                trays = range(TRAYS)
                 d.sensors += [
-                    _says("node", second * TRAYS + k, 1.0 if k == flickers else -1.0) for k in trays
+                    _says("node", second * TRAYS + k, 1.0 if k == flickers else -1.0) for k in range(TRAYS)
                 ]
         elif self.kind == "gateway_lies" and begun:
-            says = (("rack", rack, "leak_state"), ("rack", rack, "tray_leak_state"), ("cdu", 0, "leak_state"))
+            says = (
+                ("rack", rack, "leak_state"),
+                ("rack", rack, "tray_leak_state"),
+                ("cdu", circuit, "leak_state"),
+            )
             for late, (table, entity, signal) in enumerate(says):
                 if since_s >= LIED_S * late:
                     d.sensors.append(_says(table, entity, 1.0, signal))
         elif self.kind == "release" and begun:
-            wet = [k for k in range(RACKS * TRAYS) if k // TRAYS != liar]
-            d.sensors += [_says("node", k, 1.0) for k in wet]
+            trays = np.arange(RACKS * TRAYS) + RACKS * TRAYS * circuit
+            d.sensors += [_says("node", k, 1.0) for k in trays[trays // TRAYS != liar].tolist()]
 
 
 def _says(table: str, entity: int, amount: float, signal: str = "leak_state") -> SensorFault:
     return SensorFault(table, entity, signal, "biased", amount)
+
+
+def leaks_together(leaks: Sequence[Leak]) -> list[tuple[Leak, ...]]:
+    """The same in lots for one plant each, of one kind and profile."""
+    out: list[tuple[Leak, ...]] = []
+    for key in dict.fromkeys((x.kind, x.profile) for x in leaks):
+        mine = [x for x in leaks if (x.kind, x.profile) == key]
+        size = CIRCUITS if key[0] in SIDE_BY_SIDE else 1
+        out += [tuple(mine[k : k + size]) for k in range(0, len(mine), size)]
+    return out
 
 
 def leaks_of(draw: str, kinds: list[str], each: int) -> list[Leak]:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from tests.evaluation.harness import chosen, number_in, print_result, short, table
 from tests.support.flow_losses import DRAWS, KINDS, LOSS_HEADS, loss_row, losses_of, together
-from tests.support.leaks import LEAK_HEADS, LEAK_KINDS, leak_row, leaks_of
+from tests.support.leaks import LEAK_HEADS, LEAK_KINDS, leak_row, leaks_of, leaks_together
 from twin.run import Pool, ProgressBar
 
 LOOPS = ("chiller", "tower", "dry_cooler")
@@ -56,10 +56,11 @@ def run(args: argparse.Namespace, out: Console, err: Console) -> int:
     jobs = int(number_in("--jobs", args.jobs or os.cpu_count() or 1, 1, MOST_JOBS))
     begun = time.monotonic()
     with ProgressBar(err, "losses of flow") as bar:
-        lots = Pool(live_through, jobs, bar.move).results(together(losses_of(args.draw, kinds, each)))
-        lived = [x for lot in lots for x in lot]
+        losses = together(losses_of(args.draw, kinds, each))
+        lived = [x for lot in Pool(live_through, jobs, bar.move).results(losses) for x in lot]
     with ProgressBar(err, "leaks") as bar:
-        leaked = Pool(live_through_leak, jobs, bar.move).results(leaks_of(args.draw, kinds, each))
+        lots = leaks_together(leaks_of(args.draw, kinds, each))
+        leaked = [x for lot in Pool(live_through_leak, jobs, bar.move).results(lots) for x in lot]
     outcomes, leaks = [asdict(x) for x in lived], [asdict(x) for x in leaked]
     rows = [loss_row(kind, [x for x in outcomes if x["kind"] == kind]) for kind in kinds if kind in KINDS]
     of_leaks = [leak_row(k, [x for x in leaks if x["kind"] == k]) for k in kinds if k in LEAK_KINDS]
@@ -80,8 +81,8 @@ def _say(told: dict[str, Any], out: Console) -> None:
     out.print(
         "at most: upper end of the 95 % interval of plants with a loss. "
         "shut down: GPUs that heat switched off; caps alone: the same where no node may be switched off. "
-        "needless: nodes that lost no GPU within half an hour with caps alone. In meter_lies, gpu_lies and "
-        "pump_lost nothing is in danger."
+        "needless: nodes that lost no GPU within half an hour with caps alone. In meter_lies, gpu_lies, "
+        "pump_lost, utility_bridged and utility_dips nothing is in danger."
     )
 
 
