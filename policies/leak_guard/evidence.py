@@ -34,14 +34,16 @@ AT_ONCE_RACKS, AT_ONCE_TRAYS, AT_ONCE_PU = 3, 4, 0.5
 # A leak of 0.01 l/min wets its tray within minutes and takes hours to be missed; source: estimate
 LINK_S = 86_400.0
 SETTLE_S = 120.0  # after an isolation, until what is still missing or wet is news; source: estimate
-BUILDING, EACH = "building", ""  # systems: that of the building; each board by itself
+# Systems: that of the building, the controllers of CDUs, each board by itself
+BUILDING, CONTROLLERS, EACH = "building", "controllers", ""
 ASKED, SPENT = 1, 2  # of a person's request to open a rack: waits until all is dry; was granted
 
 
 class LeakSystems(NamedTuple):
     """The system that reads each kind of detector: a gateway, a panel, or each board by itself.
 
-    `pans`: what it says of all trays of a rack. `circuits`: detectors, pressures and fill pumps of CDUs.
+    `pans`: what it says of all trays of a rack. `circuits`: detectors of CDUs.
+    `coolant`: the pressures and fill pumps that tell of coolant that is missing.
     """
 
     trays: str = EACH
@@ -49,6 +51,7 @@ class LeakSystems(NamedTuple):
     pans: str = BUILDING
     circuits: str = BUILDING
     halls: str = BUILDING
+    coolant: str = CONTROLLERS
 
     def bit(self, name: str) -> int:
         """A bit for each system; 0 for boards that are one each."""
@@ -224,7 +227,7 @@ def _around(
     circuit, hall = systems.bit(systems.circuits), systems.bit(systems.halls)
     wet_ns = {kind: np.where(kinds[kind].counts, kinds[kind].first_ns, 0) for kind in (CDU, HALL)}
     for of, first_ns, bit in (
-        (site.cdu_of_rack, missing_ns, circuit),
+        (site.cdu_of_rack, missing_ns, systems.bit(systems.coolant)),
         (site.cdu_of_rack, spread(wet_ns[CDU], site.cdu_of_rack), circuit),
         (site.hall_of_rack, spread(wet_ns[HALL], site.hall_of_rack), hall),
     ):

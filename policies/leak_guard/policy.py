@@ -18,6 +18,7 @@ from policies.leak_guard.detectors import CDU, HALL, HOLD_S, KEYS, ROPE, SUM, TR
 from policies.leak_guard.evidence import (
     ASKED,
     BUILDING,
+    CONTROLLERS,
     EACH,
     JOIN_S,
     LIQUID,
@@ -117,12 +118,13 @@ class LeakGuard:
         pans: str = BUILDING,
         circuits: str = BUILDING,
         halls: str = BUILDING,
+        coolant: str = CONTROLLERS,
     ) -> None:
         """The system that reads each kind of detector, by any name; what has one name is one witness. `trays`
-        "": each board is a system. `pans`: what is said of all trays of a rack. `circuits`: detectors,
-        pressures and fill pumps of CDUs.
+        "": each board is a system. `pans`: what is said of all trays of a rack. `circuits`: detectors of
+        CDUs. `coolant`: the pressures and fill pumps that tell of coolant that is missing.
         """
-        self.systems = LeakSystems(trays, ropes, pans, circuits, halls)
+        self.systems = LeakSystems(trays, ropes, pans, circuits, halls, coolant)
         for kind, name in self.systems._asdict().items():
             if not isinstance(name, str) or (name == EACH and kind != "trays"):
                 raise ContractError(f"{kind}: expected the name of a system, got {name!r}")
