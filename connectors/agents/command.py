@@ -36,7 +36,7 @@ ANSWER_BURST, ANSWER_PER_S = 2**22, 2**18  # bytes of a node or rack
 MAX_EPOCH = 2**53
 Publication = tuple[str, bytes]
 AT_ONCE = 64  # publications that wait for the broker's acknowledgement
-AGENT_CONTROLS = ("gpu.power_cap_w", "node.power_cap_w", "node.power_state")
+AGENT_CONTROLS = ("gpu.power_cap_w", "gpu.clock_lock_mhz", "node.power_cap_w", "node.power_state")
 # control -> the signal of our point that asks the BMS for it
 BMS_REQUESTS = {
     "cdu.supply_temp_target_c": "supply_temp_request_c",
@@ -309,7 +309,8 @@ class Publish(Protocol):
 
 
 class MqttSink:
-    """Power caps and orders on the power of nodes, to be carried out by their agents, who let caps lapse.
+    """Power caps, clock locks and orders on the power of nodes, to be carried out by their agents, who let
+    caps and locks lapse.
 
     `lapse` gives the values [n of the table] that devices take when a lease ends, for controls that give
     back what was found; None is the site's safe value.

@@ -55,6 +55,34 @@ def test_a_cap_below_the_lowest_clock_is_exceeded(plant: Plant) -> None:
     assert plant.truth.gpu_clock_pu[0] == pytest.approx(0.17)
 
 
+def test_locked_clocks_lower_dynamic_power_until_the_lease_lapses(plant: Plant) -> None:
+    """f V(f)^2 is the law of caps too; what leaks goes on."""
+    sensors, t, p = Sensors(plant.site, noise=0.0), plant.truth, plant.parameters
+    free_w, top_mhz = t.gpu_power_w.copy(), plant.site.envelopes["gpu.clock_lock_mhz"].high
+    plant.step([batch("gpu.clock_lock_mhz", [0, 5], 0.5 * top_mhz[0], lease_s=3.0)])
+    assert t.gpu_clock_pu[[0, 1, 5]].tolist() == [0.5, 1.0, 0.5]
+    assert t.gpu_power_w[1] > 0.95 * free_w[1]
+    static_w = p.gpu_idle_w[0] + p.gpu_leak_w_per_k[0] * (t.gpu_temp_c[0] - 40.0)
+    room = (t.gpu_power_w[0] - static_w) / (free_w[0] - static_w)
+    assert room == pytest.approx(0.5 ** p.gpu_exponent[0], abs=0.03)
+    (read,) = [r for r in sensors.observe(t, plant.disturbance, START_NS).reports
+               if "clock_lock_readback_mhz" in r.signals]  # fmt: skip
+    assert read.values[0, [0, 1]].tolist() == [0.5 * top_mhz[0], top_mhz[1]]
+    assert t.gpu_event_bits[0] == 0, "neither heat nor a cap"
+    for _ in range(5):
+        plant.step()
+    assert t.gpu_clock_pu[0] == 1.0
+    assert t.gpu_power_w[0] == pytest.approx(free_w[0], rel=0.05)
+    assert t.gpu_lock_mhz[0] == top_mhz[0]
+
+
+def test_a_lock_and_a_cap_are_both_kept(plant: Plant) -> None:
+    low_mhz = plant.site.envelopes["gpu.clock_lock_mhz"].low[0]
+    plant.step([batch("gpu.power_cap_w", [0, 1], 400.0), batch("gpu.clock_lock_mhz", [0], low_mhz)])
+    t = plant.truth
+    assert t.gpu_power_w[0] < 300.0 < t.gpu_power_w[1] == pytest.approx(400.0)
+
+
 def test_answers_name_epoch_and_number_and_come_once(plant: Plant) -> None:
     plant.step([batch("gpu.power_cap_w", [0, 5], 600.0)])
     assert plant.acks() == [

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 from racktwin_agent.clock import NS, Deadline, Instant
-from racktwin_agent.devices import GPU_CAP, Key
+from racktwin_agent.devices import GPU_CAP, GPU_LOCK, Key
 from racktwin_agent.leases import LeaseBook
 from racktwin_agent.settings import Settings
 from racktwin_agent.simulated import SimulatedDevices
@@ -49,6 +49,14 @@ class Bench:
 
     def cap(self, name: str = "gpu0") -> float | None:
         return self.devices.get(Key(GPU_CAP, name))
+
+
+def test_a_lock_of_clocks_is_a_lease_like_any_other() -> None:
+    bench, lock = Bench(), Key(GPU_LOCK, "gpu0")
+    assert bench.take(0, request(control=GPU_LOCK), order(17, 345.0, 1980.0)) == [("done", "")]
+    assert (bench.devices.get(lock), bench.cap()) == (345.0, 1200)
+    assert len(bench.book.lapse(at(30))) == 1
+    assert bench.devices.get(lock) == 1980.0
 
 
 def test_a_command_is_stored_and_carried_out_and_lapses_when_nobody_renews_it() -> None:

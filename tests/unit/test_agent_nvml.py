@@ -9,7 +9,7 @@ from typing import Any
 
 import pynvml
 import pytest
-from racktwin_agent.devices import GPU_CAP, NODE_CAP, DeviceError, Key, settings, short_bus_id
+from racktwin_agent.devices import GPU_CAP, GPU_LOCK, NODE_CAP, DeviceError, Key, settings, short_bus_id
 from racktwin_agent.kernel_log import Fault
 from racktwin_agent.nvml import QUERIES, NvmlDevices
 from racktwin_agent.publish import sample_of
@@ -45,6 +45,7 @@ class FakeNvml:
         self.bus_ids = list(bus_ids)
         self.errors: dict[Any, int] = {}
         self.limit = dict.fromkeys(bus_ids, 700_000)
+        self.clock_mhz = dict.fromkeys(bus_ids, 1980)
         self.asked: list[tuple[str, Any]] = []
         self.kib = 0
         self.events: list[Any] = []
@@ -87,7 +88,7 @@ class FakeNvml:
         return SimpleNamespace(busId=device)
 
     def nvmlDeviceGetClockInfo(self, device: str, kind: int) -> int:
-        clock = 1980 if kind == pynvml.NVML_CLOCK_SM else 2619
+        clock = self.clock_mhz[device] if kind == pynvml.NVML_CLOCK_SM else 2619
         answer: int = self._answer("nvmlDeviceGetClockInfo", device, clock)
         return answer
 
@@ -112,6 +113,19 @@ class FakeNvml:
     def nvmlDeviceSetPowerManagementLimit(self, device: str, limit_mw: int) -> None:
         self._answer("nvmlDeviceSetPowerManagementLimit", device, None)
         self.limit[device] = limit_mw
+
+    def nvmlDeviceGetMinMaxClockOfPState(self, device: str, kind: int, state: int) -> tuple[int, int]:
+        answer: tuple[int, int] = self._answer("nvmlDeviceGetMinMaxClockOfPState", device, (345, 1980))
+        return answer
+
+    def nvmlDeviceSetGpuLockedClocks(self, device: str, low_mhz: int, high_mhz: int) -> None:
+        assert low_mhz <= high_mhz
+        self._answer("nvmlDeviceSetGpuLockedClocks", device, None)
+        self.clock_mhz[device] = high_mhz
+
+    def nvmlDeviceResetGpuLockedClocks(self, device: str) -> None:
+        self._answer("nvmlDeviceResetGpuLockedClocks", device, None)
+        self.clock_mhz[device] = 1980
 
     def nvmlEventSetCreate(self) -> str:
         return "set"
@@ -146,6 +160,7 @@ def test_values_come_in_the_units_of_the_catalogue() -> None:
         "sm_clock_hz": 1.98e9,
         "mem_clock_hz": 2.619e9,
         "power_limit_w": 700.0,
+        "clock_lock_readback_mhz": 1980.0,
         "clock_event_bits": 4,
         "row_remap_pending_state": 1,
         "recovery_action_state": 1,
@@ -241,7 +256,7 @@ def test_nvlink_counts_become_rates(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_power_limits_are_read_and_set_in_watts() -> None:
     nvml = FakeNvml(A, B)
     devices = NvmlDevices(nvml=nvml)
-    assert settings(devices) == [Key(GPU_CAP, "gpu0"), Key(GPU_CAP, "gpu1")]
+    assert settings(devices) == [Key(c, g) for c in (GPU_CAP, GPU_LOCK) for g in ("gpu0", "gpu1")]
     assert devices.limits(Key(GPU_CAP, "gpu1")) == (200, 700)
     devices.set(Key(GPU_CAP, "gpu1"), 512.5)
     assert (nvml.limit[B], devices.get(Key(GPU_CAP, "gpu1"))) == (512_500, 512.5)
@@ -251,6 +266,31 @@ def test_power_limits_are_read_and_set_in_watts() -> None:
     nvml.errors["nvmlDeviceSetPowerManagementLimit"] = pynvml.NVML_ERROR_NO_PERMISSION
     with pytest.raises(DeviceError, match="gpu0: a limit of 300 W was refused"):
         devices.set(Key(GPU_CAP, "gpu0"), 300)
+
+
+def test_clocks_are_locked_and_the_clock_shows_when_the_lock_is_gone() -> None:
+    nvml = FakeNvml(A, B)
+    devices, lock = NvmlDevices(nvml=nvml), Key(GPU_LOCK, "gpu1")
+    low_mhz, high_mhz = devices.limits(lock) or (0.0, 0.0)
+    assert (low_mhz, high_mhz > 5000) == (345, True)
+    assert devices.get(lock) == 1980.0
+    devices.set(lock, 345.0)
+    assert (nvml.clock_mhz, devices.get(lock)) == ({A: 1980, B: 345}, 345.0)
+    nvml.clock_mhz[B] = 210  # idle
+    assert devices.sample(1).gpu["clock_lock_readback_mhz"] == [1980.0, 345.0]
+    nvml.clock_mhz[B] = 1650  # the driver was loaded anew: NVML itself tells of no lock
+    assert devices.sample(2).gpu["clock_lock_readback_mhz"] == [1980.0, 1650.0]
+    devices.set(lock, 345.0)
+    devices.set(lock, 2100.0)
+    assert ("nvmlDeviceResetGpuLockedClocks", B) in nvml.asked
+    assert (nvml.clock_mhz[B], devices.get(lock)) == (1980, 1980.0)
+    nvml.errors["nvmlDeviceSetGpuLockedClocks"] = pynvml.NVML_ERROR_NO_PERMISSION
+    with pytest.raises(DeviceError, match="gpu1: a lock of 400 MHz was refused"):
+        devices.set(lock, 400)
+    nvml.errors["nvmlDeviceGetMinMaxClockOfPState"] = pynvml.NVML_ERROR_NOT_SUPPORTED
+    older = NvmlDevices(nvml=nvml)
+    assert older.limits(lock) is None
+    assert "clock_lock_readback_mhz" not in older.sample(1).gpu
 
 
 def test_places_follow_pci_addresses_also_of_a_gpu_that_is_missing() -> None:

@@ -212,6 +212,8 @@ class GpuSignals(Table):
     )
     row_remap_failed_state = state("no", "yes", reduce="max")
     health_state = state("ok", "fault", reduce="max")
+    # As its agent set it; NaN where none can lock clocks
+    clock_lock_readback_mhz = Signal("MHz", 0, 5000, quantum=1.0, period_s=10)
     energy_mj = counter("mJ", max_per_s=3e6)
     throttle_power_ns = counter("ns", max_per_s=1.5e9)
     throttle_thermal_ns = counter("ns", max_per_s=1.5e9)
@@ -224,6 +226,16 @@ class GpuSignals(Table):
     nvlink_recovery_count = counter("count", max_per_s=1e3)
     power_cap_w = Control(
         "W", 0, 3000, on_expiry="safe", protective="low", readback="power_limit_w", slew_per_s=50, deadband=5
+    )
+    # The highest clock of its SMs. The top of its range, which is also its safe value, is no lock at all.
+    clock_lock_mhz = Control(
+        "MHz",
+        0,
+        5000,
+        on_expiry="safe",
+        protective="low",
+        readback="clock_lock_readback_mhz",
+        deadband=15,
     )
 
 

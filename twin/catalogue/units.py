@@ -17,6 +17,7 @@ SUFFIX_UNIT: dict[str, str] = {
     "_lpm": "l/min",
     "_pa": "Pa",
     "_hz": "Hz",
+    "_mhz": "MHz",
     "_v": "V",
     "_a": "A",
     "_pu": "1",

@@ -14,6 +14,7 @@ CONTROLS = {
     "gpu.power_cap_w": "power cap",
     "node.power_cap_w": "power cap",
     "job.power_cap_w": "power cap",
+    "gpu.clock_lock_mhz": "lock of the clock",
     "job.checkpoint_interval_s": "checkpoint interval",
     "job.checkpoint_local_interval_s": "interval of saves in memory",
     "job.checkpoint_since_s": "save",
@@ -45,9 +46,8 @@ _WORDS = {
     "readback": "read back", "pending": "waiting",
 }  # fmt: skip
 _UNITS = (
-    "_usd_per_kwh", "_g_per_kwh", "_per_s", "_w", "_c", "_lpm", "_pa", "_pu", "_hz", "_rpm", "_k", "_mj",
-    "_va",
-    "_v", "_a", "_s", "_ns", "_bits", "_code",
+    "_usd_per_kwh", "_g_per_kwh", "_per_s", "_w", "_c", "_lpm", "_pa", "_pu", "_mhz", "_hz", "_rpm",
+    "_k", "_mj", "_va", "_v", "_a", "_s", "_ns", "_bits", "_code",
 )  # fmt: skip
 _COUNTED = {"count": "s", "state": " state", "bytes": " traffic"}
 _KEY = re.compile(

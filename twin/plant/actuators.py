@@ -18,9 +18,9 @@ from twin.site import Site
 from twin.telemetry import CommandAcked
 
 OBEYED = (
-    "gpu.power_cap_w", "node.power_cap_w", "cdu.supply_temp_target_c", "rack.liquid_isolation",
-    "rack.electrical_isolation", "node.service_level", "node.power_state", "job.checkpoint_since_s",
-    "job.checkpoint_interval_s",
+    "gpu.power_cap_w", "gpu.clock_lock_mhz", "node.power_cap_w", "cdu.supply_temp_target_c",
+    "rack.liquid_isolation", "rack.electrical_isolation", "node.service_level", "node.power_state",
+    "job.checkpoint_since_s", "job.checkpoint_interval_s",
 )  # fmt: skip
 MAX_UNASKED = 10_000  # batches whose answers nobody has asked for; older ones are lost
 ON, STOPPING, OFF = 0, 1, 2  # as the states of node.power_state

@@ -53,7 +53,8 @@ class Compute:
         self.tuned_ratio, self.tuned_dt_s = np.full(n_rack, np.nan), 0.0
         self.upstream = np.zeros(n_gpu if self.half else 0)  # K per W of the partner upstream
         self.thermal_clock = np.ones(n_gpu)
-        self.slowed = self.cool_running = False
+        self.lock_pu = np.ones(n_gpu)  # the highest clock that a lock allows
+        self.slowed = self.cool_running = self.locked = False
         self.burnt = np.zeros(n_gpu, np.bool_)  # shut down by heat, until its node is switched off
         self.any_dead = self.any_off = False
         self.slowdown_least = float(p.gpu_slowdown_c.min()) if n_gpu else np.inf
@@ -120,6 +121,11 @@ class Compute:
             self.plate_factor[:] = factor
             self.tuned_dt_s = 0.0
 
+    def lock(self, clock_pu: F64) -> None:
+        """Highest clock of each GPU [n_gpu] by its lock; NaN where none is."""
+        self.lock_pu[:] = np.where(np.isfinite(clock_pu), clock_pu, 1.0)
+        self.locked = bool((self.lock_pu < 1.0).any())
+
     def set_feeds(self, p: Parameters, site: Site, ok: Bool, share_a: F64) -> None:
         """Set the supplies that work [n_node, 2], and the share of two that do [n_node].
 
@@ -152,7 +158,12 @@ class Compute:
         b *= t.gpu_temp_c
         b += self.static0
         a += b  # demand; b: static
-        if self.slowed or self.cool_running or (len(a) and np.maximum.reduce(a) > self.cap_least_w):
+        if (
+            self.slowed
+            or self.cool_running
+            or self.locked
+            or (len(a) and np.maximum.reduce(a) > self.cap_least_w)
+        ):
             self._slow(t, p, a, b, dt_s)
         if self.any_dead:
             a *= t.gpu_alive
@@ -165,12 +176,16 @@ class Compute:
         self._nodes(t, p)
 
     def _slow(self, t: Truth, p: Parameters, demand: F64, static: F64, dt_s: float) -> None:
-        """Lower power and clock where a cap binds or heat has lowered the clock."""
+        """Lower power and clock where a cap binds, a lock does, or heat has lowered the clock.
+
+        Dynamic power is f V(f)^2, of which the exponent of a cap is the law; source: estimate.
+        """
         if self.slowed:
             t.gpu_clock_pu[:] = 1.0
             t.gpu_event_bits[:] = 0
         capped = np.flatnonzero(demand > t.gpu_cap_w)
-        self.slowed = bool(len(capped)) or self.cool_running
+        slower = self.cool_running or self.locked
+        self.slowed = bool(len(capped)) or slower
         if len(capped):
             # An idle GPU may stand above its cap by its static power alone
             dynamic = np.maximum(demand[capped] - static[capped], 1e-9)
@@ -182,16 +197,18 @@ class Compute:
             floor = static[capped] + dynamic * CLOCK_MIN_PU**gamma
             # A cap below what the lowest clock draws is exceeded
             demand_capped = np.maximum(t.gpu_cap_w[capped], floor)
-        if self.cool_running:
-            hot = np.flatnonzero(self.thermal_clock < t.gpu_clock_pu)
-            dynamic = demand[hot] - static[hot]
-            low = self.thermal_clock[hot]
-            slowed_w = static[hot] + dynamic * low ** p.gpu_exponent[hot]
+        if slower:
+            highest = np.minimum(self.thermal_clock, self.lock_pu)
+            at = np.flatnonzero(highest < t.gpu_clock_pu)
+            dynamic = demand[at] - static[at]
+            low = highest[at]
+            slowed_w = static[at] + dynamic * low ** p.gpu_exponent[at]
         if len(capped):
             demand[capped] = demand_capped
-        if self.cool_running:
-            demand[hot] = slowed_w
-            t.gpu_clock_pu[hot] = low
+        if slower:
+            demand[at] = slowed_w
+            t.gpu_clock_pu[at] = low
+            hot = at[self.thermal_clock[at] <= self.lock_pu[at]]
             over_k = t.gpu_temp_c[hot] - p.gpu_slowdown_c[hot]
             t.gpu_event_bits[hot] |= np.where(over_k > HARD_K, BIT_HW_THERMAL, BIT_SW_THERMAL)
             t.throttle_s[hot] += dt_s

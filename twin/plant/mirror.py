@@ -399,6 +399,7 @@ def _commanded(twin: TwinReadings, plant: Plant) -> None:
         actuators.next_s = min(actuators.next_s, float(actuators.until_s[key].min(initial=np.inf)))
     t = plant.truth
     plant.apply_caps()
+    plant.apply_locks()
     plant.apply_set_points()
     for key, column in (("rack.liquid_isolation", t.rack_isolated), ("rack.electrical_isolation", None)):
         value = actuators.get(key)

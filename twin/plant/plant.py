@@ -374,6 +374,8 @@ class Plant:
             known = np.isfinite(value)
             if control in ("gpu.power_cap_w", "node.power_cap_w"):
                 self.apply_caps()
+            elif control == "gpu.clock_lock_mhz":
+                self.apply_locks()
             elif control == "cdu.supply_temp_target_c":
                 self.cooling.target_c = np.where(known, value, p.cdu_supply_c)
                 self.apply_set_points()
@@ -413,6 +415,13 @@ class Plant:
             cap = np.minimum(cap, np.maximum(each, 0.0)[site.node_of_gpu])
         t.gpu_cap_w[:] = cap
         self.compute.cap_least_w = float(cap.min(initial=np.inf))
+
+    def apply_locks(self) -> None:
+        """Set the highest clock of every GPU as it is locked."""
+        top_mhz = self.site.envelopes["gpu.clock_lock_mhz"].high
+        value = self.actuators.get("gpu.clock_lock_mhz")
+        self.truth.gpu_lock_mhz[:] = top_mhz if value is None else np.fmin(value, top_mhz)
+        self.compute.lock(self.truth.gpu_lock_mhz / top_mhz)
 
     def apply_set_points(self) -> None:
         """Apply the supply set points of the CDUs, and of the loops behind them."""
@@ -460,6 +469,7 @@ class Plant:
         t, p, site = self.truth, self.parameters, self.site
         t.gpu_clock_pu[:], t.gpu_alive[:], t.node_on[:] = 1.0, True, True
         self.apply_caps()
+        self.apply_locks()
         for column, level in zip((t.gpu_sm_pu, t.gpu_tensor_pu, t.gpu_dram_pu), BUSY_PU, strict=True):
             column[:] = level
         t.hall_cold_c[:], t.hall_rh_pu[:] = p.hall_set_c, 0.45

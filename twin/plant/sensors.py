@@ -188,6 +188,7 @@ LINK = (
     Meter("rx_bytes_per_s", relative=ACTIVITY),
     Meter("tx_bytes_per_s", relative=ACTIVITY),
 )
+LOCK = (Meter("clock_lock_readback_mhz"),)  # told when anything changes that seldom does
 LINK_COUNTERS = ("error_count", "flap_count", "discard_count")
 
 
@@ -234,6 +235,9 @@ class Sensors:
         agents = Sampling(p.it_s, self.noise, noise)
         self.gpu = Panel("gpu", GPU, GPU_COUNTERS, node_ahead[site.node_of_gpu], agents)
         self.node = Panel("node", NODE, (), node_ahead, agents)
+        # Apart, so that its readings draw nothing from what the others draw from
+        of_gpu = node_ahead[site.node_of_gpu]
+        self.clock_lock = Panel("gpu", LOCK, (), of_gpu, Sampling(p.it_s, self.noise, 0.0))
         self.health = HealthPanels(site, node_ahead, p.it_s, self.noise)
         of_link, outside = node_ahead[site.node_of_link], np.full(1, BMS_AHEAD_NS)
         self.link = Panel("link", LINK, LINK_COUNTERS, of_link, agents._replace(period_s=p.link_s))
@@ -254,6 +258,7 @@ class Sensors:
         self._seen, self._rounds = -1, 0  # the truth's count of seldom changes, rounds since all was read
         self._rack_zero, self._rack_dry = np.zeros(n["rack"]), np.zeros(n["rack"], np.bool_)
         self._cdu_one = np.ones(n["cdu"])
+        self._has_lock = bool(np.isfinite(site.envelopes["gpu.clock_lock_mhz"].high).any())
         self._has_liquid: Bool = site.design.liquid & (site.cdu_of_rack >= 0)
         self._throttle_power_ns = np.zeros(n["gpu"], np.int64)
         self._feeder_mj = np.zeros(n["feeder"])
@@ -333,6 +338,11 @@ class Sensors:
                 of_gpu = ~disturbance.gpu_silent if of_gpu is None else of_gpu & ~disturbance.gpu_silent
             dead = None if truth.gpu_alive.all() else ~truth.gpu_alive
             out += self._finish(self.gpu, faults, of_gpu, dead)
+            if seldom and self._has_lock:
+                self.clock_lock.read((truth.gpu_lock_mhz,), (), now_ns)
+                if dead is not None:
+                    self.clock_lock.blank(dead)
+                out += [self.clock_lock.report(of_gpu)] if of_gpu is None or of_gpu.any() else []
             if truth.health_count >= 0:
                 temp_c = self.gpu.values[self.gpu.signals.index("temp_c")]
                 out += self.health.reports(truth, disturbance, temp_c, now_ns, agent, of_gpu)

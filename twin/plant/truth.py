@@ -29,6 +29,7 @@ class Truth:
     gpu_hbm_temp_c: F64
     gpu_clock_pu: F64  # of the highest clock
     gpu_cap_w: F64
+    gpu_lock_mhz: F64  # the highest clock that its lock allows; NaN where there is none
     gpu_event_bits: I64  # reasons for a lower clock, DCGM field 112
     gpu_energy_j: F64
     gpu_alive: Bool  # on the bus; a GPU that is not neither draws nor reports

@@ -9,7 +9,7 @@ import threading
 
 import msgspec
 import numpy as np
-from racktwin_agent.devices import GPU_CAP, POWER, Column, DeviceError, Key, Sample
+from racktwin_agent.devices import GPU_CAP, GPU_LOCK, POWER, Column, DeviceError, Key, Sample
 from racktwin_agent.power import LEVELS, OFF, STOP, Power
 
 from connectors.agents import EVENT
@@ -33,16 +33,18 @@ class DemoPlant(LivePlant):
     def __init__(self, demo: DemoSite) -> None:
         super().__init__(demo.plant, demo.sensors)
         self.demo, self.lock = demo, threading.RLock()
-        self.limits_w: F64 = demo.plant.truth.gpu_cap_w.copy()
+        truth = demo.plant.truth
+        self.limits: dict[str, F64] = {GPU_CAP: truth.gpu_cap_w.copy(), GPU_LOCK: truth.gpu_lock_mhz.copy()}
         self.reports: dict[tuple[str, tuple[str, ...]], Report] = {}
         self._own_requests = tuple(f"{self._requests}{table}." for table in AGENTS)
         demo.scheduler.commanded = True
         for event in demo.scheduler.running():
             self._jobs.note(event, self.plant.now_ns)
         # From now on the caps are the agents': they hold what was set, and their own leases end it
-        held = self.plant.actuators.until_s.get(GPU_CAP)
-        if held is not None:
-            held[:] = np.inf
+        for control in self.limits:
+            held = self.plant.actuators.until_s.get(control)
+            if held is not None:
+                held[:] = np.inf
 
     def hear(self, message: Message, retained: bool = False) -> None:
         """See LivePlant; what is asked of agents they hear themselves."""
@@ -123,8 +125,8 @@ class Tray:
         self.live, self.node, self.power = live, node, TrayPower(live, node)
         self.first, self.end = (int(i) for i in live.site.gpu_start_of_node[node : node + 2])
         self.gpus = self.end - self.first
-        envelope = live.site.envelopes[GPU_CAP]
-        self._range_w = float(envelope.low[self.first]), float(envelope.high[self.first])
+        envelopes = {control: live.site.envelopes[control] for control in live.limits}
+        self._range = {c: (float(x.low[self.first]), float(x.high[self.first])) for c, x in envelopes.items()}
 
     def sample(self, t_ns: int) -> Sample:
         """See racktwin_agent.devices."""
@@ -135,12 +137,12 @@ class Tray:
 
     def limits(self, key: Key) -> tuple[float, float] | None:
         """See racktwin_agent.devices."""
-        return None if self._gpu(key) is None else self._range_w
+        return None if self._gpu(key) is None else self._range[key.control]
 
     def get(self, key: Key) -> float | None:
         """See racktwin_agent.devices."""
         gpu = self._gpu(key)
-        return None if gpu is None else float(self.live.limits_w[gpu])
+        return None if gpu is None else float(self.live.limits[key.control][gpu])
 
     def set(self, key: Key, value: float) -> None:
         """See racktwin_agent.devices."""
@@ -148,8 +150,8 @@ class Tray:
         if gpu is None:
             raise DeviceError(f"no {key.name}")
         with self.live.lock:
-            self.live.limits_w[gpu] = value
-            self.live.ask(GPU_CAP, gpu, value)
+            self.live.limits[key.control][gpu] = value
+            self.live.ask(key.control, gpu, value)
 
     def serials(self) -> list[str | None]:
         """See racktwin_agent.devices: they have none."""
@@ -163,7 +165,8 @@ class Tray:
         """See racktwin_agent.devices."""
 
     def _gpu(self, key: Key) -> int | None:
-        if key.control != GPU_CAP or not key.name.startswith("gpu") or not key.name[3:].isdecimal():
+        lowest = self._range.get(key.control, (np.nan, np.nan))[0]
+        if np.isnan(lowest) or not key.name.startswith("gpu") or not key.name[3:].isdecimal():
             return None
         number = int(key.name[3:])
         return self.first + number if number < self.gpus else None

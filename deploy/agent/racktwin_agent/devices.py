@@ -12,7 +12,8 @@ from typing import NamedTuple, Protocol
 
 Column = list[float | int | None]
 GPU_CAP, NODE_CAP, POWER = "gpu.power_cap_w", "node.power_cap_w", "node.power_state"
-READBACK = {GPU_CAP: ("gpu", "power_limit_w"), NODE_CAP: ("node", "power_cap_readback_w")}
+GPU_LOCK = "gpu.clock_lock_mhz"
+READBACK = {GPU_CAP: "power_limit_w", GPU_LOCK: "clock_lock_readback_mhz"}  # of each GPU
 # Clock-event bits: hardware slowdown, that for heat, and power brake by an outside signal.
 HW_SLOWDOWN, HW_THERMAL, POWER_BRAKE = 0x08, 0x40, 0x80
 
@@ -84,16 +85,17 @@ class Devices(Protocol):
 
 def settings(devices: Devices) -> list[Key]:
     """All settings that these devices have, in order."""
-    keys = [Key(GPU_CAP, f"gpu{i}") for i in range(devices.gpus)] + [Key(NODE_CAP, "")]
-    return [k for k in keys if devices.limits(k) is not None]
+    keys = [Key(control, f"gpu{i}") for control in READBACK for i in range(devices.gpus)]
+    return [k for k in (*keys, Key(NODE_CAP, "")) if devices.limits(k) is not None]
 
 
 def readbacks(devices: Devices, controls: set[str]) -> tuple[dict[str, Column], dict[str, Column]]:
     """(GPU columns, node columns) that echo these controls."""
     gpu: dict[str, Column] = {}
     node: dict[str, Column] = {}
-    if GPU_CAP in controls:
-        gpu["power_limit_w"] = [devices.get(Key(GPU_CAP, f"gpu{i}")) for i in range(devices.gpus)]
+    for control, signal in READBACK.items():
+        if control in controls:
+            gpu[signal] = [devices.get(Key(control, f"gpu{i}")) for i in range(devices.gpus)]
     if NODE_CAP in controls:
         node["power_cap_readback_w"] = [devices.get(Key(NODE_CAP, ""))]
     return gpu, node

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs through NVML: what can be read as columns, and power limits.
+"""NVIDIA GPUs through NVML: what can be read as columns, power limits, and locked clocks.
 
 A feature that a GPU lacks is a column of nothing; a GPU that fell off the bus loses its own values and
 nothing else. Units are those of racktwin's catalogue. Imports the agent's devices and serials, and pynvml
@@ -10,11 +10,15 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
-from racktwin_agent.devices import GPU_CAP, Column, DeviceError, Key, Sample, short_bus_id
+from racktwin_agent.devices import GPU_LOCK, READBACK, Column, DeviceError, Key, Sample, short_bus_id
 from racktwin_agent.identity import plain_serial
 
+CLOCK_STEP_MHZ = (
+    15.0  # of SM clocks: so much above its lock a clock may be; source: nvidia-smi, supported clocks
+)
 NVLINK_ALL = 0xFFFFFFFF  # the scope of a field value: all links together
 RETRY_LOST_S = 10.0
 Number = float | int | None
@@ -117,6 +121,7 @@ class _Gpu:
         self.counts: dict[str, tuple[int, int]] = {}
         self.retry_s = 0.0
         self.shutdown_c: Number = None
+        self.lock_mhz: float | None = None  # as it was set here; NVML tells nobody
 
 
 class NvmlDevices:
@@ -146,6 +151,7 @@ class NvmlDevices:
             gpu.handle = found.get(gpu.bus_id)
         self.gpus = len(self._gpus)
         self._limits: dict[int, tuple[float, float]] = {}
+        self._clocks: dict[int, tuple[float, float]] = {}
         if self.gpus == 0:
             raise DeviceError("NVML knows no GPU on this node; expected at least one, or gpu_bus_ids")
 
@@ -156,11 +162,14 @@ class NvmlDevices:
     def sample(self, t_ns: int) -> Sample:
         """See Devices."""
         columns: dict[str, Column] = {name: [None] * self.gpus for name, _ in (*QUERIES, *RATES)}
+        locked = columns[READBACK[GPU_LOCK]] = [None] * self.gpus
         for i, gpu in enumerate(self._gpus):
             for name, query in QUERIES:
                 columns[name][i] = self._ask(gpu, name, query)
             for name, query in RATES:
                 columns[name][i] = self._rate(gpu, name, self._ask(gpu, name, query))
+            clock_hz = columns["sm_clock_hz"][i]
+            locked[i] = self._lock_mhz(i, None if clock_hz is None else clock_hz / 1e6)
             if gpu.shutdown_c is None:
                 gpu.shutdown_c = self._ask(gpu, "shutdown_c", _shutdown)
         # A column of nothing from every GPU is a feature that this node lacks.
@@ -211,15 +220,19 @@ class NvmlDevices:
 
     def _number(self, key: Key) -> int | None:
         digits = key.name.removeprefix("gpu")
-        if key.control != GPU_CAP or digits == key.name or not (digits.isascii() and digits.isdigit()):
+        if key.control not in READBACK or digits == key.name or not (digits.isascii() and digits.isdigit()):
             return None
         return int(digits) if len(digits) < 4 and int(digits) < self.gpus else None
 
     def limits(self, key: Key) -> tuple[float, float] | None:
-        """See Devices: NVML's constraints on the power limit."""
+        """See Devices: NVML's constraints on the power limit; of a lock, any clock from the lowest on, as one
+        above the highest is none."""
         at = self._number(key)
         if at is None:
             return None
+        if key.control == GPU_LOCK:
+            clocks = self._clocks_mhz(at)
+            return None if clocks is None else (clocks[0], inf)
         if at not in self._limits and self._is_there(self._gpus[at]):
             try:
                 low, high = self.nvml.nvmlDeviceGetPowerManagementLimitConstraints(self._gpus[at].handle)
@@ -233,6 +246,11 @@ class NvmlDevices:
         at = self._number(key)
         if at is None or not self._is_there(self._gpus[at]):
             return None
+        if key.control == GPU_LOCK:
+            gpu = self._gpus[at]
+            return self._lock_mhz(
+                at, self._ask(gpu, "lock", lambda n, d: n.nvmlDeviceGetClockInfo(d, n.NVML_CLOCK_SM))
+            )
         try:
             return float(self.nvml.nvmlDeviceGetPowerManagementLimit(self._gpus[at].handle) / 1e3)
         except self.nvml.NVMLError:
@@ -245,10 +263,54 @@ class NvmlDevices:
             raise DeviceError(f"no {key.control} of {key.name or 'this node'}")
         if not self._is_there(self._gpus[at]):
             raise DeviceError(f"{key.name} at {self._gpus[at].bus_id} does not answer")
+        if key.control == GPU_LOCK:
+            self._lock(at, value)
+            return
         try:
             self.nvml.nvmlDeviceSetPowerManagementLimit(self._gpus[at].handle, round(value * 1e3))
         except self.nvml.NVMLError as error:
             raise DeviceError(f"{key.name}: a limit of {value:g} W was refused: {error}") from None
+
+    def _clocks_mhz(self, at: int) -> tuple[float, float] | None:
+        """(lowest, highest) SM clock of a GPU; None where its clocks cannot be locked."""
+        if at not in self._clocks and self._is_there(self._gpus[at]):
+            nvml, device = self.nvml, self._gpus[at].handle
+            try:
+                low, high = nvml.nvmlDeviceGetMinMaxClockOfPState(
+                    device, nvml.NVML_CLOCK_SM, nvml.NVML_PSTATE_0
+                )
+                if 0 < low < high and hasattr(nvml, "nvmlDeviceSetGpuLockedClocks"):
+                    self._clocks[at] = float(low), float(high)
+            except (nvml.NVMLError, AttributeError, TypeError, ValueError):
+                return None
+        return self._clocks.get(at)
+
+    def _lock_mhz(self, at: int, clock_mhz: float | None) -> float | None:
+        """The lock of a GPU as it was set here, unless its clock shows that it is gone.
+
+        NVML has no query for it: after a driver is loaded anew, or by another's hand, the clock runs free.
+        """
+        clocks, set_mhz = self._clocks_mhz(at), self._gpus[at].lock_mhz
+        if clocks is None or clock_mhz is None:
+            return None
+        if set_mhz is None:
+            return clocks[1]
+        return set_mhz if clock_mhz <= set_mhz + CLOCK_STEP_MHZ else clock_mhz
+
+    def _lock(self, at: int, value: float) -> None:
+        """Lock the clocks of a GPU up to a value; the highest or more gives them free."""
+        gpu, clocks = self._gpus[at], self._clocks_mhz(at)
+        if clocks is None:
+            raise DeviceError(f"gpu{at}: its clocks cannot be locked")
+        try:
+            if value >= clocks[1]:
+                self.nvml.nvmlDeviceResetGpuLockedClocks(gpu.handle)
+                gpu.lock_mhz = None
+            else:
+                self.nvml.nvmlDeviceSetGpuLockedClocks(gpu.handle, round(clocks[0]), round(value))
+                gpu.lock_mhz = value
+        except self.nvml.NVMLError as error:
+            raise DeviceError(f"gpu{at}: a lock of {value:g} MHz was refused: {error}") from None
 
     def serials(self) -> list[str | None]:
         """See Devices: the board's serial and the UUID, since several GPUs may share a board.

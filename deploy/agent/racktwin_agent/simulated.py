@@ -10,10 +10,11 @@ import random
 import threading
 
 from racktwin_agent.devices import (
-    GPU_CAP,
+    GPU_LOCK,
     HW_THERMAL,
     NODE_CAP,
     POWER_BRAKE,
+    READBACK,
     Column,
     DeviceError,
     Key,
@@ -24,6 +25,8 @@ from racktwin_agent.devices import (
 IDLE_W, WANTED_W = 90.0, 880.0
 K_PER_W, TAU_S = 0.028, 7.0
 SLOWDOWN_C, SHUTDOWN_C = 89.0, 95.0
+LOW_MHZ, HIGH_MHZ = 345.0, 1980.0
+CLOCK_EXPONENT = 2.7  # of dynamic power over the clock; source: estimate
 
 
 class SimulatedDevices:
@@ -40,6 +43,7 @@ class SimulatedDevices:
         self.serial: list[str | None] = [None] * gpus  # nodes of one seed must not claim each other's devices
         self._dice = random.Random(seed)
         self._limit = [high_w] * gpus
+        self._lock_mhz = [HIGH_MHZ] * gpus
         self._node_limit = high_w * gpus
         self._power = [IDLE_W] * gpus
         self._temp = [coolant_c] * gpus
@@ -52,7 +56,8 @@ class SimulatedDevices:
         self._last_ns = t_ns
         share = self._node_limit / max(self.gpus, 1)
         for i in range(self.gpus):
-            wanted = IDLE_W + (WANTED_W - IDLE_W) * self.load_pu + self._dice.gauss(0, 5)
+            clock = (self._lock_mhz[i] / HIGH_MHZ) ** CLOCK_EXPONENT
+            wanted = IDLE_W + (WANTED_W - IDLE_W) * self.load_pu * clock + self._dice.gauss(0, 5)
             self._power[i] = max(IDLE_W, min(wanted, self._limit[i], share))
             leaves_k = self.flow_pu * (self._temp[i] - self.coolant_c)
             self._temp[i] += (self._power[i] * K_PER_W - leaves_k) * min(1.0, dt / TAU_S)
@@ -69,8 +74,12 @@ class SimulatedDevices:
                 "power_w": [round(p, 1) for p in self._power],
                 "temp_c": [round(t, 1) for t in self._temp],
                 "util_pu": [self.load_pu] * self.gpus,
-                "sm_clock_hz": [1.98e9 * (p / WANTED_W) ** 0.4 for p in self._power],
+                "sm_clock_hz": [
+                    min(1.98e9 * (p / WANTED_W) ** 0.4, 1e6 * m)
+                    for p, m in zip(self._power, self._lock_mhz, strict=True)
+                ],
                 "power_limit_w": list(self._limit),
+                READBACK[GPU_LOCK]: list(self._lock_mhz),
                 "clock_event_bits": list(bits),
                 "energy_mj": list(self._energy),
                 "ecc_sbe_count": [0] * self.gpus,
@@ -86,20 +95,22 @@ class SimulatedDevices:
 
     def _number(self, key: Key) -> int | None:
         names = {f"gpu{i}": i for i in range(self.gpus)}
-        return names.get(key.name) if key.control == GPU_CAP else None
+        return names.get(key.name) if key.control in READBACK else None
 
     def limits(self, key: Key) -> tuple[float, float] | None:
         """See Devices."""
         if key == Key(NODE_CAP, ""):
             return self.low_w * self.gpus, self.high_w * self.gpus
-        return (self.low_w, self.high_w) if self._number(key) is not None else None
+        if self._number(key) is None:
+            return None
+        return (LOW_MHZ, HIGH_MHZ) if key.control == GPU_LOCK else (self.low_w, self.high_w)
 
     def get(self, key: Key) -> float | None:
         """See Devices."""
         if key == Key(NODE_CAP, ""):
             return self._node_limit
         at = self._number(key)
-        return None if at is None or at in self.lost else self._limit[at]
+        return None if at is None or at in self.lost else self._settings(key)[at]
 
     def set(self, key: Key, value: float) -> None:
         """See Devices."""
@@ -112,7 +123,10 @@ class SimulatedDevices:
             elif at is None:
                 raise DeviceError(f"no {key.name}")
             else:
-                self._limit[at] = value
+                self._settings(key)[at] = value
+
+    def _settings(self, key: Key) -> list[float]:
+        return self._lock_mhz if key.control == GPU_LOCK else self._limit
 
     def serials(self) -> list[str | None]:
         """See Devices: none but what a test says."""
