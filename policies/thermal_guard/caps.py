@@ -2,7 +2,7 @@
 
 Every GPU is judged by how hot it may be by now, not by its last reading: silence drifts hot. Between the
 guard and the limit the cap falls in proportion, at the limit to the device's minimum; a rack whose coolant is
-lost or too hot pulls all of its GPUs down.
+lost or too hot pulls all of its GPUs down. So does one whose GPUs surge, before any of them is at its guard.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ RACK_KEYS = ("rack.supply_temp_c", "rack.return_temp_c", "rack.flow_lpm")
 KEYS = (*GPU_KEYS, *RACK_KEYS)
 # A cap is let go after this long below the guard, so that a temperature at the edge does not toggle it.
 RELEASE_S = 60.0
-# Two for each key, measured and feared, and one for the time after
+# Two for each key, measured and feared, one for the time after, one for GPUs that surge
 REASONS = (
     *(f"{key} {how} beyond its guard" for key in KEYS for how in ("is", "was not heard and may be")),
     f"was beyond a guard less than {RELEASE_S:.0f} s ago",
+    "GPUs of its rack warm up faster than coolant at its usual flow allows",
 )
+AFTER, SURGE = len(REASONS) - 2, len(REASONS) - 1
 
 
 def strain(worst: F64, guard: F64, limit: F64) -> F64:
@@ -63,15 +65,16 @@ class HeatCaps:
     until_ns: I64
 
 
-def assess(view: View, memory: Memory) -> HeatCaps:
-    """The caps of all GPUs now; the memory that follows from it gives the same assessment again.
+def assess(view: View, memory: Memory, surging: I32) -> HeatCaps:
+    """The caps of all GPUs now, the `surging` ones at their lowest; the memory that follows from it gives the
+    same assessment again.
 
     While an episode lasts, its lowest cap rests: no pumping around the guard.
     """
     envelope = view.envelope(CONTROL)
     cap_w = np.full(len(envelope.low), np.inf)
-    reason = np.full(len(cap_w), len(REASONS) - 1, np.int64)
-    for pull in _pulls(view, envelope):
+    reason = np.full(len(cap_w), AFTER, np.int64)
+    for pull in (*_pulls(view, envelope), Pull(SURGE, surging, envelope.low[surging])):
         lower = pull.cap_w < cap_w[pull.gpu]
         cap_w[pull.gpu[lower]], reason[pull.gpu[lower]] = pull.cap_w[lower], pull.reason
     active = np.isfinite(cap_w)

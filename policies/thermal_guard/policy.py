@@ -2,7 +2,7 @@
 not.
 
 It only narrows from above; raising again is left to the slew limit. Where even the lowest caps leave a GPU
-seconds until it shuts itself down, jobs save, nodes are drained, stopped and switched off.
+seconds until it shuts itself down, jobs save, clocks are locked, nodes are drained, stopped and switched off.
 """
 
 from __future__ import annotations
@@ -11,9 +11,21 @@ from typing import ClassVar
 
 import numpy as np
 
-from policies.thermal_guard.caps import CONTROL, GPU_KEYS, KEYS, REASONS, RELEASE_S, HeatCaps, assess
+from policies.thermal_guard.caps import (
+    AFTER,
+    CONTROL,
+    GPU_KEYS,
+    KEYS,
+    REASONS,
+    RELEASE_S,
+    SURGE,
+    HeatCaps,
+    assess,
+)
+from policies.thermal_guard.plan import LOCK
 from policies.thermal_guard.rescue import OFF, ON, POWER, SAVE, SERVICE, STOP, Rescue, proposals, rescue
-from policies.thermal_guard.rise import FAST, SLOW, rise
+from policies.thermal_guard.rise import FAST, SLOW, TEMP, rise
+from policies.thermal_guard.surge import POWERS, TEMPS, TIMES, surge
 from twin.catalogue import I32, NS, control_value, find_signal
 from twin.contracts import (
     PAGE,
@@ -51,14 +63,16 @@ STRAIN_COLUMNS = (
 
 DANGER_COLUMNS = (
     TableColumn("node"),
+    TableColumn("left_now_s", "s", "left at its power"),
     TableColumn("left_s", "s", "left at the lowest caps"),
+    TableColumn("left_locked_s", "s", "left with locked clocks"),
     TableColumn("since_s", "s", "in danger since"),
     TableColumn("action"),
     TableColumn("power", text="power is"),
     TableColumn("lift", text="ends by"),
 )
 ACTIONS = {
-    ON: "lowest caps; its jobs save if they can in that time",
+    ON: "lowest caps, locked clocks; its jobs save if they can in that time",
     STOP: "stop its system",
     OFF: "switch it off",
 }
@@ -68,7 +82,7 @@ class ThermalGuard:
     """Proposes upper bounds on GPU power caps, and what follows where they are not enough."""
 
     name: ClassVar[str] = "thermal_guard"
-    controls: ClassVar[tuple[str, ...]] = (CONTROL, SAVE, SERVICE, POWER)
+    controls: ClassVar[tuple[str, ...]] = (CONTROL, LOCK, SAVE, SERVICE, POWER)
     rank: ClassVar[int] = 0
     period_s: ClassVar[float] = 1.0
     urgent: ClassVar[bool] = True
@@ -79,8 +93,11 @@ class ThermalGuard:
             "low_ns": "i8",
             "read_ns": "i8",
             "readings": "i1",
+            "locked": "i1",
             "least_c": "f8",
             **dict.fromkeys((*FAST, *SLOW), "f8"),
+            **dict.fromkeys(TIMES, "i8"),
+            **dict.fromkeys((*TEMPS, *POWERS), "f4"),
         },
         node={"danger_ns": "i8", "calm_ns": "i8", "order": "i1"},
     )
@@ -90,9 +107,10 @@ class ThermalGuard:
         """Caps for the GPUs under strain, and for those that were until a minute ago; orders for nodes."""
         if view.site.sizes["gpu"] == 0:
             return [], memory
-        found, envelope = assess(view, memory), view.envelope(CONTROL)
+        fast, readings = surge(view, memory)
+        found, envelope = assess(view, memory, fast.capped), view.envelope(CONTROL)
         if not found.active.any() and not memory["danger_ns"].any():
-            return [], memory
+            return [], {**memory, **readings}
         out, capped = [], mask_index(found.active)
         code_of = found.reason[capped]
         for code in np.unique(code_of).tolist():
@@ -102,11 +120,12 @@ class ThermalGuard:
             out.append(Proposal(CONTROL, index, envelope.low[index], cap_w, want, REASONS[code]))
         kept_w = np.where(found.active, found.cap_w, 0.0)
         warming, fits = rise(view, memory, capped)
-        saved = rescue(view, memory, warming)
-        return out + proposals(view, saved), {
+        saved = rescue(view, memory, warming, fast)
+        return out + proposals(view, saved, found.active), {
             "until_ns": found.until_ns,
             "cap_w": kept_w,
             **fits,
+            **readings,
             **saved.memory,
         }
 
@@ -114,8 +133,9 @@ class ThermalGuard:
         """The strained GPUs and racks: signal, worst case, limit, cap, and when the cap ends; the nodes in
         danger with the seconds that they have."""
         entity, inside = scope_of(view, request)
-        found = assess(view, memory)
-        saved = rescue(view, memory, rise(view, memory, mask_index(found.active))[0])
+        fast = surge(view, memory)[0]
+        found = assess(view, memory, fast.capped)
+        saved = rescue(view, memory, rise(view, memory, mask_index(found.active))[0], fast)
         capped = in_scope(inside, "gpu", mask_index(found.active))
         gpus = in_scope(inside, "gpu", np.arange(view.site.sizes["gpu"], dtype=np.int32))
         nodes = in_scope(inside, "node", mask_index(saved.danger_ns > 0))
@@ -143,12 +163,14 @@ def _dangers(view: View, found: Rescue, nodes: I32) -> DataTable:
     """A row for each node in danger, the shortest time first."""
     rows: list[dict[str, Value]] = []
     power = view.readback(POWER)
-    for node in nodes[np.argsort(found.left_s[nodes], kind="stable")][:MAX_ROWS].tolist():
+    for node in nodes[np.argsort(found.seconds.lowest_s[nodes], kind="stable")][:MAX_ROWS].tolist():
         order = int(found.order[node])
         rows.append(
             {
                 "node": view.site.name("node", node),
-                "left_s": finite(found.left_s[node], 1),
+                "left_now_s": finite(found.seconds.now_s[node], 1),
+                "left_s": finite(found.seconds.lowest_s[node], 1),
+                "left_locked_s": finite(found.seconds.locked_s[node], 1),
                 "since_s": (view.now_ns - int(found.danger_ns[node])) / NS,
                 "action": ACTIONS[order],
                 "power": "unknown" if np.isnan(power[node]) else control_value(float(power[node]), POWER),
@@ -189,13 +211,23 @@ def _strains(view: View, found: HeatCaps, capped: I32) -> DataTable:
 
 
 def _key(code: int) -> str:
-    """The signal of a reason; "" for the time after."""
-    return KEYS[code // 2] if code < len(REASONS) - 1 else ""
+    """The signal of a reason; "" for the time after, and for what is told of a whole rack."""
+    return KEYS[code // 2] if code < AFTER else ""
 
 
 def _evidence(view: View, found: HeatCaps, code: int, gpu: int) -> dict[str, Value]:
     """The cells of a row on the signal that lowers a cap, and on what ends it."""
     key = _key(code)
+    if code == SURGE:
+        rack = view.site.rack_of_gpu
+        hottest_c = float(np.nanmax(view.value(TEMP)[rack == rack[gpu]]))
+        return dict.fromkeys(EVIDENCE) | {
+            "signal": TEMP,
+            "unit": "degC",
+            "value": finite(hottest_c),
+            "basis": "rise",
+            "lift": f"{RELEASE_S:.0f} s without such a rise",
+        }
     if not key:
         left_s = (int(found.until_ns[gpu]) - view.now_ns) / NS
         return dict.fromkeys(EVIDENCE) | {"lift": f"{left_s:.0f} s more inside every guard"}

@@ -1,6 +1,7 @@
 """Rise: how fast GPUs warm up at their lowest caps, and the seconds that this leaves them.
 
-Two straight lines are fitted to the latest readings of each GPU since its cap was read back at its lowest.
+Two straight lines are fitted to the latest readings of each GPU since its cap was read back at its lowest, or
+since it draws no more than that anyway; where a locked clock has lowered its power further, they begin anew.
 The rate that counts is the least that the noise of the readings allows. The line over some seconds tells a
 loss of flow. Nothing else enters it: no flow, no power, no law of the plate, so none of these can mislead it.
 The line over half a minute tells a creep. As harmless things creep too, it counts only in a rack whose flow
@@ -14,17 +15,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from policies.thermal_guard.plan import CAP, plan_of, seconds
 from twin.catalogue import F64, I32, NS, Bool
 from twin.contracts import Memory, View
 from twin.telemetry import GOOD
 
-CAP, TEMP = "gpu.power_cap_w", "gpu.temp_c"
+TEMP, POWER = "gpu.temp_c", "gpu.power_w"
 FLOW = "rack.flow_lpm"
 FAST, SLOW = (
     ("s_w", "s_t", "s_y", "s_tt", "s_ty"),
     ("l_w", "l_t", "l_y", "l_tt", "l_ty"),
 )  # weighted sums of both fits: of 1, t, y, t t, t y
-COLUMNS = ("low_ns", "read_ns", "readings", "least_c", *FAST, *SLOW)  # of the memory
+COLUMNS = ("low_ns", "read_ns", "readings", "locked", "least_c", *FAST, *SLOW)  # of the memory
 # A cap is in force so long after it was read back: readings before are of another power; source: estimate
 SETTLE_S = 1.0
 MEMORY_S = {FAST: 6.0, SLOW: 30.0}  # of the fits: a reading counts 1/e after this
@@ -45,11 +47,15 @@ CREEPING, RISEN_K = 4, 8.0
 @dataclass(frozen=True, slots=True)
 class Rise:
     """Of the GPUs `gpu` [k]: seconds left (inf: none counted), and whether each bears witness: it was read,
-    is hot, and warms up at its lowest cap beyond doubt."""
+    is hot, and warms up at its lowest cap beyond doubt. `rate`, `most`: the rate that counts, K/s, and the
+    greatest that the noise allows; `room_k`: how far below its shutdown each is."""
 
     gpu: I32
     left_s: F64
     rises: Bool
+    rate: F64
+    most: F64
+    room_k: F64
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +70,10 @@ class _Line:
 def rise(view: View, memory: Memory, gpu: I32) -> tuple[Rise, Memory]:
     """The rise of some GPUs, and the columns of the memory that follow from it."""
     # Most capped GPUs do not stand at their lowest: nothing is fitted, and the memory stays as it is
-    envelope = view.envelope(CAP)
-    low = view.readback(CAP)[gpu] <= envelope.low[gpu] + envelope.deadband
-    gpu = gpu[low | (memory["low_ns"][gpu] > 0)]
+    gpu = gpu[_lowest(view, gpu) | (memory["low_ns"][gpu] > 0)]
     if not len(gpu):
-        return Rise(gpu, np.zeros(0), np.zeros(0, np.bool_)), {name: memory[name] for name in COLUMNS}
+        none = np.zeros(0)
+        return Rise(gpu, none, none > 0, none, none, none), {name: memory[name] for name in COLUMNS}
     old = {name: memory[name][gpu] for name in COLUMNS}
     new = _fitted(view, gpu, old)
     after = {name: memory[name].copy() for name in COLUMNS}
@@ -84,7 +89,16 @@ def rise(view: View, memory: Memory, gpu: I32) -> tuple[Rise, Memory]:
     rate = np.maximum(np.where(known, fast.least, 0.0), np.where(creeps, creep, 0.0))
     rises = rate > 0
     room_k = np.maximum(shutdown_c - MARGIN_K - fast.temp_c, 0.0)
-    return Rise(gpu, np.divide(room_k, rate, out=np.full(len(gpu), np.inf), where=rises), rises), after
+    return Rise(gpu, seconds(room_k, rate), rises, rate, fast.most, room_k), after
+
+
+def _lowest(view: View, gpu: I32) -> Bool:
+    """GPUs [k] at their lowest power: the cap is there, or would change nothing."""
+    envelope = view.envelope(CAP)
+    capped = view.readback(CAP)[gpu] <= envelope.low[gpu] + envelope.deadband
+    idle = (view.value(POWER)[gpu] <= envelope.low[gpu]) & (view.quality(POWER)[gpu] == GOOD)
+    lowest: Bool = capped | idle
+    return lowest
 
 
 def _line(sums: Memory, names: tuple[str, ...], step_k: float) -> _Line:
@@ -111,19 +125,22 @@ def _starved(view: View, gpu: I32, risen: Bool) -> Bool:
 
 def _fitted(view: View, gpu: I32, old: Memory) -> Memory:
     """The sums of both fits with the readings of now; empty where a GPU is not at its lowest cap."""
-    now_ns, envelope = view.now_ns, view.envelope(CAP)
-    read_ns = _heard_ns(view, TEMP, gpu)
+    now_ns, plan = view.now_ns, plan_of(view, gpu)
+    read_ns = reading_ns(view, TEMP, gpu)
     good = view.quality(TEMP)[gpu] == GOOD
-    capped = view.readback(CAP)[gpu] <= envelope.low[gpu] + envelope.deadband
-    low_ns = np.where(capped, np.where(old["low_ns"] > 0, old["low_ns"], now_ns), 0)
+    capped = _lowest(view, gpu)
+    locked = plan.locked & plan.lock_helps
+    same = locked == (old["locked"] > 0)
+    low_ns = np.where(capped, np.where((old["low_ns"] > 0) & same, old["low_ns"], now_ns), 0)
     fresh = capped & good & (read_ns > old["read_ns"]) & (read_ns >= low_ns + round(SETTLE_S * NS))
     gap_s = (read_ns - old["read_ns"]) / NS
-    goes_on = capped & (old["readings"] > 0) & (gap_s <= LOST_S)
+    goes_on = capped & same & (old["readings"] > 0) & (gap_s <= LOST_S)
     temp_c = view.value(TEMP)[gpu]
     least_c = np.where(goes_on, old["least_c"], np.inf)
     out: Memory = {
         "low_ns": low_ns,
         "read_ns": np.where(fresh, read_ns, old["read_ns"]),
+        "locked": locked.astype(np.int8),
         "readings": np.minimum(np.where(goes_on, old["readings"], 0) + fresh, 100),
         "least_c": np.where(fresh, np.minimum(least_c, temp_c), least_c),
     }
@@ -149,6 +166,7 @@ def _hot(view: View, gpu: I32, temp_c: F64, shutdown_c: F64) -> Bool:
     return hot
 
 
-def _heard_ns(view: View, key: str, gpu: I32) -> np.ndarray:
+def reading_ns(view: View, key: str, gpu: I32) -> np.ndarray:
+    """Instants of the last good readings of some GPUs."""
     age_ns = np.minimum(view.age_s(key)[gpu] * NS, float(view.now_ns))
     return view.now_ns - np.rint(age_ns).astype(np.int64)

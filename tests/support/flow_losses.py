@@ -32,8 +32,8 @@ class LossDraw(NamedTuple):
 
 
 DRAWS = {
-    "develop": LossDraw(60_000, ("gb200-nvl72",)),
-    "held_back": LossDraw(60_000_000, ("gb200-nvl72", "gb300-nvl72")),
+    "develop": LossDraw(60_000, ("gb200-nvl72", "cloudmatrix384")),
+    "held_back": LossDraw(60_000_000, ("gb200-nvl72", "gb300-nvl72", "cloudmatrix384")),
 }
 # Kind -> whether GPUs are truly in danger. The others are healthy sites with a sensor that lies, pumps of
 # which one is enough, and losses of the utility that UPSs of the pumps bridge or that last for 1-3 s

@@ -111,7 +111,7 @@ def test_faults_are_named(tmp_path: Path, text: str, fault: str) -> None:
 
 def test_the_command_checks_and_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--config", str(written(tmp_path, SOUND)), "--check"]) == 0
-    assert "4 GPUs, 5 settings; the configuration is sound" in capsys.readouterr().out
+    assert "4 GPUs, 9 settings; the configuration is sound" in capsys.readouterr().out
     assert main(["--config", str(written(tmp_path, "x = 1"))]) == 2
     assert "x: unknown key" in capsys.readouterr().err
     assert main(["--config", str(tmp_path / "none")]) == 2

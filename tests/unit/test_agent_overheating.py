@@ -29,8 +29,11 @@ PROGRAMS = {STOP: ("true",), OFF: ("true",)}
 class Watched:
     """A node whose agent takes a sample and a step each second. `bend` changes samples as sensors may."""
 
-    def __init__(self, guard_c: float = 85.0, programs: Any = None, gpus: int = 4) -> None:
+    def __init__(
+        self, guard_c: float = 85.0, programs: Any = None, gpus: int = 4, lockable: bool = False
+    ) -> None:
         self.devices, self.seconds = SimulatedDevices(gpus, seed=3), 0
+        self.devices.lockable = lockable
         self.heat = Overheating(guard_c)
         watch = Watch(heat=self.heat)
         power = Power(PROGRAMS if programs is None else programs)
@@ -63,22 +66,87 @@ class Watched:
         return list(self.devices._limit)
 
     @property
+    def locks(self) -> list[float]:
+        return list(self.devices._lock_mhz)
+
+    @property
     def overheats(self) -> bool:
         return self.node.contingency.trigger == HEAT
 
 
-def test_gpus_without_flow_are_lowered_within_seconds_of_their_guard_without_plan_or_broker() -> None:
+def test_gpus_without_flow_are_lowered_before_their_guard_without_plan_or_broker() -> None:
     rack = Watched()
     rack.run(60)
     rack.devices.flow_pu = 0.0
-    rack.run(60, lambda: rack.temp_c >= 85.0)
     began = rack.seconds
-    rack.run(3, lambda: rack.overheats)
+    rack.run(60, lambda: rack.overheats)
     assert rack.overheats
-    assert rack.seconds - began <= 2
+    assert rack.temp_c < 85.0
+    assert rack.seconds - began <= 9
     assert rack.caps == [200.0] * 4
     ((_, code, words),) = rack.told
-    assert (code, "beyond 85 C" in words, "4 caps" in words) == (1_000_004, True, True)
+    assert (code, "K/s warmer" in words, "4 caps" in words) == (1_000_004, True, True)
+
+
+def test_where_no_shutdown_is_known_the_guard_is_waited_for() -> None:
+    rack = Watched()
+    rack.bend = lambda sample: replace(sample, shutdown_c=[])
+    rack.run(60)
+    rack.devices.flow_pu = 0.0
+    rack.run(60, lambda: rack.overheats)
+    assert 85.0 <= rack.temp_c < 85.0 + 3 * 4.0
+
+
+def test_hardware_that_slows_two_gpus_down_lowers_their_caps_and_ends_no_node() -> None:
+    for slowed, overheats in (((0, 2), True), ((0,), False)):
+        rack = Watched()
+        bent(rack, lambda second, slowed=slowed: dict.fromkeys(slowed, 90.0), HW_THERMAL)  # type: ignore[misc]
+        rack.run(30)
+        assert rack.overheats is overheats
+        assert rack.node.power.level == ON
+    assert "slowed down for heat" not in "".join(words for *_, words in rack.told)
+
+
+@pytest.mark.parametrize(
+    "k_per_s, gpu_rises, overheats", [(0.8, True, True), (0.8, False, False), (0.1, True, False)]
+)
+def test_coolant_that_warms_up_as_without_flow_is_a_witness_beside_a_gpu(
+    k_per_s: float, gpu_rises: bool, overheats: bool
+) -> None:
+    heat, ever = Overheating(85.0), False
+    for second in range(20):
+        temp_c = 80.0 + 1.2 * second if gpu_rises else 70.0
+        sample = Sample(
+            0, {"temp_c": [temp_c, 70.0]}, {"water_inlet_temp_c": [32.0 + k_per_s * second]}, [110.0, 110.0]
+        )
+        heat.take(sample, Instant(0, T0.boot_ns + second * NS))
+        ever |= bool(heat.evidence)
+    assert ever is overheats
+
+
+def test_clocks_are_locked_where_the_lowest_caps_do_not_do_and_the_node_goes_on() -> None:
+    """With a twentieth of the flow, 200 W are too much, and what a GPU draws at its lowest clock is not."""
+    rack = Watched(lockable=True)
+    rack.run(30)
+    rack.devices.flow_pu = 0.05
+    rack.run(100, lambda: min(rack.locks) < 1980.0)
+    assert (rack.overheats, rack.locks, rack.caps) == (True, [345.0] * 4, [200.0] * 4)
+    rack.run(300)
+    assert rack.node.power.level == ON
+    assert rack.temp_c < SHUTDOWN_C
+    rack.devices.flow_pu = 1.0
+    rack.run(120, lambda: not rack.overheats)
+    assert (rack.locks, rack.caps) == ([1980.0] * 4, [1200.0] * 4)
+
+
+def test_clocks_that_do_not_do_either_end_the_node() -> None:
+    rack = Watched(lockable=True)
+    rack.run(30)
+    rack.devices.flow_pu = 0.0
+    rack.run(200, lambda: rack.node.power.level == OFF)
+    assert rack.locks == [345.0] * 4
+    assert rack.temp_c < SHUTDOWN_C
+    assert [code for _, code, _ in rack.told] == [1_000_004, 1_000_005, 1_000_005]
 
 
 def test_flow_that_comes_back_gives_the_caps_back_after_a_minute() -> None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 from racktwin_agent.clock import NS, Instant, boot_id, current_instant
 from racktwin_agent.config import Config
 from racktwin_agent.contingency import HEAT
-from racktwin_agent.devices import Devices, Sample
+from racktwin_agent.devices import INLET, Devices, Sample
 from racktwin_agent.identity import READ_EVERY_S, Identity, board_serial
 from racktwin_agent.inbox import Inbox
 from racktwin_agent.kernel_log import Fault, KernelLog
@@ -28,7 +29,7 @@ from racktwin_agent.power import Power
 from racktwin_agent.publish import Out, fault_of
 from racktwin_agent.simulated import SimulatedDevices
 from racktwin_agent.store import FileStore
-from racktwin_agent.triggers import Watch, read_inputs
+from racktwin_agent.triggers import Watch, read_inputs, read_water_inlet
 from racktwin_agent.wire import Refused
 from racktwin_agent.xid_events import XidEvents
 
@@ -207,7 +208,7 @@ class Agent:
         read_ns = due_ns
         while not self._stop.is_set():
             try:
-                sample: Sample = self.devices.sample(current_instant().wall_ns)
+                sample: Sample = self._with_inlet(self.devices.sample(current_instant().wall_ns))
                 self.inbox.put("sample", sample)
                 at_ns = current_instant().boot_ns
                 if at_ns >= read_ns:
@@ -219,6 +220,12 @@ class Agent:
             at_ns = current_instant().boot_ns
             due_ns += interval_ns * (1 + max(0, at_ns - due_ns) // interval_ns)
             self._stop.wait(max(0.0, (due_ns - at_ns) / NS))
+
+    def _with_inlet(self, sample: Sample) -> Sample:
+        file = self.config.water_inlet_file
+        return (
+            sample if file is None else replace(sample, node={**sample.node, INLET: [read_water_inlet(file)]})
+        )
 
     def _board(self) -> str | None:
         """The node's serial; a simulated node is on a machine that is none of the site's."""

@@ -66,6 +66,7 @@ class Config:
     broker_gone_s: float = 60.0
     power_brake_s: float = 2.0
     overheating_c: float = 0.0  # 0: not watched, as nothing acts before people say so
+    water_inlet_file: Path | None = None  # temperature of the coolant that comes in, as the kernel tells it
     psu: tuple[PsuInput, ...] = ()
     power: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # by level, those that are enabled
     simulated_gpus: int = 4
@@ -161,6 +162,7 @@ def _config(root: _Reader) -> Config:
         broker_gone_s=triggers.number("broker_gone_s", 1, 86_400, 60.0),
         power_brake_s=triggers.number("power_brake_s", 0, 3600, 2.0),
         overheating_c=triggers.number("overheating_c", 0, 120, 0.0),
+        water_inlet_file=triggers.file("water_inlet_file"),
         psu=_psu(triggers),
         power=_power(power),
         simulated_gpus=int(simulated.number("gpus", 0, 64, 4)),

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 Column = list[float | int | None]
 GPU_CAP, NODE_CAP, POWER = "gpu.power_cap_w", "node.power_cap_w", "node.power_state"
 GPU_LOCK = "gpu.clock_lock_mhz"
+INLET = "water_inlet_temp_c"  # of a node
 READBACK = {GPU_CAP: "power_limit_w", GPU_LOCK: "clock_lock_readback_mhz"}  # of each GPU
 # Clock-event bits: hardware slowdown, that for heat, and power brake by an outside signal.
 HW_SLOWDOWN, HW_THERMAL, POWER_BRAKE = 0x08, 0x40, 0x80

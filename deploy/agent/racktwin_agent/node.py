@@ -12,7 +12,7 @@ from typing import Any
 
 from racktwin_agent.clock import NS, Instant, current_instant
 from racktwin_agent.contingency import HEAT, Change, Contingency
-from racktwin_agent.devices import GPU_CAP, POWER, Devices, Key, Sample, readbacks, settings
+from racktwin_agent.devices import GPU_CAP, GPU_LOCK, POWER, Devices, Key, Sample, readbacks, settings
 from racktwin_agent.leases import RUNNING, Answer, LeaseBook
 from racktwin_agent.overheating import OFF_LEAD_S, STOP_LEAD_S
 from racktwin_agent.power import LEVELS, NODE_POWER, OFF, ON, STOP, Power
@@ -24,6 +24,7 @@ from racktwin_agent.wire import Plan, Refused, Request, read_plan, read_request
 
 STATUS_EVERY_S = 60.0
 SAY_AGAIN_S, MAX_TOLD = 60, 200
+LOCK_LEAD_S = 900.0  # nothing more is lowered for what is further away; source: as the policy thermal_guard
 FORMAT = 1
 # Beyond every XID and SXID: what the agent itself did. `detail` says it in words.
 CODE_OF_TRIGGER = {"psu_lost": 1_000_001, "power_brake": 1_000_002, "broker_gone": 1_000_003, HEAT: 1_000_004}
@@ -89,7 +90,9 @@ class Node:
                     self.power.level = round(ordered.value)  # its system is stopping since
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"the stored state cannot be understood: {error!r}") from error
-        failed = self.settings.lower(self._ceilings(self.contingency.caps)) if self.contingency.caps else []
+        locks = {key: low for key, low in self.settings.ceilings.items() if key.control == GPU_LOCK}
+        ceilings = self._ceilings(self.contingency.caps) | locks
+        failed = self.settings.lower(ceilings) if self.contingency.caps else []
         for text in failed + self.book.reassert(at):
             self.say(text)
         self.say(f"resumed {self.book.running()} leases, epoch {self.book.epoch}, {self.contingency.state}")
@@ -227,11 +230,18 @@ class Node:
         return fault_of(self.path, event_id, "node", "", code, text, at.wall_ns)
 
     def _rescue(self, at: Instant) -> list[Out]:
-        """End this node, as far as that is enabled, where even the lowest caps leave its GPUs seconds."""
+        """Where even the lowest caps leave its GPUs seconds: lock their clocks, and where that does not do
+        either, or there is no time for it, end this node, as far as that is enabled."""
         heat = self.watch.heat
         if heat is None or self.contingency.trigger != HEAT:
             return []
         left_s = heat.left_s()
+        locks = self._locks()
+        if left_s <= LOCK_LEAD_S and locks.keys() - self.settings.ceilings.keys():
+            out = self._lock(locks, left_s)
+            if left_s > OFF_LEAD_S:
+                heat.restart()
+                return out
         wanted = OFF if left_s <= OFF_LEAD_S else STOP if left_s <= STOP_LEAD_S else ON
         level = max((x for x in self.power.commands if x <= wanted), default=ON)
         if level <= self.power.level:
@@ -240,6 +250,23 @@ class Node:
         text = f"{LEVELS[level]}: even at their lowest caps GPUs shut themselves down in {left_s:.0f} s"
         self.say(text)
         return [self._told_fault(ENDED, LEVELS[level], text, at), *self._echo({POWER})]
+
+    def _locks(self) -> dict[Key, float]:
+        """The lowest clock of each GPU that can be locked."""
+        keys = [Key(GPU_LOCK, f"gpu{i}") for i in range(self.devices.gpus)]
+        return {key: found[0] for key in keys if (found := self.devices.limits(key)) is not None}
+
+    def _lock(self, locks: dict[Key, float], left_s: float) -> list[Out]:
+        ceilings = self.settings.ceilings | locks
+        self.settings.remember(ceilings)
+        self._try_save(True)
+        failed = self.settings.lower(ceilings)
+        self.say(
+            f"{len(locks)} clocks locked: at their lowest caps GPUs shut themselves down in {left_s:.0f} s"
+        )
+        for text in failed:
+            self.say(f"clock not locked: {text}")
+        return self._echo({GPU_LOCK})
 
     def _lowest(self) -> dict[str, float]:
         limits = {f"gpu{i}": self.devices.limits(Key(GPU_CAP, f"gpu{i}")) for i in range(self.devices.gpus)}

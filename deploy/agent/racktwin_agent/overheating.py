@@ -1,18 +1,21 @@
-"""Overheating: GPUs beyond their guard that warm up as only plates without flow do, seen by the agent alone.
+"""Overheating: GPUs that warm up as only plates without flow do, or that slow themselves down for heat.
 
-C dT/dt = P - q: where a plate still cools, more heat leaves the warmer it is, and a load that steps up has
-settled long before the guard. One sensor that lies moves nothing: two GPUs must rise, or one whose hardware
-slows it down for heat. Pure: samples and time are passed in. Imports the agent's clock and devices.
+Seen by the agent alone. C dT/dt = P - q: where a plate still cools, more heat leaves the warmer it is, and a
+load that steps up has settled long before the guard. Before the guard, it would settle at T + tau dT/dt: what
+would settle beyond its shutdown has lost its flow. One sensor that lies moves nothing: it takes two witnesses
+of GPUs that rise, GPUs that their hardware slows down for heat (which one that rises may be as well), and
+coolant at the inlet that rises. Pure: samples and time are passed in. Imports the agent's clock and devices.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
 
 from racktwin_agent.clock import NS, Instant
-from racktwin_agent.devices import HW_THERMAL, Column, Sample
+from racktwin_agent.devices import HW_THERMAL, INLET, Column, Sample
 
 SAMPLES = 3  # of a rise that is a trigger
 MOST_SAMPLES = 8  # of the rise by which the time to the shutdown is told
@@ -20,9 +23,13 @@ LEAST_S, MOST_S = 0.9, 5.0  # between two of them: sensors have whole kelvins; a
 # source: estimate: without flow a plate warms by 4-8 K/s at full power and near 1 K/s at the lowest cap; one
 # with flow, within 5 K of where it settles, by less than 1 K/s
 RATE_K_PER_S = 1.0
+TAU_S = 5.0  # the shortest time constant of a cold plate with flow; source: estimate, 5-9 s
+# Coolant at the inlet, over MOST_SAMPLES: a set point moves by less than 0.1 K/s, a loop without flow warms
+# by 0.8 to 1.7
+INLET_K_PER_S = 0.4  # source: estimate, between the two
 RESOLUTION_K = 1.0  # of the sensor, source: NVML, whole degrees
 LEAST_RISE_K = 2.0  # below, it may be the resolution
-WITNESSES = 2  # GPUs; one that its own hardware slows down counts for two
+WITNESSES = 2
 COOLER_K = 5.0  # so far below the guard it is over
 MARGIN_K = 2.0  # below the temperature of the shutdown: errors of the sensor, and what it rises meanwhile
 # Until the first GPU shuts itself down; source: as the policy thermal_guard has them
@@ -37,6 +44,7 @@ class Overheating:
     guard_c: float
     evidence: str = ""
     _samples: list[tuple[int, Column]] = field(default_factory=list)  # since boot, temperatures
+    _inlet: list[float] = field(default_factory=list)  # of the same samples
     _shutdown_c: Column = field(default_factory=list)
     _hot: set[int] = field(default_factory=set)  # GPUs that began it
 
@@ -48,22 +56,67 @@ class Overheating:
             if gap_s < LEAST_S:
                 return
             if gap_s > MOST_S or len(temps) != len(self._samples[-1][1]):
-                self._samples.clear()
+                self.restart()
         self._samples = [*self._samples[1 - MOST_SAMPLES :], (at.boot_ns, temps)]
+        self._inlet = [*self._inlet[1 - MOST_SAMPLES :], _number(sample.node.get(INLET, []), 0)]
         self._shutdown_c = sample.shutdown_c
         bits = sample.gpu.get("clock_event_bits", [])
-        slowed = {i for i, value in enumerate(bits) if int(value or 0) & HW_THERMAL}
-        rising = {i: rate for i, rate in self._rising(SAMPLES).items() if rate >= RATE_K_PER_S}
-        if len(rising) + len(slowed & rising.keys()) >= WITNESSES:
-            self._hot |= rising.keys()
-            of = ", ".join(f"gpu{i}" for i in list(rising)[:8])
-            self.evidence = f"{of} beyond {self.guard_c:g} C, by {max(rising.values()):.1f} K/s warmer"
-        self._hot = {i for i in self._hot if _number(temps, i) >= self.guard_c - COOLER_K}
+        slowed = {
+            i
+            for i, bit in enumerate(bits)
+            if int(bit or 0) & HW_THERMAL and _number(temps, i) >= self.guard_c
+        }
+        surging = self._surging()
+        rising = {i: rate for i, rate in self._rising(SAMPLES).items() if rate >= RATE_K_PER_S} | surging
+        hot = rising.keys() | slowed
+        if hot and len(rising) + len(slowed) + self._inlet_rises() >= WITNESSES:
+            self._hot |= hot
+            self.evidence = self._words(rising, slowed)
+        cooler_c = self.guard_c - COOLER_K
+        self._hot = {i for i in self._hot if _number(temps, i) >= cooler_c or i in surging}
         self.evidence = self.evidence if self._hot else ""
+
+    def _words(self, rising: dict[int, float], slowed: set[int]) -> str:
+        words = []
+        if rising:
+            temp_c = max(_number(self._samples[-1][1], i) for i in rising)
+            words.append(f"{_names(rising)} at {temp_c:g} C, by {max(rising.values()):.1f} K/s warmer")
+        if slowed:
+            words.append(f"{_names(slowed)} slowed down for heat beyond {self.guard_c:g} C")
+        if self._inlet_rises():
+            words.append(f"coolant at {self._inlet[-1]:g} C and warmer")
+        return "; ".join(words)
+
+    def _surging(self) -> dict[int, float]:
+        """GPU -> K/s of those that would settle beyond their shutdown even where their coolant flows."""
+        if len(self._samples) < SAMPLES:
+            return {}
+        span, out = self._samples[-SAMPLES:], {}
+        for gpu in range(len(span[-1][1])):
+            temps = [_number(column, gpu) for _, column in span]
+            if min(temps) == UNKNOWN:
+                continue
+            # Of each part, so that one jump is no rise; a kelvin of the whole may be the resolution
+            parts = [(b - a) * NS / (t1 - t0) for (t0, _), (t1, _), a, b in _pairs(span, temps)]
+            rate = min(*parts, (temps[-1] - temps[0] - RESOLUTION_K) * NS / (span[-1][0] - span[0][0]))
+            shutdown_c = _number(self._shutdown_c, gpu)
+            if rate >= RATE_K_PER_S and self.guard_c < shutdown_c <= temps[-1] + TAU_S * rate:
+                out[gpu] = rate
+        return out
+
+    def _inlet_rises(self) -> bool:
+        """Whether the coolant at the inlet rises as only that of a loop without flow does."""
+        if len(self._inlet) < MOST_SAMPLES or min(self._inlet) == UNKNOWN:
+            return False
+        seconds = (self._samples[-1][0] - self._samples[0][0]) / NS
+        half = len(self._inlet) // 2
+        goes_on = min(self._inlet[half:]) > min(self._inlet[:half]) and self._inlet[-1] == max(self._inlet)
+        return goes_on and (self._inlet[-1] - self._inlet[0]) / seconds >= INLET_K_PER_S
 
     def restart(self) -> None:
         """The caps have changed: what rose before says nothing of what follows."""
         self._samples.clear()
+        self._inlet.clear()
 
     def left_s(self) -> float:
         """Seconds until the first GPU shuts itself down, by the rise since `restart`; inf if too few rise."""
@@ -92,6 +145,17 @@ class Overheating:
             if fell_k <= RESOLUTION_K and temps[-1] >= self.guard_c and rise_k >= LEAST_RISE_K:
                 out[gpu] = rise_k / seconds
         return out
+
+
+def _names(gpus: Iterable[int]) -> str:
+    return ", ".join(f"gpu{i}" for i in sorted(gpus)[:8])
+
+
+def _pairs(
+    span: list[tuple[int, Column]], temps: list[float]
+) -> Iterator[tuple[tuple[int, Column], tuple[int, Column], float, float]]:
+    """Each sample with the one before, and their temperatures."""
+    return ((a, b, x, y) for (a, b), (x, y) in zip(pairwise(span), pairwise(temps), strict=True))
 
 
 def _number(column: Column, at: int) -> float:

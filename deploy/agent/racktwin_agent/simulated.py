@@ -39,6 +39,7 @@ class SimulatedDevices:
         self.load_pu = self.flow_pu = 1.0
         self.lost: set[int] = set()
         self.refuses = False
+        self.lockable = True  # whether its clocks can be locked
         self.braked = False
         self.serial: list[str | None] = [None] * gpus  # nodes of one seed must not claim each other's devices
         self._dice = random.Random(seed)
@@ -101,7 +102,7 @@ class SimulatedDevices:
         """See Devices."""
         if key == Key(NODE_CAP, ""):
             return self.low_w * self.gpus, self.high_w * self.gpus
-        if self._number(key) is None:
+        if self._number(key) is None or (key.control == GPU_LOCK and not self.lockable):
             return None
         return (LOW_MHZ, HIGH_MHZ) if key.control == GPU_LOCK else (self.low_w, self.high_w)
 

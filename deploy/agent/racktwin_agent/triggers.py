@@ -51,6 +51,19 @@ class PsuInput:
             return None
 
 
+def read_water_inlet(file: Path) -> float | None:
+    """Temperature of the coolant that comes in, degC; None if it cannot be read.
+
+    source: Linux, Documentation/hwmon/sysfs-interface: temp*_input is in millidegrees Celsius
+    """
+    try:
+        with open(file, encoding="utf-8") as text:
+            temp_c = float(text.read(64)) / 1e3
+    except (OSError, ValueError):
+        return None
+    return temp_c if -50.0 <= temp_c <= 150.0 else None
+
+
 def read_inputs(inputs: tuple[PsuInput, ...]) -> dict[str, bool | None]:
     """All inputs by name."""
     return {x.name: x.read() for x in inputs}
