@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.flow_loss_run import LossOutcome, live_through
-from tests.support.flow_losses import KINDS, at_most_pu, losses_of, together
+from tests.support.flow_loss_run import CAP, LossOutcome, live_through, run_losses
+from tests.support.flow_losses import KINDS, FlowLoss, at_most_pu, losses_of, together
+from twin.catalogue import F64
+from twin.plant import Disturbance
 
 pytestmark = pytest.mark.slow
 
@@ -51,3 +53,22 @@ def test_without_the_utility_no_gpu_is_lost_and_where_pumps_run_on_no_node_stops
 @pytest.mark.parametrize(("hits", "trials", "most"), [(0, 200, 0.015), (1, 20, 0.2361), (10, 10, 1.0)])
 def test_shares_are_bounded_by_wilson_and_the_rule_of_three(hits: int, trials: int, most: float) -> None:
     assert at_most_pu(hits, trials) == pytest.approx(most, abs=1e-4)
+
+
+class Thinned(FlowLoss):
+    """A rack with a tenth of its flow: enough for GPUs at their lowest clock, and too little at 600 W."""
+
+    def apply(self, d: Disturbance, flow_lpm: F64, since_s: float, circuit: int = 0) -> None:
+        d.rack_branch_factor[1] = 100.0
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_locked_clocks_save_a_rack_that_the_lowest_caps_do_not(locks: bool) -> None:
+    """A site whose lowest cap is 600 W."""
+    loss = Thinned("rack_starves", "gb200-nvl72", 61_000)
+    controls = {CAP: {"min": 600.0}} | ({} if locks else {"gpu.clock_lock_mhz": {"min": 2100.0}})
+    watch = run_losses((loss,), controls, None, _progress)
+    assert not watch.burnt.any()
+    assert watch.ordered.any() == (not locks)
+    locked_mhz = watch.plant.truth.gpu_lock_mhz[watch.plant.site.rack_of_gpu == 1]
+    assert (locked_mhz == 345.0).any() == locks

@@ -83,10 +83,10 @@ class LossWatch:
 
 def live_through(losses: tuple[FlowLoss, ...], report: Report) -> list[LossOutcome]:
     """With all of the guard, and with its caps alone: losses that one plant has side by side."""
-    whole = _run(losses, {}, None, report)
+    whole = run_losses(losses, {}, None, report)
     capped = whole
     if whole.ordered.any() or whole.burnt.any():
-        capped = _run(losses, {POWER: {"max": 0}}, whole.ordered, report)
+        capped = run_losses(losses, {POWER: {"max": 0}}, whole.ordered, report)
 
     def of(column: Bool) -> Bool:
         return column.reshape(len(losses), -1)
@@ -109,7 +109,7 @@ def live_through(losses: tuple[FlowLoss, ...], report: Report) -> list[LossOutco
     ]
 
 
-def _run(
+def run_losses(
     losses: tuple[FlowLoss, ...],
     controls: dict[str, dict[str, float]],
     until_burnt: Bool | None,

@@ -18,6 +18,7 @@ from twin.plant import Backup, Disturbance, SensorFault
 from twin.site import Site, build_site
 
 RACKS, WARM_S, AFTER_S = 4, 120, 600  # of each circuit; before the cause; after it
+SPANS = {"cloudmatrix384": 16}  # racks of a supernode of several; those of nodes come first
 # Scenarios that one plant lives through, each on a circuit of its own: nothing that the guard does joins them
 CIRCUITS = 8
 BLOCKED = 1e12  # on a hydraulic resistance: no flow
@@ -65,11 +66,12 @@ class FlowLoss:
     seed: int
 
     def site(self, controls: dict[str, dict[str, float]] | None = None, circuits: int = 1) -> Site:
-        """So many CDUs with four racks and a loop each, with these limits of controls."""
-        racks = [f"r[{RACKS * k + 1}-{RACKS * k + RACKS}]" for k in range(circuits)]
+        """So many CDUs with four racks, or a supernode, and a loop each, with these limits of controls."""
+        n = SPANS.get(self.profile, RACKS)
+        racks = [f"r[{n * k + 1}-{n * k + n}]" for k in range(circuits)]
         hall = {
             "name": "h",
-            "racks": [{"name": f"r[1-{RACKS * circuits}]", "profile": self.profile}],
+            "racks": [{"name": f"r[1-{n * circuits}]", "profile": self.profile}],
             "cdus": [{"name": f"cdu{k}", "serves": [x], "loop": f"fws{k}"} for k, x in enumerate(racks)],
             "feeders": [
                 {"name": f"a{k}", "side": "A", "budget_w": 1e6, "serves": [x]} for k, x in enumerate(racks)
@@ -121,12 +123,14 @@ class FlowLoss:
 
 
 def together(losses: Sequence[FlowLoss]) -> list[tuple[FlowLoss, ...]]:
-    """The same in lots for one plant each: of one profile; a loss of the utility strikes a whole site."""
+    """The same in lots for one plant each: of one profile. A loss of the utility strikes a whole site, and a
+    supernode of several racks is one."""
     out: list[tuple[FlowLoss, ...]] = []
     for profile in dict.fromkeys(x.profile for x in losses):
         mine = [x for x in losses if x.profile == profile]
-        out += [(x,) for x in mine if x.kind.startswith("utility")]
-        others = [x for x in mine if not x.kind.startswith("utility")]
+        single = [x for x in mine if x.kind.startswith("utility") or profile in SPANS]
+        out += [(x,) for x in single]
+        others = [x for x in mine if x not in single]
         out += [tuple(others[k : k + CIRCUITS]) for k in range(0, len(others), CIRCUITS)]
     return out
 

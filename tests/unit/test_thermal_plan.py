@@ -120,6 +120,9 @@ def one_jump(second: int) -> dict[str, Any]:
         ),
         pytest.param(stagnant(5), id="one GPU alone"),
         pytest.param(lambda s: FREE | {"gpu.temp_c": temps(60 + 25 * (s == 4), 0, 1)}, id="a spike"),
+        pytest.param(
+            lambda s: FREE | {"gpu.temp_c": temps(60.0 + (s > 3) + 14 * (s > 4), 0, 1)}, id="a step, a jump"
+        ),
         pytest.param(one_jump, id="an exporter that repeats itself"),
         pytest.param(lambda s: FREE | {"gpu.temp_c": 110.0 + 3.5 * s}, id="degrees Fahrenheit"),
     ],
