@@ -230,8 +230,8 @@ class Node:
         return fault_of(self.path, event_id, "node", "", code, text, at.wall_ns)
 
     def _rescue(self, at: Instant) -> list[Out]:
-        """Where even the lowest caps leave its GPUs seconds: lock their clocks, and where that does not do
-        either, or there is no time for it, end this node, as far as that is enabled."""
+        """Lock the clocks of GPUs that even the lowest caps leave seconds; end this node, as far as that is
+        enabled, if that does not do either or there is no time for it."""
         heat = self.watch.heat
         if heat is None or self.contingency.trigger != HEAT:
             return []

@@ -105,7 +105,7 @@ class Overheating:
         return out
 
     def _inlet_rises(self) -> bool:
-        """Whether the coolant at the inlet rises as only that of a loop without flow does."""
+        """Return True if the coolant at the inlet rises as only that of a loop without flow does."""
         if len(self._inlet) < MOST_SAMPLES or min(self._inlet) == UNKNOWN:
             return False
         seconds = (self._samples[-1][0] - self._samples[0][0]) / NS
