@@ -151,7 +151,7 @@ def test_leases_and_a_drain_survive(snapped: Run, tmp_path: Path) -> None:
     assert back.replayed == 40
     assert back.engine.checksum() == snapped.kept.checksums[90]
     assert back.engine.arbiter.leases["node.service_level"].value[1] == 3
-    assert np.count_nonzero(back.engine.arbiter.leases[CAP].running()) == 5
+    assert back.engine.arbiter.leases[CAP].running().all(), "GPUs that surge have sent their rack down"
     # A command of before the restart is not given anew: its number stays.
     decision = back.engine.tick(snapped.kept.frames[91])
     assert all(c.renewal or c.policy for c in decision.commands)
