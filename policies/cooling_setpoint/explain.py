@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from policies.cooling_setpoint.groups import CODES, WHY, LoopCdus, bounds_c, groups_of, own_c, standing_c
-from policies.cooling_setpoint.margins import Ceilings, good
-from policies.cooling_setpoint.obstacles import Obstacle, obstacle_of
+from policies.cooling_setpoint.groups import CODES, WHY, bounds_c, dew_points_c, groups_of, own_c, standing_c
+from policies.cooling_setpoint.margins import Ceilings
+from policies.cooling_setpoint.obstacles import Obstacle, obstacles_of
+from policies.cooling_setpoint.sections import LoopCdus, good
 from twin.catalogue import NS
 from twin.contracts import (
     Z90,
@@ -59,7 +60,7 @@ def explanation(
     """The explanation of the site, or of the loops of one entity."""
     entity, inside = scope_of(view, request)
     groups = [g for g in groups_of(view.site) if len(in_scope(inside, "cdu", g.cdus))]
-    obstacles = [obstacle_of(view, g, found) for g in groups]
+    obstacles = obstacles_of(view, groups, found)
     rows = [_row(view, memory, g, found, o) for g, o in zip(groups, obstacles, strict=True)]
     saved = sum(float(memory["saved_j"][g.loop]) for g in groups if g.loop >= 0) / 3.6e6
     expected = sum(float(memory["expected_j"][g.loop]) for g in groups if g.loop >= 0) / 3.6e6
@@ -159,7 +160,7 @@ def _sentence(
     name, i = _name(view, group), group.loop
     wanted = np.isfinite(memory["want_c"][group.cdus]).any()
     stands_c, base_c = standing_c(memory, group), float(np.min(memory["base_c"][group.cdus]))
-    _, safe_c = bounds_c(view, group)
+    _, safe_c = bounds_c(view, group, dew_points_c(view))
     if obstacle.kind == "back":
         to = f"back to {safe_c:.1f} C or colder" if wanted else "left as it is"
         return Sentence(f"{name}: {to}, because {obstacle.text}", "warning")

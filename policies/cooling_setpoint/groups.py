@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
-from policies.cooling_setpoint.margins import SUPPLY, good
+from policies.cooling_setpoint.margins import SUPPLY
+from policies.cooling_setpoint.sections import LoopCdus, good
 from twin.catalogue import F64, I32
 from twin.contracts import View
 from twin.physics import dew_point_c
@@ -25,33 +25,42 @@ WHY = {
 CODES = tuple(WHY)
 
 
-@dataclass(frozen=True, slots=True)
-class LoopCdus:
-    """The CDUs that one decision is for: those of a loop, as the loop follows the coldest; or one without."""
-
-    loop: int  # -1: none is known
-    cdus: I32
-    racks: I32
-    gpus: I32
-    nodes: I32
-
-
 def groups_of(site: Site) -> tuple[LoopCdus, ...]:
     """The CDUs of each loop, and each CDU of which no loop is known; none that cools nothing."""
     return site.derived("cdu_groups", lambda: _groups(site))
+
+
+def numbers_of(site: Site) -> dict[str, I32]:
+    """The number of the group of every row of a table; -1 for none."""
+    return site.derived("cdu_group_numbers", lambda: _numbers(site))
+
+
+def _numbers(site: Site) -> dict[str, I32]:
+    out = {
+        table: np.full(site.sizes[table], -1, np.int32) for table in ("cdu", "rack", "node", "gpu", "loop")
+    }
+    for group in groups_of(site):
+        places = (("cdu", group.cdus), ("rack", group.racks), ("node", group.nodes), ("gpu", group.gpus))
+        for table, rows in places:
+            out[table][rows] = group.number
+        if group.loop >= 0:
+            out["loop"][group.loop] = group.number
+    return out
 
 
 def _groups(site: Site) -> tuple[LoopCdus, ...]:
     used = np.isin(np.arange(site.sizes["cdu"]), site.cdu_of_rack)
     places = [(loop, np.flatnonzero((site.loop_of_cdu == loop) & used)) for loop in range(site.sizes["loop"])]
     places += [(-1, np.array([cdu])) for cdu in np.flatnonzero((site.loop_of_cdu < 0) & used)]
-    out = []
+    out = list[LoopCdus]()
     for loop, cdus in places:
         cooled = np.isin(site.cdu_of_rack, cdus)
         masks = cooled, cooled[site.rack_of_gpu], cooled[site.rack_of_node]
         racks, gpus, nodes = (np.flatnonzero(mask).astype(np.int32) for mask in masks)
+        halls = np.unique(np.append(site.hall_of_rack[racks], site.hall_of_cdu[cdus]))
+        halls = halls[halls >= 0].astype(np.int32)
         if len(cdus):
-            out.append(LoopCdus(loop, cdus.astype(np.int32), racks, gpus, nodes))
+            out.append(LoopCdus(len(out), loop, cdus.astype(np.int32), racks, gpus, nodes, halls))
     return tuple(out)
 
 
@@ -63,20 +72,21 @@ def standing_c(memory: Mapping[str, np.ndarray], group: LoopCdus) -> float:
     return float(known.min()) if len(known) else np.inf
 
 
-def bounds_c(view: View, group: LoopCdus) -> tuple[float, float]:
+def dew_points_c(view: View) -> F64:
+    """The dew point of each hall [n_hall]; NaN where it is not known."""
+    out: F64 = dew_point_c(good(view, "hall.cold_aisle_temp_c"), good(view, "hall.cold_aisle_rh_pu"))
+    return out
+
+
+def bounds_c(view: View, group: LoopCdus, dew_c: F64) -> tuple[float, float]:
     """(lowest set point for the dew point of the halls and the envelope, safe value) of a group.
 
     Where the dew point is not known, nothing goes below the safe value.
     """
-    site, envelope, cdus = view.site, view.envelope(CONTROL), group.cdus
-    safe_c = float(envelope.safe[cdus].min())
-    dew_c: F64 = dew_point_c(good(view, "hall.cold_aisle_temp_c"), good(view, "hall.cold_aisle_rh_pu"))
-    halls = np.unique(np.append(site.hall_of_rack[group.racks], site.hall_of_cdu[cdus]))
-    halls = halls[halls >= 0]
-    low_c = float(envelope.low[cdus].max())
-    if not np.isfinite(dew_c[halls]).all():
-        return max(low_c, safe_c), safe_c
-    return max(low_c, float(dew_c[halls].max(initial=-np.inf)) + DEW_K), safe_c
+    envelope, cdus = view.envelope(CONTROL), group.cdus
+    safe_c, low_c = float(envelope.safe[cdus].min()), float(envelope.low[cdus].max())
+    wet_c = float(dew_c[group.halls].max(initial=-np.inf))  # NaN where one is
+    return (max(low_c, safe_c) if np.isnan(wet_c) else max(low_c, wet_c + DEW_K)), safe_c
 
 
 def own_c(view: View) -> F64:

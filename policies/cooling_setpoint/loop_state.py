@@ -6,12 +6,11 @@ that tells how much more the GPUs draw per kelvin.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from policies.cooling_setpoint.balance import LeakSlope, PowerBalance
-from policies.cooling_setpoint.groups import LoopCdus
 from policies.cooling_setpoint.loop_model import (
     FACTORS,
     LoopPlate,
@@ -23,7 +22,7 @@ from policies.cooling_setpoint.loop_model import (
     reached_c,
     water_w_per_k_per_lpm,
 )
-from policies.cooling_setpoint.margins import good
+from policies.cooling_setpoint.sections import LoopCdus, good
 from policies.power_capping import gain_of
 from twin.catalogue import F64, NS
 from twin.contracts import Memory, View
@@ -74,25 +73,26 @@ COLUMNS = {
 }
 
 
-def observe(view: View, memory: Memory, groups: tuple[LoopCdus, ...], dt_s: float) -> Memory:
-    """The smoothed readings of each loop, and the time in which all of them were there."""
+def observe(view: View, memory: Memory, groups: Sequence[LoopCdus], dt_s: F64) -> Memory:
+    """The smoothed readings of each loop, and the time in which all of them were there; `dt_s` [n_cdu]."""
     out = {name: memory[name].copy() for name in COLUMNS}
     measured = {name: good(view, f"loop.{name}") for name in ("supply_temp_c", "power_w")}
-    residual = view.residual("gpu.power_w")
-    off_w = np.full(view.site.sizes["gpu"], np.nan) if residual is None else residual.difference
-    temp_c, full_w = good(view, "gpu.temp_c"), view.site.design.gpu_max_w[view.site.rack_of_gpu]
-    share, quick = (-np.expm1(-dt_s / s) for s in (SMOOTH_S, LEAK_SMOOTH_S))
+    residual, site = view.residual("gpu.power_w"), view.site
     for group in groups:
-        i = group.loop
+        i, gpus = group.loop, group.gpus
         if i < 0:
             continue
+        since_s = float(dt_s[group.cdus[0]])
+        share, quick = (-np.expm1(-since_s / s) for s in (SMOOTH_S, LEAK_SMOOTH_S))
         supply_c, heat_w, flow_lpm, warm_w_per_k = _cdu_sums(view, group)
-        known = group.gpus[np.isfinite(off_w + temp_c + full_w)[group.gpus]]
-        whole = len(known) > 0.5 * len(group.gpus)
+        off_w = np.full(len(gpus), np.nan) if residual is None else residual.difference[gpus]
+        temp_c, full_w = good(view, "gpu.temp_c", gpus), site.design.gpu_max_w[site.rack_of_gpu[gpus]]
+        known = np.isfinite(off_w + temp_c + full_w)
+        whole = known.sum() > 0.5 * len(gpus)
         now = {
             "supply_c": measured["supply_temp_c"][i],
             "heat_w": heat_w,
-            "air_c": _air_c(view, plates_of(view.site)[i]),
+            "air_c": _air_c(view, plates_of(site)[i]),
             "flow_lpm": flow_lpm,
             "power_w": measured["power_w"][i],
             "warm_w_per_k": warm_w_per_k,
@@ -106,8 +106,8 @@ def observe(view: View, memory: Memory, groups: tuple[LoopCdus, ...], dt_s: floa
             column, step = out[f"loop_{name}"], quick if name in ("error_pu", "temp_c") else share
             column[i] = _smooth(float(column[i]), float(value), float(step))
         if all(np.isfinite(now[name]) for name in HEADS[:4]):
-            out["watched_s"][i] += dt_s
-        _remember_range(out, i, dt_s)
+            out["watched_s"][i] += since_s
+        _remember_range(out, i, since_s)
     return out
 
 

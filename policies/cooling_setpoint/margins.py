@@ -13,10 +13,10 @@ from statistics import NormalDist
 
 import numpy as np
 
-from twin.catalogue import F64, Bool
+from policies.cooling_setpoint.sections import CduSection, good
+from twin.catalogue import F64, I32, Bool
 from twin.contracts import Z90, Memory, View
-from twin.site import Site
-from twin.telemetry import GOOD, ColumnSpec
+from twin.telemetry import ColumnSpec
 
 POWER, TEMP, HBM, MARGIN = "gpu.power_w", "gpu.temp_c", "gpu.hbm_temp_c", "gpu.thermal_margin_k"
 RACK_W, SUPPLY, RETURN = "rack.power_w", "rack.supply_temp_c", "rack.return_temp_c"
@@ -61,8 +61,8 @@ RACK_COLUMNS = {
 class Ceilings:
     """The warmest supply of every CDU [n_cdu] and what binds it.
 
-    inf: nothing binds; NaN: unknown. `gpu` is the GPU that binds, `rack` the rack where one does, -1 none;
-    `doubted` [n_gpu]: GPUs whose temperature is not known or contradicts their power.
+    inf: nothing binds, or not looked at. `gpu` is the GPU that binds, `rack` the rack where one does, -1
+    none; `doubted` [n_gpu]: GPUs whose temperature is not known or contradicts their power.
     """
 
     supply_c: F64
@@ -71,172 +71,196 @@ class Ceilings:
     doubted: Bool
 
 
-def good(view: View, key: str) -> F64:
-    """Readings that are current [n]; NaN elsewhere."""
-    return np.where(view.quality(key) == GOOD, view.value(key), np.nan).astype(np.float64)
-
-
-def learn(view: View, memory: Memory, dt_s: float) -> Memory:
-    """The columns of GPUs and racks after the readings of now; `dt_s` since the last look."""
-    site, rack = view.site, view.site.rack_of_gpu
-    share = -np.expm1(-dt_s / SMOOTH_S)
-    power_w, temp_c, supply_c = good(view, POWER), good(view, TEMP), good(view, SUPPLY)
-    rise_k = temp_c - supply_c[rack]
+def learn(view: View, memory: Mapping[str, np.ndarray], section: CduSection, dt_s: F64) -> Memory:
+    """The columns of GPUs, racks and CDUs after the readings of now; `dt_s` since the last look at each CDU
+    of the section."""
+    gpus, racks = section.at_gpus, section.at_racks
+    own = own_of(memory, section)
+    # Mostly all CDUs were looked at together: one number then, which spreads by itself
+    same = bool((dt_s == dt_s[0]).all())
+    of_gpu, of_rack = (dt_s[:1] if same else dt_s[of] for of in (section.cdu_of_gpu, section.cdu_of_rack))
+    share, keep = -np.expm1(-of_gpu / SMOOTH_S), np.exp(-of_gpu / MEMORY_S)
+    slow, fade = -np.expm1(-of_gpu / ERROR_S), -np.expm1(-of_gpu / PEAK_S)
+    power_w, temp_c, supply_c = good(view, POWER, gpus), good(view, TEMP, gpus), good(view, SUPPLY, racks)
+    rise_k = temp_c - supply_c[section.rack_of_gpu]
     both = np.isfinite(rise_k + power_w)
-    smooth_w = _smoothed(memory["power_w"], np.where(both, power_w, np.nan), share)
-    smooth_k = _smoothed(memory["rise_k"], np.where(both, rise_k, np.nan), share)
-    keep = np.exp(-dt_s / MEMORY_S)
-    s_py = keep * memory["s_py"] + np.where(both, dt_s * smooth_w * smooth_k, 0.0)
-    s_pp = keep * memory["s_pp"] + np.where(both, dt_s * smooth_w**2, 0.0)
-    off_k = np.where(both, rise_k - resistance_k_per_w(site, memory) * power_w, np.nan)
-    slow = -np.expm1(-dt_s / ERROR_S)
-    error_k = _smoothed(memory["error_k"], off_k, slow)
-    error_k2 = _smoothed(memory["error_k2"], (off_k - error_k) ** 2, slow)
-    fade = -np.expm1(-dt_s / PEAK_S)
-    peak_w = np.fmax(power_w, memory["peak_w"] + fade * (smooth_w - memory["peak_w"]))
-    rack_w = _smoothed(memory["rack_w"], good(view, RACK_W), share)
-    rack_peak_w = np.fmax(rack_w, memory["rack_peak_w"] + fade * (rack_w - memory["rack_peak_w"]))
-    over_k = good(view, HBM) - temp_c
-    hbm_k = np.fmax(over_k, memory["hbm_rise_k"] + fade * (over_k - memory["hbm_rise_k"]))
-    return {
+    smooth_w = _smoothed(own["power_w"], np.where(both, power_w, np.nan), share)
+    smooth_k = _smoothed(own["rise_k"], np.where(both, rise_k, np.nan), share)
+    s_py = keep * own["s_py"] + np.where(both, of_gpu * smooth_w * smooth_k, 0.0)
+    s_pp = keep * own["s_pp"] + np.where(both, of_gpu * smooth_w**2, 0.0)
+    off_k = np.where(both, rise_k - resistance_k_per_w(section, own) * power_w, np.nan)
+    error_k = _smoothed(own["error_k"], off_k, slow)
+    peak_w = np.fmax(power_w, own["peak_w"] + fade * (smooth_w - own["peak_w"]))
+    over_k = good(view, HBM, gpus) - temp_c
+    hbm_k = np.fmax(over_k, own["hbm_rise_k"] + fade * (over_k - own["hbm_rise_k"]))
+    share, fade = -np.expm1(-of_rack / SMOOTH_S), -np.expm1(-of_rack / PEAK_S)
+    rack_w = _smoothed(memory["rack_w"][racks], good(view, RACK_W, racks), share)
+    rack_peak_w = memory["rack_peak_w"][racks]
+    found = {
         "power_w": smooth_w,
         "rise_k": smooth_k,
         "s_py": s_py,
         "s_pp": s_pp,
         "error_k": error_k,
-        "error_k2": error_k2,
-        "peak_w": np.where(np.isnan(peak_w), memory["peak_w"], peak_w),
-        "hbm_rise_k": np.where(np.isnan(hbm_k), memory["hbm_rise_k"], hbm_k),
+        "error_k2": _smoothed(own["error_k2"], (off_k - error_k) ** 2, slow),
+        "peak_w": np.where(np.isnan(peak_w), own["peak_w"], peak_w),
+        "hbm_rise_k": np.where(np.isnan(hbm_k), own["hbm_rise_k"], hbm_k),
         "rack_w": rack_w,
-        "rack_peak_w": rack_peak_w,
-        **_tops(site, memory, power_w, dt_s),
-        "rack_rise_k": _smoothed(memory["rack_rise_k"], good(view, RETURN) - supply_c, share),
+        "rack_peak_w": np.fmax(rack_w, rack_peak_w + fade * (rack_w - rack_peak_w)),
+        "rack_rise_k": _smoothed(memory["rack_rise_k"][racks], good(view, RETURN, racks) - supply_c, share),
+        **_tops(section, memory, power_w, dt_s),
     }
+    out = {name: memory[name].copy() for name in found}
+    for name, values in found.items():
+        at = gpus if name in GPU_COLUMNS else racks if name in RACK_COLUMNS else section.cdus
+        out[name][at] = values
+    return out
 
 
-def _tops(site: Site, memory: Memory, power_w: F64, dt_s: float) -> Memory:
-    """The most that a GPU of each CDU has drawn, and for how long it was watched [n_cdu]."""
-    cdu = site.cdu_of_rack[site.rack_of_gpu]
-    known = np.isfinite(power_w) & (cdu >= 0)
-    top_w = memory["top_w"] * np.exp(-dt_s / TOP_S)
+def own_of(memory: Mapping[str, np.ndarray], section: CduSection) -> Mapping[str, np.ndarray]:
+    """The columns of the GPUs of a section."""
+    return {name: memory[name][section.at_gpus] for name in GPU_COLUMNS}
+
+
+def _tops(section: CduSection, memory: Mapping[str, np.ndarray], power_w: F64, dt_s: F64) -> Memory:
+    """The most that a GPU of each CDU has drawn, and for how long it was watched."""
+    cdu, known = section.cdu_of_gpu, np.isfinite(power_w)
+    top_w = memory["top_w"][section.cdus] * np.exp(-dt_s / TOP_S)
     np.maximum.at(top_w, cdu[known], power_w[known])
     watched = np.zeros(len(top_w), np.bool_)
     watched[cdu[known]] = True
-    return {"top_w": top_w, "top_s": memory["top_s"] + dt_s * watched}
+    return {"top_w": top_w, "top_s": memory["top_s"][section.cdus] + dt_s * watched}
 
 
-def resistance_k_per_w(site: Site, memory: Mapping[str, np.ndarray]) -> F64:
-    """Learned resistance of each GPU to the coolant of its rack [n_gpu]; NaN where nothing is known."""
-    rack, design = site.rack_of_gpu, site.design
-    usual, full_w = design.gpu_resistance_k_per_w[rack], design.gpu_max_w[rack]
+def resistance_k_per_w(section: CduSection, own: Mapping[str, np.ndarray]) -> F64:
+    """Learned resistance of each GPU of a section to the coolant of its rack; NaN where nothing is known.
+
+    `own` has the columns of the section's GPUs.
+    """
+    design, racks, place = section.site.design, section.at_racks, section.rack_of_gpu
+    usual, full_w = design.gpu_resistance_k_per_w[racks][place], design.gpu_max_w[racks][place]
     weight = np.where(np.isfinite(usual * full_w), DESIGN_S * full_w**2, 0.0)
-    s_py = memory["s_py"] + weight * np.nan_to_num(usual)
-    out: F64 = np.divide(s_py, memory["s_pp"] + weight, out=np.full(len(s_py), np.nan), where=s_py > 0.0)
+    s_py = own["s_py"] + weight * np.nan_to_num(usual)
+    out: F64 = np.divide(s_py, own["s_pp"] + weight, out=np.full(len(s_py), np.nan), where=s_py > 0.0)
     return out
 
 
-def ceilings(view: View, memory: Mapping[str, np.ndarray], probability: float, horizon_s: float) -> Ceilings:
-    """The warmest supply of each CDU at which no GPU or rack passes its guard within the horizon.
-
-    Each GPU passes its guard with at most this probability.
+def ceilings(
+    view: View, memory: Mapping[str, np.ndarray], section: CduSection, probability: float, horizon_s: float
+) -> Ceilings:
+    """The warmest supply of each CDU of a section at which no GPU or rack passes its guard within the
+    horizon. Each GPU passes its guard with at most this probability.
     """
     site, z = view.site, NormalDist().inv_cdf(1.0 - probability)
-    n, cdu, rack = site.sizes["cdu"], site.cdu_of_rack, site.rack_of_gpu
-    most_w, growth = _most_w(view, memory, z, horizon_s)
-    learned = resistance_k_per_w(site, memory)
-    usual = _of_rack(site, learned)
-    resistance = _feared(memory, learned, usual)
+    own = own_of(memory, section)
+    most_w, growth = _most_w(view, memory, own, section, z, horizon_s)
+    learned = resistance_k_per_w(section, own)
+    usual = _of_rack(section, learned)
+    resistance = _feared(own, learned, usual)
     noise_k = np.sqrt((RESISTANCE_PU * resistance * most_w) ** 2 + SENSOR_K**2 + SUPPLY_K**2)
-    guard_c = _guard_c(view, memory)
+    guard_c = _guard_c(view, own, section)
     of_gpu = guard_c - resistance * most_w - z * noise_k
-    of_gpu = np.fmin(of_gpu, _now_c(view, guard_c))
-    doubted = _doubted(view, memory, learned < DOUBT_PU * usual)
-    of_gpu[~site.design.liquid[rack] | (cdu[rack] < 0)] = np.inf
-    of_rack = _rack_c(view, memory, growth, z)
-    of_rack[~site.design.liquid | (cdu < 0)] = np.inf
-    out, by_gpu, by_rack = np.full(n, np.inf), np.full(n, NOTHING), np.full(n, NOTHING)
-    for values, of, by in ((of_gpu, cdu[rack], by_gpu), (of_rack, cdu, by_rack)):
-        order = np.lexsort((values, of))
-        order = order[(of[order] >= 0) & (values[order] < np.inf)]  # NaN is unknown and binds nothing
-        places, first = np.unique(of[order], return_index=True)
-        tighter = values[order[first]] < out[places]
-        out[places[tighter]], by[places[tighter]] = values[order[first[tighter]]], order[first[tighter]]
-    by_gpu[by_rack >= 0] = NOTHING
+    of_gpu = np.fmin(of_gpu, _now_c(view, section, guard_c))
+    liquid = site.design.liquid[section.at_racks]
+    of_gpu[~liquid[section.rack_of_gpu]] = np.inf
+    of_rack = _rack_c(view, memory, section, growth, z)
+    of_rack[~liquid] = np.inf
+    out, by_gpu, by_rack = (np.full(site.sizes["cdu"], x) for x in (np.inf, NOTHING, NOTHING))
+    gpu_c, gpu = _least(of_gpu, section.cdu_of_gpu, section.gpus, len(section.cdus))
+    rack_c, rack = _least(of_rack, section.cdu_of_rack, section.racks, len(section.cdus))
+    out[section.cdus] = np.minimum(gpu_c, rack_c)
+    by_gpu[section.cdus] = np.where(rack_c < gpu_c, NOTHING, gpu)
+    by_rack[section.cdus] = np.where(rack_c < gpu_c, rack, NOTHING)
+    doubted = np.zeros(site.sizes["gpu"], np.bool_)
+    doubted[section.at_gpus] = _doubted(view, own, section, learned < DOUBT_PU * usual)
     return Ceilings(out, by_gpu, by_rack, doubted)
 
 
-def _now_c(view: View, guard_c: F64) -> F64:
-    """The supply at which GPUs that are beyond their guard now would not be [n_gpu]; inf elsewhere.
+def _least(values: F64, of: I32, names: I32, n: int) -> tuple[F64, I32]:
+    """(least value of each CDU [n], the first one that has it); NaN is unknown and binds nothing."""
+    least, first = np.full(n, np.inf), np.full(n, NOTHING, np.int32)
+    known = np.flatnonzero(values < np.inf)
+    np.minimum.at(least, of[known], values[known])
+    binding = known[values[known] == least[of[known]]][::-1]
+    first[of[binding]] = names[binding]
+    return least, first
+
+
+def _now_c(view: View, section: CduSection, guard_c: F64) -> F64:
+    """The supply at which GPUs that are beyond their guard now would not be; inf elsewhere.
 
     One alone of a CDU is a bad plate or a bad sensor, for which the coolant of all is not lowered.
     """
-    site, temp_c = view.site, good(view, TEMP)
-    cdu = site.cdu_of_rack[site.rack_of_gpu]
-    over_k = np.where(cdu >= 0, temp_c - guard_c, np.nan)
+    over_k, cdu = good(view, TEMP, section.at_gpus) - guard_c, section.cdu_of_gpu
     hot = over_k > 0.0
-    hot &= np.bincount(cdu[hot], minlength=site.sizes["cdu"])[np.maximum(cdu, 0)] > 1
-    return np.where(hot, good(view, SUPPLY)[site.rack_of_gpu] - over_k, np.inf)
+    hot &= np.bincount(cdu[hot], minlength=len(section.cdus))[cdu] > 1
+    return np.where(hot, good(view, SUPPLY, section.at_racks)[section.rack_of_gpu] - over_k, np.inf)
 
 
-def _guard_c(view: View, memory: Mapping[str, np.ndarray]) -> F64:
-    """The temperature that a GPU must not pass [n_gpu], from its own guards and those of its memory."""
-    out = np.full(view.site.sizes["gpu"], np.inf)
+def _guard_c(view: View, own: Mapping[str, np.ndarray], section: CduSection) -> F64:
+    """The temperature that a GPU must not pass, from its own guards and those of its memory."""
+    gpus = section.at_gpus
+    out = np.full(len(section.gpus), np.inf)
     if (limit := view.limit(TEMP)) is not None:
-        out = np.fmin(out, limit.guard)
+        out = np.fmin(out, limit.guard[gpus])
     if (limit := view.limit(HBM)) is not None:
-        out = np.fmin(out, limit.guard - np.maximum(memory["hbm_rise_k"], 0.0))
+        out = np.fmin(out, limit.guard[gpus] - np.maximum(own["hbm_rise_k"], 0.0))
     if (limit := view.limit(MARGIN)) is not None:
-        out = np.fmin(out, good(view, TEMP) + good(view, MARGIN) - limit.guard)
+        out = np.fmin(out, good(view, TEMP, gpus) + good(view, MARGIN, gpus) - limit.guard[gpus])
     return out
 
 
-def _most_w(view: View, memory: Mapping[str, np.ndarray], z: float, horizon_s: float) -> tuple[F64, F64]:
-    """(highest power expected of each GPU [n_gpu], growth of each rack over its peak of late [n_rack]).
+def _most_w(
+    view: View,
+    memory: Mapping[str, np.ndarray],
+    own: Mapping[str, np.ndarray],
+    section: CduSection,
+    z: float,
+    horizon_s: float,
+) -> tuple[F64, F64]:
+    """(highest power expected of each GPU, growth of each rack over its peak of late) of a section.
 
     A GPU that works follows the forecast of its rack, from its own peak of late; one that idles may be given
     work that takes the most. Caps are not counted on: they may be lifted at any time.
     """
-    site, rack = view.site, view.site.rack_of_gpu
-    idle_w, full_w = site.design.gpu_idle_w[rack], site.design.gpu_max_w[rack]
-    cdu = site.cdu_of_rack[rack]
-    seen = (cdu >= 0) & (memory["top_s"][cdu] >= TOP_AFTER_S)
-    limit_w = np.where(seen, np.fmin(full_w, memory["top_w"][cdu]), full_w)
-    now_w = np.maximum(memory["rack_peak_w"], 1.0)
+    design, racks, rack = view.site.design, section.at_racks, section.rack_of_gpu
+    idle_w, full_w = design.gpu_idle_w[racks][rack], design.gpu_max_w[racks][rack]
+    seen = memory["top_s"][section.cdus] >= TOP_AFTER_S
+    top_w = np.where(seen, memory["top_w"][section.cdus], np.inf)
+    limit_w = np.fmin(full_w, top_w[section.cdu_of_gpu])
+    now_w = np.maximum(memory["rack_peak_w"][racks], 1.0)
     most = np.full(len(now_w), np.nan)
     for (key, ahead_s), forecast in sorted(view.forecasts.items()):
         if key == RACK_W and ahead_s <= horizon_s:
-            wide = np.maximum(forecast.hi - forecast.mean, 0.0) * max(1.0, z / Z90)
-            most = np.fmax(most, forecast.mean + wide)
+            mean, hi = forecast.mean[racks], forecast.hi[racks]
+            most = np.fmax(most, mean + np.maximum(hi - mean, 0.0) * max(1.0, z / Z90))
     growth = np.maximum(most / now_w, 1.0)
     of_gpu = growth[rack]
-    working = memory["power_w"] > idle_w + IDLE_PU * (full_w - idle_w)
-    known = (
-        working
-        & np.isfinite(of_gpu)
-        & (view.jobs.job_of_node[site.node_of_gpu] >= 0 if view.jobs.known else True)
-    )
-    return np.where(known, np.fmin(memory["peak_w"] * of_gpu, limit_w), limit_w), growth
+    known = (own["power_w"] > idle_w + IDLE_PU * (full_w - idle_w)) & np.isfinite(of_gpu)
+    if view.jobs.known:
+        known &= view.jobs.job_of_node[view.site.node_of_gpu[section.at_gpus]] >= 0
+    return np.where(known, np.fmin(own["peak_w"] * of_gpu, limit_w), limit_w), growth
 
 
-def _feared(memory: Mapping[str, np.ndarray], learned: F64, usual: F64) -> F64:
-    """Resistances to reckon with [n_gpu]: as learned, and not far below the rack's; as of now where a GPU is
+def _feared(own: Mapping[str, np.ndarray], learned: F64, usual: F64) -> F64:
+    """Resistances to reckon with: as learned, and not far below the rack's; as of now where a GPU is
     clearly warmer."""
     out = np.fmax(learned, LOW_PU * usual)
-    over_k = memory["rise_k"] - out * memory["power_w"]
-    clear = (memory["error_k"] > _doubt_k(memory)) & (over_k > 0.0)
-    return np.where(clear, memory["rise_k"] / np.maximum(memory["power_w"], 1.0), out)
+    over_k = own["rise_k"] - out * own["power_w"]
+    clear = (own["error_k"] > _doubt_k(own)) & (over_k > 0.0)
+    return np.where(clear, own["rise_k"] / np.maximum(own["power_w"], 1.0), out)
 
 
-def _doubt_k(memory: Mapping[str, np.ndarray]) -> F64:
-    """The lasting difference from which a temperature contradicts its power [n_gpu]: work that swings while
+def _doubt_k(own: Mapping[str, np.ndarray]) -> F64:
+    """The lasting difference from which a temperature contradicts its power: work that swings while
     readings are rare makes some of its own."""
-    of_mean_k = np.sqrt(memory["error_k2"] * LOOK_PU)
+    of_mean_k = np.sqrt(own["error_k2"] * LOOK_PU)
     return np.maximum(DOUBT_K, DOUBT_SIGMAS * of_mean_k)
 
 
-def _of_rack(site: Site, resistance: F64) -> F64:
-    """The median resistance of each GPU's rack [n_gpu]."""
-    rack, racks = site.rack_of_gpu, site.sizes["rack"]
+def _of_rack(section: CduSection, resistance: F64) -> F64:
+    """The median resistance of each GPU's rack."""
+    rack, racks = section.rack_of_gpu, len(section.racks)
     known = np.isfinite(resistance)
     counts = np.bincount(rack, minlength=racks)
     order = np.argsort(rack, kind="stable")
@@ -252,33 +276,35 @@ def _of_rack(site: Site, resistance: F64) -> F64:
     return out
 
 
-def _doubted(view: View, memory: Mapping[str, np.ndarray], too_good: Bool) -> Bool:
-    """GPUs whose temperature is not known, or contradicts their power [n_gpu]."""
-    site = view.site
-    off = view.value("node.power_on_state")[site.node_of_gpu] == 0.0
-    unknown = ~np.isfinite(good(view, TEMP) + good(view, POWER) + good(view, SUPPLY)[site.rack_of_gpu])
-    wrong = (np.abs(memory["error_k"]) > _doubt_k(memory)) | too_good
-    out: Bool = (unknown | wrong) & ~off & site.design.liquid[site.rack_of_gpu]
+def _doubted(view: View, own: Mapping[str, np.ndarray], section: CduSection, too_good: Bool) -> Bool:
+    """GPUs of a section whose temperature is not known, or contradicts their power."""
+    site, gpus = view.site, section.at_gpus
+    off = view.value("node.power_on_state")[site.node_of_gpu[gpus]] == 0.0
+    readings = good(view, TEMP, gpus) + good(view, POWER, gpus)
+    unknown = ~np.isfinite(readings + good(view, SUPPLY, section.at_racks)[section.rack_of_gpu])
+    wrong = (np.abs(own["error_k"]) > _doubt_k(own)) | too_good
+    out: Bool = (unknown | wrong) & ~off & site.design.liquid[section.at_racks][section.rack_of_gpu]
     for mask in (view.vacant("gpu"), view.maintenance("gpu")):
         if mask is not None:
-            out &= ~mask
+            out &= ~mask[gpus]
     return out
 
 
-def _rack_c(view: View, memory: Mapping[str, np.ndarray], growth: F64, z: float) -> F64:
-    """The warmest supply at which a rack keeps its own guards [n_rack]; growth NaN counts as its design."""
-    out = np.full(view.site.sizes["rack"], np.inf)
-    spread_k = z * SUPPLY_K
+def _rack_c(view: View, memory: Mapping[str, np.ndarray], section: CduSection, growth: F64, z: float) -> F64:
+    """The warmest supply at which a rack keeps its own guards; growth NaN counts as its design."""
+    racks = section.at_racks
+    out, spread_k = np.full(len(section.racks), np.inf), z * SUPPLY_K
     if (limit := view.limit(SUPPLY)) is not None:
-        out = np.fmin(out, limit.guard - spread_k)
+        out = np.fmin(out, limit.guard[racks] - spread_k)
     if (limit := view.limit(RETURN)) is not None:
-        usual = np.maximum(view.site.design.rack_max_w / np.maximum(memory["rack_w"], 1.0), 1.0)
+        full_w = view.site.design.rack_max_w[racks]
+        usual = np.maximum(full_w / np.maximum(memory["rack_w"][racks], 1.0), 1.0)
         grown = np.where(np.isfinite(growth), np.fmin(growth, usual), usual)
-        out = np.fmin(out, limit.guard - memory["rack_rise_k"] * grown - spread_k)
+        out = np.fmin(out, limit.guard[racks] - memory["rack_rise_k"][racks] * grown - spread_k)
     return out
 
 
-def _smoothed(before: F64, now: F64, share: float) -> F64:
+def _smoothed(before: F64, now: F64, share: F64) -> F64:
     """Exponentially smoothed; the first reading counts whole, one that is missing not at all."""
     moved = np.where(np.isnan(before), now, before + share * (now - before))
     return np.where(np.isnan(now), before, moved)

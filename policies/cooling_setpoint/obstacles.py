@@ -5,20 +5,23 @@ What is not known holds the set points where they are; what is wrong brings them
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from policies.cooling_setpoint.groups import SET_POINT, LoopCdus
+from policies.cooling_setpoint.groups import SET_POINT, numbers_of
 from policies.cooling_setpoint.loop_model import plates_of
-from policies.cooling_setpoint.margins import HBM, MARGIN, RETURN, SUPPLY, TEMP, Ceilings, good
+from policies.cooling_setpoint.margins import HBM, MARGIN, RETURN, SUPPLY, TEMP, Ceilings
+from policies.cooling_setpoint.sections import LoopCdus, good
 from twin.catalogue import I32
 from twin.contracts import View
 from twin.telemetry import GOOD, STALE
 
 MEASURED = "cdu.supply_temp_c"
 HEAT_KEYS = (TEMP, HBM, MARGIN, SUPPLY, RETURN, "rack.flow_lpm")  # that thermal_guard caps for
+LOW_KEYS = (MARGIN, "rack.flow_lpm")  # which guard against less
 STOPPED_FLOW = ("leak", "branch_blocked", "tray_blocked")  # faults of racks and nodes
 NO_METER = ("sensor_silent", "loop", "power_w")  # savings are estimates then, and nothing is unsafe
 APART_K = 2.0  # between thermometers of a CDU and its racks, and from the set point; source: estimate
@@ -35,63 +38,81 @@ class Obstacle:
     text: str = ""
 
 
-def obstacle_of(view: View, group: LoopCdus, found: Ceilings) -> Obstacle:
-    """The gravest obstacle of a group."""
-    wrong = _wrong(view, group)
-    if wrong:
-        return Obstacle("back", wrong)
-    unknown = _unknown(view, group, found)
-    return Obstacle("hold", unknown) if unknown else Obstacle()
-
-
-def _wrong(view: View, group: LoopCdus) -> str:
-    site = view.site
-    places = (("cdu", group.cdus), ("rack", group.racks), ("loop", _own(group)), ("node", group.nodes))
-    for table, rows in places:
-        under_work = view.maintenance(table) if table != "node" else None
-        if under_work is not None and (some := rows[under_work[rows]]).size:
-            return f"{site.name(table, int(some[0]))} is in maintenance"
-        key = f"{table}.leak_state"
-        wet = (view.value(key)[rows] == 1.0) & np.isin(view.quality(key)[rows], (GOOD, STALE))
-        if wet.any():
-            return f"{site.name(table, int(rows[wet][0]))} leaks"
-    for fault in view.faults():
-        if fault.signal or not _inside(view, group, fault.table, fault.entity):
+def obstacles_of(view: View, groups: Sequence[LoopCdus], found: Ceilings) -> list[Obstacle]:
+    """The gravest obstacle of each group."""
+    wrong, sensors = _wrong(view), _sensors(view)
+    out: list[Obstacle] = []
+    for group in groups:
+        if text := wrong.get(group.number):
+            out.append(Obstacle("back", text))
             continue
-        if fault.table in ("cdu", "loop") or fault.kind in STOPPED_FLOW:
-            return f"{fault.kind} at {site.name(fault.table, fault.entity)}"
+        unknown = sensors.get(group.number) or _unknown(view, group, found)
+        out.append(Obstacle("hold", unknown) if unknown else Obstacle())
+    return out
+
+
+def _wrong(view: View) -> dict[int, str]:
+    """The gravest that is wrong, by the number of the group."""
+    site, numbers, out = view.site, numbers_of(view.site), dict[int, str]()
+
+    def note(table: str, rows: I32, text: str) -> None:
+        of = numbers[table][rows]
+        for number, first in zip(*(x.tolist() for x in np.unique(of, return_index=True)), strict=True):
+            if number >= 0 and number not in out:
+                out[number] = text.format(site.name(table, int(rows[first])))
+
+    for table in ("cdu", "rack", "loop", "node"):
+        under_work = view.maintenance(table) if table != "node" else None
+        if under_work is not None:
+            note(table, _rows(under_work), "{} is in maintenance")
+        wet = _rows(view.value(f"{table}.leak_state") == 1.0)
+        if len(wet):
+            heard = np.isin(view.quality(f"{table}.leak_state")[wet], (GOOD, STALE))
+            note(table, wet[heard], "{} leaks")
+    for fault in view.faults():
+        grave = fault.table in ("cdu", "loop") or fault.kind in STOPPED_FLOW
+        if grave and not fault.signal and fault.table in numbers and fault.entity >= 0:
+            note(fault.table, np.array([fault.entity], np.int32), f"{fault.kind} at {{}}")
     for key in HEAT_KEYS:
-        beyond = view.beyond(key)
-        hot = beyond[np.isin(beyond, group.gpus if key.startswith("gpu.") else group.racks)]
-        measured = hot[view.quality(key)[hot] == GOOD]
-        if len(measured):
-            return f"{key} of {site.name(key.partition('.')[0], int(measured[0]))} is beyond its guard"
-    return ""
+        if (limit := view.limit(key)) is None:
+            continue
+        value, low = view.value(key), key in LOW_KEYS
+        hot = _rows(value < limit.guard if low else value > limit.guard)
+        if len(hot):
+            measured = hot[view.quality(key)[hot] == GOOD]
+            note(key.partition(".")[0], measured, f"{key} of {{}} is beyond its guard")
+    return out
+
+
+def _sensors(view: View) -> dict[int, str]:
+    """The first sensor that the diagnosis does not believe, or fault that is not grave, by group."""
+    numbers, out = numbers_of(view.site), dict[int, str]()
+    for fault in view.faults():
+        # The weather's sensors are judged by the loop's meter, and by each other
+        known = fault.table in numbers and fault.entity >= 0 and fault.signal
+        if not known or (fault.kind, fault.table, fault.signal) == NO_METER:
+            continue
+        number = int(numbers[fault.table][fault.entity])
+        name = view.site.name(fault.table, fault.entity)
+        out.setdefault(number, f"{fault.kind}: {fault.table}.{fault.signal} of {name}")
+    return out
 
 
 def _unknown(view: View, group: LoopCdus, found: Ceilings) -> str:
     site = view.site
-    for fault in view.faults():
-        # The diagnosis judges the weather's sensors by the loop's supply, which this policy moves: here they
-        # are judged by the loop's meter, and by each other
-        if fault.table == "site" or (fault.kind, fault.table, fault.signal) == NO_METER:
-            continue
-        if fault.signal and _inside(view, group, fault.table, fault.entity):
-            return f"{fault.kind}: {fault.table}.{fault.signal} of {site.name(fault.table, fault.entity)}"
     doubted = group.gpus[found.doubted[group.gpus]]
     if len(doubted):
         first = site.name("gpu", int(doubted[0]))
         return f"{first} has no temperature to trust, nor have {len(doubted) - 1} other GPUs"
     if not np.isfinite(found.supply_c[group.cdus]).all():
         return "no limit is known of what these CDUs cool"
-    supply_c, wanted_c = good(view, MEASURED)[group.cdus], good(view, SET_POINT)[group.cdus]
+    supply_c, wanted_c = good(view, MEASURED, group.cdus), good(view, SET_POINT, group.cdus)
     if not np.isfinite(supply_c).all():
         return f"{site.name('cdu', int(group.cdus[np.isnan(supply_c)][0]))} was not heard"
     racks = group.racks[site.design.liquid[group.racks]]
-    apart = np.abs(good(view, SUPPLY)[racks] - good(view, MEASURED)[site.cdu_of_rack[racks]])
-    if (apart > APART_K).any():
-        rack = site.name("rack", int(racks[apart > APART_K][0]))
-        return f"{rack} and its CDU read different supply temperatures"
+    apart = np.abs(good(view, SUPPLY, racks) - good(view, MEASURED, site.cdu_of_rack[racks])) > APART_K
+    if apart.any():
+        return f"{site.name('rack', int(racks[apart][0]))} and its CDU read different supply temperatures"
     off = np.abs(supply_c - wanted_c) > APART_K
     if off.any():
         return f"{site.name('cdu', int(group.cdus[off][0]))} does not hold its set point"
@@ -100,10 +121,8 @@ def _unknown(view: View, group: LoopCdus, found: Ceilings) -> str:
 
 def _outside(view: View, group: LoopCdus) -> str:
     """Say what is not known of a group's loop and of the weather that it works against."""
-    cold_c, lpm = (
-        good(view, "loop.supply_temp_c")[group.loop],
-        good(view, "cdu.facility_flow_lpm")[group.cdus],
-    )
+    cold_c = good(view, "loop.supply_temp_c")[group.loop]
+    lpm = good(view, "cdu.facility_flow_lpm", group.cdus)
     if not np.isfinite(cold_c + lpm.sum()):
         return f"the water of {view.site.name('loop', group.loop)} was not heard"
     dry_c, wet_c = good(view, "site.outdoor_temp_c")[0], good(view, "site.outdoor_wet_bulb_c")[0]
@@ -112,18 +131,5 @@ def _outside(view: View, group: LoopCdus) -> str:
     return "the wet bulb reads above the dry one" if wet_c > dry_c + WET_K else ""
 
 
-def _own(group: LoopCdus) -> I32:
-    return np.array([group.loop] if group.loop >= 0 else [], np.int32)
-
-
-def _inside(view: View, group: LoopCdus, table: str, entity: int) -> bool:
-    """True for an entity whose reading or fault counts for a group."""
-    site = view.site
-    if entity < 0:
-        return False
-    if table == "gpu":
-        return bool(site.rack_of_gpu[entity] in group.racks)
-    if table == "node":
-        return bool(site.rack_of_node[entity] in group.racks)
-    own: dict[str, np.ndarray] = {"rack": group.racks, "cdu": group.cdus, "loop": _own(group)}
-    return table in own and entity in own[table]
+def _rows(mask: np.ndarray) -> I32:
+    return np.flatnonzero(mask).astype(np.int32)

@@ -9,7 +9,8 @@ expects to save, and counts what came.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,8 +22,8 @@ from policies.cooling_setpoint.groups import (
     CODES,
     CONTROL,
     WHY,
-    LoopCdus,
     bounds_c,
+    dew_points_c,
     groups_of,
     own_c,
     standing_c,
@@ -37,16 +38,34 @@ from policies.cooling_setpoint.loop_state import (
     teach,
 )
 from policies.cooling_setpoint.margins import Ceilings, ceilings
-from policies.cooling_setpoint.obstacles import obstacle_of
-from twin.catalogue import NS, ContractError
+from policies.cooling_setpoint.obstacles import Obstacle, obstacles_of
+from policies.cooling_setpoint.sections import LOOK_S, CduSection, LoopCdus, section_of, turn_of
+from twin.catalogue import F64, NS, ContractError
 from twin.contracts import PAGE, Columns, ExplainRequest, Explanation, Memory, Proposal, Topic, View
 from twin.telemetry import ColumnSpec
 
 GUARD_K = 0.3  # of a set point below its ceiling, so that jitter of the ceiling does not move it
+OWN_COLUMNS = (
+    *("want_c", "base_c", "code", "unknown_s", "wrong_ns", "seen_ns"),
+    *("expected_w", "doubt_w", "expected_j", "doubt_j", "saved_j", "from_c"),
+    *("decided_ns", "moved_ns", "begun_ns"),
+)  # that `propose` itself writes
 STEP_K = 0.25  # between the supplies that are compared
 CALM_S = 1800.0  # after something was wrong: heat held down by caps looks like calm; source: estimate
 UNKNOWN_S = 900.0  # that a set point stays where something is unknown; source: estimate
 DOUBT_SIGMAS = 4.0  # by which a loop's meter contradicts what is expected of it; source: estimate
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLook:
+    """What a look at a group has found; `ceiling_c` is inf where nothing tells how warm it may be."""
+
+    group: LoopCdus
+    ceiling_c: float
+    obstacle: Obstacle
+    low_c: float
+    safe_c: float
+    dt_s: float  # since the look before
 
 
 class CoolingSetpoint:
@@ -55,7 +74,7 @@ class CoolingSetpoint:
     name: ClassVar[str] = "cooling_setpoint"
     controls: ClassVar[tuple[str, ...]] = (CONTROL,)
     rank: ClassVar[int] = 70
-    period_s: ClassVar[float] = 10.0
+    period_s: ClassVar[float] = 1.0  # a part of the site at a time, see `sections`
     urgent: ClassVar[bool] = False
     memory: ClassVar[Columns | None] = Columns(
         gpu=margins.GPU_COLUMNS,
@@ -66,6 +85,7 @@ class CoolingSetpoint:
             "code": ColumnSpec("i1", of_place=True),
             "unknown_s": ColumnSpec("f8", of_place=True),
             "wrong_ns": ColumnSpec("i8", of_place=True),  # when something was wrong last
+            "seen_ns": ColumnSpec("i8", of_place=True),  # the last look
             **margins.CDU_COLUMNS,
         },
         loop=COLUMNS
@@ -106,30 +126,48 @@ class CoolingSetpoint:
         self.step_k, self.learn_s, self.least_saving_pu = step_k, learn_s, least_saving_pu
 
     def propose(self, view: View, memory: Memory) -> tuple[list[Proposal], Memory]:
-        """The set points that stand; at most one loop is decided anew, lest a tick be long."""
-        site = view.site
+        """The set points that stand. A part of the CDUs is looked at, and at most one loop is decided anew,
+        lest a tick be long."""
+        site, now_ns = view.site, view.now_ns
         if site.sizes["cdu"] == 0 or site.sizes["gpu"] == 0:
             return [], memory
-        looked_ns = int(memory["looked_ns"])
-        dt_s = (view.now_ns - looked_ns) / NS if looked_ns else self.period_s
-        dt_s = float(np.clip(dt_s, 0.0, 600.0))
-        groups = groups_of(site)
-        out = {name: column.copy() for name, column in memory.items()}
-        out |= margins.learn(view, memory, dt_s)
+        then_ns = int(memory["looked_ns"]) or now_ns - round(self.period_s * NS)
+        groups = turn_of(groups_of(site), then_ns, now_ns)
+        out = dict(memory) | {"looked_ns": np.array(now_ns, np.int64)}
+        if not groups:
+            return _proposals(view, out), out
+        section = section_of(site, groups)
+        out |= {name: memory[name].copy() for name in OWN_COLUMNS}
+        seen_ns, dt_s = memory["seen_ns"], np.full(site.sizes["cdu"], LOOK_S)
+        known = seen_ns > 0
+        dt_s[known] = np.clip((now_ns - seen_ns[known]) / NS, 0.0, 600.0)
+        out["seen_ns"][section.cdus] = now_ns
+        out |= margins.learn(view, memory, section, dt_s[section.cdus])
         out |= observe(view, memory, groups, dt_s)
-        found = self.ceilings(view, out)
-        out["looked_ns"] = np.array(view.now_ns, np.int64)
         self._note_base(view, out)
         due = self._due(view, out, groups)
-        for number, group in enumerate(groups):
-            self._guard(view, out, group, found, dt_s)
+        for number, look in enumerate(self._looks(view, out, groups, section, dt_s)):
+            self._guard(view, out, look)
             if number == due:
-                self._decide(view, out, group, found)
+                self._decide(view, out, look)
         return _proposals(view, out), out
 
+    def _looks(
+        self, view: View, out: Memory, groups: Sequence[LoopCdus], section: CduSection, dt_s: F64
+    ) -> list[GroupLook]:
+        found = ceilings(view, out, section, self.probability, self.horizon_s)
+        dew_c, looks = dew_points_c(view), list[GroupLook]()
+        for group, obstacle in zip(groups, obstacles_of(view, groups, found), strict=True):
+            known = found.supply_c[group.cdus][np.isfinite(found.supply_c[group.cdus])]
+            ceiling_c = float(known.min(initial=np.inf))
+            low_c, safe_c = bounds_c(view, group, dew_c)
+            looks.append(GroupLook(group, ceiling_c, obstacle, low_c, safe_c, float(dt_s[group.cdus[0]])))
+        return looks
+
     def ceilings(self, view: View, memory: Mapping[str, np.ndarray]) -> Ceilings:
-        """The warmest supplies of the CDUs now."""
-        return ceilings(view, memory, self.probability, self.horizon_s)
+        """The warmest supplies of all CDUs now."""
+        section = section_of(view.site, groups_of(view.site))
+        return ceilings(view, memory, section, self.probability, self.horizon_s)
 
     @staticmethod
     def _note_base(view: View, out: Memory) -> None:
@@ -138,8 +176,8 @@ class CoolingSetpoint:
         free = np.isnan(out["want_c"]) & np.isfinite(now_c)
         out["base_c"][free] = now_c[free]
 
-    def _due(self, view: View, out: Memory, groups: tuple[LoopCdus, ...]) -> int:
-        """The group with a loop whose decision is due for the longest; -1 for none."""
+    def _due(self, view: View, out: Memory, groups: Sequence[LoopCdus]) -> int:
+        """The place of the group with a loop whose decision is due for the longest; -1 for none."""
         late = [
             (int(out["decided_ns"][g.loop]), number)
             for number, g in enumerate(groups)
@@ -147,18 +185,18 @@ class CoolingSetpoint:
         ]
         return min(late)[1] if late else -1
 
-    def _guard(self, view: View, out: Memory, group: LoopCdus, found: Ceilings, dt_s: float) -> None:
+    def _guard(self, view: View, out: Memory, look: GroupLook) -> None:
         """Lower what heat, a fault or lasting ignorance asks to be colder, at once. Changes `out`."""
+        group, low_c, ceiling_c = look.group, look.low_c, look.ceiling_c
         cdus, envelope = group.cdus, view.envelope(CONTROL)
         if not np.isfinite(envelope.low[cdus]).all():
             out["want_c"][cdus] = np.nan
             return
-        low_c, safe_c = bounds_c(view, group)
         held = bool(np.isfinite(out["want_c"][cdus]).any())
         # Of CDUs that no loop is known of, and that nothing is asked of, no obstacle matters
-        kind = obstacle_of(view, group, found).kind if held or group.loop >= 0 else ""
+        kind = look.obstacle.kind if held or group.loop >= 0 else ""
         stands_c = standing_c(out, group)
-        out["unknown_s"][cdus] = np.where(kind == "hold", out["unknown_s"][cdus] + dt_s, 0.0)
+        out["unknown_s"][cdus] = np.where(kind == "hold", out["unknown_s"][cdus] + look.dt_s, 0.0)
         if kind == "back":
             out["wrong_ns"][cdus] = view.now_ns
         want_c, why = stands_c, CODES[int(out["code"][cdus[0]])]
@@ -168,15 +206,13 @@ class CoolingSetpoint:
                 stands_c = want_c = float(out["base_c"][cdus].min())
                 out["want_c"][cdus], held = np.nan, False
             elif kind == "back":
-                want_c, why = min(stands_c, safe_c), "back"
+                want_c, why = min(stands_c, look.safe_c), "back"
             elif kind == "hold":
                 why = "hold"
             elif why in ("back", "hold"):
                 why = "best"
             if held and want_c < low_c:
                 want_c, why = low_c, "dew"
-        known = found.supply_c[cdus][np.isfinite(found.supply_c[cdus])]
-        ceiling_c = float(known.min()) if len(known) else np.inf
         colder_c = max(ceiling_c - GUARD_K, low_c)
         calm = view.now_ns - int(out["wrong_ns"][cdus].max()) >= round(CALM_S * NS)
         if ceiling_c < want_c < np.inf and colder_c < want_c:  # where nothing tells how warm it is now, no
@@ -189,10 +225,11 @@ class CoolingSetpoint:
             out["want_c"][cdus] = np.clip(want_c, envelope.low[cdus].max(), envelope.high[cdus].min())
             out["code"][cdus] = CODES.index(why)
 
-    def _decide(self, view: View, out: Memory, group: LoopCdus, found: Ceilings) -> None:
+    def _decide(self, view: View, out: Memory, look: GroupLook) -> None:
         """Settle the account of a loop since its last decision, and move its set points where that is worth
         it. Changes `out`."""
-        i, cdus, now_ns = group.loop, group.cdus, view.now_ns
+        group, now_ns = look.group, view.now_ns
+        i, cdus = group.loop, group.cdus
         since_ns = int(out["decided_ns"][i])
         learn_leakage(out, i, (now_ns - since_ns) / NS if since_ns else 0.0)
         teach(view, out, group, now_ns)
@@ -204,8 +241,8 @@ class CoolingSetpoint:
         stands_c = standing_c(out, group)
         best_c = stands_c
         calm = now_ns - int(out["wrong_ns"][cdus].max()) >= round(CALM_S * NS)
-        if calm and not obstacle_of(view, group, found).kind:
-            best_c = self._best_c(view, out, group, found, balance, stands_c)
+        if calm and not look.obstacle.kind:
+            best_c = self._best_c(view, out, look, balance, stands_c)
         if best_c != stands_c:
             begin_experiment(out, i)
             out["from_c"][i], out["moved_ns"][i] = stands_c, now_ns
@@ -217,23 +254,15 @@ class CoolingSetpoint:
             out["doubt_w"][i] = balance.sigma_w(base_c, want_c)
 
     def _best_c(
-        self,
-        view: View,
-        out: Memory,
-        group: LoopCdus,
-        found: Ceilings,
-        balance: PowerBalance,
-        stands_c: float,
+        self, view: View, out: Memory, look: GroupLook, balance: PowerBalance, stands_c: float
     ) -> float:
         """The set point to move to; the one that stands where nothing better is sure enough."""
-        i, envelope = group.loop, view.envelope(CONTROL)
+        i, envelope, cdus = look.group.loop, view.envelope(CONTROL), look.group.cdus
         if out["watched_s"][i] < self.learn_s:
             return stands_c
-        high_c = min(
-            float(found.supply_c[group.cdus].min()) - GUARD_K, float(envelope.high[group.cdus].min())
-        )
+        high_c = min(look.ceiling_c - GUARD_K, float(envelope.high[cdus].min()))
         high_c = min(high_c, balance.high_c + self.step_k, stands_c + 2.0 * self.step_k)
-        low_c = max(bounds_c(view, group)[0], balance.low_c - self.step_k, stands_c - 2.0 * self.step_k)
+        low_c = max(look.low_c, balance.low_c - self.step_k, stands_c - 2.0 * self.step_k)
         if not low_c < high_c:
             return stands_c
         best_c = balance.best_c(low_c, high_c, STEP_K)

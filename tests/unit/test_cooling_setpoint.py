@@ -14,7 +14,8 @@ from policies.cooling_setpoint.groups import groups_of
 from policies.cooling_setpoint.loop_model import LoopPoint, loop_power_w, plates_of
 from policies.cooling_setpoint.loop_state import COLUMNS, LEARNED_PU, learn_leakage
 from policies.cooling_setpoint.margins import ceilings
-from policies.cooling_setpoint.obstacles import obstacle_of
+from policies.cooling_setpoint.obstacles import obstacles_of
+from policies.cooling_setpoint.sections import section_of
 from tests.support.builders import site_of
 from twin.catalogue import ContractError
 from twin.contracts import Explanation, Forecast, View
@@ -263,12 +264,13 @@ def test_a_ramp_in_the_forecast_lowers_the_ceiling_before_it_comes() -> None:
     sim = simulated(plant)
     sim.run(1200.0)
     view, memory = sim.engine.view(), sim.engine.memory[NAME]
-    calm = ceilings(view, memory, 1e-3, 3600.0).supply_c
+    section = section_of(sim.site, groups_of(sim.site))
+    calm = ceilings(view, memory, section, 1e-3, 3600.0).supply_c
     sim.engine.models["flat"].factor = 1.5  # type: ignore[attr-defined]
     sim.run(STEP_S)
-    grown = ceilings(sim.engine.view(), sim.engine.memory[NAME], 1e-3, 3600.0).supply_c
+    grown = ceilings(sim.engine.view(), sim.engine.memory[NAME], section, 1e-3, 3600.0).supply_c
     assert grown[0] <= calm[0]
-    tight = ceilings(view, memory, 1e-9, 3600.0).supply_c
+    tight = ceilings(view, memory, section, 1e-9, 3600.0).supply_c
     assert tight[0] < calm[0]
 
 
@@ -323,5 +325,6 @@ def test_a_bad_setting_is_refused() -> None:
 
 def test_a_healthy_group_has_no_obstacle(settled: Simulation) -> None:
     view, memory = settled.engine.view(), settled.engine.memory[NAME]
-    (group,) = groups_of(settled.site)
-    assert obstacle_of(view, group, ceilings(view, memory, 1e-3, 3600.0)).text == ""
+    groups = groups_of(settled.site)
+    found = ceilings(view, memory, section_of(settled.site, groups), 1e-3, 3600.0)
+    assert [obstacle.text for obstacle in obstacles_of(view, groups, found)] == [""]

@@ -1,0 +1,91 @@
+"""CDU section: the CDUs that are looked at in one tick, with the racks and GPUs that they cool.
+
+A site is looked at in turns, each CDU once in `LOOK_S`, so that no tick is long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from twin.catalogue import F64, I32, NS
+from twin.contracts import View
+from twin.site import Site
+from twin.telemetry import GOOD
+
+Rows = slice | I32
+
+LOOK_S = 10.0  # between two looks at a CDU
+
+
+@dataclass(frozen=True, slots=True)
+class LoopCdus:
+    """The CDUs that one decision is for: those of a loop, as the loop follows the coldest; or one without."""
+
+    number: int
+    loop: int  # -1: none is known
+    cdus: I32
+    racks: I32
+    gpus: I32
+    nodes: I32
+    halls: I32
+
+
+@dataclass(frozen=True, slots=True)
+class CduSection:
+    """Some CDUs of a site, and what they cool, all by ascending row.
+
+    `cdu_of_rack`, `cdu_of_gpu` and `rack_of_gpu` are places within `cdus` and `racks`; `at_racks` and
+    `at_gpus` pick the rows of a column.
+    """
+
+    site: Site
+    cdus: I32
+    racks: I32
+    gpus: I32
+    cdu_of_rack: I32
+    cdu_of_gpu: I32
+    rack_of_gpu: I32
+    at_racks: Rows
+    at_gpus: Rows
+
+
+def section_of(site: Site, groups: Sequence[LoopCdus]) -> CduSection:
+    """The section of some groups."""
+    cdus, racks, gpus = (
+        np.sort(np.concatenate([np.zeros(0, np.int32), *(getattr(g, name) for g in groups)]))
+        for name in ("cdus", "racks", "gpus")
+    )
+    place = np.zeros(max(site.sizes["cdu"], site.sizes["rack"]), np.int32)
+    place[cdus] = np.arange(len(cdus))
+    cdu_of_rack = place[site.cdu_of_rack[racks]]
+    place[racks] = np.arange(len(racks))
+    rack_of_gpu = place[site.rack_of_gpu[gpus]]
+    places = cdu_of_rack, cdu_of_rack[rack_of_gpu], rack_of_gpu
+    return CduSection(site, cdus, racks, gpus, *places, _rows_of(racks), _rows_of(gpus))
+
+
+def _rows_of(index: I32) -> Rows:
+    """The same rows as a slice where they follow each other, which reads without a copy."""
+    if len(index) and int(index[-1]) - int(index[0]) + 1 == len(index):
+        return slice(int(index[0]), int(index[-1]) + 1)
+    return index
+
+
+def turn_of(groups: Sequence[LoopCdus], then_ns: int, now_ns: int) -> list[LoopCdus]:
+    """The groups whose turn has come between two instants: as many GPUs in any tick as in another."""
+    period_ns = round(LOOK_S * NS)
+    gpus = np.array([len(g.gpus) for g in groups], np.int64)
+    phase_ns = (period_ns * (np.cumsum(gpus) - gpus)) // max(int(gpus.sum()), 1)
+    due = (now_ns - phase_ns) // period_ns > (then_ns - phase_ns) // period_ns
+    return [group for group, its in zip(groups, due.tolist(), strict=True) if its]
+
+
+def good(view: View, key: str, rows: Rows | None = None) -> F64:
+    """Readings that are current [n], or those of some rows; NaN elsewhere."""
+    value, quality = view.value(key), view.quality(key)
+    if rows is not None:
+        value, quality = value[rows], quality[rows]
+    return np.where(quality == GOOD, value, np.nan).astype(np.float64)
