@@ -17,12 +17,16 @@ from twin.plant.weather import DAY_S
 
 HEADER, HOURS = 8, 8760
 DRY_BULB, HUMIDITY = 6, 8
+JOINT_H = 6.0  # at the end of a day, in which the air moves over to the next one
 MONTH_DAYS = 365.0 / 12.0
 
 
 @dataclass(frozen=True)
 class YearWeather:
-    """Outdoor air of some days of a year [365, 24], one after the other; between hours it is interpolated."""
+    """Outdoor air of some days of a year [365, 24], one after the other; between hours it is interpolated.
+
+    In the last hours of a day the air moves over to the next day that is sampled, as no air jumps.
+    """
 
     dry_c: F64
     rh_pu: F64
@@ -32,10 +36,12 @@ class YearWeather:
         """(dry bulb in degC, relative humidity) so long after the plant began."""
         day, second = divmod(max(time_s, 0.0), DAY_S)
         hour = second / 3600.0
-        at = self.days[int(day) % len(self.days)] * 24 + int(hour)
-        share, after = hour % 1.0, (at + 1) % HOURS
+        today, next_day = (self.days[(int(day) + k) % len(self.days)] for k in (0, 1))
+        at, share = today * 24 + int(hour), hour % 1.0
+        joined = max(0.0, (hour - 24.0 + JOINT_H) / JOINT_H)
         dry, humid = (
-            float((1.0 - share) * column.flat[at] + share * column.flat[after])
+            float((1.0 - share) * column.flat[at] + share * column.flat[(at + 1) % HOURS])
+            + joined * float(column.flat[next_day * 24] - column.flat[(today + 1) * 24 % HOURS])
             for column in (self.dry_c, self.rh_pu)
         )
         return dry, min(max(humid, 0.05), 1.0)

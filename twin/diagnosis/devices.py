@@ -37,6 +37,7 @@ HEAT_BITS, HEAT_BIT_LEAST, SLOWED_S = 0x68, 8.0, 60.0  # clock events: hardware,
 _BITS_ROW = TABLES["gpu"].by_name["clock_event_bits"].row
 BUSY_PU = 0.35  # of its rated power; source: estimate
 LOOP_MEMORY, LOOP_KNOWN, LOOP_FLOOR_K = 1800.0, 300, 0.3  # ticks; ticks; least sigma
+AIM_SHARE = 0.3  # of the move of a set point: doubt in where its loop's supply is meanwhile; source: estimate
 GAP_MEMORY = 200.0  # readings over which the gap between memory and chip is learned
 # A node's comparison that sees a jump of so many watts of a GPU must jump too; source: estimate
 SEEN_W, LEAST_WILD = 200.0, 1.5
@@ -71,6 +72,7 @@ class DeviceFaults(EntityState):
     gap_count: int = scalar(0)
     slowed_ns: I64 = column("gpu", "i8")
     loop_c: F64 = column("loop", "f8", np.nan)
+    loop_aim_c: F64 = column("loop", "f8", np.nan)
     loop_var: F64 = column("loop", "f8")
     loop_count: I64 = column("loop", "i8")
 
@@ -297,25 +299,31 @@ class DeviceFaults(EntityState):
             self.weather_step_k += float(step_k[0])
             self.weather_kept = 0
 
-    def loops(self, state: State, tracks: Tracks, steps_k: F64) -> Residual:
+    def loops(self, state: State, tracks: Tracks, steps_k: F64, aim_c: F64) -> Residual:
         """Each loop's supply beside what it has been over the last half hour, unless that is odd [n_loop].
 
-        `steps_k`: 1 sigma for the resolution of its readings [n_loop].
+        `steps_k`: 1 sigma for the resolution of its readings; `aim_c`: the coldest set point of its CDUs,
+        which it follows as far as it can [n_loop].
         """
         n = self.topology.sizes["loop"]
         supply = good(state, "loop.supply_temp_c") if n else np.zeros(0)
         expected = self.loop_c.copy()
+        moved_k = np.nan_to_num(aim_c - self.loop_aim_c)
         off = supply - expected
+        off -= np.clip(np.nan_to_num(off), np.minimum(moved_k, 0.0), np.maximum(moved_k, 0.0))
         on = tracks.on(LOOP_USUAL)
         calm = np.isfinite(supply) if on is None else np.isfinite(supply) & (on == 0)
         self.loop_count += np.isfinite(supply)
         share = np.maximum(1.0 / np.maximum(self.loop_count, 1), 1.0 / LOOP_MEMORY)
         known = np.isfinite(expected)
-        self.loop_c = np.where(known, np.where(calm, expected + share * off, expected), supply)
+        follow = np.where(calm, share, 0.0)
+        self.loop_c = np.where(known, expected + follow * np.nan_to_num(supply - expected), supply)
+        self.loop_aim_c = np.where(np.isnan(self.loop_aim_c), aim_c, self.loop_aim_c + follow * moved_k)
         self.loop_var += np.where(calm & known, share * (off * off - self.loop_var), 0.0)
         sigma = np.hypot(np.maximum(np.sqrt(self.loop_var), LOOP_FLOOR_K), steps_k)
+        sigma += AIM_SHARE * np.abs(moved_k)
         sigma[self.loop_count < LOOP_KNOWN] = np.nan
-        return Residual(LOOP_USUAL, expected, supply, sigma, np.full(n, np.nan))
+        return Residual(LOOP_USUAL, supply - off, supply, sigma, np.full(n, np.nan))
 
     def gaps(self, state: State, tracks: Tracks) -> F32:
         """Sigmas by which each GPU's memory is off its usual distance to its chip [n_gpu]; a part a tick."""

@@ -110,7 +110,9 @@ class Diagnosis(EntityState):
         self.readings.begin()
         self.watch.update(state, self.readings, in_maintenance)
         residuals = dict(estimator.residuals)
-        residuals[LOOP_USUAL] = self.devices.loops(state, self.tracks, estimator.loop_steps_k)
+        residuals[LOOP_USUAL] = self.devices.loops(
+            state, self.tracks, estimator.loop_steps_k, estimator.loop_aim_c
+        )
         if state.tick % DRIFTS_EVERY == 0:
             self.drifts = _drifts(estimator)
         residuals |= {name: Residual(name, *columns) for name, columns in self.drifts.items()}

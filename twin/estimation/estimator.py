@@ -67,6 +67,7 @@ class Estimator(EntityState):
             "legs": self.exchange.legs,
             "loop": self.loops.tank,
             "calm": self.loops.calm,
+            "aim": self.loops.aim,
             "feeders": self.tree.moved,
         }
         self._rack, self._cdu = Latest("rack", RACK_NAMES), Latest("cdu", CDU_NAMES)
@@ -206,6 +207,11 @@ class Estimator(EntityState):
     def loop_steps_k(self) -> F64:
         """1 sigma of each loop's supply for the resolution of its readings [n_loop]."""
         return self._loop.step_sigma("supply_temp_c")
+
+    @property
+    def loop_aim_c(self) -> F64:
+        """The coldest set point of each loop's CDUs [n_loop]; NaN where none is known."""
+        return self.loops.aim_c
 
     def balances_with(self, feeders: Bool | None, racks: Bool | None) -> Bool:
         """Balances of which one of these is a member [n_balance]."""

@@ -1,6 +1,8 @@
 """Facility loops: their supply expected from the weather, their return from the CDUs, and their flow.
 
-The approach to the weather is learned; it drifts with load and mode, so it may drift fast. What passes the
+The approach to the weather is learned; it drifts with load and mode, so it may drift fast. A loop follows the
+coldest set point of its CDUs as far as its coolers can: after a set point has moved, any supply on the way
+that it has moved is as expected. What passes the
 CDUs by cools what they give back, the more so the less they draw, and the leg holds so much water: it takes
 the longer to pass the less flows.
 """
@@ -21,6 +23,9 @@ WEATHER_MOVES_K = 0.12  # in the minutes until what was learned comes into use, 
 # How long the coolers' control takes to follow the heat, and by which share of what the CDUs' range has
 # changed over the nominal flow the supply is off meanwhile; source: estimate
 LATE_S, LATE_SHARE, LEAST_MOVE_K = 120.0, 0.3, 0.3
+# In which a moved set point is old news: longer than the approach takes to be learned anew; source: estimate
+AIM_S = 900.0
+AIM_SHARE = 0.3  # of the move of a set point: by which the coolers' control overshoots it; source: estimate
 BYPASS_PRIOR = 0.05  # over the nominal flow; source: estimate
 LEAST_PASSING_PU = 0.05  # of the nominal flow: below, nothing arrives that could be judged; source: estimate
 LEAST_SLOPE_K = 1.0  # per unit of bypass: below, a reading says nothing of it; source: estimate
@@ -48,6 +53,8 @@ class Loops:
         self.cdu = np.flatnonzero(site.loop_of_cdu >= 0).astype(np.int32)
         self.loop = site.loop_of_cdu[self.cdu]
         self.tank, self.calm = Lag(1, site.sizes, "loop"), Lag(1, site.sizes, "loop")  # of mix and range
+        self.aim = Lag(1, site.sizes, "loop")  # of the coldest set point
+        self.aim_c = np.full(n, np.nan)  # the coldest set point of this tick
         self._tau_s = np.full(n, 0.5 * 60.0 * LOOP_VOLUME_MIN)
         self._empty = np.bincount(self.loop, minlength=n) == 0
         self._nominal_lpm = site.design.loop_flow_lpm
@@ -71,12 +78,17 @@ class Loops:
         moved_k = self._moved(lpm, cdu, now)
         # Weather is reported once a minute; what is new is the loop's reading
         heard_ns = np.where(read_ns > 0, loop.heard_ns("supply_temp_c"), 0)
-        board.put_offset(
+        base, aim_k = outdoor + board.parameter(APPROACH), self._aim_moved_k(cdu, now)
+        # Somewhere between where it was and where its CDUs have asked it to go
+        followed_k = filled(np.clip(supply - base, np.minimum(aim_k, 0.0), np.maximum(aim_k, 0.0)))
+        board.put(
             APPROACH,
-            np.full(self.n, outdoor),
+            base + followed_k,
             supply,
             heard_ns,
-            loose=WEATHER_MOVES_K + moved_k,
+            implied=supply - outdoor,
+            slope=1.0,
+            loose=WEATHER_MOVES_K + moved_k + AIM_SHARE * np.abs(aim_k),
             steps=joint(loop.step_sigma("supply_temp_c"), np.full(1, weather_steps_k)),
         )
 
@@ -101,6 +113,16 @@ class Loops:
         calm_k = self.calm.toward(range_k[None], share_of(now[1], np.full(1, LATE_S)), now)[0]
         away_k = np.abs(range_k - calm_k) - LEAST_MOVE_K
         return np.asarray(LATE_SHARE * np.maximum(filled(away_k), 0.0), np.float64)
+
+    def _aim_moved_k(self, cdu: Latest, now: tuple[int, float]) -> F64:
+        """By how much the coldest set point of each loop has moved of late, K; 0 where none is known."""
+        own, final = cdu["supply_temp_setpoint_c"][self.cdu], cdu["supply_temp_setpoint_final_c"][self.cdu]
+        coldest = np.full(self.n, np.inf)
+        np.fmin.at(coldest, self.loop, np.where(np.isfinite(final), final, own))
+        coldest[np.isinf(coldest)] = np.nan
+        self.aim_c = coldest
+        before = self.aim.toward(coldest[None], share_of(now[1], np.full(1, AIM_S)), now)[0]
+        return filled(coldest - before)
 
     def _return(
         self,
