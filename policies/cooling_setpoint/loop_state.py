@@ -7,6 +7,7 @@ that tells how much more the GPUs draw per kelvin.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -40,6 +41,9 @@ OFFSET_K, OFFSET_S = APPROACH_K + 3.0, 3600.0  # of a loop below its CDUs; sourc
 SEEN_S = 30 * 86_400.0  # in which the range of supplies that were seen is forgotten by e
 COOLANT_C = 35.0  # at which the heat rate of the racks' coolant is taken
 STEADY_K = 0.5  # by which a loop's supply may move within the smoothing while its meter teaches
+MOST_TREND_K = (
+    2.0  # that the air is expected to move by itself until a decision is half over; source: estimate
+)
 LEAST_MOVE_K = 0.4  # of the GPUs' mean temperature, to tell leakage from; source: estimate
 EXPERIMENT_PU = 1e-4  # 1 sigma of what work makes of a difference, of the highest power; source: estimate
 EXPERIMENT_AFTER_S = 3600.0  # of watching: before, expectations of power still move by themselves
@@ -199,6 +203,22 @@ def learn_leakage(out: Memory, i: int, gap_s: float) -> None:
 def begin_experiment(out: Memory, i: int) -> None:
     """Note what GPUs draw before a move. Changes `out`."""
     out["before_c"][i], out["before_pu"][i] = out["loop_temp_c"][i], out["loop_error_pu"][i]
+
+
+def ahead_of(view: View, balance: PowerBalance, ahead_s: float) -> PowerBalance:
+    """The same loop in the air that is expected so long from now.
+
+    As an external source has announced it; else as the air goes on from how it moved of late.
+    """
+    now_c, wet = _air_c(view, balance.plate), balance.plate.wet
+    key = "site.outdoor_wet_bulb_c" if wet else "site.outdoor_temp_c"
+    air_c = float(view.outlook(key, view.now_ns + round(ahead_s * NS))[0])
+    if np.isnan(air_c):
+        # The smoothed air is late by the time of smoothing
+        air_c = now_c + float(
+            np.clip((now_c - balance.at.air_c) * ahead_s / SMOOTH_S, -MOST_TREND_K, MOST_TREND_K)
+        )
+    return balance if np.isnan(air_c) else replace(balance, at=replace(balance.at, air_c=air_c))
 
 
 def balance_of(view: View, memory: Mapping[str, np.ndarray], group: LoopCdus) -> PowerBalance | None:

@@ -36,7 +36,11 @@ SENSOR_K = 0.25  # 1 sigma of what a GPU's thermometer is off by itself; source:
 LOW_PU, DOUBT_PU = 0.85, 0.72
 IDLE_PU = 0.25  # of the range of power above idle: below, a GPU may get a job at any time; source: estimate
 DOUBT_SIGMAS, DOUBT_K = 4.0, 3.0  # by which temperatures contradict their power; source: estimate
-SUPPLY_K = 0.3  # 1 sigma of a CDU's control; source: estimate
+# 1 sigma of racks' coolant above the set point of their CDU before it was learned, of thermometers against
+# each other besides, how long what was seen of it counts, and how long a set point that was lowered counts as
+# it was; source: estimate
+SUPPLY_K, SENSORS_K, SPREAD_S, LATE_S = 0.3, 0.1, 4 * 3600.0, 300.0
+SET_POINTS = ("cdu.supply_temp_setpoint_final_c", "cdu.supply_temp_setpoint_c")
 NOTHING = -1
 
 GPU_COLUMNS = {
@@ -49,7 +53,12 @@ GPU_COLUMNS = {
     "peak_w": ColumnSpec("f8", np.nan),
     "hbm_rise_k": ColumnSpec("f8", np.nan),
 }
-CDU_COLUMNS = {"top_w": ColumnSpec("f8"), "top_s": ColumnSpec("f8")}
+CDU_COLUMNS = {
+    "top_w": ColumnSpec("f8"),
+    "top_s": ColumnSpec("f8"),
+    "late_c": ColumnSpec("f8", np.nan),
+    "over_k2": ColumnSpec("f8", SUPPLY_K**2),
+}
 RACK_COLUMNS = {
     "rack_peak_w": ColumnSpec("f8", np.nan),
     "rack_w": ColumnSpec("f8", np.nan),
@@ -109,6 +118,7 @@ def learn(view: View, memory: Mapping[str, np.ndarray], section: CduSection, dt_
         "rack_peak_w": np.fmax(rack_w, rack_peak_w + fade * (rack_w - rack_peak_w)),
         "rack_rise_k": _smoothed(memory["rack_rise_k"][racks], good(view, RETURN, racks) - supply_c, share),
         **_tops(section, memory, power_w, dt_s),
+        **_control(view, section, memory, supply_c, dt_s),
     }
     out = {name: memory[name].copy() for name in found}
     for name, values in found.items():
@@ -130,6 +140,27 @@ def _tops(section: CduSection, memory: Mapping[str, np.ndarray], power_w: F64, d
     watched = np.zeros(len(top_w), np.bool_)
     watched[cdu[known]] = True
     return {"top_w": top_w, "top_s": memory["top_s"][section.cdus] + dt_s * watched}
+
+
+def _control(
+    view: View, section: CduSection, memory: Mapping[str, np.ndarray], supply_c: F64, dt_s: F64
+) -> Memory:
+    """The set point of late, and the mean square by which racks' coolant is above it, of each CDU."""
+    cdus, of = section.cdus, section.cdu_of_rack
+    final_c, own_c = (good(view, key, cdus) for key in SET_POINTS)
+    set_c, late_c = np.where(np.isfinite(final_c), final_c, own_c), memory["late_c"][cdus]
+    late_c = np.fmax(set_c, late_c + -np.expm1(-dt_s / LATE_S) * (set_c - late_c))
+    over_k = np.full(len(cdus), -np.inf)
+    np.fmax.at(over_k, of, supply_c - late_c[of])
+    # Coolant may be off to both sides alike, and what is colder is no danger
+    over_k2 = np.where(np.isfinite(over_k), 2.0 * np.maximum(over_k, 0.0) ** 2, np.nan)
+    share = -np.expm1(-dt_s / SPREAD_S)
+    return {"late_c": late_c, "over_k2": _smoothed(memory["over_k2"][cdus], over_k2, share)}
+
+
+def supply_sigma_k(memory: Mapping[str, np.ndarray], section: CduSection) -> F64:
+    """1 sigma of racks' coolant above the set point of each CDU of a section."""
+    return np.sqrt(memory["over_k2"][section.cdus] + SENSORS_K**2)
 
 
 def resistance_k_per_w(section: CduSection, own: Mapping[str, np.ndarray]) -> F64:
@@ -157,13 +188,15 @@ def ceilings(
     learned = resistance_k_per_w(section, own)
     usual = _of_rack(section, learned)
     resistance = _feared(own, learned, usual)
-    noise_k = np.sqrt((RESISTANCE_PU * resistance * most_w) ** 2 + SENSOR_K**2 + SUPPLY_K**2)
+    spread_k = supply_sigma_k(memory, section)
+    noise_k2 = SENSOR_K**2 + spread_k[section.cdu_of_gpu] ** 2
+    noise_k = np.sqrt((RESISTANCE_PU * resistance * most_w) ** 2 + noise_k2)
     guard_c = _guard_c(view, own, section)
     of_gpu = guard_c - resistance * most_w - z * noise_k
     of_gpu = np.fmin(of_gpu, _now_c(view, section, guard_c))
     liquid = site.design.liquid[section.at_racks]
     of_gpu[~liquid[section.rack_of_gpu]] = np.inf
-    of_rack = _rack_c(view, memory, section, growth, z)
+    of_rack = _rack_c(view, memory, section, growth) - z * spread_k[section.cdu_of_rack]
     of_rack[~liquid] = np.inf
     out, by_gpu, by_rack = (np.full(site.sizes["cdu"], x) for x in (np.inf, NOTHING, NOTHING))
     gpu_c, gpu = _least(of_gpu, section.cdu_of_gpu, section.gpus, len(section.cdus))
@@ -290,17 +323,17 @@ def _doubted(view: View, own: Mapping[str, np.ndarray], section: CduSection, too
     return out
 
 
-def _rack_c(view: View, memory: Mapping[str, np.ndarray], section: CduSection, growth: F64, z: float) -> F64:
+def _rack_c(view: View, memory: Mapping[str, np.ndarray], section: CduSection, growth: F64) -> F64:
     """The warmest supply at which a rack keeps its own guards; growth NaN counts as its design."""
     racks = section.at_racks
-    out, spread_k = np.full(len(section.racks), np.inf), z * SUPPLY_K
+    out = np.full(len(section.racks), np.inf)
     if (limit := view.limit(SUPPLY)) is not None:
-        out = np.fmin(out, limit.guard[racks] - spread_k)
+        out = np.fmin(out, limit.guard[racks])
     if (limit := view.limit(RETURN)) is not None:
         full_w = view.site.design.rack_max_w[racks]
         usual = np.maximum(full_w / np.maximum(memory["rack_w"][racks], 1.0), 1.0)
         grown = np.where(np.isfinite(growth), np.fmin(growth, usual), usual)
-        out = np.fmin(out, limit.guard[racks] - memory["rack_rise_k"][racks] * grown - spread_k)
+        out = np.fmin(out, limit.guard[racks] - memory["rack_rise_k"][racks] * grown)
     return out
 
 

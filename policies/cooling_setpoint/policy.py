@@ -31,6 +31,7 @@ from policies.cooling_setpoint.groups import (
 from policies.cooling_setpoint.loop_model import loop_power_w
 from policies.cooling_setpoint.loop_state import (
     COLUMNS,
+    ahead_of,
     balance_of,
     begin_experiment,
     learn_leakage,
@@ -44,7 +45,7 @@ from twin.catalogue import F64, NS, ContractError
 from twin.contracts import PAGE, Columns, ExplainRequest, Explanation, Memory, Proposal, Topic, View
 from twin.telemetry import ColumnSpec
 
-GUARD_K = 0.3  # of a set point below its ceiling, so that jitter of the ceiling does not move it
+GUARD_K = 0.15  # of a set point below its ceiling, so that jitter of the ceiling does not move it
 OWN_COLUMNS = (
     *("want_c", "base_c", "code", "unknown_s", "wrong_ns", "seen_ns"),
     *("expected_w", "doubt_w", "expected_j", "doubt_j", "saved_j", "from_c"),
@@ -238,6 +239,7 @@ class CoolingSetpoint:
         out["decided_ns"][i] = now_ns
         if balance is None or not np.isfinite(out["base_c"][cdus]).all():
             return
+        balance = ahead_of(view, balance, 0.5 * self.move_every_s)
         stands_c = standing_c(out, group)
         best_c = stands_c
         calm = now_ns - int(out["wrong_ns"][cdus].max()) >= round(CALM_S * NS)

@@ -1,7 +1,10 @@
-"""A year of `cooling_setpoint` on a simulated site, beside fixed set points and a greedy rule.
+"""A year of `cooling_setpoint` on a simulated site, beside fixed set points and two rules.
 
 The plant's parameters are hidden, the jobs drawn; all arms live through the same weather and work. The greedy
-rule goes as warm as the hottest GPU and the racks' guards allow, by true temperatures.
+rule goes as warm as the hottest GPU and the racks' guards allow, by true temperatures. The other one is the
+rule that SustainDC publishes, "trim and respond" (its utils/trim_and_respond.py): half a kelvin warmer after
+five quarters of an hour within the limit, half a kelvin colder in each beyond it. There it watches the air of
+a room; here it watches what the greedy rule does.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from models.persistence import Persistence
 from policies import REGISTRY
 from tests.support.builders import site_of
 from tests.support.year_weather import days_of, read_year
-from twin.catalogue import Bool, ConfigError
+from twin.catalogue import F64, Bool, ConfigError
 from twin.cli.traces import trace_root
 from twin.engine import Engine
 from twin.plant import Plant, Scenario, Sensors
@@ -33,7 +36,21 @@ STEP_S = 200.0  # of the twin: shorter than the lease of a set point
 PLANT_STEP_S = 4.0
 WARM_DAYS = 1  # at the beginning, of which nothing counts: the policy watches a day before it trusts it
 DECIDE_S, GREEDY_K = 600.0, 2.0  # of the greedy rule: how often, and how far below a guard it stays
-ARMS = ("fixed", "greedy", NAME)
+TRIM_S, TRIM_K, TRIM_AFTER = 900.0, 0.5, 5  # of SustainDC's rule: its sample, its step, samples before a trim
+FIXED, GREEDY, TRIM = "fixed", "greedy", "trim_and_respond"
+ARMS = (FIXED, GREEDY, TRIM, NAME)
+# Of the table that `result_of` makes
+HEADS = (
+    "loop", "climate", "plants", "cooling, kWh", "liquid, kWh", "saved, kWh", "of cooling", "of liquid",
+    "below greedy", "below trim", "expected/saved", "account/saved", "hot GPU-hours", "greedy's",
+    "hottest, C", "mean set, C", "greedy's, C",
+)  # fmt: skip
+LEGEND = (
+    "cooling: pumps, fans, chillers, air handlers with the BMS's fixed set points; liquid: without air "
+    "handlers. saved: of all power of racks and cooling, leakage included. trim: SustainDC's rule, trim and "
+    "respond. Goals: 10 % of cooling saved, below greedy, expected within 10 % of saved, at most 0.001 of "
+    "GPU-hours hot."
+)
 # Weather file of each climate; all of typical years (TMYx) as collected in SustainDC
 CLIMATES = {
     "hot and dry": "USA_AZ_Phoenix-Sky.Harbor.epw",
@@ -114,8 +131,13 @@ class _Meter:
             self.hot[:] = False
 
 
-def years_of(first_seed: int, loops: Sequence[str], plants: int, days: int) -> list[SetpointYear]:
-    """Every arm of every climate, loop and plant. Raises ConfigError if the recordings are not there."""
+def years_of(
+    first_seed: int, places: tuple[Sequence[str], Sequence[str]], plants: int, days: int
+) -> list[SetpointYear]:
+    """Every arm of every loop and climate (`places`) and plant.
+
+    Raises ConfigError if the recordings are not there.
+    """
     folder = trace_root(os.environ) / RECORDING
     if not folder.is_dir():
         raise ConfigError([f"{folder}: not there; run `racktwin trace fetch {RECORDING}`"])
@@ -123,8 +145,8 @@ def years_of(first_seed: int, loops: Sequence[str], plants: int, days: int) -> l
     dates = (*dates[:WARM_DAYS], *dates)
     return [
         SetpointYear(climate, loop, arm, first_seed + k, folder / CLIMATES[climate], dates)
-        for loop in loops
-        for climate in CLIMATES
+        for loop in places[0]
+        for climate in places[1]
         for k in range(plants)
         for arm in ARMS
     ]
@@ -140,6 +162,7 @@ def live_through(year: SetpointYear, report: Report) -> YearOutcome:
     plant.step_max_s = PLANT_STEP_S
     meter, begun = _Meter(plant), (0.0, 0.0)
     simulation: Simulation | None = None
+    rule = Trim() if year.arm == TRIM else None
     if year.arm == NAME:
         forecasts = Persistence(horizons_s=(600.0, 3600.0))
         engine = Engine(site, [REGISTRY[NAME]()], [forecasts], {NAME: "act"})
@@ -149,8 +172,10 @@ def live_through(year: SetpointYear, report: Report) -> YearOutcome:
         if simulation is not None:
             simulation.step()
         else:
-            if year.arm == "greedy" and step % round(DECIDE_S / STEP_S) == 0:
-                _greedy(plant)
+            if year.arm == GREEDY and step % round(DECIDE_S / STEP_S) == 0:
+                _move(plant, room_k(plant), DECIDE_S)
+            elif rule is not None:
+                rule.step(plant, STEP_S)
             plant.step((), STEP_S)
         if step == round(WARM_DAYS * DAY_S / STEP_S):
             meter, begun = _Meter(plant), account_of(simulation)
@@ -185,15 +210,43 @@ def account_of(simulation: Simulation | None) -> tuple[float, float]:
     return float(memory["expected_j"].sum()), float(memory["saved_j"].sum())
 
 
-def _greedy(plant: Plant) -> None:
-    """As warm as guards allow, by the temperatures of now."""
-    t, site = plant.truth, plant.site
-    room_k = float((site.limits["gpu.temp_c"].guard - t.gpu_temp_c).min()) - GREEDY_K
-    room_k = min(room_k, float((site.limits["rack.return_temp_c"].guard - t.rack_return_c).min()) - GREEDY_K)
-    most_c = float(site.limits["rack.supply_temp_c"].guard.min()) - 0.5
-    envelope = site.envelopes["cdu.supply_temp_target_c"]
-    wanted_c = np.clip(t.cdu_supply_c + room_k, envelope.low, np.minimum(envelope.high, most_c))
-    plant.cooling.target_c = np.minimum(wanted_c, plant.cooling.target_c + DECIDE_S * envelope.slew_per_s)
+def room_k(plant: Plant) -> float:
+    """By how much coolant may be warmer now, by true temperatures and the rules' distance from guards."""
+    t, limits = plant.truth, plant.site.limits
+    room = float((limits["gpu.temp_c"].guard - t.gpu_temp_c).min()) - GREEDY_K
+    room = min(room, float((limits["rack.return_temp_c"].guard - t.rack_return_c).min()) - GREEDY_K)
+    most_c = float(limits["rack.supply_temp_c"].guard.min()) - 0.5
+    return min(room, most_c - float(t.cdu_supply_c.max()))
+
+
+class Trim:
+    """SustainDC's rule: when it samples next, and for how many samples it has been within the limit."""
+
+    def __init__(self) -> None:
+        self.wait_s, self.calm = 0.0, 0
+
+    def step(self, plant: Plant, dt_s: float) -> None:
+        """Before a step of the plant."""
+        self.wait_s -= dt_s
+        if self.wait_s > 0.0:
+            return
+        self.wait_s += TRIM_S
+        if room_k(plant) < 0.0:
+            _move(plant, -TRIM_K, TRIM_S, plant.cooling.target_c)
+        elif self.calm >= TRIM_AFTER:
+            self.calm = 0
+            _move(plant, TRIM_K, TRIM_S, plant.cooling.target_c)
+        else:
+            self.calm += 1
+
+
+def _move(plant: Plant, by_k: float, since_s: float, from_c: F64 | None = None) -> None:
+    """Move all set points, from what coolant has unless told otherwise, as fast as the BMS allows."""
+    envelope, before_c = plant.site.envelopes["cdu.supply_temp_target_c"], plant.cooling.target_c
+    wanted_c = np.clip(
+        (plant.truth.cdu_supply_c if from_c is None else from_c) + by_k, envelope.low, envelope.high
+    )
+    plant.cooling.target_c = np.minimum(wanted_c, before_c + since_s * envelope.slew_per_s)
     plant.apply_set_points()
 
 
@@ -208,24 +261,24 @@ def _row(place: tuple[str, str], some: Sequence[dict[str, Any]]) -> dict[str, An
     def of(arm: str, key: str) -> float:
         return sum(float(x[key]) for x in some if x["arm"] == arm)
 
-    saved, beside = (
-        of(arm, "total_kwh") - of("cooling_setpoint", "total_kwh") for arm in ("fixed", "greedy")
-    )
-    mine = [x for x in some if x["arm"] == "cooling_setpoint"]
+    saved, greedy, trim = (of(arm, "total_kwh") - of(NAME, "total_kwh") for arm in (FIXED, GREEDY, TRIM))
+    mine = [x for x in some if x["arm"] == NAME]
     return {
         "loop": place[0],
         "climate": place[1],
         "plants": len(mine),
-        "cooling_kwh": of("fixed", "cooling_kwh"),
-        "liquid_kwh": of("fixed", "loop_kwh"),
+        "cooling_kwh": of(FIXED, "cooling_kwh"),
+        "liquid_kwh": of(FIXED, "loop_kwh"),
         "saved_kwh": saved,
-        "saved_pu": saved / max(of("fixed", "cooling_kwh"), 1e-9),
-        "saved_liquid_pu": saved / max(of("fixed", "loop_kwh"), 1e-9),
-        "below_greedy_kwh": beside,
-        "expected_over_saved": of("cooling_setpoint", "expected_kwh") / saved if saved else None,
-        "account_over_saved": of("cooling_setpoint", "saved_kwh") / saved if saved else None,
+        "saved_pu": saved / max(of(FIXED, "cooling_kwh"), 1e-9),
+        "saved_liquid_pu": saved / max(of(FIXED, "loop_kwh"), 1e-9),
+        "below_greedy_kwh": greedy,
+        "below_trim_kwh": trim,
+        "expected_over_saved": of(NAME, "expected_kwh") / saved if saved else None,
+        "account_over_saved": of(NAME, "saved_kwh") / saved if saved else None,
         "hot_pu": max(float(x["hot_pu"]) for x in mine),
+        "greedy_hot_pu": max(float(x["hot_pu"]) for x in some if x["arm"] == GREEDY),
         "hottest_c": max(float(x["hottest_c"]) for x in mine),
         "mean_c": sum(float(x["mean_c"]) for x in mine) / len(mine),
-        "greedy_c": of("greedy", "mean_c") / len(mine),
+        "greedy_c": of(GREEDY, "mean_c") / len(mine),
     }

@@ -18,7 +18,6 @@ from twin.plant.weather import DAY_S
 HEADER, HOURS = 8, 8760
 DRY_BULB, HUMIDITY = 6, 8
 JOINT_H = 6.0  # at the end of a day, in which the air moves over to the next one
-MONTH_DAYS = 365.0 / 12.0
 
 
 @dataclass(frozen=True)
@@ -47,9 +46,9 @@ class YearWeather:
         return dry, min(max(humid, 0.05), 1.0)
 
 
-def days_of(each_month: int) -> tuple[int, ...]:
-    """So many days of each month, evenly spread, counted from 0."""
-    return tuple(int((k + 0.5) * MONTH_DAYS / each_month) for k in range(12 * each_month))
+def days_of(count: int) -> tuple[int, ...]:
+    """So many days of the year, evenly spread, counted from 0."""
+    return tuple(int((k + 0.5) * 365.0 / count) for k in range(count))
 
 
 def read_year(path: Path, days: tuple[int, ...]) -> YearWeather:

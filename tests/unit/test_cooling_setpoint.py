@@ -12,8 +12,8 @@ import pytest
 from policies import REGISTRY
 from policies.cooling_setpoint.groups import groups_of
 from policies.cooling_setpoint.loop_model import LoopPoint, loop_power_w, plates_of
-from policies.cooling_setpoint.loop_state import COLUMNS, LEARNED_PU, learn_leakage
-from policies.cooling_setpoint.margins import ceilings
+from policies.cooling_setpoint.loop_state import COLUMNS, LEARNED_PU, ahead_of, balance_of, learn_leakage
+from policies.cooling_setpoint.margins import SENSORS_K, SPREAD_S, SUPPLY_K, ceilings, supply_sigma_k
 from policies.cooling_setpoint.obstacles import obstacles_of
 from policies.cooling_setpoint.sections import section_of
 from tests.support.builders import site_of
@@ -26,7 +26,7 @@ from twin.plant.sensors import Periods
 from twin.plant.weather import Weather
 from twin.simulation import Simulation
 from twin.site import Site
-from twin.telemetry import MaintenanceBegun
+from twin.telemetry import MaintenanceBegun, OutlookTold
 
 NAME, CONTROL = "cooling_setpoint", "cdu.supply_temp_target_c"
 STEP_S = 60.0
@@ -263,15 +263,45 @@ def test_a_ramp_in_the_forecast_lowers_the_ceiling_before_it_comes() -> None:
         column *= 0.6
     sim = simulated(plant)
     sim.run(1200.0)
-    view, memory = sim.engine.view(), sim.engine.memory[NAME]
     section = section_of(sim.site, groups_of(sim.site))
-    calm = ceilings(view, memory, section, 1e-3, 3600.0).supply_c
+
+    def ceiling_c(probability: float) -> float:
+        """With memory so much hotter than its chips that these bind, and not the rack."""
+        memory = dict(sim.engine.memory[NAME])
+        memory["hbm_rise_k"] = np.full_like(memory["hbm_rise_k"], 35.0)
+        return float(ceilings(sim.engine.view(), memory, section, probability, 3600.0).supply_c[0])
+
+    calm_c, tight_c = ceiling_c(1e-3), ceiling_c(1e-9)
     sim.engine.models["flat"].factor = 1.5  # type: ignore[attr-defined]
     sim.run(STEP_S)
-    grown = ceilings(sim.engine.view(), sim.engine.memory[NAME], section, 1e-3, 3600.0).supply_c
-    assert grown[0] <= calm[0]
-    tight = ceilings(view, memory, section, 1e-9, 3600.0).supply_c
-    assert tight[0] < calm[0]
+    assert ceiling_c(1e-3) < calm_c - 3.0
+    assert tight_c < calm_c - 0.5
+
+
+def test_a_cdu_that_holds_its_set_point_needs_less_room(settled: Simulation) -> None:
+    """The prior is forgotten by e in `SPREAD_S`, and what thermometers are off against each other stays."""
+    memory, section = settled.engine.memory[NAME], section_of(settled.site, groups_of(settled.site))
+    left = SUPPLY_K**2 * np.exp(-4 * 3600.0 / SPREAD_S)
+    assert supply_sigma_k(memory, section)[0] == pytest.approx(np.sqrt(left + SENSORS_K**2), abs=0.02)
+    spread = dict(memory) | {"over_k2": np.full(1, 0.5**2)}
+    loose, tight = (ceilings(settled.engine.view(), m, section, 1e-3, 3600.0) for m in (spread, memory))
+    assert loose.supply_c[0] < tight.supply_c[0] - 0.3
+
+
+def test_a_decision_is_made_for_the_air_that_is_announced_or_else_goes_on(settled: Simulation) -> None:
+    sim = settled.fork()
+    (group,) = groups_of(sim.site)
+    balance = balance_of(sim.engine.view(), sim.engine.memory[NAME], group)
+    assert balance is not None
+    late = dataclasses.replace(balance, at=dataclasses.replace(balance.at, air_c=balance.at.air_c - 0.6))
+    assert ahead_of(sim.engine.view(), late, 300.0).at.air_c == pytest.approx(balance.at.air_c + 0.6, abs=0.3)
+    sim.tell(
+        OutlookTold(id="o", author="ada", quantity="site.outdoor_temp_c", start_ns=sim.now_ns, step_s=600.0,
+                    values=(30.0, 35.0))
+    )  # fmt: skip
+    sim.run(STEP_S)
+    assert ahead_of(sim.engine.view(), balance, 300.0).at.air_c == 30.0
+    assert ahead_of(sim.engine.view(), balance, 900.0).at.air_c == 35.0
 
 
 def test_it_only_advises_a_first_step_while_nobody_obeys() -> None:
