@@ -37,6 +37,7 @@ HEAT_BITS, HEAT_BIT_LEAST, SLOWED_S = 0x68, 8.0, 60.0  # clock events: hardware,
 _BITS_ROW = TABLES["gpu"].by_name["clock_event_bits"].row
 BUSY_PU = 0.35  # of its rated power; source: estimate
 LOOP_MEMORY, LOOP_KNOWN, LOOP_FLOOR_K = 1800.0, 300, 0.3  # ticks; ticks; least sigma
+LEAST_AIM_K = 0.1  # of a set point: less is no move, as the dead band of its control
 AIM_SHARE = 0.3  # of the move of a set point: doubt in where its loop's supply is meanwhile; source: estimate
 GAP_MEMORY = 200.0  # readings over which the gap between memory and chip is learned
 # A node's comparison that sees a jump of so many watts of a GPU must jump too; source: estimate
@@ -308,7 +309,8 @@ class DeviceFaults(EntityState):
         n = self.topology.sizes["loop"]
         supply = good(state, "loop.supply_temp_c") if n else np.zeros(0)
         expected = self.loop_c.copy()
-        moved_k = np.nan_to_num(aim_c - self.loop_aim_c)
+        aim_k = np.nan_to_num(aim_c - self.loop_aim_c)
+        moved_k = np.sign(aim_k) * np.maximum(np.abs(aim_k) - LEAST_AIM_K, 0.0)
         off = supply - expected
         off -= np.clip(np.nan_to_num(off), np.minimum(moved_k, 0.0), np.maximum(moved_k, 0.0))
         on = tracks.on(LOOP_USUAL)
@@ -318,7 +320,7 @@ class DeviceFaults(EntityState):
         known = np.isfinite(expected)
         follow = np.where(calm, share, 0.0)
         self.loop_c = np.where(known, expected + follow * np.nan_to_num(supply - expected), supply)
-        self.loop_aim_c = np.where(np.isnan(self.loop_aim_c), aim_c, self.loop_aim_c + follow * moved_k)
+        self.loop_aim_c = np.where(np.isnan(self.loop_aim_c), aim_c, self.loop_aim_c + follow * aim_k)
         self.loop_var += np.where(calm & known, share * (off * off - self.loop_var), 0.0)
         sigma = np.hypot(np.maximum(np.sqrt(self.loop_var), LOOP_FLOOR_K), steps_k)
         sigma += AIM_SHARE * np.abs(moved_k)

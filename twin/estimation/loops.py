@@ -25,6 +25,7 @@ WEATHER_MOVES_K = 0.12  # in the minutes until what was learned comes into use, 
 LATE_S, LATE_SHARE, LEAST_MOVE_K = 120.0, 0.3, 0.3
 # In which a moved set point is old news: longer than the approach takes to be learned anew; source: estimate
 AIM_S = 900.0
+LEAST_AIM_K = 0.1  # a set point's last digit, or its noise, is no move: as the dead band of its control
 AIM_SHARE = 0.3  # of the move of a set point: by which the coolers' control overshoots it; source: estimate
 BYPASS_PRIOR = 0.05  # over the nominal flow; source: estimate
 LEAST_PASSING_PU = 0.05  # of the nominal flow: below, nothing arrives that could be judged; source: estimate
@@ -122,7 +123,8 @@ class Loops:
         coldest[np.isinf(coldest)] = np.nan
         self.aim_c = coldest
         before = self.aim.toward(coldest[None], share_of(now[1], np.full(1, AIM_S)), now)[0]
-        return filled(coldest - before)
+        moved_k = filled(coldest - before)
+        return np.sign(moved_k) * np.maximum(np.abs(moved_k) - LEAST_AIM_K, 0.0)
 
     def _return(
         self,
