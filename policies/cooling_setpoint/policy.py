@@ -59,7 +59,7 @@ DOUBT_SIGMAS = 4.0  # by which a loop's meter contradicts what is expected of it
 
 @dataclass(frozen=True, slots=True)
 class GroupLook:
-    """What a look at a group has found; `ceiling_c` is inf where nothing tells how warm it may be."""
+    """Findings of a look at a group; `ceiling_c` is inf where nothing tells how warm it may be."""
 
     group: LoopCdus
     ceiling_c: float

@@ -400,7 +400,8 @@ def test_the_usual_supply_of_a_loop_is_known_no_better_than_its_readings_step() 
     pod = Twin(tree)
     pod.run(310, {"loop.supply_temp_c": 24.0})
     devices, state, tracks = pod.engine.diagnosis.devices, pod.engine.state, pod.engine.diagnosis.tracks
-    fine, coarse = (devices.loops(state, tracks, np.array([k])).sigma for k in (0.0, 0.4))
+    aim_c = np.array([np.nan])
+    fine, coarse = (devices.loops(state, tracks, np.array([k]), aim_c).sigma for k in (0.0, 0.4))
     assert coarse == pytest.approx(np.hypot(fine, 0.4))
 
 
