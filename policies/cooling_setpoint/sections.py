@@ -85,7 +85,7 @@ def turn_of(groups: Sequence[LoopCdus], then_ns: int, now_ns: int) -> list[LoopC
 
 def good(view: View, key: str, rows: Rows | None = None) -> F64:
     """Readings that are current [n], or those of some rows; NaN elsewhere."""
-    value, quality = view.value(key), view.quality(key)
+    value, quality = view.believed(key), view.quality(key)
     if rows is not None:
         value, quality = value[rows], quality[rows]
     return np.where(quality == GOOD, value, np.nan).astype(np.float64)

@@ -96,7 +96,7 @@ def _lowest(view: View, gpu: I32) -> Bool:
     """GPUs [k] at their lowest power: the cap is there, or would change nothing."""
     envelope = view.envelope(CAP)
     capped = view.readback(CAP)[gpu] <= envelope.low[gpu] + envelope.deadband
-    idle = (view.value(POWER)[gpu] <= envelope.low[gpu]) & (view.quality(POWER)[gpu] == GOOD)
+    idle = (view.believed(POWER)[gpu] <= envelope.low[gpu]) & (view.quality(POWER)[gpu] == GOOD)
     lowest: Bool = capped | idle
     return lowest
 

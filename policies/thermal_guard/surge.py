@@ -75,7 +75,7 @@ def _readings(view: View, memory: Memory) -> Memory:
     every = np.arange(view.site.sizes["gpu"], dtype=np.int32)
     read_ns = reading_ns(view, TEMP, every)
     fresh = (read_ns > memory[TIMES[0]]) & (view.quality(TEMP) == GOOD)
-    now = (read_ns, view.value(TEMP), view.value(POWER))
+    now = (read_ns, view.value(TEMP), view.believed(POWER))
     every_one = bool(fresh.all())
     out: Memory = {}
     for (newest, middle, oldest), value in zip((TIMES, TEMPS, POWERS), now, strict=True):

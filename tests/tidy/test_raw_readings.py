@@ -14,8 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Of arguments that are no constant: (file, argument) -> the reason
 REASONS = {
     ("checkpointing/costs.py", "key"): "counts and times of jobs, which nothing contradicts",
-    ("cooling_setpoint/margins.py", "key"): "temperatures and margins of GPUs themselves",
-    ("cooling_setpoint/obstacles.py", "key"): "leak detectors, which leak_guard confirms",
+    ("cooling_setpoint/obstacles.py", "f'{table}.leak_state'"): "one wet detector is enough to keep still",
     ("leak_guard/detectors.py", "key"): "leak detectors, which it confirms by others",
     ("leak_guard/policy.py", "key"): "evidence is shown as it was read",
     ("node_replacement/headroom.py", "key"): "states and limits, which nothing contradicts",
