@@ -144,7 +144,8 @@ class Bank(GaugeState):
         super().__init__({"k": k, "cell": n}, "cell")
         self.n, self.traits, self.flat = n, traits, flat
         self.settled = set[int]()  # begins of parts all of whose cells have been read often
-        self.odd = self.any_jumps = False
+        self.calm = set[int]()  # begins of parts in which no jump counts
+        self.odd = False
         shape = (1, -1) if flat else (-1, 1)
         self._jumps = traits["jumps"].reshape(shape) if traits else np.zeros((1, n))
         # Cells from a gauge to the one that it follows; 0: none
@@ -156,11 +157,11 @@ class Bank(GaugeState):
     def refresh(self) -> None:
         """After its arrays were written from outside."""
         self.settled.clear()
+        self.calm.clear()
         self._refresh()
 
     def _refresh(self) -> None:
         self.odd = bool(self.frozen.any() or self.jumping.any())
-        self.any_jumps = bool(self.jumps.any())
 
     def update(self, value: F32, new: Bool | None, part: slice) -> None:
         """Take in values [k, w] of a part of the columns where they are new; None: everywhere."""
@@ -199,7 +200,7 @@ class Bank(GaugeState):
         )
         if still:
             self._freeze(value, new, *self._cells(self._at[0, :still], value.shape[1], part))
-        if leapt or self.any_jumps:
+        if leapt or part.start not in self.calm:
             self._count_jumps(new, self._cells(self._at[1, :leapt], value.shape[1], part)[1], part)
         if not settled:
             count += 1 if new is None else new
@@ -241,15 +242,22 @@ class Bank(GaugeState):
 
     def _count_jumps(self, new: Bool | None, far: I64, part: slice) -> None:
         """Count jumps among about the last 25 readings: `far` cells of the bank have just leapt."""
-        jumps = self.jumps[:, part]
-        where: Any = True if new is None else new
-        np.multiply(jumps, np.float32(JUMPS_KEPT), out=jumps, where=where)
-        self.jumps.reshape(-1)[far[~self._led(far)]] += 1.0
-        jumps[jumps < 0.05] = 0.0
-        many = jumps >= (self._jumps[:, part] if self.flat else self._jumps)
-        np.copyto(self.jumping[:, part], many, where=where)
+        jumps, jumping = self.jumps[:, part], self.jumping[:, part]
+        before = np.nonzero(jumps)
+        read = before if new is None else tuple(axis[new[before]] for axis in before)
+        jumps[read] *= np.float32(JUMPS_KEPT)
+        far = far[~self._led(far)]
+        self.jumps.reshape(-1)[far] += 1.0
+        left = jumps[read]
+        left[left < 0.05] = 0.0
+        jumps[read] = left
+        at = np.nonzero(jumps) if len(far) else before
+        if new is not None:
+            at = tuple(axis[new[at]] for axis in at)
+        limit = np.broadcast_to(self._jumps[:, part] if self.flat else self._jumps, jumps.shape)
+        jumping[at] = jumps[at] >= limit[at]
         self.odd = bool(self.frozen.any() or self.jumping.any())
-        self.any_jumps = len(far) > 0 or bool(self.jumps.any())
+        (self.calm.discard if len(far) or jumps[before].any() else self.calm.add)(part.start)
 
 
 def _repeats(run: I32, moves: F32, count: I32, varied: F32) -> F64:

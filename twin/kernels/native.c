@@ -822,32 +822,65 @@ WIDE static void watch_block(Py_ssize_t n, const float *restrict value, const in
                              int32_t *restrict run, float *restrict kept, float *restrict squares,
                              float *restrict backs, int32_t *restrict changed, int32_t *restrict flag,
                              double stands, float scales, float far_back) {
+    double rests[BLOCK];
+    int32_t moved[BLOCK], far[BLOCK];
     for (Py_ssize_t i = 0; i < n; i++) {
-        int32_t differs = is_new[i] & (value[i] != last[i]);
-        changed[i] = differs;
-        int32_t stood = differs ? 0 : run[i] + is_new[i];
-        run[i] = stood;
-        float up = ((float)differs - moves[i]) * rate[i];
-        up = (double)stood * (double)moves[i] >= stands ? 0.0f : up;
-        moves[i] += up;
+        changed[i] = is_new[i] & (value[i] != last[i]);
+        int32_t stood = run[i] + is_new[i];
+        run[i] = changed[i] ? 0 : stood;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) rests[i] = (double)run[i] * (double)moves[i];
+    for (Py_ssize_t i = 0; i < n; i++) {
+        float up = ((float)changed[i] - moves[i]) * rate[i], on = rests[i] >= stands ? 0.0f : 1.0f;
+        moves[i] += on == 0.0f ? 0.0f : up;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
         /* A jump: both steps, to the last reading and from it, go the same way */
         float rise = last[i] - before[i], fall = last[i] - value[i], across = fabsf(value[i] - before[i]);
-        float back = MINIMUM(rise, fall), other = MAXIMUM(rise, fall);
-        other = -other;
-        back = MAXIMUM(back, other);
+        float least = rise < fall ? rise : fall, most = rise > fall ? -rise : -fall;
+        float back = least > most ? least : most;
+        back = rise == rise ? back : 0.0f; /* of an unknown fall it is unknown, and so not above zero */
         back = back > 0.0f ? back : 0.0f;
         back *= (float)is_new[i];
-        back = MINIMUM(back, far_back);
+        back = back < far_back ? back : far_back;
         float square = back * back, usual = jump[i];
         backs[i] = back;
         squares[i] = square;
         kept[i] = usual;
-        /* Where its neighbours are farther from each other than from it, the level has moved */
-        int32_t far = across > back ? LEAPT | MOVED : LEAPT;
-        flag[i] = (stood >= least_run[i] ? STOOD : 0) | (square > usual * scales ? far : 0);
         jump[i] = usual + (square - usual) * rate[i];
+        /* Where its neighbours are farther from each other than from it, the level has moved */
+        moved[i] = across > back;
+        far[i] = square > usual * scales;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        flag[i] = STOOD * (run[i] >= least_run[i]) | far[i] * (LEAPT | MOVED * moved[i]);
         before[i] = is_new[i] ? last[i] : before[i];
         last[i] = is_new[i] ? value[i] : last[i];
+    }
+}
+
+/* Which of up to BLOCK gauges are read anew, and how fast they learn: faster before they are settled. */
+WIDE static void watch_rates(Py_ssize_t n, const uint8_t *restrict new, const int32_t *restrict seen, int64_t settled,
+                             float per_reading, int32_t *restrict is_new, float *restrict rate) {
+    for (Py_ssize_t i = 0; i < n; i++) is_new[i] = 1;
+    for (Py_ssize_t i = 0; i < n && new != NULL; i++) is_new[i] = new[i] != 0;
+    for (Py_ssize_t i = 0; i < n; i++) rate[i] = per_reading;
+    for (Py_ssize_t i = 0; i < n && !settled; i++) {
+        float here = 1.0f / ((float)seen[i] + 1.0f);
+        rate[i] = MAXIMUM(here, per_reading);
+    }
+    for (Py_ssize_t i = 0; i < n && new != NULL; i++) rate[i] = is_new[i] ? rate[i] : 0.0f;
+}
+
+/* Learns which share of the changes is of another size than the change before. */
+WIDE static void vary(Py_ssize_t n, const float *restrict value, const float *restrict old,
+                      const int32_t *restrict changed, const float *restrict rate, float *restrict change,
+                      float *restrict varied, float other_size) {
+    for (Py_ssize_t i = 0; i < n; i++) {
+        float size = fabsf(value[i] - old[i]), differs = fabsf(size - change[i]);
+        float share = varied[i] + ((float)(differs > change[i] * other_size) - varied[i]) * rate[i];
+        varied[i] = changed[i] ? share : varied[i];
+        change[i] = changed[i] ? size : change[i];
     }
 }
 
@@ -874,30 +907,21 @@ KERNEL(watch_gauges) {
     float rate[BLOCK], kept[BLOCK], squares[BLOCK], backs[BLOCK], old[BLOCK];
     int32_t is_new[BLOCK], least[BLOCK], changed[BLOCK], flag[BLOCK];
     for (Py_ssize_t row = 0; row < k; row++) {
+        for (Py_ssize_t i = 0; i < BLOCK && k > 1; i++) least[i] = least_run[row];
         for (Py_ssize_t from = 0; from < n; from += BLOCK) {
             Py_ssize_t m = n - from < BLOCK ? n - from : BLOCK;
             const float *value = ROW(float, a[0], row) + from;
             const uint8_t *new = a[1].data == NULL ? NULL : ROW(uint8_t, a[1], row) + from;
             const int32_t *seen = ROW(int32_t, a[6], row) + from;
             float *last = ROW(float, a[2], row) + from, *jump = ROW(float, a[7], row) + from;
-            for (Py_ssize_t i = 0; i < m; i++) {
-                is_new[i] = new == NULL || new[i];
-                float here = 1.0f / ((float)seen[i] + 1.0f);
-                here = settled ? per_reading : MAXIMUM(here, per_reading);
-                rate[i] = is_new[i] ? here : 0.0f;
-                least[i] = least_run[k == 1 ? from + i : row];
-            }
+            watch_rates(m, new, seen, settled, per_reading, is_new, rate);
+            if (k == 1) memcpy(least, least_run + from, sizeof(int32_t) * (size_t)m);
             if (a[9].data != NULL) memcpy(old, last, sizeof(float) * (size_t)m);
             watch_block(m, value, is_new, rate, least, last, ROW(float, a[3], row) + from,
                         ROW(float, a[5], row) + from, jump, ROW(int32_t, a[4], row) + from, kept, squares, backs,
                         changed, flag, stands, scales, far_back);
-            for (Py_ssize_t i = 0; i < m && a[9].data != NULL; i++) {
-                if (!changed[i]) continue;
-                float *change = ROW(float, a[9], row) + from + i, *varied = ROW(float, a[10], row) + from + i;
-                float size = fabsf(value[i] - old[i]), differs = fabsf(size - *change);
-                *varied += ((float)(differs > *change * other_size) - *varied) * rate[i];
-                *change = size;
-            }
+            if (a[9].data != NULL)
+                vary(m, value, old, changed, rate, ROW(float, a[9], row) + from, ROW(float, a[10], row) + from, other_size);
             uint8_t *frozen = ROW(uint8_t, a[8], row) + from;
             for (Py_ssize_t i = 0; i < m && thaw; i++) frozen[i] &= !is_new[i];
             for (Py_ssize_t i = 0; i < m; i++) {

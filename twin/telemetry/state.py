@@ -408,10 +408,10 @@ class TableState:
 
     def steady(self, row: int, now_ns: int, urged: Bool | None = None) -> bool:
         """Return True if all entities were heard in time, if by their own cadence: no worst case of a gauge
-        has drifted from its value. For `urged` see `late_s`.
+        has drifted from its value; nor has one that nobody ever gave. For `urged` see `late_s`.
         """
         if self.bad_count[row]:
-            return False
+            return not self.ever_good(row)
         fresh_ns = now_ns - round(float(self.freshness.drift_s[row]) * NS)
         if self._all_since(self.time_key(row)[0], max(fresh_ns, 1)):
             return True
