@@ -79,6 +79,7 @@ def rise(view: View, memory: Memory, gpu: I32) -> tuple[Rise, Memory]:
     after = {name: memory[name].copy() for name in COLUMNS}
     for name, values in new.items():
         after[name][gpu] = values
+        after[name].flags.writeable = False  # given away: the engine need not copy it
     known = (new["readings"] >= FEWEST) & (view.now_ns - new["read_ns"] <= round(LOST_S * NS))
     shutdown_c = view.site.design.gpu_shutdown_c[view.site.rack_of_gpu[gpu]]
     fast, slow = _line(new, FAST, 0.0), _line(new, SLOW, STEP_K)

@@ -388,7 +388,7 @@ class Engine:
         for p in proposals:
             control = find_control(p.control)
             check_proposal(p, policy.controls, self.site.sizes[control.table] if control else 0)
-        after = checked_memory(policy, memory, self.site)
+        after = checked_memory(policy, memory, self.site, self.memory[policy.name])
         tell = getattr(policy, "accounts", None)
         given = [] if tell is None else tell(view, before, {k: read_only(v) for k, v in after.items()})
         accounts: list[JournalRecord] = [

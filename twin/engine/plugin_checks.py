@@ -20,9 +20,10 @@ def fresh_memory(policy: Policy, site: Site) -> Memory:
     return policy.memory.fresh(site.sizes)
 
 
-def checked_memory(policy: Policy, memory: Memory, site: Site) -> Memory:
-    """Arrays of our own with what a policy gave back. Raises ContractError for others than declared."""
-    return {} if policy.memory is None else policy.memory.checked(memory, site.sizes)
+def checked_memory(policy: Policy, memory: Memory, site: Site, kept: Memory) -> Memory:
+    """Arrays of our own with what a policy gave back; see `Columns.checked`. Raises ContractError for others
+    than declared."""
+    return {} if policy.memory is None else policy.memory.checked(memory, site.sizes, kept)
 
 
 def checked_accounts(told: object) -> list[dict[str, Any]]:

@@ -185,8 +185,9 @@ class EngineView:
             spec = find_control(control)
             if spec is None or spec.readback is None:
                 return np.zeros(0 if spec is None else self.site.sizes[spec.table], np.int64)
-            age_ns = np.minimum(self.age_s(f"{spec.table}.{spec.readback}") * NS, 2**62)
-            found = self._cache["readback_ns", control] = read_only(self.now_ns - age_ns.astype(np.int64))
+            signal = self._signal(f"{spec.table}.{spec.readback}")
+            found = read_only(self.state.tables[spec.table].last_good_ns(signal))
+            self._cache["readback_ns", control] = found
         return cast(I64, found)
 
     def budget_w(self) -> F64:

@@ -657,9 +657,15 @@ class Columns:
             out[name], out[f"{name}_ns"] = fresh_ring(ring, sizes)
         return out
 
-    def checked(self, memory: Mapping[str, Any], sizes: Sizes) -> dict[str, np.ndarray]:
-        """Arrays of our own with what a policy gave back. Raises ContractError for others than declared."""
-        out: dict[str, np.ndarray] = {}
+    def checked(
+        self, memory: Mapping[str, Any], sizes: Sizes, kept: Mapping[str, np.ndarray] | None = None
+    ) -> dict[str, np.ndarray]:
+        """Arrays of our own with what a policy gave back. Raises ContractError for others than declared.
+
+        Taken as they are, and not copied: read-only views of the arrays `kept` that it was given, and arrays
+        that it made read-only itself.
+        """
+        kept, out = kept or {}, dict[str, np.ndarray]()
         for name, shape, dtype in self._layout(sizes):
             given = memory.get(name)
             if name in self.scalars and isinstance(given, bool | int | float | np.generic):
@@ -668,8 +674,12 @@ class Columns:
                     given = given.astype(dtype)
             if not isinstance(given, np.ndarray) or (given.shape, given.dtype) != (shape, dtype):
                 raise ContractError(f"memory column {name}: expected {dtype} {shape}")
-            # A policy may hand back the read-only views that it was given
-            out[name] = np.array(given)
+            mine = kept.get(name)
+            if mine is not None and given.base is mine and given.strides == mine.strides:
+                out[name] = mine
+            else:
+                sealed = given.flags.owndata and not given.flags.writeable
+                out[name] = given if sealed else np.array(given)
         return out
 
     def _layout(self, sizes: Sizes) -> Iterator[tuple[str, tuple[int, ...], np.dtype[Any]]]:
@@ -698,6 +708,7 @@ class Columns:
         """Another device sits in this slot: its row begins as new, in place."""
         for name, spec in self.columns.items():
             if spec.table == table:
+                memory[name].flags.writeable = True  # the policy may have given it away read-only
                 spec.clear(memory[name], entity)
         for name, ring in self.rings.items():
             if ring.table == table:
