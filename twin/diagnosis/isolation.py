@@ -17,6 +17,7 @@ import numpy as np
 
 from twin.catalogue import F64, I32, I64, NS, Bool
 from twin.contracts import Residual
+from twin.diagnosis.cusum import DeviationTrack
 from twin.diagnosis.deviations import Tracks
 from twin.diagnosis.signature import (
     BRANCH,
@@ -140,28 +141,25 @@ class FaultIsolation:
         sizes = self.topology.sizes
         asked = [h for h in HYPOTHESES if sizes.get(h.table) and not active.isdisjoint(h.relations)]
         needed = frozenset[str]().union(*(h.relations for h in asked))
-        z: dict[str, F64] = {}
         on: dict[str, Bool] = {}
+        hidden: dict[str, Bool | None] = {}
         early = self._early(tracks)
         for name, track in tracks.tracks.items():
             residual = residuals.get(name) if name in needed else None
             if residual is None or len(residual.expected) != len(track.on):
                 continue
-            gone = np.sign(track.mean) * track.last < LASTING_PU * np.abs(track.mean)
-            z[name] = np.where(gone, 0.0, track.mean).astype(np.float64)
             on[name] = track.on != 0
             if name == BRANCH and early is not None:
-                z[name] = np.where(early, track.last, z[name]).astype(np.float64)
                 on[name] |= early
-            if (hidden := covered(name, len(track.on))) is not None:
-                z[name][hidden] = 0.0
-                on[name] &= ~hidden
+            hidden[name] = covered(name, len(track.on))
+            if (some := hidden[name]) is not None:
+                on[name] &= ~some
         lively = {name for name in active if name in on and on[name].any()}
         since = {name: tracks.tracks[name].since_ns for name in on}
         tried: list[_Tried] = []
         for h in asked:
             if not lively.isdisjoint(h.relations):
-                ids, pairs = self._candidates(h, self._pairs(h, now, residuals, z), on)
+                ids, pairs = self._candidates(h, self._pairs(h, now, residuals, on), on)
                 if len(ids):
                     least = FELT_FIRST if h.kind == BLOCKED else 0.0
                     pairs = _ripened(len(ids), pairs, on, since, now.state.now_ns, least)
@@ -171,6 +169,12 @@ class FaultIsolation:
         out: list[IsolatedFault] = []
         if not tried:
             return out
+        relations = {p.relation for t in tried for p in t.pairs}
+        z = {
+            name: _deviation(tracks.tracks[name], early if name == BRANCH else None, hidden[name])
+            for name in on
+            if name in relations
+        }
         pursuit = _Pursuit(tried, z, on)
         while len(out) < MAX_CAUSES and (fault := pursuit.best()) is not None:
             fault.streak = _streak(fault, tracks)
@@ -228,33 +232,41 @@ class FaultIsolation:
         return early if early.any() else None
 
     def _pairs(
-        self, h: Hypothesis, now: TickValues, residuals: dict[str, Residual], z: dict[str, F64]
+        self, h: Hypothesis, now: TickValues, residuals: dict[str, Residual], on: dict[str, Bool]
     ) -> list[CandidatePairs]:
-        out = []
+        """The known pairs of entities that have a row which is off, or may have."""
+        found: list[CandidatePairs] = []
+        near = np.zeros(self.topology.sizes[h.table], np.bool_)
         for term in h.terms(now):
-            residual = residuals.get(term.relation)
-            if residual is None or term.relation not in z:
+            if term.relation not in residuals or term.relation not in on:
                 continue
-            table = term.relation.partition(".")[0]
+            table, slope = term.relation.partition(".")[0], term.slope
             if term.relation == "feeder.balance":
                 if h.table not in self._balance:
                     continue
                 entity, row, factor = self._balance[h.table]
-                slope = term.slope[entity] * factor
+                slope = slope[entity] * factor
             elif term.child:
                 entity = self.topology.above(term.child, h.table)
-                row, slope = np.arange(len(entity), dtype=np.int32), term.slope
+                row = np.arange(len(entity), dtype=np.int32)
             elif table == h.table:
-                entity = row = np.arange(len(term.slope), dtype=np.int32)
-                slope = term.slope
+                entity = row = np.arange(len(slope), dtype=np.int32)
             else:
                 row = self.topology.above(h.table, table)
-                entity, slope = np.arange(len(row), dtype=np.int32), term.slope
+                entity = np.arange(len(row), dtype=np.int32)
+            if len(on[term.relation]):
+                near[entity[on[term.relation][row]]] = True
+            found.append(CandidatePairs(term.relation, entity, row, slope))
+        out = []
+        for relation, entity, row, slope in found:
+            residual, at = residuals[relation], np.flatnonzero(near[entity])
+            entity, row, slope = entity[at], row[at], slope[at]
             with np.errstate(divide="ignore", invalid="ignore"):
-                slope = slope / residual.sigma[np.maximum(row, 0)] if len(residual.sigma) else slope * np.nan
+                read = np.maximum(row, 0)
+                slope = slope / residual.sigma[read] if len(residual.sigma) else slope * np.nan
                 known = (row >= 0) & (entity >= 0) & np.isfinite(slope)
-                known &= np.isfinite((residual.measured - residual.expected)[np.maximum(row, 0)])
-            out.append(CandidatePairs(term.relation, entity[known], row[known], slope[known]))
+                known &= np.isfinite(residual.measured[read] - residual.expected[read])
+            out.append(CandidatePairs(relation, entity[known], row[known], slope[known]))
         return out
 
     def _candidates(
@@ -271,6 +283,17 @@ class FaultIsolation:
             mine = hit[p.entity]
             out.append(CandidatePairs(p.relation, place[p.entity[mine]], p.row[mine], p.slope[mine]))
         return ids, out
+
+
+def _deviation(track: DeviationTrack, early: Bool | None, hidden: Bool | None) -> F64:
+    """The lasting deviations of a comparison in sigmas [n]: of `early` rows the last one, of `hidden` none."""
+    gone = np.sign(track.mean) * track.last < LASTING_PU * np.abs(track.mean)
+    out = np.where(gone, 0.0, track.mean).astype(np.float64)
+    if early is not None:
+        out = np.where(early, track.last, out).astype(np.float64)
+    if hidden is not None:
+        out[hidden] = 0.0
+    return out
 
 
 class _Pursuit:
