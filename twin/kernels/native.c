@@ -842,7 +842,7 @@ WIDE static void watch_block(Py_ssize_t n, const float *restrict value, const in
         back = rise == rise ? back : 0.0f; /* of an unknown fall it is unknown, and so not above zero */
         back = back > 0.0f ? back : 0.0f;
         back *= (float)is_new[i];
-        back = back < far_back ? back : far_back;
+        back = back > far_back ? far_back : back;
         float square = back * back, usual = jump[i];
         backs[i] = back;
         squares[i] = square;
