@@ -10,6 +10,7 @@ doubled, and, if the evaluation before agreed, when it shrank to half or concern
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -206,15 +207,12 @@ class Findings(EntityState):
         """Entities that live, or replaced one that did, and give no reading that has a limit."""
         column, n = state.tables[table], site.sizes[table]
         guarded, limited = np.zeros(n, np.bool_), np.zeros(n, np.bool_)
-        stale_ns = np.zeros(n, np.int64)
-        for key in GUARDING[table]:
-            signal, limit = find_signal(key), site.limits.get(key)
-            assert signal is not None
-            stale_ns = np.maximum(stale_ns, column.limits(signal.row).stale_ns)
-            if limit is not None:
+        rows = dict.fromkeys(s.row for key in GUARDING[table] if (s := find_signal(key)) is not None)
+        for key, row in zip(GUARDING[table], rows, strict=True):
+            if (limit := site.limits.get(key)) is not None:
                 stated = np.isfinite(limit.guard) | np.isfinite(limit.max)
                 limited |= stated
-                guarded |= stated & np.isfinite(column.value[signal.row])
+                guarded |= stated & np.isfinite(column.value[row])
         bare = np.flatnonzero(~guarded)
         bare = bare[_lives(column, bare, table) | (column.generation[bare] > 0)]
         if (in_maintenance := windows.mask(table)) is not None:
@@ -223,13 +221,16 @@ class Findings(EntityState):
         before_ns = self.unguarded_since_ns[table][bare]
         since_ns[bare] = np.where(before_ns == 0, state.now_ns, before_ns)
         self.unguarded_since_ns[table] = since_ns
-        lasting = bare[state.now_ns - since_ns[bare] > stale_ns[bare]]
+        if not len(bare):
+            return None
+        stale_ns = np.max([column.limits(row).stale_ns[bare] for row in rows], axis=0)
+        lasting = bare[state.now_ns - since_ns[bare] > stale_ns]
         if len(lasting) == 0:
             return None
         unlimited = int(np.count_nonzero(~limited[lasting]))
-        signals = " or ".join(signal_words(k.partition(".")[2]) for k in GUARDING[table])
+        words = " or ".join(signal_words(k.partition(".")[2]) for k in GUARDING[table])
         why = (
-            f"{len(lasting) - unlimited} have never reported {signals}",
+            f"{len(lasting) - unlimited} have never reported {words}",
             f"{unlimited} have no limit in a profile",
         )
         return Finding(
@@ -276,7 +277,7 @@ class Findings(EntityState):
             either[index] = True
             index = mask_index(either)
         if len(index):
-            index = index[~_excused(site, view, windows, key.partition(".")[0])[index]]
+            index = index[~_excused(site, view, windows, key.partition(".")[0], index)]
         if not len(index):
             return None
         read = view.believed(key)[index]
@@ -476,20 +477,20 @@ def _differs(finding: Finding, journaled: Finding) -> bool:
     return finding.count <= journaled.count / 2 or moved
 
 
-def _excused(site: Site, view: View, windows: Windows, table: str) -> Bool:
-    """Mask of entities in maintenance, and in racks known to be without power, which cannot be hot [n]."""
-    dark, in_maintenance = _dark(site, view, table), windows.mask(table)
-    return dark if in_maintenance is None else dark | in_maintenance
+def _excused(site: Site, view: View, windows: Windows, table: str, index: Any = slice(None)) -> Bool:
+    """Mask of entities in maintenance, and in racks known to be without power, which cannot be hot [k]."""
+    dark, in_maintenance = _dark(site, view, table, index), windows.mask(table)
+    return dark if in_maintenance is None else dark | in_maintenance[index]
 
 
-def _dark(site: Site, view: View, table: str) -> Bool:
-    """Mask of entities in racks known to be without power [n]."""
+def _dark(site: Site, view: View, table: str, index: Any) -> Bool:
+    """Mask of these entities that are in racks known to be without power [k]."""
     isolated = "rack.electrical_isolation_state"
     rack: Bool = (view.value(isolated) == 1.0) & (view.quality(isolated) == GOOD)
     of = {"gpu": site.rack_of_gpu, "node": site.rack_of_node}.get(table)
     if table == "rack" or of is None:
-        return rack if table == "rack" else np.zeros(site.sizes[table], np.bool_)
-    return rack[of]
+        return rack[index] if table == "rack" else np.zeros(site.sizes[table], np.bool_)[index]
+    return rack[of[index]]
 
 
 def _severity(control: str, otherwise: str) -> str:

@@ -1,7 +1,7 @@
 """Policy accounts: the running accounts that policies keep for their explanations, each in a small file.
 
 Shows each account the site every few seconds, writes it every few minutes, and keeps the policies' sections
-of the overview.
+of the overview. Policies take turns, so that ticks and requests wait for one of them at the most.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class PolicyAccounts:
     def __init__(self, live: Runtime, folder: Path | None = None) -> None:
         self.live, self.folder = live, folder
         self._policies: dict[str, Policy] = {}  # that the accounts were made for
+        self._sections: dict[str, Explanation] = {}  # by policy
         self.adopt()
 
     def adopt(self) -> None:
@@ -48,8 +49,12 @@ class PolicyAccounts:
         unwritten_s = 0.0
         try:
             while True:
-                await asyncio.sleep(LOOK_S)
-                self.observe()
+                self.adopt()
+                policies = self.live.engine.policies
+                for policy in policies:
+                    await asyncio.sleep(LOOK_S / len(policies))
+                    self._look(policy)
+                await asyncio.sleep(0.0 if policies else LOOK_S)
                 unwritten_s += LOOK_S
                 if unwritten_s >= WRITE_S:
                     unwritten_s = 0.0
@@ -60,21 +65,26 @@ class PolicyAccounts:
                 write_account(account, path, account.dump())
 
     def observe(self) -> None:
-        """Show every account the site, and renew the sections of the overview."""
-        live = self.live
+        """Show every account the site, and renew all sections of the overview."""
         self.adopt()
-        view = live.engine.view()
-        for policy in live.engine.policies:
-            account = live.accounts.get(policy.name)
-            if account is None:
-                continue
+        for policy in self.live.engine.policies:
+            self._look(policy)
+
+    def _look(self, policy: Policy) -> None:
+        """Show the account of a policy the site, and renew its section of the overview."""
+        live, account = self.live, self.live.accounts.get(policy.name)
+        if account is not None:
             try:
                 request = request_of(live.engine, policy, Inquiry(role=live.role, account=account))
-                account.observe(view, request)
+                account.observe(live.engine.view(), request)
             except Exception as error:
                 account.problem = f"{policy.name} cannot keep its account: {type(error).__name__}"
                 log.warning("%s: %s", account.problem, clean(str(error), 200))
-        live.sections = [s for p in live.engine.policies if (s := page_section(live, p)) is not None]
+        section = page_section(live, policy)
+        named = {p.name for p in live.engine.policies}
+        others = {name: found for name, found in self._sections.items() if name in named - {policy.name}}
+        self._sections = others if section is None else others | {policy.name: section}
+        live.sections = [self._sections[p.name] for p in live.engine.policies if p.name in self._sections]
 
     def _kept(self) -> list[tuple[PolicyAccount, Path]]:
         if self.folder is None:

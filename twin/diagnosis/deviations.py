@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from twin.catalogue import F32, I64, TABLES, Bool
+from twin.catalogue import F32, F64, I64, TABLES, Bool
 from twin.contracts import Residual
 from twin.diagnosis.alarm_budget import AlarmBudget
 from twin.diagnosis.cusum import ALLOWANCE, LEAST_CERTAIN, CusumBoard, DeviationTrack
@@ -63,15 +63,15 @@ class Seat:
 
     __slots__ = ("fill", "n", "name", "nothing", "piece", "row", "signal_row", "table", "track")
 
-    def __init__(self, name: str, n: int, state: State, track: DeviationTrack) -> None:
-        self.name, self.n, self.track = name, n, track
+    def __init__(self, name: str, nothing: F64, state: State, track: DeviationTrack) -> None:
+        n = len(nothing)
+        self.name, self.n, self.track, self.nothing = name, n, track, nothing
         self.table, _, rest = name.partition(".")
         column = state.tables.get(self.table)
         known = column is not None and column.n == n and rest != "balance"
         # None: each tick is a reading
         self.signal_row = _ROWS.get((self.table, measured_signal(name))) if known else None
         self.row, self.piece, self.fill = 0, slice(0, n), NONE
-        self.nothing = np.full(n, np.nan)
 
 
 def _fresh(
@@ -223,12 +223,13 @@ class Tracks(EntityState):
         sizes |= {name: len(r.expected) for name, r in residuals.items()}
         flat, large = list[Seat](), dict[int, list[Seat]]()
         self._judging.clear()
+        nothing = np.full(max(sizes.values(), default=0), np.nan)
         for name, n in sizes.items():
             if n:
                 track = self.tracks.get(name)
                 if track is None or len(track.on) != n:
                     track = self.tracks[name] = DeviationTrack(n, self._track(name).table)
-                seat = Seat(name, n, state, track)
+                seat = Seat(name, nothing[:n], state, track)
                 (flat if n <= SLICE else large.setdefault(n, [])).append(seat)
         self._seats = sizes
         self._stands = [Stand(flat, 0)] if flat else []

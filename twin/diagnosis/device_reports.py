@@ -43,6 +43,17 @@ def good(state: State, key: str) -> F64:
     return value
 
 
+def reads(state: State, key: str, value: float) -> Bool:
+    """Entities [n] of which the good value of a state is this one."""
+    signal = find_signal(key)
+    assert signal is not None, key
+    column = state.tables[signal.table]
+    out: Bool = column.value[signal.row] == value
+    if column.bad_count[signal.row]:
+        out &= column.quality[signal.row] == GOOD
+    return out
+
+
 def reported(state: State, key: str) -> bool:
     """Return True if any entity ever reported this signal."""
     signal = find_signal(key)
@@ -79,12 +90,12 @@ class DeviceReports(EntityState):
 
     def _wet(self, state: State, table: str, in_maintenance: dict[str, Bool]) -> Bool:
         """Detectors of a table that are wet now [n]; the instants of their first word are kept."""
-        wet = np.zeros(self.topology.sizes[table], np.bool_)
-        if reported(state, f"{table}.leak_state"):
-            wet |= good(state, f"{table}.leak_state") == 1.0
+        wet, since = reads(state, f"{table}.leak_state", 1.0), self.wet_ns[table]
         if (mask := in_maintenance.get(table)) is not None:
             wet &= ~mask
-        since = self.wet_ns[table]
+        if not wet.any():
+            since[:] = 0
+            return wet
         since[wet & (since == 0)] = state.now_ns
         since[~wet] = 0
         return wet

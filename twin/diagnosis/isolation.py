@@ -286,7 +286,7 @@ class FaultIsolation:
 
 
 def _deviation(track: DeviationTrack, early: Bool | None, hidden: Bool | None) -> F64:
-    """The lasting deviations of a comparison in sigmas [n]: of `early` rows the last one, of `hidden` none."""
+    """Lasting deviations of a comparison in sigmas [n]: of `early` rows the last one, of `hidden` none."""
     gone = np.sign(track.mean) * track.last < LASTING_PU * np.abs(track.mean)
     out = np.where(gone, 0.0, track.mean).astype(np.float64)
     if early is not None:

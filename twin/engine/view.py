@@ -16,7 +16,6 @@ from twin.catalogue import (
     F64,
     I32,
     I64,
-    NS,
     U8,
     Bool,
     ContractError,
