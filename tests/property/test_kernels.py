@@ -258,6 +258,18 @@ def heard(draw: Draw, n: int) -> tuple[Any, ...]:
     return *floats(draw, 2, n, odd=0.3), *seconds, 5.0, draw.choice([1.0, 3.0]), np.zeros(n, np.int64)
 
 
+def resolved(draw: Draw, n: int) -> tuple[Any, ...]:
+    values = np.rint(floats(draw, 3, 2, n, scale=5.0)) * draw.choice([0.1, 1.0])
+    return values[0], np.where(flags(draw, 2, n), np.abs(values[1]), np.inf), values[2], 0.02, 1e-4
+
+
+def lags(draw: Draw, n: int) -> tuple[Any, ...]:
+    guessed, unknown = (floats(draw, 2, n) if flags(draw, 1)[0] else np.zeros((2, n)) for _ in range(2))
+    aim, share, level = floats(draw, 3, 2, n)
+    moved = np.zeros((2, n), np.int64), unknown, 7 * NS, 1e-3, np.zeros((2, n))
+    return aim, share, guessed, level, *moved
+
+
 def clocks(draw: Draw, n: int) -> tuple[Any, ...]:
     return *floats(draw, 8, n), 0.1, np.zeros(n), np.zeros(n, np.int64)
 
@@ -267,6 +279,8 @@ DRAWN = {
     "joint": errors,
     "expect_power": powers,
     "hear_power": heard,
+    "follow_steps": resolved,
+    "move_lags": lags,
     "expect_clock": clocks,
     "doubt_moves": doubtful,
     "unaccounted": left,

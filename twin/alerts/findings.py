@@ -488,9 +488,10 @@ def _dark(site: Site, view: View, table: str, index: Any) -> Bool:
     isolated = "rack.electrical_isolation_state"
     rack: Bool = (view.value(isolated) == 1.0) & (view.quality(isolated) == GOOD)
     of = {"gpu": site.rack_of_gpu, "node": site.rack_of_node}.get(table)
-    if table == "rack" or of is None:
-        return rack[index] if table == "rack" else np.zeros(site.sizes[table], np.bool_)[index]
-    return rack[of[index]]
+    if of is None and table != "rack":
+        rack, of = np.zeros(site.sizes[table], np.bool_), None
+    out: Bool = rack[index if of is None else of[index]]
+    return out
 
 
 def _severity(control: str, otherwise: str) -> str:

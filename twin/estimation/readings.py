@@ -30,18 +30,7 @@ class Steps(EntityState):
 
     def follow(self, values: F64) -> None:
         """Take in the readings of a tick [k, n], NaN for none."""
-        known = np.isfinite(values)
-        change = np.abs(values - self.last)
-        # A device that stops or starts tells no step: 0 is a multiple of all
-        change[(values == 0.0) | (self.last == 0.0)] = 0.0
-        rows, cells = np.nonzero((change > 0.0) & (self.step > 0.0))
-        if len(rows):
-            step, value = np.minimum(self.step[rows, cells], change[rows, cells]), values[rows, cells]
-            times = value / step
-            left = np.abs(times - np.rint(times))
-            step = np.where(left <= MULTIPLE_TOLERANCE, step, left * step)
-            self.step[rows, cells] = np.where(step > LEAST_STEP_PU * np.abs(value), step, 0.0)
-        np.copyto(self.last, values, where=known)
+        kernels.follow_steps(values, self.step, self.last, MULTIPLE_TOLERANCE, LEAST_STEP_PU)
 
     def sigma(self) -> F64:
         """1 sigma of a reading for its resolution [k, n]."""
@@ -157,12 +146,11 @@ class Lag(EntityState):
             left = np.where(gap & np.isfinite(self.level), (1.0 - share) ** np.maximum(unseen, 0.0), 0.0)
             np.copyto(self.level, aim + filled(self.level - aim) * left, where=gap)
             np.copyto(self.unknown, 1.0 - (1.0 - self.unknown) * left, where=gap)
-        np.add(self.level, (aim - self.level) * share, out=self.level, where=known)
-        if self.unknown.any() or np.any(unknown):
-            np.add(self.unknown, (unknown - self.unknown) * share, out=self.unknown, where=known)
-            self.unknown[self.unknown < LEAST_UNKNOWN] = 0.0
-        np.copyto(self.known_ns, now_ns, where=known)
-        return self.level.copy() if known.all() else np.where(known, self.level, np.nan)
+        moved, shares = np.empty_like(aim), np.ascontiguousarray(np.broadcast_to(share, aim.shape))
+        guessed = np.ascontiguousarray(np.broadcast_to(unknown, aim.shape))
+        columns = self.level, self.known_ns, self.unknown
+        kernels.move_lags(aim, shares, guessed, *columns, now_ns, LEAST_UNKNOWN, moved)
+        return moved
 
 
 def share_of(dt_s: float, tau_s: F64) -> F64:

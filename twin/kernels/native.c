@@ -454,6 +454,55 @@ KERNEL(joint) {
     DONE;
 }
 
+/* Resolution of readings: the largest step of which all are multiples. */
+KERNEL(follow_steps) {
+    TAKE("dDD..");
+    double tolerance = args[3].number, least = args[4].number;
+    if (args[1].k != args[0].k || args[2].k != args[0].k) return refuse(__func__, "arrays do not fit", args, count);
+    for (Py_ssize_t row = 0; row < args[0].k; row++) {
+        const double *values = ROW(double, args[0], row);
+        double *step = ROW(double, args[1], row), *last = ROW(double, args[2], row);
+        for (Py_ssize_t i = 0; i < n; i++) {
+            double value = values[i], change = fabs(value - last[i]), found = step[i];
+            if (value != 0.0 && last[i] != 0.0 && change > 0.0 && found > 0.0) {
+                found = MINIMUM(found, change);
+                double times = value / found, left = fabs(times - rint(times));
+                found = left <= tolerance ? found : left * found;
+                step[i] = found > least * fabs(value) ? found : 0.0;
+            }
+            if (fabs(value) <= MOST_FINITE) last[i] = value;
+        }
+    }
+    DONE;
+}
+
+/* First-order lags on their way to their aims, where these are known. */
+KERNEL(move_lags) {
+    TAKE("dddDQD:.D");
+    const Arg *a = args;
+    int fits = 1, guesses = 0;
+    for (int j = 1; j < 9; j++) fits &= j == 6 || j == 7 || a[j].k == a[0].k;
+    if (!fits) return refuse(__func__, "arrays do not fit", args, count);
+    for (Py_ssize_t row = 0; row < a[0].k; row++)
+        for (Py_ssize_t i = 0; i < n; i++) guesses |= ROW(double, a[2], row)[i] != 0.0 || ROW(double, a[5], row)[i] != 0.0;
+    for (Py_ssize_t row = 0; row < a[0].k; row++) {
+        const double *aim = ROW(double, a[0], row), *share = ROW(double, a[1], row), *guessed = ROW(double, a[2], row);
+        double *level = ROW(double, a[3], row), *unknown = ROW(double, a[5], row), *out = ROW(double, a[8], row);
+        int64_t *known_ns = ROW(int64_t, a[4], row);
+        for (Py_ssize_t i = 0; i < n; i++) {
+            int known = fabs(aim[i]) <= MOST_FINITE;
+            if (known) {
+                level[i] += (aim[i] - level[i]) * share[i];
+                if (guesses) unknown[i] += (guessed[i] - unknown[i]) * share[i];
+                known_ns[i] = a[6].whole;
+            }
+            if (guesses && unknown[i] < a[7].number) unknown[i] = 0.0;
+            out[i] = known ? level[i] : NAN;
+        }
+    }
+    DONE;
+}
+
 WIDE static void power_rows(Py_ssize_t n, const double *restrict sm_w, const double *restrict sm,
                             const double *restrict tensor_w, const double *restrict tensor,
                             const double *restrict dram_w, const double *restrict dram,
@@ -1027,7 +1076,7 @@ KERNEL(add_deviations) {
 static PyMethodDef methods[] = {
 #define NAMED(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
     NAMED(learn_noise), NAMED(learn_fit), NAMED(fit_sigma), NAMED(hear_power), NAMED(follow_heat), NAMED(far_off), NAMED(fill_nan), NAMED(joint),
-    NAMED(expect_power), NAMED(expect_clock), NAMED(compare_linear), NAMED(teach_linear), NAMED(doubt_moves), NAMED(unaccounted), NAMED(learn_cadence),
+    NAMED(follow_steps), NAMED(move_lags), NAMED(expect_power), NAMED(expect_clock), NAMED(compare_linear), NAMED(teach_linear), NAMED(doubt_moves), NAMED(unaccounted), NAMED(learn_cadence),
     NAMED(first_arrival), NAMED(count_up), NAMED(stage_block), NAMED(enters), NAMED(falls), NAMED(latch), NAMED(latch_counts), NAMED(quantise), NAMED(watch_gauges), NAMED(add_deviations),
     {NULL, NULL, 0, NULL},
 };

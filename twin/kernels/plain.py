@@ -186,6 +186,41 @@ def joint(total: F64, *sigmas: F64) -> None:
     np.sqrt(total, out=total)
 
 
+def follow_steps(values: F64, step: F64, last: F64, tolerance: float, least: float) -> None:
+    """Take in readings [k, n], NaN for none; see `Steps`, whose columns are changed."""
+    change = np.abs(values - last)
+    # A device that stops or starts tells no step: 0 is a multiple of all
+    change[(values == 0.0) | (last == 0.0)] = 0.0
+    at = np.nonzero((change > 0.0) & (step > 0.0))
+    found, value = np.minimum(step[at], change[at]), values[at]
+    times = value / found
+    left = np.abs(times - np.rint(times))
+    found = np.where(left <= tolerance, found, left * found)
+    step[at] = np.where(found > least * np.abs(value), found, 0.0)
+    np.copyto(last, values, where=np.isfinite(values))
+
+
+def move_lags(
+    aim: F64,
+    share: F64,
+    guessed: F64,
+    level: F64,
+    known_ns: I64,
+    unknown: F64,
+    now_ns: int,
+    least: float,
+    out: F64,
+) -> None:
+    """Move lags [k, n] by a share of the way to their aims, where these are known; see `Lag`."""
+    known = np.isfinite(aim)
+    np.add(level, (aim - level) * share, out=level, where=known)
+    if unknown.any() or guessed.any():
+        np.add(unknown, (guessed - unknown) * share, out=unknown, where=known)
+        unknown[unknown < least] = 0.0
+    np.copyto(known_ns, now_ns, where=known)
+    out[:] = np.where(known, level, np.nan)
+
+
 def expect_power(
     theta: F64,
     sm: F64,
