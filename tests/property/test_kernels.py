@@ -258,6 +258,12 @@ def heard(draw: Draw, n: int) -> tuple[Any, ...]:
     return *floats(draw, 2, n, odd=0.3), *seconds, 5.0, draw.choice([1.0, 3.0]), np.zeros(n, np.int64)
 
 
+def guarded(draw: Draw, n: int) -> tuple[Any, ...]:
+    value = floats(draw, n, kind="f4")
+    bound = np.where(flags(draw, n), value, floats(draw, n)).astype(np.float64)
+    return value, bound, bool(flags(draw, 1)[0]), np.zeros(n, np.int32)
+
+
 def resolved(draw: Draw, n: int) -> tuple[Any, ...]:
     values = np.rint(floats(draw, 3, 2, n, scale=5.0)) * draw.choice([0.1, 1.0])
     return values[0], np.where(flags(draw, 2, n), np.abs(values[1]), np.inf), values[2], 0.02, 1e-4
@@ -280,6 +286,7 @@ DRAWN = {
     "expect_power": powers,
     "hear_power": heard,
     "follow_steps": resolved,
+    "beyond": guarded,
     "move_lags": lags,
     "expect_clock": clocks,
     "doubt_moves": doubtful,

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from twin import kernels
 from twin.catalogue import (
     F32,
     F64,
@@ -35,7 +36,6 @@ from twin.contracts import (
     Service,
     ServiceBook,
     Windows,
-    mask_index,
     read_only,
 )
 from twin.control import Arbiter
@@ -148,10 +148,10 @@ class EngineView:
             limit, worst = self.site.limits.get(key), self.worst(key)
             if limit is None:
                 found = np.zeros(0, np.int32)
-            elif self._signal(key).danger == "low":
-                found = mask_index(worst < limit.guard)
             else:
-                found = mask_index(worst > limit.guard)
+                found = np.empty(len(worst), np.int32)
+                low = self._signal(key).danger == "low"
+                found = found[: kernels.beyond(worst, limit.guard, low, found)].copy()
             self._cache["beyond", key] = found
         return cast(I32, found)
 

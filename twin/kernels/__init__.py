@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from twin.kernels.plain import (
     add_deviations,
+    beyond,
     compare_linear,
     count_up,
     doubt_moves,
@@ -45,6 +46,7 @@ from twin.kernels.plain import (
 __all__ = [
     "COMPILED",
     "add_deviations",
+    "beyond",
     "compare_linear",
     "count_up",
     "doubt_moves",

@@ -579,6 +579,31 @@ KERNEL(far_off) {
     return PyLong_FromSsize_t(found);
 }
 
+WIDE static void above(Py_ssize_t n, const float *restrict value, const double *restrict bound, double sign,
+                       uint8_t *restrict flag) {
+    for (Py_ssize_t i = 0; i < n; i++) flag[i] = (double)value[i] * sign > bound[i] * sign;
+}
+
+/* Places at which a value is above a bound, or below it; returns their number. */
+KERNEL(beyond) {
+    TAKE("fd:I");
+    const float *value = (float *)args[0].data;
+    const double *bound = (double *)args[1].data;
+    int32_t *at = (int32_t *)args[3].data;
+    double sign = args[2].whole ? -1.0 : 1.0;
+    uint8_t flag[BLOCK];
+    Py_ssize_t found = 0;
+    for (Py_ssize_t from = 0; from < n; from += BLOCK) {
+        Py_ssize_t m = n - from < BLOCK ? n - from : BLOCK;
+        above(m, value + from, bound + from, sign, flag);
+        if (memchr(flag, 1, (size_t)m) == NULL) continue;
+        for (Py_ssize_t i = 0; i < m; i++)
+            if (flag[i]) at[found++] = (int32_t)(from + i);
+    }
+    release(args, count);
+    return PyLong_FromSsize_t(found);
+}
+
 /* ---- twin/telemetry --------------------------------------------------------------------------------- */
 
 #define MISSING_Q INT32_MIN
@@ -1076,7 +1101,7 @@ KERNEL(add_deviations) {
 static PyMethodDef methods[] = {
 #define NAMED(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
     NAMED(learn_noise), NAMED(learn_fit), NAMED(fit_sigma), NAMED(hear_power), NAMED(follow_heat), NAMED(far_off), NAMED(fill_nan), NAMED(joint),
-    NAMED(follow_steps), NAMED(move_lags), NAMED(expect_power), NAMED(expect_clock), NAMED(compare_linear), NAMED(teach_linear), NAMED(doubt_moves), NAMED(unaccounted), NAMED(learn_cadence),
+    NAMED(follow_steps), NAMED(move_lags), NAMED(beyond), NAMED(expect_power), NAMED(expect_clock), NAMED(compare_linear), NAMED(teach_linear), NAMED(doubt_moves), NAMED(unaccounted), NAMED(learn_cadence),
     NAMED(first_arrival), NAMED(count_up), NAMED(stage_block), NAMED(enters), NAMED(falls), NAMED(latch), NAMED(latch_counts), NAMED(quantise), NAMED(watch_gauges), NAMED(add_deviations),
     {NULL, NULL, 0, NULL},
 };

@@ -285,6 +285,13 @@ def far_off(measured: F64, expected: F64, sigma: F64, sigmas: float, at: I64) ->
     return len(found)
 
 
+def beyond(value: F32, bound: F64, low: bool, at: I32) -> int:
+    """Places at which a value is above a bound, or below it where `low`; returns their number."""
+    found = np.flatnonzero(value < bound if low else value > bound)
+    at[: len(found)] = found
+    return len(found)
+
+
 def compare_linear(
     theta: F64,
     before: F64,

@@ -333,7 +333,7 @@ def _segment_sum(values: F32 | F64, start: I32) -> F64:
     filled = np.flatnonzero(np.diff(start))
     if len(filled):
         # reduceat over an empty segment would return a neighbour's value: only filled ones are asked for
-        out[filled] = np.add.reduceat(values[: start[-1]].astype(np.float64), start[filled])
+        out[filled] = np.add.reduceat(values[: start[-1]].astype(np.float64, copy=False), start[filled])
     return out
 
 
