@@ -50,10 +50,11 @@ class PolicyAccounts:
         try:
             while True:
                 self.adopt()
-                policies = self.live.engine.policies
+                policies = tuple(self.live.engine.policies)
                 for policy in policies:
                     await asyncio.sleep(LOOK_S / len(policies))
-                    self._look(policy)
+                    if policy in self.live.engine.policies:  # no other was loaded meanwhile
+                        self._look(policy)
                 await asyncio.sleep(0.0 if policies else LOOK_S)
                 unwritten_s += LOOK_S
                 if unwritten_s >= WRITE_S:
