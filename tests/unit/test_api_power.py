@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from tests.support.capped_pod import Rig, guards, job, lab
 from tests.support.in_process_daemon import Pod, serve
 from twin.catalogue import NS, utc
 from twin.contracts import Forecast
+from twin.daemon import policy_accounts
 from twin.daemon.policy_accounts import PolicyAccounts, read_account, write_account
 from twin.telemetry import LoadTargetSet
 from twin.telemetry.events import BudgetGranted
@@ -470,3 +473,23 @@ def test_bad_queries_metrics_and_the_document(tmp_path: Path) -> None:
         )
 
     serve(tmp_path, check, tree=lab(), more=guards())
+
+
+def test_accounts_take_turns_so_that_others_run_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["first", "second", "third"]
+    engine = SimpleNamespace(policies=[SimpleNamespace(name=name) for name in names])
+    live: Any = SimpleNamespace(engine=engine, accounts={}, sections=[])
+    told: list[str] = []
+    monkeypatch.setattr(policy_accounts, "LOOK_S", 0.03)
+    monkeypatch.setattr(PolicyAccounts, "_look", lambda self, policy: told.append(policy.name))
+
+    async def between() -> None:
+        task = asyncio.create_task(PolicyAccounts(live).run())
+        while len(told) < 6:
+            await asyncio.sleep(0)
+            if told and told[-1] in names:
+                told.append("a tick")
+        task.cancel()
+
+    asyncio.run(asyncio.wait_for(between(), 10.0))
+    assert told[:6] == ["first", "a tick", "second", "a tick", "third", "a tick"]
