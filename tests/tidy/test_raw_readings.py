@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 REASONS = {
     ("checkpointing/costs.py", "key"): "counts and times of jobs, which nothing contradicts",
     ("cooling_setpoint/obstacles.py", "f'{table}.leak_state'"): "one wet detector is enough to keep still",
+    ("cooling_setpoint/obstacles.py", "key"): "a hot reading is a reason to keep still, believed or not",
     ("leak_guard/detectors.py", "key"): "leak detectors, which it confirms by others",
     ("leak_guard/policy.py", "key"): "evidence is shown as it was read",
     ("node_replacement/headroom.py", "key"): "states and limits, which nothing contradicts",

@@ -210,7 +210,7 @@ class FaultIsolation:
         tried: list[_Tried] = []
         for h in HYPOTHESES:
             if sizes.get(h.table) and not lively.isdisjoint(h.relations):
-                ids, pairs = self._candidates(h, self._pairs(h, now, residuals, z), on)
+                ids, pairs = self._candidates(h, self._pairs(h, now, residuals, on), on)
                 if len(ids):
                     tried.append(_Tried(h, ids, pairs, None, h.weight))
         out: list[IsolatedFault] = []

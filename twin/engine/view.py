@@ -102,7 +102,7 @@ class EngineView:
             doubted = self.diagnosis.reconciliation.of(key, self.now_ns)
             if doubted is not None:
                 index, value, sigma = doubted
-                fresh = self.quality(key)[index] == GOOD
+                fresh, found = self.quality(key)[index] == GOOD, found.copy()
                 found[index[fresh]] = (value + danger_sign(key) * WORST_SIGMAS * sigma)[fresh]
             found = self._cache["worst", key] = read_only(found)
         return cast(F32, found)
