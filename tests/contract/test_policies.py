@@ -29,11 +29,11 @@ JOB = ev.JobStarted(
 
 
 def seen(name: str, temp_c: float = 85.0, racks: int = 2) -> tuple[Engine, Policy, World]:
-    """An engine with that policy alone, after eight seconds of hot GPUs, a job, a request and a forecast."""
+    """An engine with that policy alone, after twelve seconds of hot GPUs, a job, a request and a forecast."""
     policy: Policy = REGISTRY[name]()
     engine = engine_of(site(racks), [policy], [Seer()])
     world = World(engine)
-    for k in range(8):
+    for k in range(12):
         world.step(temp_c, (ASK, JOB) if k == 0 and racks else ())
     return engine, policy, world
 
