@@ -178,6 +178,8 @@ class _Three:
             values[0] = np.nan
         return values
 
+    believed = value
+
     def quality(self, key: str) -> np.ndarray:
         quality = self._view.quality(key).copy()
         if key.startswith("rack."):
