@@ -4,7 +4,8 @@ With a step of the load, T + tau dT/dt is where it will settle, and that lies in
 settle beyond the limit even with a short tau has lost its coolant, or is about to be too hot in any case; no
 flow meter enters it. Two such GPUs of a rack send all of its GPUs to their lowest caps, seconds before the
 guard would: neighbours that still have coolant leave theirs to the others. It ends no work, so three readings
-are enough.
+are enough. In air a step of the load warms a chip within seconds and its heat sink within a minute, which
+looks alike, and no air stops within seconds: air-cooled racks are left to the guard.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ POWER = "gpu.power_w"
 TIMES, TEMPS, POWERS = ("r0_ns", "r1_ns", "r2_ns"), ("r0_c", "r1_c", "r2_c"), ("r0_w", "r1_w", "r2_w")
 WITNESSES = 2  # of a rack
 TAU_SHARE = 0.7  # of the design's time constant: the shortest that a plate may have; source: estimate
+# A chip is some kelvins ahead of its plate for two seconds after its power has risen: powers of three
+# readings that differ by more are a step of the load; source: estimate
+STEADY_PU = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +45,10 @@ def surge(view: View, memory: Memory) -> tuple[Surge, Memory]:
     kept = _readings(view, memory)
     t0, t1, t2 = (kept[name] for name in TIMES)
     y0, y1, y2 = (kept[name] for name in TEMPS)
+    limit, site = view.limit(TEMP), view.site
     # Most GPUs do not warm up at all: nothing is worked out of them
     at = mask_index((y0 > y1) & (y1 > y2) & (t2 > 0) & (view.now_ns - t2 <= round(LOST_S * NS)))
-    limit, site = view.limit(TEMP), view.site
+    at = at[site.design.liquid[site.rack_of_gpu[at]]]
     if limit is None or not len(at):
         none = np.zeros(0)
         return Surge(np.zeros(0, np.int32), none, none, none, np.zeros(0, np.int32)), kept
@@ -56,9 +61,11 @@ def surge(view: View, memory: Memory) -> tuple[Surge, Memory]:
     least = np.minimum(rate - doubt, parts)
     shutdown_c = site.design.gpu_shutdown_c[rack]
     settles_c = temp_c + TAU_SHARE * site.design.gpu_tau_s[rack] * least
+    powers = np.stack([kept[name][at] for name in POWERS])
     bears = (least > 0.0) & (settles_c >= limit.max[at]) & (temp_c <= shutdown_c + BEYOND_K)
+    bears &= ~(powers.min(axis=0) < STEADY_PU * powers.max(axis=0))
     bears &= (np.bincount(rack[bears], minlength=site.sizes["rack"]) >= WITNESSES)[rack]
-    drawn_w = np.max([kept[name][at[bears]] for name in POWERS], axis=0).astype(np.float64)
+    drawn_w = powers.max(axis=0)[bears].astype(np.float64)
     starved = np.zeros(site.sizes["rack"], np.bool_)
     starved[rack[bears]] = True
     return Surge(

@@ -106,6 +106,17 @@ def step_of_load(tau_s: float, settles_c: float, dice: np.random.Generator) -> R
     return read
 
 
+def step_of_chips(idle_c: float, settles_c: float) -> Read:
+    """From idle to full power where a chip warms up faster than its plate."""
+
+    def read(second: int) -> dict[str, Any]:
+        rise = 0.4 * (1.0 - np.exp(-second / 1.5)) + 0.6 * (1.0 - np.exp(-second / 7.0))
+        temp_c = np.full(144, np.round(idle_c + (settles_c - idle_c) * rise))
+        return FREE | {"gpu.temp_c": temp_c, "gpu.power_w": 1150.0 if second else 200.0}
+
+    return read
+
+
 def one_jump(second: int) -> dict[str, Any]:
     """An exporter that repeats itself for 5 s."""
     return FREE | {"gpu.temp_c": 40.0 + 15.0 * min(second // 5, 2)}
@@ -118,6 +129,8 @@ def one_jump(second: int) -> dict[str, Any]:
             pytest.param(step_of_load(tau_s, 80.5, np.random.default_rng(k)), id=f"a step of load {tau_s}")
             for k, tau_s in enumerate((5.0, 7.0, 9.0, 30.0))
         ),
+        pytest.param(step_of_chips(40.0, 80.5), id="a step of load that chips feel first"),
+        pytest.param(step_of_chips(51.0, 81.0), id="the same in hot water"),
         pytest.param(stagnant(5), id="one GPU alone"),
         pytest.param(lambda s: FREE | {"gpu.temp_c": temps(60 + 25 * (s == 4), 0, 1)}, id="a spike"),
         pytest.param(
