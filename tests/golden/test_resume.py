@@ -60,6 +60,11 @@ def _sizes(folder: Path) -> tuple[int, int]:
     return traces, (folder / "journal.jsonl").stat().st_size
 
 
+def _content(line: bytes) -> bytes:
+    """A line of the journal without its place in the chain."""
+    return line[line.index(b'"kind"') :]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_killed_anywhere_it_comes_back_as_it_was(snapped: Run, tmp_path: Path, seed: int) -> None:
@@ -74,9 +79,13 @@ def test_killed_anywhere_it_comes_back_as_it_was(snapped: Run, tmp_path: Path, s
     assert list(TraceReader(folder)) == [] or not _damaged(folder)
     # What was journaled and what was completed is what the uninterrupted run wrote, as far as it reaches.
     mine, whole = (list(journal_lines(f / "journal.jsonl")) for f in (folder, snapped.folder))
+    ticks = [_tick(line) for line in whole]
     if back.snapshot_tick < 0 or not any("missing" in f for f in back.faults):
+        if back.completed_lines and not mine[0].endswith(whole[0].rpartition(b'"kind":"manifest"')[2]):
+            # The journal was cut inside its first line, which no frame makes again: the chain begins anew
+            mine, whole = [_content(x) for x in mine], [_content(x) for x in whole[1:]]
         assert mine == whole[: len(mine)]
-        assert len(mine) >= sum(_tick(line) <= tick for line in whole) - 1  # `end` is not made by a tick
+        assert len(mine) >= sum(at <= tick for at in ticks[-len(whole) :]) - 1  # `end` is not made by a tick
     again = resume(folder, engine_for)
     assert again.engine.checksum() == back.engine.checksum()
     assert again.completed_lines == 0

@@ -25,11 +25,13 @@ LOAD_PU = 0.6
 
 
 class Outcome(NamedTuple):
-    """GPU energy [n_gpu] J since a lie began, caps commanded at the end [n_gpu] W, and sensors named."""
+    """GPU energy [n_gpu] J since a lie began, caps commanded at the end [n_gpu] W, sensors named, and the
+    signals that were told not to be believed."""
 
     energy_j: np.ndarray
     cap_w: np.ndarray
     named: set[tuple[str, int, str]]
+    doubted: set[str]
 
 
 def simulation(faults: list[dict[str, Any]], load_pu: float = LOAD_PU) -> Simulation:
@@ -50,12 +52,13 @@ def outcome(*lies: Lie) -> Outcome:
     sim = learned().fork()
     sim.sensors = LyingSensors(sim.sensors, *lies)  # type: ignore[assignment]
     before = sim.plant.truth.gpu_energy_j.copy()
-    named = set[tuple[str, int, str]]()
+    named, told = set[tuple[str, int, str]](), set[str]()
     for _ in range(LIE_S):
         sim.step()
+        told |= {key.removeprefix("doubt/") for key in sim.engine.findings.active if key.startswith("doubt/")}
         named |= {(f.table, f.entity, f.signal) for f in sim.engine.diagnosis.faults}
     leases = sim.engine.arbiter.leases["gpu.power_cap_w"].value
-    return Outcome(sim.plant.truth.gpu_energy_j - before, leases.copy(), named)
+    return Outcome(sim.plant.truth.gpu_energy_j - before, leases.copy(), named, told)
 
 
 @cache
@@ -111,6 +114,8 @@ def test_a_lie_moves_nobody_else(name: str) -> None:
 def test_a_lie_of_power_moves_no_cap(name: str) -> None:
     found, usual = outcome(LIES[name]), honest()
     np.testing.assert_allclose(np.nan_to_num(found.cap_w), np.nan_to_num(usual.cap_w), rtol=0.02)
+    assert found.doubted == {f"{LIES[name].table}.power_w"}, "people are told"
+    assert not usual.doubted
 
 
 def doubted(sim: Simulation, key: str, seconds: int) -> int:

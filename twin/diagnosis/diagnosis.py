@@ -88,7 +88,7 @@ class Diagnosis(EntityState):
         self.downstream, self.silence = DownstreamMask(self.topology), Silence(self.topology, self.reports)
         self.book, self.reconciliation = CauseBook(self.topology), Reconciliation(site)
         self.faults: tuple[Fault, ...] = ()
-        self._balanced = False
+        self._balanced, self._now_ns = False, 0
         self._slowed: Bool | None = None
         self._idle: IdleMask | None = None
 
@@ -123,6 +123,7 @@ class Diagnosis(EntityState):
         self.book.update(causes, state.now_ns, self._lacks_data if self.silence.outages.masks else None)
         self.faults = self.book.faults()
         now, reported = TickValues(state, self.topology), self.book.reported.values()
+        self._now_ns = state.now_ns
         self.reconciliation.update(self.isolation, residuals, now, self._covered(), reported)
 
     def _in_maintenance(self, windows: Windows) -> dict[str, Bool]:
@@ -275,6 +276,10 @@ class Diagnosis(EntityState):
     def findings(self, site: Site) -> list[Finding]:
         """The faults as operators see them."""
         return [finding_of(f, site) for f in self.faults]
+
+    def doubted(self) -> list[Finding]:
+        """Readings that are not believed, before a fault names their sensor."""
+        return self.reconciliation.findings(self._now_ns, self.book.reported.values())
 
     def derive(self) -> None:
         """The book was written."""

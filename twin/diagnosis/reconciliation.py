@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twin.catalogue import F64, I32, NS, Bool, find_signal
-from twin.contracts import Residual
+from twin.catalogue import F64, I32, NS, Bool, counted, find_signal, quantity, signal_words
+from twin.contracts import Finding, Residual
 from twin.diagnosis.cause import Cause
 from twin.diagnosis.isolation import FaultIsolation
 from twin.diagnosis.signature import HYPOTHESES, TickValues, measured_signal
@@ -40,6 +40,7 @@ HOLD_S = {"rack.flow_lpm": 2.0}
 # For so long a power that stays as far off is doubted without another sign: while a meter moves, what others
 # say of it is doubted as well. Coolant is believed as soon as nothing contradicts it. source: estimate
 APART_S = 10.0
+LASTING_S = 2.0  # from when on people are told; source: estimate
 WRONG = ("sensor_frozen", "sensor_spiking")
 DoubtKey = tuple[str, int, str]  # table, entity, signal
 
@@ -141,6 +142,32 @@ class Reconciliation(EntityState):
             return None
         index = np.array([d.entity for d in mine], np.int32)
         return index, np.array([d.value for d in mine]), np.array([d.sigma for d in mine])
+
+    def findings(self, now_ns: int, reported: Iterable[Cause]) -> list[Finding]:
+        """Readings that are not believed for a while and that no fault names yet, one for each signal."""
+        named = {(cause.table, cause.entity, cause.signal) for cause in reported}
+        some: dict[str, list[Doubt]] = {}
+        for at, doubt in self.doubts.items():
+            if at not in named and now_ns - doubt.first_ns >= LASTING_S * NS:
+                some.setdefault(f"{doubt.table}.{doubt.signal}", []).append(doubt)
+        return [self._finding(key, mine) for key, mine in some.items()]
+
+    def _finding(self, key: str, doubts: list[Doubt]) -> Finding:
+        names = tuple(self.site.name(d.table, d.entity) for d in doubts)
+        signal, first = find_signal(key), doubts[0]
+        assert signal is not None
+        read, others = (quantity(value, signal.unit, 4) for value in (first.read, first.value))
+        who = names[0] if len(names) == 1 else counted(first.table, len(names))
+        return Finding(
+            f"doubt/{key}",
+            "info",
+            f"The {signal_words(signal.name)} of {who} is not believed: other readings contradict it",
+            names,
+            (f"{names[0]}: read {read}, others imply {others}",),
+            0.9,
+            "Policies go by what the others imply. If it lasts, an alarm names the sensor.",
+            len(names),
+        )
 
     def derive(self) -> None:
         """The doubts were written."""

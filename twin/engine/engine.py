@@ -140,6 +140,7 @@ class Engine:
         commands, advice, deferred = self._arbitrate(view, preview, records)
         explained = {k: m for k in BALANCED if (m := self.diagnosis.explained(k)) is not None}
         records += self.findings.keep_only("fault/", self.diagnosis.findings(self.site))
+        records += self.findings.keep_only("doubt/", self.diagnosis.doubted())
         records += self.findings.deviations(self.site, self.estimator, self.windows, explained)
         records += self.findings.outages(self.site, view, self.diagnosis.silence.outages)
         records += self.findings.coverage(self.site, self.state, self.windows)
