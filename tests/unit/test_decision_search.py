@@ -178,7 +178,7 @@ PLACES = [NODE, f"{NODE}/gpu1", "golden/h1/r1", "golden/h1/r1/node1", "golden/h1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("below", "kept"), [(True, 0), (False, 0), (True, 150)])
+@pytest.mark.parametrize(("below", "kept"), [(True, 0), (False, 0), (True, 250)])
 def test_an_entity_is_found_with_all_below_it_across_a_change_of_the_site(
     tmp_path: Path, recorded: Recorded, below: bool, kept: int
 ) -> None:

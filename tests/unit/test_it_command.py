@@ -24,7 +24,7 @@ from twin.site import Site
 from twin.telemetry import CommandAcked, Ignored, Message, Reading
 
 T = 1_767_225_600 * NS
-CAP = "gpu.power_cap_w"
+CAP, LOCK = "gpu.power_cap_w", "gpu.clock_lock_mhz"
 
 
 def a_site(nodes: int = 3) -> Site:
@@ -285,7 +285,7 @@ class Wire:
 def test_the_sink_of_agents_publishes_each_rack_once_acknowledged_and_never_retained() -> None:
     wire = Wire()
     sink = MqttSink(SITE, "ours", wire.publish)
-    assert (sink.controls, sink.enforces_safe) == ((CAP, "node.power_cap_w", "node.power_state"), True)
+    assert (sink.controls, sink.enforces_safe) == ((CAP, LOCK, "node.power_cap_w", "node.power_state"), True)
     other = batch([0], "node.service_level", value=np.array([1.0]))
     asyncio.run(sink.apply((batch([0, 3, 6]), other)))
     assert [(t[-6:], q, r) for t, _, q, r in wire.said] == [("b/h/r1", 1, False), ("b/h/r2", 1, False)]

@@ -181,14 +181,14 @@ class PlantWire:
     def messages(self, observation: Observation) -> list[Message]:
         """Messages of this round, in order of arrival; events at its end."""
         out: list[Message] = []
-        it: dict[str, Report] = {}
+        it: list[Report] = []
         for report in observation.reports:
             if report.table in ("gpu", "node"):
-                it[report.table] = report
+                it.append(report)
             else:
                 out += self._values(report)
-        if "gpu" in it or "node" in it:
-            out += self._frames(it.get("gpu"), it.get("node"))
+        if it:
+            out += self._frames(it)
         out.sort(key=lambda message: message.t_ns)
         for number, event in enumerate(observation.events):
             message = self._event(event, observation.now_ns, number)
@@ -225,34 +225,35 @@ class PlantWire:
 
     # The IT side.
 
-    def _frames(self, gpu: Report | None, node: Report | None) -> list[Message]:
+    def _frames(self, reports: list[Report]) -> list[Message]:
         site, out = self.site, list[Message]()
         for rack, topic in enumerate(self._topics):
             first, end = (int(i) for i in site.node_start_of_rack[rack : rack + 2])
-            speaks = [_speaks(node, first, end), _speaks(gpu, *self._gpus(first, end))]
-            if all(s.all() for s in speaks if s is not None):
-                out += self._frame(topic, gpu, node, first, end)
+            speaks = [_speaks(report, *self._rows(report, first, end)) for report in reports]
+            if all(s.all() for s in speaks):
+                out += self._frame(topic, reports, first, end)
                 continue
             for one in range(first, end):
-                out += self._frame(f"{topic}/node{one - first}", gpu, node, one, one + 1)
+                out += self._frame(f"{topic}/node{one - first}", reports, one, one + 1)
         return out
 
-    def _gpus(self, first: int, end: int) -> tuple[int, int]:
+    def _rows(self, report: Report, first: int, end: int) -> tuple[int, int]:
+        """The rows in a report of nodes, or of their GPUs, from `first` to before `end`."""
+        if report.table == "node":
+            return first, end
         starts = self.site.gpu_start_of_node
         return int(starts[first]), int(starts[end])
 
-    def _frame(
-        self, topic: str, gpu: Report | None, node: Report | None, first: int, end: int
-    ) -> list[Message]:
+    def _frame(self, topic: str, reports: list[Report], first: int, end: int) -> list[Message]:
         """The frame of these nodes; none where nobody speaks."""
         columns: dict[str, dict[str, np.ndarray]] = {}
         t_ns = 0
-        for report, a, b in ((gpu, *self._gpus(first, end)), (node, first, end)):
-            speaks = _speaks(report, a, b)
-            if report is None or speaks is None or not speaks.all():
+        for report in reports:
+            a, b = self._rows(report, first, end)
+            if a == b or not _speaks(report, a, b).all():
                 continue
             t_ns = int(report.t_ns[a:b].max())
-            mine = columns[report.table] = {}
+            mine = columns.setdefault(report.table, {})
             for k, signal in enumerate(report.signals):
                 mine[signal] = rounded(f"{report.table}.{signal}", report.values[k, a:b])
             for k, counter in enumerate(report.counters):
@@ -292,10 +293,8 @@ def _local_names(site: Site, table: str) -> list[str]:
     return names
 
 
-def _speaks(report: Report | None, first: int, end: int) -> np.ndarray | None:
-    """Entities of first .. end that reported [end - first]; None without a report or entities."""
-    if report is None or first == end:
-        return None
+def _speaks(report: Report, first: int, end: int) -> np.ndarray:
+    """Entities of first .. end that reported [end - first]."""
     return np.ones(end - first, np.bool_) if report.present is None else report.present[first:end]
 
 
