@@ -32,8 +32,8 @@ RECONCILED = tuple(
 # A reading that is off by less is left as it is: in kelvin, or as a share of the value; source: estimate
 LEAST_K, LEAST_PU = 3.0, 0.1
 LEAST_FLOW_PU = 0.2
-# No GPU draws so many times its rated power, not even for the instant of a peak; no rack so many times that of
-# its parts, although there may be others in it that no profile knows. source: estimate
+# No GPU draws so many times its rated power, not even for the instant of a peak; no rack so many times that
+# of its parts, although there may be others in it that no profile knows. source: estimate
 MOST_RATED_PU = {"gpu.power_w": 1.5, "rack.power_w": 4.0}
 # Seconds for which a doubt lasts before it counts: loss of flow cannot wait for the meters beside it, which
 # may have been read before. source: estimate
