@@ -31,6 +31,11 @@ class LossDraw(NamedTuple):
     first_seed: int
     profiles: tuple[str, ...]
 
+    @property
+    def racks(self) -> tuple[str, ...]:
+        """Those whose supernode is one rack."""
+        return tuple(p for p in self.profiles if p not in SPANS)
+
 
 DRAWS = {
     "develop": LossDraw(60_000, ("gb200-nvl72", "cloudmatrix384")),

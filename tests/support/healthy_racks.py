@@ -122,7 +122,7 @@ def healthy_of(draw: str, plants: int, racks: int, hours: float, tick_s: int) ->
     chosen = DRAWS[draw]
     return [
         HealthyRacks(
-            chosen.profiles[k % len(chosen.profiles)],
+            chosen.racks[k % len(chosen.racks)],
             chosen.first_seed + 900_000 + k,
             racks,
             round(3600 * hours),

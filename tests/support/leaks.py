@@ -155,7 +155,7 @@ def leaks_of(draw: str, kinds: list[str], each: int) -> list[Leak]:
     """So many of each kind, in turn over the profiles."""
     chosen = DRAWS[draw]
     return [
-        Leak(kind, chosen.profiles[k % len(chosen.profiles)], chosen.first_seed + 100_000 + 1000 * at + k)
+        Leak(kind, chosen.racks[k % len(chosen.racks)], chosen.first_seed + 100_000 + 1000 * at + k)
         for at, kind in enumerate(LEAK_KINDS)
         if kind in kinds
         for k in range(each)
