@@ -340,6 +340,7 @@ class Sensors:
             out += self._finish(self.gpu, faults, of_gpu, dead)
             if seldom and self._has_lock:
                 self.clock_lock.read((truth.gpu_lock_mhz,), (), now_ns)
+                self.clock_lock.spoil(faults.get("gpu", ()))
                 if dead is not None:
                     self.clock_lock.blank(dead)
                 out += [self.clock_lock.report(of_gpu)] if of_gpu is None or of_gpu.any() else []
