@@ -60,7 +60,7 @@ def test_a_standby_takes_over_from_a_frozen_leader_which_gets_nothing_through(
         two.b.until(lambda: two.racks.caps(7).max() < SAFE_W, what="caps on the second hot node")
         late = [m for m in two.client.heard[mark:] if "/Request/" in m.topic and m.body["epoch"] == old]
         assert not late
-        assert [line["body"] for line in two.a.journal("leader")][-1] == {"lost": old}
+        two.a.until(lambda: two.a.journal("leader")[-1]["body"] == {"lost": old}, what="its lost term")
         limits = two.eye.since(stopped - 1)
         others = np.ones(caps.shape, bool)
         others[4 * 7 : 4 * 8] = False
@@ -111,7 +111,7 @@ def the_standby_looks_on(two: Pair) -> None:
         for one in (two.a, b)
     )
     np.testing.assert_allclose(a_temp, b_temp, atol=2.0)
-    assert b.journal("advice"), "it advises what it would do"
+    b.until(lambda: b.journal("advice"), what="advice: what it would do")
     assert not b.journal("command")
     asked = {
         "hold": {"reason": "a test"},
