@@ -21,7 +21,7 @@ def plant_with(**backup: float) -> Plant:
 
 
 def seconds_on(plant: Plant, seconds: int) -> list[tuple[bool, bool, bool]]:
-    """Whether racks, pumps and the facility run in each second."""
+    """Flags of racks, pumps and the facility that run, for each second."""
     t, out = plant.truth, []
     for _ in range(seconds):
         plant.step()

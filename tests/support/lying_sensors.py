@@ -33,7 +33,7 @@ class LyingSensors:
         self.sensors, self.lies, self.second = sensors, lies, 0
 
     def observe(self, *args: Any) -> Observation:
-        """What the sensors report, and what the lies make of it."""
+        """Reports of the sensors, falsified by the lies."""
         observation = self.sensors.observe(*args)
         for lie in self.lies:
             if lie.begin_s <= self.second < lie.end_s:
