@@ -13,7 +13,7 @@ from rich.console import Console
 from tests.support.builders import two_racks
 from tests.support.estimator_rig import Desk
 from tests.support.in_process_daemon import Pod, serve
-from twin.api.calibration import shown_row
+from twin.api.comparisons import shown_row
 from twin.catalogue import F64, NS
 from twin.cli.operate.calibration import drift_text, show
 from twin.contracts import Z90

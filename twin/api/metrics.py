@@ -18,8 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from twin.api.calibration import calibration_series
-from twin.api.comparisons import COMPARED
+from twin.api.comparisons import COMPARED, calibration_series
 from twin.api.health import CHANCE, DAY_S, counted, failures, forecast_of, levels_of, looked
 from twin.api.load_targets import target_series
 from twin.api.runtime import Runtime

@@ -17,7 +17,6 @@ from connectors.jobs import JobRegistration, JobReport
 from twin import VERSION
 from twin.api import (
     actions as act,
-    calibration as learned,
     comparisons as beside,
     decisions as decided,
     explain,
@@ -147,9 +146,9 @@ READING = (
     _get("/topology", supplied.topology, "state"),
     _get("/find", entity_search.find, "state", Param("text", "a part of a name (required)"), LIMIT),
     _get("/comparisons/{name}", beside.comparisons, "state", pattern="/comparisons/{name:.+}"),
-    _get("/calibration", learned.calibration, "state", PREFIX, OFFSET, LIMIT,
+    _get("/calibration", beside.calibration, "state", PREFIX, OFFSET, LIMIT,
          Param("parameter", "drifts of these only, such as gpu.resistance; comma-separated")),
-    _get("/calibration/{name}", learned.calibration_of, "state", pattern="/calibration/{name:.+}"),
+    _get("/calibration/{name}", beside.calibration_of, "state", pattern="/calibration/{name:.+}"),
     _get("/site", state.site, "state"),
     _get("/words", state.vocabulary, "state"),
     _get("/site/change", site_changes.proposed, "state", Param("profile", "of new racks; none: without one")),
