@@ -124,7 +124,7 @@ class Diagnosis(EntityState):
         self.faults = self.book.faults()
         now, reported = TickValues(state, self.topology), self.book.reported.values()
         self._now_ns = state.now_ns
-        self.reconciliation.update(self.isolation, residuals, now, self._covered(), reported)
+        self.reconciliation.update(self.isolation, residuals, now, self._covered, reported)
 
     def _in_maintenance(self, windows: Windows) -> dict[str, Bool]:
         return {t: m for t in self.site.sizes if (m := windows.mask(t)) is not None}

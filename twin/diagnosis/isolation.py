@@ -185,27 +185,26 @@ class FaultIsolation:
         self,
         residuals: dict[str, Residual],
         now: TickValues,
-        covered: Callable[[str, int], Bool | None],
+        rows_covered: Callable[[], Callable[[str, int], Bool | None]],
     ) -> list[IsolatedFault]:
         """Causes of the single readings of this tick that are far off, best first, by relations that show
-        them at once. `covered` says which rows are accounted for already."""
+        them at once. `rows_covered` is asked for the rows that are accounted for only if some reading is."""
         z: dict[str, F64] = {}
         on: dict[str, Bool] = {}
         with np.errstate(invalid="ignore", divide="ignore"):
             for name in sorted(AT_ONCE & residuals.keys()):
                 r = residuals[name]
-                far = np.abs(r.measured - r.expected) > GROSS_SIGMAS * r.sigma
-                if far.any() and (hidden := covered(name, len(far))) is not None:
-                    far &= ~hidden
-                on[name] = far
-            lively = {name for name, far in on.items() if far.any()}
-            if not lively:
+                on[name] = np.abs(r.measured - r.expected) > GROSS_SIGMAS * r.sigma
+            if not any(far.any() for far in on.values()):
                 return []
+            covered = rows_covered()
             for name, far in on.items():
                 r = residuals[name]
                 z[name] = np.nan_to_num((r.measured - r.expected) / r.sigma, posinf=0.0, neginf=0.0)
                 if (hidden := covered(name, len(far))) is not None:
+                    far &= ~hidden
                     z[name][hidden] = 0.0
+        lively = {name for name, far in on.items() if far.any()}
         sizes = self.topology.sizes
         tried: list[_Tried] = []
         for h in HYPOTHESES:

@@ -81,7 +81,7 @@ class Reconciliation(EntityState):
         isolation: FaultIsolation,
         residuals: dict[str, Residual],
         now: TickValues,
-        covered: Callable[[str, int], Bool | None],
+        rows_covered: Callable[[], Callable[[str, int], Bool | None]],
         reported: Iterable[Cause],
     ) -> None:
         """Look at the readings of this tick."""
@@ -92,7 +92,7 @@ class Reconciliation(EntityState):
         for cause in reported:
             if cause.kind in WRONG:
                 _replaced(cause, residuals, now, found)
-        for fault in isolation.outliers(residuals, now, covered):
+        for fault in isolation.outliers(residuals, now, rows_covered):
             h, key = fault.hypothesis, f"{fault.hypothesis.table}.{fault.hypothesis.signal}"
             if h.kind == BIASED and key in RECONCILED and fault.alone:
                 read = float(now[key][fault.entity])
@@ -123,10 +123,9 @@ class Reconciliation(EntityState):
         table, _, signal = key.partition(".")
         expected = residuals[key].expected if len(far) and key in residuals else None
         for at in far.tolist():
-            likely = np.nan if expected is None else float(expected[at])
-            value = likely if np.isfinite(likely) else float(most[at])
             rated = float(most[at])
-            found[table, at, signal] = float(read[at]), min(value, rated), LEAST_PU * rated
+            likely = rated if expected is None else float(np.fmin(expected[at], rated))
+            found[table, at, signal] = float(read[at]), likely, LEAST_PU * rated
 
     def of(self, key: str, now_ns: int) -> tuple[I32, F64, F64] | None:
         """Entities [k] whose reading of a signal is not believed, the values that others imply, and 1 sigma
