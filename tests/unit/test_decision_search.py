@@ -16,6 +16,7 @@ from tests.support.golden_story import START_NS, spec
 from tests.support.in_process_daemon import Pod, serve, serving_aside
 from tests.support.rotated_run import run
 from twin.api import JournalLine
+from twin.api.page.decision_search import lines_in_memory
 from twin.api.runtime import QUIET_KINDS
 from twin.catalogue import NS, TABLES
 from twin.contracts import column, read_record
@@ -139,6 +140,21 @@ async def every(pod: Pod, asked: dict[str, Any]) -> list[dict[str, Any]]:
             return rows
         before = {"before": page["next"]}
     raise AssertionError("the pages do not end")
+
+
+def test_a_note_that_came_while_a_tick_was_written_breaks_no_line_of_memory(
+    tmp_path: Path, recorded: Recorded
+) -> None:
+    """It is kept at once, and its number is known behind the lines of that tick."""
+
+    async def check(pod: Pod) -> None:
+        lines = pod.live.lines
+        whole = [line.seq for line in lines_in_memory(pod.live)[0]]
+        lines[-20], lines[-16] = lines[-16], lines[-20]
+        lines.append(JournalLine(lines[-1].record, 0, 0))
+        assert [line.seq for line in lines_in_memory(pod.live)[0]] == [-1, *whole]
+
+    on_journal(tmp_path, recorded, check, kept=150)
 
 
 @pytest.mark.slow

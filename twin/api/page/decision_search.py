@@ -318,7 +318,9 @@ def lines_in_memory(live: Runtime) -> tuple[list[JournalLine], int | None]:
     """(lines newest first, as far back as none is missing, the number of the oldest one in the journal)."""
     out, floor = list[JournalLine](), None
     now = then = live.engine.site.spec_hash
-    for line in reversed(live.lines):
+    # A note that arrives while a tick is being written stands before its lines here, and behind them on disk.
+    kept = sorted(live.lines, key=lambda line: line.seq if line.seq >= 0 else 2**62)
+    for line in reversed(kept):
         if line.seq >= 0:
             if live.run_dir and floor is not None and line.seq != floor - 1:
                 break
