@@ -140,11 +140,12 @@ def together(losses: Sequence[FlowLoss]) -> list[tuple[FlowLoss, ...]]:
     return out
 
 
-def losses_of(draw: str, kinds: list[str], each: int) -> list[FlowLoss]:
-    """So many of each kind, in turn over the profiles."""
+def losses_of(draw: str, kinds: list[str], each: int, profiles: Sequence[str] = ()) -> list[FlowLoss]:
+    """So many of each kind, in turn over the profiles; by default those of the draw."""
     chosen = DRAWS[draw]
+    profiles = profiles or chosen.profiles
     return [
-        FlowLoss(kind, chosen.profiles[k % len(chosen.profiles)], chosen.first_seed + 1000 * at + k)
+        FlowLoss(kind, profiles[k % len(profiles)], chosen.first_seed + 1000 * at + k)
         for at, kind in enumerate(KINDS)
         if kind in kinds
         for k in range(each)

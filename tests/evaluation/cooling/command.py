@@ -35,9 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--draw", choices=tuple(DRAWS), default="develop",
                         help="seeds and profiles: those of development, or held back from it "
                              "(default: develop)")  # fmt: skip
-    parser.add_argument(
-        "--kinds", metavar="NAME,..", help=f"of {', '.join((*KINDS, *LEAK_KINDS))} (default: all)"
-    )
+    all_kinds = ", ".join((*KINDS, *LEAK_KINDS))
+    parser.add_argument("--kinds", metavar="NAME,..", help=f"of {all_kinds} (default: all)")
+    parser.add_argument("--profiles", metavar="NAME,..", help="of losses of flow (default: the draw's)")
     parser.add_argument("--each", type=int, default=20, metavar="N", help="of each kind (default: 20)")
     parser.add_argument("--jobs", type=int, metavar="N",
                         help="processes side by side (default: as many as processors)")  # fmt: skip
@@ -57,7 +57,9 @@ def run(args: argparse.Namespace, out: Console, err: Console) -> int:
     jobs = int(number_in("--jobs", args.jobs or os.cpu_count() or 1, 1, MOST_JOBS))
     begun = time.monotonic()
     with ProgressBar(err, "losses of flow") as bar:
-        losses = together(losses_of(args.draw, kinds, each))
+        mine = DRAWS[args.draw].profiles
+        profiles = chosen("--profiles", args.profiles, {name: name for name in mine}, mine)
+        losses = together(losses_of(args.draw, kinds, each, profiles))
         lived = [x for lot in Pool(live_through, jobs, bar.move).results(losses) for x in lot]
     with ProgressBar(err, "leaks") as bar:
         lots = leaks_together(leaks_of(args.draw, kinds, each))
