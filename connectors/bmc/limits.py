@@ -166,11 +166,10 @@ class BmcSource:
         name: str,
         fleet: Fleet,
         period_s: float,
-        now_ns: Callable[[], int] = time.time_ns,
         left_to_others: Callable[[Key], str] = lambda key: "",  # noqa: ARG005
         agent_level: AgentLevel = no_agent,
     ) -> None:
-        self.name, self._fleet, self._period_s, self._now_ns = name, fleet, period_s, now_ns
+        self.name, self._fleet, self._period_s = name, fleet, period_s
         self._left_to_others, self._agent_level = left_to_others, agent_level
         self.origins = tuple(f"BMC {bmc.name}" for bmc in fleet.bmcs)  # as the ledger of sources has them
 
@@ -195,7 +194,7 @@ class BmcSource:
             try:
                 async with self._fleet.lane(bmc):
                     reading = await bmc.read()
-                now_ns = self._now_ns()
+                now_ns = time.time_ns()
                 items = self._fleet.note(reading.caps, now_ns)
                 items += [Reading(t, e, "power_w", w, now_ns) for t, e, w in reading.power_w]
                 items = [x for x in items if x.table != "gpu" or not self._left(x.entity)]

@@ -78,6 +78,7 @@ class BmcSink:
         self._stuck: dict[Key, str] = {}  # safe values that a BMC refuses, and why
         self._wake = asyncio.Event()
         self._epoch, self._next_end_ns = 0, 0
+        self._over_s = math.inf  # when leases were first seen to be over
         self.counts = dict.fromkeys(
             ("commands", "old", "set", "as_wanted", "refused", "lapsed", "left_to_others"), 0
         )
@@ -174,9 +175,16 @@ class BmcSink:
         return not (held.phase == "done" and fresh and cap is not None and self._as_wanted(cap, held))
 
     def _end_leases(self) -> None:
-        """Set what was not renewed to its safe value; do nothing where another daemon leads."""
-        now_ns = self._now_ns()
+        """Set what was not renewed to its safe value; do nothing where another daemon leads.
+
+        Not at the first look: where our clock was set ahead, the next tick renews what is still wanted.
+        """
+        now_ns, now_s = self._now_ns(), time.monotonic()
         if now_ns < self._next_end_ns or not self._orders:
+            self._over_s = math.inf
+            return
+        self._over_s = min(self._over_s, now_s)
+        if now_s - self._over_s < LOOK_S:
             return
         if not self._may_act():
             self._orders.clear()

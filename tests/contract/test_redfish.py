@@ -151,6 +151,20 @@ def test_a_lease_that_ends_goes_to_the_safe_value(site: Site) -> None:
     told(site, story)
 
 
+def test_a_clock_that_is_set_ahead_ends_no_lease_before_the_next_tick_renews_it(site: Site) -> None:
+    async def story(services: Services, mine: Driven) -> None:
+        batch = await mine.command({0: 400.0}, lease_s=20.0)
+        await mine.answer(0)
+        mine.shift_s = 3600.0
+        mine.sink._end_leases()  # a look between the step and the tick
+        await mine.again(batch, lease_s=20.0)
+        mine.sink._end_leases()
+        assert mine.sink.counts["lapsed"] == 0
+        assert services[0].gpus[0].value == 400
+
+    told(site, story)
+
+
 def test_a_safe_value_that_is_refused_is_told(site: Site) -> None:
     async def story(services: Services, mine: Driven) -> None:
         await mine.command({0: 900.0}, lease_s=20.0)

@@ -130,3 +130,43 @@ def test_a_step_ahead_of_less_than_a_tick_is_followed_at_once() -> None:
     tick = clock.regular()
     assert abs(tick.now_ns - world.wall) < NS
     assert (tick.skipped, tick.dt_s) == (0, pytest.approx(420.0))
+
+
+@pytest.mark.parametrize(
+    ("rate", "least_pace", "most_pace"),
+    [
+        (1.0005, 1.0, 1.001),
+        (0.9995, 0.999, 1.0),
+        (1.05, 1.049, 1.051),
+        (0.95, 0.949, 0.96),
+        (0.0, 0.949, 0.951),
+    ],
+    ids=["fast by 500 ppm", "slow by 500 ppm", "fast by 5 %", "slow by 5 %", "stands"],
+)
+def test_a_wall_clock_of_another_pace_is_followed_within_a_second_or_by_a_twentieth(
+    rate: float, least_pace: float, most_pace: float
+) -> None:
+    world = World()
+    clock = world.clock()
+    for _ in range(1000):
+        ns = round(clock.wait_s() * NS)
+        world.pass_(ns, round(ns * rate))
+        tick = clock.regular()
+        assert 0.5 < tick.dt_s < 1.5
+        assert tick.skipped == 0
+    passed_ns = world.mono - 5 * NS
+    assert least_pace < (clock.last_ns - START) / passed_ns < most_pace
+    assert rate == 0.0 or abs(clock.last_ns - world.wall) < NS
+
+
+def test_a_leap_second_that_is_repeated_is_followed_within_half_a_minute() -> None:
+    world = World()
+    clock = world.clock()
+    for second in range(40):
+        world.pass_(round(clock.wait_s() * NS))
+        if second == 10:
+            world.wall -= NS
+        tick = clock.regular()
+        assert 0.94 < tick.dt_s <= 1.0
+        assert tick.skipped == 0
+    assert abs(clock.last_ns - world.wall) <= NS // 3

@@ -121,3 +121,18 @@ def test_events_beyond_the_queue_are_told_of_their_source(
     ingest.of("jobs slurm").stage([JobEnded(id=f"e{n}", job="j") for n in range(5)], T)
     (line,) = ingest.of("jobs slurm").lines.values()
     assert (line.outcome, line.count, ingest.counts["dropped"]) == ("dropped", 3, 3)
+
+
+def test_while_ticks_wait_for_a_clock_that_was_set_back_all_stamps_are_on_their_line(ingest: Ingest) -> None:
+    """Sources go by the wall clock; what the daemon itself stages, as a cap that it read back, does not."""
+    ingest.ahead_ns, wall_ns = 3600 * NS, T - 3600 * NS
+    ingest.of("gateway", outside=True).stage([Reading("rack", 0, "power_w", 1.0, wall_ns)], wall_ns)
+    ingest.stage([Reading("gpu", 0, "power_limit_w", 700.0, T)], T)
+    stamps = {u.table: set(u.t_ns.tolist()) for u in ingest.take(0, T, 1.0).updates}
+    assert stamps == {"rack": {T}, "gpu": {T}}
+    account = ingest.of("BMC b1")
+    for k in range(1, 4):
+        account.stage([Reading("gpu", 0, "power_limit_w", 690.0, wall_ns + k * NS)], wall_ns + k * NS, 1.0)
+        (update,) = ingest.take(k, T + k * NS, 1.0).updates
+        assert update.t_ns.tolist() == [T + k * NS]
+    assert ingest.inbox.counts["older"] == 0

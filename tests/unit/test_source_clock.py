@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from policies.thermal_guard import ThermalGuard
 from tests.support.builders import site_of, two_racks
@@ -13,7 +16,7 @@ from twin.catalogue import NS, find_signal
 from twin.daemon import Ingest
 from twin.engine import Engine
 from twin.sources import SourceClock
-from twin.telemetry import Block, Reading, TicksSkipped
+from twin.telemetry import Block, FaultReported, Reading, TicksSkipped
 
 T = 1_700_000_000 * NS
 HOUR_S = 3600.0
@@ -37,7 +40,7 @@ def test_a_clock_that_is_set_back_is_corrected_from_the_second_message_on(back_s
     assert stamps(clock, *before) == [s for _, s in before]
     late = [(t, t - 1.0 - back_s) for t in (50.0, 60.0, 70.0)]
     assert stamps(clock, *late) == [49.0 - back_s, 59.0, 69.0]
-    assert clock.stepped_ns == T + 60 * NS
+    assert clock.found_ns == T + 60 * NS
     assert stamps(clock, (80.0, 79.0)) == [79.0]
     assert clock.back_ns == 0
 
@@ -77,9 +80,140 @@ def test_signals_that_are_gathered_apart_may_lag_apart() -> None:
             assert list(clock.corrected([item], at_ns + 2 * NS)) == [item]
 
 
-def test_a_clock_that_was_late_from_the_beginning_is_left() -> None:
-    late = [(10.0 * k, 10.0 * k - HOUR_S) for k in range(9)]
-    assert stamps(SourceClock(), *late) == [s for _, s in late]
+class Course(NamedTuple):
+    """The arrivals of a source, the age of each reading by its corrected stamp, and its clock in the end."""
+
+    arrived_s: list[float]
+    age_s: list[float]
+    clock: SourceClock
+
+
+def course(
+    shown: Callable[[float], float],
+    period_s: float,
+    seconds: float,
+    varies: bool = True,
+    clock: SourceClock | None = None,
+) -> Course:
+    """A source whose clock shows `shown(t)` when it sends at t; its way takes up to 0.2 s."""
+    rng, out = random.Random(7), Course([], [], clock or SourceClock())
+    for k in range(round(seconds / period_s)):
+        sent_s = k * period_s
+        arrived_s = sent_s + rng.uniform(0.0, min(0.2, period_s / 2))
+        value = rng.random() if varies else 1.0
+        reading = Reading("rack", 0, "power_w", value, T + round(shown(sent_s) * NS))
+        for item in out.clock.corrected([reading], T + round(arrived_s * NS)):
+            assert isinstance(item, Reading)
+            out.arrived_s.append(arrived_s)
+            out.age_s.append(arrived_s - (item.t_ns - T) / NS)
+    return out
+
+
+PERIODS = (0.1, 1.0, 10.0, 60.0)
+
+
+@pytest.mark.parametrize("period_s", PERIODS)
+@pytest.mark.parametrize("back_s", [130.0, HOUR_S, 5 * HOUR_S])
+def test_a_clock_that_was_behind_from_the_beginning_is_corrected_before_its_readings_are_taken(
+    period_s: float, back_s: float
+) -> None:
+    found = course(lambda t: t - back_s, period_s, 40.0 + 20 * period_s)
+    assert max(found.age_s[1:]) < 0.5
+    assert found.age_s[0] < period_s + 0.5, "that of the message before"
+    assert found.arrived_s[0] < 21.0 + 6 * period_s
+    assert found.clock.mistake == "behind"
+    assert found.clock.back_ns / NS == pytest.approx(back_s, abs=0.3)
+    again = SourceClock()
+    again.resume(found.clock.back_ns)  # the daemon was restarted
+    after = course(lambda t: t - back_s, period_s, 3 * period_s, clock=again)
+    assert len(after.age_s) == 3
+    assert max(after.age_s) < 0.5
+
+
+def test_what_waits_for_the_verdict_comes_with_it_and_only_the_last_of_each_signal() -> None:
+    clock, out = SourceClock(), []
+    for k in range(30):
+        at_ns = T + k * NS
+        pair = [Reading("rack", 0, name, float(k), at_ns - 3600 * NS) for name in ("power_w", "flow_lpm")]
+        fault = FaultReported(id=f"f{k}", table="rack", name="r", code=1, at_ns=at_ns - 3600 * NS)
+        out.append(clock.corrected([*pair, fault], at_ns))
+        assert out[-1][-1] == (fault if clock.is_held else replace(fault, at_ns=at_ns))
+    kept = [[item for item in items if isinstance(item, Reading)] for items in out]
+    assert [len(items) for items in kept[:22]] == [0] * 20 + [4, 2]
+    assert [item.value for item in kept[20]] == [19.0, 19.0, 20.0, 20.0]
+    assert {item.t_ns for item in kept[21]} == {T + 21 * NS}
+
+
+@pytest.mark.parametrize(
+    ("slow_pu", "seconds", "period_s"),
+    [
+        (0.05, 3000.0, 0.1),
+        *((0.05, 6000.0, p) for p in PERIODS[1:]),
+        *((5e-4, 4.0e5, p) for p in PERIODS[2:]),
+    ],
+)
+def test_a_clock_that_runs_slow_is_followed_before_its_readings_count_as_old(
+    slow_pu: float, seconds: float, period_s: float
+) -> None:
+    found = course(lambda t: t * (1.0 - slow_pu), period_s, seconds)
+    assert max(found.age_s) < max(51.0, 2.5 * period_s), "a minute is taken for the way"
+    assert found.clock.back_ns > 0.3 * slow_pu * seconds * NS
+    fast = course(lambda t: t * (1.0 + slow_pu), period_s, 100 * period_s)
+    assert fast.clock.back_ns == 0
+
+
+@pytest.mark.parametrize("period_s", PERIODS)
+@pytest.mark.parametrize("from_s", [0.0, 300.0])
+def test_a_clock_that_stands_is_found_by_the_values_that_change(period_s: float, from_s: float) -> None:
+    found = course(lambda t: min(t, from_s), period_s, 600.0 + 20 * period_s)
+    assert max(found.age_s) < max(11.0, 3.5 * period_s)
+    assert found.clock.mistake == "stands"
+    for late_s in (600.0, 0.0):  # it goes on from where it stood, or is put right
+        seconds = from_s + 700.0 + 9 * period_s
+        after = course(lambda t, to=late_s: _restarts(t, from_s, to), period_s, seconds)
+        assert after.clock.back_ns / NS == pytest.approx(late_s, abs=0.3)
+        assert after.age_s[-1] < 0.5
+    same = course(lambda t: min(t, from_s), period_s, 600.0 + 20 * period_s, varies=False)
+    assert same.clock.back_ns == 0, "the same value under the same stamp is an old reading"
+
+
+def _restarts(time_s: float, from_s: float, late_s: float) -> float:
+    """A clock that stands for ten minutes and then is so late."""
+    return time_s - late_s if time_s > from_s + 600.0 else min(time_s, from_s)
+
+
+def test_a_leap_second_that_is_repeated_is_no_step() -> None:
+    for period_s in PERIODS:
+        found = course(lambda t: t - (t >= 100.0), period_s, 200.0 + 5 * period_s)
+        assert found.clock.found_ns == 0
+        assert max(found.age_s) < 1.3
+
+
+@pytest.mark.parametrize("period_s", PERIODS)
+@pytest.mark.parametrize("speed", [1.25, 2.0, 20.0])
+def test_a_backlog_at_the_first_contact_is_old_until_it_has_drained(speed: float, period_s: float) -> None:
+    found = course(lambda t: min(t, speed * t - 900.0), period_s, 900.0 / (speed - 1.0) + 5 * period_s + 60.0)
+    assert found.clock.found_ns == 0
+    true_age_s = [max(0.0, 900.0 - (speed - 1.0) * (t - period_s)) for t in found.arrived_s]
+    assert all(age >= true - speed * period_s for age, true in zip(found.age_s, true_age_s, strict=True))
+    assert found.age_s[-1] < 0.5
+
+
+def test_points_that_stood_for_long_are_taken_as_they_are_once_a_source_is_heard_in_time() -> None:
+    clock = SourceClock()
+    old = [Reading("rack", k, "leak_state", 0.0, T - (k + 1) * 86_400 * NS) for k in range(5)]
+    assert [list(clock.corrected([item], T)) for item in old] == [[]] * 5
+    new = Reading("rack", 7, "leak_state", 1.0, T)
+    assert list(clock.corrected([new], T + NS)) == [*old, new]
+
+
+def test_a_second_stamp_in_whole_minutes_is_not_told() -> None:
+    ingest = Ingest(site_of(two_racks()), {})
+    account = ingest.of("topic coarse/stamps")
+    for k in range(600):
+        now_ns = T + k * NS
+        account.stage([Reading("rack", 0, "power_w", float(k), now_ns // (60 * NS) * 60 * NS)], now_ns)
+        assert ingest.ledger.wrong_clocks(now_ns) == ingest.ledger.odd_clocks(now_ns) == []
 
 
 @pytest.mark.parametrize("offset_s", [HOUR_S, -HOUR_S])

@@ -1,7 +1,7 @@
-"""Carrier file: which source carried each reading, kept over restarts.
+"""Carrier file: which source carried each reading, and whose clock is behind, kept over restarts.
 
-A source that fell silent while the daemon was away is named by it. It decides nothing: without it such an
-outage has the name of its place.
+A source that fell silent while the daemon was away is named by it, without it such an outage has the name of
+its place. Without the offset of a clock its readings would count as old until it is learned again.
 """
 
 from __future__ import annotations
@@ -26,23 +26,28 @@ MAX_CELLS = 2**27  # of a column that is unpacked
 
 
 class _File(msgspec.Struct):
-    """`sources`: name, whether it came from outside, when it was last heard; `columns`: their numbers."""
+    """`sources`: name, whether it came from outside, when it was last heard; `columns`: their numbers;
+    `back_ns`: by how much the clocks of some are behind.
+    """
 
     format: int
     site: str
     sources: list[tuple[str, bool, int]]
     columns: dict[str, bytes]
+    back_ns: dict[str, int] = {}
 
 
 def carrier_job(ledger: SourceLedger, state: Path, site: str) -> Callable[[], None]:
     """A function that writes what the ledger knows now, for a thread. `site`: its hash."""
-    sources, columns = ledger.carriers()
+    (sources, columns), back_ns = ledger.carriers(), ledger.offsets_ns()
 
     def write() -> None:
         packed = {key: zlib.compress(column.astype("<i4").tobytes(), 1) for key, column in columns.items()}
         try:
             atomic_write(
-                state / NAME, msgspec.msgpack.encode(_File(FORMAT, site, sources, packed)), sync=False
+                state / NAME,
+                msgspec.msgpack.encode(_File(FORMAT, site, sources, packed, back_ns)),
+                sync=False,
             )
         except OSError as error:
             log.warning("%s: cannot be written: %s", state / NAME, error)
@@ -67,3 +72,4 @@ def resume_carriers(ledger: SourceLedger, state: Path, site: str, now_ns: int) -
         return
     late_ns = now_ns - round(KEPT_S * NS)
     ledger.resume([source if source[2] >= late_ns else None for source in file.sources], columns)
+    ledger.resume_offsets(file.back_ns)

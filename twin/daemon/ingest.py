@@ -59,7 +59,7 @@ class Ingest:
         return accounts[0] if len(accounts) == 1 else self
 
     def stage(self, items: Sequence[Item], now_ns: int, poll_s: float = 0.0) -> None:
-        """Stage items of the daemon itself, such as the outcomes of commands."""
+        """Stage items of the daemon itself, such as the outcomes of commands, on the line of the ticks."""
         self.put_items(items, now_ns)
 
     def put_items(
@@ -67,9 +67,10 @@ class Ingest:
     ) -> tuple[int, int]:
         """Stage the items of one message: (cells that were too old, the newest stamp of a reading).
 
-        Items that do not fit the site are counted under `account`, never raised.
+        Those of an account go by our wall clock. Items that do not fit the site are counted under it, never
+        raised.
         """
-        inbox, newest_ns, ahead_ns = self.inbox, 0, self.ahead_ns
+        inbox, newest_ns, ahead_ns = self.inbox, 0, 0 if account is None else self.ahead_ns
         late = inbox.counts["older"]
         self.last_ns = now_ns
         self.counts["staged"] += 1

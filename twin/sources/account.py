@@ -27,6 +27,8 @@ DELAYS = 15  # latest delays, at most one a second, of which the median is taken
 AHEAD_S, BEHIND_S = 2.0, 15.0  # a clock is said to be off; publishers may gather for ten seconds and more
 WRONG_S = 120.0  # off by more, it is an alarm
 WRONG_FOR_S = 600.0  # after its last message
+COUNTED = "its readings count from their arrival"
+COARSEST_S = 60.0  # stamps of whole minutes stand for as long
 SETTLE_S = 30.0  # after a step: if others step with it, it is the clock of this host. source: estimate
 LATE_PU, LATE_OVER = 0.02, 500  # share of so many of the latest messages from which late ones have a line
 _VARIABLE = re.compile(r"'[^']*'|\"[^\"]*\"|[\w./-]*\d[\w./-]*")
@@ -162,15 +164,17 @@ class SourceAccount:
 
     def stage(self, items: Sequence[Item], now_ns: int, poll_s: float = 0.0) -> None:
         """Stage what one message or answer brought, and count it; see `twin.contracts.contracts.Inlet`."""
-        passed_ns = self.ledger.passed_ns
+        passed_ns, given = self.ledger.passed_ns, items
         items = self.clock.corrected(items, now_ns, None if passed_ns is None else passed_ns())
         if poll_s:
             self.answers += 1
-            self._tell_period(items, poll_s)
+            self._tell_period(given, poll_s)
         if self._is_failing:
             self._heal()
         late, newest_ns = self.ledger.stage(items, now_ns, self)
-        cells = self._claim(items, now_ns)
+        if self.clock.is_held:
+            newest_ns = max((item.t_ns for item in given if isinstance(item, Reading | Block)), default=0)
+        cells = self._claim(given, now_ns)
         self.rate.count(cells, now_ns)
         self.messages += 1
         self.readings += cells
@@ -254,42 +258,58 @@ class SourceAccount:
         """By how much its clock is wrong, in words, where that is an alarm and it still sends."""
         if not self._delays or abs(self._delays[-1]) < WRONG_S:  # there are thousands, and most are right
             return None
+        if self.clock.is_held:  # it is not clear yet whether its clock or its way is late
+            return None
         offset_s = self.clock_offset_s()
         if offset_s is None or abs(offset_s) < WRONG_S or not self.sends(now_ns):
             return None
-        side = "ahead of" if offset_s < 0 else "behind"
         taken = offset_s < 0 or self.clock.back_ns > 0
-        use = "its readings count from their arrival" if taken else "its readings count as old"
-        return f"{self.name}: {duration(abs(offset_s))} {side} our clock; {use}"
+        use = COUNTED if taken else "its readings count as old"
+        return f"{self.name}: {self._off(offset_s)}; {use}"
 
     def odd_clock(self, now_ns: int) -> str | None:
         """The reason why its clock is worth a look, in words, where it is not wrong by minutes."""
-        clock = self.clock
-        if self.stepped(now_ns) and now_ns - clock.stepped_ns > SETTLE_S * NS:
-            at = utc(clock.stepped_ns, "%H:%M:%S")
-            if not clock.back_ns:
+        clock, back_s = self.clock, self.clock.back_ns / NS
+        if self.stepped(now_ns) and now_ns - clock.found_ns > SETTLE_S * NS:
+            at = utc(clock.found_ns, "%H:%M:%S")
+            if clock.mistake == "stepped" and not clock.back_ns:
                 return f"{self.name}: stepped back at {at}, and is right again"
-            by = duration(clock.back_ns / NS)
-            return f"{self.name}: stepped back by {by} at {at}; its readings count from their arrival"
-        if not self._delays or self._delays[-1] > -AHEAD_S or not self.sends(now_ns):
-            return None
+            if clock.mistake == "stepped":
+                return f"{self.name}: stepped back by {duration(back_s)} at {at}; {COUNTED}"
+            if back_s > COARSEST_S:
+                return f"{self.name}: {self._off(back_s)}; {COUNTED}"
         offset_s = self.clock_offset_s()
-        if offset_s is None or not -WRONG_S < offset_s < -AHEAD_S:
-            return None
-        return f"{self.name}: {duration(-offset_s)} ahead of our clock; its readings count from their arrival"
+        if self.ahead_s(now_ns) and offset_s is not None and -WRONG_S < offset_s < -AHEAD_S:
+            return f"{self.name}: {self._off(offset_s)}; {COUNTED}"
+        return None
+
+    def _off(self, offset_s: float) -> str:
+        if self.clock.mistake == "stands" and self.clock.back_ns:
+            return f"its clock stands since {utc(self.clock.found_ns, '%H:%M:%S')}"
+        return f"{duration(abs(offset_s))} {'ahead of' if offset_s < 0 else 'behind'} our clock"
 
     def stepped(self, now_ns: int) -> bool:
-        """Return True if its clock stepped back, and is not right again for ten minutes."""
+        """Return True if its clock is behind, or stepped back and is not right again for ten minutes."""
         clock = self.clock
-        return clock.stepped_ns > 0 and (clock.back_ns > 0 or now_ns - clock.stepped_ns < WRONG_FOR_S * NS)
+        return clock.back_ns > 0 or (clock.found_ns > 0 and now_ns - clock.found_ns < WRONG_FOR_S * NS)
+
+    def ahead_s(self, now_ns: int) -> float:
+        """By how much its last message was ahead of our clock; 0 where it was not, or no longer sends."""
+        is_ahead = self._delays and self._delays[-1] <= -AHEAD_S and self.sends(now_ns)
+        return -self._delays[-1] if is_ahead else 0.0
+
+    def tells_time(self) -> bool:
+        """Return True if its readings bear stamps of its own, as far as can be seen."""
+        # What we ask for, and what has no stamp, is stamped by us
+        return not self.answers and (self.clock.found_ns > 0 or any(self._delays))
 
     def sends(self, now_ns: int) -> bool:
         """Return True if it was heard in the last ten minutes."""
         return now_ns - self.last_ns <= WRONG_FOR_S * NS
 
     def clock_offset_s(self) -> float | None:
-        """Median delay of the latest messages; None before five of them."""
-        return float(np.median(self._delays)) if len(self._delays) >= 5 else None
+        """Median delay of the latest messages, one that was measured; None before five of them."""
+        return sorted(self._delays)[len(self._delays) // 2] if len(self._delays) >= 5 else None
 
     def latency_s(self) -> float | None:
         """By how much nine of ten messages come later than the quickest, at most; None before five."""

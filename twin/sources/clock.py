@@ -1,20 +1,26 @@
-"""Clock of one source, judged by the stamps of its readings: a step back is found and corrected.
+"""Clock of one source, judged by the stamps of its readings: an offset is learned and corrected.
 
 The delay of a message is its arrival less its stamp. From one message of a signal to the next it grows by no
 more than the time that passed, on a slow path and from a backlog too, which deliver late but in order. Where
-it grows by more, a clock stepped: that of the source back, or ours ahead. A source that was late from the
-beginning is left as it is, since nothing tells its clock from a slow path.
+it grows by more, a clock stepped: that of the source back, or ours ahead. A delay of a minute that does not
+change is a clock that is behind; one that changes slowly is a clock that runs slow; a stamp that stays while
+the values under it change is a clock that stands. A clock that is ahead needs no correction here: the Inbox
+takes its readings as of their arrival.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
 
 from twin.catalogue import NS
 from twin.contracts import Item
-from twin.telemetry import Block, Reading
+from twin.telemetry import Block, FaultReported, Reading
 
 GROWTH_NS = NS  # of a delay beyond the time that passed: stamps in whole seconds, jitter; source: estimate
 NEAR_NS = 2 * NS  # a stamp that is nearer to its arrival needs no correction
@@ -23,50 +29,182 @@ NEAR_NS = 2 * NS  # a stamp that is nearer to its arrival needs no correction
 ALIKE_NS, MOST_ALIKE_NS = NS // 5, 15 * NS
 APART_NS = NS // 2  # messages that are nearer come of one flush
 MAX_SIGNALS = 1000  # of a source, of which the delay is remembered
+# A delay is watched from the first of these on, since publishers gather for ten seconds and more, and
+# corrected from the second one on: `cadence` takes one of up to a minute for that of the way
+WATCH_NS, LATE_NS = 15 * NS, 50 * NS
+# A delay is of so many periods at least, and judged by as many: a mean of a quarter of an hour may bear the
+# stamp of its begin
+LEAST_PERIODS = 2
+# A delay must stay so long: of a source that was never heard in time, and of one that was. A queue shrinks or
+# grows meanwhile. source: estimate
+FIRST_NS, STEADY_NS = 20 * NS, 600 * NS
+# Of the time that passes, by which the delay of a clock changes, and how well that must be known: a backlog
+# that drains no faster than time passes by a tenth is not told from a clock
+SLOWEST_PU, FASTEST_PU, KNOWN_PU = 0.06, -0.02, 0.1
+JITTER_NS = 3 * NS // 4  # of a delay to either side, stamps being in whole seconds
+# A stamp stays so long, and so many values come with it, before its clock stands. source: estimate
+STANDS_NS, LEAST_CHANGES = 10 * NS, 3
+MAX_HELD = 20_000  # signals of a source whose readings wait for the verdict on its clock
+MOST_HELD_NS = 600 * NS
+Mistake = Literal["", "stepped", "behind", "stands"]
+Key = tuple[Any, ...]
+
+
+@dataclass(slots=True)
+class LateSignal:
+    """The delays of one signal, which are late since `since_ns`, as a line: between two slopes, from the
+    first of them on.
+    """
+
+    key: Key
+    since_ns: int
+    first_ns: int
+    last_ns: int  # time passed at the last message
+    delay_ns: int
+    low_pu: float = -np.inf
+    high_pu: float = np.inf
+
+    def goes_on(self, delay_ns: int, passed_ns: int) -> bool:
+        """Take in one more message; False if the delays are no longer on one line of a clock's slope."""
+        apart_ns, span_ns = passed_ns - self.last_ns, max(passed_ns - self.since_ns, 1)
+        off_ns = 2 * min(apart_ns // 4 + JITTER_NS, MOST_ALIKE_NS)
+        grown_ns = delay_ns - self.first_ns
+        self.low_pu = max(self.low_pu, (grown_ns - off_ns) / span_ns)
+        self.high_pu = min(self.high_pu, (grown_ns + off_ns) / span_ns)
+        self.last_ns, self.delay_ns = passed_ns, delay_ns
+        return self.low_pu <= min(self.high_pu, SLOWEST_PU) and self.high_pu >= FASTEST_PU
+
+    def is_of_a_clock(self, passed_ns: int, least_ns: int) -> bool:
+        """Return True once the slope is known well enough, after so long at least."""
+        is_known = self.low_pu >= FASTEST_PU - KNOWN_PU and self.high_pu <= SLOWEST_PU + KNOWN_PU
+        return is_known and passed_ns - self.since_ns >= least_ns
+
+
+@dataclass(slots=True)
+class StandingStamp:
+    """A stamp that one signal bears again and again, since `since_ns`; `changes` of its values under it."""
+
+    key: Key
+    item: Reading | Block
+    since_ns: int
+    heard_ns: int
+    changes: int = 0
+
+    def goes_on(self, item: Reading | Block, passed_ns: int) -> bool:
+        """Take in one more message of the signal; False if its stamp is another one."""
+        if item.t_ns != self.item.t_ns:
+            return False
+        self.changes += _differs(item, self.item)
+        self.item, self.heard_ns = item, passed_ns
+        return True
 
 
 class SourceClock:
-    """`back_ns`: by how much the clock is behind since its step; 0 where it goes right. `stepped_ns`: the
-    arrival at which a step was found last.
+    """`back_ns`: by how much the clock is behind; 0 where it goes right. `found_ns`: the arrival at which
+    this was found last, and `mistake`: in which way.
     """
 
-    __slots__ = ("_delays", "_step", "back_ns", "stepped_ns")
+    __slots__ = ("_delays", "_held", "_held_ns", "_late", "_newest_ns", "_standing", "_step", "_was_in_time",
+                 "back_ns", "found_ns", "mistake")  # fmt: skip
 
     def __init__(self) -> None:
-        self.back_ns = self.stepped_ns = 0
+        self.back_ns = self.found_ns = 0
+        self.mistake: Mistake = ""
         # Of each signal: (delay, time passed) of its last message in order
-        self._delays: dict[tuple[Any, ...], tuple[int, int]] = {}
+        self._delays: dict[Key, tuple[int, int]] = {}
         # (growth of the delay, time passed) of the first message after what may be a step
         self._step: tuple[int, int] | None = None
+        self._late: LateSignal | None = None
+        self._standing: StandingStamp | None = None
+        self._newest_ns = 0  # stamp
+        self._was_in_time = False
+        self._held: dict[Key, Item] = {}
+        self._held_ns = 0  # time passed when the first was held
+
+    @property
+    def is_held(self) -> bool:
+        """Return True while readings wait until it is clear whether the clock or the way is late."""
+        return bool(self._held)
+
+    def resume(self, back_ns: int) -> None:
+        """Go on with what an earlier run learned."""
+        self.back_ns, self._was_in_time = back_ns, back_ns > 0
+        self.mistake = "behind" if back_ns else ""
 
     def corrected(self, items: Sequence[Item], now_ns: int, passed_ns: int | None = None) -> Sequence[Item]:
-        """The items of a message, with the stamps that a clock without its step would have given.
+        """The items of a message, with the stamps that a clock without its offset would have given.
 
-        `passed_ns`: time by a clock that never steps; None: by `now_ns`.
+        Those of a source that was late from its first message on are held until it is clear why, and come
+        with a later message. `passed_ns`: time by a clock that never steps; None: by `now_ns`.
         """
-        last = items[-1] if items else None
-        if not isinstance(last, Reading | Block):
-            return items
-        self._judge(last, now_ns, now_ns if passed_ns is None else passed_ns)
+        last = next((item for item in reversed(items) if isinstance(item, Reading | Block)), None)
+        passed_ns = now_ns if passed_ns is None else passed_ns
+        if last is not None:
+            self._judge(last, now_ns, passed_ns)
+        if not self._was_in_time and not self.back_ns:
+            items = self._hold(items, passed_ns)
+        elif self._held:
+            items = [*self._held.values(), *items]
+            self._held.clear()
         return [moved(item, self.back_ns, now_ns) for item in items] if self.back_ns else items
 
+    def _hold(self, items: Sequence[Item], passed_ns: int) -> Sequence[Item]:
+        """Keep the last reading of each signal; what is not held any longer, and events."""
+        self._held_ns = self._held_ns if self._held else passed_ns
+        rest: list[Item] = []
+        for item in items:
+            if isinstance(item, Reading | Block):
+                key = _key_of(item)
+                self._held.pop(key, None)
+                self._held[key] = item
+            else:
+                rest.append(item)
+        if len(self._held) <= MAX_HELD and passed_ns - self._held_ns < MOST_HELD_NS:
+            return rest
+        self._was_in_time = True  # nothing tells: its stamps are left, until they are late for long
+        rest = [*self._held.values(), *rest]
+        self._held.clear()
+        return rest
+
     def _judge(self, item: Reading | Block, now_ns: int, passed_ns: int) -> None:
-        raw_ns = now_ns - item.t_ns
-        if raw_ns < self.back_ns // 2:
+        raw_ns, key = now_ns - item.t_ns, _key_of(item)
+        if self.mistake == "stands" and item.t_ns > self._newest_ns + NS:
+            self.mistake = "behind"  # it goes on, from where it stood
+        self._newest_ns = max(self._newest_ns, item.t_ns)
+        if self.mistake == "stands" or self._stands(key, item, passed_ns):
+            self._find("stands", now_ns - self._newest_ns, now_ns)
+            return
+        if raw_ns < self.back_ns // 2 or (self.back_ns and raw_ns < NEAR_NS):
             self.back_ns = 0  # it was put right
+        elif raw_ns < self.back_ns - NEAR_NS:
+            self.back_ns = raw_ns  # its messages come no sooner than they are sent
+        if self._is_step(key, raw_ns, now_ns, passed_ns):
+            return
         delay_ns = raw_ns - self.back_ns
-        key = item[:3] if isinstance(item, Reading) else (item.table, item.start, item.signals, item.counters)
+        if self._stays_late(key, delay_ns, passed_ns):
+            self._find("behind", raw_ns, now_ns)
+            delay_ns = 0
+        if key in self._delays or len(self._delays) < MAX_SIGNALS:
+            self._delays[key] = max(delay_ns, 0), passed_ns
+
+    def _find(self, mistake: Mistake, back_ns: int, now_ns: int) -> None:
+        if self.mistake != mistake or not self.back_ns:
+            self.found_ns = now_ns
+        self.mistake, self.back_ns = mistake, back_ns
+        self._late = self._step = None
+
+    def _is_step(self, key: Key, raw_ns: int, now_ns: int, passed_ns: int) -> bool:
+        """Return True for the message of which it is not clear yet; correct from the second one on."""
         before = self._delays.get(key)
         if before is not None and raw_ns > NEAR_NS:
-            growth_ns = delay_ns - before[0]
+            growth_ns = raw_ns - self.back_ns - before[0]
             if growth_ns > passed_ns - before[1] + GROWTH_NS:
                 if not self._confirms(growth_ns, passed_ns):
-                    return
-                self.back_ns, self.stepped_ns = self.back_ns + growth_ns, now_ns
-                delay_ns -= growth_ns
+                    return True
+                self.found_ns = now_ns
+                self._find("stepped", self.back_ns + growth_ns, now_ns)
         self._step = None
-        if before is not None or len(self._delays) < MAX_SIGNALS:
-            self._delays[key] = max(delay_ns, 0), passed_ns
+        return False
 
     def _confirms(self, growth_ns: int, passed_ns: int) -> bool:
         """Return True for the second message in a row that is as late as the one before."""
@@ -79,9 +217,63 @@ class SourceClock:
         self._step = first
         return apart_ns >= APART_NS
 
+    def _stays_late(self, key: Key, delay_ns: int, passed_ns: int) -> bool:
+        """Return True once the delay has been that of a clock for long enough."""
+        late = self._late
+        if delay_ns <= WATCH_NS:
+            self._late = None
+        elif late is None or (key != late.key and delay_ns < late.delay_ns - 2 * JITTER_NS):
+            self._late = LateSignal(key, passed_ns, delay_ns, passed_ns, delay_ns)
+        elif key == late.key or self._came_since(late.last_ns, key):
+            late.key = key
+            apart_ns = passed_ns - late.last_ns
+            if not late.goes_on(delay_ns, passed_ns):
+                self._late = LateSignal(key, passed_ns, delay_ns, passed_ns, delay_ns)
+            elif delay_ns >= max(LATE_NS, LEAST_PERIODS * apart_ns):
+                least_ns = STEADY_NS if self._was_in_time else max(FIRST_NS, LEAST_PERIODS * apart_ns)
+                return late.is_of_a_clock(passed_ns, least_ns)
+            else:
+                self._was_in_time = True  # as far as so seldom a message can be
+        self._was_in_time |= delay_ns <= LATE_NS
+        return False
+
+    def _came_since(self, passed_ns: int, key: Key) -> bool:
+        """Return True if the message before of a signal came after that."""
+        before = self._delays.get(key)
+        return before is not None and before[1] > passed_ns
+
+    def _stands(self, key: Key, item: Reading | Block, passed_ns: int) -> bool:
+        """Return True once the newest stamp of the source has stayed while the values under it changed."""
+        standing = self._standing
+        if standing is None or (key != standing.key and self._came_since(standing.heard_ns, key)):
+            self._standing = StandingStamp(key, item, passed_ns, passed_ns)
+        elif key == standing.key:
+            if not standing.goes_on(item, passed_ns):
+                self._standing = StandingStamp(key, item, passed_ns, passed_ns)
+            elif standing.changes >= LEAST_CHANGES and passed_ns - standing.since_ns >= STANDS_NS:
+                return item.t_ns >= self._newest_ns - NS
+        return False
+
+
+def _key_of(item: Reading | Block) -> Key:
+    """The signals and entities of an item."""
+    if isinstance(item, Reading):
+        return item[:3]
+    return item.table, item.start, item.signals, item.counters
+
+
+def _differs(item: Reading | Block, before: Reading | Block) -> bool:
+    """Return True if two items of the same signals have other values."""
+    if isinstance(item, Reading) or isinstance(before, Reading):
+        return isinstance(item, Reading) and isinstance(before, Reading) and item.value != before.value
+    same = np.array_equal(item.values, before.values, equal_nan=True)
+    return not (same and np.array_equal(item.counts, before.counts))
+
 
 def moved(item: Item, by_ns: int, now_ns: int) -> Item:
-    """A reading or block with a later stamp, at most now; any other item as it is."""
+    """A reading, block or fault with a later instant, at most now; any other item as it is."""
+    if isinstance(item, FaultReported) and item.at_ns:
+        return msgspec.structs.replace(item, at_ns=min(item.at_ns + by_ns, now_ns))
     if isinstance(item, Reading):
         return item._replace(t_ns=min(item.t_ns + by_ns, now_ns))
     if isinstance(item, Block):

@@ -198,6 +198,15 @@ class SourceLedger:
             if find_signal(key) is not None and len(column) == self._sizes.get(key.partition(".")[0]):
                 self._carriers[key] = number[np.clip(column, -1, len(sources))]
 
+    def offsets_ns(self) -> dict[str, int]:
+        """By how much the clocks of sources are behind, of those that are."""
+        return {a.name: a.clock.back_ns for a in self._numbered if a.clock.back_ns}
+
+    def resume_offsets(self, back_ns: Mapping[str, int]) -> None:
+        """Take over what `offsets_ns` gave, of the sources that are known, before anything is heard."""
+        for name in back_ns.keys() & self.accounts.keys():
+            self.accounts[name].clock.resume(back_ns[name])
+
     def publishers(self) -> list[str]:
         """The sources that carry something and were named from outside: all that a broker brings."""
         return [a.name for a in self._numbered if a.outside]
@@ -274,18 +283,22 @@ class SourceLedger:
         return [text for text in told if text is not None]
 
     def _host_clock(self, now_ns: int) -> tuple[str, int] | None:
-        """Return (a sentence, by how much it is ahead) on the clock of this host, where those of nearly all
-        sources seem to have stepped back.
+        """Return (a sentence, by how much it is wrong) on the clock of this host, where those of nearly all
+        sources are off to the same side.
         """
-        sending = [a for a in self._numbered if a.sends(now_ns)]
-        clocks = [a.clock for a in sending if a.stepped(now_ns)]
-        if len(clocks) < max(LEAST_WITNESSES, NEARLY_ALL_PU * len(sending)):
+        sending = [a for a in self._numbered if a.sends(now_ns) and a.tells_time()]
+        enough = max(LEAST_WITNESSES, NEARLY_ALL_PU * len(sending))
+        behind_s = [a.clock.back_ns / NS for a in sending if a.stepped(now_ns)]
+        ahead_s = [s for a in sending if (s := a.ahead_s(now_ns))]
+        off_s, side = (behind_s, "ahead of") if len(behind_s) >= enough else (ahead_s, "behind")
+        if len(off_s) < enough:
             return None
-        ahead_ns = int(np.median([clock.back_ns for clock in clocks]))
-        who = f"{len(clocks)} of {len(sending)} sources"
-        if ahead_ns:
-            return f"this host: {duration(ahead_ns / NS)} ahead of the clocks of {who}", ahead_ns
-        at = utc(min(clock.stepped_ns for clock in clocks), "%H:%M:%S")
+        by_s, who = sorted(off_s)[len(off_s) // 2], f"{len(off_s)} of {len(sending)} sources"
+        if by_s:
+            return f"this host: {duration(by_s)} {side} the clocks of {who}", round(by_s * NS)
+        at = utc(
+            min(a.clock.found_ns for a in sending if not a.clock.back_ns and a.stepped(now_ns)), "%H:%M:%S"
+        )
         return f"this host: stepped at {at} against the clocks of {who}, and is right again", 0
 
     def listing(self, now_ns: int) -> list[SourceAccount]:

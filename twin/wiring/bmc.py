@@ -59,7 +59,7 @@ def make_actuators(context: WiringContext, out: Schedulers) -> None:
     agents = Agents(site, context.engine)
 
     def add(name: str, fleet: Fleet, period_s: float, switches: dict[int, Switch]) -> None:
-        source = BmcSource(name, fleet, period_s, context.sink.now_ns, agents.why_theirs, agents.power_level)
+        source = BmcSource(name, fleet, period_s, agents.why_theirs, agents.power_level)
         out.sources.append(source)
         sinks: list[BmcSink | PowerSink] = []
         if fleet.of:

@@ -1,4 +1,5 @@
-"""Time as the agent needs it: what the wall says, and a count since boot that nobody can step.
+"""Time as the agent needs it: what the wall says, a count since boot that nobody can step, and the clock of
+the daemon that leads.
 
 Leases are counted on the second one, so that a stepped wall clock neither ends nor prolongs them. Imports
 nothing of the agent.
@@ -7,10 +8,14 @@ nothing of the agent.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 NS = 1_000_000_000
+# The daemon's clock may run slow by so much of the time that passes, but no further between two messages:
+# what comes later than that was on the way. source: it follows a clock that was set back by 5 %
+SLOW_PU, MOST_SLOW_NS = 0.06, 10 * NS
 
 
 class Instant(NamedTuple):
@@ -41,9 +46,9 @@ class Deadline(NamedTuple):
     span_ns: int
 
     @classmethod
-    def after(cls, expires_ns: int, span_ns: int, at: Instant) -> Deadline:
-        """Return the deadline `expires_ns` of the sender's clock, at most its stated span from now."""
-        left = min(expires_ns - at.wall_ns, span_ns)
+    def after(cls, left_ns: int, span_ns: int, at: Instant) -> Deadline:
+        """Return the deadline so long from now, at most its stated span."""
+        left = min(left_ns, span_ns)
         return cls(at.boot_ns + left, at.wall_ns + left, span_ns)
 
     def over(self, at: Instant) -> bool:
@@ -54,3 +59,30 @@ class Deadline(NamedTuple):
         """The same in another boot: what the wall leaves of it, never more than its whole span."""
         left = max(0, min(self.wall_ns - at.wall_ns, self.span_ns))
         return Deadline(at.boot_ns + left, at.wall_ns + left, self.span_ns)
+
+
+@dataclass(slots=True)
+class SenderClock:
+    """The clock of the daemon of one epoch, against the count since boot. `least_ns`: by how much the count
+    was ahead of the instant of the message that came soonest. `heard_ns`: when the last one came.
+    """
+
+    epoch: int = -1
+    least_ns: int = 0
+    heard_ns: int = 0
+
+    def age_ns(self, epoch: int, issued_ns: int, at: Instant) -> int:
+        """Return how long a message was on its way, and learn of it.
+
+        That is by this node's clock or against the messages before, whichever is less: a node whose clock is
+        wrong refuses the first message of a daemon at most. An instant in this node's future tells of no way.
+        """
+        ahead_ns, wall_ns = at.boot_ns - issued_ns, at.wall_ns - issued_ns
+        ages = [wall_ns] if wall_ns >= 0 else []
+        least_ns = ahead_ns
+        if epoch == self.epoch:
+            slow_ns = min(round((at.boot_ns - self.heard_ns) * SLOW_PU), MOST_SLOW_NS)
+            least_ns = min(self.least_ns + slow_ns, ahead_ns)
+            ages.append(ahead_ns - least_ns)
+        self.epoch, self.least_ns, self.heard_ns = epoch, least_ns, at.boot_ns
+        return min(ages, default=0)

@@ -68,7 +68,7 @@ class Contingency:
             return "a newer plan is armed"
         if held is not None and (plan.epoch, plan.issued_ns) == (held.epoch, held.issued_ns):
             return None  # retained: it comes again with every connection
-        until = Deadline.after(plan.expires_ns, span, at)
+        until = Deadline.after(plan.expires_ns - at.wall_ns, span, at)
         self.plan = Armed(plan.epoch, plan.issued_ns, until, plan.triggers, plan.hold_s, dict(caps))
         return None
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from racktwin_agent.clock import NS, Deadline, Instant
+from racktwin_agent.clock import NS, Deadline, Instant, SenderClock
 from racktwin_agent.devices import DeviceError, Key
 from racktwin_agent.power import NODE_POWER, ON
 from racktwin_agent.settings import Settings
@@ -63,17 +63,19 @@ class LeaseBook:
         self.settings, self.save = settings, save
         self.epoch = 0
         self.leases: dict[Key, Lease] = {}
+        self.sender = SenderClock()
         self.counts = dict.fromkeys(("applied", "renewed", "repeated", "refused", "lapsed"), 0)
 
     def take(self, request: Request, orders: list[Order], at: Instant) -> list[Answer]:
         """Carry out the orders of a request that are for this node; one answer each."""
-        why = self._refuse(request, at)
+        age_ns = self.age_ns(request, at)
+        why = self._refuse(request, age_ns)
         if why is not None:
             self.counts["refused"] += len(orders)
             return [Answer(o.name, o.generation, o.command, "failed", why) for o in orders]
         newer_epoch = request.epoch > self.epoch
         self.epoch = max(self.epoch, request.epoch)
-        until = Deadline.after(request.expires_ns, request.span_ns, at)
+        until = Deadline.after(request.span_ns - age_ns, request.span_ns, at)
         answers: list[Answer] = []
         todo: list[tuple[Key, Order]] = []
         before: dict[Key, Lease | None] = {}
@@ -84,7 +86,7 @@ class LeaseBook:
             if key == NODE_POWER and held is not None and _is_ordered(request, order, held):
                 self.counts["repeated"] += 1
                 answers.append(self._ordered(order))
-            elif (refusal := self._refuse_order(request, order, held, at)) is not None:
+            elif (refusal := self._refuse_order(request, order, held, age_ns)) is not None:
                 self.counts["refused"] += 1
                 answers.append(Answer(order.name, order.generation, order.command, "failed", refusal))
             elif held is not None and _is_repeat(request, order, held):
@@ -132,17 +134,21 @@ class LeaseBook:
         detail = f"held at {ceiling:g} by a contingency cap until its trigger is gone"
         return Answer(order.name, order.generation, order.command, "accepted", detail)
 
-    def _refuse(self, request: Request, at: Instant) -> str | None:
+    def age_ns(self, request: Request, at: Instant) -> int:
+        """How long a request was on its way; of a daemon that no longer leads, nothing is learned."""
+        return 0 if request.epoch < self.epoch else self.sender.age_ns(request.epoch, request.issued_ns, at)
+
+    def _refuse(self, request: Request, age_ns: int) -> str | None:
         if request.epoch < self.epoch:
             return f"epoch {request.epoch} is older than {self.epoch}: another daemon leads"
         if request.span_ns <= 0 or request.span_ns > MAX_SPAN_NS:
             return f"a lease of {request.span_ns / NS:g} s; expected up to {MAX_SPAN_NS // NS} s"
-        late_ns = at.wall_ns - request.expires_ns
+        late_ns = age_ns - request.span_ns
         if late_ns >= 0:
             return f"expired {late_ns / NS:.1f} s ago by this node's clock"
         return None
 
-    def _refuse_order(self, request: Request, order: Order, held: Lease | None, at: Instant) -> str | None:
+    def _refuse_order(self, request: Request, order: Order, held: Lease | None, age_ns: int) -> str | None:
         key = Key(request.control, order.name)
         limits = self.settings.of(key).limits(key)
         if limits is None:
@@ -154,7 +160,7 @@ class LeaseBook:
             return f"its lapse to {order.lapse:g} is outside {low:g}..{high:g}, the limits of the device"
         if key == NODE_POWER and order.lapse is not None:
             return "the power of a node stays as it is when a lease ends; expected no lapse"
-        if key == NODE_POWER and 0 < request.deadline_ns <= at.wall_ns:
+        if key == NODE_POWER and 0 < request.deadline_ns <= request.issued_ns + age_ns:
             return "its deadline is over: nothing is begun any more"
         if key == NODE_POWER and (why := self.settings.power.refuse(order.value)):
             return why

@@ -135,7 +135,8 @@ class Node:
         orders = request.orders.get(self.name)
         if not orders:
             # Orders for others all the same tell which daemon leads.
-            if request.epoch > self.book.epoch and request.expires_ns > at.wall_ns:
+            is_new = request.epoch > self.book.epoch
+            if self.book.age_ns(request, at) < request.span_ns and is_new:
                 self.book.epoch = request.epoch
                 self._try_save(True)
             return []
