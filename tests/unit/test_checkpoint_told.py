@@ -314,6 +314,22 @@ def test_a_clock_that_was_ahead_and_is_set_right_is_believed_at_once(off_s: floa
     assert jobs.checkpoint_interval_s[0] == 1202.0, "what comes late is old as ever"
 
 
+@pytest.mark.parametrize("off_s", [-600.0, -3600.0])
+def test_a_clock_that_is_set_back_is_believed_after_as_many_reports_as_are_remembered(off_s: float) -> None:
+    twin = running()
+    jobs = twin.engine.jobs
+    for k in range(6):
+        tell(twin, ago_s=10.0, late_s=0.5, interval_s=600.0 + k)
+        twin.tick(None, dt_s=60.0)
+    heard = []
+    for k in range(8):
+        tell(twin, ago_s=10.0, late_s=0.5, off_s=off_s, interval_s=1200.0 + k)
+        heard.append(jobs.checkpoint_interval_s[0] == 1200.0 + k)
+        twin.tick(None, dt_s=60.0)
+    assert heard == [False] * 4 + [True] * 4
+    assert (twin.now_ns - jobs.saved_ns[0]) / NS == pytest.approx(70.0, abs=3.0)
+
+
 def test_the_journal_counts_reports_and_shows_the_first_refused() -> None:
     twin = running()
     at_ns = twin.now_ns + NS

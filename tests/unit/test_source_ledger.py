@@ -295,6 +295,31 @@ def test_who_carries_what_is_kept_over_a_restart(ingest: Ingest, tmp_path: Path)
     assert other.publishers() == []
 
 
+def test_a_clock_that_is_behind_is_known_after_a_restart_as_far_as_its_source_is(
+    ingest: Ingest, tmp_path: Path
+) -> None:
+    for k in range(40):
+        now_ns = T + k * NS
+        ingest.of("agent late", outside=True).stage([power(0, now_ns - 3600 * NS)], now_ns)
+        ingest.of("agent right", outside=True).stage([power(1, now_ns - 1)], now_ns)
+    carrier_file.carrier_job(ingest.ledger, tmp_path, ingest.site.spec_hash)()
+    after = Ingest(ingest.site, {})
+    carrier_file.resume_carriers(after.ledger, tmp_path, ingest.site.spec_hash, now_ns)
+    assert after.ledger.offsets_ns() == {"agent late": 3600 * NS}
+    for name, rack, back_s in (("agent late", 0, 3600), ("agent right", 1, 0)):
+        after.of(name).stage([power(rack, now_ns + NS - back_s * NS)], now_ns + NS)
+    frame = after.take(0, now_ns + NS, 1.0)
+    assert {t for update in frame.updates for t in update.t_ns.tolist()} == {now_ns + NS}
+    assert row(after, "agent late", now_ns)["clock_corrected_s"] == 3600.0
+    old = msgspec.msgpack.decode((tmp_path / carrier_file.NAME).read_bytes())
+    del old["back_ns"]  # of a version before
+    (tmp_path / carrier_file.NAME).write_bytes(msgspec.msgpack.encode(old))
+    before = Ingest(ingest.site, {})
+    carrier_file.resume_carriers(before.ledger, tmp_path, ingest.site.spec_hash, now_ns)
+    assert before.ledger.publishers() == ["agent late", "agent right"]
+    assert before.ledger.offsets_ns() == {}
+
+
 @pytest.mark.parametrize("data", [b"", b"\x00" * 40, b"{}", None])
 def test_a_carrier_file_that_cannot_be_read_is_none(
     ingest: Ingest, tmp_path: Path, data: bytes | None

@@ -90,16 +90,17 @@ def checkpoint_told(event: ev.CheckpointTold, jobs: JobSlots, state: State) -> s
     at_ns = event.at_ns or state.now_ns
     if at_ns == jobs.checkpoint_at_ns[slot, tier]:
         return "heard already"
-    if jobs.checkpoint_at_ns[slot].max() > state.now_ns >= at_ns:  # its clock was ahead, and has been set
+    # How late its reports come at the least is what its clock is behind ours
+    _measure(jobs, slot, _LAG, max((state.now_ns - at_ns) / NS, 0.0))
+    shift_ns = min(round(float(np.nanmin(jobs.checkpoint_past[slot, _LAG])) * NS), state.now_ns - at_ns)
+    was_ahead = jobs.checkpoint_at_ns[slot].max() > state.now_ns >= at_ns
+    if was_ahead or at_ns + shift_ns > jobs.checkpoint_told_ns[slot] > 0:  # it has been set
         jobs.checkpoint_at_ns[slot] = np.minimum(jobs.checkpoint_at_ns[slot], at_ns - 1)
         jobs.recovered_ns[slot] = min(int(jobs.recovered_ns[slot]), at_ns - 1)
     newest = bool(at_ns > jobs.checkpoint_at_ns[slot].max())
     newest_of_tier = bool(at_ns > jobs.checkpoint_at_ns[slot, tier])
     recovered = event.restart_s > 0.0 and at_ns > jobs.recovered_ns[slot]
     jobs.checkpoint_at_ns[slot, tier] = max(at_ns, int(jobs.checkpoint_at_ns[slot, tier]))
-    # How late its reports come at the least is what its clock is behind ours
-    _measure(jobs, slot, _LAG, max((state.now_ns - at_ns) / NS, 0.0))
-    shift_ns = min(round(float(np.nanmin(jobs.checkpoint_past[slot, _LAG])) * NS), state.now_ns - at_ns)
     at_ns = at_ns + shift_ns
     jobs.checkpoint_told_ns[slot] = max(at_ns, int(jobs.checkpoint_told_ns[slot]))
     for field in ("save_s", "block_s", "flush_s", "restart_s"):

@@ -250,7 +250,9 @@ class SourceAccount:
             return
         side = "ahead of" if offset_s < 0 else "behind"
         why = f"its stamps are {duration(abs(offset_s))} {side} our clock"
-        if offset_s > 0:
+        if self.clock.back_ns:
+            why += f"; {COUNTED}"
+        elif offset_s > 0:
             why += ", or its messages come that late"
         self.note(UnusedLine("clock", "clock", why, REMEDIES["clock"], ""), 1, now_ns)
 

@@ -205,7 +205,7 @@ class SourceLedger:
     def resume_offsets(self, back_ns: Mapping[str, int]) -> None:
         """Take over what `offsets_ns` gave, of the sources that are known, before anything is heard."""
         for name in back_ns.keys() & self.accounts.keys():
-            self.accounts[name].clock.resume(back_ns[name])
+            self.accounts[name].clock.resume(max(back_ns[name], 0))
 
     def publishers(self) -> list[str]:
         """The sources that carry something and were named from outside: all that a broker brings."""
@@ -320,7 +320,8 @@ class SourceLedger:
                 "answers": a.answers, "failures": a.failures,
                 "last_failure": _last_failure(a, now_ns) if a.failures else None,
                 "last_ns": a.last_ns, "age_s": round((now_ns - a.last_ns) / NS, 1) if a.last_ns else None,
-                "clock_offset_s": _rounded(a.clock_offset_s()), "latency_s": _rounded(a.latency_s()),
+                "clock_offset_s": _rounded(a.clock_offset_s()),
+                "clock_corrected_s": round(a.clock.back_ns / NS, 3), "latency_s": _rounded(a.latency_s()),
                 "unused": sum(line.count for line in lines if line.outcome not in NOT_UNUSED),
                 "reasons": [_row(line) for line in lines],
                 "carries": carried.get(a.number, {}),

@@ -58,7 +58,7 @@ def _row(source: dict[str, Any]) -> list[Any]:
         _failed(source),
         Text(str(unused), "yellow") if any(r["remedy"] for r in source["reasons"]) else str(unused),
         duration(latency_s),
-        Text(_offset(offset_s), "yellow" if off else ""),
+        Text(_offset(offset_s, source.get("clock_corrected_s", 0.0)), "yellow" if off else ""),
     ]
 
 
@@ -82,12 +82,14 @@ def _failed(source: dict[str, Any]) -> Text:
     return Text(f"{source['failures']}{f' of {asked}' if is_counted else ''}", "yellow" if failing else "")
 
 
-def _offset(seconds: float | None) -> str:
-    """Write where a source's clock is, seen from here."""
+def _offset(seconds: float | None, corrected_s: float) -> str:
+    """Write where a source's clock is, seen from here, and whether its stamps are corrected by it."""
     if seconds is None:
         return "–"
     side = "ahead" if seconds < 0 else "behind"
-    return f"{duration(abs(seconds))} {side}" if abs(seconds) >= CLOCK_S else "ok"
+    if abs(seconds) < CLOCK_S:
+        return "ok"
+    return f"{duration(abs(seconds))} {side}{', corrected' if corrected_s else ''}"
 
 
 def _reasons(source: dict[str, Any], out: Console, every: bool) -> None:
