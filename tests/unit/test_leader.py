@@ -205,6 +205,17 @@ def test_an_epoch_above_what_others_saw(tmp_path: Path) -> None:
     assert epochs.next(seen=7000) == 7001
 
 
+def test_epochs_rise_from_leader_to_leader_whatever_their_clocks_show(tmp_path: Path) -> None:
+    seen, hosts = 0, (3600.0, -3600.0, 0.0, -86_400.0, 1e9)
+    for turn in range(20):
+        host = turn % len(hosts)
+        epochs = EpochFile(tmp_path / f"h{host}", lambda off_s=hosts[host]: 1.7e9 + off_s)
+        epoch = epochs.next(seen)
+        assert epoch > seen
+        epochs.store(epoch)
+        seen = epoch
+
+
 def test_nobody_leads_with_an_epoch_that_cannot_be_stored(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("a file where the folder should be")
     with pytest.raises(StorageError, match="nobody can lead"):

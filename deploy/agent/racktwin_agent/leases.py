@@ -135,7 +135,7 @@ class LeaseBook:
         return Answer(order.name, order.generation, order.command, "accepted", detail)
 
     def age_ns(self, request: Request, at: Instant) -> int:
-        """How long a request was on its way; of a daemon that no longer leads, nothing is learned."""
+        """Return how long a request was on its way; nothing is learned of a daemon that no longer leads."""
         return 0 if request.epoch < self.epoch else self.sender.age_ns(request.epoch, request.issued_ns, at)
 
     def _refuse(self, request: Request, age_ns: int) -> str | None:
