@@ -19,7 +19,7 @@ from twin.telemetry import Block
 
 TEMP = TABLES["gpu"].by_name["temp_c"]
 T = 1_700_000_000 * NS
-STEP_S, END_S = 40.0, 100
+STEP_S, END_S = 30.0, 80
 Shown = Callable[[float], float]  # what a clock shows at a time
 NODE, GATEWAY = ("agent node1",), ("gateway r0",)
 ALL: tuple[str, ...] = ()

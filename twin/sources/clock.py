@@ -48,6 +48,7 @@ MAX_HELD = 20_000  # signals of a source whose readings wait for the verdict on 
 MOST_HELD_NS = 600 * NS
 Mistake = Literal["", "stepped", "behind", "stands"]
 Key = tuple[Any, ...]
+_STAMPED = (Reading, Block)
 
 
 @dataclass(slots=True)
@@ -137,9 +138,12 @@ class SourceClock:
         Those of a source that was late from its first message on are held until it is clear why, and come
         with a later message. `passed_ns`: time by a clock that never steps; None: by `now_ns`.
         """
-        last = next((item for item in reversed(items) if isinstance(item, Reading | Block)), None)
+        last = items[-1] if items else None
+        if not isinstance(last, _STAMPED):
+            last = next((item for item in reversed(items) if isinstance(item, _STAMPED)), None)
         passed_ns = now_ns if passed_ns is None else passed_ns
         if last is not None:
+            assert isinstance(last, Reading | Block)
             self._judge(last, now_ns, passed_ns)
         if not self._was_in_time and not self.back_ns:
             items = self._hold(items, passed_ns)
@@ -168,6 +172,11 @@ class SourceClock:
 
     def _judge(self, item: Reading | Block, now_ns: int, passed_ns: int) -> None:
         raw_ns, key = now_ns - item.t_ns, _key_of(item)
+        if raw_ns <= NEAR_NS and not self.back_ns:  # by far the most
+            self._was_in_time, self._newest_ns = True, max(self._newest_ns, item.t_ns)
+            self._step = self._late = self._standing = None
+            self._note(key, raw_ns, passed_ns)
+            return
         if self.mistake == "stands" and item.t_ns > self._newest_ns + NS:
             self.mistake = "behind"  # it goes on, from where it stood
         self._newest_ns = max(self._newest_ns, item.t_ns)
@@ -184,6 +193,10 @@ class SourceClock:
         if self._stays_late(key, delay_ns, passed_ns):
             self._find("behind", raw_ns, now_ns)
             delay_ns = 0
+        self._note(key, delay_ns, passed_ns)
+
+    def _note(self, key: Key, delay_ns: int, passed_ns: int) -> None:
+        """Remember the last delay of a signal."""
         if key in self._delays or len(self._delays) < MAX_SIGNALS:
             self._delays[key] = max(delay_ns, 0), passed_ns
 
