@@ -30,7 +30,7 @@ CLOCKS: dict[str, tuple[Shown, tuple[tuple[str, ...], ...]]] = {
     "set back by 10 s": (lambda t: t - 10.0 * (t >= STEP_S), (NODE, GATEWAY, ALL)),
     "set back by 1 h": (lambda t: t - 3600.0 * (t >= STEP_S), (NODE, GATEWAY, ALL)),
     "set forward by 1 h": (lambda t: t + 3600.0 * (t >= STEP_S), (GATEWAY, ALL)),
-    "stands": (lambda t: min(t, STEP_S), (NODE, ALL)),
+    "stands": (lambda t: min(t, 10.0), (NODE, ALL)),
 }
 SILENT = ("10 s behind since ever",)  # as much may be the way
 

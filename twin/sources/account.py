@@ -278,8 +278,7 @@ class SourceAccount:
                 return f"{self.name}: stepped back at {at}, and is right again"
             if clock.mistake == "stepped":
                 return f"{self.name}: stepped back by {duration(back_s)} at {at}; {COUNTED}"
-            if back_s > COARSEST_S:
-                return f"{self.name}: {self._off(back_s)}; {COUNTED}"
+            return f"{self.name}: {self._off(back_s)}; {COUNTED}"
         offset_s = self.clock_offset_s()
         if self.ahead_s(now_ns) and offset_s is not None and -WRONG_S < offset_s < -AHEAD_S:
             return f"{self.name}: {self._off(offset_s)}; {COUNTED}"
@@ -291,9 +290,14 @@ class SourceAccount:
         return f"{duration(abs(offset_s))} {'ahead of' if offset_s < 0 else 'behind'} our clock"
 
     def stepped(self, now_ns: int) -> bool:
-        """Return True if its clock is behind, or stepped back and is not right again for ten minutes."""
+        """Return True if its clock is behind, or stepped back and is not right again for ten minutes.
+
+        A delay of up to a minute that does not come of a step may be that of the way.
+        """
         clock = self.clock
-        return clock.back_ns > 0 or (clock.found_ns > 0 and now_ns - clock.found_ns < WRONG_FOR_S * NS)
+        if clock.mistake != "stepped":
+            return clock.back_ns > COARSEST_S * NS
+        return clock.back_ns > 0 or now_ns - clock.found_ns < WRONG_FOR_S * NS
 
     def ahead_s(self, now_ns: int) -> float:
         """By how much its last message was ahead of our clock; 0 where it was not, or no longer sends."""

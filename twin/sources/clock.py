@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -29,12 +29,9 @@ NEAR_NS = 2 * NS  # a stamp that is nearer to its arrival needs no correction
 ALIKE_NS, MOST_ALIKE_NS = NS // 5, 15 * NS
 APART_NS = NS // 2  # messages that are nearer come of one flush
 MAX_SIGNALS = 1000  # of a source, of which the delay is remembered
-# A delay is watched from the first of these on, since publishers gather for ten seconds and more, and
-# corrected from the second one on: `cadence` takes one of up to a minute for that of the way
-WATCH_NS, LATE_NS = 15 * NS, 50 * NS
-# A delay is of so many periods at least, and judged by as many: a mean of a quarter of an hour may bear the
-# stamp of its begin
-LEAST_PERIODS = 2
+# A longer delay is watched, since publishers gather for ten seconds and more. That of a source which was
+# never heard in time is corrected; else from LATE_NS and two periods on, as `cadence` learns what is less
+WATCH_NS, LATE_NS, LEAST_PERIODS = 15 * NS, 50 * NS, 2
 # A delay must stay so long: of a source that was never heard in time, and of one that was. A queue shrinks or
 # grows meanwhile. source: estimate
 FIRST_NS, STEADY_NS = 20 * NS, 600 * NS
@@ -52,9 +49,31 @@ _STAMPED = (Reading, Block)
 
 
 @dataclass(slots=True)
+class Slopes:
+    """The slopes of all lines from one delay on that pass by the later ones, as shares of the time."""
+
+    low_pu: float = -np.inf
+    high_pu: float = np.inf
+
+    def narrow(self, grown_ns: int, span_ns: int, off_ns: int) -> None:
+        """Take in a delay that has grown by so much in this time, give or take `off_ns`."""
+        self.low_pu = max(self.low_pu, (grown_ns - off_ns) / span_ns)
+        self.high_pu = min(self.high_pu, (grown_ns + off_ns) / span_ns)
+
+    def may_be_a_clock(self) -> bool:
+        """Return True if one of them is that of a clock."""
+        return self.low_pu <= min(self.high_pu, SLOWEST_PU) and self.high_pu >= FASTEST_PU
+
+    def is_a_clock(self) -> bool:
+        """Return True if all of them are, as well as that must be known."""
+        is_known = self.low_pu >= FASTEST_PU - KNOWN_PU and self.high_pu <= SLOWEST_PU + KNOWN_PU
+        return is_known and self.may_be_a_clock()
+
+
+@dataclass(slots=True)
 class LateSignal:
-    """The delays of one signal, which are late since `since_ns`, as a line: between two slopes, from the
-    first of them on.
+    """The delays of one signal that is late since `since_ns`. `near`: the lines by which all are steady;
+    `wide`: those for a source that gathers.
     """
 
     key: Key
@@ -62,23 +81,21 @@ class LateSignal:
     first_ns: int
     last_ns: int  # time passed at the last message
     delay_ns: int
-    low_pu: float = -np.inf
-    high_pu: float = np.inf
+    near: Slopes = field(default_factory=Slopes)
+    wide: Slopes = field(default_factory=Slopes)
 
     def goes_on(self, delay_ns: int, passed_ns: int) -> bool:
-        """Take in one more message; False if the delays are no longer on one line of a clock's slope."""
+        """Take in one more message; False if the delays can no longer be those of a clock."""
         apart_ns, span_ns = passed_ns - self.last_ns, max(passed_ns - self.since_ns, 1)
-        off_ns = 2 * min(apart_ns // 4 + JITTER_NS, MOST_ALIKE_NS)
         grown_ns = delay_ns - self.first_ns
-        self.low_pu = max(self.low_pu, (grown_ns - off_ns) / span_ns)
-        self.high_pu = min(self.high_pu, (grown_ns + off_ns) / span_ns)
+        self.near.narrow(grown_ns, span_ns, 2 * JITTER_NS)
+        self.wide.narrow(grown_ns, span_ns, 2 * min(apart_ns // 2 + JITTER_NS, MOST_ALIKE_NS))
         self.last_ns, self.delay_ns = passed_ns, delay_ns
-        return self.low_pu <= min(self.high_pu, SLOWEST_PU) and self.high_pu >= FASTEST_PU
+        return self.wide.may_be_a_clock()
 
     def is_of_a_clock(self, passed_ns: int, least_ns: int) -> bool:
-        """Return True once the slope is known well enough, after so long at least."""
-        is_known = self.low_pu >= FASTEST_PU - KNOWN_PU and self.high_pu <= SLOWEST_PU + KNOWN_PU
-        return is_known and passed_ns - self.since_ns >= least_ns
+        """Return True once its pace is known, after so long at least."""
+        return passed_ns - self.since_ns >= least_ns and (self.near.is_a_clock() or self.wide.is_a_clock())
 
 
 @dataclass(slots=True)
@@ -234,20 +251,18 @@ class SourceClock:
         """Return True once the delay has been that of a clock for long enough."""
         late = self._late
         if delay_ns <= WATCH_NS:
-            self._late = None
+            self._late, self._was_in_time = None, True
         elif late is None or (key != late.key and delay_ns < late.delay_ns - 2 * JITTER_NS):
             self._late = LateSignal(key, passed_ns, delay_ns, passed_ns, delay_ns)
         elif key == late.key or self._came_since(late.last_ns, key):
             late.key = key
-            apart_ns = passed_ns - late.last_ns
+            two_ns = LEAST_PERIODS * (passed_ns - late.last_ns)
             if not late.goes_on(delay_ns, passed_ns):
                 self._late = LateSignal(key, passed_ns, delay_ns, passed_ns, delay_ns)
-            elif delay_ns >= max(LATE_NS, LEAST_PERIODS * apart_ns):
-                least_ns = STEADY_NS if self._was_in_time else max(FIRST_NS, LEAST_PERIODS * apart_ns)
-                return late.is_of_a_clock(passed_ns, least_ns)
+            elif self._was_in_time:
+                return delay_ns >= max(LATE_NS, two_ns) and late.is_of_a_clock(passed_ns, STEADY_NS)
             else:
-                self._was_in_time = True  # as far as so seldom a message can be
-        self._was_in_time |= delay_ns <= LATE_NS
+                return late.is_of_a_clock(passed_ns, max(FIRST_NS, two_ns))
         return False
 
     def _came_since(self, passed_ns: int, key: Key) -> bool:

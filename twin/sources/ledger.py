@@ -286,7 +286,7 @@ class SourceLedger:
         """Return (a sentence, by how much it is wrong) on the clock of this host, where those of nearly all
         sources are off to the same side.
         """
-        sending = [a for a in self._numbered if a.sends(now_ns) and a.tells_time()]
+        sending = [a for a in self._numbered if a.sends(now_ns) and a.tells_time() and not a.clock.is_held]
         enough = max(LEAST_WITNESSES, NEARLY_ALL_PU * len(sending))
         behind_s = [a.clock.back_ns / NS for a in sending if a.stepped(now_ns)]
         ahead_s = [s for a in sending if (s := a.ahead_s(now_ns))]
