@@ -201,9 +201,10 @@ def test_a_backlog_at_the_first_contact_is_old_until_it_has_drained(speed: float
 
 def test_points_that_stood_for_long_are_taken_as_they_are_once_a_source_is_heard_in_time() -> None:
     clock = SourceClock()
-    old = [Reading("rack", k, "leak_state", 0.0, T - (k + 1) * 86_400 * NS) for k in range(5)]
-    assert [list(clock.corrected([item], T)) for item in old] == [[]] * 5
-    new = Reading("rack", 7, "leak_state", 1.0, T)
+    old = [Reading("rack", k, "flow_lpm", 90.0, T - (k + 1) * 86_400 * NS) for k in range(5)]
+    leak = Reading("rack", 6, "leak_state", 1.0, T - 3600 * NS)
+    assert [list(clock.corrected([item], T)) for item in (*old, leak)] == [[]] * 5 + [[leak]]
+    new = Reading("rack", 7, "flow_lpm", 90.0, T)
     assert list(clock.corrected([new], T + NS)) == [*old, new]
 
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from twin.catalogue import NS
+from twin.catalogue import NS, find_signal
 from twin.contracts import Item
 from twin.telemetry import Block, FaultReported, Reading
 
@@ -170,11 +170,14 @@ class SourceClock:
         return [moved(item, self.back_ns, now_ns) for item in items] if self.back_ns else items
 
     def _hold(self, items: Sequence[Item], passed_ns: int) -> Sequence[Item]:
-        """Keep the last reading of each signal; what is not held any longer, and events."""
+        """Keep the last reading of each signal; return what is not held.
+
+        That is events, and states, since a leak in a backlog is a leak.
+        """
         self._held_ns = self._held_ns if self._held else passed_ns
         rest: list[Item] = []
         for item in items:
-            if isinstance(item, Reading | Block):
+            if isinstance(item, Reading | Block) and not _is_state(item):
                 key = _key_of(item)
                 self._held.pop(key, None)
                 self._held[key] = item
@@ -288,6 +291,12 @@ def _key_of(item: Reading | Block) -> Key:
     if isinstance(item, Reading):
         return item[:3]
     return item.table, item.start, item.signals, item.counters
+
+
+def _is_state(item: Reading | Block) -> bool:
+    """Return True for a single state."""
+    signal = find_signal(f"{item.table}.{item.signal}") if isinstance(item, Reading) else None
+    return signal is not None and signal.kind == "state"
 
 
 def _differs(item: Reading | Block, before: Reading | Block) -> bool:
