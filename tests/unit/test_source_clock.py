@@ -199,6 +199,45 @@ def test_a_backlog_at_the_first_contact_is_old_until_it_has_drained(speed: float
     assert found.age_s[-1] < 0.5
 
 
+def test_a_backlog_of_a_clock_that_is_behind_is_old_until_it_has_drained() -> None:
+    found = course(lambda t: min(t, 2.0 * t - 300.0) - HOUR_S, 1.0, 400.0)
+    assert found.arrived_s[0] > 300.0
+    assert found.clock.back_ns / NS == pytest.approx(HOUR_S, abs=0.3)
+
+
+def test_a_way_that_became_slower_by_less_than_two_periods_is_left() -> None:
+    found = course(lambda t: t - 55.0 * (t >= 600.0), 60.0, 3000.0)
+    assert found.clock.back_ns == 0
+    assert found.age_s[-1] > 54.0
+
+
+def test_a_clock_that_is_put_right_in_part_is_followed() -> None:
+    found = course(lambda t: t - HOUR_S + 1200.0 * (t >= 100.0), 1.0, 200.0)
+    assert found.clock.back_ns / NS == pytest.approx(2400.0, abs=0.3)
+
+
+def test_a_signal_that_comes_once_does_not_keep_the_others_from_telling() -> None:
+    clock = SourceClock()
+    once = Reading("rack", 0, "flow_lpm", 90.0, T - 3590 * NS)
+    assert list(clock.corrected([once], T)) == []
+    for k in range(1, 40):
+        now_ns = T + k * NS
+        out = clock.corrected([Reading("rack", 0, "power_w", 1.0, now_ns - 3600 * NS)], now_ns)
+    assert [item.t_ns for item in out if isinstance(item, Reading)] == [now_ns]
+
+
+def test_a_device_whose_stamps_stand_is_not_the_clock_of_its_gateway() -> None:
+    clock = SourceClock()
+    for k in range(100):
+        now_ns = T + k * NS
+        new = Reading("rack", 0, "power_w", float(k), now_ns - 3600 * NS)
+        stuck = Reading("rack", 1, "power_w", float(k), T + 40 * NS - 3600 * NS)
+        for item in (stuck, new) if k > 40 else (new,):
+            out = clock.corrected([item], now_ns + NS // 10)
+    assert clock.mistake == "behind"
+    assert [item.t_ns for item in out if isinstance(item, Reading)] == [now_ns + NS // 10]
+
+
 def test_points_that_stood_for_long_are_taken_as_they_are_once_a_source_is_heard_in_time() -> None:
     clock = SourceClock()
     old = [Reading("rack", k, "flow_lpm", 90.0, T - (k + 1) * 86_400 * NS) for k in range(5)]
