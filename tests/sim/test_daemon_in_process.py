@@ -13,13 +13,15 @@ import yaml
 
 from tests.support.builders import two_racks
 from twin.api.page import DecisionQuestion, DecisionSearch
-from twin.catalogue import ConfigError
+from twin.catalogue import ConfigError, TwinError
 from twin.cli.main import main
-from twin.config import Loaded, load_config
+from twin.config import Loaded, load_config, make_engine
 from twin.contracts import JOURNAL_KINDS, AlarmRecord, CommandBatch, Decision
 from twin.daemon import Daemon, SdNotify, load_checked
-from twin.run import OPEN, closed_segments, journal_lines
-from twin.telemetry import AuthorityChanged, Reading
+from twin.engine import Engine
+from twin.run import OPEN, TraceReader, closed_segments, journal_lines, open_recorded, replay_frames
+from twin.site import build_site
+from twin.telemetry import AuthorityChanged, Reading, events as ev
 
 pytestmark = pytest.mark.slow
 GUARDED = {"thermal_guard": {"authority": "act"}}
@@ -157,3 +159,55 @@ def test_act_is_refused_over_the_embedded_broker(tmp_path: Path) -> None:
         return why
 
     assert "the embedded broker knows no identities" in (asyncio.run(asked()) or "")
+
+
+def test_input_on_which_the_engine_fails_ends_the_daemon_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next start leaves it out, says so by an alarm and in the journal, and does so if it comes again."""
+    config = configured(tmp_path, GUARDED, simulated=True)
+    heed = Engine._heed
+
+    def failing(self: Engine, events: Any, records: Any) -> Any:
+        if any(e.id == "poison" for e in events):
+            raise RuntimeError("index 7 is out of bounds")
+        return heed(self, events, records)
+
+    monkeypatch.setattr(Engine, "_heed", failing)
+    poison = ev.BudgetGranted(id="poison", author="ada", feeder="x", budget_w=1.0, expires_ns=1)
+
+    async def dies() -> Daemon:
+        daemon = Daemon(config, SdNotify())
+        task = asyncio.create_task(daemon.run())
+        while not daemon.live.ready:
+            await asyncio.sleep(0.02)
+        daemon.put([poison])
+        with pytest.raises(TwinError, match="index 7 is out of bounds"):
+            await task
+        return daemon
+
+    async def lives() -> tuple[Daemon, list[str]]:
+        daemon = Daemon(config, SdNotify())
+        task = asyncio.create_task(daemon.run())
+        daemon.put([poison])
+        while not daemon.live.counts.get("input_left_out") or daemon.tick_no < first.tick_no + 4:
+            await asyncio.sleep(0.02)
+        alarm = daemon.alarms.alarms["quarantine"]
+        daemon.stop()
+        await task
+        return daemon, [alarm.severity, *alarm.evidence]
+
+    first = asyncio.run(dies())
+    folder = first.opened.folder
+    assert not list(folder.glob("snapshot-*.rts"))  # of an engine that is half in a tick
+    last, (severity, again, text) = asyncio.run(lives())
+    assert severity == "critical"
+    assert again.startswith("1 more")
+    assert f"tick {first.tick_no}: left out event BudgetGranted poison" in text
+    lines = [json.loads(line) for line in journal_lines(folder / OPEN)]
+    assert [line["body"]["poisoned"] for line in lines if line["kind"] == "quarantine"] == [first.tick_no]
+    assert sum(line["kind"] == "end" for line in lines) == 1
+    engine, _, since = open_recorded(folder, lambda s: make_engine(build_site(s)))
+    outcome = replay_frames(engine, TraceReader(folder), folder / OPEN, since=since)
+    assert outcome.damage == []
+    assert engine.checksum() == last.engine.checksum()

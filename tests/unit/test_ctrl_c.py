@@ -18,7 +18,7 @@ from rich.console import Console
 
 from twin.cli.backtest import load
 from twin.cli.main import main
-from twin.run import ProgressBar, interrupt
+from twin.run import ProgressBar, long_work
 
 CALL = ["backtest", "load", "--series", "x", "--time-column", "t", "--value-column", "v"]
 
@@ -26,9 +26,9 @@ CALL = ["backtest", "load", "--series", "x", "--time-column", "t", "--value-colu
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
     """Clear the stop flag: one test must not stop the next one in this process."""
-    before = {number: signal.getsignal(number) for number in interrupt.SIGNALS}
+    before = {number: signal.getsignal(number) for number in long_work.SIGNALS}
     yield
-    interrupt.stop_at_once()
+    long_work.stop_at_once()
     for number, action in before.items():
         signal.signal(number, action)
 

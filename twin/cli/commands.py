@@ -81,6 +81,7 @@ checkpoint  how often training jobs should save
 trace  recordings: made, replayed, summarised, fetched
     record record  record live MQTT messages to files for replay
     replay replay  replay recorded telemetry through the twin
+    quarantine quarantine  list the input that a run left out, since the engine failed on it; repeat it
     info site  summarise a recorded run or a capture
     list traces  list the public recordings and where they lie
     fetch traces  download public recordings and check them by SHA-256

@@ -122,7 +122,7 @@ def recorded_authority(journal: Path | None) -> dict[str, str]:
         return {}  # the comparison will say what is wrong with that line
 
 
-def _engine(site: Site, args: argparse.Namespace, recorded: dict[str, str] | None = None) -> Engine:
+def recorded_engine(site: Site, args: argparse.Namespace, recorded: dict[str, str] | None = None) -> Engine:
     known = [p.name for p in make_policies(site.file)[0]]
     return make_engine(site, {**(recorded or {}), **authority_levels(args.authority, known)})
 
@@ -145,6 +145,9 @@ def run_replay(args: argparse.Namespace, out: Console, err: Console) -> int:
     conclude(args, collector, result, out)
     for damage in outcome.damage:
         print_line(err, f"damaged: {clean(damage, 1000)}; what lies before was used", "yellow")
+    if args.format != "json":
+        for text in outcome.left_out:
+            print_line(out, f"as it was then: {clean(text, 1000)}")
     if outcome.ticks == 0:
         what = ", ".join(str(p) for p in args.trace)
         raise StorageError(f"{what}: holds nothing to replay; expected at least one message, row or frame")
@@ -222,7 +225,7 @@ def _arrivals(
     spec, site = _site(args)
     if not args.foreign:
         _refuse_foreign(args.trace, site, args.site, args.map)
-    engine = _engine(site, args)
+    engine = recorded_engine(site, args)
     source = open_source(args.trace, site, args.map)
     collector = Collector()
     total = 0
@@ -277,9 +280,9 @@ def _native(
     authority, since = recorded_authority(journal), None
     if path.is_dir() and header.first_tick > 0:
         # Its beginning was pruned: it is taken up at the oldest snapshot that the trace follows.
-        engine, spec, since = open_recorded(path, lambda s: _engine(build_site(s), args, authority))
+        engine, spec, since = open_recorded(path, lambda s: recorded_engine(build_site(s), args, authority))
     else:
-        engine = _engine(site, args, authority)
+        engine = recorded_engine(site, args, authority)
     compare = journal if not args.no_compare and args.out is None else None
     collector = Collector()
     bar = Bar(

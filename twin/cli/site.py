@@ -177,6 +177,7 @@ def _run_info(path: Path) -> dict[str, Any]:
         cells += sum(u.q.size for u in frame.updates) + sum(c.raw.size for c in frame.counts)
         first_ns, last_ns = first_ns or frame.now_ns, frame.now_ns
     damage = list(reader.damage)
+    left_out = {"left_out": list(reader.left_out)} if reader.left_out else {}
     if not damage and len(reader.headers) < len(reader.segments()):
         damage.append("a segment ends before its header")
     info: dict[str, Any] = {
@@ -197,7 +198,7 @@ def _run_info(path: Path) -> dict[str, Any]:
         info |= {"journal_lines": verdict.lines, "journal_head": verdict.head}
         if verdict.fault:
             damage.append(f"{verdict.file} line {verdict.line_no}, byte {verdict.position}: {verdict.fault}")
-    return info | {"damage": damage}
+    return info | left_out | {"damage": damage}
 
 
 def _capture_info(path: Path, form: str) -> dict[str, Any]:

@@ -128,6 +128,7 @@ from .journal import (
     ProposalsRecord as ProposalsRecord,
     ProtectedRecord as ProtectedRecord,
     PrunedSegment as PrunedSegment,
+    QuarantineRecord as QuarantineRecord,
     ReloadRecord as ReloadRecord,
     RenewalRecord as RenewalRecord,
     ReportsRecord as ReportsRecord,

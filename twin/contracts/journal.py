@@ -458,6 +458,16 @@ class UpkeepRecord(JournalRecord, frozen=True, kw_only=True, tag="upkeep"):
     pruned: tuple[PrunedSegment, ...] | None = None
 
 
+class QuarantineRecord(JournalRecord, frozen=True, kw_only=True, tag="quarantine"):
+    """Input of a tick that was left out, since the engine failed on it; `whole`: the tick itself was."""
+
+    poisoned: int
+    parts: tuple[str, ...] = ()
+    whole: bool = False
+    error: str
+    file: str
+
+
 class ContingencyNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Contingency plans that are about to be published, or withdrawn."""
 
@@ -500,7 +510,7 @@ DECISIONS: tuple[type[JournalRecord], ...] = (
 )  # fmt: skip
 NOTES: tuple[type[JournalRecord], ...] = (
     ManifestRecord, EndRecord, AccessRecord, AlarmRecord, AuthorityRecord, ResumedRecord, StoryRecord,
-    LeaderRecord, ReloadRecord, SiteFileRecord, UpkeepRecord, DaemonRecord,
+    LeaderRecord, ReloadRecord, SiteFileRecord, UpkeepRecord, QuarantineRecord, DaemonRecord,
 )  # fmt: skip
 _CLASSES = {cast(str, cls.__struct_config__.tag): cls for cls in (*DECISIONS, *NOTES)}
 # Lines that no tick made: how the run was kept and who touched it. A replay passes over them.

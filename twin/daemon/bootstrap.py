@@ -19,7 +19,7 @@ from twin.catalogue import NS, ConfigError, StorageError
 from twin.config import Loaded, arming_faults, load_site, make_engine, make_policies
 from twin.daemon.authority import AuthorityBook
 from twin.engine import Engine
-from twin.run import Keeping, Recorder, mend_unticked, never_ticked, resume
+from twin.run import Keeping, Quarantine, Recorder, StartAnew, mend_unticked, never_ticked, resume
 from twin.site import Site, SiteSpec, build_site
 from twin.telemetry import AuthorityChanged, EpochChanged, Event, SiteChanged, TicksSkipped
 
@@ -100,8 +100,14 @@ def open_run(loaded: Loaded) -> OpenedRun:
         if unarmed_because(loaded):  # whatever was set while another configuration held
             book.levels = {p: "advise" if v in ARMED else v for p, v in book.levels.items()}
         folder = state / "run"
-        open_ = _begun if never_ticked(folder) else _resumed
-        opened = open_(loaded, spec, site, folder, book)
+        if never_ticked(folder):
+            opened = _begun(loaded, spec, site, folder, book)
+        else:
+            try:
+                opened = _resumed(loaded, spec, site, folder, book)
+            except StartAnew as error:
+                opened = _begun(loaded, spec, site, folder, book)
+                opened.faults.insert(0, str(error))
     except OSError as error:
         lock.close()
         raise StorageError(
@@ -135,9 +141,17 @@ def _resumed(loaded: Loaded, spec: SiteSpec, site: Site, folder: Path, book: Aut
     if not any(isinstance(e, TicksSkipped) for e in events):
         events.insert(0, TicksSkipped(count=_missed(loaded, resumed.last_ns), why="restart"))
     if site.spec_hash != resumed.engine.site.spec_hash:
-        events.append(SiteChanged(site_hash=site.spec_hash, spec=spec.packed()))
+        change = SiteChanged(site_hash=site.spec_hash, spec=spec.packed())
+        if (poison := Quarantine(folder).record_of(change)) is not None:
+            raise ConfigError(
+                f"{loaded.file(loaded.config.site)}: the engine failed on the change to this site "
+                f"({poison.error}; {folder / poison.file}); expected the site file of before"
+            )
+        events.append(change)
     engine, how = resumed.engine, resumed.as_manifest()
     recorder = Recorder(engine, resumed.spec, folder, Keeping.of(loaded.config), how)
+    for poison in resumed.poisons:
+        recorder.note(poison.record, sync=True)
     last_tick, last_ns, faults = resumed.last_tick, resumed.last_ns, list(resumed.faults)
     return OpenedRun(engine, spec, recorder, folder, book, last_tick, last_ns, events, faults)
 

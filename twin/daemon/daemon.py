@@ -32,7 +32,7 @@ from twin.daemon.ingest import Ingest
 from twin.daemon.leadership import Leadership
 from twin.daemon.sdnotify import SdNotify
 from twin.daemon.services import Services
-from twin.run import Fitter, manifest
+from twin.run import Fitter, Quarantine, manifest
 from twin.site import SiteFile, SiteSpec
 from twin.telemetry import AuthorityChanged, Event, Frame, SiteChanged, TicksSkipped
 
@@ -43,6 +43,7 @@ LONG_TICK_S = 2.0  # requests and a new term close the frame of a longer one
 # Settings that a running process keeps, and those that restart the links
 FIXED = ("state", "tick_s", "leader", "simulated", "embedded_port")
 LINKS = ("broker", "scrapes", "jobs", "kubernetes", "burn_in", "redfish", "dcmi", "power")
+LEFT_OUT_S, MAX_LEFT_OUT = 86_400.0, 8  # how long and how many the alarm shows. source: estimate
 MAX_NOTES = 1000  # between two ticks
 CLOCKS_EVERY = 10  # ticks between looks at the clocks of sources
 FLOOD_ALARM_S, FLOOD_OVER_S = 10.0, 60.0  # between two alarms of a flood; without one, it is over
@@ -80,6 +81,8 @@ class Daemon:
         self._flooded = (0, 0)  # reports dropped at the last alarm, and its instant
         self._trace_retry = 0.0
         self._trace_lost = False
+        self._broken = False  # a tick failed half-way: the engine is in no state that a replay gives
+        self.quarantine = Quarantine(opened.folder)
 
     async def run(self) -> None:
         """Until `stop`. Raises StorageError when the journal fails, TwinError for a broken invariant."""
@@ -148,9 +151,17 @@ class Daemon:
             self.ingest.put_event(TicksSkipped(count=tick.skipped, why=tick.why))
         self.ingest.ahead_ns = self.clock.ahead_ns
         frame = self.ingest.take(self.tick_no, tick.now_ns, tick.dt_s)
-        frame = dataclasses.replace(frame, urgent=tick.urgent)
+        frame, known = self.quarantine.without_known(dataclasses.replace(frame, urgent=tick.urgent))
+        if known:
+            self.live.counts["input_left_out"] = self.live.counts.get("input_left_out", 0) + len(known)
         self._trace(frame)
-        decision = self.engine.tick(frame)
+        try:
+            decision = self.engine.tick(frame)
+        except Exception as error:
+            self._broken = True
+            raise TwinError(
+                f"tick {frame.tick}: the engine failed: {error}; the next start leaves out what it failed on"
+            ) from error
         self.tick_no += 1
         notes, self._notes = self._notes, []
         # Intent before act: the journal is on the disk before anything leaves.
@@ -228,9 +239,28 @@ class Daemon:
         else:
             self.alarms.clear("clock")
         self._floods(decision.now_ns)
+        self._left_out(decision.now_ns)
         self._source_clocks(decision)
         if any(isinstance(e, AuthorityChanged) for e in frame.events):
             self.leadership.keep_authority()
+
+    def _left_out(self, now_ns: int) -> None:
+        """Raise an alarm for a day after input was left out, since the engine failed on it."""
+        if not self.quarantine.poisons:
+            return
+        recent = [p for p in self.quarantine.poisons.values() if now_ns - p.now_ns < LEFT_OUT_S * NS]
+        if not recent:
+            self.alarms.clear("quarantine")
+            return
+        folder, left_out = self.opened.folder, self.live.counts.get("input_left_out", 0)
+        more = [f"{left_out} more events or readings like these were left out"] if left_out else []
+        self.alarms.condition(
+            "quarantine",
+            "critical",
+            "The engine failed on input, which was left out",
+            (*more, *(f"{p.text}; kept in {folder / p.file}" for p in recent[: -MAX_LEFT_OUT - 1 : -1])),
+            f"`racktwin trace quarantine {folder} --again` repeats it; report it with the file.",
+        )
 
     def _source_clocks(self, decision: Decision) -> None:
         """Raise one alarm for clocks that are wrong by minutes; tell of those that stepped or are ahead."""
@@ -394,7 +424,10 @@ class Daemon:
         for line in self._notes:
             self.recorder.note(line.record)
         self._notes = []
-        self.recorder.finish(self.engine)
+        if self._broken:
+            self.recorder.close()
+        else:
+            self.recorder.finish(self.engine)
 
 
 def _passed_ns() -> int:

@@ -62,6 +62,7 @@ from twin.contracts import (
     ProposalChange,
     ProposalsRecord,
     ProtectedRecord,
+    QuarantineRecord,
     ReloadRecord,
     RenewalRecord,
     ReportsRecord,
@@ -172,6 +173,12 @@ def _of_the_run(record: JournalRecord | OtherRecord) -> str:
             return f"commands of {', '.join(record.controls) or 'no control'} are settled"
         case MarkRecord():
             return f"check of {len(record.state)} signals"
+        case QuarantineRecord():
+            parts = "the tick itself" if record.whole else few(record.parts, len(record.parts))
+            return (
+                f"left out of tick {record.poisoned}: {parts}; the engine failed on it: {record.error}; "
+                f"kept in {record.file}"
+            )
         case UpkeepRecord(pruned=tuple() as pruned) if pruned:
             return f"pruned {len(pruned)} journal segments up to {pruned[-1].file}"
         case _:

@@ -13,11 +13,6 @@ from .history_sample import (
 from .history_schema import FILE_NAME as FILE_NAME
 from .history_service import HistoryService as HistoryService, Sampler as Sampler
 from .history_store import HistoryStore as HistoryStore
-from .interrupt import (
-    asked_to_stop as asked_to_stop,
-    check_interrupt as check_interrupt,
-    stop_at_once as stop_at_once,
-)
 from .journal import READS as READS, Entry as Entry, RecordedLine as RecordedLine, line_hash as line_hash
 from .journal_files import (
     OPEN as OPEN,
@@ -41,8 +36,19 @@ from .journal_walk import (
     journal_begin as journal_begin,
 )
 from .journal_writer import JournalWriter as JournalWriter
+from .long_work import (
+    ProgressBar as ProgressBar,
+    asked_to_stop as asked_to_stop,
+    check_interrupt as check_interrupt,
+    stop_at_once as stop_at_once,
+)
 from .parallel import DIED as DIED, Failed as Failed, Pool as Pool, Report as Report, no_report as no_report
-from .progress import ProgressBar as ProgressBar
+from .quarantine import (
+    Poison as Poison,
+    Quarantine as Quarantine,
+    find_poison as find_poison,
+    tick_aside as tick_aside,
+)
 from .recordings import (
     URGENT_GAP_NS as URGENT_GAP_NS,
     Arrival as Arrival,
@@ -54,6 +60,7 @@ from .recordings import (
 from .recovery import (
     LEVELS as LEVELS,
     RecoveredRun as RecoveredRun,
+    StartAnew as StartAnew,
     engine_before as engine_before,
     mend_unticked as mend_unticked,
     never_ticked as never_ticked,

@@ -7,6 +7,7 @@ of its own is no damage: then nothing is touched, and the start is refused.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +16,14 @@ from typing import Any, cast
 import msgspec
 
 from twin.catalogue import NS, TABLES, ConfigError, Divergence, StorageError
+from twin.contracts import Decision
 from twin.engine import Engine, snapshot
 from twin.run.comparison import Comparer, Since
 from twin.run.journal import GENESIS, Chain, line_hash
 from twin.run.journal_files import (
     OPEN,
     cut_journal,
+    cut_tail,
     journal_exists,
     journal_lines,
     line_head,
@@ -28,6 +31,7 @@ from twin.run.journal_files import (
     verify_open,
 )
 from twin.run.journal_writer import JournalWriter
+from twin.run.quarantine import HOLD_S, Poison, Quarantine, find_poison, without
 from twin.run.run_files import (
     REMEDY,
     Segment,
@@ -39,7 +43,7 @@ from twin.run.run_files import (
     set_aside,
 )
 from twin.run.storage import TraceReader, is_gap, read_holes
-from twin.run.trace import OtherFormat
+from twin.run.trace import OtherFormat, TraceDecoder, payloads
 from twin.site import SiteSpec
 from twin.telemetry import (
     AuthorityChanged,
@@ -53,6 +57,9 @@ from twin.telemetry import (
     TicksSkipped,
 )
 
+RESUMING = "resuming"  # holds the tick that a start is about to repeat
+ROUNDS = 8  # of a start that meets ticks on which the engine fails
+MOST_DOUBTS = 20  # ticks behind the journal's end that are tried in a copy first
 LEVELS = ("off", "advise", "approve", "act")  # from the strictest
 EngineFactory = Callable[[SiteSpec], Engine]
 
@@ -63,7 +70,8 @@ class RecoveredRun:
 
     `last_tick` is the newest tick that trace or journal tell of; numbers go on behind it. `lost` is the run
     of ticks (first, last) whose decisions are journaled although what they saw is gone. `pending` is what
-    the configuration and the restart change: the next frame must carry it, so that it is recorded.
+    the configuration and the restart change: the next frame must carry it, so that it is recorded. `poisons`
+    is input that this start left out, since the engine failed on it.
     """
 
     engine: Engine
@@ -76,6 +84,7 @@ class RecoveredRun:
     lost: tuple[int, int] | None = None
     faults: list[str] = field(default_factory=list)
     pending: list[Event] = field(default_factory=list)
+    poisons: list[Poison] = field(default_factory=list)
 
     def as_manifest(self) -> dict[str, Any]:
         """For the manifest of what follows: `Recorder(..., resumed=...)`."""
@@ -94,6 +103,18 @@ class RecoveredRun:
             return []
         count = self.lost[1] - self.lost[0] + 1
         return [TicksSkipped(count=count, why="restart"), EpochChanged(epoch=self.engine.arbiter.epoch + 1)]
+
+
+class StartAnew(StorageError):
+    """The engine fails in whatever state the run's files give it; they are set aside."""
+
+
+class _BrokenTick(StorageError):
+    """The engine failed while it was brought up to date, and is not to be used."""
+
+    def __init__(self, text: str, poisons: list[Poison]) -> None:
+        super().__init__(text)
+        self.poisons = poisons
 
 
 def never_ticked(folder: Path) -> bool:
@@ -146,8 +167,29 @@ def resume(
     """The engine of the run in `folder`. Raises StorageError if there is none, or nothing of it is whole.
 
     `authority` of policies is today's configuration where it differs from what the factory gives. `present`
-    is today's site: a snapshot of it can be used even where no trace describes it.
+    is today's site: a snapshot of it can be used even where no trace describes it. Input on which the engine
+    fails goes into the folder's quarantine; raises StartAnew where that does not help.
     """
+    faults, poisons = list[str](), list[Poison]()
+    for _ in range(ROUNDS):
+        try:
+            out = _resume(folder, engine_factory, authority, present)
+        except _BrokenTick as broken:
+            faults.append(str(broken))
+            poisons += broken.poisons
+            continue
+        out.faults[:0] = faults
+        out.poisons[:0] = poisons
+        return out
+    raise StorageError(f"{folder}: the engine failed again and again: {'; '.join(faults[-2:])}")
+
+
+def _resume(
+    folder: Path,
+    engine_factory: EngineFactory,
+    authority: dict[str, str] | None,
+    present: SiteSpec | None,
+) -> RecoveredRun:
     faults: list[str] = []
     configured: dict[str, str] = {}
 
@@ -240,9 +282,12 @@ def _tail(folder: Path, segments: list[Segment], out: RecoveredRun, place: dict[
     if journal_exists(journal):
         comparer, journal_tick, journal_ns = _comparer(journal, out, place)
     scratch = State(out.engine.site.sizes)
-    for frame in frames_since(segments, out):
-        if frame.tick <= out.snapshot_tick:
-            warm(out.engine, scratch, frame)
+    again = _TickAgain(folder, out, segments, None if comparer is None else journal_tick)
+    for whole_frame in frames_since(segments, out):
+        if whole_frame.tick <= out.snapshot_tick:
+            warm(out.engine, scratch, whole_frame)
+            continue
+        if (frame := again.examine(whole_frame)) is None:
             continue
         try:
             if comparer is not None:
@@ -250,7 +295,7 @@ def _tail(folder: Path, segments: list[Segment], out: RecoveredRun, place: dict[
         except Divergence as error:
             out.faults.append(f"the tail is decided otherwise than it was (another version?): {error}")
             comparer = None
-        decision = out.engine.tick(frame)
+        decision = again.tick(frame)
         try:
             if comparer is not None:
                 comparer.after(out.engine, decision)
@@ -259,6 +304,7 @@ def _tail(folder: Path, segments: list[Segment], out: RecoveredRun, place: dict[
             comparer = None
         out.replayed += 1
         out.last_tick, out.last_ns = frame.tick, frame.now_ns
+    again.close()
     if comparer is not None and comparer.beyond and not _completed_before(comparer, place, journal_tick):
         writer = JournalWriter(folder)
         writer.chain.sides.update(comparer.chain.sides)
@@ -276,6 +322,105 @@ def _tail(folder: Path, segments: list[Segment], out: RecoveredRun, place: dict[
             f"what was seen in between is lost"
         )
         out.last_tick, out.last_ns = journal_tick, max(out.last_ns, journal_ns)
+
+
+class _TickAgain:
+    """Ticks of the trace again, the one that may have ended the process before first in a copy.
+
+    That is a tick beyond the journal, of which nothing shows that it was ever done, and the one that an
+    earlier start was about to repeat.
+    """
+
+    def __init__(
+        self, folder: Path, out: RecoveredRun, segments: list[Segment], journal_tick: int | None
+    ) -> None:
+        self.folder, self.out, self.segments, self.journal_tick = folder, out, segments, journal_tick
+        self.quarantine, self._doubts, self._doubted = Quarantine(folder), 0, -1
+        with contextlib.suppress(OSError, ValueError):
+            self._doubted = int((folder / RESUMING).read_bytes())
+
+    def examine(self, frame: Frame) -> Frame | None:
+        """The frame as it can be ticked; None if it cannot. Raises _BrokenTick for another beginning."""
+        beyond = self.journal_tick is not None and frame.tick > self.journal_tick
+        if frame.tick != self._doubted and (not beyond or self._doubts >= MOST_DOUBTS):
+            return frame
+        self._doubts += 1
+        engine, out = self.out.engine, self.out
+        self._about(frame.tick)
+        poison = find_poison(engine, frame)
+        if not poison.error:
+            return frame
+        if (known := self.quarantine.of(frame)) is not None:  # more of it than was known
+            poison = msgspec.structs.replace(poison, whole=True)
+            out.faults.append(f"{known.file}: the rest of this frame fails too")
+        self.quarantine.keep(poison, frame, engine.site.spec_hash, out.spec.packed())
+        out.poisons.append(poison)
+        out.faults.append(f"{poison.text}; kept in {poison.file}")
+        if not poison.whole:
+            return without(frame, poison.parts)
+        self._step_back(frame)
+        out.last_tick, out.last_ns = frame.tick, frame.now_ns
+        return None
+
+    def tick(self, frame: Frame) -> Decision:
+        """Tick the engine. Raises _BrokenTick if it fails: a start anew examines this tick."""
+        self._about(frame.tick)
+        try:
+            return self.out.engine.tick(frame)
+        except Exception as error:
+            why = f"tick {frame.tick}, repeated from the trace: the engine failed: {error}; it is examined"
+            raise _BrokenTick(why, self.out.poisons) from error
+
+    def close(self) -> None:
+        """All ticks are done."""
+        with contextlib.suppress(OSError):
+            (self.folder / RESUMING).unlink(missing_ok=True)
+
+    def _about(self, tick: int) -> None:
+        # Not forced to the disk: it outlives the process, and a power loss is no fault of the tick
+        with contextlib.suppress(OSError):
+            (self.folder / RESUMING).write_bytes(b"%d" % tick)
+
+    def _step_back(self, frame: Frame) -> None:
+        """The engine fails without input, so its state is at fault. One tick may be left out; for a second
+        one within an hour the trace behind the snapshot is, for a third one all that was kept.
+        """
+        whole = [
+            p for p in self.quarantine.poisons.values()
+            if p.whole and 0 <= frame.now_ns - p.now_ns < HOLD_S * NS
+        ]  # fmt: skip
+        if len(whole) < 2:
+            return
+        self.close()
+        out = self.out
+        if len(whole) == 2 and out.snapshot_tick >= 0:
+            _cut_behind(self.segments, out.snapshot_tick)
+            why = f"the engine fails with any input; begins again at the snapshot of tick {out.snapshot_tick}"
+            raise _BrokenTick(f"{why}, without the trace behind it", out.poisons)
+        for path in [*_snapshots(self.folder), *(s.path for s in self.segments)]:
+            set_aside(path, ".lost")
+        raise StartAnew(
+            f"{self.folder}: the engine failed {len(whole)} times within an hour, with any input; trace and "
+            "snapshots are set aside (.lost), and the twin begins anew"
+        )
+
+
+def _cut_behind(segments: list[Segment], tick: int) -> None:
+    """Set aside all frames behind a tick."""
+    for segment in segments:
+        if segment.header.first_tick > tick:
+            set_aside(segment.path, ".lost")
+            continue
+        decoder, started = TraceDecoder(), False
+        for position, payload in payloads(segment.path.read_bytes()):
+            if isinstance(payload, str):
+                break
+            if not started:
+                decoder.header(payload)
+            elif decoder.decode(payload).tick > tick:
+                cut_tail(segment.path, position)
+                break
+            started = True
 
 
 def _completed_before(comparer: Comparer, place: dict[str, Any], journal_tick: int) -> bool:
@@ -301,13 +446,13 @@ def frames_since(segments: list[Segment], out: RecoveredRun, mend: bool = True) 
         and segments[first].header.site_hash == segments[first - 1].header.site_hash == site_hash
     ):
         first -= 1
-    last_tick = -1
+    last_tick = left_out = -1  # tick that was read, that was left out as a whole
     for number, segment in enumerate(segments[first:], first):
         reader = TraceReader(segment.path)
         for frame in reader:
             # What another site saw before the snapshot's is in other numbers, and its history was dropped.
             foreign = frame.tick <= since and segment.header.site_hash != site_hash
-            known = max(last_tick, since)
+            known = max(last_tick, since, left_out, reader.last_left_out[0])
             if known >= 0 and is_gap(known, frame) and frame.tick > since:
                 out.faults.append(f"{segment.path.name}: ticks {known + 1}..{frame.tick - 1} were not traced")
                 if mend:
@@ -316,6 +461,9 @@ def frames_since(segments: list[Segment], out: RecoveredRun, mend: bool = True) 
             if frame.tick > last_tick and not foreign:
                 last_tick = frame.tick
                 yield frame
+        left_out = max(left_out, reader.last_left_out[0])
+        if left_out > out.last_tick:
+            out.last_tick, out.last_ns = reader.last_left_out
         if reader.damage:
             later = segments[number + 1 :]
             covered = bool(later) and later[0].header.first_tick <= since + 1
@@ -463,6 +611,8 @@ def engine_before(folder: Path, tick: int, engine_factory: EngineFactory) -> Eng
             warm(out.engine, scratch, frame)
         else:
             out.engine.tick(frame)
+    if reached == tick - 1:
+        return out.engine
     why = f": {'; '.join(out.faults)}" if out.faults else ""
     raise StorageError(f"{folder}: the trace ends at tick {reached}; expected it to reach tick {tick}{why}")
 

@@ -54,6 +54,7 @@ class Outcome:
     journal_head: str = ""
     compared_lines: int = 0
     damage: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
     inbox: dict[str, int] = field(default_factory=dict)
 
 
@@ -88,6 +89,7 @@ def summary(
         "events": engine.intake.counts,
         "compared_lines": outcome.compared_lines,
         "damage": outcome.damage,
+        "left_out": outcome.left_out,
         "state_checksum": engine.checksum(),
         "journal_head": outcome.journal_head,
         "wall_s": round(wall_s, 3),
@@ -405,6 +407,7 @@ def replay_frames(
             check_fits(frame, engine.site)
             _step(engine, frame, recorder, observers, outcome, None)
         outcome.damage += reader.damage
+        outcome.left_out += reader.left_out
         outcome.damage += [f"{gap}; what lies behind cannot be judged" for gap in reader.gaps[-1:]]
         if isinstance(recorder, Comparer):
             # A single segment, or one that is damaged, ends before its journal does.
@@ -433,8 +436,9 @@ def _contiguous(reader: TraceReader, since: Since | None, engine: Engine) -> Ite
             if "pruned" not in reader.gaps[-1]:
                 check_fits(frame, engine.site)  # a site that changed in between is told first
             return
-        if since is not None and last == since.tick and is_gap(last, frame):
-            reader.gaps.append(f"gap: ticks {last + 1}..{frame.tick - 1} behind the snapshot are not here")
+        known = max(last, reader.last_left_out[0])
+        if since is not None and last == since.tick and is_gap(known, frame):
+            reader.gaps.append(f"gap: ticks {known + 1}..{frame.tick - 1} behind the snapshot are not here")
             return
         last = frame.tick
         yield frame

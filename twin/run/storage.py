@@ -1,8 +1,8 @@
 """Storage: the files of a run, trace segments, journal, snapshots, and how damage in them is met.
 
 A run is a folder: `trace-NNNNNN.rt`, `journal.jsonl` and its closed segments (bodies too large for a line in
-`sides/`), `snapshot-TICK.rts`, and `pruned.jsonl`: ticks whose segments are gone. What lies before a fault is
-used, what lies behind is reported with its position.
+`sides/`), `snapshot-TICK.rts`, `poison-INSTANT`: input on which the engine failed, and `pruned.jsonl`: ticks
+whose segments are gone. What lies before a fault is used, what lies behind is reported with its position.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import msgspec
 from twin.catalogue import NS, StorageError
 from twin.engine import snapshot
 from twin.run.atomic_write import atomic_write
+from twin.run.quarantine import Quarantine, without
 from twin.run.trace import FORMAT, MAGIC, Header, TraceDecoder, TraceEncoder, payloads, record
 from twin.telemetry import Frame, TicksSkipped
 
@@ -151,13 +152,17 @@ class TraceReader:
     """Frames of a segment, or of all of a folder, in order. `damage` tells where reading had to stop.
 
     `gaps` tells of ticks between frames that are not there although nothing is damaged: pruned, or never
-    traced. What an engine makes of the frames behind a gap is not what it made of them then.
+    traced. What an engine makes of the frames behind a gap is not what it made of them then. Input in the
+    folder's quarantine is left out, as `left_out` tells; `last_left_out` is (tick, instant) of the newest
+    tick that was left out as a whole.
     """
 
     path: Path
     damage: list[str] = field(default_factory=list)
     gaps: list[str] = field(default_factory=list)
     headers: list[Header] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    last_left_out: tuple[int, int] = (-1, 0)
     bytes_read: int = 0
 
     def segments(self) -> list[Path]:
@@ -180,7 +185,9 @@ class TraceReader:
         raise StorageError(f"{path}: holds no record")
 
     def __iter__(self) -> Iterator[Frame]:
-        self.damage, self.gaps, self.headers, self.bytes_read = [], [], [], 0
+        self.damage, self.gaps, self.headers, self.left_out, self.bytes_read = [], [], [], [], 0
+        self.last_left_out = (-1, 0)
+        quarantine = Quarantine(self.path if self.path.is_dir() else self.path.parent)
         last_tick, before = -1, 0
         holes = read_holes(self.path) if self.path.is_dir() else []
         for path in self.segments():
@@ -210,6 +217,13 @@ class TraceReader:
                 if last_tick >= 0 and is_gap(last_tick, frame):
                     self.gaps.append(_gap(last_tick + 1, frame.tick - 1, holes))
                 last_tick = frame.tick
+                poison = None if path.stem.startswith("poison-") else quarantine.of(frame)
+                if poison is not None:
+                    self.left_out.append(poison.text)
+                    if poison.whole:
+                        self.last_left_out = (frame.tick, frame.now_ns)
+                        continue
+                    frame = without(frame, poison.parts)
                 yield frame
             before += len(data)
             self.bytes_read = before

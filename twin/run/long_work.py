@@ -1,18 +1,63 @@
-"""Progress bar: the finished share of long work and the time left, on a terminal; nothing elsewhere."""
+"""Long work: its progress on a terminal, and the wish of Ctrl-C or a service manager to end it.
+
+Python raises KeyboardInterrupt wherever the program happens to be: half a tick is then in a recording, and
+no replay gives it again; or it falls into a library that catches everything, and nobody hears of it.
+"""
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
-from types import TracebackType
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from twin.catalogue import duration
-from twin.run.interrupt import check_interrupt
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 ROOMY = 90  # columns of a terminal with room for a note
 ETA_AFTER = 0.03  # of the work: sooner no estimate is possible. source: estimate
+
+_asked = threading.Event()
+
+
+def stop_at_once() -> None:
+    """Let both signals raise KeyboardInterrupt, here and again at `check_interrupt`. Main thread only."""
+    _asked.clear()
+    for number in SIGNALS:
+        signal.signal(number, _hear)
+
+
+def _hear(_number: int, _frame: FrameType | None) -> None:
+    _asked.set()
+    raise KeyboardInterrupt
+
+
+def check_interrupt() -> None:
+    """Between two parts of long work. Raises KeyboardInterrupt where one was raised and a library ate it."""
+    if _asked.is_set():
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def asked_to_stop(stop: Callable[[], None]) -> Iterator[None]:
+    """Within: SIGINT and SIGTERM call `stop`, which raises nothing. Afterwards they do what they did before.
+
+    Outside the main thread, which alone may set what a signal does, nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, lambda *_: stop()) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, what in before.items():
+            signal.signal(number, signal.SIG_DFL if what is None else what)
 
 
 class ProgressBar:
@@ -35,7 +80,7 @@ class ProgressBar:
             self._task = self._progress.add_task(what, total=1.0, left="", note="")
 
     def move(self, share: float, note: str = "") -> None:
-        """Show this share and note. Raises KeyboardInterrupt as `interrupt.check_interrupt` does."""
+        """Show this share and note. Raises KeyboardInterrupt as `check_interrupt` does."""
         check_interrupt()
         if self._progress is not None:
             took_s = time.monotonic() - self._begun
