@@ -61,7 +61,10 @@ def identities(
     own = f"IT/v1/{integration}"
     daemon = (
         "topic read #",
-        *(f"topic write {own}/{what}/#" for what in ("Request", "Contingency", "Job", "Daemon", "Canary")),
+        *(
+            f"topic write {own}/{what}/#"
+            for what in ("Request", "Contingency", "Job", "Daemon", "Journal", "Canary")
+        ),
         f"topic write BMS/v1/{integration}/#",
         "topic write grid/v1/dsx-flex-agent/#",  # power states and breaches
         "topic write spBv1.0/+/NCMD/#",  # asks Sparkplug nodes to announce themselves

@@ -88,7 +88,8 @@ trace  recordings: made, replayed, summarised, fetched
     verify traces  check public recordings by size and SHA-256
 journal  the hash-chained journal of a run
     show journal  print entries as sentences
-    verify journal  verify the hash chain
+    verify journal  verify the hash chain; --key: prove the journal by its signed heads
+    key journal  make the pair of keys that sign the journal's heads and verify them
     schema journal  print the JSON Schema of a line
 simulation  simulated sites: scenarios, what-ifs, a plant on a broker
     run simulate  simulate a site under a scenario, for hours or months

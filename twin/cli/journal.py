@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import time
 from collections import deque
 from pathlib import Path
@@ -12,15 +13,18 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from twin.anchor import HeadVerifier, JournalProof, SignedHead, parse_head, prove
 from twin.catalogue import ConfigError, StorageError, clean, did_you_mean, utc
-from twin.cli.arguments import instant_ns, present
-from twin.cli.grammar import Verb
+from twin.cli.arguments import instant_ns, present, refuse_existing
+from twin.cli.grammar import CONFIG, Verb
+from twin.config import find_config, load_config, load_site
 from twin.contracts import JOURNAL_KINDS, journal_schema
 from twin.report import grid, print_line, safe_text, sentence
 from twin.run import (
     OPEN,
     Entry,
     JournalVerdict,
+    atomic_write,
     closed_segments,
     cut_journal,
     is_torn,
@@ -45,8 +49,86 @@ def run_schema(_: argparse.Namespace, out: Console, *__: Console) -> int:
     return 0
 
 
+def run_key(args: argparse.Namespace, out: Console, *_: Console) -> int:
+    """Make a pair of keys, each in a file of its own, over none that is there."""
+    from twin.anchor import make_keys
+
+    private, public = args.out, args.out.with_name(args.out.name + ".pub")
+    for path, text, mode in zip((private, public), make_keys(), (0o600, 0o644), strict=True):
+        refuse_existing("--out", path)
+        try:
+            atomic_write(path, text, mode)
+        except OSError as error:
+            raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
+    print_line(out, f"{private}: the private key, for `journal.sign_key` of the daemon alone")
+    print_line(out, f"{public}: the public key, for `racktwin journal verify --key`; keep a copy elsewhere")
+    return 0
+
+
+def run_proof(args: argparse.Namespace, out: Console, err: Console) -> int:
+    """Compare a journal with its signed heads; 1 if they contradict it or prove nothing."""
+    path = _journal(args.path)
+    if path.name != OPEN:
+        raise ConfigError(f"{path}: is one file of a journal; expected the folder of the run, with --key")
+    try:
+        key = args.key.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--key {args.key}: cannot be read: {error}") from error
+    verifier = HeadVerifier.of_pem(key, f"--key {args.key}")
+    outside = {place: _outside(args, place) for place in dict.fromkeys(args.anchor or ())}
+    proof = prove(path.parent, verifier, outside)
+    tree = {
+        "path": str(path), "ok": proof.is_ok, "key": verifier.name, "proven_lines": proof.lines,
+        "proven_at": utc(proof.now_ns) if proof.lines else None, "by": proof.by or None, "lines": proof.end,
+        "chain_fault": proof.verdict.fault, "faults": proof.faults, "notes": proof.notes,
+    }  # fmt: skip
+    present(args, tree, lambda *_: _say_proof(path, proof, out, err), out)
+    return 0 if proof.is_ok else 1
+
+
+def _outside(args: argparse.Namespace, place: str) -> list[SignedHead]:
+    """The heads that an anchor outside holds."""
+    if place in ("mqtt", "etcd"):
+        from twin.daemon import fetch_heads
+
+        loaded = load_config(find_config(args.config))
+        _, site = load_site(loaded.file(loaded.config.site))
+        return asyncio.run(fetch_heads(loaded, site.file.site, place))
+    try:
+        lines = Path(place).read_bytes().splitlines()
+    except OSError as error:
+        raise ConfigError(
+            f"--anchor {clean(place)}: cannot be read: {error.strerror}; expected a file, mqtt or etcd"
+        ) from error
+    heads = [parse_head(line) for line in lines if line.strip()]
+    if not heads:
+        raise StorageError(f"--anchor {clean(place)}: holds no signed head")
+    return heads
+
+
+def _say_proof(path: Path, proof: JournalProof, out: Console, err: Console) -> None:
+    verdict = proof.verdict
+    if verdict.fault is not None:
+        where = path.with_name(verdict.file)
+        print_line(err, f"error {where} line {verdict.line_no}: {clean(verdict.fault, 500)}", "red")
+    for fault in proof.faults:
+        print_line(err, f"error {clean(fault, 500)}", "red")
+    if proof.lines:
+        text = f"{path}: proven up to line {proof.lines:,} at {utc(proof.now_ns)} by the anchor {proof.by}"
+        text += f"; {proof.end - proof.lines:,} lines after it are chained but not yet anchored"
+        print_line(out, clean(text, 1000))
+    else:
+        print_line(err, f"{path}: nothing is proven: no signed head fits its {proof.end:,} lines", "red")
+    for note in proof.notes:
+        print_line(out, clean(note, 500))
+
+
 def run_verify(args: argparse.Namespace, out: Console, err: Console) -> int:
     """Verify the chain, and cut off a faulty tail if asked to; 1 if it is faulty and stays so."""
+    if args.key is not None:
+        return run_proof(args, out, err)
+    if args.anchor:
+        raise ConfigError("--anchor: expected --key too, the public key that the heads there are signed with")
     path = _journal(args.path)
     verdict = verify_journal(path)
     if args.cut and verdict.fault and path.name != OPEN and path in closed_segments(path.parent):
@@ -159,11 +241,23 @@ def _text(entry: Entry) -> Text:
 
 RUN = "FOLDER>path  of a run, or its journal.jsonl"
 VERBS = {
+    "journal key": Verb(
+        run_key,
+        "-o --out FILE!  private key to write; the public one goes beside it, with .pub",
+        ("--out /etc/racktwin/secrets/journal.key",),
+        answers=False,
+    ),
     "journal schema": Verb(run_schema, "", ("",)),
     "journal verify": Verb(
         run_verify,
-        f"{RUN}\n--cut  cut off a faulty tail (it is kept as .torn)",
-        ("/var/lib/racktwin/run", "run/ --cut"),
+        f"""
+        {RUN}
+        --cut  cut off a faulty tail (it is kept as .torn)
+        --key FILE  public key: prove the journal by its signed heads
+        --anchor PLACE*  also by the head kept outside: mqtt, etcd, or a file; may be given again
+        {CONFIG}
+        """,
+        ("/var/lib/racktwin/run", "run/ --cut", "run/ --key journal.key.pub --anchor mqtt"),
     ),
     "journal show": Verb(
         run_show,

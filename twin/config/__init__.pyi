@@ -35,6 +35,7 @@ from .schema import (
     Broker as Broker,
     Config as Config,
     History as History,
+    Journal as Journal,
     Loaded as Loaded,
     Notify as Notify,
     Quotas as Quotas,

@@ -203,6 +203,13 @@ class Leader(_Strict, frozen=True):
     tls: Tls | None = None  # of etcd
 
 
+class Journal(_Strict, frozen=True):
+    """Signed heads of the journal, one a minute, by which `racktwin journal verify --key` proves it."""
+
+    sign_key: str | None = None  # file with the private key that signs them: `racktwin journal key` makes it
+    anchor: list[Literal["mqtt", "etcd"]] = []  # where they are kept outside too; etcd is that of `leader`
+
+
 class Quotas(_Strict, frozen=True):
     """Disk per kind of file; the oldest go first. Windows around findings and commands are pinned."""
 
@@ -235,6 +242,7 @@ class Config(_Strict, frozen=True):
     api: Api | None = Api()  # the page and the HTTP interface; null: none
     notify: list[Notify] = []  # receivers of alarms
     leader: Leader = Leader()  # which daemon may act; docs/high-availability.md
+    journal: Journal = Journal()  # signed heads, which prove it; docs/journal.md
     quotas: Quotas = Quotas()  # of the disk; the oldest go first
     contact: str = ""  # whom readers of the page may ask: a name, a channel, a number
     simulated: bool = False  # the site is a simulated pod: `act` is allowed over the embedded broker
@@ -406,6 +414,14 @@ def _problems(config: Config) -> list[str]:
     for i, endpoint in enumerate(config.leader.endpoints):
         out.http(f"leader.endpoints[{i}]", endpoint)
     out.within("leader.term_s", config.leader.term_s, 2, 60)
+    if config.journal.anchor and config.journal.sign_key is None:
+        out.append("$.journal.sign_key: missing; expected the key that signs what `anchor` keeps outside")
+    if "etcd" in config.journal.anchor and not config.leader.endpoints:
+        out.append("$.journal.anchor: etcd, but $.leader.endpoints names none; expected its URLs there")
+    if "mqtt" in config.journal.anchor and config.broker == "embedded":
+        out.append(
+            "$.journal.anchor: mqtt, but the embedded broker keeps nothing; expected a broker of yours"
+        )
     out.within("quotas.journal_segment_mb", config.quotas.journal_segment_mb, 1, 4096)
     out.within("quotas.snapshots", config.quotas.snapshots, 1, 100)
     out.within("quotas.trace_hours", config.quotas.trace_hours, 0.01, 10_000)

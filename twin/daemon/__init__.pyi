@@ -1,5 +1,6 @@
 from .bootstrap import load_checked as load_checked
 from .daemon import Daemon as Daemon
 from .ingest import Ingest as Ingest
+from .journal_anchor import fetch_heads as fetch_heads
 from .online_check import EndpointAnswer as EndpointAnswer, OnlineCheck as OnlineCheck
 from .sdnotify import SdNotify as SdNotify

@@ -41,7 +41,7 @@ STOP_S = 4.0  # for all parts together; systemd is told five seconds
 TRACE_RETRY_S = 10.0
 LONG_TICK_S = 2.0  # requests and a new term close the frame of a longer one
 # Settings that a running process keeps, and those that restart the links
-FIXED = ("state", "tick_s", "leader", "simulated", "embedded_port")
+FIXED = ("state", "tick_s", "leader", "journal", "simulated", "embedded_port")
 LINKS = ("broker", "scrapes", "jobs", "kubernetes", "burn_in", "redfish", "dcmi", "power")
 LEFT_OUT_S, MAX_LEFT_OUT = 86_400.0, 8  # how long and how many the alarm shows. source: estimate
 MAX_NOTES = 1000  # between two ticks
@@ -417,6 +417,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         with contextlib.suppress(StorageError, ConfigError):
             await loop.run_in_executor(self.disk, self._finish)
+        self.services.anchor.close()
         self.disk.shutdown(wait=True)
         self.opened.close()
 

@@ -366,6 +366,28 @@ async def leader_of(etcd: Etcd, site: str) -> str:
     return str(_value(_kv(answer, 0)).get("name", ""))
 
 
+async def keep_head(etcd: Etcd, site: str, name: str, payload: bytes) -> None:
+    """Keep a signed head of the journal of the daemon `name`. Raises ConnectorError."""
+    value = base64.b64encode(payload).decode("ascii")
+    await etcd.call("/v3/kv/put", {"key": _head_key(site, name), "value": value})
+
+
+async def kept_heads(etcd: Etcd, site: str, name: str) -> list[bytes]:
+    """The signed heads of all runs of a daemon. Raises ConnectorError."""
+    end = f"{_prefix(site)}/journal/{name}0"  # "0" comes behind "/"
+    asked = {"request_range": {"key": _head_key(site, f"{name}/"), "range_end": _b64(end), "limit": "1000"}}
+    answer = await etcd.call("/v3/kv/txn", {"success": [asked]})
+    try:
+        found = answer["responses"][0]["response_range"].get("kvs", [])
+        return [base64.b64decode(str(kv["value"]), validate=True) for kv in found]
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError):
+        raise ConnectorError("expected signed heads from etcd, got something else") from None
+
+
+def _head_key(site: str, name: str) -> str:
+    return _b64(f"{_prefix(site)}/journal/{name}")
+
+
 def _prefix(site: str) -> str:
     return f"/racktwin/{site}"
 

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import re
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -283,6 +284,11 @@ def parse_record(data: bytes) -> dict[str, Any]:
             if fits:
                 out[key] = value
     return out
+
+
+def daemon_name(loaded: Loaded) -> str:
+    """Name of this daemon among those of a site; by default the host's."""
+    return loaded.config.leader.name or socket.gethostname().partition(".")[0] or "daemon"
 
 
 def lock_path(loaded: Loaded, site: str) -> Path:

@@ -39,6 +39,8 @@ from twin.daemon.carrier_file import carrier_job
 from twin.daemon.contingency_publisher import ContingencyPublisher
 from twin.daemon.dispatcher import Dispatcher
 from twin.daemon.ingest import Ingest
+from twin.daemon.journal_anchor import JournalAnchor
+from twin.daemon.leader import daemon_name
 from twin.daemon.leadership import Leadership
 from twin.daemon.notify import Notifier
 from twin.daemon.policy_accounts import PolicyAccounts
@@ -112,6 +114,7 @@ class Services:
         self.accounts = PolicyAccounts(live, loaded.state)
         self.upkeep = Upkeep(self.opened.folder, loaded.config.quotas)
         self.notifier = Notifier(loaded, engine.site.file.site)
+        self.anchor = JournalAnchor(loaded, opened, alarms, self.slow, lambda: self.links)
         self.api = ApiServer()
         self._snapshot: asyncio.Task[None] | None = None
         self._conditions_raised: set[str] = set()
@@ -122,7 +125,7 @@ class Services:
     def prepare(self, loaded: Loaded, site: Site) -> PreparedParts:
         """All that a configuration asks for, made and not started. Raises ConfigError; changes nothing."""
         settings, port = loaded.config.history, self.broker.port if self.broker is not None else None
-        name = loaded.config.leader.name or _host()
+        name = daemon_name(loaded)
         roster = Roster(lambda: self.live.engine)
         may_act = self.leadership.may_act
         outside = make_grid_interface(loaded, site, lambda: self.live.engine, may_act)
@@ -166,6 +169,8 @@ class Services:
         supervisor.start("upkeep", "service", self._keep_up)
         publisher = ContingencyPublisher(live, self.opened, self.ingest, self.leadership, lambda: self.links)
         supervisor.start("contingency", "service", publisher.run)
+        if self.anchor.signer is not None:
+            supervisor.start("journal-anchor", "service", self.anchor.run)
         supervisor.start("policy-accounts", "service", self.accounts.run)
 
     def start_links(self, prepared: PreparedParts) -> None:
@@ -431,12 +436,6 @@ class Services:
         if self._snapshot is not None:
             await asyncio.wait([self._snapshot])
         self.slow.shutdown(wait=False)
-
-
-def _host() -> str:
-    import socket
-
-    return socket.gethostname().partition(".")[0] or "daemon"
 
 
 LEVELS = {"critical": logging.CRITICAL, "warning": logging.WARNING}

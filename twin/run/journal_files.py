@@ -230,15 +230,17 @@ def _walk(
     return JournalVerdict(count, head, None, 0, -1, OPEN, start[0], len(files))
 
 
-def verify_journal(path: Path) -> JournalVerdict:
+def verify_journal(path: Path, look: Callable[[Entry], None] | None = None) -> JournalVerdict:
     """Walk a journal's chain through all its segments. Raises StorageError if it cannot be read.
 
     Where it does not begin at its first line, a line of it must tell what was pruned. One closed segment
-    alone is walked by itself.
+    alone is walked by itself. `look` is shown every line that follows its predecessor.
     """
     notes: list[Pruned] = []
 
     def see(entry: Entry) -> None:
+        if look is not None:
+            look(entry)
         if entry.kind != "upkeep":
             return
         record = entry.record

@@ -63,6 +63,12 @@ class JournalWriter:
         return line_head(self._last) if self._last else None
 
     @property
+    def safe(self) -> tuple[int, str]:
+        """(how many lines are on the disk whatever comes, the hash of the last of them)."""
+        _, lines, head, _ = self._kept
+        return lines, head
+
+    @property
     def full(self) -> bool:
         """True once the segment has its size: then `rotate` between two ticks."""
         return 0 < self.segment_bytes <= self._size

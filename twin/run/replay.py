@@ -229,6 +229,7 @@ class Recorder:
             self.trace = TraceWriter(folder, engine.site.spec_hash, spec.packed(), k.trace_bytes, k.trace_s)
         self.chain = self.journal.chain if self.journal else Chain()
         self._snapshot_ns: int | None = None
+        self._safe = (0, "")
         self._ticks = 0  # since the last snapshot
         last = self.journal.last if self.journal else None
         self._last = (-1, 0) if last is None else (last.tick, last.now_ns)
@@ -320,6 +321,12 @@ class Recorder:
         finally:
             if journal is not None:
                 journal.close()
+                self._safe = journal.safe
+
+    @property
+    def safe(self) -> tuple[int, str]:
+        """(how many lines of the journal are on the disk, the hash of the last of them)."""
+        return self._safe if self.journal is None else self.journal.safe
 
     def _put(self, lines: list[bytes]) -> None:
         if self.journal is not None:

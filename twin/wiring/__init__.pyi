@@ -6,6 +6,7 @@ from .bmc import (
 from .connectors import (
     Links as Links,
     Member as Member,
+    client_id_of as client_id_of,
     link_settings as link_settings,
     make_jobs as make_jobs,
     make_scrapes as make_scrapes,

@@ -58,7 +58,7 @@ class Links:
         broker, jobs = loaded.config.broker, loaded.config.jobs
         options = broker if isinstance(broker, Broker) else Broker(host="")
         settings = link_settings(loaded, port)
-        settings = replace(settings, client_id=_client_id(loaded, settings.client_id, member.name))
+        settings = replace(settings, client_id=client_id_of(loaded, settings.client_id, member.name))
         integration = self.integration = options.integration
         topics, extra = routes_of(loaded, options)
         self.router = Router(
@@ -109,7 +109,7 @@ def _presence(integration: str, client_id: str, member: Member) -> Presence:
     return Presence(topic, online, offline)
 
 
-def _client_id(loaded: Loaded, client_id: str, name: str) -> str:
+def client_id_of(loaded: Loaded, client_id: str, name: str) -> str:
     """Two daemons of one site must not put each other off the broker, nor share a session."""
     if loaded.config.leader.kind == "etcd" or loaded.config.leader.name:
         return f"{client_id}-{name}"
