@@ -12,7 +12,17 @@ from pathlib import Path
 
 from tests.support.golden_story import Story, engine_for
 from twin.engine import Engine
-from twin.run import Cutter, Keeping, Quarantine, Recorder, StartAnew, mend_unticked, never_ticked, resume
+from twin.run import (
+    Cutter,
+    Keeping,
+    Poison,
+    Quarantine,
+    Recorder,
+    StartAnew,
+    mend_unticked,
+    never_ticked,
+    resume,
+)
 from twin.site import SiteSpec
 from twin.telemetry import Event, Frame, TicksSkipped
 
@@ -57,11 +67,13 @@ class PoisonedRun:
         """(engine, recorder, the next tick's number, what its frame begins with)."""
         spec: SiteSpec = Story(0).spec
         skipped = TicksSkipped(count=1, why="restart")
+        poisons: list[Poison] = []
         if not never_ticked(self.folder):
             try:
                 back = resume(self.folder, engine_for)
             except StartAnew as error:
                 self.faults.append(str(error))
+                poisons = error.poisons
             else:
                 self.faults += back.faults
                 bridge = back.bridge() or [skipped]
@@ -71,7 +83,10 @@ class PoisonedRun:
                 return back.engine, recorder, back.last_tick + 1, [*bridge, *back.pending]
         last, _ = mend_unticked(self.folder, self.faults)
         engine = engine_for(spec)
-        return engine, Recorder(engine, spec, self.folder, KEEPING), last + 1, [skipped] if last >= 0 else []
+        recorder = Recorder(engine, spec, self.folder, KEEPING)
+        for poison in poisons:
+            recorder.note(poison.record)
+        return engine, recorder, last + 1, [skipped] if last >= 0 else []
 
     def go_on(self, engine: Engine, recorder: Recorder, tick: int, events: list[Event]) -> bool:
         """True once all frames were seen; False where the engine fails."""

@@ -36,6 +36,7 @@ from twin.run import (
 )
 from twin.telemetry import Frame, JobStarted, TableUpdate, TicksSkipped
 
+pytestmark = pytest.mark.slow
 Fails = Callable[[Engine, Frame], bool]
 
 
@@ -150,7 +151,7 @@ NO_POISON = Poison(
 )
 
 
-@pytest.mark.parametrize("how", ["killed", "hangs"])
+@pytest.mark.parametrize("how", ["crashes", "killed", "hangs"])
 def test_what_ends_or_hangs_the_process_is_found_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
@@ -161,21 +162,38 @@ def test_what_ends_or_hangs_the_process_is_found_too(
         if has(frame, "o2"):
             if os.getpid() == parent:
                 raise RuntimeError("the process ends here")
-            if how == "killed":
-                os.kill(os.getpid(), signal.SIGKILL)
+            if how != "hangs":
+                os.kill(os.getpid(), signal.SIGTRAP if how == "crashes" else signal.SIGKILL)
             while True:
                 pass
         return tick(self, frame)
 
     monkeypatch.setattr(Engine, "tick", crash)
-    monkeypatch.setattr(quarantine, "PROBE_S", 1.0 if how == "hangs" else 10.0)
+    monkeypatch.setattr(quarantine, "PROBE_S", 0.4 if how == "hangs" else 10.0)
     run = PoisonedRun(tmp_path / "run", frames()[:14])
     run.live()
     assert run.deaths == 1
     [record] = notes(tmp_path / "run")
     assert record.parts == ("event OutlookTold o2",)
-    assert ("signal 9" if how == "killed" else "did not end") in record.error
+    assert {"crashes": "signal 5", "killed": "signal 9", "hangs": "did not end"}[how] in record.error
     check_replay(tmp_path / "run")
+
+
+def test_a_copy_that_is_killed_once_says_nothing_of_the_tick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where memory is short a copy goes first: the tick is innocent, and is done."""
+    folder = tmp_path / "run"
+    run = PoisonedRun(folder, frames()[:14])
+    failing(monkeypatch, lambda _, frame: has(frame, "o2"))
+    begun = run.start()
+    assert not run.go_on(*begun)
+    begun[1].close()
+    monkeypatch.undo()
+    monkeypatch.setattr(quarantine, "tick_aside", lambda engine, frame: quarantine.KILLED)
+    back = resume(folder, engine_for)
+    assert back.poisons == []
+    assert back.engine.state.tick == outlook().tick
 
 
 @pytest.mark.parametrize("step", range(3))
@@ -251,7 +269,7 @@ def test_a_state_that_fails_with_any_input_costs_a_tick_then_the_trace_then_all(
     assert "begins again at the snapshot of tick 11" in texts
     assert "begins anew" in texts
     assert engine.state.now_ns == frames()[-1].now_ns
-    assert [r.whole for r in notes(folder)] == [True, True]  # the third is told by the start
+    assert [r.whole for r in notes(folder)] == [True, True, True]
     assert len(Quarantine(folder).poisons) == 3
     assert check_replay(folder)[0].compared_lines > 0  # of what began anew, from its own snapshot
 

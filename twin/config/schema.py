@@ -204,7 +204,7 @@ class Leader(_Strict, frozen=True):
 
 
 class Journal(_Strict, frozen=True):
-    """Signed heads of the journal, one a minute, by which `racktwin journal verify --key` proves it."""
+    """Signed heads of the journal, one a minute, by which `racktwin journal verify` proves it."""
 
     sign_key: str | None = None  # file with the private key that signs them: `racktwin journal key` makes it
     anchor: list[Literal["mqtt", "etcd"]] = []  # where they are kept outside too; etcd is that of `leader`

@@ -108,6 +108,8 @@ def open_run(loaded: Loaded) -> OpenedRun:
             except StartAnew as error:
                 opened = _begun(loaded, spec, site, folder, book)
                 opened.faults.insert(0, str(error))
+                for poison in error.poisons:
+                    opened.recorder.note(poison.record, sync=True)
     except OSError as error:
         lock.close()
         raise StorageError(

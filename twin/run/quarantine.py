@@ -37,6 +37,7 @@ KEPT_FRAMES, KEPT = 20, 1000  # whole frames, and records of what was left out
 TEXT = 8000  # characters of a traceback
 HOLD_S = 3600.0
 HOLD_AFTER, HOLD_ALL_AFTER = 3, 10  # records within that time; source: estimate, well below a unit's limit
+KILLED = "the process was killed (signal 9)"
 NAMES = 4  # signals that name a part
 
 Part = TableUpdate | Counts | Event
@@ -232,6 +233,8 @@ def _tick_and_exit(engine: Engine, frame: Frame, writer: int) -> NoReturn:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPROF):
             with contextlib.suppress(ValueError):  # only the main thread may
                 signal.signal(number, signal.SIG_DFL)
+        with contextlib.suppress(OSError):  # where memory is short, this one goes and not the daemon
+            Path("/proc/self/oom_score_adj").write_text("1000")
         signal.setitimer(signal.ITIMER_PROF, PROBE_S)  # ends the process, also within C
         engine.tick(frame)
         status = 0
@@ -256,5 +259,6 @@ def _outcome(pid: int, reader: int) -> str:
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
         return f"the tick did not end within {PROBE_S:g} s of processor time"
     if os.WIFSIGNALED(status):
-        return f"the process was ended by signal {os.WTERMSIG(status)}"
+        number = os.WTERMSIG(status)
+        return KILLED if number == signal.SIGKILL else f"the process was ended by signal {number}"
     return text.decode("utf-8", "replace") if status else ""

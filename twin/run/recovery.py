@@ -31,7 +31,7 @@ from twin.run.journal_files import (
     verify_open,
 )
 from twin.run.journal_writer import JournalWriter
-from twin.run.quarantine import HOLD_S, Poison, Quarantine, find_poison, without
+from twin.run.quarantine import HOLD_S, KILLED, Poison, Quarantine, find_poison, without
 from twin.run.run_files import (
     REMEDY,
     Segment,
@@ -106,7 +106,14 @@ class RecoveredRun:
 
 
 class StartAnew(StorageError):
-    """The engine fails in whatever state the run's files give it; they are set aside."""
+    """The engine fails in whatever state the run's files give it; they are set aside.
+
+    `poisons` is the input that this start left out before it gave up.
+    """
+
+    def __init__(self, text: str, poisons: list[Poison]) -> None:
+        super().__init__(text)
+        self.poisons = poisons
 
 
 class _BrokenTick(StorageError):
@@ -178,6 +185,9 @@ def resume(
             faults.append(str(broken))
             poisons += broken.poisons
             continue
+        except StartAnew as last:
+            last.poisons[:0] = poisons
+            raise
         out.faults[:0] = faults
         out.poisons[:0] = poisons
         return out
@@ -348,7 +358,8 @@ class _TickAgain:
         engine, out = self.out.engine, self.out
         self._about(frame.tick)
         poison = find_poison(engine, frame)
-        if not poison.error:
+        # What runs short of memory is killed too: only a second death tells that it is this tick
+        if not poison.error or (poison.error == KILLED and frame.tick != self._doubted):
             return frame
         if (known := self.quarantine.of(frame)) is not None:  # more of it than was known
             poison = msgspec.structs.replace(poison, whole=True)
@@ -401,7 +412,8 @@ class _TickAgain:
             set_aside(path, ".lost")
         raise StartAnew(
             f"{self.folder}: the engine failed {len(whole)} times within an hour, with any input; trace and "
-            "snapshots are set aside (.lost), and the twin begins anew"
+            "snapshots are set aside (.lost), and the twin begins anew",
+            out.poisons,
         )
 
 
