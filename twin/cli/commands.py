@@ -81,16 +81,16 @@ checkpoint  how often training jobs should save
 trace  recordings: made, replayed, summarised, fetched
     record record  record live MQTT messages to files for replay
     replay replay  replay recorded telemetry through the twin
-    quarantine quarantine  list the input that a run left out, since the engine failed on it; repeat it
     info site  summarise a recorded run or a capture
     list traces  list the public recordings and where they lie
     fetch traces  download public recordings and check them by SHA-256
     verify traces  check public recordings by size and SHA-256
+    quarantine quarantine  list the input that a run left out, since the engine failed on it; repeat it
 journal  the hash-chained journal of a run
     show journal  print entries as sentences
     verify journal  verify the hash chain; --key: prove the journal by its signed heads
-    key journal  make the pair of keys that sign the journal's heads and verify them
     schema journal  print the JSON Schema of a line
+    key journal  make the pair of keys that sign the journal's heads and verify them
 simulation  simulated sites: scenarios, what-ifs, a plant on a broker
     run simulate  simulate a site under a scenario, for hours or months
     whatif whatif  run a scenario from the twin's state, with policies and without

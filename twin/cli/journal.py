@@ -60,8 +60,14 @@ def run_key(args: argparse.Namespace, out: Console, *_: Console) -> int:
             atomic_write(path, text, mode)
         except OSError as error:
             raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
-    print_line(out, f"{private}: the private key, for `journal.sign_key` of the daemon alone")
-    print_line(out, f"{public}: the public key, for `racktwin journal verify --key`; keep a copy elsewhere")
+
+    def show(*_: Any) -> None:
+        print_line(out, f"{private}: the private key, for `journal.sign_key` of the daemon alone")
+        print_line(
+            out, f"{public}: the public key, for `racktwin journal verify --key`; keep a copy elsewhere"
+        )
+
+    present(args, {"private": str(private), "public": str(public)}, show, out)
     return 0
 
 
@@ -245,7 +251,6 @@ VERBS = {
         run_key,
         "-o --out FILE!  private key to write; the public one goes beside it, with .pub",
         ("--out /etc/racktwin/secrets/journal.key",),
-        answers=False,
     ),
     "journal schema": Verb(run_schema, "", ("",)),
     "journal verify": Verb(
