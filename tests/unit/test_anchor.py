@@ -249,6 +249,15 @@ def test_an_old_head_that_was_put_back_outside_is_found(journal: SignedJournal) 
     assert journal.prove(journal.heads[-2]).is_ok  # the last acknowledged one: away since then
 
 
+def test_heads_of_other_runs_outside_accuse_nobody_unless_ours_is_not_there(journal: SignedJournal) -> None:
+    other = SIGNER.sign(msgspec.structs.replace(journal.heads[-1], run="0" * 32, lines=9 * LINES))
+    verifier = SIGNER.verifier
+    assert prove(journal.folder, verifier, {"mqtt": [other, journal.heads[-1]]}).is_ok
+    proof = prove(journal.folder, verifier, {"mqtt": [other]})
+    assert "mqtt: holds no signed head of this journal" in proof.faults[0]
+    assert f"it holds line {9 * LINES:,}" in proof.faults[0]
+
+
 def test_heads_beside_the_journal_in_another_order_are_found(journal: SignedJournal) -> None:
     swapped = [*journal.heads[:4], journal.heads[2], *journal.heads[4:]]
     (journal.folder / "anchors.jsonl").write_bytes(b"".join(h.line + b"\n" for h in swapped))
