@@ -48,7 +48,7 @@ def test_heads_are_kept_outside_and_a_tick_waits_for_neither(
             "site": "site.yaml", "broker": {"host": "127.0.0.1", "port": broker.port}, "api": None,
             "tick_s": 0.2, "quotas": {"journal_reserve_mb": 1}, "history": {"embedded": False},
             "leader": {"endpoints": cluster.urls, "name": "one"},
-            "journal": {"sign_key": "journal.key", "anchor": ["mqtt", "etcd"]},
+            "journal": {"sign_key_file": "journal.key", "anchor": ["mqtt", "etcd"]},
         }  # fmt: skip
         (tmp_path / "racktwin.yaml").write_text(yaml.safe_dump(tree))
         loaded = load_config(tmp_path / "racktwin.yaml")

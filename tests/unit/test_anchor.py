@@ -14,8 +14,12 @@ import pytest
 from twin.anchor import AnchorFile, HeadSigner, JournalProof, SignedHead, make_keys, parse_head, prove
 from twin.catalogue import ConfigError, StorageError
 from twin.cli.main import main
-from twin.contracts import AlarmRecord
+from twin.config import Broker, Config, Journal, Loaded, journal_notes
+from twin.config.schema import Leader
+from twin.contracts import AlarmRecord, PrunedSegment, UpkeepRecord
 from twin.run import OPEN, JournalWriter, closed_segments, line_hash
+from twin.run.journal_files import edges
+from twin.wiring import external_file_faults
 
 LINES, EVERY, NS = 240, 20, 10**9
 PRIVATE, PUBLIC = make_keys()
@@ -256,6 +260,50 @@ def test_heads_of_other_runs_outside_accuse_nobody_unless_ours_is_not_there(jour
     proof = prove(journal.folder, verifier, {"mqtt": [other]})
     assert "mqtt: holds no signed head of this journal" in proof.faults[0]
     assert f"it holds line {9 * LINES:,}" in proof.faults[0]
+
+
+def test_what_was_pruned_by_the_journal_s_own_word_is_no_cut(journal: SignedJournal) -> None:
+    """And only that: the next segment may not go with it."""
+    first, second, *_ = closed_segments(journal.folder)
+    begun, last, head = edges(first)
+    writer = JournalWriter(journal.folder, durable=False)
+    gone = PrunedSegment(first.name, begun, last, head, first.stat().st_size)
+    writer.append([writer.chain.line(UpkeepRecord(pruned=(gone,)), LINES, LINES * NS)])
+    writer.close()
+    lines, newest = writer.safe
+    old = journal.heads[-1]
+    signed = SIGNER.sign(SignedHead(run=old.run, lines=lines, head=newest, now_ns=old.now_ns + NS))
+    AnchorFile(journal.folder).append(signed)
+    first.unlink()
+    proof = journal.prove(signed)
+    assert (proof.is_ok, proof.lines, proof.end) == (True, LINES + 1, LINES + 1)
+    (journal.folder / "anchors.jsonl").unlink()  # the run cannot be told any more; its lines can
+    assert journal.prove(signed).is_ok
+    second.unlink()
+    assert not journal.prove(signed).is_ok
+
+
+def test_the_check_of_a_configuration_tells_of_a_key_that_is_none(tmp_path: Path) -> None:
+    for text, fault in ((PRIVATE, ""), (PUBLIC, "Ed25519 private key"), (None, "is not there")):
+        key = tmp_path / "key"
+        key.unlink(missing_ok=True)
+        if text is not None:
+            key.write_text(text)
+            key.chmod(0o600)
+        config = Config(site="s", broker="embedded", api=None, journal=Journal(sign_key_file="key"))
+        faults, _ = external_file_faults(Loaded(config, tmp_path / "racktwin.yaml"))
+        assert bool(faults) == bool(fault)
+        assert all(fault in text and "sign_key_file" in text for text in faults)
+
+
+def test_places_outside_that_are_not_used_are_told(tmp_path: Path) -> None:
+    config = Config(site="s", broker=Broker(host="b"), leader=Leader(endpoints=["http://e"]))
+    assert journal_notes(config) == []
+    signed = msgspec.structs.replace(config, journal=Journal(sign_key_file="k"))
+    assert "mqtt and etcd" in journal_notes(signed)[0]
+    signed = msgspec.structs.replace(config, journal=Journal(sign_key_file="k", anchor=["mqtt"]))
+    assert "etcd" in journal_notes(signed)[0]
+    assert "mqtt" not in journal_notes(signed)[0]
 
 
 def test_heads_beside_the_journal_in_another_order_are_found(journal: SignedJournal) -> None:

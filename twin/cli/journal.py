@@ -62,7 +62,7 @@ def run_key(args: argparse.Namespace, out: Console, *_: Console) -> int:
             raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
 
     def show(*_: Any) -> None:
-        print_line(out, f"{private}: the private key, for `journal.sign_key` of the daemon alone")
+        print_line(out, f"{private}: the private key, for `journal.sign_key_file` of the daemon alone")
         print_line(
             out, f"{public}: the public key, for `racktwin journal verify --key`; keep a copy elsewhere"
         )

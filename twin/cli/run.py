@@ -95,6 +95,7 @@ def _check(loaded: Loaded) -> dict[str, Any]:
         actuator_notes,
         broker_notes,
         burn_in_notes,
+        journal_notes,
         power_notes,
         scheduler_notes,
         underfed,
@@ -121,7 +122,12 @@ def _check(loaded: Loaded) -> dict[str, Any]:
     if any(level in ("approve", "act") for level in configured.values()):
         notes += scheduler_notes(config.jobs.slurm, config.kubernetes, config.burn_in)
         notes += actuator_notes(config.redfish, config.dcmi)
-    notes += [*broker_notes(config.broker), *host_notes(loaded, site), *telemetry_notes(loaded, site)]
+    notes += [
+        *journal_notes(config),
+        *broker_notes(config.broker),
+        *host_notes(loaded, site),
+        *telemetry_notes(loaded, site),
+    ]
     notes += [*reading_notes(loaded, site), *power_notes(config.power), *underfed(site), *unguarded(site)]
     named = site.file.policies.get("replacement")
     tests = bool(named.settings.get("burn_in")) if named is not None else False

@@ -43,6 +43,7 @@ from .schema import (
     Tls as Tls,
     broker_notes as broker_notes,
     differs as differs,
+    journal_notes as journal_notes,
     load_config as load_config,
     targets_of as targets_of,
     warn_exposed as warn_exposed,

@@ -206,7 +206,7 @@ class Leader(_Strict, frozen=True):
 class Journal(_Strict, frozen=True):
     """Signed heads of the journal, one a minute, by which `racktwin journal verify` proves it."""
 
-    sign_key: str | None = None  # file with the private key that signs them: `racktwin journal key` makes it
+    sign_key_file: str | None = None  # the private key that signs them: `racktwin journal key` makes it
     anchor: list[Literal["mqtt", "etcd"]] = []  # where they are kept outside too; etcd is that of `leader`
 
 
@@ -414,8 +414,10 @@ def _problems(config: Config) -> list[str]:
     for i, endpoint in enumerate(config.leader.endpoints):
         out.http(f"leader.endpoints[{i}]", endpoint)
     out.within("leader.term_s", config.leader.term_s, 2, 60)
-    if config.journal.anchor and config.journal.sign_key is None:
-        out.append("$.journal.sign_key: missing; expected the key that signs what `anchor` keeps outside")
+    if config.journal.anchor and config.journal.sign_key_file is None:
+        out.append(
+            "$.journal.sign_key_file: missing; expected the key that signs what `anchor` keeps outside"
+        )
     if "etcd" in config.journal.anchor and not config.leader.endpoints:
         out.append("$.journal.anchor: etcd, but $.leader.endpoints names none; expected its URLs there")
     if "mqtt" in config.journal.anchor and config.broker == "embedded":
@@ -426,6 +428,18 @@ def _problems(config: Config) -> list[str]:
     out.within("quotas.snapshots", config.quotas.snapshots, 1, 100)
     out.within("quotas.trace_hours", config.quotas.trace_hours, 0.01, 10_000)
     return out
+
+
+def journal_notes(config: Config) -> list[str]:
+    """Places outside that could keep signed heads, and do not."""
+    settings = config.journal
+    has = {"mqtt": isinstance(config.broker, Broker), "etcd": bool(config.leader.endpoints)}
+    unused = [place for place, is_there in has.items() if is_there and place not in settings.anchor]
+    if settings.sign_key_file is None or not (unused or not settings.anchor):
+        return []
+    alone = "" if settings.anchor else "signed heads of the journal are kept beside it alone; "
+    could = f"{' and '.join(unused)} could keep them too" if unused else "no broker or etcd could keep them"
+    return [f"journal.anchor: {alone}{could}"]
 
 
 def _broker_problems(broker: Broker) -> list[str]:

@@ -63,8 +63,10 @@ class JournalAnchor:
         links: Callable[[], Links | None],
     ) -> None:
         settings = loaded.config.journal
-        pem = loaded.secret(settings.sign_key)
-        self.signer = HeadSigner.of_pem(pem, f"$.journal.sign_key: {settings.sign_key}") if pem else None
+        pem = loaded.secret(settings.sign_key_file)
+        self.signer = (
+            HeadSigner.of_pem(pem, f"$.journal.sign_key_file: {settings.sign_key_file}") if pem else None
+        )
         recorder = opened.recorder
         self._recorder, self._alarms, self._slow, self._links = recorder, alarms, slow, links
         self._loaded, self._site = loaded, str(opened.spec.file.get("site", ""))

@@ -21,6 +21,7 @@ from connectors.kubernetes import HOST, load_access
 from connectors.mqtt import extra_route
 from connectors.series_map import load_map
 from connectors.slurm import expand_names
+from twin.anchor import HeadSigner
 from twin.catalogue import ConfigError
 from twin.config import Api, Broker, Loaded, Tls
 
@@ -51,6 +52,7 @@ def external_file_faults(loaded: Loaded) -> tuple[list[str], list[str]]:
         *_state(loaded),
         *_jobs(loaded),
         *_hosts(loaded),
+        *_sign_key(loaded),
     ]
     for more, remarks in (_cluster(loaded), _burn_in(loaded)):
         faults += more
@@ -88,6 +90,22 @@ def _named(part: Any, where: str) -> Iterator[tuple[str, str, str]]:
                 yield f"{where}.{key}", value, key
             else:
                 yield from _named(value, f"{where}.{key}")
+
+
+def _sign_key(loaded: Loaded) -> list[str]:
+    """A file that should sign the journal's heads and holds no key."""
+    name = loaded.config.journal.sign_key_file
+    if name is None or is_uncheckable(name):
+        return []
+    try:
+        text = loaded.secret(name) or ""
+    except ConfigError:  # told with the other files
+        return []
+    try:
+        HeadSigner.of_pem(text, f"{loaded.path}: $.journal.sign_key_file: {name}")
+    except ConfigError as error:
+        return list(error.problems)
+    return []
 
 
 def _trust(loaded: Loaded, where: str, part: Any) -> list[str]:
