@@ -1,4 +1,4 @@
-"""Lying sensors: one wire of a simulated site reports another value than its meter reads, for a while."""
+"""Lying sensors: wires of a simulated site report another value than their meters read, for a while."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from twin.catalogue import F32
-from twin.plant import Observation, Sensors
+from twin.plant import Observation, Report, Sensors
 
 Change = Callable[[F32, int], F32]  # of the values [k] and the seconds since the lie began
 
@@ -42,10 +42,19 @@ class LyingSensors:
         return observation
 
     def _spoil(self, observation: Observation, lie: Lie) -> None:
-        at = np.array(lie.entities, np.intp)
+        at, second = np.array(lie.entities, np.intp), self.second - lie.begin_s
         for report in observation.reports:
             if report.table == lie.table and lie.signal in report.signals:
-                row = list(report.signals).index(lie.signal)
-                values = report.values.copy()
-                values[row, at] = lie.change(values[row, at], self.second - lie.begin_s)
-                report.values = values
+                row = report.signals.index(lie.signal)
+                report.values = values = report.values.copy()
+                values[row, at] = lie.change(values[row, at], second)
+            elif report.table == lie.table and lie.signal in report.counters:
+                _spoil_counts(report, report.counters.index(lie.signal), lie.change, at, second)
+
+
+def _spoil_counts(report: Report, row: int, change: Change, at: np.ndarray, second: int) -> None:
+    """A counter that lies: NaN is "no reading"."""
+    report.counts = counts = report.counts.copy()
+    with np.errstate(invalid="ignore"):
+        read = np.asarray(change(counts[row, at].astype(np.float64), second), np.float64)  # type: ignore[arg-type]
+    counts[row, at] = np.where(np.isfinite(read), np.nan_to_num(read), -1.0).astype(np.int64)

@@ -62,6 +62,8 @@ PROMPT = frozenset((
 ))  # fmt: skip
 # Relations in which a sensor that is wrong shows in the reading itself
 AT_ONCE = PROMPT - {GPU_CLOCK} | {"feeder.balance"}
+# Relations that a sensor shows in later than others do: coolant warms up with the power of a while
+LATER = frozenset((("rack.power_w", HEAT_FLOW),))
 GROSS_SIGMAS = 8.0  # of one reading that no noise and no lag explains; source: estimate
 FELT_FIRST = 0.3  # of a GPU's rise is there when the flow's reading comes, which is older; source: estimate
 RIPE_S = 20.0  # in which relations that lag show what prompt ones show at once; source: estimate
@@ -340,7 +342,10 @@ class _Pursuit:
         # GPUs feel a blocked branch first
         plain = [
             (PLAIN_NODE if p.relation in (NODE_POWER, PSU1, PSU2) else PLAIN)
-            if p.relation in prompt and len(tried[k].pairs) > 1 and tried[k].hypothesis.kind != BLOCKED
+            if p.relation in prompt
+            and len(tried[k].pairs) > 1
+            and tried[k].hypothesis.kind != BLOCKED
+            and (tried[k].hypothesis.key, p.relation) not in LATER
             else np.inf
             for k, p in pairs
         ]

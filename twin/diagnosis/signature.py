@@ -67,6 +67,10 @@ class Hypothesis:
     relations: tuple[str, ...]  # in which it shows
     terms: Callable[[TickValues], list[SignatureTerm]]
 
+    @property
+    def key(self) -> str:
+        return f"{self.table}.{self.signal}"
+
 
 class TickValues:
     """The values of this tick, each read once, on demand."""
@@ -105,6 +109,12 @@ class TickValues:
         supply = self.up("rack.supply_temp_c", "gpu")
         of: Bool = self.topology.site.design.liquid[self.topology.above("gpu", "rack")]
         return of | np.isfinite(supply)
+
+    def drawn_w(self) -> F64:
+        """Power of each rack by its nodes; by its own meter, which may be the one that is wrong, where these
+        say nothing [n_rack]."""
+        nodes_w = self.topology.site.sum_by_rack("node", np.nan_to_num(self["node.power_w"]))
+        return np.where(nodes_w > 0, nodes_w, self["rack.power_w"])
 
     def inner_pa(self) -> F64:
         """Return the pressure loss inside a CDU, with its pumps' loss from their shut-off head [n_cdu]."""
@@ -171,7 +181,7 @@ def _rack_drop(now: TickValues) -> list[SignatureTerm]:
 
 
 def _rack_power(now: TickValues) -> list[SignatureTerm]:
-    power = np.maximum(now["rack.power_w"], 1000.0)
+    power = np.maximum(now.drawn_w(), 1000.0)
     return [
         SignatureTerm(RACK_POWER, now.one("rack")),
         SignatureTerm(HEAT, -now.rise() / power),
