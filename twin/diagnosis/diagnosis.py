@@ -24,7 +24,7 @@ from twin.diagnosis.fault_kinds import FAULT_KINDS
 from twin.diagnosis.growth import Growth
 from twin.diagnosis.inventory import Inventory
 from twin.diagnosis.isolation import FaultIsolation
-from twin.diagnosis.reconciliation import Reconciliation
+from twin.diagnosis.reconciliation import Reconciliation, RowMasks
 from twin.diagnosis.sensor_checks import SensorChecks
 from twin.diagnosis.signature import (
     DRIFTS,
@@ -124,7 +124,8 @@ class Diagnosis(EntityState):
         self.faults = self.book.faults()
         now, reported = TickValues(state, self.topology), self.book.reported.values()
         self._now_ns = state.now_ns
-        self.reconciliation.update(self.isolation, residuals, now, self._covered, reported)
+        masks = RowMasks(self._covered, self.downstream.stirred)
+        self.reconciliation.update(self.isolation, residuals, now, masks, reported)
 
     def _in_maintenance(self, windows: Windows) -> dict[str, Bool]:
         return {t: m for t in self.site.sizes if (m := windows.mask(t)) is not None}

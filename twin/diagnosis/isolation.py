@@ -9,7 +9,8 @@ accounts for all of its own. Nothing is done while no deviation lasts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -62,6 +63,8 @@ PROMPT = frozenset((
 ))  # fmt: skip
 # Relations in which a sensor that is wrong shows in the reading itself
 AT_ONCE = PROMPT - {GPU_CLOCK} | {"feeder.balance"}
+SUSPECT_SIGMAS = 4.0  # of a meter that was contradicted lately; source: estimate
+NOBODY: Mapping[tuple[str, str], I32] = MappingProxyType({})
 # Relations that a sensor shows in later than others do: coolant warms up with the power of a while
 LATER = frozenset((("rack.power_w", HEAT_FLOW),))
 GROSS_SIGMAS = 8.0  # of one reading that no noise and no lag explains; source: estimate
@@ -81,6 +84,11 @@ class CandidatePairs(NamedTuple):
     entity: I32
     row: I32
     slope: F64
+
+    def of(self, entities: I32) -> CandidatePairs:
+        """Those of some entities."""
+        mine = np.isin(self.entity, entities)
+        return CandidatePairs(self.relation, self.entity[mine], self.row[mine], self.slope[mine])
 
 
 @dataclass(slots=True)
@@ -188,30 +196,52 @@ class FaultIsolation:
         residuals: dict[str, Residual],
         now: TickValues,
         rows_covered: Callable[[], Callable[[str, int], Bool | None]],
+        suspects: Mapping[tuple[str, str], I32] = NOBODY,
+        stirred: Callable[[str, int], Bool | None] | None = None,
     ) -> list[IsolatedFault]:
         """Causes of the single readings of this tick that are far off, best first, by relations that show
-        them at once. `rows_covered` is asked for the rows that are accounted for only if some reading is."""
-        z: dict[str, F64] = {}
-        on: dict[str, Bool] = {}
+        them at once. `rows_covered` is asked for the rows that are accounted for only if some reading is.
+
+        `suspects`: entities by table and signal, whose sensors less is enough to find wrong, and that do not
+        cover the rows in which they show: only those that are `stirred` by a device are.
+        """
+        off: dict[str, F64] = {}
+        least = SUSPECT_SIGMAS if suspects else GROSS_SIGMAS
         with np.errstate(invalid="ignore", divide="ignore"):
             for name in sorted(AT_ONCE & residuals.keys()):
                 r = residuals[name]
-                on[name] = np.abs(r.measured - r.expected) > GROSS_SIGMAS * r.sigma
-            if not any(far.any() for far in on.values()):
-                return []
-            covered = rows_covered()
-            for name, far in on.items():
-                r = residuals[name]
-                z[name] = np.nan_to_num((r.measured - r.expected) / r.sigma, posinf=0.0, neginf=0.0)
-                if (hidden := covered(name, len(far))) is not None:
-                    far &= ~hidden
-                    z[name][hidden] = 0.0
+                off[name] = np.nan_to_num((r.measured - r.expected) / r.sigma, posinf=0.0, neginf=0.0)
+        if not any((np.abs(sigmas) > least).any() for sigmas in off.values()):
+            return []
+        out: list[IsolatedFault] = []
+        if suspects and stirred is not None:
+            out += self._outliers(residuals, now, _without(off, stirred), SUSPECT_SIGMAS, suspects)
+        if any((np.abs(sigmas) > GROSS_SIGMAS).any() for sigmas in off.values()):
+            out += self._outliers(residuals, now, _without(off, rows_covered()), GROSS_SIGMAS)
+        return out
+
+    def _outliers(
+        self,
+        residuals: dict[str, Residual],
+        now: TickValues,
+        z: dict[str, F64],
+        least: float,
+        only: Mapping[tuple[str, str], I32] = NOBODY,
+    ) -> list[IsolatedFault]:
+        """Causes of the deviations `z` beyond `least` sigmas, among some sensors or of all kinds."""
+        on = {name: np.abs(sigmas) > least for name, sigmas in z.items()}
         lively = {name for name, far in on.items() if far.any()}
         sizes = self.topology.sizes
         tried: list[_Tried] = []
         for h in HYPOTHESES:
             if sizes.get(h.table) and not lively.isdisjoint(h.relations):
-                ids, pairs = self._candidates(h, self._pairs(h, now, residuals, on), on)
+                some = only.get((h.table, h.signal)) if h.kind == "sensor_biased" else None
+                if only and some is None:
+                    continue
+                pairs = self._pairs(h, now, residuals, on)
+                if some is not None:
+                    pairs = [p.of(some) for p in pairs]
+                ids, pairs = self._candidates(h, pairs, on)
                 if len(ids):
                     tried.append(_Tried(h, ids, pairs, None, h.weight))
         out: list[IsolatedFault] = []
@@ -284,6 +314,15 @@ class FaultIsolation:
             mine = hit[p.entity]
             out.append(CandidatePairs(p.relation, place[p.entity[mine]], p.row[mine], p.slope[mine]))
         return ids, out
+
+
+def _without(z: dict[str, F64], hidden: Callable[[str, int], Bool | None]) -> dict[str, F64]:
+    """Copies of deviations, without the rows that are hidden."""
+    out = {name: sigmas.copy() for name, sigmas in z.items()}
+    for name, sigmas in out.items():
+        if (rows := hidden(name, len(sigmas))) is not None:
+            sigmas[rows] = 0.0
+    return out
 
 
 def _deviation(track: DeviationTrack, early: Bool | None, hidden: Bool | None) -> F64:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,14 +42,28 @@ HOLD_S = {"rack.flow_lpm": 2.0}
 # For so long a power that stays as far off is doubted without another sign: while a meter moves, what others
 # say of it is doubted as well. Coolant is believed as soon as nothing contradicts it. source: estimate
 APART_S = 10.0
+# For so long a meter of power that comes back is suspected: one that leaps loosens its own comparisons, so
+# that the second leap stands out less. source: estimate
+SUSPECT_S = 60.0
 LASTING_S = 2.0  # from when on people are told; source: estimate
 WRONG = ("sensor_frozen", "sensor_spiking")
 DoubtKey = tuple[str, int, str]  # table, entity, signal
 
 
+class RowMasks(NamedTuple):
+    """Rows of comparisons without further evidence: those that any fault covers, to be worked out on demand,
+    and those that faults of devices stir."""
+
+    covered: Callable[[], Callable[[str, int], Bool | None]]
+    stirred: Callable[[str, int], Bool | None]
+
+
 @dataclass(slots=True)
 class Doubt:
-    """A reading `read` that is not believed, the value that others imply with its 1 sigma, and since when."""
+    """A reading `read` that is not believed, the value that others imply with its 1 sigma, and since when.
+
+    One that is not `active` is believed again, and its meter suspected; `times`: how often it became so.
+    """
 
     table: str
     entity: int
@@ -58,6 +73,12 @@ class Doubt:
     sigma: float
     first_ns: int
     last_ns: int
+    active: bool = True
+    times: int = 1
+
+    @property
+    def signal_key(self) -> str:
+        return f"{self.table}.{self.signal}"
 
     @property
     def key(self) -> DoubtKey:
@@ -81,7 +102,7 @@ class Reconciliation(EntityState):
         isolation: FaultIsolation,
         residuals: dict[str, Residual],
         now: TickValues,
-        rows_covered: Callable[[], Callable[[str, int], Bool | None]],
+        masks: RowMasks,
         reported: Iterable[Cause],
     ) -> None:
         """Look at the readings of this tick."""
@@ -92,7 +113,8 @@ class Reconciliation(EntityState):
         for cause in reported:
             if cause.kind in WRONG:
                 _replaced(cause, residuals, now, found)
-        for fault in isolation.outliers(residuals, now, rows_covered):
+        far = isolation.outliers(residuals, now, masks.covered, self._suspects(), masks.stirred)
+        for fault in far:
             h, key = fault.hypothesis, f"{fault.hypothesis.table}.{fault.hypothesis.signal}"
             if h.kind == BIASED and key in RECONCILED and fault.alone:
                 read = float(now[key][fault.entity])
@@ -100,14 +122,25 @@ class Reconciliation(EntityState):
                     found[h.table, fault.entity, h.signal] = read, read - fault.size, fault.sigma
         for at, (read, value, sigma) in found.items():
             known = self.doubts.get(at)
-            first_ns = now_ns if known is None else known.first_ns
-            self.doubts[at] = Doubt(*at, read, max(value, 0.0), sigma, first_ns, now_ns)
+            first_ns, times = (now_ns, 1) if known is None else (known.first_ns, known.times)
+            times += known is not None and not known.active
+            self.doubts[at] = Doubt(*at, read, max(value, 0.0), sigma, first_ns, now_ns, times=times)
         for at, doubt in list(self.doubts.items()):
-            key = f"{doubt.table}.{doubt.signal}"
-            far = abs(now[key][doubt.entity] - doubt.value) >= _least(key, doubt.value)
-            apart_s = APART_S if key.endswith("power_w") else 0.0
-            if not far or now_ns - doubt.last_ns > apart_s * NS:
+            key = doubt.signal_key
+            away = abs(now[key][doubt.entity] - doubt.value) >= _least(key, doubt.value)
+            is_power = key.endswith("power_w")
+            age_ns = now_ns - doubt.last_ns
+            doubt.active &= bool(away) and age_ns <= (APART_S if is_power else 0.0) * NS
+            if not doubt.active and age_ns > (SUSPECT_S if is_power else -1.0) * NS:
                 del self.doubts[at]
+
+    def _suspects(self) -> dict[tuple[str, str], I32]:
+        """Entities whose meter of power was contradicted within the last minute, by table and signal."""
+        out: dict[tuple[str, str], list[int]] = {}
+        for doubt in self.doubts.values():
+            if doubt.signal == "power_w":
+                out.setdefault((doubt.table, doubt.signal), []).append(doubt.entity)
+        return {key: np.array(at, np.int32) for key, at in out.items()}
 
     def _beyond_rated(
         self,
@@ -135,7 +168,8 @@ class Reconciliation(EntityState):
         if self._by_signal is None:
             self._by_signal = {}
             for doubt in self.doubts.values():
-                self._by_signal.setdefault(f"{doubt.table}.{doubt.signal}", []).append(doubt)
+                if doubt.active:
+                    self._by_signal.setdefault(doubt.signal_key, []).append(doubt)
         hold_ns = HOLD_S.get(key, 0.0) * NS
         mine = [d for d in self._by_signal.get(key, ()) if now_ns - d.first_ns >= hold_ns]
         if not mine:
@@ -148,8 +182,9 @@ class Reconciliation(EntityState):
         named = {(cause.table, cause.entity, cause.signal) for cause in reported}
         some: dict[str, list[Doubt]] = {}
         for at, doubt in self.doubts.items():
-            if at not in named and now_ns - doubt.first_ns >= LASTING_S * NS:
-                some.setdefault(f"{doubt.table}.{doubt.signal}", []).append(doubt)
+            lasts = now_ns - doubt.first_ns >= LASTING_S * NS
+            if at not in named and lasts and (doubt.active or doubt.times > 1):
+                some.setdefault(doubt.signal_key, []).append(doubt)
         return [self._finding(key, mine) for key, mine in some.items()]
 
     def _finding(self, key: str, doubts: list[Doubt]) -> Finding:
