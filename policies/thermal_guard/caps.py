@@ -30,6 +30,8 @@ REASONS = (
     f"was beyond a guard less than {RELEASE_S:.0f} s ago",
     "GPUs of its rack warm up faster than coolant at its usual flow allows",
 )
+# Of them, those that rest on the coolant of the rack alone
+BY_COOLANT = range(2 * len(GPU_KEYS), 2 * len(KEYS))
 AFTER, SURGE = len(REASONS) - 2, len(REASONS) - 1
 
 
@@ -56,30 +58,39 @@ class Pull(NamedTuple):
 class HeatCaps:
     """The GPUs that are capped now: `cap_w` inf for none, `reason` an index of REASONS, all [n_gpu].
 
-    `until_ns`: the end of the cap if nothing strains the GPU until then; 0 where none is.
+    `until_ns`: the end of the cap if nothing strains the GPU until then; 0 where none is. `coolant`: nothing
+    but readings of its rack's coolant has asked for the cap since the episode began.
     """
 
     active: Bool
     cap_w: F64
     reason: I64
     until_ns: I64
+    coolant: Bool
 
 
 def assess(view: View, memory: Memory, surging: I32) -> HeatCaps:
     """The caps of all GPUs now, the `surging` ones at their lowest; the memory that follows from it gives the
     same assessment again.
 
-    While an episode lasts, its lowest cap rests: no pumping around the guard.
+    While an episode lasts, its lowest cap rests: no pumping around the guard. Where a reading of the coolant
+    alone began it, and others contradict that reading by now, it is over at once.
     """
     envelope = view.envelope(CONTROL)
     cap_w = np.full(len(envelope.low), np.inf)
     reason = np.full(len(cap_w), AFTER, np.int64)
+    coolant = (memory["until_ns"] <= view.now_ns) | memory["coolant"].astype(np.bool_)
     for pull in (*_pulls(view, envelope), Pull(SURGE, surging, envelope.low[surging])):
+        if pull.reason not in BY_COOLANT:
+            coolant[pull.gpu] = False
         lower = pull.cap_w < cap_w[pull.gpu]
         cap_w[pull.gpu[lower]], reason[pull.gpu[lower]] = pull.cap_w[lower], pull.reason
     active = np.isfinite(cap_w)
     hot = np.flatnonzero(active)
-    resting = np.flatnonzero(memory["until_ns"] > view.now_ns)
+    rests = memory["until_ns"] > view.now_ns
+    if (refuted := _refuted(view)) is not None:
+        rests &= ~(refuted[view.site.rack_of_gpu] & coolant)
+    resting = np.flatnonzero(rests)
     resting = resting[np.isfinite(envelope.low[resting])]
     # The envelope may have moved since, with a changed site.
     resting_w = np.clip(memory["cap_w"][resting], envelope.low[resting], envelope.high[resting])
@@ -88,7 +99,23 @@ def assess(view: View, memory: Memory, surging: I32) -> HeatCaps:
     until_ns = np.zeros(len(cap_w), np.int64)
     until_ns[resting] = memory["until_ns"][resting]
     until_ns[hot] = view.now_ns + round(RELEASE_S * NS)
-    return HeatCaps(active, cap_w, reason, until_ns)
+    return HeatCaps(active, cap_w, reason, until_ns, coolant & active)
+
+
+def _refuted(view: View) -> Bool | None:
+    """Racks [n] whose coolant reads beyond a guard while others say that it is not; None if there are none."""
+    out: Bool | None = None
+    for key in RACK_KEYS:
+        if (limit := view.limit(key)) is None:
+            continue
+        read, believed = view.value(key), view.believed(key)
+        at = np.flatnonzero(read != believed)  # NaN is beyond no guard
+        if len(at):
+            guard, top = limit.guard[at], limit.max[at]
+            beyond, is_so = (strain(x[at].astype(np.float64), guard, top) > 0 for x in (read, believed))
+            out = np.zeros(len(read), np.bool_) if out is None else out
+            out[at] |= beyond & ~is_so
+    return out
 
 
 def _pulls(view: View, envelope: Envelope) -> Iterator[Pull]:

@@ -90,6 +90,7 @@ class ThermalGuard:
         gpu={
             "until_ns": "i8",
             "cap_w": "f8",
+            "coolant": "i1",
             "low_ns": "i8",
             "read_ns": "i8",
             "readings": "i1",
@@ -110,7 +111,7 @@ class ThermalGuard:
         fast, readings = surge(view, memory)
         found, envelope = assess(view, memory, fast.capped), view.envelope(CONTROL)
         if not found.active.any() and not memory["danger_ns"].any():
-            return [], {**memory, **readings}
+            return [], {**memory, **readings, "until_ns": found.until_ns}
         out, capped = [], mask_index(found.active)
         code_of = found.reason[capped]
         for code in np.unique(code_of).tolist():
@@ -124,6 +125,7 @@ class ThermalGuard:
         return out + proposals(view, saved, found.active), {
             "until_ns": found.until_ns,
             "cap_w": kept_w,
+            "coolant": found.coolant.astype(np.int8),
             **fits,
             **readings,
             **saved.memory,
