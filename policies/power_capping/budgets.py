@@ -29,6 +29,10 @@ LEAST_FLOW_PU = 0.8
 VALVE, OPEN_PU = "cdu.facility_valve1_pu", 0.9
 AT_ONCE_S = 5.0  # a rack's reading no older than this is of the instant of its GPUs'. source: estimate
 DARK = ("feed_lost", "breaker_tripped")  # faults of a feeder that carries nothing
+SUPPLIES = ("node.psu1_power_w", "node.psu2_power_w")  # on sides A and B
+# A reading no older than this would show a loss by now; of what nodes draw, so much comes from a side that
+# feeds them. source: estimate; two supplies that share differ by some percent
+JUST_S, DRAWN_PU = 4.0, 0.2
 LEAST_LOAD_W = 100.0  # what the meter of a feeder without power does not read. source: estimate
 
 
@@ -83,13 +87,18 @@ def dead_feeders(view: View) -> Bool:
     """Feeders that lost their power or whose breaker is open, and all below them [n_feeder].
 
     They say so, or the diagnosis does where only their voltage tells. One that fell silent after it told so
-    stays dead, unless its meter is heard and tells of a load.
+    stays dead, unless its meter is heard and tells of a load. So does one that tells of a load itself, and
+    that supplies below draw from by what they have just read: a contact that sticks moves nothing. A feed
+    that is truly lost is dead as soon as either of the two shows it.
     """
     site = view.site
     dead: Bool = np.zeros(site.sizes["feeder"], np.bool_)
     carries = (view.quality("feeder.power_w") == GOOD) & (view.believed("feeder.power_w") >= LEAST_LOAD_W)
     for key in ("feeder.energised_state", "feeder.breaker_state"):
-        dead |= (view.value(key) >= 1.0) & ((view.quality(key) == GOOD) | ~carries)
+        says = view.value(key) >= 1.0
+        if says.any():
+            live = carries & ((view.quality(key) != GOOD) | _drawn_from(view))
+            dead |= says & ~live
     for fault in view.faults():
         if fault.kind in DARK and fault.table == "feeder":
             dead[fault.entity] |= not carries[fault.entity]
@@ -100,6 +109,24 @@ def dead_feeders(view: View) -> Bool:
             break
         dead |= lost
     return dead
+
+
+def _drawn_from(view: View) -> Bool:
+    """Feeders whose meter and whose racks' supplies have just been read, and from which these draw
+    [n_feeder]."""
+    site = view.site
+    feeder, rack = site.served_racks()
+    out: Bool = np.zeros(site.sizes["feeder"], np.bool_)
+    fresh = (view.age_s("feeder.power_w") <= JUST_S) & (view.value("feeder.power_w") >= LEAST_LOAD_W)
+    whole_w = view.believed("node.power_w")
+    for side, key in enumerate(SUPPLIES, 1):
+        read = (view.quality(key) == GOOD) & (view.age_s(key) <= JUST_S) & np.isfinite(whole_w)
+        drawn_w = site.sum_by_rack("node", np.where(read, view.value(key), 0.0).astype(np.float64))
+        all_w = site.sum_by_rack("node", np.where(read, whole_w, 0.0).astype(np.float64))
+        n = len(out)
+        part = np.bincount(feeder, drawn_w[rack], n), np.bincount(feeder, all_w[rack], n)
+        out |= (site.side_of_feeder == side) & (part[0] > DRAWN_PU * part[1])
+    return out & fresh
 
 
 def pairs_of(site: Site, dead: Bool, failover: bool) -> Pairs:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from policies.power_capping.budgets import Carried, gain_of, sums_w
+from policies.power_capping.budgets import SUPPLIES, Carried, gain_of, sums_w
 from policies.power_capping.demand import current
 from twin.catalogue import F64, I64, NS, Bool
 from twin.contracts import View
@@ -22,7 +22,6 @@ from twin.telemetry import GOOD
 # second of these. source: estimate; two that share differ by some percent
 UNFED_PU, ALONE_PU = 0.03, 0.8
 LEAST_NODE_W = 50.0  # below it supplies tell nothing. source: estimate
-SUPPLIES = ("node.psu1_power_w", "node.psu2_power_w")
 MOST_PU = 0.9  # of the nodes of a rack that say so: a supply alone breaks now and then. source: estimate
 # Of what a profile makes of the power of its nodes: a rack draws no less. source: estimate, profiles err
 LEAST_PU = 0.9
