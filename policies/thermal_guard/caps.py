@@ -103,7 +103,7 @@ def assess(view: View, memory: Memory, surging: I32) -> HeatCaps:
 
 
 def _refuted(view: View) -> Bool | None:
-    """Racks [n] whose coolant reads beyond a guard while others say that it is not; None if there are none."""
+    """Racks [n] whose coolant reads beyond a guard while others say that it is not; None for none."""
     out: Bool | None = None
     for key in RACK_KEYS:
         if (limit := view.limit(key)) is None:

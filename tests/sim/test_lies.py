@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slow
 POLICIES = ("thermal_guard", "power_guard", "power_cap", "leak_guard", "cooling_setpoint")
 LEARNED_S, LIE_S = 600, 90
 MOST_LOST_PU = 0.01  # of the work of what the sensor does not belong to
+MOST_OF_OWN_PU = 0.3  # of the work of its own rack, where a minute of the lowest caps would be half of it
 LOAD_PU = 0.6
 
 
@@ -78,6 +79,10 @@ def leaps(by: float) -> Change:
     return lambda value, second: value + np.float32(by if second % 4 < 2 else 0.0)
 
 
+def spikes(factor: float) -> Change:
+    return lambda value, second: value * np.float32(factor if second % 8 < 2 else 1.0)
+
+
 LIES = {
     "rack-x7": Lie("rack", "power_w", (0,), times(7.0), 5),
     "rack-x1.5": Lie("rack", "power_w", (0,), times(1.5), 5),
@@ -85,6 +90,8 @@ LIES = {
     "feeder-x10": Lie("feeder", "power_w", (0,), times(10.0), 5),
     "feeder-x1.6": Lie("feeder", "power_w", (0,), times(1.6), 5),
     "feeder-x0.1": Lie("feeder", "power_w", (0,), times(0.1), 5),
+    "feeder-spikes": Lie("feeder", "power_w", (0,), spikes(3.0), 5),
+    "feeder-leaps": Lie("feeder", "power_w", (0,), leaps(2.5e5), 5),
     "node-x3": Lie("node", "power_w", (1,), times(3.0), 5),
     "gpu-x1.6": Lie("gpu", "power_w", (5,), times(1.6), 5),
     "gpu-x10": Lie("gpu", "power_w", (5,), times(10.0), 5),
@@ -93,13 +100,18 @@ LIES = {
     "supply-60": Lie("rack", "supply_temp_c", (0,), reads(60.0), 5),
     "supply-leaps": Lie("rack", "supply_temp_c", (0,), leaps(25.0), 5),
 }
-UNNAMED = ("rack-x0.1", "feeder-x0.1", "gpu-x10")  # out of range or below all range: another word for it
+UNNAMED = ("feeder-x0.1", "gpu-x10")  # out of range or below all range: another word for it
+
+
+@cache
+def lied(name: str) -> Outcome:
+    return outcome(LIES[name])
 
 
 @pytest.mark.parametrize("name", LIES)
 def test_a_lie_moves_nobody_else(name: str) -> None:
     lie, site = LIES[name], learned().site
-    found, usual = outcome(lie), honest()
+    found, usual = lied(name), honest()
     own = np.zeros(site.sizes["gpu"], np.bool_)
     if lie.table in ("rack", "node", "gpu"):
         at = {"rack": site.rack_of_gpu, "node": site.node_of_gpu, "gpu": np.arange(len(own))}[lie.table]
@@ -110,12 +122,23 @@ def test_a_lie_moves_nobody_else(name: str) -> None:
         assert (lie.table, lie.entities[0], lie.signal) in found.named
 
 
-@pytest.mark.parametrize("name", ["rack-x7", "rack-x1.5", "feeder-x10", "feeder-x1.6", "node-x3", "gpu-x1.6"])
+@pytest.mark.parametrize(
+    "name",
+    ["rack-x7", "rack-x1.5", "rack-x0.1", "feeder-x10", "feeder-x1.6", "feeder-spikes", "feeder-leaps",
+     "node-x3", "gpu-x1.6"],
+)  # fmt: skip
 def test_a_lie_of_power_moves_no_cap(name: str) -> None:
-    found, usual = outcome(LIES[name]), honest()
+    found, usual = lied(name), honest()
     np.testing.assert_allclose(np.nan_to_num(found.cap_w), np.nan_to_num(usual.cap_w), rtol=0.02)
     assert found.doubted == {f"{LIES[name].table}.power_w"}, "people are told"
     assert not usual.doubted
+
+
+@pytest.mark.parametrize("name", ["rack-flow-0", "supply-leaps"])
+def test_a_lie_of_coolant_costs_its_own_rack_seconds(name: str) -> None:
+    own = learned().site.rack_of_gpu == LIES[name].entities[0]
+    lost_pu = 1.0 - lied(name).energy_j[own].sum() / honest().energy_j[own].sum()
+    assert lost_pu < MOST_OF_OWN_PU
 
 
 def doubted(sim: Simulation, key: str, seconds: int) -> int:

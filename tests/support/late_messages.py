@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-from collections.abc import Callable
 
 import numpy as np
 
@@ -72,7 +71,9 @@ class LateMessages:
             edges = [*starts[first:last].tolist(), block.start + n]
             for node, a, b in zip(range(first, last), edges[:-1], edges[1:], strict=True):
                 at = slice(a - block.start, b - block.start)
-                part = dataclasses.replace(block, start=a, values=block.values[:, at], counts=block.counts[:, at])
+                part = dataclasses.replace(
+                    block, start=a, values=block.values[:, at], counts=block.counts[:, at]
+                )
                 self._send(self._agents[node], part, now_ns)
 
     def take(self, tick: int, now_ns: int, dt_s: float) -> Frame:
@@ -112,7 +113,10 @@ class LateMessages:
 
     def _lie(self, source: str, block: Block, now_ns: int) -> None:
         kind = self.kind
-        moved: Callable[[int], Block] = lambda t_ns: dataclasses.replace(block, t_ns=t_ns)
+
+        def moved(t_ns: int) -> Block:
+            return dataclasses.replace(block, t_ns=t_ns)
+
         if kind in STAMPS_S:
             self._arrive(source, moved(block.t_ns + round(STAMPS_S[kind] * NS)), now_ns)
         elif kind == "stands":
@@ -120,7 +124,9 @@ class LateMessages:
         elif kind in DELAYS_S:
             self._later(source, block, now_ns + round(DELAYS_S[kind] * NS))
         elif kind == "stamps_jitter":
-            self._arrive(source, moved(block.t_ns + round(self._rng.uniform(-JITTER_S, JITTER_S) * NS)), now_ns)
+            self._arrive(
+                source, moved(block.t_ns + round(self._rng.uniform(-JITTER_S, JITTER_S) * NS)), now_ns
+            )
         elif kind == "out_of_order":
             self._later(source, block, now_ns + round(self._rng.uniform(0.0, REORDER_S) * NS))
         elif kind == "twice":

@@ -23,7 +23,8 @@ SIDES = {"bms": BMS, "agent": AGENT}
 Past = Sequence[Mapping[str, F32 | F64]]  # second -> key -> all values that were read last
 
 VALUE_KINDS = (
-    "x10", "x1.5", "x0.1", "zero", "negative", "nan", "frozen", "swapped", "replayed", "leap", "drift", "spikes",
+    "x10", "x1.5", "x0.1", "zero", "negative", "nan", "frozen", "swapped", "replayed", "leap", "drift",
+    "spikes",
 )  # fmt: skip
 MANY_KINDS = ("x10", "x0.1", "zero", "nan", "frozen", "swapped", "replayed")  # of more than one device
 SELDOM_KINDS = ("x10", "zero", "nan", "frozen")  # of signals that no policy goes by
@@ -71,7 +72,12 @@ def value_cells(measured: Sequence[str]) -> list[Cell]:
         out += [Cell(key, kind, "one") for kind in kinds]
     for key in (*MAIN, "bms.*", "agent.*"):
         table = key.partition(".")[0]
-        extents = {"gpu": ("rack", "all"), "node": ("rack", "all"), "agent": ("one", "rack", "all"), "loop": ()}
+        extents = {
+            "gpu": ("rack", "all"),
+            "node": ("rack", "all"),
+            "agent": ("one", "rack", "all"),
+            "loop": (),
+        }
         out += [Cell(key, kind, extent) for extent in extents.get(table, ("all",)) for kind in MANY_KINDS]
     out += [Cell(key, "flipped", "all") for key in rest if key.endswith(("leak_state", "energised_state"))]
     return out

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,15 +17,7 @@ from policies import REGISTRY
 from tests.sim.test_power_story import SITE
 from tests.support.builders import site_of
 from tests.support.late_messages import LateMessages
-from tests.support.lie_cells import (
-    BEGIN_S,
-    PAST_S,
-    Cell,
-    entities_of,
-    lies_of,
-    own_gpus,
-    tables_of,
-)
+from tests.support.lie_cells import BEGIN_S, PAST_S, Cell, entities_of, lies_of, own_gpus, tables_of
 from tests.support.lying_sensors import LyingSensors
 from twin.catalogue import F32, F64, find_signal
 from twin.engine import Engine
@@ -182,8 +175,7 @@ def honest(through_sources: bool = False) -> Outcome:
     return outcome(Cell("time.*", "", "")) if through_sources else outcome()
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """A line of the table. Lost work in %, of those to whom no lying sensor belongs and of the others;
     displaced: the longest time for which caps were not as without the lie, of the same two."""
 

@@ -40,6 +40,25 @@ def test_all_racks_of_a_feeder_have_to_say_that_it_feeds_them_no_more(
     assert unfed_feeders(view, np.zeros(2, np.bool_)).tolist() == found
 
 
+@pytest.mark.parametrize(
+    ("meter_w", "psu1_w", "dead"),
+    [
+        (5e4, 2000.0, [False, False]),  # a contact that sticks
+        (0.0, 2000.0, [True, False]),  # the meter shows the loss first
+        (5e4, 0.0, [True, False]),  # the supplies do
+        (5e4, np.nan, [True, False]),  # nobody else speaks
+    ],
+)  # fmt: skip
+def test_a_feed_is_dead_by_its_word_unless_its_meter_and_supplies_draw_on(
+    meter_w: float, psu1_w: float, dead: list[bool]
+) -> None:
+    twin = Twin(site())
+    supplies = {"node.psu1_power_w": psu1_w, "node.psu2_power_w": 4000.0 - psu1_w}
+    feeders = {"feeder.energised_state": np.array([1.0, 0.0]), "feeder.power_w": np.array([meter_w, 5e4])}
+    twin.tick({"node.power_w": 4000.0} | supplies | feeders)
+    assert dead_feeders(twin.engine.view(1.0)).tolist() == dead
+
+
 def test_supplies_that_contradict_the_feeds_are_not_believed() -> None:
     """B is known to be dead, and all supplies on A say that it is: something feeds the racks all the same."""
     twin = Twin(site())

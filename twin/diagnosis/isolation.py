@@ -10,8 +10,8 @@ accounts for all of its own. Nothing is done while no deviation lasts.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np

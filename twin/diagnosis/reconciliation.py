@@ -35,7 +35,8 @@ LEAST_K, LEAST_PU = 3.0, 0.1
 LEAST_FLOW_PU = 0.2
 # No GPU draws so many times its rated power, not even for the instant of a peak; no rack so many times that
 # of its parts, although there may be others in it that no profile knows. source: estimate
-MOST_RATED_PU = {"gpu.power_w": 1.5, "rack.power_w": 4.0}
+# And no feeder as many times that of all racks below, with what cools them.
+MOST_RATED_PU = {"gpu.power_w": 1.5, "rack.power_w": 4.0, "feeder.power_w": 2.0}
 # Seconds for which a doubt lasts before it counts: loss of flow cannot wait for the meters beside it, which
 # may have been read before. source: estimate
 HOLD_S = {"rack.flow_lpm": 2.0}
@@ -94,7 +95,14 @@ class Reconciliation(EntityState):
         super().__init__({})
         self.site = site
         design, of_gpu = site.design, site.rack_of_gpu
-        self._most = {"gpu.power_w": design.gpu_max_w[of_gpu], "rack.power_w": design.rack_max_w}
+        feeder, rack = self._served = site.served_racks()
+        below_w = np.bincount(feeder, design.rack_max_w[rack], site.sizes["feeder"])
+        self._most = {
+            "gpu.power_w": design.gpu_max_w[of_gpu],
+            "rack.power_w": design.rack_max_w,
+            "feeder.power_w": np.where(below_w > 0, below_w, np.nan),
+        }
+        self._part = 1.0 / np.maximum(np.diff(site.feeders_of_rack.start), 1)  # of a rack's power, by feed
         self._by_signal: dict[str, list[Doubt]] | None = None
 
     def update(
@@ -154,7 +162,12 @@ class Reconciliation(EntityState):
         read = now[key]
         far = np.flatnonzero(read > MOST_RATED_PU[key] * most)
         table, _, signal = key.partition(".")
-        expected = residuals[key].expected if len(far) and key in residuals else None
+        if not len(far):
+            return
+        expected = residuals[key].expected if key in residuals else None
+        if table == "feeder":
+            of, rack = self._served
+            expected = np.bincount(of, (self._part * now.drawn_w())[rack], len(read)).astype(np.float64)
         for at in far.tolist():
             rated = float(most[at])
             likely = rated if expected is None else float(np.fmin(expected[at], rated))
