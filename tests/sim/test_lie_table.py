@@ -1,4 +1,4 @@
-"""The table of lies: `lie_table.csv` says what each lie did to a simulated site while all policies act. A cell
+"""The table of lies: `lie_table.csv` says what each lie did to a simulated site whose policies act. A cell
 may get worse only by decision: by writing its row anew.
 
 Better is always fine. Worse is more than these tolerances, which leave room for other processors' rounding.

@@ -156,6 +156,15 @@ def test_a_feed_that_is_lost_is_believed() -> None:
     assert doubted(simulation([fault]).run(300), "feeder.power_w", 60) == 0
 
 
+def test_a_feed_that_is_lost_after_its_meters_lied_is_believed() -> None:
+    fault = {"kind": "feed_lost", "entity": "lab/h/a", "begin_s": 310.0}
+    sim = simulation([fault])
+    both = (Lie("feeder", "power_w", (feeder,), spikes(3.0), 270, 300) for feeder in (0, 1))
+    sim.sensors = LyingSensors(sim.sensors, *both)  # type: ignore[assignment]
+    assert doubted(sim.run(260), "feeder.power_w", 40) > 0
+    assert doubted(sim.run(8), "feeder.power_w", 60) == 0
+
+
 def test_a_flow_that_is_lost_is_believed() -> None:
     fault = {"kind": "branch_blocked", "entity": "lab/h/r2", "begin_s": 310.0, "severity": 1.0}
     assert doubted(simulation([fault]).run(300), "rack.flow_lpm", 60) == 0
