@@ -117,7 +117,7 @@ def _drawn_from(view: View) -> Bool:
     site = view.site
     feeder, rack = site.served_racks()
     out: Bool = np.zeros(site.sizes["feeder"], np.bool_)
-    fresh = (view.age_s("feeder.power_w") <= JUST_S) & (view.value("feeder.power_w") >= LEAST_LOAD_W)
+    fresh = view.age_s("feeder.power_w") <= JUST_S
     whole_w = view.believed("node.power_w")
     for side, key in enumerate(SUPPLIES, 1):
         read = (view.quality(key) == GOOD) & (view.age_s(key) <= JUST_S) & np.isfinite(whole_w)
