@@ -293,9 +293,9 @@ class FlexDecoder:
     def _make_room(self, speaker: _Speaker, feed: str, entry: TargetEntry, before: list[str]) -> _Events:
         """Changes that an entry makes to earlier targets of its speaker on its feed; `own` follows.
 
-        A target withdraws those of which it covers all that is left. Null ends those that run at its start,
-        and lets them go on behind its end; what begins later stays. What earlier removals left of a target
-        is still one target, in pieces.
+        A target withdraws those of which it covers all that is left. Null ends those that have begun by its
+        start, and lets them go on behind its end; what begins later stays. What earlier removals left of a
+        target is still one target, in pieces, and began when the whole did.
         """
         own, out, pieces = speaker.own, _Events(), dict[str, list[str]]()
         for name in before:
@@ -304,7 +304,7 @@ class FlexDecoder:
             if entry.limit_w is not None:
                 if all(_covers(entry, own[name], speaker.now_ns) for name in names):
                     out += [self._withdraw(speaker, name) for name in names]
-            elif any(own[name].runs(entry.start_ns) for name in names):
+            elif min(_begin_of(name, own[name]) for name in names) <= max(entry.start_ns, speaker.now_ns):
                 for name in names:
                     out += self._cut(speaker, feed, name, entry)
         return out
@@ -317,11 +317,11 @@ class FlexDecoder:
         front = gap.start_ns > max(old.start_ns, speaker.now_ns)
         if front:
             out.append(self._set(speaker, feed, name, old._replace(end_ns=gap.start_ns)))
-        if gap.end_ns is not None and (old.end_ns is None or old.end_ns > gap.end_ns):
-            behind = _free_name(name, speaker.own.keys() | speaker.others) if front else name
-            out.append(self._set(speaker, feed, behind, old._replace(start_ns=gap.end_ns)))
-        elif not front:
+        else:
             out.append(self._withdraw(speaker, name))
+        if gap.end_ns is not None and (old.end_ns is None or old.end_ns > gap.end_ns):
+            behind = _free_name(name, _begin_of(name, old), speaker.own.keys() | speaker.others)
+            out.append(self._set(speaker, feed, behind, old._replace(start_ns=gap.end_ns)))
         return out
 
     def _others(self, author: str) -> set[str]:
@@ -388,12 +388,16 @@ def _stem(name: str) -> str:
     return name.partition("+")[0]
 
 
-def _free_name(name: str, taken: set[str]) -> str:
-    """An unused name for the piece of a target behind a removal."""
-    stem = _stem(name)
-    if f"{stem}+" not in taken:
-        return f"{stem}+"
-    return next(free for n in itertools.count(2) if (free := f"{stem}+{n}") not in taken)
+def _free_name(name: str, begin_ns: int, taken: set[str]) -> str:
+    """An unused name for the piece of a target behind a removal; it tells when the whole target began."""
+    stem, begin = _stem(name), f"@{begin_ns:x}"
+    return next(free for n in itertools.count(1) if (free := f"{stem}+{n}{begin}") not in taken)
+
+
+def _begin_of(name: str, piece: Own) -> int:
+    """The instant at which the target began of which this is a piece."""
+    of_whole = name.partition("+")[2].partition("@")[2]
+    return int(of_whole, 16) if of_whole else piece.start_ns
 
 
 def feed_of(name: str) -> str:

@@ -197,7 +197,8 @@ def carried_by(view: View, pairs: Pairs) -> Carried:
         ("cdu.flow_lpm", design.cdu_flow_lpm, design.cdu_heat_w),
         ("loop.flow_lpm", design.loop_flow_lpm, design.loop_heat_w),
     ):
-        flow = np.where(view.quality(key) == GOOD, view.believed(key), np.nan) / nominal_lpm
+        heard = (view.quality(key) == GOOD) & (nominal_lpm > 0)  # a loop without CDUs has no nominal flow
+        flow = np.divide(view.believed(key), nominal_lpm, out=np.full(len(heard), np.nan), where=heard)
         if key.startswith("loop"):
             flow = np.where(_open_loops(view), flow, np.nan)
         limit_w.append(heat_w * np.where((flow > 0) & (flow < LEAST_FLOW_PU), flow, 1.0))  # 0: its meter

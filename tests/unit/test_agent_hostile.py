@@ -78,6 +78,48 @@ def test_whatever_a_request_holds_the_devices_stay_within_their_limits() -> None
     assert 1000 < refused < 4000
 
 
+OTHERS, OURS = ["node1/gpu0", "node1/gpu1"], REQUEST["names"]
+
+
+@pytest.mark.parametrize(
+    ("change", "known"),
+    [
+        ({"names": OTHERS, "epoch": 6}, 6),  # what others are told says who leads as well
+        ({"names": OTHERS, "epoch": 4}, 5),
+        ({"names": OTHERS, "epoch": 6, "expires_ns": T}, 5),  # late from a queue: nobody knows who leads now
+        ({"names": OURS, "epoch": 6}, 6),
+        ({"names": OURS, "epoch": 4}, 5),
+        ({"names": OURS, "epoch": 6, "expires_ns": T}, 5),
+        ({"names": OURS, "epoch": 6, "expires_ns": T + 10**4 * NS}, 5),
+    ],
+)
+def test_the_epoch_of_a_request_counts_where_it_is_in_force(change: dict[str, Any], known: int) -> None:
+    one = node()
+    told(one, f"Request/{CAP}", REQUEST)
+    told(one, f"Request/{CAP}", REQUEST | {"issued_ns": T - NS} | change)
+    assert one.book.epoch == known
+    assert isinstance(one.store, MemoryStore)
+    assert one.store.state is not None
+    assert one.store.state["book"]["epoch"] == known, "a restart does not forget it"
+
+
+@pytest.mark.parametrize(
+    ("change", "known"),
+    [
+        ({"epoch": 6}, 6),
+        ({"epoch": 6, "names": ["node1/gpu0"]}, 6),
+        ({"epoch": 4}, 5),
+        ({"epoch": 6, "expires_ns": T}, 5),
+        ({"epoch": 6, "caps_w": [1.0]}, 5),  # below what the device takes: refused as a whole
+    ],
+)
+def test_the_epoch_of_a_plan_counts_where_it_is_kept(change: dict[str, Any], known: int) -> None:
+    one = node()
+    told(one, f"Request/{CAP}", REQUEST)
+    told(one, "Contingency", PLAN | {"issued_ns": T - NS} | change)
+    assert one.book.epoch == known
+
+
 def places(tree: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     if at:
         yield at

@@ -271,6 +271,20 @@ def test_what_we_took_out_takes_room_after_its_lease_until_it_is_back() -> None:
     assert values(pod.commands()) == {5: 1.0}
 
 
+def test_no_more_than_the_blast_radius_is_given_back_at_once() -> None:
+    """A policy that wrongly takes everything back must not raise a whole site in one tick."""
+    pod, wish = twin(controls={CAP: {"blast_radius": 3}})
+    wish.ask(CAP, range(8), 200, 320)
+    reads = {"gpu.power_limit_w": 320.0}
+    pod.tick(reads)
+    pod.run(20, reads)
+    assert np.isfinite(pod.lease(CAP)).all(), "protection is not held back"
+    wish.proposals = []
+    for left in (5, 2, 0):
+        pod.tick(reads)
+        assert np.isfinite(pod.lease(CAP)).sum() == left, "the others keep their lease until it is their turn"
+
+
 def test_a_hold_freezes_but_lets_protection_through() -> None:
     pod, wish = twin()
     wish.ask(CAP, [0, 1, 2], 200, 350, 300)
@@ -289,6 +303,19 @@ def test_a_hold_freezes_but_lets_protection_through() -> None:
     pod.tick(None, Resumed(author="ann"))
     assert pod.lease(CAP)[:2].tolist() == [350.0, 250.0]
     assert np.isnan(pod.lease(CAP)[2]), "nobody asks for 2 any more: given back"
+
+
+@pytest.mark.parametrize(("wanted", "passes"), [(300.0, True), (350.0, False)])
+def test_under_a_hold_what_was_never_heard_counts_as_standing_at_its_worst(
+    wanted: float, passes: bool
+) -> None:
+    """The GPU may draw its 350 W: a cap below protects. A wish for all of them does not, and waits."""
+    wish = Wish()
+    pod = Twin(eight_nodes(), [wish], act=True)
+    pod.tick(None, Held(author="ann"))
+    wish.ask(CAP, [0], 200, wanted, wanted)
+    pod.tick()
+    assert values(pod.commands()) == ({0: wanted} if passes else {})
 
 
 def test_a_hold_starts_no_drain() -> None:

@@ -49,8 +49,8 @@ class Desk:
         return got
 
     def spans(self) -> dict[str, tuple[float, float | None, float]]:
-        """Of each held target: from, to (s), limit (kW)."""
-        return {t.name.replace(CORRELATION, "c"): (
+        """Of each held target, or piece of one: from, to (s), limit (kW)."""
+        return {t.name.replace(CORRELATION, "c").partition("@")[0]: (
             (t.start_ns - START_NS) / NS, None if t.end_ns is None else (t.end_ns - START_NS) / NS,
             t.limit_w / 1e3) for t in self.held}  # fmt: skip
 
@@ -153,8 +153,8 @@ NULLS: list[tuple[Any, Any, dict[str, tuple[float, float | None, float]]]] = [
     ((None, 900.0), (None, None), {}),
     ((500.0, 900.0), (None, None), {"c/main-a": (500, 900, 300)}),  # begins later: stays
     ((None, None), (100.0, None), {"c/main-a": (1, 100, 300)}),
-    ((None, None), (None, 200.0), {"c/main-a": (200, None, 300)}),
-    ((None, None), (100.0, 200.0), {"c/main-a": (1, 100, 300), "c/main-a+": (200, None, 300)}),
+    ((None, None), (None, 200.0), {"c/main-a+1": (200, None, 300)}),
+    ((None, None), (100.0, 200.0), {"c/main-a": (1, 100, 300), "c/main-a+1": (200, None, 300)}),
     ((None, 150.0), (100.0, 200.0), {"c/main-a": (1, 100, 300)}),
     ((None, 50.0), (100.0, 200.0), {"c/main-a": (1, 50, 300)}),
 ]
@@ -169,6 +169,31 @@ def test_null_ends_what_runs(was: Any, null: Any, left: Any) -> None:
     )
     assert {n: s for n, s in desk.spans().items() if "main-a" in n} == left
     assert any("main-b" in name for name in desk.spans())
+
+
+@pytest.mark.parametrize("at_s", [3, 4, 10, 400, 401, 500])
+@pytest.mark.parametrize("hole", [(5.0, 401.0), (None, 401.0)])
+def test_what_is_taken_back_for_good_does_not_come_back_behind_an_earlier_removal(
+    hole: tuple[float | None, float], at_s: int
+) -> None:
+    """100 kW, a removal of some minutes, and within it one for good: nothing is held any more."""
+    desk = Desk()
+    desk.say(envelope(target(100, "main-a")))
+    gone = target(None, "main-a", start_s=hole[0], end_s=hole[1])
+    desk.say(envelope(gone, correlationid=other(), at_s=2), 2)
+    assert [span[0] for span in desk.spans().values()][-1] == 401.0
+    desk.restart()
+    desk.say(envelope(target(None, "main-a"), correlationid=other(), at_s=at_s), at_s)
+    assert desk.spans() == {}
+
+
+def test_a_removal_before_a_target_begins_leaves_it_whatever_was_cut_out_of_it() -> None:
+    desk = Desk()
+    desk.say(envelope(target(100, "main-a", start_s=500, end_s=900)))
+    for n, (start, end) in enumerate(((600, 700), (500, 600), (None, 400), (None, None))):
+        gone = target(None, "main-a", start_s=start, end_s=end)
+        desk.say(envelope(gone, correlationid=other(), at_s=2 + n), 2 + n)
+    assert [*desk.spans().values()] == [(700, 900, 100)]
 
 
 def test_what_was_told_a_moment_ago_is_known_before_a_tick_took_it() -> None:
@@ -385,38 +410,37 @@ steps = st.lists(
 @example([(100, "main-a", None, None, 0), (None, "main-a", 5, 401, 1), (None, "main-a", None, None, 1)])
 @example([(100, "main-a", None, None, 0), (None, "main-a", 5, 401, 1), (200, "main-a", 400, None, 2)])
 @example([(100, "main-a", 0, None, 0), (None, "main-a", None, 401, 1), (None, "main-a", 1, None, 1)])
+@example([(100, "main-a", 50, None, 0), (None, "main-a", 50, 401, 1), (None, "main-a", None, None, 2)])
+@example([(100, "main-a", 0, None, 0), (None, "main-a", 50, 401, 1), (None, "main-a", 60, 500, 2)])
 def test_whatever_comes_each_feed_is_as_a_calendar_of_it_says(said: list[Any]) -> None:
     """Against a rival: a list of (from, to, limit), each message by message, second by second."""
     desk = Desk(b"none", unsigned="accept")
     ids = [str(uuid.UUID(int=n, version=4)) for n in range(4)]
-    book: dict[tuple[str, str], np.ndarray] = {}
+    book: dict[tuple[str, str], tuple[int, np.ndarray]] = {}  # when it began, and what it is in each second
+    seconds = np.arange(1000)
     for n, (limit, feed, start, end, who) in enumerate(said):
         now = n + 1
         desk.say(envelope(data={"targets": [target(limit, feed, start_s=start, end_s=end)]},
                           correlationid=ids[who], at_s=now), now)  # fmt: skip
         begin, until = (now if start is None else start), (1000 if end is None else end)
-        seconds = np.arange(1000)
         inside = (seconds >= begin) & (seconds < until)
         book.pop((ids[who], feed), None)
-        for limits in book.values():
-            if np.isinf(limits[now]):
-                limits[:now] = np.inf  # nobody remembers what ran once and is over
-        for name, limits in list(book.items()):
+        for name, (begun, limits) in list(book.items()):
             if name[1] != feed:
                 continue
             live = np.isfinite(limits) & (seconds >= now)
             if limit is None:
-                # what runs when the removal begins is out for as long as that lasts
-                if np.isfinite(limits[max(begin, 0)]) and begin >= np.flatnonzero(np.isfinite(limits))[0]:
+                # what has begun when the removal does is out for as long as that lasts
+                if begun <= max(begin, now):
                     limits[inside] = np.inf
             elif not (live & ~inside).any():
                 del book[name]
         if limit is not None:
-            book[ids[who], feed] = np.where(inside, float(limit), np.inf)
+            book[ids[who], feed] = begin, np.where(inside, float(limit), np.inf)
     now = len(said)
     for feed, tag in ((0, "main-a"), (1, "main-b")):
         for second in range(now + 1, 1000, 7):
             t_ns = START_NS + second * NS
             got = min((t.limit_w / 1e3 for t in desk.held if t.runs(t_ns) and t.feeders is not None
                        and feed in t.feeders), default=np.inf)  # fmt: skip
-            assert got == min((v[second] for k, v in book.items() if k[1] == tag), default=np.inf)
+            assert got == min((v[second] for k, (_, v) in book.items() if k[1] == tag), default=np.inf)

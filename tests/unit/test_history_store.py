@@ -194,6 +194,24 @@ def test_the_quota_holds_and_the_newest_stay(tmp_path: Path, pod: Twin, monkeypa
     assert got["values"]["lab/h/r1/node0/gpu0"][-1] == value[0, 0]
 
 
+def test_room_that_became_free_is_given_back_to_the_disk(
+    tmp_path: Path, pod: Twin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages that hold nothing any more leave the file, as far as they are more than a quarter of it."""
+    monkeypatch.setattr(history_store, "VACUUM_PAGES", 7)
+    store = filled(tmp_path, pod.site, 100)
+    store.db.execute("CREATE TABLE ballast AS SELECT zeroblob(200 * 8192) AS data")
+    store.db.execute("DROP TABLE ballast")
+    settle(store)
+    store.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    free, pages = (
+        store.db.execute(f"PRAGMA {what}").fetchone()[0] for what in ("freelist_count", "page_count")
+    )
+    store.close()
+    assert free <= max(7, 0.25 * pages)
+    assert (tmp_path / FILE_NAME).stat().st_size == pages * 8192 < 50 * 8192
+
+
 def test_a_clock_that_was_set_back_loses_nothing(tmp_path: Path, pod: Twin) -> None:
     store = filled(tmp_path, pod.site, 130)
     for i in range(20, 130):  # again, half a period later

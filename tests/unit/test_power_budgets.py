@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.power_capping import carried_by, dead_feeders, loads_of, pairs_of, sums_w
+from policies.power_capping import PowerCap, PowerGuard, carried_by, dead_feeders, loads_of, pairs_of, sums_w
 from policies.power_capping.budgets import other_w
-from tests.support.builders import Twin, site_of, two_racks
+from tests.support.builders import Twin, eight_nodes, site_of, two_racks
 from twin.site import Site
 
 
@@ -221,3 +221,16 @@ def test_places_carry_shares_of_racks() -> None:
     carried = carried_by(view, pairs_of(view.site, np.zeros(5, np.bool_), False))
     sums = sums_w(carried, np.array([100.0, 10.0]))
     np.testing.assert_allclose(sums[:7], [100, 10, 55, 55, 50, 5, 55])
+
+
+@pytest.mark.parametrize("flow_lpm", [0.0, 12.0])
+def test_a_loop_that_cools_no_rack_bounds_none(flow_lpm: float) -> None:
+    """Cooled by air, with a loop that no CDU draws from: its nominal flow is zero, and so is what it takes."""
+    tree = eight_nodes(loops=[{"name": "l1"}])
+    tree["halls"][0]["feeders"] = [{"name": "a", "side": "A", "budget_w": 30_000, "serves": ["r1"]}]
+    pod = Twin(tree, [PowerGuard(), PowerCap()], act=True)
+    pod.run(
+        5,
+        {"gpu.power_w": 300.0, "rack.power_w": 4_000.0, "feeder.power_w": 4_000.0, "loop.flow_lpm": flow_lpm},
+    )
+    assert not [f.id for f in pod.decision.findings if f.id.startswith("suspended/")]

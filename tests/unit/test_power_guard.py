@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from policies.power_capping import PowerGuard
-from policies.power_capping.power_guard import CALM_S, RELEASE_S, SPREAD_S
+from policies.power_capping.power_guard import CALM_S, RELEASE_S, SPREAD_S, WARM
 from tests.support.builders import Twin, explained
 from tests.support.powered_plant import CAP, Loop
 from tests.unit.test_power_cap import gpus, job, site
@@ -40,6 +40,52 @@ def test_an_overload_is_cut_in_the_tick_that_sees_it() -> None:
     assert loop.feeder_w.max() <= 0.955 * 80_000
     loop.run(10)
     assert 0.90 * 80_000 < loop.feeder_w.max() <= 0.955 * 80_000
+
+
+@pytest.mark.parametrize(("use_pu", "cut"), [(0.985, False), (0.995, True)])
+def test_a_cut_begins_before_the_budget_is_reached(use_pu: float, cut: bool) -> None:
+    budget_w = 78_216.0 / use_pu  # 770 W of each GPU, its losses, and what racks draw beside them, by two
+    loop = loop_of(budget_w, budget_w)
+    loop.wants_w[:] = 770.0
+    assert loop.feeder_w[0] / budget_w == pytest.approx(use_pu, abs=0.001)
+    loop.tick()
+    assert np.isfinite(loop.twin.lease(CAP)).any() == cut
+
+
+def test_a_feed_that_is_lost_right_after_a_cut_is_answered_in_its_own_tick() -> None:
+    """No more flows then than what was cut a second ago, and no reading knows of that cut yet."""
+    loop = loop_of(60_000, 60_000)
+    loop.wants_w[:] = 1200.0
+    loop.tick()
+    assert loop.feeder_w[1] < 0.96 * 60_000
+    loop.dead[0] = True
+    assert loop.feeder_w[1] > 1.8 * 60_000
+    loop.tick(urgent=True)
+    assert (loop.cap_w <= 210.0).all()
+
+
+def test_a_warm_breaker_is_relieved_further() -> None:
+    loop = loop_of()
+    loop.wants_w[:], loop.deaf[:] = 1200.0, True
+    while loop.twin.engine.memory["power_guard"]["theta"].max() < WARM:
+        loop.tick(dt_s=20.0)
+    loop.deaf[:] = False
+    loop.run(10)
+    assert loop.feeder_w.max() <= 0.905 * 80_000
+
+
+def test_what_is_read_of_one_feeder_knows_of_the_cut_for_another_only_later() -> None:
+    """Both feed the same racks; the second one's meter tells two seconds late what was so before the cut."""
+    loop = loop_of(80_000, 95_000)
+    loop.wants_w[:] = 850.0
+    loop.tick()
+    cut_w = loop.cap_w.copy()
+    assert (cut_w < loop.most_w).any()
+    loop.more = {"feeder.power_w": np.array([75_000.0, 100_000.0])}
+    loop.run(2)
+    np.testing.assert_array_equal(loop.cap_w, cut_w)
+    loop.run(10)
+    assert (loop.cap_w < cut_w - 1.0).any(), "by then it knows, and says the same"
 
 
 def test_who_waits_least_is_cut_first() -> None:

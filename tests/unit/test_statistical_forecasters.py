@@ -121,6 +121,15 @@ def test_fits_and_forecasts_are_quick(kind: type[Forecaster]) -> None:
 # --- autoregression
 
 
+@pytest.mark.parametrize("order", [1, 2, 4, 8])
+def test_autoregression_has_as_many_lags_as_its_series_remember(order: int) -> None:
+    dice = np.random.default_rng(order)
+    values = dice.normal(size=(1500, 2))
+    for row in range(order, len(values)):
+        values[row] += 0.8 * values[row - order]
+    assert len(AutoRegression(HOUR).fit(panel(values), 0)["phi"]) == order
+
+
 @pytest.mark.parametrize("step_s", [3600.0, 90_000.0])
 def test_autoregression_is_that_of_statsmodels(step_s: float) -> None:
     """On a week, which is the window of the mean too, both fit and say the same."""

@@ -49,3 +49,4 @@ from .schema import (
     warn_exposed as warn_exposed,
 )
 from .search_path import find_config as find_config
+from .section import texts_of as texts_of

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import re
 from collections.abc import Mapping
 from importlib import resources
@@ -148,10 +149,10 @@ def profile_path(name: str, beside: Path | None) -> Path | None:
     if not name or "/" in name or name.startswith("."):
         return None
     own = beside / "profiles" / f"{name}.yaml" if beside else None
-    if own is not None and own.is_file():
+    if own is not None and os.path.isfile(own):  # not Path.is_file: it raises where the name is too long
         return own
     packaged = Path(str(resources.files("twin") / "profiles" / f"{name}.yaml"))
-    return packaged if packaged.is_file() else None
+    return packaged if os.path.isfile(packaged) else None
 
 
 def packaged_profiles() -> list[str]:

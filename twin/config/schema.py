@@ -20,13 +20,13 @@ from typing import Any, Literal
 import msgspec
 
 from connectors.slurm import expand_hosts
-from twin.catalogue import ConfigError, did_you_mean
+from twin.catalogue import ConfigError, clean, did_you_mean
 from twin.config.actuators import Dcmi, Redfish, actuator_problems
 from twin.config.engine import read_yaml
 from twin.config.logs import conceal
 from twin.config.power import Power, power_problems
 from twin.config.schedulers import BurnIn, Kubernetes, Slurm, scheduler_problems
-from twin.config.section import HOST_LIST, Problems, Strict
+from twin.config.section import HOST_LIST, Problems, Strict, path_under, texts_of
 from twin.site import convert
 
 log = logging.getLogger(__name__)
@@ -35,6 +35,8 @@ _OWN_TREES = ("BMS/", "IT/")  # subscribed to anyway
 TLS_PORT = 8883
 MIN_TICK_S, MAX_TICK_S = 0.1, 300.0
 MAX_CONTACT = 200  # characters
+# Keys that hold the path of a file or a folder, beside those that end in _file or _files
+PATHS = ("site", "state", "folder", "conf", "kubeconfig", "map", "maps", "program")
 
 
 class _Strict(Strict, msgspec.Struct, frozen=True):
@@ -256,13 +258,19 @@ class Loaded:
     path: Path
 
     def file(self, name: str) -> Path:
-        """A path that the configuration names; `credential:NAME` is a systemd credential."""
+        """A path that the configuration names; `credential:NAME` is a systemd credential. Raises ConfigError."""
+        folder = self.path.parent
         if name.startswith("credential:"):
-            folder = os.environ.get("CREDENTIALS_DIRECTORY")
-            if not folder:
-                raise ConfigError(f"{self.path}: {name}: expected systemd's CREDENTIALS_DIRECTORY to be set")
-            return Path(folder) / name.partition(":")[2]
-        return (self.path.parent / Path(name).expanduser()).resolve()
+            given, name = os.environ.get("CREDENTIALS_DIRECTORY"), name.partition(":")[2]
+            if not given:
+                raise ConfigError(
+                    f"{self.path}: credential:{clean(name)}: expected systemd's CREDENTIALS_DIRECTORY to be set"
+                )
+            folder = Path(given)
+        try:
+            return path_under(folder, name)
+        except ValueError as error:
+            raise ConfigError(f"{self.path}: {clean(name)}: the path {error}") from None
 
     @property
     def state(self) -> Path:
@@ -340,10 +348,11 @@ def load_config(path: Path) -> Loaded:
             "`broker: embedded` for one on loopback that racktwin brings up itself"
         )
     config = _convert(tree, str(path))
-    problems = [f"{path}: {p}" for p in _problems(config)]
+    loaded = Loaded(config, path.resolve())
+    problems = [f"{path}: {p}" for p in (*_problems(config), *_text_problems(loaded))]
     if problems:
         raise ConfigError(problems)
-    return Loaded(config, path.resolve())
+    return loaded
 
 
 def _convert(tree: Any, file: str) -> Config:
@@ -440,6 +449,20 @@ def journal_notes(config: Config) -> list[str]:
     alone = "" if settings.anchor else "signed heads of the journal are kept beside it alone; "
     could = f"{' and '.join(unused)} could keep them too" if unused else "no broker or etcd could keep them"
     return [f"journal.anchor: {alone}{could}"]
+
+
+def _text_problems(loaded: Loaded) -> list[str]:
+    """Errors in what is written, whatever it says: no program takes a NUL byte, no file system such a path."""
+    out = []
+    for where, key, text in texts_of(loaded.config):
+        if "\0" in text:
+            out.append(f"{clean(where)}: holds a NUL byte; expected text")
+        elif key in PATHS or key.endswith(("_file", "_files")):
+            try:
+                path_under(loaded.path.parent, text.removeprefix("credential:"))
+            except ValueError as error:
+                out.append(f"{clean(where)}: the path {error}")
+    return out
 
 
 def _broker_problems(broker: Broker) -> list[str]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -10,6 +14,8 @@ import msgspec
 _HOST = re.compile(r"[A-Za-z0-9_.:\-]+")
 _BRACKETS = re.compile(r"\w+[\[{]|[{}]")  # not those of an IPv6 address
 HOST_LIST = re.compile(r"\[[0-9,\-]+\]")
+# source: limits.h of Linux, NAME_MAX, and PATH_MAX less room for the name of a file in a folder
+MAX_PART_BYTES, MAX_PATH_BYTES = 255, 4096 - 256
 
 
 class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -41,3 +47,50 @@ class Problems(list[str]):
             self.append(f"$.{path}: expected a host and a port from 1 to 65535, got {url[:80]!r}")
         elif not _HOST.fullmatch(parts.hostname or ""):
             self.append(f"$.{path}: expected a host such as node1 or node[01-18], got {url[:80]!r}")
+
+
+class Text(NamedTuple):
+    """A text of a configuration: its place, such as `$.broker.maps.a/#`, and the key that holds it, `maps`."""
+
+    where: str
+    key: str
+    text: str
+
+
+def texts_of(part: Any, where: str = "$", key: str = "") -> Iterator[Text]:
+    """Every text below a part of a configuration."""
+    if isinstance(part, str):
+        yield Text(where, key, part)
+    elif isinstance(part, list):
+        for i, item in enumerate(part):
+            yield from texts_of(item, f"{where}[{i}]", key)
+    elif isinstance(part, dict):
+        for name, item in part.items():
+            yield Text(where, "", str(name))
+            yield from texts_of(item, f"{where}.{name}", key)
+    elif isinstance(part, msgspec.Struct):
+        for name in part.__struct_fields__:
+            yield from texts_of(getattr(part, name), f"{where}.{name}", name)
+
+
+def path_under(folder: Path, name: str) -> Path:
+    """The path that a text names, from this folder on. Raises ValueError for one that no file can have."""
+    if "\0" in name:
+        raise ValueError("holds a NUL byte")
+    try:
+        path = folder / Path(name).expanduser()
+        whole = os.fsencode(path)
+    except RuntimeError:
+        raise ValueError("begins with ~ and a user that this host does not know") from None
+    except UnicodeEncodeError:
+        raise ValueError("is no text in UTF-8") from None
+    longest = max(map(len, whole.split(b"/")))
+    if longest > MAX_PART_BYTES or len(whole) > MAX_PATH_BYTES:
+        raise ValueError(
+            f"has {len(whole)} bytes, and {longest} in one name; expected at most {MAX_PATH_BYTES}, and "
+            f"{MAX_PART_BYTES} in one name"
+        )
+    try:
+        return path.resolve()
+    except RuntimeError:
+        raise ValueError("goes round in circles by symbolic links") from None

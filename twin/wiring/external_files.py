@@ -11,7 +11,6 @@ import re
 import shutil
 import ssl
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from connectors.series_map import load_map
 from connectors.slurm import expand_names
 from twin.anchor import HeadSigner
 from twin.catalogue import ConfigError
-from twin.config import Api, Broker, Loaded, Tls
+from twin.config import Api, Broker, Loaded, Tls, texts_of
 
 SECRETS = ("password_file", "token_file")
 READ = ("ca_file", "cert_file", "key_file", "conf", "tokens_file", "kubeconfig", "keys_file", "sign_key_file")
@@ -34,7 +33,9 @@ def external_file_faults(loaded: Loaded) -> tuple[list[str], list[str]]:
     """(faults, notes on what cannot be checked here) of all files that a configuration names."""
     faults: list[str] = []
     notes: list[str] = []
-    for where, name, key in _named(loaded.config, "$"):
+    for where, key, name in texts_of(loaded.config):
+        if key not in (*SECRETS, *READ):
+            continue
         if is_uncheckable(name):
             notes.append(f"{where}: {name}: not checkable here, as systemd has set no CREDENTIALS_DIRECTORY")
             continue
@@ -76,20 +77,6 @@ def without_uncheckable(loaded: Loaded) -> Loaded:
     if is_uncheckable(api.tokens_file):
         api = msgspec.structs.replace(api, tokens_file=None)
     return Loaded(msgspec.structs.replace(loaded.config, api=api), loaded.path)
-
-
-def _named(part: Any, where: str) -> Iterator[tuple[str, str, str]]:
-    """(place, name, key) of every file below a part of the configuration."""
-    if isinstance(part, list):
-        for i, item in enumerate(part):
-            yield from _named(item, f"{where}[{i}]")
-    elif isinstance(part, msgspec.Struct):
-        for key in part.__struct_fields__:
-            value = getattr(part, key)
-            if key in (*SECRETS, *READ) and isinstance(value, str):
-                yield f"{where}.{key}", value, key
-            else:
-                yield from _named(value, f"{where}.{key}")
 
 
 def _sign_key(loaded: Loaded) -> list[str]:
