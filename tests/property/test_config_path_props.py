@@ -24,7 +24,7 @@ WHOLE: dict[str, Any] = {
     "scrapes": [{"url": "https://n/m", "map": "dcgm", "token_file": "t", "tls": TLS}],
     "jobs": {"folder": "jobs", "slurm": {"conf": "slurm.conf"}},
     "kubernetes": {"kubeconfig": "kube"},
-    "power": {"flex": {"identifier": "us", "feeds": {"a": "site"}, "keys_file": "k.jwks", "sign_key_file": "s"},
+    "power": {"flex": {"identifier": "us", "feeds": {"a": "site"}, "keys_file": "k", "sign_key_file": "s"},
               "targets_file": "t.yaml", "outlooks_files": {"site.grid_price_usd_per_kwh": "p.csv"}},
     "history": {"influx": {"url": "https://i", "token_file": "t"}},
     "api": {"tls": TLS, "tokens_file": "tokens"},
@@ -44,13 +44,12 @@ def places(part: Any, where: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def path_places() -> list[tuple[Any, ...]]:
+    """Those that hold a path."""
     named = ("site", "state", "folder", "conf", "kubeconfig", "map", "program")
     return [
         place
         for place in places(WHOLE)
-        if place[-1] in named
-        or str(place[-1]).endswith("_file")
-        or place[-2:-1] in [("maps",), ("outlooks_files",)]
+        if place[-1] in named or str(place[-1]).endswith("_file") or {"maps", "outlooks_files"} & set(place)
     ]
 
 
@@ -66,11 +65,19 @@ def shown(place: tuple[Any, ...]) -> str:
 
 
 PATHS = st.one_of(
-    st.sampled_from(["a\0b", "a" * 256, "é" * 128, "x/" * 2000, "~nobody-of-this-name/x", "a/" + "b" * 300, "",
-                     ".", "..", "/", "/dev/null/x", "credential:a\0", "credential:" + "a" * 300, "~", "\x1b[2J"]),
+    st.sampled_from(["a\0b", "a" * 256, "é" * 128, "x/" * 2000, "~nobody-of-this-name/x", "~", "b" * 300,
+                     "", ".", "..", "/", "/dev/null/x", "credential:a\0", "credential:" + "a" * 300]),
     st.text(st.characters(exclude_categories=["Cs"]), max_size=400),
     st.lists(st.sampled_from(["a", "..", "~", "b" * 200, "é" * 90]), max_size=40).map("/".join),
 )  # fmt: skip
+
+
+def told(file: Path) -> tuple[list[str], list[str]]:
+    """(what is refused, else what is wrong with the files that are named)."""
+    try:
+        return [], external_file_faults(load_config(file))[0]
+    except ConfigError as error:
+        return list(error.problems), []
 
 
 def test_the_configuration_above_is_one(tmp_path: Path) -> None:
@@ -83,12 +90,8 @@ def test_the_configuration_above_is_one(tmp_path: Path) -> None:
 def test_any_path_is_read_or_refused_by_its_key(tmp_path: Path, place: tuple[Any, ...], text: str) -> None:
     file = tmp_path / "racktwin.yaml"
     file.write_text(yaml.safe_dump(changed(WHOLE, place, text), allow_unicode=True), encoding="utf-8")
-    try:
-        loaded = load_config(file)
-    except ConfigError as error:
-        assert any(shown(place) in problem for problem in error.problems), error.problems
-        return
-    faults, _ = external_file_faults(loaded)
+    problems, faults = told(file)
+    assert all(shown(place) in problem for problem in problems)
     assert all(fault.startswith(str(file.parent)) for fault in faults)
 
 

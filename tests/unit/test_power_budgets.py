@@ -225,7 +225,7 @@ def test_places_carry_shares_of_racks() -> None:
 
 @pytest.mark.parametrize("flow_lpm", [0.0, 12.0])
 def test_a_loop_that_cools_no_rack_bounds_none(flow_lpm: float) -> None:
-    """Cooled by air, with a loop that no CDU draws from: its nominal flow is zero, and so is what it takes."""
+    """Cooled by air, with a loop that no CDU draws from: its nominal flow is zero, and what it takes."""
     tree = eight_nodes(loops=[{"name": "l1"}])
     tree["halls"][0]["feeders"] = [{"name": "a", "side": "A", "budget_w": 30_000, "serves": ["r1"]}]
     pod = Twin(tree, [PowerGuard(), PowerCap()], act=True)

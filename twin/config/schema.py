@@ -258,14 +258,13 @@ class Loaded:
     path: Path
 
     def file(self, name: str) -> Path:
-        """A path that the configuration names; `credential:NAME` is a systemd credential. Raises ConfigError."""
+        """A path that the configuration names; `credential:NAME` is one of systemd. Raises ConfigError."""
         folder = self.path.parent
         if name.startswith("credential:"):
             given, name = os.environ.get("CREDENTIALS_DIRECTORY"), name.partition(":")[2]
             if not given:
-                raise ConfigError(
-                    f"{self.path}: credential:{clean(name)}: expected systemd's CREDENTIALS_DIRECTORY to be set"
-                )
+                why = "expected systemd's CREDENTIALS_DIRECTORY to be set"
+                raise ConfigError(f"{self.path}: credential:{clean(name)}: {why}")
             folder = Path(given)
         try:
             return path_under(folder, name)
@@ -452,7 +451,7 @@ def journal_notes(config: Config) -> list[str]:
 
 
 def _text_problems(loaded: Loaded) -> list[str]:
-    """Errors in what is written, whatever it says: no program takes a NUL byte, no file system such a path."""
+    """Errors in what is written, whatever it says: NUL bytes, and paths that no file can have."""
     out = []
     for where, key, text in texts_of(loaded.config):
         if "\0" in text:

@@ -50,7 +50,7 @@ class Problems(list[str]):
 
 
 class Text(NamedTuple):
-    """A text of a configuration: its place, such as `$.broker.maps.a/#`, and the key that holds it, `maps`."""
+    """A text of a configuration: its place, as in `$.broker.maps.a/#`, and the key that holds it, `maps`."""
 
     where: str
     key: str
