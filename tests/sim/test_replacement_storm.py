@@ -179,7 +179,7 @@ class Storm:
             job = s.job_on(node)
             s.jobs.pop(job or "", None)
             if not s.drains[node] and rng.random() < 0.5:
-                s.drains[node] = DOWN
+                s.taken(node, DOWN)
 
     def _people(self) -> None:
         """Who drain and resume nodes themselves."""
@@ -194,7 +194,7 @@ class Storm:
         if self.chance(0.008) and len(theirs) < 6:
             ours = s.ours()  # where it is ours they take it over
             node = int(rng.choice(ours)) if ours and rng.random() < 0.5 else int(rng.integers(NODES))
-            s.drains[node] = THEIRS
+            s.taken(node, THEIRS)
         if self.chance(0.003) and (ours := s.ours()):
             node = int(rng.choice(ours))
             s.resumed(node, self._knew(node))
@@ -203,7 +203,7 @@ class Storm:
             for i in [i for i in s.ours() if i not in self.truth.bad and leader.forgot(i)]:
                 s.resumed(i, self._knew(i))
             for i in [i for i in self.truth.bad if not s.drains[i]]:
-                s.drains[i] = THEIRS
+                s.taken(i, THEIRS)
         if self.chance(0.002):
             self.publish(ev.Held(id=f"h{self.clock.now_ns}", author="eve"))
         elif self.chance(0.01):

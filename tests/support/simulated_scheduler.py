@@ -162,25 +162,32 @@ class Scheduler:
         self.drains[node] = reason
 
     def _limits(self, who: Daemon, node: int) -> None:
+        """The limits that docs/replacement.md states: the blast radius counts what we took out; the shares
+        count all that is out, by whoever and for whatever reason, as far as `who` has heard of it.
+
+        A node that failed is out already, so that its drain takes no more room.
+        """
         ours = self.ours()
         known = [i for i in ours if not who.forgot(i)]
         self.counts["most_out"] = max(self.counts["most_out"], len(ours))
         if len(known) > BLAST:
             self.faults.append(f"{len(known)} nodes out at {self.clock.monotonic():g} s: {known}")
-        if who.failed(node):  # it is out already, and in the count of all others
+        if who.failed(node):
             return
+        heard = [i for i, reason in enumerate(self.drains) if reason and self.since_ns[i] < who.heard_ns]
+        gone = sorted({*ours, *heard, *(i for i in range(NODES) if who.failed(i))})
         for what, group, share in (
             ("site", np.zeros(NODES, int), LIMITS.site_share),
             ("rack", SITE.rack_of_node, LIMITS.rack_share),
             ("domain", SITE.supernode_of_node, LIMITS.domain_share),
         ):
-            out = sum(group[i] == group[node] for i in ours)
+            out = sum(group[i] == group[node] for i in gone)
             if out > max(1, int(share * np.count_nonzero(group == group[node]) + 1e-9)):
                 self.faults.append(f"{out} nodes of the {what} of n{node} are out")
         job = self.job_on(node)
         its = self.jobs.get(job or "", [])
         if job is not None and who.knows(job):
-            out = sum(i in its for i in ours)
+            out = sum(i in its for i in gone)
             if out > max(1, int(LIMITS.job_share * len(its) + 1e-9)):
                 self.faults.append(f"{out} nodes of {job} are out")
 
@@ -191,6 +198,10 @@ class Scheduler:
             )
         self.counts["returned"] += 1
         self.put_back(node)
+
+    def taken(self, node: int, reason: str) -> None:
+        """Out of service by people, or by the scheduler itself."""
+        self.drains[node], self.since_ns[node] = reason, self.clock.now_ns
 
     def resumed(self, node: int, knew: frozenset[str]) -> None:
         """By hand; `knew`: daemons that had taken it out."""

@@ -264,6 +264,21 @@ def test_a_steady_gauge_in_coarse_steps_is_not_frozen_and_a_fine_one_is(edge: fl
     assert 300 < found_after < 325
 
 
+@pytest.mark.parametrize(("moves", "still"), [(3, 0), (9, 27), (20, 13), (300, 12)])
+def test_a_gauge_that_was_seldom_read_stands_still_for_longer_before_it_is_frozen(
+    moves: int, still: int
+) -> None:
+    """What was seen of it before may have been luck; 0: not within an hour."""
+    bank, rng = rack_bank(traits_of("rack"), 1), np.random.default_rng(4)
+    read = [*(23.0 + 0.05 * rng.normal(size=moves)), *[23.0] * 60]
+    frozen = []
+    for value in read:
+        with np.errstate(all="ignore"):
+            bank.update(np.array([[value]], np.float32), None, slice(0, 1))
+        frozen.append(bool(bank.frozen.any()))
+    assert frozen.index(True) - moves == still if still else not any(frozen)
+
+
 def test_a_racks_power_that_leaps_as_a_node_of_it_does_follows_the_work() -> None:
     site = site_of(two_racks())
     devices, watch = DeviceFaults(Topology(site)), SensorChecks(site.sizes, AlarmBudget(site))

@@ -72,6 +72,8 @@ def test_a_perfect_forecast_scores_zero_and_the_last_value_scores_one() -> None:
     assert perfect["targets"] == 2 * (300 - 6)
     assert perfect["independent_targets"] == 294 // 6
     assert perfect["fit_s"], perfect["predict_ms"] == (2.0, 0.5)
+    assert perfect["mase_low"] == perfect["mase_high"] == 0.0, "three hundred rows are enough for an interval"
+    assert naive["mase_low"] <= naive["mase"] <= naive["mase_high"]
 
 
 def test_errors_are_summed_over_series_and_the_rivals_too() -> None:
