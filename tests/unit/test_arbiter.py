@@ -205,6 +205,16 @@ def test_a_wish_that_jitters_within_the_deadband_gives_no_commands() -> None:
     assert values(pod.commands()) == {0: 294.0, 1: 306.0}
 
 
+@pytest.mark.parametrize(("reads", "first"), [(100.0, 250.0), (900.0, 350.0)])
+def test_a_device_outside_its_envelope_is_taken_to_its_edge_at_once(reads: float, first: float) -> None:
+    """From there on at the slew limit: no command ever lies outside."""
+    wish = Wish()
+    pod = Twin(eight_nodes(), [wish], act=True)
+    wish.ask(CAP, [0], 200, 350, 350)
+    pod.tick({"gpu.power_limit_w": reads})
+    assert values(pod.commands()) == {0: first}
+
+
 def test_a_bound_is_kept_even_within_the_deadband() -> None:
     pod, wish = twin()
     wish.ask(CAP, [0], 200, 300, 300)

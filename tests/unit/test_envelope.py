@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,23 @@ def mixed(**more: Any) -> Site:
 )
 def test_the_site_narrows_the_profile(limits: dict[str, float], expected: tuple[float, ...]) -> None:
     assert row(site_of(two_racks(controls={CAP: limits})).envelopes[CAP]) == expected
+
+
+@pytest.mark.parametrize(
+    "limits, why",
+    [
+        ({"max": 1300.0}, ".max: 1300.0 is above the 1200"),
+        ({"min": 100.0}, ".min: 100.0 is below the 200"),
+        ({"safe": 1300.0}, ".safe: expected a value within"),
+        ({"safe": 100.0}, ".safe: expected a value within"),
+        ({"min": 900.0, "max": 800.0}, "min is above max"),
+        ({"slew_per_s": 60.0}, ".slew_per_s: expected a number > 0, at most 50"),
+        ({"max": float("inf")}, ".max: expected a finite number"),
+    ],
+)
+def test_a_site_that_widens_the_profile_is_refused(limits: dict[str, float], why: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        site_of(two_racks(controls={CAP: limits}))
 
 
 def test_each_rack_has_the_envelope_of_its_profile() -> None:
