@@ -22,7 +22,7 @@ LOCK := uv pip compile -q $(UPGRADE) --universal --generate-hashes --python-vers
 	--no-emit-index-url --custom-compile-command 'make lock' pyproject.toml
 CODE := twin policies connectors models
 
-.PHONY: help boards demo test check docs bench evaluate client test-evaluation storm format lock clean distclean page pictures setup-run setup-dev setup-servers
+.PHONY: help boards demo test check sbom audit docs bench evaluate client test-evaluation storm format lock clean distclean page pictures setup-run setup-dev setup-servers
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -38,6 +38,14 @@ check: setup-dev ## Lint, format, types and direction of imports
 	@$(RUN) -m ruff format --check .
 	@$(RUN) -m mypy
 	@.venv/bin/lint-imports --no-logo
+	@mkdir -p build && $(RUN) deploy/setup/sbom.py >build/sbom.json
+
+sbom: setup-run ## Write the bill of materials, build/sbom.json (CycloneDX), from the lock files
+	@mkdir -p build && $(RUN) deploy/setup/sbom.py >build/sbom.json
+
+audit: ## Look up the locked packages among known vulnerabilities (needs pip-audit and the network)
+	@command -v pip-audit >/dev/null || { echo "make audit: expected pip-audit on the PATH"; exit 1; }
+	@pip-audit --disable-pip --require-hashes -r requirements.lock
 
 docs: setup-dev ## Build the documentation into build/site; a broken link fails
 	@$(RUN) -m twin.config.reference >docs/reference.md

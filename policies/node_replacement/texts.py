@@ -85,7 +85,8 @@ def proposals(view: View, memory: Memory) -> list[Proposal]:
     level = level_of(phase, memory["needs_repair"])
     returns = one_of(phase, (IN_SERVICE, SUSPECT, PROBATION)) & (memory["withdrawn_ns"] > 0)
     out: list[Proposal] = []
-    gone = np.flatnonzero(level > 0).astype(np.int32)
+    # Who reads as back in service may have been put there by people: nothing anew until that is decided
+    gone = np.flatnonzero((level > 0) & (memory["resumed_ns"] == 0)).astype(np.int32)
     # The most important nodes get a sentence of their own
     order = np.argsort(-memory["watch_gpu_h"][gone], kind="stable")
     own = np.zeros(len(gone), np.bool_)

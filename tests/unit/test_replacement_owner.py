@@ -234,3 +234,18 @@ def test_what_the_scheduler_did_not_carry_out_yet_was_not_put_back() -> None:
     twin.level[0] = 1.0
     twin.wait(QUIET_S + 120, dt_s=30.0)
     assert twin.level[0] >= 1.0
+
+
+@pytest.mark.parametrize("put_back_s", [230, 260, 290])
+def test_what_people_put_back_while_a_new_leader_settles_is_not_drained_anew(put_back_s: int) -> None:
+    """The first command of its term falls in the time in which a read-back of "in service" must last."""
+    twin = told(Replacing())
+    twin.bad(0)
+    twin.wait(120)
+    assert twin.level[0] >= 3
+    twin.wait(put_back_s, ev.EpochChanged(epoch=7, adopt=True))
+    twin.level[0] = 0.0
+    for _ in range(20):
+        twin.wait(10)
+        assert twin.level[0] == 0
+    assert twin.phase() in ("in_service", "probation")
