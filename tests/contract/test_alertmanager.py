@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.patience import PATIENCE_S
 from twin.catalogue import NS
 from twin.config import Config, Loaded, Notify
 from twin.contracts import Finding
@@ -69,7 +70,7 @@ class Alertmanager:
     def alerts(self, inhibited: bool = False) -> dict[str, str]:
         """Active alerts, or inhibited ones alone: alarm -> severity."""
         wanted = f"active={str(not inhibited).lower()}&inhibited={str(inhibited).lower()}"
-        with urllib.request.urlopen(f"{self.url}/api/v2/alerts?{wanted}", timeout=5) as response:
+        with urllib.request.urlopen(f"{self.url}/api/v2/alerts?{wanted}", timeout=PATIENCE_S) as response:
             found = json.load(response)
         return {a["labels"]["alarm"]: a["labels"]["severity"] for a in found}
 

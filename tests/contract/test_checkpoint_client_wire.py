@@ -32,13 +32,14 @@ from tests.support.in_process_daemon import Pod, serve
 from tests.support.inlets import until
 from tests.support.mosquitto import mosquitto
 from tests.support.node_agents import Client
+from tests.support.patience import PATIENCE_S
 from tests.support.secured_mosquitto import Authority, secured_broker
 from tests.unit.test_api_checkpoint import INTERVAL, SINCE, employ, wish
 
 NAMES = ["4711", "4711_3", "ns/b", ".hidden", "a b%c+#é", "~", "x" * 200]
 
 
-def wait(until: Callable[[], object], seconds: float = 20.0) -> None:
+def wait(until: Callable[[], object], seconds: float = PATIENCE_S) -> None:
     end = time.monotonic() + seconds
     while not until():
         assert time.monotonic() < end, "waited in vain"

@@ -28,7 +28,6 @@ from twin.telemetry import Message
 
 AGENT = "grid/v1/dsx-flex-agent/us"
 SET = "grid/v1/isv/acme/loadtarget/set"
-PATIENCE_S = 40.0
 NODES = [f"lab/h/r{r}/node{n}" for r in (1, 2) for n in range(18)]
 
 

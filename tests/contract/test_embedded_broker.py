@@ -15,11 +15,10 @@ import pytest
 
 from connectors.mqtt import LinkSettings, MqttLink
 from tests.support.inlets import until
+from tests.support.patience import PATIENCE_S
 from twin.catalogue import ConnectorError
 from twin.telemetry import Message
 from twin.wiring import EmbeddedBroker
-
-PATIENCE_S = 20.0
 
 
 def alive(pid: int) -> bool:

@@ -19,6 +19,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from tests.support.etcd_cluster import EtcdCluster, free_ports, make_certs, secure
+from tests.support.patience import PATIENCE_S
 from twin.catalogue import ConfigError, ConnectorError
 from twin.config import load_config
 from twin.daemon.etcd import Etcd, EtcdElection, EtcdRefused
@@ -35,7 +36,7 @@ def election(urls: list[str], folder: Path, name: str = "a", term_s: float = 2.0
     return EtcdElection(Etcd(urls, 0.5), "/racktwin/lab", name, term_s, EpochFile(folder / name / "epoch"))
 
 
-async def until(condition: Callable[[], object], deadline_s: float = 10.0) -> None:
+async def until(condition: Callable[[], object], deadline_s: float = PATIENCE_S) -> None:
     async with asyncio.timeout(deadline_s):
         while not condition():
             await asyncio.sleep(0.02)
@@ -66,7 +67,7 @@ def test_who_resigns_hands_on_its_head_at_once(program: Path, tmp_path: Path) ->
                 epoch = a.term.epoch
                 a.publish_head("the head")
             assert not a.may_act()
-            await until(b.may_act, 5.0)
+            await until(b.may_act)
             assert changes == [Term(b.status()["epoch"], "b", "a", epoch, "the head")]
             assert b.status()["epoch"] > epoch
 

@@ -16,6 +16,7 @@ import pytest
 
 from connectors.influx import InfluxSettings, InfluxWriter, writer as influx
 from tests.support.builders import Twin, two_racks
+from tests.support.patience import PATIENCE_S
 from tests.support.victoriametrics import Victoria, free_port
 from twin.catalogue import NS, ConfigError
 from twin.config import History
@@ -45,7 +46,7 @@ def layout() -> Layout:
     return Layout(Twin(two_racks()).site)
 
 
-def wait_for(condition: Callable[[], bool], within_s: float = 30.0) -> None:
+def wait_for(condition: Callable[[], bool], within_s: float = PATIENCE_S) -> None:
     ends = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < ends, "it did not come about"

@@ -24,6 +24,7 @@ from tests.support.builders import site_of, two_racks
 from tests.support.inlets import RecordingInlet, until
 from tests.support.kubernetes_apiserver import JOB_LABEL, NODES, PODS, Cluster
 from tests.support.kubernetes_service_sink import driven, hurry, told
+from tests.support.patience import PATIENCE_S
 from twin.catalogue import ConnectorError
 from twin.site import Site
 from twin.telemetry import JobEnded, JobStarted, Reading
@@ -242,7 +243,7 @@ def test_a_server_that_is_gone_ends_no_job(site: Site) -> None:
             task = asyncio.create_task(mine.run(first))
             await until(lambda: len(first.started) == 2, task=task)
         with pytest.raises(ConnectorError, match="kubernetes"):
-            await asyncio.wait_for(task, 20)
+            await asyncio.wait_for(task, PATIENCE_S)
         assert not first.ended
         cluster.gone("a-0")
         async with cluster.serving():
@@ -299,7 +300,7 @@ def test_a_list_that_is_none_ends_the_source(site: Site, page: bytes) -> None:
         async with Cluster().serving() as cluster:
             cluster["list", PODS] << page
             with pytest.raises(ConnectorError, match=r"expected a list"):
-                await asyncio.wait_for(source(site, cluster.port).run(Kept()), 20)
+                await asyncio.wait_for(source(site, cluster.port).run(Kept()), PATIENCE_S)
 
     asyncio.run(run())
 

@@ -19,6 +19,7 @@ from connectors import prometheus
 from connectors.prometheus import PrometheusSource, ScrapeSettings
 from tests.support.builders import site_of, two_racks
 from tests.support.inlets import until
+from tests.support.patience import PATIENCE_S
 from twin.catalogue import TABLES, ConnectorError
 from twin.contracts import Item
 from twin.site import Site
@@ -126,7 +127,7 @@ def failing(site: Site, answer: Answer, **more: Any) -> tuple[str, Kept]:
         inlet = Kept(site)
         async with served(answer) as url:
             with pytest.raises(ConnectorError) as caught:
-                await asyncio.wait_for(source(site, url, **more).run(inlet), 20)
+                await asyncio.wait_for(source(site, url, **more).run(inlet), PATIENCE_S)
         return str(caught.value), inlet
 
     return asyncio.run(scrape())
@@ -160,7 +161,7 @@ def test_an_exporter_that_was_given_up_is_so_at_its_next_failure_until_it_answer
             for _ in range(2):
                 inlet = Kept(site)
                 with pytest.raises(ConnectorError):
-                    await asyncio.wait_for(scraped.run(inlet), 20)
+                    await asyncio.wait_for(scraped.run(inlet), PATIENCE_S)
                 rejected.append(len(inlet.spoiled))
             status, inlet = 200, Kept(site)
             task = asyncio.create_task(scraped.run(inlet))
@@ -168,7 +169,7 @@ def test_an_exporter_that_was_given_up_is_so_at_its_next_failure_until_it_answer
                 await asyncio.sleep(0.01)
             status = 500
             with pytest.raises(ConnectorError):
-                await asyncio.wait_for(task, 20)
+                await asyncio.wait_for(task, PATIENCE_S)
             return [*rejected, len(inlet.spoiled)]
 
     most = prometheus.FAILURES
@@ -305,7 +306,7 @@ def test_https_needs_trust_and_an_identity(site: Site, tmp_path: Path, server: C
                 with pytest.raises(
                     ConnectorError, match=r"its certificate|a certificate of ours|closed|reset"
                 ):
-                    await asyncio.wait_for(source(site, url, **files).run(inlet), 20)
+                    await asyncio.wait_for(source(site, url, **files).run(inlet), PATIENCE_S)
             assert not inlet.staged
             mine = source(site, url, ca_file=cert, cert_file=cert, key_file=key)
             task = asyncio.create_task(mine.run(inlet))

@@ -16,11 +16,10 @@ import pytest
 
 from connectors.files import BadRow, read_capture
 from tests.support.mosquitto import Mosquitto, mosquitto
+from tests.support.patience import PATIENCE_S
 from twin.catalogue import StorageError
 from twin.cli.record import CaptureFiles
 from twin.telemetry import Message
-
-PATIENCE_S = 30.0
 
 
 def record(*args: str) -> subprocess.Popen[str]:

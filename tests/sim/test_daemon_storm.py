@@ -291,7 +291,7 @@ def test_without_its_broker_it_ticks_on_and_takes_up_again(
             ticked(before, after, away)
             broker.start()
             back = time.monotonic()
-            daemon.until(bms.heard_by(daemon, 31.0), 10, "values of the BMS again")
+            daemon.until(bms.heard_by(daemon, 31.0), what="values of the BMS again")
             flowing_s = time.monotonic() - back
             daemon.until(lambda: good(daemon, "gpu.temp_c") == 144, 45, "all agents again")
             asked = len(wire.asked)
@@ -302,7 +302,7 @@ def test_without_its_broker_it_ticks_on_and_takes_up_again(
             # What was retained outlived the broker: another process of ours learns it again.
             daemon.kill()
             daemon.start()
-            daemon.until(bms.heard_by(daemon, 32.0), 10, "metadata, retained")
+            daemon.until(bms.heard_by(daemon, 32.0), what="metadata, retained")
             assert daemon.stop() == 0
         finally:
             bms.close()

@@ -23,6 +23,7 @@ from connectors.agents.frame import FAULT_BURST, FAULT_PER_S
 from tests.support.builders import two_racks
 from tests.support.daemon_process import ROOT, RunningDaemon
 from tests.support.node_agents import NODE, Client, agent, write_config
+from tests.support.patience import PATIENCE_S
 from tests.support.secured_mosquitto import Secured, secured_broker
 from twin.cli.acl import agent_user
 from twin.run import verify_journal
@@ -118,7 +119,9 @@ def cli(daemon: RunningDaemon, *words: str) -> str:
     environment = {**os.environ, "RACKTWIN_TOKEN": daemon.token(), "NO_COLOR": "1", "COLUMNS": "200"}
     url = f"http://127.0.0.1:{daemon.port}"
     command = [sys.executable, "-m", "twin", *words, "--url", url]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False, timeout=30)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, check=False, timeout=PATIENCE_S
+    )
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout.decode()
 
@@ -150,7 +153,9 @@ def test_an_attacker_with_the_identity_of_one_node_harms_itself_alone(server: Se
         now = time.time_ns()
         own = {"t_ns": now, "gpu": {"temp_c": [41.0] * 4}}
         attacker.say(f"IT/v1/PUB/Frame/{MINE}", json.dumps(own).encode())
-        daemon.until(lambda: heard(daemon, MINE, 41.0), 20, "its own true reading, after those of the future")
+        daemon.until(
+            lambda: heard(daemon, MINE, 41.0), what="its own true reading, after those of the future"
+        )
         flooded_s = time.monotonic() - begun
 
         ask = {

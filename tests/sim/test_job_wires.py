@@ -18,6 +18,7 @@ from connectors.jobs import Advice, decode_advice
 from tests.support.builders import two_racks
 from tests.support.daemon_process import ROOT, RunningDaemon
 from tests.support.mosquitto import Mosquitto, mosquitto
+from tests.support.patience import PATIENCE_S
 from twin.api.tokens import add_token
 from twin.catalogue import NS
 
@@ -55,7 +56,7 @@ class Job:
             20
         )
 
-    def advice(self, fits: Callable[[Advice], bool], within_s: float = 20.0) -> Advice:
+    def advice(self, fits: Callable[[Advice], bool], within_s: float = PATIENCE_S) -> Advice:
         """The first that fits; fails where none comes."""
         end = time.monotonic() + within_s
         while True:

@@ -22,6 +22,7 @@ from tests.support.builders import START_NS, site_of, two_racks
 from tests.support.daemon_process import ROOT, RunningDaemon, running
 from tests.support.mosquitto import Mosquitto, mosquitto
 from tests.support.node_agents import Client, Heard
+from tests.support.patience import PATIENCE_S
 from twin.catalogue import NS
 from twin.contracts import CommandBatch
 from twin.plant import Plant, Sensors, scenario_of
@@ -90,7 +91,7 @@ class Process:
     def stop(self) -> dict[str, Any]:
         """As a service manager does; what it says of itself."""
         self.process.send_signal(signal.SIGTERM)
-        said, _ = self.process.communicate(timeout=20)
+        said, _ = self.process.communicate(timeout=PATIENCE_S)
         assert self.process.returncode == 0, self.log.read_text()
         return dict(json.loads(said))
 

@@ -27,6 +27,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from tests.support.daemon_process import RunningDaemon
 from tests.support.mosquitto import free_port, mosquitto
+from tests.support.patience import PATIENCE_S
 from twin.api.routes import READING
 from twin.api.tokens import ROLES, add_token
 from twin.run import TraceReader
@@ -136,7 +137,7 @@ def try_to_come_in(daemon: RunningDaemon, tokens: dict[str, str]) -> None:
         f"{secret} {secret} {secret}\r\n\r\n",
         f"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {secret}\r\nContent-Length: -1\r\n\r\n",
     ):
-        with socket.create_connection(("127.0.0.1", daemon.port), timeout=10) as raw:
+        with socket.create_connection(("127.0.0.1", daemon.port), timeout=PATIENCE_S) as raw:
             raw.sendall(text.encode())
             assert secret.encode() not in raw.recv(65_536)
 
@@ -150,7 +151,7 @@ def answers(daemon: RunningDaemon, token: str) -> Iterator[tuple[str, str]]:
         yield route.path, str(daemon.ask("GET", route.path + query, token=token))
     for path in ("/metrics", "/openapi.json", "/", "/readyz", "/api/v1/state/rack"):
         yield path, str(daemon.ask("GET", path, token=token))
-    connection = http.client.HTTPConnection("127.0.0.1", daemon.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", daemon.port, timeout=PATIENCE_S)
     connection.request("GET", "/api/v1/events", headers={"Authorization": f"Bearer {token}"})
     response = connection.getresponse()
     yield "/api/v1/events", "".join(response.readline().decode() for _ in range(8))

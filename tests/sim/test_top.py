@@ -15,6 +15,7 @@ from textual.widgets import Static
 
 from tests.sim.test_page import HOT, BeatingDesk
 from tests.support.in_process_daemon import serving_aside
+from tests.support.patience import PATIENCE_S
 from twin.api import connect
 from twin.api.tokens import revoke_token
 from twin.cli.main import main
@@ -25,7 +26,6 @@ from twin.telemetry import events as ev
 
 pytestmark = pytest.mark.slow
 HOSTILE = "[red]x[/red]\x1b[31m\u202ey"
-PATIENCE_S = 15.0
 
 
 def app_of(desk: BeatingDesk, **more: Any) -> TopApp:

@@ -18,12 +18,11 @@ import numpy as np
 
 from connectors.bmc import GPU_CAP, BmcSink, BmcSource, Fleet
 from connectors.orders import SinkContext
+from tests.support.patience import PATIENCE_S
 from twin.catalogue import NS
 from twin.contracts import CommandBatch, Item
 from twin.site import Site
 from twin.telemetry import CommandAcked, Reading
-
-PATIENCE_S = 30.0  # machines are busy
 
 
 class Driven:

@@ -21,6 +21,8 @@ import pytest
 import racktwin_client.advisor as client
 from racktwin_client.advisor import NS, Advisor, Pace, StandingAdvice
 
+from tests.support.patience import PATIENCE_S
+
 CLIENT = Path(client.__file__).parents[1]
 NOW_NS = 1_800_000_000 * NS
 
@@ -42,7 +44,7 @@ def pace(own_s: float = 100.0, steps: int = 0, least_s: float = 1.0, share: floa
     return Pace(0.0, own_s, steps, 4 * own_s, least_s, share)
 
 
-def wait(until: Callable[[], object], seconds: float = 20.0) -> None:
+def wait(until: Callable[[], object], seconds: float = PATIENCE_S) -> None:
     end = time.monotonic() + seconds
     while not until():
         assert time.monotonic() < end, "waited in vain"

@@ -24,6 +24,7 @@ import yaml
 
 from tests.support.builders import two_racks
 from tests.support.mosquitto import free_port
+from tests.support.patience import PATIENCE_S
 from twin.config import load_config
 from twin.daemon.leader import lock_path
 from twin.run import journal_lines
@@ -105,7 +106,7 @@ class RunningDaemon:
         except (OSError, http.client.HTTPException, AssertionError):
             return False
 
-    def until(self, holds: Callable[[], Any], within_s: float = 20.0, what: str = "a condition") -> Any:
+    def until(self, holds: Callable[[], Any], within_s: float = PATIENCE_S, what: str = "a condition") -> Any:
         """Wait until `holds()` gives something true; fails with the log's end."""
         end = time.monotonic() + within_s
         while time.monotonic() < end:
@@ -120,7 +121,7 @@ class RunningDaemon:
 
     def ask(self, method: str, path: str, body: Any = None, token: str | None = None) -> tuple[int, Any]:
         """(status, parsed answer)."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         try:
             headers = {"Authorization": f"Bearer {self.token() if token is None else token}"}
             if body is not None:

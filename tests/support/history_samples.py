@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tests.support.builders import START_NS
+from tests.support.patience import PATIENCE_S
 from twin.catalogue import NS
 from twin.run import FILE_NAME, HistoryReader, HistoryStore, Layout, Sample
 from twin.run.history_sample import TableSample
@@ -55,7 +56,7 @@ def ask(folder: Path, key: str, names: list[str], since: int, until: int, **more
     return reader.query(key, names, T0 + since * NS, T0 + until * NS, **more)
 
 
-def wait_for(condition: Callable[[], bool], within_s: float = 20.0) -> None:
+def wait_for(condition: Callable[[], bool], within_s: float = PATIENCE_S) -> None:
     ends = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < ends, "it did not come about"

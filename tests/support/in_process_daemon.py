@@ -30,6 +30,7 @@ from policies.operator import Operator
 from policies.thermal_guard import ThermalGuard
 from tests.support.builders import START_NS, Twin, two_racks
 from tests.support.journal_bodies import body_of
+from tests.support.patience import PATIENCE_S
 from twin.api import ApiServer, Part, Runtime
 from twin.api.tokens import Tokens, add_token
 from twin.cli.main import main
@@ -38,7 +39,6 @@ from twin.contracts import Decision, JournalRecord, Policy
 from twin.telemetry import Event
 
 ROLES = ("viewer", "operator", "admin")
-PATIENCE_S = 60.0  # for what takes a moment: only a test that fails waits so long
 T = TypeVar("T")
 
 

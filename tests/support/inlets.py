@@ -12,9 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Self
 
+from tests.support.patience import PATIENCE_S
 from twin.contracts import Item
-
-PATIENCE_S = 40.0  # machines are busy
 
 
 class RecordingInlet:

@@ -20,9 +20,11 @@ from typing import Any, NamedTuple
 import paho.mqtt.client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion
 
+from tests.support.patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[2]
 NODE = "lab/h/r1/node0"
-WAIT_S = 20.0
+WAIT_S = PATIENCE_S
 
 
 class Heard(NamedTuple):

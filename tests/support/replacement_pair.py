@@ -26,6 +26,7 @@ from tests.support.daemon_process import ROOT, RunningDaemon
 from tests.support.etcd_cluster import EtcdCluster
 from tests.support.mosquitto import mosquitto
 from tests.support.node_agents import Client
+from tests.support.patience import PATIENCE_S
 from tests.support.slurm_cluster import Cluster
 
 CONTROL, TESTED = "node.service_level", "node.burn_in_since_s"
@@ -161,11 +162,11 @@ class Couple:
         """Wait until it does."""
         one.until(lambda: role(one) == "leader", 30, "to lead")
 
-    def drained(self, one: Hurried, host: str, within_s: float = 40) -> None:
+    def drained(self, one: Hurried, host: str, within_s: float = PATIENCE_S) -> None:
         """Wait until Slurm's controller says that it has the node drained; `one` is who should ask for it."""
         one.until(lambda: self.out() == {host}, within_s, f"a drain of {host}: {self.changes()}")
 
-    def returned(self, one: Hurried, host: str, within_s: float = 100) -> None:
+    def returned(self, one: Hurried, host: str, within_s: float = PATIENCE_S) -> None:
         """Wait until Slurm's controller says that the node is in service again."""
         back = Change(host, False, "")
         one.until(lambda: back in self.changes(), within_s, f"the return of {host}")

@@ -17,9 +17,9 @@ from rich.console import Console
 
 from connectors.mqtt import LinkSettings
 from tests.support.mosquitto import Mosquitto, mosquitto
+from tests.support.patience import PATIENCE_S
 from twin.cli.main import parse
 
-PATIENCE_S = 30.0
 SHIPPED = Path(__file__).parents[2] / "deploy/mosquitto/racktwin.conf"
 
 

@@ -17,6 +17,8 @@ from types import TracebackType
 
 import pytest
 
+from tests.support.patience import PATIENCE_S
+
 Find = Callable[..., Path]
 
 CONF = """\
@@ -197,7 +199,7 @@ class Cluster:
         answer = self.run("scontrol", "show", "nodes", "--oneliner").stdout
         return answer.count("State=IDLE ") == len(self.names)
 
-    def until(self, met: Callable[[], bool], what: str, seconds: float = 40.0) -> None:
+    def until(self, met: Callable[[], bool], what: str, seconds: float = PATIENCE_S) -> None:
         """Wait for a condition; fails with the ends of the logs."""
         deadline = time.monotonic() + seconds
         while not met():

@@ -23,6 +23,7 @@ from racktwin_agent.leases import ENDED, RUNNING
 
 from tests.support.agent_pod import PER_TRAY, Pod
 from tests.support.daemon_process import RunningDaemon
+from tests.support.patience import PATIENCE_S
 from twin.catalogue import NS
 from twin.contracts import column
 from twin.run import journal_lines
@@ -171,7 +172,7 @@ class Probe(Watcher):
         self.failed = 0
         self.rss_bytes = 0
         self._process = psutil.Process(daemon.process.pid)
-        self._connection = http.client.HTTPConnection("127.0.0.1", daemon.port, timeout=10)
+        self._connection = http.client.HTTPConnection("127.0.0.1", daemon.port, timeout=PATIENCE_S)
 
     def look(self) -> None:
         begun = time.perf_counter()

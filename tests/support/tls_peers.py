@@ -19,10 +19,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from tests.support.patience import PATIENCE_S
+
 ANSWER = (
     b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"
 )
-WAIT_S = 60.0  # that a client may take to come; a test waits for it, not for this
 
 
 class Papers(NamedTuple):
@@ -105,11 +106,11 @@ class TlsServer:
         with contextlib.suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
-        self._thread.join(WAIT_S)
+        self._thread.join(PATIENCE_S)
 
     def heard(self) -> bytes:
         """What the next client said once it had accepted our certificate; nothing if it did not."""
-        return self._heard.get(timeout=WAIT_S)
+        return self._heard.get(timeout=PATIENCE_S)
 
     def _serve(self) -> None:
         while True:
@@ -117,7 +118,7 @@ class TlsServer:
                 plain, _ = self._listening.accept()
             except OSError:
                 return
-            plain.settimeout(WAIT_S)
+            plain.settimeout(PATIENCE_S)
             said = b""
             with (
                 contextlib.suppress(OSError),

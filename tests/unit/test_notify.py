@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from tests.support.patience import PATIENCE_S
 from twin.catalogue import NS, ConfigError
 from twin.config import Config, Loaded, Notify, Tls
 from twin.contracts import Finding
@@ -106,7 +107,7 @@ async def running(notifier: Notifier) -> AsyncIterator[None]:
             await task
 
 
-async def until(true: Callable[[], Any], within_s: float = 60.0) -> None:
+async def until(true: Callable[[], Any], within_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + within_s
     while not true():
         assert time.monotonic() < deadline, "did not come"

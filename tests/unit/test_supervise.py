@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.patience import PATIENCE_S
 from twin.api import Part
 from twin.catalogue import ConnectorError
 from twin.daemon import supervision
@@ -29,7 +30,7 @@ class World:
         self.supervisor = Supervisor(self.parts, lambda part, error: self.told.append((part.name, error)))
 
 
-async def until(holds: Any, within_s: float = 5.0) -> None:
+async def until(holds: Any, within_s: float = PATIENCE_S) -> None:
     async with asyncio.timeout(within_s):
         while not holds():
             await asyncio.sleep(0.002)
