@@ -46,6 +46,18 @@ def test_defaults(tmp_path: Path) -> None:
     assert config.broker.password() is None
 
 
+@pytest.mark.parametrize(
+    "name", ["a\\u0000b", "a" * 300, "x/" * 2100, "~nobody-of-this-name/x", "agent.toml/x"]
+)
+@pytest.mark.parametrize("key", ["state_dir", "broker.password_file", "broker.tls.ca_file"])
+def test_a_path_that_no_file_can_have_is_told_by_its_key(tmp_path: Path, key: str, name: str) -> None:
+    table, _, last = key.rpartition(".")
+    line = f'{last} = "{name}"\n'
+    text = line + SOUND if not table else f"{SOUND}[{table}]\n{line}" if "tls" in table else SOUND + line
+    with pytest.raises(ConfigError, match=f"{key}: .* is no path of a file"):
+        load_config(written(tmp_path, text))
+
+
 def test_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "secret").write_text("hunter2\n")
     for name in ("ca.pem", "cert.pem", "key.pem"):

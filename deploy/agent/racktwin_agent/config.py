@@ -108,8 +108,21 @@ class _Reader:
                 self.problems.append(
                     f"{self.at}{key}: {name}: expected systemd's CREDENTIALS_DIRECTORY to be set"
                 )
-            return Path(folder) / name.partition(":")[2]
-        return (self.folder / Path(name).expanduser()).resolve() if name else None
+            return self.path(key, Path(folder), name.partition(":")[2])
+        return self.path(key, self.folder, name) if name else None
+
+    def path(self, key: str, folder: Path, name: str) -> Path:
+        """The path that a text names, from this folder on; one that no file can have is a problem."""
+        try:
+            path = (folder / Path(name).expanduser()).resolve()
+            os.lstat(path)
+            return path
+        except (FileNotFoundError, PermissionError):
+            return path
+        except (OSError, RuntimeError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            self.problems.append(f"{self.at}{key}: {name[:60]!r} is no path of a file: {why}")
+            return folder
 
     def table(self, key: str) -> _Reader:
         return _Reader(self.take(key, dict, "a table", {}), f"{self.at}{key}.", self.folder, self.problems)
@@ -153,7 +166,7 @@ def _config(root: _Reader) -> Config:
     config = Config(
         node=node,
         broker=_broker(root.table("broker"), node),
-        state_dir=(root.folder / Path(state).expanduser()).resolve(),
+        state_dir=root.path("state_dir", root.folder, state),
         integration=integration,
         interval_s=root.number("interval_s", 0.1, 60, 1.0),
         devices="simulated" if devices == "simulated" else "nvml",
