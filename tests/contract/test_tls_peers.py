@@ -32,10 +32,12 @@ from tests.support.history_samples import rack_sample
 from tests.support.inlets import RecordingInlet
 from tests.support.tls_peers import Papers, TlsServer, issue_papers
 from twin.api import Client
-from twin.catalogue import NS, ActuationError, ConnectorError
-from twin.config import Config, Loaded, Notify, Redfish, Tls
+from twin.catalogue import NS, ActuationError, ConfigError, ConnectorError
+from twin.config import Config, History, Loaded, Notify, Redfish, Tls
+from twin.config.schema import Influx
 from twin.daemon.etcd import Etcd
 from twin.daemon.notify import Receiver
+from twin.daemon.services import _whole_paths
 from twin.wiring.bmc import _trust as redfish_trust
 
 Ask = Callable[[int, Path, Path], Awaitable[None]]  # (port, the authority to trust, a folder)
@@ -188,3 +190,18 @@ def test_no_part_of_the_configuration_turns_the_check_off_by_default() -> None:
         if "verify" in field.name or "insecure" in field.name
     ]
     assert switches == [("Redfish", "verify", True)]
+
+
+def test_files_of_the_history_server_are_found_beside_the_configuration(
+    papers: dict[str, Papers], tmp_path: Path
+) -> None:
+    (tmp_path / "ca.pem").write_bytes(papers["sound"].trusted.read_bytes())
+    settings = Influx(url="https://i", tls=Tls(ca_file="ca.pem"))
+    config = Config(site="site.yaml", broker="embedded", history=History(influx=settings))
+    loaded = Loaded(config, tmp_path / "racktwin.yaml")
+    found = _whole_paths(loaded).influx
+    assert found is not None
+    assert found.tls == Tls(ca_file=str(tmp_path / "ca.pem"))
+    (tmp_path / "ca.pem").write_text("none")
+    with pytest.raises(ConfigError, match="history.influx.tls"):
+        _whole_paths(loaded)

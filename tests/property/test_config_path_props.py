@@ -26,7 +26,7 @@ WHOLE: dict[str, Any] = {
     "kubernetes": {"kubeconfig": "kube"},
     "power": {"flex": {"identifier": "us", "feeds": {"a": "site"}, "keys_file": "k", "sign_key_file": "s"},
               "targets_file": "t.yaml", "outlooks_files": {"site.grid_price_usd_per_kwh": "p.csv"}},
-    "history": {"influx": {"url": "https://i", "token_file": "t"}},
+    "history": {"influx": {"url": "https://i", "token_file": "t", "tls": TLS}},
     "api": {"tls": TLS, "tokens_file": "tokens"},
     "notify": [{"kind": "webhook", "url": "https://n", "token_file": "t", "tls": TLS}],
     "leader": {"kind": "etcd", "endpoints": ["https://e"], "username": "u", "password_file": "p", "tls": TLS},

@@ -153,6 +153,7 @@ class Influx(_Strict, frozen=True):
     org: str = "racktwin"  # organisation in InfluxDB 2
     bucket: str = "racktwin"  # bucket in InfluxDB 2
     token_file: str | None = None  # file with a token of the server
+    tls: Tls | None = None  # with an https URL
     buffer_points: int = 1_000_000  # kept while the server is away; the oldest go first
     resend_s: float = 60.0  # what was acknowledged this recently is sent again after the server restarted
 

@@ -16,11 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from connectors.jobs import FolderSource
 from connectors.orders import SinkContext
 from twin.api import ApiServer, Part, Runtime
 from twin.catalogue import NS, ConnectorError, StorageError
-from twin.config import Config, Loaded, differs
+from twin.config import Config, History, Loaded, Tls, differs
 from twin.contracts import (
     CommandBatch,
     CommandRecord,
@@ -152,7 +154,7 @@ class Services:
 
     def _history(self, token: str | None) -> HistoryService:
         loaded = self.live.loaded
-        return HistoryService(loaded.config.history, loaded.state / "history", self.ingest.site, token)
+        return HistoryService(_whole_paths(loaded), loaded.state / "history", self.ingest.site, token)
 
     async def start(self) -> None:
         """Start all of it; what cannot be reached yet is tried again by itself."""
@@ -490,3 +492,14 @@ def _log_record(record: JournalRecord) -> None:
             event_log.error("%s of %d: %s", record.control, len(record.index), record.why)
         case EventRecord(refused=str()):
             event_log.warning("%s refused: %s", type(record.event).__name__, record.refused)
+
+
+def _whole_paths(loaded: Loaded) -> History:
+    """The section of the history, its files by their whole paths. Raises ConfigError."""
+    history = loaded.config.history
+    if history.influx is None or history.influx.tls is None:
+        return history
+    loaded.trust(history.influx.tls, "history.influx.tls")
+    files = msgspec.structs.asdict(history.influx.tls)
+    tls = Tls(**{key: None if name is None else str(loaded.file(name)) for key, name in files.items()})
+    return msgspec.structs.replace(history, influx=msgspec.structs.replace(history.influx, tls=tls))

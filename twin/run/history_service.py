@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from connectors.influx import InfluxSettings, InfluxWriter
 from twin.catalogue import NS
 from twin.config import History
@@ -62,7 +64,8 @@ class Sampler:
 
 
 class HistoryService:
-    """Samples in, answers out. `token` is the outside database's; it is never shown."""
+    """Samples in, answers out. `token` is the outside database's; it is never shown. Files of `settings` are
+    whole paths."""
 
     def __init__(self, settings: History, folder: Path, site: Site, token: str | None = None) -> None:
         self.settings = settings
@@ -77,13 +80,15 @@ class HistoryService:
         self._failing: dict[str, float] = {}  # since when
         self._lost: dict[str, tuple[int, float]] = {}  # what was lost, and when it grew last
         if settings.influx is not None:
+            tls = settings.influx.tls
+            files = {} if tls is None else msgspec.structs.asdict(tls)
             self.influx = InfluxWriter(
                 settings.influx.url,
                 settings.influx.org,
                 settings.influx.bucket,
                 token,
                 InfluxSettings(
-                    buffer_points=settings.influx.buffer_points, resend_s=settings.influx.resend_s
+                    buffer_points=settings.influx.buffer_points, resend_s=settings.influx.resend_s, **files
                 ),
             )
             self.influx.start()
