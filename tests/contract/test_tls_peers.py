@@ -203,5 +203,5 @@ def test_files_of_the_history_server_are_found_beside_the_configuration(
     assert found is not None
     assert found.tls == Tls(ca_file=str(tmp_path / "ca.pem"))
     (tmp_path / "ca.pem").write_text("none")
-    with pytest.raises(ConfigError, match="history.influx.tls"):
+    with pytest.raises(ConfigError, match=r"history\.influx\.tls"):
         _whole_paths(loaded)
