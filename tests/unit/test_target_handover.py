@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
+
+import pytest
 
 from tests.support.builders import Twin, two_racks
 from twin.daemon.handover import Handover, read_handover, targets_after
@@ -69,3 +72,27 @@ def test_what_finds_no_room_is_told() -> None:
     again = read_handover(text)
     assert again.targets is None
     assert again.lost == 1000
+
+
+@pytest.mark.parametrize("mode", ["normal", "held", "released"])
+def test_what_a_leader_allowed_is_read_as_it_was_written(mode: str) -> None:
+    """A hold that got lost here would let a successor command where people said stop."""
+    left = Handover("h", {"replacement": "approve"}, {"replacement": 5}, mode, [], [], targets=[])
+    assert read_handover(left.text()) == left
+
+
+@pytest.mark.parametrize(
+    ("change", "reads"),
+    [
+        ({"mode": "everything"}, {"mode": ""}),
+        ({"authority": {"p": "root", "q": "act"}}, {"authority": {"q": "act"}}),
+        ({"authority": ["p"]}, {"authority": {}}),
+        ({"decided_ns": {"p": -1, "q": True, "r": 2**70, "s": 7}}, {"decided_ns": {"s": 7}}),
+        ({"lost": -1}, {"lost": 0}),
+        ({"asked": "no base85 \x00"}, {"requests": None}),
+    ],
+)
+def test_a_handover_that_is_none_is_not_believed(change: dict[str, Any], reads: dict[str, Any]) -> None:
+    text = json.dumps(json.loads(Handover("h", mode="held", windows=[], requests=[]).text()) | change)
+    again = read_handover(text)
+    assert {name: getattr(again, name) for name in reads} == reads
