@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -14,8 +15,10 @@ from tests.golden.conftest import Run
 from tests.support.golden_story import CAP, CHANGED_AT, Kept, Story, engine_for, record
 from tests.support.journal_bodies import bodies_of
 from twin.catalogue import NS, StorageError
+from twin.config import make_engine
 from twin.engine import snapshot
 from twin.run import Recorder, TraceReader, journal_lines, replay, replay_frames, resume, verify_journal
+from twin.site import build_site
 from twin.telemetry import Frame, events as ev
 
 
@@ -108,6 +111,28 @@ def test_a_whole_run_has_no_faults(snapped: Run) -> None:
     assert (back.replayed, back.lost, back.bridge()) == (0, None, [])
     assert back.last_tick == back.snapshot_tick == snapped.engine.state.tick
     assert back.engine.checksum() == snapped.engine.checksum()
+
+
+def test_ticks_are_made_again_under_the_authority_of_their_time(snapped: Run, tmp_path: Path) -> None:
+    """Without a snapshot: what people set while it ran is not what its first ticks were made under."""
+    folder = _killed(snapped.folder, tmp_path / "run", -1, 0, 0)
+    back = resume(folder, lambda spec: make_engine(build_site(spec), {"thermal_guard": "off"}))
+    assert (back.snapshot_tick, back.faults) == (-1, [])
+    assert back.engine.checksum() == snapped.engine.checksum()
+    strict = ev.AuthorityChanged(author="configuration", policy="thermal_guard", authority="off")
+    assert back.pending == [strict]
+
+
+def test_what_a_start_builds_on_is_on_the_disk(
+    snapped: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frames that a killed process had not forced there must not be lost from under later ones."""
+    folder = _killed(snapped.folder, tmp_path / "run", 999, 0, 0)
+    last = max(folder.glob("trace-*.rt"))
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.fstat(fd).st_ino))
+    resume(folder, engine_for)
+    assert last.stat().st_ino in synced
 
 
 def test_the_stricter_authority_holds_and_a_suspension_ends(snapped: Run, tmp_path: Path) -> None:

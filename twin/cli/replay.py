@@ -21,11 +21,10 @@ from twin.cli.arguments import LEVELS, REPORT, authority_levels, present, refuse
 from twin.cli.grammar import Verb
 from twin.cli.operate import unused_line
 from twin.config import load_site, make_engine, make_policies, outside_plug_ins
-from twin.contracts import Decision, ManifestRecord
+from twin.contracts import Decision
 from twin.engine import Engine
 from twin.report import PAGE, Collector, print_line, render_terminal, write_report
 from twin.run import (
-    Entry,
     MessageSource,
     Outcome,
     Pace,
@@ -33,16 +32,16 @@ from twin.run import (
     closed_segments,
     form_of,
     journal_exists,
-    journal_lines,
     open_recorded,
     open_source,
+    recorded_authority,
     replay_arrivals,
     replay_frames,
     said_simulated,
     summary,
 )
 from twin.site import Site, SiteSpec, build_site
-from twin.telemetry import Authority, Frame
+from twin.telemetry import Frame
 
 MIN_TICK_S, MAX_TICK_S = 0.1, 3600.0
 SHOWN_REASONS = 8  # of what was not used
@@ -109,17 +108,6 @@ def _site(args: argparse.Namespace) -> tuple[SiteSpec, Site]:
             "--site: missing; `racktwin site discover` makes a site file from a capture's metadata"
         )
     return load_site(args.site)
-
-
-def recorded_authority(journal: Path | None) -> dict[str, str]:
-    """Under what authority a run was made: it is made again under the same, whatever the site file said."""
-    first = next(journal_lines(journal), None) if journal is not None else None
-    try:
-        record = msgspec.json.decode(first, type=Entry).record if first is not None else None
-        given = record.authority if isinstance(record, ManifestRecord) else None
-        return {**msgspec.convert(given or {}, dict[str, Authority])}
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return {}  # the comparison will say what is wrong with that line
 
 
 def recorded_engine(site: Site, args: argparse.Namespace, recorded: dict[str, str] | None = None) -> Engine:
@@ -277,7 +265,7 @@ def _native(
             f"{path}: its site loads code from outside racktwin ({', '.join(outside)}); give your own "
             "copy of the site with --site, or --trust-plugins if you know where the trace comes from"
         )
-    authority, since = recorded_authority(journal), None
+    authority, since = {} if journal is None else recorded_authority(journal), None
     if path.is_dir() and header.first_tick > 0:
         # Its beginning was pruned: it is taken up at the oldest snapshot that the trace follows.
         engine, spec, since = open_recorded(path, lambda s: recorded_engine(build_site(s), args, authority))

@@ -18,7 +18,6 @@ from rich.console import Console
 from twin.catalogue import ConfigError, clean, duration
 from twin.cli.arguments import LEVELS, REPORT, SITE, authority_levels, present
 from twin.cli.grammar import Verb
-from twin.cli.replay import recorded_authority
 from twin.cli.simulate import warn
 from twin.config import (
     MAX_SCENARIO_BYTES,
@@ -32,7 +31,7 @@ from twin.config import (
 from twin.engine import Engine, snapshot
 from twin.plant import MAX_CASES, Scenario, cases_of
 from twin.report import PAGE, open_folder, print_line
-from twin.run import OPEN, ProgressBar, engine_before, journal_exists
+from twin.run import OPEN, ProgressBar, engine_before, journal_exists, recorded_authority
 from twin.simulation import (
     Case,
     Question,
@@ -110,7 +109,7 @@ def _question(args: argparse.Namespace) -> tuple[Question, Site, dict[str, Any],
         if args.origin is None:
             raise ConfigError(f"--before {args.before}: expected --from with the folder of a run")
         journal = args.origin / OPEN
-        then = recorded_authority(journal if journal_exists(journal) else None)
+        then = recorded_authority(journal) if journal_exists(journal) else {}
         engine = engine_before(args.origin, args.before, lambda of: make_engine(build_site(of), then))
         raw = snapshot.encode(engine.dump())
         question = replace(question, snapshot=raw, snapshot_name=f"{args.origin} before tick {args.before}")

@@ -25,6 +25,7 @@ from .journal_files import (
     last_line as last_line,
     line_head as line_head,
     newest_line as newest_line,
+    recorded_authority as recorded_authority,
     verify_journal as verify_journal,
     verify_tail as verify_tail,
 )

@@ -18,8 +18,9 @@ from typing import BinaryIO
 import msgspec
 
 from twin.catalogue import StorageError
-from twin.contracts import UpkeepRecord
+from twin.contracts import ManifestRecord, UpkeepRecord
 from twin.run.journal import GENESIS, READS, Entry, Verdict, line_hash, verify
+from twin.telemetry import Authority
 
 OPEN, RESERVE = "journal.jsonl", "journal.reserve"
 TAIL_BYTES = 2**16  # read at once when the last line is looked for
@@ -366,3 +367,22 @@ def cut_journal(path: Path, verdict: JournalVerdict) -> list[Path]:
     if files[at].name != OPEN and files[at].stat().st_size == 0:
         files[at].unlink()
     return kept
+
+
+def recorded_authority(journal: Path, first_tick: int = 0) -> dict[str, str]:
+    """The authority under which a run was made from a tick on, as the manifest before that tick says.
+
+    Empty where no manifest says so. A run is made again under the same, whatever is configured by now.
+    """
+    found: dict[str, str] = {}
+    try:
+        for line in journal_lines(journal):
+            entry = msgspec.json.decode(line, type=Entry)
+            record = entry.record
+            if isinstance(record, ManifestRecord):
+                found = {**msgspec.convert(record.authority or {}, dict[str, Authority])}
+            elif entry.tick >= first_tick:
+                break
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        pass  # who compares with that line says what is wrong with it
+    return found

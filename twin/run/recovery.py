@@ -28,6 +28,7 @@ from twin.run.journal_files import (
     journal_lines,
     line_head,
     newest_line,
+    recorded_authority,
     verify_open,
 )
 from twin.run.journal_writer import JournalWriter
@@ -226,6 +227,9 @@ def _resume(
         first = segments[0].header
         spec = msgspec.json.decode(first.spec, type=SiteSpec)
         engine = made(spec)
+        if journal_exists(folder / OPEN):  # what people set since is not what these ticks were made under
+            then = recorded_authority(folder / OPEN, first.first_tick)
+            engine.intake.authority |= {p: then[p] for p in engine.intake.authority if p in then}
         if first.first_tick > 0:
             faults.append(
                 f"{segments[0].path.name}: begins at tick {first.first_tick}, no snapshot is before it"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import zstandard
 
 from twin.catalogue import CATALOGUE_HASH, StorageError, unpack
 from twin.engine import snapshot
+from twin.run.atomic_write import sync_folder
 from twin.run.journal_files import cut_tail
 from twin.run.trace import Header, OtherFormat, TraceDecoder, payloads
 
@@ -40,13 +42,24 @@ def segments_of(folder: Path, faults: list[str]) -> list[Segment]:
 
 
 def mend_last(folder: Path, faults: list[str]) -> None:
-    """Cut off the torn tail of the last segment; one without a header goes out of the writer's way."""
+    """Cut off the torn tail of the last segment; one without a header goes out of the writer's way.
+
+    What is left is forced to the disk: a process that was killed may not have done so, and a loss of power
+    must not take frames behind which others stand by then.
+    """
     path = max(folder.glob("trace-*.rt"), default=None)
     if path is None:
         return
     cut_torn(path, faults)
     if opening(path)[0] is None:
         set_aside(path, ".torn")  # the writer takes this number again
+        return
+    try:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be forced to the disk: {error}") from error
+    sync_folder(folder)
 
 
 def set_aside(path: Path, suffix: str) -> Path:

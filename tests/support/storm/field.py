@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from tests.support.storm.hosts import LIFE, Host, Life, wall_ns
 from tests.support.storm.loop import SimulatedLoop
 from twin.catalogue import F64, NS
 from twin.config import spec_of
-from twin.plant import Plant, Sensors
+from twin.plant import Campaign, Plant, Script, Sensors
 from twin.simulation.plant_live import LivePlant
 from twin.site import Site, SiteSpec, build_site
 from twin.telemetry import Message
@@ -151,6 +152,8 @@ class Field:
         self.devices = [PlantDevices(self.live, n) for n in range(self.site.sizes["node"])]
         self._stores = [MemoryStore() for _ in self.devices]
         self.load_pu = 0.5
+        self.accepted: Callable[..., None] = lambda *_: None
+        self.plant.campaign = Campaign(self.site, (), seed)
 
     def start(self) -> None:
         """Begin both."""
@@ -198,6 +201,14 @@ class Field:
             truth.gpu_sm_pu[:] = shares
             truth.gpu_tensor_pu[:], truth.gpu_dram_pu[:] = 0.7 * shares, 0.6 * shares
 
+    def strike(self, kind: str, table: str, entity: int, seconds: float) -> None:
+        """A fault of the plant, from now on for so long."""
+        assert self.plant.campaign is not None
+        now_s = self.plant.truth.time_s
+        script = Script(kind, table, entity, now_s + 1.0, now_s + 1.0 + seconds)
+        lasting = [s for s in self.plant.campaign.scripts if s.end_s is not None and s.end_s > now_s]
+        self.plant.campaign = Campaign(self.site, [*lasting, script])
+
     def caps_w(self) -> F64:
         """Limits that the GPUs have, in the order of the site."""
         return np.array([d.values[Key(GPU_CAP, f"gpu{i}")] for d in self.devices for i in range(d.gpus)])
@@ -214,6 +225,7 @@ class Field:
             watch.connected(False, at)
             node = Node(path, device, self._stores[number], watch, "boot-1")
             node.resume(at)
+            self._overhear(path, node)
             self.nodes[path] = node
         topics = sorted({t for node in self.nodes.values() for t in node.topics()})
         first = next(iter(self.nodes.values()))
@@ -230,6 +242,16 @@ class Field:
             ends = [end for node in self.nodes.values() if (end := node.next_ns()) is not None]
             left_s = (min(ends, default=at.boot_ns + 5 * NS) - at.boot_ns) / NS
             await asyncio.sleep(min(self.round_s, max(0.0, left_s)))
+
+    def _overhear(self, path: str, node: Node) -> None:
+        take = node.book.take
+
+        def overheard(request: Any, orders: Any, at: Instant) -> Any:
+            answers = take(request, orders, at)
+            self.accepted(path, request, answers, at)
+            return answers
+
+        node.book.take = overheard  # type: ignore[method-assign]
 
     def _take(self, topic: str, payload: bytes) -> None:
         at = current_instant()

@@ -38,6 +38,7 @@ TERM_S = 3.0
 ENDPOINTS = ("http://etcd1:2379", "http://etcd2:2379", "http://etcd3:2379")
 CALM_S = 45.0  # without trouble at the end
 RESTART_S = (0.3, 8.0)
+SEGMENT_BYTES = 150_000  # of a journal, so that some are closed
 
 
 @dataclass
@@ -50,6 +51,7 @@ class Shape:
     every_s: float = 12.0  # between two troubles, on average
     trouble: tuple[str, ...] = ()
     replay: bool = True
+    replay_each: int = 4  # seeds of which one is made again from its trace
 
 
 @dataclass
@@ -123,8 +125,11 @@ class Process:
         daemon = Daemon(load_config(self.folder / "racktwin.yaml"), SdNotify(""))
         daemon.life = LIFE.get()  # type: ignore[attr-defined]
         self.daemon = self.storm.watch.leads[self.name] = daemon
+        for fault in daemon.opened.faults:
+            if "decided otherwise" in fault:
+                self.storm.watch.fault(f"{self.name}: {fault}")
         if daemon.recorder.journal is not None:
-            daemon.recorder.journal.segment_bytes = 400_000
+            daemon.recorder.journal.segment_bytes = SEGMENT_BYTES
         await daemon.run()
 
     def does(self, act: Callable[[Daemon], Any]) -> Any:
@@ -252,7 +257,7 @@ class Storm:
             if verdict.fault is not None and not verdict.fault.startswith("the last line"):
                 self.watch.fault(f"{process.name}: its journal: {verdict.fault}")
             report.digest += verdict.head
-            if self.shape.replay and self.seed % 4 == 0 and not read_holes(run):
+            if self.shape.replay and self.seed % self.shape.replay_each == 0 and not read_holes(run):
                 try:
                     report.replayed += _replayed(run)
                 except Divergence as error:

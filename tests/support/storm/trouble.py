@@ -30,7 +30,7 @@ class Trouble:
             "weather": self._weather, "cut": self._cut, "broker": self._broker, "reset": self._reset,
             "etcd": self._etcd, "disk": self._disk, "full": self._full, "kill": self._kill,
             "power": self._power, "freeze": self._freeze, "agents": self._agents, "clock": self._clock,
-            "forge": self._forge, "refuse": self._refuse,
+            "forge": self._forge, "refuse": self._refuse, "feed": self._feed,
         }  # fmt: skip
         chosen = storm.shape.trouble
         self.kinds = {k: v for k, v in every.items() if not chosen or k in chosen}
@@ -253,6 +253,13 @@ class Trouble:
         device.refuses = True
         await self._lasting(2, 40)
         device.refuses = False
+
+    async def _feed(self) -> None:
+        """A feed is lost, or a pump trips."""
+        kind, table = self.dice.choice((("feed_lost", "feeder"), ("pump_trip", "cdu")))
+        self._note(f"plant: {kind}")
+        self.storm.field.load_pu = 1.0
+        self.storm.field.strike(kind, table, 0, self.dice.uniform(20, 120))
 
     # -- people
 

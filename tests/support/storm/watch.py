@@ -43,6 +43,7 @@ class DurableJournal:
     disk: SimulatedDisk
     known: dict[tuple[int, int], tuple[str, float]] = field(default_factory=dict)
     epochs: set[int] = field(default_factory=set)
+    twice: list[str] = field(default_factory=list)  # numbers of two commands
     _read: dict[int, int] = field(default_factory=dict)
 
     def look(self) -> None:
@@ -72,7 +73,10 @@ class DurableJournal:
             return
         values = column(body["value"]).tolist()
         for k, value in enumerate(values):
-            self.known[body["epoch"], body["first_command"] + k] = body["control"], value
+            number = body["epoch"], body["first_command"] + k
+            told = self.known.setdefault(number, (body["control"], value))
+            if told != (body["control"], value):
+                self.twice.append(f"command {number} is {told}, and later {body['control']} = {value:g}")
 
 
 class Watch:
@@ -93,6 +97,8 @@ class Watch:
         self._over_s: dict[int, float] = {}
         self._last: dict[tuple[str, str], tuple[float, float, bool, float]] = {}
         self._loose_s: dict[str, float] = {}
+        self._highest: dict[str, int] = defaultdict(int)  # node -> epoch that it obeyed
+        field_.accepted = self.accepted
 
     def fault(self, text: str) -> None:
         """An invariant is violated."""
@@ -113,6 +119,7 @@ class Watch:
         if life.is_dead:
             self.fault(f"{host} is dead and commands")
         self._one_leads(life, body)
+        self._is_allowed(life, body)
         self._has_a_reason(host, body)
         self._in_time(life, body)
         self._inside(body)
@@ -125,6 +132,18 @@ class Watch:
             others = [h for h, d in self.leads.items() if h != life.host.name and self.acts(d)]
             if others:
                 self.fault(f"{life.host.name} commands under epoch {epoch} while {others[0]} leads")
+
+    def _is_allowed(self, life: Life, body: dict[str, Any]) -> None:
+        """It is of the present term, and people let the daemon act."""
+        daemon = self.leads.get(life.host.name)
+        if daemon is None:
+            self.fault(f"{life.host.name} commands before it began")
+            return
+        term, state = daemon.leadership.term, daemon.engine.state
+        if term is None or term.epoch != body["epoch"]:
+            self.fault(f"{life.host.name} commands under epoch {body['epoch']}, its term is {term}")
+        if daemon.engine.arbiter.mode == "released" and body["issued_ns"] == state.now_ns:
+            self.fault(f"{life.host.name} commands, though it was released: {body}")
 
     @staticmethod
     def acts(daemon: Any) -> bool:
@@ -140,6 +159,10 @@ class Watch:
         numbers = [(body["epoch"], number) for number in body["commands"]]
         if any(n not in journal.known for n in numbers):
             journal.look()
+        if body["epoch"] not in journal.epochs:
+            self.fault(f"{host} commands under epoch {body['epoch']}, which its journal does not tell of")
+        for text in journal.twice:
+            self.fault(f"{host}: {text}")
         for number, value in zip(numbers, body["values"], strict=True):
             self.commands += 1
             reason = journal.known.get(number)
@@ -186,6 +209,16 @@ class Watch:
             counts[key] += new
             if counts[key] > most:
                 self.fault(f"{counts[key]} limits {what} at once, {most} are allowed: {body}")
+
+    def accepted(self, path: str, request: Any, answers: list[Any], at: Any) -> None:
+        """What a node makes of a request."""
+        if all(a.state == "failed" for a in answers):
+            return
+        if request.epoch < self._highest[path]:
+            self.fault(f"{path} obeys epoch {request.epoch} after {self._highest[path]}")
+        self._highest[path] = max(self._highest[path], request.epoch)
+        if at.wall_ns >= request.expires_ns:
+            self.fault(f"{path} obeys a request {(at.wall_ns - request.expires_ns) / NS:.1f} s after its end")
 
     # -- what is so, looked at each second
 
