@@ -38,7 +38,7 @@ TERM_S = 3.0
 ENDPOINTS = ("http://etcd1:2379", "http://etcd2:2379", "http://etcd3:2379")
 CALM_S = 45.0  # without trouble at the end
 RESTART_S = (0.3, 8.0)
-SEGMENT_BYTES = 150_000  # of a journal, so that some are closed
+SEGMENT_BYTES = 30_000  # of a journal, so that some are closed
 
 
 @dataclass
