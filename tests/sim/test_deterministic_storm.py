@@ -21,14 +21,16 @@ HOURS = float(os.environ.get("RACKTWIN_STORM_HOURS", "0.25"))
 QUICK = ("sent_before_journaled", "agent_lets_no_lease_lapse")
 
 
+@pytest.mark.slow
 def test_the_same_seed_is_the_same_storm(tmp_path: Path) -> None:
-    shape = Shape(hours=0.03, every_s=4.0, replay_each=1)
+    shape = Shape(hours=0.02, every_s=3.0, replay_each=1)
     one, other = (blow(3, tmp_path / name, shape) for name in ("one", "other"))
     assert not one.faults, one.text()
-    assert one.commands > 20
+    assert one.commands > 10
     assert (one.digest, one.commands, one.lives) == (other.digest, other.commands, other.lives)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_a_planted_bug_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     BUGS[name](monkeypatch)

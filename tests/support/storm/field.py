@@ -32,7 +32,7 @@ from twin.telemetry import Message
 
 LOW_W, HIGH_W = 200.0, 1200.0
 LOCK_MHZ = (345.0, 1980.0)
-FEED_W = 21_000.0  # less than the rack draws at full load from one feed
+FEED_W = 17_600.0  # less than the rack draws at full load from one feed
 SHARES = {"site_share": 1.0, "rack_share": 1.0, "domain_share": 1.0, "job_share": 1.0}
 ACTING = (
     "thermal_guard", "leak_guard", "operator", "checkpoint", "cooling_setpoint", "power_guard",
@@ -56,7 +56,7 @@ def site_tree(nodes: int = 2) -> dict[str, Any]:
         ],
         "max_jobs": 4,
         "controls": {
-            "gpu.power_cap_w": {"blast_radius": 4, "safe": 600.0},
+            "gpu.power_cap_w": {"blast_radius": 4, "safe": 220.0},
             "node.service_level": {"blast_radius": 1},
         },
         "policies": {p: {"authority": "act"} for p in ACTING}

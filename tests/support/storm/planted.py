@@ -21,6 +21,7 @@ from racktwin_agent.leases import RUNNING, LeaseBook
 from racktwin_agent.store import MemoryStore
 
 from policies.operator import Operator
+from policies.power_capping import PowerCap, PowerGuard
 from tests.support.storm.storm import Report, Shape, blow
 from twin.control.arbiter import Arbiter
 from twin.control.leases import Leases
@@ -293,6 +294,12 @@ def frame_traced_after_the_tick(patch: pytest.MonkeyPatch) -> None:
             before(self, frame)
 
     patch.setattr(Recorder, "before", lossy)
+
+
+@bug
+def budgets_ignored(patch: pytest.MonkeyPatch) -> None:
+    for policy in (PowerGuard, PowerCap):
+        patch.setattr(policy, "propose", lambda self, view, memory: ([], memory))
 
 
 # Name -> the first seed whose storm finds it

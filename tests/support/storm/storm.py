@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import gc
 import logging
 import random
+import sys
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -308,7 +311,22 @@ def _world(storm: Storm) -> Iterator[None]:
         log.handlers[:], log.level = handlers, level
 
 
+@contextlib.contextmanager
+def _unmourned() -> Iterator[None]:
+    """What killed processes leave to the collector dies in silence: they were in the midst of something."""
+    hook = sys.unraisablehook
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            sys.unraisablehook = lambda _: None
+            yield
+            gc.collect()
+    finally:
+        sys.unraisablehook = hook
+
+
 def blow(seed: int, folder: Path, shape: Shape | None = None) -> Report:
     """One storm in a folder of its own."""
     folder.mkdir(parents=True, exist_ok=True)
-    return Storm(seed, folder, shape or Shape()).run()
+    with _unmourned():
+        return Storm(seed, folder, shape or Shape()).run()

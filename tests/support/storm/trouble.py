@@ -51,7 +51,6 @@ class Trouble:
             task = asyncio.ensure_future(self.kinds[kind]())
             running.add(task)
             task.add_done_callback(running.discard)
-            watch.disturbed()
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
@@ -72,7 +71,6 @@ class Trouble:
             disk.free_bytes, disk.job_s = None, 0.004
         for device in storm.field.devices:
             device.refuses = False
-        storm.watch.disturbed()
 
     def _note(self, text: str) -> None:
         self.storm.watch.note(text)
@@ -82,7 +80,6 @@ class Trouble:
 
     async def _lasting(self, least_s: float, most_s: float) -> None:
         await asyncio.sleep(self.dice.uniform(least_s, most_s))
-        self.storm.watch.disturbed()
 
     # -- the network
 
@@ -259,7 +256,7 @@ class Trouble:
         kind, table = self.dice.choice((("feed_lost", "feeder"), ("pump_trip", "cdu")))
         self._note(f"plant: {kind}")
         self.storm.field.load_pu = 1.0
-        self.storm.field.strike(kind, table, 0, self.dice.uniform(20, 120))
+        self.storm.field.strike(kind, table, 0, self.dice.uniform(60, 240))
 
     # -- people
 

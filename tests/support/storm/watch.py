@@ -15,6 +15,7 @@ from typing import Any
 
 from racktwin_agent.devices import GPU_CAP
 
+from tests.support.storm.broker import Weather
 from tests.support.storm.disk import SimulatedDisk
 from tests.support.storm.field import HIGH_W, LOW_W, Field
 from tests.support.storm.hosts import LIFE, Life
@@ -27,7 +28,7 @@ AWAKE_S = 1.0  # after agents stood still
 LATE_S = 0.5  # of a lease's end at an agent
 LEASE_S = 30.0  # of gpu.power_cap_w
 CLOCKS_S = 1.0  # by which clocks of hosts may differ where nobody set them
-EXCESS_S = 90.0  # longest time over a budget while a daemon leads undisturbed; source: estimate
+EXCESS_S = 30.0  # longest time over a budget while a daemon leads undisturbed; source: estimate
 REQUEST = "/Request/"
 
 
@@ -289,8 +290,8 @@ class Watch:
 
     def _budgets(self, is_led: bool) -> None:
         truth, site, now = self.field.plant.truth, self.field.site, self.field.loop.time()
-        if not is_led:
-            self.calm_since_s = max(self.calm_since_s, now)
+        if not is_led or self._is_troubled():
+            self.calm_since_s = now
         for feeder in range(site.sizes["feeder"]):
             budget = float(site.budget_w[feeder])
             if float(truth.feeder_power_w[feeder]) <= budget * 1.001:
@@ -301,9 +302,19 @@ class Watch:
                 over = truth.feeder_power_w[feeder] - budget
                 self.fault(f"feeder {feeder}: {over:.0f} W over its budget for {now - since:.0f} s")
 
-    def disturbed(self) -> None:
-        """Something is not as it should be, by no fault of a daemon."""
-        self.calm_since_s = self.field.loop.time()
+    def _is_troubled(self) -> bool:
+        """Something keeps a daemon from hearing, deciding or acting, by no fault of its own."""
+        broker = self.field.broker
+        return (
+            broker.is_down
+            or bool(broker.cut)
+            or broker.weather != Weather()
+            or self._agents_are_away()
+            or any(device.refuses for device in self.field.devices)
+            or any(journal.disk.job_s > 0.01 for journal in self.journals.values())
+            or any(daemon.engine.arbiter.mode != "normal" for daemon in self.leads.values())
+            or any(daemon.life.host.step_ns for daemon in self.leads.values())
+        )
 
 
 class Complaints(logging.Handler):
