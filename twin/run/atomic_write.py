@@ -18,7 +18,8 @@ def sync_folder(folder: Path) -> None:
 def atomic_write(path: Path, content: bytes | str, mode: int | None = None, sync: bool = True) -> None:
     """Write a file beside `path` and rename it: a reader sees all of it or nothing. Raises OSError.
 
-    Without `mode` the umask decides who may read it. Without `sync` a power loss may bring the old file back.
+    Without `mode` the umask decides who may read it. Without `sync` a power loss may bring the old file back,
+    or leave less than the new one.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.unlink(missing_ok=True)

@@ -36,7 +36,7 @@ from twin.run.journal_writer import JournalWriter
 from twin.run.replay import Recorder
 
 MOST = int(os.environ.get("RACKTWIN_STORM_SEEDS", "100"))
-SHAPE = Shape(hours=0.05, every_s=6.0)
+SHAPE = Shape(hours=0.035, every_s=4.0)
 Plant = Callable[[pytest.MonkeyPatch], None]
 BUGS: dict[str, Plant] = {}
 
@@ -219,9 +219,7 @@ def envelope_not_kept(patch: pytest.MonkeyPatch) -> None:
 
     def wide(self: Arbiter, key: str, claims: Any, readback: Any) -> Any:
         out = settle(self, key, claims, readback)
-        for claim in claims:
-            p = claim.proposal
-            out.value[p.index] = np.where(np.isnan(out.value[p.index]), np.nan, p.lo)
+        out.value[out.by >= 0] += 300.0
         return out
 
     patch.setattr(Arbiter, "settle", wide)

@@ -13,15 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from racktwin_agent.devices import GPU_CAP
 
 from tests.support.storm.broker import Weather
 from tests.support.storm.disk import SimulatedDisk
 from tests.support.storm.field import HIGH_W, LOW_W, Field
 from tests.support.storm.hosts import LIFE, Life
-from twin.catalogue import NS, StorageError, TwinError
+from twin.catalogue import NS, StorageError, TwinError, find_control
 from twin.contracts import column
 from twin.run import closed_segments
+from twin.telemetry import GOOD
 
 SAME_W = 1.0  # an agent does not write a smaller change
 AWAKE_S = 1.0  # after agents stood still
@@ -96,7 +98,7 @@ class Watch:
         self._raised: dict[tuple[int, int, str], int] = defaultdict(int)
         self._given: dict[tuple[int, int, str], int] = defaultdict(int)
         self._over_s: dict[int, float] = {}
-        self._last: dict[tuple[str, str], tuple[float, float, bool, float]] = {}
+        self._last: dict[tuple[str, str], float] = {}  # what was commanded last
         self._loose_s: dict[str, float] = {}
         self._highest: dict[str, int] = defaultdict(int)  # node -> epoch that it obeyed
         field_.accepted = self.accepted
@@ -123,7 +125,7 @@ class Watch:
         self._is_allowed(life, body)
         self._has_a_reason(host, body)
         self._in_time(life, body)
-        self._inside(body)
+        self._inside(life, body)
 
     def _one_leads(self, life: Life, body: dict[str, Any]) -> None:
         epoch = body["epoch"]
@@ -182,7 +184,7 @@ class Watch:
         if body["control"] == GPU_CAP and not 0 <= span_s <= LEASE_S:
             self.fault(f"a lease of {span_s:g} s: {body}")
 
-    def _inside(self, body: dict[str, Any]) -> None:
+    def _inside(self, life: Life, body: dict[str, Any]) -> None:
         site, control = self.field.site, body["control"]
         envelope = site.envelopes[control]
         table, path = control.partition(".")[0], body["path"]
@@ -195,14 +197,24 @@ class Watch:
                 continue
             if not envelope.low[at] <= value <= envelope.high[at]:
                 self.fault(f"{control} of {full} = {value:g}, outside its envelope")
-            before = self._last.get((control, full))
-            stands = before[0] if before is not None else HIGH_W
+            stands = max(self._last.get((control, full), HIGH_W), self._seen(life, control, at))
             if not body["renewal"] and body["policy"] not in ("", "arbiter"):
                 rises += value > stands
             gives += body["policy"] == "arbiter" and body["reason"].startswith("no longer needed")
-            self._last[control, full] = (value, 0.0, False, 0.0)
+            self._last[control, full] = value
         if control == GPU_CAP:
             self._blast(body, rises, gives, envelope.blast_radius)
+
+    def _seen(self, life: Life, control: str, at: int) -> float:
+        """The value that the daemon reads back; a device that is not heard may stand at its highest."""
+        daemon = self.leads.get(life.host.name)
+        if daemon is None:
+            return -np.inf
+        view, spec = daemon.engine.view(0.0), find_control(control)
+        assert spec is not None
+        if view.quality(f"{spec.table}.{spec.readback}")[at] != GOOD:
+            return np.inf
+        return float(view.readback(control)[at])
 
     def _blast(self, body: dict[str, Any], rises: int, gives: int, most: int) -> None:
         key = (body["epoch"], body["issued_ns"], body["control"])
