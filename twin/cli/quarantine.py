@@ -12,10 +12,19 @@ from rich.console import Console
 from twin.catalogue import ConfigError, StorageError, clean, utc
 from twin.cli.arguments import LEVELS, present
 from twin.cli.grammar import Verb
-from twin.cli.replay import recorded_authority, recorded_engine
+from twin.cli.replay import recorded_engine
 from twin.config import outside_plug_ins
 from twin.report import grid, safe_text
-from twin.run import OPEN, Poison, Quarantine, TraceReader, engine_before, journal_exists, tick_aside
+from twin.run import (
+    OPEN,
+    Poison,
+    Quarantine,
+    TraceReader,
+    engine_before,
+    journal_exists,
+    recorded_authority,
+    tick_aside,
+)
 from twin.site import SiteSpec, build_site
 
 
@@ -30,7 +39,7 @@ def run_quarantine(args: argparse.Namespace, out: Console, *_: Console) -> int:
             f"{path}: its site loads code from outside racktwin ({', '.join(outside)}); --trust-plugins if "
             "you know where the run comes from"
         )
-    authority = recorded_authority(path / OPEN if journal_exists(path / OPEN) else None)
+    authority = recorded_authority(path / OPEN) if journal_exists(path / OPEN) else {}
     rows: list[dict[str, Any]] = []
     for poison in Quarantine(path).poisons.values():
         row: dict[str, Any] = {
