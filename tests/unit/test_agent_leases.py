@@ -37,6 +37,11 @@ def order(command: int, value: float, lapse: float | None = 600.0, name: str = "
     return Order(name, 0, command, value, lapse)
 
 
+def full(durable: bool) -> None:
+    """A store that has no room."""
+    raise OSError(28, "No space left on device")
+
+
 class Bench:
     """A lease book on simulated devices of 200..1200 W."""
 
@@ -65,6 +70,7 @@ def test_a_command_is_stored_and_carried_out_and_lapses_when_nobody_renews_it() 
     assert bench.take(0, request(), order(17, 500)) == [("done", "")]
     assert bench.saved == [True]
     assert (bench.cap(), bench.cap("gpu1")) == (500, 1200)
+    assert bench.book.next_end_ns() == at(30).boot_ns
     assert bench.book.lapse(at(29.9)) == []
     assert bench.cap() == 500
     (said,) = bench.book.lapse(at(30))
@@ -72,6 +78,7 @@ def test_a_command_is_stored_and_carried_out_and_lapses_when_nobody_renews_it() 
     assert "3-17" in said
     assert bench.cap() == 600
     assert bench.book.lapse(at(31)) == []
+    assert bench.book.next_end_ns() is None
 
 
 def test_a_renewal_prolongs_and_an_unknown_one_is_a_command() -> None:
@@ -157,6 +164,40 @@ def test_repeats_and_stragglers() -> None:
     assert bench.take(60, request(issued_s=60), order(3, 650)) == [("done", "")]
 
 
+def test_a_repeat_of_what_a_renewal_changed_or_a_device_refused_is_not_done() -> None:
+    bench = Bench()
+    bench.take(0, request(), order(17, 500))
+    bench.take(10, request(issued_s=10, renewal=True), order(17, 450))
+    assert bench.take(11, request(), order(17, 500)) == [("failed", "superseded by a renewal")]
+    assert bench.cap() == 450
+    bench.devices.refuses = True
+    bench.take(12, request(issued_s=12), order(18, 400, name="gpu1"))
+    again = bench.take(13, request(issued_s=12), order(18, 400, name="gpu1"))
+    assert again == [("accepted", "already known")]
+
+
+def test_each_answer_names_its_order_and_its_command() -> None:
+    bench = Bench()
+
+    def answer(seconds: float, command: int, value: float, **more: Any) -> tuple[str, str]:
+        wanted = request(**{"issued_s": seconds, **more})
+        (a,) = bench.book.take(wanted, [Order("gpu1", 4, command, value, 600.0)], at(seconds))
+        assert (a.name, a.generation, a.command) == ("gpu1", 4, command)
+        return a.state, a.detail
+
+    assert answer(0, 17, 500) == ("done", "")
+    assert answer(1, 17, 500, issued_s=0) == ("done", "already known")
+    assert answer(2, 18, 5000)[0] == "failed"
+    bench.devices.refuses = True
+    assert answer(3, 19, 400) == ("failed", "gpu1 refuses")
+    bench.devices.refuses = False
+    bench.book.settings.lower({Key(GPU_CAP, "gpu1"): 300.0})
+    assert answer(4, 20, 700) == ("accepted", "held at 300 by a contingency cap until its trigger is gone")
+    bench.book.save = full
+    assert answer(5, 21, 450)[0] == "failed"
+    assert answer(6, 22, 450, epoch=2)[0] == "failed"
+
+
 @pytest.mark.parametrize("step_s", [-86_400.0, -20.0, 20.0, 86_400.0])
 def test_a_wall_clock_that_steps_neither_ends_nor_prolongs_a_lease(step_s: float) -> None:
     bench = Bench()
@@ -175,10 +216,6 @@ def test_a_clock_that_is_behind_grants_no_more_than_the_stated_span() -> None:
 def test_what_cannot_be_stored_is_not_carried_out() -> None:
     bench = Bench()
     bench.take(0, request(), order(17, 500))
-
-    def full(durable: bool) -> None:
-        raise OSError(28, "No space left on device")
-
     bench.book.save = full
     ((state, detail),) = bench.take(1, request(issued_s=1), order(18, 300))
     assert (state, detail) == ("failed", "the lease cannot be stored: No space left on device")
@@ -214,7 +251,7 @@ def test_a_restart_carries_out_the_lapse_by_the_clock_since_boot(step_s: float) 
     bench = Bench()
     bench.take(0, request(epoch=9), order(17, 500))
     book = restarted(bench, at(10, step_s), True)
-    assert book.epoch == 9
+    assert (book.epoch, book.leases) == (9, bench.book.leases)
     assert book.lapse(at(29.9, step_s)) == []
     assert len(book.lapse(at(30, step_s))) == 1
     assert bench.cap() == 600

@@ -35,7 +35,9 @@ def mixed(**more: Any) -> Site:
         ({"max": 1000.0}, (200, 1000, 750, 50)),
         ({"min": 300.0, "safe": 300.0}, (300, 1200, 300, 50)),
         ({"slew_per_s": 20.0}, (200, 1200, 750, 20)),
+        ({"slew_per_s": 0.5}, (200, 1200, 750, 0.5)),
         ({"min": 200.0, "max": 1200.0}, (200, 1200, 750, 50)),
+        ({"min": 750.0, "max": 750.0}, (750, 750, 750, 50)),
     ],
 )
 def test_the_site_narrows_the_profile(limits: dict[str, float], expected: tuple[float, ...]) -> None:
@@ -50,6 +52,7 @@ def test_the_site_narrows_the_profile(limits: dict[str, float], expected: tuple[
         ({"safe": 1300.0}, ".safe: expected a value within"),
         ({"safe": 100.0}, ".safe: expected a value within"),
         ({"min": 900.0, "max": 800.0}, "min is above max"),
+        ({"slew_per_s": 0.0}, ".slew_per_s: expected a number > 0"),
         ({"slew_per_s": 60.0}, ".slew_per_s: expected a number > 0, at most 50"),
         ({"max": float("inf")}, ".max: expected a finite number"),
     ],
@@ -115,6 +118,12 @@ def test_a_profile_may_state_a_slower_slew_and_a_wider_deadband() -> None:
         build_site(spec)
 
 
+def test_a_site_may_state_a_slew_where_the_catalogue_has_none() -> None:
+    level = "node.service_level"
+    assert row(site_of(two_racks()).envelopes[level])[3] == 0
+    assert row(site_of(two_racks(controls={level: {"slew_per_s": 1.0}})).envelopes[level])[3] == 1
+
+
 def test_every_control_has_an_envelope_of_its_tables_size() -> None:
     site = mixed()
     for table, spec in TABLES.items():
@@ -135,6 +144,16 @@ def test_limits_are_those_of_the_profile(key: str) -> None:
     assert (limit.guard == stated["guard"]["value"]).all()
     assert (limit.max == stated["max"]["value"]).all()
     assert np.isnan(limit.slew_per_s).all()
+
+
+def test_a_limit_of_what_stands_in_no_rack_takes_none_of_the_others_away() -> None:
+    spec = spec_of(two_racks())
+    spec.profiles["gb200-nvl72"]["limits"]["cdu.supply_temp_c"] = {
+        k: {"value": v, "source": "estimate"} for k, v in {"guard": 45, "max": 50}.items()
+    }
+    limits = build_site(spec).limits
+    assert limits.keys() == site_of(two_racks()).limits.keys()
+    assert "gpu.temp_c" in limits
 
 
 def test_racks_without_a_profile_have_no_limits() -> None:
