@@ -74,6 +74,21 @@ def segments(folder: Path) -> list[int]:
     return [int(p.stem[6:]) for p in sorted(folder.glob("trace-*.rt"))]
 
 
+def test_segments_past_their_digits(folder: Path, source: tuple[Path, Engine]) -> None:
+    """After segment 999,999 comes 1,000,000, which a sorting by letters puts before it."""
+    for path in sorted(folder.glob("trace-*.rt")):
+        path.rename(path.with_name(f"trace-{int(path.stem[6:]) + 999_994:06d}.rt"))
+    assert [f.tick for f in TraceReader(folder)] == list(range(TICKS))
+    back = resume(folder, engine_for)
+    assert (back.faults, back.engine.checksum()) == ([], source[1].checksum())
+    notes = Upkeep(folder, Quotas(trace_hours=hours(35), snapshots=1)).run(now())
+    assert notes[0].trace == tuple(f"trace-{i:06d}.rt" for i in range(999_994, 1_000_002))
+    assert resume(folder, engine_for).faults == []
+    with (folder / "trace-1000005.rt").open("ab") as file:  # the last one, and no other, is mended
+        file.write(b"torn")
+    assert "trace-1000005.rt" in resume(folder, engine_for).faults[0]
+
+
 def hours(ticks: float) -> float:
     return ticks * STEP_S / 3600
 

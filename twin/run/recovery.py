@@ -36,6 +36,7 @@ from twin.run.quarantine import HOLD_S, KILLED, Poison, Quarantine, find_poison,
 from twin.run.run_files import (
     REMEDY,
     Segment,
+    by_number,
     cut_torn,
     mend_last,
     of_another_version,
@@ -163,7 +164,7 @@ def mend_unticked(folder: Path, faults: list[str]) -> tuple[int, int]:
 
 def _snapshots(folder: Path) -> list[Path]:
     """Those of a tick, the newest first."""
-    return sorted((p for p in folder.glob("snapshot-*.rts") if p.stem[9:].isdecimal()), reverse=True)
+    return [p for p in reversed(by_number(folder, "snapshot-*.rts")) if p.stem[9:].isdecimal()]
 
 
 def resume(
@@ -581,7 +582,7 @@ def open_recorded(folder: Path, engine_factory: EngineFactory) -> tuple[Engine, 
         return engine_factory(spec), spec, None
     specs = {s.header.site_hash: s.header.spec for s in segments}
     holes = read_holes(folder)
-    for path in sorted(folder.glob("snapshot-*.rts")):
+    for path in by_number(folder, "snapshot-*.rts"):
         tick = int(path.stem[9:])
         begun = [s for s in segments if s.header.first_tick <= tick + 1]
         if not begun or any(first <= tick + 1 <= last for first, last in holes):

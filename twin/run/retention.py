@@ -24,7 +24,7 @@ from twin.config import Quotas
 from twin.contracts import PrunedSegment, UpkeepRecord
 from twin.run.atomic_write import atomic_write, sync_folder
 from twin.run.journal_files import OPEN, closed_segments, edges, last_tick
-from twin.run.run_files import opening
+from twin.run.run_files import by_number, opening
 from twin.run.storage import HOLES, read_holes
 from twin.site import SiteSpec
 
@@ -122,7 +122,7 @@ class Upkeep:
 
     def _spans(self) -> list[_Span]:
         """Closed segments in order; the one being written is never touched."""
-        paths = sorted(self.folder.glob("trace-*.rt"))
+        paths = by_number(self.folder, "trace-*.rt")
         for path in paths:
             if path.name not in self._heads:
                 header, first_ns = opening(path)
@@ -219,7 +219,7 @@ class Upkeep:
     # -- snapshots
 
     def _prune_snapshots(self) -> list[Path]:
-        old = sorted(self.folder.glob("snapshot-*.rts"))[: -max(1, self.quotas.snapshots)]
+        old = by_number(self.folder, "snapshot-*.rts")[: -max(1, self.quotas.snapshots)]
         for path in old:
             path.unlink()
             self.counts["snapshots"] += 1

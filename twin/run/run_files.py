@@ -29,10 +29,15 @@ class Segment:
     first_ns: int
 
 
+def by_number(folder: Path, pattern: str) -> list[Path]:
+    """The files with a number in their names, in its order, also where it has outgrown its digits."""
+    return sorted(folder.glob(pattern), key=lambda p: (len(p.name), p.name))
+
+
 def segments_of(folder: Path, faults: list[str]) -> list[Segment]:
     """The readable segments in order. Raises OtherFormat for one of another version; touches nothing."""
     out: list[Segment] = []
-    for path in sorted(folder.glob("trace-*.rt")):
+    for path in by_number(folder, "trace-*.rt"):
         header, first_ns = opening(path)
         if header is None:
             faults.append(f"{path.name}: has no readable header; not used")
@@ -47,9 +52,10 @@ def mend_last(folder: Path, faults: list[str]) -> None:
     What is left is forced to the disk: a process that was killed may not have done so, and a loss of power
     must not take frames behind which others stand by then.
     """
-    path = max(folder.glob("trace-*.rt"), default=None)
-    if path is None:
+    paths = by_number(folder, "trace-*.rt")
+    if not paths:
         return
+    path = paths[-1]
     cut_torn(path, faults)
     if opening(path)[0] is None:
         set_aside(path, ".torn")  # the writer takes this number again

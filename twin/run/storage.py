@@ -20,6 +20,7 @@ from twin.catalogue import NS, StorageError
 from twin.engine import snapshot
 from twin.run.atomic_write import atomic_write
 from twin.run.quarantine import Quarantine, without
+from twin.run.run_files import by_number
 from twin.run.trace import FORMAT, MAGIC, Header, TraceDecoder, TraceEncoder, payloads, record
 from twin.telemetry import Frame, TicksSkipped
 
@@ -167,7 +168,7 @@ class TraceReader:
 
     def segments(self) -> list[Path]:
         """The files to read. Raises StorageError if there are none."""
-        found = sorted(self.path.glob("trace-*.rt")) if self.path.is_dir() else [self.path]
+        found = by_number(self.path, "trace-*.rt") if self.path.is_dir() else [self.path]
         if not found:
             raise StorageError(f"{self.path}: no trace segments (trace-*.rt) here")
         return found
@@ -274,7 +275,7 @@ def write_snapshot(folder: Path, tick: int, data: dict[str, object], keep: int |
             stale.unlink()
         atomic_write(path, encoded)
         keep = KEEP_SNAPSHOTS if keep is None else keep
-        for old in sorted(folder.glob("snapshot-*.rts"))[:-keep] if keep else []:
+        for old in by_number(folder, "snapshot-*.rts")[:-keep] if keep else []:
             old.unlink()
     except OSError as error:
         raise StorageError(f"{path}: the snapshot cannot be written: {error}") from error
