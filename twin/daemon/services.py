@@ -442,14 +442,23 @@ class Services:
 
 LEVELS = {"critical": logging.CRITICAL, "warning": logging.WARNING}
 MAX_LOGGED = 8  # commands of a tick that have a line of their own
+MAX_LOGGED_ALARMS = 50  # of a tick, the gravest; source: estimate
 
 
 def log_alarms(changes: Iterable[AlarmChange]) -> None:
-    """Raised, cleared, acknowledged: what a person would want to find by time."""
-    for change in changes:
-        alarm = change.alarm
-        level = LEVELS.get(alarm.severity, logging.INFO) if change.what != "cleared" else logging.INFO
-        event_log.log(level, "alarm %s: %s [%s]", change.what, alarm.title, alarm.id)
+    """Raised, cleared, acknowledged: what a person would want to find by time; in a storm the gravest.
+
+    Critical lines are never held back by the log itself, so their number is bounded here.
+    """
+    lines = [
+        (logging.INFO if c.what == "cleared" else LEVELS.get(c.alarm.severity, logging.INFO), c)
+        for c in changes
+    ]
+    lines.sort(key=lambda line: -line[0])
+    for level, change in lines[:MAX_LOGGED_ALARMS]:
+        event_log.log(level, "alarm %s: %s [%s]", change.what, change.alarm.title, change.alarm.id)
+    if left := lines[MAX_LOGGED_ALARMS:]:
+        event_log.log(left[0][0], "%d more alarms changed with this tick", len(left))
 
 
 def log_decision(decision: Decision, events: tuple[Event, ...], site: Site) -> None:
