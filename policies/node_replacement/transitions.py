@@ -44,6 +44,7 @@ CONTACT_SUPPORT = action("contact_support")  # this and beyond needs repair befo
 ASKED_S = 300.0
 RENEW_S = 600.0  # a step that comes into force so late asks for a newer save. source: estimate
 RETURN_S, UNREAD_S = 86_400.0, 300.0  # a return is commanded for so long; where it is never read back
+MOST_COUNTED = 1000  # of tests and offences, far below what their columns hold
 COSTS = ("watch_gpu_h", "cordon_gpu_h", "next_gpu_h", "save_gpu_h", "once_gpu_h")
 
 
@@ -169,7 +170,7 @@ def _count_withdrawals(memory: Memory, a: Assessment, rules: ReplacementRules) -
 def _add_offences(memory: Memory, nodes: I32, more: np.ndarray) -> None:
     well_ns = memory["withdrawn_ns"][nodes] - memory["returned_ns"][nodes]
     well = (memory["returned_ns"][nodes] > 0) & (well_ns >= round(OFFENCES_S * NS))
-    memory["offences"][nodes] = np.minimum(np.where(well, 0, memory["offences"][nodes]) + more, 1000)
+    memory["offences"][nodes] = np.minimum(np.where(well, 0, memory["offences"][nodes]) + more, MOST_COUNTED)
 
 
 def _reset_withdrawal(memory: Memory, left: I32) -> None:
@@ -246,8 +247,8 @@ def _update_tests(
     failed = to(OUT, TESTING)
     rows = np.searchsorted(a.at, failed)
     real = failed[a.conditions.failed[rows]]
-    memory["failed_tests"][real] += 1
-    memory["test_attempts"][failed] += 1
+    memory["failed_tests"][real] = np.minimum(memory["failed_tests"][real] + 1, MOST_COUNTED)
+    memory["test_attempts"][failed] = np.minimum(memory["test_attempts"][failed] + 1, MOST_COUNTED)
     memory["needs_repair"][
         failed[
             a.conditions.failed[rows] | a.conditions.evidence_outlasts_test[rows] & a.conditions.passed[rows]
