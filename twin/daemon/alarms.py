@@ -3,7 +3,8 @@
 The book follows the engine's findings and the conditions of the daemon itself. An incident rings once. An
 alarm that follows from another one is suppressed while that lasts; one that chatters is held. The book
 decides nothing and the engine never reads it. It is kept in `alarms.json`, so that acknowledgements, shelves
-and incidents survive a restart.
+and incidents survive a restart. What findings changed since then is in `alarms.recent.json`: a loss of power
+may take that file, and no acknowledgement with it.
 """
 
 from __future__ import annotations
@@ -115,6 +116,7 @@ class AlarmChange(msgspec.Struct, frozen=True):
 class _File(msgspec.Struct):
     format: int
     alarms: list[Alarm]
+    saved_ns: int = 0
 
 
 class AlarmLoad:
@@ -154,7 +156,7 @@ class AlarmBook:
     """All alarms by id. Every method belongs on the loop; `update` is called after each tick."""
 
     def __init__(self, folder: Path, tell: Callable[[JournalRecord], None] | None = None) -> None:
-        self.path = folder / "alarms.json"
+        self.path, self.recent = folder / "alarms.json", folder / "alarms.recent.json"
         self.tell = tell  # where the journal's notes of what people did go
         self.alarms: dict[str, Alarm] = {}  # active, flapping or shelved
         self.gone: dict[str, Alarm] = {}  # cleared, oldest first
@@ -213,7 +215,7 @@ class AlarmBook:
         self.load.watch(now_ns)
         changes, self._changes = self._changes, []
         if self._dirty and now_ns - self._saved_ns >= SAVE_EVERY_S * NS:
-            self._save(sync=False)
+            self._save(sync=bool(self.fault))  # what people said may wait for it
         return changes
 
     def _expected(self, alarm: Alarm) -> bool:
@@ -415,6 +417,7 @@ class AlarmBook:
 
     def _noted(self, what: str, alarm: Alarm, **more: Any) -> AlarmRecord:
         record = AlarmRecord(what=what, id=alarm.id, severity=alarm.severity, **more)
+        self._dirty = True  # if the disk refuses now, it is tried again
         self._save()
         if self.tell is not None:
             self.tell(record)
@@ -467,27 +470,37 @@ class AlarmBook:
         What people said is forced to the disk; what findings say comes again by itself.
         """
         self._saved_ns = self.now_ns
-        book = _File(FORMAT, [*self.alarms.values(), *self.gone.values()])
+        book = _File(FORMAT, [*self.alarms.values(), *self.gone.values()], self.now_ns)
+        path = self.path if sync else self.recent
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            atomic_write(self.path, msgspec.json.encode(book), sync=sync)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write(path, msgspec.json.encode(book), sync=sync)
         except OSError as error:
             self.counts["not_saved"] += 1
             if not self.fault:
                 log.error(
                     "%s: cannot be written: %s; acknowledgements and shelves end with this process",
-                    self.path,
+                    path,
                     error,
                 )
-            self.fault = f"{self.path}: cannot be written: {error}"
+            self.fault = f"{path}: cannot be written: {error}"
             return
         self.fault, self._dirty = "", False
 
     def _load(self) -> None:
+        book, recent = self._read(), _read_recent(self.recent)
+        # One without its instant is of an earlier version, or of people who spoke before the first tick
+        if book is None or (recent is not None and 0 < book.saved_ns < recent.saved_ns):
+            book = recent
+        for alarm in [] if book is None else book.alarms[: MAX_ALARMS + KEPT_CLEARED]:
+            open_ = alarm.active or alarm.flapping or alarm.shelved_until_ns
+            (self.alarms if open_ else self.gone)[alarm.id] = alarm
+
+    def _read(self) -> _File | None:
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:
-            return
+            return None
         except OSError as error:
             raise StorageError(f"{self.path}: cannot be read: {error}") from error
         try:
@@ -497,19 +510,25 @@ class AlarmBook:
                     f"{self.path}: alarms of format {version}; expected {', '.join(map(str, READS))}: "
                     "start the version that wrote it, or move the file away"
                 )
-            alarms = msgspec.json.decode(data, type=_File).alarms
+            return msgspec.json.decode(data, type=_File)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             kept = _aside(self.path)
             self.fault = f"{self.path}: damaged ({error}); moved to {kept.name}; acknowledgements are lost"
             log.error("%s", self.fault)
-            return
-        for alarm in alarms[: MAX_ALARMS + KEPT_CLEARED]:
-            open_ = alarm.active or alarm.flapping or alarm.shelved_until_ns
-            (self.alarms if open_ else self.gone)[alarm.id] = alarm
+            return None
 
 
 class _Format(msgspec.Struct):
     format: int
+
+
+def _read_recent(path: Path) -> _File | None:
+    """None also where a loss of power left no more than a part of it."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=_File)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return found if found.format in READS else None
 
 
 def _aside(path: Path) -> Path:
