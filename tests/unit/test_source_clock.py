@@ -387,3 +387,32 @@ def test_our_own_clock_steps_and_is_put_right(steps_s: tuple[float, float]) -> N
     assert hall.clocks <= {"this host"}
     if steps_s[0] == HOUR_S:
         assert hall.clocks == {"this host"}
+
+
+def test_a_point_that_stands_for_long_holds_back_nothing_that_comes_with_it() -> None:
+    """A gateway sends all of its points in one message, the last of a device that is gone for an hour."""
+    clock = SourceClock()
+    for k in range(700):
+        at_ns = T + k * NS
+        fresh = Reading("rack", 0, "flow_lpm", float(k), at_ns)
+        gone = Reading("rack", 1, "flow_lpm", 1.0, T - 3600 * NS)
+        assert list(clock.corrected([fresh, gone], at_ns)) == [fresh, gone]
+    assert clock.back_ns == 0
+
+
+def test_states_of_a_block_do_not_wait_for_the_verdict_on_a_clock() -> None:
+    clock, states = SourceClock(), np.array([[0.0, 1.0]], np.float32)
+    values = np.concatenate([np.full((1, 2), 90.0, np.float32), states])
+    none = np.zeros((0, 2), np.int64)
+    block = Block("rack", 0, ("flow_lpm", "leak_state"), values, (), none, T - 3600 * NS)
+    (found,) = clock.corrected([block], T)
+    assert isinstance(found, Block)
+    assert (found.signals, found.t_ns) == (("leak_state",), block.t_ns)
+    assert np.array_equal(found.values, states)
+    assert clock.is_held
+    (held, late, _) = clock.corrected(
+        [Reading("rack", 0, "leak_state", 1.0, T), Reading("rack", 1, "leak_state", 1.0, T)], T
+    )
+    assert isinstance(held, Block)
+    assert held.signals == ("flow_lpm",)
+    assert late.t_ns == T  # type: ignore[union-attr]

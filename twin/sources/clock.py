@@ -45,7 +45,6 @@ MAX_HELD = 20_000  # signals of a source whose readings wait for the verdict on 
 MOST_HELD_NS = 600 * NS
 Mistake = Literal["", "stepped", "behind", "stands"]
 Key = tuple[Any, ...]
-_STAMPED = (Reading, Block)
 
 
 @dataclass(slots=True)
@@ -155,13 +154,9 @@ class SourceClock:
         Those of a source that was late from its first message on are held until it is clear why, and come
         with a later message. `passed_ns`: time by a clock that never steps; None: by `now_ns`.
         """
-        last = items[-1] if items else None
-        if not isinstance(last, _STAMPED):
-            last = next((item for item in reversed(items) if isinstance(item, _STAMPED)), None)
         passed_ns = now_ns if passed_ns is None else passed_ns
-        if last is not None:
-            assert isinstance(last, Reading | Block)
-            self._judge(last, now_ns, passed_ns)
+        if (newest := _newest(items, now_ns)) is not None:
+            self._judge(newest, now_ns, passed_ns)
         if not self._was_in_time and not self.back_ns:
             items = self._hold(items, passed_ns)
         elif self._held:
@@ -172,14 +167,17 @@ class SourceClock:
     def _hold(self, items: Sequence[Item], passed_ns: int) -> Sequence[Item]:
         """Keep the last reading of each signal; return what is not held.
 
-        That is events, and states, since a leak in a backlog is a leak.
+        That is events, and states, also those of a block, since a leak in a backlog is a leak.
         """
         self._held_ns = self._held_ns if self._held else passed_ns
         rest: list[Item] = []
         for item in items:
-            if isinstance(item, Reading | Block) and not _is_state(item):
-                key = _key_of(item)
-                self._held[key] = item
+            if isinstance(item, Block):
+                states, others = _apart(item)
+                rest += states
+                self._held |= {_key_of(other): other for other in others}
+            elif isinstance(item, Reading) and not _is_state(item.table, item.signal):
+                self._held[_key_of(item)] = item
             else:
                 rest.append(item)
         if len(self._held) <= MAX_HELD and passed_ns - self._held_ns < MOST_HELD_NS:
@@ -285,6 +283,15 @@ class SourceClock:
         return False
 
 
+def _newest(items: Sequence[Item], now_ns: int) -> Reading | Block | None:
+    """The last item with a stamp if it is in time, else the newest: a point of a dead device may be last."""
+    last = items[-1] if items else None
+    if isinstance(last, Reading | Block) and now_ns - last.t_ns <= NEAR_NS:  # by far the most
+        return last
+    stamped = (item for item in reversed(items) if isinstance(item, Reading | Block))
+    return max(stamped, key=lambda item: item.t_ns, default=None)
+
+
 def _key_of(item: Reading | Block) -> Key:
     """The signals and entities of an item."""
     if isinstance(item, Reading):
@@ -292,10 +299,25 @@ def _key_of(item: Reading | Block) -> Key:
     return item.table, item.start, item.signals, item.counters
 
 
-def _is_state(item: Reading | Block) -> bool:
-    """Return True for a single state."""
-    signal = find_signal(f"{item.table}.{item.signal}") if isinstance(item, Reading) else None
+def _is_state(table: str, name: str) -> bool:
+    signal = find_signal(f"{table}.{name}")
     return signal is not None and signal.kind == "state"
+
+
+def _apart(block: Block) -> tuple[list[Block], list[Block]]:
+    """(the states of a block, its other signals), each as one block or none."""
+    rows = {name: row for row, name in enumerate(block.signals) if _is_state(block.table, name)}
+    if not rows:
+        return [], [block]
+    no_counts = block.counts[:0]
+    states = dataclasses.replace(
+        block, signals=(*rows,), values=block.values[[*rows.values()]], counters=(), counts=no_counts
+    )
+    others = tuple(name for name in block.signals if name not in rows)
+    if not others and not block.counters:
+        return [states], []
+    rest = [row for row, name in enumerate(block.signals) if name not in rows]
+    return [states], [dataclasses.replace(block, signals=others, values=block.values[rest])]
 
 
 def _differs(item: Reading | Block, before: Reading | Block) -> bool:
