@@ -34,7 +34,7 @@ from twin.run import (
     replay_frames,
     resume,
 )
-from twin.telemetry import Frame, JobStarted, TableUpdate, TicksSkipped
+from twin.telemetry import AuthorityChanged, FitFailed, Frame, JobStarted, TableUpdate, TicksSkipped
 
 pytestmark = pytest.mark.slow
 Fails = Callable[[Engine, Frame], bool]
@@ -179,10 +179,11 @@ def test_what_ends_or_hangs_the_process_is_found_too(
     check_replay(tmp_path / "run")
 
 
+@pytest.mark.parametrize("how", ["signal 9", "signal 15", "MemoryError", "no copy"])
 def test_a_copy_that_is_killed_once_says_nothing_of_the_tick(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """Where memory is short a copy goes first: the tick is innocent, and is done."""
+    """Where memory is short a copy goes first, or cannot be made: the tick is innocent, and is done."""
     folder = tmp_path / "run"
     run = PoisonedRun(folder, frames()[:14])
     failing(monkeypatch, lambda _, frame: has(frame, "o2"))
@@ -190,7 +191,14 @@ def test_a_copy_that_is_killed_once_says_nothing_of_the_tick(
     assert not run.go_on(*begun)
     begun[1].close()
     monkeypatch.undo()
-    monkeypatch.setattr(quarantine, "tick_aside", lambda engine, frame: quarantine.KILLED)
+    texts = {"MemoryError": "Traceback\nnumpy._core._exceptions._ArrayMemoryError: Unable to allocate 9 GiB"}
+
+    def aside(*_: object) -> str:
+        if how == "no copy":
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return texts.get(how, f"{quarantine.ENDED} {how[7:]}")
+
+    monkeypatch.setattr(quarantine, "tick_aside", aside)
     back = resume(folder, engine_for)
     assert back.poisons == []
     assert back.engine.state.tick == outlook().tick
@@ -312,6 +320,26 @@ def test_an_event_that_was_left_out_is_left_out_when_it_comes_again(tmp_path: Pa
     assert left_out == ["event OutlookTold o2"]
     assert not has(rest, "o2")
     assert len(rest.updates) == len(frame.updates)
+
+
+def test_the_bound_of_failures_holds_back_neither_another_leader_nor_who_disarms(tmp_path: Path) -> None:
+    """And what another version failed on holds back nothing."""
+    store, at = Quarantine(tmp_path), outlook()
+    events = (
+        *(AuthorityChanged(author="ada", policy=f"p{n}", authority="off") for n in range(3)),
+        *(FitFailed(fit="f", model="m", why=f"{n}") for n in range(3)),
+    )
+    for n, event in enumerate(events):
+        frame = dataclasses.replace(at, now_ns=at.now_ns + n, updates=(), counts=(), events=(event,))
+        store.keep(
+            find_poison(cast(Engine, None), frame, lambda _, f: "no" if f.events else ""), frame, "", b""
+        )
+    later = dataclasses.replace(at, now_ns=at.now_ns + NS, updates=(), counts=(), events=events)
+    assert store.without_known(later)[0].events == events[:3]
+    much_later = dataclasses.replace(later, now_ns=at.now_ns + 4000 * NS)
+    assert store.without_known(much_later)[0].events == events  # without an id they need not be the same
+    store.poisons = {k: msgspec.structs.replace(p, version="0") for k, p in store.poisons.items()}
+    assert store.without_known(later)[0].events == events
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -28,7 +28,20 @@ from twin.contracts import QuarantineRecord
 from twin.engine import Engine
 from twin.run.atomic_write import atomic_write
 from twin.run.trace import FORMAT, MAGIC, Header, TraceEncoder, record
-from twin.telemetry import Counts, Event, Frame, SiteChanged, TableUpdate, TicksSkipped
+from twin.telemetry import (
+    ApprovalWithdrawn,
+    AuthorityChanged,
+    Counts,
+    EpochChanged,
+    Event,
+    Frame,
+    Held,
+    Released,
+    RequestWithdrawn,
+    SiteChanged,
+    TableUpdate,
+    TicksSkipped,
+)
 
 PROBE_S = 10.0  # of processor time of a tick in a copy; source: estimate, ten ticks of 100,000 GPUs
 PATIENCE_S = 60.0  # until a copy that waits for something is ended; source: estimate
@@ -37,8 +50,15 @@ KEPT_FRAMES, KEPT = 20, 1000  # whole frames, and records of what was left out
 TEXT = 8000  # characters of a traceback
 HOLD_S = 3600.0
 HOLD_AFTER, HOLD_ALL_AFTER = 3, 10  # records within that time; source: estimate, well below a unit's limit
-KILLED = "the process was killed (signal 9)"
 NAMES = 4  # signals that name a part
+ENDED = "the process was ended by signal"
+# Events that pass however often others like them failed: a daemon that does not hear that another one leads,
+# or that a person forbids, had better not run
+NEVER_HELD = (
+    SiteChanged, EpochChanged, AuthorityChanged, Held, Released, RequestWithdrawn, ApprovalWithdrawn,
+)  # fmt: skip
+# Signals that come from outside the tick: where memory is short, or people end processes
+_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 Part = TableUpdate | Counts | Event
 _encode = msgspec.msgpack.Encoder().encode
@@ -158,28 +178,41 @@ class Quarantine:
     def without_known(self, frame: Frame) -> tuple[Frame, list[str]]:
         """(a new frame without what fails again and again, the names of what it lacks).
 
-        An event that was left out once is left out whenever it comes again. Of readings, and of other events
-        of its type, the bound is a number of failures within an hour.
+        An event that this version left out once is left out when it comes again: one with an id always,
+        since it is the same, and one without within an hour. Of readings, and of other events of its type,
+        the bound is a number of failures within an hour. `NEVER_HELD` events always pass.
         """
-        if not self.poisons or not (parts := parts_of(frame)):
+        mine = [p for p in self.poisons.values() if p.version == VERSION]  # another one may be mended
+        if not mine or not (parts := parts_of(frame)):
             return frame, []
-        recent = [p for p in self.poisons.values() if 0 <= frame.now_ns - p.now_ns < HOLD_S * NS]
+        recent = [p for p in mine if 0 <= frame.now_ns - p.now_ns < HOLD_S * NS]
         marks = Counter(mark for p in recent for mark in dict.fromkeys(p.marks))
         tables = Counter(table for p in recent for table in dict.fromkeys(p.tables))
-        events = {mark for p in self.poisons.values() for mark in p.marks}
+        ever = {mark for p in mine for mark in p.marks}
         places = []
         for place, part in enumerate(parts):
-            table, is_block = _table(part), isinstance(part, TableUpdate | Counts)
-            often = marks[_mark(part)] if is_block else tables[table]
-            again = not is_block and bool(events) and _mark(part) in events
-            many = len(recent) >= HOLD_ALL_AFTER and table in tables
-            if (again or often >= HOLD_AFTER or many) and not isinstance(part, SiteChanged):
+            if isinstance(part, NEVER_HELD):
+                continue
+            table, mark = _table(part), _mark(part)
+            if isinstance(part, TableUpdate | Counts):
+                out = marks[mark] >= HOLD_AFTER
+            else:
+                out = mark in (ever if part.id else marks) or tables[table] >= HOLD_AFTER
+            if out or (len(recent) >= HOLD_ALL_AFTER and table in tables):
                 places.append(place)
         return (without(frame, places), [_name(parts[p]) for p in places]) if places else (frame, [])
 
 
+def may_be_innocent(error: str) -> bool:
+    """True for an error that a host short of memory, or somebody with `kill`, causes too."""
+    return error in [f"{ENDED} {number:d}" for number in _OUTSIDE] or "MemoryError" in error.partition(":")[0]
+
+
 def find_poison(engine: Engine, frame: Frame, probe: Callable[[Engine, Frame], str] | None = None) -> Poison:
-    """The parts of a frame on which the engine fails; none if it does not. The engine is as before."""
+    """The parts of a frame on which the engine fails; none if it does not. The engine is as before.
+
+    Raises OSError where no copy can be made.
+    """
     probe = probe or tick_aside
     first = fault = probe(engine, frame)
     parts, places = parts_of(frame), list[int]()
@@ -213,7 +246,10 @@ def find_poison(engine: Engine, frame: Frame, probe: Callable[[Engine, Frame], s
 
 
 def tick_aside(engine: Engine, frame: Frame) -> str:
-    """Tick a copy of the engine in a process of its own; its traceback, or how it ended, "" if well."""
+    """Tick a copy of the engine in a process of its own; its traceback, or how it ended, "" if well.
+
+    Raises OSError where no process can be made.
+    """
     reader, writer = os.pipe()
     with warnings.catch_warnings():  # the copy computes, and touches no lock that another thread may have
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -259,6 +295,5 @@ def _outcome(pid: int, reader: int) -> str:
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
         return f"the tick did not end within {PROBE_S:g} s of processor time"
     if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        return KILLED if number == signal.SIGKILL else f"the process was ended by signal {number}"
+        return f"{ENDED} {os.WTERMSIG(status)}"
     return text.decode("utf-8", "replace") if status else ""

@@ -32,7 +32,7 @@ from twin.run.journal_files import (
     verify_open,
 )
 from twin.run.journal_writer import JournalWriter
-from twin.run.quarantine import HOLD_S, KILLED, Poison, Quarantine, find_poison, without
+from twin.run.quarantine import HOLD_S, Poison, Quarantine, find_poison, may_be_innocent, without
 from twin.run.run_files import (
     REMEDY,
     Segment,
@@ -362,9 +362,13 @@ class _TickAgain:
         self._doubts += 1
         engine, out = self.out.engine, self.out
         self._about(frame.tick)
-        poison = find_poison(engine, frame)
-        # What runs short of memory is killed too: only a second death tells that it is this tick
-        if not poison.error or (poison.error == KILLED and frame.tick != self._doubted):
+        try:
+            poison = find_poison(engine, frame)
+        except OSError as error:
+            out.faults.append(f"tick {frame.tick}: cannot be tried in a copy of the process: {error}")
+            return frame
+        # Only a second death tells that it is this tick
+        if not poison.error or (frame.tick != self._doubted and may_be_innocent(poison.error)):
             return frame
         if (known := self.quarantine.of(frame)) is not None:  # more of it than was known
             poison = msgspec.structs.replace(poison, whole=True)
