@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -12,11 +14,12 @@ import msgspec
 import pytest
 
 from twin.anchor import AnchorFile, HeadSigner, JournalProof, SignedHead, make_keys, parse_head, prove
-from twin.catalogue import ConfigError, StorageError
+from twin.catalogue import ConfigError, ConnectorError, StorageError
 from twin.cli.main import main
 from twin.config import Broker, Config, Journal, Loaded, journal_notes
 from twin.config.schema import Leader
 from twin.contracts import AlarmRecord, PrunedSegment, UpkeepRecord
+from twin.daemon import fetch_heads, journal_anchor
 from twin.run import OPEN, JournalWriter, closed_segments, line_hash
 from twin.run.journal_files import edges
 from twin.wiring import external_file_faults
@@ -320,6 +323,32 @@ def test_a_changed_body_beside_the_journal_is_found(tmp_path: Path, monkeypatch:
     side = next((journal.folder / "sides").iterdir())
     side.write_bytes(side.read_bytes().replace(b"ada", b"eve"))
     assert "was changed" in journal.prove().faults[0]
+
+
+@pytest.mark.parametrize("name", ["\0", "..", "x" * 300, "pipe"])
+def test_a_body_that_is_no_file_of_this_folder_is_a_fault_and_holds_up_nothing(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "sides").mkdir()
+    os.mkfifo(tmp_path / "sides" / "pipe.json")
+    line = {"seq": 0, "prev": "0" * 32, "kind": "manifest", "tick": 0, "now_ns": 1}
+    (tmp_path / OPEN).write_text(json.dumps(line | {"body": {"side": name, "bytes": 5}}) + "\n")
+    assert "is missing or was changed" in prove(tmp_path, SIGNER.verifier).faults[0]
+
+
+def test_a_broker_that_does_not_answer_is_no_broker_without_a_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a start would replace the evidence outside by a head of what it finds."""
+
+    async def never(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(journal_anchor.MqttLink, "run", never)
+    monkeypatch.setattr(journal_anchor, "ANSWER_S", 0.01)
+    loaded = Loaded(Config(site="s", broker=Broker(host="b")), tmp_path / "racktwin.yaml")
+    with pytest.raises(ConnectorError, match="no signed head came"):
+        asyncio.run(fetch_heads(loaded, "lab", "mqtt"))
 
 
 def test_a_torn_line_of_heads_is_cut_off_and_the_oldest_go(tmp_path: Path) -> None:

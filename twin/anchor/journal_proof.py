@@ -58,8 +58,11 @@ class _Walk:
         if entry.body.keys() == {"side", "bytes"}:
             name = str(entry.body["side"])
             try:
-                body = (self.folder / "sides" / f"{Path(name).name}.json").read_bytes()
-            except OSError:
+                path = self.folder / "sides" / f"{Path(name).name}.json"
+                # Whoever made this folder may have put a pipe or a huge file there
+                is_whole = path.is_file() and path.stat().st_size == entry.body["bytes"]
+                body = path.read_bytes() if is_whole else b""
+            except (OSError, ValueError):  # ValueError: the name holds a NUL byte
                 body = b""
             if line_hash(body) != name and len(self.faults) < 10:
                 self.faults.append(

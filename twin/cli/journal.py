@@ -106,7 +106,10 @@ def _outside(args: argparse.Namespace, place: str) -> list[SignedHead]:
         raise ConfigError(
             f"--anchor {clean(place)}: cannot be read: {error.strerror}; expected a file, mqtt or etcd"
         ) from error
-    heads = [parse_head(line) for line in lines if line.strip()]
+    try:
+        heads = [parse_head(line) for line in lines if line.strip()]
+    except StorageError as error:
+        raise StorageError(f"--anchor {clean(place)}: {error}") from error
     if not heads:
         raise StorageError(f"--anchor {clean(place)}: holds no signed head")
     return heads

@@ -260,6 +260,12 @@ async def _from_mqtt(loaded: Loaded) -> list[bytes]:
         ended, _ = await asyncio.wait(tasks, timeout=ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
         for task in ended:
             task.result()
+        # Silence of a broker that was not reached is no word that it holds nothing
+        if not complete.is_set() and not found:
+            raise ConnectorError(
+                f"{link.where}: no signed head came from {topic} within {ANSWER_S:g} s: it is slow or "
+                f"away, or denies us to publish to {last}"
+            )
     finally:
         for task in tasks:
             task.cancel()
