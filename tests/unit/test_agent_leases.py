@@ -414,3 +414,24 @@ def test_what_lay_on_the_way_for_longer_than_its_lease_is_refused_although_the_c
     assert detail.startswith("expired")
     assert bench.book.lapse(at(80, off_s)) != []
     assert bench.cap() == 600
+
+
+@pytest.mark.parametrize("apart_s", [0.0, 0.3, 1.0, 10.0])
+def test_a_backlog_of_a_new_daemon_is_as_old_as_the_clock_of_the_node_says(apart_s: float) -> None:
+    """The connection stood for 100 s, and all that a new leader commanded meanwhile comes at once."""
+    bench = Bench()
+    bench.book.take(request(epoch=2), [order(1, 500)], at(0))
+    for n in range(7):
+        came_s = 100.0 + 0.01 * n
+        (answer,) = bench.take(came_s, request(issued_s=1 + n * apart_s), order(17 + n, 300))
+        assert (answer[0] == "failed") == (came_s - 1 - n * apart_s >= 30.0)
+    assert bench.take(102.0, request(issued_s=101.9), order(40, 400)) == [("done", "")]
+
+
+def test_a_node_whose_clock_is_ahead_believes_a_daemon_from_its_second_tick_on() -> None:
+    bench = Bench()
+    states = [
+        bench.book.take(request(issued_s=t), [order(17 + n, 400)], at(t + 0.1, 3600.0))[0].state
+        for n, t in enumerate((0.0, 0.0, 1.0, 2.0, 2.0))
+    ]
+    assert states == ["failed", "failed", "done", "done", "done"]

@@ -16,6 +16,8 @@ NS = 1_000_000_000
 # The daemon's clock may run slow by so much of the time that passes, but no further between two messages:
 # what comes later than that was on the way. source: it follows a clock that was set back by 5 %
 SLOW_PU, MOST_SLOW_NS = 0.06, 10 * NS
+# Messages that are issued nearer to each other do not tell a backlog. source: estimate, a tick
+LEAST_APART_NS = NS // 2
 
 
 class Instant(NamedTuple):
@@ -65,24 +67,37 @@ class Deadline(NamedTuple):
 class SenderClock:
     """The clock of the daemon of one epoch, against the count since boot. `least_ns`: by how much the count
     was ahead of the instant of the message that came soonest. `heard_ns`: when the last one came.
+
+    `known` once a later message took as long as one before: those of a backlog, which come at once, do not.
+    `since_ns` is the instant of the message that it must be compared with.
     """
 
     epoch: int = -1
     least_ns: int = 0
     heard_ns: int = 0
+    since_ns: int = 0
+    known: bool = False
 
     def age_ns(self, epoch: int, issued_ns: int, at: Instant) -> int:
         """Return how long a message was on its way, and learn of it.
 
         That is by this node's clock or against the messages before, whichever is less: a node whose clock is
-        wrong refuses the first message of a daemon at most. An instant in this node's future tells of no way.
+        wrong refuses the first messages of a daemon at most. An instant in this node's future tells of no
+        way.
         """
         ahead_ns, wall_ns = at.boot_ns - issued_ns, at.wall_ns - issued_ns
         ages = [wall_ns] if wall_ns >= 0 else []
-        least_ns = ahead_ns
         if epoch == self.epoch:
-            slow_ns = min(round((at.boot_ns - self.heard_ns) * SLOW_PU), MOST_SLOW_NS)
-            least_ns = min(self.least_ns + slow_ns, ahead_ns)
-            ages.append(ahead_ns - least_ns)
-        self.epoch, self.least_ns, self.heard_ns = epoch, least_ns, at.boot_ns
+            least_ns = self.least_ns + min(round((at.boot_ns - self.heard_ns) * SLOW_PU), MOST_SLOW_NS)
+            apart_ns = issued_ns - self.since_ns
+            if not self.known and least_ns - ahead_ns > apart_ns // 2 > 0:
+                self.since_ns = issued_ns
+            else:
+                self.known |= apart_ns >= LEAST_APART_NS
+            least_ns = min(least_ns, ahead_ns)
+            if self.known:
+                ages.append(ahead_ns - least_ns)
+        else:
+            self.epoch, self.since_ns, self.known, least_ns = epoch, issued_ns, False, ahead_ns
+        self.least_ns, self.heard_ns = least_ns, at.boot_ns
         return min(ages, default=0)
