@@ -361,7 +361,7 @@ def test_a_torn_line_of_heads_is_cut_off_and_the_oldest_go(tmp_path: Path) -> No
     again = AnchorFile(tmp_path, most=5)
     for head in heads[4:]:
         again.append(head)
-    found = [head for _, head in AnchorFile(tmp_path).heads()]
+    found = AnchorFile(tmp_path).heads()
     assert found[-1] == heads[-1]
     assert 5 <= len(found) <= 11
     assert found == heads[-len(found) :]

@@ -374,6 +374,11 @@ def test_the_command_tells_and_repeats(
     monkeypatch.undo()
     assert main(["trace", "quarantine", str(folder), "--again"]) == 0
     assert "passes" in capsys.readouterr().out
+    [kept] = folder.glob("poison-*.rt")
+    kept.rename(kept.with_suffix(".away"))
+    assert main(["trace", "quarantine", str(folder), "--again"]) == 0
+    assert "tick 10: cannot be repeated" in capsys.readouterr().out
+    kept.with_suffix(".away").rename(kept)
     assert main(["trace", "replay", "--trace", str(folder)]) == 0
     out = capsys.readouterr().out
     assert "left out event OutlookTold o2" in out

@@ -47,8 +47,8 @@ class AnchorFile:
             atomic_write(self.path, b"".join(line + b"\n" for line in kept))
         self._count = len(kept)
 
-    def heads(self) -> list[tuple[int, SignedHead]]:
-        """(line number, head) of each line; none where there is no file. Raises StorageError."""
+    def heads(self) -> list[SignedHead]:
+        """The head of each line; none where there is no file. Raises StorageError."""
         try:
             lines = self.path.read_bytes().split(b"\n")[:-1]
         except FileNotFoundError:
@@ -58,7 +58,7 @@ class AnchorFile:
         out = []
         for number, line in enumerate(lines, start=1):
             try:
-                out.append((number, parse_head(line)))
+                out.append(parse_head(line))
             except StorageError as error:
                 raise StorageError(f"{self.path} line {number}: {error}") from error
         return out

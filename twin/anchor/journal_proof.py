@@ -81,7 +81,7 @@ def prove(
     beside: list[SignedHead] = []
     faults: list[str] = []
     try:
-        beside = [head for _, head in AnchorFile(folder).heads()]
+        beside = AnchorFile(folder).heads()
     except StorageError as error:
         faults.append(str(error))
     named = [(FILE, head) for head in beside]

@@ -6,15 +6,14 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from rich.console import Console
 
-from twin.catalogue import ConfigError, StorageError, clean, utc
+from twin.catalogue import StorageError, clean, utc
 from twin.cli.arguments import LEVELS, present
 from twin.cli.grammar import Verb
-from twin.cli.replay import recorded_engine
-from twin.config import outside_plug_ins
-from twin.report import grid, safe_text
+from twin.cli.replay import recorded_engine, refuse_plug_ins
+from twin.engine import Engine
+from twin.report import grid, print_line, safe_text
 from twin.run import (
     OPEN,
     Poison,
@@ -33,12 +32,6 @@ def run_quarantine(args: argparse.Namespace, out: Console, *_: Console) -> int:
     path, failing = args.path, 0
     if not path.is_dir():
         raise StorageError(f"{path}: no such folder; expected the folder of a run")
-    outside = _outside(path) if args.again else []
-    if outside and not args.trust_plugins:
-        raise ConfigError(
-            f"{path}: its site loads code from outside racktwin ({', '.join(outside)}); --trust-plugins if "
-            "you know where the run comes from"
-        )
     authority = recorded_authority(path / OPEN) if journal_exists(path / OPEN) else {}
     rows: list[dict[str, Any]] = []
     for poison in Quarantine(path).poisons.values():
@@ -47,33 +40,49 @@ def run_quarantine(args: argparse.Namespace, out: Console, *_: Console) -> int:
             list(poison.names), "error": poison.error, "file": poison.file, "traceback": poison.traceback,
         }  # fmt: skip
         if args.again:
-            row["again"] = fault = _repeated(path, poison, authority, args)
-            failing += bool(fault)
+            row["again"], row["not_repeated"] = _repeated(path, poison, authority, args)
+            failing += bool(row["again"])
         rows.append(row)
     present(args, {"left_out": rows}, lambda tree, out: _say_left_out(tree["left_out"], args.again, out), out)
     return 1 if failing else 0
 
 
-def _outside(path: Path) -> list[str]:
-    spec = msgspec.json.decode(TraceReader(path).first_header().spec, type=SiteSpec)
-    return outside_plug_ins(build_site(spec).file)
+def _repeated(
+    path: Path, poison: Poison, authority: dict[str, str], args: argparse.Namespace
+) -> tuple[str, str]:
+    """(error of a tick with all of its input, in a copy; "" if it passes, why it cannot be repeated).
 
+    Raises ConfigError for a site that loads code from outside.
+    """
 
-def _repeated(path: Path, poison: Poison, authority: dict[str, str], args: argparse.Namespace) -> str:
-    """The error of a tick with all of its input, in a copy; "" if it passes."""
-    engine = engine_before(path, poison.tick, lambda s: recorded_engine(build_site(s), args, authority))
-    reader = TraceReader(path / poison.file)
-    frame = next(iter(reader), None)
+    def made(spec: SiteSpec) -> Engine:
+        site = build_site(spec)
+        if not args.trust_plugins:
+            refuse_plug_ins(site, path)
+        return recorded_engine(site, args, authority)
+
+    try:
+        engine, reader = engine_before(path, poison.tick, made), TraceReader(path / poison.file)
+        frame = next(iter(reader), None)
+    except (StorageError, OSError) as error:
+        return "", clean(str(error), 1000)
     if frame is None:
-        raise StorageError(f"{path / poison.file}: holds no frame: {'; '.join(reader.damage)}")
-    return clean(tick_aside(engine, frame).strip().rpartition("\n")[2], 300)
+        return "", clean(f"{poison.file}: holds no frame: {'; '.join(reader.damage)}", 300)
+    return clean(tick_aside(engine, frame).strip().rpartition("\n")[2], 300), ""
+
+
+def _now(row: dict[str, Any]) -> str:
+    """The result of a repetition, in words."""
+    if row["not_repeated"]:
+        return "unknown"
+    return f"fails: {row['again']}" if row["again"] else "passes"
 
 
 def _say_left_out(rows: list[dict[str, Any]], again: bool, out: Console) -> None:
     cells = []
     for row in rows:
         parts = row["left_out"] if isinstance(row["left_out"], str) else ", ".join(row["left_out"])
-        now = (safe_text(f"fails: {row['again']}" if row["again"] else "passes"),) if again else ()
+        now = (safe_text(_now(row)),) if again else ()
         cells.append(
             [
                 row["time"],
@@ -86,6 +95,9 @@ def _say_left_out(rows: list[dict[str, Any]], again: bool, out: Console) -> None
         )
     heads = ("time (UTC)", "tick", *(("now",) if again else ()), "left out", "error then", "file")
     grid(out, heads, cells, "nothing was left out")
+    for row in rows if again else ():
+        if row["not_repeated"]:
+            print_line(out, f"tick {row['tick']}: cannot be repeated: {row['not_repeated']}", "yellow")
 
 
 VERBS = {

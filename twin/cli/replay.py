@@ -115,6 +115,20 @@ def recorded_engine(site: Site, args: argparse.Namespace, recorded: dict[str, st
     return make_engine(site, {**(recorded or {}), **authority_levels(args.authority, known)})
 
 
+def refuse_plug_ins(site: Site, where: Path, trusted: str = "") -> Site:
+    """The site, where it loads no code from outside or has the hash `trusted`. Raises ConfigError.
+
+    Each site that a run folder describes is asked: a folder from elsewhere may describe several.
+    """
+    outside = outside_plug_ins(site.file)
+    if outside and site.spec_hash != trusted:
+        raise ConfigError(
+            f"{where}: its site loads code from outside racktwin ({', '.join(outside)}); --trust-plugins if "
+            "you know where the trace comes from, or, to replay it, your own copy of the site with --site"
+        )
+    return site
+
+
 def run_replay(args: argparse.Namespace, out: Console, err: Console) -> int:
     """Replay, print the summary (or one JSON object), write the report."""
     speed = _speed(args.speed)
@@ -259,18 +273,18 @@ def _native(
         journal = None
     if journal is not None and not journal_exists(journal):
         journal = None
-    outside = outside_plug_ins(site.file)
-    if outside and args.site is None and not args.trust_plugins:
-        raise ConfigError(
-            f"{path}: its site loads code from outside racktwin ({', '.join(outside)}); give your own "
-            "copy of the site with --site, or --trust-plugins if you know where the trace comes from"
-        )
+
+    def made(site: Site) -> Engine:
+        if not args.trust_plugins:
+            refuse_plug_ins(site, path, "" if args.site is None else header.site_hash)
+        return recorded_engine(site, args, authority)
+
     authority, since = {} if journal is None else recorded_authority(journal), None
     if path.is_dir() and header.first_tick > 0:
         # Its beginning was pruned: it is taken up at the oldest snapshot that the trace follows.
-        engine, spec, since = open_recorded(path, lambda s: recorded_engine(build_site(s), args, authority))
+        engine, spec, since = open_recorded(path, lambda s: made(build_site(s)))
     else:
-        engine = recorded_engine(site, args, authority)
+        engine = made(site)
     compare = journal if not args.no_compare and args.out is None else None
     collector = Collector()
     bar = Bar(

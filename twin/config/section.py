@@ -83,7 +83,7 @@ def path_under(folder: Path, name: str) -> Path:
     except RuntimeError:
         raise ValueError("begins with ~ and a user that this host does not know") from None
     except UnicodeEncodeError:
-        raise ValueError("is no text in UTF-8") from None
+        raise ValueError("cannot be written in UTF-8") from None
     longest = max(map(len, whole.split(b"/")))
     if longest > MAX_PART_BYTES or len(whole) > MAX_PATH_BYTES:
         raise ValueError(
@@ -93,4 +93,4 @@ def path_under(folder: Path, name: str) -> Path:
     try:
         return path.resolve()
     except RuntimeError:
-        raise ValueError("goes round in circles by symbolic links") from None
+        raise ValueError("leads into a loop of symbolic links") from None

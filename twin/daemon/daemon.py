@@ -83,6 +83,7 @@ class Daemon:
         self._trace_lost = False
         self._broken = False  # a tick failed half-way: the engine is in no state that a replay gives
         self.quarantine = Quarantine(opened.folder)
+        self._last_left_out: list[str] = []
 
     async def run(self) -> None:
         """Until `stop`. Raises StorageError when the journal fails, TwinError for a broken invariant."""
@@ -153,6 +154,7 @@ class Daemon:
         frame = self.ingest.take(self.tick_no, tick.now_ns, tick.dt_s)
         frame, known = self.quarantine.without_known(dataclasses.replace(frame, urgent=tick.urgent))
         if known:
+            self._last_left_out = known
             self.live.counts["input_left_out"] = self.live.counts.get("input_left_out", 0) + len(known)
         self._trace(frame)
         try:
@@ -253,13 +255,15 @@ class Daemon:
             self.alarms.clear("quarantine")
             return
         folder, left_out = self.opened.folder, self.live.counts.get("input_left_out", 0)
-        more = [f"{left_out} more events or readings like these were left out"] if left_out else []
+        last = ", ".join(self._last_left_out[:MAX_LEFT_OUT])
+        more = [f"{left_out} more like these were left out at once, the last: {last}"] if left_out else []
         self.alarms.condition(
             "quarantine",
             "critical",
             "The engine failed on input, which was left out",
             (*more, *(f"{p.text}; kept in {folder / p.file}" for p in recent[: -MAX_LEFT_OUT - 1 : -1])),
-            f"`racktwin trace quarantine {folder} --again` repeats it; report it with the file.",
+            f"`racktwin trace quarantine {folder} --again` repeats it. Report it with "
+            "the file, which holds the site's description and readings.",
         )
 
     def _source_clocks(self, decision: Decision) -> None:

@@ -49,7 +49,7 @@ def anchor_topic(loaded: Loaded, run: str = "+") -> str:
 
 
 class JournalAnchor:
-    """Service of one run. Without a key it signs nothing. `links`: those in use, None before.
+    """Service of one run. Without a key it signs nothing. `links`: those in use, None before there are any.
 
     `outside`: place -> lines of the last head that it acknowledged.
     """
@@ -89,7 +89,7 @@ class JournalAnchor:
     def _begin(self, folder: Path, file: AnchorFile) -> None:
         """Go on where the last daemon of this run ended."""
         try:
-            heads = [head for _, head in file.heads()]
+            heads = file.heads()
         except StorageError as error:
             log.error("%s; signed heads go on behind it", error)
             heads = []
@@ -161,15 +161,16 @@ class JournalAnchor:
         return bool(line) and line_head(line).seq == head.lines - 1 and line_hash(line) == head.head
 
     def _changed(self, name: str, head: SignedHead, ours: bool = True) -> None:
-        of = f"line {head.lines:,} at {utc(head.now_ns)}, as it was signed {_WHERE[name]}"
-        text = f"it does not hold {of}" if ours else f"{of}, is signed by another key ({head.key})"
+        at = f"the head of line {head.lines:,} {_WHERE[name]}, of {utc(head.now_ns)}"
+        text = f"the line is not the one of {at}" if ours else f"{at}, is signed with another key: {head.key}"
         log.critical("the journal is not as it was signed: %s", text)
         self._alarms.condition(
             f"anchor/changed/{name}",
             "critical",
             "The journal is not as it was signed",
             (text,),
-            "Find out who changed files of the run: `racktwin journal verify RUN --key FILE` shows where.",
+            "`racktwin journal verify RUN --key FILE` names the lines. Copy the folder of the run "
+            "first; a head outside is not replaced until you delete it.",
         )
 
     def close(self) -> None:
@@ -197,7 +198,7 @@ class JournalAnchor:
             "warning",
             f"The journal's head cannot be kept {_WHERE[name]}",
             (why,),
-            "Decisions go on; until it is mended, changes of the journal since then show less well.",
+            "The daemon goes on. Lines written until this is mended are proven by the other places alone.",
         )
 
     async def _to_mqtt(self, payload: bytes) -> None:

@@ -63,7 +63,8 @@ class RowMasks(NamedTuple):
 class Doubt:
     """A reading `read` that is not believed, the value that others imply with its 1 sigma, and since when.
 
-    One that is not `active` is believed again, and its meter suspected; `times`: how often it became so.
+    A reading whose doubt is not `active` is believed again, and its meter suspected. `times`: how often the
+    doubt became active.
     """
 
     table: str
@@ -123,7 +124,7 @@ class Reconciliation(EntityState):
                 _replaced(cause, residuals, now, found)
         far = isolation.outliers(residuals, now, masks.covered, self._suspects(), masks.stirred)
         for fault in far:
-            h, key = fault.hypothesis, f"{fault.hypothesis.table}.{fault.hypothesis.signal}"
+            h, key = fault.hypothesis, fault.hypothesis.key
             if h.kind == BIASED and key in RECONCILED and fault.alone:
                 read = float(now[key][fault.entity])
                 if abs(fault.size) >= _least(key, read - fault.size):

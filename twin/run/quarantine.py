@@ -1,8 +1,9 @@
 """Quarantine: input on which the engine failed, kept beside the trace and left out of it by every reader.
 
 `poison-INSTANT.rt` is a trace segment with the whole frame; `poison-INSTANT.json` says which of its parts are
-left out, and why. A part is an event, or the readings of one source: rows of a table. Parts are found in
-copies of the process, so that an engine that fails, crashes or hangs in one of them is whole in this one.
+left out, and why. A part is an event, or the readings of some signals of a table, of all devices that sent
+these together. Parts are found in copies of the process: an engine that fails, crashes or hangs in one of
+them is whole in this one.
 """
 
 from __future__ import annotations

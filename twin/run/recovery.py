@@ -658,6 +658,7 @@ def _nearest(
     first = segments[0].header
     if first.first_tick > 0:
         kept = f"the oldest is of tick {int(snapshots[-1].stem[9:])}" if snapshots else "none is left"
-        raise StorageError(f"{folder}: no whole snapshot from before tick {tick}; {kept}")
+        why = f": {'; '.join(faults)}" if faults else ""
+        raise StorageError(f"{folder}: no whole snapshot from before tick {tick}; {kept}{why}")
     spec = msgspec.json.decode(first.spec, type=SiteSpec)
     return RecoveredRun(engine_factory(spec), spec, -1, 0)

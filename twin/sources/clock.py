@@ -182,7 +182,7 @@ class SourceClock:
                 rest.append(item)
         if len(self._held) <= MAX_HELD and passed_ns - self._held_ns < MOST_HELD_NS:
             return rest
-        self._was_in_time = True  # nothing tells: its stamps are left, until they are late for long
+        self._was_in_time = True  # no verdict: its stamps count as they are, until the delay stays for long
         rest = [*self._held.values(), *rest]
         self._held.clear()
         return rest
