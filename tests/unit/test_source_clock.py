@@ -201,8 +201,18 @@ def test_a_backlog_at_the_first_contact_is_old_until_it_has_drained(speed: float
 
 def test_a_backlog_of_a_clock_that_is_behind_is_old_until_it_has_drained() -> None:
     found = course(lambda t: min(t, 2.0 * t - 300.0) - HOUR_S, 1.0, 400.0)
-    assert found.arrived_s[0] > 300.0
+    drained = [age for at, age in zip(found.arrived_s, found.age_s, strict=True) if at > 325.0]
+    assert min(found.age_s[:250]) > HOUR_S, "nothing of the backlog is taken for new"
+    assert len(drained) == 75
+    assert max(drained) < 0.5
     assert found.clock.back_ns / NS == pytest.approx(HOUR_S, abs=0.3)
+
+
+def test_a_recording_that_is_published_at_once_is_shown_at_once() -> None:
+    found = course(lambda t: 1000.0 * t - 2 * HOUR_S, 0.001, 0.5)
+    assert found.arrived_s[0] < 0.02
+    assert len(found.age_s) > 480
+    assert not found.clock.is_held
 
 
 def test_a_way_that_became_slower_by_less_than_two_periods_is_left() -> None:

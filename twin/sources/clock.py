@@ -121,8 +121,8 @@ class SourceClock:
     this was found last, and `mistake`: in which way.
     """
 
-    __slots__ = ("_delays", "_held", "_held_ns", "_late", "_newest_ns", "_standing", "_step", "_was_in_time",
-                 "back_ns", "found_ns", "mistake")  # fmt: skip
+    __slots__ = ("_delays", "_drains", "_first", "_held", "_held_ns", "_late", "_newest_ns", "_standing", "_step",
+                 "_was_in_time", "back_ns", "found_ns", "mistake")  # fmt: skip
 
     def __init__(self) -> None:
         self.back_ns = self.found_ns = 0
@@ -135,6 +135,8 @@ class SourceClock:
         self._standing: StandingStamp | None = None
         self._newest_ns = 0  # stamp
         self._was_in_time = False
+        self._drains = False  # it was late from its first message on, by a backlog
+        self._first: tuple[Key, int, int] | None = None  # signal, its first delay, time passed
         self._held: dict[Key, Item] = {}
         self._held_ns = 0  # time passed when the first was held
 
@@ -152,12 +154,12 @@ class SourceClock:
         """The items of a message, with the stamps that a clock without its offset would have given.
 
         Those of a source that was late from its first message on are held until it is clear why, and come
-        with a later message. `passed_ns`: time by a clock that never steps; None: by `now_ns`.
+        with a later message. A delay that falls is that of a backlog, whose stamps count as they are. `passed_ns`: time by a clock that never steps; None: by `now_ns`.
         """
         passed_ns = now_ns if passed_ns is None else passed_ns
         if (newest := _newest(items, now_ns)) is not None:
             self._judge(newest, now_ns, passed_ns)
-        if not self._was_in_time and not self.back_ns:
+        if not (self._was_in_time or self._drains or self.back_ns):
             items = self._hold(items, passed_ns)
         elif self._held:
             items = [*self._held.values(), *items]
@@ -207,6 +209,8 @@ class SourceClock:
         if self._is_step(key, raw_ns, now_ns, passed_ns):
             return
         delay_ns = raw_ns - self.back_ns
+        if not self._was_in_time and not self._drains:
+            self._drains = self._falls(key, delay_ns, passed_ns)
         if self._stays_late(key, delay_ns, passed_ns):
             self._find("behind", raw_ns, now_ns)
             delay_ns = 0
@@ -269,6 +273,17 @@ class SourceClock:
         """Return True if the message before of a signal came after that."""
         before = self._delays.get(key)
         return before is not None and before[1] > passed_ns
+
+    def _falls(self, key: Key, delay_ns: int, passed_ns: int) -> bool:
+        """Return True once the delay of a signal has fallen by more than that of a clock, and of jitter, may."""
+        first = self._first
+        if first is None or (key != first[0] and self._delays.get(first[0], (0, 0))[1] <= first[2]):
+            before = self._delays.get(key)  # a point of a dead device comes once
+            if first is None or before is not None:
+                self._first = (key, delay_ns, passed_ns) if before is None else (key, *before)
+            return False
+        fell_ns = first[1] - delay_ns
+        return key == first[0] and fell_ns > MOST_ALIKE_NS + CLOCK_PU * (passed_ns - first[2])
 
     def _stands(self, key: Key, item: Reading | Block, passed_ns: int) -> bool:
         """Return True once the newest stamp of the source has stayed while the values under it changed."""
