@@ -130,9 +130,10 @@ def _samples(text: bytes) -> Iterator[SeriesSample]:
         for sample in family.samples:
             at = None
             if sample.timestamp is not None:
-                at = round(float(sample.timestamp) * 1e3) * 10**6  # written in milliseconds
-                if not 0 < at < 2**62:
-                    raise ValueError(f"time {at}; expected milliseconds since 1970")
+                since_ms = float(sample.timestamp) * 1e3  # infinite where there are too many digits
+                if not 1 <= since_ms < 2**62 / 10**6:
+                    raise ValueError(f"time {since_ms:g}; expected milliseconds since 1970")
+                at = round(since_ms) * 10**6
             yield SeriesSample(sample.name, sample.labels, sample.value, at)
 
 

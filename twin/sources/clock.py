@@ -121,8 +121,8 @@ class SourceClock:
     this was found last, and `mistake`: in which way.
     """
 
-    __slots__ = ("_delays", "_drains", "_first", "_held", "_held_ns", "_late", "_newest_ns", "_standing", "_step",
-                 "_was_in_time", "back_ns", "found_ns", "mistake")  # fmt: skip
+    __slots__ = ("_delays", "_drains", "_first", "_held", "_held_ns", "_late", "_newest_ns", "_standing",
+                 "_step", "_was_in_time", "back_ns", "found_ns", "mistake")  # fmt: skip
 
     def __init__(self) -> None:
         self.back_ns = self.found_ns = 0
@@ -154,7 +154,8 @@ class SourceClock:
         """The items of a message, with the stamps that a clock without its offset would have given.
 
         Those of a source that was late from its first message on are held until it is clear why, and come
-        with a later message. A delay that falls is that of a backlog, whose stamps count as they are. `passed_ns`: time by a clock that never steps; None: by `now_ns`.
+        with a later message. A delay that falls is that of a backlog, whose stamps count as they are.
+        `passed_ns`: time by a clock that never steps; None: by `now_ns`.
         """
         passed_ns = now_ns if passed_ns is None else passed_ns
         if (newest := _newest(items, now_ns)) is not None:
@@ -275,7 +276,7 @@ class SourceClock:
         return before is not None and before[1] > passed_ns
 
     def _falls(self, key: Key, delay_ns: int, passed_ns: int) -> bool:
-        """Return True once the delay of a signal has fallen by more than that of a clock, and of jitter, may."""
+        """Return True once the delay of a signal has fallen by more than that of a clock and of jitter."""
         first = self._first
         if first is None or (key != first[0] and self._delays.get(first[0], (0, 0))[1] <= first[2]):
             before = self._delays.get(key)  # a point of a dead device comes once
