@@ -59,7 +59,7 @@ class Storm:
         self.lag: list[tuple[int, Daemon, dict[str, SlurmNode], dict[str, list[int]], int]] = []
         self.outage, self.calm = 0, False
         self.queue: list[tuple[int, Daemon, ev.Event]] = []
-        self.heard: set[tuple[str, str]] = set()
+        self.returned: dict[str, int] = {}
         self.told = dict.fromkeys(("restarts", "lost", "takeovers", "outages", "faults", "tests"), 0)
         self.lead(self.daemons[0], adopt=False)
 
@@ -75,7 +75,8 @@ class Storm:
         if before is not None and before is not daemon:
             self.deposed[before.name] = int(self.rng.integers(3, 20))
         self.deposed.pop(daemon.name, None)
-        daemon.tell(ev.EpochChanged(epoch=self.epoch, adopt=adopt), self._authority("act"))
+        returned = self.returned if adopt else {}
+        daemon.tell(ev.EpochChanged(epoch=self.epoch, adopt=adopt, returned=returned), self._authority("act"))
 
     @staticmethod
     def _authority(level: str) -> ev.Event:
@@ -102,6 +103,8 @@ class Storm:
                 continue
             daemon.tick(dt_s)
             self._obey(daemon)
+            if self.scheduler.leader is daemon:  # what it hands over
+                self.returned = daemon.engine.health.book.returned()
 
     def _obey(self, daemon: Daemon) -> None:
         """Tests and saves that the leader asks for."""
@@ -269,8 +272,6 @@ class Storm:
     def _back(self, daemon: Daemon) -> None:
         remembers = bool(self.rng.random() < 0.75)
         self.told["restarts" if remembers else "lost"] += 1
-        if not remembers:  # what was said before is said no more
-            self.queue = [q for q in self.queue if q[1] is not daemon]
         daemon.restart(remembers)
         daemon.tell(ev.TicksSkipped(count=1, why="restart"))
         if self.scheduler.leader is daemon:
@@ -305,16 +306,8 @@ class Storm:
             if wait > 0 or daemon.name in self.down:
                 kept.append((wait - 1, daemon, event))
             else:
-                self._deliver(daemon, event)
+                daemon.tell(event)
         self.queue = kept
-
-    def _deliver(self, daemon: Daemon, event: ev.Event) -> None:
-        daemon.tell(event)
-        if isinstance(event, ev.FaultReported) and (daemon.name, event.id) not in self.heard:
-            self.heard.add((daemon.name, event.id))  # news to this daemon, late as it may be
-            gpu = SITE.entity("gpu", event.name)
-            assert gpu is not None
-            self.scheduler.caused[SITE.node_of_gpu[gpu]] += 1
 
     def settle(self, hours: float) -> None:
         """The storm is over: all is told, repaired and tested."""
@@ -391,7 +384,7 @@ def test_who_only_planned_a_drain_is_not_overruled(clock: Clock) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [14])
+@pytest.mark.parametrize("seed", [1])
 def test_a_short_storm(clock: Clock, seed: int) -> None:
     storm = weather(seed, 500, clock, 5.0)
     print(storm.told, storm.scheduler.counts, storm.scheduler.ours())

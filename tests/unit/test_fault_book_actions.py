@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.error_logs import DAY, NOW, SITE, fault, heard, opened, within
+from tests.support.error_logs import DAY, HOUR, MINUTE, NOW, SITE, fault, heard, opened, within
 from twin.catalogue import NS
 from twin.contracts import action
 from twin.health.error_log import FaultBook
@@ -94,3 +94,28 @@ def test_mild_actions_lapse_and_grave_ones_do_not() -> None:
     ):
         book.advance(NOW + later_s * NS)
         assert book.open_code("gpu")[:5].tolist() == codes
+
+
+def test_what_broke_before_another_daemon_saw_the_node_return_asks_for_nothing() -> None:
+    late, new = fault(1, 79, ago_s=HOUR), fault(1, 95, ago_s=MINUTE)
+    book = heard(fault(0, 79, ago_s=HOUR), fault(2, 79, ago_s=MINUTE))
+    assert book.returned() == {}
+    book.take_returns({f"r1/node{i}": NOW - 1800 * NS for i in range(3)} | {"r9/node0": NOW}, NOW)
+    assert [opened(book, g)[1] for g in range(3)] == [0, 0, 79]
+    assert not book.hear([late], NOW)
+    assert book.hear([fault(3, 79, ago_s=HOUR)], NOW)
+    assert [opened(book, g)[1] for g in range(4)] == [0, 0, 79, 79]
+    assert within(book, 1) == (0, 1, 1), "it is shown all the same"
+    assert book.hear([new], NOW)
+    assert opened(book, 1)[1] == 95
+    assert book.returned() == {SITE.name("node", i): NOW - 1800 * NS for i in range(3)}
+
+
+def test_returns_are_told_for_a_day_and_never_of_the_future() -> None:
+    book = heard()
+    book.take_returns({"r1/node0": NOW + DAY * NS, "r1/node1": NOW - 2 * DAY * NS}, NOW)
+    assert book.returned() == {SITE.name("node", 0): NOW}
+    book.take_returns({"r1/node0": NOW - DAY * NS}, NOW)
+    assert book.returned() == {SITE.name("node", 0): NOW}, "the newest counts"
+    book.advance(NOW + 2 * DAY * NS)
+    assert book.returned() == {}

@@ -431,3 +431,24 @@ def test_what_the_leader_before_took_out_and_others_brought_back_takes_no_room(b
     wish.ask(LEVEL, [4, 5, 6], 3, 3, 3)
     twin.tick(reads(3, 2))
     assert np.flatnonzero(twin.lease(LEVEL) == 3.0).tolist() == [4, 5]
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_leader_without_a_past_takes_an_old_fault_of_a_node_that_returned_as_history(told: bool) -> None:
+    """The broker kept the report while the daemon's disk was lost."""
+    before, after = Twin(eight_nodes()), Twin(eight_nodes())
+    before.tick({"node.service_level_state": 3.0})
+    before.run(12, {"node.service_level_state": 0.0})
+    returned = before.engine.health.book.returned()
+    assert len(returned) == 8
+    after.now_ns = before.now_ns
+    after.tick(None, ev.EpochChanged(epoch=5, adopt=True, returned=returned if told else {}))
+    old_ns = min(returned.values()) - NS
+    late = [
+        ev.FaultReported(table="gpu", name=f"r1/node{g}/gpu0", code=79, at_ns=old_ns + 2 * g * NS)
+        for g in range(2)
+    ]
+    for twin in (before, after):
+        twin.tick(None, *late)
+    assert before.engine.health.book.open_grave("gpu")[:2].tolist() == [False, True]
+    assert after.engine.health.book.open_grave("gpu")[:2].tolist() == [not told, True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any
 
@@ -63,8 +64,6 @@ def test_it_is_told_with_what_else_a_leader_leaves() -> None:
 
 
 def test_what_finds_no_room_is_told() -> None:
-    import hashlib
-
     noise = [hashlib.blake2b(b"%d" % n).hexdigest() for n in range(1000)]
     many = [goal(name, name[::-1]) for name in noise]
     text = Handover("h", windows=[], requests=[], targets=many).text()
@@ -96,3 +95,13 @@ def test_a_handover_that_is_none_is_not_believed(change: dict[str, Any], reads: 
     text = json.dumps(json.loads(Handover("h", mode="held", windows=[], requests=[]).text()) | change)
     again = read_handover(text)
     assert {name: getattr(again, name) for name in reads} == reads
+
+
+def test_nodes_that_came_back_are_told_unless_there_is_no_room() -> None:
+    left = Handover("h", windows=[], requests=[], targets=[], returned={"lab/h/r1/n0": 5, "lab/h/r1/n1": 6})
+    assert read_handover(left.text()) == left
+    assert not Handover("h", windows=[], requests=[], targets=[]).same_but_head(left)
+    assert left.same_but_head(Handover("g", windows=[], requests=[], targets=[], returned=left.returned))
+    noise = {hashlib.blake2b(b"%d" % n).hexdigest(): n + 1 for n in range(1000)}
+    again = read_handover(Handover("h", windows=[], requests=[], targets=[], returned=noise).text())
+    assert (again.returned, again.targets, again.lost) == ({}, [], 0)

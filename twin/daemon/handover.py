@@ -2,16 +2,18 @@
 
 It holds the head of the journal, the authority of each policy and since when, a hold, and what operators
 requested: maintenance windows first, then load targets, then requests. A count stands for those that do not
-fit. A handover that is read is not trusted to be well formed.
+fit. Nodes that came back into service are told where there is room. A handover that is read is not trusted to
+be well formed.
 """
 
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import logging
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -42,6 +44,7 @@ class Handover:
     requests: Sequence[OperatorRequest] | None = None
     lost: int = 0
     targets: Sequence[LoadTargetSet] | None = None
+    returned: Mapping[str, int] = field(default_factory=dict)  # nodes back in service, and when
 
     def text(self) -> str:
         """At most MAX_HEAD characters."""
@@ -53,7 +56,9 @@ class Handover:
         }
         windows, requests, targets = self.windows or (), self.requests or (), self.targets or ()
         wanted = {} if self.targets is None else {"targets": targets}
+        back = {"returned": tuple(self.returned.items())} if self.returned else {}
         for kept, lost in (
+            ({"windows": windows, **wanted, "requests": requests, **back}, 0),
             ({"windows": windows, **wanted, "requests": requests}, 0),
             ({"windows": windows, **wanted}, len(requests)),
             ({"windows": windows}, len(requests) + len(targets)),
@@ -67,8 +72,7 @@ class Handover:
     def same_but_head(self, other: Handover | None) -> bool:
         """True if only the head of the journal differs."""
         return other is not None and (
-            (self.authority, self.decided_ns, self.mode, self.windows, self.requests, self.targets)
-            == (other.authority, other.decided_ns, other.mode, other.windows, other.requests, other.targets)
+            dataclasses.replace(self, head="") == dataclasses.replace(other, head="")
         )
 
 
@@ -92,7 +96,18 @@ def read_handover(text: str) -> Handover:
         out.requests = _events(asked["requests"], OperatorRequest)
     if "targets" in asked:
         out.targets = _events(asked["targets"], LoadTargetSet)
+    out.returned = _instants(asked.get("returned"))
     return out
+
+
+def _instants(pairs: Any) -> dict[str, int]:
+    """Names and instants that are well formed."""
+    try:
+        told = msgspec.convert(pairs or [], list[tuple[str, int]])
+    except msgspec.ValidationError as error:
+        log.warning("the returns in the former leader's handover cannot be read: %s", error)
+        return {}
+    return {name: at_ns for name, at_ns in told if 0 < at_ns < 2**63}
 
 
 def _packed(asked: dict[str, Any]) -> str:

@@ -131,7 +131,11 @@ class Leadership:
             LeaderRecord(epoch=term.epoch, predecessor=term.predecessor, head=left.head, adopt=adopt)
         )
         events: list[Event] = self._requests_of(left) if adopt else []
-        events.append(EpochChanged(epoch=term.epoch, head=left.head, adopt=adopt))
+        events.append(
+            EpochChanged(
+                epoch=term.epoch, head=left.head, adopt=adopt, returned=dict(left.returned) if adopt else {}
+            )
+        )
         events += self._authorities(left if adopt else None, standby=False)
         if adopt:
             events += self._mode_of(left)
@@ -215,6 +219,7 @@ class Leadership:
             engine.windows.events(),
             tuple(engine.intake.requests.values()),
             targets=engine.intake.load_targets.events(),
+            returned=engine.health.book.returned(),
         )
         if left.same_but_head(self._published) and self._text:
             self._text["head"] = left.head

@@ -12,7 +12,7 @@ nor whether it is cured, and one that goes tells of a restart of the GPU, its no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -138,6 +138,7 @@ MAX_TIMES = 1_000_000  # that one report may stand for
 MAX_DETAILS, MAX_DETAIL = 10_000, 200  # texts kept, at times twice as many; characters of each
 MAX_NOTED = 1000  # of one tick and table whose texts are kept
 MAX_HEARD = 32  # faults told of one device
+MOST_RETURNED = 200  # nodes of a day that a successor is told of
 REBOOT = action("reboot_node")
 
 
@@ -267,12 +268,45 @@ class FaultBook(EntityState):
         self._count("unknown_codes", int((batch.row == 0).sum()))
         asked, grave = CATALOGUE.action[batch.row], CATALOGUE.grave[batch.row].copy()
         cured = self._read_words(batch, events, asked, grave)
-        asked[~fresh], grave[~fresh] = 0, False
+        answered = batch.told & (batch.at_ns <= self._returned_ns(table)[batch.entity])
+        self._count("before_return", int((answered & fresh).sum()))
+        asked[~fresh | answered], grave[~fresh | answered] = 0, False
         self._ask(table, batch, asked, grave, cured & fresh)
         self._note_details(table, batch, events)
         if table == "gpu":
             self._software.hear(batch, fresh, jobs, self.now_ns)
         return bool(grave.any())
+
+    def _returned_ns(self, table: str) -> I64:
+        """When the node of each entity came back into service last [n]; 0 = not seen."""
+        of_node = self._cures.returned_ns
+        if table == "node":
+            return of_node
+        if table == "gpu":
+            return of_node[self.site.node_of_gpu]
+        return np.zeros(self.site.sizes[table], np.int64)
+
+    def returned(self) -> dict[str, int]:
+        """Return when nodes came back into service, of those that did within a day, by name."""
+        at_ns = self._cures.returned_ns
+        lately = np.flatnonzero(at_ns > self.now_ns - SPANS_S[1] * NS)
+        newest = np.sort(lately[np.argsort(-at_ns[lately], kind="stable")][:MOST_RETURNED])
+        return {self.site.name("node", i): int(at_ns[i]) for i in newest.tolist()}
+
+    def take_returns(self, returned: Mapping[str, int], now_ns: int) -> None:
+        """Take in what another daemon saw return, and drop the actions that faults before that ask for."""
+        known, at_ns = self._cures.returned_ns, np.zeros(self.site.sizes["node"], np.int64)
+        for name, when_ns in returned.items():
+            node = self.site.entity("node", name)
+            if node is not None:
+                at_ns[node] = min(when_ns, now_ns)
+        news = at_ns > known
+        known[news] = at_ns[news]
+        for table, opened in self._open.items():
+            since_ns = self._returned_ns(table)
+            open_now = np.flatnonzero((opened.action > 0).any(axis=0) & (since_ns > 0)).astype(np.int32)
+            before = [all(f.at_ns <= since_ns[i] for f in self.of(table, i)) for i in open_now.tolist()]
+            opened.drop(open_now[np.array(before, np.bool_)])
 
     def _batch(self, table: str, entity: I32, events: list[FaultReported]) -> tuple[Batch, Bool]:
         """Columns of events, within bounds; where they are to be counted [k]."""

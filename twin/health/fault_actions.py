@@ -32,6 +32,7 @@ class Remediation(EntityState):
     """Last reports of nodes and GPUs on restarts and service [n]; UNKNOWN where there was none."""
 
     last: dict[str, I64] = keyed("i8", UNKNOWN, keys=_KEPT)
+    returned_ns: I64 = column("node", "i8")  # when it came back into service last; 0 = not seen
 
     def __init__(self, site: Site) -> None:
         super().__init__(site.sizes)
@@ -46,6 +47,7 @@ class Remediation(EntityState):
         # The furthest that it was out of service, until it is back
         self.last["service"] = np.where(service == IN_SERVICE, service, np.maximum(service, before))
         self._close(now, opened, back, "replace", now.now_ns)
+        self.returned_ns[back] = now.now_ns
         recovery, before = self._take("recovery", now.good("gpu.recovery_action_state"))
         reset = np.flatnonzero((before > 0) & (recovery == 0)).astype(np.int32)
         if len(reset):
@@ -144,6 +146,11 @@ class OpenActions(RareState):
             self._close(layer, of, self.late_ns[layer, of] > now_ns)
         newer = index[self.done_ns[index] <= now_ns]
         self.done_upto[newer], self.done_ns[newer] = upto, now_ns
+
+    def drop(self, index: I32) -> None:
+        """Nothing is open for these any more; what they report from now on is."""
+        for layer in (0, 1):
+            self._close(layer, index, np.zeros(len(index), np.bool_))
 
     def lapse(self, now_ns: int) -> None:
         """Mild actions lapse when their code does not come again."""

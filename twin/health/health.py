@@ -29,6 +29,7 @@ from twin.site import Site
 from twin.telemetry import (
     EntityReplaced,
     EntityState,
+    EpochChanged,
     Event,
     FaultReported,
     JobSlots,
@@ -80,6 +81,8 @@ class HealthState(EntityState):
         if isinstance(event, EntityReplaced | SiteChanged):  # what was heard was of the device that leaves
             self._grave |= self.book.hear(self._heard, now_ns, jobs)
             self._heard = []
+        if isinstance(event, EpochChanged) and event.returned:
+            self.book.take_returns(event.returned, now_ns)
         self.failures.take(event, jobs, now_ns)
         self.lemons.take(event, jobs, now_ns)
 

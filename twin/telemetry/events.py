@@ -120,12 +120,14 @@ class EpochChanged(_Event, frozen=True):
     """A new leader's term: commands carry it, so that devices refuse a deposed daemon.
 
     `head` is the predecessor's last known journal head. With `adopt` the leader is new to this site: it
-    adopts what it finds, and changes nothing for one lease unless protective.
+    adopts what it finds, and changes nothing for one lease unless protective. `returned`: nodes that the
+    predecessor saw come back into service lately, and when; what broke before that was dealt with.
     """
 
     epoch: int
     head: str = ""
     adopt: bool = False
+    returned: dict[str, int] = {}
 
 
 class JobStarted(_Event, frozen=True):
