@@ -328,3 +328,21 @@ def test_a_carrier_file_that_cannot_be_read_is_none(
         (tmp_path / carrier_file.NAME).write_bytes(data)
     carrier_file.resume_carriers(ingest.ledger, tmp_path, ingest.site.spec_hash, T)
     assert ingest.ledger.publishers() == []
+
+
+@pytest.mark.parametrize(
+    ("delays_s", "told"),
+    [
+        ([0.1] * 20 + [10.1] * 8, True),  # a way that became slow
+        ([0.1] * 20 + [10.1] * 7, False),
+        ([10.1] * 60, False),  # a publisher that gathers has always come as late
+        ([0.1] * 20 + [12.0 - 0.4 * k for k in range(29)], False),  # a backlog that drains
+    ],
+)
+def test_a_delay_that_has_grown_is_told(ingest: Ingest, delays_s: list[float], told: bool) -> None:
+    account = ingest.of("agent a")
+    for k, delay_s in enumerate(delays_s):
+        now_ns = T + k * NS + round(delay_s * NS)
+        account.stage([power(0, T + k * NS)], now_ns)
+    lines = [line.why for line in account.worth_a_line() if line.what == "delay"]
+    assert lines == ["its messages come 10.1 s after their stamps, later than they used to"] * told

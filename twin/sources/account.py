@@ -25,6 +25,9 @@ QUIET_ROUNDS = 2.0  # a longer silence counts before its end
 CLAIM_S = 60.0
 DELAYS = 15  # latest delays, at most one a second, of which the median is taken
 AHEAD_S, BEHIND_S = 2.0, 15.0  # a clock is said to be off; publishers may gather for ten seconds and more
+# Messages that come so much later than they used to, by delays that differ by less, so many in a row. What
+# was usual is forgotten within that many delays. source: estimate
+SLOWER_S, ALIKE_S, STEADY, USUAL_OVER = 5.0, 2.0, 8, 3600
 WRONG_S = 120.0  # off by more, it is an alarm
 WRONG_FOR_S = 600.0  # after its last message
 COUNTED = "its readings count from their arrival"
@@ -39,6 +42,7 @@ REMEDIES: dict[str, str] = {
     "failed": "look whether it runs and whether its host answers",
     "late": "look for a second publisher of the same signals, a slow path, or a clock that was set back",
     "clock": "synchronise that host by NTP (`chronyc tracking`, `timedatectl`)",
+    "delay": "look at the load of its publisher, its network and the broker: readings are as old as that",
     "range": "compare the unit of that signal in the mapping with what the publisher sends",
 }
 
@@ -153,6 +157,7 @@ class SourceAccount:
     _late_pu: float = 0.0  # share of the latest messages that were late
     _delays: deque[float] = field(default_factory=lambda: deque(maxlen=DELAYS))
     _delay_ns: int = 0
+    _usual_s: float | None = None  # delay
     clock: SourceClock = field(default_factory=SourceClock)
     claims: set[Any] = field(default_factory=set)
     _polls: dict[Any, float] = field(default_factory=dict)  # layouts -> period at which they are asked for
@@ -186,6 +191,8 @@ class SourceAccount:
             self._delays.append((now_ns - newest_ns + self.clock.back_ns) / NS)
             if not -AHEAD_S <= self._delays[-1] <= BEHIND_S:
                 self._check_clock(now_ns)
+            else:
+                self._check_delay(now_ns)
         if late:
             why = f"readings older than what is known of the same device; {_stamped(now_ns - newest_ns)}"
             self.note(UnusedLine("late", "late", why, REMEDIES["late"], ""), 1, now_ns)
@@ -255,6 +262,20 @@ class SourceAccount:
         elif offset_s > 0:
             why += ", or its messages come that late"
         self.note(UnusedLine("clock", "clock", why, REMEDIES["clock"], ""), 1, now_ns)
+
+    def _check_delay(self, now_ns: int) -> None:
+        """Say so where messages have become steadily later than they used to be."""
+        delay_s = self._delays[-1]
+        if self._usual_s is None:
+            self._usual_s = sorted(self._delays)[STEADY // 2] if len(self._delays) >= STEADY else None
+            return
+        self._usual_s = min(delay_s, self._usual_s + (delay_s - self._usual_s) / USUAL_OVER)
+        if delay_s < self._usual_s + SLOWER_S or self.clock.back_ns:
+            return
+        lately = list(self._delays)[-STEADY:]
+        if min(lately) >= self._usual_s + SLOWER_S and max(lately) - min(lately) <= ALIKE_S:
+            why = f"its messages come {duration(delay_s)} after their stamps, later than they used to"
+            self.note(UnusedLine("clock", "delay", why, REMEDIES["delay"], ""), 1, now_ns)
 
     def wrong_clock(self, now_ns: int) -> str | None:
         """By how much its clock is wrong, in words, where that is an alarm and it still sends."""
