@@ -92,7 +92,14 @@ def frozen_before_the_answer(two: Couple) -> None:
 
 def shown(slurm: Cluster, host: str) -> tuple[str, str]:
     """(flags of the state, reason with user and time) as Slurm shows them."""
-    text = slurm.run("scontrol", "show", "node", host, "--oneliner").stdout
+    text = ""
+
+    def answers() -> bool:
+        nonlocal text
+        text = slurm.run("scontrol", "show", "node", host, "--oneliner").stdout
+        return " State=" in text
+
+    slurm.until(answers, f"the controller's word on {host}")
     return text.partition(" State=")[2].split()[0], text.partition(" Reason=")[2].strip()
 
 
