@@ -21,7 +21,7 @@ from twin.api import Client, connect
 from twin.catalogue import ConnectorError, StorageError, TwinError
 
 HOST = "127.0.0.1"
-START_S, STOP_S = 30.0, 10.0
+START_S, STOP_S = 120.0, 10.0
 # In a checkout; in an installed wheel it lies beside this module
 _PLACES = (Path(__file__).resolve().parents[2] / "deploy" / "agent", Path(__file__).parent / "agent")
 AGENT = next((place for place in _PLACES if place.is_dir()), _PLACES[0])
