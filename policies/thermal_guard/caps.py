@@ -88,7 +88,7 @@ def assess(view: View, memory: Memory, surging: I32) -> HeatCaps:
     active = np.isfinite(cap_w)
     hot = np.flatnonzero(active)
     rests = memory["until_ns"] > view.now_ns
-    if (refuted := _refuted(view)) is not None:
+    if rests.any() and (refuted := _refuted(view)) is not None:
         rests &= ~(refuted[view.site.rack_of_gpu] & coolant)
     resting = np.flatnonzero(rests)
     resting = resting[np.isfinite(envelope.low[resting])]

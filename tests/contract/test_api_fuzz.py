@@ -81,7 +81,7 @@ def url_for(path: str, operation: dict[str, Any], rng: random.Random) -> str:
 
 
 async def ask(session: aiohttp.ClientSession, pod: Pod, method: str, url: str, body: bytes | None) -> str:
-    """What is wrong with the answer; "" if nothing is."""
+    """Return the fault of an answer; "" for none."""
     async with session.request(method, pod.url + url, data=body, headers=pod.head("admin")) as answer:
         raw = await answer.read()
         if answer.status >= 500 and answer.status != 503:  # what is not there yet says so

@@ -159,7 +159,7 @@ def papers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Papers]:
 
 
 async def heard_from(ask: Callable[[], Awaitable[None]], server: TlsServer) -> bytes:
-    """What a client says to the server first; then it is let go."""
+    """Return the first bytes that a client sends to the server, and end the client."""
     asking = asyncio.ensure_future(ask())
     said = await asyncio.to_thread(server.heard)
     asking.cancel()

@@ -225,8 +225,8 @@ def kept(lives_s: Any, restart_s: Any, interval_s: float, cycle_s: float) -> flo
 
 
 def check(folder: Path, kind: str, seed: int) -> None:
-    """What its lives keep is what the theory says. A machine that is busy elsewhere spoils a try, and a fault
-    of the advice all of them.
+    """Hold the share of time that a job keeps against the theory. A busy machine spoils a try; a fault of the
+    advice spoils all of them.
     """
     tries = []
     for number in range(3):

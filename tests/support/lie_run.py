@@ -263,6 +263,6 @@ def _longest(displaced: np.ndarray) -> int:
 
 
 def moves(key: str) -> bool:
-    """Whether a key is a gauge, a state or the energy counter: other counters stand at zero here."""
+    """Return True for a gauge, a state and the energy counter: other counters stand at zero here."""
     signal = find_signal(key)
     return signal is not None and (signal.kind != "counter" or signal.name == "energy_mj")

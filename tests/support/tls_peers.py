@@ -109,7 +109,7 @@ class TlsServer:
         self._thread.join(PATIENCE_S)
 
     def heard(self) -> bytes:
-        """What the next client said once it had accepted our certificate; nothing if it did not."""
+        """Return the first bytes of the next client; none if it refused our certificate."""
         return self._heard.get(timeout=PATIENCE_S)
 
     def _serve(self) -> None:

@@ -205,14 +205,15 @@ class FaultIsolation:
         `suspects`: entities by table and signal, whose sensors less is enough to find wrong, and that do not
         cover the rows in which they show: only those that are `stirred` by a device are.
         """
-        off: dict[str, F64] = {}
+        prompt = {name: residuals[name] for name in sorted(AT_ONCE & residuals.keys())}
         least = SUSPECT_SIGMAS if suspects else GROSS_SIGMAS
         with np.errstate(invalid="ignore", divide="ignore"):
-            for name in sorted(AT_ONCE & residuals.keys()):
-                r = residuals[name]
-                off[name] = np.nan_to_num((r.measured - r.expected) / r.sigma, posinf=0.0, neginf=0.0)
-        if not any((np.abs(sigmas) > least).any() for sigmas in off.values()):
-            return []
+            if not any((np.abs(r.measured - r.expected) > least * r.sigma).any() for r in prompt.values()):
+                return []
+            off = {
+                name: np.nan_to_num((r.measured - r.expected) / r.sigma, posinf=0.0, neginf=0.0)
+                for name, r in prompt.items()
+            }
         out: list[IsolatedFault] = []
         if suspects and stirred is not None:
             out += self._outliers(residuals, now, _without(off, stirred), SUSPECT_SIGMAS, suspects)

@@ -82,4 +82,5 @@ from .replay import (
     summary as summary,
 )
 from .retention import Upkeep as Upkeep
+from .run_files import by_number as by_number
 from .storage import TraceReader as TraceReader, TraceWriter as TraceWriter, write_snapshot as write_snapshot

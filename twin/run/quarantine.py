@@ -194,11 +194,11 @@ class Quarantine:
         for place, part in enumerate(parts):
             if isinstance(part, NEVER_HELD):
                 continue
-            table, mark = _table(part), _mark(part)
-            if isinstance(part, TableUpdate | Counts):
-                out = marks[mark] >= HOLD_AFTER
+            table = _table(part)
+            if isinstance(part, TableUpdate | Counts):  # hashed only where it can be one of them
+                out = table in tables and marks[_mark(part)] >= HOLD_AFTER
             else:
-                out = mark in (ever if part.id else marks) or tables[table] >= HOLD_AFTER
+                out = _mark(part) in (ever if part.id else marks) or tables[table] >= HOLD_AFTER
             if out or (len(recent) >= HOLD_ALL_AFTER and table in tables):
                 places.append(place)
         return (without(frame, places), [_name(parts[p]) for p in places]) if places else (frame, [])

@@ -20,7 +20,7 @@ from twin.config import make_engine
 from twin.contracts import Decision
 from twin.engine import Engine, snapshot
 from twin.plant import Plant, Scenario, Sensors, mirror_twin, read_as_one
-from twin.run import Failed, Pool, ProgressBar, Report, TraceReader
+from twin.run import Failed, Pool, ProgressBar, Report, TraceReader, by_number
 from twin.simulation.closed_loop import Simulation
 from twin.simulation.limits import CourseLimits
 from twin.site import Site, SiteSpec, build_site, grown_site
@@ -98,7 +98,7 @@ def newest_snapshot(path: Path) -> tuple[bytes, Path, list[Path]]:
         if not path.is_dir():
             return path.read_bytes(), path, []
         damaged: list[Path] = []
-        found = sorted(path.glob("snapshot-*.rts"), reverse=True)
+        found = by_number(path, "snapshot-*.rts")[::-1]
         for one in found:
             raw = one.read_bytes()
             try:

@@ -50,7 +50,7 @@ class Sent:
 
 @dataclass
 class Session:
-    """What the broker keeps of a client."""
+    """Session of a client at the broker."""
 
     client_id: str
     filters: dict[str, Callable[[str], bool]] = field(default_factory=dict)

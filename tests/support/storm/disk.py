@@ -79,7 +79,7 @@ class SimulatedDisk:
             self.durable[found.st_ino] = found.st_size
 
     def lose_power(self) -> None:
-        """What is not durable is gone, but for a part of it, the oldest first."""
+        """Drop all that is not durable, but for a part of it, the oldest first."""
         for undos in self.pending.values():
             for undo in reversed(undos[self.dice.randint(0, len(undos)) :]):
                 with contextlib.suppress(FileNotFoundError):

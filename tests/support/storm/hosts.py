@@ -47,7 +47,7 @@ class Host:
         return round((BOOT_S + self.timeline.time()) * (1.0 + self.drift) * NS)
 
     def wall_ns(self) -> int:
-        """What its wall clock shows."""
+        """The wall clock of the host."""
         passed = self.boot_ns() - round(BOOT_S * (1.0 + self.drift) * NS)
         return START_NS + passed + self.step_ns
 

@@ -59,7 +59,7 @@ class Shape:
 
 @dataclass
 class Report:
-    """What a storm came to."""
+    """Report of a storm."""
 
     seed: int
     faults: list[str] = field(default_factory=list)
@@ -136,7 +136,7 @@ class Process:
         await daemon.run()
 
     def does(self, act: Callable[[Daemon], Any]) -> Any:
-        """What an interface of the daemon does, inside its life."""
+        """Call an interface of the daemon, inside its life."""
         assert self.daemon is not None
         token = LIFE.set(self.life)
         try:
@@ -313,7 +313,7 @@ def _world(storm: Storm) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _unmourned() -> Iterator[None]:
-    """What killed processes leave to the collector dies in silence: they were in the midst of something."""
+    """Silence the errors of objects that killed processes leave to the collector."""
     hook = sys.unraisablehook
     try:
         with warnings.catch_warnings():

@@ -192,22 +192,19 @@ class Trouble:
     # -- processes
 
     async def _kill(self) -> None:
-        process = self._one()
-        if self.dice.random() < 0.5:
-            process.life.kill_at = process.life.steps + self.dice.randint(1, 1500)
-        else:
-            process.disk.kill_at = process.disk.calls + self.dice.randint(1, 40)
+        self._kill_within(self._one(), 1500, 40)
 
     async def _power(self) -> None:
         process = self._one()
         process.with_power_loss = True
-        await self._kill_of(process)
+        self._kill_within(process, 300, 20)
 
-    async def _kill_of(self, process: Process) -> None:
+    def _kill_within(self, process: Process, steps: int, calls: int) -> None:
+        """Kill a process at one of its next callbacks, or in one of its next calls of the disk."""
         if self.dice.random() < 0.5:
-            process.life.kill_at = process.life.steps + self.dice.randint(1, 300)
+            process.life.kill_at = process.life.steps + self.dice.randint(1, steps)
         else:
-            process.disk.kill_at = process.disk.calls + self.dice.randint(1, 20)
+            process.disk.kill_at = process.disk.calls + self.dice.randint(1, calls)
 
     async def _freeze(self) -> None:
         process = self._one()

@@ -108,7 +108,7 @@ class Watch:
         self.faults.append(f"{self.field.loop.time():.3f} s: {text}")
 
     def note(self, text: str) -> None:
-        """What happens, for who reads a failure."""
+        """Note an event for the reader of a failure."""
         self.notes.append(f"{self.field.loop.time():.3f} s: {text}")
 
     # -- what leaves a daemon
@@ -224,7 +224,7 @@ class Watch:
                 self.fault(f"{counts[key]} limits {what} at once, {most} are allowed: {body}")
 
     def accepted(self, path: str, request: Any, answers: list[Any], at: Any) -> None:
-        """What a node makes of a request."""
+        """Check the answer of a node to a request."""
         if all(a.state == "failed" for a in answers):
             return
         if request.epoch < self._highest[path]:
