@@ -15,6 +15,7 @@ from twin.catalogue import F64, I32, I64, NS, Bool
 from twin.estimation.noise import ResidualNoise
 from twin.estimation.parameter import Covariance, Delayed, Fit, Reference
 from twin.estimation.readings import Readings, filled
+from twin.estimation.seldom_power import Gaps, SeldomPower
 from twin.physics import air_resistance_k_per_w, resistance_k_per_w
 from twin.site import CONVECTIVE_SHARE, FLOW_EXPONENT, Site
 from twin.telemetry import EntityState, column, part, scalar
@@ -94,6 +95,7 @@ class GpuTemp(EntityState):
     twice: F64 = column("gpu", "f8", np.nan)
     power_w: F64 = column("gpu", "f8", np.nan)
     silent_s: F64 = column("gpu", "f8")
+    unseen_k: F64 = column("gpu", "f8")  # 1 sigma for that the power in between is not known
     settled_s: F64 = column("gpu", "f8")
     typical: F64 = column("gpu", "f8", 1.0)  # resistance of its profile over the design's
     inlet_c: F64 = column("node", "f8", np.nan)
@@ -110,6 +112,7 @@ class GpuTemp(EntityState):
     covariance: Covariance = part()
     reference: Reference = part()
     noise: ResidualNoise = part()
+    seldom: SeldomPower = part()
 
     def __init__(self, site: Site) -> None:
         super().__init__(site.sizes)
@@ -131,6 +134,7 @@ class GpuTemp(EntityState):
         self.unknown_k = np.zeros(n)  # 1 sigma for that the parameters are not known, where it was asked
         self.reference = Reference(1, n, SETTLED_S, "gpu")
         self.noise = ResidualNoise(n, np.full(n, NOISE_K), "gpu")
+        self.seldom = SeldomPower(site.sizes, design.gpu_max_w[of])
         self.node_factor = np.ones(n_node)
         nodes = np.maximum(np.diff(site.node_start_of_rack), 1)
         # Whose flow no neighbours speak for: see `share_air`
@@ -179,8 +183,11 @@ class GpuTemp(EntityState):
         factor = air_resistance_k_per_w(np.ones_like(ratio), ratio)
         return np.where(np.isfinite(factor), factor, 1.0)
 
-    def drive(self, readings: Readings, power_w: F64, dt_s: float) -> F64:
-        """Move the lags on by `dt_s`, driven by the readings of this tick; expected temperature [n], degC."""
+    def drive(self, readings: Readings, power_w: F64, power_ns: I64, dt_s: float) -> F64:
+        """Move the lags on by `dt_s`, driven by the readings of this tick; expected temperature [n], degC.
+
+        `power_ns` [n]: instants of the powers.
+        """
         away = self._away(readings.now_ns)
         flow_lpm, _ = readings.good("rack", "flow_lpm")
         factor = resistance_k_per_w(
@@ -201,6 +208,10 @@ class GpuTemp(EntityState):
         # An error of the law of flow shows as fast as a plate follows its flow
         away_pu = np.abs(of_node - self.usual_factor) / of_node * self.lonely
         self.away_pu = away_pu + (self.away_pu - away_pu) * np.where(np.isnan(left), 0.0, left)
+        gaps, dense = self.seldom.hear(readings, power_w, power_ns, self.power_w)
+        if self.unseen_k.any():
+            left_of_gpu = self.trays.spread(filled(left.copy()))
+            np.multiply(self.unseen_k, left_of_gpu, out=self.unseen_k, where=dense)
         self._hear(power_w, dt_s)
         if away:
             self.settled_s[:] = 0.0
@@ -228,7 +239,22 @@ class GpuTemp(EntityState):
             SETTLING * self._longest_s,
             expected,
         )
+        if len(gaps.gpus) and not away:
+            self._bridge(gaps, dt_s, expected)
         return expected
+
+    def _bridge(self, gaps: Gaps, dt_s: float, expected: F64) -> None:
+        """Correct lags and `expected` of GPUs whose power was read long after the reading before."""
+        gpus = gaps.gpus
+        nodes = self.trays.of[gpus]
+        factor = self.node_factor[nodes]
+        heat = self.seldom.heat(gaps, self.tau_s[nodes] * factor, dt_s)
+        once, twice = factor * heat.once_w, factor * heat.twice_w
+        self.heated[gpus] += once
+        self.twice[gpus] += twice
+        _, resistance, lag = self.set.in_use[:, gpus]
+        expected[gpus] += resistance * once - lag * (once - twice)
+        self.unseen_k[gpus] = filled(self.resistance[gpus] * factor * heat.sigma_w)
 
     def _hear(self, power_w: F64, dt_s: float) -> None:
         """Take the power of this tick, hold what is missing for a while, and begin anew after longer gaps."""
@@ -255,6 +281,7 @@ class GpuTemp(EntityState):
         out = heated - self.twice[rows]
         np.abs(out, out=out)
         out *= self._move_k_per_w[rows]
+        out += self.unseen_k[rows]
         if self.away_pu.max(initial=0.0) > LEAST_AWAY_PU:
             away_pu = (FLOW_DOUBT_PU * self.away_pu)[self.trays.of[rows]]
             out += away_pu * np.abs(heated) * self.resistance[rows]
@@ -312,7 +339,7 @@ class GpuTemp(EntityState):
         share = np.clip(heated / self.full_w[rows], 0.0, 1.0)
         weight = np.where(usable, np.maximum(share, LEAST_WEIGHT), 0.0)
         sigma = self.sigma[rows]
-        moving_k = np.abs(heated - self.twice[rows]) * self._move_k_per_w[rows]
+        moving_k = np.abs(heated - self.twice[rows]) * self._move_k_per_w[rows] + self.unseen_k[rows]
         bound = np.where(np.isfinite(sigma), 4.0 * (sigma + self.unknown_k[rows]), np.inf) + moving_k
         around = expected if self.all_liquid else expected + self.common_k[rows]
         y = np.minimum(np.maximum(temp, around - bound), around + bound)
@@ -321,7 +348,8 @@ class GpuTemp(EntityState):
         moving = self.twice[rows] - heated
         y = y - (expected - offset - resistance * heated - lag * moving)
         features = [np.ones(len(y)), heated, moving]
-        self.fit.learn(rows, features, y, np.full(len(y), MODEL_ERROR_K), weight, dt_s)
+        error_k = np.hypot(MODEL_ERROR_K, self.unseen_k[rows])
+        self.fit.learn(rows, features, y, error_k, weight, dt_s)
 
     def refresh_pool(self, group: I32, n_group: int) -> None:
         """By what the resistances of a profile differ from its design: GPUs that idle are taken to follow."""

@@ -117,7 +117,7 @@ class GpuEstimator(EntityState):
         power, temp = self.power, self.temp
         before = power.expected
         power.expected = power.expect(readings)
-        temp.expected = temp.drive(readings, measured[0][0], dt_s)
+        temp.expected = temp.drive(readings, *measured[0], dt_s)
         clock = power.expect_clock(readings, measured[1][0], self.hot_c)
         doubt = temp.doubt()
         doubt += temp.sigma

@@ -4,24 +4,22 @@ devices, open doors, a changed site, a demand response.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields, replace
 
 import numpy as np
 
 from tests.evaluation.health.failure_timeline import ordinary_life
 from tests.evaluation.quiet.healthy_sites import ROOM_PU, SEASONS, HealthyRun, site_spec
+from tests.support.sensor_grades import CoarseSensors, SlowSensors
 from twin.catalogue import NS
-from twin.plant import FailureTable, FailureTimeline, Observation, Plant, Sensors, TimelineEvent
-from twin.plant.disturbance import Disturbance
-from twin.plant.truth import Truth
+from twin.plant import FailureTable, FailureTimeline, Plant, Sensors, TimelineEvent
 from twin.plant.weather import Weather
 from twin.simulation import Simulation
 from twin.site import Site
-from twin.telemetry import EntityReplaced, Event, LoadTargetSet, SiteChanged
+from twin.telemetry import EntityReplaced, LoadTargetSet, SiteChanged
 
-# Steps of a board's sensors: temperatures in K, shares; source: `ipmitool sdr` of common servers
-COARSE_STEP = {"c": 1.0, "k": 1.0, "pu": 0.02}
+GRADES = {"coarse": CoarseSensors, "slow": SlowSensors}
 GAPS_PU = 0.05  # of the readings do not come
 WORKED_ON = 8  # one node in so many is drained in a run
 REBOOT_S = 240.0  # for which an agent is away
@@ -32,27 +30,10 @@ RECIRCULATED_K, DOOR_K = (0.5, 3.0), (1.5, 5.0)
 DOOR_EVERY_S, DOOR_OPEN_S, AIR_TAU_S = 600.0, (30.0, 400.0), 45.0
 
 
-class CoarseSensors(Sensors):
-    """Sensors whose temperatures come in steps of 1 K and whose shares come in steps of 2 %."""
-
-    def observe(
-        self, truth: Truth, disturbance: Disturbance, now_ns: int, events: Sequence[Event] = ()
-    ) -> Observation:
-        """The reports of the round, rounded."""
-        exact, coarse = super().observe(truth, disturbance, now_ns, events), []
-        for report in exact.reports:
-            values = report.values.copy()
-            for row, signal in zip(values, report.signals, strict=True):
-                if step := COARSE_STEP.get(signal.rpartition("_")[2]):
-                    row[:] = np.rint(row / np.float32(step)) * np.float32(step)
-            coarse.append(replace(report, values=values))
-        return Observation(coarse, exact.events, exact.now_ns)
-
-
 def sensors_of(run: HealthyRun, site: Site) -> Sensors:
     """The sensors of a run, of its grade."""
-    if run.sensors == "coarse":
-        return CoarseSensors(site, run.seed)
+    if run.sensors in GRADES:
+        return GRADES[run.sensors](site, run.seed)
     return Sensors(site, run.seed, drop_out_pu=GAPS_PU) if run.sensors == "gaps" else Sensors(site, run.seed)
 
 

@@ -107,7 +107,7 @@ LOADS: dict[str, Mix | None] = {
 POLICIES_ACT = ("capped", "response")  # loads under which our own policies cap power
 # Numbered behind the rest, in this order, so that published plants keep their seeds
 LATER = {"response": 1, "maintenance": 1, "replaced": 2, "changed": 2, "doors": 2, "ordinary": 3}
-SENSORS = ("fine", "coarse", "gaps")
+SENSORS = ("fine", "coarse", "gaps", "slow")
 SEASONS = {
     "mild": Weather(),
     "winter": Weather(mean_c=-5.0, swing_k=4.0, rh_pu=0.8, begin_s=18_000.0, fronts_k=4.0),
