@@ -397,3 +397,17 @@ def test_the_commands_make_a_key_and_prove(
     assert main([*verify, "--anchor", str(tmp_path / "head"), "--format", "json"]) == 1
     assert "its end was cut" in json.loads(capsys.readouterr().out)["faults"][0]
     assert main(["journal", "verify", str(journal.folder), "--key", str(tmp_path / "journal.key.pub")]) == 1
+
+
+def test_garbage_beside_the_heads_hides_none_of_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    head, payloads = SignedHead(run="r", lines=3, head="h", now_ns=1), [b"\xff{", b'{"run": 1}']
+
+    async def held(*_: object) -> list[bytes]:
+        return payloads
+
+    monkeypatch.setattr(journal_anchor, "_from_etcd", held)
+    loaded = Loaded(Config(site="s"), tmp_path / "racktwin.yaml")
+    with pytest.raises(ConnectorError, match="etcd: not a signed head"):
+        asyncio.run(fetch_heads(loaded, "lab", "etcd"))
+    payloads.insert(1, head.line)
+    assert asyncio.run(fetch_heads(loaded, "lab", "etcd")) == [head]

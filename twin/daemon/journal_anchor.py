@@ -16,7 +16,7 @@ from pathlib import Path
 
 from connectors.mqtt import LinkSettings, MqttLink
 from twin.anchor import AnchorFile, HeadSigner, SignedHead, parse_head
-from twin.catalogue import ConfigError, ConnectorError, StorageError, utc
+from twin.catalogue import ConfigError, ConnectorError, StorageError, clean, utc
 from twin.config import Broker, Loaded
 from twin.daemon.alarms import AlarmBook
 from twin.daemon.bootstrap import OpenedRun
@@ -29,6 +29,7 @@ from twin.wiring import Links, client_id_of, link_settings
 log = logging.getLogger(__name__)
 EVERY_S, PATIENCE_S = 60.0, 10.0
 ALARM_AFTER = 5  # heads that an anchor did not take. source: estimate, longer than a broker's restart
+ANSWERS = 5  # of an anchor that are no heads, and are written to the log
 ANSWER_S = 5.0  # in which retained messages come; source: estimate
 _WHERE = {"file": "beside the journal", "mqtt": "at the broker", "etcd": "in etcd"}
 Keep = Callable[[bytes], Awaitable[None]]
@@ -218,13 +219,21 @@ class JournalAnchor:
 async def fetch_heads(loaded: Loaded, site: str, anchor: str) -> list[SignedHead]:
     """The heads that an anchor outside holds for the daemon of a configuration, one for each run.
 
-    Raises ConnectorError where it cannot be asked.
+    What is no signed head is left out with a warning. Raises ConnectorError where the anchor cannot be asked,
+    or holds nothing else.
     """
     payloads = await (_from_mqtt(loaded) if anchor == "mqtt" else _from_etcd(loaded, site))
-    try:
-        return [parse_head(payload) for payload in payloads]
-    except StorageError as error:
-        raise ConnectorError(f"{anchor}: {error}") from error
+    heads, faults = list[SignedHead](), list[str]()
+    for payload in payloads:
+        try:
+            heads.append(parse_head(payload))
+        except StorageError as error:
+            faults.append(clean(str(error), 200))
+    if faults and not heads:
+        raise ConnectorError(f"{anchor}: {faults[0]}")
+    for fault in faults[:ANSWERS]:
+        log.warning("%s: %s; it is left out, and the other heads are taken", anchor, fault)
+    return heads
 
 
 async def _from_etcd(loaded: Loaded, site: str) -> list[bytes]:
