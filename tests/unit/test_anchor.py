@@ -406,7 +406,7 @@ def test_garbage_beside_the_heads_hides_none_of_them(monkeypatch: pytest.MonkeyP
         return payloads
 
     monkeypatch.setattr(journal_anchor, "_from_etcd", held)
-    loaded = Loaded(Config(site="s"), tmp_path / "racktwin.yaml")
+    loaded = Loaded(Config(site="s", broker=Broker(host="b")), tmp_path / "racktwin.yaml")
     with pytest.raises(ConnectorError, match="etcd: not a signed head"):
         asyncio.run(fetch_heads(loaded, "lab", "etcd"))
     payloads.insert(1, head.line)
