@@ -24,6 +24,8 @@ from twin.site import Site
 
 CLASSES = ("off_bus", "memory", "link", "thermal", "power", "software", "silent", "taken_out", "other")
 
+NEVER_NS = 2**62
+
 
 class _Silent:
     """Takes whatever the engine tells it, and makes nothing of it."""
@@ -104,7 +106,7 @@ class _Book(_Silent, FaultBook):
 class _Failures(_Silent, Failures):
     def __init__(self) -> None:
         self.rows: list[tuple[int, int, int, str, bool]] = []
-        self.begin_ns = 0
+        self.begin_ns, self.now_ns = 0, NEVER_NS
 
     def log(self) -> FailureLog:
         node, start, end, kind, shared = zip(*self.rows, strict=True) if self.rows else ((), (), (), (), ())
@@ -122,7 +124,7 @@ class Ailing:
         self.wear, self.book, self.failures = _Wear(), _Book(), _Failures()
         health.verdicts, health.lemons, health.wear = self.verdicts, self.lemons, self.wear
         health.book, health.failures = self.book, self.failures
-        health.looked_ns = 2**62  # it never looks again by itself
+        health.looked_ns = NEVER_NS  # it never looks again by itself
 
     def say(
         self, part: str, index: int, level: int, text: str = "", *, action_name: str = "none",

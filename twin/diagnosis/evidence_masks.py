@@ -94,12 +94,13 @@ class DownstreamMask(EntityState):
         self._now_ns = now_ns
         if dry is not None:
             self.dry_ns[dry] = now_ns
-        acting = [(cause, now_ns) for cause in outright]
-        acting += [(cause, cause.supported_ns) for cause in reported]
-        for cause, at_ns in acting:
-            if cause.kind == "sensor_biased" and cause.table != "site":
-                continue  # it rests on the very rows that it spoils
-            if cause.kind in STIRRED or cause.kind.startswith("sensor_"):
+        for causes, at in ((outright, now_ns), (reported, 0)):
+            for cause in causes:  # in a storm of XIDs thousands, which stir nothing
+                if cause.kind not in STIRRED and not cause.kind.startswith("sensor_"):
+                    continue
+                if cause.kind == "sensor_biased" and cause.table != "site":
+                    continue  # it rests on the very rows that it spoils
+                at_ns = at or cause.supported_ns
                 support = self.causes.setdefault(cause.key, Support(*cause.key, now_ns, at_ns))
                 support.last_ns = max(support.last_ns, at_ns)
         for key, support in list(self.causes.items()):

@@ -145,7 +145,7 @@ class Engine:
         records += self.findings.outages(self.site, view, self.diagnosis.silence.outages)
         records += self.findings.coverage(self.site, self.state, self.windows)
         records += self.findings.limits(self.site, view, self.windows)
-        if self.health.looked_ns == frame.now_ns:
+        if self.health.whole_ns == frame.now_ns:
             known = (self.health.reported(self.diagnosis.faults), self.findings.active)
             suspects = suspects_of(self.health, self.forecasts, self.site, self.windows, *known)
             records += self.findings.keep_only("health/", suspects)
@@ -171,8 +171,7 @@ class Engine:
         for kind, alike in groupby(events, type):
             if kind is ev.FaultReported:  # in a storm there are thousands
                 fresh = self.intake.new_faults(cast(list[ev.FaultReported], list(alike)))
-                for fault in fresh:
-                    self.health.take(fault, self.jobs, self.state.now_ns)
+                self.health.take_faults(fresh)
                 faults.add_all(fresh)
                 new_faults += fresh
                 continue

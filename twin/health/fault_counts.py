@@ -80,8 +80,9 @@ class FaultCounts(RareState):
         if wanted <= len(self.entity):
             return
         old, old_buckets, old_sums = {k: getattr(self, k) for k in _COLUMNS}, self.buckets, self.sums
+        # All there can be, at once: memory is taken where it is written to, and in a storm nothing is moved.
         # Beyond the most there is one of each device for all other codes
-        self._allocate(max(wanted, min(2 * len(self.entity), self.most + self.n), 64))
+        self._allocate(max(wanted, self.most + self.n))
         for name, values in old.items():
             getattr(self, name)[..., : self.size] = values[..., : self.size]
         for new, was in zip(self.buckets, old_buckets, strict=True):
@@ -120,36 +121,50 @@ class FaultCounts(RareState):
 
         A fault of the same device and code at the same instant by the device's clock is the same one.
         """
-        pair = self._pairs(batch)
-        fresh = self._fresh(pair, batch)
-        pair, at_ns, times = pair[fresh], batch.at_ns[fresh], batch.times[fresh]
-        for span, (every_s, bucket) in enumerate(zip(BUCKET_S, self.buckets, strict=True)):
-            back = self.now_ns // (every_s * NS) - at_ns // (every_s * NS)
-            inside = np.flatnonzero(back < len(bucket))
-            place = (at_ns[inside] // (every_s * NS)) % len(bucket)
-            cell, inverse = np.unique(place * len(self.entity) + pair[inside], return_inverse=True)
-            grown = np.bincount(inverse, times[inside], len(cell)).astype(np.int64)
-            flat = bucket.reshape(-1)
-            before = flat[cell].astype(np.int64)
-            after = np.minimum(before + grown, _FULL)
-            flat[cell] = after
-            gained, of = after - before, cell % len(self.entity)
-            np.add.at(self.sums[span], of, gained)
-            means = ~CATALOGUE.ignore[self.row[of]]
-            np.add.at(self.total[span], self.entity[of[means]], gained[means])
-        self._remember(pair, at_ns, times, heard_ns)
+        own, of_own = self._pairs(batch)
+        pair = own[of_own]
+        order = np.lexsort((batch.at_ns, pair))  # by pair, then by instant, then as they came
+        fresh = self._fresh(pair, batch, order)
+        every = bool(fresh.all())
+        if not every:
+            of_own, order = of_own[fresh], (np.cumsum(fresh) - 1)[order[fresh[order]]]
+            pair, batch = pair[fresh], batch.some(fresh)
+        means = ~CATALOGUE.ignore[self.row[own]]
+        for span in range(len(SPANS_S)):
+            self._count(span, own, of_own, batch, means)
+        self._remember(pair, batch.at_ns, batch.times, order, heard_ns)
         self.version += 1
         return fresh
 
-    def _pairs(self, batch: Batch) -> I32:
-        """The pair of each fault, made where there is none."""
+    def _count(self, span: int, own: I32, of_own: I64, batch: Batch, means: Bool) -> None:
+        """Add faults to the buckets of a span: fault k is of the pair own[of_own[k]]."""
+        bucket, every_ns = self.buckets[span], BUCKET_S[span] * NS
+        number = batch.at_ns // every_ns
+        numbers = np.unique(number)
+        for one in numbers[self.now_ns // every_ns - numbers < len(bucket)].tolist():
+            grown, row = batch.times, bucket[one % len(bucket)]
+            if len(numbers) > 1:
+                grown = np.where(number == one, grown, 0)
+            more = np.bincount(of_own, grown, len(own)).astype(np.int64)
+            before = row[own].astype(np.int64)
+            after = np.minimum(before + more, _FULL)
+            gained = after - before
+            row[own] = after
+            self.sums[span, own] += gained
+            np.add.at(self.total[span], self.entity[own[means]], gained[means])
+
+    def _pairs(self, batch: Batch) -> tuple[I32, I64]:
+        """(the pairs of these faults, each once, made where there is none; which one each fault is of)."""
         key = batch.entity.astype(np.int64) * (MAX_CODE + 1) + batch.code
         wanted, first, inverse = np.unique(key, return_index=True, return_inverse=True)
         found = self._look(wanted)
         missing = np.flatnonzero(found < 0)
         if len(missing):
             found[missing] = self._make(wanted[missing], batch.row[first[missing]])
-        return found[inverse]
+        if self.merged:  # several codes of a device may be one pair
+            found, again = np.unique(found, return_inverse=True)
+            inverse = again[inverse]
+        return found, inverse
 
     def _look(self, key: I64) -> I32:
         at = np.searchsorted(self._sorted, key)
@@ -186,26 +201,26 @@ class FaultCounts(RareState):
         count = np.bincount(self.entity[new], minlength=self.n)
         self._per_device = np.minimum(self._per_device + count, 255).astype(np.uint8)
 
-    def _fresh(self, pair: I32, batch: Batch) -> Bool:
-        """Return the faults that were not reported before, as far as the device's own times tell [k]."""
-        fresh = np.ones(len(pair), np.bool_)
-        told = np.flatnonzero(batch.told)
-        if len(told):
-            again = (self.ring_at[:, pair[told]] == batch.at_ns[told]).any(axis=0)
-            order = np.lexsort((told, batch.at_ns[told], pair[told]))
-            of, at_ns = pair[told][order], batch.at_ns[told][order]
-            again[order[1:][(np.diff(of) == 0) & (np.diff(at_ns) == 0)]] = True
-            fresh[told[again]] = False
+    def _fresh(self, pair: I32, batch: Batch, order: I64) -> Bool:
+        """Return the faults that were not reported before, as far as the device's own times tell [k].
+
+        `order` sorts them by pair, then by instant, then as they came.
+        """
+        if not batch.told.any():
+            return np.ones(len(pair), np.bool_)
+        fresh: Bool = ~(batch.told & (self.ring_at[:, pair] == batch.at_ns).any(axis=0))
+        order = order[batch.told[order]]
+        of, at_ns = pair[order], batch.at_ns[order]
+        fresh[order[1:][(of[1:] == of[:-1]) & (at_ns[1:] == at_ns[:-1])]] = False
         return fresh
 
-    def _remember(self, pair: I32, at_ns: I64, times: I64, heard_ns: int) -> None:
+    def _remember(self, pair: I32, at_ns: I64, times: I64, order: I64, heard_ns: int) -> None:
         if self.now_ns - self._faded_ns > REFRESH_S * NS:
             self._faded *= np.float32(np.exp(-(self.now_ns - self._faded_ns) / NS / FADE_S))
             self._faded_ns = self.now_ns
         cell = CATALOGUE.kind[self.row[pair]].astype(np.int64) * self.n + self.entity[pair]
         worth = times * np.exp((at_ns - self._faded_ns) / NS / FADE_S)
         np.add.at(self._faded.reshape(-1), cell, worth.astype(np.float32))
-        order = np.lexsort((at_ns, pair))
         of, at, many = pair[order], at_ns[order], times[order]
         last = np.searchsorted(of, of, side="right") - 1 - np.arange(len(of))  # 0: the newest of its pair
         for back in range(min(KEPT_ALIKE, int(last.max(initial=-1)) + 1) - 1, -1, -1):

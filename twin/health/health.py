@@ -1,7 +1,7 @@
 """Site health: the level of each part with its reasons, failed nodes, lemons, and wear.
 
 Faults are taken in at each tick; all parts are judged every few seconds, and at once where a device reports
-something grave. Decides nothing.
+something grave. In a storm of faults a look is spread over two ticks. Decides nothing.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ from twin.telemetry import (
 
 EVERY_S, SOONEST_S = 10.0, 1.0  # between looks; after something grave was reported
 DEVICES, MOST_FAULTS = ("gpu", "node", "link"), 10_000  # whose faults are remembered, and how many
+# Faults of one tick from which on the second half of a look waits for the next tick; source: estimate
+STORM = 2000
 SEVERITY_OF = tuple(GRAVITY)
 FORMAT = 2
 
@@ -76,7 +78,7 @@ class HealthState(EntityState):
     def take(self, event: Event, jobs: JobSlots, now_ns: int) -> None:
         """Note an event that is about to be applied."""
         if isinstance(event, FaultReported):
-            self._heard.append(event)
+            self.take_faults([event])
             return
         if isinstance(event, EntityReplaced | SiteChanged):  # what was heard was of the device that leaves
             self._grave |= self.book.hear(self._heard, now_ns, jobs)
@@ -86,27 +88,48 @@ class HealthState(EntityState):
         self.failures.take(event, jobs, now_ns)
         self.lemons.take(event, jobs, now_ns)
 
+    def take_faults(self, faults: Sequence[FaultReported]) -> None:
+        """Note faults, in order of arrival."""
+        self._heard += faults
+
     def update(
         self, state: State, estimator: Estimator, diagnosis: Diagnosis, jobs: JobSlots, windows: Windows
     ) -> None:
         """Look at this tick, after the diagnosis. Raises nothing for bad or missing data."""
+        storm = len(self._heard) >= STORM
         if self._heard:
             self._grave |= self.book.hear(self._heard, state.now_ns, jobs)
             self._heard = []
         since_s = (state.now_ns - self.looked_ns) / NS
-        if self.looked_ns and since_s < (SOONEST_S if self._grave else EVERY_S) - 1e-3:
+        rest = self.whole_ns < self.looked_ns  # of a look that began in a storm
+        if self.looked_ns and not rest and since_s < (SOONEST_S if self._grave else EVERY_S) - 1e-3:
             return
         now = HealthContext(
             self.site, state, estimator, diagnosis, jobs, windows, since_s if self.looked_ns else 0.0
         )
-        self.looked_ns, self._grave = state.now_ns, False
-        self._note(diagnosis.faults, state.now_ns)
+        records = DeviceRecords(self.book, self.rates, self.lemons, self.wear, self.recurring)
+        if not rest:
+            self._judge_parts(now, records)
+        if rest or not storm:
+            self._judge_nodes(now, records)
+
+    @property
+    def whole_ns(self) -> int:
+        """The instant at which a look was last completed."""
+        return self.failures.now_ns
+
+    def _judge_parts(self, now: HealthContext, records: DeviceRecords) -> None:
+        """First half of a look: the level of each part."""
+        self.looked_ns, self._grave = now.now_ns, False
+        self._note(now.diagnosis.faults, now.now_ns)
         self.book.update(now)
         self.rates.update(now)
         self.recurring.update(now, self.rates, self.failures.broken(self.book), self.book)
         self.wear.update(now)
-        records = DeviceRecords(self.book, self.rates, self.lemons, self.wear, self.recurring)
         self.verdicts.update(now, records)
+
+    def _judge_nodes(self, now: HealthContext, records: DeviceRecords) -> None:
+        """Second half: nodes that failed, lemons, features."""
         self.failures.update(now, self.verdicts, self.book)
         failures = self.failures.log()
         self.lemons.update(now, self.book, failures, self.failures.suspects())

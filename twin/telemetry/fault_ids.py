@@ -6,10 +6,10 @@ events.
 
 from __future__ import annotations
 
-import hashlib
-import zlib
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Literal
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,8 +41,13 @@ class FaultIds:
 
     def hear_all(self, events: Sequence[FaultReported]) -> list[Answer]:
         """The same for many, in order of arrival."""
-        keys = np.frombuffer(b"".join([_digest(e.id) for e in events]), "<u8").tolist()
-        marks = [_mark(e) for e in events]
+        try:  # in a storm there are thousands
+            codes = [blake2b(e.id.encode(), digest_size=_WIDE).digest() for e in events]
+            marks = [crc32(_text(e).encode()) for e in events]
+        except UnicodeEncodeError:
+            codes = [blake2b(_utf8(e.id), digest_size=_WIDE).digest() for e in events]
+            marks = [crc32(_utf8(_text(e))) for e in events]
+        keys = np.frombuffer(b"".join(codes), "<u8").tolist()
         young, old, n = self._young, self._old, len(events)
         apart = len(young) + n <= self.kept and len(set(keys)) == n
         if apart and young.keys().isdisjoint(keys) and old.keys().isdisjoint(keys):
@@ -70,21 +75,13 @@ class FaultIds:
         self._young, self._old = (dict(zip(*data[name].T.tolist(), strict=True)) for name in ("young", "old"))
 
 
-def _digest(text: str) -> bytes:
-    try:
-        plain = text.encode()
-    except UnicodeEncodeError:
-        plain = text.encode(errors="surrogatepass")
-    return hashlib.blake2b(plain, digest_size=_WIDE).digest()
+def _text(event: FaultReported) -> str:
+    """Return a fault without its time: enough to tell two faults of one id apart."""
+    return f"{event.code} {event.count} {event.table}\n{event.name}\n{event.detail}"
 
 
-def _mark(event: FaultReported) -> int:
-    """Return the checksum of a fault without its time: enough to tell two faults of one id apart."""
-    text = f"{event.code} {event.count} {event.table}\n{event.name}\n{event.detail}"
-    try:
-        return zlib.crc32(text.encode())
-    except UnicodeEncodeError:
-        return zlib.crc32(text.encode(errors="surrogatepass"))
+def _utf8(text: str) -> bytes:
+    return text.encode(errors="surrogatepass")
 
 
 def _pairs(ids: dict[int, int]) -> NDArray[np.uint64]:

@@ -12,7 +12,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -93,22 +93,22 @@ class Storm(bench_run.Run):
         self._codes = np.array(list(CODES)), np.array(list(CODES.values()))
         self._faults: list[Any] = []
         health, diagnosis = self.engine.health, self.engine.diagnosis
-        vars(health)["take"] = self._counted(health.take)
+        vars(health)["take_faults"] = self._counted(health.take_faults)
         vars(diagnosis)["update"] = self.laps.timed("tick_diagnosis", diagnosis.update)
         vars(health)["update"] = self.laps.timed("tick_health", self._watched(health, health.update))
 
     def _counted(self, take: Callable[..., None]) -> Callable[..., None]:
-        def run(event: Any, *rest: Any) -> None:
-            self.heard += type(event) is FaultReported
-            take(event, *rest)
+        def run(faults: Sequence[FaultReported]) -> None:
+            self.heard += len(faults)
+            take(faults)
 
         return run
 
     def _watched(self, health: Any, update: Callable[..., None]) -> Callable[..., None]:
         def run(*given: Any) -> None:
-            before, begun = health.looked_ns, time.perf_counter()
+            before, begun = (health.looked_ns, health.whole_ns), time.perf_counter()
             update(*given)
-            if health.looked_ns != before:
+            if (health.looked_ns, health.whole_ns) != before:
                 self.looks.append(time.perf_counter() - begun)
 
         return run
