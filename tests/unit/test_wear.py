@@ -7,10 +7,24 @@ import pytest
 
 from tests.support.builders import site_of, two_racks
 from tests.support.health_contexts import Look
-from twin.catalogue import NS, find_signal
+from twin.catalogue import NS, find_signal, utc
 from twin.estimation import Parameter
 from twin.health import wear as bounds
-from twin.health.wear import LEAST_POINTS, POINT_S, POINTS, REMAPS, SURE_T, Wear, trend, until, until_counted
+from twin.health.wear import (
+    FASTER,
+    LEAST_POINTS,
+    POINT_S,
+    POINTS,
+    REMAPS,
+    SLOWER,
+    SURE_T,
+    Left,
+    Wear,
+    trend,
+    until,
+    until_counted,
+    widened,
+)
 
 DAY_S = 86_400.0
 SITE = site_of(two_racks())
@@ -143,29 +157,46 @@ def test_counted_events_are_known_to_their_root(grown, days, left, mid):
 
 
 @pytest.mark.parametrize(
-    ("what", "per_day", "limit", "words"),
+    ("what", "law", "limit", "words"),
     [
         (
             "cdu.ua",
-            -0.012,
+            lambda d: 1.0 - 0.012 * d,
             0.6,
-            "The conductance of the heat exchanger fell by 11% of its early value",
+            "The conductance of the heat exchanger fell by 11%",
         ),
-        ("cdu.pump_head", -0.012, 0.7, "The head of the pumps fell"),
-        ("cdu.filter", 0.06, 2.5, "The resistance of the filter rose by 53%"),
+        ("cdu.pump_head", lambda d: 1.0 - 0.012 * d, 0.7, "The head of the pumps fell by 11% of its"),
+        ("cdu.filter", lambda d: np.exp(0.05 * d), 2.5, "The resistance of the filter rose by 56% of its"),
     ],
 )
-def test_what_wears_is_told_with_its_time(what, per_day, limit, words):
+def test_what_wears_is_told_with_the_date_of_its_end(what, law, limit, words):
     course = Course()
-    course.run(9, what, lambda d: 4.0 * (1.0 + per_day * d), reference=4.0)
+    course.run(9, what, lambda d: 4.0 * law(d), reference=4.0)
     mid, lo, hi = course.left(what)
-    assert mid == pytest.approx((limit - 1.0) / per_day - 9.0, rel=1e-3)
-    assert lo == pytest.approx(mid, rel=1e-2)
-    assert hi == pytest.approx(mid, rel=1e-2)
+    assert law(9.0 + mid) == pytest.approx(limit, rel=1e-3)
+    assert 0.5 * mid < lo < 0.9 * mid < 1.2 * mid < hi < 3.0 * mid
     said = course.wear.evidence("cdu", 0)
     assert len(said) == 1
     assert said[0].startswith(words)
-    assert f"is reached in {mid:.0f} days ({lo:.0f} to {hi:.0f})" in said[0]
+    dates = [utc(course.look.now_ns + round(days * DAY_S * NS), "%Y-%m-%d") for days in (mid, lo, hi)]
+    assert "is reached on {} (90 %: {} to {}), ".format(*dates) in said[0]
+    assert said[0].endswith(f"in {mid:.0f} days")
+
+
+@pytest.mark.parametrize("age", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("power", [FASTER, 1.0, SLOWER])
+def test_the_interval_holds_wear_that_speeds_up_or_slows_down(power, age):
+    """Of a life of 100 days, at this age; the line knows where it is and how fast it goes now."""
+    way = age**power
+    mid_s = (1.0 - way) / (power * way / age) * 100.0 * DAY_S
+    exact = Left(*(np.array([mid_s]) for _ in range(3)))
+    left = widened(exact, np.array([way]), 0.0)
+    end = {FASTER: left.lo_s, 1.0: left.mid_s, SLOWER: left.hi_s}[power]
+    assert end[0] / DAY_S == pytest.approx(100.0 * (1.0 - age))
+    doubtful = widened(exact, np.array([way]), 0.1)
+    assert doubtful.lo_s < left.lo_s < left.mid_s < left.hi_s < doubtful.hi_s
+    loose = Left(left.mid_s, 0.2 * left.mid_s, 9.0 * left.mid_s)
+    assert widened(loose, np.array([way]), 0.0).lo_s < loose.lo_s
 
 
 def test_what_has_drifted_but_nobody_knows_how_fast_says_so():
@@ -244,6 +275,22 @@ def test_only_gpus_that_drift_are_tracked(monkeypatch):
     course.put("gpu.resistance", law)
     course.point()
     assert course.wear.points["gpu.resistance"].index.tolist() == []
+
+
+def test_what_a_rack_has_alike_is_no_wear_of_a_plate():
+    """A circuit whose flow falls warms all plates of its racks; one that wears beside that is told alone."""
+    course = Course()
+    rack = SITE.rack_of_gpu
+
+    def value(days):
+        out = np.where(rack == 0, 1.0 + 0.03 * days, 1.0)
+        out[[5, 100]] *= 1.0 + 0.02 * days
+        return out
+
+    course.run(10, "gpu.resistance", value)
+    assert course.wear.points["gpu.resistance"].index.tolist() == [5, 100]
+    assert course.left("gpu.resistance", 5) == pytest.approx(course.left("gpu.resistance", 100), rel=1e-3)
+    assert course.left("gpu.resistance", 100)[0] == pytest.approx(40.0, rel=1e-3)
 
 
 def test_rows_of_memory_that_are_used_up():

@@ -1,7 +1,8 @@
 """Wear: the time left of parts whose learned parameter drifts, with an interval.
 
-A point of each trend is taken every few hours; of GPUs only of those that drift beyond noise. A trend is a
-least-squares line, and allows for what its scatter owes to slow swings; it is taken to go on as it did.
+A point of each trend is taken every few hours; of GPUs only of those that drift beyond noise and beyond what
+their rack drifts. A trend is a least-squares line, of the logarithm where the law of a wear asks for it, and
+allows for what its scatter owes to slow swings. The interval also allows for wear that gets faster or slower.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from twin.catalogue import F32, F64, I64, NS, Bool, find_signal
+from twin.catalogue import F32, F64, I64, NS, Bool, find_signal, utc
 from twin.estimation import Parameter
 from twin.health.context import HealthContext
 from twin.site import Site
@@ -111,6 +112,36 @@ def until(found: Trend, limit: F64, rising: bool, floor: F64 | float) -> Left:
     return Left(*out)
 
 
+def straight(value: F64 | float, power: float) -> F64:
+    """Return a power of a value, for 0 its logarithm, scaled so that at 1 it is 0 and rises as the value."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        value = np.where(np.asarray(value) > 0.0, value, np.nan)
+        return np.asarray(np.log(value) if power == 0.0 else (value**power - 1.0) / power, np.float64)
+
+
+# What has worn goes with the power of the time between these, and a line is no more than the middle: of what
+# has just begun nobody knows how it goes on. source: estimate
+FASTER, SLOWER = 1.5, 0.65
+LEAST_WAY = 0.02  # share of the way to the limit that was seen; source: estimate
+
+
+def widened(left: Left, way: F64, doubt: F64 | float) -> Left:
+    """Return an interval that holds what is left also if the wear goes faster or slower than straight on.
+
+    `way` is the share of the way to the limit that is behind it, `doubt` that by which the limit may be off
+    [k]. Independent doubts are added up by the logarithm of the time.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        way = np.clip(way, LEAST_WAY, 1.0 - 1e-9)
+        off, out = np.log1p(doubt / (1.0 - way)), []
+        for power, edge_s in ((FASTER, left.lo_s), (SLOWER, left.hi_s)):
+            law = np.log(power * (way ** (-1.0 / power) - 1.0) / (1.0 / way - 1.0))
+            far = np.sqrt(law**2 + off**2 + np.log(edge_s / left.mid_s) ** 2)
+            out.append(left.mid_s * np.exp(np.copysign(np.minimum(far, 50.0), 1.0 - power)))
+        low, high = (np.where(left.mid_s > 0.0, np.minimum(edge, LONGEST_S), left.mid_s) for edge in out)
+    return Left(left.mid_s, low, high)
+
+
 def until_counted(grown: F64, span_s: F64, left: F64, least: float) -> Left:
     """Time until `left` more events [k], after `grown` of them within `span_s`; 0 where none is left.
 
@@ -131,6 +162,7 @@ POINT_S, POINTS = 4 * 3600.0, 128  # between points, and how many are kept: thre
 MAX_TRACKS = 2000  # of GPUs, for each parameter
 JUMP_PU = 0.05  # a change between two points that is no wear: cleaning, a repair, a fault; source: estimate
 DAY_S = 86_400.0
+LEAST_ALIKE = 4  # GPUs of a rack that tell what all of them have alike; source: estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +180,8 @@ class Remaining:
 class Worn:
     """Wearing parameter, with its limit over its early value, and the change that is only noise.
 
-    `heard` is the signal without which nothing is learned of it. `sparse`: only those that drift are tracked.
+    `heard` is the signal without which nothing is learned of it. Its power `law`, for 0 its logarithm, goes
+    straight with time. `sparse`: only those that drift are tracked.
     """
 
     what: str
@@ -156,6 +189,7 @@ class Worn:
     limit_pu: float
     noise_pu: float
     heard: str
+    law: float
     sparse: bool = False
 
     @property
@@ -166,12 +200,14 @@ class Worn:
 
 # Limits: source: estimate; a plate exchanger is cleaned when a third or more of its conductance is lost, a
 # filter is changed when its drop has doubled or more. Noise: source: estimate, as for the same drifts in the
-# diagnosis.
+# diagnosis. Law of the filter: exponential, the middle of the laws of blocking at a constant flow; source:
+# Hermia, Trans. IChemE 60 (1982) 183. Others: source: estimate; fouling that grows ever more slowly (Kern,
+# Seaton, Brit. Chem. Eng. 4 (1959) 258) is within what SLOWER allows for.
 WORN = (
-    Worn("cdu.ua", "the conductance of the heat exchanger", 0.6, 0.04, "cdu.flow_lpm"),
-    Worn("cdu.pump_head", "the head of the pumps", 0.7, 0.02, "cdu.flow_lpm"),
-    Worn("cdu.filter", "the resistance of the filter", 2.5, 0.08, "cdu.flow_lpm"),
-    Worn("gpu.resistance", "the thermal resistance of the cold plate", 2.0, 0.05, "gpu.temp_c", True),
+    Worn("cdu.ua", "the conductance of the heat exchanger", 0.6, 0.04, "cdu.flow_lpm", 1.0),
+    Worn("cdu.pump_head", "the head of the pumps", 0.7, 0.02, "cdu.flow_lpm", 1.0),
+    Worn("cdu.filter", "the resistance of the filter", 2.5, 0.08, "cdu.flow_lpm", 0.0),
+    Worn("gpu.resistance", "the thermal resistance of the cold plate", 2.0, 0.05, "gpu.temp_c", 1.0, True),
 )
 # Rows of memory that can be remapped. source: NVIDIA, GPU Memory Error Management: at most 512 per GPU, and 8
 # per bank, which no counter tells: a bank may be used up before
@@ -223,6 +259,7 @@ class Wear(EntityState):
             if (work := now.under_work(parameter.table)) is not None:
                 value = np.where(work, np.nan, value)
             if worn.sparse:
+                value = self._apart(value, parameter.reference)
                 drift = (value / parameter.reference - 1.0) * (1.0 if worn.rising else -1.0)
                 noise = np.maximum(worn.noise_pu, 3.0 * parameter.sigma / parameter.reference)
                 self._choose(points, drift, noise)
@@ -238,6 +275,19 @@ class Wear(EntityState):
             )
         points.value[:, jumped] = np.nan
         points.value[row] = value[at]
+
+    def _apart(self, value: F64, reference: F64) -> F64:
+        """Values of GPUs without what those of their rack have alike: less flow is no wear of any plate."""
+        ratio = np.where(np.isfinite(value), value / reference, np.nan)
+        known = np.flatnonzero(np.isfinite(ratio))
+        rack, n_rack = self.site.rack_of_gpu[known], self.site.sizes["rack"]
+        order = np.lexsort((ratio[known], rack))
+        many = np.bincount(rack, minlength=n_rack)
+        first = np.cumsum(many) - many
+        middle = np.ones(n_rack)
+        some = many >= LEAST_ALIKE
+        middle[some] = ratio[known][order][(first + (many - 1) // 2)[some]]
+        return np.asarray(value / middle[self.site.rack_of_gpu], np.float64)
 
     def _choose(self, points: Points, drift: F64, noise: F64) -> None:
         """Choose the GPUs to track: those that drift the most; one goes on till it drifts half as much."""
@@ -272,14 +322,19 @@ class Wear(EntityState):
             t_s = (self.t_ns[order] - self.point_ns) / NS
             self._found = {}
             for worn in WORN:
-                points = self.points[worn.what]
-                line = trend(t_s, points.value[order].astype(np.float64))
-                left = until(line, worn.limit_pu * points.reference, worn.rising,
-                             0.5 * worn.noise_pu * points.reference)  # fmt: skip
-                self._found[worn.what] = line, left
+                self._found[worn.what] = self._trend_of(worn, t_s, order)
             self._found[REMAPS] = _counted(t_s, self.points[REMAPS].value[order].astype(np.float64))
             self._remaining = self._spread(self._found)
         return self._found
+
+    def _trend_of(self, worn: Worn, t_s: F64, order: I64) -> tuple[Trend, Left]:
+        """The line in the parameter's own unit, and what is left by the laws of its wear."""
+        points = self.points[worn.what]
+        value = points.value[order].astype(np.float64)
+        line, by_law = trend(t_s, value), trend(t_s, straight(value / points.reference, worn.law))
+        limit = float(straight(worn.limit_pu, worn.law))
+        left = until(by_law, np.full(len(points), limit), worn.rising, 0.5 * worn.noise_pu)
+        return line, widened(left, by_law.level / limit, worn.noise_pu / abs(limit))
 
     def _spread(self, found: Mapping[str, tuple[Trend, Left]]) -> tuple[Remaining, ...]:
         out = []
@@ -346,7 +401,7 @@ class Wear(EntityState):
         moved, days = abs(line["level"] - line["first"]) / reference, line["span_s"] / DAY_S
         way = "rose" if worn.rising else "fell"
         trend_text = f"{name} {way} by {moved:.0%} of its early value in {days:.0f} days"
-        return [f"{trend_text}; at this rate {goal} is reached in {_days(left)}"]
+        return [f"{trend_text}; at this rate {goal} is reached {self._dates(left)}"]
 
     def _sentences_on_remaps(self, entity: int) -> list[str]:
         fit = self._fit_of(REMAPS, entity)
@@ -357,7 +412,12 @@ class Wear(EntityState):
         used += f"{line['level'] - line['first']:.0f} of them in the last {line['span_s'] / DAY_S:.0f} days"
         if np.isnan(left.mid_s):
             return [f"{used}; how long the rest lasts is unknown"]
-        return [f"{used}; at this rate none is left in {_days(left)}"]
+        return [f"{used}; at this rate none is left {self._dates(left, 'after ')}"]
+
+    def _dates(self, left: Left, at: str = "on ") -> str:
+        """Such as `on 2026-04-02 (90 %: 2026-03-26 to 2026-04-16), in 31 days`."""
+        mid, lo, hi = (utc(self.point_ns + round(float(s) * NS), "%Y-%m-%d") for s in left)
+        return f"{at}{mid} (90 %: {lo} to {hi}), in {left.mid_s / DAY_S:.0f} days"
 
     def derive(self) -> None:
         """Trends are fitted anew when they are asked for."""
@@ -377,9 +437,3 @@ def _counted(t_s: F64, count: F64) -> tuple[Trend, Left]:
         told = np.where(np.isfinite(line.level), 0.0, np.nan)
         line = replace(line, level=last + told, first=first + told)
         return line, until_counted(last - first + told, line.span_s, MOST_REMAPS - last, LEAST_GROWN)
-
-
-def _days(left: Left) -> str:
-    """Such as `31 days (24 to 45)`."""
-    mid, lo, hi = (value / DAY_S for value in left)
-    return f"{mid:.0f} days ({lo:.0f} to {hi:.0f})"

@@ -67,9 +67,9 @@ class Effect(NamedTuple):
 class Script:
     """One fault. Times are seconds since the plant began; `end_s` None: it lasts.
 
-    `severity` in 0..1 grows linearly from nothing over `ramp_s`. `signal` and `amount` (bias or height, in
-    the signal's unit) are of sensor faults; the amount of an XID burst is its code. `part` tells pumps or
-    supplies apart: 0, 1 or BOTH. Raises ValueError if it makes no sense.
+    `severity` in 0..1 grows from nothing over `ramp_s`, with the power `shape` of the time. `signal` and
+    `amount` (bias or height, in the signal's unit) are of sensor faults; the amount of an XID burst is its
+    code. `part` tells pumps or supplies apart: 0, 1 or BOTH. Raises ValueError if it makes no sense.
     """
 
     kind: str
@@ -82,12 +82,15 @@ class Script:
     signal: str = ""
     amount: float = 0.0
     part: int = 0
+    shape: float = 1.0
 
     def __post_init__(self) -> None:
         if self.kind not in FAULT_KINDS or self.table not in FAULT_KINDS[self.kind].tables:
             raise ValueError(f"no fault {self.kind!r} of a {self.table!r} is known")
         if not 0.0 <= self.severity <= 1.0 or not self.ramp_s >= 0.0 or self.part not in (BOTH, 0, 1):
             raise ValueError("expected a severity in 0..1, a ramp of no less than 0 s and a part -1, 0 or 1")
+        if not 0.0 < self.shape < inf:
+            raise ValueError(f"expected a shape above 0, got {self.shape:g}")
         if self.end_s is not None and not self.end_s > self.begin_s:
             raise ValueError(f"expected an end after {self.begin_s:g} s, got {self.end_s:g}")
         if self.is_sensor and self.signal not in PUBLISHED[self.table]:
@@ -106,7 +109,7 @@ class Script:
         grown = time_s + dt_s - self.begin_s
         if grown <= 0.0 or (self.end_s is not None and time_s >= self.end_s):
             return 0.0
-        return 1.0 if grown >= self.ramp_s else grown / self.ramp_s
+        return 1.0 if grown >= self.ramp_s else float((grown / self.ramp_s) ** self.shape)
 
     def effects(self, level: float) -> tuple[Effect, ...]:
         """Effects at a level above 0; empty for sensor faults and faults that are only reported."""
