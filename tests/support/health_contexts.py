@@ -31,7 +31,7 @@ class Look:
         self.told: dict[tuple[str, str, int, str], None] = {}
         self.diagnosis = SimpleNamespace(book=SimpleNamespace(reported=self.told))
         self.parameters: dict[str, Any] = {}
-        self.estimator = SimpleNamespace(parameters=self.parameters)
+        self.estimator = SimpleNamespace(parameters=self.parameters, clogged_pu=np.zeros(site.sizes["cdu"]))
         self.state = State(site.sizes)
         self.work: dict[str, np.ndarray] = {}
         self.quiet: set[str] = set()  # signals that are stale

@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 
 from tests.support.builders import two_racks
 from tests.support.estimator_rig import Desk
-from twin.estimation.hydraulics import BRANCH
+from twin.estimation.hydraulics import BRANCH, FILTER
 from twin.site import PUMP_SPEED_NOMINAL_PU, RACK_DROP_PA
 
 K = np.array([1.1, 0.9])  # of the branches, over the design's
@@ -233,3 +233,15 @@ def test_a_branch_that_is_shut_is_not_blocked(shut: dict[str, Any]) -> None:
         c.tick(**{key: 1.0 - np.array(shut[key][:1] * 2)})
         assert not abs(c.z(BRANCH)[0]) > FAR
     assert abs(c.z(BRANCH)[0]) < FAR, "it is compared again"
+
+
+def test_the_head_that_a_clogged_filter_takes_is_known() -> None:
+    circuit = settled()
+    estimator = circuit.desk.estimator
+    assert abs(float(estimator.clogged_pu[0])) < 1e-3
+    board = estimator.board
+    board.in_use[board.cells[FILTER]] *= 1.5  # as learned in months
+    circuit.tick(filter_=1.5)
+    whole = float(np.sqrt(RACK_DROP_PA / circuit.branch).sum())
+    full_pa = float(estimator.hydraulics.shutoff_pa) * PUMP_SPEED_NOMINAL_PU**2
+    assert float(estimator.clogged_pu[0]) == pytest.approx(0.5 * 0.05 * whole**2 / full_pa, rel=0.05)

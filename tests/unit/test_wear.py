@@ -293,6 +293,21 @@ def test_what_a_rack_has_alike_is_no_wear_of_a_plate():
     assert course.left("gpu.resistance", 100)[0] == pytest.approx(40.0, rel=1e-3)
 
 
+def test_what_a_filter_takes_is_no_wear_of_the_pumps():
+    course, clogging = Course(), Course()
+    for one, takes in ((course, 0.0), (clogging, 0.012)):
+        for _ in range(54):
+            one.look.estimator.clogged_pu = np.array([takes * one.days])
+            one.put("cdu.pump_head", 1.0 - 0.012 * one.days)
+            one.point()
+    assert course.left("cdu.pump_head")[0] == pytest.approx(25.0 - 9.0, rel=0.02)
+    assert clogging.left("cdu.pump_head") is None
+    course.look.estimator.clogged_pu = np.array([np.nan])
+    course.put("cdu.pump_head", 1.0 - 0.012 * course.days)
+    course.point()
+    assert course.left("cdu.pump_head") is not None, "without a meter at the filter nothing is taken off"
+
+
 def test_rows_of_memory_that_are_used_up():
     course = Course()
     signal = find_signal(REMAPS)

@@ -124,6 +124,11 @@ class Estimator(EntityState):
         return self.gpus.temp.air_drift()
 
     @property
+    def clogged_pu(self) -> F64:
+        """Head that the filter takes beyond its early drop, over the head of the design [n_cdu]."""
+        return self.hydraulics.clogged_pu
+
+    @property
     def parameters(self) -> dict[str, Parameter]:
         """Return the learned parameters, by name such as `cdu.ua`."""
         out: dict[str, Parameter] = {}

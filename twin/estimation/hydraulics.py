@@ -118,6 +118,9 @@ class HydraulicsEstimator(EntityState):
         # Of one pump that gives the whole flow; two that share it lose a quarter of that each
         self._pump_k = (PUMP_SHUTOFF_RATIO - 1.0) * whole_pa * PUMPS_PER_CDU**2 / design.cdu_flow_lpm**2
         self._inner_k = CDU_INNER_DROP_PA / design.cdu_flow_lpm**2
+        # Head that a filter takes beyond its early drop, over the design's [n_cdu]; NaN: unknown. PUMP counts
+        # it as lost by the pumps
+        self.clogged_pu = np.zeros(site.sizes["cdu"])
 
     def update(self, rack: Latest, cdu: Latest, board: Board) -> None:
         """Expected flows and pressures of racks and CDUs."""
@@ -211,5 +214,6 @@ class HydraulicsEstimator(EntityState):
         )
 
         squared = np.where(running, flow**2, np.nan)
+        self.clogged_pu = (board.parameter(FILTER) - board.learned(FILTER, "reference")) * squared / full
         read_ns = cdu.heard_ns("flow_lpm", "filter_diff_pressure_pa")
         board.put_ratio(FILTER, squared, cdu["filter_diff_pressure_pa"], read_ns)

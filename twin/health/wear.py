@@ -203,9 +203,10 @@ class Worn:
 # diagnosis. Law of the filter: exponential, the middle of the laws of blocking at a constant flow; source:
 # Hermia, Trans. IChemE 60 (1982) 183. Others: source: estimate; fouling that grows ever more slowly (Kern,
 # Seaton, Brit. Chem. Eng. 4 (1959) 258) is within what SLOWER allows for.
+PUMP_HEAD = "cdu.pump_head"
 WORN = (
     Worn("cdu.ua", "the conductance of the heat exchanger", 0.6, 0.04, "cdu.flow_lpm", 1.0),
-    Worn("cdu.pump_head", "the head of the pumps", 0.7, 0.02, "cdu.flow_lpm", 1.0),
+    Worn(PUMP_HEAD, "the head of the pumps", 0.7, 0.02, "cdu.flow_lpm", 1.0),
     Worn("cdu.filter", "the resistance of the filter", 2.5, 0.08, "cdu.flow_lpm", 0.0),
     Worn("gpu.resistance", "the thermal resistance of the cold plate", 2.0, 0.05, "gpu.temp_c", 1.0, True),
 )
@@ -258,6 +259,8 @@ class Wear(EntityState):
             value = np.where(now.fresh(worn.heard) & (parameter.reference > 0.0), parameter.value, np.nan)
             if (work := now.under_work(parameter.table)) is not None:
                 value = np.where(work, np.nan, value)
+            if worn.what == PUMP_HEAD:  # a filter that clogs is no wear of the pumps
+                value = value + np.nan_to_num(now.estimator.clogged_pu)
             if worn.sparse:
                 value = self._apart(value, parameter.reference)
                 drift = (value / parameter.reference - 1.0) * (1.0 if worn.rising else -1.0)

@@ -6,6 +6,7 @@ severity means. A `Campaign` runs scripts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -50,6 +51,9 @@ XID_CODE = 94  # contained memory error, where a script names none
 SBE_PER_S = 5.0  # corrected memory errors; a double one for each 20,000
 NVLINK_ERRORS_PER_S = 2000.0
 LINK_DISCARDS_PER_S = 5000.0
+
+# A drift over days moves by so much of it at a time, so that flows need not be solved anew in each step
+DRIFT_S, DRIFT_STEP = 86_400.0, 1e-4
 
 How = Literal["times", "plus", "put"]
 
@@ -109,7 +113,10 @@ class Script:
         grown = time_s + dt_s - self.begin_s
         if grown <= 0.0 or (self.end_s is not None and time_s >= self.end_s):
             return 0.0
-        return 1.0 if grown >= self.ramp_s else float((grown / self.ramp_s) ** self.shape)
+        if grown >= self.ramp_s:
+            return 1.0
+        reached = float((grown / self.ramp_s) ** self.shape)
+        return reached if self.ramp_s < DRIFT_S else reached // DRIFT_STEP * DRIFT_STEP
 
     def effects(self, level: float) -> tuple[Effect, ...]:
         """Effects at a level above 0; empty for sensor faults and faults that are only reported."""
@@ -135,6 +142,52 @@ class Script:
     def xid_code(self) -> int:
         """The XID that it reports."""
         return int(self.amount) or XID_CODE
+
+
+class Life(NamedTuple):
+    """Wear of a kind of part: severity at which it is worn out, and the days of a short and a long life.
+
+    `share` of the parts wear.
+    """
+
+    table: str
+    worn: float
+    short_d: float
+    long_d: float
+    share: float = 1.0
+
+
+# Worn is what `twin.health.wear` calls the limit. Lives: source: estimate. Filters are changed once or twice
+# a year, exchangers cleaned each one to three years, seals and wear rings of pumps last some years, thermal
+# interfaces of a few GPUs dry out within years.
+LIVES: dict[str, Life] = {
+    "filter_blocked": Life("cdu", math.log(2.5) / math.log(FILTER_FACTOR), 120.0, 500.0),
+    "exchanger_fouled": Life("cdu", 0.4 / FOULING_PU, 250.0, 1100.0),
+    "pump_worn": Life("cdu", 0.3 / PUMP_WEAR_PU, 700.0, 2500.0),
+    "plate_degraded": Life("gpu", 1.0 / (PASTE_FACTOR - 1.0), 300.0, 1500.0, 0.05),
+}
+SHAPES = (0.7, 1.4)  # from wear that slows down to wear that speeds up; source: estimate
+BEYOND = 1.25  # of what is worn out: it goes on till there
+
+
+def wear_scripts(site: Site, seed: int = 0, pace: float = 1.0) -> tuple[Script, ...]:
+    """Return the wear of a site's parts, each with its own life and shape; `pace` days pass in one.
+
+    Fans and power supplies do not wear: the twin learns nothing of them that weather and load leave alone.
+    """
+    rng, out = np.random.default_rng([seed, 5]), list[Script]()
+    for kind, life in LIVES.items():
+        n = site.sizes[life.table]
+        days = np.exp(rng.uniform(math.log(life.short_d), math.log(life.long_d), n))
+        shapes, wears = rng.uniform(*SHAPES, n), rng.random(n) < life.share
+        for i in np.flatnonzero(wears).tolist():
+            shape = float(shapes[i])
+            ramp_s = float(days[i]) * DRIFT_S * BEYOND ** (1.0 / shape) / pace
+            part = BOTH if kind == "pump_worn" else 0
+            out.append(
+                Script(kind, life.table, i, 0.0, None, life.worn * BEYOND, ramp_s, part=part, shape=shape)
+            )
+    return tuple(out)
 
 
 def neutral_value(field: str) -> float | bool:

@@ -18,7 +18,7 @@ import msgspec
 
 from twin.catalogue import NS, ConfigError
 from twin.diagnosis import FAULT_KINDS
-from twin.plant.faults import BOTH, KINDS_IN_PARTS, PUBLISHED, Script
+from twin.plant.faults import BOTH, KINDS_IN_PARTS, PUBLISHED, Script, wear_scripts
 from twin.plant.jobs import Mix
 from twin.plant.ledger import CARBON_G_PER_KWH, COST_USD_PER_KWH, Prices
 from twin.plant.weather import DAY_S, Weather
@@ -28,6 +28,7 @@ PARTS = {"1": 0, "2": 1, "both": BOTH}
 MAX_FAULTS, MAX_CASES = 10_000, 10_000
 MAX_MORE_RACKS = 1000
 DT_S = (0.01, 60.0)  # shortest and longest step
+MAX_PACE = 10_000.0
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -88,7 +89,10 @@ class MoreRacksEntry(_Strict, frozen=True):
 
 
 class ScenarioFile(_Strict, frozen=True):
-    """A whole scenario. One of `hours` and `duration_s` says how long; `start` is an ISO instant or ns."""
+    """A whole scenario. One of `hours` and `duration_s` says how long; `start` is an ISO instant or ns.
+
+    `wear_pace`: filters, exchangers, pumps and cold plates wear, by so many days in one; 0: nothing wears.
+    """
 
     name: str
     seed: int = 0
@@ -99,6 +103,7 @@ class ScenarioFile(_Strict, frozen=True):
     weather: WeatherEntry = WeatherEntry()
     workload: WorkloadEntry = WorkloadEntry()
     faults: list[FaultEntry] = []
+    wear_pace: float = 0.0
     grid: GridEntry = GridEntry()
     policies: dict[str, Literal["off", "advise", "approve", "act"]] = {}
     more_racks: MoreRacksEntry | None = None
@@ -233,6 +238,7 @@ def _judge(file: ScenarioFile, site: Site) -> list[str]:
         if given is not None and 0.0 < given * unit_s < file.dt_s:
             out.append(f"$.{key}: expected at least a step of dt_s ({file.dt_s:g} s), got {short(given)}")
     out += in_range("$.seed", file.seed, 0, 2**63 - 1)
+    out += in_range("$.wear_pace", file.wear_pace, 0.0, MAX_PACE)
     if not file.name or len(file.name) > 100:
         out.append(f"$.name: expected a name of 1 to 100 characters, got {short(file.name)}")
     if _start_ns(file.start) is None:
@@ -352,12 +358,16 @@ def _made(file: ScenarioFile, site: Site) -> Scenario:
             job_hours=jobs.job_hours,
             checkpoint_interval_s=jobs.checkpoint_interval_s,
         ),
-        faults=tuple(script_of(fault, site) for fault in file.faults),
+        faults=(*(script_of(fault, site) for fault in file.faults), *_wear(file, site)),
         prices=Prices(file.grid.price_usd_per_kwh, file.grid.carbon_g_per_kwh),
         policies=dict(file.policies),
         more_racks=file.more_racks,
         swept=file.sweep is not None,
     )
+
+
+def _wear(file: ScenarioFile, site: Site) -> tuple[Script, ...]:
+    return wear_scripts(site, file.seed, file.wear_pace) if file.wear_pace > 0.0 else ()
 
 
 def put(kind: type[msgspec.Struct], tree: dict[str, Any], path: str, value: Any) -> None:
