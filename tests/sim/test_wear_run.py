@@ -10,6 +10,7 @@ import pytest
 from tests.support.builders import site_of
 from twin.catalogue import utc
 from twin.engine import Engine
+from twin.estimation import comparisons
 from twin.health import wear
 from twin.plant import Scenario, Script
 from twin.plant.faults import LIVES
@@ -17,22 +18,25 @@ from twin.plant.jobs import Mix
 from twin.plant.weather import Weather
 from twin.simulation import Simulation
 
-PACE, LIFE_D, RUN_D, DAY_S = 240.0, 45.0, 25.0, 86_400.0
+PACE, CLEAN_D, LIFE_D, RUN_D, DAY_S = 240.0, 4.0, 30.0, 16.0, 86_400.0
 
 
 def test_a_filter_that_clogs_is_told_with_the_date_of_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("POINT_S", "LEAST_SPAN_S", "LONGEST_S"):
         monkeypatch.setattr(wear, name, getattr(wear, name) / PACE)
+    monkeypatch.setattr(comparisons, "SETTLED_COUNT", 60)  # else it wears before its early value is known
     racks = [{"name": f"r{k}", "profile": "gb200-nvl72", "nodes": 2} for k in (1, 2)]
     cdus = [{"name": f"cdu{k}", "serves": [f"r{k}"]} for k in (1, 2)]
     site = site_of({"site": "lab", "halls": [{"name": "h", "racks": racks, "cdus": cdus}]})
     worn = LIVES["filter_blocked"].worn
-    clogs = Script("filter_blocked", "cdu", 0, 0.0, None, worn * 1.25, LIFE_D * 1.25 * DAY_S / PACE)
+    clogs = Script(
+        "filter_blocked", "cdu", 0, CLEAN_D * DAY_S / PACE, None, worn * 1.25, LIFE_D * 1.25 * DAY_S / PACE
+    )
     calm = Weather(swing_k=0.0)  # a day's swing lasts for months at this pace
     scenario = Scenario("clogging", 1, weather=calm, faults=(clogs,), workload=Mix(constant_pu=0.7))
     run = Simulation.of(Engine(site, (), ()), seed=1, scenario=scenario, dt_s=20.0)
     run.plant.step_max_s = 5.0
-    run.run(RUN_D * DAY_S / PACE)
+    run.run((CLEAN_D + RUN_D) * DAY_S / PACE)
     found = {r.what: r for r in run.engine.health.wear.remaining()}
     assert set(found) == {"cdu.filter"}, "what does not wear is not told"
     left = found["cdu.filter"]
