@@ -190,13 +190,20 @@ def test_the_interval_holds_wear_that_speeds_up_or_slows_down(power, age):
     way = age**power
     mid_s = (1.0 - way) / (power * way / age) * 100.0 * DAY_S
     exact = Left(*(np.array([mid_s]) for _ in range(3)))
-    left = widened(exact, np.array([way]), 0.0)
+    left = widened(exact, np.array([way]), np.zeros(1), 0.0)
     end = {FASTER: left.lo_s, 1.0: left.mid_s, SLOWER: left.hi_s}[power]
     assert end[0] / DAY_S == pytest.approx(100.0 * (1.0 - age))
-    doubtful = widened(exact, np.array([way]), 0.1)
+    doubtful = widened(exact, np.array([way]), np.zeros(1), 0.1)
     assert doubtful.lo_s < left.lo_s < left.mid_s < left.hi_s < doubtful.hi_s
     loose = Left(left.mid_s, 0.2 * left.mid_s, 9.0 * left.mid_s)
-    assert widened(loose, np.array([way]), 0.0).lo_s < loose.lo_s
+    assert widened(loose, np.array([way]), np.zeros(1), 0.0).lo_s < loose.lo_s
+    # A line over all that it wore shows the speed that it had in the middle of that
+    half = (0.5 ** (1.0 / power)) ** (power - 1.0)
+    late = Left(*(v / half for v in exact))
+    end = {FASTER: 1, 1.0: 0, SLOWER: 2}[power]
+    assert widened(late, np.array([way]), np.array([way]), 0.0)[end] / DAY_S == pytest.approx(
+        100.0 * (1 - age)
+    )
 
 
 def test_what_has_drifted_but_nobody_knows_how_fast_says_so():

@@ -121,21 +121,24 @@ def straight(value: F64 | float, power: float) -> F64:
 
 # What has worn goes with the power of the time between these, and a line is no more than the middle: of what
 # has just begun nobody knows how it goes on. source: estimate
-FASTER, SLOWER = 1.5, 0.65
+FASTER, SLOWER = 1.35, 0.75
 LEAST_WAY = 0.02  # share of the way to the limit that was seen; source: estimate
 
 
-def widened(left: Left, way: F64, doubt: F64 | float) -> Left:
+def widened(left: Left, way: F64, moved: F64, doubt: F64 | float) -> Left:
     """Return an interval that holds what is left also if the wear goes faster or slower than straight on.
 
-    `way` is the share of the way to the limit that is behind it, `doubt` that by which the limit may be off
-    [k]. Independent doubts are added up by the logarithm of the time.
+    `way` is the share of the way to the limit that is behind it, `moved` what of it the line shows, whose
+    speed is that in its middle, `doubt` the share by which the limit may be off [k]. Independent doubts add
+    up by the logarithm of the time.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
         way = np.clip(way, LEAST_WAY, 1.0 - 1e-9)
         off, out = np.log1p(doubt / (1.0 - way)), []
+        middle = np.log(1.0 - 0.5 * np.clip(moved / way, 0.0, 1.0))
         for power, edge_s in ((FASTER, left.lo_s), (SLOWER, left.hi_s)):
             law = np.log(power * (way ** (-1.0 / power) - 1.0) / (1.0 / way - 1.0))
+            law += (power - 1.0) / power * middle
             far = np.sqrt(law**2 + off**2 + np.log(edge_s / left.mid_s) ** 2)
             out.append(left.mid_s * np.exp(np.copysign(np.minimum(far, 50.0), 1.0 - power)))
         low, high = (np.where(left.mid_s > 0.0, np.minimum(edge, LONGEST_S), left.mid_s) for edge in out)
@@ -337,7 +340,8 @@ class Wear(EntityState):
         line, by_law = trend(t_s, value), trend(t_s, straight(value / points.reference, worn.law))
         limit = float(straight(worn.limit_pu, worn.law))
         left = until(by_law, np.full(len(points), limit), worn.rising, 0.5 * worn.noise_pu)
-        return line, widened(left, by_law.level / limit, worn.noise_pu / abs(limit))
+        moved = (by_law.level - by_law.first) / limit
+        return line, widened(left, by_law.level / limit, moved, worn.noise_pu / abs(limit))
 
     def _spread(self, found: Mapping[str, tuple[Trend, Left]]) -> tuple[Remaining, ...]:
         out = []
