@@ -46,6 +46,7 @@ class Watched:
         self.site, self.keys, self.begin_ns = site, keys, begin_ns
         self.recurring = Recurring(site)
         self.alarmed: set[int] = set()  # nodes, at any look so far
+        self.failed: set[int] = set()  # GPUs on an NVLink that recovers again and again
         self.look(0.0)
 
     def look(
@@ -56,8 +57,14 @@ class Watched:
         hushed: Mapping[str, Collection[int]] | None = None,
         work: Mapping[str, Collection[int]] | None = None,
         broken: Collection[int] = (),
+        life: Mapping[str, np.ndarray] | None = None,
+        grown: tuple[float, float] = (1.0, 10.0),
     ) -> None:
-        """A look so long after the first: who has trouble anew, who else is silent, who is worked at."""
+        """A look so long after the first: who has trouble anew, who else is silent, who is worked at.
+
+        `life`: counters as devices have them [n], zero without; `grown`: by how much those with trouble grew,
+        and in how many seconds.
+        """
         sizes = self.site.sizes
         index = {k: np.unique(np.asarray(i, np.int32)) for k, i in (came or {}).items()}
         none = np.zeros(0, np.int32)
@@ -70,14 +77,27 @@ class Watched:
                 spoke[table], fell[table] = heard, index.get(key, none)
                 silent[table] = mask(sizes[table], {*fell[table].tolist(), *(hushed or {}).get(table, ())})
             else:
-                counters[key] = SimpleNamespace(heard=heard, moved=index.get(key, none))
+                moved = index.get(key, none)
+                by, in_s = (np.full(len(moved), x) for x in grown)
+                counters[key] = SimpleNamespace(heard=heard, moved=moved, moved_by=by, moved_in_s=in_s)
         rates: Any = SimpleNamespace(counters=counters, spoke=spoke, fell=fell, hushed=silent)
         at = {t: mask(sizes[t], i) for t, i in (work or {}).items()}
-        now: Any = SimpleNamespace(now_ns=self.begin_ns + round(at_s * NS), under_work=at.get)
+        counted = life or {}
+        now: Any = SimpleNamespace(
+            now_ns=self.begin_ns + round(at_s * NS),
+            under_work=at.get,
+            raw=lambda key: counted.get(key, np.zeros(sizes[key.partition(".")[0]], np.int64)),
+        )
         self.recurring.update(now, rates, mask(sizes["node"], broken))
         self.alarmed |= set(np.flatnonzero(self.recurring.standing).tolist())
 
-    def live(self, troubles: Sequence[tuple[float, str, int]], until_s: float, step_s: float = 10.0) -> None:
+    def live(
+        self,
+        troubles: Sequence[tuple[float, str, int]],
+        until_s: float,
+        step_s: float = 10.0,
+        life: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
         """Troubles (when, stream, device), each at the first look after it, and a look every hour from now.
 
         Looks at which nothing comes only let scores fall: an hour is short for that.
@@ -91,7 +111,8 @@ class Watched:
             looks.setdefault(hour, {})
         for number in sorted(looks):
             if now_s < number * step_s <= until_s:
-                self.look(number * step_s, looks[number])
+                self.look(number * step_s, looks[number], life=life)
+                self.failed |= set(np.flatnonzero(self.recurring.failing).tolist())
 
 
 def chance(

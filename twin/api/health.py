@@ -29,8 +29,9 @@ from twin.contracts import (
     name_of_part,
     todo_words,
 )
-from twin.health import SIGNALS, SPECS, ReportedFault, find, is_failure
+from twin.health import NVLINK_RULES, PORTS, SIGNALS, SPECS, ReportedFault, find, is_failure
 from twin.report import health_texts as words, why
+from twin.site import lost_with, scale_up_blast
 from twin.telemetry import GOOD
 
 CHANCE, EXPECTED, DAY_S = "node.failure_pu", "site.node_failure_count", 86_400.0
@@ -383,6 +384,8 @@ def of_name(live: Runtime, name: str) -> dict[str, Any]:
             row = site.entity(PARTS[part], owner)
             if row is not None and side in (f"{part}1", f"{part}2"):
                 return part_tree(live, part, 2 * row + int(side[-1]) - 1)
+    if (link := nvlink_of(live, name)) is not None:
+        return nvlink_tree(live, *link)
     for table in LOOKED_IN if not side else ():
         row = site.entity(table, name.rstrip("/") if table != "site" else name)
         if row is None:
@@ -480,6 +483,7 @@ def part_tree(live: Runtime, part: str, index: int) -> dict[str, Any]:
         "changes": words.changes(row["level"], row["action"], bool(lacking), part),
         "maintenance": bool(spared is not None and spared[entity]),
         "diagnosis": diagnosis(live, [(table, entity)]), "notes": notes(live),
+        "lost_with_it": lost_with(site, part, index),
     }  # fmt: skip
     tree["lowered_words"] = words.LOWERED_WORDS[tree["lowered"]] if tree["lowered"] else ""
     if node >= 0:
@@ -491,6 +495,37 @@ def part_tree(live: Runtime, part: str, index: int) -> dict[str, Any]:
         gpus = range(int(site.gpu_start_of_node[node]), int(site.gpu_start_of_node[node + 1]))
         tree["diagnosis"] = diagnosis(live, [("node", node), *(("gpu", g) for g in gpus)])
     return tree
+
+
+def nvlink_of(live: Runtime, name: str) -> tuple[int, int] | None:
+    """(GPU, number) of an NVLink such as `gpu0/nvlink14` behind the name of a node; None for another name."""
+    owner, _, tail = name.rpartition("/")
+    digits = tail.removeprefix("nvlink")
+    if digits == tail or not (digits.isascii() and digits.isdigit()) or len(digits) > 2:
+        return None
+    gpu = live.engine.site.entity("gpu", owner)
+    return None if gpu is None or int(digits) >= PORTS else (gpu, int(digits))
+
+
+def nvlink_tree(live: Runtime, gpu: int, link: int) -> dict[str, Any]:
+    """An NVLink: its verdict and counts, both of its ends, and what is lost with it; else as of its GPU."""
+    health, site = live.engine.health, live.engine.site
+    tree, counts = part_tree(live, "gpu", gpu), health.nvlinks.counts(gpu, link)
+    level = health.nvlinks.level(gpu, link, bool(health.recurring.failing[gpu]))
+    named = level >= WATCH
+    of_link = [e for e in tree["evidence"] if named and e["rule"] in NVLINK_RULES]
+    source = words.comes_from("gpu.nvlink_recovery_count")
+    never = {"what": "counts of the link", "state": "never heard", "connect": source}
+    lacking = [] if counts else [never]
+    action = tree["action"] if of_link else "none"
+    return tree | {
+        "part": "nvlink", "name": f"{site.name('gpu', gpu)}/nvlink{link}", "level": LEVELS[level],
+        "ends": health.nvlinks.name(PORTS * gpu + link), "counts": counts, "action": action,
+        "do": todo_words(action, "gpu"), "why": of_link[0]["text"] if of_link else "", "evidence": of_link,
+        "missing": lacking, "lost_with_it": scale_up_blast(site, gpu).text, "diagnosis": [], "faults": [],
+        "changes": words.changes(LEVELS[level], action, bool(lacking), "link"), "remaining": [],
+        "lowered": "", "lowered_words": "", "sure": "", "sure_pu": None,
+    }  # fmt: skip
 
 
 def evidence(live: Runtime, part: str, index: int) -> list[dict[str, Any]]:

@@ -44,7 +44,6 @@ COUNTED = (
     Counted("gpu", "ecc_dbe_count", "ecc_growth", 1.0, "double-bit errors", usual=False),
     Counted("gpu", "ecc_sbe_count", "ecc_growth", 10.0, "single-bit errors"),
     Counted("gpu", "nvlink_error_count", "nvlink_flaps", 10.0, "NVLink errors"),
-    Counted("gpu", "nvlink_recovery_count", "nvlink_flaps", 2.0, "NVLink recoveries", usual=False),
     Counted("link", "discard_count", "link_congested", 100.0, "discarded packets"),
     Counted("link", "error_count", "link_congested", 100.0, "errors"),
 )

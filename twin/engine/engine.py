@@ -222,6 +222,9 @@ class Engine:
         if not self.intake.is_new(event):
             return []
         self.health.take(event, self.jobs, self.state.now_ns)
+        if isinstance(event, ev.NvlinksCounted):  # told again and again: only what is odd is journalled
+            refused = None if self.site.entity("node", event.name) is not None else f"no node {event.name}"
+            return [EventRecord(event=brief_event(event), refused=refused)] if refused else []
         if isinstance(event, ev.SiteChanged):
             return self._change_site(event)
         if isinstance(event, ev.PluginRestored):

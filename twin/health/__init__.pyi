@@ -13,5 +13,7 @@ from .fault_codes import find as find
 from .features import QUIET as QUIET, TELEMETRY as TELEMETRY
 from .health import HealthState as HealthState
 from .lemons import SIGNALS as SIGNALS, LemonCounts as LemonCounts, score as score
+from .nvlinks import PORTS as PORTS
+from .rules_gpu import NVLINK_RULES as NVLINK_RULES
 from .rules_node import RECURS as RECURS
 from .verdict_specs import SPECS as SPECS

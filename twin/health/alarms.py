@@ -40,7 +40,7 @@ from twin.health.health import HealthState
 from twin.health.rules import DIAGNOSIS, Rule
 from twin.health.rules_node import RECURS
 from twin.health.verdict_specs import SPECS
-from twin.site import Site
+from twin.site import Site, lost_with
 
 # Titles of findings are the texts of rules without their figures, which change; those are in the evidence.
 _NOTE = ": {note}"
@@ -58,6 +58,8 @@ _SAID = {
     "nvlink_errors": "many errors of its NVLinks",
     "nvlink_replays": "many replays on its NVLinks",
     "nvlink_recoveries": "recoveries of its NVLinks",
+    "nvlink_recovering": "an NVLink recovers again and again",
+    "nvlink_recovered": "its NVLinks recovered far more often than others",
     "pcie_replays": "many replays on its PCIe link",
     "thermal_margin": "it is near its limit of heat",
     "thermal_limit": "it is beyond the temperature at which it slows down",
@@ -240,7 +242,8 @@ class _Look:
             if level[gpu] >= DEGRADED and not (spared is not None and spared[gpu]):
                 found = self._reason("gpu", gpu, f"gpu{gpu - first}", node)
                 reasons += [found] if found is not None else []
-        reasons.sort(key=lambda r: -r.level)
+        # A GPU's own reason is more telling than that trouble recurs on its node
+        reasons.sort(key=lambda r: (-r.level, not r.name and {e.rule for e in r.evidence} == {RECURS}))
         likely = likely and not (reasons and reasons[0].level >= FAILED)
         if not reasons and not likely:
             return None
@@ -395,6 +398,8 @@ class _Look:
                 continue
             entity = self.site.name(table, i // 2 if paired else i)
             name, said = name_of_part(part, i, entity), _sentences([reason])
+            if said and (lost := lost_with(self.site, part, i)):
+                said.insert(min(1, MOST_EVIDENCE - 1), lost)
             what = _heading(reason) if said else f"the {part} is {LEVELS[reason.level]}"
             # A node runs on its other supply
             severity = "warning" if part == "psu" else _severity([reason], False)

@@ -75,6 +75,12 @@ class HealthContext:
         total: I64 = self.state.tables[signal.table].total[signal.row]
         return total
 
+    def raw(self, key: str) -> I64:
+        """A counter as its device has it [n]; -1 where it never reported. Not to be written to."""
+        signal = _signal(key)
+        raw: I64 = self.state.tables[signal.table].raw[signal.row]
+        return raw
+
     def ever_reported(self, key: str) -> bool:
         """Return True if any entity ever reported this signal or counter."""
         signal = _signal(key)

@@ -20,6 +20,7 @@ from twin.health.error_log import FaultBook
 from twin.health.failures import Failures
 from twin.health.features import node_features
 from twin.health.lemons import Lemons
+from twin.health.nvlinks import Nvlinks
 from twin.health.rates import Rates
 from twin.health.recurring import Recurring
 from twin.health.rules import DeviceRecords
@@ -33,6 +34,7 @@ from twin.telemetry import (
     Event,
     FaultReported,
     JobSlots,
+    NvlinksCounted,
     OldOfNew,
     SiteChanged,
     State,
@@ -63,6 +65,7 @@ class HealthState(EntityState):
     recurring: Recurring = part()
     lemons: Lemons = part()
     wear: Wear = part()
+    nvlinks: Nvlinks = part()
     verdicts: Verdicts = part()
     failures: Failures = part()
 
@@ -70,7 +73,7 @@ class HealthState(EntityState):
         super().__init__(site.sizes)
         self.site = site
         self.book, self.rates = FaultBook(site), Rates(site)
-        self.recurring = Recurring(site)
+        self.recurring, self.nvlinks = Recurring(site), Nvlinks(site)
         self.lemons, self.wear = Lemons(site), Wear(site)
         self.verdicts, self.failures = Verdicts(site), Failures(site)
         self._heard: list[FaultReported] = []  # since the last tick
@@ -79,6 +82,9 @@ class HealthState(EntityState):
         """Note an event that is about to be applied."""
         if isinstance(event, FaultReported):
             self.take_faults([event])
+            return
+        if isinstance(event, NvlinksCounted):
+            self.nvlinks.take(event, now_ns)
             return
         if isinstance(event, EntityReplaced | SiteChanged):  # what was heard was of the device that leaves
             self._grave |= self.book.hear(self._heard, now_ns, jobs)
@@ -99,6 +105,7 @@ class HealthState(EntityState):
         storm = len(self._heard) >= STORM
         if self._heard:
             self._grave |= self.book.hear(self._heard, state.now_ns, jobs)
+            self.nvlinks.hear(self._heard)
             self._heard = []
         since_s = (state.now_ns - self.looked_ns) / NS
         rest = self.whole_ns < self.looked_ns  # of a look that began in a storm
@@ -107,7 +114,7 @@ class HealthState(EntityState):
         now = HealthContext(
             self.site, state, estimator, diagnosis, jobs, windows, since_s if self.looked_ns else 0.0
         )
-        records = DeviceRecords(self.book, self.rates, self.lemons, self.wear, self.recurring)
+        records = DeviceRecords(self.book, self.rates, self.lemons, self.wear, self.recurring, self.nvlinks)
         if not rest:
             self._judge_parts(now, records)
         if rest or not storm:

@@ -47,6 +47,8 @@ class CounterGrowth(EntityState):
         self.most: dict[bool, float] = {}  # the largest sum, recent or daily, once asked, until a change
         self.whole = False  # whether all are heard
         self.moved: I32 = np.zeros(0, np.int32)  # who grew at the last look
+        self.moved_by: F64 = np.zeros(0)  # by how much each of them, and in how many seconds
+        self.moved_in_s: F64 = np.zeros(0)
 
     def take(
         self, total: I64, t_ns: I64, known_ns: I64 | None, looked_ns: int, up: tuple[float, float]
@@ -66,7 +68,7 @@ class CounterGrowth(EntityState):
         for sums, tau_s, scale in zip((self.recent, self.daily), (RECENT_S, DAILY_S), up, strict=True):
             x = span_s / tau_s
             sums[index] += (grown * (-np.expm1(-x) / x) * scale).astype(np.float32)
-        self.moved = index.astype(np.int32)
+        self.moved, self.moved_by, self.moved_in_s = index.astype(np.int32), grown, span_s
         self.lively = self.lively or bool(len(index))
 
     def fade(self, keep: tuple[float, float], up: tuple[float, float]) -> None:

@@ -25,6 +25,15 @@ RECURS_PER_DAY = 6.0  # trouble that has come to stay: every four hours. source:
 DAY_NS = 86_400 * NS
 
 
+class Sweep(NamedTuple):
+    """Growth of a counter that is read seldom [k]: how many times trouble came, since when at the earliest,
+    and the nats that the count before it was watched adds."""
+
+    times: I64
+    since_ns: I64
+    prior: F64
+
+
 class Cycles(SparseState):
     """Open cycles of one kind of trouble [k]: a cycle is a run of trouble on one device.
 
@@ -42,13 +51,15 @@ class Cycles(SparseState):
     a: F64 = cell("f8")
     b: F64 = cell("f8")
     logs: F64 = cell("f8")
+    prior: F64 = cell("f8")  # nats that a count from before it was watched adds; then the first time counts
 
     def __init__(self, per_day: float = RECURS_PER_DAY, table: str = OWN) -> None:
         super().__init__({table: 0}, table)
         self.per_day = per_day  # of trouble that has come to stay
 
-    def add(self, index: I32, now_ns: int, a: F64, b: F64) -> I32:
-        """Trouble came to these devices (ascending), whose usual rates are Gamma(a, b) [k].
+    def add(self, index: I32, now_ns: int, a: F64, b: F64, sweep: Sweep | None = None) -> I32:
+        """Trouble came to these devices (ascending), whose usual rates are Gamma(a, b) [k], once each if no
+        `sweep` says otherwise.
 
         Returns those to which it comes so often anyhow that once more begins nothing.
         """
@@ -60,6 +71,17 @@ class Cycles(SparseState):
         fresh = ~there & ~usual
         if fresh.any():
             self.insert(index[fresh], first_ns=now_ns, a=a[fresh], b=b[fresh])
+            if sweep is not None:
+                at, _ = self.find(index[fresh])
+                self.first_ns[at], self.prior[at] = sweep.since_ns[fresh], sweep.prior[fresh]
+        if sweep is not None:
+            at, there = self.find(index)
+            left = np.where(there, sweep.times - 1, 0)
+            while (open_ := left > 0).any():
+                some = at[open_]
+                self.logs[some] += np.log(self.a[some] + self.count[some])
+                self.count[some] += 1
+                left -= 1
         return index[usual]
 
     def scores(self, now_ns: int) -> tuple[F64, F64]:
@@ -68,7 +90,11 @@ class Cycles(SparseState):
         more = self.count - 1.0
         usual = self.logs + (self.a + 1.0) * np.log(self.b) - (self.a + 1.0 + more) * np.log(self.b + t)
         score = more * np.log(self.per_day) - self.per_day * t - usual
-        return score, score + np.log(self.per_day * self.b / self.a)
+        whole = score + np.log(self.per_day * self.b / self.a)
+        if self.prior.any():
+            known = self.prior > 0.0
+            score, whole = np.where(known, whole + self.prior, score), whole + self.prior
+        return score, whole
 
     def again(self, a: F64, b: F64) -> None:
         """More is known of what is usual: the rates before these cycles began are Gamma(a, b) [k]."""
@@ -195,7 +221,15 @@ SETTLE_NS = 3600 * NS  # after a repair or work, in which nothing is counted. so
 # site of thousands too, is their collector's doing, unless that is usual. source: estimate
 MANY_PU, MANY, SILENT_TIMES = 0.05, 4, 3.0
 MOST_PU = 0.5  # of the devices of a site; with more of which anything recurs, that is how the site is
+# The same of errors and replays of NVLinks: a GPU has 18, so that with one noisy link in a hundred a sixth of
+# the GPUs are noisy. source: estimate
+NVLINK_PU = 0.02
 RACK_PU, RACK = 0.5, 3  # of the nodes of a rack: it is the rack's
+# Of a count from before anybody watched: so many, and so many times those of the others that have any, as in
+# the rules. source: estimate
+LIFETIME, UNUSUAL = 10, 10.0
+MOST_TIMES = 9  # that one reading of a counter may add beyond the first; source: estimate
+RECOVERIES = "gpu.nvlink_recovery_count"
 MOST_TOLD = 3  # kinds of trouble in one sentence
 LATELY_NS = 3600 * NS  # trouble that came no longer ago came now
 
@@ -213,6 +247,11 @@ class Stream(NamedTuple):
     drains: bool = True
     codes: tuple[int, ...] = ()
     per_day: float = RECURS_PER_DAY
+    lifetime: bool = False  # what it counted before it was watched speaks too
+    most_pu: float = (
+        MOST_PU  # of devices; with more on which it recurs, and more than `least`, it is none's own
+    )
+    least: float = 1.0
 
     @property
     def table(self) -> str:
@@ -233,9 +272,11 @@ STREAMS: tuple[Stream, ...] = (
         codes=(63, 94),
         per_day=1.0,
     ),
-    Stream("gpu.nvlink_error_count", "NVLink errors", "nvlink"),
-    Stream("gpu.nvlink_replay_count", "NVLink replays", "nvlink"),
-    Stream("gpu.nvlink_recovery_count", "NVLink recoveries", "nvlink"),
+    Stream("gpu.nvlink_error_count", "NVLink errors", "nvlink", most_pu=NVLINK_PU, least=MANY),
+    Stream("gpu.nvlink_replay_count", "NVLink replays", "nvlink", most_pu=NVLINK_PU, least=MANY),
+    # One link with 505 recoveries where 5,759 others had none recovered three times in 21 minutes, once more
+    # that day, and died five days later. source: marin-community/marin, issue 9086; the rate: estimate
+    Stream(RECOVERIES, "NVLink recoveries", "nvlink", per_day=3.0, lifetime=True),
     Stream("gpu.pcie_replay_count", "PCIe replays", "pcie"),
     Stream("gpu.gap", "silences", "silence"),
     Stream("node.gap", "silences", "silence"),
@@ -248,12 +289,29 @@ KEYS = tuple(s.key for s in STREAMS)
 FAMILIES = tuple(dict.fromkeys(s.family for s in STREAMS))
 
 
+def lifetime_nats(count: I64, index: I32, grown: F64) -> F64:
+    """Surprise, in nats, that these devices' counts of their lives are so high [k]; 0 where they are not.
+
+    `count` [n] is as read now, -1 where it is not; `grown` [k] since the look before. High is at least
+    LIFETIME, and UNUSUAL times what those have that have any; then it is the log of how few are as high.
+    """
+    before = count[index] - grown
+    if not (before >= LIFETIME).any():
+        return np.zeros(len(index))
+    some = np.sort(count[count > 0])
+    others = some[:-1]  # without a high one itself: any of those leaves the same median
+    least = max(LIFETIME, UNUSUAL * (max(1.0, float(np.median(others))) if len(others) else 1.0))
+    rank = np.maximum(len(some) - np.searchsorted(some, before), 1)
+    return np.where(before >= least, np.log(np.count_nonzero(count >= 0) / rank), 0.0)
+
+
 class Recurring(EntityState):
     """Recurring troubles by stream and device, and the evidence against each node."""
 
     now_ns: int = scalar(0)
     free_ns: I64 = column("node", "i8")  # from when on trouble is counted again
     standing: Bool = column("node", "?")
+    failing: Bool = column("gpu", "?")  # on an NVLink that recovers again and again
     out: Bool = column("node", "?")  # who is down or out of service
     usual: dict[str, BaselineRate] = part()
     cycles: dict[str, Cycles] = part()
@@ -277,7 +335,7 @@ class Recurring(EntityState):
             self._pause(broken)
         for s in STREAMS:
             if self.site.sizes[s.table]:
-                self._stream(s, rates, book)
+                self._stream(s, rates, book, now)
         self._weigh()
 
     def _work(self, now: HealthContext) -> None:
@@ -321,7 +379,7 @@ class Recurring(EntityState):
             return index
         return self.site.node_of_gpu[index] if table == "gpu" else self.site.node_of_link[index]
 
-    def _stream(self, stream: Stream, rates: Rates, book: FaultBook | None) -> None:
+    def _stream(self, stream: Stream, rates: Rates, book: FaultBook | None, now: HealthContext) -> None:
         usual, cycles = self.usual[stream.key], self.cycles[stream.key]
         heard, came = _came(stream, rates)
         if stream.codes and book is not None:
@@ -338,10 +396,20 @@ class Recurring(EntityState):
             came = usual.apart(self._own(stream, came, rates), self.now_ns, APART_NS)
         if len(came):
             before = len(cycles.index)
-            common = cycles.add(came, self.now_ns, *usual.rates(came, self.now_ns))
+            sweep = self._sweep(stream, came, rates, now) if stream.lifetime else None
+            common = cycles.add(came, self.now_ns, *usual.rates(came, self.now_ns), sweep)
             usual.count(common, np.ones(len(common), np.int32))
             usual.begun += len(cycles.index) - before + len(common)
         usual.learn(self.now_ns, cycles)
+
+    def _sweep(self, stream: Stream, came: I32, rates: Rates, now: HealthContext) -> Sweep:
+        """Growth of a seldom read counter at these devices: at most once in APART_NS, as elsewhere."""
+        counter = rates.counters[stream.key]
+        at = np.searchsorted(counter.moved, came)
+        grown, in_ns = counter.moved_by[at], (counter.moved_in_s[at] * NS).astype(np.int64)
+        times = np.minimum(grown.astype(np.int64), 1 + np.minimum(in_ns // APART_NS, MOST_TIMES))
+        since_ns = self.now_ns - np.where(times > 1, in_ns, 0)
+        return Sweep(times, since_ns, lifetime_nats(now.raw(stream.key), came, grown))
 
     def _own(self, stream: Stream, index: I32, rates: Rates) -> I32:
         """Of these devices, those whose trouble is their own and that nobody works at."""
@@ -376,7 +444,9 @@ class Recurring(EntityState):
         over = (whole <= 0.0) | (self.now_ns - cycles.first_ns >= LONGEST_NS)
         strong = score >= STILL
         some = np.count_nonzero((score > 0.0) & (cycles.count > 1))
-        if np.count_nonzero(strong) > _many(usual.n_heard) or some > max(1.0, MOST_PU * usual.n_heard):
+        if np.count_nonzero(strong) > _many(usual.n_heard) or some > max(
+            stream.least, stream.most_pu * usual.n_heard
+        ):
             over[:] = True
         elif strong.any():
             node = self.node_of(stream.table, cycles.index)
@@ -392,6 +462,8 @@ class Recurring(EntityState):
         if not any(len(c.index) for c in self.cycles.values()):
             if self._score.any() or self.standing.any():
                 self._score, self.standing = np.zeros_like(self._score), np.zeros_like(self.standing)
+            if self.failing.any():
+                self.failing = np.zeros_like(self.failing)
             return
         worst = np.zeros((len(FAMILIES), self.site.sizes["node"]))
         for s in STREAMS:
@@ -400,6 +472,12 @@ class Recurring(EntityState):
                 np.maximum.at(worst[FAMILIES.index(s.family)], self.node_of(s.table, index), score)
         self._score = (self.weights() @ worst).astype(np.float32)
         self.standing = (self._score >= ALARM) | (self.standing & (self._score >= STILL))
+        if len(self.cycles[RECOVERIES].index) or self.failing.any():
+            index, score = self.of(RECOVERIES)
+            score *= self.weights()[FAMILIES.index("nvlink")]
+            still = (score >= ALARM) | (self.failing[index] & (score >= STILL))
+            self.failing = np.zeros_like(self.failing)
+            self.failing[index[still]] = True
 
     def weights(self) -> F64:
         """Return the weight of a nat of each family: the more, the seldomer its trouble begins [n_family].
@@ -434,7 +512,8 @@ class Recurring(EntityState):
 
     def _scores(self, cycles: Cycles) -> F64:
         """Return the score of each cycle [k]; trouble that came once does not recur."""
-        return np.where(cycles.count > 1, cycles.scores(self.now_ns)[0], 0.0)
+        told = (cycles.count > 1) | (cycles.prior > 0.0)
+        return np.where(told, cycles.scores(self.now_ns)[0], 0.0)
 
     def text(self, node: int) -> str:
         """Return the text of a node's recurrences, the gravest first; empty where there is none."""

@@ -19,6 +19,7 @@ from twin.contracts import PARTS, Evidence, Fault, action
 from twin.health.context import HealthContext
 from twin.health.error_log import FaultBook
 from twin.health.lemons import Lemons
+from twin.health.nvlinks import Nvlinks
 from twin.health.rates import Rates
 from twin.health.recurring import Recurring
 from twin.health.wear import Wear
@@ -30,7 +31,7 @@ CLEAR_S = 120.0  # for which most of what was found is held after it has gone; s
 KEEP_S = 86_400.0  # and at most so long where nobody hears whether it has; source: estimate
 APART_S = 600.0  # two sights so far apart do not show that something lasted in between; source: estimate
 MAX_NOTES = 256  # words of their own that a rule keeps, each at most so long
-MAX_NOTE = 300
+MAX_NOTE = 400
 MANY = 1000  # from which on a mask is faster than a search
 NONE: I32 = np.zeros(0, np.int32)
 
@@ -44,6 +45,7 @@ class DeviceRecords:
     lemons: Lemons
     wear: Wear
     recurring: Recurring | None = None
+    nvlinks: Nvlinks | None = None
 
 
 class RuleContext:
@@ -58,6 +60,7 @@ class RuleContext:
         self.now, self.book, self.rates = now, records.book, records.rates
         self.guards = {} if guards is None else guards  # by signal: what only looks of one site share
         self.lemons, self.wear, self.recurring = records.lemons, records.wear, records.recurring
+        self.nvlinks = records.nvlinks
         self.site: Site = now.site
         self.now_ns, self.dt_s = now.now_ns, now.dt_s
         # Set by the attribution before the rules are asked [n_gpu]; None: of no GPU

@@ -22,6 +22,7 @@ from twin.contracts import (
     WATCH,
     action,
 )
+from twin.health.recurring import LIFETIME, RECOVERIES, lifetime_nats
 from twin.health.rules import DIAGNOSIS, NONE, NOTHING, Rule, RuleContext, RuleMatches
 from twin.health.rules_shared import (
     CATALOG,
@@ -41,12 +42,14 @@ from twin.health.rules_shared import (
     state_is,
     wearing,
 )
+from twin.site import scale_up_blast
 
 # In about ten minutes. DCGM: 8 PCIe replays a minute are the most that is fine; 10 single-bit errors.
 PCIE_REPLAYS, SBES = 80.0, 10.0
 # DCGM asks for 100 CRC errors a second, and for one replay or recovery. Links of today retry now and then, so
 # that a few a minute are watched, if others have fewer; source: DCGM, and estimate.
 NVLINK_ERRORS, NVLINK_ERRORS_GRAVE, NVLINK_REPLAYS, NVLINK_RECOVERIES = 60.0, 60_000.0, 60.0, 2.0
+OUTLIER_NATS = 3.0  # of counts of lives: one GPU in twenty has as many; source: estimate
 SBES_A_DAY = 200.0  # a GPU with so many is looked at even if it always had them; source: estimate
 ONE_LEFT = 0.35  # of a count of one: ten minutes, or a day, after it came (e^-1)
 SLOWED_PU = 0.6  # source: domain.md C, slowdown in 0.6 of the minutes of the last ten
@@ -63,6 +66,7 @@ MARGIN, TEMP = "gpu.thermal_margin_k", "gpu.temp_c"
 MEMORY = ("ecc_growth",)
 HEAT = ("plate_degraded", "tray_blocked")
 NVLINK = ("nvlink_flaps",)
+NVLINK_RULES = ("nvlink_recovering", "nvlink_recovered")  # that speak of one link
 XID = ("gpu_off_bus", "xid_burst")
 
 
@@ -270,6 +274,38 @@ def _double_bits(context: RuleContext) -> RuleMatches:
     return RuleMatches(found.index[left], found.a[left])
 
 
+def _nvlink_text(context: RuleContext, gpu: int) -> str:
+    """Which NVLink of a GPU recovers; by the sum over its links where no source tells more."""
+    told = "" if context.nvlinks is None else context.nvlinks.text(gpu)
+    return told or f"{context.now.raw(RECOVERIES)[gpu]} recoveries of its NVLinks; which of them is not told"
+
+
+def _recovering(context: RuleContext) -> RuleMatches:
+    """GPUs on an NVLink that recovers more often than chance explains."""
+    recurring = context.recurring
+    if recurring is None or not recurring.failing.any():
+        return NOTHING
+    index = np.flatnonzero(recurring.failing).astype(np.int32)
+
+    def say(k: int) -> str:
+        gpu = int(index[k])
+        return f"{_nvlink_text(context, gpu)}; {scale_up_blast(context.site, gpu).text}"
+
+    return RuleMatches(index, say=say)
+
+
+def _recovered(context: RuleContext) -> RuleMatches:
+    """GPUs whose NVLinks recovered far more often in their lives than those of nearly all others."""
+    if not context.known(RECOVERIES):
+        return NOTHING
+    count = context.now.raw(RECOVERIES)
+    index = np.flatnonzero(count >= LIFETIME).astype(np.int32)
+    if not len(index):
+        return NOTHING
+    index = index[lifetime_nats(count, index, np.zeros(len(index))) >= OUTLIER_NATS]
+    return RuleMatches(index, count[index], say=lambda k: _nvlink_text(context, int(index[k])))
+
+
 _KEEPS = ("gpu.health_state", "gpu.temp_c", "gpu.power_w")  # any of them says that the GPU is heard
 
 
@@ -316,6 +352,11 @@ RULES: tuple[Rule, ...] = (
     _grown("nvlink_replays", "nvlink_replay_count", NVLINK_REPLAYS, "replays on its NVLinks").rule(),
     replace(_grown("nvlink_recoveries", "nvlink_recovery_count", NVLINK_RECOVERIES,
                    "recoveries of its NVLinks", 0.7), level=DEGRADED, action="run_diagnostics").rule(),
+    Rule("nvlink_recovering", "gpu", DEGRADED, "contact_support", 0.9,
+         "an NVLink recovers again and again, which may end in a fatal XID 149: {note}",
+         "a sequential test (Wald 1945); marin-community/marin, issue 9086", _recovering, clear_s=0.0),
+    Rule("nvlink_recovered", "gpu", WATCH, "watch", 0.7,
+         "its NVLinks recovered far more often than others: {note}", ESTIMATE, _recovered, clear_s=0.0),
     _grown("pcie_replays", "pcie_replay_count", PCIE_REPLAYS, "replays on its PCIe link", 0.7, ()).rule(),
     Rule("thermal_margin", "gpu", WATCH, "run_diagnostics", 0.7, "near its limit of heat: {note}",
          "limits of the profile; domain.md C: by margin", _near_limit, (MARGIN, TEMP), after_s=10.0,

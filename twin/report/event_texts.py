@@ -121,6 +121,8 @@ def _of_nodes(event: Event) -> str:
             times = f", {event.count:,} times" if event.count > 1 else ""
             where = f"{table_noun(event.table)} {clean(event.name)}"
             return f"{where} reports fault {event.code}{times}{_tail(': ', event.detail)}"
+        case ev.NvlinksCounted():
+            return f"{clean(event.name)} tells counts of its NVLinks"
         case ev.NodeTested():
             result = RESULTS[event.passed]
             took_s = (event.ended_ns - event.began_ns) / NS

@@ -23,6 +23,15 @@ from .design import (
     TOWER_PUMP_W_PER_LPM as TOWER_PUMP_W_PER_LPM,
     Design as Design,
 )
+from .fabric import (
+    BlastRadius as BlastRadius,
+    far_end as far_end,
+    link_blast as link_blast,
+    lost_with as lost_with,
+    scale_up_blast as scale_up_blast,
+    scale_up_domain as scale_up_domain,
+    switch_blast as switch_blast,
+)
 from .file import (
     LoopGroup as LoopGroup,
     ModelEntry as ModelEntry,

@@ -148,6 +148,27 @@ def _links(draft: Draft, rack_of: dict[str, int], node_start: np.ndarray) -> tup
     return all_nodes[order], all_planes[order]
 
 
+def _switches(draft: Draft, rack_of: dict[str, int]) -> tuple[Relation, Relation, Relation]:
+    """(racks, switches, planes) of each switch."""
+    switch_of = {name: i for i, name in enumerate(draft.switches)}
+    racks: list[list[int]] = []
+    below: list[list[int]] = []
+    planes: list[list[int]] = []
+    for i, (path, served, named) in enumerate(draft.switch_serves):
+        for name in served:
+            if name not in rack_of and name not in switch_of:
+                draft.unknown(f"{path}.serves: {name!r} is neither a rack nor a switch of this hall")
+            elif switch_of.get(name) == i:
+                draft.problems.append(f"{path}.serves: {name!r} serves itself; expected another switch")
+        racks.append([rack_of[n] for n in served if n in rack_of])
+        below.append([switch_of[n] for n in served if n in switch_of and n not in rack_of])
+        for name in named:
+            if name not in draft.planes:
+                draft.unknown(f"{path}.planes: {name!r} is not a plane of this file")
+        planes.append([draft.planes[n] for n in named if n in draft.planes])
+    return Relation.of(racks), Relation.of(below), Relation.of(planes)
+
+
 def _sizes(draft: Draft, file: SiteFile, nodes: int, gpus: int, links: int) -> dict[str, int]:
     return {
         "site": 1,
@@ -179,6 +200,7 @@ def _assemble(
     parent, of_rack = _power_tree(draft)
     cdu_of_rack, loop_of_cdu = _cooling(draft, rack_of)
     leaf_of_rack = _giver_of_rack(draft, rack_of, draft.leaves, draft.leaf_serves)
+    racks_of_switch, switches_of_switch, planes_of_switch = _switches(draft, rack_of)
     node_of_link, plane_of_link = _links(draft, rack_of, node_start)
     sizes = _sizes(draft, file, int(node_start[-1]), int(gpu_start[-1]), len(node_of_link))
     rack_profile = [g.profile if g.profile in profiles else None for g in draft.rack_group]
@@ -223,6 +245,10 @@ def _assemble(
         budget_w=_watts([g.budget_w for g in groups]),
         external_budget=np.array([g.external for g in groups], np.bool_),
         guaranteed_w=_watts([g.guaranteed_w for g in groups]),
+        racks_of_switch=racks_of_switch,
+        switches_of_switch=switches_of_switch,
+        planes_of_switch=planes_of_switch,
+        ways_of_switch=np.array(draft.switch_ways, np.int32),
         node_of_link=node_of_link,
         plane_of_link=plane_of_link,
         planes=list(draft.planes),

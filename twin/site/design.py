@@ -76,6 +76,9 @@ class Design:
     rack_filled_pu: F64  # its nodes, of those that its profile has in a rack
     capture_pu: F64  # share of a rack's power that its liquid carries; 0 in air
     rack_flow_lpm: F64  # nominal; NaN in air
+    scale_up_links: F64  # of a GPU, into its scale-up domain
+    scale_up_switches: F64  # chips of its domain; 0 = GPUs are wired directly
+    scale_up_nodes: F64  # of its domain
     cdu_flow_lpm: F64  # [n_cdu] nominal, the sum over its racks; NaN if unknown
     cdu_heat_w: F64  # nominal
     cdu_supply_c: F64  # nominal set point
@@ -163,7 +166,8 @@ def design_of(profiles: Mapping[str, Profile], racks: RackLayout, cdus: CduLayou
 
 _RACK = ("gpu_idle_w", "gpu_max_w", "gpu_resistance_k_per_w", "gpu_tau_s", "gpu_slowdown_c", "gpu_shutdown_c",
          "cpu_idle_w", "cpu_max_w", "node_other_w", "node_loss_pu", "rack_overhead_w", "rack_max_w",
-         "rack_filled_pu", "capture_pu", "rack_flow_lpm")  # fmt: skip
+         "rack_filled_pu", "capture_pu", "rack_flow_lpm", "scale_up_links", "scale_up_switches",
+         "scale_up_nodes")  # fmt: skip
 
 
 def _of_rack(profile: Profile, nodes: int, gpus: int) -> dict[str, float]:
@@ -193,7 +197,13 @@ def _of_rack(profile: Profile, nodes: int, gpus: int) -> dict[str, float]:
     rack_max = min(get("rack_max_w", np.inf) * max(1.0, nodes / usual), whole)
     capture = get("liquid_fraction_pu", 0.9) if profile.has_liquid else 0.0
     flow = get("rack_flow_nominal_lpm", np.nan)
+    told = profile.layout.scale_up_domains
+    domains = 1.0 if told is None else told.value
+    links = sum(p.links_per_node.value for p in profile.planes if p.kind == "scale_up")
     return {
+        "scale_up_links": links / profile.gpus_per_node if links else np.nan,
+        "scale_up_switches": profile.layout.switches.value / domains,
+        "scale_up_nodes": profile.nodes / domains,
         "gpu_idle_w": gpu_idle,
         "gpu_max_w": gpu_max,
         "gpu_resistance_k_per_w": get("gpu_rise_k", np.nan) / gpu_max,

@@ -20,6 +20,7 @@ from twin.site.file import (
     Plane,
     RackGroup,
     SiteFile,
+    SwitchGroup,
     expand,
     short,
 )
@@ -60,6 +61,8 @@ class Draft:
     leaves: list[str] = field(default_factory=list)  # no table: they tell which racks are near each other
     leaf_serves: list[tuple[str, list[str]]] = field(default_factory=list)
     switches: list[str] = field(default_factory=list)
+    switch_ways: list[int] = field(default_factory=list)  # switches of its line
+    switch_serves: list[tuple[str, list[str], list[str]]] = field(default_factory=list)  # with planes
     storage: list[str] = field(default_factory=list)
     planes: dict[str, int] = field(default_factory=dict)  # their order
     plane_rows: list[tuple[int, int, list[str]]] = field(default_factory=list)  # plane, links, racks
@@ -169,8 +172,7 @@ def _expand_hall(draft: Draft, file: SiteFile, hall: Hall, path: str, profiles: 
         for i, leaf in enumerate(hall.leaves):
             _expand_leaves(draft, leaf, f"{path}.leaves[{i}]", prefix)
         for i, switch in enumerate(hall.switches):
-            found = _names(draft, f"{path}.switches[{i}].name", switch.name)
-            draft.switches += [f"{prefix}/{n}" for n in found]
+            _expand_switches(draft, switch, f"{path}.switches[{i}]", prefix)
         if draft.too_large:
             return
 
@@ -283,6 +285,15 @@ def _expand_leaves(draft: Draft, group: LeafGroup, path: str, prefix: str) -> No
     for name, share in zip(names, shares(served, max(1, len(names))), strict=False):
         draft.leaves.append(f"{prefix}/{name}")
         draft.leaf_serves.append((path, [f"{prefix}/{s}" for s in share]))
+
+
+def _expand_switches(draft: Draft, group: SwitchGroup, path: str, prefix: str) -> None:
+    names = _names(draft, f"{path}.name", group.name)
+    served = [f"{prefix}/{n}" for p in group.serves for n in _names(draft, f"{path}.serves", p)]
+    for name in names:
+        draft.switches.append(f"{prefix}/{name}")
+        draft.switch_ways.append(len(names))
+        draft.switch_serves.append((path, served, group.planes))
 
 
 def _expand_feeders(draft: Draft, group: FeederGroup, path: str, prefix: str) -> None:

@@ -119,9 +119,15 @@ class LeafGroup(_Strict, frozen=True):
 
 
 class SwitchGroup(_Strict, frozen=True):
-    """Network switches that report for themselves; the links of nodes belong to planes."""
+    """Network switches that report for themselves; the links of nodes belong to planes.
+
+    All switches of a line serve the same racks (leaves) or switches (spines) and share their links evenly, as
+    the rail leaves of a pod do; leaves of other racks are another line.
+    """
 
     name: str  # may hold one range
+    serves: list[str] = []  # racks, or switches, of this hall; none: not told
+    planes: list[str] = []  # whose links to these racks they carry; none: all
 
 
 class StorageGroup(_Strict, frozen=True):

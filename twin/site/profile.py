@@ -40,6 +40,8 @@ class ProfileLayout(_Strict, frozen=True):
     """Contents of one supernode. `compute_racks` hold the nodes, in equal shares; other racks only switch.
 
     `switches` counts the chips of the scale-up fabric; it is 0 where accelerators are wired directly.
+    `scale_up_domains` is how many fabrics of its own kind it has, with equal shares of nodes and chips; one
+    where it is not stated.
     """
 
     racks: Sourced
@@ -48,6 +50,7 @@ class ProfileLayout(_Strict, frozen=True):
     gpus_per_node: Sourced
     cpus_per_node: Sourced
     switches: Sourced
+    scale_up_domains: Sourced | None = None
 
 
 class ProfileLimit(_Strict, frozen=True):
@@ -149,8 +152,10 @@ def _bad_number(
 def _layout_faults(layout: ProfileLayout) -> Iterator[str]:
     sound = True
     for name in layout.__struct_fields__:
-        at = f"$.layout.{name}.value"
-        fault = _bad_number(at, getattr(layout, name), 0 if name == "switches" else 1, whole=True)
+        at, number = f"$.layout.{name}.value", getattr(layout, name)
+        if number is None:
+            continue
+        fault = _bad_number(at, number, 0 if name == "switches" else 1, whole=True)
         if fault:
             sound = False
             yield fault
@@ -161,6 +166,12 @@ def _layout_faults(layout: ProfileLayout) -> Iterator[str]:
         yield f"$.layout.compute_racks.value: expected at most the {racks:g} racks, got {compute:g}"
     elif nodes % compute:
         yield f"$.layout.nodes.value: expected a multiple of the {compute:g} compute_racks, got {nodes:g}"
+    domains = layout.scale_up_domains
+    if domains is not None and (nodes % domains.value or layout.switches.value % domains.value):
+        yield (
+            f"$.layout.scale_up_domains.value: expected a divisor of the {nodes:g} nodes and of the "
+            f"{layout.switches.value:g} switches, got {domains.value:g}"
+        )
 
 
 def _quantity_faults(section: str, numbers: Mapping[str, Sourced]) -> Iterator[str]:

@@ -124,6 +124,10 @@ class Site:
     budget_w: F64
     external_budget: np.ndarray  # bool
     guaranteed_w: F64
+    racks_of_switch: Relation  # a leaf's
+    switches_of_switch: Relation  # a spine's
+    planes_of_switch: Relation  # whose links it carries; none: all
+    ways_of_switch: I32  # switches that serve the same and share the links
     node_of_link: I32
     plane_of_link: I32
     planes: list[str]
@@ -241,7 +245,8 @@ class Site:
     def freeze(self) -> None:
         """From here on read only: no plug-in can widen its own envelope by writing into it."""
         self.design.freeze()
-        frozen = [*self.envelopes.values(), *self.limits.values(), self.feeders_of_rack, self]
+        frozen = [*self.envelopes.values(), *self.limits.values(), self.feeders_of_rack,
+                  self.racks_of_switch, self.switches_of_switch, self.planes_of_switch, self]  # fmt: skip
         for part in frozen:
             for array in (getattr(part, f.name) for f in fields(cast(Any, part))):
                 if isinstance(array, np.ndarray):

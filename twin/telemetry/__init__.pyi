@@ -41,6 +41,7 @@ from .events import (
     MaintenanceEnded as MaintenanceEnded,
     ModelFitted as ModelFitted,
     NodeTested as NodeTested,
+    NvlinksCounted as NvlinksCounted,
     OperatorRequest as OperatorRequest,
     OutlookTold as OutlookTold,
     PluginRestored as PluginRestored,

@@ -33,6 +33,26 @@ class FaultReported(_Event, frozen=True):
     count: int = 1
 
 
+class NvlinksCounted(_Event, frozen=True):
+    """What the GPUs of a node count of their NVLinks since their driver was loaded.
+
+    `name` is the node, `read` how many links each of its GPUs reads. A row names a link by GPU of the node
+    and number, with its counts: recoveries that succeeded or failed, errors, replays. A link without a row
+    is at zero. `far` is the other end of a row's link, as the device tells it; "" where it does not.
+    """
+
+    name: str
+    at_ns: int = 0
+    read: tuple[int, ...] = ()
+    gpu: tuple[int, ...] = ()
+    link: tuple[int, ...] = ()
+    recoveries: tuple[int, ...] = ()
+    failures: tuple[int, ...] = ()
+    errors: tuple[int, ...] = ()
+    replays: tuple[int, ...] = ()
+    far: tuple[str, ...] = ()
+
+
 class CommandAcked(_Event, frozen=True):
     """A sink's answer to a command. `state` is how far it got."""
 
@@ -325,6 +345,7 @@ class TicksSkipped(_Event, frozen=True):
 
 Event = (
     FaultReported
+    | NvlinksCounted
     | CommandAcked
     | OperatorRequest
     | RequestWithdrawn

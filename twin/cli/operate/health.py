@@ -33,7 +33,7 @@ TONES = {
 SHOWN_ROWS = 20
 PLURAL = {"gpu": "GPUs", "node": "nodes", "switch": "switches", "link": "links", "pump": "pumps",
           "psu": "power supplies"}  # fmt: skip
-SINGULAR = {"gpu": "GPU", "psu": "power supply", "cdu": "CDU"}
+SINGULAR = {"gpu": "GPU", "nvlink": "NVLink", "psu": "power supply", "cdu": "CDU"}
 NAMED = {"cdu.ua": "the heat exchanger"}
 AS_IT_SHOULD_BE = "everything that is heard of it is as it should be"
 OF_ITSELF = ("healthy", "unknown")  # levels that say nothing against a part
@@ -228,6 +228,12 @@ def show_part(tree: dict[str, Any], out: Console) -> None:
     if tree.get("parts"):
         _parts(tree, out)
     rows = [["would change it", Text(clean(tree["changes"], 400))]]
+    if tree.get("ends"):
+        rows.insert(0, ["ends", Text(clean(tree["ends"], 300))])
+        counts = ", ".join(f"{name} {count:,}" for name, count in tree["counts"].items())
+        rows.insert(1, ["counts", Text(counts or "not read")])
+    if tree.get("lost_with_it"):
+        rows.append(["lost with it", Text(clean(tree["lost_with_it"], 300))])
     if tree.get("history"):
         rows.append(["history", _history(tree)])
     if tree.get("lemon"):

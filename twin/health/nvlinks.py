@@ -1,0 +1,177 @@
+"""NVLink counts: one row per link of a GPU that counted anything; a link without a row is at zero.
+
+A site of 100,000 GPUs has 1.8 million NVLinks, nearly all of which never count anything, so only those that
+did cost memory. Which GPU's recoveries recur is judged by the sum over its links (`twin.health.recurring`);
+this table says which link it is, what it counted before anybody watched, and where its other end is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Self
+
+import numpy as np
+
+from twin.catalogue import I32, I64, U8, clean
+from twin.contracts import DEGRADED, HEALTHY, UNKNOWN, WATCH
+from twin.site import Site, far_end
+from twin.telemetry import OWN, FaultReported, NvlinksCounted, OldOfNew, SparseState, cell, column, entries
+
+PORTS = 64  # numbers that a link of one GPU may have; NVLink 5 has 18. source: NVML, NVML_NVLINK_MAX_LINKS
+TABLE = "nvlink"  # of rows: PORTS * GPU + link
+MAX_FAR = 80  # characters of the far end's name
+COUNTS = ("recoveries", "failures", "errors", "replays")
+# XIDs of a unit of NVLink 5, whose text names the link. source: NVIDIA XID catalogue
+CODES = range(144, 151)
+_LINK = re.compile(r"\bLink (\d{1,2})\b")
+
+
+class Nvlinks(SparseState):
+    """Counts by link [k], and how many links each GPU reads [n_gpu]."""
+
+    recoveries: I64 = cell("i8")
+    failures: I64 = cell("i8")  # recoveries that failed
+    errors: I64 = cell("i8")
+    replays: I64 = cell("i8")
+    before: I64 = cell("i8")  # recoveries when the link was first read
+    began_ns: I64 = cell("i8")  # recoveries grew, first and last
+    grew_ns: I64 = cell("i8")
+    code: I32 = cell("i4")  # the last XID that names it
+    far: dict[int, str] = entries(OWN)  # the other end, where a device tells it
+    read: U8 = column("gpu", "u1")
+
+    def __init__(self, site: Site) -> None:
+        super().__init__({**site.sizes, TABLE: PORTS * site.sizes["gpu"]}, TABLE)
+        self.site = site
+
+    def take(self, event: NvlinksCounted, now_ns: int) -> None:
+        """Note the counts of a node's links; rows of GPUs or links that it cannot have are left out."""
+        node = self.site.entity("node", event.name)
+        if node is None:
+            return
+        first, last = self.site.gpu_start_of_node[node : node + 2].tolist()
+        known = self.read[first:last] > 0
+        read = np.clip(np.array(event.read[: last - first], np.int64), 0, PORTS).astype(np.uint8)
+        self.read[first : first + len(read)] = read
+        rows = {
+            PORTS * (first + gpu) + link: row
+            for row, (gpu, link) in enumerate(zip(event.gpu, event.link, strict=False))
+            if 0 <= gpu < last - first and 0 <= link < PORTS
+        }
+        if not rows:
+            return
+        index = np.array(sorted(rows), np.int32)
+        order = [rows[i] for i in index.tolist()]
+        told = {name: _counts(getattr(event, name), order) for name in COUNTS}
+        _, there = self.find(index)
+        if not there.all():
+            new = index[~there]
+            # A link of a GPU that was read before stood at zero
+            fresh = ~known[new // PORTS - first]
+            self.insert(new, before=np.where(fresh, told["recoveries"][~there], 0))
+            at, _ = self.find(new)
+            self.recoveries[at] = self.before[at]
+        at, _ = self.find(index)
+        anew = told["recoveries"] < self.recoveries[at]  # its driver was loaded again
+        self.before[at[anew]] = 0
+        self.recoveries[at[anew]] = 0
+        grown = told["recoveries"] > self.recoveries[at]
+        self.began_ns[at[grown]] = np.where(self.began_ns[at[grown]] > 0, self.began_ns[at[grown]], now_ns)
+        self.grew_ns[at[grown]] = now_ns
+        for name in COUNTS:
+            getattr(self, name)[at] = told[name]
+        for i, row in zip(index.tolist(), order, strict=True):
+            if row < len(event.far) and event.far[row]:
+                self.far[i] = clean(event.far[row], MAX_FAR)
+
+    def hear(self, faults: Sequence[FaultReported]) -> None:
+        """Note which link an XID of NVLink 5 names."""
+        for fault in faults:
+            if fault.table != "gpu" or fault.code not in CODES:
+                continue
+            found = _LINK.search(fault.detail)
+            gpu = self.site.entity("gpu", fault.name) if found else None
+            if found is None or gpu is None or int(found[1]) >= PORTS:
+                continue
+            index = np.array([PORTS * gpu + int(found[1])], np.int32)
+            at, there = self.find(index)
+            if not there[0]:
+                self.insert(index)
+                at, _ = self.find(index)
+            self.code[at[0]] = max(int(self.code[at[0]]), fault.code)
+
+    def of_gpu(self, gpu: int) -> I64:
+        """Places of the rows of a GPU's links, the one whose recoveries grew last first."""
+        some = np.arange(*np.searchsorted(self.index, [PORTS * gpu, PORTS * (gpu + 1)]))
+        return some[np.lexsort((self.index[some], -self.recoveries[some], -self.grew_ns[some]))]
+
+    def name(self, index: int) -> str:
+        """A link by both ends: its GPU and number, and what is known of the other end."""
+        gpu, link = divmod(index, PORTS)
+        ends = f"{self.site.name('gpu', gpu)}/nvlink{link}"
+        told = self.far.get(index)
+        assumed = far_end(self.site, gpu, link)
+        if told:
+            return f"{ends} to {told}"
+        return f"{ends} to {assumed} (by its profile, not told)" if assumed else f"{ends} (far end not known)"
+
+    def text(self, gpu: int) -> str:
+        """Which link of a GPU recovers, how often, and how that compares; "" where no link is known."""
+        places = self.of_gpu(gpu)
+        places = places[self.recoveries[places] > 0]
+        if not len(places):
+            return ""
+        k = int(places[0])
+        total, before = int(self.recoveries[k]), int(self.before[k])
+        since = f"recovered {_times(total - before)}" if total > before or not before else ""
+        life = f"had recovered {_times(before)} before it was watched" if before else ""
+        words = [f"{self.name(int(self.index[k]))} {' and '.join(w for w in (life, since) if w)}"]
+        if failed := int(self.failures[k]):
+            words.append(f"failed to {_times(failed)}")
+        others = int(np.count_nonzero(self.recoveries)) - 1
+        links = int(self.read.astype(np.int64).sum())
+        if links > 1:
+            words.append(f"of the other {links - 1:,} links {others or 'none'} did")
+        if code := int(self.code[k]):
+            words.append(f"XID {code} names it")
+        return ", ".join(words)
+
+    def level(self, gpu: int, link: int, failing: bool) -> int:
+        """Level of a link. `failing`: its GPU is on a link that recovers again and again."""
+        at, there = self.find(np.array([PORTS * gpu + link], np.int32))
+        if not there[0]:
+            return HEALTHY if link < self.read[gpu] else UNKNOWN
+        if self.code[at[0]] or (failing and self.of_gpu(gpu)[0] == at[0]):
+            return DEGRADED
+        return WATCH if self.recoveries[at[0]] or self.failures[at[0]] else HEALTHY
+
+    def counts(self, gpu: int, link: int) -> dict[str, int]:
+        """Counts of a link by name; nothing where it is not read."""
+        at, there = self.find(np.array([PORTS * gpu + link], np.int32))
+        if there[0]:
+            return {name: int(getattr(self, name)[at[0]]) for name in COUNTS}
+        return dict.fromkeys(COUNTS, 0) if link < self.read[gpu] else {}
+
+    def forget(self, table: str, entity: int) -> None:
+        """Another GPU sits in this slot: its links are others."""
+        super().forget(table, entity)
+        if table == "gpu":
+            gone = self.index // PORTS == entity
+            self.far = {i: far for i, far in self.far.items() if i // PORTS != entity}
+            self.keep(~gone)
+
+    def adopt(self, old: Self, old_of_new: OldOfNew) -> None:
+        """Take over the links of GPUs that the new site still has."""
+        gpu, ports = old_of_new["gpu"].astype(np.int64), np.arange(PORTS)
+        links = np.where(gpu[:, None] < 0, -1, PORTS * gpu[:, None] + ports).reshape(-1).astype(np.int32)
+        super().adopt(old, {**old_of_new, TABLE: links})
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"
+
+
+def _counts(told: Sequence[int], order: list[int]) -> I64:
+    """Counts of these rows; what an event leaves out is at zero."""
+    return np.array([max(0, int(told[row])) if row < len(told) else 0 for row in order], np.int64)
