@@ -248,15 +248,17 @@ class Stream(NamedTuple):
     codes: tuple[int, ...] = ()
     per_day: float = RECURS_PER_DAY
     lifetime: bool = False  # what it counted before it was watched speaks too
-    most_pu: float = (
-        MOST_PU  # of devices; with more on which it recurs, and more than `least`, it is none's own
-    )
-    least: float = 1.0
+    many_links: bool = False  # a device has many parts, a few of which are noisy
 
     @property
     def table(self) -> str:
         """Return the table of the stream's devices."""
         return self.key.partition(".")[0]
+
+    def most(self, n: int) -> float:
+        """Of n devices, those on which it may recur at once: with more, that is how the site is."""
+        most = max(1.0, MOST_PU * n)
+        return min(most, max(MANY, NVLINK_PU * n)) if self.many_links else most
 
 
 STREAMS: tuple[Stream, ...] = (
@@ -272,8 +274,8 @@ STREAMS: tuple[Stream, ...] = (
         codes=(63, 94),
         per_day=1.0,
     ),
-    Stream("gpu.nvlink_error_count", "NVLink errors", "nvlink", most_pu=NVLINK_PU, least=MANY),
-    Stream("gpu.nvlink_replay_count", "NVLink replays", "nvlink", most_pu=NVLINK_PU, least=MANY),
+    Stream("gpu.nvlink_error_count", "NVLink errors", "nvlink", many_links=True),
+    Stream("gpu.nvlink_replay_count", "NVLink replays", "nvlink", many_links=True),
     # One link with 505 recoveries where 5,759 others had none recovered three times in 21 minutes, once more
     # that day, and died five days later. source: marin-community/marin, issue 9086; the rate: estimate
     Stream(RECOVERIES, "NVLink recoveries", "nvlink", per_day=3.0, lifetime=True),
@@ -444,9 +446,7 @@ class Recurring(EntityState):
         over = (whole <= 0.0) | (self.now_ns - cycles.first_ns >= LONGEST_NS)
         strong = score >= STILL
         some = np.count_nonzero((score > 0.0) & (cycles.count > 1))
-        if np.count_nonzero(strong) > _many(usual.n_heard) or some > max(
-            stream.least, stream.most_pu * usual.n_heard
-        ):
+        if np.count_nonzero(strong) > _many(usual.n_heard) or some > stream.most(usual.n_heard):
             over[:] = True
         elif strong.any():
             node = self.node_of(stream.table, cycles.index)

@@ -303,7 +303,9 @@ def _recovered(context: RuleContext) -> RuleMatches:
     if not len(index):
         return NOTHING
     index = index[lifetime_nats(count, index, np.zeros(len(index))) >= OUTLIER_NATS]
-    return RuleMatches(index, count[index], say=lambda k: _nvlink_text(context, int(index[k])))
+    return RuleMatches(
+        index, count[index].astype(np.float64), say=lambda k: _nvlink_text(context, int(index[k]))
+    )
 
 
 _KEEPS = ("gpu.health_state", "gpu.temp_c", "gpu.power_w")  # any of them says that the GPU is heard
