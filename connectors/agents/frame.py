@@ -30,6 +30,7 @@ from twin.telemetry import (
     JobStarted,
     Message,
     Names,
+    NvlinksCounted,
     OutlookTold,
 )
 
@@ -40,9 +41,11 @@ MAX_PLACES = 1_000_000
 MAX_UNPLACED = 4096  # paths that the site has not: strangers invent them
 MAX_EVENT, MAX_TEXT, MAX_ID = 4 * 2**20, 4000, 200  # bytes of an event; characters of its texts; of its id
 MAX_NODE_NAME = 512
+MAX_LINKS = 4096  # rows of one node
 MAX_COUNT = 1_000_000  # faults that one event may stand for
 FAULT_BURST, FAULT_PER_S = 2**18, 2**12  # bytes of a node or rack: near a thousand, then a dozen a second
 IDENTITY_BURST, IDENTITY_PER_S = 2**16, 2**8  # of a node or rack: two hundred, then one a second
+NVLINK_BURST, NVLINK_PER_S = 2**18, 2**11  # of a node: 40 of all its 144 links, then one in ten seconds
 JOB_BURST, JOB_PER_S = 2**24, 2**16  # of all sources of jobs together: strangers invent names
 OUTLOOK_BURST, OUTLOOK_PER_S = 2**24, 2**14  # of all sources of outlooks: a plan for some thousand racks
 # DCGM field number -> (signal, factor to the core unit); NVIDIA DCGM API reference, field identifiers
@@ -82,7 +85,7 @@ class _Sender(msgspec.Struct):
 
 
 _JSON, _MSGPACK = msgspec.json.Decoder(_Frame), msgspec.msgpack.Decoder(_Frame)
-_ItEvent = FaultReported | IdentityTold | JobStarted | JobEnded | OutlookTold
+_ItEvent = FaultReported | NvlinksCounted | IdentityTold | JobStarted | JobEnded | OutlookTold
 
 
 class _Outlook(OutlookTold, frozen=True, kw_only=True, tag="OutlookTold"):
@@ -91,7 +94,7 @@ class _Outlook(OutlookTold, frozen=True, kw_only=True, tag="OutlookTold"):
     author: str = ""
 
 
-_Sent = FaultReported | IdentityTold | JobStarted | JobEnded | _Outlook
+_Sent = FaultReported | NvlinksCounted | IdentityTold | JobStarted | JobEnded | _Outlook
 _EVENT, _SENDER = msgspec.json.Decoder(_Sent), msgspec.json.Decoder(_Sender)
 _EVENT_PACKED, _SENDER_PACKED = msgspec.msgpack.Decoder(_Sent), msgspec.msgpack.Decoder(_Sender)
 
@@ -117,6 +120,7 @@ class ItDecoder:
         self.unplaced: dict[str, int] = {}  # path that the site has not -> GPUs in a frame of it
         self._faults = Allowance("faults", FAULT_BURST, FAULT_PER_S)
         self._identities = Allowance("identities", IDENTITY_BURST, IDENTITY_PER_S)
+        self._nvlinks = Allowance("counts of NVLinks", NVLINK_BURST, NVLINK_PER_S)
         self._jobs = Allowance("job events", JOB_BURST, JOB_PER_S)
         self._outlooks = Allowance("outlooks", OUTLOOK_BURST, OUTLOOK_PER_S)
 
@@ -163,6 +167,10 @@ class ItDecoder:
         if not event.id:
             raise BadMessage("an event needs an id, so that a repeated delivery counts once")
         _check_size(event)
+        if isinstance(event, NvlinksCounted):
+            speaker = self._check_speaker(event, path, "counts")
+            self._nvlinks.spend(speaker, len(payload), message.t_ns)
+            return msgspec.structs.replace(event, id=f"{speaker}#{event.id}")
         if isinstance(event, FaultReported | IdentityTold):
             is_fault = isinstance(event, FaultReported)
             speaker = self._check_speaker(event, path, "a fault" if is_fault else "a serial")
@@ -196,7 +204,9 @@ class ItDecoder:
             values=event.values,
         )
 
-    def _check_speaker(self, event: FaultReported | IdentityTold, path: str, what: str) -> str:
+    def _check_speaker(
+        self, event: FaultReported | NvlinksCounted | IdentityTold, path: str, what: str
+    ) -> str:
         """A node speaks of itself and what is below it; its full name."""
         place = self._find(path)
         if place is None:
@@ -294,6 +304,11 @@ def _check_size(event: _ItEvent) -> None:
                 raise BadMessage(f"{len(value)} values; expected 1 to {MAX_VALUES}")
             if not all(v is None or math.isfinite(v) for v in value):
                 raise BadMessage("values: expected finite numbers or null")
+        elif isinstance(value, tuple) and isinstance(event, NvlinksCounted):
+            if len(value) > MAX_LINKS or any(isinstance(x, int) and not 0 <= x < 2**62 for x in value):
+                raise BadMessage(f"{name}: expected at most {MAX_LINKS} numbers of 0 and more")
+            if any(isinstance(x, str) and len(x) > MAX_ID for x in value):
+                raise BadMessage(f"{name}: expected names of at most {MAX_ID} characters")
         elif isinstance(value, tuple) and any(len(text) > MAX_NODE_NAME for text in value):
             raise BadMessage(f"{name}: expected names of at most {MAX_NODE_NAME} characters")
 

@@ -290,7 +290,7 @@ def test_a_link_is_asked_for_by_name(case: LinkCase) -> None:
     name = f"lab/h/r4/node2/gpu0/nvlink{LINK}"
     tree, page = shown(case, name)
     assert (tree["part"], tree["name"], tree["level"], tree["action"]) == ("nvlink", name, "watch", "watch")
-    assert tree["counts"] == {"recoveries": 505, "failures": 0, "errors": 0, "replays": 0}
+    assert tree["counts"] == {"recoveries": 505, "failures": 0, "errors": 0, "replays": 0, "symbols": 0}
     case.sweeps(LIFETIME + MORE, SWEEP_S)
     tree, page = shown(case, name)
     assert (tree["level"], tree["action"], tree["ends"]) == ("degraded", "contact_support", ENDS)

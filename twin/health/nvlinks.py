@@ -13,7 +13,7 @@ from typing import Self
 
 import numpy as np
 
-from twin.catalogue import I32, I64, U8, clean
+from twin.catalogue import F32, I32, I64, U8, clean
 from twin.contracts import DEGRADED, HEALTHY, UNKNOWN, WATCH
 from twin.site import Site, far_end
 from twin.telemetry import OWN, FaultReported, NvlinksCounted, OldOfNew, SparseState, cell, column, entries
@@ -21,7 +21,7 @@ from twin.telemetry import OWN, FaultReported, NvlinksCounted, OldOfNew, SparseS
 PORTS = 64  # numbers that a link of one GPU may have; NVLink 5 has 18. source: NVML, NVML_NVLINK_MAX_LINKS
 TABLE = "nvlink"  # of rows: PORTS * GPU + link
 MAX_FAR = 80  # characters of the far end's name
-COUNTS = ("recoveries", "failures", "errors", "replays")
+COUNTS = ("recoveries", "failures", "errors", "replays", "symbols")
 # XIDs of a unit of NVLink 5, whose text names the link. source: NVIDIA XID catalogue
 CODES = range(144, 151)
 _LINK = re.compile(r"\bLink (\d{1,2})\b")
@@ -34,6 +34,8 @@ class Nvlinks(SparseState):
     failures: I64 = cell("i8")  # recoveries that failed
     errors: I64 = cell("i8")
     replays: I64 = cell("i8")
+    symbols: I64 = cell("i8")  # symbol errors
+    symbol_ber: F32 = cell("f4")  # their rate, as the device has it
     before: I64 = cell("i8")  # recoveries when the link was first read
     began_ns: I64 = cell("i8")  # recoveries grew, first and last
     grew_ns: I64 = cell("i8")
@@ -81,6 +83,10 @@ class Nvlinks(SparseState):
         self.grew_ns[at[grown]] = now_ns
         for name in COUNTS:
             getattr(self, name)[at] = told[name]
+        rate = np.array(
+            [event.symbol_ber[r] if r < len(event.symbol_ber) else 0.0 for r in order], np.float64
+        )
+        self.symbol_ber[at] = np.where(np.isfinite(rate), rate, 0.0)
         for i, row in zip(index.tolist(), order, strict=True):
             if row < len(event.far) and event.far[row]:
                 self.far[i] = clean(event.far[row], MAX_FAR)

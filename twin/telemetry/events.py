@@ -37,8 +37,9 @@ class NvlinksCounted(_Event, frozen=True):
     """What the GPUs of a node count of their NVLinks since their driver was loaded.
 
     `name` is the node, `read` how many links each of its GPUs reads. A row names a link by GPU of the node
-    and number, with its counts: recoveries that succeeded or failed, errors, replays. A link without a row
-    is at zero. `far` is the other end of a row's link, as the device tells it; "" where it does not.
+    and number, with its counts: recoveries that succeeded or failed, errors, replays, symbol errors and their
+    rate. A link without a row is at zero. `far` is the other end of a row's link, as the device tells it; ""
+    where it does not.
     """
 
     name: str
@@ -50,6 +51,8 @@ class NvlinksCounted(_Event, frozen=True):
     failures: tuple[int, ...] = ()
     errors: tuple[int, ...] = ()
     replays: tuple[int, ...] = ()
+    symbols: tuple[int, ...] = ()
+    symbol_ber: tuple[float, ...] = ()
     far: tuple[str, ...] = ()
 
 

@@ -23,6 +23,7 @@ from racktwin_agent.kernel_log import Fault, KernelLog
 from racktwin_agent.link import Link
 from racktwin_agent.node import Node
 from racktwin_agent.notify import notify
+from racktwin_agent.nvlinks import READ_EVERY_S as LINKS_EVERY_S, NvlinkReport
 from racktwin_agent.nvml import NvmlDevices
 from racktwin_agent.overheating import Overheating
 from racktwin_agent.power import Power
@@ -64,6 +65,7 @@ class Agent:
             config.node, devices, self.store, self.watch, boot, config.integration, log.info, power=power
         )
         self.identity = Identity(config.node, boot)
+        self.nvlinks = NvlinkReport(config.node, boot)
         at = current_instant()
         self._resume()
         will = self.node.status("offline", at)
@@ -171,6 +173,8 @@ class Agent:
         elif what == "serials":
             gpus, board = item
             self._send(self.identity.tell(gpus, board, at))
+        elif what == "nvlinks":
+            self._send(self.nvlinks.tell(item, at))
         elif what == "inputs":
             for text in self.watch.inputs(item):
                 log.warning("%s", text)
@@ -205,7 +209,7 @@ class Agent:
     def _sample(self) -> None:
         due_ns = current_instant().boot_ns
         interval_ns = round(self.config.interval_s * NS)
-        read_ns = due_ns
+        read_ns = links_ns = due_ns
         while not self._stop.is_set():
             try:
                 sample: Sample = self._with_inlet(self.devices.sample(current_instant().wall_ns))
@@ -214,6 +218,9 @@ class Agent:
                 if at_ns >= read_ns:
                     read_ns = at_ns + round(READ_EVERY_S * NS)
                     self.inbox.put("serials", (self.devices.serials(), self._board()))
+                if at_ns >= links_ns:
+                    links_ns = at_ns + round(LINKS_EVERY_S * NS)
+                    self.inbox.put("nvlinks", self.devices.nvlinks())
             except Exception as error:
                 self._failed = error  # the loop ends with it, and systemd starts anew
                 return

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 Column = list[float | int | None]
 GPU_CAP, NODE_CAP, POWER = "gpu.power_cap_w", "node.power_cap_w", "node.power_state"
@@ -69,6 +69,10 @@ class Devices(Protocol):
 
     def set(self, key: Key, value: float) -> None:
         """Change a setting. Raises DeviceError."""
+        ...
+
+    def nvlinks(self) -> list[Any]:
+        """Counts of the NVLinks of each GPU (`nvlinks.GpuLinks`), in order; empty where there are none."""
         ...
 
     def serials(self) -> list[str | None]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from racktwin_agent.devices import GPU_LOCK, READBACK, Column, DeviceError, Key, Sample, short_bus_id
 from racktwin_agent.identity import plain_serial
+from racktwin_agent.nvlinks import GpuLinks, read_links
 
 CLOCK_STEP_MHZ = (
     15.0  # of SM clocks: so much above its lock a clock may be; source: nvidia-smi, supported clocks
@@ -103,7 +104,6 @@ QUERIES: tuple[Query, ...] = (
     ("ecc_sbe_count", _ecc("NVML_MEMORY_ERROR_TYPE_CORRECTED")),
     ("ecc_dbe_count", _ecc("NVML_MEMORY_ERROR_TYPE_UNCORRECTED")),
     ("row_remap_count", lambda n, d: sum(n.nvmlDeviceGetRemappedRows(d)[:2])),
-    ("nvlink_error_count", _field("NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL")),
 )
 # signal -> (a field that counts KiB, its scope): read as rates
 RATES: tuple[tuple[str, Callable[[Any, Any], Number]], ...] = (
@@ -175,6 +175,10 @@ class NvmlDevices:
         # A column of nothing from every GPU is a feature that this node lacks.
         gpu_columns = {k: v for k, v in columns.items() if any(x is not None for x in v) or k == "power_w"}
         return Sample(t_ns, gpu_columns, shutdown_c=[gpu.shutdown_c for gpu in self._gpus])
+
+    def nvlinks(self) -> list[GpuLinks]:
+        """See Devices."""
+        return [read_links(self.nvml, g.handle) if self._is_there(g) else GpuLinks() for g in self._gpus]
 
     def _ask(self, gpu: _Gpu, name: str, query: Callable[[Any, Any], Number]) -> Number:
         if name in gpu.lacks or not self._is_there(gpu):

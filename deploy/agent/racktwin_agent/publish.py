@@ -105,6 +105,12 @@ def identity_of(path: str, event_id: str, table: str, name: str, serial: str) ->
     return Out(f"{PUB}/Event/{path}", _json(body), 1)
 
 
+def nvlinks_of(path: str, event_id: str, counts: dict[str, Any]) -> Out:
+    """Counts of the NVLinks of the node."""
+    body = {"type": "NvlinksCounted", "id": event_id[:200], "from": path, "name": path, **counts}
+    return Out(f"{PUB}/Event/{path}", _json(body), 1)
+
+
 def _plain(value: float | int | None) -> float | int | None:
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return None

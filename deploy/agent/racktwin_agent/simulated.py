@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import threading
+from typing import Any
 
 from racktwin_agent.devices import (
     GPU_LOCK,
@@ -128,6 +129,10 @@ class SimulatedDevices:
 
     def _settings(self, key: Key) -> list[float]:
         return self._lock_mhz if key.control == GPU_LOCK else self._limit
+
+    def nvlinks(self) -> list[Any]:
+        """See Devices."""
+        return []
 
     def serials(self) -> list[str | None]:
         """See Devices: none but what a test says."""

@@ -120,6 +120,10 @@ class PlantDevices:
         entity = self._node if key.control == NODE_CAP else self._first + int(key.name[3:])
         self._live.ask(key.control, entity, value)
 
+    def nvlinks(self) -> list[Any]:
+        """None are simulated."""
+        return []
+
     def serials(self) -> list[str | None]:
         """See Devices."""
         return [None] * self.gpus

@@ -1,0 +1,157 @@
+"""NVLink counts by link: read through NVML, told when one moves and once an hour.
+
+NVLink 5 counts recoveries that succeeded and failed, effective errors (left after error correction) and
+symbol errors as fields of a link; older links count replays, recoveries and CRC errors. Names and numbers are
+those of nvml.h. Nearly all links count nothing, so only those that do are named. Imports clock and
+messages.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from racktwin_agent.clock import NS, Instant
+from racktwin_agent.publish import Out, frame_of, nvlinks_of
+
+READ_EVERY_S = 10.0
+AGAIN_S = 3600.0  # a daemon that began later hears them by it
+MAX_LINKS = 64
+COUNTS = ("recoveries", "failures", "errors", "replays", "symbols")
+# count -> field of a link, NVLink 5
+FIELDS = (
+    ("recoveries", "NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS"),
+    ("failures", "NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS"),
+    ("errors", "NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_ERRORS"),
+    ("symbols", "NVML_FI_DEV_NVLINK_COUNT_SYMBOL_ERRORS"),
+)
+BER = "NVML_FI_DEV_NVLINK_COUNT_SYMBOL_BER"
+# count -> counter of nvmlDeviceGetNvLinkErrorCounter: replay, recovery, CRC of flits, CRC of data
+OLDER = (("replays", 0), ("recoveries", 1), ("errors", 2), ("errors", 3))
+SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
+
+
+@dataclass
+class GpuLinks:
+    """Links of one GPU that are read, and those of them that counted anything, by number."""
+
+    read: int = 0
+    counts: dict[int, dict[str, int]] = field(default_factory=dict)
+    ber: dict[int, float] = field(default_factory=dict)
+    far: dict[int, str] = field(default_factory=dict)
+
+    def total(self, *names: str) -> int:
+        """The sum of these counts over all links."""
+        return sum(count.get(name, 0) for count in self.counts.values() for name in names)
+
+
+def read_links(nvml: Any, device: Any) -> GpuLinks:
+    """Read all links of a GPU; none where the GPU, its driver or the library tells nothing."""
+    found = GpuLinks()
+    try:
+        (many,) = nvml.nvmlDeviceGetFieldValues(device, [nvml.NVML_FI_DEV_NVLINK_LINK_COUNT])
+        if many.nvmlReturn != nvml.NVML_SUCCESS:
+            return found
+        links = range(min(int(many.value.uiVal), MAX_LINKS))
+        told = _fields(nvml, device, links) or _counters(nvml, device, links)
+    except (nvml.NVMLError, AttributeError, TypeError, ValueError):
+        return found
+    found.read = len(told)
+    for link, counts in told.items():
+        ber = counts.pop("ber", 0)
+        if any(counts.values()):
+            found.counts[link] = counts
+            found.ber[link] = bit_error_rate(ber)
+            found.far[link] = _far_end(nvml, device, link)
+    return found
+
+
+def _fields(nvml: Any, device: Any, links: Sequence[int]) -> dict[int, dict[str, int]]:
+    """Counts of NVLink 5 by link; nothing of a GPU that has other links."""
+    names = (*FIELDS, ("ber", BER))
+    wanted = [(name, link, getattr(nvml, constant)) for link in links for name, constant in names]
+    values = nvml.nvmlDeviceGetFieldValues(device, [(number, link) for _, link, number in wanted])
+    out: dict[int, dict[str, int]] = {}
+    for (name, link, _), value in zip(wanted, values, strict=False):
+        if value.nvmlReturn == nvml.NVML_SUCCESS:
+            out.setdefault(link, {})[name] = int(value.value.ullVal)
+    return {link: counts for link, counts in out.items() if "recoveries" in counts}
+
+
+def _counters(nvml: Any, device: Any, links: Sequence[int]) -> dict[int, dict[str, int]]:
+    """Counts of links before NVLink 5, by link."""
+    out: dict[int, dict[str, int]] = {}
+    for link in links:
+        counts: dict[str, int] = {}
+        try:
+            for name, counter in OLDER:
+                count = int(nvml.nvmlDeviceGetNvLinkErrorCounter(device, link, counter))
+                counts[name] = counts.get(name, 0) + count
+        except nvml.NVMLError:
+            continue  # a link that is not in use
+        out[link] = counts
+    return out
+
+
+def _far_end(nvml: Any, device: Any, link: int) -> str:
+    """The other end as the driver tells it; "" where it does not, as between trays of a rack."""
+    try:
+        kind = int(nvml.nvmlDeviceGetNvLinkRemoteDeviceType(device, link))
+        raw = nvml.nvmlDeviceGetNvLinkRemotePciInfo(device, link).busId
+    except (nvml.NVMLError, AttributeError, TypeError, ValueError):
+        return ""
+    bus_id = raw.decode("ascii", "replace") if isinstance(raw, bytes) else str(raw)
+    if not bus_id.strip("0:.\0 ") or set(bus_id.strip("\0 :.").upper()) <= set("F:."):
+        return ""
+    return f"{'NVSwitch' if kind == SWITCH else 'device'} {bus_id.lower()}"
+
+
+def bit_error_rate(packed: int) -> float:
+    """A rate as NVML packs it: bits 0-7 the negative exponent of ten, bits 8-11 the mantissa."""
+    return float((packed >> 8 & 0xF) * 10.0 ** -(packed & 0xFF))
+
+
+class NvlinkReport:
+    """Last report on the NVLinks of the node at `path`."""
+
+    def __init__(self, path: str, boot: str) -> None:
+        self.path, self.boot = path, boot
+        self._told: list[GpuLinks] | None = None
+        self._told_ns = 0
+        # A fleet that starts at once does not tell it all again at once
+        self._phase_ns = zlib.crc32(path.encode()) % round(AGAIN_S) * NS
+
+    def tell(self, gpus: Sequence[GpuLinks], at: Instant) -> list[Out]:
+        """A frame with the sums of each GPU, and, where it is due, the counts by link."""
+        if not any(gpu.read for gpu in gpus):
+            return []
+        sums = {
+            "nvlink_recovery_count": ("recoveries", "failures"),
+            "nvlink_error_count": ("errors",),
+            "nvlink_replay_count": ("replays",),
+        }
+        columns = {name: [g.total(*of) if g.read else None for g in gpus] for name, of in sums.items()}
+        out = [frame_of(self.path, at.wall_ns, columns, {})]
+        every_ns = round(AGAIN_S * NS)
+        again_ns = self._told_ns + every_ns - (self._told_ns - self._phase_ns) % every_ns
+        moved = self._told is None or [(g.read, g.counts) for g in gpus] != [
+            (g.read, g.counts) for g in self._told
+        ]
+        if moved or at.boot_ns >= again_ns:
+            self._told, self._told_ns = list(gpus), at.boot_ns
+            out.append(nvlinks_of(self.path, f"{self.boot}-nvlinks-{at.boot_ns // NS}", self._body(gpus, at)))
+        return out
+
+    def _body(self, gpus: Sequence[GpuLinks], at: Instant) -> dict[str, Any]:
+        rows = [(i, link, gpu) for i, gpu in enumerate(gpus) for link in sorted(gpu.counts)]
+        body: dict[str, Any] = {
+            "at_ns": at.wall_ns,
+            "read": [gpu.read for gpu in gpus],
+            "gpu": [i for i, _, _ in rows],
+            "link": [link for _, link, _ in rows],
+            "symbol_ber": [gpu.ber.get(link, 0.0) for _, link, gpu in rows],
+            "far": [gpu.far.get(link, "") for _, link, gpu in rows],
+        }
+        return body | {name: [gpu.counts[link].get(name, 0) for _, link, gpu in rows] for name in COUNTS}
