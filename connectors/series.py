@@ -17,9 +17,10 @@ import numpy as np
 from connectors.files import conversion
 from connectors.series_map import Measure, SeriesMap, SeriesRule
 from connectors.slurm import expand_names
-from twin.catalogue import F32, TABLES, ConfigError, Signal
+from twin.catalogue import F32, TABLES, ConfigError, Signal, from_dbm
 from twin.telemetry import Block, Names, Reading
 
+DBM = "dBm"
 MAX_LABEL = 256  # characters of a label that may name an entity
 MAX_PLACES, MAX_STRANGERS = 200_000, 2_000  # label sets that are remembered: of entities, of none
 MAX_PARTS = 500_000  # counters that are parts of sums
@@ -201,7 +202,9 @@ class SeriesTable:
             if signal is None:
                 faults.append(f"{at}.signals.{name}: {rule.table} has no signal {measure.signal[:60]!r}")
                 continue
-            if measure.unit is not None:
+            if measure.unit == DBM and signal.unit == "W" and factor == (1.0, 0.0):
+                pass  # not linear: converted reading by reading
+            elif measure.unit is not None:
                 units = conversion(measure.unit, signal.unit)
                 if units is None or factor != (1.0, 0.0):
                     faults.append(
@@ -332,7 +335,7 @@ class SeriesTable:
         if math.isnan(number) or number in self._blank or number in measure.blank:
             return None
         if line.signal.kind != "counter":
-            return number * line.factor + line.offset
+            return from_dbm(number) if measure.unit == DBM else number * line.factor + line.offset
         if line.factor != 1.0 or line.offset != 0.0 or isinstance(raw, float):
             raw = number * line.factor + line.offset
         if not 0 <= raw < 2**63:

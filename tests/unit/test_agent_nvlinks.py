@@ -1,4 +1,4 @@
-"""NVLinks through NVML, against a stand-in for pynvml: what is asked and told, when, and that racktwin reads it."""
+"""NVLinks through NVML, against a stand-in for pynvml: what is asked and told, and that racktwin reads it."""
 
 from __future__ import annotations
 

@@ -159,3 +159,27 @@ def test_codes_of_switches() -> None:
     fabric.look({"switch.health_state": 0}, FaultReported(table="switch", name=name, code=20_001))
     assert fabric.level("switch", 1) >= WATCH
     assert fabric.evidence("switch", 1)["sxid"].text.startswith("SXID 20001")
+
+
+@pytest.mark.parametrize(("ber", "level"), [(2e-5, HEALTHY), (3e-5, WATCH), (2.5e-4, DEGRADED)])
+def test_bits_that_are_wrong_before_correction(ber: float, level: int) -> None:
+    ward = meshed()
+    for _ in range(9):
+        ward.look({"link.up_state": 0.0, "link.pre_fec_ber_pu": on(ward.site.sizes["link"], 3, ber, 1e-8)})
+    assert ward.level("link", 3) == level
+    assert ward.level("link", 2) == HEALTHY
+    if level == DEGRADED:
+        assert "250 bits of a million" in ward.evidence("link", 3)["link_ber"].text
+
+
+def test_a_link_that_is_up_in_the_dark_is_watched() -> None:
+    ward = meshed()
+    links = ward.site.sizes["link"]
+    dark = {"link.rx_optical_w": on(links, [3, 4], 5e-5, 5e-4), "link.tx_optical_w": 1e-3}
+    for _ in range(9):
+        ward.look({"link.up_state": on(links, 4, 1.0), **dark})
+    assert (ward.level("link", 3), ward.level("link", 2)) == (WATCH, HEALTHY)
+    assert (
+        "receive 50 uW on the weakest lane; they send 1000 uW" in ward.evidence("link", 3)["link_dark"].text
+    )
+    assert "link_dark" not in ward.evidence("link", 4)  # it is down: of that another rule tells

@@ -221,3 +221,55 @@ def test_whatever_a_page_says_it_is_answered(text: str) -> None:
     except BadMessage:
         return
     assert all(key[0] == "gpu" for key in found)
+
+
+# As dcgm-exporter 4.4 on a GB200 tray writes them (NVIDIA/dcgm-exporter, issue 581), with counts
+NVLINK5 = """\
+# TYPE DCGM_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS counter
+DCGM_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS{gpu="0",UUID="GPU-2e2b6342",pci_bus_id="00000008:01:00.0",device="nvidia0",modelName="NVIDIA GB200",Hostname="3f546054f69d"} 505
+DCGM_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS{gpu="1",UUID="GPU-67ff7ed1",modelName="NVIDIA GB200",Hostname="3f546054f69d"} 0
+DCGM_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS{gpu="0",UUID="GPU-2e2b6342",modelName="NVIDIA GB200",Hostname="3f546054f69d"} 1
+DCGM_FI_DEV_NVLINK_COUNT_EFFECTIVE_ERRORS{gpu="0",UUID="GPU-2e2b6342",modelName="NVIDIA GB200",Hostname="3f546054f69d"} 4
+DCGM_FI_DEV_NVLINK_COUNT_RX_SYMBOL_ERRORS{gpu="0",UUID="GPU-2e2b6342",modelName="NVIDIA GB200",Hostname="3f546054f69d"} 7
+"""  # noqa: E501
+NEWER = {
+    "COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS": "RECOVERY_SUCCESSFUL_TOTAL",
+    "COUNT_LINK_RECOVERY_FAILED_EVENTS": "RECOVERY_FAILED_TOTAL",
+    "COUNT_EFFECTIVE_ERRORS": "EFFECTIVE_ERROR_TOTAL",
+    "COUNT_RX_SYMBOL_ERRORS": "RX_SYMBOL_ERROR_TOTAL",
+}
+
+
+@pytest.mark.parametrize("newer", [False, True])
+def test_nvlink_5_of_dcgm_by_its_older_and_newer_names(site: Site, newer: bool) -> None:
+    page = NVLINK5
+    for old, new in NEWER.items() if newer else ():
+        page = page.replace(old, new)
+    d = decoder(site, "dcgm")
+    found = cells(d.decode(page.encode(), T))
+    # Recoveries as they are, so that those before the first scrape are known
+    assert [found["gpu", i, "nvlink_recovery_count"] for i in (0, 1)] == [505, 0]
+    more = cells(d.decode(page.replace("} 4\n", "} 6\n").replace("} 7\n", "} 10\n").encode(), T))
+    assert more["gpu", 0, "nvlink_error_count"] - found["gpu", 0, "nvlink_error_count"] == 5
+
+
+def test_optics_of_a_node(site: Site) -> None:
+    page = """\
+transceiver_exporter_module_temperature_degrees_celsius{interface="eth0"} 34.5
+transceiver_exporter_laser_rx_power_milliwatts{interface="eth0",laser_index="0"} 0.512
+transceiver_exporter_laser_bias_current_milliamperes{interface="eth0",laser_index="0"} 7.25
+transceiver_exporter_laser_rx_power_dbm{interface="rail3",laser_index="0"} -10
+transceiver_exporter_laser_tx_power_dbm{interface="rail3",laser_index="0"} 0
+transceiver_exporter_laser_tx_power_dbm{interface="rail2",laser_index="0"} -Inf
+transceiver_exporter_laser_rx_power_milliwatts{interface="lo",laser_index="0"} 1
+"""
+    found = cells(decoder(site, "optics").decode(page.encode(), T))
+    eth, rail = (site.entity("link", f"lab/h/r1/node0/{name}") or 0 for name in ("eth0", "rail3"))
+    assert found == {
+        ("link", eth, "temp_c"): 34.5,
+        ("link", eth, "rx_optical_w"): pytest.approx(0.512e-3),
+        ("link", eth, "laser_bias_a"): pytest.approx(7.25e-3),
+        ("link", rail, "rx_optical_w"): pytest.approx(1e-4),
+        ("link", rail, "tx_optical_w"): pytest.approx(1e-3),
+        ("link", rail - 1, "tx_optical_w"): 0.0,
+    }

@@ -42,7 +42,7 @@ from .text import (
     utc as utc,
 )
 from .tree import digest as digest, pack as pack, unpack as unpack
-from .units import to_core as to_core, unit_of as unit_of
+from .units import from_dbm as from_dbm, to_core as to_core, unit_of as unit_of
 from .vocabulary import (
     CONTROLS as CONTROLS,
     control_words as control_words,

@@ -324,6 +324,11 @@ class LinkSignals(Table):
     rx_bytes_per_s = Signal("byte/s", 0, 1e13, quantum=1e6, reduce="mean", period_s=10)
     tx_bytes_per_s = Signal("byte/s", 0, 1e13, quantum=1e6, reduce="mean", period_s=10)
     temp_c = Signal("degC", -40, 130, quantum=0.5, reduce="max", period_s=10)
+    # Of the optics, of its worst lane; before error correction
+    rx_optical_w = Signal("W", 0, 1, quantum=1e-6, reduce="min", period_s=60)
+    tx_optical_w = Signal("W", 0, 1, quantum=1e-6, reduce="min", period_s=60)
+    laser_bias_a = Signal("A", 0, 1, quantum=1e-4, reduce="max", period_s=60)
+    pre_fec_ber_pu = Signal("1", 0, 0.5, quantum=1e-9, reduce="max", period_s=60)
     error_count = counter("count", max_per_s=1e9, period_s=10)
     flap_count = counter("count", max_per_s=1e3, period_s=10)
     symbol_error_count = counter("count", max_per_s=1e9, period_s=10)
@@ -343,6 +348,7 @@ class SwitchSignals(Table):
     tx_bytes = counter("byte", max_per_s=1e15, period_s=60)
     error_count = counter("count", max_per_s=1e10, period_s=60)
     discard_count = counter("count", max_per_s=1e10, period_s=60)
+    flap_count = counter("count", max_per_s=1e4, period_s=60)  # of all its ports
 
 
 class StorageSignals(Table):

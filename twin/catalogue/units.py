@@ -40,6 +40,7 @@ QUALIFIERS = ("_max", "_min", "_mean")
 # Spelling on the wire -> (core unit, factor, offset): core = wire * factor + offset.
 _WIRE: dict[str, tuple[str, float, float]] = {
     "W": ("W", 1.0, 0.0),
+    "mW": ("W", 1e-3, 0.0),
     "kW": ("W", 1e3, 0.0),
     "MW": ("W", 1e6, 0.0),
     "VA": ("VA", 1.0, 0.0),
@@ -64,6 +65,7 @@ _WIRE: dict[str, tuple[str, float, float]] = {
     "MHz": ("Hz", 1e6, 0.0),
     "V": ("V", 1.0, 0.0),
     "A": ("A", 1.0, 0.0),
+    "mA": ("A", 1e-3, 0.0),
     "%": ("1", 0.01, 0.0),
     "%RH": ("1", 0.01, 0.0),
     "1": ("1", 1.0, 0.0),
@@ -84,6 +86,11 @@ def unit_of(name: str) -> str | None:
             break
     best = max((s for s in SUFFIX_UNIT if name.endswith(s)), key=len, default=None)
     return None if best is None else SUFFIX_UNIT[best]
+
+
+def from_dbm(power_dbm: float) -> float:
+    """Watts of a power told in dBm; no light, told as -inf, is none."""
+    return float(10.0 ** ((min(power_dbm, 300.0) - 30.0) / 10.0))
 
 
 def to_core(wire_unit: str, core_unit: str) -> tuple[float, float] | None:

@@ -37,6 +37,8 @@ _SIGNALS = {
     "requests_per_s": "requests per second", "valve_pu": "valve position", "recovery_count": "recoveries",
     "ecc_dbe_count": "double-bit memory errors", "ecc_sbe_count": "single-bit memory errors",
     "nvlink_recovery_count": "NVLink recoveries", "port_down_count": "ports that are down",
+    "rx_optical_w": "received optical power", "tx_optical_w": "sent optical power",
+    "laser_bias_a": "current of the laser", "pre_fec_ber_pu": "bit error rate before correction",
     "reboot_count": "restarts", "energised_state": "voltage state", "row_remap_count": "remapped rows",
 }  # fmt: skip
 _WORDS = {

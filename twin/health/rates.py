@@ -20,7 +20,7 @@ WATCHED: dict[str, tuple[str, ...]] = {
             "nvlink_recovery_count", "pcie_replay_count", "throttle_power_ns", "throttle_thermal_ns"),
     "node": ("reboot_count",),
     "link": ("error_count", "flap_count", "symbol_error_count", "recovery_count", "discard_count"),
-    "switch": ("error_count", "discard_count"),
+    "switch": ("error_count", "discard_count", "flap_count"),
 }  # fmt: skip
 # A device that says one of these lives; the first that all say ends the search
 SPEAKING = {

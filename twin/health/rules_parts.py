@@ -27,6 +27,13 @@ from twin.health.rules_shared import (
 # In about ten minutes; source: estimate. A link that retrains has lost what was on its way each time.
 FLAPS, FLAPS_GRAVE, ERRORS, SYMBOLS, RECOVERIES = 0.9, 3.0, 100.0, 100.0, 2.0
 DISCARDS = 1000.0
+# Of a switch's ports in about ten minutes; source: estimate. A node that restarts takes its ports down once
+SWITCH_FLAPS = 8.0
+# Bit error rate up to which Reed-Solomon (544, 514) corrects all, and a tenth of it. source: IEEE 802.3
+# clause 91, 119; that a tenth is worth a look: estimate
+BER_LIMIT, BER_WATCH = 2.4e-4, 2.4e-5
+DARK_W = 1e-4  # -10 dBm a lane, below what receivers of 100 Gb/s a lane are built for. source: estimate
+OPTICS = ("link.pre_fec_ber_pu",)
 RUNNING_PU, STOPPED_PU = 0.2, 0.05  # of a pump's speed; as in the diagnosis
 EMPTY_PU, LEAST_W = 0.03, 50.0  # share of a node's power that is none; as in the diagnosis
 PUMP, PSU = ("cdu.pump1_speed_pu", "cdu.pump2_speed_pu"), ("node.psu1_power_w", "node.psu2_power_w")
@@ -44,6 +51,28 @@ def _flaps(context: RuleContext) -> RuleMatches:
     return RuleMatches(
         index, np.round(times), level=np.where(times >= FLAPS_GRAVE, DEGRADED, WATCH).astype(np.uint8)
     )
+
+
+def _noisy_optics(context: RuleContext) -> RuleMatches:
+    """Links whose bits are wrong more often than is well before correction. `a`: the rate, times 1e-6."""
+    if not context.known(OPTICS[0]):
+        return NOTHING
+    value = context.value(OPTICS[0])
+    with np.errstate(invalid="ignore"):
+        index = context.those(OPTICS[0], value >= BER_WATCH)
+    rate = value[index].astype(np.float64)
+    return RuleMatches(index, rate * 1e6, level=np.where(rate >= BER_LIMIT, DEGRADED, WATCH).astype(np.uint8))
+
+
+def _dark(context: RuleContext) -> RuleMatches:
+    """Links that are up with hardly any light. `a`: received uW; `b`: sent uW."""
+    key = "link.rx_optical_w"
+    if not context.known(key):
+        return NOTHING
+    value, up = context.value(key), context.value("link.up_state")
+    with np.errstate(invalid="ignore"):
+        index = context.those(key, (value < DARK_W) & (up == 0))
+    return RuleMatches(index, 1e6 * value[index], 1e6 * context.value("link.tx_optical_w")[index])
 
 
 def _ports(context: RuleContext) -> RuleMatches:
@@ -180,6 +209,7 @@ SWITCH: tuple[Rule, ...] = (
          "{a:.0f} more ports are down than the {b:.0f} that always were", ESTIMATE, _ports,
          ("switch.port_down_count",), after_s=60.0),
     GrowthRule("errors", "switch.error_count", ERRORS, "errors").rule(),
+    GrowthRule("switch_flaps", "switch.flap_count", SWITCH_FLAPS, "flaps of its ports").rule(),
     GrowthRule("discards", "switch.discard_count", DISCARDS, "packets discarded: congestion", 0.1,
                level=HEALTHY, action="none").rule(),
 )  # fmt: skip
@@ -195,6 +225,13 @@ LINK: tuple[Rule, ...] = (
     GrowthRule("link_recoveries", "link.recovery_count", RECOVERIES, "recoveries", faults=LINK_LOST).rule(),
     GrowthRule("link_discards", "link.discard_count", DISCARDS, "packets discarded: congestion", 0.1,
                level=HEALTHY, action="none", faults=LINK_LOST).rule(),
+    Rule("link_ber", "link", WATCH, "run_diagnostics", 0.8,
+         "{a:.0f} bits of a million are wrong before correction, which corrects 240 at most",
+         "IEEE 802.3, limit of RS(544, 514)", _noisy_optics, OPTICS, after_s=60.0, clear_s=600.0,
+         faults=LINK_LOST),
+    Rule("link_dark", "link", WATCH, "run_diagnostics", 0.7,
+         "its optics receive {a:.0f} uW on the weakest lane; they send {b:.0f} uW", ESTIMATE, _dark,
+         ("link.rx_optical_w",), after_s=60.0, clear_s=600.0, faults=LINK_LOST),
     Rule("link_congested", "link", HEALTHY, "none", 0.1, "{note}: what shares its path is the cause",
          DIAGNOSIS, by_diagnosis("link_congested", "link", 0.1), faults=LINK_LOST),
 )  # fmt: skip
@@ -232,6 +269,7 @@ SWITCH_VITAL = ("switch.health_state", "switch.port_down_count", "switch.power_w
 LINK_KINDS: Kinds = (
     ("whether it is up", ("link.up_state",)), ("errors", ("link.error_count", "link.symbol_error_count")),
     ("flaps", ("link.flap_count", "link.recovery_count")),
+    ("optics", ("link.rx_optical_w", "link.pre_fec_ber_pu")),
 )  # fmt: skip
 LINK_VITAL = ("link.up_state", "link.error_count", "link.rx_bytes_per_s")
 # `{side}` is 1 or 2

@@ -1,0 +1,56 @@
+"""Lines of Telegraf's input gnmi become readings of switches and of the links at their ports.
+
+The lines are written by hand after Telegraf's documentation and OpenConfig's paths; no switch was recorded.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from connectors.influx import LineDecoder
+from connectors.series_map import load_map, mapping_of
+from tests.support.builders import site_of, two_racks
+from twin.site import Site
+from twin.telemetry import Message, Reading
+
+T = 1_700_000_000 * 10**9
+LINES = f"""\
+interface_counters,source=leaf1,name=swp1,path=/interfaces in_errors=3i,carrier_transitions=4i,in_octets=900i {T}
+interface_counters,source=leaf1,name=swp2,path=/interfaces in_errors=1i,carrier_transitions=0i,in_octets=50i {T}
+interface_state,source=leaf1,name=swp2 oper_status="DOWN" {T}
+transceiver_channel,source=leaf1,name=swp1,index=0 input_power/instant=-2.5,output_power/instant=1.0,laser_bias_current/instant=7.5 {T}
+transceiver,source=leaf1,name=swp1 pre_fec_ber/instant=3.1e-7 {T}
+"""  # noqa: E501
+
+
+@pytest.fixture(scope="module")
+def site() -> Site:
+    tree = two_racks()
+    tree["halls"][0] |= {
+        "planes": [{"name": "rail", "links_per_node": 1}],
+        "switches": [{"name": "leaf1", "serves": ["r[1-2]"], "planes": ["rail"]}],
+    }
+    return site_of(tree)
+
+
+def test_counters_of_ports_are_their_switchs_and_optics_their_links(site: Site) -> None:
+    own = mapping_of({"extends": "gnmi", "names": {"leaf1:swp[1-18]": "lab/h/r1/node[0-17]/rail0"}})
+    packaged, _ = load_map("gnmi")
+    whole = type(packaged)(rules=packaged.rules, names=own.names)
+    decoder = LineDecoder(site, whole, "gnmi.yaml")
+    first, again = (read(decoder, LINES.replace("=3i", f"={n}i")) for n in (3, 8))
+    link = [site.entity("link", f"lab/h/r1/node{n}/rail0") for n in (0, 1)]
+    assert again["switch", 0, "error_count"] - first["switch", 0, "error_count"] == 5
+    assert {"switch", "link"} == {table for table, _, _ in first}
+    assert first["link", link[0], "rx_optical_w"] == pytest.approx(1e-3 * 10**-0.25)
+    assert first["link", link[0], "tx_optical_w"] == pytest.approx(1e-3 * 10**0.1)
+    assert first["link", link[0], "laser_bias_a"] == pytest.approx(7.5e-3)
+    assert first["link", link[0], "pre_fec_ber_pu"] == pytest.approx(3.1e-7)
+    assert first["link", link[1], "up_state"] == 1
+
+
+def read(decoder: LineDecoder, lines: str) -> dict[tuple[str, int, str], float]:
+    """Cells of one message."""
+    items = decoder.decode(Message(T, "telegraf/leaf1/gnmi", lines.encode()))
+    assert isinstance(items, list)
+    return {(i.table, i.entity, i.signal): i.value for i in items if isinstance(i, Reading)}
