@@ -189,10 +189,10 @@ def counted(node: str = "lab/h/r1/node1", read: int = 18, **rows: Any) -> Nvlink
 def test_only_links_that_counted_anything_take_a_row() -> None:
     links = book()
     for node in range(18):
-        links.take(counted(f"lab/h/r1/node{node}"), START_NS)
+        links.take([counted(f"lab/h/r1/node{node}")], START_NS)
     assert len(links) == 0
     assert links.read.sum() == 18 * 4 * 18
-    links.take(counted(gpu=(2, 0), link=(17, 3), recoveries=(4, 0), errors=(9, 1)), START_NS)
+    links.take([counted(gpu=(2, 0), link=(17, 3), recoveries=(4, 0), errors=(9, 1))], START_NS)
     assert links.index.tolist() == [PORTS * 4 + 3, PORTS * 6 + 17]
     assert links.recoveries.tolist() == [0, 4]
     assert links.before.tolist() == [0, 0]  # it was read before, and stood at zero
@@ -202,27 +202,27 @@ def test_only_links_that_counted_anything_take_a_row() -> None:
 
 def test_counts_from_before_the_first_reading_are_told_apart() -> None:
     links = book()
-    links.take(counted(gpu=(0,), link=(5,), recoveries=(7,)), START_NS)
+    links.take([counted(gpu=(0,), link=(5,), recoveries=(7,))], START_NS)
     assert links.before.tolist() == [7]
-    links.take(counted(gpu=(0,), link=(5,), recoveries=(9,), failures=(1,)), START_NS + 1)
+    links.take([counted(gpu=(0,), link=(5,), recoveries=(9,), failures=(1,))], START_NS + 1)
     assert "had recovered 7 times before it was watched and recovered 2 times, failed to once" in links.text(
         4
     )
-    links.take(counted(gpu=(0,), link=(5,), recoveries=(1,)), START_NS + 2)  # its driver was loaded again
+    links.take([counted(gpu=(0,), link=(5,), recoveries=(1,))], START_NS + 2)  # its driver was loaded again
     assert (links.before.tolist(), links.recoveries.tolist()) == ([0], [1])
 
 
 def test_the_link_that_grew_last_is_the_one_that_is_named() -> None:
     links = book()
-    links.take(counted(gpu=(0, 0), link=(1, 2), recoveries=(900, 3)), START_NS)
+    links.take([counted(gpu=(0, 0), link=(1, 2), recoveries=(900, 3))], START_NS)
     assert "nvlink1 " in links.text(4)
-    links.take(counted(gpu=(0, 0), link=(1, 2), recoveries=(900, 4)), START_NS + 1)
+    links.take([counted(gpu=(0, 0), link=(1, 2), recoveries=(900, 4))], START_NS + 1)
     assert "nvlink2 " in links.text(4)
 
 
 def test_what_the_device_tells_of_the_other_end_goes_before_the_profile() -> None:
     links = book()
-    links.take(counted(gpu=(0,), link=(5,), recoveries=(7,), far=("NVSwitch 0000:05:00",)), START_NS)
+    links.take([counted(gpu=(0,), link=(5,), recoveries=(7,), far=("NVSwitch 0000:05:00",))], START_NS)
     assert "gpu0/nvlink5 to NVSwitch 0000:05:00 " in links.text(4)
     wired = Nvlinks(site_of(two_racks("dgx-superpod-h100-su", "r[1-8]")))
     name = wired.name(PORTS * 9 + 5)
@@ -237,9 +237,9 @@ def test_what_the_device_tells_of_the_other_end_goes_before_the_profile() -> Non
 
 def test_rows_that_cannot_be_are_left_out() -> None:
     links = book()
-    links.take(counted("lab/h/r9/node1", gpu=(0,), link=(5,), recoveries=(7,)), START_NS)
-    links.take(counted(gpu=(4, -1, 0, 0), link=(0, 0, PORTS, -1), recoveries=(7,) * 4), START_NS)
-    links.take(counted(gpu=(0, 1), link=(5,), recoveries=()), START_NS)
+    links.take([counted("lab/h/r9/node1", gpu=(0,), link=(5,), recoveries=(7,))], START_NS)
+    links.take([counted(gpu=(4, -1, 0, 0), link=(0, 0, PORTS, -1), recoveries=(7,) * 4)], START_NS)
+    links.take([counted(gpu=(0, 1), link=(5,), recoveries=())], START_NS)
     assert links.index.tolist() == [PORTS * 4 + 5]
     assert links.recoveries.tolist() == [0]
     for detail in ("Link 99", "Link -1", "no link", "Link 14"):
@@ -250,7 +250,7 @@ def test_rows_that_cannot_be_are_left_out() -> None:
 
 def test_another_gpu_in_the_slot_has_other_links() -> None:
     links = book()
-    links.take(counted(gpu=(0, 1), link=(5, 5), recoveries=(7, 8), far=("a", "b")), START_NS)
+    links.take([counted(gpu=(0, 1), link=(5, 5), recoveries=(7, 8), far=("a", "b"))], START_NS)
     links.forget("gpu", 4)
     assert links.index.tolist() == [PORTS * 5 + 5]
     assert (links.far, links.read[4:6].tolist()) == ({PORTS * 5 + 5: "b"}, [0, 18])
@@ -258,7 +258,7 @@ def test_another_gpu_in_the_slot_has_other_links() -> None:
 
 def test_links_move_with_their_gpus_and_survive_a_snapshot() -> None:
     links = book()
-    links.take(counted(gpu=(1,), link=(5,), recoveries=(8,), far=("b",)), START_NS)
+    links.take([counted(gpu=(1,), link=(5,), recoveries=(8,), far=("b",))], START_NS)
     one = site_of(two_racks(racks="r2"))
     moved, back = Nvlinks(one), Nvlinks(links.site)
     gpu = np.concatenate([np.full(67, -1), np.arange(1, 6)]).astype(np.int32)  # the sixth comes last

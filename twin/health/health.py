@@ -77,6 +77,7 @@ class HealthState(EntityState):
         self.lemons, self.wear = Lemons(site), Wear(site)
         self.verdicts, self.failures = Verdicts(site), Failures(site)
         self._heard: list[FaultReported] = []  # since the last tick
+        self._counted: list[NvlinksCounted] = []
 
     def take(self, event: Event, jobs: JobSlots, now_ns: int) -> None:
         """Note an event that is about to be applied."""
@@ -84,11 +85,12 @@ class HealthState(EntityState):
             self.take_faults([event])
             return
         if isinstance(event, NvlinksCounted):
-            self.nvlinks.take(event, now_ns)
+            self._counted.append(event)
             return
         if isinstance(event, EntityReplaced | SiteChanged):  # what was heard was of the device that leaves
             self._grave |= self.book.hear(self._heard, now_ns, jobs)
-            self._heard = []
+            self.nvlinks.take(self._counted, now_ns)
+            self._heard, self._counted = [], []
         if isinstance(event, EpochChanged) and event.returned:
             self.book.take_returns(event.returned, now_ns)
         self.failures.take(event, jobs, now_ns)
@@ -107,6 +109,9 @@ class HealthState(EntityState):
             self._grave |= self.book.hear(self._heard, state.now_ns, jobs)
             self.nvlinks.hear(self._heard)
             self._heard = []
+        if self._counted:
+            self.nvlinks.take(self._counted, state.now_ns)
+            self._counted = []
         since_s = (state.now_ns - self.looked_ns) / NS
         rest = self.whole_ns < self.looked_ns  # of a look that began in a storm
         if self.looked_ns and not rest and since_s < (SOONEST_S if self._grave else EVERY_S) - 1e-3:

@@ -7,6 +7,7 @@ this table says which link it is, what it counted before anybody watched, and wh
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Self
@@ -47,33 +48,35 @@ class Nvlinks(SparseState):
         super().__init__({**site.sizes, TABLE: PORTS * site.sizes["gpu"]}, TABLE)
         self.site = site
 
-    def take(self, event: NvlinksCounted, now_ns: int) -> None:
-        """Note the counts of a node's links; rows of GPUs or links that it cannot have are left out."""
-        node = self.site.entity("node", event.name)
-        if node is None:
-            return
-        first, last = self.site.gpu_start_of_node[node : node + 2].tolist()
-        known = self.read[first:last] > 0
-        read = np.clip(np.array(event.read[: last - first], np.int64), 0, PORTS).astype(np.uint8)
-        self.read[first : first + len(read)] = read
-        rows = {
-            PORTS * (first + gpu) + link: row
-            for row, (gpu, link) in enumerate(zip(event.gpu, event.link, strict=False))
-            if 0 <= gpu < last - first and 0 <= link < PORTS
-        }
-        if not rows:
-            return
+    def take(self, events: Sequence[NvlinksCounted], now_ns: int) -> None:
+        """Note counts of nodes' links; rows of GPUs or links that they cannot have are left out."""
+        rows: dict[int, tuple[NvlinksCounted, int]] = {}
+        first_read: set[int] = set()  # GPUs of which nothing was read before
+        nodes = self.site.entities("node", [event.name for event in events]).tolist()
+        for event, node in zip(events, nodes, strict=True):
+            if node < 0:
+                continue
+            first, last = self.site.gpu_start_of_node[node : node + 2].tolist()
+            for gpu, read in enumerate(event.read[: last - first], first):
+                if not self.read[gpu]:
+                    first_read.add(gpu)
+                self.read[gpu] = min(max(read, 0), PORTS)
+            for row, (gpu, link) in enumerate(zip(event.gpu, event.link, strict=False)):
+                if 0 <= gpu < last - first and 0 <= link < PORTS:
+                    rows[PORTS * (first + gpu) + link] = event, row
+        if rows:
+            self._write(rows, first_read, now_ns)
+
+    def _write(self, rows: dict[int, tuple[NvlinksCounted, int]], first_read: set[int], now_ns: int) -> None:
         index = np.array(sorted(rows), np.int32)
-        order = [rows[i] for i in index.tolist()]
-        told = {name: _counts(getattr(event, name), order) for name in COUNTS}
+        told = {name: _counts([rows[i] for i in index.tolist()], name) for name in COUNTS}
         _, there = self.find(index)
         if not there.all():
             new = index[~there]
             # A link of a GPU that was read before stood at zero
-            fresh = ~known[new // PORTS - first]
-            self.insert(new, before=np.where(fresh, told["recoveries"][~there], 0))
-            at, _ = self.find(new)
-            self.recoveries[at] = self.before[at]
+            fresh = np.isin(new // PORTS, np.fromiter(first_read, np.int64, len(first_read)))
+            before = np.where(fresh, told["recoveries"][~there], 0)
+            self.insert(new, before=before, recoveries=before)
         at, _ = self.find(index)
         anew = told["recoveries"] < self.recoveries[at]  # its driver was loaded again
         self.before[at[anew]] = 0
@@ -83,11 +86,9 @@ class Nvlinks(SparseState):
         self.grew_ns[at[grown]] = now_ns
         for name in COUNTS:
             getattr(self, name)[at] = told[name]
-        rate = np.array(
-            [event.symbol_ber[r] if r < len(event.symbol_ber) else 0.0 for r in order], np.float64
-        )
-        self.symbol_ber[at] = np.where(np.isfinite(rate), rate, 0.0)
-        for i, row in zip(index.tolist(), order, strict=True):
+        for k, (i, (event, row)) in enumerate(sorted(rows.items())):
+            rate = event.symbol_ber[row] if row < len(event.symbol_ber) else 0.0
+            self.symbol_ber[at[k]] = rate if math.isfinite(rate) else 0.0
             if row < len(event.far) and event.far[row]:
                 self.far[i] = clean(event.far[row], MAX_FAR)
 
@@ -178,6 +179,7 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count:,} times"
 
 
-def _counts(told: Sequence[int], order: list[int]) -> I64:
-    """Counts of these rows; what an event leaves out is at zero."""
-    return np.array([max(0, int(told[row])) if row < len(told) else 0 for row in order], np.int64)
+def _counts(rows: Sequence[tuple[NvlinksCounted, int]], name: str) -> I64:
+    """One count of these rows; what an event leaves out is at zero."""
+    told = ((getattr(event, name), row) for event, row in rows)
+    return np.array([max(0, int(some[row])) if row < len(some) else 0 for some, row in told], np.int64)

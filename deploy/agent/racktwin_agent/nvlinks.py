@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from racktwin_agent.clock import NS, Instant
+from racktwin_agent.devices import Column
 from racktwin_agent.publish import Out, frame_of, nvlinks_of
 
 READ_EVERY_S = 10.0
@@ -132,7 +133,9 @@ class NvlinkReport:
             "nvlink_error_count": ("errors",),
             "nvlink_replay_count": ("replays",),
         }
-        columns = {name: [g.total(*of) if g.read else None for g in gpus] for name, of in sums.items()}
+        columns: dict[str, Column] = {
+            name: [g.total(*of) if g.read else None for g in gpus] for name, of in sums.items()
+        }
         out = [frame_of(self.path, at.wall_ns, columns, {})]
         every_ns = round(AGAIN_S * NS)
         again_ns = self._told_ns + every_ns - (self._told_ns - self._phase_ns) % every_ns
