@@ -38,9 +38,12 @@ def test_counters_of_ports_are_their_switchs_and_optics_their_links(site: Site) 
     packaged, _ = load_map("gnmi")
     whole = type(packaged)(rules=packaged.rules, names=own.names)
     decoder = LineDecoder(site, whole, "gnmi.yaml")
-    first, again = (read(decoder, LINES.replace("=3i", f"={n}i")) for n in (3, 8))
+    later = LINES.replace("=3i", "=8i").replace("=4i", "=9i")
+    first, again = read(decoder, LINES), read(decoder, later)
     link = [site.entity("link", f"lab/h/r1/node{n}/rail0") for n in (0, 1)]
-    assert again["switch", 0, "error_count"] - first["switch", 0, "error_count"] == 5
+    for counter in ("error_count", "flap_count"):
+        assert again["switch", 0, counter] - first["switch", 0, counter] == 5
+    assert again["switch", 0, "flap_count"] - first["switch", 0, "flap_count"] == 5
     assert {"switch", "link"} == {table for table, _, _ in first}
     assert first["link", link[0], "rx_optical_w"] == pytest.approx(1e-3 * 10**-0.25)
     assert first["link", link[0], "tx_optical_w"] == pytest.approx(1e-3 * 10**0.1)

@@ -28,6 +28,7 @@ from tests.support.nvlink_case import (
 from tests.support.recurring_devices import DAY_S, HOUR_S, Watched, chance, racks
 from twin.api.answers import Refused
 from twin.api.health import of_name
+from twin.catalogue import NS
 from twin.cli.operate.health import show
 from twin.contracts import DEGRADED, HEALTHY, WATCH
 from twin.health.nvlinks import PORTS, Nvlinks
@@ -109,6 +110,17 @@ def test_without_a_life_before_one_recovery_is_no_alarm_and_four_in_four_hours_a
     case.sweeps(3, HOUR_S)
     assert case.sweeps(4, HOUR_S) == [ALARM]
     assert f"{ENDS} recovered 4 times" in told(case)["nvlink_recovering"]
+
+
+@pytest.mark.parametrize(("sweep_s", "times"), [(40 * 60.0, 4), (21 * 60.0, 3), (60.0, 1)])
+def test_recoveries_of_a_long_sweep_count_at_most_one_in_ten_minutes(sweep_s: float, times: int) -> None:
+    case = LinkCase()
+    for _ in range(2):
+        case.sweeps(0, 60.0)
+    case.sweeps(4, sweep_s)
+    cycles = case.engine.health.recurring.cycles[RECOVERIES]
+    assert (cycles.index.tolist(), cycles.count.tolist()) == ([GPU], [times])
+    assert (case.now_ns - cycles.first_ns[0]) / NS == (sweep_s if times > 1 else 0.0)
 
 
 # -- quiet

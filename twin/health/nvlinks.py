@@ -124,7 +124,7 @@ class Nvlinks(SparseState):
         return f"{ends} to {assumed} (by its profile, not told)" if assumed else f"{ends} (far end not known)"
 
     def text(self, gpu: int) -> str:
-        """Which link of a GPU recovers, how often, and how that compares; "" where no link is known."""
+        """Sentence on the link of a GPU that recovers, and how it compares; "" where no link is known."""
         places = self.of_gpu(gpu)
         places = places[self.recoveries[places] > 0]
         if not len(places):

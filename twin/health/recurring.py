@@ -9,6 +9,7 @@ from the device itself. Trouble that many have at once, or as a rule, is no sign
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import lgamma
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ RECURS_PER_DAY = 6.0  # trouble that has come to stay: every four hours. source:
 DAY_NS = 86_400 * NS
 
 
-class Sweep(NamedTuple):
+class CounterSweep(NamedTuple):
     """Growth of a counter that is read seldom [k]: how many times trouble came, since when at the earliest,
     and the nats that the count before it was watched adds."""
 
@@ -57,7 +58,7 @@ class Cycles(SparseState):
         super().__init__({table: 0}, table)
         self.per_day = per_day  # of trouble that has come to stay
 
-    def add(self, index: I32, now_ns: int, a: F64, b: F64, sweep: Sweep | None = None) -> I32:
+    def add(self, index: I32, now_ns: int, a: F64, b: F64, sweep: CounterSweep | None = None) -> I32:
         """Trouble came to these devices (ascending), whose usual rates are Gamma(a, b) [k], once each if no
         `sweep` says otherwise.
 
@@ -234,7 +235,8 @@ MOST_TOLD = 3  # kinds of trouble in one sentence
 LATELY_NS = 3600 * NS  # trouble that came no longer ago came now
 
 
-class Stream(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Stream:
     """A kind of trouble: a counter that grows, or telemetry that gaps. `drains`: it speaks for a drain.
 
     One mishap makes several counters of a `family` grow, and one device's of all its links: what they tell is
@@ -404,14 +406,14 @@ class Recurring(EntityState):
             usual.begun += len(cycles.index) - before + len(common)
         usual.learn(self.now_ns, cycles)
 
-    def _sweep(self, stream: Stream, came: I32, rates: Rates, now: HealthContext) -> Sweep:
+    def _sweep(self, stream: Stream, came: I32, rates: Rates, now: HealthContext) -> CounterSweep:
         """Growth of a seldom read counter at these devices: at most once in APART_NS, as elsewhere."""
         counter = rates.counters[stream.key]
         at = np.searchsorted(counter.moved, came)
         grown, in_ns = counter.moved_by[at], (counter.moved_in_s[at] * NS).astype(np.int64)
         times = np.minimum(grown.astype(np.int64), 1 + np.minimum(in_ns // APART_NS, MOST_TIMES))
         since_ns = self.now_ns - np.where(times > 1, in_ns, 0)
-        return Sweep(times, since_ns, lifetime_nats(now.raw(stream.key), came, grown))
+        return CounterSweep(times, since_ns, lifetime_nats(now.raw(stream.key), came, grown))
 
     def _own(self, stream: Stream, index: I32, rates: Rates) -> I32:
         """Of these devices, those whose trouble is their own and that nobody works at."""

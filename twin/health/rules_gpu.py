@@ -275,7 +275,7 @@ def _double_bits(context: RuleContext) -> RuleMatches:
 
 
 def _nvlink_text(context: RuleContext, gpu: int) -> str:
-    """Which NVLink of a GPU recovers; by the sum over its links where no source tells more."""
+    """Sentence on the NVLink of a GPU that recovers; on all its links where no source tells more."""
     told = "" if context.nvlinks is None else context.nvlinks.text(gpu)
     return told or f"{context.now.raw(RECOVERIES)[gpu]} recoveries of its NVLinks; which of them is not told"
 

@@ -157,6 +157,10 @@ class Tray:
         """See racktwin_agent.devices: they have none."""
         return [None] * self.gpus
 
+    def nvlinks(self) -> list[Any]:
+        """See Devices: none are simulated."""
+        return []
+
     def gpu_at(self, bus_id: str) -> int | None:
         """See racktwin_agent.devices: these are on no bus."""
         return None

@@ -5,6 +5,8 @@ Pure: files are read by the shell.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from twin.catalogue import ConfigError
@@ -148,8 +150,8 @@ def _links(draft: Draft, rack_of: dict[str, int], node_start: np.ndarray) -> tup
     return all_nodes[order], all_planes[order]
 
 
-def _switches(draft: Draft, rack_of: dict[str, int]) -> tuple[Relation, Relation, Relation]:
-    """(racks, switches, planes) of each switch."""
+def _switches(draft: Draft, rack_of: dict[str, int]) -> dict[str, Any]:
+    """Racks, switches and planes below each switch, and how many switches share them."""
     switch_of = {name: i for i, name in enumerate(draft.switches)}
     racks: list[list[int]] = []
     below: list[list[int]] = []
@@ -166,7 +168,12 @@ def _switches(draft: Draft, rack_of: dict[str, int]) -> tuple[Relation, Relation
             if name not in draft.planes:
                 draft.unknown(f"{path}.planes: {name!r} is not a plane of this file")
         planes.append([draft.planes[n] for n in named if n in draft.planes])
-    return Relation.of(racks), Relation.of(below), Relation.of(planes)
+    return {
+        "racks_of_switch": Relation.of(racks),
+        "switches_of_switch": Relation.of(below),
+        "planes_of_switch": Relation.of(planes),
+        "ways_of_switch": np.array(draft.switch_ways, np.int32),
+    }
 
 
 def _sizes(draft: Draft, file: SiteFile, nodes: int, gpus: int, links: int) -> dict[str, int]:
@@ -200,16 +207,13 @@ def _assemble(
     parent, of_rack = _power_tree(draft)
     cdu_of_rack, loop_of_cdu = _cooling(draft, rack_of)
     leaf_of_rack = _giver_of_rack(draft, rack_of, draft.leaves, draft.leaf_serves)
-    racks_of_switch, switches_of_switch, planes_of_switch = _switches(draft, rack_of)
+    of_switches = _switches(draft, rack_of)
     node_of_link, plane_of_link = _links(draft, rack_of, node_start)
     sizes = _sizes(draft, file, int(node_start[-1]), int(gpu_start[-1]), len(node_of_link))
     rack_profile = [g.profile if g.profile in profiles else None for g in draft.rack_group]
     node_of_gpu = np.repeat(np.arange(sizes["node"], dtype=np.int32), gpus)
-    rack_of_entity = {
-        "rack": np.arange(len(nodes), dtype=np.int32),
-        "node": rack_of_node,
-        "gpu": rack_of_node[node_of_gpu],
-    }
+    racks = np.arange(len(nodes), dtype=np.int32)
+    rack_of_entity = {"rack": racks, "node": rack_of_node, "gpu": rack_of_node[node_of_gpu]}
     envelopes, problems = envelopes_of(
         file.controls, profiles, rack_profile, rack_of_entity, cdu_of_rack, sizes
     )
@@ -245,10 +249,7 @@ def _assemble(
         budget_w=_watts([g.budget_w for g in groups]),
         external_budget=np.array([g.external for g in groups], np.bool_),
         guaranteed_w=_watts([g.guaranteed_w for g in groups]),
-        racks_of_switch=racks_of_switch,
-        switches_of_switch=switches_of_switch,
-        planes_of_switch=planes_of_switch,
-        ways_of_switch=np.array(draft.switch_ways, np.int32),
+        **of_switches,
         node_of_link=node_of_link,
         plane_of_link=plane_of_link,
         planes=list(draft.planes),

@@ -34,7 +34,7 @@ class FaultReported(_Event, frozen=True):
 
 
 class NvlinksCounted(_Event, frozen=True):
-    """What the GPUs of a node count of their NVLinks since their driver was loaded.
+    """Counts of the NVLinks of a node since the driver of its GPUs was loaded.
 
     `name` is the node, `read` how many links each of its GPUs reads. A row names a link by GPU of the node
     and number, with its counts: recoveries that succeeded or failed, errors, replays, symbol errors and their
