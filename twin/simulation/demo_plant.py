@@ -6,6 +6,7 @@ Only their devices are simulated: leases lapse and contingencies hold as on a no
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import msgspec
 import numpy as np
