@@ -70,10 +70,10 @@ class LinkCase(Living):
             seen |= set(self.alarms())
         return seen
 
-    def dies(self, others: Sequence[int] = ()) -> list[str]:
+    def dies(self, others: Sequence[int] = (), severity: str = "Nonfatal") -> list[str]:
         """The fatal XID of the link, and those that follow from it on other GPUs; the ids of the alarms."""
         faults = [self._xid(GPU, 149, f"NETIR_LINK_DOWN Fatal XC0 i0 Link {LINK}")]
-        faults += [self._xid(gpu, 145, f"RLW_RXPIPE Nonfatal XC0 i0 Link {LINK}") for gpu in others]
+        faults += [self._xid(gpu, 145, f"RLW_RXPIPE {severity} XC0 i0 Link {LINK}") for gpu in others]
         self.look(*faults, dt_s=10.0)
         return self.alarms()
 

@@ -100,6 +100,19 @@ def test_the_fatal_xid_five_days_later_is_of_the_same_alarm(case: LinkCase) -> N
     assert case.alarms() == [ALARM]
 
 
+def test_nodes_that_a_known_link_takes_down_are_of_its_alarm(case: LinkCase) -> None:
+    case.sweeps(LIFETIME + MORE, SWEEP_S)
+    first = NODE // NODES * NODES * GPUS
+    case.dies([g for g in range(first, first + NODES * GPUS) if g != GPU], "Fatal")
+    assert case.alarms() == [ALARM]
+    (finding,) = (f for f in case.decision.findings if f.id == ALARM)
+    assert finding.severity == "critical"
+    assert finding.evidence[1].startswith("15 more nodes of its scale-up domain went down with it")
+    strangers = LinkCase()  # the same XIDs, of which no link was known before
+    strangers.dies([g for g in range(first, first + NODES * GPUS) if g != GPU], "Fatal")
+    assert strangers.alarms() == ["health/shared"]
+
+
 def test_without_a_life_before_one_recovery_is_no_alarm_and_four_in_four_hours_are() -> None:
     case = LinkCase()
     for _ in range(2):

@@ -40,7 +40,7 @@ from twin.health.health import HealthState
 from twin.health.rules import DIAGNOSIS, Rule
 from twin.health.rules_node import RECURS
 from twin.health.verdict_specs import SPECS
-from twin.site import Site, lost_with
+from twin.site import Site, lost_with, scale_up_domain
 
 # Titles of findings are the texts of rules without their figures, which change; those are in the evidence.
 _NOTE = ": {note}"
@@ -185,6 +185,7 @@ class _Look:
         self.facility_told = any(f.severity == "critical" and f.table not in ("gpu", "node", "link")
                                  for f in faults)  # fmt: skip
         self._together: I32 | None = None
+        self._followers: dict[int, I32] | None = None
         self._speaks: dict[str, dict[int, list[Evidence]]] = {}
 
     # -- nodes
@@ -202,7 +203,7 @@ class _Look:
         suspects = self._unworked("node", np.flatnonzero(concern))
         if len(suspects) == 0:
             return []
-        suspects = suspects[~np.isin(suspects, self.together())]
+        suspects = suspects[~np.isin(suspects, [*self.together(), *self._following()])]
         order = suspects[np.argsort(-concern[suspects].astype(np.int64), kind="stable")]
         found: list[Finding] = []
         done = 0
@@ -254,6 +255,11 @@ class _Look:
         what = _heading(reasons[0]) if reasons else "is likely to fail within a day"
         if likely:
             said.insert(min(len(said), MOST_EVIDENCE - 1), self._chance(node))
+        if reasons and (many := len(self.followers().get(node, ()))):
+            what_follows = (
+                f"{many} more nodes of its scale-up domain went down with it; they are not to blame"
+            )
+            said.insert(min(len(said), 1), what_follows)
         todo = max((r.action for r in reasons), default=action("drain"))
         if likely and todo < action("drain"):  # what may be about to fail should not be at work when it does
             todo = action("drain")
@@ -319,11 +325,31 @@ class _Look:
 
     # -- what has a cause in common
 
+    def followers(self) -> dict[int, I32]:
+        """Nodes that are down with the NVLink of another one of their scale-up domain, by that other one: its
+        link recovered again and again before, and an XID names it.
+        """
+        if self._followers is None:
+            self._followers = {}
+            log, links = self.health.log(), self.health.nvlinks
+            for gpu in np.flatnonzero(self.health.recurring.failing).tolist():
+                if not links.is_named(gpu):
+                    continue
+                node = int(self.site.node_of_gpu[gpu])
+                of_link = np.array([name == "link" for name in log.classes], np.bool_)[log.kind]
+                down = np.unique(log.node[(log.end_ns == 0) & of_link])
+                _, domain = scale_up_domain(self.site, node)
+                self._followers[node] = np.setdiff1d(np.intersect1d(domain, down), [node]).astype(np.int32)
+        return self._followers
+
+    def _following(self) -> list[int]:
+        return [i for nodes in self.followers().values() for i in nodes.tolist()]
+
     def together(self) -> I32:
-        """Nodes that are down by a cause in common with others, ascending."""
+        """Nodes that are down by a cause in common with others, ascending; not where that is a known link."""
         if self._together is None:
-            log = self.health.log()
-            self._together = np.unique(log.node[_down_together(log)]).astype(np.int32)
+            log, known = self.health.log(), [*self.followers(), *self._following()]
+            self._together = np.setdiff1d(log.node[_down_together(log)], known).astype(np.int32)
         return self._together
 
     def shared(self) -> list[Finding]:
@@ -332,7 +358,7 @@ class _Look:
         if len(nodes) == 0:
             return []
         log = self.health.log()
-        down = _down_together(log)
+        down = _down_together(log) & np.isin(log.node, nodes)
         kinds = np.bincount(log.kind[down], minlength=len(log.classes))
         said = [f"{int(kinds[k])} x {log.classes[k].replace('_', ' ')}"
                 for k in np.argsort(-kinds, kind="stable")[:3].tolist() if kinds[k]]  # fmt: skip

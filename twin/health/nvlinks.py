@@ -113,6 +113,11 @@ class Nvlinks(SparseState):
         some = np.arange(*np.searchsorted(self.index, [PORTS * gpu, PORTS * (gpu + 1)]))
         return some[np.lexsort((self.index[some], -self.recoveries[some], -self.grew_ns[some]))]
 
+    def is_named(self, gpu: int) -> bool:
+        """Return True if an XID names a link of this GPU that recovered before."""
+        places = self.of_gpu(gpu)
+        return bool(((self.code[places] > 0) & (self.recoveries[places] > 0)).any())
+
     def name(self, index: int) -> str:
         """A link by both ends: its GPU and number, and what is known of the other end."""
         gpu, link = divmod(index, PORTS)
