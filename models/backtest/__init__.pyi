@@ -8,6 +8,8 @@ from .comparison import (
 )
 from .failure_scores import ratio as ratio, reliability as reliability, score_failures as score_failures
 from .failures import backtest_failures as backtest_failures
+from .life_scores import score_lives as score_lives
+from .lives import backtest_lives as backtest_lives
 from .load import (
     FIT_ISSUES as FIT_ISSUES,
     REFITS as REFITS,

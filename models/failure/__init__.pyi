@@ -3,6 +3,7 @@ from .common_cause import (
     common_causes as common_causes,
     either_probability as either_probability,
     individual_faults as individual_faults,
+    shared_faults as shared_faults,
     shared_rate as shared_rate,
 )
 from .decayed_count import Isotonic as Isotonic, decayed_counts as decayed_counts

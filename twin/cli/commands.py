@@ -98,6 +98,7 @@ simulation  simulated sites: scenarios, what-ifs, a plant on a broker
 backtest  scores of forecasts and intervals on recordings
     load backtest.load  score forecasts of load and demand beside the last value, yesterday and EWMA
     failures backtest.failures  score which nodes fail next, beside ranking by decayed fault count
+    lives backtest.lives  score which devices fail next by position, age and past, beside simpler ones
     checkpoint backtest.checkpoint  score intervals between saves beside Young, Daly and an oracle
     power-curves backtest.power_curves  score learned power curves on measured power limits
 completion completion  print the completion script of a shell

@@ -61,7 +61,7 @@ class TraceFile(_Strict, frozen=True):
     size: int
     sha256: str
     licence: str | None = None
-    transform: Literal["verbatim", "xz", "cut"] = "verbatim"
+    transform: Literal["verbatim", "xz", "packed", "cut"] = "verbatim"
     cut: Cut | None = None
 
 
@@ -121,7 +121,9 @@ def _faults(listed: _List, file: str) -> list[str]:
             if not re.fullmatch(r"[0-9a-f]{64}", f.sha256):
                 faults.append(f"{at}/{f.local}: expected a SHA-256 of 64 hex digits, got {f.sha256!r}")
             compressed = f.local.endswith(".xz")
-            if (f.transform == "cut") != (f.cut is not None) or (f.transform == "xz") != compressed:
+            if (f.transform == "cut") != (f.cut is not None) or (
+                f.transform in ("xz", "packed")
+            ) != compressed:
                 faults.append(f"{at}/{f.local}: transform {f.transform!r} does not fit the file")
     return faults
 
@@ -220,6 +222,12 @@ def _download(url: str, limit: int) -> bytes:
 
 def _transformed(raw: bytes, file: TraceFile, url: str) -> bytes:
     """The content as it is kept here (before compression)."""
+    if file.transform == "packed":
+        try:
+            # One byte more than expected: what is longer shows by its digest, without being unpacked whole.
+            return lzma.LZMADecompressor().decompress(raw, file.size + 1)
+        except lzma.LZMAError as error:
+            raise ConnectorError(f"{url} cannot be unpacked: {error}; expected an .xz file") from error
     if file.cut is None:
         return raw
     key, below = file.cut.key, file.cut.below

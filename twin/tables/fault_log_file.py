@@ -87,7 +87,7 @@ def read_faults(path: Path, nodes: int, *, until_d: float | None = None, mend: b
     by the first character. Raises ConfigError for what the operator can mend, StorageError for a file that
     cannot be read.
     """
-    data = _content(path)
+    data = content_of(path)
     if nodes < 1:
         raise ConfigError(f"--nodes {nodes}: expected at least 1")
     reading = _Reading(mend)
@@ -101,7 +101,7 @@ def read_faults(path: Path, nodes: int, *, until_d: float | None = None, mend: b
     return _log(path, reading, nodes, until_d, last_d)
 
 
-def _content(path: Path) -> bytes:
+def content_of(path: Path) -> bytes:
     """All bytes, unpacked. Raises as `read_faults`."""
     try:
         with path.open("rb") as file:
@@ -217,24 +217,24 @@ def _events(events: list[Any], reading: _Reading) -> Iterator[tuple[str, str, fl
     for i, event in enumerate(events, 1):
         place = f"event {i}"
         if not isinstance(event, dict):
-            reading.wrong(place, f"expected an object, got {_short(event)}")
+            reading.wrong(place, f"expected an object, got {short(event)}")
             continue
         node, time_d, what = event.get("node_id"), event.get("event_time"), event.get("event_type")
         right = True
         if not isinstance(node, str | int) or isinstance(node, bool) or node == "":
-            reading.wrong(place, f"node_id {_short(node)}: expected a name")
+            reading.wrong(place, f"node_id {short(node)}: expected a name")
             right = False
         if isinstance(time_d, bool) or not isinstance(time_d, int | float) or not -1.0 < time_d <= MOST_DAY:
-            reading.wrong(place, f"event_time {_short(time_d)}: expected days from 0 to {MOST_DAY:,.0f}")
+            reading.wrong(place, f"event_time {short(time_d)}: expected days from 0 to {MOST_DAY:,.0f}")
             right = False
         if what not in ("fault_start", "fault_end"):
-            reading.wrong(place, f"event_type {_short(what)}: expected fault_start or fault_end")
+            reading.wrong(place, f"event_type {short(what)}: expected fault_start or fault_end")
             right = False
         kind = event.get("fault_type", UNKNOWN_CLASS)
         if isinstance(kind, dict):
             kind = kind.get("Class", UNKNOWN_CLASS)
         if not isinstance(kind, str):
-            reading.wrong(place, f"fault_type {_short(kind)}: expected a string, or an object with Class")
+            reading.wrong(place, f"fault_type {short(kind)}: expected a string, or an object with Class")
             right = False
         if right:
             assert isinstance(time_d, int | float)
@@ -254,10 +254,10 @@ def _read_csv(data: bytes, reading: _Reading) -> float:
         missing = [column for column in COLUMNS[:3] if column not in head]
         if missing or len(set(head)) != len(head):
             asked = f"expected the columns {','.join(COLUMNS)} once each"
-            reading.wrong(f"line {lines.line_num or 1}", f"{asked}, got {_short(','.join(head))}")
+            reading.wrong(f"line {lines.line_num or 1}", f"{asked}, got {short(','.join(head))}")
             return 0.0
         if other := [column for column in head if column not in COLUMNS]:
-            reading.remarks.append(f"columns that are not used: {_short(', '.join(other))}")
+            reading.remarks.append(f"columns that are not used: {short(', '.join(other))}")
         last_d = _read_rows(lines, head, reading)
     except csv.Error as error:
         reading.wrong(f"line {lines.line_num}", f"{error}: expected CSV")
@@ -314,7 +314,7 @@ def _fault(
             times[column] = clock(cell[column])
         except ValueError:
             form = "days from 0" if clock is _days else "a time such as 2024-03-30T12:00:00Z"
-            reading.wrong(place, f"{column} {_short(cell[column])}: expected {form}, as in the first line")
+            reading.wrong(place, f"{column} {short(cell[column])}: expected {form}, as in the first line")
             right = False
     if not cell["node"]:
         reading.wrong(place, "node: expected a name")
@@ -378,6 +378,6 @@ def _instant(word: str) -> float:
     return found.timestamp() / DAY_S
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

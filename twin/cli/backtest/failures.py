@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from twin.catalogue import ConfigError, clean, duration, number, seconds_of
@@ -35,15 +36,15 @@ def run_failures(args: argparse.Namespace, out: Console, err: Console) -> int:
     """Score and print. Raises ConfigError for what the operator can mend."""
     from models.backtest import backtest_failures, score_failures
     from twin.run import ProgressBar
-    from twin.tables import read_faults
+    from twin.tables import read_node_faults
 
     spans_d = horizons_of(args.horizons)
-    ks = top_of(args.top, args.nodes)
     for name, day in (("--from", args.start), ("--until", args.until)):
         if day is not None and not math.isfinite(day):
             raise ConfigError(f"{name} {day}: expected a day of the log")
-    read = read_faults(args.events, args.nodes, until_d=args.until, mend=args.mend)
+    read = read_node_faults(args.events, args.nodes, until_d=args.until, mend=args.mend, part=args.part)
     log = read.log
+    ks = top_of(args.top, log.n)
     half = math.ceil(log.begin_d + WARM_SHARE * (log.until_d - log.begin_d))
     from_d = float(half) if args.start is None else args.start
     last = log.until_d - max(spans_d) - LEAST_ORIGINS
@@ -59,7 +60,7 @@ def run_failures(args: argparse.Namespace, out: Console, err: Console) -> int:
     summary = {
         "events": str(args.events),
         "nodes": log.n,
-        "nodes_failed": len(read.names),
+        "nodes_failed": len(np.unique(log.node)),
         "faults": log.k,
         "open_repairs": int((~log.returned).sum()),
         "classes": list(log.classes),
@@ -195,8 +196,9 @@ VERBS = {
     "backtest failures": Verb(
         run_failures,
         f"""
-        --events FILE!  JSON of fault_start, fault_end; or CSV with node,start,end,class
-        --nodes COUNT!  of the fleet, those that never failed too
+        --events FILE!  JSON of fault_start, fault_end; CSV with node,start,end,class; or as LANL, Grid'5000
+        --nodes COUNT  of the fleet, those that never failed too; default: as many as the file names
+        --part PREFIX=  only nodes whose names begin so, such as one system: 20/
         --horizons H,H,..={HORIZONS}  durations such as 12h, 7d, 4w
         --top K,K,..={TOP}  lengths of the list of suspects
         --from DAY>start  first day to forecast from; default: half of the log
