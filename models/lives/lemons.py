@@ -53,7 +53,7 @@ def returns_of(log: LifeLog, from_d: float, to_d: float) -> Returns:
             rows.append((max(t + EPISODE_D, from_d), a, stay, t + EPISODE_D < from_d))
     for stay in np.flatnonzero(last[log.asset] > first[log.asset]):
         a, t = int(log.asset[stay]), float(log.from_d[stay])
-        if day[first[a]] < t - 1e-6 or (t < from_d and log.to_d[stay] > from_d and day[first[a]] < from_d):
+        if day[first[a]] <= t or (t < from_d and log.to_d[stay] > from_d and day[first[a]] < from_d):
             rows.append((max(t, from_d), a, int(stay), t < from_d))
     rows = [row for row in rows if from_d <= row[0] < to_d and log.to_d[row[2]] > row[0]]
     rows.sort(key=lambda row: row[:3])
@@ -97,12 +97,19 @@ def withdraw(found: Returns, score: F64, threshold: float, most: int) -> Returns
 
 
 def choose_threshold(found: Returns, score: F64, share: float) -> float:
-    """The score that this share of the devices before the judge reaches at one of their decisions."""
+    """The lowest score that no more than this share of the devices reach at one of their decisions.
+
+    Where many have the same score there may be none: then the highest.
+    """
     if not len(score) or share >= 1.0:
         return 0.0
     best = np.zeros(int(found.asset.max()) + 1)
     np.maximum.at(best, found.asset, score)
-    return float(np.quantile(best[np.unique(found.asset)], 1.0 - share))
+    ranked = np.sort(best[np.unique(found.asset)])
+    value, first = np.unique(ranked, return_index=True)
+    reached = 1.0 - first / len(ranked)
+    few = np.flatnonzero(reached <= share)
+    return float(value[few[0]] if len(few) else value[-1])
 
 
 def judge_lemons(hazard: LifeHazard, train_d: float, fleet: float, budget: float) -> LemonVerdict:
