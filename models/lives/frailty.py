@@ -70,30 +70,35 @@ class StepRows:
     forecast: F64
 
 
-def choose_terms(
-    group: str,
-    member: I64,
-    size: int,
-    step_d: float,
-    steps: Sequence[StepRows],
-    kind: int | None = None,
-    longest_d: float = np.inf,
-) -> FrailtyTerms:
-    """The likeliest settings of a group on forecasts as they were issued; the gain is over none.
+Sums = list[tuple[F64, F64]]  # by step: faults and forecast number of each member [size]
 
-    member: of each stay; longest_d: of the half-lives. Of one class of faults alone if `kind` says so: each
-    forecast is shared out as its faults were, over all steps.
+
+def by_member(member: I64, size: int, steps: Sequence[StepRows], kind: int | None = None) -> Sums:
+    """Sums over the members of a group; member: of each stay.
+
+    Of one class of faults alone if `kind` says so: each forecast is shared out as its faults were, over all
+    steps.
     """
     share = 1.0
     if kind is not None:
         total = sum(float(rows.count.sum()) for rows in steps)
         share = sum(float(rows.count[:, kind].sum()) for rows in steps) / max(total, 1.0)
-    each = []
+    out = []
     for rows in steps:
         here = member[rows.stay]
         count = rows.count.sum(axis=1) if kind is None else rows.count[:, kind]
-        each.append((sums(here, count, size), share * sums(here, rows.forecast, size)))
-    each, width = _merged(each, size)
+        out.append((sums(here, count, size), share * sums(here, rows.forecast, size)))
+    return out
+
+
+def choose_terms(group: str, each: Sums, step_d: float, longest_d: float = np.inf) -> FrailtyTerms:
+    """The likeliest settings of a group on forecasts as they were issued; the gain is over none.
+
+    longest_d: of the half-lives to choose from.
+    """
+    if not each:
+        return FrailtyTerms(group, np.inf, np.inf, 0.0)
+    each, width = _merged(each)
     best = FrailtyTerms(group, np.inf, np.inf, 0.0)
     for half_life_d in [life_d for life_d in HALF_LIVES_D if life_d <= longest_d]:
         fade = 0.5 ** (step_d / half_life_d)
@@ -110,11 +115,12 @@ def choose_terms(
     return best
 
 
-def _merged(each: list[tuple[F64, F64]], size: int) -> tuple[list[tuple[F64, F64]], F64]:
+def _merged(each: Sums) -> tuple[Sums, F64]:
     """The same with members that never failed merged into their mean, ALIKE at a time; sizes of the merged.
 
     Those that began together and were forecast alike go together, so that likelihoods hardly change.
     """
+    size = len(each[0][0])
     total = sum((count for count, _ in each), np.zeros(size))
     told = sum((told for _, told in each), np.zeros(size))
     first = np.full(size, len(each))

@@ -22,6 +22,7 @@ from models.lives.frailty import (
     FrailtyTerms,
     StepRows,
     apply_terms,
+    by_member,
     choose_terms,
 )
 from models.lives.gamma_effects import Effects, Factor, fit_effects
@@ -90,7 +91,7 @@ class LifeHazard:
                 self.apart = [StepRows(rows.stay, rows.count, rows.forecast) for rows in judged]
             member, size = self.groups[group]
             longest_d = LONGEST_LEVEL_D if group in KEPT else np.inf
-            found = choose_terms(group, member, size, step_d, judged, longest_d=longest_d)
+            found = choose_terms(group, by_member(member, size, judged), step_d, longest_d)
             self.chosen.append(found)
             if found.gain <= LEAST_GAIN and group in KEPT:
                 found = FrailtyTerms(group, ASSUMED_SHAPE, ASSUMED_HALF_LIFE_D, found.gain)
@@ -107,13 +108,13 @@ class LifeHazard:
 
         Beside what the fleet, the year of installation and the neighbours tell, on the steps of the training.
         """
-        out = {}
+        out: dict[str, dict[str, float]] = {}
         for c, name in enumerate(self.cells.log.classes):
-            out[name] = {
-                group: choose_terms(group, *self.groups[group], self.cells.step_d, self.apart, c).gain
-                for group in (SERIAL, POSITION)
-                if group in self.groups
-            }
+            out[name] = {}
+            for group in (SERIAL, POSITION):
+                if group in self.groups:
+                    each = by_member(*self.groups[group], self.apart, c)
+                    out[name][group] = choose_terms(group, each, self.cells.step_d).gain
         return out
 
     def forecast(self, i: int) -> F64:

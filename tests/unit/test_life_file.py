@@ -78,7 +78,8 @@ def test_titan(tmp_path: Path) -> None:
     assert log.stay.tolist() == [0, 1, 2]
     assert log.ending.tolist() == [2, 1, 1]
     assert "1 faults left out of devices that were in no place at the time" in read.notes
-    assert read.zero is not None and read.zero.date().isoformat() == "2017-04-09"
+    assert read.zero is not None
+    assert read.zero.date().isoformat() == "2017-04-09"
 
 
 def test_lanl_knows_the_nodes_that_never_failed(tmp_path: Path) -> None:
@@ -162,7 +163,7 @@ def test_the_failure_backtest_reads_them_as_nodes(tmp_path: Path) -> None:
     assert titan.log.end_d.tolist()[1:] == [np.inf, np.inf]  # nothing came back to these places
     with pytest.raises(ConfigError, match=r"--part 9/: .* names no such node; expected one such as 2/0"):
         read_node_faults(written(tmp_path, LANL), None, part="9/")
-    with pytest.raises(ConfigError, match="--nodes 2: .* names 3 nodes"):
+    with pytest.raises(ConfigError, match=r"--nodes 2: .* names 3 nodes"):
         read_node_faults(written(tmp_path, LANL), 2)
     plain = written(tmp_path, "node,start,end,class\na,1.5,4.0,GPU\n")
     assert read_node_faults(plain, 4).log.n == 4

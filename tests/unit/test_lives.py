@@ -10,7 +10,7 @@ import pytest
 from models.backtest import LookAhead, backtest_lives, lives, score_lives
 from models.lives import LifeLog, cut_cells, judge_lemons, trained
 from models.lives.cells import shared_episodes
-from models.lives.frailty import FRAILTY_SHAPES, StepRows, choose_terms
+from models.lives.frailty import FRAILTY_SHAPES, StepRows, by_member, choose_terms
 from models.lives.gamma_effects import Factor, fit_effects, likeliest_shape
 from models.lives.lemons import returns_of
 from tests.support.simulated_lives import LifeTruth, simulated_lives
@@ -100,8 +100,8 @@ def test_a_fault_follows_whom_it_follows() -> None:
     serial, position = np.arange(600) % 200, (np.arange(600) * 7 // 3) % 200
     for truth, other in ((serial, position), (position, serial)):
         steps = frail_steps(6, truth, 200)
-        right = choose_terms("a", truth, 200, 30.0, steps)
-        wrong = choose_terms("b", other, 200, 30.0, steps)
+        right = choose_terms("a", by_member(truth, 200, steps), 30.0)
+        wrong = choose_terms("b", by_member(other, 200, steps), 30.0)
         # The other groups the same stays, each of which is as it is: it gains too, but less.
         assert right.gain > 1.5 * wrong.gain > 0.0
         assert right.half_life_d >= 270.0
@@ -111,9 +111,9 @@ def test_a_fault_follows_whom_it_follows() -> None:
 def test_merging_the_well_changes_no_choice() -> None:
     member = np.arange(400)
     steps = frail_steps(7, member, 400)
-    merged = choose_terms("a", member, 400, 30.0, steps)
+    merged = choose_terms("a", by_member(member, 400, steps), 30.0)
     # Each member twice the size of the group: the second half is never there, and must not count.
-    assert choose_terms("a", member, 800, 30.0, steps).gain == pytest.approx(merged.gain)
+    assert choose_terms("a", by_member(member, 800, steps), 30.0).gain == pytest.approx(merged.gain)
     gains = []
     came, forecast = np.zeros(400), np.zeros(400)
     fade = 0.5 ** (30.0 / merged.half_life_d)
