@@ -97,19 +97,20 @@ def withdraw(found: Returns, score: F64, threshold: float, most: int) -> Returns
 
 
 def choose_threshold(found: Returns, score: F64, share: float) -> float:
-    """The lowest score that no more than this share of the devices reach at one of their decisions.
+    """The score that a share of the devices reaches at one of their decisions that is nearest to this share.
 
-    Where many have the same score there may be none: then the highest.
+    Nearest as a ratio, as many devices may have the same score.
     """
     if not len(score) or share >= 1.0:
         return 0.0
+    if share <= 0.0:
+        return np.inf
     best = np.zeros(int(found.asset.max()) + 1)
     np.maximum.at(best, found.asset, score)
     ranked = np.sort(best[np.unique(found.asset)])
     value, first = np.unique(ranked, return_index=True)
     reached = 1.0 - first / len(ranked)
-    few = np.flatnonzero(reached <= share)
-    return float(value[few[0]] if len(few) else value[-1])
+    return float(value[np.argmin(np.abs(np.log(reached / share)))])
 
 
 def judge_lemons(hazard: LifeHazard, train_d: float, fleet: float, budget: float) -> LemonVerdict:

@@ -24,6 +24,7 @@ DAY_S = 86_400.0
 TRAINED_SHARE = 0.5  # of the log, unless --from says otherwise
 LEAST_STEPS = (12, 4)  # trained and scored. source: estimate
 MOST_BUDGET = 0.5
+WITH_SERIALS = ("lives", "titan")  # forms that name devices; in the others a place stands for what is there
 SCORES = ("log_loss", "brier", "ece", "pr_auc", "roc_auc")
 
 
@@ -120,7 +121,7 @@ def say_lives(told: Mapping[str, Any], out: Console) -> None:
     grid(out, ("log loss", "less by", "90 % interval", "the first is"), rows, right=(1, 2))
     for level in told["positions"]:
         _say_level(level, out)
-    _say_terms(told["terms"], out)
+    _say_terms(told["terms"], told["form"] in WITH_SERIALS, out)
     lemons = told["lemons"]
     _line(out, "")
     _line(
@@ -145,15 +146,15 @@ def _say_level(level: Mapping[str, Any], out: Console) -> None:
     grid(out, heads, rows, right=range(1, len(heads)))
 
 
-def _say_terms(terms: Mapping[str, Any], out: Console) -> None:
-    """The choices made on the past."""
+def _say_terms(terms: Mapping[str, Any], serials: bool, out: Console) -> None:
+    """The choices made on the past; whom a fault follows only where serials are known."""
     rows = [
         [f["group"], number(f["shape"]), number(f["half_life_d"]), f"{f['gain']:+.1f}"]
         for f in terms["frailty"]
     ]
     grid(out, ("past of", "shape", "half-life, days", "log likelihood"), rows, right=(1, 2, 3))
     for name, gain in terms["follows"].items():
-        if len(gain) == 2:
+        if serials and len(gain) == 2:
             who = "serial" if gain["serial"] >= gain["position"] else "position"
             _line(
                 out,
