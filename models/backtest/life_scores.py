@@ -148,7 +148,7 @@ def _positions(result: LifeResult, drawn: np.ndarray) -> list[Score]:
 
 
 def _terms(result: LifeResult) -> Score:
-    """What was chosen on the past: effects, frailties, and whom a fault follows."""
+    """Choices made on the past: effects, frailties, and whom a fault follows."""
     hazard = result.hazards[POSITION]
     shapes = [dict(zip(hazard.factor_names, e.shape, strict=True)) for e in hazard.effects if e.shape]
     return {

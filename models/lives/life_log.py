@@ -87,7 +87,7 @@ class LifeLog:
 
     @cached_property
     def ending(self) -> I32:
-        """How each stay ended, of ENDINGS [k]."""
+        """Ending of each stay, a place in ENDINGS [k]."""
         out = np.where(self.to_d < self.until_d - SAME_D, REMOVED, WATCHED).astype(np.int32)
         last = np.full(self.k, -np.inf)
         np.maximum.at(last, self.stay, self.day)
