@@ -4,6 +4,7 @@ The time per unit of progress is a (1 + c x), where x = 1/clock - 1 follows from
 GPUs leave of the power that they want (domain.md B). Each reading of progress is set against the mean x since
 the one before; c has a distribution on a grid, and a mean and a band are told where that says something: not
 before caps moved, and not of a job that goes at its own whim. A job that begins in a slot begins afresh.
+The power at which its work takes the least energy follows from the same readings (`energy_minimum`).
 """
 
 from __future__ import annotations
@@ -13,21 +14,31 @@ from typing import ClassVar
 
 import numpy as np
 
+from models.energy_minimum import (
+    GRID,
+    N_BIN,
+    SCATTER_PU,
+    SHAPE,
+    STATIC_MOST_PU,
+    WORTH,
+    bin_of,
+    fits_of,
+    learned,
+    least_energy_pu,
+)
 from twin.catalogue import F64, I32, I64, NS, Bool, ContractError, digest
 from twin.contracts import Forecast, View
 from twin.physics import CLOCK_MIN_PU, EXPONENT, clock_of_share_pu
 from twin.telemetry import GOOD, Columns, ColumnSpec
 
-KEY, PROGRESS, POWER, CONTROL = "job.compute_pu", "job.progress_per_s", "gpu.power_w", "gpu.power_cap_w"
-GRID = np.linspace(0.0, 1.0, 41)  # of c
+KEY, LEAST_KEY = "job.compute_pu", "job.least_energy_w"
+PROGRESS, POWER, CONTROL = "job.progress_per_s", "gpu.power_w", "gpu.power_cap_w"
 AT_CAP_PU = 0.93  # of its cap: a GPU that draws more may want more. source: estimate
 AT_MOST_PU = 0.999  # of the highest cap; a device may round
 CLEAR_PU = 1.05  # of what a GPU wants: a cap beyond does not touch it. source: estimate
 STATIC_PU = 0.28  # of the highest cap, where a profile does not say: the median of measured sweeps of P100
 WANTS_S = 600.0  # time constant of what a GPU wants, while no cap touches it. source: estimate
 FORGET_S = 6 * 3600.0  # time constant of what was learned: jobs go through phases. source: estimate
-# Scatter of a reading of progress, as thought before any is seen, and how many readings that is worth
-SCATTER_PU, WORTH = 0.02, 3.0
 MOVE = 0.02  # of x: a cap has moved. Readings between two moves tell the same thing twice. source: estimate
 MOST_SPREAD = 0.1  # of x within one reading, which is then a mixture. source: estimate
 LEAST_HEARD_PU = 0.5  # of a job's GPUs
@@ -35,6 +46,7 @@ GROSS = 4.0  # times the usual scatter: a save or a stop, not a clock; left out.
 MOST_ODD = 4.0  # of these in a row: the job goes otherwise now, and all begins afresh. source: estimate
 TELLING = 0.6  # a 90 % band narrower than this says something; knowing nothing it is 0.9 wide
 LOW, HIGH = 0.05, 0.95
+MOST_SETTLED = 500  # jobs whose least energy is worked out in one call; the others wait. source: estimate
 LONGEST_S = 1800.0  # between two readings of progress: beyond, nobody knows what happened. source: estimate
 # Sums over readings: of 1, x, y, x x, x y, y y; then of moves; and x at the last reading
 N, X, Y, XX, XY, YY, MOVES, LAST_X = range(8)
@@ -50,6 +62,9 @@ MEMORY = Columns(
         "unit_s": ColumnSpec("f8", np.nan),
         "odd": "f8",
         "sums": ColumnSpec("f8", FIRST, trail=(len(FIRST),)),
+        "bins": ColumnSpec("f8", trail=(N_BIN, 3)),  # of `energy_minimum`
+        "least_w": ColumnSpec("f8", np.nan, trail=(3,)),  # of least energy: mean, low, high
+        "due": "b1",  # least_w does not follow from the newest reading yet
     },
     gpu={"wants_w": ColumnSpec("f8", np.nan), "slot_of": ColumnSpec("i4", -1)},
     scalars={"now_ns": "i8"},
@@ -57,7 +72,10 @@ MEMORY = Columns(
 
 
 class PowerCurve:
-    """The share of time that waits for the clock, per job slot, with a 90 % band; NaN where not known."""
+    """The share of time that waits for the clock, and the power of a GPU at which work takes least energy.
+
+    Per job slot, with a 90 % band; NaN where not known.
+    """
 
     name: ClassVar[str] = "power_curve"
     period_s: ClassVar[float] = 10.0
@@ -89,8 +107,11 @@ class PowerCurve:
         slots["looks"] += known
         slots["sum_x"] += np.where(known, x, 0.0)
         slots["sum_xx"] += np.where(known, x * x, 0.0)
-        self._sums[:, :LAST_X] *= np.exp(-max(since_s, 0.0) / FORGET_S)
+        fades = np.exp(-max(since_s, 0.0) / FORGET_S)
+        self._sums[:, :LAST_X] *= fades
+        slots["bins"] *= fades
         self._hear(view)
+        self._settle(view)
 
     def _meet(self, view: View) -> None:
         """Forget slots that are free or have another job, and what GPUs wanted for another one."""
@@ -129,8 +150,7 @@ class PowerCurve:
         wants = np.where(free, moved, wants)
         wants = np.where(held & (power_w > wants), power_w, wants)  # it wants that much at least
         self._kept["wants_w"] = wants
-        idle_w = site.design.gpu_idle_w[site.rack_of_gpu]
-        static_w = np.where(np.isfinite(idle_w), idle_w, STATIC_PU * np.nan_to_num(most_w))
+        static_w = self._static_w(view)
         bound = np.flatnonzero(held & ((power_w >= AT_CAP_PU * cap_w) | (cap_w < wants)))
         dynamic = np.maximum(wants - static_w, 1.0)[bound]
         left = (np.minimum(power_w, cap_w) - static_w)[bound] / dynamic
@@ -139,6 +159,12 @@ class PowerCurve:
         slower[bound] = 1.0 / clock - 1.0
         heard = held & np.isfinite(wants)
         return self._of_jobs(view, slower, heard, n_job)
+
+    @staticmethod
+    def _static_w(view: View) -> F64:
+        """W that each GPU draws without work, as its profile says [n_gpu]."""
+        idle_w = view.site.design.gpu_idle_w[view.site.rack_of_gpu]
+        return np.where(np.isfinite(idle_w), idle_w, STATIC_PU * np.nan_to_num(view.envelope(CONTROL).high))
 
     def _of_jobs(self, view: View, slower: F64, heard: Bool, n_job: int) -> tuple[F64, Bool]:
         """The slowest GPU sets the pace of a synchronous job, else the mean [n_job]."""
@@ -190,15 +216,43 @@ class PowerCurve:
         another = odd >= MOST_ODD
         sums[another] = FIRST
         slots["unit_s"][at[another]] = np.nan
+        slots["bins"][at[another]] = 0.0
+        slots["least_w"][at[another]] = np.nan
         slots["odd"][at] = np.where(another, 0.0, odd)
         for place, more in ((N, 1.0), (X, x), (Y, y), (XX, x * x), (XY, x * y), (YY, y * y)):
             sums[:, place] += sane * more
         sums[:, MOVES] += sane & (np.abs(x - sums[:, LAST_X]) > MOVE)
         sums[:, LAST_X] = np.where(sane, x, sums[:, LAST_X])
         self._sums[at] = sums
+        slots["bins"][at, bin_of(x)] += sane[:, None] * np.column_stack([np.ones(len(x)), x, y])
+        slots["due"][at] |= sane
+
+    def _settle(self, view: View) -> None:
+        """Work out anew the power of least energy of jobs that were read, at most MOST_SETTLED of them."""
+        slots, site = self._kept, view.site
+        slots["due"] &= learned(slots["bins"])
+        at = np.flatnonzero(slots["due"])[:MOST_SETTLED]
+        if not len(at):
+            return
+        place = np.full(len(slots["due"]) + 1, -1)
+        place[at] = np.arange(len(at))
+        of_gpu = place[slots["slot_of"]]
+        gpus = np.flatnonzero((of_gpu >= 0) & np.isfinite(slots["wants_w"]))
+        of_gpu, beside = of_gpu[gpus], site.beside_gpu_w(gpus)
+        count, wants_w, static_w, beside_w = (
+            np.bincount(of_gpu, each, len(at))
+            for each in (None, slots["wants_w"][gpus], self._static_w(view)[gpus], beside)
+        )
+        some, total_w = count > 0, np.maximum(wants_w, 1.0)
+        least = least_energy_pu(
+            slots["bins"][at], np.minimum(static_w / total_w, STATIC_MOST_PU), beside_w / total_w
+        )
+        mean_w = np.where(some, wants_w / np.maximum(count, 1.0), np.nan)
+        slots["least_w"][at] = least * mean_w[:, None]
+        slots["due"][at] = False
 
     def predict(self, view: View) -> list[Forecast]:
-        """One forecast of what is so now, NaN where nothing telling was learned."""
+        """What is so now, NaN where nothing telling was learned."""
         n_job = len(self._sums)
         mean, low, high = (np.full(n_job, np.nan, np.float32) for _ in range(3))
         at = np.flatnonzero(self._sums[:, MOVES] > 0.0)
@@ -213,7 +267,12 @@ class PowerCurve:
                 out[at[tells]] = column[tells]
         known = int(np.isfinite(mean).sum())
         basis = f"progress of {known} jobs while caps moved" if known else "no job's caps moved enough"
-        return [Forecast(KEY, 0.0, mean, low, high, f"{self.name}@{VERSION}", basis)]
+        least = np.where(np.isfinite(mean)[:, None], self._kept["least_w"], np.nan).astype(np.float32)
+        by = f"{self.name}@{VERSION}"
+        return [
+            Forecast(KEY, 0.0, mean, low, high, by, basis),
+            Forecast(LEAST_KEY, 0.0, least[:, 0], least[:, 1], least[:, 2], by, basis),
+        ]
 
     def fit(self, series: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
         """Nothing: all is learned while it runs."""
@@ -236,7 +295,9 @@ class PowerCurve:
         """Take over what `memory` gave. Raises ContractError if it is of another shape."""
         sizes = {"job": len(memory["sums"]), "gpu": len(memory["wants_w"])}
         now_ns = int(np.max(memory["now_ns"]))  # of one element in earlier snapshots
-        self._kept, self._now_ns = MEMORY.checked({**memory, "now_ns": now_ns}, sizes), now_ns
+        fresh = MEMORY.fresh(sizes)  # for columns that earlier snapshots do not have
+        self._kept = MEMORY.checked({**fresh, **memory, "now_ns": now_ns}, sizes)
+        self._now_ns = now_ns
 
     def remap(self, old_of_new: Mapping[str, I32]) -> None:
         """Move what was learned to the new places; slots keep their jobs."""
@@ -258,20 +319,14 @@ def _scale(sums: F64, share: F64) -> F64:
 def _posterior(sums: F64) -> tuple[F64, F64]:
     """(weights of GRID [n, n_grid], squares left at the best c [n]).
 
-    With y = a (1 + c x) the best a leaves Syy - (Sy + c Sxy)^2 / (N + 2 c Sx + c^2 Sxx). Its scatter is not
-    known, so that c is distributed as Student's t has it. Readings count as often as caps moved: between two
-    moves they say the same, and what drifts meanwhile is no noise that averages out.
+    Readings count as often as caps moved: between two moves they say the same, and what drifts meanwhile is
+    no noise that averages out.
     """
-    n, x, y, xx, xy, yy, moves = (sums[:, [place]] for place in range(LAST_X))
-    size = np.maximum(n + 2.0 * GRID * x + GRID**2 * xx, 1e-12)
-    left = np.maximum(yy - (y + GRID * xy) ** 2 / size, 0.0)
-    counts = np.minimum(n, 1.0 + moves)
-    level = (np.maximum(y, 1e-12) / np.maximum(n, 1e-12)) ** 2
-    scaled = left / level * counts / np.maximum(n, 1e-12)
-    fits = -0.5 * (np.maximum(counts - 1.0, 0.0) + WORTH) * np.log(WORTH * SCATTER_PU**2 + scaled)
+    n, x, y, xx, xy, yy, moves = sums[:, :LAST_X].T
+    fits, left = fits_of(n, x, y, xx, xy, yy, np.minimum(n, 1.0 + moves))
     weight = np.exp(fits - fits.max(axis=1, keepdims=True))
     weight /= weight.sum(axis=1, keepdims=True)
     return weight, left.min(axis=1)
 
 
-VERSION = digest([GRID, EXPONENT, SCATTER_PU, FORGET_S])[:12]
+VERSION = digest([GRID, EXPONENT, SCATTER_PU, FORGET_S, SHAPE])[:12]

@@ -19,6 +19,7 @@ from twin.telemetry import GOOD, KINDS
 
 CONTROL = "gpu.power_cap_w"
 CURVE = ("job.compute_pu", 0.0)  # the share of a job's time that waits for the clock, as learned of it
+LEAST = ("job.least_energy_w", 0.0)  # W of a GPU at which the job's work takes the least energy, as learned
 # Classes of priority: what has no job, the usual, what is marked high, and what people wait for
 IDLE, USUAL, HIGH, WAITED_FOR = range(4)
 CLASS_NAMES = ("idle", "usual", "high", "waited_for")
@@ -154,11 +155,23 @@ def slot_of_gpu(view: View) -> I64:
 def learned_pu(view: View) -> F64 | None:
     """Of each GPU the share of its job's time that waits for the clock [n_gpu], NaN where nobody knows; None
     where nothing is learned yet."""
-    forecast = view.forecasts.get(CURVE)
+    found = _of_gpus(view, CURVE)
+    return None if found is None else np.clip(found, 0.0, 1.0)
+
+
+def learned_least_w(view: View) -> F64:
+    """The power of each GPU at which its job's work takes least energy [n_gpu]; NaN where nobody knows."""
+    found = _of_gpus(view, LEAST)
+    return np.full(view.site.sizes["gpu"], np.nan) if found is None else found
+
+
+def _of_gpus(view: View, key: tuple[str, float]) -> F64 | None:
+    """A forecast of jobs, for each of their GPUs [n_gpu]; None where it is known of no job."""
+    forecast = view.forecasts.get(key)
     if forecast is None or not np.isfinite(forecast.mean).any():
         return None
     alive = np.where(view.jobs.alive, forecast.mean.astype(np.float64), np.nan)
-    return np.append(np.clip(alive, 0.0, 1.0), np.nan)[slot_of_gpu(view)]
+    return np.asarray(np.append(alive, np.nan)[slot_of_gpu(view)])
 
 
 def kept_pu(view: View, want: Wants) -> F64 | None:

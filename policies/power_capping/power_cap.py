@@ -37,6 +37,7 @@ from policies.power_capping.demand import (
     classes,
     guaranteed_pu,
     kept_pu,
+    learned_least_w,
     learned_pu,
     tenants_of,
     together,
@@ -363,21 +364,21 @@ def _of_jobs(class_of: I8, job: I32) -> I8:
 
 def _shaved(view: View, want: Wants, class_of: I8, compute_pu: F64 | None, shave_pu: float) -> Wants:
     """Lower the demand of the usual classes while the grid is dear or dirty; no job goes below the cap at
-    which its work takes the least energy, as that would save nothing."""
+    which its work takes the least energy, as that would save nothing: the power that a model learned, else
+    what follows from the job's share of computing and a fixed shape of power over clock."""
     if shave_pu <= 0.0:
         return want
     below = want.capped & (class_of <= USUAL)
     most_w = want.most_w - np.where(below, shave_pu * (want.most_w - want.floor_w), 0.0)
+    least_w = learned_least_w(view)
     if compute_pu is not None:
-        at = np.flatnonzero(below & np.isfinite(compute_pu))
-        rack, design = view.site.rack_of_gpu[at], view.site.design
-        beside_w = (design.cpu_idle_w + design.node_other_w)[rack] / np.maximum(
-            np.diff(view.site.gpu_start_of_node)[view.site.node_of_gpu[at]], 1
-        )
-        idle_w = static_w(design.gpu_idle_w[rack], want.most_w[at])
+        unknown = below & np.isfinite(compute_pu) & ~np.isfinite(least_w)
+        at = np.flatnonzero(unknown)
+        idle_w = static_w(view.site.design.gpu_idle_w[view.site.rack_of_gpu[at]], want.most_w[at])
         curve = Curve(idle_w, want.demand_w[at], compute_pu[at])
-        least_w = np.nan_to_num(energy_minimum_w(curve, np.nan_to_num(beside_w)))
-        most_w[at] = np.clip(least_w, most_w[at], want.most_w[at])
+        least_w[at] = energy_minimum_w(curve, view.site.beside_gpu_w(at))
+    kept = below & np.isfinite(least_w)
+    most_w = np.where(kept, np.clip(least_w, most_w, want.most_w), most_w)
     return want._replace(most_w=most_w, demand_w=np.minimum(want.demand_w, most_w))
 
 

@@ -96,6 +96,16 @@ def test_constants_of_the_gpu_model_are_found() -> None:
     assert model_ranges(whole, []) == BOX
 
 
+def test_a_limit_measured_again_and_again_where_it_is_flat_moves_no_curve_at_low_limits() -> None:
+    """Of jobs that upper limits do not touch: twelve of these limits say no more than two."""
+    whole = sweeps(12)
+    few = np.array([1, 2, 3, 6, 6])
+    many = np.concatenate([few, np.full(10, 6)])
+    for sweep in whole.jobs[:4]:
+        once, again = (predict(LIMITS, sweep, train, BOX)[0][0] for train in (few, many))
+        assert again == pytest.approx(once, rel=1e-2)
+
+
 @pytest.mark.slow
 def test_the_command_tells_scores_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     written(tmp_path, made(6))
@@ -151,4 +161,6 @@ def test_measured_sweeps_are_foretold(recording: Callable[[str], Path]) -> None:
                 assert found["within_goal_pu"] > line[f"{what}_touched"]["within_goal_pu"] - 0.05
         least = gpu["energy_minimum"]
         assert least["curve"]["mean_pu"] < 0.01
-        assert least["policy"]["mean_pu"] < 0.02 < least["no limit"]["mean_pu"]
+        assert least["policy"]["mean_pu"] < 0.01 < least["no limit"]["mean_pu"]
+        assert least["policy"]["mean_pu"] <= least["rule"]["mean_pu"] + 1e-3
+        assert least["policy"]["worst_pu"] < 0.07

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.power_curve import KEY, PowerCurve
+from models.power_curve import KEY, LEAST_KEY, PowerCurve
+from policies.power_capping import Curve, energy_minimum_w
 from tests.support.builders import Twin, eight_nodes
 from twin.catalogue import ContractError, digest
 from twin.contracts import Forecast
@@ -125,7 +126,7 @@ def test_bands_hold_what_they_promise_although_jobs_drift(white: float, drift: f
         x = np.where(moved, rng.uniform(0, 0.4, n) * (rng.random(n) < 0.5), x)
         off = kept * off + drift * np.sqrt(1 - kept**2) * rng.normal(size=n)
         model._learn(np.arange(n), x.copy(), (1 + share * x) * np.exp(off + white * rng.normal(size=n)))
-    [said] = model.predict(Lab.__new__(Lab))  # type: ignore[arg-type]
+    said, _ = model.predict(Lab.__new__(Lab))  # type: ignore[arg-type]
     known = np.isfinite(said.mean)
     assert known.mean() > 0.5
     assert ((said.lo <= share) & (share <= said.hi))[known].mean() > 0.85
@@ -154,6 +155,31 @@ def test_what_the_profile_has_wrong_of_a_gpu_moves_the_share_and_hardly_the_spee
     said_clock = capped(np.full(2, IDLE_W), np.full(2, 330.0), cap, 2.7)[1]
     said = performance_pu(said_clock, lab.said.mean[:2].astype(np.float64))
     assert said == pytest.approx(performance_pu(true_clock, np.array(lab.share)), abs=0.03)
+
+
+@pytest.mark.slow
+def test_the_power_of_least_energy_is_learned_although_the_profile_is_wrong() -> None:
+    """A GPU with more static power, another exponent and a knee: the rule would cap it too low."""
+    lab = Lab(share=(0.9, 0.5))
+    lab.static_w[:], lab.gamma = 90.0, 1.9
+    for cap_w in (350.0, 300.0, 260.0, 350.0, 220.0, 180.0, 150.0, 350.0, 200.0):
+        lab.run(5, cap_w)
+    least = lab.twin.engine.forecasts[(LEAST_KEY, 0.0)]
+    beside = lab.twin.site.beside_gpu_w(np.arange(8))[[0, 4]]
+    assert ((least.lo <= least.mean) & (least.mean <= least.hi))[:2].all()
+    assert np.isnan(least.mean[2:]).all()
+
+    def energy(cap_w: np.ndarray, share: float, beside_w: float) -> np.ndarray:
+        power, clock = capped(np.full(len(cap_w), 90.0), np.full(len(cap_w), 330.0), cap_w, 1.9)
+        return np.asarray((power + beside_w) / performance_pu(clock, share))
+
+    design = lab.twin.site.design
+    for job, share in enumerate(lab.share):
+        best = energy(np.linspace(100.0, 330.0, 200), share, beside[job]).min()
+        ruled = energy_minimum_w(Curve(design.gpu_idle_w[0], 330.0, share), beside[job])
+        mine, rule = (energy(w, share, beside[job])[0] / best - 1.0 for w in (least.mean[[job]], ruled))
+        assert mine < 0.015
+        assert mine <= rule + 0.002, (mine, rule)
 
 
 @pytest.mark.slow
@@ -200,12 +226,17 @@ def test_a_snapshot_and_another_site_keep_what_was_learned() -> None:
     before, memory = lab.said, lab.model.memory()
     gpus = np.array([-1, 7, 6, 5, 4, 3, 2, 1, 0], np.int32)
     lab.model.remap({"job": np.array([0, 1], np.int32), "gpu": gpus})
-    [said] = lab.model.predict(lab.twin.engine.view(1.0))
+    said, least = lab.model.predict(lab.twin.engine.view(1.0))
     assert said.mean == pytest.approx(before.mean[:2])
+    assert np.array_equal(least.mean, memory["least_w"][:2, 0].astype(np.float32))
     assert lab.model.memory()["wants_w"][1:] == pytest.approx(memory["wants_w"][::-1])
     fresh = PowerCurve()
     fresh.restore(memory)
     assert digest(fresh.memory()) == digest(memory)
+    older = {name: array for name, array in memory.items() if name not in ("bins", "least_w", "due")}
+    fresh.restore(older)  # from before the least energy was learned
+    assert np.array_equal(fresh.memory()["sums"], memory["sums"], equal_nan=True)
+    assert np.isnan(fresh.memory()["least_w"]).all()
     memory["sums"] = memory["sums"][:, :3]
     with pytest.raises(ContractError, match="sums"):
         fresh.restore(memory)

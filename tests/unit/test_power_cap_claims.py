@@ -69,7 +69,7 @@ def test_tenants_raise_the_class_of_their_jobs_and_never_lower_it() -> None:
     assert tenants_of("") == {}
 
 
-def with_curves(loop: Loop, *compute_pu: float) -> None:
+def with_curves(loop: Loop, *compute_pu: float, least_w: tuple[float, ...] = ()) -> None:
     """As if a model had learned these of the jobs in the first slots."""
     policy = loop.twin.engine.policies[0]
     propose = policy.propose
@@ -78,7 +78,10 @@ def with_curves(loop: Loop, *compute_pu: float) -> None:
         of_slot = np.full(view.jobs.n, np.nan, np.float32)
         of_slot[: len(compute_pu)] = compute_pu
         told = Forecast("job.compute_pu", 0.0, of_slot, of_slot, of_slot, "told@0")
+        least = np.full(view.jobs.n, np.nan, np.float32)
+        least[: len(least_w)] = least_w
         forecasts = dict(view.forecasts) | {("job.compute_pu", 0.0): told}
+        forecasts["job.least_energy_w", 0.0] = Forecast("job.least_energy_w", 0.0, *[least] * 3, "told@0")
         return propose(replace(view, forecasts=forecasts), memory)
 
     policy.propose = asked  # type: ignore[method-assign]
@@ -95,6 +98,16 @@ def test_what_waits_for_memory_gives_way_to_what_computes(coupling: Any) -> None
     loop.run(200, 5.0)
     assert mean_w(loop, range(18, 36)) > mean_w(loop, range(0, 18)) + 150.0
     assert 0.93 * 150_000 <= loop.rack_w.sum() <= 150_000
+
+
+def test_the_least_energy_that_was_learned_goes_before_the_rule() -> None:
+    loop = loop_of(site(), dear_usd_per_kwh=0.2, shave_pu=1.0)
+    with_curves(loop, 0.95, 0.95, least_w=(620.0,))
+    loop.wants_w[:] = 1000.0
+    loop.tick(held("learned", range(0, 9)), held("ruled", range(9, 18)), price(loop, 0.5))
+    loop.run(400, 5.0)
+    assert mean_w(loop, range(0, 9)) == pytest.approx(620.0, abs=6.0)
+    assert mean_w(loop, range(9, 18)) < 600.0
 
 
 def test_dear_hours_bring_no_job_below_the_least_energy_of_its_work() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from models.energy_minimum import STATIC_MOST_PU, bins_of, expected_energy
 from policies.power_capping import STATIC_PU, Curve, energy_minimum_w, fit
 from twin.backtest.power_sweeps import Sweep, Sweeps, model_ranges, predict, read_sweeps
 from twin.catalogue import F64, I64
@@ -122,18 +123,25 @@ def _score(trial: str, method: str, found: list[tuple[bool, F64]]) -> dict[str, 
 def _regrets(sweeps: Sweeps, box_of: dict[str, Any]) -> dict[str, Any]:
     """Energy above the least that was measured, where caps are chosen by what three limits taught.
 
-    The policy's own rule rounds the minimum of its formula to the next limit above it. Touched jobs only.
+    `policy`: as `power_cap` chooses by what the model `power_curve` learned; `rule`: as it chooses before
+    anything is learned but the share of computing. Touched jobs only.
     """
     three = trials(len(sweeps.limit_w))["from three"][0][0]
-    chosen: dict[str, list[float]] = {"curve": [], "policy": [], "no limit": [], "lowest limit": []}
-    jobs = [s for s in sweeps.jobs if touched(sweeps, s)]
-    for sweep in jobs:
+    chosen: dict[str, list[float]] = {
+        "policy": [],
+        "rule": [],
+        "curve": [],
+        "no limit": [],
+        "lowest limit": [],
+    }
+    for sweep in (s for s in sweeps.jobs if touched(sweeps, s)):
         energy = sweep.energy_j
         said = predict(sweeps.limit_w, sweep, three, box_of[sweep.job[NETWORK]])[1]
-        above = int(np.searchsorted(sweeps.limit_w, _formula_w(sweeps, sweep, three)))
+        above = int(np.searchsorted(sweeps.limit_w, _rule_w(sweeps, sweep, three)))
         at = {
+            "policy": int(_policy_energy(sweeps, sweep, three).argmin()),
+            "rule": min(above, len(energy) - 1),
             "curve": int(said.argmin()),
-            "policy": min(above, len(energy) - 1),
             "no limit": len(energy) - 1,
             "lowest limit": 0,
         }
@@ -146,8 +154,21 @@ def _regrets(sweeps: Sweeps, box_of: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _formula_w(sweeps: Sweeps, sweep: Sweep, train: I64) -> float:
-    """The energy minimum of the policy's curve, its share of computing learned from these limits."""
+def _policy_energy(sweeps: Sweeps, sweep: Sweep, train: I64) -> F64:
+    """Energy at every limit as the model `power_curve` expects it after these limits [n_limit]."""
+    limit_w, demand_w = sweeps.limit_w, sweep.power_w[train[-1]]
+    # A limit below those that were seen is met as closely as the lowest of them
+    below_w = limit_w * min(1.0, sweep.power_w[train[0]] / limit_w[train[0]])
+    drawn_w = np.interp(limit_w, limit_w[train], sweep.power_w[train])
+    drawn_w = np.where(limit_w < limit_w[train[0]], np.minimum(drawn_w, below_w), drawn_w)
+    static_pu = min(STATIC_PU * limit_w[-1] / demand_w, STATIC_MOST_PU)
+    bins = bins_of(np.minimum(sweep.power_w[train] / demand_w, 1.0), sweep.time_s[train], static_pu)
+    asked = np.minimum(drawn_w / demand_w, 1.0)[None]
+    return np.asarray(expected_energy(bins, np.array([static_pu]), asked, np.zeros(1))[0])
+
+
+def _rule_w(sweeps: Sweeps, sweep: Sweep, train: I64) -> float:
+    """The energy minimum of the policy's fixed shape, its share of computing learned from these limits."""
     idle = np.full(len(train), STATIC_PU * sweeps.limit_w[-1])
     demand = np.maximum(np.full(len(train), sweep.power_w[train[-1]]), idle + 1.0)
     clock = capped(idle, demand, np.minimum(sweep.power_w[train], demand), EXPONENT)[1]

@@ -43,6 +43,10 @@ LEAST_DRAWS = 100  # that a narrower range rests on
 REACH = 2.2  # standard deviations that it keeps to either side
 # What a measurement scatters by, as it is before any is known, and how many measurements that is worth
 TIME_PU, POWER_PU, WORTH = 0.015, 0.03, 3
+# Measurements nearer than this, in ln of time and of power, count as two together, however many they are: the
+# many at limits that hardly touch a job must not rule how it goes at low ones. source: chosen on the sweeps
+# of P100 and V100
+ALIKE, ALIKE_WORTH = 0.25, 2.0
 # How much of its error at the limits beside carries over to the one between them
 OF_TIME, OF_POWER = 0.5, 1.0
 
@@ -162,19 +166,22 @@ class _Learned(NamedTuple):
     said: tuple[F64, F64]  # ln of time and power [n, n_limit], as `course`
 
 
-def _learn(limit_w: F64, sweep: Sweep, train: I64, box: Mapping[str, tuple[float, float]]) -> _Learned:
-    """The curves that the measurements at the limits `train` leave."""
+def _learn(
+    limit_w: F64, sweep: Sweep, train: I64, box: Mapping[str, tuple[float, float]], thin: bool
+) -> _Learned:
+    """The curves that the measurements at the limits `train` leave; `thin`: those alike count as few."""
     low, high = np.array(list(box.values())).T
     at, to = low, high
     time, power = np.log(sweep.time_s[train]), np.log(sweep.power_w[train] / limit_w[-1])
-    n = len(train)
+    worth = _worth(time, power) if thin else np.ones(len(train))
+    n = worth.sum()
     for round_ in range(ROUNDS):
         drawn = at + (to - at) * _POINTS
         said = sweep_curve(limit_w / limit_w[-1], drawn)
         off = time - said[0][:, train]
-        scale = off.mean(axis=1)
-        time_ss = ((off - scale[:, None]) ** 2).sum(axis=1)
-        power_ss = ((power - said[1][:, train]) ** 2).sum(axis=1)
+        scale = off @ worth / n
+        time_ss = (off - scale[:, None]) ** 2 @ worth
+        power_ss = (power - said[1][:, train]) ** 2 @ worth
         # Scatter of unknown size, about as large as thought: Student's t; time has spent one on its scale
         fits = -0.5 * (n - 1 + WORTH) * np.log(WORTH * TIME_PU**2 + time_ss)
         fits -= 0.5 * (n + WORTH) * np.log(WORTH * POWER_PU**2 + power_ss)
@@ -191,6 +198,12 @@ def _learn(limit_w: F64, sweep: Sweep, train: I64, box: Mapping[str, tuple[float
     raise AssertionError
 
 
+def _worth(time: F64, power: F64) -> F64:
+    """The number of independent measurements that each one counts as [n], by how many others are alike."""
+    apart = (time[:, None] - time) ** 2 + (power[:, None] - power) ** 2
+    return np.asarray(np.minimum(1.0, ALIKE_WORTH / np.exp(-apart / ALIKE**2).sum(axis=1)))
+
+
 def _weights(fits: F64, heat: float) -> F64:
     weight = np.exp(heat * (fits - fits.max()))
     return np.asarray(weight / weight.sum())
@@ -204,7 +217,7 @@ def model_ranges(sweeps: Sweeps, jobs: Sequence[Sweep]) -> dict[str, tuple[float
         return box
     means = []
     for sweep in jobs:
-        learned = _learn(sweeps.limit_w, sweep, whole, BOX)
+        learned = _learn(sweeps.limit_w, sweep, whole, BOX, False)
         means.append(learned.weight @ learned.drawn)
     for name, column in zip(BOX, np.array(means).T, strict=True):
         if name in OF_MODEL:
@@ -217,7 +230,7 @@ def predict(
     limit_w: F64, sweep: Sweep, train: I64, box: Mapping[str, tuple[float, float]]
 ) -> tuple[F64, F64]:
     """(s, J) at every limit [n_limit], of which those in `train` alone were looked at, ascending."""
-    learned = _learn(limit_w, sweep, train, box)
+    learned = _learn(limit_w, sweep, train, box, True)
     time = learned.weight @ (learned.scale[:, None] + learned.said[0])
     power = learned.weight @ learned.said[1] + math.log(limit_w[-1])
     energy = np.log(learned.weight @ np.exp(learned.scale[:, None] + learned.said[0] + learned.said[1]))

@@ -23,6 +23,8 @@ DERIVED: dict[str, Quantity] = {
     "site.node_failure_count": Quantity("site", "count", 0.0, 1e6),
     # The share of a job's time that waits for the clock of its GPUs: what a cap costs it
     "job.compute_pu": Quantity("job", "1", 0.0, 1.0),
+    # The power of each of a job's GPUs at which its work takes the least energy
+    "job.least_energy_w": Quantity("job", "W", 0.0, 1e4),
     "cdu.power_w": Quantity("cdu", "W", 0.0, 1e8),
     "cdu.heat_w": Quantity("cdu", "W", -1e7, 1e8),
     "site.power_w": Quantity("site", "W", 0.0, 1e10),

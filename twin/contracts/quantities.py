@@ -72,6 +72,7 @@ _COMPUTE: dict[str, Callable[[View], F64]] = {
     "node.failure_pu": _nobody_measures("node"),
     "site.node_failure_count": _nobody_measures("site"),
     "job.compute_pu": _nobody_measures("job"),
+    "job.least_energy_w": _nobody_measures("job"),
     "cdu.power_w": _cdu_power_w,
     "cdu.heat_w": _cdu_heat_w,
     "site.power_w": _site_power_w,

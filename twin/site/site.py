@@ -149,6 +149,12 @@ class Site:
             self._rack_of_gpu = self.rack_of_node[self.node_of_gpu]
         return self._rack_of_gpu
 
+    def beside_gpu_w(self, gpus: I64) -> F64:
+        """W of the node beside each of these GPUs, which no cap of it reaches; 0 where not known."""
+        rack, node = self.rack_of_gpu[gpus], self.node_of_gpu[gpus]
+        node_w = np.nan_to_num((self.design.cpu_idle_w + self.design.node_other_w)[rack])
+        return np.asarray(node_w / np.maximum(np.diff(self.gpu_start_of_node)[node], 1), np.float64)
+
     def derived(self, name: str, make: Callable[[], T], of: object = None) -> T:
         """A value that follows from the site, and from `of`, alone; made when it is first asked for with this
         `of`. Not to be written to.
