@@ -12,7 +12,7 @@ from .life_scores import score_lives as score_lives
 from .lives import backtest_lives as backtest_lives
 from .load import (
     FIT_ISSUES as FIT_ISSUES,
-    REFITS as REFITS,
+    BacktestGroup as BacktestGroup,
     BacktestResult as BacktestResult,
     BacktestTerms as BacktestTerms,
     GroupResult as GroupResult,
@@ -21,4 +21,11 @@ from .load import (
     join as join,
     run_group as run_group,
 )
-from .scores import Cells as Cells, binomial as binomial, each_cells as each_cells, score_load as score_load
+from .scores import (
+    LEAST_BLOCKS as LEAST_BLOCKS,
+    Cells as Cells,
+    apart_targets as apart_targets,
+    binomial as binomial,
+    each_cells as each_cells,
+    score_load as score_load,
+)

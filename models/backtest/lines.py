@@ -5,7 +5,8 @@ They see rows up to the last one that they are asked from.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -13,26 +14,29 @@ import numpy as np
 
 from models.load import (
     CALM_ROWS,
+    LATTICE_EVERY_ROWS,
+    LATTICE_ROWS,
     LEVELS,
     Forecaster,
     ForecastGrid,
     Issue,
+    KeptSpan,
     Parameters,
     SeriesPanel,
-    forward_fill,
+    last_within,
     quantum,
     recent_sample,
     restlessness,
+    rows_since_epoch,
 )
 from twin.catalogue import F64, I64, ContractError
-
-LATTICE_EVERY_ROWS = 60  # as in the daemon
-LATTICE_ROWS = 2000  # of past in which the step of the lattice is looked for. source: estimate
-SAMPLE_EVERY = 8  # issues between two samples of the recent past. source: estimate
 
 
 class Combines(Protocol):
     """The part of `ExpertAggregation` that a backtest needs."""
+
+    @property
+    def looks(self) -> bool: ...
 
     def learn(self, row: int, actual: F64) -> None: ...
 
@@ -56,16 +60,30 @@ def _since(panel: SeriesPanel, row: int) -> SeriesPanel:
     return SeriesPanel(start_ns, panel.step_s, panel.values[row:], panel.names, panel.zone, known)
 
 
-class Experts:
-    """Some experts on one grid, fitted alike and asked alike."""
+def first_known(span: KeptSpan | None, panel: SeriesPanel, row: int) -> int:
+    """The oldest row of the panel that is known at `row`."""
+    if span is None:
+        return 0
+    since_1970 = rows_since_epoch(panel)
+    return max(0, span.first(since_1970 + row) - since_1970)
 
-    def __init__(self, grid: ForecastGrid, kinds: Mapping[str, type[Forecaster]], seed: int) -> None:
-        self.grid, self.seed, self.names = grid, seed, tuple(kinds)
+
+class Experts:
+    """Some experts on one grid, fitted alike and asked alike. `span`: the rows that they know; None: all."""
+
+    def __init__(
+        self,
+        grid: ForecastGrid,
+        kinds: Mapping[str, type[Forecaster]],
+        seed: int,
+        span: KeptSpan | None = None,
+    ) -> None:
+        self.grid, self.seed, self.names, self.span = grid, seed, tuple(kinds), span
         self.each = {name: kind(grid) for name, kind in kinds.items()}
 
     def fit_before(self, panel: SeriesPanel, cut: int, names: Sequence[str]) -> dict[str, Parameters]:
         """Parameters of these experts, from the rows before `cut`."""
-        past = panel.upto(cut - 1)
+        past = _since(panel.upto(cut - 1), first_known(self.span, panel, cut - 1))
         return {name: self.each[name].fit(past, self.seed) for name in names}
 
     def load(self, parameters: Mapping[str, Parameters]) -> None:
@@ -77,29 +95,46 @@ class Experts:
         shape = (len(self.grid.horizons), len(origins), panel.n)
         points = np.full((len(self.each), *shape), np.nan)
         low = high = None
-        seen = panel.upto(int(origins[-1]))
         for i, one in enumerate(self.each.values()):
-            first = max(0, int(origins[0]) + 1 - max(one.reach_rows, 1))
-            said = one.predict(_since(seen, first), origins - first)
-            if said.point.shape != shape:
-                raise ContractError(f"{self.names[i]}: expected {shape}, got {said.point.shape}")
-            points[i] = said.point
-            if said.low is not None and said.high is not None:
-                low, high = said.low, said.high
+            for part, first in self._asked(panel, origins, one):
+                own = origins[part]
+                said = one.predict(_since(panel.upto(int(own[-1])), first), own - first)
+                if said.point.shape != (shape[0], len(own), shape[2]):
+                    raise ContractError(f"{self.names[i]}: expected {shape}, got {said.point.shape}")
+                points[i, :, part] = said.point
+                if said.low is not None and said.high is not None:
+                    if low is None or high is None:
+                        low, high = np.full(shape, np.nan), np.full(shape, np.nan)
+                    low[:, part], high[:, part] = said.low, said.high
         return ExpertForecasts(points, low, high)
+
+    def _asked(self, panel: SeriesPanel, origins: I64, one: Forecaster) -> Iterator[tuple[slice, int]]:
+        """(origins that are asked for together, the first row that they know) of one expert."""
+        if self.span is None or one.reach_rows <= self.span.rows:
+            yield slice(0, len(origins)), max(0, int(origins[0]) + 1 - max(one.reach_rows, 1))
+            return
+        since_1970 = rows_since_epoch(panel)
+        block = (since_1970 + origins - self.span.rows + 1) // self.span.block
+        edges = np.flatnonzero(np.diff(block, prepend=block[0] - 1, append=block[-1] + 1))
+        for begin, end in itertools.pairwise(edges.tolist()):
+            yield slice(begin, end), max(0, int(block[begin]) * self.span.block - since_1970)
 
 
 @dataclass
 class HorizonLine:
-    """One horizon on its way through time: its `Online`, the next row to learn from, what it last drew."""
+    """One horizon on its way through time: its `Online`, the next row to learn from, what it last drew.
+
+    All that the daemon does at a row happens at the same row here, also where the backtest forecasts from
+    every `stride` rows alone.
+    """
 
     horizon: int
     stride: int
     online: Combines
     next_row: int
-    sampled_row: int = -(2**62)
-    lattice_row: int = -(2**62)
-    recent: F64 = field(default_factory=lambda: np.zeros((0, 0)))
+    span: KeptSpan | None = None
+    lattice_row: int = -1
+    seen_row: int = -1
     lattice: F64 = field(default_factory=lambda: np.zeros(0))
     seconds: float = 0.0
 
@@ -112,18 +147,21 @@ class HorizonLine:
         values = panel.values
         begin = max(0, int(origins[0]) - CALM_ROWS)
         near = values[begin : int(origins[-1]) + 1]
-        last, scale = forward_fill(near)[origins - begin], restlessness(near, origins - begin)
+        last, scale = last_within(values, origins, CALM_ROWS + 1), restlessness(near, origins - begin)
         out = np.empty((len(origins), panel.n, len(LEVELS)))
         total = np.zeros((panel.n, len(words.points)))
         for i, row in enumerate(origins.tolist()):
             while self.next_row <= row:
                 self.online.learn(self.next_row, values[self.next_row])
                 self.next_row += self.stride
-            if row - self.sampled_row >= SAMPLE_EVERY * self.stride:
-                self.recent, self.sampled_row = recent_sample(values[: row + 1], row), row
-            if row - self.lattice_row >= LATTICE_EVERY_ROWS:
-                self.lattice = quantum(values[max(0, row + 1 - LATTICE_ROWS) : row + 1])
-                self.lattice_row = row
+            recent = None
+            if self.online.looks:
+                first = first_known(self.span, panel, row)
+                recent = recent_sample(values[first : row + 1], row - first)
+            at = row // LATTICE_EVERY_ROWS * LATTICE_EVERY_ROWS
+            if at > self.lattice_row:
+                self.lattice, self.lattice_row = quantum(values[max(0, at + 1 - LATTICE_ROWS) : at + 1]), at
+            since, self.seen_row = values[self.seen_row + 1 : row + 1], row
             points = words.points[:, i]
             issue = Issue(
                 points=points if len(points) > 1 else np.where(np.isfinite(points), points, last[i]),
@@ -131,8 +169,9 @@ class HorizonLine:
                 scale=scale[i],
                 low=None if words.low is None else words.low[i],
                 high=None if words.high is None else words.high[i],
-                recent=self.recent,
+                recent=recent,
                 quantum=self.lattice,
+                extremes=np.stack([np.fmin.reduce(since), np.fmax.reduce(since)]) if len(since) > 1 else None,
             )
             out[i] = self.online.issue(row, issue)
             total += self.online.weights()

@@ -1,5 +1,6 @@
 """A backtest: what would have been forecast, had the daemon lived through a panel, from what it could know.
 
+It lives as the daemon: on its grids, with the rows that it keeps, fitted when it fits (`models.load.fits`).
 Experts are fitted on rows before a cut and speak from the rows between that cut and the next; `Online`
 combines them in order of time, as in the daemon, and learns from an outcome once its row has come. Every run
 audits itself for a look ahead. Pure: time is measured with the clocks that are passed in.
@@ -10,20 +11,29 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from models.backtest import audit
 from models.backtest.lines import Combines, ExpertForecasts, Experts, HorizonLine
-from models.load import LEVELS, ExpertAggregation, Forecaster, ForecastGrid, Parameters, SeriesPanel, stride
+from models.load import (
+    LEVELS,
+    ExpertAggregation,
+    Forecaster,
+    ForecastGrid,
+    KeptSpan,
+    Parameters,
+    SeriesPanel,
+    fit_rows,
+    lives,
+    stride,
+)
 from twin.catalogue import F64, I64, ContractError
 
 FIRST_CUT, LEAST_FIT_ROWS = 0.2, 30  # the first fit: this share of the rows, at least so many
-REFITS = 8
 CHUNK_CELLS = 200_000  # horizons x origins x series asked of experts at once. source: estimate; bounds memory
 CHUNK_ROWS = 4096  # source: estimate; as above
-DENSE_STRIDE = 4  # horizons issued at least so often are asked for together. source: estimate
 AUDITED = (0.03, 0.5, 0.97)  # where in the scored part the look ahead is checked
 AUDIT_ORIGINS = 64  # so many before each of them, and after. source: estimate
 FIT_ISSUES = 5000  # forecasts of one horizon take as long as fitting all experts once. source: measured
@@ -81,13 +91,14 @@ class GroupResult:
 class BacktestTerms:
     """Settings of a backtest.
 
-    start: share of the rows before the scored part. refits: how often experts are fitted. `checks_fits`:
-    whether an expert's first fit is repeated, to see that it looks at no later row. clock, cpu: seconds, and
-    seconds of the processor, for what fits and forecasts cost. `as_one`: all horizons are asked of one fit.
+    start: share of the rows before the scored part. refits: how often experts are fitted, at growing
+    intervals; None: when the daemon would fit. `checks_fits`: whether an expert's first fit is repeated, to
+    see that it looks at no later row. clock, cpu: seconds, and seconds of the processor, for what fits and
+    forecasts cost. `as_one`: all horizons are asked of one fit, which knows all rows before it.
     """
 
     start: float = 0.5
-    refits: int = REFITS
+    refits: int | None = None
     seed: int = 0
     checks_fits: bool = True
     as_one: bool = False
@@ -96,19 +107,13 @@ class BacktestTerms:
     cpu: Callable[[], float] = lambda: 0.0
 
 
-def cuts(n_time: int, refits: int = REFITS) -> tuple[int, ...]:
+def cuts(n_time: int, refits: int) -> tuple[int, ...]:
     """Rows before which fits end, by a constant factor apart; 20 % of the rows, at least 30, come first."""
     first = max(LEAST_FIT_ROWS, round(FIRST_CUT * n_time))
     if first >= n_time:
         return ()
     growth = (n_time / first) ** (1.0 / max(refits, 1))
     return tuple(dict.fromkeys(int(first * growth**k) for k in range(max(refits, 1))))
-
-
-def horizon_groups(horizons: Sequence[int]) -> list[tuple[int, ...]]:
-    """Horizons in groups that are asked of experts at the same origins."""
-    dense = tuple(h for h in horizons if stride(h) <= DENSE_STRIDE)
-    return [group for group in (dense, tuple(h for h in horizons if h not in dense)) if group]
 
 
 def _to_audit(values: F64, start_row: int) -> list[int]:
@@ -141,7 +146,7 @@ def backtest(
             if progress is not None:
                 progress((i + share) / len(groups))
 
-        parts.append(run_group(panel, group, experts, terms, tell))
+        parts.append(run_group(BacktestGroup(panel, horizons, group), experts, terms, tell))
     return join(panel, horizons, tuple(experts), terms, parts)
 
 
@@ -149,7 +154,7 @@ def groups_of(panel: SeriesPanel, horizons: Sequence[int], terms: BacktestTerms)
     """The groups of horizons that `run_group` runs, one by one. ContractError for one without an outcome."""
     if max(horizons) > (most := panel.n_time - 1 - first_scored(panel, terms)):
         raise ContractError(f"horizon of {max(horizons)} rows: expected at most {most}, to have an outcome")
-    return [tuple(horizons)] if terms.as_one else horizon_groups(horizons)
+    return [tuple(horizons)] if terms.as_one else [group for group, _ in lives(horizons, panel.step_s)]
 
 
 def first_scored(panel: SeriesPanel, terms: BacktestTerms) -> int:
@@ -157,15 +162,33 @@ def first_scored(panel: SeriesPanel, terms: BacktestTerms) -> int:
     return int(np.ceil(terms.start * panel.n_time))
 
 
+@dataclass(frozen=True)
+class BacktestGroup:
+    """Horizons of a panel that are lived through together, `group`, among all that are asked for."""
+
+    panel: SeriesPanel
+    horizons: Sequence[int]
+    group: tuple[int, ...]
+
+    def span(self, terms: BacktestTerms) -> KeptSpan | None:
+        """The rows that are known at an origin; None: all."""
+        return None if terms.as_one else dict(lives(self.horizons, self.panel.step_s))[self.group]
+
+    def cuts(self, terms: BacktestTerms) -> tuple[int, ...]:
+        """Rows before which fits end."""
+        if terms.refits is not None:
+            return cuts(self.panel.n_time, terms.refits)
+        return fit_rows(self.horizons, self.panel.step_s, self.panel.n_time)
+
+
 def run_group(
-    panel: SeriesPanel,
-    group: tuple[int, ...],
+    group: BacktestGroup,
     experts: Mapping[str, type[Forecaster]],
     terms: BacktestTerms,
     tell: Told | None = None,
 ) -> GroupResult:
-    """Live through `panel` with one group of horizons: the same whatever is run beside it."""
-    run = _GroupRun(panel, Experts(ForecastGrid(panel.step_s, group), experts, terms.seed), terms)
+    """Live through a panel with one group of horizons: the same whatever is run beside it."""
+    run = _GroupRun(group, experts, terms)
     for share, what in run.through():
         if tell is not None:
             tell(share, what)
@@ -196,13 +219,22 @@ def join(
 class _GroupRun:
     """One group of horizons through the whole panel."""
 
-    def __init__(self, panel: SeriesPanel, experts: Experts, terms: BacktestTerms) -> None:
-        self.panel, self.experts, self.terms = panel, experts, terms
+    def __init__(
+        self, group: BacktestGroup, kinds: Mapping[str, type[Forecaster]], terms: BacktestTerms
+    ) -> None:
+        panel = group.panel
+        # In single precision, as the daemon keeps its rows
+        with np.errstate(over="ignore"):
+            single = panel.values.astype(np.float32).astype(np.float64)
+        self.panel = panel = replace(panel, values=np.where(np.isinf(single), panel.values, single))
+        grid = ForecastGrid(panel.step_s, group.group)
+        self.experts = experts = Experts(grid, kinds, terms.seed, group.span(terms))
+        self.terms = terms
         self.start_row, self.clock = first_scored(panel, terms), terms.clock
         self.fitted = [name for name, one in experts.each.items() if one.fitted]
-        self.cuts = cuts(panel.n_time, terms.refits) if self.fitted else ()
+        self.cuts = group.cuts(terms) if self.fitted else ()
         self.lines = [
-            HorizonLine(h, stride(h), terms.online(h, panel.n, experts.names, stride(h)), h)
+            HorizonLine(h, stride(h), terms.online(h, panel.n, experts.names, stride(h)), h, experts.span)
             for h in experts.grid.horizons
         ]
         self.issued: dict[int, list[tuple[I64, F64]]] = {line.horizon: [] for line in self.lines}
@@ -211,7 +243,7 @@ class _GroupRun:
         self.fit_s = self.fits_cpu_s = self.say_s = 0.0
         self.said = self.checked = 0
         self.fits_checked: list[str] = []
-        self.silent: tuple[str, ...] = ()
+        self.silent = tuple(self.fitted)
 
     def through(self) -> Iterator[tuple[float, str]]:
         """From the first row to the last; yields the share that is done, and what comes next."""

@@ -20,7 +20,9 @@ Score = dict[str, float | int | None]
 HALF_LIVES = (5, 15, 60)  # rows; the best in hindsight counts
 RESAMPLES, CONFIDENCE_Z = 500, 1.6449  # 90 % intervals: 5 and 95 % of the bootstrap, and of a normal
 ENOUGH_TARGETS = 500  # non-overlapping ones, from which on coverage is told without its interval
-LEAST_BLOCKS = 3  # fewer blocks tell no interval. source: estimate
+# Blocks, and targets that do not overlap, below which there is no interval, and a horizon does not count
+# among several. source: estimate
+LEAST_BLOCKS = 10
 PEAK_SHARE = 0.95  # a peak: a target above this quantile of the scored ones
 RAMP_SHARE = 0.90  # a ramp: a change beyond this quantile of the changes before the scored part
 ANNOUNCED = 0.5  # of a ramp's threshold: so much in the right direction announces it
@@ -54,13 +56,19 @@ class Cells:
 
 
 def ewma(values: F64, half_lives: Sequence[float] = HALF_LIVES) -> F64:
-    """Exponentially weighted means [n_half_life, n_time, n], from the first value on; a gap holds them."""
+    """Exponentially weighted means [n_half_life, n_time, n], from the first value on; a gap holds them.
+
+    Weights sum to 1 from the start, so that the first value counts no more than any other of its age.
+    """
     share = 1.0 - 0.5 ** (1.0 / np.array(half_lives, np.float64))[:, None]
     out = np.empty((len(half_lives), *values.shape))
     mean = np.full((len(half_lives), values.shape[1]), np.nan)
+    weight = np.zeros_like(mean)  # of all values so far
     for row, now in enumerate(values):
-        step = np.where(np.isfinite(mean), mean + share * (now - mean), now)
-        mean = np.where(np.isfinite(now), step, mean)
+        known = np.isfinite(now)
+        weight = np.where(known, weight + share * (1.0 - weight), weight)
+        step = np.where(weight > share, mean + share / np.maximum(weight, share) * (now - mean), now)
+        mean = np.where(known, step, mean)
         out[:, row] = mean
     return out
 
@@ -208,6 +216,12 @@ def count_independent(origins: I64, counts: Bool, horizon: int) -> int:
     return number
 
 
+def apart_targets(held: Cells, columns: Sequence[int]) -> int:
+    """Number of targets of some series of a horizon that do not overlap in time."""
+    counts = np.asarray(np.isfinite(held.error[:, list(columns)]).any(axis=1))
+    return count_independent(held.origins, counts, held.horizon)
+
+
 def interval(error: F64, rival: F64, length: int, seed: int) -> tuple[float, float]:
     """90 % interval of sum(error) / sum(rival) [k] by the circular block bootstrap; NaN for too few blocks.
 
@@ -269,7 +283,7 @@ def summed(held: Cells, columns: Sequence[int], seed: int = 0) -> Score:
     mase = mae / mean[best] if mean[best] > 0 else 1.0 if mae == 0 else np.nan
     length = max(-(-held.horizon // held.stride), round(len(row_error) ** (1 / 3)), 1)
     low, high = interval(row_error, row_rival[best], length, seed)
-    free = count_independent(held.origins, np.asarray(counts.any(axis=1)), held.horizon)
+    free = apart_targets(held, at)
     out: Score = {
         "mae": mae,
         "mae_naive": mean["naive"],
@@ -286,7 +300,8 @@ def summed(held: Cells, columns: Sequence[int], seed: int = 0) -> Score:
         out[f"coverage{name}"] = _mean(held.inside[name][:, at])
     for name in BANDS:
         out[f"coverage{name}_closed"] = _mean(held.closed[name][:, at])
-    ends = binomial(_mean(held.inside["90"][:, at]), free) if free < ENOUGH_TARGETS else (np.nan, np.nan)
+    told = LEAST_BLOCKS <= free < ENOUGH_TARGETS
+    ends = binomial(_mean(held.inside["90"][:, at]), free) if told else (np.nan, np.nan)
     out["coverage90_low"], out["coverage90_high"] = ends
     peak_size = float(np.nansum(held.peak_size[:, at]))
     ramp, announced = held.ramp[:, at], held.announced[:, at]

@@ -112,7 +112,6 @@ class Bands:
 
     def spreads(self, said: F64, local: F64, low: F64 | None, high: F64 | None) -> F64:
         """Local spread and boosting's downward and upward, [3, n]; NaN where not known."""
-        self.unit = np.where(np.isnan(self.unit), local, self.unit)
         out = np.full((3, len(said)), np.nan)
         out[0] = local
         if low is not None and high is not None:
@@ -121,16 +120,16 @@ class Bands:
             np.maximum(high - said, least, out=out[2])
         return out
 
-    def curves(self, said: F64, spreads: F64, marginal: F64) -> F64:
-        """Quantiles of each candidate, [kinds, n_level, n]; NaN where it has none."""
+    def curves(self, said: F64, unit: F64, spreads: F64, marginal: F64) -> F64:
+        """Quantiles of each candidate, [kinds, n_level, n]; NaN where it has none. `unit`: of the first 2."""
         out = np.empty((N_KIND, N_LEVEL, len(said)))
-        np.multiply(self.table[:2], self.unit, out=out[:2])
+        np.multiply(self.table[:2], unit, out=out[:2])
         np.multiply(self.table[2], spreads[0], out=out[2])
         table = self.table[3]
         np.multiply(table, np.where(table < 0.0, spreads[1], spreads[2]), out=out[3])
         out[0] += said
         out[2:4] += said
-        out[4] = marginal + 0.0 * self.unit
+        out[4] = marginal + 0.0 * unit
         return out
 
     def mixed(self, curves: F64) -> F64:

@@ -14,18 +14,25 @@ import numpy as np
 
 from models.half_widths import half_widths_of, never_shrinking
 from models.load.bands import marginal_quantiles
-from models.load.context import CALM_ROWS, RECENT_ROWS, recent_sample, restlessness_now
+from models.load.context import (
+    CALM_ROWS,
+    LATTICE_EVERY_ROWS,
+    LATTICE_ROWS,
+    RECENT_ROWS,
+    recent_sample,
+    restlessness_now,
+)
 from models.load.expert_aggregation import ExpertAggregation, Issue, stride
+from models.load.fits import kept_span
 from models.load.forecaster import BANDS, MEDIAN, Forecaster, ForecastGrid
 from models.load.last_value import last_within
 from models.load.panel import SeriesPanel
 from models.load.quantisation import quantum
+from models.load.schedule import SCHEDULE
 from twin.catalogue import F32, F64, I32, NS, ContractError
 
 SPARE = 0.125  # of the rows kept: the buffer moves them together only so often
 BLOCK_ROWS = 64  # rows kept together for snapshots
-LATTICE_EVERY_ROWS = 60  # how often the step of the series' lattice is looked for
-LATTICE_ROWS = 256  # of past in which it is looked for. source: estimate
 EDGES = list(BANDS["90"])  # places of the band's edges in LEVELS
 SIDES = np.array([-1.0, 1.0])  # where they lie from the median
 
@@ -59,7 +66,8 @@ class Blend:
         self.experts = tuple(experts)
         self.names = (*(expert.name for expert in experts), *more)
         # Nothing is read beyond what is filled, so rows that are to come take no memory yet
-        self._buffer = np.empty((self.rows + max(1, int(self.rows * SPARE)), n))
+        self.span = kept_span(self.rows)
+        self._buffer = np.empty((self.span.most + max(1, int(self.rows * SPARE)), n))
         self._known_names = rows.known
         self._known = np.full((len(self._buffer), len(rows.known)), np.nan)
         self._ahead = np.full((grid.horizons[-1], len(rows.known)), np.nan)
@@ -78,9 +86,14 @@ class Blend:
         """Length of a row."""
         return round(self.grid.step_s * NS)
 
+    @property
+    def _kept(self) -> int:
+        """Number of rows that are known now."""
+        return min(self._filled, self.row - self.span.first(self.row) + 1)
+
     def panel(self, rows: int | None = None) -> SeriesPanel:
         """The newest rows, as many as are kept or at most `rows`. A view."""
-        kept = min(self._filled, self.rows if rows is None else min(rows, self.rows))
+        kept = self._kept if rows is None else min(rows, self._kept)
         values = self._buffer[self._filled - kept : self._filled]
         start_ns = (self.row - kept + 1) * self.step_ns
         columns = self._with_ahead(kept) if self._columns is None else self._columns
@@ -96,7 +109,7 @@ class Blend:
         if row <= self.row:
             return
         missed = row - self.row - 1 if self.row >= 0 else 0
-        if missed >= self.rows:
+        if missed >= self.span.most:
             self._filled = missed = 0
             self._refill()
         for _ in range(missed):
@@ -109,8 +122,8 @@ class Blend:
     def _push(self, values: F64 | float, known: F64 | None) -> None:
         if self._filled == len(self._buffer):
             for rows in (self._buffer, self._known):
-                rows[: self.rows - 1] = rows[self._filled - self.rows + 1 :]
-            self._filled = self.rows - 1
+                rows[: self.span.most - 1] = rows[self._filled - self.span.most + 1 :]
+            self._filled = self.span.most - 1
         # In single precision, so that a snapshot of half the size gives the same forecasts.
         self._buffer[self._filled] = single = np.float32(values)
         self._keep(single)
@@ -120,7 +133,7 @@ class Blend:
     def _keep(self, single: F32 | np.float32) -> None:
         """A row for snapshots."""
         if self._block_filled == BLOCK_ROWS:
-            spare = max(0, len(self._blocks) - -(-self.rows // BLOCK_ROWS))
+            spare = max(0, len(self._blocks) - -(-self.span.most // BLOCK_ROWS))
             self._blocks = [*self._blocks[spare:], np.empty((BLOCK_ROWS, self.n), np.float32)]
             self._block_filled = 0
         self._blocks[-1][self._block_filled] = single
@@ -136,7 +149,7 @@ class Blend:
         """
         self._ahead = np.full_like(self._ahead, np.nan) if ahead is None else ahead
         self._bases = {}
-        self._columns = self._with_ahead(min(self._filled, self.rows))
+        self._columns = self._with_ahead(self._kept)
         try:
             return self._say(more)
         finally:
@@ -146,7 +159,7 @@ class Blend:
         words, low, high = [], None, None
         panels: dict[int, SeriesPanel] = {}
         for expert in self.experts:
-            reach = min(expert.reach_rows, self.rows)
+            reach = expert.reach_rows if expert.reach_rows <= self.rows else self.span.most
             if reach not in panels:
                 panels[reach] = self.panel(reach)
             panel = panels[reach]
@@ -159,6 +172,11 @@ class Blend:
         scale = restlessness_now(near)
         last = last_within(near, np.array([len(near) - 1]), len(near))[0]
         self._look_at_lattice()
+        if (
+            SCHEDULE in self.more
+        ):  # where nobody else speaks yet, the schedule without an end is the last value
+            planned = points[self.names.index(SCHEDULE)]
+            np.copyto(planned, last, where=~np.isfinite(points).any(axis=0))
         usual = None
         if any(online.looks for online in self.online):
             past = self.panel(RECENT_ROWS).values
@@ -206,13 +224,13 @@ class Blend:
     def memory(self) -> dict[str, np.ndarray]:
         """All of it, exact. No array is written to later."""
         blocks = [*self._blocks[:-1], *(block[: self._block_filled] for block in self._blocks[-1:])]
-        surplus = sum(map(len, blocks)) - min(self._filled, self.rows)
+        surplus = sum(map(len, blocks)) - self._kept
         while blocks and surplus >= len(blocks[0]):
             surplus -= len(blocks.pop(0))
         blocks[:1] = [block[surplus:] for block in blocks[:1]]
         out: dict[str, np.ndarray] = {
             **{f"rows/{place}": block for place, block in enumerate(blocks)},
-            "known": self._known[self._filled - min(self._filled, self.rows) : self._filled].copy(),
+            "known": self._known[self._filled - self._kept : self._filled].copy(),
             "at": np.array([self.row, self._lattice_row], np.int64),
             "lattice": self._lattice.copy(),
         }
@@ -228,13 +246,13 @@ class Blend:
         if any(len(shape) != 2 or shape[1] != self.n for shape in shapes):
             raise ContractError(f"rows: expected blocks of {self.n} series, got {shapes}")
         rows = np.concatenate([np.zeros((0, self.n), np.float32), *blocks])
-        if len(rows) > self.rows:
-            raise ContractError(f"rows: expected at most {self.rows}, got {len(rows)}")
+        if len(rows) > self.span.most:
+            raise ContractError(f"rows: expected at most {self.span.most}, got {len(rows)}")
         self._buffer[: len(rows)] = rows
         self._known[: len(rows)] = memory["known"]
         self._filled = len(rows)
-        self._refill()
         self.row, self._lattice_row = (int(x) for x in memory["at"])
+        self._refill()
         self._lattice = np.array(memory["lattice"])
         for online in self.online:
             prefix = f"{online.horizon}/"

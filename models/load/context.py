@@ -15,6 +15,8 @@ from twin.catalogue import F64, I64
 BRISK_ROWS, CALM_ROWS = 30, 480
 RECENT_ROWS = 2000  # how far back the sample goes; two weeks of quarter hours are 1,344. source: estimate
 RECENT_SAMPLE = 128  # values in it, enough for its 5 % quantiles. source: estimate
+LATTICE_EVERY_ROWS = 60  # how often the step of the series' lattice is looked for
+LATTICE_ROWS = 256  # of past in which it is looked for. source: estimate
 BLOCK_ROWS = 16  # source: estimate; changes of so many rows of 2,000 series stay in a second-level cache
 
 

@@ -16,6 +16,7 @@ from models.load.combination import Combination, independent_share, middle_half
 from models.load.conformal import Conformal
 from models.load.forecaster import MEDIAN
 from models.load.quantisation import snap
+from models.load.schedule import EXPERTS as OUTSIDE
 from twin.catalogue import F32, F64, I32, I64, ContractError
 
 KEEP = 0.5 ** (1 / 2000)  # of a loss after one more. source: tuned on synthetic series; flat from 500 up
@@ -45,7 +46,8 @@ class Issue:
     points [n_expert, n]: what the experts say, NaN sleeps. last [n]: the last known value. scale [n]: local
     size of changes over this horizon, > 0 or NaN. quantum [n]: step of the series' lattice, 0 if continuous.
     low, high [n]: 5 and 95 % quantiles of boosting. recent [n_recent, n]: a sample of the recent past; or
-    marginal [n_level, n], its quantiles, where who issues has them already.
+    marginal [n_level, n], its quantiles, where who issues has them already. extremes [2, n]: lowest and
+    highest value since the forecast before, where not every row is forecast from.
     """
 
     points: F64
@@ -56,6 +58,7 @@ class Issue:
     high: F64 | None = None
     recent: F64 | None = None
     marginal: F64 | None = None
+    extremes: F64 | None = None
 
 
 class ExpertAggregation:
@@ -79,7 +82,10 @@ class ExpertAggregation:
         self._overlap = overlap = -(-self.horizon // self.stride)
         share = independent_share(overlap)
         prior = np.array([LAST if name == "last" else 1.0 for name in self.experts])
-        self._combination = Combination(n, prior / prior.sum(), share**REGRET_POWER, KEEP)
+        # Those that are told from outside count beside the others: without them, the same comes out
+        read = np.array([name not in OUTSIDE for name in self.experts])
+        prior /= prior[read].sum() if read.any() else prior.sum()
+        self._combination = Combination(n, prior, share**REGRET_POWER, KEEP)
         self._bands = Bands(n, share, KEEP)
         self._conformal = Conformal(n, share)
         self._row: I64 = np.full(overlap + 1, -1, np.int64)  # rows of what waits for its outcome, -1 free
@@ -159,6 +165,9 @@ class ExpertAggregation:
             self._marginal = given
             self._range[0] = np.fmin(self._range[0], self._marginal[0])
             self._range[1] = np.fmax(self._range[1], self._marginal[-1])
+        if issue.extremes is not None:
+            self._range[0] = np.fmin(self._range[0], issue.extremes[0])
+            self._range[1] = np.fmax(self._range[1], issue.extremes[1])
         lowest, highest = np.fmin(self._range[0], last), np.fmax(self._range[1], last)
         self._range[0], self._range[1] = lowest, highest
         # An expert that leaves what was ever seen by more than its width is out of its depth.
@@ -172,14 +181,16 @@ class ExpertAggregation:
         low = None if issue.low is None else np.maximum(issue.low - last, floor)
         high = None if issue.high is None else np.minimum(issue.high - last, ceiling)
         local = np.where(issue.scale > LEAST, issue.scale, np.nan)
+        unit = np.where(np.isnan(self._bands.unit), local, self._bands.unit)
         spreads = self._bands.spreads(said, local, low, high)
-        curves = self._bands.curves(said, spreads, self._marginal - last)
+        curves = self._bands.curves(said, unit, spreads, self._marginal - last)
         mixed = self._bands.mixed(curves)
         out = snap(self._conformal.moved(said, mixed, issue.quantum), zero, issue.quantum)
         # What was at nothing and never below it will not go below it.
         out = np.where(lowest == 0.0, np.maximum(out, -last), out)
         out[MEDIAN] = np.where(lowest == 0.0, np.maximum(said, -last), said)
         if row - self._tally[1] >= self.stride:
+            self._bands.unit = unit  # by what is judged alone: those between only answer
             self._remember(row, last, (points, said, raw, spreads, curves, mixed, out))
         # What stood still in every outcome so far is expected to stand still.
         still = np.isnan(out) & (self._heard >= STILL)

@@ -228,7 +228,9 @@ class Load:
         told = np.full((len(horizons_s), blend.n), np.nan)
         for key, series in self._slices.items():
             if key in falls:
-                planned[:, series] = np.maximum(newest[series] - falls[key], 0.0)
+                # Where no job ends it would be the last value once more: it sleeps
+                ends = falls[key] > 0.0
+                planned[:, series] = np.where(ends, np.maximum(newest[series] - falls[key], 0.0), np.nan)
             for i, horizon_s in enumerate(horizons_s):
                 told[i, series] = view.outlook(key, (blend.row + 1) * blend.step_ns + round(horizon_s * NS))
         return {"schedule": planned, "outlook": told}
@@ -238,7 +240,9 @@ class Load:
         if "fit_every_s" in self.__dict__ or not self._blends:  # a site said otherwise
             return self.fit_every_s
         steps_s = [blend.grid.step_s for blend in self._blends.values()]
-        past_s = max(blend.panel().n_time * blend.grid.step_s for blend in self._blends.values())
+        past_s = max(
+            min(blend.panel().n_time, blend.rows) * blend.grid.step_s for blend in self._blends.values()
+        )
         return between_fits_s(steps_s[0], past_s)
 
     def awaits_ns(self, key: str, entity: int = 0) -> dict[float, int]:

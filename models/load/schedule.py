@@ -12,7 +12,8 @@ import numpy as np
 from twin.catalogue import F64, NS
 from twin.contracts import View, good
 
-EXPERTS = ("schedule", "outlook")
+SCHEDULE = "schedule"
+EXPERTS = (SCHEDULE, "outlook")
 
 
 def _ending(view: View, horizon_s: float) -> np.ndarray:

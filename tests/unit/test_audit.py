@@ -8,7 +8,16 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from models.backtest import BacktestTerms, LookAhead, audit, differ, lines, load as backtest, run_group
+from models.backtest import (
+    BacktestGroup,
+    BacktestTerms,
+    LookAhead,
+    audit,
+    differ,
+    lines,
+    load as backtest,
+    run_group,
+)
 from models.backtest.audit import spoil
 from models.load import ForecastGrid, Parameters, QuantileForecast, SeriesPanel, forward_fill
 from twin.catalogue import F64, I64
@@ -229,4 +238,6 @@ def test_numbers_differ_by_more_than_the_order_of_a_sum() -> None:
 def test_a_horizon_without_an_origin_near_an_audited_row_is_passed_over() -> None:
     audit.check_issued("x", np.zeros(0, np.int64), np.zeros((0, 2, 7)), np.zeros((0, 2, 7)), "gaps")
     rule = BacktestTerms(as_one=True)
-    run_group(walk(), (1, 190), {"honest": Honest}, rule)  # one row in 11 for the second
+    run_group(
+        BacktestGroup(walk(), (1, 190), (1, 190)), {"honest": Honest}, rule
+    )  # one row in 11 for the second

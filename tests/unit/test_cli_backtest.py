@@ -69,7 +69,9 @@ def test_json_is_one_object_with_all_scores(lab: Path, capsys: pytest.CaptureFix
     assert told["series"] == ["two"]
     assert told["lookahead_origins_checked"] > 0
     assert told["overall"]["coverage90"] > 0
-    assert told["horizons"][2]["mase_low"] is not None
+    assert [h["mase_low"] is not None for h in told["horizons"]] == [True, True, False]
+    assert told["horizons"][2]["independent_targets"] < 10 <= told["horizons"][1]["independent_targets"]
+    assert told["overall"]["horizons_counted"] == 2, "five targets side by side say nothing of a tenth"
     for loss in told["losses"]:
         assert loss["value"] is None or loss["value"] > 1.0
 

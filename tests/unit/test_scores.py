@@ -183,7 +183,7 @@ def test_ewma_is_that_of_pandas() -> None:
     values[50:60, 0] = np.nan
     mine = ewma(values, (5, 15))
     for i, life in enumerate((5, 15)):
-        held = pd.DataFrame(values).ewm(halflife=life, adjust=False, ignore_na=True).mean().ffill()
+        held = pd.DataFrame(values).ewm(halflife=life, adjust=True, ignore_na=True).mean().ffill()
         np.testing.assert_allclose(mine[i], held.to_numpy(), rtol=1e-9)
 
 

@@ -30,6 +30,7 @@ from twin.report import (
     pair,
     paragraph,
     plot,
+    print_line,
     responsive,
     section,
     stacked,
@@ -78,8 +79,8 @@ def ratio_span(part: Mapping[str, Any]) -> str:
 
 WIDE_COLUMNS = 116  # of a terminal that has room for all
 COLUMNS = ("ahead", "MAE", "last", "season", "EWMA", "MASE (90 %)", "pinball", "in 50 90 99 %", "at peaks",
-           "ramps hit", "targets")  # fmt: skip
-NARROW = ("ahead", "MAE", "MASE (90 %)", "pinball", "in 50 90 99 %")
+           "ramps hit", "targets", "apart")  # fmt: skip
+NARROW = ("ahead", "MAE", "MASE (90 %)", "pinball", "in 50 90 99 %", "apart")
 
 
 def print_load_scores(told: Mapping[str, Any], out: Console) -> None:
@@ -94,6 +95,7 @@ def print_load_scores(told: Mapping[str, Any], out: Console) -> None:
     if "rival" in told:
         for line in rival_lines(told["rival"]):
             out.print(line, markup=False, soft_wrap=True)
+    print_line(out, "apart: targets that do not overlap in time; intervals only from ten of them on", "dim")
     worse = told["losses"]
     for loss in worse[:20]:
         out.print(loss_words(loss), markup=False, soft_wrap=True)
@@ -114,7 +116,7 @@ def _cells(h: Mapping[str, Any]) -> dict[str, str]:
         ratio_words(ratio),
         " ".join(number(100 * h[f"coverage{band}"]) for band in ("50", "90", "99")),
         f"{number(100 * h['peak_error'], 2)} %", f"{number(100 * h['ramp_hit_rate'], 2)} %",
-        f"{h['targets']:,}",
+        f"{h['targets']:,}", f"{h['independent_targets']:,}",
     )  # fmt: skip
     return dict(zip(COLUMNS, values, strict=True))
 
@@ -183,7 +185,7 @@ def _head(told: Mapping[str, Any]) -> Markup:
     best, below = told["overall"]["mase"], "error over that of the best of three rivals; below 1 is better"
     shown = [] if math.isnan(best) else [("MASE, all horizons", number(best), below)]
     coverage = number(100 * told["overall"]["coverage90"])
-    shown.append(("Inside the 90 % band", f"{coverage} %", "of outcomes, mean over the horizons"))
+    shown.append(("Inside the 90 % band", f"{coverage} %", "of outcomes, each horizon alike"))
     line = (
         f"{told['rows']:,} rows of {duration(told['step_s'])}. Each forecast was made from what was known by "
         "then: what is fitted was fitted on earlier rows only, and "

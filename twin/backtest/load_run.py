@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from models.backtest import (
     FIT_ISSUES,
-    REFITS,
+    BacktestGroup,
     BacktestResult,
     BacktestTerms,
     Cells,
@@ -30,6 +30,8 @@ from models.backtest import (
 from models.load import FORECASTERS, Forecaster, SeriesPanel, stride
 from twin.catalogue import ConfigError, number
 from twin.run import Pool, ProgressBar, Report
+
+USUAL_FITS = 30  # that a daemon makes in a month. source: estimate; to share out the work
 
 
 class BacktestTask(NamedTuple):
@@ -59,7 +61,7 @@ def _cost(ask: BacktestTask, group: tuple[int, ...]) -> float:
     """The approximate cost of a group, in forecasts of one horizon."""
     rows = sum(ask.panel.n_time / stride(h) for h in group)
     fitted = any(kind.fitted for kind in ask.kinds.values())
-    return rows + (FIT_ISSUES * ask.terms.refits if fitted else 0)
+    return rows + (FIT_ISSUES * (ask.terms.refits or USUAL_FITS) if fitted else 0)
 
 
 def _run_group(task: Group, report: Report) -> GroupResult:
@@ -67,7 +69,7 @@ def _run_group(task: Group, report: Report) -> GroupResult:
     ask, group = task
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return run_group(ask.panel, group, ask.kinds, ask.terms, report)
+        return run_group(BacktestGroup(ask.panel, ask.horizons, group), ask.kinds, ask.terms, report)
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Rival:
 
     name: str
     kind: type[Forecaster]
-    refits: int = REFITS
+    refits: int | None = None  # as the daemon
     as_one: bool = False
     cost_note: str = ""
 
@@ -93,11 +95,13 @@ def find_rival(name: str | None, others: Mapping[str, Rival] | None = None) -> R
     return Rival(name, FORECASTERS[name])
 
 
-def backtest_terms(start: float, rival: Rival | None = None, checks_fits: bool = True) -> BacktestTerms:
-    """Terms of a backtest of the blend, or of this rival in its place."""
+def backtest_terms(
+    start: float, rival: Rival | None = None, checks_fits: bool = True, refits: int | None = None
+) -> BacktestTerms:
+    """Terms of a backtest of the blend, or of this rival in its place. `refits` None: as the daemon."""
     return BacktestTerms(
         start,
-        REFITS if rival is None else rival.refits,
+        refits if rival is None or rival.refits is None else rival.refits,
         checks_fits=checks_fits,
         as_one=rival is not None and rival.as_one,
         clock=time.perf_counter,

@@ -138,7 +138,11 @@ def _score(args: argparse.Namespace, out: Console, err: Console) -> int:
     read = {name: DATA_SETS[name](args.suite) for name in chosen_sets(args.only)}
     cases = [
         BacktestCase(
-            name, d.panel, horizons_of(args.horizons, d.panel.n_time, d.panel.step_s, args.start), d.pooled
+            name,
+            d.panel,
+            horizons_of(args.horizons, d.panel.n_time, d.panel.step_s, args.start),
+            d.pooled,
+            args.refits,
         )
         for name, d in read.items()
     ]
@@ -191,8 +195,8 @@ def markdown(told: Sequence[Mapping[str, Any]], judged: Sequence[Mapping[str, An
     by_targets, count = coverage_by_targets(told)
     lines += [
         "",
-        f"In the 90 % band over all data sets: {100 * by_targets:.1f} % of {count:,} targets that do not "
-        f"overlap; {100 * alike:.1f} % if each horizon weighs alike, the long ones with few targets too.",
+        f"In the 90 % band, each horizon alike: {100 * alike:.1f} %; {100 * by_targets:.1f} % of {count:,} "
+        "targets that do not overlap, most of which are one step ahead.",
         "",
     ]
     if "rival" in told[0]:

@@ -70,7 +70,12 @@ def _scored(args: argparse.Namespace, out: Console, err: Console) -> int:
         err.print(clean(note, 500), style="dim", markup=False, soft_wrap=True)
     horizons = horizons_of(args.horizons, read.panel.n_time, read.panel.step_s, args.start)
     [(result, summary)] = scored(
-        [BacktestCase("", read.panel, horizons)], chosen, args.start, err, rival, args.jobs
+        [BacktestCase("", read.panel, horizons, refits=args.refits)],
+        chosen,
+        args.start,
+        err,
+        rival,
+        args.jobs,
     )
     summary = (
         {
@@ -117,12 +122,16 @@ def known_names(names: Sequence[str] | None, option: str = "--experts") -> tuple
 
 
 class BacktestCase(NamedTuple):
-    """A panel to be scored at these horizons; `pooled`: which series are taken together (None: all)."""
+    """A panel to be scored at these horizons; `pooled`: which series are taken together (None: all).
+
+    `refits`: as in `backtest_terms`.
+    """
 
     name: str
     panel: Any
     horizons: tuple[int, ...]
     pooled: list[int] | None = None
+    refits: int | None = None
 
 
 def scored(
@@ -140,11 +149,11 @@ def scored(
     from twin.run import ProgressBar
 
     blend = {name: FORECASTERS[name] for name in chosen}
-    asks = [BacktestTask(c.panel, c.horizons, blend, backtest_terms(start)) for c in cases]
+    asks = [BacktestTask(c.panel, c.horizons, blend, backtest_terms(start, refits=c.refits)) for c in cases]
     if rival is not None:
         alone = {rival.name: rival.kind}
         asks += [
-            BacktestTask(c.panel, c.horizons, alone, backtest_terms(start, rival, not i))
+            BacktestTask(c.panel, c.horizons, alone, backtest_terms(start, rival, not i, c.refits))
             for i, c in enumerate(cases)
         ]
     with ProgressBar(err, "backtest") as bar:
@@ -165,7 +174,14 @@ def scored(
 
 def scores_of(result: Any, pooled: list[int]) -> tuple[Any, dict[str, Any]]:
     """(cells of each horizon, scores as plain data) of one backtest."""
-    from models.backtest import each_cells, overall as mean_of, score_load, to_best
+    from models.backtest import (
+        LEAST_BLOCKS,
+        apart_targets,
+        each_cells,
+        overall as mean_of,
+        score_load,
+        to_best,
+    )
     from models.load import ForecastGrid
 
     panel, cells = result.panel, each_cells(result)
@@ -188,8 +204,13 @@ def scores_of(result: Any, pooled: list[int]) -> tuple[Any, dict[str, Any]]:
     )
 
     def mase(columns: list[int]) -> dict[str, Any]:
-        found = mean_of([to_best(one, columns) for one in cells])
-        return {"mase": found["ratio"], "mase_low": found["low"], "mase_high": found["high"]}
+        apart = [apart_targets(one, columns) for one in cells]
+        counts = [n >= LEAST_BLOCKS for n in apart]
+        found = mean_of(
+            [to_best(one, columns) for one, n in zip(cells, counts, strict=True) if n or not any(counts)]
+        )
+        interval = {"mase": found["ratio"], "mase_low": found["low"], "mase_high": found["high"]}
+        return interval | {"horizons_counted": sum(counts)}
 
     return cells, {
         "notes": notes,
@@ -206,8 +227,13 @@ def scores_of(result: Any, pooled: list[int]) -> tuple[Any, dict[str, Any]]:
 def overall(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Over all horizons alike: MASE (geometric mean), coverage (mean), the worst ratio of pinball losses.
 
-    `coverage90_by_targets` is the mean over targets that do not overlap, so that long horizons weigh less.
+    Horizons with fewer than ten targets that do not overlap are left out where others have more.
+    `coverage90_by_targets` is the mean over targets that do not overlap: most of them are one step ahead.
     """
+    from models.backtest import LEAST_BLOCKS
+
+    enough = [h for h in told if h["independent_targets"] >= LEAST_BLOCKS]
+    told = enough or told
 
     def known(key: str) -> list[float]:
         return [h[key] for h in told if h[key] is not None and math.isfinite(h[key])]
@@ -320,6 +346,7 @@ SCORING = """
     --model NAME  score this forecaster alone
     --experts A,B,..  combine these forecasters only
     --rival NAME  score this forecaster beside the blend
+    --refits COUNT  fits at growing intervals (default: when the daemon would fit)
     --jobs COUNT=1  processes side by side
 """
 VERBS = {
