@@ -171,6 +171,7 @@ class HorizonLine:
                 high=None if words.high is None else words.high[i],
                 recent=recent,
                 quantum=self.lattice,
+                move=values[row] - values[row - 1] if row else None,
                 extremes=np.stack([np.fmin.reduce(since), np.fmax.reduce(since)]) if len(since) > 1 else None,
             )
             out[i] = self.online.issue(row, issue)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from models.backtest.load import BacktestResult, HorizonForecasts
-from models.load import BANDS, LEVELS, MEDIAN, ForecastGrid, SeriesPanel, forward_fill
+from models.load import BANDS, LEVELS, MEDIAN, UNUSUAL, ForecastGrid, SeriesPanel, forward_fill, restlessness
 from twin.catalogue import F64, I64, Bool
 
 Score = dict[str, float | int | None]
@@ -36,6 +36,7 @@ class Cells:
 
     `band_share`: share of an outcome that lies in each band, by name; `closed`: 1 where it lies between the
     band's edges or on them. `peak`: forecast less actual at peaks; `peak_size`: the actual's size.
+    `after_move`: the origin's row moved unusually.
     """
 
     horizon: int
@@ -53,6 +54,7 @@ class Cells:
     hit: Bool
     announced: Bool
     false: Bool
+    after_move: Bool
 
 
 def ewma(values: F64, half_lives: Sequence[float] = HALF_LIVES) -> F64:
@@ -175,7 +177,15 @@ def cells(panel: SeriesPanel, course: HorizonForecasts, start_row: int, means: F
         hit,
         announced,
         false,
+        counts & _after_moves(values, origins),
     )
+
+
+def _after_moves(values: F64, origins: I64) -> Bool:
+    """True where the change to the row of an origin was unusual, as bands see it [k, n]."""
+    move = np.abs(values[origins] - values[np.maximum(origins - 1, 0)])
+    with np.errstate(invalid="ignore"):
+        return np.asarray(move > UNUSUAL * restlessness(values, origins))
 
 
 def _peaks(actual: F64) -> Bool:
@@ -312,6 +322,8 @@ def summed(held: Cells, columns: Sequence[int], seed: int = 0) -> Score:
         "ramp_hit_rate": _share(held.hit[:, at], ramp),
         "ramp_false_rate": _share(held.false[:, at], announced),
         "ramps": int(ramp.sum()),
+        "coverage90_after_moves": _mean(held.inside["90"][:, at][held.after_move[:, at]]),
+        "after_moves": int(held.after_move[:, at].sum()),
     }
 
 

@@ -7,7 +7,12 @@ from .context import (
     recent_sample as recent_sample,
     restlessness as restlessness,
 )
-from .expert_aggregation import ExpertAggregation as ExpertAggregation, Issue as Issue, stride as stride
+from .expert_aggregation import (
+    UNUSUAL as UNUSUAL,
+    ExpertAggregation as ExpertAggregation,
+    Issue as Issue,
+    stride as stride,
+)
 from .features import known_names as known_names
 from .fits import GRIDS as GRIDS, KNOWN as KNOWN, KeptSpan as KeptSpan, fit_rows as fit_rows, lives as lives
 from .forecaster import (

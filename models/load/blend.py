@@ -193,6 +193,7 @@ class Blend:
                         None if low is None else low[i],
                         None if high is None else high[i],
                         marginal=usual,
+                        move=near[-1] - near[-2] if len(near) > 1 else None,
                     ),
                 )
                 for i, online in enumerate(self.online)

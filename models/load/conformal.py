@@ -50,22 +50,25 @@ def tail_shares(actual: F64, said: F64) -> F64:
 
 
 class Conformal:
-    """State: `log_width` [n_level, n], logarithms of the factors. `share` is what one outcome counts."""
+    """State: `log_width` [n_level, n], logarithms of the factors. `share` is what one outcome counts.
 
-    def __init__(self, n: int, share: float) -> None:
+    An edge finds its place in `memory` independent outcomes.
+    """
+
+    def __init__(self, n: int, share: float, memory: float = MEMORY) -> None:
         self.log_width = np.zeros((len(LEVELS), n))
-        self._step = share / (MEMORY * SLOPE)
+        self._step = share / (memory * SLOPE)
 
-    def moved(self, median: F64, curve: F64, quantum: F64) -> F64:
+    def moved(self, median: F64, curve: F64, quantum: F64, wider: F64 | float = 0.0) -> F64:
         """`curve` [n_level, n] with its edges in their places, in order and round `median` [n].
 
-        quantum [n]: step of the series' lattice, 0 if continuous.
+        quantum [n]: step of the series' lattice, 0 if continuous. wider [n_level, n] adds to the logarithms.
         """
         room = ROOM * (curve[-1] - curve[0]) + ROOM_LATTICE * quantum
         width = (curve - median) * SIDE
         np.maximum(width, 0.0, out=width)
         width += room
-        width *= np.exp(self.log_width)
+        width *= np.exp(self.log_width + wider)
         width -= room
         width[MEDIAN] = 0.0
         np.maximum(width, 0.0, out=width)

@@ -27,11 +27,23 @@ REGRET_POWER = 0.75
 LAST = (
     3.0  # how much more the last value is trusted at first than any other. source: tuned on synthetic series
 )
+# A change of one row beyond so many usual ones is unusual: the bands of what comes next then have a width of
+# their own on top of that of all other rows, that finds its place in so many outcomes. source: chosen on
+# synthetic series (ramps, spikes, bursts, jobs); 3 instead of 4, or 25 instead of 50, cost pinball loss there
+UNUSUAL, AFTER_MEMORY = 4.0, 50.0
 MARGINAL = 8  # forecasts between two looks at the recent past. source: estimate; it moves slowly
 STILL = 8  # outcomes without any change after which a band has no width. source: estimate
 LEAST = 1e-30  # a size of changes below this counts as none: single precision ends at 1e-38
 SHARED = ("row", "tally", "band_age")  # what is not one for each series
-WRITTEN = ("row", "tally", "last", "range", "band_age", "log_width")  # arrays that are written to in place
+WRITTEN = (
+    "row",
+    "tally",
+    "last",
+    "range",
+    "band_age",
+    "log_width",
+    "after_width",
+)  # arrays that are written to in place
 
 
 def stride(horizon: int) -> int:
@@ -47,7 +59,8 @@ class Issue:
     size of changes over this horizon, > 0 or NaN. quantum [n]: step of the series' lattice, 0 if continuous.
     low, high [n]: 5 and 95 % quantiles of boosting. recent [n_recent, n]: a sample of the recent past; or
     marginal [n_level, n], its quantiles, where who issues has them already. extremes [2, n]: lowest and
-    highest value since the forecast before, where not every row is forecast from.
+    highest value since the forecast before, where not every row is forecast from. move [n]: change from the
+    row before, NaN where one of both is a gap.
     """
 
     points: F64
@@ -59,6 +72,7 @@ class Issue:
     recent: F64 | None = None
     marginal: F64 | None = None
     extremes: F64 | None = None
+    move: F64 | None = None
 
 
 class ExpertAggregation:
@@ -88,11 +102,12 @@ class ExpertAggregation:
         self._combination = Combination(n, prior, share**REGRET_POWER, KEEP)
         self._bands = Bands(n, share, KEEP)
         self._conformal = Conformal(n, share)
+        self._after_move = Conformal(n, 1.0, AFTER_MEMORY)  # beside it; unusual moves lie apart
         self._row: I64 = np.full(overlap + 1, -1, np.int64)  # rows of what waits for its outcome, -1 free
         self._tally = np.array([0, -self.stride])  # forecasts that were remembered, and the row of the newest
         # What waits: the last value, and all else as differences from it, so that single precision is plenty.
         self._last = np.full((len(self._row), n), np.nan)
-        nothing: F32 = np.full((k + 5 + (N_KIND + 2) * N_LEVEL, n), np.nan, np.float32)
+        nothing: F32 = np.full((k + 6 + (N_KIND + 2) * N_LEVEL, n), np.nan, np.float32)
         self._said = [nothing] * len(self._row)  # replaced, never written to
         self._weights = np.zeros((k, n))
         self._heard = np.zeros(n, np.int64)  # outcomes
@@ -114,13 +129,16 @@ class ExpertAggregation:
         change = (actual - self._last[slot]).astype(np.float32).astype(np.float64)
         held = self._said[slot].astype(np.float64)
         points, said, raw, spreads = held[:k], held[k], held[k + 1], held[k + 2 : k + 5]
-        curves = held[k + 5 :].reshape(N_KIND + 2, N_LEVEL, self.n)
+        curves = held[k + 5 : -1].reshape(N_KIND + 2, N_LEVEL, self.n)
+        moved = held[-1] > 0.0
         # Slope of the absolute loss times the way to the expert's point: what moving there would have won.
         regret = np.sign(raw - change) * (raw - points)
         regret[~np.isfinite(regret)] = 0.0
         self._combination.judge(regret, np.isfinite(change))
         self._bands.learn(change, said, spreads, curves[:N_KIND], curves[N_KIND])
-        self._conformal.learn(change, curves[N_KIND + 1])
+        self._conformal.learn(np.where(moved, np.nan, change), curves[N_KIND + 1])
+        if moved.any():
+            self._after_move.learn(np.where(moved, change, np.nan), curves[N_KIND + 1])
         self._heard = self._heard + np.isfinite(change)
         error = change - curves[N_KIND + 1][MEDIAN]
         self.largest = np.fmax(self.largest, [-error, error])
@@ -185,13 +203,17 @@ class ExpertAggregation:
         spreads = self._bands.spreads(said, local, low, high)
         curves = self._bands.curves(said, unit, spreads, self._marginal - last)
         mixed = self._bands.mixed(curves)
-        out = snap(self._conformal.moved(said, mixed, issue.quantum), zero, issue.quantum)
+        moved = np.zeros(self.n, np.bool_)
+        if issue.move is not None:
+            moved = np.abs(issue.move) > UNUSUAL * local
+        wider = self._after_move.log_width * moved if moved.any() else 0.0
+        out = snap(self._conformal.moved(said, mixed, issue.quantum, wider), zero, issue.quantum)
         # What was at nothing and never below it will not go below it.
         out = np.where(lowest == 0.0, np.maximum(out, -last), out)
         out[MEDIAN] = np.where(lowest == 0.0, np.maximum(said, -last), said)
         if row - self._tally[1] >= self.stride:
             self._bands.unit = unit  # by what is judged alone: those between only answer
-            self._remember(row, last, (points, said, raw, spreads, curves, mixed, out))
+            self._remember(row, last, (points, said, raw, spreads, curves, mixed, out, moved))
         # What stood still in every outcome so far is expected to stand still.
         still = np.isnan(out) & (self._heard >= STILL)
         return (np.where(still, said, out) + last).T
@@ -221,6 +243,7 @@ class ExpertAggregation:
 
     def restore(self, memory: Mapping[str, np.ndarray]) -> None:
         """Take over what `memory` gave. Raises ContractError if it is of another shape."""
+        memory = self._completed(memory)
         for name, mine in self.memory().items():
             given = memory.get(name)
             if given is None or given.shape != mine.shape or given.dtype != mine.dtype:
@@ -228,6 +251,17 @@ class ExpertAggregation:
         for name, part, field in self._state():
             setattr(part, field, np.array(memory[name]))
         self._said = [np.array(memory[f"said/{slot}"]) for slot in range(len(self._said))]
+
+    def _completed(self, memory: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """What `memory` gave before unusual moves had a width of their own, as if there had been none."""
+        out = dict(memory)
+        if "after_width" not in out:
+            out["after_width"] = np.zeros_like(self._after_move.log_width)
+            for slot, mine in enumerate(self._said):
+                said = out.get(f"said/{slot}", mine)
+                if said.shape == (len(mine) - 1, self.n):
+                    out[f"said/{slot}"] = np.vstack([said, np.zeros((1, self.n), np.float32)])
+        return out
 
     def remap(self, old_of_new: I32) -> None:
         """Move what was learned to new places [n_new]; -1 starts afresh."""
@@ -253,5 +287,6 @@ class ExpertAggregation:
             *((f"mix_{name}", self._bands.mix, name) for name in ("regret", "square", "peak")),
             *((f"band_{name}", self._bands, name) for name in ("counts", "table", "unit", "weights", "age")),
             ("log_width", self._conformal, "log_width"),
+            ("after_width", self._after_move, "log_width"),
             ("largest", self, "largest"),
         ]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from models.load import BANDS, LEVELS, MEDIAN, ExpertAggregation, Issue, stride
-from twin.catalogue import ContractError
+from models.load import BANDS, LEVELS, MEDIAN, UNUSUAL, ExpertAggregation, Issue, restlessness, stride
+from twin.catalogue import F64, ContractError
 
 NAN = float("nan")
 EXPERTS = ("last", "mean", "wild")
@@ -262,3 +262,39 @@ def test_a_series_that_never_changed_has_a_band_without_width_and_a_new_one_has_
     assert (said[0] == 5.0).all()
     assert np.isnan(np.delete(said[1], MEDIAN)).all()
     assert said[1, MEDIAN] == 5.0
+
+
+def going_on(n: int, k: int) -> F64:
+    """Levels on which a jump goes on for some rows, now and then: what comes after it is wide [n, k]."""
+    rng = np.random.default_rng(0)
+    out, level, drift, left = np.empty((n, k)), np.full(k, 50.0), np.zeros(k), np.zeros(k)
+    for row in range(n):
+        begins = rng.random(k) < 0.02
+        drift = np.where(begins, 3.0 * rng.normal(size=k), drift)
+        left = np.where(begins, rng.integers(2, 12, k), left - 1)
+        level += drift * (left > 0) - 0.01 * (level - 50.0)
+        out[row] = level + 0.3 * rng.normal(size=k)
+    return out
+
+
+def test_after_unusual_moves_bands_hold_more_and_elsewhere_hardly_anything_changes() -> None:
+    values, k = going_on(1500, 16), 16
+    share: dict[tuple[bool, bool], float] = {}
+    for told in (True, False):  # of the moves
+        online = ExpertAggregation(1, k, ("last", "mean"))
+        before, was = np.full((k, len(LEVELS)), NAN), np.zeros(k, np.bool_)
+        inside, after = [], []
+        for row in range(100, len(values)):
+            now = values[row]
+            online.learn(row, now)
+            inside.append((before[:, 1] <= now) & (now <= before[:, 5]))
+            after.append(was)
+            move, scale = now - values[row - 1], restlessness(values[row - 99 : row + 1], np.array([99]))[0]
+            points = np.stack([now, values[row - 3 : row + 1].mean(axis=0)])
+            before = online.issue(row, Issue(points, now, scale, np.zeros(k), move=move if told else None))
+            was = np.abs(move) > UNUSUAL * scale
+        for moved in (True, False):
+            share[told, moved] = float(np.array(inside)[700:][np.array(after)[700:] == moved].mean())
+    assert share[False, True] < 0.3, share
+    assert 0.6 < share[True, True] < 0.97, share  # sixty moves a series, of which the width learns
+    assert abs(share[True, False] - 0.9) < 0.03, share

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,8 @@ def print_load_scores(told: Mapping[str, Any], out: Console) -> None:
         for line in rival_lines(told["rival"]):
             out.print(line, markup=False, soft_wrap=True)
     print_line(out, "apart: targets that do not overlap in time; intervals only from ten of them on", "dim")
+    if after := moves_words(told["horizons"]):
+        out.print(after, markup=False, soft_wrap=True)
     worse = told["losses"]
     for loss in worse[:20]:
         out.print(loss_words(loss), markup=False, soft_wrap=True)
@@ -105,6 +107,17 @@ def print_load_scores(told: Mapping[str, Any], out: Console) -> None:
         f"{told['lookahead_origins_checked']:,} origins were forecast again without later rows: the same"
     )
     out.print(checked, style="dim", markup=False, soft_wrap=True)
+
+
+def moves_words(horizons: Sequence[Mapping[str, Any]]) -> str:
+    """A line on the coverage after unusual moves, of horizons with enough of them; "" without any."""
+    parts = [
+        f"{duration(h['horizon_s'])} ahead {number(100 * h['coverage90_after_moves'])} % "
+        f"of {h['after_moves']:,}"
+        for h in horizons
+        if h["after_moves"] >= LEAST_TARGETS
+    ]
+    return f"in the 90 % band after unusual moves: {', '.join(parts)}" if parts else ""
 
 
 def _cells(h: Mapping[str, Any]) -> dict[str, str]:
