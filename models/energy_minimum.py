@@ -64,13 +64,16 @@ def slowed(power_pu: F64, static_pu: F64) -> tuple[F64, F64]:
     return 1.0 / np.maximum(clock, CLOCK_MIN_PU) - 1.0, np.maximum(power_pu[:, None, :], least)
 
 
-def fits_of(n: F64, x: F64, y: F64, xx: F64, xy: F64, yy: F64, counts: F64) -> tuple[F64, F64]:
-    """(logarithm of how well each share of GRID fits, squares that it leaves) [..., n_grid] from sums [...].
+def fits_of(sums: F64, counts: F64) -> tuple[F64, F64]:
+    """(logarithm of how well each share of GRID fits, squares that it leaves) [..., n_grid].
+
+    `sums` [..., 6]: of 1, x, y, x x, x y and y y over readings of x and the time y per unit of work.
 
     With y = a (1 + c x) the best a leaves Syy - (Sy + c Sxy)^2 / (N + 2 c Sx + c^2 Sxx). Its scatter is not
     known, so that c is distributed as Student's t has it. `counts`: independent readings among the N.
     """
-    n, x, y, xx, xy, yy, counts = (part[..., None] for part in (n, x, y, xx, xy, yy, counts))
+    n, x, y, xx, xy, yy = (sums[..., place, None] for place in range(6))
+    counts = counts[..., None]
     size = np.maximum(n + 2.0 * GRID * x + GRID**2 * xx, 1e-12)
     left = np.maximum(yy - (y + GRID * xy) ** 2 / size, 0.0)
     level = (np.maximum(y, 1e-12) / np.maximum(n, 1e-12)) ** 2
@@ -88,7 +91,7 @@ def _weighed(bins: F64, static_pu: F64) -> tuple[F64, F64, F64]:
     n, sx, sy, sxx, sxy, syy = (
         (w * part).sum(axis=2) for part in (np.ones_like(x), x, unit, x * x, x * unit, unit * unit)
     )
-    fits = fits_of(n, sx, sy, sxx, sxy, syy, n)[0]
+    fits = fits_of(np.stack([n, sx, sy, sxx, sxy, syy], axis=-1), n)[0]
     weight = np.exp(fits - fits.max(axis=(1, 2), keepdims=True))
     weight /= weight.sum(axis=(1, 2), keepdims=True)
     free = (sy[..., None] + GRID * sxy[..., None]) / np.maximum(

@@ -252,7 +252,7 @@ class PowerCurve:
         slots["due"][at] = False
 
     def predict(self, view: View) -> list[Forecast]:
-        """What is so now, NaN where nothing telling was learned."""
+        """Say what is so now, NaN where nothing telling was learned."""
         n_job = len(self._sums)
         mean, low, high = (np.full(n_job, np.nan, np.float32) for _ in range(3))
         at = np.flatnonzero(self._sums[:, MOVES] > 0.0)
@@ -322,8 +322,7 @@ def _posterior(sums: F64) -> tuple[F64, F64]:
     Readings count as often as caps moved: between two moves they say the same, and what drifts meanwhile is
     no noise that averages out.
     """
-    n, x, y, xx, xy, yy, moves = sums[:, :LAST_X].T
-    fits, left = fits_of(n, x, y, xx, xy, yy, np.minimum(n, 1.0 + moves))
+    fits, left = fits_of(sums[:, :MOVES], np.minimum(sums[:, N], 1.0 + sums[:, MOVES]))
     weight = np.exp(fits - fits.max(axis=1, keepdims=True))
     weight /= weight.sum(axis=1, keepdims=True)
     return weight, left.min(axis=1)

@@ -213,7 +213,9 @@ class ExpertAggregation:
         out[MEDIAN] = np.where(lowest == 0.0, np.maximum(said, -last), said)
         if row - self._tally[1] >= self.stride:
             self._bands.unit = unit  # by what is judged alone: those between only answer
-            self._remember(row, last, (points, said, raw, spreads, curves, mixed, out, moved))
+            self._remember(
+                row, last, (points, said, raw, spreads, curves, mixed, out, moved.astype(np.float64))
+            )
         # What stood still in every outcome so far is expected to stand still.
         still = np.isnan(out) & (self._heard >= STILL)
         return (np.where(still, said, out) + last).T
@@ -253,7 +255,7 @@ class ExpertAggregation:
         self._said = [np.array(memory[f"said/{slot}"]) for slot in range(len(self._said))]
 
     def _completed(self, memory: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """What `memory` gave before unusual moves had a width of their own, as if there had been none."""
+        """Complete what `memory` gave before unusual moves had a width of their own, as if none had been."""
         out = dict(memory)
         if "after_width" not in out:
             out["after_width"] = np.zeros_like(self._after_move.log_width)
