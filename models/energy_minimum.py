@@ -86,7 +86,8 @@ def _weighed(bins: F64, static_pu: F64) -> tuple[F64, F64, F64]:
     count = np.maximum(bins[..., N], 1e-12)
     worth = np.minimum(bins[..., N], 1.0)  # of a bin: one reading, less once it fades
     power = power_share_pu(bins[..., X] / count, static_pu[:, None])
-    x, unit = slowed(power, static_pu)[0], (bins[..., Y] / count)[:, None, :]
+    x = slowed(power, static_pu)[0]
+    unit = np.broadcast_to((bins[..., Y] / count)[:, None, :], x.shape)
     w = worth[:, None, :]
     n, sx, sy, sxx, sxy, syy = (
         (w * part).sum(axis=2) for part in (np.ones_like(x), x, unit, x * x, x * unit, unit * unit)
