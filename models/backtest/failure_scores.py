@@ -20,7 +20,7 @@ from models.backtest.failures import (
     FailureResult,
     IssuedForecasts,
 )
-from models.failure import WINDOW_D, common_causes
+from models.failure import TOO_WIDE, WINDOW_D, common_causes
 from models.moving_block import resampled
 from twin.catalogue import F64, I64, Bool
 
@@ -31,6 +31,7 @@ HIGHER_IS_BETTER = {"pr_auc": True, "roc_auc": True, "brier": False, "log_loss":
 LEAST_P = 1e-4  # in the logarithmic loss. source: estimate
 HOURS = 24.0
 MOST_SHOCKS = 20  # told one by one
+MOST_STEPS = 4000  # of a ranking whose days are resampled. source: estimate; an error far below the interval
 
 Score = dict[str, Any]
 
@@ -49,9 +50,21 @@ class Ranking:
             np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True)) if len(ranked) else np.zeros(0, int)
         )
 
+        # Resampled days are weighed by numbers of pairs and faults of each day within steps.
+        step = np.zeros(len(ranked), np.int64)
+        step[self._end[:-1] + 1] = 1
+        step = _merged(np.cumsum(step), self._y)
+        shape = (int(step[-1]) + 1 if len(step) else 0, int(day.max(initial=-1)) + 1)
+        self._pairs, self._hits = (
+            np.bincount(step * shape[1] + self._day, of, shape[0] * shape[1]).reshape(shape)
+            for of in (None, self._y)
+        )
+
     def _steps(self, weight: F64 | None) -> tuple[F64, F64]:
-        w = np.ones(len(self._y)) if weight is None else weight[self._day]
-        return np.cumsum(w * self._y)[self._end], np.cumsum(w)[self._end]
+        if weight is None:
+            return np.cumsum(self._y)[self._end], (self._end + 1).astype(np.float64)
+        w = weight[: self._pairs.shape[1]]
+        return np.cumsum(self._hits @ w), np.cumsum(self._pairs @ w)
 
     def pr_auc(self, weight: F64 | None = None) -> float:
         """Average precision: precision times the gain in recall, over steps of equal scores."""
@@ -69,6 +82,17 @@ class Ranking:
         false = all_ - hits
         area = np.diff(false, prepend=0.0) * (hits - 0.5 * np.diff(hits, prepend=0.0))
         return float(area.sum() / (hits[-1] * false[-1]))
+
+
+def _merged(step: I64, y: F64) -> I64:
+    """Steps of ranks, of which neighbours without a fault are one, and as many as MOST_STEPS are left."""
+    if not len(step):
+        return step
+    faulty = np.bincount(step, y) > 0
+    new = np.append(True, faulty[1:] | faulty[:-1])
+    place = (np.cumsum(new) - 1)[step]
+    out: I64 = place // (1 + int(place[-1]) // MOST_STEPS)
+    return out
 
 
 def top(rank: F64, up: Bool, k: int) -> F64:
@@ -261,17 +285,20 @@ def score_counts(counted: CountForecast) -> Score:
     inside = (counted.low <= counted.actual) & (counted.actual <= counted.high)
     known = np.isfinite(counted.mean)
     n = int(known.sum())
+    given = np.isfinite(counted.low)
     said, actual = counted.mean[known], counted.actual[known]
     hours = counted.span_d * HOURS
     return {
         "span_d": counted.span_d,
         "origins": n,
         "independent_spans": n / counted.span_d,
-        "coverage90": ratio(float(inside[known].sum()), n),
+        "intervals": int(given.sum()),
+        "coverage90": ratio(float(inside[given].sum()), int(given.sum())),
         "mean_forecast": ratio(float(said.sum()), n),
         "mean_actual": ratio(float(actual.sum()), n),
         "mae": ratio(float(np.abs(said - actual).sum()), n),
-        "interval_width": ratio(float((counted.high - counted.low)[known].sum()), n),
+        "interval_width": ratio(float((counted.high - counted.low)[given].sum()), int(given.sum())),
+        "without_interval": TOO_WIDE if n > given.sum() else None,
         "mtbf_forecast_h": ratio(hours * n, float(said.sum())),
         "mtbf_actual_h": ratio(hours * n, float(actual.sum())),
         "latest": {

@@ -1,10 +1,10 @@
 """A backtest of failure forecasts: from each day, what would have been said of every node, had it been live.
 
-Each day the forecasters see the log as known that day and no more. Once a week they are fitted again, their
-probabilities are mapped to the shares that came true so far, and a champion is chosen: the self-exciting
-baseline, unless a challenger's loss on forecasts it really issued is lower beyond chance. Every run audits
-itself for a look ahead: some days are done again with nonsense in place of all that came later. Faults with a
-cause in common teach the baseline and the hazard nothing of a node; their rate is added to each.
+Each day the forecasters see the log as known that day and no more. Once a week they are fitted again, counts
+are mapped to the shares that came true so far, and a champion is chosen: the self-exciting baseline, unless
+the decayed count's loss on forecasts it really issued is lower beyond chance. Each day the baseline is moved
+to the level of the faults that came of late. Every run audits itself for a look ahead: some days are done
+again with nonsense in place of all that came later.
 """
 
 from __future__ import annotations
@@ -16,28 +16,26 @@ import numpy as np
 
 from models.backtest.audit import LookAhead, differ
 from models.failure import (
-    PRIOR,
     FaultLog,
-    FleetForecast,
-    Hazard,
     Isotonic,
-    Logistic,
-    SelfExciting,
+    SharedAndOwn,
+    at_level,
     decayed_counts,
-    either_probability,
     fleet_forecast,
-    individual_faults,
+    fleet_forecasts,
+    level,
     scrambled,
-    shared_rate,
+    useful_ends,
 )
 from models.moving_block import interval
-from twin.catalogue import F64, Bool
+from twin.catalogue import F64, I64, Bool
 
-REFERENCE, BASELINE, CHALLENGERS = "decayed_count", "self_exciting", ("hazard", "blend")
-METHODS = (REFERENCE, BASELINE, *CHALLENGERS)
+REFERENCE, BASELINE = METHODS = ("decayed_count", "self_exciting")
 CHAMPION = "champion"
-REFIT_D, REGROW_D = 7, 14  # days between fits of the baseline, and of the trees. source: estimate
+REFIT_D = 7  # days between fits. source: estimate
 FIRST_D = 14  # days after the log's begin that the first forecast is made. source: estimate
+LEVEL_DAYS = 120  # source: estimate; six half-lives
+LEAST_SPANS = 10  # that do not overlap, before another champion is chosen. source: estimate
 COUNT_SPAN_D = 14  # of the fleet's number of faults, beside the horizons
 AUDITED = (0.1, 0.6, 0.97)  # where in the scored part the look ahead is checked
 LEAST_LOSS_P = 1e-4  # a probability of 0 would lose without bound. source: estimate
@@ -47,13 +45,14 @@ LEAST_LOSS_P = 1e-4  # a probability of 0 would lose without bound. source: esti
 class DayForecast:
     """One day's words. raw [n_method, n_span, n]; p likewise, with the champion behind the methods.
 
-    chosen [n_span]: the champion's place in METHODS; counts: by span of the fleet's numbers.
+    chosen [n_span]: the champion's place in METHODS; next_day [n]: of the baseline within a day, before it is
+    moved to the level of late.
     """
 
     raw: F64
     p: F64
     chosen: tuple[int, ...]
-    counts: tuple[FleetForecast, ...]
+    next_day: F64
 
 
 @dataclass
@@ -62,43 +61,41 @@ class FailureRun:
 
     n: int
     spans_d: tuple[float, ...]
-    count_spans_d: tuple[int, ...]
     seed: int
     days: list[float] = field(default_factory=list)
     said: list[DayForecast] = field(default_factory=list)
     fitted: float = -np.inf
-    grown: float = -np.inf
 
     def __post_init__(self) -> None:
-        self.base, self.hazard = SelfExciting(), Hazard(self.spans_d)
-        self.maps: list[list[Callable[[F64], F64] | None]] = [[None] * len(self.spans_d) for _ in METHODS]
+        self.base = SharedAndOwn()
+        self.maps: list[Isotonic | None] = [None] * len(self.spans_d)  # of the decayed count
         self.chosen = (METHODS.index(BASELINE),) * len(self.spans_d)
 
     def speak(self, known: FaultLog, day: float) -> DayForecast:
         """Fit if that is due, and say. Reads forecasts of days before `day` only."""
         if day - self.fitted >= REFIT_D:
             self._learn(known, day)
-        raw = np.zeros((len(METHODS), len(self.spans_d), self.n))
-        raw[0] = decayed_counts(known, day)
-        own, shared = individual_faults(known), shared_rate(known)
-        both = (self.base.predict(own, day, self.spans_d), self.hazard.predict(own, day, self.spans_d))
-        for m, p_own in enumerate(both, 1):
-            raw[m] = [either_probability(p_own[i], shared, span_d) for i, span_d in enumerate(self.spans_d)]
-        rate = known.k / (known.n * max(day - known.begin_d, 1.0))
+        count = decayed_counts(known, day)
+        next_day, *own = self.base.predict(known, day, (1.0, *self.spans_d))
+        raw = np.stack([np.tile(count, (len(self.spans_d), 1)), own])
+        rate, factor = known.k / (known.n * max(day - known.begin_d, 1.0)), self._level(known, day)
         p = np.empty((len(METHODS) + 1, *raw.shape[1:]))
-        for i, span_d in enumerate(self.spans_d):
-            for m in range(len(METHODS) - 1):
-                found = self.maps[m][i]
-                if found is not None:
-                    p[m, i] = found(raw[m, i])
-                else:
-                    p[m, i] = -np.expm1(-rate * span_d) if m == 0 else raw[m, i]
-            raw[3, i] = p[3, i] = 0.5 * (p[1, i] + p[2, i])
+        p[1] = at_level(raw[1], factor)
+        for i, (span_d, counted) in enumerate(zip(self.spans_d, self.maps, strict=True)):
+            p[0, i] = counted(count) if counted is not None else -np.expm1(-rate * span_d)
             p[-1, i] = p[self.chosen[i], i]
-        first = int(np.ceil(known.begin_d))
-        daily = known.counts(np.arange(first, day), 1.0)
-        counts = tuple(fleet_forecast(daily, span_d) for span_d in self.count_spans_d)
-        return DayForecast(raw, p, self.chosen, counts)
+        return DayForecast(raw, p, self.chosen, next_day)
+
+    def _level(self, known: FaultLog, day: float) -> float:
+        """Faults that came for each that the baseline expected, on the last days that are over."""
+        days = np.array(self.days)
+        over = np.flatnonzero((days > day - LEVEL_DAYS) & (days <= day - 1.0))
+        if not len(over):
+            return 1.0
+        up = known.up(days[over])
+        came = up & (known.next_start(days[over]) <= days[over, None] + 1.0)
+        expected = up * np.array([self.said[j].next_day for j in over])
+        return level(expected.sum(axis=1), came.sum(axis=1).astype(np.float64), day - days[over])
 
     def keep(self, day: float, said: DayForecast) -> None:
         self.days.append(day)
@@ -106,11 +103,7 @@ class FailureRun:
 
     def _learn(self, known: FaultLog, day: float) -> None:
         self.fitted = day
-        own = individual_faults(known)
-        self.base.load(self.base.fit(own, day, self.seed))
-        if day - self.grown >= REGROW_D:
-            self.grown = day
-            self.hazard.load(self.hazard.fit(own, day, self.seed))
+        self.base.fit(known, day)
         days = np.array(self.days)
         days = days[days < day]
         if not len(days):
@@ -120,34 +113,22 @@ class FailureRun:
         for i, span_d in enumerate(self.spans_d):
             over = int(np.searchsorted(days, day - span_d, side="right"))
             case, y = up[:over], later[:over] <= days[:over, None] + span_d
-            for m in range(len(METHODS) - 1):
-                raw = np.array([said.raw[m, i] for said in self.said[:over]]).reshape(over, self.n)[case]
-                age_d = np.repeat(day - days[:over], case.sum(axis=1))
-                if over:
-                    self.maps[m][i] = (
-                        Isotonic(raw, y[case].astype(np.float64))
-                        if m == 0
-                        # Spans that overlap are no independent outcomes.
-                        else Logistic(raw, y[case], age_d, PRIOR * max(span_d, 1.0))
-                    )
+            if over:
+                raw = np.array([said.raw[0, i] for said in self.said[:over]])[case]
+                self.maps[i] = Isotonic(raw, y[case].astype(np.float64))
             chosen.append(self._champion(i, case, y))
         self.chosen = tuple(chosen)
 
     def _champion(self, i: int, case: Bool, y: Bool) -> int:
-        """The challenger that lost least so far, if that is less than the baseline beyond chance."""
-        base = METHODS.index(BASELINE)
-        over = len(y)
-        loss = {
-            m: np.array([daily_loss(self.said[j].p[m, i][case[j]], y[j][case[j]]) for j in range(over)])
-            for m in (base, *map(METHODS.index, CHALLENGERS))
-        }
-        best, least = base, 0.0
-        for m in map(METHODS.index, CHALLENGERS):
-            rest = loss[m] - loss[base]
-            _, high = interval(rest, int(np.ceil(self.spans_d[i])), self.seed)
-            if high < 0.0 and rest.mean() < least:
-                best, least = m, float(rest.mean())
-        return best
+        """The decayed count if it lost less so far than the baseline, beyond chance."""
+        other, base = (
+            np.array([daily_loss(self.said[j].p[m, i][case[j]], y[j][case[j]]) for j in range(len(y))])
+            for m in range(len(METHODS))
+        )
+        block = int(np.ceil(self.spans_d[i]))
+        _, high = interval(other - base, block, self.seed)
+        sure = high < 0.0 and len(y) >= LEAST_SPANS * block
+        return METHODS.index(REFERENCE if sure else BASELINE)
 
 
 def daily_loss(p: F64, y: Bool) -> float:
@@ -176,7 +157,10 @@ class IssuedForecasts:
 
 @dataclass(frozen=True)
 class CountForecast:
-    """Numbers of faults in the span after each scored day: forecast, interval, and what came [n_day]."""
+    """Numbers of faults in the span after each scored day: forecast, interval, and what came [n_day].
+
+    low, high: NaN where no interval is given.
+    """
 
     span_d: int
     days: F64
@@ -210,7 +194,7 @@ def backtest_failures(
     """
     spans = tuple(float(span_d) for span_d in spans_d)
     count_spans = tuple(sorted({COUNT_SPAN_D, *(int(s) for s in spans if s >= 1.0)}))
-    run = FailureRun(log.n, spans, count_spans, seed)
+    run = FailureRun(log.n, spans, seed)
     first = np.ceil(min(log.begin_d + FIRST_D, from_d))
     days = np.arange(first, np.floor(log.until_d) + 1.0)
     days = days[days + min(*spans, COUNT_SPAN_D) <= log.until_d]
@@ -218,15 +202,16 @@ def backtest_failures(
     checked = {int(scored[int(share * (len(scored) - 1))]) for share in AUDITED} if len(scored) else set()
     for i, day in enumerate(days):
         if i in checked:
-            run.fitted = run.grown = -np.inf  # so that the fit, the maps and the choice are audited too
+            run.fitted = -np.inf  # so that the fit, the maps and the choice are audited too
         said = run.speak(known(log, day), day)
         if i in checked:
-            run.fitted = run.grown = -np.inf
-            again = run.speak(known(scrambled(log, day), day), day)
-            check(day, said, again)
+            run.fitted = -np.inf
+            other = known(scrambled(log, day), day)
+            check(day, said, run.speak(other, day))
+            check_counts(day, known(log, day), other, count_spans)
         run.keep(day, said)
         progress((i + 1) / len(days))
-    return _gathered(log, run, days, scored, len(checked))
+    return _gathered(log, run, days, scored, count_spans, len(checked))
 
 
 def check(day: float, said: DayForecast, again: DayForecast) -> None:
@@ -237,11 +222,25 @@ def check(day: float, said: DayForecast, again: DayForecast) -> None:
             m < len(METHODS) and differ(said.raw[m], again.raw[m]).any()
         ):
             raise LookAhead(name, int(day), "later events became others")
-    if differ(np.array(said.counts), np.array(again.counts)).any() or said.chosen != again.chosen:
-        raise LookAhead("the fleet's rate or the choice", int(day), "later events became others")
+    if said.chosen != again.chosen:
+        raise LookAhead("the choice", int(day), "later events became others")
 
 
-def _gathered(log: FaultLog, run: FailureRun, days: F64, scored: np.ndarray, checked: int) -> FailureResult:
+def check_counts(day: float, known: FaultLog, other: FaultLog, spans_d: Sequence[int]) -> None:
+    """Raise LookAhead if two logs known on one day give two forecasts of the fleet's numbers of faults."""
+    daily = daily_faults(known, day), daily_faults(other, day)
+    if any(differ(*(np.array(fleet_forecast(d, span_d)) for d in daily)).any() for span_d in spans_d):
+        raise LookAhead("the fleet's rate", int(day), "later events became others")
+
+
+def daily_faults(log: FaultLog, day: float) -> F64:
+    """Faults of each whole day from the log's begin to this day [n_day]."""
+    return log.counts(np.arange(np.ceil(log.begin_d), day), 1.0)
+
+
+def _gathered(
+    log: FaultLog, run: FailureRun, days: F64, scored: I64, count_spans_d: Sequence[int], checked: int
+) -> FailureResult:
     up, later = log.up(days), log.next_start(days)
     horizons = []
     for i, span_d in enumerate(run.spans_d):
@@ -253,10 +252,11 @@ def _gathered(log: FaultLog, run: FailureRun, days: F64, scored: np.ndarray, che
         chosen = tuple(METHODS[run.said[j].chosen[i]] for j in at)
         horizons.append(IssuedForecasts(span_d, days[at], up[at], next_d <= span_d, next_d, p, rank, chosen))
     counted = []
-    for i, span in enumerate(run.count_spans_d):
+    daily = daily_faults(log, float(days[-1]) if len(days) else log.begin_d)
+    for span in count_spans_d:
         at = scored[days[scored] + span <= log.until_d]
-        said = np.array([run.said[j].counts[i] for j in at]).reshape(len(at), 3)
-        counted.append(
-            CountForecast(span, days[at], said[:, 0], said[:, 1], said[:, 2], log.counts(days[at], span))
-        )
+        # Of a day, what its past and nothing else gives: one pass for all days.
+        said = fleet_forecasts(daily, span)[(days[at] - np.ceil(log.begin_d)).astype(np.int64) - 1]
+        low, high = np.array([useful_ends(*row) for row in said.tolist()]).reshape(-1, 2).T
+        counted.append(CountForecast(span, days[at], said[:, 0], low, high, log.counts(days[at], span)))
     return FailureResult(log, tuple(horizons), tuple(counted), checked)

@@ -1,15 +1,18 @@
 from .common_cause import (
     WINDOW_D as WINDOW_D,
     common_causes as common_causes,
-    either_probability as either_probability,
     individual_faults as individual_faults,
     shared_faults as shared_faults,
-    shared_rate as shared_rate,
 )
 from .decayed_count import Isotonic as Isotonic, decayed_counts as decayed_counts
 from .fault_log import FaultLog as FaultLog, scrambled as scrambled
-from .fleet_rate import FleetForecast as FleetForecast, fleet_forecast as fleet_forecast
-from .hazard import Hazard as Hazard
+from .fleet_rate import (
+    TOO_WIDE as TOO_WIDE,
+    FleetForecast as FleetForecast,
+    fleet_forecast as fleet_forecast,
+    fleet_forecasts as fleet_forecasts,
+    useful_ends as useful_ends,
+)
 from .model import Failure as Failure
 from .rates import (
     LITERATURE as LITERATURE,
@@ -19,5 +22,6 @@ from .rates import (
     probability as probability,
     shock_rate as shock_rate,
 )
-from .recalibration import PRIOR as PRIOR, Logistic as Logistic
+from .recalibration import at_level as at_level, level as level
 from .self_exciting import SelfExciting as SelfExciting
+from .shared_and_own import SharedAndOwn as SharedAndOwn

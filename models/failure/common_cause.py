@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from models.failure.fault_log import FaultLog
-from twin.catalogue import F64, Bool
+from twin.catalogue import Bool
 from twin.health import LEAST_NODES, PRIOR_PER_S, PRIOR_S, WINDOW_S, log_tail
 
 DAY_S = 86_400.0
@@ -33,15 +33,19 @@ class CommonCause(NamedTuple):
     nodes: int
 
 
-def shared_faults(log: FaultLog) -> Bool:
+def shared_faults(log: FaultLog, before: tuple[FaultLog, Bool] | None = None) -> Bool:
     """Mask of the faults that have a cause in common [k].
 
     The rate to expect is that of earlier faults that had none, over all nodes, with the live site's prior; or
-    that of the last week if it is higher, as rates drift.
+    that of the last week if it is higher, as rates drift. `before`: a log that this one goes on from, with
+    its mask, so that only what came since is looked at.
     """
-    out = np.zeros(log.k, np.bool_)
+    out, done = np.zeros(log.k, np.bool_), 0
+    if before is not None and _goes_on(log, before[0]):
+        done = before[0].k
+        out[:done] = before[1]
     first = np.searchsorted(log.start_d, log.start_d - WINDOW_D, side="left")
-    for j in np.flatnonzero(np.arange(log.k) - first + 1 >= LEAST_NODES):
+    for j in done + np.flatnonzero((np.arange(log.k) - first + 1 >= LEAST_NODES)[done:]):
         i = int(first[j])
         nodes = len(np.unique(log.node[i : j + 1]))
         if nodes < LEAST_NODES:
@@ -51,6 +55,17 @@ def shared_faults(log: FaultLog) -> Bool:
         if log_tail(nodes - 1, rate * log.n * WINDOW_D) <= math.log(MOST_BY_CHANCE / (j + 1.0)):
             out[i : j + 1] = True
     return out
+
+
+def _goes_on(log: FaultLog, before: FaultLog) -> bool:
+    """True if the log begins with the same faults of the same nodes."""
+    k = before.k
+    return (
+        (log.n, log.begin_d) == (before.n, before.begin_d)
+        and k <= log.k
+        and np.array_equal(log.start_d[:k], before.start_d)
+        and np.array_equal(log.node[:k], before.node)
+    )
 
 
 def _rate(log: FaultLog, shared: Bool, i: int, since_d: float) -> float:
@@ -65,18 +80,6 @@ def individual_faults(log: FaultLog) -> FaultLog:
     """The same log without the faults that have a cause in common."""
     shared = shared_faults(log)
     return log.only(~shared) if shared.any() else log
-
-
-def shared_rate(log: FaultLog) -> float:
-    """Faults with a cause in common per node and day so far; 0 while there was none."""
-    node_d = log.n * (log.until_d - log.begin_d)
-    return float(np.count_nonzero(shared_faults(log))) / max(node_d, PRIOR_NODE_D)
-
-
-def either_probability(p: F64, rate: float, span_d: float) -> F64:
-    """Probability of a fault of one's own, p, or of a shared one at a rate per day, within a span."""
-    out: F64 = -np.expm1(np.log1p(-np.minimum(p, 1.0 - 1e-12)) - rate * span_d) if rate > 0.0 else p
-    return out
 
 
 def common_causes(log: FaultLog) -> tuple[CommonCause, ...]:

@@ -12,6 +12,7 @@ from models.failure.fault_log import FaultLog
 from twin.catalogue import F64
 
 HALF_LIFE_D = 30.0  # source: estimate; the span over which one fault tells of another
+ORDER = 1e-9  # of a probability
 PRIOR_CASES = 2.0  # cases at the mean rate that every step of the map is drawn to. source: estimate
 
 
@@ -24,33 +25,27 @@ def decayed_counts(known: FaultLog, day: float, half_life_d: float = HALF_LIFE_D
 class Isotonic:
     """A rising map from scores to probabilities, fitted on (score, 0 or 1).
 
-    The steps that pool adjacent violators, in the middle between them a straight line; ends are held.
+    The steps that pool adjacent violators, in the middle between them a straight line; ends are held. On a
+    step the order of scores is kept, by next to nothing.
     source: Zadrozny and Elkan, KDD 2002
     """
 
     def __init__(self, score: F64, outcome: F64) -> None:
+        from scipy.optimize import isotonic_regression
+
         at, place, count = np.unique(score, return_inverse=True, return_counts=True)
-        hits = np.bincount(place, outcome, len(at))
         mean = float(outcome.mean()) if len(outcome) else 0.0
-        level: list[float] = []
-        weight: list[float] = []
-        width: list[int] = []
-        for value, n in zip(hits, count, strict=True):
-            level.append(float(value / n))
-            weight.append(float(n))
-            width.append(1)
-            while len(level) > 1 and level[-2] >= level[-1]:
-                both = weight[-2] + weight[-1]
-                level[-2:] = [(level[-2] * weight[-2] + level[-1] * weight[-1]) / both]
-                weight[-2:] = [both]
-                width[-2:] = [width[-2] + width[-1]]
-        w = np.array(weight)
-        drawn = (np.array(level) * w + PRIOR_CASES * mean) / (w + PRIOR_CASES)
-        self.at = at
-        self.level = np.repeat(np.maximum.accumulate(drawn), width) if len(at) else drawn
+        hits = np.bincount(place, outcome, len(at))
+        self.at, self.level = at, hits
+        if not len(at):
+            return
+        steps = isotonic_regression(hits / count, weights=count)
+        cases = np.add.reduceat(count.astype(np.float64), steps.blocks[:-1])
+        drawn = (steps.x[steps.blocks[:-1]] * cases + PRIOR_CASES * mean) / (cases + PRIOR_CASES)
+        self.level = np.repeat(np.maximum.accumulate(drawn), np.diff(steps.blocks))
 
     def __call__(self, score: F64) -> F64:
         if not len(self.at):
             return np.zeros_like(score)
-        out: F64 = np.interp(score, self.at, self.level)
+        out: F64 = np.minimum(np.interp(score, self.at, self.level) + ORDER * score / (1.0 + score), 1.0)
         return out

@@ -80,11 +80,10 @@ class FaultLog:
 
     def up(self, days: F64) -> Bool:
         """Candidates: nodes that are not under repair on each of these days, ascending [n_day, n]."""
-        out = np.ones((len(days), self.n), bool)
-        first = np.searchsorted(days, self.start_d, side="left")
-        last = np.searchsorted(days, self.end_d, side="left")
-        for node, a, b in zip(self.node, first, last, strict=True):
-            out[a:b, node] = False
+        down = np.zeros((len(days) + 1, self.n), np.int32)
+        np.add.at(down, (np.searchsorted(days, self.start_d, side="left"), self.node), 1)
+        np.subtract.at(down, (np.searchsorted(days, self.end_d, side="left"), self.node), 1)
+        out: Bool = np.cumsum(down, axis=0)[:-1] == 0
         return out
 
     def next_start(self, days: F64) -> F64:

@@ -17,6 +17,8 @@ from models.failure.self_exciting import SelfExciting
 from twin.catalogue import F64, ContractError, digest
 from twin.contracts import FailureLog
 
+# Strengths of a version before, of other parts: until the next fit the assumed ones stand in for them
+FORMER_PARTS = 14
 LOG = ("node", "start_ns", "end_ns", "kind", "shared")
 
 
@@ -92,8 +94,9 @@ class Fitted:
 
     def _read(self, parameters: Mapping[str, np.ndarray], horizons_s: Sequence[float]) -> None:
         theta = np.array(parameters["theta"], np.float64)
-        SelfExciting().load({"theta": theta})  # which refuses what are no strengths
-        self.theta, self.faults = theta, float(parameters["faults"][0])
+        if theta.shape != (FORMER_PARTS,):
+            SelfExciting().load({"theta": theta})  # which refuses what are no strengths
+            self.theta, self.faults = theta, float(parameters["faults"][0])
         self.champions = tuple(Champion.of(numbers) for numbers in parameters["champions"])
         fitted = {
             i: {key: parameters[f"{h:g}/{key}"] for key in KEYS}

@@ -33,6 +33,10 @@ MOST_SQUARE = 9.0  # times the spread so far that one error counts for: a shock 
 # How far the tails' logit moves per span of misses, and its bounds: tails of 0.5 % and 21 %.
 # source: tuned on synthetic counts (tests/support/fault_logs.py)
 STEP, NARROWEST, WIDEST = 2.0, -1.6, 2.4
+# An interval says something if it is no wider than so many faults, so many times its mean, or so many times
+# Poisson's. source: estimate
+SMALL, MOST_OF_MEAN, MOST_OF_POISSON = 5.0, 1.5, 2.0
+TOO_WIDE = "no interval: the numbers so far varied so much that it would say nothing"
 LARGE = 10_000.0  # mean from which on a normal is near enough to a negative binomial. source: estimate
 
 
@@ -82,6 +86,13 @@ def fleet_forecasts(counts: F64, span_d: int) -> F64:
         odds = (1.0 - LEVEL) / (1.0 + LEVEL) * float(np.exp(-moved))
         out[i] = said, *interval(said, max(said * seen / spans, said), 1.0 - 2.0 * odds / (1.0 + odds))
     return out
+
+
+def useful_ends(mean: float, low: float, high: float) -> tuple[float, float]:
+    """The ends of an interval, or NaN for one so wide that it says next to nothing."""
+    poisson = interval(mean, mean)
+    tells = high - low <= max(SMALL, MOST_OF_MEAN * mean, MOST_OF_POISSON * (poisson[1] - poisson[0]))
+    return (low, high) if tells else (np.nan, np.nan)
 
 
 def _means(counts: F64, span_d: int) -> F64:

@@ -17,7 +17,7 @@ import numpy as np
 from models.failure import rates
 from models.failure.cases import CaseLog
 from models.failure.fits import Fitted, fit_all, training_of
-from models.failure.fleet_rate import LEAST_DAYS
+from models.failure.fleet_rate import LEAST_DAYS, TOO_WIDE
 from models.failure.rates import FailureHistory, failure_history
 from twin.catalogue import F32, F64, I32, NS, Bool, ContractError, digest, duration
 from twin.contracts import UNKNOWN, FailureLog, Forecast, NodeFeatures, View, gamma_factors
@@ -208,7 +208,7 @@ class Failure:
         # What rests on whole days changes once a day, one horizon at a time: lest one tick be long.
         stamp = float(int(past.now_d)) if whole else self.anew_ns / NS
         due = np.flatnonzero(self._counts[:, 0] != stamp)
-        if np.isfinite(self._counts).all() and whole:
+        if np.isfinite(self._counts[:, :2]).all() and whole:
             due = due[:1]
         if due.size:
             self._counts = self._counts.copy()
@@ -222,7 +222,8 @@ class Failure:
             version = f"{self.name}@{self.fitted.version}"
             # Of few nodes most spans see no failure: whole quantiles may leave the mean out
             low, high = np.minimum(low, np.floor(mean)), np.maximum(high, np.ceil(mean))
-            self._said.append(Forecast(SITE, horizon_s, mean, low, high, version, basis))
+            says = basis if np.isfinite(low[0]) else f"{basis}; {TOO_WIDE}"
+            self._said.append(Forecast(SITE, horizon_s, mean, low, high, version, says))
 
     def predict(self, view: View) -> list[Forecast]:
         """The forecasts of `update`; none for a site without any data."""

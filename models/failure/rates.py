@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from models.failure.fault_log import FaultLog
-from models.failure.fleet_rate import LEAST_DAYS, fleet_forecast, interval
-from models.failure.self_exciting import PARTS, exposures
+from models.failure.fleet_rate import LEAST_DAYS, fleet_forecast, interval, useful_ends
+from models.failure.self_exciting import PARTS, PRIOR_DAYS, exposures
 from twin.catalogue import F64, I64, NS, Bool
 from twin.contracts import FailureLog
 from twin.health import is_failure
@@ -29,8 +29,7 @@ LITERATURE = (6.50e-3, 2.34e-3)
 PRIOR_RATE = (LITERATURE[0] + LITERATURE[1]) / 2.0
 PRIOR_SHAPE = (PRIOR_RATE / ((LITERATURE[0] - LITERATURE[1]) / 2.0)) ** 2
 PRIOR_NODE_DAYS = PRIOR_SHAPE / PRIOR_RATE
-# Days of the fleet's rate that a node's own history is drawn to; one of PRIOR_DAYS. source: estimate
-OWN_DAYS = 240.0
+OWN_DAYS = PRIOR_DAYS  # of the fleet's rate that a node's own history is drawn to
 FITTED_FAULTS = 15.0  # failures at which fitted strengths count as much as the assumed. source: estimate
 SHOCK_NS = 600 * NS  # failures in common so close to each other are one shock. source: estimate
 MOST_DAYS = 120  # of the fleet's past that its outlook looks at. source: estimate
@@ -171,7 +170,8 @@ def daily_counts(past: FailureHistory) -> F64:
 def fleet_count(past: FailureHistory, days: F64, span_d: float) -> tuple[float, float, float]:
     """(mean, low, high) of the fleet's number of failures within a span, by `daily_counts` counts so far.
 
-    In the first week by the prior and what was counted, later by how well past counts would have told.
+    In the first week by the prior and what was counted, later by how well past counts would have told. The
+    ends are NaN where they would say next to nothing.
     """
     if len(days) < LEAST_DAYS:
         rate, shape = fleet_posterior(past)
@@ -179,6 +179,7 @@ def fleet_count(past: FailureHistory, days: F64, span_d: float) -> tuple[float, 
         mean = (rate + shock_rate(past)) * n_up * span_d
         return mean, *interval(mean, mean + mean * mean / shape)
     if span_d >= 1.0:
-        return tuple(float(x) for x in fleet_forecast(days, round(span_d)))  # type: ignore[return-value]
+        mean, low, high = (float(x) for x in fleet_forecast(days, round(span_d)))
+        return mean, *useful_ends(mean, low, high)
     mean = fleet_forecast(days, 1).mean * span_d
     return mean, *interval(mean, HOURLY_SPREAD * mean)

@@ -60,19 +60,26 @@ def test_each_scored_day_has_a_whole_outcome_in_the_log(result: FailureResult) -
     assert set(week.p) == {*METHODS, CHAMPION}
 
 
-@pytest.mark.parametrize("where", ["ends", "starts"])
-def test_a_log_that_tells_of_later_days_is_caught(where: str) -> None:
-    def leaky(log: FaultLog, day: float) -> FaultLog:
-        known = log.known_at(day)
-        if where == "starts":
-            return log.known_at(day + 2.0)
-        k = known.k
-        return FaultLog(log.n, known.node, known.start_d, log.end_d[:k], known.kind, log.classes, 0.0, day)
-
+def test_a_log_that_tells_of_later_days_is_caught() -> None:
     log = fleet(6, n=60, rate=0.03, days=100.0)
     backtest_failures(log, (7.0,), 60.0)
     with pytest.raises(LookAhead):
-        backtest_failures(log, (7.0,), 60.0, known=leaky)
+        backtest_failures(log, (7.0,), 60.0, known=lambda log, day: log.known_at(day + 2.0))
+
+
+def test_ends_that_are_not_known_yet_do_not_count() -> None:
+    def leaky(log: FaultLog, day: float) -> FaultLog:
+        known = log.known_at(day)
+        k = known.k
+        return FaultLog(log.n, known.node, known.start_d, log.end_d[:k], known.kind, log.classes, 0.0, day)
+
+    log = fleet(6, n=60, rate=0.03, days=80.0)
+    honest, told = (
+        backtest_failures(log, (7.0,), 60.0, known=known).horizons[0].p
+        for known in (FaultLog.known_at, leaky)
+    )
+    for name in (*METHODS, CHAMPION):
+        assert (honest[name] == told[name]).all()
 
 
 def test_a_forecaster_that_remembers_the_outcome_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,21 +181,24 @@ def test_verdicts_and_blocks() -> None:
     assert wide[1] - wide[0] > 2.0 * (narrow[1] - narrow[0])
 
 
-def test_the_champion_is_the_baseline_until_a_challenger_is_better_beyond_chance() -> None:
+def test_the_champion_is_the_baseline_until_the_decayed_count_is_better_beyond_chance() -> None:
     rng = np.random.default_rng(0)
-    days, n = 60, 200
+    days, n = 140, 200
     risk = np.where(rng.random(n) < 0.2, 0.5, 0.02)
     y = rng.random((days, n)) < risk
     case = np.ones((days, n), bool)
-    for good, expected in (("hazard", "hazard"), ("blend", "blend"), (REFERENCE, BASELINE), (None, BASELINE)):
-        run = FailureRun(n, (7.0,), (14,), 0)
+    for good, days, expected in (
+        (REFERENCE, 140, REFERENCE),
+        (None, 140, BASELINE),
+        (REFERENCE, 60, BASELINE),
+    ):
+        run = FailureRun(n, (7.0,), 0)
         for _ in range(days):
             p = np.full((len(METHODS) + 1, 1, n), float(risk.mean()))
-            p[METHODS.index("hazard")] += rng.normal(0.0, 0.02, n)
             if good is not None:
                 p[METHODS.index(good), 0] = risk
-            run.keep(0.0, failures.DayForecast(p[:-1], p, (1,), ()))
-        assert METHODS[run._champion(0, case, y)] == expected
+            run.keep(0.0, failures.DayForecast(p[:-1], p, (1,), p[1, 0]))
+        assert METHODS[run._champion(0, case[:days], y[:days])] == expected
 
 
 def test_scores_of_a_backtest(result: FailureResult) -> None:

@@ -8,9 +8,12 @@ from hypothesis import given, strategies as st
 from scipy import stats
 
 from models.failure import Failure, failure_history
-from models.failure.fleet_rate import interval
+from models.failure.fits import FORMER_PARTS, Fitted
+from models.failure.fleet_rate import TOO_WIDE, interval
+from models.failure.live_hazard import NOBODY
 from models.failure.model import HORIZONS_S, NODE, SITE
 from models.failure.rates import PRIOR_NODE_DAYS, PRIOR_SHAPE, shock_times
+from models.failure.self_exciting import PARTS
 from tests.support.failing_fleet import CLASSES, DAY_NS, NAMES, START_NS, View, log_of, quiet
 from twin.catalogue import NS, ContractError
 from twin.contracts import Forecast, gamma_factors
@@ -199,7 +202,10 @@ def test_bands_hold_the_mean_and_grow_with_the_horizon(rows: list[tuple[int, flo
         assert (forecast.mean[up] >= before[up]).all()
         before = forecast.mean
         count = found[SITE, horizon_s]
-        assert count.lo[0] <= count.mean[0] <= count.hi[0]
+        given = bool(np.isfinite(count.lo[0]))
+        assert given == bool(np.isfinite(count.hi[0]))
+        assert given != (TOO_WIDE in count.basis)
+        assert not given or count.lo[0] <= count.mean[0] <= count.hi[0]
 
 
 @pytest.mark.parametrize(
@@ -214,3 +220,17 @@ def test_bands_hold_the_mean_and_grow_with_the_horizon(rows: list[tuple[int, flo
 def test_other_signals_and_horizons_are_refused(settings: dict[str, object]) -> None:
     with pytest.raises(ContractError):
         Failure(**settings)  # type: ignore[arg-type]
+
+
+def test_strengths_of_a_version_before_give_way_to_the_assumed_ones() -> None:
+    rest = {
+        "faults": np.array([30.0]),
+        "names": np.zeros(0, np.uint8),
+        "champions": np.array([NOBODY.array() for _ in HORIZONS_S]),
+    }
+    former = Fitted(rest | {"theta": np.full(FORMER_PARTS, 0.1)}, HORIZONS_S)
+    assert former.theta is None
+    assert former.faults == 0.0
+    assert Fitted(rest | {"theta": np.full(len(PARTS), 0.1)}, HORIZONS_S).faults == 30.0
+    with pytest.raises(ContractError, match="theta: expected"):
+        Fitted(rest | {"theta": np.full(3, 0.1)}, HORIZONS_S)

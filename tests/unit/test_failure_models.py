@@ -6,22 +6,18 @@ import numpy as np
 import pytest
 from scipy import stats
 from sklearn.isotonic import IsotonicRegression
-from sklearn.linear_model import LogisticRegression
 
 from models.failure import (
-    Hazard,
     Isotonic,
-    Logistic,
     SelfExciting,
     decayed_count as decayed_count_module,
     fleet_forecast,
     fleet_rate,
-    hazard,
 )
 from models.failure.decayed_count import PRIOR_CASES, decayed_counts
 from models.failure.fleet_rate import fleet_forecasts, interval, log_pmf
-from models.failure.recalibration import logit
-from models.failure.self_exciting import PARTS, exposures, strengths
+from models.failure.recalibration import at_level, level
+from models.failure.self_exciting import PARTS, START_HALF_LIVES_D, exposures, node_sums, strengths
 from tests.support.fault_logs import COUNTS, daily_counts, fleet, log_of
 from twin.catalogue import ContractError
 
@@ -49,16 +45,18 @@ def test_the_isotonic_map_is_that_of_scikit_learn_drawn_to_the_mean(monkeypatch:
     assert few(np.array([0.0]))[0] == pytest.approx(0.5 * PRIOR_CASES / (PRIOR_CASES + 1.0))
 
 
-def test_recalibration_is_logistic_regression_on_logits() -> None:
-    rng = np.random.default_rng(1)
-    p = rng.beta(1.0, 8.0, 5000)
-    came = rng.random(5000) < 1.0 / (1.0 + np.exp(-(0.7 + 1.3 * logit(p))))
-    mine = Logistic(p, came, np.zeros(5000), prior=1e-9)
-    rival = LogisticRegression(C=np.inf, tol=1e-10).fit(logit(p)[:, None], came)
-    assert mine.line == pytest.approx([rival.intercept_[0], rival.coef_[0, 0]], abs=1e-4)
-    assert Logistic(p[:0], came[:0], p[:0]).line.tolist() == [0.0, 1.0]
-    falling = Logistic(p, p < np.median(p), np.zeros(5000))
-    assert (np.diff(falling(np.linspace(0.01, 0.99, 9))) > 0).all()
+def test_the_level_is_the_share_that_came_of_late() -> None:
+    age_d = np.arange(1.0, 200.0)
+    assert level(np.full(199, 2.0), np.full(199, 2.0), age_d) == pytest.approx(1.0)
+    assert level(np.zeros(0), np.zeros(0), np.zeros(0)) == 1.0
+    many = level(np.full(199, 1e4), np.full(199, 3e4), age_d)
+    assert many == pytest.approx(3.0, rel=1e-3)
+    assert 1.0 < level(np.full(3, 1.0), np.full(3, 2.0), age_d[:3]) < 1.5, "few faults move it little"
+    risen = np.where(age_d < 20.0, 4e4, 1e4)
+    assert 2.2 < level(np.full(199, 1e4), risen, age_d) < 2.7, "the last half-life is half of it"
+    p = np.array([0.0, 1e-4, 0.3, 1.0])
+    assert at_level(p, 1.0) == pytest.approx(p)
+    assert at_level(p, 2.0) == pytest.approx(1.0 - (1.0 - p) ** 2, abs=1e-9)
 
 
 def test_exposures_are_integrals_of_the_parts() -> None:
@@ -68,12 +66,62 @@ def test_exposures_are_integrals_of_the_parts() -> None:
     at = dict(zip(PARTS, whole.T, strict=True))
     t = (np.arange(fine) + 0.5) * 10.0 / fine
     assert at["mean"].tolist() == [10.0] * 3
-    up_d = 31.0 - 12.0
-    assert at["own_60d"][0] == pytest.approx((2.0 / (60.0 + up_d + t)).mean() * 10.0, rel=1e-6)
+    up_d = np.array([31.0 - 12.0, 28.0, 31.0])
+    assert at["own_240d"] == pytest.approx(
+        [2.0 * np.log1p(10.0 / 259.0), np.log1p(10.0 / 268.0), 0.0], rel=1e-9
+    )
+    assert at["prior_240d"] == pytest.approx(np.log1p(10.0 / (240.0 + up_d)), rel=1e-9)
     start = sum(0.5 ** ((31.0 + t - s) / 8.0) for s in (10.0, 20.0))
     assert at["start_8d"][0] == pytest.approx(np.mean(start) * 10.0, rel=1e-6)
-    back = sum(0.5 ** ((31.0 + t - e) / 4.0) for e in (12.0, 30.0))
-    assert at["return_4d"].tolist() == pytest.approx([np.mean(back) * 10.0, 0.0, 0.0], rel=1e-6)
+    back = sum(0.5 ** ((31.0 + t - e) / 1.0) for e in (12.0, 30.0))
+    assert at["return_1d"].tolist() == pytest.approx([np.mean(back) * 10.0, 0.0, 0.0], rel=1e-5)
+
+
+def test_sums_carried_from_day_to_day_are_those_of_each_day_alone() -> None:
+    log = fleet(11, n=40, rate=0.03, excite=0.05)
+    days = np.array([5.0, 6.0, 9.5, 40.0, 41.0, 119.0])
+    for day, sums in zip(days, node_sums(log, days), strict=True):
+        known = log.known_at(day)
+        assert sums[0] == pytest.approx(known.down_d(day), abs=1e-9)
+        assert sums[1].tolist() == known.per_node(np.ones(known.k)).tolist()
+        for row, half_life_d in enumerate(START_HALF_LIVES_D, 3):
+            assert sums[row] == pytest.approx(decayed_counts(known, day, half_life_d), abs=1e-9)
+
+
+@pytest.mark.parametrize("true", [0, 2])
+def test_the_likelihood_prefers_the_half_life_that_the_log_was_drawn_from(true: int) -> None:
+    """Hawkes processes of known law: base rate, excitement and half-life come back."""
+    half_life_d = START_HALF_LIVES_D[true]
+    share = 0.5  # further faults that each one brings
+    log = fleet(
+        20 + true, n=600, days=300.0, rate=0.004, excite=share * np.log(2.0) / half_life_d,
+        half_life_d=half_life_d,
+    )  # fmt: skip
+    theta = SelfExciting().fit(log, 300.0)["theta"]
+    found = theta[PARTS.index("start_8d") :]
+    assert np.flatnonzero(found).tolist() == [true]
+    brought = found[true] * half_life_d / np.log(2.0)
+    assert brought == pytest.approx(share, abs=0.15)
+
+
+def test_a_fleet_of_unequal_nodes_is_shrunk_as_gamma_and_poisson_say() -> None:
+    """Rates drawn from a Gamma: after 400 days the forecast is the posterior mean of each node."""
+    rng = np.random.default_rng(5)
+    n, days, shape = 500, 400.0, 2.4
+    rate = rng.gamma(shape, 0.01 / shape, n)
+    faults = sorted(
+        (float(start), node)
+        for node in range(n)
+        for start in rng.uniform(0.0, days, rng.poisson(rate[node] * days))
+    )
+    log = log_of([(node, start, start + 1e-3, 0) for start, node in faults], n, days)
+    model = SelfExciting()
+    model.load(model.fit(log, days))
+    said = -np.log1p(-model.predict(log.known_at(days), days, (1.0,))[0])
+    posterior = (shape + log.per_node(np.ones(log.k))) / (shape / 0.01 + days)
+    assert said.mean() == pytest.approx(posterior.mean(), rel=0.15)
+    assert np.corrcoef(said, posterior)[0, 1] > 0.93
+    assert np.abs(said - rate).mean() < 0.75 * np.abs(rate.mean() - rate).mean()
 
 
 def test_strengths_maximise_the_likelihood_of_any_or_none() -> None:
@@ -109,38 +157,6 @@ def test_the_baseline_finds_excitement_and_says_the_right_rate_without() -> None
     assert said["calm"][1, 0] < 3.0 * said["calm"][1, 1]
     with pytest.raises(ContractError):
         SelfExciting().load({"theta": np.full(len(PARTS), -1.0)})
-
-
-def test_the_hazard_adds_to_the_baseline_what_it_cannot_say() -> None:
-    """Class 0 announces another fault within days; the others announce none."""
-    rng = np.random.default_rng(4)
-    faults = []
-    for node in range(120):
-        for start in np.sort(rng.uniform(0.0, 118.0, rng.poisson(1.0))):
-            kind = int(rng.integers(3))
-            faults.append((node, start, start + 0.2, kind))
-            if kind == 0:
-                faults.append((node, start + rng.uniform(1.0, 5.0), start + 5.1, 1))
-    faults.sort(key=lambda fault: fault[1])
-    log = log_of([fault for fault in faults if fault[1] <= 120.0], 120, 120.0)
-    model = Hazard(SPANS)
-    parameters = model.fit(log, 120.0)
-    model.load(parameters)
-    two = log_of([(0, 119.0, 119.2, 0), (1, 119.0, 119.2, 2)], 120, 120.0)
-    p = model.predict(two, 120.0, SPANS)[1]
-    base = model.base.predict(two, 120.0, SPANS)[1]
-    assert p[0] > p[1] + 0.05
-    assert base[0] == pytest.approx(base[1])
-    assert {"base.theta", "kinds", "7.start"} <= set(parameters)
-
-
-def test_nodes_that_never_failed_are_one_case_with_their_weight() -> None:
-    x = np.array([[1.0], [2.0], [2.0], [3.0]])
-    take, quiet = np.array([True, True, True, False]), np.array([False, True, True, True])
-    rows, rest, weight = hazard._together(x, np.array([1.0, 0.0, 1.0, 9.0]), take, quiet)
-    assert rows.tolist() == [[1.0], [2.0]]
-    assert rest.tolist() == [1.0, 0.5]
-    assert weight.tolist() == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("level", [0.6, 0.9, 0.99])

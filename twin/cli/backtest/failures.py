@@ -165,14 +165,22 @@ def _say_fleet(counts: Sequence[Mapping[str, Any]], out: Console) -> None:
     rows = []
     for c in counts:
         latest = c["latest"]
-        hours = [number(latest[f"mtbf{edge}_h"]) for edge in ("", "_low", "_high")] if latest else []
+        hours = "-"
+        if latest:
+            mean, low, high = (latest[f"mtbf{edge}_h"] for edge in ("", "_low", "_high"))
+            hours = f"{number(mean)} h" + (
+                f" ({number(low)} to {number(high)})" if math.isfinite(low) else ""
+            )
         rows.append([
             duration(86_400 * c["span_d"]), number(c["mean_forecast"]), number(c["mean_actual"]),
-            f"{number(100 * c['coverage90'])} %", c["origins"],
-            f"{hours[0]} h ({hours[1]} to {hours[2]})" if latest else "-",
+            f"{number(100 * c['coverage90'])} %" if c["intervals"] else "-", number(c["interval_width"]),
+            f"{c['intervals']} of {c['origins']}",
+            hours,
         ])  # fmt: skip
-    heads = ("in the next", "forecast", "came", "inside 90 %", "days", "latest MTBF")
+    heads = ("in the next", "forecast", "came", "inside 90 %", "width", "given on days", "latest MTBF")
     grid(out, heads, rows, right=range(1, len(heads)))
+    for reason in sorted({c["without_interval"] for c in counts if c["without_interval"]}):
+        out.print(reason, style="dim", markup=False, soft_wrap=True, highlight=False)
 
 
 def shock_words(found: Mapping[str, Any]) -> str:
