@@ -1,10 +1,10 @@
 """A backtest of failure forecasts: from each day, what would have been said of every node, had it been live.
 
-Each day the forecasters see the log as known that day and no more. Once a week they are fitted again, counts
-are mapped to the shares that came true so far, and a champion is chosen: the self-exciting baseline, unless
-the decayed count's loss on forecasts it really issued is lower beyond chance. Each day the baseline is moved
-to the level of the faults that came of late. Every run audits itself for a look ahead: some days are done
-again with nonsense in place of all that came later.
+Each day the forecasters see the log as known that day and no more. Every two weeks they are fitted again,
+counts are mapped to the shares that came true so far, and a champion is chosen: the self-exciting baseline,
+unless the decayed count's loss on forecasts it really issued is lower beyond chance. Each day the baseline is
+moved to the level of the faults that came of late. Every run audits itself for a look ahead: some days are
+done again with nonsense in place of all that came later.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from twin.catalogue import F64, I64, Bool
 
 REFERENCE, BASELINE = METHODS = ("decayed_count", "self_exciting")
 CHAMPION = "champion"
-REFIT_D = 7  # days between fits. source: estimate
+REFIT_D = 14  # days between fits. source: estimate
 FIRST_D = 14  # days after the log's begin that the first forecast is made. source: estimate
 LEVEL_DAYS = 120  # source: estimate; six half-lives
 LEAST_SPANS = 10  # that do not overlap, before another champion is chosen. source: estimate
@@ -69,6 +69,8 @@ class FailureRun:
     def __post_init__(self) -> None:
         self.base = SharedAndOwn()
         self.maps: list[Isotonic | None] = [None] * len(self.spans_d)  # of the decayed count
+        # By span: the decayed count's loss less the baseline's, on each day whose span is over.
+        self.behind: list[list[float]] = [[] for _ in self.spans_d]
         self.chosen = (METHODS.index(BASELINE),) * len(self.spans_d)
 
     def speak(self, known: FaultLog, day: float) -> DayForecast:
@@ -121,12 +123,12 @@ class FailureRun:
 
     def _champion(self, i: int, case: Bool, y: Bool) -> int:
         """The decayed count if it lost less so far than the baseline, beyond chance."""
-        other, base = (
-            np.array([daily_loss(self.said[j].p[m, i][case[j]], y[j][case[j]]) for j in range(len(y))])
-            for m in range(len(METHODS))
-        )
+        behind = self.behind[i]
+        for j in range(len(behind), len(y)):
+            other, base = (daily_loss(p[i][case[j]], y[j][case[j]]) for p in self.said[j].p[:2])
+            behind.append(other - base)
         block = int(np.ceil(self.spans_d[i]))
-        _, high = interval(other - base, block, self.seed)
+        _, high = interval(np.array(behind[: len(y)]), block, self.seed)
         sure = high < 0.0 and len(y) >= LEAST_SPANS * block
         return METHODS.index(REFERENCE if sure else BASELINE)
 

@@ -12,6 +12,7 @@ from models.failure.fault_log import FaultLog
 from twin.catalogue import F64
 
 HALF_LIFE_D = 30.0  # source: estimate; the span over which one fault tells of another
+GRAIN = 1e-3  # of a score
 ORDER = 1e-9  # of a probability
 PRIOR_CASES = 2.0  # cases at the mean rate that every step of the map is drawn to. source: estimate
 
@@ -23,7 +24,7 @@ def decayed_counts(known: FaultLog, day: float, half_life_d: float = HALF_LIFE_D
 
 
 class Isotonic:
-    """A rising map from scores to probabilities, fitted on (score, 0 or 1).
+    """A rising map from scores >= 0 to probabilities, fitted on (score, 0 or 1).
 
     The steps that pool adjacent violators, in the middle between them a straight line; ends are held. On a
     step the order of scores is kept, by next to nothing.
@@ -33,9 +34,12 @@ class Isotonic:
     def __init__(self, score: F64, outcome: F64) -> None:
         from scipy.optimize import isotonic_regression
 
-        at, place, count = np.unique(score, return_inverse=True, return_counts=True)
+        # Scores that are almost alike are one: to sort each of a million takes seconds.
+        place = np.round(score / GRAIN).astype(np.int64)
+        count = np.bincount(place)
+        bins = np.flatnonzero(count)
+        at, count, hits = bins * GRAIN, count[bins], np.bincount(place, outcome)[bins]
         mean = float(outcome.mean()) if len(outcome) else 0.0
-        hits = np.bincount(place, outcome, len(at))
         self.at, self.level = at, hits
         if not len(at):
             return

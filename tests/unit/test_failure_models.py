@@ -15,7 +15,7 @@ from models.failure import (
     fleet_rate,
 )
 from models.failure.decayed_count import PRIOR_CASES, decayed_counts
-from models.failure.fleet_rate import fleet_forecasts, interval, log_pmf
+from models.failure.fleet_rate import fleet_forecasts, interval, log_pmf, useful_ends
 from models.failure.recalibration import at_level, level
 from models.failure.self_exciting import PARTS, START_HALF_LIVES_D, exposures, node_sums, strengths
 from tests.support.fault_logs import COUNTS, daily_counts, fleet, log_of
@@ -225,3 +225,9 @@ def test_the_outlook_holds_nine_in_ten_and_follows_a_rise() -> None:
     assert fleet_forecast(np.zeros(50), 14) == (0.0, 0.0, 0.0)
     big = interval(2.0 * fleet_rate.LARGE, 2.0 * fleet_rate.LARGE)
     assert big[0] < 2.0 * fleet_rate.LARGE < big[1]
+
+
+def test_an_interval_is_useful_up_to_a_width() -> None:
+    assert useful_ends(50.0, 20.0, 90.0) == (20.0, 90.0)
+    assert np.isnan(useful_ends(50.0, 0.0, 150.0)).all()
+    assert useful_ends(0.2, 0.0, 4.0) == (0.0, 4.0), "of a few faults each interval is narrow enough"

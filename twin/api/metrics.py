@@ -383,7 +383,7 @@ class DaemonSeries(Collector):
             if table not in ("site", "feeder"):
                 continue
             edges = {"lo": forecast.lo, "mean": forecast.mean, "hi": forecast.hi}
-            known = np.flatnonzero(np.isfinite(np.array(list(edges.values()))).all(axis=0))
+            known = np.flatnonzero(np.isfinite(forecast.mean))
             taken = known[: room // len(edges)]
             room -= len(edges) * len(taken)
             left_out += len(edges) * (len(known) - len(taken))
@@ -392,9 +392,10 @@ class DaemonSeries(Collector):
             labels = ["name", "horizon_s", "edge"]
             for i in taken.tolist():
                 metric = metrics.setdefault(name, GaugeMetricFamily(name, what, labels=labels))
+                entity = engine.site.name(table, i)
                 for edge, values in edges.items():
-                    entity = engine.site.name(table, i)
-                    metric.add_metric([entity, f"{horizon_s:g}", edge], float(values[i]))
+                    if np.isfinite(values[i]):  # a mean may come without an interval
+                        metric.add_metric([entity, f"{horizon_s:g}", edge], float(values[i]))
         yield from metrics.values()
         yield GaugeMetricFamily("racktwin_forecasts_left_out", "series beyond the bound", left_out)
 
