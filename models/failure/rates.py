@@ -15,7 +15,7 @@ import numpy as np
 
 from models.failure.fault_log import FaultLog
 from models.failure.fleet_rate import LEAST_DAYS, fleet_forecast, interval, useful_ends
-from models.failure.self_exciting import PARTS, PRIOR_DAYS, exposures
+from models.failure.self_exciting import PARTS, PRIOR_DAYS, exposures_of, node_sums
 from twin.catalogue import F64, I64, NS, Bool
 from twin.contracts import FailureLog
 from twin.health import is_failure
@@ -140,7 +140,9 @@ def baseline(
     assumed[PARTS.index(f"own_{OWN_DAYS:g}d")] = 1.0
     share = 0.0 if theta is None else faults / (faults + FITTED_FAULTS)
     strengths = assumed if theta is None else share * theta + (1.0 - share) * assumed
-    hazard = np.stack([exposures(past.own, past.now_d, span_d) @ strengths for span_d in spans_d])
+    (sums,) = node_sums(past.own, np.array([past.now_d]))
+    watched_d = past.now_d - past.own.begin_d
+    hazard = np.stack([exposures_of(sums, watched_d, span_d) @ strengths for span_d in spans_d])
     own = past.own.per_node(np.ones(past.own.k))
     return BaselineForecast(
         hazard, 1.0 / (1.0 / np.maximum(rate * OWN_DAYS + own, LEAST_SHAPE) + 1.0 / shape)
