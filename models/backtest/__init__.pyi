@@ -21,6 +21,7 @@ from .load import (
     join as join,
     run_group as run_group,
 )
+from .new_site import backtest_new_site as backtest_new_site, score_new_site as score_new_site
 from .scores import (
     LEAST_BLOCKS as LEAST_BLOCKS,
     Cells as Cells,

@@ -14,6 +14,12 @@ from .fleet_rate import (
     useful_ends as useful_ends,
 )
 from .model import Failure as Failure
+from .prior_merger import (
+    FleetStatistics as FleetStatistics,
+    merge_statistics as merge_statistics,
+    random_effects as random_effects,
+)
+from .priors import FailurePrior as FailurePrior, parse_prior as parse_prior
 from .rates import (
     LITERATURE as LITERATURE,
     FailureHistory as FailureHistory,
@@ -25,3 +31,4 @@ from .rates import (
 from .recalibration import at_level as at_level, level as level
 from .self_exciting import SelfExciting as SelfExciting
 from .shared_and_own import SharedAndOwn as SharedAndOwn
+from .site_statistics import GROUPS as GROUPS, SENSITIVITY as SENSITIVITY, site_statistics as site_statistics

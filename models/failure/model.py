@@ -18,6 +18,7 @@ from models.failure import rates
 from models.failure.cases import CaseLog
 from models.failure.fits import Fitted, fit_all, training_of
 from models.failure.fleet_rate import LEAST_DAYS, TOO_WIDE
+from models.failure.priors import parse_prior
 from models.failure.rates import FailureHistory, failure_history
 from twin.catalogue import F32, F64, I32, NS, Bool, ContractError, digest, duration
 from twin.contracts import UNKNOWN, FailureLog, Forecast, NodeFeatures, View, gamma_factors
@@ -46,7 +47,10 @@ class Failure:
     fit_every_s: ClassVar[float] = FIT_LEAST_S
 
     def __init__(
-        self, signals: tuple[str, ...] = SIGNALS, horizons_s: tuple[float, ...] = HORIZONS_S
+        self,
+        signals: tuple[str, ...] = SIGNALS,
+        horizons_s: tuple[float, ...] = HORIZONS_S,
+        prior: str = "",
     ) -> None:
         self.signals, self.horizons_s = signals or SIGNALS, tuple(horizons_s or HORIZONS_S)
         if not set(self.signals) <= set(SIGNALS):
@@ -58,6 +62,7 @@ class Failure:
                 f"horizons_s: expected up to {MOST_HORIZONS} that rise, from {SHORTEST_S:g} s to 30 days, "
                 f"got {self.horizons_s}"
             )
+        self.prior = parse_prior(prior) if prior else None
         self.spans_d = tuple(h / 86_400.0 for h in self.horizons_s)
         self.fitted = Fitted({}, self.horizons_s)
         self._begin()
@@ -84,7 +89,8 @@ class Failure:
 
     def settings(self) -> dict[str, object]:
         """Arguments that make an equal model."""
-        return {"signals": self.signals, "horizons_s": self.horizons_s}
+        prior = self.prior.text if self.prior else ""
+        return {"signals": self.signals, "horizons_s": self.horizons_s, "prior": prior}
 
     def update(self, view: View) -> None:
         """Take in the failures and the features of now, and say what follows."""
@@ -127,9 +133,9 @@ class Failure:
         if mark == self._log_mark and now_ns - self.anew_ns < ANEW_NS:
             return
         self._log_mark, self.anew_ns, self._band = mark, now_ns, None
-        hazard, shape = rates.baseline(past, self.spans_d, self.fitted.theta, self.fitted.faults)
+        hazard, shape = rates.baseline(past, self.spans_d, self.fitted.theta, self.fitted.faults, self.prior)
         self._blank = blank = _blank(features, past)
-        wide, wide_shape = rates.unknown_node(past, self.spans_d)
+        wide, wide_shape = rates.unknown_node(past, self.spans_d, self.prior)
         self._hazard = np.where(blank, wide[:, None], hazard)
         self._shape = np.where(blank, wide_shape, shape)
 
@@ -190,6 +196,10 @@ class Failure:
             text += f"of log loss per failure on {champion.failures} failures"
         elif k:
             text = f"failure rates of this fleet: {k} failure{'' if k == 1 else 's'} in {_span(days)}"
+            text += ", and the prior of other fleets" if self.prior else ""
+        elif self.prior:
+            text = f"failure rates of other fleets, {1e3 * self.prior.rate_per_d:.2g} per 1000 node-days: "
+            text += f"this fleet had no failure in {_span(days)}"
         else:
             text = f"published failure rates, {1e3 * rates.PRIOR_RATE:.2g} per 1000 node-days "
             text += f"(arXiv 2410.21680): this fleet had no failure in {_span(days)}"
@@ -213,10 +223,11 @@ class Failure:
         if due.size:
             self._counts = self._counts.copy()
         for i in due.tolist():
-            self._counts[i] = stamp, *rates.fleet_count(past, days, self.spans_d[i])
+            self._counts[i] = stamp, *rates.fleet_count(past, days, self.spans_d[i], self.prior)
         basis = f"daily counts of {len(days)} days"
         if not whole:
-            basis = f"{len(past.all_d)} failures in {_span(past.now_d)} and a rate from the literature"
+            source = "of other fleets" if self.prior else "from the literature"
+            basis = f"{len(past.all_d)} failures in {_span(past.now_d)} and a rate {source}"
         for i, horizon_s in enumerate(self.horizons_s):
             _, mean, low, high = (np.array([x], np.float32) for x in self._counts[i])
             version = f"{self.name}@{self.fitted.version}"

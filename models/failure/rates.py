@@ -15,6 +15,7 @@ import numpy as np
 
 from models.failure.fault_log import FaultLog
 from models.failure.fleet_rate import LEAST_DAYS, fleet_forecast, interval, useful_ends
+from models.failure.priors import FailurePrior, expected_failures
 from models.failure.self_exciting import PARTS, PRIOR_DAYS, exposures_of, node_sums
 from twin.catalogue import F64, I64, NS, Bool
 from twin.contracts import FailureLog
@@ -31,6 +32,8 @@ PRIOR_SHAPE = (PRIOR_RATE / ((LITERATURE[0] - LITERATURE[1]) / 2.0)) ** 2
 PRIOR_NODE_DAYS = PRIOR_SHAPE / PRIOR_RATE
 OWN_DAYS = PRIOR_DAYS  # of the fleet's rate that a node's own history is drawn to
 FITTED_FAULTS = 15.0  # failures at which fitted strengths count as much as the assumed. source: estimate
+# The same where other fleets gave a prior: so many for each strength that is fitted. source: estimate
+FITTED_FAULTS_PRIOR = FITTED_FAULTS * len(PARTS)
 SHOCK_NS = 600 * NS  # failures in common so close to each other are one shock. source: estimate
 MOST_DAYS = 120  # of the fleet's past that its outlook looks at. source: estimate
 HOURLY_SPREAD = 1.5  # of the number in less than a day, as a multiple of Poisson's. source: estimate
@@ -107,10 +110,11 @@ def shock_times(start_ns: I64) -> tuple[I64, F64]:
     return start_ns[first], np.diff(np.append(first, len(start_ns))).astype(np.float64)
 
 
-def fleet_posterior(past: FailureHistory) -> tuple[float, float]:
-    """(failures per node and day, shape of its Gamma posterior)."""
-    shape = PRIOR_SHAPE + past.own.k
-    return shape / (PRIOR_NODE_DAYS + past.node_days), shape
+def fleet_posterior(past: FailureHistory, prior: FailurePrior | None = None) -> tuple[float, float]:
+    """(failures per node and day, shape of its Gamma posterior); without a prior the published one."""
+    node_days = prior.node_days if prior else PRIOR_NODE_DAYS
+    shape = (prior.rate_per_d * node_days if prior else PRIOR_SHAPE) + past.own.k
+    return shape / (node_days + past.node_days), shape
 
 
 def shock_rate(past: FailureHistory) -> float:
@@ -126,15 +130,19 @@ class BaselineForecast(NamedTuple):
 
 
 def baseline(
-    past: FailureHistory, spans_d: tuple[float, ...], theta: F64 | None, faults: float
+    past: FailureHistory,
+    spans_d: tuple[float, ...],
+    theta: F64 | None,
+    faults: float,
+    prior: FailurePrior | None = None,
 ) -> BaselineForecast:
     """Expected own failures of each node within each span, as long as there is none.
 
     Without `theta`, the strengths fitted on so many `faults`, a node's rate is Gamma-Poisson: the fleet's
     rate over OWN_DAYS, and its own failures over its days. Fitted strengths count the more, the more faults
-    they saw.
+    they saw. A `prior` of other fleets takes the place of what is assumed.
     """
-    rate, shape = fleet_posterior(past)
+    rate, shape = fleet_posterior(past, prior)
     assumed = np.zeros(len(PARTS))
     assumed[PARTS.index(f"prior_{OWN_DAYS:g}d")] = rate * OWN_DAYS
     assumed[PARTS.index(f"own_{OWN_DAYS:g}d")] = 1.0
@@ -142,16 +150,28 @@ def baseline(
     strengths = assumed if theta is None else share * theta + (1.0 - share) * assumed
     (sums,) = node_sums(past.own, np.array([past.now_d]))
     watched_d = past.now_d - past.own.begin_d
-    hazard = np.stack([exposures_of(sums, watched_d, span_d) @ strengths for span_d in spans_d])
+
+    def summed(by: F64) -> F64:
+        return np.stack([exposures_of(sums, watched_d, span_d) @ by for span_d in spans_d])
+
+    if prior is None:
+        hazard = summed(strengths)
+    else:
+        hazard = expected_failures(prior, past.own, past.now_d, spans_d, rate)
+        if theta is not None:
+            share = faults / (faults + FITTED_FAULTS_PRIOR)
+            hazard = share * summed(theta) + (1.0 - share) * hazard
     own = past.own.per_node(np.ones(past.own.k))
     return BaselineForecast(
         hazard, 1.0 / (1.0 / np.maximum(rate * OWN_DAYS + own, LEAST_SHAPE) + 1.0 / shape)
     )
 
 
-def unknown_node(past: FailureHistory, spans_d: tuple[float, ...]) -> tuple[F64, float]:
+def unknown_node(
+    past: FailureHistory, spans_d: tuple[float, ...], prior: FailurePrior | None = None
+) -> tuple[F64, float]:
     """(expected failures [n_span], shape) of a node of which nothing is known: the fleet's rate, wide."""
-    rate, shape = fleet_posterior(past)
+    rate, shape = fleet_posterior(past, prior)
     own = max(rate * OWN_DAYS, LEAST_SHAPE)
     return rate * OWN_DAYS * np.log1p(np.array(spans_d) / OWN_DAYS), 1.0 / (1.0 / own + 1.0 / shape)
 
@@ -169,14 +189,16 @@ def daily_counts(past: FailureHistory) -> F64:
     return count[-MOST_DAYS:].astype(np.float64) if days else np.zeros(0)
 
 
-def fleet_count(past: FailureHistory, days: F64, span_d: float) -> tuple[float, float, float]:
+def fleet_count(
+    past: FailureHistory, days: F64, span_d: float, prior: FailurePrior | None = None
+) -> tuple[float, float, float]:
     """(mean, low, high) of the fleet's number of failures within a span, by `daily_counts` counts so far.
 
     In the first week by the prior and what was counted, later by how well past counts would have told. The
     ends are NaN where they would say next to nothing.
     """
     if len(days) < LEAST_DAYS:
-        rate, shape = fleet_posterior(past)
+        rate, shape = fleet_posterior(past, prior)
         n_up = past.own.n - int(past.down.sum())
         mean = (rate + shock_rate(past)) * n_up * span_d
         return mean, *interval(mean, mean + mean * mean / shape)

@@ -81,8 +81,12 @@ class HeadVerifier:
 
     def fits(self, head: SignedHead) -> bool:
         """True if this key signed the head as it is."""
+        return self.confirms(head.signature, head.content)
+
+    def confirms(self, signature: str, content: bytes) -> bool:
+        """True if this key signed these bytes."""
         try:
-            self._public.verify(base64.b64decode(head.signature, validate=True), head.content)
+            self._public.verify(base64.b64decode(signature, validate=True), content)
         except (InvalidSignature, ValueError):
             return False
         return True
@@ -110,8 +114,11 @@ class HeadSigner:
     def sign(self, head: SignedHead) -> SignedHead:
         """The head with the key's name and signature."""
         named = msgspec.structs.replace(head, key=self.verifier.name, signature="")
-        signature = base64.b64encode(self._private.sign(named.content)).decode("ascii")
-        return msgspec.structs.replace(named, signature=signature)
+        return msgspec.structs.replace(named, signature=self.signature(named.content))
+
+    def signature(self, content: bytes) -> str:
+        """The signature of bytes that begin with a domain of their own."""
+        return base64.b64encode(self._private.sign(content)).decode("ascii")
 
 
 def make_keys() -> tuple[str, str]:

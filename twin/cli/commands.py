@@ -101,6 +101,11 @@ backtest  scores of forecasts and intervals on recordings
     lives backtest.lives  score which devices fail next by position, age and past, beside simpler ones
     checkpoint backtest.checkpoint  score intervals between saves beside Young, Daly and an oracle
     power-curves backtest.power_curves  score learned power curves on measured power limits
+models  priors of failure models that travel between sites
+    export models  write the statistics of this site's failures, with noise and signed, for other sites
+    merge models  merge the statistics of several sites into a prior
+    import models  verify a prior, and print the setting that makes a daemon start from it
+    show models  show in plain words what such a file says
 completion completion  print the completion script of a shell
 """
 

@@ -63,6 +63,7 @@ from .recovery import (
     RecoveredRun as RecoveredRun,
     StartAnew as StartAnew,
     engine_before as engine_before,
+    latest_engine as latest_engine,
     mend_unticked as mend_unticked,
     never_ticked as never_ticked,
     open_recorded as open_recorded,

@@ -573,6 +573,17 @@ def _end_of(journal: Path, out: RecoveredRun, place: dict[str, Any]) -> tuple[in
     return found.seq + 1, line_hash(line), found.tick, found.now_ns
 
 
+def latest_engine(folder: Path, engine_factory: EngineFactory) -> Engine:
+    """An engine in the state of a run's newest whole snapshot. Touches no file. Raises StorageError."""
+    faults: list[str] = []
+    specs = {s.header.site_hash: s.header.spec for s in segments_of(folder, faults)}
+    engine, _ = _from_snapshot(folder, specs, engine_factory, faults, {})
+    if engine is None:
+        why = f": {'; '.join(faults)}" if faults else ""
+        raise StorageError(f"{folder}: holds no whole snapshot; expected the folder of a daemon's run{why}")
+    return engine
+
+
 def open_recorded(folder: Path, engine_factory: EngineFactory) -> tuple[Engine, SiteSpec, Since | None]:
     """An engine to replay a whole run with: new, or, where the beginning was pruned, at the oldest snapshot
     that the trace follows. Touches no file. Raises StorageError if there is no such snapshot.

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from twin.catalogue import ConfigError, clean, duration, number, seconds_of
+from models.failure import FaultLog
+from twin.catalogue import ConfigError, ContractError, clean, duration, number, seconds_of
 from twin.cli.arguments import present
 from twin.cli.grammar import Verb
 from twin.report import grid, print_line
@@ -44,6 +45,8 @@ def run_failures(args: argparse.Namespace, out: Console, err: Console) -> int:
             raise ConfigError(f"{name} {day}: expected a day of the log")
     read = read_node_faults(args.events, args.nodes, until_d=args.until, mend=args.mend, part=args.part)
     log = read.log
+    if args.prior is not None:
+        return _run_new_site(args, log, out, err)
     ks = top_of(args.top, log.n)
     half = math.ceil(log.begin_d + WARM_SHARE * (log.until_d - log.begin_d))
     from_d = float(half) if args.start is None else args.start
@@ -75,6 +78,40 @@ def run_failures(args: argparse.Namespace, out: Console, err: Console) -> int:
     for note in read.notes:
         print_line(err, note, "dim")
     return present(args, summary, say, out)
+
+
+def _run_new_site(args: argparse.Namespace, log: FaultLog, out: Console, err: Console) -> int:
+    """Score a site that begins to watch, with a prior of other sites and without."""
+    from models.backtest import backtest_new_site, score_new_site
+    from twin.federation import prior_of, read_file
+    from twin.run import ProgressBar
+
+    prior = prior_of(read_file(args.prior))
+    try:
+        with ProgressBar(err, "backtest") as bar:
+            issued = backtest_new_site(log, prior, most_spans=args.spans or 0, progress=bar.move)
+    except ContractError as error:
+        raise ConfigError(f"{args.events}: {error}") from error
+    found = score_new_site(issued)
+    summary = {"events": str(args.events), "nodes": log.n, "faults": log.k, "prior": prior.text, **found}
+    return present(args, summary, _say_new_site, out)
+
+
+def _say_new_site(told: Mapping[str, Any], out: Console) -> None:
+    rows = []
+    for metric, name in (("pr_auc", "PR-AUC"), ("brier", "Brier")):
+        gain = told[f"{metric}_gain"]
+        ends = (
+            f"{100 * gain['low']:+.2g} to {100 * gain['high']:+.2g} %" if math.isfinite(gain["low"]) else "-"
+        )
+        values = [number(told[who][metric]) for who in ("own", "with_prior")]
+        rows.append([name, *values, f"{100 * gain['relative']:+.2g} %", ends])
+    out.print(
+        f"{told['spans']} times the first 30 days, one day ahead: {told['positives']:,} failures in "
+        f"{told['pairs']:,} days of nodes",
+        markup=False, soft_wrap=True, highlight=False,
+    )  # fmt: skip
+    grid(out, ("score", "own", "with the prior", "change", "90 % interval"), rows, right=range(1, 5))
 
 
 def horizons_of(text: str) -> tuple[float, ...]:
@@ -210,6 +247,8 @@ VERBS = {
         --horizons H,H,..={HORIZONS}  durations such as 12h, 7d, 4w
         --top K,K,..={TOP}  lengths of the list of suspects
         --from DAY>start  first day to forecast from; default: half of the log
+        --prior FILE  score a new site's first 30 days instead, with this prior and without
+        --spans COUNT  with --prior: at most so many times 30 days, evenly over the log
         {LOG}
         """,
         ("--events faults.csv --nodes 400", "--events faults.json --nodes 400 --horizons 1d,7d --top 10"),

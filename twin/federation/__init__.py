@@ -1,0 +1,5 @@
+"""Federation: what sites tell each other of their failures, with noise and signatures."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
