@@ -28,6 +28,8 @@ _LOG_MEANS = np.linspace(math.log(1e-4), math.log(1e3), 81)  # of failures per n
 _LOG_SHAPES = np.linspace(math.log(0.02), math.log(50.0), 25)
 _LOG_EXCESS = np.linspace(math.log(1e-5), math.log(1.0), 61)
 _LOG_LEVELS = np.linspace(-4.0, 4.0, 65)
+POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)  # 0: a failure adds as much anywhere; 1: it multiplies the rate
+LEAST_FLEETS = 5  # for a power of their own. source: estimate
 _SPREADS = np.linspace(0.1, 2.0, 20).tolist()  # between fleets, standard deviations of a logarithm
 MOST_VARIANCE = 4.0  # of a logarithm: beyond it a fleet tells nothing. source: estimate
 
@@ -185,35 +187,68 @@ def excess_density(fleet: FleetStatistics, base: float, age: int, excess: F64) -
     return out
 
 
-def normal_law(density: F64, points: F64, spreads: Sequence[float]) -> tuple[float, float]:
-    """(mean, standard deviation) of a normal law over fleets, by empirical Bayes.
+class NormalLaw(NamedTuple):
+    """Mean and standard deviation over fleets, and the logarithm of the likelihood there."""
+
+    mean: float
+    deviation: float
+    score: float
+
+
+def normal_law(density: F64, points: F64, spreads: Sequence[float]) -> NormalLaw:
+    """The normal law over fleets by empirical Bayes.
 
     density: logarithm of each fleet's likelihood at each point [n_fleet, n_point]; points rise evenly.
     """
-    likelihood = np.exp(density - density.max(axis=1, keepdims=True))
-    best, found = -np.inf, (0.0, 1.0)
+    most = density.max(axis=1, keepdims=True)
+    likelihood = np.exp(density - most)
+    found = NormalLaw(0.0, 1.0, -np.inf)
     for spread in spreads:
         law = np.exp(-(((points[:, None] - points) / spread) ** 2) / 2.0)
         law /= law.sum(axis=0)
         score = np.log(np.maximum(likelihood @ law, 1e-300)).sum(axis=0)
-        if score.max() > best:
-            best, found = float(score.max()), (float(points[score.argmax()]), float(spread))
+        if (best := float(score.max() + most.sum())) > found.score:
+            found = NormalLaw(float(points[score.argmax()]), float(spread), best)
     return found
 
 
-def merge_excess(fleets: Sequence[FleetStatistics], bases: Sequence[float]) -> tuple[F64, GammaLaw]:
-    """(mean excess in each age [N_AGE], law of its level over fleets)."""
+class ExcessLaw(NamedTuple):
+    """Mean excess in each age, for a fleet of a reference rate; its power of the rate; its level's law."""
+
+    mean: F64
+    power: float
+    level: GammaLaw
+
+
+def merge_excess(
+    fleets: Sequence[FleetStatistics], rates: Sequence[float], bases: Sequence[float], reference: float
+) -> ExcessLaw:
+    """The law of the excess under the power of the rate that makes the noisy counts likeliest."""
+    best, found = -np.inf, ExcessLaw(np.zeros(N_AGE), 0.0, gamma_of(ASSUMED_SPREAD))
+    for power in POWERS if len(fleets) >= LEAST_FLEETS else POWERS[:1]:
+        scales = (np.array(rates) / reference) ** power
+        score, law = _excess_law(fleets, bases, scales, power)
+        if score > best:
+            best, found = score, law
+    return found
+
+
+def _excess_law(
+    fleets: Sequence[FleetStatistics], bases: Sequence[float], scales: F64, power: float
+) -> tuple[float, ExcessLaw]:
+    """(logarithm of the likelihood, law of the excess) where fleets' excess is scaled so [n_fleet]."""
+    each = list(zip(fleets, bases, scales.tolist(), strict=True))
     shape = np.zeros(N_AGE)
     for age in range(N_AGE):
-        each = [excess_density(f, b, age, np.exp(_LOG_EXCESS)) for f, b in zip(fleets, bases, strict=True)]
-        shape[age] = math.exp(normal_law(np.array(each), _LOG_EXCESS, (math.sqrt(ASSUMED_SPREAD),))[0])
+        density = np.array([excess_density(f, b, age, s * np.exp(_LOG_EXCESS)) for f, b, s in each])
+        shape[age] = math.exp(normal_law(density, _LOG_EXCESS, (math.sqrt(ASSUMED_SPREAD),)).mean)
     levels = [
-        sum(excess_density(f, b, age, np.exp(_LOG_LEVELS) * shape[age]) for age in range(N_AGE))
-        for f, b in zip(fleets, bases, strict=True)
+        sum(excess_density(f, b, age, s * np.exp(_LOG_LEVELS) * shape[age]) for age in range(N_AGE))
+        for f, b, s in each
     ]
-    level, spread = normal_law(np.array(levels), _LOG_LEVELS, _SPREADS)
-    law = gamma_of(_with_assumed(spread**2, len(fleets)))
-    return shape * math.exp(level) * law.factor, law
+    level = normal_law(np.array(levels), _LOG_LEVELS, _SPREADS)
+    law = gamma_of(_with_assumed(level.deviation**2, len(fleets)))
+    return level.score, ExcessLaw(shape * math.exp(level.mean) * law.factor, power, law)
 
 
 def merge_statistics(fleets: Sequence[FleetStatistics]) -> FailurePrior:
@@ -227,13 +262,15 @@ def merge_statistics(fleets: Sequence[FleetStatistics]) -> FailurePrior:
     shape, _ = random_effects([one.shape for one in estimates])
     repairs = [one.repair for one in estimates if one.repair.variance <= MOST_VARIANCE]
     repair_d = math.exp(random_effects(repairs)[0].log) if repairs else 1.0
-    bases = [base_rate(fleet, math.exp(one.rate.log)) for fleet, one in zip(fleets, estimates, strict=True)]
-    excess, level = merge_excess(fleets, bases)
+    rates = [math.exp(one.rate.log) for one in estimates]
+    bases = [base_rate(fleet, per_node) for fleet, per_node in zip(fleets, rates, strict=True)]
+    excess = merge_excess(fleets, rates, bases, per_d)
     return FailurePrior(
         rate_per_d=per_d,
         node_days=law.shape / per_d,
         shape=math.exp(shape.log),
-        excess_per_d=tuple(excess.tolist()),
-        excess_shape=level.shape,
+        excess_per_d=tuple(excess.mean.tolist()),
+        excess_shape=excess.level.shape,
+        excess_power=excess.power,
         repair_d=repair_d,
     )

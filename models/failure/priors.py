@@ -22,6 +22,7 @@ LEAST_BASE = 0.25  # of the fleet's rate that no failure before brought about. s
 ROUNDS = 30  # of expectation and maximisation; later ones change nothing that matters
 VERSION = "1"
 _MOST = {"rate_per_d": 100.0, "node_days": 1e9, "shape": 1e4, "excess_shape": 1e6, "repair_d": 1e4}
+_NUMBERS = len(_MOST) + 1 + N_AGE  # of a prior as a line
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,9 @@ class FailurePrior:
 
     rate_per_d: failures per node and day, a Gamma that counts as much as `node_days` of watching; shape: of
     the Gamma of rates over the nodes of a fleet; excess_per_d: how much one failure adds to its node's rate
-    in each of the ages AGES_D, Gammas of the shape `excess_shape`; repair_d: median of a repair.
+    in each of the ages AGES_D, in a fleet of this rate; it goes with the power `excess_power` of a fleet's
+    rate, and with a factor of the fleet, a Gamma of mean 1 and shape `excess_shape`; repair_d: median of a
+    repair.
     """
 
     rate_per_d: float
@@ -39,12 +42,15 @@ class FailurePrior:
     excess_per_d: tuple[float, ...]
     excess_shape: float
     repair_d: float
+    excess_power: float = 0.0
 
     def __post_init__(self) -> None:
         for name, most in _MOST.items():
             value = getattr(self, name)
             if not 0.0 < value <= most:
                 raise ContractError(f"prior: {name}: expected a number > 0 and <= {most:g}, got {value}")
+        if not 0.0 <= self.excess_power <= 1.0:
+            raise ContractError(f"prior: excess_power: expected 0 to 1, got {self.excess_power}")
         excess = self.excess_per_d
         if len(excess) != N_AGE or not all(0.0 <= x <= 100.0 for x in excess):
             raise ContractError(f"prior: excess_per_d: expected {N_AGE} numbers from 0 to 100, got {excess}")
@@ -64,7 +70,7 @@ class FailurePrior:
     @property
     def text(self) -> str:
         """It as a line, for a setting of the site file."""
-        numbers = [*(getattr(self, name) for name in _MOST), *self.excess_per_d]
+        numbers = [*(getattr(self, name) for name in _MOST), self.excess_power, *self.excess_per_d]
         return " ".join([VERSION, *(f"{number:.4g}" for number in numbers)])
 
 
@@ -77,12 +83,15 @@ def parse_prior(text: str) -> FailurePrior:
         numbers = [float(word) for word in words]
     except ValueError:
         numbers = []
-    if len(numbers) != len(_MOST) + N_AGE:
+    if len(numbers) != _NUMBERS:
         raise ContractError(
-            f"prior: expected {len(_MOST) + N_AGE} numbers behind the version, as `racktwin models import` "
+            f"prior: expected {_NUMBERS} numbers behind the version, as `racktwin models import` "
             f"prints them, got {len(words)}"
         )
-    return FailurePrior(**dict(zip(_MOST, numbers, strict=False)), excess_per_d=tuple(numbers[len(_MOST) :]))
+    power, *excess = numbers[len(_MOST) :]
+    return FailurePrior(
+        **dict(zip(_MOST, numbers, strict=False)), excess_per_d=tuple(excess), excess_power=power
+    )
 
 
 def life_table(known: FaultLog, day: float) -> tuple[F64, F64]:
@@ -111,7 +120,7 @@ def excess_posterior(
     """
     failed, lived = life_table(known, day)
     watched_d = max(known.n * (day - known.begin_d), 1e-9)
-    first = np.array(prior.excess_per_d)
+    first = np.array(prior.excess_per_d) * (rate_per_d / prior.rate_per_d) ** prior.excess_power
     usual = float(first @ lived)  # failures that the excess brings about if the fleet is as others
     factor, base = 1.0, rate_per_d
     for _ in range(ROUNDS):

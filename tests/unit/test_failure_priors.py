@@ -30,7 +30,7 @@ from tests.support.fault_logs import fleet, log_of
 from twin.catalogue import ContractError
 
 EXCESS = (0.05, 0.03, 0.01, 0.005, 0.003, 0.001)
-PRIOR = FailurePrior(0.004, 500.0, 1.5, EXCESS, 2.0, 0.1)
+PRIOR = FailurePrior(0.004, 500.0, 1.5, EXCESS, 2.0, 0.1, 0.25)
 QUIET = dict.fromkeys(SENSITIVITY, 0.0)
 
 
@@ -55,8 +55,8 @@ def test_a_prior_is_written_and_read_as_a_line() -> None:
     assert again == PRIOR
     assert again.offspring == pytest.approx(float(np.dot(EXCESS, WIDTHS_D)))
     for text, words in (
-        ("", "version ''"), ("2 1 1", "version '2'"), ("1 1 x", "expected 11 numbers"),
-        (PRIOR.text + " 1", "got 12"), (PRIOR.text.replace("0.004", "-1"), "rate_per_d"),
+        ("", "version ''"), ("2 1 1", "version '2'"), ("1 1 x", "expected 12 numbers"),
+        (PRIOR.text + " 1", "got 13"), (PRIOR.text.replace("0.004", "-1"), "rate_per_d"),
         (PRIOR.text.replace("0.004", "nan"), "rate_per_d"),
     ):  # fmt: skip
         with pytest.raises(ContractError, match=words):

@@ -24,7 +24,7 @@ from twin.config.engine import make_model
 from twin.federation import (
     PERIOD_D,
     SHARES,
-    Ledger,
+    BudgetLedger,
     Spending,
     StatisticsFile,
     chosen_spans,
@@ -122,7 +122,7 @@ def test_a_published_count_is_never_the_count_itself_by_rule(seeded: None) -> No
 
 
 def test_the_ledger_refuses_what_is_beyond_the_budget(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "privacy.jsonl")
+    ledger = BudgetLedger(tmp_path / "privacy.jsonl")
     for day in range(4):
         left = ledger.spend(Spending("1", 0, 30, NOW_NS + day * DAY_NS), Fraction(4))
         assert left == 3 - day
@@ -271,7 +271,8 @@ def test_a_run_of_a_daemon_is_exported(tmp_path: Path, capsys: pytest.CaptureFix
     start_ns = NOW_NS + np.array([10, 10, 20]) * DAY_NS
     rows._rows = {
         "node": np.array([0, 1, 0], np.int32), "start_ns": start_ns, "end_ns": start_ns + 3600 * NS,
-        "kind": np.zeros(3, np.uint8), "shared": np.array([True, True, False]), "closed": np.zeros(3, np.bool_),
+        "kind": np.zeros(3, np.uint8), "shared": np.array([True, True, False]),
+        "closed": np.zeros(3, np.bool_),
     }  # fmt: skip
     rows.derive()
     recorder.snapshot_job(engine)()

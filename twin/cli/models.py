@@ -19,7 +19,7 @@ from twin.cli.arguments import present, refuse_existing
 from twin.cli.grammar import Verb
 from twin.federation import (
     PERIOD_D,
-    Ledger,
+    BudgetLedger,
     PriorFile,
     Spending,
     StatisticsFile,
@@ -63,7 +63,7 @@ def run_export(args: argparse.Namespace, out: Console, err: Console) -> int:
         raise ConfigError("--since, --until: expected whole days")
     where = args.ledger or (args.run_folder / "privacy.jsonl" if args.run_folder else _beside(args.events))
     days = (int(since) + first_day, int(until) + first_day)
-    left = Ledger(where).spend(Spending(args.epsilon, *days, time.time_ns()), budget)
+    left = BudgetLedger(where).spend(Spending(args.epsilon, *days, time.time_ns()), budget)
     groups = publish(site_statistics(log, since, until), epsilon)
     made = StatisticsFile(
         site=site, since_day=days[0], until_day=days[1], epsilon=args.epsilon, groups=groups
@@ -108,7 +108,7 @@ def _of_events(args: argparse.Namespace, err: Console) -> tuple[str, Any, int]:
 
 def _of_run(args: argparse.Namespace) -> tuple[str, Any, int]:
     """(site, log, number of its day 0) of a daemon's run: failures of whatever cause, by watched days."""
-    from models.failure.rates import failure_history
+    from models.failure import failure_history
     from twin.config import make_engine
     from twin.run import OPEN, journal_exists, latest_engine, recorded_authority
     from twin.site import build_site

@@ -12,7 +12,7 @@ from .prior_files import (
 from .privacy import (
     PERIOD_D as PERIOD_D,
     SHARES as SHARES,
-    Ledger as Ledger,
+    BudgetLedger as BudgetLedger,
     Spending as Spending,
     discrete_laplace as discrete_laplace,
     epsilon_of as epsilon_of,

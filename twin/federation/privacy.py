@@ -95,7 +95,7 @@ class Spending(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     now_ns: int
 
 
-class Ledger:
+class BudgetLedger:
     """The file of all publications of one fleet, one a line. Who deletes it forgets what was spent."""
 
     def __init__(self, path: Path) -> None:
