@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -124,6 +125,21 @@ def test_the_merger_finds_what_fleets_have_in_common() -> None:
     assert merge_statistics([statistics_of(log) for log in calm]).offspring < 0.5 * prior.offspring
 
 
+def test_fleets_tell_how_the_excess_goes_with_the_rate() -> None:
+    """Failures that multiply their node's rate, and failures that add as much at any rate."""
+    rates = (0.001, 0.002, 0.004, 0.008, 0.016)
+
+    def prior_of(excess: dict[float, float]) -> FailurePrior:
+        logs = [
+            fleet(i, n=300, days=100.0, rate=rate, excite=excess[rate], half_life_d=4.0)
+            for i, rate in enumerate(rates)
+        ]
+        return merge_statistics([statistics_of(log) for log in logs])
+
+    assert prior_of({rate: 6.0 * rate for rate in rates}).excess_power >= 0.75
+    assert prior_of(dict.fromkeys(rates, 0.06)).excess_power <= 0.25
+
+
 def test_one_odd_fleet_does_not_outweigh_the_others() -> None:
     """Its nodes are as many as those of all others, and fail thirty times as often."""
     usual = [statistics_of(fleet(seed, n=100, days=100.0, rate=0.004)) for seed in range(6)]
@@ -164,6 +180,9 @@ def test_a_failure_adds_the_excess_of_its_age() -> None:
     log = log_of([(0, 1.0, 2.0, 0)], 50, 10.0)  # 8 days ago; ages 7 to 16
     rate = 0.004
     excess, base = excess_posterior(PRIOR, log, 10.0, rate)
+    # A fleet that fails sixteen times as often has twice the excess before it shows its own
+    many = replace(PRIOR, excess_shape=1e6)
+    assert excess_posterior(many, log, 10.0, 16 * rate)[0] == pytest.approx(2 * np.array(EXCESS), rel=1e-4)
     found = expected_failures(PRIOR, log, 10.0, (2.0,), rate)[0]
     own = (PRIOR.shape + 1.0) * math.log1p(2.0 / (PRIOR.shape / base + 9.0))
     assert found[0] == pytest.approx(own + 2.0 * excess[3])

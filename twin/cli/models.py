@@ -300,6 +300,6 @@ VERBS = {
         FILE>path  of `racktwin models export` or `racktwin models merge`
         {TRUST}
         """,
-        ("prior.json", "north.json --key north.pub --json"),
+        ("prior.json", "north.json --key north.pub --format json"),
     ),
 }
