@@ -148,7 +148,8 @@ def test_one_odd_fleet_does_not_outweigh_the_others() -> None:
     pooled = (6 * 100 * 0.004 + 600 * 0.12) / 1200  # as if all nodes were of one fleet
     middle = after.rate_per_d / gamma_of(2.0).factor
     assert middle < 3.0 * before.rate_per_d < pooled
-    assert after.node_days < before.node_days / 2.0  # fleets differ: a new one believes less of the mean
+    # Fleets differ: what a new one believes of the mean is worth fewer failures
+    assert after.rate_per_d * after.node_days < 0.5 * before.rate_per_d * before.node_days
 
 
 def test_random_effects_of_equal_parts_is_their_mean() -> None:
