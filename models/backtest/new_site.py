@@ -19,10 +19,9 @@ from models.failure import (
     FaultLog,
     SelfExciting,
     baseline,
-    either_probability,
     individual_faults,
     probability,
-    shared_rate,
+    shock_rate,
 )
 from models.moving_block import resampled
 from twin.catalogue import F64, I64, Bool, ContractError
@@ -93,14 +92,16 @@ def _span(log: FaultLog, prior: FailurePrior, begin_d: float, span_d: int) -> tu
     ys, ps = [], []
     for i, day in enumerate(days):
         known = mine.known_at(day)
-        own, shared = individual_faults(known), shared_rate(known)
+        own = individual_faults(known)
         if own.k >= LEAST_FAULTS and day - fitted >= REFIT_D:
             theta, faults, fitted = SelfExciting().fit(own, day)["theta"], float(own.k), day
-        past = FailureHistory(own, ~up[i], np.zeros(0), np.zeros(0), known.start_d, day)
+        shared = np.array([float(known.k - own.k)])
+        past = FailureHistory(own, ~up[i], np.zeros(1), shared, known.start_d, day)
+        alone = np.exp(-shock_rate(past) * AHEAD_D)  # no failure with a cause in common
         said = []
         for one in (None, prior):
             hazard = baseline(past, (AHEAD_D,), theta, faults, one).hazard[0]
-            said.append(either_probability(probability(hazard), shared, AHEAD_D)[up[i]])
+            said.append(1.0 - (1.0 - probability(hazard)[up[i]]) * alone)
         ys.append((later[i] <= day + AHEAD_D)[up[i]])
         ps.append(said)
     return np.concatenate(ys), [np.concatenate(column) for column in zip(*ps, strict=True)]
