@@ -181,7 +181,8 @@ def unit(**given: Any) -> dict[str, Any]:
 
 
 def horizon(series: dict[str, Any], **given: Any) -> dict[str, Any]:
-    return {"horizon_steps": 1, "horizon_s": 60.0, "series": series} | unit(**given)
+    few = {"after_moves": 0, "coverage90_after_moves": math.nan}
+    return {"horizon_steps": 1, "horizon_s": 60.0, "series": series} | few | unit(**given)
 
 
 def test_losses_name_horizon_series_and_rival() -> None:

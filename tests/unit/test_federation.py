@@ -231,8 +231,9 @@ def test_priors_travel(sites: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert export("north") == export("south") == 0
     assert "epsilon 2 spent; 2 of 4 left" in capsys.readouterr().out
     assert (sites / "north.json").stat().st_size < 10_000
-    held = (sites / "north.json").read_text()
-    assert "n1" not in held.replace("north", "")
+    held = json.loads((sites / "north.json").read_text())
+    del held["signature"], held["key"]  # may spell anything
+    assert "n1" not in json.dumps(held).replace("north", "")
     assert export("north") == 1  # is there
     assert export("north", "--force") == 0
     assert export("north", "--force") == 1  # the budget is spent

@@ -93,14 +93,12 @@ def _beside(events: Path) -> Path:
 
 def _of_events(args: argparse.Namespace, err: Console) -> tuple[str, Any, int]:
     """(site, log, number of its day 0)."""
-    from twin.tables import read_faults
+    from twin.tables import read_node_faults
 
-    missing = [f"--{name}" for name in ("events", "nodes", "site") if getattr(args, name) is None]
+    missing = [f"--{name}" for name in ("events", "site") if getattr(args, name) is None]
     if missing:
-        raise ConfigError(
-            f"{', '.join(missing)}: missing; expected --run, or --events with --nodes and --site"
-        )
-    read = read_faults(args.events, args.nodes, mend=args.mend)
+        raise ConfigError(f"{', '.join(missing)}: missing; expected --run, or --events with --site")
+    read = read_node_faults(args.events, args.nodes, mend=args.mend, part=args.part)
     for note in read.notes:
         print_line(err, note, "dim")
     return args.site, read.log, 0
@@ -262,6 +260,7 @@ VERBS = {
         --run FOLDER>run_folder  of a daemon's run: its newest snapshot
         --events FILE  or a log of faults, as `racktwin backtest failures` reads it
         --nodes COUNT  of that log's fleet, those that never failed too
+        --part PREFIX=  only nodes whose names begin so
         --site NAME  name that the others see; of a run: by default the site's own
         --since DAY  first day of the span, which is public; default: all whole days
         --until DAY  day after the last
