@@ -115,5 +115,7 @@ class SeldomPower(EntityState):
         driven, driven2, left2 = np.exp(-step), (1.0 + step) * np.exp(-step), (1.0 + gap) * left
         way = np.where(beyond, off_w * (1.0 - left) + moved_w * left, moved_w * once)
         way2 = np.where(beyond, off_w * (1.0 - left2) + moved_w * left2, moved_w * twice)
-        sigma_w = np.where(beyond, np.abs(off_w), swing_w * spread)
+        # A mean like the last reading leaves no room for a swing that nobody saw
+        unseen_w = np.where(np.isnan(gaps.mean_w), swing_w, np.abs(moved_w))
+        sigma_w = np.where(beyond, np.abs(off_w), unseen_w * spread)
         return PlateHeat(moved_w * driven - way, moved_w * driven2 - way2, sigma_w)
