@@ -27,13 +27,19 @@ from models.load.quantisation import snap
 NAN = float("nan")
 
 
+def asked(bands: Bands, local: np.ndarray, marginal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Spreads and curves around the last value; the local size of changes is the first unit."""
+    bands.unit = np.where(np.isnan(bands.unit), local, bands.unit)
+    spreads = bands.spreads(np.zeros(1), local, None, None)
+    return spreads, bands.curves(np.zeros(1), bands.unit, spreads, marginal)
+
+
 def learned(errors: np.ndarray, scale: float = 1.0) -> Bands:
     """Bands of one series whose median is always the last value, after these errors."""
     bands = Bands(1, 1.0, 1.0)
     zero, local = np.zeros(1), np.array([scale])
     for error in errors:
-        spreads = bands.spreads(zero, local, None, None)
-        curves = bands.curves(zero, spreads, np.full((N_LEVEL, 1), NAN))
+        spreads, curves = asked(bands, local, np.full((N_LEVEL, 1), NAN))
         bands.learn(np.array([error]), zero, spreads, curves, bands.mixed(curves))
     bands.refresh()
     return bands
@@ -68,8 +74,7 @@ def test_an_error_beyond_all_bins_widens_them_and_loses_nothing() -> None:
     bands = learned(errors)
     before, total = bands.table[:2] * bands.unit, bands.counts[:2].sum()
     huge = np.array([REACH * 50.0])
-    spreads = bands.spreads(np.zeros(1), np.ones(1), None, None)
-    curves = bands.curves(np.zeros(1), spreads, np.full((N_LEVEL, 1), NAN))
+    spreads, curves = asked(bands, np.ones(1), np.full((N_LEVEL, 1), NAN))
     bands.learn(huge, np.zeros(1), spreads, curves, bands.mixed(curves))
     assert (bands.table[:2] * bands.unit) == pytest.approx(before)  # not yet looked at again
     bands.refresh()
@@ -91,8 +96,7 @@ def test_an_outcome_that_is_the_quantile_gains_nobody_anything() -> None:
 def test_histograms_are_looked_at_often_first_and_every_few_outcomes_later() -> None:
     bands, zero, ages = Bands(1, 1.0, 1.0), np.zeros(1), []
     for error in np.random.default_rng(8).normal(size=300):
-        spreads = bands.spreads(zero, np.ones(1), None, None)
-        curves = bands.curves(zero, spreads, np.full((N_LEVEL, 1), NAN))
+        spreads, curves = asked(bands, np.ones(1), np.full((N_LEVEL, 1), NAN))
         bands.learn(np.array([error]), zero, spreads, curves, bands.mixed(curves))
         ages.append(int(bands.age[0]))
     assert ages[:5] == [0] * 5
@@ -116,8 +120,7 @@ def test_the_local_spread_wins_where_errors_follow_it() -> None:
     bands, zero = Bands(1, 1.0, 1.0), np.zeros(1)
     for i in range(1500):
         local = np.array([10.0 if (i // 40) % 2 else 0.5])
-        spreads = bands.spreads(zero, local, None, None)
-        curves = bands.curves(zero, spreads, np.full((N_LEVEL, 1), NAN))
+        spreads, curves = asked(bands, local, np.full((N_LEVEL, 1), NAN))
         bands.learn(rng.normal(size=1) * local, zero, spreads, curves, bands.mixed(curves))
     bands.refresh()
     weight = bands.weights[:, :, 0]
@@ -127,8 +130,7 @@ def test_the_local_spread_wins_where_errors_follow_it() -> None:
 
 def test_without_any_change_there_are_no_bands() -> None:
     bands = Bands(1, 1.0, 1.0)
-    spreads = bands.spreads(np.zeros(1), np.array([NAN]), None, None)
-    curves = bands.curves(np.zeros(1), spreads, np.zeros((N_LEVEL, 1)))
+    _, curves = asked(bands, np.array([NAN]), np.zeros((N_LEVEL, 1)))
     assert curves.shape == (N_KIND, N_LEVEL, 1)
     assert np.isnan(bands.mixed(curves)).all()
 
