@@ -347,7 +347,8 @@ def test_prometheus_gets_forecasts_of_the_site_and_its_feeders(
     power = [
         (labels["horizon_s"], labels["edge"], v) for labels, v in found["racktwin_forecast_site_power_w"]
     ]
-    assert power == [("3600", "lo", 87_000.0), ("3600", "mean", 91_000.0), ("3600", "hi", 95_000.0)]
+    hour = [("3600", "lo", 87_000.0), ("3600", "mean", 91_000.0), ("3600", "hi", 95_000.0)]
+    assert power == [*hour, ("86400", "mean", 90_000.0)]  # a forecast without an interval keeps its mean
     assert {labels["name"] for labels, _ in found["racktwin_forecast_feeder_power_w"]} == {"lab/h/a"}
     assert not any("rack_power" in name for name in found if "forecast" in name)
     assert found["racktwin_forecasts_left_out"] == [({}, 0.0)]
@@ -355,7 +356,7 @@ def test_prometheus_gets_forecasts_of_the_site_and_its_feeders(
     found = own()
     assert "racktwin_forecast_feeder_power_w" not in found  # the site's come first: two of three series each
     assert len(found["racktwin_forecast_site_power_w"]) == 3
-    assert found["racktwin_forecasts_left_out"] == [({}, 3.0)]
+    assert found["racktwin_forecasts_left_out"] == [({}, 6.0)]
 
 
 def test_the_summary_has_the_block(tmp_path: Path) -> None:
