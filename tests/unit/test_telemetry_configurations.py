@@ -43,7 +43,7 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def telegraf() -> dict[str, Any]:
-    (text,) = blocks("toml")
+    (text,) = [block for block in blocks("toml") if "outputs.mqtt" in block]
     return tomllib.loads(text)
 
 
@@ -89,7 +89,9 @@ def test_its_topics_are_those_that_the_daemon_is_told_to_read(telegraf: dict[str
 def test_the_configuration_of_the_daemon_is_accepted(site: Site, tmp_path: Path) -> None:
     tree = {"site": str(ROOT / "deploy" / "sites" / "lab.yaml"), "state": "state"}
     for text in blocks("yaml"):
-        tree |= yaml.safe_load(text)
+        part = yaml.safe_load(text)
+        if "extends" not in part:  # of a mapping
+            tree |= part
     path = tmp_path / "racktwin.yaml"
     path.write_text(yaml.safe_dump(tree))
     config = load_config(path).config
@@ -97,3 +99,10 @@ def test_the_configuration_of_the_daemon_is_accepted(site: Site, tmp_path: Path)
         load_map(scrape.map)
         assert scrape.place is not None
         assert site.entity("node", scrape.place) is not None, scrape.place
+
+
+def test_the_subscriptions_of_gnmi_bear_the_names_of_the_mapping() -> None:
+    (text,) = [block for block in blocks("toml") if "inputs.gnmi" in block]
+    (plugin,) = tomllib.loads(text)["inputs"]["gnmi"]
+    rules = yaml.safe_load((ROOT / "connectors" / "exporters" / "gnmi.yaml").read_text())["rules"]
+    assert {each["name"] for each in plugin["subscription"]} == {rule["measurement"] for rule in rules}
