@@ -169,6 +169,8 @@ class ItDecoder:
         _check_size(event)
         if isinstance(event, NvlinksCounted):
             speaker = self._check_speaker(event, path, "counts")
+            if self.names.entity("node", event.name) is None:
+                raise BadMessage(f"counts of {event.name[:200]!r}, which is no node of this site")
             self._nvlinks.spend(speaker, len(payload), message.t_ns)
             return msgspec.structs.replace(event, id=f"{speaker}#{event.id}")
         if isinstance(event, FaultReported | IdentityTold):

@@ -113,6 +113,15 @@ def test_counts_are_told_when_one_moves_and_once_an_hour() -> None:
     assert report.tell([GpuLinks(), GpuLinks()], at(1e6)) == []
 
 
+def test_symbol_errors_that_move_at_every_reading_are_told_seldom() -> None:
+    report, told = NvlinkReport(NODE, "boot"), []
+    for second in range(0, 1800, 10):
+        noisy = GpuLinks(18, {3: {"recoveries": int(second >= 900), "failures": 0, "symbols": second + 1}})
+        told += [second for _ in report.tell([noisy], at(1e6 + second))[1:]]
+    assert len(told) <= 5
+    assert {0, 900} <= set(told)
+
+
 def test_racktwin_reads_what_is_told() -> None:
     site = site_of(two_racks())
     frame, event = NvlinkReport(NODE, "boot").tell([links_of(505), *[links_of(0)] * 3], at(5.0))
@@ -132,6 +141,8 @@ def test_racktwin_reads_what_is_told() -> None:
 @pytest.mark.parametrize(
     ("path", "change", "reason"),
     [
+        (NODE, {"name": f"{NODE}/gpu0"}, "which is no node"),
+        ("lab/h/r1", {"name": "lab/h/r1/\x1b[2J"}, "which is no node"),
         ("lab/h/r1/node1", {}, "counts of 'lab/h/r1/node0' on the topic of lab/h/r1/node1"),
         (NODE, {"recoveries": [-1]}, "recoveries: expected at most"),
         (NODE, {"errors": [2**62]}, "errors: expected at most"),

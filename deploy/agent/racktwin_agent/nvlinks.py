@@ -1,4 +1,4 @@
-"""NVLink counts by link: read through NVML, told when one moves and once an hour.
+"""NVLink counts by link: read through NVML, told when a link recovers, others now and then.
 
 NVLink 5 counts recoveries that succeeded and failed, effective errors (left after error correction) and
 symbol errors as fields of a link; older links count replays, recoveries and CRC errors. Names and numbers are
@@ -19,6 +19,8 @@ from racktwin_agent.publish import Out, frame_of, nvlinks_of
 
 READ_EVERY_S = 10.0
 AGAIN_S = 3600.0  # a daemon that began later hears them by it
+# Between reports of counts of which no alarm comes: symbol errors of a noisy link move at every reading
+SELDOM_S = 600.0
 MAX_LINKS = 64
 COUNTS = ("recoveries", "failures", "errors", "replays", "symbols")
 # count -> field of a link, NVLink 5
@@ -114,6 +116,21 @@ def bit_error_rate(packed: int) -> float:
     return float((packed >> 8 & 0xF) * 10.0 ** -(packed & 0xFF))
 
 
+def _marks(gpus: Sequence[GpuLinks], recoveries_only: bool) -> list[Any]:
+    """The counts that make a report due where one of them has moved."""
+    if not recoveries_only:
+        return [(gpu.read, gpu.counts) for gpu in gpus]
+    of_link = [
+        {
+            k: marks
+            for k, c in gpu.counts.items()
+            if any(marks := (c.get("recoveries", 0), c.get("failures", 0)))
+        }
+        for gpu in gpus
+    ]
+    return [(gpu.read, links) for gpu, links in zip(gpus, of_link, strict=True)]
+
+
 class NvlinkReport:
     """Last report on the NVLinks of the node at `path`."""
 
@@ -139,9 +156,8 @@ class NvlinkReport:
         out = [frame_of(self.path, at.wall_ns, columns, {})]
         every_ns = round(AGAIN_S * NS)
         again_ns = self._told_ns + every_ns - (self._told_ns - self._phase_ns) % every_ns
-        moved = self._told is None or [(g.read, g.counts) for g in gpus] != [
-            (g.read, g.counts) for g in self._told
-        ]
+        seldom = at.boot_ns - self._told_ns < round(SELDOM_S * NS)
+        moved = self._told is None or _marks(gpus, seldom) != _marks(self._told, seldom)
         if moved or at.boot_ns >= again_ns:
             self._told, self._told_ns = list(gpus), at.boot_ns
             out.append(nvlinks_of(self.path, f"{self.boot}-nvlinks-{at.boot_ns // NS}", self._body(gpus, at)))
