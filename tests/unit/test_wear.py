@@ -16,6 +16,7 @@ from twin.health.wear import (
     POINT_S,
     POINTS,
     REMAPS,
+    SETTLING_S,
     SLOWER,
     SURE_T,
     Left,
@@ -284,6 +285,17 @@ def test_only_gpus_that_drift_are_tracked(monkeypatch):
     assert course.wear.points["gpu.resistance"].index.tolist() == []
 
 
+def test_a_resistance_that_is_still_being_found_is_no_wear():
+    """The early value of one comes from 15 minutes at one load: for a day nothing is held against it."""
+    course, day = Course(), SETTLING_S / DAY_S
+    found = np.where(np.arange(SITE.sizes["gpu"]) == 5, 1.0, 0.0)
+    course.run(9, "gpu.resistance", lambda d: 1.0 + 0.2 * min(d, day) * found)
+    assert course.left("gpu.resistance", 5) is None
+    course.wear.forget("gpu", 5)  # another GPU, of which an early value is known anew
+    course.run(0.8, "gpu.resistance", lambda d: 1.0 + 0.2 * found)
+    assert course.wear.points["gpu.resistance"].index.tolist() == []
+
+
 def test_what_a_rack_has_alike_is_no_wear_of_a_plate():
     """A circuit whose flow falls warms all plates of its racks; one that wears beside that is told alone."""
     course = Course()
@@ -362,6 +374,7 @@ def test_it_does_not_matter_where_in_the_ring_points_lie():
 
 def test_a_track_ends_when_the_drift_is_half_gone():
     course = Course()
+    course.run(SETTLING_S / DAY_S + 0.2, "gpu.resistance", lambda d: 1.0)
     for drift, tracked in ((0.04, []), (0.06, [3]), (0.03, [3]), (0.024, []), (0.04, [])):
         course.put("gpu.resistance", 1.0 + drift * (np.arange(SITE.sizes["gpu"]) == 3))
         course.point()

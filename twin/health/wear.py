@@ -17,7 +17,7 @@ from twin.catalogue import F32, F64, I64, NS, Bool, find_signal, utc
 from twin.estimation import Parameter
 from twin.health.context import HealthContext
 from twin.site import Site
-from twin.telemetry import EntityState, SparseState, cell, part, scalar
+from twin.telemetry import EntityState, SparseState, cell, column, part, scalar
 
 Z = 1.645  # of a 90 % interval
 LEAST_POINTS, LEAST_SPAN_S = 12, 1.5 * 86_400.0  # source: estimate
@@ -165,6 +165,9 @@ POINT_S, POINTS = 4 * 3600.0, 128  # between points, and how many are kept: thre
 MAX_TRACKS = 2000  # of GPUs, for each parameter
 JUMP_PU = 0.05  # a change between two points that is no wear: cleaning, a repair, a fault; source: estimate
 DAY_S = 86_400.0
+# After its early value is known, in which a cold plate's resistance is still being found: the readings of 15
+# minutes at one load tell little of it; source: estimate
+SETTLING_S = 86_400.0
 LEAST_ALIKE = 4  # GPUs of a rack that tell what all of them have alike; source: estimate
 
 
@@ -232,6 +235,7 @@ class Wear(EntityState):
     count: int = scalar(0)
     point_ns: int = scalar(0)
     points: dict[str, Points] = part()
+    known_ns: I64 = column("gpu", "i8")  # since when the early value of its resistance is known; 0: it is not
 
     def __init__(self, site: Site) -> None:
         super().__init__(site.sizes)
@@ -265,6 +269,7 @@ class Wear(EntityState):
             if worn.what == PUMP_HEAD:  # a filter that clogs is no wear of the pumps
                 value = value + np.nan_to_num(now.estimator.clogged_pu)
             if worn.sparse:
+                value = self._settled(value, parameter.reference, now.now_ns)
                 value = self._apart(value, parameter.reference)
                 drift = (value / parameter.reference - 1.0) * (1.0 if worn.rising else -1.0)
                 noise = np.maximum(worn.noise_pu, 3.0 * parameter.sigma / parameter.reference)
@@ -281,6 +286,12 @@ class Wear(EntityState):
             )
         points.value[:, jumped] = np.nan
         points.value[row] = value[at]
+
+    def _settled(self, value: F64, reference: F64, now_ns: int) -> F64:
+        """Values of GPUs whose early value has been known for long enough; NaN of others."""
+        known = reference > 0.0
+        self.known_ns = np.where(known, np.where(self.known_ns > 0, self.known_ns, now_ns), 0)
+        return np.where(known & (now_ns - self.known_ns >= SETTLING_S * NS), value, np.nan)
 
     def _apart(self, value: F64, reference: F64) -> F64:
         """Values of GPUs without what those of their rack have alike: less flow is no wear of any plate."""
