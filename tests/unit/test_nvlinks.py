@@ -24,6 +24,7 @@ from tests.support.nvlink_case import (
     SWEEP_S,
     TREE,
     LinkCase,
+    sweep,
 )
 from tests.support.recurring_devices import DAY_S, HOUR_S, Watched, chance, racks
 from twin.api.answers import Refused
@@ -31,7 +32,7 @@ from twin.api.health import of_name
 from twin.catalogue import NS
 from twin.cli.operate.health import show
 from twin.contracts import DEGRADED, HEALTHY, WATCH
-from twin.health.nvlinks import PORTS, Nvlinks
+from twin.health.nvlinks import NAMED_NS, PORTS, Nvlinks
 from twin.health.recurring import RECOVERIES, lifetime_nats
 from twin.telemetry import FaultReported, NvlinksCounted
 
@@ -111,6 +112,53 @@ def test_nodes_that_a_known_link_takes_down_are_of_its_alarm(case: LinkCase) -> 
     strangers = LinkCase()  # the same XIDs, of which no link was known before
     strangers.dies([g for g in range(first, first + NODES * GPUS) if g != GPU], "Fatal")
     assert strangers.alarms() == ["health/shared"]
+
+
+def together(case: LinkCase, recoveries: int, *events: Any) -> list[str]:
+    """A sweep that finds as many recoveries on links of two nodes of a rack; the ids of the alarms."""
+    total = np.zeros(case.site.sizes["gpu"], np.int64)
+    total[[GPU, GPU + GPUS]] = recoveries
+    told = [*sweep(case.site, recoveries)[: NODE + 1], *sweep(case.site, recoveries, NODE + 1)[NODE + 1 :]]
+    case.look(*told, *events, counts={RECOVERIES: total})
+    return case.alarms()
+
+
+def test_none_of_two_links_that_recover_is_hidden_behind_the_other() -> None:
+    case = LinkCase()
+    both = [ALARM, "health/lab/h/r4/node3"]
+    for recoveries in (LIFETIME, LIFETIME, LIFETIME + 1):
+        ids = together(case, recoveries)
+    assert ids == both
+    first = NODE // NODES * NODES * GPUS
+    rack = range(first, first + NODES * GPUS)
+    assert case.dies([g for g in rack if g != GPU], "Fatal") == both
+
+
+def test_a_link_that_recovers_stands_beside_nodes_that_went_down_with_it_unnamed(case: LinkCase) -> None:
+    case.sweeps(LIFETIME + MORE, SWEEP_S)
+    first = NODE // NODES * NODES * GPUS
+    xids = [case._xid(gpu, 149, "NETIR_LINK_DOWN Fatal") for gpu in range(first, first + NODES * GPUS)]
+    case.look(*xids, dt_s=10.0)
+    assert case.alarms() == [ALARM, "health/shared"]
+
+
+def test_a_node_that_was_down_before_is_no_follower(case: LinkCase) -> None:
+    other = GPU + GPUS
+    case.look(case._xid(other, 149, "NETIR_LINK_DOWN Fatal"), dt_s=10.0)
+    down = ["health/lab/h/r4/node3"]
+    assert case.alarms() == down
+    case.passes(6.0)
+    assert case.sweeps(LIFETIME + MORE, SWEEP_S) == [ALARM, *down]
+    assert case.dies() == [ALARM, *down]
+
+
+def test_a_link_that_goes_on_recovering_for_weeks_is_not_taken_for_usual() -> None:
+    watch = Watched(racks(5))
+    for hour in range(8, 21 * 24, 8):
+        watch.look(hour * HOUR_S, {RECOVERIES: [7]})
+        assert watch.recurring.failing[7] or hour < 24
+    watch.look((hour + 7 * 24) * HOUR_S)
+    assert not watch.recurring.failing.any()
 
 
 def test_without_a_life_before_one_recovery_is_no_alarm_and_four_in_four_hours_are() -> None:
@@ -194,6 +242,11 @@ def test_the_nats_of_a_life_are_the_log_of_how_few_have_one_so_long() -> None:
     assert np.flatnonzero(lifetime_nats(count, index, none)).tolist() == [7]
     count[8] = LIFETIME + 1
     assert lifetime_nats(count, index, none)[[7, 8]] == pytest.approx(np.log([160, 320]))
+    count[9:12] = LIFETIME + np.arange(2, 5)  # a used site: of more than four none is odd but those
+    assert np.flatnonzero(lifetime_nats(count, index, none)).tolist() == [8, 9, 10, 11]
+    count[7:12] = LIFETIME
+    assert not lifetime_nats(count, index, none).any()
+    count[7:12] = [LIFETIME, LIFETIME + 1, 0, 0, 0]
     count[100:] = -1  # not read
     assert lifetime_nats(count, index, none)[8] == pytest.approx(np.log(100))
 
@@ -230,11 +283,58 @@ def test_counts_from_before_the_first_reading_are_told_apart() -> None:
     links.take([counted(gpu=(0,), link=(5,), recoveries=(7,))], START_NS)
     assert links.before.tolist() == [7]
     links.take([counted(gpu=(0,), link=(5,), recoveries=(9,), failures=(1,))], START_NS + 1)
-    assert "had recovered 7 times before it was watched and recovered 2 times, failed to once" in links.text(
-        4
+    assert (
+        "had recovered 7 times before it was watched and recovered 2 times, failed to recover once"
+        in links.text(4)
     )
     links.take([counted(gpu=(0,), link=(5,), recoveries=(1,))], START_NS + 2)  # its driver was loaded again
     assert (links.before.tolist(), links.recoveries.tolist()) == ([0], [1])
+
+
+def test_a_driver_that_was_loaded_again_leaves_its_links_no_past() -> None:
+    links = book()
+    rows: dict[str, Any] = {"gpu": (0, 1), "link": (5, 6), "recoveries": (505, 7), "far": ("a", "b")}
+    links.take([counted(**rows)], START_NS)
+    links.hear([FaultReported(table="gpu", name="lab/h/r1/node1/gpu0", code=149, detail="Link 5")], START_NS)
+    links.take([counted(read=17)], START_NS + 1)  # links that cannot be read now
+    links.take([counted(read=0)], START_NS + 2)  # a GPU that left the bus
+    assert links.recoveries.tolist() == [505, 7]
+    links.take([counted(gpu=(1,), link=(6,), recoveries=(8,))], START_NS + 3)
+    assert links.index.tolist() == [PORTS * 5 + 6]
+    assert links.far == {PORTS * 5 + 6: "b"}
+    assert links.level(4, 5, False) == HEALTHY
+
+
+def test_of_several_counts_of_a_node_at_once_the_last_holds() -> None:
+    links = book()
+    rows: dict[str, Any] = {"gpu": (0,), "link": (5,)}
+    links.take([counted(**rows, recoveries=(7,)), counted()], START_NS)
+    assert len(links) == 0
+
+
+@pytest.mark.parametrize(
+    ("told", "kept"), [(1e300, 1.0), (-1.0, 0.0), (float("nan"), 0.0), (float("inf"), 0.0), (5e-12, 5e-12)]
+)
+def test_a_rate_that_cannot_be_is_within_bounds(told: float, kept: float) -> None:
+    links = book()
+    links.take([counted(gpu=(0,), link=(5,), recoveries=(7,), symbol_ber=(told,))], START_NS)
+    assert links.symbol_ber.tolist() == pytest.approx([kept])
+
+
+def test_an_xid_of_long_ago_names_no_link_any_more() -> None:
+    links = book()
+    links.take([counted(gpu=(0,), link=(5,), recoveries=(7,))], START_NS)
+    xids = [
+        FaultReported(table="gpu", name=f"lab/h/r1/node1/gpu{k}", code=149, detail="Link 5") for k in (0, 1)
+    ]
+    links.hear(xids, START_NS)
+    links.hear(xids, START_NS + 1)
+    assert [links.named_ns(gpu) for gpu in (4, 5)] == [START_NS, 0]
+    links.fade(START_NS + NAMED_NS - 1)
+    assert links.index.tolist() == [PORTS * 4 + 5, PORTS * 5 + 5]
+    links.fade(START_NS + NAMED_NS)
+    assert links.index.tolist() == [PORTS * 4 + 5]
+    assert (links.named_ns(4), links.level(4, 5, False)) == (0, WATCH)
 
 
 def test_the_link_that_grew_last_is_the_one_that_is_named() -> None:
@@ -268,8 +368,10 @@ def test_rows_that_cannot_be_are_left_out() -> None:
     assert links.index.tolist() == [PORTS * 4 + 5]
     assert links.recoveries.tolist() == [0]
     for detail in ("Link 99", "Link -1", "no link", "Link 14"):
-        links.hear([FaultReported(table="gpu", name="lab/h/r9/node1/gpu0", code=149, detail=detail)])
-    links.hear([FaultReported(table="gpu", name="lab/h/r1/node1/gpu0", code=79, detail="Link 14")])
+        links.hear(
+            [FaultReported(table="gpu", name="lab/h/r9/node1/gpu0", code=149, detail=detail)], START_NS
+        )
+    links.hear([FaultReported(table="gpu", name="lab/h/r1/node1/gpu0", code=79, detail="Link 14")], START_NS)
     assert not links.code.any()
 
 

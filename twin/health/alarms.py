@@ -24,6 +24,7 @@ from twin.contracts import (
     LEVELS,
     PAIRED,
     PARTS,
+    SAME_S,
     WATCH,
     Evidence,
     FailureLog,
@@ -256,10 +257,9 @@ class _Look:
         if likely:
             said.insert(min(len(said), MOST_EVIDENCE - 1), self._chance(node))
         if reasons and (many := len(self.followers().get(node, ()))):
-            what_follows = (
-                f"{many} more nodes of its scale-up domain went down with it; they are not to blame"
-            )
-            said.insert(min(len(said), 1), what_follows)
+            who, they = ("node", "it is") if many == 1 else ("nodes", "they are")
+            follow = f"{many} more {who} of its scale-up domain went down with it; {they} not to blame"
+            said.insert(min(len(said), 1), follow)
         todo = max((r.action for r in reasons), default=action("drain"))
         if likely and todo < action("drain"):  # what may be about to fail should not be at work when it does
             todo = action("drain")
@@ -326,29 +326,38 @@ class _Look:
     # -- what has a cause in common
 
     def followers(self) -> dict[int, I32]:
-        """Nodes that are down with the NVLink of another one of their scale-up domain, by that other one: its
-        link recovered again and again before, and an XID names it.
+        """Nodes that went down with the NVLink of another one of their scale-up domain, by that other one.
+
+        Its link recovered again and again before, and an XID names it. None of two such nodes follows the other.
         """
         if self._followers is None:
-            self._followers = {}
             log, links = self.health.log(), self.health.nvlinks
+            of_node: dict[int, int] = {}
             for gpu in np.flatnonzero(self.health.recurring.failing).tolist():
-                if not links.is_named(gpu):
-                    continue
-                node = int(self.site.node_of_gpu[gpu])
-                of_link = np.array([name == "link" for name in log.classes], np.bool_)[log.kind]
-                down = np.unique(log.node[(log.end_ns == 0) & of_link])
+                if named_ns := links.named_ns(gpu):
+                    node = int(self.site.node_of_gpu[gpu])
+                    of_node[node] = min(named_ns, of_node.get(node, named_ns))
+            of_link = np.array([name == "link" for name in log.classes], np.bool_)[log.kind]
+            self._followers = {}
+            for node, named_ns in of_node.items():
+                with_it = log.start_ns >= named_ns - round(SAME_S * NS)
+                down = np.unique(log.node[(log.end_ns == 0) & of_link & with_it])
                 _, domain = scale_up_domain(self.site, node)
-                self._followers[node] = np.setdiff1d(np.intersect1d(domain, down), [node]).astype(np.int32)
+                below = np.setdiff1d(np.intersect1d(domain, down), list(of_node))
+                self._followers[node] = below.astype(np.int32)
         return self._followers
 
     def _following(self) -> list[int]:
         return [i for nodes in self.followers().values() for i in nodes.tolist()]
 
     def together(self) -> I32:
-        """Nodes that are down by a cause in common with others, ascending; not where that is a known link."""
+        """Nodes that are down by a cause in common with others, ascending; not those that a known link takes
+        down, nor any with a link that recovers again and again: that link may be the cause.
+        """
         if self._together is None:
-            log, known = self.health.log(), [*self.followers(), *self._following()]
+            log = self.health.log()
+            failing = self.site.node_of_gpu[self.health.recurring.failing].tolist()
+            known = [*failing, *self._following()]
             self._together = np.setdiff1d(log.node[_down_together(log)], known).astype(np.int32)
         return self._together
 
@@ -365,7 +374,8 @@ class _Look:
         names = tuple(self.site.name("node", int(i)) for i in nodes[:MOST_ENTITIES])
         racks = len(np.unique(self.site.rack_of_node[nodes]))
         severity = "warning" if self.facility_told else "critical"  # the cause has an alarm of its own
-        where = f"{len(nodes)} nodes in {racks} {'rack' if racks == 1 else 'racks'}: "
+        many = f"{len(nodes)} {'node' if len(nodes) == 1 else 'nodes'}"
+        where = f"{many} in {racks} {'rack' if racks == 1 else 'racks'}: "
         return [Finding("health/shared", severity, "Nodes became unusable together", names,
                         (where + ", ".join(said),), 1.0,
                         "Look at what they have in common: feed, coolant, network, job. No node is to blame.",

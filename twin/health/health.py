@@ -107,7 +107,7 @@ class HealthState(EntityState):
         storm = len(self._heard) >= STORM
         if self._heard:
             self._grave |= self.book.hear(self._heard, state.now_ns, jobs)
-            self.nvlinks.hear(self._heard)
+            self.nvlinks.hear(self._heard, state.now_ns)
             self._heard = []
         if self._counted:
             self.nvlinks.take(self._counted, state.now_ns)
@@ -138,6 +138,7 @@ class HealthState(EntityState):
         self.rates.update(now)
         self.recurring.update(now, self.rates, self.failures.broken(self.book), self.book)
         self.wear.update(now)
+        self.nvlinks.fade(now.now_ns)
         self.verdicts.update(now, records)
 
     def _judge_nodes(self, now: HealthContext, records: DeviceRecords) -> None:

@@ -14,7 +14,7 @@ from typing import Self
 
 import numpy as np
 
-from twin.catalogue import F32, I32, I64, U8, clean
+from twin.catalogue import F32, I32, I64, NS, U8, Bool, clean
 from twin.contracts import DEGRADED, HEALTHY, UNKNOWN, WATCH
 from twin.site import Site, far_end
 from twin.telemetry import OWN, FaultReported, NvlinksCounted, OldOfNew, SparseState, cell, column, entries
@@ -25,6 +25,7 @@ MAX_FAR = 80  # characters of the far end's name
 COUNTS = ("recoveries", "failures", "errors", "replays", "symbols")
 # XIDs of a unit of NVLink 5, whose text names the link. source: NVIDIA XID catalogue
 CODES = range(144, 151)
+NAMED_NS = 7 * 86_400 * NS  # for which an XID stands against a link; source: estimate, as for its recoveries
 _LINK = re.compile(r"\bLink (\d{1,2})\b")
 
 
@@ -40,9 +41,11 @@ class Nvlinks(SparseState):
     before: I64 = cell("i8")  # recoveries when the link was first read
     began_ns: I64 = cell("i8")  # recoveries grew, first and last
     grew_ns: I64 = cell("i8")
-    code: I32 = cell("i4")  # the last XID that names it
+    code: I32 = cell("i4")  # the gravest XID that names it
+    code_ns: I64 = cell("i8")  # when one first did
     far: dict[int, str] = entries(OWN)  # the other end, where a device tells it
     read: U8 = column("gpu", "u1")
+    most: U8 = column("gpu", "u1")  # links that were ever read
 
     def __init__(self, site: Site) -> None:
         super().__init__({**site.sizes, TABLE: PORTS * site.sizes["gpu"]}, TABLE)
@@ -52,8 +55,9 @@ class Nvlinks(SparseState):
         """Note counts of nodes' links; rows of GPUs or links that they cannot have are left out."""
         rows: dict[int, tuple[NvlinksCounted, int]] = {}
         first_read: set[int] = set()  # GPUs of which nothing was read before
+        whole: list[int] = []  # GPUs of which all links are read
         nodes = self.site.entities("node", [event.name for event in events]).tolist()
-        for event, node in zip(events, nodes, strict=True):
+        for node, event in dict(zip(nodes, events, strict=True)).items():  # the last of each node
             if node < 0:
                 continue
             first, last = self.site.gpu_start_of_node[node : node + 2].tolist()
@@ -61,11 +65,37 @@ class Nvlinks(SparseState):
                 if not self.read[gpu]:
                     first_read.add(gpu)
                 self.read[gpu] = min(max(read, 0), PORTS)
+                if self.read[gpu] and self.read[gpu] >= self.most[gpu]:
+                    self.most[gpu] = self.read[gpu]
+                    whole.append(gpu)
             for row, (gpu, link) in enumerate(zip(event.gpu, event.link, strict=False)):
                 if 0 <= gpu < last - first and 0 <= link < PORTS:
                     rows[PORTS * (first + gpu) + link] = event, row
         if rows:
             self._write(rows, first_read, now_ns)
+        if len(self.index) and whole:
+            self._begin_anew(np.array(whole), list(rows))
+
+    def _begin_anew(self, whole: I64, rows: list[int]) -> None:
+        """Drop links of these GPUs that counted something and are at zero now: their driver was loaded again.
+
+        A link that cannot be read any more keeps its row: then not all of its GPU are read.
+        """
+        anew = np.isin(self.index // PORTS, whole) & ~np.isin(self.index, rows)
+        self._drop(anew & np.any([getattr(self, name) > 0 for name in COUNTS], axis=0))
+
+    def _drop(self, gone: Bool) -> None:
+        if gone.any():
+            for index in self.index[gone].tolist():
+                self.far.pop(index, None)
+            self.keep(~gone)
+
+    def fade(self, now_ns: int) -> None:
+        """Forget XIDs that named a link long ago."""
+        old = (self.code > 0) & (now_ns - self.code_ns >= NAMED_NS)
+        if old.any():
+            self.code[old] = 0
+            self._drop(old & ~np.any([getattr(self, name) > 0 for name in COUNTS], axis=0))
 
     def _write(self, rows: dict[int, tuple[NvlinksCounted, int]], first_read: set[int], now_ns: int) -> None:
         index = np.array(sorted(rows), np.int32)
@@ -88,11 +118,11 @@ class Nvlinks(SparseState):
             getattr(self, name)[at] = told[name]
         for k, (i, (event, row)) in enumerate(sorted(rows.items())):
             rate = event.symbol_ber[row] if row < len(event.symbol_ber) else 0.0
-            self.symbol_ber[at[k]] = rate if math.isfinite(rate) else 0.0
+            self.symbol_ber[at[k]] = min(max(rate, 0.0), 1.0) if math.isfinite(rate) else 0.0
             if row < len(event.far) and event.far[row]:
                 self.far[i] = clean(event.far[row], MAX_FAR)
 
-    def hear(self, faults: Sequence[FaultReported]) -> None:
+    def hear(self, faults: Sequence[FaultReported], now_ns: int) -> None:
         """Note which link an XID of NVLink 5 names."""
         for fault in faults:
             if fault.table != "gpu" or fault.code not in CODES:
@@ -106,6 +136,8 @@ class Nvlinks(SparseState):
             if not there[0]:
                 self.insert(index)
                 at, _ = self.find(index)
+            if not self.code[at[0]]:
+                self.code_ns[at[0]] = now_ns
             self.code[at[0]] = max(int(self.code[at[0]]), fault.code)
 
     def of_gpu(self, gpu: int) -> I64:
@@ -113,10 +145,11 @@ class Nvlinks(SparseState):
         some = np.arange(*np.searchsorted(self.index, [PORTS * gpu, PORTS * (gpu + 1)]))
         return some[np.lexsort((self.index[some], -self.recoveries[some], -self.grew_ns[some]))]
 
-    def is_named(self, gpu: int) -> bool:
-        """Return True if an XID names a link of this GPU that recovered before."""
+    def named_ns(self, gpu: int) -> int:
+        """When an XID first named a link of this GPU that recovered before; 0: none does."""
         places = self.of_gpu(gpu)
-        return bool(((self.code[places] > 0) & (self.recoveries[places] > 0)).any())
+        places = places[(self.code[places] > 0) & (self.recoveries[places] > 0)]
+        return int(self.code_ns[places].min()) if len(places) else 0
 
     def name(self, index: int) -> str:
         """A link by both ends: its GPU and number, and what is known of the other end."""
@@ -140,7 +173,7 @@ class Nvlinks(SparseState):
         life = f"had recovered {_times(before)} before it was watched" if before else ""
         words = [f"{self.name(int(self.index[k]))} {' and '.join(w for w in (life, since) if w)}"]
         if failed := int(self.failures[k]):
-            words.append(f"failed to {_times(failed)}")
+            words.append(f"failed to recover {_times(failed)}")
         others = int(np.count_nonzero(self.recoveries)) - 1
         links = int(self.read.astype(np.int64).sum())
         if links > 1:
@@ -169,9 +202,7 @@ class Nvlinks(SparseState):
         """Another GPU sits in this slot: its links are others."""
         super().forget(table, entity)
         if table == "gpu":
-            gone = self.index // PORTS == entity
-            self.far = {i: far for i, far in self.far.items() if i // PORTS != entity}
-            self.keep(~gone)
+            self._drop(self.index // PORTS == entity)
 
     def adopt(self, old: Self, old_of_new: OldOfNew) -> None:
         """Take over the links of GPUs that the new site still has."""

@@ -229,6 +229,9 @@ RACK_PU, RACK = 0.5, 3  # of the nodes of a rack: it is the rack's
 # Of a count from before anybody watched: so many, and so many times those of the others that have any, as in
 # the rules. source: estimate
 LIFETIME, UNUSUAL = 10, 10.0
+# Of the devices of a site, or MANY: if more have a count as high, that is how the site is; a used one would
+# be full of them else. source: estimate
+FEW_PU = 0.002
 MOST_TIMES = 9  # that one reading of a counter may add beyond the first; source: estimate
 RECOVERIES = "gpu.nvlink_recovery_count"
 MOST_TOLD = 3  # kinds of trouble in one sentence
@@ -297,16 +300,18 @@ def lifetime_nats(count: I64, index: I32, grown: F64) -> F64:
     """Surprise, in nats, that these devices' counts of their lives are so high [k]; 0 where they are not.
 
     `count` [n] is as read now, -1 where it is not; `grown` [k] since the look before. High is at least
-    LIFETIME, and UNUSUAL times what those have that have any; then it is the log of how few are as high.
+    LIFETIME, and UNUSUAL times what those have that have any beside the few with the highest, of which it
+    must be one; then it is the log of how few are as high.
     """
     before = count[index] - grown
     if not (before >= LIFETIME).any():
         return np.zeros(len(index))
-    some = np.sort(count[count > 0])
-    others = some[:-1]  # without a high one itself: any of those leaves the same median
-    least = max(LIFETIME, UNUSUAL * (max(1.0, float(np.median(others))) if len(others) else 1.0))
+    read, some = np.count_nonzero(count >= 0), np.sort(count[count > 0])
+    few = max(MANY, int(FEW_PU * read))
+    usual = float(np.median(some[:-few])) if len(some) > few else 1.0
     rank = np.maximum(len(some) - np.searchsorted(some, before), 1)
-    return np.where(before >= least, np.log(np.count_nonzero(count >= 0) / rank), 0.0)
+    odd = (before >= max(LIFETIME, UNUSUAL * usual)) & (rank <= few)
+    return np.where(odd, np.log(read / rank), 0.0)
 
 
 class Recurring(EntityState):
@@ -445,7 +450,9 @@ class Recurring(EntityState):
     def _close(self, stream: Stream, cycles: Cycles, usual: BaselineRate) -> None:
         """Move cycles that became unlikely, lasted long or are common into the usual rate."""
         score, whole = cycles.scores(self.now_ns)
-        over = (whole <= 0.0) | (self.now_ns - cycles.first_ns >= LONGEST_NS)
+        # A link that has recovered for a week is no better for it
+        since_ns = usual.last_ns[cycles.index] if stream.lifetime else cycles.first_ns
+        over = (whole <= 0.0) | (self.now_ns - since_ns >= LONGEST_NS)
         strong = score >= STILL
         some = np.count_nonzero((score > 0.0) & (cycles.count > 1))
         if np.count_nonzero(strong) > _many(usual.n_heard) or some > stream.most(usual.n_heard):
