@@ -328,7 +328,8 @@ class _Look:
     def followers(self) -> dict[int, I32]:
         """Nodes that went down with the NVLink of another one of their scale-up domain, by that other one.
 
-        Its link recovered again and again before, and an XID names it. None of two such nodes follows the other.
+        Its link recovered again and again before, and an XID names it. None of two such nodes follows the
+        other.
         """
         if self._followers is None:
             log, links = self.health.log(), self.health.nvlinks
