@@ -6,6 +6,7 @@ import io
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from rich.console import Console
@@ -393,6 +394,14 @@ def test_links_move_with_their_gpus_and_survive_a_snapshot() -> None:
     assert (moved.index.tolist(), moved.far) == ([PORTS * 71 + 5], {PORTS * 71 + 5: "b"})
     back.restore(links.dump())
     assert back.text(5) == links.text(5) != ""
+
+
+def test_counts_press_no_ids_of_other_events_out() -> None:
+    case = LinkCase()
+    known = dict(case.engine.intake.seen)
+    case.look(*(msgspec.structs.replace(e, id=f"{e.name}#1") for e in sweep(case.site, 7)))
+    assert dict(case.engine.intake.seen) == known
+    assert case.engine.health.nvlinks.recoveries.tolist() == [7]
 
 
 def test_a_healthy_site_says_nothing_of_its_links() -> None:

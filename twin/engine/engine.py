@@ -219,10 +219,12 @@ class Engine:
         if isinstance(event, ev.IdentityTold):
             swaps, changes = self.intake.identities.hear(event, self.site, self.state)
             return [*changes, *(record for swap in swaps for record in self._take_in(swap))]
-        if not self.intake.is_new(event):
+        # Counts are told again and again, and twice is no more than once: ids of them would press out others,
+        # and only what is odd is journalled
+        if not isinstance(event, ev.NvlinksCounted) and not self.intake.is_new(event):
             return []
         self.health.take(event, self.jobs, self.state.now_ns)
-        if isinstance(event, ev.NvlinksCounted):  # told again and again: only what is odd is journalled
+        if isinstance(event, ev.NvlinksCounted):
             refused = None if self.site.entity("node", event.name) is not None else f"no node {event.name}"
             return [EventRecord(event=brief_event(event), refused=refused)] if refused else []
         if isinstance(event, ev.SiteChanged):
