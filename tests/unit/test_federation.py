@@ -9,6 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import yaml
@@ -138,7 +139,9 @@ def test_the_ledger_refuses_what_is_beyond_the_budget(tmp_path: Path) -> None:
 
 def test_budgets_are_numbers() -> None:
     assert epsilon_of("0.1", "--epsilon") == Fraction(1, 10)
-    for text in ("", "x", "-1", "0", "1e9", "nan", "1/0", "1" * 30):
+    assert epsilon_of(".5", "--epsilon") == epsilon_of("0.50", "--epsilon") == Fraction(1, 2)
+    texts = ("", "x", "-1", "0", "1e9", "nan", "1/0", "1" * 30, "1/2", "1_0", "\N{FULLWIDTH DIGIT ONE}")
+    for text in (*texts, "1e1"):  # no exponents: one of a billion would take hours
         with pytest.raises(ConfigError, match="--epsilon"):
             epsilon_of(text, "--epsilon")
 
@@ -179,6 +182,14 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path, change: dict[str, Any],
     path = tmp_path / "file.json"
     path.write_text(json.dumps(json.loads(written(sign_file(file_of(), SIGNER))) | change))
     with pytest.raises(StorageError, match=words):
+        read_file(path)
+
+
+def test_counts_that_no_noise_makes_are_refused(tmp_path: Path) -> None:
+    path, file = tmp_path / "file.json", file_of()
+    groups = file.groups | {"repairs": [-21, *file.groups["repairs"][1:]]}  # scale of the noise: 0.4
+    path.write_bytes(written(sign_file(msgspec.structs.replace(file, groups=groups), SIGNER)))
+    with pytest.raises(StorageError, match=r"repairs: a count of -21, which .* noise of epsilon 20"):
         read_file(path)
 
 

@@ -16,12 +16,13 @@ import numpy as np
 from models.failure import GROUPS, FailurePrior, FleetStatistics, merge_statistics, parse_prior
 from twin.anchor import HeadSigner, HeadVerifier
 from twin.catalogue import ConfigError, ContractError, StorageError, clean
-from twin.federation.privacy import epsilon_of, noise_variance
+from twin.federation.privacy import epsilon_of, noise_scale, noise_variance
 
 VERSION = 1
 MAX_BYTES = 10_000  # of a site's statistics
 MAX_MERGED_BYTES = 100_000
 MAX_COUNT = 10**9
+MOST_NOISE = 50  # scales of noise that make a count of 0 negative: more do so with e^-50. source: estimate
 STATISTICS: Final = "racktwin failure statistics"
 MERGED: Final = "racktwin failure prior"
 DOMAIN = b"racktwin failure prior 1\n"  # so that a signature says nothing about anything else
@@ -120,13 +121,19 @@ def _parsed(data: bytes) -> StatisticsFile | PriorFile:
         parse_prior(prior.prior)
         return prior
     file = msgspec.convert(tree, StatisticsFile)
-    epsilon_of(file.epsilon, "epsilon")
+    epsilon = epsilon_of(file.epsilon, "epsilon")
     if not -(10**6) <= file.since_day < file.until_day <= 10**6:
         raise ContractError(f"is of the days {file.since_day} to {file.until_day}")
     if {name: len(counts) for name, counts in file.groups.items()} != dict(GROUPS):
         raise ContractError("groups: are not those of this version")
     if any(abs(count) > MAX_COUNT for counts in file.groups.values() for count in counts):
         raise ContractError(f"groups: a count beyond {MAX_COUNT:,}")
+    for name, counts in file.groups.items():
+        if min(counts) < -MOST_NOISE * noise_scale(name, epsilon):
+            raise ContractError(
+                f"{name}: a count of {min(counts):,}, which is too far below 0 for noise of epsilon "
+                f"{file.epsilon}"
+            )
     return file
 
 
