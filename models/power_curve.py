@@ -231,7 +231,7 @@ class PowerCurve:
         """Work out anew the power of least energy of jobs that were read, at most MOST_SETTLED of them."""
         slots, site = self._kept, view.site
         slots["due"] &= learned(slots["bins"])
-        at = np.flatnonzero(slots["due"])[:MOST_SETTLED]
+        at = _some_of(slots["due"], view.now_ns, MOST_SETTLED)
         if not len(at):
             return
         place = np.full(len(slots["due"]) + 1, -1)
@@ -308,6 +308,16 @@ class PowerCurve:
 
 def _mean_x(sums: F64) -> F64:
     return np.asarray(sums[:, X] / np.maximum(sums[:, N], 1e-12))
+
+
+def _some_of(due: Bool, now_ns: int, most: int) -> I64:
+    """At most `most` slots that are due, ascending: from another one on at each instant, so that none waits
+    for ever."""
+    at = np.flatnonzero(due)
+    if len(at) > most:
+        begin = now_ns // NS * 2_654_435_761 % 2**32 % len(due)
+        at = np.sort(np.roll(at, -int(np.searchsorted(at, begin)))[:most])
+    return at
 
 
 def _scale(sums: F64, share: F64) -> F64:

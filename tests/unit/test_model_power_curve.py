@@ -183,6 +183,20 @@ def test_the_power_of_least_energy_is_learned_although_the_profile_is_wrong() ->
 
 
 @pytest.mark.slow
+def test_of_more_jobs_than_one_look_settles_none_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("models.power_curve.MOST_SETTLED", 1)
+    lab = Lab()
+    lab.step()
+    kept, waited = lab.model._kept, set[int]()
+    for _ in range(40):
+        lab.step()
+        kept["bins"][:2, :3, 0] = 1.0  # read at powers that differ
+        kept["due"][:2] = True
+        lab.model._settle(lab.twin.engine.view())
+        waited |= set(np.flatnonzero(~kept["due"][:2]).tolist())
+    assert waited == {0, 1}
+
+
 def test_the_slowest_gpu_sets_the_pace_of_a_synchronous_job() -> None:
     lab = Lab()
     for cap_w in CAPS:
