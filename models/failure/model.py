@@ -130,6 +130,7 @@ class Failure:
         """The baseline, worked out anew where that is due."""
         rows = [getattr(log, name) for name in ("node", "start_ns", "end_ns", "shared", "kind")]
         mark = digest([*rows, log.begin_ns, log.unwatched_ns, self.fitted.version]).encode()
+        mark += self.prior.text.encode() if self.prior else b""
         if mark == self._log_mark and now_ns - self.anew_ns < ANEW_NS:
             return
         self._log_mark, self.anew_ns, self._band = mark, now_ns, None

@@ -162,9 +162,13 @@ def baseline(
             share = faults / (faults + FITTED_FAULTS_PRIOR)
             hazard = share * summed(theta) + (1.0 - share) * hazard
     own = past.own.per_node(np.ones(past.own.k))
-    return BaselineForecast(
-        hazard, 1.0 / (1.0 / np.maximum(rate * OWN_DAYS + own, LEAST_SHAPE) + 1.0 / shape)
-    )
+    first = rate * _own_days(rate, prior)
+    return BaselineForecast(hazard, 1.0 / (1.0 / np.maximum(first + own, LEAST_SHAPE) + 1.0 / shape))
+
+
+def _own_days(rate: float, prior: FailurePrior | None) -> float:
+    """Days of the fleet's rate that a node's own history is drawn to."""
+    return prior.shape / rate if prior else OWN_DAYS
 
 
 def unknown_node(
@@ -172,8 +176,9 @@ def unknown_node(
 ) -> tuple[F64, float]:
     """(expected failures [n_span], shape) of a node of which nothing is known: the fleet's rate, wide."""
     rate, shape = fleet_posterior(past, prior)
-    own = max(rate * OWN_DAYS, LEAST_SHAPE)
-    return rate * OWN_DAYS * np.log1p(np.array(spans_d) / OWN_DAYS), 1.0 / (1.0 / own + 1.0 / shape)
+    own_days = _own_days(rate, prior)
+    own = max(rate * own_days, LEAST_SHAPE)
+    return rate * own_days * np.log1p(np.array(spans_d) / own_days), 1.0 / (1.0 / own + 1.0 / shape)
 
 
 def probability(hazard: F64) -> F64:

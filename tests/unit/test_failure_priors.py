@@ -24,6 +24,7 @@ from models.failure import (
 )
 from models.failure.prior_merger import Estimate, count_shares, gamma_of
 from models.failure.priors import AGES_D, WIDTHS_D, excess_posterior, expected_failures, life_table
+from models.failure.rates import unknown_node
 from models.failure.self_exciting import PARTS
 from models.failure.site_statistics import COUNT_EDGES, FOLLOWED, exposure_d
 from tests.support.failing_fleet import View, log_of as health_log, quiet
@@ -211,6 +212,31 @@ def test_the_model_starts_from_it_and_says_so() -> None:
     assert "other fleets" in day.basis
     with pytest.raises(ContractError, match="prior"):
         Failure(prior="0.5")
+
+
+def test_another_prior_speaks_at_once_after_a_restart() -> None:
+    """The snapshot holds what the former prior said."""
+    held, views = Failure(), [View(20, day, health_log([]), quiet(20)) for day in (0.0, 0.001)]
+    held.update(views[0])
+    model, fresh = (Failure(prior=PRIOR.text) for _ in range(2))
+    model.restore(held.memory())
+    for one in (model, fresh):
+        one.update(views[1])
+    for told, expected in zip(model.predict(views[1]), fresh.predict(views[1]), strict=True):
+        assert told.mean == pytest.approx(expected.mean, rel=1e-3)  # the watch began a minute earlier
+
+
+def test_the_band_is_as_wide_as_nodes_differ_by_the_prior() -> None:
+    log = log_of([(0, 1.0, 2.0, 0)], 10, 3.0)
+    past = FailureHistory(log, np.zeros(10, np.bool_), np.zeros(0), np.zeros(0), log.start_d, 3.0)
+    fleet_shape = PRIOR.rate_per_d * PRIOR.node_days + 1.0
+    rate = fleet_shape / (PRIOR.node_days + past.node_days)
+    own = np.array([PRIOR.shape + 1.0, *[PRIOR.shape] * 9])
+    said = baseline(past, (1.0,), None, 0.0, PRIOR)
+    assert said.shape == pytest.approx(1.0 / (1.0 / own + 1.0 / fleet_shape))
+    hazard, shape = unknown_node(past, (30.0,), PRIOR)
+    assert shape == pytest.approx(said.shape[1])
+    assert hazard == pytest.approx(PRIOR.shape * math.log1p(30.0 * rate / PRIOR.shape))
 
 
 def test_a_fit_on_many_failures_takes_its_place() -> None:
