@@ -135,6 +135,10 @@ def test_the_general_form(tmp_path: Path) -> None:
             "line 3: event_type '7': expected 0 (unavailable)",
         ),
         (G5K.replace("G1/site2/c1/node7", "node7"), "line 6: node_name 'node7': expected one such as"),
+        (
+            G5K.replace("1000086400", "nan"),
+            "line 2: event_start_time, event_stop_time ('1000000000', 'nan'): expected seconds",
+        ),
         (DISKS.replace(",9,1,30", ",9,?,30"), "line 4: Rack id, Unique enclosure, Slot"),
         (
             GENERAL.replace("cage=1 slot=1,5", "slot=1,5"),

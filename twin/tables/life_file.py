@@ -335,11 +335,12 @@ def _read_grid5000(text: str, lives: _Lives) -> None:
         try:
             begin_s, end_s = float(cell[6]), float(cell[7])
         except ValueError:
+            begin_s = end_s = math.nan
+        if not 0.0 <= begin_s < 1e11 or not 0.0 <= end_s < 1e11:
             lives.wrong(
                 line, f"event_start_time, event_stop_time {short((cell[6], cell[7]))}: expected seconds"
             )
-            continue
-        if place is None:
+        elif place is None:
             lives.wrong(line, f"node_name {short(name)}: expected one such as G1/site1/c1/node1")
         elif kind not in ("0", "1"):
             lives.wrong(line, f"event_type {short(kind)}: expected 0 (unavailable) or 1 (available)")
