@@ -34,7 +34,6 @@ HALF_LIFE_D = 30.0  # of the decayed count, as in the backtest of failures. sour
 LEAST_P = 1e-6  # a probability of 0 would lose without bound. source: estimate
 AUDITED = 0.5  # where in the scored part the look ahead is checked
 PRIOR_CASES = 2.0  # source: as in the decayed count of failures
-LEAST_TRAINED = 12  # steps before the first scored one. source: estimate
 
 
 @dataclass(frozen=True)
