@@ -98,7 +98,8 @@ def test_before_a_limit_every_level_of_the_site_is_told_of_the_fall() -> None:
     capture_pu = pod.twin.site.design.capture_pu[0]
     assert falls_w["cdu.heat_w"] == pytest.approx([2 * work_w * capture_pu], rel=0.02)
     assert falls_w["site.gpu_demand_count"] == [144.0]
-    assert np.abs((newest - said[0])[pod.model._slices["rack.power_w"]]) == pytest.approx([0.0] * 2)
+    # Within five minutes no job ends: the schedule says nothing
+    assert np.isnan(said[0][pod.model._slices["rack.power_w"]]).all()
 
 
 @pytest.mark.slow
