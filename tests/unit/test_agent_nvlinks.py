@@ -98,14 +98,16 @@ def test_a_gpu_without_links_or_an_older_library_tells_nothing() -> None:
 
 def links_of(recoveries: int) -> GpuLinks:
     """A GPU of which link 14 recovered so often."""
-    return GpuLinks(18, {14: {"recoveries": recoveries, "failures": 0, "errors": 2}} if recoveries else {})
+    return GpuLinks(18, {14: {"recoveries": recoveries, "failures": 1, "errors": 2}} if recoveries else {})
 
 
 def test_counts_are_told_when_one_moves_and_once_an_hour() -> None:
     report, told = NvlinkReport(NODE, "boot"), []
     for second in range(0, 2 * round(AGAIN_S), 10):
         outs = report.tell([links_of(505 + (second >= 1000)), links_of(0)], at(100.0 + second))
-        assert json.loads(outs[0].payload)["gpu"]["nvlink_recovery_count"] == [505 + (second >= 1000), 0]
+        sums = json.loads(outs[0].payload)["gpu"]
+        assert sums["nvlink_recovery_count"] == [505 + (second >= 1000), 0]
+        assert sums["nvlink_error_count"] == [3, 0]  # failed recoveries too, as dcgm-exporter's mapping
         told += [second for _ in outs[1:]]
     assert told[0] == 0
     assert 1000 in told
@@ -133,7 +135,7 @@ def test_racktwin_reads_what_is_told() -> None:
     (counted,) = decoder.decode(Message(at(5.0).wall_ns, event.topic, event.payload))  # type: ignore[misc]
     assert counted == NvlinksCounted(
         id=f"{NODE}#boot-nvlinks-5", name=NODE, at_ns=at(5.0).wall_ns, read=(18,) * 4, gpu=(0,), link=(14,),
-        recoveries=(505,), failures=(0,), errors=(2,), replays=(0,), symbols=(0,), symbol_ber=(0.0,),
+        recoveries=(505,), failures=(1,), errors=(2,), replays=(0,), symbols=(0,), symbol_ber=(0.0,),
         far=("",),
     )  # fmt: skip
 

@@ -250,7 +250,8 @@ def test_nvlink_5_of_dcgm_by_its_older_and_newer_names(site: Site, newer: bool) 
     # Recoveries as they are, so that those before the first scrape are known
     assert [found["gpu", i, "nvlink_recovery_count"] for i in (0, 1)] == [505, 0]
     more = cells(d.decode(page.replace("} 4\n", "} 6\n").replace("} 7\n", "} 10\n").encode(), T))
-    assert more["gpu", 0, "nvlink_error_count"] - found["gpu", 0, "nvlink_error_count"] == 5
+    # Symbol errors, which grew too, are corrected
+    assert more["gpu", 0, "nvlink_error_count"] - found["gpu", 0, "nvlink_error_count"] == 2
 
 
 def test_optics_of_a_node(site: Site) -> None:

@@ -146,8 +146,8 @@ class NvlinkReport:
         if not any(gpu.read for gpu in gpus):
             return []
         sums = {
-            "nvlink_recovery_count": ("recoveries", "failures"),
-            "nvlink_error_count": ("errors",),
+            "nvlink_recovery_count": ("recoveries",),  # as the mapping of dcgm-exporter sums
+            "nvlink_error_count": ("errors", "failures"),
             "nvlink_replay_count": ("replays",),
         }
         columns: dict[str, Column] = {
