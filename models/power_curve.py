@@ -46,7 +46,7 @@ GROSS = 4.0  # times the usual scatter: a save or a stop, not a clock; left out.
 MOST_ODD = 4.0  # of these in a row: the job goes otherwise now, and all begins afresh. source: estimate
 TELLING = 0.6  # a 90 % band narrower than this says something; knowing nothing it is 0.9 wide
 LOW, HIGH = 0.05, 0.95
-MOST_SETTLED = 500  # jobs whose least energy is worked out in one call; the others wait. source: estimate
+MOST_SETTLED = 100  # jobs whose least energy is worked out in one call; the others wait. source: estimate
 LONGEST_S = 1800.0  # between two readings of progress: beyond, nobody knows what happened. source: estimate
 # Sums over readings: of 1, x, y, x x, x y, y y; then of moves; and x at the last reading
 N, X, Y, XX, XY, YY, MOVES, LAST_X = range(8)
@@ -315,7 +315,9 @@ def _some_of(due: Bool, now_ns: int, most: int) -> I64:
     for ever."""
     at = np.flatnonzero(due)
     if len(at) > most:
-        begin = now_ns // NS * 2_654_435_761 % 2**32 % len(due)
+        # By the high bits: the low ones of instants that are ten seconds apart repeat. source: Knuth, The Art
+        # of Computer Programming 3, section 6.4
+        begin = now_ns // NS * 2_654_435_761 % 2**32 * len(due) >> 32
         at = np.sort(np.roll(at, -int(np.searchsorted(at, begin)))[:most])
     return at
 
