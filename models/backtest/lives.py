@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from models.backtest.audit import LookAhead, differ
+from models.failure import Isotonic
 from models.lives import (
     REFIT_STEPS,
     WARM_STEPS,
@@ -33,7 +34,6 @@ CHALLENGERS = (POSITION, COUNT)
 HALF_LIFE_D = 30.0  # of the decayed count, as in the backtest of failures. source: estimate
 LEAST_P = 1e-6  # a probability of 0 would lose without bound. source: estimate
 AUDITED = 0.5  # where in the scored part the look ahead is checked
-PRIOR_CASES = 2.0  # source: as in the decayed count of failures
 
 
 @dataclass(frozen=True)
@@ -143,19 +143,8 @@ class _Walk:
 
     def _mapped(self, score: F64) -> F64:
         """Decayed counts as probabilities, by the shares of all steps so far that came true."""
-        from sklearn.isotonic import IsotonicRegression
-
         at, pairs, hits = (np.concatenate([np.zeros(0), *(part[j] for part in self.known)]) for j in range(3))
-        if not pairs.sum() or not len(score):
-            return np.full(len(score), LEAST_P)
-        rising = IsotonicRegression(out_of_bounds="clip")
-        level = rising.fit_transform(at, hits / pairs, sample_weight=pairs)
-        # As `models.failure.Isotonic`: every step of the map is drawn to the mean rate.
-        steps, place = np.unique(level, return_inverse=True)
-        weight = np.bincount(place, pairs, len(steps))
-        drawn = (steps * weight + PRIOR_CASES * hits.sum() / pairs.sum()) / (weight + PRIOR_CASES)
-        out: F64 = np.interp(np.asarray(rising.predict(score)), steps, np.maximum.accumulate(drawn))
-        return out
+        return np.maximum(Isotonic(at, hits, pairs)(score), LEAST_P)
 
     def _champion(self) -> str:
         """The challenger that lost least so far, if that is less than the blind hazard beyond chance."""

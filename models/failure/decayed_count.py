@@ -24,28 +24,30 @@ def decayed_counts(known: FaultLog, day: float, half_life_d: float = HALF_LIFE_D
 
 
 class Isotonic:
-    """A rising map from scores >= 0 to probabilities, fitted on (score, 0 or 1).
+    """A rising map from scores >= 0 to probabilities, fitted on (score, 0 or 1), or on how many of so many
+    `cases` of a score came true.
 
     The steps that pool adjacent violators, in the middle between them a straight line; ends are held. On a
     step the order of scores is kept, by next to nothing.
     source: Zadrozny and Elkan, KDD 2002
     """
 
-    def __init__(self, score: F64, outcome: F64) -> None:
+    def __init__(self, score: F64, outcome: F64, cases: F64 | None = None) -> None:
         from scipy.optimize import isotonic_regression
 
         # Scores that are almost alike are one: to sort each of a million takes seconds.
         place = np.round(score / GRAIN).astype(np.int64)
-        count = np.bincount(place)
+        count = np.bincount(place, cases)
         bins = np.flatnonzero(count)
         at, count, hits = bins * GRAIN, count[bins], np.bincount(place, outcome)[bins]
-        mean = float(outcome.mean()) if len(outcome) else 0.0
+        total = len(outcome) if cases is None else cases.sum()
+        mean = float(outcome.sum() / total) if total else 0.0
         self.at, self.level = at, hits
         if not len(at):
             return
         steps = isotonic_regression(hits / count, weights=count)
-        cases = np.add.reduceat(count.astype(np.float64), steps.blocks[:-1])
-        drawn = (steps.x[steps.blocks[:-1]] * cases + PRIOR_CASES * mean) / (cases + PRIOR_CASES)
+        weight = np.add.reduceat(count.astype(np.float64), steps.blocks[:-1])
+        drawn = (steps.x[steps.blocks[:-1]] * weight + PRIOR_CASES * mean) / (weight + PRIOR_CASES)
         self.level = np.repeat(np.maximum.accumulate(drawn), np.diff(steps.blocks))
 
     def __call__(self, score: F64) -> F64:

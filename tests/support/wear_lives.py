@@ -47,7 +47,7 @@ class Answer(NamedTuple):
 
 
 class Moment:
-    """What `Wear` asks of a look."""
+    """Look of `Wear`: the state, the estimator, and nobody at work."""
 
     def __init__(self, site: Site) -> None:
         self.site, self.state, self.estimator = site, State(site.sizes), Estimator(site)

@@ -208,10 +208,10 @@ class GpuTemp(EntityState):
         # An error of the law of flow shows as fast as a plate follows its flow
         away_pu = np.abs(of_node - self.usual_factor) / of_node * self.lonely
         self.away_pu = away_pu + (self.away_pu - away_pu) * np.where(np.isnan(left), 0.0, left)
-        gaps, dense = self.seldom.hear(readings, power_w, power_ns, self.power_w)
+        gaps, new = self.seldom.hear(readings, power_w, power_ns, self.power_w)
         if self.unseen_k.any():
             left_of_gpu = self.trays.spread(filled(left.copy()))
-            np.multiply(self.unseen_k, left_of_gpu, out=self.unseen_k, where=dense)
+            np.multiply(self.unseen_k, left_of_gpu, out=self.unseen_k, where=new)
         self._hear(power_w, dt_s)
         if away:
             self.settled_s[:] = 0.0

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from twin.catalogue import F64, I64, NS, TABLES, Bool
-from twin.estimation.readings import Readings, filled
+from twin.estimation.readings import Readings
 from twin.telemetry import EntityState, Sizes, column
 
 # Seconds between readings up to which a power is taken to stand still; source: estimate
@@ -56,12 +56,10 @@ class SeldomPower(EntityState):
         self._most_w = most_w
 
     def hear(self, readings: Readings, power_w: F64, power_ns: I64, before_w: F64) -> tuple[Gaps, Bool]:
-        """The gaps that end with the powers of this tick, and where a power came soon after another [n]."""
+        """The gaps that end with the powers of this tick, and whose power is new [n]."""
         gap_ns = power_ns - self.read_ns
         new = (gap_ns > 0) & np.isfinite(power_w)
-        seldom = new & (gap_ns > DENSE_S * NS)
-        dense = new & ~seldom
-        gpus = np.flatnonzero(seldom)
+        gpus = np.flatnonzero(new & (gap_ns > DENSE_S * NS))
         if len(gpus):
             known = (self.read_ns[gpus] > 0) & np.isfinite(before_w[gpus])
             mean_w = self._mean_w(readings, gpus)
@@ -70,7 +68,7 @@ class SeldomPower(EntityState):
         else:
             gaps = Gaps(gpus, *(np.zeros(0) for _ in range(4)))
         np.copyto(self.read_ns, power_ns, where=new)
-        return gaps, dense
+        return gaps, new
 
     def _mean_w(self, readings: Readings, gpus: I64) -> F64:
         """Mean power since the last seldom reading, by the energy counter [k]; NaN where that is not known
@@ -102,13 +100,14 @@ class SeldomPower(EntityState):
         mean = (1.0 - left) / gap
         once, twice = mean, 2.0 * mean - left  # what is left of the way to the new power
         spread = np.sqrt(np.maximum((1.0 - left**2) / (2.0 * gap) - mean**2, 0.0))
-        off_w = filled(gaps.now_w - gaps.mean_w)  # 0 where no energy was counted
-        one_step = (off_w * moved_w >= 0.0) & (np.abs(off_w) <= np.abs(moved_w)) & (off_w != 0.0)
+        counted = np.isfinite(gaps.mean_w)
+        off_w = np.where(counted, gaps.now_w - gaps.mean_w, 0.0)
+        one_step = counted & (off_w * moved_w >= 0.0) & (np.abs(off_w) <= np.abs(moved_w))
         one_step &= np.abs(moved_w) > LEAST_MOVE_W
         since = np.where(one_step, gap * (1.0 - off_w / np.where(moved_w == 0.0, 1.0, moved_w)), 0.0)
         once = np.where(one_step, np.exp(-since), once)
         twice = np.where(one_step, (1.0 + since) * np.exp(-since), twice)
-        beyond = (off_w != 0.0) & ~one_step & (np.abs(off_w) > LEAST_MOVE_W)
+        beyond = ~one_step & (np.abs(off_w) > LEAST_MOVE_W)
         kept = np.exp(-gaps.gap_s / SWING_S)
         swing_w = np.maximum(np.abs(moved_w), np.where(beyond, np.abs(off_w), 0.0))
         swing_w = self.swing_w[gaps.gpus] = np.maximum(swing_w, kept * self.swing_w[gaps.gpus])
@@ -116,6 +115,6 @@ class SeldomPower(EntityState):
         way = np.where(beyond, off_w * (1.0 - left) + moved_w * left, moved_w * once)
         way2 = np.where(beyond, off_w * (1.0 - left2) + moved_w * left2, moved_w * twice)
         # A mean like the last reading leaves no room for a swing that nobody saw
-        unseen_w = np.where(np.isnan(gaps.mean_w), swing_w, np.abs(moved_w))
+        unseen_w = np.where(counted, np.abs(moved_w), swing_w)
         sigma_w = np.where(beyond, np.abs(off_w), unseen_w * spread)
         return PlateHeat(moved_w * driven - way, moved_w * driven2 - way2, sigma_w)
