@@ -256,6 +256,7 @@ class PodBook:
             coupling="independent" if all(h.apart for h in working) else "synchronous",
             priority=max(h.priority for h in working),
             tenant=group.partition(":")[0],
-            account=next((h.account for h in working if h.account), ""),
+            account=(queue := next((h.account for h in working if h.account), "")),
+            queue=queue,
             time_limit_s=max(h.time_limit_s for h in working),
         )

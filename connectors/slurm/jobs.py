@@ -183,6 +183,7 @@ class JobLedger:
             priority=job.priority,
             tenant=job.user,
             account=job.account,
+            queue=job.partition,
             time_limit_s=job.time_limit_s,
         )
 

@@ -56,6 +56,7 @@ def test_a_job_is_told_once_and_ends_once(site: Site) -> None:
             priority=100,
             tenant="ada",
             account="phys",
+            queue="train",
             time_limit_s=3600.0,
         )
     ]

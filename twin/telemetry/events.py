@@ -164,6 +164,8 @@ class JobStarted(_Event, frozen=True):
     tenant: str = ""
     floor_w: float = 0.0
     account: str = ""
+    queue: str = ""
+    """Partition of Slurm, or queue of Kueue; "": none."""
     time_limit_s: float = 0.0
     """0: no limit is known."""
     checkpoint_interval_s: float = 0.0
