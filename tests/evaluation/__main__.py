@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from twin.catalogue import ConfigError, TwinError
-from twin.run import stop_at_once
+from twin.run import on_cluster, stop_at_once
 
 # Modules, each with `add_arguments(parser)` and `run(args, out, err) -> exit code`.
 COMMANDS = {
@@ -38,12 +38,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser = names.add_parser(name, help=about, description=about)
         if words[:1] == [name]:
             importlib.import_module(f"tests.evaluation.{module}").add_arguments(parser)
+            if (
+                "--cluster" not in parser.format_usage()
+            ):  # `forecasts` has the options of `racktwin backtest load`
+                parser.add_argument(
+                    "--cluster", metavar="ADDRESS", help="on the workers of this Dask scheduler"
+                )
             parser.set_defaults(refuse=parser.error)
     args = top.parse_args(words)
     out, err = Console(highlight=False, emoji=False), Console(stderr=True, highlight=False, emoji=False)
     stop_at_once()
     try:
-        return int(importlib.import_module(f"tests.evaluation.{COMMANDS[args.name][0]}").run(args, out, err))
+        with on_cluster(args.cluster):
+            return int(
+                importlib.import_module(f"tests.evaluation.{COMMANDS[args.name][0]}").run(args, out, err)
+            )
     except (TwinError, OSError) as error:
         for line in error.problems if isinstance(error, ConfigError) else [str(error)]:
             err.print(f"error {line}", markup=False, soft_wrap=True)

@@ -31,7 +31,7 @@ from twin.config import (
 from twin.engine import Engine, snapshot
 from twin.plant import MAX_CASES, Scenario, cases_of
 from twin.report import PAGE, open_folder, print_line
-from twin.run import OPEN, ProgressBar, engine_before, journal_exists, recorded_authority
+from twin.run import OPEN, ProgressBar, engine_before, journal_exists, on_cluster, recorded_authority
 from twin.simulation import (
     Case,
     Question,
@@ -82,7 +82,7 @@ def run_whatif(args: argparse.Namespace, out: Console, err: Console) -> int:
     if args.report is not None:
         open_folder(args.report)
     warn(warnings, err)
-    with ProgressBar(err, "what if") as bar:
+    with on_cluster(args.cluster), ProgressBar(err, "what if") as bar:
         results = run_cases(question, cases, processes, bar)
     result = _result(args, question, engine, results, authority) | {
         "warnings": warnings,
@@ -240,6 +240,7 @@ VERBS = {
         --horizon DURATION  how far; default: the scenario's
         --seeds N|A,B,..  so many seeds, or these; instead of the scenario's
         --jobs COUNT  processes at once; default: one per processor
+        --cluster ADDRESS  on the workers of this Dask scheduler, such as tcp://HOST:8786
         {LEVELS}; default: act, but for those that are off
         {REPORT}
         """,

@@ -1,4 +1,5 @@
 from .atomic_write import atomic_write as atomic_write
+from .cluster import on_cluster as on_cluster
 from .comparison import said_simulated as said_simulated
 from .fitting import LATENCY_S as LATENCY_S, Fitter as Fitter
 from .history_query import HistoryError as HistoryError, HistoryReader as HistoryReader

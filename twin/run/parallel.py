@@ -1,8 +1,8 @@
-"""Process pool: independent tasks in worker processes; results do not depend on the number of processes.
+"""Process pool: independent tasks in worker processes, here or on a cluster; results do not depend on where.
 
-Workers are single-threaded, ignore Ctrl-C (the parent handles it) and end with their parent: each holds the
-reading end of one pipe whose writing end only the parent has. A task whose worker dies is tried once more by
-itself.
+Workers of this machine are single-threaded, ignore Ctrl-C (the parent handles it) and end with their parent:
+each holds the reading end of one pipe whose writing end only the parent has. A task whose worker dies is
+tried once more by itself. Under `on_cluster` the workers of a Dask cluster run the tasks.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from twin.catalogue import TwinError
 
@@ -42,6 +43,19 @@ class Failed:
 
 def no_report(share: float, note: str = "") -> None:
     """A `Report` for callers that show no progress."""
+
+
+class Cluster(Protocol):
+    """Workers of other machines that run the tasks of a pool."""
+
+    def completed(
+        self, work: Work[Any, Any], tasks: Sequence[Any], order: Sequence[int], shares: TaskShares
+    ) -> Iterator[tuple[int, Any]]:
+        """(index, outcome) of each task as it ends; those first in `order` begin first."""
+        ...
+
+
+CLUSTER: ContextVar[Cluster | None] = ContextVar("cluster", default=None)  # of the pools of this context
 
 
 @dataclass(frozen=True)
@@ -71,11 +85,14 @@ class Pool(Generic[T, R]):
         self, tasks: Sequence[T], weights: Sequence[float] | None = None
     ) -> Generator[tuple[int, R | Failed], None, None]:
         """(index, outcome) of each task as it ends."""
-        shares = _Shares([1.0] * len(tasks) if weights is None else weights, self.progress)
+        shares = TaskShares([1.0] * len(tasks) if weights is None else weights, self.progress)
         order = sorted(range(len(tasks)), key=lambda i: -shares.weights[i])
+        if (cluster := CLUSTER.get()) is not None:
+            yield from cluster.completed(self.work, tasks, order, shares)
+            return
         if self.processes <= 1 or len(tasks) <= 1:
             for i in range(len(tasks)):
-                yield i, _outcome(self.work, tasks[i], shares.of(i), in_worker=False)
+                yield i, outcome_of(self.work, tasks[i], shares.of(i), in_worker=False)
                 shares.end(i)
             return
         lost = yield from self._pooled(tasks, order, shares)
@@ -84,7 +101,7 @@ class Pool(Generic[T, R]):
                 yield i, Failed(DIED)
 
     def _pooled(
-        self, tasks: Sequence[T], order: Sequence[int], shares: _Shares
+        self, tasks: Sequence[T], order: Sequence[int], shares: TaskShares
     ) -> Generator[tuple[int, R | Failed], None, list[int]]:
         """Run these tasks in one pool; returns those that were not done when a worker died."""
         waiting, lost = list(order)[::-1], list[int]()
@@ -156,7 +173,7 @@ class Workers:
         self._held.close()
 
 
-class _Shares:
+class TaskShares:
     """The finished share of each task, summed up by weight for the caller's progress."""
 
     def __init__(self, weights: Sequence[float], progress: Report) -> None:
@@ -179,9 +196,14 @@ class _Shares:
         self._tell(f"{self._ended} of {len(self._done)} done")
 
     def end(self, i: int) -> None:
+        """Count a task that has ended."""
         self._done[i] = 1.0
         self._ended += 1
         self._tell(f"{self._ended} of {len(self._done)} done")
+
+    def note(self, text: str) -> None:
+        """Show a note beside the share that is done."""
+        self._tell(text)
 
     def _tell(self, note: str) -> None:
         total = sum(self.weights) or 1.0
@@ -189,7 +211,7 @@ class _Shares:
         self._progress(done / total, note)
 
 
-def _outcome(work: Work[T, R], task: T, report: Report, *, in_worker: bool) -> R | Failed:
+def outcome_of(work: Work[T, R], task: T, report: Report, *, in_worker: bool) -> R | Failed:
     """The result, or the reason why there is none: an error might not survive the way back."""
     try:
         return work(task, report)
@@ -222,4 +244,4 @@ def _in_worker(task: Any, place: int) -> Any:
     def report(share: float, _: str = "") -> None:
         shares[place] = share
 
-    return _outcome(work, task, report, in_worker=True)
+    return outcome_of(work, task, report, in_worker=True)

@@ -18,6 +18,7 @@ from twin.catalogue import ConfigError, clean, did_you_mean, duration, number, s
 from twin.cli.arguments import REPORT, present
 from twin.cli.grammar import Verb, WrongCall
 from twin.report import print_line
+from twin.run import on_cluster
 
 LEAST_ROWS = 20
 MOST_JOBS = 64  # source: estimate; more gain nothing, as a backtest has few parts
@@ -39,7 +40,8 @@ def run_load(args: argparse.Namespace, out: Console, err: Console) -> int:
         raise WrongCall("--value-column is missing: expected the columns of values")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of libraries, on odd data: what matters is told as a note
-        return _scored(args, out, err)
+        with on_cluster(args.cluster):
+            return _scored(args, out, err)
 
 
 def _scored(args: argparse.Namespace, out: Console, err: Console) -> int:
@@ -348,6 +350,7 @@ SCORING = """
     --rival NAME  score this forecaster beside the blend
     --refits COUNT  fits at growing intervals (default: when the daemon would fit)
     --jobs COUNT=1  processes side by side
+    --cluster ADDRESS  on the workers of this Dask scheduler, such as tcp://HOST:8786
 """
 VERBS = {
     "backtest load": Verb(
