@@ -17,8 +17,14 @@ from twin.telemetry import JobEnded, JobKind, JobStarted, NamedSite
 HOLDING = ("RUNNING", "SUSPENDED", "COMPLETING", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
 FINISHED = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE",
             "OUT_OF_MEMORY")  # fmt: skip
-# state, job, start, limit, priority, account, user, partition, nodes
-FORMAT = "%T|%A|%S|%l|%Q|%a|%u|%P|%N"
+GRANTED = (*HOLDING, "CONFIGURING")  # GPUs are taken, be it that their nodes boot
+WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT")
+_FIELDS = ("State", "JobID", "StartTime", "TimeLimit", "PriorityLong", "Account", "UserName", "Partition",
+           "NodeList", "NumNodes", "NumTasks", "Sockets", "tres-alloc", "tres-per-job", "tres-per-node",
+           "tres-per-task", "tres-per-socket", "ArrayTaskID", "SubmitTime", "EligibleTime", "OverSubscribe",
+           "Reason")  # fmt: skip
+# A width of nothing neither fills nor cuts; only `--Format` has GPUs per job and per task
+FORMAT = ",".join(f"{name}:|" for name in _FIELDS)
 MAX_JOBS = 1_000_000
 
 
@@ -35,6 +41,19 @@ class Listed:
     user: str
     partition: str
     hosts: str
+    node_count: str = ""
+    task_count: str = ""
+    sockets: str = ""  # of each node
+    tres: str = ""  # accounted to it
+    per_job: str = ""
+    per_node: str = ""
+    per_task: str = ""
+    per_socket: str = ""
+    tasks: str = ""  # of an array, those that wait
+    submit_s: int = 0
+    eligible_s: int = 0
+    exclusive: bool = False
+    reason: str = ""
 
 
 def parse_listing(text: str) -> tuple[list[Listed], list[str]]:
@@ -46,21 +65,40 @@ def parse_listing(text: str) -> tuple[list[Listed], list[str]]:
             continue
         if len(jobs) >= MAX_JOBS:
             raise BadMessage(f"more than {MAX_JOBS} jobs in a listing")
-        cells = [c.strip() for c in line.split("|")]
         try:
-            if len(cells) != FORMAT.count("|") + 1:
-                raise ValueError(f"{len(cells)} cells")
-            state, job, start, limit, priority, account, user, partition, hosts = cells
-            if state in HOLDING or state in FINISHED:
-                if not (job.isascii() and job.isdigit() and len(job) <= 20):
-                    raise ValueError("no job number")
-                texts = ["" if t in ("(null)", "n/a") else t for t in (account, user, partition, hosts)]
-                jobs.append(Listed(job, state, _start_s(start), _limit_s(limit), _priority(priority), *texts))
+            if (job := _listed([c.strip() for c in line.split("|")])) is not None:
+                jobs.append(job)
         except ValueError as error:
-            bad.append(f"squeue: {line[:80]!r}: {str(error)[:80]}; expected {FORMAT}")
+            bad.append(f"squeue: {line[:80]!r}: {str(error)[:80]}; expected {'|'.join(_FIELDS)}")
     if bad and not jobs:
         raise BadMessage(bad[0])
     return jobs, bad
+
+
+def _listed(cells: list[str]) -> Listed | None:
+    """The job of a line; None for one in a state that nobody asked for. Raises ValueError."""
+    n = len(_FIELDS)
+    if len(cells) != n + 1 or cells[n]:
+        raise ValueError(f"{len(cells) - 1} cells")
+    state, job, start, limit, priority = cells[:5]
+    if state not in GRANTED and state not in FINISHED and state not in WAITING:
+        return None
+    if not (job.isascii() and job.isdigit() and len(job) <= 20):
+        raise ValueError("no job number")
+    texts = ["" if t in ("(null)", "n/a", "N/A") else t for t in cells[5:18]]
+    submit, eligible, shared, reason = cells[18:n]
+    return Listed(
+        job,
+        state,
+        _start_s(start),
+        _limit_s(limit),
+        _priority(priority),
+        *texts,
+        submit_s=_start_s(submit),
+        eligible_s=_start_s(eligible),
+        exclusive=shared == "NO",
+        reason=reason,
+    )
 
 
 def _start_s(text: str) -> int:

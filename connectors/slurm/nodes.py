@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 from twin.catalogue import TABLES
 
-FORMAT = "%N|%T|%E"  # name, long state, reason, which may hold anything
+# The reason comes last, as it may hold anything
+_FIELDS = ("NodeList", "StateLong", "PartitionName", "Gres", "GresUsed", "Reason")
+FORMAT = ",".join(f"{name}:|" for name in _FIELDS)
 MAX_NODES = 1_000_000
 MAX_TEXT = 256  # characters of a name or a reason
 SIGNAL, OWNER = "service_level_state", "service_owner_state"
@@ -26,16 +28,29 @@ _LEVEL_OF = {
 }  # fmt: skip
 _FLAGS = "~#!%$@+^-"  # power saving, reboot, maintenance, ...; `*` is another matter: no answer
 _OURS = re.compile(r"racktwin:([1-4]):")
+_GPUS = re.compile(r"(?:^|,)(?:gres[:/])?gpu(?::[^:,=]*?)??(?:[:=]([0-9]{1,9}))?(?=,|$)", re.ASCII)
+_NOTE = re.compile(r"\([^()]*\)")  # which sockets, or which devices
 
 
 class SlurmNode(NamedTuple):
-    """A node of Slurm. `drain`: it gets no jobs; `busy`: and still holds some; `level` None: unknown."""
+    """A node of Slurm. `drain`: it gets no jobs; `busy`: and still holds some; `level` None: unknown.
+
+    `gpus` and `gpus_used` are those that Slurm counts; `partitions` are those that it is in.
+    """
 
     state: str
     drain: bool
     busy: bool
     reason: str
     level: float | None
+    gpus: int = 0
+    gpus_used: int = 0
+    partitions: tuple[str, ...] = ()
+
+    @property
+    def named(self) -> str:
+        """Its long state without flags."""
+        return self.state.rstrip("*" + _FLAGS)
 
     @property
     def ours(self) -> int | None:
@@ -54,11 +69,23 @@ def parse_nodes(text: str) -> dict[str, SlurmNode]:
     """Nodes by name; of one in several partitions the last line counts. What is no line is left out."""
     out: dict[str, SlurmNode] = {}
     for line in text.splitlines()[:MAX_NODES]:
-        host, _, rest = line.strip().partition("|")
-        state, _, reason = rest.partition("|")
+        cells = line.strip().removesuffix("|").split("|", len(_FIELDS) - 1)
+        if len(cells) != len(_FIELDS):
+            continue
+        host, state, partition, gres, used, reason = cells
         if host and state and len(host) <= MAX_TEXT:
-            out[host] = _node(state.lower(), "" if reason == "none" else reason[:MAX_TEXT])
+            node = _node(state.lower(), "" if reason == "none" else reason[:MAX_TEXT])
+            before = out[host].partitions if host in out else ()
+            known = dict.fromkeys((*before, partition) if partition else before)
+            out[host] = node._replace(gpus=gpus_in(gres), gpus_used=gpus_in(used), partitions=tuple(known))
     return out
+
+
+def gpus_in(spec: str) -> int:
+    """GPUs of a list of generic resources, as Slurm writes it: `gpu:a100:8(S:0-1),nic:2` has 8."""
+    if "gpu" not in spec:
+        return 0
+    return sum(int(count or 1) for count in _GPUS.findall(_NOTE.sub("", spec)))
 
 
 def _node(state: str, reason: str) -> SlurmNode:

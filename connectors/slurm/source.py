@@ -12,13 +12,18 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from connectors.demand import DemandBook
 from connectors.program import run_program
-from connectors.slurm.jobs import FINISHED, FORMAT, HOLDING, JobLedger, parse_listing
+from connectors.slurm.demand import Inventory
+from connectors.slurm.jobs import FORMAT, JobLedger, Listed, parse_listing
 from connectors.slurm.marks import NODES, RESERVATIONS, SIGNAL as PLACEMENT, Marks, parse_marks, placements
 from connectors.slurm.nodes import FORMAT as NODE_FORMAT, OWNER, SIGNAL, SlurmNode, parse_nodes
 from twin.catalogue import BadMessage, ConnectorError
 from twin.contracts import Inlet, Item
-from twin.telemetry import JobKind, NamedSite, Reading
+from twin.site import Site
+from twin.telemetry import JobKind, Reading
 
 FRESH_PERIODS = 2.0  # a listing this old still says whether renewals need anything
 # Placement is read back each so many periods, or in its signal's period: of 10,800 nodes that is 10 MB
@@ -38,7 +43,8 @@ class SlurmSettings:
     """Settings of a source. `conf` is SLURM_CONF; `node_names` maps host lists to entities.
 
     `kinds` gives the kind of job by partition; a job of no named partition is "unknown". `placement`: also
-    read which nodes Slurm gives last, or to nobody: two more calls each `marks_every_s`.
+    read which nodes Slurm gives last, or to nobody: two more calls each `marks_every_s`. `demand`: where what
+    jobs hold and wait for is added up.
     """
 
     period_s: float = 15.0
@@ -47,6 +53,7 @@ class SlurmSettings:
     node_names: Mapping[str, str] = field(default_factory=dict)
     kinds: Mapping[str, JobKind] | None = None
     placement: bool = False
+    demand: DemandBook | None = None
 
 
 class SlurmSource:
@@ -56,13 +63,15 @@ class SlurmSource:
 
     def __init__(
         self,
-        site: NamedSite,
+        site: Site,
         settings: SlurmSettings,
         known: Callable[[], Mapping[str, Collection[str]]] = dict,
     ) -> None:
         period_s = settings.period_s
+        self._site, self._settings = site, settings
+        self._listing: list[Listed] | None = None  # the last, if it was whole
         self.ledger = JobLedger(site, settings.node_names, settings.kinds)
-        self.period_s, self._timeout_s, self._known = period_s, settings.timeout_s, known
+        self.period_s, self._known = period_s, known
         # Told of each listing of nodes, with when (monotonic) it was asked for; what it gives is staged.
         self.watch: Callable[[Mapping[str, SlurmNode], float], Sequence[Item]] | None = None
         self._placement = settings.placement
@@ -72,6 +81,7 @@ class SlurmSource:
         self._staged_s = -1e9  # the same of the marks that were staged last
         # Settings of the user's environment (SQUEUE_FORMAT, ...) would change the listing.
         self._env = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
+        self._env["SLURM_BITSTR_LEN"] = "0"  # lists of an array's tasks are not cut
         if settings.conf is not None:
             self._env["SLURM_CONF"] = settings.conf
 
@@ -100,12 +110,12 @@ class SlurmSource:
 
     async def _list(self, inlet: Inlet, known: Mapping[str, Collection[str]]) -> bool:
         """Take one listing; whether it could be read whole."""
-        states = ",".join((*HOLDING, *FINISHED))
-        text = await self.ask("squeue", "--noheader", "--all", f"--states={states}", f"--format={FORMAT}")
+        text = await self.ask("squeue", "--noheader", "--all", "--states=all", f"--Format={FORMAT}")
         try:
             listing, bad = await asyncio.to_thread(parse_listing, text)
         except BadMessage as error:
             raise ConnectorError(f"squeue: {str(error)[:300]}") from error
+        self._listing = None if bad else listing
         events = self.ledger.changes(listing, known, whole=not bad)
         for why in (*bad, *self.ledger.faults):
             inlet.reject(self.name, why, REMEDY)
@@ -129,12 +139,30 @@ class SlurmSource:
             if (entity := self.ledger.entity_of(host)) is not None
             for signal, value in ((SIGNAL, node.level), (OWNER, node.owner))
         ]
+        items += self._demand(inlet, nodes, now_ns)
         if self.watch is not None:
             items += self.watch(nodes, asked_s)
         if items:
             inlet.stage(items, now_ns, self.period_s)
         if self._placement:
             await self._placements(inlet)
+
+    def _demand(self, inlet: Inlet, nodes: Mapping[str, SlurmNode], now_ns: int) -> list[Reading]:
+        """What jobs hold and wait for by the last listings; nothing where jobs could not be read whole."""
+        book, listing = self._settings.demand, self._listing
+        if book is None or listing is None:
+            return []
+        inventory = Inventory(nodes, self._gpus_of)
+        stock = inventory.stock(self.marks.keeps)
+        fresh_s = FRESH_PERIODS * self.period_s + self._settings.timeout_s
+        found = book.take(self.name, inventory.claims(listing), stock, inventory.partitions, now_ns, fresh_s)
+        book.report(inlet)
+        return found
+
+    def _gpus_of(self, host: str) -> int:
+        """GPUs of a host by the site."""
+        entity = self.ledger.entity_of(host)
+        return 0 if entity is None else int(np.diff(self._site.gpu_start_of_node[entity : entity + 2])[0])
 
     async def _placements(self, inlet: Inlet) -> None:
         """Stage how each node is placed, once per reading of it; a sink's own counts as one."""
@@ -165,7 +193,7 @@ class SlurmSource:
     async def nodes(self) -> dict[str, SlurmNode]:
         """All nodes as they are now. Raises ConnectorError."""
         return parse_nodes(
-            await self.ask("sinfo", "--noheader", "--all", "--Node", f"--format={NODE_FORMAT}")
+            await self.ask("sinfo", "--noheader", "--all", "--Node", f"--Format={NODE_FORMAT}")
         )
 
     async def _cluster(self) -> str:
@@ -180,9 +208,9 @@ class SlurmSource:
         """Output of a Slurm command. Raises ConnectorError if it fails or takes too long."""
         name = command[0]
         try:
-            answer = await run_program(command, self._env, self._timeout_s, MAX_OUTPUT)
+            answer = await run_program(command, self._env, self._settings.timeout_s, MAX_OUTPUT)
         except TimeoutError:
-            raise ConnectorError(f"{name}: no answer within {self._timeout_s:g} s") from None
+            raise ConnectorError(f"{name}: no answer within {self._settings.timeout_s:g} s") from None
         except OSError as error:
             why = error.strerror or error
             text = f"{name}: cannot be run: {why}; expected Slurm's client commands on this host"

@@ -122,9 +122,16 @@ DECODERS: dict[str, Fuzzed] = {
     "squeue": Fuzzed(
         text(parse_listing),
         BadMessage,
-        (b"RUNNING|12|1767225600|1-00:00:00|100|a|u|p|n[1-4]\n", b"PENDING|7|N/A|UNLIMITED|1|a|u|p|\n"),
+        (
+            b"RUNNING|12|1767225600|1-00:00:00|100|a|u|p|n[1-4]|4|4|*|N/A|N/A|gres:gpu:8|N/A|N/A|N/A|1|1|OK|None|\n",
+            b"PENDING|7|N/A|UNLIMITED|1|a|u|p||1-2|2|*|N/A|gpu:3|N/A|N/A|N/A|1-9%2|1|N/A|NO|Resources|\n",
+        ),
     ),
-    "sinfo": Fuzzed(text(parse_nodes), Never, (b"n1|idle|none\nn2|drained*|racktwin:3:why\n",)),
+    "sinfo": Fuzzed(
+        text(parse_nodes),
+        Never,
+        (b"n1|idle|all|gpu:a:8(S:0-1)|gpu:a:2(IDX:0,3)|none|\nn2|drained*||||racktwin:3:why|\n",),
+    ),
     "host list": Fuzzed(text(expand_hosts), ValueError, (b"n[1-4,7],m[01-03]x", b"gpu-a[1-2]-[1-2]")),
     "node of Kubernetes": Fuzzed(
         lambda raw: read_items(raw, KubernetesNode), BadMessage, plain({"items": [NODE]})

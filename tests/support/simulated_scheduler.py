@@ -111,7 +111,7 @@ class Scheduler:
             state = (
                 ("draining" if i in busy else "drained") if reason else "allocated" if i in busy else "idle"
             )
-            rows.append(f"{host_of(i)}|{state}|{reason or 'none'}")
+            rows.append(f"{host_of(i)}|{state}||||{reason or 'none'}|")
         return parse_nodes("\n".join(rows))
 
     def ask(self, who: Daemon, words: Sequence[str]) -> str:

@@ -50,19 +50,28 @@ MessageTimeout=5
 KillWait=1
 MinJobAge=60
 SwitchType=switch/none
-{nodes}
+{more}{nodes}
 PartitionName=train Nodes={names} Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
 """
+# The host has neither so many cores nor GPUs
+GPU_CONF = "GresTypes=gpu\nSlurmdParameters=config_overrides\n"
 
 
 class Cluster:
     """A running cluster of `nodes` nodes called `gpu1`, `gpu2`, ... on this machine.
 
-    `absent` more are called `far0001`, ...: they are known to it, and never answer.
+    `absent` more are called `far0001`, ...: they are known to it, and never answer. With `gpus`, each node has
+    so many of them and 64 CPUs, as far as Slurm knows, and there is a second partition `debug`.
     """
 
     def __init__(
-        self, folder: Path, server: Find, nodes: int = 1, cluster: str = "lab", absent: int = 0
+        self,
+        folder: Path,
+        server: Find,
+        nodes: int = 1,
+        cluster: str = "lab",
+        absent: int = 0,
+        gpus: int = 0,
     ) -> None:
         if os.geteuid() != 0:
             pytest.skip("slurmd runs jobs as root only: run as root to test this")
@@ -81,6 +90,7 @@ class Cluster:
         }
         self.folder, self.cluster = folder, cluster
         self.names = [f"gpu{i + 1}" for i in range(nodes)]
+        self.gpus = gpus
         self.absent = f"far[0001-{absent:04d}]" if absent else ""
         self.conf = folder / "slurm.conf"
         self.env = {**os.environ, "SLURM_CONF": str(self.conf)}
@@ -116,8 +126,17 @@ class Cluster:
         ports = [s.getsockname()[1] for s in sockets]
         for s in sockets:
             s.close()
+        names = ",".join(filter(None, (*self.names, self.absent)))
+        gres, more, last = "", "", ""
+        if self.gpus:
+            cpus, gres, more = 64, f" Gres=gpu:{self.gpus}", GPU_CONF
+            last = f"PartitionName=debug Nodes={names} MaxTime=INFINITE State=UP OverSubscribe=NO\n"
+            for i in range(self.gpus):
+                (self.folder / f"gpu{i}").touch()
+            text = f"Name=gpu File={self.folder}/gpu[0-{self.gpus - 1}]\n"
+            (self.folder / "gres.conf").write_text(text)
         lines = [
-            f"NodeName={n} NodeHostname={host} NodeAddr=127.0.0.1 Port={p} CPUs={cpus} State=UNKNOWN"
+            f"NodeName={n} NodeHostname={host} NodeAddr=127.0.0.1 Port={p} CPUs={cpus}{gres} State=UNKNOWN"
             for n, p in zip(self.names, ports, strict=False)
         ]
         if self.absent:
@@ -131,8 +150,10 @@ class Cluster:
                 folder=self.folder,
                 munge=self.folder / "munge" / "socket",
                 nodes="\n".join(lines),
-                names=",".join(filter(None, (*self.names, self.absent))),
+                names=names,
+                more=more,
             )
+            + last
         )
 
     def _munge(self) -> None:

@@ -136,12 +136,12 @@ def test_the_programs_answer_as_the_scheduler_does(tmp_path: Path) -> None:
 
     def answer(words: Sequence[str]) -> tuple[int, str]:
         asked.append(list(words))
-        return (1, "no\n") if words[0] == "scontrol" else (0, "r1n00|idle|none\n")
+        return (1, "no\n") if words[0] == "scontrol" else (0, "r1n00|idle||||none|\n")
 
     programs = SlurmPrograms(tmp_path / "slurm", answer)
     try:
         done = subprocess.run([tmp_path / "slurm" / "sinfo", "--format=%N"], capture_output=True, check=False)
-        assert (done.returncode, done.stdout) == (0, b"r1n00|idle|none\n")
+        assert (done.returncode, done.stdout) == (0, b"r1n00|idle||||none|\n")
         assert (
             subprocess.run([tmp_path / "slurm" / "scontrol"], capture_output=True, check=False).returncode
             == 1

@@ -33,7 +33,7 @@ def ours(level: int, busy: bool = False, silent: bool = False) -> str:
 
 
 def found(text: str) -> SlurmNode:
-    return parse_nodes(f"gpu1|{text}\n")["gpu1"]
+    return parse_nodes(f"gpu1|{text.replace('|', '||||', 1)}|\n")["gpu1"]
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,7 @@ def test_levels_come_also_where_placement_is_unknown(
     (tmp_path / "kept").write_text(line(nodes="gpu2"))
     script = script.replace("cat nodes; echo", "[ $3 = nodes ] && cat nodes || cat kept")
     script = script.replace("cat nodes", f"cat {tmp_path}/text").replace("cat kept", f"cat {tmp_path}/kept")
-    bodies = {"sinfo": "echo 'gpu1|idle|none'; echo 'gpu2|idle|none'", "scontrol": script}
+    bodies = {"sinfo": "echo 'gpu1|idle||||none|'; echo 'gpu2|idle||||none|'", "scontrol": script}
     for name, body in bodies.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / name).chmod(0o755)

@@ -29,7 +29,7 @@ from connectors.slurm.nodes import parse_nodes
     ],
 )
 def test_states(state: str, level: float | None) -> None:
-    assert parse_nodes(f"gpu1|{state}\n")["gpu1"].level == level
+    assert parse_nodes(f"gpu1|{state}||||none|\n")["gpu1"].level == level
 
 
 @pytest.mark.parametrize(
@@ -53,11 +53,13 @@ def test_states(state: str, level: float | None) -> None:
     ],
 )
 def test_who_took_a_node_out(line: str, owner: float | None) -> None:
-    (node,) = parse_nodes(f"gpu1|{line}\n").values()
+    (node,) = parse_nodes(f"gpu1|{line.replace('|', '||||', 1)}|\n").values()
     assert node.owner == owner
     assert (node.level is None) == (owner is None)
 
 
 def test_garbage_is_passed_over() -> None:
-    text = "\n|idle\ngpu1|\nno bar\ngpu2|idle\ngpu2|drained\n" + "x" * 300 + "|idle\n"
+    text = (
+        "\n|idle|||||\ngpu1||||||\nno bar\ngpu2|idle|||||\ngpu2|drained|||||\n" + "x" * 300 + "|idle|||||\n"
+    )
     assert {host: node.level for host, node in parse_nodes(text).items()} == {"gpu2": 3.0}

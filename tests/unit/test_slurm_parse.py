@@ -20,6 +20,10 @@ from twin.telemetry import JobEnded, JobStarted
 NAMES = {"gpu[01-18]": "r1/node[0-17]", "gpu[19-36]": "lab/h/r2/node[0-17]"}
 
 
+# nodes, tasks, sockets; GPUs accounted, asked for; tasks of an array, submitted, eligible, shared, reason
+MORE = "1|1|*|cpu=1|N/A|gres:gpu:4|N/A|N/A|N/A|1700000000|1700000000|OK|None|"
+
+
 @pytest.fixture(scope="module")
 def site() -> Site:
     tree = two_racks()
@@ -36,7 +40,7 @@ def line(
     priority: str = "100",
     account: str = "phys",
 ) -> str:
-    return f"{state}|{job}|{start}|{limit}|{priority}|{account}|ada|train|{hosts}\n"
+    return f"{state}|{job}|{start}|{limit}|{priority}|{account}|ada|train|{hosts}|{MORE}\n"
 
 
 def listed(*lines: str) -> list[Listed]:
@@ -179,7 +183,9 @@ def test_cells_that_hold_nothing(site: Site) -> None:
     (job,) = listed(line(hosts="(null)", account="(null)", start="N/A", priority=str(2**32 - 9)))
     assert (job.hosts, job.account, job.start_s, job.priority) == ("", "", 0, 2**31 - 1)
     assert JobLedger(site, NAMES).changes([job]) == []
-    assert listed(line(state="PENDING"), line(state="CONFIGURING"), "\n") == []
+    assert listed(line(state="REVOKED"), "\n") == []
+    waiting = listed(line(state="PENDING", hosts=""), line(job=8, state="CONFIGURING"))
+    assert JobLedger(site, NAMES).changes(waiting) == []
 
 
 @pytest.mark.parametrize(
@@ -220,7 +226,7 @@ def test_names_that_do_not_pair_are_refused(site: Site) -> None:
         ("sleep 60", "no answer within 0.5 s"),
         ("trap '' TERM; sleep 60 & wait", "no answer within 0.5 s"),
         ("exec cat /dev/zero", "bytes of answer"),
-        ("echo nonsense", "expected %T|"),
+        ("echo nonsense", "expected State|"),
         ("", "cannot be run"),
     ],
 )
@@ -260,4 +266,4 @@ def test_settings_of_the_user_do_not_reach_the_commands(site: Site, monkeypatch:
     monkeypatch.setenv("SQUEUE_FORMAT", "%i")
     monkeypatch.setenv("SECRET_TOKEN", "x")
     env: dict[str, Any] = SlurmSource(site, SlurmSettings(conf="/etc/s.conf"))._env
-    assert set(env) == {"PATH", "LC_ALL", "SLURM_TIME_FORMAT", "SLURM_CONF"}
+    assert set(env) == {"PATH", "LC_ALL", "SLURM_TIME_FORMAT", "SLURM_CONF", "SLURM_BITSTR_LEN"}

@@ -49,7 +49,7 @@ class Slurm:
     async def nodes(self) -> dict[str, SlurmNode]:
         if self.away:
             raise ConnectorError("sinfo: Unable to contact slurm controller")
-        lines = [f"{h}|{('draining' if h in self.busy else 'drained') if r else 'idle'}|{r or 'none'}"
+        lines = [f"{h}|{('draining' if h in self.busy else 'drained') if r else 'idle'}||||{r or 'none'}|"
                  for h, r in self.drains.items()]  # fmt: skip
         return parse_nodes("\n".join(lines))
 

@@ -119,7 +119,9 @@ class Table:
         gauges: list[Signal] = []
         counters: list[Signal] = []
         controls: list[Control] = []
-        for name, line in list(vars(cls).items()):
+        # A class of lines that several tables share is a base beside Table: its lines come first
+        lines = [item for part in reversed(cls.__mro__) for item in vars(part).items()]
+        for name, line in lines:
             if isinstance(line, Control):
                 controls.append(replace(line, table=cls.table, name=name, row=len(controls)))
             elif isinstance(line, Signal):

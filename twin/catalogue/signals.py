@@ -14,17 +14,34 @@ from twin.catalogue.tree import digest
 __all__ = ["TABLES", "Control", "Signal", "Table", "find_control", "find_signal"]
 
 
-class SiteSignals(Table):
+class Demand:
+    """Lines that a site, a queue and a tenant share: what a scheduler has granted, and what jobs wait for.
+
+    *Pending* jobs want GPUs now; *held* ones wait for something else: a hold, a dependency, a time, a limit.
+    """
+
+    gpu_running_count = Signal("count", 0, 1e7, quantum=1, period_s=60)
+    gpu_pending_count = Signal("count", 0, 1e7, quantum=1, period_s=60)
+    gpu_held_count = Signal("count", 0, 1e7, quantum=1, period_s=60)
+    job_running_count = Signal("count", 0, 1e7, quantum=1, period_s=60)
+    job_pending_count = Signal("count", 0, 1e7, quantum=1, period_s=60)
+    job_held_count = Signal("count", 0, 1e7, quantum=1, period_s=60)
+    # GPUs of pending jobs times the time that each may run
+    pending_gpu_s = Signal("s", 0, 1e12, quantum=1000, period_s=60)
+    oldest_wait_s = Signal("s", 0, 1e9, quantum=1, period_s=60)
+    # By the scheduler's own estimate, until the next pending job starts
+    next_start_s = Signal("s", 0, 1e9, quantum=1, period_s=60)
+
+
+class SiteSignals(Demand, Table):
     outdoor_temp_c = Signal("degC", -60, 60, quantum=0.1, period_s=300)
     outdoor_wet_bulb_c = Signal("degC", -60, 50, quantum=0.1, period_s=300)
     grid_price_usd_per_kwh = Signal("USD/kWh", -5, 20, quantum=0.0001, period_s=3600)
     grid_carbon_g_per_kwh = Signal("g/kWh", 0, 3000, quantum=0.1, period_s=3600)
     requests_per_s = Signal("1/s", 0, 1e6, quantum=0.01, period_s=60)
-    gpu_running_count = Signal("count", 0, 2e6, quantum=1, period_s=60)
-    gpu_pending_count = Signal("count", 0, 2e6, quantum=1, period_s=60)
-    gpu_idle_count = Signal("count", 0, 2e6, quantum=1, period_s=60)
-    job_running_count = Signal("count", 0, 1e6, quantum=1, period_s=60)
-    job_pending_count = Signal("count", 0, 1e6, quantum=1, period_s=60)
+    gpu_idle_count = Signal("count", 0, 1e7, quantum=1, period_s=60)
+    gpu_spare_count = Signal("count", 0, 1e7, quantum=1, period_s=60)
+    gpu_out_count = Signal("count", 0, 1e7, quantum=1, period_s=60)
 
 
 class HallSignals(Table):
@@ -364,6 +381,28 @@ class StorageSignals(Table):
     error_count = counter("count", max_per_s=1e9, period_s=60)
 
 
+class QueueSignals(Demand, Table):
+    pass
+
+
+class TenantSignals(Demand, Table):
+    pass
+
+
+class ServiceSignals(Table):
+    # Of all its replicas together
+    requests_per_s = Signal("1/s", 0, 1e6, quantum=0.001, period_s=60)
+    prompt_tokens_per_s = Signal("1/s", 0, 1e9, quantum=1, period_s=60)
+    generated_tokens_per_s = Signal("1/s", 0, 1e9, quantum=1, period_s=60)
+    running_request_count = Signal("count", 0, 1e7, quantum=1, period_s=60)
+    waiting_request_count = Signal("count", 0, 1e7, quantum=1, period_s=60)
+    # Of the replica that has the least left
+    kv_cache_used_pu = Signal("1", 0, 1, quantum=1e-4, reduce="max", period_s=60)
+    # Means over the requests of a period, of the slowest replica
+    first_token_s = Signal("s", 0, 1e5, quantum=1e-4, reduce="max", period_s=60)
+    latency_s = Signal("s", 0, 1e5, quantum=1e-3, reduce="max", period_s=60)
+
+
 class JobSignals(Table):
     progress_per_s = Signal("1/s", 0, 1e6, quantum=0.001, period_s=60)
     # A job speaks when it has saved, and every five minutes all the same
@@ -417,6 +456,9 @@ TABLES: dict[str, type[Table]] = {
         LinkSignals,
         SwitchSignals,
         StorageSignals,
+        QueueSignals,
+        TenantSignals,
+        ServiceSignals,
         JobSignals,
     )
 }

@@ -224,7 +224,7 @@ class Scheduler:
 
     def _nodes(self) -> list[str]:
         busy = {int(i) for run in self.runs for i in run.nodes}
-        out, fit = [], self.plant.truth
+        out, fit, starts = list[str](), self.plant.truth, self.site.gpu_start_of_node
         for node, host in enumerate(self.hosts):
             if (reason := self.drains.get(node)) is not None:
                 state = "draining" if node in busy else "drained"
@@ -232,20 +232,28 @@ class Scheduler:
                 state, reason = "down", "Not responding"
             else:
                 state, reason = "allocated" if node in busy else "idle", NO_CAUSE
-            out.append(f"{host}|{state}|{reason}")
+            gpus = int(starts[node + 1] - starts[node])
+            gres = f"gpu:{gpus}|gpu:{gpus if node in busy else 0}"
+            out += [f"{host}|{state}|{name}|{gres}|{reason}|" for name in PARTITIONS.values()]
         return out
 
     def _jobs(self) -> list[str]:
         states = {"completed": "COMPLETED", "node_fail": "NODE_FAIL"}
         over = [(run, states.get(why, "CANCELLED")) for run, why in self.over]
         rows = [*over, *((run, "RUNNING") for run in self.runs if len(run.nodes))]
+        now_s = self.plant.truth.time_s
+        due = (run for run in self.runs if not len(run.nodes) and run.due_s <= now_s)
+        rows += ((run, "PENDING") for run in due if not self._is_past(run, now_s))
         return [self._row(run, state) for run, state in rows]
 
     def _row(self, run: Run, state: str) -> str:
         request, start_s = run.request, run.started_ns // NS
         hosts = ",".join(self.hosts[int(i)] for i in run.nodes)
         cells = (state, request.number, start_s, "UNLIMITED", request.priority, request.user, request.user)
-        return "|".join(map(str, (*cells, PARTITIONS[request.kind], hosts)))
+        gres = "gres:gpu:" + str(int(np.diff(self.site.gpu_start_of_node).max(initial=0)))
+        unsaid, reason = "N/A", "Resources" if state == "PENDING" else NO_CAUSE
+        asked = (request.nodes, request.nodes, "*", unsaid, unsaid, gres, *[unsaid] * 5, "OK", reason, "")
+        return "|".join(map(str, (*cells, PARTITIONS[request.kind], hosts, *asked)))
 
     def _shown(self, nodes: bool) -> str:
         if not nodes:

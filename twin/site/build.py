@@ -190,6 +190,9 @@ def _sizes(draft: Draft, file: SiteFile, nodes: int, gpus: int, links: int) -> d
         "link": links,
         "switch": len(draft.switches),
         "storage": len(draft.storage),
+        "queue": len(draft.queues),
+        "tenant": len(draft.tenants),
+        "service": len(draft.services),
         "job": max(1, min(file.max_jobs, MAX_JOBS)),
     }
 

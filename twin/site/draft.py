@@ -64,6 +64,9 @@ class Draft:
     switch_ways: list[int] = field(default_factory=list)  # switches of its line
     switch_serves: list[tuple[str, list[str], list[str]]] = field(default_factory=list)  # with planes
     storage: list[str] = field(default_factory=list)
+    queues: list[str] = field(default_factory=list)
+    tenants: list[str] = field(default_factory=list)
+    services: list[str] = field(default_factory=list)
     planes: dict[str, int] = field(default_factory=dict)  # their order
     plane_rows: list[tuple[int, int, list[str]]] = field(default_factory=list)  # plane, links, racks
 
@@ -77,6 +80,9 @@ class Draft:
             "loop": self.loops,
             "switch": self.switches,
             "storage": self.storage,
+            "queue": self.queues,
+            "tenant": self.tenants,
+            "service": self.services,
         }
 
     def unknown(self, problem: str) -> None:
@@ -114,8 +120,14 @@ def draft_of(file: SiteFile, profiles: dict[str, Profile], names_lost: bool) -> 
     for i, loop in enumerate(file.loops):
         draft.loops += [f"{file.site}/{n}" for n in _names(draft, f"$.loops[{i}].name", loop.name)]
         _check_loop(draft, loop, f"$.loops[{i}]")
-    for i, store in enumerate(file.storage):
-        draft.storage += [f"{file.site}/{n}" for n in _names(draft, f"$.storage[{i}].name", store.name)]
+    for key, groups, paths in (
+        ("storage", file.storage, draft.storage),
+        ("queues", file.queues, draft.queues),
+        ("tenants", file.tenants, draft.tenants),
+        ("services", file.services, draft.services),
+    ):
+        for i, group in enumerate(groups):
+            paths += [f"{file.site}/{n}" for n in _names(draft, f"$.{key}[{i}].name", group.name)]
     _check_keys(draft, file)
     for plane in draft.planes:
         stem = plane.rstrip("0123456789")

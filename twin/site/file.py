@@ -136,6 +136,24 @@ class StorageGroup(_Strict, frozen=True):
     name: str  # may hold one range
 
 
+class QueueGroup(_Strict, frozen=True):
+    """Queues of the scheduler: partitions of Slurm, local queues of Kueue."""
+
+    name: str  # as the scheduler has it; may hold one range
+
+
+class TenantGroup(_Strict, frozen=True):
+    """Tenants: accounts or users of Slurm, namespaces of Kubernetes."""
+
+    name: str  # as the scheduler has it; may hold one range
+
+
+class ServiceGroup(_Strict, frozen=True):
+    """Inference services: each is the sum of its replicas."""
+
+    name: str  # may hold one range
+
+
 class Hall(_Strict, frozen=True):
     """A room: racks, the CDUs, feeders and switches that stand in it, its network planes and leaves."""
 
@@ -186,6 +204,9 @@ class SiteFile(_Strict, frozen=True):
     loops: list[LoopGroup] = []  # of facility water
     feeders: list[FeederGroup] = []  # that feed several halls
     storage: list[StorageGroup] = []  # file systems of checkpoints
+    queues: list[QueueGroup] = []  # of the scheduler, whose demand is kept
+    tenants: list[TenantGroup] = []  # whose demand is kept
+    services: list[ServiceGroup] = []  # of inference, whose requests are counted
     max_jobs: int = 1024  # places for jobs that run at the same time
     controls: dict[str, ControlLimits] = {}  # limits of this site by control: {gpu.power_cap_w: {min: 400}}
     # how often a signal, or all of a table, is expected: {gpu: 30, rack.power_w: 60}

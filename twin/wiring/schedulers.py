@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from connectors.demand import DemandBook
 from connectors.jobs import BurnInProgram, BurnInSink
 from connectors.orders import SinkContext
 from connectors.slurm import (
@@ -63,8 +64,10 @@ def make_schedulers(context: WiringContext) -> Schedulers:
     """All that the configuration asks for. Raises ConfigError; starts nothing."""
     out, loaded, config = Schedulers(), context.loaded, context.loaded.config
     hosts: list[HostOf] = []
+    read = (("slurm", config.jobs.slurm), ("kubernetes", config.kubernetes))
+    demand = DemandBook(context.site, [name for name, part in read if part is not None])
     if config.jobs.slurm is not None:
-        hosts.append(_slurm(out, config.jobs.slurm, context))
+        hosts.append(_slurm(out, config.jobs.slurm, context, demand))
     if config.kubernetes is not None:
         hosts.append(_kubernetes(out, config.kubernetes, context))
     if config.burn_in is not None:
@@ -93,7 +96,7 @@ def host_notes(loaded: Loaded, site: Site) -> list[str]:
     return out
 
 
-def _slurm(out: Schedulers, part: Slurm, context: WiringContext) -> HostOf:
+def _slurm(out: Schedulers, part: Slurm, context: WiringContext, demand: DemandBook) -> HostOf:
     settings = SlurmSettings(
         period_s=part.period_s,
         timeout_s=part.timeout_s,
@@ -101,6 +104,7 @@ def _slurm(out: Schedulers, part: Slurm, context: WiringContext) -> HostOf:
         node_names=part.node_names,
         kinds=part.kinds,
         placement=part.command,
+        demand=demand,
     )
     source = SlurmSource(context.site, settings, Roster(context.engine).nodes)
     out.sources.append(source)
