@@ -24,7 +24,7 @@ _STATES = ("running", "pending", "held")
 
 
 class Claim(NamedTuple):
-    """GPUs that jobs which are alike hold or ask for. `gpus` and `limit_s` are of each job.
+    """GPUs that jobs which are alike hold or ask for, together; `limit_s` is of each of them.
 
     `queues`: those in which it may start. `tenants`: names of its owner, of which the first that the site has
     counts.
@@ -65,13 +65,13 @@ class Tally:
         """Count a claim in."""
         at = _STATES.index(claim.state)
         self.counts[3 + at] += claim.jobs
-        self.counts[at] += claim.gpus * claim.jobs
+        self.counts[at] += claim.gpus
         for host, gpus in claim.hosts:
             if host not in self.hosts:
                 self.hosts[host] = gpus
                 self.counts[at] += gpus
         if claim.state == "pending":
-            self.counts[6] += claim.gpus * claim.jobs * claim.limit_s
+            self.counts[6] += claim.gpus * claim.limit_s
             if claim.since_s > 0:
                 self.oldest_s = max(self.oldest_s, now_s - claim.since_s)
             if claim.start_s > 0:

@@ -81,7 +81,7 @@ class PodBook:
     def __init__(self, hosts: Hosts, labels: PodLabels) -> None:
         self._hosts, self.cluster, self._kinds = hosts, labels.cluster, labels.kinds
         self._labels = (*labels.job_labels, *JOB_LABELS)
-        self._is_gpu = gpu_test((*labels.gpu_resources, *GPU_RESOURCES))
+        self.is_gpu = gpu_test((*labels.gpu_resources, *GPU_RESOURCES))
         self._pods: dict[str, _BoundPod] = {}
         self._groups: dict[str, dict[str, _BoundPod]] = {}
         self._busy: dict[str, int] = {}  # host -> pods that a drain waits for
@@ -157,15 +157,21 @@ class PodBook:
             if not members:
                 del self._groups[bound.group]
 
+    def group_of(self, pod: KubernetesPod) -> tuple[str, str]:
+        """(name that a label gives its job, the job as `namespace:name`); "" for a pod without GPUs."""
+        meta, labels = pod.metadata, pod.metadata.labels or {}
+        named = next((name for label in self._labels if (name := labels.get(label))), "")
+        if pod.on_drain == "stays" or not pod.holds_gpus(self.is_gpu):
+            return named, ""
+        # a label's name, else the maker's or, without one, the pod's own
+        owner = meta.owner
+        own = f"{owner.kind.lower()}.{owner.name}" if owner else f"pod.{meta.name}"
+        return named, f"{meta.namespace}:{named or own}"
+
     def _bound(self, pod: KubernetesPod) -> _BoundPod:
         meta, labels = pod.metadata, pod.metadata.labels or {}
         owner, on_drain = meta.owner, pod.on_drain
-        named = next((name for label in self._labels if (name := labels.get(label))), "")
-        group = ""
-        if on_drain != "stays" and pod.holds_gpus(self._is_gpu):
-            # a label's name, else the maker's or, without one, the pod's own
-            own = f"{owner.kind.lower()}.{owner.name}" if owner else f"pod.{meta.name}"
-            group = f"{meta.namespace}:{named or own}"
+        named, group = self.group_of(pod)
         label = labels.get(KIND_LABEL)
         kind = next((k for k in _KINDS if k == label), self._kinds.get(meta.namespace, "unknown"))
         maker = owner.uid if owner else meta.uid

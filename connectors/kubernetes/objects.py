@@ -50,7 +50,13 @@ class Meta(msgspec.Struct, rename="camel"):
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
     owner_references: list[Owner] | None = None
+    creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
+
+    @property
+    def key(self) -> str:
+        """Namespace and name."""
+        return f"{self.namespace}/{self.name}"
 
     @property
     def owner(self) -> Owner | None:
@@ -72,6 +78,7 @@ class _NodeSpec(msgspec.Struct):
 
 class _NodeStatus(msgspec.Struct):
     conditions: list[NodeCondition] | None = None
+    allocatable: dict[str, Any] | None = None
 
 
 class KubernetesNode(msgspec.Struct):
@@ -95,6 +102,19 @@ class _Container(msgspec.Struct):
     resources: _Resources | None = None
 
 
+def _asked(container: _Container, is_gpu: Callable[[str], bool]) -> int:
+    """Accelerators of a container; limits and requests of an extended resource are equal."""
+    resources = container.resources or _Resources()
+    asked = {**(resources.requests or {}), **(resources.limits or {})}
+    return sum(count_of(count) for resource, count in asked.items() if is_gpu(resource))
+
+
+def count_of(quantity: object) -> int:
+    """A quantity of an extended resource, which is a whole number; 0 for what is none."""
+    text = str(quantity)
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else 0
+
+
 class _PodSpec(msgspec.Struct, rename="camel"):
     node_name: str | None = None
     containers: list[_Container] | None = None
@@ -102,6 +122,13 @@ class _PodSpec(msgspec.Struct, rename="camel"):
     priority: int | None = None
     active_deadline_seconds: float | None = None
     resource_claims: list[Any] | None = None
+    scheduling_gates: list[dict[str, Any]] | None = None
+
+    def gpus(self, is_gpu: Callable[[str], bool]) -> int:
+        """Accelerators that a pod of this kind asks for; a claim of devices counts as one."""
+        own = sum(_asked(c, is_gpu) for c in self.containers or ())
+        before = max((_asked(c, is_gpu) for c in self.init_containers or ()), default=0)
+        return max(own, before) + len(self.resource_claims or ())
 
 
 class _PodStatus(msgspec.Struct):
@@ -118,7 +145,7 @@ class KubernetesPod(msgspec.Struct):
     @property
     def key(self) -> str:
         """Namespace and name."""
-        return f"{self.metadata.namespace}/{self.metadata.name}"
+        return self.metadata.key
 
     @property
     def finished(self) -> bool:
@@ -145,18 +172,48 @@ class KubernetesPod(msgspec.Struct):
 
     def holds_gpus(self, is_gpu: Callable[[str], bool]) -> bool:
         """True if it asks for accelerators, or for devices by claims, which may be some."""
-        if self.spec.resource_claims:
-            return True
-        for container in (*(self.spec.containers or ()), *(self.spec.init_containers or ())):
-            if container.resources is not None:
-                for asked in (container.resources.limits, container.resources.requests):
-                    for resource, count in (asked or {}).items():
-                        if is_gpu(resource) and count not in ("0", 0):
-                            return True
-        return False
+        return self.spec.gpus(is_gpu) > 0
 
 
-Kind = TypeVar("Kind", KubernetesNode, KubernetesPod)
+class _Template(msgspec.Struct):
+    spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
+
+
+class _PodSet(msgspec.Struct):
+    count: int | None = 1
+    template: _Template = msgspec.field(default_factory=_Template)
+
+
+class _WorkloadSpec(msgspec.Struct, rename="camel"):
+    queue_name: str | None = None
+    pod_sets: list[_PodSet] | None = None
+    active: bool | None = None
+    maximum_execution_time_seconds: float | None = None
+
+
+class _WorkloadStatus(msgspec.Struct):
+    conditions: list[NodeCondition] | None = None
+
+
+class KueueWorkload(msgspec.Struct):
+    """A workload of Kueue: what it lets into the cluster as a whole."""
+
+    metadata: Meta
+    spec: _WorkloadSpec = msgspec.field(default_factory=_WorkloadSpec)
+    status: _WorkloadStatus = msgspec.field(default_factory=_WorkloadStatus)
+
+    def holds(self, kind: str) -> bool:
+        """True if this condition is true of it."""
+        return any(c.type == kind and c.status == "True" for c in self.status.conditions or ())
+
+
+class KueueQueue(msgspec.Struct):
+    """A local queue of Kueue, to which workloads of a namespace are submitted."""
+
+    metadata: Meta
+
+
+Kind = TypeVar("Kind", KubernetesNode, KubernetesPod, KueueWorkload, KueueQueue)
 WRONG = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 

@@ -14,7 +14,9 @@ from contextlib import aclosing
 from typing import Generic
 
 from connectors.backoff import Backoff
-from connectors.kubernetes.client import WATCH_S, Away, Expired, KubernetesClient, Params, page_meta
+from connectors.demand import DemandBook
+from connectors.kubernetes.client import WATCH_S, ApiError, Away, Expired, KubernetesClient, Params, page_meta
+from connectors.kubernetes.demand import QUEUES, WORKLOADS, PodDemand
 from connectors.kubernetes.jobs import PodBook, PodLabels
 from connectors.kubernetes.nodes import OWNER, PLACEMENT, SIGNAL, Hosts, level_of, owner_of, placement_of
 from connectors.kubernetes.objects import (
@@ -22,6 +24,8 @@ from connectors.kubernetes.objects import (
     Kind,
     KubernetesNode,
     KubernetesPod,
+    KueueQueue,
+    KueueWorkload,
     fault_of,
     read_change,
     read_items,
@@ -36,7 +40,8 @@ SETTLE_S = 1.0  # pods of a job are bound one after the other: events within thi
 RESTATE_S = 30.0  # between two readings of a level that did not change, as of the server's last answer
 FAILURES = 3  # watches on end that fail before the link counts as down
 FIRST_S, LONGEST_S = 0.5, 1.0  # pauses after a watch that failed
-BOUND = "spec.nodeName!="  # pods that have a node
+ABSENT_S = 300.0  # until a cluster without Kueue, or without the right to read it, is asked again
+DEMAND_S = 5.0  # demand that changes is added up so often at most
 REMEDY = "look whether `kubectl get nodes` answers with that kubeconfig on this host"
 MAX_FAULTS = 200  # of one list that are reported
 SLICE = 500  # pods that are taken in at a stretch
@@ -154,7 +159,7 @@ def _levels_of(node: KubernetesNode, busy: bool) -> _Levels:
 class KubernetesSource:
     """Follows a cluster. `known` gives the nodes of the jobs that the twin takes to be running.
 
-    `placement`: also read how nodes are placed.
+    `placement`: also read how nodes are placed. `demand`: where what jobs hold and wait for is added up.
     """
 
     name = "kubernetes"
@@ -168,6 +173,7 @@ class KubernetesSource:
         known: Callable[[], Mapping[str, Collection[str]]] = dict,
         settle_s: float = SETTLE_S,
         placement: bool = False,
+        demand: DemandBook | None = None,
     ) -> None:
         self._client, self._hosts, self._known, self._settle_s = client, hosts, known, settle_s
         self.book = PodBook(hosts, labels or PodLabels())
@@ -177,15 +183,21 @@ class KubernetesSource:
         self._changed: dict[str, None] = {}  # nodes by their names in the cluster
         self._stated_s = -math.inf
         self.nodes = Followed(client, "/api/v1/nodes", KubernetesNode, self._all_nodes, self._node)
-        self.pods = Followed(
-            client, "/api/v1/pods", KubernetesPod, self._all_pods, self._pod, {"fieldSelector": BOUND}
-        )
+        self.pods = Followed(client, "/api/v1/pods", KubernetesPod, self._all_pods, self._pod)
+        self.demand, self._demand_book = PodDemand(self.book), demand
+        self.workloads = Followed(client, WORKLOADS, KueueWorkload, self._all_workloads, self._workload)
+        self.queues = Followed(client, QUEUES, KueueQueue, self._all_queues, self._queue)
+        self._has_kueue: bool | None = None  # None: not known yet
+        self._added_s = -math.inf
 
     async def run(self, inlet: Inlet) -> None:
         """Follow nodes and pods. Raises ConnectorError when the server does not answer; that ends no job."""
         known = self._known()
         self._stated_s = -math.inf
+        self._added_s, self._has_kueue = -math.inf, None
         tasks = [asyncio.create_task(f.run(inlet)) for f in (self.nodes, self.pods)]
+        if self._demand_book is not None:
+            tasks.append(asyncio.create_task(self._follow_kueue(inlet)))
         self.nodes.listed = self.pods.listed = False
         try:
             while True:
@@ -199,6 +211,7 @@ class KubernetesSource:
                     known = {}
                 if self.pods.listed and self.nodes.listed:
                     self._stage_levels(inlet)
+                    self._stage_demand(inlet)
                 self._report_faults(inlet)
         finally:
             for task in tasks:
@@ -218,15 +231,18 @@ class KubernetesSource:
 
     async def _all_pods(self, pods: list[KubernetesPod]) -> None:
         """Take all pods in slices, between which the loop goes on; nothing is staged before the last."""
-        self.book.keep({p.key for p in pods})
+        keys = {p.key for p in pods}
+        self.book.keep(keys)
+        self.demand.keep(keys)
         for first in range(0, len(pods), SLICE):
             for pod in pods[first : first + SLICE]:
-                self.book.put(pod)
+                self._pod(pod, True)
             await asyncio.sleep(0)
 
     def _node(self, node: KubernetesNode, there: bool) -> None:
         name = node.metadata.name
         self._changed[name] = None
+        self.demand.changed = True  # its GPUs may be out of service now
         if there:
             self._nodes[name] = node
             self._hosts.add(name)
@@ -237,8 +253,61 @@ class KubernetesSource:
     def _pod(self, pod: KubernetesPod, there: bool) -> None:
         if there:
             self.book.put(pod)
+            self.demand.put(pod)
         else:
             self.book.remove(pod.key)
+            self.demand.remove(pod.key)
+
+    async def _all_workloads(self, workloads: list[KueueWorkload]) -> None:
+        self._has_kueue = True
+        self.demand.keep_workloads(workloads)
+
+    def _workload(self, workload: KueueWorkload, there: bool) -> None:
+        self.demand.put_workload(workload, there)
+
+    async def _all_queues(self, queues: list[KueueQueue]) -> None:
+        self.demand.queues.clear()
+        for queue in queues:
+            self._queue(queue, True)
+
+    def _queue(self, queue: KueueQueue, there: bool) -> None:
+        self.demand.put_queue(queue, there)
+
+    async def _follow_kueue(self, inlet: Inlet) -> None:
+        """Follow Kueue's queues and workloads where the cluster has any; 404 is a cluster without it."""
+        while True:
+            tasks = [asyncio.create_task(f.run(inlet)) for f in (self.queues, self.workloads)]
+            try:
+                await asyncio.gather(*tasks)
+            except ApiError as error:
+                if error.status not in (403, 404):
+                    raise
+                if error.status == 403:
+                    inlet.skip("kueue", str(error)[:200], "", "apply deploy/kubernetes/rbac.yaml again")
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+            self._has_kueue = False
+            self.demand.keep_workloads(())
+            await asyncio.sleep(ABSENT_S)
+
+    def _stage_demand(self, inlet: Inlet) -> None:
+        """Report what jobs hold and wait for: changes within DEMAND_S, everything each RESTATE_S."""
+        book, now_ns, now_s = self._demand_book, time.time_ns(), time.monotonic()
+        if book is None or self._has_kueue is None or (self._has_kueue and not self.queues.listed):
+            return
+        followed = [self.nodes, self.pods, *((self.workloads, self.queues) if self._has_kueue else ())]
+        if now_ns - min(f.heard_ns for f in followed) > FRESH_S * 10**9:
+            return
+        if now_s - self._added_s < (DEMAND_S if self.demand.changed else RESTATE_S):
+            return
+        self._added_s, self.demand.changed = now_s, False
+        claims = self.demand.claims(self._has_kueue)
+        queues = set(self.demand.queues.values())
+        stock = self.demand.stock(self._nodes, lambda n: _levels_of(n, self.book.busy(n.metadata.name)))
+        inlet.stage(book.take(self.name, claims, stock, queues, now_ns, FRESH_S), now_ns)
+        book.report(inlet)
 
     def _stage_jobs(self, inlet: Inlet, known: Mapping[str, Collection[str]]) -> None:
         events = self.book.changes(known)

@@ -112,12 +112,13 @@ class Inventory:
             elif not self.counted or job.exclusive:
                 each = min((self.usual[q] for q in queues if q in self.usual), default=0)
                 gpus = count_of(job.node_count) * each
+        jobs = 1 if state == "running" else tasks_of(job.tasks)
         return Claim(
             state,
-            gpus,
+            gpus * jobs,
             queues,
             (job.account, job.user),
-            jobs=1 if state == "running" else tasks_of(job.tasks),
+            jobs=jobs,
             limit_s=job.time_limit_s,
             since_s=float(job.eligible_s or job.submit_s),
             start_s=float(job.start_s) if state == "pending" else 0.0,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from connectors.jobs import StartIds
 from connectors.slurm.hostlist import expand_hosts, expand_names, find_node
@@ -50,6 +50,7 @@ class Listed:
     per_task: str = ""
     per_socket: str = ""
     tasks: str = ""  # of an array, those that wait
+    _: KW_ONLY
     submit_s: int = 0
     eligible_s: int = 0
     exclusive: bool = False

@@ -69,7 +69,8 @@ class Story:
         if kind == "submit" or not listed:
             self.submit(listed)
             return
-        array, job, state, partition, _ = self.rng.choice(listed)
+        runs = [row for row in listed if row[2] == "RUNNING"] if kind == "cancel" else []
+        array, job, state, partition, _ = self.rng.choice(runs or listed)
         if kind == "cancel":
             self.run("scancel", job)
         elif kind in ("hold", "release"):
@@ -188,7 +189,7 @@ def test_demand_agrees_with_slurm_over_random_events(slurm: Cluster) -> None:
 
     asyncio.run(rounds())
     assert sum(story.done.values()) == ROUNDS * EVENTS
-    assert len(twin.ids) == len(set(twin.ids)) > 10 * ROUNDS
+    assert len(twin.ids) == len(set(twin.ids)) > 2 * ROUNDS
     assert set(story.done) == {"submit", "cancel", "hold", "release", "requeue", "move"}
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -21,16 +21,22 @@ import aiohttp.web
 import kmock
 
 NODES, PODS = kmock.resource("v1/nodes"), kmock.resource("v1/pods")
+WORKLOADS = kmock.resource("kueue.x-k8s.io/v1beta1/workloads")
+QUEUES = kmock.resource("kueue.x-k8s.io/v1beta1/localqueues")
 JOB_LABEL = "training.kubeflow.org/job-name"
 
 
 class Cluster(kmock.KubernetesEmulator):
     """One cluster. `tokens`: which are taken (None: no token is asked for)."""
 
-    def __init__(self) -> None:
+    def __init__(self, kueue: bool = False) -> None:
         super().__init__()
         self.resources["v1/nodes"] = {"namespaced": False}
         self.resources["v1/pods"] = {"namespaced": True}
+        self.kueue = kueue
+        if kueue:
+            self.resources["kueue.x-k8s.io/v1beta1/workloads"] = {"namespaced": True}
+            self.resources["kueue.x-k8s.io/v1beta1/localqueues"] = {"namespaced": True}
         self.tokens: set[str] | None = None
         self.version = 100
         self.compacted = 0  # versions up to this one are no longer known to watches
@@ -58,15 +64,39 @@ class Cluster(kmock.KubernetesEmulator):
                 self.stopping = True
                 self.changed.set()
 
-    def put_node(self, name: str, **spec: Any) -> None:
+    def put_node(self, name: str, gpus: int = 0, **spec: Any) -> None:
         ready = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
-        self._store(
-            NODES, None, {"metadata": {"name": name}, "spec": spec, "status": {"conditions": [ready]}}
-        )
+        status = {"conditions": [ready], "allocatable": {"cpu": "96", "nvidia.com/gpu": str(gpus)}}
+        self._store(NODES, None, {"metadata": {"name": name}, "spec": spec, "status": status})
+
+    def put_queue(self, name: str, namespace: str = "ml") -> None:
+        """A local queue of Kueue."""
+        meta = {"name": name, "namespace": namespace}
+        self._store(QUEUES, namespace, {"metadata": meta, "spec": {"clusterQueue": "all"}})
+
+    def put_workload(
+        self, name: str, pods: int, gpus: int, queue: str = "train", namespace: str = "ml",
+        active: bool = True,
+    ) -> None:  # fmt: skip
+        """A workload of Kueue that asks for `pods` pods of `gpus` GPUs each, not admitted yet."""
+        container = {"resources": {"requests": {"nvidia.com/gpu": gpus}}}
+        pod_set = {"name": "main", "count": pods, "template": {"spec": {"containers": [container]}}}
+        spec = {"queueName": queue, "active": active, "podSets": [pod_set]}
+        self._store(WORKLOADS, namespace, {
+            "metadata": {"name": name, "namespace": namespace, "creationTimestamp": "2026-01-01T00:00:00Z"},
+            "spec": spec, "status": {"conditions": []},
+        })  # fmt: skip
+
+    def set_condition(self, name: str, kind: str, status: str = "True", namespace: str = "ml") -> None:
+        """A condition of a workload, beside those that it has."""
+        raw = self.objects[WORKLOADS, namespace, name].raw
+        others = [c for c in raw["status"]["conditions"] if c["type"] != kind]
+        change = {"status": {"conditions": [*others, {"type": kind, "status": status}]}}
+        self.change(WORKLOADS, name, change, namespace)
 
     def put_pod(
         self, name: str, node: str = "", gpus: int = 1, owner: str = "Job/j1", phase: str = "Running",
-        labels: dict[str, str] | None = None, namespace: str = "ml", **meta: Any,
+        labels: dict[str, str] | None = None, namespace: str = "ml", gates: Sequence[str] = (), **meta: Any,
     ) -> None:  # fmt: skip
         self.uids += 1
         kind, _, maker = owner.partition("/")
@@ -74,6 +104,8 @@ class Cluster(kmock.KubernetesEmulator):
         spec: dict[str, Any] = {"containers": [{"resources": {"limits": {"nvidia.com/gpu": str(gpus)}}}]}
         if node:
             spec["nodeName"] = node
+        if gates:
+            spec["schedulingGates"] = [{"name": gate} for gate in gates]
         self._store(PODS, namespace, {
             "metadata": {"name": name, "namespace": namespace, "uid": f"pod-{self.uids}",
                          "labels": labels or {}, "ownerReferences": refs, **meta},
@@ -85,10 +117,10 @@ class Cluster(kmock.KubernetesEmulator):
         self.objects[resource, namespace, name].patch(patch)
         self._written(resource, namespace, name, "MODIFIED")
 
-    def gone(self, name: str, namespace: str = "ml") -> None:
-        """A pod left."""
-        self._written(PODS, namespace, name, "DELETED")
-        self.objects[PODS, namespace, name].delete()
+    def gone(self, name: str, namespace: str = "ml", resource: Any = PODS) -> None:
+        """A pod left, or an object of another kind."""
+        self._written(resource, namespace, name, "DELETED")
+        self.objects[resource, namespace, name].delete()
 
     def node(self, name: str) -> dict[str, Any]:
         return copy.deepcopy(self.objects[NODES, None, name].raw)
@@ -126,6 +158,8 @@ class Cluster(kmock.KubernetesEmulator):
             raise kmock.KubernetesError(401, "Unauthorized", "Unauthorized")
         if self.silence is not None:
             await self.silence.wait()
+        if not self.kueue and "/kueue." in str(request.url):
+            raise kmock.KubernetesError(404, "NotFound", "the server could not find the requested resource")
         shown = f"{request.method.value} {request.url}"
         for failure in self.failing:
             if failure[0] in shown:

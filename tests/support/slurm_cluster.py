@@ -43,7 +43,7 @@ JobAcctGatherType=jobacct_gather/none
 MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
-SchedulerType=sched/builtin
+SchedulerType=sched/{scheduler}
 PriorityType=priority/basic
 ReturnToService=2
 MessageTimeout=5
@@ -54,14 +54,18 @@ SwitchType=switch/none
 PartitionName=train Nodes={names} Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
 """
 # The host has neither so many cores nor GPUs
-GPU_CONF = "GresTypes=gpu\nSlurmdParameters=config_overrides\n"
+GPU_CONF = """\
+GresTypes=gpu
+SlurmdParameters=config_overrides
+SchedulerParameters=bf_interval=1
+"""
 
 
 class Cluster:
     """A running cluster of `nodes` nodes called `gpu1`, `gpu2`, ... on this machine.
 
     `absent` more are called `far0001`, ...: they are known to it, and never answer. With `gpus`, each node has
-    so many of them and 64 CPUs, as far as Slurm knows, and there is a second partition `debug`.
+    so many of them and 64 CPUs, as far as Slurm knows; there is a partition `debug`, and backfill.
     """
 
     def __init__(
@@ -152,6 +156,7 @@ class Cluster:
                 nodes="\n".join(lines),
                 names=names,
                 more=more,
+                scheduler="backfill" if self.gpus else "builtin",
             )
             + last
         )

@@ -69,7 +69,7 @@ def make_schedulers(context: WiringContext) -> Schedulers:
     if config.jobs.slurm is not None:
         hosts.append(_slurm(out, config.jobs.slurm, context, demand))
     if config.kubernetes is not None:
-        hosts.append(_kubernetes(out, config.kubernetes, context))
+        hosts.append(_kubernetes(out, config.kubernetes, context, demand))
     if config.burn_in is not None:
         part, nodes = config.burn_in, Nodes(context.engine, hosts)
         program = BurnInProgram(
@@ -116,7 +116,7 @@ def _slurm(out: Schedulers, part: Slurm, context: WiringContext, demand: DemandB
     return source.ledger.host_of
 
 
-def _kubernetes(out: Schedulers, part: Kubernetes, context: WiringContext) -> HostOf:
+def _kubernetes(out: Schedulers, part: Kubernetes, context: WiringContext, demand: DemandBook) -> HostOf:
     # Only here: a site without Kubernetes need not load what speaks to it.
     from connectors.kubernetes import (
         Hosts,
@@ -140,7 +140,7 @@ def _kubernetes(out: Schedulers, part: Kubernetes, context: WiringContext) -> Ho
     def client() -> KubernetesClient:
         return KubernetesClient(load, timeout_s=part.timeout_s)
 
-    source = KubernetesSource(client(), hosts, labels, known=known, placement=part.command)
+    source = KubernetesSource(client(), hosts, labels, known=known, placement=part.command, demand=demand)
     out.sources.append(source)
     if part.command:
         sink = KubernetesSink(client(), hosts, context.sink, evict_bare_pods=part.evict_bare_pods)

@@ -1,0 +1,195 @@
+"""Demand in Kubernetes: GPUs of bound pods, of those that wait, and of workloads that Kueue holds back.
+
+A pod that is bound to a node holds its GPUs. One that is not is pending, or held while a gate closes it.
+A workload that Kueue has not admitted is pending; its own pods, if there are any, are not counted then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from datetime import datetime
+from typing import Literal, NamedTuple
+
+from connectors.demand import Claim, Stock
+from connectors.kubernetes.jobs import MAX_PODS, QUEUE_LABEL, PodBook
+from connectors.kubernetes.nodes import IN_SERVICE, KEPT
+from connectors.kubernetes.objects import KubernetesNode, KubernetesPod, KueueQueue, KueueWorkload, count_of
+
+WORKLOADS = "/apis/kueue.x-k8s.io/v1beta1/workloads"
+QUEUES = "/apis/kueue.x-k8s.io/v1beta1/localqueues"
+ADMISSION = "kueue.x-k8s.io/admission"  # the gate by which Kueue holds pods
+OVER = ("Finished", "DeactivationTarget")
+
+
+class _PodClaim(NamedTuple):
+    """A pod with GPUs. `host`: where it is bound; `gated`: Kueue has not admitted it."""
+
+    group: str
+    state: Literal["running", "pending", "held"]
+    gpus: int
+    host: str
+    queue: str
+    limit_s: float
+    since_s: float
+    gated: bool
+
+
+class PodDemand:
+    """Pods with GPUs and workloads of Kueue, as far as they count. `book` gathers pods into jobs."""
+
+    def __init__(self, book: PodBook) -> None:
+        self._book = book
+        self._pods: dict[str, _PodClaim] = {}
+        self._groups: dict[str, dict[str, _PodClaim]] = {}
+        self._workloads: dict[str, Claim] = {}
+        self._used: dict[str, int] = {}  # host -> GPUs of pods that are bound to it
+        self.queues: dict[str, str] = {}  # local queues of Kueue: key -> name
+        self.changed = True  # since the caller last cleared it
+
+    def keep(self, keys: Collection[str]) -> None:
+        """There are no other pods than these."""
+        for key in [k for k in self._pods if k not in keys]:
+            self.remove(key)
+
+    def put(self, pod: KubernetesPod) -> None:
+        """A pod is new, or has changed."""
+        claim = self._claim_of(pod)
+        if claim == self._pods.get(pod.key):
+            return
+        self.remove(pod.key)
+        if claim is None or len(self._pods) >= MAX_PODS:
+            return
+        self._pods[pod.key] = claim
+        self._groups.setdefault(claim.group, {})[pod.key] = claim
+        if claim.host:
+            self._used[claim.host] = self._used.get(claim.host, 0) + claim.gpus
+        self.changed = True
+
+    def remove(self, key: str) -> None:
+        """A pod is gone."""
+        claim = self._pods.pop(key, None)
+        if claim is None:
+            return
+        members = self._groups[claim.group]
+        del members[key]
+        if not members:
+            del self._groups[claim.group]
+        if claim.host:
+            self._used[claim.host] -= claim.gpus
+            if not self._used[claim.host]:
+                del self._used[claim.host]
+        self.changed = True
+
+    def put_workload(self, workload: KueueWorkload, there: bool = True) -> None:
+        """A workload is new, has changed, or is gone."""
+        key = workload.metadata.key
+        claim = self._waiting(workload) if there else None
+        if claim != self._workloads.get(key):
+            self._workloads.pop(key, None)
+            if claim is not None:
+                self._workloads[key] = claim
+            self.changed = True
+
+    def keep_workloads(self, workloads: Iterable[KueueWorkload]) -> None:
+        """These are all workloads that there are."""
+        self._workloads.clear()
+        for workload in workloads:
+            self.put_workload(workload)
+        self.changed = True
+
+    def put_queue(self, queue: KueueQueue, there: bool = True) -> None:
+        """A local queue is new, or gone."""
+        self.queues.pop(queue.metadata.key, None)
+        if there:
+            self.queues[queue.metadata.key] = queue.metadata.name
+        self.changed = True
+
+    def claims(self, kueue: bool) -> list[Claim]:
+        """The claims of all jobs. `kueue`: workloads are read, so that pods behind its gate are theirs."""
+        out = list(self._workloads.values()) if kueue else []
+        for group, members in self._groups.items():
+            pods = [p for p in members.values() if not (kueue and p.gated)]
+            namespace, jobs = group.partition(":")[0], 1
+            # a job counts once, as what most of it is not waiting for: running before pending before held
+            for state in ("running", "pending", "held"):
+                some = [p for p in pods if p.state == state]
+                if not some:
+                    continue
+                out.append(
+                    Claim(
+                        some[0].state,
+                        sum(p.gpus for p in some),
+                        (queue,) if (queue := next((p.queue for p in some if p.queue), "")) else (),
+                        (namespace,),
+                        jobs=jobs,
+                        limit_s=max(p.limit_s for p in some),
+                        since_s=min((p.since_s for p in some if p.since_s), default=0.0),
+                    )
+                )
+                jobs = 0
+        return out
+
+    def stock(
+        self,
+        nodes: Mapping[str, KubernetesNode],
+        state_of: Callable[[KubernetesNode], tuple[float | None, float | None, float | None]],
+    ) -> Stock:
+        """GPUs of nodes that no pod holds. `state_of` gives (level, owner, placement) of a node."""
+        idle = spare = out = 0
+        for host, node in nodes.items():
+            there = (node.status.allocatable or {}).items()
+            gpus = sum(count_of(count) for name, count in there if self._book.is_gpu(name))
+            free = max(gpus - self._used.get(host, 0), 0)
+            level, _, placement = state_of(node) if free else (None, None, None)
+            if level != IN_SERVICE:
+                out += free
+            elif placement == KEPT:
+                spare += free
+            else:
+                idle += free
+        return Stock(idle, spare, out)
+
+    def _claim_of(self, pod: KubernetesPod) -> _PodClaim | None:
+        bound = bool(pod.spec.node_name)
+        if pod.finished or (not bound and pod.metadata.deletion_timestamp is not None):
+            return None
+        _, group = self._book.group_of(pod)
+        if not group:
+            return None
+        gates = [g.get("name") for g in pod.spec.scheduling_gates or ()]
+        return _PodClaim(
+            group=group,
+            state="running" if bound else "held" if gates else "pending",
+            gpus=pod.spec.gpus(self._book.is_gpu),
+            host=pod.spec.node_name or "",
+            queue=(pod.metadata.labels or {}).get(QUEUE_LABEL, "")[:100],
+            limit_s=max(0.0, pod.spec.active_deadline_seconds or 0.0),
+            since_s=instant_s(pod.metadata.creation_timestamp),
+            gated=ADMISSION in gates,
+        )
+
+    def _waiting(self, workload: KueueWorkload) -> Claim | None:
+        """The claim of a workload that is not admitted; None for any other, whose pods count."""
+        meta, spec = workload.metadata, workload.spec
+        if workload.holds("Admitted") or any(workload.holds(kind) for kind in OVER):
+            return None
+        sets = ((max(p.count or 0, 0), p.template.spec.gpus(self._book.is_gpu)) for p in spec.pod_sets or ())
+        gpus = sum(count * each for count, each in sets)
+        if not gpus:
+            return None
+        return Claim(
+            "held" if spec.active is False else "pending",
+            gpus,
+            (spec.queue_name,) if spec.queue_name else (),
+            (meta.namespace,),
+            limit_s=max(0.0, spec.maximum_execution_time_seconds or 0.0),
+            since_s=instant_s(meta.creation_timestamp),
+        )
+
+
+def instant_s(text: str | None) -> float:
+    """An instant as Kubernetes writes it, in seconds since 1970; 0 for none."""
+    try:
+        return datetime.fromisoformat(text or "").timestamp()
+    except (ValueError, OverflowError):
+        return 0.0
