@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from connectors.files import conversion
+from connectors.gauge_parts import FRESH_S, Cell, GaugeParts, GaugeReport, SeriesGrowth
 from connectors.series_map import Measure, SeriesMap, SeriesRule
 from connectors.slurm import expand_names
 from twin.catalogue import F32, TABLES, ConfigError, Signal, from_dbm
@@ -71,14 +72,15 @@ class Sums:
     """Counters that are sums of parts, kept by growth: a part that comes or goes makes no jump.
 
     One instance may serve several sources whose parts feed the same entity. Totals begin at zero with the
-    process, which the Inbox takes for a reset.
+    process, which the Inbox takes for a reset. `gauges` are those that are made of parts.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fresh_s: float = FRESH_S) -> None:
         self._last: dict[tuple[Any, ...], int] = {}
-        self._total: dict[tuple[str, int, str], int] = {}
+        self._total: dict[Cell, int] = {}
+        self.gauges = GaugeParts(fresh_s)
 
-    def add(self, cell: tuple[str, int, str], part: tuple[Any, ...], value: int) -> int | None:
+    def add(self, cell: Cell, part: tuple[Any, ...], value: int) -> int | None:
         """The total of a cell after `value` of one of its parts; None for a part too many."""
         key = (*cell, part)
         last = self._last.get(key)
@@ -99,6 +101,12 @@ class _Line(NamedTuple):
     factor: float
     offset: float
 
+    @property
+    def is_part(self) -> bool:
+        """True if it has a part of a gauge."""
+        measure = self.measure
+        return self.signal.kind != "counter" and (measure.add or measure.rate or measure.most)
+
 
 class _Rule:
     """A checked rule: its patterns, and the labels that decide on the entity."""
@@ -106,6 +114,7 @@ class _Rule:
     def __init__(self, rule: SeriesRule, at: str, faults: list[str]) -> None:
         self.table, self.templates = rule.table, rule.entity
         self.ratios, self.numbers = rule.ratios, rule.numbers
+        self.grows = any(ratio.growth for ratio in rule.ratios)
         self.where: dict[str, re.Pattern[str]] = {}
         groups: set[str] = set()
         for label, pattern in rule.where.items():
@@ -118,7 +127,7 @@ class _Rule:
         self.labels = tuple(sorted(((fields | set(rule.numbers)) - groups) | set(rule.where)))
         if rule.table not in TABLES:
             faults.append(f"{at}.table: expected one of {', '.join(TABLES)}, got {rule.table[:60]!r}")
-        if not rule.entity:
+        if not rule.entity and rule.table != "site":
             faults.append(f"{at}.entity: expected at least one template, such as '{{host}}/gpu{{index}}'")
         if any(n.divide < 1 for n in rule.numbers.values()):
             faults.append(f"{at}.numbers: expected a whole number >= 1 to divide by")
@@ -172,6 +181,7 @@ class SeriesTable:
     ) -> None:
         self.faults, self.strangers = SeriesFaults(), SeriesFaults()
         self._site, self._place, self._sums = site, place, sums or Sums()
+        self._growth = SeriesGrowth()
         self._blank = frozenset(mapping.blank)
         self._lines: dict[tuple[str | None, str], list[_Line]] = {}
         self._parts: dict[tuple[str | None, str], list[_Rule]] = {}  # of ratios
@@ -186,6 +196,9 @@ class SeriesTable:
             self._add(rule, f"{file}: $.rules[{i}]", faults)
         if faults:
             raise ConfigError(faults)
+        lines = [line for some in self._lines.values() for line in some]
+        joined = {line.signal.table for line in lines if line.is_part}
+        self._source = self._sums.gauges.source(joined)
         self.wanted = frozenset(name for _, name in (*self._lines, *self._parts))
         """Names of series that some rule reads."""
         self.measurements = frozenset(m for m, _ in (*self._lines, *self._parts) if m is not None)
@@ -211,11 +224,14 @@ class SeriesTable:
                         f"{at}.signals.{name}.unit: cannot turn {measure.unit!r} into {signal.unit!r}"
                     )
                 factor = units or factor
-            if measure.add and signal.kind != "counter":
-                faults.append(f"{at}.signals.{name}.add: expected a counter, {signal.key} is none")
+            if signal.kind == "counter" and (measure.rate or measure.most):
+                faults.append(f"{at}.signals.{name}: expected a gauge, {signal.key} is a counter")
+            if measure.add and measure.most:
+                faults.append(f"{at}.signals.{name}: expected one of `add` and `most`")
             self._lines.setdefault((rule.measurement, name), []).append(_Line(made, measure, signal, *factor))
         for k, ratio in enumerate(rule.ratios):
-            if (to := signals.get(ratio.signal)) is None or to.unit != "1":
+            to = signals.get(ratio.signal)
+            if to is None or to.kind == "counter" or (to.unit != "1" and not ratio.growth):
                 faults.append(
                     f"{at}.ratios[{k}].signal: expected a signal in 0..1, got {ratio.signal[:60]!r}"
                 )
@@ -226,7 +242,9 @@ class SeriesTable:
         """The readings of one report that arrived at `t_ns`."""
         out: list[Reading] = []
         shares: dict[tuple[int, int], tuple[_Rule, int, int, dict[str, float]]] = {}
-        sums: dict[tuple[str, int, str], tuple[int, int]] = {}
+        sums: dict[Cell, tuple[int, int]] = {}
+        report, grown = GaugeReport(), dict[tuple[int, int], dict[str, float]]()
+        self._growth.begin(t_ns)
         strange: dict[str, None] = {}
         for sample in samples:
             key = (sample.measurement, sample.name)
@@ -238,9 +256,11 @@ class SeriesTable:
                 if entity is None:
                     named = named or self._stranger(line.rule, sample.labels)
                     continue
-                found = True
+                found = found or line.signal.table != "site"  # which has all series, of whomever
                 signal, value = line.signal, self._value(line, sample)
-                if not line.measure.add:
+                if line.is_part:
+                    self._take_part(report, (signal.table, entity, signal.name), line, sample, value, at)
+                elif not line.measure.add:
                     out.append(Reading(signal.table, entity, signal.name, value, at))
                 elif value is not None:
                     cell = (signal.table, entity, signal.name)
@@ -258,6 +278,8 @@ class SeriesTable:
                     continue
                 found = True
                 if isinstance(sample.value, int | float) and abs(sample.value) < 1e300:
+                    if rule.grows:
+                        self._grow(grown.setdefault((id(rule), entity), {}), sample, at)
                     parts = shares.setdefault((id(rule), entity), (rule, entity, at, {}))[3]
                     parts[sample.name] = parts.get(sample.name, 0.0) + float(sample.value)
             if named and not found:
@@ -268,9 +290,33 @@ class SeriesTable:
             out.append(Reading(table, entity, name, total, at))
         for rule, entity, at, parts in shares.values():
             out += _shares(rule, entity, parts, at)
+            _mean_growth(report, rule, entity, grown.get((id(rule), entity), {}))
+        if report.values:
+            for (table, entity, name), joint in self._sums.gauges.join(self._source, report, t_ns).items():
+                out.append(Reading(table, entity, name, joint, t_ns))
         return out
 
+    def _take_part(
+        self, report: GaugeReport, cell: Cell, line: _Line, sample: SeriesSample, value: float | None, at: int
+    ) -> None:
+        """Add the part of a gauge that a sample is, or that its growth is."""
+        if value is not None and line.measure.rate:
+            found = self._growth.of(_series(sample), value, at)
+            value = math.nan if found is None else found[0] / found[1]
+        if line.measure.most:
+            report.most(cell, value)
+        elif value is not None:
+            report.add(cell, value)
+
+    def _grow(self, grown: dict[str, float], sample: SeriesSample, at: int) -> None:
+        """Add what a counter grew by to that of its name."""
+        found = self._growth.of(_series(sample), float(cast(float, sample.value)), at)
+        if found is not None:
+            grown[sample.name] = grown.get(sample.name, 0.0) + found[0]
+
     def _entity(self, rule: _Rule, labels: Mapping[str, str]) -> int | None:
+        if rule.table == "site":
+            return 0 if rule.fits(labels) is not None else None
         key: tuple[Any, ...] = (id(rule), *map(labels.get, rule.labels))
         found = self._places.get(key)
         if found is not None:
@@ -344,9 +390,23 @@ class SeriesTable:
         return round(raw)
 
 
+def _series(sample: SeriesSample) -> tuple[Any, ...]:
+    """What tells a series from the others of its source."""
+    return sample.measurement, sample.name, *sorted(sample.labels.items())
+
+
+def _mean_growth(report: GaugeReport, rule: _Rule, entity: int, grown: Mapping[str, float]) -> None:
+    """Add the ratios of what counters grew by; none where they stood still."""
+    for ratio in rule.ratios:
+        if ratio.growth and ratio.part in grown:
+            whole = sum(grown.get(name, 0.0) for name in ratio.of)
+            value = ratio.factor * grown[ratio.part] / whole if whole > 0 else None
+            report.most((rule.table, entity, ratio.signal), value)
+
+
 def _shares(rule: _Rule, entity: int, parts: dict[str, float], t_ns: int) -> Iterator[Reading]:
     for ratio in rule.ratios:
-        if ratio.part not in parts or any(name not in parts for name in ratio.of):
+        if ratio.growth or ratio.part not in parts or any(name not in parts for name in ratio.of):
             continue
         whole = sum(parts[name] for name in ratio.of)
         share = parts[ratio.part] / whole if 0 < whole < math.inf else math.nan

@@ -23,7 +23,8 @@ class Measure(MappingPart, frozen=True):
     """Meaning of a series. `unit` as on the wire, or `factor` and `offset` to the core unit.
 
     `states` reads words or numbers (null: no reading); `blank` are numbers that mean "no reading". `add`:
-    several series are parts of one counter.
+    several series, of several exporters too, are parts of one counter, or of one gauge. `rate`: the series is
+    a counter and the gauge its growth per second. `most`: the gauge is the greatest of several series.
     """
 
     signal: str
@@ -33,15 +34,23 @@ class Measure(MappingPart, frozen=True):
     states: dict[str, float | None] = msgspec.field(default_factory=dict)
     blank: list[float] = msgspec.field(default_factory=list)
     add: bool = False
+    rate: bool = False
+    most: bool = False
 
 
 class SeriesRatio(MappingPart, frozen=True):
-    """A share: `part` over the sum of `of`, of one entity and report; `complement` is one minus it."""
+    """A share: `part` over the sum of `of`, of one entity and report; `complement` is one minus it.
+
+    `growth`: of what counters grew by since the last report, such as a mean of seconds by a count of them;
+    the gauge is the greatest of several exporters.
+    """
 
     signal: str
     part: str
     of: list[str]
     complement: bool = False
+    growth: bool = False
+    factor: float = 1.0
 
 
 class Number(MappingPart, frozen=True):
@@ -52,14 +61,15 @@ class Number(MappingPart, frozen=True):
 
 
 class SeriesRule(MappingPart, frozen=True):
-    """Series of one table. The first of the `entity` templates that names an entity of the site decides.
+    """Series of one table. The first of the `entity` templates that names an entity of the site decides; the
+    table `site` has one alone, and needs none.
 
     `where` are patterns that whole labels must match; their named groups are labels too. `measurement` is
     that of Influx lines. `own` reads series with the catalogue's keys, such as `cdu.flow_lpm`, as well.
     """
 
     table: str
-    entity: list[str]
+    entity: list[str] = msgspec.field(default_factory=list)
     signals: dict[str, str | Measure] = msgspec.field(default_factory=dict)
     ratios: list[SeriesRatio] = msgspec.field(default_factory=list)
     own: bool = False

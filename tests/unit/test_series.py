@@ -258,7 +258,11 @@ def test_the_packaged_mappings_hold(path: Path, site: Site) -> None:
             {"rules": [{**GPU, "signals": {"p": {"signal": "power_w", "unit": "C"}}}]},
             "cannot turn 'C' into 'W'",
         ),
-        ({"rules": [{**GPU, "signals": {"p": {"signal": "power_w", "add": True}}}]}, "expected a counter"),
+        (
+            {"rules": [{**GPU, "signals": {"p": {"signal": "power_w", "add": True, "most": True}}}]},
+            "expected one of `add` and `most`",
+        ),
+        ({"rules": [{**GPU, "signals": {"p": {"signal": "energy_mj", "rate": True}}}]}, "expected a gauge"),
         ({"rules": [{**GPU, "where": {"a": "("}}]}, "$.rules[0].where.a"),
         ({"rules": [{**GPU, "numbers": {"i": {"divide": 0}}}]}, "expected a whole number >= 1"),
         (

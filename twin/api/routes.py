@@ -32,6 +32,7 @@ from twin.api import (
 )
 from twin.api.page import (
     day_account,
+    demand as waiting,
     entity_search,
     policy_settings,
     rack_columns,
@@ -160,6 +161,7 @@ READING = (
     _get("/health/{name}", well.health_of, "state", pattern="/health/{name:.+}"),
     _get("/outlooks", forecasts.outlooks, "state", OFFSET, LIMIT, Param("quantity", "only of this quantity")),
     _get("/load-targets", demanded.targets, "state", OFFSET, LIMIT),
+    _get("/demand", waiting.demand, "jobs"),
     _get("/jobs", running_jobs.jobs, "jobs", OFFSET, LIMIT, Param("name", "jobs whose name contains it")),
     _get("/jobs/{job}/checkpoint", saves.advised, "jobs", role="job"),
     Route("GET", CLIENTS, saves.advised, "job", "jobs"),

@@ -16,6 +16,7 @@ init init  make a site file and a configuration from what is there
 demo demo  run a simulated pod under control of the daemon until Ctrl-C
 status operate.live  show leader, alarms, commands with their reasons, and sources
 top top.command  watch racks, alarms and decisions live on this terminal
+demand operate.demand  show what jobs hold and wait for, by queue and tenant, and requests of services
 sources operate.sources  list who sends telemetry, and what of it is not used and why
 calibration operate.calibration  show what was learned of the site or of one entity, and what drifted
 site  site files: what stands where

@@ -126,8 +126,8 @@ def draft_of(file: SiteFile, profiles: dict[str, Profile], names_lost: bool) -> 
         ("tenants", file.tenants, draft.tenants),
         ("services", file.services, draft.services),
     ):
-        for i, group in enumerate(groups):
-            paths += [f"{file.site}/{n}" for n in _names(draft, f"$.{key}[{i}].name", group.name)]
+        for i, part in enumerate(groups):
+            paths += [f"{file.site}/{n}" for n in _names(draft, f"$.{key}[{i}].name", part.name)]
     _check_keys(draft, file)
     for plane in draft.planes:
         stem = plane.rstrip("0123456789")

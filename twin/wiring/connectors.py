@@ -13,6 +13,7 @@ from pathlib import Path
 
 from connectors.agents import BmsSink, MqttSink, presence_of
 from connectors.dsx import STEM, SYSTEM_METADATA, SYSTEM_VALUE, TOPIC, FlexDecoder
+from connectors.gauge_parts import FRESH_S
 from connectors.jobs import REPORT, FolderSink, FolderSource, JobBook, JobSink, ReportFolder
 from connectors.mqtt import LinkSettings, MqttSource, Presence, Router, TopicRoute, extra_route
 from connectors.prometheus import PrometheusSource, ScrapeSettings
@@ -144,7 +145,8 @@ def make_scrapes(loaded: Loaded, site: Site) -> list[PrometheusSource]:
     """The exporters that are scraped. Raises ConfigError for a mapping that is none."""
     if faults := telemetry_faults(loaded, site):
         raise ConfigError(faults)
-    sums = Sums()  # a counter may be the sum of what several exporters show
+    # what several exporters show may be parts of one counter or gauge
+    sums = Sums(max([FRESH_S, *(3.0 * part.period_s for part in loaded.config.scrapes)]))
     scrapes = enumerate(loaded.config.scrapes)
     sources = [source for number, part in scrapes for source in _scrape(loaded, site, number, part, sums)]
     times = Counter(source.name for source in sources)
