@@ -8,7 +8,8 @@ times. Where the rate is a Gamma belief, the law is the negative binomial.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,12 +23,27 @@ LARGE_PU = 1e-4  # below which the pool is larger than it need be. source: estim
 MOST_OUT = 200_000  # nodes for which the law is looked at
 SWING = 0.1  # of the expected number that is out, within which nothing changes. source: estimate
 SERVICE = "node.service_level"
+DEMAND = "site.gpu_demand_count"
+AHEAD_S = 21_600.0  # of the forecast of demand that counts. source: estimate
 DAY_H = 24.0
 # Median and mean hours of repair where no failure of this site is mended yet. source: gpu-server-faults
 # trace, domain.md C
 REPAIR_H = (20.0, 133.0)
 LEAST_REPAIRS = 5
 LEAST_H = 0.01  # nothing is mended sooner, whatever a log says. source: estimate
+
+
+class DemandAhead(NamedTuple):
+    """The most `gpus` that are expected to be wanted, when, and how many are `there` beside the spares."""
+
+    gpus: float
+    horizon_s: float
+    there: int
+
+    @property
+    def short(self) -> bool:
+        """True if jobs will wait for GPUs."""
+        return self.gpus > self.there
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +65,14 @@ def spare_pool_of(view: View) -> SparePool | None:
     per_day = per_day_of(view)
     if per_day is None:
         return None
-    return spare_pool(view, per_day, repair_h(view), int(np.count_nonzero(view.site.spare_node)))
+    pool = spare_pool(view, per_day, repair_h(view), int(np.count_nonzero(view.site.spare_node)))
+    found = demand_ahead(view)
+    if found is None:
+        return pool
+    text = f"{found.gpus:,.0f} GPUs are expected to be wanted within {found.horizon_s / 3600.0:g} h"
+    text += f", {found.there:,} are there beside the spares"
+    more = f"{text}: no more spares than that are kept" if found.short else text
+    return replace(pool, sentence=f"{pool.sentence} {more}.")
 
 
 def wanted_band(view: View) -> tuple[int, int] | None:
@@ -63,7 +86,22 @@ def wanted_band(view: View) -> tuple[int, int] | None:
     spares = int(np.count_nonzero(view.site.spare_node))
     most = min(spares, len(view.site.spare_node) - spares)
     low, high = (min(_first(tail_pu(out * x, shape), SHORT_PU), most) for x in (1.0 - SWING, 1.0 + SWING))
-    return low, high
+    wanted = demand_ahead(view)
+    # Where jobs will wait for GPUs, a spare beyond what failures ask for is theirs
+    return low, low if wanted is not None and wanted.short else high
+
+
+def demand_ahead(view: View) -> DemandAhead | None:
+    """GPUs that are expected to be wanted within AHEAD_S; None without a forecast."""
+    horizons = [h for key, h in view.forecasts if key == DEMAND and h <= AHEAD_S]
+    means = [float(view.forecasts[DEMAND, h].mean[0]) for h in horizons]
+    found = max(((m, h) for m, h in zip(means, horizons, strict=True) if math.isfinite(m)), default=None)
+    if found is None:
+        return None
+    level = np.fmax(view.readback(SERVICE), view.commanded(SERVICE))
+    there = ~view.site.spare_node & ~(level >= 1.0)
+    gpus = int(np.diff(view.site.gpu_start_of_node)[there].sum())
+    return DemandAhead(found[0], found[1], gpus)
 
 
 def per_day_of(view: View) -> float | None:

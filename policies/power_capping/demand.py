@@ -8,13 +8,14 @@ tenant is guaranteed, comes before what others of its class rise to.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 
 from policies.power_capping.unpowered import unpowered_gpus
 from twin.catalogue import F64, I8, I32, I64, Bool, ContractError
-from twin.contracts import View
+from twin.contracts import View, good
 from twin.telemetry import GOOD, KINDS
 
 CONTROL = "gpu.power_cap_w"
@@ -27,6 +28,7 @@ AT_CAP_PU = 0.95  # beyond this share of its cap a GPU may want more. source: es
 RESERVE_PU = 0.10  # above what was drawn at most of late. source: estimate
 FORGET_S = 900.0  # time constant with which a peak is forgotten: 15 minutes, as far as shaping looks ahead
 HORIZON_S = 900.0
+REQUESTS = "site.requests_per_s"
 MOST_TENANTS = 1000
 
 
@@ -83,7 +85,8 @@ def wants(view: View, peak_w: F64, since_s: float) -> Wants:
     cap_w = np.fmin(view.readback(CONTROL), view.commanded(CONTROL))  # some devices tell no cap
     peak_w, demand_w = expected(power_w, heard, cap_w, most_w, peak_w, since_s)
     growth = growth_of(view)
-    demand_w = np.clip(demand_w if growth is None else demand_w * growth, floor_w, most_w)
+    demand_w = demand_w if growth is None else demand_w * growth
+    demand_w = np.clip(demand_w + inference_reserve_w(view, demand_w), floor_w, most_w)
     return Wants(power_w, floor_w, most_w, demand_w, peak_w, capped)
 
 
@@ -111,6 +114,34 @@ def growth_of(view: View) -> F64 | None:
     now_w = view.believed("rack.power_w").astype(np.float64)
     ratio = np.nan_to_num(forecast.hi / np.where(now_w > 0, now_w, np.nan), nan=1.0, posinf=1.0)
     return np.maximum(ratio, 1.0)[view.site.rack_of_gpu]
+
+
+def requests_growth(view: View) -> float:
+    """The upper band of the forecast of requests over their present rate; 1 where it does not rise, or is not
+    known."""
+    forecast = view.forecasts.get((REQUESTS, HORIZON_S))
+    if forecast is None:
+        return 1.0
+    now, high = float(good(view, REQUESTS)[0]), float(forecast.hi[0])
+    return high / now if now > 0.0 and now < high < math.inf else 1.0
+
+
+def inference_jobs(view: View) -> Bool:
+    """Slots of jobs that answer requests [n_job]."""
+    return np.asarray(view.jobs.alive & (view.jobs.kind == KINDS.index("inference")), np.bool_)
+
+
+def inference_reserve_w(view: View, demand_w: F64) -> F64 | float:
+    """Watts above `demand_w` that GPUs of inference jobs may come to draw by more requests [n_gpu].
+
+    What a GPU draws beyond its idle power grows as the requests do at most, since batches fill up.
+    """
+    growth, serves = requests_growth(view), inference_jobs(view)
+    if growth <= 1.0 or not serves.any():
+        return 0.0
+    of_gpu = np.append(serves, False)[slot_of_gpu(view)]
+    idle_w = np.nan_to_num(view.site.design.gpu_idle_w)[view.site.rack_of_gpu]
+    return np.where(of_gpu, (growth - 1.0) * np.maximum(demand_w - idle_w, 0.0), 0.0)
 
 
 def classes(view: View, high_priority: int, tenants: dict[str, Tenant] | None = None) -> I8:

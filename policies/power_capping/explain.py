@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from policies.power_capping.demand import CLASS_NAMES, Tenant
+from policies.power_capping.demand import CLASS_NAMES, HORIZON_S, Tenant, inference_jobs, requests_growth
 from policies.power_capping.feeds import carried_now, feed_loads, feed_rows, shed_rows
 from policies.power_capping.headroom import (
     KINDS,
@@ -526,6 +526,11 @@ def _first_sentences(state: PowerState, first: dict[str, Any] | None) -> list[Se
     acts = any(p["authority"] == "act" for p in policies_of(state.request))
     if first["over"] and first["in_s"] and acts:
         out.append(Sentence("a forecast knows of no caps to come: the policies that may act cut before that"))
+    view = state.view
+    growth = requests_growth(view)
+    if growth > 1.0 and inference_jobs(view).any():
+        words = f"requests may rise to {growth:.2g} times the present rate within {text.duration(HORIZON_S)}"
+        out.append(Sentence(f"{words}: GPUs of inference jobs are planned with that", "note"))
     return out
 
 

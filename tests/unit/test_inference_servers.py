@@ -26,7 +26,8 @@ VLLM: Page = {
     f'vllm:time_to_first_token_seconds_bucket{{{L},le="0.1"}}': 50,
     f"vllm:time_to_first_token_seconds_sum{{{L}}}": 20,
     f"vllm:time_to_first_token_seconds_count{{{L}}}": 100,
-    f"vllm:e2e_request_latency_seconds_sum{{{L}}}": 300, f"vllm:e2e_request_latency_seconds_count{{{L}}}": 100,
+    f"vllm:e2e_request_latency_seconds_sum{{{L}}}": 300,
+    f"vllm:e2e_request_latency_seconds_count{{{L}}}": 100,
 }  # fmt: skip
 VLLM_LATER = VLLM | {
     f'vllm:request_success_total{{{L},finished_reason="stop"}}': 160,
@@ -34,7 +35,8 @@ VLLM_LATER = VLLM | {
     f"vllm:prompt_tokens_total{{{L}}}": 8000, f"vllm:generation_tokens_total{{{L}}}": 12000,
     f"vllm:time_to_first_token_seconds_sum{{{L}}}": 38,
     f"vllm:time_to_first_token_seconds_count{{{L}}}": 190,
-    f"vllm:e2e_request_latency_seconds_sum{{{L}}}": 480, f"vllm:e2e_request_latency_seconds_count{{{L}}}": 190,
+    f"vllm:e2e_request_latency_seconds_sum{{{L}}}": 480,
+    f"vllm:e2e_request_latency_seconds_count{{{L}}}": 190,
 }  # fmt: skip
 S = 'model_name="chat",engine_type="unified",tp_rank="{}",pp_rank="0"'
 SGLANG: Page = {
