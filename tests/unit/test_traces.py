@@ -111,7 +111,7 @@ def test_root(env: dict[str, str], expected: str) -> None:
 
 def test_the_shipped_list_is_sound() -> None:
     known = traces.list_recordings()
-    assert len(known) == 13
+    assert len(known) == 14
     for r in known:
         assert r.files
         assert all(traces.url_of(r, f).startswith("https://raw.githubusercontent.com/") for f in r.files)

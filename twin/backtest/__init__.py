@@ -1,4 +1,4 @@
-"""Backtest command: forecasts, checkpoint intervals and power curves scored on a user's own recordings."""
+"""Backtest command: forecasts, intervals, power curves and stragglers, scored on a user's own recordings."""
 
 import lazy_loader
 

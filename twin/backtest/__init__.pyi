@@ -42,3 +42,10 @@ from .load_run import (
     run_all as run_all,
 )
 from .power_curves import run_backtest as run_backtest
+from .step_trace import KINDS as KINDS, StepTrace as StepTrace, read_step_trace as read_step_trace
+from .stragglers import (
+    LIMIT_PU as LIMIT_PU,
+    analyse_trace as analyse_trace,
+    compare_published as compare_published,
+    what_if as what_if,
+)

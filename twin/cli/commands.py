@@ -102,6 +102,7 @@ backtest  scores of forecasts and intervals on recordings
     lives backtest.lives  score which devices fail next by position, age and past, beside simpler ones
     checkpoint backtest.checkpoint  score intervals between saves beside Young, Daly and an oracle
     power-curves backtest.power_curves  score learned power curves on measured power limits
+    stragglers backtest.stragglers  find what holds a training job back, by its recorded operations
 models  priors of failure models that travel between sites
     export models  write the statistics of this site's failures, with noise and signed, for other sites
     merge models  merge the statistics of several sites into a prior

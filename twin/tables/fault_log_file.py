@@ -114,7 +114,7 @@ def content_of(path: Path) -> bytes:
             f"{path}: cannot be unpacked: {error}; expected a whole file: copy it again"
         ) from error
     except OSError as error:
-        raise StorageError(f"{path}: {error.strerror or error}; expected a file of faults") from error
+        raise StorageError(f"{path}: {error.strerror or error}; expected a file that can be read") from error
     if len(data) > MOST_BYTES:
         raise ConfigError(f"{path}: more than {MOST_BYTES:,} bytes, expected at most so many")
     return data
