@@ -61,6 +61,7 @@ from twin.engine.remap import slots_kept
 from twin.engine.shadow_power import SparedPower
 from twin.engine.view import EngineView
 from twin.estimation import Estimator
+from twin.goodput import GoodputState
 from twin.health import HealthState, findings as suspects_of
 from twin.site import Site, SiteSpec, build_site
 from twin.telemetry import Frame, Freshness, JobSlots, SignalHistory, State, events as ev, noted
@@ -105,6 +106,7 @@ class Engine:
         self.estimator = Estimator(site)
         self.diagnosis = Diagnosis(site)
         self.health = HealthState(site)
+        self.goodput = GoodputState(site)
         self.book = ServiceBook(site)
         self.findings = Findings(site, self.estimator)
 
@@ -131,6 +133,7 @@ class Engine:
         self.estimator.update(self.state, frame.dt_s, self.windows)
         self.diagnosis.update(self.state, self.estimator, self.jobs, self.windows, faults, frame.dt_s)
         self.health.update(self.state, self.estimator, self.diagnosis, self.jobs, self.windows)
+        self.goodput.update(self.state, self.jobs)
         view = self.view(frame.dt_s)
         fits = self._forecast(view, frame, records)
         armed = [i for i, p in enumerate(self.policies) if self.intake.takes_over(p.name, frame.now_ns)]
@@ -149,6 +152,9 @@ class Engine:
             known = (self.health.reported(self.diagnosis.faults), self.findings.active)
             suspects = suspects_of(self.health, self.forecasts, self.site, self.windows, *known)
             records += self.findings.keep_only("health/", suspects)
+        if self.goodput.evaluated_ns == frame.now_ns:
+            held_back = self.goodput.findings(self.state, self.jobs)
+            records += self.findings.keep_only("job_straggler/", held_back)
         if not frame.urgent:
             self.usual_dt_s = frame.dt_s
         if frame.tick % MARK_EVERY == MARK_AT:
@@ -252,6 +258,7 @@ class Engine:
             self.estimator.forget(event.table, entity)
             self.diagnosis.forget(event.table, entity)
             self.health.forget(event.table, entity)
+            self.goodput.forget(event.table, entity)
             for model in self.models.values():
                 forget = getattr(model, "forget", None)
                 if forget is not None:
@@ -469,6 +476,7 @@ class Engine:
         self.estimator = self.estimator.remapped(new, kept)
         self.diagnosis = self.diagnosis.remapped(new, kept)
         self.health = self.health.remapped(new, kept)
+        self.goodput = self.goodput.remapped(new, kept)
         self.book = self.book.remapped(new, kept)
         self.windows, dropped = self.windows.remapped(new, kept)
         self.memory |= {
@@ -511,6 +519,7 @@ class Engine:
             "estimator": self.estimator.dump(),
             "diagnosis": self.diagnosis.dump(),
             "health": self.health.dump(),
+            "goodput": self.goodput.dump(),
             "findings": self.findings.dump(),
             "intake": self.intake.dump(),
             "windows": self.windows.dump(),
@@ -554,6 +563,8 @@ class Engine:
             self.diagnosis.restore(data["diagnosis"])
         if "health" in data:
             self.health.restore(data["health"])
+        if "goodput" in data:
+            self.goodput.restore(data["goodput"])
         self.findings.restore(data["findings"])
         self.intake.restore(data["intake"])
         self.windows.restore(data["windows"])

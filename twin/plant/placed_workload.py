@@ -16,7 +16,7 @@ from twin.catalogue import F64
 from twin.plant.frozen_workload import SAVING_PU, FrozenWorkload, HeldJob, columns_of
 from twin.plant.jobs import ACTIVITY, ACTIVITY_MAX, DIP_PU, IMBALANCE_PU, Kind
 from twin.plant.truth import Truth
-from twin.plant.work import SPEAK_S, progress_report
+from twin.plant.work import SPEAK_S, progress_report, waits_pu
 from twin.site import Site
 from twin.telemetry import Event, JobEnded, JobSlots
 
@@ -33,6 +33,7 @@ class Rhythm:
     dip_pu: tuple[float, float, float]
     load_sigmas: float = 0.0  # of a service
     share: float = -1.0  # of the last step that was spent in dips; -1: none was written yet
+    waits: F64 | None = None  # of its members, where some wait for slower ones
 
     def dipped_pu(self, time_s: float, dt_s: float) -> float:
         """The share of a step that is spent in dips."""
@@ -101,11 +102,15 @@ class PlacedWorkload(FrozenWorkload):
         rhythm = self._rhythms[job.name]
         if rhythm.kind != "inference":
             share = rhythm.dipped_pu(time_s, dt_s) if not job.still else -2.0
-            if share == rhythm.share:
+            waits = waits_pu(truth.gpu_clock_pu[job.gpus]) if job.synchronous else None
+            if share == rhythm.share and waits is None and rhythm.waits is None:
                 return
-            rhythm.share = share
+            rhythm.share, rhythm.waits = share, waits
             levels = [1.0 - (1.0 - dip) * share for dip in rhythm.dip_pu] if share >= 0 else [SAVING_PU] * 3
             self._scale(truth, job, np.array(levels))
+            if waits is not None:
+                truth.gpu_tensor_pu[job.gpus] *= waits
+                truth.gpu_dram_pu[job.gpus] *= waits
             return
         kept = LOAD_KEPT_PER_S**dt_s
         step = sqrt(1.0 - kept * kept) * float(self._rng.standard_normal())

@@ -123,6 +123,19 @@ class Work(Protocol):
         ...
 
 
+def waits_pu(clock_pu: F64) -> F64 | None:
+    """Share of a step in which each member of a synchronous job computes, at these clocks; None where all do.
+
+    All go at the pace of the slowest. The others wait for it in a collective: its kernels keep their SMs
+    active (DCGM counts resident warps), but no tensor core and hardly any memory. source: estimate
+    """
+    if not len(clock_pu) or clock_pu.min() == clock_pu.max():
+        return None
+    pace = performance_pu(np.maximum(clock_pu, SLOWEST_PU), COMPUTE_SHARE_PU)
+    share: F64 = pace.min() / pace
+    return share
+
+
 SPEAK_S = 300.0  # between reports at most, as the client that jobs may use has it
 
 

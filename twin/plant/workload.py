@@ -17,7 +17,7 @@ import numpy as np
 from twin.catalogue import F64, Bool
 from twin.plant.jobs import ACTIVITY_MAX, IMBALANCE_PU, Mix, PlantJob, berths_of, job_of, longest_run
 from twin.plant.truth import Truth, alive_in
-from twin.plant.work import SPEAK_S, Progress, Save, Tally, progress_report, save_report
+from twin.plant.work import SPEAK_S, Progress, Save, Tally, progress_report, save_report, waits_pu
 from twin.site import Site
 from twin.telemetry import Event, JobEnded
 
@@ -28,6 +28,7 @@ BLOCK_S = 1.0  # from one block to the next
 # to the next; bursts are shared by all members; source: estimate
 LOAD_SIGMA, LOAD_KEPT, BURST_SIGMA, BURST_KEPT = 0.25, 0.7, 0.20, 0.9
 LOAD_MEAN_PU, LOAD_MIN_PU = 0.55, 0.03
+WAIT_MOVED_PU = 2e-3  # smaller changes of how long members wait are left out
 PEAK_HOUR = 15.0  # of users; source: estimate
 DAY_S = 86_400.0
 
@@ -51,6 +52,8 @@ class Swing:
         self._dipped_s, self._share = np.zeros(n), np.zeros(n)
         self._dirty = np.zeros(n, np.bool_)
         self._until_s = np.nan  # end of the last step
+        self._synchronous = np.zeros(n, np.bool_)
+        self._wait: dict[int, F64] = {}  # by slot: of its members that wait for slower ones, see `waits_pu`
 
     def shape(self, rows: int) -> None:
         """From now on there are so many rows, all at rest."""
@@ -65,6 +68,21 @@ class Swing:
         self._period_s[slot], self._phase_s[slot], self._dip_s[slot] = job.period_s, job.phase_s, job.dip_s
         self.gate(slot, 1.0)
         self._until_s = np.nan
+        self._synchronous[slot] = job.kind == "training"
+        self._wait.pop(slot, None)
+
+    def wait(self, clock_pu: F64) -> None:
+        """Let the members of synchronous jobs wait for those with lower clocks [rows]."""
+        if not self._wait and not (len(clock_pu) and clock_pu.min() < 1.0):
+            return
+        for slot in np.flatnonzero(self._synchronous & (self._gate > 0.0)).tolist():
+            first, last = self._rows[slot]
+            waits, was = waits_pu(clock_pu[first:last]), self._wait.get(slot)
+            if waits is None:
+                moved = self._wait.pop(slot, None) is not None
+            elif moved := was is None or bool(np.abs(waits - was).max() > WAIT_MOVED_PU):
+                self._wait[slot] = waits
+            self._dirty[slot] |= moved
 
     def gate(self, slot: int, level: float) -> None:
         """Scale the activity of a job; 0 = at rest."""
@@ -89,11 +107,15 @@ class Swing:
             for k, slot in enumerate(moved.tolist()):
                 a, b = self._rows[slot]
                 np.multiply(base[:, a:b], level[:, k : k + 1], out=whole[:, a:b])
+                if slot in self._wait:
+                    whole[1:, a:b] *= self._wait[slot]
         else:
             for slot, levels in zip(moved.tolist(), level.T.tolist(), strict=True):
                 a, b = self._rows[slot]
                 for k in range(3):
                     np.multiply(base[k, a:b], levels[k], out=columns[k][a:b])
+                    if k and slot in self._wait:
+                        columns[k][a:b] *= self._wait[slot]
         self._dirty[:] = False
 
     def _dips_s(self, time_s: float) -> F64:
@@ -268,6 +290,7 @@ class Workload:
         if time_s >= self._count_next_s:
             self._tally.count(truth.gpu_clock_pu, time_s)
             self._count_next_s = time_s + COUNT_S
+        self._swing.wait(truth.gpu_clock_pu)
         self._swing.step(columns, time_s, dt_s)
         self._service.step(columns, time_s, dt_s)
         self._now_s = time_s + dt_s

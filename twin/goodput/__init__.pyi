@@ -1,0 +1,1 @@
+from .goodput import GoodputState as GoodputState, HeldBack as HeldBack, expected_end_ns as expected_end_ns

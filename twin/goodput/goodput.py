@@ -1,0 +1,336 @@
+"""Goodput of synchronous jobs: the share of time that trained, and what holds a job back.
+
+All members of a synchronous job go at the pace of the slowest. The slow one computes while the others wait
+in a collective, where their tensor cores rest. So it is busier than its peers, and its clock is often lower.
+Each job is looked at every ten seconds, in turn; a member is named when it stands out for minutes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from twin.catalogue import F32, F64, I32, I64, NS, Bool, find_signal
+from twin.contracts import Finding
+from twin.goodput.segments import counts, medians
+from twin.physics import performance_pu
+from twin.site import Site
+from twin.telemetry import EntityState, JobSlots, OldOfNew, State, column, scalar
+
+EVERY_S = 10.0  # between looks at a job
+LONGEST_S = 60.0  # that one look may account for: what was longer ago is not known
+TURNS = 10  # of the jobs, so that they are not all looked at in one tick
+ACTIVE_PU = 0.1  # of a job's usual activity, from which on it trains; a save leaves 0.05. source: estimate
+IDLE_PU = 0.02  # of all time: below, no usual activity is known
+USUAL_FADES_S = 6 * 3600.0
+HEARD_PU = 0.5  # of a job's GPUs that must be heard, or nothing is said of the time
+LEAST_TENSOR_PU = 0.05  # in a dip of a collective all wait: tensor cores tell nothing
+LEAST_GPUS = 4  # of a job, below which no member stands out from its peers
+SMOOTH_S = 120.0
+PERSIST_S = 300.0  # that a member stands out before it is named
+LEAST_SLOWDOWN = 1.05  # worth a word; source: estimate
+COMPUTE_SHARE_PU = 0.8  # of the time of a kernel that waits for the clock; source: estimate
+# Kernels of like members differ by 1 %; chance of a look to err, for all members. source: estimate
+SIGMA_LEAST, CHANCE = 0.01, 1e-6
+# Of what a low clock would cost so much must show as busyness, or nobody waits for it
+BUSY_BY_CLOCK = 0.5
+LEAVES_PU = 0.7  # of the threshold, below which a member no longer stands out
+WARNING_SLOWDOWN = 1.10  # below, it is information
+SM, UTIL, TENSOR = "gpu.sm_active_pu", "gpu.util_pu", "gpu.tensor_active_pu"
+CLOCK, BITS = "gpu.sm_clock_hz", "gpu.clock_event_bits"
+# source: NVML, nvmlClocksEventReasons
+REASONS = ((0x4, "its power limit"), (0x8, "a hardware slowdown"), (0x20, "heat (software)"),
+           (0x40, "heat (hardware)"), (0x80, "a power brake"), (0x2, "a clock setting"))  # fmt: skip
+SHOWN = 8
+
+
+@dataclass(frozen=True)
+class HeldBack:
+    """The member that a job waits for: `entity` of `table`, its GPUs, the slowdown, and its evidence."""
+
+    table: str
+    entity: str
+    gpus: tuple[int, ...]
+    slowdown: float
+    since_ns: int
+    cost_gpu_h: float
+    evidence: tuple[str, ...]
+
+
+class _Turn(NamedTuple):
+    """Jobs that are looked at in this tick, and their GPUs, by job."""
+
+    slots: I64  # [n]
+    gpus: I32  # [k]
+    of: I32  # [k] place among the slots
+    dt_s: F64  # [n] since the last look
+
+
+class GoodputState(EntityState):
+    """Columns over jobs: seconds that trained, stood still or were lost. Over GPUs: how each differs."""
+
+    generation: I32 = column("job", "i4", -1)
+    started_ns: I64 = column("job", "i8")
+    looked_ns: I64 = column("job", "i8")
+    usual_pu: F32 = column("job", "f4")  # activity of the median member while it trains
+    trained_s: F64 = column("job", "f8")
+    still_s: F64 = column("job", "f8")  # saves, restarts, waiting for data
+    lost_s: F64 = column("job", "f8")  # trained, and lost with a restart
+    restarts: I32 = column("job", "i4")
+    slowdown: F32 = column("job", "f4", 1.0)
+    cost_gpu_h: F64 = column("job", "f8")
+    busy: F32 = column("gpu", "f4")  # logarithm of its activity over its peers', smoothed
+    slow: F32 = column("gpu", "f4")  # logarithm of what its clock costs against its peers', smoothed
+    seen: F32 = column("gpu", "f4", trail=(2,))  # how much of the smoothing span each of them has seen
+    since_ns: I64 = column("gpu", "i8")  # since when it stands out; 0 = it does not
+    evaluated_ns: int = scalar(0)
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site.sizes)
+        self.site = site
+
+    def update(self, state: State, jobs: JobSlots) -> None:
+        """Look at the jobs whose turn it is. Raises nothing for bad or missing data."""
+        now_ns = state.now_ns
+        gone = self.generation != np.where(jobs.alive & jobs.synchronous, jobs.generation, -1)
+        if gone.any():
+            self._clear(np.flatnonzero(gone), jobs)
+        phase = (np.arange(len(self.looked_ns)) % TURNS) * round(EVERY_S / TURNS * NS)
+        every = round(EVERY_S * NS)
+        due = jobs.alive & jobs.synchronous & ((now_ns + phase) // every != (self.looked_ns + phase) // every)
+        slots = np.flatnonzero(due)
+        if not len(slots):
+            return
+        turn = self._turn(slots, jobs, now_ns)
+        self.evaluated_ns = now_ns
+        self._restarted(turn.slots, jobs)
+        if not len(turn.gpus):
+            return
+        training = self._account(turn, state)
+        if training.any():
+            self._compare(turn, state, training, now_ns)
+
+    def _turn(self, slots: I64, jobs: JobSlots, now_ns: int) -> _Turn:
+        place = np.full(len(self.looked_ns) + 1, -1, np.int32)
+        place[slots] = np.arange(len(slots), dtype=np.int32)
+        nodes = np.flatnonzero(place[jobs.job_of_node] >= 0)
+        first, last = self.site.gpu_start_of_node[nodes], self.site.gpu_start_of_node[nodes + 1]
+        many = (last - first).astype(np.int64)
+        offset = np.arange(many.sum()) - np.repeat(np.cumsum(many) - many, many)
+        gpus = (np.repeat(first, many) + offset).astype(np.int32)
+        of = np.repeat(place[jobs.job_of_node[nodes]], many).astype(np.int32)
+        before = np.where(self.looked_ns[slots] > 0, self.looked_ns[slots], now_ns)
+        self.looked_ns[slots] = now_ns
+        return _Turn(slots, gpus, of, (now_ns - before) / NS)
+
+    def _clear(self, slots: I64, jobs: JobSlots) -> None:
+        """Begin anew for slots that have another job, or none; and for the GPUs of that job."""
+        for name in ("looked_ns", "usual_pu", "trained_s", "still_s", "lost_s", "restarts", "cost_gpu_h"):
+            getattr(self, name)[slots] = 0
+        self.slowdown[slots] = 1.0
+        live = jobs.alive & jobs.synchronous
+        self.generation[slots] = np.where(live, jobs.generation, -1)[slots]
+        self.started_ns[slots] = np.where(live, jobs.started_ns, 0)[slots]
+        fresh = np.zeros(len(live) + 1, np.bool_)
+        fresh[slots] = True
+        nodes = fresh[jobs.job_of_node] & (jobs.job_of_node >= 0)
+        self._forget_gpus(nodes[self.site.node_of_gpu])
+
+    def _forget_gpus(self, which: Bool) -> None:
+        self.busy[which] = self.slow[which] = 0.0
+        self.seen[which] = 0.0
+        self.since_ns[which] = 0
+
+    def _restarted(self, slots: I64, jobs: JobSlots) -> None:
+        """A job that started again in its slot has lost what it trained since its last save."""
+        again = slots[jobs.started_ns[slots] != self.started_ns[slots]]
+        if not len(again):
+            return
+        saved = np.where(jobs.saved_ns[again] > 0, jobs.saved_ns[again], self.started_ns[again])
+        since_s = np.maximum(jobs.started_ns[again] - saved, 0) / NS
+        lost_s = np.minimum(since_s, self.trained_s[again])
+        self.trained_s[again] -= lost_s
+        self.lost_s[again] += lost_s
+        self.restarts[again] += 1
+        self.started_ns[again] = jobs.started_ns[again]
+        placed = np.isin(jobs.job_of_node, again)
+        self._forget_gpus(placed[self.site.node_of_gpu])
+
+    def _account(self, turn: _Turn, state: State) -> Bool:
+        """Add the time since the last look to what trained or stood still; whether each job trains [n]."""
+        n = len(turn.slots)
+        activity = self._read(state, SM, turn.gpus)
+        if not np.isfinite(activity).any():
+            activity = self._read(state, UTIL, turn.gpus)
+        heard = counts(turn.of, n, np.isfinite(activity)) >= HEARD_PU * np.bincount(turn.of, minlength=n)
+        middle = np.nan_to_num(medians(activity, turn.of, n))
+        kept = np.exp(-turn.dt_s / USUAL_FADES_S)
+        usual = np.where(
+            heard, np.maximum(self.usual_pu[turn.slots] * kept, middle), self.usual_pu[turn.slots]
+        )
+        self.usual_pu[turn.slots] = usual
+        trains = heard & (usual >= IDLE_PU) & (middle >= ACTIVE_PU * usual)
+        known_s = np.where(heard, np.minimum(turn.dt_s, LONGEST_S), 0.0)
+        self.trained_s[turn.slots] += np.where(trains, known_s, 0.0)
+        self.still_s[turn.slots] += np.where(trains, 0.0, known_s)
+        return np.asarray(trains, np.bool_)
+
+    def _compare(self, turn: _Turn, state: State, training: Bool, now_ns: int) -> None:
+        """Compare each member with its peers, and find those that stand out for long."""
+        n, dt_s = len(turn.slots), np.minimum(turn.dt_s, LONGEST_S)[turn.of]
+        tensor, clock = (self._read(state, key, turn.gpus) for key in (TENSOR, CLOCK))
+        middle = medians(tensor, turn.of, n)
+        compute = training & (middle >= LEAST_TENSOR_PU)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            busy = np.log(np.maximum(tensor, 1e-3) / middle[turn.of])
+            low = clock / medians(clock, turn.of, n)[turn.of]
+            slow = -np.log(performance_pu(np.maximum(low, 1e-2), COMPUTE_SHARE_PU))
+        self._smooth(self.busy, 0, turn.gpus, np.where(compute[turn.of], busy, np.nan), dt_s)
+        self._smooth(self.slow, 1, turn.gpus, np.where(training[turn.of], slow, np.nan), dt_s)
+        size = np.bincount(turn.of, minlength=n)
+        # P(|Z| > z) < exp(-z^2 / 2) for each of all members; the spread of few is known badly
+        z = np.sqrt(2.0 * np.log(np.maximum(size, 1) / CHANCE)) * (1.0 + 2.0 / np.sqrt(np.maximum(size, 1)))
+        z[size < LEAST_GPUS] = np.inf
+        knows = self.seen[turn.gpus] > 0.5
+        by_busy, by_clock = (
+            self._stands_out(kept[turn.gpus], known, turn, z) for kept, known in
+            ((self.busy, knows[:, 0]), (self.slow, knows[:, 1]))
+        )  # fmt: skip
+        waited_for = self.busy[turn.gpus] >= BUSY_BY_CLOCK * self.slow[turn.gpus]
+        out = by_busy | (by_clock & (waited_for | ~knows[:, 0]))
+        was = self.since_ns[turn.gpus]
+        look = np.where(knows[:, 0], compute[turn.of], training[turn.of])  # a save or a dip decides nothing
+        since = np.where(out, np.where(was > 0, was, now_ns), 0)
+        self.since_ns[turn.gpus] = np.where(look, since, was)
+        self._cost(turn, training, size, now_ns)
+
+    def _smooth(self, kept: F32, which: int, gpus: I32, value: np.ndarray, dt_s: F64) -> None:
+        known = np.isfinite(value)
+        at, share = gpus[known], -np.expm1(-dt_s[known] / SMOOTH_S)
+        seen = self.seen[at, which] + share * (1.0 - self.seen[at, which])
+        kept[at] += (value[known] - kept[at]) * np.where(seen > 0.0, share / np.maximum(seen, 1e-9), 0.0)
+        self.seen[at, which] = seen
+
+    def _stands_out(self, value: F32, known: Bool, turn: _Turn, z: F64) -> Bool:
+        n = len(turn.slots)
+        sigma = 1.4826 * medians(np.where(known, np.abs(value), np.nan), turn.of, n)
+        limit = np.maximum(np.log(LEAST_SLOWDOWN), z * np.maximum(np.nan_to_num(sigma), SIGMA_LEAST))
+        leaves = np.where(self.since_ns[turn.gpus] > 0, LEAVES_PU, 1.0)
+        return np.asarray(known & (value > leaves * limit[turn.of]), np.bool_)
+
+    def _cost(self, turn: _Turn, training: Bool, size: np.ndarray, now_ns: int) -> None:
+        """Slowdown of each job by the slowest member that stands out for long enough, and its cost."""
+        lasting = self._lasting(turn.gpus, now_ns)
+        size_of = np.zeros(len(turn.slots))
+        np.maximum.at(size_of, turn.of[lasting], self._size(turn.gpus[lasting]))
+        slowdown = np.exp(size_of)
+        self.slowdown[turn.slots] = slowdown
+        dt_s = np.where(training, np.minimum(turn.dt_s, LONGEST_S), 0.0)
+        self.cost_gpu_h[turn.slots] += (1.0 - 1.0 / slowdown) * size * dt_s / 3600.0
+
+    def _lasting(self, gpus: I32, now_ns: int) -> Bool:
+        since = self.since_ns[gpus]
+        return np.asarray((since > 0) & (now_ns - since >= round(PERSIST_S * NS)), np.bool_)
+
+    def _size(self, gpus: I32) -> F64:
+        """Logarithm of the slowdown by each of these, from what is known best."""
+        sizes = np.where(self.seen[gpus, 0] > 0.5, self.busy[gpus], self.slow[gpus])
+        return np.maximum(sizes.astype(np.float64), 0.0)
+
+    @staticmethod
+    def _read(state: State, key: str, gpus: I32) -> F32:
+        """Good and timely readings of these GPUs [k]; NaN elsewhere."""
+        signal = find_signal(key)
+        assert signal is not None, key
+        table = state.tables["gpu"]
+        value = table.value[signal.row, gpus]
+        return np.where(table.current(signal, state.now_ns, gpus), value, np.float32(np.nan))
+
+    # -- answers
+
+    def goodput_pu(self, slot: int) -> float | None:
+        """Share of the watched time that trained and was kept; None where nothing was watched."""
+        watched_s = float(self.trained_s[slot] + self.still_s[slot] + self.lost_s[slot])
+        return float(self.trained_s[slot]) / watched_s if watched_s > 0.0 else None
+
+    def held_back(self, slot: int, state: State, jobs: JobSlots) -> HeldBack | None:
+        """The smallest entity that holds a job back; None if there is none."""
+        if not (jobs.alive[slot] and self.slowdown[slot] > 1.0):
+            return None
+        nodes = jobs.nodes[slot]
+        start = self.site.gpu_start_of_node
+        gpus = np.concatenate([np.arange(start[i], start[i + 1]) for i in nodes.tolist()]).astype(np.int32)
+        named = gpus[self._lasting(gpus, state.now_ns)]
+        if not len(named):
+            return None
+        table, entity = self._place(named, gpus)
+        since_ns = int(self.since_ns[named].min())
+        said = self._evidence(named, len(gpus), since_ns, state)
+        return HeldBack(table, entity, tuple(named.tolist()), float(self.slowdown[slot]), since_ns,
+                        float(self.cost_gpu_h[slot]), said)  # fmt: skip
+
+    def _place(self, named: I32, gpus: I32) -> tuple[str, str]:
+        """The GPU; or the node, or the rack, most of whose members of the job are slow."""
+        worst = int(named[np.argmax(self._size(named))])
+        for table, of in (("node", self.site.node_of_gpu), ("rack", self.site.rack_of_gpu)):
+            where = np.unique(of[named])
+            if len(named) > 1 and len(where) == 1 and 2 * len(named) > np.count_nonzero(of[gpus] == where[0]):
+                return table, self.site.name(table, int(where[0]))
+        return "gpu", self.site.name("gpu", worst)
+
+    def _evidence(self, named: I32, size: int, since_ns: int, state: State) -> tuple[str, ...]:
+        worst = named[np.argmax(self._size(named))][None]
+        name = self.site.name("gpu", int(worst[0]))
+        minutes = (state.now_ns - since_ns) / NS / 60.0
+        said = []
+        if self.seen[worst[0], 0] > 0.5:
+            more = 100.0 * float(np.expm1(self.busy[worst[0]]))
+            said.append(f"tensor cores of {name} are {more:.0f} % busier than the median of {size} GPUs, for "
+                        f"{minutes:.0f} min: the others wait for it")  # fmt: skip
+        if self.seen[worst[0], 1] > 0.5 and self.slow[worst[0]] > 0.5 * np.log(LEAST_SLOWDOWN):
+            clock_hz = float(self._read(state, CLOCK, worst)[0])
+            now = f" ({clock_hz / 1e6:.0f} MHz)" if np.isfinite(clock_hz) else ""
+            cost = 100.0 * float(np.expm1(self.slow[worst[0]]))
+            said.append(f"its clock{now} is below theirs, which makes kernels {cost:.0f} % longer")
+        bits = float(self._read(state, BITS, worst)[0])
+        reasons = [words for bit, words in REASONS if np.isfinite(bits) and int(bits) & bit]
+        if reasons:
+            said.append(f"its clock is lowered by {', '.join(reasons)}")
+        if len(named) > 1:
+            names = ", ".join(self.site.name("gpu", int(i)) for i in named[:SHOWN])
+            said.append(f"{len(named)} GPUs are slow: {names}{', ...' if len(named) > SHOWN else ''}")
+        return tuple(said)
+
+    def findings(self, state: State, jobs: JobSlots) -> list[Finding]:
+        """One finding for each job that is held back."""
+        found = []
+        for slot in np.flatnonzero((self.slowdown > 1.0) & jobs.alive).tolist():
+            held = self.held_back(slot, state, jobs)
+            if held is None:
+                continue
+            job = jobs.shown(slot)
+            severity = "warning" if held.slowdown >= WARNING_SLOWDOWN else "info"
+            slower = f"the job is {100.0 * (held.slowdown - 1.0):.0f} % slower"
+            cost = f"{slower}, which has cost {held.cost_gpu_h:.1f} GPU-hours"
+            found.append(
+                Finding(f"job_straggler/{jobs.names[slot]}", severity, f"{held.entity} holds {job} back",
+                        (held.entity, job), (cost, *held.evidence), 0.95,
+                        "Look why it is slow: heat, power limit, locked clock, or the work that it was given. "
+                        "If it stays, exclude its node at the next save and restart the job on another.",
+                        len(held.gpus))
+            )  # fmt: skip
+        return found
+
+    def remapped(self, site: Site, old_of_new: OldOfNew) -> GoodputState:
+        """Return the state for a changed site."""
+        out = GoodputState(site)
+        out.adopt(self, old_of_new)
+        return out
+
+
+def expected_end_ns(jobs: JobSlots, slot: int) -> int | None:
+    """The latest end of a job, by its time limit; None where it has none."""
+    limit_s = float(jobs.time_limit_s[slot])
+    return int(jobs.started_ns[slot]) + round(limit_s * NS) if limit_s > 0.0 else None
