@@ -119,6 +119,7 @@ def test_entities_and_jobs_are_found_by_a_part_of_their_names(tmp_path: Path) ->
         job = tree["jobs"][0]
         assert (job["name"], job["kind"], job["nodes"], job["gpus"], job["capped_gpus"]) == (
             "llm-7", "training", 1, 4, 0)  # fmt: skip
+        assert (job["goodput_pu"], job["held_back_by"], job["expected_end_ns"]) == (None, None, None)
 
     serve(tmp_path, check)
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from twin.backtest.step_graph import Rendezvous, TraceCells, StepGraph, cells_of, moves
+from twin.backtest.step_graph import Rendezvous, StepGraph, TraceCells, cells_of, moves
 from twin.backtest.step_trace import (
     CODE,
     COMMUNICATION,

@@ -77,6 +77,9 @@ forecast  what is expected of power, demand and weather
     list* operate.forecast  show forecasts of power and demand with 90 % bands
     send operate.outlook  send future values, such as prices or weather
     outlooks operate.outlook  list the future values that were sent
+job  what runs, how much of its time it trains, what holds it back
+    list* operate.jobs  list the running jobs
+    show operate.jobs  show one job: time trained and lost, its end, the member that the others wait for
 checkpoint  how often training jobs should save
     plan operate.checkpoint  plan the intervals of a daemon's jobs, or of a job that is only thought of
 trace  recordings: made, replayed, summarised, fetched

@@ -43,7 +43,14 @@ CLOCK, BITS = "gpu.sm_clock_hz", "gpu.clock_event_bits"
 # source: NVML, nvmlClocksEventReasons
 REASONS = ((0x4, "its power limit"), (0x8, "a hardware slowdown"), (0x20, "heat (software)"),
            (0x40, "heat (hardware)"), (0x80, "a power brake"), (0x2, "a clock setting"))  # fmt: skip
-SHOWN = 8
+SHOWN = 8  # GPUs of a finding
+# Columns of a slot that begin at zero with its job
+AFRESH = ("looked_ns", "usual_pu", "trained_s", "still_s", "lost_s", "saved_ns", "kept_s", "restarts",
+          "cost_gpu_h")  # fmt: skip
+TODO = (
+    "Look why it is slow: heat, power limit, locked clock, or the work that it was given. If it stays, "
+    "exclude its node at the next save and restart the job without it."
+)
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,8 @@ class GoodputState(EntityState):
     trained_s: F64 = column("job", "f8")
     still_s: F64 = column("job", "f8")  # saves, restarts, waiting for data
     lost_s: F64 = column("job", "f8")  # trained, and lost with a restart
+    saved_ns: I64 = column("job", "i8")  # when the save began that was last told of
+    kept_s: F64 = column("job", "f8")  # of what trained, held by that save
     restarts: I32 = column("job", "i4")
     slowdown: F32 = column("job", "f4", 1.0)
     cost_gpu_h: F64 = column("job", "f8")
@@ -96,6 +105,7 @@ class GoodputState(EntityState):
         now_ns = state.now_ns
         gone = self.generation != np.where(jobs.alive & jobs.synchronous, jobs.generation, -1)
         if gone.any():
+            self.evaluated_ns = now_ns
             self._clear(np.flatnonzero(gone), jobs)
         phase = (np.arange(len(self.looked_ns)) % TURNS) * round(EVERY_S / TURNS * NS)
         every = round(EVERY_S * NS)
@@ -108,7 +118,7 @@ class GoodputState(EntityState):
         self._restarted(turn.slots, jobs)
         if not len(turn.gpus):
             return
-        training = self._account(turn, state)
+        training = self._account(turn, state, jobs)
         if training.any():
             self._compare(turn, state, training, now_ns)
 
@@ -127,7 +137,7 @@ class GoodputState(EntityState):
 
     def _clear(self, slots: I64, jobs: JobSlots) -> None:
         """Begin anew for slots that have another job, or none; and for the GPUs of that job."""
-        for name in ("looked_ns", "usual_pu", "trained_s", "still_s", "lost_s", "restarts", "cost_gpu_h"):
+        for name in AFRESH:
             getattr(self, name)[slots] = 0
         self.slowdown[slots] = 1.0
         live = jobs.alive & jobs.synchronous
@@ -148,9 +158,7 @@ class GoodputState(EntityState):
         again = slots[jobs.started_ns[slots] != self.started_ns[slots]]
         if not len(again):
             return
-        saved = np.where(jobs.saved_ns[again] > 0, jobs.saved_ns[again], self.started_ns[again])
-        since_s = np.maximum(jobs.started_ns[again] - saved, 0) / NS
-        lost_s = np.minimum(since_s, self.trained_s[again])
+        lost_s = self.trained_s[again] - self.kept_s[again]
         self.trained_s[again] -= lost_s
         self.lost_s[again] += lost_s
         self.restarts[again] += 1
@@ -158,7 +166,7 @@ class GoodputState(EntityState):
         placed = np.isin(jobs.job_of_node, again)
         self._forget_gpus(placed[self.site.node_of_gpu])
 
-    def _account(self, turn: _Turn, state: State) -> Bool:
+    def _account(self, turn: _Turn, state: State, jobs: JobSlots) -> Bool:
         """Add the time since the last look to what trained or stood still; whether each job trains [n]."""
         n = len(turn.slots)
         activity = self._read(state, SM, turn.gpus)
@@ -175,7 +183,20 @@ class GoodputState(EntityState):
         known_s = np.where(heard, np.minimum(turn.dt_s, LONGEST_S), 0.0)
         self.trained_s[turn.slots] += np.where(trains, known_s, 0.0)
         self.still_s[turn.slots] += np.where(trains, 0.0, known_s)
+        self._saved(turn.slots, jobs, state.now_ns)
         return np.asarray(trains, np.bool_)
+
+    def _saved(self, slots: I64, jobs: JobSlots, now_ns: int) -> None:
+        """Keep what a job trained before its newest save began."""
+        new = slots[(jobs.saved_ns[slots] > 0) & (jobs.saved_ns[slots] != self.saved_ns[slots])]
+        if not len(new):
+            return
+        block_s = np.where(jobs.checkpoint_block_s[new] > 0.0, jobs.checkpoint_block_s[new],
+                           jobs.checkpoint_save_s[new])  # fmt: skip
+        since_s = np.maximum((now_ns - jobs.saved_ns[new]) / NS - block_s, 0.0)
+        kept_s = np.maximum(self.trained_s[new] - since_s, 0.0)
+        self.kept_s[new] = np.maximum(self.kept_s[new], kept_s)
+        self.saved_ns[new] = jobs.saved_ns[new]
 
     def _compare(self, turn: _Turn, state: State, training: Bool, now_ns: int) -> None:
         """Compare each member with its peers, and find those that stand out for long."""
@@ -315,11 +336,9 @@ class GoodputState(EntityState):
             slower = f"the job is {100.0 * (held.slowdown - 1.0):.0f} % slower"
             cost = f"{slower}, which has cost {held.cost_gpu_h:.1f} GPU-hours"
             found.append(
-                Finding(f"job_straggler/{jobs.names[slot]}", severity, f"{held.entity} holds {job} back",
-                        (held.entity, job), (cost, *held.evidence), 0.95,
-                        "Look why it is slow: heat, power limit, locked clock, or the work that it was given. "
-                        "If it stays, exclude its node at the next save and restart the job on another.",
-                        len(held.gpus))
+                Finding(f"job_straggler/{jobs.names[slot]}", severity,
+                        f"{held.entity} holds {job} back", (held.entity, job), (cost, *held.evidence), 0.95,
+                        TODO, len(held.gpus))
             )  # fmt: skip
         return found
 

@@ -1,4 +1,4 @@
-"""Running jobs: each with its nodes, when it began, and how many of its GPUs are capped now."""
+"""Running jobs: each with its nodes, what it trains, what holds it back, and how many GPUs are capped."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from aiohttp import web
 from twin.api.answers import MAX_ROWS, answer, live_of, number_of
 from twin.api.runtime import Runtime
 from twin.catalogue import clean
+from twin.goodput import expected_end_ns
 from twin.telemetry import KINDS
 
 SHOWN_NODES = 64
@@ -56,4 +57,21 @@ def _row(live: Runtime, slot: int, capped: np.ndarray) -> dict[str, Any]:
         "time_limit_s": float(slots.time_limit_s[slot]) or None,
         "saved_ns": int(slots.saved_ns[slot]) or None,
         "interval_s": float(slots.checkpoint_interval_s[slot]) or None,
+        **_goodput(live, slot),
+    }  # fmt: skip
+
+
+def _goodput(live: Runtime, slot: int) -> dict[str, Any]:
+    """How much of its time a synchronous job trained, when it ends, and the member that it waits for."""
+    engine = live.engine
+    state, held = engine.goodput, engine.goodput.held_back(slot, engine.state, engine.jobs)
+    return {
+        "goodput_pu": state.goodput_pu(slot), "trained_s": float(state.trained_s[slot]),
+        "still_s": float(state.still_s[slot]), "lost_s": float(state.lost_s[slot]),
+        "restarts": int(state.restarts[slot]), "straggler_gpu_h": float(state.cost_gpu_h[slot]),
+        "expected_end_ns": expected_end_ns(engine.jobs, slot),
+        "held_back_by": None if held is None else {
+            "table": held.table, "entity": held.entity, "gpus": len(held.gpus), "slowdown": held.slowdown,
+            "since_ns": held.since_ns, "evidence": list(held.evidence),
+        },
     }  # fmt: skip

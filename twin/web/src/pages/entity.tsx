@@ -241,6 +241,8 @@ function JobFacts({ d }: { d: any }) {
     ["Runs", j.started_ns ? `for ${since(j.started_ns)}, since ${instant(j.started_ns)}` : "not told since when"],
     ["Ends at most", j.time_limit_s && j.started_ns ? instant(j.started_ns + j.time_limit_s * 1e9) : "not told"],
     ["Saves each", known(j.interval_s) ? span(j.interval_s) : "not told"], ["Last save", j.saved_ns ? `${since(j.saved_ns)} ago` : "not told"],
+    ["Trained", known(j.goodput_pu) ? `${(100 * j.goodput_pu).toFixed(1)} % of ${span(j.trained_s + j.still_s + j.lost_s)} watched; stood still ${span(j.still_s)}, lost ${span(j.lost_s)} by ${plural(j.restarts, "restart")}` : "unknown"],
+    ["Held back by", j.held_back_by ? <><Entity name={j.held_back_by.entity} />: {(100 * (j.held_back_by.slowdown - 1)).toFixed(0)} % slower for {since(j.held_back_by.since_ns)}, {j.straggler_gpu_h.toFixed(1)} GPU-hours{j.held_back_by.evidence.map((e: string) => <p class="soft">{e}</p>)}</> : "no member stands out"],
     ...(contact ? [["Questions", contact] as [string, string]] : []),
   ]} /></Panel>;
 }

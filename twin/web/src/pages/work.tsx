@@ -14,8 +14,8 @@ export function Jobs() {
     <div class="row wrap"><label class="inline">Name contains <input value={name} onInput={(e) => setName(e.currentTarget.value)} /></label><span class="soft">{got.data && plural(got.data.total, "job")}</span></div>
     <Failure text={got.error} />
     <Panel title="Running">{got.data && !rows.length ? <Empty>No job is known. A scheduler or the jobs themselves tell of them: <a href="#/setup">Set up</a>.</Empty> :
-      <Grid label="Running jobs" heads={["Job", "Kind", "Nodes", "GPUs", "Capped", "Priority", "Runs for", "Saves each", "Last save", "Ends at most"]} right={[2, 3, 4, 5, 6, 7, 8, 9]}
-        rows={rows.map((j: any) => [<a href={hrefOf("job", j.entity)} title={j.name}>{j.name}</a>, j.kind, num(j.nodes), num(j.gpus), j.capped_gpus ? <b class="w">{num(j.capped_gpus)}</b> : "0", j.priority, j.started_ns ? since(j.started_ns) : "unknown", known(j.interval_s) ? span(j.interval_s) : "not told", j.saved_ns ? `${since(j.saved_ns)} ago` : "not told", j.time_limit_s && j.started_ns ? instant(j.started_ns + j.time_limit_s * 1e9) : "not told"])} />}</Panel>
+      <Grid label="Running jobs" heads={["Job", "Kind", "Nodes", "GPUs", "Capped", "Priority", "Runs for", "Saves each", "Last save", "Ends at most", "Trained", "Held back by"]} right={[2, 3, 4, 5, 6, 7, 8, 9, 10]}
+        rows={rows.map((j: any) => [<a href={hrefOf("job", j.entity)} title={j.name}>{j.name}</a>, j.kind, num(j.nodes), num(j.gpus), j.capped_gpus ? <b class="w">{num(j.capped_gpus)}</b> : "0", j.priority, j.started_ns ? since(j.started_ns) : "unknown", known(j.interval_s) ? span(j.interval_s) : "not told", j.saved_ns ? `${since(j.saved_ns)} ago` : "not told", j.time_limit_s && j.started_ns ? instant(j.started_ns + j.time_limit_s * 1e9) : "not told", known(j.goodput_pu) ? `${(100 * j.goodput_pu).toFixed(0)} %` : "unknown", j.held_back_by ? <><Entity name={j.held_back_by.entity} />, {(100 * (j.held_back_by.slowdown - 1)).toFixed(0)} % slower</> : ""])} />}</Panel>
     {policiesOf("job").map((p) => <Panel key={p} title={`${title(p.replaceAll("_", " "))}: what is advised, kept and why`}><Topics policy={p} /></Panel>)}
     <Why />
   </div>;
