@@ -81,6 +81,22 @@ def test_members_of_a_training_job_swing_together_and_jobs_do_not() -> None:
     assert abs(np.corrcoef(means[0], means[1])[0, 1]) < 0.5
 
 
+def test_members_of_a_training_job_wait_for_the_one_with_the_lowest_clock() -> None:
+    run = Run(replace(TRAINING, swing_pu=0.0))
+    run.go(1)
+    first, last = (rows := run.rows(run.work.jobs[0])).start, rows.stop
+    tensor, sm = run.truth.gpu_tensor_pu[first:last].copy(), run.truth.gpu_sm_pu[first:last].copy()
+    run.truth.gpu_clock_pu[first] = 0.5
+    run.go(1)
+    pace = 0.5 / (0.8 + 0.2 * 0.5)
+    assert run.truth.gpu_tensor_pu[first + 1 : last] == pytest.approx(tensor[1:] * pace)
+    assert run.truth.gpu_tensor_pu[first] == tensor[0]
+    assert run.truth.gpu_sm_pu[first:last] == pytest.approx(sm)
+    run.truth.gpu_clock_pu[first] = 1.0
+    run.go(1)
+    assert run.truth.gpu_tensor_pu[first:last] == pytest.approx(tensor)
+
+
 def job(**change: Any) -> PlantJob:
     """A plain training job on one row."""
     plain = PlantJob("training-1", "training", 0, 1, 4, 1e9, (0.8, 0.5, 0.4), (0.25, 0.0, 0.2), 20.0, 0.0,
