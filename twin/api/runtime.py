@@ -31,7 +31,7 @@ from twin.contracts import (
     ProposalsRecord,
 )
 from twin.engine import Engine
-from twin.report import brief, sentence
+from twin.report import LedgerStore, brief, sentence
 from twin.site import Site
 from twin.telemetry import Event, PollPeriodChanged
 from twin.wiring import SelfDescription
@@ -238,6 +238,7 @@ class Runtime:
     ledger: Any = None  # twin.sources.SourceLedger
     alarms: Any = None  # twin.daemon.alarms.AlarmBook
     history: Any = None  # twin.run.history_store.HistoryStore
+    energy_ledger: LedgerStore | None = None  # hours that are over
     accounts: dict[str, PolicyAccount] = field(default_factory=dict)  # by policy
     sections: list[Explanation] = field(default_factory=list)  # of policies, on the overview
     story: dict[str, Any] | None = None  # the chapter of a simulated story that is told now

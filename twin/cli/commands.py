@@ -73,6 +73,7 @@ power  headroom, caps and their price, room for more racks, load targets
     targets operate.power  list what somebody outside lets the site or feeders draw
     target operate.power  let the site, or each of some feeders, draw no more than a limit
     withdraw operate.power  take a load target back
+ledger operate.ledger  show the energy, GPU-hours, cost and carbon of a month, each of them once
 forecast  what is expected of power, demand and weather
     list* operate.forecast  show forecasts of power and demand with 90 % bands
     send operate.outlook  send future values, such as prices or weather

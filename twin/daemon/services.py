@@ -47,6 +47,7 @@ from twin.daemon.leadership import Leadership
 from twin.daemon.notify import Notifier
 from twin.daemon.policy_accounts import PolicyAccounts
 from twin.daemon.supervision import Supervisor
+from twin.report import LedgerStore
 from twin.run import HistoryService, Upkeep
 from twin.site import Site
 from twin.telemetry import Event, Frame, Held, Released, Resumed, TicksSkipped
@@ -113,6 +114,8 @@ class Services:
         influx = loaded.config.history.influx
         self.history = self._history(loaded.secret(influx.token_file) if influx else None)
         live.history = self.history
+        self.energy_ledger = live.energy_ledger = LedgerStore(loaded.state / "ledger")
+        self._closed_hours: list[bytes] | None = None  # that the last tick left
         self.accounts = PolicyAccounts(live, loaded.state)
         self.upkeep = Upkeep(self.opened.folder, loaded.config.quotas)
         self.notifier = Notifier(loaded, engine.site.file.site)
@@ -268,6 +271,7 @@ class Services:
             "alarms": self._alarms,
             "pins": self._pin,
             "history": self._keep_history,
+            "ledger": self._keep_ledger,
             "conditions": self._conditions,
             "snapshots": self._snapshot_if_due,
         }
@@ -309,6 +313,13 @@ class Services:
     def _keep_history(self, frame: Frame, decision: Decision) -> None:
         self.history.offer(self.live.engine, decision)
 
+    def _keep_ledger(self, frame: Frame, decision: Decision) -> None:
+        """Write the hours that are over, in a thread; again with the next tick where the disk refused."""
+        closed = self.live.engine.ledger.closed
+        if closed and (closed is not self._closed_hours or self.energy_ledger.fault):
+            self._closed_hours = closed
+            self.slow.submit(self.energy_ledger.write, closed)
+
     def _snapshot_if_due(self, frame: Frame, decision: Decision) -> None:
         idle = self._snapshot is None or self._snapshot.done()
         every_ns = round(self.live.loaded.config.snapshot_every_s * NS)
@@ -326,6 +337,8 @@ class Services:
         wrong = {i: (severity, title, text) for i, severity, title, text in self.history.alarms()}
         for name, fault in self.notifier.faults().items():
             wrong[f"notify/{name}"] = ("warning", f"Alarms cannot be sent to {name}", fault)
+        if self.energy_ledger.fault:
+            wrong["ledger"] = ("warning", "The ledger cannot be written", self.energy_ledger.fault)
         if self.upkeep.fault:
             wrong["upkeep"] = ("warning", "Old files cannot be pruned", self.upkeep.fault)
         begins = decision.now_ns - self.live.started_ns < round(CONNECT_S * NS)

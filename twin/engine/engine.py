@@ -63,6 +63,7 @@ from twin.engine.view import EngineView
 from twin.estimation import Estimator
 from twin.goodput import GoodputState
 from twin.health import HealthState, findings as suspects_of
+from twin.ledger import SiteLedger
 from twin.site import Site, SiteSpec, build_site
 from twin.telemetry import Frame, Freshness, JobSlots, SignalHistory, State, events as ev, noted
 
@@ -108,6 +109,7 @@ class Engine:
         self.health = HealthState(site)
         self.goodput = GoodputState(site)
         self.book = ServiceBook(site)
+        self.ledger = SiteLedger(site)
         self.findings = Findings(site, self.estimator)
 
     def settle_into(self, site: Site) -> None:
@@ -124,7 +126,7 @@ class Engine:
             )
         records: list[JournalRecord] = []
         self.state.now_ns, self.state.tick = frame.now_ns, frame.tick
-        self._resume(frame)
+        paused = self._resume(frame)
         faults = self._heed(frame.events, records)
         self.state.apply(frame)
         records += self.intake.expire(frame.now_ns)
@@ -135,6 +137,7 @@ class Engine:
         self.health.update(self.state, self.estimator, self.diagnosis, self.jobs, self.windows)
         self.goodput.update(self.state, self.jobs)
         view = self.view(frame.dt_s)
+        self.ledger.update(self.state, view, frame.dt_s, paused)
         fits = self._forecast(view, frame, records)
         armed = [i for i, p in enumerate(self.policies) if self.intake.takes_over(p.name, frame.now_ns)]
         preview, handover = preview_of(view, self.preview), handover_of(view, self.preview, armed)
@@ -188,7 +191,10 @@ class Engine:
                 continue
             for event in alike:
                 if isinstance(event, ev.CheckpointTold):  # of ten thousand jobs, dozens in each second
-                    reports.add(event, self.intake.take_report(event, self.jobs, self.state))
+                    refused = self.intake.take_report(event, self.jobs, self.state)
+                    reports.add(event, refused)
+                    if refused is None:
+                        self.ledger.hear(event, self.jobs)
                 else:
                     records += self._take_in(event)
         records += [
@@ -198,14 +204,19 @@ class Engine:
         records += reports.records() + faults.records()
         return new_faults
 
-    def _resume(self, frame: Frame) -> None:
-        """After a gap in which nobody listened, silence counts from now on; not more than once a minute."""
-        if frame.dt_s >= RESUME_GAP_S and any(isinstance(e, ev.TicksSkipped) for e in frame.events):
+    def _resume(self, frame: Frame) -> bool:
+        """After a gap in which nobody listened, silence counts from now on; not more than once a minute.
+
+        Returns whether there was one.
+        """
+        paused = frame.dt_s >= RESUME_GAP_S and any(isinstance(e, ev.TicksSkipped) for e in frame.events)
+        if paused:
             for table in self.state.tables.values():
                 if frame.now_ns - table.resumed_ns[0] >= RESUME_REST_S * NS:
                     table.resumed_ns[:] = frame.now_ns, frame.now_ns - round(frame.dt_s * NS)
             state, began_ns = self.state, frame.now_ns - round(frame.dt_s * NS)
             state.unwatched_ns = noted(state.unwatched_ns, began_ns, frame.now_ns)
+        return paused
 
     def _end_windows(self, now_ns: int) -> list[JournalRecord]:
         """Maintenance windows whose time is over, and what people left behind in those that ended."""
@@ -259,6 +270,7 @@ class Engine:
             self.diagnosis.forget(event.table, entity)
             self.health.forget(event.table, entity)
             self.goodput.forget(event.table, entity)
+            self.ledger.forget(event.table, entity)
             for model in self.models.values():
                 forget = getattr(model, "forget", None)
                 if forget is not None:
@@ -478,6 +490,7 @@ class Engine:
         self.health = self.health.remapped(new, kept)
         self.goodput = self.goodput.remapped(new, kept)
         self.book = self.book.remapped(new, kept)
+        self.ledger = self.ledger.remapped(new, kept)
         self.windows, dropped = self.windows.remapped(new, kept)
         self.memory |= {
             p.name: p.memory.moved(self.memory[p.name], kept, new.sizes)
@@ -524,6 +537,7 @@ class Engine:
             "intake": self.intake.dump(),
             "windows": self.windows.dump(),
             "book": self.book.dump(),
+            "ledger": self.ledger.dump(),
             "memory": self.memory,
             "in_force": {
                 name: [[p.control, p.index, p.lo, p.hi, p.want, p.reason] for p in some]
@@ -570,6 +584,8 @@ class Engine:
         self.windows.restore(data["windows"])
         if "book" in data:
             self.book.restore(data["book"])
+        if "ledger" in data:  # one of a version before has none: the hour begins anew
+            self.ledger.restore(data["ledger"])
         self.memory |= {
             p.name: p.memory.restored(data["memory"][p.name], self.site.sizes)
             for p in self.policies

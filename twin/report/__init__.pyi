@@ -8,6 +8,7 @@ from .forecast_texts import (
     why as why,
 )
 from .journal_texts import brief as brief, sentence as sentence
+from .ledger_store import LedgerStore as LedgerStore
 from .page import (
     STYLE as STYLE,
     bullets as bullets,

@@ -1,0 +1,149 @@
+"""Energy split: what each rack took in a look, by all meters at once, so that the parts make the whole.
+
+The meters of roots, of racks and of nodes each have an error; losses between them are small. What they
+disagree by is shared by least squares: each gives way as its variance is to the sum of all.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from twin.catalogue import F64, I64, Bool
+from twin.ledger.rack_meters import GAIN_PU, RackGain
+from twin.ledger.row_sums import row_sums
+from twin.site import Site
+
+# 1 sigma of an energy counter: class 0.2, its limits as a 90 % interval; source: IEC 62053-22
+COUNTER_PU = 0.0012
+LOSS_PU = 0.002  # 1 sigma of what is lost between roots and racks, of what goes through; source: estimate
+UNREAD_PU = 0.3  # of an energy that follows from what others left; source: estimate
+
+
+class Metered(NamedTuple):
+    """Energy of a look with the variance of its gaps [n], and whether anything told it."""
+
+    energy_j: F64
+    var_j2: F64
+    known: Bool
+
+
+class Split(NamedTuple):
+    """Racks and nodes as they add up, and per group of roots its hall, losses and total; sigma2 and var are
+    variances: of gains, which last, and of gaps, which do not.
+    """
+
+    rack_j: F64
+    rack_sigma2: F64
+    rack_var: F64
+    node_j: F64
+    node_sigma2: F64
+    node_var: F64
+    unmetered: Bool  # nodes of whose power nothing tells [n_node]
+    group_hall: I64
+    loss_j: F64
+    group_sigma2: F64
+    group_var: F64
+
+
+class RootGroups:
+    """Groups of roots that share racks; racks that no feeder serves are a group each hall, without roots."""
+
+    def __init__(self, site: Site) -> None:
+        feeder, rack = site.served_racks()
+        roots = site.parent_of_feeder < 0
+        n_rack = site.sizes["rack"]
+        of_root = roots[feeder]
+        lead = np.arange(site.sizes["feeder"])
+        while True:  # each rack's roots are in the group of the first of them
+            first = np.full(n_rack, len(lead))
+            np.minimum.at(first, rack[of_root], lead[feeder[of_root]])
+            new = lead.copy()
+            np.minimum.at(new, feeder[of_root], first[rack[of_root]])
+            new = new[new]
+            if (new == lead).all():
+                break
+            lead = new
+        fed = first < len(lead)
+        keys = np.where(fed, first, len(lead) + site.hall_of_rack)
+        used, self.of_rack = np.unique(keys, return_inverse=True)
+        self.n = len(used)
+        self.roots = np.flatnonzero(roots & np.isin(lead, used)).astype(np.int64)
+        self.of_root = np.searchsorted(used, lead[self.roots])
+        self.hall = np.zeros(self.n, np.int64)
+        self.hall[self.of_rack[::-1]] = site.hall_of_rack[::-1]  # of its first rack
+
+
+def split(
+    site: Site,
+    groups: RootGroups,
+    feeder: Metered,
+    rack: Metered,
+    node: Metered,
+    gain: RackGain,
+    counted: Bool,
+) -> Split:
+    """What each rack and node took. `counted` [n_feeder]: by its energy counter."""
+    n_rack = len(rack.energy_j)
+    of_node = site.rack_of_node
+    nodes_j = row_sums(of_node, np.where(node.known, node.energy_j, 0.0), n_rack)
+    dark = row_sums(of_node, ~node.known, n_rack)
+    by_nodes = ~rack.known & (dark == 0) & (np.diff(site.node_start_of_rack) > 0)
+    rack_j = np.where(rack.known, rack.energy_j * gain.meter, np.where(by_nodes, nodes_j * gain.nodes, 0.0))
+    rack_var = np.where(rack.known, rack.var_j2, row_sums(of_node, node.var_j2, n_rack))
+    told = rack.known | by_nodes
+    own2, common = (gain.own_pu * rack_j) ** 2, gain.common_pu * rack_j
+    own2 = np.where(told, own2, 0.0)
+    # Roots: a group counts where all of them are known
+    of, roots = groups.of_root, groups.roots
+    root_j, n = feeder.energy_j[roots], groups.n
+    whole = row_sums(of, ~feeder.known[roots], n) == 0
+    whole &= row_sums(of, np.ones(len(of)), n) > 0
+    root_pu = np.where(counted[roots], COUNTER_PU, GAIN_PU)
+    fed_j = row_sums(of, np.where(feeder.known[roots], root_j, 0.0), n)
+    fed_sigma2 = row_sums(of, (root_pu * root_j) ** 2, n)
+    fed_var = row_sums(of, feeder.var_j2[roots], n)
+    # Racks of which nothing tells share what the others leave
+    g = groups.of_rack
+    lone = ~told
+    left_j = np.maximum(fed_j - row_sums(g, rack_j, n), 0.0)
+    many = np.maximum(row_sums(g, lone, n), 1)
+    guess = lone & whole[g]
+    rack_j = np.where(guess, left_j[g] / many[g], rack_j)
+    rack_var = np.where(guess, (UNREAD_PU * rack_j) ** 2, rack_var)
+    off_j = np.where(whole, fed_j - row_sums(g, rack_j, n), 0.0)
+    share = row_sums(g, common, n)
+    prior = own2 + rack_var + common**2
+    pull = own2 + rack_var + common * share[g]
+    loss2 = (LOSS_PU * fed_j) ** 2
+    all_pull = row_sums(g, pull, n)
+    total = np.maximum(all_pull + loss2 + fed_sigma2 + np.maximum(fed_var, 0.0), 1e-12)
+    rack_j = rack_j + pull * (off_j / total)[g]
+    loss_j = off_j * loss2 / total
+    kept = np.where(whole[g], 1.0 - pull**2 / (total[g] * np.maximum(prior, 1e-12)), 1.0)
+    # The whole of a group: its roots' meters against what is below, or the racks alone
+    sum2 = all_pull
+    under2 = np.where(whole, (sum2 + loss2) / total, 0.0)
+    group_sigma2 = np.where(whole, fed_sigma2 * under2, row_sums(g, own2, n) + share**2)
+    group_var = np.where(whole, fed_var * under2, row_sums(g, rack_var, n))
+    sigma2 = (own2 + common**2) * kept
+    parts = _nodes(site, rack_j, node, told | guess, dark, nodes_j)
+    return Split(rack_j, sigma2, rack_var * kept, *parts, groups.hall, loss_j, group_sigma2, group_var)
+
+
+def _nodes(
+    site: Site, rack_j: F64, node: Metered, told: Bool, dark: F64, nodes_j: F64
+) -> tuple[F64, F64, F64, Bool]:
+    """(energy, variance of gains, of gaps, unmetered) of nodes within their racks."""
+    of_node = site.rack_of_node
+    left_j = np.where(told, np.maximum(rack_j - nodes_j, 0.0), 0.0) / np.maximum(dark, 1.0)
+    node_j = np.where(node.known, node.energy_j, left_j[of_node])
+    # Nodes take no more than their rack does
+    sums = row_sums(of_node, node_j, len(rack_j))
+    over = told & (sums > rack_j) & (sums > 0.0)
+    scale = np.divide(rack_j, sums, out=np.ones(len(rack_j)), where=over)
+    node_j = node_j * scale[of_node]
+    sigma2 = (GAIN_PU * node_j) ** 2
+    var = np.where(node.known, node.var_j2, (UNREAD_PU * node_j) ** 2)
+    return node_j, sigma2, var, ~node.known & ~told[of_node]
