@@ -112,24 +112,53 @@ def split(
     guess = lone & whole[g]
     rack_j = np.where(guess, left_j[g] / many[g], rack_j)
     rack_var = np.where(guess, (UNREAD_PU * rack_j) ** 2, rack_var)
-    off_j = np.where(whole, fed_j - row_sums(g, rack_j, n), 0.0)
-    share = row_sums(g, common, n)
-    prior = own2 + rack_var + common**2
-    pull = own2 + rack_var + common * share[g]
-    loss2 = (LOSS_PU * fed_j) ** 2
-    all_pull = row_sums(g, pull, n)
-    total = np.maximum(all_pull + loss2 + fed_sigma2 + np.maximum(fed_var, 0.0), 1e-12)
-    rack_j = rack_j + pull * (off_j / total)[g]
-    loss_j = off_j * loss2 / total
-    kept = np.where(whole[g], 1.0 - pull**2 / (total[g] * np.maximum(prior, 1e-12)), 1.0)
-    # The whole of a group: its roots' meters against what is below, or the racks alone
-    sum2 = all_pull
-    under2 = np.where(whole, (sum2 + loss2) / total, 0.0)
-    group_sigma2 = np.where(whole, fed_sigma2 * under2, row_sums(g, own2, n) + share**2)
-    group_var = np.where(whole, fed_var * under2, row_sums(g, rack_var, n))
-    sigma2 = (own2 + common**2) * kept
-    parts = _nodes(site, rack_j, node, told | guess, dark, nodes_j)
-    return Split(rack_j, sigma2, rack_var * kept, *parts, groups.hall, loss_j, group_sigma2, group_var)
+    racks = _Errors(rack_j, rack_var, own2, common, whole[g])
+    found = _reconciled(groups, racks, _Roots(fed_j, fed_sigma2, fed_var, whole))
+    parts = _nodes(site, found[0], node, told | guess, dark, nodes_j)
+    return Split(*found[:3], *parts, groups.hall, *found[3:])
+
+
+class _Errors(NamedTuple):
+    """Racks before the meters of roots are heard: energy, variances of gaps and gains [n_rack], the part of
+    the latter that is common to all, and whether the roots of each are known."""
+
+    energy_j: F64
+    var_j2: F64
+    own2: F64
+    common: F64
+    whole: Bool
+
+
+class _Roots(NamedTuple):
+    """Groups of roots: energy, variances of gains and gaps, whether all of each are known [n]."""
+
+    energy_j: F64
+    sigma2: F64
+    var_j2: F64
+    whole: Bool
+
+
+def _reconciled(groups: RootGroups, racks: _Errors, roots: _Roots) -> tuple[F64, F64, F64, F64, F64, F64]:
+    """(energy, gain and gap variance) of racks, (losses, gain and gap variance) of groups.
+
+    The end of a gap takes variance back, so that of a look may be below 0: as a weight it counts by its size.
+    """
+    g, n = groups.of_rack, groups.n
+    off_j = np.where(roots.whole, roots.energy_j - row_sums(g, racks.energy_j, n), 0.0)
+    share = row_sums(g, racks.common, n)
+    pull = racks.own2 + np.abs(racks.var_j2) + racks.common * share[g]
+    loss2 = (LOSS_PU * roots.energy_j) ** 2
+    below = row_sums(g, pull, n) + loss2
+    total = np.maximum(below + roots.sigma2 + np.abs(roots.var_j2), 1e-12)
+    gain = np.where(racks.whole, pull / total[g], 0.0)
+    all_own, all_var = row_sums(g, racks.own2, n), row_sums(g, racks.var_j2, n)
+    sigma2 = racks.own2 * (1.0 - gain) ** 2 + (racks.common - gain * share[g]) ** 2
+    sigma2 += gain**2 * (all_own[g] - racks.own2 + (loss2 + roots.sigma2)[g])
+    var = racks.var_j2 * (1.0 - gain) ** 2 + gain**2 * (all_var[g] - racks.var_j2 + roots.var_j2[g])
+    weight = np.where(roots.whole, below / total, 0.0)  # of the roots' meters in the sum
+    group_sigma2 = weight**2 * roots.sigma2 + (1.0 - weight) ** 2 * (all_own + share**2 + loss2)
+    group_var = weight**2 * roots.var_j2 + (1.0 - weight) ** 2 * all_var
+    return racks.energy_j + gain * off_j[g], sigma2, var, off_j * loss2 / total, group_sigma2, group_var
 
 
 def _nodes(

@@ -40,8 +40,8 @@ class HourAccount(EntityState):
     rows: list[list[str]] = scalar([])
     time_ns: I64 = scalar(_NO_TIME)
     amount: F64 = scalar(_NO_ENERGY)
-    rack: F64 = column("rack", "f8", lead=(3,))  # energy, sigma, variance
-    hall: F64 = column("hall", "f8", lead=(3,))
+    rack: F64 = column("rack", "f8", lead=(3,), of_place=True)  # energy, sigma, variance
+    hall: F64 = column("hall", "f8", lead=(3,), of_place=True)
     site: F64 = scalar(np.zeros(3))
     it_j: float = scalar(0.0)
     compute_j: float = scalar(0.0)

@@ -23,11 +23,13 @@ AWAY_PU, AWAY_S, AWAY_SIGMAS = 0.25, 10.0, 3.0
 
 
 class PowerIntegral(EntityState):
-    """Energy of each entity of a table since the last look, from its power."""
+    """Energy of each entity of a table since the last look, from its power; what was used stays with the place."""
 
-    energy_j: F64 = column(OWN, "f8")
-    var_j2: F64 = column(OWN, "f8")  # of gaps
-    known_s: F64 = column(OWN, "f8")  # seconds of which the power was read, or known from before
+    energy_j: F64 = column(OWN, "f8", of_place=True)
+    var_j2: F64 = column(OWN, "f8", of_place=True)  # of gaps
+    known_s: F64 = column(
+        OWN, "f8", of_place=True
+    )  # seconds of which the power was read, or known from before
     power_w: F64 = column(OWN, "f8", np.nan)  # the last one that was read
     gap_s: F64 = column(OWN, "f8")
     gap_sigma_j: F64 = column(OWN, "f8")  # of the gap, as far as it is in `var_j2`

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from twin.catalogue import F64, I64
+from twin.catalogue import F64, I64, Bool
 from twin.site import Site
 from twin.telemetry import EntityState, column
 
@@ -60,6 +60,11 @@ class RackMeters(EntityState):
         for column_, new in ((self.meter_j, meter_j), (self.nodes_j, nodes_j), (self.both_s, seconds)):
             column_ *= keep
             column_ += np.where(both, new, 0.0)
+
+    @property
+    def compared(self) -> Bool:
+        """Racks whose meter is compared with their nodes' [n_rack]."""
+        return self.both_s >= LEAST_S
 
     def gain(self) -> RackGain:
         """The factors by what is known now."""

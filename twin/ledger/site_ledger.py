@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from twin.catalogue import F64, I32, I64, NS, TABLES
+from twin.catalogue import F64, I32, I64, NS, TABLES, Bool
 from twin.contracts import View
 from twin.ledger.energy_split import Metered, RootGroups, Split, split
 from twin.ledger.gpu_time import CHECKPOINT, RESTART, JobTime, ThrottleTime
 from twin.ledger.hour_account import HOUR_NS, HourAccount, Key
 from twin.ledger.hour_record import HourRecord, encode_hour
 from twin.ledger.metered_energy import CounterGrowth, PowerIntegral
+from twin.ledger.node_gaps import NodeGaps
 from twin.ledger.rack_meters import GAIN_PU, RackMeters
 from twin.ledger.row_sums import exact_sums, row_sums
 from twin.site import Site
@@ -35,11 +36,12 @@ class SiteLedger(EntityState):
     powers: dict[str, PowerIntegral] = part()
     feeders: CounterGrowth = part()
     racks: RackMeters = part()
+    gaps_filled: NodeGaps = part()
     throttle: ThrottleTime = part()
     job_time: JobTime = part()
     hour: HourAccount = part()
-    slot: I32 = column("node", "i4", -1)  # of the job that held the node at the last look
-    generation: I32 = column("node", "i4", -1)
+    slot: I32 = column("node", "i4", -1, of_place=True)  # of the job that held the node at the last look
+    generation: I32 = column("node", "i4", -1, of_place=True)
     gpu_mj: I64 = column("gpu", "i8", -1)  # energy counter at the last look
     booked_ns: int = scalar(0)  # until when all is booked; 0: nothing is yet
     # Queue, tenant, account and name of the job that a slot holds, or held last, by the slot as text
@@ -53,6 +55,7 @@ class SiteLedger(EntityState):
         self.powers = {table: PowerIntegral(site.sizes, table) for table in POWERED}
         self.feeders = CounterGrowth(site.sizes, "feeder", TABLES["feeder"].by_name["energy_mj"])
         self.racks, self.throttle = RackMeters(site), ThrottleTime(site)
+        self.gaps_filled = NodeGaps(site.sizes)
         self.job_time, self.hour = JobTime(site.sizes), HourAccount(site.sizes)
         self._groups = RootGroups(site)
         self._hall = site.hall_of_rack[site.rack_of_node]
@@ -106,18 +109,16 @@ class SiteLedger(EntityState):
         self.booked_ns = begin_ns
         self.hour.begin(begin_ns // HOUR_NS * HOUR_NS)
         self.throttle.look(state, view, 0)
-        self._gpu_j(state, 0.0)
-        jobs = view.jobs
-        self.slot[:] = jobs.job_of_node
-        self.generation[:] = np.where(self.slot >= 0, jobs.generation[self.slot], -1)
+        self._gpu_j(state, begin_ns, 0.0)
 
     def _book(self, state: State, view: View) -> None:
         """Book everything since the last look."""
         now_ns, begin_ns = state.now_ns, self.booked_ns
         span_s = (now_ns - begin_ns) / NS
         seen = self.throttle.look(state, view, now_ns - begin_ns)
-        found, loops, refused = self._split(state, span_s)
-        gpu_j, cpu_j = self._gpu_j(state, span_s), self._cpu_j(state, span_s)
+        gpu_j, counted = self._gpu_j(state, begin_ns, span_s)
+        found, loops, refused = self._split(state, span_s, gpu_j, counted)
+        cpu_j = self._cpu_j(state, span_s)
         prices = self._prices(view)
         nodes, slots, start_ns, end_ns = self._held(view.jobs, begin_ns, now_ns)
         hour_ns = begin_ns // HOUR_NS * HOUR_NS
@@ -162,7 +163,7 @@ class SiteLedger(EntityState):
         sizes = self.site.sizes
         return {t: [self.site.name(t, i) for i in range(sizes[t])] for t in ("rack", "hall")}
 
-    def _split(self, state: State, span_s: float) -> tuple[Split, Metered, int]:
+    def _split(self, state: State, span_s: float, gpu_j: F64, counted: Bool) -> tuple[Split, Metered, int]:
         """Racks and nodes as they add up; loops; counters that were refused."""
         read = {}
         for table, integral in self.powers.items():
@@ -175,11 +176,19 @@ class SiteLedger(EntityState):
         feeder = Metered(energy_j, var_j2, feeder.known | self.feeders.counted)
         rack, node = read["rack"][0], read["node"][0]
         site, of_node = self.site, self.site.rack_of_node
+        node_j, node_var, unfilled = self.gaps_filled.settle(
+            node.energy_j, node.var_j2, node.known, gpu_j, counted, span_s
+        )
         # Compared are racks of which all was read without a gap
-        gaps = row_sums(of_node, ~node.known | (node.var_j2 != 0.0), site.sizes["rack"])
+        gaps = row_sums(of_node, ~node.known | (node_var != 0.0), site.sizes["rack"])
         both = rack.known & (rack.var_j2 == 0.0) & (gaps == 0)
-        nodes_j = row_sums(of_node, node.energy_j, site.sizes["rack"])
-        self.racks.learn(rack.energy_j, nodes_j, np.where(both, span_s, 0.0))
+        node = Metered(node_j, node_var, node.known | (counted & ~unfilled))
+        self.racks.learn(
+            rack.energy_j, row_sums(of_node, node_j, site.sizes["rack"]), np.where(both, span_s, 0.0)
+        )
+        # A rack's own gap is filled by its nodes, where these were read or are filled themselves
+        dark = row_sums(of_node, unfilled | ~node.known, site.sizes["rack"])
+        rack = rack._replace(known=rack.known & ~((rack.var_j2 != 0.0) & (dark == 0) & self.racks.compared))
         gain = self.racks.gain()
         return (
             split(site, self._groups, feeder, rack, node, gain, self.feeders.counted),
@@ -187,9 +196,11 @@ class SiteLedger(EntityState):
             refused,
         )
 
-    def _gpu_j(self, state: State, span_s: float) -> F64:
-        """Energy of each node's GPUs since the last look [n_node], by counters, else by their power now."""
-        table, site = state.tables["gpu"], self.site
+    def _gpu_j(self, state: State, begin_ns: int, span_s: float) -> tuple[F64, Bool]:
+        """Energy of each node's GPUs since the last look [n_node], by counters, else by their power now; and
+        the nodes of which all counters were read since.
+        """
+        table, site, n_node = state.tables["gpu"], self.site, self.site.sizes["node"]
         total, counts = table.total[_GPU_ENERGY.row], table.raw[_GPU_ENERGY.row] >= 0
         known = counts & (self.gpu_mj >= 0) & (total >= self.gpu_mj)
         energy_j = np.where(known, (total - self.gpu_mj) * 1e-3, 0.0)
@@ -197,7 +208,11 @@ class SiteLedger(EntityState):
         if not known.all() and table.ever_good(_GPU_POWER.row):
             other = ~counts & table.current(_GPU_POWER, state.now_ns)
             energy_j += np.where(other, table.value[_GPU_POWER.row] * span_s, 0.0)
-        return row_sums(site.node_of_gpu, energy_j, site.sizes["node"])
+        uncounted = ~known | (table.heard_ns(_GPU_ENERGY) <= begin_ns)
+        counted = self._gpus > 0
+        if uncounted.any():
+            counted = counted & (row_sums(site.node_of_gpu, uncounted, n_node) == 0)
+        return row_sums(site.node_of_gpu, energy_j, n_node), counted
 
     def _cpu_j(self, state: State, span_s: float) -> float:
         """Energy of the CPUs by their power now; NaN where some node tells nothing of it."""
