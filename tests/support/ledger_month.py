@@ -149,8 +149,8 @@ def run_month(
     """Run it; a pause of the daemon at four fifths."""
     site = site_of(tree(racks))
     engine = Engine(site, [], [])
-    plant = Plant(site, seed=seed, scenario=Scenario("month", dt_s=DT_S), lump=True)
-    sensors = TroubledSensors(site, seed, lump=plant.parameters.lump)
+    plant = Plant(site, seed=seed, scenario=Scenario("month", dt_s=DT_S))
+    sensors = TroubledSensors(site, seed)
     sensors.begin(troubles_of(length_s, racks) if troubled else [], START_NS, seed)
     sim = Simulation(engine, plant, sensors, dt_s=DT_S, start_ns=START_NS)
     month = LedgerMonth(site, np.zeros(site.sizes["rack"]), engine=engine)

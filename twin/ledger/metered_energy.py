@@ -23,7 +23,7 @@ AWAY_PU, AWAY_S, AWAY_SIGMAS = 0.25, 10.0, 3.0
 
 
 class PowerIntegral(EntityState):
-    """Energy of each entity of a table since the last look, from its power; what was used stays with the place."""
+    """Energy of each entity of a table since the last look, from its power; it stays with the place."""
 
     energy_j: F64 = column(OWN, "f8", of_place=True)
     var_j2: F64 = column(OWN, "f8", of_place=True)  # of gaps
