@@ -52,7 +52,7 @@ def tree(racks: int = 4) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Trouble:
-    """A time in which a table's reports of some entities are missing, or its meters are changed at `begin_s`."""
+    """A time in which reports of some entities are missing, or an instant at which their meters change."""
 
     kind: str  # gap, reset, replaced, back
     table: str
@@ -126,7 +126,7 @@ class LedgerMonth:
 
 
 def troubles_of(length_s: float, racks: int) -> list[Trouble]:
-    """What goes wrong in a month of this length, in all of its parts."""
+    """Troubles of a month of this length, in all of its parts."""
     every = tuple(range(2 * racks))
     at = length_s / 100.0
     return [

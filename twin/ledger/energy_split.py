@@ -29,28 +29,31 @@ class Metered(NamedTuple):
     known: Bool
 
 
+class Settled(NamedTuple):
+    """Energy as it adds up, and its variance by gains, which last, and by gaps, which do not [n]."""
+
+    energy_j: F64
+    sigma2: F64
+    var_j2: F64
+
+
 class Split(NamedTuple):
-    """Racks and nodes as they add up, and per group of roots its hall, losses and total; sigma2 and var are
-    variances: of gains, which last, and of gaps, which do not.
+    """Racks and nodes as they add up; `unmetered`: nodes of whose power nothing tells [n_node]; `losses` of
+    each group of roots in its hall, with the variances of all that the group takes.
     """
 
-    rack_j: F64
-    rack_sigma2: F64
-    rack_var: F64
-    node_j: F64
-    node_sigma2: F64
-    node_var: F64
-    unmetered: Bool  # nodes of whose power nothing tells [n_node]
-    group_hall: I64
-    loss_j: F64
-    group_sigma2: F64
-    group_var: F64
+    rack: Settled
+    node: Settled
+    unmetered: Bool
+    losses: Settled
+    hall: I64
 
 
 class RootGroups:
     """Groups of roots that share racks; racks that no feeder serves are a group each hall, without roots."""
 
     def __init__(self, site: Site) -> None:
+        self.site = site
         feeder, rack = site.served_racks()
         roots = site.parent_of_feeder < 0
         n_rack = site.sizes["rack"]
@@ -76,16 +79,10 @@ class RootGroups:
 
 
 def split(
-    site: Site,
-    groups: RootGroups,
-    feeder: Metered,
-    rack: Metered,
-    node: Metered,
-    gain: RackGain,
-    counted: Bool,
+    groups: RootGroups, feeder: Metered, rack: Metered, node: Metered, gain: RackGain, counted: Bool
 ) -> Split:
-    """What each rack and node took. `counted` [n_feeder]: by its energy counter."""
-    n_rack = len(rack.energy_j)
+    """Share a look among racks and nodes. `counted` [n_feeder]: by its energy counter."""
+    site, n_rack = groups.site, len(rack.energy_j)
     of_node = site.rack_of_node
     nodes_j = row_sums(of_node, np.where(node.known, node.energy_j, 0.0), n_rack)
     dark = row_sums(of_node, ~node.known, n_rack)
@@ -110,12 +107,14 @@ def split(
     left_j = np.maximum(fed_j - row_sums(g, rack_j, n), 0.0)
     many = np.maximum(row_sums(g, lone, n), 1)
     guess = lone & whole[g]
-    rack_j = np.where(guess, left_j[g] / many[g], rack_j)
+    rack_j = np.where(guess, np.maximum(left_j[g] / many[g], nodes_j), rack_j)
     rack_var = np.where(guess, (UNREAD_PU * rack_j) ** 2, rack_var)
+    # Of others only the nodes are known that tell of themselves
+    rack_j = np.where(lone & ~guess, nodes_j * np.maximum(gain.nodes, 1.0), rack_j)
     racks = _Errors(rack_j, rack_var, own2, common, whole[g])
-    found = _reconciled(groups, racks, _Roots(fed_j, fed_sigma2, fed_var, whole))
-    parts = _nodes(site, found[0], node, told | guess, dark, nodes_j)
-    return Split(*found[:3], *parts, groups.hall, *found[3:])
+    rack_, losses = _reconciled(groups, racks, _Roots(fed_j, fed_sigma2, fed_var, whole))
+    node_, unmetered = _nodes(site, rack_.energy_j, node, told | guess, nodes_j)
+    return Split(rack_, node_, unmetered, losses, groups.hall)
 
 
 class _Errors(NamedTuple):
@@ -138,8 +137,8 @@ class _Roots(NamedTuple):
     whole: Bool
 
 
-def _reconciled(groups: RootGroups, racks: _Errors, roots: _Roots) -> tuple[F64, F64, F64, F64, F64, F64]:
-    """(energy, gain and gap variance) of racks, (losses, gain and gap variance) of groups.
+def _reconciled(groups: RootGroups, racks: _Errors, roots: _Roots) -> tuple[Settled, Settled]:
+    """Racks, and losses of groups, after the meters of roots are heard.
 
     The end of a gap takes variance back, so that of a look may be below 0: as a weight it counts by its size.
     """
@@ -158,14 +157,14 @@ def _reconciled(groups: RootGroups, racks: _Errors, roots: _Roots) -> tuple[F64,
     weight = np.where(roots.whole, below / total, 0.0)  # of the roots' meters in the sum
     group_sigma2 = weight**2 * roots.sigma2 + (1.0 - weight) ** 2 * (all_own + share**2 + loss2)
     group_var = weight**2 * roots.var_j2 + (1.0 - weight) ** 2 * all_var
-    return racks.energy_j + gain * off_j[g], sigma2, var, off_j * loss2 / total, group_sigma2, group_var
+    energy_j = racks.energy_j + gain * off_j[g]
+    return Settled(energy_j, sigma2, var), Settled(off_j * loss2 / total, group_sigma2, group_var)
 
 
-def _nodes(
-    site: Site, rack_j: F64, node: Metered, told: Bool, dark: F64, nodes_j: F64
-) -> tuple[F64, F64, F64, Bool]:
-    """(energy, variance of gains, of gaps, unmetered) of nodes within their racks."""
+def _nodes(site: Site, rack_j: F64, node: Metered, told: Bool, nodes_j: F64) -> tuple[Settled, Bool]:
+    """Nodes within their racks, and those of whose power nothing tells. `nodes_j`: of known nodes by rack."""
     of_node = site.rack_of_node
+    dark = row_sums(of_node, ~node.known, len(rack_j))
     left_j = np.where(told, np.maximum(rack_j - nodes_j, 0.0), 0.0) / np.maximum(dark, 1.0)
     node_j = np.where(node.known, node.energy_j, left_j[of_node])
     # Nodes take no more than their rack does
@@ -173,6 +172,5 @@ def _nodes(
     over = told & (sums > rack_j) & (sums > 0.0)
     scale = np.divide(rack_j, sums, out=np.ones(len(rack_j)), where=over)
     node_j = node_j * scale[of_node]
-    sigma2 = (GAIN_PU * node_j) ** 2
-    var = np.where(node.known, node.var_j2, (UNREAD_PU * node_j) ** 2)
-    return node_j, sigma2, var, ~node.known & ~told[of_node]
+    var_j2 = np.where(node.known, node.var_j2, (UNREAD_PU * node_j) ** 2)
+    return Settled(node_j, (GAIN_PU * node_j) ** 2, var_j2), ~node.known & ~told[of_node]

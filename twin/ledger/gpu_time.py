@@ -42,7 +42,7 @@ GPU = TABLES["gpu"].by_name
 
 
 class SeenTime(NamedTuple):
-    """What a look sees of each node's GPUs: how many are in each class of `SEEN` [n_node, 5], and ns in which
+    """GPUs of each node as a look sees them: how many are in each class of `SEEN` [n_node, 5], and ns in which
     they were slowed by heat, and by a lowered limit, since the last look [n_node].
     """
 
@@ -68,7 +68,7 @@ class ThrottleTime(EntityState):
         none = np.zeros(len(gpus), np.int64)
         return SeenTime(gpus, none, none)
 
-    def look(self, state: State, view: View, span_ns: int) -> SeenTime:
+    def observe(self, state: State, view: View, span_ns: int) -> SeenTime:
         """The classes now, and the time slowed in the last `span_ns`."""
         site = self._site
         n_node, node = site.sizes["node"], site.node_of_gpu

@@ -39,7 +39,7 @@ class PowerIntegral(EntityState):
         self._gaps = False
 
     def derive(self) -> None:
-        """Whether any gap is open."""
+        """Note if any gap is open."""
         self._gaps = bool(self.gap_s.any())
 
     def add(self, power_w: F64, dt_s: float, paused: bool) -> None:

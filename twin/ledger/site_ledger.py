@@ -108,14 +108,14 @@ class SiteLedger(EntityState):
     def _begin(self, state: State, view: View, begin_ns: int) -> None:
         self.booked_ns = begin_ns
         self.hour.begin(begin_ns // HOUR_NS * HOUR_NS)
-        self.throttle.look(state, view, 0)
+        self.throttle.observe(state, view, 0)
         self._gpu_j(state, begin_ns, 0.0)
 
     def _book(self, state: State, view: View) -> None:
         """Book everything since the last look."""
         now_ns, begin_ns = state.now_ns, self.booked_ns
         span_s = (now_ns - begin_ns) / NS
-        seen = self.throttle.look(state, view, now_ns - begin_ns)
+        seen = self.throttle.observe(state, view, now_ns - begin_ns)
         gpu_j, counted = self._gpu_j(state, begin_ns, span_s)
         found, loops, refused = self._split(state, span_s, gpu_j, counted)
         cpu_j = self._cpu_j(state, span_s)
@@ -191,7 +191,7 @@ class SiteLedger(EntityState):
         rack = rack._replace(known=rack.known & ~((rack.var_j2 != 0.0) & (dark == 0) & self.racks.compared))
         gain = self.racks.gain()
         return (
-            split(site, self._groups, feeder, rack, node, gain, self.feeders.counted),
+            split(self._groups, feeder, rack, node, gain, self.feeders.counted),
             read["loop"][0],
             refused,
         )
@@ -336,26 +336,28 @@ class SiteLedger(EntityState):
         rows, nodes, parts = spans
         n_hall, hall_of_rack = site.sizes["hall"], site.hall_of_rack
         names = [site.name("hall", i) for i in range(n_hall)]
-        rest_j = found.rack_j - row_sums(site.rack_of_node, found.node_j, len(found.rack_j))
-        cooling = self._cooling(loops, row_sums(hall_of_rack, found.rack_j, n_hall))
-        loss_j = row_sums(found.group_hall, found.loss_j, n_hall)
+        rest_j = found.rack.energy_j - row_sums(
+            site.rack_of_node, found.node.energy_j, len(found.rack.energy_j)
+        )
+        cooling = self._cooling(loops, row_sums(hall_of_rack, found.rack.energy_j, n_hall))
+        loss_j = row_sums(found.hall, found.losses.energy_j, n_hall)
         none = np.zeros(n_hall)
-        every = [(rows, found.node_j[nodes] * parts, found.node_sigma2[nodes] * parts**2,
-                  found.node_var[nodes] * parts, gpu_j[nodes] * parts)]  # fmt: skip
+        every = [(rows, found.node.energy_j[nodes] * parts, found.node.sigma2[nodes] * parts**2,
+                  found.node.var_j2[nodes] * parts, gpu_j[nodes] * parts)]  # fmt: skip
         for part_, energy_j, sigma2, var in (
             ("rest", row_sums(hall_of_rack, rest_j, n_hall),
-             row_sums(hall_of_rack, found.rack_sigma2, n_hall), none),
+             row_sums(hall_of_rack, found.rack.sigma2, n_hall), none),
             ("cooling", *cooling),
-            ("losses", loss_j, row_sums(found.group_hall, found.group_sigma2, n_hall), none),
+            ("losses", loss_j, row_sums(found.hall, found.losses.sigma2, n_hall), none),
         ):  # fmt: skip
             places = np.array([hour.row((name, part_, "", "", "", "")) for name in names], np.int64)
             every.append((places, energy_j * share, sigma2 * share**2, var * share, none))
         at, energy_j, sigma2, var, of_gpus = (np.concatenate(x) for x in zip(*every, strict=True))
         hour.add_energy(at, energy_j, sigma2, var, of_gpus, prices)
-        hour.rack += np.array([found.rack_j, np.sqrt(found.rack_sigma2), found.rack_var]) * share
-        rack_j = row_sums(hall_of_rack, found.rack_j, n_hall)
-        sigma2 = row_sums(found.group_hall, found.group_sigma2, n_hall) + cooling[1]
-        var = row_sums(found.group_hall, found.group_var, n_hall) + cooling[2]
+        hour.rack += np.array([found.rack.energy_j, np.sqrt(found.rack.sigma2), found.rack.var_j2]) * share
+        rack_j = row_sums(hall_of_rack, found.rack.energy_j, n_hall)
+        sigma2 = row_sums(found.hall, found.losses.sigma2, n_hall) + cooling[1]
+        var = row_sums(found.hall, found.losses.var_j2, n_hall) + cooling[2]
         hall_j = rack_j + loss_j + cooling[0]
         hour.hall += np.array([hall_j, np.sqrt(sigma2), var]) * share
         hour.site = hour.site + np.array([hall_j.sum(), np.sqrt(sigma2.sum()), var.sum()]) * share
