@@ -168,9 +168,11 @@ def doubts(
             out += _within(control, least[can], most[can], low, high, want)
             if not can.all():
                 out.append(f"{int((~can).sum())} of {len(rows)} cannot be controlled")
-    spared = live.engine.windows.mask(control.table)
+    spared = live.engine.windows.barred(key)
     if spared is not None and len(rows) and (kept := int(np.count_nonzero(spared[rows]))):
-        out.append(f"{kept} of {len(rows)} are under maintenance: nothing is commanded there until that ends")
+        out.append(
+            f"{kept} of {len(rows)} are under maintenance or asleep: nothing is commanded there until that ends"
+        )
     return out
 
 

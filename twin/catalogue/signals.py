@@ -144,6 +144,8 @@ class NodeSignals(Table):
     service_owner_state = state("nobody", "ours", "others", period_s=60)
     # When the scheduler gives it to a job: as any other, after all others, or never, as it is a spare
     placement_state = state("usual", "last", "kept", period_s=60)
+    # Whether its scheduler lets it sleep to save power; silent on purpose while it is not ready
+    standby_state = state("ready", "waking", "asleep", period_s=60)
     agent_state = state("online", "offline", reduce="last", period_s=300)
     power_cap_readback_w = Signal("W", 0, 2e4, quantum=0.1, period_s=60)
     # As its board's controller has it: `shutdown` while its system stops
@@ -175,6 +177,18 @@ class NodeSignals(Table):
         lease_s=600,
         deadline_s=120,
         states=("usual", "last", "kept"),
+    )
+    # Only ready and asleep are asked for. Where nobody renews it, the scheduler wakes nodes on demand by itself.
+    standby = Control(
+        "state",
+        0,
+        2,
+        on_expiry="keep",
+        protective="low",
+        readback="standby_state",
+        lease_s=3600,
+        deadline_s=1800,
+        states=("ready", "waking", "asleep"),
     )
     power_cap_w = Control(
         "W",

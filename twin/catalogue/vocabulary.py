@@ -22,6 +22,7 @@ CONTROLS = {
     "node.power_state": "power of a node",
     "node.burn_in_since_s": "burn-in test",
     "node.placement": "placement of new work",
+    "node.standby": "standby of a node",
     "rack.liquid_isolation": "isolation of the coolant",
     "rack.electrical_isolation": "isolation of the power",
     "cdu.supply_temp_target_c": "supply temperature",

@@ -2,8 +2,9 @@
 
 A window covers the entities that it names and all below them: a hall its racks and CDUs, a rack or supernode
 its nodes, a node its GPUs and links. A CDU or a feeder covers only itself: the racks that it serves are fed
-and cooled by others too, and go on being guarded. Masks are None where no window is, so that a site without
-windows pays nothing.
+and cooled by others too, and go on being guarded. Nodes that are off on purpose (`standby`) are silent like
+those in a window, and what is below them; only people's windows keep commands from their scheduler. Masks are
+None where neither is, so that a site without them pays nothing.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from twin.contracts.journal import (
     MaintenanceDroppedRecord,
     MaintenanceExpiredRecord,
 )
+from twin.contracts.standby import BY_AGENT, Standby
 from twin.site import Site
-from twin.telemetry import TableState, events as ev
+from twin.telemetry import State, TableState, events as ev
 
 MAX_WINDOWS = 1000
 MAX_NAMES = 100_000  # of all windows together
@@ -41,19 +43,32 @@ class Window:
 
 
 class Windows:
-    """The windows of a site and what they cover."""
+    """The windows of a site and what they cover, and its nodes that are off on purpose."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
         self.windows: dict[str, Window] = {}
-        self.masks: dict[str, Bool] = {}
+        self.standby = Standby(site.sizes)
+        self.worked: dict[str, Bool] = {}  # where people work
+        self.masks: dict[str, Bool] = {}  # there, and off on purpose
         self.ended_ns: dict[str, I64] = {}  # table -> when the last window over each entity ended
         self._left: dict[str, Bool] = {}  # who came out of a window, since it was last asked
         self._racks: Bool | None = None
 
     def mask(self, table: str) -> Bool | None:
-        """Mask of entities in maintenance [n]; None if there are none in this table."""
+        """Entities in maintenance or off on purpose [n]; None if there are none in this table."""
         return self.masks.get(table)
+
+    def barred(self, control: str) -> Bool | None:
+        """Entities to which nothing is sent on this control [n]; None if there are none."""
+        table = control.partition(".")[0]
+        asleep = table == "gpu" or control in BY_AGENT
+        return (self.masks if asleep else self.worked).get(table)
+
+    def look(self, state: State) -> None:
+        """Take in which nodes are off on purpose now."""
+        if self.standby.update(state, self.site.node_of_gpu):
+            self._cover(state.now_ns)
 
     def events(self) -> tuple[ev.MaintenanceBegun, ...]:
         """The events that would open the present windows on another daemon of this site."""
@@ -114,18 +129,22 @@ class Windows:
 
     def _cover(self, now_ns: int | None) -> None:
         """The masks of the present windows; where one has gone, silence counts from `now_ns`."""
-        before, self.masks, self._racks = self.masks, {}, None
+        before, worked, self.worked, self._racks = self.masks, self.worked, {}, None
         for window in self.windows.values():
             for table, index in window.inside.items():
+                self.worked.setdefault(table, np.zeros(self.site.sizes[table], np.bool_))[index] = True
+        self.masks = self.worked
+        if self.standby.off.any():
+            self.masks = {table: mask.copy() for table, mask in self.worked.items()}
+            asleep = np.flatnonzero(self.standby.off).astype(np.int32)
+            for table, index in below(self.site, "node", asleep).items():
                 self.masks.setdefault(table, np.zeros(self.site.sizes[table], np.bool_))[index] = True
         if now_ns is not None:
-            for table, was in before.items():
-                now = self.masks.get(table)
-                left = was if now is None else was & ~now
-                if left.any():
-                    at = self.ended_ns.setdefault(table, np.zeros(self.site.sizes[table], np.int64))
-                    at[left] = now_ns
-                    self._left[table] = self._left.get(table, np.bool_(False)) | left
+            for table, left in _gone(before, self.masks).items():
+                at = self.ended_ns.setdefault(table, np.zeros(self.site.sizes[table], np.int64))
+                at[left] = now_ns
+            for table, left in _gone(worked, self.worked).items():
+                self._left[table] = self._left.get(table, np.bool_(False)) | left
         if self.masks.keys() & {"rack", "node", "gpu"}:
             racks = np.zeros(self.site.sizes["rack"], np.bool_)
             for table, rack_of in (("node", self.site.rack_of_node), ("gpu", self.site.rack_of_gpu)):
@@ -137,7 +156,7 @@ class Windows:
         """Entities that came out of a window since this was last asked, by table."""
         left, self._left = self._left, {}
         return {
-            table: np.flatnonzero(was & ~self.masks.get(table, np.bool_(False))).astype(np.int32)
+            table: np.flatnonzero(was & ~self.worked.get(table, np.bool_(False))).astype(np.int32)
             for table, was in left.items()
         }
 
@@ -157,7 +176,8 @@ class Windows:
         return records
 
     def excused(self, table: str, now_ns: int, stale_ns: I64) -> Bool | None:
-        """Entities whose silence is expected [n]: in a window, or in the first `stale_ns` [n] after one."""
+        """Entities whose silence is expected [n]: in a window, off on purpose, or in the first `stale_ns` [n]
+        after that."""
         mask, ended_ns = self.masks.get(table), self.ended_ns.get(table)
         if ended_ns is None:
             return mask
@@ -189,6 +209,7 @@ class Windows:
     def remapped(self, site: Site, old_of_new: dict[str, I32]) -> tuple[Windows, list[JournalRecord]]:
         """(these windows on a changed site, journal records of those of which nothing is left)."""
         out = Windows(site)
+        out.standby.adopt(self.standby, old_of_new)
         records: list[JournalRecord] = []
         for key, window in self.windows.items():
             found = [site.entity(window.event.table, name) for name in window.event.names]
@@ -214,7 +235,7 @@ class Windows:
     def dump(self) -> dict[str, Any]:
         """Everything, for a snapshot or a checksum."""
         windows = [[msgspec.to_builtins(w.event), w.told] for w in self.windows.values()]
-        return {"windows": windows, "ended_ns": self.ended_ns}
+        return {"windows": windows, "ended_ns": self.ended_ns, "standby": self.standby.dump()}
 
     def restore(self, data: dict[str, Any]) -> None:
         """Take over what `dump` gave, on the same site."""
@@ -224,7 +245,15 @@ class Windows:
             index = np.array([self.site.entity(event.table, name) for name in event.names], np.int32)
             self.windows[event.id] = Window(event, below(self.site, event.table, index), bool(announced))
         self.ended_ns = {table: np.array(at) for table, at in data["ended_ns"].items()}
+        if "standby" in data:
+            self.standby.restore(data["standby"])
         self._cover(None)
+
+
+def _gone(before: dict[str, Bool], now: dict[str, Bool]) -> dict[str, Bool]:
+    """Entities that were covered and are no longer, by table."""
+    left = {table: was & ~now.get(table, np.bool_(False)) for table, was in before.items()}
+    return {table: mask for table, mask in left.items() if mask.any()}
 
 
 def below(site: Site, table: str, index: I32) -> dict[str, I32]:

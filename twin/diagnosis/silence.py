@@ -78,6 +78,10 @@ class Silence(EntityState):
         self.hidden = {"node": gone, "gpu": gone[site.node_of_gpu]} if gone.any() else {}
         if "node" in silent or "gpu" in silent:
             out += self._devices(state, watch, growth, silent, heated)
+            woken_ns = windows.standby.woken_ns
+            for cause in (c for c in out if c.kind == "node_silent" and woken_ns[c.entity]):
+                minutes = (state.now_ns - int(woken_ns[cause.entity])) / NS / 60.0
+                cause.evidence += (f"its scheduler woke it {minutes:.0f} min ago, and it did not come back",)
         else:
             self.node_ns[:], self.gpu_ns[:], self.burnt[:], self.fell[:] = 0, 0, False, False
         if behind is not None and self.burnt.any():

@@ -20,13 +20,22 @@ from twin.telemetry import CommandAcked
 OBEYED = (
     "gpu.power_cap_w", "gpu.clock_lock_mhz", "node.power_cap_w", "cdu.supply_temp_target_c",
     "rack.liquid_isolation", "rack.electrical_isolation", "node.service_level", "node.power_state",
+    "node.standby",
     "job.checkpoint_since_s", "job.checkpoint_interval_s",
 )  # fmt: skip
+SLOW = ("node.standby",)  # answered by its read-back, once it is so
 MAX_UNASKED = 10_000  # batches whose answers nobody has asked for; older ones are lost
 ON, STOPPING, OFF = 0, 1, 2  # as the states of node.power_state
 # From the order to stop until a node's power is cut; source: estimate, services of a node end within the 90 s
 # that systemd gives each, mostly sooner
 SHUTDOWN_S = (12.0, 45.0)
+READY, WAKING, ASLEEP = 0, 1, 2  # as the states of node.standby
+WAKE_S = (240.0, 480.0)  # from the order to wake until a node takes jobs; source: estimate
+# Of a node that sleeps: its board's controller and network cards on auxiliary power; source: estimate
+STANDBY_W = 60.0
+# Of a node that starts, over its idle power: fans at full speed. The supplies of a node that sleeps hold their
+# charge, so that nothing rushes in; source: estimate
+BOOT_PU = 1.25
 
 
 class Actuators:
@@ -61,7 +70,7 @@ class Actuators:
             until[batch.index] = np.inf if ends else time_s + length_s
             if not ends:
                 self.next_s = min(self.next_s, time_s + length_s)
-            if not batch.renewal and not batch.final:
+            if not batch.renewal and not batch.final and batch.control not in SLOW:
                 self._answers.append((batch, "done"))
             if batch.control not in new:
                 new.append(batch.control)
@@ -138,3 +147,33 @@ class NodeSwitches:
         self.off, self.stopping, self._moved = off, stopping, bool(stopping.any())
         t.node_power_level[:] = np.where(off, OFF, np.where(stopping, STOPPING, ON))
         return not same
+
+
+class NodeStandby:
+    """The standby of each node [n_node]: its scheduler puts it to sleep, and starts it again."""
+
+    def __init__(self, site: Site, seed: int) -> None:
+        n, design, rack = site.sizes["node"], site.design, site.rack_of_node
+        self.wake_s = np.random.default_rng((seed, 0xB007)).uniform(*WAKE_S, n)
+        self.level = np.zeros(n, np.int64)
+        self.ready_s = np.full(n, np.inf)  # plant's time at which it is ready
+        idle_w = np.diff(site.gpu_start_of_node) * design.gpu_idle_w[rack]
+        self.boot_w = BOOT_PU * np.nan_to_num(idle_w + (design.cpu_idle_w + design.node_other_w)[rack])
+
+    def obey(self, value: F64, time_s: float) -> None:
+        """Take commands [n], NaN = none. One that starts is not started anew."""
+        woken = (value == READY) & (self.level == ASLEEP)
+        self.ready_s = np.where(woken, time_s + self.wake_s, self.ready_s)
+        self.level = np.where(woken, WAKING, np.where(value == ASLEEP, ASLEEP, self.level))
+
+    def step(self, t: Truth) -> bool:
+        """Move to the truth's time; whether any node fell asleep, began to start, or is ready."""
+        self.level = np.where((self.level == WAKING) & (self.ready_s <= t.time_s), READY, self.level)
+        if np.array_equal(self.level, t.node_standby_level):
+            return False
+        t.node_standby_level[:] = self.level
+        return True
+
+    def power_w(self) -> F64:
+        """What nodes draw that are not ready [n_node]."""
+        return np.where(self.level == ASLEEP, STANDBY_W, np.where(self.level == WAKING, self.boot_w, 0.0))

@@ -233,6 +233,7 @@ class Compute:
         out += p.node_loss0_w
         if self.any_off:
             out *= t.node_on
+            out += t.node_rest_w
             cpu *= t.node_on
         self.cpu_w = float(np.add.reduce(cpu))
         np.multiply(out, self.share_a, out=t.node_psu_power_w[:, 0])

@@ -15,7 +15,7 @@ import numpy as np
 from twin.catalogue import F64, NS, Bool
 from twin.contracts import CommandBatch
 from twin.physics import output_of_input_w, rh_pu
-from twin.plant.actuators import Actuators, NodeSwitches
+from twin.plant.actuators import READY, Actuators, NodeStandby, NodeSwitches
 from twin.plant.compute import XID_OFF_BUS, Compute
 from twin.plant.cooling import Cooling
 from twin.plant.disturbance import Disturbance, neutral
@@ -93,6 +93,7 @@ class Plant:
         self.leaks = Leaks(site, p)
         self.actuators = Actuators(site)
         self.switches = NodeSwitches(site.sizes["node"], seed)
+        self.standby = NodeStandby(site, seed)
         self.ledger, self.costs = Ledger(site.sizes["rack"]), Costs()
         self.start_ns = 0  # instant of time_s = 0, for commands that name instants
         self.job_names: dict[int, str] = {}  # slots of the twin's table of jobs, told by whoever knows
@@ -207,7 +208,8 @@ class Plant:
         if self.workload is not None:
             self.happened(self.workload.step(t, t.time_s, dt_s))
         self._obey(self.actuators.lapse(t.time_s))
-        if self.switches.step(t):
+        moved_nodes = self.switches.step(t)
+        if self.standby.step(t) or moved_nodes:
             self.power.stale = True
         self.ledger.open(t)
         if moved or self._watched:
@@ -316,8 +318,9 @@ class Plant:
         nodes = np.bincount(of, minlength=n_rack)
         mean = np.bincount(of, weights=self.compute.share_a, minlength=n_rack) / np.maximum(nodes, 1)
         self.power.connect(t, np.where(nodes > 0, mean, p.rack_share_a_pu))
-        on = ok.any(axis=1) & ~t.rack_unpowered[of] & ~self.switches.off
-        self.compute.set_alive(t, d, on)
+        fed = ok.any(axis=1) & ~t.rack_unpowered[of] & ~self.switches.off
+        np.multiply(self.standby.power_w(), fed, out=t.node_rest_w)
+        self.compute.set_alive(t, d, fed & (self.standby.level == READY))
         np.logical_or(d.node_unfit, self.switches.stopping, out=t.node_unfit)
         self._psu_ok, self._alive = d.node_psu_ok.copy(), d.gpu_alive.copy()
 
@@ -389,6 +392,8 @@ class Plant:
                 t.node_service_level[known] = value[known].astype(np.int64)
             elif control == "node.power_state":
                 self.switches.obey(value, t.time_s)
+            elif control == "node.standby":
+                self.standby.obey(value, t.time_s)
             else:
                 self._pass_to_jobs(control, value)
 

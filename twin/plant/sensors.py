@@ -188,6 +188,7 @@ LINK = (
     Meter("rx_bytes_per_s", relative=ACTIVITY),
     Meter("tx_bytes_per_s", relative=ACTIVITY),
 )
+STANDBY = (Meter("standby_state"),)
 LOCK = (Meter("clock_lock_readback_mhz"),)  # told when anything changes that seldom does
 LINK_COUNTERS = ("error_count", "flap_count", "discard_count")
 
@@ -238,6 +239,7 @@ class Sensors:
         # Apart, so that its readings draw nothing from what the others draw from
         of_gpu = node_ahead[site.node_of_gpu]
         self.clock_lock = Panel("gpu", LOCK, (), of_gpu, Sampling(p.it_s, self.noise, 0.0))
+        self.standby = Panel("node", STANDBY, (), node_ahead, Sampling(p.it_s, self.noise, 0.0))
         self.health = HealthPanels(site, node_ahead, p.it_s, self.noise)
         of_link, outside = node_ahead[site.node_of_link], np.full(1, BMS_AHEAD_NS)
         self.link = Panel("link", LINK, LINK_COUNTERS, of_link, agents._replace(period_s=p.link_s))
@@ -332,6 +334,9 @@ class Sensors:
                 truth.node_power_level,
             ), (), now_ns, seldom)  # fmt: skip
             out += self._finish(self.node, faults, board)
+            if seldom and self.standby.n:  # the scheduler tells of it, whether or not the node speaks
+                self.standby.read((truth.node_standby_level,), (), now_ns)
+                out.append(self.standby.report(None))
             self._read_gpus(truth, disturbance, now_ns, seldom)
             of_gpu = None if agent is None else agent[site.node_of_gpu]
             if disturbance.gpu_silent.any():

@@ -50,6 +50,8 @@ class Truth:
     node_outlet_c: F64
     node_on: Bool
     node_power_level: I64  # of its switch: 0 on, 1 its system stops, 2 off
+    node_standby_level: I64  # 0 ready, 1 it starts, 2 it sleeps
+    node_rest_w: F64  # drawn while it is not on
     node_leak: Bool  # its detector
     node_service_level: I64  # as commanded
     node_cap_w: F64  # as it stands
