@@ -1,4 +1,4 @@
-"""Slurm: jobs, service levels and placement of nodes, read and commanded."""
+"""Slurm: jobs, service levels, placement and standby of nodes, read and commanded."""
 
 import lazy_loader
 

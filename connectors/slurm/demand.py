@@ -82,14 +82,14 @@ class Inventory:
         node = self.nodes[host]
         if self.counted:
             return node.gpus_used
-        return self._gpus_of(host) if node.named in _BUSY else 0
+        return self._gpus_of(host) if node.base_state in _BUSY else 0
 
     def stock(self, kept: Callable[[str], bool]) -> Stock:
         """GPUs of nodes that no job holds. `kept`: a spare that gets no jobs."""
         idle = spare = out = 0
         for host, node in self.nodes.items():
             free = max(self.gpus(host) - self.used(host), 0)
-            if node.named not in _FREE:
+            if node.base_state not in _FREE:
                 out += free
             elif kept(host):
                 spare += free

@@ -1,4 +1,4 @@
-"""Nodes as Slurm has them, from `sinfo`: their states, who took them out, the service level. Pure functions.
+"""Nodes as Slurm has them, from `sinfo`: states, who took them out, service level, standby. Pure functions.
 
 A drain of ours says so in its reason, with the level: `racktwin:LEVEL:WHY`. Any other drain is somebody
 else's. A node that is down or does not answer has no level that we know, unless the drain is ours.
@@ -16,7 +16,7 @@ _FIELDS = ("NodeList", "StateLong", "PartitionName", "Gres", "GresUsed", "Reason
 FORMAT = ",".join(f"{name}:|" for name in _FIELDS)
 MAX_NODES = 1_000_000
 MAX_TEXT = 256  # characters of a name or a reason
-SIGNAL, OWNER = "service_level_state", "service_owner_state"
+SIGNAL, OWNER, STANDBY = "service_level_state", "service_owner_state", "standby_state"
 LEVELS = TABLES["node"].by_name[SIGNAL].states
 NOBODY, OURS, OTHERS = map(float, range(3))  # of service_owner_state
 CORDONED, DRAINING, DRAINED, REPLACE = (LEVELS.index(name) for name in LEVELS[1:])
@@ -27,6 +27,10 @@ _LEVEL_OF = {
     "draining": "draining", "drained": "drained",
 }  # fmt: skip
 _FLAGS = "~#!%$@+^-"  # power saving, reboot, maintenance, ...; `*` is another matter: no answer
+READY, WAKING, ASLEEP = range(3)  # of standby_state
+# Flags of power saving (sinfo(1)): off, powering down, powering up; `!` will power down once no job is on it
+_OFF, _STOPPING, _STARTING, _WILL_STOP = "~%#!"
+_WORKING = ("allocated", "mixed", "completing", "draining", "planned")
 _OURS = re.compile(r"racktwin:([1-4]):")
 _GPUS = re.compile(r"(?:^|,)(?:gres[:/])?gpu(?::[^:,=]*?)??(?:[:=]([0-9]{1,9}))?(?=,|$)", re.ASCII)
 _NOTE = re.compile(r"\([^()]*\)")  # which sockets, or which devices
@@ -35,7 +39,8 @@ _NOTE = re.compile(r"\([^()]*\)")  # which sockets, or which devices
 class SlurmNode(NamedTuple):
     """A node of Slurm. `drain`: it gets no jobs; `busy`: and still holds some; `level` None: unknown.
 
-    `gpus` and `gpus_used` are those that Slurm counts; `partitions` are those that it is in.
+    `works`: jobs hold it; `standby` None: unknown; `stopping`: it is on its way to sleep. `gpus` and
+    `gpus_used` are those that Slurm counts; `partitions` are those that it is in.
     """
 
     state: str
@@ -43,12 +48,15 @@ class SlurmNode(NamedTuple):
     busy: bool
     reason: str
     level: float | None
+    works: bool = False
+    standby: float | None = None
+    stopping: bool = False
     gpus: int = 0
     gpus_used: int = 0
     partitions: tuple[str, ...] = ()
 
     @property
-    def named(self) -> str:
+    def base_state(self) -> str:
         """Its long state without flags."""
         return self.state.rstrip("*" + _FLAGS)
 
@@ -98,7 +106,21 @@ def _node(state: str, reason: str) -> SlurmNode:
     if ours is not None:
         # That it shall be empty is not read back before it is.
         level = float(DRAINING if busy and ours > DRAINING else ours)
-    return SlurmNode(state, drain, busy, reason, level)
+    works, flags = named in _WORKING, state[len(named) :]
+    standby = _standby(named, flags, works)
+    stopping = standby == ASLEEP and _OFF not in flags
+    return SlurmNode(state, drain, busy, reason, level, works, standby, stopping)
+
+
+def _standby(named: str, flags: str, works: bool) -> float | None:
+    """The standby by a state and its flags; None where the node does not answer, or is down."""
+    if _STARTING in flags:
+        return float(WAKING) if named in _LEVEL_OF else None
+    if named not in _LEVEL_OF:
+        return None
+    if _OFF in flags or _STOPPING in flags or (_WILL_STOP in flags and not works):
+        return float(ASLEEP)
+    return None if "*" in flags else float(READY)
 
 
 def _level_of_reason(reason: str) -> int | None:

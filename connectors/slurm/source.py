@@ -19,7 +19,7 @@ from connectors.program import run_program
 from connectors.slurm.demand import Inventory
 from connectors.slurm.jobs import FORMAT, JobLedger, Listed, parse_listing
 from connectors.slurm.marks import NODES, RESERVATIONS, SIGNAL as PLACEMENT, Marks, parse_marks, placements
-from connectors.slurm.nodes import FORMAT as NODE_FORMAT, OWNER, SIGNAL, SlurmNode, parse_nodes
+from connectors.slurm.nodes import FORMAT as NODE_FORMAT, OWNER, SIGNAL, STANDBY, SlurmNode, parse_nodes
 from twin.catalogue import BadMessage, ConnectorError
 from twin.contracts import Inlet, Item
 from twin.site import Site
@@ -74,6 +74,7 @@ class SlurmSource:
         self.period_s, self._known = period_s, known
         # Told of each listing of nodes, with when (monotonic) it was asked for; what it gives is staged.
         self.watch: Callable[[Mapping[str, SlurmNode], float], Sequence[Item]] | None = None
+        self.power_saving = False  # whether Slurm may power nodes down
         self._placement = settings.placement
         self.marks_every_s = max(min(MARKS_PERIODS * period_s, MARKS_S), period_s)
         self.marks = Marks({}, None)  # as last read, for the read-back or for a sink
@@ -94,7 +95,7 @@ class SlurmSource:
             raise
 
     async def _follow(self, inlet: Inlet) -> None:
-        self.ledger.cluster = await self._cluster()
+        self.ledger.cluster, self.power_saving = await self._cluster()
         known = self._known()
         due_s = time.monotonic()
         while True:
@@ -137,7 +138,8 @@ class SlurmSource:
             Reading("node", entity, signal, value, now_ns)
             for host, node in nodes.items()
             if (entity := self.ledger.entity_of(host)) is not None
-            for signal, value in ((SIGNAL, node.level), (OWNER, node.owner))
+            for signal, value in ((SIGNAL, node.level), (OWNER, node.owner), (STANDBY, node.standby))
+            if signal != STANDBY or self.power_saving
         ]
         items += self._demand(inlet, nodes, now_ns)
         if self.watch is not None:
@@ -196,13 +198,16 @@ class SlurmSource:
             await self.ask("sinfo", "--noheader", "--all", "--Node", f"--Format={NODE_FORMAT}")
         )
 
-    async def _cluster(self) -> str:
+    async def _cluster(self) -> tuple[str, bool]:
+        """(the cluster's name, whether it may power nodes down)."""
         text = await self.ask("scontrol", "show", "config")
-        for line in text.splitlines():
-            key, _, value = line.partition("=")
-            if key.strip() == "ClusterName" and value.strip():
-                return value.strip()[:100]
-        raise ConnectorError("scontrol show config: has no ClusterName")
+        pairs = (line.partition("=") for line in text.splitlines())
+        words = {key.strip(): value.strip() for key, _, value in pairs}
+        if not words.get("ClusterName"):
+            raise ConnectorError("scontrol show config: has no ClusterName")
+        programs = [words.get(key, "(null)") for key in ("SuspendProgram", "ResumeProgram")]
+        saves = "(null)" not in programs and words.get("SuspendTime", "INFINITE") not in ("INFINITE", "NONE")
+        return words["ClusterName"][:100], saves
 
     async def ask(self, *command: str) -> str:
         """Output of a Slurm command. Raises ConnectorError if it fails or takes too long."""

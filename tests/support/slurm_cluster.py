@@ -50,7 +50,8 @@ MessageTimeout=5
 KillWait=1
 MinJobAge=60
 SwitchType=switch/none
-{more}{nodes}
+{more}
+{nodes}
 PartitionName=train Nodes={names} Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
 """
 # The host has neither so many cores nor GPUs
@@ -65,7 +66,8 @@ class Cluster:
     """A running cluster of `nodes` nodes called `gpu1`, `gpu2`, ... on this machine.
 
     `absent` more are called `far0001`, ...: they are known to it, and never answer. With `gpus`, each node has
-    so many of them and 64 CPUs, as far as Slurm knows; there is a partition `debug`, and backfill.
+    so many of them and 64 CPUs, as far as Slurm knows; there is a partition `debug`, and backfill. `more`:
+    lines of its configuration.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Cluster:
         cluster: str = "lab",
         absent: int = 0,
         gpus: int = 0,
+        more: str = "",
     ) -> None:
         if os.geteuid() != 0:
             pytest.skip("slurmd runs jobs as root only: run as root to test this")
@@ -92,7 +95,7 @@ class Cluster:
                 ("scancel", "slurm-client"),
             )
         }
-        self.folder, self.cluster = folder, cluster
+        self.folder, self.cluster, self.more = folder, cluster, more
         self.names = [f"gpu{i + 1}" for i in range(nodes)]
         self.gpus = gpus
         self.absent = f"far[0001-{absent:04d}]" if absent else ""
@@ -131,9 +134,9 @@ class Cluster:
         for s in sockets:
             s.close()
         names = ",".join(filter(None, (*self.names, self.absent)))
-        gres, more, last = "", "", ""
+        gres, more, last = "", self.more, ""
         if self.gpus:
-            cpus, gres, more = 64, f" Gres=gpu:{self.gpus}", GPU_CONF
+            cpus, gres, more = 64, f" Gres=gpu:{self.gpus}", GPU_CONF + self.more
             last = f"PartitionName=debug Nodes={names} MaxTime=INFINITE State=UP OverSubscribe=NO\n"
             for i in range(self.gpus):
                 (self.folder / f"gpu{i}").touch()

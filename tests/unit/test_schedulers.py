@@ -10,7 +10,7 @@ import yaml
 
 from connectors.jobs import BurnInSink
 from connectors.orders import SinkContext
-from connectors.slurm import SlurmPlacement, SlurmSink
+from connectors.slurm import SlurmPlacement, SlurmSink, SlurmStandby
 from tests.support.builders import START_NS, Twin, site_of, two_racks
 from twin.catalogue import NS, ConfigError
 from twin.config import Kubernetes, Slurm, burn_in_notes, load_config, scheduler_notes
@@ -109,10 +109,10 @@ def test_what_is_made_of_it(tmp_path: Path) -> None:
     assert ([s.name for s in reads.sources], reads.sinks) == (["slurm"], [])
     acts = made(jobs={"slurm": {"command": True}}, burn_in={"command": ["x"]})
     assert acts.sources[0]._placement
-    assert [type(s) for s in acts.sinks] == [SlurmSink, SlurmPlacement, BurnInSink]
-    assert list(acts.works) == ["burn-in-work"]
-    assert set(acts.counts) == {"slurm", "slurm-placement", "burn-in"}
-    assert acts.sinks[2].places.folder == tmp_path / "state" / "burn-in"
+    assert [type(s) for s in acts.sinks] == [SlurmSink, SlurmPlacement, SlurmStandby, BurnInSink]
+    assert list(acts.works) == ["slurm-standby-work", "burn-in-work"]
+    assert set(acts.counts) == {"slurm", "slurm-placement", "slurm-standby", "burn-in"}
+    assert acts.sinks[3].places.folder == tmp_path / "state" / "burn-in"
 
 
 def test_a_cluster_is_commanded_beside_a_slurm_that_is_read(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from connectors.slurm import (
     SlurmSettings,
     SlurmSink,
     SlurmSource,
+    SlurmStandby,
     expand_names,
     find_node,
 )
@@ -111,8 +112,11 @@ def _slurm(out: Schedulers, part: Slurm, context: WiringContext, demand: DemandB
     if part.command:
         sink = SlurmSink(context.site, source, context.sink, requeue=part.requeue)
         placement = SlurmPlacement(context.site, source, context.sink)
+        standby = SlurmStandby(context.site, source, context.sink)
         out.add(sink, sink.counts)
         out.add(placement, placement.counts)
+        out.add(standby, standby.counts)
+        out.works["slurm-standby-work"] = standby.run
     return source.ledger.host_of
 
 
