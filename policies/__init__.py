@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from policies.checkpointing import Checkpoint
 from policies.cooling_setpoint import CoolingSetpoint
+from policies.idle_power import IdlePower
 from policies.leak_guard import LeakGuard
 from policies.node_replacement import Replacement
 from policies.operator import Operator
@@ -23,4 +24,5 @@ REGISTRY: dict[str, type[Policy]] = {
     "power_guard": PowerGuard,
     "power_cap": PowerCap,
     "cooling_setpoint": CoolingSetpoint,
+    "idle_power": IdlePower,
 }

@@ -1,7 +1,8 @@
 """Unpowered devices: nodes and GPUs of which it is known that they draw nothing.
 
 A GPU that is there and silent may draw its most. One draws nothing while the controller of its node tells
-that the node is off, and none is in a slot whose device was found elsewhere, until something is heard of it.
+that the node is off, or its scheduler that it sleeps, and none is in a slot whose device was found elsewhere,
+until something is heard of it.
 """
 
 from __future__ import annotations
@@ -9,16 +10,17 @@ from __future__ import annotations
 import numpy as np
 
 from twin.catalogue import Bool
-from twin.contracts import View
+from twin.contracts import ASLEEP, View
 from twin.telemetry import GOOD
 
-POWERED = "node.power_on_state"  # 0 = off
+POWERED, STANDBY = "node.power_on_state", "node.standby_state"  # 0 = off
 
 
 def unpowered_nodes(view: View) -> Bool:
     """Nodes that are off or not there [n_node]. One that draws more than idle CPUs by its meter is on."""
     site = view.site
     off: Bool = (view.value(POWERED) == 0.0) & (view.quality(POWERED) == GOOD)
+    off = off | (view.value(STANDBY) == ASLEEP) & (view.quality(STANDBY) == GOOD)
     vacant = view.vacant("node")
     if vacant is not None:
         off = off | vacant & np.isnan(view.believed("node.power_w"))

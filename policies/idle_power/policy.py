@@ -1,0 +1,202 @@
+"""idle_power: nodes that no forecast needs sleep, and are back before the demand is.
+
+Ready stay the idle GPUs that the upper band of the forecast, a reserve learned from this site's own rises,
+and failures may ask for until a node that is woken is back. Idle healthy nodes beyond that sleep, whole racks
+first, once they were not needed for as long as a start costs. Jobs that wait wake nodes at once. Where demand
+or its forecast is unknown nobody else goes to sleep.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from policies.idle_power import account, demand, nodes
+from policies.idle_power.demand import DemandState, demand_state, learn, need_since
+from policies.idle_power.explain import explanation
+from policies.idle_power.nodes import (
+    ASKED,
+    CONTROL,
+    SLEEPING,
+    WOKEN,
+    NodeRoster,
+    follow,
+    roster_of,
+    sleepable,
+)
+from policies.idle_power.wake import BOOT_PU, wake_first
+from twin.catalogue import I32, NS, ContractError
+from twin.contracts import (
+    ASLEEP,
+    PAGE,
+    READY,
+    Columns,
+    ExplainRequest,
+    Explanation,
+    Memory,
+    Proposal,
+    Topic,
+    View,
+)
+from twin.telemetry import ColumnSpec
+
+FAILURES = "site.node_failure_count"
+DAY_S = 86_400.0
+SLEEP_TEXT = "no job is on it, and no forecast needs it before it could be back"
+WAKE_TEXT = "it is needed by the time that it is back"
+MOST_DT_S = 600.0  # of the account, between two looks
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What is needed and there, in idle GPUs. `hold`: why nobody else goes to sleep; "" = they may."""
+
+    state: DemandState
+    roster: NodeRoster
+    lead_s: float
+    failures: float  # GPUs of nodes that may fail within the lead
+    ready: float
+    hold: str
+
+    @property
+    def need(self) -> float:
+        """Idle GPUs that have to be ready."""
+        return self.state.need + (self.failures if self.state.forecast else 0.0)
+
+
+class IdlePower:
+    """Proposes which nodes sleep and which are woken."""
+
+    name: ClassVar[str] = "idle_power"
+    controls: ClassVar[tuple[str, ...]] = (CONTROL,)
+    rank: ClassVar[int] = 80
+    period_s: ClassVar[float] = 10.0
+    urgent: ClassVar[bool] = False
+    memory: ClassVar[Columns | None] = Columns(
+        node=nodes.COLUMNS,
+        site=demand.COLUMNS | account.COLUMNS | {"wake_s": ColumnSpec("f8")},
+        scalars={"looked_ns": "i8"},
+    )
+    topics: ClassVar[tuple[Topic, ...]] = (PAGE,)
+
+    def __init__(
+        self,
+        late_pu: float = 5e-4,
+        wake_s: float = 600.0,
+        idle_s: float = 600.0,
+        awake_s: float = 1800.0,
+        learn_s: float = 259_200.0,
+        ramp_pu: float = 0.05,
+    ) -> None:
+        """`late_pu`: share of the rises of demand that may find too few nodes awake. `wake_s`: until a woken
+        node takes jobs, as long as none took longer. `idle_s`, `awake_s`: that a node was without a job, and
+        awake, before it sleeps. `learn_s`: time that demand is watched before anybody sleeps. `ramp_pu`: of a
+        feeder's budget, the most that starts of one look add.
+        """
+        bounds = {
+            "late_pu": (late_pu, 1e-6, 0.1),
+            "wake_s": (wake_s, 10.0, 2400.0),
+            "idle_s": (idle_s, 0.0, 86_400.0),
+            "awake_s": (awake_s, 0.0, 86_400.0),
+            "learn_s": (learn_s, 0.0, 2_592_000.0),
+            "ramp_pu": (ramp_pu, 0.001, 1.0),
+        }
+        for name, (value, low, high) in bounds.items():
+            if not isinstance(value, int | float) or not low <= value <= high:
+                raise ContractError(f"{name}: expected a number from {low:g} to {high:g}, got {value!r}")
+        self.late_pu, self.wake_s, self.idle_s = late_pu, wake_s, idle_s
+        self.awake_s, self.learn_s, self.ramp_pu = awake_s, learn_s, ramp_pu
+
+    def propose(self, view: View, memory: Memory) -> tuple[list[Proposal], Memory]:
+        """The nodes that shall sleep, and those that are woken."""
+        if view.site.sizes["node"] == 0 or view.site.sizes["gpu"] == 0:
+            return [], memory
+        out = dict(memory)
+        roster, now_ns = roster_of(view), view.now_ns
+        follow(view, out, roster)
+        outlook = self.outlook(view, out, roster)
+        looked_ns = int(memory["looked_ns"])
+        dt_s = min((now_ns - looked_ns) / NS, MOST_DT_S) if looked_ns else 0.0
+        account.settle(view, out, dt_s)
+        if learn(view, out, outlook.state, outlook.lead_s):
+            account.count_rise(out, roster, outlook.state)
+        out["looked_ns"] = np.array(now_ns, np.int64)
+        if outlook.state.known:
+            missing = outlook.need - outlook.ready
+            if missing > 0:
+                self._wake(view, out, missing)
+            elif not outlook.hold:
+                self._lay_down(view, out, outlook)
+        return _proposals(out), out
+
+    def outlook(self, view: View, memory: Memory, roster: NodeRoster) -> Outlook:
+        """What is needed and what is there now."""
+        lead_s = max(self.wake_s, float(memory["wake_s"][0])) + demand.LOOK_S
+        state = demand_state(view, memory, lead_s, self.late_pu)
+        hold = self._hold(view, memory, state, roster)
+        failures = _failures(view, lead_s) * float(roster.gpus.max(initial=0.0))
+        return Outlook(state, roster, lead_s, failures, roster.ready_gpus(memory["phase"]), hold)
+
+    def _hold(self, view: View, memory: Memory, state: DemandState, roster: NodeRoster) -> str:
+        if not np.isfinite(roster.standby).any():
+            return "no scheduler tells of nodes that they may sleep (node.standby_state)"
+        if not view.jobs.known:
+            return "no source of jobs has spoken"
+        if not state.known:
+            return "no scheduler tells of GPUs that run and that are waited for"
+        if not state.forecast:
+            return "no forecast of GPUs in demand reaches as far as a node needs to be back"
+        begun_ns = int(memory["begun_ns"][0])
+        left_s = self.learn_s - (view.now_ns - begun_ns) / NS if begun_ns else self.learn_s
+        return f"demand is watched for {left_s / 3600.0:.1f} h more" if left_s > 0.0 else ""
+
+    def _wake(self, view: View, out: Memory, missing: float) -> None:
+        """Start sleepers for so many GPUs, as far as limits allow. Changes `out`."""
+        # One that was asked and still is awake is simply no longer asked
+        asked = np.flatnonzero((out["phase"] == ASKED) & (view.readback(CONTROL) == READY)).astype(np.int32)
+        sleepers = np.flatnonzero(out["phase"] == SLEEPING).astype(np.int32)
+        chosen = wake_first(view, out, sleepers, missing, self.ramp_pu) if len(sleepers) else sleepers
+        for index in (asked, chosen):
+            out["phase"][index], out["phase_ns"][index] = WOKEN, view.now_ns
+
+    def _lay_down(self, view: View, out: Memory, outlook: Outlook) -> None:
+        """Ask nodes to sleep that were not needed for long enough. Changes `out`."""
+        hold_s = max(self.idle_s, BOOT_PU * outlook.lead_s)  # a start costs as much as so long a sleep saves
+        needed = need_since(out, view.now_ns, min(hold_s, (demand.SLOTS - 2) * demand.LOOK_S))
+        if math.isnan(needed):
+            return
+        spare = outlook.ready - max(needed + outlook.failures, outlook.need)
+        at = sleepable(view, out, outlook.roster, self.idle_s, self.awake_s)
+        at = at[np.cumsum(outlook.roster.gpus[at]) <= spare]
+        out["phase"][at], out["phase_ns"][at] = ASKED, view.now_ns
+
+    def explain(self, view: View, memory: Memory, request: ExplainRequest) -> Explanation:
+        """What is needed and ready, which nodes sleep, what that saved, and why nobody else does."""
+        return explanation(view, memory, request, self.outlook(view, memory, roster_of(view)))
+
+    def accounts(self, view: View, before: Memory, after: Memory) -> list[dict[str, Any]]:
+        """A record at the first look of each hour in which any node slept."""
+        hours = [int(m["looked_ns"]) // (3600 * NS) for m in (before, after)]
+        if hours[0] == hours[1] or not after["slept_s"][0]:
+            return []
+        return [account.account_of(after)]
+
+
+def _failures(view: View, lead_s: float) -> float:
+    """Nodes that may fail until another one is awake, by the upper end of the forecast for a day."""
+    found = [f for (key, _), f in view.forecasts.items() if key == FAILURES and len(f.hi)]
+    day = min(found, key=lambda f: abs(math.log(f.horizon_s / DAY_S)), default=None)
+    upper = math.nan if day is None else float(day.hi[0])
+    return math.ceil(upper * lead_s / day.horizon_s) if day is not None and math.isfinite(upper) else 0.0
+
+
+def _proposals(memory: Memory) -> list[Proposal]:
+    out = list[Proposal]()
+    for phases, level, why in (((ASKED, SLEEPING), ASLEEP, SLEEP_TEXT), ((WOKEN,), READY, WAKE_TEXT)):
+        index: I32 = np.flatnonzero(np.isin(memory["phase"], phases)).astype(np.int32)
+        if len(index):
+            out.append(Proposal.uniform(CONTROL, index, float(level), float(level), why))
+    return out

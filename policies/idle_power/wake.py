@@ -1,0 +1,61 @@
+"""Wake-ups: which sleepers are started in one look, so that no rack, feeder or CDU passes its limit.
+
+A rack that two feeders serve counts in full on each, as when the other is lost. A node counts with its draw
+at start, and the starts of one look raise no feeder by more than a share of its budget.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from policies.idle_power.nodes import WOKEN
+from policies.node_replacement import LoadLimits, load_limits
+from twin.catalogue import F64, I32, NS
+from twin.contracts import Memory, View
+
+BOOT_PU = 1.25  # of a node's idle draw while it starts: fans at full speed; source: estimate
+MOST = 512  # nodes that are looked at in one look
+UNREAD_S = 60.0  # until a meter tells of a node that was woken; source: estimate
+
+
+def idle_draw_w(view: View, memory: Memory) -> F64:
+    """What each node draws idle, as read before it slept, else by its profile [n_node]."""
+    site, design, rack, read_w = view.site, view.site.design, view.site.rack_of_node, memory["idle_w"]
+    gpus = np.diff(site.gpu_start_of_node)
+    by_profile = gpus * design.gpu_idle_w[rack] + (design.cpu_idle_w + design.node_other_w)[rack]
+    out: F64 = np.where(np.isfinite(read_w), read_w, np.nan_to_num(by_profile))
+    return out
+
+
+def wake_first(view: View, memory: Memory, sleepers: I32, want_gpus: float, ramp_pu: float) -> I32:
+    """Of these sleepers those to wake now, until so many GPUs are on their way; fewer where limits bind.
+
+    Racks with the most room go first.
+    """
+    site, limits = view.site, load_limits(view)
+    start_w, gpus = BOOT_PU * idle_draw_w(view, memory), np.diff(site.gpu_start_of_node)
+    room_w = limits.most_w - limits.now_w
+    feeders = slice(limits.n_rack, limits.n_rack + limits.n_feeder)
+    # Those that were just woken are not in the readings yet
+    fresh = (memory["phase"] == WOKEN) & (view.now_ns - memory["phase_ns"] < round(UNREAD_S * NS))
+    for node in np.flatnonzero(fresh)[:MOST].tolist():
+        _take(room_w, limits, int(site.rack_of_node[node]), float(start_w[node]))
+    room_w[feeders] = np.minimum(room_w[feeders], ramp_pu * limits.most_w[feeders])
+    over = limits.over[site.rack_of_node[sleepers]]
+    least_w = np.where(over >= 0, room_w[np.maximum(over, 0)], np.inf).min(axis=1)
+    chosen, got = list[int](), 0.0
+    for node in sleepers[np.lexsort((sleepers, -least_w))][:MOST].tolist():
+        if got >= want_gpus:
+            break
+        rack, watts = int(site.rack_of_node[node]), float(start_w[node])
+        at = limits.over[rack]
+        if (room_w[at[at >= 0]] >= limits.share[rack][at >= 0] * watts).all():
+            _take(room_w, limits, rack, watts)
+            chosen.append(node)
+            got += float(gpus[node])
+    return np.array(sorted(chosen), np.int32)
+
+
+def _take(room_w: F64, limits: LoadLimits, rack: int, watts: float) -> None:
+    over, share = limits.over[rack], limits.share[rack]
+    room_w[over[over >= 0]] -= share[over >= 0] * watts
