@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from policies.idle_power.demand import DemandState
-from policies.idle_power.nodes import SLEEPING, WOKEN, NodeRoster
+from policies.idle_power.nodes import FOUND, SLEEPING, WOKEN, NodeRoster
 from policies.idle_power.wake import BOOT_PU, idle_draw_w
 from twin.catalogue import F64
 from twin.contracts import Memory, View
@@ -30,7 +30,7 @@ def expected_w(view: View, memory: Memory) -> F64:
 def count_rise(memory: Memory, roster: NodeRoster, state: DemandState) -> None:
     """Count a rise of demand; it is late where more wait than are ready, and sleepers could have taken them.
     Replaces columns of `memory`."""
-    off = np.isin(memory["phase"], (SLEEPING, WOKEN))
+    off = np.isin(memory["phase"], (SLEEPING, WOKEN, FOUND))
     ready = float(roster.gpus[roster.serves & roster.idle & ~off].sum())
     memory["counted"] = memory["counted"] + 1.0
     memory["late"] = memory["late"] + float(bool(off.any()) and state.pending > ready)

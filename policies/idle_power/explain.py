@@ -86,9 +86,9 @@ def _sentences(memory: Memory, outlook: Outlook) -> list[Sentence]:
         out.append(
             Sentence(
                 f"{asleep} nodes sleep; {outlook.need:.0f} idle GPUs have to be ready and "
-                f"{outlook.ready:.0f} are: {state.running:.0f} run, {state.pending:.0f} are waited for, the forecast's upper end "
-                f"within {outlook.lead_s / 60.0:.0f} min is {state.band:.0f}, the reserve beyond it "
-                f"{state.reserve:.0f}, for failures {outlook.failures:.0f}"
+                f"{outlook.ready:.0f} are: {state.running:.0f} run, {state.pending:.0f} are waited for, the "
+                f"forecast's upper end within {outlook.lead_s / 60.0:.0f} min is {state.band:.0f}, the "
+                f"reserve beyond it {state.reserve:.0f}, for failures {outlook.failures:.0f}"
             )
         )
     else:

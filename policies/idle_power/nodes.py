@@ -12,8 +12,9 @@ from twin.contracts import ASLEEP, READY, WAKE_S, WAKING, Memory, View
 from twin.telemetry import GOOD, ColumnSpec
 
 CONTROL, SERVICE = "node.standby", "node.service_level"
-AWAKE, ASKED, SLEEPING, WOKEN = range(4)  # phases of a node
-PHASES = ("awake", "asked to sleep", "asleep", "woken")
+# Phases of a node. One found asleep is no sleeper of ours: it is not asked to sleep on, and may be woken
+AWAKE, ASKED, SLEEPING, WOKEN, FOUND = range(5)
+PHASES = ("awake", "asked to sleep", "asleep", "woken", "found asleep")
 ASKED_S = 900.0  # until a node that was asked to sleep does, or is left alone; source: estimate
 REFUSED_S = 3600.0  # that a node which would not sleep is left alone; source: estimate
 
@@ -77,7 +78,9 @@ def follow(view: View, memory: Memory, roster: NodeRoster) -> None:
     taken = (was == SLEEPING) & (busy | (standby == READY) | (standby == WAKING))
     back = (was == WOKEN) & ((standby == READY) | busy)
     lost = (was == WOKEN) & ~back & (age_s > WAKE_S)
-    phase[refused | taken | back | lost] = AWAKE
+    gone = (was == FOUND) & (standby != ASLEEP)
+    phase[refused | taken | back | lost | gone] = AWAKE
+    phase[(phase == AWAKE) & (standby == ASLEEP) & roster.serves & roster.idle] = FOUND
     if back.any():
         memory["wake_s"] = memory["wake_s"].copy()
         # The slowest counts, and is forgotten slowly
@@ -104,6 +107,6 @@ def sleepable(view: View, memory: Memory, roster: NodeRoster, idle_s: float, awa
     may = roster.may_sleep & (memory["phase"] == AWAKE) & rested & ~turned & ~refused
     at = np.flatnonzero(may).astype(np.int32)
     rack, n_rack = view.site.rack_of_node, view.site.sizes["rack"]
-    off = may | np.isin(memory["phase"], (ASKED, SLEEPING))
+    off = may | np.isin(memory["phase"], (ASKED, SLEEPING, FOUND))
     awake = np.bincount(rack[~off], minlength=n_rack)[rack[at]]
     return at[np.lexsort((at, awake))]

@@ -20,6 +20,7 @@ from policies.idle_power.explain import explanation
 from policies.idle_power.nodes import (
     ASKED,
     CONTROL,
+    FOUND,
     SLEEPING,
     WOKEN,
     NodeRoster,
@@ -157,7 +158,7 @@ class IdlePower:
         """Start sleepers for so many GPUs, as far as limits allow. Changes `out`."""
         # One that was asked and still is awake is simply no longer asked
         asked = np.flatnonzero((out["phase"] == ASKED) & (view.readback(CONTROL) == READY)).astype(np.int32)
-        sleepers = np.flatnonzero(out["phase"] == SLEEPING).astype(np.int32)
+        sleepers = np.flatnonzero(np.isin(out["phase"], (SLEEPING, FOUND))).astype(np.int32)
         chosen = wake_first(view, out, sleepers, missing, self.ramp_pu) if len(sleepers) else sleepers
         for index in (asked, chosen):
             out["phase"][index], out["phase_ns"][index] = WOKEN, view.now_ns

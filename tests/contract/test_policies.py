@@ -28,7 +28,7 @@ JOB = ev.JobStarted(
 )
 
 
-def seen(name: str, temp_c: float = 85.0, racks: int = 2) -> tuple[Engine, Policy, World]:
+def seen(name: str, temp_c: float = 85.0, racks: int = 3) -> tuple[Engine, Policy, World]:
     """An engine with that policy alone, after twelve seconds of hot GPUs, a job, a request and a forecast."""
     policy: Policy = REGISTRY[name]()
     engine = engine_of(site(racks), [policy], [Seer()])

@@ -21,8 +21,9 @@ RACK_W = 9e3
 FULL_W = 9.05e3  # each feeder carries half of two racks: beyond 99 %
 
 
-def site(racks: int = 2) -> Site:
-    """Racks of GB200 with two nodes each, fed from two sides, cooled by one CDU; or nothing at all."""
+def site(racks: int = 3) -> Site:
+    """Racks of GB200 with two nodes each, cooled by one CDU, the first two fed from two sides; or nothing at
+    all."""
     names = [f"r{i}" for i in range(racks)]
     tree: dict[str, Any] = {"site": "contract", "max_jobs": 4}
     if racks:
@@ -32,8 +33,8 @@ def site(racks: int = 2) -> Site:
                 "racks": [{"name": n, "profile": "gb200-nvl72", "nodes": 2} for n in names],
                 "cdus": [{"name": "cdu1", "serves": names}],
                 "feeders": [
-                    {"name": "a", "side": "A", "budget_w": FULL_W, "serves": names},
-                    {"name": "b", "side": "B", "budget_w": FULL_W, "serves": names},
+                    {"name": "a", "side": "A", "budget_w": FULL_W, "serves": names[:2]},
+                    {"name": "b", "side": "B", "budget_w": FULL_W, "serves": names[:2]},
                 ],
             }
         ]
@@ -76,6 +77,10 @@ class World:
             for rack in range(sizes["rack"]):
                 for signal, value in (("power_w", RACK_W), ("flow_lpm", 60.0), ("supply_temp_c", 33.0)):
                     self.inbox.put(Reading("rack", rack, signal, value, now_ns), now_ns)
+            if sizes["rack"] > 2:  # where jobs wait, and a node of the last rack sleeps
+                for signal, value in (("gpu_running_count", 4.0), ("gpu_pending_count", 100.0)):
+                    self.inbox.put(Reading("site", 0, signal, value, now_ns), now_ns)
+                self.inbox.put(Reading("node", sizes["node"] - 1, "standby_state", 2.0, now_ns), now_ns)
             if sizes["rack"] and temp_c > HOT_C:  # and wet
                 self.inbox.put(Reading("rack", 0, "leak_state", 1.0, now_ns), now_ns)
                 self.inbox.put(Reading("node", 1, "leak_state", 1.0, now_ns), now_ns)

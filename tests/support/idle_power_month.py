@@ -156,7 +156,9 @@ class MonthSite:
 
     def _block(self, table: str, values: dict[str, Any], now_ns: int) -> None:
         rows, n = np.array(list(values.values()), np.float32), self.site.sizes[table]
-        self.inbox.put_block(Block(table, 0, tuple(values), rows, (), np.empty((0, n), np.int64), now_ns), now_ns)
+        self.inbox.put_block(
+            Block(table, 0, tuple(values), rows, (), np.empty((0, n), np.int64), now_ns), now_ns
+        )
 
     def _obey(self, index: Any, value: Any, scored: bool) -> None:
         """As the plant does; a node that works is not put to sleep."""
@@ -171,9 +173,7 @@ class MonthSite:
         idle = self.used == 0
         self.score.idle_j += IDLE_W * float(idle.sum()) * MINUTE_S
         self.score.drawn_j += float(power_w[idle].sum()) * MINUTE_S
-        self.score.worst_pu = max(
-            self.score.worst_pu, float(power_w.sum()) / (BUDGET_PU * self.n * BUSY_W)
-        )
+        self.score.worst_pu = max(self.score.worst_pu, float(power_w.sum()) / (BUDGET_PU * self.n * BUSY_W))
 
 
 def played(demand: F64, learn_min: int, nodes: int = 107, seed: int = 1, **settings: Any) -> MonthSite:
@@ -185,7 +185,7 @@ def played(demand: F64, learn_min: int, nodes: int = 107, seed: int = 1, **setti
         if scored and np.isfinite(wanted):
             could, got = min(wanted, GPUS * nodes), float(world.used.sum())
             world.score.waited_gpu_min += could - got
-            if wanted > before:
+            if not wanted <= before:  # also when it is told again after a gap
                 world.score.rises += 1
                 world.score.late += got < could
         before = wanted
@@ -207,7 +207,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"energy of idle nodes saved: {score.saved_pu:.1%} of {score.idle_j / 3.6e6:,.0f} kWh")
     print(f"rises of demand granted at once: {score.in_time_pu:.3%} ({score.late} of {score.rises} late, "
           f"{score.waited_gpu_min:.0f} GPU-minutes)")  # fmt: skip
-    print(f"starts: {score.starts}; greatest load of a feed that carries all: {score.worst_pu:.1%} of its budget")
+    print(
+        f"starts: {score.starts}; greatest load of a feed that carries all: {score.worst_pu:.1%} of its budget"
+    )
     print(f"alarms: {', '.join(sorted(score.alarms)) or 'none'}")
     print(f"the policy's own account: {world.engine.memory['idle_power']['late'][0]:.0f} late of "
           f"{world.engine.memory['idle_power']['counted'][0]:.0f}, "
