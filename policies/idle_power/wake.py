@@ -40,11 +40,13 @@ def wake_first(view: View, memory: Memory, sleepers: I32, want_gpus: float, ramp
     fresh = (memory["phase"] == WOKEN) & (view.now_ns - memory["phase_ns"] < round(UNREAD_S * NS))
     for node in np.flatnonzero(fresh)[:MOST].tolist():
         _take(room_w, limits, int(site.rack_of_node[node]), float(start_w[node]))
-    room_w[feeders] = np.minimum(room_w[feeders], ramp_pu * limits.most_w[feeders])
+    # One start is always allowed, however small the feeder
+    least_w = float(start_w[sleepers].max(initial=0.0))
+    room_w[feeders] = np.minimum(room_w[feeders], np.maximum(ramp_pu * limits.most_w[feeders], least_w))
     over = limits.over[site.rack_of_node[sleepers]]
-    least_w = np.where(over >= 0, room_w[np.maximum(over, 0)], np.inf).min(axis=1)
+    free_w = np.where(over >= 0, room_w[np.maximum(over, 0)], np.inf).min(axis=1)
     chosen, got = list[int](), 0.0
-    for node in sleepers[np.lexsort((sleepers, -least_w))][:MOST].tolist():
+    for node in sleepers[np.lexsort((sleepers, -free_w))][:MOST].tolist():
         if got >= want_gpus:
             break
         rack, watts = int(site.rack_of_node[node]), float(start_w[node])

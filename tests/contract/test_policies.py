@@ -131,7 +131,7 @@ def test_silence_after_a_while_is_no_trouble() -> None:
 @POLICIES
 def test_memory_survives_a_snapshot(name: str) -> None:
     engine, policy, world = seen(name)
-    other = engine_of(site(), [REGISTRY[name]()], [Seer()])
+    other = engine_of(site(3), [REGISTRY[name]()], [Seer()])
     other.restore(decode(encode(engine.dump())))
     assert other.checksum() == engine.checksum()
     for column, kept in other.memory[name].items():
@@ -154,7 +154,7 @@ def test_the_site_may_change_under_it(name: str) -> None:
     world.inbox.events.append(ev.SiteChanged(id="s", site_hash=later.digest(), spec=later.packed()))
     world.step(silent=True)
     assert engine.suspended == {}
-    assert engine.site.sizes["rack"] == 3
+    assert engine.site.sizes["rack"] == 4
     new = {
         engine.site.name(p.control.partition(".")[0], int(i)) for p in ask(engine, policy)[0] for i in p.index
     }
@@ -162,7 +162,7 @@ def test_the_site_may_change_under_it(name: str) -> None:
 
 
 def _tree() -> dict[str, Any]:
-    names = ["q9", "r0", "r1"]
+    names = ["q9", "r0", "r1", "r2"]
     return {
         "site": "contract",
         "max_jobs": 4,
@@ -172,7 +172,7 @@ def _tree() -> dict[str, Any]:
                 "racks": [{"name": n, "profile": "gb200-nvl72", "nodes": 2} for n in names],
                 "cdus": [{"name": "cdu1", "serves": names[1:]}],
                 "feeders": [
-                    {"name": n, "side": n.upper(), "budget_w": FULL_W, "serves": names[1:]}
+                    {"name": n, "side": n.upper(), "budget_w": FULL_W, "serves": names[1:3]}
                     for n in ("a", "b")
                 ],
             }

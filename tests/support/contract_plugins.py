@@ -21,7 +21,7 @@ RACK_W = 9e3
 FULL_W = 9.05e3  # each feeder carries half of two racks: beyond 99 %
 
 
-def site(racks: int = 3) -> Site:
+def site(racks: int = 2) -> Site:
     """Racks of GB200 with two nodes each, cooled by one CDU, the first two fed from two sides; or nothing at
     all."""
     names = [f"r{i}" for i in range(racks)]

@@ -1,6 +1,6 @@
 """A made-up run that has in four minutes what a year brings: a GPU is replaced, a rack added, jobs come, go
 and tell of their saves, a model is fitted anew, GPUs get hot and one breaks, a person asks for a cap, people
-work at a rack, one leaks, a feed is lost, a new term begins, weather and a plan are told ahead. Seeded, so
+work at a rack, a node sleeps while jobs wait, one leaks, a feed is lost, a new term begins, weather and a plan are told ahead. Seeded, so
 that it is always the same."""
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ SECONDS = 230
 REPLACED_AT, WARM_FROM, WARM_UNTIL, CHANGED_AT, LEAK_AT, SECOND_LEAK_AT = 30, 60, 83, 130, 105, 205
 WORKED_UNTIL = 190
 OUTLOOK_FROM = 15
+ASLEEP_AT, AWAKE_AT = 8, 16
 CAP = "gpu.power_cap_w"
 FEED_W = 23_000.0  # two racks want a little more than that
 FEED_LOST_AT, FEED_BACK_AT = 195, 199
@@ -52,7 +53,7 @@ def tree(racks: list[str], **more: Any) -> dict[str, Any]:
         "controls": {"node.service_level": {"blast_radius": 4}},
         "policies": {
             p: {"authority": "act"}
-            for p in ("thermal_guard", "leak_guard", "operator", "checkpoint", "cooling_setpoint")
+            for p in ("thermal_guard", "leak_guard", "operator", "checkpoint", "cooling_setpoint", "idle_power")
         }
         | {
             "replacement": {"authority": "act", "settings": SHARES},
@@ -160,6 +161,10 @@ class Story:
             for signal, value in (("power_w", it_w), ("flow_lpm", 60.0), ("supply_temp_c", 33.0)):
                 out.append(Reading("rack", rack, signal, value * float(1 + rng.normal(0, 0.001)), t_ns))
             out.append(Reading("rack", rack, "return_temp_c", 33.0 + 0.95 * it_w / 3900.0, t_ns))
+        if second in (ASLEEP_AT, AWAKE_AT):
+            out.append(Reading("node", 1, "standby_state", 2.0 * (second == ASLEEP_AT), t_ns))
+            for signal, value in (("gpu_running_count", 4.0), ("gpu_pending_count", 8.0)):
+                out.append(Reading("site", 0, signal, value, t_ns))
         if second in (FEED_LOST_AT, FEED_BACK_AT):
             lost = float(second == FEED_LOST_AT)
             out.append(Reading("feeder", 0, "energised_state", lost, t_ns))
