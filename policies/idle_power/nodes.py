@@ -12,9 +12,10 @@ from twin.contracts import ASLEEP, READY, WAKE_S, WAKING, Memory, View
 from twin.telemetry import GOOD, ColumnSpec
 
 CONTROL, SERVICE = "node.standby", "node.service_level"
-# Phases of a node. One found asleep is no sleeper of ours: it is not asked to sleep on, and may be woken
-AWAKE, ASKED, SLEEPING, WOKEN, FOUND = range(5)
-PHASES = ("awake", "asked to sleep", "asleep", "woken", "found asleep")
+# Phases of a node. One found asleep is no sleeper of ours: it is not asked to sleep on, and may be woken.
+# One that came back is kept ready for a while.
+AWAKE, ASKED, SLEEPING, WOKEN, FOUND, BACK = range(6)
+PHASES = ("awake", "asked to sleep", "asleep", "woken", "found asleep", "came back")
 ASKED_S = 900.0  # until a node that was asked to sleep does, or is left alone; source: estimate
 REFUSED_S = 3600.0  # that a node which would not sleep is left alone; source: estimate
 
@@ -40,7 +41,7 @@ class NodeRoster:
 
     def ready_gpus(self, phase: np.ndarray) -> float:
         """Idle GPUs of nodes that are ready, or on their way back."""
-        awake = (phase == AWAKE) & ~np.isin(self.standby, (WAKING, ASLEEP))
+        awake = np.isin(phase, (AWAKE, BACK)) & ~np.isin(self.standby, (WAKING, ASLEEP))
         return float(self.gpus[self.serves & self.idle & (awake | (phase == WOKEN))].sum())
 
 
@@ -79,8 +80,9 @@ def follow(view: View, memory: Memory, roster: NodeRoster) -> None:
     back = (was == WOKEN) & ((standby == READY) | busy)
     lost = (was == WOKEN) & ~back & (age_s > WAKE_S)
     gone = (was == FOUND) & (standby != ASLEEP)
-    phase[refused | taken | back | lost | gone] = AWAKE
-    phase[(phase == AWAKE) & (standby == ASLEEP) & roster.serves & roster.idle] = FOUND
+    phase[refused | taken | lost | gone] = AWAKE
+    phase[back] = BACK
+    phase[np.isin(phase, (AWAKE, BACK)) & (standby == ASLEEP) & roster.serves & roster.idle] = FOUND
     if back.any():
         memory["wake_s"] = memory["wake_s"].copy()
         # The slowest counts, and is forgotten slowly
@@ -91,7 +93,7 @@ def follow(view: View, memory: Memory, roster: NodeRoster) -> None:
     memory["phase"] = phase
     since = np.where(memory["idle_ns"] > 0, memory["idle_ns"], now_ns)
     memory["idle_ns"] = np.where(roster.idle & view.jobs.known, since, 0)
-    resting = (phase == AWAKE) & roster.may_sleep & (view.quality("node.power_w") == GOOD)
+    resting = np.isin(phase, (AWAKE, BACK)) & roster.may_sleep & (view.quality("node.power_w") == GOOD)
     memory["idle_w"] = np.where(resting, view.believed("node.power_w"), memory["idle_w"])
 
 
@@ -104,7 +106,7 @@ def sleepable(view: View, memory: Memory, roster: NodeRoster, idle_s: float, awa
     rested = (memory["idle_ns"] > 0) & (now_ns - memory["idle_ns"] >= round(idle_s * NS))
     turned = (memory["phase_ns"] > 0) & (now_ns - memory["phase_ns"] < round(awake_s * NS))
     refused = (memory["refused_ns"] > 0) & (now_ns - memory["refused_ns"] < round(REFUSED_S * NS))
-    may = roster.may_sleep & (memory["phase"] == AWAKE) & rested & ~turned & ~refused
+    may = roster.may_sleep & np.isin(memory["phase"], (AWAKE, BACK)) & rested & ~turned & ~refused
     at = np.flatnonzero(may).astype(np.int32)
     rack, n_rack = view.site.rack_of_node, view.site.sizes["rack"]
     off = may | np.isin(memory["phase"], (ASKED, SLEEPING, FOUND))

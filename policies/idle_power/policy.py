@@ -19,6 +19,7 @@ from policies.idle_power.demand import DemandState, demand_state, learn, need_si
 from policies.idle_power.explain import explanation
 from policies.idle_power.nodes import (
     ASKED,
+    BACK,
     CONTROL,
     FOUND,
     SLEEPING,
@@ -131,7 +132,7 @@ class IdlePower:
                 self._wake(view, out, missing)
             elif not outlook.hold:
                 self._lay_down(view, out, outlook)
-        return _proposals(out), out
+        return self._proposals(view, out), out
 
     def outlook(self, view: View, memory: Memory, roster: NodeRoster) -> Outlook:
         """What is needed and what is there now."""
@@ -174,6 +175,17 @@ class IdlePower:
         at = at[np.cumsum(outlook.roster.gpus[at]) <= spare]
         out["phase"][at], out["phase_ns"][at] = ASKED, view.now_ns
 
+    def _proposals(self, view: View, memory: Memory) -> list[Proposal]:
+        phase, age_ns = memory["phase"], view.now_ns - memory["phase_ns"]
+        asleep = np.isin(phase, (ASKED, SLEEPING))
+        ready = (phase == WOKEN) | (phase == BACK) & (age_ns < round(self.awake_s * NS))
+        out = list[Proposal]()
+        for mask, level, why in ((asleep, ASLEEP, SLEEP_TEXT), (ready, READY, WAKE_TEXT)):
+            index: I32 = np.flatnonzero(mask).astype(np.int32)
+            if len(index):
+                out.append(Proposal.uniform(CONTROL, index, float(level), float(level), why))
+        return out
+
     def explain(self, view: View, memory: Memory, request: ExplainRequest) -> Explanation:
         """What is needed and ready, which nodes sleep, what that saved, and why nobody else does."""
         return explanation(view, memory, request, self.outlook(view, memory, roster_of(view)))
@@ -192,12 +204,3 @@ def _failures(view: View, lead_s: float) -> float:
     day = min(found, key=lambda f: abs(math.log(f.horizon_s / DAY_S)), default=None)
     upper = math.nan if day is None else float(day.hi[0])
     return math.ceil(upper * lead_s / day.horizon_s) if day is not None and math.isfinite(upper) else 0.0
-
-
-def _proposals(memory: Memory) -> list[Proposal]:
-    out = list[Proposal]()
-    for phases, level, why in (((ASKED, SLEEPING), ASLEEP, SLEEP_TEXT), ((WOKEN,), READY, WAKE_TEXT)):
-        index: I32 = np.flatnonzero(np.isin(memory["phase"], phases)).astype(np.int32)
-        if len(index):
-            out.append(Proposal.uniform(CONTROL, index, float(level), float(level), why))
-    return out

@@ -53,7 +53,8 @@ class World(Levels):
             task = asyncio.create_task(self.standing.run())
             end = time.monotonic() + 60
             while not met():
-                assert time.monotonic() < end and not task.done(), self.staged[-3:]
+                assert not task.done()
+                assert time.monotonic() < end, self.staged[-3:]
                 await asyncio.sleep(0.1)
             task.cancel()
             with suppress(asyncio.CancelledError):
@@ -122,7 +123,9 @@ def test_a_node_with_a_job_or_a_drain_is_left_alone(slurm: Cluster) -> None:
 def test_without_power_saving_nothing_is_read_back_and_the_refusal_says_what_to_do(slurm: Cluster) -> None:
     world = World(slurm)
     world.apply(world.batch(ASLEEP, 0))
-    assert world.acks()[-1][0] == "failed" and OFF[:40] in world.acks()[-1][1]
+    state, words = world.acks()[-1]
+    assert state == "failed"
+    assert OFF[:40] in words
     world.staged.clear()
     world.follow(lambda: world.level(0) == 0)
     assert world.told(0) is None

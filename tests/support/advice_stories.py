@@ -19,11 +19,11 @@ from policies import REGISTRY
 from tests.support.builders import site_of
 from tests.support.contract_plugins import Seer
 from twin.catalogue import find_control
-from twin.contracts import CommandBatch, Decision
+from twin.contracts import ASLEEP, CommandBatch, Decision
 from twin.engine import Engine
 from twin.plant import scenario_of
 from twin.simulation import Simulation
-from twin.telemetry import AuthorityChanged, Event, Frame, OperatorRequest
+from twin.telemetry import AuthorityChanged, Event, Frame, OperatorRequest, Reading
 
 CAP, SERVICE = "gpu.power_cap_w", "node.service_level"
 ALL = "all"
@@ -54,6 +54,7 @@ TROUBLES = {
     "replacement": Trouble(faults=(ILL,), settings=ROOMY),
     "checkpoint": Trouble(faults=(ILL,)),
     "cooling_setpoint": Trouble(faults=(HOT, HOT | {"entity": "r1/node1/gpu2"}), wet=True),
+    "idle_power": Trouble(0.2),
     # All policies together, as a site begins: they share one shadow
     ALL: Trouble(1.02, faults=(WARM, ILL)),
 }
@@ -117,6 +118,8 @@ def _simulation(name: str, where: str, authority: str, seed: int, budget_w: floa
     policies = [REGISTRY[n](**TROUBLES[n].settings) for n in names]
     engine = Engine(site, policies, [Seer()], dict.fromkeys(names, authority))
     sim = Simulation.of(engine, seed=seed, scenario=scenario_of(tree, site))
+    if name == "idle_power":
+        sim.plant.standby.level[1] = ASLEEP
     if name == "operator":
         sim.tell(_request("q1", CAP, 0.6), _request("q2", SERVICE, 0.5))
     return sim
@@ -179,6 +182,9 @@ class Story:
         advises, acts = _Heard(), _Heard()
         for sim, heard in ((self.advises, advises), (self.acts, acts)):
             sim.observers = (heard,)
+            if self.name == "idle_power":  # more jobs wait than find room
+                for signal, count in (("gpu_running_count", 8.0), ("gpu_pending_count", 500.0)):
+                    sim.inbox.put(Reading("site", 0, signal, count, sim.now_ns), sim.now_ns)
             sim.step()
         for one, other in zip_longest(advises.advice, acts.commands, fillvalue={}):
             if not (self.first_advice or self.first_commands):

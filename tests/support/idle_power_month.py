@@ -2,12 +2,12 @@
 
 python -m tests.support.idle_power_month /path/to/gpu-demand-helios-earth
 
-A look a minute: the model forecasts, the policy proposes, nodes obey. With --whole the whole engine ticks, which
-takes ten times as long; without, all nodes count as healthy, and nothing is diagnosed. What the recording wants
-(GPUs that run and wait, summed over its virtual clusters) is granted in one pool of nodes of eight GPUs,
-packed, as far as nodes are awake; the recording's own limits of each cluster are not played. Only counts are
-recorded, so a job is each rise of the demand: it is late if not all of it is granted at once although it would
-be with all nodes awake. Nodes of the simulated site draw and start as the plant's do.
+A look a minute: the model forecasts, the policy proposes, nodes obey. With --whole the whole engine ticks,
+which takes several times as long; without, all nodes count as healthy, and nothing is diagnosed. What the
+recording wants (GPUs that run and wait, summed over its virtual clusters) is granted in one pool of nodes of
+eight GPUs, packed, as far as nodes are awake; the recording's own limits of each cluster are not played. Only
+counts are recorded, so a job is each rise of the demand: it is late if not all of it is granted at once
+although it would be with all nodes awake. Nodes of the simulated site draw and start as the plant's do.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def recorded_demand(folder: Path) -> F64:
     """GPUs that run or are waited for, by the minute; NaN where the log has a gap."""
     total: Any = 0.0
     for path in sorted(folder.glob("*/cluster_sequence_vc.csv.xz")):
-        lines = lzma.open(path, "rt").read().splitlines()
+        lines = lzma.decompress(path.read_bytes()).decode().splitlines()
         at = [lines[0].split(",").index(name) for name in COLUMNS]
         total = total + np.array([sum(float(line.split(",")[i] or 0) for i in at) for line in lines[1:]])
     return np.where(total > 0, total, np.nan)
@@ -183,7 +183,8 @@ class MonthSite:
         on = np.where(self.standby == ASLEEP, 0.0, 1.0)
         level = np.zeros(self.n)
         self._block("gpu", {"power_w": gpu_w, "temp_c": temp_c}, now_ns)
-        self._block("node", {"power_w": power_w + self.rng.normal(0, 1, self.n), "power_on_state": on,
+        node_w = power_w + self.rng.normal(0, 1, self.n)
+        self._block("node", {"power_w": node_w, "power_on_state": on,
                              "service_level_state": level, "standby_state": self.standby}, now_ns)  # fmt: skip
         rack_w = np.bincount(site.rack_of_node, power_w) * (1.0 + self.rng.normal(0, 1e-4))
         self._block("rack", {"power_w": rack_w}, now_ns)
@@ -211,8 +212,8 @@ class MonthSite:
 
 
 def played(demand: F64, learn_min: int, nodes: int = 107, seed: int = 1, **settings: Any) -> MonthSite:
-    """The site after these minutes, of which the first `learn_min` are not scored. `settings`: of the site, and
-    of the policy."""
+    """The site after these minutes, of which the first `learn_min` are not scored. `settings`: of the site,
+    and of the policy."""
     world, before = MonthSite(nodes, seed, **settings), np.nan
     for number, wanted in enumerate(demand.tolist()):
         scored = number >= learn_min
@@ -243,9 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"energy of idle nodes saved: {score.saved_pu:.1%} of {score.idle_j / 3.6e6:,.0f} kWh")
     print(f"rises of demand granted at once: {score.in_time_pu:.3%} ({score.late} of {score.rises} late, "
           f"{score.waited_gpu_min:.0f} GPU-minutes)")  # fmt: skip
-    print(
-        f"starts: {score.starts}; greatest load of a feed that carries all: {score.worst_pu:.1%} of its budget"
-    )
+    print(f"starts: {score.starts}; a feed that carries all: at most {score.worst_pu:.1%} of its budget")
     if given.whole:
         print(f"alarms: {', '.join(sorted(score.alarms)) or 'none'}")
     kept = {name: float(world.memory[name][0]) for name in ("late", "counted", "saved_j", "expected_j")}

@@ -21,7 +21,8 @@ def speaking(standby: Any = None, quiet: Any = ()) -> dict[str, Any]:
     """Readings of a second; these nodes say nothing, and their boards that they are off."""
     mute = np.isin(np.arange(NODES), list(quiet))
     gpu = np.where(mute[np.arange(GPUS) // 4], np.nan, 0.0)
-    out = {"gpu.temp_c": 60.0 + RNG.normal(0, 0.3, GPUS) + gpu, "gpu.power_w": 900.0 + RNG.normal(0, 3, GPUS) + gpu,
+    out = {"gpu.temp_c": 60.0 + RNG.normal(0, 0.3, GPUS) + gpu,
+           "gpu.power_w": 900.0 + RNG.normal(0, 3, GPUS) + gpu,
            "gpu.power_limit_w": 1200.0 + gpu,
            "node.power_w": 4500.0 + RNG.normal(0, 3, NODES) + np.where(mute, np.nan, 0.0),
            "node.power_on_state": np.where(mute, 0.0, 1.0)}  # fmt: skip
@@ -55,7 +56,8 @@ def test_who_sleeps_is_no_alarm_no_fault_and_no_failure_and_who_is_merely_off_is
     alarms = [f.id for f in pod.decision.findings if f.severity != "info"]
     if level is None:
         assert told(pod) == {("node_down", node) for node in off}
-        assert failed == set(off) and alarms
+        assert failed == set(off)
+        assert alarms
     else:
         assert (told(pod), failed, alarms) == (set(), set(), [])
 
@@ -105,7 +107,9 @@ def test_people_who_work_there_keep_the_scheduler_from_waking_it() -> None:
     wish = Wish()
     wish.controls = (STANDBY,)
     pod = watched(wish)
-    begun = ev.MaintenanceBegun(id="m", author="ann", table="rack", names=("r1",), until_ns=pod.now_ns + 10**12)
+    begun = ev.MaintenanceBegun(
+        id="m", author="ann", table="rack", names=("r1",), until_ns=pod.now_ns + 10**12
+    )
     pod.tick(speaking(levels(ASLEEP, 0), quiet=(0,)), begun)
     wish.ask(STANDBY, [0, 20], READY, READY, READY)
     pod.tick(speaking(levels(ASLEEP, 0), quiet=(0,)))

@@ -171,7 +171,7 @@ def doubts(
     spared = live.engine.windows.barred(key)
     if spared is not None and len(rows) and (kept := int(np.count_nonzero(spared[rows]))):
         out.append(
-            f"{kept} of {len(rows)} are under maintenance or asleep: nothing is commanded there until that ends"
+            f"{kept} of {len(rows)} are under maintenance or asleep: nothing is commanded until that ends"
         )
     return out
 

@@ -178,7 +178,7 @@ class NodeSignals(Table):
         deadline_s=120,
         states=("usual", "last", "kept"),
     )
-    # Only ready and asleep are asked for. Where nobody renews it, the scheduler wakes nodes on demand by itself.
+    # Only ready and asleep are asked for. Where nobody renews it, the scheduler wakes nodes on demand itself.
     standby = Control(
         "state",
         0,

@@ -158,7 +158,6 @@ from .load_targets import (
 )
 from .maintenance import Windows as Windows, below as below
 from .quantities import good as good, measured as measured
-from .standby import ASLEEP as ASLEEP, READY as READY, WAKE_S as WAKE_S, WAKING as WAKING, Standby as Standby
 from .service_book import (
     AHEAD_S as AHEAD_S,
     FAILED_TEST as FAILED_TEST,
@@ -168,3 +167,4 @@ from .service_book import (
     Service as Service,
     ServiceBook as ServiceBook,
 )
+from .standby import ASLEEP as ASLEEP, READY as READY, WAKE_S as WAKE_S, WAKING as WAKING, Standby as Standby

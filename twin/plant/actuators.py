@@ -33,8 +33,8 @@ READY, WAKING, ASLEEP = 0, 1, 2  # as the states of node.standby
 WAKE_S = (240.0, 480.0)  # from the order to wake until a node takes jobs; source: estimate
 # Of a node that sleeps: its board's controller and network cards on auxiliary power; source: estimate
 STANDBY_W = 60.0
-# Of a node that starts, over its idle power: fans at full speed. The supplies of a node that sleeps hold their
-# charge, so that nothing rushes in; source: estimate
+# Of a node that starts, over its idle power: fans at full speed. The supplies of a node that sleeps hold
+# their charge, so that nothing rushes in; source: estimate
 BOOT_PU = 1.25
 
 
