@@ -31,6 +31,10 @@ WHOLE: dict[str, Any] = {
     "notify": [{"kind": "webhook", "url": "https://n", "token_file": "t", "tls": TLS}],
     "leader": {"kind": "etcd", "endpoints": ["https://e"], "username": "u", "password_file": "p", "tls": TLS},
     "redfish": [{"bmcs": {"b": "lab/h/r1/node0"}, "user": "u", "password_file": "p", "ca_file": "ca"}],
+    "outlooks": [
+        {"service": "watttime", "zone": "X", "username": "u", "password_file": "p", "ca_file": "ca"},
+        {"service": "open_meteo", "latitude": 50.1, "longitude": 8.7, "token_file": "t"},
+    ],
     "dcmi": [{"bmcs": {"c": "lab/h/r1/node1"}, "user": "u", "password_file": "p", "program": "ipmitool"}],
 }  # fmt: skip
 

@@ -22,6 +22,7 @@ from .engine import (
     unguarded as unguarded,
 )
 from .logs import set_up as set_up, take_down as take_down
+from .outlooks import OutlookService as OutlookService
 from .power import SITE as SITE, Flex as Flex, feeder_of as feeder_of, power_notes as power_notes
 from .reference import reference_markdown as reference_markdown, reference_yaml as reference_yaml
 from .schedulers import (

@@ -35,6 +35,7 @@ from twin.wiring import (
     WiringContext,
     link_settings,
     make_actuators,
+    make_outlooks,
     make_schedulers,
     make_scrapes,
     routes_of,
@@ -73,7 +74,8 @@ class OnlineCheck:
         context = WiringContext(loaded, site, lambda: engine, SinkContext(self.ingest.stage, lambda: False))
         schedulers = make_schedulers(context)
         make_actuators(context, schedulers)
-        work = [self._ask(source) for source in (*make_scrapes(loaded, site), *schedulers.sources)]
+        asked = *make_scrapes(loaded, site), *make_outlooks(loaded), *schedulers.sources
+        work = [self._ask(source) for source in asked]
         broker = loaded.config.broker
         if isinstance(broker, Broker):
             work.append(self._listen(broker, Roster(lambda: engine)))

@@ -26,6 +26,7 @@ from .grid import (
     power_faults as power_faults,
 )
 from .job_advice import Roster as Roster, advice_in_force as advice_in_force, answers_of as answers_of
+from .outlooks import make_outlooks as make_outlooks
 from .schedulers import (
     Schedulers as Schedulers,
     WiringContext as WiringContext,

@@ -1,6 +1,6 @@
-"""Grid wiring: files of load targets and the DSX Flex link of section `power`, made for one site.
+"""Grid wiring: files of load targets, outlooks and the DSX Flex link, made for one site.
 
-It holds the file sources, the decoder of DSX Flex, its publisher, and the faults of each.
+It holds the sources, the decoder of DSX Flex, its publisher, and the faults of each.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from connectors.dsx import FlexDecoder, FlexTrust, KeySet, Signer
+from connectors.outlooks import OutlookSource
 from twin.catalogue import ConfigError
 from twin.config import SITE, Flex, Loaded, feeder_of, warn_exposed
 from twin.contracts import Inlet, LoadTarget, Source
@@ -19,6 +20,7 @@ from twin.engine import Engine
 from twin.site import Site
 from twin.wiring.external_files import is_uncheckable
 from twin.wiring.flex import Feeds, FlexIdentity, FlexPublisher
+from twin.wiring.outlooks import make_outlooks, outlook_faults
 from twin.wiring.target_files import OutlookFileSource, TargetsSource, WatchedFile, plain_bytes, read_targets
 
 log = logging.getLogger(__name__)
@@ -29,12 +31,13 @@ Wrong = dict[str, tuple[str, str, str]]  # identity of an alarm -> severity, tit
 
 @dataclass
 class GridInterface:
-    """The parts of section `power`, to be started; `decoder` takes messages on grid/v1/."""
+    """The parts of sections `power` and `outlooks`, to be started; `decoder` takes messages on grid/v1/."""
 
     sources: list[Source] = field(default_factory=list)
     decoder: FlexDecoder | None = None
     publisher: FlexPublisher | None = None
     files: dict[str, WatchedFile] = field(default_factory=dict)  # by what they are, in words
+    services: list[OutlookSource] = field(default_factory=list)
 
     @property
     def counts(self) -> dict[str, dict[str, int]]:
@@ -43,11 +46,16 @@ class GridInterface:
         return out if self.publisher is None else out | {"dsx-flex-out": self.publisher.counts}
 
     def wrong(self) -> Wrong:
-        """Alarms: a file that is not taken, an agent that cannot report."""
+        """Alarms: a file that is not taken, a service without values, an agent that cannot report."""
         out: Wrong = {
             f"outside/{what}": ("warning", f"The {what} is not taken", file.fault)
             for what, file in self.files.items()
             if file.fault
+        }
+        out |= {
+            f"outside/{service.name}": ("warning", f"No {service.name} comes", fault)
+            for service in self.services
+            if (fault := service.fault)
         }
         if self.publisher is not None and self.publisher.fault:
             out["outside/dsx-flex"] = (
@@ -62,7 +70,8 @@ def make_grid_interface(
     loaded: Loaded, site: Site, engine: Callable[[], Engine], may_act: Callable[[], bool]
 ) -> GridInterface:
     """All that the configuration asks for. Raises ConfigError; starts nothing."""
-    power, out = loaded.config.power, GridInterface()
+    power, out = loaded.config.power, GridInterface(services=make_outlooks(loaded))
+    out.sources += out.services
     if power is None:
         return out
 
@@ -183,8 +192,8 @@ def _read(loaded: Loaded, name: str | None, make: Callable[[bytes, str], T]) -> 
 
 
 def power_faults(loaded: Loaded, site: Site) -> list[str]:
-    """Feeders that this site does not have, and files that are wrong."""
-    power, out = loaded.config.power, list[str]()
+    """Feeders that this site does not have, and files of `power` and `outlooks` that are wrong."""
+    power, out = loaded.config.power, outlook_faults(loaded)
     if power is None:
         return out
     if power.targets_file is not None:
