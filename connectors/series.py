@@ -264,7 +264,9 @@ class SeriesTable:
                     out.append(Reading(signal.table, entity, signal.name, value, at))
                 elif value is not None:
                     cell = (signal.table, entity, signal.name)
-                    total = self._sums.add(cell, (*key, *sorted(sample.labels.items())), int(value))
+                    # Nodes that count for themselves may show the same labels
+                    part = (*key, self._place, *sorted(sample.labels.items()))
+                    total = self._sums.add(cell, part, int(value))
                     if total is None:
                         self.faults.add(
                             f"more than {MAX_PARTS} parts of sums; {sample.name[:80]} is left out"

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from policies.checkpointing.contention import alone_s, restart_under_load_s
 from policies.checkpointing.hazard import DAY_S, InterruptionRates, JobNodes
 from policies.checkpointing.plan import SaveTerms
-from twin.catalogue import F64, I32, NS, Bool
+from twin.catalogue import F64, I32, I64, NS, Bool
 from twin.contracts import View
 from twin.telemetry import GOOD, watched_ns
 
@@ -85,9 +86,6 @@ def storage_left(view: View, duty_pu: float) -> float:
     one. What else is written, and what is restored, is known where the site keeps a history of
     `storage.flush_bytes_per_s` and `storage.restore_bytes_per_s`: the mean beside the greatest, as if both
     came out of one purse. One that is down or full takes nothing.
-
-    How long a restart takes does not follow the bandwidth that is read: it is what restores take, not what
-    they could have, and is small when nobody restores. A job's own restarts are measured whole.
     """
     if not view.site.sizes["storage"]:
         return 1.0
@@ -98,6 +96,46 @@ def storage_left(view: View, duty_pu: float) -> float:
     other = max(0.0, _busy_share(view, "storage.flush_bytes_per_s") - duty_pu)
     other += _busy_share(view, "storage.restore_bytes_per_s")
     return max(LEAST_LEFT_PU, DRAIN_PU * (1.0 - min(other, 1.0)))
+
+
+def storage_of(view: View, slots: I32, by_queue: dict[str, int]) -> I64:
+    """The storage of each job [m]: by its queue, else the only one of the site; -1 = nobody says."""
+    n = view.site.sizes["storage"]
+    alone = 0 if n == 1 else -1
+    if not by_queue:
+        return np.full(len(slots), alone, np.int64)
+    queues = view.jobs.queues
+    return np.array([by_queue.get(queues[slot], alone) for slot in slots.tolist()], np.int64)
+
+
+def storage_loads(busy_pu: F64, storage: I64, n_storage: int) -> F64:
+    """The share of its time that a job's storage is busy with the saves of other jobs [m]."""
+    known = storage >= 0
+    total = np.bincount(storage[known], busy_pu[known], minlength=max(n_storage, 1))
+    return np.where(known, np.maximum(total[storage] - busy_pu, 0.0), 0.0)
+
+
+def restarts_now(view: View, slots: I32, terms: SaveTerms, then_pu: F64, now_pu: F64) -> F64:
+    """Restart times [m] at the load of storage now; `then_pu` is the load when they were measured.
+
+    What a save writes is read again: alone it takes as long as the save, by the ratio of the greatest rates
+    that the site's history has. Where a job never said what a save takes, its restart stays as it is.
+    """
+    jobs = view.jobs
+    told = (jobs.checkpoint_flush_s[slots] > 0) | (jobs.checkpoint_save_s[slots] > 0)
+    ratio = 1.0
+    writes, reads = (_greatest(view, f"storage.{way}_bytes_per_s") for way in ("flush", "restore"))
+    if writes > 0 and reads > 0:
+        ratio = writes / reads
+    transfer_s = alone_s(terms.block_s + terms.flush_s, now_pu) * ratio
+    return restart_under_load_s(terms.restart_s, transfer_s, then_pu, now_pu, told)
+
+
+def _greatest(view: View, key: str) -> float:
+    past = view.series(key)
+    if past is None or not np.isfinite(past[1]).any():
+        return 0.0
+    return float(np.nanmax(np.where(np.isfinite(past[1]), past[1], np.nan)))
 
 
 def _busy_share(view: View, key: str) -> float:

@@ -9,15 +9,25 @@ said anything of checkpoints, are left alone. With no forecast nothing new is pr
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 
-from policies.checkpointing.costs import JobBatch, reports_checkpoints, save_terms, storage_left
+from policies.checkpointing.costs import (
+    JobBatch,
+    reports_checkpoints,
+    restarts_now,
+    save_terms,
+    storage_left,
+    storage_loads,
+    storage_of,
+)
 from policies.checkpointing.early_save import DRAIN, SaveAssessment, assess_saves
 from policies.checkpointing.explain import TOPICS, explain
 from policies.checkpointing.hazard import interruption_rates, job_nodes
 from policies.checkpointing.plan import IntervalPlan, SaveTerms, best_plan, ettr_at, least_interval_s
+from policies.checkpointing.stagger import stagger_saves
 from policies.checkpointing.texts import INTERVAL, LOCAL, SINCE, proposals
 from twin.catalogue import F64, I32, NS, Bool, ContractError
 from twin.contracts import Columns, ExplainRequest, Explanation, Memory, Proposal, Topic, View
@@ -76,16 +86,40 @@ class Checkpoint:
             "chance_pu": "f8",
             "lost_s": "f8",
             "cost_s": "f8",
+            "round_s": "f8",
+            "slot_ns": "i8",
+            "anchor_ns": "i8",
+            "restarted_ns": "i8",
+            "restart_load_pu": "f8",
         },
     )
 
     topics: ClassVar[tuple[Topic, ...]] = TOPICS
 
-    def __init__(self, silent_jobs: bool = False) -> None:
-        """`silent_jobs`: also for training jobs that never said anything of checkpoints."""
-        if not isinstance(silent_jobs, bool):
-            raise ContractError(f"silent_jobs: expected true or false, got {silent_jobs!r}")
-        self.silent_jobs = silent_jobs
+    def __init__(
+        self,
+        silent_jobs: bool = False,
+        stagger: bool = True,
+        ramp_pu: float = 0.1,
+        storage_of_queue: dict[str, str] | None = None,
+    ) -> None:
+        """`silent_jobs`: also for training jobs that never said anything of checkpoints.
+
+        `stagger`: saves are moved so that they do not meet. `ramp_pu`: the share of a feeder's budget
+        that they may take away or bring back within 10 s. `storage_of_queue`: file systems by queue.
+        """
+        for name, given in (("silent_jobs", silent_jobs), ("stagger", stagger)):
+            if not isinstance(given, bool):
+                raise ContractError(f"{name}: expected true or false, got {given!r}")
+        if isinstance(ramp_pu, bool) or not isinstance(ramp_pu, int | float) or not 0.001 <= ramp_pu <= 1.0:
+            raise ContractError(f"ramp_pu: expected a number from 0.001 to 1, got {ramp_pu!r}")
+        given_names = storage_of_queue or {}
+        if not isinstance(given_names, dict) or not all(
+            isinstance(x, str) for pair in given_names.items() for x in pair
+        ):
+            raise ContractError("storage_of_queue: expected names of file systems by queue: {train: scratch}")
+        self.silent_jobs, self.stagger, self.ramp_pu = silent_jobs, stagger, float(ramp_pu)
+        self.storage_of_queue = dict(given_names)
 
     def propose(self, view: View, memory: Memory) -> tuple[list[Proposal], Memory]:
         """Intervals and saves now for training jobs, with what was weighed."""
@@ -102,10 +136,18 @@ class Checkpoint:
         if len(slots) and view.now_ns - kept["checked_ns"][slots].min() >= round(SAVE_CHECK_S * NS):
             kept["checked_ns"][slots] = view.now_ns
             batch = _batch_of(view, slots, kept)
+            by_queue = self._storage_indices(view)
+            batch = _with_restarts(view, batch, by_queue, kept)
             left = storage_left(view, _storage_duty(batch))
             _plan_intervals(view, batch, left, kept)
             _request_saves(view, batch, left, kept)
+            if self.stagger:
+                stagger_saves(view, batch, by_queue, self.ramp_pu, kept)
         return proposals(view, kept), kept
+
+    def _storage_indices(self, view: View) -> dict[str, int]:
+        found = {queue: view.site.entity("storage", name) for queue, name in self.storage_of_queue.items()}
+        return {queue: index for queue, index in found.items() if index is not None}
 
     def explain(self, view: View, memory: Memory, request: ExplainRequest) -> Explanation:
         """The intervals of training jobs, in force and best; see `topics`."""
@@ -126,11 +168,31 @@ def _batch_of(view: View, slots: I32, kept: Memory) -> JobBatch:
     )
 
 
-def _storage_duty(batch: JobBatch) -> float:
-    """The share of its time that the file system is busy with saves at the intervals that jobs keep."""
+def _with_restarts(view: View, batch: JobBatch, by_queue: dict[str, int], kept: Memory) -> JobBatch:
+    """The same with restart times at the load that storage has now; notes the load at each recovery."""
+    n_storage, slots = view.site.sizes["storage"], batch.slots
+    if not n_storage:
+        return batch
+    load_pu = storage_loads(_save_duty(batch), storage_of(view, slots, by_queue), n_storage)
+    recovered_ns = view.jobs.recovered_ns[slots]
+    new = recovered_ns != kept["restarted_ns"][slots]
+    kept["restart_load_pu"][slots[new]] = load_pu[new]
+    kept["restarted_ns"][slots] = recovered_ns
+    then_pu = np.where(recovered_ns > 0, kept["restart_load_pu"][slots], 0.0)
+    restart_s = restarts_now(view, slots, batch.terms, then_pu, load_pu)
+    return replace(batch, terms=batch.terms._replace(restart_s=restart_s))
+
+
+def _save_duty(batch: JobBatch) -> F64:
+    """The share of its time that storage is busy with each job's saves, at the interval that it keeps."""
     busy_s = batch.terms.block_s + batch.terms.flush_s
     share = busy_s / np.maximum(batch.kept_s + batch.terms.block_s, busy_s)
-    return float(share[batch.kept_s > 0].sum())
+    return np.where(batch.kept_s > 0, share, 0.0)
+
+
+def _storage_duty(batch: JobBatch) -> float:
+    """The share of its time that the file system is busy with saves at the intervals that jobs keep."""
+    return float(_save_duty(batch).sum())
 
 
 def _plan_intervals(view: View, batch: JobBatch, left: float, kept: Memory) -> None:

@@ -40,7 +40,7 @@ def _parts(column: np.ndarray) -> list[I32]:
 
 
 def _interval(index: I32, high: np.ndarray, names: list[str], kept: Memory) -> Proposal:
-    want = kept["interval_s"][index]
+    want = np.where(kept["round_s"][index] > 0, kept["round_s"][index], kept["interval_s"][index])
     lo = np.minimum(kept["least_s"][index], want)
     if len(index) > 1:
         why = f"best for the failure rates of their own nodes, for {len(index)} more jobs"
@@ -64,6 +64,10 @@ def _to_memory(index: I32, high: np.ndarray, names: list[str], kept: Memory) -> 
 def _interval_text(job: dict[str, Any]) -> str:
     was, gain = float(job["previous_s"]), 100.0 * float(job["gain_pu"])
     n = int(job["nodes"])
+    shift_s = float(job["round_s"]) - float(job["interval_s"]) if job["round_s"] > 0 else 0.0
+    if not job["planned_ns"] or not job["nodes"]:
+        text = f"save every {span(job['interval_s'])}, as it does"
+        return text + _shift_text(shift_s)
     text = f"save every {span(job['interval_s'])}"
     text += f" instead of {span(was)}: " if was > 0 else ": "
     text += f"{n} node{'' if n == 1 else 's'} and the job fail every {span(job['mttf_s'])}, "
@@ -72,7 +76,15 @@ def _interval_text(job: dict[str, Any]) -> str:
     text += f", {gain:.1f} points more" if was > 0 and gain > 0.05 else ""
     if was > 0 and gain <= 0.0:
         text += ", as storage drains no more"
-    return text + (f"; to memory every {span(job['local_s'])}" if job["local_s"] > 0 else "")
+    text += f"; to memory every {span(job['local_s'])}" if job["local_s"] > 0 else ""
+    return text + _shift_text(shift_s)
+
+
+def _shift_text(shift_s: float) -> str:
+    if not shift_s:
+        return ""
+    side = "later" if shift_s > 0 else "earlier"
+    return f"; this time {span(abs(shift_s))} {side}, so that saves do not meet"
 
 
 def _save_request(index: I32, names: list[str], kept: Memory) -> Proposal:

@@ -94,12 +94,13 @@ class Saving(Twin):
 
     def __init__(
         self, jobs: Mapping[str, tuple[str, ...]], authority: str = "act", kind: str = "training",
-        policy: Checkpoint | None = None, told: Mapping[str, float] | None = None, **more: Any,
+        policy: Checkpoint | None = None, told: Mapping[str, float] | None = None,
+        tree: dict[str, Any] | None = None, **more: Any,
     ) -> None:  # fmt: skip
         self.says = Says()
         names = {"checkpoint": authority, "operator": "act"}
         super().__init__(
-            two_racks(**more), [policy or Checkpoint(), Operator()], [self.says], authority=names
+            tree or two_racks(**more), [policy or Checkpoint(), Operator()], [self.says], authority=names
         )
         given: Any = {"checkpoint_interval_s": 7200.0, "checkpoint_save_s": 60.0,
                       "checkpoint_restart_s": 600.0} if told is None else told  # fmt: skip

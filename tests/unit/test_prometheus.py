@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from connectors import prometheus
 from connectors.prometheus import PageDecoder, PrometheusSource, ScrapeSettings
+from connectors.series import Sums
 from connectors.series_map import load_map
 from tests.support.builders import site_of, two_racks
 from twin.catalogue import BadMessage, ConfigError
@@ -158,6 +159,21 @@ node_filesystem_size_bytes{device="b",fstype="ext4",mountpoint="/scratch"} 7
 """
     found = cells(decoder(site, "storage", None).decode(page.encode(), T))
     assert found == {("storage", 0, "written_bytes"): 0, ("storage", 0, "used_pu"): 0.6}
+
+
+def test_bytes_of_nodes_that_mount_a_file_system_add_up(site: Site) -> None:
+    pages = """\
+gpfs_perf_write_bytes{fs="scratch",nodename="n%d"} %d
+node_mountstats_nfs_total_read_bytes_total{export="nas:/vol/scratch",mountaddr="10.0.0.1",protocol="tcp"} %d
+node_mountstats_nfs_total_read_bytes_total{export="nas:/home",mountaddr="10.0.0.1",protocol="tcp"} 5
+"""
+    sums, found = Sums(), []
+    nodes = [PageDecoder(site, load_map("storage")[0], "storage.yaml", f"r1/node{i}", sums) for i in range(2)]
+    for add in (0, 100, 300):
+        for i, node in enumerate(nodes):
+            found.append(cells(node.decode((pages % (i, add + i, 2 * add)).encode(), T + add * 10**9)))
+    assert found[-1]["storage", 0, "written_bytes"] == 600
+    assert found[-1]["storage", 0, "read_bytes"] == 1200
 
 
 @pytest.mark.parametrize(

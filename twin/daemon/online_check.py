@@ -74,7 +74,7 @@ class OnlineCheck:
         context = WiringContext(loaded, site, lambda: engine, SinkContext(self.ingest.stage, lambda: False))
         schedulers = make_schedulers(context)
         make_actuators(context, schedulers)
-        asked = *make_scrapes(loaded, site), *make_outlooks(loaded), *schedulers.sources
+        asked: list[Source] = [*make_scrapes(loaded, site), *make_outlooks(loaded), *schedulers.sources]
         work = [self._ask(source) for source in asked]
         broker = loaded.config.broker
         if isinstance(broker, Broker):

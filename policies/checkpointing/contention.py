@@ -1,0 +1,66 @@
+"""Contention: how long saves and restarts take on a file system that others use too.
+
+Transfers share a file system equally (processor sharing). Under Poisson arrivals a transfer of x seconds
+alone takes x / (1 - load) on average, whatever the sizes of the others are.
+source: Kleinrock, Queueing Systems II, section 4.4 (M/G/1 with processor sharing).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from twin.catalogue import F64, Bool
+
+MOST_LOAD_PU = 0.9  # beyond, a mean says little of what comes. source: estimate
+
+
+def shared_s(alone_s: ArrayLike, load_pu: ArrayLike) -> F64:
+    """Mean time of transfers of `alone_s` beside others that keep the storage busy by `load_pu`."""
+    load = np.clip(np.nan_to_num(np.asarray(load_pu, np.float64)), 0.0, MOST_LOAD_PU)
+    return np.asarray(alone_s, np.float64) / (1.0 - load)
+
+
+def alone_s(measured_s: ArrayLike, load_pu: ArrayLike) -> F64:
+    """The inverse of `shared_s`: what was measured beside others, without them."""
+    load = np.clip(np.nan_to_num(np.asarray(load_pu, np.float64)), 0.0, MOST_LOAD_PU)
+    return np.asarray(measured_s, np.float64) * (1.0 - load)
+
+
+def restart_under_load_s(
+    restart_s: F64, transfer_s: F64, load_then_pu: F64, load_now_pu: F64, known: Bool | None = None
+) -> F64:
+    """Restart times [n] now, from those that were measured when the load was another one.
+
+    transfer_s: what reading the checkpoint takes alone, at most all of the restart; the rest of it (to find
+    nodes, to start processes) does not depend on the storage. Where not `known`, as measured.
+    """
+    then_s = np.minimum(shared_s(transfer_s, load_then_pu), restart_s)
+    now_s = restart_s - then_s + shared_s(alone_s(then_s, load_then_pu), load_now_pu)
+    return now_s if known is None else np.where(known, now_s, restart_s)
+
+
+def finish_s(begin_s: ArrayLike, work_s: ArrayLike) -> F64:
+    """The ends [n] of transfers that take `work_s` alone, on one storage that they share equally.
+
+    Exact: between two begins or ends each of k gets 1 / k. What all of them get since the beginning is one
+    line, so each ends when the line has risen by its work.
+    """
+    begin, work = np.asarray(begin_s, np.float64), np.asarray(work_s, np.float64)
+    end = np.full(len(begin), np.nan)
+    order, level, now, waiting = np.argsort(begin, kind="stable"), 0.0, 0.0, 0
+    goal: dict[int, float] = {}
+    while waiting < len(order) or goal:
+        if not goal:
+            now = float(begin[order[waiting]])
+        first = min(goal, key=lambda i: goal[i]) if goal else -1
+        done = now + (goal[first] - level) * len(goal) if goal else np.inf
+        comes = float(begin[order[waiting]]) if waiting < len(order) else np.inf
+        if done <= comes:
+            level, now = goal.pop(first), done
+            end[first] = now
+        else:
+            level, now = level + ((comes - now) / len(goal) if goal else 0.0), comes
+            goal[int(order[waiting])] = level + float(work[order[waiting]])
+            waiting += 1
+    return end
