@@ -19,6 +19,7 @@ from twin.contracts import (
     ExplanationRefused,
     KeyFigure,
     LeaseColumns,
+    Memory,
     Sentence,
     TableColumn,
     Topic,
@@ -72,20 +73,21 @@ JOB_FIGURES = (
 Row = dict[str, Value]
 
 
-def explain(view: View, request: ExplainRequest) -> Explanation:
+def explain(view: View, memory: Memory, request: ExplainRequest) -> Explanation:
     """The explanation of all training jobs, of those on an entity, or of one job."""
     jobs = view.jobs
     slots = np.flatnonzero(jobs.alive & (jobs.kind == TRAINING)).astype(np.int32)
     if request.topic == "plan":
-        return _plan(view, request, slots)
+        return _plan(view, memory, request, slots)
     entity = ""
     if request.entity:
         table, entity, inside = entities_within(view, request.entity)
         if table == "job":
-            return _of_job(view, request, int(inside["job"][0]))
+            return _of_job(view, memory, request, int(inside["job"][0]))
         slots = slots[np.isin(slots, jobs.job_of_node[inside.get("node", np.zeros(0, np.int32))])]
     rows = [
-        row | {"failure_each_s": _failure_each_s(row)} for row in rows_of(view, request, slots[:MOST_ROWS])
+        row | {"failure_each_s": _failure_each_s(row)}
+        for row in rows_of(view, memory, request, slots[:MOST_ROWS])
     ]
     where = f" on {clean(entity, 120)}" if entity else ""
     text = f"{len(slots):,} training jobs{where}" if len(slots) else f"no training job is known to run{where}"
@@ -99,7 +101,7 @@ def explain(view: View, request: ExplainRequest) -> Explanation:
     )
 
 
-def _plan(view: View, request: ExplainRequest, slots: I32) -> Explanation:
+def _plan(view: View, memory: Memory, request: ExplainRequest, slots: I32) -> Explanation:
     """All figures of the jobs, page by page."""
     job = request.options.get("job")
     if job is not None:
@@ -109,7 +111,7 @@ def _plan(view: View, request: ExplainRequest, slots: I32) -> Explanation:
         slots = np.array([slot], np.int32)
     offset, limit = int(request.options.get("offset") or 0), int(request.options.get("limit") or 100)
     more = offset + limit < len(slots)
-    rows = rows_of(view, request, slots[offset : offset + limit])
+    rows = rows_of(view, memory, request, slots[offset : offset + limit])
     page: Row = {
         "total": len(slots),
         "offset": offset,
@@ -123,9 +125,9 @@ def _plan(view: View, request: ExplainRequest, slots: I32) -> Explanation:
     )
 
 
-def _of_job(view: View, request: ExplainRequest, slot: int) -> Explanation:
+def _of_job(view: View, memory: Memory, request: ExplainRequest, slot: int) -> Explanation:
     """One job: its rates, intervals and costs, and the reasons of proposals in force."""
-    (row,) = rows_of(view, request, np.array([slot], np.int32))
+    (row,) = rows_of(view, memory, request, np.array([slot], np.int32))
     sentences = [Sentence(f"job {row['job']}: {row['why']}" if row["why"] else _interval_text(row))]
     for proposal in request.status(NAME).proposals:
         if slot in proposal.index:
@@ -144,13 +146,15 @@ def _of_job(view: View, request: ExplainRequest, slot: int) -> Explanation:
     )
 
 
-def rows_of(view: View, request: ExplainRequest, slots: I32) -> list[Row]:
+def rows_of(view: View, memory: Memory, request: ExplainRequest, slots: I32) -> list[Row]:
     """A row for each of these jobs; unknown figures are None, and `why` gives the reason."""
     if not len(slots):
         return []
     jobs, nodes = view.jobs, job_nodes(view, slots)
     rates = interruption_rates(view, nodes)
     terms, source = save_terms(view, slots, nodes, rates)
+    measured_s = terms.restart_s
+    terms = terms._replace(restart_s=restart_now_s(memory, slots, measured_s))
     best = best_plan(terms)
     told_s, local_s = (
         np.where(x > 0, x, np.nan)
@@ -170,7 +174,8 @@ def rows_of(view: View, request: ExplainRequest, slots: I32) -> list[Row]:
         "process_failures_per_day": DAY_S * terms.soft_per_s,
         "save_s": terms.block_s,
         "flush_s": terms.flush_s,
-        "restart_s": terms.restart_s,
+        "restart_s": measured_s,
+        "restart_now_s": terms.restart_s,
         "interval_s": force_s,
         "ettr": _worth(terms, force_s, local_s),
         "advised_s": advised_s,
@@ -194,6 +199,14 @@ def rows_of(view: View, request: ExplainRequest, slots: I32) -> list[Row]:
         }
         out.append(row | {name: finite(column[i]) for name, column in columns.items()})
     return out
+
+
+def restart_now_s(memory: Memory, slots: I32, measured_s: F64) -> F64:
+    """Restart times at the load that storage had when the policy last looked, else as measured [m]."""
+    now = memory.get("restart_s")
+    if now is None:
+        return measured_s
+    return np.where(now[slots] > 0, now[slots], measured_s)
 
 
 def _leased(leases: LeaseColumns | None, slots: I32) -> F64:
@@ -239,7 +252,11 @@ def _cost_text(row: Row) -> str:
     names = ("save_s", "flush_s", "restart_s")
     save_s, flush_s, restart_s = (x if isinstance(x := row[name], float) else 0.0 for name in names)
     durable = f" and is durable {span(flush_s)} later" if flush_s else ""
+    now_s = row["restart_now_s"]
+    now = ""
+    if isinstance(now_s, float) and abs(now_s - restart_s) > SAME_PU * restart_s:
+        now = f", {span(now_s)} at the load of storage now"
     return (
         f"a save stops it for {span(save_s)}{durable} ({row['costs']}), a restart takes {span(restart_s)} "
-        f"({row['restart_costs']})"
+        f"({row['restart_costs']}){now}"
     )

@@ -91,6 +91,7 @@ class Checkpoint:
             "anchor_ns": "i8",
             "restarted_ns": "i8",
             "restart_load_pu": "f8",
+            "restart_s": "f8",
         },
     )
 
@@ -151,7 +152,7 @@ class Checkpoint:
 
     def explain(self, view: View, memory: Memory, request: ExplainRequest) -> Explanation:
         """The intervals of training jobs, in force and best; see `topics`."""
-        return explain(view, request)
+        return explain(view, memory, request)
 
 
 def _batch_of(view: View, slots: I32, kept: Memory) -> JobBatch:
@@ -180,6 +181,7 @@ def _with_restarts(view: View, batch: JobBatch, by_queue: dict[str, int], kept: 
     kept["restarted_ns"][slots] = recovered_ns
     then_pu = np.where(recovered_ns > 0, kept["restart_load_pu"][slots], 0.0)
     restart_s = restarts_now(view, slots, batch.terms, then_pu, load_pu)
+    kept["restart_s"][slots] = restart_s
     return replace(batch, terms=batch.terms._replace(restart_s=restart_s))
 
 

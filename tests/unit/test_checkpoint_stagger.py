@@ -145,3 +145,16 @@ def test_the_policy_in_an_engine_staggers_a_fleet() -> None:
     plain = SavingFleet(herd, None).run(2)
     assert staggered.worst_pu < plain.worst_pu
     assert staggered.effective_pu > plain.effective_pu
+
+
+def test_a_restart_is_expected_to_take_longer_where_others_save_more() -> None:
+    """A job's restart was declared; the other one keeps the file system busy for half of its time."""
+    twin = Saving({"a": EIGHT, "b": OTHERS}, storage=[{"name": "fs"}], policy=Checkpoint(stagger=False))
+    twin.says.day = 0.3
+    slot = twin.engine.jobs.slot_of["a"]
+    for job, interval_s in (("a", 2400.0), ("b", 60.0)):
+        twin.told(job, ago_s=61.0, interval_s=interval_s, save_s=60.0, block_s=60.0, flush_s=60.0)
+    twin.wait(10)
+    kept = twin.engine.memory["checkpoint"]
+    # 600 s as it said; the read in them is what a save takes alone: 60 s less the half that the other took
+    assert kept["restart_s"][slot] == pytest.approx(600.0 - 30.0 + 30.0 / 0.5, rel=1e-6)
