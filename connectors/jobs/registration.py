@@ -28,6 +28,7 @@ class JobRegistration(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     nodes: Annotated[list[str], msgspec.Meta(min_length=1, max_length=MAX_REGISTERED_NODES)]
     kind: Literal["training", "inference", "batch"] = "training"
     lease_s: Annotated[float, msgspec.Meta(ge=LEAST_LEASE_S, le=MOST_LEASE_S)] = LEASE_S
+    storage: Annotated[str, msgspec.Meta(max_length=200)] = ""  # file system of the site that it saves to
 
 
 def nodes_of(site: NamedSite, registration: JobRegistration) -> tuple[int, ...]:
@@ -60,6 +61,7 @@ def start_of(
         kind=registration.kind,
         tenant=tenant,
         lease_s=registration.lease_s,
+        storage=registration.storage,
     )
 
 

@@ -24,6 +24,7 @@ JOB_LABELS = ("jobset.sigs.k8s.io/jobset-name", "training.kubeflow.org/job-name"
 UID_LABELS = ("jobset.sigs.k8s.io/jobset-uid",)
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 KIND_LABEL = "racktwin.io/kind"  # what a pod says of its job
+STORAGE_LABEL = "racktwin.io/storage"  # file system of the site that its job saves to
 MAX_PODS = 1_000_000
 APART = ("ReplicaSet", "StatefulSet")  # whose pods go on without each other
 _KINDS: tuple[JobKind, ...] = get_args(JobKind)
@@ -57,6 +58,7 @@ class _BoundPod:
     kind: JobKind
     priority: int
     account: str
+    storage: str
     apart: bool
     time_limit_s: float
 
@@ -187,6 +189,7 @@ class PodBook:
             kind=kind,
             priority=max(-(2**31), min(pod.spec.priority or 0, 2**31 - 1)),
             account=labels.get(QUEUE_LABEL, "")[:100],
+            storage=labels.get(STORAGE_LABEL, "")[:100],
             apart=not named and owner is not None and owner.kind in APART,
             time_limit_s=max(0.0, pod.spec.active_deadline_seconds or 0.0),
         )
@@ -264,5 +267,6 @@ class PodBook:
             tenant=group.partition(":")[0],
             account=(queue := next((h.account for h in working if h.account), "")),
             queue=queue,
+            storage=next((h.storage for h in working if h.storage), ""),
             time_limit_s=max(h.time_limit_s for h in working),
         )

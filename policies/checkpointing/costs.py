@@ -99,13 +99,17 @@ def storage_left(view: View, duty_pu: float) -> float:
 
 
 def storage_of(view: View, slots: I32, by_queue: dict[str, int]) -> I64:
-    """The storage of each job [m]: by its queue, else the only one of the site; -1 = nobody says."""
-    n = view.site.sizes["storage"]
-    alone = 0 if n == 1 else -1
-    if not by_queue:
-        return np.full(len(slots), alone, np.int64)
-    queues = view.jobs.queues
-    return np.array([by_queue.get(queues[slot], alone) for slot in slots.tolist()], np.int64)
+    """The storage of each job [m]: as it says, else by its queue, else the site's only one; -1 = unknown."""
+    n, site, jobs = view.site.sizes["storage"], view.site, view.jobs
+    known = {"": 0 if n == 1 else -1}  # by what jobs say, and by queue
+    out = np.empty(len(slots), np.int64)
+    for i, slot in enumerate(slots.tolist()):
+        said = jobs.storages[slot]
+        if said not in known:
+            found = site.entity("storage", said)
+            known[said] = known[""] if found is None else found
+        out[i] = known[said] if said else by_queue.get(jobs.queues[slot], known[""])
+    return out
 
 
 def storage_loads(busy_pu: F64, storage: I64, n_storage: int) -> F64:

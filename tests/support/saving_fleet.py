@@ -211,7 +211,7 @@ class _Columns:
 
     def __init__(self, n: int) -> None:
         self.saved_ns, self.recovered_ns = np.zeros(n, np.int64), np.zeros(n, np.int64)
-        self.queues = [""] * n
+        self.queues, self.storages = [""] * n, [""] * n
 
 
 class _View:

@@ -17,6 +17,7 @@ from policies.checkpointing.calendar import (
     PlannedSave,
     SaveCalendar,
 )
+from policies.checkpointing.costs import storage_of
 from policies.checkpointing.texts import INTERVAL, SINCE
 from tests.support.saving_fleet import FleetSettings, SavingFleet, calendar_advisor, engine_advisor
 from tests.support.saving_jobs import EIGHT, OTHERS, Saving, drain
@@ -158,3 +159,15 @@ def test_a_restart_is_expected_to_take_longer_where_others_save_more() -> None:
     kept = twin.engine.memory["checkpoint"]
     # 600 s as it said; the read in them is what a save takes alone: 60 s less the half that the other took
     assert kept["restart_s"][slot] == pytest.approx(600.0 - 30.0 + 30.0 / 0.5, rel=1e-6)
+
+
+def test_what_a_job_says_of_its_storage_counts_before_its_queue() -> None:
+    twin = Saving({"a": EIGHT, "b": OTHERS}, storage=[{"name": "fast"}, {"name": "slow"}])
+    jobs, slots = twin.engine.jobs, np.array([twin.engine.jobs.slot_of[job] for job in "ab"], np.int32)
+    view = twin.engine.view(1.0)
+    assert storage_of(view, slots, {}).tolist() == [-1, -1]
+    jobs.queues[slots[0]] = jobs.queues[slots[1]] = "train"
+    jobs.storages[slots[1]] = "slow"
+    assert storage_of(view, slots, {"train": 0}).tolist() == [0, 1]
+    jobs.storages[slots[1]] = "elsewhere"
+    assert storage_of(view, slots, {"train": 0}).tolist() == [0, -1], "of another site: nobody knows"

@@ -110,9 +110,10 @@ def test_devices_by_claim_and_beside_containers_are_taken_for_gpus(site: Site) -
 
 def test_what_a_job_says_of_itself(site: Site) -> None:
     labels = {**A, "kueue.x-k8s.io/queue-name": "gold", "racktwin.io/kind": "batch"}
+    labels["racktwin.io/storage"] = "fs"
     event = only(book(site), pod(labels=labels, priority=2**40, activeDeadlineSeconds=3600))
     assert (event.kind, event.account, event.priority) == ("batch", "gold", 2**31 - 1)
-    assert event.time_limit_s == 3600
+    assert (event.time_limit_s, event.storage) == (3600, "fs")
     kinds: Any = {"ml": "training"}
     assert only(book(site, kinds=kinds), pod(labels={"racktwin.io/kind": "odd"})).kind == "training"
     mixed = pod("a", labels={**A, "racktwin.io/kind": "batch"}), pod("b", labels=A)

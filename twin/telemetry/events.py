@@ -166,6 +166,8 @@ class JobStarted(_Event, frozen=True):
     account: str = ""
     queue: str = ""
     """Partition of Slurm, or queue of Kueue; "": none."""
+    storage: str = ""
+    """File system that it saves to, as it or its label says; "": nobody says."""
     time_limit_s: float = 0.0
     """0: no limit is known."""
     checkpoint_interval_s: float = 0.0

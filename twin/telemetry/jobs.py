@@ -84,6 +84,7 @@ class JobSlots(EntityState):
     tenants: list[str] = scalar([])
     accounts: list[str] = scalar([])
     queues: list[str] = scalar([])
+    storages: list[str] = scalar([])  # as jobs say
     counts: dict[str, int] = scalar(
         {"refused_full": 0, "unknown_nodes": 0, "unknown_ended": 0, "restarted": 0}
     )
@@ -98,7 +99,8 @@ class JobSlots(EntityState):
         self.nodes: list[I32] = [_NODES] * n
         self.slot_of: dict[str, int] = {}
         self.unslotted: dict[str, I32] = {}  # jobs for which there was no slot, and their nodes
-        self.names, self.tenants, self.accounts, self.queues = ([""] * n for _ in range(4))
+        self.names, self.tenants, self.accounts = ([""] * n for _ in range(3))
+        self.queues, self.storages = [""] * n, [""] * n
 
     def start(self, event: JobStarted, nodes: list[int], unknown: int, now_ns: int) -> int | None:
         """Give the job a slot; None when all are taken or resting. A second start replaces the first.
@@ -136,6 +138,7 @@ class JobSlots(EntityState):
             getattr(self, name)[slot] = getattr(event, name)
         self.names[slot], self.tenants[slot] = event.job, event.tenant
         self.accounts[slot], self.queues[slot] = event.account, event.queue
+        self.storages[slot] = event.storage
         self.nodes[slot] = placed
         self.job_of_node[self.nodes[slot]] = slot
         self.slot_of[event.job] = slot
@@ -150,7 +153,8 @@ class JobSlots(EntityState):
         self._unbind(slot)
         self.alive[slot] = False
         self.freed_ns[slot] = now_ns
-        self.names[slot] = self.tenants[slot] = self.accounts[slot] = self.queues[slot] = ""
+        self.names[slot] = self.tenants[slot] = self.accounts[slot] = ""
+        self.queues[slot] = self.storages[slot] = ""
         return slot
 
     def shown(self, slot: int) -> str:
@@ -183,8 +187,9 @@ class JobSlots(EntityState):
         self._flatten()
         out.adopt(self, {"node": old_of_new, "job": np.where(slots < self.n, slots, np.int32(-1))})
         out.job_of_node[out.job_of_node >= out.n] = -1
-        out.names, out.tenants, out.accounts, out.queues = (
-            (some + [""] * out.n)[: out.n] for some in (self.names, self.tenants, self.accounts, self.queues)
+        out.names, out.tenants, out.accounts, out.queues, out.storages = (
+            (some + [""] * out.n)[: out.n]
+            for some in (self.names, self.tenants, self.accounts, self.queues, self.storages)
         )
         new_of_old = np.full(len(self.job_of_node), -1, np.int32)
         kept = np.flatnonzero(old_of_new >= 0)
