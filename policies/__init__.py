@@ -8,6 +8,7 @@ from __future__ import annotations
 from policies.checkpointing import Checkpoint
 from policies.cooling_setpoint import CoolingSetpoint
 from policies.idle_power import IdlePower
+from policies.hall_budgets import HallBudgets
 from policies.leak_guard import LeakGuard
 from policies.node_replacement import Replacement
 from policies.operator import Operator
@@ -26,3 +27,5 @@ REGISTRY: dict[str, type[Policy]] = {
     "cooling_setpoint": CoolingSetpoint,
     "idle_power": IdlePower,
 }
+# Of the site files that name them: no site runs these otherwise
+BY_NAME: dict[str, type[Policy]] = {"hall_budgets": HallBudgets}

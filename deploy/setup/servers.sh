@@ -8,7 +8,7 @@ set -euo pipefail
 
 readonly PACKAGES=(
     mosquitto mosquitto-clients victoria-metrics etcd-server etcd-client slurmctld slurmd slurm-client munge
-    systemd-container prometheus prometheus-alertmanager ipmitool zsh fish chromium
+    systemd-container nats-server prometheus prometheus-alertmanager ipmitool zsh fish chromium
 )
 readonly POLICY=${RACKTWIN_POLICY_FILE:-/usr/sbin/policy-rc.d}
 

@@ -1,6 +1,7 @@
 from .allocation import Budgets as Budgets, Devices as Devices, allocate as allocate
 from .budgets import (
     Carried as Carried,
+    budgets_of as budgets_of,
     carried_by as carried_by,
     dead_feeders as dead_feeders,
     gain_of as gain_of,

@@ -29,6 +29,8 @@ daemon  the daemon that mirrors a live site and acts by its policies
     run run  run the daemon: mirror a live site and act by its policies
     check run  check configuration and site of a daemon; --online asks each endpoint once
     reload operate.live  make the daemon read its configuration, site and tokens again
+fleet  halls of several daemons below feeders that they share
+    run* run  run the daemon of the hub, which lends budgets to the halls of a fleet
 token  tokens of the HTTP interface
     add operate.token  make a token; its text is shown once
     list operate.token  list all tokens

@@ -34,6 +34,8 @@ def run_daemon(args: argparse.Namespace, out: Console, *_: Console) -> int:
         return run_check(args, out)
     try:
         loaded = load_config(find_config(args.config))
+        if args.command == "fleet run":
+            _need_hub(loaded)
     except ConfigError as error:
         return _refused(error)
     # Until the loop has its own handlers: a stop that comes this early is a clean one.
@@ -59,6 +61,16 @@ def run_daemon(args: argparse.Namespace, out: Console, *_: Console) -> int:
         return 1
     finally:
         take_down(writer)
+
+
+def _need_hub(loaded: Loaded) -> None:
+    """Raises ConfigError where this is the configuration of a hall, or of a daemon without a fleet."""
+    fleet = loaded.config.fleet
+    if fleet is None or fleet.hall is not None:
+        raise ConfigError(
+            f"{loaded.path}: $.fleet: {'missing' if fleet is None else f'is that of hall {fleet.hall}'}; expected "
+            "the servers of a hub, without `hall`; a hall is run by `racktwin daemon run`"
+        )
 
 
 def run_check(args: argparse.Namespace, out: Console, *_: Console) -> int:
@@ -104,6 +116,7 @@ def _check(loaded: Loaded) -> dict[str, Any]:
     from twin.daemon import load_checked
     from twin.wiring import (
         actuator_faults,
+        fleet_faults,
         external_file_faults,
         host_notes,
         power_faults,
@@ -115,7 +128,7 @@ def _check(loaded: Loaded) -> dict[str, Any]:
 
     faults, notes = external_file_faults(loaded)
     _, site, configured = load_checked(without_uncheckable(loaded), faults)
-    unknown = [*telemetry_faults(loaded, site), *actuator_faults(loaded, site), *power_faults(loaded, site)]
+    unknown = [*telemetry_faults(loaded, site), *actuator_faults(loaded, site), *power_faults(loaded, site), *fleet_faults(loaded, site)]
     if unknown:
         raise ConfigError(unknown)
     config = loaded.config
@@ -219,6 +232,16 @@ VERBS = {
         ~--listen SECONDS=10>listen_s
         """,
         ("", "--config /etc/racktwin/racktwin.yaml --log-json"),
+        answers=False,
+    ),
+    "fleet run": Verb(
+        run_daemon,
+        f"""
+        {CONFIG}
+        --log-json  logs as JSON, one object a line
+        --verbose  log more
+        """,
+        ("--config /etc/racktwin/fleet.yaml",),
         answers=False,
     ),
     "daemon check": Verb(

@@ -33,6 +33,7 @@ from twin.site import (
     convert,
     lapse_faults,
     parse_profile,
+    share_faults,
 )
 
 MAX_YAML_BYTES = 64 * 2**20  # of a site file
@@ -287,10 +288,11 @@ def make_policies(file: SiteFile) -> tuple[list[Policy], dict[str, str]]:
     problems: list[str] = []
     chosen: list[Policy] = []
     authority: dict[str, str] = {}
+    known = {**policies.REGISTRY, **policies.BY_NAME}
     for name in dict.fromkeys([*policies.REGISTRY, *file.policies]):
         entry = file.policies.get(name)
         try:
-            cls = _plug_in(policies.REGISTRY, name, entry.kind if entry else None, f"$.policies.{name}")
+            cls = _plug_in(known, name, entry.kind if entry else None, f"$.policies.{name}")
             policy = cls(**_known(cls, entry.settings)) if entry and entry.settings else cls()
         except (Exception, SystemExit) as error:
             where = f"the site file: $.policies.{name}.settings"
@@ -363,8 +365,11 @@ def make_engine(site: Site, authority: dict[str, str] | None = None) -> Engine:
 
 
 def arming_faults(spec: SiteSpec, site: Site) -> list[str]:
-    """Why this site may not be armed, if a policy is set to `act` on power."""
+    """Why this site may not run: shares of halls that break a feeder, or, if a policy is set to `act` on
+    power, what is left when all leases lapse."""
     armed = [name for name, entry in site.file.policies.items() if entry.authority in ("act", "approve")]
+    if faults := share_faults(site):  # they apply whatever this daemon may do
+        return faults
     if not armed or site.sizes["gpu"] == 0:
         return []
     profiles: dict[str, Profile] = {n: parse_profile(t, n) for n, t in spec.profiles.items()}

@@ -23,6 +23,7 @@ from connectors.slurm import expand_hosts
 from twin.catalogue import ConfigError, clean, did_you_mean
 from twin.config.actuators import Dcmi, Redfish, actuator_problems
 from twin.config.engine import read_yaml
+from twin.config.fleet import Fleet, fleet_problems
 from twin.config.logs import conceal
 from twin.config.outlooks import OutlookService, outlook_problems
 from twin.config.power import Power, power_problems
@@ -241,6 +242,7 @@ class Config(_Strict, frozen=True):
     burn_in: BurnIn | None = None  # the test that a node must pass before it returns; docs/schedulers.md
     power: Power | None = None  # demands from outside on what is drawn; docs/load-targets.md
     outlooks: list[OutlookService] = []  # services of prices, carbon and weather; docs/forecasts.md
+    fleet: Fleet | None = None  # the fleet that it belongs to, as a hall or as the hub; docs/fleet.md
     redfish: list[Redfish] = []  # power limits by BMCs, for nodes without an agent; docs/bmc.md
     dcmi: list[Dcmi] = []  # node limits by IPMI DCMI; needs ipmitool on this host; docs/bmc.md
     history: History = History()  # samples of everything, for graphs
@@ -403,6 +405,7 @@ def _problems(config: Config) -> list[str]:
     out += scheduler_problems(config.jobs.slurm, config.kubernetes, config.burn_in)
     out += power_problems(config.power)
     out += outlook_problems(config.outlooks, list(config.power.outlooks_files) if config.power else [])
+    out += fleet_problems(config.fleet)
     out += actuator_problems(config.redfish, config.dcmi)
     out.within("jobs.look_s", config.jobs.look_s, 0.1, 600)
     out.within("history.every_s", config.history.every_s, 0.1, 3600)

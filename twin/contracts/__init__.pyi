@@ -113,6 +113,8 @@ from .journal import (
     FitExpiredRecord as FitExpiredRecord,
     FitRequestedRecord as FitRequestedRecord,
     GrantExpiredRecord as GrantExpiredRecord,
+    HallHead as HallHead,
+    HallHeadsRecord as HallHeadsRecord,
     JournalRecord as JournalRecord,
     KeptBackRecord as KeptBackRecord,
     LapsedRecord as LapsedRecord,

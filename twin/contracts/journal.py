@@ -417,6 +417,22 @@ class LeaderRecord(JournalRecord, frozen=True, kw_only=True, tag="leader"):
     adopt: bool | None = None
 
 
+class HallHead(msgspec.Struct, frozen=True):
+    """The journal head of a hall, as its summary told it last."""
+
+    run: str
+    lines: int
+    head: str
+    epoch: int
+    sequence: int
+
+
+class HallHeadsRecord(JournalRecord, frozen=True, kw_only=True, tag="hall_heads"):
+    """The journal heads of all halls of a fleet: a hall whose journal is cut later is shown by them."""
+
+    heads: dict[str, HallHead]
+
+
 class ReloadRecord(JournalRecord, frozen=True, kw_only=True, tag="reload"):
     """A reload of the configuration, and why it was refused if it was."""
 
@@ -510,7 +526,7 @@ DECISIONS: tuple[type[JournalRecord], ...] = (
 )  # fmt: skip
 NOTES: tuple[type[JournalRecord], ...] = (
     ManifestRecord, EndRecord, AccessRecord, AlarmRecord, AuthorityRecord, ResumedRecord, StoryRecord,
-    LeaderRecord, ReloadRecord, SiteFileRecord, UpkeepRecord, QuarantineRecord, DaemonRecord,
+    LeaderRecord, HallHeadsRecord, ReloadRecord, SiteFileRecord, UpkeepRecord, QuarantineRecord, DaemonRecord,
 )  # fmt: skip
 _CLASSES = {cast(str, cls.__struct_config__.tag): cls for cls in (*DECISIONS, *NOTES)}
 # Lines that no tick made: how the run was kept and who touched it. A replay passes over them.

@@ -42,7 +42,9 @@ TRACE_RETRY_S = 10.0
 LONG_TICK_S = 2.0  # requests and a new term close the frame of a longer one
 # Settings that a running process keeps, and those that restart the links
 FIXED = ("state", "tick_s", "leader", "journal", "simulated", "embedded_port")
-LINKS = ("broker", "scrapes", "jobs", "kubernetes", "burn_in", "redfish", "dcmi", "power", "outlooks")
+LINKS = (
+    "broker", "scrapes", "jobs", "kubernetes", "burn_in", "redfish", "dcmi", "power", "outlooks", "fleet"
+)  # fmt: skip
 LEFT_OUT_S, MAX_LEFT_OUT = 86_400.0, 8  # how long and how many the alarm shows. source: estimate
 MAX_NOTES = 1000  # between two ticks
 CLOCKS_EVERY = 10  # ticks between looks at the clocks of sources

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -48,12 +49,14 @@ from twin.daemon.notify import Notifier
 from twin.daemon.policy_accounts import PolicyAccounts
 from twin.daemon.supervision import Supervisor
 from twin.report import LedgerStore
-from twin.run import HistoryService, Upkeep
+from twin.run import OPEN, HistoryService, Upkeep, journal_lines, line_hash
 from twin.site import Site
 from twin.telemetry import Event, Frame, Held, Released, Resumed, TicksSkipped
 from twin.wiring import (
     EmbeddedBroker,
+    FleetInterface,
     GridInterface,
+    HallState,
     Links,
     Member,
     Roster,
@@ -62,6 +65,7 @@ from twin.wiring import (
     WiringContext,
     answers_of,
     make_actuators,
+    make_fleet,
     make_grid_interface,
     make_jobs,
     make_schedulers,
@@ -71,7 +75,7 @@ from twin.wiring import (
 log = logging.getLogger(__name__)
 # One line for each decision and alarm; the journal has them whole
 event_log = logging.getLogger("racktwin")
-UPKEEP_EVERY_S = 60.0
+UPKEEP_EVERY_S, HEADS_EVERY_S = 60.0, 60.0
 CONNECT_S = 10.0  # after the start links are made; no sink is in trouble until then. source: estimate
 
 
@@ -82,6 +86,7 @@ class PreparedParts:
     links: Links
     schedulers: Schedulers
     outside: GridInterface
+    fleet: FleetInterface
     sources: list[Source]
     notifier: Notifier
     influx_token: str | None
@@ -106,7 +111,8 @@ class Services:
         leadership.on_change = self._leadership_changed
         self.broker: EmbeddedBroker | None = None
         self.links: Links | None = None
-        self.outside = GridInterface()
+        self.outside, self.fleet = GridInterface(), FleetInterface()
+        self._run = ""  # of this journal: the hash of its first line
         self.dispatchers: list[Dispatcher] = []
         self._job_counts: dict[str, dict[str, int]] = {}
         self._faults: dict[str, Callable[[], str]] = {}
@@ -140,20 +146,43 @@ class Services:
         context = WiringContext(loaded, site, lambda: self.live.engine, sink_context)
         schedulers = make_schedulers(context)
         make_actuators(context, schedulers)
+        hall = HallState(lambda: self.live.epoch, self._alarm_counts, self._journal_head, may_act)
+        fleet = make_fleet(loaded, site, lambda: self.live.engine, hall)
         return PreparedParts(
             links,
             schedulers,
             outside,
+            fleet,
             [
                 links.source,
                 *make_scrapes(loaded, site),
                 *schedulers.sources,
                 *make_jobs(loaded, roster),
                 *outside.sources,
+                *fleet.sources,
             ],
             Notifier(loaded, site.file.site),
             loaded.secret(settings.influx.token_file) if settings.influx else None,
         )
+
+    def _alarm_counts(self) -> dict[str, int]:
+        """Active alarms by severity."""
+        return dict(Counter(alarm.severity for alarm in self.alarms.active()))
+
+    def _journal_head(self) -> tuple[str, int, str]:
+        """(run, lines, head) of the journal as far as it is on the disk."""
+        lines, head = self.opened.recorder.safe
+        if lines and not self._run:
+            self._run = line_hash(next(journal_lines(self.opened.folder / OPEN), b""))
+        return self._run, lines, head
+
+    async def _note_heads(self) -> None:
+        """Write the journal heads of all halls into this journal, once a minute."""
+        while True:
+            await asyncio.sleep(HEADS_EVERY_S)
+            record = self.fleet.heads()
+            if record is not None:
+                self.live.note(record)
 
     def _history(self, token: str | None) -> HistoryService:
         loaded = self.live.loaded
@@ -197,9 +226,14 @@ class Services:
         if prepared.outside.publisher is not None:
             publish = prepared.links.source.publisher(may_act)
             supervisor.start("dsx-flex-out", "sink", partial(prepared.outside.publisher.run, publish))
+        self.fleet = prepared.fleet
+        if prepared.fleet.publisher is not None:
+            supervisor.start("fleet-summary", "sink", prepared.fleet.publisher.run)
+        if prepared.fleet.decoder is not None:
+            supervisor.start("hall-heads", "sink", self._note_heads)
         for name, work in prepared.schedulers.works.items():
             supervisor.start(name, "sink", work)
-        for sink in (*prepared.links.sinks, *prepared.schedulers.sinks):
+        for sink in (*prepared.links.sinks, *prepared.schedulers.sinks, *prepared.fleet.sinks):
             dispatcher = Dispatcher(sink, self.ingest.stage, may_act, self._now_ns)
             self.dispatchers.append(dispatcher)
             supervisor.start(f"to-{sink.name}", "sink", dispatcher.run)
@@ -245,6 +279,13 @@ class Services:
         out["sinks"] = {d.sink.name: dict(d.counts) for d in self.dispatchers}
         out["jobs"] = {name: dict(counts) for name, counts in self._job_counts.items()}
         out["outside"] = {name: dict(counts) for name, counts in self.outside.counts.items()}
+        if self.fleet.link is not None:
+            link_of_fleet = self.fleet.link
+            out["fleet"] = {
+                "connected": link_of_fleet.connected,
+                "fault": link_of_fleet.fault,
+                **link_of_fleet.counts,
+            }
         out["history"] = self.history.stats()
         return out | self.ingest.summary()
 

@@ -502,9 +502,11 @@ class Engine:
         self.ran_ns = {}
         intake.grant_w, grants = np.full(new.sizes["feeder"], np.nan), intake.grant_w
         intake.grant_ns, until = np.zeros(new.sizes["feeder"], np.int64), intake.grant_ns
+        order, intake.grant_order = intake.grant_order, np.zeros((new.sizes["feeder"], 2), np.int64)
         moved = np.flatnonzero(kept["feeder"] >= 0)
         intake.grant_w[moved] = grants[kept["feeder"][moved]]
         intake.grant_ns[moved] = until[kept["feeder"][moved]]
+        intake.grant_order[moved] = order[kept["feeder"][moved]]
         self.forecasts = {}
         records = dropped
         for name, model in self.models.items():

@@ -59,6 +59,8 @@ class Intake:
         self.approvals: dict[str, ev.Approved] = {}
         self.grant_w = np.full(site.sizes["feeder"], np.nan)
         self.grant_ns = np.zeros(site.sizes["feeder"], np.int64)
+        # (epoch, instant of issue) of the newest grant, by which late ones are known
+        self.grant_order = np.zeros((site.sizes["feeder"], 2), np.int64)
         self.grants: dict[str, tuple[int, float, float]] = {}  # feeder -> (until, lent W, W after it)
         self.outlooks = Outlooks()
         self.load_targets = LoadTargets()
@@ -322,7 +324,15 @@ class Intake:
             return f"expected a budget >= 0 and an instant, got {event.budget_w} and {event.expires_ns}"
         if event.expires_ns <= now_ns:
             return f"expired already, {(now_ns - event.expires_ns) / NS:.0f} s ago"
+        if not (0 <= event.issued_ns < 2**63 and 0 <= event.epoch < 2**63):
+            return f"expected an instant and an epoch, got {event.issued_ns} and {event.epoch}"
+        newest = tuple(self.grant_order[feeder].tolist())
+        if event.issued_ns and (event.epoch, event.issued_ns) < newest:
+            why = f"of epoch {event.epoch}, issued at {event.issued_ns}"
+            return f"{why}; the newest one is of epoch {newest[0]}, issued at {newest[1]}"
         self.grant_w[feeder], self.grant_ns[feeder] = event.budget_w, event.expires_ns
+        if event.issued_ns:
+            self.grant_order[feeder] = event.epoch, event.issued_ns
         own_w, after_w = site.budget_w[feeder], site.guaranteed_w[feeder]
         self.grants[site.name("feeder", feeder)] = (
             event.expires_ns,
@@ -402,6 +412,7 @@ class Intake:
             "pending_fits": [list(item) for item in self.pending_fits.items()],
             "seen": [list(item) for item in self.seen.items()], "fault_ids": self.fault_ids.dump(),
             "grant_w": self.grant_w, "grant_ns": self.grant_ns, "serials": self.serials,
+            "grant_order": self.grant_order,
             "identities": self.identities.dump(),
             "params_hash": self.params_hash, "counts": self.counts, "outlooks": self.outlooks.dump(),
             "load_targets": self.load_targets.dump(),
@@ -416,6 +427,7 @@ class Intake:
         self.requests, self.approvals = {r.id: r for r in requests}, {a.id: a for a in approvals}
         self.grants = {g[0]: (g[1], g[2], g[3]) for g in data["grants"]}
         self.grant_w, self.grant_ns = np.array(data["grant_w"]), np.array(data["grant_ns"])
+        self.grant_order = np.array(data.get("grant_order", np.zeros((len(self.grant_ns), 2), np.int64)))
         self.identities.restore(data["serials"], data.get("identities"))
         self.pending_fits = dict(data["pending_fits"])
         self.params_hash, self.counts = dict(data["params_hash"]), dict(data["counts"])

@@ -48,6 +48,7 @@ from twin.contracts import (
     FitExpiredRecord,
     FitRequestedRecord,
     GrantExpiredRecord,
+    HallHeadsRecord,
     JournalRecord,
     KeptBackRecord,
     LapsedRecord,
@@ -167,6 +168,9 @@ def _of_the_run(record: JournalRecord | OtherRecord) -> str:
             after = f", after {record.predecessor}" if record.predecessor else ""
             adopts = "; adopts what it finds commanded" if record.adopt else ""
             return f"leads with epoch {record.epoch}{after}{adopts}"
+        case HallHeadsRecord():
+            heads = [f"{hall} at line {h.lines:,}" for hall, h in sorted(record.heads.items())]
+            return f"journals of halls: {few(tuple(heads), len(heads))}"
         case SettlingRecord():
             return record.why
         case SettledRecord():

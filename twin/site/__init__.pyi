@@ -45,5 +45,5 @@ from .file import (
 )
 from .growth import grown_site as grown_site, with_racks as with_racks
 from .profile import Profile as Profile, parse_profile as parse_profile
-from .safety import lapse_faults as lapse_faults
+from .safety import HALL_BUDGET as HALL_BUDGET, lapse_faults as lapse_faults, share_faults as share_faults
 from .site import Envelope as Envelope, Limit as Limit, Site as Site, SiteSpec as SiteSpec

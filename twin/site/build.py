@@ -5,6 +5,7 @@ Pure: files are read by the shell.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from twin.site.draft import MAX_JOBS, Draft, draft_of
 from twin.site.envelope import envelopes_of, limits_of
 from twin.site.file import SiteFile, first_problems, salvage, short
 from twin.site.profile import Profile, parse_profile
-from twin.site.site import Limit, Relation, Site, SiteSpec
+from twin.site.safety import HALL_BUDGET
+from twin.site.site import Envelope, Limit, Relation, Site, SiteSpec
 
 _SIDES = {"none": 0, "A": 1, "B": 2}
 _UPWARD = {"bottom": 1, "top": -1, "unknown": 0}
@@ -220,6 +222,7 @@ def _assemble(
     envelopes, problems = envelopes_of(
         file.controls, profiles, rack_profile, rack_of_entity, cdu_of_rack, sizes
     )
+    envelopes[HALL_BUDGET] = _hall_budgets(draft, envelopes[HALL_BUDGET])
     draft.problems += problems
     if draft.problems or not sound:
         return None
@@ -282,6 +285,13 @@ def _limits(
     usual = [0 if name is None else profiles[name].nodes_per_rack for name in rack_profile]
     filled_pu = np.array([n / u if u else 1.0 for n, u in zip(nodes, usual, strict=True)], np.float64)
     return limits_of(profiles, of_nodes, rack_of_entity, sizes, filled_pu)
+
+
+def _hall_budgets(draft: Draft, bounds: Envelope) -> Envelope:
+    """The budgets that halls of a fleet may be granted [n_rack]: never below what they are guaranteed."""
+    guaranteed_w = _watts([g.guaranteed_w for g in draft.rack_group])
+    most_w = _watts([g.max_w for g in draft.rack_group])
+    return replace(bounds, low=guaranteed_w, high=most_w, safe=guaranteed_w)
 
 
 def _watts(limits: list[float | None]) -> np.ndarray:

@@ -31,6 +31,7 @@ LOOP_APPROACH_K = (1.0, 30.0)  # that coolers and towers are built for; source: 
 MAX_NAMED = 200_000  # halls, racks, feeders, CDUs, loops, leaves, switches: what has a name of its own
 MAX_NAMES = 1_000_000  # names written out in all, those that say who serves whom included
 MAX_LINKS = 8_000_000
+MAX_HALL_W = 1e9  # the bound of hall_power_w
 MAX_JOBS = 1_000_000
 
 
@@ -218,6 +219,7 @@ def _expand_racks(
             draft.problems.append(f"{path}.{key}: expected 0 to 10000, got {value}")
             draft.names_lost = True
             return
+    _check_share(draft, group, path)
     if abs(group.priority) >= 2**31:
         draft.problems.append(f"{path}.priority: expected a number of 32 bits, got {group.priority}")
     names = _names(draft, f"{path}.name", group.name)
@@ -257,6 +259,23 @@ def _expand_racks(
         for first in range(0, nodes, size):
             draft.supernodes.append(full if nodes <= size else f"{full}/domain{first // size}")
             draft.node_supernode += [len(draft.supernodes) - 1] * min(size, nodes - first)
+
+
+def _check_share(draft: Draft, group: RackGroup, path: str) -> None:
+    """Note a hall of a fleet that has nodes here, or shares that are no range."""
+    least_w, most_w = group.guaranteed_w, group.max_w
+    if least_w is None and most_w is None:
+        return
+    if least_w is None or most_w is None or not 0 < least_w <= most_w <= MAX_HALL_W:
+        draft.problems.append(
+            f"{path}: expected 0 < guaranteed_w <= max_w <= {MAX_HALL_W:g} for a hall of a fleet, got "
+            f"guaranteed_w {least_w} and max_w {most_w}"
+        )
+    if group.profile is not None or group.nodes or group.spare or group.spare_nodes:
+        draft.problems.append(
+            f"{path}: a hall of a fleet has its profile, nodes and spares in its own site file; expected none "
+            "here"
+        )
 
 
 def _check_spares(draft: Draft, group: RackGroup, path: str, nodes: int) -> None:

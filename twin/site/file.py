@@ -46,6 +46,9 @@ class RackGroup(_Strict, frozen=True):
     What is kept free to take over from a node that leaves: all of a `spare` rack, or the last `spare_nodes`
     of each rack. `reports` false: the rack has no meters of its own, so none are waited for. `nodes_from`
     says from which end of the rack its nodes are counted, as coolant that leaks runs down.
+
+    In the site file of a fleet a rack with `guaranteed_w` is a hall with a daemon of its own: it has no nodes
+    here, tells what it draws, and is granted a budget from `guaranteed_w` to `max_w` (docs/fleet.md).
     """
 
     name: str  # may hold one range: r[001-139]
@@ -57,6 +60,8 @@ class RackGroup(_Strict, frozen=True):
     spare_nodes: int = 0  # the last so many nodes of each rack are kept free
     reports: bool = True  # false: it has no meter of its own, and nothing is waited for
     nodes_from: Literal["bottom", "top", "unknown"] = "unknown"  # the end from which its nodes are counted
+    guaranteed_w: float | None = None  # it is a hall of a fleet: its budget while no grant runs
+    max_w: float | None = None  # of such a hall: the most that it is granted
 
 
 class CduGroup(_Strict, frozen=True):

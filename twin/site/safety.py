@@ -12,7 +12,7 @@ from twin.catalogue import F64
 from twin.site.profile import Profile
 from twin.site.site import Site
 
-CONTROL = "gpu.power_cap_w"
+CONTROL, HALL_BUDGET = "gpu.power_cap_w", "rack.hall_budget_w"
 
 
 def lapse_power_w(site: Site, profiles: dict[str, Profile]) -> F64:
@@ -72,5 +72,24 @@ def lapse_faults(site: Site, profiles: dict[str, Profile]) -> list[str]:
             faults.append(
                 f"{name}: {known.sum() / 1e3:.1f} kW after all leases lapse with the other feed lost, "
                 f"budget {budget_w[feeder] / 1e3:.1f} kW; lower gpu.power_cap_w safe by site `controls`"
+            )
+    return faults
+
+
+def share_faults(site: Site) -> list[str]:
+    """Shared feeders of a fleet that the guaranteed shares of its halls exceed with one feed lost.
+
+    A hall that both sides feed counts in full on the surviving side, and so on each of them.
+    """
+    share_w = np.nan_to_num(site.envelopes[HALL_BUDGET].safe)
+    budget_w, faults = budgets_w(site), []
+    for feeder in np.flatnonzero(np.isfinite(budget_w)).tolist():
+        halls = site.racks_below(feeder)
+        sum_w = float(share_w[halls].sum())
+        if sum_w > budget_w[feeder]:
+            faults.append(
+                f"{site.name('feeder', feeder)}: its halls are guaranteed {sum_w / 1e3:,.1f} kW, which it carries "
+                f"alone with the other feed lost; expected at most its budget of {budget_w[feeder] / 1e3:,.1f} "
+                "kW: lower guaranteed_w of its halls, here and in their own site files"
             )
     return faults

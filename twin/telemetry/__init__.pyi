@@ -23,6 +23,7 @@ from .events import (
     ApprovalWithdrawn as ApprovalWithdrawn,
     Authority as Authority,
     AuthorityChanged as AuthorityChanged,
+    BudgetGranted as BudgetGranted,
     CheckpointTold as CheckpointTold,
     CommandAcked as CommandAcked,
     EntityReplaced as EntityReplaced,

@@ -279,12 +279,18 @@ class SiteChanged(_Event, frozen=True):
 
 
 class BudgetGranted(_Event, frozen=True):
-    """An outside daemon lends a feeder a budget until `expires_ns`; then the guaranteed share applies."""
+    """An outside daemon lends a feeder a budget until `expires_ns`; then the guaranteed share applies.
+
+    `epoch` and `issued_ns` order the grants of one feeder: an older one that comes late is refused. 0: it has
+    no order.
+    """
 
     author: str
     feeder: str
     budget_w: float
     expires_ns: int
+    issued_ns: int = 0
+    epoch: int = 0
 
 
 class LoadTargetSet(_Event, frozen=True):

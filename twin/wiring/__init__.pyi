@@ -19,6 +19,12 @@ from .external_files import (
     external_file_faults as external_file_faults,
     without_uncheckable as without_uncheckable,
 )
+from .fleet import (
+    FleetInterface as FleetInterface,
+    HallState as HallState,
+    fleet_faults as fleet_faults,
+    make_fleet as make_fleet,
+)
 from .flex import LoadNow as LoadNow, load_now as load_now, places_of as places_of
 from .grid import (
     GridInterface as GridInterface,

@@ -1,0 +1,306 @@
+"""Fleet demo: two simulated halls and their hub on this machine; a feeder that both share is lost.
+
+`make fleet-demo` runs it. It starts nats-server three times (hub, and a leaf beside each hall), two simulated
+halls, their daemons and the daemon of the hub. Once both halls are lent more than they are guaranteed, feeder
+B is lost: both give way, the lower priority more. Then the feeder returns. With --stay it runs on until Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.server
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
+FEEDER_W, GUARANTEED_W, MOST_W = 66_000.0, 32_000.0, 41_000.0
+PRIORITY = {"hall-a": 2, "hall-b": 0}
+WAIT_S = 100.0
+HALL_SITE = f"""\
+site: {{hall}}
+halls:
+  - name: room
+    racks: [{{{{name: "r[1-4]", profile: hgx-h100}}}}]
+    feeders:
+      - {{{{name: main, external: true, guaranteed_w: {GUARANTEED_W:g}, serves: ["r[1-4]"]}}}}
+periods_s: {{{{rack: 5}}}}
+policies:
+  power_guard: {{{{authority: act}}}}
+  power_cap: {{{{authority: act}}}}
+"""
+HUB_SITE = f"""\
+site: fleet
+halls:
+  - name: campus
+    racks:
+      - {{name: hall-a, priority: 2, guaranteed_w: {GUARANTEED_W:g}, max_w: {MOST_W:g}}}
+      - {{name: hall-b, priority: 0, guaranteed_w: {GUARANTEED_W:g}, max_w: {MOST_W:g}}}
+    feeders:
+      - {{name: feeder-a, side: A, budget_w: {FEEDER_W:g}, serves: [hall-a, hall-b]}}
+      - {{name: feeder-b, side: B, budget_w: {FEEDER_W:g}, serves: [hall-a, hall-b]}}
+policies:
+  # failover false: the halls may use both feeds, and give way when one is lost
+  hall_budgets: {{authority: act, settings: {{failover: false}}}}
+"""
+FEEDER_MAP = """\
+rules:
+  - {table: feeder, entity: ["{name}"], signals: {feeder_lost: energised_state}}
+"""
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class FleetDemo:
+    """The processes of the demo, and what the hub says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ports = {name: free_port() for name in ("nats", "leafnodes", "hub-api", "hub-mqtt")}
+        for hall in PRIORITY:
+            self.ports |= {f"{hall}{what}": free_port() for what in ("", "-api", "-mqtt")}
+        self.meter = FeederMeter()
+        self._children: list[tuple[str, subprocess.Popen[bytes]]] = []
+
+    def start(self) -> None:
+        """Start all processes."""
+        program = shutil.which("nats-server") or "/usr/sbin/nats-server"
+        if not Path(program).is_file():
+            raise SystemExit("fleet-demo: expected nats-server on the PATH: apt-get install nats-server")
+        self._write("hub.conf", self._filled("hub.conf"))
+        self._child("nats-hub", program, "-c", str(self.folder / "hub.conf"))
+        for hall in PRIORITY:
+            self._write(f"{hall}.conf", self._filled("leaf.conf", hall))
+            self._child(f"nats-{hall}", program, "-c", str(self.folder / f"{hall}.conf"))
+            self._start_hall(hall)
+        self._start_hub()
+
+    def _start_hall(self, hall: str) -> None:
+        mqtt = self.ports[f"{hall}-mqtt"]
+        self._write(f"{hall}/site.yaml", HALL_SITE.format(hall=hall))
+        fleet = {
+            "servers": [f"nats://127.0.0.1:{self.ports[hall]}"],
+            "hall": hall,
+            "feeder": "main",
+            "every_s": 1,
+        }
+        self._configure(hall, mqtt, self.ports[f"{hall}-api"], fleet)
+        self._child(hall, *_racktwin("daemon", "run", "--config", str(self.folder / hall / "racktwin.yaml")))
+        _until(lambda: _listens(mqtt), f"the broker of {hall}")
+        site = str(self.folder / hall / "site.yaml")
+        self._child(f"{hall}-plant", *_racktwin("simulation", "publish", "--site", site, "--broker",
+                                                f"127.0.0.1:{mqtt}"))  # fmt: skip
+
+    def _start_hub(self) -> None:
+        self._write("hub/site.yaml", HUB_SITE)
+        self._write("hub/feeders.yaml", FEEDER_MAP)
+        (self.folder / "hub" / "password").write_text("CHANGE-FLEET\n")
+        (self.folder / "hub" / "password").chmod(0o600)
+        fleet = {"servers": [f"nats://127.0.0.1:{self.ports['nats']}"], "username": "fleet",
+                 "password_file": "password"}  # fmt: skip
+        self._configure("hub", self.ports["hub-mqtt"], self.ports["hub-api"], fleet)
+        self._child("hub", *_racktwin("fleet", "run", "--config", str(self.folder / "hub" / "racktwin.yaml")))
+
+    def _configure(self, name: str, mqtt: int, api: int, fleet: dict[str, Any]) -> None:
+        tree: dict[str, Any] = {"site": "site.yaml", "broker": "embedded", "embedded_port": mqtt,
+                                "simulated": True, "api": {"port": api}, "fleet": fleet}  # fmt: skip
+        if name == "hub":
+            url = f"http://127.0.0.1:{self.meter.server_address[1]}/metrics"
+            tree["scrapes"] = [{"url": url, "map": "feeders.yaml", "period_s": 1}]
+        self._write(f"{name}/racktwin.yaml", json.dumps(tree))  # JSON is YAML
+
+    def _filled(self, name: str, hall: str = "hall-a") -> str:
+        """A configuration of this folder with the ports and paths of the demo."""
+        text = (HERE / name).read_text(encoding="utf-8")
+        text = text.replace("/var/lib/nats", str(self.folder / "jetstream"))
+        text = text.replace("7422", str(self.ports["leafnodes"])).replace("4222", str(self.ports["nats"]))
+        if name == "leaf.conf":
+            text = text.replace("4223", str(self.ports[hall])).replace("hall-a", hall)
+            text = text.replace("HALL-A", hall.upper())
+        return text
+
+    def _write(self, name: str, text: str) -> None:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+    def _child(self, name: str, *words: str) -> None:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(words, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self._children.append((name, process))
+
+    def check(self) -> None:
+        """Raises SystemExit for a process that ended."""
+        for name, process in self._children:
+            if process.poll() is not None:
+                log = (self.folder / f"{name}.log").read_text(errors="replace")[-1500:]
+                raise SystemExit(f"fleet-demo: {name} ended with {process.returncode}:\n{log}")
+
+    def stop(self) -> None:
+        """End all processes, the newest first."""
+        for _, process in reversed(self._children):
+            process.send_signal(signal.SIGTERM)
+        for _, process in self._children:
+            try:
+                process.wait(8)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+    def halls(self) -> dict[str, dict[str, float]]:
+        """Each hall's row of the budgets, as the hub explains them; empty while it does not answer."""
+        self.check()
+        token = self.folder / "hub" / "state" / "admin.token"
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            url = f"http://127.0.0.1:{self.ports['hub-api']}/api/v1/explain/hall_budgets"
+            head = {"Authorization": f"Bearer {token.read_text().strip()}"}
+            with urllib.request.urlopen(urllib.request.Request(url, headers=head), timeout=5) as answer:
+                table = json.load(answer)["tables"][0]
+            names = [column["name"] for column in table["columns"]]
+            rows = [
+                dict(zip(names, row, strict=True)) if isinstance(row, list) else row for row in table["rows"]
+            ]
+            return {str(row["hall"]).rpartition("/")[2]: row for row in rows}
+        return {}
+
+    def lose(self, feeder: str, is_lost: bool) -> None:
+        """Tell the hub that a feeder lost its power, or has it again, as its meter would."""
+        self.meter.lost[feeder] = is_lost
+
+
+class FeederMeter(http.server.ThreadingHTTPServer):
+    """The meters of the shared feeders, as an exporter of Prometheus shows them."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), FeederPage)
+        self.lost = {"feeder-a": False, "feeder-b": False}
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+class FeederPage(http.server.BaseHTTPRequestHandler):
+    """The page of the exporter."""
+
+    server: FeederMeter
+
+    def do_GET(self) -> None:
+        """Answer with the state of both feeders."""
+        lines = [f'feeder_lost{{name="{name}"}} {int(lost)}\n' for name, lost in self.server.lost.items()]
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain; version=0.0.4")
+        self.end_headers()
+        self.wfile.write("".join(lines).encode())
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def _racktwin(*words: str) -> tuple[str, ...]:
+    return sys.executable, "-m", "twin", *words
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _until(holds: Callable[[], Any], what: str) -> Any:
+    """Wait for a condition. Raises SystemExit where it does not come."""
+    end = time.monotonic() + WAIT_S
+    while time.monotonic() < end:
+        if found := holds():
+            return found
+        time.sleep(0.25)
+    raise SystemExit(f"fleet-demo: waited {WAIT_S:g} s for {what}")
+
+
+def _said(halls: dict[str, dict[str, float]]) -> str:
+    parts = [
+        f"{name} draws {(row['power_w'] or 0) / 1e3:.1f} kW of {row['budget_w'] / 1e3:.1f} kW"
+        for name, row in sorted(halls.items())
+    ]
+    return "; ".join(parts)
+
+
+@contextlib.contextmanager
+def _folder(asked: Path | None) -> Iterator[Path]:
+    folder = asked or ROOT / "build" / "fleet-demo"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    yield folder
+
+
+def play(demo: FleetDemo, say: Callable[[str], None]) -> str:
+    """The story; what was seen, in a line."""
+
+    def lent() -> Any:
+        halls = demo.halls()
+        lent_w = [row["budget_w"] for row in halls.values() if (row["power_w"] or 0) > 0]
+        return halls if len(lent_w) == len(PRIORITY) and min(lent_w) > FEEDER_W / 2 else None
+
+    def gave_way() -> Any:
+        halls = demo.halls()
+        drawn_w = [max(row["held_w"], row["power_w"] or FEEDER_W) for row in halls.values()]
+        return halls if drawn_w and sum(drawn_w) <= FEEDER_W else None
+
+    before = _until(lent, "both halls to be lent more than their share of one feeder")
+    say(f"both feeds: {_said(before)}")
+    demo.lose("feeder-b", True)
+    begun = time.monotonic()
+    after = _until(gave_way, "both halls to give way")
+    took_s = time.monotonic() - begun
+    say(f"feeder-b is lost: {_said(after)}, {took_s:.1f} s later")
+    demo.lose("feeder-b", False)
+    again = _until(lent, "the budgets to be raised again")
+    say(f"feeder-b is back: {_said(again)}")
+    cut = {name: before[name]["budget_w"] - after[name]["budget_w"] for name in PRIORITY}
+    if not cut["hall-b"] >= cut["hall-a"] > 0:
+        raise SystemExit(f"fleet-demo: expected both halls to give way, hall-b more; got {cut}")
+    return (
+        f"seen (simulated): with feeder-b lost, hall-a (priority 2) gave up {cut['hall-a'] / 1e3:.1f} kW and "
+        f"hall-b (priority 0) {cut['hall-b'] / 1e3:.1f} kW of budget; together they drew no more than the "
+        f"{FEEDER_W / 1e3:g} kW of feeder-a {took_s:.1f} s later"
+    )
+
+
+def main() -> int:
+    """Run the demo."""
+    parser = argparse.ArgumentParser(prog="make fleet-demo", description=__doc__.partition("\n")[0])
+    parser.add_argument("--stay", action="store_true", help="run on until Ctrl-C, to look at the pages")
+    parser.add_argument("--out", type=Path, help="folder that is emptied and used; default: build/fleet-demo")
+    args = parser.parse_args()
+    with _folder(args.out) as folder:
+        demo = FleetDemo(folder.resolve())
+        try:
+            demo.start()
+            for name in ("hub", *PRIORITY):
+                print(
+                    f"{name}: http://127.0.0.1:{demo.ports[f'{name}-api']} (token: {folder / name / 'state'}/admin.token)"
+                )
+            print(play(demo, lambda text: print(text, flush=True)), flush=True)
+            while args.stay:
+                time.sleep(1.0)
+                demo.check()
+        except KeyboardInterrupt:
+            print("interrupted")
+        finally:
+            demo.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,293 @@
+"""hall_budgets: the budgets that a fleet lends to its halls under the feeders that they share.
+
+Each hall has its guaranteed share at least. What is left goes first to what halls are about to want, then up
+to their most, the higher priority first. With `failover` each side of a redundant supply carries all of a
+hall that both sides feed, so that the loss of one leaves the other inside its budget.
+
+A budget that is lowered counts as before until the hall tells that it holds the lower one and draws no more,
+or until the grant has run out. Only what is then left is lent to others: on the way from one split to the
+next the sum of all that halls may draw does not exceed a feeder.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from policies.power_capping import (
+    Carried,
+    Devices,
+    allocate,
+    budgets_of,
+    carried_by,
+    dead_feeders,
+    pairs_of,
+    sums_w,
+)
+from twin.catalogue import F64, I32, I64, NS, Bool, ContractError, find_control
+from twin.contracts import (
+    PAGE,
+    Columns,
+    ExplainRequest,
+    Explanation,
+    KeyFigure,
+    Memory,
+    Proposal,
+    Sentence,
+    TableColumn,
+    Topic,
+    Value,
+    View,
+    finite,
+    in_scope,
+    scope_of,
+    table_of,
+)
+from twin.site import HALL_BUDGET as CONTROL, Site
+from twin.telemetry import GOOD
+
+# A grant is in force by the hall's clock: so much later than by ours, and on its way. source: estimate
+SKEW_S = 3.0
+SLIP_S = 0.005  # of an age in float32, and of rounding to its quantum
+ROOM_W = 1.0  # of rounding
+REASONS = ("lowered: others need it, or a feeder carries less", "raised: there is room for it", "as it was")
+COLUMNS = (
+    TableColumn("hall"),
+    TableColumn("priority", "count"),
+    TableColumn("power_w", "W"),
+    TableColumn("demand_w", "W", "wants"),
+    TableColumn("budget_w", "W"),
+    TableColumn("held_w", "W", "may hold"),
+    TableColumn("guaranteed_w", "W"),
+    TableColumn("most_w", "W", "at most"),
+    TableColumn("age_s", "s", "heard before"),
+    TableColumn("full", text="held back by"),
+)
+
+
+class HallBudgets:
+    """Proposes a budget for each hall of a fleet."""
+
+    name: ClassVar[str] = "hall_budgets"
+    controls: ClassVar[tuple[str, ...]] = (CONTROL,)
+    rank: ClassVar[int] = 5  # before the operator: people narrow a budget, and do not overload a feeder
+    period_s: ClassVar[float] = 1.0
+    urgent: ClassVar[bool] = True
+    # `budget_w`: in force by our leases when last seen, and since when; `held_w`: what the hall may hold by
+    # an earlier one, and until when
+    memory: ClassVar[Columns | None] = Columns(
+        rack={"budget_w": "f8", "since_ns": "i8", "held_w": "f8", "held_ns": "i8"},
+        scalars={"seen_ns": "i8"},
+    )
+    topics: ClassVar[tuple[Topic, ...]] = (PAGE,)
+
+    def __init__(self, failover: bool = True, margin_pu: float = 0.0, silent_s: float = 15.0) -> None:
+        """`failover`: keep the loss of one side inside the budgets; `margin_pu` of each budget stays free;
+        a hall that is silent for `silent_s` is lent nothing beyond its guaranteed share."""
+        if not isinstance(failover, bool):
+            raise ContractError(f"failover: expected true or false, got {failover!r}")
+        for key, value, most in (("margin_pu", margin_pu, 0.5), ("silent_s", silent_s, 3600.0)):
+            if isinstance(value, bool) or not 0.0 <= value <= most:
+                raise ContractError(f"{key}: expected 0 to {most:g}, got {value!r}")
+        self.failover, self.margin_pu, self.silent_s = failover, float(margin_pu), float(silent_s)
+
+    def propose(self, view: View, memory: Memory) -> tuple[list[Proposal], Memory]:
+        """Lower budgets at once; raise them by what is left beside all that halls may still hold."""
+        halls = Halls.of(view, self.silent_s)
+        if not halls.is_hall.any():
+            return [], dict(memory)
+        kept = _remembered(view, memory, halls)
+        carried, left_w = self._left_w(view, halls)
+        goal_w = _split(view.site, carried, left_w, halls)
+        given_w = _raised(view.site, carried, left_w, halls, goal_w, _counted_w(halls, kept))
+        out = []
+        change = np.sign(np.round(given_w - halls.now_w))
+        for sign, reason in zip((-1.0, 1.0, 0.0), REASONS, strict=True):
+            index = np.flatnonzero(halls.is_hall & (change == sign)).astype(np.int32)
+            if len(index):
+                hi = given_w[index]
+                out.append(Proposal(CONTROL, index, halls.least_w[index], hi, hi.copy(), reason))
+        return out, kept
+
+    def explain(self, view: View, memory: Memory, request: ExplainRequest) -> Explanation:
+        """Each hall: what it draws, wants, holds and is guaranteed, and the feeder that holds it back."""
+        entity, inside = scope_of(view, request)
+        halls = Halls.of(view, self.silent_s)
+        carried, left_w = self._left_w(view, halls)
+        kept = _remembered(view, memory, halls)
+        full = sums_w(carried, _counted_w(halls, kept)) >= left_w - ROOM_W
+        rows: list[dict[str, Value]] = []
+        for i in in_scope(inside, "rack", np.flatnonzero(halls.is_hall).astype(np.int32)).tolist():
+            above = carried.pairs.place[(carried.pairs.rack == i) & full[carried.pairs.place]]
+            rows.append(
+                {
+                    "hall": view.site.name("rack", i),
+                    "priority": int(view.site.priority_of_rack[i]),
+                    "power_w": finite(halls.power_w[i]),
+                    "demand_w": finite(halls.demand_w[i]),
+                    "budget_w": finite(halls.now_w[i]),
+                    "held_w": finite(kept["held_w"][i]),
+                    "guaranteed_w": finite(halls.least_w[i]),
+                    "most_w": finite(halls.most_w[i]),
+                    "age_s": finite(halls.age_s[i], 1),
+                    "full": carried.name(view.site, int(above[0])) if len(above) else "",
+                }
+            )
+        silent = int((halls.is_hall & ~halls.heard).sum())
+        sentences = [Sentence(f"{len(rows)} halls share the feeders above them; {silent} of them are silent")]
+        if silent:
+            sentences.append(
+                Sentence(f"a hall that is silent for {self.silent_s:g} s has its guaranteed share", "note")
+            )
+        return Explanation(
+            policy=self.name,
+            now_ns=view.now_ns,
+            entity=entity,
+            sentences=tuple(sentences),
+            figures=(
+                KeyFigure("halls", len(rows), "count", "halls of the fleet"),
+                KeyFigure("silent_halls", silent, "count", "halls that are silent"),
+            ),
+            tables=(table_of("halls", COLUMNS, rows, "halls and their budgets", len(rows)),),
+        )
+
+    def _left_w(self, view: View, halls: Halls) -> tuple[Carried, F64]:
+        """(places, what each may carry of halls [n_place]); inf: no limit."""
+        site = view.site
+        carried = carried_by(view, pairs_of(site, dead_feeders(view), self.failover))
+        beside_w = np.where(halls.is_hall, 0.0, np.nan_to_num(view.worst("rack.power_w").astype(np.float64)))
+        left_w = (1.0 - self.margin_pu) * carried.limit_w - sums_w(carried, beside_w)
+        return carried, np.maximum(left_w - _unseen_w(view, carried, halls, beside_w), 0.0)
+
+
+class Halls(NamedTuple):
+    """The racks of a site as halls of a fleet [n_rack]; what is not told is NaN.
+
+    `now_w`: the budget in force by our leases; `heard`: its summary is no older than allowed.
+    """
+
+    is_hall: Bool
+    heard: Bool
+    least_w: F64
+    most_w: F64
+    now_w: F64
+    power_w: F64
+    demand_w: F64
+    told_w: F64
+    grant_ns: I64
+    guaranteed_w: F64
+    age_s: F64
+
+    @classmethod
+    def of(cls, view: View, silent_s: float) -> Halls:
+        """As their summaries tell."""
+        envelope = view.envelope(CONTROL)
+        is_hall = np.isfinite(envelope.safe)
+        least_w, most_w = np.nan_to_num(envelope.low), np.nan_to_num(envelope.high)
+        commanded_w = view.commanded(CONTROL)
+        age_s = view.age_s("rack.hall_power_w")
+
+        def told(name: str) -> F64:
+            key = f"rack.hall_{name}"
+            good = is_hall & (view.quality(key) == GOOD) & (view.age_s(key) <= silent_s)
+            return np.where(good, view.value(key), np.nan).astype(np.float64)
+
+        grant_s = view.age_s("rack.hall_grant_age_s") + told("grant_age_s")
+        known = np.isfinite(grant_s)
+        issued_ns = view.now_ns - np.round(np.where(known, grant_s, 0.0) * NS).astype(np.int64)
+        return cls(
+            is_hall,
+            is_hall & (age_s <= silent_s),
+            least_w,
+            most_w,
+            np.where(np.isnan(commanded_w), least_w, commanded_w),
+            told("power_w"),
+            told("demand_w"),
+            told("budget_readback_w"),
+            np.where(known, issued_ns, 0),
+            told("guaranteed_w"),
+            np.asarray(age_s, np.float64),
+        )
+
+
+def _remembered(view: View, memory: Memory, halls: Halls) -> Memory:
+    """The memory with what each hall may hold by now."""
+    control = find_control(CONTROL)
+    assert control is not None
+    lease_ns, now_ns = round((control.lease_s + SKEW_S) * NS), view.now_ns
+    seen_ns, begins = int(memory["seen_ns"]), int(memory["seen_ns"]) == 0
+    changed = memory["budget_w"] != halls.now_w
+    # What is in force since the last tick was issued with that tick at the earliest
+    since_ns = np.where(changed, seen_ns, memory["since_ns"])
+    if begins:  # a grant of a daemon before us may be in force, up to the most
+        held_w, held_ns = halls.most_w.copy(), np.full(len(changed), now_ns + lease_ns)
+    else:
+        held_w, held_ns = memory["held_w"].copy(), memory["held_ns"].copy()
+    over = held_ns <= now_ns
+    held_w[over] = halls.now_w[over]
+    slip_ns = round(SLIP_S * NS)
+    # It has taken a grant that was issued after the last change, and so refuses the ones before
+    acked = (
+        (halls.grant_ns > 0) & (halls.grant_ns >= since_ns - slip_ns) & (halls.told_w <= halls.now_w + ROOM_W)
+    )
+    if not begins:
+        held_w[acked] = halls.now_w[acked]
+    renewed = halls.now_w >= held_w
+    held_w = np.maximum(held_w, halls.now_w)
+    return {
+        "budget_w": halls.now_w.copy(),
+        "since_ns": since_ns,
+        "held_w": np.where(halls.is_hall, held_w, 0.0),
+        "held_ns": np.where(renewed, now_ns + lease_ns, held_ns),
+        "seen_ns": np.array(now_ns),
+    }
+
+
+def _counted_w(halls: Halls, kept: Memory) -> F64:
+    """Power that each hall may draw by now [n_rack]: by what it may hold, says that it holds, and draws."""
+    told_w = np.fmax(np.fmax(halls.told_w, halls.power_w), halls.guaranteed_w)
+    return np.where(halls.is_hall, np.fmax(kept["held_w"], told_w), 0.0)
+
+
+def _unseen_w(view: View, carried: Carried, halls: Halls, beside_w: F64) -> F64:
+    """What the meters of feeders read beyond all that halls tell and may draw [n_place].
+
+    A hall that tells too little, or a load that nobody told of, is then taken off what others get.
+    """
+    site, out = view.site, np.zeros(len(carried.limit_w))
+    now = carried_by(view, pairs_of(site, dead_feeders(view), failover=False))
+    likely_w = sums_w(now, np.where(halls.is_hall, np.fmax(halls.now_w, halls.power_w), beside_w))
+    metered = view.quality("feeder.power_w") == GOOD
+    read_w = np.where(metered, view.believed("feeder.power_w"), 0.0).astype(np.float64)
+    first, n = carried.feeder(0), carried.n_feeder
+    more_w = np.maximum(read_w - likely_w[now.feeder(0) : now.feeder(0) + n], 0.0)
+    out[first : first + n] = more_w
+    out[carried.pairs.drawn : carried.pairs.drawn + n] = more_w
+    return out
+
+
+def _split(site: Site, carried: Carried, left_w: F64, halls: Halls) -> F64:
+    """The budgets that halls should have [n_rack]: demand first, then up to their most, by priority."""
+    budgets, _ = budgets_of(carried, site, left_w)
+    rack, room_w = np.arange(carried.n_rack, dtype=np.int32), halls.most_w - halls.least_w
+    room_w = np.where(halls.heard, room_w, 0.0)
+    wanted_w = np.clip(np.nan_to_num(halls.demand_w) - halls.least_w, 0.0, room_w)
+    priority: I32 = site.priority_of_rack
+    first = allocate(Devices(rack, priority, halls.least_w, wanted_w, room_w), budgets, carried.n_rack)
+    rest_w = np.maximum(halls.least_w + room_w - first.power_w, 0.0)
+    return allocate(Devices(rack, priority, first.power_w, rest_w, room_w), budgets, carried.n_rack).power_w
+
+
+def _raised(site: Site, carried: Carried, left_w: F64, halls: Halls, goal_w: F64, counted_w: F64) -> F64:
+    """The budgets that may be granted now [n_rack]: `goal_w` where that is no raise, and else as near to it
+    as what is left beside all that is counted allows."""
+    budgets, _ = budgets_of(carried, site, left_w)
+    more_w = np.maximum(goal_w - counted_w, 0.0)
+    rack = np.arange(carried.n_rack, dtype=np.int32)
+    found = allocate(Devices(rack, site.priority_of_rack, counted_w, more_w, more_w), budgets, carried.n_rack)
+    # Below a feeder that may be overloaded already, nothing is raised
+    over = np.zeros(carried.n_rack, np.bool_)
+    over[budgets.group[(found.left_w < -ROOM_W)[budgets.row]]] = True
+    given_w = np.where(over, halls.now_w, found.power_w)
+    return np.clip(np.minimum(goal_w, given_w), halls.least_w, halls.most_w)

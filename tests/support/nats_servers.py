@@ -1,0 +1,99 @@
+"""Real NATS servers on loopback: a hub with JetStream, and a leaf node beside each hall.
+
+with nats_fleet(server, tmp_path, ("a", "b")) as fleet:
+    fleet.hub.url, fleet.leaf["a"].url
+    fleet.leaf["a"].stop(); fleet.leaf["a"].start()     # a cut of that hall
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.mosquitto import free_port
+
+DEPLOY = Path(__file__).parents[2] / "deploy" / "fleet"
+START_S = 20.0
+
+
+class NatsServer:
+    """A server process; its ports stay the same over restarts."""
+
+    def __init__(self, program: Path, folder: Path, config: str, port: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.program, self.folder, self.port = program, folder, port
+        self.url = f"nats://127.0.0.1:{port}"
+        self.file = folder / "nats.conf"
+        self.file.write_text(config)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it and wait until it is ready."""
+        log = (self.folder / "nats.log").open("ab")
+        before = log.tell()
+        self.process = subprocess.Popen(
+            [str(self.program), "-c", str(self.file)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+        log.close()
+        until = time.monotonic() + START_S
+        while time.monotonic() < until:
+            if self.process.poll() is not None:
+                raise AssertionError(f"nats-server ended with {self.process.returncode}: {self.log()}")
+            if b"Server is ready" in (self.folder / "nats.log").read_bytes()[before:]:
+                return
+            time.sleep(0.02)
+        self.stop()
+        raise AssertionError(f"nats-server was not ready within {START_S} s: {self.log()}")
+
+    def stop(self) -> None:
+        """Kill it: what it has not written is lost."""
+        process, self.process = self.process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def log(self) -> str:
+        """The end of what it wrote."""
+        return (self.folder / "nats.log").read_text(errors="replace")[-2000:]
+
+
+@dataclass
+class NatsFleet:
+    """The servers of a fleet."""
+
+    hub: NatsServer
+    leaf: dict[str, NatsServer]
+    password: str
+
+
+def _filled(name: str, values: dict[str, object]) -> str:
+    """A configuration that ships, with paths, ports and passwords of a test."""
+    text = (DEPLOY / name).read_text()
+    for key, value in values.items():
+        assert key in text, f"{name} lacks {key}"
+        text = text.replace(key, str(value))
+    return text
+
+
+@contextmanager
+def nats_fleet(
+    server: Callable[..., Path], tmp_path: Path, halls: tuple[str, ...] = ("a", "b")
+) -> Iterator[NatsFleet]:
+    """Servers with the configurations of deploy/fleet, without TLS, as they listen on loopback alone."""
+    program, port, leaf_port = server("nats-server"), free_port(), free_port()
+    hub = NatsServer(
+        program, tmp_path / "nats-hub", hub_config(tmp_path / "nats-hub", port, leaf_port, halls), port
+    )
+    leaves = {}
+    for hall in halls:
+        own = free_port()
+        leaves[hall] = NatsServer(program, tmp_path / f"nats-{hall}", leaf_config(hall, own, leaf_port), own)
+    with ExitStack() as stack:
+        for one in (hub, *leaves.values()):
+            one.start()
+            stack.callback(one.stop)
+        yield NatsFleet(hub, leaves, "secret")
