@@ -1,8 +1,8 @@
 """Real NATS servers on loopback: a hub with JetStream, and a leaf node beside each hall.
 
-with nats_fleet(server, tmp_path, ("a", "b")) as fleet:
-    fleet.hub.url, fleet.leaf["a"].url
-    fleet.leaf["a"].stop(); fleet.leaf["a"].start()     # a cut of that hall
+with nats_fleet(server, tmp_path, ("hall-a", "hall-b")) as fleet:
+    fleet.hub.url, fleet.leaf["hall-a"].url
+    fleet.leaf["hall-a"].stop(); fleet.leaf["hall-a"].start()     # a cut of that hall
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class NatsFleet:
 
     hub: NatsServer
     leaf: dict[str, NatsServer]
-    password: str
+    user: str = "fleet"
+    password: str = "CHANGE-FLEET"
 
 
 def _filled(name: str, values: dict[str, object]) -> str:
@@ -79,15 +80,24 @@ def _filled(name: str, values: dict[str, object]) -> str:
     return text
 
 
+def hub_config(folder: Path, port: int, leaf_port: int) -> str:
+    """The configuration of the hub."""
+    return _filled("hub.conf", {"7422": leaf_port, "4222": port, "/var/lib/nats/hub": folder / "jetstream"})
+
+
+def leaf_config(hall: str, port: int, leaf_port: int) -> str:
+    """The configuration of a leaf node."""
+    return _filled("leaf.conf", {"7422": leaf_port, "4223": port, "hall-a": hall, "HALL-A": hall.upper()})
+
+
 @contextmanager
 def nats_fleet(
-    server: Callable[..., Path], tmp_path: Path, halls: tuple[str, ...] = ("a", "b")
+    server: Callable[..., Path], tmp_path: Path, halls: tuple[str, ...] = ("hall-a", "hall-b")
 ) -> Iterator[NatsFleet]:
     """Servers with the configurations of deploy/fleet, without TLS, as they listen on loopback alone."""
     program, port, leaf_port = server("nats-server"), free_port(), free_port()
-    hub = NatsServer(
-        program, tmp_path / "nats-hub", hub_config(tmp_path / "nats-hub", port, leaf_port, halls), port
-    )
+    folder = tmp_path / "nats-hub"
+    hub = NatsServer(program, folder, hub_config(folder, port, leaf_port), port)
     leaves = {}
     for hall in halls:
         own = free_port()
@@ -96,4 +106,4 @@ def nats_fleet(
         for one in (hub, *leaves.values()):
             one.start()
             stack.callback(one.stop)
-        yield NatsFleet(hub, leaves, "secret")
+        yield NatsFleet(hub, leaves)
