@@ -49,6 +49,8 @@ from twin.telemetry import GOOD
 
 # A grant is in force by the hall's clock: so much later than by ours, and on its way. source: estimate
 SKEW_S = 3.0
+# Where the daemon of a hall died, caps stay for their lease as the grant had them. From then on: source: estimate
+SETTLE_S = 5.0
 SLIP_S = 0.005  # of an age in float32, and of rounding to its quantum
 ROOM_W = 1.0  # of rounding
 REASONS = ("lowered: others need it, or a feeder carries less", "raised: there is room for it", "as it was")
@@ -213,35 +215,31 @@ class Halls(NamedTuple):
 
 def _remembered(view: View, memory: Memory, halls: Halls) -> Memory:
     """The memory with what each hall may hold by now."""
-    control = find_control(CONTROL)
-    assert control is not None
-    lease_ns, now_ns = round((control.lease_s + SKEW_S) * NS), view.now_ns
-    seen_ns, begins = int(memory["seen_ns"]), int(memory["seen_ns"]) == 0
-    changed = memory["budget_w"] != halls.now_w
+    now_ns, leased = view.now_ns, np.isfinite(view.commanded(CONTROL))
+    held_for_ns = round((_lease_s(CONTROL) + SKEW_S + _lease_s("gpu.power_cap_w") + SETTLE_S) * NS)
     # What is in force since the last tick was issued with that tick at the earliest
-    since_ns = np.where(changed, seen_ns, memory["since_ns"])
-    if begins:  # a grant of a daemon before us may be in force, up to the most
-        held_w, held_ns = halls.most_w.copy(), np.full(len(changed), now_ns + lease_ns)
-    else:
-        held_w, held_ns = memory["held_w"].copy(), memory["held_ns"].copy()
-    over = held_ns <= now_ns
-    held_w[over] = halls.now_w[over]
-    slip_ns = round(SLIP_S * NS)
+    changed = memory["budget_w"] != halls.now_w
+    since_ns = np.where(changed, memory["seen_ns"], memory["since_ns"])
+    held_w, held_ns = memory["held_w"].copy(), memory["held_ns"].copy()
+    held_w[held_ns <= now_ns] = 0.0
     # It has taken a grant that was issued after the last change, and so refuses the ones before
-    acked = (
-        (halls.grant_ns > 0) & (halls.grant_ns >= since_ns - slip_ns) & (halls.told_w <= halls.now_w + ROOM_W)
-    )
-    if not begins:
-        held_w[acked] = halls.now_w[acked]
-    renewed = halls.now_w >= held_w
-    held_w = np.maximum(held_w, halls.now_w)
+    acked = leased & (halls.grant_ns > 0) & (halls.grant_ns >= since_ns - round(SLIP_S * NS))
+    held_w[acked & (halls.told_w <= halls.now_w + ROOM_W)] = 0.0
+    # Without a lease of ours, one of a daemon before us may be in force
+    now_w = np.where(leased, halls.now_w, halls.most_w)
+    renewed = halls.is_hall & (now_w >= held_w)
     return {
         "budget_w": halls.now_w.copy(),
         "since_ns": since_ns,
-        "held_w": np.where(halls.is_hall, held_w, 0.0),
-        "held_ns": np.where(renewed, now_ns + lease_ns, held_ns),
+        "held_w": np.where(halls.is_hall, np.maximum(held_w, now_w), 0.0),
+        "held_ns": np.where(renewed, now_ns + held_for_ns, held_ns),
         "seen_ns": np.array(now_ns),
     }
+
+
+def _lease_s(key: str) -> float:
+    control = find_control(key)
+    return 0.0 if control is None else control.lease_s
 
 
 def _counted_w(halls: Halls, kept: Memory) -> F64:
