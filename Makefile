@@ -22,13 +22,16 @@ LOCK := uv pip compile -q $(UPGRADE) --universal --generate-hashes --python-vers
 	--no-emit-index-url --custom-compile-command 'make lock' pyproject.toml
 CODE := twin policies connectors models
 
-.PHONY: help boards demo test check sbom audit docs bench evaluate client test-evaluation storm format lock clean distclean page pictures setup-run setup-dev setup-servers
+.PHONY: help boards demo fleet-demo test check sbom audit docs bench evaluate client test-evaluation storm format lock clean distclean page pictures setup-run setup-dev setup-servers
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 demo: setup-run ## Set up what is missing and show a simulated site under control
 	@.venv/bin/racktwin demo $(ARGS)
+
+fleet-demo: setup-run ## Show two simulated halls below a shared feeder that is lost (ARGS=--stay runs on)
+	@$(RUN) deploy/fleet/demo.py $(ARGS)
 
 test: setup-dev setup-servers ## Run all tests
 	@$(RUN) -m pytest -n $(JOBS) --maxschedchunk 1 $(ARGS)

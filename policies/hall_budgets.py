@@ -49,7 +49,7 @@ from twin.telemetry import GOOD
 
 # A grant is in force by the hall's clock: so much later than by ours, and on its way. source: estimate
 SKEW_S = 3.0
-# Where the daemon of a hall died, caps stay for their lease as the grant had them. From then on: source: estimate
+# Where the daemon of a hall died, caps stay for their lease; so long takes the fall then. source: estimate
 SETTLE_S = 5.0
 SLIP_S = 0.005  # of an age in float32, and of rounding to its quantum
 ROOM_W = 1.0  # of rounding

@@ -61,7 +61,7 @@ class SummaryDecoder:
             value = getattr(told, name)
             if value is not None and value > LIE_FACTOR * most_w:
                 raise BadMessage(
-                    f"{name} is {value:g} W and max_w of the hall {most_w:g} W; expected W, at most twice that"
+                    f"{name} is {value:g} W and max_w of the hall {most_w:g}; expected W, at most twice that"
                 )
         self.newest[hall] = told
         return _readings(rack, told, min(told.t_ns, message.t_ns))

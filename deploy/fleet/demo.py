@@ -2,7 +2,8 @@
 
 `make fleet-demo` runs it. It starts nats-server three times (hub, and a leaf beside each hall), two simulated
 halls, their daemons and the daemon of the hub. Once both halls are lent more than they are guaranteed, feeder
-B is lost: both give way, the lower priority more. Then the feeder returns. With --stay it runs on until Ctrl-C.
+B is lost: both give way, the lower priority more. Then the feeder returns. With --stay it
+runs on until Ctrl-C.
 """
 
 from __future__ import annotations
@@ -288,9 +289,8 @@ def main() -> int:
         try:
             demo.start()
             for name in ("hub", *PRIORITY):
-                print(
-                    f"{name}: http://127.0.0.1:{demo.ports[f'{name}-api']} (token: {folder / name / 'state'}/admin.token)"
-                )
+                url = f"http://127.0.0.1:{demo.ports[f'{name}-api']}"
+                print(f"{name}: {url} (token: {folder / name / 'state'}/admin.token)", flush=True)
             print(play(demo, lambda text: print(text, flush=True)), flush=True)
             while args.stay:
                 time.sleep(1.0)

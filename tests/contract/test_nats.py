@@ -64,7 +64,9 @@ class Wired:
         raise AssertionError(f"waited for {what}")
 
     async def tell(self, link: NatsLink, hall: str, sequence: int, payload: bytes = b"", **more: Any) -> None:
-        told = HallSummary(hall=hall, epoch=more.pop("epoch", 5), sequence=sequence, t_ns=time.time_ns(), **more)
+        told = HallSummary(
+            hall=hall, epoch=more.pop("epoch", 5), sequence=sequence, t_ns=time.time_ns(), **more
+        )
         with contextlib.suppress(ConnectorError):  # the server may cut us off
             await link.publish(summary_subject(hall), payload or encode(told), f"{hall}:5:{sequence}")
 

@@ -1,4 +1,4 @@
-"""A storm over a fleet in simulated time: real engines of hub and halls, the real codecs, a network that loses.
+"""A storm over a fleet in simulated time: real engines and codecs of hub and halls, and a network that loses.
 
 The network loses, doubles, delays and reorders messages; leaves are cut; the hub is killed and restarted, or
 another daemon takes over; the daemons of halls are killed, and their caps stay for their lease of 30 s; a

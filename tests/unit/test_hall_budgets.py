@@ -9,7 +9,7 @@ import pytest
 
 from policies import BY_NAME
 from tests.support.builders import Twin, explained, site_of
-from tests.support.fleets import FEEDER_W, GUARANTEED_W, MOST_W, fleet_tree
+from tests.support.fleets import GUARANTEED_W, MOST_W, fleet_tree
 from twin.catalogue import NS, ConfigError, ContractError
 from twin.config import arming_faults
 from twin.site import HALL_BUDGET, share_faults

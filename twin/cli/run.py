@@ -68,7 +68,7 @@ def _need_hub(loaded: Loaded) -> None:
     fleet = loaded.config.fleet
     if fleet is None or fleet.hall is not None:
         raise ConfigError(
-            f"{loaded.path}: $.fleet: {'missing' if fleet is None else f'is that of hall {fleet.hall}'}; expected "
+            f"{loaded.path}: $.fleet: {'missing' if fleet is None else f'is of hall {fleet.hall}'}; expected "
             "the servers of a hub, without `hall`; a hall is run by `racktwin daemon run`"
         )
 
@@ -116,8 +116,8 @@ def _check(loaded: Loaded) -> dict[str, Any]:
     from twin.daemon import load_checked
     from twin.wiring import (
         actuator_faults,
-        fleet_faults,
         external_file_faults,
+        fleet_faults,
         host_notes,
         power_faults,
         reading_notes,
@@ -128,7 +128,12 @@ def _check(loaded: Loaded) -> dict[str, Any]:
 
     faults, notes = external_file_faults(loaded)
     _, site, configured = load_checked(without_uncheckable(loaded), faults)
-    unknown = [*telemetry_faults(loaded, site), *actuator_faults(loaded, site), *power_faults(loaded, site), *fleet_faults(loaded, site)]
+    unknown = [
+        *telemetry_faults(loaded, site),
+        *actuator_faults(loaded, site),
+        *power_faults(loaded, site),
+        *fleet_faults(loaded, site),
+    ]
     if unknown:
         raise ConfigError(unknown)
     config = loaded.config

@@ -15,7 +15,9 @@ class Fleet(Strict, msgspec.Struct, frozen=True):
     what it is granted applies to `feeder`, an external feeder of its site file. Without, it is the hub.
     """
 
-    servers: list[str] = msgspec.field(default_factory=lambda: ["nats://127.0.0.1:4222"])  # of NATS; in a hall its leaf node
+    servers: list[str] = msgspec.field(
+        default_factory=lambda: ["nats://127.0.0.1:4222"]
+    )  # of NATS; in a hall its leaf node
     hall: str | None = None  # our name in the site file of the hub; without it this daemon is the hub
     feeder: str | None = None  # of our site file: external, and above all that the hall draws
     every_s: float = 2.0  # between two summaries

@@ -273,8 +273,7 @@ def _check_share(draft: Draft, group: RackGroup, path: str) -> None:
         )
     if group.profile is not None or group.nodes or group.spare or group.spare_nodes:
         draft.problems.append(
-            f"{path}: a hall of a fleet has its profile, nodes and spares in its own site file; expected none "
-            "here"
+            f"{path}: a hall of a fleet has its profile, nodes and spares in its own file; expected none here"
         )
 
 

@@ -88,8 +88,8 @@ def share_faults(site: Site) -> list[str]:
         sum_w = float(share_w[halls].sum())
         if sum_w > budget_w[feeder]:
             faults.append(
-                f"{site.name('feeder', feeder)}: its halls are guaranteed {sum_w / 1e3:,.1f} kW, which it carries "
-                f"alone with the other feed lost; expected at most its budget of {budget_w[feeder] / 1e3:,.1f} "
-                "kW: lower guaranteed_w of its halls, here and in their own site files"
+                f"{site.name('feeder', feeder)}: its halls are guaranteed {sum_w / 1e3:,.1f} kW, which it "
+                f"carries alone with the other feed lost; expected at most its budget of "
+                f"{budget_w[feeder] / 1e3:,.1f} kW: lower guaranteed_w, here and in the halls' files"
             )
     return faults
