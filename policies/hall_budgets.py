@@ -11,7 +11,8 @@ next the sum of all that halls may draw does not exceed a feeder.
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -163,10 +164,12 @@ class HallBudgets:
         return carried, np.maximum(left_w - _unseen_w(view, carried, halls, beside_w), 0.0)
 
 
-class Halls(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Halls:
     """The racks of a site as halls of a fleet [n_rack]; what is not told is NaN.
 
-    `now_w`: the budget in force by our leases; `heard`: its summary is no older than allowed.
+    `now_w`: the budget in force by our leases; `heard`: its summary is no older than allowed; `told_w`: the
+    budget that it says it holds, by a grant that was issued at `grant_ns` or later (0: by none).
     """
 
     is_hall: Bool
@@ -190,26 +193,26 @@ class Halls(NamedTuple):
         commanded_w = view.commanded(CONTROL)
         age_s = view.age_s("rack.hall_power_w")
 
-        def told(name: str) -> F64:
+        def latest(name: str) -> F64:
             key = f"rack.hall_{name}"
             good = is_hall & (view.quality(key) == GOOD) & (view.age_s(key) <= silent_s)
-            return np.where(good, view.value(key), np.nan).astype(np.float64)
+            return np.where(good, view.believed(key), np.nan).astype(np.float64)
 
-        grant_s = view.age_s("rack.hall_grant_age_s") + told("grant_age_s")
+        grant_s = view.age_s("rack.hall_grant_age_s") + latest("grant_age_s")
         known = np.isfinite(grant_s)
         issued_ns = view.now_ns - np.round(np.where(known, grant_s, 0.0) * NS).astype(np.int64)
         return cls(
-            is_hall,
-            is_hall & (age_s <= silent_s),
-            least_w,
-            most_w,
-            np.where(np.isnan(commanded_w), least_w, commanded_w),
-            told("power_w"),
-            told("demand_w"),
-            told("budget_readback_w"),
-            np.where(known, issued_ns, 0),
-            told("guaranteed_w"),
-            np.asarray(age_s, np.float64),
+            is_hall=is_hall,
+            heard=is_hall & (age_s <= silent_s),
+            least_w=least_w,
+            most_w=most_w,
+            now_w=np.where(np.isnan(commanded_w), least_w, commanded_w),
+            power_w=latest("power_w"),
+            demand_w=latest("demand_w"),
+            told_w=latest("budget_readback_w"),
+            grant_ns=np.where(known, issued_ns, 0),
+            guaranteed_w=latest("guaranteed_w"),
+            age_s=np.asarray(age_s, np.float64),
         )
 
 
@@ -249,7 +252,7 @@ def _counted_w(halls: Halls, kept: Memory) -> F64:
 
 
 def _unseen_w(view: View, carried: Carried, halls: Halls, beside_w: F64) -> F64:
-    """What the meters of feeders read beyond all that halls tell and may draw [n_place].
+    """Power that the meters of feeders read beyond all that halls tell and may draw [n_place].
 
     A hall that tells too little, or a load that nobody told of, is then taken off what others get.
     """

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
-FEEDER_W, GUARANTEED_W, MOST_W = 66_000.0, 32_000.0, 41_000.0
+FEEDER_W, GUARANTEED_W, MOST_W = 57_000.0, 27_000.0, 41_000.0
 PRIORITY = {"hall-a": 2, "hall-b": 0}
 WAIT_S = 100.0
 HALL_SITE = f"""\
@@ -36,6 +36,8 @@ halls:
     feeders:
       - {{{{name: main, external: true, guaranteed_w: {GUARANTEED_W:g}, serves: ["r[1-4]"]}}}}
 periods_s: {{{{rack: 5}}}}
+controls:
+  gpu.power_cap_w: {{{{safe: 250}}}}  # what GPUs draw without a daemon fits the guaranteed share
 policies:
   power_guard: {{{{authority: act}}}}
   power_cap: {{{{authority: act}}}}
@@ -54,6 +56,8 @@ policies:
   # failover false: the halls may use both feeds, and give way when one is lost
   hall_budgets: {{authority: act, settings: {{failover: false}}}}
 """
+# All GPUs work all the time, so that each hall wants more than half of a feeder
+SCENARIO = "name: busy\nhours: 1\nworkload: {constant_pu: 0.95}\n"
 FEEDER_MAP = """\
 rules:
   - {table: feeder, entity: ["{name}"], signals: {feeder_lost: energised_state}}
@@ -103,9 +107,10 @@ class FleetDemo:
         self._configure(hall, mqtt, self.ports[f"{hall}-api"], fleet)
         self._child(hall, *_racktwin("daemon", "run", "--config", str(self.folder / hall / "racktwin.yaml")))
         _until(lambda: _listens(mqtt), f"the broker of {hall}")
-        site = str(self.folder / hall / "site.yaml")
-        self._child(f"{hall}-plant", *_racktwin("simulation", "publish", "--site", site, "--broker",
-                                                f"127.0.0.1:{mqtt}"))  # fmt: skip
+        self._write("busy.yaml", SCENARIO)
+        plant = ("simulation", "publish", "--site", str(self.folder / hall / "site.yaml"))
+        where = ("--broker", f"127.0.0.1:{mqtt}", "--scenario", str(self.folder / "busy.yaml"))
+        self._child(f"{hall}-plant", *_racktwin(*plant, *where))
 
     def _start_hub(self) -> None:
         self._write("hub/site.yaml", HUB_SITE)

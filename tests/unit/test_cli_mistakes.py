@@ -287,6 +287,7 @@ NO_DATA = {
     ("init", ""): "writes files, and says which",
     ("demo", ""): "a process that tells a story",
     ("daemon", "run"): "a process with logs",
+    ("fleet", "run"): "a process with logs",
     ("top", ""): "a terminal that is drawn on",
 }
 

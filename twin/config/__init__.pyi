@@ -21,7 +21,7 @@ from .engine import (
     underfed as underfed,
     unguarded as unguarded,
 )
-from .fleet import Fleet as Fleet
+from .fleet import FleetSettings as FleetSettings
 from .logs import set_up as set_up, take_down as take_down
 from .outlooks import OutlookService as OutlookService
 from .power import SITE as SITE, Flex as Flex, feeder_of as feeder_of, power_notes as power_notes

@@ -10,14 +10,13 @@ from connectors.nats import hall_problem
 from twin.config.section import Problems, Strict
 
 
-class Fleet(Strict, msgspec.Struct, frozen=True):
+class FleetSettings(Strict, msgspec.Struct, frozen=True):
     """The fleet that this daemon belongs to. With `hall` it is that hall: it tells the hub its state, and
     what it is granted applies to `feeder`, an external feeder of its site file. Without, it is the hub.
     """
 
-    servers: list[str] = msgspec.field(
-        default_factory=lambda: ["nats://127.0.0.1:4222"]
-    )  # of NATS; in a hall its leaf node
+    # of NATS; in a hall its leaf node
+    servers: list[str] = msgspec.field(default_factory=lambda: ["nats://127.0.0.1:4222"])
     hall: str | None = None  # our name in the site file of the hub; without it this daemon is the hub
     feeder: str | None = None  # of our site file: external, and above all that the hall draws
     every_s: float = 2.0  # between two summaries
@@ -30,7 +29,7 @@ class Fleet(Strict, msgspec.Struct, frozen=True):
     key_file: str | None = None  # its key
 
 
-def fleet_problems(fleet: Fleet | None) -> list[str]:
+def fleet_problems(fleet: FleetSettings | None) -> list[str]:
     """Errors of the section beyond the types."""
     out = Problems()
     if fleet is None:

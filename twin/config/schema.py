@@ -23,7 +23,7 @@ from connectors.slurm import expand_hosts
 from twin.catalogue import ConfigError, clean, did_you_mean
 from twin.config.actuators import Dcmi, Redfish, actuator_problems
 from twin.config.engine import read_yaml
-from twin.config.fleet import Fleet, fleet_problems
+from twin.config.fleet import FleetSettings, fleet_problems
 from twin.config.logs import conceal
 from twin.config.outlooks import OutlookService, outlook_problems
 from twin.config.power import Power, power_problems
@@ -242,7 +242,7 @@ class Config(_Strict, frozen=True):
     burn_in: BurnIn | None = None  # the test that a node must pass before it returns; docs/schedulers.md
     power: Power | None = None  # demands from outside on what is drawn; docs/load-targets.md
     outlooks: list[OutlookService] = []  # services of prices, carbon and weather; docs/forecasts.md
-    fleet: Fleet | None = None  # the fleet that it belongs to, as a hall or as the hub; docs/fleet.md
+    fleet: FleetSettings | None = None  # the fleet that it belongs to, as a hall or as the hub; docs/fleet.md
     redfish: list[Redfish] = []  # power limits by BMCs, for nodes without an agent; docs/bmc.md
     dcmi: list[Dcmi] = []  # node limits by IPMI DCMI; needs ipmitool on this host; docs/bmc.md
     history: History = History()  # samples of everything, for graphs

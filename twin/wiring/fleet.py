@@ -27,7 +27,7 @@ from connectors.nats import (
 )
 from twin.alerts import reported_counts
 from twin.catalogue import ConfigError, ConnectorError
-from twin.config import Fleet, Loaded, Tls, explain_topic
+from twin.config import FleetSettings, Loaded, Tls, explain_topic
 from twin.contracts import HallHead, HallHeadsRecord, Sink, Source, Value
 from twin.engine import Engine
 from twin.site import Site
@@ -40,7 +40,7 @@ SEVERITIES = ("critical", "warning", "info")
 
 @dataclass(frozen=True)
 class HallState:
-    """What the daemon of a hall knows beside its engine: its epoch, alarms and the journal on the disk."""
+    """State of the daemon of a hall beside its engine: its epoch, alarms and the journal on the disk."""
 
     epoch: Callable[[], int]
     alarms: Callable[[], dict[str, int]]
@@ -72,7 +72,9 @@ class FleetInterface:
 class SummaryPublisher:
     """Publishes the state of a hall every few seconds, while its daemon leads."""
 
-    def __init__(self, fleet: Fleet, link: NatsLink, engine: Callable[[], Engine], state: HallState) -> None:
+    def __init__(
+        self, fleet: FleetSettings, link: NatsLink, engine: Callable[[], Engine], state: HallState
+    ) -> None:
         self._hall, self._feeder, self._every_s = fleet.hall or "", fleet.feeder or "", fleet.every_s
         self._link, self._engine, self._state = link, engine, state
         self._epoch = self._sequence = 0
@@ -179,7 +181,7 @@ def make_fleet(loaded: Loaded, site: Site, engine: Callable[[], Engine], state: 
     return FleetInterface([SummarySource(link, decoder)], [BudgetSink(site, link)], None, decoder, link)
 
 
-def _settings(loaded: Loaded, fleet: Fleet) -> NatsSettings:
+def _settings(loaded: Loaded, fleet: FleetSettings) -> NatsSettings:
     def path(name: str | None) -> str | None:
         return None if name is None else str(loaded.file(name))
 
@@ -199,7 +201,7 @@ def _settings(loaded: Loaded, fleet: Fleet) -> NatsSettings:
 
 
 def fleet_faults(loaded: Loaded, site: Site) -> list[str]:
-    """What the section and the site file do not agree on."""
+    """Faults where the section and the site file do not agree."""
     fleet, halls, out = loaded.config.fleet, halls_of(site), list[str]()
     if fleet is None:
         return out
