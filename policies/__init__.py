@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from policies.checkpointing import Checkpoint
 from policies.cooling_setpoint import CoolingSetpoint
-from policies.idle_power import IdlePower
 from policies.hall_budgets import HallBudgets
+from policies.idle_power import IdlePower
 from policies.leak_guard import LeakGuard
 from policies.node_replacement import Replacement
 from policies.operator import Operator

@@ -1,7 +1,7 @@
 """A made-up run that has in four minutes what a year brings: a GPU is replaced, a rack added, jobs come, go
 and tell of their saves, a model is fitted anew, GPUs get hot and one breaks, a person asks for a cap, people
-work at a rack, a node sleeps while jobs wait, one leaks, a feed is lost, a new term begins, weather and a plan
-are told ahead. Seeded, so that it is always the same."""
+work at a rack, a node sleeps while jobs wait, one leaks, a feed is lost, a new term begins, weather and a
+plan are told ahead. Seeded, so that it is always the same."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def tree(racks: list[str], **more: Any) -> dict[str, Any]:
                 "checkpoint",
                 "cooling_setpoint",
                 "idle_power",
-            )  # fmt: skip
+            )
         }
         | {
             "replacement": {"authority": "act", "settings": SHARES},

@@ -184,8 +184,8 @@ class MonthSite:
         level = np.zeros(self.n)
         self._block("gpu", {"power_w": gpu_w, "temp_c": temp_c}, now_ns)
         node_w = power_w + self.rng.normal(0, 1, self.n)
-        self._block("node", {"power_w": node_w, "power_on_state": on,
-                             "service_level_state": level, "standby_state": self.standby}, now_ns)  # fmt: skip
+        states = {"power_on_state": on, "service_level_state": level, "standby_state": self.standby}
+        self._block("node", {"power_w": node_w, **states}, now_ns)
         rack_w = np.bincount(site.rack_of_node, power_w) * (1.0 + self.rng.normal(0, 1e-4))
         self._block("rack", {"power_w": rack_w}, now_ns)
 

@@ -65,8 +65,8 @@ SchedulerParameters=bf_interval=1
 class Cluster:
     """A running cluster of `nodes` nodes called `gpu1`, `gpu2`, ... on this machine.
 
-    `absent` more are called `far0001`, ...: they are known to it, and never answer. With `gpus`, each node has
-    so many of them and 64 CPUs, as far as Slurm knows; there is a partition `debug`, and backfill. `more`:
+    `absent` more are called `far0001`, ...: they are known to it, and never answer. With `gpus`, each node
+    has so many of them and 64 CPUs, as far as Slurm knows; there is a partition `debug`, and backfill. `more`:
     lines of its configuration.
     """
 

@@ -116,7 +116,7 @@ def test_the_locks_cover_what_is_declared() -> None:
 
 
 def test_an_extra_has_one_exact_version_that_is_tested() -> None:
-    """That of the lock of the tests, or, for what is too large for every run of them, of a file of its own."""
+    """That of the lock of the tests, or of a file of its own for what is too large for each run."""
     from packaging.requirements import Requirement
 
     project = tomllib.loads((tree.ROOT / "pyproject.toml").read_text())["project"]

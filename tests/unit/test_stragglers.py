@@ -70,8 +70,9 @@ def trace_of(takes_s: F64, batches: int) -> tuple[list[dict[str, Any]], F64]:
         def put(
             rank: int, stage: int, kind: str, seq: int, span: tuple[float, float], step: int = step
         ) -> None:
-            rows.append({"dp_rank": rank, "stage": stage, "step": step, "optype": kind, "seq_id": seq,
-                         "start_ts": 1000.0 * step + span[0], "duration": span[1] - span[0], "mc": 0})  # fmt: skip
+            begin, end = span
+            row = {"dp_rank": rank, "stage": stage, "step": step, "optype": kind, "seq_id": seq, "mc": 0}
+            rows.append(row | {"start_ts": 1000.0 * step + begin, "duration": end - begin})
 
         for rank, (done, _) in enumerate(runs):
             for s in range(stages):

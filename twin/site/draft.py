@@ -121,14 +121,14 @@ def draft_of(file: SiteFile, profiles: dict[str, Profile], names_lost: bool) -> 
     for i, loop in enumerate(file.loops):
         draft.loops += [f"{file.site}/{n}" for n in _names(draft, f"$.loops[{i}].name", loop.name)]
         _check_loop(draft, loop, f"$.loops[{i}]")
-    for key, groups, paths in (
-        ("storage", file.storage, draft.storage),
-        ("queues", file.queues, draft.queues),
-        ("tenants", file.tenants, draft.tenants),
-        ("services", file.services, draft.services),
+    for key, names, paths in (
+        ("storage", [group.name for group in file.storage], draft.storage),
+        ("queues", [group.name for group in file.queues], draft.queues),
+        ("tenants", [group.name for group in file.tenants], draft.tenants),
+        ("services", [group.name for group in file.services], draft.services),
     ):
-        for i, part in enumerate(groups):
-            paths += [f"{file.site}/{n}" for n in _names(draft, f"$.{key}[{i}].name", part.name)]
+        for i, name in enumerate(names):
+            paths += [f"{file.site}/{n}" for n in _names(draft, f"$.{key}[{i}].name", name)]
     _check_keys(draft, file)
     for plane in draft.planes:
         stem = plane.rstrip("0123456789")
