@@ -66,8 +66,8 @@ class Cluster:
     """A running cluster of `nodes` nodes called `gpu1`, `gpu2`, ... on this machine.
 
     `absent` more are called `far0001`, ...: they are known to it, and never answer. With `gpus`, each node
-    has so many of them and 64 CPUs, as far as Slurm knows; there is a partition `debug`, and backfill. `more`:
-    lines of its configuration.
+    has so many of them and 64 CPUs, as far as Slurm knows; there is a partition `debug`, and backfill.
+    `more`: lines of its configuration.
     """
 
     def __init__(

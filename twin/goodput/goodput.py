@@ -269,8 +269,6 @@ class GoodputState(EntityState):
         value = table.value[signal.row, gpus]
         return np.where(table.current(signal, state.now_ns, gpus), value, np.float32(np.nan))
 
-    # -- answers
-
     def goodput_pu(self, slot: int) -> float | None:
         """Share of the watched time that trained and was kept; None where nothing was watched."""
         watched_s = float(self.trained_s[slot] + self.still_s[slot] + self.lost_s[slot])
