@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal, NamedTuple
 
 from twin.catalogue import NS
@@ -23,7 +23,8 @@ _COUNTS = ("gpu_running_count", "gpu_pending_count", "gpu_held_count",
 _STATES = ("running", "pending", "held")
 
 
-class Claim(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class JobClaim:
     """GPUs that jobs which are alike hold or ask for, together; `limit_s` is of each of them.
 
     `queues`: those in which it may start. `tenants`: names of its owner, of which the first that the site has
@@ -36,6 +37,7 @@ class Claim(NamedTuple):
     gpus: int
     queues: tuple[str, ...]
     tenants: tuple[str, ...]
+    _: KW_ONLY
     jobs: int = 1
     limit_s: float = 0.0
     since_s: float = 0.0
@@ -51,7 +53,7 @@ class Stock(NamedTuple):
     out: int
 
 
-class Tally:
+class DemandTally:
     """Sums over the claims of a row: in the order of _COUNTS, and the waits. A host counts once."""
 
     __slots__ = ("counts", "hosts", "next_s", "oldest_s")
@@ -61,7 +63,7 @@ class Tally:
         self.oldest_s, self.next_s = 0.0, math.inf
         self.hosts: dict[str, int] = {}
 
-    def add(self, claim: Claim, now_s: float) -> None:
+    def add(self, claim: JobClaim, now_s: float) -> None:
         """Count a claim in."""
         at = _STATES.index(claim.state)
         self.counts[3 + at] += claim.jobs
@@ -77,7 +79,7 @@ class Tally:
             if claim.start_s > 0:
                 self.next_s = min(self.next_s, max(claim.start_s - now_s, 0.0))
 
-    def join(self, other: Tally) -> None:
+    def join(self, other: DemandTally) -> None:
         """Count in what another scheduler has of this row."""
         self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
         self.oldest_s = max(self.oldest_s, other.oldest_s)
@@ -99,7 +101,7 @@ class _Part:
     """One scheduler's share: `until_ns` it counts as current."""
 
     until_ns: int
-    rows: dict[tuple[str, int], Tally]
+    rows: dict[tuple[str, int], DemandTally]
     stock: Stock | None
 
 
@@ -119,7 +121,7 @@ class DemandBook:
     def take(
         self,
         part: str,
-        claims: Iterable[Claim],
+        claims: Iterable[JobClaim],
         stock: Stock | None,
         queues: Collection[str],
         now_ns: int,
@@ -129,11 +131,14 @@ class DemandBook:
 
         They are good for `fresh_s`: later, a sum with other schedulers is unknown.
         """
-        rows = {("site", 0): Tally(), **{("tenant", e): Tally() for e in self._rows["tenant"].values()}}
-        rows |= {("queue", e): Tally() for name, e in self._rows["queue"].items() if name in queues}
+        rows = {
+            ("site", 0): DemandTally(),
+            **{("tenant", e): DemandTally() for e in self._rows["tenant"].values()},
+        }
+        rows |= {("queue", e): DemandTally() for name, e in self._rows["queue"].items() if name in queues}
         for claim in claims:
             for key in (("site", 0), *self._scopes(claim)):
-                rows.setdefault(key, Tally()).add(claim, now_ns / NS)
+                rows.setdefault(key, DemandTally()).add(claim, now_ns / NS)
         self._told[part] = _Part(now_ns + round(fresh_s * NS), rows, stock)
         return self._readings(now_ns)
 
@@ -145,7 +150,7 @@ class DemandBook:
             inlet.skip(table, why, name[:60], f"list it under `{table}s` of the site file")
         self.strangers.clear()
 
-    def _scopes(self, claim: Claim) -> Iterator[tuple[str, int]]:
+    def _scopes(self, claim: JobClaim) -> Iterator[tuple[str, int]]:
         """The rows of queues and tenants that a claim counts in."""
         queues, tenants = self._rows["queue"], self._rows["tenant"]
         for name in claim.queues:
@@ -167,10 +172,10 @@ class DemandBook:
         told = [self._told.get(part) for part in self._parts]
         whole = all(part is not None and now_ns <= part.until_ns for part in told)
         known = [part for part in told if part is not None]
-        rows: dict[tuple[str, int], Tally] = {}
+        rows: dict[tuple[str, int], DemandTally] = {}
         for part in known if whole else ():
             for key, tally in part.rows.items():
-                rows.setdefault(key, Tally()).join(tally)
+                rows.setdefault(key, DemandTally()).join(tally)
         stocks = [part.stock for part in known]
         stock = _NO_STOCK
         if whole and all(s is not None for s in stocks):

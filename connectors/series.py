@@ -393,7 +393,7 @@ class SeriesTable:
 
 
 def _series(sample: SeriesSample) -> tuple[Any, ...]:
-    """What tells a series from the others of its source."""
+    """The identity of a series among those of its source."""
     return sample.measurement, sample.name, *sorted(sample.labels.items())
 
 

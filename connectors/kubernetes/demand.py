@@ -7,10 +7,11 @@ A workload that Kueue has not admitted is pending; its own pods, if there are an
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from connectors.demand import Claim, Stock
+from connectors.demand import JobClaim, Stock
 from connectors.kubernetes.jobs import MAX_PODS, QUEUE_LABEL, PodBook
 from connectors.kubernetes.nodes import IN_SERVICE, KEPT
 from connectors.kubernetes.objects import KubernetesNode, KubernetesPod, KueueQueue, KueueWorkload, count_of
@@ -21,7 +22,8 @@ ADMISSION = "kueue.x-k8s.io/admission"  # the gate by which Kueue holds pods
 OVER = ("Finished", "DeactivationTarget")
 
 
-class _PodClaim(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PodClaim:
     """A pod with GPUs. `host`: where it is bound; `gated`: Kueue has not admitted it."""
 
     group: str
@@ -41,7 +43,7 @@ class PodDemand:
         self._book = book
         self._pods: dict[str, _PodClaim] = {}
         self._groups: dict[str, dict[str, _PodClaim]] = {}
-        self._workloads: dict[str, Claim] = {}
+        self._workloads: dict[str, JobClaim] = {}
         self._used: dict[str, int] = {}  # host -> GPUs of pods that are bound to it
         self.queues: dict[str, str] = {}  # local queues of Kueue: key -> name
         self.changed = True  # since the caller last cleared it
@@ -104,7 +106,7 @@ class PodDemand:
             self.queues[queue.metadata.key] = queue.metadata.name
         self.changed = True
 
-    def claims(self, kueue: bool) -> list[Claim]:
+    def claims(self, kueue: bool) -> list[JobClaim]:
         """The claims of all jobs. `kueue`: workloads are read, so that pods behind its gate are theirs."""
         out = list(self._workloads.values()) if kueue else []
         for group, members in self._groups.items():
@@ -116,7 +118,7 @@ class PodDemand:
                 if not some:
                     continue
                 out.append(
-                    Claim(
+                    JobClaim(
                         some[0].state,
                         sum(p.gpus for p in some),
                         (queue,) if (queue := next((p.queue for p in some if p.queue), "")) else (),
@@ -168,7 +170,7 @@ class PodDemand:
             gated=ADMISSION in gates,
         )
 
-    def _waiting(self, workload: KueueWorkload) -> Claim | None:
+    def _waiting(self, workload: KueueWorkload) -> JobClaim | None:
         """The claim of a workload that is not admitted; None for any other, whose pods count."""
         meta, spec = workload.metadata, workload.spec
         if workload.holds("Admitted") or any(workload.holds(kind) for kind in OVER):
@@ -177,7 +179,7 @@ class PodDemand:
         gpus = sum(count * each for count, each in sets)
         if not gpus:
             return None
-        return Claim(
+        return JobClaim(
             "held" if spec.active is False else "pending",
             gpus,
             (spec.queue_name,) if spec.queue_name else (),

@@ -159,7 +159,7 @@ def _levels_of(node: KubernetesNode, busy: bool) -> _Levels:
 class KubernetesSource:
     """Follows a cluster. `known` gives the nodes of the jobs that the twin takes to be running.
 
-    `placement`: also read how nodes are placed. `demand`: where what jobs hold and wait for is added up.
+    `placement`: also read how nodes are placed.
     """
 
     name = "kubernetes"
@@ -173,7 +173,6 @@ class KubernetesSource:
         known: Callable[[], Mapping[str, Collection[str]]] = dict,
         settle_s: float = SETTLE_S,
         placement: bool = False,
-        demand: DemandBook | None = None,
     ) -> None:
         self._client, self._hosts, self._known, self._settle_s = client, hosts, known, settle_s
         self.book = PodBook(hosts, labels or PodLabels())
@@ -184,7 +183,9 @@ class KubernetesSource:
         self._stated_s = -math.inf
         self.nodes = Followed(client, "/api/v1/nodes", KubernetesNode, self._all_nodes, self._node)
         self.pods = Followed(client, "/api/v1/pods", KubernetesPod, self._all_pods, self._pod)
-        self.demand, self._demand_book = PodDemand(self.book), demand
+        self.demand = PodDemand(self.book)
+        # Where what jobs hold and wait for is added up; to be set before it runs
+        self.demand_book: DemandBook | None = None
         self.workloads = Followed(client, WORKLOADS, KueueWorkload, self._all_workloads, self._workload)
         self.queues = Followed(client, QUEUES, KueueQueue, self._all_queues, self._queue)
         self._has_kueue: bool | None = None  # None: not known yet
@@ -196,7 +197,7 @@ class KubernetesSource:
         self._stated_s = -math.inf
         self._added_s, self._has_kueue = -math.inf, None
         tasks = [asyncio.create_task(f.run(inlet)) for f in (self.nodes, self.pods)]
-        if self._demand_book is not None:
+        if self.demand_book is not None:
             tasks.append(asyncio.create_task(self._follow_kueue(inlet)))
         self.nodes.listed = self.pods.listed = False
         try:
@@ -294,7 +295,7 @@ class KubernetesSource:
 
     def _stage_demand(self, inlet: Inlet) -> None:
         """Report what jobs hold and wait for: changes within DEMAND_S, everything each RESTATE_S."""
-        book, now_ns, now_s = self._demand_book, time.time_ns(), time.monotonic()
+        book, now_ns, now_s = self.demand_book, time.time_ns(), time.monotonic()
         if book is None or self._has_kueue is None or (self._has_kueue and not self.queues.listed):
             return
         followed = [self.nodes, self.pods, *((self.workloads, self.queues) if self._has_kueue else ())]

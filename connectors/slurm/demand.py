@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Literal
 
-from connectors.demand import Claim, Stock
+from connectors.demand import JobClaim, Stock
 from connectors.slurm.hostlist import MAX_HOSTS, expand_hosts
 from connectors.slurm.jobs import GRANTED, WAITING, Listed
 from connectors.slurm.nodes import SlurmNode, gpus_in
@@ -53,15 +53,15 @@ def tasks_of(text: str) -> int:
     return max(total, 1)
 
 
-class Inventory:
+class SlurmGpus:
     """GPUs of the nodes of a Slurm. `gpus_of` gives a host's GPUs by the site: some Slurms count none."""
 
     def __init__(self, nodes: Mapping[str, SlurmNode], gpus_of: Callable[[str], int]) -> None:
         self.nodes, self._gpus_of = nodes, gpus_of
-        self.counted = any(node.gpus for node in nodes.values())
+        self.counted = any(node.share.gpus for node in nodes.values())
         seen: dict[str, Counter[int]] = {}
         for host, node in nodes.items():
-            for name in node.partitions:
+            for name in node.share.partitions:
                 seen.setdefault(name, Counter())[self.gpus(host)] += 1
         self.usual = {name: counts.most_common(1)[0][0] for name, counts in seen.items()}
         """GPUs that most nodes of a partition have."""
@@ -75,13 +75,13 @@ class Inventory:
         """GPUs of a node."""
         if not self.counted:
             return self._gpus_of(host)
-        return self.nodes[host].gpus if host in self.nodes else 0
+        return self.nodes[host].share.gpus if host in self.nodes else 0
 
     def used(self, host: str) -> int:
         """GPUs of a node that jobs hold."""
         node = self.nodes[host]
         if self.counted:
-            return node.gpus_used
+            return node.share.used
         return self._gpus_of(host) if node.base_state in _BUSY else 0
 
     def stock(self, kept: Callable[[str], bool]) -> Stock:
@@ -97,11 +97,11 @@ class Inventory:
                 idle += free
         return Stock(idle, spare, out)
 
-    def claims(self, listing: Iterable[Listed]) -> list[Claim]:
+    def claims(self, listing: Iterable[Listed]) -> list[JobClaim]:
         """The claims of all jobs that hold or ask for nodes."""
         return [self._claim(job) for job in listing if job.state in GRANTED or job.state in WAITING]
 
-    def _claim(self, job: Listed) -> Claim:
+    def _claim(self, job: Listed) -> JobClaim:
         state = _state_of(job)
         queues = tuple(dict.fromkeys(q for part in job.partition.split(",") if (q := part.strip())))
         gpus, hosts = gpus_asked(job), tuple[tuple[str, int], ...]()
@@ -113,7 +113,7 @@ class Inventory:
                 each = min((self.usual[q] for q in queues if q in self.usual), default=0)
                 gpus = count_of(job.node_count) * each
         jobs = 1 if state == "running" else tasks_of(job.tasks)
-        return Claim(
+        return JobClaim(
             state,
             gpus * jobs,
             queues,

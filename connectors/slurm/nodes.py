@@ -36,11 +36,19 @@ _GPUS = re.compile(r"(?:^|,)(?:gres[:/])?gpu(?::[^:,=]*?)??(?:[:=]([0-9]{1,9}))?
 _NOTE = re.compile(r"\([^()]*\)")  # which sockets, or which devices
 
 
+class NodeShare(NamedTuple):
+    """GPUs of a node as Slurm counts them, those of jobs among them, and the partitions that it is in."""
+
+    gpus: int = 0
+    used: int = 0
+    partitions: tuple[str, ...] = ()
+
+
 class SlurmNode(NamedTuple):
     """A node of Slurm. `drain`: it gets no jobs; `busy`: and still holds some; `level` None: unknown.
 
-    `works`: jobs hold it; `standby` None: unknown; `stopping`: it is on its way to sleep. `gpus` and
-    `gpus_used` are those that Slurm counts; `partitions` are those that it is in.
+    `works`: jobs hold it; `standby` None: unknown; `stopping`: it is on its way to sleep. `share` says how
+    many GPUs it brings, to which partitions.
     """
 
     state: str
@@ -51,9 +59,7 @@ class SlurmNode(NamedTuple):
     works: bool = False
     standby: float | None = None
     stopping: bool = False
-    gpus: int = 0
-    gpus_used: int = 0
-    partitions: tuple[str, ...] = ()
+    share: NodeShare = NodeShare()
 
     @property
     def base_state(self) -> str:
@@ -83,9 +89,9 @@ def parse_nodes(text: str) -> dict[str, SlurmNode]:
         host, state, partition, gres, used, reason = cells
         if host and state and len(host) <= MAX_TEXT:
             node = _node(state.lower(), "" if reason == "none" else reason[:MAX_TEXT])
-            before = out[host].partitions if host in out else ()
+            before = out[host].share.partitions if host in out else ()
             known = dict.fromkeys((*before, partition) if partition else before)
-            out[host] = node._replace(gpus=gpus_in(gres), gpus_used=gpus_in(used), partitions=tuple(known))
+            out[host] = node._replace(share=NodeShare(gpus_in(gres), gpus_in(used), tuple(known)))
     return out
 
 

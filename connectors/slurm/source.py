@@ -16,7 +16,7 @@ import numpy as np
 
 from connectors.demand import DemandBook
 from connectors.program import run_program
-from connectors.slurm.demand import Inventory
+from connectors.slurm.demand import SlurmGpus
 from connectors.slurm.jobs import FORMAT, JobLedger, Listed, parse_listing
 from connectors.slurm.marks import NODES, RESERVATIONS, SIGNAL as PLACEMENT, Marks, parse_marks, placements
 from connectors.slurm.nodes import FORMAT as NODE_FORMAT, OWNER, SIGNAL, STANDBY, SlurmNode, parse_nodes
@@ -150,11 +150,11 @@ class SlurmSource:
             await self._placements(inlet)
 
     def _demand(self, inlet: Inlet, nodes: Mapping[str, SlurmNode], now_ns: int) -> list[Reading]:
-        """What jobs hold and wait for by the last listings; nothing where jobs could not be read whole."""
+        """Demand by the last listings; nothing where jobs could not be read whole."""
         book, listing = self._settings.demand, self._listing
         if book is None or listing is None:
             return []
-        inventory = Inventory(nodes, self._gpus_of)
+        inventory = SlurmGpus(nodes, self._gpus_of)
         stock = inventory.stock(self.marks.keeps)
         fresh_s = FRESH_PERIODS * self.period_s + self._settings.timeout_s
         found = book.take(self.name, inventory.claims(listing), stock, inventory.partitions, now_ns, fresh_s)

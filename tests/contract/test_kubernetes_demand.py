@@ -41,7 +41,9 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def source(cluster: Cluster) -> KubernetesSource:
     client = KubernetesClient(lambda: Access(f"http://127.0.0.1:{cluster.port}"), timeout_s=5)
     hosts = Hosts(SITE, {"n[0-3]": "r1/node[0-3]"})
-    return KubernetesSource(client, hosts, settle_s=0.02, demand=DemandBook(SITE, ["kubernetes"]))
+    mine = KubernetesSource(client, hosts, settle_s=0.02)
+    mine.demand_book = DemandBook(SITE, ["kubernetes"])
+    return mine
 
 
 class Kept(RecordingInlet):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from connectors.demand import DemandBook
-from connectors.slurm.demand import Inventory
+from connectors.slurm.demand import SlurmGpus
 from connectors.slurm.jobs import parse_listing
 from connectors.slurm.nodes import parse_nodes
 from models.backtest.load import BacktestTerms, backtest
@@ -46,7 +46,7 @@ def fed(twin: Twin, book: DemandBook, running: int, pending: int, rng: np.random
     """A minute: Slurm is asked, what it says is read, and the engine ticks."""
     jobs, bad = parse_listing(listing(running, pending, rng))
     assert not bad
-    inventory = Inventory(parse_nodes("n1|mixed|train|gpu:8|gpu:8|none|\n"), lambda host: GPUS_PER_NODE)
+    inventory = SlurmGpus(parse_nodes("n1|mixed|train|gpu:8|gpu:8|none|\n"), lambda host: GPUS_PER_NODE)
     now_ns = twin.now_ns + 60 * NS
     claims, stock = inventory.claims(jobs), inventory.stock(lambda host: False)
     for reading in book.take("slurm", claims, stock, inventory.partitions, now_ns, 120.0):

@@ -55,11 +55,8 @@ SwitchType=switch/none
 PartitionName=train Nodes={names} Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
 """
 # The host has neither so many cores nor GPUs
-GPU_CONF = """\
-GresTypes=gpu
-SlurmdParameters=config_overrides
-SchedulerParameters=bf_interval=1
-"""
+GPU_CONF = "GresTypes=gpu\nSlurmdParameters=config_overrides\n"
+GPU_CONF += "SchedulerParameters=bf_interval=1\n"
 
 
 class Cluster:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from connectors.demand import Claim, DemandBook, Stock
-from connectors.slurm.demand import Inventory, count_of, tasks_of
+from connectors.demand import DemandBook, JobClaim, Stock
+from connectors.slurm.demand import SlurmGpus, count_of, tasks_of
 from connectors.slurm.jobs import Listed, parse_listing
 from connectors.slurm.nodes import gpus_in, parse_nodes
 from tests.support.builders import site_of, two_racks
@@ -52,8 +52,8 @@ def none(host: str) -> int:
     return 0
 
 
-def claim(listed: Listed) -> Claim:
-    (found,) = Inventory(parse_nodes(NODES), none).claims([listed])
+def claim(listed: Listed) -> JobClaim:
+    (found,) = SlurmGpus(parse_nodes(NODES), none).claims([listed])
     return found
 
 
@@ -124,14 +124,14 @@ def test_an_array_counts_by_its_tasks_and_partitions_once_each() -> None:
 
 
 def test_free_gpus_are_idle_spare_or_out_of_service() -> None:
-    inventory = Inventory(parse_nodes(NODES), none)
+    inventory = SlurmGpus(parse_nodes(NODES), none)
     assert inventory.stock(lambda host: host == "gpu5") == Stock(idle=5 + 8, spare=8, out=6 + 8)
     assert set(inventory.partitions) == {"train", "debug", "cpu"}
 
 
 def test_a_slurm_that_counts_no_gpus_is_counted_by_nodes() -> None:
     nodes = parse_nodes("gpu1|allocated|train|(null)|(null)|none|\ngpu2|idle|train|(null)|(null)|none|\n")
-    inventory = Inventory(nodes, lambda host: 4)
+    inventory = SlurmGpus(nodes, lambda host: 4)
     bare = ("N/A",) * 4
     running = [job("RUNNING", "gpu1", ask=bare), job("RUNNING", "gpu1", ask=bare)]
     readings = values([*running, job(nodes="2", ask=bare)], inventory)
@@ -142,7 +142,7 @@ def test_a_slurm_that_counts_no_gpus_is_counted_by_nodes() -> None:
     assert readings["site", 0, "gpu_idle_count"] == 4
 
 
-def values(listing: list[Listed], inventory: Inventory) -> dict[tuple[str, int, str], float | None]:
+def values(listing: list[Listed], inventory: SlurmGpus) -> dict[tuple[str, int, str], float | None]:
     book = DemandBook(SITE, ["slurm"])
     stock = inventory.stock(lambda host: False)
     return table(book.take("slurm", inventory.claims(listing), stock, inventory.partitions, NOW_S * NS, 30.0))
@@ -161,7 +161,7 @@ def test_rows_of_queues_and_tenants() -> None:
         job(reason="JobHeldUser", account=""),
         job(partition="debug", account="bio"),
     ]
-    found = values(listing, Inventory(parse_nodes(NODES), none))
+    found = values(listing, SlurmGpus(parse_nodes(NODES), none))
     assert [found["site", 0, f"gpu_{s}_count"] for s in ("running", "pending", "held")] == [4, 16, 4]
     assert [found["queue", 0, f"gpu_{s}_count"] for s in ("running", "pending", "held")] == [4, 12, 4]
     assert [found["queue", 0, f"job_{s}_count"] for s in ("running", "pending", "held")] == [1, 3, 1]
@@ -176,7 +176,7 @@ def test_rows_of_queues_and_tenants() -> None:
 
 
 def test_an_empty_queue_is_zero() -> None:
-    found = values([], Inventory(parse_nodes(NODES), none))
+    found = values([], SlurmGpus(parse_nodes(NODES), none))
     assert found["queue", 0, "gpu_pending_count"] == found["queue", 0, "oldest_wait_s"] == 0.0
     assert found["queue", 0, "next_start_s"] is None
     assert found["tenant", 0, "gpu_running_count"] == 0.0
@@ -185,20 +185,20 @@ def test_an_empty_queue_is_zero() -> None:
 def test_names_that_the_site_does_not_list_are_skipped_once() -> None:
     book, inlet = DemandBook(SITE, ["slurm"]), RecordingInlet()
     for _ in range(2):
-        book.take("slurm", [Claim("pending", 1, ("debug",), ("bio", "eve"))], None, ["debug"], NS, 30.0)
+        book.take("slurm", [JobClaim("pending", 1, ("debug",), ("bio", "eve"))], None, ["debug"], NS, 30.0)
     book.report(inlet)
     book.report(inlet)
     assert inlet.skipped == [f"the {t} {n!r} of the scheduler is not in the site file"
                              for t, n in (("queue", "debug"), ("tenant", "bio"))]  # fmt: skip
     bare = DemandBook(site_of(two_racks()), ["slurm"])
-    bare.take("slurm", [Claim("pending", 1, ("debug",), ("bio",))], None, ["debug"], NS, 30.0)
+    bare.take("slurm", [JobClaim("pending", 1, ("debug",), ("bio",))], None, ["debug"], NS, 30.0)
     bare.report(inlet)
     assert len(inlet.skipped) == 2  # a site that lists none wants none
 
 
 def test_two_schedulers_add_up_while_both_speak() -> None:
     book = DemandBook(SITE, ["slurm", "kubernetes"])
-    pending = Claim("pending", 4, ("train",), ("phys",))
+    pending = JobClaim("pending", 4, ("train",), ("phys",))
     key = ("site", 0, "gpu_pending_count")
     assert table(book.take("slurm", [pending], Stock(1, 0, 0), ["train"], NS, 30.0))[key] is None
     both = table(book.take("kubernetes", [pending], Stock(2, 0, 1), ["serve"], 2 * NS, 30.0))
