@@ -144,7 +144,8 @@ def _kubernetes(out: Schedulers, part: Kubernetes, context: WiringContext, deman
     def client() -> KubernetesClient:
         return KubernetesClient(load, timeout_s=part.timeout_s)
 
-    source = KubernetesSource(client(), hosts, labels, known=known, placement=part.command, demand=demand)
+    source = KubernetesSource(client(), hosts, labels, known=known, placement=part.command)
+    source.demand_book = demand
     out.sources.append(source)
     if part.command:
         sink = KubernetesSink(client(), hosts, context.sink, evict_bare_pods=part.evict_bare_pods)
