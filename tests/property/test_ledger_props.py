@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 from tests.support.builders import site_of
 from tests.support.ledger_month import tree
 from twin.ledger import BY, TIME_CLASSES, HourRecord, LedgerRow, statement
-from twin.ledger.energy_split import Metered, RootGroups, split
+from twin.ledger.energy_split import LateRoots, Metered, RootGroups, RootMeters, split
 from twin.ledger.gpu_time import SEEN, SeenTime
 from twin.ledger.hour_account import HourAccount
 from twin.ledger.hour_record import MeteredSum
@@ -43,7 +43,9 @@ def test_racks_and_losses_make_their_roots_and_nodes_fit_into_racks(
         metered(rng, of, missing)
         for of, missing in ((fed_j, no_feeders), (rack_j, no_racks), (node_j, no_nodes))
     )
-    found = split(GROUPS, feeder, rack, node, RackMeters(SITE).gain(), rng.random(4) < 0.5)
+    late, yes = LateRoots(SITE.sizes), np.ones(4, np.bool_)
+    meters = RootMeters(feeder, rng.random(4) < 0.5, yes, late)
+    found = split(GROUPS, meters, rack, node, RackMeters(SITE).gain())
     nodes_j = np.bincount(SITE.rack_of_node, found.node.energy_j)
     told = ~found.unmetered[SITE.node_start_of_rack[:-1]]
     assert np.all(nodes_j[told] <= found.rack.energy_j[told] * (1 + 1e-9) + 1e-6)

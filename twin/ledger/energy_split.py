@@ -14,6 +14,7 @@ from twin.catalogue import F64, I64, Bool
 from twin.ledger.rack_meters import GAIN_PU, RackGain
 from twin.ledger.row_sums import row_sums
 from twin.site import Site
+from twin.telemetry import EntityState, column
 
 # 1 sigma of an energy counter: class 0.2, its limits as a 90 % interval; source: IEC 62053-22
 COUNTER_PU = 0.0012
@@ -49,6 +50,18 @@ class Split(NamedTuple):
     hall: I64
 
 
+class LateRoots(EntityState):
+    """Energies with the variance of their gaps since all roots of a group were last read: of roots, racks.
+
+    A counter that is read again tells of all the time since; it is compared with racks over that time.
+    """
+
+    root_j: F64 = column("feeder", "f8")
+    root_var: F64 = column("feeder", "f8")
+    rack_j: F64 = column("rack", "f8")
+    rack_var: F64 = column("rack", "f8")
+
+
 class RootGroups:
     """Groups of roots that share racks; racks that no feeder serves are a group each hall, without roots."""
 
@@ -78,10 +91,18 @@ class RootGroups:
         self.hall[self.of_rack[::-1]] = site.hall_of_rack[::-1]  # of its first rack
 
 
-def split(
-    groups: RootGroups, feeder: Metered, rack: Metered, node: Metered, gain: RackGain, counted: Bool
-) -> Split:
-    """Share a look among racks and nodes. `counted` [n_feeder]: by its energy counter."""
+class RootMeters(NamedTuple):
+    """Feeders of a look [n]; `counted`: by their energy counters, `fresh`: read in it."""
+
+    metered: Metered
+    counted: Bool
+    fresh: Bool
+    late: LateRoots
+
+
+def split(groups: RootGroups, meters: RootMeters, rack: Metered, node: Metered, gain: RackGain) -> Split:
+    """Share a look among racks and nodes."""
+    feeder, counted, fresh, late = meters
     site, n_rack = groups.site, len(rack.energy_j)
     of_node = site.rack_of_node
     nodes_j = row_sums(of_node, np.where(node.known, node.energy_j, 0.0), n_rack)
@@ -111,54 +132,71 @@ def split(
     rack_var = np.where(guess, (UNREAD_PU * rack_j) ** 2, rack_var)
     # Of others only the nodes are known that tell of themselves
     rack_j = np.where(lone & ~guess, nodes_j * np.maximum(gain.nodes, 1.0), rack_j)
-    racks = _Errors(rack_j, rack_var, own2, common, whole[g])
-    rack_, losses = _reconciled(groups, racks, _Roots(fed_j, fed_sigma2, fed_var, whole))
+    fresh = whole & (row_sums(of, ~fresh[roots], n) == 0)
+    racks = _Errors(rack_j, rack_var, own2, common, late.rack_j, late.rack_var)
+    late_j, late_var = row_sums(of, late.root_j[roots], n), row_sums(of, late.root_var[roots], n)
+    rack_, losses = _reconciled(groups, racks, _Roots(fed_j, fed_sigma2, fed_var, late_j, late_var, fresh))
+    waits, root_waits = (whole & ~fresh)[g], (whole & ~fresh)[of]
+    late.rack_j[:] = np.where(waits, late.rack_j + rack_j, 0.0)
+    late.rack_var[:] = np.where(waits, late.rack_var + rack_var, 0.0)
+    late.root_j[roots] = np.where(root_waits, late.root_j[roots] + root_j, 0.0)
+    late.root_var[roots] = np.where(root_waits, late.root_var[roots] + feeder.var_j2[roots], 0.0)
     node_, unmetered = _nodes(site, rack_.energy_j, node, told | guess, nodes_j)
     return Split(rack_, node_, unmetered, losses, groups.hall)
 
 
 class _Errors(NamedTuple):
     """Racks before the meters of roots are heard: energy, variances of gaps and gains [n_rack], the part of
-    the latter that is common to all, and whether the roots of each are known."""
+    the latter that is common to all; energy and variance of gaps that wait from before."""
 
     energy_j: F64
     var_j2: F64
     own2: F64
     common: F64
-    whole: Bool
+    late_j: F64
+    late_var: F64
 
 
 class _Roots(NamedTuple):
-    """Groups of roots: energy, variances of gains and gaps, whether all of each are known [n]."""
+    """Groups of roots: energy, variances of gains and gaps, the same from before, whether all were read [n]."""
 
     energy_j: F64
     sigma2: F64
     var_j2: F64
-    whole: Bool
+    late_j: F64
+    late_var: F64
+    fresh: Bool
 
 
 def _reconciled(groups: RootGroups, racks: _Errors, roots: _Roots) -> tuple[Settled, Settled]:
-    """Racks, and losses of groups, after the meters of roots are heard.
+    """Racks, and losses of groups, after the meters of roots are heard: of all the time that waits.
 
     The end of a gap takes variance back, so that of a look may be below 0: as a weight it counts by its size.
     """
     g, n = groups.of_rack, groups.n
-    off_j = np.where(roots.whole, roots.energy_j - row_sums(g, racks.energy_j, n), 0.0)
-    share = row_sums(g, racks.common, n)
-    pull = racks.own2 + np.abs(racks.var_j2) + racks.common * share[g]
-    loss2 = (LOSS_PU * roots.energy_j) ** 2
-    below = row_sums(g, pull, n) + loss2
-    total = np.maximum(below + roots.sigma2 + np.abs(roots.var_j2), 1e-12)
-    gain = np.where(racks.whole, pull / total[g], 0.0)
-    all_own, all_var = row_sums(g, racks.own2, n), row_sums(g, racks.var_j2, n)
+    rack_j, root_j = racks.energy_j + racks.late_j, roots.energy_j + roots.late_j
+    rack_var, root_var = racks.var_j2 + racks.late_var, roots.var_j2 + roots.late_var
+    longer = np.divide(rack_j, racks.energy_j, out=np.ones_like(rack_j), where=racks.energy_j > 0.0)
+    root_longer = np.divide(root_j, roots.energy_j, out=np.ones_like(root_j), where=roots.energy_j > 0.0)
+    off_j = np.where(roots.fresh, root_j - row_sums(g, rack_j, n), 0.0)
+    pull = racks.own2 * longer**2 + np.abs(rack_var)
+    pull += racks.common * longer * row_sums(g, racks.common * longer, n)[g]
+    loss2 = LOSS_PU**2 * np.array([root_j**2, roots.energy_j**2])  # of all that time, of the look
+    below = row_sums(g, pull, n) + loss2[0]
+    total = np.maximum(below + roots.sigma2 * root_longer**2 + np.abs(root_var), 1e-12)
+    gain = np.where(roots.fresh[g], pull / total[g], 0.0)
+    weight = np.where(roots.fresh, below / total, 0.0)  # of the roots' meters in the sum
+    share, all_own = row_sums(g, racks.common, n), row_sums(g, racks.own2, n)
     sigma2 = racks.own2 * (1.0 - gain) ** 2 + (racks.common - gain * share[g]) ** 2
-    sigma2 += gain**2 * (all_own[g] - racks.own2 + (loss2 + roots.sigma2)[g])
-    var = racks.var_j2 * (1.0 - gain) ** 2 + gain**2 * (all_var[g] - racks.var_j2 + roots.var_j2[g])
-    weight = np.where(roots.whole, below / total, 0.0)  # of the roots' meters in the sum
-    group_sigma2 = weight**2 * roots.sigma2 + (1.0 - weight) ** 2 * (all_own + share**2 + loss2)
-    group_var = weight**2 * roots.var_j2 + (1.0 - weight) ** 2 * all_var
-    energy_j = racks.energy_j + gain * off_j[g]
-    return Settled(energy_j, sigma2, var), Settled(off_j * loss2 / total, group_sigma2, group_var)
+    sigma2 += gain**2 * (all_own[g] - racks.own2 + (loss2[1] + roots.sigma2)[g])
+    group_sigma2 = weight**2 * roots.sigma2 + (1.0 - weight) ** 2 * (all_own + share**2 + loss2[1])
+    # What was stated before is taken back where it is settled now
+    all_var = row_sums(g, rack_var, n)
+    var = rack_var * (1.0 - gain) ** 2 + gain**2 * (all_var[g] - rack_var + root_var[g]) - racks.late_var
+    group_var = weight**2 * root_var + (1.0 - weight) ** 2 * all_var - row_sums(g, racks.late_var, n)
+    losses_j = np.where(roots.fresh, off_j * loss2[0] / total, 0.0)
+    racks_ = Settled(racks.energy_j + gain * off_j[g], sigma2, var)
+    return racks_, Settled(losses_j, group_sigma2, group_var)
 
 
 def _nodes(site: Site, rack_j: F64, node: Metered, told: Bool, nodes_j: F64) -> tuple[Settled, Bool]:

@@ -42,8 +42,8 @@ GPU = TABLES["gpu"].by_name
 
 
 class SeenTime(NamedTuple):
-    """GPUs of each node as a look sees them: how many are in each class of `SEEN` [n_node, 5], and for how
-    many ns they were slowed by heat, and by a lowered limit, since the last look [n_node].
+    """GPUs of each node as a look sees them: how many are in each class of `SEEN` [n_node, 5], and ns in
+    which they were slowed by heat, and by a lowered limit, since the last look [n_node].
     """
 
     gpus: I64

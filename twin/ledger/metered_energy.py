@@ -20,6 +20,9 @@ UNIFORM = 12.0**-0.5  # 1 sigma of what is anywhere between two values, over the
 # A counter may differ from the power since its last reading by so much of it, and by as many seconds of it;
 # beyond, it was replaced or reset; source: estimate, gateways are seconds late
 AWAY_PU, AWAY_S, AWAY_SIGMAS = 0.25, 10.0, 3.0
+MOST_LOOKS = (
+    360  # without a counter, an hour: then it is dead, and the power is all there is; source: estimate
+)
 
 
 class PowerIntegral(EntityState):
@@ -87,10 +90,12 @@ class CounterGrowth(EntityState):
     booked_j: F64 = column(OWN, "f8")  # since the counter was last read
     booked_var_j2: F64 = column(OWN, "f8")
     counted: Bool = column(OWN, "?")  # it is what the energy is taken from
+    waited: I32 = column(OWN, "i4")  # looks since it was last read
 
     def __init__(self, sizes: Sizes, table: str, signal: Signal) -> None:
         super().__init__(sizes, table)
         self._signal = signal
+        self.fresh: Bool = np.zeros(sizes[table], np.bool_)  # read in the last look
 
     def settle(
         self, table: TableState, energy_j: F64, var_j2: F64, power_w: F64, known: Bool
@@ -114,7 +119,10 @@ class CounterGrowth(EntityState):
         good = ended & fits
         energy_j = energy_j + np.where(good, grown_j - self.booked_j, 0.0)
         var_j2 = var_j2 - np.where(good, self.booked_var_j2, 0.0)
-        self.counted[:] = np.where(ended, good, self.counted & ~first)
+        self.waited[:] = np.where(ended, 0, self.waited + 1)
+        self.counted[:] = np.where(ended, good, self.counted & ~first & (self.waited < MOST_LOOKS))
+        # What waits for its counter is not settled; a power alone is, where it is read
+        self.fresh = np.where(self.counted, ended, (var_j2 == 0.0) | ended)
         anew = first | ended
         np.copyto(self.seen_mj, total, where=anew)
         np.copyto(self.resets, resets, where=anew)

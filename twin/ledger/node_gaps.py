@@ -18,7 +18,7 @@ FILLED_PU = 0.02  # 1 sigma of what fills a gap, over it; source: estimate
 
 
 class NodeGaps(EntityState):
-    """Sums booked of each node since its GPUs' counters were last read, and the line of each node."""
+    """Sums that were booked of each node since its GPUs' counters were last read, and its line."""
 
     booked_j: F64 = column("node", "f8")
     booked_var_j2: F64 = column("node", "f8")

@@ -10,7 +10,7 @@ import numpy as np
 
 from twin.catalogue import F64, I32, I64, NS, TABLES, Bool
 from twin.contracts import View
-from twin.ledger.energy_split import Metered, RootGroups, Split, split
+from twin.ledger.energy_split import LateRoots, Metered, RootGroups, RootMeters, Split, split
 from twin.ledger.gpu_time import CHECKPOINT, RESTART, JobTime, ThrottleTime
 from twin.ledger.hour_account import HOUR_NS, HourAccount, Key
 from twin.ledger.hour_record import HourRecord, encode_hour
@@ -37,6 +37,7 @@ class SiteLedger(EntityState):
     feeders: CounterGrowth = part()
     racks: RackMeters = part()
     gaps_filled: NodeGaps = part()
+    late: LateRoots = part()
     throttle: ThrottleTime = part()
     job_time: JobTime = part()
     hour: HourAccount = part()
@@ -55,7 +56,7 @@ class SiteLedger(EntityState):
         self.powers = {table: PowerIntegral(site.sizes, table) for table in POWERED}
         self.feeders = CounterGrowth(site.sizes, "feeder", TABLES["feeder"].by_name["energy_mj"])
         self.racks, self.throttle = RackMeters(site), ThrottleTime(site)
-        self.gaps_filled = NodeGaps(site.sizes)
+        self.gaps_filled, self.late = NodeGaps(site.sizes), LateRoots(site.sizes)
         self.job_time, self.hour = JobTime(site.sizes), HourAccount(site.sizes)
         self._groups = RootGroups(site)
         self._hall = site.hall_of_rack[site.rack_of_node]
@@ -190,8 +191,9 @@ class SiteLedger(EntityState):
         dark = row_sums(of_node, unfilled | ~node.known, site.sizes["rack"])
         rack = rack._replace(known=rack.known & ~((rack.var_j2 != 0.0) & (dark == 0) & self.racks.compared))
         gain = self.racks.gain()
+        meters = RootMeters(feeder, self.feeders.counted, self.feeders.fresh, self.late)
         return (
-            split(self._groups, feeder, rack, node, gain, self.feeders.counted),
+            split(self._groups, meters, rack, node, gain),
             read["loop"][0],
             refused,
         )
