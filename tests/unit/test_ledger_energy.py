@@ -59,7 +59,7 @@ class Feeder:
         self.total_j = 0.0
         self.refused = 0
 
-    def look(
+    def step(
         self, power_w: float, counter_j: float | None, span_s: float = 10.0, reset: bool = False
     ) -> None:
         if counter_j is not None:
@@ -75,13 +75,13 @@ class Feeder:
 
 def test_a_counter_counts_over_gaps_and_once() -> None:
     feeder = Feeder()
-    feeder.look(100.0, 0.0)
+    feeder.step(100.0, 0.0)
     at_first_j = feeder.total_j
-    feeder.look(101.0, 1000.0)
+    feeder.step(101.0, 1000.0)
     for _ in range(5):
-        feeder.look(99.0, None)  # silent: the power stands in
-    feeder.look(99.0, 7030.0)
-    feeder.look(99.0, 7030.0)  # heard again, or late: nothing more but the look's own power
+        feeder.step(99.0, None)  # silent: the power stands in
+    feeder.step(99.0, 7030.0)
+    feeder.step(99.0, 7030.0)  # heard again, or late: nothing more but the look's own power
     assert feeder.total_j - at_first_j == pytest.approx(7030.0 + 990.0)
     assert feeder.refused == 0
 
@@ -91,10 +91,10 @@ def test_a_counter_that_begins_anew_or_is_replaced_gives_way_to_the_power(
     counter_j: float, reset: bool
 ) -> None:
     feeder = Feeder()
-    feeder.look(100.0, 0.0)
-    feeder.look(100.0, 1000.0)
-    feeder.look(100.0, counter_j, reset=reset)
-    feeder.look(100.0, counter_j + 1000.0)
+    feeder.step(100.0, 0.0)
+    feeder.step(100.0, 1000.0)
+    feeder.step(100.0, counter_j, reset=reset)
+    feeder.step(100.0, counter_j + 1000.0)
     assert feeder.total_j == pytest.approx(4000.0)
     assert feeder.refused == 1
 

@@ -158,7 +158,7 @@ class _Errors(NamedTuple):
 
 
 class _Roots(NamedTuple):
-    """Groups of roots: energy, variances of gains and gaps, the same from before, whether all were read [n]."""
+    """Groups of roots: energy, variances of gains and gaps, what waits of both, whether all were read [n]."""
 
     energy_j: F64
     sigma2: F64
