@@ -99,6 +99,7 @@ class SiteLedger(EntityState):
             power_w = view.believed(f"{table}.power_w").astype(np.float64)
             if not column_.all_current(self._signals[table], now_ns):
                 power_w[~column_.current(self._signals[table], now_ns)] = np.nan
+            power_w[column_.late(self._signals[table], now_ns)] = np.nan
             integral.add(power_w, dt_s, paused)
         if not self.booked_ns:
             self._begin(state, view, now_ns - round(dt_s * NS))
