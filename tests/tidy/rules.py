@@ -45,13 +45,15 @@ LAYERS = (
     ("twin.backtest",), ("twin.report",), ("twin.tables",), ("twin.federation",), ("twin.anchor",),
     ("twin.run",), ("twin.sources",), ("twin.config",),
     ("policies", "models", "connectors"),
-    ("twin.plant",), ("twin.engine",), ("twin.control", "twin.alerts", "twin.health", "twin.goodput"), ("twin.diagnosis",),
+    ("twin.plant",), ("twin.engine",),
+    ("twin.control", "twin.alerts", "twin.health", "twin.goodput"),
+    ("twin.diagnosis",),
     ("twin.estimation",), ("twin.contracts",), ("twin.telemetry",), ("twin.site",), ("twin.catalogue",),
     ("twin.physics",), ("twin.kernels",),
 )  # fmt: skip
 PURE = frozenset((
-    "physics", "catalogue", "site", "telemetry", "contracts", "estimation", "diagnosis", "health", "goodput", "alerts",
-    "control", "engine", "plant",
+    "physics", "catalogue", "site", "telemetry", "contracts", "estimation", "diagnosis", "health", "alerts",
+    "goodput", "control", "engine", "plant",
 ))  # fmt: skip
 
 BANNED_PARTS = re.compile(r"manager|helper", re.IGNORECASE)
