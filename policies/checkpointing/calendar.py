@@ -8,7 +8,7 @@ in half the time.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,7 +24,8 @@ FOLLOWING = 3  # saves of a job that count on its storage: the next one, and tho
 SURE = 1e9  # a second of lost training weighs nothing beside a ramp beyond its limit
 
 
-class PlannedSave(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedSave:
     """A save to come: seconds from now. `feeders` lose `watts` from its begin for `block_s`.
 
     Its storage (-1: none that is known) is busy for `busy_s`. `early_s`, `late_s`: how far it may be moved.
@@ -41,7 +42,8 @@ class PlannedSave(NamedTuple):
     watts: F64
 
 
-class GivenSaves(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenSaves:
     """Saves that have their time: columns of PlannedSave [k], with watts as entries of (save, feeder)."""
 
     at_s: F64
@@ -89,7 +91,18 @@ class SaveCalendar:
         begin, interval, block, busy = np.array([[at_s], [save.interval_s], [save.block_s], [save.busy_s]])
         entry = np.zeros(len(save.feeders), np.int64)
         storage = np.array([save.storage])
-        self.add(GivenSaves(begin, interval, block, busy, storage, entry, save.feeders, save.watts))
+        self.add(
+            GivenSaves(
+                at_s=begin,
+                interval_s=interval,
+                block_s=block,
+                busy_s=busy,
+                storage=storage,
+                entry=entry,
+                feeder=save.feeders,
+                watts=save.watts,
+            )
+        )
         return at_s
 
     def best_s(self, save: PlannedSave, least_s: float) -> float:

@@ -51,10 +51,18 @@ def stagger_saves(
 
     def planned(i: int) -> PlannedSave:
         early_s = 0.0 if floored[i] else float(shift_s[i])
+        feeders, watts = entries.of(i)
         return PlannedSave(
-            float(due_s[i]), early_s, float(shift_s[i]), float(wanted_s[i]), float(block_s[i]),
-            float(busy_s[i]), int(storage[i]), *entries.of(i),
-        )  # fmt: skip
+            due_s=float(due_s[i]),
+            early_s=early_s,
+            late_s=float(shift_s[i]),
+            interval_s=float(wanted_s[i]),
+            block_s=float(block_s[i]),
+            busy_s=float(busy_s[i]),
+            storage=int(storage[i]),
+            feeders=feeders,
+            watts=watts,
+        )
 
     calendar = SaveCalendar(limit_w, view.site.sizes["storage"], HORIZON_S + MOST_SHIFT_PU * HORIZON_S)
     calendar.add(entries.given(at[~moved[at]], (due_s, wanted_s, block_s, busy_s), storage))
@@ -105,8 +113,16 @@ class _PowerEntries:
         use = position[self.job] >= 0
         entry = position[self.job[use]].astype(np.int64)
         due_s, interval_s, block_s, busy_s = (column[at] for column in times_s)
-        feeder, watt = self.feeder[use], self.watt[use]
-        return GivenSaves(due_s, interval_s, block_s, busy_s, storage[at], entry, feeder, watt)
+        return GivenSaves(
+            at_s=due_s,
+            interval_s=interval_s,
+            block_s=block_s,
+            busy_s=busy_s,
+            storage=storage[at],
+            entry=entry,
+            feeder=self.feeder[use],
+            watts=self.watt[use],
+        )
 
 
 def _feeders_above(site: Site) -> tuple[I64, I64, F64]:

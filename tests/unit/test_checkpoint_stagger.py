@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,9 +27,14 @@ from twin.catalogue import ContractError
 HOUR_S = 3600.0
 
 
-def save(**more: object) -> PlannedSave:
-    plain = PlannedSave(1200.0, 300.0, 300.0, 1200.0, 10.0, 10.0, 0, np.array([0]), np.array([1000.0]))
-    return plain._replace(**more)
+PLAIN = PlannedSave(
+    due_s=1200.0, early_s=300.0, late_s=300.0, interval_s=1200.0, block_s=10.0, busy_s=10.0, storage=0,
+    feeders=np.array([0]), watts=np.array([1000.0]),
+)  # fmt: skip
+
+
+def save(**more: Any) -> PlannedSave:
+    return replace(PLAIN, **more)
 
 
 def test_no_window_of_a_feeder_gets_more_than_its_ramp_while_there_is_room() -> None:
@@ -68,7 +74,18 @@ def test_a_ramp_moves_no_save_by_more_than_the_plan_may_lose(block_s: float) -> 
     every_s, none = np.full(n, 1e5), np.full(n, -1)
     watts, feeder = np.linspace(2000.0, 100.0, n), np.zeros(n, np.int64)
     block = np.full(n, BIN_S)
-    calendar.add(GivenSaves(begin, every_s, block, np.zeros(n), none, np.arange(n), feeder, watts))
+    calendar.add(
+        GivenSaves(
+            at_s=begin,
+            interval_s=every_s,
+            block_s=block,
+            busy_s=np.zeros(n),
+            storage=none,
+            entry=np.arange(n),
+            feeder=feeder,
+            watts=watts,
+        )
+    )
     moved = calendar.best_s(save(block_s=block_s, busy_s=block_s, storage=-1), 60.0)
     assert moved > 1200.0, "later is emptier"
     assert block_s * ((moved - 1200.0) / 1200.0) ** 2 <= MOST_LOSS_PU * 1200.0
