@@ -78,7 +78,7 @@ def stagger_saves(
 
 
 class _PowerEntries:
-    """What each of some jobs draws from each feeder above it: DIP_PU of it falls and rises with a save."""
+    """Watts of some jobs at each feeder above them that fall and rise with a save: DIP_PU of their draw."""
 
     def __init__(self, view: View, batch: JobBatch, at: I64) -> None:
         site = view.site
