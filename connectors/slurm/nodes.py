@@ -47,8 +47,7 @@ class NodeShare(NamedTuple):
 class SlurmNode(NamedTuple):
     """A node of Slurm. `drain`: it gets no jobs; `busy`: and still holds some; `level` None: unknown.
 
-    `works`: jobs hold it; `standby` None: unknown; `stopping`: it is on its way to sleep. `share` says how
-    many GPUs it brings, to which partitions.
+    `share` says how many GPUs it brings, to which partitions.
     """
 
     state: str
@@ -56,15 +55,35 @@ class SlurmNode(NamedTuple):
     busy: bool
     reason: str
     level: float | None
-    works: bool = False
-    standby: float | None = None
-    stopping: bool = False
     share: NodeShare = NodeShare()
 
     @property
     def base_state(self) -> str:
         """Its long state without flags."""
-        return self.state.rstrip("*" + _FLAGS)
+        return _name_of(self.state)
+
+    @property
+    def works(self) -> bool:
+        """True if jobs hold it, or are about to."""
+        return self.base_state in _WORKING
+
+    @property
+    def standby(self) -> float | None:
+        """The state of `standby_state`; None where the node does not answer, or is down."""
+        named = self.base_state
+        flags = self.state[len(named) :]
+        if named not in _LEVEL_OF:
+            return None
+        if _STARTING in flags:
+            return float(WAKING)
+        if _OFF in flags or _STOPPING in flags or (_WILL_STOP in flags and not self.works):
+            return float(ASLEEP)
+        return None if "*" in flags else float(READY)
+
+    @property
+    def stopping(self) -> bool:
+        """True while it is on its way to sleep."""
+        return self.standby == ASLEEP and _OFF not in self.state
 
     @property
     def ours(self) -> int | None:
@@ -104,7 +123,7 @@ def gpus_in(spec: str) -> int:
 
 def _node(state: str, reason: str) -> SlurmNode:
     plain = state.rstrip(_FLAGS)
-    named = plain.rstrip("*" + _FLAGS)
+    named = _name_of(state)
     drain, busy = named in ("draining", "drained"), named == "draining"
     ours = _level_of_reason(reason) if drain else None
     name = _LEVEL_OF.get(plain)
@@ -112,21 +131,12 @@ def _node(state: str, reason: str) -> SlurmNode:
     if ours is not None:
         # That it shall be empty is not read back before it is.
         level = float(DRAINING if busy and ours > DRAINING else ours)
-    works, flags = named in _WORKING, state[len(named) :]
-    standby = _standby(named, flags, works)
-    stopping = standby == ASLEEP and _OFF not in flags
-    return SlurmNode(state, drain, busy, reason, level, works, standby, stopping)
+    return SlurmNode(state, drain, busy, reason, level)
 
 
-def _standby(named: str, flags: str, works: bool) -> float | None:
-    """The standby by a state and its flags; None where the node does not answer, or is down."""
-    if _STARTING in flags:
-        return float(WAKING) if named in _LEVEL_OF else None
-    if named not in _LEVEL_OF:
-        return None
-    if _OFF in flags or _STOPPING in flags or (_WILL_STOP in flags and not works):
-        return float(ASLEEP)
-    return None if "*" in flags else float(READY)
+def _name_of(state: str) -> str:
+    """A long state without its flags."""
+    return state.rstrip("*" + _FLAGS)
 
 
 def _level_of_reason(reason: str) -> int | None:

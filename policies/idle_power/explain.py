@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from policies.idle_power.account import account_of, expected_w
 from policies.idle_power.nodes import PHASES, SLEEPING
+from policies.idle_power.readiness import Readiness
 from twin.catalogue import NS
 from twin.contracts import (
     ExplainRequest,
@@ -25,9 +24,6 @@ from twin.contracts import (
     table_of,
 )
 
-if TYPE_CHECKING:
-    from policies.idle_power.policy import Outlook
-
 MAX_ROWS = 200
 NAME = "idle_power"
 COLUMNS = (
@@ -39,7 +35,7 @@ COLUMNS = (
 )
 
 
-def explanation(view: View, memory: Memory, request: ExplainRequest, outlook: Outlook) -> Explanation:
+def explanation(view: View, memory: Memory, request: ExplainRequest, outlook: Readiness) -> Explanation:
     """The explanation of the site, or of the nodes of one entity."""
     entity, inside = scope_of(view, request)
     moved = np.flatnonzero(memory["phase"] > 0).astype(np.int32)
@@ -79,7 +75,7 @@ def _metric(name: str) -> FigureMetric:
     return FigureMetric(f"{NAME}_{name}")
 
 
-def _sentences(memory: Memory, outlook: Outlook) -> list[Sentence]:
+def _sentences(memory: Memory, outlook: Readiness) -> list[Sentence]:
     state, out = outlook.state, list[Sentence]()
     asleep = int(np.count_nonzero(memory["phase"] == SLEEPING))
     if state.known and state.forecast:

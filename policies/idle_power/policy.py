@@ -9,7 +9,6 @@ or its forecast is unknown nobody else goes to sleep.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,6 +28,7 @@ from policies.idle_power.nodes import (
     roster_of,
     sleepable,
 )
+from policies.idle_power.readiness import Readiness
 from policies.idle_power.wake import BOOT_PU, wake_first
 from twin.catalogue import I32, NS, ContractError
 from twin.contracts import (
@@ -50,23 +50,6 @@ DAY_S = 86_400.0
 SLEEP_TEXT = "no job is on it, and no forecast needs it before it could be back"
 WAKE_TEXT = "it is needed by the time that it is back"
 MOST_DT_S = 600.0  # of the account, between two looks
-
-
-@dataclass(frozen=True, slots=True)
-class Outlook:
-    """What is needed and there, in idle GPUs. `hold`: why nobody else goes to sleep; "" = they may."""
-
-    state: DemandState
-    roster: NodeRoster
-    lead_s: float
-    failures: float  # GPUs of nodes that may fail within the lead
-    ready: float
-    hold: str
-
-    @property
-    def need(self) -> float:
-        """Idle GPUs that have to be ready."""
-        return self.state.need + (self.failures if self.state.forecast else 0.0)
 
 
 class IdlePower:
@@ -134,13 +117,13 @@ class IdlePower:
                 self._lay_down(view, out, outlook)
         return self._proposals(view, out), out
 
-    def outlook(self, view: View, memory: Memory, roster: NodeRoster) -> Outlook:
+    def outlook(self, view: View, memory: Memory, roster: NodeRoster) -> Readiness:
         """What is needed and what is there now."""
         lead_s = max(self.wake_s, float(memory["wake_s"][0])) + demand.LOOK_S
         state = demand_state(view, memory, lead_s, self.late_pu)
         hold = self._hold(view, memory, state, roster)
         failures = _failures(view, lead_s) * float(roster.gpus.max(initial=0.0))
-        return Outlook(state, roster, lead_s, failures, roster.ready_gpus(memory["phase"]), hold)
+        return Readiness(state, roster, lead_s, failures, roster.ready_gpus(memory["phase"]), hold)
 
     def _hold(self, view: View, memory: Memory, state: DemandState, roster: NodeRoster) -> str:
         if not np.isfinite(roster.standby).any():
@@ -164,7 +147,7 @@ class IdlePower:
         for index in (asked, chosen):
             out["phase"][index], out["phase_ns"][index] = WOKEN, view.now_ns
 
-    def _lay_down(self, view: View, out: Memory, outlook: Outlook) -> None:
+    def _lay_down(self, view: View, out: Memory, outlook: Readiness) -> None:
         """Ask nodes to sleep that were not needed for long enough. Changes `out`."""
         hold_s = max(self.idle_s, BOOT_PU * outlook.lead_s)  # a start costs as much as so long a sleep saves
         needed = need_since(out, view.now_ns, min(hold_s, (demand.SLOTS - 2) * demand.LOOK_S))

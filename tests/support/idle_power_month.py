@@ -139,7 +139,7 @@ class MonthSite:
         for event in frame.events:
             assert e.intake.apply(event, e.site, e.state, e.jobs, e.arbiter, e.models) is None
         e.state.apply(frame)
-        e.windows.look(e.state)
+        e.windows.update_standby(e.state)
         view: Any = AllWell(e.view(frame.dt_s))
         self.model.update(view)
         e.forecasts |= {(f.signal, f.horizon_s): f for f in self.model.predict(view)}

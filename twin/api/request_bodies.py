@@ -168,7 +168,7 @@ def doubts(
             out += _within(control, least[can], most[can], low, high, want)
             if not can.all():
                 out.append(f"{int((~can).sum())} of {len(rows)} cannot be controlled")
-    spared = live.engine.windows.barred(key)
+    spared = live.engine.windows.mask_of_control(key)
     if spared is not None and len(rows) and (kept := int(np.count_nonzero(spared[rows]))):
         out.append(
             f"{kept} of {len(rows)} are under maintenance or asleep: nothing is commanded until that ends"

@@ -59,13 +59,13 @@ class Windows:
         """Entities in maintenance or off on purpose [n]; None if there are none in this table."""
         return self.masks.get(table)
 
-    def barred(self, control: str) -> Bool | None:
+    def mask_of_control(self, control: str) -> Bool | None:
         """Entities to which nothing is sent on this control [n]; None if there are none."""
         table = control.partition(".")[0]
         asleep = table == "gpu" or control in BY_AGENT
         return (self.masks if asleep else self.worked).get(table)
 
-    def look(self, state: State) -> None:
+    def update_standby(self, state: State) -> None:
         """Take in which nodes are off on purpose now."""
         if self.standby.update(state, self.site.node_of_gpu):
             self._cover(state.now_ns)

@@ -153,7 +153,7 @@ class ArbitrationPass:
         alarmed = any(f"{kind}/{key}" in self.findings.active for kind in FOLLOWED)
         if not (claims or alarmed or arbiter.fresh_term or key in arbiter.settling or lease.ever_used()):
             return Order(0)
-        excluded = view.windows.barred(key)
+        excluded = view.windows.mask_of_control(key)
         generation = self.state.tables[lease.control.table].generation
         out = Order(lease.n)
         if key in arbiter.settling and self._may_act(key):
@@ -180,7 +180,7 @@ class ArbitrationPass:
     def _order(self, key: str, lease: Leases, acting: list[Claim], abandoned: Bool, out: Order) -> None:
         """Lapse, settle, command and withdraw the leases of one control."""
         arbiter, view, now_ns = self.arbiter, self.view, self.view.now_ns
-        excluded = view.windows.barred(key)
+        excluded = view.windows.mask_of_control(key)
         generation = self.state.tables[lease.control.table].generation
         readback = view.readback(key)
         busy = lease.running().any()

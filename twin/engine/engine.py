@@ -131,7 +131,7 @@ class Engine:
         self.state.apply(frame)
         records += self.intake.expire(frame.now_ns)
         records += self._end_windows(frame.now_ns)
-        self.windows.look(self.state)
+        self.windows.update_standby(self.state)
         self.history.push(self.state)
         self.estimator.update(self.state, frame.dt_s, self.windows)
         self.diagnosis.update(self.state, self.estimator, self.jobs, self.windows, faults, frame.dt_s)
