@@ -1,4 +1,4 @@
-"""Readiness: the idle GPUs that have to be ready, those that are, and what keeps nodes from going to sleep."""
+"""Readiness: idle GPUs that have to be ready, those that are, and what keeps nodes from going to sleep."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Pod:
             "feeders": [{"name": s, "side": s.upper(), "budget_w": budget_w, "serves": racks} for s in "ab"],
         }]}  # fmt: skip
         self.model = Demand(upper)
-        self.twin = Twin(tree, [IdlePower(**(QUICK | settings))], [self.model], act=True)
+        self.twin = Twin(tree, [IdlePower(**(QUICK | settings))], [self.model], act=True)  # type: ignore[list-item]
         self.standby, self.running, self.pending = np.zeros(12), 8.0, 0.0
         self.obeys, self.more = True, dict[str, Any]()
         self.rng = np.random.default_rng(2)

@@ -123,7 +123,7 @@ def test_it_survives_a_restart_in_mid_wake() -> None:
             pod.tick(speaking(levels(level, 5), quiet=(5,)))
     other = pod.restarted(two_racks(), ())
     assert encode(other.engine.windows.dump()) == encode(pod.engine.windows.dump())
-    assert (other.engine.windows.mask("gpu") == pod.engine.windows.mask("gpu")).all()
+    assert np.array_equal(other.engine.windows.mask("gpu"), pod.engine.windows.mask("gpu"))  # type: ignore[arg-type]
     values = speaking(levels(WAKING, 5), quiet=(5,))
     for twin in (pod, other):
         twin.tick(values)
