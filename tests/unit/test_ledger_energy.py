@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from twin.catalogue import TABLES
-from twin.ledger.metered_energy import CounterGrowth, PowerIntegral
+from twin.ledger.metered_energy import EnergyCounters, PowerIntegral
 from twin.ledger.node_gaps import NodeGaps
 from twin.telemetry import TableState
 
@@ -55,7 +55,7 @@ class Feeder:
 
     def __init__(self) -> None:
         self.table = TableState("feeder", 1)
-        self.growth = CounterGrowth({"feeder": 1}, "feeder", ENERGY)
+        self.growth = EnergyCounters({"feeder": 1}, "feeder", ENERGY)
         self.total_j = 0.0
         self.refused = 0
 

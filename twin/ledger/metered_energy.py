@@ -82,8 +82,8 @@ class PowerIntegral(EntityState):
         return out
 
 
-class CounterGrowth(EntityState):
-    """Readings of an energy counter at the last look, and what was booked by the power since."""
+class EnergyCounters(EntityState):
+    """Energy counters as read at the last look, and what was booked by the power since."""
 
     seen_mj: I64 = column(OWN, "i8", -1)  # total; -1: not yet
     resets: I32 = column(OWN, "i4")

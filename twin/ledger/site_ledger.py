@@ -14,7 +14,7 @@ from twin.ledger.energy_split import LateRoots, Metered, RootGroups, RootMeters,
 from twin.ledger.gpu_time import CHECKPOINT, RESTART, JobTime, ThrottleTime
 from twin.ledger.hour_account import HOUR_NS, HourAccount, Key
 from twin.ledger.hour_record import HourRecord, encode_hour
-from twin.ledger.metered_energy import CounterGrowth, PowerIntegral
+from twin.ledger.metered_energy import EnergyCounters, PowerIntegral
 from twin.ledger.node_gaps import NodeGaps
 from twin.ledger.rack_meters import GAIN_PU, RackMeters
 from twin.ledger.row_sums import exact_sums, row_sums
@@ -34,7 +34,7 @@ class SiteLedger(EntityState):
     """The hour that runs, and the last ones that are over (`closed`, as JSON)."""
 
     powers: dict[str, PowerIntegral] = part()
-    feeders: CounterGrowth = part()
+    feeders: EnergyCounters = part()
     racks: RackMeters = part()
     gaps_filled: NodeGaps = part()
     late: LateRoots = part()
@@ -54,7 +54,7 @@ class SiteLedger(EntityState):
         super().__init__(site.sizes)
         self.site = site
         self.powers = {table: PowerIntegral(site.sizes, table) for table in POWERED}
-        self.feeders = CounterGrowth(site.sizes, "feeder", TABLES["feeder"].by_name["energy_mj"])
+        self.feeders = EnergyCounters(site.sizes, "feeder", TABLES["feeder"].by_name["energy_mj"])
         self.racks, self.throttle = RackMeters(site), ThrottleTime(site)
         self.gaps_filled, self.late = NodeGaps(site.sizes), LateRoots(site.sizes)
         self.job_time, self.hour = JobTime(site.sizes), HourAccount(site.sizes)
