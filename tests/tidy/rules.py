@@ -46,14 +46,14 @@ LAYERS = (
     ("twin.run",), ("twin.sources",), ("twin.config",),
     ("policies", "models", "connectors"),
     ("twin.plant",), ("twin.engine",),
-    ("twin.control", "twin.alerts", "twin.health", "twin.goodput"),
+    ("twin.control", "twin.alerts", "twin.health", "twin.goodput", "twin.ledger"),
     ("twin.diagnosis",),
     ("twin.estimation",), ("twin.contracts",), ("twin.telemetry",), ("twin.site",), ("twin.catalogue",),
     ("twin.physics",), ("twin.kernels",),
 )  # fmt: skip
 PURE = frozenset((
     "physics", "catalogue", "site", "telemetry", "contracts", "estimation", "diagnosis", "health", "alerts",
-    "goodput", "control", "engine", "plant",
+    "goodput", "ledger", "control", "engine", "plant",
 ))  # fmt: skip
 
 BANNED_PARTS = re.compile(r"manager|helper", re.IGNORECASE)
