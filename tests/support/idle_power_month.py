@@ -35,7 +35,7 @@ COLUMNS = ("running_gpu_num", "pending_gpu_num")
 IDLE_W, BUSY_W = 1900.0, 6500.0  # of a node of eight H100; source: estimate
 # Experts that need no fit in a worker
 EXPERTS = "last,ewma5,ewma15,climatology"
-BUDGET_PU = 0.8  # of what all nodes draw at work, for each of the two feeds; source: estimate
+BUDGET_PU = 1.1  # of what all nodes draw at work: each of the two feeds carries all; source: estimate
 
 
 @dataclass
