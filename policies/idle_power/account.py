@@ -22,7 +22,7 @@ COLUMNS = {
 
 
 def expected_w(view: View, memory: Memory) -> F64:
-    """What the sleep of each node is expected to save [n_node]; 0 where it does not sleep."""
+    """Power that the sleep of each node is expected to save [n_node]; 0 where it does not sleep."""
     saved_w = np.maximum(idle_draw_w(view, memory) - STANDBY_W, 0.0)
     return np.where(memory["phase"] == SLEEPING, saved_w, 0.0)
 

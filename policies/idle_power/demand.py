@@ -46,12 +46,12 @@ class DemandState:
 
     @property
     def known(self) -> bool:
-        """Whether the scheduler tells of demand now."""
+        """True if the scheduler tells of demand now."""
         return math.isfinite(self.running + self.pending)
 
     @property
     def forecast(self) -> bool:
-        """Whether a forecast reaches as far as the lead."""
+        """True if a forecast reaches as far as the lead."""
         return math.isfinite(self.band)
 
     @property

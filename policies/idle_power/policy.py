@@ -118,7 +118,7 @@ class IdlePower:
         return self._proposals(view, out), out
 
     def outlook(self, view: View, memory: Memory, roster: NodeRoster) -> Readiness:
-        """What is needed and what is there now."""
+        """Nodes that are needed beside those that are there now."""
         lead_s = max(self.wake_s, float(memory["wake_s"][0])) + demand.LOOK_S
         state = demand_state(view, memory, lead_s, self.late_pu)
         hold = self._hold(view, memory, state, roster)
@@ -170,7 +170,7 @@ class IdlePower:
         return out
 
     def explain(self, view: View, memory: Memory, request: ExplainRequest) -> Explanation:
-        """What is needed and ready, which nodes sleep, what that saved, and why nobody else does."""
+        """Nodes needed and ready, those that sleep, the energy saved, and why no more sleep."""
         return explanation(view, memory, request, self.outlook(view, memory, roster_of(view)))
 
     def accounts(self, view: View, before: Memory, after: Memory) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ UNREAD_S = 60.0  # until a meter tells of a node that was woken; source: estimat
 
 
 def idle_draw_w(view: View, memory: Memory) -> F64:
-    """What each node draws idle, as read before it slept, else by its profile [n_node]."""
+    """Power of each node when idle, as read before it slept, else by its profile [n_node]."""
     site, design, rack, read_w = view.site, view.site.design, view.site.rack_of_node, memory["idle_w"]
     gpus = np.diff(site.gpu_start_of_node)
     by_profile = gpus * design.gpu_idle_w[rack] + (design.cpu_idle_w + design.node_other_w)[rack]

@@ -47,7 +47,7 @@ SHOWN = 8  # GPUs of a finding
 # Columns of a slot that begin at zero with its job
 AFRESH = ("looked_ns", "usual_pu", "trained_s", "still_s", "lost_s", "saved_ns", "kept_s", "restarts",
           "cost_gpu_h")  # fmt: skip
-TODO = (
+REMEDY = (
     "Look why it is slow: heat, power limit, locked clock, or the work that it was given. If it stays, "
     "exclude its node at the next save and restart the job without it."
 )
@@ -336,7 +336,7 @@ class GoodputState(EntityState):
             found.append(
                 Finding(f"job_straggler/{jobs.names[slot]}", severity,
                         f"{held.entity} holds {job} back", (held.entity, job), (cost, *held.evidence), 0.95,
-                        TODO, len(held.gpus))
+                        REMEDY, len(held.gpus))
             )  # fmt: skip
         return found
 

@@ -7,4 +7,10 @@ from .hour_record import (
     encode_hour as encode_hour,
 )
 from .site_ledger import SiteLedger as SiteLedger
-from .statement import BY as BY, Statement as Statement, StatementRow as StatementRow, statement as statement
+from .statement import (
+    BY as BY,
+    RowFilter as RowFilter,
+    Statement as Statement,
+    StatementRow as StatementRow,
+    statement as statement,
+)

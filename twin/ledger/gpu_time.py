@@ -13,8 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from twin.catalogue import F64, I64, NS, TABLES, Bool, Signal
-from twin.contracts import View
-from twin.contracts.health_levels import FAILED
+from twin.contracts import FAILED, View
 from twin.site import Site
 from twin.telemetry import EntityState, State, column
 

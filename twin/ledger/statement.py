@@ -20,7 +20,7 @@ from twin.physics import J_PER_KWH, pue, tue
 BY = ("site", "hall", "rack", "queue", "tenant", "job")
 HALF_90 = 1.645  # half of a normal 90 % interval, over 1 sigma
 NS_PER_H = 3_600 * 10**9
-Holds = Callable[[LedgerRow], bool]
+RowFilter = Callable[[LedgerRow], bool]
 
 
 class StatementRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,7 +132,7 @@ def _named(by: str, row: LedgerRow) -> tuple[str, LedgerRow]:
 
 
 def statement(
-    hours: Iterable[HourRecord], by: str, begin_ns: int, end_ns: int, holds: Holds | None = None
+    hours: Iterable[HourRecord], by: str, begin_ns: int, end_ns: int, holds: RowFilter | None = None
 ) -> Statement:
     """The statement of the hours that begin in [begin_ns, end_ns). `holds`: the rows that the reader may see;
     None: all.

@@ -175,5 +175,5 @@ class NodeStandby:
         return True
 
     def power_w(self) -> F64:
-        """What nodes draw that are not ready [n_node]."""
+        """Power of the nodes that are not ready [n_node]."""
         return np.where(self.level == ASLEEP, STANDBY_W, np.where(self.level == WAKING, self.boot_w, 0.0))

@@ -19,8 +19,7 @@ from twin.api.answers import Refused, answer, live_of
 from twin.api.runtime import Runtime
 from twin.api.tokens import Token
 from twin.catalogue import NS, StorageError, clean
-from twin.ledger import BY, HourRecord, LedgerRow, Statement, StatementRow, statement
-from twin.ledger.statement import Holds
+from twin.ledger import BY, HourRecord, LedgerRow, RowFilter, Statement, StatementRow, statement
 
 MAX_LINES = 20_000
 _MONTH = re.compile(r"(20[0-9]{2})-(0[1-9]|1[0-2])")
@@ -45,7 +44,9 @@ async def ledger(request: web.Request) -> web.Response:
     return answer(tree_of(found, live.engine.state.now_ns))
 
 
-def _made(live: Runtime, running: HourRecord | None, asked: tuple[str, int, int, Holds | None]) -> Statement:
+def _made(
+    live: Runtime, running: HourRecord | None, asked: tuple[str, int, int, RowFilter | None]
+) -> Statement:
     by, begin_ns, end_ns, holds = asked
     hours: list[HourRecord] = []
     try:
@@ -63,7 +64,7 @@ def _running(live: Runtime) -> HourRecord | None:
     return live.engine.ledger.running()
 
 
-def _holds(request: web.Request, token: Token) -> Holds | None:
+def _holds(request: web.Request, token: Token) -> RowFilter | None:
     """The rows that a token may see; None: all. Raises Refused."""
     if token.may("viewer"):
         return None

@@ -62,7 +62,7 @@ def _row(live: Runtime, slot: int, capped: np.ndarray) -> dict[str, Any]:
 
 
 def _goodput(live: Runtime, slot: int) -> dict[str, Any]:
-    """How much of its time a synchronous job trained, when it ends, and the member that it waits for."""
+    """Return a synchronous job's goodput, its expected end, and the member that it waits for."""
     engine = live.engine
     state, held = engine.goodput, engine.goodput.held_back(slot, engine.state, engine.jobs)
     return {
