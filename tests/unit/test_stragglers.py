@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-from collections.abc import Callable
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 from twin.backtest import KINDS, StepTrace, analyse_trace, compare_published, read_step_trace, what_if
 from twin.backtest.stragglers import DurationCase
 from twin.catalogue import F64, ConfigError
+from twin.cli.traces import trace_root
 
 FORWARD_S, BACKWARD_S, SCATTER_S, OPTIMIZER_S = 1.0, 2.0, 0.5, 0.25
 
@@ -228,10 +229,12 @@ def test_what_cannot_be_a_trace_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "cause"), [("AR", "worker (stage, rank) 0,0"), ("ST", "stage 3"), ("SE", "stage 1")]
 )
-def test_public_traces_give_the_published_result(
-    name: str, cause: str, recording: Callable[[str], Path]
-) -> None:
-    folder = recording("training-step-traces")
+def test_public_traces_give_the_published_result(name: str, cause: str) -> None:
+    folder = trace_root(os.environ) / "training-step-traces"
+    if not folder.exists():
+        pytest.skip(
+            "recording training-step-traces is not here: run `racktwin trace fetch training-step-traces`"
+        )
     found = analyse_trace(folder / f"timeline-{name}.json.gz")
     compared = compare_published(found, folder)
     assert found["cause"] == cause

@@ -121,12 +121,13 @@ def test_the_shipped_list_is_sound() -> None:
         traces.find_recording("nix")
 
 
-EVALUATED = (  # the evaluation alone, and backtests by hand, read them: no test needs them
+EVALUATED = (  # of the evaluation and of backtests by hand: tests do without them
     "weather-years-sustaindc",
     "gpu-lives-titan",
     "node-failures-lanl",
     "node-availability-grid5000",
     "disk-failures-alpine-campaign",
+    "training-step-traces",
 )
 
 
