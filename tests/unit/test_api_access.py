@@ -20,7 +20,7 @@ ROLE_OF = {
     "/healthz": None, "/readyz": None, "/": None, "/page/{file}": None,
     "/v1/jobs/{job}": "job", "/v1/jobs/{job}/checkpoint": "job", "/api/v1/jobs/{job}/checkpoint": "job",
     "/api/v1/tokens": "admin", "/api/v1/release": "admin", "/api/v1/authority": "admin",
-    "/api/v1/reload": "admin",
+    "/api/v1/reload": "admin", "/api/v1/ledger": "job",
 }  # fmt: skip
 
 
