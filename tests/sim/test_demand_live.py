@@ -21,7 +21,8 @@ from twin.tables import read_series
 from twin.telemetry import Reading
 
 DEMAND, GPUS_PER_NODE = "site.gpu_demand_count", 8
-DAYS = int(os.environ.get("RACKTWIN_HELIOS_DAYS", "2"))  # 7: a week takes minutes
+# Half of them are scored: bands of live forecasts take a day and a half to settle. 7: a week takes minutes
+DAYS = int(os.environ.get("RACKTWIN_HELIOS_DAYS", "4"))
 ROWS, HORIZONS = DAYS * 1440, (5, 60)  # minutes
 BAND = (0.05, 0.5, 0.95)  # what a forecast tells
 EXPERTS = ("last", "ewma5", "ewma60", "seasonal_day")  # none of them is fitted

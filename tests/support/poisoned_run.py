@@ -26,7 +26,7 @@ from twin.run import (
 from twin.site import SiteSpec
 from twin.telemetry import Event, Frame, TicksSkipped
 
-SECONDS = 18
+SECONDS = 22
 SNAPSHOT_EVERY = 6
 KEEPING = Keeping(reserve_bytes=0)
 MOST_STARTS = 30

@@ -13,6 +13,7 @@ from policies.node_replacement import Replacement
 from tests.support.builders import Twin, Wish, eight_nodes, two_racks
 from tests.support.journal_bodies import bodies_of
 from twin.catalogue import StorageError, digest, pack
+from twin.contracts import Windows
 from twin.engine import snapshot
 from twin.telemetry import TOLD, events as ev
 
@@ -65,7 +66,7 @@ def as_of_2(data: dict[str, Any]) -> dict[str, Any]:
     data = as_of_4(data)
     out = {**data, "jobs": dict(data["jobs"]), "arbiter": dict(data["arbiter"])}
     del out["windows"], out["arbiter"]["settling"]
-    for name in ("accounts", "known", "unslotted", *TOLD):
+    for name in ("accounts", "queues", "known", "unslotted", *TOLD):
         del out["jobs"][name]
     return out
 
@@ -152,8 +153,9 @@ def test_after_an_upgrade_a_start_goes_on_from_the_older_snapshot(tmp_path: Path
     engine, _ = record(tmp_path, 60)
     for path in tmp_path.glob("snapshot-*.rts"):
         path.unlink()
-    for name in TOLD:  # nobody told that version anything of checkpoints
+    for name in TOLD:  # nobody told that version anything of checkpoints, nor of nodes that slept
         getattr(engine.jobs, name)[:] = 0.0
+    engine.windows = Windows(engine.site)
     data = engine.dump()
     (tmp_path / "snapshot-000000059.rts").write_bytes(sealed(as_of_2(data), 2))
     back = resume(tmp_path, engine_for)

@@ -119,18 +119,18 @@ class RackSignals(Table):
         states=("not_isolated", "isolated"),
     )
     # Of a rack of a fleet, which is a hall with a daemon of its own, as that daemon tells
-    hall_power_w = Signal("W", 0, 1e9, quantum=1.0, period_s=10)
-    hall_demand_w = Signal("W", 0, 1e9, quantum=1.0, period_s=10)
-    hall_floor_w = Signal("W", 0, 1e9, quantum=1.0, period_s=10)
-    hall_budget_readback_w = Signal("W", 0, 1e9, quantum=1.0, period_s=10)
-    hall_guaranteed_w = Signal("W", 0, 1e9, quantum=1.0, period_s=10)
-    hall_grant_age_s = Signal("s", -1e4, 1e6, quantum=0.001, period_s=10)
-    hall_heard_pu = Signal("1", 0, 1, quantum=0.001, period_s=10)
-    hall_gpu_count = Signal("count", 0, 4e6, quantum=1, period_s=10)
-    hall_gpu_out_count = Signal("count", 0, 4e6, quantum=1, period_s=10)
-    hall_alarm_critical_count = Signal("count", 0, 1e6, quantum=1, period_s=10)
-    hall_alarm_warning_count = Signal("count", 0, 1e6, quantum=1, period_s=10)
-    hall_alarm_info_count = Signal("count", 0, 1e6, quantum=1, period_s=10)
+    hall_power_w = Signal("W", 0, 1e9, quantum=1.0, period_s=100)
+    hall_demand_w = Signal("W", 0, 1e9, quantum=1.0, period_s=100)
+    hall_floor_w = Signal("W", 0, 1e9, quantum=1.0, period_s=100)
+    hall_budget_readback_w = Signal("W", 0, 1e9, quantum=1.0, period_s=100)
+    hall_guaranteed_w = Signal("W", 0, 1e9, quantum=1.0, period_s=100)
+    hall_grant_age_s = Signal("s", -1e4, 1e6, quantum=0.001, period_s=100)
+    hall_heard_pu = Signal("1", 0, 1, quantum=0.001, period_s=100)
+    hall_gpu_count = Signal("count", 0, 4e6, quantum=1, period_s=100)
+    hall_gpu_out_count = Signal("count", 0, 4e6, quantum=1, period_s=100)
+    hall_alarm_critical_count = Signal("count", 0, 1e6, quantum=1, period_s=100)
+    hall_alarm_warning_count = Signal("count", 0, 1e6, quantum=1, period_s=100)
+    hall_alarm_info_count = Signal("count", 0, 1e6, quantum=1, period_s=100)
     hall_budget_w = Control(
         "W",
         0,

@@ -63,6 +63,7 @@ def _from_2(data: dict[str, Any]) -> dict[str, Any]:
         n = len(jobs["names"])
         out["jobs"] = {
             "accounts": [""] * n,
+            "queues": [""] * n,
             "known": bool(np.any(jobs["generation"])),
             "unslotted": [],
             **{name: np.zeros(n) for name in TOLD},

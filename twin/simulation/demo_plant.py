@@ -23,7 +23,7 @@ from twin.simulation.plant_wire import plain_column, rounded
 from twin.telemetry import JobEnded, JobStarted, Message
 
 # Others say these of a node: its agent, and the scheduler
-NOT_OF_AGENTS = ("agent_state", "service_level_state")
+NOT_OF_AGENTS = ("agent_state", "service_level_state", "standby_state")
 AGENTS = ("gpu", "node")  # tables whose devices the agents read and set
 CATCH_UP_S = 120.0  # of the time since the past ended, at most
 

@@ -23,11 +23,12 @@ from twin.plant import RACK_LIQUID, Observation, Report
 from twin.site import Site
 from twin.telemetry import CheckpointTold, Event, FaultReported, JobEnded, JobStarted, Message
 
-# Sensors have them, these two formats do not: weather, links, and what a meter says of its own supply.
+# Sensors have them, these two formats do not: weather, links, what a meter says of its own supply, and what a
+# scheduler says of nodes that sleep.
 NOT_SENT = frozenset((
     "site.outdoor_temp_c", "site.outdoor_wet_bulb_c", "link.up_state", "link.rx_bytes_per_s",
     "link.tx_bytes_per_s", "link.error_count", "link.flap_count", "link.discard_count",
-    "feeder.energised_state", "feeder.energy_mj",
+    "feeder.energised_state", "feeder.energy_mj", "node.standby_state",
 ))  # fmt: skip
 
 
@@ -183,10 +184,10 @@ class PlantWire:
         out: list[Message] = []
         it: list[Report] = []
         for report in observation.reports:
-            if report.table in ("gpu", "node"):
-                it.append(report)
-            else:
+            if report.table not in ("gpu", "node"):
                 out += self._values(report)
+            elif not all(f"{report.table}.{s}" in NOT_SENT for s in (*report.signals, *report.counters)):
+                it.append(report)
         if it:
             out += self._frames(it)
         out.sort(key=lambda message: message.t_ns)

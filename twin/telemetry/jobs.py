@@ -1,8 +1,8 @@
 """Job table: a bounded table of slots with generations, and the nodes of each job.
 
-A freed slot rests for the longest lease before it is used again, so that a late command or acknowledgement
-cannot meet a stranger. While no source of jobs has reported, the placement is unknown, and every node is
-protected.
+A freed slot rests for the longest lease on a job before it is used again, so that a late command or
+acknowledgement cannot meet a stranger. While no source of jobs has reported, the placement is unknown, and
+every node is protected.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from twin.telemetry.columns import EntityState, column, scalar
 from twin.telemetry.events import JobEnded, JobStarted
 
 KINDS = ("training", "inference", "batch", "unknown")
-REST_S = 600.0  # the longest lease of the catalogue
+REST_S = 600.0  # the longest lease on a job of the catalogue
 MAX_UNSLOTTED = 10_000  # jobs without a slot whose nodes are remembered
 TOLD = ("time_limit_s", "checkpoint_interval_s", "checkpoint_save_s", "checkpoint_restart_s", "lease_s")
 # What reports of a job are measurements of, each a column of its own; 0 = it never said so.
