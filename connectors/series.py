@@ -264,8 +264,9 @@ class SeriesTable:
                     out.append(Reading(signal.table, entity, signal.name, value, at))
                 elif value is not None:
                     cell = (signal.table, entity, signal.name)
-                    # Nodes that count for themselves may show the same labels
-                    part = (*key, self._place, *sorted(sample.labels.items()))
+                    # Exporters of a place count for themselves, though their labels may be the same
+                    source = None if self._place is None else self._source
+                    part = (*key, source, *sorted(sample.labels.items()))
                     total = self._sums.add(cell, part, int(value))
                     if total is None:
                         self.faults.add(

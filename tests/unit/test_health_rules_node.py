@@ -23,6 +23,7 @@ STATES = [
     ("node.power_on_state", 0, 1, "node_off", UNKNOWN, "none"),
     ("node.leak_state", 1, 0, "leak", FAILED, "drain"),
     ("node.agent_state", 1, 0, "agent_offline", WATCH, "watch"),
+    ("node.dpu_health_state", 2, 0, "dpu_failed", FAILED, "contact_support"),
 ]
 
 
@@ -34,6 +35,66 @@ def test_what_a_node_reports(key: str, code: int, rest: int, rule: str, level: i
     assert told(ward) == {rule: level}
     assert (ward.level("node", 2), ward.action("node", 2)) == (level, action(act))
     assert ward.level("node", 3) == HEALTHY
+
+
+DPU = {"node.dpu_temp_c": 70.0, "node.dpu_health_state": 0, "node.dpu_offload_state": 0}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "rule", "level"),
+    [
+        ("node.dpu_temp_c", 106.0, "dpu_temp", DEGRADED),
+        ("node.dpu_health_state", 1, "dpu_degraded", WATCH),
+        ("node.dpu_offload_state", 1, "dpu_offload_lost", DEGRADED),
+    ],
+)
+def test_trouble_of_a_dpu_is_its_nodes_once_it_lasts(key: str, value: float, rule: str, level: int) -> None:
+    ward = Ward(two_racks())
+    ward.look(DPU)
+    ill = DPU | {key: on(NODES, 2, value, DPU[key])}
+    ward.look(ill)
+    assert ward.level("node", 2) == HEALTHY  # once is nothing
+    ward.run(7, ill)
+    assert told(ward) == {rule: level}
+    assert (ward.level("node", 2), ward.level("node", 3)) == (level, HEALTHY)
+    ward.run(30, DPU)
+    assert told(ward) == {}
+
+
+def test_a_dpu_below_its_warning_is_not_hot_and_the_words_say_what_is_left() -> None:
+    ward = Ward(two_racks())
+    ward.run(8, DPU | {"node.dpu_temp_c": 104.5})
+    assert told(ward) == {}
+    ward.run(8, DPU | {"node.dpu_temp_c": 111.0})
+    assert "111 °C, 4 K below" in ward.evidence("node", 2)["dpu_temp"].text
+
+
+def test_errors_on_ports_of_dpus_that_others_do_not_have() -> None:
+    ward = Ward(two_racks())
+    ward.run(2, counts={"node.dpu_port_error_count": 1000})
+    ward.look(counts={"node.dpu_port_error_count": on(NODES, 2, 1050, 1000)})
+    assert told(ward) == {}
+    ward.look(counts={"node.dpu_port_error_count": on(NODES, 2, 1300, 1000)})
+    assert told(ward) == {"dpu_port_errors": WATCH}
+    assert told(ward, 3) == {}
+
+
+def test_a_node_whose_dpus_fall_silent_is_unknown_and_one_without_is_not() -> None:
+    ward = Ward(two_racks())
+    gone = {key: np.full(NODES, np.nan) for key in DPU}
+    for key, value in DPU.items():
+        gone[key][:2] = value
+    some = {key: np.full(NODES, np.nan) for key in DPU}
+    for key, value in DPU.items():
+        some[key][:3] = value  # the nodes from 3 on have none
+    ward.run(8, some)
+    assert [ward.level("node", i) for i in (1, 2, 3)] == [HEALTHY] * 3
+    ward.run(60, gone)
+    assert told(ward) == {"dpu_silent": UNKNOWN}
+    assert [ward.level("node", i) for i in (1, 2, 3)] == [HEALTHY, UNKNOWN, HEALTHY]
+    part = gone | {"node.dpu_temp_c": some["node.dpu_temp_c"]}
+    ward.run(30, part)
+    assert told(ward) == {}  # one of its signals is enough
 
 
 @pytest.mark.parametrize(("state", "word"), [(1, "cordoned"), (3, "drained"), (4, "replaced")])

@@ -158,7 +158,11 @@ node_filesystem_avail_bytes{device="a",fstype="lustre",mountpoint="/scratch"} 40
 node_filesystem_size_bytes{device="b",fstype="ext4",mountpoint="/scratch"} 7
 """
     found = cells(decoder(site, "storage", None).decode(page.encode(), T))
-    assert found == {("storage", 0, "written_bytes"): 0, ("storage", 0, "used_pu"): 0.6}
+    assert found == {
+        ("storage", 0, "written_bytes"): 0,
+        ("storage", 0, "used_pu"): 0.6,
+        ("storage", 0, "flush_bytes_per_s"): None,  # of one page nobody knows a rate
+    }
 
 
 def test_bytes_of_nodes_that_mount_a_file_system_add_up(site: Site) -> None:
@@ -174,6 +178,69 @@ node_mountstats_nfs_total_read_bytes_total{export="nas:/home",mountaddr="10.0.0.
             found.append(cells(node.decode((pages % (i, add + i, 2 * add)).encode(), T + add * 10**9)))
     assert found[-1]["storage", 0, "written_bytes"] == 600
     assert found[-1]["storage", 0, "read_bytes"] == 1200
+    # Each node wrote 200 bytes and read 400 in the last 200 s
+    assert found[-1]["storage", 0, "flush_bytes_per_s"] == pytest.approx(2.0)
+    assert found[-1]["storage", 0, "restore_bytes_per_s"] == pytest.approx(4.0)
+    assert found[-2]["storage", 0, "flush_bytes_per_s"] is None  # the other node has not told yet
+
+
+DPU = """\
+node_hwmon_temp_celsius{chip="0000:02:00_0_0000:03:00_0",sensor="temp1"} %g
+node_hwmon_temp_celsius{chip="0000:02:00_0_0000:03:00_0",sensor="temp2"} 120
+node_hwmon_temp_celsius{chip="nvme_nvme0",sensor="temp1"} 119
+node_systemd_system_running %d
+node_systemd_unit_state{name="openvswitch-switch.service",state="active",type="forking"} %d
+node_systemd_unit_state{name="openvswitch-switch.service",state="failed",type="forking"} %d
+node_systemd_unit_state{name="cron.service",state="failed",type="simple"} 1
+node_network_receive_errs_total{device="p0"} %d
+node_network_transmit_errs_total{device="p1"} 0
+node_network_receive_errs_total{device="pf0hpf"} 999
+"""
+
+
+def test_of_two_dpus_of_a_node_the_worse_counts_and_errors_add_up(site: Site) -> None:
+    sums = Sums()
+    one, other = (PageDecoder(site, *load_map("dpu"), "lab/h/r1/node0", sums) for _ in range(2))
+
+    def read(d: PageDecoder, at_s: float, *values: float) -> dict[str, Any]:
+        found = cells(d.decode((DPU % values).encode(), T + round(at_s * 10**9)))
+        assert {(table, entity) for table, entity, _ in found} == {("node", 0)}
+        return {signal: value for (_, _, signal), value in found.items()}
+
+    well, ill = (70, 1, 1, 0), (99, 0, 0, 1)
+    assert read(one, 0, *well, 1000) == {
+        "dpu_temp_c": 70,
+        "dpu_health_state": 0,
+        "dpu_offload_state": 0,
+        "dpu_port_error_count": 0,
+    }
+    assert read(other, 1, *ill, 5)["dpu_temp_c"] == 99
+    found = read(one, 30, *well, 1007)
+    assert found == {
+        "dpu_temp_c": 99,
+        "dpu_health_state": 1,
+        "dpu_offload_state": 1,
+        "dpu_port_error_count": 7,
+    }
+    assert read(other, 31, *ill, 7)["dpu_port_error_count"] == 9  # both have a port p0
+    found = read(one, 100, *well, 1007)  # the other is silent and no longer counts
+    assert (found["dpu_temp_c"], found["dpu_offload_state"]) == (70, 0)
+    unused = read(one, 130, 70, 1, 0, 0, 1007)
+    assert unused["dpu_offload_state"] is None  # a virtual switch that nobody started says nothing
+
+
+def test_the_bmc_of_a_dpu_and_a_sites_own_script_tell_of_it(site: Site) -> None:
+    page = """\
+ipmi_temperature_celsius{id="0",name="bluefield_temp",type="Temperature"} 61
+ipmi_temperature_celsius{id="5",name="p0_temp",type="Temperature"} 44
+dpu_health_state 2
+dpu_offload_state 1
+"""
+    assert cells(decoder(site, "dpu").decode(page.encode(), T)) == {
+        ("node", 0, "dpu_temp_c"): 61,
+        ("node", 0, "dpu_health_state"): 2,
+        ("node", 0, "dpu_offload_state"): 1,
+    }
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ _SIGNALS = {
 }  # fmt: skip
 _WORDS = {
     "temp": "temperature", "diff": "differential", "hbm": "memory", "mem": "memory", "sm": "SM", "cpu": "CPU",
-    "gpu": "GPU", "nvlink": "NVLink", "pcie": "PCIe",
+    "dpu": "DPU", "gpu": "GPU", "nvlink": "NVLink", "pcie": "PCIe",
     "psu": "power supply", "rx": "received", "tx": "sent", "rh": "humidity", "setpoint": "set point",
     "readback": "read back", "pending": "waiting",
 }  # fmt: skip

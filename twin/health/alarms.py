@@ -71,6 +71,8 @@ _SAID = {
     "wear": "a learned parameter of it nears its limit",
     "cpu_temp": "its CPU is near its limit of heat",
     "inlet_temp": "its air comes in warm",
+    "dpu_temp": "a DPU of it is near the heat at which it shuts down",
+    "dpu_port_errors": "many errors on ports of its DPUs",
     "reboots": "it restarted again and again",
     "ports_down": "more ports are down than always were",
     "errors": "many errors",

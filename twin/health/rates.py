@@ -18,7 +18,7 @@ RECENT_S, DAILY_S, GAP_S = 600.0, 86_400.0, 3600.0
 WATCHED: dict[str, tuple[str, ...]] = {
     "gpu": ("ecc_sbe_count", "ecc_dbe_count", "row_remap_count", "nvlink_error_count", "nvlink_replay_count",
             "nvlink_recovery_count", "pcie_replay_count", "throttle_power_ns", "throttle_thermal_ns"),
-    "node": ("reboot_count",),
+    "node": ("reboot_count", "dpu_port_error_count"),
     "link": ("error_count", "flap_count", "symbol_error_count", "recovery_count", "discard_count"),
     "switch": ("error_count", "discard_count", "flap_count"),
 }  # fmt: skip

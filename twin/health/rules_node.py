@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from twin.catalogue import I32
 from twin.contracts import DEGRADED, FAILED, HEALTHY, UNKNOWN, WATCH
 from twin.health.rules import DIAGNOSIS, NOTHING, Rule, RuleContext, RuleMatches
 from twin.health.rules_shared import (
@@ -13,6 +14,7 @@ from twin.health.rules_shared import (
     FACTS,
     REBOOTS,
     SILENT,
+    GrowthRule,
     by_diagnosis,
     gaps,
     open_codes,
@@ -26,6 +28,12 @@ MAX_LEMONS = 64  # of which the words are kept
 # What recurs is seldom harmless: most nodes of which it is true fail within days. source: estimate; in
 # simulated fleets nine of ten do
 RECURS = "recurs"
+# Of a BlueField: a warning from here on, and at the other its firmware shuts it down
+DPU_WARM_C, DPU_OFF_C = 105.0, 115.0
+DPU_LIMITS = "NVIDIA BlueField-2 DPU User Guide, thermal thresholds"
+DPU_PORT_ERRORS = 100.0  # in about ten minutes; source: estimate, as of links
+DPU_SIGNALS = ("node.dpu_temp_c", "node.dpu_health_state", "node.dpu_offload_state")
+DPU_GONE_S = 7 * 86_400.0  # a DPU that is silent for longer is taken out. source: estimate
 SERVICE = ("", "cordoned", "being drained", "drained", "marked to be replaced")
 
 
@@ -42,6 +50,33 @@ def _warm_air(context: RuleContext) -> RuleMatches:
     """Nodes whose inlet is above its guard. `a`: degC."""
     index = context.beyond("node.inlet_temp_c")
     return RuleMatches(index, context.value("node.inlet_temp_c")[index]) if len(index) else NOTHING
+
+
+def _hot_dpu(context: RuleContext) -> RuleMatches:
+    """Nodes with a DPU beyond its warning. `a`: degC; `b`: K left until it shuts down."""
+    key = "node.dpu_temp_c"
+    if not context.known(key):
+        return NOTHING
+    value = context.value(key)
+    index = context.those(key, value > DPU_WARM_C)
+    return RuleMatches(index, value[index], DPU_OFF_C - value[index]) if len(index) else NOTHING
+
+
+def _silent_dpu(context: RuleContext) -> RuleMatches:
+    """Nodes whose DPUs told of themselves within a week and are not heard now."""
+    silent: I32 | None = None
+    for key in DPU_SIGNALS:
+        if not context.known(key):
+            continue
+        if silent is None:
+            told = np.zeros(context.site.sizes["node"], np.bool_)
+            for each in filter(context.known, DPU_SIGNALS):
+                told |= context.now.age_s(each) < DPU_GONE_S
+            silent = np.flatnonzero(told).astype(np.int32)
+        silent = silent[~context.current(key, silent)]
+        if not len(silent):
+            return NOTHING
+    return NOTHING if silent is None else RuleMatches(silent)
 
 
 def _restarted(context: RuleContext) -> RuleMatches:
@@ -102,6 +137,20 @@ RULES: tuple[Rule, ...] = (
          "limits of the profile", _hot_cpu, ("node.cpu_temp_c",), after_s=30.0),
     Rule("inlet_temp", "node", HEALTHY, "check_facility", 0.05, "its air comes in at {a:.0f} °C",
          "limits of the profile", _warm_air, ("node.inlet_temp_c",), after_s=30.0),
+    Rule("dpu_failed", "node", FAILED, "contact_support", 0.9, "a DPU of it reports that it has failed",
+         "the device", state_is("node.dpu_health_state", 2), ("node.dpu_health_state",)),
+    Rule("dpu_degraded", "node", WATCH, "run_diagnostics", 0.7, "a DPU of it reports that it is degraded",
+         "the device", state_is("node.dpu_health_state", 1), ("node.dpu_health_state",), after_s=60.0),
+    Rule("dpu_offload_lost", "node", DEGRADED, "run_diagnostics", 0.8,
+         "a DPU of it has lost its offload: packets pass its Arm cores, or none pass", "the device",
+         state_is("node.dpu_offload_state", 1), ("node.dpu_offload_state",), after_s=30.0),
+    Rule("dpu_temp", "node", DEGRADED, "check_facility", 0.5,
+         "a DPU of it is at {a:.0f} °C, {b:.0f} K below where it shuts down", DPU_LIMITS, _hot_dpu,
+         ("node.dpu_temp_c",), after_s=30.0),
+    Rule("dpu_silent", "node", UNKNOWN, "none", 0.5, "its DPUs are not heard any more", "what is reported",
+         _silent_dpu, after_s=30.0, clear_s=0.0),
+    GrowthRule("dpu_port_errors", "node.dpu_port_error_count", DPU_PORT_ERRORS,
+               "errors on ports of its DPUs").rule(),
     Rule("agent_offline", "node", WATCH, "watch", 0.5, "its agent is offline", "the agent's last will",
          state_is("node.agent_state", 1), ("node.agent_state",)),
     Rule("reboots", "node", WATCH, "run_diagnostics", 0.7, "it restarted {a:.0f} times in about a day",
