@@ -85,7 +85,7 @@ class Scrape(_Strict, frozen=True):
     """
 
     url: str  # "http://node1:9400/metrics"; a host list stands for one exporter each: node[01-18]
-    map: str  # dcgm, node, ascend, neuron, optics, storage, vllm, sglang, triton, dynamo, or a file
+    map: str  # dcgm, node, ascend, neuron, optics, dpu, storage, vllm, sglang, triton, dynamo, or a file
     period_s: float = 15.0  # between two scrapes
     timeout_s: float = 5.0  # of one scrape
     # entity of all its series where labels do not say, or a list as long; default: the node of that name
