@@ -336,7 +336,7 @@ def test_a_lost_supply_is_told_once(ward: Ward) -> None:
 def test_all_that_is_wrong_with_a_dpu_is_one_finding() -> None:
     twin = Twin(two_racks())
     ill = {"node.dpu_temp_c": 108.0, "node.dpu_health_state": 2.0, "node.dpu_offload_state": 1.0}
-    well = {key: 0.0 for key in ill}
+    well = dict.fromkeys(ill, 0.0)
     for _ in range(60):
         twin.tick({key: np.where(np.arange(36) == 3, ill[key], well[key]) for key in ill})
     engine = twin.engine

@@ -176,7 +176,9 @@ class NodeSignals(Table):
     power_readback_state = state("on", "shutdown", "off", period_s=60)
     reboot_count = counter("count", max_per_s=1.0, period_s=60)
     # Of all its DPUs: the worst of them counts, errors are the sum over their ports
-    dpu_temp_c = Signal("degC", -20, 150, quantum=0.1, reduce="max", period_s=60, slew_per_s=2.0, danger="high")
+    dpu_temp_c = Signal(
+        "degC", -20, 150, quantum=0.1, reduce="max", period_s=60, slew_per_s=2.0, danger="high"
+    )
     dpu_health_state = state("ok", "degraded", "failed", reduce="max", period_s=60)
     # Whether its switch forwards in hardware, or packets pass its Arm cores
     dpu_offload_state = state("active", "lost", reduce="max", period_s=60)
