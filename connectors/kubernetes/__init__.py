@@ -1,4 +1,4 @@
-"""Kubernetes: jobs, service levels and placement of nodes, read and commanded."""
+"""Kubernetes: jobs, service levels, placement and standby of nodes, read and commanded."""
 
 import lazy_loader
 

@@ -5,3 +5,4 @@ from .nodes import Hosts as Hosts
 from .placement import KubernetesPlacement as KubernetesPlacement
 from .sink import KubernetesSink as KubernetesSink
 from .source import KubernetesSource as KubernetesSource
+from .standby import KubernetesStandby as KubernetesStandby

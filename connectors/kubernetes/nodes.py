@@ -92,7 +92,7 @@ def our_taint(node: KubernetesNode) -> str | None:
 def plan(node: KubernetesNode, order: NodeCommand) -> Plan:
     """Changes that an order makes on a node. Refuses what others hold or a later daemon has settled."""
     marks = node.metadata.annotations or {}
-    refusal = _deposed(marks, EPOCH, order.epoch)
+    refusal = is_deposed(marks, EPOCH, order.epoch)
     if refusal:
         return Plan(None, refusal)
     closed = bool(node.spec.unschedulable)
@@ -108,7 +108,7 @@ def plan(node: KubernetesNode, order: NodeCommand) -> Plan:
     return Plan(_withdrawal(node, order, marks))
 
 
-def _deposed(marks: Mapping[str, str], key: str, epoch: int) -> str:
+def is_deposed(marks: Mapping[str, str], key: str, epoch: int) -> str:
     """Why a daemon of this epoch may not speak, by the annotation `key`; "" if it may."""
     there = marks.get(key, "0")
     if not (there.isascii() and there.isdigit() and len(there) <= 18):
@@ -126,7 +126,7 @@ def _release(node: KubernetesNode, order: NodeCommand, marks: Mapping[str, str])
     if our_taint(node) is not None:
         spec["taints"] = [t for t in node.spec.taints or () if t.get("key") != TAINT] or None
     gone: dict[str, str | None] = {k: None for k in (LEVEL, COMMAND, REASON, FOUND) if k in marks}
-    return _patch(node, {**gone, EPOCH: str(order.epoch)}, spec)
+    return merge_patch(node, {**gone, EPOCH: str(order.epoch)}, spec)
 
 
 def _withdrawal(node: KubernetesNode, order: NodeCommand, marks: Mapping[str, str]) -> dict[str, Any] | None:
@@ -147,10 +147,10 @@ def _withdrawal(node: KubernetesNode, order: NodeCommand, marks: Mapping[str, st
         ours = [] if value is None else [{"key": TAINT, "value": value, "effect": EFFECT}]
         spec["taints"] = others + ours or None
     changed = {k: v for k, v in wanted.items() if marks.get(k) != v}
-    return _patch(node, changed, spec) if changed or spec else None
+    return merge_patch(node, changed, spec) if changed or spec else None
 
 
-def _patch(
+def merge_patch(
     node: KubernetesNode, annotations: Mapping[str, str | None], spec: dict[str, Any]
 ) -> dict[str, Any]:
     """A merge patch that the server refuses if the node has changed since it was read."""
@@ -178,7 +178,7 @@ def placement_plan(node: KubernetesNode, placement: int, epoch: int) -> Plan:
     mark of ours and shall have none is left alone: nothing is written on a cluster at each takeover.
     """
     marks = node.metadata.annotations or {}
-    refusal = _deposed(marks, PLACEMENT_EPOCH, epoch)
+    refusal = is_deposed(marks, PLACEMENT_EPOCH, epoch)
     if refusal:
         return Plan(None, refusal)
     there = placement_of(node)
@@ -189,7 +189,7 @@ def placement_plan(node: KubernetesNode, placement: int, epoch: int) -> Plan:
         ours = {"key": PLACEMENT_TAINT, "value": PLACEMENTS[placement], "effect": _EFFECTS.get(placement)}
         others = [t for t in node.spec.taints or () if t.get("key") != PLACEMENT_TAINT]
         spec["taints"] = others + ([] if placement == USUAL else [ours]) or None
-    return Plan(_patch(node, {PLACEMENT_EPOCH: str(epoch)}, spec))
+    return Plan(merge_patch(node, {PLACEMENT_EPOCH: str(epoch)}, spec))
 
 
 def condition_patch(node: KubernetesNode, level: int, reason: str, now: str) -> dict[str, Any] | None:

@@ -166,10 +166,9 @@ class NodeOrders(ABC, Generic[Kind]):
         host = self._hosts.host_of(work.entity)
         try:
             if host is None:
-                if self._hosts.listed:
-                    raise OrderRefused("the cluster has no such node; see kubernetes.node_names")
-                raise Away("the nodes of the cluster are not listed yet")
-            await self._carry_out(host, work)
+                self._absent(work)
+            else:
+                await self._carry_out(host, work)
             work.backoff.reset()
             work.fault = ""
         except (OrderRefused, BadMessage) as error:
@@ -184,6 +183,12 @@ class NodeOrders(ABC, Generic[Kind]):
         except Exception as error:  # one node must not stop the others
             log.exception("%s: %s", self.name, host)
             self._end(work, "failed", f"{type(error).__name__}: {error}")
+
+    def _absent(self, work: Kind) -> None:
+        """Answer for a node that the cluster does not have. Raises OrderRefused, Away."""
+        if self._hosts.listed:
+            raise OrderRefused("the cluster has no such node; see kubernetes.node_names")
+        raise Away("the nodes of the cluster are not listed yet")
 
     async def _change(self, host: str, work: Kind) -> KubernetesNode | None:
         """The node, once it says what is wanted; None where that is not wanted any more.

@@ -15,6 +15,7 @@ from typing import Generic
 
 from connectors.backoff import Backoff
 from connectors.demand import DemandBook
+from connectors.kubernetes.autoscaler import STANDBY, ScaleDowns
 from connectors.kubernetes.client import WATCH_S, ApiError, Away, Expired, KubernetesClient, Params, page_meta
 from connectors.kubernetes.demand import QUEUES, WORKLOADS, PodDemand
 from connectors.kubernetes.jobs import PodBook, PodLabels
@@ -46,9 +47,10 @@ REMEDY = "look whether `kubectl get nodes` answers with that kubeconfig on this 
 MAX_FAULTS = 200  # of one list that are reported
 SLICE = 500  # pods that are taken in at a stretch
 FRESH_S = 2 * WATCH_S  # what the server said longer ago says nothing of now
-_SIGNALS = (SIGNAL, OWNER, PLACEMENT)
+_SIGNALS = (SIGNAL, OWNER, PLACEMENT, STANDBY)
 _Levels = tuple[float | None, float | None, float | None]  # of a node, in the order of _SIGNALS
-UNKNOWN: _Levels = (None, None, None)
+_Readings = tuple[float | None, ...]  # likewise, with its standby
+UNKNOWN: _Readings = (None, None, None, None)
 
 
 class Followed(Generic[Kind]):
@@ -159,7 +161,7 @@ def _levels_of(node: KubernetesNode, busy: bool) -> _Levels:
 class KubernetesSource:
     """Follows a cluster. `known` gives the nodes of the jobs that the twin takes to be running.
 
-    `placement`: also read how nodes are placed.
+    `placement`: also read how nodes are placed. `standby`: and which of them the autoscaler took away.
     """
 
     name = "kubernetes"
@@ -173,12 +175,16 @@ class KubernetesSource:
         known: Callable[[], Mapping[str, Collection[str]]] = dict,
         settle_s: float = SETTLE_S,
         placement: bool = False,
+        standby: bool = False,
     ) -> None:
         self._client, self._hosts, self._known, self._settle_s = client, hosts, known, settle_s
         self.book = PodBook(hosts, labels or PodLabels())
         self._nodes: dict[str, KubernetesNode] = {}
-        self._signals = _SIGNALS if placement else _SIGNALS[:-1]
-        self._readings_before: dict[int, _Levels] = {}
+        extra = ((PLACEMENT, placement), (STANDBY, standby))
+        left_out = {signal for signal, read in extra if not read}
+        self._signals = {s: at for at, s in enumerate(_SIGNALS) if s not in left_out}
+        self._scale_downs = ScaleDowns()
+        self._readings_before: dict[int, _Readings] = {}
         self._changed: dict[str, None] = {}  # nodes by their names in the cluster
         self._stated_s = -math.inf
         self.nodes = Followed(client, "/api/v1/nodes", KubernetesNode, self._all_nodes, self._node)
@@ -226,8 +232,27 @@ class KubernetesSource:
         fresh = time.time_ns() - self.nodes.heard_ns <= FRESH_S * 10**9
         return self._nodes.get(host) if listed and fresh else None
 
+    def busy(self, host: str) -> bool | None:
+        """True if pods are on a node that a drain moves away; None where that may be outdated."""
+        fresh = time.time_ns() - self.pods.heard_ns <= FRESH_S * 10**9
+        return self.book.busy(host) if self.pods.listed and fresh else None
+
+    def took_away(self, entity: int) -> bool:
+        """True if the cluster has a node no more that the autoscaler took away."""
+        return self._hosts.host_of(entity) is None and entity in self._scale_downs.away
+
+    def _follow_scale_down(self, node: KubernetesNode, there: bool) -> None:
+        entity = self._hosts.entity_of(node.metadata.name)
+        if entity is not None:
+            self._scale_downs.take(entity, node, there)
+
     async def _all_nodes(self, nodes: list[KubernetesNode]) -> None:
-        self._nodes = {n.metadata.name: n for n in nodes}
+        before, self._nodes = self._nodes, {n.metadata.name: n for n in nodes}
+        for host, node in before.items():
+            if host not in self._nodes:
+                self._follow_scale_down(node, False)
+        for node in nodes:
+            self._follow_scale_down(node, True)
         self._hosts.take(self._nodes)
 
     async def _all_pods(self, pods: list[KubernetesPod]) -> None:
@@ -244,6 +269,7 @@ class KubernetesSource:
         name = node.metadata.name
         self._changed[name] = None
         self.demand.changed = True  # its GPUs may be out of service now
+        self._follow_scale_down(node, there)
         if there:
             self._nodes[name] = node
             self._hosts.add(name)
@@ -326,18 +352,21 @@ class KubernetesSource:
         self._changed.clear()
         self.book.turned.clear()
         before = self._readings_before
-        levels: dict[int, _Levels] = {} if whole else dict(before)
+        levels: dict[int, _Readings] = {} if whole else dict(before)
         for host in self._nodes if whole else changed:
             entity = self._hosts.entity_of(host)
             if entity is not None and self._hosts.host_of(entity) in (host, None):
-                node = self._nodes.get(host)
-                levels[entity] = UNKNOWN if node is None else _levels_of(node, self.book.busy(host))
+                levels[entity] = self._readings_of(entity, host)
+        for entity in self._scale_downs.away:
+            if self._hosts.host_of(entity) is None:
+                levels[entity] = self._readings_of(entity, "")
         current = {**dict.fromkeys(before, UNKNOWN), **levels}  # for a node that is gone
         readings: list[Reading] = []
         for e in sorted(e for e, values in current.items() if whole or before.get(e) != values):
             was = before.get(e)
-            for signal, value, old in zip(self._signals, current[e], was or UNKNOWN, strict=False):
-                same = was is not None and value == old
+            for signal, at in self._signals.items():
+                value = current[e][at]
+                same = was is not None and value == was[at]
                 if whole or not same:
                     # A change is of now, or it would be older than the reading before it.
                     readings.append(Reading("node", e, signal, value, at_ns if same else now_ns))
@@ -346,6 +375,12 @@ class KubernetesSource:
         self._readings_before = levels
         if whole:
             self._stated_s = time.monotonic()
+
+    def _readings_of(self, entity: int, host: str) -> _Readings:
+        node, busy = self._nodes.get(host), self.book.busy(host)
+        levels = UNKNOWN[:-1] if node is None else _levels_of(node, busy)
+        standby = self._scale_downs.standby_of(entity, node, busy)
+        return *levels, None if standby is None else float(standby)
 
     def _report_faults(self, inlet: Inlet) -> None:
         for host in self._hosts.strangers:

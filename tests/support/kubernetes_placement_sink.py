@@ -109,12 +109,12 @@ class Heard(RecordingInlet):
 
 @asynccontextmanager
 async def followed(
-    site: Site, cluster: Cluster, placement: bool = True
+    site: Site, cluster: Cluster, placement: bool = True, standby: bool = False
 ) -> AsyncIterator[tuple[KubernetesSource, Heard]]:
     """A source that has heard of all four nodes."""
     client = KubernetesClient(lambda: Access(f"http://127.0.0.1:{cluster.port}"), timeout_s=5)
     hosts = Hosts(site, {"n[0-3]": "r1/node[0-3]"})
-    source = KubernetesSource(client, hosts, settle_s=0.02, placement=placement)
+    source = KubernetesSource(client, hosts, settle_s=0.02, placement=placement, standby=standby)
     heard = Heard()
     task = asyncio.create_task(source.run(heard))
     try:

@@ -37,6 +37,7 @@ def loaded(folder: Path, **sections: Any) -> Any:
             {"jobs": {"slurm": {"command": True}}, "kubernetes": {"command": True}},
             "$.kubernetes.command: Slurm commands the nodes of this site (jobs.slurm.command); expected one",
         ),
+        ({"kubernetes": {"autoscaler": True}}, "$.kubernetes.autoscaler: expected `command: true` with it"),
         ({"kubernetes": {"timeout_s": 0}}, "$.kubernetes.timeout_s: expected a number from 1 to 60, got 0"),
         ({"burn_in": {"command": []}}, "$.burn_in.command: expected a program and its words"),
         ({"burn_in": {"command": ["a\0b"]}}, "$.burn_in.command: expected a program and its words"),
@@ -137,6 +138,12 @@ def test_a_cluster_is_commanded_beside_a_slurm_that_is_read(tmp_path: Path) -> N
     for command in (True, False):  # nobody is asked for what nobody would answer
         source = made(kubeconfig="kubeconfig", command=command).sources[1]
         assert ("placement_state" in source._signals) == command
+        assert "standby_state" not in source._signals
+    scaled = made(kubeconfig="kubeconfig", autoscaler=True)
+    assert [s.name for s in scaled.sinks] == [*names, "kubernetes-standby"]
+    assert list(scaled.works)[-1] == "kubernetes-standby-work"
+    assert scaled.faults["kubernetes-standby"]() == ""
+    assert "standby_state" in scaled.sources[1]._signals
     with pytest.raises(ConfigError):
         made(kubeconfig="nowhere")
 

@@ -33,7 +33,8 @@ class Kubernetes(Strict, msgspec.Struct, frozen=True):
 
     `node_names` maps its nodes (host lists too) to entities where they differ; `kinds` tells by namespace
     what jobs are (or the pod label racktwin.io/kind); `job_labels` are looked at before the usual ones.
-    With `command`, service levels and placement are carried out: cordon, taints, eviction.
+    With `command`, service levels and placement are carried out: cordon, taints, eviction; with `autoscaler`,
+    standby too, by the annotation that keeps a node from the cluster autoscaler.
     """
 
     kubeconfig: str | None = None  # a file; without it, the service account of our pod
@@ -45,6 +46,7 @@ class Kubernetes(Strict, msgspec.Struct, frozen=True):
     gpu_resources: list[str] = []  # beside the usual ones
     kinds: dict[str, JobKind] = {}  # by namespace: {research: training}; others are unknown, and protected
     command: bool = False  # whether nodes are cordoned, emptied and placed; with Slurm's off
+    autoscaler: bool = False  # whether the cluster autoscaler runs there, and is told which nodes to keep
     evict_bare_pods: bool = False  # pods that no controller makes anew are lost when evicted
 
 
@@ -74,6 +76,8 @@ def scheduler_problems(
             )
     if kubernetes is not None:
         out.within("kubernetes.timeout_s", kubernetes.timeout_s, 1, 60)
+        if kubernetes.autoscaler and not kubernetes.command:
+            out.append("$.kubernetes.autoscaler: expected `command: true` with it: else no node is kept")
         if kubernetes.command and slurm is not None and slurm.command:
             out.append(
                 "$.kubernetes.command: Slurm commands the nodes of this site (jobs.slurm.command); "

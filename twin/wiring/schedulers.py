@@ -128,6 +128,7 @@ def _kubernetes(out: Schedulers, part: Kubernetes, context: WiringContext, deman
         KubernetesPlacement,
         KubernetesSink,
         KubernetesSource,
+        KubernetesStandby,
         PodLabels,
         load_access,
     )
@@ -144,7 +145,9 @@ def _kubernetes(out: Schedulers, part: Kubernetes, context: WiringContext, deman
     def client() -> KubernetesClient:
         return KubernetesClient(load, timeout_s=part.timeout_s)
 
-    source = KubernetesSource(client(), hosts, labels, known=known, placement=part.command)
+    source = KubernetesSource(
+        client(), hosts, labels, known=known, placement=part.command, standby=part.autoscaler
+    )
     source.demand_book = demand
     out.sources.append(source)
     if part.command:
@@ -156,6 +159,11 @@ def _kubernetes(out: Schedulers, part: Kubernetes, context: WiringContext, deman
         out.add(placement, placement.counts)
         out.works["kubernetes-placement-work"] = placement.run
         out.faults[placement.name] = lambda: placement.fault
+    if part.autoscaler:
+        standby = KubernetesStandby(client(), hosts, context.sink, source)
+        out.add(standby, standby.counts)
+        out.works["kubernetes-standby-work"] = standby.run
+        out.faults[standby.name] = lambda: standby.fault
     return hosts.host_of
 
 

@@ -1,0 +1,78 @@
+"""Standby carried out on Kubernetes: whether the cluster autoscaler may take a node away.
+
+`ready` keeps a node that is there; `asleep` ends that, and the autoscaler decides whether and when it goes. A
+node that it took away comes back for pods that wait, and not by us.
+"""
+
+from __future__ import annotations
+
+import time
+
+from connectors.kubernetes.autoscaler import is_leaving, standby_plan
+from connectors.kubernetes.client import Away, KubernetesClient
+from connectors.kubernetes.nodes import Hosts, Plan
+from connectors.kubernetes.objects import KubernetesNode
+from connectors.kubernetes.orders import NodeOrders, NodeWork, OrderRefused
+from connectors.kubernetes.source import KubernetesSource
+from connectors.orders import SinkContext
+from twin.catalogue import TABLES
+from twin.contracts import ASLEEP, READY
+
+CONTROL = "node.standby"
+STATES = TABLES["node"].control_by_name["standby"].states
+POLL_S = 30.0  # between two looks at a node that is not yet as it is wanted
+
+
+class KubernetesStandby(NodeOrders[NodeWork]):
+    """Carries out `node.standby`. `source` tells what runs on a node, and which the autoscaler took away."""
+
+    name = "kubernetes-standby"
+    controls: tuple[str, ...] = (CONTROL,)
+
+    def __init__(
+        self, client: KubernetesClient, hosts: Hosts, context: SinkContext, source: KubernetesSource
+    ) -> None:
+        super().__init__(client, hosts, STATES, NodeWork, context)
+        self._source = source
+
+    def _plan(self, node: KubernetesNode, work: NodeWork) -> Plan:
+        if work.order.value not in (READY, ASLEEP):
+            return Plan(None, "expected ready or asleep")
+        return standby_plan(node, work.order.value, work.order.epoch)
+
+    async def _carry_out(self, host: str, work: NodeWork) -> None:
+        if work.order.value == ASLEEP and self._works_on(host):
+            raise OrderRefused("pods are on it that a drain would move")
+        node = await self._change(host, work)
+        if node is None:
+            return
+        ready, leaving = node.condition("Ready"), is_leaving(node)
+        if work.order.value == ASLEEP:
+            if leaving:
+                self._end(work, "done", "the autoscaler takes it away")
+            else:
+                self._wait(work, "the autoscaler may take it away, and has not begun")
+        elif leaving:
+            self._wait(work, "the autoscaler takes it away")
+        elif ready is None or ready.status != "True":
+            self._wait(work, "it is kept, and not Ready")
+        else:
+            self._end(work, "done", "kept")
+
+    def _works_on(self, host: str) -> bool:
+        busy = self._source.busy(host)
+        if busy is None:
+            raise Away("the pods of the cluster are not listed yet")
+        return busy
+
+    def _absent(self, work: NodeWork) -> None:
+        if not self._source.took_away(work.entity):
+            super()._absent(work)
+        if work.order.value == ASLEEP:
+            self._end(work, "done", "the autoscaler took it away")
+        else:
+            self._wait(work, "the autoscaler took it away, and brings it back for pods that wait")
+
+    def _wait(self, work: NodeWork, why: str) -> None:
+        work.due_s = time.monotonic() + POLL_S
+        self._answer(work, "in_progress", why)

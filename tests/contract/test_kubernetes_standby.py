@@ -1,0 +1,212 @@
+"""Standby on a Kubernetes API server, whose autoscaler is the test: its taint, and nodes that go and return."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from connectors.kubernetes import KubernetesClient, KubernetesStandby, standby as kubernetes_standby
+from connectors.kubernetes.access import Access
+from connectors.kubernetes.autoscaler import DELETING, KEEP, OURS, STANDBY_EPOCH, ScaleDowns, standby_plan
+from connectors.kubernetes.objects import KubernetesNode
+from connectors.orders import SinkContext
+from tests.support.builders import site_of, two_racks
+from tests.support.inlets import until
+from tests.support.kubernetes_apiserver import NODES, Cluster, marks
+from tests.support.kubernetes_placement_sink import Heard, followed
+from tests.support.kubernetes_service_sink import THEIRS, hurry, told
+from twin.contracts import ASLEEP, READY, WAKING, CommandBatch
+from twin.site import Site
+from twin.telemetry import CommandAcked
+
+GONE = {"key": DELETING, "value": "1764380000", "effect": "NoSchedule"}
+STANDBY = "standby_state"
+KEPT = {KEEP: "true", OURS: "ready", STANDBY_EPOCH: "3"}
+
+
+@pytest.fixture(scope="module")
+def site() -> Site:
+    return site_of(two_racks())
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    hurry(monkeypatch)
+    monkeypatch.setattr(kubernetes_standby, "POLL_S", 0.02)
+
+
+def tree(ready: str = "True", taints: Any = None, **annotations: str) -> KubernetesNode:
+    meta = {"name": "n", "resourceVersion": "7", "annotations": annotations}
+    status = {"conditions": [{"type": "Ready", "status": ready}]}
+    return msgspec.convert({"metadata": meta, "spec": {"taints": taints}, "status": status}, KubernetesNode)
+
+
+class Sleeping:
+    """The sink beside its source; `order` commands it, `acks` are its answers."""
+
+    def __init__(self, sink: KubernetesStandby, heard: Heard, acks: list[CommandAcked], epoch: int) -> None:
+        self.sink, self.heard, self.acks, self.epoch, self.number = sink, heard, acks, epoch, 0
+
+    async def order(self, standby: int, nodes: Sequence[int] = (0,), lease_s: float = 600) -> None:
+        self.number += 1
+        now_ns, n = time.time_ns(), len(nodes)
+        end_ns = now_ns + round(lease_s * 1e9)
+        await self.sink.apply((CommandBatch(
+            "node.standby", "idle_power", self.epoch, np.array(nodes, np.int32), np.full(n, 4, np.int32),
+            np.full(n, self.number, np.int64), np.full(n, float(standby)), "idle", now_ns, end_ns, end_ns, False,
+        ),))  # fmt: skip
+
+    async def reach(self, state: str, standby: int, nodes: Sequence[int] = (0,)) -> str:
+        await self.order(standby, nodes)
+        return await self.reached(state)
+
+    async def reached(self, state: str) -> str:
+        """The words of the present command's answer."""
+        now = f"{self.epoch}-{self.number}"
+        await until(lambda: any((a.command, a.state) == (now, state) for a in self.acks))
+        return self.acks[-1].detail
+
+    def standby(self, node: int) -> float | None:
+        return self.heard.last(node, STANDBY)
+
+
+@asynccontextmanager
+async def sleeping(site: Site, cluster: Cluster, epoch: int = 3) -> AsyncIterator[Sleeping]:
+    acks: list[CommandAcked] = []
+    async with followed(site, cluster, standby=True) as (source, heard):
+        await until(lambda: source.busy("n0") is not None)
+        client = KubernetesClient(lambda: Access(f"http://127.0.0.1:{cluster.port}"), timeout_s=5)
+        context = SinkContext(lambda items, _: acks.extend(i for i in items if isinstance(i, CommandAcked)),
+                              lambda: True)  # fmt: skip
+        sink = KubernetesStandby(client, source._hosts, context, source)
+        task = asyncio.create_task(sink.run())
+        try:
+            yield Sleeping(sink, heard, acks, epoch)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+def run(site: Site, story: Callable[[Cluster, Sleeping], Any]) -> None:
+    async def whole(cluster: Cluster) -> None:
+        async with sleeping(site, cluster) as mine:
+            await story(cluster, mine)
+
+    told(whole)
+
+
+def take_away(cluster: Cluster, node: str = "n0") -> None:
+    """As the autoscaler does: the taint, then the node goes."""
+    cluster.change(NODES, node, {"spec": {"taints": [THEIRS, GONE]}})
+    cluster.objects[NODES, None, node].patch({"status": {"conditions": []}})
+    cluster._written(NODES, None, node, "DELETED")
+    cluster.objects[NODES, None, node].delete()
+
+
+def test_plans() -> None:
+    ours = KEPT | {"other": "x"}
+    meta = {"resourceVersion": "7", "annotations": KEPT}
+    assert standby_plan(tree(), READY, 3).patch == {"metadata": meta}
+    assert standby_plan(tree(**ours), READY, 3) == (None, "")
+    assert standby_plan(tree(**{**ours, STANDBY_EPOCH: "2"}), READY, 3).patch == {"metadata": meta}
+    assert standby_plan(tree(), ASLEEP, 3) == (None, "")
+    removed = standby_plan(tree(**ours), ASLEEP, 3).patch
+    assert removed is not None
+    assert removed["metadata"]["annotations"] == {KEEP: None, OURS: None, STANDBY_EPOCH: "3"}
+    # what others set stays, with or without our mark
+    assert standby_plan(tree(**{KEEP: "true"}), READY, 3) == (None, "")
+    assert "others keep it" in standby_plan(tree(**{KEEP: "true"}), ASLEEP, 3).refusal
+    assert "others set" in standby_plan(tree(**{**ours, KEEP: "false"}), READY, 3).refusal
+    unmarked = standby_plan(tree(**{**ours, KEEP: "false"}), ASLEEP, 3).patch
+    assert unmarked is not None
+    assert unmarked["metadata"]["annotations"] == {OURS: None, STANDBY_EPOCH: "3"}
+    for standby in (READY, ASLEEP):
+        assert "epoch 4" in standby_plan(tree(**{**ours, STANDBY_EPOCH: "4"}), standby, 3).refusal
+
+
+def test_only_the_autoscalers_own_sign_is_sleep() -> None:
+    downs, leaving = ScaleDowns(), tree("False", [GONE])
+    assert downs.standby_of(0, tree(), False) == READY
+    assert downs.standby_of(0, tree("Unknown"), False) is None
+    assert downs.standby_of(0, tree("False", [THEIRS]), False) is None
+    assert downs.standby_of(0, leaving, False) == ASLEEP
+    assert downs.standby_of(0, leaving, True) is None  # its pods still run
+    downs.take(0, tree(), False)
+    assert downs.standby_of(0, None, False) is None  # it vanished
+    downs.take(0, leaving, False)
+    assert downs.standby_of(0, None, False) == ASLEEP
+    downs.take(0, tree("False"), True)
+    assert downs.standby_of(0, tree("False"), False) == WAKING
+    downs.take(0, tree(), True)
+    assert (downs.standby_of(0, tree(), False), downs.standby_of(0, tree("False"), False)) == (READY, None)
+
+
+def test_kept_let_go_taken_away_and_back(site: Site) -> None:
+    async def story(cluster: Cluster, mine: Sleeping) -> None:
+        assert [mine.standby(n) for n in range(4)] == [0.0] * 4
+        assert await mine.reach("done", READY) == "kept"
+        assert marks(cluster) == KEPT
+        assert "has not begun" in await mine.reach("in_progress", ASLEEP)
+        assert marks(cluster) == {STANDBY_EPOCH: "3"}
+        take_away(cluster)
+        assert "away" in await mine.reached("done")
+        await until(lambda: mine.standby(0) == ASLEEP)
+        assert "for pods that wait" in await mine.reach("in_progress", READY)
+        cluster.put_node("n0")
+        cluster.change(NODES, "n0", {"status": {"conditions": [{"type": "Ready", "status": "False"}]}})
+        await until(lambda: mine.standby(0) == WAKING)
+        await until(lambda: mine.acks[-1].detail == "it is kept, and not Ready")
+        cluster.change(NODES, "n0", {"status": {"conditions": [{"type": "Ready", "status": "True"}]}})
+        assert await mine.reached("done") == "kept"
+        await until(lambda: mine.standby(0) == READY)
+        assert marks(cluster) == KEPT
+
+    run(site, story)
+
+
+def test_a_node_that_vanishes_is_unknown_and_not_asleep(site: Site) -> None:
+    async def story(cluster: Cluster, mine: Sleeping) -> None:
+        cluster.gone("n0", None, NODES)  # type: ignore[arg-type]
+        await until(lambda: mine.standby(0) is None)
+        for standby in (READY, ASLEEP):
+            assert "no such node" in await mine.reach("failed", standby)
+        # A watch that ended meanwhile: what the node was when it was last listed counts
+        cluster.change(NODES, "n1", {"spec": {"taints": [GONE]}})
+        await until(lambda: mine.standby(1) == ASLEEP)
+        cluster.objects[NODES, None, "n1"].delete()
+        cluster.objects[NODES, None, "n2"].delete()
+        cluster.compacted = cluster.version + 2
+        cluster.change(NODES, "n3", {"spec": {"taints": [THEIRS]}})
+        cluster.put_node("n4")
+        await until(lambda: mine.standby(2) is None)
+        assert mine.standby(1) == ASLEEP
+
+    run(site, story)
+
+
+def test_what_others_keep_and_what_works_does_not_sleep(site: Site) -> None:
+    async def story(cluster: Cluster, mine: Sleeping) -> None:
+        cluster.change(NODES, "n0", {"metadata": {"annotations": {KEEP: "true"}}})
+        assert "others keep it" in await mine.reach("failed", ASLEEP)
+        await mine.reach("done", READY)
+        assert marks(cluster) == {KEEP: "true"}
+        await mine.reach("done", READY, (1,))
+        cluster.put_pod("p", "n1")
+        await until(lambda: mine.sink._source.busy("n1"))
+        assert "pods are on it" in await mine.reach("failed", ASLEEP, (1,))
+        assert marks(cluster, "n1") == KEPT
+        assert "ready or asleep" in await mine.reach("failed", WAKING, (2,))
+        mine.epoch = 2
+        assert "epoch 3" in await mine.reach("failed", READY, (1,))
+        mine.epoch = 4
+        await mine.reach("done", READY, (1,))
+        assert marks(cluster, "n1") == {**KEPT, STANDBY_EPOCH: "4"}
+
+    run(site, story)
