@@ -1,4 +1,4 @@
-"""Standby on a Kubernetes API server, whose autoscaler is the test: its taint, and nodes that go and return."""
+"""Standby on a Kubernetes API server, whose autoscaler is the test: its taint, nodes that go and return."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Sleeping:
         end_ns = now_ns + round(lease_s * 1e9)
         await self.sink.apply((CommandBatch(
             "node.standby", "idle_power", self.epoch, np.array(nodes, np.int32), np.full(n, 4, np.int32),
-            np.full(n, self.number, np.int64), np.full(n, float(standby)), "idle", now_ns, end_ns, end_ns, False,
+            np.full(n, self.number, np.int64), np.full(n, float(standby)), "idle", now_ns, end_ns, end_ns,
         ),))  # fmt: skip
 
     async def reach(self, state: str, standby: int, nodes: Sequence[int] = (0,)) -> str:
@@ -105,9 +105,7 @@ def run(site: Site, story: Callable[[Cluster, Sleeping], Any]) -> None:
 def take_away(cluster: Cluster, node: str = "n0") -> None:
     """As the autoscaler does: the taint, then the node goes."""
     cluster.change(NODES, node, {"spec": {"taints": [THEIRS, GONE]}})
-    cluster.objects[NODES, None, node].patch({"status": {"conditions": []}})
-    cluster._written(NODES, None, node, "DELETED")
-    cluster.objects[NODES, None, node].delete()
+    cluster.gone(node, None, NODES)  # type: ignore[arg-type]
 
 
 def test_plans() -> None:
@@ -159,8 +157,8 @@ def test_kept_let_go_taken_away_and_back(site: Site) -> None:
         assert "away" in await mine.reached("done")
         await until(lambda: mine.standby(0) == ASLEEP)
         assert "for pods that wait" in await mine.reach("in_progress", READY)
-        cluster.put_node("n0")
-        cluster.change(NODES, "n0", {"status": {"conditions": [{"type": "Ready", "status": "False"}]}})
+        status = {"conditions": [{"type": "Ready", "status": "False"}]}
+        cluster._store(NODES, None, {"metadata": {"name": "n0"}, "spec": {}, "status": status})
         await until(lambda: mine.standby(0) == WAKING)
         await until(lambda: mine.acks[-1].detail == "it is kept, and not Ready")
         cluster.change(NODES, "n0", {"status": {"conditions": [{"type": "Ready", "status": "True"}]}})
