@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 
 from connectors.kubernetes.autoscaler import is_leaving, standby_plan
-from connectors.kubernetes.client import Away, KubernetesClient
+from connectors.kubernetes.client import ApiError, Away, KubernetesClient
 from connectors.kubernetes.nodes import Hosts, Plan
 from connectors.kubernetes.objects import KubernetesNode
 from connectors.kubernetes.orders import NodeOrders, NodeWork, OrderRefused
@@ -43,7 +43,12 @@ class KubernetesStandby(NodeOrders[NodeWork]):
     async def _carry_out(self, host: str, work: NodeWork) -> None:
         if work.order.value == ASLEEP and self._works_on(host):
             raise OrderRefused("pods are on it that a drain would move")
-        node = await self._change(host, work)
+        try:
+            node = await self._change(host, work)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            raise Away(f"{host} is gone, and the source has not heard how") from error
         if node is None:
             return
         ready, leaving = node.condition("Ready"), is_leaving(node)

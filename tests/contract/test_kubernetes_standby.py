@@ -169,7 +169,9 @@ def test_kept_let_go_taken_away_and_back(site: Site) -> None:
     run(site, story)
 
 
-def test_a_node_that_vanishes_is_unknown_and_not_asleep(site: Site) -> None:
+def test_a_node_that_vanishes_is_unknown_and_not_asleep(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("connectors.kubernetes.source.RESTATE_S", 0.0)
+
     async def story(cluster: Cluster, mine: Sleeping) -> None:
         cluster.gone("n0", None, NODES)  # type: ignore[arg-type]
         await until(lambda: mine.standby(0) is None)
