@@ -30,7 +30,7 @@ PAGES = {
     "": "What is wrong", "alarms": "Maintenance windows", "decisions": "Decisions",
     "power": "One-line diagram",
     "cooling": "If a pump stops", "policies": "Thermal guard", "policies/thermal_guard": "Settings",
-    "jobs": "Running", "replacement": "History", "whatif": "Run it", "setup": "Heard of the site",
+    "jobs": "Running", "replacement": "History", "ledger": "GPU-hours by class", "whatif": "Run it", "setup": "Heard of the site",
     "e/rack/lab/h/r1": "Rack r1", "e/node/lab/h/r1/node0": "Node r1/node0",
     "e/cdu/lab/h/cdu1": "Racks it cools",
     "e/gpu/lab/h/r1/node0/gpu0": "GPU r1/node0/gpu0", "e/feeder/lab/h/a": "Feeder a",

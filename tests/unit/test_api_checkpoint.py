@@ -100,8 +100,9 @@ def test_who_may_speak_for_whom(tmp_path: Path) -> None:
                 asked = await pod.ask("GET", AT.format(job), role)
                 assert asked[0] == (200 if role == "viewer" else status), (role, job, asked)
         for role in ("own", "ann"):
-            for path in ("/api/v1/state", "/api/v1/summary", "/api/v1/leases", "/api/v1/whoami"):
+            for path in ("/api/v1/state", "/api/v1/summary", "/api/v1/leases", "/api/v1/racks"):
                 assert (await pod.ask("GET", path, role))[0] == 403, "a job sees nothing of the site"
+            assert (await pod.ask("GET", "/api/v1/whoami", role))[1]["role"] == "job", "but its own token"
         assert (await pod.ask("GET", AT.format("4712"), "own"))[0] == 403
         assert (await pod.ask("GET", AT.format("4712"), "viewer"))[0] == 404
         assert any(n["why"] == "not its own job" for k, n in pod.notes if k == "access")

@@ -212,7 +212,7 @@ READING = (
     _get("/parts", decided.running_parts, "daemon"),
     _get("/messages", decided.messages, "daemon"),
     _get("/sources", state.sources, "daemon", OFFSET, LIMIT, Param("name", "sources whose name contains it")),
-    _get("/whoami", decided.whoami, "daemon"),
+    _get("/whoami", decided.whoami, "daemon", role="job"),
     Route("GET", API + "/events", updates.events, "viewer", "state", media="text/event-stream"),
     *(_topic(topic, serve) for topic, serve in explain.topic_routes()),
     _get("/tokens", act.tokens, "daemon", role="admin"),

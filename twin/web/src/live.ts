@@ -83,6 +83,9 @@ export function usePoll<T = Record<string, any>>(path: string | null, everyMs = 
   return got.path === path ? { ...got, again: () => again((n) => n + 1) } : { data: null, error: "", again: () => again((n) => n + 1) };
 }
 
+// A token of a job or tenant reads its rows of the ledger and nothing else.
+export const ownRowsAlone = (): boolean => live.who?.role === "job";
+
 export const may = (role: "operator" | "admin"): boolean =>
   live.who?.role === "admin" || (role === "operator" && live.who?.role === "operator");
 
@@ -157,8 +160,12 @@ export async function start(): Promise<void> {
   changed("who");
   while (mine === generation) {
     try {
+      if (!live.who) {
+        live.who = await get<any>("whoami");
+        changed("who");
+      }
+      if (ownRowsAlone()) return;
       await Promise.all([
-        live.who ? null : get<any>("whoami").then((who) => { live.who = who; changed("who"); }),
         live.layout ? null : readLayout(), Object.keys(live.words.signals).length ? null : get<typeof live.words>("words").then((w) => { live.words = w; }),
         last ? null : get("decisions?limit=60").then((d) => { live.lines = d.decisions; changed("decisions"); }),
       ]);

@@ -3,13 +3,14 @@ import { render } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import "./style.css";
 import { get, keepToken, onRefused, readToken } from "./api";
-import { changed, forget, live, start, useLive, watch } from "./live";
+import { changed, forget, live, ownRowsAlone, start, useLive, watch } from "./live";
 import { Attention } from "./attention";
 import { Announcer } from "./parts";
 import { brief, clock, hrefOf, num, short, since, span, title } from "./words";
 import { Alarms } from "./pages/alarms";
 import { Decisions } from "./pages/decisions";
 import { EntityPage } from "./pages/entity";
+import { Ledger } from "./pages/ledger";
 import { Jobs, Replacement } from "./pages/work";
 import { Overview } from "./pages/overview";
 import { Policies } from "./pages/policies";
@@ -19,7 +20,7 @@ import { WhatIf } from "./pages/whatif";
 
 const PAGES: [string, string, string][] = [
   ["", "Overview", "o"], ["alarms", "Alarms", "a"], ["decisions", "Decisions", "d"], ["power", "Power", "p"], ["cooling", "Cooling", "c"],
-  ["policies", "Policies", "i"], ["jobs", "Jobs", "j"], ["replacement", "Replacement", "r"], ["whatif", "What if", "w"], ["setup", "Set up", "s"],
+  ["policies", "Policies", "i"], ["jobs", "Jobs", "j"], ["replacement", "Replacement", "r"], ["ledger", "Ledger", "l"], ["whatif", "What if", "w"], ["setup", "Set up", "s"],
 ];
 
 function Page({ path }: { path: string[] }) {
@@ -33,6 +34,7 @@ function Page({ path }: { path: string[] }) {
     case "policies": return <Policies name={rest[0] ?? ""} />;
     case "jobs": return <Jobs />;
     case "replacement": return <Replacement />;
+    case "ledger": return <Ledger />;
     case "whatif": return <WhatIf id={rest[0] ?? ""} />;
     case "setup": return <SetUp />;
     case "e": return <EntityPage key={rest.join("/")} table={rest[0]} name={rest.slice(1).join("/")} />;
@@ -91,7 +93,7 @@ function setLook(look: string, wall: boolean): void {
   changed("look");
 }
 
-function Header({ help, find }: { help: () => void; find: () => void }) {
+function Header({ help, find }: { help?: () => void; find?: () => void }) {
   useLive("state", "link");
   const [tick, again] = useState(0);
   const [look, wall] = readLook();
@@ -105,10 +107,10 @@ function Header({ help, find }: { help: () => void; find: () => void }) {
       {s.simulated && <span class="chip c-simulated">simulated</span>}
       <span class="soft num ticks">tick {num(s.ticks.tick)}, {span(age)} ago</span></>}
     <span class="grow" />
-    <button type="button" class="small find" onClick={find} title="Find an entity (/)">Find <kbd>/</kbd></button>
+    {find && <button type="button" class="small find" onClick={find} title="Find an entity (/)">Find <kbd>/</kbd></button>}
     <button type="button" class="small" onClick={() => setLook(LOOKS[(LOOKS.indexOf(look as any) + 1) % 3], wall)} title="Light, dark, or as the system says">{title(look)}</button>
     <button type="button" class="small wall-switch" aria-pressed={wall} onClick={() => setLook(look, !wall)} title="Larger, for a screen on the wall">Wall</button>
-    <button type="button" class="small" onClick={help} title="Keys (?)" aria-label="Keys">?</button>
+    {help && <button type="button" class="small" onClick={help} title="Keys (?)" aria-label="Keys">?</button>}
     <button type="button" class="small" onClick={() => forget("")}>Forget token</button>
     <time class="clock num">{clock(Date.now() * 1e6)} UTC</time>
   </header>;
@@ -124,7 +126,7 @@ function readLook(): [string, boolean] {
 function Nav({ at }: { at: string }) {
   useLive("alarms", "state");
   const c = live.alarmCounts, wait = live.state?.wanting?.length ?? 0;
-  return <nav class="nav" aria-label="Pages"><ul>{PAGES.map(([path, name]) => <li>
+  return <nav class="nav" aria-label="Pages"><ul>{PAGES.filter(([path]) => path === "ledger" || !ownRowsAlone()).map(([path, name]) => <li>
     <a href={`#/${path}`} aria-current={path === at ? "page" : undefined}>{name}
       {path === "alarms" && (c.critical ? <span class="count n-critical">▲ {c.critical}</span> : c.warning ? <span class="count n-warning">◆ {c.warning}</span> : null)}
       {path === "policies" && wait > 0 && <span class="count n-warning">{wait} wait{wait === 1 ? "s" : ""}</span>}</a></li>)}</ul></nav>;
@@ -168,6 +170,7 @@ function App() {
     const key = (e: KeyboardEvent) => {
       const on = e.target as HTMLElement;
       if (e.ctrlKey || e.metaKey || e.altKey || on.closest("input,select,textarea,dialog")) return;
+      if (ownRowsAlone()) return;
       if (performance.now() - going < 1500) {
         const page = PAGES.find(([, , k]) => k === e.key);
         going = -Infinity;
@@ -181,6 +184,7 @@ function App() {
     return () => { removeEventListener("hashchange", moved); removeEventListener("keydown", key); };
   }, []);
   if (live.asking) return <Login />;
+  if (ownRowsAlone()) return <><Header /><div class="frame"><Nav at="ledger" /><main ref={main} id="main" tabIndex={-1}><Ledger /></main></div><Announcer /></>;
   return <>
     <a class="skip" href="#main" onClick={(e) => { e.preventDefault(); main.current?.focus(); }}>To the page</a>
     <Header help={() => setOpen("help")} find={() => setOpen("find")} />

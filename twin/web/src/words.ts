@@ -112,6 +112,12 @@ export const table = (name: string, n = 2): string => (TABLES[name] ?? [name, `$
 // Entities of a control: `72 GPUs`.
 export const counted = (key: string, n: number): string => `${num(n)} ${table(key.split(".")[0], n)}`;
 
+// Lines of a CSV file. Text that a spreadsheet would take for a formula has ' in front.
+export function csv(rows: unknown[][]): string {
+  const safe = (v: unknown) => { const t = String(v ?? ""); return known(v) ? t : `"${(/^[=+\-@\t\r]/.test(t) ? `'${t}` : t).replaceAll('"', '""')}"`; };
+  return rows.map((r) => r.map(safe).join(",")).join("\r\n");
+}
+
 export const plural = (n: number, one: string, many = `${one}s`): string => `${num(n)} ${n === 1 ? one : many}`;
 // A sentence or heading; the name of a policy or setting at its beginning stays as it is.
 export const title = (text: string): string => (/^[a-z0-9]+_[a-z0-9_]+\b/.test(text) ? text : text.charAt(0).toUpperCase() + text.slice(1));

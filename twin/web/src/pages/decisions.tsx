@@ -4,7 +4,7 @@ import { act, get } from "../api";
 import { live, may, on, type Line } from "../live";
 import { Empty, Entity, Explained, Facts, Failure, Panel, Tabs, cell, download } from "../parts";
 import { folded } from "./overview";
-import { brief, clock, control, instant, num, plural, title, words } from "../words";
+import { brief, clock, control, csv, instant, num, plural, title, words } from "../words";
 
 const GROUPS: [string, string, string][] = [
   ["", "All", ""],
@@ -91,7 +91,7 @@ export function Decisions({ query }: { query: string }) {
     return () => { off(); clearTimeout(due); turn.current++; };
   }, [query]);
   const go = (change: Partial<Asked>) => { location.hash = write({ ...asked, ...change }); };
-  const save = (kind: "json" | "csv") => exported(asked, rows, reach).then((tree) => (kind === "json" ? download("decisions.json", "application/json", JSON.stringify(tree, null, 1)) : download("decisions.csv", "text/csv", csv(tree))), (e) => setError(e.message));
+  const save = (kind: "json" | "csv") => exported(asked, rows, reach).then((tree) => (kind === "json" ? download("decisions.json", "application/json", JSON.stringify(tree, null, 1)) : download("decisions.csv", "text/csv", csvOf(tree))), (e) => setError(e.message));
   return <div class="page">
     <h1>Decisions</h1>
     <div class="row wrap">
@@ -176,11 +176,9 @@ async function exported(asked: Asked, rows: Line[], reach: Reach | null): Promis
   }, lines: rows };
 }
 
-function csv(tree: Export): string {
-  // A cell that a spreadsheet would take for a formula is text.
-  const safe = (v: unknown) => { const t = String(v ?? ""); return `"${(/^[=+\-@\t\r]/.test(t) ? `'${t}` : t).replaceAll('"', '""')}"`; };
+function csvOf(tree: Export): string {
   const head = Object.entries(tree.export), lines = tree.lines.map((l) => [new Date(l.now_ns / 1e6).toISOString(), l.at ?? "", l.tick, l.kind, policyOf(l), entityOf(l), l.text]);
-  return [...head, [], ["time", "place", "tick", "kind", "policy", "entity", "text"], ...lines].map((r) => r.map(safe).join(",")).join("\r\n");
+  return csv([...head, [], ["time", "place", "tick", "kind", "policy", "entity", "text"], ...lines]);
 }
 
 function Group({ of, asked }: { of: Line[]; asked: Asked & { at: string } }) {

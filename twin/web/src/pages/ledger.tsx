@@ -1,0 +1,130 @@
+// Ledger: energy with its 90 % interval, GPU-hours by class, cost and carbon of a month, by one division of the site.
+import type { ComponentChildren } from "preact";
+import { useState } from "preact/hooks";
+import { live, ownRowsAlone, useLive, usePoll } from "../live";
+import { Empty, Entity, Facts, Failure, GLYPHS, Grid, Panel, Tabs, download } from "../parts";
+import { csv, known, num, plural, short, title } from "../words";
+
+interface Row {
+  name: string; part: string; tenant: string; queue: string; account: string; energy_kwh: number; energy_pm_kwh: number; gpu_energy_kwh: number;
+  cost_usd: number; unpriced_kwh: number; carbon_kg: number; uncounted_kwh: number; granted_h: number; gpu_h: Record<string, number>;
+}
+interface Statement {
+  by: string; begin_ns: number; now_ns: number; hours: number; watched_ns: number; total: Row; rows: Row[]; left_out: number;
+  pue: number | null; tue: number | null; wue_l_per_kwh: number | null; unmetered_node_h: number; refused_counters: number;
+}
+
+const DIVISIONS = ["site", "hall", "rack", "queue", "tenant", "job"];
+const KEPT_MONTHS = 27; // 800 days
+const MOST_ROWS = 200;
+// From work to loss, as they stand in a bar.
+const CLASSES = ["busy", "idle", "free", "checkpoint", "restart", "capped", "throttled", "failed", "repair", "unknown"];
+const PARTS: Record<string, string> = { site: "site", idle: "idle nodes", unplaced: "nodes, jobs not told", rest: "racks beside their nodes", cooling: "cooling", losses: "losses" };
+
+const monthOf = (ns: number): string => new Date(ns / 1e6).toISOString().slice(0, 7);
+const monthName = (month: string): string => new Date(`${month}-01`).toLocaleString("en", { month: "long", year: "numeric", timeZone: "UTC" });
+
+function monthsUntil(ns: number): string[] {
+  const last = new Date(ns / 1e6);
+  return Array.from({ length: KEPT_MONTHS }, (_, i) => new Date(Date.UTC(last.getUTCFullYear(), last.getUTCMonth() - i, 1)).toISOString().slice(0, 7));
+}
+
+// Digits after the point that a value with an error of this size deserves.
+const digitsOf = (error: number): number => (error > 0 ? Math.max(0, Math.min(3, 1 - Math.floor(Math.log10(error)))) : 2);
+const hours = (v: number): string => num(v, v >= 1000 ? 0 : v >= 10 ? 1 : 2);
+
+// The sum of what has a price (or a carbon intensity); null where nothing has.
+function priced(value: number, without_kwh: number, row: Row): number | null {
+  return without_kwh > 0 && without_kwh >= 0.999999 * row.energy_kwh ? null : value;
+}
+const costOf = (row: Row): number | null => priced(row.cost_usd, row.unpriced_kwh, row);
+const carbonOf = (row: Row): number | null => priced(row.carbon_kg, row.uncounted_kwh, row);
+
+const Amount = ({ v, unit = "" }: { v: number | null; unit?: string }) => (known(v) ? <>{num(v, v >= 1000 ? 0 : 2)}{unit && ` ${unit}`}</> : <span class="unknown">unknown</span>);
+
+function nameOf(row: Row, by: string): ComponentChildren {
+  if (by === "rack") return <Entity name={row.name} table="rack" />;
+  if (row.part !== "job") return row.name ? short(row.name) : <span class="soft">{PARTS[row.part] ?? row.part}</span>;
+  if (by !== "job") return row.name || <span class="unknown">no {by} told</span>;
+  return <>{row.name}<span class="soft"> {[row.tenant, row.queue].filter(Boolean).join(", ")}</span></>;
+}
+
+// GPU time of a row as one bar of its whole; the table of hours has its numbers.
+function Stack({ of }: { of: Record<string, number> }) {
+  const sum = CLASSES.reduce((s, c) => s + (of[c] ?? 0), 0), parts = CLASSES.filter((c) => of[c] > 0);
+  if (!sum) return <span class="soft">–</span>;
+  const label = parts.map((c) => `${c} ${num((100 * of[c]) / sum, 1)} %`).join(", ");
+  let end = 0;
+  return <svg class="stack" viewBox="0 0 100 10" preserveAspectRatio="none" role="img" aria-label={label}><title>{label}</title>
+    {parts.map((c) => { const width = (100 * of[c]) / sum, x = end; end += width; return <rect class={`g-${c}`} x={x} y={0} width={width} height={10} />; })}</svg>;
+}
+
+function Total({ of }: { of: Statement }) {
+  const t = of.total, all = Object.values(t.gpu_h).reduce((s, v) => s + v, 0), digits = digitsOf(t.energy_pm_kwh), own = ownRowsAlone();
+  const figure = (v: number | null, unit = "") => <Amount v={v} unit={unit} />;
+  return <>
+    <Facts rows={[
+      ["Energy", `${num(t.energy_kwh, digits)} kWh ± ${num(t.energy_pm_kwh, digits)} kWh (90 %)`], ["GPU-hours", `${hours(all)}, of which jobs held ${hours(t.granted_h)}`],
+      ["Cost", figure(costOf(t), "USD")], ["Carbon", figure(carbonOf(t), "kg CO2")],
+      ...(own ? [] : [["PUE", figure(of.pue)], ["TUE", figure(of.tue)], ["WUE", figure(of.wue_l_per_kwh, "L/kWh")]] as [string, ComponentChildren][]),
+      ["Records", `${plural(of.hours, "hour")}, ${num(of.watched_ns / 3.6e12, 2)} h watched`],
+    ]} />
+    {t.unpriced_kwh > 0 && <p class="w">{GLYPHS.warning} {num(t.unpriced_kwh, digits)} kWh had no known price: not in the cost.</p>}
+    {t.uncounted_kwh > 0 && <p class="w">{GLYPHS.warning} {num(t.uncounted_kwh, digits)} kWh had no known carbon intensity: not in the carbon.</p>}
+    {of.unmetered_node_h > 0 && <p class="w">{GLYPHS.warning} Of {hours(of.unmetered_node_h)} node-hours nothing told the power: not in the energy.</p>}
+    {of.refused_counters > 0 && <p class="w">{GLYPHS.warning} {plural(of.refused_counters, "reading")} of energy counters differed from their power meters by more than a quarter, and were not used.</p>}
+  </>;
+}
+
+// Racks have energy alone: GPU time, cost and carbon are kept by hall and job.
+function Rows({ of }: { of: Statement }) {
+  const whole = of.by !== "rack", rows = of.rows.slice(0, MOST_ROWS), lines = whole ? [...rows, of.total] : rows, classes = CLASSES.filter((c) => of.total.gpu_h[c] > 0);
+  const name = (row: Row) => (row === of.total ? <b>Sum</b> : nameOf(row, of.by));
+  const sum = (row: Row) => Object.values(row.gpu_h).reduce((s, v) => s + v, 0), more = of.rows.length - rows.length + of.left_out;
+  const energy = (row: Row) => { const d = digitsOf(row.energy_pm_kwh); return [num(row.energy_kwh, d), num(row.energy_pm_kwh, d)]; };
+  return <>
+    {whole && <div class="legend">{classes.map((c) => <span class={`swatch g-${c}`}>{c} {hours(of.total.gpu_h[c])} h</span>)}</div>}
+    <Grid label="Rows of the statement" heads={[title(of.by), "kWh", "± 90 %", ...(whole ? ["GPU-hours", "By class", "USD", "kg CO2"] : [])]} right={[1, 2, 3, 5, 6]}
+      rows={lines.map((r) => [name(r), ...energy(r), ...(whole ? [hours(sum(r)), <Stack of={r.gpu_h} />, <Amount v={costOf(r)} />, <Amount v={carbonOf(r)} />] : [])])} />
+    {more > 0 && <p class="soft">and {num(more)} more{of.left_out ? "" : ": the CSV has all"}</p>}
+    {whole && classes.length > 0 && <><h3>GPU-hours by class</h3>
+      <Grid label="GPU-hours by class" heads={[title(of.by), ...classes.map(title)]} right={classes.map((_, i) => i + 1)} rows={lines.map((r) => [name(r), ...classes.map((c) => hours(r.gpu_h[c]))])} /></>}
+    {!whole && <p class="soft">GPU time, cost and carbon are told by site, hall, queue, tenant or job. What halls have beyond their racks is cooling and losses.</p>}
+  </>;
+}
+
+// Columns as `racktwin ledger --format csv` names them; a cost or carbon of which nothing is known is empty.
+function csvOf(of: Statement): string {
+  const whole = of.by !== "rack";
+  const heads = ["name", "part", "tenant", "queue", "account", "energy_kwh", "energy_pm_kwh", ...(whole ? ["gpu_energy_kwh", "cost_usd", "unpriced_kwh", "carbon_kg", "uncounted_kwh", "granted_h", ...CLASSES.map((c) => `gpu_h.${c}`)] : [])];
+  return csv([heads, ...of.rows.map((r) => {
+    const cells: Record<string, unknown> = { ...r, cost_usd: costOf(r), carbon_kg: carbonOf(r), ...Object.fromEntries(CLASSES.map((c) => [`gpu_h.${c}`, r.gpu_h[c]])) };
+    return heads.map((h) => cells[h]);
+  })]);
+}
+
+export function Ledger() {
+  useLive("who");
+  const [month, setMonth] = useState(""), [by, setBy] = useState("tenant"), own = ownRowsAlone();
+  const got = usePoll<Statement>(`ledger?by=${by}${month && `&month=${month}`}`, 300_000), s = got.data;
+  const [now, setNow] = useState(0);
+  if (s && s.now_ns > now) setNow(s.now_ns);
+  const of = s && monthOf(s.begin_ns);
+  return <div class="page">
+    <h1>Ledger</h1>
+    <div class="row wrap">
+      <label class="inline">Month <select name="month" value={month} onChange={(e) => setMonth(e.currentTarget.value)}>{(now ? monthsUntil(now) : []).map((m, i) => <option value={i ? m : ""} selected={month === (i ? m : "")}>{monthName(m)}{i ? "" : ", so far"}</option>)}</select></label>
+      <Tabs label="By" now={by} pick={setBy} of={DIVISIONS.filter((d) => !own || d !== "rack").map((d) => [d, title(d)])} />
+      <span class="grow" />
+      <button type="button" class="small" disabled={!s?.rows.length} onClick={() => s && download(`ledger-${of}-${by}.csv`, "text/csv", csvOf(s))}>CSV</button>
+    </div>
+    {own && <p class="soft">The token {live.who?.name} sees its own rows alone.</p>}
+    <Failure text={got.error} />
+    {!s && !got.error && <p class="soft">Reading …</p>}
+    {s && of && !s.rows.length && <Empty>The ledger has nothing of {monthName(of)} (UTC){own ? " for this token" : ""}.</Empty>}
+    {s && of && s.rows.length > 0 && <>
+      <Panel title={`${monthName(of)} (UTC)${of === monthOf(s.now_ns) ? ", so far" : ""}`}><Total of={s} /></Panel>
+      <Panel title={`By ${by}`}><Rows of={s} /></Panel>
+    </>}
+  </div>;
+}
