@@ -31,7 +31,7 @@ function monthsUntil(ns: number): string[] {
 
 // Digits after the point that a value with an error of this size deserves.
 const digitsOf = (error: number): number => (error > 0 ? Math.max(0, Math.min(3, 1 - Math.floor(Math.log10(error)))) : 2);
-const hours = (v: number): string => num(v, v >= 1000 ? 0 : v >= 10 ? 1 : 2);
+const hours = (v: number): string => num(v, v >= 1000 || v === 0 ? 0 : v >= 10 ? 1 : 2);
 
 // The sum of what has a price (or a carbon intensity); null where nothing has.
 function priced(value: number, without_kwh: number, row: Row): number | null {
