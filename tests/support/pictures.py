@@ -21,7 +21,8 @@ IMAGES = Path(__file__).parents[2] / "docs" / "images"
 WIDTH, WIDTHS = 1366, (390, 1366, 1920)
 PAGES = {"overview": "", "alarms": "alarms", "decisions": "decisions", "power": "power", "cooling": "cooling",
          "policies": "policies", "jobs": "jobs", "replacement": "replacement", "ledger": "ledger",
-         "whatif": "whatif", "setup": "setup", "rack": "e/rack/demo-pod/hall1/r1", "cdu": "e/cdu/demo-pod/hall1/cdu1",
+         "whatif": "whatif", "setup": "setup", "rack": "e/rack/demo-pod/hall1/r1",
+         "cdu": "e/cdu/demo-pod/hall1/cdu1",
          "gpu": "e/gpu/demo-pod/hall1/r1/node0/gpu0"}  # fmt: skip
 FIGURES = "[aria-label='Figures of both']"
 SETTLE_MS = 2500  # for charts and polls of a page
