@@ -1,7 +1,8 @@
 from .access import HOST as HOST, load_access as load_access
+from .autoscaler import STANDBY as STANDBY
 from .client import KubernetesClient as KubernetesClient
 from .jobs import PodLabels as PodLabels
-from .nodes import Hosts as Hosts
+from .nodes import PLACEMENT as PLACEMENT, Hosts as Hosts
 from .placement import KubernetesPlacement as KubernetesPlacement
 from .sink import KubernetesSink as KubernetesSink
 from .source import KubernetesSource as KubernetesSource

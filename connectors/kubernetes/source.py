@@ -161,7 +161,8 @@ def _levels_of(node: KubernetesNode, busy: bool) -> _Levels:
 class KubernetesSource:
     """Follows a cluster. `known` gives the nodes of the jobs that the twin takes to be running.
 
-    `placement`: also read how nodes are placed. `standby`: and which of them the autoscaler took away.
+    `also` has signals that are read beside service levels: `placement_state`, and `standby_state`, by which
+    the autoscaler takes nodes away.
     """
 
     name = "kubernetes"
@@ -174,15 +175,12 @@ class KubernetesSource:
         *,
         known: Callable[[], Mapping[str, Collection[str]]] = dict,
         settle_s: float = SETTLE_S,
-        placement: bool = False,
-        standby: bool = False,
+        also: Collection[str] = (),
     ) -> None:
         self._client, self._hosts, self._known, self._settle_s = client, hosts, known, settle_s
         self.book = PodBook(hosts, labels or PodLabels())
         self._nodes: dict[str, KubernetesNode] = {}
-        extra = ((PLACEMENT, placement), (STANDBY, standby))
-        left_out = {signal for signal, read in extra if not read}
-        self._signals = {s: at for at, s in enumerate(_SIGNALS) if s not in left_out}
+        self._signals = {s: at for at, s in enumerate(_SIGNALS) if s in (SIGNAL, OWNER, *also)}
         self._scale_downs = ScaleDowns()
         self._readings_before: dict[int, _Readings] = {}
         self._changed: dict[str, None] = {}  # nodes by their names in the cluster

@@ -117,7 +117,7 @@ def test_names_stand_for_all_that_they_hold() -> None:
     engine, _, _ = seen("thermal_guard")
     view = engine.view()
     for name, table, gpus in (("r0", "rack", 8), ("contract/h1/r0/node0", "node", 4), ("a", "feeder", 16),
-                              ("cdu1", "cdu", 16), ("site", "site", 16), ("train", "job", 4)):  # fmt: skip
+                              ("cdu1", "cdu", 24), ("site", "site", 24), ("train", "job", 4)):  # fmt: skip
         kind, full, inside = entities_within(view, name)
         assert (kind, len(inside["gpu"])) == (table, gpus), name
         assert full

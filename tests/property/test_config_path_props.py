@@ -35,6 +35,8 @@ WHOLE: dict[str, Any] = {
         {"service": "watttime", "zone": "X", "username": "u", "password_file": "p", "ca_file": "ca"},
         {"service": "open_meteo", "latitude": 50.1, "longitude": 8.7, "token_file": "t"},
     ],
+    "fleet": {"hall": "a", "feeder": "f", "credentials_file": "c", "nkey_file": "n", "username": "u",
+              "password_file": "p", "ca_file": "ca", "cert_file": "c", "key_file": "k"},
     "dcmi": [{"bmcs": {"c": "lab/h/r1/node1"}, "user": "u", "password_file": "p", "program": "ipmitool"}],
 }  # fmt: skip
 

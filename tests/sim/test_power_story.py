@@ -140,6 +140,6 @@ def test_with_jobs_that_swing_no_budget_is_exceeded_for_longer_than_it_takes_to_
     over_w = found.feeder_w[round(LOST_S) :, B] - FEED_W
     spells_s = np.diff(np.flatnonzero(np.concatenate([[True], over_w <= 0, [True]]))) - 1
     assert spells_s.max() <= 3
-    assert over_w[3:].max() <= 0.001 * FEED_W, "later on only what jobs that come back draw until it is seen"
+    assert over_w[3:].max() <= 0.002 * FEED_W, "later on only what jobs that come back draw until it is seen"
     assert found.dark.sum() == 0
     assert found.gpu_w[30:].mean() > 0.45 * alone.gpu_w[30 : round(LOST_S)].mean()

@@ -10,7 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from connectors.kubernetes import Hosts, KubernetesClient, KubernetesPlacement, KubernetesSource
+from connectors.kubernetes import (
+    PLACEMENT,
+    STANDBY,
+    Hosts,
+    KubernetesClient,
+    KubernetesPlacement,
+    KubernetesSource,
+)
 from connectors.kubernetes.access import Access
 from connectors.kubernetes.nodes import PLACEMENT_TAINT, TAINT
 from connectors.kubernetes.objects import KubernetesNode
@@ -114,7 +121,8 @@ async def followed(
     """A source that has heard of all four nodes."""
     client = KubernetesClient(lambda: Access(f"http://127.0.0.1:{cluster.port}"), timeout_s=5)
     hosts = Hosts(site, {"n[0-3]": "r1/node[0-3]"})
-    source = KubernetesSource(client, hosts, settle_s=0.02, placement=placement, standby=standby)
+    also = [s for s, read in ((PLACEMENT, placement), (STANDBY, standby)) if read]
+    source = KubernetesSource(client, hosts, settle_s=0.02, also=also)
     heard = Heard()
     task = asyncio.create_task(source.run(heard))
     try:

@@ -60,7 +60,7 @@ def test_a_section_that_may_be_left_out_is_judged_key_by_key_and_quotes_no_secre
                jobs={"slurm": slurm})  # fmt: skip
     said = str(error.value)
     for what in (
-        "$.kubernetes.token: unknown key; expected one of cluster, command,",
+        "$.kubernetes.token: unknown key; expected one of autoscaler, cluster, command,",
         "$.kubernetes.command: expected true or false",
         "$.burn_in.command: missing",
         "$.burn_in.at_once: expected a whole number",

@@ -23,6 +23,7 @@ CONTROLS = {
     "node.burn_in_since_s": "burn-in test",
     "node.placement": "placement of new work",
     "node.standby": "standby of a node",
+    "rack.hall_budget_w": "budget lent to a hall",
     "rack.liquid_isolation": "isolation of the coolant",
     "rack.electrical_isolation": "isolation of the power",
     "cdu.supply_temp_target_c": "supply temperature",

@@ -414,7 +414,9 @@ class Arbiter:
             self.settling = {
                 key: now_ns + round(lease.control.lease_s * NS)
                 for key, lease in self.leases.items()
+                # Without limits nobody on this site has it; those of jobs come with the jobs
                 if lease.n
+                and (lease.control.table == "job" or np.isfinite(self.site.envelopes[key].low).any())
             }
 
     def end_settling(self, now_ns: int) -> list[str]:

@@ -123,6 +123,8 @@ def _slurm(out: Schedulers, part: Slurm, context: WiringContext, demand: DemandB
 def _kubernetes(out: Schedulers, part: Kubernetes, context: WiringContext, demand: DemandBook) -> HostOf:
     # Only here: a site without Kubernetes need not load what speaks to it.
     from connectors.kubernetes import (
+        PLACEMENT,
+        STANDBY,
         Hosts,
         KubernetesClient,
         KubernetesPlacement,
@@ -145,9 +147,8 @@ def _kubernetes(out: Schedulers, part: Kubernetes, context: WiringContext, deman
     def client() -> KubernetesClient:
         return KubernetesClient(load, timeout_s=part.timeout_s)
 
-    source = KubernetesSource(
-        client(), hosts, labels, known=known, placement=part.command, standby=part.autoscaler
-    )
+    also = [s for s, read in ((PLACEMENT, part.command), (STANDBY, part.autoscaler)) if read]
+    source = KubernetesSource(client(), hosts, labels, known=known, also=also)
     source.demand_book = demand
     out.sources.append(source)
     if part.command:
