@@ -119,6 +119,7 @@ def test_the_command_shows_lines_csv_and_json(desk: Desk, capsys: pytest.Capture
     assert desk.run("ledger", "--by", "tenant", "--format", "csv") == 0
     rows: list[dict[str, Any]] = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert {row["name"] for row in rows if row["part"] == "job"} == {"alba", "brno"}
+    assert not any(name.endswith("_utc") for name in rows[0]), "GPU time is no instant"
     assert desk.run("ledger", "--json") == 0
     assert json.loads(capsys.readouterr().out)["by"] == "tenant"
     assert desk.run("ledger", "--month", "November") == 1

@@ -27,7 +27,11 @@ PART_WORDS = {
 
 
 def _ask(client: Client, args: argparse.Namespace) -> Any:
-    return client.get("/ledger", month=args.month, by=args.by)
+    tree = client.get("/ledger", month=args.month, by=args.by)
+    if args.format == "csv":
+        for row in tree["rows"]:  # the sum of the columns of `gpu_ns`; a span in a table of instants
+            row.pop("granted_ns")
+    return tree
 
 
 def show(tree: dict[str, Any], out: Console) -> None:
@@ -39,15 +43,11 @@ def show(tree: dict[str, Any], out: Console) -> None:
                if tree[key] is not None]  # fmt: skip
     out.print(Text(f"{tree['hours']} hours with records; {tree['watched_ns'] / (3600 * NS):.2f} h watched"
                    + "".join(f"; {text}" for text in figures), "dim"))  # fmt: skip
-    for row in (tree["total"],):
-        if row["unpriced_kwh"] > 0:
-            out.print(
-                safe_text(
-                    f"{number(row['unpriced_kwh'], 4)} kWh had no known price: not in the cost", "yellow"
-                )
-            )
-        if row["uncounted_kwh"] > 0:
-            text = f"{number(row['uncounted_kwh'], 4)} kWh had no known carbon intensity: not in the carbon"
+    row = tree["total"]
+    missing = (("unpriced_kwh", "price", "cost"), ("uncounted_kwh", "carbon intensity", "carbon"))
+    for key, of, left_out in missing:
+        if row[key] > 0:
+            text = f"{number(row[key], 4)} kWh had no known {of}: not in the {left_out}"
             out.print(safe_text(text, "yellow"))
     if tree["unmetered_node_h"] > 0:
         text = (
@@ -56,13 +56,19 @@ def show(tree: dict[str, Any], out: Console) -> None:
         out.print(safe_text(text, "yellow"))
 
 
+def _known(row: dict[str, Any], key: str, without: str) -> str:
+    """A sum of what was known; "" where that is nothing."""
+    return "" if row["energy_kwh"] > 0 and row[without] >= row["energy_kwh"] else number(row[key], 5)
+
+
 def _row(row: dict[str, Any]) -> list[Any]:
     hours = row["gpu_h"]
     name = clean(row["name"]) or PART_WORDS.get(row["part"], row["part"])
     return [
         safe_text(name, ""), number(row["energy_kwh"], 5), number(row["energy_pm_kwh"], 2),
         number(sum(hours.values()), 5), number(hours["busy"], 5), number(hours["idle"] + hours["free"], 5),
-        number(sum(hours[name] for name in LOST), 4), number(row["cost_usd"], 5), number(row["carbon_kg"], 5),
+        number(sum(hours[name] for name in LOST), 4), _known(row, "cost_usd", "unpriced_kwh"),
+        _known(row, "carbon_kg", "uncounted_kwh"),
     ]  # fmt: skip
 
 
