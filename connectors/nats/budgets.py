@@ -13,6 +13,8 @@ from twin.contracts import CommandBatch, Inlet, Item
 from twin.site import HALL_BUDGET, Site
 from twin.telemetry import BudgetGranted, Ignored, Message
 
+MOST_S = 60.0  # that a grant runs from its issue; the lease of a hub is 10 s. source: estimate
+EPOCH_AHEAD_S = 86_400.0  # of our clock: epochs begin at the seconds since 1970. source: estimate
 AHEAD_S = 2.0  # a grant that was issued later than now, by our clock: clocks differ. source: estimate
 
 
@@ -72,6 +74,17 @@ class BudgetDecoder:
             raise BadMessage(
                 f"issued {ahead_s:.1f} s after now by our clock; expected at most {AHEAD_S:g} s: set the "
                 "clocks of the hub and of this hall"
+            )
+        runs_s = (grant.expires_ns - grant.issued_ns) / NS
+        if not 0.0 < runs_s <= MOST_S:
+            raise BadMessage(
+                f"runs {runs_s:.0f} s from its issue; expected at most {MOST_S:g} s: look who else may "
+                "publish on this subject"
+            )
+        if grant.epoch > message.t_ns // NS + EPOCH_AHEAD_S:
+            raise BadMessage(
+                f"epoch {grant.epoch} is more than a day ahead of our clock: set the clock of the hub, or "
+                "look who else may publish on this subject"
             )
         if grant.expires_ns <= message.t_ns:
             return Ignored("budget", "it has expired", f"{self.hall}: synchronise the clocks if this goes on")

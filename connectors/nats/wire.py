@@ -19,6 +19,7 @@ from twin.catalogue import BadMessage, clean
 from twin.site import HALL_BUDGET, Site
 
 T = TypeVar("T")
+MAX_HASH = 128  # characters of what names a journal; source: estimate
 MAX_BYTES = 64 * 1024  # of a message; a summary has about 600
 MAX_W = 1e9  # the bound of the catalogue
 _TOKEN = re.compile(r"[A-Za-z0-9_\-]{1,64}")  # of a subject: no dot, no wildcard
@@ -100,6 +101,11 @@ def parse_summary(payload: bytes) -> HallSummary:
         _power(name, getattr(found, name))
     if found.heard_pu is not None and not 0.0 <= found.heard_pu <= 1.0:
         raise BadMessage(f"heard_pu: expected 0 to 1, got {found.heard_pu:g}")
+    for name in ("run", "head"):
+        if len(text := getattr(found, name)) > MAX_HASH or not text.isascii() or not text.isprintable():
+            raise BadMessage(
+                f"{name}: expected at most {MAX_HASH} printable ASCII characters, got {len(text)}"
+            )
     if found.gpus_out > found.gpus:
         raise BadMessage(f"gpus_out: expected at most the {found.gpus} of gpus, got {found.gpus_out}")
     return found

@@ -144,6 +144,8 @@ class Checkpoint:
             _request_saves(view, batch, left, kept)
             if self.stagger:
                 stagger_saves(view, batch, by_queue, self.ramp_pu, kept)
+            else:
+                kept["round_s"][slots], kept["slot_ns"][slots] = 0.0, 0
         return proposals(view, kept), kept
 
     def _storage_indices(self, view: View) -> dict[str, int]:
@@ -262,6 +264,9 @@ def _change_intervals(
     }
     for name, column in fresh.items():
         kept[name][slots[change]] = column[change]
+    # A round was moved by the interval before; by the new one its save is due at another time
+    kept["round_s"][slots[change]] = 0.0
+    kept["slot_ns"][slots[change]] = 0
 
 
 def _memory_intervals(view: View, slots: I32, best: IntervalPlan, interval: F64) -> F64:

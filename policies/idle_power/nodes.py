@@ -53,9 +53,8 @@ def roster_of(view: View) -> NodeRoster:
     level = np.fmax(view.readback(SERVICE), view.commanded(SERVICE))
     with np.errstate(invalid="ignore"):
         out = level >= 1.0
-    work = view.maintenance("node")
-    asleep = np.isin(standby, (WAKING, ASLEEP))
-    worked = np.zeros(n, np.bool_) if work is None else np.asarray(work & ~asleep)
+    work = view.maintenance("node", asleep=False)
+    worked = np.zeros(n, np.bool_) if work is None else np.asarray(work)
     serves = ~out & ~worked & ~site.spare_node
     idle = view.jobs.job_of_node < 0
     told = (view.quality(f"{SERVICE}_state") == GOOD) & ~np.isnan(view.readback(SERVICE))
@@ -86,7 +85,7 @@ def follow(view: View, memory: Memory, roster: NodeRoster) -> None:
     if back.any():
         memory["wake_s"] = memory["wake_s"].copy()
         # The slowest counts, and is forgotten slowly
-        slowest = float(age_s[back].max())
+        slowest = min(float(age_s[back].max()), WAKE_S)  # where nobody looked for longer, nothing is learned
         memory["wake_s"][0] = max(slowest, 0.99 * float(memory["wake_s"][0]))
     memory["refused_ns"] = np.where(refused | lost, now_ns, memory["refused_ns"])
     memory["phase_ns"] = np.where(phase != was, now_ns, memory["phase_ns"])

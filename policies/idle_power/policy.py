@@ -21,6 +21,7 @@ from policies.idle_power.nodes import (
     BACK,
     CONTROL,
     FOUND,
+    REFUSED_S,
     SLEEPING,
     WOKEN,
     NodeRoster,
@@ -112,7 +113,7 @@ class IdlePower:
         if outlook.state.known:
             missing = outlook.need - outlook.ready
             if missing > 0:
-                self._wake(view, out, missing)
+                self._wake(view, out, roster, missing)
             elif not outlook.hold:
                 self._lay_down(view, out, outlook)
         return self._proposals(view, out), out
@@ -138,14 +139,19 @@ class IdlePower:
         left_s = self.learn_s - (view.now_ns - begun_ns) / NS if begun_ns else self.learn_s
         return f"demand is watched for {left_s / 3600.0:.1f} h more" if left_s > 0.0 else ""
 
-    def _wake(self, view: View, out: Memory, missing: float) -> None:
+    def _wake(self, view: View, out: Memory, roster: NodeRoster, missing: float) -> None:
         """Start sleepers for so many GPUs, as far as limits allow. Changes `out`."""
         # One that was asked and still is awake is simply no longer asked
         asked = np.flatnonzero((out["phase"] == ASKED) & (view.readback(CONTROL) == READY)).astype(np.int32)
-        sleepers = np.flatnonzero(np.isin(out["phase"], (SLEEPING, FOUND))).astype(np.int32)
-        chosen = wake_first(view, out, sleepers, missing, self.ramp_pu) if len(sleepers) else sleepers
-        for index in (asked, chosen):
-            out["phase"][index], out["phase_ns"][index] = WOKEN, view.now_ns
+        out["phase"][asked], out["phase_ns"][asked] = WOKEN, view.now_ns
+        sleeps = np.isin(out["phase"], (SLEEPING, FOUND)) & roster.serves
+        failed = (out["refused_ns"] > 0) & (view.now_ns - out["refused_ns"] < round(REFUSED_S * NS))
+        for may in (sleeps & ~failed, sleeps & failed):  # who did not come back lately is tried last
+            sleepers = np.flatnonzero(may).astype(np.int32)
+            if missing > 0.0 and len(sleepers):
+                chosen = wake_first(view, out, sleepers, missing, self.ramp_pu)
+                missing -= float(roster.gpus[chosen].sum())
+                out["phase"][chosen], out["phase_ns"][chosen] = WOKEN, view.now_ns
 
     def _lay_down(self, view: View, out: Memory, outlook: Readiness) -> None:
         """Ask nodes to sleep that were not needed for long enough. Changes `out`."""

@@ -113,7 +113,7 @@ def detectors(view: View, memory: Memory, kind: str) -> Detectors:
 
 
 def _in_maintenance(view: View, table: str) -> Bool:
-    mask = view.maintenance(table)
+    mask = view.maintenance(table, asleep=False)  # a node that sleeps is silent; a wet detector is not
     return np.zeros(view.site.sizes[table], np.bool_) if mask is None else mask
 
 

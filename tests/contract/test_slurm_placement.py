@@ -271,7 +271,7 @@ def test_the_end_moves_on_and_comes_when_nobody_does(slurm: Cluster, world: Worl
     job = slurm.submit("--nodes=1", "--nodelist=gpu1")
     slurm.run("scontrol", "update", f"ReservationName={SPARES}", "EndTime=now+1")
     slurm.until(lambda: state_of(slurm, job) == "RUNNING", "the spare was given back", seconds=90)
-    assert world.placed(0) == USUAL
+    slurm.until(lambda: world.placed(0) == USUAL, "the reservation is gone")
     world.apply(world.renewed(first))
     assert (kept(slurm), state_of(slurm, job)) == (["gpu1"], "RUNNING")
 

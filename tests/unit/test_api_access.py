@@ -21,6 +21,7 @@ ROLE_OF = {
     "/v1/jobs/{job}": "job", "/v1/jobs/{job}/checkpoint": "job", "/api/v1/jobs/{job}/checkpoint": "job",
     "/api/v1/tokens": "admin", "/api/v1/release": "admin", "/api/v1/authority": "admin",
     "/api/v1/reload": "admin", "/api/v1/ledger": "job",
+    "/api/v1/whoami": "job",
 }  # fmt: skip
 
 

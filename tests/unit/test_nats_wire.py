@@ -98,6 +98,18 @@ def test_a_grant_is_refused_from_a_clock_ahead_and_passed_over_when_it_is_over()
     with pytest.raises(BadMessage, match="expected 'hall-a'"):
         decoder.decode(grant(hall="hall-b"))
     assert isinstance(decoder.decode(grant(expires_ns=START_NS)), Ignored)
+    with pytest.raises(BadMessage, match=r"runs \d+ s from its issue; expected at most 60 s"):
+        decoder.decode(grant(expires_ns=2**62))
+    with pytest.raises(BadMessage, match="from its issue"):
+        decoder.decode(grant(issued_ns=0))
+    with pytest.raises(BadMessage, match="more than a day ahead"):
+        decoder.decode(grant(epoch=2**62))
+
+
+def test_a_journal_head_is_no_place_for_a_text() -> None:
+    decoder = SummaryDecoder(SITE)
+    with pytest.raises(BadMessage, match="head: expected at most 128"):
+        decoder.decode(summary(told(head="x" * 60_000)))
 
 
 def test_the_engine_takes_grants_in_their_order_alone() -> None:

@@ -79,6 +79,31 @@ def test_who_is_woken_and_does_not_come_back_is_told_and_counts_as_failed() -> N
     assert told(pod) == set()
 
 
+def test_a_wet_tray_is_told_though_its_node_sleeps() -> None:
+    pod = watched()
+    for _ in range(60):
+        wet = {"node.leak_state": levels(1, 3), "rack.leak_state": [1.0, 0.0]}
+        pod.tick(speaking(levels(ASLEEP, 2, 3), quiet=(2, 3)) | wet)
+    assert {(f.kind, f.table) for f in pod.engine.diagnosis.faults if f.kind == "leak"}
+
+
+def test_who_is_said_to_sleep_and_goes_on_reporting_is_judged() -> None:
+    pod = watched()
+    for _ in range(round(WAKE_S / 10.0) + 2):
+        pod.tick(speaking(levels(ASLEEP, 2, 3), quiet=(2,)), dt_s=10.0)
+    assert pod.engine.windows.standby.off.nonzero()[0].tolist() == [2]
+
+
+def test_a_scheduler_that_no_longer_knows_excuses_nobody() -> None:
+    pod = watched()
+    for _ in range(60):
+        pod.tick(speaking(levels(ASLEEP, 2), quiet=(2,)))
+    unknown = levels(READY)
+    unknown[2] = np.nan
+    pod.tick(speaking(unknown, quiet=(2,)))
+    assert not pod.engine.windows.standby.off.any()
+
+
 def test_the_scheduler_falls_silent_and_who_speaks_is_awake() -> None:
     pod = watched()
     for _ in range(60):

@@ -214,8 +214,9 @@ class View(Protocol):
         """External forecast of a quantity at a coming instant, per entity [n]; NaN where there is none."""
         ...
 
-    def maintenance(self, table: str) -> Bool | None:
-        """Mask of entities in maintenance now [n]; None if there are none in this table."""
+    def maintenance(self, table: str, asleep: bool = True) -> Bool | None:
+        """Mask of entities in maintenance now and, with `asleep`, of those off on purpose [n]; None if there
+        are none in this table."""
         ...
 
     def vacant(self, table: str) -> Bool | None:

@@ -55,9 +55,9 @@ class Windows:
         self._left: dict[str, Bool] = {}  # who came out of a window, since it was last asked
         self._racks: Bool | None = None
 
-    def mask(self, table: str) -> Bool | None:
-        """Entities in maintenance or off on purpose [n]; None if there are none in this table."""
-        return self.masks.get(table)
+    def mask(self, table: str, asleep: bool = True) -> Bool | None:
+        """Entities in maintenance or, with `asleep`, off on purpose [n]; None if there are none."""
+        return (self.masks if asleep else self.worked).get(table)
 
     def mask_of_control(self, control: str) -> Bool | None:
         """Entities to which nothing is sent on this control [n]; None if there are none."""

@@ -79,10 +79,12 @@ class DeviceReports(EntityState):
         self.lost: Bool = np.zeros(n["feeder"], np.bool_)
         self.doubly_fed: Bool = np.array([_second_feed(topology, i) for i in range(n["rack"])], np.bool_)
 
-    def causes(self, state: State, in_maintenance: dict[str, Bool], dt_s: float) -> list[Cause]:
-        """All that is reported now."""
+    def causes(
+        self, state: State, in_maintenance: dict[str, Bool], worked: dict[str, Bool], dt_s: float
+    ) -> list[Cause]:
+        """All that is reported now. `worked`: where people work, without what sleeps: water is no silence."""
         return [
-            *self._leaks(state, in_maintenance, dt_s),
+            *self._leaks(state, worked, dt_s),
             *self._feeders(state, in_maintenance),
             *self._supplies(state, in_maintenance),
             *self._links(state, in_maintenance),

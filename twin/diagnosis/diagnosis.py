@@ -140,7 +140,7 @@ class Diagnosis(EntityState):
     ) -> list[Cause]:
         """Return causes that need no comparison: reports, silences, stopped pumps, counters, sensors."""
         in_maintenance = self._in_maintenance(windows)
-        causes = self.reports.causes(state, in_maintenance, dt_s)
+        causes = self.reports.causes(state, in_maintenance, windows.worked, dt_s)
         causes += self.inventory.causes(state, in_maintenance, dt_s, causes)
         causes += self.devices.pumps(state, in_maintenance, dt_s, self.reports.unfed_from_ns(state.now_ns))
         causes += self.devices.filters(state, in_maintenance)

@@ -206,9 +206,9 @@ class EngineView:
             raise ContractError(f"{quantity} is no quantity that can be forecast")
         return self.intake.outlooks.at(quantity, at_ns, self.site)
 
-    def maintenance(self, table: str) -> Bool | None:
-        """Entities in maintenance now [n]; None where there are none."""
-        mask = self.windows.mask(table)
+    def maintenance(self, table: str, asleep: bool = True) -> Bool | None:
+        """Entities in maintenance now, or off on purpose [n]; None where there are none."""
+        mask = self.windows.mask(table, asleep)
         return None if mask is None else cast(Bool, read_only(mask))
 
     def vacant(self, table: str) -> Bool | None:

@@ -77,7 +77,7 @@ class SummaryPublisher:
     ) -> None:
         self._hall, self._feeder, self._every_s = fleet.hall or "", fleet.feeder or "", fleet.every_s
         self._link, self._engine, self._state = link, engine, state
-        self._epoch = self._sequence = 0
+        self._sequence = 0
         self.counts = {"summaries": 0, "not_sent": 0}
 
     async def run(self) -> None:
@@ -100,8 +100,8 @@ class SummaryPublisher:
     def summary(self, now_ns: int) -> HallSummary:
         """The next summary."""
         epoch = self._state.epoch()
-        self._sequence = self._sequence + 1 if epoch == self._epoch else 1
-        self._epoch = epoch
+        # By the clock, so that it goes on where a reload or a restart within an epoch begins anew
+        self._sequence = max(self._sequence + 1, now_ns // 1_000_000)
         run, lines, head = self._state.journal()
         return summary_of(
             self._engine(),
