@@ -32,11 +32,9 @@ class ElectricityMaps:
         answer = self.read(text)
         try:
             latest = await client.get(f"{base}/latest", {"zone": self._zone}, now_ns, headers)
-        except ServiceError as error:
-            if error.refused:  # of another plan
-                return answer
-            raise
-        return OutlookAnswer(answer.series, self.read_latest(latest, now_ns), answer.made_ns)
+            return OutlookAnswer(answer.series, self.read_latest(latest, now_ns), answer.made_ns)
+        except (ServiceError, BadMessage):  # of another plan, or just now: the forecast holds
+            return answer
 
     def read(self, text: bytes) -> OutlookAnswer:
         """The series of a forecast. Raises BadMessage."""

@@ -169,6 +169,17 @@ def test_what_nobody_hears_counts_for_nothing() -> None:
     assert late_s < 120.0  # until the readings are stale
 
 
+def test_a_straggler_that_is_no_longer_heard_is_not_told_on() -> None:
+    pod = Pod()
+    pod.run(600, started())
+    pod.slow(SLOW_GPU, 0.8)
+    pod.run(1200)
+    assert len(pod.findings) == 1
+    for _ in range(60):
+        pod.twin.tick(dt_s=10.0)
+    assert pod.findings == []
+
+
 def test_a_new_job_in_the_slot_begins_anew() -> None:
     pod = Pod()
     pod.run(300, started())

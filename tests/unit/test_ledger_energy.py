@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from twin.catalogue import TABLES
+from tests.support.builders import Twin, two_racks
+from twin.catalogue import NS, TABLES
+from twin.ledger.gpu_time import JobReport, JobTime
 from twin.ledger.metered_energy import EnergyCounters, PowerIntegral
 from twin.ledger.node_gaps import NodeGaps
-from twin.telemetry import TableState
+from twin.telemetry import JobEnded, JobStarted, TableState
 
 NAN = np.nan
 ENERGY = TABLES["feeder"].by_name["energy_mj"]
@@ -121,3 +125,34 @@ def test_gpus_counters_fill_the_gap_of_their_node() -> None:
     assert not unfilled.any()
     assert total_j == pytest.approx(310.0 * node_w(900.0), rel=0.01)
     assert float(var_j2[0]) + 30 * 9.0 == pytest.approx((0.02 * total_j) ** 2, rel=0.02)
+
+
+def test_each_restart_counts_though_it_comes_back_to_the_same_save() -> None:
+    time = JobTime({"job": 1})
+    for at_ns in (10, 20, 20):
+        time.hear(0, 1, JobReport(tier=0, began_ns=5, at_ns=at_ns, save_s=3.0, restart_s=120.0))
+    assert time.owed_ns[0].tolist() == [3 * NS, 240 * NS]
+
+
+def test_a_job_that_came_and_went_between_two_looks_is_not_its_predecessors() -> None:
+    pod = Twin(two_racks(racks="r1"))
+    node = pod.site.name("node", 0)
+
+    def run(seconds: int, *events: Any) -> None:
+        for _ in range(seconds):
+            pod.tick({"node.power_w": 1000.0, "rack.power_w": 20_000.0}, *events)
+            events = ()
+
+    run(30, JobStarted(id="a", job="A", nodes=(node,), tenant="alice"))
+    run(620, JobEnded(id="b", job="A"))  # a freed slot rests for ten minutes
+    while pod.engine.ledger.booked_ns != pod.now_ns - 9 * NS:  # the next tick is that of a look
+        run(1)
+    run(1, JobStarted(id="c", job="B", nodes=(node,), tenant="bob"))
+    run(3)
+    run(30, JobEnded(id="d", job="B"))
+    assert pod.engine.jobs.slot_of == {}
+    hour = pod.engine.ledger.running()
+    assert hour is not None
+    spent = {row.tenant: sum(row.gpu_ns) / NS / 4 for row in hour.rows if row.part == "job"}
+    assert spent["alice"] == pytest.approx(30.0, abs=1.0)
+    assert spent["bob"] == pytest.approx(4.0, abs=1.0)

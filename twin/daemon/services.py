@@ -11,7 +11,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -122,6 +122,7 @@ class Services:
         live.history = self.history
         self.energy_ledger = live.energy_ledger = LedgerStore(loaded.state / "ledger")
         self._closed_hours: list[bytes] | None = None  # that the last tick left
+        self._ledger_write: Future[None] | None = None
         self.accounts = PolicyAccounts(live, loaded.state)
         self.upkeep = Upkeep(self.opened.folder, loaded.config.quotas)
         self.notifier = Notifier(loaded, engine.site.file.site)
@@ -357,9 +358,10 @@ class Services:
     def _keep_ledger(self, frame: Frame, decision: Decision) -> None:
         """Write the hours that are over, in a thread; again with the next tick where the disk refused."""
         closed = self.live.engine.ledger.closed
-        if closed and (closed is not self._closed_hours or self.energy_ledger.fault):
+        idle = self._ledger_write is None or self._ledger_write.done()
+        if closed and idle and (closed is not self._closed_hours or self.energy_ledger.fault):
             self._closed_hours = closed
-            self.slow.submit(self.energy_ledger.write, closed)
+            self._ledger_write = self.slow.submit(self.energy_ledger.write, closed)
 
     def _snapshot_if_due(self, frame: Frame, decision: Decision) -> None:
         idle = self._snapshot is None or self._snapshot.done()

@@ -118,6 +118,7 @@ class GoodputState(EntityState):
         self._restarted(turn.slots, jobs)
         if not len(turn.gpus):
             return
+        self._forget_silent(turn, state)
         training = self._account(turn, state, jobs)
         if training.any():
             self._compare(turn, state, training, now_ns)
@@ -147,6 +148,13 @@ class GoodputState(EntityState):
         fresh[slots] = True
         nodes = fresh[jobs.job_of_node] & (jobs.job_of_node >= 0)
         self._forget_gpus(nodes[self.site.node_of_gpu])
+
+    def _forget_silent(self, turn: _Turn, state: State) -> None:
+        """Forget how members differ that are no longer heard: it is not known any more."""
+        for which, key in enumerate((TENSOR, CLOCK)):
+            silent = ~np.isfinite(self._read(state, key, turn.gpus))
+            self.seen[turn.gpus[silent], which] = 0.0
+        self.since_ns[turn.gpus[~(self.seen[turn.gpus] > 0.0).any(axis=1)]] = 0
 
     def _forget_gpus(self, which: Bool) -> None:
         self.busy[which] = self.slow[which] = 0.0

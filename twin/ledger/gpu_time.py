@@ -152,6 +152,16 @@ def _lowered(view: View) -> Bool:
         )
 
 
+class JobReport(NamedTuple):
+    """A job's report of a save or a restart: `began_ns` of the save that it holds, `at_ns` of the report."""
+
+    tier: int
+    began_ns: int
+    at_ns: int
+    save_s: float
+    restart_s: float
+
+
 class JobTime(EntityState):
     """Time in saves and restarts that jobs reported and that is not taken out of their GPU time yet."""
 
@@ -160,16 +170,14 @@ class JobTime(EntityState):
     saved_ns: I64 = column("job", "i8", trail=(2,))  # of the last save that was counted, by tier
     restarted_ns: I64 = column("job", "i8")
 
-    def hear(
-        self, slot: int, generation: int, tier: int, at_ns: int, save_s: float, restart_s: float
-    ) -> None:
-        """A job's report: counted once for each save and restart. `at_ns`: of the save, or of the report."""
+    def hear(self, slot: int, generation: int, told: JobReport) -> None:
+        """Count each save and each restart of a job once."""
         if self.generation[slot] != generation:
             self.generation[slot] = generation
             self.owed_ns[slot], self.saved_ns[slot], self.restarted_ns[slot] = 0, 0, 0
-        if save_s > 0.0 and at_ns > self.saved_ns[slot, tier]:
-            self.saved_ns[slot, tier] = at_ns
-            self.owed_ns[slot, 0] += round(save_s * NS)
-        if restart_s > 0.0 and at_ns > self.restarted_ns[slot]:
-            self.restarted_ns[slot] = at_ns
-            self.owed_ns[slot, 1] += round(restart_s * NS)
+        if told.save_s > 0.0 and told.began_ns > self.saved_ns[slot, told.tier]:
+            self.saved_ns[slot, told.tier] = told.began_ns
+            self.owed_ns[slot, 0] += round(told.save_s * NS)
+        if told.restart_s > 0.0 and told.at_ns > self.restarted_ns[slot]:
+            self.restarted_ns[slot] = told.at_ns
+            self.owed_ns[slot, 1] += round(told.restart_s * NS)

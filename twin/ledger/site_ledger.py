@@ -11,7 +11,7 @@ import numpy as np
 from twin.catalogue import F64, I32, I64, NS, TABLES, Bool
 from twin.contracts import View
 from twin.ledger.energy_split import LateRoots, Metered, RootGroups, RootMeters, Split, split
-from twin.ledger.gpu_time import CHECKPOINT, RESTART, JobTime, ThrottleTime
+from twin.ledger.gpu_time import CHECKPOINT, RESTART, JobReport, JobTime, ThrottleTime
 from twin.ledger.hour_account import HOUR_NS, HourAccount, Key
 from twin.ledger.hour_record import HourRecord, encode_hour
 from twin.ledger.metered_energy import EnergyCounters, PowerIntegral
@@ -84,7 +84,8 @@ class SiteLedger(EntityState):
             tier = int(event.tier == "memory")
             at_ns = event.began_ns or event.at_ns or self.booked_ns
             save_s = event.block_s or (0.0 if tier else event.save_s)
-            self.job_time.hear(slot, int(jobs.generation[slot]), tier, at_ns, save_s, event.restart_s)
+            told = JobReport(tier, at_ns, event.at_ns or self.booked_ns, save_s, event.restart_s)
+            self.job_time.hear(slot, int(jobs.generation[slot]), told)
 
     def update(self, state: State, view: View, dt_s: float, paused: bool = False) -> None:
         """Take a tick in; book what is due. `paused`: nobody listened since the tick before."""
@@ -124,6 +125,8 @@ class SiteLedger(EntityState):
         prices = self._prices(view)
         nodes, slots, start_ns, end_ns = self._held(view.jobs, begin_ns, now_ns)
         hour_ns = begin_ns // HOUR_NS * HOUR_NS
+        if len(self.closed) > KEPT_HOURS:  # those before were offered to the writer with their own tick
+            self.closed = self.closed[-KEPT_HOURS:]
         while True:
             last = hour_ns + HOUR_NS >= now_ns
             from_ns, to_ns = max(hour_ns, begin_ns), min(hour_ns + HOUR_NS, now_ns)
@@ -158,7 +161,8 @@ class SiteLedger(EntityState):
 
     def _close(self, next_ns: int) -> None:
         """The hour is over: keep its record, begin the next."""
-        self.closed = [*self.closed[1 - KEPT_HOURS :], encode_hour(self.hour.record(self._place_names()))]
+        if self.hour.watched_ns or len(self.closed) < KEPT_HOURS:  # an outage pushes out nothing watched
+            self.closed = [*self.closed, encode_hour(self.hour.record(self._place_names()))]
         self.hour.begin(next_ns)
 
     def _place_names(self) -> dict[str, list[str]]:
@@ -208,9 +212,13 @@ class SiteLedger(EntityState):
         known = counts & (self.gpu_mj >= 0) & (total >= self.gpu_mj)
         energy_j = np.where(known, (total - self.gpu_mj) * 1e-3, 0.0)
         np.copyto(self.gpu_mj, total, where=counts)
+        read = known
         if not known.all() and table.ever_good(_GPU_POWER.row):
             other = ~counts & table.current(_GPU_POWER, state.now_ns)
             energy_j += np.where(other, table.value[_GPU_POWER.row] * span_s, 0.0)
+            read = known | other
+        if span_s > 0.0 and not read.all():  # energy of GPUs that nobody read is no zero
+            self.hour.compute_known = False
         uncounted = ~known | (table.heard_ns(_GPU_ENERGY) <= begin_ns)
         counted = self._gpus > 0
         if uncounted.any():
@@ -261,8 +269,6 @@ class SiteLedger(EntityState):
             begins = np.full(len(moved), begin_ns, np.int64)
             spans = [(moved, old.astype(np.int64), begins, gone_ns), (moved, none, gone_ns, came_ns)]
             self.slot[:], self.generation[:] = slot, generation
-            self._places[:, new[(new >= 0) & (jobs.generation[new] != self._known[new])] + 2] = -1
-            self._known[:] = jobs.generation
         held = slot.astype(np.int64)
         if not jobs.known:
             held[held < 0] = -2
@@ -286,9 +292,13 @@ class SiteLedger(EntityState):
         """The row of each span [k], made where it is new and the span is of this hour."""
         if self._places_ns != self.hour.begin_ns:
             self._places[:], self._places_ns = -1, self.hour.begin_ns
+        self._places[:, np.flatnonzero(jobs.generation != self._known) + 2] = -1
+        self._known[:] = jobs.generation
         halls = self._hall[nodes]
         rows = self._places[halls, slots + 2]
-        new = (rows < 0) & (inside > 0)
+        # Who has a node now gets a row, be it for 0 ns: it may have left by the next look
+        holding = np.arange(len(nodes)) >= len(nodes) - len(self.slot)
+        new = (rows < 0) & ((inside > 0) | holding)
         if new.any():
             pairs = np.unique(np.stack([halls[new], slots[new] + 2]), axis=1)
             for hall, at in pairs.T.tolist():

@@ -7,8 +7,11 @@ holds another's.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
+from collections.abc import Iterator
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -19,9 +22,11 @@ from twin.api.answers import Refused, answer, live_of
 from twin.api.runtime import Runtime
 from twin.api.tokens import Token
 from twin.catalogue import NS, StorageError, clean
-from twin.ledger import BY, HourRecord, LedgerRow, RowFilter, Statement, StatementRow, statement
+from twin.ledger import BY, HourRecord, LedgerRow, RowFilter, Statement, StatementRow, decode_hour, statement
 
+log = logging.getLogger(__name__)
 MAX_LINES = 20_000
+_ONE_AT_A_TIME = asyncio.Semaphore(1)  # a day of a large site is some 100 MB
 _MONTH = re.compile(r"(20[0-9]{2})-(0[1-9]|1[0-2])")
 
 
@@ -39,29 +44,32 @@ async def ledger(request: web.Request) -> web.Response:
     if holds is not None and by == "rack":
         raise Refused(403, f"racks are not shown by tenant; the token {token.name} sees site, hall, queue, "
                            "tenant and job of its own")  # fmt: skip
-    running = _running(live)
-    found = await asyncio.to_thread(_made, live, running, (by, begin_ns, end_ns, holds))
+    kept = [*map(decode_hour, live.engine.ledger.closed)]
+    running = live.engine.ledger.running()
+    kept += [] if running is None else [running]
+    async with _ONE_AT_A_TIME:
+        found = await asyncio.to_thread(_made, live, kept, (by, begin_ns, end_ns, holds))
     return answer(tree_of(found, live.engine.state.now_ns))
 
 
-def _made(
-    live: Runtime, running: HourRecord | None, asked: tuple[str, int, int, RowFilter | None]
-) -> Statement:
+def _made(live: Runtime, kept: list[HourRecord], asked: tuple[str, int, int, RowFilter | None]) -> Statement:
+    """The statement of the hours on the disk and of those that the engine has; one day in memory at once."""
     by, begin_ns, end_ns, holds = asked
-    hours: list[HourRecord] = []
     try:
-        if live.energy_ledger is not None:
-            hours = list(live.energy_ledger.read(begin_ns, end_ns))
+        return statement(_each_once(live, kept, begin_ns, end_ns), by, begin_ns, end_ns, holds)
     except (OSError, StorageError) as error:
-        raise Refused(503, f"the ledger cannot be read: {error}") from None
-    if running is not None:
-        hours.append(running)
-    return statement(hours, by, begin_ns, end_ns, holds)
+        log.error("the ledger cannot be read: %s", error)
+        raise Refused(503, "the ledger cannot be read; the log of the daemon says why") from None
 
 
-def _running(live: Runtime) -> HourRecord | None:
-    """The hour that runs; None before the first."""
-    return live.engine.ledger.running()
+def _each_once(live: Runtime, kept: list[HourRecord], begin_ns: int, end_ns: int) -> Iterator[HourRecord]:
+    """The hours of a span; one that is written while this reads comes once."""
+    found = set[int]()
+    written = () if live.energy_ledger is None else live.energy_ledger.read(begin_ns, end_ns)
+    for hour in chain(written, kept):
+        if hour.begin_ns not in found:
+            found.add(hour.begin_ns)
+            yield hour
 
 
 def _holds(request: web.Request, token: Token) -> RowFilter | None:
