@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.builders import Twin, two_racks
 from twin.catalogue import NS, TABLES
-from twin.ledger.gpu_time import JobReport, JobTime
+from twin.ledger.gpu_time import JobTime, ReportedSpans
 from twin.ledger.metered_energy import EnergyCounters, PowerIntegral
 from twin.ledger.node_gaps import NodeGaps
 from twin.telemetry import JobEnded, JobStarted, TableState
@@ -130,7 +130,7 @@ def test_gpus_counters_fill_the_gap_of_their_node() -> None:
 def test_each_restart_counts_though_it_comes_back_to_the_same_save() -> None:
     time = JobTime({"job": 1})
     for at_ns in (10, 20, 20):
-        time.hear(0, 1, JobReport(tier=0, began_ns=5, at_ns=at_ns, save_s=3.0, restart_s=120.0))
+        time.hear(0, 1, ReportedSpans(tier=0, began_ns=5, at_ns=at_ns, save_s=3.0, restart_s=120.0))
     assert time.owed_ns[0].tolist() == [3 * NS, 240 * NS]
 
 

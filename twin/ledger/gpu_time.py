@@ -152,7 +152,7 @@ def _lowered(view: View) -> Bool:
         )
 
 
-class JobReport(NamedTuple):
+class ReportedSpans(NamedTuple):
     """A job's report of a save or a restart: `began_ns` of the save that it holds, `at_ns` of the report."""
 
     tier: int
@@ -170,7 +170,7 @@ class JobTime(EntityState):
     saved_ns: I64 = column("job", "i8", trail=(2,))  # of the last save that was counted, by tier
     restarted_ns: I64 = column("job", "i8")
 
-    def hear(self, slot: int, generation: int, told: JobReport) -> None:
+    def hear(self, slot: int, generation: int, told: ReportedSpans) -> None:
         """Count each save and each restart of a job once."""
         if self.generation[slot] != generation:
             self.generation[slot] = generation

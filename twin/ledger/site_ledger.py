@@ -11,7 +11,7 @@ import numpy as np
 from twin.catalogue import F64, I32, I64, NS, TABLES, Bool
 from twin.contracts import View
 from twin.ledger.energy_split import LateRoots, Metered, RootGroups, RootMeters, Split, split
-from twin.ledger.gpu_time import CHECKPOINT, RESTART, JobReport, JobTime, ThrottleTime
+from twin.ledger.gpu_time import CHECKPOINT, RESTART, JobTime, ReportedSpans, ThrottleTime
 from twin.ledger.hour_account import HOUR_NS, HourAccount, Key
 from twin.ledger.hour_record import HourRecord, encode_hour
 from twin.ledger.metered_energy import EnergyCounters, PowerIntegral
@@ -84,7 +84,7 @@ class SiteLedger(EntityState):
             tier = int(event.tier == "memory")
             at_ns = event.began_ns or event.at_ns or self.booked_ns
             save_s = event.block_s or (0.0 if tier else event.save_s)
-            told = JobReport(tier, at_ns, event.at_ns or self.booked_ns, save_s, event.restart_s)
+            told = ReportedSpans(tier, at_ns, event.at_ns or self.booked_ns, save_s, event.restart_s)
             self.job_time.hear(slot, int(jobs.generation[slot]), told)
 
     def update(self, state: State, view: View, dt_s: float, paused: bool = False) -> None:
