@@ -120,7 +120,7 @@ class Story:
 
 
 class Twin:
-    """What came of the source: demand by row, and the jobs that are held to run."""
+    """Readings of the source: demand by row, and the jobs that are taken to run."""
 
     def __init__(self) -> None:
         self.inlet, self.read = RecordingInlet(), 0

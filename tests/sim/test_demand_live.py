@@ -29,7 +29,7 @@ EXPERTS = ("last", "ewma5", "ewma60", "seasonal_day")  # none of them is fitted
 
 
 def listing(running: int, pending: int, rng: np.random.Generator) -> str:
-    """What `squeue` says where so many GPUs are held and asked for, by jobs of any size."""
+    """Output of `squeue` where jobs of any size hold and ask for so many GPUs."""
     lines: list[str] = []
     for state, left in (("RUNNING", running), ("PENDING", pending)):
         while left > 0:

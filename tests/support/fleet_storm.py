@@ -55,7 +55,7 @@ class Network:
             self._parcels.append(Parcel(self.now_s + late_s, to, subject, payload))
 
     def take(self, to: str) -> list[Parcel]:
-        """What has arrived by now; reordered as the delays have it."""
+        """Messages that have arrived by now; reordered as the delays have it."""
         come = sorted((p for p in self._parcels if p.to == to and p.at_s <= self.now_s), key=lambda p: p.at_s)
         self._parcels = [p for p in self._parcels if not (p.to == to and p.at_s <= self.now_s)]
         return come

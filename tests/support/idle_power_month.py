@@ -40,7 +40,7 @@ BUDGET_PU = 1.1  # of what all nodes draw at work: each of the two feeds carries
 
 @dataclass
 class MonthScore:
-    """What sleep saved of the energy of idle nodes, and what came late; of the part that is scored."""
+    """Score of a month: energy of idle nodes that sleep saved, and rises that came late."""
 
     idle_j: float = 0.0  # what nodes would draw that no job is on, all awake
     drawn_j: float = 0.0  # what they did draw, starts included

@@ -207,7 +207,7 @@ def engine_advisor(settings: FleetSettings) -> Advisor:
 
 
 class _Columns:
-    """What of a job table staggering reads."""
+    """Stand-in for a job table: the columns that staggering reads."""
 
     def __init__(self, n: int) -> None:
         self.saved_ns, self.recovered_ns = np.zeros(n, np.int64), np.zeros(n, np.int64)
@@ -215,7 +215,7 @@ class _Columns:
 
 
 class _View:
-    """What of a view staggering reads."""
+    """Stand-in for a view: the values that staggering reads."""
 
     power: ClassVar[Any]
 

@@ -30,7 +30,7 @@ def job(**change: Any) -> dict[str, Any]:
 
 
 def printed(show: Any, tree: dict[str, Any]) -> str:
-    """What a person reads."""
+    """Text that the command prints."""
     out = Console(file=io.StringIO(), width=140)
     show(tree, out)
     return out.file.getvalue()  # type: ignore[attr-defined, no-any-return]

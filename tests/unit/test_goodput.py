@@ -56,7 +56,7 @@ class Pod:
 
     @property
     def findings(self) -> list[Finding]:
-        """What is told of stragglers."""
+        """Findings of stragglers."""
         return [f for f in self.twin.decision.findings if f.id.startswith("job_straggler/")]
 
     @property

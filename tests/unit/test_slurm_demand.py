@@ -1,4 +1,4 @@
-"""What waits and what runs in Slurm, counted in GPUs from its own words."""
+"""GPUs that jobs hold and wait for in Slurm, counted from its own listings."""
 
 from __future__ import annotations
 
