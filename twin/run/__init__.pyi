@@ -1,5 +1,4 @@
 from .atomic_write import atomic_write as atomic_write
-from .cluster import on_cluster as on_cluster
 from .comparison import said_simulated as said_simulated
 from .fitting import LATENCY_S as LATENCY_S, Fitter as Fitter
 from .history_query import HistoryError as HistoryError, HistoryReader as HistoryReader
@@ -44,7 +43,14 @@ from .long_work import (
     check_interrupt as check_interrupt,
     stop_at_once as stop_at_once,
 )
-from .parallel import DIED as DIED, Failed as Failed, Pool as Pool, Report as Report, no_report as no_report
+from .parallel import (
+    DIED as DIED,
+    Failed as Failed,
+    Pool as Pool,
+    Report as Report,
+    no_report as no_report,
+    on_cluster as on_cluster,
+)
 from .quarantine import (
     Poison as Poison,
     Quarantine as Quarantine,
