@@ -38,29 +38,3 @@ def restart_under_load_s(
     then_s = np.minimum(shared_s(transfer_s, load_then_pu), restart_s)
     now_s = restart_s - then_s + shared_s(alone_s(then_s, load_then_pu), load_now_pu)
     return now_s if known is None else np.where(known, now_s, restart_s)
-
-
-def finish_s(begin_s: ArrayLike, work_s: ArrayLike) -> F64:
-    """The ends [n] of transfers that take `work_s` alone, on one storage that they share equally.
-
-    Exact: between two begins or ends each of k gets 1 / k. What all of them get since the beginning is one
-    line, so each ends when the line has risen by its work.
-    """
-    begin, work = np.asarray(begin_s, np.float64), np.asarray(work_s, np.float64)
-    end = np.full(len(begin), np.nan)
-    order, level, now, waiting = np.argsort(begin, kind="stable"), 0.0, 0.0, 0
-    goal: dict[int, float] = {}
-    while waiting < len(order) or goal:
-        if not goal:
-            now = float(begin[order[waiting]])
-        first = min(goal, key=lambda i: goal[i]) if goal else -1
-        done = now + (goal[first] - level) * len(goal) if goal else np.inf
-        comes = float(begin[order[waiting]]) if waiting < len(order) else np.inf
-        if done <= comes:
-            level, now = goal.pop(first), done
-            end[first] = now
-        else:
-            level, now = level + ((comes - now) / len(goal) if goal else 0.0), comes
-            goal[int(order[waiting])] = level + float(work[order[waiting]])
-            waiting += 1
-    return end

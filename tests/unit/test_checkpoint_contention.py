@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from policies.checkpointing.contention import alone_s, finish_s, restart_under_load_s, shared_s
+from policies.checkpointing.contention import alone_s, restart_under_load_s, shared_s
+from tests.support.shared_storage import finish_s
 from twin.catalogue import F64
 
 TRANSFERS = st.lists(st.tuples(st.floats(0, 50), st.floats(0.1, 20)), min_size=1, max_size=12)
