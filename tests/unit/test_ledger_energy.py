@@ -156,3 +156,23 @@ def test_a_job_that_came_and_went_between_two_looks_is_not_its_predecessors() ->
     spent = {row.tenant: sum(row.gpu_ns) / NS / 4 for row in hour.rows if row.part == "job"}
     assert spent["alice"] == pytest.approx(30.0, abs=1.0)
     assert spent["bob"] == pytest.approx(4.0, abs=1.0)
+
+
+def test_a_restart_after_a_job_told_its_queue_books_the_same() -> None:
+    pod = Twin(two_racks(racks="r1"))
+    node = pod.site.name("node", 0)
+    values = {"node.power_w": 1000.0, "rack.power_w": 20_000.0}
+
+    def started(event: str, **more: Any) -> JobStarted:
+        return JobStarted(id=event, job="A", nodes=(node,), tenant="alice", **more)
+
+    for events in [(started("a"),), *[()] * 30, (started("b", queue="train", account="phys"),), *[()] * 30]:
+        pod.tick(values, *events)
+    other = pod.restarted(two_racks(racks="r1"), ())
+    for _ in range(30):
+        pod.tick(values)
+        other.tick(values)
+    assert other.engine.checksum() == pod.engine.checksum()
+    hour = pod.engine.ledger.running()
+    assert hour is not None
+    assert {row.queue for row in hour.rows if row.part == "job"} == {"", "train"}

@@ -65,7 +65,6 @@ class SiteLedger(EntityState):
         # Rows of the hour by hall and slot, -1: not looked up yet; made anew in each hour
         self._places: I64 = np.full((site.sizes["hall"], site.sizes["job"] + 2), -1, np.int64)
         self._places_ns = 0
-        self._known: I32 = np.full(site.sizes["job"], -1, np.int32)  # generation of each slot, as looked up
 
     def remapped(self, site: Site, old_of_new: OldOfNew) -> SiteLedger:
         """The ledger of a changed site; what the hour has of racks and halls that left goes with them."""
@@ -123,6 +122,7 @@ class SiteLedger(EntityState):
         found, loops, refused = self._split(state, span_s, gpu_j, counted)
         cpu_j = self._cpu_j(state, span_s)
         prices = self._prices(view)
+        self._note_holders(view.jobs)
         nodes, slots, start_ns, end_ns = self._held(view.jobs, begin_ns, now_ns)
         hour_ns = begin_ns // HOUR_NS * HOUR_NS
         if len(self.closed) > KEPT_HOURS:  # those before were offered to the writer with their own tick
@@ -132,7 +132,7 @@ class SiteLedger(EntityState):
             from_ns, to_ns = max(hour_ns, begin_ns), min(hour_ns + HOUR_NS, now_ns)
             share = (to_ns - from_ns) / (now_ns - begin_ns)
             inside = np.maximum(np.minimum(end_ns, to_ns) - np.maximum(start_ns, from_ns), 0)
-            rows = self._rows(view.jobs, nodes, slots, inside)
+            rows = self._rows(nodes, slots, inside)
             unseen = self._unseen(start_ns, end_ns, from_ns, to_ns)
             self._add(found, loops, share, (rows, nodes, inside / (now_ns - begin_ns)), gpu_j, prices)
             self.hour.watched_ns += to_ns - from_ns - _overlap(self.gaps, from_ns, to_ns)
@@ -288,12 +288,10 @@ class SiteLedger(EntityState):
                 out = part_ns if out is None else out + part_ns
         return out
 
-    def _rows(self, jobs: JobSlots, nodes: I64, slots: I64, inside: I64) -> I64:
+    def _rows(self, nodes: I64, slots: I64, inside: I64) -> I64:
         """The row of each span [k], made where it is new and the span is of this hour."""
         if self._places_ns != self.hour.begin_ns:
             self._places[:], self._places_ns = -1, self.hour.begin_ns
-        self._places[:, np.flatnonzero(jobs.generation != self._known) + 2] = -1
-        self._known[:] = jobs.generation
         halls = self._hall[nodes]
         rows = self._places[halls, slots + 2]
         # Who has a node now gets a row, be it for 0 ns: it may have left by the next look
@@ -302,18 +300,26 @@ class SiteLedger(EntityState):
         if new.any():
             pairs = np.unique(np.stack([halls[new], slots[new] + 2]), axis=1)
             for hall, at in pairs.T.tolist():
-                self._places[hall, at] = self.hour.row(self._key(jobs, hall, at - 2))
+                self._places[hall, at] = self.hour.row(self._key(hall, at - 2))
             rows = self._places[halls, slots + 2]
         return np.maximum(rows, 0)
 
-    def _key(self, jobs: JobSlots, hall: int, slot: int) -> Key:
+    def _note_holders(self, jobs: JobSlots) -> None:
+        """Note whose each slot is now.
+
+        A job that starts again in its slot may have another queue. So its row follows from what a snapshot
+        holds, and not from when it was looked up.
+        """
+        for slot in np.flatnonzero(jobs.alive).tolist():
+            now = [jobs.queues[slot], jobs.tenants[slot], jobs.accounts[slot], jobs.names[slot]]
+            if self.holders.get(str(slot)) != now:
+                self.holders[str(slot)] = now
+                self._places[:, slot + 2] = -1
+
+    def _key(self, hall: int, slot: int) -> Key:
         name = self.site.name("hall", hall)
         if slot < 0:
             return name, "idle" if slot == -1 else "unplaced", "", "", "", ""
-        if jobs.alive[slot]:
-            self.holders[str(slot)] = [
-                jobs.queues[slot], jobs.tenants[slot], jobs.accounts[slot], jobs.names[slot],
-            ]  # fmt: skip
         queue, tenant, account, job = self.holders.get(str(slot), ["", "", "", ""])
         return name, "job", queue, tenant, account, job
 
