@@ -215,10 +215,6 @@ class ResultDecoder:
         self._allowance = Allowance("answers", ANSWER_BURST, ANSWER_PER_S)
         self._result, self._status = msgspec.json.Decoder(_Result), msgspec.json.Decoder(_Status)
 
-    def rebind(self, site: Site) -> None:
-        """Read by a changed site from now on."""
-        self.site = site
-
     def decode(self, message: Message) -> list[CommandAcked | Reading] | Ignored:
         """Acknowledgements, or the state of an agent. Raises BadMessage for what is neither."""
         if message.topic.startswith(AGENT):

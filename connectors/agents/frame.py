@@ -10,7 +10,7 @@ payload may say whom it is `from`: then it must be its topic's path.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -22,6 +22,7 @@ from connectors.stamps import other_unit
 from twin.catalogue import TABLES, BadMessage
 from twin.engine import MAX_VALUES, check_serial
 from twin.telemetry import (
+    ELSEWHERE,
     Block,
     FaultReported,
     IdentityTold,
@@ -32,6 +33,7 @@ from twin.telemetry import (
     Names,
     NvlinksCounted,
     OutlookTold,
+    nowhere,
 )
 
 FRAME, EVENT, JOBS, OUTLOOKS = "IT/v1/PUB/Frame/", "IT/v1/PUB/Event/", "jobs/", "outlooks/"
@@ -113,8 +115,8 @@ def gpus_in(payload: bytes) -> int:
 class ItDecoder:
     """Decodes frames and events for one site. Keeps only a cache of the names it has met."""
 
-    def __init__(self, names: Names) -> None:
-        self.names = names
+    def __init__(self, names: Names, elsewhere: Callable[[str], bool] = nowhere) -> None:
+        self.names, self._elsewhere = names, elsewhere
         self.faults, self.strangers = SeriesFaults(), SeriesFaults()
         self._place: dict[str, tuple[str, int]] = {}
         self.unplaced: dict[str, int] = {}  # path that the site has not -> GPUs in a frame of it
@@ -129,12 +131,16 @@ class ItDecoder:
         if len(message.payload) > MAX_PAYLOAD:
             raise BadMessage(f"{len(message.payload)} bytes; expected at most {MAX_PAYLOAD}")
         if message.topic.startswith(EVENT):
+            if self._elsewhere(message.topic[len(EVENT) :]):
+                return Ignored("Event", ELSEWHERE)
             return [self._event(message)]
         if not message.topic.startswith(FRAME):
             return Ignored(message.topic[:40], "not a topic of the IT side")
         place = self._find(message.topic[len(FRAME) :])
         if place is None:
             path = message.topic[len(FRAME) :]
+            if self._elsewhere(path):
+                return Ignored("Frame", ELSEWHERE)
             if path not in self.unplaced and len(path) <= 512 and len(self.unplaced) < MAX_UNPLACED:
                 self.unplaced[path] = gpus_in(message.payload)
             name = path[:120]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import msgspec
 
@@ -31,7 +31,7 @@ from connectors.dsx.points import (
     tables_of,
 )
 from twin.catalogue import TABLES, ActuationError, BadMessage, Signal
-from twin.telemetry import Ignored, Message, Names, Reading
+from twin.telemetry import ELSEWHERE, Ignored, Message, Names, Reading, nowhere
 
 MAX_POINTS = 200_000
 MAX_POINT_BYTES = 256 << 20  # metadata of all of them together, as received
@@ -105,14 +105,23 @@ class BmsDecoder:
     """Decodes the messages of one broker for one site.
 
     `ours` are the integrations in whose name we may publish requests. `default_hall` takes the sensors whose
-    process area names no hall; pass it where the site has one hall only.
+    process area names no hall; pass it where the site has one hall only. `elsewhere` says which objects
+    another daemon of a divided site mirrors.
     """
 
-    def __init__(self, names: Names, *, ours: Collection[str] = (), default_hall: str | None = None) -> None:
+    def __init__(
+        self,
+        names: Names,
+        *,
+        ours: Collection[str] = (),
+        default_hall: str | None = None,
+        elsewhere: Callable[[str], bool] = nowhere,
+    ) -> None:
         self.stats = Stats()
         self.notes: dict[str, int] = {}
         self._since_ns = 0  # when the first message came
         self._names, self._ours, self._default_hall = names, frozenset(ours), default_hall
+        self._elsewhere = elsewhere
         self._points: dict[str, _Point] = {}
         self._held = 0
         self._by_topic: dict[str, _Point] = {}
@@ -247,19 +256,6 @@ class BmsDecoder:
         """Return the metadata of all points that were announced, for `discover_points`."""
         return [(key, point.meta, point.serves) for key, point in self._points.items()]
 
-    def rebind(self, names: Names) -> None:
-        """Read the known points against a changed site."""
-        self._names = names
-        self._groups.clear()
-        self._cells.clear()
-        for key in sorted(self._points):
-            old = self._points[key]
-            point = self._points[key] = _Point(key, old.meta, old.size, old.serves)
-            self._by_topic[PUB_VALUE + key] = point
-            if point.meta.integration is not None:
-                self._by_topic[f"BMS/v1/{point.meta.integration}/Value/{key}"] = point
-            self._bind(point)
-
     def _forget(self, point: _Point) -> None:
         del self._points[point.key]
         self._held -= point.size
@@ -339,7 +335,9 @@ class BmsDecoder:
         for table in tables if wire is not None else ():
             if (index := entity(table, site_name(wire or ""))) is not None:
                 return table, index
-        return f"object {wire} {_UNKNOWN}" if wire is not None else "no id of an object", None
+        if wire is None:
+            return "no id of an object", None
+        return ELSEWHERE if self._elsewhere(site_name(wire)) else f"object {wire} {_UNKNOWN}", None
 
     def _settle(self, key: tuple[PointRow, int]) -> None:
         """Give the points of a group their cells again, in the order of their tags."""

@@ -28,7 +28,7 @@ import msgspec
 import yaml
 
 from twin.catalogue import TABLES, ConfigError, Signal, StorageError, to_core
-from twin.site import convert
+from twin.site import convert, ranges
 from twin.telemetry import Names, Reading
 
 MAX_LINE_BYTES = 1 << 16
@@ -355,22 +355,6 @@ class Dump:
 def hosts_of(path: Path) -> list[str]:
     """The hosts that have a file in the dump, with or without readings, sorted."""
     return sorted({host for host, _ in _members(path, DumpTally())})
-
-
-def ranges(names: Iterable[str]) -> list[str]:
-    """Names with runs of numbers folded as the site file writes them: n01, n02, n03 -> n[01-03]."""
-    plain: list[str] = []
-    numbered: dict[tuple[str, int], list[int]] = {}
-    for name in sorted(set(names)):
-        if match := re.fullmatch(r"(.*?)([0-9]{1,9})", name):
-            numbered.setdefault((match[1], len(match[2])), []).append(int(match[2]))
-        else:
-            plain.append(name)
-    for (head, width), numbers in sorted(numbered.items()):
-        for _, run in itertools.groupby(enumerate(numbers), key=lambda n: n[1] - n[0]):
-            digits = [f"{number:0{width}d}" for _, number in run]
-            plain.append(head + (digits[0] if len(digits) == 1 else f"[{digits[0]}-{digits[-1]}]"))
-    return plain
 
 
 def ipmi_site(hosts: Iterable[str], site_name: str) -> dict[str, Any]:

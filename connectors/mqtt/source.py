@@ -39,6 +39,8 @@ FLOODED = "job reports"  # the source under which refusals of the lane are count
 MAX_JOB_CHARS = 80  # of a job's name in a line
 REBIRTH_EVERY_S, MAX_NODES = 60.0, 10_000
 SPARKPLUG = "spBv1.0/"
+# Topics of the IT side below IT/v1/PUB: those of a rack go on with its path
+OF_RACK, OF_SITE = ("Frame", "Event", "Agent"), ("Event/jobs", "Event/outlooks", "Job")
 
 
 class TopicRoute(NamedTuple):
@@ -127,6 +129,11 @@ class Router:
         self._noted: set[str] = set()
         self._attached: list[tuple[str, Decode]] = []
 
+    @property
+    def own_racks(self) -> list[str]:
+        """Full paths of the racks whose topics are subscribed to one by one: those of a part of a site."""
+        return self.site.names["rack"] if self.site.elsewhere else []
+
     def attach(self, prefix: str, decode: Decode) -> None:
         """Give messages on topics that begin with `prefix` to `decode`, before all routes."""
         self._attached.append((prefix, decode))
@@ -196,16 +203,6 @@ class Router:
         """The decoder of what jobs report, with its counts."""
         return cast(JobDecoder, self.decoder("job"))
 
-    def rebind(self, site: Site) -> None:
-        """The site changed: what comes is in its numbering. What decoders know of devices stays."""
-        self.site = site
-        for key, decoder in list(self._decoders.items()):
-            if isinstance(decoder, BmsDecoder | ResultDecoder | SparkplugDecoder):
-                decoder.rebind(site)
-            elif not isinstance(decoder, JobDecoder):
-                del self._decoders[key]
-        self._gather_faults()
-
     def _gather_faults(self) -> None:
         in_parts = [
             d for d in self._decoders.values() if isinstance(d, LineDecoder | SparkplugDecoder | ItDecoder)
@@ -249,10 +246,12 @@ class Router:
     def _make(self, form: Form, mapping: str) -> Decoder:
         if form == "bms":
             halls = self.site.names["hall"]
-            default = halls[0].rpartition("/")[2] if len(halls) == 1 else None
-            return BmsDecoder(self.site, ours=self.ours, default_hall=default)
+            alone = len(halls) == 1 and not any("/" not in name for name in self.site.file.elsewhere)
+            default = halls[0].rpartition("/")[2] if alone else None
+            elsewhere = self.site.is_elsewhere
+            return BmsDecoder(self.site, ours=self.ours, default_hall=default, elsewhere=elsewhere)
         if form == "it":
-            return ItDecoder(self.site)
+            return ItDecoder(self.site, self.site.is_elsewhere)
         if form == "answer":
             return ResultDecoder(self.site, self.integration)
         if form == "job":
@@ -263,13 +262,21 @@ class Router:
         return SparkplugDecoder(self.site, series, file)
 
 
-def subscriptions(integration: str, topics: Sequence[str] = ()) -> tuple[tuple[str, int], ...]:
+def subscriptions(
+    integration: str, topics: Sequence[str] = (), racks: Sequence[str] = ()
+) -> tuple[tuple[str, int], ...]:
     """Subscriptions of a daemon: the BMS, the IT side, the answers to its requests, and `topics`.
+
+    With `racks`, full paths of a part of a site: of the IT side what they publish, and what is of no rack.
 
     Each at QoS 1, so that a publisher's own QoS decides: frames come at 0, metadata and events at 1. They
     do not overlap, for a broker may deliver twice what matches two of them.
     """
-    own = ("BMS/v1/#", "IT/v1/PUB/#", f"IT/v1/{integration}/Result/#")
+    it = ["IT/v1/PUB/#"]
+    if racks:
+        it = [f"IT/v1/PUB/{kind}/{rack}/#" for rack in racks for kind in OF_RACK]
+        it += [f"IT/v1/PUB/{kind}/#" for kind in OF_SITE]
+    own = ("BMS/v1/#", *it, f"IT/v1/{integration}/Result/#")
     return tuple((topic, 1) for topic in dict.fromkeys((*own, *topics)))
 
 
@@ -307,7 +314,7 @@ class MqttSource:
         self.router, self.lane, self._is_guest = router, Lane(REPORT), is_guest
         self.link = MqttLink(
             settings,
-            subscriptions(integration, topics),
+            subscriptions(integration, topics, router.own_racks),
             presence,
             None if is_guest else canary_topic(integration, settings.client_id),
             self.lane,

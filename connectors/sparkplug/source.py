@@ -64,13 +64,6 @@ class SparkplugDecoder:
         self.wants_rebirth: dict[str, None] = {}  # topics of node commands, in order; the caller may clear it
         self.counts = dict.fromkeys(("births", "deaths", "gaps", "old_deaths", "unborn"), 0)
 
-    def rebind(self, site: Names) -> None:
-        """The site changed: what is decoded from now on is in its numbering; births stay known."""
-        self._table = SeriesTable(self._mapping, site, self._file)  # sums go by entity: they begin anew
-        for edge in self._edges.values():
-            for part in edge.parts.values():
-                part.fed.clear()
-
     @property
     def faults(self) -> SeriesFaults:
         """Faults of single metrics in messages that were decoded all the same."""

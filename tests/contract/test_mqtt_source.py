@@ -18,11 +18,12 @@ from connectors.dsx import discover, to_yaml
 from connectors.files import read_capture
 from connectors.mqtt import MqttLink, MqttSource, Router
 from connectors.sparkplug.payload import read_payload
-from tests.support.builders import eight_nodes, site_of
+from tests.support.builders import eight_nodes, site_of, spec_of, two_racks
 from tests.support.mosquitto import Mosquitto, mosquitto
 from tests.support.mqtt_links import Server, held, settings, until
 from twin.config import load_site
 from twin.contracts import Item
+from twin.site import parse_profile, split_site
 from twin.telemetry import Ignored, Message
 
 
@@ -167,4 +168,37 @@ def test_a_capture_sent_through_a_broker_decodes_as_the_file_does(
         assert inlet.items == expected
 
     with mosquitto(server, tmp_path, ("max_queued_messages 0",)) as broker:
+        asyncio.run(play(broker))
+
+
+def test_a_part_of_a_site_is_sent_what_its_own_racks_publish(server: Server, tmp_path: Path) -> None:
+    """Each node of the whole site publishes; the broker delivers what is of the part, each once."""
+    tree = two_racks(racks="r[1-4]")
+    tree["halls"][0] |= {"cdus": [{"name": "cdu[1-2]", "serves": ["r[1-4]"]}], "feeders": []}
+    profiles = {name: parse_profile(body, name) for name, body in spec_of(tree).profiles.items()}
+    part = site_of(split_site(site_of(tree), profiles, 2).parts["part-2"])
+    frame = encode_json(time.time_ns(), {"power_w": [1.0] * 4})
+    nodes = [f"lab/h/r{rack}/node{node}" for rack in (1, 2, 3, 4) for node in (0, 1)]
+    last = "IT/v1/PUB/Event/jobs/x"
+    topics: list[str] = []
+
+    class Noting(Router):
+        def decode(self, message: Message) -> Sequence[Item] | Ignored:
+            topics.append(message.topic)
+            return super().decode(message)
+
+    async def play(broker: Mosquitto) -> None:
+        source, inlet = MqttSource(settings(broker), Noting(part)), Staged()
+        task = asyncio.create_task(source.run(inlet))
+        await until(lambda: source.link.connected, "a connection")
+        for topic in [*(f"IT/v1/PUB/Frame/{node}" for node in nodes), last]:
+            await source.link.publish(topic, frame, 1)
+        await until(lambda: last in topics, "the last message")
+        assert topics == [*(f"IT/v1/PUB/Frame/{node}" for node in nodes[4:]), last]
+        assert len(inlet.items) == 4
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    with mosquitto(server, tmp_path) as broker:
         asyncio.run(play(broker))

@@ -283,6 +283,7 @@ def test_completion_in_the_shell(
 NO_DATA = {
     ("site", "discover"): "a site file",
     ("site", "acl"): "an access list",
+    ("site", "split"): "writes site files, and says which",
     ("completion", ""): "a script",
     ("init", ""): "writes files, and says which",
     ("demo", ""): "a process that tells a story",

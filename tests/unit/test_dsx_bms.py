@@ -265,17 +265,6 @@ def test_changed_metadata_rebinds_and_is_counted() -> None:
     assert d.stats.changed == 1
 
 
-def test_a_changed_site_is_bound_anew() -> None:
-    d = decoder(
-        POWER, meta("Rack", "RackLeakDetectTray", "t", rackLocationId="r2", stateText=LEAK, integration="N")
-    )
-    d.rebind(FakeNames(rack="r0 r1 r2"))
-    assert d.decode(value("Rack/RackPower/a/b", 1))[0][:2] == ("rack", 2)  # type: ignore[index]
-    assert d.decode(value("Rack/RackLeakDetectTray/t", 1, who="N"))[0][:2] == ("rack", 2)  # type: ignore[index]
-    d.rebind(FakeNames())
-    assert "not in the site file" in d.decode(value("Rack/RackPower/a/b", 1)).why  # type: ignore[union-attr]
-
-
 def _aisle(point: str, unit: str, area: str = "ColdAisle") -> BmsDecoder:
     fields = {"objectId": "s", "engUnit": unit, "processArea": ["north", area] if area else ["north"]}
     return decoder(meta("Sensor", point, "s1", **fields), meta("Sensor", point, "s2", **fields))

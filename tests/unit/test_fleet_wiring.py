@@ -28,6 +28,13 @@ def hall_tree(**more: Any) -> dict[str, Any]:
     return tree
 
 
+def beside_tree() -> dict[str, Any]:
+    """A feeder that feeds the racks as well as the one that the grants are of, and not below it."""
+    tree = hall_tree()
+    tree["halls"][0]["feeders"].append({"name": "b", "side": "B", "serves": ["r[1-2]"]})
+    return tree
+
+
 @pytest.mark.parametrize(
     "tree, fleet, why",
     [
@@ -35,6 +42,7 @@ def hall_tree(**more: Any) -> dict[str, Any]:
         (two_racks(), {"hall": "a", "feeder": "a"}, "is not external"),
         (two_racks(), {"hall": "a", "feeder": "x"}, "has no feeder 'x'"),
         (hall_tree(serves=["r1"]), {"hall": "a", "feeder": "main"}, "does not feed all racks"),
+        (beside_tree(), {"hall": "a", "feeder": "main"}, "lab/h/b feeds racks beside main"),
     ],
 )
 def test_what_does_not_agree_is_refused(tree: dict[str, Any], fleet: dict[str, Any], why: str) -> None:

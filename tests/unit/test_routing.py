@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from connectors.agents import encode_json
-from connectors.dsx import BmsDecoder
 from connectors.mqtt import Router, extra_route, matcher
 from tests.support.builders import eight_nodes, site_of
 from twin.catalogue import BadMessage, ConfigError
@@ -113,24 +112,3 @@ def test_metadata_that_is_read_otherwise_than_it_stands_is_told_once(site: Site)
         ask(router, "BMS/v1/PUB/Metadata/CDU/LiquidTemperature/x", msgspec.json.encode(meta))
     assert router.notes() == ["process area 'Suply' read as 'Supply'"]
     assert router.notes() == []
-
-
-def test_a_changed_site_keeps_what_the_bms_has_announced(site: Site) -> None:
-    router = Router(site, ours=("ours",))
-    topic = "BMS/v1/PUB/Metadata/Rack/RackPower/x"
-    meta = {"objectType": "Rack", "pointType": "RackPower", "rackLocationId": "r1", "engUnit": "kW"}
-    ask(router, topic, msgspec.json.encode(meta))
-    bms = router.bms
-    assert isinstance(bms, BmsDecoder)
-    ask(router, f"IT/v1/PUB/Frame/{NODE}", encode_json(T, {"power_w": [1.0]}))
-    known = bms.stats.metadata
-    tree = eight_nodes()
-    tree["halls"][0]["racks"].insert(0, {"name": "r0", "profile": "air-8gpu", "nodes": 2, "gpus_per_node": 1})
-    changed = site_of(tree)
-    router.rebind(changed)
-    assert router.bms is bms
-    assert bms.stats.metadata == known
-    (block,) = ask(router, f"IT/v1/PUB/Frame/{NODE}", encode_json(T, {"power_w": [1.0]}))
-    assert isinstance(block, Block)
-    assert block.start == changed.entity("gpu", f"{NODE}/gpu0")
-    assert block.start != site.entity("gpu", f"{NODE}/gpu0")

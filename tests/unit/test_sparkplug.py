@@ -228,15 +228,6 @@ def test_data_before_a_birth_asks_for_one(decoder: SparkplugDecoder) -> None:
     assert list(decoder.wants_rebirth) == ["spBv1.0/lab/NCMD/edge1"]
 
 
-def test_a_site_that_changes_keeps_births(decoder: SparkplugDecoder, site: Site) -> None:
-    born(decoder)
-    tree = two_racks()
-    tree["halls"][0]["cdus"].insert(0, {"name": "cdu0"})
-    decoder.rebind(site_of(tree))
-    found = send(decoder, "DDATA", payload(metric(alias=1, value=5.0), seq=2), "cdu1")
-    assert found == {("cdu", 1, "flow_lpm"): 5.0}
-
-
 def test_a_mapping_of_one_s_own(site: Site) -> None:
     rule = {
         "table": "cdu",

@@ -22,6 +22,7 @@ calibration operate.calibration  show what was learned of the site or of one ent
 site  site files: what stands where
     check site  check site files and report every error
     discover site  make a site file from the metadata in a recording
+    split site  split a site that is larger than one daemon into parts and their hub
     diff operate.site_change  show what the site file of a daemon lacks of what is heard on the bus
     apply operate.site_change  approve that change, write the file and make the daemon read it
     acl acl  write Mosquitto's access list for a site

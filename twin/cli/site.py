@@ -1,4 +1,4 @@
-"""The commands `site check`, `site discover` and `trace info`: what a file of a site or a recording holds."""
+"""The commands `site check`, `site discover`, `site split` and `trace info`: files of sites, recordings."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from twin.catalogue import NS, ConfigError, StorageError, clean, number
 from twin.cli.arguments import is_name, present, refuse_existing, write_json
 from twin.cli.grammar import Verb
 from twin.cli.measured_cadence import measured_cadence
-from twin.config import load_site, read_yaml, site_faults, uncooled, underfed, unguarded
+from twin.config import load_site, read_yaml, site_faults, spec_of, uncooled, underfed, unguarded
 from twin.report import grid, print_line, safe_text
 from twin.run import TraceReader, atomic_write, form_of, journal_exists, verify_journal
-from twin.site import Site
+from twin.site import Site, build_site, parse_profile, split_site
 from twin.telemetry import Message
 
 IT = ("IT/v1/PUB/Frame/", "IT/v1/PUB/Agent/")  # behind them come full names, the site's first
@@ -142,6 +142,30 @@ def run_discover(args: argparse.Namespace, out: Console, err: Console) -> int:
     return 0
 
 
+def run_split(args: argparse.Namespace, out: Console, _err: Console) -> int:
+    """Write the site files of the parts and of their hub; a fault of any ends with none written."""
+    spec, site = load_site(args.site)
+    profiles = {name: parse_profile(tree, name) for name, tree in spec.profiles.items()}
+    divided = split_site(site, profiles, args.parts)
+    files = {**divided.parts, "hub": divided.hub}
+    paths = {name: args.out / f"{name}.yaml" for name in files}
+    built = {
+        name: build_site(spec_of(tree, args.site.parent, str(paths[name])), str(paths[name]))
+        for name, tree in files.items()
+    }
+    for path in paths.values():
+        refuse_existing("--out", path, args.force)
+    args.out.mkdir(parents=True, exist_ok=True)
+    for name, tree in files.items():
+        atomic_write(paths[name], yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
+    for name, part in built.items():
+        what = ", ".join(f"{part.sizes[t]} {t}" for t in ("rack", "node", "gpu", "cdu", "feeder"))
+        print_line(out, f"{paths[name]}: {what}")
+    for note in divided.notes:
+        print_line(out, f"note: {note}")
+    return 0
+
+
 def _good(rows: Iterable[Message | BadRow], bad: list[BadRow], sites: set[str]) -> Iterator[Message]:
     """The messages; what is none goes to `bad`, and the sites that the IT tree names to `sites`."""
     for row in rows:
@@ -240,6 +264,17 @@ VERBS = {
         --name NAME={NAMELESS}  of the site
         """,
         ("capture.jsonl --out site.yaml", "capture.jsonl --name pod1"),
+        answers=False,
+    ),
+    "site split": Verb(
+        run_split,
+        """
+        FILE>site  site file (YAML) of a site that is larger than one daemon
+        --parts COUNT!  site files of about as many GPUs each
+        -o --out FOLDER!  for part-1.yaml, ... and hub.yaml
+        --force  overwrite these files
+        """,
+        ("site.yaml --parts 2 --out parts",),
         answers=False,
     ),
     "trace info": Verb(

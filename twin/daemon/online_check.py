@@ -121,7 +121,9 @@ class OnlineCheck:
             return [EndpointAnswer(name, False, failure)]
         heard = [a for a in self.ledger.listing(0) if a.outside and (a.messages or a.lines)]
         if not heard:
-            wanted = ", ".join(topic for topic, _ in subscriptions(broker.integration, topics))
+            wanted = ", ".join(
+                topic for topic, _ in subscriptions(broker.integration, topics, router.own_racks[:1])
+            )
             elsewhere = await _topics_elsewhere(replace(settings, client_id=f"{client_id}-2"))
             text = f"nothing came in {self.listen_s:g} s on {wanted}; {elsewhere}"
             return [EndpointAnswer(name, False, text)]

@@ -40,10 +40,12 @@ from .file import (
     expand as expand,
     field_words as field_words,
     first_problems as first_problems,
+    ranges as ranges,
     salvage as salvage,
     short as short,
 )
 from .growth import grown_site as grown_site, with_racks as with_racks
+from .parts import SplitSite as SplitSite, split_site as split_site
 from .profile import Profile as Profile, parse_profile as parse_profile
 from .safety import HALL_BUDGET as HALL_BUDGET, lapse_faults as lapse_faults, share_faults as share_faults
 from .site import Envelope as Envelope, Limit as Limit, Site as Site, SiteSpec as SiteSpec

@@ -219,14 +219,12 @@ def _assemble(
     node_of_gpu = np.repeat(np.arange(sizes["node"], dtype=np.int32), gpus)
     racks = np.arange(len(nodes), dtype=np.int32)
     rack_of_entity = {"rack": racks, "node": rack_of_node, "gpu": rack_of_node[node_of_gpu]}
-    envelopes, problems = envelopes_of(
-        file.controls, profiles, rack_profile, rack_of_entity, cdu_of_rack, sizes
-    )
+    envelopes, wrong = envelopes_of(file.controls, profiles, rack_profile, rack_of_entity, cdu_of_rack, sizes)
     envelopes[HALL_BUDGET] = _hall_budgets(draft, envelopes[HALL_BUDGET])
-    draft.problems += problems
+    draft.problems += wrong
+    groups = draft.feeder_group
     if draft.problems or not sound:
         return None
-    groups = draft.feeder_group
     site = Site(
         file=file,
         spec_hash=spec.digest(),
@@ -253,6 +251,7 @@ def _assemble(
         metered_rack=np.array([g.reports for g in draft.rack_group], np.bool_),
         metered_feeder=np.array([g.reports for g in groups], np.bool_),
         budget_w=_watts([g.budget_w for g in groups]),
+        elsewhere=frozenset(draft.elsewhere),
         external_budget=np.array([g.external for g in groups], np.bool_),
         guaranteed_w=_watts([g.guaranteed_w for g in groups]),
         **of_switches,

@@ -68,6 +68,7 @@ class Draft:
     queues: list[str] = field(default_factory=list)
     tenants: list[str] = field(default_factory=list)
     services: list[str] = field(default_factory=list)
+    elsewhere: list[str] = field(default_factory=list)  # full paths of what other daemons mirror
     planes: dict[str, int] = field(default_factory=dict)  # their order
     plane_rows: list[tuple[int, int, list[str]]] = field(default_factory=list)  # plane, links, racks
 
@@ -129,6 +130,12 @@ def draft_of(file: SiteFile, profiles: dict[str, Profile], names_lost: bool) -> 
     ):
         for i, name in enumerate(names):
             paths += [f"{file.site}/{n}" for n in _names(draft, f"$.{key}[{i}].name", name)]
+    for i, pattern in enumerate(file.elsewhere):
+        head, _, tail = pattern.rpartition("/")
+        if head and _names(draft, f"$.elsewhere[{i}]", head) != [head]:
+            draft.problems.append(f"$.elsewhere[{i}]: expected HALL/NAMES or NAMES, got {short(pattern)}")
+        stem = f"{file.site}/{head}/" if head else f"{file.site}/"
+        draft.elsewhere += [f"{stem}{n}" for n in _names(draft, f"$.elsewhere[{i}]", tail)]
     _check_keys(draft, file)
     for plane in draft.planes:
         stem = plane.rstrip("0123456789")
@@ -142,6 +149,9 @@ def draft_of(file: SiteFile, profiles: dict[str, Profile], names_lost: bool) -> 
             if name in seen:
                 draft.problems.append(f"$: the {table} {name} is described twice; expected unique names")
             seen.add(name)
+    here = {name for names in draft.named().values() for name in names}
+    for name in [n for n in draft.elsewhere if n in here][:3]:
+        draft.problems.append(f"$.elsewhere: {name} is described here as well; expected one of both")
     return draft
 
 

@@ -9,8 +9,10 @@ Names may hold one range, as Slurm writes them: `r[001-139]` is r001, r002, ... 
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 import reprlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import date
 from functools import cache
@@ -212,6 +214,8 @@ class SiteFile(_Strict, frozen=True):
     queues: list[QueueGroup] = []  # of the scheduler, whose demand is kept
     tenants: list[TenantGroup] = []  # whose demand is kept
     services: list[ServiceGroup] = []  # of inference, whose requests are counted
+    # of a part of a site: what other daemons mirror, as [hall2, "hall1/r[101-139]"]
+    elsewhere: list[str] = []
     max_jobs: int = 1024  # places for jobs that run at the same time
     controls: dict[str, ControlLimits] = {}  # limits of this site by control: {gpu.power_cap_w: {min: 400}}
     # how often a signal, or all of a table, is expected: {gpu: 30, rack.power_w: 60}
@@ -239,6 +243,22 @@ def expand(pattern: str) -> list[str]:
         )
     width = len(match["first"])
     return [f"{match['head']}{i:0{width}d}{match['tail']}" for i in range(first, last + 1)]
+
+
+def ranges(names: Iterable[str]) -> list[str]:
+    """Patterns that `expand` to these names, sorted: n01, n02, n03 -> n[01-03]."""
+    plain: list[str] = []
+    numbered: dict[tuple[str, int], list[int]] = {}
+    for name in sorted(set(names)):
+        if match := re.fullmatch(r"(.*?)([0-9]{1,9})", name):
+            numbered.setdefault((match[1], len(match[2])), []).append(int(match[2]))
+        else:
+            plain.append(name)
+    for (head, width), numbers in sorted(numbered.items()):
+        for _, run in itertools.groupby(enumerate(numbers), key=lambda n: n[1] - n[0]):
+            digits = [f"{number:0{width}d}" for _, number in run]
+            plain.append(head + (digits[0] if len(digits) == 1 else f"[{digits[0]}-{digits[-1]}]"))
+    return plain
 
 
 class _Lost:

@@ -7,7 +7,7 @@ contiguous: nodes of a rack, GPUs of a node.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, cast
 
@@ -135,6 +135,7 @@ class Site:
     envelopes: dict[str, Envelope]
     limits: dict[str, Limit]
     design: Design
+    elsewhere: frozenset[str] = frozenset()  # full paths of what other daemons of a divided site mirror
     _local: dict[str, dict[str, int]] = field(default_factory=dict)
     _rack_of_gpu: I32 | None = None
     _below: tuple[Relation, Relation] | None = field(default=None, init=False)
@@ -220,7 +221,7 @@ class Site:
         if table == "link":
             return self._link(self.entity("node", head) if head else None, tail)
         if table not in self._local:
-            self._local[table] = _local_names(self.names.get(table, []))
+            self._local[table] = _local_names(self.names.get(table, []), self.elsewhere)
         found = self._local[table].get(name)
         return None if found is None or found < 0 else found
 
@@ -237,6 +238,17 @@ class Site:
         index = np.array([-1 if i is None else i for i in found], np.int32)
         self._asked = table, names, index
         return index
+
+    def is_elsewhere(self, name: str) -> bool:
+        """Another daemon of the divided site mirrors the entity of this name, or one that is above it."""
+        if not self.elsewhere:
+            return False
+        known = self._local.get("elsewhere")
+        if known is None:
+            known = self._local["elsewhere"] = _local_names(sorted(self.elsewhere))
+        while name and name not in known:
+            name = name.rpartition("/")[0]
+        return bool(name)
 
     def _link(self, node: int | None, tail: str) -> int | None:
         for plane, name in enumerate(self.planes):
@@ -348,14 +360,17 @@ def _segment_sum(values: F32 | F64, start: I32) -> F64:
     return out
 
 
-def _local_names(paths: list[str]) -> dict[str, int]:
-    """Every path and every unique suffix of one; -1 marks an ambiguous suffix."""
-    found: dict[str, int] = {}
+def _local_names(paths: list[str], others: Iterable[str] = ()) -> dict[str, int]:
+    """Every path and each suffix that is unique, also among `others`; -1 marks an ambiguous suffix."""
+    found = {suffix: -1 for path in others for suffix in _suffixes(path)}
     for i, path in enumerate(paths):
-        parts = path.split("/")
-        for k in range(len(parts)):
-            suffix = "/".join(parts[k:])
+        for suffix in _suffixes(path):
             found[suffix] = i if found.get(suffix, i) == i else -1
     for i, path in enumerate(paths):
         found[path] = i
     return found
+
+
+def _suffixes(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[k:]) for k in range(len(parts))]

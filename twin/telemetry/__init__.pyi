@@ -62,12 +62,14 @@ from .inbox import Inbox as Inbox
 from .jobs import DURATIONS as DURATIONS, KINDS as KINDS, TOLD as TOLD, JobSlots as JobSlots
 from .observation_gaps import ago_d as ago_d, noted as noted, nothing as nothing, watched_ns as watched_ns
 from .reading import (
+    ELSEWHERE as ELSEWHERE,
     Block as Block,
     Ignored as Ignored,
     Message as Message,
     NamedSite as NamedSite,
     Names as Names,
     Reading as Reading,
+    nowhere as nowhere,
 )
 from .stage import ReportLayout as ReportLayout, Stage as Stage
 from .state import (

@@ -52,6 +52,9 @@ class Block:
     t_ns: int
 
 
+ELSEWHERE = "mirrored by the daemon of another part of the site"
+
+
 class Ignored(NamedTuple):
     """A well-formed message that is not used: `what` is its kind (a DSX point type), `why` the reason.
 
@@ -69,6 +72,11 @@ class Names(Protocol):
     def entity(self, table: str, name: str) -> int | None:
         """Index of the entity with this full path or unique local name, or None."""
         ...
+
+
+def nowhere(_name: str) -> bool:
+    """No entity is mirrored by another daemon: the site is not divided."""
+    return False
 
 
 class NamedSite(Names, Protocol):

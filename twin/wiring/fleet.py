@@ -221,6 +221,11 @@ def fleet_faults(loaded: Loaded, site: Site) -> list[str]:
             out.append(
                 f"{where}.feeder: {fleet.feeder[:80]} does not feed all racks; expected the one that does"
             )
+        elif beside := sorted(set(site.feeders_of_rack.member.tolist()) - set(site.subtree(feeder))):
+            out.append(
+                f"{where}.feeder: {site.name('feeder', beside[0])} feeds racks beside {fleet.feeder[:80]}, "
+                f"which then carries part of their load; expected {fleet.feeder[:80]} above it (`serves`)"
+            )
     elif not halls:
         out.append(
             f"{where}: without `hall` this is the hub, and its site file has no rack with guaranteed_w"

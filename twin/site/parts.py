@@ -1,0 +1,493 @@
+"""Parts of a site: a site that is larger than one daemon, split into site files and the file of their hub.
+
+A part holds whole CDUs, supernodes and feeders, so that its balances of heat and power close. Whatever is
+larger than a part couples the parts: a feeder goes up to the hub, where `hall_budgets` shares it out; a loop
+goes up to the hub, which mirrors its sensors and no more. Names do not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from twin.catalogue import F64, ConfigError
+from twin.site.draft import shares
+from twin.site.file import FeederGroup, Hall, expand, ranges
+from twin.site.profile import Profile
+from twin.site.safety import budgets_w, lapse_power_w
+from twin.site.site import Site
+
+GRANT = "grant"  # the feeder of a part that its grants apply to
+OF_HUB = ("queues", "tenants", "services")  # of the whole site: a part would take all demand for its own
+Tree = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class SplitSite:
+    """Site files as trees: `parts`, by name, and their `hub`; `notes` say what couples the parts."""
+
+    parts: dict[str, Tree]
+    hub: Tree
+    notes: list[str]
+
+
+def split_site(site: Site, profiles: dict[str, Profile], count: int) -> SplitSite:
+    """A site in so many parts of about as many GPUs each. Raises ConfigError where what couples its racks
+    does not allow it.
+    """
+    plan = _Plan(site, count)
+    names = [f"part-{i + 1}" for i in range(count)]
+    _check_names(site, names)
+    share_w = _shares_w(site, profiles, plan)
+    parts = {name: _part(plan, at, float(share_w[at])) for at, name in enumerate(names)}
+    return SplitSite(parts, _hub(plan, names, share_w, _most_w(plan, share_w)), _notes(plan))
+
+
+class _Plan:
+    """The part of each rack, and what is shared by several parts."""
+
+    def __init__(self, site: Site, count: int) -> None:
+        self.site, self.count = site, count
+        n = site.sizes["rack"]
+        nodes = np.diff(site.node_start_of_rack)
+        gpus = np.diff(site.gpu_start_of_node[site.node_start_of_rack])
+        self.weight = np.maximum(np.maximum(gpus, nodes), 1).astype(np.float64)
+        self.below = [site.racks_below(f) for f in range(site.sizes["feeder"])]
+        if not 2 <= count <= max(2, n):
+            raise ConfigError([f"--parts: expected 2 to {max(2, n)}, the racks of the site, got {count}"])
+        self._owner = list(range(n))
+        self._couple()
+        self.shared = self._shared_feeders()
+        self.part_of_rack = self._packed()
+        self.cut_loops = self._cut(site.loop_of_cdu, self._part_of_cdu(), site.sizes["loop"])
+
+    def root(self, rack: int) -> int:
+        """The first rack of those that stay together with this one."""
+        while self._owner[rack] != rack:
+            self._owner[rack] = self._owner[self._owner[rack]]
+            rack = self._owner[rack]
+        return rack
+
+    def _join(self, racks: Iterable[int]) -> None:
+        roots = sorted({self.root(int(r)) for r in racks})
+        for root in roots[1:]:
+            self._owner[root] = roots[0]
+
+    def _couple(self) -> None:
+        """Keep together the racks of a CDU, and those of a supernode."""
+        site = self.site
+        for cdu in range(site.sizes["cdu"]):
+            self._join(np.flatnonzero(site.cdu_of_rack == cdu))
+        rack = site.rack_of_node
+        apart = np.flatnonzero((np.diff(rack) != 0) & (np.diff(site.supernode_of_node) == 0))
+        for at in apart.tolist():
+            self._join((rack[at], rack[at + 1]))
+        for path in site.names["supernode"]:  # racks of its switches have no nodes
+            name, _, more = path.rpartition("+")
+            first = site.entity("rack", name) if more.isdigit() else None
+            if first is not None:
+                self._join(range(first, first + int(more) + 1))
+
+    def _shared_feeders(self) -> list[int]:
+        """Feeders above several parts, ascending. All others keep their racks together, and so does one that
+        would carry only some of the racks that stay together.
+        """
+        most = self.weight.sum() / self.count
+        shared = {f for f, racks in enumerate(self.below) if self.weight[racks].sum() > most + 0.5}
+        waiting = [f for f in range(len(self.below)) if f not in shared]
+        while waiting:
+            for feeder in waiting:
+                self._join(self.below[feeder])
+            roots = np.array([self.root(r) for r in range(len(self._owner))], np.int64)
+            waiting = [f for f in sorted(shared) if _is_torn(roots, self.below[f])]
+            shared -= set(waiting)
+        return sorted(shared)
+
+    def _packed(self) -> np.ndarray:
+        """The part of each rack [n_rack]: below the same shared feeders, in the order of the site."""
+        n = len(self._owner)
+        roots = [self.root(r) for r in range(n)]
+        above: list[list[int]] = [[] for _ in range(n)]
+        for feeder in self.shared:
+            for rack in self.below[feeder].tolist():
+                above[rack].append(feeder)
+        classes: dict[tuple[int, ...], list[int]] = {}
+        for root in sorted(set(roots)):
+            classes.setdefault(tuple(above[root]), []).append(root)
+        weight = np.zeros(n)
+        np.add.at(weight, roots, self.weight)
+        wanted = self._parts_of_classes(classes, weight)
+        part_of_root, first = {}, 0
+        for (_, members), parts in zip(classes.items(), wanted, strict=True):
+            for root, part in zip(members, _dealt(weight[members], parts), strict=True):
+                part_of_root[root] = first + part
+            first += parts
+        return np.array([part_of_root[root] for root in roots], np.int64)
+
+    def _parts_of_classes(self, classes: dict[tuple[int, ...], list[int]], weight: F64) -> list[int]:
+        """The number of parts of each class of racks: one at least, and by its GPUs."""
+        sums = np.array([weight[members].sum() for members in classes.values()])
+        room = [len(members) for members in classes.values()]
+        parts = [1] * len(room)
+        if len(room) > self.count:
+            raise ConfigError(
+                [f"--parts: expected at least {len(room)}: so many groups of racks have shared feeders of "
+                 f"their own ({self._named(next(iter(classes)))}, ...), got {self.count}"]
+            )  # fmt: skip
+        while sum(parts) < self.count:
+            load = [s / p if p < r else -1.0 for s, p, r in zip(sums, parts, room, strict=True)]
+            at = int(np.argmax(load))
+            if load[at] < 0:
+                raise ConfigError(
+                    [f"--parts: expected at most {sum(parts)}: racks with a CDU, a supernode or a smaller "
+                     f"feeder in common stay together, got {self.count}"]
+                )  # fmt: skip
+            parts[at] += 1
+        return parts
+
+    def _named(self, feeders: Sequence[int]) -> str:
+        return self.site.name("feeder", feeders[0]) if feeders else "racks without a shared feeder"
+
+    def _part_of_cdu(self) -> np.ndarray:
+        part = np.full(self.site.sizes["cdu"], -1, np.int64)
+        cooled = self.site.cdu_of_rack >= 0
+        part[self.site.cdu_of_rack[cooled]] = self.part_of_rack[cooled]
+        return part
+
+    @staticmethod
+    def _cut(group: np.ndarray, part: np.ndarray, n: int) -> set[int]:
+        """The groups whose members are in several parts."""
+        return {g for g in range(n) if len(set(part[(group == g) & (part >= 0)].tolist())) > 1}
+
+    def sums(self, rack_w: F64) -> F64:
+        """The sum over the racks of each part [n_part]."""
+        out = np.zeros(self.count)
+        np.add.at(out, self.part_of_rack, rack_w)
+        return out
+
+    def parts_below(self, feeder: int) -> list[int]:
+        """The parts that a shared feeder carries, ascending."""
+        return sorted(set(self.part_of_rack[self.below[feeder]].tolist()))
+
+
+def _is_torn(roots: np.ndarray, racks: np.ndarray) -> bool:
+    """Some racks stay together of which not all are in `racks`."""
+    inside = np.zeros(len(roots), np.bool_)
+    inside[racks] = True
+    return bool(np.intersect1d(roots[inside], roots[~inside]).size)
+
+
+def _dealt(weight: F64, parts: int) -> list[int]:
+    """The part of each member: runs in their order, each with one member at least and about equal sums."""
+    out, part, done, total = [], 0, 0.0, float(weight.sum())
+    for i, w in enumerate(weight.tolist()):
+        full = done + w / 2 > total * (part + 1) / parts
+        needed = len(weight) - i <= parts - 1 - part
+        if i and part < parts - 1 and (full or needed):
+            part += 1
+        out.append(part)
+        done += w
+    return out
+
+
+def _check_names(site: Site, names: list[str]) -> None:
+    taken = {path.rpartition("/")[2] for table in ("rack", "feeder", "hall") for path in site.names[table]}
+    clash = sorted(taken & {GRANT, *names})
+    if clash:
+        raise ConfigError(
+            [f"the site has a {clash[0]!r} already; expected none, as a part is to be called so"]
+        )
+
+
+def _shares_w(site: Site, profiles: dict[str, Profile], plan: _Plan) -> F64:
+    """The guaranteed share of each part: its load after all leases lapse, and of what shared feeders have
+    beyond that the same multiple for all parts below one.
+    """
+    lapsed_w = plan.sums(lapse_power_w(site, profiles))
+    if not np.isfinite(lapsed_w).all():
+        part = int(np.flatnonzero(~np.isfinite(lapsed_w))[0])
+        rack = site.name("rack", int(np.flatnonzero(plan.part_of_rack == part)[0]))
+        raise ConfigError(
+            [f"the load of part {part + 1} ({rack}, ...) after a lapse is unknown; expected a profile with "
+             "safe caps for each rack: see `racktwin site check`"]
+        )  # fmt: skip
+    most = np.full(plan.count, np.inf)
+    budget_w = budgets_w(site)
+    for feeder in plan.shared:
+        parts = plan.parts_below(feeder)
+        if np.isfinite(budget_w[feeder]):
+            most[parts] = np.minimum(most[parts], budget_w[feeder] / lapsed_w[parts].sum())
+    if (most < 1).any():
+        raise ConfigError(
+            ["a shared feeder does not carry its parts after all leases lapse; see `racktwin site check`"]
+        )
+    full_w = np.maximum(plan.sums(site.design.rack_max_w), lapsed_w)
+    out: F64 = np.floor(np.minimum(lapsed_w * most, full_w))
+    return out
+
+
+def _most_w(plan: _Plan, share_w: F64) -> F64:
+    """The most that each part can draw, within the budgets of the shared feeders above it."""
+    site, full_w = plan.site, plan.sums(plan.site.design.rack_max_w)
+    for feeder in plan.shared:
+        if np.isfinite(site.budget_w[feeder]):
+            parts = plan.parts_below(feeder)
+            full_w[parts] = np.minimum(full_w[parts], site.budget_w[feeder])
+    return np.maximum(np.floor(full_w), share_w)
+
+
+def _part(plan: _Plan, part: int, share_w: float) -> Tree:
+    """The site file of one part."""
+    site = plan.site
+    racks = np.flatnonzero(plan.part_of_rack == part)
+    tree = _plain(site.file, without=("halls", "loops", "feeders", *OF_HUB))
+    inside = {site.name("rack", r) for r in racks.tolist()}
+    cut = {site.names["loop"][i].rpartition("/")[2] for i in plan.cut_loops}
+    feeders = _feeders(plan, inside)
+    halls = []
+    for hall, name in _halls(site):
+        if made := _hall_of_part(hall, f"{site.file.site}/{name}", inside, feeders, cut):
+            halls.append(made)
+    tree["halls"] = halls
+    if top := feeders.pop("", []):
+        tree["feeders"] = top
+    loops = {cdu["loop"] for hall in halls for cdu in hall.get("cdus", []) if "loop" in cdu}
+    kept = [
+        _plain(group) | {"name": n} for group in site.file.loops for n in expand(group.name) if n in loops
+    ]
+    tree |= {"loops": kept} if kept else {}
+    tree["elsewhere"] = _elsewhere(site, tree)
+    _add_grant(plan, tree, racks, share_w)
+    return tree
+
+
+def _halls(site: Site) -> list[tuple[Hall, str]]:
+    return [(hall, name) for hall in site.file.halls for name in expand(hall.name)]
+
+
+def _plain(struct: msgspec.Struct, without: tuple[str, ...] = ()) -> Tree:
+    tree: Tree = msgspec.to_builtins(struct)
+    return {key: value for key, value in tree.items() if key not in without}
+
+
+def _hall_of_part(
+    hall: Hall, prefix: str, inside: set[str], feeders: dict[str, list[Tree]], cut: set[str]
+) -> Tree | None:
+    """The entry of a hall with the racks `inside` it and what serves them; None where none are."""
+
+    def local(names: Iterable[str]) -> list[str]:
+        return [n for n in names if f"{prefix}/{n}" in inside]
+
+    racks = [
+        _plain(group) | {"name": run} for group in hall.racks for run in ranges(local(expand(group.name)))
+    ]
+    if not racks:
+        return None
+    own = {name for group in hall.racks for name in local(expand(group.name))}
+    made: Tree = {"name": prefix.rpartition("/")[2], "racks": racks}
+    cdus = []
+    for cdu in hall.cdus:
+        for name, served in _served(cdu.name, cdu.serves):
+            if runs := ranges(n for n in served if n in own):
+                loop = {} if cdu.loop is None or cdu.loop in cut else {"loop": cdu.loop}
+                cdus.append({"name": name, "serves": runs} | loop)
+    leaves = [
+        {"name": name, "serves": runs}
+        for leaf in hall.leaves
+        for name, served in _served(leaf.name, leaf.serves)
+        if (runs := ranges(n for n in served if n in own))
+    ]
+    planes = []
+    for plane in hall.planes:
+        names = [n for pattern in plane.racks for n in expand(pattern)]
+        if not names or any(n in own for n in names):
+            planes.append(_plain(plane) | ({"racks": ranges(n for n in names if n in own)} if names else {}))
+    rows = {"cdus": cdus, "feeders": feeders.get(prefix, []), "planes": planes, "leaves": leaves,
+            "switches": _switches(hall, own)}  # fmt: skip
+    return made | {key: value for key, value in rows.items() if value}
+
+
+def _switches(hall: Hall, own: set[str]) -> list[Tree]:
+    """The switches that serve racks of the part, and those above them."""
+    known = {name for switch in hall.switches for name in expand(switch.name)}
+    out, kept = list[Tree](), set[str]()
+    waiting = list(hall.switches)
+    while waiting:
+        later = []
+        for switch in waiting:
+            served = [n for pattern in switch.serves for n in expand(pattern)]
+            mine = [n for n in served if n in own or n in kept]
+            if not mine and any(n in known for n in served):
+                later.append(switch)
+            elif mine or not served:
+                out.append(_plain(switch) | {"serves": ranges(mine)})
+                kept |= set(expand(switch.name))
+        if len(later) == len(waiting):
+            break
+        waiting = later
+    return out
+
+
+def _served(name: str, serves: list[str]) -> list[tuple[str, list[str]]]:
+    """Each of a line of givers with its block of what they serve."""
+    givers, served = expand(name), [n for pattern in serves for n in expand(pattern)]
+    return list(zip(givers, shares(served, len(givers)), strict=True))
+
+
+def _groups(site: Site) -> list[FeederGroup]:
+    """The entry of each feeder, in the order of the table."""
+    found: dict[str, FeederGroup] = {}
+    for hall, name in _halls(site):
+        for group in hall.feeders:
+            found |= {f"{site.file.site}/{name}/{n}": group for n in expand(group.name)}
+    for group in site.file.feeders:
+        found |= {f"{site.file.site}/{n}": group for n in expand(group.name)}
+    return [found[path] for path in site.names["feeder"]]
+
+
+def _feeders(plan: _Plan, inside: set[str]) -> dict[str, list[Tree]]:
+    """The feeders that carry racks of a part and no others, by hall; under "" those above halls."""
+    site, groups = plan.site, _groups(plan.site)
+    children, direct = site.below_feeder()
+    out: dict[str, list[Tree]] = {}
+    for feeder, racks in enumerate(plan.below):
+        if feeder in plan.shared or not all(site.name("rack", int(r)) in inside for r in racks):
+            continue
+        if not len(racks):
+            continue
+        path = site.names["feeder"][feeder]
+        home, _, name = path.rpartition("/")
+        served = [_local(site.name("feeder", c)) for c in children.of_row(feeder).tolist()]
+        served += [_local(site.name("rack", r)) for r in direct.of_row(feeder).tolist()]
+        row = _plain(groups[feeder]) | {"name": name, "serves": ranges(served)}
+        out.setdefault("" if home == site.file.site else home, []).append(row)
+    return out
+
+
+def _local(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _elsewhere(site: Site, tree: Tree) -> list[str]:
+    """Halls, racks, CDUs, feeders and switches that the part does not hold, as patterns. Also those of halls
+    that it does not hold: a local name that is ambiguous in the whole site is so in a part.
+    """
+    here = {hall["name"]: hall for hall in tree["halls"]}
+    out = [name for _, name in _halls(site) if name not in here]
+    for hall, name in _halls(site):
+        gone: list[str] = []
+        for key in ("racks", "cdus", "feeders", "switches"):
+            kept = {n for row in here.get(name, {}).get(key, []) for n in expand(row["name"])}
+            gone += [n for row in getattr(hall, key) for n in expand(row.name) if n not in kept]
+        out += [f"{name}/{run}" for run in ranges(gone)]
+    for key in ("feeders", "loops"):
+        kept = {n for row in tree.get(key, []) for n in expand(row["name"])}
+        out += ranges(n for row in getattr(site.file, key) for n in expand(row.name) if n not in kept)
+    return out
+
+
+def _add_grant(plan: _Plan, tree: Tree, racks: np.ndarray, share_w: float) -> None:
+    """Put the feeder that the grants of the hub apply to above all that feeds these racks.
+
+    A rack that a shared feeder feeds directly is below it directly, for its share of that side.
+    """
+    site = plan.site
+    shared = set(plan.shared)
+    under: dict[str, list[str]] = {}
+    for rack in racks.tolist():
+        feeders = set(site.feeders_of_rack.of_row(rack).tolist())
+        if not feeders or feeders & shared:
+            home, _, name = site.names["rack"][rack].rpartition("/")
+            under.setdefault(home, []).append(name)
+    terms: Tree = {"name": GRANT, "external": True, "guaranteed_w": share_w, "reports": False}
+    served = _roots(tree.get("feeders", []))
+    only = len(tree["halls"]) == 1 and not served
+    for hall in tree["halls"]:
+        roots = _roots(hall.get("feeders", []), tree.get("feeders", []))
+        below = [*ranges(roots), *ranges(under.get(f"{site.file.site}/{hall['name']}", []))]
+        row: Tree = terms if only else {"name": f"{GRANT}-{hall['name']}", "reports": False}
+        if below:
+            hall.setdefault("feeders", []).append(row | {"serves": below})
+            served.append(str(row["name"]))
+    if not only:
+        tree.setdefault("feeders", []).append(terms | {"serves": served})
+
+
+def _roots(rows: Sequence[Tree], above: Sequence[Tree] = ()) -> list[str]:
+    """The feeders of these rows that no other of them serves, nor one `above`."""
+    lower = {n for row in (*rows, *above) for pattern in row["serves"] for n in expand(pattern)}
+    return [row["name"] for row in rows if row["name"] not in lower]
+
+
+def _hub(plan: _Plan, names: list[str], share_w: F64, most_w: F64) -> Tree:
+    """The site file of the hub: parts as halls, the shared feeders above them, and the loops that are cut."""
+    site, groups = plan.site, _groups(plan.site)
+    children, _ = site.below_feeder()
+    halls: dict[str, Tree] = {}
+    for part, name in enumerate(names):
+        first = int(np.flatnonzero(plan.part_of_rack == part)[0])
+        hall = _local(site.names["hall"][int(site.hall_of_rack[first])])
+        row = {"name": name, "guaranteed_w": float(share_w[part]), "max_w": float(most_w[part])}
+        halls.setdefault(hall, {"name": hall, "racks": []})["racks"].append(row)
+    top: list[Tree] = []
+    for feeder in plan.shared:
+        path = site.names["feeder"][feeder]
+        home, _, name = path.rpartition("/")
+        lower = [c for c in children.of_row(feeder).tolist() if c in plan.shared]
+        covered = {p for c in lower for p in plan.parts_below(c)}
+        served = [_local(site.name("feeder", c)) for c in lower]
+        served += [names[p] for p in plan.parts_below(feeder) if p not in covered]
+        row = _plain(groups[feeder]) | {"name": name, "serves": served}
+        hall = _local(home)
+        rows = (
+            top
+            if home == site.file.site
+            else halls.setdefault(hall, {"name": hall}).setdefault("feeders", [])
+        )
+        rows.append(row)
+    tree: Tree = {"site": site.file.site, "halls": list(halls.values())}
+    tree |= {"feeders": top} if top else {}
+    cut = {_local(site.names["loop"][i]) for i in plan.cut_loops}
+    loops = [_plain(g) | {"name": n} for g in site.file.loops for n in expand(g.name) if n in cut]
+    tree |= {"loops": loops} if loops else {}
+    whole = _plain(site.file)
+    tree |= {key: whole[key] for key in OF_HUB if key in whole}
+    tree["policies"] = {"hall_budgets": {"authority": "advise"}}
+    return tree
+
+
+def _notes(plan: _Plan) -> list[str]:
+    """The couplings between the parts, and what each costs."""
+    site, out = plan.site, []
+    if shared := [site.name("feeder", f) for f in plan.shared]:
+        out.append(
+            f"shared feeders ({len(shared)}): {_list(shared)}; the hub shares out their budgets, and a part "
+            "without a grant has its guaranteed share. A GPU of high priority takes no power from one of low "
+            "priority in another part, unless hub.yaml gives the parts priorities"
+        )
+    else:
+        out.append("no feeder is shared: without the hub the parts have their full power")
+    if loops := [site.names["loop"][i] for i in sorted(plan.cut_loops)]:
+        out.append(
+            f"loops in several parts: {_list(loops)}; the hub mirrors their sensors. No part diagnoses them, "
+            "moves their set points or isolates them: a leak is isolated at its CDU"
+        )
+    out.append(
+        "a job on nodes of several parts is one job to each of them: a cap in one slows all of it, and its "
+        "stragglers are looked for within each part"
+    )
+    out.append(
+        "blast radius and limits of policies hold for each part by itself: lower them where they matter"
+    )
+    if any(getattr(site.file, key) for key in OF_HUB):
+        out.append("queues, tenants and services went to hub.yaml: their demand is of the whole site")
+    return out
+
+
+def _list(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(names[:4]) + more
