@@ -4,6 +4,8 @@ Each hall has its guaranteed share at least. What is left goes first to what hal
 to their most, the higher priority first. With `failover` each side of a redundant supply carries all of a
 hall that both sides feed, so that the loss of one leaves the other inside its budget.
 
+People narrow a budget by a request for at most so much: what a hall may then not have is lent to others.
+
 A budget that is lowered counts as before until the hall tells that it holds the lower one and draws no more,
 or until the grant has run out. Only what is then left is lent to others: on the way from one split to the
 next the sum of all that halls may draw does not exceed a feeder.
@@ -55,6 +57,8 @@ SETTLE_S = 5.0
 SLIP_S = 0.005  # of an age in float32, and of rounding to its quantum
 ROOM_W = 1.0  # of rounding
 REASONS = ("lowered: others need it, or a feeder carries less", "raised: there is room for it", "as it was")
+# What a summary counts, as it is told
+COUNTS = ("gpu_count", "gpu_out_count", "alarm_critical_count", "alarm_warning_count", "alarm_info_count")
 COLUMNS = (
     TableColumn("hall"),
     TableColumn("priority", "count"),
@@ -66,6 +70,26 @@ COLUMNS = (
     TableColumn("most_w", "W", "at most"),
     TableColumn("age_s", "s", "heard before"),
     TableColumn("full", text="held back by"),
+    TableColumn("why", text="because"),
+    TableColumn("asked_w", "W", "people ask for at most"),
+    *(TableColumn(key, detail=True) for key in ("heard", "floor_w", "heard_pu", *COUNTS)),
+)
+FEEDER_COLUMNS = (
+    TableColumn("feeder"),
+    TableColumn("side"),
+    TableColumn("lost"),
+    TableColumn("budget_w", "W", "may carry"),
+    TableColumn("power_w", "W", "meter"),
+    TableColumn("held_w", "W", "halls may hold"),
+    TableColumn("other_w", "W", "kept free, and loads of others"),
+    TableColumn("left_w", "W", "left"),
+)
+PART_COLUMNS = (
+    TableColumn("feeder"),
+    TableColumn("hall"),
+    TableColumn("part_w", "W", "holds"),
+    TableColumn("guaranteed_w", "W", "of it guaranteed"),
+    TableColumn("why", text="because"),
 )
 
 
@@ -101,7 +125,7 @@ class HallBudgets:
         if not halls.is_hall.any():
             return [], dict(memory)
         kept = _remembered(view, memory, halls)
-        carried, left_w = self._left_w(view, halls)
+        carried, left_w = self.left_w(view, halls)
         goal_w = _split(view.site, carried, left_w, halls)
         given_w = _raised(view.site, carried, left_w, halls, goal_w, _counted_w(halls, kept))
         out = []
@@ -116,33 +140,17 @@ class HallBudgets:
     def explain(self, view: View, memory: Memory, request: ExplainRequest) -> Explanation:
         """Each hall: what it draws, wants, holds and is guaranteed, and the feeder that holds it back."""
         entity, inside = scope_of(view, request)
-        halls = Halls.of(view, self.silent_s)
-        carried, left_w = self._left_w(view, halls)
-        kept = _remembered(view, memory, halls)
-        full = sums_w(carried, _counted_w(halls, kept)) >= left_w - ROOM_W
-        rows: list[dict[str, Value]] = []
-        for i in in_scope(inside, "rack", np.flatnonzero(halls.is_hall).astype(np.int32)).tolist():
-            above = carried.pairs.place[(carried.pairs.rack == i) & full[carried.pairs.place]]
-            rows.append(
-                {
-                    "hall": view.site.name("rack", i),
-                    "priority": int(view.site.priority_of_rack[i]),
-                    "power_w": finite(halls.power_w[i]),
-                    "demand_w": finite(halls.demand_w[i]),
-                    "budget_w": finite(halls.now_w[i]),
-                    "held_w": finite(kept["held_w"][i]),
-                    "guaranteed_w": finite(halls.least_w[i]),
-                    "most_w": finite(halls.most_w[i]),
-                    "age_s": finite(halls.age_s[i], 1),
-                    "full": carried.name(view.site, int(above[0])) if len(above) else "",
-                }
-            )
-        silent = int((halls.is_hall & ~halls.heard).sum())
+        account = HallAccount.of(self, view, memory)
+        silent = int((account.halls.is_hall & ~account.halls.heard).sum())
+        rows = in_scope(inside, "rack", np.flatnonzero(account.halls.is_hall).astype(np.int32)).tolist()
         sentences = [Sentence(f"{len(rows)} halls share the feeders above them; {silent} of them are silent")]
+        sentences += [Sentence(f"{view.site.name('feeder', i)} is lost", "warning") for i in account.lost()]
         if silent:
             sentences.append(
                 Sentence(f"a hall that is silent for {self.silent_s:g} s has its guaranteed share", "note")
             )
+        parts = account.parts(rows)
+        feeders = account.feeders({str(part["feeder"]) for part in parts} if entity else None)
         return Explanation(
             policy=self.name,
             now_ns=view.now_ns,
@@ -152,10 +160,14 @@ class HallBudgets:
                 KeyFigure("halls", len(rows), "count", "halls of the fleet"),
                 KeyFigure("silent_halls", silent, "count", "halls that are silent"),
             ),
-            tables=(table_of("halls", COLUMNS, rows, "halls and their budgets", len(rows)),),
+            tables=(
+                table_of("halls", COLUMNS, account.rows(rows), "halls and their budgets", len(rows)),
+                table_of("feeders", FEEDER_COLUMNS, feeders, "shared feeders", len(feeders)),
+                table_of("parts", PART_COLUMNS, parts, "who holds what of a shared feeder", len(parts)),
+            ),
         )
 
-    def _left_w(self, view: View, halls: Halls) -> tuple[Carried, F64]:
+    def left_w(self, view: View, halls: Halls) -> tuple[Carried, F64]:
         """(places, what each may carry of halls [n_place]); inf: no limit."""
         site = view.site
         carried = carried_by(view, pairs_of(site, dead_feeders(view), self.failover))
@@ -169,7 +181,8 @@ class Halls:
     """The racks of a site as halls of a fleet [n_rack]; what is not told is NaN.
 
     `now_w`: the budget in force by our leases; `heard`: its summary is no older than allowed; `told_w`: the
-    budget that it says it holds, by a grant that was issued at `grant_ns` or later (0: by none).
+    budget that it says it holds, by a grant that was issued at `grant_ns` or later (0: by none); `asked_w`:
+    the most that people leave to it.
     """
 
     is_hall: Bool
@@ -183,6 +196,7 @@ class Halls:
     grant_ns: I64
     guaranteed_w: F64
     age_s: F64
+    asked_w: F64
 
     @classmethod
     def of(cls, view: View, silent_s: float) -> Halls:
@@ -213,7 +227,162 @@ class Halls:
             grant_ns=np.where(known, issued_ns, 0),
             guaranteed_w=latest("guaranteed_w"),
             age_s=np.asarray(age_s, np.float64),
+            asked_w=_asked_w(view, least_w, most_w),
         )
+
+
+def _asked_w(view: View, least_w: F64, most_w: F64) -> F64:
+    """The most that standing requests of people leave to each hall [n_rack]: never less than its share."""
+    asked_w = most_w.copy()
+    for request in view.requests:
+        if request.control == CONTROL:
+            index = view.targets(request)
+            asked_w[index] = np.minimum(asked_w[index], request.hi)
+    return np.maximum(asked_w, least_w)
+
+
+@dataclass(frozen=True, slots=True)
+class HallAccount:
+    """The account of one instant: who holds what of each shared feeder, and why."""
+
+    view: View
+    halls: Halls
+    carried: Carried
+    left_w: F64
+    kept: Memory
+    counted_w: F64
+    full: Bool
+
+    @classmethod
+    def of(cls, policy: HallBudgets, view: View, memory: Memory) -> HallAccount:
+        """As the policy would split now."""
+        halls = Halls.of(view, policy.silent_s)
+        carried, left_w = policy.left_w(view, halls)
+        kept = _remembered(view, memory, halls)
+        counted_w = _counted_w(halls, kept)
+        full = sums_w(carried, counted_w) >= left_w - ROOM_W
+        return cls(view, halls, carried, left_w, kept, counted_w, full)
+
+    def lost(self) -> list[int]:
+        """Feeders without power."""
+        return np.flatnonzero(dead_feeders(self.view)).tolist()
+
+    def rows(self, halls: list[int]) -> list[dict[str, Value]]:
+        """A row of each hall."""
+        site, out = self.view.site, list[dict[str, Value]]()
+        told = {key: self._told(key) for key in ("floor_w", "heard_pu", *COUNTS)}
+        for i in halls:
+            above = self._full_above(i)
+            row: dict[str, Value] = {
+                "hall": site.name("rack", i),
+                "priority": int(site.priority_of_rack[i]),
+                "power_w": finite(self.halls.power_w[i]),
+                "demand_w": finite(self.halls.demand_w[i]),
+                "budget_w": finite(self.halls.now_w[i]),
+                "held_w": finite(self.kept["held_w"][i]),
+                "guaranteed_w": finite(self.halls.least_w[i]),
+                "most_w": finite(self.halls.most_w[i]),
+                "age_s": finite(self.halls.age_s[i], 1),
+                "full": self.carried.name(site, above[0]) if above else "",
+                "why": self.why(i),
+                "asked_w": finite(self.halls.asked_w[i]) if self._is_asked(i) else None,
+                "heard": bool(self.halls.heard[i]),
+            }
+            out.append(row | {key: finite(values[i]) for key, values in told.items()})
+        return out
+
+    def parts(self, halls: list[int]) -> list[dict[str, Value]]:
+        """A row for each hall below each feeder."""
+        pairs, site = self.carried.pairs, self.view.site
+        first, out = self.carried.feeder(0), list[dict[str, Value]]()
+        of_feeder = (pairs.place >= first) & (pairs.place < first + self.carried.n_feeder)
+        for k in np.flatnonzero(of_feeder & np.isin(pairs.rack, halls)).tolist():
+            hall, share = int(pairs.rack[k]), float(pairs.share[k])
+            out.append(
+                {
+                    "feeder": site.name("feeder", int(pairs.place[k]) - first),
+                    "hall": site.name("rack", hall),
+                    "part_w": finite(share * self.counted_w[hall]),
+                    "guaranteed_w": finite(share * self.halls.least_w[hall]),
+                    "why": self.why(hall),
+                }
+            )
+        return out
+
+    def feeders(self, names: set[str] | None) -> list[dict[str, Value]]:
+        """A row of each feeder above halls; of those with these names alone, if any are given."""
+        view, site, first = self.view, self.view.site, self.carried.feeder(0)
+        held_w, lost = sums_w(self.carried, self.counted_w), set(self.lost())
+        budget_w, read = view.budget_w(), view.quality("feeder.power_w") == GOOD
+        power_w, out = view.believed("feeder.power_w"), list[dict[str, Value]]()
+        feeder, rack = site.served_racks()
+        for i in np.unique(feeder[self.halls.is_hall[rack]]).tolist():
+            if names is not None and site.name("feeder", i) not in names:
+                continue
+            free_w = self.left_w[first + i]
+            out.append(
+                {
+                    "feeder": site.name("feeder", i),
+                    "side": ("", "A", "B")[int(site.side_of_feeder[i])],
+                    "lost": i in lost,
+                    "budget_w": finite(budget_w[i]),
+                    "power_w": finite(power_w[i]) if read[i] else None,
+                    "held_w": finite(held_w[first + i]),
+                    "other_w": finite(budget_w[i] - free_w),
+                    "left_w": 0.0 if i in lost else finite(free_w - held_w[first + i]),
+                }
+            )
+        return out
+
+    def why(self, i: int) -> str:
+        """The reason for the budget of a hall, in words that name no other hall."""
+        halls, now_w = self.halls, float(self.halls.now_w[i])
+        if not halls.heard[i]:
+            age_s = float(halls.age_s[i])
+            silent = f"silent for {age_s:.0f} s" if np.isfinite(age_s) else "never heard"
+            return f"{silent}: its guaranteed share alone{self._still(i)}"
+        above, site = self._full_above(i), self.view.site
+        if self._is_asked(i) and now_w >= halls.asked_w[i] - ROOM_W:
+            text = f"people ask for at most {_kw(halls.asked_w[i])}"
+        elif now_w >= halls.most_w[i] - ROOM_W:
+            text = "all that it may have"
+        elif above:
+            name = self.carried.name(site, above[0])
+            text = f"{name} is full; by priority {int(site.priority_of_rack[i])} and demand"
+        elif now_w >= halls.demand_w[i] - ROOM_W:
+            text = "what it is about to want, and its part of what is left"
+        else:
+            text = "raised as others tell that they have given back"
+        dead = [self.view.site.name("feeder", k) for k in self.lost() if i in self._below(k)]
+        return f"{dead[0]} is lost; {text}{self._still(i)}" if dead else text + self._still(i)
+
+    def _still(self, i: int) -> str:
+        more_w = float(self.counted_w[i])
+        return (
+            f"; counts with {_kw(more_w)} until it tells less" if more_w > self.halls.now_w[i] + 1e3 else ""
+        )
+
+    def _is_asked(self, i: int) -> bool:
+        return bool(self.halls.asked_w[i] < self.halls.most_w[i])
+
+    def _below(self, feeder: int) -> list[int]:
+        above, rack = self.view.site.served_racks()
+        found: list[int] = rack[above == feeder].tolist()
+        return found
+
+    def _full_above(self, i: int) -> list[int]:
+        pairs = self.carried.pairs
+        found: list[int] = pairs.place[(pairs.rack == i) & self.full[pairs.place]].tolist()
+        return found
+
+    def _told(self, name: str) -> F64:
+        key = f"rack.hall_{name}"
+        good = self.halls.heard & (self.view.quality(key) == GOOD)
+        return np.where(good, self.view.believed(key), np.nan).astype(np.float64)
+
+
+def _kw(value_w: float) -> str:
+    return f"{value_w / 1e3:,.1f} kW"
 
 
 def _remembered(view: View, memory: Memory, halls: Halls) -> Memory:
@@ -271,7 +440,7 @@ def _unseen_w(view: View, carried: Carried, halls: Halls, beside_w: F64) -> F64:
 def _split(site: Site, carried: Carried, left_w: F64, halls: Halls) -> F64:
     """The budgets that halls should have [n_rack]: demand first, then up to their most, by priority."""
     budgets, _ = budgets_of(carried, site, left_w)
-    rack, room_w = np.arange(carried.n_rack, dtype=np.int32), halls.most_w - halls.least_w
+    rack, room_w = np.arange(carried.n_rack, dtype=np.int32), halls.asked_w - halls.least_w
     room_w = np.where(halls.heard, room_w, 0.0)
     wanted_w = np.clip(np.nan_to_num(halls.demand_w) - halls.least_w, 0.0, room_w)
     priority: I32 = site.priority_of_rack

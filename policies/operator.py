@@ -29,6 +29,7 @@ from twin.contracts import (
     scope_of,
     table_of,
 )
+from twin.site import HALL_BUDGET
 from twin.telemetry import OperatorRequest
 
 MAX_ROWS = 200
@@ -86,7 +87,7 @@ class Operator:
                         "first": view.site.name(control.table, int(index[0])),
                         "lo": control_cell(standing.lo, control),
                         "hi": control_cell(standing.hi, control),
-                        "want": control_cell(proposal.want[0], control),
+                        "want": control_cell(np.nan if standing.want is None else standing.want, control),
                         "unit": control.unit,
                         "ends_s": (standing.expires_ns - view.now_ns) / NS if standing.expires_ns else None,
                         "reason": clean(standing.reason, 200),
@@ -123,8 +124,8 @@ class Operator:
         if len(index) == 0:
             return None
         k = len(index)
-        want = np.nan if request.want is None else request.want
+        want, lo = np.nan if request.want is None else request.want, request.lo
+        if request.control == HALL_BUDGET:  # narrowed, never lent: without a split it is the guaranteed share
+            want, lo = view.envelope(HALL_BUDGET).low[index], -np.inf
         why = f"asked by {request.author}" + (f": {request.reason}" if request.reason else "")
-        return Proposal(
-            request.control, index, np.full(k, request.lo), np.full(k, request.hi), np.full(k, want), why
-        )
+        return Proposal(request.control, index, np.full(k, lo), np.full(k, request.hi), np.full(k, want), why)

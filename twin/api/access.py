@@ -116,10 +116,14 @@ REFUSALS: web.AppKey[Refusals] = web.AppKey("refusals", Refusals)
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """A route's conditions: a role (None: open to all), and its parameters (None: checked by its handler)."""
+    """A route's conditions: a role (None: open to all), and its parameters (None: checked by its handler).
+
+    A token of some halls passes `by_hall` alone: routes that keep to the halls of the token.
+    """
 
     role: Role | None
     params: tuple[str, ...] | None
+    by_hall: bool = False
 
 
 GATES: web.AppKey[dict[tuple[str, str], Gate]] = web.AppKey("gates", dict)
@@ -157,7 +161,7 @@ def _place(request: web.Request) -> str:
     return resource.canonical if resource is not None else "an unknown path"
 
 
-def _admitted(request: web.Request, role: Role) -> Token:
+def _admitted(request: web.Request, role: Role, by_hall: bool) -> Token:
     """The token behind a request. Raises Refused, and tells the journal."""
     refusals, remote, place = request.app[REFUSALS], sender(request), _place(request)
     scheme, _, presented = request.headers.get("Authorization", "").partition(" ")
@@ -178,7 +182,17 @@ def _admitted(request: web.Request, role: Role) -> Token:
     if not token.may(role):
         refusals.tell(remote, "role too small", path=place, name=token.name, role=token.role, needs=role)
         raise Refused(403, f"needs the role {role}; the token {token.name} has the role {token.role}")
+    if token.halls and not by_hall:
+        raise other_hall(request, token)
     return token
+
+
+def other_hall(request: web.Request, token: Token) -> Refused:
+    """The refusal of what is not of a token's halls alone, told to the journal; it names no other hall."""
+    more = {"path": _place(request), "name": token.name, "role": token.role}
+    request.app[REFUSALS].tell(sender(request), "not its own hall", **more)
+    why = f"the token {token.name} is for {', '.join(token.halls)} alone"
+    return Refused(403, f"{why}: it reads /api/v1/fleet, and as operator holds and releases their budgets")
 
 
 @web.middleware
@@ -191,7 +205,7 @@ async def admit(request: web.Request, handler: Answering) -> web.StreamResponse:
         method = "GET" if request.method == "HEAD" else request.method
         gate = request.app[GATES].get((method, _place(request)), Gate("viewer", ()))
         if gate.role is not None:
-            request[WHO] = _admitted(request, gate.role)
+            request[WHO] = _admitted(request, gate.role, gate.by_hall)
         if gate.params is not None:
             known_query(request, *gate.params)
         return await handler(request)

@@ -11,13 +11,14 @@ import hashlib
 import math
 import uuid
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from aiohttp import web
 
-from twin.api.access import TOKENS, author
+from twin.api.access import TOKENS, WHO, author, other_hall
 from twin.api.answers import Refused, answer, body_of, live_of, read_of, refusal
+from twin.api.page import local_name
 from twin.api.request_bodies import (
     NewApproval,
     NewAuthority,
@@ -39,6 +40,7 @@ from twin.api.scopes import expand, table_of
 from twin.catalogue import NS, ConfigError, clean, did_you_mean
 from twin.contracts import AlarmRecord, AuthorityRecord, ResumedRecord, StoryRecord
 from twin.engine import first_commands
+from twin.site import HALL_BUDGET
 from twin.telemetry import events as ev
 
 # A request that is forgotten would switch a node on once a guard has let go of it
@@ -120,9 +122,12 @@ async def ask(request: web.Request) -> web.Response:
     """Request that a control of some entities stays within bounds; the operator's policy proposes it."""
     body, live = await body_of(request, NewRequest), live_of(request)
     control = control_of(body.control)
+    _own_halls(request, control.key, body.names)
     names = expand(live, control.table, body.names)
     if body.lo is None and body.hi is None and body.want is None:
         raise Refused(400, "lo, hi, want: expected at least one of them")
+    if control.key == HALL_BUDGET and (body.hi is None or body.lo is not None or body.want is not None):
+        raise Refused(400, "a budget that is lent to a hall is only narrowed by people; expected `hi` alone")
     want = None if body.want is None else level(control, body.want, math.nan, "want")
     low, high = level(control, body.lo, -math.inf, "lo"), level(control, body.hi, math.inf, "hi")
     expires_ns = until(live, body.for_s, body.expires_ns, needed=control.key == POWER)
@@ -137,9 +142,22 @@ async def ask(request: web.Request) -> web.Response:
     return await submit(request, event, names=len(names), expires_ns=event.expires_ns, **more)
 
 
+def _own_halls(request: web.Request, control: str, names: Iterable[str]) -> None:
+    """Raises Refused for a token of some halls, unless this is of their budgets alone."""
+    token, site = request[WHO], live_of(request).engine.site
+    if not token.halls:
+        return
+    found = [site.entity("rack", name) for name in names]
+    own = [rack is not None and local_name(site.name("rack", rack)) in token.halls for rack in found]
+    if control != HALL_BUDGET or not own or not all(own):
+        raise other_hall(request, token)
+
+
 async def withdraw(request: web.Request) -> web.Response:
     """Withdraw a request."""
     identity = request.match_info["id"]
+    found = live_of(request).engine.intake.requests.get(identity)
+    _own_halls(request, "" if found is None else found.control, () if found is None else found.names)
     return await submit(
         request, ev.RequestWithdrawn(id=new_id(request), author=author(request), request=identity)
     )
@@ -338,5 +356,6 @@ async def reloaded(live: Runtime, name: str) -> list[str]:
 async def tokens(request: web.Request) -> web.Response:
     """List the tokens by name, with role and dates; neither their text nor their hashes."""
     entries = request.app[TOKENS].held
-    return answer({"tokens": [{"name": t.name, "role": t.role, "created": t.created, "expires": t.expires}
+    return answer({"tokens": [{"name": t.name, "role": t.role, "created": t.created, "expires": t.expires,
+                               "halls": t.halls}
                               for t in entries], "warnings": request.app[TOKENS].warnings})  # fmt: skip

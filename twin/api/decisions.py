@@ -278,5 +278,11 @@ async def whoami(request: web.Request) -> web.Response:
     """Return the name and role of the token in use."""
     token = request[WHO]
     return answer(
-        {"name": token.name, "role": token.role, "created": token.created, "expires": token.expires}
+        {
+            "name": token.name,
+            "role": token.role,
+            "created": token.created,
+            "expires": token.expires,
+            "halls": token.halls,
+        }
     )

@@ -34,6 +34,7 @@ from twin.api.page import (
     day_account,
     demand as waiting,
     entity_search,
+    hall_account,
     ledger_statement,
     policy_settings,
     rack_columns,
@@ -92,6 +93,7 @@ class Route:
     media: str = "application/json"
     pattern: str = ""
     any_param: bool = False  # whoever serves it checks the parameters itself
+    by_hall: bool = False  # it keeps to the halls of a token that is limited to some
     answer: type | None = None  # of a JSON answer with a schema
 
     @property
@@ -163,6 +165,7 @@ READING = (
     _get("/outlooks", forecasts.outlooks, "state", OFFSET, LIMIT, Param("quantity", "only of this quantity")),
     _get("/load-targets", demanded.targets, "state", OFFSET, LIMIT),
     _get("/demand", waiting.demand, "jobs"),
+    replace(_get("/fleet", hall_account.fleet, "state"), by_hall=True),
     _get("/jobs", running_jobs.jobs, "jobs", OFFSET, LIMIT, Param("name", "jobs whose name contains it")),
     _get("/jobs/{job}/checkpoint", saves.advised, "jobs", role="job"),
     Route("GET", CLIENTS, saves.advised, "job", "jobs"),
@@ -212,15 +215,15 @@ READING = (
     _get("/parts", decided.running_parts, "daemon"),
     _get("/messages", decided.messages, "daemon"),
     _get("/sources", state.sources, "daemon", OFFSET, LIMIT, Param("name", "sources whose name contains it")),
-    _get("/whoami", decided.whoami, "daemon", role="job"),
+    replace(_get("/whoami", decided.whoami, "daemon", role="job"), by_hall=True),
     Route("GET", API + "/events", updates.events, "viewer", "state", media="text/event-stream"),
     *(_topic(topic, serve) for topic, serve in explain.topic_routes()),
     _get("/tokens", act.tokens, "daemon", role="admin"),
 )  # fmt: skip
 
 ACTING = (
-    _post("/requests", act.ask, "acting", bodies.NewRequest),
-    _delete("/requests/{id}", act.withdraw, "acting"),
+    replace(_post("/requests", act.ask, "acting", bodies.NewRequest), by_hall=True),
+    replace(_delete("/requests/{id}", act.withdraw, "acting"), by_hall=True),
     _post("/approvals", act.approve, "acting", bodies.NewApproval),
     _delete("/approvals/{id}", act.disapprove, "acting"),
     _post("/outlooks", forecasts.tell, "acting", forecasts.NewOutlook),

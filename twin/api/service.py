@@ -62,7 +62,7 @@ def make_app(live: Runtime, tokens: Tokens) -> web.Application:
             app.router.add_route("HEAD", route.pattern or route.path, route.serve)
         assert added.resource is not None
         params = None if route.any_param else tuple(p.name for p in route.params)
-        gates[route.method, added.resource.canonical] = access.Gate(route.role, params)
+        gates[route.method, added.resource.canonical] = access.Gate(route.role, params, route.by_hall)
     app[access.GATES] = gates
     app.on_response_prepare.append(access.harden)
     app.on_shutdown.append(_end_streams)

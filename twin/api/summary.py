@@ -15,7 +15,7 @@ import numpy as np
 from twin.alerts import reported_counts
 from twin.api import forecasts, health
 from twin.api.comparisons import judged
-from twin.api.page import supply, with_responses
+from twin.api.page import hall_count, supply, with_responses
 from twin.api.runtime import Runtime
 from twin.api.state import alarms_of, policy_rows, unused, worst_of
 from twin.catalogue import (
@@ -87,7 +87,8 @@ def overview(live: Runtime, pulse: Pulse, alarms: list[dict[str, Any]]) -> dict[
         "forecasts": forecasts.block(live),
         "health": health.block(live), "judged": judged(live, heard),
         "sections": live.sections, "story": live.story,
-        "racks_total": engine.site.sizes["rack"], "sizes": engine.site.sizes,
+        "racks_total": engine.site.sizes["rack"], "halls_total": hall_count(engine.site),
+        "sizes": engine.site.sizes,
         "history": live.history is not None,
         "contact": clean(live.loaded.config.contact),
         "expected_kept": live.loaded.config.history.expected if live.history is not None else [],

@@ -35,16 +35,20 @@ MAX_PRESENTED = 200  # characters of a header that are looked at
 LOCAL_NAME = "local-admin"
 LOCAL_FILES = ("tokens.yaml", "admin.token")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_HALL = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A line of the file. `name` is the author of what is done with it."""
+    """A line of the file. `name` is the author of what is done with it. With `halls` it sees and acts on
+    these halls of a fleet alone.
+    """
 
     name: str
     role: Role
     hash: str
     created: str
     expires: str | None = None
+    halls: tuple[str, ...] = ()
 
     def may(self, role: Role) -> bool:
         """Return True if this token's role is at least `role`."""
@@ -126,6 +130,7 @@ def read_tokens(path: Path) -> list[Token]:
         at = f"{path}: $.tokens[{i}]"
         if not _NAME.fullmatch(token.name):
             problems.append(f"{at}.name: expected letters, digits and . _ @ -, at most 64")
+        problems += [f"{at}.halls: {why}" for why in _hall_problems(token.role, token.halls)]
         if not re.fullmatch(r"sha256:[0-9a-f]{64}", token.hash):
             problems.append(f"{at}.hash: expected sha256: and 64 hexadecimal digits")
         if token.expires is not None:
@@ -137,6 +142,13 @@ def read_tokens(path: Path) -> list[Token]:
     if problems:
         raise ConfigError(problems)
     return entries
+
+
+def _hall_problems(role: Role, halls: tuple[str, ...]) -> list[str]:
+    if halls and role not in ("viewer", "operator"):
+        return [f"a token of the role {role} is not limited to halls; expected viewer or operator"]
+    wrong = [hall for hall in halls if not _HALL.fullmatch(hall)]
+    return [f"{hall[:80]!r}: expected the name of a hall: letters, digits, - and _" for hall in wrong]
 
 
 def check_mode(path: Path) -> list[str]:
@@ -158,13 +170,20 @@ def check_mode(path: Path) -> list[str]:
 
 
 def add_token(
-    path: Path, name: str, role: Role, expires_days: float | None = None, replace: bool = False
+    path: Path,
+    name: str,
+    role: Role,
+    expires_days: float | None = None,
+    replace: bool = False,
+    halls: tuple[str, ...] = (),
 ) -> str:
     """Write a new token's hash into the file, which is made if it is not there; the token's text."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"{name[:80]!r} is no name of a token; expected letters, digits and . _ @ -, at most 64"
         )
+    if problems := _hall_problems(role, halls):
+        raise ConfigError([f"halls: {why}" for why in problems])
     if expires_days is not None and not 0 < expires_days <= 36_500:
         raise ConfigError(f"expected days from 0 to 36500 until it expires, got {expires_days:g}")
     secret, now = fresh_secret(), time.time()
@@ -178,7 +197,7 @@ def add_token(
             entries[:] = [t for t in entries if t.name != name]
         if len(entries) >= MAX_TOKENS:
             raise ConfigError(f"{path}: holds {MAX_TOKENS} tokens already; revoke some")
-        entries.append(Token(name, role, hash_of(secret), _text(now), expires))
+        entries.append(Token(name, role, hash_of(secret), _text(now), expires, halls))
     return secret
 
 

@@ -32,6 +32,10 @@ daemon  the daemon that mirrors a live site and acts by its policies
     reload operate.live  make the daemon read its configuration, site and tokens again
 fleet  halls of several daemons below feeders that they share
     run* run  run the daemon of the hub, which lends budgets to the halls of a fleet
+    status operate.fleet  show power, budget, GPUs, alarms and freshness of each hall
+    budgets operate.fleet  show who holds what of each shared feeder, and why
+    hold operate.fleet  keep the budget of a hall at or below a limit for a while
+    release operate.fleet  take the limits back that people set on the budget of a hall
 token  tokens of the HTTP interface
     add operate.token  make a token; its text is shown once
     list operate.token  list all tokens

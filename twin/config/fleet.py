@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from connectors.nats import hall_problem
+from twin.catalogue import clean
 from twin.config.section import Problems, Strict
 
 
@@ -20,6 +21,7 @@ class FleetSettings(Strict, msgspec.Struct, frozen=True):
     hall: str | None = None  # our name in the site file of the hub; without it this daemon is the hub
     feeder: str | None = None  # of our site file: external, and above all that the hall draws
     every_s: float = 2.0  # between two summaries
+    pages: dict[str, str] = {}  # at the hub: hall and the address of its own page, http:// or https://
     credentials_file: str | None = None  # of NATS, with a JWT and its key (.creds)
     nkey_file: str | None = None  # seed of an NKey
     username: str | None = None  # account at the server
@@ -27,6 +29,18 @@ class FleetSettings(Strict, msgspec.Struct, frozen=True):
     ca_file: str | None = None  # certificate authorities of the servers; with it the link is TLS
     cert_file: str | None = None  # our certificate
     key_file: str | None = None  # its key
+
+
+def _is_page(url: str) -> bool:
+    """True for an address that may become a link: of no script, and without what a browser drops."""
+    try:
+        parts = urlsplit(url)
+        sound = (
+            parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+        )
+    except ValueError:
+        return False
+    return bool(sound) and url.isascii() and url.isprintable() and not {"@", " ", "\\"} & set(url)
 
 
 def fleet_problems(fleet: FleetSettings | None) -> list[str]:
@@ -53,6 +67,14 @@ def fleet_problems(fleet: FleetSettings | None) -> list[str]:
         out.append(f"$.fleet.hall: {why}")
     if (fleet.hall is None) != (fleet.feeder is None):
         out.append("$.fleet: expected `hall` and `feeder` in a hall, and neither at the hub")
+    if fleet.pages and fleet.hall is not None:
+        out.append("$.fleet.pages: expected at the hub, and not in a hall")
+    out += [
+        f"$.fleet.pages.{clean(hall, 80)}: expected http://HOST or https://HOST without a password, got "
+        f"{clean(url.rpartition('@')[2], 80)!r}"
+        for hall, url in fleet.pages.items()
+        if not _is_page(url)
+    ]
     out.within("fleet.every_s", fleet.every_s, 0.2, 60)
     if fleet.password_file is not None and fleet.username is None:
         out.append("$.fleet.username: missing; expected the user whose password `password_file` holds")

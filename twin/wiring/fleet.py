@@ -26,7 +26,7 @@ from connectors.nats import (
     summary_subject,
 )
 from twin.alerts import reported_counts
-from twin.catalogue import ConfigError, ConnectorError
+from twin.catalogue import ConfigError, ConnectorError, clean
 from twin.config import FleetSettings, Loaded, Tls, explain_topic
 from twin.contracts import HallHead, HallHeadsRecord, Sink, Source, Value
 from twin.engine import Engine
@@ -230,6 +230,8 @@ def fleet_faults(loaded: Loaded, site: Site) -> list[str]:
         out.append(
             f"{where}: without `hall` this is the hub, and its site file has no rack with guaranteed_w"
         )
+    for hall in sorted(set(fleet.pages) - set(halls)):
+        out.append(f"{where}.pages: {clean(hall, 80)} is no hall of the site file")
     names = [path.rpartition("/")[2] for path in site.names["rack"]]
     for hall in halls:
         if names.count(hall) > 1:

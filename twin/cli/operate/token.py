@@ -43,8 +43,10 @@ def run_list(args: argparse.Namespace, out: Console, err: Console) -> int:
         raise ConfigError(f"{path}: is not there; `racktwin token add NAME` makes it")
     for warning in tokens.check_mode(path):
         err.print(safe_text(f"warning {warning}", "yellow"))
-    heads = ("name", "role", "created", "expires")
+    heads = ("name", "role", "created", "expires", "halls")
     rows = [{head: getattr(token, head) for head in heads} for token in tokens.read_tokens(path)]
+    for row in rows:
+        row["halls"] = ", ".join(row["halls"])
 
     def show(tree: dict[str, Any], out: Console) -> None:
         grid(out, heads, [list(row.values()) for row in tree["tokens"]], "no tokens")
@@ -58,8 +60,10 @@ def run_add(args: argparse.Namespace, out: Console, err: Console) -> int:
 
     path = _file(args)
     days = None if args.expires_s is None else args.expires_s / DAY_S
-    secret = tokens.add_token(path, args.name, args.role, days)
+    secret = tokens.add_token(path, args.name, args.role, days, halls=tuple(args.hall))
     result: dict[str, Any] = {"name": args.name, "role": args.role, "file": str(path)}
+    if args.hall:
+        result["halls"] = args.hall
     if args.out is not None:
         tokens.write_private(args.out, secret + "\n")
         result["output"] = str(args.out)
@@ -113,6 +117,7 @@ VERBS = {
         {NAME}
         {WHERE}
         --role job|viewer|operator|admin=viewer  what it may do
+        --hall HALL*  of a fleet that it sees and acts on alone; default: all
         --expires DURATION  such as 90d; default: never
         ~--expires-days DAYS>expires_s
         -o --out FILE  write the token there, mode 0600
