@@ -342,24 +342,24 @@ class HallAccount:
             silent = f"silent for {age_s:.0f} s" if np.isfinite(age_s) else "never heard"
             return f"{silent}: its guaranteed share alone{self._still(i)}"
         above, site = self._full_above(i), self.view.site
+        dead = [f"{site.name('feeder', k)} is lost" for k in self.lost() if i in self._below(k)][:1]
         if self._is_asked(i) and now_w >= halls.asked_w[i] - ROOM_W:
-            text = f"people ask for at most {_kw(halls.asked_w[i])}"
+            text = f"people ask for at most {_said_w(halls.asked_w[i])}"
         elif now_w >= halls.most_w[i] - ROOM_W:
             text = "all that it may have"
         elif above:
-            name = self.carried.name(site, above[0])
-            text = f"{name} is full; by priority {int(site.priority_of_rack[i])} and demand"
+            full = f"{self.carried.name(site, above[0])} is full"
+            text = f"{full}: by priority {int(site.priority_of_rack[i])} and demand"
         elif now_w >= halls.demand_w[i] - ROOM_W:
             text = "what it is about to want, and its part of what is left"
         else:
             text = "raised as others tell that they have given back"
-        dead = [self.view.site.name("feeder", k) for k in self.lost() if i in self._below(k)]
-        return f"{dead[0]} is lost; {text}{self._still(i)}" if dead else text + self._still(i)
+        return "; ".join([*dead, text]) + self._still(i)
 
     def _still(self, i: int) -> str:
         more_w = float(self.counted_w[i])
         return (
-            f"; counts with {_kw(more_w)} until it tells less" if more_w > self.halls.now_w[i] + 1e3 else ""
+            f"; counts with {_said_w(more_w)} until it tells less" if more_w > self.halls.now_w[i] + 1e3 else ""
         )
 
     def _is_asked(self, i: int) -> bool:
@@ -381,8 +381,8 @@ class HallAccount:
         return np.where(good, self.view.believed(key), np.nan).astype(np.float64)
 
 
-def _kw(value_w: float) -> str:
-    return f"{value_w / 1e3:,.1f} kW"
+def _said_w(value_w: float) -> str:
+    return f"{value_w / 1e6:,.2f} MW" if value_w >= 2e6 else f"{value_w / 1e3:,.1f} kW"
 
 
 def _remembered(view: View, memory: Memory, halls: Halls) -> Memory:

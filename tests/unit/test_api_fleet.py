@@ -78,7 +78,7 @@ def test_a_lost_feeder_is_named_with_the_halls_that_give_way(tmp_path: Path) -> 
         assert [f["lost"] for f in tree["feeders"]] == [False, True]
         assert (a["budget_w"], b["budget_w"]) == (900e3, 300e3)
         assert a["why"].startswith(
-            "fleet/campus/fb is lost; fleet/campus/fa is full; by priority 2 and demand"
+            "fleet/campus/fb is lost; fleet/campus/fa is full: by priority 2 and demand"
         )
         assert [p["part_w"] for p in tree["feeders"][0]["parts"]] == [900e3, 300e3]
         assert tree["feeders"][1]["parts"] == []

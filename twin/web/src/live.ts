@@ -31,7 +31,7 @@ export const live = {
   alarmsTotal: 0,
   lines: [] as Line[],
   missed: 0,
-  who: null as { name: string; role: string } | null,
+  who: null as { name: string; role: string; halls: string[] } | null,
   asking: true, // for a token
   why: "",
   words: { signals: {}, controls: {} } as { signals: Record<string, string>; controls: Record<string, string> }, // for keys
@@ -85,6 +85,11 @@ export function usePoll<T = Record<string, any>>(path: string | null, everyMs = 
 
 // A token of a job or tenant reads its rows of the ledger and nothing else.
 export const ownRowsAlone = (): boolean => live.who?.role === "job";
+
+// A token of some halls of a fleet reads the page of the fleet, and of that its own rows.
+export const ownHallsAlone = (): boolean => !!live.who?.halls?.length;
+// The daemon of a hub: its racks are halls with daemons of their own.
+export const isHub = (): boolean => !!live.state?.halls_total;
 
 export const may = (role: "operator" | "admin"): boolean =>
   live.who?.role === "admin" || (role === "operator" && live.who?.role === "operator");
@@ -164,7 +169,7 @@ export async function start(): Promise<void> {
         live.who = await get<any>("whoami");
         changed("who");
       }
-      if (ownRowsAlone()) return;
+      if (ownRowsAlone() || ownHallsAlone()) return;
       await Promise.all([
         live.layout ? null : readLayout(), Object.keys(live.words.signals).length ? null : get<typeof live.words>("words").then((w) => { live.words = w; }),
         last ? null : get("decisions?limit=60").then((d) => { live.lines = d.decisions; changed("decisions"); }),

@@ -3,13 +3,14 @@ import { render } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import "./style.css";
 import { get, keepToken, onRefused, readToken } from "./api";
-import { changed, forget, live, ownRowsAlone, start, useLive, watch } from "./live";
+import { changed, forget, isHub, live, ownHallsAlone, ownRowsAlone, start, useLive, watch } from "./live";
 import { Attention } from "./attention";
 import { Announcer } from "./parts";
 import { brief, clock, hrefOf, num, short, since, span, title } from "./words";
 import { Alarms } from "./pages/alarms";
 import { Decisions } from "./pages/decisions";
 import { EntityPage } from "./pages/entity";
+import { Fleet } from "./pages/fleet";
 import { Ledger } from "./pages/ledger";
 import { Jobs, Replacement } from "./pages/work";
 import { Overview } from "./pages/overview";
@@ -23,10 +24,20 @@ const PAGES: [string, string, string][] = [
   ["policies", "Policies", "i"], ["jobs", "Jobs", "j"], ["replacement", "Replacement", "r"], ["ledger", "Ledger", "l"], ["whatif", "What if", "w"], ["setup", "Set up", "s"],
 ];
 
+// Of what a hub has none: devices with coolant, jobs and repairs are in the halls.
+const OF_HALLS = ["cooling", "jobs", "replacement", "ledger"];
+const nameOf = (path: string, name: string): string => (path === "" && (isHub() || ownHallsAlone()) ? "Fleet" : name);
+
+function pages(): typeof PAGES {
+  if (ownRowsAlone()) return PAGES.filter(([path]) => path === "ledger");
+  if (ownHallsAlone()) return PAGES.filter(([path]) => path === "");
+  return isHub() ? PAGES.filter(([path]) => !OF_HALLS.includes(path)) : PAGES;
+}
+
 function Page({ path }: { path: string[] }) {
   const [head, ...rest] = path;
   switch (head) {
-    case "": return <Overview />;
+    case "": return isHub() ? <Fleet /> : <Overview />;
     case "alarms": return <Alarms id={rest.join("/")} />;
     case "decisions": return <Decisions query={rest.join("/")} />;
     case "power": return <Power />;
@@ -126,8 +137,8 @@ function readLook(): [string, boolean] {
 function Nav({ at }: { at: string }) {
   useLive("alarms", "state");
   const c = live.alarmCounts, wait = live.state?.wanting?.length ?? 0;
-  return <nav class="nav" aria-label="Pages"><ul>{PAGES.filter(([path]) => path === "ledger" || !ownRowsAlone()).map(([path, name]) => <li>
-    <a href={`#/${path}`} aria-current={path === at ? "page" : undefined}>{name}
+  return <nav class="nav" aria-label="Pages"><ul>{pages().map(([path, name]) => <li>
+    <a href={`#/${path}`} aria-current={path === at ? "page" : undefined}>{nameOf(path, name)}
       {path === "alarms" && (c.critical ? <span class="count n-critical">▲ {c.critical}</span> : c.warning ? <span class="count n-warning">◆ {c.warning}</span> : null)}
       {path === "policies" && wait > 0 && <span class="count n-warning">{wait} wait{wait === 1 ? "s" : ""}</span>}</a></li>)}</ul></nav>;
 }
@@ -156,7 +167,7 @@ function Help({ close }: { close: () => void }) {
   useEffect(() => ref.current?.showModal(), []);
   return <dialog ref={ref} aria-label="Keys" onClose={close}><h2>Keys</h2>
     <dl class="keys"><dt><kbd>/</kbd></dt><dd>find an entity</dd><dt><kbd>?</kbd></dt><dd>this list</dd><dt><kbd>Esc</kbd></dt><dd>close</dd>
-      {PAGES.map(([, name, key]) => <><dt><kbd>g</kbd> <kbd>{key}</kbd></dt><dd>{name}</dd></>)}</dl>
+      {pages().map(([path, name, key]) => <><dt><kbd>g</kbd> <kbd>{key}</kbd></dt><dd>{nameOf(path, name)}</dd></>)}</dl>
     {live.state?.contact && <p>Questions: <b>{live.state.contact}</b></p>}
     <div class="row end"><button type="button" onClick={() => ref.current?.close()}>Close</button></div></dialog>;
 }
@@ -170,9 +181,9 @@ function App() {
     const key = (e: KeyboardEvent) => {
       const on = e.target as HTMLElement;
       if (e.ctrlKey || e.metaKey || e.altKey || on.closest("input,select,textarea,dialog")) return;
-      if (ownRowsAlone()) return;
+      if (ownRowsAlone() || ownHallsAlone()) return;
       if (performance.now() - going < 1500) {
-        const page = PAGES.find(([, , k]) => k === e.key);
+        const page = pages().find(([, , k]) => k === e.key);
         going = -Infinity;
         if (page) { location.hash = `#/${page[0]}`; e.preventDefault(); }
       } else if (e.key === "g") going = performance.now();
@@ -184,7 +195,7 @@ function App() {
     return () => { removeEventListener("hashchange", moved); removeEventListener("keydown", key); };
   }, []);
   if (live.asking) return <Login />;
-  if (ownRowsAlone()) return <><Header /><div class="frame"><Nav at="ledger" /><main ref={main} id="main" tabIndex={-1}><Ledger /></main></div><Announcer /></>;
+  if (ownRowsAlone() || ownHallsAlone()) return <><Header /><div class="frame"><Nav at={pages()[0][0]} /><main ref={main} id="main" tabIndex={-1}>{ownHallsAlone() ? <Fleet /> : <Ledger />}</main></div><Announcer /></>;
   return <>
     <a class="skip" href="#main" onClick={(e) => { e.preventDefault(); main.current?.focus(); }}>To the page</a>
     <Header help={() => setOpen("help")} find={() => setOpen("find")} />
@@ -205,7 +216,7 @@ function Shown({ path }: { path: string[] }) {
   useLive("state");
   const s = live.state;
   useEffect(() => {
-    const name = path[0] === "e" ? short(path.slice(2).join("/")) : PAGES.find(([p]) => p === path[0])?.[1] ?? "";
+    const name = path[0] === "e" ? short(path.slice(2).join("/")) : nameOf(path[0], PAGES.find(([p]) => p === path[0])?.[1] ?? "");
     document.title = `${live.alarmCounts.critical ? `▲ ${live.alarmCounts.critical} ` : ""}${name} · ${s?.site ?? "racktwin"}`;
   });
   return s && live.layout ? <Page path={path} /> : <p class="page soft">Waiting for the daemon …</p>;

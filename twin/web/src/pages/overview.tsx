@@ -1,6 +1,6 @@
 // Overview: what is wrong and what is done about it, power against budget, cooling, GPUs, jobs, the halls.
 import type { ComponentChildren } from "preact";
-import { live, seenMargins, seenPower, useLive, usePoll, type Alarm, type Line } from "../live";
+import { isHub, live, seenMargins, seenPower, useLive, usePoll, type Alarm, type Line } from "../live";
 import { HallMap } from "../hallmap";
 import { Chart, bridged, type Series } from "../chart";
 import { Acknowledge, Bar, Entities, GLYPHS, Panel, Said, Tag, Value } from "../parts";
@@ -76,20 +76,24 @@ function heldNow(): string {
   return caps ? `; ${counted(caps.control, caps.count)} ${caps.count === 1 ? "is" : "are"} capped${caps.reasons[0] ? `, as ${brief(caps.reasons[0])}` : ""}` : "";
 }
 
-function Wrong() {
+// What a page knows to be wrong beside the alarms of the daemon.
+export interface Grave { severity: string; text: string }
+
+export function Wrong({ more = [] }: { more?: Grave[] }) {
   useLive("alarms", "state");
   const rung = live.alarms.filter((a) => a.state !== "shelved"), c = live.alarmCounts;
-  const missing = unheard(), s = live.state!, groups = alikeAlarms(rung);
+  const missing = isHub() ? [] : unheard(), s = live.state!, groups = alikeAlarms(rung);
   const parts = s.parts.filter((p: any) => p.state !== "running");
   const head = [c.critical && plural(c.critical, "critical alarm"), c.warning && plural(c.warning, "warning"), c.info && plural(c.info, "notice")].filter(Boolean).join(", ");
-  const over = s.alarms_missed as { total: number; alarms: Alarm[] }, calm = !head && !missing.length && !parts.length;
+  const over = s.alarms_missed as { total: number; alarms: Alarm[] }, calm = !head && !missing.length && !parts.length && !more.length;
   const guards = s.policies.filter((p: any) => p.urgent).map((p: any) => p.name), guarded = s.commanded.some((x: any) => guards.includes(x.policy));
   const fine = over.total ? `No alarm stands; ${num(over.total)} that nobody acknowledged ${over.total === 1 ? "is" : "are"} over` : guarded ? `${GLYPHS.info} No alarm stands` : "✓ Nothing is wrong";
   return <Panel title="What is wrong, and what is done about it" class="wrong-panel" more={<a href="#/alarms">All alarms</a>}>
-    <p class={`headline ${c.critical ? "h-critical" : c.warning || missing.length || parts.length ? "h-warning" : c.info || over.total || guarded ? "h-info" : "h-ok"}`}>
-      {calm ? `${fine}${heldNow()}` : head || "No alarms, but not everything is seen"}
+    <p class={`headline ${c.critical || more.some((g) => g.severity === "critical") ? "h-critical" : c.warning || missing.length || parts.length || more.length ? "h-warning" : c.info || over.total || guarded ? "h-info" : "h-ok"}`}>
+      {calm ? `${fine}${heldNow()}` : [more.length && `${plural(more.length, "matter")} in the fleet`, head].filter(Boolean).join(", ") || "No alarms, but not everything is seen"}
       {c.shelved ? <span class="soft"> · {c.shelved} shelved</span> : null}{c.suppressed ? <span class="soft"> · {c.suppressed} follow from these</span> : null}
     </p>
+    {more.map((g) => <p class={`wrong w-${g.severity}`}><span class="mark" aria-hidden="true">{GLYPHS[g.severity]}</span><span>{title(g.text)}</span></p>)}
     {missing.length > 0 && <p class="wrong w-warning"><span class="mark" aria-hidden="true">{GLYPHS.unknown}</span><span>Nothing is heard of {missing.join(", ")}. <a href="#/setup">Set up</a> says what arrives.</span></p>}
     {parts.map((p: any) => <p class="wrong w-warning"><span class="mark" aria-hidden="true">{GLYPHS.warning}</span><span>The {p.kind} {p.name} is {p.state}{p.error && `: ${p.error}`}.</span></p>)}
     <ul class="wrongs">{groups.slice(0, SHOWN_ALARMS).map(([a, ...more]) => <Sentence key={a.id} a={a} more={more} />)}</ul>
@@ -110,7 +114,7 @@ export function orders(c: any): string {
 export const holding = (c: any): string => (isInstant(c.control) ? `asks for a ${orders(c)}` : `holds the ${orders(c)}`);
 export const wouldHold = (c: any): string => (isInstant(c.control) ? `would ask for a ${orders(c)}` : `would hold the ${orders(c)}`);
 
-function Policies() {
+export function Policies() {
   useLive("state");
   const s = live.state!;
   const rows = s.policies.map((p: any) => {
@@ -142,8 +146,9 @@ function least(column: (number | null)[] | undefined): [number, number] {
   return [at, low];
 }
 
-function Figure({ label, href, children, under, tone }: { label: string; href: string; children: ComponentChildren; under?: ComponentChildren; tone?: string }) {
-  return <a class={`figure ${tone ? `f-${tone}` : ""}`} href={href}><span class="figure-label">{label}</span><span class="figure-value">{children}</span><span class="figure-under">{under}</span></a>;
+export function Figure({ label, href, children, under, tone }: { label: string; href?: string; children: ComponentChildren; under?: ComponentChildren; tone?: string }) {
+  const kind = `figure ${tone ? `f-${tone}` : ""}`, told = <><span class="figure-label">{label}</span><span class="figure-value">{children}</span><span class="figure-under">{under}</span></>;
+  return href === undefined ? <div class={kind}>{told}</div> : <a class={kind} href={href}>{told}</a>;
 }
 
 export function totalPower(): { w: number | null; unread: number } {
@@ -276,7 +281,7 @@ function Equipment() {
 
 const NOISE = ["daemon", "upkeep", "leader", "narrowed", "account"];
 
-function Recent() {
+export function Recent() {
   useLive("decisions");
   return <Panel title="Latest decisions" more={<a href="#/decisions">Decisions</a>}>
     <ul class="lines">{folded(live.lines.filter((l) => !NOISE.includes(l.kind) && !/^(EpochChanged|TicksSkipped)/.test(l.text))).slice(0, 8).map(([l, ...more]) => <li><time class="num">{clock(l.now_ns)}</time> <span class={`kind k-${l.kind}`}>{l.kind.replaceAll("_", " ")}</span> <span title={l.text}>{brief(l.text)}</span>{more.length > 0 && <span class="soft"> · {num(more.length + 1)} such since {clock(more.at(-1)!.now_ns)}</span>}</li>)}</ul>
