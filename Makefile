@@ -30,7 +30,7 @@ help: ## List the targets
 demo: setup-run ## Set up what is missing and show a simulated site under control
 	@.venv/bin/racktwin demo $(ARGS)
 
-fleet-demo: setup-run ## Show two simulated halls below a shared feeder that is lost (ARGS=--stay runs on)
+fleet-demo: setup-run ## Show two simulated halls below a shared feeder that is lost (ARGS=--once ends after it)
 	@$(RUN) deploy/fleet/demo.py $(ARGS)
 
 test: setup-dev setup-servers ## Run all tests

@@ -56,6 +56,7 @@ SKEW_S = 3.0
 SETTLE_S = 5.0
 SLIP_S = 0.005  # of an age in float32, and of rounding to its quantum
 ROOM_W = 1.0  # of rounding
+STILL_W = 1000.0  # beyond its budget, that is worth a word of what a hall may still hold. source: estimate
 REASONS = ("lowered: others need it, or a feeder carries less", "raised: there is room for it", "as it was")
 # What a summary counts, as it is told
 COUNTS = ("gpu_count", "gpu_out_count", "alarm_critical_count", "alarm_warning_count", "alarm_info_count")
@@ -143,7 +144,7 @@ class HallBudgets:
         account = HallAccount.of(self, view, memory)
         silent = int((account.halls.is_hall & ~account.halls.heard).sum())
         rows = in_scope(inside, "rack", np.flatnonzero(account.halls.is_hall).astype(np.int32)).tolist()
-        sentences = [Sentence(f"{len(rows)} halls share the feeders above them; {silent} of them are silent")]
+        sentences = [Sentence(f"halls below shared feeders: {len(rows)}; of all halls {silent} are silent")]
         sentences += [Sentence(f"{view.site.name('feeder', i)} is lost", "warning") for i in account.lost()]
         if silent:
             sentences.append(
@@ -357,10 +358,9 @@ class HallAccount:
         return "; ".join([*dead, text]) + self._still(i)
 
     def _still(self, i: int) -> str:
-        more_w = float(self.counted_w[i])
-        return (
-            f"; counts with {_said_w(more_w)} until it tells less" if more_w > self.halls.now_w[i] + 1e3 else ""
-        )
+        counted_w = float(self.counted_w[i])
+        beyond = counted_w > self.halls.now_w[i] + STILL_W
+        return f"; counts with {_said_w(counted_w)} until it tells less" if beyond else ""
 
     def _is_asked(self, i: int) -> bool:
         return bool(self.halls.asked_w[i] < self.halls.most_w[i])

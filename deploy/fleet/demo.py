@@ -2,8 +2,8 @@
 
 `make fleet-demo` runs it. It starts nats-server three times (hub, and a leaf beside each hall), two simulated
 halls, their daemons and the daemon of the hub. Once both halls are lent more than they are guaranteed, feeder
-B is lost: both give way, the lower priority more. Then the feeder returns. With --stay it
-runs on until Ctrl-C.
+B is lost: both give way, the lower priority more. Then the feeder returns. It goes on so, twice a minute,
+until Ctrl-C, for those who watch the page; with --once it ends.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 FEEDER_W, GUARANTEED_W, MOST_W = 57_000.0, 27_000.0, 41_000.0
 PRIORITY = {"hall-a": 2, "hall-b": 0}
 WAIT_S = 100.0
+ROUND_S = 30.0  # for which the feeder is there, and then lost, while somebody watches
 HALL_SITE = f"""\
 site: {{hall}}
 halls:
@@ -62,6 +63,17 @@ FEEDER_MAP = """\
 rules:
   - {table: feeder, entity: ["{name}"], signals: {feeder_lost: energised_state}}
 """
+
+
+LOOK = """\
+
+Open in a browser: {link}
+  Look at this: feeder-b is lost and returns, each for 30 s. "What is wrong" names it. In "2 halls" the
+  budgets (light) fall and the power (green) follows, that of hall-b (priority 0) down to its guaranteed
+  share, that of hall-a (priority 2) less far. "Who holds which part" shows feeder-a full, and why each hall
+  has what it has.
+The pages of the halls, with their tokens:{pages}
+Ctrl-C ends it."""
 
 
 def free_port() -> int:
@@ -127,6 +139,7 @@ class FleetDemo:
                                 "simulated": True, "api": {"port": api}, "fleet": fleet}  # fmt: skip
         if name == "hub":
             url = f"http://127.0.0.1:{self.meter.server_address[1]}/metrics"
+            fleet["pages"] = {hall: f"http://127.0.0.1:{self.ports[f'{hall}-api']}/" for hall in PRIORITY}
             tree["scrapes"] = [{"url": url, "map": "feeders.yaml", "period_s": 1}]
         self._write(f"{name}/racktwin.yaml", json.dumps(tree))  # JSON is YAML
 
@@ -167,21 +180,27 @@ class FleetDemo:
             except subprocess.TimeoutExpired:
                 process.kill()
 
-    def halls(self) -> dict[str, dict[str, float]]:
-        """Each hall's row of the budgets, as the hub explains them; empty while it does not answer."""
+    def page(self, name: str) -> str:
+        """The link to the page of the hub or a hall, with its token; waits until it answers."""
+        port, token = self.ports[f"{name}-api"], self.folder / name / "state" / "admin.token"
+        _until(lambda: self.check() or (_listens(port) and token.exists()), f"the page of {name}")
+        return f"http://127.0.0.1:{port}/#token={token.read_text().strip()}"
+
+    def account(self) -> dict[str, Any]:
+        """The halls and feeders as the page of the hub has them; empty while it does not answer."""
         self.check()
         token = self.folder / "hub" / "state" / "admin.token"
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            url = f"http://127.0.0.1:{self.ports['hub-api']}/api/v1/explain/hall_budgets"
+        with contextlib.suppress(OSError, ValueError):
+            url = f"http://127.0.0.1:{self.ports['hub-api']}/api/v1/fleet"
             head = {"Authorization": f"Bearer {token.read_text().strip()}"}
             with urllib.request.urlopen(urllib.request.Request(url, headers=head), timeout=5) as answer:
-                table = json.load(answer)["tables"][0]
-            names = [column["name"] for column in table["columns"]]
-            rows = [
-                dict(zip(names, row, strict=True)) if isinstance(row, list) else row for row in table["rows"]
-            ]
-            return {str(row["hall"]).rpartition("/")[2]: row for row in rows}
+                found: dict[str, Any] = json.load(answer)
+            return found
         return {}
+
+    def halls(self) -> dict[str, dict[str, Any]]:
+        """Each hall's row of the page."""
+        return {row["hall"]: row for row in self.account().get("halls", ())}
 
     def lose(self, feeder: str, is_lost: bool) -> None:
         """Tell the hub that a feeder lost its power, or has it again, as its meter would."""
@@ -234,7 +253,7 @@ def _until(holds: Callable[[], Any], what: str) -> Any:
     raise SystemExit(f"fleet-demo: waited {WAIT_S:g} s for {what}")
 
 
-def _said(halls: dict[str, dict[str, float]]) -> str:
+def _said(halls: dict[str, dict[str, Any]]) -> str:
     parts = [
         f"{name} draws {(row['power_w'] or 0) / 1e3:.1f} kW of {row['budget_w'] / 1e3:.1f} kW"
         for name, row in sorted(halls.items())
@@ -261,7 +280,8 @@ def play(demo: FleetDemo, say: Callable[[str], None]) -> str:
     def gave_way() -> Any:
         halls = demo.halls()
         drawn_w = [max(row["held_w"], row["power_w"] or FEEDER_W) for row in halls.values()]
-        return halls if drawn_w and sum(drawn_w) <= FEEDER_W else None
+        named = all("is lost" in row["why"] for row in halls.values())
+        return halls if drawn_w and sum(drawn_w) <= FEEDER_W and named else None
 
     before = _until(lent, "both halls to be lent more than their share of one feeder")
     say(f"both feeds: {_said(before)}")
@@ -283,23 +303,34 @@ def play(demo: FleetDemo, say: Callable[[str], None]) -> str:
     )
 
 
+def watch(demo: FleetDemo) -> None:
+    """Lose the feeder and give it back until Ctrl-C."""
+    begun = time.monotonic()
+    while True:
+        demo.lose("feeder-b", int((time.monotonic() - begun) / ROUND_S) % 2 == 1)
+        time.sleep(1.0)
+        demo.check()
+
+
 def main() -> int:
     """Run the demo."""
     parser = argparse.ArgumentParser(prog="make fleet-demo", description=__doc__.partition("\n")[0])
-    parser.add_argument("--stay", action="store_true", help="run on until Ctrl-C, to look at the pages")
+    parser.add_argument("--once", action="store_true", help="end after the story")
     parser.add_argument("--out", type=Path, help="folder that is emptied and used; default: build/fleet-demo")
     args = parser.parse_args()
     with _folder(args.out) as folder:
         demo = FleetDemo(folder.resolve())
         try:
             demo.start()
-            for name in ("hub", *PRIORITY):
-                url = f"http://127.0.0.1:{demo.ports[f'{name}-api']}"
-                print(f"{name}: {url} (token: {folder / name / 'state'}/admin.token)", flush=True)
+            link = demo.page("hub")
+            print(f"the page of the hub, with its token: {link}", flush=True)
             print(play(demo, lambda text: print(text, flush=True)), flush=True)
-            while args.stay:
-                time.sleep(1.0)
-                demo.check()
+            if not args.once:
+                print(
+                    LOOK.format(link=link, pages="".join(f"\n  {h}: {demo.page(h)}" for h in PRIORITY)),
+                    flush=True,
+                )
+                watch(demo)
         except KeyboardInterrupt:
             print("interrupted")
         finally:

@@ -24,8 +24,8 @@ const PAGES: [string, string, string][] = [
   ["policies", "Policies", "i"], ["jobs", "Jobs", "j"], ["replacement", "Replacement", "r"], ["ledger", "Ledger", "l"], ["whatif", "What if", "w"], ["setup", "Set up", "s"],
 ];
 
-// Of what a hub has none: devices with coolant, jobs and repairs are in the halls.
-const OF_HALLS = ["cooling", "jobs", "replacement", "ledger"];
+// Of what a hub has none: racks with power and coolant, jobs and repairs are in the halls.
+const OF_HALLS = ["power", "cooling", "jobs", "replacement", "ledger", "whatif"];
 const nameOf = (path: string, name: string): string => (path === "" && (isHub() || ownHallsAlone()) ? "Fleet" : name);
 
 function pages(): typeof PAGES {

@@ -108,7 +108,7 @@ export const words = (name: string): string => name.replace(/_(w|s|ns|pu|kwh|c|l
 export const signal = (name: string): string => live.words.signals[name.replace(/^[a-z]+\./, "")] ?? words(name);
 
 const TABLES: Record<string, [string, string]> = { gpu: ["GPU", "GPUs"], cdu: ["CDU", "CDUs"], switch: ["switch", "switches"] };
-export const table = (name: string, n = 2): string => (TABLES[name] ?? [name, `${name}s`])[n === 1 ? 0 : 1];
+export const table = (name: string, n = 2): string => (name === "rack" && live.state?.halls_total ? ["hall", "halls"] : TABLES[name] ?? [name, `${name}s`])[n === 1 ? 0 : 1];
 // Entities of a control: `72 GPUs`.
 export const counted = (key: string, n: number): string => `${num(n)} ${table(key.split(".")[0], n)}`;
 

@@ -33,10 +33,11 @@ function told(t: Told): Grave[] {
   const out: Grave[] = [], each = (halls: Hall[], severity: string, text: (of: string) => string) => {
     if (halls.length) out.push({ severity, text: text(`${halls.slice(0, 6).map((h) => h.hall).join(", ")}${halls.length > 6 ? ` and ${num(halls.length - 6)} more` : ""}`) });
   };
-  for (const f of t.feeders) if (f.lost) out.push({ severity: "critical", text: `${local(f.feeder)}${f.side ? `, side ${f.side},` : ""} is lost: the halls below it give way by priority` });
+  const rung = new Set(live.alarms.filter((a) => a.state !== "shelved").flatMap((a) => a.entities)); // told by alarms
+  for (const f of t.feeders) if (f.lost && !rung.has(f.feeder)) out.push({ severity: "critical", text: `${local(f.feeder)}${f.side ? `, side ${f.side},` : ""} is lost: the halls below it give way by priority` });
   each(t.halls.filter(over), "critical", (of) => `above its budget: ${of}`);
   each(t.halls.filter((h) => h.heard && h.alarms?.critical), "critical", (of) => `critical alarms in ${of}`);
-  each(t.halls.filter((h) => !h.heard), "unknown", (of) => `nothing is heard of ${of}: unknown, with the guaranteed share alone`);
+  each(t.halls.filter((h) => !h.heard && !rung.has(h.name)), "unknown", (of) => `nothing is heard of ${of}: unknown, with the guaranteed share alone`);
   if (t.authority !== "act" || t.suspended) out.push({ severity: "warning", text: `hall_budgets is ${t.suspended ? "suspended" : `in authority ${t.authority}`}: no budgets are lent, each hall has its guaranteed share` });
   return out;
 }
@@ -60,8 +61,7 @@ function Power({ h }: { h: Hall }) {
 
 function Name({ h }: { h: Hall }) {
   const kind = grave(h);
-  return <div class="hallname"><span class={`t-${kind}`} aria-hidden="true">{GLYPHS[kind]}</span><span class="sr">{kind} </span>
-    {ownHallsAlone() ? <b>{h.hall}</b> : <a class="entity" href={hrefOf("rack", h.name)}><b>{h.hall}</b></a>}
+  return <div class="hallname"><span class="nobr"><span class={`t-${kind}`} aria-hidden="true">{GLYPHS[kind]}</span><span class="sr">{kind}</span> {ownHallsAlone() ? <b>{h.hall}</b> : <a class="entity" href={hrefOf("rack", h.name)}><b>{h.hall}</b></a>}</span>
     {h.url && <a class="own" href={h.url} rel="noreferrer noopener" target="_blank" title={`The page of ${h.hall}: ${h.url}`}><span class="its">its page </span>↗</a>}</div>;
 }
 
@@ -122,7 +122,8 @@ function Feeder({ f, colour, halls }: { f: Shared; colour: Map<string, number>; 
   return <div class="feeder">
     <p class="feeder-head"><b>{local(f.feeder)}</b>{f.side && <span class="soft"> side {f.side}</span>}{f.lost ? <Tag kind="critical">lost</Tag> : <span class="soft"> may carry {quantity(f.budget_w, "W")}</span>}
       {known(f.power_w) && <span class="soft"> · its meter reads {quantity(f.power_w, "W")}</span>}
-      {!f.lost && known(f.left_w) && <span class={f.left_w < -1000 ? "w" : "soft"}> · {f.left_w < -1000 ? <b>{quantity(-f.left_w, "W")} too much may be held</b> : <>{quantity(Math.max(0, f.left_w), "W")} left</>}</span>}</p>
+      {!f.lost && known(f.left_w) && <span class={f.left_w < -1000 ? "w" : "soft"}> · {f.left_w < -1000 ? <b>{quantity(-f.left_w, "W")} too much may be held</b> : <>{quantity(Math.max(0, f.left_w), "W")} left</>}</span>}
+      {!f.lost && !known(f.held_w) && <span class="soft"> · the rest is not shown to this token</span>}</p>
     {f.lost ? <p class="empty">Nobody holds a part of it.</p> : <div class="pieces" role="img" aria-label={`${local(f.feeder)}: ${said}`}>
       {groups.map((g) => <Width of={g.part_w / scale} kind={`p-${g.colour % COLOURS}`} label={`${g.text} ${quantity(g.part_w, "W")}`}><b>{g.text}</b> {quantity(g.part_w, "W")}</Width>)}
       <Width of={(f.other_w ?? 0) / scale} kind="p-other" label={`kept free, and loads of others: ${quantity(f.other_w, "W")}`}>others</Width>
@@ -180,7 +181,7 @@ function useSilence(t: Told | null): number {
 }
 
 export function Fleet() {
-  useLive("who");
+  useLive("who", "alarms");
   const { data: t, error, again } = usePoll<Told>("fleet", EVERY_MS), silence = useSilence(t), alone = ownHallsAlone();
   if (!t) return <div class="page"><h1>Fleet</h1>{error ? <Failure text={error} /> : <p class="soft">Reading …</p>}</div>;
   return <div class={`page fleet ${silence ? "late" : ""}`}>
