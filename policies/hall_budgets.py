@@ -144,8 +144,8 @@ class HallBudgets:
         account = HallAccount.of(self, view, memory)
         silent = int((account.halls.is_hall & ~account.halls.heard).sum())
         rows = in_scope(inside, "rack", np.flatnonzero(account.halls.is_hall).astype(np.int32)).tolist()
-        sentences = [Sentence(f"halls below shared feeders: {len(rows)}; of all halls {silent} are silent")]
-        sentences += [Sentence(f"{view.site.name('feeder', i)} is lost", "warning") for i in account.lost()]
+        sentences = [Sentence(f"halls below shared feeders: {len(rows)}; silent halls: {silent}")]
+        sentences += [Sentence(f"{view.site.name('feeder', i)} is lost", "warning") for i in account.lost]
         if silent:
             sentences.append(
                 Sentence(f"a hall that is silent for {self.silent_s:g} s has its guaranteed share", "note")
@@ -253,6 +253,7 @@ class HallAccount:
     kept: Memory
     counted_w: F64
     full: Bool
+    lost: list[int]  # feeders without power
 
     @classmethod
     def of(cls, policy: HallBudgets, view: View, memory: Memory) -> HallAccount:
@@ -262,11 +263,8 @@ class HallAccount:
         kept = _remembered(view, memory, halls)
         counted_w = _counted_w(halls, kept)
         full = sums_w(carried, counted_w) >= left_w - ROOM_W
-        return cls(view, halls, carried, left_w, kept, counted_w, full)
-
-    def lost(self) -> list[int]:
-        """Feeders without power."""
-        return np.flatnonzero(dead_feeders(self.view)).tolist()
+        lost: list[int] = np.flatnonzero(dead_feeders(view)).tolist()
+        return cls(view, halls, carried, left_w, kept, counted_w, full, lost)
 
     def rows(self, halls: list[int]) -> list[dict[str, Value]]:
         """A row of each hall."""
@@ -296,6 +294,7 @@ class HallAccount:
         """A row for each hall below each feeder."""
         pairs, site = self.carried.pairs, self.view.site
         first, out = self.carried.feeder(0), list[dict[str, Value]]()
+        why = {i: self.why(i) for i in halls}
         of_feeder = (pairs.place >= first) & (pairs.place < first + self.carried.n_feeder)
         for k in np.flatnonzero(of_feeder & np.isin(pairs.rack, halls)).tolist():
             hall, share = int(pairs.rack[k]), float(pairs.share[k])
@@ -305,7 +304,7 @@ class HallAccount:
                     "hall": site.name("rack", hall),
                     "part_w": finite(share * self.counted_w[hall]),
                     "guaranteed_w": finite(share * self.halls.least_w[hall]),
-                    "why": self.why(hall),
+                    "why": why[hall],
                 }
             )
         return out
@@ -313,7 +312,7 @@ class HallAccount:
     def feeders(self, names: set[str] | None) -> list[dict[str, Value]]:
         """A row of each feeder above halls; of those with these names alone, if any are given."""
         view, site, first = self.view, self.view.site, self.carried.feeder(0)
-        held_w, lost = sums_w(self.carried, self.counted_w), set(self.lost())
+        held_w = sums_w(self.carried, self.counted_w)
         budget_w, read = view.budget_w(), view.quality("feeder.power_w") == GOOD
         power_w, out = view.believed("feeder.power_w"), list[dict[str, Value]]()
         feeder, rack = site.served_racks()
@@ -325,12 +324,12 @@ class HallAccount:
                 {
                     "feeder": site.name("feeder", i),
                     "side": ("", "A", "B")[int(site.side_of_feeder[i])],
-                    "lost": i in lost,
+                    "lost": i in self.lost,
                     "budget_w": finite(budget_w[i]),
                     "power_w": finite(power_w[i]) if read[i] else None,
                     "held_w": finite(held_w[first + i]),
                     "other_w": finite(budget_w[i] - free_w),
-                    "left_w": 0.0 if i in lost else finite(free_w - held_w[first + i]),
+                    "left_w": 0.0 if i in self.lost else finite(free_w - held_w[first + i]),
                 }
             )
         return out
@@ -343,7 +342,7 @@ class HallAccount:
             silent = f"silent for {age_s:.0f} s" if np.isfinite(age_s) else "never heard"
             return f"{silent}: its guaranteed share alone{self._still(i)}"
         above, site = self._full_above(i), self.view.site
-        dead = [f"{site.name('feeder', k)} is lost" for k in self.lost() if i in self._below(k)][:1]
+        dead = [f"{site.name('feeder', k)} is lost" for k in self.lost if i in self._below(k)][:1]
         if self._is_asked(i) and now_w >= halls.asked_w[i] - ROOM_W:
             text = f"people ask for at most {_said_w(halls.asked_w[i])}"
         elif now_w >= halls.most_w[i] - ROOM_W:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from policies import BY_NAME
-from tests.sim.test_page import SERIOUS
+from tests.sim.test_page import HOSTILE, SERIOUS
 from tests.support.browser import Browser, Screen, browsing
 from tests.support.fleets import fleet_tree
 from tests.support.in_process_daemon import Desk, serving_aside
@@ -96,8 +96,9 @@ def test_a_silent_hall_is_unknown_and_a_lost_feeder_is_told(browser: Browser, de
 
 def test_an_operator_holds_and_releases_a_budget_on_the_page(browser: Browser, desk: Desk) -> None:
     screen = opened(browser, desk)
-    screen.act("Hold", {"most": "600", "reason": "hot day"}, within=".fleet-halls")
-    screen.shows("held to 600 kW", "by operator-1", "hot day")
+    screen.act("Hold", {"most": "600", "reason": HOSTILE}, within=".fleet-halls")
+    screen.shows("held to 600 kW", "by operator-1", HOSTILE)
+    assert screen.dialogs == []
     desk.do(lambda: fill(desk.pod, 2))
     assert desk.do(lambda: desk.pod.twin.lease(HALL_BUDGET).tolist())[0] == 600e3
     screen.shows("people ask for at most 600.0 kW")

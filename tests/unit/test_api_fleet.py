@@ -122,6 +122,7 @@ def test_what_people_keep_from_a_hall_is_lent_to_others(tmp_path: Path) -> None:
 
 def test_a_request_alone_lends_nothing_while_no_split_is_in_force(tmp_path: Path) -> None:
     async def check(pod: Pod) -> None:
+        pod.tick(TOLD | {"rack.hall_budget_readback_w": [1e6, 1e6]})
         ask = {"control": HALL_BUDGET, "names": ["hall-a"], "reason": "x", "for_s": 600.0, "hi": 900e3}
         assert (await pod.ask("POST", "/api/v1/requests", "operator", ask))[0] == 200
         pod.tick(TOLD | {"rack.hall_budget_readback_w": [1e6, 1e6]})
