@@ -124,8 +124,8 @@ class Operator:
         if len(index) == 0:
             return None
         k = len(index)
-        want, lo = np.nan if request.want is None else request.want, request.lo
+        lo, want = np.full(k, request.lo), np.full(k, np.nan if request.want is None else request.want)
         if request.control == HALL_BUDGET:  # narrowed, never lent: without a split it is the guaranteed share
-            want, lo = view.envelope(HALL_BUDGET).low[index], -np.inf
+            lo, want = np.full(k, -np.inf), view.envelope(HALL_BUDGET).low[index]
         why = f"asked by {request.author}" + (f": {request.reason}" if request.reason else "")
-        return Proposal(request.control, index, np.full(k, lo), np.full(k, request.hi), np.full(k, want), why)
+        return Proposal(request.control, index, lo, np.full(k, request.hi), want, why)

@@ -46,6 +46,10 @@ SERIOUS = """
   .filter((v) => ["serious", "critical"].includes(v.impact))
   .map((v) => [v.id, v.nodes.slice(0, 2).map((n) => `${n.html.slice(0, 160)} ${n.failureSummary}`)]))
 """
+# Columns and panels that are lower than what they hold, so that it lies over what follows
+SPILT = """() => [...document.querySelectorAll("main .stack, main .panel")]
+  .filter((e) => e.scrollHeight > e.clientHeight + 2 && getComputedStyle(e).overflowY === "visible")
+  .map((e) => e.className)"""
 HOT = {"gpu.temp_c": 95.0, "gpu.power_w": 700.0, "gpu.power_limit_w": 1200.0, "rack.flow_lpm": 96.0,
        "rack.power_w": 80_000.0}  # fmt: skip
 
@@ -145,6 +149,7 @@ def test_every_page_loads_clean_and_is_usable_by_all(
             screen.shows(words)
             over = screen.page.evaluate("document.documentElement.scrollWidth - innerWidth")
             assert over <= 0, (path, width, over)
+            assert screen.page.evaluate(SPILT) == [], (path, width)
             found += [[path, scheme, *one] for one in screen.page.evaluate(SERIOUS, only)]
         assert screen.reports() == []
         assert screen.complaints == []
