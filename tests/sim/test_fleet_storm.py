@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from tests.support.fleet_storm import Storm
+from tests.support.fleet_storm import NAMES, Storm
 from tests.support.fleets import GUARANTEED_W, MOST_W
+from twin.catalogue import NS
+from twin.site import HALL_BUDGET
+from twin.telemetry import OperatorRequest
 
 
 @pytest.mark.slow
@@ -29,3 +33,29 @@ def test_with_the_hub_away_halls_fall_back_to_their_guaranteed_shares() -> None:
             hall.dead_since_s = None
             hall.step(float(second), storm.network)
     assert [hall.cap_w for hall in storm.halls] == list(GUARANTEED_W)
+
+
+class HeldStorm(Storm):
+    """A storm in which people narrow budgets, for some seconds each; `hold_s`: seconds with a hold in force."""
+
+    hold_s = 0
+
+    def _strike(self, second: int) -> None:
+        super()._strike(second)
+        self.hold_s += bool(self.hub.engine.intake.requests)
+        if second % 13 == 0:
+            rng, hall = np.random.default_rng(second), f"fleet/campus/{NAMES[second % 2]}"
+            hold = OperatorRequest(
+                id=f"hold-{second}", author="ann", control=HALL_BUDGET, names=(hall,),
+                lo=-np.inf, hi=float(rng.uniform(0, MOST_W)), want=None, reason="x",
+                expires_ns=self.hub.now_ns + round(rng.uniform(1, 60)) * NS,
+            )  # fmt: skip
+            self.hub.inbox.put_event(hold)
+
+
+@pytest.mark.slow
+def test_people_who_narrow_budgets_overload_no_feeder() -> None:
+    storm = HeldStorm(1).run(600)
+    assert max(storm.over_s.values()) == 0, storm
+    assert storm.hold_s, "nobody held anything, or nothing was tested"
+    assert storm.lent_w > 1.5 * max(GUARANTEED_W)

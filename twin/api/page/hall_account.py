@@ -66,7 +66,7 @@ def _hall(
         "name": row["hall"],
         "url": pages.get(name),
         "headroom_w": None if power_w is None else row["budget_w"] - power_w,
-        "alarms": alarms if row["heard"] else None,
+        "alarms": alarms,
         "holds": asked.get(row["hall"], []),
     }
 

@@ -33,7 +33,7 @@ def show_fleet(tree: dict[str, Any], out: Console) -> None:
     silent = [row["hall"] for row in halls if not row["heard"]]
     head = Text(clean(tree["site"]), "bold")
     head.append(f"  {clean(tree['role'])}", "green" if tree["role"] == "leader" else "yellow")
-    head.append(f"  {len(halls)} halls")
+    head.append(f"  {len(halls)} halls, powers in kW")
     if silent:
         head.append(f"  {len(silent)} silent: {clean(', '.join(silent), 200)}", "yellow")
     if tree["authority"] != "act" or tree["suspended"]:
@@ -61,7 +61,6 @@ def show_budgets(tree: dict[str, Any], out: Console) -> None:
 
 
 def _hall(row: dict[str, Any]) -> list[Any]:
-    alarms = row["alarms"]
     heard = duration(row["age_s"]) if row["age_s"] is not None else "never"
     return [
         clean(row["hall"]),
@@ -73,7 +72,7 @@ def _hall(row: dict[str, Any]) -> list[Any]:
         kw(row["demand_w"]),
         _whole(row["gpu_count"]),
         _whole(row["gpu_out_count"]),
-        safe_text(UNKNOWN, "yellow") if alarms is None else _alarms(alarms),
+        _alarms(row["alarms"]) if row["heard"] else safe_text(UNKNOWN, "yellow"),
         safe_text(f"{heard} ago" if row["heard"] else f"silent, {heard}", "" if row["heard"] else "yellow"),
     ]
 

@@ -11,7 +11,7 @@ interface Hold { id: string; author: string; budget_w: number; expires_ns: numbe
 interface Hall {
   hall: string; name: string; url: string | null; priority: number; power_w: number | null; demand_w: number | null; budget_w: number; held_w: number;
   guaranteed_w: number; most_w: number; headroom_w: number | null; age_s: number | null; heard: boolean; heard_pu: number | null; full: string; why: string;
-  gpu_count: number | null; gpu_out_count: number | null; alarms: Record<string, number | null> | null; asked_w: number | null; holds: Hold[];
+  gpu_count: number | null; gpu_out_count: number | null; alarms: Record<string, number | null>; asked_w: number | null; holds: Hold[];
 }
 interface Share { hall: string; part_w: number; guaranteed_w: number; why: string }
 interface Shared { feeder: string; side: string; lost: boolean; budget_w: number | null; power_w: number | null; held_w: number | null; other_w: number | null; left_w: number | null; parts: Share[] }
@@ -24,7 +24,7 @@ const COLOURS = 6;
 
 const local = (name: string): string => name.split("/").pop()!;
 const over = (h: Hall): boolean => known(h.power_w) && h.power_w > h.budget_w * 1.01;
-const grave = (h: Hall): string => (!h.heard ? "unknown" : over(h) || h.alarms?.critical ? "critical" : h.alarms?.warning ? "warning" : "ok");
+const grave = (h: Hall): string => (!h.heard ? "unknown" : over(h) || h.alarms.critical ? "critical" : h.alarms.warning ? "warning" : "ok");
 const RANK: Record<string, number> = { critical: 0, unknown: 1, warning: 2, ok: 3 };
 const sum = (values: (number | null)[]): number => values.filter(known).reduce((s, v) => s + v, 0);
 
@@ -36,7 +36,7 @@ function told(t: Told): Grave[] {
   const rung = new Set(live.alarms.filter((a) => a.state !== "shelved").flatMap((a) => a.entities)); // told by alarms
   for (const f of t.feeders) if (f.lost && !rung.has(f.feeder)) out.push({ severity: "critical", text: `${local(f.feeder)}${f.side ? `, side ${f.side},` : ""} is lost: the halls below it give way by priority` });
   each(t.halls.filter(over), "critical", (of) => `above its budget: ${of}`);
-  each(t.halls.filter((h) => h.heard && h.alarms?.critical), "critical", (of) => `critical alarms in ${of}`);
+  each(t.halls.filter((h) => h.heard && h.alarms.critical), "critical", (of) => `critical alarms in ${of}`);
   each(t.halls.filter((h) => !h.heard && !rung.has(h.name)), "unknown", (of) => `nothing is heard of ${of}: unknown, with the guaranteed share alone`);
   if (t.authority !== "act" || t.suspended) out.push({ severity: "warning", text: `hall_budgets is ${t.suspended ? "suspended" : `in authority ${t.authority}`}: no budgets are lent, each hall has its guaranteed share` });
   return out;
@@ -66,7 +66,7 @@ function Name({ h }: { h: Hall }) {
 }
 
 function Alarms({ h }: { h: Hall }) {
-  if (!h.alarms) return <span class="unknown">unknown</span>;
+  if (!h.heard) return <span class="unknown">unknown</span>;
   const rung = Object.entries(h.alarms).filter(([, n]) => n !== 0);
   if (!rung.length) return <span class="soft">none</span>;
   return <>{rung.map(([severity, n], i) => <>{i > 0 && " "}<Tag kind={severity}>{known(n) ? num(n) : "?"}<span class="sr"> {severity}</span></Tag></>)}</>;
@@ -159,7 +159,7 @@ function Feeders({ t }: { t: Told }) {
 function Figures({ t }: { t: Told }) {
   const heard = t.halls.filter((h) => h.heard), silent = t.halls.length - heard.length, out = sum(heard.map((h) => h.gpu_out_count)), gpus = sum(heard.map((h) => h.gpu_count));
   const [drawn, lent, ahead] = [heard.map((h) => h.power_w), t.halls.map((h) => h.budget_w), heard.map((h) => h.demand_w)].map(sum), lost = t.feeders.filter((f) => f.lost);
-  const critical = sum(heard.map((h) => h.alarms?.critical ?? null)), warning = sum(heard.map((h) => h.alarms?.warning ?? null));
+  const critical = sum(heard.map((h) => h.alarms.critical)), warning = sum(heard.map((h) => h.alarms.warning));
   const least = t.feeders.filter((f) => !f.lost && known(f.left_w)).sort((a, b) => a.left_w! - b.left_w!)[0], of = silent ? `; ${plural(silent, "hall")} unknown` : "";
   return <div class="figures">
     <Figure label="Power" tone={t.halls.some(over) ? "critical" : ""} under={<>{quantity(lent, "W")} lent{of}</>}>{heard.length ? quantity(drawn, "W") : <span class="unknown">unknown</span>}</Figure>
@@ -186,7 +186,7 @@ export function Fleet() {
   if (!t) return <div class="page"><h1>Fleet</h1>{error ? <Failure text={error} /> : <p class="soft">Reading …</p>}</div>;
   return <div class={`page fleet ${silence ? "late" : ""}`}>
     <h1 class={alone ? "" : "sr"}>{alone ? t.site : "Fleet"}</h1>
-    {alone && <p class="soft">The token {live.who?.name} sees {t.only.join(", ")} alone.</p>}
+    {alone && <p class="soft">{t.simulated && <><span class="chip c-simulated">simulated</span> </>}{t.role !== "leader" && <><span class="chip c-warning">{t.role}</span> </>}The token {live.who?.name} sees {t.only.join(", ")} alone.</p>}
     <Failure text={silence ? `no answer for ${silence} s: what is shown is old${error ? `; ${error}` : ""}` : error} />
     <Figures t={t} />
     {alone ? told(t).map((g) => <p class={`wrong w-${g.severity}`}><span class="mark" aria-hidden="true">{GLYPHS[g.severity]}</span><span>{g.text}</span></p>) : <Wrong more={told(t)} />}
