@@ -36,7 +36,7 @@ def test_with_the_hub_away_halls_fall_back_to_their_guaranteed_shares() -> None:
 
 
 class HeldStorm(Storm):
-    """A storm in which people narrow budgets, for some seconds each; `hold_s`: seconds with a hold in force."""
+    """A storm in which people narrow budgets for a while; `hold_s`: seconds with a hold in force."""
 
     hold_s = 0
 
