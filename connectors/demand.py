@@ -1,4 +1,4 @@
-"""Demand of GPUs: what schedulers granted to jobs, and what waits, as readings of site, queues and tenants.
+"""Demand of GPUs: what schedulers granted to jobs, and what waits: of site, queues, tenants and priorities.
 
 Several schedulers may share a site: a row is the sum of their parts, and unknown while one of them is silent.
 A queue that no scheduler has is unknown, one without jobs is zero.
@@ -13,11 +13,11 @@ from typing import Literal, NamedTuple
 
 from twin.catalogue import NS
 from twin.contracts import Inlet
-from twin.site import Site
+from twin.site import REST_CLASS, Site
 from twin.telemetry import Reading
 
 MAX_STRANGERS = 1000
-SCOPED = ("queue", "tenant")
+SCOPED = ("queue", "tenant", "priority")
 _COUNTS = ("gpu_running_count", "gpu_pending_count", "gpu_held_count",
            "job_running_count", "job_pending_count", "job_held_count", "pending_gpu_s")  # fmt: skip
 _STATES = ("running", "pending", "held")
@@ -28,7 +28,7 @@ class JobClaim:
     """GPUs that jobs which are alike hold or ask for, together; `limit_s` is of each of them.
 
     `queues`: those in which it may start. `tenants`: names of its owner, of which the first that the site has
-    counts.
+    counts. `priorities`: names of its class of priority, likewise; without one, `priority` tells.
     `since_s`: since when it could have started; `start_s`: when the scheduler expects it to; 0: unknown.
     `hosts`: the nodes that it holds whole where the scheduler counts no GPUs, with the GPUs of each.
     """
@@ -43,6 +43,8 @@ class JobClaim:
     since_s: float = 0.0
     start_s: float = 0.0
     hosts: tuple[tuple[str, int], ...] = ()
+    priorities: tuple[str, ...] = ()
+    priority: int = 0
 
 
 class Stock(NamedTuple):
@@ -105,6 +107,14 @@ class _Part:
     stock: Stock | None
 
 
+def priority_bands(site: Site) -> tuple[list[tuple[int, int]], int | None]:
+    """((least number, row) of classes of priority that have one, the highest first; the row of the rest)."""
+    groups = site.file.priorities
+    rows = ((g.least, site.entity("priority", g.name)) for g in groups if g.least is not None)
+    bands = [(least, row) for least, row in rows if least is not None and row is not None]
+    return sorted(bands, reverse=True), site.sizes["priority"] - 1 if groups else None
+
+
 class DemandBook:
     """Demand of a site by all its schedulers. `parts`: the names of those that are read."""
 
@@ -114,6 +124,8 @@ class DemandBook:
             table: {site.name(table, e).rpartition("/")[2]: e for e in range(site.sizes[table])}
             for table in SCOPED
         }
+        # (least number, row), the highest first, and the row of all others
+        self._bands, self._rest = priority_bands(site)
         self._told: dict[str, _Part] = {}
         # (table, name) that the site file does not list among others; the caller clears it
         self.strangers: dict[tuple[str, str], None] = {}
@@ -133,7 +145,7 @@ class DemandBook:
         """
         rows = {
             ("site", 0): DemandTally(),
-            **{("tenant", e): DemandTally() for e in self._rows["tenant"].values()},
+            **{(t, e): DemandTally() for t in ("tenant", "priority") for e in self._rows[t].values()},
         }
         rows |= {("queue", e): DemandTally() for name, e in self._rows["queue"].items() if name in queues}
         for claim in claims:
@@ -163,6 +175,16 @@ class DemandBook:
             yield "tenant", found
         elif tenants:
             self._note("tenant", next(filter(None, claim.tenants), ""))
+        if (row := self._class_of(claim)) is not None:
+            yield "priority", row
+
+    def _class_of(self, claim: JobClaim) -> int | None:
+        """The class of priority of a claim: by name, else by number, else the rest; None without classes."""
+        classes = self._rows["priority"]
+        for name in claim.priorities:
+            if name != REST_CLASS and (row := classes.get(name)) is not None:
+                return row
+        return next((row for least, row in self._bands if claim.priority >= least), self._rest)
 
     def _note(self, table: str, name: str) -> None:
         if name and len(self.strangers) < MAX_STRANGERS:

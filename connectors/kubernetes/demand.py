@@ -6,15 +6,23 @@ A workload that Kueue has not admitted is pending; its own pods, if there are an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from connectors.demand import JobClaim, Stock
 from connectors.kubernetes.jobs import MAX_PODS, QUEUE_LABEL, PodBook
 from connectors.kubernetes.nodes import IN_SERVICE, KEPT
-from connectors.kubernetes.objects import KubernetesNode, KubernetesPod, KueueQueue, KueueWorkload, count_of
+from connectors.kubernetes.objects import (
+    KubernetesNode,
+    KubernetesPod,
+    KueueQueue,
+    KueueWorkload,
+    PodSpec,
+    WorkloadSpec,
+    count_of,
+)
 
 WORKLOADS = "/apis/kueue.x-k8s.io/v1beta1/workloads"
 QUEUES = "/apis/kueue.x-k8s.io/v1beta1/localqueues"
@@ -22,9 +30,22 @@ ADMISSION = "kueue.x-k8s.io/admission"  # the gate by which Kueue holds pods
 OVER = ("Finished", "DeactivationTarget")
 
 
+class _Rank(NamedTuple):
+    """A priority, and the name of its class where it has one."""
+
+    names: tuple[str, ...]
+    number: int
+
+    @classmethod
+    def of(cls, spec: PodSpec | WorkloadSpec) -> _Rank:
+        """The rank that an object has, as Kubernetes or Kueue resolved it."""
+        name = (spec.priority_class_name or "")[:253]
+        return cls((name,) if name else (), spec.priority or 0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PodClaim:
-    """A pod with GPUs. `host`: where it is bound; `gated`: Kueue has not admitted it."""
+    """A pod with GPUs. `host`: where it is bound; `gated`: Kueue has not admitted it; `maker`: a uid."""
 
     group: str
     state: Literal["running", "pending", "held"]
@@ -34,6 +55,8 @@ class _PodClaim:
     limit_s: float
     since_s: float
     gated: bool
+    maker: str
+    rank: _Rank
 
 
 class PodDemand:
@@ -44,6 +67,8 @@ class PodDemand:
         self._pods: dict[str, _PodClaim] = {}
         self._groups: dict[str, dict[str, _PodClaim]] = {}
         self._workloads: dict[str, JobClaim] = {}
+        self._ranks: dict[str, _Rank] = {}  # of what a workload stands for, by its uid: its pods have that
+        self._stands_for: dict[str, str] = {}  # workload -> that uid
         self._used: dict[str, int] = {}  # host -> GPUs of pods that are bound to it
         self.queues: dict[str, str] = {}  # local queues of Kueue: key -> name
         self.changed = True  # since the caller last cleared it
@@ -86,6 +111,14 @@ class PodDemand:
         """A workload is new, has changed, or is gone."""
         key = workload.metadata.key
         claim = self._waiting(workload) if there else None
+        maker = workload.metadata.owner
+        uid, rank = (maker.uid if maker and there else ""), _Rank.of(workload.spec)
+        before = self._stands_for.pop(key, "")
+        if before != uid or self._ranks.get(uid, rank) != rank:
+            self._ranks.pop(before, None)
+            self.changed = True
+        if uid:
+            self._stands_for[key], self._ranks[uid] = uid, rank
         if claim != self._workloads.get(key):
             self._workloads.pop(key, None)
             if claim is not None:
@@ -95,6 +128,8 @@ class PodDemand:
     def keep_workloads(self, workloads: Iterable[KueueWorkload]) -> None:
         """These are all workloads that there are."""
         self._workloads.clear()
+        self._ranks.clear()
+        self._stands_for.clear()
         for workload in workloads:
             self.put_workload(workload)
         self.changed = True
@@ -112,23 +147,17 @@ class PodDemand:
         for group, members in self._groups.items():
             pods = [p for p in members.values() if not (kueue and p.gated)]
             namespace, jobs = group.partition(":")[0], 1
+            own = next((p.queue for p in pods if p.queue), "")  # of a pod that names none
             # a job counts once, as what most of it is not waiting for: running before pending before held
             for state in ("running", "pending", "held"):
-                some = [p for p in pods if p.state == state]
-                if not some:
-                    continue
-                out.append(
-                    JobClaim(
-                        some[0].state,
-                        sum(p.gpus for p in some),
-                        (queue,) if (queue := next((p.queue for p in some if p.queue), "")) else (),
-                        (namespace,),
-                        jobs=jobs,
-                        limit_s=max(p.limit_s for p in some),
-                        since_s=min((p.since_s for p in some if p.since_s), default=0.0),
-                    )
-                )
-                jobs = 0
+                alike: dict[tuple[str, _Rank], list[_PodClaim]] = {}
+                for pod in pods:
+                    if pod.state == state:
+                        rank = self._ranks.get(pod.maker, pod.rank) if kueue else pod.rank
+                        alike.setdefault((pod.queue or own, rank), []).append(pod)
+                for (queue, rank), some in alike.items():
+                    out.append(_claim_of(some, (queue,) if queue else (), namespace, rank, jobs))
+                    jobs = 0
         return out
 
     def stock(
@@ -168,6 +197,8 @@ class PodDemand:
             limit_s=max(0.0, pod.spec.active_deadline_seconds or 0.0),
             since_s=instant_s(pod.metadata.creation_timestamp),
             gated=ADMISSION in gates,
+            maker=self._book.maker_of(pod),
+            rank=_Rank.of(pod.spec),
         )
 
     def _waiting(self, workload: KueueWorkload) -> JobClaim | None:
@@ -186,7 +217,26 @@ class PodDemand:
             (meta.namespace,),
             limit_s=max(0.0, spec.maximum_execution_time_seconds or 0.0),
             since_s=instant_s(meta.creation_timestamp),
+            priorities=(rank := _Rank.of(spec)).names,
+            priority=rank.number,
         )
+
+
+def _claim_of(
+    pods: Sequence[_PodClaim], queues: tuple[str, ...], namespace: str, rank: _Rank, jobs: int
+) -> JobClaim:
+    """The claim of pods of a job that are in one state, queue and class of priority."""
+    return JobClaim(
+        pods[0].state,
+        sum(p.gpus for p in pods),
+        queues,
+        (namespace,),
+        jobs=jobs,
+        limit_s=max(p.limit_s for p in pods),
+        since_s=min((p.since_s for p in pods if p.since_s), default=0.0),
+        priorities=rank.names,
+        priority=rank.number,
+    )
 
 
 def instant_s(text: str | None) -> float:

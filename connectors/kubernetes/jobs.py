@@ -170,20 +170,25 @@ class PodBook:
         own = f"{owner.kind.lower()}.{owner.name}" if owner else f"pod.{meta.name}"
         return named, f"{meta.namespace}:{named or own}"
 
+    def maker_of(self, pod: KubernetesPod) -> str:
+        """The uid of what made a pod, or its own."""
+        meta, labels = pod.metadata, pod.metadata.labels or {}
+        maker = meta.owner.uid if meta.owner else meta.uid
+        return next((u for label in UID_LABELS if (u := labels.get(label))), maker)
+
     def _bound(self, pod: KubernetesPod) -> _BoundPod:
         meta, labels = pod.metadata, pod.metadata.labels or {}
         owner, on_drain = meta.owner, pod.on_drain
         named, group = self.group_of(pod)
         label = labels.get(KIND_LABEL)
         kind = next((k for k in _KINDS if k == label), self._kinds.get(meta.namespace, "unknown"))
-        maker = owner.uid if owner else meta.uid
         return _BoundPod(
             key=pod.key,
             version=meta.resource_version,
             uid=meta.uid,
             host=pod.spec.node_name or "",
             group=group,
-            run=next((u for label in UID_LABELS if (u := labels.get(label))), maker),
+            run=self.maker_of(pod),
             phase=pod.status.phase or "",
             moves=on_drain in ("leaving", "bare", "evict"),
             kind=kind,

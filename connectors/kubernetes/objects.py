@@ -115,11 +115,14 @@ def count_of(quantity: object) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else 0
 
 
-class _PodSpec(msgspec.Struct, rename="camel"):
+class PodSpec(msgspec.Struct, rename="camel"):
+    """What a pod asks for, and where it is bound."""
+
     node_name: str | None = None
     containers: list[_Container] | None = None
     init_containers: list[_Container] | None = None
     priority: int | None = None
+    priority_class_name: str | None = None
     active_deadline_seconds: float | None = None
     resource_claims: list[Any] | None = None
     scheduling_gates: list[dict[str, Any]] | None = None
@@ -139,7 +142,7 @@ class KubernetesPod(msgspec.Struct):
     """A pod, bound to a node or not."""
 
     metadata: Meta
-    spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
+    spec: PodSpec = msgspec.field(default_factory=PodSpec)
     status: _PodStatus = msgspec.field(default_factory=_PodStatus)
 
     @property
@@ -176,7 +179,7 @@ class KubernetesPod(msgspec.Struct):
 
 
 class _Template(msgspec.Struct):
-    spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
+    spec: PodSpec = msgspec.field(default_factory=PodSpec)
 
 
 class _PodSet(msgspec.Struct):
@@ -184,8 +187,12 @@ class _PodSet(msgspec.Struct):
     template: _Template = msgspec.field(default_factory=_Template)
 
 
-class _WorkloadSpec(msgspec.Struct, rename="camel"):
+class WorkloadSpec(msgspec.Struct, rename="camel"):
+    """What a workload asks for."""
+
     queue_name: str | None = None
+    priority: int | None = None
+    priority_class_name: str | None = None
     pod_sets: list[_PodSet] | None = None
     active: bool | None = None
     maximum_execution_time_seconds: float | None = None
@@ -199,7 +206,7 @@ class KueueWorkload(msgspec.Struct):
     """A workload of Kueue: what it lets into the cluster as a whole."""
 
     metadata: Meta
-    spec: _WorkloadSpec = msgspec.field(default_factory=_WorkloadSpec)
+    spec: WorkloadSpec = msgspec.field(default_factory=WorkloadSpec)
     status: _WorkloadStatus = msgspec.field(default_factory=_WorkloadStatus)
 
     def holds(self, kind: str) -> bool:

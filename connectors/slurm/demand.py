@@ -123,6 +123,8 @@ class SlurmGpus:
             since_s=float(job.eligible_s or job.submit_s),
             start_s=float(job.start_s) if state == "pending" else 0.0,
             hosts=hosts,
+            priorities=(job.qos,),
+            priority=job.priority,
         )
 
 

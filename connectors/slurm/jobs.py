@@ -22,7 +22,7 @@ WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD"
 _FIELDS = ("State", "JobID", "StartTime", "TimeLimit", "PriorityLong", "Account", "UserName", "Partition",
            "NodeList", "NumNodes", "NumTasks", "Sockets", "tres-alloc", "tres-per-job", "tres-per-node",
            "tres-per-task", "tres-per-socket", "ArrayTaskID", "SubmitTime", "EligibleTime", "OverSubscribe",
-           "Reason")  # fmt: skip
+           "QOS", "Reason")  # fmt: skip
 # A width of nothing neither fills nor cuts; only `--Format` has GPUs per job and per task
 FORMAT = ",".join(f"{name}:|" for name in _FIELDS)
 MAX_JOBS = 1_000_000
@@ -54,6 +54,7 @@ class Listed:
     submit_s: int = 0
     eligible_s: int = 0
     exclusive: bool = False
+    qos: str = ""
     reason: str = ""
 
 
@@ -87,7 +88,7 @@ def _listed(cells: list[str]) -> Listed | None:
     if not (job.isascii() and job.isdigit() and len(job) <= 20):
         raise ValueError("no job number")
     texts = ["" if t in ("(null)", "n/a", "N/A") else t for t in cells[5:18]]
-    submit, eligible, shared, reason = cells[18:n]
+    submit, eligible, shared, qos, reason = cells[18:n]
     return Listed(
         job,
         state,
@@ -98,6 +99,7 @@ def _listed(cells: list[str]) -> Listed | None:
         submit_s=_start_s(submit),
         eligible_s=_start_s(eligible),
         exclusive=shared == "NO",
+        qos="" if qos in ("(null)", "n/a", "N/A") else qos,
         reason=reason,
     )
 

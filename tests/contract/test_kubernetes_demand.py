@@ -25,10 +25,15 @@ from tests.support.kubernetes_apiserver import PODS, WORKLOADS, Cluster
 from twin.catalogue import ConnectorError
 from twin.telemetry import Reading
 
-QUEUES = {"queues": [{"name": "train"}, {"name": "serve"}, {"name": "absent"}], "tenants": [{"name": "ml"}]}
+QUEUES = {"queues": [{"name": "train"}, {"name": "serve"}, {"name": "absent"}], "tenants": [{"name": "ml"}, {"name": "web"}],
+          "priorities": [{"name": "high"}, {"name": "batch", "least": 10}]}  # fmt: skip
 SITE = site_of({**two_racks(), **QUEUES})
 NODES, GPUS, ROUNDS, EVENTS = 4, 8, 20, 50
 STATES = ("running", "pending", "held")
+ROWS = (("site", "lab"), ("queue", "train"), ("queue", "serve"), ("tenant", "ml"), ("tenant", "web"),
+        *(("priority", name) for name in ("high", "batch", "rest")))  # fmt: skip
+# Classes and numbers of objects: by name, by number, and of classes that the site does not list
+PRIORITIES = (("high", 1000), ("batch", 5), ("", 0), ("", 20), ("best-effort", -10), ("other", 900))
 
 
 @pytest.fixture(autouse=True)
@@ -138,60 +143,83 @@ class Story:
     def __init__(self, cluster: Cluster, seed: int) -> None:
         self.cluster, self.rng, self.number = cluster, random.Random(seed), 0
 
-    def objects(self, resource: Any) -> dict[str, dict[str, Any]]:
+    def objects(self, resource: Any) -> dict[tuple[str, str], dict[str, Any]]:
+        """By namespace and name."""
         found = self.cluster.objects.items()
-        return {n: o.raw for (res, _, n), o in found if res == resource and not o.deleted}
+        return {(str(ns), n): o.raw for (res, ns, n), o in found if res == resource and not o.deleted}
 
     def event(self) -> None:
         pods, workloads = self.objects(PODS), self.objects(WORKLOADS)
         kinds = ("pod", "bind", "finish", "delete", "open", "workload", "admit", "evict", "drop")
         kind = self.rng.choice(kinds)
         self.number += 1
-        pod = self.rng.choice(sorted(pods)) if pods else ""
-        workload = self.rng.choice(sorted(workloads)) if workloads else ""
-        if kind == "pod" or (kind in kinds[1:5] and not pod):
-            owner = f"Job/j{self.rng.randrange(40)}"
-            gates = self.rng.choice(((), (), (), (ADMISSION,), ("x/y",)))
-            queue = self.rng.choice(("train", "serve"))
-            self.cluster.put_pod(f"p{self.number}", gpus=self.rng.randint(0, 8), owner=owner, phase="Pending",
-                                 gates=gates, labels=label(queue))  # fmt: skip
-        elif kind == "workload" or (kind in kinds[6:] and not workload):
-            name, queue = f"w{self.number}", self.rng.choice(("train", "serve"))
-            sizes = self.rng.randint(1, 4), self.rng.randint(0, 8)
-            self.cluster.put_workload(name, *sizes, queue=queue, active=self.rng.random() < 0.8)
-        elif kind == "bind":
-            node = f"n{self.rng.randrange(NODES)}"
-            self.cluster.change(PODS, pod, {"spec": {"nodeName": node, "schedulingGates": None}}, "ml")
-        elif kind == "finish":
-            self.cluster.change(PODS, pod, {"status": {"phase": "Succeeded"}}, "ml")
-        elif kind == "delete":
-            self.cluster.gone(pod)
-        elif kind == "open":
-            self.cluster.change(PODS, pod, {"spec": {"schedulingGates": None}}, "ml")
-        elif kind == "drop":
-            self.cluster.gone(workload, resource=WORKLOADS)
+        if kind in kinds[1:5] and pods:
+            self.change_pod(kind, *self.rng.choice(sorted(pods)))
+        elif kind in kinds[6:] and workloads:
+            space, name = self.rng.choice(sorted(workloads))
+            if kind == "drop":
+                self.cluster.gone(name, space, WORKLOADS)
+            else:
+                self.cluster.set_condition(name, "Admitted", str(kind == "admit"), space)
         else:
-            self.cluster.set_condition(workload, "Admitted", str(kind == "admit"))
+            self.put(pod=kind in kinds[:5])
 
-    def truth(self) -> dict[str, Counter[str]]:
-        """GPUs by queue and in all (""), counted from the objects."""
-        out = {queue: Counter(dict.fromkeys(STATES, 0)) for queue in ("", "train", "serve")}
-        for pod in self.objects(PODS).values():
+    def put(self, pod: bool) -> None:
+        space, queue = self.rng.choice(("ml", "web", "tmp")), self.rng.choice(("train", "serve", "else"))
+        job, priority = f"j{self.rng.randrange(20)}-{space}", self.rng.choice(PRIORITIES)
+        if pod:
+            gates = self.rng.choice(((), (), (), (ADMISSION,), ("x/y",)))
+            self.cluster.put_pod(f"p{self.number}", gpus=self.rng.randint(0, 8), owner=f"Job/{job}",
+                                 phase="Pending", gates=gates, labels=label(queue), namespace=space,
+                                 priority=priority)  # fmt: skip
+            return
+        sizes = self.rng.randint(1, 4), self.rng.randint(0, 8)
+        self.cluster.put_workload(f"job-{job}", *sizes, queue=queue, active=self.rng.random() < 0.8,
+                                  namespace=space, priority=priority, owner=f"Job/{job}")  # fmt: skip
+
+    def change_pod(self, kind: str, space: str, pod: str) -> None:
+        if kind == "delete":
+            self.cluster.gone(pod, space)
+        elif kind == "finish":
+            self.cluster.change(PODS, pod, {"status": {"phase": "Succeeded"}}, space)
+        else:
+            node = {"nodeName": f"n{self.rng.randrange(NODES)}"} if kind == "bind" else {}
+            self.cluster.change(PODS, pod, {"spec": {**node, "schedulingGates": None}}, space)
+
+    def truth(self) -> dict[tuple[str, str], list[int]]:
+        """GPUs by row and state, counted from the objects that the server has."""
+        out = {row: dict.fromkeys(STATES, 0) for row in ROWS}
+
+        def count(state: str, gpus: int, space: str, queue: str, spec: dict[str, Any]) -> None:
+            rows = ("site", "lab"), ("queue", queue), ("tenant", space), ("priority", class_of(spec))
+            for row in rows:
+                if row in out:
+                    out[row][state] += gpus
+
+        workloads = self.objects(WORKLOADS)
+        for (space, _), pod in self.objects(PODS).items():
             gates = [g["name"] for g in pod["spec"].get("schedulingGates") or ()]
             if pod["status"]["phase"] == "Succeeded" or ADMISSION in gates:
                 continue
             state = "running" if pod["spec"].get("nodeName") else "held" if gates else "pending"
             gpus = int(pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"])
-            out[""][state] += gpus
-        for workload in self.objects(WORKLOADS).values():
+            job = pod["metadata"]["ownerReferences"][0]["name"]
+            ranked = workloads.get((space, f"job-{job}"), pod)["spec"]  # Kueue's priority counts, of its jobs
+            count(state, gpus, space, pod["metadata"]["labels"]["kueue.x-k8s.io/queue-name"], ranked)
+        for (space, _), workload in workloads.items():
             spec, conditions = workload["spec"], workload["status"]["conditions"]
             if any(c["type"] == "Admitted" and c["status"] == "True" for c in conditions):
                 continue
             each = spec["podSets"][0]["template"]["spec"]["containers"][0]["resources"]["requests"]
-            state = "pending" if spec["active"] else "held"
-            for queue in ("", spec["queueName"]):
-                out[queue][state] += spec["podSets"][0]["count"] * each["nvidia.com/gpu"]
-        return out
+            gpus = spec["podSets"][0]["count"] * each["nvidia.com/gpu"]
+            count("pending" if spec["active"] else "held", gpus, space, spec["queueName"], spec)
+        return {row: [counts[s] for s in STATES] for row, counts in out.items()}
+
+
+def class_of(spec: dict[str, Any]) -> str:
+    """The class of the site that an object belongs to: by name, else by number."""
+    name = spec.get("priorityClassName", "")
+    return name if name in ("high", "batch") else "batch" if spec["priority"] >= 10 else "rest"
 
 
 def test_demand_agrees_over_random_events_restarts_and_lost_watches() -> None:
@@ -200,12 +228,12 @@ def test_demand_agrees_over_random_events_restarts_and_lost_watches() -> None:
         story, mine = Story(cluster, seed=24), source(cluster)
         for i in range(NODES):
             cluster.put_node(f"n{i}", gpus=GPUS)
-        cluster.put_queue("train")
-        cluster.put_queue("serve")
+        for queue in ("train", "serve", "else"):
+            cluster.put_queue(queue)
+        some: Counter[tuple[str, str]] = Counter()  # quiet points at which a row had GPUs
 
         def agrees() -> bool:
-            truth = story.truth()[""]
-            return inlet.gpus() == [truth[s] for s in STATES]
+            return {row: inlet.gpus(*row) for row in ROWS} == story.truth()
 
         for number in range(ROUNDS):
             async with cluster.serving():  # each round is a restart of the server
@@ -217,12 +245,19 @@ def test_demand_agrees_over_random_events_restarts_and_lost_watches() -> None:
                         await asyncio.sleep(0.01)
                     if at == 25 and number % 3 == 0:
                         cluster.compacted = cluster.version  # watches begin anew
-                await until(agrees, f"round {number}: {story.truth()['']}", task)
-                await asyncio.sleep(0.06)
+                await until(agrees, f"round {number}: {story.truth()}", task)
+                before = len(inlet.items)
+                mine.demand.changed = True
+                await until(lambda: len(inlet.items) > before, "it is added up again", task)
                 assert agrees()
+                some.update(row for row, counts in story.truth().items() if sum(counts))
+                assert sum(story.truth()["site", "lab"]) == sum(
+                    sum(counts) for (table, _), counts in story.truth().items() if table == "priority"
+                )
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
             inlet.items.clear() if number % 5 == 4 else None
+        assert set(some) == set(ROWS)
         assert not inlet.faults or all("watch" in f or "connect" in f.lower() for f in inlet.faults)
 
     asyncio.run(run())

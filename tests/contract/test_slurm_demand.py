@@ -24,7 +24,8 @@ pytestmark = pytest.mark.slow
 
 GPUS, NODES, EVENTS = 8, 2, 50
 ROUNDS = int(os.environ.get("RACKTWIN_SLURM_ROUNDS", "4"))  # 20 make a thousand events
-QUEUES = {"queues": [{"name": "train"}, {"name": "debug"}], "tenants": [{"name": "root"}]}
+QUEUES = {"queues": [{"name": "train"}, {"name": "debug"}], "tenants": [{"name": "root"}],
+          "priorities": [{"name": "high", "least": 5000}, {"name": "low", "least": 1}]}  # fmt: skip
 SITE = site_of({**two_racks(), **QUEUES})
 SIGNALS = tuple(
     f"{what}_{state}_count" for what in ("gpu", "job") for state in ("running", "pending", "held")
@@ -58,8 +59,8 @@ class Story:
         return self.slurm.run(*words).stdout
 
     def states(self) -> list[list[str]]:
-        """(array or job, job, state, partition, reason) of each task."""
-        text = self.run("squeue", "--noheader", "--array", "--format=%F|%i|%T|%P|%r")
+        """(array or job, job, state, partition, reason, priority) of each task."""
+        text = self.run("squeue", "--noheader", "--array", "--format=%F|%i|%T|%P|%r|%Q")
         return [line.split("|") for line in text.splitlines()]
 
     def event(self) -> None:
@@ -70,7 +71,7 @@ class Story:
             self.submit(listed)
             return
         runs = [row for row in listed if row[2] == "RUNNING"] if kind == "cancel" else []
-        array, job, state, partition, _ = self.rng.choice(runs or listed)
+        array, job, state, partition, *_ = self.rng.choice(runs or listed)
         if kind == "cancel":
             self.run("scancel", job)
         elif kind in ("hold", "release"):
@@ -94,6 +95,7 @@ class Story:
                 more.append(f"--array=0-{self.rng.randint(1, 9)}%{self.rng.randint(1, 3)}")
             case 3 if listed:
                 more.append(f"--dependency=afterok:{self.rng.choice(listed)[0]}")
+        more += self.rng.choice(((), ("--priority=100",), ("--priority=9000",)))
         job = self.slurm.submit(*words, *more)
         self.gpus[job] = gpus
         self.done["submit"] += 1
@@ -102,13 +104,25 @@ class Story:
         """Counts by (table, name)."""
         out = {
             key: Counter[str]()
-            for key in (("site", ""), ("queue", "train"), ("queue", "debug"), ("tenant", "root"))
+            for key in (
+                ("site", ""),
+                ("queue", "train"),
+                ("queue", "debug"),
+                ("tenant", "root"),
+                *(("priority", name) for name in ("high", "low", "rest")),
+            )
         }
-        for array, _, state, partition, reason in states:
+        for array, _, state, partition, reason, priority in states:
             kind = "running"
             if state == "PENDING":
                 kind = "held" if reason.split(",")[0] in WAITS else "pending"
-            for key in [("site", ""), ("tenant", "root"), *(("queue", p) for p in partition.split(","))]:
+            rank = ("priority", "high" if int(priority) >= 5000 else "low" if int(priority) else "rest")
+            for key in [
+                ("site", ""),
+                ("tenant", "root"),
+                rank,
+                *(("queue", p) for p in partition.split(",")),
+            ]:
                 out[key][f"gpu_{kind}_count"] += self.gpus[array]
                 out[key][f"job_{kind}_count"] += 1
         return out

@@ -38,7 +38,7 @@ def listing(running: int, pending: int, rng: np.random.Generator) -> str:
             host, reason = ("n1", "None") if state == "RUNNING" else ("", "Resources")
             lines.append(
                 f"{state}|{len(lines) + 1}|N/A|1-00:00:00|1|phys|ada|train|{host}|1|1|*|cpu=1|gres:gpu:{gpus}"
-                f"|N/A|N/A|N/A|N/A|1588291200|1588291200|OK|{reason}|\n"
+                f"|N/A|N/A|N/A|N/A|1588291200|1588291200|OK|normal|{reason}|\n"
             )
     return "".join(lines)
 

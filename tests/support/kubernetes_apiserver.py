@@ -76,14 +76,15 @@ class Cluster(kmock.KubernetesEmulator):
 
     def put_workload(
         self, name: str, pods: int, gpus: int, queue: str = "train", namespace: str = "ml",
-        active: bool = True,
+        active: bool = True, priority: tuple[str, int] = ("", 0), owner: str = "",
     ) -> None:  # fmt: skip
         """A workload of Kueue that asks for `pods` pods of `gpus` GPUs each, not admitted yet."""
+        meta = {"name": name, "namespace": namespace, "creationTimestamp": "2026-01-01T00:00:00Z"}
         container = {"resources": {"requests": {"nvidia.com/gpu": gpus}}}
         pod_set = {"name": "main", "count": pods, "template": {"spec": {"containers": [container]}}}
-        spec = {"queueName": queue, "active": active, "podSets": [pod_set]}
+        spec = {"queueName": queue, "active": active, "podSets": [pod_set], **_ranked(priority)}
         self._store(WORKLOADS, namespace, {
-            "metadata": {"name": name, "namespace": namespace, "creationTimestamp": "2026-01-01T00:00:00Z"},
+            "metadata": {**meta, "ownerReferences": _makers(owner)},
             "spec": spec, "status": {"conditions": []},
         })  # fmt: skip
 
@@ -96,19 +97,20 @@ class Cluster(kmock.KubernetesEmulator):
 
     def put_pod(
         self, name: str, node: str = "", gpus: int = 1, owner: str = "Job/j1", phase: str = "Running",
-        labels: dict[str, str] | None = None, namespace: str = "ml", gates: Sequence[str] = (), **meta: Any,
+        labels: dict[str, str] | None = None, namespace: str = "ml", gates: Sequence[str] = (),
+        priority: tuple[str, int] = ("", 0), **meta: Any,
     ) -> None:  # fmt: skip
+        """A pod. `priority`: its class and the number that the server resolves it to."""
         self.uids += 1
-        kind, _, maker = owner.partition("/")
-        refs = [{"kind": kind, "name": maker, "uid": f"uid-{maker}", "controller": True}] if owner else []
         spec: dict[str, Any] = {"containers": [{"resources": {"limits": {"nvidia.com/gpu": str(gpus)}}}]}
+        spec |= _ranked(priority)
         if node:
             spec["nodeName"] = node
         if gates:
             spec["schedulingGates"] = [{"name": gate} for gate in gates]
         self._store(PODS, namespace, {
             "metadata": {"name": name, "namespace": namespace, "uid": f"pod-{self.uids}",
-                         "labels": labels or {}, "ownerReferences": refs, **meta},
+                         "labels": labels or {}, "ownerReferences": _makers(owner), **meta},
             "spec": spec, "status": {"phase": phase},
         })  # fmt: skip
 
@@ -254,6 +256,17 @@ class Cluster(kmock.KubernetesEmulator):
                 assert request._raw_request.transport is not None
                 request._raw_request.transport.abort()
                 return
+
+
+def _makers(owner: str) -> list[dict[str, Any]]:
+    kind, _, maker = owner.partition("/")
+    return [{"kind": kind, "name": maker, "uid": f"uid-{maker}", "controller": True}] if owner else []
+
+
+def _ranked(priority: tuple[str, int]) -> dict[str, Any]:
+    """Keys of a spec: no class is named by an object whose class is none."""
+    name, number = priority
+    return {"priority": number, **({"priorityClassName": name} if name else {})}
 
 
 def _selected(body: dict[str, Any], params: Any) -> bool:

@@ -10,12 +10,13 @@ from connectors.slurm.jobs import Listed, parse_listing
 from connectors.slurm.nodes import gpus_in, parse_nodes
 from tests.support.builders import site_of, two_racks
 from tests.support.inlets import RecordingInlet
-from twin.catalogue import NS
+from twin.catalogue import NS, ConfigError
 from twin.telemetry import Reading
 
 NOW_S = 1_700_000_600
 SITE = site_of({**two_racks(), "queues": [{"name": "train"}, {"name": "serve"}],
-                "tenants": [{"name": "phys"}, {"name": "ada"}]})  # fmt: skip
+                "tenants": [{"name": "phys"}, {"name": "ada"}],
+                "priorities": [{"name": "urgent", "least": 5000}, {"name": "usual", "least": 50}]})  # fmt: skip
 NODES = """\
 gpu1|mixed|train|gpu:a100:8(S:0-1)|gpu:a100:3(IDX:0-1,4)|none|
 gpu1|mixed|debug|gpu:a100:8(S:0-1)|gpu:a100:3(IDX:0-1,4)|none|
@@ -41,9 +42,13 @@ def job(
     partition: str = "train",
     account: str = "phys",
     start: str = "N/A",
+    qos: str = "(null)",
+    priority: int = 100,
 ) -> Listed:
-    head = f"{state}|7|{start}|1:00:00|100|{account}|ada|{partition}|{hosts}|{nodes}|{tasks}|2|{tres}|"
-    jobs, bad = parse_listing(f"{head}{'|'.join(ask)}|{array}|1700000000|1700000100|{shared}|{reason}|\n")
+    head = f"{state}|7|{start}|1:00:00|{priority}|{account}|ada|{partition}|{hosts}|{nodes}|{tasks}|2|{tres}|"
+    jobs, bad = parse_listing(
+        f"{head}{'|'.join(ask)}|{array}|1700000000|1700000100|{shared}|{qos}|{reason}|\n"
+    )
     assert not bad
     return jobs[0]
 
@@ -173,6 +178,39 @@ def test_rows_of_queues_and_tenants() -> None:
     # no account: the user is the tenant; `bio` has an account, but its user is listed
     assert [found["tenant", e, "gpu_pending_count"] for e in (0, 1)] == [12, 4]
     assert [found["tenant", e, "gpu_held_count"] for e in (0, 1)] == [0, 4]
+
+
+def test_rows_of_priorities_are_of_qos_then_number_and_add_up_to_the_site() -> None:
+    listing = [
+        job("RUNNING", "gpu1", qos="urgent"),
+        job(qos="usual", priority=9000),
+        job(qos="normal", priority=5000),
+        job(priority=4999),
+        job(qos="rest", priority=49),
+        job(priority=0, reason="JobHeldUser"),
+    ]
+    found = values(listing, SlurmGpus(parse_nodes(NODES), none))
+    assert SITE.names["priority"] == [f"{SITE.file.site}/{n}" for n in ("urgent", "usual", "rest")]
+    for state, counts in (("running", [4, 0, 0]), ("pending", [4, 8, 4]), ("held", [0, 0, 4])):
+        assert [found["priority", e, f"gpu_{state}_count"] for e in range(3)] == counts
+        assert found["site", 0, f"gpu_{state}_count"] == sum(counts)
+
+
+@pytest.mark.parametrize(
+    "groups, problem",
+    [
+        ([{"name": "rest"}], "$.priorities[0].name: rest is the class of all others; expected another name"),
+        ([{"name": "a", "least": 1}, {"name": "b", "least": 1}],
+         "$.priorities[1].least: $.priorities[0] begins there as well; expected another number"),
+        ([{"name": "a[1-2]", "least": 1}],
+         "$.priorities[0].least: expected one name without a range, got 'a[1-2]'"),
+        ([{"name": "a", "least": 2**31}], "$.priorities[0].least: expected -2147483648 to 2147483647, got 2147483648"),
+    ],
+)  # fmt: skip
+def test_classes_of_priority_that_cannot_be(groups: list[dict[str, object]], problem: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        site_of({**two_racks(), "priorities": groups})
+    assert problem in str(error.value)
 
 
 def test_an_empty_queue_is_zero() -> None:

@@ -21,7 +21,7 @@ NAMES = {"gpu[01-18]": "r1/node[0-17]", "gpu[19-36]": "lab/h/r2/node[0-17]"}
 
 
 # nodes, tasks, sockets; GPUs accounted, asked for; tasks of an array, submitted, eligible, shared, reason
-MORE = "1|1|*|cpu=1|N/A|gres:gpu:4|N/A|N/A|N/A|1700000000|1700000000|OK|None|"
+MORE = "1|1|*|cpu=1|N/A|gres:gpu:4|N/A|N/A|N/A|1700000000|1700000000|OK|normal|None|"
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ __all__ = ["TABLES", "Control", "Signal", "Table", "find_control", "find_signal"
 
 
 class Demand:
-    """Lines that a site, a queue and a tenant share: what a scheduler has granted, and what jobs wait for.
+    """Lines that a site, a queue, a tenant and a class of priority share: what a scheduler has granted, and what jobs wait for.
 
     *Pending* jobs want GPUs now; *held* ones wait for something else: a hold, a dependency, a time, a limit.
     """
@@ -435,6 +435,10 @@ class TenantSignals(Demand, Table):
     pass
 
 
+class PrioritySignals(Demand, Table):
+    pass
+
+
 class ServiceSignals(Table):
     # Of all its replicas together
     requests_per_s = Signal("1/s", 0, 1e6, quantum=0.001, period_s=60)
@@ -504,6 +508,7 @@ TABLES: dict[str, type[Table]] = {
         StorageSignals,
         QueueSignals,
         TenantSignals,
+        PrioritySignals,
         ServiceSignals,
         JobSignals,
     )

@@ -33,6 +33,7 @@ from .fabric import (
     switch_blast as switch_blast,
 )
 from .file import (
+    REST_CLASS as REST_CLASS,
     LoopGroup as LoopGroup,
     ModelEntry as ModelEntry,
     SiteFile as SiteFile,

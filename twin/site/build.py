@@ -194,6 +194,7 @@ def _sizes(draft: Draft, file: SiteFile, nodes: int, gpus: int, links: int) -> d
         "storage": len(draft.storage),
         "queue": len(draft.queues),
         "tenant": len(draft.tenants),
+        "priority": len(draft.priorities),
         "service": len(draft.services),
         "job": max(1, min(file.max_jobs, MAX_JOBS)),
     }

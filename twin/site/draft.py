@@ -12,6 +12,8 @@ from twin.catalogue import TABLES, find_quantity, find_signal
 from twin.physics import COOLANTS
 from twin.site.file import (
     MAX_PATTERN,
+    PRIORITIES,
+    REST_CLASS,
     CduGroup,
     FeederGroup,
     Hall,
@@ -67,6 +69,7 @@ class Draft:
     storage: list[str] = field(default_factory=list)
     queues: list[str] = field(default_factory=list)
     tenants: list[str] = field(default_factory=list)
+    priorities: list[str] = field(default_factory=list)
     services: list[str] = field(default_factory=list)
     elsewhere: list[str] = field(default_factory=list)  # full paths of what other daemons mirror
     planes: dict[str, int] = field(default_factory=dict)  # their order
@@ -84,6 +87,7 @@ class Draft:
             "storage": self.storage,
             "queue": self.queues,
             "tenant": self.tenants,
+            "priority": self.priorities,
             "service": self.services,
         }
 
@@ -126,6 +130,7 @@ def draft_of(file: SiteFile, profiles: dict[str, Profile], names_lost: bool) -> 
         ("storage", [group.name for group in file.storage], draft.storage),
         ("queues", [group.name for group in file.queues], draft.queues),
         ("tenants", [group.name for group in file.tenants], draft.tenants),
+        ("priorities", [group.name for group in file.priorities], draft.priorities),
         ("services", [group.name for group in file.services], draft.services),
     ):
         for i, name in enumerate(names):
@@ -136,6 +141,7 @@ def draft_of(file: SiteFile, profiles: dict[str, Profile], names_lost: bool) -> 
             draft.problems.append(f"$.elsewhere[{i}]: expected HALL/NAMES or NAMES, got {short(pattern)}")
         stem = f"{file.site}/{head}/" if head else f"{file.site}/"
         draft.elsewhere += [f"{stem}{n}" for n in _names(draft, f"$.elsewhere[{i}]", tail)]
+    _add_rest(draft, file)
     _check_keys(draft, file)
     for plane in draft.planes:
         stem = plane.rstrip("0123456789")
@@ -153,6 +159,29 @@ def draft_of(file: SiteFile, profiles: dict[str, Profile], names_lost: bool) -> 
     for name in [n for n in draft.elsewhere if n in here][:3]:
         draft.problems.append(f"$.elsewhere: {name} is described here as well; expected one of both")
     return draft
+
+
+def _add_rest(draft: Draft, file: SiteFile) -> None:
+    """Add the class of all priorities that belong to no other, where there are any."""
+    bands: dict[int, int] = {}
+    for i, group in enumerate(file.priorities):
+        path = f"$.priorities[{i}]"
+        if group.name == REST_CLASS:
+            draft.problems.append(
+                f"{path}.name: {REST_CLASS} is the class of all others; expected another name"
+            )
+        if group.least is None:
+            continue
+        if not PRIORITIES[0] <= group.least <= PRIORITIES[1]:
+            expected = f"expected {PRIORITIES[0]} to {PRIORITIES[1]}"
+            draft.problems.append(f"{path}.least: {expected}, got {group.least}")
+        elif "[" in group.name:
+            draft.problems.append(f"{path}.least: expected one name without a range, got {short(group.name)}")
+        elif bands.setdefault(group.least, i) != i:
+            other = f"$.priorities[{bands[group.least]}]"
+            draft.problems.append(f"{path}.least: {other} begins there as well; expected another number")
+    if file.priorities and draft.count("$.priorities", 1):
+        draft.priorities.append(f"{file.site}/{REST_CLASS}")
 
 
 def _names(draft: Draft, path: str, pattern: str) -> list[str]:

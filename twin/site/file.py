@@ -155,6 +155,21 @@ class TenantGroup(_Strict, frozen=True):
     name: str  # as the scheduler has it; may hold one range
 
 
+REST_CLASS = "rest"  # of priorities: all that belong to no other
+PRIORITIES = (-(2**31), 2**31 - 1)
+
+
+class PriorityGroup(_Strict, frozen=True):
+    """A class of priority: a QOS of Slurm, a priority class of Kubernetes or Kueue, or a band of numbers.
+
+    A job belongs to the class that its scheduler names, else to that of the highest `least` that its priority
+    reaches. All others are counted in the class `rest`, which every site with priorities has.
+    """
+
+    name: str  # as the scheduler has it; may hold one range
+    least: int | None = None  # of the numbers that belong to it; none: only jobs of its name
+
+
 class ServiceGroup(_Strict, frozen=True):
     """Inference services: each is the sum of its replicas."""
 
@@ -213,6 +228,7 @@ class SiteFile(_Strict, frozen=True):
     storage: list[StorageGroup] = []  # file systems of checkpoints
     queues: list[QueueGroup] = []  # of the scheduler, whose demand is kept
     tenants: list[TenantGroup] = []  # whose demand is kept
+    priorities: list[PriorityGroup] = []  # by which demand is kept
     services: list[ServiceGroup] = []  # of inference, whose requests are counted
     # of a part of a site: what other daemons mirror, as [hall2, "hall1/r[101-139]"]
     elsewhere: list[str] = []

@@ -1,4 +1,4 @@
-"""Demand: GPUs that jobs hold and wait for, of site, queues and tenants, and requests of services."""
+"""Demand: GPUs that jobs hold and wait for, of site, queues, tenants and priorities, and requests of services."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from twin.api.runtime import Runtime
 from twin.catalogue import TABLES, clean
 from twin.telemetry import GOOD
 
-SHOWN = ("queue", "tenant", "service")
+SHOWN = ("queue", "tenant", "priority", "service")
 MAX_SHOWN = 1000
 # Signals of the site that are of demand: those that it shares with queues, and its stock
 SITE = (*TABLES["queue"].by_name, "gpu_idle_count", "gpu_spare_count", "gpu_out_count", "requests_per_s")
@@ -20,7 +20,7 @@ BUSY_PU = 0.05  # of a GPU's units: below it waits. source: estimate
 
 
 async def demand(request: web.Request) -> web.Response:
-    """List what jobs hold and wait for: of the site, then of queues, tenants and services; null: unknown."""
+    """List what jobs hold and wait for: of the site, then of queues, tenants, priorities and services; null: unknown."""
     live = live_of(request)
     rows = _rows(live, "site", SITE)
     rows[0] |= busy_gpus(live)

@@ -1,4 +1,4 @@
-"""The command `demand`: GPUs that jobs hold and wait for, by queue and tenant, and requests of services."""
+"""The command `demand`: GPUs that jobs hold and wait for, by queue, tenant and priority, and requests to services."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ UNKNOWN = "-"
 
 
 def show_demand(tree: dict[str, Any], out: Console) -> None:
-    """Print the site with its queues and tenants, then its services."""
+    """Print the site with its queues, tenants and priorities, then its services."""
     site = tree["rows"][0]
     line = Text("GPUs  ")
     for words, key in (("granted", "gpu_running_count"), ("idle", "gpu_idle_count"),
