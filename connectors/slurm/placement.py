@@ -105,7 +105,7 @@ class SlurmPlacement(SlurmControl[PlacementOrder]):
 
     def _quiet(self, touched: Iterable[int]) -> bool:
         """True if all was answered and is as wanted by a listing that is not old."""
-        if time.monotonic() - self._source.marks_s > self._source.marks_every_s + self._source.period_s:
+        if time.monotonic() - self._source.marks_s > self._source.marks_every_s + self._source.nodes_every_s:
             return False
         if any(self._orders[e].answered is None for e in touched):
             return False

@@ -140,7 +140,7 @@ class SlurmSink(SlurmControl[LevelOrder]):
 
     def _quiet(self, touched: Sequence[int]) -> bool:
         """True if all is as wanted by a listing that is not old, and was said to be."""
-        if time.monotonic() - self._read_s > FRESH_PERIODS * self._source.period_s:
+        if time.monotonic() - self._read_s > FRESH_PERIODS * self._source.nodes_every_s:
             return False
         orders = [self._orders[e] for e in touched]
         if not all(o.seen_ns and o.answered is not None and o.answered.state == "done" for o in orders):

@@ -7,6 +7,7 @@ Slurm shows its user: with PrivateData=jobs that must be an operator.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -27,7 +28,10 @@ from twin.telemetry import JobKind, Reading
 
 FRESH_PERIODS = 2.0  # a listing this old still says whether renewals need anything
 # Placement is read back each so many periods, or in its signal's period: of 10,800 nodes that is 10 MB
-MARKS_PERIODS, MARKS_S = 4.0, 60.0
+MARKS_PERIODS, MARKS_S = 12.0, 60.0
+# A listing is asked for no sooner than after so many times what the last took: `sinfo` takes a CPU of this host
+# 0.2 s for 2,000 nodes and, as it compares each with each, sixteen times as long for 8,000
+RESTS = 4.0
 REMEDY = "look whether `sinfo` and `squeue` answer the daemon's user on this host"
 # What a person can do about words of Slurm, the first that fit (src/common/slurm_errno.c)
 HINTS = (
@@ -42,12 +46,13 @@ MAX_OUTPUT = 64 * 2**20  # bytes
 class SlurmSettings:
     """Settings of a source. `conf` is SLURM_CONF; `node_names` maps host lists to entities.
 
-    `kinds` gives the kind of job by partition; a job of no named partition is "unknown". `placement`: also
-    read which nodes Slurm gives last, or to nobody: two more calls each `marks_every_s`. `demand`: where what
-    jobs hold and wait for is added up.
+    `period_s`: between two listings; those that take Slurm long come less often, of jobs and of nodes each by
+    themselves. `kinds` gives the kind of job by partition; a job of no named partition is "unknown".
+    `placement`: also read which nodes Slurm gives last, or to nobody: two more calls each `marks_every_s`.
+    `demand`: where what jobs hold and wait for is added up.
     """
 
-    period_s: float = 15.0
+    period_s: float = 5.0
     timeout_s: float = 10.0
     conf: str | None = None
     node_names: Mapping[str, str] = field(default_factory=dict)
@@ -72,6 +77,9 @@ class SlurmSource:
         self._listing: list[Listed] | None = None  # the last, if it was whole
         self.ledger = JobLedger(site, settings.node_names, settings.kinds)
         self.period_s, self._known = period_s, known
+        self.nodes_every_s = self._jobs_every_s = period_s  # as long as Slurm answers quickly
+        self._nodes: dict[str, SlurmNode] | None = None  # the last listing, if the last could be read
+        self._nodes_s = -math.inf  # when it was asked for (monotonic)
         # Told of each listing of nodes, with when (monotonic) it was asked for; what it gives is staged.
         self.watch: Callable[[Mapping[str, SlurmNode], float], Sequence[Item]] | None = None
         self.power_saving = False  # whether Slurm may power nodes down
@@ -99,14 +107,19 @@ class SlurmSource:
         known = self._known()
         due_s = time.monotonic()
         while True:
+            asked_s = time.monotonic()
             if await self._list(inlet, known):
                 known = {}
-            await self._levels(inlet)
+            self._jobs_every_s = max(self.period_s, RESTS * (time.monotonic() - asked_s))
+            # Half a period less: listings are never quite a period apart
+            if time.monotonic() - self._nodes_s > self.nodes_every_s - self.period_s / 2:
+                await self._levels(inlet)
+            self._stage_demand(inlet)
             for host in self.ledger.strangers:
                 why = f"{host[:60]!r} of Slurm is no node of the site"
                 inlet.skip("host", why, host[:60], "name its node in `jobs.slurm.node_names`")
             self.ledger.strangers.clear()
-            due_s = max(due_s + self.period_s, time.monotonic())
+            due_s = max(due_s + self._jobs_every_s, time.monotonic())
             await asyncio.sleep(due_s - time.monotonic())
 
     async def _list(self, inlet: Inlet, known: Mapping[str, Collection[str]]) -> bool:
@@ -127,13 +140,15 @@ class SlurmSource:
 
     async def _levels(self, inlet: Inlet) -> None:
         """Stage the service level of each node, and whose it is; jobs are listed also where this fails."""
-        asked_s = time.monotonic()
+        self._nodes, self._nodes_s = None, time.monotonic()
         try:
             nodes = await self.nodes()
         except ConnectorError as error:
             inlet.fail(str(error), REMEDY)
             return
-        now_ns = time.time_ns()
+        finally:
+            self.nodes_every_s = max(self.period_s, RESTS * (time.monotonic() - self._nodes_s))
+        self._nodes, now_ns = nodes, time.time_ns()
         items: list[Item] = [
             Reading("node", entity, signal, value, now_ns)
             for host, node in nodes.items()
@@ -141,25 +156,24 @@ class SlurmSource:
             for signal, value in ((SIGNAL, node.level), (OWNER, node.owner), (STANDBY, node.standby))
             if signal != STANDBY or self.power_saving
         ]
-        items += self._demand(inlet, nodes, now_ns)
         if self.watch is not None:
-            items += self.watch(nodes, asked_s)
+            items += self.watch(nodes, self._nodes_s)
         if items:
-            inlet.stage(items, now_ns, self.period_s)
+            inlet.stage(items, now_ns, self.nodes_every_s)
         if self._placement:
             await self._placements(inlet)
 
-    def _demand(self, inlet: Inlet, nodes: Mapping[str, SlurmNode], now_ns: int) -> list[Reading]:
-        """Demand by the last listings; nothing where jobs could not be read whole."""
-        book, listing = self._settings.demand, self._listing
-        if book is None or listing is None:
-            return []
+    def _stage_demand(self, inlet: Inlet) -> None:
+        """Stage demand by the last listings; nothing where one could not be read whole."""
+        book, listing, nodes, now_ns = self._settings.demand, self._listing, self._nodes, time.time_ns()
+        if book is None or listing is None or nodes is None:
+            return
         inventory = SlurmGpus(nodes, self._gpus_of)
         stock = inventory.stock(self.marks.keeps)
-        fresh_s = FRESH_PERIODS * self.period_s + self._settings.timeout_s
+        fresh_s = FRESH_PERIODS * self._jobs_every_s + self._settings.timeout_s
         found = book.take(self.name, inventory.claims(listing), stock, inventory.partitions, now_ns, fresh_s)
         book.report(inlet)
-        return found
+        inlet.stage(found, now_ns, self._jobs_every_s)
 
     def _gpus_of(self, host: str) -> int:
         """GPUs of a host by the site."""

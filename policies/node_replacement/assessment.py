@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from policies.node_replacement.circuit_breaker import BreakerState, check_breaker
-from policies.node_replacement.cost_benefit import expected_outcome, terms_of_option
+from policies.node_replacement.cost_benefit import REPAIR_S, expected_outcome, terms_of_option
 from policies.node_replacement.costs import (
     AT_NEXT,
     AT_ONCE,
@@ -26,6 +26,7 @@ from policies.node_replacement.costs import (
     option_costs,
     stakes_of,
 )
+from policies.node_replacement.drain_timing import DrainTiming, demand_curve, drain_timing
 from policies.node_replacement.evidence import HARDWARE, LEMON, MENDS, RECURRING, NodeEvidence, one_of
 from policies.node_replacement.limits import WithdrawalLimits, admit
 from policies.node_replacement.ownership import ownership_of, service_levels
@@ -44,6 +45,7 @@ from policies.node_replacement.phases import (
     RESUMED_S,
     RMA,
     SAVING,
+    SUSPECT,
     TESTING,
     TOGETHER_S,
     WITHDRAWN,
@@ -60,7 +62,7 @@ MOST_SAVING = 32  # nodes that wait for a save at the same time, as storage is l
 # Nodes that become suspects for each one that is forecast to fail, false alarms included. source: estimate
 ALARMS_PER_FAILURE = 2.0
 # Reasons why a node stays where it is, though a step would pay
-NOT_HELD, LIMIT_REACHED, COMMON_CAUSE, WAITING_IS_BETTER, SAVE_QUEUE = range(5)
+NOT_HELD, LIMIT_REACHED, COMMON_CAUSE, WAITING_IS_BETTER, SAVE_QUEUE, TROUGH_AHEAD = range(6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ class Candidates:
 @dataclass(frozen=True, slots=True)
 class Assessment:
     """The outcome for the nodes `at` [k], ascending. `hold`: reason, NOT_HELD and following; `begun`: nodes
-    whose withdrawal is in force since this run."""
+    whose withdrawal is in force since this run; `timing`: of suspects that wait for a trough of demand."""
 
     at: I32
     conditions: Conditions
@@ -103,6 +105,7 @@ class Assessment:
     costs: OptionCosts
     hold: I8
     begun: Bool
+    timing: tuple[I32, DrainTiming] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +149,8 @@ def assess(
     option = np.where(bad, costs.option, WATCH).astype(np.int8)
     # Silence alone is no reason to disturb a running job
     option = np.where(evidence.silent[at] & (option > CORDON), CORDON, option).astype(np.int8)
-    may = _permissions(c, bad, confirmed, option, costs, stakes.busy)
+    later, timing = _later_is_better(c, option, confirmed & ~broken & ~evidence.silent[at], stakes)
+    may = _permissions(c, bad, confirmed & ~later, option, costs, stakes.busy)
     slot = view.jobs.job_of_node[at]
     saved_ns = np.where(slot >= 0, view.jobs.saved_ns[slot] if view.jobs.n else 0, 0)
     save_s = c.column("save_since_s")
@@ -162,7 +166,7 @@ def assess(
         bad=bad,
         quiet=(quiet_ns > 0) & (now_ns - quiet_ns >= round(QUIET_S * NS)),
         confirmed=confirmed,
-        allowed=may.allowed & ~waits,
+        allowed=may.allowed & ~waits & ~later,
         option=option,
         busy=stakes.busy,
         level=level,
@@ -179,8 +183,9 @@ def assess(
         adopted=owner.adopted,
         revoked=may.revoked,
     )
-    hold = np.where(waits, WAITING_IS_BETTER, may.hold).astype(np.int8)
-    return Assessment(at, conditions, evidence, stakes, costs, hold, begun)
+    hold = np.where(waits, WAITING_IS_BETTER, may.hold)
+    hold = np.where(later & (hold == NOT_HELD), TROUGH_AHEAD, hold).astype(np.int8)
+    return Assessment(at, conditions, evidence, stakes, costs, hold, begun, timing)
 
 
 def _service_facts(c: Candidates) -> dict[str, Bool]:
@@ -215,6 +220,23 @@ def _waiting_is_better(c: Candidates, planned: I8, may: Bool, stakes: Stakes) ->
         outcome = expected_outcome(terms)
         out[rows] = outcome.act_gpu_h > outcome.wait_gpu_h
     return out
+
+
+def _later_is_better(
+    c: Candidates, option: I8, may: Bool, stakes: Stakes
+) -> tuple[Bool, tuple[I32, DrainTiming] | None]:
+    """Suspects whose drain waits for a trough of demand [k], with the rows and times of those weighed."""
+    out = np.zeros(len(c.at), np.bool_)
+    drains = (option >= AT_NEXT) | (option >= CORDON) & ~stakes.busy
+    rows = np.flatnonzero(may & (c.column("phase") == SUSPECT) & drains)
+    curve = demand_curve(c.view) if len(rows) else None
+    if curve is None:
+        return out, None
+    waited_s = (c.view.now_ns - c.column("entered_ns")[rows]) / NS
+    chances = chances_of(c.evidence, c.at[rows])
+    timing = drain_timing(curve, chances, stakes.rows(rows), waited_s, c.rules.delays, REPAIR_S)
+    out[rows] = timing.later
+    return out, (c.at[rows], timing)
 
 
 def chances_of(evidence: NodeEvidence, nodes: I32) -> Chances:

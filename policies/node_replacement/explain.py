@@ -15,6 +15,7 @@ import numpy as np
 from policies.node_replacement.assessment import NEWLY_S, usual_suspects_per_h
 from policies.node_replacement.circuit_breaker import check_breaker
 from policies.node_replacement.costs import OPTIONS
+from policies.node_replacement.drain_timing import RISK_PU, demand_curve
 from policies.node_replacement.evidence import CAUSES, DAY_S, HOUR_S, evidence_of, failure_chance, one_of
 from policies.node_replacement.ownership import level_is_current
 from policies.node_replacement.phases import (
@@ -34,7 +35,7 @@ from policies.node_replacement.predictions import score
 from policies.node_replacement.spare_count import spare_pool_of
 from policies.node_replacement.spares import free_spares
 from policies.node_replacement.texts import COSTS, HOLD_TEXTS, spare_of_node
-from twin.catalogue import F64, I32, NS, Bool, clean, find_control
+from twin.catalogue import F64, I32, NS, Bool, clean, duration, find_control
 from twin.contracts import (
     ACTIONS,
     FAILED_TEST,
@@ -128,6 +129,9 @@ BRIEF = (
 # Figures of one node: field of its row, unit, text
 NODE_FIGURES = (
     ("entered_ns", "ns", "start of this phase"), ("deadline_ns", "ns", "end of this phase at the latest"),
+    ("leave_ns", "ns", "trough of demand in which it leaves"),
+    ("leave_by_ns", "ns", "the latest that it leaves"),
+    ("wait_saves_gpu_h", "GPU-h", "expected gain of the wait for that trough"),
     ("cause", "", "cause of the evidence against it"), ("do", "", "remedy"),
     ("chance_1h_pu", "1", "chance of failing within 1 h"),
     ("chance_24h_pu", "1", "chance of failing within 24 h"),
@@ -417,6 +421,9 @@ def row_of(present: Present, node: int) -> dict[str, Value]:
         "deadline_ns": _instant(memory, "deadline_ns", node),
         "suspected_ns": _instant(memory, "suspected_ns", node),
         "withdrawn_ns": _instant(memory, "withdrawn_ns", node),
+        "leave_ns": _instant(memory, "leave_ns", node),
+        "leave_by_ns": _instant(memory, "leave_by_ns", node),
+        "wait_saves_gpu_h": finite(memory["wait_saves_gpu_h"][node]) if memory["leave_ns"][node] else None,
         "cause": CAUSES[int(memory["cause"][node])],
         "course": option,
         "course_words": OPTION_TEXTS[option],
@@ -489,6 +496,8 @@ def _of_node(present: Present, node: int) -> Explanation:
     sentences = [Sentence(text)]
     if row["reason"]:
         sentences.append(Sentence(f"reason: {row['reason']}"))
+    if row["leave_ns"] is not None:
+        sentences.append(Sentence(_timing_text(present, node)))
     if not row["weighed"]:
         sentences.append(
             Sentence("no option is weighed, as it is no suspect; racktwin device health has its health")
@@ -513,6 +522,22 @@ def _of_node(present: Present, node: int) -> Explanation:
         figures=tuple(KeyFigure(key, row[key], unit, text) for key, unit, text in NODE_FIGURES),
         tables=(options,),
     )
+
+
+def _timing_text(present: Present, node: int) -> str:
+    """The trough of demand that a suspect waits for, the latest that it leaves, and what that saves."""
+    memory, now_ns = present.memory, present.view.now_ns
+    leave_s, latest_s = ((int(memory[name][node]) - now_ns) / NS for name in ("leave_ns", "leave_by_ns"))
+    text = f"it leaves in {duration(max(leave_s, 0.0))}, in a trough of demand"
+    curve = demand_curve(present.view)
+    if curve is not None:
+        then = float(np.interp(leave_s, curve.at_s, curve.mean))
+        text += (
+            f": {curve.mean[0]:,.0f} GPUs are wanted now and {then:,.0f} then, of {curve.there:,} in service"
+        )
+    text += f"; at the latest in {duration(max(latest_s, 0.0))}, when its chance of having failed since it"
+    saves = float(memory["wait_saves_gpu_h"][node])
+    return f"{text} became a suspect is {RISK_PU:.0%}; the wait saves {saves:,.1f} GPU-h after that risk"
 
 
 def _metrics(present: Present) -> tuple[KeyFigure, ...]:

@@ -46,9 +46,9 @@ _COLUMNS = {
     "i2": ("test_attempts", "failed_tests", "offences"),
     "i8": ("entered_ns", "deadline_ns", "evidence_ns", "suspected_ns", "quiet_ns", "withdrawn_ns",
            "test_requested_ns", "returned_ns", "resumed_ns", "others_withdrew_ns", "common_cause_ns",
-           "spare_pair"),
+           "spare_pair", "leave_ns", "leave_by_ns"),
     "f8": ("not_reserved_s", "chance_1h_pu", "chance_24h_pu", "sure_pu", "save_since_s", "next_s",
-           "durable_s", "job_gpus", "lost_s", *texts.COSTS, "repair_gpu_h"),
+           "durable_s", "job_gpus", "lost_s", *texts.COSTS, "repair_gpu_h", "wait_saves_gpu_h"),
     "?": ("known",),  # the node was present in the last run
 }  # fmt: skip
 MEMORY = Columns(

@@ -98,10 +98,14 @@ def demand_ahead(view: View) -> DemandAhead | None:
     found = max(((m, h) for m, h in zip(means, horizons, strict=True) if math.isfinite(m)), default=None)
     if found is None:
         return None
+    return DemandAhead(found[0], found[1], gpus_in_service(view))
+
+
+def gpus_in_service(view: View) -> int:
+    """GPUs of the nodes that take jobs, spares apart."""
     level = np.fmax(view.readback(SERVICE), view.commanded(SERVICE))
     there = ~view.site.spare_node & ~(level >= 1.0)
-    gpus = int(np.diff(view.site.gpu_start_of_node)[there].sum())
-    return DemandAhead(found[0], found[1], gpus)
+    return int(np.diff(view.site.gpu_start_of_node)[there].sum())
 
 
 def per_day_of(view: View) -> float | None:

@@ -44,6 +44,7 @@ HOLD_TEXTS = (
     "it looks bad together with others: a common cause is likely",
     "the prediction says that waiting is better",
     "as many jobs are saving as may at once",
+    "it leaves in a trough of demand that is ahead",
 )
 CAUSE_TEXTS = {
     "none": "racktwin withdrew it earlier; the reason is not in memory",

@@ -9,7 +9,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from policies.node_replacement.assessment import SERVICE, Assessment, ReplacementRules, chances_of
+from policies.node_replacement.assessment import (
+    SERVICE,
+    TROUGH_AHEAD,
+    Assessment,
+    ReplacementRules,
+    chances_of,
+)
 from policies.node_replacement.cost_benefit import REPAIR_S, SpareEffect, expected_outcome, terms_of_option
 from policies.node_replacement.evidence import HARDWARE, MENDS, RECURRING, one_of
 from policies.node_replacement.ownership import BY_OTHERS, service_levels
@@ -81,6 +87,7 @@ def apply_transitions(
     memory["entered_ns"][at[moved]] = now_ns
     memory["deadline_ns"][at[moved]] = 0
     memory["hold"][at] = np.where(a.conditions.bad, a.hold, 0)
+    _store_timing(memory, a, now_ns)
 
     def to(phase: int, *start: int) -> I32:
         some = moved & (after == phase)
@@ -118,6 +125,20 @@ def apply_transitions(
     idle = (memory["phase"] == IN_SERVICE) & ~one_of(a.evidence.cause, MENDS)
     np.copyto(memory["cause"], a.evidence.cause, where=idle)
     memory["ours"] = one_of(memory["phase"], WITHDRAWN) & (memory["withdrawn_ns"] > 0)
+
+
+def _store_timing(memory: Memory, a: Assessment, now_ns: int) -> None:
+    """Store when the suspects leave that wait for a trough of demand."""
+    for name in ("leave_ns", "leave_by_ns", "wait_saves_gpu_h"):
+        memory[name][:] = 0
+    if a.timing is None:
+        return
+    at, timing = a.timing
+    waits = timing.later & (memory["hold"][at] == TROUGH_AHEAD)
+    at = at[waits]
+    memory["leave_ns"][at] = now_ns + np.round(timing.leave_s[waits] * NS).astype(np.int64)
+    memory["leave_by_ns"][at] = now_ns + np.round(timing.latest_s[waits] * NS).astype(np.int64)
+    memory["wait_saves_gpu_h"][at] = timing.gain_gpu_h[waits]
 
 
 def _store_assessment(memory: Memory, a: Assessment, before: I8, after: I8, moved: Bool) -> None:

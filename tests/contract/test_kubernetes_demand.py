@@ -30,6 +30,8 @@ QUEUES = {"queues": [{"name": "train"}, {"name": "serve"}, {"name": "absent"}], 
 SITE = site_of({**two_racks(), **QUEUES})
 NODES, GPUS, ROUNDS, EVENTS = 4, 8, 20, 50
 STATES = ("running", "pending", "held")
+ARRIVES_S = 10.0  # of all demand, at the latest
+DEMAND_S = kubernetes.DEMAND_S
 ROWS = (("site", "lab"), ("queue", "train"), ("queue", "serve"), ("tenant", "ml"), ("tenant", "web"),
         *(("priority", name) for name in ("high", "batch", "rest")))  # fmt: skip
 # Classes and numbers of objects: by name, by number, and of classes that the site does not list
@@ -135,6 +137,40 @@ def test_a_cluster_without_kueue_has_its_pods_alone() -> None:
             await asyncio.gather(task, return_exceptions=True)
 
     asyncio.run(run())
+
+
+def test_changes_arrive_within_ten_seconds_of_the_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubernetes, "DEMAND_S", DEMAND_S)
+
+    async def run() -> list[float]:
+        cluster, inlet = Cluster(kueue=True), Kept()
+        mine = source(cluster)
+        mine._settle_s = kubernetes.SETTLE_S
+        cluster.put_node("n0", gpus=GPUS)
+        cluster.put_queue("train")
+        lags: list[float] = []
+        async with cluster.serving():
+            task = asyncio.create_task(mine.run(inlet))
+            await until(lambda: inlet.gpus() == [0, 0, 0], "nothing is there", task)
+            for change, expected in (
+                (lambda: cluster.put_workload("w", 1, 4, priority=("high", 9)), [0, 4, 0]),
+                (lambda: cluster.gone("w", resource=WORKLOADS), [0, 0, 0]),
+                (lambda: cluster.put_pod("p", gpus=3, phase="Pending", priority=("high", 9)), [0, 3, 0]),
+                (lambda: cluster.change(PODS, "p", {"spec": {"nodeName": "n0"}}, "ml"), [3, 0, 0]),
+            ):
+                await asyncio.sleep(0)  # at once after the last was added up: it waits the longest
+                change()
+                at_ns, row = cluster.written_ns, ("priority", "high")
+                await until(lambda e=expected: inlet.gpus(*row) == e, f"{expected}", task)  # type: ignore[misc]
+                shown = [i for i in inlet.items if isinstance(i, Reading) and i.table == "priority"]
+                lags.append((shown[-1].t_ns - at_ns) / 1e9)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        return lags
+
+    lags = asyncio.run(run())
+    print("seconds from the event until it was added up:", [round(lag, 1) for lag in lags])
+    assert max(lags) < ARRIVES_S
 
 
 class Story:

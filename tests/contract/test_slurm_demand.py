@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
+import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,10 +20,12 @@ from tests.support.builders import site_of, two_racks
 from tests.support.inlets import RecordingInlet, until
 from tests.support.slurm_cluster import Cluster, Find
 from twin.catalogue import ConnectorError
+from twin.config.schedulers import Slurm as SlurmSection
 from twin.telemetry import JobEnded, JobStarted, Reading
 
 pytestmark = pytest.mark.slow
 
+ARRIVES_S = 10.0  # of all demand, at the latest
 GPUS, NODES, EVENTS = 8, 2, 50
 ROUNDS = int(os.environ.get("RACKTWIN_SLURM_ROUNDS", "4"))  # 20 make a thousand events
 QUEUES = {"queues": [{"name": "train"}, {"name": "debug"}], "tenants": [{"name": "root"}],
@@ -205,6 +209,52 @@ def test_demand_agrees_with_slurm_over_random_events(slurm: Cluster) -> None:
     assert sum(story.done.values()) == ROUNDS * EVENTS
     assert len(twin.ids) == len(set(twin.ids)) > 2 * ROUNDS
     assert set(story.done) == {"submit", "cancel", "hold", "release", "requeue", "move"}
+
+
+def test_changes_arrive_within_ten_seconds_by_slurms_own_times(slurm: Cluster) -> None:
+    """One change after the other, each when the last was read, and so just after a listing: it waits long."""
+    book = DemandBook(SITE, ["slurm"])
+    names = {"gpu[1-2]": "r1/node[0-1]"}
+    settings = SlurmSettings(conf=str(slurm.conf), node_names=names, demand=book)
+    source, twin, lags = SlurmSource(SITE, settings), Twin(), dict[str, float]()
+    assert settings.period_s == SlurmSection().period_s
+
+    def told_s(words: list[str], key: str) -> float:
+        """An instant that Slurm gives for something, in its whole seconds."""
+        run = subprocess.run(
+            words, env={**slurm.env, "SLURM_TIME_FORMAT": "%s"}, capture_output=True, text=True, check=True
+        )
+        found = re.search(rf"{key}([0-9]{{10}})", run.stdout)
+        assert found is not None, run.stdout
+        return float(found[1])
+
+    async def arrival(what: str, key: str, value: int, words: list[str], told: str) -> None:
+        await until(lambda: twin.take() or twin.now.get(("site", 0, key)) == value, what)
+        at = [i.t_ns for i in twin.inlet.items if isinstance(i, Reading) and i.signal == key][-1]
+        lags[what] = at / 1e9 - await asyncio.to_thread(told_s, words, told)
+
+    async def story() -> None:
+        task = asyncio.create_task(supervised(source, twin))
+        try:
+            await until(lambda: twin.take() or twin.polls > 0, "the first listing")
+            show = [str(slurm.programs["scontrol"]), "show"]
+            job = await asyncio.to_thread(slurm.submit, "--gres=gpu:3", "--hold", "--time=1:00:00")
+            await arrival("held", "gpu_held_count", 3, [*show, "job", job], "SubmitTime=")
+            await asyncio.to_thread(slurm.run, "scontrol", "release", job)
+            await arrival("started", "gpu_running_count", 3, [*show, "job", job], "StartTime=")
+            await asyncio.to_thread(slurm.run, "scancel", job)
+            await arrival("ended", "gpu_running_count", 0, [*show, "job", job], "EndTime=")
+            drain = ("scontrol", "update", "NodeName=gpu2", "State=DRAIN", "Reason=test")
+            await asyncio.to_thread(slurm.run, *drain)
+            await arrival("drained", "gpu_out_count", GPUS, [*show, "node", "gpu2"], "Reason=test .root@")
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    asyncio.run(story())
+    print("seconds from Slurm's instant until it was read:", {k: round(lag, 1) for k, lag in lags.items()})
+    assert max(lags.values()) < ARRIVES_S
 
 
 async def supervised(source: SlurmSource, twin: Twin) -> None:

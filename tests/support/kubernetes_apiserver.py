@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -41,6 +42,7 @@ class Cluster(kmock.KubernetesEmulator):
         self.version = 100
         self.compacted = 0  # versions up to this one are no longer known to watches
         self.log: list[tuple[int, Any, str, dict[str, Any]]] = []
+        self.written_ns = 0  # when the last change was made
         self.budget: dict[str, int] = {}  # label app -> evictions that are still allowed
         self.evicted: list[str] = []
         self.lingering = False  # evicted pods stay, on their way out, until `gone`
@@ -149,6 +151,7 @@ class Cluster(kmock.KubernetesEmulator):
 
     def _written(self, resource: Any, namespace: str | None, name: str, kind: str) -> None:
         self.version += 1
+        self.written_ns = time.time_ns()
         found = self.objects[resource, namespace, name]
         found.patch({"metadata": {"resourceVersion": str(self.version)}})
         self.log.append((self.version, resource, kind, copy.deepcopy(found.raw)))

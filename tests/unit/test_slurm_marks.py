@@ -250,7 +250,7 @@ def test_levels_come_also_where_placement_is_unknown(
     assert [e.value for e in readings if e.signal == "placement_state"] == placed
     assert [e.value for e in readings if e.signal == "service_level_state"] == [0, 0]
     assert [told in why for why in inlet.faults] == [True] * bool(told)
-    assert inlet.poll_s == (60.0 if placed else 15.0), "each listing brings its own period"
+    assert inlet.poll_s == (60.0 if placed else 5.0), "each listing brings its own period"
     inlet = levels(False)  # no further call is made, so none can fail
     assert {e.signal for e in inlet.items if isinstance(e, Reading)} == {
         "service_level_state", "service_owner_state",
@@ -258,7 +258,9 @@ def test_levels_come_also_where_placement_is_unknown(
     assert inlet.faults == []
 
 
-@pytest.mark.parametrize("period_s, every_s", [(1.0, 4.0), (15.0, 60.0), (30.0, 60.0), (90.0, 90.0)])
+@pytest.mark.parametrize(
+    "period_s, every_s", [(1.0, 12.0), (5.0, 60.0), (15.0, 60.0), (30.0, 60.0), (90.0, 90.0)]
+)
 def test_weights_are_read_once_a_minute_at_most(
     monkeypatch: pytest.MonkeyPatch, period_s: float, every_s: float
 ) -> None:
@@ -275,26 +277,26 @@ def test_weights_are_read_once_a_minute_at_most(
     def listed() -> list[tuple[float | None, float]]:
         inlet.items.clear()
         asyncio.run(source._placements(inlet))
-        return [(e.value, e.t_ns / 1e9) for e in inlet.items if isinstance(e, Reading)]
+        return [(e.value, round(e.t_ns / 1e9, 6)) for e in inlet.items if isinstance(e, Reading)]
 
     monkeypatch.setattr(source, "ask", ask)
     clock = SimpleNamespace(monotonic=lambda: now_s, time_ns=lambda: round(now_s * 1e9))
     monkeypatch.setattr("connectors.slurm.source.time", clock)
-    for number in range(13):
+    for number in range(25):
         now_s = number * period_s + (0.01 if number % 2 else 0.05) * period_s
         told = listed()
-        assert told == ([(USUAL, now_s)] if read_s[-1] == now_s else [])
+        assert told == ([(USUAL, round(now_s, 6))] if read_s[-1] == now_s else [])
     step = round(every_s / period_s)
-    assert [round(at_s / period_s - 0.05) for at_s in read_s] == list(range(0, 13, step))
+    assert [round(at_s / period_s - 0.05) for at_s in read_s] == list(range(0, 25, step))
     now_s, weight = now_s + 0.1 * period_s, MARK  # a sink reads; the listing after it tells, and asks nothing
     asyncio.run(source.read_marks())
     sink_s, count = now_s, len(read_s)
     now_s += period_s / 3
-    assert listed() == [(LAST, sink_s)]
+    assert listed() == [(LAST, round(sink_s, 6))]
     assert listed() == []
     assert len(read_s) == count
     now_s = sink_s + every_s
-    assert listed() == [(LAST, now_s)]
+    assert listed() == [(LAST, round(now_s, 6))]
 
 
 def test_an_old_listing_does_not_undo_a_newer_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ THEIRS = "fan broke"
 class Slurm:
     """As the source has it: `nodes` and `ask`. `away`: no answer; `deaf`: does as told, says nothing."""
 
-    period_s = 1.0
+    nodes_every_s = 1.0
     watch: Any = None
 
     def __init__(self, n: int) -> None:

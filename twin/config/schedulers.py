@@ -17,7 +17,7 @@ class Slurm(Strict, msgspec.Struct, frozen=True):
     more.
     """
 
-    period_s: float = 15.0  # between two looks
+    period_s: float = 5.0  # between two looks; longer where Slurm answers slowly
     timeout_s: float = 10.0  # of one command of Slurm
     conf: str | None = None  # SLURM_CONF
     # who is who, where names differ: {"gpu[001-018]": "lab/hall1/r1/node[0-17]"}
