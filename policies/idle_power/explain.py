@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from policies.idle_power.account import account_of, expected_w
+from policies.idle_power.breakers import SAFE_PU
 from policies.idle_power.nodes import PHASES, SLEEPING
 from policies.idle_power.readiness import Readiness
 from twin.catalogue import NS
@@ -93,8 +94,15 @@ def _sentences(memory: Memory, outlook: Readiness) -> list[Sentence]:
         out.append(Sentence(f"nobody else goes to sleep: {outlook.hold}", "note"))
     if asleep and state.known and outlook.need > outlook.ready:
         out.append(
-            Sentence("nodes are missing: limits of racks, feeders or CDUs, or starts, take time", "warning")
+            Sentence(
+                "nodes are missing: limits of racks, feeders, breakers or CDUs, or starts, take time",
+                "warning",
+            )
         )
+    hot = int(np.count_nonzero(memory["theta"] >= SAFE_PU))
+    if hot:
+        text = f"{hot} feeders have a breaker at {SAFE_PU:.0%} of its trip or more: nobody below starts until it cools"
+        out.append(Sentence(text, "warning"))
     if memory["slept_s"][0] and not memory["measured_s"][0]:
         out.append(Sentence("no meter of a node is heard while it sleeps: savings are estimates", "note"))
     return out

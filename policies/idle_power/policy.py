@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from policies.idle_power import account, demand, nodes
+from policies.idle_power import account, breakers, demand, nodes
+from policies.idle_power.breakers import follow_heat
 from policies.idle_power.demand import DemandState, demand_state, learn, need_since
 from policies.idle_power.explain import explanation
 from policies.idle_power.nodes import (
@@ -31,6 +32,7 @@ from policies.idle_power.nodes import (
 )
 from policies.idle_power.readiness import Readiness
 from policies.idle_power.wake import BOOT_PU, wake_first
+from policies.node_replacement import LoadLimits, load_limits
 from twin.catalogue import I32, NS, ContractError
 from twin.contracts import (
     ASLEEP,
@@ -64,6 +66,7 @@ class IdlePower:
     memory: ClassVar[Columns | None] = Columns(
         node=nodes.COLUMNS,
         site=demand.COLUMNS | account.COLUMNS | {"wake_s": ColumnSpec("f8")},
+        feeder=breakers.COLUMNS,
         scalars={"looked_ns": "i8"},
     )
     topics: ClassVar[tuple[Topic, ...]] = (PAGE,)
@@ -109,11 +112,13 @@ class IdlePower:
         account.settle(view, out, dt_s)
         if learn(view, out, outlook.state, outlook.lead_s):
             account.count_rise(out, roster, outlook.state)
+        limits = load_limits(view)
+        follow_heat(view, out, limits, looked_ns)
         out["looked_ns"] = np.array(now_ns, np.int64)
         if outlook.state.known:
             missing = outlook.need - outlook.ready
             if missing > 0:
-                self._wake(view, out, roster, missing)
+                self._wake(view, out, roster, missing, limits)
             elif not outlook.hold:
                 self._lay_down(view, out, outlook)
         return self._proposals(view, out), out
@@ -139,7 +144,7 @@ class IdlePower:
         left_s = self.learn_s - (view.now_ns - begun_ns) / NS if begun_ns else self.learn_s
         return f"demand is watched for {left_s / 3600.0:.1f} h more" if left_s > 0.0 else ""
 
-    def _wake(self, view: View, out: Memory, roster: NodeRoster, missing: float) -> None:
+    def _wake(self, view: View, out: Memory, roster: NodeRoster, missing: float, limits: LoadLimits) -> None:
         """Start sleepers for so many GPUs, as far as limits allow. Changes `out`."""
         # One that was asked and still is awake is simply no longer asked
         asked = np.flatnonzero((out["phase"] == ASKED) & (view.readback(CONTROL) == READY)).astype(np.int32)
@@ -149,7 +154,7 @@ class IdlePower:
         for may in (sleeps & ~failed, sleeps & failed):  # who did not come back lately is tried last
             sleepers = np.flatnonzero(may).astype(np.int32)
             if missing > 0.0 and len(sleepers):
-                chosen = wake_first(view, out, sleepers, missing, self.ramp_pu)
+                chosen = wake_first(view, out, limits, sleepers, missing, self.ramp_pu)
                 missing -= float(roster.gpus[chosen].sum())
                 out["phase"][chosen], out["phase_ns"][chosen] = WOKEN, view.now_ns
 

@@ -1,15 +1,17 @@
 """Wake-ups: which sleepers are started in one look, so that no rack, feeder or CDU passes its limit.
 
 A rack that two feeders serve counts in full on each, as when the other is lost. A node counts with its draw
-at start, and the starts of one look raise no feeder by more than a share of its budget.
+at start, and the starts of one look raise no feeder by more than a share of its budget, nor bring its breaker
+near a trip, by heat or by inrush.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from policies.idle_power.breakers import INRUSH_PU, breaker_room
 from policies.idle_power.nodes import WOKEN
-from policies.node_replacement import LoadLimits, load_limits
+from policies.node_replacement import LoadLimits
 from twin.catalogue import F64, I32, NS
 from twin.contracts import Memory, View
 
@@ -27,15 +29,27 @@ def idle_draw_w(view: View, memory: Memory) -> F64:
     return out
 
 
-def wake_first(view: View, memory: Memory, sleepers: I32, want_gpus: float, ramp_pu: float) -> I32:
+def inrush_w(view: View) -> F64:
+    """The most that each node draws for a moment when it starts [n_node]."""
+    site, design = view.site, view.site.design
+    count = np.maximum(np.diff(site.node_start_of_rack), 1)
+    node_w = (design.rack_max_w - np.nan_to_num(design.rack_overhead_w)) / count
+    return INRUSH_PU * np.nan_to_num(node_w)[site.rack_of_node]
+
+
+def wake_first(
+    view: View, memory: Memory, limits: LoadLimits, sleepers: I32, want_gpus: float, ramp_pu: float
+) -> I32:
     """Of these sleepers those to wake now, until so many GPUs are on their way; fewer where limits bind.
 
     Racks with the most room go first.
     """
-    site, limits = view.site, load_limits(view)
+    site, rush_w = view.site, inrush_w(view)
     start_w, gpus = BOOT_PU * idle_draw_w(view, memory), np.diff(site.gpu_start_of_node)
-    room_w = limits.most_w - limits.now_w
+    room_w, rush_room_w = limits.most_w - limits.now_w, np.full(len(limits.most_w), np.inf)
     feeders = slice(limits.n_rack, limits.n_rack + limits.n_feeder)
+    breakers = breaker_room(view, memory, limits)
+    room_w[feeders] = np.minimum(room_w[feeders], breakers.start_w)
     # Those that were just woken are not in the readings yet
     fresh = (memory["phase"] == WOKEN) & (view.now_ns - memory["phase_ns"] < round(UNREAD_S * NS))
     for node in np.flatnonzero(fresh)[:MOST].tolist():
@@ -43,6 +57,7 @@ def wake_first(view: View, memory: Memory, sleepers: I32, want_gpus: float, ramp
     # One start is always allowed, however small the feeder
     least_w = float(start_w[sleepers].max(initial=0.0))
     room_w[feeders] = np.minimum(room_w[feeders], np.maximum(ramp_pu * limits.most_w[feeders], least_w))
+    rush_room_w[feeders] = np.maximum(breakers.inrush_w, float(rush_w[sleepers].max(initial=0.0)))
     over = limits.over[site.rack_of_node[sleepers]]
     free_w = np.where(over >= 0, room_w[np.maximum(over, 0)], np.inf).min(axis=1)
     chosen, got = list[int](), 0.0
@@ -51,8 +66,11 @@ def wake_first(view: View, memory: Memory, sleepers: I32, want_gpus: float, ramp
             break
         rack, watts = int(site.rack_of_node[node]), float(start_w[node])
         at = limits.over[rack]
-        if (room_w[at[at >= 0]] >= limits.share[rack][at >= 0] * watts).all():
+        share = limits.share[rack][at >= 0]
+        fits = (room_w[at[at >= 0]] >= share * watts).all()
+        if fits and (rush_room_w[at[at >= 0]] >= share * rush_w[node]).all():
             _take(room_w, limits, rack, watts)
+            _take(rush_room_w, limits, rack, float(rush_w[node]))
             chosen.append(node)
             got += float(gpus[node])
     return np.array(sorted(chosen), np.int32)

@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 
 from policies.idle_power import IdlePower
+from policies.idle_power.breakers import SAFE_PU
 from policies.idle_power.demand import LARGEST, quantile_of
 from policies.idle_power.nodes import ASKED, AWAKE, BACK, FOUND, SLEEPING, WOKEN
+from policies.idle_power.wake import inrush_w
 from tests.support.builders import Twin, explained
 from tests.support.idle_power_month import played
 from twin.catalogue import ContractError
 from twin.contracts import ASLEEP, READY, WAKING, Forecast
+from twin.physics import CONTINUOUS_PU, MAGNETIC_PU, step
 from twin.telemetry import events as ev
 
 CONTROL, GPUS = "node.standby", 8
@@ -178,6 +181,49 @@ def test_starts_wait_for_room_on_the_feeders() -> None:
     assert (pod.standby == WAKING).sum() == 1
     pod.run(30)  # its draw is not read yet
     assert (pod.standby == WAKING).sum() == 1
+
+
+def trips(pod: Pod, load_w: float, starts: int, theta: float, boot_s: float = 600.0) -> bool:
+    """True if a feed's breaker opens when so many nodes start at once, by its time-current curve."""
+    rating_w = float(pod.twin.site.budget_w[0]) / CONTINUOUS_PU
+    inrush_w = starts * inrush_of(pod)
+    if load_w + inrush_w >= MAGNETIC_PU * rating_w:
+        return True
+    boots_w = load_w + starts * 1.25 * 1900.0
+    return bool(step(np.array([theta]), np.array([boots_w / rating_w]), boot_s)[0] >= 1.0)
+
+
+def inrush_of(pod: Pod) -> float:
+    return float(inrush_w(pod.twin.engine.view(10.0))[0])
+
+
+def test_starts_of_one_look_bring_no_breaker_to_its_magnetic_trip() -> None:
+    """With no ramp limit eleven starts have room by their draw, and not by their inrush."""
+    pod = Pod(upper=8.0, budget_w=65e3, ramp_pu=1.0)
+    pod.run(900)
+    assert len(pod.asleep()) == 11
+    pod.pending = 200.0
+    pod.run(10)
+    first = int((pod.standby == WAKING).sum())
+    assert 1 <= first < 11
+    assert trips(pod, 24e3, 11, theta=0.2)
+    assert not trips(pod, 24e3, first, theta=0.2)
+    pod.run(60)
+    assert (pod.standby == WAKING).sum() > first
+
+
+def test_a_breaker_that_is_hot_lets_nobody_start_until_it_has_cooled() -> None:
+    pod = Pod(upper=8.0, ramp_pu=1.0)
+    pod.run(900)
+    assert pod.memory["theta"].max() < SAFE_PU
+    pod.memory["theta"][0] = 0.95
+    pod.pending = 200.0
+    pod.run(10)
+    assert not (pod.standby == WAKING).any(), "both feeds carry all racks"
+    assert any("1 feeders have a breaker" in s.text for s in explained(pod.twin, "idle_power").sentences)
+    pod.run(300)
+    assert (pod.standby == WAKING).any()
+    assert pod.memory["theta"][0] < SAFE_PU
 
 
 def test_the_reserve_is_the_excess_that_so_few_rises_were_beyond() -> None:

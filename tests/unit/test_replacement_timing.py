@@ -12,6 +12,7 @@ from policies.node_replacement import HOLD_TEXTS
 from policies.node_replacement.costs import Chances, Delays, Stakes
 from policies.node_replacement.drain_timing import MOST_WAIT_S, RISK_PU, STEP_S, DemandCurve, drain_timing
 from policies.node_replacement.spare_count import DEMAND
+from tests.support.drain_timing_weeks import made_up_demand, played
 from tests.support.replacement_site import EIGHT, SAVES, Replacing
 from twin.catalogue import NS
 from twin.contracts import DEGRADED, Decision, ExplainRequest, Explanation, Forecast
@@ -171,3 +172,12 @@ def test_hours_that_jobs_miss_are_counted_as_by_hand() -> None:
     found = drain_timing(curve(*peak, *trough), chances, stakes(busy=False), np.zeros(1), Delays(), HOUR_S)
     assert found.leave_s[0] == pytest.approx(2 * HOUR_S, abs=STEP_S)
     assert found.gain_gpu_h[0] == pytest.approx(0.9 * 4 * 1.0, rel=0.05)  # WORTH x 4 GPUs x 1 h
+
+
+@pytest.mark.parametrize("busy_pu", [0.5, 0.8])
+def test_over_weeks_of_demand_less_is_lost_than_by_leaving_at_once(busy_pu: float) -> None:
+    demand = made_up_demand(weeks=16, seed=3)
+    once, timed = played(demand, 100, seed=4, busy_pu=busy_pu)
+    assert once.waited == 0 < timed.waited < timed.suspects
+    assert timed.lost_gpu_h < 0.95 * once.lost_gpu_h
+    assert timed.worst_risk_pu <= RISK_PU
