@@ -116,7 +116,7 @@ def count_of(quantity: object) -> int:
 
 
 class PodSpec(msgspec.Struct, rename="camel"):
-    """What a pod asks for, and where it is bound."""
+    """The spec of a pod: the resources it asks for, its priority, and the node that it is bound to."""
 
     node_name: str | None = None
     containers: list[_Container] | None = None
@@ -188,7 +188,7 @@ class _PodSet(msgspec.Struct):
 
 
 class WorkloadSpec(msgspec.Struct, rename="camel"):
-    """What a workload asks for."""
+    """The spec of a workload: its queue, its sets of pods and its priority."""
 
     queue_name: str | None = None
     priority: int | None = None

@@ -29,8 +29,8 @@ from twin.telemetry import JobKind, Reading
 FRESH_PERIODS = 2.0  # a listing this old still says whether renewals need anything
 # Placement is read back each so many periods, or in its signal's period: of 10,800 nodes that is 10 MB
 MARKS_PERIODS, MARKS_S = 12.0, 60.0
-# A listing is asked for no sooner than after so many times what the last took: `sinfo` takes a CPU of this host
-# 0.2 s for 2,000 nodes and, as it compares each with each, sixteen times as long for 8,000
+# A listing is asked for no sooner than after so many times what the last took: `sinfo` takes 0.2 s of CPU on
+# this host for 2,000 nodes, and sixteen times as much for 8,000
 RESTS = 4.0
 REMEDY = "look whether `sinfo` and `squeue` answer the daemon's user on this host"
 # What a person can do about words of Slurm, the first that fit (src/common/slurm_errno.c)

@@ -1,7 +1,7 @@
 """Breakers at a wake-up: the heat of each feeder's breaker, and the starts that its time-current curve bears.
 
-A feeder's breaker is rated for its budget over CONTINUOUS_PU. The heat of its thermal part follows the load; a
-start adds the draw of a booting node to it, and for half a period of the mains an inrush to its magnetic one.
+A feeder's breaker is rated for its budget over CONTINUOUS_PU. The heat of its thermal part follows the load,
+to which a start adds the draw of a booting node; its magnetic part sees the inrush of the moment of the start.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ COLUMNS = {"theta": ColumnSpec("f8", np.nan)}  # heat of the breaker, 1 = it tri
 
 @dataclass(frozen=True, slots=True)
 class BreakerRoom:
-    """Watts that each feeder's breaker still bears: `start_w` for as long as nodes boot, and `inrush_w` at the
-    moment that they start [n_feeder]; inf where no rating is known."""
+    """Watts that each feeder's breaker still bears: `start_w` for as long as nodes boot, and `inrush_w` at
+    the moment that they start [n_feeder]; inf where no rating is known."""
 
     start_w: F64
     inrush_w: F64

@@ -101,7 +101,8 @@ def _sentences(memory: Memory, outlook: Readiness) -> list[Sentence]:
         )
     hot = int(np.count_nonzero(memory["theta"] >= SAFE_PU))
     if hot:
-        text = f"{hot} feeders have a breaker at {SAFE_PU:.0%} of its trip or more: nobody below starts until it cools"
+        share = f"at {SAFE_PU:.0%} of its trip or more"
+        text = f"{hot} feeders have a breaker {share}: nobody below starts until it cools"
         out.append(Sentence(text, "warning"))
     if memory["slept_s"][0] and not memory["measured_s"][0]:
         out.append(Sentence("no meter of a node is heard while it sleeps: savings are estimates", "note"))

@@ -29,14 +29,16 @@ def test_what_jobs_hold_and_wait_for_is_shown(desk: Desk, capsys: pytest.Capture
     values = {
         "site.gpu_running_count": 96.0, "site.gpu_pending_count": 24.0, "site.gpu_idle_count": 40.0,
         "site.gpu_spare_count": 8.0, "queue.gpu_running_count": 96.0, "queue.gpu_pending_count": 0.0,
-        "queue.oldest_wait_s": 300.0, "priority.gpu_pending_count": [24.0, 0.0], "service.requests_per_s": 12.5, "service.kv_cache_used_pu": 0.42,
+        "queue.oldest_wait_s": 300.0, "priority.gpu_pending_count": [24.0, 0.0],
+        "service.requests_per_s": 12.5, "service.kv_cache_used_pu": 0.42,
         "gpu.sm_active_pu": [0.9] * 72 + [0.0] * 72,
     }  # fmt: skip
     desk.do(lambda: desk.pod.tick(values))
     assert desk.run("demand") == 0
     said = capsys.readouterr().out
     for expected in ("96 granted", "40 idle", "8 spare", "- out of service", "72 busy", "queue lab/train",
-                     "tenant lab/phys", "priority lab/high", "priority lab/rest", "5 min", "lab/chat", "12.5", "42%"):  # fmt: skip
+                     "tenant lab/phys", "priority lab/high", "priority lab/rest", "5 min",
+                     "lab/chat", "12.5", "42%"):  # fmt: skip
         assert expected in said, said
     assert desk.run("demand", "--format", "json") == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["rows"]}

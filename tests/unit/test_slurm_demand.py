@@ -16,7 +16,8 @@ from twin.telemetry import Reading
 NOW_S = 1_700_000_600
 SITE = site_of({**two_racks(), "queues": [{"name": "train"}, {"name": "serve"}],
                 "tenants": [{"name": "phys"}, {"name": "ada"}],
-                "priorities": [{"name": "urgent", "least": 5000}, {"name": "usual", "least": 50}]})  # fmt: skip
+                "priorities": [{"name": "urgent", "least": 5000},
+                               {"name": "usual", "least": 50}]})  # fmt: skip
 NODES = """\
 gpu1|mixed|train|gpu:a100:8(S:0-1)|gpu:a100:3(IDX:0-1,4)|none|
 gpu1|mixed|debug|gpu:a100:8(S:0-1)|gpu:a100:3(IDX:0-1,4)|none|
@@ -204,7 +205,8 @@ def test_rows_of_priorities_are_of_qos_then_number_and_add_up_to_the_site() -> N
          "$.priorities[1].least: $.priorities[0] begins there as well; expected another number"),
         ([{"name": "a[1-2]", "least": 1}],
          "$.priorities[0].least: expected one name without a range, got 'a[1-2]'"),
-        ([{"name": "a", "least": 2**31}], "$.priorities[0].least: expected -2147483648 to 2147483647, got 2147483648"),
+        ([{"name": "a", "least": 2**31}],
+         "$.priorities[0].least: expected -2147483648 to 2147483647, got 2147483648"),
     ],
 )  # fmt: skip
 def test_classes_of_priority_that_cannot_be(groups: list[dict[str, object]], problem: str) -> None:

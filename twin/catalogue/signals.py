@@ -15,7 +15,7 @@ __all__ = ["TABLES", "Control", "Signal", "Table", "find_control", "find_signal"
 
 
 class Demand:
-    """Lines that a site, a queue, a tenant and a class of priority share: what a scheduler has granted, and what jobs wait for.
+    """Lines that site, queues, tenants and classes of priority share: GPUs and jobs granted, and waiting.
 
     *Pending* jobs want GPUs now; *held* ones wait for something else: a hold, a dependency, a time, a limit.
     """

@@ -1,4 +1,4 @@
-"""Demand: GPUs that jobs hold and wait for, of site, queues, tenants and priorities, and requests of services."""
+"""Demand: GPUs that jobs hold and wait for, by queue, tenant and priority, and requests of services."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ BUSY_PU = 0.05  # of a GPU's units: below it waits. source: estimate
 
 
 async def demand(request: web.Request) -> web.Response:
-    """List what jobs hold and wait for: of the site, then of queues, tenants, priorities and services; null: unknown."""
+    """List what jobs hold and wait for: of the site, then by queue, tenant, priority and service.
+
+    null: unknown.
+    """
     live = live_of(request)
     rows = _rows(live, "site", SITE)
     rows[0] |= busy_gpus(live)

@@ -1,4 +1,4 @@
-"""The command `demand`: GPUs that jobs hold and wait for, by queue, tenant and priority, and requests to services."""
+"""The command `demand`: GPUs that jobs hold and wait for, by queue, tenant and priority, and requests."""
 
 from __future__ import annotations
 
