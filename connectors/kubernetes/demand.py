@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Literal, NamedTuple
 
 from connectors.demand import JobClaim, Stock
@@ -22,6 +21,7 @@ from connectors.kubernetes.objects import (
     PodSpec,
     WorkloadSpec,
     count_of,
+    instant_s,
 )
 
 WORKLOADS = "/apis/kueue.x-k8s.io/v1beta1/workloads"
@@ -237,11 +237,3 @@ def _claim_of(
         priorities=rank.names,
         priority=rank.number,
     )
-
-
-def instant_s(text: str | None) -> float:
-    """An instant as Kubernetes writes it, in seconds since 1970; 0 for none."""
-    try:
-        return datetime.fromisoformat(text or "").timestamp()
-    except (ValueError, OverflowError):
-        return 0.0

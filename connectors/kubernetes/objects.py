@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from fnmatch import translate
 from functools import lru_cache
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -113,6 +114,14 @@ def count_of(quantity: object) -> int:
     """A quantity of an extended resource, which is a whole number; 0 for what is none."""
     text = str(quantity)
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else 0
+
+
+def instant_s(text: str | None) -> float:
+    """An instant as Kubernetes writes it, in seconds since 1970; 0 for none."""
+    try:
+        return datetime.fromisoformat(text or "").timestamp()
+    except (ValueError, OverflowError):
+        return 0.0
 
 
 class PodSpec(msgspec.Struct, rename="camel"):
@@ -220,7 +229,15 @@ class KueueQueue(msgspec.Struct):
     metadata: Meta
 
 
-Kind = TypeVar("Kind", KubernetesNode, KubernetesPod, KueueWorkload, KueueQueue)
+class Named(Protocol):
+    """An object with a name."""
+
+    @property
+    def metadata(self) -> Meta:
+        """Its metadata."""
+
+
+Kind = TypeVar("Kind", bound=Named)
 WRONG = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 

@@ -166,7 +166,7 @@ class NodeOrders(ABC, Generic[Kind]):
         host = self._hosts.host_of(work.entity)
         try:
             if host is None:
-                self._absent(work)
+                await self._absent(work)
             else:
                 await self._carry_out(host, work)
             work.backoff.reset()
@@ -184,7 +184,7 @@ class NodeOrders(ABC, Generic[Kind]):
             log.exception("%s: %s", self.name, host)
             self._end(work, "failed", f"{type(error).__name__}: {error}")
 
-    def _absent(self, work: Kind) -> None:
+    async def _absent(self, work: Kind) -> None:
         """Answer for a node that the cluster does not have. Raises OrderRefused, Away."""
         if self._hosts.listed:
             raise OrderRefused("the cluster has no such node; see kubernetes.node_names")

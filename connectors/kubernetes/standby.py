@@ -1,11 +1,12 @@
 """Standby carried out on Kubernetes: whether the cluster autoscaler may take a node away.
 
 `ready` keeps a node that is there; `asleep` ends that, and the autoscaler decides whether and when it goes. A
-node that it took away comes back for pods that wait, and not by us.
+node that it took away comes back for pods that wait; before that by a provisioning request, where these are on.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 from connectors.kubernetes.autoscaler import is_leaving, standby_plan
@@ -13,6 +14,7 @@ from connectors.kubernetes.client import ApiError, Away, KubernetesClient
 from connectors.kubernetes.nodes import Hosts, Plan
 from connectors.kubernetes.objects import KubernetesNode
 from connectors.kubernetes.orders import NodeOrders, NodeWork, OrderRefused
+from connectors.kubernetes.provisioning import PodTemplateName, Provisioner
 from connectors.kubernetes.source import KubernetesSource
 from connectors.orders import SinkContext
 from twin.catalogue import TABLES
@@ -20,6 +22,8 @@ from twin.contracts import ASLEEP, READY
 
 CONTROL = "node.standby"
 STATES = TABLES["node"].control_by_name["standby"].states
+FOR_PODS = "comes back for pods that wait"
+REFUSED = "no provisioning request can be made"
 POLL_S = 30.0  # between two looks at a node that is not yet as it is wanted
 
 
@@ -30,10 +34,20 @@ class KubernetesStandby(NodeOrders[NodeWork]):
     controls: tuple[str, ...] = (CONTROL,)
 
     def __init__(
-        self, client: KubernetesClient, hosts: Hosts, context: SinkContext, source: KubernetesSource
+        self,
+        client: KubernetesClient,
+        hosts: Hosts,
+        context: SinkContext,
+        source: KubernetesSource,
+        template: PodTemplateName | None = None,
     ) -> None:
+        """`template`: by which nodes are asked for ahead of pods; without it none is."""
         super().__init__(client, hosts, STATES, NodeWork, context)
         self._source = source
+        self._provisioner = None if template is None else Provisioner(client, template)
+        self._asking = asyncio.Lock()
+        self._progress: dict[str, str] = {}  # of the nodes that were last asked for
+        self._asked_s = -1e9
 
     def _plan(self, node: KubernetesNode, work: NodeWork) -> Plan:
         if work.order.value not in (READY, ASLEEP):
@@ -70,13 +84,36 @@ class KubernetesStandby(NodeOrders[NodeWork]):
             raise Away("the pods of the cluster are not listed yet")
         return busy
 
-    def _absent(self, work: NodeWork) -> None:
+    async def _absent(self, work: NodeWork) -> None:
         if not self._source.took_away(work.entity):
-            super()._absent(work)
+            await super()._absent(work)
         if work.order.value == ASLEEP:
             self._end(work, "done", "the autoscaler took it away")
+        elif self._provisioner is None:
+            self._wait(work, f"the autoscaler took it away, and {FOR_PODS}")
         else:
-            self._wait(work, "the autoscaler took it away, and brings it back for pods that wait")
+            self._wait(work, await self._asked_for(self._provisioner, work))
+
+    async def _asked_for(self, provisioner: Provisioner, work: NodeWork) -> str:
+        """Progress of the request for a node, with which all are asked for that are wanted and away.
+
+        Raises Away, BadMessage, and ApiError where another try may help.
+        """
+        name = self._hosts.name(work.entity)
+        async with self._asking:
+            if name not in self._progress or time.monotonic() - self._asked_s >= POLL_S:
+                away = [w for w in self._works.values() if w.order.value == READY and self._wanted(w)]
+                names = [self._hosts.name(w.entity) for w in away if self._source.took_away(w.entity)]
+                if name not in names:
+                    return "it is wanted no more"
+                try:
+                    self._progress = await provisioner.ask(names, work.order.id)
+                except ApiError as error:
+                    if error.status in (409, 429) or error.status >= 500:
+                        raise
+                    self._progress = dict.fromkeys(names, f"{REFUSED}: {str(error)[:150]}; it {FOR_PODS}")
+                self._asked_s = time.monotonic()
+        return self._progress[name]
 
     def _wait(self, work: NodeWork, why: str) -> None:
         work.due_s = time.monotonic() + POLL_S

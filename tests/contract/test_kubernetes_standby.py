@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -12,14 +13,20 @@ import msgspec
 import numpy as np
 import pytest
 
-from connectors.kubernetes import KubernetesClient, KubernetesStandby, standby as kubernetes_standby
+from connectors.kubernetes import (
+    KubernetesClient,
+    KubernetesStandby,
+    PodTemplateName,
+    provisioning,
+    standby as kubernetes_standby,
+)
 from connectors.kubernetes.access import Access
 from connectors.kubernetes.autoscaler import DELETING, KEEP, OURS, STANDBY_EPOCH, ScaleDowns, standby_plan
 from connectors.kubernetes.objects import KubernetesNode
 from connectors.orders import SinkContext
 from tests.support.builders import site_of, two_racks
 from tests.support.inlets import until
-from tests.support.kubernetes_apiserver import NODES, Cluster, marks
+from tests.support.kubernetes_apiserver import NODES, PROVISIONING, Cluster, marks
 from tests.support.kubernetes_placement_sink import Heard, followed
 from tests.support.kubernetes_service_sink import THEIRS, hurry, told
 from twin.contracts import ASLEEP, READY, WAKING, CommandBatch
@@ -28,6 +35,7 @@ from twin.telemetry import CommandAcked
 
 GONE = {"key": DELETING, "value": "1764380000", "effect": "NoSchedule"}
 STANDBY = "standby_state"
+TEMPLATE = PodTemplateName("gpu", "whole-node")
 KEPT = {KEEP: "true", OURS: "ready", STANDBY_EPOCH: "3"}
 
 
@@ -78,14 +86,16 @@ class Sleeping:
 
 
 @asynccontextmanager
-async def sleeping(site: Site, cluster: Cluster, epoch: int = 3) -> AsyncIterator[Sleeping]:
+async def sleeping(
+    site: Site, cluster: Cluster, epoch: int = 3, template: PodTemplateName | None = None
+) -> AsyncIterator[Sleeping]:
     acks: list[CommandAcked] = []
     async with followed(site, cluster, standby=True) as (source, heard):
         await until(lambda: source.busy("n0") is not None)
         client = KubernetesClient(lambda: Access(f"http://127.0.0.1:{cluster.port}"), timeout_s=5)
         context = SinkContext(lambda items, _: acks.extend(i for i in items if isinstance(i, CommandAcked)),
                               lambda: True)  # fmt: skip
-        sink = KubernetesStandby(client, source._hosts, context, source)
+        sink = KubernetesStandby(client, source._hosts, context, source, template)
         task = asyncio.create_task(sink.run())
         try:
             yield Sleeping(sink, heard, acks, epoch)
@@ -94,12 +104,15 @@ async def sleeping(site: Site, cluster: Cluster, epoch: int = 3) -> AsyncIterato
             await asyncio.gather(task, return_exceptions=True)
 
 
-def run(site: Site, story: Callable[[Cluster, Sleeping], Any]) -> None:
+def run(
+    site: Site, story: Callable[[Cluster, Sleeping], Any], template: PodTemplateName | None = None,
+    provisioning: bool = True,
+) -> None:  # fmt: skip
     async def whole(cluster: Cluster) -> None:
-        async with sleeping(site, cluster) as mine:
+        async with sleeping(site, cluster, template=template) as mine:
             await story(cluster, mine)
 
-    told(whole)
+    told(whole, provisioning=provisioning and template is not None)
 
 
 def take_away(cluster: Cluster, node: str = "n0") -> None:
@@ -210,3 +223,110 @@ def test_what_others_keep_and_what_works_does_not_sleep(site: Site) -> None:
         assert marks(cluster, "n1") == {**KEPT, STANDBY_EPOCH: "4"}
 
     run(site, story)
+
+
+async def asleep(cluster: Cluster, mine: Sleeping, *nodes: int) -> None:
+    for node in nodes:
+        take_away(cluster, f"n{node}")
+        await until(lambda node=node: mine.standby(node) == ASLEEP)  # type: ignore[misc]
+
+
+def returned(cluster: Cluster, node: str) -> None:
+    status = {"conditions": [{"type": "Ready", "status": "True"}]}
+    cluster._store(NODES, None, {"metadata": {"name": node}, "spec": {"taints": []}, "status": status})
+
+
+def test_nodes_are_asked_back_together_before_pods_wait(site: Site) -> None:
+    async def story(cluster: Cluster, mine: Sleeping) -> None:
+        await asleep(cluster, mine, 0, 1)
+        assert "has not answered" in await mine.reach("in_progress", READY, (0, 1))
+        (request,) = cluster.provisionings()
+        assert request["spec"] == {
+            "provisioningClassName": "best-effort-atomic-scale-up.autoscaling.x-k8s.io",
+            "podSets": [{"count": 2, "podTemplateRef": {"name": "whole-node"}}],
+        }
+        assert json.loads(request["metadata"]["annotations"]["racktwin.io/nodes"]) == [
+            "lab/h/r1/node0", "lab/h/r1/node1",
+        ]  # fmt: skip
+        name = request["metadata"]["name"]
+        for kind, words in (("Accepted", "has accepted"), ("Provisioned", "has capacity")):
+            cluster.set_condition(name, kind, namespace="gpu", resource=PROVISIONING)
+            await until(lambda words=words: words in mine.acks[-1].detail)  # type: ignore[misc]
+        await mine.order(READY, (0, 1))
+        for node in ("n0", "n1"):
+            returned(cluster, node)
+        await until(lambda: sum(a.state == "done" and a.detail == "kept" for a in mine.acks) >= 2)
+        assert len(cluster.provisionings()) == 1
+        assert mine.standby(0) == mine.standby(1) == READY
+
+    run(site, story, TEMPLATE)
+
+
+def test_a_restart_asks_for_no_node_twice_and_for_another_as_well(site: Site) -> None:
+    async def whole(cluster: Cluster) -> None:
+        async with followed(site, cluster, standby=True) as (source, heard):
+            await until(lambda: source.busy("n0") is not None)
+            for epoch, nodes, requests in ((3, (0, 1), 1), (4, (0, 1), 1), (5, (0, 1, 2), 2)):
+                client = KubernetesClient(lambda: Access(f"http://127.0.0.1:{cluster.port}"), timeout_s=5)
+                acks: list[CommandAcked] = []
+                context = SinkContext(
+                    lambda items, _, acks=acks: acks.extend(i for i in items if isinstance(i, CommandAcked)),
+                    lambda: True,
+                )
+                sink = KubernetesStandby(client, source._hosts, context, source, TEMPLATE)
+                mine, task = Sleeping(sink, heard, acks, epoch), asyncio.create_task(sink.run())
+                for node in nodes:
+                    if mine.standby(node) != ASLEEP:
+                        await asleep(cluster, mine, node)
+                await mine.reach("in_progress", READY, nodes)
+                await until(lambda n=len(nodes): len({a.name for a in acks}) == n)  # type: ignore[misc]
+                assert len(cluster.provisionings()) == requests
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    told(whole, provisioning=True)
+
+
+def test_what_the_autoscaler_refuses_is_asked_again_node_by_node(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(cluster: Cluster, mine: Sleeping) -> None:
+        await asleep(cluster, mine, 0, 1)
+        await mine.reach("in_progress", READY, (0, 1))
+        (request,) = cluster.provisionings()
+        cluster.set_condition(request["metadata"]["name"], "Failed", namespace="gpu", resource=PROVISIONING)
+        await until(lambda: "cannot bring it back" in mine.acks[-1].detail)
+        assert len(cluster.provisionings()) == 1, "not again at once"
+        monkeypatch.setattr(provisioning, "AGAIN_S", -1.0)
+        await until(lambda: len(cluster.provisionings()) == 3)
+        assert [r["spec"]["podSets"][0]["count"] for r in cluster.provisionings()] == [2, 1, 1]
+
+    run(site, story, TEMPLATE)
+
+
+@pytest.mark.parametrize("lacks", ["the resource", "the right"])
+def test_without_provisioning_requests_a_node_comes_back_for_pods(site: Site, lacks: str) -> None:
+    async def story(cluster: Cluster, mine: Sleeping) -> None:
+        await asleep(cluster, mine, 0)
+        cluster.failing = [("POST", 403)] * 50 if lacks == "the right" else []
+        words = await mine.reach("in_progress", READY)
+        assert "no provisioning request can be made" in words
+        assert ("404" if lacks == "the resource" else "403") in words
+        returned(cluster, "n0")
+        assert await mine.reached("done") == "kept"
+
+    run(site, story, TEMPLATE, provisioning=lacks != "the resource")
+
+
+def test_nothing_is_asked_for_sleep_nor_by_who_does_not_lead(site: Site) -> None:
+    async def story(cluster: Cluster, mine: Sleeping) -> None:
+        await asleep(cluster, mine, 0)
+        await mine.reach("done", ASLEEP)
+        mine.sink._may_act = lambda: False
+        asked = cluster.asked("GET", "provisioningrequests")
+        await mine.order(READY)
+        await until(lambda: not mine.sink._works)
+        assert cluster.provisionings() == []
+        assert cluster.asked("GET", "provisioningrequests") == asked == 0
+
+    run(site, story, TEMPLATE)

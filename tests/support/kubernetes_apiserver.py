@@ -21,8 +21,11 @@ from typing import Any
 import aiohttp.web
 import kmock
 
+from connectors.kubernetes.client import now_text
+
 NODES, PODS = kmock.resource("v1/nodes"), kmock.resource("v1/pods")
 WORKLOADS = kmock.resource("kueue.x-k8s.io/v1beta1/workloads")
+PROVISIONING = kmock.resource("autoscaling.x-k8s.io/v1/provisioningrequests")
 QUEUES = kmock.resource("kueue.x-k8s.io/v1beta1/localqueues")
 JOB_LABEL = "training.kubeflow.org/job-name"
 
@@ -30,7 +33,7 @@ JOB_LABEL = "training.kubeflow.org/job-name"
 class Cluster(kmock.KubernetesEmulator):
     """One cluster. `tokens`: which are taken (None: no token is asked for)."""
 
-    def __init__(self, kueue: bool = False) -> None:
+    def __init__(self, kueue: bool = False, provisioning: bool = False) -> None:
         super().__init__()
         self.resources["v1/nodes"] = {"namespaced": False}
         self.resources["v1/pods"] = {"namespaced": True}
@@ -38,6 +41,9 @@ class Cluster(kmock.KubernetesEmulator):
         if kueue:
             self.resources["kueue.x-k8s.io/v1beta1/workloads"] = {"namespaced": True}
             self.resources["kueue.x-k8s.io/v1beta1/localqueues"] = {"namespaced": True}
+        self.provisioning = provisioning
+        if provisioning:
+            self.resources["autoscaling.x-k8s.io/v1/provisioningrequests"] = {"namespaced": True}
         self.tokens: set[str] | None = None
         self.version = 100
         self.compacted = 0  # versions up to this one are no longer known to watches
@@ -90,12 +96,14 @@ class Cluster(kmock.KubernetesEmulator):
             "spec": spec, "status": {"conditions": []},
         })  # fmt: skip
 
-    def set_condition(self, name: str, kind: str, status: str = "True", namespace: str = "ml") -> None:
-        """A condition of a workload, beside those that it has."""
-        raw = self.objects[WORKLOADS, namespace, name].raw
+    def set_condition(
+        self, name: str, kind: str, status: str = "True", namespace: str = "ml", resource: Any = WORKLOADS
+    ) -> None:
+        """A condition of a workload, or of another object, beside those that it has."""
+        raw = self.objects[resource, namespace, name].raw
         others = [c for c in raw["status"]["conditions"] if c["type"] != kind]
         change = {"status": {"conditions": [*others, {"type": kind, "status": status}]}}
-        self.change(WORKLOADS, name, change, namespace)
+        self.change(resource, name, change, namespace)
 
     def put_pod(
         self, name: str, node: str = "", gpus: int = 1, owner: str = "Job/j1", phase: str = "Running",
@@ -163,7 +171,8 @@ class Cluster(kmock.KubernetesEmulator):
             raise kmock.KubernetesError(401, "Unauthorized", "Unauthorized")
         if self.silence is not None:
             await self.silence.wait()
-        if not self.kueue and "/kueue." in str(request.url):
+        absent = (("/kueue.", self.kueue), ("/autoscaling.x-k8s.io", self.provisioning))
+        if any(part in str(request.url) and not there for part, there in absent):
             raise kmock.KubernetesError(404, "NotFound", "the server could not find the requested resource")
         shown = f"{request.method.value} {request.url}"
         for failure in self.failing:
@@ -172,6 +181,8 @@ class Cluster(kmock.KubernetesEmulator):
                 raise kmock.KubernetesError(failure[1], "Injected", "asked for by the test")
         if request.subresource == "eviction" and request.method.value == "POST":
             return self._evict(request)
+        if request.resource == PROVISIONING and request.action == kmock.action.CREATE:
+            return self._provision(request)
         if request.action != kmock.action.UPDATE:
             return await super()._handle(request)
         async with self.writing:
@@ -194,6 +205,22 @@ class Cluster(kmock.KubernetesEmulator):
         assert request.name is not None
         self._written(request.resource, request.namespace, request.name, "MODIFIED")
         return aiohttp.web.json_response(self.objects[key].raw, status=answer.status)
+
+    def _provision(self, request: kmock.Request) -> aiohttp.web.StreamResponse:
+        """A request for nodes: its name is taken once, and the server says when it was made."""
+        body, space = copy.deepcopy(dict(request.data)), request.namespace
+        name = body["metadata"]["name"]
+        if (PROVISIONING, space, name) in self.objects:
+            raise kmock.KubernetesError(409, "AlreadyExists", f"{name} already exists")
+        assert body["apiVersion"] == "autoscaling.x-k8s.io/v1"
+        assert body["metadata"]["namespace"] == space
+        body["metadata"]["creationTimestamp"] = now_text()
+        self._store(PROVISIONING, space, {**body, "status": {"conditions": []}})
+        return aiohttp.web.json_response(self.objects[PROVISIONING, space, name].raw, status=201)
+
+    def provisionings(self) -> list[dict[str, Any]]:
+        """The requests for nodes, in the order of their making."""
+        return [o.raw for (res, _, _), o in self.objects.items() if res == PROVISIONING and not o.deleted]
 
     def _evict(self, request: kmock.Request) -> aiohttp.web.StreamResponse:
         key = (PODS, request.namespace, request.name)
@@ -273,6 +300,9 @@ def _ranked(priority: tuple[str, int]) -> dict[str, Any]:
 
 
 def _selected(body: dict[str, Any], params: Any) -> bool:
+    key, _, value = params.get("labelSelector", "").partition("=")
+    if key and body["metadata"].get("labels", {}).get(key) != value:
+        return False
     selector = params.get("fieldSelector", "")
     node = body["spec"].get("nodeName", "")
     if selector == "spec.nodeName!=":

@@ -96,9 +96,9 @@ async def driven(site: Site, cluster: Cluster, epoch: int = 3, **more: Any) -> A
         await asyncio.gather(task, return_exceptions=True)
 
 
-def told(story: Callable[[Cluster], Any]) -> Cluster:
+def told(story: Callable[[Cluster], Any], provisioning: bool = False) -> Cluster:
     """Run a story with a cluster of four nodes."""
-    cluster = Cluster()
+    cluster = Cluster(provisioning=provisioning)
 
     async def run() -> None:
         async with cluster.serving():

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from twin.config.section import Problems, Strict
+from twin.site import short
 from twin.telemetry import JobKind
+
+
+OBJECT_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)  # of Kubernetes
 
 
 class Slurm(Strict, msgspec.Struct, frozen=True):
@@ -34,7 +40,8 @@ class Kubernetes(Strict, msgspec.Struct, frozen=True):
     `node_names` maps its nodes (host lists too) to entities where they differ; `kinds` tells by namespace
     what jobs are (or the pod label racktwin.io/kind); `job_labels` are looked at before the usual ones.
     With `command`, service levels and placement are carried out: cordon, taints, eviction; with `autoscaler`,
-    standby too, by the annotation that keeps a node from the cluster autoscaler.
+    standby too, by the annotation that keeps a node from the cluster autoscaler; with `wake_template`, nodes that
+    it took away are asked back by ProvisioningRequests before pods wait for them.
     """
 
     kubeconfig: str | None = None  # a file; without it, the service account of our pod
@@ -47,6 +54,9 @@ class Kubernetes(Strict, msgspec.Struct, frozen=True):
     kinds: dict[str, JobKind] = {}  # by namespace: {research: training}; others are unknown, and protected
     command: bool = False  # whether nodes are cordoned, emptied and placed; with Slurm's off
     autoscaler: bool = False  # whether the cluster autoscaler runs there, and is told which nodes to keep
+    wake_template: str | None = (
+        None  # NAMESPACE/NAME of a PodTemplate whose pods each fill a node; none: none is asked back
+    )
     evict_bare_pods: bool = False  # pods that no controller makes anew are lost when evicted
 
 
@@ -78,6 +88,17 @@ def scheduler_problems(
         out.within("kubernetes.timeout_s", kubernetes.timeout_s, 1, 60)
         if kubernetes.autoscaler and not kubernetes.command:
             out.append("$.kubernetes.autoscaler: expected `command: true` with it: else no node is kept")
+        if kubernetes.wake_template is not None:
+            namespace, slash, name = kubernetes.wake_template.partition("/")
+            if not (slash and OBJECT_NAME.fullmatch(namespace) and OBJECT_NAME.fullmatch(name)):
+                out.append(
+                    "$.kubernetes.wake_template: expected NAMESPACE/NAME of a PodTemplate, got "
+                    f"{short(kubernetes.wake_template)}"
+                )
+            if not kubernetes.autoscaler:
+                out.append(
+                    "$.kubernetes.wake_template: expected `autoscaler: true` with it: else none is woken"
+                )
         if kubernetes.command and slurm is not None and slurm.command:
             out.append(
                 "$.kubernetes.command: Slurm commands the nodes of this site (jobs.slurm.command); "

@@ -132,6 +132,7 @@ def _kubernetes(out: Schedulers, part: Kubernetes, context: WiringContext, deman
         KubernetesSource,
         KubernetesStandby,
         PodLabels,
+        PodTemplateName,
         load_access,
     )
 
@@ -161,7 +162,8 @@ def _kubernetes(out: Schedulers, part: Kubernetes, context: WiringContext, deman
         out.works["kubernetes-placement-work"] = placement.run
         out.faults[placement.name] = lambda: placement.fault
     if part.autoscaler:
-        standby = KubernetesStandby(client(), hosts, context.sink, source)
+        template = None if part.wake_template is None else PodTemplateName(*part.wake_template.split("/", 1))
+        standby = KubernetesStandby(client(), hosts, context.sink, source, template)
         out.add(standby, standby.counts)
         out.works["kubernetes-standby-work"] = standby.run
         out.faults[standby.name] = lambda: standby.fault
