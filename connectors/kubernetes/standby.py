@@ -1,7 +1,7 @@
 """Standby carried out on Kubernetes: whether the cluster autoscaler may take a node away.
 
 `ready` keeps a node that is there; `asleep` ends that, and the autoscaler decides whether and when it goes. A
-node that it took away comes back for pods that wait; before that by a provisioning request, where these are on.
+node that it took away comes back for pods that wait, or before them by a provisioning request of ours.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from twin.config.section import Problems, Strict
 from twin.site import short
 from twin.telemetry import JobKind
 
-
 OBJECT_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)  # of Kubernetes
 
 
