@@ -1,8 +1,8 @@
 """Provisioning requests: nodes that the cluster autoscaler shall bring back before pods wait for them.
 
 A request (autoscaling.x-k8s.io/v1) names a pod template of the site, whose pods each fill a node, and their
-number. Its annotation names the nodes, so that neither a restart nor another daemon asks twice. The autoscaler
-deletes requests that are over. source: its proposal provisioning-request.md, and its own classes
+number. Its annotation names the nodes, so that neither a restart nor another daemon asks twice. The
+autoscaler deletes requests that are over. source: its proposal provisioning-request.md, and its own classes
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -262,6 +263,10 @@ def test_nodes_are_asked_back_together_before_pods_wait(site: Site) -> None:
     run(site, story, TEMPLATE)
 
 
+def answered(acks: list[CommandAcked], nodes: int) -> bool:
+    return len({a.name for a in acks}) == nodes
+
+
 def test_a_restart_asks_for_no_node_twice_and_for_another_as_well(site: Site) -> None:
     async def whole(cluster: Cluster) -> None:
         async with followed(site, cluster, standby=True) as (source, heard):
@@ -279,7 +284,7 @@ def test_a_restart_asks_for_no_node_twice_and_for_another_as_well(site: Site) ->
                     if mine.standby(node) != ASLEEP:
                         await asleep(cluster, mine, node)
                 await mine.reach("in_progress", READY, nodes)
-                await until(lambda n=len(nodes): len({a.name for a in acks}) == n)  # type: ignore[misc]
+                await until(partial(answered, acks, len(nodes)))
                 assert len(cluster.provisionings()) == requests
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)

@@ -39,8 +39,8 @@ class Kubernetes(Strict, msgspec.Struct, frozen=True):
     `node_names` maps its nodes (host lists too) to entities where they differ; `kinds` tells by namespace
     what jobs are (or the pod label racktwin.io/kind); `job_labels` are looked at before the usual ones.
     With `command`, service levels and placement are carried out: cordon, taints, eviction; with `autoscaler`,
-    standby too, by the annotation that keeps a node from the cluster autoscaler; with `wake_template`, nodes that
-    it took away are asked back by ProvisioningRequests before pods wait for them.
+    standby too, by the annotation that keeps a node from the cluster autoscaler; with `wake_template`, nodes
+    that it took away are asked back by ProvisioningRequests before pods wait for them.
     """
 
     kubeconfig: str | None = None  # a file; without it, the service account of our pod
@@ -53,9 +53,7 @@ class Kubernetes(Strict, msgspec.Struct, frozen=True):
     kinds: dict[str, JobKind] = {}  # by namespace: {research: training}; others are unknown, and protected
     command: bool = False  # whether nodes are cordoned, emptied and placed; with Slurm's off
     autoscaler: bool = False  # whether the cluster autoscaler runs there, and is told which nodes to keep
-    wake_template: str | None = (
-        None  # NAMESPACE/NAME of a PodTemplate whose pods each fill a node; none: none is asked back
-    )
+    wake_template: str | None = None  # NAMESPACE/NAME of a PodTemplate whose pods each fill a node
     evict_bare_pods: bool = False  # pods that no controller makes anew are lost when evicted
 
 
