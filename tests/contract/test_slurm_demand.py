@@ -145,13 +145,15 @@ class Twin:
         self.now: dict[tuple[str, int, str], float | None] = {}
         self.running: set[str] = set()
         self.ids: list[str] = []
-        self.polls = 0
+        self.polls, self._nodes_are_new = 0, False  # looks at jobs and nodes: nodes may be listed less often
 
     def take(self) -> None:
         for item in self.inlet.items[self.read :]:
             if isinstance(item, Reading):
                 self.now[item.table, item.entity, item.signal] = item.value
-                self.polls += item.signal == "gpu_idle_count"
+                self._nodes_are_new |= item.signal == "service_level_state"
+                if item.signal == "gpu_idle_count" and self._nodes_are_new:
+                    self.polls, self._nodes_are_new = self.polls + 1, False
             elif isinstance(item, JobStarted):
                 self.ids.append(item.id)
                 self.running.add(item.job)
