@@ -124,7 +124,7 @@ DECODERS: dict[str, Fuzzed] = {
         BadMessage,
         (
             b"RUNNING|12|1767225600|1-00:00:00|100|a|u|p|n[1-4]|4|4|*|N/A|N/A|gres:gpu:8|N/A|N/A|N/A|1|1|OK|normal|None|\n",
-            b"PENDING|7|N/A|UNLIMITED|1|a|u|p||1-2|2|*|N/A|gpu:3|N/A|N/A|N/A|1-9%2|1|N/A|NO|Resources|\n",
+            b"PENDING|7|N/A|UNLIMITED|1|a|u|p||1-2|2|*|N/A|gpu:3|N/A|N/A|N/A|1-9%2|1|N/A|NO|normal|Resources|\n",
         ),
     ),
     "sinfo": Fuzzed(
