@@ -22,7 +22,12 @@ from twin.site.safety import budgets_w, lapse_power_w
 from twin.site.site import Site
 
 GRANT = "grant"  # the feeder of a part that its grants apply to
-OF_HUB = ("queues", "tenants", "services")  # of the whole site: a part would take all demand for its own
+OF_HUB = (
+    "queues",
+    "tenants",
+    "priorities",
+    "services",
+)  # of the whole site: a part would take all demand for its own
 Tree = dict[str, Any]
 
 
@@ -484,7 +489,9 @@ def _notes(plan: _Plan) -> list[str]:
         "blast radius and limits of policies hold for each part by itself: lower them where they matter"
     )
     if any(getattr(site.file, key) for key in OF_HUB):
-        out.append("queues, tenants and services went to hub.yaml: their demand is of the whole site")
+        out.append(
+            "queues, tenants, priorities and services went to hub.yaml: their demand is of the whole site"
+        )
     return out
 
 
