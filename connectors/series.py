@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -19,7 +19,7 @@ from connectors.gauge_parts import FRESH_S, Cell, GaugeParts, GaugeReport, Serie
 from connectors.series_map import Measure, SeriesMap, SeriesRule
 from connectors.slurm import expand_names
 from twin.catalogue import F32, TABLES, ConfigError, Signal, from_dbm
-from twin.telemetry import Block, Names, Reading
+from twin.telemetry import Block, Names, Reading, nowhere
 
 DBM = "dBm"
 MAX_LABEL = 256  # characters of a label that may name an entity
@@ -181,6 +181,7 @@ class SeriesTable:
     ) -> None:
         self.faults, self.strangers = SeriesFaults(), SeriesFaults()
         self._site, self._place, self._sums = site, place, sums or Sums()
+        self._elsewhere: Callable[[str], bool] = getattr(site, "is_elsewhere", nowhere)
         self._growth = SeriesGrowth()
         self._blank = frozenset(mapping.blank)
         self._lines: dict[tuple[str | None, str], list[_Line]] = {}
@@ -349,11 +350,17 @@ class SeriesTable:
     def _what_is_strange(
         self, rule: _Rule, labels: Mapping[str, str], names: Sequence[tuple[str, str]]
     ) -> str:
-        """Why no entity was found. That a site file lists no fans or disks of a known node is routine."""
+        """Why no entity was found.
+
+        It is routine that a site file lists no fans or disks of a known node, and that another daemon of a
+        divided site mirrors the entity.
+        """
         if names:
             heads = {self._names.get(head, head) for head, _ in names}
             below = rule.table != "gpu" and any(tail for _, tail in names)
             if below and any(self._site.entity(t, h) is not None for t in ("node", "rack") for h in heads):
+                return ""
+            if any(map(self._elsewhere, heads)):
                 return ""
             text = " or ".join(dict.fromkeys(f"{h}/{t}" if t else h for h, t in names))
             return f"no {rule.table} {text[:160]!r} in the site file"

@@ -25,7 +25,7 @@ from connectors.orders import summary_of
 from twin.catalogue import F64, I32, TABLES, ActuationError, BadMessage, ConnectorError, find_control
 from twin.contracts import CommandBatch
 from twin.site import Site
-from twin.telemetry import CommandAcked, Ignored, Message, Reading
+from twin.telemetry import ELSEWHERE, CommandAcked, Ignored, Message, Reading
 
 AGENT = "IT/v1/PUB/Agent/"
 TABLES_OF_AGENTS = ("rack", "node", "gpu")
@@ -224,6 +224,8 @@ class ResultDecoder:
             return Ignored(message.topic[:40], "no result and no agent")
         if self.integration is not None and parts[2] != self.integration:
             return Ignored("Result", "an answer to another integration")
+        if self.site.is_elsewhere(parts[5]):
+            return Ignored("Result", ELSEWHERE)
         return list(self._answers(message, parts[4], parts[5]))
 
     def _answers(self, message: Message, key: str, path: str) -> list[CommandAcked]:
@@ -278,6 +280,8 @@ class ResultDecoder:
             raise BadMessage(f"{len(message.payload)} bytes of agent state; expected at most {MAX_STATUS}")
         path = message.topic[len(AGENT) :]
         node = self.site.entity("node", path) if len(path) <= 512 else None
+        if node is None and self.site.is_elsewhere(path):
+            return Ignored("Agent", ELSEWHERE)
         if node is None:
             return Ignored("Agent", f"no node {path[:120]!r} in the site file", UNKNOWN_PATH)
         if not message.payload:

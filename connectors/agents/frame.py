@@ -131,7 +131,8 @@ class ItDecoder:
         if len(message.payload) > MAX_PAYLOAD:
             raise BadMessage(f"{len(message.payload)} bytes; expected at most {MAX_PAYLOAD}")
         if message.topic.startswith(EVENT):
-            if self._elsewhere(message.topic[len(EVENT) :]):
+            path = message.topic[len(EVENT) :]
+            if not path.startswith((JOBS, OUTLOOKS)) and self._elsewhere(path):
                 return Ignored("Event", ELSEWHERE)
             return [self._event(message)]
         if not message.topic.startswith(FRAME):

@@ -335,9 +335,9 @@ class BmsDecoder:
         for table in tables if wire is not None else ():
             if (index := entity(table, site_name(wire or ""))) is not None:
                 return table, index
-        if wire is None:
-            return "no id of an object", None
-        return ELSEWHERE if self._elsewhere(site_name(wire)) else f"object {wire} {_UNKNOWN}", None
+        if any(self._elsewhere(site_name(name)) for name in (wire or "", *areas.places)):
+            return ELSEWHERE, None
+        return "no id of an object" if wire is None else f"object {wire} {_UNKNOWN}", None
 
     def _settle(self, key: tuple[PointRow, int]) -> None:
         """Give the points of a group their cells again, in the order of their tags."""

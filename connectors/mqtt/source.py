@@ -131,8 +131,10 @@ class Router:
 
     @property
     def own_racks(self) -> list[str]:
-        """Full paths of the racks whose topics are subscribed to one by one: those of a part of a site."""
-        return self.site.names["rack"] if self.site.elsewhere else []
+        """Full paths of the racks whose topics are subscribed to one by one: those of a part of a site.
+        On topics of names with + nobody can publish.
+        """
+        return [n for n in self.site.names["rack"] if "+" not in n] if self.site.elsewhere else []
 
     def attach(self, prefix: str, decode: Decode) -> None:
         """Give messages on topics that begin with `prefix` to `decode`, before all routes."""
@@ -246,8 +248,8 @@ class Router:
     def _make(self, form: Form, mapping: str) -> Decoder:
         if form == "bms":
             halls = self.site.names["hall"]
-            alone = len(halls) == 1 and not any("/" not in name for name in self.site.file.elsewhere)
-            default = halls[0].rpartition("/")[2] if alone else None
+            others = {"/".join(n.split("/")[:2]) for n in self.site.elsewhere if n.count("/") > 1}
+            default = halls[0].rpartition("/")[2] if len(others.union(halls)) == 1 else None
             elsewhere = self.site.is_elsewhere
             return BmsDecoder(self.site, ours=self.ours, default_hall=default, elsewhere=elsewhere)
         if form == "it":

@@ -7,17 +7,22 @@ from typing import Any
 
 import msgspec
 import pytest
+import yaml
 
 from connectors.agents import encode_json
-from connectors.mqtt import Router, subscriptions
+from connectors.mqtt import Router, matcher, subscriptions
 from connectors.nats import HallSummary
 from tests.support.builders import START_NS, Twin, site_of, spec_of, two_racks
 from twin.catalogue import ConfigError
+from twin.cli.main import main
 from twin.config import Config, FleetSettings, Loaded, load_site, packaged_profiles
+from twin.simulation.plant_wire import PlantWire
 from twin.site import (
     Profile,
     Site,
+    SiteSpec,
     SplitSite,
+    build_site,
     expand,
     lapse_faults,
     parse_profile,
@@ -26,7 +31,7 @@ from twin.site import (
     split_site,
 )
 from twin.telemetry import Ignored, Message
-from twin.wiring import fleet_faults
+from twin.wiring import SelfDescription, fleet_faults, propose
 from twin.wiring.fleet import summary_of
 
 SITES = Path(__file__).parents[2] / "deploy" / "sites"
@@ -225,6 +230,174 @@ def test_the_summary_of_a_part_has_its_power_though_the_feeder_of_its_grant_has_
     found = summary_of(part.engine, "grant", HallSummary(hall="part-2", epoch=1, sequence=1, t_ns=START_NS))
     assert found.power_w == pytest.approx(6 * 9e4, rel=0.01)
     assert found.guaranteed_w == split.hub["halls"][0]["racks"][1]["guaranteed_w"]
+
+
+def test_the_hub_hears_neither_the_agents_nor_the_racks_of_its_parts() -> None:
+    tree = row_tree(periods_s={"feeder": 60})
+    _, _, hub = divided(site_of(tree), spec_of(tree).profiles, 2)
+    router = Router(hub)
+    assert not [t for t, _ in subscriptions("hub", (), router.own_racks) if t == "IT/v1/PUB/#"]
+    frame = encode_json(START_NS, {"power_w": [1.0] * 4})
+    heard = router.decode(Message(START_NS, "IT/v1/PUB/Frame/s/h/r01/node0", frame))
+    assert isinstance(heard, Ignored)
+    assert (heard.remedy, router.unplaced()) == ("", {})
+    assert hub.file.periods_s == {"feeder": 60}, "its meters report as rarely as before"
+
+
+def test_what_is_of_another_part_is_no_mistake_of_anybody() -> None:
+    """States and answers of agents, and job events though a hall elsewhere is called as their topic is."""
+    one = row_tree()["halls"][0]
+    tree = row_tree(halls=[one, one | {"name": "jobs"}])
+    _, parts, _ = divided(site_of(tree), spec_of(tree).profiles, 2)
+    router = Router(parts["part-1"])
+    for topic in ("PUB/Agent/s/jobs/r01/node0", "racktwin/Result/gpu.power_cap_w/s/jobs/r01/node0"):
+        found = router.decode(Message(START_NS, f"IT/v1/{topic}", b"{}"))
+        assert isinstance(found, Ignored)
+        assert "another part" in found.why
+    body = b'{"type": "JobEnded", "id": "1", "job": "j"}'
+    assert not isinstance(router.decode(Message(START_NS, "IT/v1/PUB/Event/jobs/slurm", body)), Ignored)
+
+
+def test_a_rack_whose_name_is_no_topic_is_not_subscribed_to() -> None:
+    """Discovery writes "rack 1" as rack+20+1; a broker hangs up on a filter with such a level."""
+    racks = [{"name": n, "profile": "gb200-nvl72"} for n in ("r1", "r1+7", "r+20+2")]
+    tree = {"site": "s", "halls": [{"name": "h", "racks": racks}]}
+    _, parts, _ = divided(site_of(tree), spec_of(tree).profiles, 3)
+    filters = [t for part in parts.values() for t, _ in subscriptions("x", (), Router(part).own_racks)]
+    assert "IT/v1/PUB/Frame/s/h/r1/#" in filters
+    for topic_filter in filters:
+        matcher(topic_filter)
+
+
+def test_series_of_other_parts_are_routine_and_ambiguous_names_are_not() -> None:
+    one = row_tree()["halls"][0]
+    tree = row_tree(halls=[one | {"name": f"h{i}"} for i in range(2)])
+    _, parts, _ = divided(site_of(tree), spec_of(tree).profiles, 2)
+    part = parts["part-1"]
+    assert all(part.is_elsewhere(name) for name in ("h1/r01", "s/h1/r01/node0"))
+    assert not any(part.is_elsewhere(name) for name in ("r01", "r01/node0", "r99", "s/h0/r01", "s", ""))
+    router = Router(part)
+    for host, is_strange in (("s/h1/r01/node0", False), ("r01/node0", True)):
+        line = f"nvidia_smi,host={host},index=0 power_draw=5".encode()
+        heard = router.decode(Message(START_NS, "telegraf/x", line))
+        assert isinstance(heard, Ignored)
+        assert bool(heard.remedy) is is_strange
+
+
+@pytest.mark.parametrize("halls, found", [(1, True), (2, False)])
+def test_a_sensor_that_names_no_hall_is_of_the_only_one(halls: int, found: bool) -> None:
+    one = row_tree()["halls"][0] | {"name": "room"}
+    tree = row_tree(halls=[one, one | {"name": "x"}][:halls])
+    _, parts, _ = divided(site_of(tree), spec_of(tree).profiles, 2)
+    router = Router(parts["part-1"])
+    place = "Sensor/LeakDetect/t"
+    meta = {"objectType": "Sensor", "pointType": "LeakDetect", "objectId": "t1",
+            "stateText": [{"value": 0, "text": "NoLeak"}, {"value": 1, "text": "Leak"}]}  # fmt: skip
+    router.decode(Message(START_NS, f"BMS/v1/PUB/Metadata/{place}", msgspec.json.encode(meta)))
+    body = msgspec.json.encode({"value": 0, "timestamp": START_NS // 10**6, "quality": 1})
+    assert isinstance(router.decode(Message(START_NS, f"BMS/v1/PUB/Value/{place}", body)), list) is found
+    other = msgspec.json.encode(meta | {"processArea": ["x"]})
+    router.decode(Message(START_NS, f"BMS/v1/PUB/Metadata/{place}", other))
+    heard = router.decode(Message(START_NS, f"BMS/v1/PUB/Value/{place}", body))
+    assert (isinstance(heard, Ignored) and "another part" in heard.why) is (halls == 2)
+
+
+def test_names_that_two_tables_share_and_planes_of_others_leave_each_part_a_site() -> None:
+    tree = row_tree()
+    hall = tree["halls"][0]
+    hall["cdus"][0]["name"] = "main-[1-4]"
+    hall["feeders"][0]["name"] = "main-1"
+    hall["planes"] = [
+        {"name": "ib", "links_per_node": 1, "racks": ["r01"]},
+        {"name": "rail", "links_per_node": 1},
+    ]
+    hall["switches"] = [{"name": "l[1-2]", "serves": ["r[01-12]"], "planes": ["ib", "rail"]},
+                        {"name": "ib-leaf", "serves": ["r[01-12]"], "planes": ["ib"]}]  # fmt: skip
+    _, parts, _ = divided(site_of(tree), spec_of(tree).profiles, 2)
+    assert [part.planes for part in parts.values()] == [["ib", "rail"], ["rail"]]
+    assert [part.sizes["switch"] for part in parts.values()] == [3, 2]
+    assert "s/h/main-1" in parts["part-1"].names["cdu"]
+
+
+def test_feeders_without_racks_hang_where_they_hung() -> None:
+    """A feeder of pumps below a row stays with the row; one below a main goes to the hub with it."""
+    tree = row_tree()
+    feeders = tree["halls"][0]["feeders"]
+    feeders[0]["serves"].append("plant")
+    feeders[1] = feeders[1] | {"name": "row-a1", "serves": ["r[01-06]", "pumps"]}
+    feeders += [
+        feeders[1] | {"name": "row-a2", "serves": ["r[07-12]"]},
+        *({"name": n} for n in ("plant", "pumps")),
+    ]
+    _, parts, hub = divided(site_of(tree), spec_of(tree).profiles, 2)
+    assert "s/h/pumps" in parts["part-1"].names["feeder"]
+    assert "s/h/plant" in hub.names["feeder"]
+    assert hub.parent_of_feeder[hub.names["feeder"].index("s/h/plant")] >= 0
+
+
+def test_a_share_is_never_less_than_what_a_part_draws_after_a_lapse() -> None:
+    """Also where that is no whole number of watts, and all that it can draw."""
+    tree = row_tree()
+    spec = spec_of(tree)
+    profile = spec.profiles["gb200-nvl72"]
+    profile["power"]["rack_overhead_w"] = profile["power"]["rack_overhead_w"] | {"value": 1000.4}
+    profile["power"]["rack_max_w"] = profile["power"]["rack_max_w"] | {"value": 50e3}
+    parsed = {"gb200-nvl72": parse_profile(profile, "p")}
+    split = split_site(build_site(spec, "s"), parsed, 2)
+    for part in split.parts.values():
+        assert lapse_faults(build_site(SiteSpec(part, spec.profiles), "s"), parsed) == []
+
+
+def test_profiles_beside_the_site_file_are_beside_its_parts(tmp_path: Path) -> None:
+    """Also one that has the name of a packaged profile: a part without it would take the packaged one."""
+    spec = spec_of(row_tree())
+    own = spec.profiles["gb200-nvl72"] | {"title": "Ours"}
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "profiles" / "gb200-nvl72.yaml").write_text(yaml.safe_dump(own))
+    (tmp_path / "site.yaml").write_text(yaml.safe_dump(row_tree()))
+    where = tmp_path / "parts"
+    assert main(["site", "split", str(tmp_path / "site.yaml"), "--parts", "2", "--out", str(where)]) == 0
+    for name in ("part-1", "part-2"):
+        assert load_site(where / f"{name}.yaml")[0].profiles["gb200-nvl72"]["title"] == "Ours"
+
+
+def test_another_split_in_the_same_folder_is_forced_and_names_what_it_leaves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "site.yaml").write_text(yaml.safe_dump(row_tree()))
+    split = ["site", "split", str(tmp_path / "site.yaml"), "--out", str(tmp_path / "parts"), "--parts"]
+    assert main([*split, "4"]) == 0
+    assert main([*split, "2"]) != 0
+    assert "earlier" not in capsys.readouterr().out
+    assert main([*split, "2", "--force"]) == 0
+    assert "part-3.yaml, part-4.yaml are of an earlier split" in " ".join(capsys.readouterr().out.split())
+
+
+def test_what_other_parts_have_is_not_proposed_to_one(tmp_path: Path) -> None:
+    tree = row_tree()
+    split, parts, _ = divided(site_of(tree), spec_of(tree).profiles, 2)
+    router = Router(parts["part-1"])
+    for message in PlantWire(site_of(tree)).metadata(1):
+        router.decode(message)
+    path = tmp_path / "part-1.yaml"
+    path.write_text(yaml.safe_dump(split.parts["part-1"], sort_keys=False))
+    change = propose(path, SelfDescription(router.described(), router.unplaced()))
+    assert (change.diff(), change.problems) == ("", [])
+    hall = tree["halls"][0]
+    hall["racks"].append({"name": "r13", "profile": "gb200-nvl72"})
+    hall["cdus"].append({"name": "c9", "loop": "w", "serves": ["r13"]})
+    for message in PlantWire(site_of(tree)).metadata(1):
+        router.decode(message)
+    change = propose(path, SelfDescription(router.described(), router.unplaced()))
+    assert change.problems == []
+    assert [word for word in ("r13", "c9", "loop") if word in "".join(change.added())] == ["r13", "c9"]
+
+
+@pytest.mark.parametrize("racks", [0, 1])
+def test_a_site_of_less_than_two_racks_is_refused(racks: int) -> None:
+    tree: dict[str, Any] = {"site": "s", "halls": [{"name": "h", "racks": [{"name": "r"}][:racks]}]}
+    with pytest.raises(ConfigError, match="two racks or more"):
+        divided(site_of(tree), {}, 2)
 
 
 @pytest.mark.parametrize("entry", ["h", "h/r01", "a/b/c", "h/r[2-1]", ""])

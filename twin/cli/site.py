@@ -153,15 +153,23 @@ def run_split(args: argparse.Namespace, out: Console, _err: Console) -> int:
         name: build_site(spec_of(tree, args.site.parent, str(paths[name])), str(paths[name]))
         for name, tree in files.items()
     }
-    for path in paths.values():
+    texts = {
+        paths[name]: yaml.safe_dump(tree, sort_keys=False, allow_unicode=True) for name, tree in files.items()
+    }
+    if args.out.resolve() != args.site.parent.resolve():  # profiles beside a site file are beside each part
+        owns = [args.site.parent / "profiles" / f"{name}.yaml" for name in profiles]
+        texts |= {args.out / "profiles" / own.name: own.read_text("utf-8") for own in owns if own.is_file()}
+    for path in texts:
         refuse_existing("--out", path, args.force)
-    args.out.mkdir(parents=True, exist_ok=True)
-    for name, tree in files.items():
-        atomic_write(paths[name], yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, text)
     for name, part in built.items():
         what = ", ".join(f"{part.sizes[t]} {t}" for t in ("rack", "node", "gpu", "cdu", "feeder"))
         print_line(out, f"{paths[name]}: {what}")
-    for note in divided.notes:
+    stale = sorted(path.name for path in args.out.glob("part-*.yaml") if path not in texts)
+    left = [f"{', '.join(stale[:4])} are of an earlier split: no daemon may run with them"] if stale else []
+    for note in (*divided.notes, *left):
         print_line(out, f"note: {note}")
     return 0
 

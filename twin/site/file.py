@@ -12,7 +12,7 @@ import inspect
 import itertools
 import re
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import date
 from functools import cache
@@ -275,6 +275,19 @@ def ranges(names: Iterable[str]) -> list[str]:
             digits = [f"{number:0{width}d}" for _, number in run]
             plain.append(head + (digits[0] if len(digits) == 1 else f"[{digits[0]}-{digits[-1]}]"))
     return plain
+
+
+def within(pattern: str, kept: Collection[str]) -> list[str]:
+    """Patterns of the names of `pattern` that are `kept`, in its order: one for each run of them."""
+    match, out = _RANGE.fullmatch(pattern), []
+    for is_kept, run in itertools.groupby(expand(pattern), kept.__contains__):
+        first, *more = run
+        if is_kept and match is not None and more:
+            ends = (name[len(match["head"]) : len(name) - len(match["tail"])] for name in (first, more[-1]))
+            out.append(f"{match['head']}[{'-'.join(ends)}]{match['tail']}")
+        elif is_kept:
+            out.append(first)
+    return out
 
 
 class _Lost:

@@ -16,18 +16,16 @@ import numpy as np
 
 from twin.catalogue import F64, ConfigError
 from twin.site.draft import shares
-from twin.site.file import FeederGroup, Hall, expand, ranges
+from twin.site.file import FeederGroup, Hall, expand, ranges, within
 from twin.site.profile import Profile
 from twin.site.safety import budgets_w, lapse_power_w
 from twin.site.site import Site
 
 GRANT = "grant"  # the feeder of a part that its grants apply to
-OF_HUB = (
-    "queues",
-    "tenants",
-    "priorities",
-    "services",
-)  # of the whole site: a part would take all demand for its own
+# Of the whole site: a part would take all demand for its own
+OF_HUB = ("queues", "tenants", "priorities", "services")
+AS_EACH_PART = ("periods_s", "history_s")  # of the hub as well: it hears meters and keeps their past
+OF_HALL, ABOVE_HALLS = ("racks", "cdus", "feeders", "switches"), ("feeders", "loops")
 Tree = dict[str, Any]
 
 
@@ -62,12 +60,15 @@ class _Plan:
         gpus = np.diff(site.gpu_start_of_node[site.node_start_of_rack])
         self.weight = np.maximum(np.maximum(gpus, nodes), 1).astype(np.float64)
         self.below = [site.racks_below(f) for f in range(site.sizes["feeder"])]
-        if not 2 <= count <= max(2, n):
-            raise ConfigError([f"--parts: expected 2 to {max(2, n)}, the racks of the site, got {count}"])
+        if n < 2:
+            raise ConfigError([f"--parts: expected a site of two racks or more, got one of {n}"])
+        if not 2 <= count <= n:
+            raise ConfigError([f"--parts: expected 2 to {n}, the racks of the site, got {count}"])
         self._owner = list(range(n))
         self._couple()
         self.shared = self._shared_feeders()
         self.part_of_rack = self._packed()
+        self.part_of_feeder = self._homes()
         self.cut_loops = self._cut(site.loop_of_cdu, self._part_of_cdu(), site.sizes["loop"])
 
     def root(self, rack: int) -> int:
@@ -93,7 +94,8 @@ class _Plan:
             self._join((rack[at], rack[at + 1]))
         for path in site.names["supernode"]:  # racks of its switches have no nodes
             name, _, more = path.rpartition("+")
-            first = site.entity("rack", name) if more.isdigit() else None
+            is_rack = site.entity("rack", path) is not None  # whose name ends so
+            first = site.entity("rack", name) if more.isdigit() and not is_rack else None
             if first is not None:
                 self._join(range(first, first + int(more) + 1))
 
@@ -133,6 +135,16 @@ class _Plan:
             first += parts
         return np.array([part_of_root[root] for root in roots], np.int64)
 
+    def _homes(self) -> list[int]:
+        """The part of each feeder; -1 for those of the hub. One without racks goes with what it hangs on."""
+        out = []
+        for at in range(len(self.below)):
+            while at >= 0 and not len(self.below[at]):
+                at = int(self.site.parent_of_feeder[at])
+            at_hub = at < 0 or at in self.shared
+            out.append(-1 if at_hub else int(self.part_of_rack[self.below[at][0]]))
+        return out
+
     def _parts_of_classes(self, classes: dict[tuple[int, ...], list[int]], weight: F64) -> list[int]:
         """The number of parts of each class of racks: one at least, and by its GPUs."""
         sums = np.array([weight[members].sum() for members in classes.values()])
@@ -165,8 +177,8 @@ class _Plan:
 
     @staticmethod
     def _cut(group: np.ndarray, part: np.ndarray, n: int) -> set[int]:
-        """The groups whose members are in several parts."""
-        return {g for g in range(n) if len(set(part[(group == g) & (part >= 0)].tolist())) > 1}
+        """The groups whose members are not in one part."""
+        return {g for g in range(n) if len(set(part[(group == g) & (part >= 0)].tolist())) != 1}
 
     def sums(self, rack_w: F64) -> F64:
         """The sum over the racks of each part [n_part]."""
@@ -201,7 +213,8 @@ def _dealt(weight: F64, parts: int) -> list[int]:
 
 def _check_names(site: Site, names: list[str]) -> None:
     taken = {path.rpartition("/")[2] for table in ("rack", "feeder", "hall") for path in site.names[table]}
-    clash = sorted(taken & {GRANT, *names})
+    grants = {f"{GRANT}-{path.rpartition('/')[2]}" for path in site.names["hall"]}
+    clash = sorted(taken & {GRANT, *grants, *names})
     if clash:
         raise ConfigError(
             [f"the site has a {clash[0]!r} already; expected none, as a part is to be called so"]
@@ -212,13 +225,13 @@ def _shares_w(site: Site, profiles: dict[str, Profile], plan: _Plan) -> F64:
     """The guaranteed share of each part: its load after all leases lapse, and of what shared feeders have
     beyond that the same multiple for all parts below one.
     """
-    lapsed_w = plan.sums(lapse_power_w(site, profiles))
-    if not np.isfinite(lapsed_w).all():
-        part = int(np.flatnonzero(~np.isfinite(lapsed_w))[0])
+    lapsed_w = np.ceil(plan.sums(lapse_power_w(site, profiles)))
+    if (unknown := ~(np.isfinite(lapsed_w) & (lapsed_w > 0))).any():
+        part = int(np.flatnonzero(unknown)[0])
         rack = site.name("rack", int(np.flatnonzero(plan.part_of_rack == part)[0]))
         raise ConfigError(
-            [f"the load of part {part + 1} ({rack}, ...) after a lapse is unknown; expected a profile with "
-             "safe caps for each rack: see `racktwin site check`"]
+            [f"the load of part {part + 1} ({rack}, ...) after a lapse is unknown or none; expected a "
+             "profile with safe caps for each rack, and nodes in some: see `racktwin site check`"]
         )  # fmt: skip
     most = np.full(plan.count, np.inf)
     budget_w = budgets_w(site)
@@ -231,7 +244,7 @@ def _shares_w(site: Site, profiles: dict[str, Profile], plan: _Plan) -> F64:
             ["a shared feeder does not carry its parts after all leases lapse; see `racktwin site check`"]
         )
     full_w = np.maximum(plan.sums(site.design.rack_max_w), lapsed_w)
-    out: F64 = np.floor(np.minimum(lapsed_w * most, full_w))
+    out: F64 = np.maximum(np.floor(np.minimum(lapsed_w * most, full_w)), lapsed_w)
     return out
 
 
@@ -252,10 +265,12 @@ def _part(plan: _Plan, part: int, share_w: float) -> Tree:
     tree = _plain(site.file, without=("halls", "loops", "feeders", *OF_HUB))
     inside = {site.name("rack", r) for r in racks.tolist()}
     cut = {site.names["loop"][i].rpartition("/")[2] for i in plan.cut_loops}
-    feeders = _feeders(plan, inside)
+    feeders = _feeders(plan, part)
+    planes = _planes(plan, inside)
     halls = []
     for hall, name in _halls(site):
-        if made := _hall_of_part(hall, f"{site.file.site}/{name}", inside, feeders, cut):
+        prefix = f"{site.file.site}/{name}"
+        if made := _hall_of_part(hall, prefix, inside, feeders.get(prefix, []), cut, planes):
             halls.append(made)
     tree["halls"] = halls
     if top := feeders.pop("", []):
@@ -280,19 +295,15 @@ def _plain(struct: msgspec.Struct, without: tuple[str, ...] = ()) -> Tree:
 
 
 def _hall_of_part(
-    hall: Hall, prefix: str, inside: set[str], feeders: dict[str, list[Tree]], cut: set[str]
+    hall: Hall, prefix: str, inside: set[str], feeders: list[Tree], cut: set[str], known: set[str]
 ) -> Tree | None:
-    """The entry of a hall with the racks `inside` it and what serves them; None where none are."""
-
-    def local(names: Iterable[str]) -> list[str]:
-        return [n for n in names if f"{prefix}/{n}" in inside]
-
-    racks = [
-        _plain(group) | {"name": run} for group in hall.racks for run in ranges(local(expand(group.name)))
-    ]
+    """The entry of a hall with the racks `inside` it and what serves them; None where the part has nothing in
+    it. `known`: the planes of the part.
+    """
+    own = {n for group in hall.racks for n in expand(group.name) if f"{prefix}/{n}" in inside}
+    racks = [_plain(group) | {"name": run} for group in hall.racks for run in within(group.name, own)]
     if not racks:
-        return None
-    own = {name for group in hall.racks for name in local(expand(group.name))}
+        return {"name": _local(prefix), "feeders": feeders} if feeders else None
     made: Tree = {"name": prefix.rpartition("/")[2], "racks": racks}
     cdus = []
     for cdu in hall.cdus:
@@ -311,30 +322,42 @@ def _hall_of_part(
         names = [n for pattern in plane.racks for n in expand(pattern)]
         if not names or any(n in own for n in names):
             planes.append(_plain(plane) | ({"racks": ranges(n for n in names if n in own)} if names else {}))
-    rows = {"cdus": cdus, "feeders": feeders.get(prefix, []), "planes": planes, "leaves": leaves,
-            "switches": _switches(hall, own)}  # fmt: skip
+    rows = {"cdus": cdus, "feeders": feeders, "planes": planes, "leaves": leaves,
+            "switches": _switches(hall, own, known)}  # fmt: skip
     return made | {key: value for key, value in rows.items() if value}
 
 
-def _switches(hall: Hall, own: set[str]) -> list[Tree]:
-    """The switches that serve racks of the part, and those above them."""
-    known = {name for switch in hall.switches for name in expand(switch.name)}
-    out, kept = list[Tree](), set[str]()
-    waiting = list(hall.switches)
-    while waiting:
-        later = []
-        for switch in waiting:
-            served = [n for pattern in switch.serves for n in expand(pattern)]
-            mine = [n for n in served if n in own or n in kept]
-            if not mine and any(n in known for n in served):
-                later.append(switch)
-            elif mine or not served:
-                out.append(_plain(switch) | {"serves": ranges(mine)})
-                kept |= set(expand(switch.name))
-        if len(later) == len(waiting):
-            break
-        waiting = later
-    return out
+def _planes(plan: _Plan, inside: set[str]) -> set[str]:
+    """The planes that racks `inside` have."""
+    return {
+        plane.name
+        for hall, name in _halls(plan.site)
+        for plane in hall.planes
+        for pattern in plane.racks or [group.name for group in hall.racks]
+        if any(f"{plan.site.file.site}/{name}/{n}" in inside for n in expand(pattern))
+    }
+
+
+def _switches(hall: Hall, own: set[str], planes: set[str]) -> list[Tree]:
+    """The switches that serve racks of the part, those above them, and those of which that is not told.
+    One whose planes no rack of the part has is of others.
+    """
+    served = [
+        (switch, {n for pattern in switch.serves for n in expand(pattern)})
+        for switch in hall.switches
+        if not switch.planes or planes & {*switch.planes}
+    ]
+    kept = own | {n for switch, below in served if not below for n in expand(switch.name)}
+    while more := {n for switch, below in served if kept & below for n in expand(switch.name)} - kept:
+        kept |= more
+    rows = []
+    for switch, below in served:
+        if not below or kept & below:
+            row = _plain(switch) | {"serves": ranges(kept & below)}
+            rows.append(
+                row | ({"planes": [n for n in switch.planes if n in planes]} if switch.planes else {})
+            )
+    return rows
 
 
 def _served(name: str, serves: list[str]) -> list[tuple[str, list[str]]]:
@@ -354,18 +377,13 @@ def _groups(site: Site) -> list[FeederGroup]:
     return [found[path] for path in site.names["feeder"]]
 
 
-def _feeders(plan: _Plan, inside: set[str]) -> dict[str, list[Tree]]:
-    """The feeders that carry racks of a part and no others, by hall; under "" those above halls."""
+def _feeders(plan: _Plan, part: int) -> dict[str, list[Tree]]:
+    """The feeders of a part, by hall; under "" those above halls."""
     site, groups = plan.site, _groups(plan.site)
     children, direct = site.below_feeder()
     out: dict[str, list[Tree]] = {}
-    for feeder, racks in enumerate(plan.below):
-        if feeder in plan.shared or not all(site.name("rack", int(r)) in inside for r in racks):
-            continue
-        if not len(racks):
-            continue
-        path = site.names["feeder"][feeder]
-        home, _, name = path.rpartition("/")
+    for feeder in (f for f, at in enumerate(plan.part_of_feeder) if at == part):
+        home, _, name = site.names["feeder"][feeder].rpartition("/")
         served = [_local(site.name("feeder", c)) for c in children.of_row(feeder).tolist()]
         served += [_local(site.name("rack", r)) for r in direct.of_row(feeder).tolist()]
         row = _plain(groups[feeder]) | {"name": name, "serves": ranges(served)}
@@ -378,21 +396,23 @@ def _local(path: str) -> str:
 
 
 def _elsewhere(site: Site, tree: Tree) -> list[str]:
-    """Halls, racks, CDUs, feeders and switches that the part does not hold, as patterns. Also those of halls
-    that it does not hold: a local name that is ambiguous in the whole site is so in a part.
+    """Halls, racks, CDUs, feeders, loops and switches that the tree does not hold, as patterns. Also those of
+    halls that it does not hold: a local name that is ambiguous in the whole site is so in a part.
     """
-    here = {hall["name"]: hall for hall in tree["halls"]}
-    out = [name for _, name in _halls(site) if name not in here]
+    halls = {hall["name"]: hall for hall in tree["halls"]}
+    here = {*halls, *_names_of(tree, *ABOVE_HALLS)}
+    out = [*site.file.elsewhere, *(name for _, name in _halls(site) if name not in here)]
+    out += ranges(
+        {n for key in ABOVE_HALLS for row in getattr(site.file, key) for n in expand(row.name)} - here
+    )
     for hall, name in _halls(site):
-        gone: list[str] = []
-        for key in ("racks", "cdus", "feeders", "switches"):
-            kept = {n for row in here.get(name, {}).get(key, []) for n in expand(row["name"])}
-            gone += [n for row in getattr(hall, key) for n in expand(row.name) if n not in kept]
-        out += [f"{name}/{run}" for run in ranges(gone)]
-    for key in ("feeders", "loops"):
-        kept = {n for row in tree.get(key, []) for n in expand(row["name"])}
-        out += ranges(n for row in getattr(site.file, key) for n in expand(row.name) if n not in kept)
+        names = {n for key in OF_HALL for row in getattr(hall, key) for n in expand(row.name)}
+        out += [f"{name}/{run}" for run in ranges(names - _names_of(halls.get(name, {}), *OF_HALL))]
     return out
+
+
+def _names_of(tree: Tree, *keys: str) -> set[str]:
+    return {n for key in keys for row in tree.get(key, []) for n in expand(row["name"])}
 
 
 def _add_grant(plan: _Plan, tree: Tree, racks: np.ndarray, share_w: float) -> None:
@@ -400,32 +420,29 @@ def _add_grant(plan: _Plan, tree: Tree, racks: np.ndarray, share_w: float) -> No
 
     A rack that a shared feeder feeds directly is below it directly, for its share of that side.
     """
-    site = plan.site
-    shared = set(plan.shared)
+    site, part = plan.site, int(plan.part_of_rack[racks[0]])
     under: dict[str, list[str]] = {}
+    for feeder, at in enumerate(plan.part_of_feeder):
+        above = int(site.parent_of_feeder[feeder])
+        if at == part and (above < 0 or plan.part_of_feeder[above] != part):
+            home, _, name = site.names["feeder"][feeder].rpartition("/")
+            under.setdefault(home, []).append(name)
     for rack in racks.tolist():
-        feeders = set(site.feeders_of_rack.of_row(rack).tolist())
-        if not feeders or feeders & shared:
+        feeders = site.feeders_of_rack.of_row(rack).tolist()
+        if not feeders or any(f in plan.shared for f in feeders):
             home, _, name = site.names["rack"][rack].rpartition("/")
             under.setdefault(home, []).append(name)
     terms: Tree = {"name": GRANT, "external": True, "guaranteed_w": share_w, "reports": False}
-    served = _roots(tree.get("feeders", []))
+    served = ranges(under.get(site.file.site, []))
     only = len(tree["halls"]) == 1 and not served
     for hall in tree["halls"]:
-        roots = _roots(hall.get("feeders", []), tree.get("feeders", []))
-        below = [*ranges(roots), *ranges(under.get(f"{site.file.site}/{hall['name']}", []))]
+        below = ranges(under.get(f"{site.file.site}/{hall['name']}", []))
         row: Tree = terms if only else {"name": f"{GRANT}-{hall['name']}", "reports": False}
         if below:
             hall.setdefault("feeders", []).append(row | {"serves": below})
             served.append(str(row["name"]))
     if not only:
         tree.setdefault("feeders", []).append(terms | {"serves": served})
-
-
-def _roots(rows: Sequence[Tree], above: Sequence[Tree] = ()) -> list[str]:
-    """The feeders of these rows that no other of them serves, nor one `above`."""
-    lower = {n for row in (*rows, *above) for pattern in row["serves"] for n in expand(pattern)}
-    return [row["name"] for row in rows if row["name"] not in lower]
 
 
 def _hub(plan: _Plan, names: list[str], share_w: F64, most_w: F64) -> Tree:
@@ -439,30 +456,45 @@ def _hub(plan: _Plan, names: list[str], share_w: F64, most_w: F64) -> Tree:
         row = {"name": name, "guaranteed_w": float(share_w[part]), "max_w": float(most_w[part])}
         halls.setdefault(hall, {"name": hall, "racks": []})["racks"].append(row)
     top: list[Tree] = []
-    for feeder in plan.shared:
-        path = site.names["feeder"][feeder]
-        home, _, name = path.rpartition("/")
-        lower = [c for c in children.of_row(feeder).tolist() if c in plan.shared]
+    for feeder in (f for f, at in enumerate(plan.part_of_feeder) if at < 0):
+        home, _, name = site.names["feeder"][feeder].rpartition("/")
+        lower = [c for c in children.of_row(feeder).tolist() if plan.part_of_feeder[c] < 0]
         covered = {p for c in lower for p in plan.parts_below(c)}
         served = [_local(site.name("feeder", c)) for c in lower]
         served += [names[p] for p in plan.parts_below(feeder) if p not in covered]
-        row = _plain(groups[feeder]) | {"name": name, "serves": served}
         hall = _local(home)
         rows = (
             top
             if home == site.file.site
             else halls.setdefault(hall, {"name": hall}).setdefault("feeders", [])
         )
-        rows.append(row)
+        rows.append(_plain(groups[feeder]) | {"name": name, "serves": served})
+    cut = {_local(site.names["loop"][i]) for i in plan.cut_loops}
+    for room, name in _halls(site):
+        made = _without_racks(room, cut)
+        if made or not room.racks:
+            halls[name] = halls.get(name, {"name": name}) | made
     tree: Tree = {"site": site.file.site, "halls": list(halls.values())}
     tree |= {"feeders": top} if top else {}
-    cut = {_local(site.names["loop"][i]) for i in plan.cut_loops}
     loops = [_plain(g) | {"name": n} for g in site.file.loops for n in expand(g.name) if n in cut]
     tree |= {"loops": loops} if loops else {}
     whole = _plain(site.file)
-    tree |= {key: whole[key] for key in OF_HUB if key in whole}
+    tree |= {key: whole[key] for key in (*OF_HUB, *AS_EACH_PART) if key in whole}
+    tree["elsewhere"] = _elsewhere(site, tree)
     tree["policies"] = {"hall_budgets": {"authority": "advise"}}
     return tree
+
+
+def _without_racks(hall: Hall, cut: set[str]) -> Tree:
+    """Whatever of a hall is of no part: CDUs that serve no rack; of a hall without racks its switches too."""
+    cdus = [
+        {"name": name} | ({"loop": cdu.loop} if cdu.loop in cut else {})
+        for cdu in hall.cdus
+        for name, served in _served(cdu.name, cdu.serves)
+        if not served
+    ]
+    switches = [] if hall.racks else [_plain(s) | {"planes": []} for s in hall.switches]
+    return {key: rows for key, rows in (("cdus", cdus), ("switches", switches)) if rows}
 
 
 def _notes(plan: _Plan) -> list[str]:
@@ -478,8 +510,8 @@ def _notes(plan: _Plan) -> list[str]:
         out.append("no feeder is shared: without the hub the parts have their full power")
     if loops := [site.names["loop"][i] for i in sorted(plan.cut_loops)]:
         out.append(
-            f"loops in several parts: {_list(loops)}; the hub mirrors their sensors. No part diagnoses them, "
-            "moves their set points or isolates them: a leak is isolated at its CDU"
+            f"loops that are not of one part: {_list(loops)}; the hub mirrors their sensors. No part "
+            "diagnoses them, moves their set points or isolates them: a leak is isolated at its CDU"
         )
     out.append(
         "a job on nodes of several parts is one job to each of them: a cap in one slows all of it, and its "

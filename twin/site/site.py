@@ -240,12 +240,17 @@ class Site:
         return index
 
     def is_elsewhere(self, name: str) -> bool:
-        """Another daemon of the divided site mirrors the entity of this name, or one that is above it."""
+        """Another daemon of the divided site mirrors the entity of this name, or one that is above it.
+
+        Not so a local name that something here has as well: whom it means nobody can say.
+        """
         if not self.elsewhere:
             return False
         known = self._local.get("elsewhere")
         if known is None:
-            known = self._local["elsewhere"] = _local_names(sorted(self.elsewhere))
+            here = {suffix for paths in self.names.values() for path in paths for suffix in _suffixes(path)}
+            names = {suffix for path in self.elsewhere for suffix in _suffixes(path)}
+            known = self._local["elsewhere"] = dict.fromkeys(names - here, -1)
         while name and name not in known:
             name = name.rpartition("/")[0]
         return bool(name)

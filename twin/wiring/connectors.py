@@ -178,7 +178,11 @@ def telemetry_notes(loaded: Loaded, site: Site) -> list[str]:
     out = []
     for where, mapping, file in _mappings(loaded):
         names = expand_names(mapping.names, f"{file}: $.names")
-        strange = [(k, v) for k, v in names.items() if all(site.entity(t, v) is None for t in TABLES)]
+        strange = [
+            (k, v)
+            for k, v in names.items()
+            if all(site.entity(t, v) is None for t in TABLES) and not site.is_elsewhere(v)
+        ]
         if strange:
             outside, place = strange[0]
             out.append(

@@ -87,7 +87,11 @@ def host_notes(loaded: Loaded, site: Site) -> list[str]:
     out: list[str] = []
     for where, part in (("jobs.slurm", loaded.config.jobs.slurm), ("kubernetes", loaded.config.kubernetes)):
         pairs = expand_names(part.node_names, f"$.{where}.node_names") if part is not None else {}
-        strange = [(host, node) for host, node in pairs.items() if find_node(site, node) is None]
+        strange = [
+            (host, node)
+            for host, node in pairs.items()
+            if find_node(site, node) is None and not site.is_elsewhere(node)
+        ]
         if strange:
             host, node = strange[0]
             out.append(

@@ -123,7 +123,8 @@ class Addition:
         self.notes: list[str] = []
         self.lines = 0
         self.known = {
-            t: {n.rpartition("/")[2] for n in site.names[t]} for t in ("rack", "cdu", "feeder", "loop")
+            t: {n.rpartition("/")[2] for n in (*site.names[t], *site.elsewhere)}
+            for t in ("rack", "cdu", "feeder", "loop")
         }
         self.new: dict[str, set[str]] = {t: set() for t in self.known}
         self.halls: dict[str, int] = {}
@@ -195,7 +196,8 @@ class Addition:
                 return
             self.known[kind].add(row["name"])
             free = [n for n in row.get("serves", ()) if n in fresh or self._is_free(kind, n)]
-            made = {k: v for k, v in row.items() if k != "loop" or v in self.known["loop"] | self.new["loop"]}
+            loops = self.new["loop"].union(n.rpartition("/")[2] for n in self.site.names["loop"])
+            made = {k: v for k, v in row.items() if k != "loop" or v in loops}
             self._append(hall, key, made | {"serves": free})
         elif fresh:
             self._serve(kind, key, row["name"], fresh)
