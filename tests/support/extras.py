@@ -10,8 +10,9 @@ The test is skipped by name where the extra is absent, and fails where the run w
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -28,7 +29,17 @@ def needs_torch() -> Any:
     except ModuleNotFoundError as error:
         if error.name != "torch":  # it is there, and broken
             raise
-    message = "PyTorch is not here: run `make test EXTRAS=torch`"
-    if "torch" in asked_for():
+    _absent("torch", "PyTorch")
+
+
+def needs_chdb() -> None:
+    """Skip, or fail, a test that wants chdb. It is not imported: 560 MB belong into a process of their own."""
+    if importlib.util.find_spec("chdb") is None:
+        _absent("chdb", "ClickHouse in process")
+
+
+def _absent(extra: str, what: str) -> NoReturn:
+    message = f"{what} is not here: run `make test EXTRAS={extra}`"
+    if extra in asked_for():
         pytest.fail(message, pytrace=False)
     pytest.skip(message, allow_module_level=True)

@@ -42,7 +42,7 @@ MAY_ROLL_DICE = ("twin/plant",)
 # has the same order for import-linter, and a test compares both.
 LAYERS = (
     ("twin.cli",), ("twin.simulation",), ("twin.daemon",), ("twin.api",), ("twin.wiring",),
-    ("twin.backtest",), ("twin.report",), ("twin.tables",), ("twin.federation",), ("twin.anchor",),
+    ("twin.backtest",), ("twin.archive",), ("twin.report",), ("twin.tables",), ("twin.federation",), ("twin.anchor",),
     ("twin.run",), ("twin.sources",), ("twin.config",),
     ("policies", "models", "connectors"),
     ("twin.plant",), ("twin.engine",),

@@ -25,7 +25,7 @@ from twin.api.answers import LIVE, refusal
 from twin.api.client import address_of
 from twin.api.job_reports import DECODER, LEASES, decoder_of, end_lapsed
 from twin.api.metrics import Metrics
-from twin.api.page import DAY, SEARCH, SIMULATIONS, DayAccount, DecisionSearch, Simulations
+from twin.api.page import DAY, FLEET_QUESTIONS, MAX_FLEET_QUESTIONS, SEARCH, SIMULATIONS, DayAccount, DecisionSearch, Simulations
 from twin.api.public import METRICS, ROUTES
 from twin.api.replacement import READING, ReplacementReader
 from twin.api.runtime import Runtime
@@ -54,6 +54,7 @@ def make_app(live: Runtime, tokens: Tokens) -> web.Application:
     app[LEASES] = JobLeases()
     app[READING] = ReplacementReader()
     app[SIMULATIONS], app[DAY], app[SEARCH] = Simulations(), DayAccount(), DecisionSearch()
+    app[FLEET_QUESTIONS] = asyncio.Semaphore(MAX_FLEET_QUESTIONS)
     app[METRICS] = Metrics(live, updates.pulse, refusals.counts)
     gates: dict[tuple[str, str], access.Gate] = {}
     for route in ROUTES:

@@ -36,6 +36,7 @@ fleet  halls of several daemons below feeders that they share
     budgets operate.fleet  show who holds what of each shared feeder, and why
     hold operate.fleet  keep the budget of a hall at or below a limit for a while
     release operate.fleet  take the limits back that people set on the budget of a hall
+    history operate.fleet_history  show values, alarms, commands and decisions of all halls from ClickHouse
 token  tokens of the HTTP interface
     add operate.token  make a token; its text is shown once
     list operate.token  list all tokens

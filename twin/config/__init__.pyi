@@ -35,6 +35,7 @@ from .schedulers import (
 from .schema import (
     Api as Api,
     Broker as Broker,
+    ClickHouse as ClickHouse,
     Config as Config,
     History as History,
     Journal as Journal,

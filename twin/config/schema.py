@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from connectors.clickhouse import database_problem
 from connectors.slurm import expand_hosts
 from twin.catalogue import ConfigError, clean, did_you_mean
 from twin.config.actuators import Dcmi, Redfish, actuator_problems
@@ -37,6 +38,7 @@ _OWN_TREES = ("BMS/", "IT/")  # subscribed to anyway
 TLS_PORT = 8883
 MIN_TICK_S, MAX_TICK_S = 0.1, 300.0
 MAX_CONTACT = 200  # characters
+MAX_KEEP_DAYS = 10_000  # beyond 2106 an instant of ClickHouse begins anew, and all would be out of date
 # Keys that hold the path of a file or a folder, beside those that end in _file or _files
 PATHS = ("site", "state", "folder", "conf", "kubeconfig", "map", "maps", "program")
 
@@ -160,6 +162,25 @@ class Influx(_Strict, frozen=True):
     resend_s: float = 60.0  # what was acknowledged this recently is sent again after the server restarted
 
 
+class ClickHouse(_Strict, frozen=True):
+    """A ClickHouse that keeps the history of all halls: this daemon's values and journal are sent there, and
+    `racktwin fleet history` asks it. `*_days` are what the tables keep, as `--schema` prints them.
+    """
+
+    url: str  # "https://clickhouse.example.net:8443", of its HTTP interface
+    database: str = "racktwin"  # made by what `racktwin fleet history --schema` prints
+    username: str | None = None  # user of the server
+    password_file: str | None = None  # with `username`
+    tls: Tls | None = None  # with an https URL
+    site: str | None = None  # name of our site there; default: as the site file says
+    hall: str | None = None  # name of our hall there; default: `fleet.hall`, else the site's
+    buffer_mb: int = 256  # of values, kept while the server is away; the oldest go first
+    values_days: float = 30.0  # values as they came
+    minutes_days: float = 365.0  # mean, least, most and last of each minute
+    hours_days: float = 3650.0  # of each hour
+    journal_days: float = 3650.0  # findings, commands and decisions
+
+
 class History(_Strict, frozen=True):
     """The embedded store: a sample of everything each `every_s`, kept `keep_days` within `quota_mb`."""
 
@@ -172,6 +193,7 @@ class History(_Strict, frozen=True):
         default_factory=lambda: ["rack", "cdu", "loop", "feeder"]
     )
     influx: Influx | None = None  # sent there as well (InfluxDB 2, VictoriaMetrics)
+    clickhouse: ClickHouse | None = None  # sent there as well, for the history of a fleet; docs/fleet.md
 
 
 class Api(_Strict, frozen=True):
@@ -413,6 +435,8 @@ def _problems(config: Config) -> list[str]:
     out.within("history.keep_days", config.history.keep_days, 0.01, 3660)
     if config.history.influx is not None:
         out.http("history.influx.url", config.history.influx.url)
+    if config.history.clickhouse is not None:
+        _clickhouse_problems(config.history.clickhouse, out)
     if config.api is not None:
         out.within("api.port", config.api.port, 0, 65_535)
         out.within("api.max_clients", config.api.max_clients, 4, 10_000)
@@ -443,6 +467,27 @@ def _problems(config: Config) -> list[str]:
     out.within("quotas.snapshots", config.quotas.snapshots, 1, 100)
     out.within("quotas.trace_hours", config.quotas.trace_hours, 0.01, 10_000)
     return out
+
+
+def _clickhouse_problems(settings: ClickHouse, out: Problems) -> None:
+    """Note errors in the section of ClickHouse."""
+    out.http("history.clickhouse.url", settings.url)
+    if "@" in settings.url or "?" in settings.url:
+        out.append("$.history.clickhouse.url: expected https://HOST:PORT without user and options; the user is "
+                   "`username`, the database `database`")  # fmt: skip
+    if why := database_problem(settings.database):
+        out.append(f"$.history.clickhouse.database: {why}")
+    if settings.password_file is not None and settings.username is None:
+        out.append("$.history.clickhouse.username: missing; expected the user whose password `password_file` holds")
+    if settings.password_file is not None and settings.url.startswith("http://") and not _LOCAL.search(settings.url):
+        out.append("$.history.clickhouse.url: http:// would show the password to the network; expected https://")
+    for name in ("site", "hall"):
+        text = getattr(settings, name)
+        if text is not None and not (0 < len(text) <= 200 and text.isprintable()):
+            out.append(f"$.history.clickhouse.{name}: expected a line of 1 to 200 characters")
+    out.within("history.clickhouse.buffer_mb", settings.buffer_mb, 1, 1_000_000)
+    for name in ("values_days", "minutes_days", "hours_days", "journal_days"):
+        out.within(f"history.clickhouse.{name}", getattr(settings, name), 0.05, MAX_KEEP_DAYS)
 
 
 def journal_notes(config: Config) -> list[str]:

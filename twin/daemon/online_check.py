@@ -19,6 +19,7 @@ from urllib.parse import urlencode
 import aiohttp
 import msgspec
 
+from connectors.clickhouse import VALUE_COLUMNS
 from connectors.http_answer import body_of, failing_as
 from connectors.mqtt import LinkSettings, MqttLink, MqttSource, Router, subscriptions
 from connectors.orders import SinkContext
@@ -81,6 +82,8 @@ class OnlineCheck:
             work.append(self._listen(broker, Roster(lambda: engine)))
         if loaded.config.history.influx is not None:
             work.append(_ask_http(_history(loaded)))
+        if loaded.config.history.clickhouse is not None:
+            work.append(_ask_http(_fleet_history(loaded)))
         unasked = []
         for i, target in enumerate(loaded.config.notify):
             if target.kind == "alertmanager":
@@ -258,6 +261,30 @@ def _history(loaded: Loaded) -> _Question:
             404: f"expected the bucket {influx.bucket!r} of {influx.org!r} at an InfluxDB 2: look at `url`, "
             "`org` and `bucket`",
             405: "expected an InfluxDB 2 or a VictoriaMetrics: look at `url`",
+        },
+    )
+
+
+def _fleet_history(loaded: Loaded) -> _Question:
+    """An empty insert, which tells whether user, database and tables are right."""
+    settings = loaded.config.history.clickhouse
+    assert settings is not None
+    password = loaded.secret(settings.password_file)
+    login = {"X-ClickHouse-User": settings.username or "", "X-ClickHouse-Key": password or ""}
+    sql = f"INSERT INTO {settings.database}.value ({', '.join(VALUE_COLUMNS)}) FORMAT JSONEachRow"
+    trust = loaded.trust(settings.tls, "history.clickhouse.tls") if settings.tls is not None else None
+    refused = "expected the user and password of `history.clickhouse`, and the rights that `--schema` names"
+    return _Question(
+        "history.clickhouse",
+        f"{settings.url.rstrip('/')}/?{urlencode({'query': sql})}",
+        "POST",
+        {name: value for name, value in login.items() if value},
+        trust,
+        {
+            401: refused,
+            403: refused,
+            404: "expected the tables that `racktwin fleet history --schema` prints",
+            500: "the server failed: its log says why",
         },
     )
 

@@ -22,6 +22,7 @@ import msgspec
 from connectors.jobs import FolderSource
 from connectors.orders import SinkContext
 from twin.api import ApiServer, Part, Runtime
+from twin.archive import ArchiveWriter, make_archive
 from twin.catalogue import NS, ConnectorError, StorageError
 from twin.config import Config, History, Loaded, Tls, differs
 from twin.contracts import (
@@ -90,6 +91,7 @@ class PreparedParts:
     sources: list[Source]
     notifier: Notifier
     influx_token: str | None
+    archive: ArchiveWriter | None
 
 
 class Services:
@@ -118,7 +120,8 @@ class Services:
         self._faults: dict[str, Callable[[], str]] = {}
         self.slow = ThreadPoolExecutor(2, thread_name_prefix="slow")
         influx = loaded.config.history.influx
-        self.history = self._history(loaded.secret(influx.token_file) if influx else None)
+        token = loaded.secret(influx.token_file) if influx else None
+        self.history = self._history(token, self._archive(loaded))
         live.history = self.history
         self.energy_ledger = live.energy_ledger = LedgerStore(loaded.state / "ledger")
         self._closed_hours: list[bytes] | None = None  # that the last tick left
@@ -164,6 +167,7 @@ class Services:
             ],
             Notifier(loaded, site.file.site),
             loaded.secret(settings.influx.token_file) if settings.influx else None,
+            self._archive(loaded),
         )
 
     def _alarm_counts(self) -> dict[str, int]:
@@ -185,9 +189,23 @@ class Services:
             if record is not None:
                 self.live.note(record)
 
-    def _history(self, token: str | None) -> HistoryService:
+    def _history(self, token: str | None, archive: ArchiveWriter | None) -> HistoryService:
         loaded = self.live.loaded
-        return HistoryService(_whole_paths(loaded), loaded.state / "history", self.ingest.site, token)
+        outside = {} if archive is None else {"clickhouse": archive}
+        folder = loaded.state / "history"
+        return HistoryService(_whole_paths(loaded), folder, self.ingest.site, token, outside)
+
+    def _archive(self, loaded: Loaded) -> ArchiveWriter | None:
+        """The writer of the fleet's history, not started. Raises ConfigError."""
+        if loaded.config.history.clickhouse is None:
+            return None
+        return make_archive(
+            loaded,
+            lambda: self.live.engine.site,
+            lambda: self.live.role == "leader",
+            lambda: self.opened.recorder.safe[0],
+            self.opened.folder,
+        )
 
     async def start(self) -> None:
         """Start all of it; what cannot be reached yet is tried again by itself."""
@@ -448,7 +466,8 @@ class Services:
         """Sections that concern one service: it alone begins anew."""
         supervisor = self.supervisor
         if differs(old, new, "history"):
-            before, self.history = self.history, self._history(prepared.influx_token)
+            before = self.history
+            self.history = self._history(prepared.influx_token, prepared.archive)
             self.live.history = self.history
             await asyncio.get_running_loop().run_in_executor(self.slow, before.close)
         if differs(old, new, "notify"):

@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
-from connectors.influx import InfluxSettings, InfluxWriter
+from connectors.influx import InfluxSettings, InfluxWriter, LineColumns, SiteNames
 from twin.catalogue import NS
 from twin.config import History
 from twin.contracts import Decision
@@ -33,6 +33,31 @@ MB = 10**6
 FAILING_S = 30.0  # without a successful write before it is an alarm
 RECENT_S = 600.0  # how long a loss stays an alarm
 Alarm = tuple[str, str, str, str]
+# Counts of an outside database, by what they count
+LOSSES = {
+    "points": ("dropped_points", "refused_points"),
+    "lines of the journal": ("lost_lines", "refused_lines"),
+}
+
+
+class OutsideHistory(Protocol):
+    """A database that samples are sent to as well; it has a thread of its own, and a bound."""
+
+    def start(self) -> None:
+        """Begin to write."""
+        ...
+
+    def offer(self, t_ns: int, names: SiteNames, tables: Sequence[LineColumns]) -> None:
+        """One instant of these tables; their arrays must not change any more. Never waits for the server."""
+        ...
+
+    def stats(self) -> dict[str, int | str]:
+        """`queue_points` that wait, counts of what was lost, and `error`, why nothing is written just now."""
+        ...
+
+    def close(self) -> bool:
+        """Send what waits if it can be done soon; whether all was sent."""
+        ...
 
 
 class Sampler:
@@ -64,16 +89,23 @@ class Sampler:
 
 
 class HistoryService:
-    """Samples in, answers out. `token` is the outside database's; it is never shown. Files of `settings` are
-    whole paths."""
+    """Samples in, answers out. `token` is InfluxDB's; it is never shown. Files of `settings` are whole paths.
+    `outside` are further databases by name."""
 
-    def __init__(self, settings: History, folder: Path, site: Site, token: str | None = None) -> None:
+    def __init__(
+        self,
+        settings: History,
+        folder: Path,
+        site: Site,
+        token: str | None = None,
+        outside: Mapping[str, OutsideHistory] | None = None,
+    ) -> None:
         self.settings = settings
         self.sampler = Sampler(site, settings.every_s, settings.expected)
         self.backlog = Backlog()
         self.writer: HistoryWriter | None = None
         self.reader: HistoryReader | None = None
-        self.influx: InfluxWriter | None = None
+        self.outside: dict[str, OutsideHistory] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._asked = 0
         self.failed_samples = 0
@@ -82,7 +114,7 @@ class HistoryService:
         if settings.influx is not None:
             tls = settings.influx.tls
             files = {} if tls is None else msgspec.structs.asdict(tls)
-            self.influx = InfluxWriter(
+            self.outside["influx"] = InfluxWriter(
                 settings.influx.url,
                 settings.influx.org,
                 settings.influx.bucket,
@@ -91,7 +123,9 @@ class HistoryService:
                     buffer_points=settings.influx.buffer_points, resend_s=settings.influx.resend_s, **files
                 ),
             )
-            self.influx.start()
+        self.outside |= outside or {}
+        for database in self.outside.values():
+            database.start()
         if settings.embedded:
             path = folder / FILE_NAME
             quota = settings.quota_mb * MB
@@ -114,8 +148,8 @@ class HistoryService:
                 return
             if self.writer is not None:
                 self.backlog.put(sample)
-            if self.influx is not None:
-                self.influx.offer(sample.t_ns, sample.layout, sample.tables)
+            for database in self.outside.values():
+                database.offer(sample.t_ns, sample.layout, sample.tables)
         except Exception:
             self.failed_samples += 1
 
@@ -152,7 +186,7 @@ class HistoryService:
             self._asked -= 1
 
     def stats(self) -> dict[str, Any]:
-        """Counts of points kept, waiting and lost; those of the external database under `influx`."""
+        """Counts of points kept, waiting and lost; those of an external database under its name."""
         writer = self.writer
         out: dict[str, Any] = {
             **(writer.facts if writer is not None else NO_FACTS),
@@ -163,8 +197,7 @@ class HistoryService:
             "queue": len(self.backlog),
             "sample_s_max": max(self.sampler.took_s, default=0.0),
         }
-        if self.influx is not None:
-            out["influx"] = self.influx.stats()
+        out |= {name: database.stats() for name, database in self.outside.items()}
         return out
 
     def alarms(self) -> list[Alarm]:
@@ -184,17 +217,17 @@ class HistoryService:
         if self._lately("history/dropped", dropped):
             text = f"{dropped} samples since the start"
             out.append(("history/dropped", "warning", "Samples of the history were lost", text))
-        if self.influx is not None:
-            known = self.influx.stats()
-            if self._for_long("history/influx", bool(known["error"])):
+        for name, database in self.outside.items():
+            known = database.stats()
+            if self._for_long(f"history/{name}", bool(known["error"])):
                 text = f"{known['error']}; {known['queue_points']} points wait"
-                out.append(("history/influx", "warning", "The outside history cannot be written", text))
-            lost = int(known["dropped_points"]) + int(known["refused_points"])
-            if self._lately("history/influx_dropped", lost):
-                text = f"{lost} points since the start {known['refusal']}".rstrip()
-                out.append(
-                    ("history/influx_dropped", "warning", "Points for the outside history were lost", text)
-                )
+                out.append((f"history/{name}", "warning", "The outside history cannot be written", text))
+            lost = {what: sum(int(known.get(key, 0)) for key in keys) for what, keys in LOSSES.items()}
+            if self._lately(f"history/{name}_dropped", sum(lost.values())):
+                counts = " and ".join(f"{count} {what}" for what, count in lost.items() if count)
+                text = f"{counts} since the start {known['refusal']}".rstrip()
+                title = "Points for the outside history were lost"
+                out.append((f"history/{name}_dropped", "warning", title, text))
         return out
 
     def _for_long(self, name: str, wrong: bool) -> bool:
@@ -217,8 +250,8 @@ class HistoryService:
         """Write what can be written within three seconds or so, and end the threads."""
         if self.writer is not None:
             self.writer.stop()
-        if self.influx is not None:
-            self.influx.close()
+        for database in self.outside.values():
+            database.close()
         if self.writer is not None:
             self.writer.close()
         if self._pool is not None:

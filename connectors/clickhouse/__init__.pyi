@@ -1,0 +1,18 @@
+from .http_link import ClickHouseError as ClickHouseError, ClickHouseLink as ClickHouseLink, Login as Login
+from .questions import (
+    LISTS as LISTS,
+    MOST_ROWS as MOST_ROWS,
+    FleetReader as FleetReader,
+    ListQuestion as ListQuestion,
+    ValueQuestion as ValueQuestion,
+)
+from .schema import (
+    DATABASE as DATABASE,
+    JOURNAL_COLUMNS as JOURNAL_COLUMNS,
+    Retention as Retention,
+    database_problem as database_problem,
+    VALUE_COLUMNS as VALUE_COLUMNS,
+    grants_sql as grants_sql,
+    schema_sql as schema_sql,
+)
+from .value_blocks import Labels as Labels, ValueBlocks as ValueBlocks, ValueBuffer as ValueBuffer, rack_of as rack_of
