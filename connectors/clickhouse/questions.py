@@ -22,8 +22,8 @@ LISTS = {
     "decisions": (),  # all that a journal says, but for its bookkeeping
 }
 BOOKKEEPING = ("mark", "manifest", "upkeep")
-_BELOW = """ AND (has(entities, {entity:String}) OR arrayExists(
-    e -> startsWith(e, concat({entity:String}, '/')) OR endsWith(e, concat('/', {entity:String})), entities))"""
+_NAMED = """ AND arrayExists(
+    e -> position(concat('/', e, '/'), concat('/', {entity:String}, '/')) > 0, j.entities)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,9 @@ class ValueQuestion:
 
 @dataclass(frozen=True, kw_only=True)
 class ListQuestion:
-    """Lines of the journals in [since, until), the newest first. `what` is one of `LISTS`."""
+    """Lines of the journals in [since, until), the newest first. `what` is one of `LISTS`, `entity` a path or
+    part of one: what it names, and everything below.
+    """
 
     what: str
     since_ns: int
@@ -94,7 +96,7 @@ class FleetReader:
     arraySlice(entities, 1, 20) AS entities, arraySlice(values, 1, 20) AS values, length(j.entities) AS count, hash
 FROM {self.link.database}.journal AS j FINAL
 WHERE t >= fromUnixTimestamp64Milli({{since:Int64}}) AND t < fromUnixTimestamp64Milli({{until:Int64}}) AND {where}
-    {_BELOW if asked.entity else ""}
+    {_NAMED if asked.entity else ""}
 ORDER BY t DESC, site, hall, seq DESC LIMIT {{limit:UInt32}} FORMAT JSONEachRow"""
         rows = self.link.ask(sql, names)
         for row in rows:

@@ -216,7 +216,7 @@ READING = (
          Param("last_s", "seconds, instead of since", "number"), Param("step", "seconds of a row", "number")),
     _get("/fleet/lists", fleet_history.lists, "decisions", LIMIT,
          Param("what", "alarms, commands or decisions (default)"), Param("hall", "only of this hall"),
-         Param("entity", "a full path or its end, with everything below it"),
+         Param("entity", "a path or part of one, with everything below it"),
          Param("since", "ns since 1970", "integer"), Param("until", "ns since 1970", "integer"),
          Param("last_s", "seconds, instead of since", "number")),
     _get("/requests", decided.requests, "decisions"),

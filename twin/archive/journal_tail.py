@@ -50,6 +50,7 @@ class JournalTail:
         self.lost_lines = 0
         self._file: BinaryIO | None = None
         self._offset = 0
+        self._read_inode = 0  # of the segment that was read to its end
 
     def read(self) -> TailBatch | None:
         """The next lines; None if there are none yet. Raises StorageError."""
@@ -60,6 +61,7 @@ class JournalTail:
                 batch = self._lines()
                 if batch is not None or not self._ended():
                     return batch
+                self._read_inode = os.fstat(self._file.fileno()).st_ino
                 self.close()
         except OSError as error:
             self.close()
@@ -106,7 +108,8 @@ class JournalTail:
             written = (self.folder / OPEN).stat()
         except FileNotFoundError:
             return False  # between the two steps of a rotation
-        return mine.st_ino != written.st_ino and self._offset >= mine.st_size and written.st_size > 0
+        more = self._safe_lines() > self.place.seq + 1
+        return more and mine.st_ino != written.st_ino and self._offset >= mine.st_size
 
     def _open(self) -> bool:
         """Open the segment with the next line and go to it."""
@@ -120,17 +123,27 @@ class JournalTail:
                         begun.append((seq, file))
             if not begun:
                 return False
-            fitting = [(seq, file) for seq, file in begun if seq <= self.place.seq + 1]
-            offset = None if not fitting else self._behind_place(*fitting[-1])
-            if offset is None and fitting:
-                # Another journal, or one that was cut. Lines that are sent again are known there.
-                self.place = TailPlace()
-            elif offset is None:
-                self.lost_lines += begun[0][0] - self.place.seq - 1 if self.place.seq >= 0 else 0
-            chosen = begun[0][1] if offset is None else fitting[-1][1]
-            self._offset = offset or 0
-            self._file = os.fdopen(os.dup(chosen.fileno()), "rb")
+            inodes = [os.fstat(file.fileno()).st_ino for _, file in begun]
+            if self._read_inode in inodes[:-1]:
+                at, offset = inodes.index(self._read_inode) + 1, 0
+            else:
+                at, offset = self._find_place(begun)
+            self._offset, self._read_inode = offset, 0
+            self._file = os.fdopen(os.dup(begun[at][1].fileno()), "rb")
         return True
+
+    def _find_place(self, begun: list[tuple[int, BinaryIO]]) -> tuple[int, int]:
+        """(segment, byte) of the next line; the first that is left where the place is in none of them."""
+        fitting = sum(seq <= self.place.seq + 1 for seq, _ in begun)
+        if not fitting:
+            self.lost_lines += begun[0][0] - self.place.seq - 1 if self.place.seq >= 0 else 0
+            return 0, 0
+        offset = self._behind_place(*begun[fitting - 1])
+        if offset is None:
+            # Another journal, or one that was cut. Lines that are sent again are known there.
+            self.place = TailPlace()
+            return 0, 0
+        return fitting - 1, offset
 
     def _behind_place(self, first_seq: int, file: BinaryIO) -> int | None:
         """The byte behind the line of the place in this segment; None if another line stands there."""

@@ -53,7 +53,7 @@ async def values(request: web.Request) -> web.Response:
 async def lists(request: web.Request) -> web.Response:
     """List alarms, commands or decisions of one hall or of all, newest first, by default of 24 hours.
 
-    `entity` chooses by a full path, its end, or what it is below; `hash` is the hash of the journal's line.
+    `entity` is a path or part of one, and names all below it; `hash` is the hash of the journal's line.
     """
     known_query(request, "what", "entity", "hall", "since", "until", "last_s", "limit")
     what = request.query.get("what", "decisions")

@@ -109,7 +109,7 @@ VERBS = {
     "fleet history": Verb(
         run_history,
         """
-        [ENTITY]  a full path or its end, such as h1/r07; of lists, with everything below it
+        [ENTITY]  a full path or its end, such as h1/r07; in lists, with everything below it
         [SIGNAL]  such as rack.power_w
         --hall NAME  only of this hall; default: all
         --since TIME  such as 2026-03-14T02:00 (UTC), 02:00, or 3h for three hours ago; default: 24h
