@@ -9,10 +9,15 @@ from .questions import (
 from .schema import (
     DATABASE as DATABASE,
     JOURNAL_COLUMNS as JOURNAL_COLUMNS,
+    VALUE_COLUMNS as VALUE_COLUMNS,
     Retention as Retention,
     database_problem as database_problem,
-    VALUE_COLUMNS as VALUE_COLUMNS,
     grants_sql as grants_sql,
     schema_sql as schema_sql,
 )
-from .value_blocks import Labels as Labels, ValueBlocks as ValueBlocks, ValueBuffer as ValueBuffer, rack_of as rack_of
+from .value_blocks import (
+    Labels as Labels,
+    ValueBlocks as ValueBlocks,
+    ValueBuffer as ValueBuffer,
+    rack_of as rack_of,
+)

@@ -38,7 +38,7 @@ _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r", "
 
 
 class ClickHouseError(Exception):
-    """A request that failed. `status` is 0 where no answer came, `code` is ClickHouse's own, 0 if it has none."""
+    """A request that failed. `status` is 0 where no answer came; `code` is ClickHouse's own, or 0."""
 
     def __init__(self, text: str, status: int = UNREACHABLE, code: int = 0) -> None:
         super().__init__(text)
@@ -82,7 +82,7 @@ class ClickHouseLink:
         self._packer = zstandard.ZstdCompressor(level=LEVEL)
 
     def insert(self, table: str, columns: Sequence[str], form: str, body: bytes) -> None:
-        """Insert rows in a format of ClickHouse. Raises ClickHouseError; the same body again makes no doubles."""
+        """Insert rows in a format of ClickHouse; again, they make no doubles. Raises ClickHouseError."""
         names = ", ".join(columns)
         settings = {
             "query": f"INSERT INTO {self.database}.{table} ({names}) FORMAT {form}",

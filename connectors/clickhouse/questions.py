@@ -92,11 +92,12 @@ class FleetReader:
         }
         chosen = f"kind IN {_quoted(kinds)}" if kinds else f"kind NOT IN {_quoted(BOOKKEEPING)}"
         where = chosen + (" AND hall = {hall:String}" if asked.hall else "")
-        sql = f"""SELECT toUnixTimestamp64Milli(t) AS t_ms, site, hall, kind, policy, control, severity, id, text,
-    arraySlice(entities, 1, 20) AS entities, arraySlice(values, 1, 20) AS values, length(j.entities) AS count, hash
+        sql = f"""SELECT toUnixTimestamp64Milli(t) AS t_ms, site, hall, kind, policy, control, severity, id,
+    text, hash, arraySlice(entities, 1, 20) AS entities, arraySlice(values, 1, 20) AS values,
+    length(j.entities) AS count
 FROM {self.link.database}.journal AS j FINAL
-WHERE t >= fromUnixTimestamp64Milli({{since:Int64}}) AND t < fromUnixTimestamp64Milli({{until:Int64}}) AND {where}
-    {_NAMED if asked.entity else ""}
+WHERE t >= fromUnixTimestamp64Milli({{since:Int64}}) AND t < fromUnixTimestamp64Milli({{until:Int64}})
+    AND {where} {_NAMED if asked.entity else ""}
 ORDER BY t DESC, site, hall, seq DESC LIMIT {{limit:UInt32}} FORMAT JSONEachRow"""
         rows = self.link.ask(sql, names)
         for row in rows:
@@ -141,7 +142,8 @@ def _values_sql(table: str, in_hall: bool) -> str:
     return f"""SELECT v.site AS site, v.hall AS hall, v.rack AS rack, v.entity AS entity,
     intDiv({t_ms}, {{step:Int64}}) * {{step:Int64}} AS t_ms, {figures}
 FROM {table} AS v{" FINAL" if raw else ""}
-WHERE v.signal = {{signal:String}} AND v.t >= {start} AND v.t < fromUnixTimestamp64Milli({{until:Int64}}){hall}
+WHERE v.signal = {{signal:String}}{hall}
+    AND v.t >= {start} AND v.t < fromUnixTimestamp64Milli({{until:Int64}})
     AND (v.entity = {{entity:String}} OR endsWith(v.entity, concat('/', {{entity:String}})))
 GROUP BY site, hall, rack, entity, t_ms
 ORDER BY site, hall, entity, t_ms LIMIT {{limit:UInt32}} FORMAT JSONEachRow"""

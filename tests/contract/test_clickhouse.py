@@ -1,12 +1,13 @@
 """The fleet's history reaches a ClickHouse once, whatever happens on the way, and is read back from it.
 
-The server is chdb behind its HTTP interface (the extra `chdb`), or a real one where `clickhouse` is on the PATH.
+The server is chdb behind its HTTP interface (the extra `chdb`), or a real one if `clickhouse` is on the PATH.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,14 @@ from tests.support.chdb_server import PASSWORD, USER, ChdbServer
 from tests.support.clickhouse_server import RealServer, clickhouse_program
 from tests.support.extras import needs_chdb
 from tests.support.patience import PATIENCE_S
-from twin.archive import ArchiveWriter, JournalRows, JournalTail
-from twin.archive import archive_writer
+from twin.archive import ArchiveWriter, JournalRows, JournalTail, archive_writer
 from twin.catalogue import NS
 from twin.contracts import CommandRecord, FindingRecord, LeaderRecord
 from twin.run import JournalWriter, Layout
 from twin.run.history_sample import TableSample
 
 pytestmark = [pytest.mark.slow]
+HALL_A = Labels("lab", "hall-a")
 KEEP = Retention(values_days=3000, minutes_days=9000, hours_days=9000, journal_days=9000)
 
 
@@ -89,7 +90,7 @@ def link_to(server: ChdbServer, password: str = PASSWORD, timeout_s: float = 20.
     return ClickHouseLink(server.url, "racktwin", Login(USER, password), timeout_s=timeout_s)
 
 
-def writer_to(server: ChdbServer, labels: Labels = Labels("lab", "hall-a"), **more: Any) -> ArchiveWriter:
+def writer_to(server: ChdbServer, labels: Labels = HALL_A, **more: Any) -> ArchiveWriter:
     room = more.pop("room_bytes", 10**8)
     out = ArchiveWriter(more.pop("link", None) or link_to(server), labels, room, **more)
     out.start()
@@ -174,7 +175,8 @@ def test_questions_answer_by_hall_entity_and_step(server: ChdbServer, pod: Twin)
         for hall, more in (("hall-a", 0), ("hall-b", 1000))
         for k in range(4)
     ]
-    assert found["rows"][0]["t_ns"] == t_ns and found["rows"][0]["entity"] == "lab/h/r1"
+    assert found["rows"][0]["t_ns"] == t_ns
+    assert found["rows"][0]["entity"] == "lab/h/r1"
     raw = reader.values(ValueQuestion(**span, step_s=10, hall="hall-b"), now_ns)
     assert raw["table"] == "value"
     assert [r["mean"] for r in raw["rows"]] == [1000.0 + i for i in range(24)]
@@ -295,7 +297,8 @@ def test_what_answers_may_be_no_clickhouse(chosen_failures: ChdbServer) -> None:
         link_to(chosen_failures).ask("SELECT 1 AS x")
 
 
-HOSTILE = ["a'b", 'x"y', "back\\slash", "tab\tnew\nline", "'); DROP TABLE racktwin.value; --", "日本 µ", "{entity:String}",
+HOSTILE = ["a'b", 'x"y', "back\\slash", "tab\tnew\nline", "'); DROP TABLE racktwin.value; --", "日本 µ",
+           "{entity:String}",
            "%s\\N", "\u202e", "a" * 300, " "]  # fmt: skip
 
 
@@ -317,7 +320,9 @@ def test_hostile_names_are_names(server: ChdbServer) -> None:
         finish(writer)
     reader = FleetReader(link_to(server), KEEP)
     for i, (hall, name) in enumerate(zip(HOSTILE, names, strict=True)):
-        asked = ValueQuestion(entity=name, signal="rack.power_w", hall=hall, since_ns=t_ns, until_ns=t_ns + NS)
+        asked = ValueQuestion(
+            entity=name, signal="rack.power_w", hall=hall, since_ns=t_ns, until_ns=t_ns + NS
+        )
         (row,) = reader.values(asked, time.time_ns())["rows"]
         assert (row["site"], row["hall"], row["entity"], row["rack"]) == (hall, hall, name, name[6:])
         assert row["mean"] == float(i)
@@ -373,9 +378,13 @@ def write(writer: JournalWriter, records: list[Any], t_ns: int = 0) -> None:
             writer.rotate()
 
 
-def feed(server: ChdbServer, folder: Path, pod: Twin, writer: JournalWriter, hall: str = "hall-a") -> ArchiveWriter:
+def feed(
+    server: ChdbServer, folder: Path, pod: Twin, writer: JournalWriter, hall: str = "hall-a"
+) -> ArchiveWriter:
     tail = JournalTail(folder, folder / "place.json", lambda: writer.safe[0])
-    return writer_to(server, Labels("lab", hall), journal=(tail, JournalRows(Labels("lab", hall), lambda: pod.site)))
+    return writer_to(
+        server, Labels("lab", hall), journal=(tail, JournalRows(Labels("lab", hall), lambda: pod.site))
+    )
 
 
 def written(archive: ArchiveWriter, count: int) -> bool:
@@ -386,7 +395,9 @@ def rows_of(server: ChdbServer) -> list[dict[str, Any]]:
     return server.sql("SELECT * EXCEPT body, toUInt32(seq) AS n FROM racktwin.journal ORDER BY t, seq")
 
 
-def test_findings_and_commands_of_all_halls_are_listed(server: ChdbServer, pod: Twin, tmp_path: Path, journal_of: Any) -> None:
+def test_findings_and_commands_of_all_halls_are_listed(
+    server: ChdbServer, pod: Twin, tmp_path: Path, journal_of: Any
+) -> None:
     t_ns = start_ns()
     for hall in ("hall-a", "hall-b"):
         records = [finding(f"{hall}/1"), command([0, 5], [300.0, np.nan]), finding("x", ("lab/h/r2",))]
@@ -394,7 +405,7 @@ def test_findings_and_commands_of_all_halls_are_listed(server: ChdbServer, pod: 
         manifest = pod_manifest(pod)
         journal = journal_of(folder, [manifest, *records])
         archive = feed(server, folder, pod, journal, hall)
-        wait_for(lambda: written(archive, 4))
+        wait_for(partial(written, archive, 4))
         assert archive.close()
     reader = FleetReader(link_to(server), KEEP)
     span = {"since_ns": t_ns, "until_ns": t_ns + 3600 * NS}
@@ -402,7 +413,7 @@ def test_findings_and_commands_of_all_halls_are_listed(server: ChdbServer, pod: 
     assert [(r["hall"], r["id"]) for r in alarms["rows"]] == [
         ("hall-a", "x"), ("hall-b", "x"), ("hall-a", "hall-a/1"), ("hall-b", "hall-b/1")
     ]  # fmt: skip
-    assert alarms["rows"][2]["text"] == "hall-a/1: it's \\ \"hot\"\n\u202e"
+    assert alarms["rows"][2]["text"] == 'hall-a/1: it\'s \\ "hot"\n\u202e'
     commands = reader.lines(ListQuestion(what="commands", hall="hall-b", **span))["rows"]
     assert [(r["policy"], r["entities"], r["text"]) for r in commands] == [
         ("thermal_guard", ["lab/h/r1/node0/gpu0", "lab/h/r1/node1/gpu1"], "too hot")
@@ -413,7 +424,9 @@ def test_findings_and_commands_of_all_halls_are_listed(server: ChdbServer, pod: 
         assert sorted((r["hall"], r["kind"]) for r in named) == [
             (hall, kind) for hall in ("hall-a", "hall-b") for kind in kinds
         ]
-    found = server.sql("SELECT hall, entity, isNaN(value) AS released FROM racktwin.command ORDER BY hall, entity")
+    found = server.sql(
+        "SELECT hall, entity, isNaN(value) AS released FROM racktwin.command ORDER BY hall, entity"
+    )
     assert [row["released"] for row in found] == [0, 1, 0, 1]
     assert len(server.sql("SELECT * FROM racktwin.finding WHERE active")) == 4
     assert len(server.sql("SELECT * FROM racktwin.decision")) == 6
@@ -437,7 +450,8 @@ def test_a_journal_is_sent_once_over_restarts_rotations_and_a_lost_place(
     write(journal, [finding(f"h{i}") for i in range(20)])
     again = feed(server, tmp_path, pod, journal)
     wait_for(lambda: written(again, 20))
-    assert again.close() and again.stats()["written_lines"] == 20
+    assert again.close()
+    assert again.stats()["written_lines"] == 20
     assert [row["n"] for row in rows_of(server)] != []
     (tmp_path / "place.json").unlink()
     third = feed(server, tmp_path, pod, journal)
@@ -447,7 +461,9 @@ def test_a_journal_is_sent_once_over_restarts_rotations_and_a_lost_place(
     assert (int(row["n"]), int(row["lines"])) == (60, 60)
 
 
-def test_a_server_away_costs_no_line_of_the_journal(server: ChdbServer, pod: Twin, tmp_path: Path, journal_of: Any) -> None:
+def test_a_server_away_costs_no_line_of_the_journal(
+    server: ChdbServer, pod: Twin, tmp_path: Path, journal_of: Any
+) -> None:
     journal = journal_of(tmp_path, [finding("a")])
     archive = feed(server, tmp_path, pod, journal)
     wait_for(lambda: written(archive, 1))

@@ -32,7 +32,11 @@ ROOT = Path(__file__).parents[2]
 USER, PASSWORD = "hall", "s3cr3t-Pass"
 _CODE = re.compile(r"Code: (\d+)")
 _INSERT = re.compile(r"(INSERT INTO .*) FORMAT (\w+)\s*$", re.DOTALL)
-_SETTINGS = ("async_insert", "insert_deduplication_token", "deduplicate_blocks_in_dependent_materialized_views")
+_SETTINGS = (
+    "async_insert",
+    "insert_deduplication_token",
+    "deduplicate_blocks_in_dependent_materialized_views",
+)
 # Statuses of exceptions. source: ClickHouse, src/Server/HTTPHandler.cpp, exceptionCodeToHTTPStatus
 _STATUS = {516: 403, 60: 404, 81: 404, 62: 400, 47: 404, 27: 400, 457: 400}
 
@@ -67,7 +71,11 @@ class ChdbServer:
 
     def sql(self, text: str) -> list[dict[str, Any]]:
         """Rows of a statement, run as the administrator that a test is."""
-        headers = {"X-ClickHouse-User": USER, "X-ClickHouse-Key": PASSWORD, "X-ClickHouse-Format": "JSONEachRow"}
+        headers = {
+            "X-ClickHouse-User": USER,
+            "X-ClickHouse-Key": PASSWORD,
+            "X-ClickHouse-Format": "JSONEachRow",
+        }
         request = urllib.request.Request(f"{self.url}/", text.encode(), headers)
         try:
             with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
@@ -124,7 +132,9 @@ def serve(port: int, folder: Path) -> None:
                 tokens.append(asked["insert_deduplication_token"])
             login = (self.headers["X-ClickHouse-User"], self.headers["X-ClickHouse-Key"])
             if login != (USER, PASSWORD):
-                return self.answer(403, f"Code: 516. DB::Exception: {login[0]}: Authentication failed: {login[1]}")
+                return self.answer(
+                    403, f"Code: 516. DB::Exception: {login[0]}: Authentication failed: {login[1]}"
+                )
             if body.startswith(b"FAIL "):
                 _, how, count = body.decode().split()
                 failing[:] = [how] * int(count)
@@ -135,7 +145,9 @@ def serve(port: int, folder: Path) -> None:
             if how == "500":
                 return self.answer(500, "Code: 241. DB::Exception: Memory limit exceeded")
             if how == "quota":
-                return self.answer(500, "Code: 201. DB::Exception: Quota for user `hall` for 3600s has been exceeded")
+                return self.answer(
+                    500, "Code: 201. DB::Exception: Quota for user `hall` for 3600s has been exceeded"
+                )
             if how == "html":
                 return self.answer(200, "<html>")
             status, text = self.run(asked, body)

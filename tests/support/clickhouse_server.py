@@ -1,4 +1,4 @@
-"""A real ClickHouse of the tests' own, on loopback, where `clickhouse` is on the PATH; else see `chdb_server`.
+"""A real ClickHouse of the tests' own, on loopback, if `clickhouse` is on the PATH; else see `chdb_server`.
 
 The administrator of the tests makes the users that `racktwin fleet history --schema` speaks of.
 """

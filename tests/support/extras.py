@@ -33,7 +33,7 @@ def needs_torch() -> Any:
 
 
 def needs_chdb() -> None:
-    """Skip, or fail, a test that wants chdb. It is not imported: 560 MB belong into a process of their own."""
+    """Skip, or fail, a test that wants chdb; not imported: 560 MB belong into a process of their own."""
     if importlib.util.find_spec("chdb") is None:
         _absent("chdb", "ClickHouse in process")
 

@@ -42,8 +42,8 @@ MAY_ROLL_DICE = ("twin/plant",)
 # has the same order for import-linter, and a test compares both.
 LAYERS = (
     ("twin.cli",), ("twin.simulation",), ("twin.daemon",), ("twin.api",), ("twin.wiring",),
-    ("twin.backtest",), ("twin.archive",), ("twin.report",), ("twin.tables",), ("twin.federation",), ("twin.anchor",),
-    ("twin.run",), ("twin.sources",), ("twin.config",),
+    ("twin.backtest",), ("twin.archive",), ("twin.report",), ("twin.tables",), ("twin.federation",),
+    ("twin.anchor",), ("twin.run",), ("twin.sources",), ("twin.config",),
     ("policies", "models", "connectors"),
     ("twin.plant",), ("twin.engine",),
     ("twin.control", "twin.alerts", "twin.health", "twin.goodput", "twin.ledger"),

@@ -25,7 +25,16 @@ from twin.api.answers import LIVE, refusal
 from twin.api.client import address_of
 from twin.api.job_reports import DECODER, LEASES, decoder_of, end_lapsed
 from twin.api.metrics import Metrics
-from twin.api.page import DAY, FLEET_QUESTIONS, MAX_FLEET_QUESTIONS, SEARCH, SIMULATIONS, DayAccount, DecisionSearch, Simulations
+from twin.api.page import (
+    DAY,
+    FLEET_QUESTIONS,
+    MAX_FLEET_QUESTIONS,
+    SEARCH,
+    SIMULATIONS,
+    DayAccount,
+    DecisionSearch,
+    Simulations,
+)
 from twin.api.public import METRICS, ROUTES
 from twin.api.replacement import READING, ReplacementReader
 from twin.api.runtime import Runtime

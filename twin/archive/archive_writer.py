@@ -70,7 +70,7 @@ class ArchiveWriter:
                 self._changed.notify()
 
     def stats(self) -> dict[str, int | str]:
-        """Points and lines written, waiting and lost; `error` is why nothing is written just now, or empty."""
+        """Points and lines written, waiting and lost; `error` is why nothing is written now, or empty."""
         return {
             **self.counts,
             "queue_points": self._buffer.queue_points,
@@ -138,7 +138,7 @@ class ArchiveWriter:
         return True
 
     def _send_lines(self) -> bool:
-        """Send the next lines of the journal; whether there were any. Raises ClickHouseError, StorageError."""
+        """Send the next lines of the journal; whether there were any. Raises as reader and server do."""
         if self._journal is None:
             return False
         tail, rows_of = self._journal

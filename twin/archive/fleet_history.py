@@ -1,7 +1,7 @@
-"""Fleet history: what the section `history.clickhouse` asks for, made: a writer of this daemon, a reader of all.
+"""Fleet history: writer of this daemon and reader of all halls, as the section `history.clickhouse` asks.
 
-`labels_of` names a daemon's rows: the site as its file calls it, and the hall as `fleet.hall` does, at the hub
-as the site.
+`labels_of` names a daemon's rows: the site as its file calls it, and the hall as `fleet.hall` does, at the
+hub as the site.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def retention_of(settings: ClickHouse) -> Retention:
 
 
 def fleet_reader(loaded: Loaded) -> FleetReader:
-    """Who asks the server. Raises ConfigError, where no server is configured too."""
+    """The reader of the server. Raises ConfigError, where no server is configured too."""
     return FleetReader(_link(loaded, _settings(loaded)), retention_of(_settings(loaded)))
 
 
@@ -60,7 +60,7 @@ def _settings(loaded: Loaded) -> ClickHouse:
     settings = loaded.config.history.clickhouse
     if settings is None:
         raise ConfigError(
-            f"{loaded.path}: $.history.clickhouse: missing; expected `clickhouse: {{url: https://HOST:8443}}`, "
+            f"{loaded.path}: $.history.clickhouse: missing; expected `clickhouse: {{url: ..}}`, "
             "the server that keeps the history of the fleet"
         )
     return settings

@@ -51,7 +51,7 @@ class JournalRows:
         self.labels, self._site_now = labels, site_now
 
     def of(self, lines: list[bytes], place: TailPlace) -> tuple[list[dict[str, Any]], TailPlace]:
-        """(rows, the place behind these lines). Lines of a standby, and those without an instant, have none."""
+        """(rows, the place behind these lines). Lines of a standby, or without an instant, have none."""
         rows: list[dict[str, Any]] = []
         leads, site_hash = place.leads, place.site_hash
         for text in lines:

@@ -16,7 +16,7 @@ from typing import BinaryIO
 import msgspec
 
 from twin.catalogue import StorageError
-from twin.run import OPEN, atomic_write, closed_segments, line_head, line_hash
+from twin.run import OPEN, atomic_write, closed_segments, line_hash, line_head
 
 MAX_LINES, MAX_BYTES = 2000, 4 * 2**20  # of a batch
 LONGEST_LINE = 16 * 2**20
@@ -61,8 +61,7 @@ class JournalTail:
                 batch = self._lines()
                 if batch is not None or not self._ended():
                     return batch
-                self._read_inode = os.fstat(self._file.fileno()).st_ino
-                self.close()
+                self._leave()
         except OSError as error:
             self.close()
             raise StorageError(f"{self.folder}: the journal cannot be read: {error.strerror}") from error
@@ -99,6 +98,12 @@ class JournalTail:
                 lines.append(line)
             offset += len(line) + 1
         return TailBatch(lines, offset) if offset > self._offset else None
+
+    def _leave(self) -> None:
+        """Close a segment that was read to its end."""
+        if self._file is not None:
+            self._read_inode = os.fstat(self._file.fileno()).st_ino
+        self.close()
 
     def _ended(self) -> bool:
         """The segment has been read to its end, and another one is written."""

@@ -473,14 +473,22 @@ def _clickhouse_problems(settings: ClickHouse, out: Problems) -> None:
     """Note errors in the section of ClickHouse."""
     out.http("history.clickhouse.url", settings.url)
     if "@" in settings.url or "?" in settings.url:
-        out.append("$.history.clickhouse.url: expected https://HOST:PORT without user and options; the user is "
-                   "`username`, the database `database`")  # fmt: skip
+        out.append("$.history.clickhouse.url: expected https://HOST:PORT without user and options: the "
+                   "user is `username`, the database `database`")  # fmt: skip
     if why := database_problem(settings.database):
         out.append(f"$.history.clickhouse.database: {why}")
     if settings.password_file is not None and settings.username is None:
-        out.append("$.history.clickhouse.username: missing; expected the user whose password `password_file` holds")
-    if settings.password_file is not None and settings.url.startswith("http://") and not _LOCAL.search(settings.url):
-        out.append("$.history.clickhouse.url: http:// would show the password to the network; expected https://")
+        out.append(
+            "$.history.clickhouse.username: missing; expected the user whose password `password_file` holds"
+        )
+    if (
+        settings.password_file is not None
+        and settings.url.startswith("http://")
+        and not _LOCAL.search(settings.url)
+    ):
+        out.append(
+            "$.history.clickhouse.url: http:// would show the password to the network; expected https://"
+        )
     for name in ("site", "hall"):
         text = getattr(settings, name)
         if text is not None and not (0 < len(text) <= 200 and text.isprintable()):

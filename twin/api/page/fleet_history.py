@@ -36,7 +36,9 @@ async def values(request: web.Request) -> web.Response:
     key, entity = _name(request, "signal"), _name(request, "entity")
     signal = find_signal(key)
     if signal is None:
-        raise Refused(400, f"signal: {clean(key, 60)!r} is not one of the catalogue; expected such as rack.power_w")
+        raise Refused(
+            400, f"signal: {clean(key, 60)!r} is not one of the catalogue; expected such as rack.power_w"
+        )
     if not entity:
         raise Refused(400, "entity: missing; expected a full path, or its end, such as hall1/r07")
     since_ns, until_ns = _range(request)
@@ -89,7 +91,9 @@ async def _ask(request: web.Request, question: Callable[[FleetReader], dict[str,
     """The answer of the server. Raises Refused where there is none."""
     turn = request.app[FLEET_QUESTIONS]
     if turn.locked():
-        raise Refused(503, f"{MAX_FLEET_QUESTIONS} questions to the fleet's history are being answered; ask again later")
+        raise Refused(
+            503, f"{MAX_FLEET_QUESTIONS} questions to the fleet's history are being answered; ask again later"
+        )
     async with turn:
         try:
             return await asyncio.to_thread(_answer, live_of(request), question)

@@ -1,4 +1,4 @@
-"""The command `fleet history`: values, alarms, commands and decisions of all halls; the tables that keep them.
+"""The command `fleet history`: values, alarms, commands and decisions of all halls; their tables.
 
 It asks the daemon of the hub, or any whose configuration names the server; `--schema` asks nobody.
 """
@@ -34,7 +34,9 @@ def run_history(args: argparse.Namespace, out: Console, *_: Console) -> int:
         path, show = "/fleet/history", show_values
     else:
         if args.signal is not None:
-            raise WrongCall(f"--list {args.what} {clean(args.signal)}: a list has no signal; expected ENTITY at most")
+            raise WrongCall(
+                f"--list {args.what} {clean(args.signal)}: a list has no signal; expected ENTITY at most"
+            )
         asked = {"what": args.what, "limit": args.limit}
         path, show = "/fleet/lists", show_lines
     now_ns = time.time_ns()
@@ -56,7 +58,7 @@ def _print_schema(args: argparse.Namespace, out: Console) -> int:
     settings = loaded.config.history.clickhouse
     if settings is None:
         raise ConfigError(
-            f"{loaded.path}: $.history.clickhouse: missing; expected the server that keeps the fleet's history"
+            f"{loaded.path}: $.history.clickhouse: missing; expected the server of the fleet's history"
         )
     keep: Retention = retention_of(settings)
     for statement in schema_sql(settings.database, keep):
@@ -83,7 +85,13 @@ def show_values(tree: dict[str, Any], out: Console) -> None:
 def show_lines(tree: dict[str, Any], out: Console) -> None:
     """A line per line of a journal, the newest first."""
     rows = [
-        [utc(row["t_ns"], "%Y-%m-%d %H:%M:%S"), clean(row["hall"]), row["kind"], _entities(row), clean(row["text"])]
+        [
+            utc(row["t_ns"], "%Y-%m-%d %H:%M:%S"),
+            clean(row["hall"]),
+            row["kind"],
+            _entities(row),
+            clean(row["text"]),
+        ]
         for row in tree["rows"][:MOST_SHOWN]
     ]
     grid(out, ("UTC", "hall", "kind", "entity", "text"), rows, f"no {tree['what']} of any hall in this time")
@@ -92,7 +100,9 @@ def show_lines(tree: dict[str, Any], out: Console) -> None:
 
 def _note_more(tree: dict[str, Any], count: int, out: Console) -> None:
     if tree["more"] or len(tree["rows"]) > count:
-        out.print(f"{count} lines of more: ask for less time, a longer --step, or --format json", style="yellow")
+        out.print(
+            f"{count} lines of more: ask for less time, a longer --step, or --format json", style="yellow"
+        )
 
 
 def _entities(row: dict[str, Any]) -> str:
