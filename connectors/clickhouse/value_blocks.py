@@ -124,7 +124,7 @@ class ValueBlocks:
         rows += [(name, row >= 0, row) for name, row in zip(columns.counters, columns.total, strict=True)]
         for name, known, row in rows:
             for first in range(0, len(row), BLOCK_ROWS):
-                chosen = slice(first, first + BLOCK_ROWS)
+                chosen = slice(first, min(first + BLOCK_ROWS, len(row)))
                 if known[chosen].any():
                     out.append(_Part.of(f"{table}.{name}", texts, chosen, known[chosen], row[chosen]))
         return out

@@ -125,7 +125,7 @@ VERBS = {
         --since TIME  such as 2026-03-14T02:00 (UTC), 02:00, or 3h for three hours ago; default: 24h
         --until TIME  such as 06:00; default: now
         --step DURATION  of one row; default: so that there are 500
-        --list values|alarms|commands|decisions>what=values  what is asked for
+        --list values|alarms|commands|decisions=values>what  what is asked for
         --limit COUNT=200  lines of a list at most: the latest
         --schema  print the SQL of the tables and rights, and ask nobody
         """,
