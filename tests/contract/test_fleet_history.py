@@ -1,4 +1,4 @@
-"""`racktwin fleet history`, the interface behind it, the schema and the check of the server; wrong input too."""
+"""`racktwin fleet history`, the interface behind it, its schema and the check of the server; wrong input too."""
 
 from __future__ import annotations
 
@@ -28,6 +28,9 @@ from twin.archive import labels_of
 from twin.catalogue import NS, ConfigError
 from twin.cli.main import main
 from twin.config import ClickHouse, FleetSettings, load_config
+
+
+JSON = "--json"
 
 
 @pytest.fixture(autouse=True)
@@ -65,8 +68,8 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChdbServer]:
             "toStartOfMinute(now64(3)) - 600 + number * 10, number FROM numbers(30)"
         )
         server.sql(
-            f"INSERT INTO racktwin.journal (site, hall, t, seq, hash, kind, severity, text, entities) SELECT 'lab', "
-            f"'{hall}', now64(3) - 60, number, toString(number), 'finding', 'critical', 'hot \\x1b[31m', "
+            "INSERT INTO racktwin.journal (site, hall, t, seq, hash, kind, severity, text, entities) SELECT "
+            f"'lab', '{hall}', now64(3) - 60, number, toString(number), 'finding', 'critical', 'hot \\x1b[31m', "
             "['lab/h/r1'] FROM numbers(3)"
         )
     yield server
@@ -82,7 +85,7 @@ def test_values_of_all_halls_and_of_one(
     lines = capsys.readouterr().out.splitlines()
     assert "mean W" in lines[0]
     assert {"hall-a", "hall-b"} <= {word for line in lines for word in line.split()}
-    assert desk.run("fleet", "history", "r1", "rack.power_w", "--hall", "hall-b", "--step", "10s", "--json") == 0
+    assert desk.run("fleet", "history", "r1", "rack.power_w", "--hall", "hall-b", "--step", "10s", JSON) == 0
     tree = json.loads(capsys.readouterr().out)
     assert (tree["table"], tree["unit"], len(tree["rows"])) == ("value", "W", 30)
     assert [row["mean"] for row in tree["rows"]] == [float(i) for i in range(30)]
@@ -141,12 +144,19 @@ SETTINGS = {"url": "https://clickhouse.example:8443", "username": "hall", "passw
 
 def config_of(folder: Path, more: dict[str, Any], **sections: Any) -> Path:
     (folder / "site.yaml").write_text(yaml.safe_dump(two_racks()))
-    tree = {"site": "site.yaml", "broker": "embedded", "history": {"clickhouse": {**SETTINGS, **more}}, **sections}
+    tree = {
+        "site": "site.yaml",
+        "broker": "embedded",
+        "history": {"clickhouse": {**SETTINGS, **more}},
+        **sections,
+    }
     (folder / "racktwin.yaml").write_text(yaml.safe_dump(tree))
     return folder / "racktwin.yaml"
 
 
-def test_the_schema_is_printed_with_the_least_rights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_schema_is_printed_with_the_least_rights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = config_of(tmp_path, {"database": "halls", "values_days": 7})
     assert main(["fleet", "history", "--schema", "--config", str(path)]) == 0
     text = capsys.readouterr().out
@@ -172,7 +182,9 @@ def test_the_schema_is_printed_with_the_least_rights(tmp_path: Path, capsys: pyt
         ({"quota": 1}, "quota"),
     ],
 )
-def test_a_wrong_section_is_refused_with_its_place(tmp_path: Path, more: dict[str, Any], expected: str) -> None:
+def test_a_wrong_section_is_refused_with_its_place(
+    tmp_path: Path, more: dict[str, Any], expected: str
+) -> None:
     with pytest.raises(ConfigError, match="expected") as refused:
         load_config(config_of(tmp_path, more))
     assert expected in str(refused.value)
@@ -283,7 +295,7 @@ def test_a_daemon_writes_its_values_and_decisions_and_answers_from_there(
             assert abs(rows[-1]["t_ns"] - time.time_ns()) < 60 * NS
             assert main(["fleet", "history", "--list", "decisions", *words]) == 0
             kinds = {row["kind"] for row in json.loads(capsys.readouterr().out)["rows"]}
-            assert "leader" in kinds
+            assert "event" in kinds
             assert daemon.stop() == 0
     finally:
         store.kill()
