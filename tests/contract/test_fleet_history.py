@@ -1,4 +1,4 @@
-"""`racktwin fleet history`, the interface behind it, its schema and the check of the server; wrong input too."""
+"""`racktwin fleet history`, the interface behind it, its schema, the check of the server; wrong input."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from twin.archive import labels_of
 from twin.catalogue import NS, ConfigError
 from twin.cli.main import main
 from twin.config import ClickHouse, FleetSettings, load_config
-
 
 JSON = "--json"
 
@@ -68,9 +67,9 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChdbServer]:
             "toStartOfMinute(now64(3)) - 600 + number * 10, number FROM numbers(30)"
         )
         server.sql(
-            "INSERT INTO racktwin.journal (site, hall, t, seq, hash, kind, severity, text, entities) SELECT "
-            f"'lab', '{hall}', now64(3) - 60, number, toString(number), 'finding', 'critical', 'hot \\x1b[31m', "
-            "['lab/h/r1'] FROM numbers(3)"
+            "INSERT INTO racktwin.journal (site, hall, t, seq, hash, kind, severity, text, entities) "
+            f"SELECT 'lab', '{hall}', now64(3) - 60, number, toString(number), 'finding', 'critical', "
+            "'hot \\x1b[31m', ['lab/h/r1'] FROM numbers(3)"
         )
     yield server
     server.kill()

@@ -22,6 +22,7 @@ from racktwin_client.mqtt import Broker as JobBroker
 from racktwin_client.wires import HttpWire
 
 from connectors.bmc import RedfishClient
+from connectors.clickhouse import ClickHouseError, ClickHouseLink, Login
 from connectors.influx import InfluxSettings, InfluxWriter
 from connectors.kubernetes.access import from_kubeconfig
 from connectors.kubernetes.client import KubernetesClient
@@ -41,7 +42,7 @@ from twin.daemon.services import _whole_paths
 from twin.wiring.bmc import _trust as redfish_trust
 
 Ask = Callable[[int, Path, Path], Awaitable[None]]  # (port, the authority to trust, a folder)
-TROUBLE = (ConnectorError, ActuationError, aiohttp.ClientError, OSError)
+TROUBLE = (ConnectorError, ActuationError, ClickHouseError, aiohttp.ClientError, OSError)
 
 
 def loaded_in(folder: Path) -> Loaded:
@@ -116,6 +117,15 @@ async def influx(port: int, ca: Path, folder: Path) -> None:
         await asyncio.to_thread(writer.close, 0.0)
 
 
+async def clickhouse(port: int, ca: Path, folder: Path) -> None:
+    tls = loaded_in(folder).trust(Tls(ca_file=str(ca)), "history.clickhouse.tls")
+    link = ClickHouseLink(f"https://127.0.0.1:{port}", "racktwin", Login("u", "secret"), tls, timeout_s=5.0)
+    try:
+        await asyncio.to_thread(link.ask, "SELECT 1")
+    finally:
+        link.close()
+
+
 async def command_line(port: int, ca: Path, folder: Path) -> None:
     client = Client(f"https://127.0.0.1:{port}", "rt_secret", ca_file=str(ca))
     await asyncio.to_thread(client.get, "/whoami")
@@ -148,8 +158,8 @@ async def agent(port: int, ca: Path, folder: Path) -> None:
 
 CLIENTS: dict[str, Ask] = {
     "mqtt": mqtt, "etcd": etcd, "prometheus": prometheus, "kubernetes": kubernetes, "redfish": redfish,
-    "webhook": webhook, "influx": influx, "command line": command_line, "job over http": job_over_http,
-    "job over mqtt": job_over_mqtt, "agent": agent,
+    "webhook": webhook, "influx": influx, "clickhouse": clickhouse, "command line": command_line,
+    "job over http": job_over_http, "job over mqtt": job_over_mqtt, "agent": agent,
 }  # fmt: skip
 
 

@@ -16,13 +16,16 @@ from connectors.clickhouse import ClickHouseError, Labels, ValueBlocks, ValueBuf
 from connectors.clickhouse.value_blocks import BLOCK_ROWS
 from tests.support.builders import Twin, two_racks
 from tests.support.patience import PATIENCE_S
-from twin.archive import ArchiveWriter, JournalRows, JournalTail, archive_writer
+from twin.archive import ArchiveWriter, JournalRows, JournalTail, TailPlace, archive_writer
 from twin.catalogue import NS
 from twin.contracts import (
     AdviceRecord,
     CommandRecord,
+    ContingencyNote,
+    DaemonRecord,
     FindingRecord,
     LapsedRecord,
+    LeaderRecord,
     ManifestRecord,
     SiteRecord,
 )
@@ -230,6 +233,7 @@ def journal_of(tmp_path: Path) -> Iterator[Callable[..., JournalWriter]]:
     made: list[JournalWriter] = []
 
     def make(count: int, folder: str = "run", segment_bytes: int = 0) -> JournalWriter:
+        """Lines of a daemon that leads."""
         made.append(JournalWriter(tmp_path / folder, durable=False, segment_bytes=segment_bytes))
         add(made[-1], count)
         return made[-1]
@@ -355,6 +359,7 @@ def test_what_is_not_safe_is_not_sent(journal_of: Any) -> None:
 
 def test_the_writer_sends_the_journal_and_its_place_outlives_it(journal_of: Any, pod: Twin) -> None:
     writer, link = journal_of(3), Link(ClickHouseError("gone"))
+    (writer.path.parent / "place.json").write_bytes(msgspec.json.encode(TailPlace(leads=True)))
     journal = (tail_of(writer), JournalRows(LABELS, lambda: pod.site))
     archive = writer_to(link, journal=journal)
     wait_for(lambda: archive.stats()["written_lines"] == 3)
@@ -378,7 +383,7 @@ def made_rows(pod: Twin, records: list[Any], folder: Path) -> list[dict[str, Any
     batch = tail.read()
     tail.close()
     assert batch is not None
-    return JournalRows(LABELS, lambda: pod.site).of(batch.lines, tail.place)[0]
+    return JournalRows(LABELS, lambda: pod.site).of(batch.lines, TailPlace(leads=True))[0]
 
 
 def test_entities_are_named_by_the_site_of_the_line_only(pod: Twin, tmp_path: Path) -> None:
@@ -404,6 +409,40 @@ def test_entities_are_named_by_the_site_of_the_line_only(pod: Twin, tmp_path: Pa
         ("command", ["first", "last"], [300.0, 400.0]),
     ]
     assert len({r["hash"] for r in rows}) == len(rows)
+
+
+def texts(rows: list[dict[str, Any]]) -> list[str]:
+    return [row["id"] for row in rows if row["kind"] == "finding"]
+
+
+def test_lines_are_sent_of_the_time_in_which_the_daemon_led(pod: Twin, tmp_path: Path) -> None:
+    def finding(name: str) -> FindingRecord:
+        return FindingRecord(
+            id=name, severity="info", title="t", entities=(), evidence=(), confidence_pu=None, action=""
+        )
+
+    start = DaemonRecord(started="1", wall_ns=1)
+    records = [
+        start, finding("standby"), LeaderRecord(epoch=1), finding("first"),
+        LeaderRecord(lost=1), finding("lost"), LeaderRecord(epoch=3), finding("again"),
+        DaemonRecord(contingency=ContingencyNote(gpus=1)), finding("on"),
+        ManifestRecord(format=1), finding("rotated"), start, finding("killed and now a standby"),
+    ]  # fmt: skip
+    writer = JournalWriter(tmp_path, durable=False)
+    lines = [writer.chain.line(record, i, T_NS) for i, record in enumerate(records)]
+    writer.close()
+    rows_of = JournalRows(LABELS, lambda: pod.site)
+    rows, place = rows_of.of(lines, TailPlace())
+    assert texts(rows) == ["first", "again", "on", "rotated"]
+    assert (place.seq, place.leads) == (13, False)
+    parts, place = list[dict[str, Any]](), TailPlace()
+    for line in lines:  # cut anywhere it is the same
+        more, place = rows_of.of([line], place)
+        parts += more
+    assert parts == rows
+    for leads, expected in ((True, ["lost"]), (False, [])):  # a journal whose beginning was pruned
+        cut = JournalRows(LABELS, lambda: pod.site, lambda leads=leads: leads)  # type: ignore[misc]
+        assert texts(cut.of(lines[5:6], TailPlace())[0]) == expected
 
 
 def test_a_layout_gives_the_names_of_a_site(pod: Twin) -> None:

@@ -6,4 +6,4 @@ from .fleet_history import (
     retention_of as retention_of,
 )
 from .journal_rows import JournalRows as JournalRows
-from .journal_tail import JournalTail as JournalTail
+from .journal_tail import JournalTail as JournalTail, TailPlace as TailPlace

@@ -52,7 +52,7 @@ def make_archive(
     settings = _settings(loaded)
     labels = labels_of(loaded, site_now())
     tail = JournalTail(journal_folder, loaded.state / "history" / PLACE_FILE, safe_lines)
-    journal = (tail, JournalRows(labels, site_now))
+    journal = (tail, JournalRows(labels, site_now, leads))
     return ArchiveWriter(_link(loaded, settings), labels, settings.buffer_mb * MB, journal, leads)
 
 

@@ -20,6 +20,7 @@ from twin.contracts import (
     AdviceRecord,
     ClearedRecord,
     CommandRecord,
+    DaemonRecord,
     FindingRecord,
     LeaderRecord,
     ManifestRecord,
@@ -45,21 +46,32 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 class JournalRows:
-    """Makes rows under these labels. `site_now` is the site of the daemon."""
+    """Makes rows under these labels. `site_now` is the site of the daemon, `leads` whether it leads now.
 
-    def __init__(self, labels: Labels, site_now: Callable[[], Site]) -> None:
-        self.labels, self._site_now = labels, site_now
+    The journal tells when the daemon gained and lost the lead; it starts without. Where the journal begins
+    in the middle, what is so now is believed of then.
+    """
+
+    def __init__(
+        self, labels: Labels, site_now: Callable[[], Site], leads: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.labels, self._site_now, self._leads = labels, site_now, leads
 
     def of(self, lines: list[bytes], place: TailPlace) -> tuple[list[dict[str, Any]], TailPlace]:
         """(rows, the place behind these lines). Lines of a standby, or without an instant, have none."""
         rows: list[dict[str, Any]] = []
-        leads, site_hash = place.leads, place.site_hash
+        leads, site_hash, begun = place.leads, place.site_hash, place.seq >= 0
         for text in lines:
             line = msgspec.json.decode(text, type=_Line)
             body = msgspec.json.decode(line.body, type=dict)
             record = read_record(line.kind, body)
+            if not begun and line.seq > 0:
+                leads = self._leads()
+            begun = True
             if isinstance(record, LeaderRecord):
                 leads = record.epoch is not None
+            elif isinstance(record, DaemonRecord) and record.started is not None:
+                leads = False
             elif isinstance(record, SiteRecord):
                 site_hash = record.site_hash
             elif isinstance(record, ManifestRecord):

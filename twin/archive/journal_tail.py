@@ -27,7 +27,7 @@ class TailPlace(msgspec.Struct, frozen=True):
 
     seq: int = -1
     hash: str = ""
-    leads: bool = True
+    leads: bool = False
     site_hash: str = ""
 
 
