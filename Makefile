@@ -3,6 +3,7 @@
 #   make test ARGS='-k units -x'     more arguments for the command
 #   make test JOBS=1                 one test at a time
 #   make test EXTRAS=torch           with PyTorch, and the tests that want it (requirements-torch.txt)
+#   make test EXTRAS='torch chdb'    with ClickHouse in process too (requirements-chdb.txt)
 #   make lock UPGRADE=               keep the versions that the lock files name
 
 SHELL := /bin/bash

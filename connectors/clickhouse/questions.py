@@ -96,7 +96,7 @@ class FleetReader:
     text, hash, arraySlice(entities, 1, 20) AS entities, arraySlice(values, 1, 20) AS values,
     length(j.entities) AS count
 FROM {self.link.database}.journal AS j FINAL
-WHERE t >= fromUnixTimestamp64Milli({{since:Int64}}) AND t < fromUnixTimestamp64Milli({{until:Int64}})
+WHERE t >= fromUnixTimestamp64Milli({{since:Int64}}, 'UTC') AND t < fromUnixTimestamp64Milli({{until:Int64}}, 'UTC')
     AND {where} {_NAMED if asked.entity else ""}
 ORDER BY t DESC, site, hall, seq DESC LIMIT {{limit:UInt32}} FORMAT JSONEachRow"""
         rows = self.link.ask(sql, names)
@@ -128,7 +128,7 @@ def _quoted(kinds: tuple[str, ...]) -> str:
 def _values_sql(table: str, in_hall: bool) -> str:
     raw = table.endswith(".value")
     t_ms = "toUnixTimestamp64Milli(v.t)" if raw else "toInt64(toUnixTimestamp(v.t)) * 1000"
-    start = "fromUnixTimestamp64Milli({since:Int64})"
+    start = "fromUnixTimestamp64Milli({since:Int64}, 'UTC')"
     figures = (
         "avg(v.value) AS mean, min(v.value) AS min, max(v.value) AS max, argMax(v.value, v.t) AS last"
         if raw
@@ -143,7 +143,7 @@ def _values_sql(table: str, in_hall: bool) -> str:
     intDiv({t_ms}, {{step:Int64}}) * {{step:Int64}} AS t_ms, {figures}
 FROM {table} AS v{" FINAL" if raw else ""}
 WHERE v.signal = {{signal:String}}{hall}
-    AND v.t >= {start} AND v.t < fromUnixTimestamp64Milli({{until:Int64}})
+    AND v.t >= {start} AND v.t < fromUnixTimestamp64Milli({{until:Int64}}, 'UTC')
     AND (v.entity = {{entity:String}} OR endsWith(v.entity, concat('/', {{entity:String}})))
 GROUP BY site, hall, rack, entity, t_ms
 ORDER BY site, hall, entity, t_ms LIMIT {{limit:UInt32}} FORMAT JSONEachRow"""

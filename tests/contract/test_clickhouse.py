@@ -50,7 +50,7 @@ def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     else:
         program = clickhouse_program()
         if program is None:
-            pytest.skip("server clickhouse (23.8 or later) is not here: expected it on the PATH")
+            pytest.skip("server clickhouse (24.3 or later) is not here: expected it on the PATH")
         server = RealServer(folder, program)
     server.start()
     yield server

@@ -13,7 +13,10 @@ from pathlib import Path
 from tests.support.chdb_server import PASSWORD, USER, ChdbServer
 from tests.support.victoriametrics import free_port
 
-OLDEST = (23, 8)  # older ones lack `deduplicate_blocks_in_dependent_materialized_views` with tokens
+OLDEST = (
+    24,
+    3,
+)  # older ones take `v.t` of the rollups for the alias `t`, and check a writer's rights on them
 _CONFIG = """<clickhouse>
   <logger><level>warning</level><console>1</console></logger>
   <listen_host>127.0.0.1</listen_host>

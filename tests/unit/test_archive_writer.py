@@ -232,10 +232,10 @@ def test_one_sample_that_is_larger_than_the_room_is_kept() -> None:
 def journal_of(tmp_path: Path) -> Iterator[Callable[..., JournalWriter]]:
     made: list[JournalWriter] = []
 
-    def make(count: int, folder: str = "run", segment_bytes: int = 0) -> JournalWriter:
+    def make(count: int, folder: str = "run", segment_bytes: int = 0, title: str = "t") -> JournalWriter:
         """Lines of a daemon that leads."""
         made.append(JournalWriter(tmp_path / folder, durable=False, segment_bytes=segment_bytes))
-        add(made[-1], count)
+        add(made[-1], count, title)
         return made[-1]
 
     yield make
@@ -243,10 +243,10 @@ def journal_of(tmp_path: Path) -> Iterator[Callable[..., JournalWriter]]:
         writer.close()
 
 
-def add(writer: JournalWriter, count: int) -> None:
+def add(writer: JournalWriter, count: int, title: str = "t") -> None:
     for _ in range(count):
         seq = writer.chain.seq
-        record = FindingRecord(id=f"f{seq}", severity="info", title="t", entities=("a",), evidence=(),
+        record = FindingRecord(id=f"f{seq}", severity="info", title=title, entities=("a",), evidence=(),
                                confidence_pu=None, action="")  # fmt: skip
         writer.append([writer.chain.line(record, seq, T_NS + seq * NS)])
         if writer.full:
@@ -307,16 +307,19 @@ def test_lines_that_were_pruned_first_are_lost_and_counted(journal_of: Any, pod:
     tail.close()
 
 
-def test_another_journal_or_a_cut_one_is_sent_from_its_beginning(journal_of: Any, pod: Twin) -> None:
+@pytest.mark.parametrize("count", [5, 8, 12])
+def test_another_journal_or_a_cut_one_is_sent_from_its_beginning(
+    journal_of: Any, pod: Twin, count: int
+) -> None:
     writer = journal_of(8)
     tail = tail_of(writer)
     assert take_all(tail, lambda: pod.site) == list(range(8))
     tail.close()
     place = (writer.path.parent / "place.json").read_bytes()
-    other = journal_of(5, "other")
+    other = journal_of(count, "other", title="another")
     (other.path.parent / "place.json").write_bytes(place)
     tail = tail_of(other)
-    assert take_all(tail, lambda: pod.site) == list(range(5))
+    assert take_all(tail, lambda: pod.site) == list(range(count))
     assert tail.lost_lines == 0
     tail.close()
 
