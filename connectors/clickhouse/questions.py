@@ -96,8 +96,8 @@ class FleetReader:
     text, hash, arraySlice(entities, 1, 20) AS entities, arraySlice(values, 1, 20) AS values,
     length(j.entities) AS count
 FROM {self.link.database}.journal AS j FINAL
-WHERE t >= fromUnixTimestamp64Milli({{since:Int64}}, 'UTC') AND t < fromUnixTimestamp64Milli({{until:Int64}}, 'UTC')
-    AND {where} {_NAMED if asked.entity else ""}
+WHERE t >= fromUnixTimestamp64Milli({{since:Int64}}, 'UTC')
+    AND t < fromUnixTimestamp64Milli({{until:Int64}}, 'UTC') AND {where} {_NAMED if asked.entity else ""}
 ORDER BY t DESC, site, hall, seq DESC LIMIT {{limit:UInt32}} FORMAT JSONEachRow"""
         rows = self.link.ask(sql, names)
         for row in rows:

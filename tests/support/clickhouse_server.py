@@ -16,7 +16,7 @@ from tests.support.victoriametrics import free_port
 OLDEST = (
     24,
     3,
-)  # older ones take `v.t` of the rollups for the alias `t`, and check a writer's rights on them
+)  # older ones take `v.t` of a rollup for the alias `t`, and check a writer's rights on it
 _CONFIG = """<clickhouse>
   <logger><level>warning</level><console>1</console></logger>
   <listen_host>127.0.0.1</listen_host>
