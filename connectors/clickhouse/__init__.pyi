@@ -1,13 +1,11 @@
 from .http_link import ClickHouseError as ClickHouseError, ClickHouseLink as ClickHouseLink, Login as Login
 from .questions import (
     LISTS as LISTS,
-    MOST_ROWS as MOST_ROWS,
     FleetReader as FleetReader,
     ListQuestion as ListQuestion,
     ValueQuestion as ValueQuestion,
 )
 from .schema import (
-    DATABASE as DATABASE,
     JOURNAL_COLUMNS as JOURNAL_COLUMNS,
     VALUE_COLUMNS as VALUE_COLUMNS,
     Retention as Retention,

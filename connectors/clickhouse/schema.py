@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-DATABASE = "racktwin"
 # Inserts that a table remembers, to know one that comes again. source: estimate, a day of ten halls
 REMEMBERED = 100_000
 VALUE_COLUMNS = ("site", "hall", "rack", "entity", "signal", "t", "value")

@@ -32,8 +32,9 @@ from tests.support.extras import needs_chdb
 from tests.support.patience import PATIENCE_S
 from twin.archive import ArchiveWriter, JournalRows, JournalTail, archive_writer
 from twin.catalogue import NS
+from twin.config import History
 from twin.contracts import CommandRecord, FindingRecord, LeaderRecord
-from twin.run import JournalWriter, Layout
+from twin.run import HistoryService, JournalWriter, Layout
 from twin.run.history_sample import TableSample
 
 pytestmark = [pytest.mark.slow]
@@ -264,6 +265,25 @@ def test_the_same_samples_again_are_the_same_rows(server: ChdbServer, pod: Twin)
         finish(writer)
     assert powers(server) == [float(i) for i in range(20)]
     assert (counted(server), counted(server, "value_1h")) == (40, 40)
+
+
+def test_a_run_that_is_made_again_writes_the_same_rows(server: ChdbServer, tmp_path: Path) -> None:
+    for _ in range(2):
+        twin = Twin(two_racks())
+        twin.now_ns = start_ns()
+        archive = ArchiveWriter(link_to(server), HALL_A, 10**8)
+        settings = History(embedded=False, every_s=1.0)
+        service = HistoryService(settings, tmp_path, twin.site, outside={"clickhouse": archive})
+        for i in range(10):
+            service.offer(twin.engine, twin.tick({"rack.power_w": float(i), "gpu.temp_c": 60.0 + i}))
+        wait_for(lambda service=service: service.stats()["clickhouse"]["queue_points"] == 0)
+        points = service.stats()["clickhouse"]["written_points"]
+        assert service.alarms() == []
+        service.close()
+    found = server.sql("SELECT signal, count() AS n FROM racktwin.value GROUP BY signal")
+    counts = {row["signal"]: int(row["n"]) for row in found}
+    assert (counts["gpu.temp_c"], counts["rack.power_w"]) == (1440, 20)
+    assert (sum(counts.values()), counted(server)) == (points, 20)
 
 
 def test_a_wrong_password_is_said_without_it_and_nothing_is_lost(server: ChdbServer, pod: Twin) -> None:

@@ -18,6 +18,7 @@ from tests.support.builders import Twin, two_racks
 from tests.support.patience import PATIENCE_S
 from twin.archive import ArchiveWriter, JournalRows, JournalTail, TailPlace, archive_writer
 from twin.catalogue import NS
+from twin.config import History
 from twin.contracts import (
     AdviceRecord,
     CommandRecord,
@@ -29,7 +30,7 @@ from twin.contracts import (
     ManifestRecord,
     SiteRecord,
 )
-from twin.run import JournalWriter, Layout, closed_segments, line_head
+from twin.run import HistoryService, JournalWriter, Layout, closed_segments, line_head
 from twin.run.history_sample import TableSample
 
 LABELS = Labels("lab", "hall-a")
@@ -223,6 +224,44 @@ def test_one_sample_that_is_larger_than_the_room_is_kept() -> None:
     buffer = ValueBuffer(4)
     buffer.put(T_NS, Names(2), (table(2),))
     assert (buffer.queue_points, buffer.dropped_points) == (2, 0)
+
+
+class Losing:
+    """A database outside that tells of losses."""
+
+    def __init__(self) -> None:
+        self.told = {"error": "", "refusal": "", "queue_points": 0, "dropped_points": 0}
+        self.started = self.closed = False
+
+    def start(self) -> None:
+        self.started = True
+
+    def offer(self, *_: object) -> None: ...
+
+    def stats(self) -> dict[str, Any]:
+        return self.told
+
+    def close(self) -> bool:
+        self.closed = True
+        return True
+
+
+def test_losses_and_failures_of_each_database_outside_are_alarms_of_its_name(
+    pod: Twin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losing = Losing()
+    service = HistoryService(History(embedded=False), tmp_path, pod.site, outside={"clickhouse": losing})
+    assert (losing.started, service.alarms()) == (True, [])
+    losing.told |= {"dropped_points": 5, "lost_lines": 2, "refused_lines": 1, "refusal": "no: why"}
+    ((name, severity, _, text),) = service.alarms()
+    assert (name, severity) == ("history/clickhouse_dropped", "warning")
+    assert text == "5 points and 3 lines of the journal since the start no: why"
+    monkeypatch.setattr("twin.run.history_service.FAILING_S", 0.0)
+    losing.told |= {"error": "gone", "queue_points": 7}
+    assert ("history/clickhouse", "gone; 7 points wait") in [(a[0], a[3]) for a in service.alarms()]
+    assert service.stats()["clickhouse"] == losing.told
+    service.close()
+    assert losing.closed
 
 
 # -- the journal
