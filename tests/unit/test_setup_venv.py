@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.extras import needs_torch
+from tests.support.extras import needs_chdb, needs_torch
 
 ROOT = Path(__file__).parents[2]
 
@@ -142,6 +142,16 @@ def test_a_test_that_wants_pytorch_is_skipped_by_name_or_fails(monkeypatch: pyte
     monkeypatch.setenv("RACKTWIN_EXTRAS", "torch")
     with pytest.raises(pytest.fail.Exception, match="PyTorch is not here"):
         needs_torch()
+
+
+def test_a_test_that_wants_chdb_is_skipped_by_name_or_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "chdb", None)
+    monkeypatch.delenv("RACKTWIN_EXTRAS", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="make test EXTRAS=chdb"):
+        needs_chdb()
+    monkeypatch.setenv("RACKTWIN_EXTRAS", "torch,chdb")
+    with pytest.raises(pytest.fail.Exception, match="ClickHouse in process is not here"):
+        needs_chdb()
 
 
 @pytest.mark.slow
