@@ -59,8 +59,8 @@ class ProvisioningRequest(msgspec.Struct):
         return next(((c.message or c.reason or "no reason given")[:120] for c in some), None)
 
     @property
-    def words(self) -> str:
-        """Its progress."""
+    def progress(self) -> str:
+        """The state of the request, in words."""
         if (why := self.message("Failed")) is not None:
             return f"the autoscaler cannot bring it back: {why}; it is asked again later"
         if self.message("Provisioned") is not None:
@@ -97,12 +97,12 @@ class Provisioner:
         together = [name for name in missing if name not in failed]
         alone = [name for name in missing if name in failed]
         parts = [together[i : i + MOST_NODES] for i in range(0, len(together), MOST_NODES)]
-        made = dict.fromkeys(missing, ProvisioningRequest(Meta(name="new")).words)
+        made = dict.fromkeys(missing, ProvisioningRequest(Meta(name="new")).progress)
         for number, part in enumerate([*parts, *([name] for name in alone)]):
             tried = max((failed.get(name, 0) for name in part), default=0)
             await self._client.post(self._path, self._body(part, f"{mark}-{tried}-{number}"))
             self.counts["asked"] += len(part)
-        return {name: live[name].words if name in live else made[name] for name in nodes}
+        return {name: live[name].progress if name in live else made[name] for name in nodes}
 
     async def _open(self) -> tuple[dict[str, ProvisioningRequest], dict[str, int]]:
         """(the youngest request for each node, how many for it have failed)."""
