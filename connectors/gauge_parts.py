@@ -89,7 +89,8 @@ class GaugeReport:
 class SeriesGrowth:
     """Growth of the counters of one source from report to report.
 
-    A series that comes later than the first report began at zero; one that fell began anew.
+    A series that comes later than the first report began at zero, but where each message is a `piece` of what
+    is reported; one that fell began anew.
     """
 
     def __init__(self) -> None:
@@ -103,14 +104,19 @@ class SeriesGrowth:
         if t_ns != self._report_ns:
             self._before_ns, self._report_ns = self._report_ns, t_ns
 
-    def of(self, key: Hashable, value: float, t_ns: int) -> tuple[float, float] | None:
-        """(growth, seconds that it took) of a series; None in the first report."""
+    def of(self, key: Hashable, value: float, t_ns: int, piece: bool = False) -> tuple[float, float] | None:
+        """(growth, seconds that it took) of a series; None in its first report, no seconds in one told again."""
         if key in self._now:
             return self._now[key]
-        last, at_ns = self._last.get(key, (0.0, self._before_ns))
-        if key in self._last or len(self._last) < MAX_SERIES:
-            self._last[key] = value, t_ns
+        last, at_ns = self._last.get(key, (0.0, 0 if piece else self._before_ns))
         span_s = (t_ns - at_ns) / NS
-        found = None if not at_ns or span_s <= 0 else (value - last if value >= last else value, span_s)
+        found = None if not at_ns else (0.0, 0.0) if span_s <= 0 else (growth_of(last, value), span_s)
+        if span_s > 0 and (key in self._last or len(self._last) < MAX_SERIES):
+            self._last[key] = value, t_ns
         self._now[key] = found
         return found
+
+
+def growth_of(last: float, value: float) -> float:
+    """What a counter grew by; one that fell began anew."""
+    return value - last if value >= last else value

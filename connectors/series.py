@@ -16,7 +16,7 @@ import numpy as np
 
 from connectors.files import conversion
 from connectors.gauge_parts import FRESH_S, Cell, GaugeParts, GaugeReport, SeriesGrowth
-from connectors.series_map import Measure, SeriesMap, SeriesRule
+from connectors.series_map import Measure, SeriesJoin, SeriesMap, SeriesRule
 from connectors.slurm import expand_names
 from twin.catalogue import F32, TABLES, ConfigError, Signal, from_dbm
 from twin.telemetry import Block, Names, Reading, nowhere
@@ -197,10 +197,12 @@ class SeriesTable:
             self._add(rule, f"{file}: $.rules[{i}]", faults)
         if faults:
             raise ConfigError(faults)
-        lines = [line for some in self._lines.values() for line in some]
-        joined = {line.signal.table for line in lines if line.is_part}
-        self._source = self._sums.gauges.source(joined)
-        self.wanted = frozenset(name for _, name in (*self._lines, *self._parts))
+        whole = [line for (m, _), some in self._lines.items() for line in some if m is None]
+        self._source = self._sums.gauges.source({line.signal.table for line in whole if line.is_part})
+        self._pieces: dict[tuple[Any, ...], int] = {}  # numbers of sources that are one series each
+        self._joins = mapping.joins
+        joined = (join.series for join in mapping.joins)
+        self.wanted = frozenset((*(name for _, name in (*self._lines, *self._parts)), *joined))
         """Names of series that some rule reads."""
         self.measurements = frozenset(m for m, _ in (*self._lines, *self._parts) if m is not None)
 
@@ -244,10 +246,10 @@ class SeriesTable:
         out: list[Reading] = []
         shares: dict[tuple[int, int], tuple[_Rule, int, int, dict[str, float]]] = {}
         sums: dict[Cell, tuple[int, int]] = {}
-        report, grown = GaugeReport(), dict[tuple[int, int], dict[str, float]]()
+        reports, grown = dict[int, GaugeReport](), dict[tuple[int, int], dict[str, float]]()
         self._growth.begin(t_ns)
         strange: dict[str, None] = {}
-        for sample in samples:
+        for sample in _joined(samples, self._joins) if self._joins else samples:
             key = (sample.measurement, sample.name)
             lines, rules = self._lines.get(key, ()), self._parts.get(key, ())
             at = t_ns if sample.t_ns is None else sample.t_ns
@@ -260,7 +262,7 @@ class SeriesTable:
                 found = found or line.signal.table != "site"  # which has all series, of whomever
                 signal, value = line.signal, self._value(line, sample)
                 if line.is_part:
-                    self._take_part(report, (signal.table, entity, signal.name), line, sample, value, at)
+                    self._take_part(reports, (signal.table, entity, signal.name), line, sample, value, at)
                 elif not line.measure.add:
                     out.append(Reading(signal.table, entity, signal.name, value, at))
                 elif value is not None:
@@ -270,9 +272,7 @@ class SeriesTable:
                     part = (*key, source, *sorted(sample.labels.items()))
                     total = self._sums.add(cell, part, int(value))
                     if total is None:
-                        self.faults.add(
-                            f"more than {MAX_PARTS} parts of sums; {sample.name[:80]} is left out"
-                        )
+                        self.faults.add(_too_many(sample))
                     else:
                         sums[cell] = total, at
             for rule in rules:
@@ -294,23 +294,50 @@ class SeriesTable:
             out.append(Reading(table, entity, name, total, at))
         for rule, entity, at, parts in shares.values():
             out += _shares(rule, entity, parts, at)
-            _mean_growth(report, rule, entity, grown.get((id(rule), entity), {}))
-        if report.values:
-            for (table, entity, name), joint in self._sums.gauges.join(self._source, report, t_ns).items():
-                out.append(Reading(table, entity, name, joint, t_ns))
+            if rule.grows:
+                report = reports.setdefault(self._source, GaugeReport())
+                _mean_growth(report, rule, entity, grown.get((id(rule), entity), {}))
+        gauges: dict[Cell, float | None] = {}
+        for source, report in reports.items():
+            gauges |= self._sums.gauges.join(source, report, t_ns) if report.values else {}
+        out += (Reading(*cell, joint, t_ns) for cell, joint in gauges.items())
         return out
 
     def _take_part(
-        self, report: GaugeReport, cell: Cell, line: _Line, sample: SeriesSample, value: float | None, at: int
+        self,
+        reports: dict[int, GaugeReport],
+        cell: Cell,
+        line: _Line,
+        sample: SeriesSample,
+        value: float | None,
+        at: int,
     ) -> None:
         """Add the part of a gauge that a sample is, or that its growth is."""
+        piece = sample.measurement is not None  # agents send their series one by one
+        source = self._piece(sample) if piece else self._source
+        if source is None:
+            return
         if value is not None and line.measure.rate:
-            found = self._growth.of(_series(sample), value, at)
+            found = self._growth.of(_series(sample), value, at, piece)
+            if found is not None and found[1] <= 0.0:
+                return
             value = math.nan if found is None else found[0] / found[1]
+        report = reports.setdefault(source, GaugeReport())
         if line.measure.most:
             report.most(cell, value)
         elif value is not None:
             report.add(cell, value)
+
+    def _piece(self, sample: SeriesSample) -> int | None:
+        """The number of the source that a series is by itself; None for one too many."""
+        key = _series(sample)
+        found = self._pieces.get(key)
+        if found is None:
+            if len(self._pieces) >= MAX_PARTS:
+                self.faults.add(_too_many(sample))
+                return None
+            found = self._pieces[key] = self._sums.gauges.source(())
+        return found
 
     def _grow(self, grown: dict[str, float], sample: SeriesSample, at: int) -> None:
         """Add what a counter grew by to that of its name."""
@@ -403,6 +430,25 @@ class SeriesTable:
 def _series(sample: SeriesSample) -> tuple[Any, ...]:
     """The identity of a series among those of its source."""
     return sample.measurement, sample.name, *sorted(sample.labels.items())
+
+
+def _too_many(sample: SeriesSample) -> str:
+    return f"more than {MAX_PARTS} parts of sums; {sample.name[:80]} is left out"
+
+
+def _joined(samples: Iterable[SeriesSample], joins: Sequence[SeriesJoin]) -> list[SeriesSample]:
+    """The samples with labels that other series of the report have beside the same label."""
+    out = list(samples)
+    for join in joins:
+        known: dict[str, dict[str, str]] = {}
+        for s in out:
+            if s.name == join.series and join.by in s.labels:
+                known.setdefault(s.labels[join.by], {k: s.labels[k] for k in join.take if k in s.labels})
+        for i, s in enumerate(out):
+            more = known.get(s.labels.get(join.by, ""))
+            if more:
+                out[i] = s._replace(labels={**more, **s.labels})
+    return out
 
 
 def _mean_growth(report: GaugeReport, rule: _Rule, entity: int, grown: Mapping[str, float]) -> None:

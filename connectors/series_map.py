@@ -78,6 +78,17 @@ class SeriesRule(MappingPart, frozen=True):
     numbers: dict[str, Number] = msgspec.field(default_factory=dict)
 
 
+class SeriesJoin(MappingPart, frozen=True):
+    """Labels that a series of the report lends to others: those of `take`, to whatever has its label `by`.
+
+    Of several series with one such label the first lends; own labels hold. Later joins see earlier ones.
+    """
+
+    series: str
+    by: str
+    take: list[str]
+
+
 class SeriesMap(MappingPart, frozen=True):
     """A mapping file. `names`: outside name -> entity, host lists both; `blank`: numbers for "no reading".
 
@@ -85,6 +96,7 @@ class SeriesMap(MappingPart, frozen=True):
     """
 
     rules: list[SeriesRule] = msgspec.field(default_factory=list)
+    joins: list[SeriesJoin] = msgspec.field(default_factory=list)
     extends: str | None = None
     names: dict[str, str] = msgspec.field(default_factory=dict)
     blank: list[float] = msgspec.field(default_factory=list)
@@ -107,6 +119,7 @@ def load_map(name: str, folder: Path | None = None) -> tuple[SeriesMap, str]:
     more = _packaged(mapping.extends)
     whole = SeriesMap(
         rules=[*mapping.rules, *more.rules],
+        joins=[*mapping.joins, *more.joins],
         names={**more.names, **mapping.names},
         blank=[*mapping.blank, *more.blank],
     )

@@ -99,6 +99,28 @@ def test_the_other_inputs(decoder: LineDecoder) -> None:
     assert values(decoder, lines[6].replace("=5i", "=9i").replace("swp1", "swp1"))["switch0", "rx_bytes"] == 4
 
 
+def test_rates_of_targets_that_come_line_by_line_add_up(site: Site) -> None:
+    """Telegraf of each server sends each target in a message of its own (synthetic lines)."""
+    decoder = LineDecoder(site, *load_map("telegraf"))
+
+    def rate(target: int, at_s: float, total: int) -> float | None:
+        t_ns = T + round(at_s * 10**9)
+        line = f"lustre2,host=oss{target},name=fs1-OST{target:04x} write_bytes={total}i {t_ns}"
+        found = decoder.decode(Message(t_ns, "telegraf/x", line.encode()))
+        assert not isinstance(found, Ignored)
+        return {r.signal: r.value for r in found if isinstance(r, Reading)}.get("flush_bytes_per_s", -1.0)
+
+    assert rate(1, 0, 10**12) is None
+    assert rate(2, 1, 5 * 10**15) is None  # a server that is heard later did not begin at zero
+    assert rate(1, 10, 10**12 + 3000) is None  # of the other target nobody knows yet
+    assert rate(2, 11, 5 * 10**15 + 500) == pytest.approx(350.0)
+    assert rate(1, 20, 10**12 + 4000) == pytest.approx(150.0)
+    assert rate(1, 20, 10**12 + 4000) == -1.0  # a line that comes twice says nothing new
+    assert rate(2, 21, 100) == pytest.approx(110.0)  # its server began anew
+    assert rate(1, 90, 10**12 + 4000) is None  # the other is silent
+    assert rate(1, 700, 10**12 + 4000) == 0.0  # and for ten minutes gone
+
+
 @pytest.mark.parametrize(
     "precision, text", [("ns", "1700000000000000000"), ("ms", "1700000000000"), ("s", "1700000000")]
 )

@@ -184,6 +184,86 @@ node_mountstats_nfs_total_read_bytes_total{export="nas:/home",mountaddr="10.0.0.
     assert found[-2]["storage", 0, "flush_bytes_per_s"] is None  # the other node has not told yet
 
 
+WEKA = """\
+weka_fs_stats{cluster="w",fs_id="0",fs_name="scratch",stat="WRITE_BYTES",unit="bytespersec"} 5e+09
+weka_fs_stats{cluster="w",fs_id="0",fs_name="scratch",stat="READ_BYTES",unit="bytespersec"} 2e+09
+weka_fs_stats{cluster="w",fs_id="0",fs_name="scratch",stat="WRITE_LATENCY",unit="microsecs"} 800
+weka_fs_stats{cluster="w",fs_id="0",fs_name="scratch",stat="THROUGHPUT",unit="bytespersec"} 7e+09
+weka_fs_stats{cluster="w",fs_id="1",fs_name="home",stat="WRITE_BYTES",unit="bytespersec"} 1
+weka_fs{cluster="w",name="scratch",stat="total_percent_used"} 61
+weka_fs{cluster="w",name="scratch",stat="ssd_percent_used"} 99
+"""  # synthetic, by the exporter's source
+
+
+def test_weka_tells_rates_latency_and_use_of_each_file_system(site: Site) -> None:
+    reader = decoder(site, "weka", None)
+    found = cells(reader.decode(WEKA.encode(), T))
+    assert found.pop(("storage", 0, "used_pu")) == pytest.approx(0.61)
+    assert found.pop(("storage", 0, "write_latency_s")) == pytest.approx(8e-4)
+    assert found == {("storage", 0, "flush_bytes_per_s"): 5e9, ("storage", 0, "restore_bytes_per_s"): 2e9}
+    assert [why for why, _ in reader.strangers.take()] == ["no storage 'home' in the site file"]
+
+
+VAST = """\
+vast_cluster_online{cluster="scratch"} %d
+vast_cluster_physical_space{cluster="scratch"} 1000
+vast_cluster_physical_space_in_use{cluster="scratch"} 250
+vast_cnode_metrics_ProtoMetrics_write_size_sum{cluster="scratch",hostname="c1",proto_name="ProtoCommon"} %d
+vast_cnode_metrics_ProtoMetrics_write_size_sum{cluster="scratch",hostname="c2",proto_name="ProtoCommon"} %d
+vast_cnode_metrics_ProtoMetrics_write_size_sum{cluster="scratch",hostname="c2",proto_name="NFSCommon"} %d
+"""  # synthetic, by VAST's own Grafana boards
+
+
+def test_vast_tells_the_sum_of_its_nodes_and_whether_it_is_online(site: Site) -> None:
+    reader = decoder(site, "vast", None)
+    found = cells(reader.decode((VAST % (1, 100, 7, 7)).encode(), T))
+    assert found["storage", 0, "flush_bytes_per_s"] is None
+    assert (found["storage", 0, "health_state"], found["storage", 0, "used_pu"]) == (0, 0.25)
+    found = cells(reader.decode((VAST % (0, 400, 107, 107)).encode(), T + 20 * 10**9))
+    assert found["storage", 0, "flush_bytes_per_s"] == pytest.approx(20.0)
+    assert found["storage", 0, "written_bytes"] == 400
+    assert found["storage", 0, "health_state"] == 2
+
+
+def test_vast_tells_views_by_the_last_part_of_their_path(site: Site) -> None:
+    page = 'vast_view_metrics_ViewMetrics_read_bw_sum{cluster="v",guid="g",name="n",path="/ai/scratch"} %d\n'
+    reader = decoder(site, "vast", None)
+    reader.decode((page % 5).encode(), T)
+    found = cells(reader.decode((page % 65).encode(), T + 60 * 10**9))
+    assert found["storage", 0, "restore_bytes_per_s"] == pytest.approx(1.0)
+
+
+NVME = """\
+node_disk_written_bytes_total{device="nvme0n1"} 1000000
+node_disk_written_bytes_total{device="nvme1n1"} %d
+node_nvmesubsystem_namespace_info{device="nvme0n1",subsystem="nvme-subsys0"} 1
+node_nvmesubsystem_namespace_info{device="nvme1n1",subsystem="nvme-subsys1"} 1
+node_nvmesubsystem_info{iopolicy="numa",model="SSD",nqn="nqn.2014.org:local.scratch",subsystem="nvme-subsys0"} 1
+node_nvmesubsystem_info{iopolicy="numa",model="Linux",nqn="nqn.2024.io:pool:scratch",subsystem="nvme-subsys1"} 1
+node_nvmesubsystem_path_state{controller="nvme0",state="dead",subsystem="nvme-subsys0",transport="pcie"} 1
+node_nvmesubsystem_path_state{controller="nvme1",state="dead",subsystem="nvme-subsys1",transport="rdma"} 0
+node_nvmesubsystem_path_state{controller="nvme2",state="dead",subsystem="nvme-subsys1",transport="rdma"} %d
+"""  # synthetic, by node_exporter's own tests
+
+
+def test_volumes_over_fabrics_are_known_by_their_nqn_and_local_disks_left_alone(site: Site) -> None:
+    sums = Sums()
+    nodes = [PageDecoder(site, *load_map("storage"), f"r1/node{i}", sums) for i in range(2)]
+    found: dict[Any, Any] = {}
+    for at_s, dead in ((0, 0), (20, 1)):
+        for i, node in enumerate(nodes):
+            page = NVME % (at_s * 100 * (i + 1), dead * i)
+            found = cells(node.decode(page.encode(), T + at_s * 10**9))
+    assert found == {
+        ("storage", 0, "written_bytes"): 6000,
+        ("storage", 0, "flush_bytes_per_s"): pytest.approx(300.0),
+        ("storage", 0, "health_state"): 1,
+    }
+    lone = "\n".join(NVME.splitlines()[:2]) % 5  # without the collector nobody knows which disks are remote
+    with pytest.raises(BadMessage, match="no series to read"):
+        nodes[0].decode(lone.encode(), T + 40 * 10**9)
+
+
 DPU = """\
 node_hwmon_temp_celsius{chip="0000:02:00_0_0000:03:00_0",sensor="temp1"} %g
 node_hwmon_temp_celsius{chip="0000:02:00_0_0000:03:00_0",sensor="temp2"} 120

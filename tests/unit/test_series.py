@@ -210,6 +210,18 @@ def test_parts_of_a_counter_add_up_by_their_growth(site: Site) -> None:
     assert total(one, a=3, b=510) == 31  # one that begins anew has grown by what is not known
 
 
+def test_series_lend_labels_to_others_of_their_report(site: Site) -> None:
+    joins = [{"series": "a", "by": "d", "take": ["s"]}, {"series": "b", "by": "s", "take": ["fs", "d"]}]
+    rule = {"table": "storage", "entity": ["{fs}"], "signals": {"w": "written_bytes"}}
+    t = table(site, rule, joins=joins)
+    known = [SeriesSample("a", {"d": "x", "s": "1"}, 1), SeriesSample("b", {"s": "1", "fs": "fs2"}, 1)]
+    wanted = [SeriesSample("w", {"d": "x"}, 5), SeriesSample("w", {"d": "y"}, 7)]
+    assert t.read([*wanted, *known], T) == [Reading("storage", 1, "written_bytes", 5, T)]
+    assert t.read([*wanted, known[0]], T) == []  # of another report nothing is lent
+    own = SeriesSample("w", {"d": "x", "fs": "fs1"}, 9)
+    assert t.read([own, *known], T) == [Reading("storage", 0, "written_bytes", 9, T)]
+
+
 def test_what_reports_alike_becomes_a_block_that_the_inbox_reads_the_same(site: Site) -> None:
     readings = [Reading("gpu", e, s, float(e), T) for e in (4, 5, 6, 9) for s in ("power_w", "temp_c")]
     readings += [Reading("gpu", e, "energy_mj", 10 * e if e != 5 else None, T) for e in (4, 5, 6, 9)]
