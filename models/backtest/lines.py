@@ -12,11 +12,15 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from models.half_widths import half_widths_of
 from models.load import (
     CALM_ROWS,
+    EDGES,
     LATTICE_EVERY_ROWS,
     LATTICE_ROWS,
     LEVELS,
+    MEDIAN,
+    SIDES,
     Forecaster,
     ForecastGrid,
     Issue,
@@ -37,6 +41,12 @@ class Combines(Protocol):
 
     @property
     def looks(self) -> bool: ...
+
+    @property
+    def spans(self) -> I64: ...
+
+    @property
+    def largest(self) -> F64: ...
 
     def learn(self, row: int, actual: F64) -> None: ...
 
@@ -137,6 +147,8 @@ class HorizonLine:
     seen_row: int = -1
     lattice: F64 = field(default_factory=lambda: np.zeros(0))
     seconds: float = 0.0
+    half: F64 = field(default_factory=lambda: np.zeros((0, 0, 2)))
+    """Half-widths of the 90 % band that its history supports, from the origins of the last advance [k, n, 2]."""
 
     def advance(self, panel: SeriesPanel, words: ExpertForecasts, origins: I64) -> tuple[F64, F64]:
         """Issue from these origins in turn, learning before each what is known by then.
@@ -149,6 +161,7 @@ class HorizonLine:
         near = values[begin : int(origins[-1]) + 1]
         last, scale = last_within(values, origins, CALM_ROWS + 1), restlessness(near, origins - begin)
         out = np.empty((len(origins), panel.n, len(LEVELS)))
+        self.half = np.empty((len(origins), panel.n, 2))
         total = np.zeros((panel.n, len(words.points)))
         for i, row in enumerate(origins.tolist()):
             while self.next_row <= row:
@@ -175,5 +188,7 @@ class HorizonLine:
                 extremes=np.stack([np.fmin.reduce(since), np.fmax.reduce(since)]) if len(since) > 1 else None,
             )
             out[i] = self.online.issue(row, issue)
+            way = (out[i][:, EDGES] - out[i][:, MEDIAN, None]) * SIDES
+            self.half[i] = half_widths_of(way, self.online.spans, self.online.largest.T)
             total += self.online.weights()
         return out, total

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from models.backtest import audit
 from models.backtest.lines import Combines, ExpertForecasts, Experts, HorizonLine
 from models.load import (
     LEVELS,
+    MEDIAN,
+    SIDES,
     ExpertAggregation,
     Forecaster,
     ForecastGrid,
@@ -45,7 +47,8 @@ Told = Callable[[float, str], None]  # hears what share is done, and what is don
 class HorizonForecasts:
     """Forecasts issued for one horizon from the scored origins.
 
-    origins [k] ascending rows; quantiles [k, n, n_level]; weights [n, n_expert], their mean over the origins.
+    origins [k] ascending rows; quantiles [k, n, n_level]; weights [n, n_expert], their mean over the origins;
+    half [k, n, 2] half-widths of the 90 % band that the history of this horizon supports.
     """
 
     horizon: int
@@ -54,6 +57,7 @@ class HorizonForecasts:
     quantiles: F64
     weights: F64
     predict_ms: float
+    half: F64 = field(default_factory=lambda: np.zeros((0, 0, 2)))
 
 
 @dataclass(frozen=True)
@@ -162,6 +166,27 @@ def first_scored(panel: SeriesPanel, terms: BacktestTerms) -> int:
     return int(np.ceil(terms.start * panel.n_time))
 
 
+def told_band(result: BacktestResult, place: int) -> F64:
+    """Low edge, median and high edge [k, n, 3] of a horizon as the daemon tells its 90 % band.
+
+    As wide as its history supports, and no narrower than that of a shorter horizon on the same grid, of
+    which the newest counts where that one is not issued from the same rows.
+    """
+    course, panel = result.courses[place], result.panel
+    horizons = [c.horizon for c in result.courses]
+    grid = next(g for g, _ in lives(horizons, panel.step_s) if course.horizon in g)
+    half = course.half
+    for shorter in result.courses[:place]:
+        if shorter.horizon in grid:
+            at = np.searchsorted(shorter.origins, course.origins, side="right") - 1
+            known = np.where((at >= 0)[:, None, None], shorter.half[np.maximum(at, 0)], np.nan)
+            half = np.where(np.isnan(half), np.nan, np.fmax(half, known))
+    median = course.quantiles[..., MEDIAN]
+    low, high = np.moveaxis(median[..., None] + SIDES * half, -1, 0)
+    never_below_zero = np.fmin.accumulate(panel.values)[course.origins] == 0.0
+    return np.stack([np.where(never_below_zero, np.maximum(low, 0.0), low), median, high], axis=-1)
+
+
 @dataclass(frozen=True)
 class BacktestGroup:
     """Horizons of a panel that are lived through together, `group`, among all that are asked for."""
@@ -237,7 +262,7 @@ class _GroupRun:
             HorizonLine(h, stride(h), terms.online(h, panel.n, experts.names, stride(h)), h, experts.span)
             for h in experts.grid.horizons
         ]
-        self.issued: dict[int, list[tuple[I64, F64]]] = {line.horizon: [] for line in self.lines}
+        self.issued: dict[int, list[tuple[I64, F64, F64]]] = {line.horizon: [] for line in self.lines}
         self.weights = {line.horizon: np.zeros((panel.n, len(experts.names))) for line in self.lines}
         self.audited = _to_audit(panel.values, self.start_row)
         self.fit_s = self.fits_cpu_s = self.say_s = 0.0
@@ -332,7 +357,7 @@ class _GroupRun:
             line.seconds += self.clock() - begun
             out.append((origins[own], quantiles))
             if kept and origins[0] >= self.start_row:
-                self.issued[line.horizon].append((origins[own], quantiles))
+                self.issued[line.horizon].append((origins[own], quantiles, line.half))
                 self.weights[line.horizon] += weights
         return out
 
@@ -363,7 +388,7 @@ class _GroupRun:
         out = []
         for line in self.lines:
             held = self.issued[line.horizon]
-            origins = np.concatenate([o for o, _ in held])
+            origins, quantiles, half = (np.concatenate(part) for part in zip(*held, strict=True))
             steps = -(-self.panel.n_time // line.stride)
             each_s = self.say_s / max(self.said, 1) / len(self.lines) + line.seconds / steps
             out.append(
@@ -371,9 +396,10 @@ class _GroupRun:
                     line.horizon,
                     line.stride,
                     origins,
-                    np.concatenate([q for _, q in held]),
+                    quantiles,
                     self.weights[line.horizon] / len(origins),
                     1e3 * each_s,
+                    half,
                 )
             )
         return tuple(out)

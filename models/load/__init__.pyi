@@ -1,4 +1,4 @@
-from .blend import Blend as Blend, KeptRows as KeptRows
+from .blend import EDGES as EDGES, SIDES as SIDES, Blend as Blend, KeptRows as KeptRows
 from .calendar import hours_of_week as hours_of_week
 from .context import (
     CALM_ROWS as CALM_ROWS,

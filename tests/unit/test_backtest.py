@@ -95,6 +95,14 @@ class Diary:
     def looks(self) -> bool:
         return True
 
+    @property
+    def spans(self) -> I64:
+        return np.zeros(self.n, np.int64)
+
+    @property
+    def largest(self) -> F64:
+        return np.zeros((2, self.n))
+
     def learn(self, row: int, actual: F64) -> None:
         self.told.append(("learn", row))
         self.values.append(float(actual[0]))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.backtest.load import BacktestTerms, backtest
+from models.backtest.load import BacktestTerms, backtest, told_band
 from models.load import FORECASTERS, KNOWN, SeriesPanel, fits, model as load_model
 from models.load.fits import GRIDS, KeptSpan, fit_rows, lives
 from models.load.model import Load
@@ -39,11 +39,14 @@ def hours(n: int, seed: int = 0) -> F64:
     return np.asarray(values.astype(np.float32), np.float64)
 
 
-def lived(values: F64) -> dict[int, dict[int, F64]]:
-    """Quantiles that the daemon's model issues as rows come and its fits fall due, by horizon and row."""
+def lived(values: F64) -> tuple[dict[int, dict[int, F64]], dict[int, dict[int, F64]]]:
+    """Quantiles that the daemon's model issues, and the bands that it tells of them, as rows come and its fits
+    fall due, by horizon and row.
+    """
     model = Load((POWER,), tuple(h * HOUR_S for h in HORIZONS), experts=",".join(EXPERTS))
     model._shape(HOUR_S, {POWER: values.shape[1]})
     issued: dict[int, dict[int, F64]] = {h: {} for h in HORIZONS}
+    bands: dict[int, dict[int, F64]] = {h: {} for h in HORIZONS}
     for blend in model._blends.values():
         for online in blend.online:
             wrap(online, issued[online.horizon])
@@ -52,11 +55,12 @@ def lived(values: F64) -> dict[int, dict[int, F64]]:
         for blend in model._blends.values():
             blend.append(FIRST_ROW + row, now)
             nothing = np.full((len(blend.grid.horizons), blend.n), np.nan)
-            blend.say(dict.fromkeys(OUTSIDE, nothing))
+            for online, band in zip(blend.online, blend.say(dict.fromkeys(OUTSIDE, nothing)), strict=True):
+                bands[online.horizon][row] = band
         if (row + 1 - last) * HOUR_S >= model.next_fit_s():
             model.load(model.fit(model.training(), 0))
             last = row + 1
-    return issued
+    return issued, bands
 
 
 def wrap(online: Any, kept: dict[int, F64]) -> None:
@@ -74,14 +78,18 @@ def wrap(online: Any, kept: dict[int, F64]) -> None:
 @pytest.mark.usefixtures("_small")
 def test_the_daemon_and_the_backtest_say_the_same_of_the_same_past() -> None:
     values = hours(ROWS)
-    daemon = lived(values)
+    daemon, bands = lived(values)
     kinds = {name: FORECASTERS[name] for name in EXPERTS}
     unknown = {key: np.full(ROWS, np.nan) for key in KNOWN}  # nobody told the weather
     panel = SeriesPanel(round(HOUR_S) * NS * FIRST_ROW, HOUR_S, values, known=unknown)
     result = backtest(panel, HORIZONS, kinds, BacktestTerms(start=0.1, checks_fits=False))
     assert len(result.cuts) >= 2
-    for course in result.courses:
-        mine = daemon[course.horizon]
+    for place, course in enumerate(result.courses):
+        mine, band = daemon[course.horizon], bands[course.horizon]
+        given = np.array([band[row] for row in course.origins.tolist()])
+        np.testing.assert_allclose(told_band(result, place), given, rtol=1e-4)
+        assert np.isnan(given).any() == (course.horizon > 1)  # an hour's band is there from the start
+        assert np.isfinite(given[-1]).all()
         said = np.array([mine[row] for row in course.origins.tolist()])
         np.testing.assert_allclose(course.quantiles, said, rtol=1e-4)
         # But for sums in another order, now and then across the edge of a bin of errors
