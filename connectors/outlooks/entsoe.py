@@ -1,8 +1,10 @@
 """ENTSO-E day-ahead prices: document A44 of a bidding zone, in XML.
 
 A period is a UTC interval with a resolution, so that a day of 23 or 25 hours needs no care. By curve type A03
-a position that is left out repeats the one before it; by A01 it is unknown.
-source: ENTSO-E, Web API guide, 4.2.10 and 5.5; Manual of Procedures, curve types.
+a position that is left out repeats the one before it; by A01 it is unknown. The same document has the prices
+of intraday auctions (contract A07) and of other auctions of the day before (sequence 2, as EXAA's).
+source: ENTSO-E, Web API guide, 4.2.10 and 5.5; Manual of Procedures, curve types; of contracts,
+github.com/EnergieID/entsoe-py, issue 446.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ ENERGY_KWH = {"MWH": 1000.0, "KWH": 1.0}
 AHEAD, BACK = timedelta(hours=48), timedelta(hours=2)
 MAX_STEPS = 4000  # of one period: a month of quarter hours
 MAX_DEPTH = 32
+CONTRACT, DAY_AHEAD = "contract_MarketAgreement.type", "A01"
 
 
 class EntsoePrices:
@@ -42,6 +45,7 @@ class EntsoePrices:
             "documentType": "A44",
             "in_Domain": self._zone,
             "out_Domain": self._zone,
+            CONTRACT: DAY_AHEAD,
             "periodStart": f"{hour - BACK:%Y%m%d%H%M}",
             "periodEnd": f"{hour + AHEAD:%Y%m%d%H%M}",
             "securityToken": self._token,
@@ -56,7 +60,8 @@ class EntsoePrices:
             raise BadMessage(f"{self.name}: no prices: {why[:200]} (reason {code[:10]}); look at the zone")
         if root.tag != "Publication_MarketDocument":
             raise BadMessage(f"{self.name}: a {root.tag[:60]}; expected a Publication_MarketDocument")
-        first = [s for s in root.findall("TimeSeries") if _auction(s) == "1"]
+        ahead = (s for s in root.findall("TimeSeries") if _text(s, CONTRACT) in ("", DAY_AHEAD))
+        first = [s for s in ahead if _auction(s) == "1"]
         # Finer periods go last: where an hour has quarters too, the quarters are what is settled
         periods = sorted((p for s in first for p in self._periods(s)), key=lambda p: -p.step_ns)
         if not periods:

@@ -15,7 +15,7 @@ from twin.catalogue import NS, BadMessage
 from twin.physics import wet_bulb_c
 from twin.telemetry import Reading
 
-URL = "https://api.open-meteo.com"
+URL, CUSTOMER_URL = "https://api.open-meteo.com", "https://customer-api.open-meteo.com"
 TEMPERATURE, WET_BULB = "site.outdoor_temp_c", "site.outdoor_wet_bulb_c"
 FIELDS = {"temperature_2m": "°C", "relative_humidity_2m": "%", "surface_pressure": "hPa"}
 CURRENT_S = 3600  # an older current value is no present one. source: estimate
@@ -29,9 +29,12 @@ class OpenMeteo:
     quantities: tuple[str, ...] = (TEMPERATURE, WET_BULB)
     in_force: tuple[str, ...] = ()
 
-    def __init__(self, latitude: float, longitude: float, token: str | None = None, url: str = URL) -> None:
+    def __init__(
+        self, latitude: float, longitude: float, token: str | None = None, url: str | None = None
+    ) -> None:
         self.name = f"open_meteo {latitude:g},{longitude:g}"
-        self._url, self._query = url, {
+        # Keys are known to the hosts of customers alone
+        self._url, self._query = url or (URL if token is None else CUSTOMER_URL), {
             "latitude": f"{latitude:.4f}",
             "longitude": f"{longitude:.4f}",
             "hourly": ",".join(FIELDS),

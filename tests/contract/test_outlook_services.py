@@ -111,6 +111,7 @@ def test_prices_are_asked_for_by_the_hour_in_utc_with_the_key_in_no_message() ->
     assert asked[0] == {
         "documentType": "A44", "in_Domain": "10YFR-RTE------C", "out_Domain": "10YFR-RTE------C",
         "periodStart": "202601150800", "periodEnd": "202601171000", "securityToken": KEY,
+        "contract_MarketAgreement.type": "A01",
     }  # fmt: skip
     assert refused.value.refused
     assert "look at the key" in str(refused.value)

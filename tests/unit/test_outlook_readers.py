@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from connectors.outlooks import ElectricityMaps, EntsoePrices, OpenMeteo, OutlookSeries, WattTime
+from connectors.outlooks.open_meteo import CUSTOMER_URL, URL
 from twin.catalogue import NS, BadMessage
 from twin.physics import wet_bulb_c
 
@@ -40,6 +41,7 @@ def time_series(
     curve: str = "A03",
     currency: str = "EUR",
     auction: int | None = None,
+    contract: str | None = None,
 ) -> str:
     sequence = "classificationSequence_AttributeInstanceComponent.position"
     number = "" if auction is None else f"<{sequence}>{auction}</{sequence}>"
@@ -47,6 +49,8 @@ def time_series(
         f"<Point><position>{i}</position><price.amount>{p}</price.amount></Point>" for i, p in points.items()
     )
     end = begin + timedelta(hours=hours)
+    if contract is not None:
+        number += f"<contract_MarketAgreement.type>{contract}</contract_MarketAgreement.type>"
     return (
         f"<TimeSeries><mRID>1</mRID><businessType>A62</businessType>"
         f"<currency_Unit.name>{currency}</currency_Unit.name>"
@@ -85,6 +89,31 @@ def test_quarters_win_over_hours_and_other_auctions_do_not_count() -> None:
     )
     assert found.step_ns == 900 * NS
     assert eur(found) == [1.0, 2.0, 3.0, 4.0, *[20.0] * 8]
+
+
+def test_in_a_document_of_all_auctions_the_coupled_one_of_the_day_before_counts() -> None:
+    """As Spain and Germany have them since October 2025, in any order."""
+    found = prices(
+        time_series({1: 300.0}, hours=1, resolution="PT15M", auction=1, contract="A07"),
+        time_series({1: 192.55}, hours=1, resolution="PT15M", auction=2, contract="A01"),
+        time_series({1: 196.99, 2: -184.4}, hours=1, resolution="PT15M", auction=1, contract="A01"),
+    )
+    assert eur(found) == [196.99, -184.4, -184.4, -184.4]
+    with pytest.raises(BadMessage, match="without a period"):
+        prices(time_series({1: 300.0}, contract="A07"))
+
+
+@pytest.mark.parametrize(
+    "day, hours", [(datetime(2026, 3, 28, 23, tzinfo=UTC), 23), (datetime(2026, 10, 24, 22, tzinfo=UTC), 25)]
+)
+def test_a_day_of_92_or_100_quarters_has_as_many_and_joins_a_day_of_hours(day: datetime, hours: int) -> None:
+    own = {i: float(i) for i in range(1, 4 * hours + 1)}
+    before = time_series({1: 7.0}, begin=day - timedelta(hours=2), hours=2)
+    found = prices(time_series(own, begin=day, hours=hours, resolution="PT15M"), before)
+    assert eur(found) == [*[7.0] * 8, *own.values()]
+    wrong = time_series({4 * hours + 1: 1.0}, begin=day, hours=hours, resolution="PT15M")
+    with pytest.raises(BadMessage, match=f"1 to {4 * hours}"):
+        prices(wrong)
 
 
 @pytest.mark.parametrize(
@@ -231,6 +260,25 @@ def test_what_is_no_answer_is_a_bad_message_and_no_crash(text: bytes) -> None:
             read(text)
     with pytest.raises(BadMessage):
         OpenMeteo(1.0, 2.0).read(text, NOW_NS)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_series_of_less_than_two_values_is_no_forecast(count: int) -> None:
+    rows = [{"carbonIntensity": 1, "datetime": at(0)}] * count
+    with pytest.raises(BadMessage, match="expected two at least"):
+        ElectricityMaps("DE", "k").read(json.dumps({"forecast": rows}).encode())
+    data = json.loads(moer())
+    data["data"] = data["data"][:count]
+    with pytest.raises(BadMessage, match="expected two at least"):
+        WattTime("X", "u", "p", "co2_moer").read(json.dumps(data).encode())
+    hourly = {name: column[:count] for name, column in weather()["hourly"].items()}
+    with pytest.raises(BadMessage, match="two at least" if count else "unequal"):
+        OpenMeteo(1.0, 2.0).read(json.dumps(weather(hourly=hourly)).encode(), NOW_NS)
+
+
+def test_a_key_for_weather_goes_to_the_host_of_customers() -> None:
+    assert (OpenMeteo(1, 2)._url, OpenMeteo(1, 2, "key")._url) == (URL, CUSTOMER_URL)
+    assert OpenMeteo(1, 2, "key", "https://own")._url == "https://own"
 
 
 def test_an_uneven_series_is_refused_and_not_stretched() -> None:

@@ -56,7 +56,7 @@ class OutlookService(Strict, msgspec.Struct, frozen=True):
     usd_per: dict[str, float] = {}
     # of watttime; co2_moer: marginal rate, co2_aoer: average. One is not comparable with the other
     signal: Literal["co2_moer", "co2_aoer"] | None = None
-    url: str | None = None  # where else the service is, such as customer-api.open-meteo.com
+    url: str | None = None  # where else the service is, such as a host of your own
     period_s: float = 1800.0  # between two requests
     timeout_s: float = 20.0  # of a request
     ca_file: str | None = None  # certificate authorities to trust; default: those of the host
