@@ -13,9 +13,10 @@ import numpy as np
 from policies.checkpointing.contention import alone_s, restart_under_load_s
 from policies.checkpointing.hazard import DAY_S, InterruptionRates, JobNodes
 from policies.checkpointing.plan import SaveTerms
+from policies.checkpointing.storage_traffic import StorageTraffic, of_jobs
 from twin.catalogue import F64, I32, I64, NS, Bool
 from twin.contracts import View
-from twin.telemetry import GOOD, watched_ns
+from twin.telemetry import DURATIONS, GOOD, watched_ns
 
 # A save of a large job stops it for 10 to 60 s; the upper end. source: domain.md D
 PRIOR_BLOCK_S = 60.0
@@ -45,6 +46,13 @@ class JobBatch:
     proposed_s: F64  # interval: as proposed, else as the job says; 0 = unknown
     kept_s: F64  # what it keeps: as it says itself, else as proposed; 0 = unknown
     local_s: F64  # between saves to memory, as proposed, else as the job says; 0 = unknown
+    slower: F64 | float = 1.0  # times that a save takes at the load of storage now, of what was measured
+
+    @property
+    def now(self) -> SaveTerms:
+        """The terms of a save that begins now."""
+        x = self.terms
+        return x._replace(block_s=x.block_s * self.slower, flush_s=x.flush_s * self.slower)
 
 
 def save_terms(
@@ -79,13 +87,13 @@ def save_terms(
     return terms, source
 
 
-def storage_left(view: View, duty_pu: float) -> float:
+def storage_left(view: View, duty_pu: float, traffic: StorageTraffic) -> float:
     """The share of its time that the file systems have for checkpoints, of all jobs together; 0 = none now.
 
     `duty_pu`: what checkpoints take of it already. Nobody says which job writes where, so all are taken for
     one. What else is written, and what is restored, is known where the site keeps a history of
     `storage.flush_bytes_per_s` and `storage.restore_bytes_per_s`: the mean beside the greatest, as if both
-    came out of one purse. One that is down or full takes nothing.
+    came out of one purse; else from `traffic`. One that is down or full takes nothing.
     """
     if not view.site.sizes["storage"]:
         return 1.0
@@ -93,8 +101,11 @@ def storage_left(view: View, duty_pu: float) -> float:
     bad |= _good_readings(view, "storage.used_pu") >= FULL_PU
     if bad.any():
         return 0.0
-    other = max(0.0, _busy_share(view, "storage.flush_bytes_per_s") - duty_pu)
-    other += _busy_share(view, "storage.restore_bytes_per_s")
+    shares = [_busy_share(view, f"storage.{way}_bytes_per_s") for way in ("flush", "restore")]
+    if shares == [None, None]:
+        other = max(0.0, float(traffic.busy_pu[traffic.known].max(initial=0.0)) - duty_pu)
+    else:
+        other = max(0.0, (shares[0] or 0.0) - duty_pu) + (shares[1] or 0.0)
     return max(LEAST_LEFT_PU, DRAIN_PU * (1.0 - min(other, 1.0)))
 
 
@@ -119,20 +130,36 @@ def storage_loads(busy_pu: F64, storage: I64, n_storage: int) -> F64:
     return np.where(known, np.maximum(total[storage] - busy_pu, 0.0), 0.0)
 
 
-def restarts_now(view: View, slots: I32, terms: SaveTerms, then_pu: F64, now_pu: F64) -> F64:
-    """Restart times [m] at the load of storage now; `then_pu` is the load when they were measured.
-
-    What a save writes is read again: alone it takes as long as the save, by the ratio of the greatest rates
-    that the site's history has. Where a job never said what a save takes, its restart stays as it is.
-    """
-    jobs = view.jobs
-    told = (jobs.checkpoint_flush_s[slots] > 0) | (jobs.checkpoint_save_s[slots] > 0)
+def read_ratios(view: View, storage: I64, traffic: StorageTraffic) -> F64:
+    """What a read takes beside the save of the same bytes [m], by the greatest rates that were ever seen."""
     ratio = 1.0
     writes, reads = (_greatest(view, f"storage.{way}_bytes_per_s") for way in ("flush", "restore"))
     if writes > 0 and reads > 0:
         ratio = writes / reads
+    of_each = traffic.write_bytes_per_s / np.maximum(traffic.read_bytes_per_s, 1.0)
+    return of_jobs(np.where(traffic.known, of_each, ratio), storage, ratio)
+
+
+def restarts_now(view: View, slots: I32, terms: SaveTerms, then_pu: F64, now_pu: F64, ratio: F64) -> F64:
+    """Restart times [m] at the load of storage now, by what jobs tell; `then_pu` is the load when they were
+    measured.
+
+    What a save writes is read again: alone it takes as long as the save, by `ratio`. Where a job never said
+    what a save takes, its restart stays as it is.
+    """
+    jobs = view.jobs
+    told = (jobs.checkpoint_flush_s[slots] > 0) | (jobs.checkpoint_save_s[slots] > 0)
     transfer_s = alone_s(terms.block_s + terms.flush_s, now_pu) * ratio
     return restart_under_load_s(terms.restart_s, transfer_s, then_pu, now_pu, told)
+
+
+def newest_s(view: View, slots: I32, *names: str) -> F64:
+    """The newest measurement of the first of these durations that a job tells of [m]; NaN: none."""
+    past = view.jobs.checkpoint_past
+    out = np.full(len(slots), np.nan)
+    for name in names:
+        out = np.where(np.isnan(out), past[slots, DURATIONS.index(name), -1], out)
+    return out
 
 
 def _greatest(view: View, key: str) -> float:
@@ -142,11 +169,11 @@ def _greatest(view: View, key: str) -> float:
     return float(np.nanmax(np.where(np.isfinite(past[1]), past[1], np.nan)))
 
 
-def _busy_share(view: View, key: str) -> float:
-    """The share of its time that the busiest file system is busy with this; 0 where nobody kept a history."""
+def _busy_share(view: View, key: str) -> float | None:
+    """The share of its time that the busiest file system is busy with this; None where nobody kept a history."""
     past = view.series(key)
     if past is None or not np.isfinite(past[1]).any():
-        return 0.0
+        return None
     rates = np.where(np.isfinite(past[1]), past[1], np.nan)
     rates = rates[:, np.isfinite(rates).any(axis=0)]
     most = np.nanmax(rates, axis=0)

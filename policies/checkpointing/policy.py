@@ -14,8 +14,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from policies.checkpointing.contention import alone_s, shared_s
 from policies.checkpointing.costs import (
     JobBatch,
+    newest_s,
+    read_ratios,
     reports_checkpoints,
     restarts_now,
     save_terms,
@@ -28,8 +31,18 @@ from policies.checkpointing.explain import TOPICS, explain
 from policies.checkpointing.hazard import interruption_rates, job_nodes
 from policies.checkpointing.plan import IntervalPlan, SaveTerms, best_plan, ettr_at, least_interval_s
 from policies.checkpointing.stagger import stagger_saves
+from policies.checkpointing.storage_traffic import (
+    COLUMNS as TRAFFIC,
+    JOB_COLUMNS,
+    StorageTraffic,
+    follow_traffic,
+    lately_pu,
+    learn_time,
+    of_jobs,
+    others_load_pu,
+)
 from policies.checkpointing.texts import INTERVAL, LOCAL, SINCE, proposals
-from twin.catalogue import F64, I32, NS, Bool, ContractError
+from twin.catalogue import F64, I32, I64, NS, Bool, ContractError
 from twin.contracts import Columns, ExplainRequest, Explanation, Memory, Proposal, Topic, View
 from twin.telemetry import KINDS, ColumnSpec
 
@@ -92,7 +105,9 @@ class Checkpoint:
             "restarted_ns": "i8",
             "restart_load_pu": "f8",
             "restart_s": "f8",
-        },
+        }
+        | JOB_COLUMNS,
+        storage=TRAFFIC,
     )
 
     topics: ClassVar[tuple[Topic, ...]] = TOPICS
@@ -128,8 +143,10 @@ class Checkpoint:
         jobs = view.jobs
         mine = jobs.alive & (jobs.kind == TRAINING)
         gone = ~mine | (kept["generation"] != jobs.generation)
-        for column in kept.values():
+        by_job = {name: column for name, column in kept.items() if name not in TRAFFIC}
+        for column in by_job.values():
             column[gone] = 0
+        traffic = follow_traffic(view, kept)
         slots = np.flatnonzero(mine).astype(np.int32)
         kept["generation"][slots] = jobs.generation[slots]
         if not self.silent_jobs:
@@ -138,15 +155,16 @@ class Checkpoint:
             kept["checked_ns"][slots] = view.now_ns
             batch = _batch_of(view, slots, kept)
             by_queue = self._storage_indices(view)
-            batch = _with_restarts(view, batch, by_queue, kept)
-            left = storage_left(view, _storage_duty(batch))
+            storage = storage_of(view, slots, by_queue)
+            batch = _with_load(view, batch, storage, (traffic, self.stagger), kept)
+            left = storage_left(view, _storage_duty(batch), traffic)
             _plan_intervals(view, batch, left, kept)
             _request_saves(view, batch, left, kept)
             if self.stagger:
                 stagger_saves(view, batch, by_queue, self.ramp_pu, kept)
             else:
                 kept["round_s"][slots], kept["slot_ns"][slots] = 0.0, 0
-        return proposals(view, kept), kept
+        return proposals(view, by_job), kept
 
     def _storage_indices(self, view: View) -> dict[str, int]:
         found = {queue: view.site.entity("storage", name) for queue, name in self.storage_of_queue.items()}
@@ -171,20 +189,48 @@ def _batch_of(view: View, slots: I32, kept: Memory) -> JobBatch:
     )
 
 
-def _with_restarts(view: View, batch: JobBatch, by_queue: dict[str, int], kept: Memory) -> JobBatch:
-    """The same with restart times at the load that storage has now; notes the load at each recovery."""
-    n_storage, slots = view.site.sizes["storage"], batch.slots
+def _with_load(
+    view: View, batch: JobBatch, storage: I64, counted: tuple[StorageTraffic, bool], kept: Memory
+) -> JobBatch:
+    """The same with restarts and saves at the load that storage has now; notes the load at each of them.
+
+    The load is by counters of the file system, where they are known, else by what jobs tell of their saves.
+    `counted`: the traffic, and whether saves are kept apart, so that they meet none of each other.
+    """
+    n_storage, slots, jobs, (traffic, apart) = view.site.sizes["storage"], batch.slots, view.jobs, counted
     if not n_storage:
         return batch
-    load_pu = storage_loads(_save_duty(batch), storage_of(view, slots, by_queue), n_storage)
-    recovered_ns = view.jobs.recovered_ns[slots]
-    new = recovered_ns != kept["restarted_ns"][slots]
-    kept["restart_load_pu"][slots[new]] = load_pu[new]
-    kept["restarted_ns"][slots] = recovered_ns
+    duty = _save_duty(batch)
+    told_pu = storage_loads(duty, storage, n_storage)
+    saved_ns, recovered_ns = jobs.saved_ns[slots], jobs.recovered_ns[slots]
+    ratio = read_ratios(view, storage, traffic)
+    recovered = recovered_ns != kept["restarted_ns"][slots]
+    kept["restart_load_pu"][slots[recovered]] = told_pu[recovered]
     then_pu = np.where(recovered_ns > 0, kept["restart_load_pu"][slots], 0.0)
-    restart_s = restarts_now(view, slots, batch.terms, then_pu, load_pu)
+    restart_s = restarts_now(view, slots, batch.terms, then_pu, told_pu, ratio)
+    # What it read itself in its last restart is in the counters still
+    known = of_jobs(traffic.known, storage, False)
+    ago_s = np.where(recovered_ns > 0, (view.now_ns - recovered_ns) / NS, np.inf)
+    by_all = of_jobs(traffic.busy_pu, storage, 0.0) - lately_pu(kept["alone_s"][slots] * ratio, ago_s)
+    load_pu = others_load_pu(np.maximum(by_all, 0.0), duty)
+    save_pu = others_load_pu(np.maximum(by_all, 0.0), duty + told_pu if apart else duty)
+    save_s = newest_s(view, slots, "checkpoint_flush_s", "checkpoint_save_s", "checkpoint_block_s")
+    new = known & (saved_ns != kept["save_ns"][slots]) & ~recovered & np.isfinite(save_s)
+    learn_time(kept, "alone", slots[new], alone_s(save_s, save_pu)[new], save_pu[new])
+    read_s = shared_s(kept["alone_s"][slots] * ratio, load_pu)
+    learned = known & (kept["alone_weight"][slots] > 0)
+    start_s = np.maximum(newest_s(view, slots, "checkpoint_restart_s") - read_s, 0.0)
+    new = learned & recovered & np.isfinite(start_s)
+    learn_time(kept, "start", slots[new], start_s[new], load_pu[new])
+    kept["restarted_ns"][slots], kept["save_ns"][slots] = recovered_ns, saved_ns
+    restart_s = np.where(learned & (kept["start_weight"][slots] > 0), kept["start_s"][slots] + read_s, restart_s)
     kept["restart_s"][slots] = restart_s
-    return replace(batch, terms=batch.terms._replace(restart_s=restart_s))
+    usual_s = np.maximum(batch.terms.block_s + batch.terms.flush_s, 1e-3)
+    return replace(
+        batch,
+        terms=batch.terms._replace(restart_s=restart_s),
+        slower=np.where(learned, shared_s(kept["alone_s"][slots], save_pu) / usual_s, 1.0),
+    )
 
 
 def _save_duty(batch: JobBatch) -> F64:
@@ -295,6 +341,7 @@ def _request_saves(view: View, batch: JobBatch, left: float, kept: Memory) -> No
     met, wanted_elsewhere = _other_requests(view, batch, pending)
     # Who drains requested a save and waited for it: it is the one, and no other is requested
     answered = np.asarray(kept["answered_threats"][slots] | np.where(met, DRAIN, 0), np.int64)
+    batch = replace(batch, terms=batch.now)
     w = assess_saves(view, batch, answered)
     kept["answered_threats"][slots] = answered & w.causes  # what is over may threaten anew
     cost_s = batch.terms.block_s + batch.terms.flush_s

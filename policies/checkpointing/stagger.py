@@ -33,9 +33,10 @@ def stagger_saves(
     kept["slot_ns"][slots[over]] = 0
     kept["anchor_ns"][slots] = anchor_ns
     wanted_s = np.where(kept["interval_s"][slots] > 0, kept["interval_s"][slots], batch.kept_s)
-    block_s, busy_s = batch.terms.block_s, batch.terms.block_s + batch.terms.flush_s
+    block_s, busy_s = batch.now.block_s, batch.now.block_s + batch.now.flush_s
     # A round begins with the block of its save, or with training where the job recovered
-    begin_ns = anchor_ns + np.where(jobs.saved_ns[slots] >= anchor_ns, np.round(block_s * NS), 0.0)
+    blocked_ns = np.round(batch.terms.block_s * NS)
+    begin_ns = anchor_ns + np.where(jobs.saved_ns[slots] >= anchor_ns, blocked_ns, 0.0)
     due_s = (begin_ns - now_ns) / NS + wanted_s
     due_s = np.where(kept["slot_ns"][slots] > 0, (kept["slot_ns"][slots] - now_ns) / NS, due_s)
     coming = (anchor_ns > 0) & (wanted_s > 0) & (due_s > -busy_s) & (due_s < HORIZON_S)

@@ -32,3 +32,19 @@ def finish_s(begin_s: ArrayLike, work_s: ArrayLike) -> F64:
             goal[int(order[waiting])] = level + float(work[order[waiting]])
             waiting += 1
     return end
+
+
+def busy_pu(begin_s: ArrayLike, end_s: ArrayLike, edges_s: ArrayLike) -> F64:
+    """The share of each window between `edges_s` in which any transfer runs, as counters of bytes show it."""
+    order = np.argsort(np.asarray(begin_s, np.float64), kind="stable")
+    begin = np.asarray(begin_s, np.float64)[order]
+    end = np.maximum.accumulate(np.asarray(end_s, np.float64)[order])
+    # Busy until t: whole transfers that began before, less what is to come of the last of them
+    gained = np.maximum(end - np.maximum(begin, np.concatenate([[-np.inf], end[:-1]])), 0.0)
+    total = np.concatenate([[0.0], np.cumsum(gained)])
+    edges = np.asarray(edges_s, np.float64)
+    at = np.searchsorted(begin, edges, side="right")
+    last = np.where(at > 0, end[np.maximum(at, 1) - 1], -np.inf)
+    until = total[at] - np.maximum(last - edges, 0.0)
+    out: F64 = np.diff(until) / np.diff(edges)
+    return out

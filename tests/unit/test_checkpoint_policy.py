@@ -238,7 +238,9 @@ def test_the_next_job_of_a_slot_is_a_stranger() -> None:
     assert twin.engine.jobs.slot_of == {"b": 0}
     assert twin.engine.in_force["checkpoint"] == []
     assert all(
-        not column[0] for name, column in twin.engine.memory["checkpoint"].items() if name != "generation"
+        not column[:1].any()
+        for name, column in twin.engine.memory["checkpoint"].items()
+        if name != "generation"
     )
 
 

@@ -1,0 +1,134 @@
+"""Storage traffic: how busy file systems are by their own counters, whoever reads and writes.
+
+A file system is as fast as the greatest rates that it ever showed, the greatest of them aside, which may be a
+slip of a counter. Its load is what it moves beside that. Jobs tell only of their own saves; counters tell of
+all. Where nobody tells, or not for long enough, nothing is known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from policies.checkpointing.contention import MOST_LOAD_PU
+from twin.catalogue import F64, I32, I64, NS, Bool
+from twin.contracts import Memory, View
+from twin.telemetry import GOOD, ColumnSpec
+
+WINDOW_S = 3600.0  # loads are means of about so long: transfers come in bursts. source: chosen on simulated ones
+HEARD_S = 3600.0  # before that the greatest rate may be far from what there is. source: estimate
+HALF_LIFE_S = 30 * 86_400.0  # of what was seen: a file system may get slower. source: estimate
+CHECK_S = 5.0
+WAYS = ("flush", "restore")
+COLUMNS: dict[str, str | ColumnSpec] = {
+    "traffic_ns": "i8",
+    "traffic_heard_s": "f8",
+    **{f"traffic_{way}_{figure}": "f8" for way in WAYS for figure in ("mean", "first", "second")},
+}
+"""Memory, one for each file system: when and for how long it was heard, its mean and two greatest rates."""
+JOB_COLUMNS: dict[str, str | ColumnSpec] = {
+    "save_ns": "i8",
+    **{f"{what}_{field}": "f8" for what in ("alone", "start") for field in ("s", "weight")},
+}
+"""Memory, one for each job: what a save takes alone, what of a restart is no read, and what these means weigh."""
+MOST_WEIGHT = 100.0  # of what was learned; less than what five saves beside nobody weigh. source: estimate
+LEAST_SPREAD_PU = 0.3  # of a time, relative and squared, beside no load. source: estimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageTraffic:
+    """Of each file system [n]: its load by all, where it is `known`, and how fast it writes and reads."""
+
+    known: Bool
+    busy_pu: F64
+    write_bytes_per_s: F64
+    read_bytes_per_s: F64
+
+
+def follow_traffic(view: View, kept: Memory) -> StorageTraffic:
+    """Take in what the file systems move now; what is known of them."""
+    n = view.site.sizes["storage"]
+    rates = {way: _rate_now(view, way) for way in WAYS}
+    heard = np.isfinite(rates["flush"]) | np.isfinite(rates["restore"])
+    since_s = np.where(kept["traffic_ns"] > 0, (view.now_ns - kept["traffic_ns"]) / NS, np.inf)
+    if n and since_s.max() >= CHECK_S:
+        _learn(view, kept, rates, heard, since_s)
+    write = kept["traffic_flush_second"].copy()
+    # Few read without haste: a slow trickle is no measure. source: estimate, no slower than it writes
+    read = np.maximum(kept["traffic_restore_second"], write)
+    busy = kept["traffic_flush_mean"] / np.maximum(write, 1.0)
+    busy += kept["traffic_restore_mean"] / np.maximum(read, 1.0)
+    return StorageTraffic(
+        known=heard & (kept["traffic_heard_s"] >= HEARD_S) & (write > 0.0),
+        busy_pu=np.minimum(busy, 1.0),
+        write_bytes_per_s=write,
+        read_bytes_per_s=read,
+    )
+
+
+def _learn(view: View, kept: Memory, rates: dict[str, F64], heard: Bool, since_s: F64) -> None:
+    kept["traffic_ns"][:] = view.now_ns
+    step_s = np.where(np.isfinite(since_s), since_s, 0.0)
+    fade = 0.5 ** (step_s / HALF_LIFE_S)
+    for way in WAYS:
+        first, second = kept[f"traffic_{way}_first"], kept[f"traffic_{way}_second"]
+        first *= fade
+        second *= fade
+        # Each reading counts once, however often it is looked at
+        new = np.isfinite(rates[way]) & (view.age_s(f"storage.{way}_bytes_per_s") < since_s)
+        rate = np.where(new, rates[way], 0.0)
+        second[:] = np.maximum(second, np.minimum(first, rate))
+        first[:] = np.maximum(first, rate)
+    # At first the plain mean. After a silence what was before counts for less
+    spoken_s = np.where(heard, np.minimum(step_s, WINDOW_S), 0.0)
+    total_s = kept["traffic_heard_s"] + spoken_s
+    weight = np.maximum(-np.expm1(-step_s / WINDOW_S), spoken_s / np.maximum(total_s, 1.0))
+    for way in WAYS:
+        mean = kept[f"traffic_{way}_mean"]
+        mean[:] = np.where(heard, mean + weight * (np.nan_to_num(rates[way]) - mean), mean)
+    kept["traffic_heard_s"][:] = total_s
+
+
+def _rate_now(view: View, way: str) -> F64:
+    """What is moved, in bytes per second; NaN where no reading is good."""
+    key = f"storage.{way}_bytes_per_s"
+    return np.where(view.quality(key) == GOOD, view.value(key), np.nan).astype(np.float64)
+
+
+def others_load_pu(busy_pu: ArrayLike, duty_pu: ArrayLike) -> F64:
+    """Load by all others, of a load by all. `duty_pu`: share of its time that a job's own transfers take.
+
+    They take longer by what others do: of a duty d at a load b, d (1 - b) / (1 - d) is the job's own work.
+    """
+    busy, duty = np.asarray(busy_pu, np.float64), np.clip(np.asarray(duty_pu, np.float64), 0.0, 0.99)
+    own = duty * np.maximum(1.0 - busy, 0.0) / (1.0 - duty)
+    out: F64 = np.clip(busy - own, 0.0, MOST_LOAD_PU)
+    return out
+
+
+def lately_pu(transfer_s: ArrayLike, ago_s: ArrayLike) -> F64:
+    """The part of a load that is one transfer, which ended `ago_s` ago and takes `transfer_s` alone."""
+    work, ago = np.asarray(transfer_s, np.float64), np.maximum(np.asarray(ago_s, np.float64), 0.0)
+    out: F64 = -np.expm1(-np.maximum(work, 0.0) / WINDOW_S) * np.exp(-ago / WINDOW_S)
+    return out
+
+
+def of_jobs(column: F64 | Bool, storage: I64, unknown: float) -> np.ndarray:
+    """A column of file systems by job [m]; `unknown` where a job's storage is."""
+    if not len(column):
+        return np.full(len(storage), unknown)
+    return np.where(storage >= 0, column[np.maximum(storage, 0)], unknown)
+
+
+def learn_time(kept: Memory, what: str, slots: I32, found_s: F64, load_pu: F64) -> None:
+    """Take one more time [k], `alone` or `start`, into its mean; the less load there was, the more it says.
+
+    The square of the relative spread of a time beside others grows as their load.
+    """
+    mean, total = kept[f"{what}_s"], kept[f"{what}_weight"]
+    weight = 1.0 / (LEAST_SPREAD_PU + load_pu)
+    before = np.minimum(total[slots], MOST_WEIGHT)
+    mean[slots] += (found_s - mean[slots]) * weight / (before + weight)
+    total[slots] = before + weight
