@@ -105,7 +105,9 @@ class SeriesGrowth:
             self._before_ns, self._report_ns = self._report_ns, t_ns
 
     def of(self, key: Hashable, value: float, t_ns: int, piece: bool = False) -> tuple[float, float] | None:
-        """(growth, seconds that it took) of a series; None in its first report, no seconds in one told again."""
+        """(growth, seconds that it took) of a series; None in its first report, no seconds where it comes
+        again.
+        """
         if key in self._now:
             return self._now[key]
         last, at_ns = self._last.get(key, (0.0, 0 if piece else self._before_ns))

@@ -148,7 +148,7 @@ class HorizonLine:
     lattice: F64 = field(default_factory=lambda: np.zeros(0))
     seconds: float = 0.0
     half: F64 = field(default_factory=lambda: np.zeros((0, 0, 2)))
-    """Half-widths of the 90 % band that its history supports, from the origins of the last advance [k, n, 2]."""
+    """Half-widths of the 90 % band that its history supports, at the origins of the last advance."""
 
     def advance(self, panel: SeriesPanel, words: ExpertForecasts, origins: I64) -> tuple[F64, F64]:
         """Issue from these origins in turn, learning before each what is known by then.

@@ -170,7 +170,7 @@ def _greatest(view: View, key: str) -> float:
 
 
 def _busy_share(view: View, key: str) -> float | None:
-    """The share of its time that the busiest file system is busy with this; None where nobody kept a history."""
+    """The share of its time that the busiest file system is busy with this; None without a history."""
     past = view.series(key)
     if past is None or not np.isfinite(past[1]).any():
         return None

@@ -223,7 +223,9 @@ def _with_load(
     new = learned & recovered & np.isfinite(start_s)
     learn_time(kept, "start", slots[new], start_s[new], load_pu[new])
     kept["restarted_ns"][slots], kept["save_ns"][slots] = recovered_ns, saved_ns
-    restart_s = np.where(learned & (kept["start_weight"][slots] > 0), kept["start_s"][slots] + read_s, restart_s)
+    restart_s = np.where(
+        learned & (kept["start_weight"][slots] > 0), kept["start_s"][slots] + read_s, restart_s
+    )
     kept["restart_s"][slots] = restart_s
     usual_s = np.maximum(batch.terms.block_s + batch.terms.flush_s, 1e-3)
     return replace(

@@ -17,7 +17,7 @@ from twin.catalogue import F64, I32, I64, NS, Bool
 from twin.contracts import Memory, View
 from twin.telemetry import GOOD, ColumnSpec
 
-WINDOW_S = 3600.0  # loads are means of about so long: transfers come in bursts. source: chosen on simulated ones
+WINDOW_S = 3600.0  # of which loads are means: transfers come in bursts. source: tuned on simulated ones
 HEARD_S = 3600.0  # before that the greatest rate may be far from what there is. source: estimate
 HALF_LIFE_S = 30 * 86_400.0  # of what was seen: a file system may get slower. source: estimate
 CHECK_S = 5.0
@@ -27,13 +27,13 @@ COLUMNS: dict[str, str | ColumnSpec] = {
     "traffic_heard_s": "f8",
     **{f"traffic_{way}_{figure}": "f8" for way in WAYS for figure in ("mean", "first", "second")},
 }
-"""Memory, one for each file system: when and for how long it was heard, its mean and two greatest rates."""
+"""Memory by file system: when and for how long it was heard, its mean and its two greatest rates."""
 JOB_COLUMNS: dict[str, str | ColumnSpec] = {
     "save_ns": "i8",
     **{f"{what}_{field}": "f8" for what in ("alone", "start") for field in ("s", "weight")},
 }
-"""Memory, one for each job: what a save takes alone, what of a restart is no read, and what these means weigh."""
-MOST_WEIGHT = 100.0  # of what was learned; less than what five saves beside nobody weigh. source: estimate
+"""Memory by job: what a save takes alone, what of a restart is no read, and how much these means weigh."""
+MOST_WEIGHT = 100.0  # of what was learned: that of thirty saves beside nobody. source: estimate
 LEAST_SPREAD_PU = 0.3  # of a time, relative and squared, beside no load. source: estimate
 
 
@@ -87,7 +87,8 @@ def _learn(view: View, kept: Memory, rates: dict[str, F64], heard: Bool, since_s
     weight = np.maximum(-np.expm1(-step_s / WINDOW_S), spoken_s / np.maximum(total_s, 1.0))
     for way in WAYS:
         mean = kept[f"traffic_{way}_mean"]
-        mean[:] = np.where(heard, mean + weight * (np.nan_to_num(rates[way]) - mean), mean)
+        rate = np.minimum(np.nan_to_num(rates[way]), kept[f"traffic_{way}_second"])
+        mean[:] = np.where(heard, mean + weight * (rate - mean), mean)
     kept["traffic_heard_s"][:] = total_s
 
 

@@ -183,11 +183,12 @@ def test_saves_are_foreseen_to_take_as_long_as_at_the_load_of_now() -> None:
         return made(batch)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(JobBatch, "now", property(lambda b: (seen.append(float(np.max(b.slower))), kept_now(b))[1]))
+        patch.setattr(JobBatch, "now", property(look))
         storage.run(2 * HEARD_S)
-        before, seen[:] = seen[-1], []
-        storage.run(2.7 * HEARD_S)
-    assert max(seen) > 1.5 * before
+        before = seen[-1]
+        storage.run(4 * HEARD_S)
+    assert before == pytest.approx(1.0, abs=0.2)
+    assert seen[-1] > 1.5 * before
 
 
 def test_a_restart_of_the_daemon_changes_nothing() -> None:
@@ -211,7 +212,7 @@ def test_a_time_that_was_measured_beside_nobody_says_most() -> None:
     learn_time(kept, "alone", slot, np.array([100.0]), np.array([0.8]))
     assert kept["alone_s"].tolist() == [0.0, 100.0, 0.0]
     learn_time(kept, "alone", slot, np.array([60.0]), np.array([0.0]))
-    assert 60.0 < kept["alone_s"][1] < 63.0
+    assert 60.0 < kept["alone_s"][1] < 70.0
     for _ in range(30):  # its saves have become larger
         learn_time(kept, "alone", slot, np.array([90.0]), np.array([0.0]))
     assert kept["alone_s"][1] == pytest.approx(90.0, rel=0.01)
