@@ -120,5 +120,5 @@ class SeriesGrowth:
 
 
 def growth_of(last: float, value: float) -> float:
-    """What a counter grew by; one that fell began anew."""
+    """Growth of a counter; one that fell began anew."""
     return value - last if value >= last else value

@@ -13,10 +13,10 @@ import numpy as np
 from policies.checkpointing.contention import alone_s, restart_under_load_s
 from policies.checkpointing.hazard import DAY_S, InterruptionRates, JobNodes
 from policies.checkpointing.plan import SaveTerms
-from policies.checkpointing.storage_traffic import StorageTraffic, of_jobs
+from policies.checkpointing.storage_traffic import StorageTraffic, good_readings, of_jobs
 from twin.catalogue import F64, I32, I64, NS, Bool
 from twin.contracts import View
-from twin.telemetry import DURATIONS, GOOD, watched_ns
+from twin.telemetry import DURATIONS, watched_ns
 
 # A save of a large job stops it for 10 to 60 s; the upper end. source: domain.md D
 PRIOR_BLOCK_S = 60.0
@@ -49,7 +49,7 @@ class JobBatch:
     slower: F64 | float = 1.0  # times that a save takes at the load of storage now, of what was measured
 
     @property
-    def now(self) -> SaveTerms:
+    def terms_now(self) -> SaveTerms:
         """The terms of a save that begins now."""
         x = self.terms
         return x._replace(block_s=x.block_s * self.slower, flush_s=x.flush_s * self.slower)
@@ -97,8 +97,8 @@ def storage_left(view: View, duty_pu: float, traffic: StorageTraffic) -> float:
     """
     if not view.site.sizes["storage"]:
         return 1.0
-    bad = _good_readings(view, "storage.health_state") >= DOWN
-    bad |= _good_readings(view, "storage.used_pu") >= FULL_PU
+    bad = good_readings(view, "storage.health_state") >= DOWN
+    bad |= good_readings(view, "storage.used_pu") >= FULL_PU
     if bad.any():
         return 0.0
     shares = [_busy_share(view, f"storage.{way}_bytes_per_s") for way in ("flush", "restore")]
@@ -131,7 +131,7 @@ def storage_loads(busy_pu: F64, storage: I64, n_storage: int) -> F64:
 
 
 def read_ratios(view: View, storage: I64, traffic: StorageTraffic) -> F64:
-    """What a read takes beside the save of the same bytes [m], by the greatest rates that were ever seen."""
+    """Ratio of a read to the save of the same bytes [m], by the greatest rates that were ever seen."""
     ratio = 1.0
     writes, reads = (_greatest(view, f"storage.{way}_bytes_per_s") for way in ("flush", "restore"))
     if writes > 0 and reads > 0:
@@ -178,11 +178,6 @@ def _busy_share(view: View, key: str) -> float | None:
     rates = rates[:, np.isfinite(rates).any(axis=0)]
     most = np.nanmax(rates, axis=0)
     return float(np.where(most > 0, np.nanmean(rates, axis=0) / np.maximum(most, 1.0), 0.0).max())
-
-
-def _good_readings(view: View, key: str) -> F64:
-    """Present readings; NaN where there is none that is good."""
-    return np.where(view.quality(key) == GOOD, view.value(key), np.nan).astype(np.float64)
 
 
 def reports_checkpoints(view: View, slots: I32) -> Bool:

@@ -105,8 +105,8 @@ class Checkpoint:
             "restarted_ns": "i8",
             "restart_load_pu": "f8",
             "restart_s": "f8",
-        }
-        | JOB_COLUMNS,
+            **JOB_COLUMNS,
+        },
         storage=TRAFFIC,
     )
 
@@ -343,7 +343,7 @@ def _request_saves(view: View, batch: JobBatch, left: float, kept: Memory) -> No
     met, wanted_elsewhere = _other_requests(view, batch, pending)
     # Who drains requested a save and waited for it: it is the one, and no other is requested
     answered = np.asarray(kept["answered_threats"][slots] | np.where(met, DRAIN, 0), np.int64)
-    batch = replace(batch, terms=batch.now)
+    batch = replace(batch, terms=batch.terms_now)
     w = assess_saves(view, batch, answered)
     kept["answered_threats"][slots] = answered & w.causes  # what is over may threaten anew
     cost_s = batch.terms.block_s + batch.terms.flush_s

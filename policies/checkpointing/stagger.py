@@ -33,7 +33,8 @@ def stagger_saves(
     kept["slot_ns"][slots[over]] = 0
     kept["anchor_ns"][slots] = anchor_ns
     wanted_s = np.where(kept["interval_s"][slots] > 0, kept["interval_s"][slots], batch.kept_s)
-    block_s, busy_s = batch.now.block_s, batch.now.block_s + batch.now.flush_s
+    block_s = batch.terms_now.block_s
+    busy_s = block_s + batch.terms_now.flush_s
     # A round begins with the block of its save, or with training where the job recovered
     blocked_ns = np.round(batch.terms.block_s * NS)
     begin_ns = anchor_ns + np.where(jobs.saved_ns[slots] >= anchor_ns, blocked_ns, 0.0)

@@ -50,7 +50,7 @@ class StorageTraffic:
 def follow_traffic(view: View, kept: Memory) -> StorageTraffic:
     """Take in what the file systems move now; what is known of them."""
     n = view.site.sizes["storage"]
-    rates = {way: _rate_now(view, way) for way in WAYS}
+    rates = {way: good_readings(view, f"storage.{way}_bytes_per_s") for way in WAYS}
     heard = np.isfinite(rates["flush"]) | np.isfinite(rates["restore"])
     since_s = np.where(kept["traffic_ns"] > 0, (view.now_ns - kept["traffic_ns"]) / NS, np.inf)
     if n and since_s.max() >= CHECK_S:
@@ -92,9 +92,8 @@ def _learn(view: View, kept: Memory, rates: dict[str, F64], heard: Bool, since_s
     kept["traffic_heard_s"][:] = total_s
 
 
-def _rate_now(view: View, way: str) -> F64:
-    """What is moved, in bytes per second; NaN where no reading is good."""
-    key = f"storage.{way}_bytes_per_s"
+def good_readings(view: View, key: str) -> F64:
+    """Present readings; NaN where there is none that is good."""
     return np.where(view.quality(key) == GOOD, view.value(key), np.nan).astype(np.float64)
 
 

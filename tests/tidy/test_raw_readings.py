@@ -13,7 +13,10 @@ from twin.diagnosis import RECONCILED
 ROOT = Path(__file__).resolve().parents[2]
 # Of arguments that are no constant: (file, argument) -> the reason
 REASONS = {
-    ("checkpointing/costs.py", "key"): "counts and times of jobs, which nothing contradicts",
+    (
+        "checkpointing/storage_traffic.py",
+        "key",
+    ): "rates and states of file systems, which nothing contradicts",
     ("cooling_setpoint/obstacles.py", "f'{table}.leak_state'"): "one wet detector is enough to keep still",
     ("cooling_setpoint/obstacles.py", "key"): "a hot reading is a reason to keep still, believed or not",
     ("leak_guard/detectors.py", "key"): "leak detectors, which it confirms by others",

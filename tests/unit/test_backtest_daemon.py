@@ -40,8 +40,8 @@ def hours(n: int, seed: int = 0) -> F64:
 
 
 def lived(values: F64) -> tuple[dict[int, dict[int, F64]], dict[int, dict[int, F64]]]:
-    """Quantiles that the daemon's model issues, and the bands that it tells of them, as rows come and its fits
-    fall due, by horizon and row.
+    """Quantiles that the daemon's model issues as rows come and its fits fall due, and the bands that it
+    tells, each by horizon and row.
     """
     model = Load((POWER,), tuple(h * HOUR_S for h in HORIZONS), experts=",".join(EXPERTS))
     model._shape(HOUR_S, {POWER: values.shape[1]})

@@ -170,12 +170,12 @@ def test_saves_are_foreseen_to_take_as_long_as_at_the_load_of_now() -> None:
     view_terms = SaveTerms(*(np.array([x]) for x in (60.0, 30.0, 9.0, 9.0, 9.0, 9.0, 9.0, 9.0)))
     nothing: Any = None
     batch = JobBatch(nothing, nothing, nothing, view_terms, *[nothing] * 4, slower=np.array([1.5]))
-    assert (batch.now.block_s, batch.now.flush_s, batch.now.restart_s) == (90.0, 45.0, 9.0)
+    assert (batch.terms_now.block_s, batch.terms_now.flush_s, batch.terms_now.restart_s) == (90.0, 45.0, 9.0)
     parts = [Others(0.1, 0.0, 2 * HEARD_S), Others(0.7, 2 * HEARD_S, 6 * HEARD_S)]
     twin = saving()
     storage = Storage(twin, parts, seed=4)
     seen: list[float] = []
-    made = JobBatch.now.fget
+    made = JobBatch.terms_now.fget
     assert made is not None
 
     def look(batch: JobBatch) -> SaveTerms:
@@ -183,7 +183,7 @@ def test_saves_are_foreseen_to_take_as_long_as_at_the_load_of_now() -> None:
         return made(batch)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(JobBatch, "now", property(look))
+        patch.setattr(JobBatch, "terms_now", property(look))
         storage.run(2 * HEARD_S)
         before = seen[-1]
         storage.run(4 * HEARD_S)

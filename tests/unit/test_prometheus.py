@@ -238,8 +238,8 @@ node_disk_written_bytes_total{device="nvme0n1"} 1000000
 node_disk_written_bytes_total{device="nvme1n1"} %d
 node_nvmesubsystem_namespace_info{device="nvme0n1",subsystem="nvme-subsys0"} 1
 node_nvmesubsystem_namespace_info{device="nvme1n1",subsystem="nvme-subsys1"} 1
-node_nvmesubsystem_info{iopolicy="numa",model="SSD",nqn="nqn.2014.org:local.scratch",subsystem="nvme-subsys0"} 1
-node_nvmesubsystem_info{iopolicy="numa",model="Linux",nqn="nqn.2024.io:pool:scratch",subsystem="nvme-subsys1"} 1
+node_nvmesubsystem_info{iopolicy="numa",model="SSD",nqn="nqn.2014:disk.scratch",subsystem="nvme-subsys0"} 1
+node_nvmesubsystem_info{iopolicy="numa",model="Linux",nqn="nqn.2024:pool:scratch",subsystem="nvme-subsys1"} 1
 node_nvmesubsystem_path_state{controller="nvme0",state="dead",subsystem="nvme-subsys0",transport="pcie"} 1
 node_nvmesubsystem_path_state{controller="nvme1",state="dead",subsystem="nvme-subsys1",transport="rdma"} 0
 node_nvmesubsystem_path_state{controller="nvme2",state="dead",subsystem="nvme-subsys1",transport="rdma"} %d

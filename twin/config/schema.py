@@ -79,15 +79,15 @@ class Broker(_Strict, frozen=True):
 
 class Scrape(_Strict, frozen=True):
     """Prometheus exporters: one, or with a host list in `url` one for each host, such as
-    `http://node[01-18]:9400/metrics`. `map` names a mapping table: a packaged one (dcgm, ascend, neuron,
-    node, storage) or a file.
+    `http://node[01-18]:9400/metrics`. `map` names a mapping table: a packaged one (see `map`) or a file.
 
     `place` is the entity that all its series belong to, if the labels do not say: a list as long as that of
     the hosts; without it, the node of the host's name.
     """
 
     url: str  # "http://node1:9400/metrics"; a host list stands for one exporter each: node[01-18]
-    map: str  # dcgm, node, ascend, neuron, optics, dpu, storage, vllm, sglang, triton, dynamo, or a file
+    # dcgm, node, ascend, neuron, optics, dpu, storage, weka, vast, vllm, sglang, triton, dynamo, or a file
+    map: str
     period_s: float = 15.0  # between two scrapes
     timeout_s: float = 5.0  # of one scrape
     # entity of all its series where labels do not say, or a list as long; default: the node of that name
