@@ -147,6 +147,20 @@ def test_without_counters_or_before_an_hour_of_them_all_is_as_jobs_tell() -> Non
     assert not any(mine[0][name].any() for name in COLUMNS if name != "traffic_ns")
 
 
+def test_what_counters_show_of_others_leaves_less_to_checkpoints_without_any_history() -> None:
+    often = []
+    for steady in (0.0, 0.9):
+        told = {"checkpoint_interval_s": 86_400.0, "checkpoint_save_s": 60.0}
+        twin = Saving(JOBS, told=told, tree=SITE, policy=Checkpoint())
+        for k in range(80):
+            twin.tick({FLUSH: FULL * (1.0 if k < 2 else steady), RESTORE: 0.0}, dt_s=TICK_S)
+        twin.says.day = 0.999
+        for _ in range(3):
+            twin.tick({FLUSH: FULL * steady, RESTORE: 0.0}, dt_s=TICK_S)
+        often.append(twin.often("j0"))
+    assert often[1] > 1.5 * often[0]
+
+
 def test_counters_that_fall_silent_are_forgotten_and_come_back() -> None:
     parts = [Others(0.05, 0.0, 2 * HEARD_S), Others(0.7, 2 * HEARD_S, 5 * HEARD_S)]
     storage = Storage(saving(), parts, seed=4, restarts_s=[1.5 * HEARD_S])
