@@ -56,6 +56,9 @@ def test_the_parts_of_a_month_make_its_whole(tmp_path: Path) -> None:
         assert jobs["lab:1"]["cost_usd"] == pytest.approx(0.1 * jobs["lab:1"]["energy_kwh"])
         # Nobody tells of carbon: that is said, and not zero
         assert jobs["lab:1"]["uncounted_kwh"] == pytest.approx(jobs["lab:1"]["energy_kwh"])
+        assert jobs["lab:1"]["carbon_kg"] is None
+        # 16 GPUs of 900 W
+        assert jobs["lab:1"]["gpu_energy_kwh"] == pytest.approx(16 * 0.9 * 600 / 3600, rel=0.06)
         assert (trees["site"]["pue"], trees["site"]["wue_l_per_kwh"]) == (None, None)
         status, tree = await pod.ask("GET", "/api/v1/ledger?month=2026-13")
         assert (status, "2026-11" in tree["error"]) == (400, True)
@@ -63,6 +66,28 @@ def test_the_parts_of_a_month_make_its_whole(tmp_path: Path) -> None:
         assert status == 400
         status, tree = await pod.ask("GET", "/api/v1/ledger?month=2020-01")
         assert (status, tree["rows"], tree["hours"]) == (200, [], 0)
+
+    serve(tmp_path, check)
+
+
+@pytest.mark.parametrize("by", ["rack", "tenant"])
+def test_what_is_not_known_is_null(tmp_path: Path, by: str) -> None:
+    async def check(pod: Pod) -> None:
+        for _ in range(20):
+            pod.tick({"node.power_w": 5000.0, "rack.power_w": 100_000.0}, dt_s=30.0)
+        _, tree = await pod.ask("GET", f"/api/v1/ledger?by={by}")
+        unknown = {"gpu_energy_kwh", "cost_usd", "carbon_kg"}
+        if by == "rack":
+            unknown |= {"gpu_ns", "gpu_h", "granted_ns", "granted_h"}
+            unknown |= {"ungauged_kwh", "unpriced_kwh", "uncounted_kwh"}
+        rows = [row for row in tree["rows"] if row["energy_kwh"] > 0.0 and row["part"] != "rest"]
+        assert rows
+        for row in rows:
+            assert {name for name, value in row.items() if value is None} == unknown, row["name"]
+        assert {tree["total"][name] for name in ("cost_usd", "carbon_kg")} == {None}
+        figures = {tree[name] for name in ("pue", "tue", "wue_l_per_kwh")}
+        shares = {tree[f"{name}_known_pu"] for name in ("pue", "tue", "wue")}
+        assert (figures, shares) == ({None}, {0.0})
 
     serve(tmp_path, check)
 
@@ -120,6 +145,16 @@ def test_the_command_shows_lines_csv_and_json(desk: Desk, capsys: pytest.Capture
     rows: list[dict[str, Any]] = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert {row["name"] for row in rows if row["part"] == "job"} == {"alba", "brno"}
     assert not any(name.endswith("_utc") for name in rows[0]), "GPU time is no instant"
+    job_rows = [row for row in rows if row["part"] == "job"]
+    assert {row["carbon_kg"] for row in job_rows} == {""}, "unknown is empty"
+    assert desk.run("ledger", "--by", "rack", "--format", "csv") == 0
+    racks: list[dict[str, Any]] = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert set(racks[0]) == set(rows[0])
+    told = {name for row in racks for name, cell in row.items() if cell}
+    assert told == {"name", "part", "energy_kwh", "energy_pm_kwh"}
+    assert desk.run("ledger", "--by", "rack") == 0
+    line = next(x for x in capsys.readouterr().out.splitlines() if "/r1 " in x)
+    assert line.count("–") == 6, line
     assert desk.run("ledger", "--json") == 0
     assert json.loads(capsys.readouterr().out)["by"] == "tenant"
     assert desk.run("ledger", "--month", "November") == 1

@@ -361,6 +361,7 @@ class LoopSignals(Table):
     flow_lpm = Signal("l/min", 0, 1e6, quantum=0.01, reduce="min", period_s=100)
     power_w = Signal("W", 0, 1e8, quantum=1.0, reduce="mean", period_s=100)  # pumps, fans and chillers
     leak_state = state("no_leak", "leak", reduce="latch", period_s=100, urgent_at=1)
+    makeup_ml = counter("ml", max_per_s=1e7, period_s=100)  # water drawn for what evaporates and is drained
 
 
 class FeederSignals(Table):

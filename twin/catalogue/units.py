@@ -15,6 +15,7 @@ SUFFIX_UNIT: dict[str, str] = {
     "_c": "degC",
     "_k": "K",
     "_lpm": "l/min",
+    "_ml": "ml",
     "_pa": "Pa",
     "_hz": "Hz",
     "_mhz": "MHz",
@@ -56,6 +57,10 @@ _WIRE: dict[str, tuple[str, float, float]] = {
     "l/min": ("l/min", 1.0, 0.0),
     "GPM": ("l/min", 3.785411784, 0.0),  # US liquid gallon, NIST SP 811
     "m3/h": ("l/min", 1000 / 60, 0.0),
+    "ml": ("ml", 1.0, 0.0),
+    "l": ("ml", 1e3, 0.0),
+    "m3": ("ml", 1e6, 0.0),
+    "gal": ("ml", 3785.411784, 0.0),  # US liquid gallon, NIST SP 811
     "Pa": ("Pa", 1.0, 0.0),
     "kPa": ("Pa", 1e3, 0.0),
     "bar": ("Pa", 1e5, 0.0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,7 +20,15 @@ from twin.ledger.gpu_time import (
     TIME_CLASSES,
     SeenTime,
 )
-from twin.ledger.hour_record import HourRecord, LedgerRow, MeteredSum
+from twin.ledger.hour_record import (
+    AMOUNT_AT,
+    AMOUNTS,
+    FIGURES,
+    HourRecord,
+    LedgerRow,
+    MeteredSum,
+    RatioSum,
+)
 from twin.ledger.row_sums import exact_sums, row_sums
 from twin.physics import J_PER_KWH
 from twin.telemetry import EntityState, Sizes, column, scalar
@@ -28,12 +37,22 @@ HOUR_NS = 3_600 * 10**9
 MAX_ROWS = 20_000  # of an hour; jobs beyond are one row for each hall, queue and tenant; source: estimate
 OTHERS = "(others)"
 Key = tuple[str, str, str, str, str, str]  # hall, part, queue, tenant, account, job
-ENERGY, SIGMA, VAR, OF_GPUS, COST, CARBON, UNPRICED, UNCOUNTED = range(8)
-_NO_TIME, _NO_ENERGY = np.zeros((0, len(TIME_CLASSES)), np.int64), np.zeros((0, 8))
+_NO_TIME, _NO_ENERGY = np.zeros((0, len(TIME_CLASSES)), np.int64), np.zeros((0, len(AMOUNTS)))
+
+
+class AddedEnergy(NamedTuple):
+    """Energies with the variances of gains and of gaps, and what GPUs have of each, NaN: not told [k]."""
+
+    energy_j: F64
+    sigma2: F64
+    var_j2: F64
+    gpu_j: F64
 
 
 class HourAccount(EntityState):
-    """Rows of the hour; `time_ns` [rows, classes], `amount` [rows, 8]; sums of racks, halls and the site."""
+    """Rows of the hour; `time_ns` [rows, classes], `amount` [rows, AMOUNTS]; sums of racks, halls and the
+    site; both sides of each of FIGURES and the time of which they are known, `figures` [figures, 3].
+    """
 
     begin_ns: int = scalar(0)  # of the hour; 0: none has begun
     watched_ns: int = scalar(0)
@@ -43,12 +62,9 @@ class HourAccount(EntityState):
     rack: F64 = column("rack", "f8", lead=(3,), of_place=True)  # energy, sigma, variance
     hall: F64 = column("hall", "f8", lead=(3,), of_place=True)
     site: F64 = scalar(np.zeros(3))
-    it_j: float = scalar(0.0)
-    compute_j: float = scalar(0.0)
+    figures: F64 = scalar(np.zeros((len(FIGURES), 3)))
     unmetered_s: float = scalar(0.0)
     refused: int = scalar(0)
-    compute_known: bool = scalar(True)
-    cooling_known: bool = scalar(True)
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__(sizes)
@@ -69,7 +85,7 @@ class HourAccount(EntityState):
             if found >= len(self.time_ns):  # in steps, as jobs come one by one
                 more = max(64, len(self.time_ns))
                 self.time_ns = np.vstack([self.time_ns, np.zeros((more, len(TIME_CLASSES)), np.int64)])
-                self.amount = np.vstack([self.amount, np.zeros((more, 8))])
+                self.amount = np.vstack([self.amount, np.zeros((more, len(AMOUNTS)))])
         return found
 
     def add_time(self, rows: I64, nodes: I64, span_ns: I64, granted: np.ndarray, seen: SeenTime) -> None:
@@ -105,24 +121,33 @@ class HourAccount(EntityState):
         self.time_ns[row, at] += moved
         return moved
 
-    def add_energy(
-        self, rows: I64, energy_j: F64, sigma2_j2: F64, var_j2: F64, gpu_j: F64, money: tuple[float, float]
-    ) -> None:
+    def add_energy(self, rows: I64, added: AddedEnergy, money: tuple[float, float]) -> None:
         """Add energies [k] to rows [k], with price and carbon intensity; NaN for one that is not known."""
         n = len(self.amount)
-        added = row_sums(rows, energy_j, n)
-        self.amount[:, ENERGY] += added
-        self.amount[:, SIGMA] += np.sqrt(row_sums(rows, sigma2_j2, n))
-        self.amount[:, VAR] += row_sums(rows, var_j2, n)
-        self.amount[:, OF_GPUS] += row_sums(rows, gpu_j, n)
+
+        def add(name: str, sums: F64) -> None:
+            self.amount[:, AMOUNT_AT[name]] += sums
+
+        energy_j = row_sums(rows, added.energy_j, n)
+        add("energy_j", energy_j)
+        add("sigma_j", np.sqrt(row_sums(rows, added.sigma2, n)))
+        add("var_j2", row_sums(rows, added.var_j2, n))
+        gauged = np.isfinite(added.gpu_j)
+        add("gpu_j", row_sums(rows, np.where(gauged, added.gpu_j, 0.0), n))
+        if not gauged.all():
+            add("ungauged_j", row_sums(rows, np.where(gauged, 0.0, added.energy_j), n))
         for per_kwh, known, unknown in (
-            (money[0], COST, UNPRICED),
-            (money[1], CARBON, UNCOUNTED),
+            (money[0], "cost_usd", "unpriced_j"),
+            (money[1], "carbon_g", "uncounted_j"),
         ):
             if np.isfinite(per_kwh):
-                self.amount[:, known] += added * (per_kwh / J_PER_KWH)
+                add(known, energy_j * (per_kwh / J_PER_KWH))
             else:
-                self.amount[:, unknown] += added
+                add(unknown, energy_j)
+
+    def add_figure(self, name: str, over: float, under: float, known_ns: float) -> None:
+        """Add to both sides of a figure of FIGURES what is known of both."""
+        self.figures[FIGURES.index(name)] += over, under, known_ns
 
     def record(self, names: Mapping[str, Sequence[str]]) -> HourRecord:
         """The hour as it is kept. `names`: of racks, halls and the site."""
@@ -138,11 +163,9 @@ class HourAccount(EntityState):
             {name: MeteredSum(*self.hall[:, i].tolist()) for i, name in enumerate(names["hall"])},
             {name: MeteredSum(*self.rack[:, i].tolist()) for i, name in enumerate(names["rack"])},
             rows,
-            self.it_j,
-            self.compute_j if self.compute_known else 0.0,
             self.unmetered_s,
             self.refused,
-            self.cooling_known,
+            {name: RatioSum(*x) for name, x in zip(FIGURES, self.figures.tolist(), strict=True) if x[2]},
         )
 
     def begin(self, begin_ns: int) -> None:
@@ -151,5 +174,5 @@ class HourAccount(EntityState):
         self.rows, self._place = [], {}
         self.time_ns, self.amount = _NO_TIME.copy(), _NO_ENERGY.copy()
         self.rack[:], self.hall[:], self.site = 0.0, 0.0, np.zeros(3)
-        self.it_j = self.compute_j = self.unmetered_s = 0.0
-        self.refused, self.compute_known, self.cooling_known = 0, True, True
+        self.figures = np.zeros((len(FIGURES), 3))
+        self.unmetered_s, self.refused = 0.0, 0

@@ -13,7 +13,8 @@ class LedgerRow(msgspec.Struct, frozen=True, omit_defaults=True):
     """One holder of energy and GPU time in a hall. `part`: see PARTS; names are empty but for a job.
 
     `sigma_j` adds up over hours, as a meter's gain does; `var_j2` is of what is independent. `unpriced_j` had
-    no known price, `uncounted_j` no known carbon intensity.
+    no known price, `uncounted_j` no known carbon intensity, `ungauged_j` is of nodes with GPUs of whose share
+    of it nothing told. The fields from `energy_j` on are amounts, which add up: see AMOUNTS.
     """
 
     hall: str
@@ -31,6 +32,11 @@ class LedgerRow(msgspec.Struct, frozen=True, omit_defaults=True):
     carbon_g: float = 0.0
     unpriced_j: float = 0.0
     uncounted_j: float = 0.0
+    ungauged_j: float = 0.0
+
+
+AMOUNTS: tuple[str, ...] = LedgerRow.__struct_fields__[LedgerRow.__struct_fields__.index("energy_j") :]
+AMOUNT_AT = {name: i for i, name in enumerate(AMOUNTS)}
 
 
 class MeteredSum(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -41,11 +47,23 @@ class MeteredSum(msgspec.Struct, frozen=True, omit_defaults=True):
     var_j2: float = 0.0
 
 
+class RatioSum(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Both sides of a ratio, over the time in which both are known: energies in J, water in l."""
+
+    over: float = 0.0
+    under: float = 0.0
+    known_ns: float = 0.0
+
+
+FIGURES = ("pue", "tue", "wue")
+
+
 class HourRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=False):
     """`begin_ns`: of the hour; `watched_ns`: how much of it this daemon accounts for.
 
-    `it_j`: racks; `compute_j`: GPUs and CPUs, 0 = not known; `unmetered_s`: node-seconds whose power nothing
-    told; `refused`: counters that did not fit their meters; `cooling_known`: all loops have a meter.
+    `unmetered_s`: node-seconds whose power nothing told; `refused`: counters that did not fit their meters;
+    `figures` of FIGURES: all energy over that of racks; all energy over that of GPUs and CPUs; water over the
+    energy of racks.
     """
 
     begin_ns: int
@@ -54,11 +72,9 @@ class HourRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     halls: dict[str, MeteredSum]
     racks: dict[str, MeteredSum]
     rows: tuple[LedgerRow, ...]
-    it_j: float = 0.0
-    compute_j: float = 0.0
     unmetered_s: float = 0.0
     refused: int = 0
-    cooling_known: bool = False
+    figures: dict[str, RatioSum] = {}
 
 
 def encode_hour(hour: HourRecord) -> bytes:

@@ -12,12 +12,13 @@ from twin.catalogue import F64, I32, I64, NS, TABLES, Bool
 from twin.contracts import View
 from twin.ledger.energy_split import LateRoots, Metered, RootGroups, RootMeters, Split, split
 from twin.ledger.gpu_time import CHECKPOINT, RESTART, JobTime, ReportedSpans, ThrottleTime
-from twin.ledger.hour_account import HOUR_NS, HourAccount, Key
+from twin.ledger.hour_account import HOUR_NS, AddedEnergy, HourAccount, Key
 from twin.ledger.hour_record import HourRecord, encode_hour
 from twin.ledger.metered_energy import EnergyCounters, PowerIntegral
 from twin.ledger.node_gaps import NodeGaps
 from twin.ledger.rack_meters import GAIN_PU, RackMeters
 from twin.ledger.row_sums import exact_sums, row_sums
+from twin.ledger.water_meters import WaterMeters
 from twin.site import Site
 from twin.telemetry import CheckpointTold, EntityState, JobSlots, OldOfNew, State, column, part, scalar
 
@@ -25,6 +26,7 @@ LOOK_S = 10.0  # between looks; source: estimate
 KEPT_HOURS = 4  # that are over, for whoever writes them down
 POWERED = ("rack", "node", "feeder", "loop")
 _NODE_CPU, _GPU_POWER = TABLES["node"].by_name["cpu_power_w"], TABLES["gpu"].by_name["power_w"]
+_NODE_ON = TABLES["node"].by_name["power_on_state"]
 _GPU_ENERGY = TABLES["gpu"].by_name["energy_mj"]
 
 _NO_GAPS = np.zeros((0, 2), np.int64)
@@ -39,6 +41,7 @@ class SiteLedger(EntityState):
     gaps_filled: NodeGaps = part()
     late: LateRoots = part()
     throttle: ThrottleTime = part()
+    water: WaterMeters = part()
     job_time: JobTime = part()
     hour: HourAccount = part()
     slot: I32 = column("node", "i4", -1, of_place=True)  # of the job that held the node at the last look
@@ -57,6 +60,7 @@ class SiteLedger(EntityState):
         self.feeders = EnergyCounters(site.sizes, "feeder", TABLES["feeder"].by_name["energy_mj"])
         self.racks, self.throttle = RackMeters(site), ThrottleTime(site)
         self.gaps_filled, self.late = NodeGaps(site.sizes), LateRoots(site.sizes)
+        self.water = WaterMeters(site)
         self.job_time, self.hour = JobTime(site.sizes), HourAccount(site.sizes)
         self._groups = RootGroups(site)
         self._hall = site.hall_of_rack[site.rack_of_node]
@@ -118,9 +122,13 @@ class SiteLedger(EntityState):
         now_ns, begin_ns = state.now_ns, self.booked_ns
         span_s = (now_ns - begin_ns) / NS
         seen = self.throttle.observe(state, view, now_ns - begin_ns)
-        gpu_j, counted = self._gpu_j(state, begin_ns, span_s)
+        off = self._off(state)
+        gpu_j, counted, unread = self._gpu_j(state, begin_ns, span_s)
         found, loops, refused = self._split(state, span_s, gpu_j, counted)
-        cpu_j = self._cpu_j(state, span_s)
+        unread &= ~off
+        compute_j = np.nan if unread.any() else float(gpu_j.sum()) + self._cpu_j(state, span_s, off)
+        sides = self._sides(state, found, loops, compute_j)
+        gpu_j = np.where(unread, np.nan, gpu_j)
         prices = self._prices(view)
         self._note_holders(view.jobs)
         nodes, slots, start_ns, end_ns = self._held(view.jobs, begin_ns, now_ns)
@@ -140,10 +148,8 @@ class SiteLedger(EntityState):
                 self.hour.add_time(rows, nodes, unseen, slots != -1, self.throttle.unseen())
                 inside = inside - unseen
             self.hour.add_time(rows, nodes, inside, slots != -1, seen)
-            if np.isfinite(cpu_j):
-                self.hour.compute_j += (float(gpu_j.sum()) + cpu_j) * share
-            else:
-                self.hour.compute_known = False
+            for name, over, under, known_ns in sides:
+                self.hour.add_figure(name, over * share, under * share, known_ns * share)
             if last:
                 current = np.zeros(len(self.slot), np.int64)
                 current[nodes] = rows  # of segments in order of time: the last one stays
@@ -151,7 +157,6 @@ class SiteLedger(EntityState):
                 self._settle_jobs(view.jobs, current)
                 self.hour.unmetered_s += span_s * int(np.count_nonzero(found.unmetered))
                 self.hour.refused += refused
-                self.hour.cooling_known &= bool(loops.known.all()) and len(loops.known) > 0
             if to_ns == hour_ns + HOUR_NS:
                 self._close(hour_ns + HOUR_NS)
             hour_ns += HOUR_NS
@@ -203,9 +208,36 @@ class SiteLedger(EntityState):
             refused,
         )
 
-    def _gpu_j(self, state: State, begin_ns: int, span_s: float) -> tuple[F64, Bool]:
-        """Energy of each node's GPUs since the last look [n_node], by counters, else by their power now; and
-        the nodes of which all counters were read since.
+    def _sides(
+        self, state: State, found: Split, loops: Metered, compute_j: float
+    ) -> list[tuple[str, float, float, float]]:
+        """Both sides of each figure that is known of a look, and the time for which: (name, over, under, ns).
+
+        `compute_j`: of GPUs and CPUs; NaN where some are not known.
+        """
+        begin_ns, now_ns = self.booked_ns, state.now_ns
+        it_j = float(found.rack.energy_j.sum())
+        site_j = it_j + float(found.losses.energy_j.sum() + loops.energy_j.sum())
+        sides = []
+        if len(loops.known) and loops.known.all():
+            sides.append(("pue", site_j, it_j, float(now_ns - begin_ns)))
+            if np.isfinite(compute_j):
+                sides.append(("tue", site_j, compute_j, float(now_ns - begin_ns)))
+        water_l, waited_j, known_ns = self.water.settle(state.tables["loop"], it_j, begin_ns, now_ns)
+        if known_ns:
+            sides.append(("wue", water_l, waited_j, float(known_ns)))
+        return sides
+
+    @staticmethod
+    def _off(state: State) -> Bool:
+        """Nodes that are read as off: their GPUs and CPUs take nothing that anybody could read [n_node]."""
+        nodes = state.tables["node"]
+        off = nodes.value[_NODE_ON.row] == 0.0
+        return np.asarray(off & nodes.current(_NODE_ON, state.now_ns), np.bool_)
+
+    def _gpu_j(self, state: State, begin_ns: int, span_s: float) -> tuple[F64, Bool, Bool]:
+        """Energy of each node's GPUs since the last look [n_node], by counters, else by their power now; the
+        nodes of which all counters were read since, and those of whose energy nothing tells of some GPU.
         """
         table, site, n_node = state.tables["gpu"], self.site, self.site.sizes["node"]
         total, counts = table.total[_GPU_ENERGY.row], table.raw[_GPU_ENERGY.row] >= 0
@@ -217,20 +249,23 @@ class SiteLedger(EntityState):
             other = ~counts & table.current(_GPU_POWER, state.now_ns)
             energy_j += np.where(other, table.value[_GPU_POWER.row] * span_s, 0.0)
             read = known | other
-        if span_s > 0.0 and not read.all():  # energy of GPUs that nobody read is no zero
-            self.hour.compute_known = False
+        unread = np.zeros(n_node, np.bool_)
+        if not read.all():  # energy of GPUs that nobody read is no zero
+            unread[site.node_of_gpu[~read]] = True
         uncounted = ~known | (table.heard_ns(_GPU_ENERGY) <= begin_ns)
         counted = self._gpus > 0
         if uncounted.any():
             counted = counted & (row_sums(site.node_of_gpu, uncounted, n_node) == 0)
-        return row_sums(site.node_of_gpu, energy_j, n_node), counted
+        return row_sums(site.node_of_gpu, energy_j, n_node), counted, unread
 
-    def _cpu_j(self, state: State, span_s: float) -> float:
-        """Energy of the CPUs by their power now; NaN where some node tells nothing of it."""
+    @staticmethod
+    def _cpu_j(state: State, span_s: float, off: Bool) -> float:
+        """Energy of the CPUs by their power now; NaN where some node that is not `off` tells nothing of it."""
         table = state.tables["node"]
-        if not table.all_current(_NODE_CPU, state.now_ns):
+        current = table.current(_NODE_CPU, state.now_ns)
+        if not (current | off).all():
             return np.nan
-        return float(table.value[_NODE_CPU.row].sum(dtype=np.float64)) * span_s
+        return float(table.value[_NODE_CPU.row, current].sum(dtype=np.float64)) * span_s
 
     def _prices(self, view: View) -> tuple[float, float]:
         """(price, carbon intensity) per kWh now; NaN where not known."""
@@ -371,8 +406,8 @@ class SiteLedger(EntityState):
         ):  # fmt: skip
             places = np.array([hour.row((name, part_, "", "", "", "")) for name in names], np.int64)
             every.append((places, energy_j * share, sigma2 * share**2, var * share, none))
-        at, energy_j, sigma2, var, of_gpus = (np.concatenate(x) for x in zip(*every, strict=True))
-        hour.add_energy(at, energy_j, sigma2, var, of_gpus, prices)
+        at, *added = (np.concatenate(x) for x in zip(*every, strict=True))
+        hour.add_energy(at, AddedEnergy(*added), prices)
         hour.rack += np.array([found.rack.energy_j, np.sqrt(found.rack.sigma2), found.rack.var_j2]) * share
         rack_j = row_sums(hall_of_rack, found.rack.energy_j, n_hall)
         sigma2 = row_sums(found.hall, found.losses.sigma2, n_hall) + cooling[1]
@@ -380,7 +415,6 @@ class SiteLedger(EntityState):
         hall_j = rack_j + loss_j + cooling[0]
         hour.hall += np.array([hall_j, np.sqrt(sigma2), var]) * share
         hour.site = hour.site + np.array([hall_j.sum(), np.sqrt(sigma2.sum()), var.sum()]) * share
-        hour.it_j += float(rack_j.sum()) * share
 
     def _cooling(self, loops: Metered, rack_j: F64) -> tuple[F64, F64, F64]:
         """(energy, variance of gains, of gaps) of the loops by hall: shared by the heat of the halls that

@@ -8,24 +8,28 @@ squares.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
 from twin.ledger.gpu_time import TIME_CLASSES
-from twin.ledger.hour_record import HourRecord, LedgerRow, MeteredSum
-from twin.physics import J_PER_KWH, pue, tue
+from twin.ledger.hour_record import AMOUNT_AT, AMOUNTS, FIGURES, HourRecord, LedgerRow, MeteredSum
+from twin.physics import J_PER_KWH, pue, tue, wue_l_per_kwh
 
 BY = ("site", "hall", "rack", "queue", "tenant", "job")
 HALF_90 = 1.645  # half of a normal 90 % interval, over 1 sigma
-NS_PER_H = 3_600 * 10**9
+ALL_PU = 1.0 - 1e-6  # of an energy, from which on it is all of it but for rounding
 RowFilter = Callable[[LedgerRow], bool]
+_SIGMA, _VAR = AMOUNT_AT["sigma_j"], AMOUNT_AT["var_j2"]
 
 
 class StatementRow(msgspec.Struct, frozen=True, kw_only=True):
     """A line. `energy_pm_kwh`: half of the 90 % interval. `gpu_ns`: GPU time by class, exact; `granted_ns`:
     of jobs. Names are "" where the line is of no job: idle nodes, racks beside their nodes, cooling, losses.
+
+    What is not known is None: all but the energy of a rack; a cost, carbon or energy of GPUs where none of the
+    energy has a price, an intensity or a reading of the GPUs. `unpriced_kwh`, `uncounted_kwh` and
+    `ungauged_kwh` say how much of it has none.
     """
 
     name: str
@@ -35,18 +39,19 @@ class StatementRow(msgspec.Struct, frozen=True, kw_only=True):
     account: str = ""
     energy_kwh: float
     energy_pm_kwh: float
-    gpu_energy_kwh: float
-    cost_usd: float
-    unpriced_kwh: float
-    carbon_kg: float
-    uncounted_kwh: float
-    granted_ns: int
-    gpu_ns: dict[str, int]
+    gpu_energy_kwh: float | None = None
+    ungauged_kwh: float | None = None
+    cost_usd: float | None = None
+    unpriced_kwh: float | None = None
+    carbon_kg: float | None = None
+    uncounted_kwh: float | None = None
+    granted_ns: int | None = None
+    gpu_ns: dict[str, int] | None = None
 
 
 class Statement(msgspec.Struct, frozen=True, kw_only=True):
-    """`hours` are those with a record, `watched_ns` the time that they account for. PUE and TUE are None
-    where a part of them is not measured; no signal tells of water, so there is no WUE.
+    """`hours` are those with a record, `watched_ns` the time that they account for. PUE, TUE and WUE are over
+    the time in which all that they need is measured; `_known_pu` is its share, and where it is 0 they are None.
     """
 
     by: str
@@ -57,62 +62,64 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True):
     total: StatementRow
     rows: tuple[StatementRow, ...]
     pue: float | None = None
+    pue_known_pu: float = 0.0
     tue: float | None = None
+    tue_known_pu: float = 0.0
     wue_l_per_kwh: float | None = None
+    wue_known_pu: float = 0.0
     unmetered_node_h: float = 0.0
     refused_counters: int = 0
 
 
-@dataclass
 class _Sum:
-    """Sums of a line over the hours."""
+    """Sums of a line over the hours: its amounts, of which the errors of gains wait for the end of an hour."""
 
-    row: LedgerRow
-    energy_j: float = 0.0
-    sigma_j: float = 0.0
-    var_j2: float = 0.0
-    gpu_j: float = 0.0
-    cost_usd: float = 0.0
-    carbon_g: float = 0.0
-    unpriced_j: float = 0.0
-    uncounted_j: float = 0.0
-    granted_ns: int = 0
-    sigma2_j2: float = 0.0  # of the hour that is being added
-    gpu_ns: list[int] | None = None
+    def __init__(self, row: LedgerRow) -> None:
+        self.row, self.amounts = row, [0.0] * len(AMOUNTS)
+        self.gpu_ns, self.granted_ns = [0] * len(TIME_CLASSES), 0
+        self.sigma2_j2 = 0.0  # of the hour that is being added
 
     def add(self, row: LedgerRow) -> None:
-        self.energy_j += row.energy_j
-        self.var_j2 += row.var_j2
+        told = [getattr(row, name) for name in AMOUNTS]
         self.sigma2_j2 += row.sigma_j**2
-        self.gpu_j += row.gpu_j
-        self.cost_usd += row.cost_usd
-        self.carbon_g += row.carbon_g
-        self.unpriced_j += row.unpriced_j
-        self.uncounted_j += row.uncounted_j
-        held = self.gpu_ns or [0] * len(TIME_CLASSES)
-        self.gpu_ns = [a + b for a, b in zip(held, row.gpu_ns or [0] * len(held), strict=True)]
+        told[_SIGMA] = 0.0
+        self.amounts = [a + b for a, b in zip(self.amounts, told, strict=True)]
+        if row.gpu_ns:
+            self.gpu_ns = [a + b for a, b in zip(self.gpu_ns, row.gpu_ns, strict=True)]
         if row.part == "job":
             self.granted_ns += sum(row.gpu_ns)
 
     def end_hour(self) -> None:
-        self.sigma_j += float(np.sqrt(self.sigma2_j2))
+        self.amounts[_SIGMA] += float(np.sqrt(self.sigma2_j2))
         self.sigma2_j2 = 0.0
 
-    def meter(self, found: MeteredSum) -> None:
-        """Take the error of a whole from its own meters, which is less than that of its parts."""
+    def meter(self, found: MeteredSum, parts: Iterable[LedgerRow]) -> None:
+        """Take the error of a whole from its own meters, which is less than that of the `parts` in it."""
         self.sigma2_j2 = found.sigma_j**2
-        self.var_j2 += found.var_j2
+        self.amounts[_VAR] += found.var_j2 - sum(row.var_j2 for row in parts)
 
     def line(self, name: str) -> StatementRow:
-        times = dict(zip(TIME_CLASSES, self.gpu_ns or [0] * len(TIME_CLASSES), strict=True))
-        sigma_j = float(np.sqrt(self.sigma_j**2 + max(self.var_j2, 0.0)))
+        """What is known of the line; of a rack its energy alone."""
+        of = {name: self.amounts[at] for name, at in AMOUNT_AT.items()}
+        row, energy_j = self.row, of["energy_j"]
+        sigma_j = float(np.sqrt(of["sigma_j"] ** 2 + max(of["var_j2"], 0.0)))
+        common = {"name": name, "part": row.part, "tenant": row.tenant, "queue": row.queue,
+                  "account": row.account, "energy_kwh": energy_j / J_PER_KWH,
+                  "energy_pm_kwh": HALF_90 * sigma_j / J_PER_KWH}  # fmt: skip
+        if row.part == "rack":
+            return StatementRow(**common)
+
+        def known(value: float, without_j: float) -> float | None:
+            return None if without_j > 0.0 and without_j >= ALL_PU * energy_j else value
+
         return StatementRow(
-            name=name, part=self.row.part, tenant=self.row.tenant, queue=self.row.queue,
-            account=self.row.account,
-            energy_kwh=self.energy_j / J_PER_KWH, energy_pm_kwh=HALF_90 * sigma_j / J_PER_KWH,
-            gpu_energy_kwh=self.gpu_j / J_PER_KWH, cost_usd=self.cost_usd,
-            unpriced_kwh=self.unpriced_j / J_PER_KWH, carbon_kg=1e-3 * self.carbon_g,
-            uncounted_kwh=self.uncounted_j / J_PER_KWH, granted_ns=self.granted_ns, gpu_ns=times,
+            **common,
+            gpu_energy_kwh=known(of["gpu_j"] / J_PER_KWH, of["ungauged_j"]),
+            ungauged_kwh=of["ungauged_j"] / J_PER_KWH,
+            cost_usd=known(of["cost_usd"], of["unpriced_j"]), unpriced_kwh=of["unpriced_j"] / J_PER_KWH,
+            carbon_kg=known(1e-3 * of["carbon_g"], of["uncounted_j"]),
+            uncounted_kwh=of["uncounted_j"] / J_PER_KWH, granted_ns=self.granted_ns,
+            gpu_ns=dict(zip(TIME_CLASSES, self.gpu_ns, strict=True)),
         )  # fmt: skip
 
 
@@ -140,9 +147,9 @@ def statement(
     lines: dict[tuple[str, ...], _Sum] = {}
     total = _Sum(LedgerRow("", "site"))
     racks: dict[str, _Sum] = {}
-    it_j = compute_j = unmetered_s = 0.0
+    sides = {name: [0.0, 0.0, 0.0] for name in FIGURES}
+    unmetered_s = 0.0
     count = watched_ns = refused = 0
-    computed = cooled = True
     for hour in hours:
         if not begin_ns <= hour.begin_ns < end_ns:
             continue
@@ -152,36 +159,37 @@ def statement(
                 continue
             name, said = _named(by, row)
             key = (name, said.part, said.queue, said.tenant, said.account)
-            lines.setdefault(key, _Sum(said)).add(row)
+            if key not in lines:
+                lines[key] = _Sum(said)
+            lines[key].add(row)
             total.add(row)
         if holds is None:
-            total.var_j2 = total.var_j2 - sum(row.var_j2 for row in hour.rows)
-            total.meter(hour.site)
+            total.meter(hour.site, hour.rows)
             if by in ("site", "hall"):
                 _whole(lines, by, hour)
             for name, found in hour.racks.items():
                 rack = racks.setdefault(name, _Sum(LedgerRow("", "rack")))
-                rack.energy_j += found.energy_j
-                rack.meter(found)
+                rack.amounts[AMOUNT_AT["energy_j"]] += found.energy_j
+                rack.meter(found, ())
+            for name, ratio in hour.figures.items():
+                told = (ratio.over, ratio.under, ratio.known_ns)
+                sides[name] = [a + b for a, b in zip(sides[name], told, strict=True)]
         for line in (total, *lines.values(), *racks.values()):
             line.end_hour()
-        it_j, compute_j, unmetered_s = (
-            it_j + hour.it_j,
-            compute_j + hour.compute_j,
-            unmetered_s + hour.unmetered_s,
-        )
-        computed, cooled = computed and hour.compute_j > 0.0, cooled and hour.cooling_known
+        unmetered_s += hour.unmetered_s
         refused += hour.refused
-    whole = holds is None and count > 0
+    whole = holds is None
     found_rows = [racks[n].line(n) for n in racks] if by == "rack" else [
         line.line(key[0]) for key, line in lines.items()
     ]  # fmt: skip
     found_rows.sort(key=lambda row: (row.part != "job", -row.energy_kwh, row.name))
+    known = {name: min(of[2] / watched_ns, 1.0) if watched_ns else 0.0 for name, of in sides.items()}
     return Statement(
         by=by, begin_ns=begin_ns, end_ns=end_ns, hours=count, watched_ns=watched_ns,
         total=total.line(""), rows=tuple(found_rows),
-        pue=_figure(pue(total.energy_j, it_j)) if whole and cooled else None,
-        tue=_figure(tue(total.energy_j, compute_j)) if whole and cooled and computed else None,
+        pue=_figure(pue(*sides["pue"][:2])), pue_known_pu=known["pue"],
+        tue=_figure(tue(*sides["tue"][:2])), tue_known_pu=known["tue"],
+        wue_l_per_kwh=_figure(wue_l_per_kwh(sides["wue"][0], sides["wue"][1])), wue_known_pu=known["wue"],
         unmetered_node_h=unmetered_s / 3600.0 if whole else 0.0, refused_counters=refused if whole else 0,
     )  # fmt: skip
 
@@ -191,8 +199,7 @@ def _whole(lines: dict[tuple[str, ...], _Sum], by: str, hour: HourRecord) -> Non
     for key, line in lines.items():
         found = hour.site if by == "site" else hour.halls.get(key[0])
         if found is not None:
-            line.var_j2 -= sum(r.var_j2 for r in hour.rows if by == "site" or r.hall == key[0])
-            line.meter(found)
+            line.meter(found, (r for r in hour.rows if by == "site" or r.hall == key[0]))
 
 
 def _figure(value: np.ndarray) -> float | None:

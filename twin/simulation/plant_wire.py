@@ -28,7 +28,7 @@ from twin.telemetry import CheckpointTold, Event, FaultReported, JobEnded, JobSt
 NOT_SENT = frozenset((
     "site.outdoor_temp_c", "site.outdoor_wet_bulb_c", "link.up_state", "link.rx_bytes_per_s",
     "link.tx_bytes_per_s", "link.error_count", "link.flap_count", "link.discard_count",
-    "feeder.energised_state", "feeder.energy_mj", "node.standby_state",
+    "feeder.energised_state", "feeder.energy_mj", "loop.makeup_ml", "node.standby_state",
 ))  # fmt: skip
 
 

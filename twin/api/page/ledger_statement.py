@@ -33,7 +33,8 @@ _MONTH = re.compile(r"(20[0-9]{2})-(0[1-9]|1[0-2])")
 async def ledger(request: web.Request) -> web.Response:
     """Return the statement of a month: energy with its 90 % interval, GPU-hours by class, cost, carbon, PUE.
 
-    Each joule and GPU-hour is in one row. The hour that runs is in it as far as it has come.
+    Each joule and GPU-hour is in one row; what is not known is null. The hour that runs is in it as far as it
+    has come.
     """
     live, token = live_of(request), request[WHO]
     by = request.query.get("by", "tenant")
@@ -109,5 +110,7 @@ def _line(row: StatementRow) -> dict[str, Any]:
     tree: dict[str, Any] = msgspec.to_builtins(row)
     for name in ("name", "tenant", "queue", "account"):
         tree[name] = clean(tree[name])
+    if row.gpu_ns is None or row.granted_ns is None:
+        return tree | {"gpu_h": None, "granted_h": None}
     hours = {name: ns / (3600 * NS) for name, ns in row.gpu_ns.items()}
     return tree | {"gpu_h": hours, "granted_h": row.granted_ns / (3600 * NS)}

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from twin.api import Client
 
 LOST = ("throttled", "capped", "checkpoint", "restart", "failed", "repair", "unknown")
+# Names, keys, shares of the time in which they are known, and units
+FIGURES = (("PUE", "pue", "pue_known_pu", ""), ("TUE", "tue", "tue_known_pu", ""),
+           ("WUE", "wue_l_per_kwh", "wue_known_pu", " L/kWh"))  # fmt: skip
+WHOLE_PU = 0.9995  # of the time, from which on it is all of it
 PART_WORDS = {
     "idle": "idle nodes",
     "unplaced": "nodes, jobs not told",
@@ -29,8 +33,10 @@ PART_WORDS = {
 def _ask(client: Client, args: argparse.Namespace) -> Any:
     tree = client.get("/ledger", month=args.month, by=args.by)
     if args.format == "csv":
-        for row in tree["rows"]:  # the sum of the columns of `gpu_ns`; a span in a table of instants
-            row.pop("granted_ns")
+        for row in tree["rows"]:
+            row.pop("granted_ns")  # the sum of the columns of `gpu_ns`; a span in a table of instants
+            for key in ("gpu_ns", "gpu_h"):  # the same columns for rows of which nothing is known
+                row[key] = row[key] or dict.fromkeys(tree["total"][key])
     return tree
 
 
@@ -39,12 +45,15 @@ def show(tree: dict[str, Any], out: Console) -> None:
     rows = [_row(row) for row in tree["rows"]] + [_row(tree["total"] | {"name": "sum"})]
     heads = (tree["by"], "kWh", "±", "GPU-h", "busy", "idle", "lost", "USD", "kg CO2")
     grid(out, heads, rows, "the ledger has nothing of this month", right=range(1, 9))
-    figures = [f"{name} {number(tree[key], 3)}" for name, key in (("PUE", "pue"), ("TUE", "tue"))
-               if tree[key] is not None]  # fmt: skip
+    figures = [_figure(tree, *which) for which in FIGURES if tree[which[1]] is not None]
     out.print(Text(f"{tree['hours']} hours with records; {tree['watched_ns'] / (3600 * NS):.2f} h watched"
                    + "".join(f"; {text}" for text in figures), "dim"))  # fmt: skip
     row = tree["total"]
-    missing = (("unpriced_kwh", "price", "cost"), ("uncounted_kwh", "carbon intensity", "carbon"))
+    missing = (
+        ("unpriced_kwh", "price", "cost"),
+        ("uncounted_kwh", "carbon intensity", "carbon"),
+        ("ungauged_kwh", "share of GPUs", "energy of GPUs"),
+    )
     for key, of, left_out in missing:
         if row[key] > 0:
             text = f"{number(row[key], 4)} kWh had no known {of}: not in the {left_out}"
@@ -56,19 +65,24 @@ def show(tree: dict[str, Any], out: Console) -> None:
         out.print(safe_text(text, "yellow"))
 
 
-def _known(row: dict[str, Any], key: str, without: str) -> str:
-    """A sum of what was known; "" where that is nothing."""
-    return "" if row["energy_kwh"] > 0 and row[without] >= row["energy_kwh"] else number(row[key], 5)
+def _figure(tree: dict[str, Any], name: str, key: str, share: str, unit: str) -> str:
+    """A figure, with the share of the time in which it is known where that is not all."""
+    part = "" if tree[share] >= WHOLE_PU else f" (known for {100.0 * tree[share]:.1f} % of the time)"
+    return f"{name} {number(tree[key], 3)}{unit}{part}"
 
 
 def _row(row: dict[str, Any]) -> list[Any]:
-    hours = row["gpu_h"]
+    """Cells of a line; a dash for what is not known."""
+    hours = row["gpu_h"] or {}
+
+    def spent(*names: str) -> str:
+        return number(sum(hours[name] for name in names) if hours else None, 5)
+
     name = clean(row["name"]) or PART_WORDS.get(row["part"], row["part"])
     return [
         safe_text(name, ""), number(row["energy_kwh"], 5), number(row["energy_pm_kwh"], 2),
-        number(sum(hours.values()), 5), number(hours["busy"], 5), number(hours["idle"] + hours["free"], 5),
-        number(sum(hours[name] for name in LOST), 4), _known(row, "cost_usd", "unpriced_kwh"),
-        _known(row, "carbon_kg", "uncounted_kwh"),
+        spent(*hours), spent("busy"), spent("idle", "free"), spent(*LOST), number(row["cost_usd"], 5),
+        number(row["carbon_kg"], 5),
     ]  # fmt: skip
 
 

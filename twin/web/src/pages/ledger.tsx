@@ -6,12 +6,13 @@ import { Empty, Entity, Facts, Failure, GLYPHS, Grid, Panel, Tabs, download } fr
 import { csv, known, num, plural, short, title } from "../words";
 
 interface Row {
-  name: string; part: string; tenant: string; queue: string; account: string; energy_kwh: number; energy_pm_kwh: number; gpu_energy_kwh: number;
-  cost_usd: number; unpriced_kwh: number; carbon_kg: number; uncounted_kwh: number; granted_h: number; gpu_h: Record<string, number>;
+  name: string; part: string; tenant: string; queue: string; account: string; energy_kwh: number; energy_pm_kwh: number; gpu_energy_kwh: number | null;
+  ungauged_kwh: number | null; cost_usd: number | null; unpriced_kwh: number | null; carbon_kg: number | null; uncounted_kwh: number | null;
+  granted_h: number | null; gpu_h: Record<string, number> | null;
 }
 interface Statement {
   by: string; begin_ns: number; now_ns: number; hours: number; watched_ns: number; total: Row; rows: Row[]; left_out: number;
-  pue: number | null; tue: number | null; wue_l_per_kwh: number | null; unmetered_node_h: number; refused_counters: number;
+  pue: number | null; pue_known_pu: number; tue: number | null; tue_known_pu: number; wue_l_per_kwh: number | null; wue_known_pu: number; unmetered_node_h: number; refused_counters: number;
 }
 
 const DIVISIONS = ["site", "hall", "rack", "queue", "tenant", "job"];
@@ -31,16 +32,9 @@ function monthsUntil(ns: number): string[] {
 
 // Digits after the point that a value with an error of this size deserves.
 const digitsOf = (error: number): number => (error > 0 ? Math.max(0, Math.min(3, 1 - Math.floor(Math.log10(error)))) : 2);
-const hours = (v: number): string => num(v, v >= 1000 || v === 0 ? 0 : v >= 10 ? 1 : 2);
-
-// The sum of what has a price (or a carbon intensity); null where nothing has.
-function priced(value: number, without_kwh: number, row: Row): number | null {
-  return without_kwh > 0 && without_kwh >= 0.999999 * row.energy_kwh ? null : value;
-}
-const costOf = (row: Row): number | null => priced(row.cost_usd, row.unpriced_kwh, row);
-const carbonOf = (row: Row): number | null => priced(row.carbon_kg, row.uncounted_kwh, row);
-
-const Amount = ({ v, unit = "" }: { v: number | null; unit?: string }) => (known(v) ? <>{num(v, v >= 1000 ? 0 : 2)}{unit && ` ${unit}`}</> : <span class="unknown">unknown</span>);
+const hours = (v: number | null): string => num(v, v === null || v >= 1000 || v === 0 ? 0 : v >= 10 ? 1 : 2);
+const amount = (v: number | null): string => num(v, known(v) && v < 1000 ? 2 : 0);
+const total = (of: Record<string, number> | null): number | null => of && Object.values(of).reduce((s, v) => s + v, 0);
 
 function nameOf(row: Row, by: string): ComponentChildren {
   if (by === "rack") return <Entity name={row.name} table="rack" />;
@@ -50,27 +44,31 @@ function nameOf(row: Row, by: string): ComponentChildren {
 }
 
 // GPU time of a row as one bar of its whole; the table of hours has its numbers.
-function Stack({ of }: { of: Record<string, number> }) {
-  const sum = CLASSES.reduce((s, c) => s + (of[c] ?? 0), 0), parts = CLASSES.filter((c) => of[c] > 0);
-  if (!sum) return <span class="soft">–</span>;
-  const label = parts.map((c) => `${c} ${num((100 * of[c]) / sum, 1)} %`).join(", ");
+function Stack({ of }: { of: Record<string, number> | null }) {
+  const sum = total(of);
+  if (!of || !sum) return <span class="soft">–</span>;
+  const parts = CLASSES.filter((c) => of[c] > 0), label = parts.map((c) => `${c} ${num((100 * of[c]) / sum, 1)} %`).join(", ");
   let end = 0;
   return <svg class="stack" viewBox="0 0 100 10" preserveAspectRatio="none" role="img" aria-label={label}><title>{label}</title>
     {parts.map((c) => { const width = (100 * of[c]) / sum, x = end; end += width; return <rect class={`g-${c}`} x={x} y={0} width={width} height={10} />; })}</svg>;
 }
 
 function Total({ of }: { of: Statement }) {
-  const t = of.total, all = Object.values(t.gpu_h).reduce((s, v) => s + v, 0), digits = digitsOf(t.energy_pm_kwh), own = ownRowsAlone();
-  const figure = (v: number | null, unit = "") => <Amount v={v} unit={unit} />;
+  const t = of.total, digits = digitsOf(t.energy_pm_kwh), own = ownRowsAlone();
+  const figure = (v: number | null, unit = "") => (known(v) ? <>{amount(v)}{unit && ` ${unit}`}</> : <span class="unknown">unknown</span>);
+  // Of a month in which a meter was missing for some hours it is that of the others.
+  const over = (v: number | null, share: number, unit = "") => <>{figure(v, unit)}{known(v) && share < 0.9995 && <span class="soft"> over {num(100 * share, 1)} % of the time</span>}</>;
+  const missing = (v: number | null, text: string) => known(v) && v > 0 && <p class="w">{GLYPHS.warning} {num(v, digits)} kWh had no known {text}.</p>;
   return <>
     <Facts rows={[
-      ["Energy", `${num(t.energy_kwh, digits)} kWh ± ${num(t.energy_pm_kwh, digits)} kWh (90 %)`], ["GPU-hours", `${hours(all)}, of which jobs held ${hours(t.granted_h)}`],
-      ["Cost", figure(costOf(t), "USD")], ["Carbon", figure(carbonOf(t), "kg CO2")],
-      ...(own ? [] : [["PUE", figure(of.pue)], ["TUE", figure(of.tue)], ["WUE", figure(of.wue_l_per_kwh, "L/kWh")]] as [string, ComponentChildren][]),
+      ["Energy", `${num(t.energy_kwh, digits)} kWh ± ${num(t.energy_pm_kwh, digits)} kWh (90 %)`], ["GPU-hours", `${hours(total(t.gpu_h))}, of which jobs held ${hours(t.granted_h)}`],
+      ["Cost", figure(t.cost_usd, "USD")], ["Carbon", figure(t.carbon_kg, "kg CO2")],
+      ...(own ? [] : [["PUE", over(of.pue, of.pue_known_pu)], ["TUE", over(of.tue, of.tue_known_pu)], ["WUE", over(of.wue_l_per_kwh, of.wue_known_pu, "L/kWh")]] as [string, ComponentChildren][]),
       ["Records", `${plural(of.hours, "hour")}, ${num(of.watched_ns / 3.6e12, 2)} h watched`],
     ]} />
-    {t.unpriced_kwh > 0 && <p class="w">{GLYPHS.warning} {num(t.unpriced_kwh, digits)} kWh had no known price: not in the cost.</p>}
-    {t.uncounted_kwh > 0 && <p class="w">{GLYPHS.warning} {num(t.uncounted_kwh, digits)} kWh had no known carbon intensity: not in the carbon.</p>}
+    {missing(t.unpriced_kwh, "price: not in the cost")}
+    {missing(t.uncounted_kwh, "carbon intensity: not in the carbon")}
+    {missing(t.ungauged_kwh, "share of GPUs: not in the energy of GPUs")}
     {of.unmetered_node_h > 0 && <p class="w">{GLYPHS.warning} Of {hours(of.unmetered_node_h)} node-hours nothing told the power: not in the energy.</p>}
     {of.refused_counters > 0 && <p class="w">{GLYPHS.warning} {plural(of.refused_counters, "reading")} of energy counters differed from their power meters by more than a quarter, and were not used.</p>}
   </>;
@@ -78,27 +76,26 @@ function Total({ of }: { of: Statement }) {
 
 // Racks have energy alone: GPU time, cost and carbon are kept by hall and job.
 function Rows({ of }: { of: Statement }) {
-  const whole = of.by !== "rack", rows = of.rows.slice(0, MOST_ROWS), lines = whole ? [...rows, of.total] : rows, classes = CLASSES.filter((c) => of.total.gpu_h[c] > 0);
+  const whole = of.by !== "rack", rows = of.rows.slice(0, MOST_ROWS), lines = whole ? [...rows, of.total] : rows, spent = of.total.gpu_h ?? {}, classes = CLASSES.filter((c) => spent[c] > 0);
   const name = (row: Row) => (row === of.total ? <b>Sum</b> : nameOf(row, of.by));
-  const sum = (row: Row) => Object.values(row.gpu_h).reduce((s, v) => s + v, 0), more = of.rows.length - rows.length + of.left_out;
+  const more = of.rows.length - rows.length + of.left_out;
   const energy = (row: Row) => { const d = digitsOf(row.energy_pm_kwh); return [num(row.energy_kwh, d), num(row.energy_pm_kwh, d)]; };
   return <>
-    {whole && <div class="legend">{classes.map((c) => <span class={`swatch g-${c}`}>{c} {hours(of.total.gpu_h[c])} h</span>)}</div>}
-    <Grid label="Rows of the statement" heads={[title(of.by), "kWh", "± 90 %", ...(whole ? ["GPU-hours", "By class", "USD", "kg CO2"] : [])]} right={[1, 2, 3, 5, 6]}
-      rows={lines.map((r) => [name(r), ...energy(r), ...(whole ? [hours(sum(r)), <Stack of={r.gpu_h} />, <Amount v={costOf(r)} />, <Amount v={carbonOf(r)} />] : [])])} />
+    {whole && <div class="legend">{classes.map((c) => <span class={`swatch g-${c}`}>{c} {hours(spent[c])} h</span>)}</div>}
+    <Grid label="Rows of the statement" heads={[title(of.by), "kWh", "± 90 %", "GPU-hours", "By class", "USD", "kg CO2"]} right={[1, 2, 3, 5, 6]}
+      rows={lines.map((r) => [name(r), ...energy(r), hours(total(r.gpu_h)), <Stack of={r.gpu_h} />, amount(r.cost_usd), amount(r.carbon_kg)])} />
     {more > 0 && <p class="soft">and {num(more)} more{of.left_out ? "" : ": the CSV has all"}</p>}
     {whole && classes.length > 0 && <><h3>GPU-hours by class</h3>
-      <Grid label="GPU-hours by class" heads={[title(of.by), ...classes.map(title)]} right={classes.map((_, i) => i + 1)} rows={lines.map((r) => [name(r), ...classes.map((c) => hours(r.gpu_h[c]))])} /></>}
+      <Grid label="GPU-hours by class" heads={[title(of.by), ...classes.map(title)]} right={classes.map((_, i) => i + 1)} rows={lines.map((r) => [name(r), ...classes.map((c) => hours(r.gpu_h && r.gpu_h[c]))])} /></>}
     {!whole && <p class="soft">GPU time, cost and carbon are told by site, hall, queue, tenant or job. What halls have beyond their racks is cooling and losses.</p>}
   </>;
 }
 
-// Columns as `racktwin ledger --format csv` names them; a cost or carbon of which nothing is known is empty.
+// Columns as `racktwin ledger --format csv` names them; what is not known is empty.
 function csvOf(of: Statement): string {
-  const whole = of.by !== "rack";
-  const heads = ["name", "part", "tenant", "queue", "account", "energy_kwh", "energy_pm_kwh", ...(whole ? ["gpu_energy_kwh", "cost_usd", "unpriced_kwh", "carbon_kg", "uncounted_kwh", "granted_h", ...CLASSES.map((c) => `gpu_h.${c}`)] : [])];
+  const heads = ["name", "part", "tenant", "queue", "account", "energy_kwh", "energy_pm_kwh", "gpu_energy_kwh", "ungauged_kwh", "cost_usd", "unpriced_kwh", "carbon_kg", "uncounted_kwh", "granted_h", ...CLASSES.map((c) => `gpu_h.${c}`)];
   return csv([heads, ...of.rows.map((r) => {
-    const cells: Record<string, unknown> = { ...r, cost_usd: costOf(r), carbon_kg: carbonOf(r), ...Object.fromEntries(CLASSES.map((c) => [`gpu_h.${c}`, r.gpu_h[c]])) };
+    const cells: Record<string, unknown> = { ...r, ...Object.fromEntries(CLASSES.map((c) => [`gpu_h.${c}`, r.gpu_h?.[c]])) };
     return heads.map((h) => cells[h]);
   })]);
 }
