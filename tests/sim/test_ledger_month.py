@@ -61,6 +61,19 @@ def test_two_hours_with_all_troubles_add_up() -> None:
     assert other.ledger.running() == engine.ledger.running()
 
 
+@pytest.mark.slow
+def test_water_per_energy_is_that_of_the_plant() -> None:
+    month = run_month(2, 7200.0, racks=2, pause_s=300.0, cooling="tower")
+    found = statement(month.hours, "site", *EVER)
+    rack_j = float(month.rack_j.sum())
+    # A water meter of class 2 is known to 2 %, in nine of ten cases
+    assert found.wue_l_per_kwh == pytest.approx(month.water_l * J_PER_KWH / rack_j, rel=0.04)
+    assert found.pue == pytest.approx(month.site_j / rack_j, rel=0.01)
+    assert found.tue is not None
+    assert found.tue > found.pue
+    assert min(found.wue_known_pu, found.pue_known_pu, found.tue_known_pu) > 0.9
+
+
 @pytest.mark.storm
 def test_a_month_in_a_day_is_within_its_stated_error() -> None:
     month = run_month(1, 86_400.0)

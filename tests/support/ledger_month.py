@@ -25,16 +25,20 @@ COUNTER_GAIN = 0.0012
 START_NS = 1_793_491_200 * NS  # 2026-11-01T00:00:00Z
 
 
-def tree(racks: int = 4) -> dict[str, Any]:
-    """Two halls with racks, a CDU and feeds A and B each, and meters everywhere."""
+def tree(racks: int = 4, cooling: str = "") -> dict[str, Any]:
+    """Two halls with racks, a CDU and feeds A and B each, and meters everywhere; `cooling` of the loop of
+    both, where there is one.
+    """
+    looped = {"loop": "fws"} if cooling else {}
     return {
         "site": "lab",
         "max_jobs": 64,
+        **({"loops": [{"name": "fws", "cooling": cooling}]} if cooling else {}),
         "halls": [
             {
                 "name": h,
                 "racks": [{"name": f"{h}r[1-{racks}]", "profile": "gb200-nvl72"}],
-                "cdus": [{"name": f"{h}cdu1", "serves": [f"{h}r[1-{racks}]"]}],
+                "cdus": [{"name": f"{h}cdu1", "serves": [f"{h}r[1-{racks}]"], **looped}],
                 "feeders": [
                     {
                         "name": f"{h}{s.lower()}",
@@ -120,6 +124,7 @@ class LedgerMonth:
     rack_j: F64
     hours: list[HourRecord] = field(default_factory=list)
     site_j: float = 0.0
+    water_l: float = 0.0
     seconds: float = 0.0
     granted_ns: dict[str, int] = field(default_factory=dict)  # by job: of GPUs
     engine: Engine | None = None
@@ -144,18 +149,18 @@ def troubles_of(length_s: float, racks: int) -> list[Trouble]:
 
 
 def run_month(
-    seed: int, length_s: float, racks: int = 4, troubled: bool = True, pause_s: float = 1200.0
+    seed: int, length_s: float, racks: int = 4, pause_s: float = 1200.0, cooling: str = ""
 ) -> LedgerMonth:
     """Run it; a pause of the daemon at four fifths."""
-    site = site_of(tree(racks))
+    site = site_of(tree(racks, cooling))
     engine = Engine(site, [], [])
     plant = Plant(site, seed=seed, scenario=Scenario("month", dt_s=DT_S))
     sensors = TroubledSensors(site, seed)
-    sensors.begin(troubles_of(length_s, racks) if troubled else [], START_NS, seed)
+    sensors.begin(troubles_of(length_s, racks), START_NS, seed)
     sim = Simulation(engine, plant, sensors, dt_s=DT_S, start_ns=START_NS)
     month = LedgerMonth(site, np.zeros(site.sizes["rack"]), engine=engine)
     held, last = HeldNodes(site), b""
-    pause_at = round(0.8 * length_s / DT_S) if troubled else -1
+    pause_at = round(0.8 * length_s / DT_S)
     step = 0
     while month.seconds < length_s:
         if step == pause_at:
@@ -165,7 +170,7 @@ def run_month(
                 sensors.observe(plant.truth, plant.present, sim.now_ns, ())
                 _add(month, plant)
             sim.tell(TicksSkipped(count=round(pause_s / DT_S), why="a pause of the test"))
-        if troubled and step == round(0.5 * length_s / DT_S):
+        if step == round(0.5 * length_s / DT_S):
             sim.tell(EntityReplaced(id="meter", table="rack", name=site.name("rack", 2), serial="M2"))
         sim.step()
         held.hear(sim.frame.events, sim.now_ns)
@@ -176,7 +181,7 @@ def run_month(
             known = {hour.begin_ns for hour in month.hours}
             found = map(decode_hour, engine.ledger.closed)
             month.hours += [hour for hour in found if hour.begin_ns not in known]
-    month.granted_ns = held.granted_ns
+    month.granted_ns, month.water_l = held.granted_ns, float(plant.truth.loop_water_l.sum())
     running = engine.ledger.running()
     assert running is not None
     month.hours.append(running)

@@ -20,15 +20,7 @@ from twin.ledger.gpu_time import (
     TIME_CLASSES,
     SeenTime,
 )
-from twin.ledger.hour_record import (
-    AMOUNT_AT,
-    AMOUNTS,
-    FIGURES,
-    HourRecord,
-    LedgerRow,
-    MeteredSum,
-    RatioSum,
-)
+from twin.ledger.hour_record import AMOUNT_AT, AMOUNTS, FIGURES, HourRecord, LedgerRow, MeteredSum, RatioSum
 from twin.ledger.row_sums import exact_sums, row_sums
 from twin.physics import J_PER_KWH
 from twin.telemetry import EntityState, Sizes, column, scalar

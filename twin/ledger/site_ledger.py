@@ -260,7 +260,7 @@ class SiteLedger(EntityState):
 
     @staticmethod
     def _cpu_j(state: State, span_s: float, off: Bool) -> float:
-        """Energy of the CPUs by their power now; NaN where some node that is not `off` tells nothing of it."""
+        """Energy of the CPUs by their power now; NaN where a node that is not `off` tells nothing of it."""
         table = state.tables["node"]
         current = table.current(_NODE_CPU, state.now_ns)
         if not (current | off).all():

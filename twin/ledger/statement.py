@@ -27,9 +27,9 @@ class StatementRow(msgspec.Struct, frozen=True, kw_only=True):
     """A line. `energy_pm_kwh`: half of the 90 % interval. `gpu_ns`: GPU time by class, exact; `granted_ns`:
     of jobs. Names are "" where the line is of no job: idle nodes, racks beside their nodes, cooling, losses.
 
-    What is not known is None: all but the energy of a rack; a cost, carbon or energy of GPUs where none of the
-    energy has a price, an intensity or a reading of the GPUs. `unpriced_kwh`, `uncounted_kwh` and
-    `ungauged_kwh` say how much of it has none.
+    None is not known: all but the energy of a rack; a cost, carbon or energy of GPUs where none of the energy
+    has a price, an intensity or a reading of the GPUs. `unpriced_kwh`, `uncounted_kwh` and `ungauged_kwh` say
+    how much of it has none.
     """
 
     name: str
@@ -51,7 +51,7 @@ class StatementRow(msgspec.Struct, frozen=True, kw_only=True):
 
 class Statement(msgspec.Struct, frozen=True, kw_only=True):
     """`hours` are those with a record, `watched_ns` the time that they account for. PUE, TUE and WUE are over
-    the time in which all that they need is measured; `_known_pu` is its share, and where it is 0 they are None.
+    the time in which all that they need is measured; `_known_pu` is its share: where it is 0 they are None.
     """
 
     by: str
@@ -72,7 +72,7 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Sum:
-    """Sums of a line over the hours: its amounts, of which the errors of gains wait for the end of an hour."""
+    """Sums of a line over the hours: amounts, of which the errors of gains wait for the end of an hour."""
 
     def __init__(self, row: LedgerRow) -> None:
         self.row, self.amounts = row, [0.0] * len(AMOUNTS)
@@ -99,7 +99,7 @@ class _Sum:
         self.amounts[_VAR] += found.var_j2 - sum(row.var_j2 for row in parts)
 
     def line(self, name: str) -> StatementRow:
-        """What is known of the line; of a rack its energy alone."""
+        """Return the line; of a rack its energy alone."""
         of = {name: self.amounts[at] for name, at in AMOUNT_AT.items()}
         row, energy_j = self.row, of["energy_j"]
         sigma_j = float(np.sqrt(of["sigma_j"] ** 2 + max(of["var_j2"], 0.0)))

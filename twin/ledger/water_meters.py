@@ -27,10 +27,7 @@ class WaterMeters(EntityState):
     def __init__(self, site: Site) -> None:
         super().__init__(site.sizes)
         dry = {
-            name
-            for group in site.file.loops
-            if group.cooling == "dry_cooler"
-            for name in expand(group.name)
+            name for group in site.file.loops if group.cooling == "dry_cooler" for name in expand(group.name)
         }
         names = site.names["loop"]
         # A dry cooler draws nothing: it needs no meter
