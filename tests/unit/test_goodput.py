@@ -10,7 +10,7 @@ import pytest
 from tests.support.builders import Twin, two_racks
 from twin.catalogue import NS
 from twin.contracts import Finding
-from twin.goodput.segments import medians
+from twin.goodput.segments import LARGE, Segments
 from twin.telemetry import CheckpointTold, EntityReplaced, JobEnded, JobStarted
 
 CLOCK_HZ, SLOW_GPU = 1.98e9, 9
@@ -213,11 +213,14 @@ def test_a_restart_of_the_twin_goes_on_and_a_replaced_gpu_begins_anew() -> None:
 
 def test_medians_of_segments_are_those_of_numpy() -> None:
     rng = np.random.default_rng(1)
-    of = np.sort(rng.integers(0, 20, 500)).astype(np.int32)
-    values = rng.lognormal(0.0, 5.0, 500).astype(np.float32)
-    values[rng.random(500) < 0.2] = np.nan
-    values[of == 7] = np.nan
-    got = medians(values, of, 22)
-    for i in range(22):
+    sizes = np.append(rng.integers(0, 60, 20), [LARGE + 3, 0, LARGE, LARGE + 8, 5])
+    of = np.repeat(np.arange(len(sizes)), sizes).astype(np.int32)
+    values = rng.lognormal(0.0, 5.0, len(of)).astype(np.float32)
+    values[rng.random(len(of)) < 0.2] = np.nan
+    values[(of == 7) | (of == 22)] = np.nan
+    parts = Segments.made(of, 26)
+    got = parts.medians(values)
+    for i in range(26):
         some = values[(of == i) & np.isfinite(values)].astype(np.float64)
         assert np.isnan(got[i]) if not len(some) else got[i] == pytest.approx(np.median(some), rel=1e-6)
+    assert parts.counts(np.isfinite(values)).sum() == np.isfinite(values).sum()

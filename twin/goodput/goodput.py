@@ -14,7 +14,7 @@ import numpy as np
 
 from twin.catalogue import F32, F64, I32, I64, NS, Bool, find_signal
 from twin.contracts import Finding
-from twin.goodput.segments import counts, medians
+from twin.goodput.segments import Segments
 from twin.physics import performance_pu
 from twin.site import Site
 from twin.telemetry import EntityState, JobSlots, OldOfNew, State, column, scalar
@@ -67,12 +67,19 @@ class HeldBack:
 
 
 class _Turn(NamedTuple):
-    """Jobs that are looked at in this tick, and their GPUs, by job."""
+    """Jobs that are looked at in this tick, their GPUs by job, and what these read; NaN: nothing."""
 
     slots: I64  # [n]
     gpus: I32  # [k]
-    of: I32  # [k] place among the slots
+    parts: Segments  # of the GPUs, by job
     dt_s: F64  # [n] since the last look
+    tensor: F32  # [k]
+    clock: F32  # [k]
+
+    @property
+    def of(self) -> I32:
+        """Place among the slots [k]."""
+        return self.parts.of
 
 
 class GoodputState(EntityState):
@@ -113,20 +120,23 @@ class GoodputState(EntityState):
         slots = np.flatnonzero(due)
         if not len(slots):
             return
-        turn = self._turn(slots, jobs, now_ns)
+        turn = self._turn(slots, jobs, state)
         self.evaluated_ns = now_ns
         self._restarted(turn.slots, jobs)
         if not len(turn.gpus):
             return
-        self._forget_silent(turn, state)
+        self._forget_silent(turn)
         training = self._account(turn, state, jobs)
         if training.any():
-            self._compare(turn, state, training, now_ns)
+            self._compare(turn, training, now_ns)
 
-    def _turn(self, slots: I64, jobs: JobSlots, now_ns: int) -> _Turn:
+    def _turn(self, slots: I64, jobs: JobSlots, state: State) -> _Turn:
+        now_ns = state.now_ns
         place = np.full(len(self.looked_ns) + 1, -1, np.int32)
         place[slots] = np.arange(len(slots), dtype=np.int32)
-        nodes = np.flatnonzero(place[jobs.job_of_node] >= 0)
+        at = place[jobs.job_of_node]
+        nodes = np.flatnonzero(at >= 0)
+        nodes = nodes[np.argsort(at[nodes], kind="stable")]
         first, last = self.site.gpu_start_of_node[nodes], self.site.gpu_start_of_node[nodes + 1]
         many = (last - first).astype(np.int64)
         offset = np.arange(many.sum()) - np.repeat(np.cumsum(many) - many, many)
@@ -134,7 +144,9 @@ class GoodputState(EntityState):
         of = np.repeat(place[jobs.job_of_node[nodes]], many).astype(np.int32)
         before = np.where(self.looked_ns[slots] > 0, self.looked_ns[slots], now_ns)
         self.looked_ns[slots] = now_ns
-        return _Turn(slots, gpus, of, (now_ns - before) / NS)
+        tensor, clock = (self._read(state, key, gpus) for key in (TENSOR, CLOCK))
+        parts = Segments.made(of, len(slots))
+        return _Turn(slots, gpus, parts, (now_ns - before) / NS, tensor, clock)
 
     def _clear(self, slots: I64, jobs: JobSlots) -> None:
         """Begin anew for slots that have another job, or none; and for the GPUs of that job."""
@@ -149,12 +161,14 @@ class GoodputState(EntityState):
         nodes = fresh[jobs.job_of_node] & (jobs.job_of_node >= 0)
         self._forget_gpus(nodes[self.site.node_of_gpu])
 
-    def _forget_silent(self, turn: _Turn, state: State) -> None:
+    def _forget_silent(self, turn: _Turn) -> None:
         """Forget how members differ that are no longer heard: it is not known any more."""
-        for which, key in enumerate((TENSOR, CLOCK)):
-            silent = ~np.isfinite(self._read(state, key, turn.gpus))
-            self.seen[turn.gpus[silent], which] = 0.0
-        self.since_ns[turn.gpus[~(self.seen[turn.gpus] > 0.0).any(axis=1)]] = 0
+        for which, readings in enumerate((turn.tensor, turn.clock)):
+            silent = ~np.isfinite(readings)
+            if silent.any():
+                self.seen[turn.gpus[silent], which] = 0.0
+        seen = self.seen[turn.gpus]
+        self.since_ns[turn.gpus[~((seen[:, 0] > 0.0) | (seen[:, 1] > 0.0))]] = 0
 
     def _forget_gpus(self, which: Bool) -> None:
         self.busy[which] = self.slow[which] = 0.0
@@ -176,12 +190,11 @@ class GoodputState(EntityState):
 
     def _account(self, turn: _Turn, state: State, jobs: JobSlots) -> Bool:
         """Add the time since the last look to what trained or stood still; whether each job trains [n]."""
-        n = len(turn.slots)
         activity = self._read(state, SM, turn.gpus)
         if not np.isfinite(activity).any():
             activity = self._read(state, UTIL, turn.gpus)
-        heard = counts(turn.of, n, np.isfinite(activity)) >= HEARD_PU * np.bincount(turn.of, minlength=n)
-        middle = np.nan_to_num(medians(activity, turn.of, n))
+        heard = turn.parts.counts(np.isfinite(activity)) >= HEARD_PU * turn.parts.size
+        middle = np.nan_to_num(turn.parts.medians(activity))
         kept = np.exp(-turn.dt_s / USUAL_FADES_S)
         usual = np.where(
             heard, np.maximum(self.usual_pu[turn.slots] * kept, middle), self.usual_pu[turn.slots]
@@ -206,19 +219,18 @@ class GoodputState(EntityState):
         self.kept_s[new] = np.maximum(self.kept_s[new], kept_s)
         self.saved_ns[new] = jobs.saved_ns[new]
 
-    def _compare(self, turn: _Turn, state: State, training: Bool, now_ns: int) -> None:
+    def _compare(self, turn: _Turn, training: Bool, now_ns: int) -> None:
         """Compare each member with its peers, and find those that stand out for long."""
-        n, dt_s = len(turn.slots), np.minimum(turn.dt_s, LONGEST_S)[turn.of]
-        tensor, clock = (self._read(state, key, turn.gpus) for key in (TENSOR, CLOCK))
-        middle = medians(tensor, turn.of, n)
+        dt_s = np.minimum(turn.dt_s, LONGEST_S)[turn.of]
+        middle = turn.parts.medians(turn.tensor)
         compute = training & (middle >= LEAST_TENSOR_PU)
         with np.errstate(divide="ignore", invalid="ignore"):
-            busy = np.log(np.maximum(tensor, 1e-3) / middle[turn.of])
-            low = clock / medians(clock, turn.of, n)[turn.of]
+            busy = np.log(np.maximum(turn.tensor, 1e-3) / middle[turn.of])
+            low = turn.clock / turn.parts.medians(turn.clock)[turn.of]
             slow = -np.log(performance_pu(np.maximum(low, 1e-2), COMPUTE_SHARE_PU))
         self._smooth(self.busy, 0, turn.gpus, np.where(compute[turn.of], busy, np.nan), dt_s)
         self._smooth(self.slow, 1, turn.gpus, np.where(training[turn.of], slow, np.nan), dt_s)
-        size = np.bincount(turn.of, minlength=n)
+        size = turn.parts.size
         # P(|Z| > z) < exp(-z^2 / 2) for each of all members; the spread of few is known badly
         z = np.sqrt(2.0 * np.log(np.maximum(size, 1) / CHANCE)) * (1.0 + 2.0 / np.sqrt(np.maximum(size, 1)))
         z[size < LEAST_GPUS] = np.inf
@@ -243,8 +255,7 @@ class GoodputState(EntityState):
         self.seen[at, which] = seen
 
     def _stands_out(self, value: F32, known: Bool, turn: _Turn, z: F64) -> Bool:
-        n = len(turn.slots)
-        sigma = 1.4826 * medians(np.where(known, np.abs(value), np.nan), turn.of, n)
+        sigma = 1.4826 * turn.parts.medians(np.where(known, np.abs(value), np.nan))
         limit = np.maximum(np.log(LEAST_SLOWDOWN), z * np.maximum(np.nan_to_num(sigma), SIGMA_LEAST))
         leaves = np.where(self.since_ns[turn.gpus] > 0, LEAVES_PU, 1.0)
         return np.asarray(known & (value > leaves * limit[turn.of]), np.bool_)
