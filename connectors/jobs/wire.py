@@ -51,6 +51,7 @@ class JobReport(msgspec.Struct, kw_only=True):
     restart_s: _Cost = 0.0
     interval_s: _Interval = 0.0
     progress_per_s: _Cost = 0.0  # as the catalogue bounds it
+    remaining_s: _Interval = 0.0  # likewise
     job: str | None = None
 
 
@@ -117,8 +118,10 @@ def report_of(payload: bytes, job: str, arrived_ns: int) -> CheckpointTold:
     if report.job is not None and report.job != job:
         raise BadMessage(f"says it is job {report.job[:80]!r} in the place of {job[:80]!r}")
     costs = (report.save_s, report.block_s, report.flush_s, report.restart_s, report.interval_s)
-    if not all(map(math.isfinite, (*costs, report.progress_per_s))):
-        raise BadMessage("save_s, block_s, flush_s, restart_s, interval_s, progress_per_s: expected finite")
+    pace = (report.progress_per_s, report.remaining_s)
+    if not all(map(math.isfinite, (*costs, *pace))):
+        names = "save_s, block_s, flush_s, restart_s, interval_s, progress_per_s, remaining_s"
+        raise BadMessage(f"{names}: expected finite")
     off_s = (report.t_ns - arrived_ns) / NS
     if abs(off_s) > MAX_OFF_S:
         raise BadMessage(
@@ -127,8 +130,8 @@ def report_of(payload: bytes, job: str, arrived_ns: int) -> CheckpointTold:
         )
     if report.began_ns > report.t_ns:
         raise BadMessage(f"began_ns {report.began_ns} is later than t_ns {report.t_ns}; expected it before")
-    if not (report.began_ns or any(costs) or report.progress_per_s):
-        raise BadMessage("says nothing; expected began_ns, a duration, interval_s or progress_per_s above 0")
+    if not (report.began_ns or any(costs) or any(pace)):
+        raise BadMessage("says nothing; expected began_ns, a duration, interval_s or its progress above 0")
     return CheckpointTold(
         id=f"job/{job}#{report.id}",
         job=job,
@@ -141,6 +144,7 @@ def report_of(payload: bytes, job: str, arrived_ns: int) -> CheckpointTold:
         interval_s=report.interval_s,
         began_ns=report.began_ns,
         progress_per_s=report.progress_per_s,
+        remaining_s=report.remaining_s,
     )
 
 
@@ -159,6 +163,7 @@ def encode_report(event: CheckpointTold) -> bytes:
             restart_s=event.restart_s,
             interval_s=event.interval_s,
             progress_per_s=event.progress_per_s,
+            remaining_s=event.remaining_s,
             job=event.job,
         )
     )

@@ -18,16 +18,17 @@ import numpy as np
 
 from tests.support.builders import START_NS, site_of, two_racks
 from twin.catalogue import F64, NS, find_signal
-from twin.goodput import GoodputState
+from twin.engine.job_reports import checkpoint_told
+from twin.goodput import GoodputState, expected_end
 from twin.goodput.goodput import EVERY_S
 from twin.physics import performance_pu
 from twin.plant.jobs import Mix
 from twin.plant.sensors import ACTIVITY, CLOCK_STEP_HZ, MAX_CLOCK_HZ
 from twin.plant.truth import blank
-from twin.plant.work import COMPUTE_SHARE_PU
+from twin.plant.work import COMPUTE_SHARE_PU, dated
 from twin.plant.workload import Workload
 from twin.site import Site
-from twin.telemetry import JobEnded, JobSlots, JobStarted, State, TableUpdate
+from twin.telemetry import CheckpointTold, JobEnded, JobSlots, JobStarted, State, TableUpdate
 
 CAPPED_SIGMA = 0.015  # of the clocks of like GPUs under one cap; source: estimate
 SLOW_CLOCKS = (0.5, 0.9)  # a slow member's over its peers': 11 to 80 % slower
@@ -82,6 +83,8 @@ class JobFeed:
                     self.usual_clock[gpus] = np.minimum(0.8 * np.exp(spread), 1.0) if capped else 1.0
             elif isinstance(event, JobEnded):
                 self.jobs.end(event, now_ns)
+            elif isinstance(event, CheckpointTold):
+                checkpoint_told(dated(event, START_NS), self.jobs, self.state)
         self._read(now_ns)
         self.goodput.update(self.state, self.jobs)
 
@@ -115,6 +118,27 @@ def run_healthy(hours: float, seed: int, trial: Trial, tensor: bool = True) -> N
         trial.jobs |= {feed.jobs.names[i] for i in alive.tolist()}
         for finding in feed.goodput.findings(feed.state, feed.jobs):
             trial.false_jobs.add(finding.id.partition("/")[2])
+
+
+def run_ends(jobs: int, seed: int) -> list[float]:
+    """Errors of the ends that are expected of jobs by their progress, over what is left until their true end.
+
+    Each is asked once, when a fifth or more of an hour has passed.
+    """
+    feed, asked, errors = JobFeed(seed), dict[str, tuple[float, float]](), list[float]()
+    while len(errors) < jobs:
+        before = dict(feed.jobs.slot_of)
+        feed.step()
+        for name in before.keys() - feed.jobs.slot_of.keys():
+            at_s, end_s = asked.pop(name, (0.0, 0.0))
+            if end_s:
+                errors.append((end_s - feed.time_s) / (feed.time_s - at_s))
+        for name, slot in feed.jobs.slot_of.items():
+            age_s = (feed.state.now_ns - int(feed.jobs.started_ns[slot])) / NS
+            end = expected_end(feed.state, feed.jobs, feed.goodput, slot)
+            if name not in asked and age_s > 720.0 and end is not None and end.by == "progress":
+                asked[name] = feed.time_s, (end.at_ns - START_NS) / NS
+    return errors
 
 
 def run_slow(cases: int, seed: int, trial: Trial, tensor: bool = True) -> None:
@@ -197,6 +221,9 @@ def main() -> None:
         print(f"slowdown told: median error {middle:.1f} %, 95th percentile {high:.1f} %")
     print("\n".join(trial.misses))
     run_healthy(args.hours, args.seed + 1000, trial, not args.no_tensor)
+    ends = 100.0 * np.abs(run_ends(100, args.seed + 2000))
+    print(f"end by progress: median error {np.median(ends):.1f} % of what was left, "
+          f"95th percentile {np.quantile(ends, 0.95):.1f} %")  # fmt: skip
     jobs, wrong = len(trial.jobs), len(trial.false_jobs)
     print(f"healthy: {trial.healthy_job_h:.0f} job-hours, {jobs} jobs, {wrong} falsely named "
           f"({100.0 * wrong / max(jobs, 1):.2f} %)")  # fmt: skip

@@ -98,12 +98,14 @@ def test_progress_is_told_once_and_never_harms(
 ) -> None:
     advisor = made()
     wait(lambda: len(reports(tmp_path)) > 0)  # the first one, of the interval
-    advisor.progress_per_s = given
+    advisor.progress_per_s = advisor.remaining_s = given
     advisor.restored(1.0)
     advisor.restored(2.0)
     wait(lambda: len([r for r in reports(tmp_path) if r["restart_s"]]) == 2)
     found = [r.get("progress_per_s", 0.0) for r in reports(tmp_path) if r["restart_s"]]
     assert found == [told, 0.0]
+    rest = [r.get("remaining_s", 0.0) for r in reports(tmp_path) if r["restart_s"]]
+    assert rest == [told, 0.0]
 
 
 def test_a_save_that_raises_goes_through_and_is_not_told(

@@ -25,7 +25,7 @@ def job(**change: Any) -> dict[str, Any]:
     """A job as the interface lists it."""
     plain = {"name": "train", "kind": "training", "nodes": 8, "gpus": 32, "goodput_pu": 0.9,
              "trained_s": 3240.0, "still_s": 300.0, "lost_s": 60.0, "restarts": 1, "straggler_gpu_h": 3.25,
-             "expected_end_ns": None, "held_back_by": None}  # fmt: skip
+             "expected_end_ns": None, "expected_end_by": None, "held_back_by": None}  # fmt: skip
     return {**plain, **change}
 
 
@@ -52,9 +52,10 @@ def test_the_list_names_who_holds_a_job_back() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({}, ("trained 90.0 % of 1 h watched", "no member stands out", "no time limit is known")),
+        ({}, ("trained 90.0 % of 1 h watched", "no member stands out", "its end is not known")),
         ({"held_back_by": HELD}, ("gpu1 holds it back: 20 %", "3.2 GPU-hours", "heat (hardware)")),
-        ({"expected_end_ns": START_NS}, ("at the latest",)),
+        ({"expected_end_ns": START_NS, "expected_end_by": "time_limit"}, ("at the latest", "time limit")),
+        ({"expected_end_ns": START_NS, "expected_end_by": "progress"}, ("by its own progress",)),
         ({"trained_s": 0.0, "still_s": 0.0, "lost_s": 0.0}, ("was not watched",)),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 from tests.support.builders import Twin, two_racks
 from twin.catalogue import NS
 from twin.contracts import Finding
+from twin.goodput import ExpectedEnd, expected_end
 from twin.goodput.segments import LARGE, Segments
 from twin.telemetry import CheckpointTold, EntityReplaced, JobEnded, JobStarted
 
@@ -156,6 +157,50 @@ def test_time_is_trained_still_or_lost_and_adds_up() -> None:
     assert goodput.lost_s[slot] == pytest.approx(410, abs=25)
     after_s = goodput.trained_s[slot] + goodput.still_s[slot] + goodput.lost_s[slot]
     assert after_s == pytest.approx(before_s + 10, abs=11)
+
+
+def end_of(pod: Pod) -> ExpectedEnd | None:
+    engine = pod.twin.engine
+    return expected_end(engine.state, engine.jobs, engine.goodput, engine.jobs.slot_of["train"])
+
+
+def told(pod: Pod, remaining_s: float) -> CheckpointTold:
+    """A report of a job on what training is left."""
+    return CheckpointTold(id=f"r{pod.twin.now_ns}", job="train", at_ns=pod.twin.now_ns, remaining_s=remaining_s)
+
+
+def test_the_end_is_by_progress_where_the_job_tells_it_and_else_by_its_limit() -> None:
+    pod = Pod()
+    pod.run(900, started(time_limit_s=36_000.0))
+    limit_ns = int(pod.twin.engine.jobs.started_ns[pod.twin.engine.jobs.slot_of["train"]]) + 36_000 * NS
+    assert end_of(pod) == ExpectedEnd(limit_ns, "time_limit")
+    pod.run(10, told(pod, 3600.0))
+    end = end_of(pod)
+    assert end is not None
+    assert end.by == "progress"
+    assert (end.at_ns - pod.twin.now_ns) / NS == pytest.approx(3600.0, abs=15.0)
+    pod.sm *= 0.05
+    pod.run(900)  # it stood still for half of the time: what is left takes twice as long
+    pod.sm /= 0.05
+    pod.run(10, told(pod, 3600.0))
+    end = end_of(pod)
+    assert end is not None
+    assert (end.at_ns - pod.twin.now_ns) / NS == pytest.approx(7200.0, rel=0.05)
+    pod.run(10, told(pod, 36_000.0))
+    assert end_of(pod) == ExpectedEnd(limit_ns, "time_limit"), "which ends it first"
+    pod.run(10, told(pod, 3600.0))
+    pod.run(6000)  # it has not spoken for long
+    assert end_of(pod) == ExpectedEnd(limit_ns, "time_limit")
+
+
+def test_a_job_without_limit_and_progress_has_no_end() -> None:
+    pod = Pod()
+    pod.run(900, started())
+    assert end_of(pod) is None
+    pod.run(10, told(pod, 5.0))
+    pod.run(100)
+    end = end_of(pod)
+    assert end == ExpectedEnd(pod.twin.now_ns, "progress"), "it is due now, and not in the past"
 
 
 def test_what_nobody_hears_counts_for_nothing() -> None:

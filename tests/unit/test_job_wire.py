@@ -81,6 +81,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"interval_s": 1.1e7}, "not a report"),
     ({"progress_per_s": -1}, "not a report"),
     ({"progress_per_s": 1.1e6}, "not a report"),
+    ({"remaining_s": -1}, "not a report"),
+    ({"remaining_s": 1.1e7}, "not a report"),
     ({"job": "other"}, "says it is job 'other'"),
     ({"reason": "x" * MAX_REPORT}, "bytes of report"),
     ({"began_ns": 0, "save_s": 0, "block_s": 0, "flush_s": 0, "interval_s": 0}, "says nothing"),

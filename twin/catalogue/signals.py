@@ -456,6 +456,7 @@ class ServiceSignals(Table):
 
 class JobSignals(Table):
     progress_per_s = Signal("1/s", 0, 1e6, quantum=0.001, period_s=60)
+    remaining_s = Signal("s", 0, 1e7, quantum=1.0, period_s=300)  # of training, at its speed of now
     # A job speaks when it has saved, and every five minutes all the same
     checkpoint_age_s = Signal("s", 0, 1e9, quantum=1.0, period_s=300)
     checkpoint_save_s = Signal("s", 0, 1e6, quantum=0.001, period_s=300)

@@ -29,7 +29,7 @@ CONTROLS = {
     "cdu.supply_temp_target_c": "supply temperature",
 }
 _SIGNALS = {
-    "energy_mj": "energy", "flow_lpm": "coolant flow", "util_pu": "utilisation", "used_pu": "fill level",
+    "energy_mj": "energy", "makeup_ml": "make-up water", "remaining_s": "remaining training", "flow_lpm": "coolant flow", "util_pu": "utilisation", "used_pu": "fill level",
     "clock_event_bits": "reasons of its clock", "power_w_max": "peak power", "current_a_max": "peak current",
     "throttle_power_ns": "time slowed by power", "throttle_thermal_ns": "time slowed by heat",
     "xid_code": "XID", "up_state": "state of the link", "dram_active_pu": "activity of its memory",
@@ -51,7 +51,7 @@ _WORDS = {
 }  # fmt: skip
 _UNITS = (
     "_usd_per_kwh", "_g_per_kwh", "_per_s", "_w", "_c", "_lpm", "_pa", "_pu", "_mhz", "_hz", "_rpm",
-    "_k", "_mj", "_va", "_v", "_a", "_s", "_ns", "_bits", "_code",
+    "_k", "_mj", "_ml", "_va", "_v", "_a", "_s", "_ns", "_bits", "_code",
 )  # fmt: skip
 _COUNTED = {"count": "s", "state": " state", "bytes": " traffic"}
 _KEY = re.compile(

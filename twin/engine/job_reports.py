@@ -120,8 +120,9 @@ def checkpoint_told(event: ev.CheckpointTold, jobs: JobSlots, state: State) -> s
         jobs.recovered_ns[slot] = event.at_ns or state.now_ns
         # From the durable tier although there is one in memory: a node was lost, which others count
         jobs.recoveries[slot] += bool(tier or not jobs.saved_local_ns[slot])
-    if newest and event.progress_per_s > 0.0:
-        _latch(state, slot, at_ns, {"progress_per_s": event.progress_per_s})
+    if newest:
+        pace = {"progress_per_s": event.progress_per_s, "remaining_s": event.remaining_s}
+        _latch(state, slot, at_ns, {name: value for name, value in pace.items() if value > 0.0})
     if newest_of_tier and not tier:
         _read(event, slot, state, at_ns)
     elif newest_of_tier and event.interval_s > 0.0:
@@ -132,15 +133,16 @@ def checkpoint_told(event: ev.CheckpointTold, jobs: JobSlots, state: State) -> s
 def _nonsense(event: ev.CheckpointTold, now_ns: int) -> str | None:
     """Reason to refuse a report; None if it is plausible."""
     durations = {name: getattr(event, name) for name in ("save_s", "block_s", "flush_s", "restart_s")}
-    for name, value in (*durations.items(), ("interval_s", event.interval_s)):
-        most = MAX_INTERVAL_S if name == "interval_s" else MAX_COST_S
+    spans = {"interval_s": event.interval_s, "remaining_s": event.remaining_s}
+    for name, value in (durations | spans).items():
+        most = MAX_INTERVAL_S if name in spans else MAX_COST_S
         if not 0.0 <= value <= most:
             return f"expected {name} of 0 (not said) to {most:g} s, got {value}"
     if not 0.0 <= event.progress_per_s <= MAX_PROGRESS_PER_S:
         return (
             f"expected progress_per_s of 0 (not said) to {MAX_PROGRESS_PER_S:g}, got {event.progress_per_s}"
         )
-    if not (event.began_ns or event.interval_s or event.progress_per_s or any(durations.values())):
+    if not (event.began_ns or event.progress_per_s or any((durations | spans).values())):
         return "says nothing; expected a duration, an interval, its progress or when the save began"
     at_ns = event.at_ns or now_ns
     off_s = (at_ns - now_ns) / NS

@@ -1,1 +1,2 @@
-from .goodput import GoodputState as GoodputState, HeldBack as HeldBack, expected_end_ns as expected_end_ns
+from .expected_end import ExpectedEnd as ExpectedEnd, expected_end as expected_end
+from .goodput import GoodputState as GoodputState, HeldBack as HeldBack

@@ -364,9 +364,3 @@ class GoodputState(EntityState):
         out = GoodputState(site)
         out.adopt(self, old_of_new)
         return out
-
-
-def expected_end_ns(jobs: JobSlots, slot: int) -> int | None:
-    """The latest end of a job, by its time limit; None where it has none."""
-    limit_s = float(jobs.time_limit_s[slot])
-    return int(jobs.started_ns[slot]) + round(limit_s * NS) if limit_s > 0.0 else None

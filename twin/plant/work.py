@@ -136,6 +136,7 @@ def waits_pu(clock_pu: F64) -> F64 | None:
     return share
 
 
+MOST_REMAINING_S = 1e7  # as the catalogue bounds it
 SPEAK_S = 300.0  # between reports at most, as the client that jobs may use has it
 
 
@@ -168,6 +169,14 @@ def progress_report(
     began_ns = 0 if began_s is None else _ns(began_s)
     return CheckpointTold(job=job, at_ns=_ns(at_s), began_ns=began_ns, restart_s=restart_s,
                           interval_s=interval_s, progress_per_s=progress_per_s)  # fmt: skip
+
+
+def with_rest(report: CheckpointTold, left_gpu_s: float) -> CheckpointTold:
+    """The same with the training that is left, at the speed that it tells; as it is where it tells none."""
+    if report.progress_per_s <= 0.0 or left_gpu_s <= 0.0:
+        return report
+    left_s = min(left_gpu_s / report.progress_per_s, MOST_REMAINING_S)
+    return msgspec.structs.replace(report, remaining_s=left_s)
 
 
 def dated(event: Event, start_ns: int) -> Event:

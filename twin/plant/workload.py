@@ -17,7 +17,7 @@ import numpy as np
 from twin.catalogue import F64, Bool
 from twin.plant.jobs import ACTIVITY_MAX, IMBALANCE_PU, Mix, PlantJob, berths_of, job_of, longest_run
 from twin.plant.truth import Truth, alive_in
-from twin.plant.work import SPEAK_S, Progress, Save, Tally, progress_report, save_report, waits_pu
+from twin.plant.work import SPEAK_S, Progress, Save, Tally, progress_report, save_report, waits_pu, with_rest
 from twin.site import Site
 from twin.telemetry import Event, JobEnded
 
@@ -341,7 +341,8 @@ class Workload:
         if action == "tell":
             began_s = float(self._saved_s[slot]) if self._ever_saved[slot] else None
             speed = self._tally.progress_per_s(slot)
-            events.append(progress_report(job.name, at_s, job.interval_s, began_s, progress_per_s=speed))
+            told = progress_report(job.name, at_s, job.interval_s, began_s, progress_per_s=speed)
+            events.append(with_rest(told, job.goal_gpu_s - float(self._tally.done[slot])))
             self._put("tell", slot, at_s + SPEAK_S)
             return
         tally = self._tally
@@ -364,7 +365,8 @@ class Workload:
             self._swing.gate(slot, 1.0)
             save = Save(float(self._saved_s[slot]), job.save_s, job.save_s)
             speed = tally.progress_per_s(slot)
-            events.append(save_report(job.name, at_s, save, job.interval_s, speed))
+            told = save_report(job.name, at_s, save, job.interval_s, speed)
+            events.append(with_rest(told, job.goal_gpu_s - float(tally.done[slot])))
             self._put("tell", slot, at_s + SPEAK_S)
             if self._queued("save", slot) is None:
                 self._put("save", slot, at_s + job.interval_s)

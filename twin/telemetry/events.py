@@ -192,7 +192,8 @@ class CheckpointTold(_Event, frozen=True):
     one in memory outlives its process. `save_s` from the begin until the save was done, `block_s` of it
     training stood still, `flush_s` from the begin until it was durable. `restart_s`: what the recovery took
     that is just over. `interval_s` is in force at the job. `progress_per_s`: work done per second of training
-    since its last report, in units of its own; saves left out. `at_ns` is when all of this was so.
+    since its last report, in units of its own; saves left out. `remaining_s`: training that is left until it
+    ends by itself, at its speed of now; saves left out. `at_ns` is when all of this was so.
     """
 
     job: str
@@ -205,6 +206,7 @@ class CheckpointTold(_Event, frozen=True):
     restart_s: float = 0.0
     interval_s: float = 0.0
     progress_per_s: float = 0.0
+    remaining_s: float = 0.0
 
 
 class MaintenanceBegun(_Event, frozen=True):

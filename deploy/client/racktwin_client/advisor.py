@@ -155,7 +155,8 @@ class Advisor:
     least_interval_s, most_share: see Pace. token_file, or RACKTWIN_TOKEN: who we are. rank: rank 0 alone
     asks and decides; RANK, else SLURM_PROCID, else 0. nodes: where no scheduler tells the twin of this job,
     it registers itself over http(s) as of `kind` (training, inference, batch) on these, say `job_nodes()`,
-    until it ends or has not asked for ten minutes. Set progress_per_s to tell a speed once (saves apart).
+    until it ends or has not asked for ten minutes. Set progress_per_s to tell a speed once (saves apart), and
+    remaining_s to tell how long it still trains at this speed.
     """
 
     def __init__(
@@ -179,7 +180,8 @@ class Advisor:
         self._local = Pace(now, local_s, 0, 4 * local_s, least_interval_s, most_share)
         self.job, self.problem, self._source, self._poll_s = str(job), "", source, poll_s
         self._token_file, self._ca_file, self._pid = token_file, ca_file, os.getpid()
-        self._held, self._flushing, self._durable_ns, self.progress_per_s = NOTHING, dict[int, Save](), 0, 0.0
+        self._held, self._flushing, self._durable_ns = NOTHING, dict[int, Save](), 0
+        self.progress_per_s = self.remaining_s = 0.0
         self._waiting: deque[dict[str, Any]] = deque(maxlen=MAX_REPORTS)  # a signal or a fork cannot lock it
         self._said, self._told_s, self._told_at, self._closing = 0, [-1.0], 0.0, False
         self._nodes, self._kind = [nodes] if isinstance(nodes, str) and nodes else list(nodes), kind
@@ -277,9 +279,10 @@ class Advisor:
         told: dict[str, Any] = {k: min(max(0.0, v), MAX_COST_S) for k, v in costs.items()}
         told.update(v=1, id=os.urandom(12).hex(), t_ns=max(t_ns, began_ns), tier=tier)
         told.update(began_ns=began_ns, interval_s=min(Pace.in_force(*self._of(tier)), MAX_INTERVAL_S))
-        with suppress(Exception):  # whatever the job set
-            told["progress_per_s"] = x if 0 < (x := float(self.progress_per_s)) <= MAX_PROGRESS_PER_S else 0.0
-        self.progress_per_s = 0.0
+        for name, most in (("progress_per_s", MAX_PROGRESS_PER_S), ("remaining_s", MAX_INTERVAL_S)):
+            with suppress(Exception):  # whatever the job set
+                told[name] = x if 0 < (x := float(getattr(self, name))) <= most else 0.0
+        self.progress_per_s = self.remaining_s = 0.0
         self._waiting.append(told)
 
     def close(self, wait_s: float = 2.0) -> None:

@@ -10,7 +10,7 @@ from aiohttp import web
 from twin.api.answers import MAX_ROWS, answer, live_of, number_of
 from twin.api.runtime import Runtime
 from twin.catalogue import clean
-from twin.goodput import expected_end_ns
+from twin.goodput import expected_end
 from twin.telemetry import KINDS
 
 SHOWN_NODES = 64
@@ -65,11 +65,12 @@ def _goodput(live: Runtime, slot: int) -> dict[str, Any]:
     """Return a synchronous job's goodput, its expected end, and the member that it waits for."""
     engine = live.engine
     state, held = engine.goodput, engine.goodput.held_back(slot, engine.state, engine.jobs)
+    end = expected_end(engine.state, engine.jobs, state, slot)
     return {
         "goodput_pu": state.goodput_pu(slot), "trained_s": float(state.trained_s[slot]),
         "still_s": float(state.still_s[slot]), "lost_s": float(state.lost_s[slot]),
         "restarts": int(state.restarts[slot]), "straggler_gpu_h": float(state.cost_gpu_h[slot]),
-        "expected_end_ns": expected_end_ns(engine.jobs, slot),
+        "expected_end_ns": end and end.at_ns, "expected_end_by": end and end.by,
         "held_back_by": None if held is None else {
             "table": held.table, "entity": held.entity, "gpus": len(held.gpus), "slowdown": held.slowdown,
             "since_ns": held.since_ns, "evidence": list(held.evidence),

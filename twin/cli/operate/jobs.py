@@ -57,10 +57,7 @@ def show_job(job: dict[str, Any], out: Console) -> None:
         )
     else:
         print_line(out, "its activity was not watched: it is no synchronous job, or has just begun")
-    end_ns = job["expected_end_ns"]
-    print_line(
-        out, f"ends {utc(end_ns)} at the latest, by its time limit" if end_ns else "no time limit is known"
-    )
+    print_line(out, _end(job["expected_end_ns"], job["expected_end_by"]))
     if (held := job["held_back_by"]) is None:
         print_line(out, "no member stands out")
         return
@@ -70,6 +67,14 @@ def show_job(job: dict[str, Any], out: Console) -> None:
     print_line(out, f"stragglers have cost {job['straggler_gpu_h']:.1f} GPU-hours")
     for line in held["evidence"]:
         out.print(safe_text(f"  {line}"))
+
+
+def _end(end_ns: int | None, by: str | None) -> str:
+    if end_ns is None:
+        return "its end is not known: it has no time limit, and does not tell what training is left"
+    if by == "progress":
+        return f"ends {utc(end_ns)} by its own progress"
+    return f"ends {utc(end_ns)} at the latest, by its time limit"
 
 
 def _share(share_pu: float | None) -> str:

@@ -239,7 +239,7 @@ function JobFacts({ d }: { d: any }) {
     ["GPUs", <>{num(j.gpus)} on {plural(j.nodes, "node")}{j.capped_gpus > 0 && <>, <b class="w">{num(j.capped_gpus)} capped</b></>}</>],
     ["Kind, priority", `${j.kind}, ${j.priority}`], ["Tenant", j.tenant || "not told"],
     ["Runs", j.started_ns ? `for ${since(j.started_ns)}, since ${instant(j.started_ns)}` : "not told since when"],
-    ["Ends at most", j.time_limit_s && j.started_ns ? instant(j.started_ns + j.time_limit_s * 1e9) : "not told"],
+    ["Ends", j.expected_end_ns ? `${instant(j.expected_end_ns)}, ${j.expected_end_by === "progress" ? "by its own progress" : "at the latest, by its time limit"}` : "not known"],
     ["Saves each", known(j.interval_s) ? span(j.interval_s) : "not told"], ["Last save", j.saved_ns ? `${since(j.saved_ns)} ago` : "not told"],
     ["Trained", known(j.goodput_pu) ? `${(100 * j.goodput_pu).toFixed(1)} % of ${span(j.trained_s + j.still_s + j.lost_s)} watched; stood still ${span(j.still_s)}, lost ${span(j.lost_s)} by ${plural(j.restarts, "restart")}` : "unknown"],
     ["Held back by", j.held_back_by ? <><Entity name={j.held_back_by.entity} />: {(100 * (j.held_back_by.slowdown - 1)).toFixed(0)} % slower for {since(j.held_back_by.since_ns)}, {j.straggler_gpu_h.toFixed(1)} GPU-hours{j.held_back_by.evidence.map((e: string) => <p class="soft">{e}</p>)}</> : "no member stands out"],
