@@ -1,9 +1,11 @@
-"""Straggler trial: simulated synchronous jobs, healthy ones and ones with a slow GPU or node.
+"""Straggler trial: simulated synchronous jobs, healthy ones and ones with a slow GPU, node or link.
 
     python -m tests.support.straggler_trial --hours 10000 --cases 400
 
 The jobs, their swings, saves and imbalance are those of the plant's workload, in which members wait for
 slower ones; clocks are drawn here. Half of the jobs run under a power cap, where clocks of like GPUs differ.
+All members wait for a slow link alike; what its counters and bandwidth show is drawn here, as is what some
+links without any effect count all the time. No recording of such jobs is public.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import argparse
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,8 +22,10 @@ import numpy as np
 from tests.support.builders import START_NS, site_of, two_racks
 from twin.catalogue import F64, NS, find_signal
 from twin.engine.job_reports import checkpoint_told
-from twin.goodput import GoodputState, expected_end
+from twin.goodput import GoodputState, LinkRecords, expected_end
 from twin.goodput.goodput import EVERY_S
+from twin.health.nvlinks import Nvlinks
+from twin.health.rates import Rates
 from twin.physics import performance_pu
 from twin.plant.jobs import Mix
 from twin.plant.sensors import ACTIVITY, CLOCK_STEP_HZ, MAX_CLOCK_HZ
@@ -28,11 +33,22 @@ from twin.plant.truth import blank
 from twin.plant.work import COMPUTE_SHARE_PU, dated
 from twin.plant.workload import Workload
 from twin.site import Site
-from twin.telemetry import CheckpointTold, JobEnded, JobSlots, JobStarted, State, TableUpdate
+from twin.telemetry import CheckpointTold, Counts, JobEnded, JobSlots, JobStarted, State, TableUpdate
 
 CAPPED_SIGMA = 0.015  # of the clocks of like GPUs under one cap; source: estimate
 SLOW_CLOCKS = (0.5, 0.9)  # a slow member's over its peers': 11 to 80 % slower
 SLOW_S, NAMED_BY_S = (1500.0, 3600.0), 900.0  # how long it is slow; asked for this long after it began
+SLOW_LINKS = (1.08, 1.6)  # slowdown of a job by a slow link
+NOISY_PU = 0.02  # of links, which err all the time and slow nobody; source: estimate
+NOISY_PER_S = (0.05, 2.0)
+PORT_BYTES_PER_S, NVLINK_BYTES_PER_S = 3e10, 4e11
+COUNTED = {"link": ("error_count", "flap_count", "discard_count"),
+           "gpu": ("nvlink_error_count", "nvlink_recovery_count")}  # fmt: skip
+# What a slow link shows: counter, events per second. source: estimates
+SIGNS = {"link": (("error_count", (1.0, 1000.0)), ("flap_count", (0.004, 0.03)),
+                  ("discard_count", (5.0, 1000.0)), ("", (0.2, 0.6))),
+         "gpu": (("nvlink_error_count", (1.0, 1000.0)), ("nvlink_recovery_count", (0.01, 0.1)),
+                 ("", (0.2, 0.6)))}  # fmt: skip
 SIGNALS = tuple(find_signal(f"gpu.{s}") for s in ("sm_active_pu", "tensor_active_pu", "sm_clock_hz"))
 
 
@@ -49,11 +65,79 @@ class Trial:
     misses: list[str] = field(default_factory=list)
 
 
+class LinkFeed:
+    """Counters and bandwidths of ports, and of the NVLinks of each GPU, with the rates that health makes."""
+
+    def __init__(self, site: Site, rng: np.random.Generator) -> None:
+        self.site, self.rng = site, rng
+        self.rates, self.nvlinks = Rates(site), Nvlinks(site)
+        n = site.sizes
+        self.width = {table: np.ones(n[table]) for table in COUNTED}
+        self.counts = {table: np.zeros((len(names), n[table])) for table, names in COUNTED.items()}
+        self.per_s = {table: np.zeros((len(names), n[table])) for table, names in COUNTED.items()}
+        for table in COUNTED:
+            noisy = rng.random(n[table]) < NOISY_PU
+            rate = np.exp(rng.uniform(*np.log(NOISY_PER_S), n[table]))
+            self.per_s[table][0, noisy] = rate[noisy]
+
+    def spoil(self, table: str, entity: int, sign: str, size: float) -> None:
+        """Let a link show a sign from now on, beside what it counts anyway; "" is less bandwidth."""
+        if sign:
+            self.per_s[table][COUNTED[table].index(sign), entity] += size
+        else:
+            self.width[table][entity] = size
+
+    def mend(self, table: str, entity: int, sign: str, size: float) -> None:
+        """End a sign."""
+        if sign:
+            self.per_s[table][COUNTED[table].index(sign), entity] -= size
+        else:
+            self.width[table][entity] = 1.0
+
+    def read(self, state: State) -> None:
+        """Ten seconds of counts, then a look at them."""
+        for table, names in COUNTED.items():
+            rates = np.maximum(self.per_s[table], 0.0)
+            grown = self.rng.poisson(rates * EVERY_S)
+            self.counts[table] += grown
+            rows = np.array([_signal(f"{table}.{name}").row for name in names], np.int32)
+            order, t_ns = np.argsort(rows), np.full(grown.shape[1], state.now_ns, np.int64)
+            raw = self.counts[table].astype(np.int64)
+            told = Counts(table, rows[order], None, raw[order], grown[order].astype(np.int64), t_ns)
+            state.tables[table].apply_counts(told, state.now_ns)
+        for key, usual in (("link.rx_bytes_per_s", PORT_BYTES_PER_S),
+                           ("gpu.nvlink_tx_bytes_per_s", NVLINK_BYTES_PER_S)):  # fmt: skip
+            signal = _signal(key)
+            width = self.width[signal.table]
+            value = usual * width * (1.0 + 0.02 * self.rng.standard_normal(len(width)))
+            q = np.round(value / signal.quantum).astype(np.int32)[None]
+            t_ns = np.full(len(width), state.now_ns, np.int64)
+            update = TableUpdate(signal.table, np.array([signal.row], np.int32), None, q, t_ns)
+            state.tables[signal.table].apply_update(update, state.now_ns)
+        context: Any = SimpleNamespace(state=state, now_ns=state.now_ns, dt_s=EVERY_S,
+                                       under_work=lambda _: None, without_data=lambda _: None)  # fmt: skip
+        self.rates.update(context)
+
+
+def _signal(key: str) -> Any:
+    found = find_signal(key)
+    assert found is not None, key
+    return found
+
+
+def pod_tree(racks: str) -> dict[str, Any]:
+    """Racks of a pod whose nodes have four ports each, on leaf switches."""
+    tree = two_racks("gb200-nvl72", racks)
+    tree["halls"][0]["planes"] = [{"name": "rail", "links_per_node": 4}]
+    tree["halls"][0]["switches"] = [{"name": "leaf[1-4]", "serves": [racks], "planes": ["rail"]}]
+    return tree
+
+
 class JobFeed:
     """Simulated jobs with the goodput state that watches them."""
 
     def __init__(self, seed: int, racks: str = "r[1-7]", tensor: bool = True) -> None:
-        self.site: Site = site_of(two_racks("gb200-nvl72", racks))
+        self.site: Site = site_of(pod_tree(racks))
         self.rng, n = np.random.default_rng([seed, 7]), self.site.sizes["gpu"]
         mix = Mix(training_pu=1.0, inference_pu=0.0, batch_pu=0.0)
         self.workload, self.truth = Workload(self.site, seed, mix), blank(self.site)
@@ -62,6 +146,7 @@ class JobFeed:
         self.jobs = JobSlots(self.site.sizes["job"], self.site.sizes["node"])
         self.goodput = GoodputState(self.site)
         self.usual_clock, self.slow_clock = np.ones(n), np.ones(n)
+        self.links, self.wait_pu = LinkFeed(self.site, np.random.default_rng([seed, 8])), np.ones(n)
         self.time_s, self.tensor = 0.0, tensor
 
     def step(self) -> None:
@@ -86,7 +171,8 @@ class JobFeed:
             elif isinstance(event, CheckpointTold):
                 checkpoint_told(dated(event, START_NS), self.jobs, self.state)
         self._read(now_ns)
-        self.goodput.update(self.state, self.jobs)
+        self.links.read(self.state)
+        self.goodput.update(self.state, self.jobs, LinkRecords(self.links.rates, self.links.nvlinks))
 
     def gpus_of(self, slot: int) -> np.ndarray:
         """GPUs of a job."""
@@ -97,7 +183,7 @@ class JobFeed:
         t, n = self.truth, self.site.sizes["gpu"]
         noise = 1.0 + ACTIVITY * self.rng.standard_normal((2, n))
         clock_hz = np.round(t.gpu_clock_pu * MAX_CLOCK_HZ / CLOCK_STEP_HZ) * CLOCK_STEP_HZ
-        values = [t.gpu_sm_pu * noise[0], t.gpu_tensor_pu * noise[1], clock_hz]
+        values = [t.gpu_sm_pu * noise[0], t.gpu_tensor_pu * self.wait_pu * noise[1], clock_hz]
         signals = [s for s in SIGNALS if s is not None]
         if not self.tensor:
             del values[1], signals[1]
@@ -141,8 +227,8 @@ def run_ends(jobs: int, seed: int) -> list[float]:
     return errors
 
 
-def run_slow(cases: int, seed: int, trial: Trial, tensor: bool = True) -> None:
-    """Jobs with a slow GPU, node or rack, one at a time in each job."""
+def run_slow(cases: int, seed: int, trial: Trial, tensor: bool = True, links: bool = False) -> None:
+    """Jobs with a slow GPU or node, or a slow link, one at a time in each job."""
     feed = JobFeed(seed, tensor=tensor)
     rng, begun = feed.rng, 0
     slow: dict[str, dict[str, Any]] = {}
@@ -150,19 +236,19 @@ def run_slow(cases: int, seed: int, trial: Trial, tensor: bool = True) -> None:
         feed.step()
         for name, case in list(slow.items()):
             if name not in feed.jobs.slot_of:  # it ended first
-                feed.slow_clock[case["gpus"]] = 1.0
+                _mend(feed, case)
                 begun -= case["judged"] is None
                 del slow[name]
             elif feed.time_s >= case["by_s"] and case["judged"] is None:
                 _judge(feed, name, case, trial)
-                feed.slow_clock[case["gpus"]] = 1.0
+                _mend(feed, case)
                 case["until_s"] = feed.time_s + 1200.0
             elif case["judged"] is not None and feed.time_s >= case["until_s"]:
                 del slow[name]
         for name, slot in feed.jobs.slot_of.items():
             age_s = (feed.state.now_ns - int(feed.jobs.started_ns[slot])) / NS
             if begun < cases and name not in slow and age_s > 1200.0 and rng.random() < 0.02:
-                slow[name] = _begin(feed, slot)
+                slow[name] = (_begin_link if links else _begin)(feed, slot)
                 begun += 1
 
 
@@ -178,6 +264,29 @@ def _begin(feed: JobFeed, slot: int) -> dict[str, Any]:
             "factor": factor, "judged": None}  # fmt: skip
 
 
+def _begin_link(feed: JobFeed, slot: int) -> dict[str, Any]:
+    """A link of the job gets slow: all members wait for it, and one of its signs shows."""
+    rng, site, mine = feed.rng, feed.site, feed.gpus_of(slot)
+    table = ("link", "gpu")[int(rng.random() < 0.5)]
+    nodes = feed.jobs.nodes[slot]
+    entity = int(rng.choice(mine if table == "gpu" else np.flatnonzero(np.isin(site.node_of_link, nodes))))
+    signs = SIGNS[table]
+    sign, (low, high) = signs[int(rng.integers(len(signs)))]
+    size = float(np.exp(rng.uniform(np.log(low), np.log(high))))
+    factor = float(rng.uniform(*SLOW_LINKS))
+    feed.links.spoil(table, entity, sign, size)
+    feed.wait_pu[mine] = 1.0 / factor
+    return {"gpus": mine, "table": {"link": "port", "gpu": "nvlink"}[table],
+            "entity": site.name(table, entity), "link": (table, entity, sign, size), "factor": factor,
+            "by_s": feed.time_s + NAMED_BY_S, "judged": None}  # fmt: skip
+
+
+def _mend(feed: JobFeed, case: dict[str, Any]) -> None:
+    feed.slow_clock[case["gpus"]] = feed.wait_pu[case["gpus"]] = 1.0
+    if "link" in case:
+        feed.links.mend(*case["link"])
+
+
 def true_slowdown(clock_pu: F64) -> float:
     """Of a job with these clocks, over that at their median."""
     pace = performance_pu(np.array([np.median(clock_pu), clock_pu.min()]), COMPUTE_SHARE_PU)
@@ -187,15 +296,20 @@ def true_slowdown(clock_pu: F64) -> float:
 def _judge(feed: JobFeed, name: str, case: dict[str, Any], trial: Trial) -> None:
     slot = feed.jobs.slot_of[name]
     held = feed.goodput.held_back(slot, feed.state, feed.jobs)
-    case["judged"] = held is not None and held.entity == case["entity"]
+    case["judged"] = (
+        held is not None and held.entity == case["entity"] and bool(held.ends) == ("link" in case)
+    )
     trial.cases[case["table"]] += 1
     trial.right[case["table"]] += case["judged"]
     if case["judged"] and held is not None:
-        true = true_slowdown(feed.truth.gpu_clock_pu[feed.gpus_of(slot)])
+        true = (
+            case["factor"] if "link" in case else true_slowdown(feed.truth.gpu_clock_pu[feed.gpus_of(slot)])
+        )
         trial.errors_pu.append(held.slowdown / true - 1.0)
     else:
-        said = None if held is None else held.entity
-        trial.misses.append(f"{case['table']} {case['entity']} x {case['factor']:.2f} of "
+        said = None if held is None else held.ends or held.entity
+        sign = f" {case['link'][2] or 'bandwidth'} {case['link'][3]:.3g}" if "link" in case else ""
+        trial.misses.append(f"{case['table']} {case['entity']} x {case['factor']:.2f}{sign} of "
                             f"{len(feed.gpus_of(slot))} GPUs: {said}")  # fmt: skip
 
 
@@ -206,11 +320,14 @@ def main() -> None:
     )
     parser.add_argument("--hours", type=float, default=10_000.0, help="healthy job-hours")
     parser.add_argument("--cases", type=int, default=400, help="slow members")
+    parser.add_argument("--links", type=int, default=400, help="slow links")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--no-tensor", action="store_true", help="only SM activity and clocks are read")
     args = parser.parse_args()
     trial, begun = Trial(), time.monotonic()
     run_slow(args.cases, args.seed, trial, not args.no_tensor)
+    if not args.no_tensor:
+        run_slow(args.links, args.seed + 500, trial, links=True)
     total, right = sum(trial.cases.values()), sum(trial.right.values())
     for table, n in trial.cases.items():
         print(f"slow {table}: {trial.right[table]} of {n} named")

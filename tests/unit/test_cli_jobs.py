@@ -14,6 +14,7 @@ from twin.cli.operate.jobs import show_job, show_jobs
 HELD = {
     "table": "gpu",
     "entity": "lab/h/r1/node2/gpu1",
+    "ends": None,
     "gpus": 1,
     "slowdown": 1.2,
     "since_ns": START_NS,
@@ -54,6 +55,13 @@ def test_the_list_names_who_holds_a_job_back() -> None:
     [
         ({}, ("trained 90.0 % of 1 h watched", "no member stands out", "its end is not known")),
         ({"held_back_by": HELD}, ("gpu1 holds it back: 20 %", "3.2 GPU-hours", "heat (hardware)")),
+        (
+            {
+                "held_back_by": HELD
+                | {"table": "link", "entity": "lab/h/r1/node2/rail1", "ends": "PORT to LEAF"}
+            },
+            ("PORT to LEAF holds it back",),
+        ),
         ({"expected_end_ns": START_NS, "expected_end_by": "time_limit"}, ("at the latest", "time limit")),
         ({"expected_end_ns": START_NS, "expected_end_by": "progress"}, ("by its own progress",)),
         ({"trained_s": 0.0, "still_s": 0.0, "lost_s": 0.0}, ("was not watched",)),

@@ -166,7 +166,9 @@ def end_of(pod: Pod) -> ExpectedEnd | None:
 
 def told(pod: Pod, remaining_s: float) -> CheckpointTold:
     """A report of a job on what training is left."""
-    return CheckpointTold(id=f"r{pod.twin.now_ns}", job="train", at_ns=pod.twin.now_ns, remaining_s=remaining_s)
+    return CheckpointTold(
+        id=f"r{pod.twin.now_ns}", job="train", at_ns=pod.twin.now_ns, remaining_s=remaining_s
+    )
 
 
 def test_the_end_is_by_progress_where_the_job_tells_it_and_else_by_its_limit() -> None:

@@ -29,7 +29,8 @@ CONTROLS = {
     "cdu.supply_temp_target_c": "supply temperature",
 }
 _SIGNALS = {
-    "energy_mj": "energy", "makeup_ml": "make-up water", "remaining_s": "remaining training", "flow_lpm": "coolant flow", "util_pu": "utilisation", "used_pu": "fill level",
+    "energy_mj": "energy", "flow_lpm": "coolant flow", "util_pu": "utilisation", "used_pu": "fill level",
+    "makeup_ml": "make-up water", "remaining_s": "remaining training",
     "clock_event_bits": "reasons of its clock", "power_w_max": "peak power", "current_a_max": "peak current",
     "throttle_power_ns": "time slowed by power", "throttle_thermal_ns": "time slowed by heat",
     "xid_code": "XID", "up_state": "state of the link", "dram_active_pu": "activity of its memory",

@@ -61,7 +61,7 @@ from twin.engine.remap import slots_kept
 from twin.engine.shadow_power import SparedPower
 from twin.engine.view import EngineView
 from twin.estimation import Estimator
-from twin.goodput import GoodputState
+from twin.goodput import GoodputState, LinkRecords
 from twin.health import HealthState, findings as suspects_of
 from twin.ledger import SiteLedger
 from twin.site import Site, SiteSpec, build_site
@@ -136,7 +136,8 @@ class Engine:
         self.estimator.update(self.state, frame.dt_s, self.windows)
         self.diagnosis.update(self.state, self.estimator, self.jobs, self.windows, faults, frame.dt_s)
         self.health.update(self.state, self.estimator, self.diagnosis, self.jobs, self.windows)
-        self.goodput.update(self.state, self.jobs)
+        links = LinkRecords(self.health.rates, self.health.nvlinks)
+        self.goodput.update(self.state, self.jobs, links)
         view = self.view(frame.dt_s)
         self.ledger.update(self.state, view, frame.dt_s, paused)
         fits = self._forecast(view, frame, records)

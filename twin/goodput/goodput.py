@@ -8,16 +8,17 @@ Each job is looked at every ten seconds, in turn; a member is named when it stan
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from twin.catalogue import F32, F64, I32, I64, NS, Bool, find_signal
 from twin.contracts import Finding
 from twin.goodput.segments import Segments
+from twin.goodput.slow_links import NEAR_PU, JobPace, LinkRecords, SlowLink, counted_signs, slow_link
 from twin.physics import performance_pu
 from twin.site import Site
-from twin.telemetry import EntityState, JobSlots, OldOfNew, State, column, scalar
+from twin.telemetry import EntityState, JobSlots, OldOfNew, State, column, entries, part, scalar
 
 EVERY_S = 10.0  # between looks at a job
 LONGEST_S = 60.0  # that one look may account for: what was longer ago is not known
@@ -51,11 +52,17 @@ REMEDY = (
     "Look why it is slow: heat, power limit, locked clock, or the work that it was given. If it stays, "
     "exclude its node at the next save and restart the job without it."
 )
+LINK_REMEDY = (
+    "Look at both ends of the link, its cable or optics. If it stays, exclude its node at the next save and "
+    "restart the job without it."
+)
 
 
 @dataclass(frozen=True)
 class HeldBack:
-    """The member that a job waits for: `entity` of `table`, its GPUs, the slowdown, and its evidence."""
+    """The member that a job waits for: `entity` of `table`, its GPUs, the slowdown, and its evidence. `ends`:
+    a link by both ends; its `table` is link, or gpu for an NVLink of this GPU.
+    """
 
     table: str
     entity: str
@@ -64,6 +71,7 @@ class HeldBack:
     since_ns: int
     cost_gpu_h: float
     evidence: tuple[str, ...]
+    ends: str = ""
 
 
 class _Turn(NamedTuple):
@@ -75,6 +83,7 @@ class _Turn(NamedTuple):
     dt_s: F64  # [n] since the last look
     tensor: F32  # [k]
     clock: F32  # [k]
+    links: LinkRecords
 
     @property
     def of(self) -> I32:
@@ -102,12 +111,18 @@ class GoodputState(EntityState):
     seen: F32 = column("gpu", "f4", trail=(2,))  # how much of the smoothing span each of them has seen
     since_ns: I64 = column("gpu", "i8")  # since when it stands out; 0 = it does not
     evaluated_ns: int = scalar(0)
+    pace: JobPace = part()
+    # The link that a job waits for: table, entity, node, both ends, evidence, as in `SlowLink`
+    slow_links: dict[int, list[Any]] = entries("job")
+    # Counts of its links when a job, or a member beside the others, got slow: [table, entity, counter, count]
+    signs: dict[int, list[list[Any]]] = entries("job")
 
     def __init__(self, site: Site) -> None:
         super().__init__(site.sizes)
         self.site = site
+        self.pace, self.slow_links, self.signs = JobPace(site.sizes), {}, {}
 
-    def update(self, state: State, jobs: JobSlots) -> None:
+    def update(self, state: State, jobs: JobSlots, links: LinkRecords) -> None:
         """Look at the jobs whose turn it is. Raises nothing for bad or missing data."""
         now_ns = state.now_ns
         gone = self.generation != np.where(jobs.alive & jobs.synchronous, jobs.generation, -1)
@@ -120,17 +135,17 @@ class GoodputState(EntityState):
         slots = np.flatnonzero(due)
         if not len(slots):
             return
-        turn = self._turn(slots, jobs, state)
+        turn = self._turn(slots, jobs, state, links)
         self.evaluated_ns = now_ns
         self._restarted(turn.slots, jobs)
         if not len(turn.gpus):
             return
         self._forget_silent(turn)
-        training = self._account(turn, state, jobs)
+        training, middle = self._account(turn, state, jobs)
         if training.any():
-            self._compare(turn, training, now_ns)
+            self._compare(turn, training, middle, state)
 
-    def _turn(self, slots: I64, jobs: JobSlots, state: State) -> _Turn:
+    def _turn(self, slots: I64, jobs: JobSlots, state: State, links: LinkRecords) -> _Turn:
         now_ns = state.now_ns
         place = np.full(len(self.looked_ns) + 1, -1, np.int32)
         place[slots] = np.arange(len(slots), dtype=np.int32)
@@ -146,13 +161,14 @@ class GoodputState(EntityState):
         self.looked_ns[slots] = now_ns
         tensor, clock = (self._read(state, key, gpus) for key in (TENSOR, CLOCK))
         parts = Segments.made(of, len(slots))
-        return _Turn(slots, gpus, parts, (now_ns - before) / NS, tensor, clock)
+        return _Turn(slots, gpus, parts, (now_ns - before) / NS, tensor, clock, links)
 
     def _clear(self, slots: I64, jobs: JobSlots) -> None:
         """Begin anew for slots that have another job, or none; and for the GPUs of that job."""
         for name in AFRESH:
             getattr(self, name)[slots] = 0
         self.slowdown[slots] = 1.0
+        self._forget_paces(slots)
         live = jobs.alive & jobs.synchronous
         self.generation[slots] = np.where(live, jobs.generation, -1)[slots]
         self.started_ns[slots] = np.where(live, jobs.started_ns, 0)[slots]
@@ -170,6 +186,12 @@ class GoodputState(EntityState):
         seen = self.seen[turn.gpus]
         self.since_ns[turn.gpus[~((seen[:, 0] > 0.0) | (seen[:, 1] > 0.0))]] = 0
 
+    def _forget_paces(self, slots: I64) -> None:
+        self.pace.clear(slots)
+        for slot in slots.tolist():
+            self.slow_links.pop(slot, None)
+            self.signs.pop(slot, None)
+
     def _forget_gpus(self, which: Bool) -> None:
         self.busy[which] = self.slow[which] = 0.0
         self.seen[which] = 0.0
@@ -185,11 +207,14 @@ class GoodputState(EntityState):
         self.lost_s[again] += lost_s
         self.restarts[again] += 1
         self.started_ns[again] = jobs.started_ns[again]
+        self._forget_paces(again)
         placed = np.isin(jobs.job_of_node, again)
         self._forget_gpus(placed[self.site.node_of_gpu])
 
-    def _account(self, turn: _Turn, state: State, jobs: JobSlots) -> Bool:
-        """Add the time since the last look to what trained or stood still; whether each job trains [n]."""
+    def _account(self, turn: _Turn, state: State, jobs: JobSlots) -> tuple[Bool, F64]:
+        """Add the time since the last look to what trained or stood still; (whether each job trains, its
+        median activity) [n].
+        """
         activity = self._read(state, SM, turn.gpus)
         if not np.isfinite(activity).any():
             activity = self._read(state, UTIL, turn.gpus)
@@ -205,7 +230,7 @@ class GoodputState(EntityState):
         self.trained_s[turn.slots] += np.where(trains, known_s, 0.0)
         self.still_s[turn.slots] += np.where(trains, 0.0, known_s)
         self._saved(turn.slots, jobs, state.now_ns)
-        return np.asarray(trains, np.bool_)
+        return np.asarray(trains, np.bool_), middle
 
     def _saved(self, slots: I64, jobs: JobSlots, now_ns: int) -> None:
         """Keep what a job trained before its newest save began."""
@@ -219,11 +244,15 @@ class GoodputState(EntityState):
         self.kept_s[new] = np.maximum(self.kept_s[new], kept_s)
         self.saved_ns[new] = jobs.saved_ns[new]
 
-    def _compare(self, turn: _Turn, training: Bool, now_ns: int) -> None:
-        """Compare each member with its peers, and find those that stand out for long."""
+    def _compare(self, turn: _Turn, training: Bool, activity: F64, state: State) -> None:
+        """Compare each member with its peers, and each job with itself; find what stands out for long."""
+        now_ns = state.now_ns
         dt_s = np.minimum(turn.dt_s, LONGEST_S)[turn.of]
         middle = turn.parts.medians(turn.tensor)
         compute = training & (middle >= LEAST_TENSOR_PU)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            level = np.where(compute, np.log(middle / activity), np.nan)
+        self.pace.observe(turn.slots, level, np.minimum(turn.dt_s, LONGEST_S), now_ns)
         with np.errstate(divide="ignore", invalid="ignore"):
             busy = np.log(np.maximum(turn.tensor, 1e-3) / middle[turn.of])
             low = turn.clock / turn.parts.medians(turn.clock)[turn.of]
@@ -245,7 +274,10 @@ class GoodputState(EntityState):
         look = np.where(knows[:, 0], compute[turn.of], training[turn.of])  # a save or a dip decides nothing
         since = np.where(out, np.where(was > 0, was, now_ns), 0)
         self.since_ns[turn.gpus] = np.where(look, since, was)
-        self._cost(turn, training, size, now_ns)
+        size_of = self._sizes(turn, state)
+        self.slowdown[turn.slots] = slowdown = np.exp(size_of)
+        spent_s = np.where(training, np.minimum(turn.dt_s, LONGEST_S), 0.0)
+        self.cost_gpu_h[turn.slots] += (1.0 - 1.0 / slowdown) * size * spent_s / 3600.0
 
     def _smooth(self, kept: F32, which: int, gpus: I32, value: np.ndarray, dt_s: F64) -> None:
         known = np.isfinite(value)
@@ -260,15 +292,55 @@ class GoodputState(EntityState):
         leaves = np.where(self.since_ns[turn.gpus] > 0, LEAVES_PU, 1.0)
         return np.asarray(known & (value > leaves * limit[turn.of]), np.bool_)
 
-    def _cost(self, turn: _Turn, training: Bool, size: np.ndarray, now_ns: int) -> None:
-        """Slowdown of each job by the slowest member that stands out for long enough, and its cost."""
-        lasting = self._lasting(turn.gpus, now_ns)
-        size_of = np.zeros(len(turn.slots))
-        np.maximum.at(size_of, turn.of[lasting], self._size(turn.gpus[lasting]))
-        slowdown = np.exp(size_of)
-        self.slowdown[turn.slots] = slowdown
-        dt_s = np.where(training, np.minimum(turn.dt_s, LONGEST_S), 0.0)
-        self.cost_gpu_h[turn.slots] += (1.0 - 1.0 / slowdown) * size * dt_s / 3600.0
+    def _sizes(self, turn: _Turn, state: State) -> F64:
+        """Logarithm of the slowdown of each job [n]: by the slowest member that stands out for long enough,
+        else by a link that stands out while all members compute less.
+        """
+        lasting = self._lasting(turn.gpus, state.now_ns)
+        out = np.zeros(len(turn.slots))
+        np.maximum.at(out, turn.of[lasting], self._size(turn.gpus[lasting]))
+        standing = np.bincount(turn.of, self.since_ns[turn.gpus] > 0, len(out)) > 0
+        for k, slot in enumerate(turn.slots.tolist()):
+            found = None
+            if not standing[k] and not self.pace.fell_ns[slot]:
+                self.signs.pop(slot, None)
+            elif slot not in self.signs:
+                self._note_signs(turn, k)
+            elif out[k] > 0.0 or self.pace.lasts(slot, state.now_ns, PERSIST_S):
+                found = self._link(turn, k, state)
+            if found is None:
+                self.slow_links.pop(slot, None)
+                continue
+            self.slow_links[slot] = list(found)
+            if out[k] == 0.0:
+                out[k] = self.pace.fall(slot)
+        return out
+
+    def _members(self, turn: _Turn, k: int) -> tuple[I32, I32]:
+        """Nodes and GPUs of a job."""
+        gpus = turn.gpus[turn.of == k]
+        return np.unique(self.site.node_of_gpu[gpus]), gpus
+
+    def _note_signs(self, turn: _Turn, k: int) -> None:
+        """Note what the links of a job count that has just got slow."""
+        signs = counted_signs(self.site, turn.links.rates, self._members(turn, k)[0], NEAR_PU)
+        self.signs[int(turn.slots[k])] = [[*key, count] for key, count in signs.items()]
+
+    def _link(self, turn: _Turn, k: int, state: State) -> SlowLink | None:
+        """The link that a job waits for, if one is."""
+        members = self._members(turn, k)
+        before = {(of[0], of[1], of[2]): float(of[3]) for of in self.signs[int(turn.slots[k])]}
+        found = slow_link(self.site, state, turn.links, members, before)
+        named = members[1][self._lasting(members[1], state.now_ns)]
+        if found is not None and len(named) and not self._by_link(named, found):
+            return None
+        return found
+
+    def _by_link(self, named: I32, found: SlowLink) -> bool:
+        """Whether a link explains that these members stand out: it is theirs, and their clocks do not."""
+        worst = int(named[np.argmax(self._size(named))])
+        by_clock = self.seen[worst, 1] > 0.5 and self.slow[worst] > BUSY_BY_CLOCK * self.busy[worst]
+        return bool((self.site.node_of_gpu[named] == found.node).all() and not by_clock)
 
     def _lasting(self, gpus: I32, now_ns: int) -> Bool:
         since = self.since_ns[gpus]
@@ -301,13 +373,26 @@ class GoodputState(EntityState):
         start = self.site.gpu_start_of_node
         gpus = np.concatenate([np.arange(start[i], start[i + 1]) for i in nodes.tolist()]).astype(np.int32)
         named = gpus[self._lasting(gpus, state.now_ns)]
-        if not len(named):
+        link = SlowLink(*self.slow_links[slot]) if slot in self.slow_links else None
+        slowdown, cost_gpu_h = float(self.slowdown[slot]), float(self.cost_gpu_h[slot])
+        if not len(named) and link is None:
             return None
-        table, entity = self._place(named, gpus)
-        since_ns = int(self.since_ns[named].min())
-        said = self._evidence(named, len(gpus), since_ns, state)
-        return HeldBack(table, entity, tuple(named.tolist()), float(self.slowdown[slot]), since_ns,
-                        float(self.cost_gpu_h[slot]), said)  # fmt: skip
+        said: tuple[str, ...] = ()
+        if len(named):
+            table, entity = self._place(named, gpus)
+            since_ns = int(self.since_ns[named].min())
+            said = self._evidence(named, len(gpus), since_ns, state)
+        else:
+            since_ns = int(self.pace.fell_ns[slot])
+            minutes = (state.now_ns - since_ns) / NS / 60.0
+            said = (f"tensor cores of all {len(gpus)} GPUs rest more than is usual, for {minutes:.0f} min, "
+                    "and none stands out: all wait alike",)  # fmt: skip
+        if link is None:
+            return HeldBack(table, entity, tuple(named.tolist()), slowdown, since_ns, cost_gpu_h, said)
+        told = (f"{link.ends}: {link.evidence}", *said)
+        entity = self.site.name(link.table, link.entity)
+        return HeldBack(link.table, entity, tuple(named.tolist()), slowdown, since_ns, cost_gpu_h, told,
+                        link.ends)  # fmt: skip
 
     def _place(self, named: I32, gpus: I32) -> tuple[str, str]:
         """The GPU; or the node, or the rack, most of whose members of the job are slow."""
@@ -354,8 +439,9 @@ class GoodputState(EntityState):
             cost = f"{slower}, which has cost {held.cost_gpu_h:.1f} GPU-hours"
             found.append(
                 Finding(f"job_straggler/{jobs.names[slot]}", severity,
-                        f"{held.entity} holds {job} back", (held.entity, job), (cost, *held.evidence), 0.95,
-                        REMEDY, len(held.gpus))
+                        f"{held.ends or held.entity} holds {job} back", (held.entity, job),
+                        (cost, *held.evidence), 0.95, LINK_REMEDY if held.ends else REMEDY,
+                        max(len(held.gpus), 1))
             )  # fmt: skip
         return found
 

@@ -28,6 +28,7 @@ from .fabric import (
     far_end as far_end,
     link_blast as link_blast,
     lost_with as lost_with,
+    port_far_end as port_far_end,
     scale_up_blast as scale_up_blast,
     scale_up_domain as scale_up_domain,
     switch_blast as switch_blast,

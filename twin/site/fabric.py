@@ -40,6 +40,21 @@ def far_end(site: Site, gpu: int, link: int) -> str:
     return f"one of the {int(chips)} switch chips of {domain}"
 
 
+def port_far_end(site: Site, link: int) -> str:
+    """The other end of a port by the site file: the leaf that carries its plane, or one of several; "" where
+    that says nothing.
+    """
+    rack, plane = int(site.rack_of_node[site.node_of_link[link]]), int(site.plane_of_link[link])
+    leaves = []
+    for switch in range(site.sizes["switch"]):
+        planes = site.planes_of_switch.of_row(switch)
+        if rack in site.racks_of_switch.of_row(switch) and (not len(planes) or plane in planes):
+            leaves.append(site.name("switch", switch))
+    if len(leaves) <= 1:
+        return "".join(leaves)
+    return f"one of the {len(leaves)} switches from {leaves[0]} to {leaves[-1]}"
+
+
 def scale_up_domain(site: Site, node: int) -> tuple[str, I32]:
     """(name, nodes) of the scale-up domain of a node: its supernode, or a share of it by the profile."""
     whole = int(site.supernode_of_node[node])

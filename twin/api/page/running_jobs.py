@@ -73,6 +73,6 @@ def _goodput(live: Runtime, slot: int) -> dict[str, Any]:
         "expected_end_ns": end and end.at_ns, "expected_end_by": end and end.by,
         "held_back_by": None if held is None else {
             "table": held.table, "entity": held.entity, "gpus": len(held.gpus), "slowdown": held.slowdown,
-            "since_ns": held.since_ns, "evidence": list(held.evidence),
+            "ends": held.ends or None, "since_ns": held.since_ns, "evidence": list(held.evidence),
         },
     }  # fmt: skip

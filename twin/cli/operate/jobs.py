@@ -62,7 +62,9 @@ def show_job(job: dict[str, Any], out: Console) -> None:
         print_line(out, "no member stands out")
         return
     print_line(
-        out, f"{clean(held['entity'])} holds it back: {_slower(held)} since {utc(held['since_ns'])}", "yellow"
+        out,
+        f"{clean(held['ends'] or held['entity'])} holds it back: {_slower(held)} since {utc(held['since_ns'])}",
+        "yellow",
     )
     print_line(out, f"stragglers have cost {job['straggler_gpu_h']:.1f} GPU-hours")
     for line in held["evidence"]:
