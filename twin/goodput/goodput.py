@@ -30,6 +30,7 @@ HEARD_PU = 0.5  # of a job's GPUs that must be heard, or nothing is said of the 
 LEAST_TENSOR_PU = 0.05  # in a dip of a collective all wait: tensor cores tell nothing
 LEAST_GPUS = 4  # of a job, below which no member stands out from its peers
 SMOOTH_S = 120.0
+NOTED_S = 600.0  # between notes of what links count; source: estimate
 PERSIST_S = 300.0  # that a member stands out before it is named
 LEAST_SLOWDOWN = 1.05  # worth a word; source: estimate
 COMPUTE_SHARE_PU = 0.8  # of the time of a kernel that waits for the clock; source: estimate
@@ -114,8 +115,9 @@ class GoodputState(EntityState):
     pace: JobPace = part()
     # The link that a job waits for: table, entity, node, both ends, evidence, as in `SlowLink`
     slow_links: dict[int, list[Any]] = entries("job")
-    # Counts of its links when a job, or a member beside the others, got slow: [table, entity, counter, count]
-    signs: dict[int, list[list[Any]]] = entries("job")
+    # Counts of a job's links while it is not slow: when they were noted last, what then, what before;
+    # each [table, entity, counter, count]
+    signs: dict[int, list[Any]] = entries("job")
 
     def __init__(self, site: Site) -> None:
         super().__init__(site.sizes)
@@ -303,9 +305,7 @@ class GoodputState(EntityState):
         for k, slot in enumerate(turn.slots.tolist()):
             found = None
             if not standing[k] and not self.pace.fell_ns[slot]:
-                self.signs.pop(slot, None)
-            elif slot not in self.signs:
-                self._note_signs(turn, k)
+                self._note_signs(turn, k, state.now_ns)
             elif out[k] > 0.0 or self.pace.lasts(slot, state.now_ns, PERSIST_S):
                 found = self._link(turn, k, state)
             if found is None:
@@ -321,15 +321,20 @@ class GoodputState(EntityState):
         gpus = turn.gpus[turn.of == k]
         return np.unique(self.site.node_of_gpu[gpus]), gpus
 
-    def _note_signs(self, turn: _Turn, k: int) -> None:
-        """Note what the links of a job count that has just got slow."""
-        signs = counted_signs(self.site, turn.links.rates, self._members(turn, k)[0], NEAR_PU)
-        self.signs[int(turn.slots[k])] = [[*key, count] for key, count in signs.items()]
+    def _note_signs(self, turn: _Turn, k: int, now_ns: int) -> None:
+        """Note every ten minutes what the links of a job count that is not slow."""
+        slot = int(turn.slots[k])
+        at_ns, last, _ = self.signs.get(slot, [0, [], []])
+        if now_ns - at_ns >= round(NOTED_S * NS):
+            signs = counted_signs(self.site, turn.links.rates, self._members(turn, k)[0], NEAR_PU)
+            self.signs[slot] = [now_ns, [[*key, count] for key, count in signs.items()], last]
 
     def _link(self, turn: _Turn, k: int, state: State) -> SlowLink | None:
         """The link that a job waits for, if one is."""
         members = self._members(turn, k)
-        before = {(of[0], of[1], of[2]): float(of[3]) for of in self.signs[int(turn.slots[k])]}
+        # By the time a fall shows, the last counts may be those of a link that is slow already
+        noted = self.signs.get(int(turn.slots[k]), [0, [], []])[2]
+        before = {(of[0], of[1], of[2]): float(of[3]) for of in noted}
         found = slow_link(self.site, state, turn.links, members, before)
         named = members[1][self._lasting(members[1], state.now_ns)]
         if found is not None and len(named) and not self._by_link(named, found):

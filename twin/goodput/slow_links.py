@@ -16,11 +16,11 @@ from twin.catalogue import F32, F64, I32, I64, NS, Bool, find_signal
 from twin.site import Site, port_far_end
 from twin.telemetry import EntityState, State, column
 
-SMOOTH_S, USUAL_S = 120.0, 1800.0  # of the level of now, of the usual one; source: estimate
+SMOOTH_S, USUAL_S = 120.0, 3600.0  # of the level of now, of the usual one; source: estimate
 KEPT_S = 6 * 3600.0  # of the usual level while that of now is lower: another phase of work becomes usual
 LEARNED_S = 600.0  # of a job, before its level can fall
 LEAST_FALL = 0.05  # logarithm of the slowdown that is worth a word; source: estimate
-SPREADS = 4.0  # mean moves of the level about the usual one, that a fall exceeds; source: estimate
+SPREADS = 3.0  # mean moves of the level about the usual one, that a fall exceeds; source: estimate
 # Growth in about ten minutes that speaks against a link; source: estimates, as the rules of health have them
 COUNTS = {
     "link": (("error_count", 100.0, "errors"), ("symbol_error_count", 100.0, "symbol errors"),
@@ -109,9 +109,10 @@ class JobPace(EntityState):
         fallen = self.fell(off, self.spread[slots]) & (heard_s >= LEARNED_S)
         usual_s = np.where(fallen, KEPT_S, np.minimum(heard_s, USUAL_S))
         self.usual[slots] -= np.minimum(dt_s / usual_s, 1.0) * off
-        self.spread[slots] += np.where(fallen, 0.0, np.minimum(dt_s / usual_s, 1.0)) * (
-            np.abs(off) - self.spread[slots]
-        )
+        # A move that is far beyond those before is the begin of a fall, or its end
+        usual_off = np.minimum(np.abs(off), 2.0 * np.maximum(self.spread[slots], LEAST_FALL / SPREADS))
+        share = np.where(fallen, 0.0, np.minimum(dt_s / usual_s, 1.0))
+        self.spread[slots] += share * (usual_off - self.spread[slots])
         self.level[slots], self.heard_s[slots] = now, heard_s
         since = np.where(self.fell_ns[slots] > 0, self.fell_ns[slots], now_ns)
         self.fell_ns[slots] = np.where(fallen, since, 0)

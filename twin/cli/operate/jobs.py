@@ -61,11 +61,8 @@ def show_job(job: dict[str, Any], out: Console) -> None:
     if (held := job["held_back_by"]) is None:
         print_line(out, "no member stands out")
         return
-    print_line(
-        out,
-        f"{clean(held['ends'] or held['entity'])} holds it back: {_slower(held)} since {utc(held['since_ns'])}",
-        "yellow",
-    )
+    name, since = clean(held["ends"] or held["entity"]), utc(held["since_ns"])
+    print_line(out, f"{name} holds it back: {_slower(held)} since {since}", "yellow")
     print_line(out, f"stragglers have cost {job['straggler_gpu_h']:.1f} GPU-hours")
     for line in held["evidence"]:
         out.print(safe_text(f"  {line}"))
