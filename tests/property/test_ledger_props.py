@@ -10,6 +10,7 @@ from tests.support.builders import site_of
 from tests.support.ledger_month import tree
 from twin.ledger import BY, TIME_CLASSES, HourRecord, LedgerRow, statement
 from twin.ledger.energy_split import LateRoots, Metered, RootGroups, RootMeters, split
+from twin.ledger.feeder_balance import FeederBalance
 from twin.ledger.gpu_time import SEEN, SeenTime
 from twin.ledger.hour_account import HourAccount
 from twin.ledger.hour_record import MeteredSum
@@ -45,7 +46,7 @@ def test_racks_and_losses_make_their_roots_and_nodes_fit_into_racks(
     )
     late, yes = LateRoots(SITE.sizes), np.ones(4, np.bool_)
     meters = RootMeters(feeder, rng.random(4) < 0.5, yes, late)
-    found = split(GROUPS, meters, rack, node, RackMeters(SITE).gain())
+    found = split(GROUPS, meters, rack, node, RackMeters(SITE).gain(*FeederBalance(GROUPS).gains()))
     nodes_j = np.bincount(SITE.rack_of_node, found.node.energy_j)
     told = ~found.unmetered[SITE.node_start_of_rack[:-1]]
     assert np.all(nodes_j[told] <= found.rack.energy_j[told] * (1 + 1e-9) + 1e-6)

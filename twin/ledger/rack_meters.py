@@ -66,24 +66,29 @@ class RackMeters(EntityState):
         """Racks whose meter is compared with their nodes' [n_rack]."""
         return self.both_s >= LEAST_S
 
-    def gain(self) -> RackGain:
-        """The factors by what is known now."""
+    def gain(self, off_pu: F64, sigma_pu: F64) -> RackGain:
+        """The factors by what is known now. `off_pu`: by how much meters are known to read too little, but
+        for `sigma_pu` [n].
+        """
         n = len(self.meter_j)
         known = self.both_s >= LEAST_S
-        ratio = np.divide(self.meter_j, self.nodes_j, out=np.ones(n), where=known)
-        meter, nodes = np.ones(n), np.where(known, ratio, 1.0)
-        own, common = np.full(n, GAIN_PU), np.zeros(n)
+        metered = np.divide(self.meter_j, self.nodes_j, out=np.ones(n), where=known)
+        ratio = metered * (1.0 + off_pu)
+        meter, nodes = 1.0 + off_pu, np.where(known, ratio, 1.0)
+        own, common = sigma_pu.copy(), np.zeros(n)
         for kind in np.unique(self._kind[known]).tolist():
             of = np.flatnonzero(self._kind == kind)
             some = of[known[of]]
-            mean = float(ratio[some].mean())
+            mean, sigma2 = float(ratio[some].mean()), sigma_pu[some] ** 2
             spread2 = SPREAD_PU**2  # of what racks take beside their nodes, and of the nodes' own meters
             if len(some) >= LEAST_RACKS:
-                spread2 = max(float(ratio[some].var(ddof=1)) / mean**2 - GAIN_PU**2, LEAST_SPREAD_PU**2)
-            weight = spread2 / (spread2 + GAIN_PU**2)
+                spread2 = max(
+                    float(ratio[some].var(ddof=1)) / mean**2 - float(sigma2.mean()), LEAST_SPREAD_PU**2
+                )
+            weight = spread2 / (spread2 + sigma2)
             drawn = mean + weight * (ratio[some] - mean)
-            meter[some], nodes[some] = drawn / ratio[some], drawn
+            meter[some], nodes[some] = drawn / metered[some], drawn
             nodes[of[~known[of]]] = mean
-            own[some] = GAIN_PU * np.sqrt(weight)
-            common[some] = (1.0 - weight) * np.sqrt((spread2 + GAIN_PU**2) / len(some))
+            own[some] = sigma_pu[some] * np.sqrt(weight)
+            common[some] = (1.0 - weight) * np.sqrt((spread2 + sigma2) / len(some))
         return RackGain(meter, nodes, own, common)

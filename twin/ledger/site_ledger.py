@@ -11,6 +11,7 @@ import numpy as np
 from twin.catalogue import F64, I32, I64, NS, TABLES, Bool
 from twin.contracts import View
 from twin.ledger.energy_split import LateRoots, Metered, RootGroups, RootMeters, Split, split
+from twin.ledger.feeder_balance import FeederBalance
 from twin.ledger.gpu_time import CHECKPOINT, RESTART, JobTime, ReportedSpans, ThrottleTime
 from twin.ledger.hour_account import HOUR_NS, AddedEnergy, HourAccount, Key
 from twin.ledger.hour_record import HourRecord, encode_hour
@@ -38,6 +39,7 @@ class SiteLedger(EntityState):
     powers: dict[str, PowerIntegral] = part()
     feeders: EnergyCounters = part()
     racks: RackMeters = part()
+    balance: FeederBalance = part()
     gaps_filled: NodeGaps = part()
     late: LateRoots = part()
     throttle: ThrottleTime = part()
@@ -63,6 +65,7 @@ class SiteLedger(EntityState):
         self.water = WaterMeters(site)
         self.job_time, self.hour = JobTime(site.sizes), HourAccount(site.sizes)
         self._groups = RootGroups(site)
+        self.balance = FeederBalance(self._groups)
         self._hall = site.hall_of_rack[site.rack_of_node]
         self._gpus = np.diff(site.gpu_start_of_node).astype(np.int64)
         self._signals = {table: TABLES[table].by_name["power_w"] for table in POWERED}
@@ -200,7 +203,10 @@ class SiteLedger(EntityState):
         # A rack's own gap is filled by its nodes, where these were read or are filled themselves
         dark = row_sums(of_node, unfilled | ~node.known, site.sizes["rack"])
         rack = rack._replace(known=rack.known & ~((rack.var_j2 != 0.0) & (dark == 0) & self.racks.compared))
-        gain = self.racks.gain()
+        whole = read["rack"][0].known & (read["rack"][0].var_j2 == 0.0)
+        counted_roots = self.feeders.counted & self.feeders.fresh
+        self.balance.observe(read["rack"][0].energy_j, whole, feeder.energy_j, counted_roots, span_s)
+        gain = self.racks.gain(*self.balance.gains())
         meters = RootMeters(feeder, self.feeders.counted, self.feeders.fresh, self.late)
         return (
             split(self._groups, meters, rack, node, gain),

@@ -8,6 +8,7 @@ squares.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -103,7 +104,7 @@ class _Sum:
         of = {name: self.amounts[at] for name, at in AMOUNT_AT.items()}
         row, energy_j = self.row, of["energy_j"]
         sigma_j = float(np.sqrt(of["sigma_j"] ** 2 + max(of["var_j2"], 0.0)))
-        common = {"name": name, "part": row.part, "tenant": row.tenant, "queue": row.queue,
+        common: dict[str, Any] = {"name": name, "part": row.part, "tenant": row.tenant, "queue": row.queue,
                   "account": row.account, "energy_kwh": energy_j / J_PER_KWH,
                   "energy_pm_kwh": HALF_90 * sigma_j / J_PER_KWH}  # fmt: skip
         if row.part == "rack":
