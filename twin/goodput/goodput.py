@@ -82,14 +82,23 @@ class _Turn(NamedTuple):
     gpus: I32  # [k]
     parts: Segments  # of the GPUs, by job
     dt_s: F64  # [n] since the last look
-    tensor: F32  # [k]
-    clock: F32  # [k]
+    readings: tuple[F32, F32]  # tensor activity, clock [k]
     links: LinkRecords
 
     @property
     def of(self) -> I32:
         """Place among the slots [k]."""
         return self.parts.of
+
+    @property
+    def tensor(self) -> F32:
+        """Tensor activity [k]."""
+        return self.readings[0]
+
+    @property
+    def clock(self) -> F32:
+        """Clocks, Hz [k]."""
+        return self.readings[1]
 
 
 class GoodputState(EntityState):
@@ -163,7 +172,7 @@ class GoodputState(EntityState):
         self.looked_ns[slots] = now_ns
         tensor, clock = (self._read(state, key, gpus) for key in (TENSOR, CLOCK))
         parts = Segments.made(of, len(slots))
-        return _Turn(slots, gpus, parts, (now_ns - before) / NS, tensor, clock, links)
+        return _Turn(slots, gpus, parts, (now_ns - before) / NS, (tensor, clock), links)
 
     def _clear(self, slots: I64, jobs: JobSlots) -> None:
         """Begin anew for slots that have another job, or none; and for the GPUs of that job."""
@@ -181,7 +190,7 @@ class GoodputState(EntityState):
 
     def _forget_silent(self, turn: _Turn) -> None:
         """Forget how members differ that are no longer heard: it is not known any more."""
-        for which, readings in enumerate((turn.tensor, turn.clock)):
+        for which, readings in enumerate(turn.readings):
             silent = ~np.isfinite(readings)
             if silent.any():
                 self.seen[turn.gpus[silent], which] = 0.0
@@ -342,7 +351,7 @@ class GoodputState(EntityState):
         return found
 
     def _by_link(self, named: I32, found: SlowLink) -> bool:
-        """Whether a link explains that these members stand out: it is theirs, and their clocks do not."""
+        """Return True if a link explains that these members stand out: it is theirs, their clocks do not."""
         worst = int(named[np.argmax(self._size(named))])
         by_clock = self.seen[worst, 1] > 0.5 and self.slow[worst] > BUSY_BY_CLOCK * self.busy[worst]
         return bool((self.site.node_of_gpu[named] == found.node).all() and not by_clock)

@@ -85,7 +85,7 @@ class SlowLink(NamedTuple):
 
 
 class JobPace(EntityState):
-    """How much of its activity a job computes, as a logarithm: now and usually [n_job]."""
+    """Share of its activity in which a job computes, as a logarithm: now and usually [n_job]."""
 
     level: F64 = column("job", "f8")
     usual: F64 = column("job", "f8")
@@ -119,7 +119,7 @@ class JobPace(EntityState):
 
     @staticmethod
     def fell(fall: F64, spread: F64) -> Bool:
-        """Whether a level is lower than the usual one by more than it moves anyway [k]."""
+        """Return True for a level that is lower than the usual one by more than it moves anyway [k]."""
         return np.asarray(fall > np.maximum(LEAST_FALL, SPREADS * spread), np.bool_)
 
     def fall(self, slot: int) -> float:
@@ -127,7 +127,7 @@ class JobPace(EntityState):
         return max(float(self.usual[slot] - self.level[slot]), 0.0)
 
     def lasts(self, slot: int, now_ns: int, least_s: float) -> bool:
-        """Whether a job has computed less for so long."""
+        """Return True if a job has computed less for so long."""
         since_ns = int(self.fell_ns[slot])
         return since_ns > 0 and now_ns - since_ns >= round(least_s * NS)
 

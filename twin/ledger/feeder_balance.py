@@ -118,7 +118,7 @@ class FeederBalance(EntityState):
         self.covar[g] = 0.5 * (covar + covar.T)
 
     def gains(self) -> LearnedGains:
-        """What is known of each rack's meter now; as it came from its maker where nothing was learned."""
+        """Return the errors of racks' meters as known now; of their class where nothing was learned."""
         n = len(self.rack_j)
         off, sigma = np.zeros(n), np.full(n, GAIN_PU)
         for g, racks in enumerate(self._racks):
