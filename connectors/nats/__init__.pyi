@@ -1,5 +1,6 @@
 from .budgets import BudgetDecoder as BudgetDecoder, BudgetSink as BudgetSink, BudgetSource as BudgetSource
 from .link import NatsLink as NatsLink, NatsSettings as NatsSettings
+from .nkey import NKey as NKey, read_nkey as read_nkey, seed_of as seed_of
 from .summaries import SummaryDecoder as SummaryDecoder, SummarySource as SummarySource
 from .wire import (
     HallGrant as HallGrant,

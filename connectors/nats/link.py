@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from connectors.nats.nkey import NKey, read_nkey
 from twin.catalogue import ConnectorError, clean
 from twin.telemetry import Message
 
@@ -32,7 +33,7 @@ STREAM_S, STREAM_MESSAGES, TWICE_S = 3600.0, 4_000, 120.0  # an hour of summarie
 
 @dataclass(frozen=True)
 class NatsSettings:
-    """Servers and identity of a connection. Secrets are paths of files, which the library reads itself."""
+    """Servers and identity of a connection. Of keys it has the paths of their files."""
 
     servers: tuple[str, ...]
     name: str = "racktwin"
@@ -76,6 +77,9 @@ class NatsLink:
             if isinstance(error, SlowConsumerError):
                 self.counts["dropped"] += 1
                 on_lost("messages came faster than they were read", 1)
+            elif "permissions violation" in (text := str(error).lower()):
+                self.fault = f"{self.where}: denies us {clean(text.rpartition('violation ')[2], 200)}"
+                log.warning("%s; look at the permissions of our user", self.fault)
             else:
                 lost.append(clean(f"{type(error).__name__}: {error}", 200))
 
@@ -83,7 +87,7 @@ class NatsLink:
             self.counts["received"] += 1
             on_message(Message(time.time_ns(), msg.subject, msg.data))
 
-        client = await self._connect(ended, failed)
+        client, self.fault = await self._connect(ended, failed), ""
         try:
             if self.subject:
                 await client.subscribe(
@@ -123,18 +127,20 @@ class NatsLink:
         self.counts["published"] += 1
 
     async def _connect(self, ended: Callable[[], Any], failed: Callable[[Exception], Any]) -> Client:
-        import nats
+        from nats.aio.client import Client
 
-        settings = self.settings
+        settings, client = self.settings, Client()
         who: dict[str, Any] = {
-            "user_credentials": settings.credentials_file,
-            "nkeys_seed": settings.nkey_file,
             "user": settings.username,
             "password": settings.password,
             "tls": settings.tls,
         }
+        if file := settings.credentials_file or settings.nkey_file:
+            nkey = read_nkey(file, with_token=settings.credentials_file is not None)
+            vars(client)["_setup_nkeys_connect"] = lambda: _identify(client, nkey)
+            who["nkeys_seed"] = file
         try:
-            return await nats.connect(
+            await client.connect(
                 list(settings.servers),
                 name=settings.name,
                 allow_reconnect=False,
@@ -146,17 +152,21 @@ class NatsLink:
                 error_cb=failed,
                 **{key: value for key, value in who.items() if value is not None},
             )
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
+        except BaseException as error:
+            with contextlib.suppress(Exception):
+                await client.close()
+            if transport := client._transport:  # which a refusal leaves open
+                transport.close()
+            if not isinstance(error, Exception):
+                raise
             raise ConnectorError(f"{self.where}: {clean(str(error) or type(error).__name__, 200)}") from error
+        return client
 
     async def _make_streams(self, client: Client) -> None:
         """A stream for each subject: what was told, for an hour. Without JetStream the link works all the
         same, as only the newest message counts."""
         from nats.js.api import StreamConfig
 
-        self.fault = ""
         context = client.jetstream(timeout=FLUSH_S)
         for name, subject in self.streams.items():
             try:
@@ -175,3 +185,9 @@ class NatsLink:
                 )
                 log.warning("%s; summaries and budgets are not kept", self.fault)
                 return
+
+
+def _identify(client: Client, nkey: NKey) -> None:
+    """Let a client sign with this key, where the library would want a package of its own."""
+    client._signature_cb, client._public_nkey = nkey.sign, nkey.public
+    client._user_jwt_cb = (lambda: nkey.token) if nkey.token else None

@@ -44,10 +44,9 @@ class Wired:
     def __init__(self, fleet: NatsFleet, site: Site) -> None:
         self.site, self.staged = site, list[Any]()
         streams = {"cpc-hall-a": "cpc.hall-a.>"}
-        settings = NatsSettings((fleet.hub.url,), username=fleet.user, password=fleet.password)
-        self.hub = NatsLink(settings, SUMMARIES, streams)
-        self.hall = NatsLink(NatsSettings((fleet.leaf["hall-a"].url,)), "cpc.hall-a.v1.budget")
-        self.other = NatsLink(NatsSettings((fleet.leaf["hall-b"].url,)))
+        self.hub = NatsLink(fleet.daemon(), SUMMARIES, streams)
+        self.hall = NatsLink(fleet.hall("hall-a"), "cpc.hall-a.v1.budget")
+        self.other = NatsLink(fleet.hall("hall-b"))
         self.ledger = SourceLedger(site.sizes, self.stage, time.time_ns)
         self.sink = BudgetSink(site, self.hub)
 
