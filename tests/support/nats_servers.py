@@ -133,7 +133,7 @@ def nats_fleet(
     halls: tuple[str, ...] = ("hall-a", "hall-b"),
     altered: Callable[[str, str], str] = lambda name, text: text,
 ) -> Iterator[NatsFleet]:
-    """Servers with the configurations of deploy/fleet, each as `altered(name, text)`; name: `hub` or a hall."""
+    """Servers with the configurations of deploy/fleet, `altered(name, text)` of hub or a hall."""
     program, port, leaf_port = server("nats-server"), free_port(), free_port()
     folder = tmp_path / "nats-hub"
     hub = NatsServer(program, folder, altered("hub", hub_config(folder, port, leaf_port)), port)
