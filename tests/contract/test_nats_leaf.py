@@ -203,7 +203,7 @@ def test_a_hall_reads_its_telemetry_from_the_listener_of_its_leaf(server: Server
             command = "IT/v1/racktwin/Request/gpu.power_cap_w/lab/h/r1"
             if has_dots:
                 settings = replace(mqtt(fleet, "agents"), client_id="hearer")
-                hearer = MqttLink(settings, (("IT/v1/racktwin/#", 1),))
+                hearer = MqttLink(settings, (("IT/v1/racktwin/Request/#", 1),))
                 async with kept(hearer) as (peer,):
                     await source.link.publish(command, b"{}", qos=1)
                     await until(lambda: peer.got, "the request")
