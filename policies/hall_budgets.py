@@ -440,12 +440,22 @@ def _split(site: Site, carried: Carried, left_w: F64, halls: Halls) -> F64:
     """The budgets that halls should have [n_rack]: demand first, then up to their most, by priority."""
     budgets, _ = budgets_of(carried, site, left_w)
     rack, room_w = np.arange(carried.n_rack, dtype=np.int32), halls.asked_w - halls.least_w
-    room_w = np.where(halls.heard, room_w, 0.0)
+    room_w = np.where(halls.heard & ~_unfed(site, carried), room_w, 0.0)
     wanted_w = np.clip(np.nan_to_num(halls.demand_w) - halls.least_w, 0.0, room_w)
     priority: I32 = site.priority_of_rack
     first = allocate(Devices(rack, priority, halls.least_w, wanted_w, room_w), budgets, carried.n_rack)
     rest_w = np.maximum(halls.least_w + room_w - first.power_w, 0.0)
     return allocate(Devices(rack, priority, first.power_w, rest_w, room_w), budgets, carried.n_rack).power_w
+
+
+def _unfed(site: Site, carried: Carried) -> Bool:
+    """Halls below feeders none of which has power [n_rack]: no feeder limits them then, and the one that
+    returns, or was believed lost, must not find more than their shares."""
+    first, place = carried.feeder(0), carried.pairs.place
+    out: Bool = np.zeros(carried.n_rack, np.bool_)
+    out[site.served_racks()[1]] = True
+    out[carried.pairs.rack[(place >= first) & (place < first + carried.n_feeder)]] = False
+    return out
 
 
 def _raised(site: Site, carried: Carried, left_w: F64, halls: Halls, goal_w: F64, counted_w: F64) -> F64:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.fleet_storm import NAMES, Storm
+from connectors.nats import BudgetSink
+from tests.support.fleet_storm import NAMES, FaithfulNetwork, Storm
 from tests.support.fleets import GUARANTEED_W, MOST_W
 from twin.catalogue import NS
 from twin.site import HALL_BUDGET
@@ -59,3 +60,29 @@ def test_people_who_narrow_budgets_overload_no_feeder() -> None:
     assert max(storm.over_s.values()) == 0, storm
     assert storm.hold_s, "nobody held anything, or nothing was tested"
     assert storm.lent_w > 1.5 * max(GUARANTEED_W)
+
+
+def test_a_grant_that_was_overtaken_moves_nothing() -> None:
+    storm = Storm(3)
+    storm.network = network = FaithfulNetwork(storm.rng)
+    storm.sink = BudgetSink(storm.hub.site, network)  # type: ignore[arg-type]
+    one, other = storm.halls
+    one.demand_w, high = MOST_W, None
+    for second in range(60):
+        storm.step(second)
+        newest = next((parcel for parcel in reversed(network.kept) if parcel.to == one.name), None)
+        if high is None and second > 20 and newest is not None and newest.at_s > second:  # just renewed
+            high, at_s = newest, second
+            assert one.cap_w > 800e3
+            one.demand_w, other.demand_w = 200e3, MOST_W
+            network.withhold(high)
+        elif high is not None and other.cap_w > 700e3:  # raised, as the other one gave way
+            one.demand_w = MOST_W
+            storm.step(second + 1)  # in which the lower one is sent again
+            network.release(high)
+            storm.step(second + 2)
+            break
+    assert high is not None
+    assert second < at_s + 8, "it still runs"
+    assert one.cap_w == GUARANTEED_W[0]
+    assert max(storm.over_s.values()) == 0

@@ -51,7 +51,7 @@ class Network:
         if self.cut_until_s[hall] > self.now_s or self.rng.random() < 0.1:
             return
         for _ in range(1 + (self.rng.random() < 0.1)):
-            late_s = self.rng.exponential(0.3) + (self.rng.random() < 0.05) * self.rng.uniform(0, 20)
+            late_s = self.rng.exponential(0.3) + (self.rng.random() < 0.15) * self.rng.uniform(0, 12)
             self._parcels.append(Parcel(self.now_s + late_s, to, subject, payload))
 
     def take(self, to: str) -> list[Parcel]:
@@ -64,6 +64,27 @@ class Network:
         """As the hub's link publishes a grant."""
         hall = subject.split(".")[1]
         self.send(hall, hall, subject, payload)
+
+
+class FaithfulNetwork(Network):
+    """A network that loses nothing, and keeps what it has delivered."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        super().__init__(rng)
+        self.kept: list[Parcel] = []
+
+    def send(self, to: str, hall: str, subject: str, payload: bytes) -> None:
+        """Deliver within the next second."""
+        self.kept.append(Parcel(self.now_s + 0.5, to, subject, payload))
+        self._parcels.append(self.kept[-1])
+
+    def withhold(self, parcel: Parcel) -> None:
+        """Let it wait on its way."""
+        self._parcels.remove(parcel)
+
+    def release(self, parcel: Parcel) -> None:
+        """Deliver it with what comes next."""
+        self._parcels.append(parcel)
 
 
 class StormHall:
@@ -159,19 +180,24 @@ class Storm:
         for second in range(seconds):
             self.network.now_s = float(second)
             self._strike(second)
-            for hall in self.halls:
-                hall.step(second, self.network)
-            if second >= self.hub_away_until_s:
-                self._tick_hub(second)
-            else:
-                self.hub.now_ns += NS
-            self._watch(second)
+            self.step(second)
         return self
+
+    def step(self, second: int) -> None:
+        """A second of halls and hub."""
+        self.network.now_s = float(second)
+        for hall in self.halls:
+            hall.step(second, self.network)
+        if second >= self.hub_away_until_s:
+            self._tick_hub(second)
+        else:
+            self.hub.now_ns += NS
+        self._watch(second)
 
     def _strike(self, second: int) -> None:
         rng = self.rng
         for hall in self.halls:
-            if rng.random() < 0.02:
+            if rng.random() < 0.05:
                 hall.demand_w = float(rng.uniform(200e3, MOST_W))
             if rng.random() < 0.005:
                 self._note("cut")
@@ -214,7 +240,9 @@ class Storm:
 
     def _watch(self, second: int) -> None:
         alive = [until <= second for until in self.lost_until_s]
-        share = [0.0 if not me else 1.0 if not other else 0.5
+        # With failover each feed has to be able to carry all at any moment
+        both = 1.0 if self.failover else 0.5
+        share = [0.0 if not me else 1.0 if not other else both
                  for me, other in (alive, alive[::-1])]  # fmt: skip
         load_w = sum(hall.draw_w for hall in self.halls)
         for k, name in enumerate(self.over_s):

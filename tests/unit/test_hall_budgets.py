@@ -62,6 +62,14 @@ def test_without_failover_both_feeds_are_lent_and_the_loss_of_one_is_answered_in
     assert campus.twin.lease(HALL_BUDGET).tolist() == [900e3, 300e3]
 
 
+def test_halls_whose_feeds_are_all_without_power_keep_to_their_shares() -> None:
+    """No feeder limits them then; one of them may be there by now, and both will return."""
+    for failover in (True, False):
+        campus = Campus(failover=failover)
+        campus.run(20)
+        assert campus.run(3, feeder__energised_state=[1.0, 1.0]).tolist() == LEAST_W.tolist()
+
+
 def test_a_raise_waits_until_the_other_hall_tells_that_it_has_taken_less() -> None:
     campus = Campus()
     campus.run(20)

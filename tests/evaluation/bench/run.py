@@ -26,7 +26,7 @@ from twin.config import make_engine
 from twin.contracts import Decision, EndRecord
 from twin.engine import Engine
 from twin.run import JournalWriter, TraceReader, TraceWriter, manifest, replay_frames, write_snapshot
-from twin.site import build_site
+from twin.site import SiteSpec, build_site
 from twin.telemetry import Frame, Inbox, Reading
 
 SIGNALS = len(GAUGES) + len(COUNTERS)
@@ -121,10 +121,10 @@ class GcWatch:
 class Run:
     """A daemon in miniature: the same parts in the same order, without network and scheduler."""
 
-    def __init__(self, task: TickLoad) -> None:
+    def __init__(self, task: TickLoad, spec: SiteSpec | None = None) -> None:
         self.task, self.folder = task, Path(task.folder)
         begun = time.perf_counter()
-        spec = spec_for(task.racks, 1.0 if task.share == 1.0 else SPARSE_PERIOD_S)
+        spec = spec or spec_for(task.racks, 1.0 if task.share == 1.0 else SPARSE_PERIOD_S)
         self.site = build_site(spec, "bench")
         built = time.perf_counter()
         self.engine = make_engine(self.site)
