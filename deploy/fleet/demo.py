@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import http.server
 import json
+import re
 import shutil
 import signal
 import socket
@@ -90,7 +91,7 @@ class FleetDemo:
         self.folder = folder
         self.ports = {name: free_port() for name in ("nats", "leafnodes", "hub-api", "hub-mqtt")}
         for hall in PRIORITY:
-            self.ports |= {f"{hall}{what}": free_port() for what in ("", "-api", "-mqtt")}
+            self.ports |= {f"{hall}{what}": free_port() for what in ("", "-api", "-mqtt", "-leaf-mqtt")}
         self.meter = FeederMeter()
         self._children: list[tuple[str, subprocess.Popen[bytes]]] = []
 
@@ -115,6 +116,8 @@ class FleetDemo:
             "hall": hall,
             "feeder": "main",
             "every_s": 1,
+            "username": "hall",
+            "password_file": self._secret(f"{hall}/password", "CHANGE-DAEMON"),
         }
         self._configure(hall, mqtt, self.ports[f"{hall}-api"], fleet)
         self._child(hall, *_racktwin("daemon", "run", "--config", str(self.folder / hall / "racktwin.yaml")))
@@ -127,10 +130,8 @@ class FleetDemo:
     def _start_hub(self) -> None:
         self._write("hub/site.yaml", HUB_SITE)
         self._write("hub/feeders.yaml", FEEDER_MAP)
-        (self.folder / "hub" / "password").write_text("CHANGE-FLEET\n")
-        (self.folder / "hub" / "password").chmod(0o600)
         fleet = {"servers": [f"nats://127.0.0.1:{self.ports['nats']}"], "username": "fleet",
-                 "password_file": "password"}  # fmt: skip
+                 "password_file": self._secret("hub/password", "CHANGE-FLEET")}  # fmt: skip
         self._configure("hub", self.ports["hub-mqtt"], self.ports["hub-api"], fleet)
         self._child("hub", *_racktwin("fleet", "run", "--config", str(self.folder / "hub" / "racktwin.yaml")))
 
@@ -146,12 +147,18 @@ class FleetDemo:
     def _filled(self, name: str, hall: str = "hall-a") -> str:
         """A configuration of this folder with the ports and paths of the demo."""
         text = (HERE / name).read_text(encoding="utf-8")
-        text = text.replace("/var/lib/nats", str(self.folder / "jetstream"))
-        text = text.replace("7422", str(self.ports["leafnodes"])).replace("4222", str(self.ports["nats"]))
+        values = {"/var/lib/nats": str(self.folder / "jetstream"), "7422": str(self.ports["leafnodes"])}
         if name == "leaf.conf":
-            text = text.replace("4223", str(self.ports[hall])).replace("hall-a", hall)
-            text = text.replace("HALL-A", hall.upper())
-        return text
+            values |= {"4223": str(self.ports[hall]), "1884": str(self.ports[f"{hall}-leaf-mqtt"])}
+            values |= {"hall-a": hall, "HALL-A": hall.upper()}
+        else:
+            values["4222"] = str(self.ports["nats"])
+        return re.sub("|".join(map(re.escape, values)), lambda found: values[found[0]], text)
+
+    def _secret(self, name: str, word: str) -> str:
+        self._write(name, f"{word}\n")
+        (self.folder / name).chmod(0o600)
+        return Path(name).name
 
     def _write(self, name: str, text: str) -> None:
         path = self.folder / name

@@ -19,11 +19,13 @@ from connectors.nats import BudgetDecoder, BudgetSink, HallSummary, SummaryDecod
 from policies import BY_NAME
 from tests.support.builders import START_NS, Twin
 from tests.support.fleets import FEEDER_W, GUARANTEED_W, MOST_W, fleet_tree
+from tests.support.journal_bodies import bodies_of
 from twin.catalogue import NS, BadMessage
-from twin.contracts import CommandBatch
-from twin.telemetry import EpochChanged, Event, Ignored, Message, Reading
+from twin.contracts import CommandBatch, Decision
+from twin.telemetry import EpochChanged, Event, Frame, Ignored, Message, Reading
 
-LAG_S, CAP_LEASE_S = 2, 30
+LAG_S, CAP_LEASE_S, CURRENT_S = 2, 30, 10
+LONG_CUT_S = 600.0
 NAMES = ("hall-a", "hall-b")
 CAP_LAPSE_S = 30.0
 
@@ -87,6 +89,32 @@ class FaithfulNetwork(Network):
         self._parcels.append(parcel)
 
 
+class Recorded:
+    """The frames that a twin takes, and the proof that they give its decisions again, byte for byte."""
+
+    def __init__(self, twin: Twin) -> None:
+        self.twin, self.frames = twin, list[Frame]()
+        self._take, self._bodies = twin.inbox.take, list[bytes]()
+        vars(twin.inbox)["take"] = self._kept
+
+    def _kept(self, *given: Any) -> Frame:
+        if self.frames:
+            self._bodies.append(encoded(self.twin.decision))
+        self.frames.append(self._take(*given))
+        return self.frames[-1]
+
+    def replays(self, again: Twin) -> bool:
+        """True if a fresh engine, given these frames, decides the same and ends in the same state."""
+        bodies = [encoded(again.engine.tick(frame)) for frame in self.frames]
+        same = [*self._bodies, encoded(self.twin.decision)] == bodies
+        return same and again.engine.checksum() == self.twin.engine.checksum()
+
+
+def encoded(decision: Decision) -> bytes:
+    """The journal of a decision."""
+    return msgspec.json.encode(bodies_of(decision))
+
+
 class StormHall:
     """The daemon of a hall, and what the hall draws."""
 
@@ -94,7 +122,9 @@ class StormHall:
         feeder = {"name": "main", "external": True, "guaranteed_w": guaranteed_w, "serves": ["r"]}
         tree = {"site": name, "halls": [{"name": "h", "racks": [{"name": "r"}], "feeders": [feeder]}]}
         self.name, self.guaranteed_w, self.skew_ns = name, guaranteed_w, round(skew_s * NS)
+        self.tree = tree
         self.twin, self.decoder = Twin(tree), BudgetDecoder(name, "main")
+        self.recorded = Recorded(self.twin)
         self.twin.now_ns += self.skew_ns
         self.demand_w = guaranteed_w
         self.dead_since_s: float | None = None
@@ -147,12 +177,15 @@ class StormHall:
 
 @dataclass
 class Storm:
-    """A storm; `over_s`: the longest time that each feeder was above its budget, `lent_w`: most lent."""
+    """A storm; `over_s`: the longest time that each feeder was above its budget, `lent_w`: most lent,
+    `stale_s`: the oldest summary that the hub had of a hall, `CURRENT_S` after the last fault of both.
+    """
 
     seed: int
     failover: bool = True
     over_s: dict[str, int] = field(default_factory=lambda: {"fa": 0, "fb": 0})
     lent_w: float = 0.0
+    stale_s: float = 0.0
     refused: int = 0
     faults: dict[str, int] = field(default_factory=dict)
 
@@ -166,6 +199,7 @@ class Storm:
         self.epoch, self.hub_away_until_s = 1, 0.0
         self.lost_until_s = [0.0, 0.0]
         self._run_s = [0, 0]
+        self._well_s = dict.fromkeys(NAMES, 0)
         self._begin_hub()
 
     def _begin_hub(self, now_ns: int = START_NS) -> None:
@@ -201,7 +235,8 @@ class Storm:
                 hall.demand_w = float(rng.uniform(200e3, MOST_W))
             if rng.random() < 0.005:
                 self._note("cut")
-                self.network.cut_until_s[hall.name] = second + float(rng.uniform(1, 90))
+                is_long = rng.random() < 0.1
+                self.network.cut_until_s[hall.name] = second + (LONG_CUT_S if is_long else rng.uniform(1, 90))
             if hall.dead_since_s is None and rng.random() < 0.004:
                 self._note("hall killed")
                 hall.dead_since_s = float(second)
@@ -214,6 +249,7 @@ class Storm:
             self._note("takeover")
             self.epoch += 1
             self._begin_hub(self.hub.now_ns)
+            self._well_s = dict.fromkeys(NAMES, 0)
             self.hub.inbox.put_event(EpochChanged(epoch=self.epoch, adopt=True))
         if max(self.lost_until_s) <= second and rng.random() < 0.01:
             self._note("feed lost")
@@ -235,7 +271,7 @@ class Storm:
                 self.hub.inbox.put(item, now_ns)
         lost = [float(until > second) for until in self.lost_until_s]
         commands = self.hub.tick({"feeder.energised_state": lost}).commands
-        _finish(self.sink.apply(commands))
+        finished(self.sink.apply(commands))
         self.lent_w = max(self.lent_w, *(_most_w(c) for c in commands), 0.0)
 
     def _watch(self, second: int) -> None:
@@ -244,6 +280,13 @@ class Storm:
         both = 1.0 if self.failover else 0.5
         share = [0.0 if not me else 1.0 if not other else both
                  for me, other in (alive, alive[::-1])]  # fmt: skip
+        age_s = self.hub.engine.view().age_s("rack.hall_power_w")
+        for i, hall in enumerate(self.halls):
+            cut = self.network.cut_until_s[hall.name] > second or second < self.hub_away_until_s
+            is_well = not cut and hall.dead_since_s is None
+            self._well_s[hall.name] = self._well_s[hall.name] + 1 if is_well else 0
+            if self._well_s[hall.name] > CURRENT_S:
+                self.stale_s = max(self.stale_s, float(np.nan_to_num(age_s[i], nan=np.inf)))
         load_w = sum(hall.draw_w for hall in self.halls)
         for k, name in enumerate(self.over_s):
             is_over = share[k] * load_w > FEEDER_W + 1.0
@@ -255,7 +298,7 @@ def _most_w(batch: CommandBatch) -> float:
     return float(batch.value.max(initial=0.0))
 
 
-def _finish(work: Coroutine[Any, Any, None]) -> None:
+def finished(work: Coroutine[Any, Any, None]) -> None:
     """Run what never waits."""
     try:
         work.send(None)

@@ -166,6 +166,10 @@ class Hub:
         self.journal = JournalWriter(folder, durable=False)
         self.cpu_s, self.age_s = list[float](), list[float]()
 
+    def close(self) -> None:
+        """End the journal."""
+        self.journal.close()
+
     async def tick(self, number: int, messages: list[Message]) -> None:
         """A second of it."""
         now_ns = START_NS + (number + 1) * NS
@@ -259,6 +263,7 @@ async def measure_fleet(fleet: NatsFleet, names: list[str], args: argparse.Names
     for process in processes:
         process.join(LINK_S)
     await held.close()
+    hub.close()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(f"a simulated second took {wall_s / args.seconds:.2f} s of the wall")
     print(f"tick of a hall:  {percentiles_ms(ticks)} of processor time; summary {percentiles_ms(tells)}")
@@ -303,6 +308,7 @@ async def measure_hub(numbers: list[int], seconds: int, folder: Path) -> list[tu
                     )  # fmt: skip
                     messages.append(Message(now_ns, summary_subject(name), encode(told)))
             await hub.tick(number, messages)
+        hub.close()
         p50, p99 = (1e3 * np.percentile(hub.cpu_s, (50, 99))).tolist()
         out.append((n, p50, p99))
         print(f"{n:3d} halls: p50 {p50:6.2f} ms  p99 {p99:6.2f} ms", flush=True)

@@ -34,6 +34,7 @@ from twin.site import Site
 from twin.telemetry import GOOD
 from twin.wiring.flex import float_of
 
+NEAR_PU = 0.8  # of its budget, from which on caps hold a hall back; below, only idle GPUs. source: estimate
 BEYOND_PU = 0.1  # of its budget: a hall that is held back wants so much more each time. source: estimate
 SEVERITIES = ("critical", "warning", "info")
 
@@ -150,13 +151,13 @@ def summary_of(engine: Engine, feeder: str, told: HallSummary) -> HallSummary:
 
 
 def _demand_w(engine: Engine, row: dict[str, Value], budget_w: float) -> float | None:
-    """Demand of a hall: the upper band of its forecast, and more than it has while it is held back."""
+    """Demand of a hall: the upper band of its forecast, and more than it has while that holds it back."""
     load_w, most_w = float_of(row["load_w"]), float_of(row["most_w"])
     ahead = [
         (h, float(f.hi[0])) for (key, h), f in engine.forecasts.items() if key == "site.power_w" and h > 0
     ]
     wanted_w = np.fmax(load_w, min(ahead)[1] if ahead else np.nan)
-    if row["held_back"]:
+    if row["held_back"] and not load_w < NEAR_PU * budget_w:
         wanted_w = np.fmax(wanted_w, budget_w * (1.0 + BEYOND_PU))
     return _known(float(np.fmin(wanted_w, most_w)))
 

@@ -54,7 +54,11 @@ class PowerSite(NamedTuple):
 
 def power_site(name: str) -> PowerSite:
     """Site a or b. Raises KeyError for any other name."""
-    tree = {"a": _site_a, "b": _site_b}[name]()
+    return site_of_nodes(name, {"a": _site_a, "b": _site_b}[name]())
+
+
+def site_of_nodes(name: str, tree: dict[str, Any]) -> PowerSite:
+    """The site of this file, made of these nodes."""
     spec = spec_of(tree, None, f"site {name}")
     site = build_site(SiteSpec(spec.file, {PROFILE: _profile(spec.profiles[PROFILE])}), f"site {name}")
     return PowerSite(name, site, site.budget_w.copy(), _high(site))
