@@ -18,7 +18,6 @@ from connectors.nats import (
     BudgetSource,
     HallSummary,
     NatsLink,
-    NatsSettings,
     SummaryDecoder,
     SummarySource,
     encode,

@@ -1,4 +1,4 @@
-"""Small runs of what is measured at scale: a fleet over real servers, its hub alone, an hour without a hub."""
+"""Small runs of what is measured at scale: a fleet over real servers, its hub alone, an hour without it."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""A simulated day of a fleet, with its hub and without: the work that is done, and what the shared feed carries.
+"""A simulated day of a fleet, with its hub and without: the work that is done, and what the feed carries.
 
-`python -m tests.support.fleet_day` lets two halls of 144 nodes (576 GPUs, 806 kW at full) live through the same
-day twice, in closed loops: drawn jobs, GPUs that follow caps late, meters that are late, the engines with
-power_guard and power_cap, the codecs of summaries and budgets. In one arm the hub lends; in the other it is away,
-and both have their guaranteed shares. Time is compressed: engines are asked `STEPS_S` after the beginning of
-each minute, at which loads change; the plants go by seconds. So grants last for a minute.
+`python -m tests.support.fleet_day` lets two halls of 144 nodes (576 GPUs, 806 kW at full) live through the
+same day twice, in closed loops: drawn jobs, GPUs that follow caps late, meters that are late, the engines
+with power_guard and power_cap, the codecs of summaries and budgets. In one arm the hub lends; in the other it
+is away, and both have their guaranteed shares. Time is compressed: engines are asked in steps of `STEPS_S`
+from the beginning of each minute, at which loads change; plants go by seconds. So grants last for a minute.
 """
 
 from __future__ import annotations
@@ -117,7 +117,9 @@ class DayHub:
         lease.expires_ns[running] = now_ns + DUE_S * NS  # time is compressed: it is due for renewal
         finished(self.sink.apply(self.twin.tick(None, dt_s=dt_s).commands))
         self.network.now_s += 1.0
-        return {name: [Message(now_ns, p.subject, p.payload) for p in self.network.take(name)] for name in NAMES}
+        return {
+            name: [Message(now_ns, p.subject, p.payload) for p in self.network.take(name)] for name in NAMES
+        }
 
 
 def live_day(with_hub: bool, hours: int = 24, seed: int = 1, shared_w: float = SHARED_W) -> Figures:
