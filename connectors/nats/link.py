@@ -155,7 +155,8 @@ class NatsLink:
         except BaseException as error:
             with contextlib.suppress(Exception):
                 await client.close()
-            if transport := client._transport:  # which a refusal leaves open
+            transport: Any = client._transport
+            if transport is not None:  # a refusal leaves it open
                 transport.close()
             if not isinstance(error, Exception):
                 raise
