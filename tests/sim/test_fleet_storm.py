@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from connectors.nats import BudgetSink
-from tests.support.fleet_storm import NAMES, FaithfulNetwork, Storm
+from tests.support.builders import Twin
+from tests.support.fleet_storm import CURRENT_S, NAMES, FaithfulNetwork, Storm
 from tests.support.fleets import GUARANTEED_W, MOST_W
 from twin.catalogue import NS
 from twin.site import HALL_BUDGET
@@ -20,6 +21,8 @@ def test_no_shared_feeder_is_ever_above_its_budget(seed: int) -> None:
     assert max(storm.over_s.values()) == 0, storm
     assert storm.lent_w > 1.5 * max(GUARANTEED_W), "it lends, or nothing was tested"
     assert storm.refused, "lies and old epochs are refused"
+    assert storm.stale_s <= CURRENT_S, "after each fault the hub is current again"
+    assert all(hall.recorded.replays(Twin(hall.tree)) for hall in storm.halls)
 
 
 def test_with_the_hub_away_halls_fall_back_to_their_guaranteed_shares() -> None:
