@@ -8,6 +8,7 @@ hall lies, an old epoch speaks; feeds are lost. A hall draws what it may: at onc
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -305,3 +306,15 @@ def finished(work: Coroutine[Any, Any, None]) -> None:
     except StopIteration:
         return
     raise AssertionError("it waited")
+
+
+def main() -> None:
+    """So many storms of ten minutes: `python -m tests.support.fleet_storm 50`."""
+    for seed in range(1, int(sys.argv[1]) + 1):
+        storm = Storm(seed).run(600)
+        same = all(hall.recorded.replays(Twin(hall.tree)) for hall in storm.halls)
+        print(f"{seed}: over {storm.over_s} s, stale {storm.stale_s:.1f} s, replay {same}, {storm.faults}")
+
+
+if __name__ == "__main__":
+    main()
