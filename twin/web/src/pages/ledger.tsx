@@ -103,9 +103,11 @@ function csvOf(of: Statement): string {
 export function Ledger() {
   useLive("who");
   const [month, setMonth] = useState(""), [by, setBy] = useState("tenant"), own = ownRowsAlone();
-  const got = usePoll<Statement>(`ledger?by=${by}${month && `&month=${month}`}`, 300_000), s = got.data;
-  const [now, setNow] = useState(0);
+  const [now, setNow] = useState(0), [isEmpty, setEmpty] = useState(false);
+  // A ledger that has just begun is booked each 10 s
+  const got = usePoll<Statement>(`ledger?by=${by}${month && `&month=${month}`}`, isEmpty ? 10_000 : 300_000), s = got.data;
   if (s && s.now_ns > now) setNow(s.now_ns);
+  if (s && !s.rows.length !== isEmpty) setEmpty(!s.rows.length);
   const of = s && monthOf(s.begin_ns);
   return <div class="page">
     <h1>Ledger</h1>
