@@ -7,6 +7,7 @@ autoscaler deletes requests that are over. source: its proposal provisioning-req
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Sequence
@@ -43,7 +44,7 @@ class ProvisioningRequest(msgspec.Struct):
         """The nodes that it is for."""
         try:
             found = json.loads((self.metadata.annotations or {}).get(NODES, "[]"))
-        except ValueError:
+        except (ValueError, RecursionError):
             return []
         return [str(name) for name in found] if isinstance(found, list) else []
 
@@ -89,34 +90,38 @@ class Provisioner:
     async def ask(self, nodes: Sequence[str], mark: str) -> dict[str, str]:
         """Ask for those of these nodes that no request is open for; the progress of each, in words.
 
-        `mark` names the command: the same one makes a request once. Raises ApiError, Away, BadMessage.
+        `mark` names the command. The same one, for the same nodes after the same requests, makes one once.
+        Raises ApiError, Away, BadMessage.
         """
-        latest, failed = await self._open()
+        latest, made_before, failed = await self._open()
         live = {name: found for name, found in latest.items() if _lives(found)}
         missing = [name for name in nodes if name not in live]
         together = [name for name in missing if name not in failed]
         alone = [name for name in missing if name in failed]
         parts = [together[i : i + MOST_NODES] for i in range(0, len(together), MOST_NODES)]
         made = dict.fromkeys(missing, ProvisioningRequest(Meta(name="new")).progress)
-        for number, part in enumerate([*parts, *([name] for name in alone)]):
-            tried = max((failed.get(name, 0) for name in part), default=0)
-            await self._client.post(self._path, self._body(part, f"{mark}-{tried}-{number}"))
+        for part in [*parts, *([name] for name in alone)]:
+            before = sum(made_before.get(name, 0) for name in part)
+            digest = hashlib.sha256(json.dumps(part).encode()).hexdigest()[:12]
+            await self._client.post(self._path, self._body(part, f"{mark}-{before}-{digest}"))
             self.counts["asked"] += len(part)
         return {name: live[name].progress if name in live else made[name] for name in nodes}
 
-    async def _open(self) -> tuple[dict[str, ProvisioningRequest], dict[str, int]]:
-        """(the youngest request for each node, how many for it have failed)."""
-        latest, failed = dict[str, ProvisioningRequest](), dict[str, int]()
+    async def _open(self) -> tuple[dict[str, ProvisioningRequest], dict[str, int], set[str]]:
+        """(the youngest request for each node, how many there are for it, nodes for which one has failed)."""
+        latest, count, failed = dict[str, ProvisioningRequest](), dict[str, int](), set[str]()
         async for page in self._client.pages(self._path, {"labelSelector": f"{LABEL}=ready"}):
             found, bad = read_items(page, ProvisioningRequest)
             if bad:
                 raise BadMessage(f"{self._path}: {bad[0]}")
             for request in found:
+                if request.message("Failed") is not None:
+                    failed.update(request.nodes)
                 for name in request.nodes:
-                    failed[name] = failed.get(name, 0) + (request.message("Failed") is not None)
+                    count[name] = count.get(name, 0) + 1
                     if name not in latest or request.age_s <= latest[name].age_s:
                         latest[name] = request
-        return latest, {name: count for name, count in failed.items() if count}
+        return latest, count, failed
 
     def _body(self, nodes: Sequence[str], mark: str) -> dict[str, Any]:
         meta = {

@@ -309,6 +309,25 @@ def test_what_the_autoscaler_refuses_is_asked_again_node_by_node(
     run(site, story, TEMPLATE)
 
 
+def test_a_node_that_goes_later_is_asked_back_too_and_one_whose_request_expired_again(site: Site) -> None:
+    """Both under the same command: its number alone does not name a request."""
+
+    async def story(cluster: Cluster, mine: Sleeping) -> None:
+        await asleep(cluster, mine, 0)
+        await mine.reach("in_progress", READY, (0, 1))
+        await until(lambda: len(cluster.provisionings()) == 1)
+        await asleep(cluster, mine, 1)
+        mine.sink._works[1].due_s = 0.0
+        await until(lambda: len(cluster.provisionings()) == 2)
+        first = cluster.provisionings()[0]["metadata"]["name"]
+        cluster.set_condition(first, "BookingExpired", namespace="gpu", resource=PROVISIONING)
+        await until(lambda: len(cluster.provisionings()) == 3)
+        nodes = [json.loads(r["metadata"]["annotations"]["racktwin.io/nodes"]) for r in cluster.provisionings()]
+        assert nodes == [["lab/h/r1/node0"], ["lab/h/r1/node1"], ["lab/h/r1/node0"]]
+
+    run(site, story, TEMPLATE)
+
+
 @pytest.mark.parametrize("lacks", ["the resource", "the right"])
 def test_without_provisioning_requests_a_node_comes_back_for_pods(site: Site, lacks: str) -> None:
     async def story(cluster: Cluster, mine: Sleeping) -> None:
