@@ -40,14 +40,19 @@ def ratings_w(view: View) -> F64:
 
 
 def follow_heat(view: View, memory: Memory, limits: LoadLimits, looked_ns: int) -> None:
-    """The heat of breakers under the load since the last look. Replaces the column `theta` of `memory`."""
-    load_pu = _feeders(limits, limits.now_w) / ratings_w(view)
+    """The heat of breakers under the load since the last look. Replaces the column `theta` of `memory`.
+
+    A load that is unknown is taken to be as much as the breaker holds.
+    """
+    rating = ratings_w(view)
+    load_pu = _feeders(limits, limits.now_w) / rating
+    load_pu = np.where(np.isfinite(load_pu), load_pu, HOLD_PU)
     before = memory["theta"]
     # One that was never watched is taken to have carried this load for ever
     before = np.where(np.isnan(before), np.minimum(theta_steady(load_pu), 1.0), before)
     seen_s = (view.now_ns - looked_ns) / NS if looked_ns else 0.0
     after = np.minimum(step(before, load_pu, max(seen_s, 0.0)), 1.0)  # it would have tripped
-    memory["theta"] = np.where(np.isfinite(load_pu), after, memory["theta"])
+    memory["theta"] = np.where(np.isfinite(rating), after, np.nan)
 
 
 def breaker_room(view: View, memory: Memory, limits: LoadLimits) -> BreakerRoom:

@@ -58,6 +58,8 @@ def wake_first(
     least_w = float(start_w[sleepers].max(initial=0.0))
     room_w[feeders] = np.minimum(room_w[feeders], np.maximum(ramp_pu * limits.most_w[feeders], least_w))
     rush_room_w[feeders] = np.maximum(breakers.inrush_w, float(rush_w[sleepers].max(initial=0.0)))
+    for node in np.flatnonzero(fresh & (memory["phase_ns"] == view.now_ns))[:MOST].tolist():
+        _take(rush_room_w, limits, int(site.rack_of_node[node]), float(rush_w[node]))
     over = limits.over[site.rack_of_node[sleepers]]
     free_w = np.where(over >= 0, room_w[np.maximum(over, 0)], np.inf).min(axis=1)
     chosen, got = list[int](), 0.0

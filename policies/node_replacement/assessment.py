@@ -149,7 +149,9 @@ def assess(
     option = np.where(bad, costs.option, WATCH).astype(np.int8)
     # Silence alone is no reason to disturb a running job
     option = np.where(evidence.silent[at] & (option > CORDON), CORDON, option).astype(np.int8)
-    later, timing = _later_is_better(c, option, confirmed & ~broken & ~evidence.silent[at], stakes)
+    # A verdict on hardware raises the chance for some hours only, and is no less true after
+    may_wait = confirmed & ~broken & ~evidence.silent[at] & (evidence.cause[at] != HARDWARE)
+    later, timing = _later_is_better(c, option, may_wait, stakes)
     may = _permissions(c, bad, confirmed & ~later, option, costs, stakes.busy)
     slot = view.jobs.job_of_node[at]
     saved_ns = np.where(slot >= 0, view.jobs.saved_ns[slot] if view.jobs.n else 0, 0)

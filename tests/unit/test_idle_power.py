@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from policies.idle_power import IdlePower
-from policies.idle_power.breakers import SAFE_PU
+from policies.idle_power.breakers import SAFE_PU, follow_heat
 from policies.idle_power.demand import LARGEST, quantile_of
 from policies.idle_power.nodes import ASKED, AWAKE, BACK, FOUND, SLEEPING, WOKEN
-from policies.idle_power.wake import inrush_w
+from policies.idle_power.wake import inrush_w, wake_first
+from policies.node_replacement import load_limits
 from tests.support.builders import Twin, explained
 from tests.support.idle_power_month import played
-from twin.catalogue import ContractError
+from twin.catalogue import NS, ContractError
 from twin.contracts import ASLEEP, READY, WAKING, Forecast
 from twin.physics import CONTINUOUS_PU, MAGNETIC_PU, step
 from twin.telemetry import events as ev
@@ -224,6 +225,38 @@ def test_a_breaker_that_is_hot_lets_nobody_start_until_it_has_cooled() -> None:
     pod.run(300)
     assert (pod.standby == WAKING).any()
     assert pod.memory["theta"][0] < SAFE_PU
+
+
+def test_a_load_that_is_unknown_cools_no_breaker() -> None:
+    """It may be as much as the breaker holds, so that the heat grows to a trip, also of one never watched."""
+    pod = Pod(upper=8.0)
+    pod.run(60)
+    view = pod.twin.engine.view(10.0)
+    limits, memory = load_limits(view), dict(pod.memory)
+    limits.now_w[limits.n_rack] = np.nan
+    limits.now_w[limits.n_rack + 1] = np.inf
+    before = memory["theta"].copy()
+    follow_heat(view, memory, limits, view.now_ns - 10 * NS)
+    assert (memory["theta"] > before).all()
+    assert (memory["theta"] < SAFE_PU).all(), "one look without a meter stops no start"
+    follow_heat(view, memory, limits, view.now_ns - 3600 * NS)
+    assert (memory["theta"] >= SAFE_PU).all()
+    memory["theta"] = np.full(2, np.nan)
+    follow_heat(view, memory, limits, 0)
+    assert (memory["theta"] == 1.0).all()
+
+
+def test_starts_of_nodes_that_failed_lately_share_the_inrush_of_the_look() -> None:
+    pod = Pod(upper=8.0, budget_w=65e3, ramp_pu=1.0)
+    pod.run(900)
+    view, asleep = pod.twin.engine.view(10.0), np.array(pod.asleep(), np.int32)
+    memory = {name: column.copy() for name, column in pod.memory.items()}
+    limits = load_limits(view)
+    first = wake_first(view, memory, limits, asleep, 200.0, 1.0)
+    memory["phase"][first], memory["phase_ns"][first] = WOKEN, view.now_ns
+    rest = np.setdiff1d(asleep, first).astype(np.int32)
+    assert len(first) < len(asleep)
+    assert not len(wake_first(view, memory, limits, rest, 200.0, 1.0))
 
 
 def test_the_reserve_is_the_excess_that_so_few_rises_were_beyond() -> None:

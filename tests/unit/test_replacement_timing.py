@@ -181,3 +181,20 @@ def test_over_weeks_of_demand_less_is_lost_than_by_leaving_at_once(busy_pu: floa
     assert once.waited == 0 < timed.waited < timed.suspects
     assert timed.lost_gpu_h < 0.95 * once.lost_gpu_h
     assert timed.worst_risk_pu <= RISK_PU
+
+
+def test_hardware_that_is_ill_for_long_waits_for_no_trough() -> None:
+    """Its verdict raises the chance for six hours only, and is no less true after."""
+    twin = Troughs(150.0, *PEAK, day_pu=0.01)
+    since_ns = twin.now_ns - round(7 * HOUR_S * NS)
+    twin.ill.say("node", IDLE, DEGRADED, "bad", action_name="drain", sure_pu=0.9, since_ns=since_ns)
+    twin.wait(120)
+    assert twin.phase(IDLE) != "suspect"
+    assert TROUGH not in [a.get("why") for a in twin.accounts]
+
+
+def test_a_chance_that_is_known_for_an_hour_alone_goes_on_after_it() -> None:
+    chances = Chances(np.array([0.04]), np.array([0.04]), np.array([0.5]))
+    found = drain_timing(curve(*([150.0] * 24), 60.0), chances, stakes(), np.zeros(1), Delays(), 1e5)
+    rate = -np.log1p(-0.04) / HOUR_S
+    assert found.latest_s[0] == pytest.approx(-np.log1p(-RISK_PU) / rate)
