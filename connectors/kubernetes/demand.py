@@ -67,8 +67,9 @@ class PodDemand:
         self._pods: dict[str, _PodClaim] = {}
         self._groups: dict[str, dict[str, _PodClaim]] = {}
         self._workloads: dict[str, JobClaim] = {}
-        self._ranks: dict[str, _Rank] = {}  # of what a workload stands for, by its uid: its pods have that
-        self._stands_for: dict[str, str] = {}  # workload -> that uid
+        # Of what workloads stand for, by its uid, the rank by each of them: its pods have that of the first
+        self._ranks: dict[str, dict[str, _Rank]] = {}
+        self._stands_for: dict[str, tuple[str, _Rank]] = {}  # workload -> that uid, and its rank
         self._used: dict[str, int] = {}  # host -> GPUs of pods that are bound to it
         self.queues: dict[str, str] = {}  # local queues of Kueue: key -> name
         self.changed = True  # since the caller last cleared it
@@ -112,13 +113,16 @@ class PodDemand:
         key = workload.metadata.key
         claim = self._waiting(workload) if there else None
         maker = workload.metadata.owner
-        uid, rank = (maker.uid if maker and there else ""), _Rank.of(workload.spec)
-        before = self._stands_for.pop(key, "")
-        if before != uid or self._ranks.get(uid, rank) != rank:
-            self._ranks.pop(before, None)
-            self.changed = True
-        if uid:
-            self._stands_for[key], self._ranks[uid] = uid, rank
+        before = self._stands_for.pop(key, None)
+        if before is not None:
+            del self._ranks[before[0]][key]
+            if not self._ranks[before[0]]:
+                del self._ranks[before[0]]
+        now = (maker.uid, _Rank.of(workload.spec)) if there and maker and maker.uid else None
+        if now is not None:
+            self._stands_for[key] = now
+            self._ranks.setdefault(now[0], {})[key] = now[1]
+        self.changed |= now != before
         if claim != self._workloads.get(key):
             self._workloads.pop(key, None)
             if claim is not None:
@@ -153,7 +157,8 @@ class PodDemand:
                 alike: dict[tuple[str, _Rank], list[_PodClaim]] = {}
                 for pod in pods:
                     if pod.state == state:
-                        rank = self._ranks.get(pod.maker, pod.rank) if kueue else pod.rank
+                        ranks = self._ranks.get(pod.maker) if kueue else None
+                        rank = ranks[min(ranks)] if ranks else pod.rank
                         alike.setdefault((pod.queue or own, rank), []).append(pod)
                 for (queue, rank), some in alike.items():
                     out.append(_claim_of(some, (queue,) if queue else (), namespace, rank, jobs))

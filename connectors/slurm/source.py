@@ -77,6 +77,9 @@ class SlurmSource:
         self._listing: list[Listed] | None = None  # the last, if it was whole
         self.ledger = JobLedger(site, settings.node_names, settings.kinds)
         self.period_s, self._known = period_s, known
+        self._asked_s = self._rests_until_s = -math.inf  # monotonic; a call that fails is followed by a rest
+        # A run that lasts longer has had an answer: it may rest, and then hang
+        self.settle_s = (RESTS + 1.0) * settings.timeout_s + 3.0
         self.nodes_every_s = self._jobs_every_s = period_s  # as long as Slurm answers quickly
         self._nodes: dict[str, SlurmNode] | None = None  # the last listing, if the last could be read
         self._nodes_s = -math.inf  # when it was asked for (monotonic)
@@ -96,9 +99,13 @@ class SlurmSource:
 
     async def run(self, inlet: Inlet) -> None:
         """List each period. Raises ConnectorError when the scheduler does not answer; no job ends by that."""
+        await asyncio.sleep(max(self._rests_until_s - time.monotonic(), 0.0))
+        self._asked_s = time.monotonic()
         try:
             await self._follow(inlet)
         except ConnectorError as error:
+            now_s = time.monotonic()
+            self._rests_until_s = now_s + RESTS * (now_s - self._asked_s)
             inlet.fail(str(error), REMEDY)
             raise
 
@@ -107,10 +114,10 @@ class SlurmSource:
         known = self._known()
         due_s = time.monotonic()
         while True:
-            asked_s = time.monotonic()
+            self._asked_s = time.monotonic()
             if await self._list(inlet, known):
                 known = {}
-            self._jobs_every_s = max(self.period_s, RESTS * (time.monotonic() - asked_s))
+            self._jobs_every_s = max(self.period_s, RESTS * (time.monotonic() - self._asked_s))
             # Half a period less: listings are never quite a period apart
             if time.monotonic() - self._nodes_s > self.nodes_every_s - self.period_s / 2:
                 await self._levels(inlet)

@@ -8,6 +8,7 @@ from collections import Counter
 from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 
 from connectors.demand import DemandBook
@@ -15,11 +16,14 @@ from connectors.kubernetes import (
     Hosts,
     KubernetesClient,
     KubernetesSource,
+    PodLabels,
     client as kubernetes_client,
     source as kubernetes,
 )
 from connectors.kubernetes.access import Access
-from connectors.kubernetes.demand import ADMISSION
+from connectors.kubernetes.demand import ADMISSION, PodDemand
+from connectors.kubernetes.jobs import PodBook
+from connectors.kubernetes.objects import KubernetesPod, KueueWorkload, Meta, Owner, PodSpec, WorkloadSpec
 from tests.support.builders import site_of, two_racks
 from tests.support.inlets import RecordingInlet, until
 from tests.support.kubernetes_apiserver import PODS, WORKLOADS, Cluster
@@ -179,6 +183,28 @@ def test_changes_arrive_within_ten_seconds_of_the_event(monkeypatch: pytest.Monk
     lags = asyncio.run(run())
     print("seconds from the event until it was added up:", [round(lag, 1) for lag in lags])
     assert max(lags) < ARRIVES_S
+
+
+def test_a_job_keeps_its_class_while_one_of_its_workloads_is_left() -> None:
+    """An elastic job has two for a while: the first is gone once the second is admitted."""
+
+    def workload(name: str) -> KueueWorkload:
+        owner = Owner("Job", "j1", "uid-j1", True)
+        spec = WorkloadSpec(priority=9, priority_class_name="high")
+        return KueueWorkload(Meta(name=name, namespace="ml", owner_references=[owner]), spec)
+
+    demand = PodDemand(PodBook(Hosts(SITE, {}), PodLabels()))
+    meta = Meta(name="p", namespace="ml", uid="p", owner_references=[Owner("Job", "j1", "uid-j1", True)])
+    limits = msgspec.convert({"containers": [{"resources": {"limits": {"nvidia.com/gpu": "1"}}}]}, PodSpec)
+    demand.put(KubernetesPod(meta, limits))
+    for name in ("first", "second"):
+        demand.put_workload(workload(name))
+    demand.put_workload(workload("first"), there=False)
+    assert demand.claims(kueue=True)[0].priorities == ("high",)
+    demand.changed = False
+    demand.put_workload(workload("second"), there=False)
+    assert demand.claims(kueue=True)[0].priorities == ()
+    assert demand.changed
 
 
 class Story:

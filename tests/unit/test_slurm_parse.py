@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from connectors.slurm import SlurmSettings, SlurmSource
 from connectors.slurm.jobs import JobLedger, Listed, parse_listing
+from connectors.slurm.source import RESTS
 from tests.support.builders import site_of, two_racks
 from tests.support.inlets import RecordingInlet
 from twin.catalogue import BadMessage, ConfigError, ConnectorError
@@ -260,6 +262,28 @@ def test_a_scheduler_that_does_not_answer_ends_no_job(
     asyncio.run(run())
     assert [type(e) for e in inlet.items] == [JobStarted]
     assert inlet.items[0].id == "slurm:lab:7:1700000000"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("hangs", ["squeue", "scontrol"])
+def test_a_scheduler_that_hangs_rests_before_it_is_asked_again(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: str
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for name in ("scontrol", "squeue"):
+        body = "sleep 60" if name == hangs else "echo 'ClusterName = lab'"
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    source = SlurmSource(site, SlurmSettings(timeout_s=0.3, node_names=NAMES))
+
+    async def took_s() -> float:
+        begun_s = time.monotonic()
+        with pytest.raises(ConnectorError, match="no answer"):
+            await source.run(RecordingInlet())
+        return time.monotonic() - begun_s
+
+    asyncio.run(took_s())
+    assert asyncio.run(took_s()) >= (RESTS + 1) * 0.3
+    assert source.settle_s > (RESTS + 1) * 0.3, "it is not back while it rests or hangs"
 
 
 def test_settings_of_the_user_do_not_reach_the_commands(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
