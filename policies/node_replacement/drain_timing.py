@@ -76,7 +76,9 @@ def drain_timing(
     curve: DemandCurve, chances: Chances, at: Stakes, waited_s: F64, delays: Delays, repair_s: float
 ) -> DrainTiming:
     """When each of k nodes leaves best. `waited_s` [k]: since it is a suspect."""
-    missed = curve.missed_pu(at.node_gpus)
+    sizes, row = np.unique(at.node_gpus, return_inverse=True)
+    missed_of = curve.missed_pu(sizes)
+    missed = missed_of[row]
     hour, rest = _rates(chances)
     risk = -np.expm1(-_hazard(hour, rest, curve.at_s))
     # Of the job, what a failure costs beyond a planned stop is no less than its work and the notice
@@ -87,7 +89,7 @@ def drain_timing(
     sure = np.clip(np.nan_to_num(chances.sure_pu), 0.0, 1.0)
     used = at.node_gpus * np.where(at.spare, SPARE_PU, 1.0)
     for share, out_s in ((sure, repair_s), (1.0 - sure, delays.test_s)):
-        saved_gpu_s = saved_gpu_s + (share * used)[:, None] * _shifted(curve.at_s, missed, out_s)
+        saved_gpu_s = saved_gpu_s + (share * used)[:, None] * _shifted(curve.at_s, missed_of, out_s)[row]
     gain = WORTH * saved_gpu_s - risk_gpu_s
     latest_s = _permitted_s(hour, rest, waited_s)
     gain[curve.at_s > latest_s[:, None]] = -np.inf

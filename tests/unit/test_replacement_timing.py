@@ -198,3 +198,22 @@ def test_a_chance_that_is_known_for_an_hour_alone_goes_on_after_it() -> None:
     found = drain_timing(curve(*([150.0] * 24), 60.0), chances, stakes(), np.zeros(1), Delays(), 1e5)
     rate = -np.log1p(-0.04) / HOUR_S
     assert found.latest_s[0] == pytest.approx(-np.log1p(-RISK_PU) / rate)
+
+
+def test_a_storm_of_suspects_is_weighed_by_sizes_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    plain = DemandCurve.missed_pu
+    monkeypatch.setattr(
+        DemandCurve, "missed_pu", lambda self, gpus: (asked.append(len(gpus)), plain(self, gpus))[1]
+    )
+    day_pu = np.linspace(0.01, 0.9, 500)
+    sizes = np.where(np.arange(500) % 2, 4.0, 8.0)
+    hours = curve(*([150.0] * 12), *([60.0] * 12), sigma=3.0)
+    many = drain_timing(hours, Chances(day_pu * np.nan, day_pu, day_pu),
+                        replace(stakes(500), node_gpus=sizes), np.zeros(500), Delays(), 1e4)  # fmt: skip
+    assert asked == [2]
+    for k in (0, 101, 499):
+        one = day_pu[k : k + 1]
+        alone = drain_timing(hours, Chances(one * np.nan, one, one),
+                             stakes(node_gpus=sizes[k]), np.zeros(1), Delays(), 1e4)  # fmt: skip
+        assert (many.leave_s[k], many.gain_gpu_h[k]) == (alone.leave_s[0], alone.gain_gpu_h[0])
