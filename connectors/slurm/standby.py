@@ -69,7 +69,7 @@ class SlurmStandby(SlurmControl[StandbyOrder]):
     async def run(self) -> None:
         """Ask again for nodes that could not be woken while they powered down, until cancelled."""
         while True:
-            await asyncio.sleep(self._source.period_s)
+            await asyncio.sleep(self._source.nodes_every_s)
             now_ns = self._now_ns()
             going = [
                 entity

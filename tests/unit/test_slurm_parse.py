@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from connectors.slurm import SlurmSettings, SlurmSource
+from connectors.orders import SinkContext
+from connectors.slurm import SlurmSettings, SlurmSource, SlurmStandby
 from connectors.slurm.jobs import JobLedger, Listed, parse_listing
 from connectors.slurm.source import RESTS
 from tests.support.builders import site_of, two_racks
@@ -284,6 +285,22 @@ def test_a_scheduler_that_hangs_rests_before_it_is_asked_again(
     asyncio.run(took_s())
     assert asyncio.run(took_s()) >= (RESTS + 1) * 0.3
     assert source.settle_s > (RESTS + 1) * 0.3, "it is not back while it rests or hangs"
+
+
+def test_nodes_that_wake_are_asked_for_no_more_often_than_slurm_bears(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, pauses = SlurmSource(site, SlurmSettings(period_s=5.0)), list[float]()
+    source.nodes_every_s = 16.0
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr("connectors.slurm.standby.asyncio.sleep", pause)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(SlurmStandby(site, source, SinkContext(lambda items, _: None, lambda: True)).run())
+    assert pauses == [16.0]
 
 
 def test_settings_of_the_user_do_not_reach_the_commands(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
