@@ -15,7 +15,7 @@ import numpy as np
 from policies.node_replacement.assessment import NEWLY_S, usual_suspects_per_h
 from policies.node_replacement.circuit_breaker import check_breaker
 from policies.node_replacement.costs import OPTIONS
-from policies.node_replacement.drain_timing import RISK_PU, demand_curve
+from policies.node_replacement.drain_timing import MOST_WAIT_S, RISK_PU, demand_curve
 from policies.node_replacement.evidence import CAUSES, DAY_S, HOUR_S, evidence_of, failure_chance, one_of
 from policies.node_replacement.ownership import level_is_current
 from policies.node_replacement.phases import (
@@ -536,8 +536,8 @@ def _timing_text(present: Present, node: int) -> str:
             f": {curve.mean[0]:,.0f} GPUs are wanted now and {then:,.0f} then, of {curve.there:,} in service"
         )
     text += f"; at the latest in {duration(max(latest_s, 0.0))}, when its chance of having failed since it"
-    saves = float(memory["wait_saves_gpu_h"][node])
-    return f"{text} became a suspect is {RISK_PU:.0%}; the wait saves {saves:,.1f} GPU-h after that risk"
+    text += f" became a suspect is {RISK_PU:.0%}, or it has waited {duration(MOST_WAIT_S)}"
+    return f"{text}; the wait saves {float(memory['wait_saves_gpu_h'][node]):,.1f} GPU-h after that risk"
 
 
 def _metrics(present: Present) -> tuple[KeyFigure, ...]:
