@@ -322,7 +322,9 @@ def test_a_node_that_goes_later_is_asked_back_too_and_one_whose_request_expired_
         first = cluster.provisionings()[0]["metadata"]["name"]
         cluster.set_condition(first, "BookingExpired", namespace="gpu", resource=PROVISIONING)
         await until(lambda: len(cluster.provisionings()) == 3)
-        nodes = [json.loads(r["metadata"]["annotations"]["racktwin.io/nodes"]) for r in cluster.provisionings()]
+        nodes = [
+            json.loads(r["metadata"]["annotations"]["racktwin.io/nodes"]) for r in cluster.provisionings()
+        ]
         assert nodes == [["lab/h/r1/node0"], ["lab/h/r1/node1"], ["lab/h/r1/node0"]]
 
     run(site, story, TEMPLATE)
