@@ -252,7 +252,19 @@ class Scheduler:
         cells = (state, request.number, start_s, "UNLIMITED", request.priority, request.user, request.user)
         gres = "gres:gpu:" + str(int(np.diff(self.site.gpu_start_of_node).max(initial=0)))
         unsaid, reason = "N/A", "Resources" if state == "PENDING" else NO_CAUSE
-        asked = (request.nodes, request.nodes, "*", unsaid, unsaid, gres, *[unsaid] * 5, "OK", "normal", reason, "")
+        asked = (
+            request.nodes,
+            request.nodes,
+            "*",
+            unsaid,
+            unsaid,
+            gres,
+            *[unsaid] * 5,
+            "OK",
+            "normal",
+            reason,
+            "",
+        )
         return "|".join(map(str, (*cells, PARTITIONS[request.kind], hosts, *asked)))
 
     def _shown(self, nodes: bool) -> str:
