@@ -416,6 +416,38 @@ def test_the_writer_sends_the_journal_and_its_place_outlives_it(journal_of: Any,
     assert again.close()
 
 
+def test_a_journal_that_cannot_be_sent_does_not_hold_values_back(
+    journal_of: Any, pod: Twin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive_writer, "RETRY_S", 1000.0)
+    monkeypatch.setattr(archive_writer, "MAX_RETRY_S", 1000.0)
+
+    class NoJournal(Link):
+        def insert(self, table: str, columns: Any, form: str, body: bytes) -> None:
+            if table == "journal":
+                raise ClickHouseError("no right", 403, 497)
+            super().insert(table, columns, form, body)
+
+    link, writer = NoJournal(), journal_of(3)
+    (writer.path.parent / "place.json").write_bytes(msgspec.json.encode(TailPlace(leads=True)))
+    archive = writer_to(link, journal=(tail_of(writer), JournalRows(LABELS, lambda: pod.site)))
+    wait_for(lambda: archive.stats()["error"] == "no right")
+    for i in range(5):
+        archive.offer(T_NS + i * NS, Names(2), (table(2),))
+    wait_for(lambda: archive.stats()["queue_points"] == 0)
+    assert (archive.stats()["error"], len(link.taken)) == ("no right", 5)
+    assert archive.close()
+
+
+@pytest.mark.parametrize("body", [b'{"id":"\xff"}', b"[]", b"3"])
+def test_a_damaged_body_stops_no_line_behind_it(pod: Twin, body: bytes) -> None:
+    head = b'{"seq":%d,"prev":"","kind":"finding","tick":1,"now_ns":1800000000000000000,"body":%s}'
+    lines = [head % (0, body), head % (1, b"{}")]
+    rows, place = JournalRows(LABELS, lambda: pod.site).of(lines, TailPlace(leads=True))
+    assert ([row["seq"] for row in rows], place.seq) == ([0, 1], 1)
+    assert msgspec.json.decode(msgspec.json.encode(rows[0]))["body"] == body.decode("utf-8", "replace")
+
+
 def made_rows(pod: Twin, records: list[Any], folder: Path) -> list[dict[str, Any]]:
     writer = JournalWriter(folder, durable=False)
     for i, record in enumerate(records):

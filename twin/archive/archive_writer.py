@@ -37,6 +37,29 @@ REFUSED = frozenset((6, 26, 27, 33, 38, 41, 72, 117, 131, 349))
 TOO_LARGE = 413
 
 
+class _Lane:
+    """Values or lines, sent by `send`. What fails waits by itself, and the other lane goes on."""
+
+    def __init__(self, send: Callable[[], bool]) -> None:
+        self._send, self._backoff = send, Backoff(RETRY_S, MAX_RETRY_S)
+        self.error, self.due_s = "", 0.0
+
+    def step(self) -> bool:
+        """Whether something was sent; False while it waits to be tried again. Raises as `send` does."""
+        if time.monotonic() < self.due_s:
+            return False
+        try:
+            moved = self._send()
+        except Exception as error:  # whatever it is, it must not end the thread
+            known = isinstance(error, ClickHouseError | StorageError)
+            self.error = str(error) if known else f"{type(error).__name__}: {error}"
+            self.due_s = time.monotonic() + self._backoff.next_s()
+            raise
+        self.error = ""
+        self._backoff.reset()
+        return moved
+
+
 class ArchiveWriter:
     """Samples in, from any thread; `stats` says what became of them and of the journal's lines."""
 
@@ -55,8 +78,14 @@ class ArchiveWriter:
         self.counts = dict.fromkeys(
             ("written_points", "refused_points", "written_lines", "refused_lines", "write_errors"), 0
         )
-        self.error = self.refusal = ""
+        self.refusal = ""
+        self._lanes = _Lane(self._send_values), _Lane(self._send_lines)
         self._thread = threading.Thread(target=self._run, name="clickhouse", daemon=True)
+
+    @property
+    def error(self) -> str:
+        """Why values or lines are not written now; empty while both are."""
+        return "; ".join(dict.fromkeys(lane.error for lane in self._lanes if lane.error))
 
     def start(self) -> None:
         """Begin to write."""
@@ -90,41 +119,37 @@ class ArchiveWriter:
         return self._buffer.queue_points == 0
 
     def _run(self) -> None:
-        backoff, ends_s = Backoff(RETRY_S, MAX_RETRY_S), 0.0
+        ends_s = 0.0
         try:
             while True:
                 if self._stop:
                     ends_s = ends_s or time.monotonic() + CLOSE_S
-                    if self.error or time.monotonic() > ends_s:
+                    if time.monotonic() > ends_s:
                         return
-                try:
-                    moved = self._send_values()
-                    moved = self._send_lines() or moved
-                    self.error = ""
-                    backoff.reset()
-                except Exception as error:  # whatever it is, it must not end the thread
-                    self.counts["write_errors"] += 1
-                    known = isinstance(error, ClickHouseError | StorageError)
-                    self.error = str(error) if known else f"{type(error).__name__}: {error}"
-                    self._pause(backoff.next_s())
-                    continue
+                moved = False
+                for lane in self._lanes:
+                    try:
+                        moved = lane.step() or moved
+                    except Exception:
+                        self.counts["write_errors"] += 1
                 if not moved and self._stop:
                     return
                 if not moved:
-                    self._pause(LOOK_S)
+                    self._pause()
         finally:
             if self._journal is not None:
                 self._journal[0].close()
             self._link.close()
 
-    def _pause(self, longest_s: float) -> None:
+    def _pause(self) -> None:
         """Wait, but not when there is something to do, or the end has come."""
+        now_s, values = time.monotonic(), self._lanes[0]
+        waits_s = [lane.due_s - now_s if lane.error else LOOK_S for lane in self._lanes]
         with self._changed:
-            if not self._stop and (self.error or self._buffer.oldest is None):
-                failing = bool(self.error)
-                self._changed.wait_for(
-                    lambda: self._stop or (not failing and self._buffer.oldest is not None), longest_s
-                )
+            self._changed.wait_for(
+                lambda: self._stop or (not values.error and self._buffer.oldest is not None),
+                max(0.0, min(LOOK_S, *waits_s)),
+            )
 
     def _send_values(self) -> bool:
         """Send the oldest sample; whether there was one. Raises ClickHouseError."""

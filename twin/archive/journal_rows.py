@@ -24,6 +24,7 @@ from twin.contracts import (
     FindingRecord,
     LeaderRecord,
     ManifestRecord,
+    OtherRecord,
     SiteRecord,
     read_record,
 )
@@ -63,8 +64,7 @@ class JournalRows:
         leads, site_hash, begun = place.leads, place.site_hash, place.seq >= 0
         for text in lines:
             line = msgspec.json.decode(text, type=_Line)
-            body = msgspec.json.decode(line.body, type=dict)
-            record = read_record(line.kind, body)
+            record = _record(line)
             if not begun and line.seq > 0:
                 leads = self._leads()
             begun = True
@@ -104,6 +104,14 @@ class JournalRows:
             "values": values,
             "body": whole.decode("utf-8", "replace") if len(whole) <= MAX_BODY else "",
         }
+
+
+def _record(line: _Line) -> Any:
+    """The record of a line; one without content where a disk damaged its body, which goes as it stands."""
+    try:
+        return read_record(line.kind, msgspec.json.decode(line.body, type=dict))
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return OtherRecord(line.kind, {})
 
 
 def _sentence(record: Any, site: Site | None) -> str:
