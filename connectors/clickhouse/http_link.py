@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ssl
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -92,7 +93,10 @@ class ClickHouseLink:
             # A try that failed between table and rollup is made whole by the next one.
             "deduplicate_blocks_in_dependent_materialized_views": "1",
         }
-        self._request(settings, self._packer.compress(body), {"Content-Encoding": "zstd"})
+        if self._request(settings, self._packer.compress(body), {"Content-Encoding": "zstd"}):
+            raise ClickHouseError(
+                f"{self.place}: is no ClickHouse: it answers an insert with text; look at host and port", 200
+            )
 
     def ask(self, sql: str, names: Mapping[str, str | int | float] | None = None) -> list[dict[str, Any]]:
         """The rows of a SELECT; `names` are its parameters. Raises ClickHouseError."""
@@ -109,7 +113,7 @@ class ClickHouseLink:
         self._pool.clear()
 
     def _request(self, settings: dict[str, str], body: bytes, headers: dict[str, str]) -> bytes:
-        query = urlencode({"database": self.database, **settings})
+        query, ends_s = urlencode({"database": self.database, **settings}), time.monotonic() + self.timeout_s
         try:
             answer = self._pool.request(
                 "POST",
@@ -124,14 +128,13 @@ class ClickHouseLink:
         except (HTTPError, OSError) as error:
             raise ClickHouseError(f"{self.place}: {self._clean(_why(error, self.timeout_s))}") from None
         try:
-            text: bytes = answer.read(MAX_ANSWER + 1)
+            text = _whole(answer, ends_s)
         except (HTTPError, OSError) as error:
             raise ClickHouseError(f"{self.place}: {self._clean(_why(error, self.timeout_s))}") from None
         finally:
             with contextlib.suppress(Exception):
                 answer.release_conn()
         if len(text) > MAX_ANSWER:
-            answer.close()
             raise ClickHouseError(f"{self.place}: an answer beyond {MAX_ANSWER} bytes: ask for less", 413)
         if answer.status != 200:
             raise self._refusal(answer.status, answer.headers.get("X-ClickHouse-Exception-Code", ""), text)
@@ -148,6 +151,20 @@ class ClickHouseLink:
         if self._secret:
             text = text.replace(self._secret, "***")
         return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:MAX_TEXT]
+
+
+def _whole(answer: urllib3.BaseHTTPResponse, ends_s: float) -> bytes:
+    """The body, or a byte more than may be read. Raises HTTPError for one that has not ended by then."""
+    data = bytearray()
+    while part := answer.read1(MAX_ANSWER + 1 - len(data)):
+        data += part
+        if len(data) > MAX_ANSWER:
+            answer.close()  # its connection would begin with the rest
+            break
+        if time.monotonic() > ends_s:
+            answer.close()
+            raise urllib3.exceptions.TimeoutError
+    return bytes(data)
 
 
 def _escaped(value: str | int | float) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from connectors.clickhouse.http_link import ClickHouseLink
+from connectors.clickhouse.http_link import ClickHouseError, ClickHouseLink
 from connectors.clickhouse.schema import Retention
 
 POINTS = 500  # of one entity, where no step is asked for
@@ -70,9 +70,7 @@ class FleetReader:
             "step": step_ms,
             "limit": MOST_ROWS + 1,
         }
-        rows = self.link.ask(_values_sql(f"{self.link.database}.{table}", bool(asked.hall)), names)
-        for row in rows:
-            row["t_ns"] = int(row.pop("t_ms")) * NS_MS
+        rows = self._rows(_values_sql(f"{self.link.database}.{table}", bool(asked.hall)), names)
         return {
             "table": table,
             "step_s": step_ms / 1000,
@@ -99,11 +97,19 @@ FROM {self.link.database}.journal AS j FINAL
 WHERE t >= fromUnixTimestamp64Milli({{since:Int64}}, 'UTC')
     AND t < fromUnixTimestamp64Milli({{until:Int64}}, 'UTC') AND {where} {_NAMED if asked.entity else ""}
 ORDER BY t DESC, site, hall, seq DESC LIMIT {{limit:UInt32}} FORMAT JSONEachRow"""
-        rows = self.link.ask(sql, names)
-        for row in rows:
-            row["t_ns"] = int(row.pop("t_ms")) * NS_MS
-            row["count"] = int(row["count"])
+        rows = self._rows(sql, names)
         return {"rows": rows[: asked.limit], "more": len(rows) > asked.limit}
+
+    def _rows(self, sql: str, names: dict[str, str | int | float]) -> list[dict[str, Any]]:
+        rows = self.link.ask(sql, names)
+        try:
+            for row in rows:
+                row["t_ns"] = int(row.pop("t_ms")) * NS_MS
+                row |= {"count": int(row["count"])} if "count" in row else {}
+        except (KeyError, TypeError, ValueError):
+            why = "is no ClickHouse: its rows are of another form"
+            raise ClickHouseError(f"{self.link.place}: {why}", 200) from None
+        return rows
 
     def _choose(self, asked: ValueQuestion, now_ns: int) -> tuple[str, int]:
         """(table, step in ms): the finest that reaches back so far, the step a whole number of its own."""

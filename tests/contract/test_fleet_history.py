@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
@@ -13,7 +16,17 @@ import msgspec
 import pytest
 import yaml
 
-from connectors.clickhouse import ClickHouseLink, Labels, Login, Retention, schema_sql
+from connectors.clickhouse import (
+    ClickHouseError,
+    ClickHouseLink,
+    FleetReader,
+    Labels,
+    ListQuestion,
+    Login,
+    Retention,
+    ValueQuestion,
+    schema_sql,
+)
 from tests.support.agent_pod import pod
 from tests.support.builders import Twin, two_racks
 from tests.support.chdb_server import PASSWORD, USER, ChdbServer
@@ -24,6 +37,7 @@ from tests.support.mosquitto import mosquitto
 from tests.support.online_checks import check
 from tests.support.thread_server import http_thread
 from tests.support.victoriametrics import free_port
+from twin.api.page import fleet_history
 from twin.archive import labels_of
 from twin.catalogue import NS, ConfigError
 from twin.cli.main import main
@@ -256,6 +270,87 @@ def test_a_password_does_not_follow_a_redirection() -> None:
             link.ask("SELECT 1")
         link.close()
     assert Catches.caught == []
+
+
+class Strange(BaseHTTPRequestHandler):
+    """Answers 200 with `body`, a byte at a time where `pace_s` is given."""
+
+    body, pace_s = b"", 0.0
+    ended = threading.Event()
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.body)))
+        self.end_headers()
+        if not self.pace_s:
+            self.wfile.write(self.body)
+            return
+        with contextlib.suppress(OSError):
+            for byte in self.body:
+                self.wfile.write(bytes([byte]))
+                if self.ended.wait(self.pace_s):
+                    return
+
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+
+@pytest.fixture
+def strange(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ClickHouseLink]]:
+    """Links to a server that answers so."""
+    ended = threading.Event()
+    with http_thread(Strange) as port:
+
+        def link(body: bytes, pace_s: float = 0.0, timeout_s: float = 15.0) -> ClickHouseLink:
+            for name, value in (("body", body), ("pace_s", pace_s), ("ended", ended)):
+                monkeypatch.setattr(Strange, name, value)
+            return ClickHouseLink(f"http://127.0.0.1:{port}", "racktwin", timeout_s=timeout_s)
+
+        yield link
+        ended.set()
+
+
+def test_rows_that_another_server_takes_are_not_called_written(strange: Any) -> None:
+    with pytest.raises(ClickHouseError, match="is no ClickHouse"):
+        strange(b"<html>welcome</html>").insert("value", ("t",), "Native", b"rows")
+    strange(b"").insert("value", ("t",), "Native", b"rows")
+
+
+@pytest.mark.parametrize("line", [b"{}", b'{"t_ms": "x"}', b'{"t_ms": null, "count": []}'])
+def test_rows_of_another_form_are_no_answer(strange: Any, line: bytes) -> None:
+    reader = FleetReader(strange(line + b"\n"), Retention())
+    for ask in (
+        lambda: reader.values(ValueQuestion(entity="r1", signal="rack.power_w", since_ns=0, until_ns=NS), NS),
+        lambda: reader.lines(ListQuestion(what="alarms", since_ns=0, until_ns=NS)),
+    ):
+        with pytest.raises(ClickHouseError, match="is no ClickHouse"):
+            ask()
+
+
+def test_an_answer_that_only_trickles_ends_in_time(strange: Any) -> None:
+    link = strange(b"x" * 1000, pace_s=0.05, timeout_s=0.5)
+    began_s = time.monotonic()
+    with pytest.raises(ClickHouseError, match="no whole answer within"):
+        link.ask("SELECT 1")
+    assert time.monotonic() - began_s < 20
+
+
+def test_a_question_that_hangs_does_not_hold_the_end_of_the_daemon() -> None:
+    begun, may_end, ended = threading.Event(), threading.Event(), list[bool]()
+
+    def hang() -> None:
+        begun.set()
+        ended.append(may_end.wait(10))
+
+    async def main() -> None:
+        asking = asyncio.ensure_future(fleet_history.beside(hang))
+        while not begun.is_set():
+            await asyncio.sleep(0)
+        asking.cancel()
+
+    asyncio.run(main())
+    assert ended == []
+    may_end.set()
 
 
 @pytest.mark.slow

@@ -6,10 +6,13 @@ A question takes a thread of its own while the server answers; a few at a time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
+import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from aiohttp import web
 
@@ -23,6 +26,7 @@ MAX_FLEET_QUESTIONS = 4  # at once
 MAX_NAME = 500  # characters
 DAY_S, YEAR_S = 86_400, 366 * 86_400
 FOREVER_NS = 2**62
+T = TypeVar("T")
 FLEET_QUESTIONS: web.AppKey[asyncio.Semaphore] = web.AppKey("fleet_questions", asyncio.Semaphore)
 
 
@@ -96,11 +100,32 @@ async def _ask(request: web.Request, question: Callable[[FleetReader], dict[str,
         )
     async with turn:
         try:
-            return await asyncio.to_thread(_answer, live_of(request), question)
+            return await beside(lambda: _answer(live_of(request), question))
         except ConfigError as error:
             raise Refused(503, str(error)) from None
         except ClickHouseError as error:
             raise Refused(503, f"the history of the fleet: {error}") from None
+
+
+async def beside(work: Callable[[], T]) -> T:
+    """What `work` returns, made in a thread that the end of the daemon does not wait for."""
+    loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+
+    def tell(result: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(lambda: None if done.done() else result())
+
+    def run() -> None:
+        try:
+            found = work()
+        except Exception as error:
+            tell(partial(done.set_exception, error))
+        else:
+            tell(partial(done.set_result, found))
+
+    threading.Thread(target=run, name="fleet-history", daemon=True).start()
+    found: T = await done
+    return found
 
 
 def _answer(live: Runtime, question: Callable[[FleetReader], dict[str, Any]]) -> dict[str, Any]:
