@@ -243,6 +243,32 @@ def test_the_commands_show_hold_and_release(desk: Desk, capsys: pytest.CaptureFi
     assert "expected one of hall-a, hall-b" in " ".join(capsys.readouterr().err.split())
 
 
+def test_a_release_says_what_still_holds_a_hall(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+    desk.do(lambda: fill(desk.pod))
+    both = ("control", "request", HALL_BUDGET, "hall-a", "hall-b")
+    assert desk.run(*both, "--hi", "800000", "--for", "2h", "--reason", "hot day") == 0
+    assert desk.run("fleet", "hold", "hall-a", "--budget", "700kW", "--for", "2h", "--reason", "x") == 0
+    capsys.readouterr()
+    assert desk.run("fleet", "release", "hall-a") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "still held to 800.0 kW by operator-1" in said
+    assert "racktwin control withdraw" in said
+    assert desk.run("fleet", "release", "hall-a") != 0
+
+
+def test_a_token_of_a_hall_that_the_hub_does_not_have_is_told_so(tmp_path: Path) -> None:
+    async def check(pod: Pod) -> None:
+        pod.secrets["a"] = add_token(pod.tokens_file, "a-1", "viewer", halls=("hall-q",))
+        pod.tokens.reload()
+        fill(pod)
+        status, said = await pod.ask("GET", "/api/v1/fleet", "a")
+        assert status == 404
+        assert "the token a-1 is for hall-q alone" in said["error"]
+        assert "hall-a" not in said["error"]
+
+    serve(tmp_path, check, **HUB)
+
+
 def test_a_daemon_that_is_no_hub_says_so(tmp_path: Path) -> None:
     async def check(pod: Pod) -> None:
         status, said = await pod.ask("GET", "/api/v1/fleet")

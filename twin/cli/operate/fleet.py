@@ -141,7 +141,13 @@ def _release(client: Client, args: argparse.Namespace) -> Any:
         raise WrongCall(f"the budget of {row['hall']} is not held{hint}")
     for identity in own:
         client.delete(path_of("requests", identity))
-    return {"done": True, "hall": row["hall"], "withdrawn": own}
+    left = [
+        f"still held to {kw(hold['budget_w'])} kW by {hold['author']}, with other halls: "
+        f"racktwin control withdraw {hold['id']}"
+        for hold in row["holds"]
+        if hold["halls"] != 1
+    ]
+    return {"done": True, "hall": row["hall"], "withdrawn": own, "warnings": left}
 
 
 VERBS = {
