@@ -254,6 +254,7 @@ class HallAccount:
     counted_w: F64
     full: Bool
     lost: list[int]  # feeders without power
+    else_heard: Bool  # its other figures are no older than allowed
 
     @classmethod
     def of(cls, policy: HallBudgets, view: View, memory: Memory) -> HallAccount:
@@ -264,7 +265,8 @@ class HallAccount:
         counted_w = _counted_w(halls, kept)
         full = sums_w(carried, counted_w) >= left_w - ROOM_W
         lost: list[int] = np.flatnonzero(dead_feeders(view)).tolist()
-        return cls(view, halls, carried, left_w, kept, counted_w, full, lost)
+        else_heard = view.age_s("rack.hall_gpu_count") <= policy.silent_s
+        return cls(view, halls, carried, left_w, kept, counted_w, full, lost, else_heard)
 
     def rows(self, halls: list[int]) -> list[dict[str, Value]]:
         """A row of each hall."""
@@ -339,7 +341,11 @@ class HallAccount:
         halls, now_w = self.halls, float(self.halls.now_w[i])
         if not halls.heard[i]:
             age_s = float(halls.age_s[i])
-            silent = f"silent for {age_s:.0f} s" if np.isfinite(age_s) else "never heard"
+            since = f"for {age_s:.0f} s" if np.isfinite(age_s) else ""
+            if self.else_heard[i]:
+                silent = f"tells no power {since}, and else its state".replace(" ,", ",")
+            else:
+                silent = f"silent {since}" if since else "never heard"
             return f"{silent}: its guaranteed share alone{self._still(i)}"
         above, site = self._full_above(i), self.view.site
         dead = [f"{site.name('feeder', k)} is lost" for k in self.lost if i in self._below(k)][:1]

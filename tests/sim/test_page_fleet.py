@@ -94,6 +94,18 @@ def test_a_silent_hall_is_unknown_and_a_lost_feeder_is_told(browser: Browser, de
     assert "✓" not in row(screen, "hall-b")
 
 
+def test_a_hub_that_hears_nobody_counts_nothing_as_well(browser: Browser, desk: Desk) -> None:
+    def go_dark() -> None:
+        for _ in range(20):
+            desk.pod.tick({k: [float("nan")] * 2 for k in TOLD if k.startswith("rack")})
+
+    screen = opened(browser, desk, "viewer")
+    desk.do(go_dark)
+    screen.shows("0 of 2")
+    figures = screen.page.locator(".figures").inner_text().lower()
+    assert (figures.count("unknown"), "critical" in figures, "none out" in figures) == (9, False, False)
+
+
 def test_an_operator_holds_and_releases_a_budget_on_the_page(browser: Browser, desk: Desk) -> None:
     screen = opened(browser, desk)
     screen.act("Hold", {"most": "600", "reason": HOSTILE}, within=".fleet-halls")

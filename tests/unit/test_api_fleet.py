@@ -69,6 +69,18 @@ def test_each_hall_has_its_figures_and_a_silent_one_is_unknown(tmp_path: Path) -
     serve(tmp_path, check, **HUB)
 
 
+def test_a_hall_that_tells_no_power_is_not_called_silent(tmp_path: Path) -> None:
+    async def check(pod: Pod) -> None:
+        fill(pod)
+        fill(pod, 20, rack__hall_power_w=[300e3, float("nan")])
+        _, tree = await pod.ask("GET", "/api/v1/fleet")
+        b = of(tree, "hall-b")
+        assert (b["heard"], b["power_w"]) == (False, None)
+        assert b["why"].startswith("tells no power for 20 s, and else its state: its guaranteed share alone")
+
+    serve(tmp_path, check, **HUB)
+
+
 def test_a_lost_feeder_is_named_with_the_halls_that_give_way(tmp_path: Path) -> None:
     async def check(pod: Pod) -> None:
         fill(pod)

@@ -37,7 +37,7 @@ function told(t: Told): Grave[] {
   for (const f of t.feeders) if (f.lost && !rung.has(f.feeder)) out.push({ severity: "critical", text: `${local(f.feeder)}${f.side ? `, side ${f.side},` : ""} is lost: the halls below it give way by priority` });
   each(t.halls.filter(over), "critical", (of) => `above its budget: ${of}`);
   each(t.halls.filter((h) => h.heard && h.alarms.critical), "critical", (of) => `critical alarms in ${of}`);
-  each(t.halls.filter((h) => !h.heard && !rung.has(h.name)), "unknown", (of) => `nothing is heard of ${of}: unknown, with the guaranteed share alone`);
+  each(t.halls.filter((h) => !h.heard && !rung.has(h.name)), "unknown", (of) => `no power is heard of ${of}: unknown, with the guaranteed share alone`);
   if (t.authority !== "act" || t.suspended) out.push({ severity: "warning", text: `hall_budgets is ${t.suspended ? "suspended" : `in authority ${t.authority}`}: no budgets are lent, each hall has its guaranteed share` });
   return out;
 }
@@ -164,8 +164,8 @@ function Figures({ t }: { t: Told }) {
   return <div class="figures">
     <Figure label="Power" tone={t.halls.some(over) ? "critical" : ""} under={<>{quantity(lent, "W")} lent{of}</>}>{heard.length ? quantity(drawn, "W") : <span class="unknown">unknown</span>}</Figure>
     <Figure label="Halls heard" tone={silent ? "warning" : ""} under={silent ? `${num(silent)} silent: unknown` : "each within the last seconds"}>{num(heard.length)}<span class="unit"> of {num(t.halls.length)}</span></Figure>
-    <Figure label="GPUs" under={<>{out ? <b>{num(out)} out of service</b> : "none out of service"}{of}</>}>{num(gpus - out)}<span class="unit"> of {num(gpus)} in service</span></Figure>
-    <Figure label="Alarms in halls" tone={critical ? "critical" : warning ? "warning" : ""} under={<>{plural(warning, "warning")}{of}</>}>{num(critical)}<span class="unit"> critical</span></Figure>
+    <Figure label="GPUs" under={<>{!heard.length ? "" : out ? <b>{num(out)} out of service</b> : "none out of service"}{heard.length ? of : of.slice(2)}</>}>{heard.length ? <>{num(gpus - out)}<span class="unit"> of {num(gpus)} in service</span></> : <span class="unknown">unknown</span>}</Figure>
+    <Figure label="Alarms in halls" tone={critical ? "critical" : warning ? "warning" : ""} under={heard.length ? <>{plural(warning, "warning")}{of}</> : of.slice(2)}>{heard.length ? <>{num(critical)}<span class="unit"> critical</span></> : <span class="unknown">unknown</span>}</Figure>
     <Figure label="Forecast" under={<>what halls are about to want{of}</>}>{heard.some((h) => known(h.demand_w)) ? quantity(ahead, "W") : <span class="unknown">unknown</span>}</Figure>
     <Figure label="Shared feeders" tone={lost.length ? "critical" : ""} under={lost.length ? <b>{lost.map((f) => local(f.feeder)).join(", ")} lost</b> : least ? `least left: ${local(least.feeder)}` : "what is left is not shown to this token"}>
       {least ? <>{quantity(Math.max(0, least.left_w!), "W")}<span class="unit"> left</span></> : num(t.feeders.length)}</Figure>
