@@ -156,6 +156,8 @@ def test_a_token_of_one_hall_reads_nothing_of_another(tmp_path: Path, role: Any)
             own = concrete(route).replace("lab/h/r1", "fleet/campus/hall-a")
             for path in (own, own.replace("hall-a", "hall-b").replace("nobody", made["id"])):
                 status, said = await pod.ask(route.method, path, "a", b"{}")
+                if route.path.endswith("/whoami"):
+                    del said["created"]  # a time of day has any two digits
                 passed = route.role is None or (route.path, status) in OPEN
                 assert status == 403 or passed, (route.method, path, status, said)
                 if route.role is not None:

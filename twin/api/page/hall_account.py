@@ -47,8 +47,8 @@ async def fleet(request: web.Request) -> web.Response:
     if own:
         halls, parts = ([row for row in rows if row["hall"] in own] for rows in (halls, parts))
         if not halls:
-            raise Refused(404, f"the token {request[WHO].name} is for {', '.join(own)} alone, and this hub "
-                          "has no such hall; ask the operator for another (racktwin token add --hall)")  # fmt: skip
+            why = f"the token {request[WHO].name} is for {', '.join(own)} alone: no hall of this hub"
+            raise Refused(404, f"{why}; ask the operator for another (racktwin token add --hall)")
     return answer({
         "now_ns": engine.state.now_ns, "tick": engine.state.tick, "site": engine.site.file.site,
         "role": live.role, "simulated": live.loaded.config.simulated, "authority": found.authority,
