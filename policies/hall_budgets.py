@@ -341,11 +341,10 @@ class HallAccount:
         halls, now_w = self.halls, float(self.halls.now_w[i])
         if not halls.heard[i]:
             age_s = float(halls.age_s[i])
-            since = f"for {age_s:.0f} s" if np.isfinite(age_s) else ""
+            silent = f"silent for {age_s:.0f} s" if np.isfinite(age_s) else "never heard"
             if self.else_heard[i]:
-                silent = f"tells no power {since}, and else its state".replace(" ,", ",")
-            else:
-                silent = f"silent {since}" if since else "never heard"
+                silent = f"tells no power for {age_s:.0f} s, and else its state"
+                silent = silent if np.isfinite(age_s) else "tells its state, and never its power"
             return f"{silent}: its guaranteed share alone{self._still(i)}"
         above, site = self._full_above(i), self.view.site
         dead = [f"{site.name('feeder', k)} is lost" for k in self.lost if i in self._below(k)][:1]
