@@ -40,6 +40,7 @@ AGENT_CONTROLS = ("gpu.power_cap_w", "gpu.clock_lock_mhz", "node.power_cap_w", "
 # control -> the signal of our point that asks the BMS for it
 BMS_REQUESTS = {
     "cdu.supply_temp_target_c": "supply_temp_request_c",
+    "cdu.diff_pressure_target_pa": "diff_pressure_request_pa",
     "rack.liquid_isolation": "liquid_isolation_request_state",
     "rack.electrical_isolation": "electrical_isolation_request_state",
 }

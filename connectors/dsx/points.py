@@ -59,12 +59,14 @@ class PointRow:
     Several `signals` are for points that metadata cannot tell apart: the first by sorted tagPath feeds the
     first signal. `alone` is the signal where there is only one such point. `bare` says that a point without
     unit or texts may be read (a power factor); `numbers` that unknown texts may fall back on the number.
+    `ours` is for set points that an integration writes, which their metadata names.
     """
 
     object_type: str
     point_type: str
     areas: frozenset[str]
     setpoint: bool
+    ours: bool
     phase: str
     table: str
     signals: tuple[str, ...]
@@ -118,7 +120,8 @@ SIGNAL_WORDS: dict[str, dict[str, tuple[str, ...]]] = {
 class _Line:
     """Rows that differ in kind of object, process area or setpoint only.
 
-    `areas` are alternatives, each of words joined by +, "-" for none. `setpoint` is no, yes or either.
+    `areas` are alternatives, each of words joined by +, "-" for none. `setpoint` is no, yes, either, or asked
+    for one that an integration writes.
     """
 
     kinds: str
@@ -134,13 +137,14 @@ class _Line:
     def rows(self) -> list[PointRow]:
         table, _, names = self.key.partition(".")
         signals = tuple(names.split("|"))
-        flags = {"no": (False,), "yes": (True,), "either": (False, True)}[self.setpoint]
+        flags = {"no": (False,), "yes": (True,), "either": (False, True), "asked": (True,)}[self.setpoint]
         return [
             PointRow(
                 object_type=kind,
                 point_type=self.point_type,
                 areas=frozenset(area.split("+")) - {"-"},
                 setpoint=flag,
+                ours=self.setpoint == "asked",
                 phase=self.phase,
                 table=table,
                 signals=signals,
@@ -197,6 +201,8 @@ _LINES = (
     _Line("CDU Sensor", "LiquidDifferentialPressure", "cdu.diff_pressure_pa", "Secondary"),
     _Line("CDU Sensor", "LiquidDifferentialPressure", "cdu.filter_diff_pressure_pa", "Secondary+Filter"),
     _Line("CDU", "LiquidDifferentialPressure", "cdu.diff_pressure_setpoint_pa", "Secondary", setpoint="yes"),
+    # DSX has no request of a pressure by a name of its own: the set point that an integration writes
+    _Line("CDU", "LiquidDifferentialPressure", "cdu.diff_pressure_request_pa", "Secondary", setpoint="asked"),
     *(
         _Line("CDU Sensor", point, f"cdu.{signal}_{suffix}", area)
         for signal, area in (
@@ -224,7 +230,7 @@ _LINES = (
     _Line(_PLANT, "LeakDetect", "loop.leak_state"),
 )
 ROWS = tuple(row for line in _LINES for row in line.rows())
-_BY_KEY = {(r.object_type, r.point_type, r.areas, r.setpoint, r.phase, r.table): r for r in ROWS}
+_BY_KEY = {(r.object_type, r.point_type, r.areas, r.setpoint, r.phase, r.table, r.ours): r for r in ROWS}
 _TABLES_OF = {
     kind: tuple(
         t for t in TABLES if any(r.table == t and (r.object_type, r.point_type) == kind for r in ROWS)
@@ -248,7 +254,9 @@ def find_row(meta: Metadata, areas: frozenset[str], table: str) -> PointRow | No
     if meta.object_type in ("Rack", "PowerMeter"):
         areas = frozenset()
     phase = _PHASES.get(str(meta.phase), str(meta.phase)) if meta.phase is not None else ""
-    return _BY_KEY.get((meta.object_type, meta.point_type, areas, bool(meta.is_setpoint), phase, table))
+    key = (meta.object_type, meta.point_type, areas, bool(meta.is_setpoint), phase, table)
+    asked = _BY_KEY.get((*key, True)) if meta.integration is not None else None
+    return asked or _BY_KEY.get((*key, False))
 
 
 class Areas(NamedTuple):

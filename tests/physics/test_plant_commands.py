@@ -133,6 +133,23 @@ def test_supply_follows_its_target_but_stays_off_the_dew_point(plant: Plant) -> 
     assert plant.truth.cdu_setpoint_c[0] == pytest.approx(dew + 2.5)
 
 
+def test_pumps_hold_the_pressure_that_is_asked_for_and_the_bms_s_own_when_the_lease_lapses(
+    plant: Plant,
+) -> None:
+    t, own_pa = plant.truth, float(plant.parameters.cdu_drop_set_pa[0])
+    plant.step(dt_s=600.0)
+    before_lpm, before_w, speed = t.cdu_flow_lpm[0], t.cdu_pump_power_w[0], t.cdu_pump_speed_pu[0, 0]
+    plant.step([batch("cdu.diff_pressure_target_pa", [0], 0.5 * own_pa, lease_s=700.0)], dt_s=600.0)
+    assert t.cdu_drop_set_pa[0] == 0.5 * own_pa == pytest.approx(t.cdu_drop_pa[0], rel=0.01)
+    # A given network: flow goes with the speed, power with its cube
+    assert t.cdu_flow_lpm[0] / before_lpm == pytest.approx(0.5**0.5, rel=0.01)
+    cubed = (t.cdu_pump_speed_pu[0, 0] / speed) ** 3
+    assert t.cdu_pump_power_w[0] / before_w == pytest.approx(cubed, rel=0.01)
+    plant.step(dt_s=200.0)
+    plant.step(dt_s=600.0)
+    assert t.cdu_drop_set_pa[0] == own_pa == pytest.approx(t.cdu_drop_pa[0], rel=0.01)
+
+
 def test_isolation_lasts_beyond_its_lease(plant: Plant) -> None:
     plant.step([batch("rack.liquid_isolation", [0], 1.0), batch("rack.electrical_isolation", [0], 1.0)])
     plant.step(dt_s=600.0)

@@ -94,6 +94,7 @@ def test_without_noise_each_reading_is_the_truth_to_its_step(pod: Site) -> None:
         "cdu.facility_supply_temp_c": (t.cdu_primary_supply_c, 0.01),
         "cdu.supply_temp_setpoint_c": (t.cdu_setpoint_c, 0.01),
         "cdu.supply_temp_request_c": (t.cdu_setpoint_c, 0.01),
+        "cdu.diff_pressure_setpoint_pa": (t.cdu_drop_set_pa, 10.0),
         "feeder.power_w": (t.feeder_power_w, 10.0), "feeder.voltage_v": (415.0, 0.1),
         "feeder.apparent_power_va": (t.feeder_power_w / 0.99, 10.0), "feeder.power_factor_pu": (0.99, 0.0),
         "feeder.current_a": (t.feeder_power_w / 0.99 / (np.sqrt(3) * 415.0), 0.1),
@@ -210,8 +211,8 @@ def test_periods() -> None:
         for report in bench.look().reports:
             if report.signals != LOCKS:
                 spoken[report.table] = spoken.get(report.table, 0) + 1
-    assert (spoken["gpu"], spoken["node"], spoken["cdu"], spoken["site"]) == (120, 120, 60, 2)
-    assert spoken["rack"] == 120  # two kinds of report, each every other second
+    assert (spoken["gpu"], spoken["node"], spoken["cdu"], spoken["site"]) == (120, 120, 120, 2)
+    assert spoken["rack"] == 120  # two kinds of report, each every other second, as of a CDU
 
 
 def test_drop_outs_are_as_rare_as_stated() -> None:

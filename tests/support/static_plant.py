@@ -44,7 +44,7 @@ def truth_of(site: Site) -> Truth:
     t.gpu_cap_w[:], t.node_cap_w[:] = 1200.0, 6500.0
     t.gpu_alive[:] = t.node_on[:] = t.feeder_energised[:] = True
     t.node_psu_power_w[:] = t.node_power_w[:, None] * (0.52, 0.48)
-    t.cdu_pump_speed_pu[:] = 0.75
+    t.cdu_pump_speed_pu[:], t.cdu_drop_set_pa[:] = 0.75, 90e3
     t.outdoor_c, t.wet_bulb_c = 15.0, 11.0
     return t
 

@@ -357,6 +357,24 @@ def test_requests_go_to_the_topic_of_the_integration_in_the_units_of_the_wire() 
     assert d.find_request("cdu", 0, "supply_temp_request_c") == REQUEST.topic
 
 
+def test_a_pressure_is_asked_for_on_the_set_point_that_is_ours_and_read_back_from_the_bms_s_own() -> None:
+    like = {"objectId": "c1", "engUnit": "kPa", "processArea": ["Secondary"], "isSetpoint": True}
+    own = meta("CDU", "LiquidDifferentialPressure", "own", **like)
+    asked = meta("CDU", "LiquidDifferentialPressure", "asked", **like, integration="NICO")
+    d = decoder(own, asked, ours=("NICO",))
+    assert d.find_request("cdu", 0, "diff_pressure_request_pa") == asked.topic
+    topic, payload = d.encode_request(asked.topic, 90_000.0, T_NS)
+    assert json.loads(payload)["value"] == pytest.approx(90.0)
+    (echo,) = d.decode(Message(T_NS, topic, payload))  # type: ignore[misc]
+    assert (echo.signal, echo.value) == ("diff_pressure_request_pa", pytest.approx(90_000.0))  # type: ignore[union-attr]
+    told = Message(T_NS, own.topic.replace("Metadata", "Value"), payload)
+    (read,) = d.decode(told)  # type: ignore[misc]
+    assert (read.signal, read.value) == ("diff_pressure_setpoint_pa", pytest.approx(90_000.0))  # type: ignore[union-attr]
+    lone = decoder(own, ours=("NICO",))
+    with pytest.raises(ActuationError, match="no point announced"):
+        lone.find_request("cdu", 0, "diff_pressure_request_pa")
+
+
 @pytest.mark.parametrize(
     "topic, number, expected",
     [

@@ -351,6 +351,19 @@ class CduSignals(Table):
         lease_s=300,
         deadline_s=60,
     )
+    diff_pressure_request_pa = Signal("Pa", 0, 2e6, quantum=1.0, period_s=100)
+    diff_pressure_target_pa = Control(
+        "Pa",
+        10_000,
+        1e6,
+        on_expiry="restore",
+        protective="high",
+        readback="diff_pressure_setpoint_pa",
+        slew_per_s=100,
+        deadband=1000,
+        lease_s=300,
+        deadline_s=60,
+    )
 
 
 class LoopSignals(Table):

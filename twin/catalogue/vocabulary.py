@@ -27,6 +27,7 @@ CONTROLS = {
     "rack.liquid_isolation": "isolation of the coolant",
     "rack.electrical_isolation": "isolation of the power",
     "cdu.supply_temp_target_c": "supply temperature",
+    "cdu.diff_pressure_target_pa": "pressure of a CDU's pumps",
 }
 _SIGNALS = {
     "energy_mj": "energy", "flow_lpm": "coolant flow", "util_pu": "utilisation", "used_pu": "fill level",

@@ -366,7 +366,7 @@ class ArbitrationPass:
     def _reported(self, control: Control, index: I32, excluded: Bool | None) -> I32:
         """Entities of `index` whose silence is to be told, as nothing else tells of it."""
         index = _outside(index, excluded)
-        if len(index) and control.on_expiry == "safe":  # who is silent falls back by itself
+        if len(index) and control.on_expiry != "keep":  # who is silent falls back by itself
             index = _outside(index, self._mute(control))
         return index
 

@@ -19,6 +19,7 @@ from twin.telemetry import CommandAcked
 
 OBEYED = (
     "gpu.power_cap_w", "gpu.clock_lock_mhz", "node.power_cap_w", "cdu.supply_temp_target_c",
+    "cdu.diff_pressure_target_pa",
     "rack.liquid_isolation", "rack.electrical_isolation", "node.service_level", "node.power_state",
     "node.standby",
     "job.checkpoint_since_s", "job.checkpoint_interval_s",
@@ -77,7 +78,8 @@ class Actuators:
         return new
 
     def lapse(self, time_s: float) -> list[str]:
-        """End what has run out: the safe value of the site where there is one, else what was there stays."""
+        """End what has run out: the device's own value where the control gives it back, else the safe value of
+        the site; where there is none, what was there stays."""
         if time_s < self.next_s:
             return []
         changed: list[str] = []
@@ -86,7 +88,11 @@ class Actuators:
             over = until <= time_s
             if over.any():
                 safe = self.site.envelopes[key].safe[over]
-                self.value[key][over] = np.where(np.isfinite(safe), safe, self.value[key][over])
+                becomes = np.where(np.isfinite(safe), safe, self.value[key][over])
+                control = find_control(key)
+                if control is not None and control.on_expiry == "restore":
+                    becomes[:] = np.nan
+                self.value[key][over] = becomes
                 until[over] = np.inf
                 changed.append(key)
             self.next_s = min(self.next_s, float(until.min(initial=np.inf)))

@@ -51,6 +51,7 @@ class Hydraulics:
         self.serves = count > 0
         self.speed = np.full(n_cdu, 0.75)
         self.error_before = np.zeros(n_cdu)
+        self.asked_pa = np.full(n_cdu, np.nan)  # set point of the pressure control; NaN: the BMS's own
         self.trip_s = np.full(n_cdu, np.inf)  # since a pump was lost; inf = none
         self.ok = np.ones((n_cdu, 2), np.bool_)
         self.running = np.ones(n_cdu, np.bool_)
@@ -103,6 +104,15 @@ class Hydraulics:
         self.turning = np.where(running[:, None], ok, self.turning)
         self.stale = True
 
+    def ask(self, t: Truth, p: Parameters, asked_pa: F64) -> None:
+        """Take set points of the pressure control [n_cdu], NaN = the BMS's own."""
+        self.asked_pa, self.steady = asked_pa.copy(), False
+        t.cdu_drop_set_pa[:] = self.set_pa(p)
+
+    def set_pa(self, p: Parameters) -> F64:
+        """The set points in force [n_cdu]."""
+        return np.where(np.isnan(self.asked_pa), p.cdu_drop_set_pa, self.asked_pa)
+
     def step(self, t: Truth, p: Parameters, dt_s: float) -> None:
         """Speeds by the pressure control, then flows at these speeds."""
         solved = self.stale
@@ -140,7 +150,7 @@ class Hydraulics:
             return False
         speed = self.speed
         drop = self.unit_drop * speed * speed
-        error = 1.0 - drop / p.cdu_drop_set_pa
+        error = 1.0 - drop / self.set_pa(p)
         tripped = np.isfinite(self.trip_s) & self.running
         self.trip_s += dt_s
         coasting = ~self.running

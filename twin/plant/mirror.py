@@ -381,6 +381,9 @@ def _commanded(twin: TwinReadings, plant: Plant) -> None:
     known = np.isfinite(base) & (base >= 5.0) & (base <= 60.0)
     p.cdu_supply_c[known] = base[known]
     plant.cooling.target_c = p.cdu_supply_c.copy()
+    lease = engine.arbiter.leases["cdu.diff_pressure_target_pa"]
+    own_pa = np.where(lease.running() & np.isfinite(lease.found), lease.found, p.cdu_drop_set_pa)
+    p.cdu_drop_set_pa[:] = own_pa
     for key, lease in engine.arbiter.leases.items():
         stands = np.full(lease.n, np.nan)
         if key == "gpu.power_cap_w":
@@ -401,6 +404,8 @@ def _commanded(twin: TwinReadings, plant: Plant) -> None:
     plant.apply_caps()
     plant.apply_locks()
     plant.apply_set_points()
+    asked_pa = actuators.get("cdu.diff_pressure_target_pa")
+    plant.hydraulics.ask(t, p, np.full(len(own_pa), np.nan) if asked_pa is None else asked_pa)
     for key, column in (("rack.liquid_isolation", t.rack_isolated), ("rack.electrical_isolation", None)):
         value = actuators.get(key)
         if value is not None:

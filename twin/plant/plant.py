@@ -382,6 +382,8 @@ class Plant:
             elif control == "cdu.supply_temp_target_c":
                 self.cooling.target_c = np.where(known, value, p.cdu_supply_c)
                 self.apply_set_points()
+            elif control == "cdu.diff_pressure_target_pa":
+                self.hydraulics.ask(t, p, value)
             elif control == "rack.liquid_isolation":
                 t.rack_isolated[:] = known & (value >= 0.5)
                 self.hydraulics.read_disturbance(p, self.present, t.rack_isolated)
@@ -486,6 +488,7 @@ class Plant:
         supply = np.append(p.cdu_supply_c, 24.0)[site.cdu_of_rack]
         t.rack_supply_c[:], t.rack_return_c[:] = supply, supply + 8.0 * p.rack_liquid
         self.apply_set_points()
+        t.cdu_drop_set_pa[:] = self.hydraulics.set_pa(p)
         self.facility.cold_c[:] = self.facility.aim_c
         self.facility.hot_c[:] = self.facility.aim_c + 8.0
         self.facility.supply(self.cooling.primary_supply_c)

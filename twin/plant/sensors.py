@@ -158,6 +158,7 @@ CDU = (
     Meter("supply_temp_setpoint_c", step=0.01),
     Meter("supply_temp_request_c", step=0.01),
 )
+PRESSURE_SET = (Meter("diff_pressure_setpoint_pa", step=10.0),)
 LOOP = (
     Meter("supply_temp_c", absolute=BMS_TEMP_K, step=0.01),
     Meter("return_temp_c", absolute=BMS_TEMP_K, step=0.01),
@@ -262,6 +263,10 @@ class Sensors:
         )
         gains = np.random.default_rng((seed, 0x5E, 2)).standard_normal(n["loop"])
         self._ml_per_l = 1e3 * (1.0 + WATER_GAIN * noise * gains)
+        own = Noise(np.random.default_rng((seed, 0x5E, 3)), n["cdu"])
+        self.pressure_set = Panel(
+            "cdu", PRESSURE_SET, (), np.full(n["cdu"], BMS_AHEAD_NS), Sampling(self.periods.bms_s, own, 0.0)
+        )
         self.gpu.often = 1
         for signal in ("power_w", "power_limit_w"):
             self.gpu.factors[self.gpu.signals.index(signal)] = 1.0 / lump
@@ -421,6 +426,10 @@ class Sensors:
             self.loop_power.noise.refresh()
             self.loop_power.read((truth.loop_power_w,), (truth.loop_water_l * self._ml_per_l,), now_ns)
             out += self._finish(self.loop_power, faults)
+        if self.pressure_set.due(now_ns):
+            self.pressure_set.noise.refresh()
+            self.pressure_set.read((truth.cdu_drop_set_pa,), (), now_ns)
+            out += self._finish(self.pressure_set, faults)
         if self.weather.due(now_ns):
             outdoor = (np.array([truth.outdoor_c]), np.array([truth.wet_bulb_c]))
             self.weather.read(outdoor, (), now_ns)

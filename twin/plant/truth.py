@@ -75,6 +75,7 @@ class Truth:
     cdu_supply_c: F64
     cdu_return_c: F64
     cdu_drop_pa: F64  # across its racks: supply minus return pressure
+    cdu_drop_set_pa: F64  # of the pressure control, in force
     cdu_supply_pa: F64
     cdu_return_pa: F64
     cdu_filter_drop_pa: F64

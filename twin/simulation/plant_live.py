@@ -44,6 +44,8 @@ _ASKED = {
         "RackElectricalIsolationRequest", "electrical_isolation_request_state", "rack.electrical_isolation"),
 }  # fmt: skip
 _SUPPLY_REQUEST, _SUPPLY_TARGET = "LiquidTemperatureSpRequest", "cdu.supply_temp_target_c"
+# The BMS marks a set point that the integration writes by its integration, in the unit of the control
+_PRESSURE, _PRESSURE_REQUEST = "LiquidDifferentialPressure", "diff_pressure_request_pa"
 _ISOLATE = [{"value": 0, "text": "None"}, {"value": 1, "text": "Isolate"}]
 
 
@@ -223,6 +225,11 @@ class LivePlant:
                 body["integration"] = self.integration
                 self._own(topic, "cdu", body["objectId"], _SUPPLY_TARGET)
             out.append(_retained(topic, body))
+            if kind == _PRESSURE and body.get("isSetpoint"):
+                body |= {"engUnit": "Pa", "integration": self.integration}
+                topic = f"{topic.rpartition('/')[0]}/{_PRESSURE_REQUEST}"
+                self._own(topic, "cdu", body["objectId"], "cdu.diff_pressure_target_pa")
+                out.append(_retained(topic, body))
             if kind in _ASKED:
                 name, signal, control = _ASKED[kind]
                 body |= {"pointType": name, "stateText": _ISOLATE, "integration": self.integration}

@@ -77,6 +77,7 @@ POINTS = (
     Point("cdu.leak_state", "CDU", "LeakDetect"),
     Point("cdu.supply_temp_setpoint_c", "CDU", "LiquidTemperature", "C", _SUPPLY, True),
     Point("cdu.supply_temp_request_c", "CDU", "LiquidTemperatureSpRequest", "C", _SUPPLY, True),
+    Point("cdu.diff_pressure_setpoint_pa", "CDU", "LiquidDifferentialPressure", "kPa", _SECONDARY, True),
     Point("loop.supply_temp_c", "CoolingTower", "LiquidTemperature", "C", ("Supply",)),
     Point("loop.return_temp_c", "CoolingTower", "LiquidTemperature", "C", ("Return",)),
     Point("loop.flow_lpm", "CoolingTower", "LiquidFlow", "LPM"),
