@@ -9,6 +9,7 @@ import numpy as np
 from policies.cooling_setpoint.groups import CODES, WHY, bounds_c, dew_points_c, groups_of, own_c, standing_c
 from policies.cooling_setpoint.margins import Ceilings
 from policies.cooling_setpoint.obstacles import Obstacle, obstacles_of
+from policies.cooling_setpoint.pressure import PRESSURE, unheld
 from policies.cooling_setpoint.sections import LoopCdus, good
 from twin.catalogue import NS
 from twin.contracts import (
@@ -44,6 +45,10 @@ COLUMNS = (
     TableColumn("expected_kwh", "kWh", "expected so far"),
     TableColumn("saved_kwh", "kWh", "saved so far"),
     TableColumn("basis", text="by"),
+    TableColumn("own_pa", "Pa", "pressure, BMS's own"),
+    TableColumn("want_pa", "Pa", "pressure, proposed"),
+    TableColumn("pump_expected_w", "W", "expected saving of pumps"),
+    TableColumn("pump_saved_kwh", "kWh", "saved by pumps, by readings"),
     TableColumn("why"),
 )
 DOUBT_COLUMNS = (
@@ -65,6 +70,7 @@ def explanation(
     saved = sum(float(memory["saved_j"][g.loop]) for g in groups if g.loop >= 0) / 3.6e6
     expected = sum(float(memory["expected_j"][g.loop]) for g in groups if g.loop >= 0) / 3.6e6
     sentences = [_sentence(view, memory, g, found, o) for g, o in zip(groups, obstacles, strict=True)]
+    sentences += _pressure_sentences(view, memory, groups, obstacles)
     if not groups:
         sentences = [Sentence("no CDU of this site cools anything: there is no set point to move", "note")]
     elif len(groups) > 1:
@@ -77,7 +83,7 @@ def explanation(
             )
         )
     per_mille = f"a GPU passes its guard with a probability of {probability:g} at most"
-    sentences.append(Sentence(f"{per_mille}; pump and pressure set points are not moved", "note"))
+    sentences.append(Sentence(f"{per_mille}; nothing meters pumps of CDUs: theirs are estimates", "note"))
     return Explanation(
         policy=NAME,
         now_ns=view.now_ns,
@@ -86,6 +92,13 @@ def explanation(
         figures=(
             KeyFigure("saved_kwh", saved, "kWh", "saved so far", _metric("saved_kwh")),
             KeyFigure("expected_kwh", expected, "kWh", "expected so far", _metric("expected_kwh")),
+            KeyFigure(
+                "pump_saved_kwh",
+                sum(float(memory["pump_saved_j"][g.loop]) for g in groups if g.loop >= 0) / 3.6e6,
+                "kWh",
+                "saved by pumps so far",
+                _metric("pump_saved_kwh"),
+            ),
             KeyFigure(
                 "moved_cdus", int(np.isfinite(memory["want_c"]).sum()), "count", "CDUs with a set point"
             ),
@@ -140,9 +153,41 @@ def _row(
             "doubt_w": finite(Z90 * memory["doubt_w"][i], 1) if wanted else None,
             "expected_kwh": finite(memory["expected_j"][i] / 3.6e6, 3),
             "saved_kwh": finite(memory["saved_j"][i] / 3.6e6, 3),
+            "own_pa": finite(memory["own_pa"][cdus].min(), 0),
+            "want_pa": finite(memory["want_pa"][cdus].min(), 0),
+            "pump_expected_w": finite(memory["pump_expected_w"][i], 1) if _pressed(memory, group) else None,
+            "pump_saved_kwh": finite(memory["pump_saved_j"][i] / 3.6e6, 3),
             "basis": "meter" if np.isfinite(memory["loop_power_w"][i]) else "estimate",
         }
     return row
+
+
+def _pressed(memory: Mapping[str, np.ndarray], group: LoopCdus) -> bool:
+    return bool(np.isfinite(memory["want_pa"][group.cdus]).all())
+
+
+def _pressure_sentences(
+    view: View, memory: Mapping[str, np.ndarray], groups: list[LoopCdus], obstacles: list[Obstacle]
+) -> list[Sentence]:
+    """The pressures of all loops in words."""
+    out, envelope = list[Sentence](), view.envelope(PRESSURE)
+    for group, obstacle in zip(groups, obstacles, strict=True):
+        if group.loop < 0 or not np.isfinite(envelope.low[group.cdus]).all():
+            continue
+        name, reason = _name(view, group), obstacle.text or unheld(view, memory, group).text
+        if reason and not _pressed(memory, group):
+            out.append(Sentence(f"{name}: the BMS's own pressure stands, because {reason}", "note"))
+        elif _pressed(memory, group):
+            want_pa, own_pa = (float(memory[key][group.cdus].min()) for key in ("want_pa", "own_pa"))
+            expected_w = float(memory["pump_expected_w"][group.loop])
+            doubt_w = Z90 * float(memory["pump_doubt_w"][group.loop])
+            out.append(
+                Sentence(
+                    f"{name}: {want_pa / 1e3:.0f} kPa in place of {own_pa / 1e3:.0f} kPa should save "
+                    f"{expected_w / 1e3:.2f} kW (+-{doubt_w / 1e3:.2f}), GPUs that leak more counted"
+                )
+            )
+    return out
 
 
 def _waiting(memory: Mapping[str, np.ndarray], loop: int) -> str:

@@ -16,10 +16,15 @@ import numpy as np
 from policies.cooling_setpoint.sections import CduSection, good
 from twin.catalogue import F64, I32, Bool
 from twin.contracts import Z90, Memory, View
+from twin.physics import resistance_k_per_w as plate_k_per_w
+from twin.site import CONVECTIVE_SHARE, FLOW_EXPONENT
 from twin.telemetry import ColumnSpec
 
 POWER, TEMP, HBM, MARGIN = "gpu.power_w", "gpu.temp_c", "gpu.hbm_temp_c", "gpu.thermal_margin_k"
 RACK_W, SUPPLY, RETURN = "rack.power_w", "rack.supply_temp_c", "rack.return_temp_c"
+FLOW = "rack.flow_lpm"
+# How a resistance follows the flow is known to this share of the way from nominal; source: estimate
+FLOW_DOUBT_PU = 0.3
 SMOOTH_S = 300.0  # many times the time constant of a plate, and of swings of work; source: estimate
 MEMORY_S = 86_400.0  # of a resistance: paste dries and plates foul over months; source: estimate
 LOOK_PU = 0.1  # of the variance of differences that is left in their mean; source: estimate
@@ -91,7 +96,8 @@ def learn(view: View, memory: Mapping[str, np.ndarray], section: CduSection, dt_
     share, keep = -np.expm1(-of_gpu / SMOOTH_S), np.exp(-of_gpu / MEMORY_S)
     slow, fade = -np.expm1(-of_gpu / ERROR_S), -np.expm1(-of_gpu / PEAK_S)
     power_w, temp_c, supply_c = good(view, POWER, gpus), good(view, TEMP, gpus), good(view, SUPPLY, racks)
-    rise_k = temp_c - supply_c[section.rack_of_gpu]
+    # At nominal flow, so that slower pumps change no resistance that was learned
+    rise_k = (temp_c - supply_c[section.rack_of_gpu]) / film_of(flow_pu(view, section))[section.rack_of_gpu]
     both = np.isfinite(rise_k + power_w)
     smooth_w = _smoothed(own["power_w"], np.where(both, power_w, np.nan), share)
     smooth_k = _smoothed(own["rise_k"], np.where(both, rise_k, np.nan), share)
@@ -125,6 +131,17 @@ def learn(view: View, memory: Mapping[str, np.ndarray], section: CduSection, dt_
         at = gpus if name in GPU_COLUMNS else racks if name in RACK_COLUMNS else section.cdus
         out[name][at] = values
     return out
+
+
+def flow_pu(view: View, section: CduSection) -> F64:
+    """Flow of each rack of a section over its nominal one; 1 where it is not known."""
+    out: F64 = good(view, FLOW, section.at_racks) / view.site.design.rack_flow_lpm[section.at_racks]
+    return np.where(out > 0.0, out, 1.0)
+
+
+def film_of(flow: F64) -> F64:
+    """Factor of a flow over nominal on the resistance of cold plates."""
+    return plate_k_per_w(np.ones_like(flow), flow, CONVECTIVE_SHARE, FLOW_EXPONENT)
 
 
 def own_of(memory: Mapping[str, np.ndarray], section: CduSection) -> Mapping[str, np.ndarray]:
@@ -177,26 +194,33 @@ def resistance_k_per_w(section: CduSection, own: Mapping[str, np.ndarray]) -> F6
 
 
 def ceilings(
-    view: View, memory: Mapping[str, np.ndarray], section: CduSection, probability: float, horizon_s: float
+    view: View,
+    memory: Mapping[str, np.ndarray],
+    section: CduSection,
+    probability: float,
+    horizon_s: float,
+    slower: float = 1.0,
 ) -> Ceilings:
     """The warmest supply of each CDU of a section at which no GPU or rack passes its guard within the
-    horizon. Each GPU passes its guard with at most this probability.
+    horizon. Each GPU passes its guard with at most this probability. `slower`: the flow over that of now.
     """
     site, z = view.site, NormalDist().inv_cdf(1.0 - probability)
     own = own_of(memory, section)
     most_w, growth = _most_w(view, memory, own, section, z, horizon_s)
     learned = resistance_k_per_w(section, own)
     usual = _of_rack(section, learned)
-    resistance = _feared(own, learned, usual)
+    film = film_of(slower * flow_pu(view, section))[section.rack_of_gpu]
+    resistance = _feared(own, learned, usual) * film
+    law_pu = FLOW_DOUBT_PU * (film - 1.0) / film
     spread_k = supply_sigma_k(memory, section)
     noise_k2 = SENSOR_K**2 + spread_k[section.cdu_of_gpu] ** 2
-    noise_k = np.sqrt((RESISTANCE_PU * resistance * most_w) ** 2 + noise_k2)
+    noise_k = np.sqrt((RESISTANCE_PU**2 + law_pu**2) * (resistance * most_w) ** 2 + noise_k2)
     guard_c = _guard_c(view, own, section)
     of_gpu = guard_c - resistance * most_w - z * noise_k
     of_gpu = np.fmin(of_gpu, _now_c(view, section, guard_c))
     liquid = site.design.liquid[section.at_racks]
     of_gpu[~liquid[section.rack_of_gpu]] = np.inf
-    of_rack = _rack_c(view, memory, section, growth) - z * spread_k[section.cdu_of_rack]
+    of_rack = _rack_c(view, memory, section, growth, slower) - z * spread_k[section.cdu_of_rack]
     of_rack[~liquid] = np.inf
     out, by_gpu, by_rack = (np.full(site.sizes["cdu"], x) for x in (np.inf, NOTHING, NOTHING))
     gpu_c, gpu = _least(of_gpu, section.cdu_of_gpu, section.gpus, len(section.cdus))
@@ -323,7 +347,9 @@ def _doubted(view: View, own: Mapping[str, np.ndarray], section: CduSection, too
     return out
 
 
-def _rack_c(view: View, memory: Mapping[str, np.ndarray], section: CduSection, growth: F64) -> F64:
+def _rack_c(
+    view: View, memory: Mapping[str, np.ndarray], section: CduSection, growth: F64, slower: float
+) -> F64:
     """The warmest supply at which a rack keeps its own guards; growth NaN counts as its design."""
     racks = section.at_racks
     out = np.full(len(section.racks), np.inf)
@@ -333,7 +359,7 @@ def _rack_c(view: View, memory: Mapping[str, np.ndarray], section: CduSection, g
         full_w = view.site.design.rack_max_w[racks]
         usual = np.maximum(full_w / np.maximum(memory["rack_w"][racks], 1.0), 1.0)
         grown = np.where(np.isfinite(growth), np.fmin(growth, usual), usual)
-        out = np.fmin(out, limit.guard[racks] - memory["rack_rise_k"][racks] * grown)
+        out = np.fmin(out, limit.guard[racks] - memory["rack_rise_k"][racks] * grown / slower)
     return out
 
 

@@ -1,4 +1,5 @@
-"""cooling_setpoint: moves the supply temperature of CDUs to where GPUs and cooling together draw the least.
+"""cooling_setpoint: moves the supply temperature and the pressure of CDUs to where GPUs and cooling together
+draw the least.
 
 All CDUs of a loop are one decision, as the loop follows the coldest. It goes warmer in small steps, a few
 minutes apart, as far as every GPU keeps its margin with a stated probability under the load forecast, and
@@ -15,7 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from policies.cooling_setpoint import margins
+from policies.cooling_setpoint import margins, pressure
 from policies.cooling_setpoint.balance import PowerBalance
 from policies.cooling_setpoint.explain import explanation
 from policies.cooling_setpoint.groups import (
@@ -42,7 +43,7 @@ from policies.cooling_setpoint.margins import Ceilings, ceilings
 from policies.cooling_setpoint.obstacles import Obstacle, obstacles_of
 from policies.cooling_setpoint.sections import LOOK_S, CduSection, LoopCdus, section_of, turn_of
 from twin.catalogue import F64, NS, ContractError
-from twin.contracts import PAGE, Columns, ExplainRequest, Explanation, Memory, Proposal, Topic, View
+from twin.contracts import PAGE, Columns, ExplainRequest, Explanation, Memory, Proposal, Topic, View, finite
 from twin.telemetry import ColumnSpec
 
 GUARD_K = 0.15  # of a set point below its ceiling, so that jitter of the ceiling does not move it
@@ -50,6 +51,8 @@ OWN_COLUMNS = (
     *("want_c", "base_c", "code", "unknown_s", "wrong_ns", "seen_ns"),
     *("expected_w", "doubt_w", "expected_j", "doubt_j", "saved_j", "from_c"),
     *("decided_ns", "moved_ns", "begun_ns"),
+    *pressure.CDU_COLUMNS,
+    *pressure.LOOP_COLUMNS,
 )  # that `propose` itself writes
 STEP_K = 0.25  # between the supplies that are compared
 CALM_S = 1800.0  # after something was wrong: heat held down by caps looks like calm; source: estimate
@@ -73,7 +76,7 @@ class CoolingSetpoint:
     """Proposes supply set points of CDUs, an upper bound that is also the wish."""
 
     name: ClassVar[str] = "cooling_setpoint"
-    controls: ClassVar[tuple[str, ...]] = (CONTROL,)
+    controls: ClassVar[tuple[str, ...]] = (CONTROL, pressure.PRESSURE)
     rank: ClassVar[int] = 70
     period_s: ClassVar[float] = 1.0  # a part of the site at a time, see `sections`
     urgent: ClassVar[bool] = False
@@ -88,8 +91,10 @@ class CoolingSetpoint:
             "wrong_ns": ColumnSpec("i8", of_place=True),  # when something was wrong last
             "seen_ns": ColumnSpec("i8", of_place=True),  # the last look
             **margins.CDU_COLUMNS,
+            **pressure.CDU_COLUMNS,
         },
         loop=COLUMNS
+        | pressure.LOOP_COLUMNS
         | {
             name: ColumnSpec("f8")
             for name in ("expected_w", "doubt_w", "expected_j", "doubt_j", "saved_j", "from_c")
@@ -146,9 +151,12 @@ class CoolingSetpoint:
         out |= margins.learn(view, memory, section, dt_s[section.cdus])
         out |= observe(view, memory, groups, dt_s)
         self._note_base(view, out)
+        pressure.note_own(view, out)
         due = self._due(view, out, groups)
         for number, look in enumerate(self._looks(view, out, groups, section, dt_s)):
+            hot = look.ceiling_c < standing_c(out, look.group)
             self._guard(view, out, look)
+            pressure.guard(view, out, look.group, Obstacle("back") if hot else look.obstacle, look.dt_s)
             if number == due:
                 self._decide(view, out, look)
         return _proposals(view, out), out
@@ -236,6 +244,8 @@ class CoolingSetpoint:
         teach(view, out, group, now_ns)
         balance = balance_of(view, out, group)
         self._settle(out, group, balance, now_ns)
+        pumps = pressure.pumps_of(view, out, group, balance) if balance is not None else None
+        pressure.settle(out, group, pumps, min((now_ns - since_ns) / NS, 7200.0) if since_ns else 0.0)
         out["decided_ns"][i] = now_ns
         if balance is None or not np.isfinite(out["base_c"][cdus]).all():
             return
@@ -249,11 +259,41 @@ class CoolingSetpoint:
             begin_experiment(out, i)
             out["from_c"][i], out["moved_ns"][i] = stands_c, now_ns
             out["want_c"][cdus], out["code"][cdus] = best_c, CODES.index("best")
+        elif pumps is not None and calm and not look.obstacle.kind:
+            self._press(view, out, look, pumps)
         base_c = float(out["base_c"][cdus].min())
         if np.isfinite(out["want_c"][cdus]).all():
             want_c = float(out["want_c"][cdus].min())
             out["expected_w"][i] = balance.power_w(base_c) - balance.power_w(want_c)
             out["doubt_w"][i] = balance.sigma_w(base_c, want_c)
+
+    def _press(self, view: View, out: Memory, look: GroupLook, pumps: pressure.PumpBalance) -> None:
+        """Move the pressure of a loop's pumps where that is worth it. Changes `out`.
+
+        Warm water comes first: slower pumps leave it the room that it would take.
+        """
+        group, envelope = look.group, view.envelope(CONTROL)
+        if out["watched_s"][group.loop] < self.learn_s or not pressure.is_calm(out, group, view.now_ns):
+            return
+        stands_c = standing_c(out, group)
+        high_c = min(float(envelope.high[group.cdus].min()), stands_c + 2.0 * self.step_k)
+        free_c = pumps.balance.best_c(stands_c, high_c, STEP_K) if high_c > stands_c else stands_c
+        least_w = self.least_saving_pu * pumps.balance.at.heat_w
+        to_pu = pressure.next_pu(pumps, least_w, pressure.least_pu(view, out, group))
+        if look.ceiling_c < free_c + GUARD_K:
+            to_pu = min(pumps.share_pu / pressure.STEP_PU, 1.0)
+        elif to_pu < pumps.share_pu:
+            slower = float(np.sqrt(to_pu / pumps.share_pu))
+            section = section_of(view.site, [group])
+            found = ceilings(view, out, section, self.probability, self.horizon_s, slower)
+            ceiling_c = float(found.supply_c[group.cdus].min())
+            room = ceiling_c >= free_c + 2.0 * GUARD_K
+            if not room or not pressure.has_flow(view, group, slower):
+                to_pu = pumps.share_pu
+        if abs(to_pu - pumps.share_pu) >= pressure.SAME_PU:
+            pressure.move(view, out, group, pumps, to_pu)
+        else:
+            pressure.expect(out, group, pumps)
 
     def _best_c(
         self, view: View, out: Memory, look: GroupLook, balance: PowerBalance, stands_c: float
@@ -304,9 +344,10 @@ class CoolingSetpoint:
             i = group.loop
             if i < 0 or before["decided_ns"][i] == after["decided_ns"][i]:
                 continue
-            if not np.isfinite(after["want_c"][group.cdus]).all():
+            asked = [np.isfinite(after[name][group.cdus]).all() for name in ("want_c", "want_pa")]
+            if not any(asked):
                 continue
-            moved = bool(before["moved_ns"][i] != after["moved_ns"][i])
+            moved = any(bool(before[name][i] != after[name][i]) for name in ("moved_ns", "pump_moved_ns"))
             hours = [int(m["decided_ns"][i]) // (3600 * NS) for m in (before, after)]
             if moved or hours[0] != hours[1]:
                 out.append(account_of(view, after, group, moved))
@@ -320,12 +361,18 @@ def account_of(view: View, memory: Mapping[str, np.ndarray], group: LoopCdus, mo
         "loop": view.site.name("loop", i),
         "moved": moved,
         "from_c": round(float(memory["from_c"][i]), 2),
-        "to_c": round(float(memory["want_c"][group.cdus].min()), 2),
+        "to_c": finite(memory["want_c"][group.cdus].min(), 2),
         "own_c": round(float(memory["base_c"][group.cdus].min()), 2),
         "expected_w": round(float(memory["expected_w"][i]), 1),
         "doubt_w": round(float(memory["doubt_w"][i]), 1),
         "expected_kwh": round(float(memory["expected_j"][i]) / 3.6e6, 3),
         "saved_kwh": round(float(memory["saved_j"][i]) / 3.6e6, 3),
+        "pressure_pa": finite(memory["want_pa"][group.cdus].min(), 0),
+        "own_pressure_pa": finite(memory["own_pa"][group.cdus].min(), 0),
+        "pump_expected_w": round(float(memory["pump_expected_w"][i]), 1),
+        "pump_doubt_w": round(float(memory["pump_doubt_w"][i]), 1),
+        "pump_expected_kwh": round(float(memory["pump_expected_j"][i]) / 3.6e6, 3),
+        "pump_saved_kwh": round(float(memory["pump_saved_j"][i]) / 3.6e6, 3),
         "measured": bool(np.isfinite(memory["loop_power_w"][i])),
     }
 
@@ -339,4 +386,4 @@ def _proposals(view: View, memory: Mapping[str, np.ndarray]) -> list[Proposal]:
         if len(index):
             want_c = np.clip(memory["want_c"][index], envelope.low[index], envelope.high[index])
             out.append(Proposal(CONTROL, index, envelope.low[index].copy(), want_c, want_c.copy(), WHY[name]))
-    return out
+    return out + pressure.pressures(view, memory)

@@ -20,6 +20,7 @@ from twin.site import RISE_NOMINAL_K, Site
 SPEED_MIN_PU = 0.25  # source: estimate
 SPEED_SLEW_PER_S = 0.03  # of a drive; source: estimate
 GAIN, INTEGRAL_PER_S = 0.15, 0.08  # of the pressure control, per unit of relative error; source: estimate
+EASED_PU = 0.7  # speed below which a drive eases its gains; source: estimate
 STILL_PU = 2e-5  # relative error of pressure below which the speed is left alone
 TAKE_OVER_S = 5.0  # from a pump's trip to full speed of the other
 # A pump without power runs down against the square of its speed and the friction of its seals, until it
@@ -161,6 +162,7 @@ class Hydraulics:
             self.steady = True
             return False
         move = GAIN * (error - self.error_before) + INTEGRAL_PER_S * dt_s * error
+        move *= np.minimum(speed / EASED_PU, 1.0)  # pressure answers a slow pump more
         limit = SPEED_SLEW_PER_S * dt_s
         np.clip(move, -limit, limit, out=move)
         move[tripped & (self.trip_s >= TAKE_OVER_S)] = np.inf  # the drive's own emergency ramp is a jump

@@ -1,0 +1,222 @@
+"""Pressure: the differential pressure at which the pumps of CDUs and what they cool draw the least together.
+
+Slower pumps save the cube of their speed and cost warmer GPUs, which leak, and warmer coolant behind them. The
+CDUs of a loop go down together from what the BMS holds by itself, a step at a time, in a decision that moves
+nothing else. Whatever is wrong or unknown gives the pressure back to the BMS at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from policies.cooling_setpoint.balance import AIR_SPREAD_PU, AIR_W_PER_W, HOSE_W_PER_K, PowerBalance
+from policies.cooling_setpoint.margins import FLOW, FLOW_DOUBT_PU, film_of
+from policies.cooling_setpoint.obstacles import Obstacle
+from policies.cooling_setpoint.sections import LoopCdus, good
+from twin.catalogue import F64, NS
+from twin.contracts import Memory, Proposal, View
+from twin.site import CDU_INNER_DROP_PA, PUMP_EFFICIENCY_PU
+from twin.telemetry import ColumnSpec
+
+PRESSURE, PRESSURE_SET, ACROSS = (
+    "cdu.diff_pressure_target_pa",
+    "cdu.diff_pressure_setpoint_pa",
+    "cdu.diff_pressure_pa",
+)
+WHY_PRESSURE = "pumps and what they cool draw the least at this pressure"
+STEP_PU = 0.85  # of a pressure to the next one: 8 % of the flow
+LEAST_PU = 0.35  # of the BMS's own pressure: 60 % of its flow; source: estimate
+# Of flows above their guards, and of nominal flow, below which no pressure goes; source: estimate
+FLOW_ROOM_PU, FLOW_LEAST_PU = 1.3, 0.5
+SAME_PU = 0.02  # of the BMS's own pressure: a smaller move is none
+HELD_PU = 0.1  # by which pressure, set point and command may differ, of the BMS's own; source: estimate
+CALM_S = 1800.0  # after something was wrong
+UNHEARD_S = 120.0  # longer than a reading is lost; source: estimate
+EFFICIENCY_SPREAD_PU = 0.15  # of pumps and drives: nothing measures them; source: estimate
+LITERS_PER_M3_MIN = 60_000.0
+
+CDU_COLUMNS = {
+    "want_pa": ColumnSpec("f8", np.nan, of_place=True),
+    "own_pa": ColumnSpec("f8", np.nan, of_place=True),  # the BMS's own set point
+}
+LOOP_COLUMNS = {
+    **{
+        name: ColumnSpec("f8")
+        for name in ("pump_expected_w", "pump_doubt_w", "pump_expected_j", "pump_saved_j", "pump_unheard_s")
+    },
+    "pump_wrong_ns": ColumnSpec("i8"),  # when something was wrong last
+    "pump_moved_ns": ColumnSpec("i8"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PumpBalance:
+    """Readings of the pumps of a loop's CDUs and of what they cool, by the share of the BMS's own pressure.
+
+    `share_pu` is that of now, `pump_w` the power of all pumps, `flow_pu` the flow of each rack over its
+    nominal one, `rise_k` that of GPUs above their coolant, `return_k` of coolant in the racks.
+    """
+
+    balance: PowerBalance
+    share_pu: float
+    pump_w: float
+    flow_pu: F64
+    rise_k: float
+    return_k: float
+
+    def more_w(self, from_pu: float, to_pu: float) -> tuple[float, float]:
+        """(power that a pressure takes more than another one, 1 sigma of it), W."""
+        pumps = [self.pump_w * (x / self.share_pu) ** 1.5 for x in (from_pu, to_pu)]
+        films, returns = [], []
+        now = float(film_of(self.flow_pu).mean())
+        for x in (from_pu, to_pu):
+            slower = np.sqrt(x / self.share_pu)
+            films.append(float(film_of(self.flow_pu * slower).mean()) / now)
+            returns.append(self.return_k / slower)
+        leak, warm_k = self.balance.leak, self.rise_k * (films[1] - films[0])
+        air_w = self.balance.racks * HOSE_W_PER_K * AIR_W_PER_W * (returns[1] - returns[0])
+        pump_w = pumps[1] - pumps[0]
+        parts = (
+            EFFICIENCY_SPREAD_PU * pump_w,
+            leak.sigma_w_per_k * warm_k,
+            FLOW_DOUBT_PU * leak.w_per_k * warm_k,
+            AIR_SPREAD_PU * air_w,
+        )
+        return pump_w + leak.w_per_k * warm_k + air_w, float(np.sqrt(sum(x * x for x in parts)))
+
+
+def note_own(view: View, out: Memory) -> None:
+    """Note the BMS's own pressures: those in force while none is asked for. Changes `out`."""
+    set_pa = good(view, PRESSURE_SET)
+    free = np.isnan(out["want_pa"]) & np.isnan(view.commanded(PRESSURE)) & np.isfinite(set_pa)
+    out["own_pa"][free] = set_pa[free]
+
+
+def unheld(view: View, memory: Mapping[str, np.ndarray], group: LoopCdus) -> Obstacle:
+    """The reason why the pressure of a group is not known well enough, or is not what was asked for."""
+    site, cdus = view.site, group.cdus
+    racks = group.racks[site.design.liquid[group.racks]]
+    lpm = good(view, FLOW, racks)
+    if not np.isfinite(lpm).all():
+        return Obstacle("hold", f"the flow of {site.name('rack', int(racks[np.isnan(lpm)][0]))} was not heard")
+    set_pa, across_pa, lpm = (good(view, key, cdus) for key in (PRESSURE_SET, ACROSS, "cdu.flow_lpm"))
+    unknown = ~np.isfinite(set_pa + across_pa + lpm)
+    if unknown.any():
+        name = site.name("cdu", int(cdus[unknown][0]))
+        return Obstacle("hold", f"pressure or flow of {name} was not heard")
+    own_pa, asked_pa = memory["own_pa"][cdus], view.commanded(PRESSURE)[cdus]
+    off = np.abs(np.where(np.isnan(asked_pa), set_pa, asked_pa) - set_pa) > HELD_PU * own_pa
+    off |= np.abs(across_pa - set_pa) > HELD_PU * own_pa
+    if off.any():
+        return Obstacle("back", f"{site.name('cdu', int(cdus[off][0]))} does not hold its pressure")
+    return Obstacle()
+
+
+def guard(view: View, out: Memory, group: LoopCdus, found: Obstacle, dt_s: float) -> None:
+    """Give the pressure back to the BMS where something is wrong, at once, and where something is unknown for
+    longer than a lost reading. `dt_s`: since the look before. Changes `out`."""
+    cdus, i = group.cdus, group.loop
+    if i < 0 or not np.isfinite(view.envelope(PRESSURE).low[cdus]).all():
+        out["want_pa"][cdus] = np.nan
+        return
+    kinds = (found.kind, unheld(view, out, group).kind)
+    out["pump_unheard_s"][i] = out["pump_unheard_s"][i] + dt_s if "hold" in kinds else 0.0
+    if "back" in kinds or out["pump_unheard_s"][i] > UNHEARD_S:
+        out["want_pa"][cdus] = np.nan
+        out["pump_wrong_ns"][i] = view.now_ns
+
+
+def pumps_of(
+    view: View, memory: Mapping[str, np.ndarray], group: LoopCdus, balance: PowerBalance
+) -> PumpBalance | None:
+    """Readings of the pumps of a group now; None where too little is known."""
+    cdus, i, design = group.cdus, group.loop, view.site.design
+    racks = group.racks[design.liquid[group.racks]]
+    set_pa, across_pa, lpm = (good(view, key, cdus) for key in (PRESSURE_SET, ACROSS, "cdu.flow_lpm"))
+    flow_pu = good(view, FLOW, racks) / design.rack_flow_lpm[racks]
+    rise_k = float(memory["loop_temp_c"][i] - memory["loop_coldest_c"][i])
+    return_k = float(np.mean(memory["rack_rise_k"][racks])) if len(racks) else np.nan
+    inner_pa = CDU_INNER_DROP_PA * (lpm / design.cdu_flow_lpm[cdus]) ** 2
+    pump_w = float(((across_pa + inner_pa) * lpm).sum()) / LITERS_PER_M3_MIN / PUMP_EFFICIENCY_PU
+    share_pu = float(np.mean(set_pa / memory["own_pa"][cdus]))
+    if not np.isfinite(pump_w + share_pu + rise_k + return_k + flow_pu.sum()) or not share_pu > 0.0:
+        return None
+    return PumpBalance(balance, share_pu, pump_w, flow_pu, rise_k, return_k)
+
+
+def settle(out: Memory, group: LoopCdus, pumps: PumpBalance | None, gap_s: float) -> None:
+    """Count what slower pumps were expected to save, and what they saved by the readings. Changes `out`."""
+    i = group.loop
+    if pumps is None or not np.isfinite(out["want_pa"][group.cdus]).all():
+        return
+    out["pump_expected_j"][i] += gap_s * out["pump_expected_w"][i]
+    out["pump_saved_j"][i] += gap_s * pumps.more_w(pumps.share_pu, 1.0)[0]
+
+
+def least_pu(view: View, memory: Mapping[str, np.ndarray], group: LoopCdus) -> float:
+    """The lowest share of the BMS's own pressure that the envelope allows."""
+    low_pa = view.envelope(PRESSURE).low[group.cdus]
+    return float(np.fmax(low_pa / memory["own_pa"][group.cdus], LEAST_PU).max())
+
+
+def next_pu(pumps: PumpBalance, least_w: float, least_pu: float) -> float:
+    """The share of the BMS's own pressure to go to: a step down or up, or that of now where neither is sure
+    to save."""
+    now_pu = pumps.share_pu
+    for to_pu in (max(now_pu * STEP_PU, least_pu), min(now_pu / STEP_PU, 1.0)):
+        if abs(to_pu - now_pu) < SAME_PU:
+            continue
+        more_w, sigma_w = pumps.more_w(now_pu, to_pu)
+        if -more_w > max(sigma_w, least_w):
+            return to_pu
+    return now_pu
+
+
+def has_flow(view: View, group: LoopCdus, slower: float) -> bool:
+    """Whether every rack keeps its flow well above its guard if all pumps run at this share of their speed."""
+    design = view.site.design
+    racks = group.racks[design.liquid[group.racks]]
+    lpm = slower * good(view, FLOW, racks)
+    least_lpm = FLOW_LEAST_PU * design.rack_flow_lpm[racks]
+    if (limit := view.limit(FLOW)) is not None:
+        least_lpm = np.fmax(least_lpm, FLOW_ROOM_PU * limit.guard[racks])
+    return bool((lpm >= least_lpm).all())
+
+
+def move(view: View, out: Memory, group: LoopCdus, pumps: PumpBalance, to_pu: float) -> None:
+    """Ask for this share of the BMS's own pressure; none at all for the whole. Changes `out`."""
+    i, cdus, envelope = group.loop, group.cdus, view.envelope(PRESSURE)
+    own_pa = out["own_pa"][cdus]
+    low_pa, high_pa = envelope.low[cdus], np.minimum(envelope.high[cdus], own_pa)
+    if to_pu >= 1.0 or (low_pa > high_pa).any():
+        out["want_pa"][cdus] = np.nan
+    else:
+        out["want_pa"][cdus] = np.clip(to_pu * own_pa, low_pa, high_pa)
+    out["pump_moved_ns"][i] = view.now_ns
+    expect(out, group, pumps)
+
+
+def expect(out: Memory, group: LoopCdus, pumps: PumpBalance) -> None:
+    """Write down what the pressure that is asked for should save. Changes `out`."""
+    i, share_pu = group.loop, out["want_pa"][group.cdus] / out["own_pa"][group.cdus]
+    if np.isfinite(share_pu).all():
+        saving_w, doubt_w = pumps.more_w(float(share_pu.mean()), 1.0)
+        out["pump_expected_w"][i], out["pump_doubt_w"][i] = saving_w, doubt_w
+
+
+def is_calm(memory: Mapping[str, np.ndarray], group: LoopCdus, now_ns: int) -> bool:
+    """Whether nothing was wrong with the pressure of a group for a while."""
+    return now_ns - int(memory["pump_wrong_ns"][group.loop]) >= round(CALM_S * NS)
+
+
+def pressures(view: View, memory: Mapping[str, np.ndarray]) -> list[Proposal]:
+    """The pressures that are asked for: lower bounds that are also the wish."""
+    envelope = view.envelope(PRESSURE)
+    index = np.flatnonzero(np.isfinite(memory["want_pa"]) & np.isfinite(envelope.low)).astype(np.int32)
+    if not len(index):
+        return []
+    want_pa = np.clip(memory["want_pa"][index], envelope.low[index], envelope.high[index])
+    return [Proposal(PRESSURE, index, want_pa, envelope.high[index].copy(), want_pa.copy(), WHY_PRESSURE)]
