@@ -9,7 +9,7 @@ import numpy as np
 from policies.cooling_setpoint.groups import CODES, WHY, bounds_c, dew_points_c, groups_of, own_c, standing_c
 from policies.cooling_setpoint.margins import Ceilings
 from policies.cooling_setpoint.obstacles import Obstacle, obstacles_of
-from policies.cooling_setpoint.pressure import PRESSURE, unheld
+from policies.cooling_setpoint.pressure import PRESSURE, is_lowered, unheld
 from policies.cooling_setpoint.sections import LoopCdus, good
 from twin.catalogue import NS
 from twin.contracts import (
@@ -155,15 +155,11 @@ def _row(
             "saved_kwh": finite(memory["saved_j"][i] / 3.6e6, 3),
             "own_pa": finite(memory["own_pa"][cdus].min(), 0),
             "want_pa": finite(memory["want_pa"][cdus].min(), 0),
-            "pump_expected_w": finite(memory["pump_expected_w"][i], 1) if _pressed(memory, group) else None,
+            "pump_expected_w": finite(memory["pump_expected_w"][i], 1) if is_lowered(memory, group) else None,
             "pump_saved_kwh": finite(memory["pump_saved_j"][i] / 3.6e6, 3),
             "basis": "meter" if np.isfinite(memory["loop_power_w"][i]) else "estimate",
         }
     return row
-
-
-def _pressed(memory: Mapping[str, np.ndarray], group: LoopCdus) -> bool:
-    return bool(np.isfinite(memory["want_pa"][group.cdus]).all())
 
 
 def _pressure_sentences(
@@ -175,9 +171,9 @@ def _pressure_sentences(
         if group.loop < 0 or not np.isfinite(envelope.low[group.cdus]).all():
             continue
         name, reason = _name(view, group), obstacle.text or unheld(view, memory, group).text
-        if reason and not _pressed(memory, group):
+        if reason and not is_lowered(memory, group):
             out.append(Sentence(f"{name}: the BMS's own pressure stands, because {reason}", "note"))
-        elif _pressed(memory, group):
+        elif is_lowered(memory, group):
             want_pa, own_pa = (float(memory[key][group.cdus].min()) for key in ("want_pa", "own_pa"))
             expected_w = float(memory["pump_expected_w"][group.loop])
             doubt_w = Z90 * float(memory["pump_doubt_w"][group.loop])

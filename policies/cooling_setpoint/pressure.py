@@ -34,6 +34,7 @@ FLOW_ROOM_PU, FLOW_LEAST_PU = 1.3, 0.5
 SAME_PU = 0.02  # of the BMS's own pressure: a smaller move is none
 HELD_PU = 0.1  # by which pressure, set point and command may differ, of the BMS's own; source: estimate
 CALM_S = 1800.0  # after something was wrong
+LATE_S = 900.0  # after which nobody waits to read the BMS's own pressure again
 UNHEARD_S = 120.0  # longer than a reading is lost; source: estimate
 EFFICIENCY_SPREAD_PU = 0.15  # of pumps and drives: nothing measures them; source: estimate
 LITERS_PER_M3_MIN = 60_000.0
@@ -115,6 +116,12 @@ def unheld(view: View, memory: Mapping[str, np.ndarray], group: LoopCdus) -> Obs
     return Obstacle()
 
 
+def is_lowered(memory: Mapping[str, np.ndarray], group: LoopCdus) -> bool:
+    """Whether a pressure below the BMS's own is asked for."""
+    least_pa = (1.0 - SAME_PU) * memory["own_pa"][group.cdus]
+    return bool((memory["want_pa"][group.cdus] < least_pa).any())
+
+
 def guard(view: View, out: Memory, group: LoopCdus, found: Obstacle, dt_s: float) -> None:
     """Give the pressure back to the BMS where something is wrong, at once, and where something is unknown for
     longer than a lost reading. `dt_s`: since the look before. Changes `out`."""
@@ -125,8 +132,15 @@ def guard(view: View, out: Memory, group: LoopCdus, found: Obstacle, dt_s: float
     kinds = (found.kind, unheld(view, out, group).kind)
     out["pump_unheard_s"][i] = out["pump_unheard_s"][i] + dt_s if "hold" in kinds else 0.0
     if "back" in kinds or out["pump_unheard_s"][i] > UNHEARD_S:
-        out["want_pa"][cdus] = np.nan
         out["pump_wrong_ns"][i] = view.now_ns
+        if is_lowered(out, group):
+            out["want_pa"][cdus], out["pump_moved_ns"][i] = out["own_pa"][cdus], view.now_ns
+    if np.isfinite(out["want_pa"][cdus]).all() and not is_lowered(out, group):
+        # Asked for, as only a command is as fast as it has to be; then there is nothing to ask for any more
+        off_pa = np.abs(good(view, PRESSURE_SET)[cdus] - out["own_pa"][cdus])
+        late = view.now_ns - int(out["pump_moved_ns"][i]) >= round(LATE_S * NS)
+        if late or bool((off_pa <= SAME_PU * out["own_pa"][cdus]).all()):
+            out["want_pa"][cdus] = np.nan
 
 
 def pumps_of(
@@ -150,7 +164,7 @@ def pumps_of(
 def settle(out: Memory, group: LoopCdus, pumps: PumpBalance | None, gap_s: float) -> None:
     """Count what slower pumps were expected to save, and what they saved by the readings. Changes `out`."""
     i = group.loop
-    if pumps is None or not np.isfinite(out["want_pa"][group.cdus]).all():
+    if pumps is None or not is_lowered(out, group):
         return
     out["pump_expected_j"][i] += gap_s * out["pump_expected_w"][i]
     out["pump_saved_j"][i] += gap_s * pumps.more_w(pumps.share_pu, 1.0)[0]

@@ -26,10 +26,10 @@ from twin.cli.traces import trace_root
 from twin.engine import Engine
 from twin.plant import Plant, Scenario, Sensors
 from twin.plant.sensors import Periods
-from twin.plant.weather import DAY_S
+from twin.plant.weather import DAY_S, Weather
 from twin.run import Report
 from twin.simulation import Simulation
-from twin.site import Site
+from twin.site import RACK_DROP_PA, Site
 
 NAME, RECORDING = "cooling_setpoint", "weather-years-sustaindc"
 STEP_S = 200.0  # of the twin: shorter than the lease of a set point
@@ -38,10 +38,11 @@ WARM_DAYS = 1  # at the beginning, of which nothing counts: the policy watches a
 DECIDE_S, GREEDY_K = 600.0, 2.0  # of the greedy rule: how often, and how far below a guard it stays
 TRIM_S, TRIM_K, TRIM_AFTER = 900.0, 0.5, 5  # of SustainDC's rule: its sample, its step, samples before a trim
 FIXED, GREEDY, TRIM = "fixed", "greedy", "trim_and_respond"
-ARMS = (FIXED, GREEDY, TRIM, NAME)
+SUPPLY_ONLY = "supply_only"  # the policy beside pumps whose pressure is never moved
+ARMS = (FIXED, GREEDY, TRIM, SUPPLY_ONLY, NAME)
 # Of the table that `result_of` makes
 HEADS = (
-    "loop", "climate", "plants", "cooling, kWh", "liquid, kWh", "saved, kWh", "of cooling", "of liquid",
+    "loop", "climate", "plants", "cooling, kWh", "liquid, kWh", "saved, kWh", "of cooling", "by pumps, kWh", "of liquid",
     "below greedy", "below trim", "expected/saved", "account/saved", "hot GPU-hours", "greedy's",
     "hottest, C", "mean set, C", "greedy's, C",
 )  # fmt: skip
@@ -67,7 +68,7 @@ class SetpointYear:
     cooling: str  # of the loop, as in a site file
     arm: str
     seed: int
-    weather: Path
+    weather: Path | Weather
     days: tuple[int, ...]  # of the year, from 0
     profile: str = "gb200-nvl72"
 
@@ -75,8 +76,9 @@ class SetpointYear:
         """Two racks on one CDU and a loop of its own."""
         racks = [{"name": "r[1-2]", "profile": self.profile, "nodes": 6}]
         cdus = [{"name": "cdu1", "loop": "fw1", "serves": ["r1", "r2"]}]
+        lowest_pa = {"min": RACK_DROP_PA} if self.arm == SUPPLY_ONLY else {}
         return site_of({
-            "site": "lab", "max_jobs": 64, "halls": [{"name": "h", "racks": racks, "cdus": cdus}],
+            "controls": {"cdu.diff_pressure_target_pa": lowest_pa}, "site": "lab", "max_jobs": 64, "halls": [{"name": "h", "racks": racks, "cdus": cdus}],
             "loops": [{"name": "fw1", "cooling": self.cooling}],
         })  # fmt: skip
 
@@ -155,15 +157,15 @@ def years_of(
 def live_through(year: SetpointYear, report: Report) -> YearOutcome:
     """One arm of a year."""
     site = year.site()
-    weather = read_year(year.weather, year.days)
-    span_s = len(weather.days) * DAY_S
+    weather = year.weather if isinstance(year.weather, Weather) else read_year(year.weather, year.days)
+    span_s = len(year.days) * DAY_S
     scenario = Scenario.ordinary(span_s / 3600.0, year.seed)
     plant = Plant(site, year.seed, scenario, weather=weather)  # type: ignore[arg-type]
     plant.step_max_s = PLANT_STEP_S
     meter, begun = _Meter(plant), (0.0, 0.0)
     simulation: Simulation | None = None
     rule = Trim() if year.arm == TRIM else None
-    if year.arm == NAME:
+    if year.arm in (NAME, SUPPLY_ONLY):
         forecasts = Persistence(horizons_s=(600.0, 3600.0))
         engine = Engine(site, [REGISTRY[NAME]()], [forecasts], {NAME: "act"})
         periods = Periods(STEP_S, STEP_S, STEP_S, STEP_S)
@@ -207,7 +209,10 @@ def account_of(simulation: Simulation | None) -> tuple[float, float]:
     if simulation.engine.suspended:
         raise RuntimeError(f"suspended: {simulation.engine.suspended}")
     memory = simulation.engine.memory[NAME]
-    return float(memory["expected_j"].sum()), float(memory["saved_j"].sum())
+    expected_j, saved_j = (
+        float((memory[name] + memory[f"pump_{name}"]).sum()) for name in ("expected_j", "saved_j")
+    )
+    return expected_j, saved_j
 
 
 def room_k(plant: Plant) -> float:
@@ -261,7 +266,9 @@ def _row(place: tuple[str, str], some: Sequence[dict[str, Any]]) -> dict[str, An
     def of(arm: str, key: str) -> float:
         return sum(float(x[key]) for x in some if x["arm"] == arm)
 
-    saved, greedy, trim = (of(arm, "total_kwh") - of(NAME, "total_kwh") for arm in (FIXED, GREEDY, TRIM))
+    saved, greedy, trim, pumps = (
+        of(arm, "total_kwh") - of(NAME, "total_kwh") for arm in (FIXED, GREEDY, TRIM, SUPPLY_ONLY)
+    )
     mine = [x for x in some if x["arm"] == NAME]
     return {
         "loop": place[0],
@@ -271,6 +278,7 @@ def _row(place: tuple[str, str], some: Sequence[dict[str, Any]]) -> dict[str, An
         "liquid_kwh": of(FIXED, "loop_kwh"),
         "saved_kwh": saved,
         "saved_pu": saved / max(of(FIXED, "cooling_kwh"), 1e-9),
+        "pumps_kwh": pumps,
         "saved_liquid_pu": saved / max(of(FIXED, "loop_kwh"), 1e-9),
         "below_greedy_kwh": greedy,
         "below_trim_kwh": trim,

@@ -15,6 +15,7 @@ from policies.cooling_setpoint.loop_model import LoopPoint, loop_power_w, plates
 from policies.cooling_setpoint.loop_state import COLUMNS, LEARNED_PU, ahead_of, balance_of, learn_leakage
 from policies.cooling_setpoint.margins import SENSORS_K, SPREAD_S, SUPPLY_K, ceilings, supply_sigma_k
 from policies.cooling_setpoint.obstacles import obstacles_of
+from policies.cooling_setpoint.pressure import FLOW_ROOM_PU, PRESSURE, has_flow
 from policies.cooling_setpoint.sections import section_of
 from tests.support.builders import site_of
 from twin.catalogue import ContractError
@@ -33,14 +34,13 @@ STEP_S = 60.0
 BUSY = (0.9, 0.7, 0.6)
 
 
-def lab(cooling: str = "chiller") -> Site:
+def lab(cooling: str = "chiller", **more: Any) -> Site:
     """A rack of four nodes on a CDU and a loop."""
     racks = [{"name": "r1", "profile": "gb200-nvl72", "nodes": 4}]
     cdus = [{"name": "cdu1", "loop": "fw1", "serves": ["r1"]}]
     hall = {"name": "h", "racks": racks, "cdus": cdus}
-    return site_of(
-        {"site": "lab", "max_jobs": 4, "halls": [hall], "loops": [{"name": "fw1", "cooling": cooling}]}
-    )
+    loops = [{"name": "fw1", "cooling": cooling}]
+    return site_of({"site": "lab", "max_jobs": 4, "halls": [hall], "loops": loops} | more)
 
 
 def plant_of(site: Site, outdoor_c: float, spread: float = 1.0) -> Plant:
@@ -358,3 +358,115 @@ def test_a_healthy_group_has_no_obstacle(settled: Simulation) -> None:
     groups = groups_of(settled.site)
     found = ceilings(view, memory, section_of(settled.site, groups), 1e-3, 3600.0)
     assert [obstacle.text for obstacle in obstacles_of(view, groups, found)] == [""]
+
+
+def asked_pa(sim: Simulation) -> float:
+    """The pressure that the policy asks for; NaN for none."""
+    return float(sim.engine.memory[NAME]["want_pa"][0])
+
+
+def held_pa(sim: Simulation) -> float:
+    """The set point of the pumps in force in the plant."""
+    return float(sim.plant.truth.cdu_drop_set_pa[0])
+
+
+def test_slower_pumps_save_what_was_expected(settled: Simulation) -> None:
+    memory, plant = settled.engine.memory[NAME], settled.plant.fork()
+    own_pa = float(memory["own_pa"][0])
+    assert own_pa == plant.parameters.cdu_drop_set_pa[0]
+    assert held_pa(settled) == pytest.approx(asked_pa(settled), abs=1000.0)
+    assert asked_pa(settled) < 0.8 * own_pa
+    slow_w = total_w(plant)
+    plant.hydraulics.ask(plant.truth, plant.parameters, np.full(1, np.nan))
+    plant.settle(1800.0)
+    saved_w = total_w(plant) - slow_w
+    assert float(memory["pump_expected_w"][0]) == pytest.approx(saved_w, abs=2.0 * memory["pump_doubt_w"][0])
+    assert saved_w > 0.0
+    assert "kPa in place of 220 kPa should save" in text_of(settled)
+
+
+@pytest.mark.parametrize("slower", [0.9, 0.7])
+def test_with_slower_pumps_every_gpu_keeps_its_margin(
+    settled: Simulation, slower: float
+) -> None:
+    plant, view = settled.plant.fork(), settled.engine.view()
+    section = section_of(settled.site, groups_of(settled.site))
+    found = ceilings(view, settled.engine.memory[NAME], section, 1e-3, 3600.0, slower)
+    plant.cooling.target_c[:] = found.supply_c[0]
+    plant.hydraulics.ask(plant.truth, plant.parameters, plant.truth.cdu_drop_set_pa * slower**2)
+    plant.apply_set_points()
+    plant.settle(1800.0)
+    assert (plant.truth.gpu_temp_c < settled.site.limits["gpu.temp_c"].guard).all()
+    usual = ceilings(view, settled.engine.memory[NAME], section, 1e-3, 3600.0)
+    assert found.supply_c[0] < usual.supply_c[0] - 0.5
+
+
+def test_no_pressure_goes_near_the_guard_of_the_flow(settled: Simulation) -> None:
+    view, (group,) = settled.engine.view(), groups_of(settled.site)
+    guard_lpm = settled.site.limits["rack.flow_lpm"].guard[0]
+    flow_lpm = float(view.believed("rack.flow_lpm")[0])
+    assert has_flow(view, group, 1.0)
+    assert not has_flow(view, group, 0.99 * FLOW_ROOM_PU * guard_lpm / flow_lpm)
+
+
+def test_pumps_are_the_bms_s_own_again_when_nobody_renews(settled: Simulation) -> None:
+    plant = settled.plant.fork()
+    assert plant.truth.cdu_drop_set_pa[0] < 200e3
+    plant.step((), 301.0)
+    assert plant.truth.cdu_drop_set_pa[0] == plant.parameters.cdu_drop_set_pa[0]
+
+
+@pytest.mark.parametrize("happens", [_leaks, _maintained, _hot])
+def test_what_is_wrong_gives_the_pressure_back_at_once(
+    settled: Simulation, happens: Callable[[Simulation], None]
+) -> None:
+    sim = settled.fork()
+    happens(sim)
+    sim.run(3 * STEP_S)
+    own_pa = sim.plant.parameters.cdu_drop_set_pa[0]
+    assert held_pa(sim) == pytest.approx(own_pa, abs=20.0)
+    sim.run(1200.0)
+    assert np.isnan(asked_pa(sim))
+    assert held_pa(sim) == pytest.approx(own_pa, abs=20.0)
+
+
+PRESSURE_LIES = (
+    ("rack", "flow_lpm", "silent", 0.0),
+    ("cdu", "flow_lpm", "silent", 0.0),
+    ("cdu", "diff_pressure_pa", "silent", 0.0),
+    ("cdu", "diff_pressure_setpoint_pa", "silent", 0.0),
+    ("cdu", "diff_pressure_setpoint_pa", "biased", 60e3),
+)
+
+
+@pytest.mark.parametrize("lie", PRESSURE_LIES)
+def test_an_unknown_flow_or_a_pressure_that_is_not_held_gives_it_back(
+    settled: Simulation, lie: tuple[str, str, str, float]
+) -> None:
+    table, signal, how, size = lie
+    sim = settled.fork()
+    sim.plant.disturbance.sensors = [SensorFault(table, 0, signal, how, size)]  # type: ignore[arg-type]
+    own_pa = sim.plant.parameters.cdu_drop_set_pa[0]
+    for _ in range(4):
+        sim.run(300.0)
+        assert held_pa(sim) == pytest.approx(own_pa, abs=20.0)
+    assert np.isnan(asked_pa(sim))
+
+
+def test_one_lever_is_moved_at_a_time() -> None:
+    sim, moves = simulated(plant_of(lab(), 18.0)), set[int]()
+    for _ in range(150):
+        before = dict(sim.engine.memory[NAME])
+        sim.run(STEP_S)
+        after = sim.engine.memory[NAME]
+        moved = [bool(before[n][0] != after[n][0]) for n in ("moved_ns", "pump_moved_ns")]
+        assert not all(moved)
+        moves |= {k for k, one in enumerate(moved) if one}
+    assert moves == {0, 1}
+
+
+def test_a_site_may_keep_its_pressures() -> None:
+    sim = simulated(plant_of(lab(controls={PRESSURE: {"min": 220e3}}), 18.0))
+    sim.run(2.5 * 3600.0)
+    assert wanted(sim) > 33.0
+    assert np.isnan(asked_pa(sim))
