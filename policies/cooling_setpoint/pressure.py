@@ -1,8 +1,8 @@
 """Pressure: the differential pressure at which the pumps of CDUs and what they cool draw the least together.
 
-Slower pumps save the cube of their speed and cost warmer GPUs, which leak, and warmer coolant behind them. The
-CDUs of a loop go down together from what the BMS holds by itself, a step at a time, in a decision that moves
-nothing else. Whatever is wrong or unknown gives the pressure back to the BMS at once.
+Slower pumps save the cube of their speed and cost warmer GPUs, which leak, and warmer coolant behind them.
+The CDUs of a loop go down together from what the BMS holds by itself, a step at a time, in a decision that
+moves nothing else. Whatever is wrong or unknown gives the pressure back to the BMS at once.
 """
 
 from __future__ import annotations
@@ -102,7 +102,9 @@ def unheld(view: View, memory: Mapping[str, np.ndarray], group: LoopCdus) -> Obs
     racks = group.racks[site.design.liquid[group.racks]]
     lpm = good(view, FLOW, racks)
     if not np.isfinite(lpm).all():
-        return Obstacle("hold", f"the flow of {site.name('rack', int(racks[np.isnan(lpm)][0]))} was not heard")
+        return Obstacle(
+            "hold", f"the flow of {site.name('rack', int(racks[np.isnan(lpm)][0]))} was not heard"
+        )
     set_pa, across_pa, lpm = (good(view, key, cdus) for key in (PRESSURE_SET, ACROSS, "cdu.flow_lpm"))
     unknown = ~np.isfinite(set_pa + across_pa + lpm)
     if unknown.any():
@@ -117,7 +119,7 @@ def unheld(view: View, memory: Mapping[str, np.ndarray], group: LoopCdus) -> Obs
 
 
 def is_lowered(memory: Mapping[str, np.ndarray], group: LoopCdus) -> bool:
-    """Whether a pressure below the BMS's own is asked for."""
+    """Say if a pressure below the BMS's own is asked for."""
     least_pa = (1.0 - SAME_PU) * memory["own_pa"][group.cdus]
     return bool((memory["want_pa"][group.cdus] < least_pa).any())
 
@@ -190,7 +192,7 @@ def next_pu(pumps: PumpBalance, least_w: float, least_pu: float) -> float:
 
 
 def has_flow(view: View, group: LoopCdus, slower: float) -> bool:
-    """Whether every rack keeps its flow well above its guard if all pumps run at this share of their speed."""
+    """Say if every rack keeps its flow well above its guard with all pumps at this share of their speed."""
     design = view.site.design
     racks = group.racks[design.liquid[group.racks]]
     lpm = slower * good(view, FLOW, racks)
@@ -222,7 +224,7 @@ def expect(out: Memory, group: LoopCdus, pumps: PumpBalance) -> None:
 
 
 def is_calm(memory: Mapping[str, np.ndarray], group: LoopCdus, now_ns: int) -> bool:
-    """Whether nothing was wrong with the pressure of a group for a while."""
+    """Say if nothing was wrong with the pressure of a group for a while."""
     return now_ns - int(memory["pump_wrong_ns"][group.loop]) >= round(CALM_S * NS)
 
 

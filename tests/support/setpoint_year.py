@@ -42,13 +42,13 @@ SUPPLY_ONLY = "supply_only"  # the policy beside pumps whose pressure is never m
 ARMS = (FIXED, GREEDY, TRIM, SUPPLY_ONLY, NAME)
 # Of the table that `result_of` makes
 HEADS = (
-    "loop", "climate", "plants", "cooling, kWh", "liquid, kWh", "saved, kWh", "of cooling", "by pumps, kWh", "of liquid",
-    "below greedy", "below trim", "expected/saved", "account/saved", "hot GPU-hours", "greedy's",
+    "loop", "climate", "plants", "cooling, kWh", "liquid, kWh", "saved, kWh", "of cooling",
+    "by pumps, kWh", "of liquid", "below greedy", "below trim", "expected/saved", "account/saved", "hot GPU-hours", "greedy's",
     "hottest, C", "mean set, C", "greedy's, C",
 )  # fmt: skip
 LEGEND = (
     "cooling: pumps, fans, chillers, air handlers with the BMS's fixed set points; liquid: without air "
-    "handlers. saved: of all power of racks and cooling, leakage included. trim: SustainDC's rule, trim and "
+    "handlers. saved: of all power of racks and cooling, leakage included. by pumps: of it, by their pressure. trim: SustainDC's rule, trim and "
     "respond. Goals: 10 % of cooling saved, below greedy, expected within 10 % of saved, at most 0.001 of "
     "GPU-hours hot."
 )
@@ -78,7 +78,8 @@ class SetpointYear:
         cdus = [{"name": "cdu1", "loop": "fw1", "serves": ["r1", "r2"]}]
         lowest_pa = {"min": RACK_DROP_PA} if self.arm == SUPPLY_ONLY else {}
         return site_of({
-            "controls": {"cdu.diff_pressure_target_pa": lowest_pa}, "site": "lab", "max_jobs": 64, "halls": [{"name": "h", "racks": racks, "cdus": cdus}],
+            "controls": {"cdu.diff_pressure_target_pa": lowest_pa}, "site": "lab",
+            "max_jobs": 64, "halls": [{"name": "h", "racks": racks, "cdus": cdus}],
             "loops": [{"name": "fw1", "cooling": self.cooling}],
         })  # fmt: skip
 

@@ -386,9 +386,7 @@ def test_slower_pumps_save_what_was_expected(settled: Simulation) -> None:
 
 
 @pytest.mark.parametrize("slower", [0.9, 0.7])
-def test_with_slower_pumps_every_gpu_keeps_its_margin(
-    settled: Simulation, slower: float
-) -> None:
+def test_with_slower_pumps_every_gpu_keeps_its_margin(settled: Simulation, slower: float) -> None:
     plant, view = settled.plant.fork(), settled.engine.view()
     section = section_of(settled.site, groups_of(settled.site))
     found = ceilings(view, settled.engine.memory[NAME], section, 1e-3, 3600.0, slower)

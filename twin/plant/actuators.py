@@ -78,8 +78,8 @@ class Actuators:
         return new
 
     def lapse(self, time_s: float) -> list[str]:
-        """End what has run out: the device's own value where the control gives it back, else the safe value of
-        the site; where there is none, what was there stays."""
+        """End what has run out: the device's own value where the control gives it back, else the safe value
+        of the site; where there is none, what was there stays."""
         if time_s < self.next_s:
             return []
         changed: list[str] = []
