@@ -43,13 +43,13 @@ ARMS = (FIXED, GREEDY, TRIM, SUPPLY_ONLY, NAME)
 # Of the table that `result_of` makes
 HEADS = (
     "loop", "climate", "plants", "cooling, kWh", "liquid, kWh", "saved, kWh", "of cooling",
-    "by pumps, kWh", "of liquid", "below greedy", "below trim", "expected/saved", "account/saved", "hot GPU-hours", "greedy's",
-    "hottest, C", "mean set, C", "greedy's, C",
+    "by pumps, kWh", "of liquid", "below greedy", "below trim", "expected/saved", "account/saved",
+    "hot GPU-hours", "greedy's", "hottest, C", "mean set, C", "greedy's, C",
 )  # fmt: skip
 LEGEND = (
     "cooling: pumps, fans, chillers, air handlers with the BMS's fixed set points; liquid: without air "
-    "handlers. saved: of all power of racks and cooling, leakage included. by pumps: of it, by their pressure. trim: SustainDC's rule, trim and "
-    "respond. Goals: 10 % of cooling saved, below greedy, expected within 10 % of saved, at most 0.001 of "
+    "handlers. saved: of all power of racks and cooling, leakage included. by pumps: of it, by their "
+    "pressure. trim: SustainDC's rule, trim and respond. Goals: 10 % of cooling saved, below greedy, expected within 10 % of saved, at most 0.001 of "
     "GPU-hours hot."
 )
 # Weather file of each climate; all of typical years (TMYx) as collected in SustainDC

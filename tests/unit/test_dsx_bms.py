@@ -365,11 +365,11 @@ def test_a_pressure_is_asked_for_on_the_set_point_that_is_ours_and_read_back_fro
     assert d.find_request("cdu", 0, "diff_pressure_request_pa") == asked.topic
     topic, payload = d.encode_request(asked.topic, 90_000.0, T_NS)
     assert json.loads(payload)["value"] == pytest.approx(90.0)
-    (echo,) = d.decode(Message(T_NS, topic, payload))  # type: ignore[misc]
-    assert (echo.signal, echo.value) == ("diff_pressure_request_pa", pytest.approx(90_000.0))  # type: ignore[union-attr]
+    (echo,) = d.decode(Message(T_NS, topic, payload))
+    assert (echo.signal, echo.value) == ("diff_pressure_request_pa", pytest.approx(90_000.0))
     told = Message(T_NS, own.topic.replace("Metadata", "Value"), payload)
-    (read,) = d.decode(told)  # type: ignore[misc]
-    assert (read.signal, read.value) == ("diff_pressure_setpoint_pa", pytest.approx(90_000.0))  # type: ignore[union-attr]
+    (read,) = d.decode(told)
+    assert (read.signal, read.value) == ("diff_pressure_setpoint_pa", pytest.approx(90_000.0))
     lone = decoder(own, ours=("NICO",))
     with pytest.raises(ActuationError, match="no point announced"):
         lone.find_request("cdu", 0, "diff_pressure_request_pa")
