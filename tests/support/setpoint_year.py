@@ -49,7 +49,8 @@ HEADS = (
 LEGEND = (
     "cooling: pumps, fans, chillers, air handlers with the BMS's fixed set points; liquid: without air "
     "handlers. saved: of all power of racks and cooling, leakage included. by pumps: of it, by their "
-    "pressure. trim: SustainDC's rule, trim and respond. Goals: 10 % of cooling saved, below greedy, expected within 10 % of saved, at most 0.001 of "
+    "pressure. trim: SustainDC's rule, trim and respond. Goals: 10 % of cooling saved, below greedy, "
+    "expected within 10 % of saved, at most 0.001 of "
     "GPU-hours hot."
 )
 # Weather file of each climate; all of typical years (TMYx) as collected in SustainDC
