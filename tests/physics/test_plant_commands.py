@@ -136,7 +136,9 @@ def test_supply_follows_its_target_but_stays_off_the_dew_point(plant: Plant) -> 
 def test_pumps_hold_the_pressure_that_is_asked_for_and_the_bms_s_own_when_the_lease_lapses(
     plant: Plant,
 ) -> None:
-    t, own_pa = plant.truth, float(plant.parameters.cdu_drop_set_pa[0])
+    t, own_pa = plant.truth, 190e3  # not what the profile calls safe
+    plant.parameters.cdu_drop_set_pa[:] = own_pa
+    plant.hydraulics.ask(t, plant.parameters, np.full(plant.site.sizes["cdu"], np.nan))
     plant.step(dt_s=600.0)
     before_lpm, before_w, speed = t.cdu_flow_lpm[0], t.cdu_pump_power_w[0], t.cdu_pump_speed_pu[0, 0]
     plant.step([batch("cdu.diff_pressure_target_pa", [0], 0.5 * own_pa, lease_s=700.0)], dt_s=600.0)
