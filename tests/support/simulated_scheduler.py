@@ -218,7 +218,7 @@ class Scheduler:
 class Source:
     """As the sink has its source; asks for one daemon."""
 
-    period_s = 0.0  # no listing is fresh enough to go by: it asks each time
+    nodes_every_s = 0.0  # no listing is fresh enough to go by: it asks each time
     watch: Any = None
 
     def __init__(self, scheduler: Scheduler, daemon: Daemon) -> None:

@@ -45,7 +45,7 @@ class _Lane:
         self.error, self.due_s = "", 0.0
 
     def step(self) -> bool:
-        """Whether something was sent; False while it waits to be tried again. Raises as `send` does."""
+        """Send, unless a failed try is to rest; True if something was sent. Raises as `send` does."""
         if time.monotonic() < self.due_s:
             return False
         try:

@@ -108,7 +108,7 @@ async def _ask(request: web.Request, question: Callable[[FleetReader], dict[str,
 
 
 async def beside(work: Callable[[], T]) -> T:
-    """What `work` returns, made in a thread that the end of the daemon does not wait for."""
+    """Run `work` in a thread that the end of the daemon does not wait for; its result."""
     loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 
     def tell(result: Callable[[], None]) -> None:
