@@ -27,9 +27,8 @@ from twin.catalogue import TABLES
 
 
 def test_every_row_names_signals_of_the_catalogue_with_one_unit() -> None:
-    assert len({(r.object_type, r.point_type, r.areas, r.setpoint, r.phase, r.table) for r in ROWS}) == len(
-        ROWS
-    )
+    keys = {(r.object_type, r.point_type, r.areas, r.setpoint, r.ours, r.phase, r.table) for r in ROWS}
+    assert len(keys) == len(ROWS)
     for row in ROWS:
         specs = [TABLES[row.table].by_name[s] for s in row.signals]
         assert len({(s.unit, s.kind, s.states) for s in specs}) == 1, row
