@@ -106,3 +106,30 @@ def test_a_snapshot_holds_what_was_learned_and_large_groups_learn_nothing() -> N
     large = Halls(5, racks=MOST_RACKS + 1)
     large.run(3)
     assert not large.balance.gains().off_pu.any()
+
+
+@pytest.mark.parametrize("lie", [0.97, 1.05])
+def test_a_root_meter_that_lies_for_a_month_falsifies_no_rack(lie: float) -> None:
+    halls = Halls(3)
+    halls.run(24)
+    halls.root_gain[:2] *= lie  # of the first hall
+    for _ in range(12):
+        halls.run(MONTH_H // 12)
+        off_pu, sigma = halls.balance.gains()
+        assert np.abs(off_pu).max() <= 4.0 * GAIN_PU
+    assert not off_pu[:4].any()
+    assert sigma[:4] == pytest.approx(np.full(4, GAIN_PU))
+    assert off_pu[4:].any()
+
+
+def test_a_counter_read_after_its_window_teaches_nothing_of_the_next() -> None:
+    halls = Halls(6)
+    halls.run(30)
+    before = halls.balance.gains()
+    late = halls.all_roots & False
+    looks = ((late, 0.998 * FULL_J), (halls.all_roots, 1.002 * FULL_J))  # what was missing comes in the next
+    for read, half_j in looks:
+        halls.balance.observe(np.full(8, 0.5 * FULL_J), halls.all_racks, np.full(4, half_j), read, 3600.0)
+    assert halls.balance.gains().off_pu.tolist() == before.off_pu.tolist()
+    halls.run(1)
+    assert halls.balance.gains().off_pu.tolist() != before.off_pu.tolist()

@@ -158,3 +158,14 @@ def test_dry_coolers_need_no_meter_and_make_no_water_figure_alone() -> None:
     water.look(1.0, None)
     water.look(3.0, None)
     assert water.known == [2.0, 100.0, 10e9]
+
+
+def test_racks_count_on_while_a_water_meter_tells_nothing() -> None:
+    water = Water()
+    water.look(5.0, 1.0)
+    water.look(6.0, 2.0)
+    water.table.raw[MAKEUP.row, 0] = -1
+    for _ in range(3):
+        water.look(None, 3.0)
+    water.look(10.0, 6.0)  # with all that was drawn since
+    assert water.known == [10.0, 500.0, 50e9]

@@ -96,7 +96,9 @@ class FeederBalance(EntityState):
             told = root_whole[roots].all() and self.root_j[g] > 0.0
             if len(racks) and told and not self.spoiled[racks].any():
                 self._learn(g, self.rack_j[racks], float(self.root_j[g]))
-        self.rack_j[:], self.root_j[:], self.spoiled[:], self.window_s = 0.0, 0.0, False, 0.0
+            # A counter that is read later tells of this window in the next one
+            self.spoiled[racks] = not root_whole[roots].all()
+        self.rack_j[:], self.root_j[:], self.window_s = 0.0, 0.0, 0.0
 
     def _learn(self, g: int, rack_j: F64, root_j: float) -> None:
         """One window of a group: roots less racks is what gains and losses make of them."""
@@ -118,11 +120,15 @@ class FeederBalance(EntityState):
         self.covar[g] = 0.5 * (covar + covar.T)
 
     def gains(self) -> LearnedGains:
-        """Return the errors of racks' meters as known now; of their class where nothing was learned."""
+        """Return the errors of racks' meters as known now; of their class where nothing was learned.
+
+        Errors that no meter of its class has are of something else, such as a wrong meter or a rack that is
+        not listed: then those of all its group are not known.
+        """
         n = len(self.rack_j)
         off, sigma = np.zeros(n), np.full(n, GAIN_PU)
         for g, racks in enumerate(self._racks):
-            if len(racks):
+            if len(racks) and (np.abs(self.mean[g]) <= SURPRISE * _prior_pu(len(racks))).all():
                 off[racks] = self.mean[g][:ROOT]
                 var = np.diag(self.covar[g])[:ROOT]
                 sigma[racks] = np.minimum(np.sqrt(np.maximum(var, 0.0)), GAIN_PU)

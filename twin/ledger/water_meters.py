@@ -41,10 +41,12 @@ class WaterMeters(EntityState):
         """
         nothing = 0.0, 0.0, 0
         metered = table.raw[MAKEUP.row] >= 0
+        if self.begin_ns:  # a meter that tells nothing for a while goes on counting, and so do racks
+            self.it_j += it_j
         if not metered.any() or not (metered | self._dry).all():
             return nothing
-        self.begin_ns = self.begin_ns or begin_ns
-        self.it_j += it_j
+        if not self.begin_ns:
+            self.begin_ns, self.it_j = begin_ns, it_j
         if (table.heard_ns(MAKEUP)[metered] <= self.begin_ns).any():
             return nothing
         total_ml, resets = table.total[MAKEUP.row], table.resets[MAKEUP.row]
