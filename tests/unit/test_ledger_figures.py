@@ -12,7 +12,7 @@ from tests.support.ledger_month import tree
 from twin.ledger import HourRecord, LedgerRow, statement
 from twin.ledger.hour_record import FIGURES, MeteredSum, RatioSum
 from twin.ledger.water_meters import MAKEUP, WaterMeters
-from twin.telemetry import TableState
+from twin.telemetry import Block, TableState
 
 EVER = (0, 2**62)
 HOUR_NS = 3600 * 10**9
@@ -169,3 +169,63 @@ def test_racks_count_on_while_a_water_meter_tells_nothing() -> None:
         water.look(None, 3.0)
     water.look(10.0, 6.0)  # with all that was drawn since
     assert water.known == [10.0, 500.0, 50e9]
+
+
+class Counting:
+    """A site whose GPUs have an energy counter beside their power; each takes 600 W."""
+
+    def __init__(self) -> None:
+        self.twin, self.counted_mj = looped(), 10**9
+
+    def run(self, looks: int, silent: bool = False, null: bool = False) -> None:
+        """Looks of ten seconds; `silent`: no node tells anything, `null`: the counters have no reading."""
+        n = self.twin.site.sizes["gpu"]
+        for _ in range(looks):
+            self.counted_mj += 600 * 10 * 1000
+            at_ns = self.twin.now_ns + 10 * 10**9
+            counts = np.full((1, n), -1 if null else self.counted_mj, np.int64)
+            if not silent:
+                none = np.empty((0, n), np.float32)
+                self.twin.inbox.put_block(Block("gpu", 0, (), none, ("energy_mj",), counts, at_ns), at_ns)
+            whole = {k: v for k, v in READ.items() if not silent or k.partition(".")[0] in ("rack", "loop")}
+            self.twin.tick(whole, dt_s=10.0)
+
+    @property
+    def hour(self) -> HourRecord:
+        hour = self.twin.engine.ledger.running()
+        assert hour is not None
+        return hour
+
+    @property
+    def tue(self) -> float:
+        n = self.twin.site.sizes
+        return 36_000.0 / (500.0 * n["node"] + 600.0 * n["gpu"])
+
+
+def test_the_power_of_a_gpu_stands_in_for_a_null_counter_and_counts_once() -> None:
+    pod = Counting()
+    pod.run(100)
+    pod.run(60, null=True)
+    pod.run(100)
+    found = statement([pod.hour], "site", *EVER)
+    gpus_kwh = 600.0 * 2600.0 * pod.twin.site.sizes["gpu"] / 3.6e6
+    assert found.total.gpu_energy_kwh == pytest.approx(gpus_kwh, rel=0.02)
+    assert found.tue == pytest.approx(pod.tue, rel=0.02)
+
+
+def test_counters_that_tell_of_an_outage_are_not_set_against_a_look() -> None:
+    pod = Counting()
+    pod.run(100)
+    pod.run(60, silent=True)
+    pod.run(100)
+    found = statement([pod.hour], "site", *EVER)
+    assert found.tue == pytest.approx(pod.tue, rel=0.02)
+    assert 0.6 < found.tue_known_pu < 0.85
+
+
+def test_energy_of_gpus_is_unknown_of_a_whole_none_of_whose_gpus_are_read() -> None:
+    rows = (LedgerRow("h", "idle", energy_j=100.0, ungauged_j=100.0), LedgerRow("h", "cooling", energy_j=9.0))
+    hour = HourRecord(0, HOUR_NS, MeteredSum(109.0), {}, {}, rows)
+    assert statement([hour], "site", *EVER).total.gpu_energy_kwh is None
+    assert statement([hour], "hall", *EVER).rows[0].gpu_energy_kwh is None
+    assert statement([hour], "tenant", *EVER).rows[1].gpu_energy_kwh == 0.0  # of the cooling

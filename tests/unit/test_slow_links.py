@@ -152,3 +152,23 @@ def test_a_restart_goes_on_and_a_new_job_begins_anew() -> None:
     assert pod.findings == []
     goodput = pod.twin.engine.goodput
     assert (goodput.slow_links, goodput.signs, float(goodput.slowdown.max())) == ({}, {}, 1.0)
+
+
+def test_a_changed_site_accuses_the_same_link_and_forgets_one_that_left() -> None:
+    pod = Pod()
+    pod.grows["link"][0, PORT + 4] = 60  # it is noisy ever, which is noted
+    pod.run(1300)
+    pod.tensor /= 1.25
+    pod.grows["link"][0, PORT] = 500
+    pod.run(700)
+    goodput, slot = pod.twin.engine.goodput, pod.twin.engine.jobs.slot_of["train"]
+    assert goodput.slow_links[slot][:3] == ["link", PORT, 2]
+    assert goodput.signs[slot][1]
+    n = {t: np.arange(k, dtype=np.int32) for t, k in pod.twin.site.sizes.items()}
+    without_first = n | {"link": n["link"][4:], "gpu": n["gpu"][4:], "node": n["node"][1:]}
+    moved = goodput.remapped(pod.twin.site, without_first)
+    assert moved.slow_links[slot][:3] == ["link", PORT - 4, 1]
+    assert moved.slow_links[slot][3:] == goodput.slow_links[slot][3:]
+    assert [row[1] for row in moved.signs[slot][1]] == [row[1] - 4 for row in goodput.signs[slot][1]]
+    left = goodput.remapped(pod.twin.site, n | {"link": n["link"][PORT + 1 :]})
+    assert left.slow_links == {}

@@ -8,7 +8,7 @@ Each job is looked at every ten seconds, in turn; a member is named when it stan
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -458,6 +458,23 @@ class GoodputState(EntityState):
                         max(len(held.gpus), 1))
             )  # fmt: skip
         return found
+
+    def adopt(self, old: Self, old_of_new: OldOfNew) -> None:
+        """Take over what is known of jobs; links have other places on another site, or left it."""
+        super().adopt(old, old_of_new)
+        new_of = {
+            table: {was: now for now, was in enumerate(old_of_new[table].tolist()) if was >= 0}
+            for table in ("link", "gpu", "node")
+        }
+        self.slow_links = {
+            slot: [table, new_of[table][entity], new_of["node"][node], *said]
+            for slot, (table, entity, node, *said) in self.slow_links.items()
+            if entity in new_of[table] and node in new_of["node"]
+        }
+        self.signs = {
+            slot: [at_ns, *([[t, new_of[t][i], *of] for t, i, *of in rows if i in new_of[t]] for rows in noted)]
+            for slot, (at_ns, *noted) in self.signs.items()
+        }
 
     def remapped(self, site: Site, old_of_new: OldOfNew) -> GoodputState:
         """Return the state for a changed site."""

@@ -53,6 +53,9 @@ class SiteLedger(EntityState):
     # Queue, tenant, account and name of the job that a slot holds, or held last, by the slot as text
     holders: dict[str, list[str]] = scalar({})
     closed: list[bytes] = scalar([])
+    # All energy, and that of GPUs and CPUs, since all counters of GPUs were heard, and when that was
+    waits_j: F64 = scalar(np.zeros(2))
+    waits_ns: int = scalar(0)
     gaps: I64 = scalar(_NO_GAPS)  # since the last look, in which nobody listened [g, 2]
 
     def __init__(self, site: Site) -> None:
@@ -227,12 +230,30 @@ class SiteLedger(EntityState):
         sides = []
         if len(loops.known) and loops.known.all():
             sides.append(("pue", site_j, it_j, float(now_ns - begin_ns)))
-            if np.isfinite(compute_j):
-                sides.append(("tue", site_j, compute_j, float(now_ns - begin_ns)))
+        else:
+            compute_j = np.nan
+        sides += self._compute_sides(state, site_j, compute_j)
         water_l, waited_j, known_ns = self.water.settle(state.tables["loop"], it_j, begin_ns, now_ns)
         if known_ns:
             sides.append(("wue", water_l, waited_j, float(known_ns)))
         return sides
+
+    def _compute_sides(
+        self, state: State, site_j: float, compute_j: float
+    ) -> list[tuple[str, float, float, float]]:
+        """Both sides of the TUE, once every counter of a GPU was heard since they were last told.
+
+        One that was silent tells of all that time at once: where some of it is not known, none of it is.
+        """
+        self.waits_ns = self.waits_ns or self.booked_ns
+        self.waits_j = self.waits_j + np.array([site_j, compute_j])
+        gpus = state.tables["gpu"]
+        late = (gpus.raw[_GPU_ENERGY.row] >= 0) & (gpus.heard_ns(_GPU_ENERGY) <= self.waits_ns)
+        if late.any() and (late & ~self._off(state)[self.site.node_of_gpu]).any():
+            return []
+        over, under = self.waits_j.tolist()
+        known_ns, self.waits_j, self.waits_ns = state.now_ns - self.waits_ns, np.zeros(2), state.now_ns
+        return [("tue", over, under, float(known_ns))] if np.isfinite(under) else []
 
     @staticmethod
     def _off(state: State) -> Bool:
@@ -252,7 +273,8 @@ class SiteLedger(EntityState):
         np.copyto(self.gpu_mj, total, where=counts)
         read = known
         if not known.all() and table.ever_good(_GPU_POWER.row):
-            other = ~counts & table.current(_GPU_POWER, state.now_ns)
+            other = ~known & table.current(_GPU_POWER, state.now_ns)
+            self.gpu_mj[other & ~counts] = -1  # its counter goes on: what it grows by then is in the power
             energy_j += np.where(other, table.value[_GPU_POWER.row] * span_s, 0.0)
             read = known | other
         unread = np.zeros(n_node, np.bool_)

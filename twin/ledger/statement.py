@@ -115,7 +115,8 @@ class _Sum:
 
         return StatementRow(
             **common,
-            gpu_energy_kwh=known(of["gpu_j"] / J_PER_KWH, of["ungauged_j"]),
+            # What is not of nodes has no GPUs to be read: it leaves a whole without readings unknown
+            gpu_energy_kwh=None if of["ungauged_j"] > 0.0 >= of["gpu_j"] else of["gpu_j"] / J_PER_KWH,
             ungauged_kwh=of["ungauged_j"] / J_PER_KWH,
             cost_usd=known(of["cost_usd"], of["unpriced_j"]), unpriced_kwh=of["unpriced_j"] / J_PER_KWH,
             carbon_kg=known(1e-3 * of["carbon_g"], of["uncounted_j"]),

@@ -403,7 +403,7 @@ class EntityState:
             elif isinstance(spec, RecordsSpec):
                 setattr(self, name, spec.moved(getattr(old, name), old_of_new))
             elif isinstance(spec, EntriesSpec):
-                setattr(self, name, spec.moved(getattr(old, name), old_of_new, self.table))
+                setattr(self, name, spec.moved(getattr(old, name), old_of_new, self._of(spec)))
             elif isinstance(spec, ColumnSpec) and self._of(spec) in old_of_new:
                 spec.move(getattr(old, name), getattr(self, name), old_of_new[self._of(spec)])
             elif isinstance(spec, KeyedSpec):
