@@ -36,13 +36,14 @@ _FIELD = re.compile(r"\{(\w+)\}")
 
 
 class SeriesSample(NamedTuple):
-    """One number of a report; `t_ns` None: the instant of the report."""
+    """One number of a report; `t_ns` None: the instant of the report. `lent`: some of its labels are."""
 
     name: str
     labels: Mapping[str, str]
     value: float | int | str | bool | None
     t_ns: int | None = None
     measurement: str | None = None
+    lent: bool = False
 
 
 class SeriesFaults:
@@ -318,7 +319,8 @@ class SeriesTable:
         if source is None:
             return
         if value is not None and line.measure.rate:
-            found = self._growth.of(_series(sample), value, at, piece)
+            # One whose labels are lent may be older than what lends them
+            found = self._growth.of(_series(sample), value, at, piece or sample.lent)
             if found is not None and found[1] <= 0.0:
                 return
             value = math.nan if found is None else found[0] / found[1]
@@ -442,12 +444,12 @@ def _joined(samples: Iterable[SeriesSample], joins: Sequence[SeriesJoin]) -> lis
     for join in joins:
         known: dict[str, dict[str, str]] = {}
         for s in out:
-            if s.name == join.series and join.by in s.labels:
+            if s.name == join.series and s.labels.get(join.by):
                 known.setdefault(s.labels[join.by], {k: s.labels[k] for k in join.take if k in s.labels})
         for i, s in enumerate(out):
             more = known.get(s.labels.get(join.by, ""))
             if more:
-                out[i] = s._replace(labels={**more, **s.labels})
+                out[i] = s._replace(labels={**more, **s.labels}, lent=True)
     return out
 
 

@@ -361,3 +361,30 @@ def test_any_text_is_a_host_list_or_refused(text: str) -> None:
         return
     assert all(hosts)
     assert expand_hosts(",".join(hosts)) == hosts
+
+
+def test_a_series_whose_labels_are_lent_late_has_not_grown_by_all_that_it_ever_counted(site: Site) -> None:
+    joins = [{"series": "info", "by": "d", "take": ["fs", "t"]}]
+    rule = {"table": "storage", "entity": ["{fs}"], "where": {"t": "tcp|rdma"},
+            "signals": {"w": {"signal": "flush_bytes_per_s", "rate": True}}}  # fmt: skip
+    t = table(site, rule, joins=joins)
+
+    def rate(report: int, bytes_: float, **info: str) -> Any:
+        page = [SeriesSample("w", {"d": "x"}, bytes_), SeriesSample("o", {}, 0)]
+        page += [SeriesSample("info", {"d": "x", "fs": "fs1", **info}, 1)] if info else []
+        found = t.read(page, T + report * 10 * 10**9)
+        return found[0].value if found else None
+
+    assert rate(0, 1e12) is None  # the other series is not told yet
+    assert rate(1, 1e12, t="tcp") is None
+    assert rate(2, 1e12 + 1e9, t="tcp") == pytest.approx(1e8)
+    assert rate(3, 1e12 + 2e9) is None
+    assert rate(4, 1e12 + 3e9, t="tcp") == pytest.approx(1e8)
+    assert rate(5, 1e12 + 4e9, t="rdma") is None  # of another path now
+    assert rate(6, 1e12 + 5e9, t="rdma") == pytest.approx(1e8)
+
+
+def test_a_series_without_the_label_lends_to_none_that_lack_it_too(site: Site) -> None:
+    rule = {"table": "storage", "entity": ["{fs}"], "signals": {"w": "written_bytes"}}
+    t = table(site, rule, joins=[{"series": "a", "by": "d", "take": ["fs"]}])
+    assert t.read([SeriesSample("a", {"d": "", "fs": "fs1"}, 1), SeriesSample("w", {}, 5)], T) == []
