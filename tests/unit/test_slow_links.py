@@ -172,3 +172,17 @@ def test_a_changed_site_accuses_the_same_link_and_forgets_one_that_left() -> Non
     assert [row[1] for row in moved.signs[slot][1]] == [row[1] - 4 for row in goodput.signs[slot][1]]
     left = goodput.remapped(pod.twin.site, n | {"link": n["link"][PORT + 1 :]})
     assert left.slow_links == {}
+
+
+def test_a_link_that_carries_less_as_ever_is_no_reason() -> None:
+    pod = Pod()
+    pod.rx[PORT] *= 0.4  # a stage of the pipeline that receives less
+    pod.run(2400)
+    again = pod.twin.restarted(pod_tree("r1"), ())
+    assert again.engine.goodput.signs == pod.twin.engine.goodput.signs
+    pod.tensor /= 1.25
+    pod.run(900)
+    assert pod.findings == []
+    pod.rx[PORT] *= 0.25  # and now much less than it did
+    pod.run(60)
+    assert [f.entities[0] for f in pod.findings] == [PORT_NAME]

@@ -15,7 +15,7 @@ import numpy as np
 from twin.catalogue import F32, F64, I32, I64, NS, Bool, find_signal
 from twin.contracts import Finding
 from twin.goodput.segments import Segments
-from twin.goodput.slow_links import NEAR_PU, JobPace, LinkRecords, SlowLink, counted_signs, slow_link
+from twin.goodput.slow_links import JobPace, LinkRecords, SlowLink, slow_link, usual_signs
 from twin.physics import performance_pu
 from twin.site import Site
 from twin.telemetry import EntityState, JobSlots, OldOfNew, State, column, entries, part, scalar
@@ -314,7 +314,7 @@ class GoodputState(EntityState):
         for k, slot in enumerate(turn.slots.tolist()):
             found = None
             if not standing[k] and not self.pace.fell_ns[slot]:
-                self._note_signs(turn, k, state.now_ns)
+                self._note_signs(turn, k, state)
             elif out[k] > 0.0 or self.pace.lasts(slot, state.now_ns, PERSIST_S):
                 found = self._link(turn, k, state)
             if found is None:
@@ -330,12 +330,12 @@ class GoodputState(EntityState):
         gpus = turn.gpus[turn.of == k]
         return np.unique(self.site.node_of_gpu[gpus]), gpus
 
-    def _note_signs(self, turn: _Turn, k: int, now_ns: int) -> None:
-        """Note every ten minutes what the links of a job count that is not slow."""
-        slot = int(turn.slots[k])
+    def _note_signs(self, turn: _Turn, k: int, state: State) -> None:
+        """Note every ten minutes what speaks against links of a job that is not slow."""
+        slot, now_ns = int(turn.slots[k]), state.now_ns
         at_ns, last, _ = self.signs.get(slot, [0, [], []])
         if now_ns - at_ns >= round(NOTED_S * NS):
-            signs = counted_signs(self.site, turn.links.rates, self._members(turn, k)[0], NEAR_PU)
+            signs = usual_signs(self.site, state, turn.links.rates, self._members(turn, k))
             self.signs[slot] = [now_ns, [[*key, count] for key, count in signs.items()], last]
 
     def _link(self, turn: _Turn, k: int, state: State) -> SlowLink | None:
@@ -472,7 +472,10 @@ class GoodputState(EntityState):
             if entity in new_of[table] and node in new_of["node"]
         }
         self.signs = {
-            slot: [at_ns, *([[t, new_of[t][i], *of] for t, i, *of in rows if i in new_of[t]] for rows in noted)]
+            slot: [
+                at_ns,
+                *([[t, new_of[t][i], *of] for t, i, *of in rows if i in new_of[t]] for rows in noted),
+            ]
             for slot, (at_ns, *noted) in self.signs.items()
         }
 

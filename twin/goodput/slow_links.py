@@ -150,12 +150,18 @@ def counted_signs(site: Site, rates: LinkRates, nodes: I32, part: float = 1.0) -
     return out
 
 
+def usual_signs(site: Site, state: State, rates: LinkRates, members: tuple[I32, I32]) -> Signs:
+    """Signs of links of a job that is not slow: of those that count, or carry less than their peers."""
+    narrow = {key: float(score) for key, score, _ in _unlike_peers(site, state, members)}
+    return counted_signs(site, rates, members[0], NEAR_PU) | narrow
+
+
 def slow_link(
     site: Site, state: State, records: LinkRecords, members: tuple[I32, I32], before: Signs
 ) -> SlowLink | None:
     """The one link of a job that stands out; None where none does, or several do alike.
 
-    `members`: nodes and GPUs of the job; `before`: what its links counted when it began to compute less.
+    `members`: nodes and GPUs of the job; `before`: signs of its links when it began to compute less.
     """
     scores: dict[tuple[str, int], float] = {}
     words: dict[tuple[str, int], list[str]] = {}
@@ -184,14 +190,23 @@ def _evidence(
     site: Site, state: State, rates: LinkRates, members: tuple[I32, I32], before: Signs
 ) -> Iterator[tuple[tuple[str, int], float, str]]:
     """(link, how much speaks against it, in words) of the links of a job."""
-    nodes, gpus = members
-    signs = counted_signs(site, rates, nodes)
+    signs = counted_signs(site, rates, members[0])
     for table, counts in COUNTS.items():
         for name, least, what in counts:
             for key, count in signs.items():
                 # One that counts as ever is noisy, and is not why the job is slower now
                 if (key[0], key[2]) == (table, name) and count > UNUSUAL * before.get(key, 0.0):
                     yield key[:2], count / least, f"{count:.0f} {what} in about ten minutes"
+    for key, score, text in _unlike_peers(site, state, members):
+        if score > UNUSUAL * before.get(key, 0.0):
+            yield key[:2], score, text
+
+
+def _unlike_peers(
+    site: Site, state: State, members: tuple[I32, I32]
+) -> Iterator[tuple[tuple[str, int, str], float, str]]:
+    """(link and signal, how much speaks against it, in words) of links that carry less than like ones."""
+    nodes, gpus = members
     of_job = np.zeros(site.sizes["node"], np.bool_)
     of_job[nodes] = True
     links = np.flatnonzero(of_job[site.node_of_link]).astype(np.int32)
@@ -200,7 +215,9 @@ def _evidence(
     yield from _narrow(state, "gpu", "nvlink_tx_bytes_per_s", gpus)
 
 
-def _narrow(state: State, table: str, name: str, links: I32) -> Iterator[tuple[tuple[str, int], float, str]]:
+def _narrow(
+    state: State, table: str, name: str, links: I32
+) -> Iterator[tuple[tuple[str, int, str], float, str]]:
     """Links that carry less than like ones of the job do."""
     signal = find_signal(f"{table}.{name}")
     assert signal is not None
@@ -212,7 +229,7 @@ def _narrow(state: State, table: str, name: str, links: I32) -> Iterator[tuple[t
     for i in np.flatnonzero(rate < NARROW_PU * middle).tolist():
         share = 100.0 * rate[i] / middle
         yield (
-            (table, int(links[i])),
+            (table, int(links[i]), name),
             NARROW_PU / max(rate[i] / middle, 0.05),
             (f"it carries {share:.0f} % of what its peers do"),
         )
