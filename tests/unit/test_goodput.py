@@ -271,3 +271,13 @@ def test_medians_of_segments_are_those_of_numpy() -> None:
         some = values[(of == i) & np.isfinite(values)].astype(np.float64)
         assert np.isnan(got[i]) if not len(some) else got[i] == pytest.approx(np.median(some), rel=1e-6)
     assert parts.counts(np.isfinite(values)).sum() == np.isfinite(values).sum()
+
+
+def test_a_limit_that_no_job_lives_to_see_is_none() -> None:
+    pod = Pod()
+    pod.run(900, started(time_limit_s=1e300))
+    assert end_of(pod) is None
+    pod.run(10, told(pod, 3600.0))
+    end = end_of(pod)
+    assert end is not None
+    assert end.by == "progress"

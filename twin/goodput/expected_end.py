@@ -10,6 +10,7 @@ from twin.telemetry import JobSlots, State
 
 REMAINING = TABLES["job"].by_name["remaining_s"]
 WATCHED_S = 600.0  # of a job, before its share of training counts; source: estimate
+LONGEST_S = 1e9  # of a time limit that ends anything: thirty years; source: estimate
 LEAST_SHARE_PU = 0.05  # of training, below which what is left says nothing of an end; source: estimate
 
 
@@ -28,11 +29,11 @@ def expected_end(state: State, jobs: JobSlots, goodput: GoodputState, slot: int)
     Training that is left takes longer by the share of time in which the job stands still.
     """
     limit_s = float(jobs.time_limit_s[slot])
-    by_limit = ExpectedEnd(int(jobs.started_ns[slot]) + round(limit_s * NS), "time_limit")
     by_progress = _by_progress(state, goodput, slot)
-    if by_progress is None:
-        return by_limit if limit_s > 0.0 else None
-    return min(by_limit, by_progress) if limit_s > 0.0 else by_progress
+    if not 0.0 < limit_s <= LONGEST_S:
+        return by_progress
+    by_limit = ExpectedEnd(int(jobs.started_ns[slot]) + round(limit_s * NS), "time_limit")
+    return by_limit if by_progress is None else min(by_limit, by_progress)
 
 
 def _by_progress(state: State, goodput: GoodputState, slot: int) -> ExpectedEnd | None:
