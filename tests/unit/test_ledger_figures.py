@@ -53,9 +53,11 @@ READ: dict[str, Any] = {
 }  # fmt: skip
 
 
+LOOP = {"name": "fws", "cooling": "tower"}
+
+
 def looped() -> Twin:
-    site = two_racks(racks="r1") | {"loops": [{"name": "fws", "cooling": "tower"}]}
-    return Twin(site)
+    return Twin(two_racks(racks="r1") | {"loops": [LOOP]})
 
 
 def share_known(pod: Twin, figure: str) -> float:
@@ -229,3 +231,14 @@ def test_energy_of_gpus_is_unknown_of_a_whole_none_of_whose_gpus_are_read() -> N
     assert statement([hour], "site", *EVER).total.gpu_energy_kwh is None
     assert statement([hour], "hall", *EVER).rows[0].gpu_energy_kwh is None
     assert statement([hour], "tenant", *EVER).rows[1].gpu_energy_kwh == 0.0  # of the cooling
+
+
+def test_a_restart_while_counters_are_awaited_books_the_same() -> None:
+    pod = Counting()
+    pod.run(30)
+    pod.run(5, silent=True)
+    one, other = pod.twin, pod.twin.restarted(two_racks(racks="r1") | {"loops": [LOOP]}, ())
+    assert one.engine.ledger.waits_ns < one.engine.ledger.booked_ns
+    for twin in (one, other):
+        twin.tick({"rack.power_w": 30_000.0, "loop.power_w": 6000.0}, dt_s=10.0)
+    assert other.engine.checksum() == one.engine.checksum()
