@@ -12,11 +12,13 @@ import io
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.support.patience import PATIENCE_S
 from twin.cli.main import main
 from twin.daemon import leader, leadership
 from twin.daemon.daemon import Daemon
@@ -84,15 +86,21 @@ class Steps:
         sys.addaudithook(self.hear)
 
 
-def start(folder: str, mode: str, chosen: str) -> None:
-    """Start the daemon of `folder` and let it tick three times; prints its exit code, then its steps."""
+def start(folder: str, mode: str, chosen: str, words: str = "") -> None:
+    """Start the daemon of `folder` and let it tick three times; prints its exit code, then its steps.
+
+    With `words`, their spaces as +, it goes on until its log has them.
+    """
+    awaited, log, begun = words.replace("+", " "), Path(folder) / "words.log", time.monotonic()
     steps = Steps(Path(folder), mode, int(chosen))
     leadership.lock_path = lambda loaded, site: loaded.state / "leader.lock"  # below the folder too
     after = Daemon._after
 
     def stop_soon(self: Daemon, *what: Any) -> None:
         after(self, *what)
-        if self.tick_no >= self.opened.last_tick + 1 + TICKS:
+        if self.tick_no < self.opened.last_tick + 1 + TICKS:
+            return
+        if awaited in log.read_text() or time.monotonic() - begun > PATIENCE_S:
             self.stop()
 
     Daemon._after = stop_soon  # type: ignore[method-assign]
