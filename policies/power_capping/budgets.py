@@ -25,6 +25,9 @@ from twin.telemetry import GOOD
 # A CDU or loop at less of its nominal flow than this has lost capacity, and its heat falls with the flow.
 # source: estimate; a controlled pump holds its flow within a tenth
 LEAST_FLOW_PU = 0.8
+# Where a pressure is asked of a CDU, its pumps are slow on purpose, and GPUs and racks are guarded by
+# temperature; what asks for it keeps half of the nominal flow, its meters are off by some percent
+PRESSURE, SLOWED_FLOW_PU = "cdu.diff_pressure_target_pa", 0.45
 # CDUs take from a loop what their valves let through: only open ones tell of a loss. source: estimate
 VALVE, OPEN_PU = "cdu.facility_valve1_pu", 0.9
 AT_ONCE_S = 5.0  # a rack's reading no older than this is of the instant of its GPUs'. source: estimate
@@ -201,7 +204,10 @@ def carried_by(view: View, pairs: Pairs) -> Carried:
         flow = np.divide(view.believed(key), nominal_lpm, out=np.full(len(heard), np.nan), where=heard)
         if key.startswith("loop"):
             flow = np.where(_open_loops(view), flow, np.nan)
-        limit_w.append(heat_w * np.where((flow > 0) & (flow < LEAST_FLOW_PU), flow, 1.0))  # 0: its meter
+        least_pu = np.full(len(flow), LEAST_FLOW_PU)
+        if key.startswith("cdu"):
+            least_pu[np.isfinite(view.commanded(PRESSURE))] = SLOWED_FLOW_PU
+        limit_w.append(heat_w * np.where((flow > 0) & (flow < least_pu), flow, 1.0))  # 0: its meter
     limit_w.append(np.full(1 if pairs.drawn == site.sizes["rack"] else 1 + n_feeder, np.inf))
     together_w = np.concatenate(limit_w)
     return Carried(np.where(np.isnan(together_w), np.inf, together_w), pairs, site.sizes["rack"], n_feeder)

@@ -164,6 +164,17 @@ def test_what_lost_flow_carries_less_heat(table: str, flow: float, share: float)
     assert carried.limit_w[4 + (table == "loop")] == pytest.approx(share * heat_w, rel=1e-3)
 
 
+@pytest.mark.parametrize(("flow", "share"), [(0.4, 0.4), (0.5, 1.0), (0.7, 1.0)])
+def test_pumps_that_are_slow_because_they_were_asked_to_lost_nothing(flow: float, share: float) -> None:
+    """Real: `cooling_setpoint` at `act` had power_cap and power_guard cap a healthy hall by a fifth."""
+    twin = Twin(two_racks())
+    design = twin.site.design
+    view = seen(twin, {"cdu.flow_lpm": flow * design.cdu_flow_lpm[0]})
+    twin.engine.arbiter.leases["cdu.diff_pressure_target_pa"].value[0] = 80e3
+    carried = carried_by(view, pairs_of(view.site, np.zeros(2, np.bool_), True))
+    assert carried.limit_w[4] == pytest.approx(share * design.cdu_heat_w[0], rel=1e-3)
+
+
 @pytest.mark.parametrize("valve", [{"cdu.facility_valve1_pu": 0.5}, {}])
 def test_a_loop_whose_valves_ask_for_little_lost_nothing(valve: dict[str, float]) -> None:
     """Little heat asks for little flow: a budget that fell with it would cut for ever."""
