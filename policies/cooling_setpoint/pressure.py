@@ -141,7 +141,8 @@ def guard(view: View, out: Memory, group: LoopCdus, found: Obstacle, dt_s: float
             out["want_pa"][cdus], out["pump_moved_ns"][i] = out["own_pa"][cdus], view.now_ns
     if np.isfinite(out["want_pa"][cdus]).all() and not is_lowered(out, group):
         # Asked for, as only a command is as fast as it has to be; then there is nothing to ask for any more
-        off_pa = np.abs(good(view, PRESSURE_SET)[cdus] - out["own_pa"][cdus])
+        asked_pa = np.minimum(out["own_pa"][cdus], view.envelope(PRESSURE).high[cdus])
+        off_pa = np.abs(good(view, PRESSURE_SET)[cdus] - asked_pa)
         late = view.now_ns - int(out["pump_moved_ns"][i]) >= round(LATE_S * NS)
         if late or bool((off_pa <= SAME_PU * out["own_pa"][cdus]).all()):
             out["want_pa"][cdus] = np.nan
@@ -209,7 +210,8 @@ def move(view: View, out: Memory, group: LoopCdus, pumps: PumpBalance, to_pu: fl
     i, cdus, envelope = group.loop, group.cdus, view.envelope(PRESSURE)
     own_pa = out["own_pa"][cdus]
     low_pa, high_pa = envelope.low[cdus], np.minimum(envelope.high[cdus], own_pa)
-    if to_pu >= 1.0 or (low_pa > high_pa).any():
+    # The least that can be asked for below an own pressure above the envelope is less than what was weighed
+    if to_pu >= 1.0 or (low_pa > high_pa).any() or (high_pa < own_pa).any():
         out["want_pa"][cdus] = np.nan
     else:
         out["want_pa"][cdus] = np.clip(to_pu * own_pa, low_pa, high_pa)

@@ -468,3 +468,13 @@ def test_a_site_may_keep_its_pressures() -> None:
     sim.run(2.5 * 3600.0)
     assert wanted(sim) > 33.0
     assert np.isnan(asked_pa(sim))
+
+
+def test_an_own_pressure_above_the_envelope_is_left_alone() -> None:
+    """It could be lowered to the envelope only, which is further than was weighed, and not given back."""
+    sim = simulated(plant_of(lab(controls={PRESSURE: {"max": 150e3, "safe": 150e3}}), 18.0))
+    for _ in range(9):
+        sim.run(1000.0)
+        assert np.isnan(asked_pa(sim))
+        assert held_pa(sim) == 220e3
+    assert wanted(sim) > 33.0
