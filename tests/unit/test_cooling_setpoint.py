@@ -478,3 +478,19 @@ def test_an_own_pressure_above_the_envelope_is_left_alone() -> None:
         assert np.isnan(asked_pa(sim))
         assert held_pa(sim) == 220e3
     assert wanted(sim) > 33.0
+
+
+@pytest.mark.parametrize("how", ["suspended", "advise"])
+def test_a_policy_that_may_act_no_longer_leaves_no_slow_pumps_to_a_bms_that_hears_the_daemon(
+    settled: Simulation, how: str
+) -> None:
+    sim, before_pa = settled.fork(), held_pa(settled)
+    sim.plant.actuators.lapse = lambda time_s: []  # type: ignore[method-assign]  # as a BMS
+    if how == "suspended":
+        sim.engine.suspended[NAME] = sim.now_ns
+    else:
+        sim.engine.intake.authority[NAME] = "advise"
+    sim.run(600.0)
+    assert held_pa(sim) > before_pa + 10e3
+    sim.run(1800.0)
+    assert held_pa(sim) == sim.plant.parameters.cdu_drop_set_pa[0]

@@ -437,8 +437,11 @@ class ArbitrationPass:
         """Mask of the leases that are left to lapse instead of given back [n].
 
         Its owner is suspended; or its owner may act no longer and still asks for it, so that to give it back
-        would be to raise what somebody wants held down.
+        would be to raise what somebody wants held down. None where a lapse restores: that is to give it back,
+        and a BMS that hears the daemon goes on with what was asked for.
         """
+        if lease.control.on_expiry == "restore":
+            return np.zeros(lease.n, np.bool_)
         out = self._suspended(lease)
         for claim in claims:
             if self.intake.authority[claim.name] != "act":
