@@ -26,6 +26,7 @@ PRESSURE, PRESSURE_SET, ACROSS = (
     "cdu.diff_pressure_setpoint_pa",
     "cdu.diff_pressure_pa",
 )
+REQUESTED = "cdu.diff_pressure_request_pa"  # last, by us or the leader before
 WHY_PRESSURE = "pumps and what they cool draw the least at this pressure"
 STEP_PU = 0.85  # of a pressure to the next one: 8 % of the flow
 LEAST_PU = 0.35  # of the BMS's own pressure: 60 % of its flow; source: estimate
@@ -90,9 +91,14 @@ class PumpBalance:
 
 
 def note_own(view: View, out: Memory) -> None:
-    """Note the BMS's own pressures: those in force while none is asked for. Changes `out`."""
-    set_pa = good(view, PRESSURE_SET)
+    """Note the BMS's own pressures: those in force while none is asked for. Changes `out`.
+
+    A BMS holds what it was asked for last, by whichever daemon: that is its own only where it is no less than
+    what is known of it.
+    """
+    set_pa, requested_pa = good(view, PRESSURE_SET), view.value(REQUESTED)
     free = np.isnan(out["want_pa"]) & np.isnan(view.commanded(PRESSURE)) & np.isfinite(set_pa)
+    free &= ~(np.abs(set_pa - requested_pa) <= SAME_PU * set_pa) | (set_pa >= out["own_pa"])
     out["own_pa"][free] = set_pa[free]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,7 +16,7 @@ from policies.cooling_setpoint.loop_model import LoopPoint, loop_power_w, plates
 from policies.cooling_setpoint.loop_state import COLUMNS, LEARNED_PU, ahead_of, balance_of, learn_leakage
 from policies.cooling_setpoint.margins import SENSORS_K, SPREAD_S, SUPPLY_K, ceilings, supply_sigma_k
 from policies.cooling_setpoint.obstacles import obstacles_of
-from policies.cooling_setpoint.pressure import FLOW_ROOM_PU, PRESSURE, has_flow
+from policies.cooling_setpoint.pressure import FLOW_ROOM_PU, PRESSURE, PRESSURE_SET, has_flow, note_own
 from policies.cooling_setpoint.sections import section_of
 from tests.support.builders import site_of
 from twin.catalogue import ContractError
@@ -27,7 +28,7 @@ from twin.plant.sensors import Periods
 from twin.plant.weather import Weather
 from twin.simulation import Simulation
 from twin.site import Site
-from twin.telemetry import MaintenanceBegun, OutlookTold
+from twin.telemetry import GOOD, MaintenanceBegun, OutlookTold
 
 NAME, CONTROL = "cooling_setpoint", "cdu.supply_temp_target_c"
 STEP_S = 60.0
@@ -494,3 +495,29 @@ def test_a_policy_that_may_act_no_longer_leaves_no_slow_pumps_to_a_bms_that_hear
     assert held_pa(sim) > before_pa + 10e3
     sim.run(1800.0)
     assert held_pa(sim) == sim.plant.parameters.cdu_drop_set_pa[0]
+
+
+@pytest.mark.parametrize(
+    ("own_pa", "requested_pa", "set_pa", "expected_pa"),
+    [
+        (220e3, np.nan, 90e3, 90e3),  # the BMS has another one, and nobody asked for it
+        (220e3, 120e3, 90e3, 90e3),
+        (220e3, 90e3, 90e3, 220e3),  # left behind by a lapse, a release, or the leader before
+        (np.nan, 90e3, 90e3, np.nan),
+        (220e3, 240e3, 240e3, 240e3),
+        (np.nan, np.nan, 90e3, 90e3),
+    ],
+)
+def test_a_pressure_that_was_asked_for_is_not_taken_for_the_bms_s_own(
+    own_pa: float, requested_pa: float, set_pa: float, expected_pa: float
+) -> None:
+    value = {"cdu.diff_pressure_request_pa": requested_pa, PRESSURE_SET: set_pa}
+    view = SimpleNamespace(
+        value=lambda key: np.array([value[key]]),
+        believed=lambda key: np.array([value[key]]),
+        quality=lambda key: np.array([GOOD if np.isfinite(value[key]) else 0]),  # noqa: ARG005
+        commanded=lambda key: np.array([np.nan]),  # noqa: ARG005
+    )
+    out = {"want_pa": np.array([np.nan]), "own_pa": np.array([own_pa])}
+    note_own(view, out)  # type: ignore[arg-type]
+    np.testing.assert_equal(out["own_pa"], [expected_pa])
