@@ -16,7 +16,7 @@ from policies.cooling_setpoint.balance import AIR_SPREAD_PU, AIR_W_PER_W, HOSE_W
 from policies.cooling_setpoint.margins import FLOW, FLOW_DOUBT_PU, film_of
 from policies.cooling_setpoint.obstacles import Obstacle
 from policies.cooling_setpoint.sections import LoopCdus, good
-from twin.catalogue import F64, NS
+from twin.catalogue import F64, NS, Bool
 from twin.contracts import Memory, Proposal, View
 from twin.site import CDU_INNER_DROP_PA, PUMP_EFFICIENCY_PU
 from twin.telemetry import ColumnSpec
@@ -96,10 +96,25 @@ def note_own(view: View, out: Memory) -> None:
     A BMS holds what it was asked for last, by whichever daemon: that is its own only where it is no less than
     what is known of it.
     """
-    set_pa, requested_pa = good(view, PRESSURE_SET), view.value(REQUESTED)
+    set_pa = good(view, PRESSURE_SET)
     free = np.isnan(out["want_pa"]) & np.isnan(view.commanded(PRESSURE)) & np.isfinite(set_pa)
-    free &= ~(np.abs(set_pa - requested_pa) <= SAME_PU * set_pa) | (set_pa >= out["own_pa"])
+    free &= ~is_requested(view) | (set_pa >= out["own_pa"])
     out["own_pa"][free] = set_pa[free]
+
+
+def is_requested(view: View) -> Bool:
+    """CDUs whose set point is what was requested of the BMS last [n_cdu]."""
+    set_pa = good(view, PRESSURE_SET)
+    found: Bool = np.abs(set_pa - view.value(REQUESTED)) <= SAME_PU * set_pa
+    return found
+
+
+def is_left(view: View, memory: Mapping[str, np.ndarray], group: LoopCdus) -> bool:
+    """Say if a BMS holds a lower pressure that nobody asks for any more."""
+    cdus, own_pa = group.cdus, memory["own_pa"][group.cdus]
+    low = good(view, PRESSURE_SET)[cdus] < (1.0 - SAME_PU) * own_pa
+    low &= is_requested(view)[cdus] & np.isnan(view.commanded(PRESSURE)[cdus])
+    return bool(low.any() and np.isnan(memory["want_pa"][cdus]).all() and np.isfinite(own_pa).all())
 
 
 def unheld(view: View, memory: Mapping[str, np.ndarray], group: LoopCdus) -> Obstacle:
@@ -137,6 +152,8 @@ def guard(view: View, out: Memory, group: LoopCdus, found: Obstacle, dt_s: float
     if i < 0 or not np.isfinite(view.envelope(PRESSURE).low[cdus]).all():
         out["want_pa"][cdus] = np.nan
         return
+    if is_left(view, out, group):
+        out["want_pa"][cdus], out["pump_moved_ns"][i] = out["own_pa"][cdus], view.now_ns
     kinds = (found.kind, unheld(view, out, group).kind)
     # The clock begins at the first look: where readings are rare, one alone may be lost as well
     unheard_s = float(out["pump_unheard_s"][i])

@@ -16,10 +16,10 @@ from policies.cooling_setpoint.loop_model import LoopPoint, loop_power_w, plates
 from policies.cooling_setpoint.loop_state import COLUMNS, LEARNED_PU, ahead_of, balance_of, learn_leakage
 from policies.cooling_setpoint.margins import SENSORS_K, SPREAD_S, SUPPLY_K, ceilings, supply_sigma_k
 from policies.cooling_setpoint.obstacles import obstacles_of
-from policies.cooling_setpoint.pressure import FLOW_ROOM_PU, PRESSURE, PRESSURE_SET, has_flow, note_own
+from policies.cooling_setpoint.pressure import FLOW_ROOM_PU, PRESSURE, PRESSURE_SET, has_flow, is_left, note_own
 from policies.cooling_setpoint.sections import section_of
 from tests.support.builders import site_of
-from twin.catalogue import ContractError
+from twin.catalogue import ContractError, find_signal
 from twin.contracts import Explanation, Forecast, View
 from twin.engine import Engine, explain
 from twin.physics import LEAK_PU_PER_K
@@ -497,6 +497,18 @@ def test_a_policy_that_may_act_no_longer_leaves_no_slow_pumps_to_a_bms_that_hear
     assert held_pa(sim) == sim.plant.parameters.cdu_drop_set_pa[0]
 
 
+def view_of_pressure(requested_pa: float, set_pa: float, commanded_pa: float = np.nan) -> View:
+    """What `note_own` and `is_left` read of a CDU."""
+    value = {"cdu.diff_pressure_request_pa": requested_pa, PRESSURE_SET: set_pa}
+    found = SimpleNamespace(
+        value=lambda key: np.array([value[key]]),
+        believed=lambda key: np.array([value[key]]),
+        quality=lambda key: np.array([GOOD if np.isfinite(value[key]) else 0]),
+        commanded=lambda key: np.array([commanded_pa]),  # noqa: ARG005
+    )
+    return found  # type: ignore[return-value]
+
+
 @pytest.mark.parametrize(
     ("own_pa", "requested_pa", "set_pa", "expected_pa"),
     [
@@ -511,13 +523,26 @@ def test_a_policy_that_may_act_no_longer_leaves_no_slow_pumps_to_a_bms_that_hear
 def test_a_pressure_that_was_asked_for_is_not_taken_for_the_bms_s_own(
     own_pa: float, requested_pa: float, set_pa: float, expected_pa: float
 ) -> None:
-    value = {"cdu.diff_pressure_request_pa": requested_pa, PRESSURE_SET: set_pa}
-    view = SimpleNamespace(
-        value=lambda key: np.array([value[key]]),
-        believed=lambda key: np.array([value[key]]),
-        quality=lambda key: np.array([GOOD if np.isfinite(value[key]) else 0]),  # noqa: ARG005
-        commanded=lambda key: np.array([np.nan]),  # noqa: ARG005
-    )
+    view = view_of_pressure(requested_pa, set_pa)
     out = {"want_pa": np.array([np.nan]), "own_pa": np.array([own_pa])}
-    note_own(view, out)  # type: ignore[arg-type]
+    note_own(view, out)
     np.testing.assert_equal(out["own_pa"], [expected_pa])
+
+
+def test_a_low_pressure_that_nobody_asks_for_any_more_is_given_back(settled: Simulation) -> None:
+    (group,), none = groups_of(settled.site), np.nan
+    memory = {"want_pa": np.array([none]), "own_pa": np.array([220e3])}
+    assert is_left(view_of_pressure(90e3, 90e3), memory, group)
+    assert not is_left(view_of_pressure(90e3, 90e3, 90e3), memory, group)  # an operator asks for it
+    assert not is_left(view_of_pressure(none, 90e3), memory, group)
+    assert not is_left(view_of_pressure(220e3, 220e3), memory, group)
+    sim = settled.fork()
+    sim.plant.actuators.lapse = lambda time_s: []  # type: ignore[method-assign]  # as a BMS
+    sim.engine.arbiter.leases[PRESSURE].disown()
+    sim.engine.memory[NAME]["want_pa"] = np.array([none])
+    table = sim.engine.state.tables["cdu"]
+    row = table.freshness.row_of(find_signal("cdu.diff_pressure_request_pa"))
+    table.value[row] = held_pa(sim)
+    assert held_pa(sim) < 200e3
+    sim.run(2 * STEP_S)
+    assert held_pa(sim) == sim.plant.parameters.cdu_drop_set_pa[0]
