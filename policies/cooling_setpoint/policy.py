@@ -253,7 +253,9 @@ class CoolingSetpoint:
         stands_c = standing_c(out, group)
         best_c = stands_c
         calm = now_ns - int(out["wrong_ns"][cdus].max()) >= round(CALM_S * NS)
-        if calm and not look.obstacle.kind:
+        # With slow pumps the ceiling is not known where the flow is not
+        blind = pressure.is_lowered(out, group) and bool(pressure.unheld(view, out, group).kind)
+        if calm and not blind and not look.obstacle.kind:
             best_c = self._best_c(view, out, look, balance, stands_c)
         if best_c != stands_c:
             begin_experiment(out, i)

@@ -16,7 +16,7 @@ from policies.cooling_setpoint.loop_model import LoopPoint, loop_power_w, plates
 from policies.cooling_setpoint.loop_state import COLUMNS, LEARNED_PU, ahead_of, balance_of, learn_leakage
 from policies.cooling_setpoint.margins import SENSORS_K, SPREAD_S, SUPPLY_K, ceilings, supply_sigma_k
 from policies.cooling_setpoint.obstacles import obstacles_of
-from policies.cooling_setpoint.pressure import FLOW_ROOM_PU, PRESSURE, PRESSURE_SET, has_flow, is_left, note_own
+from policies.cooling_setpoint.pressure import FLOW_ROOM_PU, PRESSURE, PRESSURE_SET, has_flow, is_left, note_own, unheld
 from policies.cooling_setpoint.sections import section_of
 from tests.support.builders import site_of
 from twin.catalogue import ContractError, find_signal
@@ -546,3 +546,22 @@ def test_a_low_pressure_that_nobody_asks_for_any_more_is_given_back(settled: Sim
     assert held_pa(sim) < 200e3
     sim.run(2 * STEP_S)
     assert held_pa(sim) == sim.plant.parameters.cdu_drop_set_pa[0]
+
+
+def test_water_goes_no_warmer_while_pumps_are_slow_and_the_flow_is_unknown(settled: Simulation) -> None:
+    moved_c, (group,) = [], groups_of(settled.site)
+    for silent in (False, True):
+        sim = settled.fork()
+        if silent:
+            sim.plant.disturbance.sensors = [SensorFault("rack", 0, "flow_lpm", "silent", 0.0)]
+            while not unheld(sim.engine.view(), sim.engine.memory[NAME], group).kind:
+                sim.run(STEP_S)
+        memory, before_c = sim.engine.memory[NAME], wanted(sim) - 2.0
+        sim.engine.memory[NAME] = dict(memory) | {
+            "want_c": np.array([before_c]), "decided_ns": np.zeros(1, np.int64)
+        }  # fmt: skip
+        sim.run(STEP_S)
+        assert asked_pa(sim) < 200e3
+        moved_c.append(wanted(sim) - before_c)
+    assert moved_c[0] > 0.2
+    assert moved_c[1] <= 0.0
