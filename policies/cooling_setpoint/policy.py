@@ -292,7 +292,8 @@ class CoolingSetpoint:
             room = ceiling_c >= free_c + 2.0 * GUARD_K
             if not room or not pressure.has_flow(view, group, slower):
                 to_pu = pumps.share_pu
-        if abs(to_pu - pumps.share_pu) >= pressure.SAME_PU:
+        moves = abs(to_pu - pumps.share_pu) >= pressure.SAME_PU
+        if moves and not pressure.is_asked(out, group, to_pu):
             pressure.move(view, out, group, pumps, to_pu)
         else:
             pressure.expect(out, group, pumps)

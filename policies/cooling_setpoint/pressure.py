@@ -15,7 +15,7 @@ import numpy as np
 from policies.cooling_setpoint.balance import AIR_SPREAD_PU, AIR_W_PER_W, HOSE_W_PER_K, PowerBalance
 from policies.cooling_setpoint.margins import FLOW, FLOW_DOUBT_PU, film_of
 from policies.cooling_setpoint.obstacles import Obstacle
-from policies.cooling_setpoint.sections import LoopCdus, good
+from policies.cooling_setpoint.sections import LoopCdus, Rows, good
 from twin.catalogue import F64, NS, Bool
 from twin.contracts import Memory, Proposal, View
 from twin.site import CDU_INNER_DROP_PA, PUMP_EFFICIENCY_PU
@@ -98,22 +98,22 @@ def note_own(view: View, out: Memory) -> None:
     """
     set_pa = good(view, PRESSURE_SET)
     free = np.isnan(out["want_pa"]) & np.isnan(view.commanded(PRESSURE)) & np.isfinite(set_pa)
-    free &= ~is_requested(view) | (set_pa >= out["own_pa"])
+    free &= ~is_requested(view, slice(None)) | (set_pa >= out["own_pa"])
     out["own_pa"][free] = set_pa[free]
 
 
-def is_requested(view: View) -> Bool:
-    """CDUs whose set point is what was requested of the BMS last [n_cdu]."""
-    set_pa = good(view, PRESSURE_SET)
-    found: Bool = np.abs(set_pa - view.value(REQUESTED)) <= SAME_PU * set_pa
+def is_requested(view: View, cdus: Rows) -> Bool:
+    """Say of CDUs if their set point is what was requested of the BMS last [k]."""
+    set_pa = good(view, PRESSURE_SET, cdus)
+    found: Bool = np.abs(set_pa - view.value(REQUESTED)[cdus]) <= SAME_PU * set_pa
     return found
 
 
 def is_left(view: View, memory: Mapping[str, np.ndarray], group: LoopCdus) -> bool:
     """Say if a BMS holds a lower pressure that nobody asks for any more."""
     cdus, own_pa = group.cdus, memory["own_pa"][group.cdus]
-    low = good(view, PRESSURE_SET)[cdus] < (1.0 - SAME_PU) * own_pa
-    low &= is_requested(view)[cdus] & np.isnan(view.commanded(PRESSURE)[cdus])
+    low = good(view, PRESSURE_SET, cdus) < (1.0 - SAME_PU) * own_pa
+    low &= is_requested(view, cdus) & np.isnan(view.commanded(PRESSURE)[cdus])
     return bool(low.any() and np.isnan(memory["want_pa"][cdus]).all() and np.isfinite(own_pa).all())
 
 
@@ -132,8 +132,12 @@ def unheld(view: View, memory: Mapping[str, np.ndarray], group: LoopCdus) -> Obs
         name = site.name("cdu", int(cdus[unknown][0]))
         return Obstacle("hold", f"pressure or flow of {name} was not heard")
     own_pa, asked_pa = memory["own_pa"][cdus], view.commanded(PRESSURE)[cdus]
+    if (unknown := np.isnan(own_pa)).any():
+        name = site.name("cdu", int(cdus[unknown][0]))
+        return Obstacle("hold", f"{name} holds what was asked of it before: its own pressure is not known")
     off = np.abs(np.where(np.isnan(asked_pa), set_pa, asked_pa) - set_pa) > HELD_PU * own_pa
-    off |= np.abs(across_pa - set_pa) > HELD_PU * own_pa
+    # More than is asked for starves nobody, and is what there is while nobody follows the advice
+    off |= set_pa - across_pa > HELD_PU * own_pa
     if off.any():
         return Obstacle("back", f"{site.name('cdu', int(cdus[off][0]))} does not hold its pressure")
     return Obstacle()
@@ -165,7 +169,7 @@ def guard(view: View, out: Memory, group: LoopCdus, found: Obstacle, dt_s: float
     if np.isfinite(out["want_pa"][cdus]).all() and not is_lowered(out, group):
         # Asked for, as only a command is as fast as it has to be; then there is nothing to ask for any more
         asked_pa = np.minimum(out["own_pa"][cdus], view.envelope(PRESSURE).high[cdus])
-        off_pa = np.abs(good(view, PRESSURE_SET)[cdus] - asked_pa)
+        off_pa = np.abs(good(view, PRESSURE_SET, cdus) - asked_pa)
         late = view.now_ns - int(out["pump_moved_ns"][i]) >= round(LATE_S * NS)
         if late or bool((off_pa <= SAME_PU * out["own_pa"][cdus]).all()):
             out["want_pa"][cdus] = np.nan
@@ -177,13 +181,14 @@ def pumps_of(
     """Readings of the pumps of a group now; None where too little is known."""
     cdus, i, design = group.cdus, group.loop, view.site.design
     racks = group.racks[design.liquid[group.racks]]
-    set_pa, across_pa, lpm = (good(view, key, cdus) for key in (PRESSURE_SET, ACROSS, "cdu.flow_lpm"))
+    across_pa, lpm = (good(view, key, cdus) for key in (ACROSS, "cdu.flow_lpm"))
     flow_pu = good(view, FLOW, racks) / design.rack_flow_lpm[racks]
     rise_k = float(memory["loop_temp_c"][i] - memory["loop_coldest_c"][i])
     return_k = float(np.mean(memory["rack_rise_k"][racks])) if len(racks) else np.nan
     inner_pa = CDU_INNER_DROP_PA * (lpm / design.cdu_flow_lpm[cdus]) ** 2
     pump_w = float(((across_pa + inner_pa) * lpm).sum()) / LITERS_PER_M3_MIN / PUMP_EFFICIENCY_PU
-    share_pu = float(np.mean(set_pa / memory["own_pa"][cdus]))
+    # As it is and not as it is set, so that advice that nobody follows goes no further than its first step
+    share_pu = float(np.mean(across_pa / memory["own_pa"][cdus]))
     if not np.isfinite(pump_w + share_pu + rise_k + return_k + flow_pu.sum()) or not share_pu > 0.0:
         return None
     return PumpBalance(balance, share_pu, pump_w, flow_pu, rise_k, return_k)
@@ -248,6 +253,12 @@ def expect(out: Memory, group: LoopCdus, pumps: PumpBalance) -> None:
     if np.isfinite(share_pu).all():
         saving_w, doubt_w = pumps.more_w(float(share_pu.mean()), 1.0)
         out["pump_expected_w"][i], out["pump_doubt_w"][i] = saving_w, doubt_w
+
+
+def is_asked(memory: Mapping[str, np.ndarray], group: LoopCdus, to_pu: float) -> bool:
+    """Say if this share of the BMS's own pressure is asked for already."""
+    own_pa = memory["own_pa"][group.cdus]
+    return bool((np.abs(memory["want_pa"][group.cdus] - to_pu * own_pa) < SAME_PU * own_pa).all())
 
 
 def is_calm(memory: Mapping[str, np.ndarray], group: LoopCdus, now_ns: int) -> bool:

@@ -565,3 +565,14 @@ def test_water_goes_no_warmer_while_pumps_are_slow_and_the_flow_is_unknown(settl
         moved_c.append(wanted(sim) - before_c)
     assert moved_c[0] > 0.2
     assert moved_c[1] <= 0.0
+
+
+def test_advice_on_a_pressure_that_nobody_follows_is_one_move() -> None:
+    sim, moves, asked = simulated(plant_of(lab(), 18.0), authority="advise"), set[int](), set[float]()
+    for _ in range(150):
+        sim.run(STEP_S)
+        moves.add(int(sim.engine.memory[NAME]["pump_moved_ns"][0]))
+        asked.add(asked_pa(sim))
+    assert held_pa(sim) == 220e3
+    assert np.nanmin(list(asked)) == pytest.approx(187e3, rel=0.02)
+    assert len(moves - {0}) == 1
