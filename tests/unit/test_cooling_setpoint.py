@@ -16,7 +16,15 @@ from policies.cooling_setpoint.loop_model import LoopPoint, loop_power_w, plates
 from policies.cooling_setpoint.loop_state import COLUMNS, LEARNED_PU, ahead_of, balance_of, learn_leakage
 from policies.cooling_setpoint.margins import SENSORS_K, SPREAD_S, SUPPLY_K, ceilings, supply_sigma_k
 from policies.cooling_setpoint.obstacles import obstacles_of
-from policies.cooling_setpoint.pressure import FLOW_ROOM_PU, PRESSURE, PRESSURE_SET, has_flow, is_left, note_own, unheld
+from policies.cooling_setpoint.pressure import (
+    FLOW_ROOM_PU,
+    PRESSURE,
+    PRESSURE_SET,
+    has_flow,
+    is_left,
+    note_own,
+    unheld,
+)
 from policies.cooling_setpoint.sections import section_of
 from tests.support.builders import site_of
 from twin.catalogue import ContractError, find_signal
@@ -504,9 +512,9 @@ def view_of_pressure(requested_pa: float, set_pa: float, commanded_pa: float = n
         value=lambda key: np.array([value[key]]),
         believed=lambda key: np.array([value[key]]),
         quality=lambda key: np.array([GOOD if np.isfinite(value[key]) else 0]),
-        commanded=lambda key: np.array([commanded_pa]),  # noqa: ARG005
+        commanded=lambda key: np.array([commanded_pa]),
     )
-    return found  # type: ignore[return-value]
+    return found
 
 
 @pytest.mark.parametrize(
@@ -541,7 +549,9 @@ def test_a_low_pressure_that_nobody_asks_for_any_more_is_given_back(settled: Sim
     sim.engine.arbiter.leases[PRESSURE].disown()
     sim.engine.memory[NAME]["want_pa"] = np.array([none])
     table = sim.engine.state.tables["cdu"]
-    row = table.freshness.row_of(find_signal("cdu.diff_pressure_request_pa"))
+    request = find_signal("cdu.diff_pressure_request_pa")
+    assert request is not None
+    row = table.freshness.row_of(request)
     table.value[row] = held_pa(sim)
     assert held_pa(sim) < 200e3
     sim.run(2 * STEP_S)
