@@ -280,7 +280,9 @@ def test_without_its_broker_it_ticks_on_and_takes_up_again(
 
             if away_s > LEASE_S:
                 daemon.until(lambda: any(i.startswith("silence/") for i in collapsed()), 50, "silence")
-            rung = {i for i in alarms_of(daemon) if not i.startswith("beyond/")}
+            # The hot node is hot; the longer that lasts, the more is asked of it, and nobody answers any more
+            heat = ("beyond/", "health/lab/h/r1/node0", "readback/gpu.")
+            rung = {i for i in alarms_of(daemon) if not i.startswith(heat)}
             assert rung == {"part/mqtt"}, "one alarm, and the heat that was read"
             if away_s > LEASE_S:
                 until(leases.lapsed, LEASE_S + 2, "agents that let their leases lapse by themselves")
