@@ -108,7 +108,7 @@ class Held:
             await asyncio.sleep(0.02)
 
     def take(self) -> list[Message]:
-        """What has come since the last call."""
+        """The messages that came since the last call."""
         out, self.got[:] = list(self.got), []
         return out
 
@@ -197,7 +197,7 @@ class Nowhere:
 
 
 def for_halls(names: list[str], port: int) -> Callable[[str, str], str]:
-    """What makes of the configuration of a hub with two halls one with these, with figures on `port`."""
+    """Replacements that give the configuration of a hub with two halls these halls, and figures on `port`."""
 
     def altered(name: str, text: str) -> str:
         if name != "hub":

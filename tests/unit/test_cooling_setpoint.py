@@ -506,7 +506,7 @@ def test_a_policy_that_may_act_no_longer_leaves_no_slow_pumps_to_a_bms_that_hear
 
 
 def view_of_pressure(requested_pa: float, set_pa: float, commanded_pa: float = np.nan) -> View:
-    """What `note_own` and `is_left` read of a CDU."""
+    """View of one CDU with the signals that `note_own` and `is_left` read."""
     value = {"cdu.diff_pressure_request_pa": requested_pa, PRESSURE_SET: set_pa}
     found = SimpleNamespace(
         value=lambda key: np.array([value[key]]),

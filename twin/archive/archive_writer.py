@@ -110,7 +110,7 @@ class ArchiveWriter:
         }
 
     def close(self, timeout_s: float = CLOSE_S) -> bool:
-        """Send what waits if it can be done by then; whether all was sent. A hanging server is left alone."""
+        """Send what waits if it can be done by then; True if all was sent. A hanging server is left alone."""
         with self._changed:
             self._stop = True
             self._changed.notify()
@@ -152,7 +152,7 @@ class ArchiveWriter:
             )
 
     def _send_values(self) -> bool:
-        """Send the oldest sample; whether there was one. Raises ClickHouseError."""
+        """Send the oldest sample; False if there was none. Raises ClickHouseError."""
         sample = self._buffer.oldest
         if sample is None:
             return False
@@ -163,7 +163,7 @@ class ArchiveWriter:
         return True
 
     def _send_lines(self) -> bool:
-        """Send the next lines of the journal; whether there were any. Raises as reader and server do."""
+        """Send the next lines of the journal; False if there were none. Raises as reader and server do."""
         if self._journal is None:
             return False
         tail, rows_of = self._journal
