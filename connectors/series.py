@@ -379,7 +379,7 @@ class SeriesTable:
     def _what_is_strange(
         self, rule: _Rule, labels: Mapping[str, str], names: Sequence[tuple[str, str]]
     ) -> str:
-        """Why no entity was found.
+        """The reason why no entity was found.
 
         It is routine that a site file lists no fans or disks of a known node, and that another daemon of a
         divided site mirrors the entity.

@@ -31,7 +31,7 @@ class Retention:
 
 
 def database_problem(name: str) -> str:
-    """Why a database may not be called so; empty if it may. It stands in SQL as it is."""
+    """The fault of a database name, which stands in SQL as it is; empty for none."""
     if _NAME.fullmatch(name):
         return ""
     return f"expected letters, digits and _, at most 63 and no digit first, got {name[:80]!r}"

@@ -84,7 +84,7 @@ class ArchiveWriter:
 
     @property
     def error(self) -> str:
-        """Why values or lines are not written now; empty while both are."""
+        """The reason why values or lines are not written now; empty while both are."""
         return "; ".join(dict.fromkeys(lane.error for lane in self._lanes if lane.error))
 
     def start(self) -> None:
