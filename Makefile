@@ -16,8 +16,10 @@ export PYTHON
 export RACKTWIN_EXTRAS := $(EXTRAS)
 
 RUN := .venv/bin/python
-# Tests that run at once, one by one handed out; those with servers mostly wait, so four suit two cores
+# Tests that run at once; those with servers mostly wait, so four suit two cores
 JOBS ?= 4
+# File by file, in the order of tests/conftest.py: what the tests of a file share is set up once
+SPREAD := --dist loadfile --no-loadscope-reorder
 UPGRADE := --upgrade
 LOCK := uv pip compile -q $(UPGRADE) --universal --generate-hashes --python-version 3.11 --fork-strategy fewest \
 	--no-emit-index-url --custom-compile-command 'make lock' pyproject.toml
@@ -35,7 +37,7 @@ fleet-demo: setup-run ## Show two simulated halls below a shared feeder that is 
 	@$(RUN) deploy/fleet/demo.py $(ARGS)
 
 test: setup-dev setup-servers ## Run all tests
-	@$(RUN) -m pytest -n $(JOBS) --maxschedchunk 1 $(ARGS)
+	@$(RUN) -m pytest -n $(JOBS) $(SPREAD) $(ARGS)
 
 check: setup-dev ## Lint, format, types and direction of imports
 	@$(RUN) -m ruff check .

@@ -1,1 +1,1 @@
-"""Connectors: the world outside, one package per system; the only place where units are converted."""
+"""Connectors: one package per external system. Units are converted only here."""

@@ -1,4 +1,4 @@
-"""Allowance: the bytes that one sender may put on record, at once and in the long run.
+"""Allowance: bounds the bytes that one sender may put on record, at once and over time.
 
 Events and answers are recorded forever, and cost their size, so that one hostile or broken device can neither
 fill the disk nor press the records of others out of their quota. Time is that of arrival: a replay decides
@@ -13,7 +13,7 @@ MAX_SPEAKERS = 1_000_000
 
 
 class Allowance:
-    """A store of `burst` bytes for each speaker, which fills again by `per_s`. Name known speakers only."""
+    """A budget of `burst` bytes for each sender, refilled by `per_s`. Name only known senders."""
 
     def __init__(self, what: str, burst: int, per_s: int) -> None:
         self.what, self.burst, self.per_s = what, burst, per_s
@@ -29,7 +29,7 @@ class Allowance:
         if size > left:
             raise BadMessage(
                 f"more {self.what} of {(shown or speaker)[:200]} than {self.burst} bytes at once and "
-                f"{self.per_s} a second: not taken; look at what floods there"
+                f"{self.per_s} a second: dropped; check the sender"
             )
         if speaker in self._left or len(self._left) < MAX_SPEAKERS:
             self._left[speaker] = (left - size, max(since_ns, t_ns))

@@ -1,4 +1,4 @@
-"""Backoff: growing pauses between tries, with jitter, for all that reconnects or sends again."""
+"""Backoff: growing delays between retries, with jitter, for every connection and send queue."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ class Backoff:
         self._pause_s = first_s
 
     def next_s(self, least_s: float = 0.0) -> float:
-        """The length of the next pause, `least_s` before jitter; the one after it is twice as long."""
+        """Return the length of the next pause, at least `least_s` before jitter; the one after it is twice
+        as long."""
         pause_s = max(self._pause_s, least_s)
         self._pause_s = min(self.longest_s, 2.0 * pause_s)
         return pause_s * random.uniform(*self._jitter)
 
     def reset(self) -> None:
-        """Begin again with the first pause, after a success."""
+        """Restart with the first pause, after a success."""
         self._pause_s = self.first_s

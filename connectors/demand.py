@@ -1,4 +1,4 @@
-"""Demand of GPUs: what schedulers granted to jobs, and what waits: of site, queues, tenants and priorities.
+"""Demand of GPUs: granted and waiting GPUs of the site, of queues, tenants and priorities.
 
 Several schedulers may share a site: a row is the sum of their parts, and unknown while one of them is silent.
 A queue that no scheduler has is unknown, one without jobs is zero.
@@ -25,7 +25,7 @@ _STATES = ("running", "pending", "held")
 
 @dataclass(frozen=True, slots=True)
 class JobClaim:
-    """GPUs that jobs which are alike hold or ask for, together; `limit_s` is of each of them.
+    """GPUs that equal jobs hold or request, together; `limit_s` is of each of them.
 
     `queues`: those in which it may start. `tenants`: names of its owner, of which the first that the site has
     counts. `priorities`: names of its class of priority, likewise; without one, `priority` tells.
@@ -88,7 +88,7 @@ class DemandTally:
         self.next_s = min(self.next_s, other.next_s)
 
     def values(self) -> dict[str, float | None]:
-        """By signal."""
+        """Return the values by signal."""
         next_s = self.next_s if math.isfinite(self.next_s) else None
         waits: dict[str, float | None] = {"oldest_wait_s": self.oldest_s, "next_start_s": next_s}
         return {**dict(zip(_COUNTS, self.counts, strict=True)), **waits}
@@ -108,7 +108,8 @@ class _Part:
 
 
 def priority_bands(site: Site) -> tuple[list[tuple[int, int]], int | None]:
-    """((least number, row) of classes of priority that have one, the highest first; the row of the rest)."""
+    """Return ((least number, row) of the priority classes with a number, the highest first; the row of the
+    rest)."""
     groups = site.file.priorities
     rows = ((g.least, site.entity("priority", g.name)) for g in groups if g.least is not None)
     bands = [(least, row) for least, row in rows if least is not None and row is not None]
@@ -116,7 +117,7 @@ def priority_bands(site: Site) -> tuple[list[tuple[int, int]], int | None]:
 
 
 class DemandBook:
-    """Demand of a site by all its schedulers. `parts`: the names of those that are read."""
+    """Demand of a site from all its schedulers. `parts`: the names of the schedulers."""
 
     def __init__(self, site: Site, parts: Sequence[str]) -> None:
         self._parts = tuple(parts)
@@ -139,7 +140,7 @@ class DemandBook:
         now_ns: int,
         fresh_s: float,
     ) -> list[Reading]:
-        """All demand that a scheduler has now, with the names of its `queues`, as readings of the site.
+        """Take all present demand of a scheduler, with the names of its `queues`, as readings of the site.
 
         They are good for `fresh_s`: later, a sum with other schedulers is unknown.
         """
@@ -163,7 +164,7 @@ class DemandBook:
         self.strangers.clear()
 
     def _scopes(self, claim: JobClaim) -> Iterator[tuple[str, int]]:
-        """The rows of queues and tenants that a claim counts in."""
+        """Return the rows of queues and tenants that a claim counts in."""
         queues, tenants = self._rows["queue"], self._rows["tenant"]
         for name in claim.queues:
             if (row := queues.get(name)) is not None:
@@ -179,7 +180,7 @@ class DemandBook:
             yield "priority", row
 
     def _class_of(self, claim: JobClaim) -> int | None:
-        """The class of priority of a claim: by name, else by number, else the rest; None without classes."""
+        """Return the priority class of a claim: by name, by number, or the rest; None without classes."""
         classes = self._rows["priority"]
         for name in claim.priorities:
             if name != REST_CLASS and (row := classes.get(name)) is not None:

@@ -1,4 +1,4 @@
-"""Gauge parts: what several series, and several sources, have of one gauge, as replicas of a service do.
+"""Gauge parts: combine several series or sources of one gauge, such as the replicas of a service.
 
 Counters become rates by their growth. Pure.
 """
@@ -18,7 +18,7 @@ Cell = tuple[str, int, str]  # table, entity, signal
 
 
 class GaugeParts:
-    """Gauges of which several sources have a part: their sum, or the greatest of them.
+    """Gauges with parts from several sources: their sum, or the greatest.
 
     A sum is unknown while a source that had a part of it is silent, `fresh_s` after its last report, and
     while one that may have a part of its table never reported; after GONE_S that source is left out.
@@ -31,13 +31,13 @@ class GaugeParts:
         self._sources, self._began_ns = 0, 0
 
     def source(self, tables: Iterable[str]) -> int:
-        """Number of a new source, with the tables of which it has parts."""
+        """Return the number of a new source, with the tables of its parts."""
         self._sources += 1
         self._awaited[self._sources] = frozenset(tables)
         return self._sources
 
     def join(self, source: int, report: GaugeReport, t_ns: int) -> dict[Cell, float | None]:
-        """The gauges of which a source reports a part, of all that have one; None: unknown."""
+        """Return the combined gauges for a source's parts; None: unknown."""
         self._began_ns = self._began_ns or t_ns
         self._awaited.pop(source, None)
         if t_ns - self._began_ns > self._gone_ns:
@@ -69,18 +69,18 @@ class GaugeParts:
 
 
 class GaugeReport:
-    """Parts that one report of a source has. NaN: not known yet, None: it has none."""
+    """Parts in one report of a source. NaN: not known yet, None: it has none."""
 
     def __init__(self) -> None:
         self.values: dict[Cell, float | None] = {}
         self.greatest: set[Cell] = set()
 
     def add(self, cell: Cell, value: float) -> None:
-        """One more series of a sum."""
+        """Add one more series to a sum."""
         self.values[cell] = (self.values.get(cell) or 0.0) + value
 
     def most(self, cell: Cell, value: float | None) -> None:
-        """One more series of which the greatest counts."""
+        """Add one more series to a maximum."""
         self.greatest.add(cell)
         before = self.values.get(cell)
         self.values[cell] = value if before is None else before if value is None else max(before, value)
@@ -120,5 +120,5 @@ class SeriesGrowth:
 
 
 def growth_of(last: float, value: float) -> float:
-    """Growth of a counter; one that fell began anew."""
+    """Return the growth of a counter; a counter that fell was restarted."""
     return value - last if value >= last else value

@@ -1,4 +1,4 @@
-"""Answer to a request over HTTP: its body, read no further than a limit, or why there is none, in words."""
+"""HTTP response: its body up to a limit, or the reason for its absence in words."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from contextlib import contextmanager
 import aiohttp
 
 _BY_NUMBER = {
-    errno.ECONNREFUSED: "the connection is refused; look whether the server runs, and at the port",
-    errno.EHOSTUNREACH: "the host cannot be reached; look at the address, and for a firewall between",
-    errno.ENETUNREACH: "the network cannot be reached; look at the address, and at the routes of this host",
-    errno.ECONNRESET: "the connection is reset; look whether it expects https, and for a firewall between",
+    errno.ECONNREFUSED: "the connection was refused; check that the server runs, and its port",
+    errno.EHOSTUNREACH: "the host is unreachable; check the address and the firewalls on the way",
+    errno.ENETUNREACH: "the network is unreachable; check the address and the routes of this host",
+    errno.ECONNRESET: "the connection was reset; check the firewalls, and whether the server expects https",
 }
 
 
 async def body_of(
     answer: aiohttp.ClientResponse, where: str, most_bytes: int, error: type[Exception]
 ) -> bytes:
-    """All of the body that came from `where`. Raises `error` where it is more than `most_bytes`."""
+    """Return the whole body from `where`. Raises `error` if it is larger than `most_bytes`."""
     text = bytearray()
     async for part in answer.content.iter_any():
         text += part
         if len(text) > most_bytes:
-            raise error(f"{where}: an answer beyond {most_bytes} bytes")
+            raise error(f"{where}: an answer of more than {most_bytes} bytes")
     return bytes(text)
 
 
@@ -38,28 +38,28 @@ def failing_as(kind: type[Exception], where: str, timeout_s: float) -> Iterator[
 
 
 def why_no_answer(error: Exception, timeout_s: float) -> str:
-    """Why a request had no answer, and what to look at."""
+    """Return the reason why a request had no answer, and the action to take."""
     if isinstance(error, TimeoutError):
-        return f"no whole answer within {timeout_s:g} s"
+        return f"no complete answer within {timeout_s:g} s"
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         why = getattr(error.certificate_error, "verify_message", "") or str(error.certificate_error)
-        return f"its certificate is not trusted: {why[:120]}; expected a valid one of that name, by `ca_file`"
+        return f"its certificate is not trusted: {why[:120]}; expected one for this host name, by `ca_file`"
     if isinstance(error, aiohttp.ClientConnectorSSLError):
         if "WRONG_VERSION_NUMBER" in str(error) or "RECORD_LAYER" in str(error):
-            return "it speaks no TLS; expected http:// for it, or another port"
-        return f"TLS cannot be agreed on: {str(error.os_error)[:120]}; look at the certificates of both sides"
+            return "the server does not speak TLS; expected http://, or another port"
+        return f"the TLS handshake failed: {str(error.os_error)[:120]}; check the certificates of both sides"
     if isinstance(error, aiohttp.ClientConnectorDNSError):
-        return f"no such host: {error.host[:80]}; look at the name, and at the DNS of this host"
+        return f"no such host: {error.host[:80]}; check the name and the DNS of this host"
     if "CERTIFICATE_REQUIRED" in str(error):
-        return "it wants a certificate of ours; expected `cert_file` and `key_file`"
+        return "the server requires a client certificate; expected `cert_file` and `key_file`"
     if isinstance(error, aiohttp.ServerDisconnectedError):
-        return "the connection is closed without an answer; look whether it expects https, or our certificate"
+        return "the connection was closed without an answer; check whether it needs https or a certificate"
     if isinstance(error, aiohttp.ClientPayloadError):
-        return "the answer breaks off before its end"
+        return "the answer ended early"
     if isinstance(error, aiohttp.InvalidURL):  # its text might have a password
-        return "is no URL that can be asked"
+        return "is not a valid URL"
     if isinstance(error, aiohttp.ClientResponseError):
-        return "what answers speaks no HTTP; look at the port, and whether it expects https"
+        return "the server does not speak HTTP; check the port, and whether it expects https"
     number = getattr(error, "errno", None)
     if number in _BY_NUMBER:
         return _BY_NUMBER[number]

@@ -1,4 +1,4 @@
-"""Sink order: the command in force for one entity, as a sink keeps it until a newer one comes."""
+"""Sink order: the command in force for one entity, which a sink keeps until a newer one comes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class SinkOrder:
 
     @property
     def key(self) -> tuple[int, int]:
-        """Orders of one entity by age."""
+        """Return the key that sorts orders of one entity by age."""
         return self.epoch, self.number
 
     def acked(self, control: str, name: str, state: State, detail: str) -> CommandAcked:
-        """The answer to it."""
+        """Return the answer to the order."""
         return CommandAcked(
             control=control,
             name=name,
@@ -41,7 +41,7 @@ class SinkOrder:
 
 @dataclass(frozen=True, slots=True)
 class SinkContext:
-    """A sink's way to its daemon: `stage` takes answers, `may_act` is asked before each change.
+    """A sink's connection to its daemon: `stage` takes answers, `may_act` is checked before each change.
 
     `now_ns` is the clock by which leases are given.
     """
@@ -55,7 +55,7 @@ Kept = TypeVar("Kept", bound=SinkOrder)
 
 
 def order_rows(batch: CommandBatch) -> Iterator[tuple[int, SinkOrder]]:
-    """(entity, its order) for each row of a batch."""
+    """Return (entity, its order) for each row of a batch."""
     columns = (batch.index, batch.generation, batch.command, batch.value)
     for entity, generation, number, value in zip(*(c.tolist() for c in columns), strict=True):
         yield entity, SinkOrder(batch.epoch, number, generation, value)
@@ -64,7 +64,7 @@ def order_rows(batch: CommandBatch) -> Iterator[tuple[int, SinkOrder]]:
 def keep_newest(
     orders: dict[int, Kept], batch: CommandBatch, make: Callable[[SinkOrder], Kept]
 ) -> tuple[list[int], int]:
-    """(the entities that a batch concerns, how many of its orders are older than those that are kept).
+    """Return (the entities of a batch, the number of its orders that are older than the stored ones).
 
     `make` gives the record of an order. One that is sent again leaves the record that there is.
     """
@@ -87,11 +87,11 @@ def _same(one: float, other: float) -> bool:
 
 
 def state_number(value: float, states: Sequence[str]) -> int:
-    """The number of a state that a command gives; -1 where there is no such state."""
+    """Return the number of a command's state; -1 for an unknown state."""
     return int(value) if value == value and value in range(len(states)) else -1
 
 
 def summary_of(problems: Sequence[str]) -> str:
-    """The first of some problems, and how many more there are."""
+    """Return the first of some problems, and the number of the others."""
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     return f"{problems[0]}{more}"

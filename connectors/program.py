@@ -1,4 +1,4 @@
-"""Programs of this host that are asked something, such as `squeue`, with limits to their time and output."""
+"""Programs of this host that answer queries, such as `squeue`, with limits to their time and output."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _kill(process: asyncio.subprocess.Process) -> None:
 async def _upto(
     process: asyncio.subprocess.Process, stream: asyncio.StreamReader | None, limit: int
 ) -> bytes:
-    """All that it writes to a pipe; it is ended beyond `limit`."""
+    """Return all output of a pipe; the program is ended beyond `limit`."""
     got = bytearray()
     while stream is not None and (part := await stream.read(2**16)):
         if len(got) <= limit:

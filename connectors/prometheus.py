@@ -35,14 +35,14 @@ FAILURES = 3  # fetches on end before the link counts as down
 _END = b"{ \t"
 _NAME = re.compile(rb"[a-zA-Z_:][a-zA-Z0-9_:]*")
 HINTS = {
-    401: "; expected 200: it wants a `token_file`",
-    403: "; expected 200: it wants another token, or a client certificate (`tls`)",
-    404: "; expected 200: is the path right, usually /metrics?",
+    401: "; expected 200: the exporter requires a `token_file`",
+    403: "; expected 200: the exporter requires another token, or a client certificate (`tls`)",
+    404: "; expected 200: check the path, usually /metrics",
 }
 
 
 class PageDecoder:
-    """Reads pages of one exporter. `place` is the entity whose series these are if the labels do not say."""
+    """Reads pages of one exporter. `place` is the entity of series without an entity in their labels."""
 
     def __init__(
         self,
@@ -57,12 +57,12 @@ class PageDecoder:
 
     @property
     def faults(self) -> SeriesFaults:
-        """Bad lines and values of pages that were read all the same."""
+        """Return the bad lines and values of pages that were otherwise read."""
         return self._table.faults
 
     @property
     def strangers(self) -> SeriesFaults:
-        """Names on pages that were read in part, of which the site has none."""
+        """Return names outside the site on pages that were partly read."""
         return self._table.strangers
 
     def decode(self, page: bytes, t_ns: int) -> list[Reading | Block]:
@@ -70,7 +70,7 @@ class PageDecoder:
         return self.readings([s for some in self.parse(page) for s in some], t_ns)
 
     def parse(self, page: bytes) -> Iterator[list[SeriesSample]]:
-        """The samples of a page that the mapping names, some lines at a time. Raises BadMessage."""
+        """Return the samples of a page that the mapping names, some lines at a time. Raises BadMessage."""
         if len(page) > MAX_PAGE:
             raise BadMessage(f"a page of {len(page)} bytes; expected at most {MAX_PAGE}")
         lines = self._lines(page)
@@ -98,7 +98,7 @@ class PageDecoder:
             raise BadMessage(self._why_nothing(page))
 
     def readings(self, samples: list[SeriesSample], t_ns: int) -> list[Reading | Block]:
-        """Readings from the samples of a page. Raises BadMessage if none of them is of the site."""
+        """Return readings from the samples of a page. Raises BadMessage if none of them is of the site."""
         readings = self._table.read(samples, t_ns)
         if not readings:
             strange = self.strangers.take()
@@ -107,17 +107,20 @@ class PageDecoder:
         return packed(readings)
 
     def _why_nothing(self, page: bytes) -> str:
-        """Why a page has no series that the mapping names."""
+        """Return the reason why a page has no series of the mapping."""
         if page.lstrip()[:1] == b"<":
-            return "a page of HTML; expected metrics in the text format of Prometheus: is the path /metrics?"
+            return (
+                "a page of HTML; expected metrics in the text format of Prometheus: check that the "
+                "path is /metrics"
+            )
         heads = (re.split(rb"[{ \t]", line, maxsplit=1)[0] for line in page.split(b"\n", 2000))
         names = [n.decode("utf-8", "replace")[:60] for n in dict.fromkeys(heads) if _NAME.fullmatch(n)]
         wanted = ", ".join(sorted(self._table.wanted)[:2])
-        has = f"it has {', '.join(names[:3])}" if names else "it has no series at all"
-        return f"no series to read: {self._file} reads {wanted[:120]} and the like, {has}; is `map` right?"
+        has = f"it has {', '.join(names[:3])}" if names else "the page has no series"
+        return f"no series to read: {self._file} reads {wanted[:120]} and the like, {has}; check `map`"
 
     def _lines(self, page: bytes) -> Iterator[bytes]:
-        """The lines of series that the mapping names: an exporter has many others, and comments."""
+        """Return the lines of series that the mapping names: an exporter has many others, and comments."""
         for line in page.split(b"\n"):
             cut = min((i for c in _END if (i := line.find(c)) >= 0), default=-1)
             if cut > 0 and line[:cut] in self._wanted and len(line) <= MAX_LINE:
@@ -125,7 +128,7 @@ class PageDecoder:
 
 
 def _samples(text: bytes) -> Iterator[SeriesSample]:
-    """The samples of some lines. Raises ValueError if one of them is not well-formed."""
+    """Return the samples of some lines. Raises ValueError if one of them is malformed."""
     for family in text_string_to_metric_families(text.decode("utf-8") + "\n"):
         for sample in family.samples:
             at = None
@@ -139,7 +142,7 @@ def _samples(text: bytes) -> Iterator[SeriesSample]:
 
 @dataclass(frozen=True, kw_only=True)
 class ScrapeSettings:
-    """Settings of a scrape. `place`: see `PageDecoder`; `token` is sent as a bearer's.
+    """Settings of a scrape. `place`: see `PageDecoder`; `token` is sent as a bearer token.
 
     For https, `ca_file` is whom to trust, `cert_file` and `key_file` are ours.
     """
@@ -154,7 +157,7 @@ class ScrapeSettings:
 
 
 def _trust(settings: ScrapeSettings) -> ssl.SSLContext:
-    """TLS context: the authority to trust, and our certificate. Raises ConfigError."""
+    """Return a TLS context with the trusted authority and the own certificate. Raises ConfigError."""
     try:
         context = ssl.create_default_context(cafile=settings.ca_file)
         if settings.cert_file is not None:
@@ -216,7 +219,7 @@ class PrometheusSource:
                     page = await self._fetch(session)
                 except ConnectorError as error:
                     self._failed += 1
-                    inlet.fail(str(error), "look whether the exporter runs")
+                    inlet.fail(str(error), "check that the exporter runs")
                     if self._failed >= FAILURES:
                         raise
                 else:
@@ -226,7 +229,7 @@ class PrometheusSource:
                 await asyncio.sleep(due_s - time.monotonic())
 
     async def _take(self, page: bytes, asked_ns: int, inlet: Inlet) -> None:
-        """Stage what a page says, as of when it was asked for.
+        """Stage the readings of a page, as of the time of the request.
 
         A large one is read in slices, so that the loop is not held up.
         """
@@ -238,14 +241,16 @@ class PrometheusSource:
                 await asyncio.sleep(0)
             inlet.stage(self.decoder.readings(samples, asked_ns), now_ns, self._period_s)
         except BadMessage as error:
-            inlet.fail(f"{self._shown}: {error}", "compare its `map`, `place` and `url` with what it shows")
+            inlet.fail(
+                f"{self._shown}: {error}", "compare `map`, `place` and `url` with the series of its page"
+            )
         for why, count in self.decoder.faults.take():
             inlet.reject(self._shown, why if count == 1 else f"{why} ({count} times)")
         for why, _ in self.decoder.strangers.take():
             inlet.skip("name", why, self._shown, remedy_of(why))
 
     async def _fetch(self, session: aiohttp.ClientSession) -> bytes:
-        """One page. Raises ConnectorError with what the exporter did instead."""
+        """Return one page. Raises ConnectorError with the exporter's answer."""
         options: dict[str, Any] = {} if self._tls is None else {"ssl": self._tls}
         with failing_as(ConnectorError, self._shown, self._timeout_s):
             async with session.get(self._url, allow_redirects=False, **options) as answer:

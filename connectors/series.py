@@ -1,4 +1,4 @@
-"""Labelled series as readings: which labels name the entity, which series is which signal, by a mapping.
+"""Labelled series as readings: a mapping names the entity by labels, and the signal by the series name.
 
 What Prometheus exporters, Telegraf and Sparkplug devices send has one form: a name, labels (tags), a number,
 perhaps an instant. A mapping (`connectors.series_map`) says what to make of it; units are converted here.
@@ -29,14 +29,15 @@ MAX_FAULTS = 200  # kinds of fault between two looks at them
 UNKNOWN_NAME = (
     "add it to the site file, or give its name there under `names` of a mapping file (`map`, `broker.maps`)"
 )
-UNKNOWN_LABELS = "let the publisher name its host, give the scrape a `place`, or map the labels that it has"
+UNKNOWN_LABELS = "let the publisher name its host, give the scrape a `place`, or map its labels"
 _NO_LABEL = "no label names"
 MIN_BLOCK = 8  # cells from which a block costs less than single readings
 _FIELD = re.compile(r"\{(\w+)\}")
 
 
 class SeriesSample(NamedTuple):
-    """One number of a report; `t_ns` None: the instant of the report. `lent`: some of its labels are."""
+    """One number of a report; `t_ns` None: the instant of the report. `lent`: some of its labels are
+    joined."""
 
     name: str
     labels: Mapping[str, str]
@@ -53,24 +54,24 @@ class SeriesFaults:
         self.kinds: dict[str, int] = {}
 
     def add(self, why: str) -> None:
-        """One more of this kind; beyond MAX_FAULTS kinds they are counted as one."""
+        """Add one of this kind; beyond MAX_FAULTS kinds they are counted as one."""
         if why not in self.kinds and len(self.kinds) >= MAX_FAULTS:
-            why = "others, too many to list"
+            why = "more, too many to list"
         self.kinds[why] = self.kinds.get(why, 0) + 1
 
     def take(self) -> list[tuple[str, int]]:
-        """(why, how often) since the last call."""
+        """Return (reason, count) since the last call."""
         taken, self.kinds = list(self.kinds.items()), {}
         return taken
 
 
 def remedy_of(stranger: str) -> str:
-    """Advice on one of the `strangers` of a table."""
+    """Return advice on one of the `strangers` of a table."""
     return UNKNOWN_LABELS if stranger.startswith(_NO_LABEL) else UNKNOWN_NAME
 
 
 class Sums:
-    """Counters that are sums of parts, kept by growth: a part that comes or goes makes no jump.
+    """Counters that are sums of parts, kept by growth, so that a new or lost part makes no jump.
 
     One instance may serve several sources whose parts feed the same entity. Totals begin at zero with the
     process, which the Inbox takes for a reset. `gauges` are those that are made of parts.
@@ -82,7 +83,7 @@ class Sums:
         self.gauges = GaugeParts(fresh_s)
 
     def add(self, cell: Cell, part: tuple[Any, ...], value: int) -> int | None:
-        """The total of a cell after `value` of one of its parts; None for a part too many."""
+        """Return the total of a cell after `value` of one of its parts; None beyond the maximum of parts."""
         key = (*cell, part)
         last = self._last.get(key)
         if last is None and len(self._last) >= MAX_PARTS:
@@ -104,13 +105,13 @@ class _Line(NamedTuple):
 
     @property
     def is_part(self) -> bool:
-        """True if it has a part of a gauge."""
+        """Return True if it has a part of a gauge."""
         measure = self.measure
         return self.signal.kind != "counter" and (measure.add or measure.rate or measure.most)
 
 
 class _Rule:
-    """A checked rule: its patterns, and the labels that decide on the entity."""
+    """A checked rule: its patterns, and the labels that select the entity."""
 
     def __init__(self, rule: SeriesRule, at: str, faults: list[str]) -> None:
         self.table, self.templates = rule.table, rule.entity
@@ -134,7 +135,7 @@ class _Rule:
             faults.append(f"{at}.numbers: expected a whole number >= 1 to divide by")
 
     def fits(self, labels: Mapping[str, str]) -> dict[str, str] | None:
-        """The labels with what the patterns found in them; None where one of them fails."""
+        """Return the labels with the matches of the patterns; None if one of them fails."""
         groups: dict[str, str] = {}
         for label, pattern in self.where.items():
             text = labels.get(label, "")
@@ -145,7 +146,7 @@ class _Rule:
         return {**labels, **groups}
 
     def names(self, labels: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-        """(first part, rest) of what the templates make of these labels; nothing where a pattern fails."""
+        """Return (first part, rest) of the templates filled with these labels; nothing if a pattern fails."""
         known = self.fits(labels)
         if known is None:
             return
@@ -194,10 +195,17 @@ class SeriesTable:
             self._names = expand_names(mapping.names, f"{file}: $.names")
         except ConfigError as error:
             faults += error.problems
-        for i, rule in enumerate(mapping.rules):
-            self._add(rule, f"{file}: $.rules[{i}]", faults)
+        for i, given in enumerate(mapping.rules):
+            for rule in given.sides():
+                self._add(rule, f"{file}: $.rules[{i}]", faults)
         if faults:
             raise ConfigError(faults)
+        every = [line for some in self._lines.values() for line in some]
+        places = {line.rule.where["place"] for line in every if "place" in line.rule.where}
+        self._odd_place = ""  # why no rule is of this place
+        if places and not any(pattern.fullmatch(place or "") for pattern in places):
+            wanted = " or ".join(sorted(pattern.pattern for pattern in places))
+            self._odd_place = f"the place {(place or '')[:160]!r} is none of {wanted[:160]}"
         whole = [line for (m, _), some in self._lines.items() for line in some if m is None]
         self._source = self._sums.gauges.source({line.signal.table for line in whole if line.is_part})
         self._pieces: dict[tuple[Any, ...], int] = {}  # numbers of sources that are one series each
@@ -243,7 +251,7 @@ class SeriesTable:
             self._parts.setdefault((rule.measurement, name), []).append(made)
 
     def read(self, samples: Iterable[SeriesSample], t_ns: int) -> list[Reading]:
-        """The readings of one report that arrived at `t_ns`."""
+        """Return the readings of one report that arrived at `t_ns`."""
         out: list[Reading] = []
         shares: dict[tuple[int, int], tuple[_Rule, int, int, dict[str, float]]] = {}
         sums: dict[Cell, tuple[int, int]] = {}
@@ -331,7 +339,7 @@ class SeriesTable:
             report.add(cell, value)
 
     def _piece(self, sample: SeriesSample) -> int | None:
-        """The number of the source that a series is by itself; None for one too many."""
+        """Return the number of the source that a series is by itself; None beyond the maximum."""
         key = _series(sample)
         found = self._pieces.get(key)
         if found is None:
@@ -342,7 +350,7 @@ class SeriesTable:
         return found
 
     def _grow(self, grown: dict[str, float], sample: SeriesSample, at: int) -> None:
-        """Add what a counter grew by to that of its name."""
+        """Add the growth of a counter to that of its name."""
         found = self._growth.of(_series(sample), float(cast(float, sample.value)), at)
         if found is not None:
             grown[sample.name] = grown.get(sample.name, 0.0) + found[0]
@@ -373,13 +381,13 @@ class SeriesTable:
         return found
 
     def _stranger(self, rule: _Rule, labels: Mapping[str, str]) -> str:
-        """Why these labels name nothing of the site; empty where that is routine."""
+        """Return the reason why these labels name no entity of the site; "" where that is routine."""
         return self._strangers.get((id(rule), *map(labels.get, rule.labels)), "")
 
     def _what_is_strange(
         self, rule: _Rule, labels: Mapping[str, str], names: Sequence[tuple[str, str]]
     ) -> str:
-        """The reason why no entity was found.
+        """Return the reason that no entity was found.
 
         It is routine that a site file lists no fans or disks of a known node, and that another daemon of a
         divided site mirrors the entity.
@@ -394,13 +402,13 @@ class SeriesTable:
             text = " or ".join(dict.fromkeys(f"{h}/{t}" if t else h for h, t in names))
             return f"no {rule.table} {text[:160]!r} in the site file"
         if not rule.fits(labels):
-            return ""
+            return self._odd_place
         wanted = " or ".join(rule.templates)
         has = ", ".join(f"{k}={v!r}" for k, v in list(labels.items())[:6])[:160]
         return f"{_NO_LABEL} the {rule.table}: expected those of {wanted[:160]}, got {has or 'none'}"
 
     def _value(self, line: _Line, sample: SeriesSample) -> float | None:
-        """The value in the core unit, None for "no reading"; what cannot be read is a fault."""
+        """Return the value in the core unit, None for "no reading"; an unreadable value is a fault."""
         raw, measure = sample.value, line.measure
         if measure.states:
             word = raw if isinstance(raw, str) else f"{raw:g}" if isinstance(raw, int | float) else "null"
@@ -430,7 +438,7 @@ class SeriesTable:
 
 
 def _series(sample: SeriesSample) -> tuple[Any, ...]:
-    """The identity of a series among those of its source."""
+    """Return the identity of a series among those of its source."""
     return sample.measurement, sample.name, *sorted(sample.labels.items())
 
 
@@ -439,7 +447,7 @@ def _too_many(sample: SeriesSample) -> str:
 
 
 def _joined(samples: Iterable[SeriesSample], joins: Sequence[SeriesJoin]) -> list[SeriesSample]:
-    """The samples with labels that other series of the report have beside the same label."""
+    """Return the samples with labels from other series of the report with the same label."""
     out = list(samples)
     for join in joins:
         known: dict[str, dict[str, str]] = {}
@@ -473,7 +481,8 @@ def _shares(rule: _Rule, entity: int, parts: dict[str, float], t_ns: int) -> Ite
 
 
 def packed(readings: list[Reading]) -> list[Reading | Block]:
-    """The same with runs of neighbours that report alike as blocks; a second reading of a cell stays one."""
+    """Return the same readings with runs of equal neighbours as blocks; a second reading of a cell stays
+    separate."""
     out: list[Reading | Block] = []
     rows: dict[tuple[str, int], dict[int, dict[str, float | None]]] = {}
     rest: list[Reading] = []

@@ -1,4 +1,4 @@
-"""Mapping files of labelled series: their schema, and how they are read.
+"""Mapping files of labelled series: their schema and their parser.
 
 The packaged ones are `exporters/*.yaml`. A mapping says which labels of a series name the entity, and which
 signal it is; `connectors.series` applies it.
@@ -54,7 +54,8 @@ class SeriesRatio(MappingPart, frozen=True):
 
 
 class Number(MappingPart, frozen=True):
-    """Counts otherwise: (label - subtract) // divide, such as cores -> devices or ports from one on."""
+    """A conversion of numbers: (label - subtract) // divide, such as cores -> devices or ports from one
+    on."""
 
     subtract: int = 0
     divide: int = 1
@@ -66,6 +67,7 @@ class SeriesRule(MappingPart, frozen=True):
 
     `where` are patterns that whole labels must match; their named groups are labels too. `measurement` is
     that of Influx lines. `own` reads series with the catalogue's keys, such as `cdu.flow_lpm`, as well.
+    `{side}` in a signal and in the patterns makes two rules of it, for 1 and 2: of parts that come in pairs.
     """
 
     table: str
@@ -77,9 +79,24 @@ class SeriesRule(MappingPart, frozen=True):
     where: dict[str, str] = msgspec.field(default_factory=dict)
     numbers: dict[str, Number] = msgspec.field(default_factory=dict)
 
+    def sides(self) -> list[SeriesRule]:
+        """Return the rule, or both of its parts."""
+        measures = {n: Measure(signal=m) if isinstance(m, str) else m for n, m in self.signals.items()}
+        if not any("{side}" in m.signal for m in measures.values()):
+            return [self]
+        return [
+            msgspec.structs.replace(
+                self,
+                signals={n: msgspec.structs.replace(m, signal=m.signal.replace("{side}", side))
+                         for n, m in measures.items()},
+                where={label: pattern.replace("{side}", side) for label, pattern in self.where.items()},
+            )
+            for side in ("1", "2")
+        ]  # fmt: skip
+
 
 class SeriesJoin(MappingPart, frozen=True):
-    """Labels that a series of the report lends to others: those of `take`, to whatever has its label `by`.
+    """Labels that a series of the report adds to others: those of `take`, to all with its label `by`.
 
     Of several series with one such label the first lends; own labels hold. Later joins see earlier ones.
     """
@@ -103,7 +120,7 @@ class SeriesMap(MappingPart, frozen=True):
 
 
 def load_map(name: str, folder: Path | None = None) -> tuple[SeriesMap, str]:
-    """(the mapping, its file's name): a packaged one by name, or a file. Raises ConfigError."""
+    """Return (the mapping, its file's name): a packaged one by name, or a file. Raises ConfigError."""
     if name in _packaged_names():
         return _packaged(name), f"{name}.yaml"
     path = (folder or Path()) / name
@@ -133,13 +150,13 @@ def _packaged_names() -> tuple[str, ...]:
 
 @cache
 def _packaged(name: str) -> SeriesMap:
-    """A mapping of the package, read once: a thousand scrapes share it."""
+    """Return a mapping of the package, read once: a thousand scrapes share it."""
     path = EXPORTERS / f"{name}.yaml"
     mapping: SeriesMap = convert(SeriesMap, read_tree(path), path.name)
     return mapping
 
 
 def mapping_of(tree: Any, file: str = "mapping") -> SeriesMap:
-    """A mapping from a parsed tree. Raises ConfigError with every fault."""
+    """Return a mapping from a parsed tree. Raises ConfigError with every fault."""
     mapping: SeriesMap = convert(SeriesMap, tree, file)
     return mapping

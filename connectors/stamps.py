@@ -1,4 +1,4 @@
-"""Stamps of publishers: a number of the wrong unit is told from an instant."""
+"""Timestamps of publishers: recognises a timestamp in the wrong unit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ _UNITS = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6}
 
 
 def other_unit(stamp_ns: int) -> str:
-    """Return ` looks like seconds` or its like if an instant is of this century in another unit, else ""."""
+    """Return a text such as ` looks like seconds` if another unit puts it in this century, or else ""."""
     for unit, per_s in _UNITS.items():
         if _FROM_S * per_s <= stamp_ns < _TO_S * per_s:
             return f" looks like {unit}"

@@ -11,7 +11,7 @@
 #   --destdir DIR   try it below DIR; no user, no systemd
 #   --venv DIR      use this virtual environment as it is, instead of making one
 set -euo pipefail
-umask 022 # what the service runs must be readable to its user, and writable to root alone, whoever calls
+umask 022 # the service's programs must be readable by its user and writable only by root, for any caller
 
 source_dir=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 prefix=/opt/racktwin destdir='' wheel='' venv='' python='' restart='' action=install
@@ -49,7 +49,7 @@ home=$destdir$prefix
 readonly MARK=$home/.installed-by-racktwin
 changed=
 
-# True where a running systemd is to be told.
+# True if a running systemd must be reloaded.
 systemd_runs() { [[ -z $destdir && -d /run/systemd/system ]]; }
 
 # put MODE GROUP FILE TARGET: only if it differs.
@@ -70,7 +70,7 @@ choose_python() {
         if ! "$candidate" -I -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>&-; then
             continue
         fi
-        # The unit has ProtectHome=yes: what lies in a home (pyenv, say) is not there for the service.
+        # The unit has ProtectHome=yes, so the service cannot see a home directory (pyenv, for example).
         base=$("$candidate" -I -c 'import os, sys; print(os.path.realpath(sys.base_prefix))' 2>&-)/
         if [[ $base =~ ^/(root|home|run/user)/ ]]; then
             hidden=${base%/}
@@ -79,12 +79,12 @@ choose_python() {
         python=$(command -v "$candidate")
         return
     done
-    [[ -z $hidden ]] || die "the Python in $hidden is in somebody's home, which the service cannot read;" \
+    [[ -z $hidden ]] || die "the Python in $hidden is in a home directory, which the service cannot read;" \
         "expected another (--python /usr/bin/python3). Remedy: apt-get install python3-venv"
     die "expected Python >= 3.11 with venv${python:+, got $python}. Remedy: apt-get install python3-venv"
 }
 
-# What an environment is made from; another of these is another environment.
+# Hash of the inputs of an environment; other inputs need another environment.
 fingerprint() {
     {
         "$python" -I -c 'import sys; print(sys.version, sys.prefix)'
@@ -99,7 +99,7 @@ fingerprint() {
     } | sha256sum | cut -c1-16
 }
 
-# An environment is made beside the one in use, and a link is switched: no failure hurts what runs.
+# Creates an environment beside the one in use and switches a link: a failure does not affect the running service.
 make_environment() {
     local new link=$home/venv before
     if [[ -n $venv ]]; then
@@ -118,7 +118,7 @@ make_environment() {
     mv -fT "$link.new" "$link"
     changed=yes
     say "$prefix/venv is now $new"
-    # The one before stays, to go back to; older ones go.
+    # Keeps the previous environment for a rollback and removes older ones.
     if [[ -z $venv ]]; then
         find "$home/venvs" -mindepth 1 -maxdepth 1 -not -name "${new##*/}" -not -name "${before##*/}" \
             -exec rm -rf {} +
@@ -127,7 +127,7 @@ make_environment() {
 
 fill_environment() {
     local target=$1 pip
-    say "making an environment with $python (packages of requirements.lock; takes a minute)"
+    say "creating an environment with $python (packages of requirements.lock; takes a minute)"
     rm -rf "$target"
     unfinished=$target
     "$python" -m venv "$target"
@@ -162,16 +162,16 @@ configure() {
     chmod 700 "$etc/secrets"
     own "$USER_NAME" "$etc"
     if [[ -e $etc/racktwin.yaml ]]; then
-        say "$ETC/racktwin.yaml is kept as it is"
+        say "keeping $ETC/racktwin.yaml"
     else
-        # The least that starts; what is on this host (a broker, exporters, Slurm) is found
+        # A minimal configuration; it includes services found on this host (a broker, exporters, Slurm)
         "${venv:-$destdir$(readlink "$home/venv")}/bin/racktwin" init "$etc" --yes --for 0s >/dev/null ||
-            die "$ETC: no configuration could be made; make one by: $prefix/venv/bin/racktwin init $ETC"
+            die "$ETC: cannot create a configuration; create one with: $prefix/venv/bin/racktwin init $ETC"
         for file in racktwin.yaml site.yaml reference.yaml; do
             chmod 640 "$etc/$file"
             own "$USER_NAME" "$etc/$file"
         done
-        say "wrote $ETC/racktwin.yaml and $ETC/site.yaml, the least that starts"
+        say "wrote a minimal $ETC/racktwin.yaml and $ETC/site.yaml"
     fi
     mkdir -p "$home/share"
     cp "$source_dir/README.md" "$home/share/"
@@ -196,12 +196,12 @@ finish() {
     local active=
     if systemd_runs && systemctl is-active -q racktwin; then active=yes; fi
     if [[ -z $changed ]]; then
-        say "nothing had to be changed"
+        say "nothing to change"
     elif [[ -n $active && -n $restart ]]; then
         systemctl restart racktwin
         say "restarted the service; its state is in $STATE"
     elif [[ -n $active ]]; then
-        say "the service still runs as it was; next: systemctl restart racktwin"
+        say "the service still runs the previous version; next: systemctl restart racktwin"
     else
         say "next: $prefix/venv/bin/racktwin init --force $ETC  (asks for broker and exporters, listens), then"
         say "  $prefix/venv/bin/racktwin daemon check --config $ETC/racktwin.yaml"
@@ -219,9 +219,9 @@ uninstall() {
         rmdir --ignore-fail-on-non-empty "$home"
         say "removed $prefix and the unit"
     elif [[ -e $home ]]; then
-        say "$prefix was not made by this script; it is kept"
+        say "$prefix was not created by this script; it is kept"
     fi
-    say "kept: $ETC, $STATE and the user $USER_NAME; remove them yourself if nobody needs the records"
+    say "kept: $ETC, $STATE and the user $USER_NAME; remove them yourself when the records are no longer needed"
 }
 
 unfinished='' scratch='' scratch_unit=''
@@ -238,7 +238,7 @@ if [[ $action == uninstall ]]; then
 fi
 mkdir -p "$home"
 [[ -e $MARK || -z $(ls -A "$home") ]] ||
-    die "$prefix exists and is not ours; choose another --prefix, or empty it"
+    die "$prefix exists and was not created by this script; choose another --prefix, or empty it"
 touch "$MARK"
 make_user
 make_environment

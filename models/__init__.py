@@ -1,4 +1,4 @@
-"""Models: forecasts of what is measured. One file each and one line here.
+"""Models: forecasts of measured quantities. One module or package each, and one line in this registry.
 
 A model knows the core's contracts only and predicts with NumPy; libraries of statistics are imported by its
 `fit`, which runs in a worker.
@@ -18,5 +18,5 @@ REGISTRY: dict[str, type[Model]] = {
     "persistence": Persistence,
     "power_curve": PowerCurve,
 }
-# What a site has that names no models; others run where its file names them
+# Models of a site that names none; others run where its file names them
 DEFAULT = ("load", "failure", "power_curve")

@@ -32,17 +32,18 @@ BAND = (0.05, 0.95)
 
 
 def bin_of(x: F64) -> I64:
-    """The bin of each x [n]."""
+    """Return the bin of each x [n]."""
     return np.asarray(np.searchsorted(BIN_EDGE, x, side="right"))
 
 
 def power_share_pu(x: F64, static_pu: F64) -> F64:
-    """Power over what a job wants at this x of the profile's own shape."""
+    """Return power over a job's wanted power at this x of the profile's own shape."""
     return np.asarray(static_pu + (1.0 - static_pu) * (1.0 + x) ** -EXPONENT)
 
 
 def bins_of(power_pu: F64, unit_s: F64, static_pu: float) -> F64:
-    """Sums per bin [1, N_BIN, 3] of one job's times per unit of work at these powers over what it wants."""
+    """Return sums per bin [1, N_BIN, 3] of one job's times per unit of work at these powers over its
+    wanted power."""
     share = np.clip((power_pu - static_pu) / (1.0 - static_pu), 0.0, 1.0)
     x = 1.0 / np.maximum(clock_of_share_pu(share, EXPONENT), CLOCK_MIN_PU) - 1.0
     out = np.zeros((1, N_BIN, 3))
@@ -51,7 +52,8 @@ def bins_of(power_pu: F64, unit_s: F64, static_pu: float) -> F64:
 
 
 def slowed(power_pu: F64, static_pu: F64) -> tuple[F64, F64]:
-    """(x of every shape at these powers over what a job wants, power that it then draws) [n, n_shape, m].
+    """Return (x of every shape at these powers over the wanted power, the power then drawn) [n, n_shape,
+    m].
 
     A GPU does not go below its lowest clock: a cap below what that draws is exceeded.
     """
@@ -65,7 +67,7 @@ def slowed(power_pu: F64, static_pu: F64) -> tuple[F64, F64]:
 
 
 def fits_of(sums: F64, counts: F64) -> tuple[F64, F64]:
-    """(logarithm of how well each share of GRID fits, squares that it leaves) [..., n_grid].
+    """Return (log-likelihood of each share of GRID, residual squares) [..., n_grid].
 
     `sums` [..., 6]: of 1, x, y, x x, x y and y y over readings of x and the time y per unit of work.
 
@@ -82,7 +84,8 @@ def fits_of(sums: F64, counts: F64) -> tuple[F64, F64]:
 
 
 def _weighed(bins: F64, static_pu: F64) -> tuple[F64, F64, F64]:
-    """(weight of each shape, time without a cap, time per x) [n, n_shape], the latter two as expected."""
+    """Return (weight of each shape, time without a cap, time per x) [n, n_shape], the latter two as
+    expected."""
     count = np.maximum(bins[..., N], 1e-12)
     worth = np.minimum(bins[..., N], 1.0)  # of a bin: one reading, less once it fades
     power = power_share_pu(bins[..., X] / count, static_pu[:, None])
@@ -102,12 +105,13 @@ def _weighed(bins: F64, static_pu: F64) -> tuple[F64, F64, F64]:
 
 
 def learned(bins: F64) -> Bool:
-    """True where the readings of a job [n, N_BIN, 3] lie at powers that differ [n]."""
+    """Return True where a job's readings [n, N_BIN, 3] cover different powers [n]."""
     return np.asarray((bins[..., N] >= 0.5).sum(axis=1) >= LEAST_BINS)
 
 
 def expected_energy(bins: F64, static_pu: F64, asked_pu: F64, beside_pu: F64) -> F64:
-    """Energy of a unit of work at these powers [n, m], over that at one watt wanted; as all shapes expect it.
+    """Return the energy of a unit of work at these powers [n, m], over that at one watt wanted, expected
+    over all shapes.
 
     `static_pu` [n] and `beside_pu` [n]: what the profile says that a GPU draws without work, and what runs
     beside it as long as it does; as `asked_pu` [n, m] over what the job wants.
@@ -119,7 +123,7 @@ def expected_energy(bins: F64, static_pu: F64, asked_pu: F64, beside_pu: F64) ->
 
 
 def least_energy_pu(bins: F64, static_pu: F64, beside_pu: F64) -> F64:
-    """Power over what a job wants at which its work takes the least energy [n, 3]: mean, and a 90 % band."""
+    """Return the power of least energy over a job's wanted power [n, 3]: mean, and a 90 % band."""
     weight, free, per_x = _weighed(bins, static_pu)
     x, drawn = slowed(np.broadcast_to(ASKED_PU, (len(bins), len(ASKED_PU))), static_pu)
     each = (drawn + beside_pu[:, None, None]) * (free[..., None] + per_x[..., None] * x)

@@ -1,4 +1,4 @@
-"""Half-widths of bands: the way from a centre to an edge, as far as history supports it, and over horizons.
+"""Half-widths of bands: distance from the centre to an edge, as far as history supports it, by horizon.
 
 Of n errors and one more, exchangeable, the next is the largest with a chance of 1 / (n + 1). So the largest
 size of 9 errors holds nine tenths on both sides together, and the largest of 19 on one side all but a
@@ -24,7 +24,8 @@ LEAST_SPANS, SIDE_SPANS, ENOUGH_SPANS = 9, 19, 39
 
 
 def half_widths_of(half: F64, spans: I64, largest: F64) -> F64:
-    """Half-widths [..., n, 2] of a 90 % band after so many `spans` [..., n]; NaN below LEAST_SPANS.
+    """Return half-widths [..., n, 2] of a 90 % band after this number of `spans` [..., n]; NaN below
+    LEAST_SPANS.
 
     From ENOUGH_SPANS on they are `half`; before, the `largest` error [..., n, 2] of each side, or of both.
     """
@@ -34,6 +35,7 @@ def half_widths_of(half: F64, spans: I64, largest: F64) -> F64:
 
 
 def never_shrinking(half: F64) -> F64:
-    """`half` [n_horizon, ...], horizons ascending, each at least as wide as those before; NaN stays NaN."""
+    """Return `half` [n_horizon, ...], horizons ascending, each at least as wide as those before; NaN stays
+    NaN."""
     widest: F64 = np.where(np.isnan(half), np.nan, np.fmax.accumulate(half, axis=0))
     return widest

@@ -15,7 +15,8 @@ LEAST_BLOCKS = 2  # fewer blocks tell no interval. source: estimate
 
 
 def resampled(n: int, length: int, seed: int, resamples: int = RESAMPLES) -> I64:
-    """Places of days drawn in blocks of `length` [n_resample, n]; none if that is fewer than LEAST_BLOCKS."""
+    """Return places of days drawn in blocks of `length` [n_resample, n]; none if that is fewer than
+    LEAST_BLOCKS."""
     length = max(length, 1)
     if n < LEAST_BLOCKS * length:
         return np.zeros((0, n), np.int64)
@@ -26,7 +27,7 @@ def resampled(n: int, length: int, seed: int, resamples: int = RESAMPLES) -> I64
 
 
 def interval(daily: F64, length: int, seed: int) -> tuple[float, float]:
-    """90 % interval of the mean of `daily` [n]; NaN for too few blocks."""
+    """Return the 90 % interval of the mean of `daily` [n]; NaN for too few blocks."""
     drawn = resampled(len(daily), length, seed)
     if not len(drawn):
         return np.nan, np.nan

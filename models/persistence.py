@@ -1,4 +1,4 @@
-"""persistence: tomorrow is like now; the model that every other must beat.
+"""persistence: predicts the present value; the reference for every other model.
 
 The mean forecast is the last good value. The band comes from fitted quantiles of past changes over the same
 horizon; before a fit, from the changes seen so far over one step, widened by the square root of time as a
@@ -82,7 +82,7 @@ class Persistence:
         self._t_ns = view.now_ns
 
     def predict(self, view: View) -> list[Forecast]:
-        """The last value at every horizon."""
+        """Return the last value at every horizon."""
         out = []
         for key in self.signals:
             mean = self._seen.last[key]
@@ -107,7 +107,7 @@ class Persistence:
         return out
 
     def _edges(self, key: str, horizon_s: float) -> tuple[F32, F32]:
-        """The edges of the band, as differences from the last value [n]."""
+        """Return the edges of the band, as differences from the last value [n]."""
         low, high = (self._fitted.get(f"{key}@{horizon_s:g}:{edge}") for edge in ("low", "high"))
         if low is not None and high is not None and len(low) == len(self._seen.last[key]):
             return low, high
@@ -117,7 +117,8 @@ class Persistence:
         return -spread, spread
 
     def fit(self, series: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
-        """Quantiles of past changes per horizon and entity; `series` holds `t_ns` [n_time] and columns.
+        """Return quantiles of past changes per horizon and entity; `series` holds `t_ns` [n_time] and
+        columns.
 
         A column with fewer than 20 changes, or SIDE_SPANS spans, keeps no quantiles. Deterministic: `seed` is
         not needed.
@@ -144,7 +145,7 @@ class Persistence:
         return out
 
     def load(self, parameters: Mapping[str, np.ndarray]) -> None:
-        """Use fitted quantiles. Raises ContractError for anything else."""
+        """Load fitted quantiles. Raises ContractError for anything else."""
         for name, column in parameters.items():
             key, _, rest = name.partition("@")
             known = key in self.signals and _BAND.fullmatch(rest) is not None
@@ -159,11 +160,11 @@ class Persistence:
         self._name_version()
 
     def parameters(self) -> dict[str, np.ndarray]:
-        """The fitted quantiles, if any."""
+        """Return the fitted quantiles, if any."""
         return dict(self._fitted)
 
     def memory(self) -> dict[str, np.ndarray]:
-        """The last values and the running variances."""
+        """Return the last values and the running variances."""
         out: dict[str, np.ndarray] = {"t_ns": np.array([self._t_ns]), "step_s": np.array([self._step_s])}
         for name, columns in self._seen.dump().items():
             out |= {f"{key}:{name}": column for key, column in columns.items()}
@@ -177,7 +178,7 @@ class Persistence:
             getattr(self._seen, name).update({key: np.array(memory[at]) for key, at in columns.items()})
 
     def remap(self, old_of_new: Mapping[str, I32]) -> None:
-        """Move what was learned to the new slots."""
+        """Move the learned state to the new slots."""
         seen, self._seen = self._seen, _Seen({table: len(old) for table, old in old_of_new.items()})
         self._seen.adopt(seen, old_of_new)
         for name in list(self._fitted):

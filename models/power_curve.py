@@ -1,4 +1,4 @@
-"""power_curve: how much of a job's time waits for the clock, learned while caps move.
+"""power_curve: learns the share of a job's time that depends on the clock, while caps move.
 
 The time per unit of progress is a (1 + c x), where x = 1/clock - 1 follows from what the caps of the job's
 GPUs leave of the power that they want (domain.md B). Each reading of progress is set against the mean x since
@@ -130,7 +130,8 @@ class PowerCurve:
         self._kept["slot_of"] = slot_of.astype(np.int32)
 
     def _slowed(self, view: View, since_s: float) -> tuple[F64, Bool]:
-        """(x = 1/clock - 1 of each job, whether it is known) [n_job], from what its GPUs draw and wanted."""
+        """Return (x = 1/clock - 1 of each job, mask of known ones) [n_job], from the drawn and wanted
+        power of its GPUs."""
         site, n_job = view.site, len(self._sums)
         if (self._kept["slot_of"] < 0).all():  # no GPU works for a job
             return np.zeros(n_job), np.zeros(n_job, np.bool_)
@@ -162,12 +163,13 @@ class PowerCurve:
 
     @staticmethod
     def _static_w(view: View) -> F64:
-        """W that each GPU draws without work, as its profile says [n_gpu]."""
+        """Return the power of each GPU without work, W, from its profile [n_gpu]."""
         idle_w = view.site.design.gpu_idle_w[view.site.rack_of_gpu]
         return np.where(np.isfinite(idle_w), idle_w, STATIC_PU * np.nan_to_num(view.envelope(CONTROL).high))
 
     def _of_jobs(self, view: View, slower: F64, heard: Bool, n_job: int) -> tuple[F64, Bool]:
-        """The slowest GPU sets the pace of a synchronous job, else the mean [n_job]."""
+        """Return the pace of each job [n_job]: of the slowest GPU of a synchronous job, otherwise the
+        mean."""
         has = self._kept["slot_of"] >= 0
         size = np.bincount(self._kept["slot_of"][has], minlength=n_job)
         slot = self._kept["slot_of"][heard]
@@ -201,7 +203,7 @@ class PowerCurve:
             slots[name][new] = 0.0
 
     def _learn(self, at: I64, x: F64, unit_s: F64) -> None:
-        """One reading more of the slots `at`: x and the time per unit of progress."""
+        """Learn one more reading of the slots `at`: x and the time per unit of progress."""
         slots, sums = self._kept, self._sums[at]
         first = ~np.isfinite(slots["unit_s"][at])
         slots["unit_s"][at[first]] = unit_s[first]  # the measure of all later ones: sums stay about 1
@@ -228,7 +230,7 @@ class PowerCurve:
         slots["due"][at] |= sane
 
     def _settle(self, view: View) -> None:
-        """Work out anew the power of least energy of jobs that were read, at most MOST_SETTLED of them."""
+        """Recompute the power of least energy of jobs with new readings, at most MOST_SETTLED of them."""
         slots, site = self._kept, view.site
         slots["due"] &= learned(slots["bins"])
         at = _some_of(slots["due"], view.now_ns, MOST_SETTLED)
@@ -252,7 +254,7 @@ class PowerCurve:
         slots["due"][at] = False
 
     def predict(self, view: View) -> list[Forecast]:
-        """Say what is so now, NaN where nothing telling was learned."""
+        """Return the present state, NaN where nothing was learned."""
         n_job = len(self._sums)
         mean, low, high = (np.full(n_job, np.nan, np.float32) for _ in range(3))
         at = np.flatnonzero(self._sums[:, MOVES] > 0.0)
@@ -275,20 +277,20 @@ class PowerCurve:
         ]
 
     def fit(self, series: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
-        """Nothing: all is learned while it runs."""
+        """Return nothing: this model learns while it runs."""
         return {}
 
     def load(self, parameters: Mapping[str, np.ndarray]) -> None:
-        """There are none. Raises ContractError for any."""
+        """Load nothing. Raises ContractError for any parameters."""
         if parameters:
             raise ContractError(f"{next(iter(parameters))} is not a parameter of {self.name}, which has none")
 
     def parameters(self) -> dict[str, np.ndarray]:
-        """None."""
+        """Return no parameters."""
         return {}
 
     def memory(self) -> dict[str, np.ndarray]:
-        """Sums of each slot, and what each GPU wants."""
+        """Return the sums of each slot, and the wanted power of each GPU."""
         return {name: array.copy() for name, array in self._kept.items()} | {"now_ns": np.array(self._now_ns)}
 
     def restore(self, memory: Mapping[str, np.ndarray]) -> None:
@@ -300,7 +302,7 @@ class PowerCurve:
         self._now_ns = now_ns
 
     def remap(self, old_of_new: Mapping[str, I32]) -> None:
-        """Move what was learned to the new places; slots keep their jobs."""
+        """Move the learned state to the new places; slots keep their jobs."""
         before = {"job": len(self._sums), "gpu": len(self._kept["wants_w"])}
         known = {table: np.where(old_of_new[table] < n, old_of_new[table], -1) for table, n in before.items()}
         self._kept = MEMORY.moved(self._kept, known, {table: len(old) for table, old in known.items()})
@@ -323,13 +325,13 @@ def _some_of(due: Bool, now_ns: int, most: int) -> I64:
 
 
 def _scale(sums: F64, share: F64) -> F64:
-    """Time per unit without a cap, given c [n]."""
+    """Return the time per unit without a cap, given c [n]."""
     size = sums[:, N] + 2.0 * share * sums[:, X] + share**2 * sums[:, XX]
     return np.asarray((sums[:, Y] + share * sums[:, XY]) / np.maximum(size, 1e-12))
 
 
 def _posterior(sums: F64) -> tuple[F64, F64]:
-    """(weights of GRID [n, n_grid], squares left at the best c [n]).
+    """Return (weights of GRID [n, n_grid], squares left at the best c [n]).
 
     Readings count as often as caps moved: between two moves they say the same, and what drifts meanwhile is
     no noise that averages out.

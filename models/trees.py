@@ -41,7 +41,7 @@ Leaf = tuple[dict[int, bool], float]  # every decision on the way, and what the 
 
 
 def pack_trees(model: Any) -> dict[str, NDArray[Any]]:
-    """The arrays of a fitted scikit-learn HistGradientBoostingRegressor, under KEYS.
+    """Return the arrays of a fitted scikit-learn HistGradientBoostingRegressor, under KEYS.
 
     Any loss with an identity link: squared, absolute, quantile. The model must have been fitted on an array.
     Its nodes are no public interface, so it is asked for its own predictions on their thresholds. Raises
@@ -81,7 +81,7 @@ def pack_trees(model: Any) -> dict[str, NDArray[Any]]:
 
 
 def _probes(packed: Mapping[str, NDArray[Any]]) -> F64:
-    """Rows on the splits' thresholds, in a fixed shuffle, and with gaps. [n_probe, n_feature]"""
+    """Return rows on the splits' thresholds, in a fixed shuffle, and with gaps [n_probe, n_feature]."""
     n_feature, feature = int(packed["n_feature"][0]), packed["feature"]
     step = np.arange(256)
     probes = np.zeros((len(step), n_feature))
@@ -93,7 +93,8 @@ def _probes(packed: Mapping[str, NDArray[Any]]) -> F64:
 
 
 def check_trees(packed: Mapping[str, NDArray[Any]]) -> None:
-    """Raises ContractError unless these arrays are a sound forest: they may come from a damaged store."""
+    """Check that these arrays are a sound forest: they may come from a damaged store. Raises
+    ContractError."""
     for key, kind in _KINDS.items():
         if key not in packed:
             raise ContractError(f"trees: {key} is missing")
@@ -118,7 +119,7 @@ def check_trees(packed: Mapping[str, NDArray[Any]]) -> None:
 
 
 def _check_children(start: I64, split: NDArray[np.bool_], left: NDArray[Any], right: NDArray[Any]) -> None:
-    """Children come after their parent, and every node but a root has one parent: so there are no cycles."""
+    """Check that children come after their only parent, so that there are no cycles."""
     size = np.diff(start)
     first, end = np.repeat(start[:-1], size)[split], np.repeat(start[1:], size)[split]
     parent = np.flatnonzero(split)
@@ -137,7 +138,7 @@ def _check_children(start: I64, split: NDArray[np.bool_], left: NDArray[Any], ri
 
 @dataclass(frozen=True)
 class _Decisions:
-    """Every comparison that a grove makes, and every AND of answers that a deep subtree hangs from."""
+    """Every comparison of a grove, and every AND of answers above a deep subtree."""
 
     groups: tuple[tuple[int, bool, int, int], ...]  # (feature, NaN goes left, first, end)
     threshold: F64  # [n_compared, 1]
@@ -148,7 +149,7 @@ class _Decisions:
         return len(self.threshold) + len(self.guards)
 
     def answer(self, columns: F64, out: NDArray[np.bool_]) -> None:
-        """Fills out [n, n_row] from columns [n_feature, n_row].
+        """Fill out [n, n_row] from columns [n_feature, n_row].
 
         A comparison with NaN is false: "goes right" is asked where NaN goes left, and "goes left" elsewhere.
         """
@@ -162,7 +163,7 @@ class _Decisions:
 
 
 class _Scratch:
-    """Room for one group of pieces over one block of rows, kept while a call lasts."""
+    """Buffer for one group of pieces over one block of rows, kept during a call."""
 
     def __init__(self, n_lane: int) -> None:
         self.bits = np.empty((BITS * GROUP_PIECES, n_lane), np.bool_)
@@ -172,13 +173,14 @@ class _Scratch:
 
 @dataclass(frozen=True)
 class _LinearPieces:
-    """A group of pieces of one forest: which decisions make each piece's byte, and what each byte adds."""
+    """A group of pieces of one forest: the decisions in each piece's byte, and the value that each byte
+    adds."""
 
     decisions: I64  # [BITS * n_piece] by bit, the highest first, then by piece
     table: F64  # [n_piece * 256]
 
     def add(self, answers: NDArray[np.bool_], total: F64, scratch: _Scratch) -> None:
-        """Adds the group's sum for each column of the answers to total [n_row].
+        """Add the group's sum for each column of the answers to total [n_row].
 
         Adds element by element alone, so that a row's sum does not depend on the rows beside it.
         """
@@ -206,18 +208,19 @@ _Sum = tuple[float, tuple[_LinearPieces, ...]]  # a forest: its baseline and its
 
 
 class Grove:
-    """Forests that read the same rows: they share the comparisons. Built by `unpack_grove`."""
+    """Forests over the same rows, with shared comparisons. Built by `unpack_grove`."""
 
     def __init__(self, n_feature: int, decisions: _Decisions, forests: Sequence[_Sum]) -> None:
         self.n_feature, self._decisions, self._forests = n_feature, decisions, tuple(forests)
 
     @property
     def n_guard(self) -> int:
-        """Number of ANDs that subtrees deeper than BITS hang from. Each costs as much as its terms."""
+        """Return the number of ANDs above subtrees deeper than BITS. Each costs as much as its terms."""
         return len(self._decisions.guards)
 
     def predict(self, rows: F64) -> F64:
-        """Prediction of each forest for each row of features. [n_row, n_feature] -> [n_forest, n_row]
+        """Return the prediction of each forest for each row of features: [n_row, n_feature] -> [n_forest,
+        n_row].
 
         A row's result is the same, to the bit, in any batch. Fastest on rows in order="F".
         Raises ContractError for other shapes.
@@ -252,22 +255,23 @@ class Forest:
         self._grove = grove
 
     def predict(self, rows: F64) -> F64:
-        """As `Grove.predict`. [n_row, n_feature] -> [n_row]"""
+        """Return predictions as `Grove.predict`: [n_row, n_feature] -> [n_row]."""
         return np.ravel(self._grove.predict(rows))
 
 
 def predict_trees(packed: Mapping[str, NDArray[Any]], rows: F64) -> F64:
-    """[n_row, n_feature] -> [n_row]; unpacks anew, so keep a Forest to predict more than once."""
+    """Return predictions [n_row] of [n_row, n_feature]; unpacks each time, so keep a Forest for repeated
+    use."""
     return unpack_trees(packed).predict(rows)
 
 
 def unpack_trees(packed: Mapping[str, NDArray[Any]]) -> Forest:
-    """Raises ContractError as `check_trees`."""
+    """Return the forest of these arrays. Raises ContractError as `check_trees`."""
     return Forest(unpack_grove([packed]))
 
 
 def unpack_grove(forests: Sequence[Mapping[str, NDArray[Any]]]) -> Grove:
-    """Forests over the same features, under one roof.
+    """Return forests over the same features as one grove.
 
     Raises ContractError as `check_trees`, for no forest at all and for unequal numbers of features.
     """
@@ -290,7 +294,8 @@ def unpack_grove(forests: Sequence[Mapping[str, NDArray[Any]]]) -> Grove:
 def _compared(
     feature: NDArray[Any], missing_left: NDArray[np.bool_], threshold: F64
 ) -> tuple[tuple[tuple[int, bool, int, int], ...], F64, I64]:
-    """Every comparison once: groups and thresholds of `_Decisions`, and each node's row there, or -1."""
+    """Return every comparison once: groups and thresholds of `_Decisions`, and each node's row there, or
+    -1."""
     split = np.flatnonzero(feature >= 0)
     order = split[np.lexsort((threshold[split], feature[split], missing_left[split]))]
     side = np.stack([feature[order], missing_left[order]])
@@ -310,7 +315,7 @@ def _compared(
 def _pieces(
     packed: Mapping[str, NDArray[Any]], row: I64, n_compared: int, guards: list[tuple[Term, ...]]
 ) -> _Sum:
-    """One forest's trees cut into pieces; deep subtrees add their guards to the list."""
+    """Return one forest's trees cut into pieces; deep subtrees add their guards to the list."""
     base = float(packed["baseline"][0])
     small: list[list[Leaf]] = []
     for first, end in zip(packed["start"][:-1].tolist(), packed["start"][1:].tolist(), strict=True):
@@ -342,7 +347,7 @@ def _pieces(
 def _leaves(
     tree: list[list[Any]], row: list[int], n_compared: int, guards: list[tuple[Term, ...]]
 ) -> Iterator[Leaf]:
-    """Leaves from left to right, each with no more than BITS decisions on its way.
+    """Return the leaves from left to right, each with at most BITS decisions on its path.
 
     Below that depth the whole way becomes one decision, a guard. A leaf that no row can reach is left out.
     """
@@ -363,7 +368,7 @@ def _leaves(
 
 
 def _cut(leaves: Iterator[Leaf]) -> list[list[Leaf]]:
-    """Neighbouring leaves share most of their way: they are put together while the decisions fit one byte."""
+    """Join neighbouring leaves, which share most of their path, while the decisions fit one byte."""
     pieces: list[list[Leaf]] = []
     used: dict[int, bool] = {}
     for path, value in leaves:
@@ -377,7 +382,7 @@ def _cut(leaves: Iterator[Leaf]) -> list[list[Leaf]]:
 
 
 def _merge(pieces: list[list[Leaf]]) -> list[tuple[list[int], list[Leaf]]]:
-    """Pieces of different trees go together while their decisions fit one byte: the first place that fits."""
+    """Merge pieces of different trees while their decisions fit one byte: at the first place that fits."""
     by_size = sorted(
         ((frozenset(d for path, _ in leaves for d in path), leaves) for leaves in pieces),
         key=lambda piece: -len(piece[0]),

@@ -1,6 +1,7 @@
-"""Policies: what racktwin does about what it sees. One file each and one line here.
+"""Policies of racktwin: one module or package each, and one line in this registry.
 
-A policy is pure and knows only the core's contracts; others name theirs `module:Class` in the site's file.
+A policy is pure and imports only the contracts of the core. A site file names an external policy as
+`module:Class`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""operator: what people ask for is a proposal like any other; there is no back door.
+"""operator: turns requests of people into proposals, under the same rules as those of other policies.
 
-Every standing request becomes an interval on its control. Requests speak in the order in which they were
-made, after protection.
+Every request in force becomes an interval on its control. Requests apply in the order in which they were
+made, after protective policies.
 """
 
 from __future__ import annotations
@@ -127,5 +127,5 @@ class Operator:
         lo, want = np.full(k, request.lo), np.full(k, np.nan if request.want is None else request.want)
         if request.control == HALL_BUDGET:  # narrowed, never lent: without a split it is the guaranteed share
             lo, want = np.full(k, -np.inf), view.envelope(HALL_BUDGET).low[index]
-        why = f"asked by {request.author}" + (f": {request.reason}" if request.reason else "")
+        why = f"requested by {request.author}" + (f": {request.reason}" if request.reason else "")
         return Proposal(request.control, index, lo, np.full(k, request.hi), want, why)

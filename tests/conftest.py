@@ -1,4 +1,4 @@
-"""What every test may rely on: recordings, servers, the order of the folders, settings of hypothesis.
+"""Fixtures and hooks of every test: recordings, servers, the order of the folders, settings of hypothesis.
 
 A recording is a folder (`racktwin trace list`); a server is a program that a test starts, such as a broker.
 A test whose recording or server is absent is skipped by name on a user's machine, and fails with CI=true, so
@@ -7,9 +7,10 @@ that nothing goes untested unnoticed. The end of a run lists what was missing.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,31 +33,62 @@ hypothesis.settings.register_profile("user", **UNTIMED)
 hypothesis.settings.load_profile("ci" if CI else "user")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spread the slow tests over the first nine tenths of the run.
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Let each of several workers begin with another part of a folder.
 
-    A test with a server or a daemon mostly waits: beside what computes, a core is seldom idle, and no long
-    test is left over at the end.
+    A file of tests is then compiled once, by the worker that comes to it first.
     """
-    slow = [item for item in items if item.get_closest_marker("slow") is not None]
-    quick = [item for item in items if item.get_closest_marker("slow") is None]
+    report = yield
+    work = getattr(collector.config, "workerinput", None)
+    if work is not None and isinstance(collector, pytest.Directory) and report.passed:
+        begin = len(report.result) * int(work["workerid"].removeprefix("gw")) // work["workercount"]
+        report.result = report.result[begin:] + report.result[:begin]
+    return report
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep a file together. Spread long files over half of the run, and other slow ones over four fifths.
+
+    What the tests of a file share is then set up once. A test with a server or a daemon mostly waits: beside
+    what computes, a core is seldom idle. No long file is left over at the end.
+    """
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    slow = {path: sum(item.get_closest_marker("slow") is not None for item in files[path]) for path in files}
+    long = {path for path in files if any(item.get_closest_marker("long") for item in files[path])}
+    order = sorted(files, key=lambda path: (_place(path), str(path)))
     place = {}
-    for part, share in ((slow, 0.9), (quick, 1.0)):
-        for k, item in enumerate(sorted(part, key=_place)):
-            place[item] = share * (k + 0.5) / len(part)
-    items.sort(key=place.__getitem__)
+    for share, part in (
+        (0.5, [p for p in order if p in long]),
+        (0.8, sorted((p for p in order if slow[p] and p not in long), key=lambda p: -slow[p])),
+        (1.0, [p for p in order if not slow[p] and p not in long]),
+    ):
+        for k, path in enumerate(part):
+            place[path] = share * (k + 0.5) / len(part)
+    items.sort(key=lambda item: place[item.path])
 
 
-def _place(item: pytest.Item) -> int:
-    """Folder by folder; the order within a file stays."""
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector what was collected: most of all objects, and none of it garbage."""
+    gc.collect()
+    gc.freeze()
+
+
+def _place(path: Path) -> int:
+    """Folder by folder."""
     here = Path(__file__).parent
-    inside = item.path.relative_to(here).parts if item.path.is_relative_to(here) else ()
+    inside = path.relative_to(here).parts if path.is_relative_to(here) else ()
     folder = inside[0] if inside else ""
     return FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS)
 
 
 def traces_folder() -> Path:
-    """Where recordings lie: RACKTWIN_TRACES, else the user's cache."""
+    """Return the folder of the recordings: RACKTWIN_TRACES, else a folder in the user's cache."""
     if chosen := os.environ.get("RACKTWIN_TRACES"):
         return Path(chosen).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -92,6 +124,13 @@ def server(request: pytest.FixtureRequest) -> Callable[..., Path]:
         return Path(path)
 
     return find
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writers of histories try again, and look for what waits, after a moment."""
+    for name, pause_s in (("RETRY_S", 0.01), ("MAX_RETRY_S", 0.1), ("LOOK_S", 0.01)):
+        monkeypatch.setattr(f"connectors.send_lane.{name}", pause_s)
 
 
 @pytest.hookimpl(trylast=True)
@@ -131,7 +170,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """What a worker that ends was missing."""
+    """Collect the recordings and servers that a worker missed, when the worker ends."""
     missing = node.config.stash.setdefault(MISSING, {})
     for what, remedy, tests in getattr(node, "workeroutput", {}).get("missing", ()):
         missing.setdefault((what, remedy), set()).update(tests)

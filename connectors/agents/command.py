@@ -1,4 +1,4 @@
-"""Commands over MQTT: caps and switches to the agents of nodes as leases, points of ours to the BMS.
+"""Commands over MQTT: leases on caps and switches for node agents, and the daemon's own points for the BMS.
 
 `IT/v1/{integration}/Request/{control}/{rack path}` carries the leases of one rack as columns, and
 `.../Result/{control}/{node path}` an agent's answers. Names are relative to the path of the topic, so that
@@ -49,7 +49,7 @@ BMS_REQUESTS = {
 def requests_of(
     batch: CommandBatch, site: Site, integration: str, lapse: F64 | None = None
 ) -> list[Publication]:
-    """The (topic, payload) of a batch, one for each rack, renewals likewise.
+    """Return the (topic, payload) of a batch, one for each rack; renewals likewise.
 
     `lapse` [n of the table] is what a device takes when its lease ends, NaN where it keeps what it has;
     without it the site's safe value, or for a control that keeps, nothing. Raises ActuationError where it
@@ -58,12 +58,13 @@ def requests_of(
     control = find_control(batch.control)
     if control is None or control.table not in TABLES_OF_AGENTS:
         raise ActuationError(
-            f"{batch.control}: no control of a rack, node or GPU, so no agent carries it out"
+            f"{batch.control}: not a control of a rack, node or GPU; no agent can carry it out"
         )
     if lapse is None:
         if control.on_expiry == "restore":
             raise ActuationError(
-                f"{batch.control}: gives back what was found, so the values found are needed"
+                f"{batch.control}: a release restores the initial values; expected these values in "
+                "the command"
             )
         keeps = control.on_expiry == "keep"
         n = site.sizes[control.table]
@@ -107,7 +108,7 @@ def requests_of(
 
 @dataclass(frozen=True)
 class ContingencyTerms:
-    """The sender of contingency caps, their validity, their triggers, and how long a trigger holds them."""
+    """The sender of contingency caps, their validity, their triggers, and their hold time after a trigger."""
 
     integration: str
     epoch: int
@@ -148,13 +149,13 @@ def contingency_of(site: Site, index: I32, caps_w: F64, terms: ContingencyTerms)
 def presence_of(
     integration: str, name: str, state: Literal["online", "offline"], role: str, epoch: int, t_ns: int
 ) -> Publication:
-    """The retained (topic, payload) by which a daemon says that it is there; `offline` is its last will."""
+    """Return the retained (topic, payload) of a daemon's presence; `offline` is its last will."""
     body = {"v": 1, "state": state, "role": role, "epoch": epoch, "t_ns": t_ns}
     return f"IT/v1/{integration}/Daemon/{name}", msgspec.json.encode(body)
 
 
 def _relative(site: Site, table: str, index: I32) -> tuple[list[str], I32]:
-    """(names relative to the rack, rack of each)."""
+    """Return (names relative to the rack, rack of each)."""
     if table == "rack":
         return [""] * len(index), index
     node = site.node_of_gpu[index] if table == "gpu" else index
@@ -167,7 +168,7 @@ def _relative(site: Site, table: str, index: I32) -> tuple[list[str], I32]:
 
 
 def _runs(rack: I32, at_most: int = MAX_NAMES) -> list[tuple[int, int]]:
-    """(first, last + 1) of each rack's members, which are contiguous, in pieces."""
+    """Return (first, last + 1) of each rack's members, which are contiguous, in pieces."""
     starts = [*np.flatnonzero(np.diff(rack, prepend=-1)).tolist(), len(rack)]
     return [
         (at, min(at + at_most, last))
@@ -217,12 +218,12 @@ class ResultDecoder:
         self._result, self._status = msgspec.json.Decoder(_Result), msgspec.json.Decoder(_Status)
 
     def decode(self, message: Message) -> list[CommandAcked | Reading] | Ignored:
-        """Acknowledgements, or the state of an agent. Raises BadMessage for what is neither."""
+        """Return acknowledgements, or the state of an agent. Raises BadMessage for any other message."""
         if message.topic.startswith(AGENT):
             return self._agent(message)
         parts = message.topic[:1024].split("/", 5)
         if len(parts) < 6 or parts[:2] != ["IT", "v1"] or parts[3] != "Result":
-            return Ignored(message.topic[:40], "no result and no agent")
+            return Ignored(message.topic[:40], "neither a result nor the state of an agent")
         if self.integration is not None and parts[2] != self.integration:
             return Ignored("Result", "an answer to another integration")
         if self.site.is_elsewhere(parts[5]):
@@ -234,7 +235,7 @@ class ResultDecoder:
             raise BadMessage(f"{len(message.payload)} bytes of result; expected at most {MAX_RESULT}")
         control = find_control(key)
         if control is None or control.table not in TABLES_OF_AGENTS:
-            raise BadMessage(f"a result for {key[:80]!r}, which is no control of a rack, node or GPU")
+            raise BadMessage(f"a result for {key[:80]!r}, which is not a control of a rack, node or GPU")
         base = self._base(path)
         self._allowance.spend(base, len(message.payload), message.t_ns)
         try:
@@ -243,13 +244,13 @@ class ResultDecoder:
             raise BadMessage(f"not a result: {str(error)[:200]}") from error
         _check_sender(result.sender, path)
         if self.epoch is not None and result.epoch != self.epoch:
-            raise BadMessage(f"an answer of epoch {result.epoch}; expected {self.epoch}")
+            raise BadMessage(f"an answer to epoch {result.epoch}; expected {self.epoch}")
         n = len(result.names)
         columns = (result.generations, result.commands, result.states, result.details)
         if any(len(c) != n for c in columns):
             raise BadMessage(f"columns of unequal length; expected {n} of each")
         if len(set(result.names)) != n:
-            raise BadMessage("a name comes twice; expected one answer for each")
+            raise BadMessage("a name occurs twice; expected one result for each name")
         out = []
         for name, generation, command, state, detail in zip(result.names, *columns, strict=True):
             full = f"{base}/{name}" if name else base
@@ -274,7 +275,7 @@ class ResultDecoder:
             entity = self.site.entity(table, path) if len(path) <= 512 else None
             if entity is not None:
                 return self.site.name(table, entity)
-        raise BadMessage(f"a result of {path[:200]!r}, which is no rack or node of this site")
+        raise BadMessage(f"a result of {path[:200]!r}, which is not a rack or node of this site")
 
     def _agent(self, message: Message) -> list[CommandAcked | Reading] | Ignored:
         if len(message.payload) > MAX_STATUS:
@@ -286,11 +287,11 @@ class ResultDecoder:
         if node is None:
             return Ignored("Agent", f"no node {path[:120]!r} in the site file", UNKNOWN_PATH)
         if not message.payload:
-            return Ignored("Agent", "a retained state that was cleared")
+            return Ignored("Agent", "the retained state was cleared")
         try:
             status = self._status.decode(message.payload)
         except (ValueError, RecursionError) as error:
-            raise BadMessage(f"not the state of an agent: {str(error)[:200]}") from error
+            raise BadMessage(f"not an agent state: {str(error)[:200]}") from error
         _check_sender(status.sender, path)
         signal = TABLES["node"].by_name["agent_state"]
         # A last will bears the time of the connection that it ends; it is news when it arrives.
@@ -300,7 +301,7 @@ class ResultDecoder:
 
 def _check_sender(sender: str | None, path: str) -> None:
     if sender is not None and sender != path:
-        raise BadMessage(f"says it is {sender[:200]!r} on the topic of {path[:200]!r}")
+        raise BadMessage(f"claims to be {sender[:200]!r} on the topic of {path[:200]!r}")
 
 
 class Publish(Protocol):
@@ -334,7 +335,7 @@ class MqttSink:
         self.sent = 0  # commands, renewals included
 
     def rebind(self, site: Site) -> None:
-        """The site changed: names are its own from now on."""
+        """Use the names of the changed site."""
         self._site = site
 
     async def apply(self, commands: tuple[CommandBatch, ...]) -> None:
@@ -377,7 +378,7 @@ class BmsSink:
         self._site, self._decoder, self._publish = site, decoder, publish
 
     def rebind(self, site: Site) -> None:
-        """The site changed: names are its own from now on."""
+        """Use the names of the changed site."""
         self._site = site
 
     async def apply(self, commands: tuple[CommandBatch, ...]) -> None:
@@ -398,7 +399,7 @@ class BmsSink:
         _raise(self.name, problems)
 
     async def beat(self, now_ns: int) -> int:
-        """Publish the heartbeat if it is due; return how many points. Call it about once a second.
+        """Publish the heartbeat if it is due; returns the number of points. Call it about once a second.
 
         Raises ActuationError.
         """
@@ -410,7 +411,7 @@ class BmsSink:
 async def publish_all(
     publish: Publish, messages: Sequence[tuple[str, bytes]], qos: int = 1, retain: bool = False
 ) -> list[str]:
-    """Publish them, several at a time; what failed."""
+    """Publish all, several at a time; returns the failures."""
     gate = asyncio.Semaphore(AT_ONCE)
 
     async def one(topic: str, payload: bytes) -> str | None:

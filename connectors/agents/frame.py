@@ -1,4 +1,4 @@
-"""The IT side's own messages: batched frames of a node or a rack, and events. Pure functions of bytes.
+"""Messages of the IT side: batched frames of a node or a rack, and events. Pure functions of bytes.
 
 `IT/v1/PUB/Frame/{site}/{hall}/{rack}[/{node}]` carries one instant of many GPUs as columns, in JSON or in
 msgpack with raw little-endian arrays; `IT/v1/PUB/Event/{rack or node}` carries a fault or the serial of
@@ -91,7 +91,7 @@ _ItEvent = FaultReported | NvlinksCounted | IdentityTold | JobStarted | JobEnded
 
 
 class _Outlook(OutlookTold, frozen=True, kw_only=True, tag="OutlookTold"):
-    """As it is sent: who the author is, the topic says."""
+    """An outlook as sent; the topic names the author."""
 
     author: str = ""
 
@@ -102,7 +102,7 @@ _EVENT_PACKED, _SENDER_PACKED = msgspec.msgpack.Decoder(_Sent), msgspec.msgpack.
 
 
 def gpus_in(payload: bytes) -> int:
-    """The GPUs of a frame; 0 where it cannot be told."""
+    """Return the number of GPUs in a frame; 0 if unknown."""
     try:
         decoder = _MSGPACK if payload[:1] >= b"\x80" else _JSON
         columns = list(decoder.decode(payload).gpu.values())
@@ -113,7 +113,7 @@ def gpus_in(payload: bytes) -> int:
 
 
 class ItDecoder:
-    """Decodes frames and events for one site. Keeps only a cache of the names it has met."""
+    """Decodes frames and events for one site. Keeps only a cache of known names."""
 
     def __init__(self, names: Names, elsewhere: Callable[[str], bool] = nowhere) -> None:
         self.names, self._elsewhere = names, elsewhere
@@ -127,7 +127,7 @@ class ItDecoder:
         self._outlooks = Allowance("outlooks", OUTLOOK_BURST, OUTLOOK_PER_S)
 
     def decode(self, message: Message) -> list[Block | _ItEvent] | Ignored:
-        """Blocks and events of one message. Raises BadMessage for what is neither."""
+        """Return the blocks and events of one message. Raises BadMessage for any other message."""
         if len(message.payload) > MAX_PAYLOAD:
             raise BadMessage(f"{len(message.payload)} bytes; expected at most {MAX_PAYLOAD}")
         if message.topic.startswith(EVENT):
@@ -177,7 +177,7 @@ class ItDecoder:
         if isinstance(event, NvlinksCounted):
             speaker = self._check_speaker(event, path, "counts")
             if self.names.entity("node", event.name) is None:
-                raise BadMessage(f"counts of {event.name[:200]!r}, which is no node of this site")
+                raise BadMessage(f"counts of {event.name[:200]!r}, which is not a node of this site")
             self._nvlinks.spend(speaker, len(payload), message.t_ns)
             return msgspec.structs.replace(event, id=f"{speaker}#{event.id}")
         if isinstance(event, FaultReported | IdentityTold):
@@ -196,7 +196,8 @@ class ItDecoder:
         return event
 
     def _outlook(self, event: OutlookTold, path: str, message: Message) -> OutlookTold:
-        """The outlook with its source as author, and an id that is unique among those of its source."""
+        """Return the outlook with its source as author, and an id that is unique among those of its
+        source."""
         if not path.startswith(OUTLOOKS):
             raise BadMessage(
                 f"an outlook on the topic of {path[:200]!r}; expected it on {EVENT}{OUTLOOKS}..."
@@ -216,14 +217,18 @@ class ItDecoder:
     def _check_speaker(
         self, event: FaultReported | NvlinksCounted | IdentityTold, path: str, what: str
     ) -> str:
-        """A node speaks of itself and what is below it; its full name."""
+        """Check that a node reports only itself and what is below it; returns its full name."""
         place = self._find(path)
         if place is None:
-            raise BadMessage(f"{what} on the topic of {path[:200]!r}, which is no rack or node of this site")
+            raise BadMessage(
+                f"{what} on the topic of {path[:200]!r}, which is not a rack or node of this site"
+            )
         site: Any = self.names
         full: str = site.name(*place)
         if event.name != full and not event.name.startswith(f"{full}/"):
-            raise BadMessage(f"{what} of {event.name[:200]!r} on the topic of {full}; expected what is below")
+            raise BadMessage(
+                f"{what} of {event.name[:200]!r} on the topic of {full}; expected an entity below it"
+            )
         return full
 
     def _find(self, path: str) -> tuple[str, int] | None:
@@ -271,7 +276,7 @@ class ItDecoder:
                 values.append(array)
         if not signals and not counters:
             raise BadMessage(
-                f"no column of {kind} that the catalogue knows among "
+                f"none of the columns is a signal of {kind} in the catalogue: "
                 f"{', '.join(k[:40] for k in list(columns)[:5])}"
             )
         matrix = np.array(values, np.float32) if values else np.empty((0, n), np.float32)
@@ -279,7 +284,7 @@ class ItDecoder:
         return Block(kind, start, tuple(signals), matrix, tuple(counters), raw, t_ns)
 
     def _run(self, kind: str, table: str, entity: int) -> tuple[int, int]:
-        """(first entity, how many) of this kind under the node or rack."""
+        """Return (first entity, number) of this kind under the node or rack."""
         site: Any = self.names
         if table == "node":
             if kind == "node":
@@ -301,8 +306,9 @@ def _check_size(event: _ItEvent) -> None:
             raise BadMessage(
                 f"{name} of {len(value)} characters; expected at most {MAX_TEXT}, of an id {MAX_ID}"
             )
-        if name in ("start_ns", "at_ns"):
-            if not (0 if name == "at_ns" else 1) <= value < 2**62:  # a fault may not know when it happened
+        if name in ("start_ns", "at_ns", "started_ns"):
+            # Who tells of a fault or of a job may not know its instant
+            if not (1 if name == "start_ns" else 0) <= value < 2**62:
                 raise BadMessage(f"{name} {str(value)[:40]}; expected UTC nanoseconds")
         elif name == "count" and not 1 <= value <= MAX_COUNT:
             raise BadMessage(f"count {str(value)[:40]}; expected 1 to {MAX_COUNT}")
@@ -324,7 +330,7 @@ def _check_size(event: _ItEvent) -> None:
 
 def _check_sender(sender: str | None, path: str) -> None:
     if sender is not None and sender != path:
-        raise BadMessage(f"says it is {sender[:200]!r} on the topic of {path[:200]!r}")
+        raise BadMessage(f"claims to be {sender[:200]!r} on the topic of {path[:200]!r}")
 
 
 def _array(column: Any, name: str, n: int, is_counter: bool) -> np.ndarray:
@@ -353,7 +359,7 @@ def _array(column: Any, name: str, n: int, is_counter: bool) -> np.ndarray:
 
 
 def encode_frame(t_ns: int, gpu: dict[str, np.ndarray], node: dict[str, np.ndarray] | None = None) -> bytes:
-    """A msgpack frame with raw columns, as agents send it."""
+    """Return a msgpack frame with raw columns, as agents send it."""
 
     def raw(columns: dict[str, np.ndarray]) -> dict[str, bytes]:
         return {k: v.astype("<i8" if v.dtype.kind == "i" else "<f4").tobytes() for k, v in columns.items()}
@@ -367,6 +373,6 @@ def encode_json(
     node: dict[str, Any] | None = None,
     sender: str | None = None,
 ) -> bytes:
-    """The same as columnar JSON, the open format."""
+    """Return the frame as columnar JSON, the open format."""
     body: dict[str, Any] = {"t_ns": t_ns, "gpu": {k: list(v) for k, v in gpu.items()}, "node": node or {}}
     return msgspec.json.encode(body | ({"from": sender} if sender is not None else {}))

@@ -14,6 +14,6 @@ from .limits import (
     Key as Key,
 )
 from .power import POWER as POWER, PowerSink as PowerSink, Switch as Switch
-from .redfish import RedfishBmc as RedfishBmc, RedfishCaps as RedfishCaps
+from .redfish import RedfishBmc as RedfishBmc, RedfishCaps as RedfishCaps, RedfishDpu as RedfishDpu
 from .redfish_client import RedfishClient as RedfishClient
 from .sink import BmcSink as BmcSink

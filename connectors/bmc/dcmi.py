@@ -1,4 +1,4 @@
-"""DCMI: the power limit of a node by the program `ipmitool dcmi power`, and its switch by `chassis power`.
+"""DCMI: power limit of a node by `ipmitool dcmi power`, and its power switch by `chassis power`.
 
 The password goes by the environment, never on the command line. Before a limit is activated its exception
 action is made harmless: a BMC as found may be set to switch the node off where a limit cannot be met.
@@ -33,13 +33,13 @@ CHASSIS = {ON: "on", STOP: "soft", OFF: "off"}  # source: ipmitool(1), chassis p
 # Words of refusals that another try does not mend; source: completion codes of DCMI 1.5 and IPMI 2.0
 FOR_GOOD = ("out of range", "Invalid command", "Command not", "Insufficient privilege", "not supported")
 # A BMC may answer a wrong user or password by silence.
-NO_SESSION = "look at address and port, user and password, and whether IPMI over LAN is on"
-# What a person can do about words of ipmitool, the first that fit (src/plugins/lanplus/lanplus.c)
+NO_SESSION = "check address, port, user and password, and that IPMI over LAN is enabled"
+# Advice on errors of ipmitool, by the first words that fit (src/plugins/lanplus/lanplus.c)
 HINTS = (
-    ("HMAC is invalid", "the password is refused; expected that of the user in password_file"),
-    ("unauthorized name", "the user is refused; expected one of the BMC's users, with the right to use LAN"),
+    ("HMAC is invalid", "the BMC refused the password; expected the password of the user in password_file"),
+    ("unauthorized name", "the BMC refused the user; expected a user of the BMC with LAN access"),
     ("Unable to establish", NO_SESSION),
-    ("Address lookup", "no such host; look at the name, and at the DNS of this host"),
+    ("Address lookup", "no such host; check the name and the DNS of this host"),
 )
 _LINE = re.compile(r"^\s*(?P<label>[A-Za-z ]{4,60}?)\s*:\s*(?P<value>.*?)\s*$", re.MULTILINE)
 _WATTS = re.compile(r"([0-9]{1,6})\s*Watts?\b", re.IGNORECASE)
@@ -49,7 +49,7 @@ _S = re.compile(r"([0-9]{1,10})\s*sec", re.IGNORECASE)
 
 @dataclass(frozen=True, kw_only=True)
 class DcmiAccess:
-    """The way to one BMC: its address, our user and password, and the `program` with its `options`."""
+    """Access to one BMC: its address, user and password, and the `program` with its `options`."""
 
     host: str
     port: int
@@ -62,7 +62,7 @@ class DcmiAccess:
 
 @dataclass(frozen=True)
 class DcmiCommand:
-    """Settings of a limit: the time to correct an excess, and the action where that fails."""
+    """Settings of a limit: the time to correct an excess, and the action if that fails."""
 
     correction_ms: int = 1000
     action: ExceptionAction = "log"
@@ -92,7 +92,7 @@ def parse_limit(text: str) -> DcmiLimit:
 
 
 def parse_power(text: str) -> float | None:
-    """The power of now in W that `reading` printed; None where the BMC does not measure.
+    """Return the present power that `reading` printed, W; None if the BMC does not measure it.
 
     Raises ConnectorError for what is no reading.
     """
@@ -103,7 +103,7 @@ def parse_power(text: str) -> float | None:
     if values.get("power reading state is", "").lower() != "activated":
         return None
     if float(watts[1]) > MAX_NODE_W:
-        raise ConnectorError(f"says that it draws {watts[1]} W, which no node draws")
+        raise ConnectorError(f"says that it draws {watts[1]} W, which no node can draw")
     return float(watts[1])
 
 
@@ -119,7 +119,8 @@ class Ipmitool:
         )
 
     async def run(self, *words: str) -> str:
-        """Output of ipmitool. Raises ConnectorError, and ActuationError where the BMC refuses for good."""
+        """Return the output of ipmitool. Raises ConnectorError, or ActuationError if the BMC refuses
+        permanently."""
         try:
             secret = await asyncio.to_thread(self._secret)
         except ConfigError as error:
@@ -131,10 +132,12 @@ class Ipmitool:
         except TimeoutError:
             raise ConnectorError(f"{what}: no answer within {self._timeout_s:g} s; {NO_SESSION}") from None
         except OSError as error:
-            why = f"{error.strerror}; install ipmitool, or name it in `program`"
+            why = f"{error.strerror}; install ipmitool, or set its path in `program`"
             raise ConnectorError(f"{self._name}: {self._words[0]}: {why}") from None
         except ValueError:
-            raise ConnectorError(f"{self._name}: {self._words[0]}: a word that cannot be passed on") from None
+            raise ConnectorError(
+                f"{self._name}: {self._words[0]}: an argument that ipmitool cannot take"
+            ) from None
         if answer.is_cut:
             raise ConnectorError(f"{what}: more than {MAX_OUTPUT} bytes; expected a power limit or reading")
         if answer.code != 0:
@@ -152,7 +155,7 @@ class DcmiSwitch:
         self.name, self._tool = name, tool
 
     async def level(self) -> int:
-        """Present level: IPMI tells on and off. Raises ConnectorError, ActuationError."""
+        """Return the present level: IPMI reports on and off. Raises ConnectorError, ActuationError."""
         text = await self._tool.run("chassis", "power", "status")
         found = re.search(r"Chassis Power is (on|off)\b", text, re.IGNORECASE)
         if found is None:
@@ -160,7 +163,7 @@ class DcmiSwitch:
         return ON if found[1].lower() == "on" else OFF
 
     async def put(self, level: int) -> None:
-        """Switch. Raises ConnectorError, and ActuationError where it is refused."""
+        """Switch the node. Raises ConnectorError, or ActuationError if the BMC refuses."""
         await self._tool.run("chassis", "power", CHASSIS[level])
 
 
@@ -183,7 +186,7 @@ class DcmiBmc:
         self._limit: DcmiLimit | None = None
 
     async def read(self) -> BmcReading:
-        """The limit and the power of the node. Raises ConnectorError."""
+        """Return the limit and the power of the node. Raises ConnectorError."""
         cap = await self.cap(Key(NODE_CAP, self.node))
         faults: tuple[str, ...] = ()
         try:
@@ -197,19 +200,19 @@ class DcmiBmc:
         return BmcReading((cap,), () if watts is None else (("node", self.node, watts),), faults, level)
 
     async def cap(self, key: Key) -> Cap:
-        """The limit, asked anew. Raises ConnectorError, ActuationError."""
+        """Read the limit again. Raises ConnectorError, ActuationError."""
         text = await self._run("get_limit")
         try:
             limit = self._limit = parse_limit(text)
         except ConnectorError as error:
             raise ConnectorError(f"{self.name}: {error}") from None
         if limit.active and limit.limit_w > MAX_NODE_W:
-            raise ConnectorError(f"{self.name}: says it enforces {limit.limit_w:g} W, which no node draws")
+            raise ConnectorError(f"{self.name}: says it enforces {limit.limit_w:g} W, which no node can draw")
         most_w = min(self._most_w, MAX_LIMIT_W)
         return Cap(key, limit.limit_w if limit.active else most_w, 0.0, most_w, not limit.active)
 
     async def put(self, cap: Cap, value_w: float, final: bool) -> None:
-        """Set the limit, in whole watts and none above what was asked; see `Bmc.put`."""
+        """Set the limit, in whole watts and never above the requested value; see `Bmc.put`."""
         if final and value_w >= cap.high_w:
             await self._run("deactivate")
             return
@@ -241,12 +244,12 @@ class DcmiBmc:
         limit = parse_limit(await self._run("get_limit"))
         if not self._harmless(limit):
             raise ActuationError(
-                f"{self.name}: its exception action is {limit.action[:40]!r} and stays so; the limit is not "
-                "set, as the node might be switched off"
+                f"{self.name}: its exception action is {limit.action[:40]!r} and cannot change; the limit "
+                "is not set, since the BMC might switch the node off"
             )
 
     async def close(self) -> None:
-        """Nothing is held open."""
+        """Close nothing: no connection stays open."""
 
     async def _run(self, *words: str) -> str:
         return await self._tool.run("dcmi", "power", *words)

@@ -1,4 +1,4 @@
-"""BMCs that cap power: the protocol of one, a fleet of them, and the source that reads their caps.
+"""BMCs that cap power: their common protocol, a fleet of them, and the source that reads their caps.
 
 A BMC is either read or set, never both at once. BMCs that failed last share a few places, so that dead ones
 never hold up the rest.
@@ -26,7 +26,7 @@ READBACK = {GPU_CAP: ("gpu", "power_limit_w"), NODE_CAP: ("node", "power_cap_rea
 # At most with one BMC at a time, so that one that answers slowly takes no place for long. source: estimate,
 # a walk of 100 resources at a second each
 VISIT_S = 120.0
-REMEDY = "look at the address, the user and the password of that BMC; docs/bmc.md says what is asked of it"
+REMEDY = "check the address, the user and the password of this BMC; docs/bmc.md lists its requirements"
 LONGEST_S = 60.0  # between two readings of a BMC that does not answer, unless its period is longer
 
 
@@ -53,7 +53,8 @@ class Cap(NamedTuple):
 
 
 class BmcReading(NamedTuple):
-    """Reading of a node by its BMC. `power_w`: (table, entity, W); `faults`: what it leaves out, in words.
+    """Reading of a node by its BMC. `power_w`: (table, entity, W); `faults`: what it leaves out, in words;
+    `dpus`: (signal, value) of the node's DPUs.
 
     `level` of its power, as the states of `node.power_state`; None where the BMC does not say.
     """
@@ -62,25 +63,26 @@ class BmcReading(NamedTuple):
     power_w: tuple[tuple[str, int, float], ...] = ()
     faults: tuple[str, ...] = ()
     level: int | None = None
+    dpus: tuple[tuple[str, float], ...] = ()
 
 
 class Changed(ConnectorError):
-    """Somebody else changed the cap since it was read: read it again, and decide again."""
+    """Another client changed the cap after it was read: read and decide again."""
 
 
 class Bmc(Protocol):
-    """One BMC. A ConnectorError concerns this BMC alone, which does not answer as it should now."""
+    """One BMC. A ConnectorError means that this BMC alone does not answer properly now."""
 
     name: str
     node: int
     keys: tuple[Key, ...]  # that may be commanded
 
     async def read(self) -> BmcReading:
-        """Caps and power of the node. Raises ConnectorError."""
+        """Return caps and power of the node. Raises ConnectorError."""
         ...
 
     async def cap(self, key: Key) -> Cap:
-        """One cap, asked anew. Raises ConnectorError, or ActuationError where it has none such."""
+        """Read one cap again. Raises ConnectorError, or ActuationError if the BMC has no such cap."""
         ...
 
     async def put(self, cap: Cap, value_w: float, final: bool) -> None:
@@ -91,12 +93,12 @@ class Bmc(Protocol):
         ...
 
     async def close(self) -> None:
-        """Give back what the BMC holds for us (a session)."""
+        """Release the BMC's session."""
         ...
 
 
 class Fleet:
-    """The BMCs of one section, their lanes and the caps last read. `end` closes what they share."""
+    """The BMCs of one section, their lanes and the last caps read. `end` closes shared resources."""
 
     def __init__(
         self, bmcs: Iterable[Bmc], at_once: int, end: Callable[[], Awaitable[None]] | None = None
@@ -111,7 +113,7 @@ class Fleet:
 
     @contextlib.asynccontextmanager
     async def lane(self, bmc: Bmc) -> AsyncIterator[None]:
-        """Exclusive use of a BMC; an error raised inside marks it as failing."""
+        """Yield exclusive use of a BMC; an error raised inside marks it as failing."""
         async with self._locks[bmc.name], self._place(bmc):
             try:
                 async with asyncio.timeout(VISIT_S) as visit:
@@ -133,7 +135,7 @@ class Fleet:
         return self._ailing if bmc.name in self.failing else self._well
 
     def note(self, caps: Iterable[Cap], now_ns: int) -> list[Reading]:
-        """Remember these caps; return them as readings."""
+        """Store these caps; returns them as readings."""
         out: list[Reading] = []
         for cap in caps:
             self.last[cap.key] = time.monotonic(), cap
@@ -142,7 +144,7 @@ class Fleet:
         return out
 
     async def close(self) -> None:
-        """Sign out everywhere, for a moment at most.
+        """Sign out of all BMCs, within a short time.
 
         The source and the sink both close the fleet that they share: the second waits for the first, whose
         requests would end unanswered with the connections.
@@ -156,7 +158,7 @@ class Fleet:
 
 
 class BmcSource:
-    """Reads caps and power of each BMC every `period_s`, of a dead one more and more seldom.
+    """Reads caps and power of each BMC every `period_s`, and of an unreachable one less and less often.
 
     A cap for which `left_to_others(key)` returns a reason is read more often by others: it is left out.
     """
@@ -198,6 +200,7 @@ class BmcSource:
                 items = self._fleet.note(reading.caps, now_ns)
                 items += [Reading(t, e, "power_w", w, now_ns) for t, e, w in reading.power_w]
                 items = [x for x in items if x.table != "gpu" or not self._left(x.entity)]
+                items += [Reading("node", bmc.node, signal, value, now_ns) for signal, value in reading.dpus]
                 if reading.level is not None:
                     items += power_readings(bmc.node, reading.level, now_ns, self._agent_level(bmc.node))
                 inlet.stage(items, now_ns, self._period_s)

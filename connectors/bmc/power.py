@@ -1,4 +1,4 @@
-"""Power sink: systems stopped and nodes switched off by their BMCs; switched on only as people ask.
+"""Power sink: BMCs shut down systems and switch nodes off. Nodes are switched on only at people's request.
 
 Each order has a task of its own beside the lanes of the BMCs, so that nothing that reads or caps delays it,
 and a newer one ends it: an off overtakes a shutdown. A reset that a BMC carried out is not sent again under
@@ -41,21 +41,21 @@ class Switch(Protocol):
     name: str
 
     async def level(self) -> int:
-        """Present level. Raises ConnectorError, and ActuationError where nothing says it."""
+        """Return the present level. Raises ConnectorError, or ActuationError if no source reports it."""
         ...
 
     async def put(self, level: int) -> None:
-        """Switch. Raises ConnectorError, and ActuationError where it is refused."""
+        """Switch the node. Raises ConnectorError, or ActuationError if the BMC refuses."""
         ...
 
 
 def no_agent(node: int) -> float | None:  # noqa: ARG001
-    """For sites without agents."""
+    """Return False: for sites without agents."""
     return None
 
 
 def power_readings(node: int, level: int, now_ns: int, agent_level: float | None) -> list[Reading]:
-    """The level as readings; where an agent stops its system, it knows that before the BMC does."""
+    """Return the level as readings; an agent that stops its system reports this before the BMC does."""
     out = [Reading("node", node, "power_on_state", float(level != OFF), now_ns)]
     if level != ON or agent_level != STOP:
         out.append(Reading("node", node, "power_readback_state", float(level), now_ns))
@@ -64,7 +64,7 @@ def power_readings(node: int, level: int, now_ns: int, agent_level: float | None
 
 @dataclass(slots=True, eq=False)
 class PowerOrder(SinkOrder):
-    """The level commanded of a node. `taken`: its BMC took a reset, last at `sent_s`, monotonic."""
+    """The commanded level of a node. `taken`: its BMC accepted a reset, last at `sent_s`, monotonic."""
 
     policy: str
     deadline_ns: int
@@ -74,12 +74,12 @@ class PowerOrder(SinkOrder):
     answered: tuple[str, str] = ("", "")
 
     def is_reached(self, level: int) -> bool:
-        """True if the level is as wanted: what is off has stopped too."""
+        """Return True if the level is as wanted: a node that is off has also stopped."""
         return level == self.value if self.value == ON else level >= self.value
 
 
 class PowerSink:
-    """Commands the power of nodes. `switches` by node; `agent_level` tells which nodes stop themselves.
+    """Commands the power of nodes. `switches` by node; `agent_level` gives the nodes that stop themselves.
 
     `end` closes what the switches share.
     """
@@ -105,7 +105,7 @@ class PowerSink:
         self.counts = dict.fromkeys(("commands", "old", "sent", "refused", "left_to_agents"), 0)
 
     async def apply(self, commands: tuple[CommandBatch, ...]) -> None:
-        """Begin to carry out these commands; answers to them are staged."""
+        """Begin to carry out these commands; stages the answers."""
         for batch in commands:
             if batch.control != POWER:
                 continue
@@ -135,7 +135,7 @@ class PowerSink:
         self._tasks[node] = asyncio.create_task(self._carry_out(node, order), name=f"{self.name}/{node}")
 
     async def run(self) -> None:
-        """Let orders be carried out until cancelled."""
+        """Carry out orders until cancelled."""
         try:
             await asyncio.Event().wait()
         finally:
@@ -148,13 +148,13 @@ class PowerSink:
 
     @property
     def fault(self) -> str:
-        """The first node whose order is not carried out, and the reason; empty if none."""
+        """Return the first node with a pending order, and the reason; "" if none."""
         return next((f"{self._switches[n].name}: {why}"[:300] for n, why in self._away.items()), "")
 
     async def _carry_out(self, node: int, order: PowerOrder) -> None:
         try:
             if self._now_ns() >= order.deadline_ns:  # a renewal of what this daemon does not remember
-                self._tell(node, order, "failed", "its deadline is over: nothing is begun any more")
+                self._tell(node, order, "failed", "the deadline has passed; no further step is started")
                 return
             if order.value == STOP and await self._is_agents(node):
                 self.counts["left_to_agents"] += 1
@@ -172,7 +172,8 @@ class PowerSink:
             self._away.pop(node, None)
 
     async def _is_agents(self, node: int) -> bool:
-        """True once the node's agent stops its system; False without one online, or where it does not."""
+        """Return True once the node's agent stops its system; False without an agent online, or if it does
+        not."""
         until_s = time.monotonic() + AGENT_S
         while (level := self._agent_level(node)) is not None and time.monotonic() < until_s:
             if level == STOP:
@@ -200,16 +201,16 @@ class PowerSink:
         return False
 
     async def _try(self, node: int, order: PowerOrder) -> bool:
-        """Read, switch, read again; an off is sent before anything is asked, as each second counts."""
+        """Read, switch, read again; an off is sent before any query, because each second counts."""
         switch, wanted = self._switches[node], state_number(order.value, LEVELS)
         if wanted < 0:
-            raise ActuationError(f"{order.value:g} is no state of a node's power")
+            raise ActuationError(f"{order.value:g} is not a power state of a node")
         asks = wanted != OFF or order.taken
         if asks and order.is_reached(await self._read(node)):
             return True
         if time.monotonic() - order.sent_s >= SETTLE_S[wanted]:
             if wanted == ON and order.policy != PEOPLE:
-                raise ActuationError(f"{switch.name}: is off; only people switch a node on")
+                raise ActuationError(f"{switch.name}: is off; racktwin never switches a node on")
             if not self._may_act():
                 return False
             try:

@@ -1,4 +1,4 @@
-"""Requests to one Redfish service: JSON over aiohttp, with what every caller needs done right.
+"""Client of one Redfish service: JSON over aiohttp, with sessions, limits and retries for all callers.
 
 Signs in by a session, by Basic where there is none; a session that was forgotten is opened anew once, a
 refused password rests for a while, lest the account be locked. Answers have a limit in time and size, and no
@@ -34,11 +34,11 @@ JSON = dict[str, Any]
 
 
 class Gone(ConnectorError):
-    """There is no such resource (any more)."""
+    """The resource does not exist, or no longer."""
 
 
 class HttpAnswer(NamedTuple):
-    """A resource, the version of it ("" where the service names none), and how many bytes it was."""
+    """A resource, its version ("" if the service gives none), and its size in bytes."""
 
     body: JSON
     tag: str
@@ -46,7 +46,7 @@ class HttpAnswer(NamedTuple):
 
 
 class RedfishClient:
-    """One service. `secret` gives the password, asked each time we sign in; `http` the session of aiohttp."""
+    """One service. `secret` gives the password at each sign-in; `http` is the session of aiohttp."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class RedfishClient:
         self._resting = ""
 
     async def get(self, path: str) -> HttpAnswer:
-        """A resource. Raises Gone, ConnectorError, and ActuationError where it is refused us."""
+        """Return a resource. Raises Gone, ConnectorError, or ActuationError if the service refuses."""
         return await self._ask("GET", path)
 
     async def patch(self, path: str, body: JSON, tag: str) -> None:
@@ -76,11 +76,11 @@ class RedfishClient:
         await self._ask("PATCH", path, body, tag)
 
     async def post(self, path: str, body: JSON) -> None:
-        """Ask for an action. Raises Gone, ConnectorError, and ActuationError where it is refused."""
+        """Request an action. Raises Gone, ConnectorError, or ActuationError if the service refuses."""
         await self._ask("POST", path, body)
 
     async def root(self) -> JSON:
-        """The service root, asked once."""
+        """Return the service root, requested once."""
         if self._root is None:
             try:
                 self._root = (await self._once("GET", ROOT, None, "", signed=False)).body
@@ -91,7 +91,7 @@ class RedfishClient:
         return self._root
 
     async def close(self) -> None:
-        """Give the session back: a BMC has few."""
+        """Release the session: a BMC has few."""
         path, token, self._session_path = self._session_path, self._token, ""
         if path and token:
             with contextlib.suppress(ConnectorError, ActuationError):
@@ -103,7 +103,7 @@ class RedfishClient:
         if now_s < self._rest_until_s:
             raise ConnectorError(f"{self.base}: {self._resting}")
         if now_s < self._busy_until_s and method != "POST":  # an order on the power waits for nothing
-            raise ConnectorError(f"{self.base}: asked us to wait {self._busy_until_s - now_s:.0f} s more")
+            raise ConnectorError(f"{self.base}: asks to wait {self._busy_until_s - now_s:.0f} s more")
         async with self._signing:
             if not self._token and not self._basic:
                 await self._sign_in()
@@ -120,7 +120,7 @@ class RedfishClient:
             return await self._once(method, path, body, tag)
         except _NotSigned:
             self._token, self._rest_until_s = "", time.monotonic() + FORGOT_S
-            self._resting = "forgets sessions as soon as they are opened"
+            self._resting = "drops sessions as soon as they are opened"
             raise ConnectorError(f"{self.base}: {self._resting}") from None
 
     async def _sign_in(self) -> None:
@@ -171,7 +171,7 @@ class RedfishClient:
     async def _send(
         self, method: str, path: str, body: JSON | None, tag: str, signed: bool
     ) -> HttpAnswer | str:
-        """One request; the answer, or the path on this service that it leads to."""
+        """Send one request; returns the answer, or the path on this service that it leads to."""
         headers = {"If-Match": tag} if tag else {}
         options: dict[str, Any] = {} if self._tls is None else {"ssl": self._tls}
         if signed and self._token:
@@ -191,7 +191,7 @@ class RedfishClient:
                 return self._judge(method if signed or method != "POST" else SIGN_IN, url, answer, text)
 
     def _judge(self, method: str, url: str, answer: aiohttp.ClientResponse, text: bytes) -> HttpAnswer | str:
-        """Interpret an answer."""
+        """Return the meaning of an answer."""
         status, headers = answer.status, answer.headers
         if status in (301, 302, 303, 307, 308):
             if method != "GET" and status not in (307, 308):
@@ -205,7 +205,7 @@ class RedfishClient:
                 self._busy_until_s = time.monotonic() + min(float(after), BUSY_S)
             raise ConnectorError(f"{url}: answers {status}: busy{f', for {after[:5]} s' if after else ''}")
         if status in (412, 428):
-            raise Changed(f"{url}: answers {status}: it was changed meanwhile")
+            raise Changed(f"{url}: answers {status}: the resource changed meanwhile")
         if status in (404, 410):
             raise Gone(f"{url}: answers {status}")
         if method == SIGN_IN and status >= 400:  # that has the password, which an answer might hold
@@ -225,19 +225,21 @@ class RedfishClient:
         return HttpAnswer(found, tag[:200] if isinstance(tag, str) and tag.isprintable() else "", len(text))
 
     def _same_host(self, url: str, location: str) -> str:
-        """The path that a Location means. Raises ConnectorError for one elsewhere."""
+        """Return the path of a Location. Raises ConnectorError for another host."""
         try:
             to, here = urlsplit(urljoin(url, location)), urlsplit(self.base)
             same = (to.scheme, to.hostname, to.port) == (here.scheme, here.hostname, here.port)
         except ValueError:
             same = False
         if not same or not location or len(to.path) > MAX_PATH:
-            raise ConnectorError(f"{url}: leads elsewhere ({location[:80]!r}); expected a path on this host")
+            raise ConnectorError(
+                f"{url}: redirects to another host ({location[:80]!r}); expected a path on this host"
+            )
         return to.path + (f"?{to.query}" if to.query else "")
 
 
 class Refusal(ActuationError):
-    """The service refuses for good."""
+    """A permanent refusal of the service."""
 
     def __init__(self, words: str, status: int) -> None:
         self.status = status
@@ -249,7 +251,7 @@ class _NotSigned(ConnectorError):
 
 
 def decoded(text: bytes, url: str) -> JSON:
-    """The object that an answer is. Raises ConnectorError for anything else."""
+    """Return the object in an answer. Raises ConnectorError for anything else."""
     try:
         body = msgspec.json.decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -260,14 +262,14 @@ def decoded(text: bytes, url: str) -> JSON:
 
 
 def link(body: Any, name: str) -> str | None:
-    """The path that a property refers to; None where it is absent or no path of this service."""
+    """Return the path that a property refers to; None if it is absent or no path of this service."""
     found = body.get(name) if isinstance(body, dict) else None
     path = found.get("@odata.id") if isinstance(found, dict) else None
     return path if is_path(path) else None
 
 
 def is_path(path: object) -> bool:
-    """True if this is a path on the service: `/redfish/...`, no host, nothing that climbs."""
+    """Return True for a path on the service: `/redfish/...`, without host or parent steps."""
     return (
         isinstance(path, str)
         and path.startswith("/redfish/")
@@ -284,7 +286,7 @@ def _basic(user: str, password: str) -> str:
 
 
 def _words(text: bytes) -> str:
-    """Text of a refusal (the error object of DSP0266), as one short line."""
+    """Return the text of a refusal (the error object of DSP0266), as one short line."""
     try:
         error = msgspec.json.decode(text)["error"]
         more = error.get("@Message.ExtendedInfo") or [{}]

@@ -1,4 +1,4 @@
-"""Power caps carried out by BMCs, which know no leases: we hold these ourselves, while we live.
+"""Sink for power caps of BMCs. BMCs know no leases, so the daemon holds the leases while it runs.
 
 A command is read, set, and read again: what is enforced answers it. The newest wins, an older epoch or number
 is ignored, and each try ends at the command's deadline. A lease that is not renewed ends at the site's safe
@@ -38,7 +38,7 @@ Phase = Literal["waiting", "done", "failed"]
 
 @dataclass(slots=True, eq=False)
 class CapOrder(SinkOrder):
-    """The cap commanded. `lapsing`: its lease is over, and the safe value is set."""
+    """The commanded cap. `lapsing`: its lease has ended, and the safe value is set."""
 
     cap: Key
     issued_ns: int
@@ -91,7 +91,7 @@ class BmcSink:
         self._wake.set()
 
     async def run(self) -> None:
-        """Carry out what was taken and end leases that are over, until cancelled."""
+        """Carry out accepted orders and end expired leases, until cancelled."""
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
@@ -154,7 +154,7 @@ class BmcSink:
                 self._next_end_ns = min(self._next_end_ns, order.expires_ns)
 
     def _is_news(self, order: CapOrder) -> bool:
-        """True if there is something to do; a renewal of what stands only moves the end of its lease."""
+        """Return True if there is work; a renewal of an applied order only moves the end of its lease."""
         held = self._orders.get(order.cap)
         if held is None or order.epoch > held.epoch:
             return True
@@ -175,7 +175,7 @@ class BmcSink:
         return not (held.phase == "done" and fresh and cap is not None and self._as_wanted(cap, held))
 
     def _end_leases(self) -> None:
-        """Set what was not renewed to its safe value; do nothing where another daemon leads.
+        """Set caps without a renewal to their safe value; does nothing if another daemon leads.
 
         Not at the first look: where our clock was set ahead, the next tick renews what is still wanted.
         """
@@ -209,7 +209,7 @@ class BmcSink:
         self._next_end_ns = min(ends, default=2**62)
 
     async def _work(self, bmc: Bmc) -> None:
-        """Carry out the orders of this BMC, in rounds that grow apart, until nothing is left to do."""
+        """Carry out the orders of this BMC, in rounds of growing distance, until none is left."""
         wait_s = FIRST_S
         while orders := self._waiting(bmc):
             if not self._may_act():  # another daemon has the site
@@ -231,7 +231,7 @@ class BmcSink:
             wait_s = min(2 * wait_s, longest_s)
 
     def _waiting(self, bmc: Bmc) -> list[CapOrder]:
-        """Decreases first: what one GPU gives up, another may be about to get."""
+        """Return the waiting orders, decreases first: power released by one GPU may serve another."""
         due = self._due.get(bmc.name, {})
         orders = [order for key in list(due) if (order := self._orders.get(key)) is not None]
         orders = [order for order in orders if order.phase == "waiting"]
@@ -246,7 +246,7 @@ class BmcSink:
         return sorted(orders, key=rise_w)
 
     async def _round(self, bmc: Bmc, orders: list[CapOrder]) -> bool:
-        """One try of each order; whether any is left that must wait."""
+        """Try each order once. Return True if any order is left that must wait."""
         left = False
         for order in orders:
             if self._orders.get(order.cap) is not order:
@@ -303,13 +303,13 @@ class BmcSink:
             return
 
     async def _put(self, bmc: Bmc, cap: Cap, order: CapOrder) -> None:
-        """Set it, in however many steps, and stop between them where another daemon leads by now."""
+        """Set the cap in one or several steps. Stop between steps if another daemon leads by then."""
         task = asyncio.ensure_future(bmc.put(cap, order.value, order.final))
         try:
             while not task.done():
                 await asyncio.wait((task,), timeout=LEAD_LOOK_S)
                 if not task.done() and not self._may_act():
-                    raise ConnectorError(f"{bmc.name}: another daemon leads by now: given up halfway")
+                    raise ConnectorError(f"{bmc.name}: another daemon leads now; the request was abandoned")
             task.result()
         finally:
             if not task.done():
@@ -329,7 +329,7 @@ class BmcSink:
         return abs(cap.limit_w - order.value) <= tolerance_w
 
     def _settle(self, order: CapOrder, state: Literal["done", "failed"], why: str) -> None:
-        """The end of an order's way, for now. A lapse is not given up."""
+        """End the processing of an order for now. A lapse is retried until it succeeds."""
         if order.lapsing and state == "failed":
             order.why = self._stuck[order.cap] = why
             return

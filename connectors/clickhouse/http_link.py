@@ -1,4 +1,4 @@
-"""Link to a ClickHouse server: inserts and questions over its HTTP interface, by urllib3.
+"""Link to a ClickHouse server: inserts and queries over its HTTP interface, by urllib3.
 
 An insert is one block, so it is taken as a whole or not at all, and a server that took it already takes it no
 second time: it knows it by its token. Names go as parameters of the query, never into its text.
@@ -31,7 +31,7 @@ _REMEDIES = {
     REFUSED_LOGIN: "expected `username` and the password in `password_file` of a user of that server",
     194: "expected `username` and the password in `password_file` of a user of that server",
     NO_TABLE: "expected the tables that `racktwin fleet history --schema` prints",
-    NO_DATABASE: "expected the database that `racktwin fleet history --schema` makes",
+    NO_DATABASE: "expected the database that `racktwin fleet history --schema` creates",
     NO_RIGHT: "expected the rights that `racktwin fleet history --schema` names",
     201: "the user's quota at the server is used up",
 }
@@ -39,7 +39,7 @@ _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r", "
 
 
 class ClickHouseError(Exception):
-    """A request that failed. `status` is 0 where no answer came; `code` is ClickHouse's own, or 0."""
+    """A failed request. `status` is 0 without an answer; `code` is ClickHouse's own, or 0."""
 
     def __init__(self, text: str, status: int = UNREACHABLE, code: int = 0) -> None:
         super().__init__(text)
@@ -55,7 +55,7 @@ class Login:
 
 
 class ClickHouseLink:
-    """One server and database. Raises ConfigError for a URL or login that cannot be used."""
+    """One server and database. Raises ConfigError for an invalid URL or login."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class ClickHouseLink:
         self._packer = zstandard.ZstdCompressor(level=LEVEL)
 
     def insert(self, table: str, columns: Sequence[str], form: str, body: bytes) -> None:
-        """Insert rows in a format of ClickHouse; again, they make no doubles. Raises ClickHouseError."""
+        """Insert rows in a format of ClickHouse; a repeat makes no duplicates. Raises ClickHouseError."""
         names = ", ".join(columns)
         settings = {
             "query": f"INSERT INTO {self.database}.{table} ({names}) FORMAT {form}",
@@ -95,21 +95,23 @@ class ClickHouseLink:
         }
         if self._request(settings, self._packer.compress(body), {"Content-Encoding": "zstd"}):
             raise ClickHouseError(
-                f"{self.place}: is no ClickHouse: it answers an insert with text; look at host and port", 200
+                f"{self.place}: is not ClickHouse: it answers an insert with text; check host and port", 200
             )
 
     def ask(self, sql: str, names: Mapping[str, str | int | float] | None = None) -> list[dict[str, Any]]:
-        """The rows of a SELECT; `names` are its parameters. Raises ClickHouseError."""
+        """Return the rows of a SELECT; `names` are its parameters. Raises ClickHouseError."""
         settings = {"wait_end_of_query": "1", "default_format": "JSONEachRow"}
         settings |= {f"param_{name}": _escaped(value) for name, value in (names or {}).items()}
         text = self._request(settings, sql.encode(), {})
         try:
             return [msgspec.json.decode(line, type=dict) for line in text.splitlines() if line]
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            raise ClickHouseError(f"{self.place}: is no ClickHouse: its answer is no JSON", 200) from None
+            raise ClickHouseError(
+                f"{self.place}: is not ClickHouse: its answer is not JSON; check host and port", 200
+            ) from None
 
     def close(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         self._pool.clear()
 
     def _request(self, settings: dict[str, str], body: bytes, headers: dict[str, str]) -> bytes:
@@ -135,7 +137,9 @@ class ClickHouseLink:
             with contextlib.suppress(Exception):
                 answer.release_conn()
         if len(text) > MAX_ANSWER:
-            raise ClickHouseError(f"{self.place}: an answer beyond {MAX_ANSWER} bytes: ask for less", 413)
+            raise ClickHouseError(
+                f"{self.place}: an answer of more than {MAX_ANSWER} bytes; ask for less", 413
+            )
         if answer.status != 200:
             raise self._refusal(answer.status, answer.headers.get("X-ClickHouse-Exception-Code", ""), text)
         return text
@@ -147,14 +151,14 @@ class ClickHouseLink:
         return ClickHouseError(f"{self.place}: answers {status}: {said}{remedy}", status, code)
 
     def _clean(self, text: str) -> str:
-        """Text without our password, whatever the server repeats of what it was sent."""
+        """Return text without the password, which the server may repeat."""
         if self._secret:
             text = text.replace(self._secret, "***")
         return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:MAX_TEXT]
 
 
 def _whole(answer: urllib3.BaseHTTPResponse, ends_s: float) -> bytes:
-    """The body, or a byte more than may be read. Raises HTTPError for one that has not ended by then."""
+    """Return the body, or one byte more than the limit. Raises HTTPError if it is incomplete."""
     data = bytearray()
     while part := answer.read1(MAX_ANSWER + 1 - len(data)):
         data += part
@@ -168,15 +172,15 @@ def _whole(answer: urllib3.BaseHTTPResponse, ends_s: float) -> bytes:
 
 
 def _escaped(value: str | int | float) -> str:
-    """The value of a parameter, as the server reads it: a text with the escapes of TSV."""
+    """Return a parameter in the server's form: a text with the escapes of TSV."""
     return value.translate(_ESCAPES) if isinstance(value, str) else repr(value)
 
 
 def _why(error: Exception, timeout_s: float) -> str:
     if isinstance(error, urllib3.exceptions.SSLError):
-        return f"TLS fails: {error}; expected a valid certificate of that name, by `tls.ca_file`"
+        return f"TLS failed: {error}; expected a certificate for this host name that `tls.ca_file` trusts"
     if isinstance(error, urllib3.exceptions.NewConnectionError):
-        return "nobody answers there; look whether the server runs, at host and port"
+        return "no answer; check that the server runs, and its host and port"
     if isinstance(error, urllib3.exceptions.TimeoutError):  # the base of the one above
-        return f"no whole answer within {timeout_s:g} s"
+        return f"no complete answer within {timeout_s:g} s"
     return f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""Questions to the fleet's history: a signal over time, and lists of alarms, commands and decisions.
+"""Queries of the fleet's history: a signal over time, and lists of alarms, commands and decisions.
 
 The table that answers follows from the step and from how far back the question reaches: values as they came,
 or their rollups of a minute or an hour.
@@ -28,7 +28,9 @@ _NAMED = """ AND arrayExists(
 
 @dataclass(frozen=True, kw_only=True)
 class ValueQuestion:
-    """One signal of an entity in [since, until), in one hall or in all. `entity`: a full path or its end."""
+    """One signal in [since, until), in one hall or in all. `entity`: full paths or their ends, with commas
+    between them.
+    """
 
     entity: str
     signal: str
@@ -53,13 +55,14 @@ class ListQuestion:
 
 
 class FleetReader:
-    """Asks a server. Raises ClickHouseError. `keep` says how far back each table reaches."""
+    """Queries a server. Raises ClickHouseError. `keep`: the retention of each table."""
 
     def __init__(self, link: ClickHouseLink, keep: Retention) -> None:
         self.link, self.keep = link, keep
 
     def values(self, asked: ValueQuestion, now_ns: int) -> dict[str, Any]:
-        """`rows` of mean, min, max and last by hall, entity and instant; `more` if there are further ones."""
+        """Return `rows` of mean, min, max and last by hall, entity and instant; `more` if there are
+        further ones."""
         table, step_ms = self._choose(asked, now_ns)
         names: dict[str, str | int | float] = {
             "entity": asked.entity,
@@ -79,7 +82,7 @@ class FleetReader:
         }
 
     def lines(self, asked: ListQuestion) -> dict[str, Any]:
-        """`rows` of lines; `more` if there are older ones in the range."""
+        """Return `rows` of lines; `more` if there are older ones in the range."""
         kinds = LISTS[asked.what]
         names: dict[str, str | int | float] = {
             "entity": asked.entity,
@@ -107,12 +110,13 @@ ORDER BY t DESC, site, hall, seq DESC LIMIT {{limit:UInt32}} FORMAT JSONEachRow"
                 row["t_ns"] = int(row.pop("t_ms")) * NS_MS
                 row |= {"count": int(row["count"])} if "count" in row else {}
         except (KeyError, TypeError, ValueError):
-            why = "is no ClickHouse: its rows are of another form"
+            why = "is not ClickHouse: its rows have another form"
             raise ClickHouseError(f"{self.link.place}: {why}", 200) from None
         return rows
 
     def _choose(self, asked: ValueQuestion, now_ns: int) -> tuple[str, int]:
-        """(table, step in ms): the finest that reaches back so far, the step a whole number of its own."""
+        """Return (table, step in ms): the finest one with this history, the step a whole number of its
+        own."""
         back_s = max(0, now_ns - asked.since_ns) / NS_S
         span_s = (asked.until_ns - asked.since_ns) / NS_S
         step_s = asked.step_s if asked.step_s is not None else span_s / POINTS
@@ -150,6 +154,7 @@ def _values_sql(table: str, in_hall: bool) -> str:
 FROM {table} AS v{" FINAL" if raw else ""}
 WHERE v.signal = {{signal:String}}{hall}
     AND v.t >= {start} AND v.t < fromUnixTimestamp64Milli({{until:Int64}}, 'UTC')
-    AND (v.entity = {{entity:String}} OR endsWith(v.entity, concat('/', {{entity:String}})))
+    AND arrayExists(
+        e -> v.entity = e OR endsWith(v.entity, concat('/', e)), splitByChar(',', {{entity:String}}))
 GROUP BY site, hall, rack, entity, t_ms
 ORDER BY site, hall, entity, t_ms LIMIT {{limit:UInt32}} FORMAT JSONEachRow"""

@@ -1,4 +1,4 @@
-"""Schema: the SQL of the tables, rollups and views of the fleet's history, and who needs which rights.
+"""Schema: SQL of the tables, rollups and views of the fleet's history, and of the grants of each user.
 
 Values lie in `value`, a row per reading. Two materialised views keep `value_1min` and `value_1h` from the
 inserts alone. The journals of all halls lie in `journal`, a row per line, keyed by the line's own hash.
@@ -22,7 +22,7 @@ ROLLUPS = (("value_1min", "toStartOfMinute"), ("value_1h", "toStartOfHour"))
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """Days that the server keeps values, their means of a minute and of an hour, and journals."""
+    """Days for which the server keeps values, minute and hour means, and journals."""
 
     values_days: float = 30.0
     minutes_days: float = 365.0
@@ -31,14 +31,15 @@ class Retention:
 
 
 def database_problem(name: str) -> str:
-    """The fault of a database name, which stands in SQL as it is; empty for none."""
+    """Return the fault of a database name, which appears unquoted in SQL; "" for none."""
     if _NAME.fullmatch(name):
         return ""
     return f"expected letters, digits and _, at most 63 and no digit first, got {name[:80]!r}"
 
 
 def schema_sql(database: str, keep: Retention) -> list[str]:
-    """Statements that make what is missing; each may run again. Run by whoever may create there."""
+    """Return statements that create missing tables; each may run again. The user needs the right to create
+    them."""
     return [
         f"CREATE DATABASE IF NOT EXISTS {database}",
         _values(database, keep),
@@ -123,7 +124,7 @@ SETTINGS ttl_only_drop_parts = 1"""
 
 
 def _views(database: str) -> tuple[str, str, str]:
-    """Findings, commands and decisions as tables of their own, for those who ask in SQL."""
+    """Return views of findings, commands and decisions as tables, for SQL users."""
     return (
         f"""CREATE VIEW IF NOT EXISTS {database}.finding AS
 SELECT site, hall, t, kind = 'finding' AS active, id, severity, text, entities, hash
@@ -138,7 +139,7 @@ FROM {database}.journal FINAL WHERE kind NOT IN ('mark', 'manifest', 'upkeep')""
 
 
 def grants_sql(database: str) -> list[str]:
-    """The least rights: of a hall, which only writes, and of a daemon or person that reads."""
+    """Return the minimal rights: of a hall, which only writes, and of a daemon or person that reads."""
     return [
         f"GRANT INSERT ON {database}.value TO hall",
         f"GRANT INSERT ON {database}.journal TO hall",

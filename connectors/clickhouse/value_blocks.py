@@ -1,4 +1,4 @@
-"""Values on their way to ClickHouse: samples that wait within a bound, and their rows in format Native.
+"""Value blocks: samples in a bounded queue for ClickHouse, and their rows in format Native.
 
 Native is columns, as samples are: no row of values is ever made in Python. source: ClickHouse's
 documentation, Interfaces / Formats / Native; a text is its length as a LEB128 number, then its bytes.
@@ -30,7 +30,7 @@ class Labels:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A sample that waits; `size_bytes` of its arrays."""
+    """A waiting sample; `size_bytes` of its arrays."""
 
     t_ns: int
     names: SiteNames
@@ -40,7 +40,7 @@ class _Waiting:
 
 
 class ValueBuffer:
-    """Samples that wait for the server, the oldest first, within `room_bytes`; from any thread."""
+    """Samples that wait for the server, the oldest first, within `room_bytes`; thread-safe."""
 
     def __init__(self, room_bytes: int) -> None:
         self._room, self._size = room_bytes, 0
@@ -49,7 +49,7 @@ class ValueBuffer:
         self.queue_points = self.dropped_points = 0
 
     def put(self, t_ns: int, names: SiteNames, tables: Sequence[LineColumns]) -> None:
-        """One instant; its arrays must not change any more. The oldest go where there is no room."""
+        """Put one instant; its arrays must not change later. Without room the oldest samples are dropped."""
         rows = sum(t.value.size + t.total.size for t in tables)
         size = sum(t.value.nbytes + t.total.nbytes for t in tables)
         with self._lock:
@@ -62,12 +62,12 @@ class ValueBuffer:
 
     @property
     def oldest(self) -> _Waiting | None:
-        """The sample that is next."""
+        """Return the next sample."""
         with self._lock:
             return self._waiting[0] if self._waiting else None
 
     def done(self, sample: _Waiting) -> None:
-        """Forget a sample that was taken or refused, unless it was dropped meanwhile."""
+        """Remove an accepted or refused sample, unless it was dropped meanwhile."""
         with self._lock:
             if self._waiting and self._waiting[0] is sample:
                 self._pop()
@@ -88,7 +88,7 @@ class _EntityTexts:
 
 
 class ValueBlocks:
-    """Makes blocks of samples under these labels; remembers the packed names of one site."""
+    """Builds blocks of samples under these labels; caches the packed names of one site."""
 
     def __init__(self, labels: Labels) -> None:
         self.labels = labels
@@ -96,7 +96,8 @@ class ValueBlocks:
         self._texts: dict[str, _EntityTexts] = {}
 
     def of(self, sample: _Waiting) -> list[tuple[bytes, int]]:
-        """(block, rows) of a sample, each of one signal or more; the same sample makes the same blocks."""
+        """Yield (block, rows) of a sample, each of at least one signal; the same sample gives the same
+        blocks."""
         if sample.names.hash != self._hash:
             self._hash = sample.names.hash
             self._texts.clear()
@@ -165,7 +166,7 @@ def value_block(labels: Labels, parts: Sequence[_Part], t_ns: int) -> bytes:
 
 
 def packed_count(number: int) -> bytes:
-    """LEB128 of a number from 0 on."""
+    """Return the LEB128 form of a number from 0 on."""
     out = bytearray()
     while number > 127:
         out.append(number & 127 | 128)
@@ -175,12 +176,12 @@ def packed_count(number: int) -> bytes:
 
 
 def packed_text(text: str) -> bytes:
-    """A text with its length in front."""
+    """Return a text with its length in front."""
     data = text.encode("utf-8", "replace")
     return packed_count(len(data)) + data
 
 
 def rack_of(table: str, path: str) -> str:
-    """The rack in which an entity stands, by its path `site/hall/rack/..`; empty for what stands in none."""
+    """Return the rack of an entity, by its path `site/hall/rack/..`; "" without one."""
     parts = path.split("/")
     return parts[2] if len(parts) > 3 or (table == "rack" and len(parts) == 3) else ""

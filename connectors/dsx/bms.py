@@ -1,4 +1,4 @@
-"""The codec of DSX BMS v1: messages in, readings in core units out, and requests the other way.
+"""Codec of DSX BMS v1: messages in, readings in core units out, and requests in the other direction.
 
 `BmsDecoder` keeps a table of the points that metadata has announced and reads values by it, never by a
 tagPath. No input or output, no clock: the same messages give the same readings. Everything in it has a limit,
@@ -45,10 +45,10 @@ HOLD_NS = 250 * 10**9  # 2.5 republish periods of 100 s
 MIN_MS, MAX_MS = 946_684_800_000, 4_102_444_800_000  # the years 2000 to 2100
 PUB_VALUE, PUB_METADATA = "BMS/v1/PUB/Value/", "BMS/v1/PUB/Metadata/"
 SETTLE_NS = 60 * 10**9  # after the first message, in which retained metadata arrives
-NO_METADATA = "the BMS has to publish retained metadata of it under BMS/v1/PUB/Metadata/"
-WRONG_METADATA = "mend the metadata of that point in the BMS"
-UNKNOWN_OBJECT = "name it in the site file as the BMS does, or find it there by `racktwin site discover`"
-_NO_SIGNAL = "no signal for it in the catalogue"
+NO_METADATA = "let the BMS publish retained metadata of this point under BMS/v1/PUB/Metadata/"
+WRONG_METADATA = "correct the metadata of this point in the BMS"
+UNKNOWN_OBJECT = "give it the name of the BMS in the site file, or run `racktwin site discover`"
+_NO_SIGNAL = "the catalogue has no signal for it"
 _UNKNOWN = "is not in the site file"
 
 
@@ -63,7 +63,7 @@ class _Served(msgspec.Struct, rename="camel"):
 
 
 class Stats:
-    """Counts of decoded messages. `changed`: metadata that contradicts what its topic said before."""
+    """Counts of decoded messages. `changed`: metadata that contradicts earlier metadata of its topic."""
 
     __slots__ = ("bad", "changed", "forgotten", "ignored", "metadata", "values")
 
@@ -72,7 +72,7 @@ class Stats:
 
 
 class _Cell:
-    """One signal of one entity, and the points that feed it."""
+    """One signal of one entity, and its points."""
 
     __slots__ = ("entity", "points", "signal", "table", "worst")
 
@@ -133,7 +133,8 @@ class BmsDecoder:
         self._lists: dict[tuple[str, ...], tuple[str, ...]] = {}  # one for all points that serve alike
 
     def decode(self, message: Message) -> list[Reading] | Ignored:
-        """The readings of a message (none for metadata) or why it is ignored. Nonsense raises BadMessage."""
+        """Return the readings of a message (none for metadata) or the reason that it is ignored. Raises
+        BadMessage for nonsense."""
         point = self._by_topic.get(message.topic)
         if point is None:
             return self._decode_other(message)
@@ -162,7 +163,9 @@ class BmsDecoder:
                 value = point.states.get(number, math.nan)
                 if value is None:
                     trusted = False
-                    self._note(f"{point.meta.point_type}: a state whose text is unknown, read as no reading")
+                    self._note(
+                        f"{point.meta.point_type}: a state with an unknown text; it counts as no reading"
+                    )
                 elif math.isnan(value):
                     raise self._bad(message, f"value {number}: expected one of {list(point.states)[:8]}")
         self.stats.values += 1
@@ -202,7 +205,7 @@ class BmsDecoder:
             return self._ignore("own", "published by this integration")
         what = parts[5] if parts[5] in POINT_TYPES else "unknown point type"
         if key in self._points:
-            return self._ignore(what, "published in another name than its owner's")
+            return self._ignore(what, "published under another name than its owner's")
         self._since_ns = self._since_ns or message.t_ns
         settled = message.t_ns - self._since_ns > SETTLE_NS
         return self._ignore(what, "no metadata yet", NO_METADATA if settled else "")
@@ -242,7 +245,7 @@ class BmsDecoder:
         return []
 
     def _serves(self, payload: bytes) -> tuple[str, ...]:
-        """The `servesId` of metadata; of no use to readings, so nonsense in it is none."""
+        """Return the `servesId` of metadata; readings do not need it, so an invalid one is ignored."""
         if b"servesId" not in payload:
             return ()
         with contextlib.suppress(ValueError, RecursionError):
@@ -306,13 +309,13 @@ class BmsDecoder:
         if isinstance(rule, str):
             return rule
         if rule.guessed:
-            self._note(f"{meta.point_type}: no known state text, states read by their numbers")
+            self._note(f"{meta.point_type}: no known state texts; states are read by their numbers")
         point.factor, point.offset, point.states = rule.factor, rule.offset, rule.states
         point.group = (row, entity)
         return None
 
     def _owner(self, meta: Metadata, areas: Areas, tables: tuple[str, ...]) -> tuple[str, int | None]:
-        """(table, entity) that a point belongs to, or (reason, None)."""
+        """Return (table, entity) of a point's owner, or (reason, None)."""
         entity = self._names.entity
         if meta.object_type == "Rack":
             wire, tables = meta.rack_location_id, ("rack",)
@@ -331,16 +334,16 @@ class BmsDecoder:
         else:
             wire, tables = meta.object_id, tuple(t for t in tables if t != "hall")
             if meta.object_type in ("Valve", "Pump", "Shunt", "Breaker"):
-                return "expected an associateId that says what it is part of", None
+                return "expected an associateId that names the equipment of the sensor", None
         for table in tables if wire is not None else ():
             if (index := entity(table, site_name(wire or ""))) is not None:
                 return table, index
         if any(self._elsewhere(site_name(name)) for name in (wire or "", *areas.places)):
             return ELSEWHERE, None
-        return "no id of an object" if wire is None else f"object {wire} {_UNKNOWN}", None
+        return "the object has no id" if wire is None else f"object {wire} {_UNKNOWN}", None
 
     def _settle(self, key: tuple[PointRow, int]) -> None:
-        """Give the points of a group their cells again, in the order of their tags."""
+        """Assign the cells to the points of a group again, in the order of their tags."""
         row, entity = key
         group = self._groups[key]
         if not group:
@@ -377,7 +380,7 @@ class BmsDecoder:
                 del self._cells[(old.table, old.entity, old.signal)]
 
     def find_request(self, table: str, entity: int, signal: str) -> str:
-        """The metadata topic of our point that feeds this cell. Raises ActuationError if there is none."""
+        """Return the metadata topic of our point for this cell. Raises ActuationError if there is none."""
         cell = self._cells.get((table, entity, signal))
         for point in cell.points if cell is not None else ():
             if point.meta.integration in self._ours:
@@ -385,7 +388,8 @@ class BmsDecoder:
         raise ActuationError(f"{table}.{signal} of entity {entity}: no point announced for our integrations")
 
     def encode_request(self, topic: str, value: float, t_ns: int) -> tuple[str, bytes]:
-        """(topic, payload) that ask the BMS for `value`, in core units, on a point of our integration.
+        """Return the (topic, payload) that request `value` from the BMS, in core units, on a point of our
+        integration.
 
         `topic` is that of the point's metadata. Raises ActuationError for a point that is not ours to write.
         """
@@ -427,5 +431,5 @@ class BmsDecoder:
 
     def _note(self, text: str) -> None:
         if text not in self.notes and len(self.notes) >= MAX_NOTES:
-            text = "further notes, not kept"
+            text = "more notes, not kept"
         self.notes[text] = self.notes.get(text, 0) + 1

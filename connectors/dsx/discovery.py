@@ -1,4 +1,4 @@
-"""A first site file from what a BMS says about itself: retained DSX metadata in, a plain tree and notes out.
+"""Discovery: a first site file from retained DSX metadata of a BMS, as a plain tree with notes.
 
 Values are not looked at. What metadata declares is taken over; what is guessed (the rack behind a tap without
 metadata, the sides of the power tree) is marked and explained in the notes, for an operator to check.
@@ -43,7 +43,8 @@ _EDGES = msgspec.json.Decoder(Edges)
 
 @dataclass
 class Discovery:
-    """`site` is a tree for `twin.site.file.convert`; `notes` say what was found, inferred and why.
+    """Result of a discovery. `site` is a tree for `twin.site.file.convert`; `notes` explain what was found
+    and inferred.
 
     `called` is what the paths of all points say that the site is called, empty where they do not.
     """
@@ -56,7 +57,7 @@ class Discovery:
 
 @dataclass
 class _Topology:
-    """Entities named in metadata, by their ids on the wire."""
+    """Entities in metadata, by their ids on the wire."""
 
     racks: set[str] = field(default_factory=set)
     referenced: set[str] = field(default_factory=set)
@@ -83,13 +84,13 @@ class _Topology:
 
 
 def discover(messages: Iterable[Message | BadRow], site_name: str = "site") -> Discovery:
-    """The site that the retained metadata among `messages` describes."""
+    """Return the site that the retained metadata among `messages` describes."""
     topology = _Topology()
     return _discovered(_points(messages, topology), topology, site_name)
 
 
 def discover_points(described: Iterable[Described], site_name: str = "site") -> Discovery:
-    """The site that the points of a decoder describe."""
+    """Return the site that the points of a decoder describe."""
     topology = _Topology()
     points: dict[str, Edges] = {}
     for key, meta, serves in described:
@@ -117,7 +118,7 @@ def _discovered(points: dict[str, Edges], topology: _Topology, site_name: str) -
 
 
 def _points(messages: Iterable[Message | BadRow], topology: _Topology) -> dict[str, Edges]:
-    """The last metadata of each topic; an empty payload clears it, as it does on a broker."""
+    """Return the last metadata of each topic; an empty payload clears it, as on a broker."""
     points: dict[str, Edges] = {}
     total_bytes = 0
     for message in messages:
@@ -142,7 +143,7 @@ def _points(messages: Iterable[Message | BadRow], topology: _Topology) -> dict[s
             continue
         if key in points and points[key] != meta:
             topology.counts["changed_metadata"] += 1
-            topology.note(f"{key[:120]}: said different things; the last is taken")
+            topology.note(f"{key[:120]}: contradictory metadata; the last message counts")
         points[key] = meta
     topology.counts["points"] = len(points)
     return points
@@ -171,7 +172,7 @@ def _take(meta: Edges, topology: _Topology) -> None:
     kind = meta.object_type if meta.object_type in ("CDU", "PowerMeter") else ""
     served = topology.declared.setdefault(kind, {}).setdefault(meta.object_id, set())
     if meta.object_id in (new := {*(meta.serves_id or ())} - served):
-        topology.note(f"{meta.object_id} says that it serves itself; that edge is left out")
+        topology.note(f"{meta.object_id} claims to serve itself; this edge is left out")
         new.remove(meta.object_id)
     if topology.edges <= MAX_EDGES < topology.edges + len(new):
         topology.note(
@@ -182,7 +183,8 @@ def _take(meta: Edges, topology: _Topology) -> None:
 
 
 def _reach(start: str, group: Serves, topology: _Topology, between: Serves | None = None) -> list[str]:
-    """Entities that `start` serves, through objects that the site file lacks (heat exchangers, UPSs)."""
+    """Return the entities that `start` serves, through objects that the site file lacks (heat exchangers,
+    UPSs)."""
     reached: dict[str, None] = {}
     between = topology.others if between is None else between
     waiting, visited = list(reversed(group.get(start, ()))), {start}
@@ -202,7 +204,7 @@ def _reach(start: str, group: Serves, topology: _Topology, between: Serves | Non
 
 
 def _reference_loops(topology: _Topology) -> None:
-    """Loops: equipment with signals of a loop. A CDU's is the last one before it."""
+    """Find loops: equipment with signals of a loop. A CDU's loop is the last one before it."""
     known = topology.racks | topology.cdus.keys() | topology.meters.keys()
     loops = topology.plant.keys() - known
     between = {giver: served for giver, served in topology.others.items() if giver not in loops}
@@ -210,12 +212,12 @@ def _reference_loops(topology: _Topology) -> None:
         reached = _reach(loop, topology.others, topology, between)
         topology.loops[loop] = [target for target in reached if target in topology.cdus]
         if not topology.loops[loop]:
-            topology.note(f"loop {loop} reports, but nothing says that it serves a CDU")
+            topology.note(f"loop {loop} reports, but no metadata says that it serves a CDU")
     _one_parent(topology.loops, topology.cdus, "loop", topology)
 
 
 def _reference_racks(topology: _Topology) -> None:
-    """CDUs: what they serve is racks, known or not."""
+    """Find CDUs: everything they serve is a rack, known or not."""
     served: set[str] = set()
     for cdu in sorted(topology.cdus):
         targets = _reach(cdu, topology.cdus, topology)
@@ -233,7 +235,7 @@ def _reference_racks(topology: _Topology) -> None:
 
 
 def _one_parent(group: Serves, children: Iterable[str], kind: str, topology: _Topology) -> None:
-    """The site file lets a rack have one CDU and a feeder one parent: the first by name keeps the edge."""
+    """Keep one parent for each: the first CDU of a rack and the first parent of a feeder by name."""
     parent: dict[str, str] = {}
     wanted = set(children)
     for giver in sorted(group):
@@ -244,7 +246,8 @@ def _one_parent(group: Serves, children: Iterable[str], kind: str, topology: _To
 
 
 def _reference_taps(topology: _Topology) -> None:
-    """Meters: an unknown id behind one is a meter without telemetry, but a rack beside known racks only."""
+    """Find meters: an unknown id behind one is a meter without telemetry, but a rack beside known racks
+    only."""
     racks = topology.racks | topology.referenced
     declared = set(topology.meters)
     bare: set[str] = set()
@@ -308,7 +311,7 @@ def _break_cycles(topology: _Topology) -> None:
 
 
 def _infer_racks(topology: _Topology) -> None:
-    """Racks of feeders that serve nothing we know of, by analogy with the names of declared pairs."""
+    """Infer racks of feeders without known loads, by analogy with the names of declared pairs."""
     racks = topology.racks | topology.referenced
     templates: dict[Template, str] = {}
     for meter, rack in ((m, r) for m in sorted(topology.meters) for r in topology.meters[m] if r in racks):
@@ -327,7 +330,7 @@ def _infer_racks(topology: _Topology) -> None:
 
 
 def _infer_sides(topology: _Topology) -> None:
-    """A and B where a rack hangs on exactly two separate trees of meters; anything else stays without."""
+    """Infer sides A and B where exactly two separate trees of meters feed a rack; otherwise none."""
     roots = sorted(topology.meters.keys() - {t for targets in topology.meters.values() for t in targets})
     members = {root: _descendants(root, topology.meters) for root in roots}
     roots_of: dict[str, list[str]] = defaultdict(list)
@@ -373,7 +376,7 @@ def _descendants(root: str, serves: Serves) -> set[str]:
 
 
 def _homes(topology: _Topology, hall_of: dict[str, str]) -> dict[str, set[str]]:
-    """The halls of the racks that each meter feeds, summed up from the leaves of the tree."""
+    """Return the halls of the racks that each meter feeds, summed from the leaves of the tree."""
     order, waiting = [], sorted(topology.meters.keys() - {t for ts in topology.meters.values() for t in ts})
     while waiting:
         order.append(waiting.pop())
@@ -391,7 +394,7 @@ def _list(names: Iterable[str]) -> str:
 
 
 def _called(points: Iterable[str], topology: _Topology) -> str:
-    """The last part that all tag paths begin with and that is no hall or device: .../titan/pod1C/r1/power."""
+    """Return the last common part of all tag paths that is no hall or device: .../titan/pod1C/r1/power."""
     # Behind the kinds of object and of point; the last part names the point itself
     paths = [key.split("/")[2:-1] for key in points]
     ours = {wire.casefold() for wire in _ids(topology)}
@@ -401,19 +404,19 @@ def _called(points: Iterable[str], topology: _Topology) -> str:
 
 
 def _ids(topology: _Topology) -> set[str]:
-    """The wire ids of all that the site file may name."""
+    """Return the wire ids of everything that the site file may name."""
     named = (topology.racks, topology.referenced, topology.cdus, topology.loops, topology.meters)
     return topology.halls.union(*named)
 
 
 def _local_names(topology: _Topology) -> dict[str, str]:
-    """Wire id -> name of the site file, for every id that can have one."""
+    """Return wire id -> name of the site file, for every id that can have one."""
     names: dict[str, str] = {}
     taken: set[str] = set()
     for wire in sorted(_ids(topology)):
         name = local_name(wire)
         if not 0 < len(name) <= 256 or name in taken:
-            topology.note(f"{wire[:60]!r} makes no unique name of 1 to 256 characters; left out")
+            topology.note(f"{wire[:60]!r} gives no unique name of 1 to 256 characters; left out")
             continue
         if name != wire:
             topology.note(f"{wire!r} is written {name}: the site file allows letters, digits and _.:+- only")
@@ -426,7 +429,7 @@ def _tree(topology: _Topology, site: str) -> dict[str, Any]:
     names = _local_names(topology)
     halls = sorted(h for h in topology.halls if h in names) or ["hall1"]
     if halls == ["hall1"]:
-        topology.note("no sensor names its hall: everything is put into hall1")
+        topology.note("no sensor names its hall; everything is assigned to hall1")
     racks = sorted(r for r in topology.racks | topology.referenced if r in names)
     tokens = {hall.casefold(): hall for hall in halls}
     hall_of: dict[str, str] = {}
@@ -434,7 +437,7 @@ def _tree(topology: _Topology, site: str) -> dict[str, Any]:
         named = [tokens[t.casefold()] for t in words_of(rack) if t.casefold() in tokens]
         hall_of[rack] = named[0] if named else halls[0]
         if len(halls) > 1 and not named:
-            topology.note(f"rack {rack}: nothing says in which hall it stands; put into {halls[0]}")
+            topology.note(f"rack {rack}: no metadata names its hall; assigned to {halls[0]}")
     parts = ("racks", "cdus", "feeders")
     tree: dict[str, Any] = {h: {"name": names.get(h, h)} | {p: [] for p in parts} for h in halls}
     blank = {"profile": None}  # the hardware is for the operator to say; a profile brings its own layout
@@ -479,7 +482,7 @@ def _loop(name: str, types: set[str]) -> dict[str, Any]:
 
 
 def to_yaml(discovery: Discovery) -> str:
-    """The site as a YAML file, headed by what it was made from and the notes."""
+    """Return the site as a YAML file, with its origin and the notes at its head."""
     counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in discovery.counts.items())
     lines = [
         f"A site as a BMS describes itself (DSX BMS v1, retained metadata, no values): {counts}.",

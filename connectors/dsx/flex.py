@@ -1,4 +1,4 @@
-"""DSX Flex in: load targets that the grid's side sets over MQTT, as events of the twin.
+"""DSX Flex input: load targets that the grid side sets over MQTT, as events of the twin.
 
 `grid/v1/isv/{identifier}/loadtarget/set` carries CloudEvents in JSON, whose data is signed. Each target
 becomes an event for each of its feeds, named `{correlationid}/{feed}`; what it covers of its speaker's
@@ -42,7 +42,7 @@ FUTURE_S = 300.0  # by which a sender's clock may be ahead of ours. source: esti
 LATE_S = (
     86_400.0  # beyond this a message is no news: a broker may hold it while we are away. source: estimate
 )
-# What a set may come to in events: a schedule of a day for ten feeds at once, then one in a second
+# Allowance of events that sets may cause: a day's schedule for ten feeds at once, then this many a second
 BURST, PER_S = 2**20, 2**9
 EVENT_BYTES = 400  # of one event on record. source: estimate
 UNSEEN_NS = 30 * NS  # within which a target that was set must appear among those that are held
@@ -53,7 +53,7 @@ _V = TypeVar("_V")
 
 
 class Own(NamedTuple):
-    """A target that is held: its begin and end (ns; None: it stays), and the values that were set."""
+    """A target in force: its begin and end (ns; None: until withdrawn), and its values."""
 
     start_ns: int
     end_ns: int | None
@@ -61,7 +61,7 @@ class Own(NamedTuple):
     best_effort: bool
 
     def runs(self, t_ns: int) -> bool:
-        """True if it is in force at `t_ns`."""
+        """Return True if it is in force at `t_ns`."""
         return self.start_ns <= t_ns and (self.end_ns is None or t_ns < self.end_ns)
 
 
@@ -77,7 +77,7 @@ class _Speaker:
 
 @dataclass(frozen=True, kw_only=True)
 class FlexTrust:
-    """Those who may set targets (no `isvs`: everyone whose signature holds), and messages that are accepted.
+    """The ISVs that may set targets (no `isvs`: any with a valid signature), and the accepted messages.
 
     `unsigned` accepts plain data, `copies` the same signing under another id.
     """
@@ -119,7 +119,8 @@ class FlexDecoder:
         self._allowance = Allowance("load targets", BURST, PER_S)
 
     def decode(self, message: Message) -> _Events | Ignored:
-        """Events of one message; Ignored if it came before. Raises BadMessage for what cannot be taken."""
+        """Return the events of one message; Ignored for a repeated one. Raises BadMessage for an invalid
+        one."""
         try:
             return self._decode(message)
         except BadMessage:
@@ -141,17 +142,19 @@ class FlexDecoder:
         if envelope.source != f"{ISV}{isv}":
             raise BadMessage(f"source {envelope.source[:200]!r}; expected {ISV}{isv}, as its topic says")
         if self.isvs and isv not in self.isvs:
-            raise BadMessage(f"{isv[:80]!r} is none of those who may set load targets here (power.flex.isvs)")
+            raise BadMessage(f"{isv[:80]!r} may not set load targets here; expected one of power.flex.isvs")
         # Nothing is remembered of what is not signed: nobody uses up the ids of another
         payload, mark = self._plaintext(envelope, isv)
         key = f"{isv}#{envelope.id}"
         self._recall()
         if key in self._ids:
             self.counts["again"] += 1
-            return Ignored("loadtarget", "came before, under the same id")
+            return Ignored("loadtarget", "duplicate: an event with this id came before")
         if mark and self._marks.get(mark, key) != key and self.copies == "refuse":
             self.counts["copies"] += 1
-            raise BadMessage("data: the same signing came before under another id; expected it signed anew")
+            raise BadMessage(
+                "data: replayed: the same signature came before under another id; expected a new signature"
+            )
         self._check_time(envelope, message.t_ns)
         known, problems = self._resolve(entries_of(decode_data(payload), message.t_ns), message.t_ns)
         if not known:
@@ -182,7 +185,7 @@ class FlexDecoder:
         return events
 
     def _recall(self) -> None:
-        """Recall, once, the messages that were taken before this process began."""
+        """Recall, once, the messages that were accepted before this process began."""
         if self._recalled:
             return
         self._recalled = True
@@ -195,12 +198,10 @@ class FlexDecoder:
                     _remember(self._marks, bytes.fromhex(mark), key)
 
     def _plaintext(self, envelope: CloudEvent, isv: str) -> tuple[bytes, bytes]:
-        """(payload in JSON, the mark of its signing or b"")."""
+        """Return (payload in JSON, the mark of its signature or b"")."""
         if isinstance(envelope.data, str):
             if self.keys is None:
-                raise BadMessage(
-                    "data is signed and there are no keys to verify it by (power.flex.keys_file)"
-                )
+                raise BadMessage("data is signed, but no keys are configured; expected power.flex.keys_file")
             signed = self.keys.verify(envelope.data, isv)
             return signed.payload, signed.mark
         self.counts["unsigned"] += 1
@@ -220,7 +221,7 @@ class FlexDecoder:
     def _resolve(
         self, entries: list[TargetEntry], now_ns: int
     ) -> tuple[list[tuple[TargetEntry, str]], list[str]]:
-        """(each target with each of its feeds, what cannot be taken and why)."""
+        """Return (each target with each of its feeds, rejected entries with reasons)."""
         out: list[tuple[TargetEntry, str]] = []
         problems: list[str] = []
         for entry in entries:
@@ -266,7 +267,7 @@ class FlexDecoder:
                     problems.append(f"targets[{entry.number}]: another holds a target of this correlationid")
                     continue
                 if late and (entry.limit_w is None or name in own):
-                    problems.append(f"targets[{entry.number}]: would undo what was set after it")
+                    problems.append(f"targets[{entry.number}]: older than the target in force")
                     continue
                 if not late:
                     left = [n for n in before if n in own]
@@ -280,18 +281,18 @@ class FlexDecoder:
                     out.append(self._withdraw(speaker, name))
                 if len(out) > MAX_MADE:
                     raise BadMessage(
-                        f"comes to more than {MAX_MADE} changes of what is held; send it in parts"
+                        f"comes to more than {MAX_MADE} changes of targets; send the event in parts"
                     )
         room = MAX_EVENTS - sum(t.kind == "flex" and t.author != author for t in self._held())
         if len(own) > max(room, was):  # what is left behind a removal must not be what finds no room
-            raise BadMessage(f"comes to {len(own)} targets that are held; expected at most {max(room, 0)}")
+            raise BadMessage(f"comes to {len(own)} targets in force; expected at most {max(room, 0)}")
         for feed in dict.fromkeys(feed for _, feed in known):
             newest = max(self._newest.get((isv, feed), 0), envelope.time_ns)
             _remember(self._newest, (isv, feed), newest)
         return out
 
     def _make_room(self, speaker: _Speaker, feed: str, entry: TargetEntry, before: list[str]) -> _Events:
-        """Changes that an entry makes to earlier targets of its speaker on its feed; `own` follows.
+        """Return the changes to earlier targets of the sender on its feed; updates `own`.
 
         A target withdraws those of which it covers all that is left. Null ends those that have begun by its
         start, and lets them go on behind its end; what begins later stays. What earlier removals left of a
@@ -325,12 +326,12 @@ class FlexDecoder:
         return out
 
     def _others(self, author: str) -> set[str]:
-        """Names of targets that others hold, or have just set."""
+        """Return the names of targets that others hold, or have just set."""
         names = {t.name for t in self._held() if t.author != author or t.kind != "flex"}
         return names | {n for (who, n), (_, sent) in self._sent.items() if who != author and sent is not None}
 
     def _own(self, author: str, now_ns: int) -> dict[str, Own]:
-        """Targets of a speaker that run or are to come, with those just set that may not be held yet."""
+        """Return present and future targets of a sender, with those just set and not held yet."""
         out = {
             t.name: Own(t.start_ns, t.end_ns, t.limit_w, t.best_effort)
             for t in self._held()
@@ -367,12 +368,13 @@ class FlexDecoder:
 
     @staticmethod
     def name(correlation: str, feed: str, number: int) -> str:
-        """Name of a target: the first of a message by its correlation and feed, others numbered."""
+        """Return the name of a target: the first of a message by its correlation and feed, others
+        numbered."""
         return f"{correlation}/{feed}" + (f"/{number}" if number else "")
 
 
 def _covers(entry: TargetEntry, old: Own, now_ns: int) -> bool:
-    """True if an entry lasts for all that is left of a piece."""
+    """Return True if an entry lasts for the rest of a piece."""
     lasts = entry.end_ns is None or (old.end_ns is not None and old.end_ns <= entry.end_ns)
     return lasts and entry.start_ns <= max(old.start_ns, now_ns)
 
@@ -384,30 +386,30 @@ def _overlap(old: Own, gap: TargetEntry) -> bool:
 
 
 def _stem(name: str) -> str:
-    """The name that a target was set under, of any of its pieces."""
+    """Return the name under which a target was set, from any of its pieces."""
     return name.partition("+")[0]
 
 
 def _free_name(name: str, begin_ns: int, taken: set[str]) -> str:
-    """An unused name for the piece of a target behind a removal; it tells when the whole target began."""
+    """Return an unused name for the piece of a target behind a removal, which includes the target's begin."""
     stem, begin = _stem(name), f"@{begin_ns:x}"
     return next(free for n in itertools.count(1) if (free := f"{stem}+{n}{begin}") not in taken)
 
 
 def _begin_of(name: str, piece: Own) -> int:
-    """The instant at which the target began of which this is a piece."""
+    """Return the begin of the target of a piece."""
     of_whole = name.partition("+")[2].partition("@")[2]
     return int(of_whole, 16) if of_whole else piece.start_ns
 
 
 def feed_of(name: str) -> str:
-    """The feed in a target's name; "" where it is none of ours."""
+    """Return the feed in a target's name; "" for a foreign name."""
     parts = _stem(name).split("/")
     return parts[1] if len(parts) in (2, 3) else ""
 
 
 def correlation_of(name: str) -> str:
-    """The correlation in a target's name."""
+    """Return the correlation in a target's name."""
     return name.partition("/")[0]
 
 

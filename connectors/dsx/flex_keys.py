@@ -1,4 +1,4 @@
-"""Signatures of DSX Flex: whose key signed a payload (JWS compact, ES256 or RS256), and signing our own.
+"""Signatures of DSX Flex: verifies the signer of a payload (JWS compact, ES256 or RS256), and signs.
 
 A key set is a JWKS; a key of it may name the one speaker that it stands for (`"isv": "acme-energy"`). Only
 public-key algorithms are taken, so that whoever can verify cannot sign.
@@ -27,7 +27,7 @@ _FORM = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
 
 
 class Signed(NamedTuple):
-    """Contents of a good signature: the payload, which key it was, and the mark of this very signing."""
+    """Content of a valid signature: the payload, the key, and the mark of this signature."""
 
     payload: bytes
     kid: str
@@ -35,7 +35,7 @@ class Signed(NamedTuple):
 
 
 class KeySet:
-    """The public keys of those who may speak. `text` is a JWKS. Raises ConfigError."""
+    """The public keys of the accepted senders. `text` is a JWKS. Raises ConfigError."""
 
     def __init__(self, text: bytes, file: str) -> None:
         self._keys: dict[str, tuple[ECKey | RSAKey, str]] = {}
@@ -50,16 +50,16 @@ class KeySet:
 
     @property
     def number(self) -> int:
-        """Number of keys."""
+        """Return the number of keys."""
         return len(self._keys)
 
     @property
     def speakers(self) -> frozenset[str]:
-        """Whom keys name; "" for those that may sign for anybody."""
+        """Return the ISVs of the keys; "" for a key that may sign for any ISV."""
         return frozenset(isv for _, isv in self._keys.values())
 
     def verify(self, text: str, isv: str) -> Signed:
-        """The payload that a speaker signed. Raises BadMessage for anything else."""
+        """Return the payload that a sender signed. Raises BadMessage for anything else."""
         from joserfc import jws
         from joserfc.errors import JoseError
 
@@ -80,27 +80,27 @@ class KeySet:
             key = self._find(kid, isv)
             good = jws.validate_compact(token, key, registry=self._registry)
         except (JoseError, ValueError, TypeError, KeyError, RecursionError) as error:
-            raise BadMessage(f"data: no good signature: {type(error).__name__} {str(error)[:120]}") from None
+            raise BadMessage(f"data: invalid signature: {type(error).__name__} {str(error)[:120]}") from None
         if not good:
             raise BadMessage(f"data: the signature does not hold under key {str(kid)[:80]!r} of {isv[:80]}")
         return Signed(bytes(token.payload), str(kid), _mark(text, str(alg)))
 
     def _find(self, kid: Any, isv: str) -> ECKey | RSAKey:
         if not isinstance(kid, str):
-            raise BadMessage("data: its header's kid is no text")
+            raise BadMessage("data: the kid in its header is not text")
         if not kid and len(self._keys) == 1:
             key = next(iter(self._keys.values()))
         elif kid in self._keys:
             key = self._keys[kid]
         else:
-            raise BadMessage(f"data: signed with key {kid[:80]!r}, which the key file does not hold")
+            raise BadMessage(f"data: signed with key {kid[:80]!r}, which is not in the key file")
         if key[1] not in ("", isv):
             raise BadMessage(f"data: key {kid[:80]!r} is that of {key[1][:80]}, not of {isv[:80]}")
         return key[0]
 
 
 class Signer:
-    """Our own private key: a JWK, or PEM. Raises ConfigError; never quotes what it read."""
+    """The daemon's private key: a JWK, or PEM. Raises ConfigError, which never quotes the content."""
 
     def __init__(self, text: bytes, file: str, kid: str = "") -> None:
         from joserfc import jwk
@@ -126,7 +126,7 @@ class Signer:
         self.alg = "ES256" if key.key_type == "EC" else "RS256"
 
     def sign(self, payload: bytes) -> str:
-        """A JWS in compact form."""
+        """Return a JWS in compact form."""
         from joserfc import jws
 
         header = {"alg": self.alg, "kid": self.kid}
@@ -155,7 +155,7 @@ def _entries(text: bytes, file: str) -> list[dict[str, Any]]:
     try:
         tree = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise ConfigError(f'{file}: is no JSON; expected a key set: {{"keys": [...]}} (RFC 7517)') from None
+        raise ConfigError(f'{file}: is not JSON; expected a key set: {{"keys": [...]}} (RFC 7517)') from None
     keys = tree.get("keys") if isinstance(tree, dict) else None
     if (
         not isinstance(keys, list)
@@ -175,7 +175,7 @@ def _key(entry: dict[str, Any], where: str, private: bool = False) -> ECKey | RS
         raise ConfigError(f"{where}: kty {str(kind)[:20]!r}; expected EC (P-256) or RSA")
     if not private and "d" in entry:
         raise ConfigError(
-            f"{where}: is a private key; expected the public one: whoever reads this could sign"
+            f"{where}: is a private key; expected the public key, since a reader of this file could sign"
         )
     own = {k: v for k, v in entry.items() if k not in ("isv", "use", "key_ops")}
     if entry.get("use", "sig") != "sig" or entry.get("alg", ALGORITHMS[0]) not in ALGORITHMS:
@@ -183,7 +183,7 @@ def _key(entry: dict[str, Any], where: str, private: bool = False) -> ECKey | RS
     try:
         return _checked(jwk.import_key(own), where)
     except (JoseError, ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"{where}: is no key: {type(error).__name__}") from None
+        raise ConfigError(f"{where}: is not a key: {type(error).__name__}") from None
 
 
 def _checked(key: Any, where: str) -> ECKey | RSAKey:

@@ -1,4 +1,4 @@
-"""DSX Flex out: what the agent says of its feeds, as a state machine without input, output or clock.
+"""DSX Flex output: reports on feeds, as a state machine without input, output or clock.
 
 Each look is given what every feed draws and may draw, and answers with what is to be published: a snapshot of
 all feeds for each change of one of them, and now and then without one; and a breach from when it is found
@@ -29,7 +29,7 @@ Flight = Literal["", "down", "up"]
 
 
 class FeedTarget(NamedTuple):
-    """A target of a feed that runs or is to come; `end_ns` None: until it is withdrawn."""
+    """A present or future target of a feed; `end_ns` None: until it is withdrawn."""
 
     correlation: str
     limit_w: float
@@ -38,7 +38,7 @@ class FeedTarget(NamedTuple):
     best_effort: bool = False
 
     def runs(self, now_ns: int) -> bool:
-        """True if it is in force."""
+        """Return True if the target is in force."""
         return self.start_ns <= now_ns and (self.end_ns is None or now_ns < self.end_ns)
 
 
@@ -54,7 +54,7 @@ class FeedNow(NamedTuple):
 
 
 class Hint(NamedTuple):
-    """A node that could draw less: `priority` 1 is shed first; `target_w` is what it would be capped to."""
+    """A node that could draw less: `priority` 1 is shed first; `target_w` is its cap."""
 
     node: str
     priority: int
@@ -96,7 +96,7 @@ Hints = Callable[[str, float], Sequence[Hint]]  # (feed, excess in W) -> nodes, 
 
 
 class FlexAgent:
-    """The state of each feed as it was published. `new_id` makes UUIDs.
+    """The published state of each feed. `new_id` makes UUIDs.
 
     `last_resort` are actions for others, named where a critical breach has been escalated.
     """
@@ -109,7 +109,7 @@ class FlexAgent:
         self._published_ns: int | None = None
 
     def publications(self, now_ns: int, feeds: Mapping[str, FeedNow], hints: Hints) -> list[FlexPublication]:
-        """Publications that are due now, in order."""
+        """Return the publications that are due now, in order."""
         for tag in self._feeds.keys() - feeds.keys():
             del self._feeds[tag]
         for tag, now in feeds.items():
@@ -235,7 +235,7 @@ class FlexAgent:
 
 
 def limit_of(targets: Sequence[FeedTarget], now_ns: int) -> float:
-    """The least of the targets that run, in W; inf without one."""
+    """Return the lowest of the targets in force, W; inf without one."""
     return min((t.limit_w for t in targets if t.runs(now_ns)), default=math.inf)
 
 
@@ -244,7 +244,7 @@ def _severity(excess_w: float, target: FeedTarget) -> str:
 
 
 def _state(feed: _Feed, now: FeedNow, event: str, now_ns: int) -> dict[str, Any]:
-    """A feed as a snapshot shows it; an unknown load as the most that it can be."""
+    """Return a feed as in a snapshot; an unknown load counts as its maximum."""
     load_w = now.load_w if math.isfinite(now.load_w) else now.maximum_w
     bound = math.isfinite(feed.limit_w)
     out: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""The wire of DSX Flex: CloudEvents in JSON and the payloads of load targets, decoded and encoded. Pure.
+"""Wire format of DSX Flex: decodes and encodes CloudEvents in JSON with payloads of load targets. Pure.
 
 Times are ISO 8601 with an offset; power has a unit of its own. A fault of one target is kept with that
 target. Facts: dsx-flex.yaml 1.7.0 of the DSX exchange, read and not copied.
@@ -45,7 +45,7 @@ class CloudEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetEntry:
-    """One target of a message: `limit_w` None removes; `feeds` none: all; `fault`: why it cannot be taken."""
+    """One target of a message: `limit_w` None removes; no `feeds`: all; `fault`: reason of a rejection."""
 
     number: int
     start_ns: int
@@ -100,7 +100,7 @@ _ENVELOPE, _DATA = msgspec.json.Decoder(_Wire), msgspec.json.Decoder(Data)
 
 
 def decode_envelope(payload: bytes) -> CloudEvent:
-    """The attributes of a CloudEvent. Raises BadMessage for what is none of this contract."""
+    """Return the attributes of a CloudEvent. Raises BadMessage for one outside this contract."""
     try:
         wire = _ENVELOPE.decode(payload)
         raw = bytes(wire.data)
@@ -130,7 +130,7 @@ def decode_envelope(payload: bytes) -> CloudEvent:
 
 
 def decode_data(payload: bytes) -> Data:
-    """The targets of a payload. Raises BadMessage."""
+    """Return the targets of a payload. Raises BadMessage."""
     try:
         data = _DATA.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -141,7 +141,7 @@ def decode_data(payload: bytes) -> Data:
 
 
 def entries_of(data: Data, now_ns: int) -> list[TargetEntry]:
-    """The targets of a payload in watts and ns; a target that cannot be taken has its `fault`."""
+    """Return the targets of a payload in watts and ns; a rejected target has its `fault`."""
     return [_entry(n, target, now_ns) for n, target in enumerate(data.targets)]
 
 
@@ -175,7 +175,7 @@ def _entry(number: int, target: _Target, now_ns: int) -> TargetEntry:
 
 
 def instant_ns(text: str, what: str) -> int:
-    """ISO 8601 with an offset, as ns since 1970. Raises BadMessage."""
+    """Return ISO 8601 with an offset as ns since 1970. Raises BadMessage."""
     try:
         instant = datetime.fromisoformat(text) if len(text) <= 40 else None
     except ValueError:
@@ -190,13 +190,13 @@ def instant_ns(text: str, what: str) -> int:
 
 
 def text_of(t_ns: int) -> str:
-    """An instant as ISO 8601 in UTC, to the millisecond."""
+    """Return an instant as ISO 8601 in UTC, to the millisecond."""
     seconds, rest = divmod(t_ns, NS)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest // 10**6:03d}Z"
 
 
 def watts(value_w: float) -> dict[str, Any]:
-    """A power as the wire has it."""
+    """Return a power in the form of the wire."""
     return {"value": round(max(value_w, 0.0), 1) if math.isfinite(value_w) else 0.0, "unit": "watt"}
 
 
@@ -211,7 +211,7 @@ class EventCause(NamedTuple):
 def encode_event(
     kind: str, source: str, subject: str, now_ns: int, data: Any, cause: EventCause | None = None
 ) -> bytes:
-    """A CloudEvent. `data` is a JWS or plain."""
+    """Return a CloudEvent. `data` is a JWS or plain."""
     cause = cause or EventCause()
     attributes: dict[str, Any] = {
         "specversion": SPEC,
@@ -231,7 +231,7 @@ def encode_event(
 
 
 def child_of(traceparent: str) -> str:
-    """A traceparent of the same trace with a span of its own; a new trace where there is none."""
+    """Return a traceparent of the same trace with a new span; a new trace without one."""
     span = uuid.uuid4().hex[:16]
     if _TRACE.fullmatch(traceparent):
         version, trace, _, flags = traceparent.split("-")
@@ -240,5 +240,5 @@ def child_of(traceparent: str) -> str:
 
 
 def plain(tree: Mapping[str, Any]) -> bytes:
-    """A payload as it is signed: JSON without spaces."""
+    """Return a payload in its signed form: JSON without spaces."""
     return msgspec.json.encode(tree)

@@ -1,4 +1,4 @@
-"""The heartbeat that DSX BMS v1 asks of an integration: its own time each 10 s, and an echo of the BMS's.
+"""Heartbeat that DSX BMS v1 requires of an integration: its own time each 10 s, and an echo of the BMS's.
 
 Points are ours by their metadata alone: those of type HeartbeatTimestampIntegration or
 HeartbeatEchoIntegration whose `integration` is our name. Timestamps are milliseconds since 1970, as in
@@ -38,7 +38,7 @@ class Heartbeat:
         self._metadata, self._value = msgspec.json.Decoder(Metadata), msgspec.json.Decoder(_Value)
 
     def hear(self, message: Message) -> Ignored | tuple[()]:
-        """Metadata of a System, or the BMS's own heartbeat. Raises BadMessage."""
+        """Take metadata of a System, or the BMS's own heartbeat. Raises BadMessage."""
         topic = message.topic
         if len(topic) > MAX_TOPIC:
             return Ignored("topic", "too long")
@@ -71,13 +71,13 @@ class Heartbeat:
             raise BadMessage(f"metadata of {meta.object_type}/{meta.point_type} on another's topic")
         if meta.point_type not in _OURS or meta.integration != self.integration:
             self._points.pop(topic, None)
-            return Ignored(meta.point_type[:40], "no heartbeat of ours")
+            return Ignored(meta.point_type[:40], "not a heartbeat of this daemon")
         if len(self._points) < MAX_BEATS:
             self._points[topic] = meta.point_type
         return ()
 
     def due(self, now_ns: int) -> list[tuple[str, bytes]]:
-        """The (topic, payload) to publish now; none before 10 s are over."""
+        """Return the (topic, payload) to publish now; none within 10 s."""
         if self._last_ns is not None and 0 <= now_ns - self._last_ns < round(EVERY_S * NS):
             return []
         self._last_ns = now_ns

@@ -241,12 +241,12 @@ _PHASES = {"A": "A", "B": "B", "C": "C", "1": "A", "2": "B", "3": "C"}
 
 
 def tables_of(object_type: str, point_type: str) -> tuple[str, ...]:
-    """The tables that points of this kind may feed; empty where the catalogue has no signal for them."""
+    """Return the tables that points of this kind may feed; empty if the catalogue has no signal for them."""
     return _TABLES_OF.get((object_type, point_type), ())
 
 
 def find_row(meta: Metadata, areas: frozenset[str], table: str) -> PointRow | None:
-    """The row of a point that belongs to an entity of `table`.
+    """Return the row of a point of an entity in `table`.
 
     The areas must fit exactly (a temperature at Secondary, Supply, Filter is not the supply temperature), but
     for racks and meters, whose point types say it all.
@@ -260,7 +260,7 @@ def find_row(meta: Metadata, areas: frozenset[str], table: str) -> PointRow | No
 
 
 class Areas(NamedTuple):
-    """A process area taken apart: words of the vocabulary, names of places, and what was misspelt."""
+    """Parts of a process area: words of the vocabulary, names of places, and misspellings."""
 
     known: frozenset[str]
     places: tuple[str, ...]
@@ -284,7 +284,7 @@ def split_areas(wire: list[str] | str | None) -> Areas:
 
 
 def plain(text: str) -> str:
-    """A text for comparison: letters and digits only, without case."""
+    """Return a text for comparison: only letters and digits, lower case."""
     return "".join(c for c in text.casefold() if c.isalnum())
 
 
@@ -309,7 +309,8 @@ def _closest_area(word: str) -> tuple[str | None, bool]:
 
 
 def _slips(a: str, b: str, limit: int) -> int:
-    """Insertions, deletions, substitutions, swaps of neighbours that turn a into b; limit + 1 if more."""
+    """Return the insertions, deletions, substitutions and neighbour swaps that turn a into b; limit + 1 if
+    more."""
     if abs(len(a) - len(b)) > limit:
         return limit + 1
     before: list[int] = []
@@ -337,7 +338,7 @@ class PointRule(NamedTuple):
 
 
 def reading_rule(meta: Metadata, row: PointRow) -> PointRule | str:
-    """Conversion of the values of a point into those of its row's signals, or the reason why they cannot."""
+    """Return the conversion of a point's values into those of its row's signals, or the reason for none."""
     spec = TABLES[row.table].by_name[row.signals[0]]
     if spec.kind == "state":
         if meta.eng_unit is not None:
@@ -354,7 +355,7 @@ def reading_rule(meta: Metadata, row: PointRow) -> PointRule | str:
 
 
 def _read_states(signal: Signal, texts: list[StateText] | None, numbers: bool) -> PointRule | str:
-    """Meaning of each number of a point, or the reason why none does.
+    """Return the meaning of each number of a point, or the reason for none.
 
     Texts decide. Only where not one text is known does the number stand for itself: where some are, an
     unknown text beside them must not collide with their numbers and reads as "no reading".
@@ -383,7 +384,7 @@ _FOREIGN = re.compile(r"[^A-Za-z0-9_.:+\-]")
 
 
 def site_name(wire_id: str) -> str:
-    """An id as a name of the site file: other characters than it allows become +hex+ ("a b" is a+20+b)."""
+    """Return an id as a name of the site file: other characters become +hex+ ("a b" is a+20+b)."""
     return _FOREIGN.sub(lambda match: f"+{ord(match[0]):x}+", wire_id)
 
 
@@ -393,12 +394,12 @@ Template = tuple[tuple[str | int, ...], tuple[str | int, ...]]
 
 
 def words_of(wire_id: str) -> list[str]:
-    """The runs of letters and digits in an id."""
+    """Return the runs of letters and digits in an id."""
     return _TOKEN.findall(wire_id)
 
 
 def find_template(tap: str, rack: str) -> Template | None:
-    """Pattern of the ids of a tap and its rack: the tokens that they share become gaps. None without one."""
+    """Return the pattern of the ids of a tap and its rack, with shared tokens as gaps. None without one."""
     shared = {t for t in words_of(tap) if any(c.isdigit() for c in t)} & set(words_of(rack))
     if not shared:
         return None
@@ -408,7 +409,7 @@ def find_template(tap: str, rack: str) -> Template | None:
 
 
 def apply_template(template: Template, tap: str) -> str | None:
-    """The rack id that `template` makes of `tap`, or None where the tap is not of its form."""
+    """Return the rack id that `template` makes of `tap`, or None if the tap has another form."""
     pattern, rack = template
     tokens = _TOKEN.split(tap)
     if len(tokens) != len(pattern):

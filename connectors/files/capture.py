@@ -1,4 +1,4 @@
-"""Capture files as messages: one recorded line in, one `Message` or one `BadRow` out, and never an exception.
+"""Capture files: each recorded line becomes a `Message` or a `BadRow`, and never raises an exception.
 
 Two forms are read: CSV `offset,topic,payload`, whose offsets are Go durations (`1m39.3675441s`), and JSON
 lines `{"offset_s", "topic", "payload" | "payload_base64"}`, with the instant of arrival as `t_ns` where
@@ -39,7 +39,7 @@ _FIELD = re.compile(rb'(?:"([^"]*(?:""[^"]*)*)"|([^",]*))(,|$)')
 
 
 class BadRow(NamedTuple):
-    """A row that is no message: its line number, counted from 1, and what is wrong with it."""
+    """An invalid row: its line number, counted from 1, and the problem."""
 
     line: int
     reason: str
@@ -57,7 +57,7 @@ _json_row = msgspec.json.Decoder(_JsonRow)
 
 
 def duration_ns(text: str) -> int:
-    """A Go duration in nanoseconds, exactly. Raises ValueError naming what was expected."""
+    """Return a Go duration in nanoseconds, exactly. Raises ValueError with the expectation."""
     if text == "0":
         return 0
     if len(text) > 100 or _DURATION.fullmatch(text) is None:
@@ -86,7 +86,7 @@ def _csv_row(line: bytes, complete: bool, start_ns: int) -> Message:
     while more:
         match = _FIELD.match(line, at)
         if match is None:
-            raise ValueError("a quote is not closed, or stands inside an unquoted field")
+            raise ValueError("an unclosed quote, or a quote inside an unquoted field")
         quoted = match[1] is not None
         fields.append(match[1].replace(b'""', b'"') if quoted else match[2])
         at, more = match.end(), match[3] == b","
@@ -130,7 +130,7 @@ def _json_line(line: bytes, complete: bool, start_ns: int) -> Message:
 
 
 def encode_row(message: Message, start_ns: int) -> bytes:
-    """A message as a line of a JSON-lines capture, which gives the very same message when it is read."""
+    """Return a message as a line of a JSON-lines capture, which reads back as the same message."""
     row: dict[str, Any] = {
         "offset_s": max(0, message.t_ns - start_ns) / 1e9,
         "t_ns": message.t_ns,
@@ -157,7 +157,7 @@ def _is_json(payload: bytes) -> bool:
 
 
 def _lines(stream: Iterable[bytes]) -> Iterator[tuple[int, bytes | None, bool]]:
-    """(line number, line without its break or None where too long, whether the break was there)."""
+    """Yield (line number, line without its break or None if too long, True if the break was there)."""
     readline = getattr(stream, "readline", None)
     if readline is None:
         for number, line in enumerate(stream, 1):
@@ -194,16 +194,17 @@ def _read(
                 row = BadRow(number, str(error))
             yield row
     except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
-        yield BadRow(number + 1, f"the file cannot be read on: {error or type(error).__name__}")
+        yield BadRow(number + 1, f"the rest of the file cannot be read: {error or type(error).__name__}")
 
 
 def read_csv(stream: Iterable[bytes], start_ns: int = START_NS) -> Iterator[Message | BadRow]:
-    """The rows of a CSV capture; `{{timestamp_ms}}` in a payload becomes the milliseconds of its instant."""
+    """Yield the rows of a CSV capture; `{{timestamp_ms}}` in a payload becomes the milliseconds of its
+    instant."""
     return _read(stream, start_ns, _csv_row)
 
 
 def open_bytes(path: Path) -> BinaryIO:
-    """A capture file for reading, unpacked by its suffix (.gz, .xz)."""
+    """Open a capture file, unpacked by its suffix (.gz, .xz)."""
     if path.suffix == ".gz":
         return cast(BinaryIO, gzip.open(path, "rb"))
     if path.suffix == ".xz":
@@ -212,7 +213,7 @@ def open_bytes(path: Path) -> BinaryIO:
 
 
 def read_capture(path: Path, start_ns: int = START_NS) -> Iterator[Message | BadRow]:
-    """The rows of a capture file, in the form of its name: *.jsonl[.gz|.xz], anything else CSV."""
+    """Yield the rows of a capture file, in the form of its name: *.jsonl[.gz|.xz], anything else CSV."""
     parse = _json_line if ".jsonl" in path.suffixes[-2:] else _csv_row
     with open_bytes(path) as stream:
         yield from _read(stream, start_ns, parse)

@@ -77,7 +77,7 @@ class RowTally:
 
 
 def lines_of(stream: IO[bytes], what: str) -> Iterator[str | None]:
-    """The lines as text, None for one beyond MAX_LINE_BYTES; StorageError beyond MAX_CONTENT_BYTES."""
+    """Yield the lines as text, None for one beyond MAX_LINE_BYTES; StorageError beyond MAX_CONTENT_BYTES."""
     read, skipping = 0, False
     while line := stream.readline(MAX_LINE_BYTES):
         read += len(line)
@@ -94,20 +94,22 @@ def lines_of(stream: IO[bytes], what: str) -> Iterator[str | None]:
 
 
 def read_tree(path: Path) -> Any:
-    """The YAML of a file as plain values; ConfigError if it cannot be read."""
+    """Return the YAML of a file as plain values; ConfigError if it cannot be read."""
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"{path.name}: cannot be read: {error}") from error
+        raise ConfigError(
+            f"{path.name}: cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from error
 
 
 def conversion(wire: str, core: str) -> tuple[float, float] | None:
-    """(factor, offset) into the core unit, or None; the core unit itself needs no entry."""
+    """Return (factor, offset) into the core unit, or None; the core unit itself needs no entry."""
     return (1.0, 0.0) if wire == core else to_core(wire, core)
 
 
 class MappingPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A part of a mapping file; a key that it does not know is refused."""
+    """A part of a mapping file; unknown keys are refused."""
 
 
 class SensorRule(MappingPart, frozen=True):
@@ -120,7 +122,8 @@ class SensorRule(MappingPart, frozen=True):
 
 
 class SensorMap(MappingPart, frozen=True):
-    """`ignore` (pattern: why) goes first, then the first match decides; `units` are ipmitool's words."""
+    """Mapping of sensors. `ignore` (pattern: reason) applies first, then the first match; `units` are
+    ipmitool's words."""
 
     units: dict[str, str]
     sensors: list[SensorRule]
@@ -157,14 +160,14 @@ class SensorTable:
         return signal
 
     def find(self, name: str) -> str | SensorRule | None:
-        """The rule for a sensor name, or why it is ignored."""
+        """Return the rule for a sensor name, or the reason that it is ignored."""
         if name not in self._found:
             self._found = self._found if len(self._found) < 100_000 else {}
             self._found[name] = next((rule for p, rule in self._rules if p.fullmatch(name)), None)
         return self._found[name]
 
     def value(self, rule: SensorRule, reading: str, status: str) -> float | None:
-        """The value in core units, None for "no reading". Raises ValueError with what was expected."""
+        """Return the value in core units, None for "no reading". Raises ValueError with the expectation."""
         if reading in _NO_READING or not reading:
             return None
         if rule.unit is None:
@@ -182,7 +185,7 @@ class SensorTable:
 
 
 def read_sensor_table(path: Path) -> SensorTable:
-    """The table in a YAML file; ConfigError with every fault."""
+    """Return the table in a YAML file; ConfigError with every fault."""
     return SensorTable(convert(SensorMap, read_tree(path), path.name), path.name)
 
 
@@ -225,7 +228,7 @@ def _decode_line(line: str, table: SensorTable, tally: DumpTally) -> tuple[str, 
 
 
 def _reduced(readings: dict[str, list[float | None]], signals: dict[str, Signal]) -> Values:
-    """One value per signal, as the catalogue reduces it; None only if no sensor of the signal gave one."""
+    """Return one value per signal, reduced by the catalogue; None if no sensor of the signal has one."""
     out: Values = []
     for name, values in readings.items():
         given = [v for v in values if v is not None]
@@ -245,7 +248,7 @@ def _time_of(line: str) -> int | None:
 def decode_text(
     lines: Iterable[str | None], table: SensorTable, tally: DumpTally
 ) -> Iterator[tuple[int, Values]]:
-    """The samples in one node's text: each `Timestamp:` line begins one. Never raises, whatever the text."""
+    """Return the samples in one node's text: each `Timestamp:` line begins one. Never raises."""
     t_ns, readings = None, dict[str, list[float | None]]()
     for line in lines:
         if line is not None and line.startswith("Timestamp:"):
@@ -266,7 +269,7 @@ def decode_text(
 
 
 class _Bounded:
-    """A stream that ends in an error instead of filling the memory: archives may expand without bound."""
+    """A stream that ends in an error instead of filling the memory: archives may expand without limit."""
 
     def __init__(self, stream: IO[bytes], what: str) -> None:
         self._stream, self._left, self._what = stream, MAX_CONTENT_BYTES, what
@@ -280,7 +283,7 @@ class _Bounded:
 
 
 def _members(path: Path, tally: DumpTally) -> Iterator[tuple[str, IO[bytes]]]:
-    """(host, content) of every file of a dump; others are refused and counted."""
+    """Yield (host, content) of every file of a dump; others are refused and counted."""
     place = "its start"
     try:
         with path.open("rb") as plain:
@@ -316,7 +319,7 @@ def _members(path: Path, tally: DumpTally) -> Iterator[tuple[str, IO[bytes]]]:
 def samples(
     path: Path, table: SensorTable, tally: DumpTally, known: Callable[[str], bool] = bool
 ) -> Iterator[tuple[int, str, Values]]:
-    """`(t_ns, host, [(signal, value)])` in the archive's order; lines of unknown hosts are ignored."""
+    """Yield `(t_ns, host, [(signal, value)])` in the archive's order; lines of unknown hosts are ignored."""
     for host, content in _members(path, tally):
         lines, before = lines_of(content, f"{path.name}: {host}"), tally.total
         if known(host):
@@ -330,7 +333,7 @@ def samples(
 
 
 class Dump:
-    """A dump that was read: `(t_ns, readings)` in order of time; `tally` says what became of it."""
+    """A dump in memory: `(t_ns, readings)` in order of time; `tally` counts the outcomes."""
 
     def __init__(self, path: Path, table: SensorTable, names: Names) -> None:
         self.tally, self._samples = DumpTally(), list[tuple[int, int, Values]]()
@@ -353,12 +356,13 @@ class Dump:
 
 
 def hosts_of(path: Path) -> list[str]:
-    """The hosts that have a file in the dump, with or without readings, sorted."""
+    """Return the hosts with a file in the dump, with or without readings, sorted."""
     return sorted({host for host, _ in _members(path, DumpTally())})
 
 
 def ipmi_site(hosts: Iterable[str], site_name: str) -> dict[str, Any]:
-    """A site file's tree: each host a rack of one node, in halls by the name before its last digits.
+    """Return a site file's tree: each host a rack of one node, in halls by the name before its last
+    digits.
 
     A dump says nothing of rooms or racks: the groups make the site legible, they claim no place.
     """
@@ -378,5 +382,5 @@ def ipmi_site(hosts: Iterable[str], site_name: str) -> dict[str, Any]:
 
 
 def discover_ipmi(path: Path, site_name: str) -> dict[str, Any]:
-    """A site file's tree for all hosts of a dump."""
+    """Return a site file's tree for all hosts of a dump."""
     return ipmi_site(hosts_of(path), site_name)

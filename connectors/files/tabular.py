@@ -40,7 +40,7 @@ class TimeColumn(MappingPart, frozen=True):
 
 
 class EntityOf(MappingPart, frozen=True):
-    """Owner of the readings: the literal `name`, or `column`'s text put into `template`."""
+    """Owner of the readings: the literal `name`, or `column`'s text in `template`."""
 
     table: str
     name: str | None = None
@@ -79,7 +79,7 @@ class Mapping(MappingPart, frozen=True):
 
 @dataclass
 class RowCounts(RowTally):
-    """The tally of rows, and what befell cells, times and sums; gaps and incomplete sums are decoded."""
+    """The tally of rows, and the problems of cells, times and sums; gaps and incomplete sums are decoded."""
 
     bad_cells: int = 0
     empty_cells: int = 0
@@ -99,7 +99,7 @@ class _Row(NamedTuple):
 
 
 def _faults(m: Mapping) -> Iterator[str]:
-    """Faults that the types cannot express."""
+    """Return the faults that the types cannot express."""
     table = TABLES.get(m.entity.table)
     if table is None:
         yield f"$.entity.table: expected one of {', '.join(TABLES)}, got {m.entity.table!r}"
@@ -125,7 +125,7 @@ def _faults(m: Mapping) -> Iterator[str]:
     for column, to in m.columns.items():
         signal = table.by_name.get(to.signal) if table else None
         if fed.count(to.signal) > 1:
-            yield f"$.columns.{column}.signal: {to.signal} is fed by another column already"
+            yield f"$.columns.{column}.signal: {to.signal} already has a column"
         elif table and signal is None:
             yield f"$.columns.{column}.signal: {m.entity.table} has no signal {to.signal!r}"
         elif signal and conversion(to.unit, signal.unit) is None:
@@ -135,7 +135,7 @@ def _faults(m: Mapping) -> Iterator[str]:
 
 
 def mapping_of(tree: Any, file: str) -> Mapping:
-    """A parsed YAML tree as a mapping; ConfigError with every fault of it."""
+    """Return a parsed YAML tree as a mapping; ConfigError with every fault."""
     mapping = convert(Mapping, tree, file)
     if faults := list(_faults(mapping)):
         raise ConfigError([f"{file}: {fault}" for fault in faults])
@@ -143,13 +143,13 @@ def mapping_of(tree: Any, file: str) -> Mapping:
 
 
 def read_mapping(path: Path) -> Mapping:
-    """The mapping in a YAML file."""
+    """Return the mapping in a YAML file."""
     return mapping_of(read_tree(path), path.name)
 
 
 @lru_cache(maxsize=1 << 14)
 def _number(text: str) -> float | None:
-    """The number in a cell, None if it is empty, NaN if it holds anything else."""
+    """Return the number in a cell, None if it is empty, NaN if it holds anything else."""
     if "_" in text or len(text) > 64:
         return math.nan
     if not (text := text.strip()):
@@ -166,12 +166,12 @@ def _wanted(m: Mapping) -> list[str]:
 
 
 def _read_rows(path: Path, m: Mapping, counts: RowCounts) -> list[_Row]:
-    """The rows of a file in order of time. A bad row is ignored behind the last good one."""
+    """Yield the rows of a file in order of time. A bad row is ignored behind the last good one."""
     columns = [m.time.column, *([m.entity.column] if m.entity.column else []), *_wanted(m)]
     table = read_cells(path, list(dict.fromkeys(columns)), m.delimiter, RowLimit(MAX_ROWS, counts.total))
     counts.total += len(table.lines)
     names = table.cells[m.entity.column].str.strip().to_numpy() if m.entity.column else None
-    why = np.where(table.is_whole, "", "another number of cells than the header").astype(object)
+    why = np.where(table.is_whole, "", "a row whose number of cells differs from the header").astype(object)
     t_ns = _instants(table, m, names, why, counts)
     why[table.is_blank] = ""
     good = (why == "") & ~table.is_blank
@@ -186,7 +186,7 @@ def _read_rows(path: Path, m: Mapping, counts: RowCounts) -> list[_Row]:
 
 
 def _instants(table: TableCells, m: Mapping, names: Any, why: Any, counts: RowCounts) -> I64:
-    """The instant of each row [n]; where there is none, `why` gets the reason."""
+    """Return the instant of each row [n]; `why` gets the reason where there is none."""
     cells, form = table.cells[m.time.column], m.time.format
     t_ns, naive = TimeFormat.named(form, m.time.column).instants(cells, 0)
     why[(why == "") & (t_ns == NO_TIME)] = f"no time as {form}, from 1970 to 2116"
@@ -213,14 +213,14 @@ def _count_lost(table: TableCells, why: Any, good: Bool, counts: RowCounts) -> N
         counts.count("bad", "row", reason, table.first.iloc[at[0]], len(at))
     for what, at in (
         ("blank line", np.flatnonzero(table.is_blank)),
-        ("behind the last row of data", np.flatnonzero(bad & (number > last))),
+        ("after the last row of data", np.flatnonzero(bad & (number > last))),
     ):
         if len(at):
             counts.count("ignored", "row", what, table.first.iloc[at[0]], len(at))
 
 
 def _numbers(name: str, cells: Any, counts: RowCounts) -> list[float | None]:
-    """The numbers in these cells; None empty, NaN unreadable."""
+    """Return the numbers in these cells; None empty, NaN unreadable."""
     texts = cells.tolist()
     out = [_number(text) for text in texts]
     counts.empty_cells += out.count(None)
@@ -232,7 +232,7 @@ def _numbers(name: str, cells: Any, counts: RowCounts) -> list[float | None]:
 
 
 class Series:
-    """A series that was read: `(t_ns, readings)` in order of time; `counts` says the rest."""
+    """A series in memory: `(t_ns, readings)` in order of time; `counts` has the rest."""
 
     def __init__(self, mapping: Mapping, files: int) -> None:
         self.mapping, self.files, self.counts = mapping, files, RowCounts()
@@ -279,7 +279,7 @@ class Series:
         self._merged = sorted(merged.items())
 
     def _total(self, rows: list[_Values], parts: int) -> _Values:
-        """One row, or the sum of the rows of all files: where a part is unknown, so is the sum."""
+        """Return one row, or the sum of the rows of all files; an unknown part makes the sum unknown."""
         if self.mapping.combine == "none":
             return rows[0]
         sums: list[float | None] = []
@@ -290,7 +290,7 @@ class Series:
         return tuple(sums)
 
     def _gap(self, samples: list[_Values]) -> list[int]:
-        """The samples at which the mapping says that zero is no reading."""
+        """Return the samples at which zero means no reading, by the mapping."""
         gap, wanted = self.mapping.gap, _wanted(self.mapping)
         at, out, run = [wanted.index(c) for c in gap.all_zero], list[int](), list[int]()
         if not at or self.files < gap.min_files:

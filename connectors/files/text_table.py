@@ -49,7 +49,7 @@ _OTHER = {
 
 
 class TableColumns(NamedTuple):
-    """The columns that matter. `where`: only rows whose column holds this value."""
+    """The needed columns. `where`: only rows whose column has this value."""
 
     time: str
     values: tuple[str, ...]
@@ -62,14 +62,14 @@ class TableColumns(NamedTuple):
 
 
 class RowLimit(NamedTuple):
-    """Rows that the files of one call may have together; `used`: by the files before."""
+    """Limit of rows of all files in one call; `used`: by the files before."""
 
     most: int
     used: int = 0
 
 
 class TableHeader(NamedTuple):
-    """The line that names the columns, and how it separates them."""
+    """The line with the column names, and its separator."""
 
     line: int
     separator: str
@@ -77,7 +77,7 @@ class TableHeader(NamedTuple):
 
 
 class _Limited(io.RawIOBase):
-    """Bytes of a stream, up to MAX_BYTES of them: what unpacks to more is refused."""
+    """Bytes of a stream, at most MAX_BYTES; a stream that unpacks to more is refused."""
 
     def __init__(self, stream: Any, file: str) -> None:
         self.stream, self.file, self.seen = stream, file, 0
@@ -97,7 +97,7 @@ class _Limited(io.RawIOBase):
 
 
 def _text(raw: IO[bytes], file: str) -> io.TextIOWrapper:
-    """The text in an open file; its first bytes tell how it is packed and how characters are written."""
+    """Return the text in an open file; its first bytes give packing and encoding."""
     begin = cast(io.BufferedReader, raw).peek(16)[:16]
     for magic, what in _OTHER.items():
         if begin.startswith(magic):
@@ -129,7 +129,7 @@ def _cells(line: str, separator: str) -> list[str]:
 def _find_header(
     text: io.TextIOWrapper, wanted: list[str], file: str, separators: str = _SEPARATORS
 ) -> TableHeader:
-    """The first line with all columns wanted, and the separator that makes them; read up to its end."""
+    """Return the first line with all wanted columns, and its separator; read up to its end."""
     widest = TableHeader(1, ",", [])
     for number in range(1, _HEADER_WITHIN + 1):
         line = text.readline(_MAX_LINE)
@@ -162,7 +162,7 @@ def _missing(wanted: str, header: TableHeader, file: str) -> str:
 
 
 class _Renamed:
-    """Text behind a header of column numbers, so that the parser knows how wide a line may be.
+    """Text behind a header of column numbers, which tells the parser the width of a line.
 
     `end`: put behind each line as one more cell.
     """
@@ -187,7 +187,7 @@ class _Renamed:
 
 @dataclass
 class TableRows:
-    """One file while it is read: what was kept, and what was dropped and why, with the first of each kind."""
+    """One file during reading: kept rows, and dropped ones with reasons and a first example of each."""
 
     file: str
     asked: TableColumns
@@ -237,7 +237,8 @@ class TableRows:
             self.columns.setdefault(name, []).append(self.numbers(name, chunk[at[name]][good]))
 
     def numbers(self, name: str, cells: Any) -> F64:
-        """Numbers of a pandas Series, else NaN; a comma is a decimal mark where it separates no columns."""
+        """Return the numbers of a pandas Series, NaN elsewhere; a comma is a decimal mark unless it
+        separates columns."""
         import pandas as pd
 
         commas = self.header.separator != ","
@@ -272,18 +273,19 @@ class TableRows:
 
 
 def read_text(path: Path, columns: TableColumns, limit: RowLimit, notes: list[str]) -> TableRows:
-    """The rows of a file in its own order, within `limit`. A quote that nothing ends makes all quotes plain.
+    """Return the rows of a file in its own order, within `limit`. An unterminated quote makes all quotes
+    plain.
 
     Raises StorageError if the file cannot be read, ConfigError if it is no table, lacks a column, is too big.
     """
     rows, is_plain = _parsed(path, lambda quoting: _rows_of(path, columns, limit, quoting))
     if is_plain:
-        notes.append(f"{path.name}: a quote that nothing ends: quotes were read as plain characters")
+        notes.append(f"{path.name}: a quote without an end; quotes are read as plain characters")
     return rows
 
 
 class TableCells(NamedTuple):
-    """All lines of a file below its header as text.
+    """All lines of a file below its header, as text.
 
     `lines` [n]: their numbers; `cells`: by column, each [n]; `first` [n]: the first cell; `is_blank` [n];
     `is_whole` [n]: as many cells as the header.
@@ -297,7 +299,7 @@ class TableCells(NamedTuple):
 
 
 def read_cells(path: Path, columns: Sequence[str], separator: str, limit: RowLimit) -> TableCells:
-    """The cells of these columns in the order of the file, within `limit`. Raises as `read_text`."""
+    """Return the cells of these columns in the order of the file, within `limit`. Raises as `read_text`."""
     return _parsed(path, lambda quoting: _cells_of(path, list(columns), separator, limit, quoting))[0]
 
 
@@ -306,9 +308,7 @@ def _parsed(path: Path, parse: Callable[[int], _Result]) -> tuple[_Result, bool]
     try:
         from pandas.errors import ParserError
     except ImportError as error:
-        raise ConfigError(
-            "reading a table needs pandas, which comes with racktwin and is not there: install it again"
-        ) from error
+        raise ConfigError("reading a table needs pandas, which is missing; install racktwin again") from error
     try:
         try:
             return parse(csv.QUOTE_MINIMAL), False
@@ -379,7 +379,7 @@ def _cells_of(path: Path, columns: list[str], separator: str, limit: RowLimit, q
 def _chunks(
     source: _Renamed, file: str, header: TableHeader, limit: RowLimit, quoting: int, options: dict[str, Any]
 ) -> Iterator[Any]:
-    """DataFrames of a source, with the columns' numbers as names. ConfigError beyond `limit`."""
+    """Yield DataFrames of a source, with the columns' numbers as names. ConfigError beyond `limit`."""
     import pandas as pd
 
     rows = limit.used

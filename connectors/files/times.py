@@ -1,4 +1,4 @@
-"""Times in tables of text as instants: ISO 8601, dates with dots or slashes, seconds since any start.
+"""Times in text tables: ISO 8601, dates with dots or slashes, and seconds since any start, as instants.
 
 A format that is not given is decided by the first rows of a file and holds for all of it. A local time that
 occurs twice, in the hour repeated when summer time ends, is the earlier one until the file's times step back
@@ -36,7 +36,7 @@ EXPECTED = (
 
 
 def zone_of(name: str) -> ZoneInfo:
-    """The time zone of this IANA name. ConfigError for another name."""
+    """Return the time zone of this IANA name. ConfigError for another name."""
     try:
         return ZoneInfo(name)
     except (OSError, ValueError, KeyError):
@@ -44,13 +44,13 @@ def zone_of(name: str) -> ZoneInfo:
 
 
 def instant_text(t_ns: int, zone: str = "UTC") -> str:
-    """This instant for people, in their zone: 2023-11-16 18:15:46+01:00."""
+    """Return this instant for people, in their zone: 2023-11-16 18:15:46+01:00."""
     moment = _EPOCH + timedelta(microseconds=int(t_ns) // 1000)
     return moment.astimezone(ZoneInfo(zone)).isoformat(" ")
 
 
 def span_text(span_s: float) -> str:
-    """A span of time for people: 27 h, 12 min, 5 s."""
+    """Return a span of time for people: 27 h, 12 min, 5 s."""
     for unit, name in ((86_400 * 3, "d"), (3600 * 2, "h"), (60 * 2, "min")):
         if span_s >= unit:
             return f"{span_s / {'d': 86_400, 'h': 3600, 'min': 60}[name]:.4g} {name}"
@@ -58,7 +58,8 @@ def span_text(span_s: float) -> str:
 
 
 def instant(text: str, zone: str) -> int:
-    """ISO 8601 as ns; without an offset it is in `zone`, the earlier if it occurs twice. ConfigError."""
+    """Return ISO 8601 as ns; without an offset it is in `zone`, the earlier if it occurs twice.
+    ConfigError."""
     try:
         moment = datetime.fromisoformat(text.strip())
         moment = moment if moment.tzinfo else moment.replace(tzinfo=zone_of(zone))
@@ -79,12 +80,12 @@ class TimeFormat:
 
     @classmethod
     def named(cls, name: str, where: str) -> TimeFormat:
-        """The format of a mapping: iso, epoch_s, epoch_ms or a strptime pattern."""
+        """Return the format of a mapping: iso, epoch_s, epoch_ms or a strptime pattern."""
         units = {"epoch_s": NS, "epoch_ms": 1_000_000}
         return cls(where, "number", units[name]) if name in units else cls(where, name)
 
     def instants(self, cells: Any, first_line: int) -> tuple[I64, Bool]:
-        """(ns [n], has no zone [n]) of a pandas Series of text [n]; NO_TIME where it is none.
+        """Return (ns [n], has no zone [n]) of a pandas Series of text [n]; NO_TIME for other text.
 
         Raises ConfigError if no cell of the first rows is a time, or if days and months cannot be told.
         """
@@ -124,7 +125,7 @@ class TimeFormat:
         if not matches:
             given = cells.dropna()
             line, text = (first_line + int(given.index[0]), given.iloc[0]) if len(given) else (first_line, "")
-            raise ConfigError(f"{self.where}, line {line}: {text[:60]!r} is no time: {EXPECTED}")
+            raise ConfigError(f"{self.where}, line {line}: {text[:60]!r} is not a time: {EXPECTED}")
         if same:
             raise ConfigError(
                 f"{self.where}: {likely.iloc[0]!r}: day or month first? No row tells: expected ISO 8601 "
@@ -134,7 +135,8 @@ class TimeFormat:
 
 
 def _best_pattern(cells: Any, best: str, matches: int) -> tuple[str, int, bool]:
-    """(the pattern that reads the most cells, how many, whether another reads as many and otherwise)."""
+    """Return (the pattern that reads the most cells, their number, True if another one reads as many
+    differently)."""
     sample, read = cells.iloc[:2000], dict[str, I64]()
     for pattern in (d + c for d in _DATES for c in _CLOCKS):
         if (_from_pattern(sample, pattern) != NO_TIME).any():
@@ -148,7 +150,7 @@ def _best_pattern(cells: Any, best: str, matches: int) -> tuple[str, int, bool]:
 
 
 def _ns_of(moments: Any) -> I64:
-    """A pandas Series of datetimes, of any resolution, as ns; what does not fit is NO_TIME."""
+    """Return a pandas Series of datetimes, of any resolution, as ns; NO_TIME for values out of range."""
     values = moments.dt.tz_convert(None) if moments.dt.tz is not None else moments
     array = values.to_numpy()
     if array.dtype == np.dtype("M8[ns]"):
@@ -166,7 +168,8 @@ def _from_pattern(cells: Any, pattern: str) -> I64:
 
 
 def _from_iso(cells: Any) -> tuple[I64, Bool]:
-    """(ns [n], has no zone [n]); what the library does not read is tried once more, put right."""
+    """Return (ns [n], has no zone [n]); cells that the library cannot read are corrected and tried once
+    more."""
     t_ns, naive = _iso_once(cells)
     bad = t_ns == NO_TIME
     if bad.any():
@@ -190,7 +193,8 @@ def _iso_once(cells: Any) -> tuple[I64, Bool]:
 
 
 def _from_numbers(cells: Any, unit_ns: int) -> I64:
-    """Whole numbers exactly; others to the microsecond: so much a double holds of seconds since 1970."""
+    """Return whole numbers exactly, others to the microsecond: the precision of a double for seconds since
+    1970."""
     import pandas as pd
 
     numbers = pd.to_numeric(cells, errors="coerce").to_numpy()
@@ -217,7 +221,7 @@ class Localised:
 
 
 def localise(local_ns: I64, zone: str) -> Localised:
-    """Local times [n], in the order of the file, as instants."""
+    """Return local times [n], in the order of the file, as instants."""
     import pandas as pd
 
     if zone == "UTC" or not len(local_ns):
@@ -266,6 +270,10 @@ def _repeated_hours(local_ns: I64, early: I64, late: I64, twice: Bool, out: Loca
     out.notes.append(
         f"{len(rows)} rows in the hour repeated when summer time ends: "
         f"{int((out.t_ns[rows] == late[rows]).sum())} read as its second pass, "
-        + (f"{lost} dropped (the rows are in no order, so nothing tells the passes apart)" if lost else "")
+        + (
+            f"{lost} dropped (the rows are not in order, so the two passes cannot be told apart)"
+            if lost
+            else ""
+        )
         + ("" if lost else "the others as its first")
     )

@@ -1,4 +1,4 @@
-"""Influx line protocol over MQTT, as Telegraf publishes it: one or many lines a message, by a mapping.
+"""Influx line protocol over MQTT, as Telegraf publishes it: one or more lines per message, by a mapping.
 
 Pure functions of bytes. The lines are parsed by `line_protocol_parser`; what a line means is data, see
 `connectors.series_map` and `exporters/telegraf.yaml`. A bad line does not cost the good ones of its message:
@@ -20,7 +20,7 @@ from twin.telemetry import Block, Ignored, Message, Names, Reading
 
 MAX_PAYLOAD = 8 * 2**20
 MAX_LINES, MAX_LINE = 20_000, 64 * 2**10
-UNMAPPED = "add a rule to a mapping of yours (`broker.maps`), or leave it out at the publisher"
+UNMAPPED = "add a rule to a mapping file (`broker.maps`), or remove it at the publisher"
 STEP_NS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
 
 
@@ -40,16 +40,16 @@ class LineDecoder:
 
     @property
     def faults(self) -> SeriesFaults:
-        """Bad lines and fields of messages that were decoded all the same."""
+        """Return the bad lines and fields of messages that were otherwise decoded."""
         return self._table.faults
 
     @property
     def strangers(self) -> SeriesFaults:
-        """Names in messages that were read in part, of which the site has none."""
+        """Return names outside the site in messages that were partly decoded."""
         return self._table.strangers
 
     def decode(self, message: Message) -> list[Reading | Block] | Ignored:
-        """Decode the lines. Raises BadMessage if not one line of it can be read."""
+        """Decode the lines. Raises BadMessage if no line can be read."""
         if len(message.payload) > MAX_PAYLOAD:
             raise BadMessage(f"{len(message.payload)} bytes; expected at most {MAX_PAYLOAD}")
         text = message.payload.decode("utf-8", "replace")
@@ -57,7 +57,7 @@ class LineDecoder:
             raise BadMessage("a NUL byte; expected text")
         lines = text.split("\n", MAX_LINES)
         if len(lines) > MAX_LINES:
-            self.faults.add(f"more than {MAX_LINES} lines in a message; the rest is lost")
+            self.faults.add(f"more than {MAX_LINES} lines in a message; the rest is dropped")
             lines.pop()
         samples: list[SeriesSample] = []
         good, bad = 0, list[str]()
@@ -88,7 +88,8 @@ class LineDecoder:
         return Ignored("measurement", f"{self._file} has no rule for measurement {text!r}", UNMAPPED)
 
     def _line(self, line: str) -> dict[str, Any] | None:
-        """One parsed line with its time checked, None for an empty one. Raises ValueError and its kin."""
+        """Return one parsed line with a checked time, None for an empty one. Raises ValueError and its
+        subclasses."""
         if not line or line.isspace():
             return None
         if len(line) > MAX_LINE:

@@ -1,4 +1,4 @@
-"""Readings as Influx line protocol: one line per entity and instant, made column by column.
+"""Readings as Influx line protocol: one line per entity and instant, built column by column.
 
 `gpu,site=lab,hall=h1,rack=r1,node=node0,gpu=gpu3 power_w=880.5,energy_mj=12i 1700000000000000000`. Equal
 values are spelled once.
@@ -24,11 +24,11 @@ class SiteNames(Protocol):
 
     @property
     def hash(self) -> str:
-        """The same for the same names."""
+        """Return a hash of the names."""
         ...
 
     def names(self, table: str) -> list[str]:
-        """Full paths, in the order of the entities."""
+        """Return full paths, in the order of the entities."""
         ...
 
 
@@ -48,13 +48,14 @@ class LineColumns(Protocol):
 
 
 def escaped(name: str) -> str:
-    """A name as a tag, field or measurement is written; a backslash at its end would hide what follows."""
+    """Return an escaped tag, field or measurement; a backslash at its end would hide the next character."""
     plain = name.translate(_ESCAPES)
     return plain.rstrip("\\") + "_" if plain.endswith("\\") else plain
 
 
 def head_of(table: str, path: str) -> bytes:
-    """Measurement and tags of an entity: a tag per level of its path, the last one named by its table."""
+    """Return measurement and tags of an entity: a tag per level of its path, the last one named by its
+    table."""
     parts = path.split("/")
     levels = [*LEVELS[: len(parts) - 1], table] if len(parts) <= len(LEVELS) else _deep(parts, table)
     tags = (f"{level}={escaped(part)}" for level, part in zip(levels, parts, strict=True) if part)
@@ -66,12 +67,12 @@ def _deep(parts: list[str], table: str) -> list[str]:
 
 
 def heads_of(table: str, paths: Iterable[str]) -> list[bytes]:
-    """`head_of` for many."""
+    """Return `head_of` for many entities."""
     return [head_of(table, path) for path in paths]
 
 
 def lines(heads: list[bytes], columns: LineColumns, first: int, last: int, t_ns: int) -> tuple[bytes, int]:
-    """Lines of the entities `first` .. `last` - 1 that have any reading, and how many there are."""
+    """Return the lines of the entities `first` .. `last` - 1 with any reading, and their number."""
     value, total = columns.value[:, first:last], columns.total[:, first:last]
     texts = [_spelled(name, row, "") for name, row in zip(columns.gauges, value, strict=True)]
     texts += [_spelled(name, row, "i") for name, row in zip(columns.counters, total, strict=True)]
@@ -83,7 +84,7 @@ def lines(heads: list[bytes], columns: LineColumns, first: int, last: int, t_ns:
 
 
 def _spelled(name: str, row: Any, end: str) -> list[bytes]:
-    """`,name=value` per entity, empty where there is no reading."""
+    """Return `,name=value` per entity, "" without a reading."""
     gaps = row < 0 if end else np.isnan(row)
     distinct, at = np.unique(np.where(gaps, row.dtype.type(0), row), return_inverse=True)
     head = f",{escaped(name)}="

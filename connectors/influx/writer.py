@@ -1,4 +1,4 @@
-"""History sent to an InfluxDB 2, or to what speaks its write API: in order, again where it was lost, bounded.
+"""Writer to an InfluxDB 2 or a server with its write API: in order, with retries, in bounded memory.
 
 A thread of its own writes batches through influxdb-client, one at a time, so that order and memory stay ours:
 the client's batching mode queues without bound and swallows errors. What a server took shortly before it was
@@ -10,28 +10,24 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-import threading
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from influxdb_client.client.influxdb_client import InfluxDBClient
-from influxdb_client.client.write_api import SYNCHRONOUS
-from influxdb_client.rest import ApiException
-
-from connectors.backoff import Backoff
 from connectors.influx.lines import LineColumns, SiteNames, heads_of, lines
+from connectors.send_lane import CLOSE_S, SendLane, SendThread
 from twin.catalogue import ConfigError
+
+if TYPE_CHECKING:
+    from influxdb_client.rest import ApiException
 
 BATCH_POINTS = 5000
 TIMEOUT_S = 10.0
-RETRY_S, MAX_RETRY_S = 0.5, 15.0
-CLOSE_S = 1.8
 MAX_TEXT = 300  # of a server's complaint
-# What a server will refuse however often it is sent; anything else may be mended there.
+# Statuses of a write that a server refuses however often it is sent; others may be mended there.
 REFUSED = (400, 405, 406, 411, 413, 415, 422)
 _STARTED = re.compile(rb"^process_start_time_seconds(?:\{[^}]*\})? ([0-9.eE+]+)", re.MULTILINE)
 
@@ -46,7 +42,7 @@ logging.getLogger().addFilter(_not_the_clients)
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Lines to be: a run of entities of one table at one instant."""
+    """Lines to be formatted: a run of entities of one table at one instant."""
 
     t_ns: int
     names: SiteNames
@@ -72,7 +68,7 @@ class InfluxSettings:
 
 
 class InfluxWriter:
-    """Points in, from any thread; `stats` says what became of them.
+    """Accepts points from any thread; `stats` counts their outcomes.
 
     Raises ConfigError if `url` or `token` cannot be used; the token is never shown.
     """
@@ -85,6 +81,10 @@ class InfluxWriter:
         token: str | None = None,
         settings: InfluxSettings | None = None,
     ) -> None:
+        # Its import takes 0.3 s, which a daemon without such a server is spared
+        from influxdb_client.rest import ApiException
+
+        self._api_error: type[ApiException] = ApiException
         settings = settings or InfluxSettings()
         if token is not None and not (token.isascii() and token.isprintable() and token.strip() == token):
             raise ConfigError("the token of the history server: expected one line of printable ASCII")
@@ -107,24 +107,26 @@ class InfluxWriter:
         self._acked: deque[tuple[float, _Batch]] = deque()  # (when, what), the oldest first
         self._pending_points = self._acked_points = 0
         self._heads: dict[tuple[str, str], list[bytes]] = {}
-        self._changed = threading.Condition()
-        self._stop = False
         self._started: bytes | None = None  # when the server began, in its own words
-        # Whether the server may have begun anew: the connection is another one, or something failed.
+        # The server may have begun anew: the connection is another one, or something failed.
         self._reconnected, self._failed = True, False
         self.counts = dict.fromkeys(
             ("written_points", "dropped_points", "refused_points", "resent_points", "write_errors"), 0
         )
-        self.error = self.refusal = ""
-        self._thread = threading.Thread(target=self._run, name="influx", daemon=True)
+        self.refusal = ""
+        self._client: Any = None  # made when the first batch is sent, as is its interface for writing
+        self._api: Any = None
+        lane = SendLane(self._step, self._gave)
+        self._thread = SendThread("influx", [lane], lambda: bool(self._pending), self._ended)
 
     def start(self) -> None:
-        """Begin to write."""
+        """Start to write."""
         self._thread.start()
 
     def offer(self, t_ns: int, names: SiteNames, tables: Sequence[LineColumns]) -> None:
-        """One instant of these tables; their arrays must not change any more. Never waits for the server."""
-        with self._changed:
+        """Offer one instant of these tables; their arrays must not change later. Never waits for the
+        server."""
+        with self._thread.changed:
             for columns in tables:
                 n = max(columns.value.shape[-1], columns.total.shape[-1])
                 for first in range(0, n, BATCH_POINTS):
@@ -132,28 +134,24 @@ class InfluxWriter:
                     self._pending.append(batch)
                     self._pending_points += batch.points
             self._make_room()
-            self._changed.notify()
+            self._thread.changed.notify()
 
     def stats(self) -> dict[str, int | str]:
-        """Points written, waiting and lost; `error` is why nothing is written just now, or empty."""
+        """Return points written, waiting and lost; `error` is the reason for a present failure, or ""."""
         return {
             **self.counts,
             "queue_points": self._pending_points,
-            "error": self.error,
+            "error": self._thread.error,
             "refusal": self.refusal,
         }
 
     def close(self, timeout_s: float = CLOSE_S) -> bool:
-        """Send what waits if it can be done by then; whether all was sent. A hanging server is left alone."""
-        with self._changed:
-            self._stop = True
-            self._changed.notify()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
+        """Send what waits, until then. Return True if all was sent. A hanging server is left alone."""
+        self._thread.close(timeout_s)
         return self._pending_points == 0
 
     def _make_room(self) -> None:
-        """Forget what was acknowledged first, then the oldest that waits."""
+        """Drop acknowledged points first, then the oldest waiting ones."""
         while self._acked and self._pending_points + self._acked_points > self._room:
             self._acked_points -= self._acked.popleft()[1].points
         while self._pending_points > self._room and len(self._pending) > 1:
@@ -161,44 +159,30 @@ class InfluxWriter:
             self._pending_points -= lost
             self.counts["dropped_points"] += lost
 
-    def _run(self) -> None:
-        client: Any = InfluxDBClient(
-            self._url,
-            token=self._token,
-            org=self._org,
-            timeout=round(self._timeout_s * 1000),
-            **self._tls,
-        )
-        backoff, ended_s = Backoff(RETRY_S, MAX_RETRY_S), 0.0
-        try:
-            self._watch(client)
-            api = client.write_api(write_options=SYNCHRONOUS)
-            while True:
-                with self._changed:
-                    while not self._pending and not self._stop:
-                        self._changed.wait(1.0)
-                    if self._stop:
-                        ended_s = ended_s or time.monotonic() + CLOSE_S
-                        if not self._pending or self.error or time.monotonic() > ended_s:
-                            return
-                try:
-                    self._step(client, api)
-                    self.error = ""
-                    backoff.reset()
-                except Exception as error:
-                    self.counts["write_errors"] += 1
-                    self.error = self._told(error)
-                    self._failed = True
-                    with self._changed:
-                        if not self._stop:
-                            self._changed.wait_for(lambda: self._stop, backoff.next_s())
-        finally:
-            with contextlib.suppress(Exception):
-                client.close()
+    def _connect(self) -> None:
+        from influxdb_client.client.influxdb_client import InfluxDBClient
+        from influxdb_client.client.write_api import SYNCHRONOUS
 
-    def _watch(self, client: Any) -> None:
-        """Notice each new connection: the client opens one without a word where the old one is gone."""
-        pool = client.api_client.rest_client.pool_manager.connection_from_url(self._url)
+        self._client = InfluxDBClient(
+            self._url, token=self._token, org=self._org, timeout=round(self._timeout_s * 1000), **self._tls
+        )
+        self._watch()
+        self._api = self._client.write_api(write_options=SYNCHRONOUS)
+
+    def _ended(self) -> None:
+        with contextlib.suppress(Exception):
+            if self._client is not None:
+                self._client.close()
+
+    def _gave(self, error: Exception) -> str:
+        """Count an error; its text."""
+        self.counts["write_errors"] += 1
+        self._failed = True
+        return self._told(error)
+
+    def _watch(self) -> None:
+        """Notice each new connection: the client silently opens one after a loss."""
+        pool = self._client.api_client.rest_client.pool_manager.connection_from_url(self._url)
         usual = pool.ConnectionCls
 
         def connect(connection: Any) -> None:
@@ -207,31 +191,37 @@ class InfluxWriter:
 
         pool.ConnectionCls = type("WatchedConnection", (usual,), {"connect": connect})
 
-    def _step(self, client: Any, api: Any) -> None:
-        """Send the oldest batch; first find out whether the server lost what it had taken."""
-        if self._reconnected or self._failed:
-            self._settle_doubt(client)
-            self._reconnected = self._failed = False
-        with self._changed:
+    def _step(self) -> bool:
+        """Send the oldest batch; first check if the server lost accepted data."""
+        with self._thread.changed:
             if not self._pending:
-                return
+                return False
+        if self._api is None:
+            self._connect()
+        if self._reconnected or self._failed:
+            self._settle_doubt()
+            self._reconnected = self._failed = False
+        with self._thread.changed:
+            if not self._pending:
+                return True
             batch = self._pending[0]
         text, count = lines(self._heads_of(batch), batch.columns, batch.first, batch.last, batch.t_ns)
         refused = False
         if count:
             try:
-                api.write(self._bucket, self._org, text)
-            except ApiException as error:
+                self._api.write(self._bucket, self._org, text)
+            except self._api_error as error:
                 if error.status not in REFUSED:
                     raise
                 refused, self.refusal = True, self._told(error)
                 self.counts["write_errors"] += 1
         self._done(batch, count, refused)
+        return True
 
     def _done(self, batch: _Batch, count: int, refused: bool) -> None:
         now_s = time.monotonic()
         self.counts["refused_points" if refused else "written_points"] += count
-        with self._changed:
+        with self._thread.changed:
             if self._pending and self._pending[0] is batch:  # or it was dropped meanwhile, to make room
                 self._pending.popleft()
                 self._pending_points -= batch.points
@@ -243,20 +233,20 @@ class InfluxWriter:
                 self._acked_points -= self._acked.popleft()[1].points
             self._make_room()
 
-    def _settle_doubt(self, client: Any) -> None:
-        """A server that began anew is sent again what it took last. Raises what the connection raises.
+    def _settle_doubt(self) -> None:
+        """Send the last accepted points again to a restarted server. Raises the errors of the connection.
 
         One that does not say when it began may have, if something failed; not each time that it closes a
         connection.
         """
-        manager = client.api_client.rest_client.pool_manager
+        manager = self._client.api_client.rest_client.pool_manager
         answer = manager.request("GET", f"{self._url}/metrics", timeout=self._timeout_s, retries=False)
         match = _STARTED.search(answer.data) if answer.status == 200 else None
         began = match.group(1) if match else None
         known, self._started = self._started, began
         if began == known if began is not None else not self._failed:
             return
-        with self._changed:
+        with self._thread.changed:
             for _, batch in reversed(self._acked):
                 self._pending.appendleft(batch)
             self._pending_points += self._acked_points
@@ -275,7 +265,7 @@ class InfluxWriter:
 
     def _told(self, error: Exception) -> str:
         """Text of an error without secrets, whatever the server repeats of what it was sent."""
-        if isinstance(error, ApiException):
+        if isinstance(error, self._api_error):
             text = f"{error.status} {error.reason}: {error.body or ''}"
         else:
             text = f"{type(error).__name__}: {error}"

@@ -18,6 +18,7 @@ from .sink import (
     compose as compose,
 )
 from .start_ids import StartIds as StartIds
+from .start_times import skip_start_times as skip_start_times
 from .wire import (
     MAX_REASON as MAX_REASON,
     MAX_REPORT as MAX_REPORT,

@@ -1,4 +1,4 @@
-"""The site's own test of nodes that are out of service, run as a program here: burn-in evidence.
+"""Burn-in: the site's own test of nodes out of service, run as a program on this host.
 
 A node shall have been tested at an instant or later; a result that is new enough is not made again. Never
 two on a node: a lock that the program inherits outlasts us. What a program said is kept as a file.
@@ -29,7 +29,7 @@ MAX_DETAIL = 1000  # characters of the last lines in the event
 
 @dataclass(slots=True, eq=False)
 class BurnInOrder(SinkOrder):
-    """The test commanded for a node: at the instant `value` [s] or later."""
+    """The commanded test of a node: at the instant `value` [s] or later."""
 
     expires_ns: int
     tries: int = 0
@@ -38,13 +38,13 @@ class BurnInOrder(SinkOrder):
 
     @property
     def since_ns(self) -> int:
-        """The instant; -1 where it is none."""
+        """Return the instant; -1 for none."""
         return round(self.value * NS) if 0 <= self.value <= 1e10 else -1
 
 
 @dataclass(frozen=True, kw_only=True)
 class BurnInProgram:
-    """The program of a test, run `at_once` times at most; {node} and {host} in `command` are filled in."""
+    """The program of a test, run at most `at_once` times; {node} and {host} in `command` are filled in."""
 
     command: Sequence[str]
     at_once: int = 4
@@ -56,24 +56,24 @@ class TestedNodes(Protocol):
     """Nodes as the daemon knows them."""
 
     def why_not_now(self, node: int) -> str:
-        """The reason why a node cannot be tested now; "" if it can."""
+        """Return the reason that a node cannot be tested now; "" if it can."""
         ...
 
     def returned(self, node: int) -> bool:
-        """True if a node is in service, so that its test must end."""
+        """Return True if a node is in service, so that its test must end."""
         ...
 
     def tested(self, node: int) -> tuple[int, bool] | None:
-        """(begin of the last test that had a result, True if it passed)."""
+        """Return (begin of the last test with a result, True if it passed)."""
         ...
 
     def host_of(self, node: int) -> str | None:
-        """The name of a node in its scheduler."""
+        """Return the name of a node in its scheduler."""
         ...
 
 
 class BurnInSink:
-    """Tests nodes with the site's program; `run` does the work, beside the dispatcher."""
+    """Tests nodes with the site's program; `run` works beside the dispatcher."""
 
     name = "burn-in"
     controls: tuple[str, ...] = (CONTROL,)
@@ -108,7 +108,7 @@ class BurnInSink:
             self._stage(items, self._now_ns())
 
     async def run(self) -> None:
-        """Begin tests when they are due, and end those that may not go on, until cancelled; then end all."""
+        """Start due tests and end those that may not continue, until cancelled; then end all tests."""
         try:
             while True:
                 await self._check()
@@ -130,7 +130,7 @@ class BurnInSink:
         return concerned
 
     def _result(self, entity: int) -> tuple[int, bool] | None:
-        """The last result, from the service book or not there yet."""
+        """Return the last result, from the service book or not there yet."""
         results = [r for r in (self._nodes.tested(entity), self._done.get(entity)) if r is not None]
         return max(results, default=None)
 

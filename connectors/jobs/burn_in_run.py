@@ -1,4 +1,4 @@
-"""A test program and its files: run in a process group of its own under a lock, its output kept, then ended.
+"""Run of a test program and its files: in its own process group under a lock, with its output kept.
 
 The program inherits the lock of its node: it holds for as long as anything of it lives, also after us. No
 shell reads its words, and of our environment it gets little. Imports the standard library only.
@@ -41,12 +41,12 @@ class BurnInFolder:
         self.folder = folder
 
     def stem(self, node: str) -> str:
-        """A file name for a node, another for each."""
+        """Return a file name that is unique for a node."""
         mark = hashlib.blake2b(node.encode(), digest_size=4).hexdigest()
         return f"{_UNFIT.sub('_', node).strip('.')[-80:]}-{mark}"
 
     def lock(self, node: str) -> IO[str] | None:
-        """The lock of a node, or None where a program still holds it. Raises OSError."""
+        """Return the lock of a node, or None while a program holds it. Raises OSError."""
         self.folder.mkdir(mode=0o750, parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         file = os.fdopen(os.open(self.folder / f"{self.stem(node)}.lock", flags, 0o640), "r+")
@@ -61,13 +61,13 @@ class BurnInFolder:
         return file
 
     def holder(self, node: str) -> int | None:
-        """The process group that was last run under a lock."""
+        """Return the process group that last ran under a lock."""
         with contextlib.suppress(OSError, ValueError):
             return int((self.folder / f"{self.stem(node)}.lock").read_text()[:20])
         return None
 
     def alive(self, node: str) -> bool:
-        """True if anything of a program of this node lives."""
+        """Return True if a process of this node's program is alive."""
         file = self.lock(node)
         if file is None:
             return True
@@ -75,7 +75,7 @@ class BurnInFolder:
         return False
 
     def output(self, node: str, began_ns: int) -> IO[bytes]:
-        """A new file for a run's output."""
+        """Return a new file for a run's output."""
         return (self.folder / f"{self.stem(node)}-{began_ns // 10**9}.log").open("wb")
 
     def prune(self) -> None:
@@ -139,7 +139,7 @@ def _judge(code: int | None, late: bool, timeout_s: float, output: str) -> BurnI
 async def _spawn(
     words: Sequence[str], lock: IO[str], node: str, host: str
 ) -> tuple[asyncio.subprocess.Process, IO[bytes]]:
-    """(the program, what it writes). Raises OSError, ValueError.
+    """Start the program; returns (program, its output). Raises OSError, ValueError.
 
     The pipe is ours: of asyncio's, `wait` would wait for what the program leaves behind.
     """
@@ -201,7 +201,7 @@ async def _finish(
     keeping: asyncio.Task[bytes],
     grace_s: float,
 ) -> None:
-    """Nothing of the program is left when this returns, and its output is read."""
+    """Wait until nothing of the program is left, and return its output."""
     if process.returncode is None or places.alive(node):
         await _end_group(process.pid, places, node, grace_s)
     if process.returncode is None:
@@ -214,7 +214,7 @@ async def _finish(
 
 
 async def _end_group(group: int, places: BurnInFolder, node: str, grace_s: float) -> None:
-    """Ask all of a process group to end, then end it. The lock proves that it is still the same one."""
+    """Ask all of a process group to end, then kill it. The lock proves that it is still the same group."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, number)
@@ -225,7 +225,7 @@ async def _end_group(group: int, places: BurnInFolder, node: str, grace_s: float
 
 
 async def _outlive(places: BurnInFolder, node: str) -> IO[str] | None:
-    """End what a daemon before us left running; the lock, or None where that fails."""
+    """End a program that an earlier daemon left running; returns the lock, or None on failure."""
     group = places.holder(node)
     if group is not None and group > 1:
         await _end_group(group, places, node, STOP_S)

@@ -1,4 +1,4 @@
-"""Jobs that share a folder with the daemon: their reports as lines of files, their advice as files.
+"""Jobs that share a folder with the daemon: they append reports to files and read advice from files.
 
 A job appends its reports, a JSON object a line, to `{job}.reports.jsonl`; its advice is `{job}.json`,
 replaced whole. Only names of jobs that run are ever opened, links are not followed, what is no plain file is
@@ -97,7 +97,7 @@ class ReportFolder:
             self._aging = dict(self.marks)
 
     def keep(self, running: Mapping[str, object]) -> None:
-        """Forget files of jobs that are gone; write down what is old enough."""
+        """Drop the files of ended jobs; write down old enough state."""
         self.marks = {job: mark for job, mark in self.marks.items() if job in running}
         if self.path is None or time.monotonic() - self._aged_s < self.lag_s:
             return
@@ -116,7 +116,7 @@ class ReportFolder:
 
 
 class FolderSource:
-    """Reads reports out of a folder. `slot_of` gives the jobs that run by name."""
+    """Reads reports from a folder. `slot_of` gives the running jobs by name."""
 
     name = "job-reports"
 
@@ -135,7 +135,7 @@ class FolderSource:
         self._turn = 0
 
     async def run(self, inlet: Inlet) -> None:
-        """Look again and again until cancelled. Raises ConnectorError while there is no such folder."""
+        """Look repeatedly until cancelled. Raises ConnectorError while the folder is missing."""
         await asyncio.to_thread(self._places.load)
         while True:
             begun = time.monotonic()
@@ -143,7 +143,7 @@ class FolderSource:
             await asyncio.sleep(max(self.look_s, (time.monotonic() - begun) * (1 / SHARE - 1)))
 
     async def read_new(self, inlet: Inlet) -> None:
-        """Stage all whole lines that are new. What is read and not staged is read again."""
+        """Stage all new complete lines. Lines that are read and not staged are read again."""
         running = self._slot_of()
         jobs, marks = list(running)[:MAX_JOBS], dict(self._places.marks)
         turn = self._turn % max(len(jobs), 1)
@@ -165,7 +165,7 @@ class FolderSource:
             inlet.reject("job reports", self._places.fault)
 
     def _take(self, inlet: Inlet, job: str, part: _Seen, room: int, faults: list[tuple[str, str]]) -> int:
-        """Stage what a file brought, at most `room` reports; how many there were."""
+        """Stage the reports of a file, at most `room`. Return their number."""
         where, now_ns = f"job report file of {job[:100]}", self._now_ns()
         offset, events = part.mark.offset, list[CheckpointTold]()
         faults += [(where, fault) for fault in part.faults]
@@ -223,7 +223,7 @@ def _size(part: _Seen) -> int:
 
 
 def _read(folder: int, name: str, mark: Mark) -> _Seen | None:
-    """The whole lines behind a mark; None where there is no file, or nothing new in it."""
+    """Return the complete lines after a mark; None without a file or new lines."""
     try:
         # A queue or a device that poses as a file must not hold us up.
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
@@ -250,7 +250,7 @@ def _read(folder: int, name: str, mark: Mark) -> _Seen | None:
 
 
 def _lines(name: str, mark: Mark, raw: bytes, lost: int) -> _Seen | None:
-    """Cut what was read into lines; what has no end yet is left for the next look."""
+    """Split the input into lines; an incomplete line is left for the next look."""
     faults: list[str] = []
     at = mark.offset + lost
     if lost:  # begins somewhere within a line
@@ -267,7 +267,7 @@ def _lines(name: str, mark: Mark, raw: bytes, lost: int) -> _Seen | None:
 
 
 class FolderSink:
-    """Writes advice into a folder: `{job}.json`, whole or not at all, to be read by everybody."""
+    """Writes advice into a folder: `{job}.json`, atomically, readable by everybody."""
 
     name = "job-advice"
     controls: tuple[str, ...] = CONTROLS
@@ -313,7 +313,7 @@ class FolderSink:
             os.close(folder)
 
     def _fail(self, name: str, error: OSError, left: int) -> None:
-        """One file that is in the way must not stop the others; a full disk stops all."""
+        """Note a failed file: one file must not stop the others; a full disk stops all."""
         if error.errno in _OF_ALL:
             self.counts["failed"] += left
             raise ActuationError(
@@ -331,7 +331,7 @@ class FolderSink:
             )
 
     def _sweep(self) -> None:
-        """Take away advice of ours that nobody renewed for a day, and what an end within a write left."""
+        """Remove advice that was not renewed for a day, and files left by an interrupted write."""
         with contextlib.suppress(OSError), os.scandir(self.folder) as entries:
             for number, entry in enumerate(entries):
                 if number >= MAX_SWEPT:
@@ -342,7 +342,8 @@ class FolderSink:
                         self.counts["swept"] += 1
 
     def _is_over(self, entry: os.DirEntry[str]) -> bool:
-        """True if a file is old, and nothing but what we write: the folder may hold other files of ours."""
+        """Return True if a file is old and contains only racktwin's output: the folder may hold other
+        files."""
         found = entry.stat(follow_symlinks=False)
         if found.st_uid != os.geteuid() or found.st_mtime > self._now_s() - KEEP_S:
             return False
@@ -357,7 +358,7 @@ class FolderSink:
 
 
 def _replace(folder: int, name: str, text: bytes) -> None:
-    """A new file in the place of what bore the name; a link there is replaced, not followed. Raises OSError.
+    """Replace a file by a new one; a link in its place is replaced, not followed. Raises OSError.
 
     It is not forced to the disk: what a crash tears is no advice, and the next renewal brings it again.
     """

@@ -1,4 +1,4 @@
-"""Jobs that register themselves: what they say of themselves, on which nodes, and for how long it holds.
+"""Job registration: a job states its nodes and its kind, for the length of a lease.
 
 Where no scheduler tells of a job, its client does. It says which nodes it has and its kind, nothing that
 gives it rights over others. The registration is a lease: it lapses when its client has not asked for so long.
@@ -32,7 +32,7 @@ class JobRegistration(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def nodes_of(site: NamedSite, registration: JobRegistration) -> tuple[int, ...]:
-    """The nodes that a job names, ascending. Raises BadMessage with the first few that the site lacks."""
+    """Return the nodes that a job names, ascending. Raises BadMessage with the first few outside the site."""
     try:
         hosts = [host for text in registration.nodes for host in expand_hosts(text)]
     except ValueError as error:
@@ -53,7 +53,7 @@ def nodes_of(site: NamedSite, registration: JobRegistration) -> tuple[int, ...]:
 def start_of(
     identity: str, job: str, tenant: str, nodes: tuple[str, ...], registration: JobRegistration
 ) -> JobStarted:
-    """The start of a job that registers itself."""
+    """Return the start of a self-registered job."""
     return JobStarted(
         id=f"registered/{identity}",
         job=job,
@@ -83,11 +83,12 @@ class JobLeases:
         return True
 
     def renew(self, job: str, now_s: float) -> None:
-        """A client asked for its job."""
+        """Renew the lease of a job whose client reported."""
         self._heard_s[job] = now_s
 
     def lapsed(self, leased: Mapping[str, float], now_s: float) -> list[str]:
-        """The jobs of `leased` (name -> lease, s) whose client has not asked for so long.
+        """Return the jobs of `leased` (name -> lease, s) whose client has been silent for longer than its
+        lease.
 
         One that is new here, as after a restart of the daemon, has its whole lease from now on.
         """

@@ -1,4 +1,4 @@
-"""Advice to jobs: how the leases on a job become one message, and the sink that publishes it over MQTT.
+"""Job sink: combines the leases on a job into one message of advice, and publishes it over MQTT.
 
 Two save intervals, durable and in memory, and a checkpoint's least instant are leases of their own, begun and
 renewed apart; a job hears them at once, under one expiry. Advice goes to the job for which the lease was
@@ -24,7 +24,7 @@ JobOf = Callable[[int, int], str | None]  # (slot, generation) -> the job there;
 
 
 class JobLease(NamedTuple):
-    """A lease on a control of a job, as far as its advice needs it. `value` in the control's seconds."""
+    """A lease on a control of a job, with the fields for its advice. `value` in the control's seconds."""
 
     generation: int
     value: float
@@ -37,7 +37,8 @@ class JobLease(NamedTuple):
 def compose(
     job: str, interval: JobLease | None, since: JobLease | None, issued_ns: int, local: JobLease | None = None
 ) -> Advice | None:
-    """One advice of the leases on the interval, a save and the interval in memory; None where none lives.
+    """Return one advice from the leases on the interval, a save and the interval in memory; None without a
+    lease.
 
     It ends with the lease on the interval. The others have the longer lease: where one ends sooner, nobody
     renews it, and it is left out, so that the interval is not cut short. Without an interval what ends first
@@ -66,7 +67,7 @@ def compose(
 
 
 class JobBook:
-    """Leases in force for each job, from command to command. Holds no more jobs than there are slots."""
+    """Leases in force for each job, across commands. Holds at most as many jobs as there are slots."""
 
     def __init__(self, job_of: JobOf, leases: Iterable[tuple[str, int, JobLease]] = ()) -> None:
         """`leases` are those (control, slot, part) that ran before this book was opened."""
@@ -115,7 +116,7 @@ class JobBook:
 
 
 class JobSink:
-    """Publishes advice on the topic of each job, at QoS 1 and not retained: it comes again with a renewal."""
+    """Publishes advice on the topic of each job, at QoS 1 and not retained: renewals repeat it."""
 
     name = "jobs"
     controls: tuple[str, ...] = CONTROLS

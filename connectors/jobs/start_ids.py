@@ -1,4 +1,4 @@
-"""Ids of starts of jobs: made from what a scheduler shows, so that a restart of the daemon repeats them.
+"""Ids of job starts: derived from data of the scheduler, so that a restart of the daemon repeats them.
 
 A job that takes nodes and gives them back looks as it did before. The event is another one all the same, and
 an id counts once, so the second use of an id gets a number behind it.
@@ -19,7 +19,7 @@ class StartIds:
         self._uses: OrderedDict[str, int] = OrderedDict()
 
     def use(self, first: str) -> str:
-        """The id of the next start that looks like `first`: itself, then `first#2`, `first#3`, ..."""
+        """Return the id of the next start like `first`: itself, then `first#2`, `first#3`, ..."""
         uses = self._uses.pop(first, 0) + 1
         self._uses[first] = uses
         if len(self._uses) > MOST_IDS:
@@ -27,5 +27,5 @@ class StartIds:
         return first if uses == 1 else f"{first}#{uses}"
 
     def use_anew(self, first: str) -> str:
-        """An id that no daemon used before: for a job that moved while nobody watched, perhaps back again."""
+        """Return an id that no daemon used before, for a job that may have moved while no daemon ran."""
         return self.use(f"{first}@{time.time_ns()}")

@@ -1,4 +1,4 @@
-"""Messages between jobs and twin about checkpoints: reports in, advice out. Pure functions of bytes.
+"""Messages between jobs and the twin about checkpoints: reports in, advice out. Pure functions of bytes.
 
 A job says what its saves cost and how often it saves, as JSON on `IT/v1/PUB/Job/{job}`, by HTTP or as a line
 of a file; the twin advises an interval, and how new a checkpoint it should hold, on
@@ -38,7 +38,7 @@ _Interval = Annotated[float, msgspec.Meta(ge=0, le=MAX_INTERVAL_S)]
 
 
 class JobReport(msgspec.Struct, kw_only=True):
-    """A report of a job. Instants are of its own clock, ns since 1970 UTC; 0 = it says nothing of this."""
+    """A report of a job. Instants are of its own clock, ns since 1970 UTC; 0 = not reported."""
 
     v: Literal[1]
     id: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID)]
@@ -56,7 +56,7 @@ class JobReport(msgspec.Struct, kw_only=True):
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """Advice to a job until `expires_ns`, UTC ns; null is no advice on that.
+    """Advice to a job until `expires_ns`, UTC ns; null is no advice.
 
     `interval_s` is between durable saves, `local_interval_s` between those in memory. `save_since_ns`: it
     should hold a checkpoint that began then or later. Of two, the greater (epoch, issued_ns) counts.
@@ -77,22 +77,20 @@ _REPORT, _ADVICE = msgspec.json.Decoder(JobReport), msgspec.json.Decoder(Advice)
 
 
 def level_of(job: str) -> str:
-    """A job's name as a topic level and file name. Raises BadMessage for one that cannot be."""
+    """Return a job's name as a topic level and file name. Raises BadMessage for an impossible one."""
     try:
         level = quote(job, safe="")
     except UnicodeEncodeError:
-        raise BadMessage("a job's name that is no text; expected characters of Unicode") from None
+        raise BadMessage("a job's name that is not text; expected Unicode") from None
     if level.startswith("."):
         level = "%2E" + level[1:]
     if not 0 < len(level) <= MAX_LEVEL:
-        raise BadMessage(
-            f"a job's name of {len(level)} characters with what has to be escaped; expected 1 to {MAX_LEVEL}"
-        )
+        raise BadMessage(f"a job's name of {len(level)} characters after escaping; expected 1 to {MAX_LEVEL}")
     return level
 
 
 def job_of(level: str) -> str:
-    """The job's name that `level_of` made this of. Raises BadMessage for what it would not make."""
+    """Return the job's name of a topic level. Raises BadMessage for one that `level_of` does not make."""
     job = ""
     if len(level) <= MAX_LEVEL:
         try:
@@ -101,14 +99,15 @@ def job_of(level: str) -> str:
             job = ""
     if not job or level_of(job) != level:
         raise BadMessage(
-            f"{level[:80]!r} is no job's name as a topic level; expected 1 to {MAX_LEVEL} of A-Z a-z 0-9 . _ "
+            f"{level[:80]!r} is not a job's name as a topic level; expected 1 to {MAX_LEVEL} of "
+            "A-Z a-z 0-9 . _ "
             "- ~ and %XX for every other byte, and for a first dot"
         )
     return job
 
 
 def report_of(payload: bytes, job: str, arrived_ns: int) -> CheckpointTold:
-    """Decode a report of checkpoints, its instants by its own clock. Raises BadMessage."""
+    """Return a report of checkpoints, its instants by its own clock. Raises BadMessage."""
     if len(payload) > MAX_REPORT:
         raise BadMessage(f"{len(payload)} bytes of report; expected at most {MAX_REPORT}")
     try:
@@ -116,7 +115,7 @@ def report_of(payload: bytes, job: str, arrived_ns: int) -> CheckpointTold:
     except (ValueError, RecursionError) as error:
         raise BadMessage(f"not a report on checkpoints: {str(error)[:200]}") from error
     if report.job is not None and report.job != job:
-        raise BadMessage(f"says it is job {report.job[:80]!r} in the place of {job[:80]!r}")
+        raise BadMessage(f"claims to be job {report.job[:80]!r} in the place of {job[:80]!r}")
     costs = (report.save_s, report.block_s, report.flush_s, report.restart_s, report.interval_s)
     pace = (report.progress_per_s, report.remaining_s)
     if not all(map(math.isfinite, (*costs, *pace))):
@@ -125,13 +124,13 @@ def report_of(payload: bytes, job: str, arrived_ns: int) -> CheckpointTold:
     off_s = (report.t_ns - arrived_ns) / NS
     if abs(off_s) > MAX_OFF_S:
         raise BadMessage(
-            f"t_ns is {off_s:.0f} s from now; expected UTC nanoseconds, at most {MAX_OFF_S:.0f} s off: look "
-            "at the clock of the job's host"
+            f"t_ns is {off_s:.0f} s from now; expected UTC nanoseconds, at most {MAX_OFF_S:.0f} s off: check "
+            "the clock of the job's host"
         )
     if report.began_ns > report.t_ns:
         raise BadMessage(f"began_ns {report.began_ns} is later than t_ns {report.t_ns}; expected it before")
     if not (report.began_ns or any(costs) or any(pace)):
-        raise BadMessage("says nothing; expected began_ns, a duration, interval_s or its progress above 0")
+        raise BadMessage("an empty report; expected began_ns, a duration, interval_s or a progress above 0")
     return CheckpointTold(
         id=f"job/{job}#{report.id}",
         job=job,
@@ -149,7 +148,8 @@ def report_of(payload: bytes, job: str, arrived_ns: int) -> CheckpointTold:
 
 
 def encode_report(event: CheckpointTold) -> bytes:
-    """As a job sends it, `event.id` being the report's own. For simulated jobs; `report_of` reads it."""
+    """Return a report as a job sends it, `event.id` being the report's own. For simulated jobs;
+    `report_of` reads it."""
     return msgspec.json.encode(
         JobReport(
             v=1,
@@ -170,7 +170,7 @@ def encode_report(event: CheckpointTold) -> bytes:
 
 
 class JobDecoder:
-    """Decodes reports, whichever way they come; each job has an allowance of its own.
+    """Decodes reports of any wire; each job has an allowance of its own.
 
     `slot_of` says in which slot a job runs, None for one that nobody knows; without it all jobs share one
     allowance, as in a replay.
@@ -185,7 +185,7 @@ class JobDecoder:
         self.counts = {"reports": 0, "refused": 0, "early": 0}
 
     def decode(self, message: Message) -> list[CheckpointTold] | Ignored:
-        """The report of a message on `IT/v1/PUB/Job/{job}`. Raises BadMessage.
+        """Return the report of a message on `IT/v1/PUB/Job/{job}`. Raises BadMessage.
 
         A job may report before the scheduler lists it: the first reports wait for the next one.
         """
@@ -204,10 +204,10 @@ class JobDecoder:
         del held[:-MAX_EARLY_EACH]
         while len(self._early) > MAX_EARLY // MAX_EARLY_EACH:
             self._early.popitem(last=False)
-        return Ignored("Job", "no such job is known to run; the report waits for its next one")
+        return Ignored("Job", "no such job runs; the report waits for the job")
 
     def read(self, job: str, payload: bytes, arrived_ns: int) -> CheckpointTold:
-        """The report of a job whose bytes are paid for, by any wire. Raises BadMessage for nonsense."""
+        """Return a report within the job's allowance, from any wire. Raises BadMessage for nonsense."""
         try:
             event = report_of(payload, job, arrived_ns)
         except BadMessage:
@@ -221,24 +221,24 @@ class JobDecoder:
         if self._slot_of is not None:
             slot = self._slot_of(job)
             if slot is None:
-                self._strangers.spend("jobs that are not known to run", size, t_ns)
+                self._strangers.spend("jobs that do not run", size, t_ns)
             else:
                 self._jobs.spend(f"job{slot}", size, t_ns, f"job {job}")
         self._total.spend("all jobs", size, t_ns)
 
 
 def advice_topic(integration: str, job: str) -> str:
-    """Topic of the advice to a job. Raises BadMessage for a name that can be no topic level."""
+    """Return the topic of the advice to a job. Raises BadMessage for a name that can be no topic level."""
     return f"IT/v1/{integration}/Job/{level_of(job)}"
 
 
 def encode_advice(advice: Advice) -> bytes:
-    """As it is sent, one line of JSON without a line end."""
+    """Return the advice as sent, one line of JSON without a line end."""
     return msgspec.json.encode(advice)
 
 
 def decode_advice(payload: bytes) -> Advice:
-    """As a job reads it. Raises BadMessage."""
+    """Return the advice as a job reads it. Raises BadMessage."""
     if len(payload) > MAX_ADVICE:
         raise BadMessage(f"{len(payload)} bytes of advice; expected at most {MAX_ADVICE}")
     try:

@@ -1,4 +1,4 @@
-"""Access to a Kubernetes API server: from a kubeconfig file, or as a pod by its own service account.
+"""Access to a Kubernetes API server: from a kubeconfig file, or as a pod by its service account.
 
 Tokens, token files and client certificates; programs that a kubeconfig would have us run are refused, and so
 is a server that nobody vouches for. Reads files, opens no connection.
@@ -26,12 +26,12 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 HOST, PORT = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"
 MAX_FILE = 2**20  # bytes of a kubeconfig, a token or a certificate
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-# What a kubeconfig may ask for and we do not do, with what to do instead.
+# Features of a kubeconfig that racktwin does not support, with advice.
 _REFUSED = {
     "exec": "a program to run; expected token, tokenFile or a client certificate (a service account's token: "
     "`kubectl create token racktwin`)",
-    "auth-provider": "an outside provider; expected token, tokenFile or a client certificate",
-    "username": "a password, which Kubernetes takes no more; expected token, tokenFile or a certificate",
+    "auth-provider": "an external auth provider; expected token, tokenFile or a client certificate",
+    "username": "a password, which Kubernetes no longer accepts; expected token, tokenFile or a certificate",
     "as": "impersonation; expected a user of its own (deploy/kubernetes/rbac.yaml)",
 }
 
@@ -48,12 +48,12 @@ class Access:
 
 
 def load_access(kubeconfig: Path | None, context: str | None = None) -> Access:
-    """Read it anew, with the token that the files hold now. Raises ConfigError; never quotes a secret."""
+    """Read the access from its files, with their present token. Raises ConfigError; never quotes a secret."""
     return in_cluster() if kubeconfig is None else from_kubeconfig(kubeconfig, context)
 
 
 def in_cluster(folder: Path = SERVICE_ACCOUNT) -> Access:
-    """The access that a pod is given. Raises ConfigError outside a pod."""
+    """Return the access of a pod. Raises ConfigError outside a pod."""
     host, port = os.environ.get(HOST, ""), os.environ.get(PORT, "443")
     if not host:
         raise ConfigError(
@@ -67,7 +67,7 @@ def in_cluster(folder: Path = SERVICE_ACCOUNT) -> Access:
 
 
 def from_kubeconfig(path: Path, context: str | None = None) -> Access:
-    """Access by a context of a kubeconfig (its current one). Raises ConfigError."""
+    """Return the access of a context of a kubeconfig (its current one). Raises ConfigError."""
     try:
         tree = yaml.load(_text(path), Loader=yaml.CSafeLoader)
     except yaml.YAMLError as error:
@@ -88,7 +88,7 @@ def from_kubeconfig(path: Path, context: str | None = None) -> Access:
         )
     if cluster.get("insecure-skip-tls-verify"):
         raise ConfigError(
-            f"{path}: insecure-skip-tls-verify: would show our token to anybody who answers; expected "
+            f"{path}: insecure-skip-tls-verify: would send the token to an unverified server; expected "
             "certificate-authority"
         )
     if cluster.get("proxy-url"):
@@ -112,7 +112,7 @@ def _access(path: Path, cluster: dict[str, Any], user: dict[str, Any]) -> Access
 
 
 def _checked(server: str, where: str, secret: bool) -> str:
-    """A server's URL. Raises ConfigError; a token goes over TLS, or stays on this host."""
+    """Return a server's URL. Raises ConfigError; a token needs TLS, or a server on this host."""
     try:
         url = urlsplit(server)
         fits = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
@@ -121,7 +121,9 @@ def _checked(server: str, where: str, secret: bool) -> str:
     if not fits or url.username or url.query or url.fragment:
         raise ConfigError(f"{where}: server: expected a URL such as https://10.0.0.1:6443")
     if url.scheme == "http" and secret and url.hostname not in LOOPBACK:
-        raise ConfigError(f"{where}: server: a token would go over http to {url.hostname}; expected https")
+        raise ConfigError(
+            f"{where}: server: the token would be sent over http to {url.hostname}; expected https"
+        )
     return server.rstrip("/")
 
 
@@ -139,7 +141,7 @@ def _word(value: object) -> str:
 
 
 def _beside(path: Path, name: object) -> Path | None:
-    """A file that a kubeconfig names lies beside it, unless it says otherwise."""
+    """Return the path of a file that a kubeconfig names, relative to the kubeconfig."""
     return path.parent / Path(_word(name)) if _word(name) else None
 
 
@@ -170,7 +172,7 @@ def _decoded(path: Path, key: str, part: dict[str, Any]) -> bytes | None:
 
 
 def _trust(file: Path | None, data: bytes | None) -> ssl.SSLContext:
-    """Whom to trust: the cluster's own authority, else those of this host. Raises ConfigError."""
+    """Return the trusted authorities: the cluster's own one, or those of this host. Raises ConfigError."""
     try:
         if data is not None:
             return ssl.create_default_context(cadata=data.decode("ascii"))
@@ -181,7 +183,8 @@ def _trust(file: Path | None, data: bytes | None) -> ssl.SSLContext:
 
 
 def _identify(tls: ssl.SSLContext, path: Path, user: dict[str, Any]) -> None:
-    """Give our certificate, if there is one. `ssl` reads files only: what is data is shown to it as files."""
+    """Load the client certificate, if there is one. `ssl` reads only files, so data is written to files
+    for it."""
     parts: dict[str, Path | bytes | None] = {}
     for kind in ("client-certificate", "client-key"):
         parts[kind] = _beside(path, user.get(kind)) or _decoded(path, f"{kind}-data", user)

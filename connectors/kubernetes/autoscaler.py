@@ -1,4 +1,4 @@
-"""Scale-down: a node that the cluster autoscaler takes away, by its own taint; an annotation forbids it.
+"""Scale-down: the taint by which the cluster autoscaler removes a node, and the annotation that forbids it.
 
 A node that is gone counts as asleep only if it bore the taint when it was last heard of: any other that
 vanished is unknown. The annotation is ours where our mark stands beside it; what others set stays theirs.
@@ -20,12 +20,13 @@ OURS, STANDBY_EPOCH = "racktwin.io/standby", "racktwin.io/standby-epoch"
 
 
 def is_leaving(node: KubernetesNode) -> bool:
-    """True if the autoscaler has begun to take a node away."""
+    """Return True if the autoscaler has begun to remove a node."""
     return any(t.get("key") == DELETING for t in node.spec.taints or ())
 
 
 def standby_plan(node: KubernetesNode, standby: int, epoch: int) -> Plan:
-    """Changes that keep a node (READY) or let the autoscaler have it (ASLEEP), as ordered in this epoch."""
+    """Return the changes that keep a node (READY) or release it to the autoscaler (ASLEEP), as ordered in
+    this epoch."""
     marks = node.metadata.annotations or {}
     refusal = is_deposed(marks, STANDBY_EPOCH, epoch)
     if refusal:
@@ -35,14 +36,14 @@ def standby_plan(node: KubernetesNode, standby: int, epoch: int) -> Plan:
     gone: dict[str, Any] = {KEEP: None} if there is not None else {}
     if standby == ASLEEP:
         if others and there == TRUE:
-            return Plan(None, f"others keep it: the annotation {KEEP} is not racktwin's, and stays")
+            return Plan(None, f"somebody else set the annotation {KEEP}; racktwin does not remove it")
         if not marked:
             return Plan(None)
         return Plan(
             merge_patch(node, {**({} if others else gone), OURS: None, STANDBY_EPOCH: str(epoch)}, {})
         )
     if others:
-        why = f"others set the annotation {KEEP} to {str(there)[:40]!r}, which stays; expected {TRUE!r}"
+        why = f"somebody set the annotation {KEEP} to {str(there)[:40]!r}: kept; expected {TRUE!r}"
         return Plan(None, "" if there == TRUE else why)
     if there == TRUE and marks.get(STANDBY_EPOCH) == str(epoch):
         return Plan(None)
@@ -50,20 +51,20 @@ def standby_plan(node: KubernetesNode, standby: int, epoch: int) -> Plan:
 
 
 class ScaleDowns:
-    """Nodes that the autoscaler took away, by entity, until they are Ready again."""
+    """Nodes that the autoscaler removed, by entity, until they are Ready again."""
 
     def __init__(self) -> None:
         self.away: set[int] = set()
 
     def take(self, entity: int, node: KubernetesNode, there: bool) -> None:
-        """A node as it is, or as it was last where the cluster has it no more."""
+        """Take a node's present state, or its last one if the cluster no longer has it."""
         if not there and is_leaving(node):
             self.away.add(entity)
         elif not there or _is_ready(node):
             self.away.discard(entity)
 
     def standby_of(self, entity: int, node: KubernetesNode | None, busy: bool) -> int | None:
-        """READY, WAKING or ASLEEP; None where that is unknown. `busy`: pods are there that a drain moves.
+        """Return READY, WAKING or ASLEEP; None if unknown. `busy`: it has pods that a drain moves.
 
         A node that is leaving sleeps once it is empty. One that came back and is not Ready yet is waking.
         """

@@ -1,4 +1,4 @@
-"""Requests to a Kubernetes API server: JSON over aiohttp, with what every caller needs done right.
+"""Client of a Kubernetes API server: JSON over aiohttp, with limits, retries and token renewal for callers.
 
 Each answer has a limit in time and size. 429 and 5xx are tried again after a wait that grows, a refused token
 is read anew once, redirects and proxies are not followed. Knows no kind of object.
@@ -31,7 +31,8 @@ Params = dict[str, str]
 
 
 class ApiError(ConnectorError):
-    """The server refused: `status` as in HTTP, `reason` a word such as Conflict, `after_s` to the next."""
+    """A refusal of the server: `status` as in HTTP, `reason` a word such as Conflict, `after_s` the wait
+    before a retry."""
 
     def __init__(self, what: str, status: int, reason: str, message: str, after_s: float = 0.0) -> None:
         self.status, self.reason, self.after_s = status, reason, after_s
@@ -44,15 +45,15 @@ class ApiError(ConnectorError):
 
 
 class Away(ConnectorError):
-    """The server cannot be reached, or its answer was none: worth another try later."""
+    """The server is unreachable or its answer is invalid: worth another try later."""
 
 
 class Expired(ConnectorError):
-    """The version that a watch or a list goes on from is no longer kept (410): list anew."""
+    """The server no longer keeps the version from which a watch or a list continues (410): list again."""
 
 
 class KubernetesClient:
-    """A connection that is opened when it is first needed. `load` gives the access, with the token of now."""
+    """A connection that opens at first use. `load` gives the access, with the present token."""
 
     def __init__(self, load: Callable[[], Access], *, timeout_s: float = 10.0) -> None:
         self._load, self._timeout_s = load, timeout_s
@@ -60,13 +61,13 @@ class KubernetesClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
-        """End all connections; the next request opens one again."""
+        """Close all connections; the next request opens one again."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
 
     async def get(self, path: str, params: Params | None = None) -> bytes:
-        """The answer's body. Raises ApiError where the server refuses, Away where it does not answer."""
+        """Return the answer's body. Raises ApiError if the server refuses, Away without an answer."""
         return await self._tried("GET", path, params)
 
     async def patch(self, path: str, body: object, kind: Literal["merge", "strategic"] = "merge") -> bytes:
@@ -78,7 +79,7 @@ class KubernetesClient:
         return await self._tried("POST", path, None, body, "application/json", tries)
 
     async def pages(self, path: str, params: Params | None = None) -> AsyncGenerator[bytes, None]:
-        """A list, page by page. Raises Expired where it changed too much meanwhile to be gone on with."""
+        """Yield a list, page by page. Raises Expired if it changed too much to continue."""
         token = ""
         for _ in range(MAX_PAGES):
             more: Params = {"limit": str(PAGE), **(params or {}), **({"continue": token} if token else {})}
@@ -95,7 +96,7 @@ class KubernetesClient:
         raise Away(f"{path}: more than {MAX_PAGES} pages of {PAGE}")
 
     async def watch(self, path: str, params: Params) -> AsyncGenerator[bytes, None]:
-        """Events as lines, until the server ends the watch after WATCH_S; b"" says that it began.
+        """Yield events as lines, until the server ends the watch after WATCH_S; b"" marks its begin.
 
         Raises Expired, ApiError, Away.
         """
@@ -127,7 +128,7 @@ class KubernetesClient:
         kind: str = "",
         tries: int = TRIES,
     ) -> bytes:
-        """Ask until there is an answer that another try would not better."""
+        """Request until there is an answer that a retry would not improve."""
         backoff, renewed, least_s = Backoff(FIRST_S, LONGEST_S, (0.75, 1.25)), False, 0.0
         for left in range(tries - 1, -1, -1):
             access = await self._opened()
@@ -145,7 +146,7 @@ class KubernetesClient:
                 if left == 0:
                     raise
             await asyncio.sleep(backoff.next_s(least_s))
-        raise AssertionError("no try is left")
+        raise AssertionError("no attempts left")
 
     async def _once(
         self, access: Access, method: str, path: str, params: Params | None, body: object, kind: str
@@ -195,17 +196,18 @@ class KubernetesClient:
             raise Away(f"access: {str(error)[:300]}") from error
 
     async def _renew(self, refused: Access, path: str) -> None:
-        """A token was refused: it may have been renewed in its file. Raises ApiError (401) if it was not."""
+        """Reload a refused token, which may have been renewed in its file. Raises ApiError (401) if it was
+        not."""
         if self._access is refused:
             self._access = await self._loaded()
         if self._access is None or self._access.token == refused.token:
             where = "" if refused.token_from is None else f" of {refused.token_from}"
             what = "no token" if refused.token is None else f"the token{where}"
-            raise ApiError(f"{refused.server}{path}", 401, "Unauthorized", f"{what} is not accepted")
+            raise ApiError(f"{refused.server}{path}", 401, "Unauthorized", f"{what} was refused")
 
 
 async def _lines(answer: aiohttp.ClientResponse, path: str) -> AsyncGenerator[bytes, None]:
-    """Lines of a body that goes on, without empty ones. Raises Away for one beyond MAX_LINE."""
+    """Yield the non-empty lines of an endless body. Raises Away for one beyond MAX_LINE."""
     rest = bytearray()
     async for part in answer.content.iter_any():
         rest += part
@@ -252,7 +254,7 @@ def _continued(path: str, page: bytes) -> str:
 
 
 def page_meta(path: str, page: bytes) -> tuple[str, str]:
-    """(resourceVersion, how to go on) of a page of a list. Raises Away for what is no list."""
+    """Return (resourceVersion, continue token) of a page of a list. Raises Away for anything else."""
     try:
         meta = msgspec.json.decode(page, type=_Page).metadata
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -261,5 +263,5 @@ def page_meta(path: str, page: bytes) -> tuple[str, str]:
 
 
 def now_text(now_s: float | None = None) -> str:
-    """An instant as Kubernetes writes it."""
+    """Return an instant in the form of Kubernetes."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() if now_s is None else now_s))

@@ -1,4 +1,4 @@
-"""Demand in Kubernetes: GPUs of bound pods, of those that wait, and of workloads that Kueue holds back.
+"""Demand in Kubernetes: GPUs of bound pods, of pending pods, and of workloads that Kueue holds back.
 
 A pod that is bound to a node holds its GPUs. One that is not is pending, or held while a gate closes it.
 A workload that Kueue has not admitted is pending; its own pods, if there are any, are not counted then.
@@ -38,7 +38,7 @@ class _Rank(NamedTuple):
 
     @classmethod
     def of(cls, spec: PodSpec | WorkloadSpec) -> _Rank:
-        """The rank that an object has, as Kubernetes or Kueue resolved it."""
+        """Return the rank of an object, as Kubernetes or Kueue resolved it."""
         name = (spec.priority_class_name or "")[:253]
         return cls((name,) if name else (), spec.priority or 0)
 
@@ -60,7 +60,7 @@ class _PodClaim:
 
 
 class PodDemand:
-    """Pods with GPUs and workloads of Kueue, as far as they count. `book` gathers pods into jobs."""
+    """Pods with GPUs and workloads of Kueue that count. `book` groups pods into jobs."""
 
     def __init__(self, book: PodBook) -> None:
         self._book = book
@@ -75,12 +75,12 @@ class PodDemand:
         self.changed = True  # since the caller last cleared it
 
     def keep(self, keys: Collection[str]) -> None:
-        """There are no other pods than these."""
+        """Keep only these pods."""
         for key in [k for k in self._pods if k not in keys]:
             self.remove(key)
 
     def put(self, pod: KubernetesPod) -> None:
-        """A pod is new, or has changed."""
+        """Add or change a pod."""
         claim = self._claim_of(pod)
         if claim == self._pods.get(pod.key):
             return
@@ -94,7 +94,7 @@ class PodDemand:
         self.changed = True
 
     def remove(self, key: str) -> None:
-        """A pod is gone."""
+        """Remove a pod."""
         claim = self._pods.pop(key, None)
         if claim is None:
             return
@@ -109,7 +109,7 @@ class PodDemand:
         self.changed = True
 
     def put_workload(self, workload: KueueWorkload, there: bool = True) -> None:
-        """A workload is new, has changed, or is gone."""
+        """Add, change or remove a workload."""
         key = workload.metadata.key
         claim = self._waiting(workload) if there else None
         maker = workload.metadata.owner
@@ -130,7 +130,7 @@ class PodDemand:
             self.changed = True
 
     def keep_workloads(self, workloads: Iterable[KueueWorkload]) -> None:
-        """These are all workloads that there are."""
+        """Keep only these workloads."""
         self._workloads.clear()
         self._ranks.clear()
         self._stands_for.clear()
@@ -139,14 +139,14 @@ class PodDemand:
         self.changed = True
 
     def put_queue(self, queue: KueueQueue, there: bool = True) -> None:
-        """A local queue is new, or gone."""
+        """Add or remove a local queue."""
         self.queues.pop(queue.metadata.key, None)
         if there:
             self.queues[queue.metadata.key] = queue.metadata.name
         self.changed = True
 
     def claims(self, kueue: bool) -> list[JobClaim]:
-        """The claims of all jobs. `kueue`: workloads are read, so that pods behind its gate are theirs."""
+        """Return the claims of all jobs. `kueue`: workloads are read, so gated pods belong to them."""
         out = list(self._workloads.values()) if kueue else []
         for group, members in self._groups.items():
             pods = [p for p in members.values() if not (kueue and p.gated)]
@@ -170,7 +170,7 @@ class PodDemand:
         nodes: Mapping[str, KubernetesNode],
         state_of: Callable[[KubernetesNode], tuple[float | None, float | None, float | None]],
     ) -> Stock:
-        """GPUs of nodes that no pod holds. `state_of` gives (level, owner, placement) of a node."""
+        """Return the GPUs of nodes without pods. `state_of` gives (level, owner, placement) of a node."""
         idle = spare = out = 0
         for host, node in nodes.items():
             there = (node.status.allocatable or {}).items()
@@ -207,7 +207,7 @@ class PodDemand:
         )
 
     def _waiting(self, workload: KueueWorkload) -> JobClaim | None:
-        """The claim of a workload that is not admitted; None for any other, whose pods count."""
+        """Return the claim of a workload that is not admitted; None for any other, whose pods count."""
         meta, spec = workload.metadata, workload.spec
         if workload.holds("Admitted") or any(workload.holds(kind) for kind in OVER):
             return None
@@ -230,7 +230,7 @@ class PodDemand:
 def _claim_of(
     pods: Sequence[_PodClaim], queues: tuple[str, ...], namespace: str, rank: _Rank, jobs: int
 ) -> JobClaim:
-    """The claim of pods of a job that are in one state, queue and class of priority."""
+    """Return the claim of a job's pods in one state, queue and priority class."""
     return JobClaim(
         pods[0].state,
         sum(p.gpus for p in pods),

@@ -37,18 +37,18 @@ class RemainingPods(NamedTuple):
 
     @property
     def empty(self) -> bool:
-        """True if no pod is left that a drain moves away."""
+        """Return True if no pod is left that a drain moves."""
         return not (self.leaving or self.waiting or self.bare or self.unread)
 
     @property
     def stuck(self) -> bool:
-        """True if only an operator can bring the drain further."""
+        """Return True if only an operator can continue the drain."""
         return bool(self.bare) and not (self.leaving or self.waiting or self.unread)
 
     def summary(self, evicted: int) -> str:
-        """One sentence for the acknowledgement."""
+        """Return one sentence for the acknowledgement."""
         if self.empty:
-            stay = f"; pods of the node itself that stay: {self.staying}" if self.staying else ""
+            stay = f"; pods that belong to the node and stay: {self.staying}" if self.staying else ""
             return f"no pod is left; evicted: {evicted}{stay}"
         parts = []
         if self.leaving:
@@ -59,7 +59,8 @@ class RemainingPods(NamedTuple):
             parts.append(f"{self.unread} pods cannot be read")
         if self.bare:
             parts.append(
-                f"{_named(self.bare)} would be lost, as no controller makes them anew: delete them by hand, "
+                f"{_named(self.bare)} would be lost, since no controller recreates them: delete "
+                "them by hand, "
                 "or set kubernetes.evict_bare_pods"
             )
         return "; ".join(parts)
@@ -72,7 +73,7 @@ def _named(keys: tuple[str, ...]) -> str:
 
 @dataclass(slots=True)
 class RefusedEviction:
-    """An eviction that a budget refused; it is asked for again at `due_s` (monotonic)."""
+    """An eviction that a budget refused; it is retried at `due_s` (monotonic)."""
 
     due_s: float = 0.0
     backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_S, LONGEST_S))
@@ -80,7 +81,7 @@ class RefusedEviction:
 
 @dataclass(slots=True)
 class Drain:
-    """Progress of a drain: the pods that were evicted, and when refused ones are tried again."""
+    """Progress of a drain: evicted pods, and retry times of refused ones."""
 
     evicted: int = 0
     why: str = "there are many"
@@ -139,7 +140,7 @@ async def evict_due(
 
 
 async def _evict(client: KubernetesClient, pod: KubernetesPod) -> str:
-    """Evict a pod; returns the reason why it stays for now, else "". Raises ApiError where we may not."""
+    """Evict a pod; returns the reason if it stays for now, or "". Raises ApiError if forbidden."""
     meta = pod.metadata
     path = f"/api/v1/namespaces/{quote(meta.namespace, safe='')}/pods/{quote(meta.name, safe='')}/eviction"
     options = {"apiVersion": "v1", "kind": "DeleteOptions"}

@@ -1,4 +1,4 @@
-"""Jobs on Kubernetes: pods with GPUs, gathered by the label of what made them, as starts and ends.
+"""Jobs on Kubernetes: pods with GPUs, grouped by the label of their controller, as starts and ends.
 
 A job holds the nodes that its pods are bound to. Ids come from the uids of makers and pods, so that a
 restart repeats them. Pure; knows pods, not how they were heard of.
@@ -13,7 +13,8 @@ from typing import NamedTuple, get_args
 
 from connectors.jobs import StartIds
 from connectors.kubernetes.nodes import Hosts
-from connectors.kubernetes.objects import GPU_RESOURCES, KubernetesPod, gpu_test
+from connectors.kubernetes.objects import GPU_RESOURCES, KubernetesPod, gpu_test, instant_s
+from twin.catalogue import NS
 from twin.telemetry import JobEnded, JobKind, JobStarted
 
 # The widest comes first: pods of a JobSet bear the labels of its jobs as well.
@@ -32,7 +33,7 @@ _KINDS: tuple[JobKind, ...] = get_args(JobKind)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodLabels:
-    """The labels and resources by which pods of a `cluster` become jobs.
+    """The labels and resources that turn pods of a `cluster` into jobs.
 
     `kinds` gives the kind of job of a namespace; the label racktwin.io/kind of a pod comes before it.
     """
@@ -61,15 +62,16 @@ class _BoundPod:
     storage: str
     apart: bool
     time_limit_s: float
+    start_s: float
 
     @property
     def works(self) -> bool:
-        """True if it holds its node's GPUs."""
+        """Return True if it holds its node's GPUs."""
         return self.phase not in ("Succeeded", "Failed")
 
 
 class _Run(NamedTuple):
-    """A job as it was last reported. `reported`: some of its nodes are of the site."""
+    """A job as last reported. `reported`: some of its nodes are of the site."""
 
     id: str
     runs: frozenset[str]
@@ -78,7 +80,7 @@ class _Run(NamedTuple):
 
 
 class PodBook:
-    """The pods of a cluster, which nodes they keep busy, and what has happened to jobs since it was asked."""
+    """The pods of a cluster, their busy nodes, and the changes of jobs since the last call."""
 
     def __init__(self, hosts: Hosts, labels: PodLabels) -> None:
         self._hosts, self.cluster, self._kinds = hosts, labels.cluster, labels.kinds
@@ -95,23 +97,23 @@ class PodBook:
         self.refused = 0  # pods beyond MAX_PODS
 
     def busy(self, host: str) -> bool:
-        """True if pods are there that a drain moves away."""
+        """Return True if a node has pods that a drain moves."""
         return self._busy.get(host, 0) > 0
 
     def keep(self, keys: Collection[str]) -> None:
-        """There are no other pods than these."""
+        """Keep only these pods."""
         for key in [k for k in self._pods if k not in keys]:
             self.remove(key)
 
     def take(self, pods: Iterable[KubernetesPod]) -> None:
-        """These are all pods that there are."""
+        """Take the complete list of pods."""
         bound = {p.key: p for p in pods}
         self.keep(bound)
         for pod in bound.values():
             self.put(pod)
 
     def put(self, pod: KubernetesPod) -> None:
-        """A pod is new, or has changed."""
+        """Add or change a pod."""
         was = self._pods.get(pod.key)
         version = pod.metadata.resource_version
         if was is not None and version and was.version == version:
@@ -140,7 +142,7 @@ class PodBook:
             self._touched[bound.group] = None
 
     def remove(self, key: str) -> None:
-        """A pod is gone."""
+        """Remove a pod."""
         bound = self._pods.pop(key, None)
         if bound is None:
             return
@@ -160,7 +162,8 @@ class PodBook:
                 del self._groups[bound.group]
 
     def group_of(self, pod: KubernetesPod) -> tuple[str, str]:
-        """(name that a label gives its job, the job as `namespace:name`); "" for a pod without GPUs."""
+        """Return (name that a label gives its job, the job as `namespace:name`); "" for a pod without
+        GPUs."""
         meta, labels = pod.metadata, pod.metadata.labels or {}
         named = next((name for label in self._labels if (name := labels.get(label))), "")
         if pod.on_drain == "stays" or not pod.holds_gpus(self.is_gpu):
@@ -171,7 +174,7 @@ class PodBook:
         return named, f"{meta.namespace}:{named or own}"
 
     def maker_of(self, pod: KubernetesPod) -> str:
-        """The uid of what made a pod, or its own."""
+        """Return the uid of a pod's owner, or its own."""
         meta, labels = pod.metadata, pod.metadata.labels or {}
         maker = meta.owner.uid if meta.owner else meta.uid
         return next((u for label in UID_LABELS if (u := labels.get(label))), maker)
@@ -197,10 +200,11 @@ class PodBook:
             storage=labels.get(STORAGE_LABEL, "")[:100],
             apart=not named and owner is not None and owner.kind in APART,
             time_limit_s=max(0.0, pod.spec.active_deadline_seconds or 0.0),
+            start_s=instant_s(pod.status.start_time),
         )
 
     def name_of(self, group: str) -> str:
-        """A job's name in the twin."""
+        """Return a job's name in the twin."""
         return f"k8s:{self.cluster}:{group}"
 
     def changes(self, known: Mapping[str, Collection[str]] | None = None) -> list[JobStarted | JobEnded]:
@@ -231,7 +235,7 @@ class PodBook:
         return ended + started
 
     def _reason(self, group: str) -> str:
-        """Why a job has no working pod any more, by those that are left of it, else by the last to go."""
+        """Return the end of a job without working pods, from its remaining pods, else from the last one."""
         phases = {h.phase for h in self._groups.get(group, {}).values()} or {self._ends.get(group, "")}
         if "Failed" in phases:
             return "failed"
@@ -274,4 +278,5 @@ class PodBook:
             queue=queue,
             storage=next((h.storage for h in working if h.storage), ""),
             time_limit_s=max(h.time_limit_s for h in working),
+            started_ns=min((round(h.start_s * NS) for h in working if h.start_s > 0), default=0),
         )

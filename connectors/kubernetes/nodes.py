@@ -1,4 +1,4 @@
-"""Levels and placement of Kubernetes nodes: what a node's fields say, and which patch makes it say otherwise.
+"""Levels and placement of Kubernetes nodes: read from the fields of a node, and set by a patch.
 
 A level is `spec.unschedulable`, our taint, and annotations that mark what is ours: what other people cordoned
 stays theirs, and a daemon of an earlier epoch changes nothing. Placement is a taint of its own, so that
@@ -42,19 +42,19 @@ class NodeCommand(NamedTuple):
 
     @property
     def id(self) -> str:
-        """As acknowledgements name it."""
+        """Return the id in acknowledgements."""
         return f"{self.epoch}-{self.command}"
 
 
 class Plan(NamedTuple):
-    """Way to carry out an order: a merge patch (None: nothing to change), or why not at all."""
+    """Way to carry out an order: a merge patch (None: nothing to change), or the reason for none."""
 
     patch: dict[str, Any] | None
     refusal: str = ""
 
 
 def level_of(node: KubernetesNode, busy: bool) -> int | None:
-    """The level that a node has; None where that is unknown. `busy`: pods are there that a drain moves away.
+    """Return the level of a node; None if unknown. `busy`: it has pods that a drain moves.
 
     A drain is over when nothing is left to move. A node that is open but not ready has no level that we know.
     """
@@ -75,7 +75,8 @@ def level_of(node: KubernetesNode, busy: bool) -> int | None:
 
 
 def owner_of(node: KubernetesNode, level: int | None) -> int | None:
-    """Owner that has a node with this level out of service, by its marks; None where the level is unknown."""
+    """Return the owner that has a node with this level out of service, by its marks; None if the level is
+    unknown."""
     if level is None:
         return None
     if level == IN_SERVICE:
@@ -84,13 +85,14 @@ def owner_of(node: KubernetesNode, level: int | None) -> int | None:
 
 
 def our_taint(node: KubernetesNode) -> str | None:
-    """The value of our taint; None without one."""
+    """Return the value of racktwin's taint; None without one."""
     taint = next((t for t in node.spec.taints or () if t.get("key") == TAINT), None)
     return None if taint is None else str(taint.get("value") or "")
 
 
 def plan(node: KubernetesNode, order: NodeCommand) -> Plan:
-    """Changes that an order makes on a node. Refuses what others hold or a later daemon has settled."""
+    """Return the changes for an order on a node. Refuses nodes that others hold or a later daemon has
+    settled."""
     marks = node.metadata.annotations or {}
     refusal = is_deposed(marks, EPOCH, order.epoch)
     if refusal:
@@ -98,28 +100,30 @@ def plan(node: KubernetesNode, order: NodeCommand) -> Plan:
     closed = bool(node.spec.unschedulable)
     if order.value == IN_SERVICE:
         if LEVEL not in marks and our_taint(node) is None:
-            why = "was cordoned by others, not by racktwin: it stays so; `kubectl uncordon` is theirs"
+            why = (
+                "cordoned by somebody else: racktwin does not uncordon it; run `kubectl uncordon` to free it"
+            )
             return Plan(None, why if closed else "")
         return Plan(_release(node, order, marks))
     if marks.get(COMMAND) == order.id and LEVEL in marks and not closed:
         return Plan(
-            None, "resumed by others: somebody made it schedulable again after this command; it stays so"
+            None, "resumed by others: somebody made it schedulable after this command; racktwin leaves it so"
         )
     return Plan(_withdrawal(node, order, marks))
 
 
 def is_deposed(marks: Mapping[str, str], key: str, epoch: int) -> str:
-    """Why a daemon of this epoch may not speak, by the annotation `key`; "" if it may."""
+    """Return the reason why a daemon of this epoch may not command, from annotation `key`; "" if it may."""
     there = marks.get(key, "0")
     if not (there.isascii() and there.isdigit() and len(there) <= 18):
         return f"annotation {key} is {there[:40]!r}; expected a number: remove it"
     if int(there) > epoch:
-        return f"a daemon of epoch {there} has spoken; this one has epoch {epoch}"
+        return f"a daemon of the newer epoch {there} commands it; this daemon has epoch {epoch}"
     return ""
 
 
 def _release(node: KubernetesNode, order: NodeCommand, marks: Mapping[str, str]) -> dict[str, Any]:
-    """Take back what is ours; the epoch stays, so that a deposed daemon cannot withdraw it again."""
+    """Remove racktwin's marks; the epoch stays, so that a deposed daemon cannot withdraw the node again."""
     spec: dict[str, Any] = {}
     if node.spec.unschedulable and LEVEL in marks and marks.get(FOUND) != "cordoned":
         spec["unschedulable"] = None
@@ -130,7 +134,7 @@ def _release(node: KubernetesNode, order: NodeCommand, marks: Mapping[str, str])
 
 
 def _withdrawal(node: KubernetesNode, order: NodeCommand, marks: Mapping[str, str]) -> dict[str, Any] | None:
-    """Cordon, taint and mark; None if it is so already."""
+    """Return cordon, taint and mark; None if they are already set."""
     wanted: dict[str, str | None] = {
         LEVEL: LEVELS[order.value],
         EPOCH: str(order.epoch),
@@ -153,7 +157,7 @@ def _withdrawal(node: KubernetesNode, order: NodeCommand, marks: Mapping[str, st
 def merge_patch(
     node: KubernetesNode, annotations: Mapping[str, str | None], spec: dict[str, Any]
 ) -> dict[str, Any]:
-    """A merge patch that the server refuses if the node has changed since it was read."""
+    """Return a merge patch that the server refuses if the node has changed since it was read."""
     meta: dict[str, Any] = {"annotations": dict(annotations)}
     if node.metadata.resource_version:
         meta["resourceVersion"] = node.metadata.resource_version
@@ -161,7 +165,8 @@ def merge_patch(
 
 
 def placement_of(node: KubernetesNode) -> int | None:
-    """USUAL, LAST or KEPT, by our taint; None where it is none that we set. Readiness does not matter."""
+    """Return USUAL, LAST or KEPT, by racktwin's taint; None for a foreign value. Readiness does not
+    matter."""
     ours = [t for t in node.spec.taints or () if t.get("key") == PLACEMENT_TAINT]
     if not ours:
         return USUAL
@@ -172,7 +177,7 @@ def placement_of(node: KubernetesNode) -> int | None:
 
 
 def placement_plan(node: KubernetesNode, placement: int, epoch: int) -> Plan:
-    """Changes that give a node this placement, as ordered in this epoch.
+    """Return the changes that give a node this placement, as ordered in this epoch.
 
     A node that is marked already gets the epoch, so that a deposed daemon cannot free it. One that has no
     mark of ours and shall have none is left alone: nothing is written on a cluster at each takeover.
@@ -193,7 +198,8 @@ def placement_plan(node: KubernetesNode, placement: int, epoch: int) -> Plan:
 
 
 def condition_patch(node: KubernetesNode, level: int, reason: str, now: str) -> dict[str, Any] | None:
-    """A strategic patch of the node's status: our condition, True in service; None if it says so already.
+    """Return a strategic patch of the node's status with racktwin's condition, True in service; None if it
+    is already set.
 
     Conditions are merged by type, so that those of the node's own agent stay.
     """
@@ -233,7 +239,7 @@ class Hosts:
         self.faults: list[str] = []  # likewise
 
     def entity_of(self, host: str) -> int | None:
-        """The node that a host is."""
+        """Return the node of a host."""
         known = self._entities.get(host)
         if known is not None:
             return known
@@ -246,22 +252,22 @@ class Hosts:
         return entity
 
     def host_of(self, entity: int) -> str | None:
-        """The name in the cluster; None while it has no such node."""
+        """Return the name in the cluster; None while it has no such node."""
         return self._hosts.get(entity)
 
     def name(self, entity: int) -> str:
-        """Full path of a node."""
+        """Return the full path of a node."""
         return self._site.name("node", entity)
 
     def take(self, hosts: Iterable[str]) -> None:
-        """These are all nodes that the cluster has."""
+        """Take the complete list of the cluster's nodes."""
         self._hosts = {}
         for host in hosts:
             self.add(host)
         self.listed = True
 
     def add(self, host: str) -> None:
-        """A node of the cluster. Where two claim to be the same one, the first is."""
+        """Add a node of the cluster. If two match the same entity, the first one counts."""
         entity = self.entity_of(host)
         if entity is not None and self._hosts.setdefault(entity, host) != host and len(self.faults) < 100:
             self.faults.append(
@@ -269,7 +275,7 @@ class Hosts:
             )
 
     def remove(self, host: str) -> None:
-        """The cluster has it no more."""
+        """Remove a node."""
         entity = self.entity_of(host)
         if entity is not None and self._hosts.get(entity) == host:
             del self._hosts[entity]

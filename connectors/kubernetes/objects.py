@@ -1,4 +1,4 @@
-"""Nodes and pods as the Kubernetes API writes them: the few fields that are read, all of them optional.
+"""Objects of the Kubernetes API: the few fields of nodes and pods that are read, all of them optional.
 
 An object that does not fit is reported by name and left out; the others of a list are read. Pure functions of
 JSON.
@@ -27,13 +27,13 @@ GPU_RESOURCES = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*", 
 
 
 def gpu_test(patterns: Iterable[str]) -> Callable[[str], bool]:
-    """Tells by these patterns which resources are accelerators; there are few names, each is tried once."""
+    """Return a test for accelerator resources by these patterns; each of the few names is tested once."""
     match = re.compile("|".join(translate(p) for p in patterns)).match
     return lru_cache(1000)(lambda resource: match(resource) is not None)
 
 
 class Owner(msgspec.Struct):
-    """Maker of an object (meta/v1 OwnerReference)."""
+    """Owner of an object (meta/v1 OwnerReference)."""
 
     kind: str = ""
     name: str = ""
@@ -56,12 +56,12 @@ class Meta(msgspec.Struct, rename="camel"):
 
     @property
     def key(self) -> str:
-        """Namespace and name."""
+        """Return namespace and name."""
         return f"{self.namespace}/{self.name}"
 
     @property
     def owner(self) -> Owner | None:
-        """The controller that would make it anew."""
+        """Return the controller that would recreate the pod."""
         return next((o for o in self.owner_references or () if o.controller), None)
 
 
@@ -90,7 +90,7 @@ class KubernetesNode(msgspec.Struct):
     status: _NodeStatus = msgspec.field(default_factory=_NodeStatus)
 
     def condition(self, kind: str) -> NodeCondition | None:
-        """The condition of this type."""
+        """Return the condition of this type."""
         return next((c for c in self.status.conditions or () if c.type == kind), None)
 
 
@@ -104,20 +104,20 @@ class _Container(msgspec.Struct):
 
 
 def _asked(container: _Container, is_gpu: Callable[[str], bool]) -> int:
-    """Accelerators of a container; limits and requests of an extended resource are equal."""
+    """Return the accelerators of a container; limits and requests of an extended resource are equal."""
     resources = container.resources or _Resources()
     asked = {**(resources.requests or {}), **(resources.limits or {})}
     return sum(count_of(count) for resource, count in asked.items() if is_gpu(resource))
 
 
 def count_of(quantity: object) -> int:
-    """A quantity of an extended resource, which is a whole number; 0 for what is none."""
+    """Return a quantity of an extended resource, which is a whole number; 0 if it is invalid."""
     text = str(quantity)
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else 0
 
 
 def instant_s(text: str | None) -> float:
-    """An instant as Kubernetes writes it, in seconds since 1970; 0 for none."""
+    """Return an instant of Kubernetes in seconds since 1970; 0 for none."""
     try:
         return datetime.fromisoformat(text or "").timestamp()
     except (ValueError, OverflowError):
@@ -125,7 +125,7 @@ def instant_s(text: str | None) -> float:
 
 
 class PodSpec(msgspec.Struct, rename="camel"):
-    """The spec of a pod: the resources it asks for, its priority, and the node that it is bound to."""
+    """The spec of a pod: requested resources, priority, and its node."""
 
     node_name: str | None = None
     containers: list[_Container] | None = None
@@ -137,14 +137,15 @@ class PodSpec(msgspec.Struct, rename="camel"):
     scheduling_gates: list[dict[str, Any]] | None = None
 
     def gpus(self, is_gpu: Callable[[str], bool]) -> int:
-        """Accelerators that a pod of this kind asks for; a claim of devices counts as one."""
+        """Return the accelerators that a pod of this kind requests; a claim of devices counts as one."""
         own = sum(_asked(c, is_gpu) for c in self.containers or ())
         before = max((_asked(c, is_gpu) for c in self.init_containers or ()), default=0)
         return max(own, before) + len(self.resource_claims or ())
 
 
-class _PodStatus(msgspec.Struct):
+class _PodStatus(msgspec.Struct, rename="camel"):
     phase: str | None = None
+    start_time: str | None = None
 
 
 class KubernetesPod(msgspec.Struct):
@@ -156,24 +157,24 @@ class KubernetesPod(msgspec.Struct):
 
     @property
     def key(self) -> str:
-        """Namespace and name."""
+        """Return namespace and name."""
         return self.metadata.key
 
     @property
     def finished(self) -> bool:
-        """True if it runs no more and will not again."""
+        """Return True if it has finished and will not run again."""
         return self.status.phase in FINISHED
 
     @property
     def part_of_node(self) -> bool:
-        """True if it belongs to its node: a mirror of a static pod, or of a DaemonSet."""
+        """Return True if it belongs to its node: a mirror of a static pod, or of a DaemonSet."""
         owner = self.metadata.owner
         mirror = MIRROR in (self.metadata.annotations or {})
         return mirror or (owner is not None and owner.kind in ("DaemonSet", "Node"))
 
     @property
     def on_drain(self) -> Literal["stays", "over", "leaving", "bare", "evict"]:
-        """Treatment by a drain; `bare`: no controller would make it anew."""
+        """Return its treatment by a drain; `bare`: no controller would recreate it."""
         if self.part_of_node:
             return "stays"
         if self.finished:
@@ -183,7 +184,7 @@ class KubernetesPod(msgspec.Struct):
         return "bare" if self.metadata.owner is None else "evict"
 
     def holds_gpus(self, is_gpu: Callable[[str], bool]) -> bool:
-        """True if it asks for accelerators, or for devices by claims, which may be some."""
+        """Return True if it requests accelerators, or devices by claims."""
         return self.spec.gpus(is_gpu) > 0
 
 
@@ -212,14 +213,14 @@ class _WorkloadStatus(msgspec.Struct):
 
 
 class KueueWorkload(msgspec.Struct):
-    """A workload of Kueue: what it lets into the cluster as a whole."""
+    """A workload of Kueue, which is admitted to the cluster as a whole."""
 
     metadata: Meta
     spec: WorkloadSpec = msgspec.field(default_factory=WorkloadSpec)
     status: _WorkloadStatus = msgspec.field(default_factory=_WorkloadStatus)
 
     def holds(self, kind: str) -> bool:
-        """True if this condition is true of it."""
+        """Return True if this condition is true."""
         return any(c.type == kind and c.status == "True" for c in self.status.conditions or ())
 
 
@@ -234,7 +235,7 @@ class Named(Protocol):
 
     @property
     def metadata(self) -> Meta:
-        """Its metadata."""
+        """Return its metadata."""
 
 
 Kind = TypeVar("Kind", bound=Named)
@@ -246,7 +247,7 @@ class _Items(msgspec.Struct):
 
 
 def read_items(page: bytes, kind: type[Kind]) -> tuple[list[Kind], list[str]]:
-    """(the objects of a page of a list, why single ones were left out). Raises BadMessage for no list."""
+    """Return (the objects of a page of a list, reasons for omitted ones). Raises BadMessage for no list."""
     try:
         items = msgspec.json.decode(page, type=_Items).items or []
     except WRONG as error:
@@ -262,7 +263,7 @@ def read_items(page: bytes, kind: type[Kind]) -> tuple[list[Kind], list[str]]:
 
 
 def read_object(text: bytes, kind: type[Kind]) -> Kind:
-    """One object. Raises BadMessage for one that is not of this kind, or has no name."""
+    """Return one object. Raises BadMessage for one of another kind, or without a name."""
     try:
         decoded = msgspec.json.decode(text, type=kind)
     except WRONG as error:
@@ -290,7 +291,7 @@ class _Versioned(msgspec.Struct):
 
 
 def read_change(line: bytes) -> Change:
-    """An event of a watch. Raises BadMessage."""
+    """Return an event of a watch. Raises BadMessage."""
     try:
         return msgspec.json.decode(line, type=Change)
     except WRONG as error:
@@ -298,7 +299,7 @@ def read_change(line: bytes) -> Change:
 
 
 def version_of(change: Change) -> str:
-    """The version up to which a watch has come; "" where the object has none."""
+    """Return the version that a watch has reached; "" if the object has none."""
     try:
         return msgspec.json.decode(change.object, type=_Versioned).metadata.resource_version
     except WRONG:
@@ -306,9 +307,9 @@ def version_of(change: Change) -> str:
 
 
 def fault_of(change: Change) -> tuple[int, str]:
-    """(code, message) of an event that is an error."""
+    """Return (code, message) of an error event."""
     try:
         status = msgspec.json.decode(change.object, type=_Status)
     except WRONG:
-        return 0, "an error that cannot be read"
+        return 0, "an unreadable error"
     return status.code, (status.message or "")[:200]

@@ -1,4 +1,4 @@
-"""Node orders: commands on nodes of a Kubernetes cluster, carried out while their lease lives and we lead.
+"""Node orders: commands on nodes of a Kubernetes cluster, carried out while their lease runs and we lead.
 
 The sink that inherits `NodeOrders` says what is done to a node. `apply` notes an order and returns; `run`
 carries out what is due, a few nodes at a time. It tries again while the server is away, and answers with what
@@ -37,7 +37,7 @@ State = Literal["in_progress", "done", "failed"]
 
 
 class OrderRefused(Exception):
-    """An order that is not carried out; its text is the reason."""
+    """A refused order; its text is the reason."""
 
 
 @dataclass(slots=True, eq=False)
@@ -84,7 +84,7 @@ class NodeOrders(ABC, Generic[Kind]):
 
     @property
     def fault(self) -> str:
-        """Why some node is not as it is wanted, where that is not the node's affair; "" without such."""
+        """Return a fault that keeps nodes from their commanded state and lies outside them; "" if none."""
         return next((w.fault for w in self._works.values() if w.fault), "")
 
     @abstractmethod
@@ -93,10 +93,10 @@ class NodeOrders(ABC, Generic[Kind]):
 
     @abstractmethod
     def _plan(self, node: KubernetesNode, work: Kind) -> Plan:
-        """Changes to make on a node, or why there are none."""
+        """Return the changes to a node, or the reason for none."""
 
     async def apply(self, commands: tuple[CommandBatch, ...]) -> None:
-        """Note what is wanted of each node; a renewal looks whether it is still so."""
+        """Note the wanted state of each node; a renewal checks if it still holds."""
         for batch in commands:
             if batch.control not in self.controls:
                 continue
@@ -121,7 +121,7 @@ class NodeOrders(ABC, Generic[Kind]):
             was.due_s = 0.0
 
     async def run(self) -> None:
-        """Bring about what is wanted, until cancelled."""
+        """Carry out orders until cancelled."""
         try:
             while True:
                 self._wake.clear()
@@ -141,7 +141,7 @@ class NodeOrders(ABC, Generic[Kind]):
             await self._client.close()
 
     def _forget(self) -> None:
-        """Forget orders that ended, and all where another daemon leads; the nodes stay as they are."""
+        """Drop orders that ended, and all if another daemon leads; the nodes stay as they are."""
         now_ns = self._now_ns()
         if not self._may_act():
             self._works.clear()
@@ -149,19 +149,19 @@ class NodeOrders(ABC, Generic[Kind]):
             del self._works[entity]
 
     async def _take_up(self, due: Sequence[Kind]) -> None:
-        """Go on with those that have waited longest."""
+        """Continue with the orders that have waited longest."""
         first = heapq.nsmallest(AT_ONCE, due, key=lambda w: w.due_s)
         await asyncio.gather(*(self._advance(w) for w in first))
 
     def _wanted(self, work: Kind) -> bool:
-        """True if this order still stands, and we lead."""
+        """Return True if this order is still in force, and this daemon leads."""
         stands = self._works.get(work.entity) is work and self._now_ns() < work.expires_ns
         return stands and self._may_act()
 
     async def _advance(self, work: Kind) -> None:
-        """Carry out an order, or say when to try again."""
+        """Carry out an order, or set the time of the next try."""
         if work.state != "done" and self._now_ns() >= work.deadline_ns:
-            self._end(work, "failed", f"not done in time: {work.detail or 'it was not begun'}", work.fault)
+            self._end(work, "failed", f"not done in time: {work.detail or 'not started'}", work.fault)
             return
         host = self._hosts.host_of(work.entity)
         try:
@@ -191,7 +191,7 @@ class NodeOrders(ABC, Generic[Kind]):
         raise Away("the nodes of the cluster are not listed yet")
 
     async def _change(self, host: str, work: Kind) -> KubernetesNode | None:
-        """The node, once it says what is wanted; None where that is not wanted any more.
+        """Return the node once it has the wanted state; None if that is no longer wanted.
 
         Raises OrderRefused, ApiError, Away, BadMessage.
         """
@@ -213,17 +213,17 @@ class NodeOrders(ABC, Generic[Kind]):
                 continue
             self.counts["patched"] += 1
             return read_object(answer, KubernetesNode)
-        raise Away(f"{host} keeps changing while it is written")
+        raise Away(f"{host} changes faster than it can be written")
 
     async def _patch(self, host: str, work: Kind, patch: dict[str, Any]) -> bytes:
         return await self._client.patch(path_of(host), patch)
 
     def _later(self, work: Kind, why: str) -> None:
-        """Try the node again later, while its lease lives."""
+        """Try the node again later, during its lease."""
         self.counts["away"] += 1
         work.fault = why[:300]
         work.due_s = time.monotonic() + work.backoff.next_s()
-        self._answer(work, "in_progress", f"is tried again: {why}")
+        self._answer(work, "in_progress", f"retrying: {why}")
 
     def _end(self, work: Kind, state: State, detail: str, fault: str = "") -> None:
         """Answer, and leave the node alone until the next renewal."""
@@ -234,7 +234,7 @@ class NodeOrders(ABC, Generic[Kind]):
         self._answer(work, state, detail)
 
     def _answer(self, work: Kind, state: State, detail: str) -> None:
-        """Acknowledge, unless the same was answered already or the order no longer stands."""
+        """Acknowledge, unless this was answered already or the order has ended."""
         now_s = time.monotonic()
         same = state == work.state and (detail == work.detail or now_s - work.answered_s < REPEAT_S)
         work.detail = detail
@@ -253,5 +253,5 @@ class NodeOrders(ABC, Generic[Kind]):
 
 
 def path_of(host: str) -> str:
-    """Path of a node on the server."""
+    """Return the path of a node on the server."""
     return f"/api/v1/nodes/{quote(host, safe='')}"

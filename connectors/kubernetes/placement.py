@@ -1,4 +1,4 @@
-"""Placement carried out on Kubernetes: the taint by which a scheduler takes a node last, or not at all.
+"""Placement on Kubernetes: the taint by which a scheduler uses a node last, or not at all.
 
 What the source has just seen as it is wanted needs no request, so that thousands of renewals ask nothing. The
 taint itself is the only memory of what was done.
@@ -19,7 +19,7 @@ from connectors.orders import SinkContext
 
 CONTROL = "node.placement"
 SLICE = 500  # nodes that are compared with what was seen at a stretch
-# What is seen is no older than two watches: our own write of longer ago is in it.
+# A view of the nodes is no older than two watches: our own write of longer ago is in it.
 ECHO_NS = 2 * WATCH_S * 10**9
 
 
@@ -52,7 +52,7 @@ class KubernetesPlacement(NodeOrders[NodeWork]):
             del self._wrote_ns[entity]
 
     async def _take_up(self, due: Sequence[NodeWork]) -> None:
-        """Orders that the source sees fulfilled are done; the server is asked for all others."""
+        """Complete orders that the source already sees fulfilled; requests all others."""
         new = [w for w in due if w.due_s == 0.0]
         if not new:
             await super()._take_up(due)
@@ -65,7 +65,7 @@ class KubernetesPlacement(NodeOrders[NodeWork]):
             await asyncio.sleep(0)
 
     def _is_so(self, work: NodeWork) -> bool:
-        """True if a node is known to be as it is wanted, without asking the server."""
+        """Return True if a node is known to have the wanted placement, without a request."""
         host = self._hosts.host_of(work.entity)
         if host is None or work.entity in self._wrote_ns:  # our own change may not have been heard of yet
             return False

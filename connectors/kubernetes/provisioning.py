@@ -1,4 +1,4 @@
-"""Provisioning requests: nodes that the cluster autoscaler shall bring back before pods wait for them.
+"""Provisioning requests: ask the cluster autoscaler to bring nodes back before pods wait for them.
 
 A request (autoscaling.x-k8s.io/v1) names a pod template of the site, whose pods each fill a node, and their
 number. Its annotation names the nodes, so that neither a restart nor another daemon asks twice. The
@@ -41,7 +41,7 @@ class ProvisioningRequest(msgspec.Struct):
 
     @property
     def nodes(self) -> list[str]:
-        """The nodes that it is for."""
+        """Return the nodes of the request."""
         try:
             found = json.loads((self.metadata.annotations or {}).get(NODES, "[]"))
         except (ValueError, RecursionError):
@@ -50,37 +50,37 @@ class ProvisioningRequest(msgspec.Struct):
 
     @property
     def age_s(self) -> float:
-        """Time since it was made; 0 where the server does not say when."""
+        """Return the age of the request, s; 0 if the server gives none."""
         made_s = instant_s(self.metadata.creation_timestamp)
         return time.time() - made_s if made_s else 0.0
 
     def message(self, kind: str) -> str | None:
-        """The words of a condition that is true; None where it is not."""
+        """Return the message of a true condition; None otherwise."""
         some = (c for c in self.status.conditions or () if c.type == kind and c.status == "True")
         return next(((c.message or c.reason or "no reason given")[:120] for c in some), None)
 
     @property
     def progress(self) -> str:
-        """The state of the request, in words."""
+        """Return the state of the request, in words."""
         if (why := self.message("Failed")) is not None:
-            return f"the autoscaler cannot bring it back: {why}; it is asked again later"
+            return f"the autoscaler cannot bring it back: {why}; racktwin asks again later"
         if self.message("Provisioned") is not None:
-            return "the autoscaler has capacity for it, and it is not there yet"
+            return "the autoscaler has capacity, but the node has not joined yet"
         if self.message("Accepted") is not None:
             return "the autoscaler has accepted the request to bring it back"
-        return "the autoscaler is asked to bring it back, and has not answered"
+        return "the request to bring it back waits for the autoscaler"
 
 
 @dataclass(frozen=True, slots=True)
 class PodTemplateName:
-    """The pod template of the site, by which nodes are asked for."""
+    """The site's pod template for node requests."""
 
     namespace: str
     name: str
 
 
 class Provisioner:
-    """Asks for nodes that the autoscaler took away. All that it knows stands in the cluster."""
+    """Requests nodes that the autoscaler removed. All its state is in the cluster."""
 
     def __init__(self, client: KubernetesClient, template: PodTemplateName) -> None:
         self._client, self._template = client, template
@@ -88,7 +88,7 @@ class Provisioner:
         self.counts = {"asked": 0}
 
     async def ask(self, nodes: Sequence[str], mark: str) -> dict[str, str]:
-        """Ask for those of these nodes that no request is open for; the progress of each, in words.
+        """Request those of these nodes without an open request; returns the progress of each, in words.
 
         `mark` names the command. The same one, for the same nodes after the same requests, makes one once.
         Raises ApiError, Away, BadMessage.
@@ -108,7 +108,7 @@ class Provisioner:
         return {name: live[name].progress if name in live else made[name] for name in nodes}
 
     async def _open(self) -> tuple[dict[str, ProvisioningRequest], dict[str, int], set[str]]:
-        """(the youngest request for each node, how many there are for it, nodes for which one has failed)."""
+        """Return (the youngest request for each node, their number for it, nodes with a failed one)."""
         latest, count, failed = dict[str, ProvisioningRequest](), dict[str, int](), set[str]()
         async for page in self._client.pages(self._path, {"labelSelector": f"{LABEL}=ready"}):
             found, bad = read_items(page, ProvisioningRequest)
@@ -136,7 +136,7 @@ class Provisioner:
 
 
 def _lives(request: ProvisioningRequest) -> bool:
-    """True while a request may still bring its nodes, or was refused just now."""
+    """Return True while a request may still bring its nodes, or was refused recently."""
     if request.message("Failed") is not None:
         return request.age_s < AGAIN_S
     over = request.message("BookingExpired") is not None or request.message("CapacityRevoked") is not None

@@ -42,7 +42,7 @@ AS_BEFORE = "arbiter"  # it commands anew what was in force, under a new term
 
 @dataclass(slots=True, eq=False)
 class _Work(NodeWork):
-    """A level that is ordered. `late`: somebody opened the node just before."""
+    """An ordered level. `late`: somebody opened the node just before."""
 
     late: bool = False
     drain: Drain = field(default_factory=Drain)
@@ -90,7 +90,7 @@ class KubernetesSink(NodeOrders[_Work]):
         await self._empty(host, work)
 
     def _look_for_marks(self, node: KubernetesNode, entity: int) -> bool:
-        """True if a node that we withdrew was opened by others, as its marks say; since when is noted."""
+        """Return True if others opened a node that racktwin withdrew, by its marks; notes the time."""
         marked, closed = LEVEL in (node.metadata.annotations or {}), bool(node.spec.unschedulable)
         if marked and closed:
             self._held.add(entity)
@@ -102,7 +102,7 @@ class KubernetesSink(NodeOrders[_Work]):
         return marked and not closed
 
     def _opened_by_others(self, node: KubernetesNode, work: _Work) -> str:
-        """Why a node is not withdrawn so soon after people opened it; "" if it may be."""
+        """Return the reason to leave a node that people have just opened in service; "" if none."""
         opened = self._look_for_marks(node, work.entity)
         if not opened or work.order.value == IN_SERVICE or work.policy in OUTRANK:
             return ""
@@ -112,7 +112,8 @@ class KubernetesSink(NodeOrders[_Work]):
         return "resumed by others: somebody made it schedulable again just before" if work.late else ""
 
     async def _write_condition(self, host: str, node: KubernetesNode, work: _Work) -> None:
-        """Our condition in the node's status. Without the right to write it, all else goes on."""
+        """Write racktwin's condition into the node's status. Without the right to do so, all else
+        continues."""
         reason = work.order.reason or (node.metadata.annotations or {}).get(REASON, "")
         patch = condition_patch(node, work.order.value, reason, now_text())
         if patch is None or time.monotonic() < self._mute_s or not self._wanted(work):
@@ -125,7 +126,7 @@ class KubernetesSink(NodeOrders[_Work]):
                 log.warning("%s: conditions of nodes cannot be written: %s", self.name, error)
 
     async def _empty(self, host: str, work: _Work) -> None:
-        """Have the pods leave, if that is wanted. Raises ApiError, Away."""
+        """Evict the pods, if wanted. Raises ApiError, Away."""
         if work.order.value < DRAINED:
             self._end(work, "done", LEVELS[work.order.value])
             return

@@ -1,4 +1,4 @@
-"""Jobs, levels and placement of nodes read from a Kubernetes API server: listed first, then watched.
+"""Source of a Kubernetes API server: lists, then watches jobs, levels and placement of nodes.
 
 A watch goes on where the list or the last one ended; where the server keeps that no longer (410), all is
 listed anew. A server that is silent ends no job, and levels grow old. Writes nothing.
@@ -15,6 +15,7 @@ from typing import Generic
 
 from connectors.backoff import Backoff
 from connectors.demand import DemandBook
+from connectors.jobs import skip_start_times
 from connectors.kubernetes.autoscaler import STANDBY, ScaleDowns
 from connectors.kubernetes.client import WATCH_S, ApiError, Away, Expired, KubernetesClient, Params, page_meta
 from connectors.kubernetes.demand import QUEUES, WORKLOADS, PodDemand
@@ -43,7 +44,7 @@ FAILURES = 3  # watches on end that fail before the link counts as down
 FIRST_S, LONGEST_S = 0.5, 1.0  # pauses after a watch that failed
 ABSENT_S = 300.0  # until a cluster without Kueue, or without the right to read it, is asked again
 DEMAND_S = 5.0  # demand that changes is added up so often at most
-REMEDY = "look whether `kubectl get nodes` answers with that kubeconfig on this host"
+REMEDY = "check that `kubectl get nodes` works with this kubeconfig on this host"
 MAX_FAULTS = 200  # of one list that are reported
 SLICE = 500  # pods that are taken in at a stretch
 FRESH_S = 2 * WATCH_S  # what the server said longer ago says nothing of now
@@ -54,7 +55,7 @@ UNKNOWN: _Readings = (None, None, None, None)
 
 
 class Followed(Generic[Kind]):
-    """One kind of object: listed, then watched. `whole` gets each list, `one` each change after it."""
+    """One kind of object: listed, then watched. `whole` gets each list, `one` each later change."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class Followed(Generic[Kind]):
         self._failed, self._backoff = 0, Backoff(FIRST_S, LONGEST_S)
 
     async def run(self, inlet: Inlet) -> None:
-        """Follow until cancelled. Raises ConnectorError when the server has failed three times on end."""
+        """Follow until cancelled. Raises ConnectorError after three failures of the server in a row."""
         self.version = ""
         self._succeeded()
         while True:
@@ -159,7 +160,7 @@ def _levels_of(node: KubernetesNode, busy: bool) -> _Levels:
 
 
 class KubernetesSource:
-    """Follows a cluster. `known` gives the nodes of the jobs that the twin takes to be running.
+    """Follows a cluster. `known` gives the nodes of the jobs that run in the twin.
 
     `also` has signals that are read beside service levels: `placement_state`, and `standby_state`, by which
     the autoscaler takes nodes away.
@@ -196,7 +197,7 @@ class KubernetesSource:
         self._added_s = -math.inf
 
     async def run(self, inlet: Inlet) -> None:
-        """Follow nodes and pods. Raises ConnectorError when the server does not answer; that ends no job."""
+        """Follow nodes and pods. Raises ConnectorError without an answer of the server; this ends no job."""
         known = self._known()
         self._stated_s = -math.inf
         self._added_s, self._has_kueue = -math.inf, None
@@ -225,18 +226,18 @@ class KubernetesSource:
             await self._client.close()
 
     def node_of(self, host: str) -> KubernetesNode | None:
-        """A node as the server last described it; None where that may be outdated."""
+        """Return the node as the server last described it; None if that may be outdated."""
         listed = self.nodes.listed and self.nodes.version != ""
         fresh = time.time_ns() - self.nodes.heard_ns <= FRESH_S * 10**9
         return self._nodes.get(host) if listed and fresh else None
 
     def busy(self, host: str) -> bool | None:
-        """True if pods are on a node that a drain moves away; None where that may be outdated."""
+        """Return True if a node has pods that a drain moves; None if that may be outdated."""
         fresh = time.time_ns() - self.pods.heard_ns <= FRESH_S * 10**9
         return self.book.busy(host) if self.pods.listed and fresh else None
 
     def took_away(self, entity: int) -> bool:
-        """True if the cluster has a node no more that the autoscaler took away."""
+        """Return True if the autoscaler removed a node from the cluster."""
         return self._hosts.host_of(entity) is None and entity in self._scale_downs.away
 
     def _follow_scale_down(self, node: KubernetesNode, there: bool) -> None:
@@ -299,11 +300,14 @@ class KubernetesSource:
         self.demand.put_queue(queue, there)
 
     async def _follow_kueue(self, inlet: Inlet) -> None:
-        """Follow Kueue's queues and workloads where the cluster has any; 404 is a cluster without it."""
+        """Follow Kueue's queues and workloads if the cluster has any; 404 means a cluster without Kueue."""
         while True:
             tasks = [asyncio.create_task(f.run(inlet)) for f in (self.queues, self.workloads)]
             try:
-                await asyncio.gather(*tasks)
+                # no gather: a child that fails as this is cancelled would hide the cancellation
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
             except ApiError as error:
                 if error.status not in (403, 404):
                     raise
@@ -318,7 +322,7 @@ class KubernetesSource:
             await asyncio.sleep(ABSENT_S)
 
     def _stage_demand(self, inlet: Inlet) -> None:
-        """Report what jobs hold and wait for: changes within DEMAND_S, everything each RESTATE_S."""
+        """Report the held and requested GPUs of jobs: changes within DEMAND_S, everything each RESTATE_S."""
         book, now_ns, now_s = self.demand_book, time.time_ns(), time.monotonic()
         if book is None or self._has_kueue is None or (self._has_kueue and not self.queues.listed):
             return
@@ -337,10 +341,11 @@ class KubernetesSource:
     def _stage_jobs(self, inlet: Inlet, known: Mapping[str, Collection[str]]) -> None:
         events = self.book.changes(known)
         if events:
-            inlet.stage(events, time.time_ns())
+            skip_start_times(events, inlet, now_ns := time.time_ns())
+            inlet.stage(events, now_ns)
 
     def _stage_levels(self, inlet: Inlet) -> None:
-        """Report changes at once and everything now and then, as of when the server last spoke."""
+        """Report changes at once and everything periodically, as of the server's last answer."""
         now_ns = time.time_ns()
         at_ns = min(self.nodes.heard_ns, self.pods.heard_ns)
         if now_ns - at_ns > FRESH_S * 10**9:
@@ -382,7 +387,7 @@ class KubernetesSource:
 
     def _report_faults(self, inlet: Inlet) -> None:
         for host in self._hosts.strangers:
-            why = f"{host[:60]!r} of Kubernetes is no node of the site"
+            why = f"{host[:60]!r} of Kubernetes is not a node of the site"
             inlet.skip("host", why, host[:60], "name its node in `kubernetes.node_names`")
         self._hosts.strangers.clear()
         for why in self._hosts.faults:

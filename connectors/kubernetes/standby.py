@@ -1,4 +1,4 @@
-"""Standby carried out on Kubernetes: whether the cluster autoscaler may take a node away.
+"""Standby on Kubernetes: allows or forbids the cluster autoscaler to remove a node.
 
 `ready` keeps a node that is there; `asleep` ends that, and the autoscaler decides whether and when it goes. A
 node that it took away comes back for pods that wait, or before them by a provisioning request of ours.
@@ -22,13 +22,14 @@ from twin.contracts import ASLEEP, READY
 
 CONTROL = "node.standby"
 STATES = TABLES["node"].control_by_name["standby"].states
-FOR_PODS = "comes back for pods that wait"
+FOR_PODS = "comes back for pending pods"
 REFUSED = "no provisioning request can be made"
 POLL_S = 30.0  # between two looks at a node that is not yet as it is wanted
 
 
 class KubernetesStandby(NodeOrders[NodeWork]):
-    """Carries out `node.standby`. `source` tells what runs on a node, and which the autoscaler took away."""
+    """Carries out `node.standby`. `source` gives the pods of a node, and the nodes that the autoscaler
+    removed."""
 
     name = "kubernetes-standby"
     controls: tuple[str, ...] = (CONTROL,)
@@ -56,25 +57,25 @@ class KubernetesStandby(NodeOrders[NodeWork]):
 
     async def _carry_out(self, host: str, work: NodeWork) -> None:
         if work.order.value == ASLEEP and self._works_on(host):
-            raise OrderRefused("pods are on it that a drain would move")
+            raise OrderRefused("it runs pods that a drain would evict")
         try:
             node = await self._change(host, work)
         except ApiError as error:
             if error.status != 404:
                 raise
-            raise Away(f"{host} is gone, and the source has not heard how") from error
+            raise Away(f"{host} is gone, for an unknown reason") from error
         if node is None:
             return
         ready, leaving = node.condition("Ready"), is_leaving(node)
         if work.order.value == ASLEEP:
             if leaving:
-                self._end(work, "done", "the autoscaler takes it away")
+                self._end(work, "done", "the autoscaler is removing it")
             else:
-                self._wait(work, "the autoscaler may take it away, and has not begun")
+                self._wait(work, "the autoscaler may remove it, and has not started")
         elif leaving:
-            self._wait(work, "the autoscaler takes it away")
+            self._wait(work, "the autoscaler is removing it")
         elif ready is None or ready.status != "True":
-            self._wait(work, "it is kept, and not Ready")
+            self._wait(work, "it is kept, but not Ready")
         else:
             self._end(work, "done", "kept")
 
@@ -88,14 +89,14 @@ class KubernetesStandby(NodeOrders[NodeWork]):
         if not self._source.took_away(work.entity):
             await super()._absent(work)
         if work.order.value == ASLEEP:
-            self._end(work, "done", "the autoscaler took it away")
+            self._end(work, "done", "the autoscaler removed it")
         elif self._provisioner is None:
-            self._wait(work, f"the autoscaler took it away, and {FOR_PODS}")
+            self._wait(work, f"the autoscaler removed it, and {FOR_PODS}")
         else:
             self._wait(work, await self._asked_for(self._provisioner, work))
 
     async def _asked_for(self, provisioner: Provisioner, work: NodeWork) -> str:
-        """Progress of the request for a node, with which all are asked for that are wanted and away.
+        """Return the progress of a node's request, which covers all wanted and missing nodes.
 
         Raises Away, BadMessage, and ApiError where another try may help.
         """
@@ -105,7 +106,7 @@ class KubernetesStandby(NodeOrders[NodeWork]):
                 away = [w for w in self._works.values() if w.order.value == READY and self._wanted(w)]
                 names = [self._hosts.name(w.entity) for w in away if self._source.took_away(w.entity)]
                 if name not in names:
-                    return "it is wanted no more"
+                    return "it is no longer wanted"
                 try:
                     self._progress = await provisioner.ask(names, work.order.id)
                 except ApiError as error:

@@ -1,4 +1,4 @@
-"""Lane: a separate, bounded queue for topics that many may publish to.
+"""Lane: a separate, bounded queue for topics to which many clients may publish.
 
 A publication beyond the rate of its topic, or of all topics, is refused before anything is decoded, so that
 readings of devices never wait behind reports of jobs. Refusals are counted, with the topic that has most.
@@ -22,7 +22,7 @@ MAX_TOPICS = 20_000  # with a rate of their own; beyond, the topic that was quie
 
 
 class RefusalCount(NamedTuple):
-    """Number of refusals within a span of time, the topic with most of them, and its number."""
+    """Refusals within a span of time: their number, the topic with the most, and its number."""
 
     number: int
     within_s: float
@@ -42,7 +42,7 @@ class Lane:
         self._by: dict[str, int] = {}
 
     def admits(self, topic: str, t_ns: int, waiting: int, waiting_bytes: int) -> bool:
-        """True if one more that arrived at `t_ns` is taken, with so many waiting in the lane."""
+        """Return True if one more message that arrived at `t_ns` is accepted, with this many waiting."""
         each = _left(self._of.pop(topic, (EACH_AT_ONCE, t_ns)), EACH_AT_ONCE, EACH_PER_S, t_ns)
         total = _left(self._all, ALL_AT_ONCE, ALL_PER_S, t_ns)
         room = waiting < MAX_WAITING and waiting_bytes < MAX_WAITING_BYTES
@@ -59,7 +59,7 @@ class Lane:
         return bool(taken)
 
     def take_refusals(self, now_ns: int) -> RefusalCount | None:
-        """Refusals since the last call; None for none."""
+        """Return the refusals since the last call; None for none."""
         count, within_s = self._count, max((now_ns - self._since_ns) / NS, 1e-3)
         self._count, self._since_ns = 0, now_ns
         if not count:

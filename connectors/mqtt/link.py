@@ -92,7 +92,7 @@ class LinkCounts:
 
 @dataclass(frozen=True)
 class Presence:
-    """A retained topic that says whether we are there; `offline` is also the last will."""
+    """A retained topic with our presence; `offline` is also the last will."""
 
     topic: str
     online: Callable[[], bytes]  # called on every connection
@@ -104,7 +104,7 @@ OnLost = Callable[[str, str, int], None]  # where, why, how many
 
 
 class MqttLink:
-    """One connection at a time to one broker. `run` holds it up and hands on the messages subscribed to.
+    """One connection at a time to one broker. `run` maintains it and passes on the subscribed messages.
 
     `subscriptions` are (filter, QoS 0 or 1), made on every connection, so that retained messages come again.
     `canary` is a topic that we publish to and read back, so that a broker that silently denies us is noticed.
@@ -134,7 +134,8 @@ class MqttLink:
         self._received = 0  # messages other than the canary's
 
     async def run(self, on_message: OnMessage, on_lost: OnLost) -> None:
-        """Connect, subscribe and hand on messages until cancelled; each is acknowledged after `on_message`.
+        """Connect, subscribe and pass on messages until cancelled; each is acknowledged after
+        `on_message`.
 
         Raises ConnectorError when the link cannot be made or goes down; what had been received is handed on.
         """
@@ -169,7 +170,7 @@ class MqttLink:
         self.counts.published += 1
 
     async def announce(self) -> None:
-        """Publish our presence again, because what it says has changed."""
+        """Publish the presence again after a change."""
         if self.presence is not None:
             await self.publish(self.presence.topic, self.presence.online(), qos=1, retain=True)
 
@@ -201,7 +202,7 @@ class MqttLink:
                     await asyncio.sleep(0)
 
     async def _farewell(self, connection: _Connection) -> None:
-        """Leave in good order: a clean end of a connection makes the broker keep the will to itself."""
+        """Disconnect properly, so that the broker does not publish the will."""
         with contextlib.suppress(OSError, ValueError):
             async with asyncio.timeout(FAREWELL_S):
                 if self.presence is not None and self.connected:
@@ -209,7 +210,7 @@ class MqttLink:
                 await connection.disconnect()
 
     async def _serve(self, connection: _Connection) -> None:
-        """Subscribe, announce our presence, then check the way to ourselves from time to time."""
+        """Subscribe, announce the presence, then check the loop through the broker from time to time."""
         wanted = list(self.subscriptions)
         if self.canary is not None:
             wanted.append((self.canary, 1))
@@ -220,7 +221,7 @@ class MqttLink:
                 raise ConnectorError(f"{self.where}: {_hint(_plain(error))}") from None
             for (topic, _), is_granted in zip(wanted, granted, strict=False):
                 if not is_granted:
-                    raise ConnectorError(f"{self.where}: denies us the subscription {topic!r}; check its ACL")
+                    raise ConnectorError(f"{self.where}: denies the subscription {topic!r}; check its ACL")
         self.connected = True
         await self.announce()
         while self.canary is not None:
@@ -229,7 +230,8 @@ class MqttLink:
         await asyncio.Event().wait()
 
     async def _check_canary(self, canary: str) -> None:
-        """Publish our own message and wait for it. If nothing arrives, an error; if only this, a fault."""
+        """Publish a message to ourselves. Raises if nothing arrives; notes a fault if only this message is
+        missing."""
         received, self._nonce = self._received, b"%d" % time.time_ns()
         self._canary_back.clear()
         await self.publish(canary, self._nonce, qos=1)
@@ -238,7 +240,7 @@ class MqttLink:
         except TimeoutError:
             self.counts.canaries_missed += 1
             text = (
-                f"{self.where}: accepts the connection, but does not deliver our own message; its "
+                f"{self.where}: accepts the connection, but does not deliver the message of the daemon; its "
                 f"ACL may deny publishing to or reading from {canary}"
             )
             if self._received == received:
@@ -263,7 +265,8 @@ class MqttLink:
     def _stage(
         self, connection: _Connection, on_message: OnMessage, on_lost: OnLost, acknowledge: bool = True
     ) -> None:
-        """One slice of what waits. What `on_message` has taken is acknowledged, in the order of arrival."""
+        """Stage one slice of the waiting messages. Those that `on_message` took are acknowledged, in order
+        of arrival."""
         tap, canary = connection.tap, self.canary
         backlog = tap.backlog
         if tap.dropped:
@@ -342,7 +345,7 @@ class _Connection:
             await asyncio.wait((connecting,), timeout=GRACE_S)
         if not connecting.done():
             connecting.cancel()
-            raise OSError(self.tap.fault or "it ended the connection instead of a greeting")
+            raise OSError(self.tap.fault or "the broker closed the connection instead of a CONNACK")
         try:
             connecting.result()
         except aiomqtt.MqttError as error:
@@ -351,18 +354,18 @@ class _Connection:
         self._watch = asyncio.ensure_future(self._until_down())
 
     async def _until_down(self) -> None:
-        """Wait for the end of the connection. The tap keeps all publications, so no message comes here."""
+        """Wait for the end of the connection. The tap takes all publications, so no message comes here."""
         with contextlib.suppress(aiomqtt.MqttError):
             async for _ in self._client.messages:
                 pass
         self.tap.end(LOST)
 
     async def publish(self, topic: str, payload: bytes, qos: int, retain: bool) -> None:
-        """Publish; returns when it is sent (QoS 0) or the broker has it (QoS 1)."""
+        """Publish; returns when the message is sent (QoS 0) or the broker has it (QoS 1)."""
         await self._answer(self._client.publish(topic, payload, qos, retain))
 
     async def subscribe(self, wanted: list[tuple[str, int]]) -> list[bool]:
-        """Subscribe; return for each filter whether the broker grants it."""
+        """Subscribe; returns for each filter True if the broker grants it."""
         codes = await self._answer(self._client.subscribe(wanted))
         return [(code if isinstance(code, int) else code.value) < FAILURE for code in codes]
 
@@ -379,13 +382,13 @@ class _Connection:
             calling.cancel()
 
     async def disconnect(self) -> None:
-        """End the connection in good order."""
+        """End the connection properly."""
         with contextlib.suppress(aiomqtt.MqttError):
             await self._client.__aexit__(None, None, None)
         self.tap.forward()
 
     def acknowledge(self, mids: list[int]) -> None:
-        """Tell the broker that publications of QoS 1 have been taken."""
+        """Acknowledge accepted publications of QoS 1."""
         self.tap.acknowledge(mids)
 
     def resume_reading(self) -> None:
@@ -393,7 +396,7 @@ class _Connection:
         self.tap.resume()
 
     async def close(self) -> None:
-        """Close whatever is still open, without a word to the broker."""
+        """Close everything still open, without a message to the broker."""
         self.tap.close()
         for _ in range(3):
             await asyncio.sleep(0)  # the library sees the end of its socket and closes it
@@ -429,18 +432,18 @@ class Tap:
     def attach(self, raw: socket.socket) -> _Near:
         """Relay this socket; returns the library's end. Called in the thread that connects.
 
-        Raises OSError if nobody waits for the connection any more.
+        Raises OSError if the connection is no longer needed.
         """
         if self._is_closed:
             raw.close()
-            raise OSError("nobody waits for the connection any more")
+            raise OSError("the connection is no longer needed")
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # requests are short, and each is awaited
         near, far = socket.socketpair()
         self.raw, self._far, self._near = raw, far, _Near(near, self)
         return self._near
 
     def start(self) -> None:
-        """Shake hands where the socket speaks TLS, then relay. Called in the thread that connects."""
+        """Perform the TLS handshake if needed, then relay. Called in the thread that connects."""
         assert self.raw is not None
         assert self._far is not None
         if isinstance(self.raw, ssl.SSLSocket):
@@ -473,7 +476,7 @@ class Tap:
             self._loop.remove_reader(self.raw.fileno())
 
     def _receive(self) -> None:
-        """Take publications out of what the broker sent, and hand the other packets to the library."""
+        """Take publications out of the broker's stream, and pass the other packets to the library."""
         if self.raw is None or self._far is None:
             return
         try:
@@ -502,15 +505,15 @@ class Tap:
             self._pause()
 
     def _hand_on(self, control: bytes) -> None:
-        """Give packets to the library, which reads them at once: what does not fit has gone wrong."""
+        """Pass packets to the library, which reads them at once; a packet that does not fit is an error."""
         assert self._far is not None
         try:
             self._far.sendall(control)
         except BlockingIOError:
-            raise OSError("the broker sends more answers than were asked for") from None
+            raise OSError("the broker sends more acknowledgements than requests") from None
 
     def forward(self) -> None:
-        """Pass on what the library has written."""
+        """Forward the output of the library."""
         if self._far is None or len(self._to_broker) > MAX_UNSENT:
             return
         try:
@@ -576,25 +579,25 @@ class Tap:
         self.arrived.set()
 
     def close_near(self) -> None:
-        """Close the library's end, where the library has not done so."""
+        """Close the library's end if the library has not done so."""
         if self._near is not None and self._near.fileno() >= 0:
             self._near.close()
 
 
 class _Near(socket.socket):
-    """The library's end of the relay: a socket whose handshake is the relay's."""
+    """The library's end of the relay: a socket whose handshake is that of the relay."""
 
     def __init__(self, end: socket.socket, tap: Tap) -> None:
         super().__init__(end.family, end.type, end.proto, end.detach())
         self._tap = tap
 
     def do_handshake(self) -> None:
-        """Let the relay begin; raises OSError if TLS cannot be agreed on."""
+        """Start the relay; raises OSError if the TLS handshake fails."""
         self._tap.start()
 
 
 class _TapContext(ssl.SSLContext):
-    """Puts the tap below the library: paho, under aiomqtt, has its TLS context wrap each socket.
+    """Inserts the tap below the library: paho, under aiomqtt, has its TLS context wrap each socket.
 
     `tls` is the context that encrypts; None for a plain connection.
     """
@@ -603,7 +606,7 @@ class _TapContext(ssl.SSLContext):
     tls: ssl.SSLContext | None
 
     def wrap_socket(self, sock: socket.socket, *args: Any, **options: Any) -> ssl.SSLSocket:
-        """The tap, on `sock` or on TLS over it."""
+        """Return the tap, on `sock` or on TLS over it."""
         try:
             near = self.tap.attach(sock if self.tls is None else self.tls.wrap_socket(sock, *args, **options))
         except BaseException:
@@ -613,11 +616,11 @@ class _TapContext(ssl.SSLContext):
 
 
 def tls_context(settings: LinkSettings) -> ssl.SSLContext:
-    """The TLS context of a connection. Raises ConnectorError naming the file that is wrong."""
+    """Return the TLS context of a connection. Raises ConnectorError with the invalid file."""
     try:
         context = ssl.create_default_context(cafile=settings.ca_file)
     except (OSError, ssl.SSLError) as error:
-        raise ConnectorError(f"{settings.ca_file}: no certificates of an authority: {error}") from None
+        raise ConnectorError(f"{settings.ca_file}: expected CA certificates in PEM: {error}") from None
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if settings.cert_file is not None:
         try:
@@ -625,19 +628,20 @@ def tls_context(settings: LinkSettings) -> ssl.SSLContext:
             context.load_cert_chain(settings.cert_file, settings.key_file, password=lambda: "")
         except (OSError, ssl.SSLError) as error:
             raise ConnectorError(
-                f"{settings.cert_file}, {settings.key_file}: no certificate with its key: {error}"
+                f"{settings.cert_file}, {settings.key_file}: expected a certificate and its key in "
+                f"PEM: {error}"
             ) from None
     return context
 
 
 def _plain(error: BaseException) -> str:
-    """One line of an error's text."""
+    """Return one line of an error's text."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text[:300]
 
 
 def _hint(text: str) -> str:
-    """An error's text and what to do about it."""
+    """Return an error's text with a remedy."""
     low = text.lower()
     for sign, hint in _HINTS:
         if sign in low:

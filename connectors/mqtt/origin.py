@@ -10,7 +10,7 @@ MAX_ORIGIN = 160  # characters
 
 
 def origin_of(topic: str) -> str:
-    """The source of a topic: its kind, a space, and its name.
+    """Return the source of a topic: its kind, a space, and its name.
 
     `agent lab/h/r1/node3` (a frame, fault, serial or presence of a node), `jobs NAME` and `outlooks NAME` of
     events, `job reports`, `BMS gateway NAME` (first level of the tag), `Sparkplug node GROUP/NODE`, else

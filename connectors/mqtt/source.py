@@ -1,4 +1,4 @@
-"""MQTT source: decodes what a link receives by topic, stages it, and only then acknowledges it.
+"""MQTT source: decodes the messages of a link by topic, stages them, and only then acknowledges them.
 
 `CORE` and `COMMON` are routes of every site; a configuration adds its own between them, such as `plant/#` for
 line protocol. A replay of a capture uses the same `Router`. A message that cannot be decoded is counted under
@@ -44,7 +44,7 @@ OF_RACK, OF_SITE = ("Frame", "Event", "Agent"), ("Event/jobs", "Event/outlooks",
 
 
 class TopicRoute(NamedTuple):
-    """Topics that match `topic` (an MQTT filter) have this form; `map` is for line protocol and Sparkplug."""
+    """Form of the topics that match `topic` (an MQTT filter); `map` is for line protocol and Sparkplug."""
 
     topic: str
     form: Form
@@ -63,7 +63,8 @@ COMMON = (TopicRoute("spBv1.0/#", "sparkplug", "sparkplug"), TopicRoute("telegra
 
 
 def matcher(topic_filter: str) -> Callable[[str], bool]:
-    """A predicate: the topic matches an MQTT filter. Raises ConfigError for what is no filter."""
+    """Return a predicate that matches topics with an MQTT filter. Raises ConfigError for an invalid
+    filter."""
     levels = topic_filter.split("/")
     if (
         not 0 < len(topic_filter.encode()) <= MAX_TOPIC_BYTES
@@ -95,7 +96,8 @@ def _matches(levels: list[str], topic: str) -> bool:
 
 
 def extra_route(topic_filter: str, mapping: str | None = None) -> TopicRoute:
-    """The route of a topic that a configuration adds: Sparkplug under its own name, else line protocol.
+    """Return the route of a topic that a configuration adds: Sparkplug under its own name, otherwise line
+    protocol.
 
     `mapping` is a packaged mapping or a file's path; without it the packaged one of that form.
     """
@@ -105,7 +107,7 @@ def extra_route(topic_filter: str, mapping: str | None = None) -> TopicRoute:
 
 
 class Router:
-    """Decodes any message of a site. Decoders are made when their first message comes.
+    """Decodes any message of a site. Decoders are created with their first message.
 
     `ours` are the integrations in whose name we may publish BMS requests; `integration` is our name in topics
     of requests and results (None: results of any); `extra` are routes of the configuration; `slot_of` says in
@@ -131,17 +133,15 @@ class Router:
 
     @property
     def own_racks(self) -> list[str]:
-        """Full paths of the racks whose topics are subscribed to one by one: those of a part of a site.
-        On topics of names with + nobody can publish.
-        """
+        """Return the full paths of the racks with individual subscriptions: those of a part of a site."""
         return [n for n in self.site.names["rack"] if "+" not in n] if self.site.elsewhere else []
 
     def attach(self, prefix: str, decode: Decode) -> None:
-        """Give messages on topics that begin with `prefix` to `decode`, before all routes."""
+        """Pass messages on topics that begin with `prefix` to `decode`, before all routes."""
         self._attached.append((prefix, decode))
 
     def decode(self, message: Message) -> Sequence[Item] | Ignored:
-        """Decode a message, or say why it is not for us. Raises BadMessage for nonsense."""
+        """Decode a message, or return the reason that it is not for us. Raises BadMessage for nonsense."""
         topic = message.topic
         for prefix, decode in self._attached:
             if topic.startswith(prefix):
@@ -155,7 +155,7 @@ class Router:
         return Ignored("topic", "no route: neither BMS/v1/, IT/v1/ nor a topic of the configuration")
 
     def take(self, every: Inlet, message: Message) -> Literal["decoded", "ignored", "bad"]:
-        """Decode a message and stage its items, under the source that its topic names: what became of it."""
+        """Decode a message and stage its items, under the source of its topic; returns the outcome."""
         topic = message.topic[:200]
         inlet = every.of(origin_of(topic), outside=True)
         try:
@@ -177,7 +177,8 @@ class Router:
         return "ignored" if isinstance(items, Ignored) else "decoded"
 
     def decoder(self, form: Form, mapping: str = "") -> Decoder:
-        """The decoder of a form and mapping; the same each time. Raises ConfigError for a bad mapping."""
+        """Return the decoder of a form and mapping, always the same. Raises ConfigError for an invalid
+        mapping."""
         decoder = self._decoders.get((form, mapping))
         if decoder is None:
             decoder = self._decoders[form, mapping] = self._make(form, mapping)
@@ -185,24 +186,24 @@ class Router:
         return decoder
 
     def load(self) -> None:
-        """Make the decoders of all mappings now. Raises ConfigError for a mapping file that is wrong."""
+        """Create the decoders of all mappings now. Raises ConfigError for an invalid mapping file."""
         for _, form, mapping in self._routes:
             if mapping:
                 self.decoder(form, mapping)
 
     @property
     def bms(self) -> BmsDecoder:
-        """The decoder of the BMS tree, which also encodes requests to it."""
+        """Return the decoder of the BMS tree, which also encodes requests to it."""
         return cast(BmsDecoder, self.decoder("bms"))
 
     @property
     def answers(self) -> ResultDecoder:
-        """The decoder of agents' answers; its `epoch` may be set."""
+        """Return the decoder of agents' answers; its `epoch` may be set."""
         return cast(ResultDecoder, self.decoder("answer"))
 
     @property
     def reports(self) -> JobDecoder:
-        """The decoder of what jobs report, with its counts."""
+        """Return the decoder of job reports, with its counts."""
         return cast(JobDecoder, self.decoder("job"))
 
     def _gather_faults(self) -> None:
@@ -212,15 +213,16 @@ class Router:
         self._inner, self._strange = [d.faults for d in in_parts], [d.strangers for d in in_parts]
 
     def faults(self) -> list[tuple[str, int]]:
-        """Faults inside messages that were decoded all the same, and how often, since the last call."""
+        """Return the faults inside messages that were otherwise decoded, with their numbers, since the
+        last call."""
         return [fault for inner in self._inner if inner.kinds for fault in inner.take()]
 
     def strangers(self) -> list[tuple[str, int]]:
-        """Names in messages that were decoded in part, of which the site has none, since the last call."""
+        """Return names outside the site in messages that were partly decoded, since the last call."""
         return [named for strange in self._strange if strange.kinds for named in strange.take()]
 
     def notes(self) -> list[str]:
-        """Texts on how the BMS's metadata was read where it is not plain, each once."""
+        """Return notes on ambiguous metadata of the BMS, each once."""
         bms = self._decoders.get(("bms", ""))
         new = [text for text in bms.notes if text not in self._noted] if isinstance(bms, BmsDecoder) else []
         self._noted.update(new)
@@ -232,12 +234,12 @@ class Router:
         return bms.described() if isinstance(bms, BmsDecoder) else []
 
     def unplaced(self) -> dict[str, int]:
-        """Paths of agents that the site has not, with the GPUs in a frame of each."""
+        """Return the paths of agents outside the site, with the GPUs in a frame of each."""
         agents = self._decoders.get(("it", ""))
         return dict(agents.unplaced) if isinstance(agents, ItDecoder) else {}
 
     def wanted_births(self) -> list[str]:
-        """Topics of Sparkplug nodes that should announce themselves anew, since the last call."""
+        """Return topics of Sparkplug nodes that must announce themselves again, since the last call."""
         out: list[str] = []
         for decoder in self._decoders.values():
             if isinstance(decoder, SparkplugDecoder):
@@ -267,7 +269,8 @@ class Router:
 def subscriptions(
     integration: str, topics: Sequence[str] = (), racks: Sequence[str] = ()
 ) -> tuple[tuple[str, int], ...]:
-    """Subscriptions of a daemon: the BMS, the IT side, the answers to its requests, and `topics`.
+    """Return the subscriptions of a daemon: the BMS, the IT side, the answers to its requests, and
+    `topics`.
 
     With `racks`, full paths of a part of a site: of the IT side what they publish, and what is of no rack.
 
@@ -283,15 +286,15 @@ def subscriptions(
 
 
 def flood_of(refused: RefusalCount) -> str:
-    """A line on a flood: its rate, the number dropped, and the job that sent most."""
+    """Return a line on a flood: its rate, the number dropped, and the job that sent most."""
     rate, job = refused.number / refused.within_s, refused.topic[len(REPORT) :][:MAX_JOB_CHARS]
     job = "".join(c if c.isprintable() else "?" for c in job)
     text = f"{rate:,.0f}/s over the limit, {refused.number:,} dropped, "
-    return f"{text}{refused.of_topic:,} of them from job {job}; look at its client"
+    return f"{text}{refused.of_topic:,} of them from job {job}; check its client"
 
 
 def canary_topic(integration: str, client_id: str) -> str:
-    """Topic on which a client publishes to itself, to see whether the broker lets it."""
+    """Return the topic on which a client publishes to itself to test the broker."""
     level = "".join("_" if c in "+#/" else c for c in client_id)
     return f"IT/v1/{integration}/Canary/{level}"
 
@@ -327,13 +330,13 @@ class MqttSource:
 
         async def publish(topic: str, payload: bytes, qos: int = 0, retain: bool = False) -> None:
             if not may_act():  # for each publication, as a large batch takes its time
-                raise ActuationError("another daemon leads by now")
+                raise ActuationError("another daemon leads now")
             await self.link.publish(topic, payload, qos, retain)
 
         return publish
 
     async def run(self, inlet: Inlet) -> None:
-        """Hold the link up until cancelled. Raises ConnectorError when it is down."""
+        """Maintain the link until cancelled. Raises ConnectorError when it is down."""
         checks = asyncio.ensure_future(self._check(inlet))
         try:
             await self.link.run(
@@ -343,7 +346,7 @@ class MqttSource:
             checks.cancel()
 
     async def _check(self, inlet: Inlet) -> None:
-        """Report floods and faults of the link, and ask Sparkplug nodes for births we missed."""
+        """Report floods and faults of the link, and request missed births of Sparkplug nodes."""
         requested_s: dict[str, float] = {}
         fault = ""
         while True:
@@ -351,7 +354,7 @@ class MqttSource:
             if (refused := self.lane.take_refusals(time.time_ns())) is not None:
                 inlet.of(FLOODED).drop(FLOODED, flood_of(refused), refused.number)
             for text in self.router.notes():
-                inlet.of("bms metadata").skip(text[:80], text, remedy="mend the metadata in the BMS")
+                inlet.of("bms metadata").skip(text[:80], text, remedy="correct the metadata in the BMS")
             if self.link.fault and not fault:
                 inlet.of(self.link.where).reject(self.link.where, self.link.fault)
             fault = self.link.fault

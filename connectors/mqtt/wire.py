@@ -1,4 +1,4 @@
-"""Received MQTT: a stream split into publications and other packets, and the bounded queue of publications.
+"""MQTT input: splits a stream into publications and other packets, and queues publications within bounds.
 
 Pure: bytes in, parcels out; it knows no socket and no client library. Memory is bounded whatever a broker
 sends: a publication that is too large is skipped while it arrives and never kept, and a full queue first
@@ -26,7 +26,7 @@ class WireError(Exception):
 
 @dataclass(slots=True)
 class Parcel:
-    """A publication as received. `lost` is the reason why its payload was not kept, empty otherwise."""
+    """A publication as received. `lost` is the reason for a dropped payload, otherwise ""."""
 
     t_ns: int
     topic: str
@@ -38,7 +38,7 @@ class Parcel:
 
 
 class Splitter:
-    """Takes the stream in pieces of any length; `parcels` grows by publications, what remains is returned."""
+    """Takes the stream in pieces of any length; appends publications to `parcels` and returns the rest."""
 
     def __init__(self, max_message_bytes: int) -> None:
         self.max_message_bytes = max_message_bytes
@@ -121,10 +121,10 @@ class Splitter:
             raise WireError("a publication shorter than its own topic")
         if qos:
             if qos > 1:
-                raise WireError(f"a publication with QoS {qos}; we subscribe with at most 1")
+                raise WireError(f"a publication with QoS {qos}; expected at most 1")
             mid = data[stop] << 8 | data[stop + 1]
             if not mid:
-                raise WireError("a publication with QoS 1 and no number")
+                raise WireError("a publication with QoS 1 without a packet id")
         try:
             topic = data[start:stop].decode()
         except UnicodeDecodeError:
@@ -134,7 +134,7 @@ class Splitter:
 
 
 class Boundary:
-    """Follows a stream of packets in pieces of any length; `complete` between two packets."""
+    """Follows a stream of packets in pieces of any length; `complete` is True between two packets."""
 
     def __init__(self) -> None:
         self._head = bytearray()
@@ -142,11 +142,11 @@ class Boundary:
 
     @property
     def complete(self) -> bool:
-        """True where no packet is begun and not ended."""
+        """Return True between two packets."""
         return not self._left and not self._head
 
     def feed(self, data: bytes) -> None:
-        """Follow the next piece. Raises WireError for a length of more than four bytes."""
+        """Process the next piece. Raises WireError for a remaining length of more than four bytes."""
         at = 0
         while at < len(data):
             if self._left:
@@ -163,7 +163,7 @@ class Boundary:
 
 
 def _length(data: bytes | bytearray, at: int) -> tuple[int, int]:
-    """(remaining length, where the body begins), the latter 0 if the length itself is not complete yet."""
+    """Return (remaining length, begin of the body), the latter 0 if the length itself is incomplete."""
     length = 0
     for i in range(4):
         if at + i >= len(data):
@@ -172,18 +172,18 @@ def _length(data: bytes | bytearray, at: int) -> tuple[int, int]:
         length |= (byte & 0x7F) << 7 * i
         if not byte & 0x80:
             return length, at + i + 1
-    raise WireError("a length of more than four bytes")
+    raise WireError("a remaining length of more than four bytes")
 
 
 def _head_end(data: bytes, kind: int, body: int, end: int) -> int:
-    """End of topic and number of a publication; beyond `end` if it has not arrived yet."""
+    """Return the end of topic and number of a publication; beyond `end` if it has not arrived yet."""
     if body + 2 > end:
         return body + 2
     return body + 2 + (data[body] << 8 | data[body + 1]) + (2 if kind & 0x06 else 0)
 
 
 class MessageBacklog:
-    """Publications that wait to be staged: first in, first out, bounded by number and by bytes.
+    """Publications that wait for staging: first in, first out, bounded by number and bytes.
 
     Retained publications and those of QoS 1 are never dropped, as they are not sent again. Where only such
     ones wait, `blocked` says that nothing more may be read until `relieved`. Those of the `lane` are bounded
@@ -219,7 +219,7 @@ class MessageBacklog:
         return self._shed()
 
     def pop(self) -> Parcel:
-        """The oldest; of the lane only every ninth, while others wait."""
+        """Return the oldest message; of the lane only every ninth while others wait."""
         if self._side and (not self._queue or self._turn >= _TURN):
             parcel, self._turn = self._side.popleft(), 0
             self._side_bytes -= parcel.size

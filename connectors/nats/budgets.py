@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from connectors.nats.link import NatsLink
 from connectors.nats.summaries import take
-from connectors.nats.wire import HallGrant, budget_subject, encode, halls_of, parse_grant
+from connectors.nats.wire import EPOCH_AHEAD_S, HallGrant, budget_subject, encode, halls_of, parse_grant
 from connectors.orders import order_rows, summary_of
 from twin.catalogue import NS, ActuationError, BadMessage, ConnectorError
 from twin.contracts import CommandBatch, Inlet, Item
@@ -14,12 +14,11 @@ from twin.site import HALL_BUDGET, Site
 from twin.telemetry import BudgetGranted, Ignored, Message
 
 MOST_S = 60.0  # that a grant runs from its issue; the lease of a hub is 10 s. source: estimate
-EPOCH_AHEAD_S = 86_400.0  # of our clock: epochs begin at the seconds since 1970. source: estimate
 AHEAD_S = 2.0  # a grant that was issued later than now, by our clock: clocks differ. source: estimate
 
 
 class BudgetSink:
-    """Publishes budgets as leases. A hall lets them lapse by itself, to its guaranteed share."""
+    """Publishes budgets as leases. A hall returns to its guaranteed share when a lease lapses."""
 
     name = "halls"
     controls: tuple[str, ...] = (HALL_BUDGET,)
@@ -65,7 +64,7 @@ class BudgetDecoder:
         self.hall, self.feeder = hall, feeder
 
     def decode(self, message: Message) -> Sequence[Item] | Ignored:
-        """The event of a grant. Raises BadMessage with the reason."""
+        """Return the event of a grant. Raises BadMessage with the reason."""
         grant = parse_grant(message.payload)
         if grant.hall != self.hall:
             raise BadMessage(f"is for hall {grant.hall[:64]!r}; expected {self.hall!r}")
@@ -84,7 +83,7 @@ class BudgetDecoder:
         if grant.epoch > message.t_ns // NS + EPOCH_AHEAD_S:
             raise BadMessage(
                 f"epoch {grant.epoch} is more than a day ahead of our clock: set the clock of the hub, or "
-                "look who else may publish on this subject"
+                "check who else may publish on this subject"
             )
         if grant.expires_ns <= message.t_ns:
             return Ignored("budget", "it has expired", f"{self.hall}: synchronise the clocks if this goes on")

@@ -33,7 +33,7 @@ STREAM_S, STREAM_MESSAGES, TWICE_S = 3600.0, 4_000, 120.0  # an hour of summarie
 
 @dataclass(frozen=True)
 class NatsSettings:
-    """Servers and identity of a connection. Of keys it has the paths of their files."""
+    """Servers and identity of a connection. Of keys it holds only the paths of their files."""
 
     servers: tuple[str, ...]
     name: str = "racktwin"
@@ -45,7 +45,7 @@ class NatsSettings:
 
 
 class NatsLink:
-    """One connection at a time. `run` holds it up and hands on messages of `subject` ("" for none).
+    """One connection at a time. `run` maintains it and passes on messages of `subject` ("" for none).
 
     `streams`: subjects by the name of the JetStream stream that keeps them for an hour, made where absent.
     """
@@ -61,11 +61,12 @@ class NatsLink:
 
     @property
     def connected(self) -> bool:
-        """True while messages may be published."""
+        """Return True while messages can be published."""
         return self._client is not None and self._client.is_connected
 
     async def run(self, on_message: Callable[[Message], object], on_lost: Callable[[str, int], None]) -> None:
-        """Connect, subscribe and hand on until cancelled. Raises ConnectorError when the link goes down."""
+        """Connect, subscribe and pass on messages until cancelled. Raises ConnectorError when the link
+        goes down."""
         closed, lost = asyncio.Event(), list[str]()
 
         async def ended() -> None:
@@ -76,10 +77,10 @@ class NatsLink:
 
             if isinstance(error, SlowConsumerError):
                 self.counts["dropped"] += 1
-                on_lost("messages came faster than they were read", 1)
+                on_lost("messages arrived faster than they were read", 1)
             elif "permissions violation" in (text := str(error).lower()):
                 self.fault = f"{self.where}: denies us {clean(text.rpartition('violation ')[2], 200)}"
-                log.warning("%s; look at the permissions of our user", self.fault)
+                log.warning("%s; check the permissions of the daemon's user at NATS", self.fault)
             else:
                 lost.append(clean(f"{type(error).__name__}: {error}", 200))
 
@@ -112,7 +113,8 @@ class NatsLink:
         raise ConnectorError(f"{self.where}: {lost[-1] if lost else 'the connection was lost'}")
 
     async def publish(self, subject: str, payload: bytes, key: str = "") -> None:
-        """Publish, and wait until the server has it. `key` names the message: a stream takes it once.
+        """Publish, and wait until the server has the message. `key` names the message: a stream takes it
+        once.
 
         Raises ConnectorError.
         """
@@ -189,6 +191,6 @@ class NatsLink:
 
 
 def _identify(client: Client, nkey: NKey) -> None:
-    """Let a client sign with this key, where the library would want a package of its own."""
+    """Let a client sign with this key, for which the library needs an extra package."""
     client._signature_cb, client._public_nkey = nkey.sign, nkey.public
     client._user_jwt_cb = (lambda: nkey.token) if nkey.token else None

@@ -1,4 +1,4 @@
-"""NKey: an identity of NATS, an Ed25519 key whose seed stands in a file; a `.creds` file has a JWT beside it.
+"""NKey: a NATS identity, an Ed25519 key whose seed is in a file; a `.creds` file also has a JWT.
 
 The client library wants a further package for these, which we do without: the key signs what the server asks.
 """
@@ -25,24 +25,24 @@ _TOKEN = re.compile(rb"^\s*(eyJ[A-Za-z0-9_\-]+\.[A-Za-z0-9_\-]+\.[A-Za-z0-9_\-]+
 
 @dataclass(frozen=True)
 class NKey:
-    """The key of a user; `token` is the JWT of a file of credentials, "" for a seed alone."""
+    """The key of a user; `token` is the JWT of a credentials file, "" for a seed alone."""
 
     key: Ed25519PrivateKey
     token: bytes = b""
 
     @property
     def public(self) -> str:
-        """The name under which a server knows this key: U and 55 letters."""
+        """Return the public name of this key: U and 55 letters."""
         raw = bytes([_USER_BITS]) + self.key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
         return _text(raw)
 
     def sign(self, nonce: str) -> bytes:
-        """The answer to a nonce of the server."""
+        """Return the signature of a nonce of the server."""
         return base64.b64encode(self.key.sign(nonce.encode()))
 
 
 def read_nkey(path: str, with_token: bool) -> NKey:
-    """The identity in a file. Raises ConnectorError, which holds nothing of the file."""
+    """Return the identity in a file. Raises ConnectorError, which never quotes the file."""
     try:
         with Path(path).open("rb") as file:
             text = file.read(MAX_FILE_BYTES)
@@ -56,13 +56,13 @@ def read_nkey(path: str, with_token: bool) -> NKey:
         )
     raw = base64.b32decode(seed[1] + b"=" * (-len(seed[1]) % 8))
     if len(raw) != _RAW_BYTES or binascii.crc_hqx(raw[:-2], 0).to_bytes(2, "little") != raw[-2:]:
-        raise ConnectorError(f"{path}: the checksum of the seed is wrong; expected it as it was made")
+        raise ConnectorError(f"{path}: the checksum of the seed is wrong; copy the seed again")
     key = Ed25519PrivateKey.from_private_bytes(raw[2:-2])
     return NKey(key, token[1] if with_token and token is not None else b"")
 
 
 def seed_of(key: Ed25519PrivateKey) -> str:
-    """The seed of a user's key, as it stands in a file."""
+    """Return the seed of a user's key from the text of a file."""
     first, second = _SEED_BITS | _USER_BITS >> 5, (_USER_BITS & 31) << 3
     return _text(bytes([first, second]) + key.private_bytes_raw())
 

@@ -1,4 +1,4 @@
-"""Summaries of halls as readings of the hub: the source, and the decoder that refuses what cannot be.
+"""Summaries of halls as readings of the hub: the source, and a decoder that refuses impossible values.
 
 A summary is a state, of which the newest counts. One of an older epoch, one that was heard, one of a hall
 that the site file does not have and one that tells an impossible power are refused, counted and named.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from connectors.nats.link import NatsLink
-from connectors.nats.wire import HallSummary, halls_of, parse_summary
+from connectors.nats.wire import EPOCH_AHEAD_S, HallSummary, halls_of, parse_summary
 from twin.catalogue import NS, BadMessage
 from twin.contracts import Inlet, Item
 from twin.site import HALL_BUDGET, Site
@@ -26,6 +26,7 @@ SIGNALS = {
     "hall_budget_readback_w": "budget_w",
     "hall_guaranteed_w": "guaranteed_w",
     "hall_heard_pu": "heard_pu",
+    "hall_lapse_s": "lapse_s",
     "hall_gpu_count": "gpus",
     "hall_gpu_out_count": "gpus_out",
 }
@@ -33,14 +34,14 @@ SEVERITIES = ("critical", "warning", "info")
 
 
 class SummaryDecoder:
-    """Decodes the summaries of a fleet. `newest`: the last one that was taken, by hall."""
+    """Decodes the summaries of a fleet. `newest`: the last accepted one, by hall."""
 
     def __init__(self, site: Site) -> None:
         self._halls, self._most_w = halls_of(site), site.envelopes[HALL_BUDGET].high
         self.newest: dict[str, HallSummary] = {}
 
     def decode(self, message: Message) -> Sequence[Item] | Ignored:
-        """Readings of one hall. Raises BadMessage with the reason."""
+        """Return the readings of one hall. Raises BadMessage with the reason."""
         hall = hall_of(message.topic)
         rack = self._halls.get(hall)
         if rack is None:
@@ -48,14 +49,18 @@ class SummaryDecoder:
             raise BadMessage(f"no hall {hall!r} in the site file of this fleet; expected one of {known}")
         told = parse_summary(message.payload)
         if told.hall != hall:
-            raise BadMessage(f"says it is hall {told.hall[:MAX_NAME]!r} on the subject of {hall!r}")
+            raise BadMessage(f"claims to be hall {told.hall[:MAX_NAME]!r} on the subject of {hall!r}")
+        # Believed, it would have all that the hall tells later refused, or passed over
+        if max(told.epoch, told.sequence / 1000) > message.t_ns // NS + EPOCH_AHEAD_S:
+            raise BadMessage(
+                f"epoch {told.epoch}, sequence {told.sequence}: one is more than a day ahead of our clock: "
+                "set the clock of the hall, or check who else may publish on this subject"
+            )
         before = self.newest.get(hall)
         if before is not None and told.epoch < before.epoch:
-            raise BadMessage(
-                f"epoch {told.epoch} after {before.epoch}: a daemon that no longer leads its hall"
-            )
+            raise BadMessage(f"epoch {told.epoch} after {before.epoch}: the sender no longer leads its hall")
         if before is not None and (told.epoch, told.sequence) <= (before.epoch, before.sequence):
-            return Ignored("summary", "a newer one was heard")
+            return Ignored("summary", "a newer summary came before")
         most_w = float(self._most_w[rack])
         for name in ("power_w", "demand_w", "floor_w"):
             value = getattr(told, name)
@@ -68,7 +73,7 @@ class SummaryDecoder:
 
 
 def hall_of(subject: str) -> str:
-    """The hall that a subject names; "" for none."""
+    """Return the hall of a subject; "" for none."""
     parts = subject.split(".")
     return parts[1][:MAX_NAME] if len(parts) == 4 else ""
 
@@ -88,7 +93,7 @@ def _readings(rack: int, told: HallSummary, t_ns: int) -> list[Item]:
 
 
 class SummarySource:
-    """Reads the summaries of all halls; each hall is a source of its own in the ledger."""
+    """Reads the summaries of all halls; each hall is a source of its own in the source ledger."""
 
     def __init__(self, link: NatsLink, decoder: SummaryDecoder, name: str = "halls") -> None:
         self.name, self.link, self.decoder = name, link, decoder
@@ -105,7 +110,7 @@ class SummarySource:
 def take(
     message: Message, decode: Callable[[Message], Sequence[Item] | Ignored], inlet: Inlet, name: str
 ) -> None:
-    """Stage what a message says under this source, or count why not."""
+    """Stage the readings of a message under this source, or count the reason for none."""
     source, subject = inlet.of(name, outside=True), message.topic[:200]
     try:
         items = decode(message)

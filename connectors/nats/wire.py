@@ -22,14 +22,18 @@ T = TypeVar("T")
 MAX_HASH = 128  # characters of what names a journal; source: estimate
 MAX_BYTES = 64 * 1024  # of a message; a summary has about 600
 MAX_W = 1e9  # the bound of the catalogue
+EPOCH_AHEAD_S = 86_400.0  # of our clock: epochs begin at the seconds since 1970. source: estimate
+MAX_LAPSE_S = 3600.0  # the bound of the catalogue
 _TOKEN = re.compile(r"[A-Za-z0-9_\-]{1,64}")  # of a subject: no dot, no wildcard
 
 
 class HallSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """State of a hall at `t_ns`, as its daemon tells it. None: not known.
+    """State of a hall at `t_ns`, as its daemon reports it. None: unknown.
 
     `sequence` counts from 1 in each `epoch`. `granted_ns`: when the newest grant that it took was issued, by
-    the hub's clock (0: it took none). `run`, `lines` and `head`: its journal, as far as that is on the disk.
+    the hub's clock (0: it took none). `lapse_s`: from the end of a grant until it draws its share at most,
+    told by one that is a hub itself, where it takes longer. `run`, `lines` and `head`: its journal, as far as
+    that is on the disk.
     """
 
     hall: str
@@ -42,6 +46,7 @@ class HallSummary(msgspec.Struct, frozen=True, kw_only=True):
     budget_w: float | None = None
     guaranteed_w: float | None = None
     granted_ns: int = 0
+    lapse_s: float | None = None
     heard_pu: float | None = None
     gpus: int = 0
     gpus_out: int = 0
@@ -67,31 +72,33 @@ encode = msgspec.json.encode
 
 
 def summary_subject(hall: str) -> str:
-    """The subject on which a hall tells its state."""
+    """Return the subject on which a hall reports its state."""
     return f"cpc.{hall}.v1.summary"
 
 
 def budget_subject(hall: str) -> str:
-    """The subject on which a hall is granted its budget."""
+    """Return the subject on which a hall receives its budget."""
     return f"cpc.{hall}.v1.budget"
 
 
 def hall_problem(name: str) -> str | None:
-    """The reason why a name cannot be part of a subject; None if it can."""
+    """Return the reason that a name cannot be part of a subject; None if it can."""
     if _TOKEN.fullmatch(name):
         return None
-    return f"{clean(name, 80)!r} is no part of a subject; expected letters, digits, - and _, at most 64"
+    return (
+        f"{clean(name, 80)!r} is not a valid part of a subject; expected letters, digits, - and _, at most 64"
+    )
 
 
 def halls_of(site: Site) -> dict[str, int]:
-    """The halls of a fleet by the name that subjects bear: the rack of each."""
+    """Return the rack of each hall of a fleet, by its name in subjects."""
     safe_w = site.envelopes[HALL_BUDGET].safe
     racks = enumerate(site.names["rack"])
     return {path.rpartition("/")[2]: rack for rack, path in racks if math.isfinite(safe_w[rack])}
 
 
 def parse_summary(payload: bytes) -> HallSummary:
-    """A summary with possible values. Raises BadMessage."""
+    """Return a summary with valid values. Raises BadMessage."""
     found = _parsed(_SUMMARY, payload)
     _counting(
         found.epoch, found.sequence, found.t_ns, found.granted_ns, found.gpus, found.gpus_out, found.lines
@@ -99,6 +106,8 @@ def parse_summary(payload: bytes) -> HallSummary:
     _counting(*found.alarms.values())
     for name in ("power_w", "demand_w", "floor_w", "budget_w", "guaranteed_w"):
         _power(name, getattr(found, name))
+    if found.lapse_s is not None and not 0.0 <= found.lapse_s <= MAX_LAPSE_S:
+        raise BadMessage(f"lapse_s: expected 0 to {MAX_LAPSE_S:g}, got {found.lapse_s:g}")
     if found.heard_pu is not None and not 0.0 <= found.heard_pu <= 1.0:
         raise BadMessage(f"heard_pu: expected 0 to 1, got {found.heard_pu:g}")
     for name in ("run", "head"):
@@ -112,7 +121,7 @@ def parse_summary(payload: bytes) -> HallSummary:
 
 
 def parse_grant(payload: bytes) -> HallGrant:
-    """A grant with possible values. Raises BadMessage."""
+    """Return a grant with valid values. Raises BadMessage."""
     found = _parsed(_GRANT, payload)
     _counting(found.epoch, found.command, found.issued_ns, found.expires_ns)
     _power("budget_w", found.budget_w)

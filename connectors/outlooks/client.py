@@ -1,4 +1,4 @@
-"""HTTPS client: one GET at a time to a public service, bounded in time and size, with its refusals in words.
+"""HTTPS client: one GET at a time to a public service, bounded in time and size, with readable errors.
 
 It verifies the server's certificate, follows no redirect and uses no proxy of the environment. A query may
 hold a secret, so no text shows one.
@@ -21,16 +21,16 @@ from twin.catalogue import NS, ConfigError, ConnectorError
 MAX_BODY = 4 * 2**20  # two days of quarter hours are about 100 kB of XML
 MOST_AFTER_S = 6 * 3600.0  # a server's wish to wait counts up to this. source: estimate
 HINTS = {
-    400: "; look at the zone or region",
-    401: "; expected 200: look at the key or password, and whether it expired",
-    403: "; expected 200: look at the key, and whether the plan includes this zone",
-    404: "; expected 200: look at `url`, and at the zone or region",
-    429: "; we ask less often until it takes more",
+    400: "; check the zone or region",
+    401: "; expected 200: check the key or password, and whether it expired",
+    403: "; expected 200: check the key, and whether the plan includes this zone",
+    404: "; expected 200: check `url` and the zone or region",
+    429: "; racktwin asks less often until the limit allows more",
 }
 
 
 class ServiceError(ConnectorError):
-    """A request had no good answer. `refused`: another try will not better it; `after_s`: ask no sooner."""
+    """A request without a valid answer. `refused`: a retry does not help; `after_s`: earliest retry."""
 
     def __init__(self, why: str, status: int = 0, after_s: float = 0.0) -> None:
         super().__init__(why)
@@ -38,12 +38,12 @@ class ServiceError(ConnectorError):
 
     @property
     def refused(self) -> bool:
-        """True where people have to change something."""
+        """Return True if only a person can solve the problem."""
         return 300 <= self.status < 500 and self.status not in (408, 429)
 
 
 class HttpsClient:
-    """Connections to one service. `ca_file`: authorities to trust in place of those of the host.
+    """Connections to one service. `ca_file`: trusted authorities in place of the host's.
 
     `ahead_s` is how far the server's clock was ahead of ours with its latest answer. Raises ConfigError for a
     file that is none.
@@ -77,7 +77,7 @@ class HttpsClient:
     async def get(
         self, url: str, params: dict[str, str], now_ns: int, headers: dict[str, str] | None = None
     ) -> bytes:
-        """The body of the answer. Raises ServiceError with what came instead."""
+        """Return the body of the answer. Raises ServiceError with the actual result."""
         assert self._session is not None, "enter it first"
         where = shown(url)
         options: dict[str, Any] = {"ssl": self._tls} if url.startswith("https:") else {}
@@ -93,7 +93,7 @@ class HttpsClient:
 
 
 def shown(url: str) -> str:
-    """A URL as people may see it: no password, no query."""
+    """Return a URL without password and query, for people."""
     parts = urlsplit(url)
     return f"{parts.hostname or ''}{'' if parts.port is None else f':{parts.port}'}{parts.path}"
 
@@ -102,14 +102,18 @@ def _refusal(where: str, answer: aiohttp.ClientResponse, now_ns: int) -> Service
     status, hint = answer.status, HINTS.get(answer.status, "; expected 200")
     if 300 <= status < 400:
         target = shown(answer.headers.get("Location", ""))[:100]
-        hint = f" to {target or 'nowhere'}; redirects are not followed: if it moved, put the new one in `url`"
+        hint = (
+            f" to {target or 'nowhere'}; redirects are not followed; if the service moved, set its new "
+            "address in `url`"
+        )
     return ServiceError(
         f"{where}: answers {status}{hint}", status, retry_after_s(answer.headers.get("Retry-After"), now_ns)
     )
 
 
 def retry_after_s(text: str | None, now_ns: int) -> float:
-    """Seconds until a server wants to be asked again, from a number or a date (RFC 9110, 10.2.3); 0: any."""
+    """Return the seconds until a server accepts the next request, from a number or a date (RFC 9110,
+    10.2.3); 0: any."""
     if text is None:
         return 0.0
     text = text.strip()
@@ -130,5 +134,5 @@ def _date_ns(text: str | None) -> int | None:
 
 
 def query_time(now_ns: int) -> datetime:
-    """The hour of an instant, UTC."""
+    """Return the hour of an instant, UTC."""
     return datetime.fromtimestamp(now_ns // NS, UTC).replace(minute=0, second=0, microsecond=0)

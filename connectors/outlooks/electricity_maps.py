@@ -26,7 +26,7 @@ class ElectricityMaps:
         self._zone, self._token, self._url = zone, token, url
 
     async def fetch(self, client: HttpsClient, now_ns: int) -> OutlookAnswer:
-        """Ask for the forecast, and for the latest value where the plan has it."""
+        """Fetch the forecast, and the latest value if the plan includes it."""
         headers, base = {"auth-token": self._token}, f"{self._url}/v3/carbon-intensity"
         text = await client.get(f"{base}/forecast", {"zone": self._zone}, now_ns, headers)
         answer = self.read(text)
@@ -37,7 +37,7 @@ class ElectricityMaps:
             return answer
 
     def read(self, text: bytes) -> OutlookAnswer:
-        """The series of a forecast. Raises BadMessage."""
+        """Return the series of a forecast. Raises BadMessage."""
         tree = json_object(text, self.name)
         rows = tree.get("forecast")
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -52,7 +52,7 @@ class ElectricityMaps:
         )
 
     def read_latest(self, text: bytes, now_ns: int) -> tuple[Reading, ...]:
-        """The present value, if it is one. Raises BadMessage."""
+        """Return the present value, if any. Raises BadMessage."""
         tree = json_object(text, self.name)
         value, at_ns = (
             number_of(tree.get("carbonIntensity"), self.name),

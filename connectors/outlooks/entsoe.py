@@ -39,7 +39,7 @@ class EntsoePrices:
         self._zone, self._token, self._usd_per, self._url = zone, token, {"USD": 1.0, **usd_per}, url
 
     async def fetch(self, client: HttpsClient, now_ns: int) -> OutlookAnswer:
-        """Ask for the hours from a little before now to the day after tomorrow."""
+        """Fetch the hours from shortly before now to the day after tomorrow."""
         hour = query_time(now_ns)
         query = {
             "documentType": "A44",
@@ -53,11 +53,11 @@ class EntsoePrices:
         return self.read(await client.get(self._url, query, now_ns, {"Accept": "application/xml"}))
 
     def read(self, text: bytes) -> OutlookAnswer:
-        """The prices of a document. Raises BadMessage."""
+        """Return the prices of a document. Raises BadMessage."""
         root = xml_tree(text, self.name)
         if root.tag == "Acknowledgement_MarketDocument":
             code, why = _text(root, "Reason/code"), _text(root, "Reason/text")
-            raise BadMessage(f"{self.name}: no prices: {why[:200]} (reason {code[:10]}); look at the zone")
+            raise BadMessage(f"{self.name}: no prices: {why[:200]} (reason {code[:10]}); check the zone")
         if root.tag != "Publication_MarketDocument":
             raise BadMessage(f"{self.name}: a {root.tag[:60]}; expected a Publication_MarketDocument")
         ahead = (s for s in root.findall("TimeSeries") if _text(s, CONTRACT) in ("", DAY_AHEAD))
@@ -122,7 +122,7 @@ class _Period(NamedTuple):
 
 
 def _joined(periods: list[_Period], where: str) -> OutlookSeries:
-    """One series in the finest step of all."""
+    """Return one series in the finest step of all."""
     step_ns = periods[-1].step_ns
     points: dict[int, float | None] = {}
     for period in periods:
@@ -136,7 +136,7 @@ def _joined(periods: list[_Period], where: str) -> OutlookSeries:
 
 
 def _auction(series: Element) -> str:
-    """The number of the auction; zones with one have none."""
+    """Return the number of the auction; 0 for zones with a single one."""
     return _text(series, "classificationSequence_AttributeInstanceComponent.position") or "1"
 
 
@@ -145,7 +145,8 @@ def _text(element: Element, path: str) -> str:
 
 
 def xml_tree(text: bytes, where: str) -> Element:
-    """A document without its namespaces. Raises BadMessage; one that declares entities is refused."""
+    """Return a document without its namespaces. Raises BadMessage; a document with entity declarations is
+    refused."""
     builder, parser = TreeBuilder(), expat.ParserCreate(namespace_separator="}")
     depth = 0
 

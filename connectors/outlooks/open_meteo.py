@@ -1,4 +1,4 @@
-"""Open-Meteo weather: temperature and wet bulb of the hours ahead, and of now.
+"""Open-Meteo weather: temperature and wet bulb, now and in the next hours.
 
 Times are asked for as seconds since 1970, so no time zone takes part. source: Open-Meteo API, v1/forecast.
 """
@@ -45,11 +45,11 @@ class OpenMeteo:
         } | ({} if token is None else {"apikey": token})  # fmt: skip
 
     async def fetch(self, client: HttpsClient, now_ns: int) -> OutlookAnswer:
-        """Ask for the forecast of some days and the weather of now."""
+        """Fetch the forecast of some days and the present weather."""
         return self.read(await client.get(f"{self._url}/v1/forecast", self._query, now_ns), now_ns)
 
     def read(self, text: bytes, now_ns: int) -> OutlookAnswer:
-        """Series and readings of a forecast. Raises BadMessage."""
+        """Return series and readings of a forecast. Raises BadMessage."""
         tree = json_object(text, self.name)
         hourly, units = tree.get("hourly"), tree.get("hourly_units")
         if not isinstance(hourly, dict) or not isinstance(units, dict):
@@ -86,7 +86,7 @@ class OpenMeteo:
         )
 
     def _air(self, columns: list[Any]) -> tuple[list[float | None], list[float | None]]:
-        """(temperature, wet bulb) of each row, degC; None = unknown."""
+        """Return (temperature, wet bulb) of each row, degC; None = unknown."""
         rows = [[number_of(v, self.name) for v in column] for column in columns]
         temp, humidity, pressure = (np.array([np.nan if v is None else v for v in r]) for r in rows)
         with np.errstate(invalid="ignore"):

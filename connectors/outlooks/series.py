@@ -1,4 +1,4 @@
-"""Outlook series: values of one quantity of the site at coming times, in equal steps."""
+"""Outlook series: future values of one quantity of the site, in equal steps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class OutlookSeries:
     values: tuple[float | None, ...]
 
     def to_come(self, now_ns: int) -> OutlookSeries | None:
-        """The values from the one in force on, without unknown ones at the end; None if none is left."""
+        """Return the values from the present one on, without unknown ones at the end; None if none is
+        left."""
         first = max(0, (now_ns - self.start_ns) // self.step_ns)
         values = self.values[first : first + MAX_VALUES]
         known = [i for i, value in enumerate(values) if value is not None]
@@ -39,24 +40,24 @@ class OutlookSeries:
         return OutlookSeries(self.quantity, start_ns, self.step_ns, values[: known[-1] + 1])
 
     def at(self, now_ns: int) -> float | None:
-        """The value in force; None if there is none."""
+        """Return the value in force; None without one."""
         step = (now_ns - self.start_ns) // self.step_ns
         return self.values[step] if 0 <= step < len(self.values) else None
 
     @property
     def end_ns(self) -> int:
-        """When the last value is over."""
+        """Return the instant at which the last value ends."""
         return self.start_ns + self.step_ns * len(self.values)
 
     @property
     def unknown(self) -> int:
-        """Number of unknown values."""
+        """Return the number of unknown values."""
         return sum(value is None for value in self.values)
 
 
 @dataclass(frozen=True, slots=True)
 class OutlookAnswer:
-    """Series and present readings of one answer. `made_ns`: when they were made; 0 = unknown."""
+    """Series and present readings of one answer. `made_ns`: their time of issue; 0 = unknown."""
 
     series: tuple[OutlookSeries, ...]
     readings: tuple[Reading, ...] = ()
@@ -64,7 +65,7 @@ class OutlookAnswer:
 
 
 def series_of(quantity: str, points: Iterable[tuple[int, float | None]], where: str) -> OutlookSeries:
-    """A series from (ns, value), in any order; instants that are left out are unknown. Raises BadMessage."""
+    """Return a series from (ns, value), in any order; missing instants are unknown. Raises BadMessage."""
     found = dict(points)
     times = sorted(found)
     if len(times) < 2:
@@ -82,7 +83,7 @@ def series_of(quantity: str, points: Iterable[tuple[int, float | None]], where: 
 
 
 def instant_ns(text: Any, where: str) -> int:
-    """ISO 8601 with an offset as ns since 1970. Raises BadMessage."""
+    """Return ISO 8601 with an offset as ns since 1970. Raises BadMessage."""
     try:
         if not isinstance(text, str) or len(text) > 40 or not _ZONE.search(text):
             raise ValueError
@@ -97,7 +98,7 @@ def instant_ns(text: Any, where: str) -> int:
 
 
 def number_of(value: Any, where: str) -> float | None:
-    """A finite number, or None for null. Raises BadMessage."""
+    """Return a finite number, or None for null. Raises BadMessage."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not -1e12 < value < 1e12:
@@ -106,7 +107,7 @@ def number_of(value: Any, where: str) -> float | None:
 
 
 def json_object(text: bytes, where: str) -> dict[str, Any]:
-    """The object that an answer is. Raises BadMessage with what it is instead."""
+    """Return the object in an answer. Raises BadMessage with its actual type."""
     try:
         tree = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

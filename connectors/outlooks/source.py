@@ -1,4 +1,4 @@
-"""Outlook source: one service, asked on schedule; its values become outlooks, and present ones readings.
+"""Outlook source: polls one service; future values become outlooks, present ones readings.
 
 A failure changes nothing: what was told before holds until it is over. `fault` says what people should know.
 """
@@ -27,19 +27,20 @@ FAR_NS = 366 * 86_400 * NS
 
 
 class OutlookProvider(Protocol):
-    """Reader of one service. It tells `quantities`; of `in_force` the present value is a reading."""
+    """Reader of one service for `quantities`; the present value of those in `in_force` is a reading."""
 
     name: str
     quantities: tuple[str, ...]
     in_force: tuple[str, ...]
 
     async def fetch(self, client: HttpsClient, now_ns: int) -> OutlookAnswer:
-        """Ask once. Raises ServiceError where there is no good answer, BadMessage for a wrong one."""
+        """Fetch once. Raises ServiceError without a valid answer, BadMessage for a wrong one."""
         ...
 
 
 class OutlookSource:
-    """Asks `provider` each `period_s`, and sooner after a failure, but no sooner than the service wants."""
+    """Queries `provider` each `period_s`, and sooner after a failure, but not before the service allows
+    it."""
 
     def __init__(
         self,
@@ -60,13 +61,13 @@ class OutlookSource:
         self._series: dict[str, OutlookSeries] = {}
 
     async def run(self, inlet: Inlet, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-        """Ask again and again until cancelled."""
+        """Fetch repeatedly until cancelled."""
         async with self._client:
             while True:
                 await sleep(await self.step(inlet))
 
     async def step(self, inlet: Inlet) -> float:
-        """Ask if it is due, and stage values in force; seconds until the next step."""
+        """Fetch if due, and stage values in force; returns the seconds until the next step."""
         if self._monotonic() >= self._due_s:
             await self._ask(inlet)
         self._stage_in_force(inlet)
@@ -74,7 +75,7 @@ class OutlookSource:
 
     @property
     def fault(self) -> str:
-        """A text for an alarm; empty while values to come are known and requests are answered."""
+        """Return a text for an alarm; "" while future values are known and requests succeed."""
         now_ns = self._now_ns()
         over = [series for series in self._series.values() if series.end_ns <= now_ns]
         if self._refused or self._failed >= FAILURES:
@@ -83,7 +84,7 @@ class OutlookSource:
         if over:
             end = datetime.fromtimestamp(over[0].end_ns // NS, UTC)
             why = f"; {self._failure}" if self._failure else ""
-            return f"{self.name}: the last value of {over[0].quantity} was over at {end:%Y-%m-%dT%H:%MZ}{why}"
+            return f"{self.name}: the last value of {over[0].quantity} ended at {end:%Y-%m-%dT%H:%MZ}{why}"
         return ""
 
     async def _ask(self, inlet: Inlet) -> None:
@@ -96,7 +97,7 @@ class OutlookSource:
             self._refused = isinstance(error, ServiceError) and error.refused
             self._failed, self._failure = self._failed + 1, str(error)
             self._due_s = self._monotonic() + self._backoff.next_s(after_s)
-            inlet.fail(str(error), "look at the service, and at its keys in `outlooks`")
+            inlet.fail(str(error), "check the service, and its keys in `outlooks`")
             return
         self._failed, self._failure, self._refused = 0, "", False
         self._backoff.reset()
@@ -105,7 +106,7 @@ class OutlookSource:
         self._note(answer, now_ns, inlet)
 
     def _told(self, answer: OutlookAnswer, now_ns: int) -> list[OutlookTold]:
-        """Events of what is to come, which is kept. Raises BadMessage where there is nothing, or nonsense."""
+        """Return the events of future values. Raises BadMessage for empty or invalid ones."""
         coming = {}
         for series in answer.series:
             found = series.to_come(now_ns)
@@ -114,7 +115,7 @@ class OutlookSource:
             if found is None:
                 continue
             if found.start_ns > now_ns + FAR_NS:
-                raise BadMessage(f"{self.name}: begins in more than a year; look at the clock of this host")
+                raise BadMessage(f"{self.name}: begins in more than a year; check the clock of this host")
             wrong = [v for v in found.values if v is not None and not what.low <= v <= what.high]
             if wrong:
                 raise BadMessage(
@@ -123,7 +124,7 @@ class OutlookSource:
                 )
             coming[series.quantity] = found
         if not coming:
-            raise BadMessage(f"{self.name}: no value to come is known; expected some of the hours ahead")
+            raise BadMessage(f"{self.name}: no future values; expected values of the next hours")
         self._series |= coming
         return [
             OutlookTold(
@@ -137,21 +138,26 @@ class OutlookSource:
         ]
 
     def _note(self, answer: OutlookAnswer, now_ns: int, inlet: Inlet) -> None:
-        """Tell of gaps, of old values and of clocks that differ: all of them are used."""
+        """Report gaps, old values and differing clocks, all of which are used."""
         missing = [q for q in self.provider.quantities if q not in {s.quantity for s in answer.series}]
         for quantity in missing:
-            inlet.skip("gap", f"no value of {quantity}", self.name, "look whether the service has it there")
+            inlet.skip(
+                "gap",
+                f"no value of {quantity}",
+                self.name,
+                "check that the service provides it for this place",
+            )
         for series in self._series.values():
             if series.unknown and series.quantity not in missing:
                 text = f"{series.unknown} of {len(series.values)} values of {series.quantity} are unknown"
-                inlet.skip("gap", text, self.name, "the service left them out: they count as unknown")
+                inlet.skip("gap", text, self.name, "the service left values out: they count as unknown")
         if answer.made_ns and now_ns - answer.made_ns > OLD_S * NS:
             age_h = (now_ns - answer.made_ns) / NS / 3600.0
-            inlet.skip("age", f"made {age_h:.0f} h ago", self.name, "look at the status of the service")
+            inlet.skip("age", f"made {age_h:.0f} h ago", self.name, "check the status of the service")
         if abs(self._client.ahead_s) > CLOCK_S:
             side = "ahead of" if self._client.ahead_s > 0 else "behind"
             text = f"its clock is {abs(self._client.ahead_s):.0f} s {side} ours"
-            inlet.skip("clock", text, self.name, "look at the clock of this host (chronyc tracking)")
+            inlet.skip("clock", text, self.name, "check the clock of this host (chronyc tracking)")
 
     def _stage_in_force(self, inlet: Inlet) -> None:
         now_ns = self._now_ns()

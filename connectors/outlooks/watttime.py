@@ -1,4 +1,4 @@
-"""WattTime emissions forecast: the emissions rate of a region, marginal or average, for the hours ahead.
+"""WattTime emissions forecast: the emissions rate of a region, marginal or average, for the next hours.
 
 A login gives a token for half an hour. source: WattTime API v3, /login and /v3/forecast.
 """
@@ -30,7 +30,7 @@ class WattTime:
         self._token, self._token_ns = "", 0
 
     async def fetch(self, client: HttpsClient, now_ns: int) -> OutlookAnswer:
-        """Log in where the token is old, and ask for the forecast; a refused token is renewed once."""
+        """Log in if the token is old, and fetch the forecast; a refused token is renewed once."""
         for is_last in (False, True):
             fresh = not 0 <= now_ns - self._token_ns < TOKEN_NS or not self._token
             if fresh:
@@ -54,7 +54,7 @@ class WattTime:
         return token
 
     def read(self, text: bytes) -> OutlookAnswer:
-        """The series of a forecast. Raises BadMessage."""
+        """Return the series of a forecast. Raises BadMessage."""
         tree = json_object(text, self.name)
         rows, meta = tree.get("data"), tree.get("meta")
         if (

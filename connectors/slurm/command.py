@@ -1,4 +1,4 @@
-"""Slurm commands that bring nodes to their service levels, and the answers to them. Pure.
+"""Slurm commands that set the service level of nodes, and the acknowledgements to them. Pure.
 
 A node that is as wanted, or that somebody else drained, is left as it is; only a drain of ours is ever ended.
 Slurm takes a list of nodes per call, so those with the same level and reason go together.
@@ -20,8 +20,8 @@ NODE_NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,255}", re.ASCII)
 _JOB = re.compile(r"[0-9]+(_[0-9]+)?", re.ASCII)
 _UNFIT = re.compile(r"[^ !#$%&()*+,./0-9:;<=>?@A-Za-z\[\]^_{}~-]+")
 RIGHTS = (
-    "Slurm lets this user change neither nodes nor reservations; run racktwin as SlurmUser, or have the "
-    "user's AdminLevel set: sacctmgr modify user racktwin set adminlevel=Administrator"
+    "Slurm lets this user change neither nodes nor reservations; run racktwin as SlurmUser, or set the "
+    "user's AdminLevel: sacctmgr modify user racktwin set adminlevel=Administrator"
 )
 # Words of a call that got no answer: it is no refusal, and may have been carried out
 AWAY = (
@@ -32,7 +32,7 @@ NOT_OURS = ("Invalid user id", "Access/permission denied", "Security violation")
 
 
 class Wanted(NamedTuple):
-    """The level that a node shall have, by its number, and the reason."""
+    """The wanted level of a node, by its number, and the reason."""
 
     level: int
     why: str
@@ -46,7 +46,7 @@ class NodeUpdate(NamedTuple):
     hosts: tuple[str, ...]
 
     def arguments(self) -> list[str]:
-        """The words of the command; no shell reads them."""
+        """Return the words of the command; no shell reads them."""
         words = ["update", f"NodeName={compress_hosts(self.hosts)}", f"State={self.state}"]
         return [*words, f"Reason={self.reason}"] if self.reason else words
 
@@ -59,13 +59,13 @@ class CommandProgress(NamedTuple):
 
 
 def reason_of(level: int, why: str) -> str:
-    """The reason that Slurm shows, by which we know our drains again: one line, no quotes, limited."""
+    """Return the reason in Slurm, which identifies our drains: one line, no quotes, limited."""
     text = " ".join(_UNFIT.sub(" ", why).split()) or "no reason given"
     return f"{OUR}:{level}:{text}"[:MAX_REASON].rstrip()
 
 
 def plan(wanted: Mapping[str, Wanted], nodes: Mapping[str, SlurmNode]) -> list[NodeUpdate]:
-    """The calls that bring these nodes to what is wanted; what ends a drain comes last."""
+    """Return the calls that bring these nodes to the wanted levels; ends of drains come last."""
     groups: dict[tuple[Literal["DRAIN", "UNDRAIN"], str], list[str]] = {}
     for host, (level, why) in wanted.items():
         node = nodes.get(host)
@@ -81,14 +81,14 @@ def plan(wanted: Mapping[str, Wanted], nodes: Mapping[str, SlurmNode]) -> list[N
 
 
 def answer_of(host: str, level: int, node: SlurmNode | None) -> CommandProgress:
-    """Progress of a node towards a level, as Slurm has it now."""
+    """Return the progress of a node towards a level, by its present state in Slurm."""
     if node is None or not NODE_NAME.fullmatch(host):
         return CommandProgress("failed", f"Slurm has no node {host[:60]}")
     theirs = node.drain and node.ours is None
     others = f"others drained it: {node.reason[:80] or 'no reason given'}"
     if level == 0:
         if theirs:
-            return CommandProgress("failed", f"{others}; who did that resumes it")
+            return CommandProgress("failed", f"{others}; racktwin does not resume it")
         if node.drain:
             return CommandProgress("failed", f"Slurm still has it {node.state}")
         return CommandProgress(
@@ -104,13 +104,13 @@ def answer_of(host: str, level: int, node: SlurmNode | None) -> CommandProgress:
 
 
 def to_empty(wanted: Mapping[str, Wanted], nodes: Mapping[str, SlurmNode]) -> list[str]:
-    """The nodes on which nothing may run any more and something does; none that others drained."""
+    """Return the nodes that must not run anything any more but do, without those that others drained."""
     hosts = (h for h, w in wanted.items() if w.level in (DRAINED, REPLACE))
     return [h for h in hosts if h in nodes and nodes[h].busy and nodes[h].ours is not None]
 
 
 def refused_jobs(text: str) -> dict[str, str]:
-    """Why single jobs are not requeued, by job, from what `scontrol requeue` says."""
+    """Return the reason for each job that was not requeued, from the output of `scontrol requeue`."""
     out: dict[str, str] = {}
     for line in text.splitlines():
         why, _, job = line.strip().rpartition(" for job ")
@@ -122,7 +122,7 @@ def refused_jobs(text: str) -> dict[str, str]:
 
 
 def jobs_of(text: str) -> list[str]:
-    """Jobs by lines of `squeue --format="%A %F %K"`, each by the name that means it alone.
+    """Return jobs from lines of `squeue --format="%A %F %K"`, each by its unambiguous name.
 
     One task of an array has the number of the array as a whole: asked for by it, all tasks would be requeued.
     """
@@ -136,12 +136,12 @@ def jobs_of(text: str) -> list[str]:
 
 
 def explain(words: str) -> str:
-    """Slurm's own words, with the remedy where it denies us."""
+    """Return Slurm's own words, with the remedy if it denies access."""
     return f"{words}: {RIGHTS}" if any(text in words for text in NOT_OURS) else words
 
 
 def pieces(hosts: Iterable[str]) -> Iterator[tuple[str, ...]]:
-    """These nodes in as many parts as calls are needed."""
+    """Return these nodes in as many parts as calls are needed."""
     part: list[str] = []
     length = 0
     for host in sorted(hosts, key=_split):
@@ -154,7 +154,7 @@ def pieces(hosts: Iterable[str]) -> Iterator[tuple[str, ...]]:
 
 
 def _split(host: str) -> tuple[str, int, int]:
-    """(what comes before the last number, its digits, the number; -1 without one)."""
+    """Return (text before the last number, its digits, the number; -1 without one)."""
     match = _PARTS.fullmatch(host)
     assert match is not None  # it matches any text
     digits = match[2][-9:]  # as many as host lists are read with
@@ -162,7 +162,7 @@ def _split(host: str) -> tuple[str, int, int]:
 
 
 def compress_hosts(hosts: Iterable[str]) -> str:
-    """A host list such as `gpu[001-004,007]` for these names."""
+    """Return a host list such as `gpu[001-004,007]` for these names."""
     groups: dict[tuple[str, int], list[int]] = {}
     for host in hosts:
         prefix, width, number = _split(host)

@@ -1,4 +1,4 @@
-"""Slurm control: orders on nodes that `scontrol` carries out, and the answers to them."""
+"""Slurm control: orders on nodes that `scontrol` carries out, and their acknowledgements."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SlurmControl(Generic[Kept]):
     async def _call(self, words: list[str], nodes: int) -> str | None:
         """Run scontrol; its words where it fails. Raises ActuationError when we may act no longer."""
         if not self._may_act():
-            raise ActuationError("another daemon leads by now")
+            raise ActuationError("another daemon leads now")
         self.counts["calls"] += 1
         try:
             await self._source.ask("scontrol", *words)

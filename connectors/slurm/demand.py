@@ -1,4 +1,4 @@
-"""Demand in Slurm: GPUs that jobs hold and ask for, by partition and account, and those of idle nodes. Pure.
+"""Demand in Slurm: GPUs that jobs hold and request, by partition and account, and idle nodes' GPUs. Pure.
 
 A job's GPUs are what Slurm accounts to it (TRES), else what it asked for. In a Slurm that counts no GPUs
 (GRES), and of an exclusive job, they are all GPUs of its nodes. Seen of Slurm 22.05.
@@ -16,7 +16,7 @@ from connectors.slurm.hostlist import MAX_HOSTS, expand_hosts
 from connectors.slurm.jobs import GRANTED, WAITING, Listed
 from connectors.slurm.nodes import SlurmNode, gpus_in
 
-# Why a job waits for something other than free GPUs. Others want resources: "Resources", "Priority", "None",
+# Reasons of a job that waits, but not for free GPUs. Others want resources: "Resources", "Priority", "None",
 # "ReqNodeNotAvail", "Nodes_required_for_job_are_DOWN,...". source: squeue(1), JOB REASON CODES
 HELD = re.compile(
     r"Dependency.*|JobHeld.*|JobHoldMaxRequeue|BeginTime|Cleaning|JobArrayTaskLimit|Licenses|Deadline"
@@ -33,13 +33,13 @@ _FREE = ("idle", "mixed", "allocated", "planned", "completing")  # whose free GP
 
 
 def count_of(text: str) -> int:
-    """A number as Slurm shortens it: "1K", or the least of "2-4"; 0 for what is none."""
+    """Return a number that Slurm shortens: "1K", or the lower end of "2-4"; 0 if it is invalid."""
     found = _COUNT.match(text)
     return 0 if found is None else round(float(f"{found[1]}.{found[2] or 0}") * _FACTOR[found[3]])
 
 
 def tasks_of(text: str) -> int:
-    """Tasks of an array that a line stands for: `1-5,9%2` is six; 1 for a single job."""
+    """Return the number of array tasks of a line: `1-5,9%2` is six; 1 for a single job."""
     total = 0
     for part in text.partition("%")[0].strip("[]").split(","):
         first, _, last = part.partition(":")[0].partition("-")
@@ -68,24 +68,24 @@ class SlurmGpus:
 
     @property
     def partitions(self) -> Collection[str]:
-        """Names of the partitions that have nodes."""
+        """Return the names of the partitions with nodes."""
         return self.usual.keys()
 
     def gpus(self, host: str) -> int:
-        """GPUs of a node."""
+        """Return the GPUs of a node."""
         if not self.counted:
             return self._gpus_of(host)
         return self.nodes[host].share.gpus if host in self.nodes else 0
 
     def used(self, host: str) -> int:
-        """GPUs of a node that jobs hold."""
+        """Return the GPUs of a node that jobs hold."""
         node = self.nodes[host]
         if self.counted:
             return node.share.used
         return self._gpus_of(host) if node.base_state in _BUSY else 0
 
     def stock(self, kept: Callable[[str], bool]) -> Stock:
-        """GPUs of nodes that no job holds. `kept`: a spare that gets no jobs."""
+        """Return the GPUs of nodes that no job holds. `kept`: a spare that gets no jobs."""
         idle = spare = out = 0
         for host, node in self.nodes.items():
             free = max(self.gpus(host) - self.used(host), 0)
@@ -98,7 +98,7 @@ class SlurmGpus:
         return Stock(idle, spare, out)
 
     def claims(self, listing: Iterable[Listed]) -> list[JobClaim]:
-        """The claims of all jobs that hold or ask for nodes."""
+        """Return the claims of all jobs that hold or request nodes."""
         return [self._claim(job) for job in listing if job.state in GRANTED or job.state in WAITING]
 
     def _claim(self, job: Listed) -> JobClaim:
@@ -135,7 +135,8 @@ def _state_of(job: Listed) -> Literal["running", "pending", "held"]:
 
 
 def gpus_asked(job: Listed) -> int | None:
-    """GPUs that Slurm accounts to a job or task, else those that it asked for; None: it names no GPUs."""
+    """Return the GPUs that Slurm accounts to a job or task, otherwise the requested ones; None if it names
+    none."""
     found = _TRES.findall(job.tres)
     if found:
         return sum(map(int, found))

@@ -17,7 +17,7 @@ _RANGE = re.compile(r"(?P<first>[0-9]{1,9})(?:-(?P<last>[0-9]{1,9}))?")
 
 
 def expand_hosts(text: str) -> list[str]:
-    """The names that a host list stands for. Raises ValueError with what was expected."""
+    """Return the names in a host list. Raises ValueError with the expectation."""
     if len(text) > MAX_TEXT:
         raise ValueError(f"expected a host list of at most {MAX_TEXT} characters, got {len(text)}")
     hosts: list[str] = []
@@ -35,7 +35,7 @@ def expand_hosts(text: str) -> list[str]:
 
 
 def _word(text: str, at: int) -> tuple[int, list[str]]:
-    """(where it ends, the names) of the part of a list that begins at `at`."""
+    """Return (end, names) of the part of a list that begins at `at`."""
     pieces: list[list[str]] = []
     count = 1
     while match := _PART.match(text, at):
@@ -67,7 +67,8 @@ def _numbers(ranges: str, text: str) -> list[str]:
 
 
 def expand_names(pairs: dict[str, str], where: str) -> dict[str, str]:
-    """Outside name -> entity, where both sides may be host lists of equal length. Raises ConfigError.
+    """Return outside name -> entity, where both sides may be host lists of equal length. Raises
+    ConfigError.
 
     `gpu[001-018]: lab/h1/r1/node[0-17]` is eighteen pairs.
     """
@@ -92,7 +93,7 @@ def expand_names(pairs: dict[str, str], where: str) -> dict[str, str]:
 
 
 def find_node(site: Names, given: str) -> int | None:
-    """The node of this name, or the only one of the rack of this name; None for neither."""
+    """Return the node of this name, or the only one of the rack of this name; None for neither."""
     node = site.entity("node", given)
     if node is None and site.entity("rack", given) is not None:
         single = site.entity("node", f"{given}/node0")

@@ -1,4 +1,4 @@
-"""Jobs of Slurm as `squeue` lists them, and what changed between two listings.
+"""Jobs of Slurm as `squeue` lists them, and the changes between two listings.
 
 What changed becomes JobStarted and JobEnded, with ids that a restart repeats. Pure: runs no program.
 """
@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass
 
 from connectors.jobs import StartIds
 from connectors.slurm.hostlist import expand_hosts, expand_names, find_node
-from twin.catalogue import BadMessage
+from twin.catalogue import NS, BadMessage
 from twin.telemetry import JobEnded, JobKind, JobStarted, NamedSite
 
 HOLDING = ("RUNNING", "SUSPENDED", "COMPLETING", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
@@ -30,7 +30,7 @@ MAX_JOBS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A job as a listing has it. `start_s` separates a requeued job from its earlier run."""
+    """A job in a listing. `start_s` separates a requeued job from its earlier run."""
 
     job: str
     state: str
@@ -59,7 +59,7 @@ class Listed:
 
 
 def parse_listing(text: str) -> tuple[list[Listed], list[str]]:
-    """(the jobs, why single lines could not be read). Raises BadMessage if no line can be."""
+    """Return (the jobs, reasons for unreadable lines). Raises BadMessage if no line can be read."""
     jobs: list[Listed] = []
     bad: list[str] = []
     for line in text.splitlines():
@@ -78,7 +78,7 @@ def parse_listing(text: str) -> tuple[list[Listed], list[str]]:
 
 
 def _listed(cells: list[str]) -> Listed | None:
-    """The job of a line; None for one in a state that nobody asked for. Raises ValueError."""
+    """Return the job of a line; None for a job in another state. Raises ValueError."""
     n = len(_FIELDS)
     if len(cells) != n + 1 or cells[n]:
         raise ValueError(f"{len(cells) - 1} cells")
@@ -105,16 +105,16 @@ def _listed(cells: list[str]) -> Listed | None:
 
 
 def _start_s(text: str) -> int:
-    """The instant of a start (SLURM_TIME_FORMAT=%s), or 0 for none."""
+    """Return the instant of a start (SLURM_TIME_FORMAT=%s), or 0 for none."""
     if text in ("N/A", "Unknown", "NONE", ""):
         return 0
-    if not (text.isascii() and text.isdigit() and len(text) <= 12):
+    if not (text.isascii() and text.isdigit() and len(text) <= 10):
         raise ValueError(f"start {text[:30]!r}")
     return int(text)
 
 
 def _limit_s(text: str) -> float:
-    """`[days-]hours:minutes:seconds`, or fewer of them; 0 for what is no limit."""
+    """Return the seconds of `[days-]hours:minutes:seconds`, or fewer of them; 0 for no limit."""
     if not text or not text[0].isdigit():
         return 0.0
     days, _, rest = text.rpartition("-")
@@ -133,7 +133,7 @@ def _limit_s(text: str) -> float:
 
 
 def _priority(text: str) -> int:
-    """A priority, in the 31 bits that ours has; of those beyond, all are equal (Slurm counts to 2^32)."""
+    """Return a priority in racktwin's 31 bits; larger ones are equal (Slurm counts to 2^32)."""
     if not (text.isascii() and text.isdigit() and len(text) <= 20):
         raise ValueError(f"priority {text[:30]!r}")
     return min(int(text), 2**31 - 1)
@@ -165,7 +165,7 @@ class JobLedger:
         self.faults: list[str] = []  # host lists that cannot be read; likewise
 
     def name_of(self, job: str) -> str:
-        """A job's name in the twin."""
+        """Return a job's name in the twin."""
         return f"slurm:{self.cluster}:{job}"
 
     def changes(
@@ -199,9 +199,10 @@ class JobLedger:
     def _start_of(self, job: Listed, known: Collection[str] | None) -> JobStarted | None:
         first = f"slurm:{self.cluster}:{job.job}:{job.start_s}"
         was = self._running.get(job.job)
+        if was is not None and job.state == "COMPLETING":
+            return None  # it leaves its nodes one by one; a requeued one shows its next start already
         if was is not None and was.start_s == job.start_s:
-            # A job that completes gives its nodes back one by one: it ends when it has left all.
-            if was.hosts == job.hosts or job.state == "COMPLETING":
+            if was.hosts == job.hosts:
                 return None
             first += ":" + hashlib.blake2b(job.hosts.encode(), digest_size=6).hexdigest()  # it was resized
         try:
@@ -226,20 +227,22 @@ class JobLedger:
             account=job.account,
             queue=job.partition,
             time_limit_s=job.time_limit_s,
+            started_ns=job.start_s * NS,
         )
 
     def entity_of(self, host: str) -> int | None:
-        """The node that a host is, by the site's number."""
+        """Return the node of a host, by the site's number."""
         name = self._node(host)
         return None if name is None else self._site.entity("node", name)
 
     def host_of(self, entity: int) -> str | None:
-        """The first host by that a node is known here; None before one was seen."""
+        """Return the first known host of a node; None before one was seen."""
         name = self._site.name("node", entity)
         return next((host for host, node in self._nodes.items() if node == name), None)
 
     def _node(self, host: str) -> str | None:
-        """Full path of a host: as named in the configuration, else by its own name, or of a rack of one."""
+        """Return the full path of a host: by the configuration, by its own name, or of a rack with one
+        node."""
         known = self._nodes.get(host)
         if known is not None:
             return known

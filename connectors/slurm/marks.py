@@ -1,4 +1,4 @@
-"""The marks by which Slurm places nodes: weights and the reservation of spares; read, and asked for. Pure.
+"""Marks by which Slurm places nodes: weights and the reservation of spares; parsed and requested. Pure.
 
 "last" is a weight raised by MARK: Slurm gives jobs the nodes of least weight first. "kept" is being a member
 of the reservation SPARES, which ends by itself when nobody moves its end on. Nothing else says what is ours:
@@ -61,22 +61,22 @@ class Marks(NamedTuple):
 
     @property
     def reserved(self) -> frozenset[str]:
-        """The members of our reservation, in force or not."""
+        """Return the members of our reservation, in force or not."""
         return frozenset() if self.spares is None else self.spares.hosts
 
     def keeps(self, host: str) -> bool:
-        """True if a node is in our reservation, and that in force."""
+        """Return True if a node is in our reservation, and that is in force."""
         return self.spares is not None and self.spares.active and host in self.spares.hosts
 
     def placement(self, host: str) -> float | None:
-        """The state of `placement_state`; None: unknown."""
+        """Return the state of `placement_state`; None: unknown."""
         weight = self.weights.get(host)
         if self.keeps(host):
             return float(KEPT)
         return None if weight is None else float(LAST if weight >= MARK else USUAL)
 
     def own_mark(self, host: str) -> bool:
-        """True if a node bears a mark of ours in its weight."""
+        """Return True if a node has our mark in its weight."""
         weight = self.weights.get(host)
         return weight is not None and MARK <= weight < 2 * MARK
 
@@ -88,12 +88,12 @@ class Weigh(NamedTuple):
     hosts: tuple[str, ...]
 
     def arguments(self) -> list[str]:
-        """The words of the command; no shell reads them."""
+        """Return the words of the command; no shell reads them."""
         return ["update", f"NodeName={compress_hosts(self.hosts)}", f"Weight={self.weight}"]
 
 
 def parse_weights(text: str) -> dict[str, int | None]:
-    """Weights by node, of what NODES writes; None where it is no number. What is no line is left out."""
+    """Weights by node, as NODES writes them; None where one is no number. Other text is left out."""
     out: dict[str, int | None] = {}
     for line in text.splitlines()[:MAX_NODES]:
         found = _NODE.match(line)
@@ -105,7 +105,7 @@ def parse_weights(text: str) -> dict[str, int | None]:
 
 
 def parse_reservations(text: str) -> tuple[Reservation | None, tuple[Reservation, ...]]:
-    """(ours, those of others) of what RESERVATIONS writes. Raises BadMessage.
+    """Return (our reservation, those of others) from the output of RESERVATIONS. Raises BadMessage.
 
     Of others', nodes and times that cannot be read are none: they only say who may be in our way.
     """
@@ -137,7 +137,7 @@ def parse_marks(nodes: str, reservations: str) -> Marks:
 
 
 def placements(marks: Marks, entity_of: Callable[[str], int | None]) -> dict[int, float | None]:
-    """The placement of each node of the site; None where it is not known, or hosts of one node differ."""
+    """Return the placement of each node of the site; None if unknown, or if hosts of one node differ."""
     out: dict[int, float | None] = {}
     for host in marks.weights:
         entity, placement = entity_of(host), marks.placement(host)
@@ -164,13 +164,13 @@ def _reservation(words: Mapping[str, str]) -> Reservation:
 
 
 def raised(wanted: Mapping[str, int], marks: Marks) -> list[Weigh]:
-    """The calls that put our mark on nodes that come last: on none that has it, or the like from others."""
+    """Return the calls that mark nodes as last, except those with our mark or an equal one of others."""
     weights = {h: w for h, p in wanted.items() if p == LAST and (w := marks.weights.get(h)) is not None}
     return _weighed({host: weight + MARK for host, weight in weights.items() if weight < MARK})
 
 
 def lowered(wanted: Mapping[str, int], marks: Marks) -> list[Weigh]:
-    """The calls that take our mark from nodes: those as usual, and those kept by now."""
+    """Return the calls that remove our mark from nodes that become `usual`, or are `kept`."""
     return _weighed(
         {
             host: (marks.weights[host] or 0) - MARK
@@ -189,9 +189,9 @@ def _weighed(targets: Mapping[str, int]) -> list[Weigh]:
 
 
 def members(wanted: Mapping[str, int], marks: Marks) -> frozenset[str]:
-    """Whom our reservation shall hold; those that nobody speaks of stay.
+    """Return the nodes that the reservation shall hold. Nodes without an order stay in it.
 
-    One of unknown weight does not leave it to come last, as nothing would make it so.
+    A node of unknown weight does not leave it to be scheduled last, since no weight could be set.
     """
     known = {h: p for h, p in wanted.items() if NODE_NAME.fullmatch(h) and h in marks.weights}
     leave = {h for h, p in known.items() if p == USUAL or (p == LAST and marks.weights[h] is not None)}
@@ -199,7 +199,7 @@ def members(wanted: Mapping[str, int], marks: Marks) -> frozenset[str]:
 
 
 def reserve(hosts: Collection[str], marks: Marks, user: str, now_s: float, renew: bool) -> list[str]:
-    """The words of the call that gives our reservation these members; none where nothing is to be done.
+    """Return the words of the call that gives our reservation these members; none if nothing changes.
 
     `renew`: some of them are wanted now, so that its end is moved on.
     """
@@ -219,7 +219,8 @@ def reserve(hosts: Collection[str], marks: Marks, user: str, now_s: float, renew
 
 
 def in_the_way(hosts: Iterable[str], marks: Marks, now_s: float) -> dict[str, str]:
-    """Of these nodes those that others have reserved before ours would end, with the reservation's name."""
+    """Return those of these nodes that others have reserved before ours would end, with that reservation's
+    name."""
     busy: dict[str, str] = {}
     for other in marks.others:
         if not other.shares and other.start_s < now_s + END_S and other.end_s > now_s:
@@ -228,7 +229,7 @@ def in_the_way(hosts: Iterable[str], marks: Marks, now_s: float) -> dict[str, st
 
 
 def answer_of(host: str, placement: int, marks: Marks) -> CommandProgress:
-    """Progress of a placement, as Slurm has it now."""
+    """Return the progress of a placement, by the present state in Slurm."""
     if host not in marks.weights or not NODE_NAME.fullmatch(host):
         return CommandProgress("failed", f"Slurm has no node {host[:60]}")
     weight, found = marks.weights[host], marks.placement(host)
@@ -238,12 +239,12 @@ def answer_of(host: str, placement: int, marks: Marks) -> CommandProgress:
         return CommandProgress("failed", f"reservation {SPARES} {why}")
     if placement == KEPT:
         return CommandProgress(
-            "done", theirs or ("its weight still has our mark" if marks.own_mark(host) else "")
+            "done", theirs or ("its weight still has racktwin's mark" if marks.own_mark(host) else "")
         )
     if found is None:
-        return CommandProgress("failed", "Slurm tells no weight of it")
+        return CommandProgress("failed", "Slurm reports no weight for it")
     if placement == USUAL and found == LAST and theirs:
-        return CommandProgress("failed", f"{theirs}, by which it comes last; who did that lowers it")
+        return CommandProgress("failed", f"{theirs}, so it is scheduled last; racktwin does not change it")
     if found != placement:
         return CommandProgress("failed", f"Slurm has it {STATES[int(found)]}")
     return CommandProgress("done", theirs)

@@ -1,4 +1,4 @@
-"""Nodes as Slurm has them, from `sinfo`: states, who took them out, service level, standby. Pure functions.
+"""Nodes from `sinfo` of Slurm: state, owner of a drain, service level, standby. Pure functions.
 
 A drain of ours says so in its reason, with the level: `racktwin:LEVEL:WHY`. Any other drain is somebody
 else's. A node that is down or does not answer has no level that we know, unless the drain is ours.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from connectors.slurm.hostlist import expand_hosts
 from twin.catalogue import TABLES
 
 # The reason comes last, as it may hold anything
@@ -59,17 +60,17 @@ class SlurmNode(NamedTuple):
 
     @property
     def base_state(self) -> str:
-        """Its long state without flags."""
+        """Return its long state without flags."""
         return _name_of(self.state)
 
     @property
     def works(self) -> bool:
-        """True if jobs hold it, or are about to."""
+        """Return True if jobs hold it, or will soon."""
         return self.base_state in _WORKING
 
     @property
     def standby(self) -> float | None:
-        """The state of `standby_state`; None where the node does not answer, or is down."""
+        """Return the state of `standby_state`; None if the node does not answer, or is down."""
         named = self.base_state
         flags = self.state[len(named) :]
         if named not in _LEVEL_OF:
@@ -82,40 +83,50 @@ class SlurmNode(NamedTuple):
 
     @property
     def stopping(self) -> bool:
-        """True while it is on its way to sleep."""
+        """Return True while it goes to sleep."""
         return self.standby == ASLEEP and _OFF not in self.state
 
     @property
     def ours(self) -> int | None:
-        """The level that we have it at by a drain of ours; None where nobody or somebody else drained it."""
+        """Return the level of our own drain of the node; None if it is not drained by us."""
         return _level_of_reason(self.reason) if self.drain else None
 
     @property
     def owner(self) -> float | None:
-        """Owner that has it out of service, as `service_owner_state`; None where its level is unknown."""
+        """Return the owner that has it out of service, as `service_owner_state`; None if its level is
+        unknown."""
         if self.level is None:
             return None
         return NOBODY if self.level == 0 else OTHERS if self.ours is None else OURS
 
 
 def parse_nodes(text: str) -> dict[str, SlurmNode]:
-    """Nodes by name; of one in several partitions the last line counts. What is no line is left out."""
+    """Nodes by name, of lines for groups of nodes that are alike; of one in several partitions the last line
+    counts. What is no line is left out.
+    """
     out: dict[str, SlurmNode] = {}
     for line in text.splitlines()[:MAX_NODES]:
         cells = line.strip().removesuffix("|").split("|", len(_FIELDS) - 1)
         if len(cells) != len(_FIELDS):
             continue
-        host, state, partition, gres, used, reason = cells
-        if host and state and len(host) <= MAX_TEXT:
-            node = _node(state.lower(), "" if reason == "none" else reason[:MAX_TEXT])
-            before = out[host].share.partitions if host in out else ()
-            known = dict.fromkeys((*before, partition) if partition else before)
-            out[host] = node._replace(share=NodeShare(gpus_in(gres), gpus_in(used), tuple(known)))
+        listed, state, partition, gres, used, reason = cells
+        try:
+            hosts = expand_hosts(listed) if state else []
+        except ValueError:
+            continue
+        node = _node(state.lower(), "" if reason == "none" else reason[:MAX_TEXT])
+        gpus, in_use = gpus_in(gres), gpus_in(used)
+        for host in hosts:
+            if len(host) > MAX_TEXT or (host not in out and len(out) >= MAX_NODES):
+                continue
+            # Sorted, as sinfo lists the partitions of a node in any order
+            known = {*(out[host].share.partitions if host in out else ()), partition} - {""}
+            out[host] = node._replace(share=NodeShare(gpus, in_use, tuple(sorted(known))))
     return out
 
 
 def gpus_in(spec: str) -> int:
-    """GPUs of a list of generic resources, as Slurm writes it: `gpu:a100:8(S:0-1),nic:2` has 8."""
+    """Return the GPUs in a list of generic resources of Slurm: `gpu:a100:8(S:0-1),nic:2` has 8."""
     if "gpu" not in spec:
         return 0
     return sum(int(count or 1) for count in _GPUS.findall(_NOTE.sub("", spec)))
@@ -135,7 +146,7 @@ def _node(state: str, reason: str) -> SlurmNode:
 
 
 def _name_of(state: str) -> str:
-    """A long state without its flags."""
+    """Return a long state without its flags."""
     return state.rstrip("*" + _FLAGS)
 
 

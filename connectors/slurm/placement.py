@@ -1,4 +1,4 @@
-"""Placement of nodes carried out in Slurm by `scontrol`: our mark in weights, our reservation of spares.
+"""Placement in Slurm by `scontrol`: racktwin's mark in weights, and its reservation of spares.
 
 Reads what is, asks for what differs, and reads again: that answers the command. Each renewal does the same,
 as Slurm forgets weights when it starts again or reads its configuration; where a listing that is not old has
@@ -38,7 +38,7 @@ from twin.contracts import CommandBatch, Item
 from twin.site import Site
 
 log = logging.getLogger(__name__)
-# What Slurm refused is not asked for again by a renewal for this long. source: estimate
+# A renewal does not repeat for this long what Slurm refused. source: estimate
 REFUSED_S = 300.0
 
 
@@ -52,7 +52,7 @@ class PlacementOrder(SinkOrder):
 
     @property
     def placement(self) -> int:
-        """By number; -1: none that there is."""
+        """Return the placement by number; -1: none."""
         return state_number(self.value, STATES)
 
 
@@ -69,7 +69,7 @@ class SlurmPlacement(SlurmControl[PlacementOrder]):
         self.counts["renewed"] = 0
 
     async def apply(self, commands: tuple[CommandBatch, ...]) -> None:
-        """Place the nodes of these commands, and answer each; what Slurm refuses has failed.
+        """Place the nodes of these commands, and answer each; a refusal of Slurm is a failure.
 
         Raises ConnectorError where Slurm is away, ActuationError where another daemon leads.
         """
@@ -94,7 +94,7 @@ class SlurmPlacement(SlurmControl[PlacementOrder]):
             log.warning("%s: %s", self.name, summary_of(problems))  # whole: an answer holds less
 
     def _note(self, batch: CommandBatch) -> list[int]:
-        """Write down what a batch commands, unless something newer is known; the nodes that it concerns."""
+        """Store the commands of a batch, unless a newer one is known; returns the nodes concerned."""
         concerned, old = keep_newest(
             self._orders,
             batch,
@@ -104,7 +104,7 @@ class SlurmPlacement(SlurmControl[PlacementOrder]):
         return concerned
 
     def _quiet(self, touched: Iterable[int]) -> bool:
-        """True if all was answered and is as wanted by a listing that is not old."""
+        """Return True if all is answered and matches a current listing."""
         if time.monotonic() - self._source.marks_s > self._source.marks_every_s + self._source.nodes_every_s:
             return False
         if any(self._orders[e].answered is None for e in touched):
@@ -116,7 +116,7 @@ class SlurmPlacement(SlurmControl[PlacementOrder]):
         return all(self._found(e) == self._orders[e].answered for e in touched)
 
     def _hosts_of(self, entity: int) -> Sequence[str]:
-        """The hosts that a node has in the last listing."""
+        """Return the hosts of a node in the last listing."""
         if self._listed is not self._source.marks:
             self._listed, self._hosts = self._source.marks, {}
             for host in self._listed.weights:
@@ -126,7 +126,7 @@ class SlurmPlacement(SlurmControl[PlacementOrder]):
         return self._hosts.get(entity, ())
 
     def _wanted(self, touched: Iterable[int]) -> dict[str, int]:
-        """The placement that hosts shall have."""
+        """Return the wanted placement of hosts."""
         return {host: self._orders[e].placement for e in touched for host in self._hosts_of(e)}
 
     def _reservation(self, wanted: dict[str, int], hosts: Iterable[str]) -> list[str]:
@@ -134,7 +134,7 @@ class SlurmPlacement(SlurmControl[PlacementOrder]):
         return reserve(frozenset(hosts), self._source.marks, _user(), self._now_ns() / NS, renew)
 
     async def _weigh(self, updates: Sequence[Weigh]) -> dict[str, str]:
-        """Give nodes these weights; by host, why Slurm would not."""
+        """Give nodes these weights; returns Slurm's refusals by host."""
         refused: dict[str, str] = {}
         for update in updates:
             words = await self._ask_for(update.arguments(), len(update.hosts))
@@ -144,7 +144,7 @@ class SlurmPlacement(SlurmControl[PlacementOrder]):
         return refused
 
     async def _reserve(self, touched: Sequence[int], unraised: dict[str, str]) -> dict[str, str]:
-        """Give our reservation its members, and move its end on; by host, why Slurm would not.
+        """Give our reservation its members, and extend it; returns Slurm's refusals by host.
 
         One that could not be marked stays kept. Slurm refuses a call for one node that others reserved: then
         all but those are asked for. A member that others reserved for later leaves a little early by that.
@@ -171,14 +171,14 @@ class SlurmPlacement(SlurmControl[PlacementOrder]):
         return refused
 
     async def _ask_for(self, words: list[str], nodes: int) -> str | None:
-        """Run scontrol; why Slurm refuses. Raises ConnectorError where Slurm gives no answer."""
+        """Run scontrol. Return why Slurm refuses, or None. Raises ConnectorError if Slurm does not answer."""
         said = await self._call(words, nodes)
         if said is not None and any(text in said for text in AWAY):
             raise ConnectorError(said)
         return said and explain(said)
 
     def _found(self, entity: int) -> CommandProgress:
-        """Progress of the placement of a node by the last listing: the worst of its hosts."""
+        """Return the progress of a node's placement by the last listing: the worst of its hosts."""
         order, hosts = self._orders[entity], self._hosts_of(entity)
         if order.placement < 0:
             return CommandProgress("failed", f"expected a placement from 0 to {len(STATES) - 1}")
@@ -188,7 +188,7 @@ class SlurmPlacement(SlurmControl[PlacementOrder]):
         return max(answers, key=lambda answer: answer.state == "failed")
 
     def _answer(self, touched: Sequence[int], refused: dict[str, str]) -> list[str]:
-        """Answer the commands; why Slurm refused what it did."""
+        """Answer the commands. Return the reasons of Slurm's refusals."""
         problems, now_s = list[str](), time.monotonic()
         items: list[Item] = []
         for entity in touched:
@@ -206,7 +206,7 @@ class SlurmPlacement(SlurmControl[PlacementOrder]):
 
 
 def _user() -> str:
-    """Whom Slurm may let into the reservation: who runs scontrol."""
+    """Return the user of the reservation: the one that runs scontrol."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:

@@ -1,4 +1,4 @@
-"""Service levels carried out in Slurm by `scontrol`: drain, end a drain of ours, requeue jobs where asked to.
+"""Service levels in Slurm by `scontrol`: drains nodes, ends its own drains, requeues jobs on request.
 
 Reads what is, asks for what differs, and reads again: that answers the command. What goes on for longer is
 followed by the listings of `SlurmSource`. A level once seen in force is not fought for, nor is a new one
@@ -36,7 +36,7 @@ CONTROL = "node.service_level"
 LAG_S = 2.0  # between Slurm's clock and ours, when its start is set against our looks. source: estimate
 SINGLY = 64  # nodes of a call that failed are asked for one by one, so many at most
 MAX_JOBS = 1000  # requeued in one call
-# What Slurm refused for a node is not asked for again within this, unless something new is. source: estimate
+# A command that Slurm refused for a node is not repeated within this, unless it changes. source: estimate
 REFUSED_S = 30.0
 AGAIN_S = 60.0  # a job that Slurm would not requeue is asked for again after this long
 # A policy that drains a node again sooner may not have heard that somebody resumed it: that is read back
@@ -50,7 +50,7 @@ _RANK = {"failed": 2, "in_progress": 1, "done": 0}
 
 @dataclass(slots=True, eq=False)
 class LevelOrder(SinkOrder):
-    """The level commanded for a node. `seen_ns`: when Slurm last had it so; 0 = not yet.
+    """The level commanded for a node. `seen_ns`: last time that Slurm had it; 0 = never.
 
     `refused`: why Slurm would not, when last asked at `refused_s` (monotonic).
     """
@@ -64,7 +64,7 @@ class LevelOrder(SinkOrder):
 
     @property
     def level(self) -> int:
-        """By number; -1: none that there is."""
+        """Return the level by number; -1: none."""
         return state_number(self.value, LEVELS)
 
     def wanted(self) -> Wanted:
@@ -113,7 +113,7 @@ class SlurmSink(SlurmControl[LevelOrder]):
             raise ActuationError(f"{self.name}: {summary_of(problems)}")
 
     def observe(self, nodes: Mapping[str, SlurmNode], asked_s: float) -> Sequence[Item]:
-        """Answers to commands in progress, from a listing that is no older than our last call."""
+        """Return answers to commands in progress, from a listing that is no older than our last call."""
         if self._at_work or asked_s < self._done_s:
             return ()
         self._take(nodes, asked_s)
@@ -125,7 +125,7 @@ class SlurmSink(SlurmControl[LevelOrder]):
         return self._answers(going, only_news=True)
 
     def _note(self, batch: CommandBatch) -> list[int]:
-        """Write down what a batch commands, unless something newer is known; the nodes that it concerns."""
+        """Store the commands of a batch, unless a newer one is known; returns the nodes concerned."""
         why, policy = (BEFORE, "") if batch.renewal else (batch.reason, batch.policy)
         concerned, old = keep_newest(
             self._orders,
@@ -139,7 +139,7 @@ class SlurmSink(SlurmControl[LevelOrder]):
         return concerned
 
     def _quiet(self, touched: Sequence[int]) -> bool:
-        """True if all is as wanted by a listing that is not old, and was said to be."""
+        """Return True if all matches a current listing, and was reported."""
         if time.monotonic() - self._read_s > FRESH_PERIODS * self._source.nodes_every_s:
             return False
         orders = [self._orders[e] for e in touched]
@@ -148,7 +148,7 @@ class SlurmSink(SlurmControl[LevelOrder]):
         return all(self._answer(e).state == "done" for e in touched)
 
     async def _carry_out(self, touched: Iterable[int]) -> list[str]:
-        """Ask for what differs, and answer; why Slurm would not, where it did not."""
+        """Request the changes that differ, and answer. Return the reasons of Slurm's refusals."""
         await self._read()
         for entity in touched:
             self._heed(entity)
@@ -168,11 +168,11 @@ class SlurmSink(SlurmControl[LevelOrder]):
         return {host: self._orders[e].wanted() for e in entities for host in self._hosts.get(e, ())}
 
     def _changed_by_others(self, entity: int) -> bool:
-        """True if a node was as we wanted it and is no longer."""
+        """Return True if a node left the state that we set."""
         return self._orders[entity].seen_ns > 0 and self._answer(entity).state == "failed"
 
     def _heed(self, entity: int) -> None:
-        """A level that is new comes too late where somebody resumed the node just now."""
+        """Cancel a new level if somebody resumed the node just now."""
         order = self._orders[entity]
         drained_ns, resumed_ns = self._resumed.get(entity, (0, 0))
         soon = abs(self._now_ns() - resumed_ns) < round(RESUMED_S * NS)
@@ -180,7 +180,7 @@ class SlurmSink(SlurmControl[LevelOrder]):
             order.seen_ns = drained_ns
 
     async def _forgotten(self, lost: Iterable[int]) -> list[int]:
-        """Of these nodes those whose drains Slurm may have lost: it began anew since it last had them."""
+        """Return those of these nodes whose drains Slurm may have lost in a restart."""
         text = await self._source.ask("scontrol", "show", "config")
         for line in text.splitlines():
             key, _, value = line.partition("=")
@@ -190,7 +190,7 @@ class SlurmSink(SlurmControl[LevelOrder]):
         return []
 
     async def _ask_for(self, due: list[int]) -> list[str]:
-        """Have Slurm bring nodes to what is wanted; why it would not, where it did not.
+        """Bring nodes to their wanted levels; returns Slurm's refusals.
 
         Of a call that it refuses it may have done all or a part: what is left is asked for node by node.
         """
@@ -228,7 +228,7 @@ class SlurmSink(SlurmControl[LevelOrder]):
         self._orders[entity].refused, self._orders[entity].refused_s = words, time.monotonic()
 
     async def _empty(self, entities: Iterable[int]) -> bool:
-        """Requeue what runs where nothing shall; whether anything was asked for."""
+        """Requeue jobs on nodes that are to be empty. Return True if any job was requeued."""
         hosts = to_empty(self._wanted(entities), self._nodes)
         now_s = time.monotonic()
         self._kept = {job: kept for job, kept in self._kept.items() if now_s - kept[0] < AGAIN_S}
@@ -262,7 +262,7 @@ class SlurmSink(SlurmControl[LevelOrder]):
         self._take(await self._source.nodes(), asked_s)
 
     def _take(self, nodes: Mapping[str, SlurmNode], asked_s: float) -> None:
-        """A listing: what Slurm has, whose host is whose node, and what is as wanted."""
+        """Take a listing: Slurm's state, the host of each node, and the completed levels."""
         self._nodes, self._read_s, hosts = dict(nodes), asked_s, dict[int, list[str]]()
         for host in nodes:
             entity = self._source.ledger.entity_of(host)
@@ -286,7 +286,7 @@ class SlurmSink(SlurmControl[LevelOrder]):
             self._resumed[entity] = self._held.pop(entity), now_ns
 
     def _answer(self, entity: int) -> CommandProgress:
-        """Progress of the command of a node by the last listing: the worst of its hosts."""
+        """Return the progress of a node's command by the last listing: the worst of its hosts."""
         order, hosts = self._orders[entity], self._hosts.get(entity)
         if order.level < 0:
             return CommandProgress("failed", f"expected a level from 0 to {len(LEVELS) - 1}")
@@ -317,5 +317,5 @@ class SlurmSink(SlurmControl[LevelOrder]):
 
 
 def _final(words: str) -> bool:
-    """True if Slurm itself said no."""
+    """Return True if Slurm itself refused."""
     return bool(words) and not any(text in words for text in AWAY)

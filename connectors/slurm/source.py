@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from connectors.demand import DemandBook
+from connectors.jobs import skip_start_times
 from connectors.program import run_program
 from connectors.slurm.demand import SlurmGpus
 from connectors.slurm.jobs import FORMAT, JobLedger, Listed, parse_listing
@@ -29,15 +30,14 @@ from twin.telemetry import JobKind, Reading
 FRESH_PERIODS = 2.0  # a listing this old still says whether renewals need anything
 # Placement is read back each so many periods, or in its signal's period: of 10,800 nodes that is 10 MB
 MARKS_PERIODS, MARKS_S = 12.0, 60.0
-# A listing is asked for no sooner than after so many times what the last took: `sinfo` takes 0.2 s of CPU on
-# this host for 2,000 nodes, and sixteen times as much for 8,000
+# A listing is asked for no sooner than after so many times what the last took
 RESTS = 4.0
-REMEDY = "look whether `sinfo` and `squeue` answer the daemon's user on this host"
-# What a person can do about words of Slurm, the first that fit (src/common/slurm_errno.c)
+REMEDY = "check that `sinfo` and `squeue` work for the user of the daemon on this host"
+# Advice on errors of Slurm, by the first words that fit (src/common/slurm_errno.c)
 HINTS = (
-    ("nable to contact", "look whether slurmctld runs, and whether `jobs.slurm.conf` is its slurm.conf"),
-    ("uthentication", "look whether munged runs here, with the key of the cluster"),
-    ("onfig", "look at the slurm.conf of this host, or name one in `jobs.slurm.conf`"),
+    ("nable to contact", "check that slurmctld runs, and that `jobs.slurm.conf` is its slurm.conf"),
+    ("uthentication", "check that munged runs on this host, with the key of the cluster"),
+    ("onfig", "check the slurm.conf of this host, or set its path in `jobs.slurm.conf`"),
 )
 MAX_OUTPUT = 64 * 2**20  # bytes
 
@@ -62,7 +62,7 @@ class SlurmSettings:
 
 
 class SlurmSource:
-    """Lists the jobs each period. `known` gives the nodes of those that the twin takes to be running."""
+    """Lists the jobs each period. `known` gives the nodes of jobs that run in the twin."""
 
     name = "slurm"
 
@@ -123,14 +123,14 @@ class SlurmSource:
                 await self._levels(inlet)
             self._stage_demand(inlet)
             for host in self.ledger.strangers:
-                why = f"{host[:60]!r} of Slurm is no node of the site"
+                why = f"{host[:60]!r} of Slurm is not a node of the site"
                 inlet.skip("host", why, host[:60], "name its node in `jobs.slurm.node_names`")
             self.ledger.strangers.clear()
             due_s = max(due_s + self._jobs_every_s, time.monotonic())
             await asyncio.sleep(due_s - time.monotonic())
 
     async def _list(self, inlet: Inlet, known: Mapping[str, Collection[str]]) -> bool:
-        """Take one listing; whether it could be read whole."""
+        """Take one listing. Return True if it could be read whole."""
         text = await self.ask("squeue", "--noheader", "--all", "--states=all", f"--Format={FORMAT}")
         try:
             listing, bad = await asyncio.to_thread(parse_listing, text)
@@ -142,11 +142,13 @@ class SlurmSource:
             inlet.reject(self.name, why, REMEDY)
         self.ledger.faults.clear()
         if events:
-            inlet.stage(events, time.time_ns())
+            skip_start_times(events, inlet, now_ns := time.time_ns())
+            inlet.stage(events, now_ns)
         return not bad
 
     async def _levels(self, inlet: Inlet) -> None:
-        """Stage the service level of each node, and whose it is; jobs are listed also where this fails."""
+        """Stage the service level of each node, with its owner; a failure here does not stop the list of
+        jobs."""
         self._nodes, self._nodes_s = None, time.monotonic()
         try:
             nodes = await self.nodes()
@@ -171,7 +173,7 @@ class SlurmSource:
             await self._placements(inlet)
 
     def _stage_demand(self, inlet: Inlet) -> None:
-        """Stage demand by the last listings; nothing where one could not be read whole."""
+        """Stage demand from the last listings; nothing if one was incomplete."""
         book, listing, nodes, now_ns = self._settings.demand, self._listing, self._nodes, time.time_ns()
         if book is None or listing is None or nodes is None:
             return
@@ -183,12 +185,12 @@ class SlurmSource:
         inlet.stage(found, now_ns, self._jobs_every_s)
 
     def _gpus_of(self, host: str) -> int:
-        """GPUs of a host by the site."""
+        """Return the GPUs of a host by the site."""
         entity = self.ledger.entity_of(host)
         return 0 if entity is None else int(np.diff(self._site.gpu_start_of_node[entity : entity + 2])[0])
 
     async def _placements(self, inlet: Inlet) -> None:
-        """Stage how each node is placed, once per reading of it; a sink's own counts as one."""
+        """Stage the placement of each node, once per reading; a sink's own reading counts as one."""
         try:
             # Half a period less: listings are never quite a period apart
             if time.monotonic() - self.marks_s > self.marks_every_s - self.period_s / 2:
@@ -214,13 +216,12 @@ class SlurmSource:
             self.marks, self.marks_s, self._marks_ns = marks, asked_s, asked_ns
 
     async def nodes(self) -> dict[str, SlurmNode]:
-        """All nodes as they are now. Raises ConnectorError."""
-        return parse_nodes(
-            await self.ask("sinfo", "--noheader", "--all", "--Node", f"--Format={NODE_FORMAT}")
-        )
+        """Return all nodes as they are now. Raises ConnectorError."""
+        # With --Node, a line each, sinfo takes time with the square of the nodes
+        return parse_nodes(await self.ask("sinfo", "--noheader", "--all", f"--Format={NODE_FORMAT}"))
 
     async def _cluster(self) -> tuple[str, bool]:
-        """(the cluster's name, whether it may power nodes down)."""
+        """Return (the cluster's name, True if it may power nodes down)."""
         text = await self.ask("scontrol", "show", "config")
         pairs = (line.partition("=") for line in text.splitlines())
         words = {key.strip(): value.strip() for key, _, value in pairs}
@@ -231,7 +232,7 @@ class SlurmSource:
         return words["ClusterName"][:100], saves
 
     async def ask(self, *command: str) -> str:
-        """Output of a Slurm command. Raises ConnectorError if it fails or takes too long."""
+        """Return the output of a Slurm command. Raises ConnectorError if it fails or takes too long."""
         name = command[0]
         try:
             answer = await run_program(command, self._env, self._settings.timeout_s, MAX_OUTPUT)

@@ -1,4 +1,4 @@
-"""Standby of nodes carried out in Slurm by its power saving: POWER_DOWN and POWER_UP of `scontrol`.
+"""Standby in Slurm by its power saving: POWER_DOWN and POWER_UP of `scontrol`.
 
 Reads what is, asks for what differs, and reads again: that answers the command. A node with a job, or that is
 drained, is never powered down. Slurm ignores a POWER_UP of a node that still powers down, so that `run` asks
@@ -41,7 +41,7 @@ class StandbyOrder(SinkOrder):
 
     @property
     def standby(self) -> int:
-        """By number; -1: none that is asked for."""
+        """Return the standby by number; -1: none."""
         number = state_number(self.value, STATES)
         return -1 if number == WAKING else number
 
@@ -58,7 +58,8 @@ class SlurmStandby(SlurmControl[StandbyOrder]):
         self._nodes: dict[str, SlurmNode] = {}
 
     async def apply(self, commands: tuple[CommandBatch, ...]) -> None:
-        """Bring the nodes of these commands to their standby, and answer each; what Slurm refuses has failed.
+        """Bring the nodes of these commands to their standby, and answer each; a refusal of Slurm is a
+        failure.
 
         Raises ConnectorError where Slurm is away, ActuationError where another daemon leads.
         """
@@ -67,7 +68,7 @@ class SlurmStandby(SlurmControl[StandbyOrder]):
             await self._carry_out(list(dict.fromkeys(noted)))
 
     async def run(self) -> None:
-        """Ask again for nodes that could not be woken while they powered down, until cancelled."""
+        """Retry nodes that could not be woken while they powered down, until cancelled."""
         while True:
             await asyncio.sleep(self._source.nodes_every_s)
             now_ns = self._now_ns()
@@ -82,10 +83,10 @@ class SlurmStandby(SlurmControl[StandbyOrder]):
                 try:
                     await self._carry_out(going)
                 except (ConnectorError, ActuationError) as error:
-                    log.warning("%s: is tried again: %s", self.name, error)
+                    log.warning("%s: retrying: %s", self.name, error)
 
     def _note(self, batch: CommandBatch) -> list[int]:
-        """Write down what a batch commands, unless something newer is known; the nodes that it concerns."""
+        """Store the commands of a batch, unless a newer one is known; returns the nodes concerned."""
         concerned, old = keep_newest(
             self._orders,
             batch,
@@ -121,7 +122,7 @@ class SlurmStandby(SlurmControl[StandbyOrder]):
         self._answer(touched, refused)
 
     def _due(self, touched: Iterable[int]) -> list[tuple[str, list[str]]]:
-        """(state to ask for, its hosts) of what differs; wakes first."""
+        """Return (state to request, its hosts) of the differences; wakes first."""
         up, down = list[str](), list[str]()
         for entity in touched:
             wanted = self._orders[entity].standby
@@ -161,7 +162,7 @@ class SlurmStandby(SlurmControl[StandbyOrder]):
 
 
 def _progress(node: SlurmNode, wanted: int, refused: str) -> CommandProgress:
-    """Progress of a node towards this standby, as Slurm has it now."""
+    """Return the progress of a node towards this standby, by its present state in Slurm."""
     if node.standby == wanted:
         return CommandProgress("done")
     if refused:

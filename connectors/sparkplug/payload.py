@@ -1,4 +1,4 @@
-"""The payload of Sparkplug B, described in code and read by `protobuf`; numbers as their datatypes mean them.
+"""Payload of Sparkplug B: its schema in code, read by `protobuf`, with numbers by their datatypes.
 
 Of the schema only what is read is described; other fields of the wire are passed over. Pure functions of
 bytes.
@@ -33,7 +33,7 @@ _KNOWN = frozenset((*_SIGNED, *_UNSIGNED, 9, 10, 11, 12, 13, 14))  # float, doub
 
 
 class Metric(NamedTuple):
-    """One metric: by name, alias or both; `datatype` 0 where the payload does not say."""
+    """One metric: by name, alias or both; `datatype` 0 if the payload gives none."""
 
     name: str
     alias: int | None
@@ -42,7 +42,7 @@ class Metric(NamedTuple):
     raw: float | int | str | bool | None  # as on the wire; None: null, or neither number nor text
 
     def value(self, datatype: int) -> float | int | str | bool | None:
-        """The value as that datatype means it; None for one that no signal has."""
+        """Return the value by its datatype; None for one without a signal."""
         if self.raw is None or datatype not in _KNOWN:
             return None
         if isinstance(self.raw, int) and not isinstance(self.raw, bool) and datatype in _SIGNED:
@@ -63,7 +63,7 @@ class Payload(NamedTuple):
 
 
 def _described() -> Any:
-    """The class of the payload, from a description made here."""
+    """Return the class of the payload, from a description built here."""
     file = descriptor_pb2.FileDescriptorProto(
         name="racktwin/payload.proto", package="racktwin", syntax="proto2"
     )
@@ -88,7 +88,7 @@ _Wire = _described()
 
 
 def read_payload(data: bytes) -> Payload:
-    """The payload of a message. Raises BadMessage."""
+    """Return the payload of a message. Raises BadMessage."""
     if len(data) > MAX_PAYLOAD:
         raise BadMessage(f"{len(data)} bytes; expected at most {MAX_PAYLOAD}")
     try:
@@ -120,7 +120,7 @@ def _metric(wire: Any) -> Metric:
 
 
 def rebirth(t_ms: int) -> bytes:
-    """The payload by which a host asks an edge node for its births (Sparkplug 3.0, chapter 6.4.20)."""
+    """Return the payload by which a host requests an edge node's births (Sparkplug 3.0, chapter 6.4.20)."""
     metric = {"name": "Node Control/Rebirth", "timestamp": t_ms, "datatype": 11, "boolean_value": True}
     payload: bytes = _Wire(timestamp=t_ms, metrics=[metric]).SerializeToString()
     return payload

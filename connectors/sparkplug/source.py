@@ -26,7 +26,7 @@ _KINDS = frozenset(("NBIRTH", "NDATA", "NDEATH", "DBIRTH", "DDATA", "DDEATH"))
 
 @dataclass
 class _Metrics:
-    """Content of a birth: metric by alias, datatype by name; and the cells that its values fed.
+    """Content of a birth: metric by alias, datatype by name, and the cells of its values.
 
     `lost`: it is not believed any more, as a later one may have been missed.
     """
@@ -39,14 +39,14 @@ class _Metrics:
 
 @dataclass
 class _Edge:
-    """An edge node: `seq` of its last message, -1 where none is believed; "" is the node itself."""
+    """An edge node: `seq` of its last message, -1 if not trusted; "" is the node itself."""
 
     seq: int = -1
     bd_seq: int | None = None
     parts: dict[str, _Metrics] = field(default_factory=dict)
 
     def fed(self, device: str) -> set[tuple[str, int, str]]:
-        """The cells that the values of a device fed since its birth."""
+        """Return the cells fed by a device since its birth."""
         part = self.parts.get(device)
         return part.fed if part is not None else set()
 
@@ -66,12 +66,12 @@ class SparkplugDecoder:
 
     @property
     def faults(self) -> SeriesFaults:
-        """Faults of single metrics in messages that were decoded all the same."""
+        """Return the faults of single metrics in messages that were otherwise decoded."""
         return self._table.faults
 
     @property
     def strangers(self) -> SeriesFaults:
-        """Names in messages that were read in part, of which the site has none."""
+        """Return names outside the site in messages that were partly read."""
         return self._table.strangers
 
     def decode(self, message: Message) -> list[Reading | Block] | Ignored:
@@ -85,7 +85,10 @@ class SparkplugDecoder:
         if kind not in _KINDS:
             return Ignored(kind[:40], "not a birth, data or death")
         if (len(parts) == 5) != kind.startswith("D"):
-            raise BadMessage(f"{kind} on {message.topic[:80]!r}: a device goes with kinds of D only")
+            raise BadMessage(
+                f"{kind} on {message.topic[:80]!r}: expected a device only with the kinds DBIRTH, "
+                "DDATA and DDEATH"
+            )
         payload = read_payload(message.payload)
         edge = self._edges.get((group, node))
         if edge is None:
@@ -112,7 +115,7 @@ class SparkplugDecoder:
         if (part is None or part.lost) and not any(m.name and m.datatype for m in payload.metrics):
             self.counts["unborn"] += 1
             self._ask(ask)
-            return Ignored(kind, "its birth was not seen")
+            return Ignored(kind, "no birth certificate received yet")
         return self._read(edge, device, payload, labels, message.t_ns)
 
     def _node_born(
@@ -132,7 +135,7 @@ class SparkplugDecoder:
         number = _bd_seq(payload)
         if edge.bd_seq is not None and number is not None and number != edge.bd_seq:
             self.counts["old_deaths"] += 1
-            return Ignored("NDEATH", "of an earlier session: its bdSeq is not that of the birth")
+            return Ignored("NDEATH", "of an earlier session: its bdSeq differs from that of the birth")
         self.counts["deaths"] += 1
         gone: set[tuple[str, int, str]] = set()
         for device in list(edge.parts):
@@ -158,7 +161,7 @@ class SparkplugDecoder:
             self.wants_rebirth[topic] = None
 
     def _announce(self, edge: _Edge, device: str, payload: Payload) -> set[tuple[str, int, str]]:
-        """Take over what a birth announces; the cells that were fed before it."""
+        """Apply a birth; returns the cells that were fed before it."""
         gone = self._drop(edge, device)
         self.counts["births"] += 1
         part = edge.parts[device] = _Metrics()
@@ -205,7 +208,7 @@ class SparkplugDecoder:
 
 
 def _bd_seq(payload: Payload) -> int | None:
-    """The number of the session that a birth or death of a node belongs to."""
+    """Return the session number of a birth or death of a node."""
     for metric in payload.metrics:
         if metric.name == "bdSeq" and isinstance(metric.raw, int):
             return metric.raw
@@ -213,6 +216,6 @@ def _bd_seq(payload: Payload) -> int | None:
 
 
 def _instant(metric: Metric, payload: Payload) -> int | None:
-    """When a metric was measured; None, the arrival, where it is not said or cannot be."""
+    """Return the instant of a metric; None, which means its arrival, if the stamp is missing or invalid."""
     t_ms = metric.t_ms if metric.t_ms is not None else payload.t_ms
     return t_ms * 10**6 if t_ms is not None and 0 < t_ms < 2**42 else None

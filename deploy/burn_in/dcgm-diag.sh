@@ -1,6 +1,6 @@
 #!/bin/sh
 # An example of a site's burn-in test, for `burn_in: {command: [/etc/racktwin/dcgm-diag.sh, "{host}"]}`: DCGM's own
-# diagnosis of all GPUs of a node, over ssh. Exit 0 is a passed test, 1 a failed one, 126 says nothing of the node.
+# diagnosis of all GPUs of a node, over ssh. Exit 0 is a passed test, 1 a failed one, 126 means not tested.
 # What DCGM prints and how it ends differ between its versions: try it on a good and on a bad node of yours first.
 #   dcgm-diag.sh HOST [LEVEL]     level 1: seconds, 2: minutes, 3: half an hour, 4: hours
 set -u
@@ -15,13 +15,13 @@ said=$(ssh -o BatchMode=yes -o ConnectTimeout=10 -- "$host" dcgmi diag -r "$leve
 code=$?
 printf '%s\n' "$said"
 
-# Of ssh's own, and of a shell that finds no dcgmi: the node was not tested.
+# Exit codes of ssh itself, or of a shell without dcgmi: the node was not tested.
 case $code in
 255 | 126 | 127)
     exit 126
     ;;
 esac
-# Who reads "Fail" anywhere need not ask what the exit code means; "Warn" is for people to look at.
+# "Fail" anywhere in the output is a failed test, whatever the exit code; "Warn" needs a person.
 if printf '%s' "$said" | grep -Eq '"Fail"'; then
     exit 1
 fi

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-# Which lock a package comes from says when it is there: at a site, or where racktwin is built and tested
+# The lock of a package says whether it is at a site, or only where racktwin is built and tested
 LOCKS = {
     "requirements.lock": "required",
     "requirements-torch.txt": "optional",

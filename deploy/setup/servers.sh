@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the servers that the tests start for themselves: Debian packages, where apt has them.
 #
-# Does nothing when all are there. Without root it says what is missing. Nothing is started or left enabled:
+# Does nothing when all are there. Without root it lists the missing packages. Nothing is started or left enabled:
 # the tests run their own on loopback. With CI=true an installation that fails is an error; elsewhere it is a
 # message, since tests skip by name what is not there.
 set -euo pipefail
@@ -18,7 +18,7 @@ installed() { [[ $(dpkg-query -W -f '${Status}' "$1" 2>/dev/null) == "install ok
 
 in_ci() { [[ ${CI:-} =~ ^(1|true|yes)$ ]]; }
 
-# What could not be had is an error in CI alone.
+# A missing package is an error only in CI.
 give_up() {
     say "$*"
     if in_ci; then exit 1; fi

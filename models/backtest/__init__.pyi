@@ -20,7 +20,7 @@ from .load import (
     groups_of as groups_of,
     join as join,
     run_group as run_group,
-    told_band as told_band,
+    told_coverage as told_coverage,
 )
 from .new_site import backtest_new_site as backtest_new_site, score_new_site as score_new_site
 from .scores import (

@@ -1,4 +1,4 @@
-"""Audit: whether a forecast changes when rows after its origin do. It must not: that would be a look ahead.
+"""Audit: checks that a forecast does not change when rows after its origin do, so that it never looks ahead.
 
 Rows after an origin are replaced, once by gaps and once by wild values, everything is forecast again, and
 compared with what was said before. Columns that are known ahead stay. A backtest runs this every time.
@@ -60,7 +60,7 @@ def check_points(names: tuple[str, ...], origins: I64, before: F64, again: F64, 
 
 
 def check_issued(who: str, origins: I64, before: F64, again: F64, how: str) -> None:
-    """Raise LookAhead if what was issued [n_origin, ...] is said otherwise."""
+    """Raise LookAhead if the issued forecasts [n_origin, ...] differ."""
     apart = differ(before, again)
     wrong = np.asarray(apart.any(axis=tuple(range(1, apart.ndim))))
     if wrong.any():

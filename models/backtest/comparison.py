@@ -137,6 +137,6 @@ def compare_errors(held: Cells, other: Cells, columns: Sequence[int], seed: int 
 
 
 def winner(mine: float, other: float, low: float, high: float) -> dict[str, object]:
-    """The better side: ours, rival, or none where both err alike; `sure` if the interval excludes 1."""
+    """Return the better side: ours, rival, or none if both err equally; `sure` if the interval excludes 1."""
     better = "ours" if mine < other else "rival" if mine > other else "none"
     return {"better": better, "sure": bool(high < 1.0 or low > 1.0)}

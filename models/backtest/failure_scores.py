@@ -1,4 +1,4 @@
-"""Scores of failure forecasts: who is ranked first, how true the probabilities are, and how early.
+"""Scores of failure forecasts: ranking, calibration of probabilities, and lead time.
 
 All scores are over pairs of a day and a node that is up that day. Differences from the reference come with a
 90 % interval from blocks of days, and one of three words.
@@ -96,7 +96,7 @@ def _merged(step: I64, y: F64) -> I64:
 
 
 def top(rank: F64, up: Bool, k: int) -> F64:
-    """Share of each node in a day's k first [n_day, n]; equal ranks at the edge share what is left."""
+    """Return the share of each node in a day's first k [n_day, n]; equal ranks at the edge share the rest."""
     value = np.where(up, rank, -np.inf)
     out = np.zeros(value.shape)
     for i, row in enumerate(value):

@@ -1,4 +1,4 @@
-"""A backtest of failure forecasts: from each day, what would have been said of every node, had it been live.
+"""Backtest of failure forecasts: the forecast of each node on each day, as a live daemon would make it.
 
 Each day the forecasters see the log as known that day and no more. Every two weeks they are fitted again,
 counts are mapped to the shares that came true so far, and a champion is chosen: the self-exciting baseline,
@@ -190,7 +190,7 @@ def backtest_failures(
     progress: Callable[[float], None] = lambda _: None,
     known: Callable[[FaultLog, float], FaultLog] = FaultLog.known_at,
 ) -> FailureResult:
-    """Forecasts from each whole day from `from_d` on whose outcome the log still tells.
+    """Return forecasts from each whole day from `from_d` on with an outcome in the log.
 
     `known` is how the past is looked up: replaced in tests that plant a look ahead. Raises LookAhead.
     """

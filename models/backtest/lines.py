@@ -1,4 +1,4 @@
-"""Parts of a load backtest: the experts, fitted and asked alike, and each horizon's line through time.
+"""Parts of a load backtest: the experts, fitted and queried alike, and each horizon's forecasts over time.
 
 They see rows up to the last one that they are asked from.
 """
@@ -79,7 +79,7 @@ def first_known(span: KeptSpan | None, panel: SeriesPanel, row: int) -> int:
 
 
 class Experts:
-    """Some experts on one grid, fitted alike and asked alike. `span`: the rows that they know; None: all."""
+    """Some experts on one grid, fitted and queried together. `span`: the rows that they know; None: all."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class Experts:
 
 @dataclass
 class HorizonLine:
-    """One horizon on its way through time: its `Online`, the next row to learn from, what it last drew.
+    """The state of one horizon over time: its `Online`, the next row to learn from, its last draw.
 
     All that the daemon does at a row happens at the same row here, also where the backtest forecasts from
     every `stride` rows alone.
@@ -151,7 +151,7 @@ class HorizonLine:
     """Half-widths of the 90 % band that its history supports, at the origins of the last advance."""
 
     def advance(self, panel: SeriesPanel, words: ExpertForecasts, origins: I64) -> tuple[F64, F64]:
-        """Issue from these origins in turn, learning before each what is known by then.
+        """Issue forecasts from these origins in turn; learns the outcomes known by then before each.
 
         words: of this horizon, points [n_expert, n_origin, n]. Returns quantiles [n_origin, n, n_level] and
         weights [n, n_expert] summed over the origins.

@@ -1,4 +1,4 @@
-"""A backtest of life hazards: trained on lives up to a day, asked step by step after it, scored by what came.
+"""Backtest of life hazards: trained on lives up to a day, then forecast step by step and scored.
 
 At the begin of each step every device in service is forecast, from what was known then. The champion is the
 hazard with position, or the decayed count of the device's own faults, where it lost less than the blind
@@ -72,7 +72,7 @@ def backtest_lives(
     seed: int = 0,
     progress: Callable[[float], None] = lambda _: None,
 ) -> LifeResult:
-    """Forecasts of each step after `train_d`. With `refit`, all is learned anew as time goes on.
+    """Return forecasts of each step after `train_d`. With `refit`, all is fitted again over time.
 
     Raises LookAhead.
     """
@@ -174,7 +174,7 @@ def _audit(log: LifeLog, cells: LifeCells, walk: _Walk, train: int, i: int) -> N
     """Raise LookAhead if step i is forecast otherwise from a log that ends where it begins."""
     edge = cells.steps[i].begin_d
     short = replace(log.known_at(edge), until_d=edge + cells.step_d)
-    # Whether a fault is shared may depend on the ten minutes after it.
+    # The mark of a shared fault may depend on the ten minutes after it.
     again = _Walk(
         cut_cells(short, cells.step_d, cells.shared[log.day <= edge]),
         train,

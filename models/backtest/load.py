@@ -1,4 +1,4 @@
-"""A backtest: what would have been forecast, had the daemon lived through a panel, from what it could know.
+"""Backtest of load forecasts: the forecasts of a daemon that lives through a panel, without look-ahead.
 
 It lives as the daemon: on its grids, with the rows that it keeps, fitted when it fits (`models.load.fits`).
 Experts are fitted on rows before a cut and speak from the rows between that cut and the next; `Online`
@@ -135,7 +135,7 @@ def backtest(
     terms: BacktestTerms | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> BacktestResult:
-    """Live through `panel` and keep what is issued from origins in its last `1 - terms.start`.
+    """Run through `panel` and keep the forecasts from origins in its last `1 - terms.start`.
 
     `horizons`: rows, ascending. `progress` hears what share is done. A single expert that says nothing is
     stood in for by the last value. Raises LookAhead if a forecast depends on a later row; ContractError for a
@@ -167,7 +167,7 @@ def first_scored(panel: SeriesPanel, terms: BacktestTerms) -> int:
 
 
 def told_band(result: BacktestResult, place: int) -> F64:
-    """Low edge, median and high edge [k, n, 3] of a horizon as the daemon tells its 90 % band.
+    """Return low edge, median and high edge [k, n, 3] of a horizon, as the daemon reports its 90 % band.
 
     As wide as its history supports, and no narrower than that of a shorter horizon on the same grid, of
     which the newest counts where that one is not issued from the same rows.
@@ -185,6 +185,20 @@ def told_band(result: BacktestResult, place: int) -> F64:
     low, high = np.moveaxis(median[..., None] + SIDES * half, -1, 0)
     never_below_zero = np.fmin.accumulate(panel.values)[course.origins] == 0.0
     return np.stack([np.where(never_below_zero, np.maximum(low, 0.0), low), median, high], axis=-1)
+
+
+def told_coverage(result: BacktestResult, place: int, columns: Sequence[int]) -> tuple[float, int]:
+    """(share, number) of outcomes of these series in the band that a daemon tells, its edges included; the
+    share is NaN of none. Outcomes without a told band count in neither.
+    """
+    course = result.courses[place]
+    targets = course.origins + course.horizon
+    due = targets < result.panel.n_time
+    low, _, high = np.moveaxis(told_band(result, place)[due][:, list(columns)], -1, 0)
+    actual = result.panel.values[targets[due]][:, list(columns)]
+    known = np.isfinite(low) & np.isfinite(high) & np.isfinite(actual)
+    inside = (low[known] <= actual[known]) & (actual[known] <= high[known])
+    return float(inside.mean()) if len(inside) else np.nan, len(inside)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A new site with a prior of other fleets and without: its forecasts of one day ahead in its first days.
+"""New-site backtest: one-day-ahead forecasts of a site's first days, with other fleets' prior and without.
 
 The log is cut into spans. Each is a site that begins to watch with nothing known: the model of the daemon
 says each day who fails within a day, once from published averages and once from the prior, and is fitted

@@ -1,4 +1,4 @@
-"""Scores of a backtest: how wrong it was, beside the last value, the same time yesterday, and EWMA.
+"""Scores of a load backtest: errors next to those of last value, same time yesterday, and EWMA.
 
 Every rival is taken from the same origins and judged at the same targets. A target counts where its value is
 known, and the value at its origin.

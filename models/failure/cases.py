@@ -1,4 +1,4 @@
-"""Cases that a hazard learns from: what a node looked like, what was said of it, and what became of it.
+"""Training cases of a hazard: the features of a node, its forecast, and the outcome.
 
 Nodes that show anything unusual are sampled often at first and then ever more rarely, quiet ones thinly and
 in turn; each case stands for so much time of so many nodes as its weight says, so that sums over cases are
@@ -45,7 +45,7 @@ _OPEN = {"failed_ns": 0, "lost_ns": 0}
 
 
 def half_precision(values: F32) -> Any:
-    """Features in half precision; what is not finite is unknown."""
+    """Return features in half precision; non-finite ones are unknown."""
     with np.errstate(over="ignore", invalid="ignore"):
         held = np.clip(values, -LARGEST, LARGEST).astype(np.float16)
     held[~np.isfinite(values)] = np.nan
@@ -68,12 +68,25 @@ class CaseLog:
         self.signs = np.zeros(n, np.uint8)  # unusual features at the last sample
         self.recent: list[tuple[int, Any, F32, Bool]] = []  # (instant, features, said, up) of all nodes
 
+    def rename(self, names: tuple[str, ...]) -> None:
+        """Take features of these names from now on; of earlier cases a feature that is new is unknown."""
+        old = [self.names.index(name) if name in self.names else -1 for name in names]
+        pick = np.array(old, np.int64)
+
+        def of(x: Any) -> Any:
+            moved = np.full((len(x), len(names)), np.nan, np.float16)
+            moved[:, pick >= 0] = x[:, pick[pick >= 0]]
+            return moved
+
+        self.names, self.columns["x"] = names, of(self.columns["x"])
+        self.recent = [(t_ns, of(x), said, up) for t_ns, x, said, up in self.recent]
+
     def get(self, name: str) -> Any:
-        """A column of all cases, to be read."""
+        """Return a column of all cases. Read only."""
         return self.columns[name][: self.k]
 
     def due(self, now_ns: int) -> bool:
-        """True if a slot has begun that was not evaluated yet."""
+        """Return True if a new slot has begun."""
         return now_ns // SLOT_NS != self.slot
 
     def sample(self, now_ns: int, values: F32, signs: I64, said: F32, up: Bool) -> None:
@@ -124,7 +137,8 @@ class CaseLog:
         self.k += count
 
     def _thin(self, now_ns: int) -> None:
-        """Make room: what is old goes; of what did not fail, every second: its neighbour gets its weight."""
+        """Make room: drop old cases, and every second case without a failure; its neighbour gets its
+        weight."""
         self._keep(self.get("t_ns") >= now_ns - KEPT_NS)
         if self.k <= 3 * MOST // 4:
             return
@@ -145,7 +159,7 @@ class CaseLog:
         self.k = count
 
     def settle(self, node: I32, start_ns: I64, failed: Bool, now_ns: int) -> None:
-        """Tell outcomes: from these instants on, nodes had failed, or could not be seen to fail any more.
+        """Set outcomes: from these instants on, nodes had failed, or could no longer be observed.
 
         Rows in order of start; those that were told before, or have not settled, are left out.
         """
@@ -159,27 +173,27 @@ class CaseLog:
             self._close(self.get("node") == node[i], at_ns, bool(failed[i]))
 
     def _before(self, node: int, at_ns: int, now_ns: int) -> None:
-        """The images of the hour before a failure; together they weigh that hour."""
+        """Return the images of the hour before a failure; together they weigh that hour."""
         hour = [image for image in self.recent if at_ns - HOUR_NS <= image[0] < at_ns and image[3][node]]
         for t_ns, x, said, _ in hour:
             rows = {"node": node, "t_ns": t_ns, "weight": HOUR_NS / SLOT_NS / len(hour), "how": BEFORE}
             self._add(rows | {"x": x[node][None], "said": said[node][None], **_OPEN}, 1, now_ns)
 
     def _close(self, which: Bool, at_ns: int, failed: bool) -> None:
-        """The end of what is still open of these cases."""
+        """Close the open outcome of these cases."""
         open_ = which & (self.get("failed_ns") == 0) & (self.get("lost_ns") == 0)
         open_ &= (self.get("t_ns") < at_ns) & (self.get("t_ns") >= at_ns - LONGEST_NS)
         self.get("failed_ns" if failed else "lost_ns")[open_] = at_ns
 
     def lose(self, nodes: Any, at_ns: int) -> None:
-        """People work at these nodes, or others sit there now: what comes is not theirs."""
+        """Drop the open outcomes of nodes under maintenance, or replaced."""
         self._close(np.isin(self.get("node"), nodes), at_ns, False)
         for _, _, _, up in self.recent:
             up[nodes] = False
         self.gap[nodes], self.next_slot[nodes], self.signs[nodes] = 1, 0, 0
 
     def remapped(self, old_of_new: I32, now_ns: int) -> CaseLog:
-        """The same on another site: nodes that left teach on, but nothing more becomes of them."""
+        """Return the cases on another site: those of removed nodes still teach, but stay open."""
         out = CaseLog(len(old_of_new), self.names, self.n_said)
         new_of_old = np.full(self.n, -1, np.int32)
         kept = np.flatnonzero(old_of_new >= 0)
@@ -205,11 +219,12 @@ class CaseLog:
         return x, said, np.zeros(self.n, np.bool_)
 
     def named(self) -> np.ndarray:
-        """The features' names as bytes."""
+        """Return the features' names as bytes."""
         return np.frombuffer("\n".join(self.names).encode() or b"", np.uint8)
 
     def memory(self, recent: bool = True) -> dict[str, np.ndarray]:
-        """Everything, as copies; the images only if `recent`. Half precision is written as integers."""
+        """Return everything, as copies; the images only if `recent`. Half precision is written as
+        integers."""
         out = {name: self.get(name).copy() for name in self.columns}
         out["x"] = out["x"].view(np.uint16)
         out |= {name: getattr(self, name).copy() for name in ("next_slot", "gap", "signs")}
@@ -223,7 +238,7 @@ class CaseLog:
 
     @classmethod
     def restored(cls, memory: Mapping[str, np.ndarray]) -> CaseLog:
-        """The inverse of `memory`. Raises ContractError, KeyError or ValueError for anything else."""
+        """Return the cases of `memory`. Raises ContractError, KeyError or ValueError for anything else."""
         names = tuple(bytes(memory["names"]).decode().split("\n")) if len(memory["names"]) else ()
         out = cls(len(memory["gap"]), names, memory["said"].shape[1])
         out.k = len(memory["node"])

@@ -1,4 +1,4 @@
-"""Faults with a cause in common: so many nodes within ten minutes that chance does not account for it.
+"""Faults with a common cause: more nodes within ten minutes than chance explains.
 
 They tell of what the nodes share, not of the nodes: what fits or foresees each node's own faults leaves
 them out, and the whole fleet bears their rate. By time alone, as a log names no racks. Whether a fault
@@ -26,7 +26,7 @@ MOST_BY_CHANCE = 0.01
 
 
 class CommonCause(NamedTuple):
-    """One cause in common: its first fault's day, and the number of its faults and of nodes it struck."""
+    """One common cause: the day of its first fault, and the number of its faults and nodes."""
 
     day: float
     faults: int
@@ -34,7 +34,7 @@ class CommonCause(NamedTuple):
 
 
 def shared_faults(log: FaultLog, before: tuple[FaultLog, Bool] | None = None) -> Bool:
-    """Mask of the faults that have a cause in common [k].
+    """Return a mask of the faults with a common cause [k].
 
     The rate to expect is that of earlier faults that had none, over all nodes, with the live site's prior; or
     that of the last week if it is higher, as rates drift. `before`: a log that this one goes on from, with
@@ -58,7 +58,7 @@ def shared_faults(log: FaultLog, before: tuple[FaultLog, Bool] | None = None) ->
 
 
 def _goes_on(log: FaultLog, before: FaultLog) -> bool:
-    """True if the log begins with the same faults of the same nodes."""
+    """Return True if the log begins with the same faults of the same nodes."""
     k = before.k
     return (
         (log.n, log.begin_d) == (before.n, before.begin_d)
@@ -69,7 +69,7 @@ def _goes_on(log: FaultLog, before: FaultLog) -> bool:
 
 
 def _rate(log: FaultLog, shared: Bool, i: int, since_d: float) -> float:
-    """Faults of single nodes per node and day since a day, up to the fault in place i."""
+    """Return the faults of single nodes per node and day since a day, up to the fault in place i."""
     a = int(np.searchsorted(log.start_d[:i], since_d))
     single = i - a - int(np.count_nonzero(shared[a:i]))
     node_d = log.n * (log.start_d[i] - max(since_d, log.begin_d))
@@ -77,13 +77,13 @@ def _rate(log: FaultLog, shared: Bool, i: int, since_d: float) -> float:
 
 
 def individual_faults(log: FaultLog) -> FaultLog:
-    """The same log without the faults that have a cause in common."""
+    """Return the log without the faults that have a common cause."""
     shared = shared_faults(log)
     return log.only(~shared) if shared.any() else log
 
 
 def common_causes(log: FaultLog) -> tuple[CommonCause, ...]:
-    """Causes in common in order of time; faults of less than a window apart are of one."""
+    """Return common causes in order of time; faults less than a window apart belong to one."""
     at = np.flatnonzero(shared_faults(log))
     if not len(at):
         return ()

@@ -1,4 +1,4 @@
-"""The reference: nodes ranked by their number of faults, each of which counts half as much after a while.
+"""Reference forecast: nodes ranked by their number of faults, with exponential decay.
 
 Half a page that every other forecast has to beat. The count becomes a probability by isotonic regression on
 past origins.
@@ -18,7 +18,7 @@ PRIOR_CASES = 2.0  # cases at the mean rate that every step of the map is drawn 
 
 
 def decayed_counts(known: FaultLog, day: float, half_life_d: float = HALF_LIFE_D) -> F64:
-    """Each node's faults up to `day`, weighted by 0.5 ** (age / half-life) [n]."""
+    """Return each node's faults up to `day`, weighted by 0.5 ** (age / half-life) [n]."""
     age_d = day - known.start_d
     return known.per_node(np.where(age_d >= 0.0, 0.5 ** (age_d / half_life_d), 0.0))
 

@@ -1,4 +1,4 @@
-"""A log of faults and repairs: which node failed when, of what class, and when it was back.
+"""Fault log: start, class and end of each node's faults and repairs.
 
 The clock counts days from the log's day 0. A fault lasts from its start to its end; while it lasts the node
 is under repair and no candidate for the next one. `FaultLog.known_at` is the only way to look back: a fault
@@ -53,11 +53,11 @@ class FaultLog:
 
     @property
     def k(self) -> int:
-        """Number of faults."""
+        """Return the number of faults."""
         return len(self.node)
 
     def known_at(self, day: float) -> FaultLog:
-        """The log as known on this day: no later fault, and no later end."""
+        """Return the log as known on this day: no later fault, and no later end."""
         k = int(np.searchsorted(self.start_d, day, side="right"))
         end_d = np.where(self.end_d[:k] <= day, self.end_d[:k], np.inf)
         until_d = max(min(self.until_d, float(day)), self.begin_d)
@@ -66,7 +66,7 @@ class FaultLog:
         )
 
     def only(self, keep: Bool) -> FaultLog:
-        """Of these faults alone [k], with the same nodes, classes and days."""
+        """Return the log of these faults only [k], with the same nodes, classes and days."""
         return FaultLog(
             self.n,
             self.node[keep],
@@ -79,7 +79,7 @@ class FaultLog:
         )
 
     def up(self, days: F64) -> Bool:
-        """Candidates: nodes that are not under repair on each of these days, ascending [n_day, n]."""
+        """Return the candidates: nodes not under repair on each of these days, ascending [n_day, n]."""
         down = np.zeros((len(days) + 1, self.n), np.int32)
         np.add.at(down, (np.searchsorted(days, self.start_d, side="left"), self.node), 1)
         np.subtract.at(down, (np.searchsorted(days, self.end_d, side="left"), self.node), 1)
@@ -87,7 +87,8 @@ class FaultLog:
         return out
 
     def next_start(self, days: F64) -> F64:
-        """The day of each node's next fault after each of these days, ascending [n_day, n]; inf: none."""
+        """Return the day of each node's next fault after each of these days, ascending [n_day, n]; inf:
+        none."""
         out = np.full((len(days), self.n), np.inf)
         edge = np.searchsorted(self.start_d, days, side="right")
         upper = self.k
@@ -101,29 +102,31 @@ class FaultLog:
         return out
 
     def counts(self, days: F64, span_d: float) -> F64:
-        """Number of faults of the whole fleet in (day, day + span] from each of these days [n_day]."""
+        """Return the number of faults of the whole fleet in (day, day + span] from each of these days
+        [n_day]."""
         edge = np.searchsorted(self.start_d, np.stack([days, days + span_d]), side="right")
         out: F64 = (edge[1] - edge[0]).astype(np.float64)
         return out
 
     def down_d(self, day: float) -> F64:
-        """Days that each node spent under repair from the log's begin to this day [n]."""
+        """Return the days that each node spent under repair from the log's begin to this day [n]."""
         length = np.clip(np.minimum(self.end_d, day) - self.start_d, 0.0, None)
         return self.per_node(length)
 
     def per_node(self, weight: F64) -> F64:
-        """The sum of a weight per fault [k] over each node's faults [n]."""
+        """Return the sum of a weight per fault [k] over each node's faults [n]."""
         out: F64 = np.bincount(self.node, weight, self.n).astype(np.float64)
         return out
 
     @cached_property
     def returned(self) -> Bool:
-        """Faults whose repair is known to have ended [k]."""
+        """Return the faults with a known end of repair [k]."""
         return np.isfinite(self.end_d)
 
 
 def scrambled(log: FaultLog, day: float) -> FaultLog:
-    """The same up to `day`, and nonsense after it: other faults, other ends. For audits of a look ahead."""
+    """Return the same log up to `day`, and nonsense after it: other faults, other ends. For audits of a
+    look ahead."""
     known = log.known_at(day)
     end_d = known.end_d.copy()
     # Repairs that were open end at once, in turn, and every node fails three times.

@@ -25,7 +25,7 @@ LOG = ("node", "start_ns", "end_ns", "kind", "shared")
 def training_of(
     log: FailureLog, cases: CaseLog, champions: Sequence[Champion], now_ns: int
 ) -> dict[str, np.ndarray]:
-    """Training data of a fit, as copies."""
+    """Return the training data of a fit, as copies."""
     out: dict[str, Any] = {f"log/{name}": np.array(getattr(log, name)) for name in LOG}
     out["log/classes"] = np.frombuffer("\n".join(log.classes).encode(), np.uint8)
     out["log/n_begin_now"] = np.array([cases.n, log.begin_ns, now_ns], np.int64)
@@ -37,7 +37,7 @@ def training_of(
 def fit_all(
     series: Mapping[str, np.ndarray], horizons_s: Sequence[float], seed: int
 ) -> dict[str, np.ndarray]:
-    """Parameters from what `training_of` gave. Raises ContractError for anything else."""
+    """Return parameters from `training_of`. Raises ContractError for anything else."""
     try:
         n, begin_ns, now_ns = series["log/n_begin_now"].tolist()
         classes = tuple(bytes(series["log/classes"]).decode().split("\n"))
@@ -64,7 +64,7 @@ def fit_all(
 
 
 class Fitted:
-    """Parameters in use. Without any, the baseline's strengths are assumed and no hazard is told."""
+    """Parameters in use. Without any, the baseline's strengths are assumed, and there is no hazard."""
 
     def __init__(self, parameters: Mapping[str, np.ndarray], horizons_s: Sequence[float]) -> None:
         """Raises ContractError for what is no parameter of a model with these horizons."""

@@ -30,7 +30,7 @@ SPREAD_HALF_LIFE_D = 180.0  # of what an error tells of the spread. source: esti
 FIRST_CHOICE = HALF_LIVES_D.index(60.0)  # before errors were seen. source: estimate
 LEAST_MEAN = 0.1  # faults; so that errors of a fleet without any say something. source: estimate
 MOST_SQUARE = 9.0  # times the spread so far that one error counts for: a shock is no rule. source: estimate
-# How far the tails' logit moves per span of misses, and its bounds: tails of 0.5 % and 21 %.
+# Step of the tails' logit per span of misses, and its bounds: tails of 0.5 % and 21 %.
 # source: tuned on synthetic counts (tests/support/fault_logs.py)
 STEP, NARROWEST, WIDEST = 2.0, -1.6, 2.4
 # An interval says something if it is no wider than so many faults, so many times its mean, or so many times
@@ -49,7 +49,7 @@ class FleetForecast(NamedTuple):
 
 
 def fleet_forecast(counts: F64, span_d: int) -> FleetForecast:
-    """The next `span_d` days after daily counts [n_day]; NaN before LEAST_DAYS."""
+    """Return the forecast of the next `span_d` days after daily counts [n_day]; NaN before LEAST_DAYS."""
     path = fleet_forecasts(counts, span_d)
     return (
         FleetForecast(*(float(value) for value in path[-1]))
@@ -59,7 +59,7 @@ def fleet_forecast(counts: F64, span_d: int) -> FleetForecast:
 
 
 def fleet_forecasts(counts: F64, span_d: int) -> F64:
-    """Forecasts after each of these days [n_day, 3], from the data known then."""
+    """Return forecasts after each of these days [n_day, 3], from the data known then."""
     n = len(counts)
     out = np.full((n, 3), np.nan)
     mean = _means(counts, span_d)
@@ -89,14 +89,14 @@ def fleet_forecasts(counts: F64, span_d: int) -> F64:
 
 
 def useful_ends(mean: float, low: float, high: float) -> tuple[float, float]:
-    """The ends of an interval, or NaN for one so wide that it says next to nothing."""
+    """Return the ends of an interval, or NaN for one too wide to be useful."""
     poisson = interval(mean, mean)
     tells = high - low <= max(SMALL, MOST_OF_MEAN * mean, MOST_OF_POISSON * (poisson[1] - poisson[0]))
     return (low, high) if tells else (np.nan, np.nan)
 
 
 def _means(counts: F64, span_d: int) -> F64:
-    """The next span's mean after each day, by each memory [n_day, n_half_life]."""
+    """Return the next span's mean after each day, by each memory [n_day, n_half_life]."""
     keep = 0.5 ** (1.0 / np.array(HALF_LIVES_D))
     faults, days = np.zeros(len(keep)), np.zeros(len(keep))
     whole = np.cumsum(counts) / np.arange(1, len(counts) + 1)
@@ -110,7 +110,8 @@ def _means(counts: F64, span_d: int) -> F64:
 
 @lru_cache(maxsize=16_384)  # the past is said again every day
 def interval(mean: float, variance: float, level: float = LEVEL) -> tuple[float, float]:
-    """The middle `level` of a negative binomial, ends within; of Poisson if `variance` is no greater.
+    """Return the middle `level` of a negative binomial, ends included; of Poisson if `variance` is no
+    greater.
 
     Of the ends that hold at least so much and those one count further in, each is the one whose tail is
     nearer to half of 1 - level.
@@ -131,7 +132,7 @@ def interval(mean: float, variance: float, level: float = LEVEL) -> tuple[float,
 
 
 def log_pmf(mean: float, variance: float) -> F64:
-    """Logarithms of a negative binomial's probabilities of 0, 1, 2, .. up to where nothing is left."""
+    """Return logarithms of a negative binomial's probabilities of 0, 1, 2, .. until they vanish."""
     most = int(mean + 12.0 * np.sqrt(max(variance, mean)) + 30.0)
     k: I64 = np.arange(most)
     over = variance / mean

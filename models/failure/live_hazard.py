@@ -48,12 +48,12 @@ class Champion(NamedTuple):
     failures: int
 
     def array(self) -> F64:
-        """As numbers."""
+        """Return the champion as numbers."""
         return np.array([self.hazard, self.since_ns / NS, self.gain, self.low, self.high, self.failures])
 
     @classmethod
     def of(cls, numbers: F64) -> Champion:
-        """From `array`. Raises ContractError."""
+        """Return the champion from `array`. Raises ContractError."""
         if np.shape(numbers) != (6,) or not np.isfinite(numbers[[0, 1, 5]]).all():
             raise ContractError("champion: expected six numbers")
         hazard, since_s, gain, low, high, failures = numbers.tolist()
@@ -64,7 +64,7 @@ NOBODY = Champion(False, 0, np.nan, np.nan, np.nan, 0)
 
 
 class Outcomes(NamedTuple):
-    """Cases of one horizon whose outcome is known [k].
+    """Cases of one horizon with a known outcome [k].
 
     at: their place; y: failed; weight: so much of one failure, or as much time without; failure: a number
     for each different one, -1 where there was none.
@@ -77,7 +77,8 @@ class Outcomes(NamedTuple):
 
 
 def outcomes(cases: Mapping[str, Any], settled_ns: int, horizon_s: float) -> Outcomes:
-    """Outcome of each case as known now. The hour before a failure is kept whole: nothing else tells of it.
+    """Return the present outcome of each case. The hour before a failure is kept complete: nothing else
+    shows it.
 
     A case of which people took the node away before its horizon was over tells nothing, nor one whose horizon
     is not over, whatever became of it already.
@@ -100,7 +101,7 @@ def outcomes(cases: Mapping[str, Any], settled_ns: int, horizon_s: float) -> Out
 
 
 def grow(rows: F64, y: Bool, weight: F64, seed: int) -> dict[str, Any]:
-    """Trees of the log-odds of y, packed; {} if no column tells anything."""
+    """Return trees of the log-odds of y, packed; {} if no column is informative."""
     from sklearn.ensemble import HistGradientBoostingClassifier
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
@@ -144,7 +145,7 @@ class _LogOdds:
 
 
 def calibrate(base: F64, raw: F64, y: Bool, weight: F64) -> F64:
-    """The line (a, b, c) of logit p = a + b logit(base) + c raw; b and c never below 0 [3].
+    """Return the line (a, b, c) of logit p = a + b logit(base) + c raw; b and c never below 0 [3].
 
     Newton's method on the weighted likelihood with PRIOR towards PRIOR_LINE.
     """
@@ -184,7 +185,7 @@ def _centre(raw: F64, weight: F64) -> float:
 
 
 def bins_of(p: F64, y: Bool, weight: F64) -> F64:
-    """Bins of calibration: (lower edge, spread), both on the logistic scale, ascending [n_bin, 2].
+    """Return bins of calibration: (lower edge, spread), both on the logistic scale, ascending [n_bin, 2].
 
     Each holds LEAST_IN_BIN failures or more; the spread is that of a share of so many.
     """
@@ -207,7 +208,7 @@ def bins_of(p: F64, y: Bool, weight: F64) -> F64:
 def fit_horizon(
     cases: Mapping[str, Any], settled_ns: int, horizon_s: float, place: int, seed: int
 ) -> dict[str, Any]:
-    """Trees, line and bins of one horizon; {} where too little is known."""
+    """Return trees, line and bins of one horizon; {} if too little is known."""
     known = outcomes(cases, settled_ns, horizon_s)
     n_failed = int(known.failure.max(initial=-1)) + 1
     if n_failed < LEAST_FAILED:
@@ -242,7 +243,7 @@ def choose(
     before: Champion,
     seed: int,
 ) -> Champion:
-    """The model in force from now on, judged by the forecasts of both on cases with a known outcome.
+    """Return the next champion, by the forecasts of both on cases with a known outcome.
 
     The challenger must be better beyond chance to win, and better at all to stay; `since_ns` of a new one is
     left 0.
@@ -273,7 +274,7 @@ def _loss(p: F64, y: Bool) -> F64:
 
 
 class Hazards:
-    """Fitted trees of some horizons, ready to say. `horizons` are their places, ascending."""
+    """Fitted trees of some horizons, ready to predict. `horizons` are their places, ascending."""
 
     def __init__(self, fitted: Mapping[int, Mapping[str, Any]]) -> None:
         """By place of the horizon: trees, line and bins. Raises ContractError for what is none."""
@@ -296,11 +297,12 @@ class Hazards:
 
     @property
     def n_feature(self) -> int:
-        """Columns of features that it reads, without the baseline; 0 while there are no trees."""
+        """Return the number of feature columns, without the baseline; 0 without trees."""
         return 0 if self.grove is None else self.grove.n_feature - 1
 
     def say(self, values: Any, base: F64) -> F64:
-        """Probabilities [n_place, n] from features [n, n_feature] and the baseline's [n_horizon, n]."""
+        """Return probabilities [n_place, n] from features [n, n_feature] and the baseline's [n_horizon,
+        n]."""
         if self.grove is None:
             return np.zeros((0, len(values)))
         rows = np.zeros((len(values), self.n_feature + 1), order="F")
@@ -317,7 +319,7 @@ class Hazards:
         )
 
     def band(self, i: int, p: F64) -> tuple[F64, F64]:
-        """90 % interval of probabilities of the i-th horizon, by the failures in their bin."""
+        """Return the 90 % interval of probabilities of the i-th horizon, by the failures in their bin."""
         at = logit(p)
         bins = self.bins[i]
         spread = 1.6448536269514722 * bins[np.clip(np.searchsorted(bins[:, 0], at, "right") - 1, 0, None), 1]

@@ -1,4 +1,4 @@
-"""failure: how likely each node is to fail within an hour, a day, a week, a month; and how many of the site.
+"""failure: probability that each node fails within an hour, a day, a week, a month; and the site's total.
 
 From the first minute a baseline on the log of failures alone, see `models.failure.rates`. A hazard on
 telemetry learns beside it (`models.failure.cases`, `models.failure.live_hazard`) and takes its place
@@ -88,7 +88,7 @@ class Failure:
         self._band: tuple[F64, F64, F64] | None = None  # of the baseline, until it is worked out anew
 
     def settings(self) -> dict[str, object]:
-        """Arguments that make an equal model."""
+        """Return the arguments that create an equal model."""
         prior = self.prior.text if self.prior else ""
         return {"signals": self.signals, "horizons_s": self.horizons_s, "prior": prior}
 
@@ -103,8 +103,10 @@ class Failure:
             if not len(log.node) and not _heard(features):
                 return
             self.begun_ns = view.now_ns
-        if self.cases.names != features.names or self.cases.n != n:
+        if self.cases.n != n:
             self.cases = CaseLog(n, features.names, 2 * len(self.horizons_s))
+        elif features.names and self.cases.names != features.names:
+            self.cases.rename(features.names)
         if len(self._shape) != n:
             self._resize(n)
         self._log = log
@@ -127,7 +129,7 @@ class Failure:
             self._say_site(past)
 
     def _rest(self, past: FailureHistory, log: FailureLog, features: NodeFeatures, now_ns: int) -> None:
-        """The baseline, worked out anew where that is due."""
+        """Return the baseline; recomputed if due."""
         rows = [getattr(log, name) for name in ("node", "start_ns", "end_ns", "shared", "kind")]
         mark = digest([*rows, log.begin_ns, log.unwatched_ns, self.fitted.version]).encode()
         mark += self.prior.text.encode() if self.prior else b""
@@ -141,7 +143,7 @@ class Failure:
         self._shape = np.where(blank, wide_shape, shape)
 
     def _baseline(self) -> tuple[F64, F64, F64]:
-        """Mean, low and high of the baseline's probabilities [n_horizon, n]."""
+        """Return mean, low and high of the baseline's probabilities [n_horizon, n]."""
         if self._band is None:
             low, high = gamma_factors(self._shape)
             mean, low, high = (rates.probability(self._hazard * factor) for factor in (1.0, low, high))
@@ -149,13 +151,13 @@ class Failure:
         return self._band
 
     def _challenge(self, features: NodeFeatures, now_ns: int, up: Bool) -> None:
-        """Forecast of the hazard; at the begin of a slot cases are taken, with the forecasts of them."""
+        """Return the hazard's forecast; takes cases with their forecasts at the begin of a slot."""
         values, hazards = features.values, self.fitted.hazards
         signs = np.zeros(len(values), np.int64)
         for column, name in enumerate(features.names):
             if name in QUIET:
                 signs += values[:, column] > QUIET[name]
-        look = self.cases.due(now_ns)
+        look = self.cases.due(now_ns) and self.cases.names == features.names
         ready = hazards.n_feature == values.shape[1] and self.fitted.names == "\n".join(features.names)
         if not ready or not hazards.places:
             if np.isfinite(self._mine).any():
@@ -179,19 +181,23 @@ class Failure:
         least = np.zeros((3, len(out)))
         for i, horizon_s in enumerate(self.horizons_s):
             three = tuple(part[i] for part in told)
-            if self.fitted.champions[i].hazard and np.isfinite(self._mine[i]).all():
+            if self._told_by_hazard(i):
                 three = self._mine[i], *self.fitted.hazards.band(places.index(i), self._mine[i])
             spared = np.exp(-shock * self.spans_d[i])
-            # Who fails within an hour fails within a day.
+            # A node that fails within an hour fails within a day.
             least = np.maximum(least, 1.0 - (1.0 - np.stack(three)) * spared)
             mean, low, high = (np.where(out, np.nan, x).astype(np.float32) for x in least)
             version = f"{self.name}@{self.fitted.version}"
             self._said.append(Forecast(NODE, horizon_s, mean, low, high, version, self._basis(i, past)))
 
+    def _told_by_hazard(self, i: int) -> bool:
+        """Return True if the champion is the hazard, and it knows the features."""
+        return self.fitted.champions[i].hazard and bool(np.isfinite(self._mine[i]).all())
+
     def _basis(self, i: int, past: FailureHistory) -> str:
-        """Basis of a forecast, as a sentence."""
+        """Return the basis of a forecast, as a sentence."""
         champion, k, days = self.fitted.champions[i], past.own.k, past.now_d
-        if champion.hazard:
+        if self._told_by_hazard(i):
             since = np.datetime64(champion.since_ns // NS, "s")
             text = f"telemetry, since {since}Z: better than the failure rates alone by {champion.gain:.2g} "
             text += f"of log loss per failure on {champion.failures} failures"
@@ -204,7 +210,9 @@ class Failure:
         else:
             text = f"published failure rates, {1e3 * rates.PRIOR_RATE:.2g} per 1000 node-days "
             text += f"(arXiv 2410.21680): this fleet had no failure in {_span(days)}"
-        if not champion.hazard and champion.failures:
+        if champion.hazard and not self._told_by_hazard(i):
+            text += "; telemetry tells more since the last fit, and the next one takes it in"
+        elif not champion.hazard and champion.failures:
             text += f"; telemetry made it no better so far, on {champion.failures} failures"
         if len(past.shock_d):
             text += f"; {len(past.shock_d)} shocks that struck several"
@@ -216,7 +224,7 @@ class Failure:
     def _say_site(self, past: FailureHistory) -> None:
         days = rates.daily_counts(past)
         whole = len(days) >= LEAST_DAYS
-        # What rests on whole days changes once a day, one horizon at a time: lest one tick be long.
+        # A forecast that rests on whole days changes once a day, one horizon at a time: no tick is long.
         stamp = float(int(past.now_d)) if whole else self.anew_ns / NS
         due = np.flatnonzero(self._counts[:, 0] != stamp)
         if np.isfinite(self._counts[:, :2]).all() and whole:
@@ -228,7 +236,9 @@ class Failure:
         basis = f"daily counts of {len(days)} days"
         if not whole:
             source = "of other fleets" if self.prior else "from the literature"
-            basis = f"{len(past.all_d)} failures in {_span(past.now_d)} and a rate {source}"
+            count = len(past.all_d)
+            seen = f"{count} failure{'s' * (count != 1)} in {_span(past.now_d)}"
+            basis = f"{seen} and a rate {source}"
         for i, horizon_s in enumerate(self.horizons_s):
             _, mean, low, high = (np.array([x], np.float32) for x in self._counts[i])
             version = f"{self.name}@{self.fitted.version}"
@@ -238,39 +248,41 @@ class Failure:
             self._said.append(Forecast(SITE, horizon_s, mean, low, high, version, says))
 
     def predict(self, view: View) -> list[Forecast]:
-        """The forecasts of `update`; none for a site without any data."""
+        """Return the forecasts of `update`; none for a site without data."""
         return list(self._said)
 
     def next_fit_s(self) -> float:
-        """Seconds from one fit to the next: rarely while there is nothing to learn from."""
+        """Return the seconds from one fit to the next: long while there is nothing to learn from."""
         if "fit_every_s" in self.__dict__:  # a site said otherwise
             return self.fit_every_s
         if self._log is None or len(self._log.node) < LEAST_FAILURES:
             return NEVER_S
         past_s = (self.now_ns - self.begun_ns) / NS
+        if self.fitted.hazards.places and self.fitted.names != "\n".join(self.cases.names):
+            return FIT_LEAST_S  # other features than those that were learned
         return min(max(FIT_LEAST_S, FIT_GROWTH * past_s), FIT_MOST_S)
 
     def training(self) -> dict[str, np.ndarray]:
-        """The log of failures and the cases, as copies; empty while nothing failed."""
+        """Return the log of failures and the cases, as copies; empty without a failure."""
         if self._log is None or not rates.own_failures(self._log).any():
             return {}
         return training_of(self._log, self.cases, self.fitted.champions, self.now_ns)
 
     def fit(self, series: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
-        """Strengths of the baseline, trees per horizon, and who is in force. Raises ContractError."""
+        """Return strengths of the baseline, trees per horizon, and the champions. Raises ContractError."""
         return fit_all(series, self.horizons_s, seed)
 
     def load(self, parameters: Mapping[str, np.ndarray]) -> None:
-        """Use these. Raises ContractError for anything else, and keeps those before."""
+        """Load these parameters. Raises ContractError for anything else, and keeps the earlier ones."""
         self.fitted = Fitted(parameters, self.horizons_s)
         self._mine = np.full_like(self._mine, np.nan)
 
     def parameters(self) -> dict[str, np.ndarray]:
-        """The fitted parameters, if any."""
+        """Return the fitted parameters, if any."""
         return dict(self.fitted.parameters)
 
     def memory(self) -> dict[str, np.ndarray]:
-        """Cases, what is said now and what it rests on; none of the arrays is written to later."""
+        """Return the cases, the present forecasts and their basis; these arrays are not written later."""
         out = {f"cases/{key}": array for key, array in self.cases.memory().items()}
         out["at"] = np.array([self.begun_ns, self.now_ns, self.anew_ns], np.int64)
         out["horizons_s"] = np.array(self.horizons_s)
@@ -296,13 +308,13 @@ class Failure:
             self._begin()
 
     def forget(self, table: str, entity: int) -> None:
-        """Another node sits there now: what becomes of it is no outcome of what the one before was like."""
+        """Drop the open outcomes of a replaced node."""
         if table == "node" and entity < self.cases.n:
             self.cases.lose(np.array([entity]), self.now_ns)
             self._log_mark = b""
 
     def remap(self, old_of_new: Mapping[str, I32]) -> None:
-        """Cases follow their nodes; those of nodes that left teach on. The rest is worked out anew."""
+        """Move cases with their nodes; those of removed nodes still teach. The rest is recomputed."""
         was, under = old_of_new["node"], self._under
         if self.cases.n:
             self.cases = self.cases.remapped(was, self.now_ns)
@@ -314,13 +326,13 @@ class Failure:
 
 
 def _heard(features: NodeFeatures) -> bool:
-    """True if anything is known of any node."""
+    """Return True if anything is known of any node."""
     at = [i for i, name in enumerate(features.names) if name in TELEMETRY]
     return bool(np.isfinite(features.values[:, at]).any())
 
 
 def _blank(features: NodeFeatures, past: FailureHistory) -> Bool:
-    """Nodes of which nothing is known: nothing is heard of them, ever, and they never failed [n]."""
+    """Return the nodes without any data: never reported, and never failed [n]."""
     out = np.ones(past.own.n, np.bool_)
     out[past.own.node] = False
     for column, name in enumerate(features.names):
@@ -332,5 +344,5 @@ def _blank(features: NodeFeatures, past: FailureHistory) -> Bool:
 
 
 def _span(days: float) -> str:
-    """A time in words."""
+    """Return a time in words."""
     return f"{days:.3g} days" if days >= 2.0 else duration(days * 86_400.0)

@@ -252,7 +252,7 @@ def _excess_law(
 
 
 def merge_statistics(fleets: Sequence[FleetStatistics]) -> FailurePrior:
-    """The prior of a fleet that is none of these. Raises ContractError where noise hides everything."""
+    """Return the prior of a fleet outside these. Raises ContractError if noise hides everything."""
     if not fleets:
         raise ContractError("expected statistics of one fleet at least")
     estimates = [estimate_fleet(fleet) for fleet in fleets]

@@ -1,4 +1,4 @@
-"""Failure prior: expectations about a fleet's failures before its own record says much.
+"""Failure prior: expectations about a fleet's failures before its own record is informative.
 
 It gives the rate of failures and its spread between fleets, how unequal nodes are, and how much a failure
 raises the rate of its node while it ages. The fleet's own failures outweigh it.

@@ -1,4 +1,4 @@
-"""Failure rates of each node and of the whole fleet from a log of failures, from the first minute on.
+"""Failure rates of each node and of the fleet from a log of failures, available from the first minute.
 
 Before anything failed, a rate from the literature; then the same as a Gamma prior that the fleet's own
 failures outweigh, shared out to nodes by their own history (Gamma-Poisson), and, once fitted, by failures
@@ -18,8 +18,7 @@ from models.failure.fleet_rate import LEAST_DAYS, fleet_forecast, interval, usef
 from models.failure.priors import FailurePrior, expected_failures
 from models.failure.self_exciting import PARTS, PRIOR_DAYS, exposures_of, node_sums
 from twin.catalogue import F64, I64, NS, Bool
-from twin.contracts import FailureLog
-from twin.health import is_failure
+from twin.contracts import FailureLog, is_failure
 from twin.telemetry import nothing, watched_ns
 
 DAY_NS = 86_400 * NS
@@ -84,7 +83,7 @@ def failure_history(log: FailureLog, n: int, now_ns: int) -> FailureHistory:
 
 
 def _by_watch(log: FailureLog, now_ns: int) -> tuple[FailureLog, int]:
-    """The log and now by a clock that stands still while nobody watches."""
+    """Return the log and the present by a clock that stops without observation."""
     gaps = log.unwatched_ns
     if not len(gaps):
         return log, now_ns

@@ -1,4 +1,4 @@
-"""Level of forecasts: how many faults came for each that was expected of late.
+"""Recalibration: the ratio of recent faults to expected faults, as a factor on all forecasts.
 
 Rates of a fleet drift, and a fit believes the past for a year. Faults that came over faults expected is again
 a Gamma-Poisson rate, drawn to 1, and all nodes' rates are multiplied by it: no order of nodes changes.

@@ -1,4 +1,4 @@
-"""Self-exciting rate: a node's faults raise the chance of further ones, for good and for a while.
+"""Self-exciting rate: each fault of a node raises its rate, partly for good and partly for a while.
 
 A node's rate is a sum of known curves of time, each times a strength >= 0: the fleet's mean; the
 Gamma-Poisson rate (prior + own faults) / (prior days + days up), which shrinks a node's own count to the

@@ -1,4 +1,4 @@
-"""Forecast from a log of faults alone: a node's own faults and those it shares, each by its own fit.
+"""Forecast from a fault log alone: a node's own faults and shared faults, each with its own fit.
 
 Both are self-exciting rates. A cause in common that strikes anyone leaves all nodes the same chance of the
 next one; one that strikes the same nodes again and again, as a rack's feed or a cluster's reinstallation

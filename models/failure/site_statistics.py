@@ -35,7 +35,7 @@ SENSITIVITY: Mapping[str, int] = {"counts": 1, "again": FOLLOWED, "censored": 1,
 
 
 def node_statistics(log: FaultLog, since_d: float, until_d: float) -> dict[str, I64]:
-    """The share of each node in each group, from what was known on day `until_d` [n, n_cell]."""
+    """Return the share of each node in each group, from the data known on day `until_d` [n, n_cell]."""
     if not since_d < until_d:
         raise ContractError(f"expected a first day before the last, got {since_d:g} and {until_d:g}")
     keep = (log.start_d >= since_d) & (log.start_d < until_d)
@@ -58,7 +58,7 @@ def node_statistics(log: FaultLog, since_d: float, until_d: float) -> dict[str, 
     np.add.at(out["again"], (node[followed], cell[followed]), 1)
     last = np.append(first[1:], len(node)) - 1
     open_d = np.where(back[last], until_d - end_d[last], 0.0)
-    # Who failed FOLLOWED times is not followed further, nor is a repair that goes on
+    # A node that failed FOLLOWED times is not followed further, nor is a repair that goes on
     at_once = (rank[last] >= FOLLOWED - 1) | ~back[last]
     place = np.where(at_once, 0, np.searchsorted(AGES_D, open_d, side="right"))
     ends = place <= N_AGE

@@ -1,4 +1,4 @@
-"""Lives of devices: who sat where from when to when, what failed, and the hazard that follows from it."""
+"""Lives of devices: their stays at positions, their faults, and the hazard learned from them."""
 
 import lazy_loader
 

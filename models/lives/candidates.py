@@ -1,4 +1,4 @@
-"""Candidates: hazards to choose from by likelihood on past lives, and the rivals that know less.
+"""Candidates: hazards to select by likelihood on past lives, and simpler rivals.
 
 The hazard with position is chosen with age or without, with effects per class of fault or shared. The blind
 one is the same without anything that knows of positions; the one by age alone knows the age and the level of

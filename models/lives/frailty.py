@@ -116,7 +116,8 @@ def choose_terms(group: str, each: Sums, step_d: float, longest_d: float = np.in
 
 
 def _merged(each: Sums) -> tuple[Sums, F64]:
-    """The same with members that never failed merged into their mean, ALIKE at a time; sizes of the merged.
+    """Return the members with never-failed ones merged into their mean, ALIKE at a time, and the merged
+    sizes.
 
     Those that began together and were forecast alike go together, so that likelihoods hardly change.
     """

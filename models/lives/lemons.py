@@ -1,4 +1,4 @@
-"""Lemons among devices with serials: who has failed is to serve again, and would fail once more.
+"""Lemons among devices with serials: devices that failed before and would fail again in service.
 
 A device that failed comes before a judge when it would serve again: when its next stay begins, or a day after
 a fault that it stayed through. Its score is the number of its faults, fading; the worst are withdrawn, no

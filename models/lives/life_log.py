@@ -118,7 +118,7 @@ class LifeLog:
         return out
 
     def watched_d(self, begin_d: F64, end_d: F64) -> F64:
-        """Days between begins and ends that somebody watched."""
+        """Return the observed days between begins and ends."""
         out = np.maximum(end_d - begin_d, 0.0)
         for low, high in self.gaps:
             out = out - np.maximum(np.minimum(end_d, high) - np.maximum(begin_d, low), 0.0)

@@ -1,4 +1,4 @@
-"""autoregression: what comes follows from the last rows, the time of day and the day of the week.
+"""autoregression: predicts from the last rows, the time of day and the day of the week.
 
 One linear rule for all series of a panel, each scaled by its own recent mean and spread: z(t) = constant +
 sum of phi(j) z(t - j) + harmonics of the local day and week at t. It is fitted by statsmodels' least squares

@@ -1,4 +1,4 @@
-"""Bands round a combined median: candidate curves of quantiles, mixed for each level by pinball loss.
+"""Bands around a combined median: candidate quantile curves, mixed for each level by pinball loss.
 
 A candidate is a centre, a spread known at issue, and the distribution of past errors in units of that
 spread; one more is the distribution of the recent past. They are weighed for each level by itself, as
@@ -25,8 +25,8 @@ REACH = UNIT * float(np.sinh(SIDE * STEP))
 EDGE = UNIT * np.sinh((np.arange(-SIDE, SIDE + 2) - 0.5) * STEP)
 PRIOR = 4.0  # independent outcomes that the first guess of a distribution is worth. source: estimate
 REFRESH = 8  # outcomes between two looks at the histograms, which are most of the cost. source: estimate
-# What remains of a past outcome after one more. The second never forgets: it is the plain empirical band, so
-# that no series ends up worse than with that. source: estimate; 2,000 and 1,000 outcomes
+# Share of a past outcome that remains after one more. The second never forgets: it is the plain empirical
+# band, so that no series ends up worse than with that. source: estimate; 2,000 and 1,000 outcomes
 KEEP = np.array([0.9995, 1.0, 0.999, 0.999], np.float32)[:, None, None]
 LEAST = 0.1  # least spread of boosting, in local spreads. source: estimate
 LEVEL = np.array(LEVELS)[:, None]
@@ -140,7 +140,7 @@ class Bands:
         return out
 
     def learn(self, actual: F64, said: F64, spreads: F64, curves: F64, mixed: F64) -> None:
-        """The outcome `actual` [n], NaN where there is none, of what was said at issue."""
+        """Learn the outcome `actual` [n], NaN for none, of the forecasts at issue."""
         known = np.isfinite(actual)
         # Where the outcome is the quantile, whatever lies elsewhere would have lost.
         over = np.where(actual == mixed, curves > mixed, actual < mixed)
@@ -169,7 +169,7 @@ class Bands:
             self.refresh()
 
     def refresh(self) -> None:
-        """Read quantiles and weights off what was counted."""
+        """Read quantiles and weights from the counts."""
         self._own()
         if self.age[0]:
             self.counts *= KEEP ** np.float32(self.age[0])
@@ -188,7 +188,7 @@ class Bands:
             self.counts, self._lent = self.counts.copy(), False
 
     def _widen(self, i: int, unit: float) -> None:
-        """A larger unit for one series, so that an error finds its bin; what was counted moves along."""
+        """Enlarge the unit of one series, so that an error finds its bin; counts move along."""
         centre = np.arcsinh(np.sinh(np.arange(-SIDE, SIDE + 1) * STEP) * (self.unit[i] / unit)) / STEP
         moved = np.rint(centre).astype(np.int64) + SIDE
         self._own()

@@ -202,7 +202,8 @@ class Blend:
         return self._band(said[..., MEDIAN], said[..., EDGES])
 
     def _band(self, median: F64, edges: F64) -> F64:
-        """Median [n_horizon, n] and edges [n_horizon, n, 2] as far apart as what was seen supports."""
+        """Return median [n_horizon, n] and edges [n_horizon, n, 2], as far apart as the observations
+        support."""
         spans = np.array([online.spans for online in self.online])
         largest = np.array([online.largest.T for online in self.online])
         half = half_widths_of((edges - median[..., None]) * SIDES, spans, largest)
@@ -212,7 +213,8 @@ class Blend:
         return np.stack([low, median, high], axis=-1)
 
     def awaits_row(self, horizon: int, series: int, open_row: int) -> int | None:
-        """The row at whose end the band of a series begins if it is heard until then; None if it has one.
+        """Return the row at whose end the band of a series begins if it reports until then; None if it has
+        one.
 
         `horizon` is a place in those of the grid, `open_row` the row that is not complete yet.
         """

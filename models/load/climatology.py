@@ -1,4 +1,4 @@
-"""climatology: what comes is what is usual, of late or at that time of day.
+"""climatology: predicts the usual value, recent or of the time of day.
 
 Good far ahead, where the present is forgotten. Medians, since a forecast is judged by its absolute error.
 """
@@ -238,7 +238,7 @@ def _shift(wanted: I64, there: I64) -> I64:
 
 
 def known_median(values: F64) -> F64:
-    """Median along the last axis of what is finite; NaN where nothing is."""
+    """Return the median of the finite values along the last axis; NaN for none."""
     ordered = np.array(values, order="C")  # a copy whose last axis lies together, to be sorted in place
     known = np.isfinite(ordered)
     ordered[~known] = np.nan
@@ -251,7 +251,7 @@ def known_median(values: F64) -> F64:
 
 
 def _known_mean(values: F64, weights: F64, least: int) -> F64:
-    """Weighted mean along the last axis of what is finite; NaN where fewer than `least` are."""
+    """Return the weighted mean of the finite values along the last axis; NaN for fewer than `least`."""
     known = np.isfinite(values)
     total = known @ weights
     enough = known.sum(axis=-1) >= least

@@ -62,7 +62,7 @@ class Combination:
         or less, nothing is forgotten either.
         """
         self.peak = np.maximum(self.peak, np.abs(regret))
-        # What tells nothing forgets nothing: a series that mostly sits still is learned from its few moves.
+        # A move of zero forgets nothing: a series that mostly sits still is learned from its few moves.
         keep = np.where(known & (regret != 0.0).any(axis=0), self.keep, 1.0)
         self.regret = self.regret * keep
         self.square = self.square * keep

@@ -1,4 +1,4 @@
-"""Edges moved until they hold: adaptive conformal inference for each edge of each band.
+"""Conformal edges: adaptive conformal inference for each edge of each band.
 
 An edge is as far from the median as it was said to be, times a factor that grows after each outcome beyond
 the edge and shrinks after each within (Gibbs and Candes, NeurIPS 2021; as a tracker of a quantile:

@@ -1,4 +1,4 @@
-"""Context: what the bands of a forecast need to know of a series at its origin, beside the experts' words.
+"""Context: data about a series at its origin that the bands need, besides the experts' forecasts.
 
 The last known value, how restless the series is just now, a thinned sample of its recent values, and the step
 of its lattice. Everything is of rows up to the origin. NumPy only.

@@ -1,4 +1,4 @@
-"""ewma: what comes is the mean of the recent past, weighted by a half-life.
+"""ewma: predicts the mean of the recent past, weighted by a half-life.
 
 The window ends after a few half-lives, so that an answer depends on a known number of rows. Holds that mean
 as a function too.

@@ -75,6 +75,21 @@ class Issue:
     move: F64 | None = None
 
 
+def with_expert(memory: Mapping[str, np.ndarray], place: int) -> dict[str, np.ndarray]:
+    """Return `memory` of aggregations as if one more expert at this place had slept until now.
+
+    Keys may have prefixes of their own.
+    """
+    out = dict(memory)
+    for key, array in memory.items():
+        name = key.rpartition("/")[2]
+        if name in ("weights", "point_regret", "point_square", "point_peak"):
+            out[key] = np.insert(array, place, 0.0, axis=0)
+        elif name.isdigit() and "said" in key.split("/"):
+            out[key] = np.insert(array, place, np.nan, axis=0)
+    return out
+
+
 class ExpertAggregation:
     """Combines, bands and calibrates the forecasts `horizon` rows ahead of n series.
 
@@ -105,7 +120,7 @@ class ExpertAggregation:
         self._after_move = Conformal(n, 1.0, AFTER_MEMORY)  # beside it; unusual moves lie apart
         self._row: I64 = np.full(overlap + 1, -1, np.int64)  # rows of what waits for its outcome, -1 free
         self._tally = np.array([0, -self.stride])  # forecasts that were remembered, and the row of the newest
-        # What waits: the last value, and all else as differences from it, so that single precision is plenty.
+        # Waiting forecasts: the last value, and all else as differences from it: single precision suffices.
         self._last = np.full((len(self._row), n), np.nan)
         nothing: F32 = np.full((k + 6 + (N_KIND + 2) * N_LEVEL, n), np.nan, np.float32)
         self._said = [nothing] * len(self._row)  # replaced, never written to
@@ -116,7 +131,7 @@ class ExpertAggregation:
         self._marginal = np.full((N_LEVEL, n), np.nan)
 
     def learn(self, row: int, actual: F64) -> None:
-        """The value at `row` is known: judge what was issued `horizon` rows before.
+        """Learn the value at `row`: judges the forecasts issued `horizon` rows before.
 
         actual [n]; NaN is a gap, of which nothing is learned.
         """
@@ -145,7 +160,8 @@ class ExpertAggregation:
 
     @property
     def spans(self) -> I64:
-        """Whole spans of the horizon's length, side by side, whose outcome was heard [n]."""
+        """Return the number of whole spans of the horizon's length, side by side, with a known outcome
+        [n]."""
         return 1 + (self._heard - 1) // self._overlap
 
     @property
@@ -155,7 +171,8 @@ class ExpertAggregation:
         return lowest
 
     def awaits_row(self, series: int, row: int) -> int | None:
-        """The row whose outcome completes LEAST_SPANS of a series heard from `row` on; None: they are."""
+        """Return the row that completes LEAST_SPANS of a series that reports from `row` on; None: they are
+        complete."""
         missing = (LEAST_SPANS - 1) * self._overlap + 1 - int(self._heard[series])
         if missing <= 0:
             return None
@@ -208,7 +225,7 @@ class ExpertAggregation:
             moved = np.abs(issue.move) > UNUSUAL * local
         wider = self._after_move.log_width * moved if moved.any() else 0.0
         out = snap(self._conformal.moved(said, mixed, issue.quantum, wider), zero, issue.quantum)
-        # What was at nothing and never below it will not go below it.
+        # A series that was at zero and never below it will not go below it.
         out = np.where(lowest == 0.0, np.maximum(out, -last), out)
         out[MEDIAN] = np.where(lowest == 0.0, np.maximum(said, -last), said)
         if row - self._tally[1] >= self.stride:
@@ -216,12 +233,12 @@ class ExpertAggregation:
             self._remember(
                 row, last, (points, said, raw, spreads, curves, mixed, out, moved.astype(np.float64))
             )
-        # What stood still in every outcome so far is expected to stand still.
+        # A series that stood still in every outcome so far is expected to stand still.
         still = np.isnan(out) & (self._heard >= STILL)
         return (np.where(still, said, out) + last).T
 
     def _remember(self, row: int, last: F64, parts: tuple[F64, ...]) -> None:
-        """Keep what was said until its outcome comes, in place of the oldest."""
+        """Keep a forecast until its outcome arrives, in place of the oldest."""
         slot = int(np.argmin(self._row))
         self._row[slot], self._last[slot] = row, last
         self._tally[:] = self._tally[0] + 1, row
@@ -266,7 +283,7 @@ class ExpertAggregation:
         return out
 
     def remap(self, old_of_new: I32) -> None:
-        """Move what was learned to new places [n_new]; -1 starts afresh."""
+        """Move the learned state to new places [n_new]; -1 starts from the initial state."""
         old = self.memory()
         self._begin(len(old_of_new))
         kept = np.flatnonzero(old_of_new >= 0)

@@ -325,7 +325,7 @@ def _season(
 
 
 def _smooth(values: F64, cases: TrainingCases, ahead: int, apart: int) -> F64:
-    """The mean of what is known of five rows round the one so far ahead, none after the case's own."""
+    """Return the mean of the known ones of five rows around this horizon, none after the case's own row."""
     found = _value_at(values, cases, np.minimum(ahead + apart * np.arange(-2, 3)[:, None], 0))
     n = np.count_nonzero(~np.isnan(found), axis=0)
     mean: F64 = np.nansum(found, axis=0) / np.where(n > 0, n, np.nan)
@@ -333,7 +333,7 @@ def _smooth(values: F64, cases: TrainingCases, ahead: int, apart: int) -> F64:
 
 
 def _median(values: F64) -> F64:
-    """The lower median of what is known in each column; NaN for none."""
+    """Return the lower median of the known values in each column; NaN for none."""
     values = np.sort(values, axis=0)
     n = np.count_nonzero(~np.isnan(values), axis=0)
     middle: F64 = np.take_along_axis(values, np.maximum(n - 1, 0)[None, :] // 2, axis=0)[0]

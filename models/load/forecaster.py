@@ -74,7 +74,8 @@ class Forecaster(Protocol):
     def reach_rows(self) -> int: ...
 
     def fit(self, past: SeriesPanel, seed: int) -> Parameters:
-        """Parameters from the whole of `past`, for all its series alike. Empty where there is too little."""
+        """Return parameters from the whole of `past`, common to all its series. Empty if there is too
+        little."""
         ...
 
     def load(self, parameters: Mapping[str, np.ndarray]) -> None:

@@ -9,13 +9,14 @@ from models.load.forecaster import Forecaster
 from models.load.gradient_boosting import GradientBoosting
 from models.load.last_value import LastValue
 from models.load.linear import LinearForecaster
-from models.load.seasonal_naive import SeasonalDay, SeasonalWeek
+from models.load.seasonal_naive import OwnPeriod, SeasonalDay, SeasonalWeek
 from models.load.state_space import StateSpace
 
 FORECASTERS: dict[str, type[Forecaster]] = {
     "last": LastValue,
     "seasonal_day": SeasonalDay,
     "seasonal_week": SeasonalWeek,
+    "own_period": OwnPeriod,
     "ewma1": Ewma1,
     "ewma2": Ewma2,
     "ewma5": Ewma5,

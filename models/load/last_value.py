@@ -1,4 +1,4 @@
-"""last: what comes is what is there now; the forecast that every other must beat.
+"""last: predicts the present value; the reference for every other forecaster.
 
 Also holds what forecasters without parameters share.
 """

@@ -1,4 +1,4 @@
-"""load: what power, heat, jobs, requests, price and carbon will be, in a minute and in a day.
+"""load: forecasts power, heat, jobs, requests, price and carbon, from a minute to a day ahead.
 
 Two grids of rows: minutes for horizons up to an hour, quarters of an hour beyond. On each the experts of
 `models.load.forecasters`, and those of `models.load.schedule`, are combined online as in a backtest. A
@@ -16,6 +16,7 @@ import numpy as np
 from models.load import schedule
 from models.load.blend import Blend, KeptRows
 from models.load.calendar import hours_of_day
+from models.load.expert_aggregation import with_expert
 from models.load.fits import FIT_LEAST_S, GRIDS, KNOWN, between_fits_s, fit_all, grids_of, training_series
 from models.load.forecaster import Forecaster, ForecastGrid
 from models.load.forecasters import DEFAULT_EXPERTS, FORECASTERS
@@ -134,7 +135,7 @@ class Load:
         self._present, self._due = np.full(begin, np.nan), []
 
     def update(self, view: View) -> None:
-        """Take in what is measured now."""
+        """Take the present measurements."""
         values = [measured(view, key) for key in self.signals]
         self._follow(view.dt_s, {k: len(v) for k, v in zip(self.signals, values, strict=True)})
         self._present = now = np.concatenate(values) if values else np.zeros(0)
@@ -156,7 +157,7 @@ class Load:
         self._speak(view)
 
     def _follow(self, dt_s: float, sizes: Mapping[str, int]) -> None:
-        """Rows are for ticks of the usual length; where that has changed, they begin anew if they must."""
+        """Follow the usual length of ticks; after a change, rows restart if they must."""
         if self._dt_s == 0.0 or any(sizes[k] != s.stop - s.start for k, s in self._slices.items()):
             self._shape(dt_s, sizes)
             return
@@ -168,7 +169,7 @@ class Load:
             self._dt_s, self._unusual = dt_s, 0
 
     def _speak(self, view: View) -> None:
-        """One grid speaks of its new row; another waits for the next call, lest one tick be long.
+        """Forecast the new row of one grid; another one waits for the next call, so that no tick is long.
 
         All speak where a row is shorter than two calls.
         """
@@ -246,7 +247,7 @@ class Load:
         return between_fits_s(steps_s[0], past_s)
 
     def awaits_ns(self, key: str, entity: int = 0) -> dict[float, int]:
-        """Instants at which the bands of an entity begin, if it is heard until then, by horizon [s]."""
+        """Return the instants at which the bands of an entity begin if it keeps reporting, by horizon [s]."""
         out: dict[float, int] = {}
         for name, blend in self._blends.items():
             for i, rows in enumerate(blend.grid.horizons):
@@ -316,7 +317,8 @@ class Load:
         return dict(self._parameters)
 
     def memory(self) -> dict[str, np.ndarray]:
-        """Rows, what they taught, and the rows not yet complete. None of the arrays is written to later."""
+        """Return the rows, the learned state and the incomplete rows. None of the arrays is written to
+        later."""
         if not self._blends:
             return {}
         out: dict[str, np.ndarray] = {
@@ -335,20 +337,29 @@ class Load:
         return out
 
     def restore(self, memory: Mapping[str, np.ndarray]) -> None:
-        """Take over what `memory` gave; begins afresh where it is of other settings or another version."""
+        """Take over what `memory` gave; begins afresh where it is of other settings or another version.
+
+        Memory of all experts but one is no other: that one slept until now.
+        """
         if "dt_s" not in memory:
             return
         try:
-            if not np.array_equal(memory.get("made", np.zeros(0)), self.made()):
-                raise ContractError("of other settings")
+            made = memory.get("made", np.zeros(0))
+            if not np.array_equal(made, self.made()):
+                names = enumerate(self.expert_names)
+                new = [place for place, name in names if np.array_equal(made, self.made(without=name))]
+                if not new:
+                    raise ContractError("of other settings")
+                memory = with_expert(memory, new[0])
             self._take_over(memory)
         except (ContractError, ValueError, TypeError, KeyError, IndexError):
             self._begin()
             self._parameters, self._version = {}, "unfitted"
 
-    def made(self) -> np.ndarray:
-        """A name for these settings, as bytes."""
-        return np.frombuffer(digest(repr(sorted(self.settings().items()))).encode(), np.uint8)
+    def made(self, without: str = "") -> np.ndarray:
+        """A name for these settings, as bytes; `without` one of the experts."""
+        settings = self.settings() | {"experts": ",".join(x for x in self.expert_names if x != without)}
+        return np.frombuffer(digest(repr(sorted(settings.items()))).encode(), np.uint8)
 
     def _take_over(self, memory: Mapping[str, np.ndarray]) -> None:
         dt_s, unusual = memory["dt_s"].tolist()
@@ -369,7 +380,7 @@ class Load:
         self._due = [list(self._blends)[place] for place in memory["due"]]
 
     def forget(self, table: str, entity: int) -> None:
-        """Another device sits there now: what was learned of the one before is over."""
+        """Clear the learned state of a replaced device."""
         for key, series in self._slices.items():
             if key.partition(".")[0] != table:
                 continue

@@ -17,7 +17,7 @@ from twin.catalogue import F64, I64, NS, ContractError
 
 @dataclass(frozen=True)
 class SeriesPanel:
-    """`values` [n_time, n] at `start_ns + row * step_s`; NaN where nothing was heard.
+    """`values` [n_time, n] at `start_ns + row * step_s`; NaN without a reading.
 
     `known` holds columns [n_time + n_ahead] that are known ahead of time, such as a weather forecast or a
     calendar of maintenance: a forecaster may read them at the instant that it forecasts. `zone` is the IANA

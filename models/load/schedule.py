@@ -17,9 +17,10 @@ EXPERTS = (SCHEDULE, "outlook")
 
 
 def _ending(view: View, horizon_s: float) -> np.ndarray:
-    """Slots of jobs whose time limit ends within so long; of a job past its limit nobody knows the end."""
+    """Return the slots of jobs whose time limit ends within this time; a job past its limit has no known
+    end."""
     jobs = view.jobs
-    left_s = jobs.time_limit_s - (view.now_ns - jobs.started_ns) / NS
+    left_s = jobs.time_limit_s - (view.now_ns - jobs.running_since_ns(slice(None))) / NS
     return np.flatnonzero(jobs.alive & (jobs.time_limit_s > 0) & (left_s > 0) & (left_s <= horizon_s))
 
 

@@ -1,4 +1,4 @@
-"""state_space: what comes is a level, a slope that fades and, on a coarse grid, a shape of the day.
+"""state_space: predicts a level, a damped slope and, on a coarse grid, a daily profile.
 
 Exponential smoothing as a state space with one source of error (Hyndman, Koehler, Ord, Snyder 2008,
 "Forecasting with Exponential Smoothing", models AAdN and AAdA). statsmodels fits its gains on a few series of

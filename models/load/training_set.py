@@ -1,4 +1,4 @@
-"""Training sets of learned forecasters: cases of the past, the later of which judge the belief.
+"""Training sets of learned forecasters: past cases; the later ones validate the fit.
 
 A horizon's cases are even in time. The last part of them judges what was learned from the rest, never a
 part by chance: cases that are close in time are alike.
@@ -139,7 +139,8 @@ def believed_change(change: F64, belief: F64) -> F64:
 
 
 def known_bytes(past: SeriesPanel) -> NDArray[np.uint8]:
-    """The names of what was known ahead at the fit, kept among parameters; `known_signals` reads them."""
+    """Return the names of the outlooks known at the fit, kept among parameters; `known_signals` reads
+    them."""
     return np.frombuffer("\n".join(known_names(past)).encode(), np.uint8)
 
 
@@ -192,7 +193,7 @@ class _View:
 
     def __init__(self, panel: SeriesPanel, origins: I64, grid: ForecastGrid) -> None:
         self.panel, self.cases, self.grid = panel, all_cases(origins, panel.n), grid
-        # How far back a panel goes matters too; what is known ahead may be told anew for the same rows.
+        # The start of a panel matters too; values known ahead may be told anew for the same rows.
         what = panel.start_ns, panel.n_time, grid, tuple(origins.tolist())
         held: _Held | None = panel.memo.get(_View)
         if held is None or held[0] != what or held[1] is not panel.known:

@@ -1,4 +1,4 @@
-"""A rate of failures that is believed, not known: a Gamma belief as a few rates with their weights.
+"""Rate belief: an uncertain failure rate, as a Gamma distribution in a few rates with weights.
 
 Gauss quadrature for the weight x^(shape - 1) e^-x, scaled to a mean of 1: m rates give the exact mean of
 every polynomial of degree 2m - 1. Nodes and weights of any shape are read off a table over log shape, made
@@ -19,7 +19,8 @@ LEAST_SHAPE, MOST_SHAPE, STEP = 0.05, 1e6, 0.02
 
 
 def gauss_gamma(shape: F64, nodes: int) -> tuple[F64, F64]:
-    """(rates, weights), each [n, nodes], of Gamma beliefs of mean 1 and `shape` [n]; by Golub and Welsch.
+    """Return (rates, weights), each [n, nodes], of Gamma beliefs of mean 1 and `shape` [n]; by Golub and
+    Welsch.
 
     source: the recurrence of the Laguerre polynomials, Abramowitz and Stegun 22.7.12.
     """
@@ -40,7 +41,8 @@ def _table(nodes: int) -> tuple[F64, F64]:
 
 
 def quadrature(shape: F64, nodes: int = QUADRATURE_NODES) -> tuple[F64, F64]:
-    """(rates, weights), each [nodes, n], for beliefs of mean 1 and `shape` [n]; inf: sure. NaN stays.
+    """Return (rates, weights), each [nodes, n], for beliefs of mean 1 and `shape` [n]; inf: certain. NaN
+    stays.
 
     Between two shapes of the table both are interpolated, then scaled to a mean of exactly 1.
     """

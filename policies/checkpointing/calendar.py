@@ -1,4 +1,4 @@
-"""Calendar of saves: times of the coming hour at which durable saves meet neither on storage nor on feeders.
+"""Save calendar: times of the next hour at which durable saves collide neither on storage nor on feeders.
 
 A save stops a job's GPUs: the draw of its feeders falls as it begins and rises as it ends. Within RAMP_S the
 falls of one feeder may add up to its ramp limit, and so may the rises. On a file system saves share the
@@ -26,7 +26,7 @@ SURE = 1e9  # a second of lost training weighs nothing beside a ramp beyond its 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedSave:
-    """A save to come: seconds from now. `feeders` lose `watts` from its begin for `block_s`.
+    """A future save: seconds from now. `feeders` lose `watts` from its begin for `block_s`.
 
     Its storage (-1: none that is known) is busy for `busy_s`. `early_s`, `late_s`: how far it may be moved.
     """
@@ -44,7 +44,7 @@ class PlannedSave:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenSaves:
-    """Saves that have their time: columns of PlannedSave [k], with watts as entries of (save, feeder)."""
+    """Scheduled saves: columns of PlannedSave [k], with watts as entries of (save, feeder)."""
 
     at_s: F64
     interval_s: F64
@@ -57,7 +57,7 @@ class GivenSaves:
 
 
 class SaveCalendar:
-    """Saves that have their time. `limit_w`: ramp limit of each feeder."""
+    """Schedule of saves. `limit_w`: ramp limit of each feeder."""
 
     def __init__(self, limit_w: F64, n_storage: int, horizon_s: float) -> None:
         self.n_bin = int(horizon_s / BIN_S) + 1
@@ -67,7 +67,7 @@ class SaveCalendar:
         self._busy = np.zeros((n_storage, self.n_bin))
 
     def add(self, saves: GivenSaves) -> None:
-        """Enter saves; what is beyond the calendar does not count."""
+        """Add saves; those beyond the calendar do not count."""
         for table, at_s in ((self._falls, saves.at_s), (self._rises, saves.at_s + saves.block_s)):
             place = np.floor(at_s / BIN_S).astype(np.int64)[saves.entry]
             inside = (place >= 0) & (place < self.n_bin)
@@ -86,7 +86,7 @@ class SaveCalendar:
         self._busy += np.cumsum(change, axis=1)[:, :-1]
 
     def place(self, save: PlannedSave, least_s: float) -> float:
-        """Give a save its time, by `best_s`, and enter it."""
+        """Schedule a save by `best_s`, and add it."""
         at_s = self.best_s(save, least_s)
         begin, interval, block, busy = np.array([[at_s], [save.interval_s], [save.block_s], [save.busy_s]])
         entry = np.zeros(len(save.feeders), np.int64)
@@ -106,7 +106,7 @@ class SaveCalendar:
         return at_s
 
     def best_s(self, save: PlannedSave, least_s: float) -> float:
-        """The begin that costs least, no sooner than `least_s` from now; `due_s` where nothing is gained.
+        """Return the begin of least cost, at least `least_s` from now; `due_s` without a gain.
 
         What counts: falls and rises beyond the ramp limit above all, then training that is lost, as saves
         that share storage take longer, and a shifted save leaves an interval that is not the best one. No
@@ -132,7 +132,7 @@ class SaveCalendar:
         return float(at_s[np.argmin(lost_s)])
 
     def _met_s(self, save: PlannedSave, at: I64) -> F64:
-        """Training that is lost as the save meets others on its storage [k]."""
+        """Return the training lost because the save overlaps others on its storage, s [k]."""
         if save.storage < 0:
             return np.zeros(len(at))
         n = int(_bins_of(np.array([save.busy_s]))[0])
@@ -142,7 +142,7 @@ class SaveCalendar:
         return out
 
     def _beyond(self, table: F64, save: PlannedSave, at: I64) -> F64:
-        """The greatest share by which a window with this bin would be beyond a feeder's limit [k]."""
+        """Return the largest excess of a window with this bin over a feeder's limit, as a share [k]."""
         out = np.zeros(len(at))
         for feeder, watt in zip(save.feeders.tolist(), save.watts.tolist(), strict=True):
             # Nobody else may move a job that is beyond the limit by itself: it then stands alone
@@ -158,5 +158,5 @@ class SaveCalendar:
 
 
 def _bins_of(busy_s: F64) -> I64:
-    """Bins in which saves may be under way, as they may begin late [k]."""
+    """Return the bins in which saves may run, including late begins [k]."""
     return np.asarray((busy_s + LATE_S) // BIN_S, np.int64) + 1

@@ -1,4 +1,4 @@
-"""Contention: how long saves and restarts take on a file system that others use too.
+"""Contention: durations of saves and restarts on a file system with other traffic.
 
 Transfers share a file system equally (processor sharing). Under Poisson arrivals a transfer of x seconds
 alone takes x / (1 - load) on average, whatever the sizes of the others are.
@@ -16,13 +16,14 @@ MOST_LOAD_PU = 0.9  # beyond, a mean says little of what comes. source: estimate
 
 
 def shared_s(alone_s: ArrayLike, load_pu: ArrayLike) -> F64:
-    """Mean time of transfers of `alone_s` beside others that keep the storage busy by `load_pu`."""
+    """Return the mean time of transfers of `alone_s` beside others that keep the storage busy by
+    `load_pu`."""
     load = np.clip(np.nan_to_num(np.asarray(load_pu, np.float64)), 0.0, MOST_LOAD_PU)
     return np.asarray(alone_s, np.float64) / (1.0 - load)
 
 
 def alone_s(measured_s: ArrayLike, load_pu: ArrayLike) -> F64:
-    """The inverse of `shared_s`: what was measured beside others, without them."""
+    """Return the inverse of `shared_s`: the time without others, from one measured beside them."""
     load = np.clip(np.nan_to_num(np.asarray(load_pu, np.float64)), 0.0, MOST_LOAD_PU)
     return np.asarray(measured_s, np.float64) * (1.0 - load)
 
@@ -30,7 +31,7 @@ def alone_s(measured_s: ArrayLike, load_pu: ArrayLike) -> F64:
 def restart_under_load_s(
     restart_s: F64, transfer_s: F64, load_then_pu: F64, load_now_pu: F64, known: Bool | None = None
 ) -> F64:
-    """Restart times [n] now, from those that were measured when the load was another one.
+    """Return the present restart times [n], from measurements under another load.
 
     transfer_s: what reading the checkpoint takes alone, at most all of the restart; the rest of it (to find
     nodes, to start processes) does not depend on the storage. Where not `known`, as measured.

@@ -1,4 +1,4 @@
-"""Save costs: the cost of a job's saves and recoveries: as measured, else as declared, else by a prior.
+"""Save costs: costs of a job's saves and recoveries, measured, else declared, else from a prior.
 
 And what its storage can drain: many jobs flush to one file system, and together they may not ask of it more
 than it takes.
@@ -36,7 +36,7 @@ DOWN = 2  # storage.health_state
 
 @dataclass(frozen=True, slots=True)
 class JobBatch:
-    """Jobs that one call plans [m], with the known terms of each."""
+    """Jobs of one planning call [m], with the known terms of each."""
 
     slots: I32
     held: JobNodes
@@ -50,7 +50,7 @@ class JobBatch:
 
     @property
     def terms_now(self) -> SaveTerms:
-        """The terms of a save that begins now."""
+        """Return the terms of a save that begins now."""
         x = self.terms
         return x._replace(block_s=x.block_s * self.slower, flush_s=x.flush_s * self.slower)
 
@@ -58,7 +58,7 @@ class JobBatch:
 def save_terms(
     view: View, slots: I32, held: JobNodes, rates: InterruptionRates
 ) -> tuple[SaveTerms, np.ndarray]:
-    """(what is known of these jobs, where the cost of their saves is from [m], a place in SOURCES)."""
+    """Return (known terms of these jobs, source of their save costs [m], a place in SOURCES)."""
     jobs = view.jobs
     block, save = jobs.checkpoint_block_s[slots], jobs.checkpoint_save_s[slots]
     source = np.select(
@@ -88,7 +88,8 @@ def save_terms(
 
 
 def storage_left(view: View, duty_pu: float, traffic: StorageTraffic) -> float:
-    """The share of its time that the file systems have for checkpoints, of all jobs together; 0 = none now.
+    """Return the share of time left on the file systems for checkpoints, of all jobs together; 0 = none
+    now.
 
     `duty_pu`: what checkpoints take of it already. Nobody says which job writes where, so all are taken for
     one. What else is written, and what is restored, is known where the site keeps a history of
@@ -110,7 +111,8 @@ def storage_left(view: View, duty_pu: float, traffic: StorageTraffic) -> float:
 
 
 def storage_of(view: View, slots: I32, by_queue: dict[str, int]) -> I64:
-    """The storage of each job [m]: as it says, else by its queue, else the site's only one; -1 = unknown."""
+    """Return the storage of each job [m]: stated by it, by its queue, or the site's only one; -1 =
+    unknown."""
     n, site, jobs = view.site.sizes["storage"], view.site, view.jobs
     known = {"": 0 if n == 1 else -1}  # by what jobs say, and by queue
     out = np.empty(len(slots), np.int64)
@@ -124,14 +126,14 @@ def storage_of(view: View, slots: I32, by_queue: dict[str, int]) -> I64:
 
 
 def storage_loads(busy_pu: F64, storage: I64, n_storage: int) -> F64:
-    """The share of its time that a job's storage is busy with the saves of other jobs [m]."""
+    """Return the share of time that saves of other jobs keep a job's storage busy [m]."""
     known = storage >= 0
     total = np.bincount(storage[known], busy_pu[known], minlength=max(n_storage, 1))
     return np.where(known, np.maximum(total[storage] - busy_pu, 0.0), 0.0)
 
 
 def read_ratios(view: View, storage: I64, traffic: StorageTraffic) -> F64:
-    """Ratio of a read to the save of the same bytes [m], by the greatest rates that were ever seen."""
+    """Return the ratio of a read to the save of the same bytes [m], by the highest rates seen."""
     ratio = 1.0
     writes, reads = (_greatest(view, f"storage.{way}_bytes_per_s") for way in ("flush", "restore"))
     if writes > 0 and reads > 0:
@@ -154,7 +156,7 @@ def restarts_now(view: View, slots: I32, terms: SaveTerms, then_pu: F64, now_pu:
 
 
 def newest_s(view: View, slots: I32, *names: str) -> F64:
-    """The newest measurement of the first of these durations that a job tells of [m]; NaN: none."""
+    """Return the newest measurement of the first reported of these durations [m]; NaN: none."""
     past = view.jobs.checkpoint_past
     out = np.full(len(slots), np.nan)
     for name in names:
@@ -170,7 +172,7 @@ def _greatest(view: View, key: str) -> float:
 
 
 def _busy_share(view: View, key: str) -> float | None:
-    """The share of its time that the busiest file system is busy with this; None without a history."""
+    """Return the share of time that the busiest file system is busy with this; None without a history."""
     past = view.series(key)
     if past is None or not np.isfinite(past[1]).any():
         return None
@@ -181,7 +183,7 @@ def _busy_share(view: View, key: str) -> float | None:
 
 
 def reports_checkpoints(view: View, slots: I32) -> Bool:
-    """Jobs that ever said anything of checkpoints: whether another saves at all, nobody knows [m]."""
+    """Return the jobs that ever reported checkpoints [m]; it is unknown if the others save at all."""
     jobs = view.jobs
     reported = jobs.checkpoint_interval_s[slots] + jobs.checkpoint_save_s[slots]
     out: Bool = (reported + jobs.checkpoint_restart_s[slots] > 0) | (jobs.checkpoint_told_ns[slots] > 0)

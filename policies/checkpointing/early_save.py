@@ -1,4 +1,4 @@
-"""Save ahead: which jobs had better save now, as something is about to interrupt them.
+"""Early saves: selects the jobs that should save now, because an interruption is likely.
 
 Weighed is the chance that a job is interrupted before its next planned save is durable, but after one begun
 now would be, times the work that it would lose, against what a save costs it: both of all its members. While
@@ -34,14 +34,14 @@ POWER = ("feed_lost", "breaker_tripped", "grid_event")
 FORECAST, VERDICT, DRAIN, EVENT = 1, 2, 4, 8
 THREAT_TEXTS = {
     FORECAST: "its nodes are forecast to fail soon",
-    VERDICT: "the health of a node of its own is bad",
-    DRAIN: "a node of its own is to be drained",
-    EVENT: "power or cooling above it is in trouble",
+    VERDICT: "one of its nodes is in bad health",
+    DRAIN: "one of its nodes is to be drained",
+    EVENT: "the power or cooling above it has a fault",
 }
 
 
 class SaveAssessment(NamedTuple):
-    """Of m jobs: what threatens each (bits), the strongest of it, its chance, and what is at stake."""
+    """Of m jobs: the threats (bits), the strongest one, its chance, and the work at stake."""
 
     causes: I64  # drains and events that last, answered or not
     why: I64  # the one bit that weighs most; 0 = nothing
@@ -52,7 +52,7 @@ class SaveAssessment(NamedTuple):
 
 
 def at_risk_s(view: View, slots: I32, interval_s: F64, terms: SaveTerms) -> tuple[F64, F64]:
-    """(work that no durable save holds, time until the next planned save begins) [m], s; NaN = unknown.
+    """Return (work without a durable save, time until the next planned save begins) [m], s; NaN = unknown.
 
     A job that never told when it saved is taken to be half way between two saves; one that is late by more
     than an interval has fallen silent, and saves nobody knows when.
@@ -70,7 +70,7 @@ def at_risk_s(view: View, slots: I32, interval_s: F64, terms: SaveTerms) -> tupl
 
 
 def assess_saves(view: View, batch: JobBatch, answered: I64) -> SaveAssessment:
-    """The worth of a save now to these jobs; an unknown one is none.
+    """Return the worth of a save now to these jobs; unknown worth counts as none.
 
     `answered` [m] are causes (bits) for which a save was asked for already: what lasts is one reason to save,
     not one every few seconds.
@@ -100,13 +100,13 @@ def assess_saves(view: View, batch: JobBatch, answered: I64) -> SaveAssessment:
     with np.errstate(invalid="ignore"):
         # Just before a planned save there is nothing to bring forward
         worth = (chance * lost_s > terms.block_s) & (next_s > durable_s)
-        # What may come at any time is met at Young's interval for it, not by one save after the other
+        # Young's interval meets a threat that may come at any time, not one save after the other
         worth &= (drained > 0) | (struck > 0) | (lost_s * lost_s * hazard >= 2.0 * terms.block_s)
     return SaveAssessment(causes, why, chance, lost_s, terms.block_s, worth)
 
 
 def draining_nodes(view: View) -> F64:
-    """1 for nodes that are being drained, or that somebody asks to be [n_node]; else 0."""
+    """Return 1 for nodes that are being drained or requested to be [n_node]; otherwise 0."""
     level = np.fmax(view.commanded(SERVICE), view.readback(SERVICE))
     with np.errstate(invalid="ignore"):
         out = (level >= DRAIN_LEVEL).astype(np.float64)
@@ -118,7 +118,7 @@ def draining_nodes(view: View) -> F64:
 
 
 def facility_trouble_pu(view: View) -> F64:
-    """The probability of grave trouble of power or cooling above a node [n_node]."""
+    """Return the probability of grave trouble of power or cooling above a node [n_node]."""
     racks = np.zeros(view.site.sizes["rack"])
     for fault in view.faults():
         kind = FAULT_KINDS.get(fault.kind)
@@ -133,7 +133,7 @@ def facility_trouble_pu(view: View) -> F64:
 
 
 def _over_budget(view: View) -> Bool:
-    """Feeders that draw more than their budget, as after a grant that ended."""
+    """Return the feeders that draw more than their budget, as after the end of a grant."""
     power = np.where(view.quality("feeder.power_w") == GOOD, view.believed("feeder.power_w"), np.nan)
     with np.errstate(invalid="ignore"):
         over: Bool = power > view.budget_w()
@@ -141,7 +141,7 @@ def _over_budget(view: View) -> Bool:
 
 
 def _racks_below(view: View, table: str, entity: int) -> np.ndarray:
-    """The racks that an entity of the facility serves; none for a table that serves none."""
+    """Return the racks that an entity of the facility serves; none for a table that serves none."""
     site = view.site
     if table == "rack":
         return np.array([entity])
@@ -159,7 +159,7 @@ def _racks_below(view: View, table: str, entity: int) -> np.ndarray:
 
 
 def _worst_of_jobs(held: JobNodes, of_node: F64) -> F64:
-    """The greatest of each job's nodes [m]."""
+    """Return the largest value of each job's nodes [m]."""
     out = np.zeros(len(held.size))
     np.maximum.at(out, held.job, of_node[held.node])
     return out

@@ -38,7 +38,7 @@ TRAINING = KINDS.index("training")
 MOST_ROWS = 1000
 MOST_NAMED = 5  # jobs in one sentence
 SAME_PU = 0.01  # of an interval: a smaller difference is none
-NO_RATE = "nothing is forecast of most of its nodes: expected the model `failure`, and nodes that report"
+NO_RATE = "no failure forecast for most of its nodes: expected the model `failure`, and nodes that report"
 TOPICS = (
     Topic(
         "plan",
@@ -52,20 +52,23 @@ TOPICS = (
     ),
 )
 BRIEF = (
-    TableColumn("job"), TableColumn("nodes", "count"), TableColumn("failure_each_s", "s", "a failure each"),
-    TableColumn("interval_s", "s", "in force"), TableColumn("ettr", "1", "trains"),
-    TableColumn("best_interval_s", "s", "best"), TableColumn("best_ettr", "1", "trains"),
-    TableColumn("fixed_30_min", "1", "30 min"), TableColumn("fixed_60_min", "1", "60 min"),
-    TableColumn("fixed_120_min", "1", "120 min"),
+    TableColumn("job"), TableColumn("nodes", "count"),
+    TableColumn("failure_each_s", "s", "mean time to failure"),
+    TableColumn("interval_s", "s", "interval in force"),
+    TableColumn("ettr", "1", "forecast goodput"),
+    TableColumn("best_interval_s", "s", "best interval"),
+    TableColumn("best_ettr", "1", "forecast goodput at the best"),
+    TableColumn("fixed_30_min", "1", "at 30 min"), TableColumn("fixed_60_min", "1", "at 60 min"),
+    TableColumn("fixed_120_min", "1", "at 120 min"),
 )  # fmt: skip
 # Figures of one job: field of its row, unit, text
 JOB_FIGURES = (
-    ("nodes", "count", "nodes that it holds"), ("failures_per_day", "1/d", "failures of its nodes per day"),
+    ("nodes", "count", "nodes of the job"), ("failures_per_day", "1/d", "failures of its nodes per day"),
     ("failures_per_day_low", "1/d", "lower end, 90 %"), ("failures_per_day_high", "1/d", "upper end, 90 %"),
     ("process_failures_per_day", "1/d", "failures of its processes per day"),
-    ("interval_s", "s", "interval in force"), ("ettr", "1", "share of its time that it trains"),
+    ("interval_s", "s", "interval in force"), ("ettr", "1", "share of its time spent training"),
     ("advised_s", "s", "interval advised"), ("best_interval_s", "s", "best interval now"),
-    ("best_ettr", "1", "share that it would train"), ("local_interval_s", "s", "between saves to memory"),
+    ("best_ettr", "1", "forecast share spent training"), ("local_interval_s", "s", "between saves to memory"),
     ("best_local_interval_s", "s", "best between saves to memory"), ("young_s", "s", "by Young's rule"),
     ("daly_s", "s", "by Daly's rule"), ("fixed_30_min", "1", "share that it trains at 30 min"),
     ("fixed_60_min", "1", "at 60 min"), ("fixed_120_min", "1", "at 120 min"),
@@ -74,7 +77,7 @@ Row = dict[str, Value]
 
 
 def explain(view: View, memory: Memory, request: ExplainRequest) -> Explanation:
-    """The explanation of all training jobs, of those on an entity, or of one job."""
+    """Return the explanation of all training jobs, of those on an entity, or of one job."""
     jobs = view.jobs
     slots = np.flatnonzero(jobs.alive & (jobs.kind == TRAINING)).astype(np.int32)
     if request.topic == "plan":
@@ -102,7 +105,7 @@ def explain(view: View, memory: Memory, request: ExplainRequest) -> Explanation:
 
 
 def _plan(view: View, memory: Memory, request: ExplainRequest, slots: I32) -> Explanation:
-    """All figures of the jobs, page by page."""
+    """Return all figures of the jobs, page by page."""
     job = request.options.get("job")
     if job is not None:
         slot = view.jobs.slot_of.get(str(job))
@@ -126,7 +129,7 @@ def _plan(view: View, memory: Memory, request: ExplainRequest, slots: I32) -> Ex
 
 
 def _of_job(view: View, memory: Memory, request: ExplainRequest, slot: int) -> Explanation:
-    """One job: its rates, intervals and costs, and the reasons of proposals in force."""
+    """Return one job: its rates, intervals and costs, and the reasons of proposals in force."""
     (row,) = rows_of(view, memory, request, np.array([slot], np.int32))
     sentences = [Sentence(f"job {row['job']}: {row['why']}" if row["why"] else _interval_text(row))]
     for proposal in request.status(NAME).proposals:
@@ -147,7 +150,7 @@ def _of_job(view: View, memory: Memory, request: ExplainRequest, slot: int) -> E
 
 
 def rows_of(view: View, memory: Memory, request: ExplainRequest, slots: I32) -> list[Row]:
-    """A row for each of these jobs; unknown figures are None, and `why` gives the reason."""
+    """Return a row for each of these jobs; unknown figures are None, and `why` gives the reason."""
     if not len(slots):
         return []
     jobs, nodes = view.jobs, job_nodes(view, slots)
@@ -202,7 +205,7 @@ def rows_of(view: View, memory: Memory, request: ExplainRequest, slots: I32) -> 
 
 
 def restart_now_s(memory: Memory, slots: I32, measured_s: F64) -> F64:
-    """Restart times at the load that storage had when the policy last looked, else as measured [m]."""
+    """Return restart times at the storage load of the policy's last look, otherwise as measured [m]."""
     now = memory.get("restart_s")
     if now is None:
         return measured_s
@@ -210,7 +213,7 @@ def restart_now_s(memory: Memory, slots: I32, measured_s: F64) -> F64:
 
 
 def _leased(leases: LeaseColumns | None, slots: I32) -> F64:
-    """The interval that each job is advised; NaN where none is."""
+    """Return the advised interval of each job; NaN without advice."""
     return np.full(len(slots), np.nan) if leases is None else np.asarray(leases.value, np.float64)[slots]
 
 
@@ -225,7 +228,7 @@ def _failure_each_s(row: Row) -> float | None:
 
 
 def _unknown(rows: list[Row]) -> list[str]:
-    """Reasons for missing figures, each with the jobs concerned."""
+    """Return the reasons for missing figures, each with the jobs concerned."""
     of: dict[str, list[str]] = {}
     for row in rows:
         if row["why"]:
@@ -241,7 +244,7 @@ def _unknown(rows: list[Row]) -> list[str]:
 def _interval_text(row: Row) -> str:
     best_s, ettr = row["best_interval_s"], row["best_ettr"]
     if not isinstance(best_s, float) or not isinstance(ettr, float):
-        return f"job {row['job']}: no failure is expected, so that any interval will do"
+        return f"job {row['job']}: no failure is expected, so any interval is good"
     kept_s = row["interval_s"]
     kept = f"it saves every {span(kept_s)}" if isinstance(kept_s, float) else "its interval is unknown"
     share = f"{100 * ettr:.1f} % of its time"

@@ -1,4 +1,4 @@
-"""Interruption rates: the forecasts and verdicts of exactly the nodes that it holds, as rates.
+"""Interruption rates of jobs, from the forecasts and verdicts of the nodes that each job holds.
 
 A node's chance of failing within a horizon becomes a rate; the rates of a job's nodes add up, since one lost
 node stops a job. What is not sure of a node's rate has a part that all nodes share (the fleet's rate), which
@@ -13,8 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from twin.catalogue import F64, I32, I64, NS, Bool
-from twin.contracts import DEGRADED, FAILED, Z90, Forecast, View, action
-from twin.health import is_failure
+from twin.contracts import DEGRADED, FAILED, Z90, Forecast, View, action, is_failure
 from twin.telemetry import ago_d
 
 NODE = "node.failure_pu"
@@ -62,7 +61,7 @@ def job_nodes(view: View, slots: I32) -> JobNodes:
 
 
 def interruption_rates(view: View, held: JobNodes) -> InterruptionRates:
-    """The rates at which their nodes interrupt these jobs; NaN where too little is known of them."""
+    """Return the rates at which their nodes interrupt these jobs; NaN if too little is known."""
     m = len(held.size)
     day = nearest_forecast(view, DAY_S)
     if day is None:
@@ -85,7 +84,7 @@ def interruption_rates(view: View, held: JobNodes) -> InterruptionRates:
     hour = nearest_forecast(view, HOUR_S)
     soon = mean if hour is None else rate_per_s(hour.mean, hour.horizon_s)
     times = _fleet_factor(view, mean[known])
-    # What all nodes share moves with the fleet; what a node's own signs add to it does not.
+    # A factor that all nodes share moves with the fleet; the part of a node's own signs does not.
     soon = soon + (times - 1.0) * np.fmin(soon, mean)
     verdict = verdicts_per_s(view)[of]
     worst = np.fmax(np.where(np.isfinite(soon[of]), soon[of], 0.0), verdict)
@@ -95,7 +94,8 @@ def interruption_rates(view: View, held: JobNodes) -> InterruptionRates:
 
 
 def _fleet_factor(view: View, per_s: F64) -> float:
-    """`of_late` for rates [n] that hold failures with a cause in common too, which do not move with it."""
+    """Return `of_late` for rates [n] that include failures with a common cause, which do not scale with
+    it."""
     log = view.failures()
     if not log.begin_ns:
         return 1.0
@@ -110,7 +110,7 @@ def _fleet_factor(view: View, per_s: F64) -> float:
 
 
 def recent_factor(age_d: F64, per_d: F64, watched_d: float, gaps_d: F64 | None = None) -> float:
-    """The ratio of recent failures to the expected ones; 1 where nothing tells.
+    """Return the ratio of recent failures to the expected ones; 1 without data.
 
     age_d [k]: days since each failure of a node's own; per_d [n]: failures a day expected of each node;
     watched_d: for how many days failures were counted, but for gaps that began and ended so many days ago
@@ -130,14 +130,14 @@ def recent_factor(age_d: F64, per_d: F64, watched_d: float, gaps_d: F64 | None =
 
 
 def rate_per_s(chance_pu: np.ndarray, horizon_s: float) -> F64:
-    """The constant rate [1/s] at which so many fail within the horizon: -ln(1 - p) / h."""
+    """Return the constant rate [1/s] for this failure probability within the horizon: -ln(1 - p) / h."""
     clipped = np.clip(np.asarray(chance_pu, np.float64), 0.0, MOST_PU)
     out: F64 = -np.log1p(-clipped) / horizon_s
     return out
 
 
 def spread_of(mean: F64, high: F64) -> F64:
-    """1 / shape of the Gamma whose 95 % quantile is `high` times its mean; 0 where it is not above it.
+    """Return 1 / shape of the Gamma whose 95 % quantile is `high` times its mean; 0 if it is not above it.
 
     The inverse of the quantile of Wilson and Hilferty (PNAS 17, 1931): with x = 1 / (3 sqrt(shape)),
     cbrt(high / mean) = 1 - x^2 + 1.645 x. Beyond what that can reach, the greatest that it can.
@@ -150,7 +150,7 @@ def spread_of(mean: F64, high: F64) -> F64:
 
 
 def verdicts_per_s(view: View) -> F64:
-    """Rates [n_node] that follow from fresh verdicts on a node and its GPUs; 0 where there is none."""
+    """Return rates [n_node] from fresh verdicts on a node and its GPUs; 0 without one."""
     chance = np.zeros(view.site.sizes["node"])
     for part, owner in (("node", None), ("gpu", view.site.node_of_gpu)):
         health = view.health(part)
@@ -163,7 +163,7 @@ def verdicts_per_s(view: View) -> F64:
 
 
 def nearest_forecast(view: View, horizon_s: float) -> Forecast | None:
-    """The forecast of nodes at the horizon nearest to this one, by ratio."""
+    """Return the forecast of nodes at the horizon nearest to this one, by ratio."""
     found = [view.forecasts[key] for key in view.forecasts if key[0] == NODE]
     return min(found, key=lambda f: abs(np.log(f.horizon_s / horizon_s)), default=None)
 

@@ -1,4 +1,4 @@
-"""Two tiers of checkpoints: a quick one in memory that outlives a process, a durable one that outlives nodes.
+"""Two checkpoint tiers: a quick one in memory that survives a process, a durable one that survives nodes.
 
 The scheme: after every `local_s` of training the state is saved to memory; every k-th time it is then saved
 durably as well. A soft failure (a process) recovers from the last save in memory, a hard one (a node) from
@@ -63,7 +63,7 @@ class TierConstants(NamedTuple):
 
 
 def tier_constants(x: TierTerms) -> TierConstants:
-    """The constants of `x`."""
+    """Return the constants of `x`."""
     hard = np.clip(x.hard_per_s, SELDOM_PER_S, OFTEN_PER_S)
     soft = np.clip(x.soft_per_s, 0.0, OFTEN_PER_S)
     rate = hard + soft
@@ -77,17 +77,19 @@ def tier_constants(x: TierTerms) -> TierConstants:
 
 
 def _grown(x: F64) -> F64:
-    """e^x - 1, held finite: beyond e^700 every ETTR is 0 anyway."""
+    """Return e^x - 1, kept finite: beyond e^700 every ETTR is 0 anyway."""
     return np.expm1(np.minimum(x, 700.0))
 
 
 def segment_exponent(t: TierConstants, local_s: F64) -> F64:
-    """log of 1 / psi: what one segment of training and its save to memory add to a cycle's exponent."""
+    """Return the log of 1 / psi: the part of a cycle's exponent from one segment of training and its save
+    to memory."""
     return np.log1p(t.eps * _grown(t.all_per_s * (local_s + t.local_block_s)))
 
 
 def ettr_two_tier(t: TierConstants, local_s: F64, k: F64) -> F64:
-    """ETTR, 0 to 1, of a save to memory after every `local_s` of training, every `k`-th durable as well."""
+    """Return the ETTR, 0 to 1, of a save to memory after every `local_s` of training, every `k`-th durable
+    as well."""
     with np.errstate(over="ignore", invalid="ignore"):
         local = np.clip(local_s, LEAST_S, MOST_S)
         k = np.clip(k, 1e-150, 1e150)
@@ -98,7 +100,8 @@ def ettr_two_tier(t: TierConstants, local_s: F64, k: F64) -> F64:
 def best_two_tier(
     mean: TierTerms, nodes: TierTerms, weights: F64, floor_s: F64, tiered: Bool
 ) -> tuple[F64, F64]:
-    """(interval_s, k), each [n], of the greatest ETTR expected over `nodes` [m, n]; interval_s >= floor_s.
+    """Return (interval_s, k), each [n], of the greatest ETTR expected over `nodes` [m, n]; interval_s >=
+    floor_s.
 
     mean: [n], the same at the mean rate. tiered: [n], has a memory tier; the others get k = 1. interval_s
     is k local intervals.
@@ -134,7 +137,7 @@ def best_two_tier(
 
 
 def best_part_count(mean: TierTerms, interval_s: F64) -> F64:
-    """k [n], how many segments are best for a durable interval that is given, at the mean rate."""
+    """Return k [n], the best number of segments for a given durable interval, at the mean rate."""
     mean = _positive_saves(mean)
     t = tier_constants(mean)
     with np.errstate(all="ignore"):
@@ -145,20 +148,20 @@ def best_part_count(mean: TierTerms, interval_s: F64) -> F64:
 
 
 def _positive_saves(x: TierTerms) -> TierTerms:
-    """`x` with no save for nothing: so that an interval has a logarithm."""
+    """Return `x` without zero save costs, so that an interval has a logarithm."""
     return replace(
         x, block_s=np.maximum(x.block_s, FREE_S), local_block_s=np.maximum(x.local_block_s, FREE_S)
     )
 
 
 def _alone(mean: TierTerms) -> F64:
-    """The best interval [n] of one tier at the mean rate; where nothing fails, one beyond any life."""
+    """Return the best interval [n] of one tier at the mean rate; without failures, one beyond any life."""
     hard = np.clip(mean.hard_per_s, SELDOM_PER_S, OFTEN_PER_S)
     return np.clip(best_fraction(hard * (mean.block_s + mean.local_block_s)), 1e-12, 1.0) / hard
 
 
 def _best_local(t: TierConstants, mean: TierTerms, most_s: F64) -> F64:
-    """Segment [n] of the greatest local_s / segment exponent, at most `most_s`."""
+    """Return the segment [n] of the greatest local_s / segment exponent, at most `most_s`."""
     soft = np.clip(mean.soft_per_s, SELDOM_PER_S, OFTEN_PER_S)
     most = np.maximum(most_s, LEAST_LOCAL_S)
     local = np.clip(best_fraction(soft * mean.local_block_s) / soft, LEAST_LOCAL_S, most)
@@ -171,14 +174,14 @@ def _best_local(t: TierConstants, mean: TierTerms, most_s: F64) -> F64:
 
 
 def _slopes(t: TierConstants, local_s: F64) -> tuple[F64, F64, F64]:
-    """(segment, its slope by local_s, slope over slope) at `local_s`."""
+    """Return (segment, its slope by local_s, slope over slope) at `local_s`."""
     more = t.eps * _grown(t.all_per_s * (local_s + t.local_block_s))
     share = (t.eps + more) / (1.0 + more)
     return np.log1p(more), t.all_per_s * share, t.all_per_s * (1.0 - share)
 
 
 def _climb_k(t: TierConstants, weights: F64, local_s: F64, k: F64) -> F64:
-    """The k [n], any number, of the greatest expected ETTR at fixed `local_s`: Newton in log k."""
+    """Return the k [n], any number, of the greatest expected ETTR at fixed `local_s`: Newton in log k."""
     spent = segment_exponent(t, local_s)
     for _ in range(NEWTON_BELIEF):
         slope = k * spent
@@ -187,7 +190,7 @@ def _climb_k(t: TierConstants, weights: F64, local_s: F64, k: F64) -> F64:
 
 
 def _climb_local(t: TierConstants, weights: F64, local_s: F64, k: F64) -> F64:
-    """The segment [n] of the greatest expected ETTR at fixed `k`: Newton in its logarithm."""
+    """Return the segment [n] of the greatest expected ETTR at fixed `k`: Newton in its logarithm."""
     for _ in range(NEWTON_BELIEF):
         spent, per_s, curve = _slopes(t, local_s)
         slope = k * local_s * per_s
@@ -198,7 +201,8 @@ def _climb_local(t: TierConstants, weights: F64, local_s: F64, k: F64) -> F64:
 
 
 def _step(t: TierConstants, weights: F64, u: F64, slope: F64, bend: F64) -> F64:
-    """Newton's step [n] for log of the mean of e^y / (e^u - 1): `slope` and `bend` are du/dy and its own."""
+    """Return Newton's step [n] for log of the mean of e^y / (e^u - 1): `slope` and `bend` are du/dy and
+    its own."""
     less = 1.0 / _grown(u)
     more = slope * (1.0 + less)  # du/dy e^u / (e^u - 1)
     worth = t.scale * weights * less

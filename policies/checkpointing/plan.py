@@ -1,4 +1,4 @@
-"""The intervals of many jobs at once: durable and in memory, under a rate of failures that is only believed.
+"""Checkpoint plan: durable and in-memory intervals of many jobs at once, under an uncertain failure rate.
 
 What is known of each job comes as `Terms`, what is best for it goes as a `Plan`. Jobs with a memory tier
 follow the scheme of `levels`, the others that of `single_tier`; what is maximised is the
@@ -29,8 +29,8 @@ from twin.catalogue import F64, Bool
 # the shape is at least 0.3, and to 2e-3 at 0.05.
 SEARCH_NODES, VALUE_NODES = 5, 8
 DOUBT = 0.5  # share of the loss without a memory tier, from which on it is asked whether the tier pays
-# How much of a storage's time the saves of all its jobs may take: the rest is for restores and for what
-# collides. source: estimate
+# Share of a storage's time that the saves of all its jobs may take: the rest is for restores and for
+# collisions. source: estimate
 STORAGE_SHARE = 0.8
 
 
@@ -64,7 +64,8 @@ class IntervalPlan(NamedTuple):
 
 
 def best_plan(terms: SaveTerms, least_s: ArrayLike = 0.0) -> IntervalPlan:
-    """The intervals of greatest expected ETTR, the durable ones no shorter than a flush and than `least_s`.
+    """Return the intervals of greatest expected ETTR, the durable ones no shorter than a flush and than
+    `least_s`.
 
     least_s: [n] or one number; NaN says nothing. Where the memory tier is of no use, soft failures too
     recover from the durable tier. No interval has a greater ETTR by 1e-6 where the shape is at least 0.5;
@@ -92,7 +93,8 @@ def best_plan(terms: SaveTerms, least_s: ArrayLike = 0.0) -> IntervalPlan:
 
 
 def ettr_at(terms: SaveTerms, interval_s: ArrayLike, local_interval_s: ArrayLike = np.nan) -> F64:
-    """Expected ETTR [n] of given intervals: what any alternative is worth. One job may be given n intervals.
+    """Return the expected ETTR [n] of given intervals, to compare alternatives. One job may have n
+    intervals.
 
     interval_s: training between durable saves. local_interval_s: between saves to memory; NaN: as often as is
     best for that durable interval where the job has a memory tier; inf: the tier is not used. The number of
@@ -116,7 +118,8 @@ def least_interval_s(
     share: float = STORAGE_SHARE,
     weight: ArrayLike = 1.0,
 ) -> F64:
-    """The shortest interval [n] of each job at which the saves of all jobs of one storage fit, seconds.
+    """Return the shortest interval [n] of each job at which the saves of all jobs of one storage fit,
+    seconds.
 
     flush_s: [n], how long one save of the job keeps the storage busy when it is alone there. storage: [n],
     numbers of storages, -1 for none that is known: bound by the job's own flush alone. wanted_s: [n], the
@@ -150,7 +153,7 @@ def fair_shares(demand: F64, place: ArrayLike, most: float, weight: F64) -> F64:
     for at in np.split(order, np.flatnonzero(np.diff(places[order])) + 1):
         if demand[at].sum() <= most:
             continue
-        # Who asks for least by its weight first: from the first that cannot get it, all get the same level
+        # Jobs that ask for least by weight come first: from the first that cannot get it, all get one level
         before = np.cumsum(demand[at]) - demand[at]
         levels = (most - before) / (np.cumsum(weight[at][::-1])[::-1])
         first = int(np.argmax(levels < level[at]))
@@ -159,7 +162,7 @@ def fair_shares(demand: F64, place: ArrayLike, most: float, weight: F64) -> F64:
 
 
 def _arrays(terms: SaveTerms) -> SaveTerms:
-    """As float arrays of one shape, within bounds, and NaN in all that counts where one thing is NaN."""
+    """Return float arrays of one shape, within bounds, with NaN in all relevant ones where one is NaN."""
     x = SaveTerms(*(seconds(x) for x in np.broadcast_arrays(*(np.atleast_1d(np.asarray(x)) for x in terms))))
     lost = np.isnan(x.block_s + x.flush_s + x.restart_s + x.hard_shape + x.hard_per_s + x.soft_per_s)
     x = x._replace(block_s=np.where(lost, np.nan, x.block_s))
@@ -169,7 +172,8 @@ def _arrays(terms: SaveTerms) -> SaveTerms:
 
 
 def _doubtful(x: SaveTerms) -> Bool:
-    """Jobs [n] whose memory tier may cost more than it spares: the first-order losses with it and without."""
+    """Return the jobs [n] whose memory tier may cost more than it saves: by first-order losses with and
+    without it."""
     with np.errstate(over="ignore", invalid="ignore"):
         hard, soft = x.hard_per_s, x.soft_per_s
         lost = np.sqrt(2.0 * x.local_block_s * soft) + np.sqrt(2.0 * x.block_s * hard)
@@ -178,7 +182,8 @@ def _doubtful(x: SaveTerms) -> Bool:
 
 
 def _levels(terms: SaveTerms, count: int) -> tuple[Bool, TierTerms, TierTerms, F64]:
-    """(has a memory tier [n], at the mean rate [n], at `count` believed rates [count, n], their weights)."""
+    """Return (has a memory tier [n], at the mean rate [n], at `count` believed rates [count, n], their
+    weights)."""
     block, flush, restart, local_block, local_restart, shape, hard, soft = terms
     tiered = ~(np.isnan(local_block) | np.isnan(local_restart))
     rates, weights = quadrature(shape, count)
@@ -196,7 +201,7 @@ def _levels(terms: SaveTerms, count: int) -> tuple[Bool, TierTerms, TierTerms, F
 
 
 def _solved(terms: SaveTerms, floor_s: F64) -> tuple[F64, F64, Bool, F64]:
-    """(interval, k, has a memory tier, about the expected ETTR), each [n]."""
+    """Return (interval, k, has a memory tier, about the expected ETTR), each [n]."""
     tiered, mean, nodes, weights = _levels(terms, SEARCH_NODES)
     interval, k = best_two_tier(mean, nodes, weights, floor_s, tiered)
     return interval, k, tiered, _expected(nodes, weights, interval, k)

@@ -35,11 +35,16 @@ from policies.checkpointing.storage_traffic import (
     COLUMNS as TRAFFIC,
     JOB_COLUMNS,
     StorageTraffic,
+    apart_pu,
+    bound_start,
     follow_traffic,
     lately_pu,
+    learn_stretch,
     learn_time,
     of_jobs,
     others_load_pu,
+    start_s,
+    stretch_pu,
 )
 from policies.checkpointing.texts import INTERVAL, LOCAL, SINCE, proposals
 from twin.catalogue import F64, I32, I64, NS, Bool, ContractError
@@ -61,8 +66,8 @@ MOST_S = 86_400.0  # nobody is advised to save more rarely than that. source: es
 SPACING_S, UNANSWERED_S = 300.0, 3600.0
 REQUEST_S = 900.0  # a save that did not begin by then is requested no more. source: estimate
 QUEUE_S = 600.0  # of flushes that may be requested at once, one after the other. source: estimate
-# What one job's save takes of that at most, and how long it is waited for: whoever needs longer, or says so,
-# must not keep all the others from saving. source: estimate
+# The most that one job's save takes of that, and the longest wait for it: a job that needs longer, or
+# says so, must not keep all the others from saving. source: estimate
 MOST_QUEUED_S, MOST_AWAITED_S = 0.5 * QUEUE_S, 3600.0
 ROUND_S = ((600.0, 5.0), (3600.0, 15.0), (np.inf, 60.0))  # an interval up to this is a multiple of that
 
@@ -138,7 +143,7 @@ class Checkpoint:
         self.storage_of_queue = dict(given_names)
 
     def propose(self, view: View, memory: Memory) -> tuple[list[Proposal], Memory]:
-        """Intervals and saves now for training jobs, with what was weighed."""
+        """Return intervals and immediate saves for training jobs, with their figures."""
         kept = {name: column.copy() for name, column in memory.items()}
         jobs = view.jobs
         mine = jobs.alive & (jobs.kind == TRAINING)
@@ -171,7 +176,7 @@ class Checkpoint:
         return {queue: index for queue, index in found.items() if index is not None}
 
     def explain(self, view: View, memory: Memory, request: ExplainRequest) -> Explanation:
-        """The intervals of training jobs, in force and best; see `topics`."""
+        """Return the intervals of training jobs, in force and best; see `topics`."""
         return explain(view, memory, request)
 
 
@@ -192,7 +197,8 @@ def _batch_of(view: View, slots: I32, kept: Memory) -> JobBatch:
 def _with_load(
     view: View, batch: JobBatch, storage: I64, counted: tuple[StorageTraffic, bool], kept: Memory
 ) -> JobBatch:
-    """The same with restarts and saves at the load that storage has now; notes the load at each of them.
+    """Return the terms with restarts and saves at the present storage load; notes the load at each of
+    them.
 
     The load is by counters of the file system, where they are known, else by what jobs tell of their saves.
     `counted`: the traffic, and whether saves are kept apart, so that they meet none of each other.
@@ -208,47 +214,53 @@ def _with_load(
     kept["restart_load_pu"][slots[recovered]] = told_pu[recovered]
     then_pu = np.where(recovered_ns > 0, kept["restart_load_pu"][slots], 0.0)
     restart_s = restarts_now(view, slots, batch.terms, then_pu, told_pu, ratio)
-    # What it read itself in its last restart is in the counters still
+    # The counters still contain the job's own reads of its last restart
     known = of_jobs(traffic.known, storage, False)
     ago_s = np.where(recovered_ns > 0, (view.now_ns - recovered_ns) / NS, np.inf)
     by_all = of_jobs(traffic.busy_pu, storage, 0.0) - lately_pu(kept["alone_s"][slots] * ratio, ago_s)
     load_pu = others_load_pu(np.maximum(by_all, 0.0), duty)
-    save_pu = others_load_pu(np.maximum(by_all, 0.0), duty + told_pu if apart else duty)
+    missed_pu = told_pu * apart_pu(np.clip(by_all, 0.0, 1.0)) if apart else 0.0
+    save_pu = others_load_pu(np.maximum(by_all, 0.0), duty + missed_pu)
     save_s = newest_s(view, slots, "checkpoint_flush_s", "checkpoint_save_s", "checkpoint_block_s")
     new = known & (saved_ns != kept["save_ns"][slots]) & ~recovered & np.isfinite(save_s)
+    tells = new & (kept["alone_weight"][slots] > 0)
+    expected_s = shared_s(kept["alone_s"][slots], save_pu)
+    learn_stretch(kept, storage[tells], save_s[tells], expected_s[tells])
     learn_time(kept, "alone", slots[new], alone_s(save_s, save_pu)[new], save_pu[new])
-    read_s = shared_s(kept["alone_s"][slots] * ratio, load_pu)
+    longer = of_jobs(stretch_pu(kept), storage, 1.0)
+    read_s = shared_s(kept["alone_s"][slots] * ratio, load_pu) * longer
     learned = known & (kept["alone_weight"][slots] > 0)
-    start_s = np.maximum(newest_s(view, slots, "checkpoint_restart_s") - read_s, 0.0)
-    new = learned & recovered & np.isfinite(start_s)
-    learn_time(kept, "start", slots[new], start_s[new], load_pu[new])
+    took_s = newest_s(view, slots, "checkpoint_restart_s")
+    new = learned & recovered & np.isfinite(took_s)
+    learn_time(kept, "start", slots[new], np.maximum(took_s - read_s, 0.0)[new], load_pu[new])
+    bound_start(kept, slots[new], np.maximum(took_s - kept["alone_s"][slots] * ratio, 1e-3)[new])
     kept["restarted_ns"][slots], kept["save_ns"][slots] = recovered_ns, saved_ns
     restart_s = np.where(
-        learned & (kept["start_weight"][slots] > 0), kept["start_s"][slots] + read_s, restart_s
+        learned & (kept["start_weight"][slots] > 0), start_s(kept, slots) + read_s, restart_s
     )
     kept["restart_s"][slots] = restart_s
     usual_s = np.maximum(batch.terms.block_s + batch.terms.flush_s, 1e-3)
     return replace(
         batch,
         terms=batch.terms._replace(restart_s=restart_s),
-        slower=np.where(learned, shared_s(kept["alone_s"][slots], save_pu) / usual_s, 1.0),
+        slower=np.where(learned, shared_s(kept["alone_s"][slots], save_pu) * longer / usual_s, 1.0),
     )
 
 
 def _save_duty(batch: JobBatch) -> F64:
-    """The share of its time that storage is busy with each job's saves, at the interval that it keeps."""
+    """Return the share of time that each job's saves keep storage busy, at its present interval."""
     busy_s = batch.terms.block_s + batch.terms.flush_s
     share = busy_s / np.maximum(batch.kept_s + batch.terms.block_s, busy_s)
     return np.where(batch.kept_s > 0, share, 0.0)
 
 
 def _storage_duty(batch: JobBatch) -> float:
-    """The share of its time that the file system is busy with saves at the intervals that jobs keep."""
+    """Return the share of time that saves keep the file system busy, at the present intervals."""
     return float(_save_duty(batch).sum())
 
 
 def _plan_intervals(view: View, batch: JobBatch, left: float, kept: Memory) -> None:
-    """Look anew at the intervals of the jobs that were not looked at for longest."""
+    """Recompute the intervals of the jobs whose last computation is oldest."""
     now_ns, slots = view.now_ns, batch.slots
     stale = slots[now_ns - kept["planned_ns"][slots] > round(PLAN_EXPIRES_S * NS)]
     kept["interval_s"][stale] = kept["local_s"][stale] = 0.0
@@ -274,7 +286,7 @@ def _plan_intervals(view: View, batch: JobBatch, left: float, kept: Memory) -> N
 def _change_intervals(
     view: View, batch: JobBatch, due: np.ndarray, best: IntervalPlan, least_s: F64, kept: Memory
 ) -> None:
-    """Change what is proposed to the jobs at the places `due`, where that pays."""
+    """Change the proposals to the jobs at the places `due`, where that pays."""
     now_ns, envelope = view.now_ns, view.envelope(INTERVAL)
     slots, terms = batch.slots[due], SaveTerms(*(column[due] for column in batch.terms))
     low, high = envelope.low[slots], np.minimum(envelope.high[slots], MOST_S)
@@ -284,14 +296,14 @@ def _change_intervals(
     now_s, now_local_s = batch.proposed_s[due], batch.local_s[due]
     local = _memory_intervals(view, slots, best, interval)
     worth = ettr_at(terms, interval, np.where(local > 0, local, best.local_interval_s))
-    # Who never said how often it saves to memory is taken to do its best: it is told so once
+    # A job that never stated how often it saves to memory is taken to do its best: it is told so once
     before = ettr_at(terms, now_s, np.where(now_local_s > 0, now_local_s, np.nan))
     gain = np.where(now_s > 0, worth - before, worth)
     rested_s = (now_ns - kept["changed_ns"][slots]) / NS
     never = kept["changed_ns"][slots] == 0
     enough = (gain >= LEAST_GAIN) & (never | (rested_s >= CHANGE_S) | (gain >= PRESSING_GAIN))
     enough |= ~never & (rested_s >= LONG_S) & (gain >= LONG_GAIN)
-    # What storage cannot drain is too often, whatever else it may promise
+    # An interval that storage cannot drain is too short, whatever else it may promise
     enough |= (now_s > 0) & (now_s < 0.98 * least) & (never | (rested_s >= CHANGE_S))
     new = (now_s <= 0) | (local > 0) & (kept["local_s"][slots] <= 0)
     other = (interval != kept["interval_s"][slots]) | (local != kept["local_s"][slots])
@@ -318,7 +330,7 @@ def _change_intervals(
 
 
 def _memory_intervals(view: View, slots: I32, best: IntervalPlan, interval: F64) -> F64:
-    """Intervals between saves to memory [m], as people would say them; 0: no such tier, or of no use.
+    """Return the intervals between saves to memory [m], rounded; 0: no such tier, or no use of it.
 
     Rounded up, so that the last of them falls together with the durable save, and not just before it.
     """
@@ -332,7 +344,7 @@ def _memory_intervals(view: View, slots: I32, best: IntervalPlan, interval: F64)
 
 
 def _request_saves(view: View, batch: JobBatch, left: float, kept: Memory) -> None:
-    """End asks that were answered or ran out; make new ones where a save now is worth more than it costs."""
+    """End answered and expired requests; create new ones where a save now is worth more than its cost."""
     now_ns, slots, jobs = view.now_ns, batch.slots, view.jobs
     pending = kept["save_since_s"][slots] > 0
     saved = jobs.saved_ns[slots] >= np.round(kept["save_since_s"][slots] * NS)
@@ -341,7 +353,7 @@ def _request_saves(view: View, batch: JobBatch, left: float, kept: Memory) -> No
     kept["save_deadline_ns"][slots[pending & saved]] = 0  # it listens
     pending &= ~over
     met, wanted_elsewhere = _other_requests(view, batch, pending)
-    # Who drains requested a save and waited for it: it is the one, and no other is requested
+    # The policy that drains requested a save and waited for it: it is the one, and no other is requested
     answered = np.asarray(kept["answered_threats"][slots] | np.where(met, DRAIN, 0), np.int64)
     batch = replace(batch, terms=batch.terms_now)
     w = assess_saves(view, batch, answered)
@@ -365,7 +377,8 @@ def _request_saves(view: View, batch: JobBatch, left: float, kept: Memory) -> No
 
 
 def _other_requests(view: View, batch: JobBatch, pending: Bool) -> tuple[Bool, Bool]:
-    """Jobs [m] that met what anybody requested of late, and those of whom others request a save now."""
+    """Return the jobs [m] that fulfilled a recent save request, and those with a present request of
+    others."""
     now_s, wish_s = view.now_ns / NS, view.commanded(SINCE)[batch.slots]
     saved_s = view.jobs.saved_ns[batch.slots] / NS
     lately_s = batch.terms.block_s + batch.terms.flush_s + SPACING_S
@@ -378,7 +391,7 @@ def _other_requests(view: View, batch: JobBatch, pending: Bool) -> tuple[Bool, B
 def _store_requests(
     view: View, slots: I32, at: np.ndarray, w: SaveAssessment, batch: JobBatch, kept: Memory
 ) -> None:
-    """Remember what these jobs are batch, and why."""
+    """Store the requests to these jobs, and the reasons."""
     index, now_ns = slots[at], view.now_ns
     durable_s = (batch.terms.block_s + batch.terms.flush_s)[at]
     # A save that is being written counts: it began no longer ago than a save takes
@@ -397,7 +410,7 @@ def _store_requests(
 
 
 def rounded_interval(interval_s: F64, least_s: F64) -> F64:
-    """Intervals as people would say them, no shorter than the least."""
+    """Return intervals rounded for people, at least the minimum."""
     step = np.select([interval_s <= most for most, _ in ROUND_S], [s for _, s in ROUND_S], ROUND_S[-1][1])
     near = np.minimum(np.nan_to_num(interval_s, nan=MOST_S, posinf=MOST_S), MOST_S)
     out: F64 = np.maximum(np.maximum(np.rint(near / step), 1.0) * step, np.ceil(least_s))

@@ -1,4 +1,4 @@
-"""Saving ahead of failures that somebody foretells: what recall and precision of the predictions are worth.
+"""Saves ahead of predicted failures: their value by recall and precision of the predictions.
 
 Failures come at a constant rate; a share of them, the recall, is foretold at least as long ahead as a
 save takes. Beside them come false alarms, so that a share of all alarms, the precision, is true. An alarm
@@ -28,7 +28,8 @@ WIDE = 1e3  # how much longer than without predictions the best interval may be
 
 
 def worth_saving_s(save_s: ArrayLike, precision: ArrayLike) -> F64:
-    """Work at stake from which on an alarm is worth a save, seconds: precision x work > cost of the save.
+    """Return the work at stake from which an alarm is worth a save, seconds: precision x work > cost of
+    the save.
 
     A little less is best, since the save also stands for the next regular one; that matters by 1e-4 of ETTR.
     """
@@ -46,7 +47,7 @@ def ettr_ahead(
     precision: ArrayLike,
     answered_s: ArrayLike | None = None,
 ) -> F64:
-    """ETTR, 0 to 1, of an interval with saves ahead; the arguments fit together as arrays.
+    """Return the ETTR, 0 to 1, of an interval with early saves; the arguments broadcast as arrays.
 
     recall, precision: 0 to 1, held there. answered_s: work at stake from which on alarms are answered, as
     `worth_saving_s` unless told; inf: alarms are ignored, and the result is that of `single_tier.ettr`.
@@ -92,7 +93,7 @@ def best_ahead(
     precision: ArrayLike,
     answered_s: ArrayLike | None = None,
 ) -> tuple[F64, F64]:
-    """(interval_s, ettr) of the greatest ETTR with saves ahead, by golden section."""
+    """Return (interval_s, ettr) of the greatest ETTR with early saves, by golden section."""
     given = (save_s, restart_s, mttf_s, recall, precision)
     arrays = np.broadcast_arrays(*(np.asarray(x, np.float64) for x in given))
     save, restart, mttf, known, right = arrays
@@ -107,14 +108,15 @@ def best_ahead(
 
 
 def _mean_time(rate: F64, length_s: F64) -> F64:
-    """Mean of the shorter of `length_s` and the time to an event of `rate`."""
+    """Return the mean of the shorter of `length_s` and the time to an event of `rate`."""
     return np.where(
         rate * length_s > 0, -np.expm1(-rate * length_s) / np.where(rate > 0, rate, 1.0), length_s
     )
 
 
 def _twice(x: F64) -> F64:
-    """(1 - e^-x (1 + x)) / x^2, the work of a phase that an event ends, by its length and rate; 1/2 at 0."""
+    """Return (1 - e^-x (1 + x)) / x^2, the work of a phase that an event ends, by its length and rate; 1/2
+    at 0."""
     wide = np.where(x < 1e-6, 1.0, x)
     return np.where(x < 1e-6, 0.5, -(np.expm1(-wide) + wide * np.exp(-wide)) / wide**2)
 

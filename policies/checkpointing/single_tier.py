@@ -1,12 +1,12 @@
-"""One tier of checkpoints: the share of its time that a job trains; and which interval is best.
+"""One checkpoint tier: the share of time that a job trains, and the best interval.
 
 One tier of checkpoints, failures that come at a constant rate. A job trains for an interval, saves, trains
 on; a failure loses what no finished save holds, then the job restarts, and a failure in a restart begins the
 restart again. The share of the time that ends as kept training is the effective training time ratio, ETTR.
 Pure NumPy; functions take numbers or arrays that fit together, in seconds, and answer with an array.
 
-This is the simplest case, in closed form; a rate that is only believed is in `checkpoint_rate`, two tiers in
-`levels`, predictions in `checkpoint_prediction`, other laws of failure in `checkpoint_weibull`.
+This is the simplest case, in closed form; a rate that is only believed is in `belief`, two tiers in
+`levels`, predictions in `prediction`, other laws of failure in `weibull`.
 
 Every limit has an answer, and NaN comes of NaN alone: negative times count as 0; a rate is held within
 1e-24 and 1e9 failures per second, so an MTTF of infinity never fails and one of 0 always does; an interval of
@@ -31,7 +31,7 @@ _GOLDEN = 0.5 * (np.sqrt(5.0) - 1.0)
 
 
 def young_s(save_s: ArrayLike, mttf_s: ArrayLike) -> F64:
-    """Young's first-order interval `sqrt(2 C M)`, seconds. source: Young, CACM 17 (9), 1974."""
+    """Return Young's first-order interval `sqrt(2 C M)`, seconds. source: Young, CACM 17 (9), 1974."""
     save, mttf = seconds(save_s), seconds(mttf_s)
     with np.errstate(invalid="ignore", over="ignore"):
         found = np.sqrt(2.0 * save) * np.sqrt(mttf)
@@ -40,7 +40,7 @@ def young_s(save_s: ArrayLike, mttf_s: ArrayLike) -> F64:
 
 
 def daly_s(save_s: ArrayLike, mttf_s: ArrayLike) -> F64:
-    """Daly's higher-order interval, seconds; the MTTF where a save takes twice that or longer.
+    """Return Daly's higher-order interval, seconds; the MTTF if a save takes at least twice that.
 
     `sqrt(2CM) [1 + 1/3 sqrt(C/2M) + 1/9 (C/2M)] - C`. source: Daly, FGCS 22 (3), 2006.
     """
@@ -60,7 +60,7 @@ def ettr(
     mttf_s: ArrayLike,
     flush_s: ArrayLike = 0.0,
 ) -> F64:
-    """The share of the time, 0 to 1, that ends as kept training; exact for a constant rate of failures.
+    """Return the share of time, 0 to 1, that becomes kept training; exact for a constant failure rate.
 
     `tau / (M e^((R+F)/M) (e^((tau+C)/M) - 1))`. source: domain.md D for F = 0; for F > 0 see below.
 
@@ -82,7 +82,7 @@ def ettr(
 def best_interval(
     save_s: ArrayLike, restart_s: ArrayLike, mttf_s: ArrayLike, flush_s: ArrayLike = 0.0
 ) -> tuple[F64, F64]:
-    """(interval_s, ettr) of the greatest ETTR; exact, by Newton's method.
+    """Return (interval_s, ettr) of the greatest ETTR; exact, by Newton's method.
 
     The optimum solves `1 - x = e^-(x + c)`, x = tau/M and c = C/M, whatever the restart takes. It is never
     shorter than a flush, since storage must drain one save before the next. A free save gives 0, no failures
@@ -97,7 +97,7 @@ def best_interval(
 
 
 def best_fraction(cost: F64) -> F64:
-    """x in 0..1 with `1 - x = e^-(x + cost)`: interval over MTTF for a save of `cost` MTTFs.
+    """Return x in 0..1 with `1 - x = e^-(x + cost)`: interval over MTTF for a save of `cost` MTTFs.
 
     That is x = 1 + W(-e^-(1 + cost)) of Lambert's function; begun from its series about the branch point
     (source: Corless et al., Adv. Comput. Math. 5, 1996, eq. 4.22), then Newton.
@@ -147,5 +147,5 @@ def maximise(worth: Callable[[F64], F64], low_s: F64, high_s: F64, steps: int = 
 
 
 def _nan_of(*given: F64) -> F64:
-    """NaN where any of `given` is, else 0: what becomes of infinity over infinity."""
+    """NaN where any of `given` is NaN, or else 0: the value used for infinity over infinity."""
     return np.where(np.any([np.isnan(x) for x in np.broadcast_arrays(*given)], axis=0), np.nan, 0.0)

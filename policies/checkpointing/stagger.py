@@ -1,4 +1,4 @@
-"""Staggered saves: each job's next durable save is moved a little, so that saves do not meet.
+"""Staggered saves: shifts each job's next durable save a little, so that saves do not collide.
 
 A round is the time from one durable save to the next. Once in a round, a job's interval is made shorter or
 longer by as much as the calendar asks for, within what the plan loses by it. Saves ahead of trouble are never
@@ -145,7 +145,7 @@ def _feeders_above(site: Site) -> tuple[I64, I64, F64]:
 
 
 def _node_power_w(view: View) -> F64:
-    """Power of each node: as it reads, else its part of what its rack draws or may draw [n_node]."""
+    """Power of each node [n_node]: its reading, or else its share of its rack's draw or maximum."""
     site = view.site
     own = view.believed("node.power_w").astype(np.float64)
     of_rack = view.believed("rack.power_w").astype(np.float64)
@@ -157,7 +157,7 @@ def _node_power_w(view: View) -> F64:
 
 
 def _ramp_limit_w(view: View, entries: _PowerEntries, ramp_pu: float) -> F64:
-    """Ramp limit of each feeder: a share of its budget, else of what the jobs below draw [n_feeder]."""
+    """Ramp limit of each feeder [n_feeder]: a share of its budget, or else of the jobs' draw."""
     drawn = np.bincount(entries.feeder, entries.watt, minlength=entries.n_feeder) / DIP_PU
     budget = view.budget_w()
     out: F64 = ramp_pu * np.where(np.isfinite(budget) & (budget > 0), budget, drawn)

@@ -1,4 +1,4 @@
-"""Texts: the proposals of checkpointing, from its memory, with the figures that were weighed in words.
+"""Texts of checkpointing: proposals as sentences, with the figures that were weighed.
 
 The words are of the moment of the decision, so that a proposal in force says the same until it changes.
 """
@@ -22,7 +22,8 @@ MOST_SENTENCES = 200  # jobs with a sentence of their own, of each control; the 
 
 
 def proposals(view: View, kept: Memory) -> list[Proposal]:
-    """The proposals for intervals, saves now, and saves to memory: one per job, and one for the rest."""
+    """Return the proposals for intervals, saves now, and saves to memory: one per job, and one for the
+    rest."""
     names = view.jobs.names
     high, local_high = view.envelope(INTERVAL).high, view.envelope(LOCAL).high
     return [
@@ -33,7 +34,7 @@ def proposals(view: View, kept: Memory) -> list[Proposal]:
 
 
 def _parts(column: np.ndarray) -> list[I32]:
-    """Jobs with a value: the first MOST_SENTENCES each alone, the rest together."""
+    """Split jobs with a value: the first MOST_SENTENCES each alone, the rest together."""
     at = np.flatnonzero(column > 0).astype(np.int32)
     parts = [at[k : k + 1] for k in range(min(len(at), MOST_SENTENCES))]
     return [*parts, at[MOST_SENTENCES:]] if len(at) > MOST_SENTENCES else parts
@@ -57,7 +58,7 @@ def _to_memory(index: I32, high: np.ndarray, names: list[str], kept: Memory) -> 
     else:
         often_s, durable_s = (float(kept[name][index[0]]) for name in ("local_s", "interval_s"))
         why = f"{_job_prefix(names[index[0]])}save to memory every {span(often_s)}: "
-        why += f"what a lost process costs, between durable saves every {span(durable_s)}"
+        why += f"best for the loss of a process, between durable saves every {span(durable_s)}"
     return Proposal(LOCAL, index, np.minimum(1.0, want), np.maximum(high[index], want), want, why)
 
 
@@ -75,7 +76,7 @@ def _interval_text(job: dict[str, Any]) -> str:
     text += f"trains {100.0 * float(job['ettr_pu']):.1f} % of its time"
     text += f", {gain:.1f} points more" if was > 0 and gain > 0.05 else ""
     if was > 0 and gain <= 0.0:
-        text += ", as storage drains no more"
+        text += ", limited by the storage bandwidth"
     text += f"; to memory every {span(job['local_s'])}" if job["local_s"] > 0 else ""
     return text + _shift_text(shift_s)
 
@@ -84,7 +85,7 @@ def _shift_text(shift_s: float) -> str:
     if not shift_s:
         return ""
     side = "later" if shift_s > 0 else "earlier"
-    return f"; this time {span(abs(shift_s))} {side}, so that saves do not meet"
+    return f"; this time {span(abs(shift_s))} {side}, so that saves do not overlap"
 
 
 def _save_request(index: I32, names: list[str], kept: Memory) -> Proposal:
@@ -96,19 +97,21 @@ def _save_request(index: I32, names: list[str], kept: Memory) -> Proposal:
         chance, lost_s, cost_s = (float(kept[name][at]) for name in ("chance_pu", "lost_s", "cost_s"))
         n = int(kept["nodes"][at])
         why = _job_prefix(names[at])
-        why += f"save now: {THREAT_TEXTS.get(int(kept['threat'][at]), 'it is in danger')}; "
-        why += f"{100.0 * chance:.0f} % x {span(lost_s)} of work not saved > {span(cost_s)} for a save, "
-        why += f"of {n} node{'' if n == 1 else 's'}"
+        why += f"save now: {THREAT_TEXTS.get(int(kept['threat'][at]), 'the job is at risk')}; "
+        why += (
+            f"saving costs {span(cost_s)}; not saving risks {100.0 * chance:.0f} % of {span(lost_s)} of work "
+        )
+        why += f"on {n} node{'' if n == 1 else 's'}"
     return Proposal(SINCE, index, want.copy(), np.full(len(index), NO_LIMIT_S), want.copy(), why)
 
 
 def _job_prefix(job: str) -> str:
-    """Whom it is about: people know jobs, not their slots."""
+    """Return the name of the job as a prefix. People know job names, not slots."""
     return f"job {job if len(job) <= MOST_NAME else job[:MOST_NAME] + '...'}: "
 
 
 def span(seconds: float | np.generic) -> str:
-    """A time in words."""
+    """Return a time in words."""
     s = float(seconds)
     if s < 100.0:
         return f"{s:.3g} s"

@@ -1,4 +1,4 @@
-"""Checkpoints under failures that are no Poisson process: after each failure a Weibull time to the next.
+"""Checkpoints under non-Poisson failures: Weibull times from each failure to the next.
 
 A shape below 1 says that a job that has just failed is likely to fail again soon (source: Schroeder and
 Gibson, DSN 2006: 0.7 to 0.8 for nodes of LANL), 1 is the constant rate. For backtests and tests of the
@@ -27,7 +27,7 @@ WIDE = 100.0  # how far from the best for a constant rate the best is looked for
 
 
 def scale_s(mttf_s: ArrayLike, shape: ArrayLike) -> F64:
-    """The Weibull scale, seconds, of a mean of `mttf_s`: MTTF / Gamma(1 + 1/shape)."""
+    """Return the Weibull scale, seconds, of a mean of `mttf_s`: MTTF / Gamma(1 + 1/shape)."""
     return np.asarray(seconds(mttf_s) / np.exp(_log_gamma(1.0 + 1.0 / np.asarray(shape, np.float64))))
 
 
@@ -39,7 +39,8 @@ def ettr_weibull(
     shape: ArrayLike,
     flush_s: ArrayLike = 0.0,
 ) -> F64:
-    """ETTR [n], 0 to 1, as `single_tier.ettr` but for Weibull times between failures of mean `mttf_s`.
+    """Return the ETTR [n], 0 to 1, as `single_tier.ettr` but for Weibull times between failures of mean
+    `mttf_s`.
 
     shape: 0.1 to 10 is what this is made for. The bounds of `single_tier` hold: times count as 1e12 s at
     most and an MTTF as 1e-9 s at least; NaN comes of NaN alone.
@@ -62,7 +63,8 @@ def ettr_weibull(
 def best_weibull(
     save_s: ArrayLike, restart_s: ArrayLike, mttf_s: ArrayLike, shape: ArrayLike, flush_s: ArrayLike = 0.0
 ) -> tuple[F64, F64]:
-    """(interval_s, ettr), each [n], of the greatest ETTR among all constant intervals; by golden section."""
+    """Return (interval_s, ettr), each [n], of the greatest ETTR among all constant intervals; by golden
+    section."""
     arrays = np.broadcast_arrays(
         *(np.atleast_1d(np.asarray(x, np.float64)) for x in (save_s, restart_s, mttf_s, shape, flush_s))
     )
@@ -75,7 +77,7 @@ def best_weibull(
 
 
 def _survivals(begin_s: F64, period_s: F64, scale_s: F64, shape: F64) -> F64:
-    """Sum over j = 1, 2, .. of S(begin + j period), each [n]."""
+    """Return the sum over j = 1, 2, .. of S(begin + j period), each [n]."""
     j = np.arange(1, ADDED + 1).reshape(-1, *(1,) * begin_s.ndim)
     added = np.exp(-(((begin_s + j * period_s) / scale_s) ** shape)).sum(axis=0)
     last = begin_s + ADDED * period_s
@@ -88,7 +90,8 @@ def _survivals(begin_s: F64, period_s: F64, scale_s: F64, shape: F64) -> F64:
 
 
 def _integral(x: F64, shape: F64) -> F64:
-    """Of e^-(t^shape) from `x` on: with t^shape = x^shape + v and v = e^(y - e^-y), by the trapezoid rule.
+    """Return the integral of e^-(t^shape) from `x` on: with t^shape = x^shape + v and v = e^(y - e^-y), by
+    the trapezoid rule.
 
     The substitution makes both ends vanish doubly fast (source: Takahasi and Mori, Publ. RIMS 9, 1974).
     """

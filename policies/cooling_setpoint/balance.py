@@ -1,4 +1,4 @@
-"""PowerBalance: total power over the supply set point of a loop's CDUs, and the doubt of each difference.
+"""Power balance: total power as a function of a loop's supply set point, with its uncertainty.
 
 Warmer coolant saves fans and chiller, and costs leakage of the GPUs and heat from the racks into their hall.
 """
@@ -24,6 +24,7 @@ from twin.catalogue import F64
 # and of the chillers behind them for it; source: estimate
 HOSE_W_PER_K, AIR_W_PER_W, AIR_SPREAD_PU = 25.0, 0.27, 0.5
 BEYOND_PU_PER_K = 0.1  # doubt in a difference of the loop's power for each kelvin outside what was seen
+COARSE = 4  # steps in one of the first search
 SAME_W_PU = 2e-4  # doubt in any difference, of the nominal heat; source: estimate
 
 
@@ -53,7 +54,7 @@ class PowerBalance:
     racks: int
 
     def point(self, supply_c: float) -> LoopPoint:
-        """The operating point of the loop that belongs to this supply of the CDUs."""
+        """Return the loop's operating point for this supply of the CDUs."""
         at = self.at
         for _ in range(2):  # flow and temperature depend on each other
             at = replace(at, supply_c=reached_c(self.plate, self.factors, supply_c - self.offset_k, at))
@@ -62,17 +63,19 @@ class PowerBalance:
         return at
 
     def power_w(self, supply_c: float) -> float:
-        """Total power at this supply, but for what does not depend on it."""
-        loop_w = loop_power_w(self.plate, self.factors, self.point(supply_c))
-        return loop_w + self.warmth_w(supply_c)
+        """Return the total power at this supply, W, without the part that does not depend on it."""
+        at = self.point(supply_c)
+        # Where coolers are at their end, CDUs get no colder than these allow
+        held_c = max(supply_c, at.supply_c + self.offset_k)
+        return loop_power_w(self.plate, self.factors, at) + self.warmth_w(held_c)
 
     def warmth_w(self, supply_c: float) -> float:
-        """Leakage and heat into the hall over those at the supply of now."""
+        """Return leakage and heat into the hall beyond those at the present supply, W."""
         air_w_per_k = self.racks * HOSE_W_PER_K * AIR_W_PER_W
         return (self.leak.w_per_k + air_w_per_k) * (supply_c - self.now_c)
 
     def sigma_w(self, from_c: float, to_c: float) -> float:
-        """1 sigma of the difference of total power between two supplies."""
+        """Return 1 sigma of the difference of total power between two supplies, W."""
         ends = [self.point(c) for c in (from_c, to_c)]
         loop_w = [loop_power_w(self.plate, self.factors, end) for end in ends]
         slopes = [sensitivity_w(self.plate, self.factors, end) for end in ends]
@@ -86,7 +89,14 @@ class PowerBalance:
         return float(np.sqrt(learned_w2 + sum(x * x for x in parts)))
 
     def best_c(self, low_c: float, high_c: float, step_k: float) -> float:
-        """The supply of least total power among steps within low..high."""
-        candidates = np.unique(np.append(np.arange(low_c, high_c, step_k), high_c))
-        powers = [self.power_w(float(c)) for c in candidates]
-        return float(candidates[int(np.argmin(powers))])
+        """Return the supply of least total power within low..high, degC: among coarse steps, then between.
+
+        Of equals the warmest: a set point that coolers cannot hold is none.
+        """
+        best_c = 0.5 * (low_c + high_c)
+        for step, around_k in ((COARSE * step_k, np.inf), (step_k, COARSE * step_k)):
+            ends_c = max(low_c, best_c - around_k), min(high_c, best_c + around_k)
+            candidates = np.unique(np.append(np.arange(*ends_c, step), ends_c[1]))[::-1]
+            powers = np.round([self.power_w(float(c)) for c in candidates], 1)
+            best_c = float(candidates[int(np.argmin(powers))])
+        return best_c

@@ -1,4 +1,4 @@
-"""Explanation of `cooling_setpoint`: set points, what binds, what it should save and what came, per loop."""
+"""Explanation of `cooling_setpoint`: set points, binding limits, expected and measured savings, per loop."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from policies.cooling_setpoint.groups import CODES, WHY, bounds_c, dew_points_c, groups_of, own_c, standing_c
-from policies.cooling_setpoint.margins import Ceilings
+from policies.cooling_setpoint.loop_state import balance_of
+from policies.cooling_setpoint.margins import CONTROL, Ceilings
 from policies.cooling_setpoint.obstacles import Obstacle, obstacles_of
+from policies.cooling_setpoint.plan import plan_of
 from policies.cooling_setpoint.pressure import PRESSURE, is_lowered, unheld
 from policies.cooling_setpoint.sections import LoopCdus, good
 from twin.catalogue import NS
@@ -51,6 +53,15 @@ COLUMNS = (
     TableColumn("pump_saved_kwh", "kWh", "saved by pumps, by readings"),
     TableColumn("why"),
 )
+PLAN_COLUMNS = (
+    TableColumn("loop"),
+    TableColumn("ahead_s", "s", "from now"),
+    TableColumn("air_c", "degC", "outdoor air"),
+    TableColumn("heat_pu", "pu", "heat over that of now"),
+    TableColumn("supply_c", "degC", "set point by then"),
+    TableColumn("reached_c", "degC", "coolant that the coolers hold"),
+    TableColumn("saving_w", "W", "expected saving"),
+)
 DOUBT_COLUMNS = (
     TableColumn("gpu"),
     TableColumn("temp_c", "degC"),
@@ -62,7 +73,7 @@ DOUBT_COLUMNS = (
 def explanation(
     view: View, memory: Memory, request: ExplainRequest, found: Ceilings, probability: float
 ) -> Explanation:
-    """The explanation of the site, or of the loops of one entity."""
+    """Return the explanation of the site, or of the loops of one entity."""
     entity, inside = scope_of(view, request)
     groups = [g for g in groups_of(view.site) if len(in_scope(inside, "cdu", g.cdus))]
     obstacles = obstacles_of(view, groups, found)
@@ -71,8 +82,10 @@ def explanation(
     expected = sum(float(memory["expected_j"][g.loop]) for g in groups if g.loop >= 0) / 3.6e6
     sentences = [_sentence(view, memory, g, found, o) for g, o in zip(groups, obstacles, strict=True)]
     sentences += _pressure_sentences(view, memory, groups, obstacles)
+    ahead, short = _plans(view, memory, groups, found)
+    sentences += short
     if not groups:
-        sentences = [Sentence("no CDU of this site cools anything: there is no set point to move", "note")]
+        sentences = [Sentence("no CDU of this site cools anything: there is no set point to control", "note")]
     elif len(groups) > 1:
         moved = sum(row["want_c"] is not None for row in rows)
         sentences.insert(0, Sentence(f"supply set points are asked for on {moved} of {len(groups)} loops"))
@@ -83,7 +96,9 @@ def explanation(
             )
         )
     per_mille = f"a GPU passes its guard with a probability of {probability:g} at most"
-    sentences.append(Sentence(f"{per_mille}; nothing meters pumps of CDUs: theirs are estimates", "note"))
+    sentences.append(
+        Sentence(f"{per_mille}; no meter measures the pumps of CDUs: their savings are estimates", "note")
+    )
     return Explanation(
         policy=NAME,
         now_ns=view.now_ns,
@@ -105,6 +120,7 @@ def explanation(
         ),
         tables=(
             table_of("loops", COLUMNS, rows[:MAX_ROWS], "loops and their set points", len(rows)),
+            table_of("plan", PLAN_COLUMNS, ahead[:MAX_ROWS], "set points of the hours ahead", len(ahead)),
             _doubts(view, memory, groups, found),
         ),
     )
@@ -120,7 +136,7 @@ def _name(view: View, group: LoopCdus) -> str:
 
 
 def _binds(view: View, group: LoopCdus, found: Ceilings) -> tuple[float, str]:
-    """(the warmest supply of a group, name of the GPU or rack that binds it)."""
+    """Return (the warmest supply of a group, name of the GPU or rack that binds it)."""
     known = group.cdus[np.isfinite(found.supply_c[group.cdus])]
     if not len(known):
         return np.nan, ""
@@ -165,14 +181,14 @@ def _row(
 def _pressure_sentences(
     view: View, memory: Mapping[str, np.ndarray], groups: list[LoopCdus], obstacles: list[Obstacle]
 ) -> list[Sentence]:
-    """The pressures of all loops in words."""
+    """Return the pressures of all loops in words."""
     out, envelope = list[Sentence](), view.envelope(PRESSURE)
     for group, obstacle in zip(groups, obstacles, strict=True):
         if group.loop < 0 or not np.isfinite(envelope.low[group.cdus]).all():
             continue
         name, reason = _name(view, group), obstacle.text or unheld(view, memory, group).text
         if reason and not is_lowered(memory, group):
-            out.append(Sentence(f"{name}: the BMS's own pressure stands, because {reason}", "note"))
+            out.append(Sentence(f"{name}: keeps the BMS's own pressure, because {reason}", "note"))
         elif is_lowered(memory, group):
             want_pa, own_pa = (float(memory[key][group.cdus].min()) for key in ("want_pa", "own_pa"))
             expected_w = float(memory["pump_expected_w"][group.loop])
@@ -188,16 +204,16 @@ def _pressure_sentences(
 
 def _waiting(memory: Mapping[str, np.ndarray], loop: int) -> str:
     if loop < 0:
-        return "of no known loop: only lowered for heat"
+        return "its loop is unknown: only lowered for heat"
     if not memory["decided_ns"][loop] or not memory["watched_s"][loop]:
-        return "its loop was not heard yet"
-    return f"no move is worth its doubt; watched for {float(memory['watched_s'][loop]) / 3600.0:.1f} h"
+        return "its loop has not reported yet"
+    return f"no move has a certain gain; observed for {float(memory['watched_s'][loop]) / 3600.0:.1f} h"
 
 
 def _sentence(
     view: View, memory: Mapping[str, np.ndarray], group: LoopCdus, found: Ceilings, obstacle: Obstacle
 ) -> Sentence:
-    """A loop in words."""
+    """Return a sentence about a loop."""
     name, i = _name(view, group), group.loop
     wanted = np.isfinite(memory["want_c"][group.cdus]).any()
     stands_c, base_c = standing_c(memory, group), float(np.min(memory["base_c"][group.cdus]))
@@ -208,7 +224,7 @@ def _sentence(
     if obstacle.kind == "hold":
         return Sentence(f"{name}: goes no warmer, because {obstacle.text}", "warning")
     if not wanted:
-        return Sentence(f"{name}: the BMS's own set point stands; {_waiting(memory, i)}")
+        return Sentence(f"{name}: keeps the BMS's own set point; {_waiting(memory, i)}")
     ceiling_c, binds = _binds(view, group, found)
     text = f"{name}: {stands_c:.1f} C in place of {base_c:.1f} C"
     if i >= 0:
@@ -221,10 +237,39 @@ def _sentence(
     return Sentence(text)
 
 
+def _plans(
+    view: View, memory: Mapping[str, np.ndarray], groups: list[LoopCdus], found: Ceilings
+) -> tuple[list[dict[str, Value]], list[Sentence]]:
+    """Return (the steps of all loops, a warning for each loop whose coolers reach their limit)."""
+    rows, out, envelope, dew_c = (
+        list[dict[str, Value]](),
+        list[Sentence](),
+        view.envelope(CONTROL),
+        dew_points_c(view),
+    )
+    for group in groups:
+        balance, base_c = balance_of(view, memory, group), float(np.min(memory["base_c"][group.cdus]))
+        ceiling_c = min(_binds(view, group, found)[0], float(envelope.high[group.cdus].min()))
+        if balance is None or not np.isfinite(base_c + ceiling_c):
+            continue
+        name, low_c = _name(view, group), bounds_c(view, group, dew_c)[0]
+        steps = plan_of(view, balance, group, (low_c, ceiling_c), base_c)
+        keys = ("ahead_s", "air_c", "supply_c", "reached_c", "saving_w", "heat_pu")
+        rows += [{"loop": name, **{key: finite(getattr(step, key), 2) for key in keys}} for step in steps]
+        for step in [step for step in steps if step.is_short and step.reached_c > ceiling_c][:1]:
+            text = (
+                f"{name}: in {step.ahead_s / 3600.0:.1f} h, at {step.air_c:.1f} C outside, its coolers hold "
+                f"no less than {step.reached_c:.1f} C where {ceiling_c:.1f} C is the most: "
+                "its load has to be lower"
+            )
+            out.append(Sentence(text, "warning"))
+    return rows, out
+
+
 def _doubts(
     view: View, memory: Mapping[str, np.ndarray], groups: list[LoopCdus], found: Ceilings
 ) -> DataTable:
-    """A row for each GPU whose temperature is not known or not believed."""
+    """Return a row for each GPU with an unknown or untrusted temperature."""
     gpus = np.unique([g for group in groups for g in group.gpus[found.doubted[group.gpus]].tolist()])
     gpus = gpus.astype(np.int32)
     temp_c, power_w = good(view, "gpu.temp_c"), good(view, "gpu.power_w")
@@ -238,5 +283,5 @@ def _doubts(
         for g in gpus[:MAX_ROWS].tolist()
     ]
     return table_of(
-        "doubted", DOUBT_COLUMNS, rows, "GPUs whose temperature is unknown or not believed", len(gpus)
+        "doubted", DOUBT_COLUMNS, rows, "GPUs whose temperature is unknown or not trusted", len(gpus)
     )

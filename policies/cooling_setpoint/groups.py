@@ -1,4 +1,4 @@
-"""Groups: the CDUs that one decision is for, with their bounds and the set points that stand."""
+"""Groups: the CDUs of one decision, with their bounds and present set points."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from policies.cooling_setpoint.margins import SUPPLY
+from policies.cooling_setpoint.margins import CONTROL, SUPPLY
 from policies.cooling_setpoint.sections import LoopCdus, good
 from twin.catalogue import F64, I32
 from twin.contracts import View
 from twin.physics import dew_point_c
 from twin.site import Site
 
-CONTROL, SET_POINT = "cdu.supply_temp_target_c", "cdu.supply_temp_setpoint_c"
+SET_POINT = "cdu.supply_temp_setpoint_c"
 DEW_K = 3.0  # of the supply above the hall's dew point; domain.md B has 2-3 K
 WHY = {
     "best": "GPUs and cooling together draw the least at this supply temperature",
     "heat": "cold enough that every GPU and rack keeps its margin under the load forecast",
-    "back": "something is wrong: back to the safe value, or colder where it is",
-    "hold": "something is not known: it stays where it is",
+    "back": "a fault or a limit: back to the safe value, or colder",
+    "hold": "a needed reading is unknown: the set point stays",
     "dew": "warm enough for the dew point of the hall",
 }
 CODES = tuple(WHY)
 
 
 def groups_of(site: Site) -> tuple[LoopCdus, ...]:
-    """The CDUs of each loop, and each CDU of which no loop is known; none that cools nothing."""
+    """Return the CDUs of each loop, and each CDU without a known loop, if they cool anything."""
     return site.derived("cdu_groups", lambda: _groups(site))
 
 
 def numbers_of(site: Site) -> dict[str, I32]:
-    """The number of the group of every row of a table; -1 for none."""
+    """Return the group number of every row of a table; -1 for none."""
     return site.derived("cdu_group_numbers", lambda: _numbers(site))
 
 
@@ -65,7 +65,8 @@ def _groups(site: Site) -> tuple[LoopCdus, ...]:
 
 
 def standing_c(memory: Mapping[str, np.ndarray], group: LoopCdus) -> float:
-    """The coldest set point of a group: as asked for, else the BMS's own; inf while neither is known."""
+    """Return the coldest set point of a group: as requested, otherwise the BMS's own; inf if neither is
+    known."""
     want_c = memory["want_c"][group.cdus]
     stands_c = np.where(np.isnan(want_c), memory["base_c"][group.cdus], want_c)
     known = stands_c[np.isfinite(stands_c)]
@@ -73,13 +74,13 @@ def standing_c(memory: Mapping[str, np.ndarray], group: LoopCdus) -> float:
 
 
 def dew_points_c(view: View) -> F64:
-    """The dew point of each hall [n_hall]; NaN where it is not known."""
+    """Return the dew point of each hall [n_hall]; NaN if unknown."""
     out: F64 = dew_point_c(good(view, "hall.cold_aisle_temp_c"), good(view, "hall.cold_aisle_rh_pu"))
     return out
 
 
 def bounds_c(view: View, group: LoopCdus, dew_c: F64) -> tuple[float, float]:
-    """(lowest set point for the dew point of the halls and the envelope, safe value) of a group.
+    """Return (lowest set point for the dew point of the halls and the envelope, safe value) of a group.
 
     Where the dew point is not known, nothing goes below the safe value.
     """
@@ -90,7 +91,7 @@ def bounds_c(view: View, group: LoopCdus, dew_c: F64) -> tuple[float, float]:
 
 
 def own_c(view: View) -> F64:
-    """The set points in force [n_cdu]; where none is told, how warm the coolant is."""
+    """Return the set points in force [n_cdu]; the coolant's temperature where none is reported."""
     out = good(view, SET_POINT)
     out = np.where(np.isnan(out), good(view, "cdu.supply_temp_setpoint_final_c"), out)
     out = np.where(np.isnan(out), good(view, "cdu.supply_temp_c"), out)

@@ -60,7 +60,7 @@ FLOW_MOST_PU = 1.5  # of the nominal flow, with the valves of the CDUs open; sou
 
 @dataclass(frozen=True, slots=True)
 class LoopPlate:
-    """Nameplate of a facility loop: as stated in the site file, else as usual."""
+    """Nameplate of a facility loop: from the site file, otherwise usual values."""
 
     heat_w: float
     flow_lpm: float
@@ -73,7 +73,7 @@ class LoopPlate:
 
     @property
     def water_w_per_k(self) -> float:
-        """Heat rate of all water at nominal flow."""
+        """Return the heat rate of all water at nominal flow, W/K."""
         return PASSED_PU * self.flow_lpm * water_w_per_k_per_lpm()
 
 
@@ -100,7 +100,7 @@ class ExchangerPoint:
     flow_lpm: float
 
     def flow_at(self, supply_c: float, point: LoopPoint, most_lpm: float) -> float:
-        """Facility flow by which the CDUs hold `supply_c` with the water of `point`, l/min."""
+        """Return the facility flow at which the CDUs hold `supply_c` with the water of `point`, l/min."""
         if not np.isfinite(self.ua_w_per_k):
             return self.flow_lpm
         flows = most_lpm * FLOWS_PU
@@ -113,12 +113,12 @@ class ExchangerPoint:
 
 @cache
 def water_w_per_k_per_lpm() -> float:
-    """Heat rate of facility water, W/K per l/min."""
+    """Return the heat rate of facility water, W/K per l/min."""
     return float(heat_rate_w_per_k(COOLANTS["water"], np.ones(1), np.full(1, WATER_C))[0])
 
 
 def plates_of(site: Site) -> tuple[LoopPlate, ...]:
-    """The nameplate of every loop."""
+    """Return the nameplate of every loop."""
     return site.derived("loop_plates", lambda: _plates(site))
 
 
@@ -152,7 +152,7 @@ def _plates(site: Site) -> tuple[LoopPlate, ...]:
 
 
 def exchanger_of(plate: LoopPlate, supply_c: float, warm_w_per_k: float, point: LoopPoint) -> ExchangerPoint:
-    """The exchangers of a loop's CDUs as they stand, from what is measured on both sides."""
+    """Return the present exchangers of a loop's CDUs, from measurements on both sides."""
     flow_lpm = max(point.flow_lpm, 0.02 * plate.flow_lpm)
     if not warm_w_per_k > 0.0 or not point.heat_w > 0.0:
         return ExchangerPoint(np.nan, np.nan, flow_lpm)
@@ -162,7 +162,7 @@ def exchanger_of(plate: LoopPlate, supply_c: float, warm_w_per_k: float, point: 
 
 
 def loop_power_w(plate: LoopPlate, factors: F64, at: LoopPoint) -> float:
-    """Power of pumps, fans and chiller of a loop that holds its supply, W."""
+    """Return the power of pumps, fans and chiller of a loop at this supply, W."""
     share = np.exp(factors)
     pump_w = _pump_w(plate, at) * float(share[PUMPS])
     heat_w = at.heat_w + SHAFT_PU * pump_w
@@ -177,7 +177,7 @@ def loop_power_w(plate: LoopPlate, factors: F64, at: LoopPoint) -> float:
 
 
 def _chiller_w(plate: LoopPlate, factors: F64, at: LoopPoint, heat_w: float, free_w: float) -> float:
-    """Work of a chiller beside a cooler that carries `free_w` alone, W."""
+    """Return the work of a chiller beside a cooler that carries `free_w` alone, W."""
     w_per_k = _w_per_k(plate, factors, at, 1.0)
     most_w = float(chilled_max_w(at.supply_c, max(at.air_c, at.supply_c), w_per_k))
     chilled_w = min(heat_w - free_w, heat_w, plate.chiller_pu * plate.heat_w, most_w)
@@ -203,7 +203,7 @@ def reached_c(plate: LoopPlate, factors: F64, aim_c: float, at: LoopPoint) -> fl
 
 
 def sensitivity_w(plate: LoopPlate, factors: F64, at: LoopPoint) -> F64:
-    """d power/d logarithm of each factor [4], W."""
+    """Return d power/d logarithm of each factor [4], W."""
     out, step = np.empty(FACTORS), 1e-3
     for k in range(FACTORS):
         moved = factors.copy()
@@ -216,7 +216,7 @@ def sensitivity_w(plate: LoopPlate, factors: F64, at: LoopPoint) -> F64:
 
 @dataclass(frozen=True, slots=True)
 class LoopFit:
-    """The factors of a loop after a reading, and the difference from what was expected, in its sigmas."""
+    """The factors of a loop after a reading, and its difference from the expected value, in sigmas."""
 
     factors: F64
     covariance: F64  # [4, 4]
@@ -224,7 +224,7 @@ class LoopFit:
 
 
 def fresh_covariance() -> F64:
-    """Covariance of the factors before anything was learned [4, 4]."""
+    """Return the initial covariance of the factors [4, 4]."""
     return np.diag(PRIOR**2)
 
 
@@ -234,7 +234,7 @@ def fit(
     """Take in a reading of the loop's power, `gap_s` after the one before."""
     drift = DRIFT_PER_DAY**2 * min(gap_s / 86_400.0, 30.0)
     covariance = covariance + np.diag(np.full(FACTORS, drift))
-    # What was forgotten does not grow beyond what was never known
+    # Forgetting makes no uncertainty larger than the prior's
     bound = np.minimum(1.0, PRIOR / np.sqrt(np.diag(covariance)))
     covariance = covariance * np.outer(bound, bound)
     slope = sensitivity_w(plate, factors, at)
@@ -254,7 +254,7 @@ def _pump_w(plate: LoopPlate, at: LoopPoint) -> float:
 
 
 def _w_per_k(plate: LoopPlate, factors: F64, at: LoopPoint, fan_pu: float) -> float:
-    """Conductance of the cooler between the loop's supply and the air, W/K."""
+    """Return the conductance of the cooler between the loop's supply and the air, W/K."""
     share = float(np.exp(factors[CONDUCTANCE]))
     if not plate.wet:
         return float(share * plate.heat_w / plate.approach_k * fan_pu**AIR_EXPONENT)
@@ -265,24 +265,25 @@ def _w_per_k(plate: LoopPlate, factors: F64, at: LoopPoint, fan_pu: float) -> fl
 
 
 def _carried_w(plate: LoopPlate, factors: F64, at: LoopPoint, fan_pu: float) -> float:
-    """Heat that the cooler alone carries away; 0 where the air is warmer."""
+    """Return the heat that the cooler alone carries away, W; 0 if the air is warmer."""
     return max(_w_per_k(plate, factors, at, fan_pu) * (at.supply_c - at.air_c), 0.0)
 
 
 def _fan_pu(plate: LoopPlate, factors: F64, at: LoopPoint, heat_w: float, most_w: float) -> float:
-    """Fan speed at which the cooler carries this heat, of which it carries `most_w` at full speed."""
+    """Return the fan speed for this heat, given `most_w` at full speed."""
     if not plate.wet:
         return float((heat_w / most_w) ** (1.0 / AIR_EXPONENT))
     return _root(lambda fan: heat_w - _carried_w(plate, factors, at, fan), 0.02, 1.0)
 
 
 def _films(flow_pu: F64) -> F64:
-    """Resistance of an exchanger over that at this flow's reference, with the other side as it is [n]."""
+    """Return the resistance of an exchanger over that at this flow's reference, with the other side
+    unchanged [n]."""
     return film_factor(flow_pu, np.ones(len(flow_pu)))
 
 
 def _root(short: Callable[[float], float], low: float, high: float) -> float:
-    """Zero of a falling function within low..high; the nearer end where it has none."""
+    """Return the zero of a falling function within low..high; the nearer end without one."""
     for _ in range(STEPS):
         middle = 0.5 * (low + high)
         if short(middle) > 0.0:

@@ -1,4 +1,4 @@
-"""Loop state: what `cooling_setpoint` has learned of each loop, as columns of its memory.
+"""Loop state: parameters that `cooling_setpoint` has learned of each loop, as columns of its memory.
 
 Readings are smoothed; the loop's factors are fitted to its meter; every move of a set point is an experiment
 that tells how much more the GPUs draw per kelvin.
@@ -7,7 +7,6 @@ that tells how much more the GPUs draw per kelvin.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -24,7 +23,7 @@ from policies.cooling_setpoint.loop_model import (
     water_w_per_k_per_lpm,
 )
 from policies.cooling_setpoint.sections import LoopCdus, good
-from policies.power_capping import gain_of
+from policies.power_capping import COOLANT_C, gain_of
 from twin.catalogue import F64, NS
 from twin.contracts import Memory, View
 from twin.physics import COOLANTS, LEAK_PU_PER_K, LEAK_SPREAD_PU_PER_K, heat_rate_w_per_k
@@ -35,15 +34,11 @@ SMOOTH_S = 300.0  # of a loop's readings: its legs hold water for minutes; sourc
 LEAK_SMOOTH_S = 150.0  # of what GPUs draw beside what is expected of them; source: estimate
 # Leakage rises faster at the temperatures of work than near 40 degC, for which it is stated; source: estimate
 LEAK_AT_WORK, LEAK_DRIFT_PU = 1.5, 0.1  # 1 sigma of its drift in a day, as temperatures change
-# What an expectation that learns has taken over of a move after ten minutes; source: estimate
+# Share of a move that a learning expectation has taken over after ten minutes; source: estimate
 LEARNED_PU = 0.1
 OFFSET_K, OFFSET_S = APPROACH_K + 3.0, 3600.0  # of a loop below its CDUs; source: estimate
 SEEN_S = 30 * 86_400.0  # in which the range of supplies that were seen is forgotten by e
-COOLANT_C = 35.0  # at which the heat rate of the racks' coolant is taken
 STEADY_K = 0.5  # by which a loop's supply may move within the smoothing while its meter teaches
-MOST_TREND_K = (
-    2.0  # that the air is expected to move by itself until a decision is half over; source: estimate
-)
 LEAST_MOVE_K = 0.4  # of the GPUs' mean temperature, to tell leakage from; source: estimate
 EXPERIMENT_PU = 1e-4  # 1 sigma of what work makes of a difference, of the highest power; source: estimate
 EXPERIMENT_AFTER_S = 3600.0  # of watching: before, expectations of power still move by themselves
@@ -78,7 +73,7 @@ COLUMNS = {
 
 
 def observe(view: View, memory: Memory, groups: Sequence[LoopCdus], dt_s: F64) -> Memory:
-    """The smoothed readings of each loop, and the time in which all of them were there; `dt_s` [n_cdu]."""
+    """Return the smoothed readings of each loop, and the time with all of them present; `dt_s` [n_cdu]."""
     out = {name: memory[name].copy() for name in COLUMNS}
     measured = {name: good(view, f"loop.{name}") for name in ("supply_temp_c", "power_w")}
     residual, site = view.residual("gpu.power_w"), view.site
@@ -96,7 +91,7 @@ def observe(view: View, memory: Memory, groups: Sequence[LoopCdus], dt_s: F64) -
         now = {
             "supply_c": measured["supply_temp_c"][i],
             "heat_w": heat_w,
-            "air_c": _air_c(view, plates_of(site)[i]),
+            "air_c": air_c(view, plates_of(site)[i]),
             "flow_lpm": flow_lpm,
             "power_w": measured["power_w"][i],
             "warm_w_per_k": warm_w_per_k,
@@ -116,7 +111,7 @@ def observe(view: View, memory: Memory, groups: Sequence[LoopCdus], dt_s: F64) -
 
 
 def _cdu_sums(view: View, group: LoopCdus) -> tuple[float, float, float, float]:
-    """(coldest supply, heat, facility flow, heat rate of the racks' coolant) of a group's CDUs."""
+    """Return (coldest supply, heat, facility flow, heat rate of the racks' coolant) of a group's CDUs."""
     cdus = group.cdus
     supply_c = good(view, "cdu.supply_temp_c")[cdus]
     lpm = good(view, "cdu.facility_flow_lpm")[cdus]
@@ -127,7 +122,8 @@ def _cdu_sums(view: View, group: LoopCdus) -> tuple[float, float, float, float]:
     return float(supply_c.min()), heat_w, float(lpm.sum()), float(warm.sum())
 
 
-def _air_c(view: View, plate: LoopPlate) -> float:
+def air_c(view: View, plate: LoopPlate) -> float:
+    """Return the outdoor air of a loop's coolers, degC, for a tower the wet bulb; NaN if unknown."""
     return float(good(view, "site.outdoor_wet_bulb_c" if plate.wet else "site.outdoor_temp_c")[0])
 
 
@@ -138,7 +134,7 @@ def _smooth(before: float, now: float, share: float) -> float:
 
 
 def _remember_range(out: Memory, i: int, dt_s: float) -> None:
-    """Supplies that were seen of late: the range shrinks slowly towards now."""
+    """Update the range of recent supplies, which shrinks slowly towards the present one."""
     now_c, fade = float(out["loop_coldest_c"][i]), float(-np.expm1(-dt_s / SEEN_S))
     if np.isfinite(now_c):
         for name, beyond in (("low_c", np.fmin), ("high_c", np.fmax)):
@@ -147,13 +143,13 @@ def _remember_range(out: Memory, i: int, dt_s: float) -> None:
 
 
 def point_of(memory: Mapping[str, np.ndarray], i: int) -> LoopPoint | None:
-    """The operating point of a loop; None while it is not known."""
+    """Return the operating point of a loop; None if unknown."""
     values = [float(memory[f"loop_{name}"][i]) for name in HEADS[:4]]
     return LoopPoint(*values) if np.isfinite(values).all() and values[1] > 0.0 else None
 
 
 def covariance_of(memory: Mapping[str, np.ndarray], i: int) -> F64:
-    """Covariance of the factors of a loop [4, 4]."""
+    """Return the covariance of the factors of a loop [4, 4]."""
     kept = memory["covariance"][:, i].reshape(FACTORS, FACTORS)
     return kept.copy() if kept.any() else fresh_covariance()
 
@@ -205,24 +201,8 @@ def begin_experiment(out: Memory, i: int) -> None:
     out["before_c"][i], out["before_pu"][i] = out["loop_temp_c"][i], out["loop_error_pu"][i]
 
 
-def ahead_of(view: View, balance: PowerBalance, ahead_s: float) -> PowerBalance:
-    """The same loop in the air that is expected so long from now.
-
-    As an external source has announced it; else as the air goes on from how it moved of late.
-    """
-    now_c, wet = _air_c(view, balance.plate), balance.plate.wet
-    key = "site.outdoor_wet_bulb_c" if wet else "site.outdoor_temp_c"
-    air_c = float(view.outlook(key, view.now_ns + round(ahead_s * NS))[0])
-    if np.isnan(air_c):
-        # The smoothed air is late by the time of smoothing
-        air_c = now_c + float(
-            np.clip((now_c - balance.at.air_c) * ahead_s / SMOOTH_S, -MOST_TREND_K, MOST_TREND_K)
-        )
-    return balance if np.isnan(air_c) else replace(balance, at=replace(balance.at, air_c=air_c))
-
-
 def balance_of(view: View, memory: Mapping[str, np.ndarray], group: LoopCdus) -> PowerBalance | None:
-    """Readings and parameters of a loop now; None where too little is known."""
+    """Return readings and parameters of a loop now; None if too little is known."""
     i = group.loop
     at = point_of(memory, i) if i >= 0 else None
     if at is None:

@@ -14,16 +14,17 @@ from statistics import NormalDist
 import numpy as np
 
 from policies.cooling_setpoint.sections import CduSection, good
+from policies.power_capping import COOLANT_C
 from twin.catalogue import F64, I32, Bool
 from twin.contracts import Z90, Memory, View
-from twin.physics import resistance_k_per_w as plate_k_per_w
+from twin.physics import COOLANTS, heat_rate_w_per_k, resistance_k_per_w as plate_k_per_w
 from twin.site import CONVECTIVE_SHARE, FLOW_EXPONENT
 from twin.telemetry import ColumnSpec
 
 POWER, TEMP, HBM, MARGIN = "gpu.power_w", "gpu.temp_c", "gpu.hbm_temp_c", "gpu.thermal_margin_k"
 RACK_W, SUPPLY, RETURN = "rack.power_w", "rack.supply_temp_c", "rack.return_temp_c"
 FLOW = "rack.flow_lpm"
-# How a resistance follows the flow is known to this share of the way from nominal; source: estimate
+# The way of a resistance with the flow is known to this share of the way from nominal; source: estimate
 FLOW_DOUBT_PU = 0.3
 SMOOTH_S = 300.0  # many times the time constant of a plate, and of swings of work; source: estimate
 MEMORY_S = 86_400.0  # of a resistance: paste dries and plates foul over months; source: estimate
@@ -32,13 +33,17 @@ ERROR_S = 900.0  # of the difference of a temperature from what power makes of i
 # No work asks more of a GPU than the highest reading of any that its CDU cools, once these were watched so
 # long; a month on it is forgotten by e; source: estimate
 TOP_AFTER_S, TOP_S = 86_400.0, 30 * 86_400.0
-PEAK_S = 3600.0  # in which the highest power of late is forgotten by e; source: estimate
+PEAK_S = 3600.0  # in which the highest and lowest power of late are forgotten by e; source: estimate
+# From a forecast to coolant at the GPUs: a look, the BMS with its valves, a loop; source: estimate
+REACT_S = 300.0
+MOST_RISE_K = 60.0  # of a GPU at work above its coolant; source: estimate
 DESIGN_S = 300.0  # of readings at full power that the design is worth; source: estimate
 RESISTANCE_PU = 0.01  # 1 sigma of a learned resistance: flow, and heat of the neighbours; source: estimate
 SENSOR_K = 0.25  # 1 sigma of what a GPU's thermometer is off by itself; source: estimate
 # No plate of a rack counts as better than this share of its median, and one below the other is not believed:
 # plates differ by 8 %; source: estimate
 LOW_PU, DOUBT_PU = 0.85, 0.72
+HEAT_PU = 0.05  # of a rack's highest power: below, its heat tells nothing of its rise; source: estimate
 IDLE_PU = 0.25  # of the range of power above idle: below, a GPU may get a job at any time; source: estimate
 DOUBT_SIGMAS, DOUBT_K = 4.0, 3.0  # by which temperatures contradict their power; source: estimate
 # 1 sigma of racks' coolant above the set point of their CDU before it was learned, of thermometers against
@@ -46,6 +51,7 @@ DOUBT_SIGMAS, DOUBT_K = 4.0, 3.0  # by which temperatures contradict their power
 # it was; source: estimate
 SUPPLY_K, SENSORS_K, SPREAD_S, LATE_S = 0.3, 0.1, 4 * 3600.0, 300.0
 SET_POINTS = ("cdu.supply_temp_setpoint_final_c", "cdu.supply_temp_setpoint_c")
+CONTROL = "cdu.supply_temp_target_c"
 NOTHING = -1
 
 GPU_COLUMNS = {
@@ -56,6 +62,7 @@ GPU_COLUMNS = {
     "error_k": ColumnSpec("f8", np.nan),
     "error_k2": ColumnSpec("f8"),
     "peak_w": ColumnSpec("f8", np.nan),
+    "trough_w": ColumnSpec("f8", np.nan),
     "hbm_rise_k": ColumnSpec("f8", np.nan),
 }
 CDU_COLUMNS = {
@@ -68,12 +75,14 @@ RACK_COLUMNS = {
     "rack_peak_w": ColumnSpec("f8", np.nan),
     "rack_w": ColumnSpec("f8", np.nan),
     "rack_rise_k": ColumnSpec("f8", np.nan),
+    "rack_s_k": ColumnSpec("f8"),  # of its rise at nominal flow, and of its power in the same time
+    "rack_s_w": ColumnSpec("f8"),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """The warmest supply of every CDU [n_cdu] and what binds it.
+    """The warmest supply of every CDU [n_cdu] and its binding GPU or rack.
 
     inf: nothing binds, or not looked at. `gpu` is the GPU that binds, `rack` the rack where one does, -1
     none; `doubted` [n_gpu]: GPUs whose temperature is not known or contradicts their power.
@@ -106,11 +115,19 @@ def learn(view: View, memory: Mapping[str, np.ndarray], section: CduSection, dt_
     off_k = np.where(both, rise_k - resistance_k_per_w(section, own) * power_w, np.nan)
     error_k = _smoothed(own["error_k"], off_k, slow)
     peak_w = np.fmax(power_w, own["peak_w"] + fade * (smooth_w - own["peak_w"]))
+    trough_w = np.fmin(power_w, own["trough_w"] + fade * (smooth_w - own["trough_w"]))
     over_k = good(view, HBM, gpus) - temp_c
     hbm_k = np.fmax(over_k, own["hbm_rise_k"] + fade * (over_k - own["hbm_rise_k"]))
     share, fade = -np.expm1(-of_rack / SMOOTH_S), -np.expm1(-of_rack / PEAK_S)
     rack_w = _smoothed(memory["rack_w"][racks], good(view, RACK_W, racks), share)
     rack_peak_w = memory["rack_peak_w"][racks]
+    return_k, now_w, fresh = (
+        good(view, RETURN, racks) - supply_c,
+        good(view, RACK_W, racks),
+        np.exp(-of_rack / MEMORY_S),
+    )
+    # The rise of a rack that is off is the difference of its thermometers
+    known = np.isfinite(now_w) & (return_k > 0.0) & ~(rack_w <= HEAT_PU * view.site.design.rack_max_w[racks])
     found = {
         "power_w": smooth_w,
         "rise_k": smooth_k,
@@ -119,10 +136,14 @@ def learn(view: View, memory: Mapping[str, np.ndarray], section: CduSection, dt_
         "error_k": error_k,
         "error_k2": _smoothed(own["error_k2"], (off_k - error_k) ** 2, slow),
         "peak_w": np.where(np.isnan(peak_w), own["peak_w"], peak_w),
+        "trough_w": np.where(np.isnan(trough_w), own["trough_w"], trough_w),
         "hbm_rise_k": np.where(np.isnan(hbm_k), own["hbm_rise_k"], hbm_k),
         "rack_w": rack_w,
         "rack_peak_w": np.fmax(rack_w, rack_peak_w + fade * (rack_w - rack_peak_w)),
-        "rack_rise_k": _smoothed(memory["rack_rise_k"][racks], good(view, RETURN, racks) - supply_c, share),
+        "rack_rise_k": _smoothed(memory["rack_rise_k"][racks], return_k, share),
+        "rack_s_k": fresh * memory["rack_s_k"][racks]
+        + of_rack * np.where(known, return_k * flow_pu(view, section), 0.0),
+        "rack_s_w": fresh * memory["rack_s_w"][racks] + of_rack * np.where(known, now_w, 0.0),
         **_tops(section, memory, power_w, dt_s),
         **_control(view, section, memory, supply_c, dt_s),
     }
@@ -134,23 +155,23 @@ def learn(view: View, memory: Mapping[str, np.ndarray], section: CduSection, dt_
 
 
 def flow_pu(view: View, section: CduSection) -> F64:
-    """Flow of each rack of a section over its nominal one; 1 where it is not known."""
+    """Return the flow of each rack of a section over its nominal one; 1 if unknown."""
     out: F64 = good(view, FLOW, section.at_racks) / view.site.design.rack_flow_lpm[section.at_racks]
     return np.where(out > 0.0, out, 1.0)
 
 
 def film_of(flow: F64) -> F64:
-    """Factor of a flow over nominal on the resistance of cold plates."""
+    """Return the factor of a flow over nominal on the resistance of cold plates."""
     return plate_k_per_w(np.ones_like(flow), flow, CONVECTIVE_SHARE, FLOW_EXPONENT)
 
 
 def own_of(memory: Mapping[str, np.ndarray], section: CduSection) -> Mapping[str, np.ndarray]:
-    """The columns of the GPUs of a section."""
+    """Return the columns of the GPUs of a section."""
     return {name: memory[name][section.at_gpus] for name in GPU_COLUMNS}
 
 
 def _tops(section: CduSection, memory: Mapping[str, np.ndarray], power_w: F64, dt_s: F64) -> Memory:
-    """The most that a GPU of each CDU has drawn, and for how long it was watched."""
+    """Return the highest power of a GPU of each CDU, and the observed time."""
     cdu, known = section.cdu_of_gpu, np.isfinite(power_w)
     top_w = memory["top_w"][section.cdus] * np.exp(-dt_s / TOP_S)
     np.maximum.at(top_w, cdu[known], power_w[known])
@@ -162,7 +183,7 @@ def _tops(section: CduSection, memory: Mapping[str, np.ndarray], power_w: F64, d
 def _control(
     view: View, section: CduSection, memory: Mapping[str, np.ndarray], supply_c: F64, dt_s: F64
 ) -> Memory:
-    """The set point of late, and the mean square by which racks' coolant is above it, of each CDU."""
+    """Return the recent set point, and the mean square excess of the racks' coolant over it, of each CDU."""
     cdus, of = section.cdus, section.cdu_of_rack
     final_c, own_c = (good(view, key, cdus) for key in SET_POINTS)
     set_c, late_c = np.where(np.isfinite(final_c), final_c, own_c), memory["late_c"][cdus]
@@ -176,12 +197,12 @@ def _control(
 
 
 def supply_sigma_k(memory: Mapping[str, np.ndarray], section: CduSection) -> F64:
-    """1 sigma of racks' coolant above the set point of each CDU of a section."""
+    """Return 1 sigma of the racks' coolant above the set point of each CDU of a section, K."""
     return np.sqrt(memory["over_k2"][section.cdus] + SENSORS_K**2)
 
 
 def resistance_k_per_w(section: CduSection, own: Mapping[str, np.ndarray]) -> F64:
-    """Learned resistance of each GPU of a section to the coolant of its rack; NaN where nothing is known.
+    """Return the learned resistance of each GPU of a section to the coolant of its rack; NaN if unknown.
 
     `own` has the columns of the section's GPUs.
     """
@@ -229,12 +250,12 @@ def ceilings(
     by_gpu[section.cdus] = np.where(rack_c < gpu_c, NOTHING, gpu)
     by_rack[section.cdus] = np.where(rack_c < gpu_c, rack, NOTHING)
     doubted = np.zeros(site.sizes["gpu"], np.bool_)
-    doubted[section.at_gpus] = _doubted(view, own, section, learned < DOUBT_PU * usual)
+    doubted[section.at_gpus] = _doubted(view, own, section, (learned, usual))
     return Ceilings(out, by_gpu, by_rack, doubted)
 
 
 def _least(values: F64, of: I32, names: I32, n: int) -> tuple[F64, I32]:
-    """(least value of each CDU [n], the first one that has it); NaN is unknown and binds nothing."""
+    """Return (minimum of each CDU [n], the first one with it); NaN is unknown and does not bind."""
     least, first = np.full(n, np.inf), np.full(n, NOTHING, np.int32)
     known = np.flatnonzero(values < np.inf)
     np.minimum.at(least, of[known], values[known])
@@ -244,7 +265,7 @@ def _least(values: F64, of: I32, names: I32, n: int) -> tuple[F64, I32]:
 
 
 def _now_c(view: View, section: CduSection, guard_c: F64) -> F64:
-    """The supply at which GPUs that are beyond their guard now would not be; inf elsewhere.
+    """Return the supply at which GPUs now beyond their guard would not be; inf elsewhere.
 
     One alone of a CDU is a bad plate or a bad sensor, for which the coolant of all is not lowered.
     """
@@ -255,7 +276,7 @@ def _now_c(view: View, section: CduSection, guard_c: F64) -> F64:
 
 
 def _guard_c(view: View, own: Mapping[str, np.ndarray], section: CduSection) -> F64:
-    """The temperature that a GPU must not pass, from its own guards and those of its memory."""
+    """Return the temperature that a GPU must not exceed, from its guards and those of its memory."""
     gpus = section.at_gpus
     out = np.full(len(section.gpus), np.inf)
     if (limit := view.limit(TEMP)) is not None:
@@ -275,10 +296,11 @@ def _most_w(
     z: float,
     horizon_s: float,
 ) -> tuple[F64, F64]:
-    """(highest power expected of each GPU, growth of each rack over its peak of late) of a section.
+    """Return (highest expected power of each GPU, growth of each rack over its recent peak) of a section.
 
     A GPU that works follows the forecast of its rack, from its own peak of late; one that idles may be given
-    work that takes the most. Caps are not counted on: they may be lifted at any time.
+    work that takes the most. A forecast is of any time since the horizon before it. Caps are not
+    counted on: they may be lifted at any time.
     """
     design, racks, rack = view.site.design, section.at_racks, section.rack_of_gpu
     idle_w, full_w = design.gpu_idle_w[racks][rack], design.gpu_max_w[racks][rack]
@@ -286,12 +308,17 @@ def _most_w(
     top_w = np.where(seen, memory["top_w"][section.cdus], np.inf)
     limit_w = np.fmin(full_w, top_w[section.cdu_of_gpu])
     now_w = np.maximum(memory["rack_peak_w"][racks], 1.0)
-    most = np.full(len(now_w), np.nan)
+    # Load that comes later leaves time to go colder
+    slew = view.envelope(CONTROL).slew_per_s[section.cdus][section.cdu_of_rack]
+    growth, earliest_s = np.full(len(now_w), np.nan), np.zeros(len(now_w))
     for (key, ahead_s), forecast in sorted(view.forecasts.items()):
         if key == RACK_W and ahead_s <= horizon_s:
             mean, hi = forecast.mean[racks], forecast.hi[racks]
-            most = np.fmax(most, mean + np.maximum(hi - mean, 0.0) * max(1.0, z / Z90))
-    growth = np.maximum(most / now_w, 1.0)
+            most_w = mean + np.maximum(hi - mean, 0.0) * max(1.0, z / Z90)
+            spare_pu = slew * np.maximum(0.0, earliest_s - REACT_S) / MOST_RISE_K
+            growth = np.fmax(growth, most_w / now_w - spare_pu)
+            earliest_s[np.isfinite(most_w)] = ahead_s
+    growth = np.maximum(growth, 1.0)
     of_gpu = growth[rack]
     known = (own["power_w"] > idle_w + IDLE_PU * (full_w - idle_w)) & np.isfinite(of_gpu)
     if view.jobs.known:
@@ -304,19 +331,28 @@ def _feared(own: Mapping[str, np.ndarray], learned: F64, usual: F64) -> F64:
     clearly warmer."""
     out = np.fmax(learned, LOW_PU * usual)
     over_k = own["rise_k"] - out * own["power_w"]
-    clear = (own["error_k"] > _doubt_k(own)) & (over_k > 0.0)
+    clear = _contradicts(own, learned) > 0.0
+    clear &= over_k > 0.0
     return np.where(clear, own["rise_k"] / np.maximum(own["power_w"], 1.0), out)
 
 
-def _doubt_k(own: Mapping[str, np.ndarray]) -> F64:
-    """The lasting difference from which a temperature contradicts its power: work that swings while
-    readings are rare makes some of its own."""
-    of_mean_k = np.sqrt(own["error_k2"] * LOOK_PU)
-    return np.maximum(DOUBT_K, DOUBT_SIGMAS * of_mean_k)
+def _contradicts(own: Mapping[str, np.ndarray], learned: F64) -> F64:
+    """Return the sign of the lasting difference between temperatures and power; 0 without one.
+
+    Work that swings while readings are rare makes a difference of its own, for as long as both beat: the
+    power behind a temperature is known to no better than the highest and the lowest one of late.
+    """
+    least_k = np.maximum(DOUBT_K, DOUBT_SIGMAS * np.sqrt(own["error_k2"] * LOOK_PU))
+    warm_k = learned * (own["peak_w"] - own["power_w"])
+    cold_k = learned * (own["power_w"] - own["trough_w"])
+    error_k = own["error_k"]
+    warm = error_k > np.fmax(least_k, warm_k)
+    out: F64 = np.where(warm, 1.0, np.where(-error_k > np.fmax(least_k, cold_k), -1.0, 0.0))
+    return out
 
 
 def _of_rack(section: CduSection, resistance: F64) -> F64:
-    """The median resistance of each GPU's rack."""
+    """Return the median resistance of each GPU's rack."""
     rack, racks = section.rack_of_gpu, len(section.racks)
     known = np.isfinite(resistance)
     counts = np.bincount(rack, minlength=racks)
@@ -333,13 +369,18 @@ def _of_rack(section: CduSection, resistance: F64) -> F64:
     return out
 
 
-def _doubted(view: View, own: Mapping[str, np.ndarray], section: CduSection, too_good: Bool) -> Bool:
-    """GPUs of a section whose temperature is not known, or contradicts their power."""
-    site, gpus = view.site, section.at_gpus
+def _doubted(
+    view: View, own: Mapping[str, np.ndarray], section: CduSection, resistances: tuple[F64, F64]
+) -> Bool:
+    """Return the GPUs of a section with an unknown temperature, or one that contradicts their power.
+
+    `resistances`: those learned, and the median of each GPU's rack.
+    """
+    site, gpus, (learned, usual) = view.site, section.at_gpus, resistances
     off = view.value("node.power_on_state")[site.node_of_gpu[gpus]] == 0.0
     readings = good(view, TEMP, gpus) + good(view, POWER, gpus)
     unknown = ~np.isfinite(readings + good(view, SUPPLY, section.at_racks)[section.rack_of_gpu])
-    wrong = (np.abs(own["error_k"]) > _doubt_k(own)) | too_good
+    wrong = (_contradicts(own, learned) != 0.0) | (learned < DOUBT_PU * usual)
     out: Bool = (unknown | wrong) & ~off & site.design.liquid[section.at_racks][section.rack_of_gpu]
     for mask in (view.vacant("gpu"), view.maintenance("gpu")):
         if mask is not None:
@@ -350,20 +391,28 @@ def _doubted(view: View, own: Mapping[str, np.ndarray], section: CduSection, too
 def _rack_c(
     view: View, memory: Mapping[str, np.ndarray], section: CduSection, growth: F64, slower: float
 ) -> F64:
-    """The warmest supply at which a rack keeps its own guards; growth NaN counts as its design."""
+    """Return the warmest supply at which a rack keeps its own guards; growth NaN counts as its design."""
     racks = section.at_racks
     out = np.full(len(section.racks), np.inf)
     if (limit := view.limit(SUPPLY)) is not None:
         out = np.fmin(out, limit.guard[racks])
     if (limit := view.limit(RETURN)) is not None:
         full_w = view.site.design.rack_max_w[racks]
-        usual = np.maximum(full_w / np.maximum(memory["rack_w"][racks], 1.0), 1.0)
-        grown = np.where(np.isfinite(growth), np.fmin(growth, usual), usual)
-        out = np.fmin(out, limit.guard[racks] - memory["rack_rise_k"][racks] * grown / slower)
+        most_w = np.fmin(full_w, growth * memory["rack_peak_w"][racks])
+        # Of hours, as the power of one look and the heat of another one do not belong together
+        s_k, s_w = memory["rack_s_k"][racks], memory["rack_s_w"][racks]
+        nominal_lpm = view.site.design.rack_flow_lpm[racks]
+        warm_c = np.full(len(nominal_lpm), COOLANT_C)
+        w_per_k = heat_rate_w_per_k(COOLANTS[view.site.file.coolant], nominal_lpm, warm_c)
+        # A return that was never heard: all of the power warms the nominal flow
+        k_per_w = np.divide(1.0, w_per_k, out=np.full(len(w_per_k), np.nan), where=w_per_k > 0.0)
+        np.divide(s_k, s_w, out=k_per_w, where=s_w > 0.0)
+        rise_k = np.fmax(k_per_w * most_w / flow_pu(view, section), memory["rack_rise_k"][racks])
+        out = np.fmin(out, limit.guard[racks] - rise_k / slower)
     return out
 
 
 def _smoothed(before: F64, now: F64, share: F64) -> F64:
-    """Exponentially smoothed; the first reading counts whole, one that is missing not at all."""
+    """Return an exponentially smoothed value; the first reading counts fully, a missing one not at all."""
     moved = np.where(np.isnan(before), now, before + share * (now - before))
     return np.where(np.isnan(now), before, moved)

@@ -1,4 +1,4 @@
-"""Obstacles: what keeps a group of CDUs from warmer coolant, from what is not known to what is wrong.
+"""Obstacles: reasons that keep a group of CDUs from warmer coolant: unknown readings and faults.
 
 What is not known holds the set points where they are; what is wrong brings them back to the safe value.
 """
@@ -32,14 +32,14 @@ Kind = Literal["", "hold", "back"]
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """The reason why a group may not go warmer; `kind` "back" asks for the safe value, "" is none."""
+    """The reason that a group may not go warmer; `kind` "back" requests the safe value, "" is none."""
 
     kind: Kind = ""
     text: str = ""
 
 
 def obstacles_of(view: View, groups: Sequence[LoopCdus], found: Ceilings) -> list[Obstacle]:
-    """The gravest obstacle of each group."""
+    """Return the gravest obstacle of each group."""
     wrong, sensors = _wrong(view), _sensors(view)
     out: list[Obstacle] = []
     for group in groups:
@@ -52,7 +52,7 @@ def obstacles_of(view: View, groups: Sequence[LoopCdus], found: Ceilings) -> lis
 
 
 def _wrong(view: View) -> dict[int, str]:
-    """The gravest that is wrong, by the number of the group."""
+    """Return the gravest fault, by the number of the group."""
     site, numbers, out = view.site, numbers_of(view.site), dict[int, str]()
 
     def note(table: str, rows: I32, text: str) -> None:
@@ -85,7 +85,7 @@ def _wrong(view: View) -> dict[int, str]:
 
 
 def _sensors(view: View) -> dict[int, str]:
-    """The first sensor that the diagnosis does not believe, or fault that is not grave, by group."""
+    """Return the first untrusted sensor, or fault that is not grave, by group."""
     numbers, out = numbers_of(view.site), dict[int, str]()
     for fault in view.faults():
         # The weather's sensors are judged by the loop's meter, and by each other
@@ -103,12 +103,12 @@ def _unknown(view: View, group: LoopCdus, found: Ceilings) -> str:
     doubted = group.gpus[found.doubted[group.gpus]]
     if len(doubted):
         first = site.name("gpu", int(doubted[0]))
-        return f"{first} has no temperature to trust, nor have {len(doubted) - 1} other GPUs"
+        return f"{first} has no trusted temperature, nor have {len(doubted) - 1} other GPUs"
     if not np.isfinite(found.supply_c[group.cdus]).all():
-        return "no limit is known of what these CDUs cool"
+        return "no limit is known for the equipment that these CDUs cool"
     supply_c, wanted_c = good(view, MEASURED, group.cdus), good(view, SET_POINT, group.cdus)
     if not np.isfinite(supply_c).all():
-        return f"{site.name('cdu', int(group.cdus[np.isnan(supply_c)][0]))} was not heard"
+        return f"{site.name('cdu', int(group.cdus[np.isnan(supply_c)][0]))} does not report"
     racks = group.racks[site.design.liquid[group.racks]]
     apart = np.abs(good(view, SUPPLY, racks) - good(view, MEASURED, site.cdu_of_rack[racks])) > APART_K
     if apart.any():
@@ -120,14 +120,14 @@ def _unknown(view: View, group: LoopCdus, found: Ceilings) -> str:
 
 
 def _outside(view: View, group: LoopCdus) -> str:
-    """Say what is not known of a group's loop and of the weather that it works against."""
+    """Return the unknown readings of a group's loop and its weather."""
     cold_c = good(view, "loop.supply_temp_c")[group.loop]
     lpm = good(view, "cdu.facility_flow_lpm", group.cdus)
     if not np.isfinite(cold_c + lpm.sum()):
-        return f"the water of {view.site.name('loop', group.loop)} was not heard"
+        return f"no data on the water of {view.site.name('loop', group.loop)}"
     dry_c, wet_c = good(view, "site.outdoor_temp_c")[0], good(view, "site.outdoor_wet_bulb_c")[0]
     if not np.isfinite(wet_c if plates_of(view.site)[group.loop].wet else dry_c):
-        return "the weather was not heard"
+        return "no data on the weather"
     return "the wet bulb reads above the dry one" if wet_c > dry_c + WET_K else ""
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,31 +20,33 @@ import numpy as np
 from policies.cooling_setpoint import margins, pressure
 from policies.cooling_setpoint.balance import PowerBalance
 from policies.cooling_setpoint.explain import explanation
-from policies.cooling_setpoint.groups import (
-    CODES,
-    CONTROL,
-    WHY,
-    bounds_c,
-    dew_points_c,
-    groups_of,
-    own_c,
-    standing_c,
-)
+from policies.cooling_setpoint.groups import CODES, WHY, bounds_c, dew_points_c, groups_of, own_c, standing_c
 from policies.cooling_setpoint.loop_model import loop_power_w
 from policies.cooling_setpoint.loop_state import (
     COLUMNS,
-    ahead_of,
     balance_of,
     begin_experiment,
     learn_leakage,
     observe,
     teach,
 )
-from policies.cooling_setpoint.margins import Ceilings, ceilings
+from policies.cooling_setpoint.margins import CONTROL, Ceilings, ceilings
 from policies.cooling_setpoint.obstacles import Obstacle, obstacles_of
+from policies.cooling_setpoint.plan import STEP_K, ahead_of
 from policies.cooling_setpoint.sections import LOOK_S, CduSection, LoopCdus, section_of, turn_of
 from twin.catalogue import F64, NS, ContractError
-from twin.contracts import PAGE, Columns, ExplainRequest, Explanation, Memory, Proposal, Topic, View, finite
+from twin.contracts import (
+    PAGE,
+    Columns,
+    ExplainRequest,
+    Explanation,
+    Memory,
+    Proposal,
+    Topic,
+    View,
+    finite,
+    given_away,
+)
 from twin.telemetry import ColumnSpec
 
 GUARD_K = 0.15  # of a set point below its ceiling, so that jitter of the ceiling does not move it
@@ -54,7 +57,8 @@ OWN_COLUMNS = (
     *pressure.CDU_COLUMNS,
     *pressure.LOOP_COLUMNS,
 )  # that `propose` itself writes
-STEP_K = 0.25  # between the supplies that are compared
+REQUESTED, SAME_K = "cdu.supply_temp_request_c", 0.05
+LEFT_K = 1.0  # by which a set point that was left is warmer than the BMS's own; source: estimate
 CALM_S = 1800.0  # after something was wrong: heat held down by caps looks like calm; source: estimate
 UNKNOWN_S = 900.0  # that a set point stays where something is unknown; source: estimate
 DOUBT_SIGMAS = 4.0  # by which a loop's meter contradicts what is expected of it; source: estimate
@@ -62,7 +66,7 @@ DOUBT_SIGMAS = 4.0  # by which a loop's meter contradicts what is expected of it
 
 @dataclass(frozen=True, slots=True)
 class GroupLook:
-    """Findings of a look at a group; `ceiling_c` is inf where nothing tells how warm it may be."""
+    """Findings of a look at a group; `ceiling_c` is inf if unknown."""
 
     group: LoopCdus
     ceiling_c: float
@@ -73,7 +77,7 @@ class GroupLook:
 
 
 class CoolingSetpoint:
-    """Proposes supply set points of CDUs, an upper bound that is also the wish."""
+    """Proposes supply set points of CDUs as an upper bound and wanted value."""
 
     name: ClassVar[str] = "cooling_setpoint"
     controls: ClassVar[tuple[str, ...]] = (CONTROL, pressure.PRESSURE)
@@ -159,7 +163,7 @@ class CoolingSetpoint:
             pressure.guard(view, out, look.group, Obstacle("back") if hot else look.obstacle, look.dt_s)
             if number == due:
                 self._decide(view, out, look)
-        return _proposals(view, out), out
+        return _proposals(view, out), given_away(out)
 
     def _looks(
         self, view: View, out: Memory, groups: Sequence[LoopCdus], section: CduSection, dt_s: F64
@@ -174,19 +178,25 @@ class CoolingSetpoint:
         return looks
 
     def ceilings(self, view: View, memory: Mapping[str, np.ndarray]) -> Ceilings:
-        """The warmest supplies of all CDUs now."""
+        """Return the present warmest supplies of all CDUs."""
         section = section_of(view.site, groups_of(view.site))
         return ceilings(view, memory, section, self.probability, self.horizon_s)
 
     @staticmethod
     def _note_base(view: View, out: Memory) -> None:
-        """The BMS's own set points: those in force while none is asked for."""
-        now_c = own_c(view)
+        """Note the BMS's own set points: those in force without a request.
+
+        A BMS holds what a daemon asked for last for as long as it hears one. That is its own only where it is
+        no warmer than what is known of it, or than the safe value.
+        """
+        now_c, base_c = own_c(view), out["base_c"]
         free = np.isnan(out["want_c"]) & np.isfinite(now_c)
-        out["base_c"][free] = now_c[free]
+        known_c = np.where(np.isnan(base_c), view.envelope(CONTROL).safe, base_c)
+        left = (np.abs(now_c - view.value(REQUESTED)) <= SAME_K) & (now_c > known_c + LEFT_K)
+        base_c[free] = np.where(left, known_c, now_c)[free]
 
     def _due(self, view: View, out: Memory, groups: Sequence[LoopCdus]) -> int:
-        """The place of the group with a loop whose decision is due for the longest; -1 for none."""
+        """Return the place of the group whose decision is due for the longest; -1 for none."""
         late = [
             (int(out["decided_ns"][g.loop]), number)
             for number, g in enumerate(groups)
@@ -195,7 +205,7 @@ class CoolingSetpoint:
         return min(late)[1] if late else -1
 
     def _guard(self, view: View, out: Memory, look: GroupLook) -> None:
-        """Lower what heat, a fault or lasting ignorance asks to be colder, at once. Changes `out`."""
+        """Lower set points at once for heat, a fault or lasting missing data. Changes `out`."""
         group, low_c, ceiling_c = look.group, look.low_c, look.ceiling_c
         cdus, envelope = group.cdus, view.envelope(CONTROL)
         if not np.isfinite(envelope.low[cdus]).all():
@@ -249,7 +259,7 @@ class CoolingSetpoint:
         out["decided_ns"][i] = now_ns
         if balance is None or not np.isfinite(out["base_c"][cdus]).all():
             return
-        balance = ahead_of(view, balance, 0.5 * self.move_every_s)
+        balance = ahead_of(view, balance, group, 0.5 * self.move_every_s)
         stands_c = standing_c(out, group)
         best_c = stands_c
         calm = now_ns - int(out["wrong_ns"][cdus].max()) >= round(CALM_S * NS)
@@ -270,9 +280,10 @@ class CoolingSetpoint:
             out["doubt_w"][i] = balance.sigma_w(base_c, want_c)
 
     def _press(self, view: View, out: Memory, look: GroupLook, pumps: pressure.PumpBalance) -> None:
-        """Move the pressure of a loop's pumps where that is worth it. Changes `out`.
+        """Move the pressure of a loop's pumps if it pays. Changes `out`.
 
-        Warm water comes first: slower pumps leave it the room that it would take.
+        Warm water comes first: slower pumps leave it the room that it would take. Where a limit binds that no
+        flow moves, as that of the supply itself, they take nothing from it.
         """
         group, envelope = look.group, view.envelope(CONTROL)
         if out["watched_s"][group.loop] < self.learn_s or not pressure.is_calm(out, group, view.now_ns):
@@ -281,33 +292,42 @@ class CoolingSetpoint:
         high_c = min(float(envelope.high[group.cdus].min()), stands_c + 2.0 * self.step_k)
         free_c = pumps.balance.best_c(stands_c, high_c, STEP_K) if high_c > stands_c else stands_c
         least_w = self.least_saving_pu * pumps.balance.at.heat_w
+        now_pu = pumps.share_pu
         to_pu = pressure.next_pu(pumps, least_w, pressure.least_pu(view, out, group))
-        if look.ceiling_c < free_c + GUARD_K:
-            to_pu = min(pumps.share_pu / pressure.STEP_PU, 1.0)
-        elif to_pu < pumps.share_pu:
-            slower = float(np.sqrt(to_pu / pumps.share_pu))
-            section = section_of(view.site, [group])
-            found = ceilings(view, out, section, self.probability, self.horizon_s, slower)
-            ceiling_c = float(found.supply_c[group.cdus].min())
-            room = ceiling_c >= free_c + 2.0 * GUARD_K
-            if not room or not pressure.has_flow(view, group, slower):
-                to_pu = pumps.share_pu
+        ceiling_c = partial(self._ceiling_c, view, out, group, now_pu)
+        faster_pu = min(now_pu / pressure.STEP_PU, 1.0)
+        if look.ceiling_c < free_c + GUARD_K and ceiling_c(faster_pu) > look.ceiling_c + GUARD_K:
+            to_pu = faster_pu
+        elif to_pu < now_pu:
+            room = ceiling_c(to_pu) >= free_c + 2.0 * GUARD_K
+            room = room or ceiling_c(to_pu * pressure.STEP_PU) >= look.ceiling_c
+            if not room or not pressure.has_flow(view, group, float(np.sqrt(to_pu / now_pu))):
+                to_pu = now_pu
         moves = abs(to_pu - pumps.share_pu) >= pressure.SAME_PU
         if moves and not pressure.is_asked(out, group, to_pu):
             pressure.move(view, out, group, pumps, to_pu)
         else:
             pressure.expect(out, group, pumps)
 
+    def _ceiling_c(self, view: View, out: Memory, group: LoopCdus, now_pu: float, to_pu: float) -> float:
+        """Return the warmest supply of a group with its pumps at another share of their own pressure."""
+        slower = float(np.sqrt(to_pu / now_pu))
+        section = section_of(view.site, [group])
+        found = ceilings(view, out, section, self.probability, self.horizon_s, slower)
+        return float(found.supply_c[group.cdus].min())
+
     def _best_c(
         self, view: View, out: Memory, look: GroupLook, balance: PowerBalance, stands_c: float
     ) -> float:
-        """The set point to move to; the one that stands where nothing better is sure enough."""
+        """Return the new set point; the present one if no better one is certain enough."""
         i, envelope, cdus = look.group.loop, view.envelope(CONTROL), look.group.cdus
         if out["watched_s"][i] < self.learn_s:
             return stands_c
         high_c = min(look.ceiling_c - GUARD_K, float(envelope.high[cdus].min()))
-        high_c = min(high_c, balance.high_c + self.step_k, stands_c + 2.0 * self.step_k)
-        low_c = max(look.low_c, balance.low_c - self.step_k, stands_c - 2.0 * self.step_k)
+        # What was seen is as far away as the BMS follows by the next decision: heat that is over costs little
+        reach_k = self.move_every_s * float(envelope.slew_per_s[cdus].min())
+        high_c = min(high_c, balance.high_c + self.step_k, stands_c + reach_k)
+        low_c = max(look.low_c, balance.low_c - self.step_k, stands_c - reach_k)
         if not low_c < high_c:
             return stands_c
         best_c = balance.best_c(low_c, high_c, STEP_K)
@@ -321,7 +341,7 @@ class CoolingSetpoint:
 
     @staticmethod
     def _settle(out: Memory, group: LoopCdus, balance: PowerBalance | None, now_ns: int) -> None:
-        """Count what was expected since the last decision, and what came by the meter. Changes `out`."""
+        """Count the expected saving since the last decision, and the metered one. Changes `out`."""
         i, since_ns = group.loop, int(out["decided_ns"][group.loop])
         power_w, base_c = float(out["loop_power_w"][i]), float(out["base_c"][group.cdus].min())
         if balance is None or not since_ns or not np.isfinite(out["want_c"][group.cdus]).all():
@@ -337,11 +357,11 @@ class CoolingSetpoint:
         out["saved_j"][i] += gap_s * (was_w + balance.warmth_w(base_c) - power_w)
 
     def explain(self, view: View, memory: Memory, request: ExplainRequest) -> Explanation:
-        """Per loop: set points, what binds, what is expected to be saved and what came, and why."""
+        """Return per loop: set points, binding limits, expected and measured savings, and reasons."""
         return explanation(view, memory, request, self.ceilings(view, memory), self.probability)
 
     def accounts(self, view: View, before: Memory, after: Memory) -> list[dict[str, Any]]:
-        """A record for every loop that was moved, and for each at the first decision of an hour."""
+        """Return a record for every moved loop, and for each at the first decision of an hour."""
         out: list[dict[str, Any]] = []
         for group in groups_of(view.site):
             i = group.loop
@@ -358,7 +378,7 @@ class CoolingSetpoint:
 
 
 def account_of(view: View, memory: Mapping[str, np.ndarray], group: LoopCdus, moved: bool) -> dict[str, Any]:
-    """Account of a loop: what it is expected to save, and what was expected and came so far."""
+    """Return the account of a loop: its expected saving, and the expected and measured savings so far."""
     i = group.loop
     return {
         "loop": view.site.name("loop", i),
@@ -381,7 +401,7 @@ def account_of(view: View, memory: Mapping[str, np.ndarray], group: LoopCdus, mo
 
 
 def _proposals(view: View, memory: Mapping[str, np.ndarray]) -> list[Proposal]:
-    """A proposal for each reason."""
+    """Return a proposal for each reason."""
     envelope, out = view.envelope(CONTROL), list[Proposal]()
     wanted = np.isfinite(memory["want_c"]) & np.isfinite(envelope.low)
     for code, name in enumerate(CODES):

@@ -1,4 +1,4 @@
-"""Pressure: the differential pressure at which the pumps of CDUs and what they cool draw the least together.
+"""Pressure: the differential pressure at which pumps of CDUs and their load draw the least power together.
 
 Slower pumps save the cube of their speed and cost warmer GPUs, which leak, and warmer coolant behind them.
 The CDUs of a loop go down together from what the BMS holds by itself, a step at a time, in a decision that
@@ -56,7 +56,7 @@ LOOP_COLUMNS = {
 
 @dataclass(frozen=True, slots=True)
 class PumpBalance:
-    """Readings of the pumps of a loop's CDUs and of what they cool, by the share of the BMS's own pressure.
+    """Readings of the pumps of a loop's CDUs and their load, by the share of the BMS's own pressure.
 
     `share_pu` is that of now, `pump_w` the power of all pumps, `flow_pu` the flow of each rack over its
     nominal one, `rise_k` that of GPUs above their coolant, `return_k` of coolant in the racks.
@@ -70,7 +70,7 @@ class PumpBalance:
     return_k: float
 
     def more_w(self, from_pu: float, to_pu: float) -> tuple[float, float]:
-        """(power that a pressure takes more than another one, 1 sigma of it), W."""
+        """Return (additional power of a pressure over another one, 1 sigma of it), W."""
         pumps = [self.pump_w * (x / self.share_pu) ** 1.5 for x in (from_pu, to_pu)]
         films, returns = [], []
         now = float(film_of(self.flow_pu).mean())
@@ -103,14 +103,14 @@ def note_own(view: View, out: Memory) -> None:
 
 
 def is_requested(view: View, cdus: Rows) -> Bool:
-    """Say of CDUs if their set point is what was requested of the BMS last [k]."""
+    """Return True for CDUs whose set point is the last one requested of the BMS [k]."""
     set_pa = good(view, PRESSURE_SET, cdus)
     found: Bool = np.abs(set_pa - view.value(REQUESTED)[cdus]) <= SAME_PU * set_pa
     return found
 
 
 def is_left(view: View, memory: Mapping[str, np.ndarray], group: LoopCdus) -> bool:
-    """Say if a BMS holds a lower pressure that nobody asks for any more."""
+    """Return True if a BMS still holds a lower pressure without a request."""
     cdus, own_pa = group.cdus, memory["own_pa"][group.cdus]
     low = good(view, PRESSURE_SET, cdus) < (1.0 - SAME_PU) * own_pa
     low &= is_requested(view, cdus) & np.isnan(view.commanded(PRESSURE)[cdus])
@@ -118,23 +118,21 @@ def is_left(view: View, memory: Mapping[str, np.ndarray], group: LoopCdus) -> bo
 
 
 def unheld(view: View, memory: Mapping[str, np.ndarray], group: LoopCdus) -> Obstacle:
-    """The reason why the pressure of a group is not known well enough, or is not what was asked for."""
+    """Return the reason that the pressure of a group is uncertain, or is not the requested one."""
     site, cdus = view.site, group.cdus
     racks = group.racks[site.design.liquid[group.racks]]
     lpm = good(view, FLOW, racks)
     if not np.isfinite(lpm).all():
-        return Obstacle(
-            "hold", f"the flow of {site.name('rack', int(racks[np.isnan(lpm)][0]))} was not heard"
-        )
+        return Obstacle("hold", f"no data on the flow of {site.name('rack', int(racks[np.isnan(lpm)][0]))}")
     set_pa, across_pa, lpm = (good(view, key, cdus) for key in (PRESSURE_SET, ACROSS, "cdu.flow_lpm"))
     unknown = ~np.isfinite(set_pa + across_pa + lpm)
     if unknown.any():
         name = site.name("cdu", int(cdus[unknown][0]))
-        return Obstacle("hold", f"pressure or flow of {name} was not heard")
+        return Obstacle("hold", f"no data on pressure or flow of {name}")
     own_pa, asked_pa = memory["own_pa"][cdus], view.commanded(PRESSURE)[cdus]
     if (unknown := np.isnan(own_pa)).any():
         name = site.name("cdu", int(cdus[unknown][0]))
-        return Obstacle("hold", f"{name} holds what was asked of it before: its own pressure is not known")
+        return Obstacle("hold", f"{name} holds the pressure requested earlier: its own set point is unknown")
     off = np.abs(np.where(np.isnan(asked_pa), set_pa, asked_pa) - set_pa) > HELD_PU * own_pa
     # More than is asked for starves nobody, and is what there is while nobody follows the advice
     off |= set_pa - across_pa > HELD_PU * own_pa
@@ -144,7 +142,7 @@ def unheld(view: View, memory: Mapping[str, np.ndarray], group: LoopCdus) -> Obs
 
 
 def is_lowered(memory: Mapping[str, np.ndarray], group: LoopCdus) -> bool:
-    """Say if a pressure below the BMS's own is asked for."""
+    """Return True if a pressure below the BMS's own is requested."""
     least_pa = (1.0 - SAME_PU) * memory["own_pa"][group.cdus]
     return bool((memory["want_pa"][group.cdus] < least_pa).any())
 
@@ -178,7 +176,7 @@ def guard(view: View, out: Memory, group: LoopCdus, found: Obstacle, dt_s: float
 def pumps_of(
     view: View, memory: Mapping[str, np.ndarray], group: LoopCdus, balance: PowerBalance
 ) -> PumpBalance | None:
-    """Readings of the pumps of a group now; None where too little is known."""
+    """Return the present readings of the pumps of a group; None if too little is known."""
     cdus, i, design = group.cdus, group.loop, view.site.design
     racks = group.racks[design.liquid[group.racks]]
     across_pa, lpm = (good(view, key, cdus) for key in (ACROSS, "cdu.flow_lpm"))
@@ -195,7 +193,7 @@ def pumps_of(
 
 
 def settle(out: Memory, group: LoopCdus, pumps: PumpBalance | None, gap_s: float) -> None:
-    """Count what slower pumps were expected to save, and what they saved by the readings. Changes `out`."""
+    """Count the expected saving of slower pumps, and the measured one. Changes `out`."""
     i = group.loop
     if pumps is None or not is_lowered(out, group):
         return
@@ -204,7 +202,7 @@ def settle(out: Memory, group: LoopCdus, pumps: PumpBalance | None, gap_s: float
 
 
 def least_pu(view: View, memory: Mapping[str, np.ndarray], group: LoopCdus) -> float:
-    """The lowest share of the BMS's own pressure that the envelope allows."""
+    """Return the lowest share of the BMS's own pressure within the envelope."""
     low_pa = view.envelope(PRESSURE).low[group.cdus]
     return float(np.fmax(low_pa / memory["own_pa"][group.cdus], LEAST_PU).max())
 
@@ -223,7 +221,8 @@ def next_pu(pumps: PumpBalance, least_w: float, least_pu: float) -> float:
 
 
 def has_flow(view: View, group: LoopCdus, slower: float) -> bool:
-    """Say if every rack keeps its flow well above its guard with all pumps at this share of their speed."""
+    """Return True if every rack keeps its flow well above its guard with all pumps at this share of their
+    speed."""
     design = view.site.design
     racks = group.racks[design.liquid[group.racks]]
     lpm = slower * good(view, FLOW, racks)
@@ -234,7 +233,7 @@ def has_flow(view: View, group: LoopCdus, slower: float) -> bool:
 
 
 def move(view: View, out: Memory, group: LoopCdus, pumps: PumpBalance, to_pu: float) -> None:
-    """Ask for this share of the BMS's own pressure; none at all for the whole. Changes `out`."""
+    """Request this share of the BMS's own pressure; the full pressure needs no request. Changes `out`."""
     i, cdus, envelope = group.loop, group.cdus, view.envelope(PRESSURE)
     own_pa = out["own_pa"][cdus]
     low_pa, high_pa = envelope.low[cdus], np.minimum(envelope.high[cdus], own_pa)
@@ -248,7 +247,7 @@ def move(view: View, out: Memory, group: LoopCdus, pumps: PumpBalance, to_pu: fl
 
 
 def expect(out: Memory, group: LoopCdus, pumps: PumpBalance) -> None:
-    """Write down what the pressure that is asked for should save. Changes `out`."""
+    """Store the expected saving of the requested pressure. Changes `out`."""
     i, share_pu = group.loop, out["want_pa"][group.cdus] / out["own_pa"][group.cdus]
     if np.isfinite(share_pu).all():
         saving_w, doubt_w = pumps.more_w(float(share_pu.mean()), 1.0)
@@ -256,18 +255,18 @@ def expect(out: Memory, group: LoopCdus, pumps: PumpBalance) -> None:
 
 
 def is_asked(memory: Mapping[str, np.ndarray], group: LoopCdus, to_pu: float) -> bool:
-    """Say if this share of the BMS's own pressure is asked for already."""
+    """Return True if this share of the BMS's own pressure is already requested."""
     own_pa = memory["own_pa"][group.cdus]
     return bool((np.abs(memory["want_pa"][group.cdus] - to_pu * own_pa) < SAME_PU * own_pa).all())
 
 
 def is_calm(memory: Mapping[str, np.ndarray], group: LoopCdus, now_ns: int) -> bool:
-    """Say if nothing was wrong with the pressure of a group for a while."""
+    """Return True if the pressure of a group has had no trouble for a while."""
     return now_ns - int(memory["pump_wrong_ns"][group.loop]) >= round(CALM_S * NS)
 
 
 def pressures(view: View, memory: Mapping[str, np.ndarray]) -> list[Proposal]:
-    """The pressures that are asked for: lower bounds that are also the wish."""
+    """Return the requested pressures: lower bounds and wanted values."""
     envelope = view.envelope(PRESSURE)
     index = np.flatnonzero(np.isfinite(memory["want_pa"]) & np.isfinite(envelope.low)).astype(np.int32)
     if not len(index):

@@ -1,4 +1,4 @@
-"""CDU section: the CDUs that are looked at in one tick, with the racks and GPUs that they cool.
+"""CDU sections: the CDUs that one tick examines, with the racks and GPUs that they cool.
 
 A site is looked at in turns, each CDU once in `LOOK_S`, so that no tick is long.
 """
@@ -22,7 +22,7 @@ LOOK_S = 10.0  # between two looks at a CDU
 
 @dataclass(frozen=True, slots=True)
 class LoopCdus:
-    """The CDUs that one decision is for: those of a loop, as the loop follows the coldest; or one without."""
+    """The CDUs of one decision: those of a loop, which follows the coldest; or one without a loop."""
 
     number: int
     loop: int  # -1: none is known
@@ -35,7 +35,7 @@ class LoopCdus:
 
 @dataclass(frozen=True, slots=True)
 class CduSection:
-    """Some CDUs of a site, and what they cool, all by ascending row.
+    """Some CDUs of a site, and their loads, all by ascending row.
 
     `cdu_of_rack`, `cdu_of_gpu` and `rack_of_gpu` are places within `cdus` and `racks`; `at_racks` and
     `at_gpus` pick the rows of a column.
@@ -53,7 +53,7 @@ class CduSection:
 
 
 def section_of(site: Site, groups: Sequence[LoopCdus]) -> CduSection:
-    """The section of some groups."""
+    """Return the section of some groups."""
     cdus, racks, gpus = (
         np.sort(np.concatenate([np.zeros(0, np.int32), *(getattr(g, name) for g in groups)]))
         for name in ("cdus", "racks", "gpus")
@@ -68,14 +68,14 @@ def section_of(site: Site, groups: Sequence[LoopCdus]) -> CduSection:
 
 
 def _rows_of(index: I32) -> Rows:
-    """The same rows as a slice where they follow each other, which reads without a copy."""
+    """Return consecutive rows as a slice, which reads without a copy."""
     if len(index) and int(index[-1]) - int(index[0]) + 1 == len(index):
         return slice(int(index[0]), int(index[-1]) + 1)
     return index
 
 
 def turn_of(groups: Sequence[LoopCdus], then_ns: int, now_ns: int) -> list[LoopCdus]:
-    """The groups whose turn has come between two instants: as many GPUs in any tick as in another."""
+    """Return the groups whose turn comes between two instants, with the same number of GPUs in each tick."""
     period_ns = round(LOOK_S * NS)
     gpus = np.array([len(g.gpus) for g in groups], np.int64)
     phase_ns = (period_ns * (np.cumsum(gpus) - gpus)) // max(int(gpus.sum()), 1)
@@ -84,7 +84,7 @@ def turn_of(groups: Sequence[LoopCdus], then_ns: int, now_ns: int) -> list[LoopC
 
 
 def good(view: View, key: str, rows: Rows | None = None) -> F64:
-    """Readings that are current [n], or those of some rows; NaN elsewhere."""
+    """Return current readings [n], or those of some rows; NaN elsewhere."""
     value, quality = view.believed(key), view.quality(key)
     if rows is not None:
         value, quality = value[rows], quality[rows]

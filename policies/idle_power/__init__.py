@@ -1,4 +1,4 @@
-"""Policy `idle_power`: nodes that no forecast needs sleep, and are back before the demand is."""
+"""Policy `idle_power`: puts unneeded nodes to sleep, and wakes them before the demand returns."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Account of `idle_power`: what sleep was expected to save, what came by the meters, and what came late."""
+"""Account of `idle_power`: the expected savings of sleep, the measured ones, and late wake-ups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Breakers at a wake-up: the heat of each feeder's breaker, and the starts that its time-current curve bears.
+"""Breakers at a wake-up: the heat of each feeder's breaker, and the starts that its trip curve allows.
 
 A feeder's breaker is rated for its budget over CONTINUOUS_PU. The heat of its thermal part follows the load,
 to which a start adds the draw of a booting node; its magnetic part sees the inrush of the start.

@@ -1,8 +1,9 @@
-"""Demand reserve: the idle GPUs that have to be ready, so that demand which rises finds them awake.
+"""Demand reserve: the number of idle GPUs that must stay ready for a rise of demand.
 
-A node that is woken is back after the lead. So what is wanted within the lead has to be ready now: the upper
-band of the forecast of GPUs in demand, and a reserve beyond it. The reserve is a quantile of what rises of
-demand exceeded by the bands of a lead before: it is learned from this site alone, and holds for any forecast.
+A woken node is ready after the lead time. So the GPUs that are needed within the lead time must be ready now:
+the upper band of the demand forecast, plus a reserve. The reserve is a quantile of the excess of demand over
+the band that was forecast one lead time before. It is learned from this site alone, and works with any
+forecast.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class DemandState:
 
     @property
     def need(self) -> float:
-        """Idle GPUs that have to be ready; those that wait count where nothing is forecast."""
+        """Idle GPUs that must be ready; without a forecast, the pending ones."""
         if not self.forecast:
             return self.pending
         return max(self.band, self.running + self.pending) - self.running + self.reserve
@@ -116,7 +117,7 @@ def learn(view: View, memory: Memory, state: DemandState, lead_s: float) -> bool
 
 
 def _then(at_ns: np.ndarray, band: np.ndarray, now_ns: int, lead_s: float) -> float:
-    """The band that was written down a lead ago, or up to two minutes before; NaN where nobody looked."""
+    """The band recorded one lead ago, or up to two minutes before that; NaN if none was recorded."""
     age_s = (now_ns - at_ns) / NS
     there = (age_s >= lead_s) & (age_s < lead_s + 2 * LOOK_S)
     return float(band[there][np.argmin(age_s[there])]) if there.any() else math.nan

@@ -1,4 +1,4 @@
-"""Explanation of `idle_power`: what is needed and ready, who sleeps, what it saved, what keeps others up."""
+"""Explanation of `idle_power`: needed and ready GPUs, sleeping nodes, savings, and obstacles to sleep."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def explanation(view: View, memory: Memory, request: ExplainRequest, outlook: Re
     figures = (
         KeyFigure("sleeping_nodes", count["sleeping"], "count", "nodes asleep", _metric("sleeping_nodes")),
         KeyFigure("needed_gpus", finite(outlook.need), "count", "idle GPUs that have to be ready"),
-        KeyFigure("ready_gpus", outlook.ready, "count", "idle GPUs that are ready or on their way"),
+        KeyFigure("ready_gpus", outlook.ready, "count", "idle GPUs that are ready or waking"),
         KeyFigure("saving_w", float(saved_w.sum()), "W", "expected saving now", _metric("saving_w")),
         KeyFigure("expected_kwh", count["expected_kwh"], "kWh", "expected so far", _metric("expected_kwh")),
         KeyFigure("saved_kwh", count["saved_kwh"], "kWh", "saved so far", _metric("saved_kwh")),
@@ -68,7 +68,7 @@ def explanation(view: View, memory: Memory, request: ExplainRequest, outlook: Re
         entity=entity,
         sentences=tuple(_sentences(memory, outlook)),
         figures=figures,
-        tables=(table_of("nodes", COLUMNS, rows, "nodes that sleep, or are on their way", len(at)),),
+        tables=(table_of("nodes", COLUMNS, rows, "nodes that sleep, fall asleep or wake", len(at)),),
     )
 
 
@@ -83,7 +83,7 @@ def _sentences(memory: Memory, outlook: Readiness) -> list[Sentence]:
         out.append(
             Sentence(
                 f"{asleep} nodes sleep; {outlook.need:.0f} idle GPUs have to be ready and "
-                f"{outlook.ready:.0f} are: {state.running:.0f} run, {state.pending:.0f} are waited for, the "
+                f"{outlook.ready:.0f} are: {state.running:.0f} run, {state.pending:.0f} are pending, the "
                 f"forecast's upper end within {outlook.lead_s / 60.0:.0f} min is {state.band:.0f}, the "
                 f"reserve beyond it {state.reserve:.0f}, for failures {outlook.failures:.0f}"
             )
@@ -91,7 +91,7 @@ def _sentences(memory: Memory, outlook: Readiness) -> list[Sentence]:
     else:
         out.append(Sentence(f"{asleep} nodes sleep; demand or its forecast is unknown"))
     if outlook.hold:
-        out.append(Sentence(f"nobody else goes to sleep: {outlook.hold}", "note"))
+        out.append(Sentence(f"no more nodes go to sleep: {outlook.hold}", "note"))
     if asleep and state.known and outlook.need > outlook.ready:
         out.append(
             Sentence(
@@ -102,8 +102,8 @@ def _sentences(memory: Memory, outlook: Readiness) -> list[Sentence]:
     hot = int(np.count_nonzero(memory["theta"] >= SAFE_PU))
     if hot:
         share = f"at {SAFE_PU:.0%} of its trip or more"
-        text = f"{hot} feeders have a breaker {share}: nobody below starts until it cools"
+        text = f"{hot} feeders have a breaker {share}: no node below starts until it cools"
         out.append(Sentence(text, "warning"))
     if memory["slept_s"][0] and not memory["measured_s"][0]:
-        out.append(Sentence("no meter of a node is heard while it sleeps: savings are estimates", "note"))
+        out.append(Sentence("no node's meter reports while it sleeps: savings are estimates", "note"))
     return out

@@ -1,4 +1,4 @@
-"""Nodes of `idle_power`: which serve, which may sleep, and how far each is on its way to sleep or back."""
+"""Nodes of `idle_power`: nodes in service, nodes that may sleep, and the progress of each transition."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""idle_power: nodes that no forecast needs sleep, and are back before the demand is.
+"""idle_power: puts unneeded nodes to sleep, and wakes them before the demand returns.
 
-Ready stay the idle GPUs that the upper band of the forecast, a reserve learned from this site's own rises,
-and failures may ask for until a node that is woken is back. Idle healthy nodes beyond that sleep, whole racks
-first, once they were not needed for as long as a start costs. Jobs that wait wake nodes at once. Where demand
-or its forecast is unknown nobody else goes to sleep.
+Enough idle GPUs stay ready for the time that a wake-up takes: for the upper band of the demand forecast, for
+a reserve learned from past rises of this site, and for failures. Other idle healthy nodes sleep, whole racks
+first, once they were unneeded for as long as the cost of a start requires. Waiting jobs wake nodes at once.
+If the demand or its forecast is unknown, no more nodes go to sleep.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from twin.telemetry import ColumnSpec
 
 FAILURES = "site.node_failure_count"
 DAY_S = 86_400.0
-SLEEP_TEXT = "no job is on it, and no forecast needs it before it could be back"
-WAKE_TEXT = "it is needed by the time that it is back"
+SLEEP_TEXT = "no job runs on it, and no forecast needs it before it could wake"
+WAKE_TEXT = "it is needed as soon as it can wake"
 MOST_DT_S = 600.0  # of the account, between two looks
 
 
@@ -100,7 +100,7 @@ class IdlePower:
         self.awake_s, self.learn_s, self.ramp_pu = awake_s, learn_s, ramp_pu
 
     def propose(self, view: View, memory: Memory) -> tuple[list[Proposal], Memory]:
-        """The nodes that shall sleep, and those that are woken."""
+        """Propose the nodes to sleep and the nodes to wake."""
         if view.site.sizes["node"] == 0 or view.site.sizes["gpu"] == 0:
             return [], memory
         out = dict(memory)
@@ -124,7 +124,7 @@ class IdlePower:
         return self._proposals(view, out), out
 
     def outlook(self, view: View, memory: Memory, roster: NodeRoster) -> Readiness:
-        """Nodes that are needed beside those that are there now."""
+        """Nodes needed in addition to the present ones."""
         lead_s = max(self.wake_s, float(memory["wake_s"][0])) + demand.LOOK_S
         state = demand_state(view, memory, lead_s, self.late_pu)
         hold = self._hold(view, memory, state, roster)
@@ -133,16 +133,16 @@ class IdlePower:
 
     def _hold(self, view: View, memory: Memory, state: DemandState, roster: NodeRoster) -> str:
         if not np.isfinite(roster.standby).any():
-            return "no scheduler tells of nodes that they may sleep (node.standby_state)"
+            return "no scheduler reports that nodes may sleep (node.standby_state)"
         if not view.jobs.known:
-            return "no source of jobs has spoken"
+            return "no source of jobs has reported"
         if not state.known:
-            return "no scheduler tells of GPUs that run and that are waited for"
+            return "no scheduler reports running and pending GPUs"
         if not state.forecast:
-            return "no forecast of GPUs in demand reaches as far as a node needs to be back"
+            return "no forecast of GPU demand reaches as far ahead as a node needs to wake"
         begun_ns = int(memory["begun_ns"][0])
         left_s = self.learn_s - (view.now_ns - begun_ns) / NS if begun_ns else self.learn_s
-        return f"demand is watched for {left_s / 3600.0:.1f} h more" if left_s > 0.0 else ""
+        return f"demand is observed for {left_s / 3600.0:.1f} h more" if left_s > 0.0 else ""
 
     def _wake(self, view: View, out: Memory, roster: NodeRoster, missing: float, limits: LoadLimits) -> None:
         """Start sleepers for so many GPUs, as far as limits allow. Changes `out`."""
@@ -181,7 +181,7 @@ class IdlePower:
         return out
 
     def explain(self, view: View, memory: Memory, request: ExplainRequest) -> Explanation:
-        """Nodes needed and ready, those that sleep, the energy saved, and why no more sleep."""
+        """Explain the nodes needed, ready and asleep, the saved energy, and the reason why no more sleep."""
         return explanation(view, memory, request, self.outlook(view, memory, roster_of(view)))
 
     def accounts(self, view: View, before: Memory, after: Memory) -> list[dict[str, Any]]:

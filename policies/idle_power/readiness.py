@@ -1,4 +1,4 @@
-"""Readiness: idle GPUs that have to be ready, those that are, and what keeps nodes from going to sleep."""
+"""Readiness: the idle GPUs that must be ready, those that are, and the obstacles to sleep."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from policies.idle_power.nodes import NodeRoster
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Needed and present idle GPUs. `hold`: why nobody else goes to sleep; "" = they may."""
+    """Needed and present idle GPUs. `hold`: the reason why no more nodes may sleep; "" if they may."""
 
     state: DemandState
     roster: NodeRoster

@@ -1,8 +1,8 @@
-"""Wake-ups: which sleepers are started in one look, so that no rack, feeder or CDU passes its limit.
+"""Wake-ups: selects the nodes to start in one pass, so that no rack, feeder or CDU exceeds its limit.
 
-A rack that two feeders serve counts in full on each, as when the other is lost. A node counts with its draw
-at start, and the starts of one look raise no feeder by more than a share of its budget, nor bring its breaker
-near a trip, by heat or by inrush.
+A rack that two feeders serve counts in full on each, as if the other were lost. A node counts with its power
+at start. The starts of one pass raise no feeder by more than a share of its budget, and bring no breaker near
+a trip, by heat or by inrush.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Policy `leak_guard`: what detectors and the inventory of a circuit say of leaks, and what follows."""
+"""Policy `leak_guard`: confirms leaks by detectors and coolant inventory, and isolates leaking racks."""
 
 import lazy_loader
 

@@ -1,8 +1,8 @@
-"""Leak detectors: which of them were wet, since when, and which of these count.
+"""Leak detectors: the detectors that were wet, since when, and whether each counts as evidence.
 
-Detectors flap. One counts while it is wet; one that was so in two readings in a row, or again and again, is
-not forgotten before people clear it, and a flicker is. One that fell silent while wet is wet; one that its
-source distrusts, or on which people work, says nothing; one that was never heard is neither wet nor dry.
+Detectors flap. A detector counts while it is wet. After two wet readings in a row, or repeated ones, it
+counts until people clear it; a single wet reading is forgotten. A detector that falls silent while wet stays
+wet. One with bad quality or in maintenance is no evidence. One that never reported is neither wet nor dry.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Detectors:
         return {f"{kind}_{name}": getattr(self, name) for name in COLUMNS}
 
     def cleared(self, mask: Bool) -> Detectors:
-        """The same without what these [n] remember."""
+        """Return a copy without the memory of these [n]."""
         keep = ~mask
         return Detectors(
             self.wet,
@@ -118,12 +118,12 @@ def _in_maintenance(view: View, table: str) -> Bool:
 
 
 def age_s(now_ns: int, since_ns: int) -> float | None:
-    """Seconds since an instant; None where it is 0."""
+    """Return the seconds since an instant; None if it is 0."""
     return (now_ns - since_ns) / NS if since_ns else None
 
 
 def spread(values: F64 | I64 | Bool, of: np.ndarray) -> np.ndarray:
-    """Values of what each belongs to; 0 where it belongs to nothing (-1)."""
+    """Return the value of each entity's parent; 0 without a parent (-1)."""
     if not len(values):
         return np.zeros(len(of), values.dtype)
     return np.where(of >= 0, values[np.maximum(of, 0)], values.dtype.type(0))

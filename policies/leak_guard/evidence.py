@@ -1,14 +1,14 @@
-"""Leak evidence: how many independent witnesses say that a rack leaks.
+"""Leak evidence: the number of independent witnesses of a leak in each rack.
 
-Whatever one system reads is one witness, as the system may lie. Each board is one: so trays count one by one,
-and what runs down wets the tray below. Rope and pan are read by the building's system, unless the site says
-otherwise. The detectors of its CDU and of its hall, and coolant that is missing from the circuit, count
-together as one where another system reads them, and only beside a detector of the rack itself. They say that
-something leaks, not which rack: so they bear witness against one rack at a time, and not against one whose
-detector has been wet for longer than a day.
+All detectors that one system reads are one witness, since the system may be faulty. Each board is a system:
+so trays count one by one, and a leak also wets the tray below. The building's system reads rope and pan,
+unless the site file says otherwise. The detectors of the CDU and of the hall, and coolant that is missing in
+the circuit, count together as one witness, if another system reads them and a detector of the rack is wet.
+They show a leak, but not its rack. So they count against one rack at a time, and never against a rack whose
+detector has been wet for more than a day.
 
-What comes at one instant from many racks, or from most trays of one, is as likely their source as water: it
-counts once for each rack.
+Reports of many racks, or of most trays of one rack, at the same instant may come from a fault of their
+source: they count once for each rack.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def assess(view: View, memory: Memory, systems: LeakSystems) -> LeakEvidence:
     witnesses = own.boards + np.bitwise_count(own.systems) + ((around & ~own.systems) > 0)
     witnesses = np.where(own.detectors > 0, witnesses, 0)
     ripe = (since_ns > 0) & (memory["ripe"] | ((now_ns - since_ns) / NS >= GRACE_S))
-    # What turns out, before anything is isolated, to have come with much else at one instant is no leak
+    # A report that proves, before any isolation, to have come with many others at one instant is no leak
     since_ns = np.where((witnesses < WITNESSES) & ~ripe, 0, since_ns)
     since_ns = np.where((witnesses >= WITNESSES) & (since_ns == 0), now_ns, since_ns)
     ripe |= (since_ns > 0) & ((now_ns - since_ns) / NS >= _wait_s(witnesses))
@@ -199,7 +199,7 @@ def _own(view: View, kinds: dict[str, Detectors], systems: LeakSystems) -> _Own:
     boards_at = np.bincount(at, weights=bit == 0).astype(np.int64)
     bits_at = np.zeros(len(pair), np.int64)
     np.bitwise_or.at(bits_at, at, bit)
-    # What comes together is one witness, whoever says it: the boards, or one of the systems
+    # Reports that come together are one witness, whoever sends them: the boards, or one of the systems
     boards_at = np.where(together, np.minimum(boards_at, 1), boards_at)
     bits_at = np.where(together, np.where(boards_at > 0, 0, bits_at & -bits_at), bits_at)
     boards, bits = np.zeros(n, np.int64), np.zeros(n, np.int64)

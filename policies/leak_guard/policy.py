@@ -1,11 +1,11 @@
-"""leak_guard: saves, powers down and isolates a rack of which two independent witnesses say that it leaks.
+"""leak_guard: isolates a rack when two independent witnesses report a leak.
 
-What one system reads is one witness, and one is an alarm (the diagnosis raises it) and nothing more; so is
-coolant that is missing while every detector is dry. Where two agree, jobs save, the rack is drained and its
-caps are lowered; then its valves are shut, its power is cut, wet trays and those that they drip on are
-switched off at once, and the others, which have no coolant any more, stop in order. The BMS and the boards
-may refuse; their echo is what counts. Nothing is opened or switched on again from here: people clear a rack,
-once it is dry, by a request to open it.
+All detectors that one system reads are one witness. One witness only raises an alarm, as does missing coolant
+while every detector is dry. With two witnesses, jobs save, the rack is drained and its caps are lowered. Then
+its valves are shut and its power is cut. Wet trays and those below them are switched off at once; the others,
+which have lost their coolant, shut down in order. The BMS and the boards may refuse a command; their
+read-back counts. The policy never opens a valve or switches a node on: people clear a dry rack by a request
+to open it.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ DETECTOR_COLUMNS = (
 SUSPECT_COLUMNS = (
     TableColumn("rack"),
     TableColumn("cdu", text="of the circuit of"),
-    TableColumn("missing_s", "s", "which loses coolant since"),
+    TableColumn("missing_s", "s", "which has lost coolant for"),
     TableColumn("detectors", text="its detectors"),
 )
 
@@ -165,7 +165,7 @@ class LeakGuard:
             entity=entity,
             sentences=tuple(sentences),
             figures=(
-                KeyFigure("leaking_racks", len(leaking), "count", "racks held as leaking"),
+                KeyFigure("leaking_racks", len(leaking), "count", "racks treated as leaking"),
                 KeyFigure("wet_racks", len(wet), "count", "racks with a wet detector"),
                 KeyFigure("suspect_racks", len(suspects), "count", "racks of circuits that lose coolant"),
             ),
@@ -196,7 +196,7 @@ class LeakGuard:
         if len(gpus):
             low_w = caps.low[gpus]
             out.append(Proposal(CAP, gpus, low_w, low_w, low_w, f"power down: {why}"))
-        # Who is drained stays so until people bring it back: not for what flickers
+        # A drained node stays so until people bring it back: a report that flickers drains none
         lasts = leaking & (view.now_ns - since_ns >= round(JOIN_S * NS))
         if len(nodes := mask_index(lasts[site.rack_of_node])):
             out.append(Proposal.uniform(SERVICE, nodes, DRAINED, 4.0, f"take out of service: {why}"))
@@ -209,7 +209,7 @@ class LeakGuard:
 
 def _why(view: View, racks: I32) -> str:
     names = ", ".join(view.site.name("rack", int(r)) for r in racks[:3]) + (", ..." if len(racks) > 3 else "")
-    return f"two witnesses or more say that {names} leak{'s' if len(racks) == 1 else ''}"
+    return f"two or more detectors or signs show that {names} leak{'s' if len(racks) == 1 else ''}"
 
 
 def _row(view: View, found: LeakEvidence, switched: LeakSwitches, rack: int) -> dict[str, Value]:
@@ -218,12 +218,12 @@ def _row(view: View, found: LeakEvidence, switched: LeakSwitches, rack: int) -> 
     jobs = view.jobs.job_of_node[nodes]
     leaks = found.since_ns[rack] > 0
     grace_s = float(found.grace_s(view.now_ns)[rack]) if leaks else None
-    action = "none: an alarm, and nothing more"
-    lift = f"a person: a request for {LIQUID} 0, and all dry for {HOLD_S:.0f} s"
+    action = "none: an alarm only"
+    lift = f"an operator: a request for {LIQUID} 0, with all detectors dry for {HOLD_S:.0f} s"
     if found.asked[rack] == ASKED:
-        lift = f"the request that stands, once all is dry for {HOLD_S:.0f} s"
+        lift = f"the pending request, once all detectors are dry for {HOLD_S:.0f} s"
     elif found.asked[rack] == SPENT:
-        lift = "a new request: the one that stands was granted before"
+        lift = "a new request: the present one was already granted"
     if grace_s is not None:
         action = "save, lowest caps, drain, isolate, switch off"
         if grace_s > 0.0:
@@ -287,7 +287,7 @@ def _suspects(view: View, found: LeakEvidence, racks: I32) -> DataTable:
     rows: list[dict[str, Value]] = []
     for rack in racks[np.argsort(-silent[racks], kind="stable")][:MAX_ROWS].tolist():
         unheard = int(silent[rack])
-        text = f"{unheard} that do not say that they are dry" if unheard else "all say that they are dry"
+        text = f"{unheard} do not report dry" if unheard else "all report dry"
         rows.append(
             {
                 "rack": site.name("rack", rack),

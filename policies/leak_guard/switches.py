@@ -1,8 +1,8 @@
-"""Switches of the nodes of a rack that leaks: off at once, stopped in order, or left to people.
+"""Power switches of the nodes of a leaking rack: off at once, shut down in order, or left to people.
 
-A wet tray and those below it go off at once: what runs down reaches them. The others lose their coolant with
-the rack's valves, and stop in order. No more racks are switched off than may be isolated. A node that people
-switch on again afterwards is theirs until a further detector of its rack is wet.
+A wet tray and all trays below it go off at once, since the coolant runs down. The other nodes lose their
+coolant when the valves close, and shut down in order. No more racks are switched off than may be isolated. A
+node that people switch on again is left alone until another detector of its rack gets wet.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LeakSwitches:
 
     @property
     def wanted(self) -> Bool:
-        """Nodes that shall be off, but for those that people switched on."""
+        """Nodes that must be off, except those that people switched on."""
         out: Bool = (self.wet | self.dry) & (self.order != ENDED)
         return out
 
@@ -41,7 +41,7 @@ def switches(view: View, memory: Memory, found: LeakEvidence) -> LeakSwitches:
     site = view.site
     before = memory["switched"]
     begun = np.bincount(site.rack_of_node[before > NONE], minlength=len(found.ripe)) > 0
-    # What has begun goes on, also where the isolation is refused
+    # An isolation that has begun goes on, also where it is refused
     struck = (_isolated(view, found) | (begun & found.ripe))[site.rack_of_node]
     if not struck.any():
         return LeakSwitches(struck, struck, np.zeros(len(before), np.uint8))
@@ -76,8 +76,8 @@ def orders(view: View, found: LeakSwitches, why: str) -> list[Proposal]:
     stopped = view.readback(POWER) == OFF  # then off is what shall be
     out = []
     for mask, level, text in (
-        (found.wet | stopped, OFF, "switch off what is wet or below it"),
-        (~found.wet & ~stopped, STOP, "stop what loses its coolant"),
+        (found.wet | stopped, OFF, "switch off wet equipment and everything below it"),
+        (~found.wet & ~stopped, STOP, "stop equipment that loses its coolant"),
     ):
         if len(index := mask_index(mask & allowed)):
             out.append(Proposal.uniform(POWER, index, float(level), float(OFF), f"{text}: {why}"))

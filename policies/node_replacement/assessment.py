@@ -1,4 +1,4 @@
-"""Assessment: the facts about each candidate node, its options with their costs, and what holds it back.
+"""Assessment: facts about each candidate node, its options with their costs, and the obstacles to each.
 
 Candidates are nodes with evidence against them and nodes that are withdrawn. Changes only the memory that it
 is given.
@@ -53,8 +53,7 @@ from policies.node_replacement.phases import (
 )
 from policies.node_replacement.spares import free_spares
 from twin.catalogue import F64, I8, I32, NS, Bool
-from twin.contracts import FAILED_TEST, NO_RESULT, PASSED, Memory, View
-from twin.health import is_failure
+from twin.contracts import FAILED_TEST, NO_RESULT, PASSED, Memory, View, is_failure
 
 SERVICE = "node.service_level"
 NEWLY_S = 3600.0  # for which the circuit breaker counts a suspect as new
@@ -89,7 +88,7 @@ class Candidates:
     at: I32
 
     def column(self, name: str) -> np.ndarray:
-        """A column of the memory for these nodes [k]."""
+        """Return a column of the memory for these nodes [k]."""
         return self.memory[name][self.at]
 
 
@@ -121,7 +120,8 @@ class _Permissions:
 def assess(
     view: View, evidence: NodeEvidence, memory: Memory, rules: ReplacementRules, marked: Bool
 ) -> Assessment:
-    """The assessment of every node that has evidence against it or is withdrawn. Updates timers in memory."""
+    """Return the assessment of every node that has evidence against it or is withdrawn. Updates timers in
+    memory."""
     now_ns, mends = view.now_ns, one_of(evidence.cause, MENDS)
     concerned = (memory["phase"] != IN_SERVICE) | mends | (memory["withdrawn_ns"] > 0) | marked
     at = np.flatnonzero(concerned).astype(np.int32)
@@ -191,7 +191,7 @@ def assess(
 
 
 def _service_facts(c: Candidates) -> dict[str, Bool]:
-    """The conditions that follow from tests and repairs."""
+    """Return the conditions that follow from tests and repairs."""
     at, book, tested = c.at, c.view.service(), c.column("test_requested_ns")
     answered = (tested > 0) & (book.began_ns[at] >= tested)
     after = np.maximum(c.column("withdrawn_ns"), tested)
@@ -210,7 +210,7 @@ def _service_facts(c: Candidates) -> dict[str, Bool]:
 
 
 def _waiting_is_better(c: Candidates, planned: I8, may: Bool, stakes: Stakes) -> Bool:
-    """Nodes for which the prediction says that to disturb their job is worse than to wait [k].
+    """Return the nodes for which disturbing their job is predicted to be worse than waiting [k].
 
     A repair is needed either way, so that of the node's own time only a false alarm counts.
     """
@@ -227,7 +227,8 @@ def _waiting_is_better(c: Candidates, planned: I8, may: Bool, stakes: Stakes) ->
 def _later_is_better(
     c: Candidates, option: I8, may: Bool, stakes: Stakes
 ) -> tuple[Bool, tuple[I32, DrainTiming] | None]:
-    """Suspects whose drain waits for a trough of demand [k], with the rows and times of those weighed."""
+    """Return the suspects whose drain waits for a trough of demand [k], with the rows and times of those
+    weighed."""
     out = np.zeros(len(c.at), np.bool_)
     drains = (option >= AT_NEXT) | (option >= CORDON) & ~stakes.busy
     rows = np.flatnonzero(may & (c.column("phase") == SUSPECT) & drains)
@@ -242,18 +243,19 @@ def _later_is_better(
 
 
 def chances_of(evidence: NodeEvidence, nodes: I32) -> Chances:
-    """The chances of failing of these nodes."""
+    """Return these nodes' chances of failing."""
     return Chances(evidence.chance_1h_pu[nodes], evidence.chance_24h_pu[nodes], evidence.sure_pu[nodes])
 
 
 def _failed_in_use(c: Candidates) -> Bool:
-    """Nodes that failed by themselves and hold no job [k]."""
+    """Return the nodes that failed by themselves and hold no job [k]."""
     own = c.evidence.failed[c.at] & one_of(c.evidence.cause[c.at], MENDS)
     return own & (c.view.jobs.job_of_node[c.at] < 0)
 
 
 def _withdrawn_on_failure(c: Candidates, level: I8) -> Bool:
-    """Nodes that others withdrew as they failed, neither before nor long after, as a scheduler does [k]."""
+    """Return the nodes that others withdrew at their failure, neither before nor long after, as a
+    scheduler does [k]."""
     since_ns = c.evidence.since_ns[c.at]
     after_s = (c.column("others_withdrew_ns") - since_ns) / NS
     out: Bool = (level >= 1) & (since_ns > 0) & (after_s >= -BEFORE_S) & (after_s <= TOGETHER_S)
@@ -261,7 +263,7 @@ def _withdrawn_on_failure(c: Candidates, level: I8) -> Bool:
 
 
 def _evidence_is_new(c: Candidates) -> Bool:
-    """Nodes whose evidence counts [k].
+    """Return the nodes whose evidence counts [k].
 
     A node that returned passed a test, or operators vouch for it: earlier verdicts no longer count unless it
     is still broken. Forecasts adapt after a while, and a lemon is cleared after its probation.
@@ -297,7 +299,7 @@ def _update_timers(c: Candidates, bad: Bool, level: I8, known: Bool) -> Bool:
 
 
 def _spare_available(c: Candidates) -> Bool:
-    """Nodes that would find a spare if all of these left, the most likely to fail first [k]."""
+    """Return the nodes that would find a spare if all of these left, the most likely to fail first [k]."""
     level = np.fmax(c.view.commanded(SERVICE), c.view.readback(SERVICE))
     free = free_spares(c.view.site, c.view.jobs, level)
     spares = int(np.count_nonzero(free)) - int(np.count_nonzero(free[c.at]))
@@ -338,7 +340,7 @@ def _permissions(
 
 
 def _down_nodes(view: View) -> Bool:
-    """Nodes that failed and are not back [n_node]: out of service, whether or not that was reported."""
+    """Return the nodes that failed and are not back [n_node]: out of service, reported or not."""
     log = view.failures()
     out: Bool = np.zeros(view.site.sizes["node"], np.bool_)
     out[log.node[is_failure(log) & (log.end_ns == 0)]] = True
@@ -355,7 +357,7 @@ def _evidence_outlasts_test(c: Candidates, stakes: Stakes) -> Bool:
 
 
 def _run_breaker(c: Candidates, bad: Bool) -> BreakerState:
-    """The circuit breaker for the present suspects; stores when each was last held."""
+    """Run the circuit breaker for the present suspects; stores when each was last held."""
     n, memory, at = c.view.site.sizes["node"], c.memory, c.at
     suspect, newly = np.zeros(n, np.bool_), np.zeros(n, np.bool_)
     # A withdrawn node points to a common cause too, but is none of those that the breaker holds
@@ -372,12 +374,12 @@ def _run_breaker(c: Candidates, bad: Bool) -> BreakerState:
 
 
 def usual_suspects_per_h(chance_24h_pu: F64) -> float:
-    """Nodes that become suspects per hour, by the forecasts [n_node]; 0 where nothing is forecast."""
+    """Return the nodes that become suspects per hour, by the forecasts [n_node]; 0 without a forecast."""
     known = chance_24h_pu[~np.isnan(chance_24h_pu)]
     return ALARMS_PER_FAILURE * float(np.median(known)) * len(chance_24h_pu) / 24.0 if len(known) else 0.0
 
 
 def _savings_gpu_h(costs: OptionCosts, option: I8) -> F64:
-    """GPU-hours that the option of each node saves over watching it [k]."""
+    """Return the GPU-hours that the option of each node saves over watching it [k]."""
     gain = costs.gpu_h[WATCH] - costs.gpu_h[option, np.arange(len(option))]
     return np.nan_to_num(np.where(np.isfinite(gain), gain, 0.0))

@@ -1,4 +1,4 @@
-"""Circuit breaker: holds back withdrawals of nodes that look bad together, as they share a cause.
+"""Circuit breaker: blocks withdrawals of nodes that look bad together, since they share a cause.
 
 It is open while a fault of power or cooling above them is diagnosed, while their failures are known to be
 shared, or while more of them became suspect within the hour than chance explains: under one rack, scale-up
@@ -38,7 +38,7 @@ MAX_TURNS = 32  # causes that are told apart at once
 
 
 class BreakerState(NamedTuple):
-    """State of the breaker: open or not, the nodes that it holds back [n_node], and the reason.
+    """State of the breaker: open or closed, the nodes that it holds back [n_node], and the reason.
 
     `held_ns` [n_node]: when each last shared a cause; to be passed to the next call. `table` and `entity` are
     of the first cause ("" and -1 where it is no place).
@@ -76,7 +76,7 @@ def check_breaker(
     suspect: Bool | None = None,
     held_ns: I64 | None = None,
 ) -> BreakerState:
-    """The suspects that must not be withdrawn now, as they share a cause.
+    """Return the suspects that must not be withdrawn now because they share a cause.
 
     `newly` [n_node]: became suspect within the last hour; `usual_per_h`: how many nodes of the fleet do, by
     experience (0 or NaN: unknown; then the rate of failures of a published fleet). With `held_ns` of the
@@ -106,7 +106,7 @@ def check_breaker(
 
 
 def _held_over(view: View, held: I64, taken: Bool, suspect: Bool | None) -> Bool:
-    """Nodes that stay held back without a new sign of a common cause [n_node]."""
+    """Return the nodes that stay held back without a new sign of a common cause [n_node]."""
     ago_ns = view.now_ns - held
     known: Bool = (held > 0) & (ago_ns >= 0) & ~taken
     if suspect is not None:
@@ -120,7 +120,7 @@ def _held_over(view: View, held: I64, taken: Bool, suspect: Bool | None) -> Bool
 
 
 def _facility(view: View, newly: Bool) -> list[_Cause]:
-    """Grave faults of power and cooling with suspects below them."""
+    """Return grave faults of power and cooling with suspects below them."""
     out: list[_Cause] = []
     if not newly.any():
         return out
@@ -142,7 +142,7 @@ def _fault_words(view: View, fault: Fault, nodes: Bool) -> str:
 
 
 def _shared(view: View, newly: Bool) -> list[_Cause]:
-    """Suspects whose failure of the last hour is known to have a cause in common with others'."""
+    """Return the suspects whose failure of the last hour has a known common cause."""
     log = view.failures()
     recent = log.shared & (view.now_ns - log.start_ns <= round(WINDOW_S * NS))
     nodes: Bool = np.zeros(len(newly), np.bool_)
@@ -155,7 +155,7 @@ def _shared(view: View, newly: Bool) -> list[_Cause]:
 
 
 def _unlikely(view: View, newly: Bool, usual_per_h: float) -> list[_Cause]:
-    """Places, jobs and codes under which too many became suspect, the most improbable first."""
+    """Return places, jobs and codes with too many suspects, the most improbable first."""
     n = len(newly)
     prior = PRIOR_PER_S * WINDOW_S * n
     usual = usual_per_h * WINDOW_S / 3600.0 if usual_per_h > 0 and math.isfinite(usual_per_h) else prior
@@ -186,7 +186,8 @@ def _unlikely(view: View, newly: Bool, usual_per_h: float) -> list[_Cause]:
 def _best(
     groups: list[_Group], left: Bool, suspects: I64, each: float
 ) -> tuple[int, int, int, list[tuple[int, int]]] | None:
-    """(group, entity, count, others of the same nodes) that explains best; None where chance does.
+    """Return (group, entity, count, others of the same nodes) of the best explanation; None if chance
+    explains it.
 
     Asked are those where chance does not account for what is left. Compared is how likely just these suspects
     are if one of all such places is struck, each number of its nodes as likely as any other, and the rest
@@ -240,7 +241,7 @@ def _place_words(view: View, group: _Group, entity: int) -> str:
 
 
 def _groups(view: View, suspects: I64) -> list[_Group]:
-    """Properties that these nodes may share, table by table; the lowest first."""
+    """Return the properties that these nodes may share, table by table; the lowest first."""
     site, out = view.site, []
     of_node = {
         "rack": site.rack_of_node,
@@ -274,7 +275,7 @@ def _by_feeder(view: View, suspects: I64) -> _Group:
 
 
 def _by_code(view: View, suspects: I64) -> _Group:
-    """By the greatest error code that a GPU of each node reports; of a code each node may be."""
+    """Group by the greatest error code that a GPU of each node reports; any node may report a code."""
     site, n = view.site, view.site.sizes["node"]
     code = np.zeros(n, np.int64)
     good = view.quality("gpu.xid_code") == GOOD
@@ -288,7 +289,7 @@ def _by_code(view: View, suspects: I64) -> _Group:
 
 
 def _by_plane(view: View, suspects: I64) -> _Group:
-    """By the network planes in which a node has a bad link."""
+    """Group by the network planes in which a node has a bad link."""
     site, n_plane = view.site, max(len(view.site.planes), 1)
     has = np.unique(site.node_of_link.astype(np.int64) * n_plane + site.plane_of_link)
     size = np.bincount(has % n_plane, minlength=n_plane)

@@ -61,7 +61,7 @@ class OutcomeTerms:
 
 
 class OptionOutcome(NamedTuple):
-    """Of k nodes, within a day, if it leaves (act) and if it stays (wait).
+    """Of k nodes, within a day: the outcome if it leaves (act) and if it stays (wait).
 
     `pu`: chance that a failure interrupts its job; `gpu_h`: expected GPU-hours lost; `use_pu`: the greatest
     share of a limit that is used.
@@ -89,7 +89,7 @@ def terms_of_option(
     chances: Chances, option: I8, at: Stakes, delays: Delays | None = None, repair_s: float = REPAIR_S,
     spare: SpareEffect | None = None,
 ) -> OutcomeTerms:  # fmt: skip
-    """The terms of k nodes for the option that is planned for each."""
+    """Return the terms of k nodes for the option planned for each."""
     k, delays = len(option), delays or Delays()
     nothing = np.zeros(k)
     spare = spare or SpareEffect(nothing, nothing, nothing)
@@ -131,7 +131,7 @@ def terms_of_option(
 
 
 def expected_outcome(terms: OutcomeTerms) -> OptionOutcome:
-    """The outcome of both options of k nodes, a day ahead."""
+    """Return the outcome of both options of k nodes, a day ahead."""
     grid = np.concatenate([np.arange(0.0, HOUR_S, FIRST_S), np.arange(HOUR_S, DAY_S + 1.0, STEP_S)])
     leaves = np.clip(np.nan_to_num(terms.act_in_s, nan=np.inf), 0.0, DAY_S)
     wait_s = _until(terms, np.broadcast_to(grid, (len(leaves), len(grid))))
@@ -155,7 +155,8 @@ def expected_outcome(terms: OutcomeTerms) -> OptionOutcome:
 
 
 def _alive(terms: OutcomeTerms, at_s: F64) -> F64:
-    """Probability to have lived until then, [k, m]: a rate for the first hour, another for the rest."""
+    """Return the probability to survive until then, [k, m]: one rate for the first hour, another for the
+    rest."""
     day = -np.log1p(-np.clip(terms.day_pu, 0.0, MOST_PU))
     hour = np.where(
         np.isnan(terms.hour_pu),
@@ -170,7 +171,7 @@ def _alive(terms: OutcomeTerms, at_s: F64) -> F64:
 
 
 def _until(terms: OutcomeTerms, edges: F64) -> F64:
-    """Expected GPU-seconds that failures cost within the steps between these edges [k, m] -> [k]."""
+    """Return the expected GPU-seconds lost to failures within the steps between these edges [k, m] -> [k]."""
     alive = _alive(terms, edges)
     fails = alive[:, :-1] - alive[:, 1:]
     span = np.diff(edges, axis=1)
@@ -185,7 +186,7 @@ def _until(terms: OutcomeTerms, edges: F64) -> F64:
 
 
 def _worked(terms: OutcomeTerms, at_s: F64) -> F64:
-    """Integral from now to then of the work that a failure would lose [k, m], s * s.
+    """Return the integral from now to then of the work that a failure would lose [k, m], s * s.
 
     It grows with time, and falls to the length of a save each time that one becomes durable.
     """

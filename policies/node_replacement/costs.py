@@ -57,7 +57,7 @@ class Stakes:
     spare: Bool  # one is at hand
 
     def rows(self, rows: np.ndarray) -> Stakes:
-        """The stakes of some of the nodes."""
+        """Return the stakes of some of the nodes."""
         return Stakes(*(getattr(self, f.name)[rows] for f in fields(self)))
 
 
@@ -89,7 +89,7 @@ class OptionCosts:
 
 
 def stakes_of(view: View, nodes: I32, spare: Bool) -> Stakes:
-    """The stakes of these nodes; an idle one counts as a part of the usual job."""
+    """Return the stakes of these nodes; an idle one counts as a part of the usual job."""
     jobs, site, k = view.jobs, view.site, len(nodes)
     of_node = np.diff(site.gpu_start_of_node).astype(np.float64)
     slot = jobs.job_of_node[nodes]
@@ -100,7 +100,7 @@ def stakes_of(view: View, nodes: I32, spare: Bool) -> Stakes:
     terms, _ = save_terms(view, slots, nodes_of_job, InterruptionRates(nothing, nothing, nothing, nothing))
     interval = np.where(jobs.checkpoint_interval_s[slots] > 0, jobs.checkpoint_interval_s[slots], np.nan)
     lost, ahead = at_risk_s(view, slots, interval, terms)
-    ran = np.maximum((view.now_ns - jobs.started_ns[slots]) / NS, 0.0)
+    ran = np.maximum((view.now_ns - jobs.running_since_ns(slots)) / NS, 0.0)
     # Of a training job that never said how often it saves, some; of other work, all that it did; a service
     # loses nothing but its time
     silent = np.where(jobs.kind[slots] == TRAINING, np.minimum(ran, PRIOR_WORK_S), ran)
@@ -108,8 +108,8 @@ def stakes_of(view: View, nodes: I32, spare: Bool) -> Stakes:
     lost = np.where(np.isnan(lost), silent, lost)
     usual = np.where(np.isnan(interval), silent, 0.5 * interval)
     limit = jobs.time_limit_s[slots]
-    # What a job takes of its limit is about as likely to be any part of it; without one, as long again as it
-    # ran. source: Mu'alem and Feitelson, IEEE TPDS 12(6), 2001, on user estimates
+    # A job uses any share of its limit about as likely as any other; without a limit it runs as long again as
+    # it ran. source: Mu'alem and Feitelson, IEEE TPDS 12(6), 2001, on user estimates
     left = np.where(limit > 0, 0.5 * np.maximum(limit - ran, 0.0), ran + PRIOR_LEFT_S)
     gpus = np.bincount(nodes_of_job.job, weights=of_node[nodes_of_job.node], minlength=len(slots))
     own = of_node[nodes]
@@ -139,7 +139,7 @@ def stakes_of(view: View, nodes: I32, spare: Bool) -> Stakes:
 
 
 def _usual(view: View, of_node: F64) -> tuple[float, float]:
-    """(GPUs of the job that a node of this site usually has, work that such a failure loses, s)."""
+    """Return (GPUs of the job that a node of this site usually has, work that such a failure loses, s)."""
     jobs = view.jobs
     there = np.flatnonzero(jobs.alive)
     size = np.bincount(jobs.job_of_node[jobs.job_of_node >= 0], minlength=jobs.n)[there].astype(np.float64)
@@ -154,7 +154,7 @@ def _usual(view: View, of_node: F64) -> tuple[float, float]:
 
 
 def option_costs(chances: Chances, stays: Bool, broken: Bool, at: Stakes, delays: Delays) -> OptionCosts:
-    """Expected cost of each option for k nodes, and the option to take.
+    """Return the expected cost of each option for k nodes, and the option to take.
 
     Where no chance is known, nothing is done. stays [k]: the fault does not go away. broken [k]: a part is
     broken already, and idle while the node is watched.
@@ -199,7 +199,7 @@ def option_costs(chances: Chances, stays: Bool, broken: Bool, at: Stakes, delays
     can[SAVE_NOW] &= at.busy & at.asks & (risk[SAVE_NOW] <= risk[CORDON])
     can[AT_ONCE] &= at.busy
     cost = np.where(can, each, np.inf)
-    # What an act is sure to cost counts for more: else a doubt would be enough to act on
+    # The certain cost of an act counts for more: else a doubt would be enough to act on
     least = cost + np.where(acts, (1.0 / WORTH - 1.0) * certain, 0.0)
     known = ~np.isnan(day_pu) | stays
     option = np.where(known, np.argmin(least, axis=0), WATCH).astype(np.int8)
@@ -219,7 +219,7 @@ def inspection_pays(sure_pu: F64, at: Stakes, delays: Delays | None = None) -> B
 
 
 def _share(hour_pu: F64, day_pu: F64, exposed_s: F64) -> F64:
-    """The share of a day's chance that falls within `exposed_s` [5, k]; the first hour may be worse."""
+    """Return the share of a day's chance within `exposed_s` [5, k]; the first hour may be worse."""
     day = -np.log1p(-np.minimum(day_pu, 1.0 - 1e-9))
     hour = -np.log1p(-np.clip(np.nan_to_num(hour_pu), 0.0, 1.0 - 1e-9))
     hour = np.clip(hour, day * HOUR_S / DAY_S, day)

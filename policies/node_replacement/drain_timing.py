@@ -37,7 +37,7 @@ class DemandCurve:
     there: int
 
     def missed_pu(self, gpus: F64) -> F64:
-        """The chance that jobs miss `gpus` [k] of a node, at each `at_s` [k, m]."""
+        """Return the chance that jobs miss `gpus` [k] of a node, at each `at_s` [k, m]."""
         over = self.there - gpus[:, None] - self.mean
         z = over / np.maximum(self.sigma, 1e-9) / math.sqrt(2.0)
         erfc: F64 = np.vectorize(math.erfc, otypes=[float])(z)
@@ -56,7 +56,7 @@ class DrainTiming:
 
 
 def demand_curve(view: View) -> DemandCurve | None:
-    """The demand that is forecast; None without a forecast, or where demand is unknown now."""
+    """Return the forecast demand; None without a forecast, or if the present demand is unknown."""
     now = sum(float(good(view, f"site.gpu_{state}_count")[0]) for state in ("running", "pending"))
     found = sorted(
         (h, float(f.mean[0]), float(f.lo[0]), float(f.hi[0]))
@@ -75,7 +75,7 @@ def demand_curve(view: View) -> DemandCurve | None:
 def drain_timing(
     curve: DemandCurve, chances: Chances, at: Stakes, waited_s: F64, delays: Delays, repair_s: float
 ) -> DrainTiming:
-    """When each of k nodes leaves best. `waited_s` [k]: since it is a suspect."""
+    """Return the best time for each of k nodes to leave. `waited_s` [k]: time since it became a suspect."""
     sizes, row = np.unique(at.node_gpus, return_inverse=True)
     missed_of = curve.missed_pu(sizes)
     missed = missed_of[row]
@@ -117,14 +117,14 @@ def _shifted(at_s: F64, missed: F64, out_s: float) -> F64:
 
 
 def _hazard(hour: F64, rest: F64, until_s: F64) -> F64:
-    """The hazard from now until each instant [k, m]."""
+    """Return the hazard from now until each instant [k, m]."""
     early = np.minimum(until_s, HOUR_S)
     out: F64 = hour[:, None] * early + rest[:, None] * (until_s - early)
     return out
 
 
 def _permitted_s(hour: F64, rest: F64, waited_s: F64) -> F64:
-    """The time from now on until the chance of a failure since the suspicion is RISK_PU [k].
+    """Return the time from now until the chance of a failure since the suspicion is RISK_PU [k].
 
     The time that has passed counts by the rate of the next hour, which is the greater one. Without a rate
     nothing is permitted.

@@ -1,4 +1,4 @@
-"""Evidence: the chance of each node to fail, how sure that is, and its cause.
+"""Evidence: failure probability of each node, its confidence, and its cause.
 
 A node's chance is the greater of its forecast and of a fresh verdict on it or its GPUs. The cause decides
 what may be done: a hardware fault is withdrawn and repaired; a fault of the application, power or cooling is
@@ -15,8 +15,7 @@ import numpy as np
 
 from policies.checkpointing import DEGRADED_PU, FAILED_PU, VERDICT_S, facility_trouble_pu, nearest_forecast
 from twin.catalogue import F64, I8, I64, NS, Bool
-from twin.contracts import BY_FACILITY, BY_POWER, DEGRADED, FAILED, View, action
-from twin.health import is_failure
+from twin.contracts import BY_FACILITY, BY_POWER, DEGRADED, FAILED, View, action, is_failure
 
 NONE, HARDWARE, RECURRING, LEMON, SOFTWARE, FACILITY, SHARED, FORECAST = range(8)
 CAUSES = ("none", "hardware", "recurring", "lemon", "software", "facility", "shared", "forecast")
@@ -39,7 +38,7 @@ RESET_GPU, DRAIN = action("reset_gpu"), action("drain")  # RESET_GPU and all tha
 
 
 def one_of(column: np.ndarray, places: Sequence[int]) -> Bool:
-    """Elements of a column of small numbers that are one of a few; np.isin takes ten times as long."""
+    """Return elements of a column of small numbers that are one of a few; np.isin takes ten times as long."""
     out: Bool = np.zeros(column.shape, np.bool_)
     for place in places:
         out |= column == place
@@ -122,13 +121,14 @@ def _raise_by_recurrence(view: View, recurs: Bool, sure: F64, since: I64, hour: 
 
 
 def _failed_by(age_s: F64) -> F64:
-    """Share of the failures that follow recurring trouble which come within this time of its notice [k]."""
+    """Return the share of failures after recurring trouble that come within this time of its notice [k]."""
     z = np.log(np.maximum(age_s, 1.0) / LEAD_S) / (LEAD_SPREAD * math.sqrt(2.0))
     return np.array([0.5 * (1.0 + math.erf(x)) for x in z.tolist()], np.float64)
 
 
 def failure_chance(view: View, horizon_s: float) -> F64:
-    """The forecast chance of failing within about `horizon_s` [n], at a constant rate; NaN = unknown."""
+    """Return the forecast chance of failing within about `horizon_s` [n], at a constant rate; NaN =
+    unknown."""
     best = nearest_forecast(view, horizon_s)
     n = view.site.sizes["node"]
     if best is None or not 1.0 / NEAR <= best.horizon_s / horizon_s <= NEAR or len(best.mean) != n:
@@ -141,7 +141,7 @@ def failure_chance(view: View, horizon_s: float) -> F64:
 
 
 def _verdicts(view: View) -> tuple[I8, I8, F64, I64]:
-    """(level, action, sureness, since) [n] of the worst verdict on each node and its GPUs.
+    """Return (level, action, confidence, since) [n] of the worst verdict on each node and its GPUs.
 
     Between two that want a drain the graver level counts, then the stronger action; what a GPU's clock is
     lowered by from outside is none of its own.
@@ -172,7 +172,7 @@ def _verdicts(view: View) -> tuple[I8, I8, F64, I64]:
 
 
 def _likely(day: F64, suspected: Bool | None, probation: Bool | None) -> Bool:
-    """Nodes that their forecast alone makes suspects [n]."""
+    """Return the nodes that their forecast alone makes suspects [n]."""
     known = day[~np.isnan(day)]
     if not len(known) or not (known >= 0.5 * STILL_PU * LIKELY_PU).any():
         return np.zeros(len(day), np.bool_)
@@ -203,7 +203,7 @@ def _exclude_external_causes(view: View, level: I8, act: I8, cause: I8) -> None:
 
 
 def _silent(view: View, bad: Bool, n: int) -> Bool:
-    """Nodes whose only evidence is that they do not report [n]."""
+    """Return the nodes whose only evidence is silence [n]."""
     out = np.zeros(n, np.bool_)
     if not bad.any():
         return out
@@ -222,14 +222,14 @@ def _silent(view: View, bad: Bool, n: int) -> Bool:
 
 
 def heard_by_gpus_alone(view: View, n: int) -> Bool:
-    """Mask of the nodes of which GPUs have reported, and never the node itself [n]."""
+    """Return the nodes whose GPUs have reported, but never the node itself [n]."""
     gpus, itself = _feature(view, "gpu_gap_pu", n), _feature(view, "node_gap_pu", n)
     out: Bool = np.isfinite(gpus) & np.isnan(itself)
     return out
 
 
 def _feature(view: View, name: str, n: int) -> np.ndarray:
-    """A feature of each node [n]; NaN where it is unknown."""
+    """Return a feature of each node [n]; NaN if unknown."""
     features = view.node_features()
     if name not in features.names or len(features.values) != n:
         return np.full(n, np.nan)

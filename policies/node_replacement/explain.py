@@ -81,13 +81,14 @@ TOPICS = (
 )
 NOT_CONFIGURED = (
     "no policy named replacement runs here: add `policies: {replacement: {}}` to the site file, then "
-    "`racktwin daemon reload`; it begins with authority `advise`, which shows and journals, and does nothing"
+    "`racktwin daemon reload`; it begins with authority `advise`, which shows and journals proposals and "
+    "sends no commands"
 )
 AUTHORITY_TEXTS = {
     "off": "it is off: it makes no proposals",
     "advise": "it advises only: this is what it would do; `racktwin policy set replacement` changes that",
     "approve": "it waits for approval of each step: `racktwin policy approvals` lists them",
-    "act": "it acts",
+    "act": "it may act: it withdraws nodes by itself",
 }
 PHASE_TEXTS = {
     IN_SERVICE: "in service",
@@ -135,7 +136,7 @@ NODE_FIGURES = (
     ("cause", "", "cause of the evidence against it"), ("do", "", "remedy"),
     ("chance_1h_pu", "1", "chance of failing within 1 h"),
     ("chance_24h_pu", "1", "chance of failing within 24 h"),
-    ("sure_pu", "1", "sureness that the fault is its own"), ("job", "", "job that runs on it"),
+    ("sure_pu", "1", "confidence that the fault is its own"), ("job", "", "job that runs on it"),
     ("spare", "", "spare opened for its work"), ("level", "", "service level that the policy wants"),
     ("read_back", "", "service level that the scheduler reports"),
     ("placement", "", "order in which the scheduler uses it"),
@@ -150,7 +151,7 @@ NODE_FIGURES = (
 
 
 def explain(view: View, memory: Memory, request: ExplainRequest, burn_in: bool) -> Explanation:
-    """The explanation of the site, an entity or a topic. `burn_in`: the site has a test of its own."""
+    """Return the explanation of the site, an entity or a topic. `burn_in`: the site has a test of its own."""
     present = Present(view, memory, request, burn_in)
     if request.topic == "metrics":
         return Explanation(policy=NAME, now_ns=view.now_ns, figures=_metrics(present))
@@ -168,7 +169,7 @@ def explain(view: View, memory: Memory, request: ExplainRequest, burn_in: bool) 
 
 @dataclass(frozen=True)
 class Present:
-    """The policy at this instant: the view, its memory and what surrounds it. Figures are made once."""
+    """The policy at this instant: the view, its memory and its context. Figures are computed once."""
 
     view: View
     memory: Memory
@@ -177,17 +178,17 @@ class Present:
 
     @cached_property
     def status(self) -> PolicyStatus:
-        """The policy's authority and the proposals in force."""
+        """Return the policy's authority and the proposals in force."""
         return self.request.status(NAME)
 
     @cached_property
     def runs(self) -> bool:
-        """The policy is configured."""
+        """Return True if the policy is configured."""
         return any(p.name == NAME for p in self.request.policies)
 
     @cached_property
     def listed(self) -> I32:
-        """Nodes that are not simply in service, those that need an operator first [k]."""
+        """Return the nodes that are not in normal service [k]; those that need an operator come first."""
         phase = self.memory["phase"]
         found = np.flatnonzero(phase > 0).astype(np.int32)
         rank = np.array([ORDER.index(p) if p in ORDER else len(ORDER) for p in range(len(PHASES))])
@@ -196,33 +197,33 @@ class Present:
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """Nodes in each phase."""
+        """Return the nodes in each phase."""
         counts = np.bincount(self.memory["phase"], minlength=len(PHASES))
         return dict(zip(PHASES, counts.tolist(), strict=True))
 
     @cached_property
     def level(self) -> F64:
-        """The service level that the scheduler reports now [n_node]; NaN where it reports none."""
+        """Return the service level that the scheduler reports now [n_node]; NaN without a report."""
         return np.where(level_is_current(self.view), self.view.readback(SERVICE), np.nan)
 
     @cached_property
     def placement(self) -> F64:
-        """The placement that the scheduler reports now [n_node]; NaN where it reports none."""
+        """Return the placement that the scheduler reports now [n_node]; NaN without a report."""
         return current_placement(self.view)
 
     @cached_property
     def chances(self) -> tuple[F64, F64]:
-        """Forecast chances of failing within an hour and a day [n_node]; NaN = unknown."""
+        """Return the forecast chances of failing within an hour and a day [n_node]; NaN = unknown."""
         return failure_chance(self.view, HOUR_S), failure_chance(self.view, DAY_S)
 
     @cached_property
     def spares(self) -> dict[int, int]:
-        """The spare of each node that has one."""
+        """Return the spare of each node that has one."""
         return spare_of_node(self.memory)
 
     @cached_property
     def reasons(self) -> dict[int, str]:
-        """The reason of the proposal in force for each node."""
+        """Return the reason of the proposal in force for each node."""
         out: dict[int, str] = {}
         for p in self.status.proposals:
             if p.control in (SERVICE, BURN_IN):
@@ -232,7 +233,7 @@ class Present:
 
     @cached_property
     def wanted(self) -> np.ndarray:
-        """The service level that the policy proposes now [n_node]."""
+        """Return the service level that the policy proposes now [n_node]."""
         out = np.zeros(len(self.memory["phase"]), np.int64)
         for p in self.status.proposals:
             if p.control == SERVICE:
@@ -241,7 +242,7 @@ class Present:
 
     @cached_property
     def breaker(self) -> dict[str, Value]:
-        """The circuit breaker: open or not, the nodes that it holds back, and the reason."""
+        """Return the circuit breaker: open or closed, the nodes that it holds back, and the reason."""
         memory, view = self.memory, self.view
         suspect: Bool = one_of(memory["phase"], NOT_DRAINED)
         if suspect.any():
@@ -257,7 +258,8 @@ class Present:
 
     @cached_property
     def pool(self) -> dict[str, Value]:
-        """Spares that exist, are free, are reserved by the scheduler, and are wanted (None: no forecast)."""
+        """Return the spares that exist, are free, are reserved by the scheduler, and are wanted (None: no
+        forecast)."""
         view = self.view
         spare, have = (
             free_spares(view.site, view.jobs, view.readback(SERVICE)),
@@ -288,7 +290,7 @@ class Present:
         }
 
     def notes(self) -> list[Sentence]:
-        """Authority, trouble with the policy, placement, the breaker, and spares."""
+        """Return notes on authority, trouble with the policy, placement, the breaker, and spares."""
         if not self.runs:
             return [Sentence(NOT_CONFIGURED, "note")]
         out = [Sentence(AUTHORITY_TEXTS.get(self.status.authority, self.status.authority), "note")]
@@ -296,7 +298,7 @@ class Present:
             text = "the policy failed and is suspended; no new proposals: racktwin alarm list says why"
             out.append(Sentence(text, "warning"))
         if self.request.role != "leader":
-            out.append(Sentence("this daemon stands by; the leader decides", "note"))
+            out.append(Sentence("this daemon is a standby; the leader decides", "note"))
         last, kept = (int(np.count_nonzero(self.placement == state)) for state in (PLACED_LAST, RESERVED))
         if last + kept:
             text = (
@@ -309,7 +311,7 @@ class Present:
 
 
 def _in_phases(present: Present, nodes: I32) -> I32:
-    """The nodes in the phases that the request names. Raises ExplanationRefused for an unknown phase."""
+    """Return the nodes in the requested phases. Raises ExplanationRefused for an unknown phase."""
     names = [p for p in str(present.request.options.get("phase") or "").split(",") if p]
     if strange := [p for p in names if p not in PHASES]:
         known = ", ".join(PHASES)
@@ -318,14 +320,14 @@ def _in_phases(present: Present, nodes: I32) -> I32:
 
 
 def _page(present: Present, nodes: I32) -> tuple[int, int, I32]:
-    """(offset, limit, the nodes of this page)."""
+    """Return (offset, limit, the nodes of this page)."""
     options = present.request.options
     offset, limit = int(options.get("offset") or 0), int(options.get("limit") or 100)
     return offset, limit, nodes[offset : offset + limit]
 
 
 def _brief(present: Present, nodes: I32, entity: str) -> Explanation:
-    """The nodes that are not simply in service: a line each."""
+    """Return a line for each node outside normal service."""
     _, _, page = _page(present, nodes)
     now_ns, rows = present.view.now_ns, []
     for row in (row_of(present, i) for i in page.tolist()):
@@ -355,12 +357,15 @@ def _warnings(present: Present) -> list[Sentence]:
     breaker = present.breaker
     if not present.runs or not breaker["open"]:
         return []
-    text = f"not withdrawn, as too many look bad at once: {breaker['nodes']:,} nodes; {breaker['why']}"
+    text = (
+        f"not withdrawn, because too many became suspect at once: {breaker['nodes']:,} nodes; "
+        f"{breaker['why']}"
+    )
     return [Sentence(f"{text}; nodes still return to service", "warning")]
 
 
 def _plan(present: Present) -> Explanation:
-    """All figures, page by page, or of one node."""
+    """Return all figures, page by page, or of one node."""
     view, name = present.view, str(present.request.options.get("node") or "")
     nodes = present.listed
     if name:
@@ -398,14 +403,14 @@ def _plan(present: Present) -> Explanation:
 
 
 def _commanded(present: Present) -> dict[str, int]:
-    """Nodes under command at each service level but the first."""
+    """Return the nodes under command at each service level but the first."""
     leases = present.request.leases(SERVICE)
     value = np.zeros(0) if leases is None else leases.value
     return {level: int((value == i).sum()) for i, level in enumerate(_states(SERVICE)) if i}
 
 
 def row_of(present: Present, node: int) -> dict[str, Value]:
-    """All figures of a node. The memory of a node that is not suspected says nothing of today."""
+    """Return all figures of a node. The memory of a node that is not suspected is out of date."""
     memory, site = present.memory, present.view.site
     phase, weighed = int(memory["phase"][node]), memory["phase"][node] != IN_SERVICE
     option, action = OPTIONS[int(memory["option"][node])], ACTIONS[int(memory["action"][node])]
@@ -466,12 +471,12 @@ def row_of(present: Present, node: int) -> dict[str, Value]:
 
 
 def _waits(row: Mapping[str, Value], phase: int, needs_repair: bool, burn_in: bool) -> str:
-    """The next event, and the party that brings it about."""
+    """Return the next event, and the party that causes it."""
     node, job = row["node"], row["job"]
     if row["held"] and phase in NOT_DRAINED:
         return f"as it is held back: {row['held']}"
     if phase == SUSPECT and row["course"] == "watch":
-        return "for its case to change, as doing nothing costs least now"
+        return "for a change of its case: doing nothing costs least now"
     return {
         SUSPECT: "for the evidence to last, or to go",
         CORDONED: f"for {job} to end" if job else "for the scheduler to report it free",
@@ -489,7 +494,7 @@ def _waits(row: Mapping[str, Value], phase: int, needs_repair: bool, burn_in: bo
 
 
 def _of_node(present: Present, node: int) -> Explanation:
-    """One node: the state it is in, and the options with their costs."""
+    """Return one node: its state, and the options with their costs."""
     row = row_of(present, node)
     name, chosen = str(row["node"]), row["course"] if row["weighed"] else None
     text = f"{name}: {row['phase_words']}" + (f"; waits {row['waits']}" if row["waits"] else "")
@@ -525,7 +530,7 @@ def _of_node(present: Present, node: int) -> Explanation:
 
 
 def _timing_text(present: Present, node: int) -> str:
-    """The trough of demand that a suspect waits for, the latest that it leaves, and what that saves."""
+    """Return the trough of demand that a suspect waits for, its latest departure, and the saving."""
     memory, now_ns = present.memory, present.view.now_ns
     leave_s, latest_s = ((int(memory[name][node]) - now_ns) / NS for name in ("leave_ns", "leave_by_ns"))
     text = f"it leaves in {duration(max(leave_s, 0.0))}, in a trough of demand"
@@ -541,7 +546,7 @@ def _timing_text(present: Present, node: int) -> str:
 
 
 def _metrics(present: Present) -> tuple[KeyFigure, ...]:
-    """The figures that are exported as metrics; none where the policy does not run."""
+    """Return the figures for metrics; none if the policy does not run."""
     if not present.runs:
         return ()
     out: list[KeyFigure] = []
@@ -555,10 +560,14 @@ def _metrics(present: Present) -> tuple[KeyFigure, ...]:
     for what in ("have", "free", "kept", "wanted"):
         if present.pool[what] is not None:
             add("spares", present.pool[what], "spare nodes", what=what)
-    add("breaker_open", int(bool(present.breaker["open"])), "1 while too many look bad at once")
+    add(
+        "breaker_open",
+        int(bool(present.breaker["open"])),
+        "1: too many nodes became suspect at once, none is withdrawn",
+    )
     add("held", present.breaker["nodes"], "nodes that the breaker holds back")
     total = score(present.memory)
-    add("predictions", total.settled, "predictions that are settled", "counter")
+    add("predictions", total.settled, "predictions of which the outcome is known", "counter")
     if total.settled:
         add("brier", total.brier, "mean square of (chance - outcome) of settled predictions")
     interruptions = {"predicted": total.said_pu, "came": total.failed}

@@ -1,4 +1,4 @@
-"""Headroom: the load that racks, feeders and CDUs can still take, and whether that of one more node fits.
+"""Headroom: the load that racks, feeders and CDUs can still take, and whether one more node fits.
 
 A rack that two feeders serve counts in full on each, as when the other is lost. An unmeasured load counts
 with the most that its profile allows, which then includes a new load already; an unknown one leaves no
@@ -19,7 +19,7 @@ from twin.telemetry import GOOD
 
 @dataclass(frozen=True, slots=True)
 class LoadLimits:
-    """Of each rack, feeder and CDU, one after the other: what is drawn (W), and what may be (inf: no limit).
+    """Loads (W) and limits (inf: no limit) of each rack, feeder and CDU, one after the other.
 
     `over` [n_rack, m]: the places that carry a rack: itself, each feeder above it, its CDU; -1 pads. `share`
     is how much of a watt of the rack reaches each of them. `measured` [n_rack]: known by a reading.
@@ -34,7 +34,7 @@ class LoadLimits:
     n_feeder: int
 
     def name(self, view: View, place: int) -> str:
-        """The full name of a rack, feeder or CDU by its place."""
+        """Return the full name of a rack, feeder or CDU by its place."""
         if place < self.n_rack:
             return view.site.name("rack", place)
         place -= self.n_rack
@@ -46,12 +46,12 @@ class LoadLimits:
 
 
 def good_readings(view: View, key: str) -> F64:
-    """Present readings [n]; NaN where none is good."""
+    """Return the present good readings [n]; NaN elsewhere."""
     return np.where(view.quality(key) == GOOD, view.value(key), np.nan).astype(np.float64)
 
 
 def load_limits(view: View) -> LoadLimits:
-    """The loads and limits of every rack, feeder and CDU now."""
+    """Return the present loads and limits of every rack, feeder and CDU."""
     site, design = view.site, view.site.design
     n_rack, n_feeder, n_cdu = site.sizes["rack"], site.sizes["feeder"], site.sizes["cdu"]
     nodes_w = site.sum_by_rack("node", good_readings(view, "node.power_w")) + np.nan_to_num(
@@ -85,7 +85,8 @@ def load_limits(view: View) -> LoadLimits:
 
 
 def _carriers(view: View, feeder: I64, rack: I64, capture: F64) -> tuple[I32, F64]:
-    """(places that carry each rack, the share of its power that they carry) [n_rack, m]; -1 and 0 pad."""
+    """Return (places that carry each rack, the share of its power that they carry) [n_rack, m]; -1 and 0
+    pad."""
     site = view.site
     n_rack, n_feeder = site.sizes["rack"], site.sizes["feeder"]
     many = np.bincount(rack, minlength=n_rack)
@@ -104,7 +105,7 @@ def _carriers(view: View, feeder: I64, rack: I64, capture: F64) -> tuple[I32, F6
 
 
 def load_w(view: View) -> tuple[F64, F64]:
-    """(what each node draws with its work, what it draws idle) [n_node], W; NaN = no reading and no profile.
+    """Return (power of each node with its work, idle power) [n_node], W; NaN = no reading and no profile.
 
     The first is the greater of its mean and its peak reading, else the most of its profile; the second what
     it draws where no job is on it, else that of its profile, and no more than it draws.
@@ -136,7 +137,7 @@ class LoadShift(NamedTuple):
 def shift_load(
     view: View, limits: LoadLimits, leaving: I32, spare: I32, busy_w: F64, idle_w: F64
 ) -> LoadShift:
-    """The effect on the limits if each leaving node's load [k] moves to the spare beside it [k].
+    """Return the effect on the limits if each leaving node's load [k] moves to the spare beside it [k].
 
     `busy_w` and `idle_w` [n_node] as `load_w` gives them. A place that carries both is relieved of the first.
     """
@@ -162,7 +163,7 @@ def shift_load(
 def _change_w(
     limits: LoadLimits, rack: I32, leaving: I32, spare: I32, busy_w: F64, idle_w: F64
 ) -> tuple[F64, F64]:
-    """(W more at the spare, W less at the leaving node) [k]; where nothing is measured, no change is seen."""
+    """Return (W more at the spare, W less at the leaving node) [k]; without measurements, no change."""
     step_w = busy_w[leaving] - idle_w[leaving]
     more_w = np.maximum(busy_w[leaving] - idle_w[spare], 0.0)
     added_w = np.where(limits.measured[rack[spare]], more_w, 0.0)
@@ -172,7 +173,7 @@ def _change_w(
 def limits_after_shift(
     view: View, limits: LoadLimits, leaving: int, spare: int, busy_w: F64, idle_w: F64
 ) -> LoadLimits:
-    """The bounds once this load has moved."""
+    """Return the limits after this load has moved."""
     rack = view.site.rack_of_node
     pair = np.array([leaving], np.int32), np.array([spare], np.int32)
     added_w, freed_w = _change_w(limits, rack, *pair, busy_w, idle_w)
@@ -184,7 +185,8 @@ def limits_after_shift(
 
 
 def present_use(view: View, limits: LoadLimits, node: I32) -> F64:
-    """The greatest share of a limit that is used now of all that carry these nodes [k]; inf = unknown."""
+    """Return the greatest used share of a limit among the places that carry these nodes [k]; inf =
+    unknown."""
     over = limits.over[view.site.rack_of_node[node]]
     at = np.maximum(over, 0)
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -1,4 +1,4 @@
-"""Withdrawal limits: the most nodes that may be out at once, of the site and of each rack, domain and job.
+"""Withdrawal limits: maximum number of nodes out at once, for the site and each rack, domain and job.
 
 The node asked for first goes first, as long as every group that it belongs to has room. Nodes that are out
 already count, whoever withdrew them, and need no room again. A return needs none, so that no limit holds a
@@ -16,13 +16,13 @@ from twin.site import Site
 from twin.telemetry import JobSlots
 
 NO_COUNT = 2**31 - 1
-# Why a node has to wait, in order of precedence
+# Reasons for which a node has to wait, in order of precedence
 FREE, SITE, RACK, DOMAIN, JOB = range(5)
 GROUPS = ("", "site", "rack", "domain", "job")
 
 
 class WithdrawalLimits(NamedTuple):
-    """The most that may be out at once, as a count (of the site) and as shares of each group's nodes.
+    """The maximum out at once, as a count (of the site) and as shares of each group's nodes.
 
     A share allows at least one node of every group: of a rack of four, a quarter or less would else mean that
     a failing node is never taken out, and a limit is to slow us down, not to forbid the work. So a job of one
@@ -39,7 +39,8 @@ class WithdrawalLimits(NamedTuple):
 
 
 def admit(site: Site, jobs: JobSlots, out: Bool, wanted: I32, limits: WithdrawalLimits) -> tuple[Bool, I8]:
-    """(wanted nodes that may leave, the reason for the others) [k]; `wanted`: the most important first.
+    """Return (wanted nodes that may leave, the reason for the others) [k]; `wanted`: the most important
+    first.
 
     `out` [n_node]: every node that is out of service. The same as going through `wanted` one by one: each
     leaves if its site, rack, domain and job have room left after those before it. A node that is out already
@@ -60,7 +61,8 @@ def admit(site: Site, jobs: JobSlots, out: Bool, wanted: I32, limits: Withdrawal
 
 
 def _groups(site: Site, jobs: JobSlots, out: Bool, node: I32, limits: WithdrawalLimits) -> tuple[I64, I64]:
-    """(group of each node in each of the four ways [4, k], numbered apart; places left in each group).
+    """Return (group of each node in each of the four ways [4, k], numbered apart; places left in each
+    group).
 
     A node without a job belongs to a group of its own, which has room.
     """
@@ -86,7 +88,7 @@ def _groups(site: Site, jobs: JobSlots, out: Bool, node: I32, limits: Withdrawal
 
 def _most(members: F64, share: float, count: int) -> I64:
     """The number of nodes that may be out at once, of groups of so many members: at least one."""
-    # What 0.3 of 10 is in floating point must not round down to 2
+    # The product 0.3 of 10 must not round down to 2 in floating point
     share_of = np.floor(np.nan_to_num(share, nan=0.0) * members + 1e-9)
     out: I64 = np.maximum(np.minimum(share_of, float(max(count, 0))), 1.0).astype(np.int64)
     return out
@@ -119,7 +121,7 @@ def _in_order(group: I64, left: I64) -> tuple[Bool, I8]:
 
 
 def _place_in(group: I64) -> I64:
-    """The number of members of the same group before each [k]."""
+    """Return the number of members of the same group before each [k]."""
     order = np.argsort(group, kind="stable")
     sorted_ = group[order]
     starts = np.flatnonzero(np.concatenate([[True], sorted_[1:] != sorted_[:-1]]))

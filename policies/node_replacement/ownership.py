@@ -44,7 +44,7 @@ class Ownership:
 
 
 def operator_requests(view: View) -> tuple[Bool, Bool]:
-    """(nodes that operators want out of service, and in service) [n_node]."""
+    """Return (nodes that operators request out of service, and in service) [n_node]."""
     n = view.site.sizes["node"]
     out, back = np.zeros(n, np.bool_), np.zeros(n, np.bool_)
     for request in view.requests:
@@ -59,7 +59,7 @@ def operator_requests(view: View) -> tuple[Bool, Bool]:
 
 
 def level_is_current(view: View) -> Bool:
-    """Nodes whose service level is read back and current [n_node]."""
+    """Return the nodes whose service level is read back and current [n_node]."""
     there: Bool = (view.quality(f"{SERVICE}_state") == GOOD) & ~np.isnan(view.readback(SERVICE))
     return there
 
@@ -106,7 +106,7 @@ def track_owners(view: View, memory: Memory) -> Bool:
 def ownership_of(
     view: View, evidence: NodeEvidence, memory: Memory, at: I32, failed_in_use: Bool, marked: Bool
 ) -> Ownership:
-    """The ownership of these nodes [k]. `marked` [n_node]: of `track_owners`."""
+    """Return the ownership of these nodes [k]. `marked` [n_node]: of `track_owners`."""
     out, back = operator_requests(view)
     level, known = service_levels(view, at)
     work = view.maintenance("node")

@@ -101,28 +101,28 @@ def _acts(s: Conditions) -> Bool:
 
 
 def _stale(s: Conditions) -> Bool:
-    """Phases whose command is not in force after STALE_S: unapproved, or held back."""
+    """Return the phases whose command is not in force after STALE_S: unapproved, or held back."""
     out: Bool = (s.level < 1) & (s.since_s >= STALE_S)
     return out
 
 
 def _resting(s: Conditions) -> Bool:
-    """A failed drain is not retried before its deadline."""
+    """Return True before the deadline of a failed drain, which must not be retried earlier."""
     out: Bool = s.timed & ~s.expired
     return out
 
 
 RULES: tuple[PhaseRule, ...] = (
-    # What failed by itself is held until it was repaired and tested, whoever took it out
+    # A node that failed by itself is held until it was repaired and tested, whoever took it out
     *(
         PhaseRule(p, OUT, lambda s: s.failed_in_use & (s.level >= 1), "it failed before it could leave")
         for p in (CORDONED, SAVING)
     ),
     *(
-        PhaseRule(p, OUT, lambda s: s.takes_over, "it failed, and is tested before it works again")
+        PhaseRule(p, OUT, lambda s: s.takes_over, "it failed, and is tested before it returns to service")
         for p in (IN_SERVICE, SUSPECT, PROBATION)
     ),
-    # What the leader before withdrew, as far as it came with it
+    # Nodes that the leader before withdrew, as far as the new leader knows of it
     *(
         PhaseRule(p, end, when, "racktwin withdrew it earlier; the reason is not in memory")
         for p in (IN_SERVICE, SUSPECT, PROBATION)
@@ -132,7 +132,7 @@ RULES: tuple[PhaseRule, ...] = (
             (CORDONED, lambda s: s.adopted & (s.level >= 1)),
         )
     ),
-    # What people do comes first
+    # An act of people comes first
     *(
         PhaseRule(p, IN_SERVICE, lambda s: s.theirs, "operators took it over")
         for p in (SUSPECT, CORDONED, SAVING)
@@ -153,19 +153,19 @@ RULES: tuple[PhaseRule, ...] = (
     PhaseRule(IN_SERVICE, SUSPECT, lambda s: s.bad & ~s.theirs, "there is evidence against it"),
     PhaseRule(PROBATION, SUSPECT, lambda s: s.bad & ~s.theirs, "there is new evidence against it"),
     PhaseRule(SUSPECT, IN_SERVICE, lambda s: s.quiet, "the evidence against it is gone"),
-    PhaseRule(SUSPECT, DRAINING, _drains, "to drain it now costs least"),
-    PhaseRule(SUSPECT, SAVING, _saves, "to drain it once its job has saved costs least"),
+    PhaseRule(SUSPECT, DRAINING, _drains, "draining it now costs least"),
+    PhaseRule(SUSPECT, SAVING, _saves, "draining it once its job has saved costs least"),
     PhaseRule(
         SUSPECT,
         CORDONED,
         lambda s: _acts(s) & (s.option == CORDON),
-        "to let it go when its job ends costs least",
+        "waiting until its job ends costs least",
     ),
     PhaseRule(CORDONED, IN_SERVICE, lambda s: s.quiet, "the evidence against it is gone"),
     PhaseRule(CORDONED, DRAINING, lambda s: (s.level >= 1) & ~s.busy & s.allowed, "its job has ended"),
-    PhaseRule(CORDONED, DRAINING, lambda s: _drains(s) & ~_resting(s), "to drain it now costs least"),
+    PhaseRule(CORDONED, DRAINING, lambda s: _drains(s) & ~_resting(s), "draining it now costs least"),
     PhaseRule(
-        CORDONED, SAVING, lambda s: _saves(s) & ~_resting(s), "to drain it once its job has saved costs least"
+        CORDONED, SAVING, lambda s: _saves(s) & ~_resting(s), "draining it once its job has saved costs least"
     ),
     PhaseRule(
         CORDONED,
@@ -185,12 +185,18 @@ RULES: tuple[PhaseRule, ...] = (
     PhaseRule(SAVING, CORDONED, lambda s: s.expired, "it may not be drained now"),
     PhaseRule(DRAINING, IN_SERVICE, lambda s: s.quiet & (s.level < 1), "the evidence against it is gone"),
     PhaseRule(
-        DRAINING, SUSPECT, lambda s: (s.level < 1) & s.busy & ~_drains(s), "work came before it was drained"
+        DRAINING,
+        SUSPECT,
+        lambda s: (s.level < 1) & s.busy & ~_drains(s),
+        "a job started before it was drained",
     ),
     PhaseRule(DRAINING, SUSPECT, lambda s: _stale(s) & ~_drains(s), "its options are weighed again"),
     PhaseRule(DRAINING, OUT, lambda s: (s.level >= DRAINED) & ~s.busy, "no job runs on it any more"),
     PhaseRule(
-        DRAINING, CORDONED, lambda s: s.expired & s.busy, "its job does not leave: it is let go when it ends"
+        DRAINING,
+        CORDONED,
+        lambda s: s.expired & s.busy,
+        "its job keeps running: the node leaves when the job ends",
     ),
     PhaseRule(DRAINING, OUT, lambda s: s.expired & (s.level >= 1), "no job runs on it any more"),
     # Back
@@ -218,7 +224,7 @@ RULES: tuple[PhaseRule, ...] = (
 
 
 def next_phases(phase: I8, found: Conditions) -> tuple[I8, I32]:
-    """(next phase, index in RULES of the rule that applied, -1 for none) [k]."""
+    """Return (next phase, index in RULES of the applied rule, -1 for none) [k]."""
     after, by = phase.copy(), np.full(len(phase), -1, np.int32)
     for number, rule in enumerate(RULES):
         there = (phase == rule.start) & (by < 0)
@@ -230,7 +236,7 @@ def next_phases(phase: I8, found: Conditions) -> tuple[I8, I32]:
 
 
 def save_wait_s(durable_s: F64, next_s: F64, option: I8, hour_pu: F64) -> F64:
-    """The longest time that a drain waits for its job's save [k], s."""
+    """Return the longest time that a drain waits for its job's save [k], s."""
     wait = np.clip(SAVE_TIMES * durable_s, LEAST_SAVE_S, MOST_SAVE_S)
     planned = np.where(np.isfinite(next_s), next_s, 0.0)
     wait = np.where(option == AT_NEXT, planned + wait, wait)

@@ -1,4 +1,4 @@
-"""Placement: the nodes that the scheduler uses last, and the spares that it keeps free.
+"""Placement: nodes that the scheduler shall use last, and spares that it shall keep free.
 
 A watched suspect and a node on probation fail more often than others: jobs start elsewhere where they can.
 The number of reserved spares follows from failures and repairs; each node that is out opens one, and the
@@ -32,8 +32,7 @@ from policies.node_replacement.phases import (
 from policies.node_replacement.spare_count import wanted_band
 from policies.node_replacement.spares import unwell
 from twin.catalogue import F64, I8, I32, NS, Bool, find_control
-from twin.contracts import Memory, Proposal, View
-from twin.health import is_failure
+from twin.contracts import Memory, Proposal, View, is_failure
 from twin.telemetry import GOOD
 
 PLACEMENT = "node.placement"
@@ -43,9 +42,9 @@ PLACED_NORMALLY, PLACED_LAST, RESERVED = map(_CONTROL.states.index, ("usual", "l
 # A spare that is not reserved so long after the command: the scheduler refuses, and for a day it comes
 # after the others. source: estimate
 REFUSED_S = 600.0
-LAST_TEXT = "suspected or on probation: jobs begin elsewhere while they can"
+LAST_TEXT = "suspected or on probation: jobs start elsewhere if they can"
 RESERVED_TEXT = "kept as a spare, for nodes that fail or leave"
-NORMAL_TEXT = "as any other node again"
+NORMAL_TEXT = "no longer marked"
 
 
 class PlacementSettings(NamedTuple):
@@ -56,7 +55,7 @@ class PlacementSettings(NamedTuple):
 
 
 def current_placement(view: View) -> F64:
-    """The placement of each node as the scheduler reports it now [n_node]; NaN = not reported."""
+    """Return the placement of each node as the scheduler reports it now [n_node]; NaN = not reported."""
     current = view.quality(f"{PLACEMENT}_state") == GOOD
     out: F64 = np.where(current, view.readback(PLACEMENT), np.nan)
     return out
@@ -65,7 +64,7 @@ def current_placement(view: View) -> F64:
 def placement_proposals(
     view: View, memory: Memory, wishes: PlacementSettings, elapsed_s: float = 0.0
 ) -> list[Proposal]:
-    """Proposals for nodes whose placement is not normal, or shall be normal again.
+    """Return proposals for nodes whose placement is not normal, or must become normal again.
 
     `elapsed_s`: time since the last run; 0 after a pause.
     """
@@ -98,7 +97,7 @@ def _proposal(nodes: Bool, state: int, why: str) -> list[Proposal]:
 
 
 def _reserved_spares(view: View, memory: Memory, marked: F64, elapsed_s: float) -> Bool:
-    """Spares to reserve [n_node].
+    """Return the spares to reserve [n_node].
 
     Where jobs or failures are unknown, reserved spares stay reserved, and no more are added. A reserved node
     that becomes unhealthy or enters maintenance stays closed, and another is reserved in its place. Replaces
@@ -126,7 +125,7 @@ def _reserved_spares(view: View, memory: Memory, marked: F64, elapsed_s: float) 
 
 
 def _refused(view: View, memory: Memory, marked: F64, free: Bool, elapsed_s: float) -> Bool:
-    """Nodes that the scheduler would not reserve on command, less than a day ago [n_node].
+    """Return the nodes that the scheduler refused to reserve less than a day ago [n_node].
 
     Replaces the column `not_reserved_s` of the memory: for how long, in runs without a gap, a free node was
     commanded to be reserved and was not; once that is long enough it counts on, for a day.
@@ -139,7 +138,7 @@ def _refused(view: View, memory: Memory, marked: F64, free: Bool, elapsed_s: flo
 
 
 def _free_spares(view: View, memory: Memory, level: I8) -> tuple[Bool, Bool]:
-    """(spares that are neither used nor promised now, those of them that could take over) [n_node]."""
+    """Return (unused and unpromised spares, those of them that could take over) [n_node]."""
     site, phase, busy = view.site, memory["phase"], view.jobs.job_of_node >= 0
     leaves = one_of(phase, (SAVING, DRAINING, OUT, TESTING, RMA)) | (phase == CORDONED) & ~busy
     promised = (memory["spare_pair"] != 0) & np.isin(memory["spare_pair"], memory["spare_pair"][leaves])
@@ -150,7 +149,7 @@ def _free_spares(view: View, memory: Memory, level: I8) -> tuple[Bool, Bool]:
 
 
 def _idle_nodes(view: View, level: I8) -> Bool:
-    """Nodes that do no work: down, or out of service with nothing left that runs on them [n_node]."""
+    """Return the nodes without work: down, or out of service with nothing left that runs on them [n_node]."""
     log = view.failures()
     out: Bool = (level >= 1) & (view.jobs.job_of_node < 0)
     out[log.node[is_failure(log) & (log.end_ns == 0)]] = True

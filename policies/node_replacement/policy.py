@@ -99,7 +99,7 @@ class Replacement:
     keep_spares: bool = False
 
     def __post_init__(self) -> None:
-        """Check the settings. Raises ContractError: which setting, and what was expected."""
+        """Check the settings. Raises ContractError with the setting and the expected value."""
         for name in ("burn_in", "place_last", "keep_spares"):
             if not isinstance(getattr(self, name), bool):
                 raise ContractError(f"{name}: expected true or false, got {getattr(self, name)!r}")
@@ -118,7 +118,7 @@ class Replacement:
         )
 
     def propose(self, view: View, memory: Memory) -> tuple[list[Proposal], Memory]:
-        """Service levels, saves, tests and placement for nodes that leave or return."""
+        """Return service levels, saves, tests and placement for nodes that leave or return."""
         phase = memory["phase"]
         evidence = evidence_of(view, phase == SUSPECT, phase == PROBATION)
         now_ns, n = view.now_ns, len(phase)
@@ -146,16 +146,16 @@ class Replacement:
         return [*texts.proposals(view, after), *placed], after
 
     def explain(self, view: View, memory: Memory, request: ExplainRequest) -> Explanation:
-        """The phases of nodes, their options and what they wait for; see `topics`."""
+        """Return the phases of nodes, their options and pending events; see `topics`."""
         return explain(view, memory, request, self.rules.burn_in)
 
     def accounts(self, view: View, before: Memory, after: Memory) -> list[dict[str, Any]]:
-        """Moves between phases, predictions, and their outcomes."""
+        """Return moves between phases, predictions, and their outcomes."""
         return texts.accounts(view, before, after)
 
 
 def _number(name: str, value: float, low: float, high: float) -> float:
-    """A setting as a number. Raises ContractError where it is none, or out of bounds."""
+    """Return a setting as a number. Raises ContractError if it is no number, or out of bounds."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ContractError(f"{name}: expected a number, got {value!r}")
     if not low <= value <= high:

@@ -1,4 +1,4 @@
-"""Predictions: expected losses of disturbing a node and of waiting, recorded before a step and scored later.
+"""Predictions: expected losses of disturbing a node and of waiting, recorded before a step, then scored.
 
 `record_predictions` stores a prediction; `settle`, at every run, stores what the job would lose at that
 moment, so that the loss is known when the job is gone, and after a day scores the prediction by the outcome;
@@ -24,8 +24,7 @@ from policies.node_replacement.costs import (
 )
 from policies.node_replacement.headroom import load_limits, load_w, present_use, shift_load
 from twin.catalogue import F64, I8, I32, NS, Bool
-from twin.contracts import FAILED_TEST, PASSED, Memory, View
-from twin.health import is_failure
+from twin.contracts import FAILED_TEST, PASSED, Memory, View, is_failure
 from twin.telemetry import ColumnSpec
 
 SERVICE = "node.service_level"
@@ -81,7 +80,8 @@ class PredictionScore:
 
 
 def limit_use(view: View, nodes: I32, spare_for: I32) -> tuple[F64, F64]:
-    """(greatest share of a limit of racks, feeders and CDUs in use now, the same with the load moved) [k].
+    """Return (greatest used share of a limit of racks, feeders and CDUs, the same with the load moved)
+    [k].
 
     Of those that carry the node or its spare; `spare_for` -1: no load moves. inf = unknown.
     """
@@ -98,7 +98,7 @@ def limit_use(view: View, nodes: I32, spare_for: I32) -> tuple[F64, F64]:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The predicted outcome of an option for these nodes [k], what is at stake, and how sure the fault is."""
+    """The predicted outcome of an option for these nodes [k], the stakes, and the confidence in the fault."""
 
     nodes: I32
     option: I8
@@ -108,7 +108,7 @@ class Prediction:
 
 
 def record_predictions(view: View, memory: Memory, made: Prediction) -> Memory:
-    """The memory with a prediction, made just before the nodes are disturbed."""
+    """Return the memory with a prediction, made just before the nodes are disturbed."""
     out = {name: memory[name].copy() if name in COLUMNS else memory[name] for name in memory}
     nodes, at = made.nodes, made.stakes
     _add(out, "score_lost", out["prediction_ns"][nodes] > 0)
@@ -138,7 +138,7 @@ def record_predictions(view: View, memory: Memory, made: Prediction) -> Memory:
 
 
 def settle(view: View, memory: Memory, has_spare: Bool | None = None) -> Memory:
-    """The memory one run later: the losses since, and the score of predictions that are a day old.
+    """Return the memory one run later: the losses since, and the score of predictions that are a day old.
 
     Lost is the work that no durable save held when the job was last seen on the node, and its restart, if
     the node failed under it or was taken from it; and the time that the node is out of service, less where a
@@ -192,7 +192,7 @@ def _add_idle_time(view: View, out: Memory, nodes: I32, spare: Bool) -> None:
 
 
 def _add_lost_work(view: View, out: Memory, nodes: I32, failed_ns: np.ndarray) -> None:
-    """Store what jobs would lose while they run; add it for those that were stopped."""
+    """Store the loss that running jobs would have; add it for jobs that were stopped."""
     jobs = view.jobs
     slot = out["prediction_slot"][nodes] - 1
     here = (slot >= 0) & (jobs.job_of_node[nodes] == slot)
@@ -225,7 +225,7 @@ def _add_lost_work(view: View, out: Memory, nodes: I32, failed_ns: np.ndarray) -
 
 
 def _draining(view: View, nodes: I32) -> Bool:
-    """Nodes that are drained, or commanded to be [k]."""
+    """Return the nodes that are drained, or commanded to be [k]."""
     level = np.fmax(view.commanded(SERVICE)[nodes], view.readback(SERVICE)[nodes])
     with np.errstate(invalid="ignore"):
         out: Bool = level >= 2.0
@@ -264,7 +264,7 @@ def _add(out: Memory, name: str, values: np.ndarray) -> None:
 
 
 def score(memory: Memory) -> PredictionScore:
-    """The running score over all nodes, as plain numbers."""
+    """Return the running score over all nodes, as plain numbers."""
     total = {name: memory[name].item() for name in SCORES}
     settled, tests = int(total["score_count"]), int(total["score_tests"])
     return PredictionScore(
@@ -282,7 +282,7 @@ def score(memory: Memory) -> PredictionScore:
 
 
 def prediction_accounts(view: View, before: Memory, after: Memory) -> list[dict[str, Any]]:
-    """Accounts of predictions made and of outcomes known, since `before`."""
+    """Return the accounts of predictions made and of outcomes known, since `before`."""
     out: list[dict[str, Any]] = []
     new = np.flatnonzero((after["prediction_ns"] != before["prediction_ns"]) & (after["prediction_ns"] > 0))
     for node in new[:MOST_ACCOUNTS].tolist():
@@ -306,7 +306,7 @@ def prediction_accounts(view: View, before: Memory, after: Memory) -> list[dict[
 
 
 def _predicted_figures(view: View, memory: Memory, node: int) -> dict[str, Any]:
-    """The prediction for a node, as plain data; unknown figures are None."""
+    """Return the prediction for a node, as plain data; unknown figures are None."""
     names = ("act_gpu_h", "wait_gpu_h", "act_pu", "wait_pu", "use_pu")
     numbers = {name: float(memory[f"prediction_{name}"][node]) for name in names}
     known = {name: x if np.isfinite(x) else None for name, x in numbers.items()}

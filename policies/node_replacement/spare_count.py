@@ -15,8 +15,7 @@ import numpy as np
 
 from policies.checkpointing import DAY_S, nearest_forecast, rate_per_s, spread_of
 from twin.catalogue import F64, NS
-from twin.contracts import View
-from twin.health import is_failure
+from twin.contracts import View, is_failure
 
 SHORT_PU = 0.01  # chance of more nodes out than spares that is accepted. source: estimate
 LARGE_PU = 1e-4  # below which the pool is larger than it need be. source: estimate
@@ -34,7 +33,7 @@ LEAST_H = 0.01  # nothing is mended sooner, whatever a log says. source: estimat
 
 
 class DemandAhead(NamedTuple):
-    """The most `gpus` that are expected to be wanted, when, and how many are `there` beside the spares."""
+    """Maximum expected demand in `gpus`, its time, and the number `there` beside the spares."""
 
     gpus: float
     horizon_s: float
@@ -48,7 +47,7 @@ class DemandAhead(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SparePool:
-    """Spares wanted and present, whether these are too few, and the chance that they run out."""
+    """Wanted and present spares, True if they are too few, and the chance that they run out."""
 
     wanted: int
     have: int
@@ -69,7 +68,7 @@ def spare_pool_of(view: View) -> SparePool | None:
     found = demand_ahead(view)
     if found is None:
         return pool
-    text = f"{found.gpus:,.0f} GPUs are expected to be wanted within {found.horizon_s / 3600.0:g} h"
+    text = f"{found.gpus:,.0f} GPUs are expected to be in demand within {found.horizon_s / 3600.0:g} h"
     text += f", {found.there:,} are there beside the spares"
     more = f"{text}: no more spares than that are kept" if found.short else text
     return replace(pool, sentence=f"{pool.sentence} {more}.")
@@ -92,7 +91,7 @@ def wanted_band(view: View) -> tuple[int, int] | None:
 
 
 def demand_ahead(view: View) -> DemandAhead | None:
-    """GPUs that are expected to be wanted within AHEAD_S; None without a forecast."""
+    """Return the GPUs expected to be in demand within AHEAD_S; None without a forecast."""
     horizons = [h for key, h in view.forecasts if key == DEMAND and h <= AHEAD_S]
     means = [float(view.forecasts[DEMAND, h].mean[0]) for h in horizons]
     found = max(((m, h) for m, h in zip(means, horizons, strict=True) if math.isfinite(m)), default=None)
@@ -102,14 +101,14 @@ def demand_ahead(view: View) -> DemandAhead | None:
 
 
 def gpus_in_service(view: View) -> int:
-    """GPUs of the nodes that take jobs, spares apart."""
+    """Return the GPUs of the nodes that take jobs, without spares."""
     level = np.fmax(view.readback(SERVICE), view.commanded(SERVICE))
     there = ~view.site.spare_node & ~(level >= 1.0)
     return int(np.diff(view.site.gpu_start_of_node)[there].sum())
 
 
 def per_day_of(view: View) -> float | None:
-    """Nodes of the site that are forecast to leave within a day; None without a forecast.
+    """Return the nodes of the site that are forecast to leave within a day; None without a forecast.
 
     A node that fails repeatedly is out only once at a time, so that a suspect counts for no more than one
     node. Nodes that are out already count like the others.
@@ -131,7 +130,7 @@ def per_day_of(view: View) -> float | None:
 
 
 def repair_h(view: View) -> tuple[float, float]:
-    """(median, mean) hours of a repair: of this site, once it had enough."""
+    """Return (median, mean) hours of a repair: of this site, once it had enough."""
     log = view.failures()
     mended = is_failure(log) & (log.end_ns > 0)
     hours = (log.end_ns[mended] - log.start_ns[mended]) / NS / 3600.0
@@ -141,7 +140,7 @@ def repair_h(view: View) -> tuple[float, float]:
 def spare_pool(
     view: View, per_day: float, repair_h: tuple[float, float], have: int, shape: float | None = None
 ) -> SparePool:
-    """The spares that are needed where `per_day` nodes of the site leave, whether they fail or are withdrawn.
+    """Return the spares needed if `per_day` nodes of the site leave by failure or withdrawal.
 
     `repair_h`: median and mean hours until a node is back; only the mean counts, as of each node that leaves,
     and it is no less than the median, as repair times have a long tail. `have`: all that are kept as spares,
@@ -157,11 +156,11 @@ def spare_pool(
     wanted, chance = _first(tail, SHORT_PU), float(tail[have]) if have < len(tail) else 0.0
     short, large = have < wanted, have > _first(tail, LARGE_PU)
     away = f"{hours / DAY_H:.2g} days" if hours >= 2 * DAY_H else f"{hours:.2g} h"
-    often = f"{100 * chance:.0f} of 100" if chance >= SHORT_PU else f"fewer than {100 * SHORT_PU:.0f} of 100"
+    often = f"{100 * chance:.0f} %" if chance >= SHORT_PU else f"less than {100 * SHORT_PU:.0f} %"
     sentence = (
-        f"{_count_text(wanted, have, large)}: nodes leave {rate:.2g} a day and stay away {away} on "
-        f"average, so that {out:.2g} are out at a time, and more than there are spares in {often} moments; "
-        f"wanted are so many that this is so in at most {100 * SHORT_PU:.0f} of 100."
+        f"{_count_text(wanted, have, large)}: {rate:.2g} nodes leave a day and stay away {away} on "
+        f"average, so {out:.2g} are out on average. With {have}, more nodes than spares are out {often} "
+        f"of the time; with {wanted}, at most {100 * SHORT_PU:.0f} %."
     )
     return SparePool(wanted, have, short, chance, sentence, out, large)
 
@@ -173,12 +172,12 @@ def _count_text(wanted: int, have: int, large: bool) -> str:
 
 
 def _first(tail: F64, most_pu: float) -> int:
-    """The smallest number of spares with which more are out with at most this chance."""
+    """Return the smallest number of spares that is exceeded with at most this chance."""
     return int(np.argmax(tail <= most_pu))
 
 
 def tail_pu(mean: float, shape: float = math.inf) -> F64:
-    """Chance that more than 0, 1, 2, ... are out [m], down to where it is below 1e-6 or nothing.
+    """Return the chance that more than 0, 1, 2, ... are out [m], down to below 1e-6.
 
     Poisson of this mean, or with a Gamma `shape` the negative binomial with it. Summed from the far end, so
     that small chances are right.
@@ -204,7 +203,8 @@ def tail_pu(mean: float, shape: float = math.inf) -> F64:
 
 
 def common_shape(view: View) -> float:
-    """Gamma shape of the belief in the rate that all nodes share, from the band of a day's forecast.
+    """Return the Gamma shape of the belief in the common rate of all nodes, from the band of a day's
+    forecast.
 
     A shared uncertainty does not average out over nodes; the rest does. inf without a forecast.
     """

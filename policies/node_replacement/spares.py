@@ -1,4 +1,4 @@
-"""Spares: the nodes that are kept free, and the choice of the spare that takes over from a node that leaves.
+"""Spares: nodes that are kept free, and the choice of the spare that replaces a leaving node.
 
 A spare must be free, in service, known to be healthy, with no grave fault of power or cooling above it, and
 in the scale-up domain of a job that lives within one. No rack, feeder or CDU may exceed its limit by it, also
@@ -26,7 +26,7 @@ SERVICE = "node.service_level"
 SURE_PU = 0.5  # below which a diagnosis counts for nothing. source: estimate
 MOST_PU = 0.2  # chance that a spare fails within a day: beyond, it is none. source: estimate
 MARGIN_K = 10.0  # below the guard of the rack's supply: so much is plenty. source: estimate
-# What counts against a spare, of 1 in all. source: estimate
+# Weights of the reasons against a spare, of 1 in all. source: estimate
 WEIGHT_DISTANCE, WEIGHT_HAZARD, WEIGHT_NEIGHBOURS, WEIGHT_HEAT, WEIGHT_LOAD = 0.35, 0.25, 0.2, 0.1, 0.1
 # Distance from the node that leaves, by what both are in; beyond is another hall. source: estimate
 DOMAIN_PU, RACK_PU, LEAF_PU, CDU_PU, HALL_PU = 0.0, 0.1, 0.2, 0.3, 0.6
@@ -38,15 +38,15 @@ WHY = (
     "of unknown use",
     "out of service",
     "under work",
-    "not known to be well",
+    "of unknown health",
     "likely to fail itself",
-    "below a fault of power or cooling",
+    "affected by a fault of power or cooling",
     "too warm",
 )
 
 
 class _Candidates(NamedTuple):
-    """Spares that can take over now, the penalty of each [s], and why the others cannot."""
+    """Spares that can take over now, the penalty of each [s], and the reasons against the others."""
 
     node: I32
     against: F64
@@ -54,7 +54,8 @@ class _Candidates(NamedTuple):
 
 
 def free_spares(site: Site, jobs: JobSlots, service_level: F64) -> Bool:
-    """Nodes that are kept free and are so now [n_node]: of spare racks, and the last `spare_nodes` of racks.
+    """Return the nodes that are kept free and are so now [n_node]: of spare racks, and the last
+    `spare_nodes` of racks.
 
     `service_level` [n_node]; NaN = not reported, taken as in service.
     """
@@ -65,14 +66,15 @@ def free_spares(site: Site, jobs: JobSlots, service_level: F64) -> Bool:
 
 
 def assign_spares(view: View, leaving: I32, spare: Bool, taken: Bool) -> tuple[I32, F64, list[str]]:
-    """(the spare of each leaving node, -1 = none; its score, 1 = nothing against it, NaN = none; why none).
+    """Return (the spare of each leaving node, -1 = none; its score, 1 = best, NaN = none; the reason for
+    none).
 
     `leaving` [k]: the most important first; `spare`, `taken` [n_node]: kept free, and promised already. Each
     node is promised once; loads that move count for those that come after. `why_not` is "" beside a spare.
     """
     k, site = len(leaving), view.site
     chosen, score = np.full(k, -1, np.int32), np.full(k, np.nan)
-    why_not = ["more nodes leave than are looked at at once"] * k
+    why_not = ["more nodes leave than are checked at once"] * k
     held, (busy_w, idle_w) = load_limits(view), load_w(view)
     free = _candidates(view, spare, taken, leaving)
     open_: Bool = np.ones(len(free.node), np.bool_)
@@ -84,10 +86,10 @@ def assign_spares(view: View, leaving: I32, spare: Bool, taken: Bool) -> tuple[I
     for i in range(min(k, MOST_PAIRS // max(len(free.node), 1))):
         node = int(leaving[i])
         if slot[i] < 0:
-            why_not[i] = "no job runs on it" if view.jobs.known else "nobody told what runs on it"
+            why_not[i] = "no job runs on it" if view.jobs.known else "the jobs on it are unknown"
             continue
         if not open_.any():
-            why_not[i] = free.why or "all spares are promised to nodes that matter more"
+            why_not[i] = free.why or "all spares are promised to nodes of higher priority"
             continue
         rows = np.flatnonzero(open_)
         if needs[i]:
@@ -125,7 +127,7 @@ def _limit_text(view: View, held: LoadLimits, place: int, use: float) -> str:
 
 
 def _candidates(view: View, spare: Bool, taken: Bool, leaving: I32) -> _Candidates:
-    """Spares that can take over, the penalty of each, and in words why the others cannot."""
+    """Return the spares that can take over, the penalty of each, and the reasons against the others."""
     kept = spare.copy()
     kept[leaving] = False
     node = np.flatnonzero(kept).astype(np.int32)
@@ -175,7 +177,7 @@ def _candidates(view: View, spare: Bool, taken: Bool, leaving: I32) -> _Candidat
 
 
 def unwell(view: View) -> Bool:
-    """Nodes that are degraded, failed or unknown, as they are or for one of their GPUs [n_node].
+    """Return the nodes that are degraded, failed or unknown, themselves or by one of their GPUs [n_node].
 
     A node that never reported by itself, for want of a BMC, serves as long as all its GPUs are known.
     """
@@ -188,7 +190,7 @@ def unwell(view: View) -> Bool:
 
 
 def _margin_k(view: View) -> F64:
-    """Margin of each rack's coolant below its guard, at worst [n_node]; NaN = no guard."""
+    """Return the worst margin of each rack's coolant below its guard [n_node]; NaN = no guard."""
     site, limit = view.site, view.limit("rack.supply_temp_c")
     if limit is None:
         return np.full(site.sizes["node"], np.nan)
@@ -196,7 +198,8 @@ def _margin_k(view: View) -> F64:
 
 
 def _facility_faults(view: View) -> tuple[Bool, F64]:
-    """(nodes below a fault that takes nodes along; how sure lesser faults of power and cooling are) [n]."""
+    """Return (nodes below a fault that takes nodes down; confidence of lesser faults of power and cooling)
+    [n]."""
     n = view.site.sizes["node"]
     grave, slight = np.zeros(n, np.bool_), np.zeros(n)
     for fault in view.faults():
@@ -212,7 +215,8 @@ def _facility_faults(view: View) -> tuple[Bool, F64]:
 
 
 def _ill_pu(view: View, leaving: I32) -> F64:
-    """Share of the nodes around each that failed or leave: the greater of its rack and its CDU [n_node]."""
+    """Return the share of the nodes around each that failed or leave: the greater of its rack and its CDU
+    [n_node]."""
     site = view.site
     ill = (view.health("node").level == FAILED).astype(np.float64)
     ill[leaving] = 1.0
@@ -228,7 +232,7 @@ def _ill_pu(view: View, leaving: I32) -> F64:
 
 
 def _needs_domain(view: View, leaving: I32, slot: I32) -> Bool:
-    """Nodes whose job is synchronous and lives within one scale-up domain [k]."""
+    """Return the nodes whose job is synchronous and within one scale-up domain [k]."""
     jobs, domain = view.jobs, view.site.supernode_of_node
     out: Bool = np.zeros(len(leaving), np.bool_)
     for job in np.unique(slot[slot >= 0]).tolist():
@@ -239,7 +243,7 @@ def _needs_domain(view: View, leaving: I32, slot: I32) -> Bool:
 
 
 def _far_pu(view: View, node: int, spare: I32) -> F64:
-    """Distance of each spare from a node [s]: 0 in its scale-up domain, 1 in another hall.
+    """Return the distance of each spare from a node [s]: 0 in its scale-up domain, 1 in another hall.
 
     On another or an unknown leaf, the CDU and the hall decide.
     """

@@ -1,4 +1,4 @@
-"""Texts: the proposals and the journal accounts of replacement, with the figures that were weighed.
+"""Texts of replacement: proposals and journal accounts, with the figures that were weighed.
 
 A sentence describes the moment of the decision, so that a proposal in force keeps its text until it changes.
 """
@@ -40,15 +40,15 @@ SPARED = ("software", "facility", "shared")
 POOL_NS = 86_400 * NS  # between two accounts of the pool
 HOLD_TEXTS = (
     "",
-    "as many nodes are out as may be at once",
-    "it looks bad together with others: a common cause is likely",
-    "the prediction says that waiting is better",
-    "as many jobs are saving as may at once",
-    "it leaves in a trough of demand that is ahead",
+    "the maximum number of nodes is already out",
+    "it became suspect together with others: a common cause is likely",
+    "waiting is predicted to cost less",
+    "the maximum number of jobs is already saving",
+    "it leaves in the coming trough of demand",
 )
 CAUSE_TEXTS = {
     "none": "racktwin withdrew it earlier; the reason is not in memory",
-    "hardware": "its health asks for it",
+    "hardware": "its health verdict asks for it",
     "recurring": "its faults recur",
     "lemon": "it fails more often than others",
     "forecast": "it is forecast to fail",
@@ -75,18 +75,18 @@ COSTS = ("watch_gpu_h", "cordon_gpu_h", "next_gpu_h", "save_gpu_h", "once_gpu_h"
 
 
 def level_of(phase: np.ndarray, repairs: np.ndarray) -> I8:
-    """The service level that each phase asks for [n]."""
+    """Return the service level of each phase [n]."""
     out = LEVEL[phase]
     return np.where((phase == OUT) & (repairs > 0), REPLACE, out).astype(np.int8)
 
 
 def proposals(view: View, memory: Memory) -> list[Proposal]:
-    """Levels for nodes that are out or on their way, tests, and saves before drains."""
+    """Return proposals: levels for nodes that are out or leave, tests, and saves before drains."""
     phase = memory["phase"]
     level = level_of(phase, memory["needs_repair"])
     returns = one_of(phase, (IN_SERVICE, SUSPECT, PROBATION)) & (memory["withdrawn_ns"] > 0)
     out: list[Proposal] = []
-    # Who reads as back in service may have been put there by people: nothing anew until that is decided
+    # People may have put a node that reads as in service there: nothing anew until that is decided
     gone = np.flatnonzero((level > 0) & (memory["resumed_ns"] == 0)).astype(np.int32)
     # The most important nodes get a sentence of their own
     order = np.argsort(-memory["watch_gpu_h"][gone], kind="stable")
@@ -130,7 +130,7 @@ def _since(control: str, at: I32, since_s: F64, why: str) -> Proposal:
 
 
 def _saves(view: View, memory: Memory) -> list[Proposal]:
-    """Jobs to save before a node of theirs is drained: the latest request of their nodes."""
+    """Return the jobs to save before a drain of one of their nodes: the latest request of their nodes."""
     asks = (memory["phase"] == SAVING) & (memory["option"] == SAVE_NOW) & (memory["save_since_s"] > 0)
     nodes = np.flatnonzero(asks)
     slot = view.jobs.job_of_node[nodes]
@@ -151,7 +151,7 @@ def _saves(view: View, memory: Memory) -> list[Proposal]:
 
 
 def spare_of_node(memory: Memory) -> dict[int, int]:
-    """The spare of each node that has one: both have the same pair number."""
+    """Return the spare of each node that has one: both have the same pair number."""
     there = np.flatnonzero(memory["spare_pair"] != 0)
     spare = {int(memory["spare_pair"][i]): i for i in there[memory["phase"][there] == IN_SERVICE].tolist()}
     return {
@@ -162,7 +162,7 @@ def spare_of_node(memory: Memory) -> dict[int, int]:
 
 
 def _sentence(view: View, memory: Memory, node: int, spares: dict[int, int]) -> str:
-    """One sentence for a node: what is done, why, and what was weighed."""
+    """Return one sentence for a node: the action, the reason, and the alternatives."""
     phase = int(memory["phase"][node])
     cause = CAUSES[int(memory["cause"][node])]
     text = f"{PHASE_TEXTS.get(phase, PHASES[phase])}: {CAUSE_TEXTS.get(cause, cause)}"
@@ -212,7 +212,7 @@ def _return_text(memory: Memory, back: I32) -> str:
 
 
 def accounts(view: View, before: Memory, after: Memory) -> list[dict[str, Any]]:
-    """Moves, predictions and their outcomes, spares, and once a day the pool, as plain data."""
+    """Return moves, predictions and their outcomes, spares, and once a day the pool, as plain data."""
     out: list[dict[str, Any]] = []
     moved = np.flatnonzero(before["phase"] != after["phase"])
     for node in moved[:MOST_ACCOUNTS].tolist():
@@ -233,7 +233,7 @@ def accounts(view: View, before: Memory, after: Memory) -> list[dict[str, Any]]:
 
 
 def _left_in_service(view: View, before: Memory, after: Memory) -> list[dict[str, Any]]:
-    """Nodes left in service despite the evidence: the external cause, or the reason that holds them back."""
+    """Return the nodes left in service despite the evidence, with the external cause or the limit."""
     out: list[dict[str, Any]] = []
     here = (after["phase"] == IN_SERVICE) & (after["cause"] != before["cause"])
     spared = np.flatnonzero(here & one_of(after["cause"], [CAUSES.index(c) for c in SPARED]))
@@ -292,7 +292,7 @@ def _phase_account(view: View, before: Memory, after: Memory, node: int) -> dict
 
 
 def _pool_account(view: View) -> dict[str, Any]:
-    """The number of spares that the forecast failures and the repairs of this site need."""
+    """Return the number of spares needed for the forecast failures and repairs of this site."""
     have = int(np.count_nonzero(view.site.spare_node))
     found = spare_pool_of(view) or spare_pool(view, 0.0, repair_h(view), have)
     return {

@@ -9,12 +9,12 @@ from twin.site import Site
 
 
 def cdu_of_node(site: Site) -> I32:
-    """[n_node]; -1 = none"""
+    """Return the CDU of each node [n_node]; -1 = none."""
     return site.cdu_of_rack[site.rack_of_node]
 
 
 def loop_of_node(site: Site) -> I32:
-    """[n_node]; -1 = none"""
+    """Return the loop of each node [n_node]; -1 = none."""
     cdu = cdu_of_node(site)
     if not site.sizes["cdu"]:
         return cdu
@@ -22,7 +22,7 @@ def loop_of_node(site: Site) -> I32:
 
 
 def below(site: Site, table: str, entity: int) -> Bool:
-    """Nodes under an entity of the facility [n_node]; none for a table that serves none."""
+    """Return the nodes under an entity of the facility [n_node]; none for a table that serves none."""
     n = site.sizes["node"]
     if table == "site":
         return np.ones(n, np.bool_)

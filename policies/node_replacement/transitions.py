@@ -55,7 +55,8 @@ COSTS = ("watch_gpu_h", "cordon_gpu_h", "next_gpu_h", "save_gpu_h", "once_gpu_h"
 
 
 def adopt_replaced(view: View, memory: Memory, fresh: Bool, last_ns: int) -> None:
-    """Nodes [n_node, `fresh`: without memory] that were exchanged while this policy had them out of service.
+    """Adopt nodes [n_node, `fresh`: without memory] that were exchanged while this policy had them out of
+    service.
 
     They continue as replaced nodes. Changes `memory`.
     """
@@ -68,7 +69,7 @@ def adopt_replaced(view: View, memory: Memory, fresh: Bool, last_ns: int) -> Non
 
 
 def restart_confirmation(memory: Memory, now_ns: int) -> None:
-    """After a pause, suspicions from before must be confirmed again before any step."""
+    """Require a new confirmation of earlier suspicions after a pause, before any step."""
     waits = one_of(memory["phase"], (SUSPECT, CORDONED, SAVING))
     memory["suspected_ns"][waits] = now_ns
     memory["resumed_ns"][:] = 0
@@ -171,7 +172,7 @@ def _store_assessment(memory: Memory, a: Assessment, before: I8, after: I8, move
 
 
 def _begin_withdrawal(view: View, memory: Memory, a: Assessment, left: I32, rules: ReplacementRules) -> None:
-    """Nodes that begin to leave: their prediction, and the spare that takes over."""
+    """Begin the withdrawal of nodes: their prediction, and the spare that takes over."""
     _reset_withdrawal(memory, left)
     memory["needs_repair"][left] = a.evidence.action[left] >= CONTACT_SUPPORT
     if len(left):
@@ -203,7 +204,8 @@ def _reset_withdrawal(memory: Memory, left: I32) -> None:
 
 
 def _take_over(view: View, memory: Memory, a: Assessment, took: I32) -> None:
-    """Nodes that failed by themselves, or that carry our mark: ours until they are repaired and tested."""
+    """Take over nodes that failed by themselves, or that carry racktwin's mark, until they are repaired
+    and tested."""
     rows = np.searchsorted(a.at, took)
     _reset_withdrawal(memory, took)
     more = (memory["withdrawn_ns"][took] == 0).astype(np.int16)
@@ -222,7 +224,7 @@ def _take_over(view: View, memory: Memory, a: Assessment, took: I32) -> None:
 
 
 def _assign_spares(view: View, memory: Memory, left: I32) -> I32:
-    """The spare that takes over from each of these nodes [k], -1 for none; stores the pair."""
+    """Return the spare that takes over from each of these nodes [k], -1 for none; stores the pair."""
     out = np.full(len(left), -1, np.int32)
     spare = free_spares(view.site, view.jobs, np.fmax(view.commanded(SERVICE), view.readback(SERVICE)))
     if not spare.any():
@@ -258,7 +260,7 @@ def _predict(
 def _update_tests(
     view: View, memory: Memory, a: Assessment, to: Callable[..., I32], rules: ReplacementRules
 ) -> None:
-    """Saves that are requested, tests and returns. `to(phase, *from)`: the nodes that moved so."""
+    """Update requested saves, tests and returns. `to(phase, *from)`: the nodes with this move."""
     now_ns, now_s = view.now_ns, view.now_ns / NS
     saving = to(SAVING)
     memory["save_since_s"][saving] = save_since_s(view, memory, saving)

@@ -1,4 +1,4 @@
-"""Policies `power_cap` and `power_guard`: shares of power within budgets, and cuts of overload at once."""
+"""Policies `power_cap` and `power_guard`: share power within budgets, and cut an overload at once."""
 
 import lazy_loader
 

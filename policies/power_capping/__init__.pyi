@@ -1,5 +1,7 @@
 from .allocation import Budgets as Budgets, Devices as Devices, allocate as allocate
 from .budgets import (
+    COOLANT_C as COOLANT_C,
+    LEAST_FLOW_PU as LEAST_FLOW_PU,
     Carried as Carried,
     budgets_of as budgets_of,
     carried_by as carried_by,
@@ -22,6 +24,14 @@ from .demand import (
     classes as classes,
     learned_pu as learned_pu,
     tenants_of as tenants_of,
+)
+from .external_limits import (
+    COURSE_COLUMNS as COURSE_COLUMNS,
+    ExternalLimits as ExternalLimits,
+    Settings as Settings,
+    columns_of as columns_of,
+    course_of as course_of,
+    outside as outside,
 )
 from .loads import loads_of as loads_of
 from .power_cap import PowerCap as PowerCap

@@ -1,10 +1,10 @@
-"""Allocation: watts to devices under budgets that overlap, by priority. Exact, and vectorised over all of it.
+"""Allocation: distributes watts to devices under overlapping budgets, by priority. Exact and vectorised.
 
-What a device gets above its floor is min(weight x level, room). The *level* rises for all together until a
-budget is full; the devices that it holds stay there, and the others go on. Under budgets that nest, a tree,
-that is weighted max-min fair; under trees that overlap (feed A, feed B, coolant) likewise, as nobody can get
-more without taking it from somebody at the same level or below. Classes of priority come in turn: the lower
-ones keep their floors and share what is left. domain.md E; the form is progressive filling (Bertsekas and
+A device gets min(weight x level, room) above its floor. The *level* rises for all devices together until a
+budget is full; the devices under this budget stop there, and the others go on. Under nested budgets (a tree)
+the result is weighted max-min fair. So it is under overlapping trees (feed A, feed B, coolant): no device can
+get more without taking from another one at the same level or below. Priority classes are served in turn: the
+lower ones keep their floors and share the rest. domain.md E; the method is progressive filling (Bertsekas and
 Gallager, Data Networks, 6.5.2).
 """
 
@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from twin import kernels
 from twin.catalogue import F64, I32, I64, Bool
 
 ROUNDING = 1e-12  # relative; sums of 100,000 watts are no more exact
@@ -68,7 +69,7 @@ class _Pairs(NamedTuple):
 
 
 def allocate(devices: Devices, budgets: Budgets, n_group: int) -> Allocated:
-    """Share out all that budgets allow, the highest class first."""
+    """Allocate the power of all budgets, the highest class first."""
     order = np.argsort(budgets.group, kind="stable")
     pairs = _Pairs(budgets.row[order], budgets.group[order].astype(np.int64), budgets.share[order])
     n_row, group_of = len(budgets.limit_w), devices.group.astype(np.int64)
@@ -92,7 +93,7 @@ def allocate(devices: Devices, budgets: Budgets, n_group: int) -> Allocated:
 
 
 def _classes(priority: I32, hungry: Bool) -> list[int]:
-    """The classes of those who want something, the highest first."""
+    """Return the classes of devices with demand, the highest first."""
     if not hungry.any():
         return []
     low, high = int(priority.min()), int(priority.max())
@@ -120,16 +121,25 @@ class _Curves:
         self._first = np.concatenate([[0], np.cumsum(count)])
 
     def full_w(self) -> F64:
-        """With all that each has room for [n_group]."""
+        """Return the power of each group at full room [n_group]."""
         return np.asarray(np.diff(self._room_w[self._first]))
 
     def at(self, group: I64, level: F64) -> tuple[F64, F64]:
         """(W, W per level) of these groups [k] at these levels [k]; quickest if groups ascend."""
-        first, last = self._first[group], self._first[group + 1]
-        upto = np.searchsorted(self._key, group + np.minimum(level, self.top) * self._scale, side="right")
-        upto = np.minimum(np.maximum(upto, first), last)
-        slope = self._weight[last] - self._weight[upto]
-        return self._room_w[upto] - self._room_w[first] + slope * level, slope
+        power_w, slope = np.empty(len(group)), np.empty(len(group))
+        kernels.power_at_level(
+            group,
+            level,
+            power_w,
+            slope,
+            self._key,
+            self._room_w,
+            self._weight,
+            self._first,
+            self.top,
+            self._scale,
+        )
+        return power_w, slope
 
 
 def _levels(group: I64, room_w: F64, weight: F64, pairs: _Pairs, left_w: F64, n_group: int) -> F64:

@@ -1,11 +1,11 @@
-"""Budgets: what racks, feeders, CDUs, loops and the site may carry, as rows over racks, and what they carry
-that no cap moves.
+"""Budgets: the limits of racks, feeders, CDUs, loops and the site as rows over racks, and the load that caps
+cannot change.
 
-A feeder counts with the share of each rack that it carries now; with `failover` each side carries all of a
-rack that two sides feed, so that the loss of one leaves the other inside its budget. What the caps of GPUs do
-not reach, and what a rack loses on the way to them, is taken off beforehand. Feeders without power are no
-rows, and their racks hang on the others. What somebody outside lets a feeder draw is held against what flows
-there now, and not against the loss of the other side.
+A feeder counts with its present share of each rack. With `failover` each side carries all of a rack that both
+sides feed, so that the loss of one side leaves the other inside its budget. The load that GPU caps cannot
+change, and the losses of a rack, are subtracted beforehand. Feeders without power have no row, and their
+racks count on the other feeders. An external limit of a feeder is compared with its present flow, not with
+the flow after a loss of the other side.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from policies.power_capping.allocation import Budgets
 from policies.power_capping.demand import current
 from policies.power_capping.unpowered import unpowered_gpus, unpowered_nodes
 from twin.catalogue import F64, I32, I64, Bool
-from twin.contracts import View
+from twin.contracts import View, machines_pu
+from twin.physics import COOLANTS, heat_rate_w_per_k
 from twin.site import Site
 from twin.telemetry import GOOD
 
 # A CDU or loop at less of its nominal flow than this has lost capacity, and its heat falls with the flow.
 # source: estimate; a controlled pump holds its flow within a tenth
 LEAST_FLOW_PU = 0.8
-# Where a pressure is asked of a CDU, its pumps are slow on purpose, and GPUs and racks are guarded by
-# temperature; what asks for it keeps half of the nominal flow, its meters are off by some percent
+# Where a pressure is asked of a CDU, its pumps are slow on purpose, and its coolant may get as warm as racks'
+# returns may be; what asks for it keeps half of the nominal flow, its meters are off by some percent
 PRESSURE, SLOWED_FLOW_PU = "cdu.diff_pressure_target_pa", 0.45
+COOLANT_C = 35.0  # at which the heat rate of the racks' coolant is taken
 # CDUs take from a loop what their valves let through: only open ones tell of a loss. source: estimate
 VALVE, OPEN_PU = "cdu.facility_valve1_pu", 0.9
 AT_ONCE_S = 5.0  # a rack's reading no older than this is of the instant of its GPUs'. source: estimate
@@ -79,7 +81,7 @@ class Carried(NamedTuple):
         return n - 1 if self.pairs.drawn == self.n_rack else n - 1 - self.n_feeder
 
     def within(self, site_w: float, feeder_w: F64) -> Carried:
-        """With what is let in from outside as well: all racks together, each feeder [n_feeder]; inf = all."""
+        """Add external limits of all racks together and of each feeder [n_feeder]; inf = no limit."""
         limit_w, first = self.limit_w.copy(), self.pairs.drawn
         limit_w[self.whole] = site_w
         limit_w[first : first + self.n_feeder] = np.fmin(limit_w[first : first + self.n_feeder], feeder_w)
@@ -87,7 +89,7 @@ class Carried(NamedTuple):
 
 
 def dead_feeders(view: View) -> Bool:
-    """Feeders that lost their power or whose breaker is open, and all below them [n_feeder].
+    """Return the feeders without voltage or with an open breaker, and all below them [n_feeder].
 
     They say so, or the diagnosis does where only their voltage tells. One that fell silent after it told so
     stays dead, unless its meter is heard and tells of a load. So does one that tells of a load itself, and
@@ -155,11 +157,14 @@ def _pairs_of(site: Site, dead: Bool, failover: bool) -> Pairs:
     cdu = site.cdu_of_rack[cooled].astype(np.int64)
     looped = site.loop_of_cdu[cdu] >= 0
     loop = site.loop_of_cdu[cdu[looped]].astype(np.int64)
+    halls = site.halls_of_loop
+    of_hall, hall = halls.row_of_member.astype(np.int64), halls.member.astype(np.int64)
     every, capture = np.arange(n_rack), site.design.capture_pu[cooled]
-    places = (every, n_rack + feeder[kept], first_cdu + cdu, first_loop + loop, np.full(n_rack, whole),
-              whole + 1 + feeder[flows])  # fmt: skip
-    racks = (every, rack[kept], cooled, cooled[looped], every, rack[flows])
-    shares = (np.ones(n_rack), share[kept], capture, capture[looped], np.ones(n_rack), now[flows])
+    places = (every, n_rack + feeder[kept], first_cdu + cdu, first_loop + loop, first_loop + of_hall,
+              np.full(n_rack, whole), whole + 1 + feeder[flows])  # fmt: skip
+    racks = (every, rack[kept], cooled, cooled[looped], hall, every, rack[flows])
+    shares = (np.ones(n_rack), share[kept], capture, capture[looped], site.heat_pu_of_loop[of_hall],
+              np.ones(n_rack), now[flows])  # fmt: skip
     return Pairs(
         np.concatenate(places),
         np.concatenate(racks),
@@ -204,13 +209,29 @@ def carried_by(view: View, pairs: Pairs) -> Carried:
         flow = np.divide(view.believed(key), nominal_lpm, out=np.full(len(heard), np.nan), where=heard)
         if key.startswith("loop"):
             flow = np.where(_open_loops(view), flow, np.nan)
-        least_pu = np.full(len(flow), LEAST_FLOW_PU)
+        carried = np.where((flow > 0) & (flow < LEAST_FLOW_PU), flow, 1.0)  # 0: its meter
         if key.startswith("cdu"):
-            least_pu[np.isfinite(view.commanded(PRESSURE))] = SLOWED_FLOW_PU
-        limit_w.append(heat_w * np.where((flow > 0) & (flow < least_pu), flow, 1.0))  # 0: its meter
+            slowed = np.isfinite(view.commanded(PRESSURE)) & (flow >= SLOWED_FLOW_PU)
+            carried = np.where(slowed & (carried < 1.0), _slowed_pu(view, flow), carried)
+        limit_w.append(
+            heat_w * (np.minimum(carried, machines_pu(view)) if key.startswith("loop") else carried)
+        )
     limit_w.append(np.full(1 if pairs.drawn == site.sizes["rack"] else 1 + n_feeder, np.inf))
     together_w = np.concatenate(limit_w)
     return Carried(np.where(np.isnan(together_w), np.inf, together_w), pairs, site.sizes["rack"], n_feeder)
+
+
+def _slowed_pu(view: View, flow: F64) -> F64:
+    """Share of their heat that CDUs with slow pumps carry [n_cdu], with coolant that may get as warm as the
+    guards of racks' returns. Where supply or guards are not known, as much as their flow over nominal."""
+    site, design, limit = view.site, view.site.design, view.limit("rack.return_temp_c")
+    guard_c, cooled = np.full(len(flow), np.nan), site.cdu_of_rack >= 0
+    if limit is not None:
+        np.fmin.at(guard_c, site.cdu_of_rack[cooled], limit.guard[cooled])
+    warm = np.full(len(flow), COOLANT_C)
+    w_per_k = heat_rate_w_per_k(COOLANTS[site.file.coolant], flow * design.cdu_flow_lpm, warm)
+    carried = w_per_k * (guard_c - view.believed("cdu.supply_temp_c")) / design.cdu_heat_w
+    return np.clip(np.where(np.isfinite(carried), carried, flow), flow, 1.0)
 
 
 def _open_loops(view: View) -> Bool:
@@ -226,7 +247,7 @@ def _open_loops(view: View) -> Bool:
 
 
 def other_w(view: View, gpu_w: F64, gain: F64 | float, heard: Bool | None = None) -> F64:
-    """Power of each rack that does not follow its GPUs [n_rack].
+    """Return the power of each rack that does not depend on its GPUs [n_rack].
 
     What its meter, as bad as it may read by now, tells beyond its GPUs; `gpu_w` [n_gpu] is what they draw,
     and `gain` what the rack draws for a watt of them. Where its reading is older than theirs, or GPUs are

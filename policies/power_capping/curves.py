@@ -1,4 +1,4 @@
-"""Power curves: how fast a job runs under a power cap, what it draws, and where a watt buys most.
+"""Power curves: speed and power of a job under a cap, and the value of one more watt.
 
 domain.md B: under a cap a GPU lowers its clock s until it meets it; the share c of the time that waits for
 the clock takes 1/s as long, so that the speed is 1 / (c/s + 1 - c). A cap below the energy minimum costs
@@ -36,7 +36,7 @@ class Curve(NamedTuple):
 
 
 def static_w(idle_w: F64, most_w: F64) -> F64:
-    """W that GPUs draw without work [n]: as stated, else the usual part of their highest cap."""
+    """Idle watts of GPUs [n]: the stated value, or else the usual share of their highest cap."""
     return np.where(np.isfinite(idle_w), idle_w, STATIC_PU * most_w)
 
 

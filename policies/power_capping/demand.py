@@ -1,9 +1,9 @@
-"""Demand: what each GPU may come to draw within the next minutes, and how much it matters.
+"""Demand: the power that each GPU may draw within the next minutes, and its priority.
 
-A GPU that stands at its cap, or is not heard, may want all; another one what it drew at most of late, and a
-little more; all of a rack more where its forecast says so. One that is known to be off or not there wants
-nothing. What a job has to keep (its floor), and what its
-tenant is guaranteed, comes before what others of its class rise to.
+A GPU at its cap, or without readings, may want its maximum. Any other GPU wants its recent peak and a little
+more; if the forecast of its rack is higher, all GPUs of the rack want more. A GPU that is known to be off or
+absent wants nothing. The floor of a job and the guarantee of its tenant come before the wishes of others in
+the same class.
 """
 
 from __future__ import annotations
@@ -32,8 +32,18 @@ REQUESTS = "site.requests_per_s"
 MOST_TENANTS = 1000
 
 
+class Draws(NamedTuple):
+    """Of all GPUs [n_gpu]: what they draw (as bad as may be), W, the range of their caps, W, and whether they
+    can be capped here."""
+
+    power_w: F64
+    floor_w: F64
+    most_w: F64
+    capped: Bool
+
+
 class Wants(NamedTuple):
-    """Of all GPUs [n_gpu]: what they draw (as bad as may be), the least and the most, what they may want."""
+    """For all GPUs [n_gpu]: worst-case draw, minimum, maximum, and possible demand."""
 
     power_w: F64
     floor_w: F64
@@ -72,16 +82,25 @@ def tenants_of(text: str) -> dict[str, Tenant]:
     return out
 
 
-def wants(view: View, peak_w: F64, since_s: float) -> Wants:
-    """Estimate the demand of GPUs from power, caps, peaks `since_s` ago, and forecasts of their racks."""
+def draws(view: View) -> Draws:
+    """Return the worst-case power of GPUs, and the range of their caps."""
     envelope, site, off = view.envelope(CONTROL), view.site, unpowered_gpus(view)
     capped = np.isfinite(envelope.low) & ~off
     floor_w, most_w = np.where(capped, envelope.low, 0.0), np.where(capped, envelope.high, 0.0)
-    worst_w = view.worst("gpu.power_w").astype(np.float64)
+    power_w = view.worst("gpu.power_w").astype(np.float64)
+    if (unknown := ~np.isfinite(power_w)).any():
+        rack_most_w = site.design.gpu_max_w[site.rack_of_gpu]
+        power_w = np.where(unknown, np.where(capped, most_w, rack_most_w), power_w)
+    power_w = np.where(capped, np.minimum(power_w, most_w), np.where(off, 0.0, power_w))
+    if unknown.any():
+        power_w = np.nan_to_num(power_w)
+    return Draws(power_w, floor_w, most_w, capped)
+
+
+def wants(view: View, peak_w: F64, since_s: float) -> Wants:
+    """Estimate the demand of GPUs from power, caps, peaks `since_s` ago, and forecasts of their racks."""
+    power_w, floor_w, most_w, capped = draws(view)
     heard = current(view, "gpu.power_w")
-    rack_most_w = site.design.gpu_max_w[site.rack_of_gpu]
-    power_w = np.where(np.isfinite(worst_w), worst_w, np.where(capped, most_w, rack_most_w))
-    power_w = np.nan_to_num(np.where(capped, np.minimum(power_w, most_w), np.where(off, 0.0, power_w)))
     cap_w = np.fmin(view.readback(CONTROL), view.commanded(CONTROL))  # some devices tell no cap
     peak_w, demand_w = expected(power_w, heard, cap_w, most_w, peak_w, since_s)
     growth = growth_of(view)
@@ -132,7 +151,7 @@ def inference_jobs(view: View) -> Bool:
 
 
 def inference_reserve_w(view: View, demand_w: F64) -> F64 | float:
-    """Watts above `demand_w` that GPUs of inference jobs may come to draw by more requests [n_gpu].
+    """Return the power above `demand_w` that more requests may add to GPUs of inference jobs [n_gpu].
 
     What a GPU draws beyond its idle power grows as the requests do at most, since batches fill up.
     """
@@ -191,7 +210,7 @@ def learned_pu(view: View) -> F64 | None:
 
 
 def learned_least_w(view: View) -> F64:
-    """The power of each GPU at which its job's work takes least energy [n_gpu]; NaN where nobody knows."""
+    """The power of each GPU at which its job's work takes the least energy [n_gpu]; NaN if unknown."""
     found = _of_gpus(view, LEAST)
     return np.full(view.site.sizes["gpu"], np.nan) if found is None else found
 
@@ -231,7 +250,7 @@ def guaranteed_pu(view: View, want: Wants, tenants: dict[str, Tenant], site_w: f
 
 
 def _spread_pu(want: Wants, owner: I64, goal_w: F64) -> F64:
-    """The same share of the ranges of all GPUs of an owner, to `goal_w` together [n_gpu]."""
+    """Return an equal share of the ranges of an owner's GPUs that adds up to `goal_w` [n_gpu]."""
     n, least_w = len(goal_w), np.where(want.capped, want.floor_w, want.power_w)
     least = np.bincount(owner, least_w, n)
     room_w = np.bincount(owner, np.where(want.capped, want.most_w - want.floor_w, 0.0), n)

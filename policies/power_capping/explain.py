@@ -46,6 +46,7 @@ from twin.contracts import (
 )
 
 MOST_ROWS = 1000
+NEARLY_FULL_PU = 0.9  # of a limit, from which on what is drawn or expected is a warning. source: estimate
 SHOWN_RACKS, SHOWN_FEW = 8, 8
 CLASS_TEXTS = {"waited_for": "waited for"}
 MOST_HOURS, MOST_DAYS = 192.0, 366.0
@@ -94,20 +95,20 @@ TOPICS = (
     ),
     Topic(
         "sheddable",
-        "Nodes whose GPUs could be cut to their least, in the order of the cuts, until an excess is covered.",
+        "Nodes whose GPUs could be cut to their least, in the order of the cuts, until they cover an excess.",
         (
             TopicOption("feeder", "full name; none: the site", default=""),
-            TopicOption("excess_w", "the power that has to go", "number", 0.0, 0.0, 1e12),
+            TopicOption("excess_w", "the excess power to remove", "number", 0.0, 0.0, 1e12),
         ),
     ),
-    Topic("metrics", "The figures that are exported to Prometheus."),
+    Topic("metrics", "The figures for Prometheus."),
     Topic("page", "Its part of the overview: what binds first, and the fullest places."),
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class PowerExplainer:
-    """Explains power_cap by its settings."""
+    """Explainer of power_cap, with its settings."""
 
     policy: str
     failover: bool
@@ -158,7 +159,7 @@ class PowerExplainer:
             now_ns=view.now_ns,
             figures=(
                 KeyFigure("site_w", finite(loads.site_w), "W", "power of all racks"),
-                KeyFigure("unheard_racks", loads.unheard_racks, "count", "racks that were never heard"),
+                KeyFigure("unheard_racks", loads.unheard_racks, "count", "racks that have never reported"),
             ),
             tables=(table_of("feeds", names, feed_rows(view, carried, loads), "the site, then its feeders"),),
         )
@@ -170,9 +171,7 @@ class PowerExplainer:
             raise ExplanationRefused(f"no feeder {clean(name, 120)}", "unknown")
         excess_w = _float(request.options["excess_w"])
         rows = shed_rows(view, feeder, excess_w, self.high_priority, self.tenants)
-        table = table_of(
-            "nodes", ("node", "class", ("keeps_w", "W")), rows, "nodes, the first to be cut first"
-        )
+        table = table_of("nodes", ("node", "class", ("keeps_w", "W")), rows, "nodes in the order of the cuts")
         return Explanation(policy=self.policy, now_ns=view.now_ns, tables=(table,))
 
     def _made(
@@ -208,13 +207,13 @@ class PowerExplainer:
         if limits := _limits_from(shown):
             notes.insert(0, limits)
         if told := sorted({s["from"] for r in rows for s in r["ahead"] if s["from"]}):
-            notes.insert(0, f"coming loads: upper ends of 90 % bands, of {' and of '.join(told)}; sums of "
+            notes.insert(0, f"forecast loads: upper ends of 90 % bands, of {' and of '.join(told)}; sums of "
                             "bands count them as if all came at once: a bound, no forecast")  # fmt: skip
         counts = capped_counts(state)
-        sentences = [*_first_sentences(state, first), _capped_sentence(state)]
+        sentences = [*_first_sentences(state, rows), _capped_sentence(state)]
         figures = [
             KeyFigure("failover", state.failover), KeyFigure("racks_total", n_rack),
-            KeyFigure("capped.gpus", counts.gpus, "count", "GPUs held below their most"),
+            KeyFigure("capped.gpus", counts.gpus, "count", "GPUs held below their maximum"),
             KeyFigure("capped.of", counts.of), KeyFigure("capped.advised_gpus", counts.advised_gpus),
             *(KeyFigure(f"capped.by_policy.{name}", n) for name, n in counts.by_policy.items()),
             *_first_figures(first),
@@ -227,10 +226,10 @@ class PowerExplainer:
         rows = place_rows(state, fullest(state, 1)[: MOST_ROWS // 4])
         few = sorted(rows, key=lambda r: -(r["use_pu"] if r["use_pu"] is not None else -1.0))
         few = [r for r in few if r["kind"] != "rack" and (r["use_pu"] is not None or r["dead"])][:SHOWN_FEW]
-        sentences = [*_first_sentences(state, first_to_bind(rows)), _capped_sentence(state)]
+        sentences = [*_first_sentences(state, rows), _capped_sentence(state)]
         policies = policies_of(state.request)
         if policies and not any(p["authority"] == "act" for p in policies):
-            sentences.append(Sentence("no policy of power may act: they advise", "note"))
+            sentences.append(Sentence("no power policy may act: they only advise", "note"))
         names = (
             "place",
             ("limit_w", "W"),
@@ -275,7 +274,7 @@ class PowerExplainer:
         ]
         if caps.kind == "job":
             tables.insert(
-                0, table_of("jobs", JOB_COLUMNS, job_caps(state), "all jobs, the last to be cut first")
+                0, table_of("jobs", JOB_COLUMNS, job_caps(state), "all jobs, in reverse order of the cuts")
             )
         return self._made(state, caps.name, [*sentences, *_noted(caps.notes)], figures, tables)
 
@@ -322,13 +321,13 @@ class PowerExplainer:
             before = PowerHistory(power_w, t_s // 3600, t_s // 86_400)
         nameplate_w = np.asarray(site.design.rack_max_w, np.float64)
         if not len(names):
-            notes.append("no place above these racks has a budget: nothing says how many fit")
+            notes.append("no place above these racks has a budget: the number that fits is unknown")
         if not math.isfinite(query.new_w):
             notes.append(
-                "nobody says what a new rack may draw: give nameplate_w, or a profile with rack_max_w"
+                "the maximum power of a new rack is unknown: give nameplate_w, or a profile with rack_max_w"
             )
         elif not np.isfinite(nameplate_w[(lost.share > 0).any(axis=0)]).all():
-            notes.append("some racks have no profile that says what they may draw: no count by nameplate")
+            notes.append("some racks have no profile with a maximum power: no count by nameplate")
         if before is not None:
             notes += _censored(state)
 
@@ -429,13 +428,13 @@ COST_COLUMNS = (
     TableColumn("guessed_gpu_h", "GPU-h", detail=True), TableColumn("unheard_gpu_h", "GPU-h", detail=True),
 )  # fmt: skip
 COST_WORDS = (
-    "at most: if all GPUs at their caps wanted all they may have; net: of what was not drawn, less what the "
-    "lost work takes to be made up for; of its work: of a job while it had caps, else of all"
+    "At most: if all GPUs at their caps wanted all they may have. Net: energy saved minus the energy to redo "
+    "the lost work. Share: of the job's work while capped."
 )
 COST_TEXTS = {
     "lost_gpu_h": ("GPU-h", "work lost"),
     "saved_kwh": ("kWh", "energy not drawn"),
-    "net_kwh": ("kWh", "of that, less what the lost work takes to be made up for"),
+    "net_kwh": ("kWh", "net: that minus the energy to redo the lost work"),
 }
 
 
@@ -487,7 +486,7 @@ def _noted(notes: list[str]) -> list[Sentence]:
 
 
 def first_words(first: dict[str, Any]) -> str:
-    """The place that binds first, as a sentence."""
+    """Return a sentence on the first binding place."""
     place = "the site" if first["kind"] == "site" else f"{KIND_NAMES[first['kind']]} {first['place']}"
     limit = f"its {_kw(first['limit_w'])} ({first['limit_from']})"
     if first["target"]:
@@ -496,7 +495,7 @@ def first_words(first: dict[str, Any]) -> str:
     if first["in_s"]:
         by = "at the upper end of its 90 % band"
         if first["bound"]:
-            by = "if all racks reach the upper ends of their 90 % bands at once, a bound and no forecast"
+            by = "worst case, not a forecast: all racks reach the upper ends of their 90 % bands at once"
         at, may = f"in {text.duration(first['in_s'])}, {by}", "may be "
     lost = " if the other side fails" if first["lost"] else ""
     if first["over"]:
@@ -519,13 +518,20 @@ def _pct(share: float) -> str:
     return f"{100 * share:.0f} %" if share < 9.99 else "> 999 %"
 
 
-def _first_sentences(state: PowerState, first: dict[str, Any] | None) -> list[Sentence]:
+def _first_sentences(state: PowerState, rows: list[dict[str, Any]]) -> list[Sentence]:
+    """Sentences on the first place to bind. A bound is no warning, and hides none."""
+    first, expected = first_to_bind(rows), first_to_bind(rows, bounds=False)
     if first is None:
-        return [Sentence("nothing binds that is known: no place has both a limit and a load", "warning")]
-    out = [Sentence(first_words(first), "warning" if first["use_pu"] >= 0.9 else "summary")]
+        return [Sentence("no binding limit is known: no place has both a limit and a load", "warning")]
+    out: list[Sentence] = []
+    if expected is not None and expected["use_pu"] >= NEARLY_FULL_PU:
+        out.append(Sentence(first_words(expected), "warning"))
+    if first["bound"] or not out:
+        out.append(Sentence(first_words(first)))
     acts = any(p["authority"] == "act" for p in policies_of(state.request))
     if first["over"] and first["in_s"] and acts:
-        out.append(Sentence("a forecast knows of no caps to come: the policies that may act cut before that"))
+        words = "The forecast ignores future caps; armed policies will cap before this happens."
+        out.append(Sentence(words))
     view = state.view
     growth = requests_growth(view)
     if growth > 1.0 and inference_jobs(view).any():
@@ -545,12 +551,12 @@ def _capped_sentence(state: PowerState) -> Sentence:
     by = ", ".join(f"{n:,} by {clean(p, 40)}" for p, n in counts.by_policy.items())
     sentence = f"capped: {counts.gpus:,} of {counts.of:,} GPUs" + (f" ({by})" if by else "")
     if counts.advised_gpus:
-        sentence += f"; {counts.advised_gpus:,} more by advice alone (preview, not commanded)"
+        sentence += f"; {counts.advised_gpus:,} more only by advice (preview, not commanded)"
     return Sentence(sentence)
 
 
 def _shown(rows: list[dict[str, Any]], kinds: list[str], limit: int) -> list[dict[str, Any]]:
-    """Rows of these kinds, the site first; of racks the fullest."""
+    """Return rows of these kinds, the site first, and only the fullest racks."""
     shown: list[dict[str, Any]] = []
     for kind in reversed(KINDS):
         if kinds and kind not in kinds:
@@ -614,7 +620,7 @@ def _headroom_metrics(state: PowerState) -> list[KeyFigure]:
     for place in known[:MAX_PLACES].tolist():
         name, kind = state.now.name(site, place), loads.kind[place]
         budget_w, of = finite(limits.budget_w[place]), {"kind": kind, "name": name}
-        out.append(_metric("power_budget_watts", budget_w, "the most it may carry", of))
+        out.append(_metric("power_budget_watts", budget_w, "its maximum load", of))
         for case, load_w in (("now", loads.now_w), ("lost", loads.lost_w)):
             if case == "now" or kind == "feeder":
                 labels = {"kind": kind, "name": name, "case": case}
@@ -623,8 +629,8 @@ def _headroom_metrics(state: PowerState) -> list[KeyFigure]:
     counts = capped_counts(state)
     out.append(_metric("power_headroom_left_out", max(0, len(known) - MAX_PLACES), "places beyond the bound"))
     for policy, count in counts.by_policy.items():
-        out.append(_metric("power_capped_gpus", count, "GPUs held below their most", {"policy": policy}))
-    advised = "GPUs that would be, were their policy let"
+        out.append(_metric("power_capped_gpus", count, "GPUs held below their maximum", {"policy": policy}))
+    advised = "GPUs that their policies would cap with authority act"
     out.append(_metric("power_advised_gpus", counts.advised_gpus, advised))
     return out
 
@@ -642,7 +648,7 @@ def _account_metrics(state: PowerState) -> list[KeyFigure]:
             out.append(_metric("power_lost_gpu_hours", row[column] / 3600, lost, labels, counter=True))
         saved_kwh = max(0.0, row["saved_ws"]) / 3.6e6
         out.append(_metric("power_saved_kwh", saved_kwh, "energy not drawn under caps", of, counter=True))
-        net = "the same less what the lost work will take"
+        net = "energy saved minus the energy to redo the lost work"
         out.append(_metric("power_net_kwh", row["net_ws"] / 3.6e6, net, of))
     return out
 
@@ -656,7 +662,7 @@ def _metric(
 
 @dataclass(frozen=True, slots=True)
 class _FitQuery:
-    """A question about room on a feeder: the rack that a new one hangs like, and the racks it draws like."""
+    """Query of rack fit: the rack whose feeds a new one shares, and the donor racks of its power."""
 
     feeder: int
     template: int
@@ -669,7 +675,7 @@ class _FitQuery:
 
 
 def _fit_query(state: PowerState) -> _FitQuery:
-    """The question that a request asks. Raises ExplanationRefused."""
+    """Return the query of a request. Raises ExplanationRefused."""
     site, options = state.view.site, state.request.options
     name = str(options["feeder"] or "")
     feeder = site.entity("feeder", name)
@@ -678,7 +684,7 @@ def _fit_query(state: PowerState) -> _FitQuery:
         raise ExplanationRefused(why, "unknown")
     there = site.racks_below(feeder)
     if not len(there):
-        why = f"{site.name('feeder', feeder)} feeds no rack: how would a new one hang?"
+        why = f"{site.name('feeder', feeder)} feeds no rack: the place of a new rack is unknown"
         raise ExplanationRefused(why, "impossible")
     profile = None if options["racks"] is None else str(options["racks"])
     given_w = _float(options["nameplate_w"])
@@ -733,7 +739,7 @@ def _fit_places(state: PowerState, template: int) -> tuple[list[dict[str, Value]
 
 
 def _fit_racks(state: PowerState, query: _FitQuery, lost: FitPlaces) -> I32:
-    """Racks whose past counts: those that are there, and those that a new one draws like."""
+    """Racks with a history that counts: the present ones, and those that stand for a new one."""
     every = np.arange(state.view.site.sizes["rack"])
     return np.flatnonzero((lost.share > 0).any(axis=0) | np.isin(every, query.donors)).astype(np.int32)
 
@@ -754,7 +760,7 @@ def _fit_fields(found: RackFit, names: list[dict[str, Value]]) -> dict[str, Valu
 
 
 def _censored(state: PowerState) -> list[str]:
-    """A note where caps held demand back while the history was written: it shows less than is wanted."""
+    """Return a note if caps reduced the recorded power, which then shows less than the demand."""
     total = cap_costs(state.view, _account(state), MOST_HOURS).total
     if not total or total["held_gpu_h"] <= 0.001 * total["busy_gpu_h"] or total["busy_gpu_h"] <= 0:
         return []

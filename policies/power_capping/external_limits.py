@@ -1,11 +1,11 @@
 """External limits of the site's power: load targets, the contract of the quarter hour, ramps, prices.
 
-A target that runs binds at once. One that is to come is approached along the utility's ramp, so that its
-limit is met when it begins; after its end the limit is let up along the other ramp. The mean of each quarter
-hour stays within the contract: what is left of it is spread over what is left of the quarter. While the grid
-is dear or dirty, the usual classes give up a share of what they may draw. A target and the contract are kept
-even where the ramp is not, and the reason says so. Pure: what is to be remembered goes in and comes out as
-LimitMemory.
+A running target binds at once. A future target is approached along the utility's ramp, so that its limit is
+met when it begins; after its end the limit rises along the other ramp. The mean of each quarter hour stays
+within the contract: the remaining energy is spread over the remaining time. While grid power is expensive or
+carbon-intensive, usual classes give up a share of their power. If a target or the contract cannot be kept
+along the ramp, it takes precedence over the ramp, and the reason says so. Pure: its memory goes in and comes
+out as LimitMemory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import asdict, astuple, dataclass, fields, replace
 import numpy as np
 
 from twin.catalogue import F64, NS, Bool, ContractError
-from twin.contracts import LoadTarget, View
+from twin.contracts import LoadTarget, Memory, View
 
 PRICE, CARBON = "site.grid_price_usd_per_kwh", "site.grid_carbon_g_per_kwh"
 CONTROL = "gpu.power_cap_w"
@@ -37,7 +37,7 @@ _SMALL_W = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Terms that the site agreed with its utility; NaN = no such term.
+    """Contract terms between the site and its utility; NaN = no such term.
 
     `contract_w`: the mean of each quarter hour of the clock (UTC). The ramps are of the site, for planned
     changes. From `dear_usd_per_kwh` or `dirty_g_per_kwh` on, the usual classes give up `shave_pu` of their
@@ -53,7 +53,7 @@ class Settings:
     lead_s: float = 900.0
 
     def checked(self) -> Settings:
-        """The same in floats. Raises ContractError: which setting, what it is, what was expected."""
+        """Return the settings as floats. Raises ContractError with setting, value and expectation."""
         for name, value in asdict(self).items():
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise ContractError(f"{name}: expected a number, got {value!r}")
@@ -73,7 +73,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class LimitMemory:
-    """Memory from call to call; all zero is none. `held_w`: the site's limit, below 0 none.
+    """Memory between calls; all zero is empty. `held_w`: limit of the site, negative without one.
 
     `quarter_ns`: begin of the quarter that `quarter_ws` were drawn in, `unseen_s` of it unseen. `load_w`: the
     smoothed load. `dear`, `dirty`: 1 while the grid is. `feeders_w`, `n_feeders`: sum and number of the
@@ -93,7 +93,20 @@ class LimitMemory:
     n_feeders: int = 0
 
 
-COURSE = tuple(field.name for field in fields(LimitMemory))
+_KINDS = {
+    f.name: "i8" if f.name.endswith("_ns") or f.name == "n_feeders" else "f8" for f in fields(LimitMemory)
+}
+COURSE_COLUMNS = {f"course_{name}": kind for name, kind in _KINDS.items()}  # scalars of a policy's memory
+
+
+def course_of(memory: Memory) -> LimitMemory:
+    """The course of limits that a policy with these scalars remembers."""
+    return LimitMemory(*(memory[f"course_{name}"].item() for name in _KINDS))
+
+
+def columns_of(course: LimitMemory) -> Memory:
+    """Return this memory as scalars of a policy."""
+    return {f"course_{name}": np.array(value, _KINDS[name]) for name, value in asdict(course).items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +140,7 @@ def targets_now(view: View) -> tuple[float, F64]:
 def outside(
     view: View, settings: Settings, course: LimitMemory, load_w: float, load_of_feeder_w: F64
 ) -> tuple[ExternalLimits, LimitMemory]:
-    """All limits from outside, and what to remember.
+    """Return all external limits, and the new memory.
 
     `load_w`: what the racks of the site draw together; `load_of_feeder_w` [n_feeder]; NaN = not known.
     """
@@ -156,7 +169,7 @@ def outside(
         risen_w = held_w + settings.ramp_up_w_per_s * dt_s
         let_up = risen_w < min(site_w, _most_w(view, smooth_w))
         if let_up:
-            site_w, why = risen_w, f"let up by {_kw(settings.ramp_up_w_per_s)} kW a second"
+            site_w, why = risen_w, f"raised by {_kw(settings.ramp_up_w_per_s)} kW a second"
     shave_pu, dear, dirty, shave_why = _shaved(view, settings, past, dt_s)
     found = ExternalLimits(max(site_w, 0.0), feeder_w, shave_pu, why, feeder_why, shave_why, let_up)
     kept = LimitMemory(
@@ -168,7 +181,7 @@ def outside(
 
 
 def _trusted(course: LimitMemory, now_ns: int) -> tuple[LimitMemory, float]:
-    """(what of the memory still counts, seconds since it; inf if there is none)."""
+    """Return (the memory that is still valid, its age in seconds; inf without one)."""
     sane = all(np.isfinite(value) for value in astuple(course)) and course.seen_ns > 0
     if not sane or course.quarter_ws < 0.0 or course.load_w < 0.0:
         return LimitMemory(), np.inf
@@ -179,7 +192,7 @@ def _trusted(course: LimitMemory, now_ns: int) -> tuple[LimitMemory, float]:
 
 
 def _smoothed(past: LimitMemory, load_w: float, dt_s: float) -> float:
-    """The load without its short swings, at least what it is now; NaN if it was never heard."""
+    """Return the load without short swings, at least the present one; NaN if it was never reported."""
     if np.isnan(load_w):
         return past.load_w if past.seen_ns and past.load_w > 0 else float("nan")
     if not past.seen_ns or past.load_w <= 0:
@@ -191,7 +204,7 @@ def _smoothed(past: LimitMemory, load_w: float, dt_s: float) -> float:
 def _used_ws(
     settings: Settings, past: LimitMemory, now_ns: int, gap_s: float, load_w: float
 ) -> tuple[float, float]:
-    """(W s drawn since this quarter began, seconds of it that nobody saw).
+    """Return (energy of this quarter hour in W s, its unobserved seconds).
 
     What was not seen counts as what the contract allows, and no less than what was drawn before and after.
     """
@@ -216,14 +229,14 @@ def _contract(settings: Settings, now_ns: int, used_ws: float, unseen_s: float) 
     aim_w = (1.0 - RESERVE_PU) * settings.contract_w
     left_s = QUARTER_S - (now_ns % (QUARTER_S * NS)) / NS
     even_w = (aim_w * QUARTER_S - used_ws) / left_s
-    # What was saved early is drawn later only as far as it can be given up before the next quarter
+    # Energy saved early is drawn later only as far as it can be given up before the next quarter
     back_w_per_s = settings.ramp_down_w_per_s
     if np.isnan(back_w_per_s):
         back_w_per_s = SLACK_PU * aim_w / SLACK_S
     top_w = min(aim_w + min(SLACK_PU * aim_w, back_w_per_s * left_s), settings.contract_w * (1 + SLACK_PU))
     why = f"the contract of {_kw(settings.contract_w)} kW in the mean of a quarter hour"
     if unseen_s >= 1.0:
-        why += f", {unseen_s:.0f} s of which nobody saw"
+        why += f", {unseen_s:.0f} s of which are not measured"
     if even_w < LEAST_PU * aim_w:
         return LEAST_PU * aim_w, why + "; it can hardly be kept in this one"
     return min(even_w, top_w), why
@@ -284,7 +297,7 @@ def _approach(
 
 
 def _words(now_ns: int, settings: Settings, target: LoadTarget, steep: bool) -> str:
-    """Why a target allows what it does."""
+    """Return the reason of a limit: the target, its limit, and its ramp."""
     who = f"the {target.kind} target {target.name} of {_kw(target.limit_w)} kW"
     if target.start_ns > now_ns:
         who += f" in {(target.start_ns - now_ns) / NS / 60:.0f} min"
@@ -302,7 +315,7 @@ def _most_w(view: View, load_w: float) -> float:
 def _shaved(
     view: View, settings: Settings, past: LimitMemory, dt_s: float
 ) -> tuple[float, float, float, str]:
-    """(share given up now, whether dear, whether dirty, why)."""
+    """Return (share given up now, price above threshold, carbon above threshold, reason)."""
     price, carbon = float(view.outlook(PRICE, view.now_ns)[0]), float(view.outlook(CARBON, view.now_ns)[0])
     dear = _beyond(price, settings.dear_usd_per_kwh, past.dear)
     dirty = _beyond(carbon, settings.dirty_g_per_kwh, past.dirty)
@@ -314,16 +327,16 @@ def _shaved(
     share = float(np.clip(goal_pu, past.shave_pu - most_pu, past.shave_pu + most_pu)) if past.seen_ns else 0.0
     why = []
     if dear:
-        why.append(f"power costs {price:.3f} USD/kWh, from {settings.dear_usd_per_kwh:g} on it is dear")
+        why.append(f"power costs {price:.3f} USD/kWh, high from {settings.dear_usd_per_kwh:g} on")
     if dirty:
-        why.append(f"{carbon:.0f} g/kWh of carbon, from {settings.dirty_g_per_kwh:g} on it is dirty")
+        why.append(f"{carbon:.0f} g/kWh of carbon, high from {settings.dirty_g_per_kwh:g} on")
     if settings.shave_pu > 0:
         if np.isnan(price) and not np.isnan(settings.dear_usd_per_kwh):
-            why.append("nobody tells what power costs now: it is not taken for dear")
+            why.append("the price of power is unknown now: it does not count as high")
         if np.isnan(carbon) and not np.isnan(settings.dirty_g_per_kwh):
-            why.append("nobody tells the carbon of the grid now: it is not taken for dirty")
+            why.append("the carbon of the grid is unknown now: it does not count as high")
     if share > 0 and not (dear or dirty):
-        why.append("what was given up is given back bit by bit")
+        why.append("caps that were lowered for it rise step by step")
     return share, float(dear), float(dirty), "; ".join(why)
 
 

@@ -1,7 +1,7 @@
-"""Feeds: the load of the site and of each feeder, its least and most, and the nodes that could shed.
+"""Feeds: the load of the site and of each feeder, its bounds, and the nodes that could shed load.
 
-The site is its racks together: the meter of each, or the sum of its GPUs where that is silent. A rack that
-was never heard is counted as unheard, so that nobody takes a part for the whole.
+The load of the site is the sum of its racks: the meter of a rack, or the sum of its GPUs if the meter is
+silent. Racks that never reported are counted separately, so that nobody mistakes a part for the whole.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import numpy as np
 
 from policies.power_capping.budgets import Carried, carried_by, dead_feeders, gain_of, pairs_of, sums_w
 from policies.power_capping.demand import CONTROL, Tenant, classes
-from policies.power_capping.loads import loads_of
+from policies.power_capping.loads import loads_of, rack_power
 from twin.catalogue import F64, I64, NS, Bool
 from twin.contracts import Value, View, finite
+from twin.site import HALL_BUDGET
 from twin.telemetry import GOOD
 
 CAPPED_W = 1.0  # below its most: a GPU is held back
@@ -37,21 +38,21 @@ class FeedLoads(NamedTuple):
 
 
 def carried_now(view: View) -> Carried:
-    """The places and the racks that they carry now, without those that would stand in for others."""
+    """Return the places with the racks that they carry now, without those that a failure would add."""
     return carried_by(view, pairs_of(view.site, dead_feeders(view), failover=False))
 
 
 def feed_loads(view: View, carried: Carried) -> FeedLoads:
-    """Loads of the site and of all feeders, as bad as they may be where a meter has fallen silent."""
+    """Return the loads of the site and of all feeders, at worst case for silent meters."""
     site, loads = view.site, loads_of(view, carried)
-    metered = view.quality("rack.power_w") == GOOD
-    read_w = np.where(metered, view.believed("rack.power_w"), view.worst("rack.power_w")).astype(np.float64)
+    rack = rack_power(view)
+    read_w = np.where(rack.heard, rack.read_w, rack.worst_w)
     # A NaN of one GPU must not hide the draw of the others of its rack
     gpus_w = site.sum_by_rack("gpu", np.nan_to_num(view.worst("gpu.power_w").astype(np.float64)))
     rack_w = np.where(np.isfinite(read_w), read_w, gpus_w * gain_of(site))
     unheard = ~np.isfinite(read_w) & (gpus_w <= 0)
     site_w = float(rack_w.sum()) if (~unheard).any() else np.nan
-    age_s = float(view.age_s("rack.power_w")[metered].max(initial=0.0))
+    age_s = float(rack.age_s[rack.heard].max(initial=0.0))
     return FeedLoads(site_w, int(unheard.sum()), loads.load_w, loads.metered, loads.read_ns, age_s)
 
 
@@ -125,7 +126,7 @@ def shed_rows(
 
 
 def _extremes(view: View) -> tuple[F64, F64]:
-    """Power of racks at the least that their caps allow, and at the most, in W [n_rack]."""
+    """Return the power of racks at their lowest and at their highest caps, in W [n_rack]."""
     site, design, envelope = view.site, view.site.design, view.envelope(CONTROL)
     nodes, gain = np.diff(site.node_start_of_rack), gain_of(site)
     overhead_w = np.nan_to_num(design.rack_overhead_w)
@@ -135,18 +136,21 @@ def _extremes(view: View) -> tuple[F64, F64]:
     least_w = least_w + site.sum_by_rack("gpu", floor_w) * gain
     all_w = nodes * np.nan_to_num(design.cpu_max_w + design.node_other_w) + overhead_w
     all_w = all_w + site.sum_by_rack("gpu", most_gpu_w) * gain
-    return least_w, np.where(np.isfinite(design.rack_max_w), design.rack_max_w, all_w)
+    of_hall = site.envelopes[HALL_BUDGET]
+    least_w = np.where(np.isfinite(of_hall.safe), of_hall.safe, least_w)
+    most_w = np.where(np.isfinite(design.rack_max_w), design.rack_max_w, all_w)
+    return least_w, np.where(np.isfinite(of_hall.safe), of_hall.high, most_w)
 
 
 def _held_back(view: View) -> Bool:
-    """Racks in which a GPU is capped to less than its most [n_rack]."""
+    """Return racks with a GPU capped below its maximum, and halls with less than their demand [n_rack]."""
     capped = view.commanded(CONTROL) < view.envelope(CONTROL).high - CAPPED_W  # NaN: no lease, not capped
     held: Bool = view.site.sum_by_rack("gpu", capped.astype(np.float64)) > 0
-    return held
+    return held | (view.commanded(HALL_BUDGET) < view.believed("rack.hall_demand_w"))
 
 
 def _node_w(view: View, gpus_w: F64) -> F64:
-    """Power of nodes [n_node]: by their meter, else their GPUs and the most of the rest."""
+    """Power of nodes [n_node]: from their meter, or else their GPUs plus the maximum of the rest."""
     site, design = view.site, view.site.design
     rest_w = np.nan_to_num(design.cpu_max_w + design.node_other_w)[site.rack_of_node]
     metered = view.quality("node.power_w") == GOOD

@@ -1,7 +1,7 @@
-"""Headroom: the power that every budget of the power and cooling trees has left, now and to come.
+"""Headroom: the power left in every budget of the power and cooling trees, now and in the near future.
 
-Racks, feeders (as they are, and with the other side lost), CDUs, loops, the site; load targets count while
-they run. Computed by the sums that the proposals are computed by.
+It covers racks, feeders (as they are, and with the other side lost), CDUs, loops and the site. Running load
+targets count. The sums are those of the proposals.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from policies.power_capping.budgets import Carried, carried_by, dead_feeders, gain_of, pairs_of, sums_w
-from policies.power_capping.loads import loads_of
+from policies.power_capping.loads import loads_of, rack_power
 from policies.power_capping.nodes import nodes_of
 from policies.power_capping.unheard import learning_s, never_heard
 from twin.catalogue import F64, I64, NS, Bool, clean
@@ -29,12 +29,11 @@ SLACK_W = 1.0  # a cap within this of the most that a device may have is none
 POLICIES = ("power_cap", "power_guard")
 ADD_IT = (
     "no policy caps power here: add `policies: {power_guard: {}, power_cap: {}}` to the site file, then "
-    "`racktwin daemon reload`; they begin with authority `advise`, which shows and journals, and does nothing"
+    "`racktwin daemon reload`; they begin with authority `advise`, which shows and journals proposals and "
+    "sends no commands"
 )
-NO_LIMITS = "no budget is stated: give feeders a budget_w, or racks a profile with its most power"
-NO_FORECAST = (
-    "no forecast of racks or feeders yet: `racktwin forecast list` says until when the model `load` learns"
-)
+NO_LIMITS = "no budget is set: give feeders a budget_w, or racks a profile with its maximum power"
+NO_FORECAST = "no forecast of racks or feeders yet: `racktwin forecast list` says when the first one starts"
 
 
 class PlaceLoads(NamedTuple):
@@ -64,7 +63,7 @@ class PowerState:
 
 
 def power_state(view: View, request: ExplainRequest, failover: bool, high_priority: int) -> PowerState:
-    """The state of power by a view."""
+    """Return the state of power from a view."""
     dead = dead_feeders(view)
     now = carried_by(view, pairs_of(view.site, dead, False))
     lost = carried_by(view, pairs_of(view.site, dead, True))
@@ -76,8 +75,8 @@ def power_state(view: View, request: ExplainRequest, failover: bool, high_priori
 def rack_power_w(view: View) -> F64:
     """Power of each rack [n_rack]: its meter, as bad as it may read by now where silent, else its GPUs' sum;
     NaN where nothing was ever heard."""
-    metered = view.quality("rack.power_w") == GOOD
-    read_w = np.where(metered, view.believed("rack.power_w"), view.worst("rack.power_w")).astype(np.float64)
+    rack = rack_power(view)
+    read_w = np.where(rack.heard, rack.read_w, rack.worst_w)
     gpus_w = view.site.sum_by_rack("gpu", np.nan_to_num(view.worst("gpu.power_w").astype(np.float64)))
     gpus_w = gpus_w * gain_of(view.site)
     return np.where(np.isfinite(read_w), read_w, np.where(gpus_w > 0, gpus_w, np.nan))
@@ -123,7 +122,7 @@ def cap_leases(state: PowerState, control: str = CAP) -> tuple[F64, I64]:
 
 
 def capped_of(state: PowerState) -> Bool:
-    """GPUs whose power is held below the most that they may have, by a lease [n_gpu]."""
+    """Return the GPUs that a lease caps below their maximum [n_gpu]."""
     site = state.view.site
     with np.errstate(invalid="ignore"):
         capped: Bool = cap_leases(state)[0] < state.view.envelope(CAP).high - SLACK_W
@@ -148,7 +147,7 @@ class Limits(NamedTuple):
 
 
 def limits_at(state: PowerState, at_ns: int) -> Limits:
-    """Budgets and load targets in force at an instant; both as they are known now."""
+    """Return the budgets and load targets in force at an instant, as known now."""
     view, now = state.view, state.now
     limit_w, target_w = now.limit_w.copy(), np.full(len(now.limit_w), np.inf)
     first, n = now.feeder(0), now.n_feeder
@@ -178,7 +177,7 @@ def limit_from(state: PowerState, place: int, limits: Limits) -> str:
         if not site.external_budget[feeder] or budget_w == site.budget_w[feeder]:
             return "site file, budget_w"
         by_file = budget_w == site.guaranteed_w[feeder]
-        return "site file, guaranteed_w" if by_file else "granted from outside for a time"
+        return "site file, guaranteed_w" if by_file else "granted from outside for a limited time"
     if kind == "rack":
         stated = view.limit("rack.power_w")
         is_stated = stated is not None and stated.max[place] <= design.rack_max_w[place]
@@ -207,7 +206,7 @@ class ComingLoads(NamedTuple):
 
 
 def ahead_of(state: PowerState) -> list[ComingLoads]:
-    """The coming loads of all places, by horizon; only what bands support."""
+    """Return the forecast loads of all places by horizon, for horizons with a band."""
     view, now, out = state.view, state.now, []
     several = np.bincount(now.pairs.place, minlength=len(now.limit_w)) > 1
     first, n = now.feeder(0), now.n_feeder
@@ -305,10 +304,11 @@ def _look(limits: Limits, place: int, now_w: F64, lost_w: F64, stands_in: bool) 
             "use_pu": _pu(against_w, limit_w)}  # fmt: skip
 
 
-def first_to_bind(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The place that is at its limit first, now or by the upper band; else the one that comes nearest to it.
+def first_to_bind(rows: list[dict[str, Any]], bounds: bool = True) -> dict[str, Any] | None:
+    """Return the place that reaches its limit first, now or at the upper band, else the nearest one.
 
-    None where no place has both a limit and a load.
+    None where no place has both a limit and a load. Sums of bands, which are bounds and no forecasts, count
+    with `bounds`.
     """
     best: tuple[tuple[float, float], dict[str, Any]] | None = None
     for row in rows:
@@ -318,23 +318,24 @@ def first_to_bind(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
             if case["use_pu"] is None:
                 continue
             over = case["use_pu"] >= 1.0
+            target_w, load_w = case["target_w"], case["load_w"]
+            by_target = target_w is not None and case["left_w"] == _w(target_w - load_w)
+            lost = case["lost_w"] is not None and not by_target
+            bound = case["bound"] or (lost and case["horizon_s"] > 0)
             key = (case["horizon_s"] if over else np.inf, -case["use_pu"])
-            if best is None or key < best[0]:
-                target_w, load_w = case["target_w"], case["load_w"]
-                by_target = target_w is not None and case["left_w"] == _w(target_w - load_w)
-                lost = case["lost_w"] is not None and not by_target
+            if (bounds or not bound) and (best is None or key < best[0]):
                 best = key, {"place": row["place"], "kind": row["kind"], "in_s": case["horizon_s"],
                              "use_pu": case["use_pu"], "left_w": case["left_w"], "over": over,
                              "limit_w": case["target_w"] if by_target else case["limit_w"],
                              "limit_from": case["limit_from"],
                              "target": row["target"] if by_target else "",
                              "lost": lost,
-                             "bound": case["bound"] or (lost and case["horizon_s"] > 0)}  # fmt: skip
+                             "bound": bound}  # fmt: skip
     return None if best is None else best[1]
 
 
 def policies_of(request: ExplainRequest) -> list[dict[str, Any]]:
-    """The policies of power that run here, and what they may do."""
+    """The power policies that run here, and their authority."""
     return [
         {"policy": p.name, "authority": p.authority, "suspended": p.suspended}
         for p in request.policies
@@ -344,7 +345,7 @@ def policies_of(request: ExplainRequest) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class CappedCounts:
-    """GPUs held below their most, in all and by policy, and how many would be if their policy might act."""
+    """GPUs held below their maximum, in all and by policy, and how many would be if their policy acted."""
 
     gpus: int
     of: int
@@ -381,7 +382,7 @@ def notes_of(state: PowerState, rows: list[dict[str, Any]]) -> list[str]:
         if p["suspended"]:
             out.append(f"{p['policy']} failed and is suspended: racktwin alarm list says why")
     if policies and not any(p["authority"] == "act" for p in policies):
-        out.append("no policy of power may act: they advise, and the preview is what they would command")
+        out.append("no power policy may act: they only advise, and the preview shows their commands")
     site = state.view.site
     bare = np.flatnonzero(~np.isfinite(site.budget_w) & ~site.external_budget)
     if len(bare):
@@ -389,24 +390,26 @@ def notes_of(state: PowerState, rows: list[dict[str, Any]]) -> list[str]:
         more = f" and {len(bare) - 3} more" if len(bare) > 3 else ""
         out.append(f"not guarded, as the site file gives no `budget_w`: {names}{more}")
     if not site.sizes["feeder"]:
-        out.append("the site file names no feeders: only racks, CDUs and the site are looked at")
+        out.append("the site file names no feeders: only racks, CDUs and the site are checked")
     if rows and all(r["limit_w"] is None and r["target_w"] is None for r in rows):
         out.append(NO_LIMITS)
     if not any(r["ahead"] for r in rows):
-        recent = "; coming loads are the recent peaks" if request.account is not None else ""
+        recent = "; the recent peaks stand in for it" if request.account is not None else ""
         out.append(NO_FORECAST + recent)
     silent = int((~np.isfinite(state.rack_w)).sum())
     if silent:
-        out.append(f"{silent} of {len(state.rack_w)} racks were never heard: what is above them carries more")
+        out.append(
+            f"{silent} of {len(state.rack_w)} racks have never reported: the load above them is higher"
+        )
     unheard = int(never_heard(state.view, nodes_of(state.view.site)).sum())
     if unheard:
         out.append(
-            f"{unheard:,} of {state.view.site.sizes['gpu']:,} GPUs were never heard: they count with what "
-            "the meters above them leave; where none is read, with nothing for "
-            f"{learning_s(state.view.site):.0f} s and with their most after that"
+            f"{unheard:,} of {state.view.site.sizes['gpu']:,} GPUs have never reported: they count with the "
+            "power that the meters above them leave; without such a meter, with nothing for "
+            f"{learning_s(state.view.site):.0f} s and then with their maximum"
         )
     if request.role != "leader":
-        out.append("this daemon stands by; the one that leads decides")
+        out.append("this daemon is a standby; the leader decides")
     return out
 
 
@@ -415,7 +418,7 @@ def _w(value: Any) -> float | None:
 
 
 def _pu(load_w: Any, limit_w: Any) -> float | None:
-    """Load over limit, to MOST_USE_PU: whatever flows is too much for a limit of 0."""
+    """Return load over limit, at most MOST_USE_PU. Any load exceeds a limit of 0."""
     if not (np.isfinite(load_w) and np.isfinite(limit_w)) or (limit_w <= 0 and load_w <= 0):
         return None
     return round(min(float(load_w / limit_w), MOST_USE_PU), 4) if limit_w > 0 else MOST_USE_PU

@@ -1,6 +1,6 @@
-"""Held caps: the GPUs of a place that are capped, by whom and by which budget, and what would lift the cap.
+"""Held caps: the capped GPUs of a place, with the policy and the budget behind each cap, and its remedy.
 
-Taken from the leases, the proposals in force and the budgets above each rack.
+The sources are the leases, the proposals in force and the budgets above each rack.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ from twin.telemetry import GOOD
 MAX_GROUPS = 50
 CLASS_WORDS = {
     "idle": "has no job: cut first",
-    "usual": "the usual: cut after what is idle",
-    "high": "high priority: cut after the usual",
-    "waited_for": "inference, which people wait for: cut last",
+    "usual": "normal priority: cut after idle GPUs",
+    "high": "high priority: cut after normal priority",
+    "waited_for": "inference, which users wait for: cut last",
 }
 LIFTS = {
     "power_cap": "caps rise 30 to 60 s after there is room, once the cuts that make the room are carried out",
-    "power_guard": "it gives back step by step once the load has been below 90 % of the budget for a minute",
-    "operator": "a person asked for it: `racktwin control requests` lists who, `... withdraw` takes it back",
+    "power_guard": "it raises caps step by step once the load has been below 90 % of the budget for a minute",
+    "operator": "a person requested it: `racktwin control requests` lists the authors, `... withdraw` "
+    "withdraws it",
 }
 
 
@@ -77,7 +78,7 @@ def held_caps(state: PowerState, name: str) -> HeldCaps:
     capped = capped_of(state)[gpus]
     notes = [] if policies_of(state.request) else [ADD_IT]
     if not len(gpus):
-        notes.append(f"{full} holds no GPU: nothing of it can be capped")
+        notes.append(f"{full} has no GPU: nothing in it can be capped")
     groups, groups_total = _groups(state, gpus[capped])
     return HeldCaps(
         kind,
@@ -94,7 +95,7 @@ def held_caps(state: PowerState, name: str) -> HeldCaps:
 
 
 def job_caps(state: PowerState) -> list[dict[str, Any]]:
-    """The jobs that run, those first that are cut last: class, priority, caps and power of a GPU of each."""
+    """Return the running jobs, last to be cut first: class, priority, caps and power of a GPU of each."""
     view, site, jobs = state.view, state.view.site, state.view.jobs
     of_gpu, n = jobs.job_of_node[site.node_of_gpu], jobs.n
     capped, class_of = capped_of(state), classes(view, state.high_priority)
@@ -136,7 +137,7 @@ def _cap_reasons(state: PowerState, owner: int) -> _CapReasons:
 
 
 def _groups(state: PowerState, gpus: I32) -> tuple[list[dict[str, Any]], int]:
-    """Capped GPUs, those alike together: same rack, policy, sentence, class and job."""
+    """Group capped GPUs by rack, policy, sentence, class and job."""
     view, policies = state.view, state.request.policies
     site, jobs, lease = view.site, view.jobs, state.request.leases(CAP)
     gpus = gpus[np.isfinite(cap_leases(state)[0][gpus])]
@@ -190,7 +191,7 @@ def _groups(state: PowerState, gpus: I32) -> tuple[list[dict[str, Any]], int]:
 
 
 def _figures(state: PowerState, lease: LeaseColumns, mine: I32) -> dict[str, Any]:
-    """Caps, what is read back, power, the most: lowest and highest of these GPUs."""
+    """Return the range of caps, read-backs, power and maximum of these GPUs."""
     view = state.view
     value, high = lease.value[mine], view.site.envelopes[CAP].high[mine]
     back = np.where(view.quality("gpu.power_limit_w") == GOOD, view.value("gpu.power_limit_w"), np.nan)[mine]
@@ -238,9 +239,9 @@ def _lift(state: PowerState, place: int, target: str) -> dict[str, Any]:
 
 def _lift_words(held: dict[str, Any], policy: str, releasing: bool) -> str:
     """Write the sentence that says when a cap ends."""
-    then = LIFTS.get(policy, f"it goes when {policy or 'whoever holds it'} asks for it no more")
+    then = LIFTS.get(policy, f"it ends when {policy or 'its owner'} no longer proposes it")
     if releasing:
-        return f"it is on its way back: {then}"
+        return f"it is being lifted: {then}"
     if not held:
         return then
     where = "for the site" if held["kind"] == "site" else f"at {held['place']}"
@@ -250,12 +251,12 @@ def _lift_words(held: dict[str, Any], policy: str, releasing: bool) -> str:
     if held["target"]:
         until = "ends or is withdrawn" if held["target_ends_ns"] else "is withdrawn"
         how = f"(`racktwin power withdraw {held['target']}`)"
-        words = f"it goes when load target {held['target']} {until} {how}; {words}"
+        words = f"it ends when load target {held['target']} {until} {how}; {words}"
     return f"{words}; {then}"
 
 
 def _advised(state: PowerState, gpus: I32) -> list[dict[str, Any]]:
-    """The caps that policies propose for GPUs that they may not touch."""
+    """Return the caps that policies propose for GPUs on which they may not act."""
     out: list[dict[str, Any]] = []
     high = state.view.envelope(CAP).high
     for policy in state.request.policies:

@@ -1,8 +1,8 @@
-"""Loads: what each feeder carries now, by its meter and its racks, and how old that is.
+"""Loads: the present load of each feeder, from its meter and its racks, and the age of that value.
 
-The meter, or the sum of its racks if that is more; a rack draws no less than its nodes imply. Where the meter
-is silent, the worst that it or its racks may read by now, whichever is less. The supplies of nodes tell in a
-second which side feeds their racks no more; a building's meters take several.
+The load is the larger of the meter and the sum of its racks; a rack counts with no less than its nodes imply.
+If the meter is silent, the load is the smaller of the worst cases of the meter and of the racks. The supplies
+of nodes show within a second that a side has stopped feeding their racks; meters of a building take several.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from policies.power_capping.budgets import SUPPLIES, Carried, gain_of, sums_w
 from policies.power_capping.demand import current
 from twin.catalogue import F64, I64, NS, Bool
 from twin.contracts import View
-from twin.site import Design
+from twin.site import HALL_BUDGET, Design
 from twin.telemetry import GOOD
 
 # Of a node's power: a supply without a feed delivers less than the first, and the other one more than the
@@ -26,6 +26,29 @@ MOST_PU = 0.9  # of the nodes of a rack that say so: a supply alone breaks now a
 # Of what a profile makes of the power of its nodes: a rack draws no less. source: estimate, profiles err
 LEAST_PU = 0.9
 FOREVER_S = 1e8  # an age that stands for none
+
+
+class RackPower(NamedTuple):
+    """Power of racks as they tell of it, of a hall as its daemon does [n_rack] each: whether it was just
+    read, as last read, as bad as it may be by now (W), and its age (s)."""
+
+    heard: Bool
+    read_w: F64
+    worst_w: F64
+    age_s: F64
+
+
+def rack_power(view: View) -> RackPower:
+    """Power of all racks."""
+    is_hall = np.isfinite(view.site.envelopes[HALL_BUDGET].safe)
+    told = [
+        (view.quality(key) == GOOD, view.believed(key), view.worst(key), view.age_s(key))
+        for key in ("rack.power_w", *(("rack.hall_power_w",) if is_hall.any() else ()))
+    ]
+    heard, read_w, worst_w, age_s = (
+        np.where(is_hall, of_halls, of_racks) for of_racks, of_halls in zip(told[0], told[-1], strict=True)
+    )
+    return RackPower(heard, *(x.astype(np.float64) for x in (read_w, worst_w, age_s)))
 
 
 class Loads(NamedTuple):
@@ -48,27 +71,26 @@ def loads_of(view: View, carried: Carried) -> Loads:
     gpu_heard = current(view, "gpu.power_w")
     gpu_w = np.where(gpu_heard, view.believed("gpu.power_w"), 0.0).astype(np.float64)
     sure_w, likely_w = _by_nodes_w(view, gpu_w)
-    rack_heard = view.quality("rack.power_w") == GOOD
+    rack = rack_power(view)
     # Whatever its meter says, a rack draws what its nodes do, and most of what comes with them
     least_w = np.fmax(sure_w, LEAST_PU * likely_w)
-    read_w = view.believed("rack.power_w")
-    rack_w = np.where(rack_heard, np.fmax(read_w, least_w), likely_w).astype(np.float64)
+    rack_w = np.where(rack.heard, np.fmax(rack.read_w, least_w), likely_w)
     racks_w = sums_w(carried, rack_w)[first : first + n]
 
     read = view.quality("feeder.power_w") == GOOD
     meter_w = np.where(read, view.believed("feeder.power_w"), np.nan).astype(np.float64)
     by_meter = read & ~(racks_w > meter_w)
     # All racks below are heard: their sum is a reading as well
-    unheard = sums_w(carried, (~rack_heard).astype(np.float64))[first : first + n] > 0
+    unheard = sums_w(carried, (~rack.heard).astype(np.float64))[first : first + n] > 0
     metered = read | (~unheard & (racks_w > 0))
 
-    worst_rack_w = view.worst("rack.power_w").astype(np.float64)
-    worst_w = sums_w(carried, np.where(np.isfinite(worst_rack_w), worst_rack_w, likely_w))[first : first + n]
+    worst_rack_w = np.where(np.isfinite(rack.worst_w), rack.worst_w, likely_w)
+    worst_w = sums_w(carried, worst_rack_w)[first : first + n]
     feared_w = np.fmin(view.worst("feeder.power_w"), np.where(worst_w > 0, worst_w, np.nan))
     load_w = np.where(read, np.fmax(meter_w, racks_w), feared_w)
 
     # As old as the oldest reading in it
-    age_of_rack = np.where(rack_heard, np.minimum(view.age_s("rack.power_w"), FOREVER_S), 0.0)
+    age_of_rack = np.where(rack.heard, np.minimum(rack.age_s, FOREVER_S), 0.0)
     oldest = np.zeros(len(carried.limit_w))
     np.maximum.at(oldest, pairs.place, age_of_rack[pairs.rack])
     age_s = np.where(by_meter, np.minimum(view.age_s("feeder.power_w"), FOREVER_S), oldest[first : first + n])
@@ -116,7 +138,7 @@ def lifted(share: F64, rack_w: F64, load_w: float) -> F64:
 
 
 def unfed_feeders(view: View, dead: Bool) -> Bool:
-    """Feeders that deliver nothing to their racks, by the supplies of the nodes there [n_feeder].
+    """Return the feeders that deliver no power to their racks, by the supplies of the nodes [n_feeder].
 
     Supplies 1 and 2 hang on sides A and B. Of a feeder that serves racks itself all of them have to say so;
     `dead` [n_feeder] are known already. A rack that would be left without any feed contradicts them: then

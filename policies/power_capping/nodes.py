@@ -1,8 +1,8 @@
-"""Nodes that stand in for their GPUs: where a site caps nodes through their BMC and no GPU takes a cap.
+"""Nodes in place of their GPUs: for sites that cap nodes through their BMC, where GPUs take no caps.
 
-Such a node is planned with like one large GPU: in all columns of GPUs the row of its first one tells of the
-node as a whole, and the rows of the others are empty. It draws what its own meter reads, and may draw what
-its cap may be at most.
+Such a node is planned like one large GPU: in all GPU columns the row of its first GPU describes the whole
+node, and the other rows are empty. Its power is the reading of its own meter, and its maximum is the highest
+cap of the node.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class CappedNodes(NamedTuple):
 
 
 def nodes_of(site: Site) -> CappedNodes:
-    """All of a site; none where GPUs take caps themselves."""
+    """Return the capped nodes of a site; none if GPUs take caps themselves."""
     rack = by_node(site)
     if not rack.any():
         none = np.zeros(0, np.int64)

@@ -1,19 +1,18 @@
-"""power_cap: shares the power that budgets allow among GPUs, by what they are about to want and how much it
-matters, before a budget is reached.
+"""power_cap: shares power among GPUs by expected demand and priority, before a budget is reached.
 
-Every few seconds the demand of the next minutes is set against all budgets at once: racks, feeders (with the
-other side lost, unless told otherwise), CDUs, loops, and what somebody outside lets the site and its feeders
-draw. While all of it fits, nobody is capped. Else the classes of priority are served in turn, a synchronous
-job as a whole, as the slowest GPU sets the pace; what is then left is given on top, so that no cap is lower
-than need be. Cuts go at once; raises wait for a while of their own, and until those whose place they take
-are read back as cut. What overloads all the same is power_guard's matter.
+Every few seconds the demand of the next minutes is compared with all budgets at once: racks, feeders (with
+the other side lost, unless configured otherwise), CDUs, loops, and external limits of the site and its
+feeders. If the demand fits, no GPU is capped. Otherwise priority classes are served in turn. A synchronous
+job is served as a whole, since its slowest GPU sets the pace. The rest is distributed on top, so that no cap
+is lower than necessary. Cuts apply at once. A raise waits for its own delay, and until the cuts that make
+room for it are read back. An overload that still occurs is left to power_guard.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 import numpy as np
@@ -44,7 +43,14 @@ from policies.power_capping.demand import (
     wants,
 )
 from policies.power_capping.explain import TOPICS, PowerExplainer, fit_series
-from policies.power_capping.external_limits import COURSE, ExternalLimits, LimitMemory, Settings, outside
+from policies.power_capping.external_limits import (
+    COURSE_COLUMNS,
+    ExternalLimits,
+    Settings,
+    columns_of,
+    course_of,
+    outside,
+)
 from policies.power_capping.headroom import power_state
 from policies.power_capping.nodes import NODE_CONTROL, CappedNodes, heard_s, nodes_of, readback_w, standing_in
 from policies.power_capping.release import DWELL_S, SPREAD_S, STEP_PU, Raises, steadied
@@ -88,7 +94,6 @@ TOGETHER_S = 3600.0
 # source: US National Electrical Code, 80 % of the rating for continuous loads
 MOST_PU = 0.25
 _NAN = float("nan")
-_COURSE = {name: "i8" if name.endswith("_ns") or name == "n_feeders" else "f8" for name in COURSE}
 
 
 @dataclass(eq=False)
@@ -117,7 +122,7 @@ class PowerCap:
             "unheard_ns": "i8",
         },
         rack={"other_w": "f8", "gpus_w": "f8", "held_w": "f8", "unread_ns": "i8"},
-        scalars={"peak_ns": "i8"} | {f"course_{name}": kind for name, kind in _COURSE.items()},
+        scalars={"peak_ns": "i8"} | COURSE_COLUMNS,
     )
 
     failover: bool = True
@@ -134,7 +139,7 @@ class PowerCap:
     lead_s: float = 900.0
 
     def __post_init__(self) -> None:
-        """Check the settings. Raises ContractError: which setting, what it is, what was expected."""
+        """Check the settings. Raises ContractError with the setting, its value and the expected one."""
         if not isinstance(self.failover, bool):
             raise ContractError(f"failover: expected true or false, got {self.failover!r}")
         if not _is_number(self.high_priority) or not -(2**31) <= self.high_priority < 2**31:
@@ -172,7 +177,7 @@ class PowerCap:
         return fit_series(power_state(view, request, self.failover, self.least_high))
 
     def propose(self, view: View, memory: Memory) -> tuple[list[Proposal], Memory]:
-        """Caps where a budget binds or did so a while ago; nothing else."""
+        """Propose caps where a budget binds, or did so recently."""
         site, now_ns = view.site, view.now_ns
         if not site.sizes["gpu"]:
             return [], dict(memory)
@@ -228,7 +233,7 @@ class PowerCap:
         unheard = unheard_of(view, carried, want, other, nodes, memory)
         want = with_unheard(view, want, unheard, nodes, peak_w, since_s)
         other, known = _slewed(site, unheard.other_w, want, readback_w(view, nodes), memory, since_s)
-        # What was only assumed is not held on to: the first reading counts as it is
+        # An assumed value is not held on to: the first reading counts as it is
         measured = np.isfinite(view.worst("rack.power_w")) & ~unheard.learning_rack
         known["other_w"] = np.where(measured, known["other_w"], 0.0)
         return want, other, carried, unheard, known | unheard.since
@@ -236,9 +241,8 @@ class PowerCap:
     def _outside(
         self, view: View, carried: Carried, want: Wants, other: F64, memory: Memory
     ) -> tuple[ExternalLimits, Memory]:
-        """(limits from outside, scalars to be remembered of them)."""
+        """Return (external limits, scalars of the memory)."""
         site, first = view.site, carried.pairs.drawn
-        found = LimitMemory(*(memory[f"course_{name}"].item() for name in COURSE))
         rack_w = np.nan_to_num(other) + site.sum_by_rack("gpu", want.power_w) * gain_of(site)
         drawn_w = sums_w(carried, rack_w)[first : first + carried.n_feeder]
         metered = view.quality("feeder.power_w") == GOOD
@@ -247,8 +251,8 @@ class PowerCap:
             np.isfinite(view.believed("rack.power_w")).any() or (view.quality("gpu.power_w") == GOOD).any()
         )
         load_w = _NAN if unheard else float(rack_w.sum())
-        limits, course = outside(view, self.outside, found, load_w, drawn_w)
-        return limits, {f"course_{k}": np.array(v, _COURSE[k]) for k, v in asdict(course).items()}
+        limits, course = outside(view, self.outside, course_of(memory), load_w, drawn_w)
+        return limits, columns_of(course)
 
     def _left_w(
         self, view: View, carried: Carried, want: Wants, other: F64, memory: Memory, nodes: CappedNodes
@@ -258,9 +262,9 @@ class PowerCap:
         reported = np.isfinite(view.believed("rack.power_w")) | (
             site.sum_by_rack("gpu", np.isfinite(view.believed("gpu.power_w")).astype(np.float64)) > 0
         )
-        # What is read back long after the last cut stays so: who does not obey by then, never will
+        # A read-back long after the last cut stays: a device that does not obey by then never will
         known = heard_s(view, nodes) < (view.now_ns - memory["cut_ns"]) / NS - DEAF_S
-        # What was cut and is not read back yet may draw as before
+        # A device that was cut and is not read back yet may draw as before
         cap_w, readback = memory["cap_w"], np.nan_to_num(readback_w(view, nodes))
         late_w = np.where((cap_w > 0) & (readback > cap_w + SETTLED_W), readback - cap_w, 0.0)
         late_w, fixed_w, held_w = (
@@ -279,7 +283,7 @@ class PowerCap:
     def _spared_w(
         self, site: Site, carried: Carried, want: Wants, left_w: F64, memory: Memory, since_s: float
     ) -> tuple[F64, Memory]:
-        """(watts that each place may give on top of what is left for its GPUs [n_place], what is kept of it).
+        """Return (power that each place may add for its GPUs [n_place], the memory of it).
 
         Jobs that take turns never draw their peaks at once. The peak of each place's sum is remembered beside
         the peaks of its GPUs. The difference, and what GPUs that are not held have above their peaks, goes to
@@ -297,10 +301,10 @@ class PowerCap:
             return sums_w(carried, site.sum_by_rack("gpu", np.where(want.capped, gpu_w, 0.0)) * gain)
 
         now_w = of_places(want.power_w)
-        # What was cut cannot peak as it did, and is no coincidence
+        # A device that was cut cannot peak as it did, and its peak is no coincidence
         bound_w = np.where(memory["cap_w"] > 0, memory["cap_w"], np.inf)
         peaks_w = of_places(np.maximum(np.minimum(want.peak_w, bound_w), want.power_w))
-        # What is kept free above peaks is for the few that will need it
+        # The room above peaks is for the few devices that will need it
         may_w = np.minimum(want.demand_w, (1.0 + RESERVE_PU) * want.peak_w)
         apart_w = of_places(np.maximum(np.minimum(may_w, bound_w), want.power_w))
         layout = _layout(site, carried)
@@ -317,7 +321,7 @@ class PowerCap:
 
 
 def _layout(site: Site, carried: Carried) -> int:
-    """A number of the places and what each carries; never 0."""
+    """Return a hash of the places and their racks; never 0."""
     pairs, sum_of = carried.pairs, zlib.crc32(site.spec_hash.encode())
     for part in (pairs.place, pairs.rack, pairs.share):
         sum_of = zlib.crc32(np.ascontiguousarray(part).tobytes(), sum_of)
@@ -327,7 +331,7 @@ def _layout(site: Site, carried: Carried) -> int:
 def _slewed(
     site: Site, other: F64, want: Wants, readback: F64, memory: Memory, since_s: float
 ) -> tuple[F64, Memory]:
-    """(what racks draw beside their GPUs, as slowly as that changes [n_rack], columns to be remembered).
+    """Return (slew-limited power of racks beside their GPUs [n_rack], columns of the memory).
 
     Their meters tell of a moment ago: where GPUs just fell, what they drew until then seems to be beside
     them, and would be taken from them once more; where they just rose, less. What is beside them rises and
@@ -384,7 +388,7 @@ def _shaved(view: View, want: Wants, class_of: I8, compute_pu: F64 | None, shave
 
 @dataclass(frozen=True, slots=True)
 class _Reasons:
-    """Why GPUs are held: the place that is full below each [n_gpu], or what somebody outside asked for."""
+    """Reasons why GPUs are capped [n_gpu]: the place whose budget is full, or an external limit."""
 
     view: View
     carried: Carried
@@ -396,7 +400,7 @@ class _Reasons:
 
     def of(self, place: int) -> str:
         """One sentence."""
-        what = "the demand" if self.short[place] else "all that GPUs may draw"
+        what = "the demand" if self.short[place] else "the maximum power of GPUs"
         name, why = self.carried.name(self.view.site, place), ""
         first, n = self.carried.pairs.drawn, self.carried.n_feeder
         if name == "site":
@@ -406,11 +410,11 @@ class _Reasons:
         ):
             why = self.limits.feeder_why[place - first]
         if why:
-            return f"{what} of {name} is more than what is let in: {why}{self._unheard(place)}"
+            return f"{what} of {name} is more than it may draw now: {why}{self._unheard(place)}"
         return f"{what} below {name} is more than its budget{self._unheard(place)}"
 
     def _unheard(self, place: int) -> str:
-        """The number of GPUs below a place that were never heard, and what they count with; "" for none.
+        """Return a text on the GPUs below a place that never reported, and their assumed power; "" for none.
 
         Those that count with their most go before those that a meter above tells of.
         """
@@ -419,18 +423,17 @@ class _Reasons:
         below[pairs.rack[pairs.place == place]] = True
         mine = below[self.view.site.rack_of_gpu] & ~unpowered_gpus(self.view)
         for kind, counted in (
-            (unheard.at_most, "their most, as no meter above them was read"),
-            (unheard.metered, "what the meters above them leave"),
+            (unheard.at_most, "their maximum, as no meter above them reports"),
+            (unheard.metered, "the power that the meters above them leave"),
         ):
             if (never := mine & kind).any():
-                return (
-                    f"; {never.sum():,} of its {mine.sum():,} GPUs were never heard and count with {counted}"
-                )
+                gpus = f"{never.sum():,} of its {mine.sum():,} GPUs"
+                return f"; {gpus} have never reported and count with {counted}"
         return ""
 
 
 def _proposals(want: Wants, cap_w: F64, capped: Bool, nodes: CappedNodes, why: _Reasons) -> list[Proposal]:
-    """One for each place that binds, one for what is given up freely, and one for the rest."""
+    """Return one proposal per binding place, one for the voluntary reduction, and one for the rest."""
     if not capped.any():
         return []
     out: list[Proposal] = []
@@ -446,7 +449,7 @@ def _proposals(want: Wants, cap_w: F64, capped: Bool, nodes: CappedNodes, why: _
     reasons = {at: why.of(at) for at in named.tolist()} | {
         others: f"below {len(found) - len(named):,} more places the demand is more than the budget: "
         "`racktwin power show` lists them",
-        shaved: f"the usual work gives way to the grid: {why.limits.shave_why}",
+        shaved: f"normal work is reduced for the grid: {why.limits.shave_why}",
         raised: TO_BE_RAISED,
     }
     for at, reason in reasons.items():

@@ -1,4 +1,4 @@
-"""power_guard: cuts at once what overloads a feeder, and gives back slowly.
+"""power_guard: cuts GPU caps at once when a feeder is overloaded, and releases the cut slowly.
 
 Three bands (domain.md E, after Facebook's Dynamo): above 99 % of a budget GPUs are cut to where it is at
 95 %, or lower while its breaker is warm; in between nothing moves; below 90 % for a minute the cut is
@@ -30,7 +30,7 @@ from policies.power_capping.budgets import (
     pairs_of,
     sums_w,
 )
-from policies.power_capping.demand import CONTROL, Wants, classes, wants
+from policies.power_capping.demand import CONTROL, Draws, classes, draws
 from policies.power_capping.external_limits import targets_now
 from policies.power_capping.loads import Loads, lifted, loads_of, unfed_feeders
 from twin.catalogue import F64, I32, I64, NS, Bool, ContractError, clean
@@ -129,7 +129,7 @@ class PowerGuard:
         self.high_priority = int(high_priority)
 
     def propose(self, view: View, memory: Memory) -> tuple[list[Proposal], Memory]:
-        """Cuts for overloaded feeders, held until they are calm again; bounds where flow or sight is lost."""
+        """Propose cuts for overloaded feeders until they are calm, and bounds where flow or sight is lost."""
         site = view.site
         if not site.sizes["gpu"]:
             return [], dict(memory)
@@ -160,7 +160,7 @@ class PowerGuard:
         return [*cuts.proposals(), *bounds], kept
 
     def _bounds(self, view: View, state: Feeders) -> list[Proposal]:
-        """The bounds that need no memory: where a CDU or loop lost flow, and where nothing is heard."""
+        """Return the bounds that need no memory: at CDUs and loops without flow, and at silent feeders."""
         bounds = cooled(view, state.carried, self.high_priority)
         if not view.site.sizes["feeder"]:
             return bounds
@@ -168,7 +168,7 @@ class PowerGuard:
         return [*bounds, *unseen(view, state.carried, state.loads, blind)]
 
     def _remembered(self, view: View, memory: Memory, state: Feeders) -> Memory:
-        """Update the memory of the feeders before anything is cut or eased."""
+        """Update the memory of the feeders before any cut or release."""
         seen_ns = int(memory["seen_ns"].max())
         seen_s = (view.now_ns - seen_ns) / NS if seen_ns else 0.0
         # A feeder that was never watched is taken to have carried this load for ever
@@ -244,7 +244,7 @@ class Feeders:
 def feeders_of(view: View) -> Feeders:
     """Loads of all feeders against their budgets."""
     dead = dead_feeders(view)
-    # Who is not known to be dead is watched as long as its own meter speaks
+    # A feeder that is not known to be dead is watched as long as its own meter speaks
     gone = dead | unfed_feeders(view, dead)
     carried = carried_by(view, pairs_of(view.site, gone, failover=False))
     granted_w = view.budget_w()
@@ -258,14 +258,14 @@ def feeders_of(view: View) -> Feeders:
 
 
 def _use(load_w: F64, budget_w: F64) -> F64:
-    """Load over budget, to MOST_USE; NaN where there is no budget. Any load is too much for a budget of 0."""
+    """Return load over budget, at most MOST_USE; NaN without a budget. Any load exceeds a budget of 0."""
     some = np.divide(load_w, budget_w, out=np.full(len(load_w), np.nan), where=budget_w > 0)
     none = np.where((budget_w <= 0) & (load_w > 0), MOST_USE, np.nan)
     return np.minimum(np.where(budget_w > 0, some, none), MOST_USE)
 
 
 def _last_cut_ns(carried: Carried, deep_ns: I64) -> I64:
-    """When GPUs below each feeder were last cut, for its sake or another one's above them [n_feeder]."""
+    """Return the last cut of GPUs below each feeder, for its own or another feeder's sake [n_feeder]."""
     pairs, first = carried.pairs, carried.feeder(0)
     mine = (pairs.place >= first) & (pairs.place < first + len(deep_ns))
     feeder, rack = pairs.place[mine] - first, pairs.rack[mine]
@@ -295,7 +295,7 @@ class Below(NamedTuple):
 
 
 def below_of(
-    view: View, carried: Carried, want: Wants, rank: F64, place: int, loads: Loads | None = None
+    view: View, carried: Carried, want: Draws, rank: F64, place: int, loads: Loads | None = None
 ) -> Below:
     """GPUs below a place; with `loads`, of a feeder.
 
@@ -313,13 +313,44 @@ def below_of(
 
 
 def caps_w(depth: F64 | float, rank: F64, floor_w: F64, most_w: F64) -> F64:
-    """Caps at a depth: a class that it passed is at its floor, the one that it stands in is in between."""
+    """Return caps at a depth: classes below it are at their floors, the class at the depth in between."""
     return floor_w + np.clip(1.0 - (depth - rank), 0.0, 1.0) * (most_w - floor_w)
 
 
 def caps_of(x: Below, depth: float) -> F64:
     """Caps of these GPUs at a depth [k]."""
     return caps_w(depth, x.rank, x.floor_w, x.most_w)
+
+
+class _Moved(NamedTuple):
+    """The power that GPUs may rise by, at depths between two: `fixed_w` of those whose caps are the same
+    there, and (rank, share, floor, range, draw) of each class whose caps move."""
+
+    fixed_w: float
+    classes: list[tuple[float, F64, F64, F64, F64]]
+
+    @classmethod
+    def between(cls, x: Below, drawn_w: F64, low: float, high: float) -> _Moved:
+        moves = (x.rank > low - 1.0) & (x.rank < high)
+        at = np.flatnonzero(~moves)
+        fixed = Below(x.at[at], x.share[at], x.floor_w[at], x.most_w[at], x.rank[at])
+        fixed_w = float(fixed.share @ np.maximum(caps_of(fixed, high) - drawn_w[at], 0.0))
+        found = []
+        for rank in np.unique(x.rank[moves]).tolist():
+            at = np.flatnonzero(x.rank == rank)
+            floor_w = x.floor_w[at]
+            found.append((rank, x.share[at], floor_w, x.most_w[at] - floor_w, drawn_w[at]))
+        return cls(fixed_w, found)
+
+    def raised_w(self, depth: float) -> float:
+        """Watts by which all together may rise above what they draw, at this depth."""
+        sum_w = self.fixed_w
+        for rank, share, floor_w, range_w, drawn_w in self.classes:
+            rise_w = min(max(1.0 - (depth - rank), 0.0), 1.0) * range_w
+            rise_w += floor_w
+            rise_w -= drawn_w
+            sum_w += float(share @ np.maximum(rise_w, 0.0, out=rise_w))
+        return sum_w
 
 
 def deep_enough(x: Below, power_w: F64, goal_w: float, least: float) -> float:
@@ -346,13 +377,12 @@ class _Cuts:
     view: View
     state: Feeders
     kept: Memory
-    want: Wants
+    want: Draws
     rank: F64
 
     @classmethod
     def of(cls, view: View, state: Feeders, kept: Memory, high_priority: int) -> _Cuts:
-        want = wants(view, np.zeros(view.site.sizes["gpu"]), 0.0)
-        return cls(view, state, kept, want, classes(view, high_priority).astype(np.float64))
+        return cls(view, state, kept, draws(view), classes(view, high_priority).astype(np.float64))
 
     @cached_property
     def aim_w(self) -> F64:
@@ -369,14 +399,14 @@ class _Cuts:
 
     @cached_property
     def _obeys(self) -> Bool:
-        """A GPU that is not under its cap by now does not listen."""
+        """Return the reporting GPUs that are not above their commanded cap."""
         cap_w = self.view.commanded(CONTROL)
         over = self._now_w > (1.0 + DISOBEYS_PU) * np.where(np.isfinite(cap_w), cap_w, np.inf)
         return ~over & self.state.loads.gpu_heard
 
     @cached_property
     def _lapsed_w(self) -> F64:
-        """The power to which a silent GPU falls by itself."""
+        """Return the power of a silent GPU after its lease lapses."""
         view, cap_w = self.view, self.view.commanded(CONTROL)
         settled = view.readback(CONTROL) <= (1.0 + DISOBEYS_PU) * cap_w
         return np.where(settled, np.fmax(cap_w, view.envelope(CONTROL).safe), np.inf)
@@ -402,7 +432,7 @@ class _Cuts:
         loads, kept, below = self.state.loads, self.kept, self._below(feeder)
         least, load_w = float(kept["depth"][feeder]), float(loads.load_w[feeder])
         if loads.metered[feeder]:
-            # What is read says how much has to go; a cut saves what the GPUs themselves draw, no more
+            # The reading says how much has to go; a cut saves the power of the GPUs themselves, no more
             power_w, excess_w = self._now_w[below.at], load_w - float(self.aim_w[feeder])
             if not later:
                 power_w = np.minimum(power_w, caps_of(below, least))
@@ -424,7 +454,7 @@ class _Cuts:
         return deep_enough(below, power_w, goal_w, least)
 
     def easing(self) -> list[int]:
-        """Feeders that were cut of late and are below their aim, by a reading after the last step."""
+        """Feeders that were cut recently and are below their aim, by a reading after the last step."""
         kept, loads, now_ns = self.kept, self.state.loads, self.view.now_ns
         moved_ns = np.maximum(kept["deep_ns"], kept["eased_ns"])
         ripe = loads.metered & (kept["depth"] > 0) & (loads.load_w < self.aim_w)
@@ -433,7 +463,7 @@ class _Cuts:
         return np.flatnonzero(ripe).tolist()
 
     def eased(self, feeder: int) -> float | None:
-        """The depth that is enough for a feeder; None where there is nothing to give back.
+        """Return the sufficient depth for a feeder; None if there is nothing to release.
 
         What stands below its cap counts as if it rose to it at once; what is not heard, from nothing.
         """
@@ -448,10 +478,10 @@ class _Cuts:
             return None
         low, high = max(depth - EASE_CLASS_PU, 0.0), depth
         goal_w = room_w + EASE_PU * spare_w
+        moved = _Moved.between(below, drawn_w, low, high)
         while high - low > 1e-4:
             middle = 0.5 * (low + high)
-            raised_w = float(below.share @ np.maximum(caps_of(below, middle) - drawn_w, 0.0))
-            low, high = (middle, high) if raised_w > goal_w else (low, middle)
+            low, high = (middle, high) if moved.raised_w(middle) > goal_w else (low, middle)
         return high
 
     def caps(self) -> tuple[I32, I64, F64]:
@@ -468,22 +498,31 @@ class _Cuts:
         deepest[pairs.rack[cut[last]]] = of_place[pairs.place[cut[last]]]
         by[pairs.rack[cut[last]]] = pairs.place[cut[last]] - first
         cap_w = caps_w(deepest[site.rack_of_gpu], self.rank, want.floor_w, want.most_w)
-        index = mask_index(want.capped & (cap_w < want.most_w))
+        # Where nothing is cut, rounding alone may put a cap below its maximum
+        index = mask_index(want.capped & (deepest > 0)[site.rack_of_gpu] & (cap_w < want.most_w))
         return index, by[site.rack_of_gpu[index]], cap_w[index]
 
     def proposals(self) -> list[Proposal]:
         """The deepest cut of all feeders above each GPU."""
         view, (capped, by, cap_w) = self.view, self.caps()
-        named, out = np.unique(by)[:MOST_FEEDERS].tolist(), []
-        for feeder in [*named, -1]:
-            mine = by == feeder if feeder >= 0 else ~np.isin(by, named)
+        out: list[Proposal] = []
+        if not len(capped):
+            return out
+        named = np.flatnonzero(np.bincount(by))[:MOST_FEEDERS]
+        place = np.full(int(by.max()) + 1, len(named), np.int16)
+        place[named] = np.arange(len(named))
+        order = np.argsort(place[by], kind="stable")
+        ends = np.cumsum(np.bincount(place[by], minlength=len(named) + 1))
+        commanded = np.isfinite(view.commanded(CONTROL)[capped])
+        for feeder, end, count in zip([*named.tolist(), -1], ends, np.diff(ends, prepend=0), strict=True):
+            mine = order[end - count : end]
             index, hi_w = capped[mine], cap_w[mine]
             if not len(index):
                 continue
             who = view.site.name("feeder", feeder) if feeder >= 0 else "one of many feeders"
             why = f"{who} is or was beyond {100 * CUT_PU:.0f} % of its budget"
-            # What was cut follows the release; what stands lower of its own is left there
-            wish_w = np.where(np.isfinite(view.commanded(CONTROL)[index]), hi_w, np.nan)
+            # A GPU that was cut follows the release; one that stands lower by another's setting is left there
+            wish_w = np.where(commanded[mine], hi_w, np.nan)
             out.append(Proposal(CONTROL, index, self.want.floor_w[index], hi_w, wish_w, why))
         return out
 
@@ -541,7 +580,7 @@ def _cap_cells(cap_w: F64) -> dict[str, Value]:
 
 
 def unseen(view: View, carried: Carried, loads: Loads, bound: Bool) -> list[Proposal]:
-    """Safe caps for silent GPUs below feeders of which nobody tells what flows there any more.
+    """Return safe caps for silent GPUs below feeders without any reading of their load.
 
     `bound` [n_feeder]: those that have a budget. A rack that was never heard asks for nothing.
     """
@@ -559,14 +598,14 @@ def unseen(view: View, carried: Carried, loads: Loads, bound: Bool) -> list[Prop
     if not len(index):
         return []
     safe_w, commanded_w = envelope.safe[index], view.commanded(CONTROL)[index]
-    # What stands lower is left there
+    # A GPU that stands lower is left there
     want_w = np.where(commanded_w <= safe_w, np.nan, safe_w)
-    why = "neither these GPUs nor the feeders above them were heard for three periods: safe caps"
+    why = "neither these GPUs nor the feeders above them reported for three periods: safe caps"
     return [Proposal(CONTROL, index, envelope.low[index], safe_w.copy(), want_w, why)]
 
 
 def cooled(view: View, carried: Carried, high_priority: int) -> list[Proposal]:
-    """Bounds for GPUs below CDUs and loops that lost flow: all at their caps make no more heat than is taken.
+    """Return bounds for GPUs below CDUs and loops with less flow, so that their heat is still removed.
 
     Without a memory, as `unseen`: where flow or readings are back, nothing is bounded any more. A cap stays
     where it is until it may rise by a tenth of its range.
@@ -579,9 +618,9 @@ def cooled(view: View, carried: Carried, high_priority: int) -> list[Proposal]:
     out: list[Proposal] = []
     if not len(short):
         return out
-    want = wants(view, np.zeros(site.sizes["gpu"]), 0.0)
+    want = draws(view)
     rank = classes(view, high_priority).astype(np.float64)
-    # What a cut saves on the way to GPUs comes on top of it: it is counted when it is read
+    # Losses that a cut saves on the way to GPUs come on top: they count when they are read
     fixed_w = sums_w(carried, np.nan_to_num(other_w(view, want.power_w, gain=1.0)))
     commanded_w = view.commanded(CONTROL)
     for at in short[np.argsort(left_w[short] / whole_w[short], kind="stable")][:MOST_COOLED].tolist():

@@ -1,9 +1,9 @@
-"""Rack fit: the number of racks that still fit, by nameplate, by the peaks seen, and at a risk per hour.
+"""Rack fit: the number of racks that still fit, by nameplate, by recorded peaks, and at a risk per hour.
 
-Pure: limits, shares and past power in, counts out. The risk is the chance that in an hour the load is
-anywhere above what a place may carry. New racks draw as the donors did at the same instants, which keeps what
-is common to all; the interval comes from days drawn anew with replacement (block bootstrap: hours of a day
-hang together). Where the past is too short for the risk, only the nameplate counts.
+Pure: limits, shares and past power in, counts out. The risk is the probability that the load exceeds the
+limit of any place within an hour. New racks draw what donor racks drew at the same instants, which preserves
+correlation. The interval comes from a block bootstrap over days, since the hours of a day are correlated. If
+the history is too short for the risk, only the nameplate counts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RESAMPLES = 400  # of days
 LOW, HIGH = 0.05, 0.95  # of the interval
 MOST_RACKS = 500
 SEED = 7
-NOBODY = "no rack of this kind is here to learn from"
+NOBODY = "the site has no rack of this kind to learn from"
 
 
 class FitPlaces(NamedTuple):
@@ -143,7 +143,7 @@ def _why_not(past: PowerHistory | None, hours: int, days: int, donors: I64, risk
     if days < MIN_DAYS:
         return f"days in the history: {days}; expected {MIN_DAYS} or more"
     if hours * risk_pu < RULE_OF_THREE:
-        return f"hours in the history: {hours}; a risk of {risk_pu:g} takes {RULE_OF_THREE / risk_pu:.0f}"
+        return f"hours in the history: {hours}; a risk of {risk_pu:g} needs {RULE_OF_THREE / risk_pu:.0f}"
     return ""
 
 
@@ -154,7 +154,7 @@ def _over(places: FitPlaces, past: PowerHistory, donors: I64, most: int) -> tupl
     _, where = np.unique(past.hour, return_inverse=True)
     begin = np.flatnonzero(np.diff(where, prepend=-1))
     bound = np.flatnonzero(np.isfinite(places.limit_w) & (places.new_share > 0))
-    # What is left, in W of new racks, so that one sum of them serves all places [n_bound, n_slot]
+    # The room, in W of new racks, so that one sum of them serves all places [n_bound, n_slot]
     room_w = (places.limit_w[:, None] - _sums(places, past))[bound] / places.new_share[bound, None]
     tight = room_w.min(axis=0, initial=np.inf)
     n_hour = len(begin)

@@ -1,8 +1,8 @@
-"""Release: when a cap may rise again, so that caps neither flap nor rise all at once.
+"""Release: delays the raise of a cap, so that caps neither flap nor rise all at once.
 
-Cuts go at once. A raise has to be worth it, and waits for a while of its own since the last cut; both are
-drawn by the device and the instant of that cut, so that a replay draws the same. Where a ramp lets up the
-site, the ramp says how fast: there nothing waits.
+Cuts apply at once. A raise needs a minimum size and a delay since the last cut. Both are pseudorandom, by
+device and instant of that cut, so that a replay draws the same values. Where a ramp raises the limit of the
+site, the ramp sets the pace, and no raise is delayed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Raises(NamedTuple):
 
 
 def drawn_pu(device: I64, epoch_ns: I64) -> F64:
-    """A number of 0..1 (never 1) for each device and instant [k], the same each time, that looks random.
+    """Return a pseudorandom number in [0, 1) for each device and instant [k], the same at each call.
 
     source: the finaliser of SplitMix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number
     generators")
@@ -51,7 +51,7 @@ def drawn_pu(device: I64, epoch_ns: I64) -> F64:
 def steadied(
     view: View, want: Wants, cap_w: F64, memory: Memory, claims: Claims, raises: Raises
 ) -> tuple[F64, I64]:
-    """(caps, when each was last cut): cuts at once, raises by steps worth it and after a while of their own.
+    """Return (caps, instant of the last cut of each): cuts at once, raises in minimum steps after a delay.
 
     A raise waits as well where cuts of this very moment and it would together be more than a place has:
     nobody knows which of the two arrives first. A job is raised as a whole.

@@ -1,7 +1,7 @@
-"""Savings: a running account of the work that caps cost and the energy they save, by class and job.
+"""Savings: running account of the work that caps cost and the energy that they save, by class and job.
 
-Kept in quarters of an hour for eight days. Work is lost where a GPU stands at its cap and would draw more:
-its draw of late without a cap tells how much.
+The account keeps quarters of an hour for eight days. Work is lost while a GPU is at its cap and would draw
+more; its recent power without a cap tells how much.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from policies.power_capping.budgets import gain_of
 from policies.power_capping.curves import Curve, perf
 from policies.power_capping.demand import AT_CAP_PU, CLASS_NAMES, classes, learned_pu
 from policies.power_capping.headroom import CAP, SLACK_W, PowerState, cap_leases, power_state
-from twin.catalogue import F64, I64, NS, Bool, clean
+from twin.catalogue import F64, I64, NS, Bool, clean, duration
 from twin.contracts import ExplainRequest, View
 from twin.site import Site
 from twin.telemetry import GOOD
@@ -30,12 +30,12 @@ FORMAT = 1
 NAMES = ("lost_gpu_s", "lost_most_gpu_s", "saved_ws", "net_ws", "held_gpu_s", "capped_gpu_s", "busy_gpu_s",
          "guessed_gpu_s", "unheard_gpu_s")  # fmt: skip
 CAPPED = NAMES.index("capped_gpu_s")
-STRAIGHT = "by a straight line from idle to demand, which says too much: no curve of the job was learned"
-NO_ACCOUNT = "no account of caps is kept here: it begins with the daemon"
+STRAIGHT = "by a straight line from idle to demand, which overestimates: no curve of the job was learned"
+NO_ACCOUNT = "no account of caps yet: it starts with the daemon"
 
 
 class Peaks(NamedTuple):
-    """The highest loads of late of all places [n_place], and over how many seconds."""
+    """The highest recent loads of all places [n_place], and the seconds that they cover."""
 
     now_w: F64
     lost_w: F64
@@ -50,7 +50,7 @@ class CostRates(NamedTuple):
 
 
 class CapAccount:
-    """Counts between ticks. A `PolicyAccount` of power_cap."""
+    """`PolicyAccount` of power_cap: counts between ticks."""
 
     name = "power-account"
 
@@ -66,7 +66,7 @@ class CapAccount:
         self._peaks: deque[tuple[int, F64, F64]] = deque(maxlen=PEAK_SLOTS + 1)
 
     def observe(self, view: View, request: ExplainRequest) -> None:
-        """Count what passed since the last call."""
+        """Count the time since the last call."""
         now_ns, site = view.now_ns, view.site
         gap_s = (now_ns - self._last_ns) / NS if self._last_ns else 0.0
         if self._site != site.spec_hash:
@@ -89,7 +89,7 @@ class CapAccount:
             self._add(view, dt_s, costs, classes(view, self.high_priority))
 
     def peaks(self, site: Site) -> Peaks | None:
-        """The highest loads of the last hour; None where nothing was seen of this site yet."""
+        """Return the highest loads of the last hour; None before the first observation."""
         if not self._peaks or self._site != site.spec_hash:
             return None
         now_w = np.fmax.reduce([p[1] for p in self._peaks])
@@ -164,13 +164,13 @@ class CapAccount:
             _into(slot, who, sums[:, j])
 
     def dump(self) -> dict[str, Any]:
-        """All of it as plain data."""
+        """Return the account as plain data."""
         return {"format": FORMAT, "names": list(NAMES), "began_ns": self.began_ns, "totals": self.totals,
                 "curved_s": self.curved_s, "straight_s": self.straight_s,
                 "slots": {str(k): dict(v) for k, v in self.slots.items()}}  # fmt: skip
 
     def restore(self, tree: dict[str, Any]) -> None:
-        """Take over what `dump` gave. Raises ValueError, KeyError or TypeError for anything else."""
+        """Restore the result of `dump`. Raises ValueError, KeyError or TypeError for anything else."""
         if tree["format"] != FORMAT or tree["names"] != list(NAMES):
             raise ValueError(f"of format {str(tree['format'])[:20]}; expected {FORMAT}")
         begun = sorted(tree["slots"], key=int)[-KEEP_SLOTS:]
@@ -193,7 +193,7 @@ def _into(rows: dict[str, list[float]], who: str, values: F64) -> None:
 
 
 def _cap_w(state: PowerState) -> F64:
-    """The cap that a lease holds each GPU under [n_gpu]; NaN where it may have its most."""
+    """Return the leased cap of each GPU [n_gpu]; NaN if it may draw its maximum."""
     value = cap_leases(state)[0]
     return np.where(value < state.view.envelope(CAP).high - SLACK_W, value, np.nan)
 
@@ -221,7 +221,7 @@ def costs_now(view: View, capped: Bool, at_cap: Bool, free_w: F64, cap_w: F64) -
         most_loss[at] = _loss(at_w[at], idle_w[at], np.maximum(most_w, power_w)[at], share[at])
     loss, most_loss = (_paced(x, slot, view) for x in (loss, most_loss))
     gain = gain_of(site)[rack]
-    # What is only guessed is no saving, and what has no job would not have drawn more
+    # A guess is no saving, and a GPU without a job would not have drawn more
     saved_w = np.where(work & known, (demand_w - power_w) * gain, 0.0)
     net_w = saved_w - np.where(known, loss * demand_w * gain, 0.0)
     columns = np.array([loss, np.maximum(most_loss, loss), saved_w, net_w, work, capped, busy, work & ~known,
@@ -239,7 +239,7 @@ def _loss(at_w: F64, idle_w: F64, demand_w: F64, share: F64) -> F64:
 
 
 def _paced(loss: F64, slot: I64, view: View) -> F64:
-    """Of a synchronous job all GPUs lose what its slowest one does [n_gpu]."""
+    """Give all GPUs of a synchronous job the loss of its slowest one [n_gpu]."""
     jobs = view.jobs
     together = (slot >= 0) & (jobs.alive & jobs.synchronous)[np.maximum(slot, 0)]
     worst = np.zeros(jobs.n)
@@ -294,12 +294,16 @@ def _in_hours(values: list[float] | None) -> dict[str, float]:
     }  # fmt: skip
 
 
+def _gpu_time(gpu_h: float) -> str:
+    return f"{gpu_h:.3g} GPU-h" if gpu_h >= 0.1 else f"{3600 * gpu_h:.2g} GPU-s"
+
+
 def _notes(
     view: View, account: CapAccount, total: dict[str, float], watched_h: float, hours: float
 ) -> list[str]:
     out = []
     if watched_h < 0.9 * hours:
-        out.append(f"counted over {watched_h:.2g} h of these {hours:g} h")
+        out.append(f"counted over {duration(round(3600 * watched_h))} of these {hours:g} h")
     if account.straight_s > 0 and account.curved_s <= 0:
         out.append(STRAIGHT)
     elif account.straight_s > 0:
@@ -308,13 +312,13 @@ def _notes(
     if total["guessed_gpu_h"] > 0:
         guessed = f"{total['guessed_gpu_h']:.3g} GPU-h"
         out.append(
-            f"of {guessed} nobody saw what they draw without a cap: their work counts as lost by the most "
+            f"of {guessed} the draw without a cap was never seen: their lost work counts with the maximum "
             "that they may have, their energy not at all"
         )
     if total["unheard_gpu_h"] > 0:
-        out.append(f"{total['unheard_gpu_h']:.3g} capped GPU-h were not heard, and count as nothing")
+        out.append(f"{_gpu_time(total['unheard_gpu_h'])} under caps were not reported and do not count")
     if not view.jobs.known:
-        out.append("no source of jobs speaks: every GPU counts as one that works")
+        out.append("no source of jobs reports: every GPU counts as working")
     if account.problem:
         out.append(account.problem)
     return out

@@ -1,10 +1,10 @@
-"""Shares: what GPUs get of the watts that all budgets leave them, by class, floors, curves and demand.
+"""Shares: distributes the power within all budgets among GPUs, by class, floor, power curve and demand.
 
-First all get what they are about to want, then what is left up to their most; in both, classes come in turn.
-Within a class come first the watts that tenants are guaranteed and jobs have to keep, then those that buy
-most work: the curve of a job, where one is known, is cut into pieces, and pieces of about the same slope rise
-together. A synchronous job is one device: the share of its GPUs' ranges, as the slowest sets the pace. Floors
-of all are taken off beforehand.
+The first pass serves expected demand, the second one raises GPUs towards their maximum. In both passes the
+classes are served in turn. Within a class, guarantees of tenants and floors of jobs come first, then the
+watts that buy the most work: a known power curve of a job is cut into pieces, and pieces of about the same
+slope rise together. A synchronous job is one device, with one share of its GPUs' ranges, since the slowest
+GPU sets the pace. The floors of all GPUs are subtracted beforehand.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class _Pieces(NamedTuple):
 
 
 def shared_out(site: Site, carried: Carried, left_w: F64, want: Wants, claims: Claims) -> Shared | None:
-    """Share out `left_w` [n_place], the watts for the GPUs of each place; None where all may have all."""
+    """Share out `left_w` [n_place], the power for the GPUs of each place; None if every demand fits."""
     gain, capped = gain_of(site), want.capped
     all_w = sums_w(carried, site.sum_by_rack("gpu", np.where(capped, want.most_w, 0.0)) * gain)
     if (all_w <= left_w).all():
@@ -114,7 +114,7 @@ def shared_out(site: Site, carried: Carried, left_w: F64, want: Wants, claims: C
 
 
 def gpus_w(site: Site, carried: Carried, left_w: F64, want: Wants) -> float:
-    """Watts that all GPUs may have together, if all count the same."""
+    """Return the most that all GPUs may draw together, if all have the same class."""
     least_w, most_w = (
         site.sum_by_rack("gpu", np.where(want.capped, x, 0.0)) for x in (want.floor_w, want.most_w)
     )
@@ -201,7 +201,7 @@ def _pieces(devices: _Devices, n_solo: int) -> _Pieces:
 def _slopes(devices: _Devices, at: I64) -> tuple[F64, I64]:
     """(where the pieces of these curves end, 0..1, how steep they are) [k, PIECES]."""
     least_w, most_w = devices.least_w[at], devices.most_w[at]
-    # What it would draw without a cap is not known while it stands at one: its most then
+    # The draw without a cap is unknown while a device stands at one: its most counts then
     drawn_w = least_w + devices.wanted[at] * (most_w - least_w)
     curve = Curve(devices.idle_w[at], np.maximum(drawn_w, devices.idle_w[at] + 1.0), devices.compute[at])
     room_w, slope = segments(curve, least_w, most_w, PIECES)

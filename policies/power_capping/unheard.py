@@ -1,8 +1,8 @@
-"""Unheard: what GPUs draw of which nothing was ever read.
+"""Unheard GPUs: the power of GPUs that never reported.
 
-The meter of a rack or a feeder reads them too: what it reads beyond those that are heard is theirs, spread by
-what each may draw, and is expected to rise no more than that of the others. Where no meter tells, a GPU is
-waited for: for the learning time it is no reason to cut anybody, and it counts with its most after that.
+The meter of a rack or a feeder includes them: its reading minus the power of reporting GPUs is theirs, spread
+by their maximum. It is expected to rise no more than that of the others. Without a meter, such a GPU causes
+no cut during the learning time; after that it counts with its maximum.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ class Unheard(NamedTuple):
 
     @property
     def metered(self) -> Bool:
-        """GPUs that count with what a meter leaves for them [n_gpu]."""
+        """GPUs that count with the rest of a meter's reading [n_gpu]."""
         return self.never & np.isfinite(self.power_w)
 
     @property
     def waiting(self) -> Bool:
-        """GPUs that count with nothing yet [n_gpu]."""
+        """GPUs that do not count yet [n_gpu]."""
         return self.learning & np.isnan(self.power_w)
 
     @property
     def at_most(self) -> Bool:
-        """GPUs that count with all that they may draw [n_gpu]."""
+        """GPUs that count with their maximum [n_gpu]."""
         return self.never & ~self.learning & np.isnan(self.power_w)
 
 
 def never_heard(view: View, nodes: CappedNodes) -> Bool:
-    """GPUs of which no power was ever read, and that are not known to be off or gone [n_gpu]."""
+    """Return the GPUs that never reported power and are not known to be off or absent [n_gpu]."""
     never: Bool = np.isnan(view.believed("gpu.power_w")) & ~unpowered_gpus(view)
     if len(nodes.node):
         never &= ~nodes.inside
@@ -65,7 +65,7 @@ def never_heard(view: View, nodes: CappedNodes) -> Bool:
 
 
 def learning_s(site: Site) -> float:
-    """Time for which a GPU that was never heard, or a node in the place of its GPUs, is waited for, in s."""
+    """Return the waiting time for a GPU, or a node in place of its GPUs, that never reported, in s."""
     gpu_s, node_s = (
         max(site.file.periods_s.get(key, 0.0) for key in (table, f"{table}.power_w"))
         for table in ("gpu", "node")
@@ -77,7 +77,7 @@ def learning_s(site: Site) -> float:
 def unheard_of(
     view: View, carried: Carried, want: Wants, other: F64, nodes: CappedNodes, memory: Memory
 ) -> Unheard:
-    """Unheard GPUs and what the meters above tell of them.
+    """Return the unheard GPUs, with the evidence of the meters above them.
 
     `want.power_w` holds the most that these may draw; `other` [n_rack] is what racks draw beside their GPUs.
     """

@@ -1,8 +1,8 @@
-"""Unpowered devices: nodes and GPUs of which it is known that they draw nothing.
+"""Unpowered devices: nodes and GPUs that are known to draw nothing.
 
-A GPU that is there and silent may draw its most. One draws nothing while the controller of its node tells
-that the node is off, or its scheduler that it sleeps, and none is in a slot whose device was found elsewhere,
-until something is heard of it.
+A silent GPU that is present may draw its maximum. A GPU draws nothing while the controller of its node
+reports that the node is off, or while the scheduler reports that the node sleeps. A slot whose device was
+found elsewhere is empty until it reports again.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ def unpowered_nodes(view: View) -> Bool:
 
 def unpowered_gpus(view: View) -> Bool:
     """GPUs of such nodes, or that are not there themselves [n_gpu]. One whose power is read is there."""
-    off: Bool = unpowered_nodes(view)[view.site.node_of_gpu] & (view.quality("gpu.power_w") != GOOD)
+    nodes = unpowered_nodes(view)
+    off: Bool = np.zeros(view.site.sizes["gpu"], np.bool_)
+    if nodes.any():
+        off = nodes[view.site.node_of_gpu] & (view.quality("gpu.power_w") != GOOD)
     vacant = view.vacant("gpu")
     return off if vacant is None else off | vacant & np.isnan(view.believed("gpu.power_w"))

@@ -1,4 +1,4 @@
-"""Policy `thermal_guard`: caps for heat, and the steps where caps are not enough."""
+"""Policy `thermal_guard`: power caps against heat, and further steps where caps are not enough."""
 
 import lazy_loader
 

@@ -1,8 +1,9 @@
-"""Caps for heat: how far the strain of a GPU or of its rack lowers the power cap, on worst-case margins.
+"""Caps against heat: lower the power cap of a GPU by its thermal margin and that of its rack, at worst case.
 
-Every GPU is judged by how hot it may be by now, not by its last reading: silence drifts hot. Between the
-guard and the limit the cap falls in proportion, at the limit to the device's minimum; a rack whose coolant is
-lost or too hot pulls all of its GPUs down. So does one whose GPUs surge, before any of them is at its guard.
+Every GPU counts with the temperature that it may have by now, not with its last reading: without readings it
+drifts hot. Between the guard and the limit the cap falls in proportion, and at the limit it is the device's
+minimum. A rack whose coolant is lost or too hot lowers the caps of all its GPUs, and so does a rack whose
+GPUs surge, before any of them reaches its guard.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ KEYS = (*GPU_KEYS, *RACK_KEYS)
 RELEASE_S = 60.0
 # Two for each key, measured and feared, one for the time after, one for GPUs that surge
 REASONS = (
-    *(f"{key} {how} beyond its guard" for key in KEYS for how in ("is", "was not heard and may be")),
+    *(f"{key} {how} beyond its guard" for key in KEYS for how in ("is", "is silent and may be")),
     f"was beyond a guard less than {RELEASE_S:.0f} s ago",
     "GPUs of its rack warm up faster than coolant at its usual flow allows",
 )
@@ -103,7 +104,7 @@ def assess(view: View, memory: Memory, surging: I32) -> HeatCaps:
 
 
 def _refuted(view: View) -> Bool | None:
-    """Racks [n] whose coolant reads beyond a guard while others say that it is not; None for none."""
+    """Return racks [n] whose coolant reads beyond a guard while other readings refute it; None for none."""
     out: Bool | None = None
     for key in RACK_KEYS:
         if (limit := view.limit(key)) is None:
@@ -119,7 +120,7 @@ def _refuted(view: View) -> Bool | None:
 
 
 def _pulls(view: View, envelope: Envelope) -> Iterator[Pull]:
-    """The caps that each signal asks for, measured before feared.
+    """Return the caps for each signal, measured values before worst cases.
 
     A measured value pulls a cap down to the device's minimum. A value that is only feared, because a sensor
     fell silent, pulls it down to the safe value and no lower: silence alone is not heat.

@@ -1,4 +1,4 @@
-"""Plan: the seconds that GPUs have at each power, by the heat that they store.
+"""Thermal plan: seconds until GPUs overheat at each power, from the heat that they store.
 
 C dT/dt = P - G (T - Tc). Whatever the coolant does, another power changes the rate by its difference over C.
 So one measured rate tells how fast a GPU warms up at its lowest cap, or with its clock locked at its lowest.
@@ -63,7 +63,7 @@ def rate_at(rate: F64, drawn_w: F64, power_w: F64, capacity_j_per_k: F64) -> F64
 
 
 def seconds(room_k: F64, rate: F64) -> F64:
-    """Seconds until `room_k` is used up; inf where nothing warms up, or nobody knows."""
+    """Seconds until `room_k` is used up; inf where nothing warms up or the rate is unknown."""
     warms = rate > 0.0
     left_s: F64 = np.full(len(rate), np.inf)
     np.divide(np.maximum(room_k, 0.0), rate, out=left_s, where=warms)

@@ -1,8 +1,8 @@
-"""thermal_guard: keeps GPUs inside their thermal limits by lowering their power caps, and saves what caps do
-not.
+"""thermal_guard: keeps GPUs inside their thermal limits by power caps, and takes further steps if caps fail.
 
-It only narrows from above; raising again is left to the slew limit. Where even the lowest caps leave a GPU
-seconds until it shuts itself down, jobs save, clocks are locked, nodes are drained, stopped and switched off.
+It only lowers the upper bound of a cap; the slew limit sets the pace of a raise. If a GPU would shut itself
+down within seconds even at its lowest cap, jobs save, clocks are locked, and nodes are drained, stopped and
+switched off.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from twin.contracts import (
     Value,
     View,
     finite,
+    given_away,
     in_scope,
     mask_index,
     scope_of,
@@ -79,7 +80,7 @@ ACTIONS = {
 
 
 class ThermalGuard:
-    """Proposes upper bounds on GPU power caps, and what follows where they are not enough."""
+    """Policy that lowers GPU power caps against heat, and takes further steps where caps are not enough."""
 
     name: ClassVar[str] = "thermal_guard"
     controls: ClassVar[tuple[str, ...]] = (CONTROL, LOCK, SAVE, SERVICE, POWER)
@@ -105,13 +106,13 @@ class ThermalGuard:
     topics: ClassVar[tuple[Topic, ...]] = (PAGE,)
 
     def propose(self, view: View, memory: Memory) -> tuple[list[Proposal], Memory]:
-        """Caps for the GPUs under strain, and for those that were until a minute ago; orders for nodes."""
+        """Propose caps for GPUs that are too hot, or were until a minute ago, and orders for nodes."""
         if view.site.sizes["gpu"] == 0:
             return [], memory
         fast, readings = surge(view, memory)
         found, envelope = assess(view, memory, fast.capped), view.envelope(CONTROL)
         if not found.active.any() and not memory["danger_ns"].any():
-            return [], {**memory, **readings, "until_ns": found.until_ns}
+            return [], given_away({**memory, **readings, "until_ns": found.until_ns})
         out, capped = [], mask_index(found.active)
         code_of = found.reason[capped]
         for code in np.unique(code_of).tolist():
@@ -122,7 +123,7 @@ class ThermalGuard:
         kept_w = np.where(found.active, found.cap_w, 0.0)
         warming, fits = rise(view, memory, capped)
         saved = rescue(view, memory, warming, fast)
-        return out + proposals(view, saved, found.active), {
+        after: Memory = {
             "until_ns": found.until_ns,
             "cap_w": kept_w,
             "coolant": found.coolant.astype(np.int8),
@@ -130,6 +131,7 @@ class ThermalGuard:
             **readings,
             **saved.memory,
         }
+        return out + proposals(view, saved, found.active), given_away(after)
 
     def explain(self, view: View, memory: Memory, request: ExplainRequest) -> Explanation:
         """The strained GPUs and racks: signal, worst case, limit, cap, and when the cap ends; the nodes in
@@ -144,7 +146,7 @@ class ThermalGuard:
         guarded = [key for key in KEYS if view.limit(key) is not None]
         sentences = [Sentence(f"{len(capped):,} of {len(gpus):,} GPUs need a cap for heat")]
         if len(nodes):
-            text = f"nodes whose GPUs warm up even at their lowest caps: {len(nodes):,}"
+            text = f"nodes with GPUs that warm up even at their lowest caps: {len(nodes):,}"
             sentences.append(Sentence(text, "warning"))
         if missing := [key for key in KEYS if key not in guarded]:
             sentences.append(Sentence(f"no profile of this site limits {', '.join(missing)}", "note"))
@@ -154,8 +156,10 @@ class ThermalGuard:
             entity=entity,
             sentences=tuple(sentences),
             figures=(
-                KeyFigure("capped_gpus", len(capped), "count", "GPUs that need a cap for heat"),
-                KeyFigure("endangered_nodes", len(nodes), "count", "nodes whose GPUs caps do not save"),
+                KeyFigure("capped_gpus", len(capped), "count", "GPUs that need a cap because of heat"),
+                KeyFigure(
+                    "endangered_nodes", len(nodes), "count", "nodes with GPUs that caps do not protect"
+                ),
             ),
             tables=(_strains(view, found, capped), _dangers(view, saved, nodes)),
         )
@@ -176,10 +180,12 @@ def _dangers(view: View, found: Rescue, nodes: I32) -> DataTable:
                 "since_s": (view.now_ns - int(found.danger_ns[node])) / NS,
                 "action": ACTIONS[order],
                 "power": "unknown" if np.isnan(power[node]) else control_value(float(power[node]), POWER),
-                "lift": "people: it stays off until they switch it on" if order else "GPUs that cool",
+                "lift": "operators: the node stays off until they switch it on"
+                if order
+                else "GPUs that cool",
             }
         )
-    text = "nodes whose GPUs warm up even at their lowest caps"
+    text = "nodes with GPUs that warm up even at their lowest caps"
     return table_of("dangers", DANGER_COLUMNS, rows, text, len(nodes))
 
 
@@ -247,5 +253,5 @@ def _evidence(view: View, found: HeatCaps, code: int, gpu: int) -> dict[str, Val
         "age_s": finite(view.age_s(key)[at], 1),
         "quality": QUALITY_NAMES[view.quality(key)[at]],
         "basis": "worst case" if feared else "measured",
-        "lift": f"{RELEASE_S:.0f} s inside its guard" + (", heard again" if feared else ""),
+        "lift": f"{RELEASE_S:.0f} s inside its guard" + (", reporting again" if feared else ""),
     }

@@ -1,9 +1,9 @@
-"""Rescue: the steps that follow where the lowest caps do not save the GPUs of a node: save, lock, drain,
+"""Rescue: the steps that follow if the lowest caps are not enough for the GPUs of a node: save, lock, drain,
 stop, off.
 
-A step is taken only where the one before will not do: jobs save if they can in the time that is left; clocks
-are locked at their lowest, and where the plan says that this may do, it is waited for; the node is drained
-and its system stopped while there is time for that; its power is cut just before the first GPU would shut
+A step is taken only if the step before is not enough. Jobs save if the time left allows it. Clocks are locked
+at their lowest; if the plan says that this may be enough, the policy waits for the effect. The node is
+drained and its system stopped while there is time. Its power is cut just before the first GPU would shut
 itself down. Two GPUs of a rack must warm up at their lowest caps beyond doubt: one sensor that lies moves
 nothing, nor does a flow meter. An order lasts as long as its danger and a minute more. Then the lease lapses,
 and the node stays as it is: nothing is remembered that could strike a node which people have brought back.
@@ -106,7 +106,7 @@ def _lock_may_do(view: View, found: Rise) -> Bool:
 
 
 def _seconds(view: View, found: Rise, measured_s: F64, fast: Surge) -> NodeSeconds:
-    """The plan of each node: of what was measured at the lowest caps, else of the rise at more power."""
+    """The plan of each node: from readings at the lowest caps, or else from the rise at higher power."""
     plan, measured = plan_of(view, found.gpu), np.isfinite(measured_s)
     gpu, room_k, rate = found.gpu[measured], found.room_k[measured], found.rate[measured]
     drawn_w = np.where(plan.locked, plan.locked_w, plan.low_w)[measured]
@@ -131,7 +131,7 @@ def proposals(view: View, found: Rescue, capped: Bool) -> list[Proposal]:
     if len(ordered):
         why = "take out of service: its GPUs overheat at their lowest caps"
         out.append(Proposal.uniform(SERVICE, ordered, DRAINED, 4.0, why))
-    # What has stopped is off: then off is what shall be
+    # A system that has stopped is off: then it is to be switched off
     off = (found.order == OFF) | ((found.order > ON) & (view.readback(POWER) == OFF))
     for mask, level, verb, lead_s in (
         ((found.order == STOP) & ~off & allowed, STOP, "stop its system", STOP_LEAD_S),
@@ -158,7 +158,7 @@ def _locks(view: View, found: Rescue, capped: Bool) -> list[Proposal]:
 
 
 def _saves(view: View, found: Rescue) -> list[Proposal]:
-    """Save the jobs of nodes in danger, but for those that need longer than they have."""
+    """Save the jobs of nodes in danger, except jobs that need more time than is left."""
     nodes = mask_index((found.danger_ns > 0) & (found.order == ON))
     slot_of = view.jobs.job_of_node[nodes]
     slots = np.unique(slot_of[slot_of >= 0]).astype(np.int32)

@@ -1,4 +1,4 @@
-"""Rise: how fast GPUs warm up at their lowest caps, and the seconds that this leaves them.
+"""Rise: heating rate of GPUs at their lowest caps, and the seconds that it leaves them.
 
 Two straight lines are fitted to the latest readings of each GPU since its cap was read back at its lowest, or
 since it draws no more than that anyway; where a locked clock has lowered its power further, they begin anew.
@@ -79,7 +79,6 @@ def rise(view: View, memory: Memory, gpu: I32) -> tuple[Rise, Memory]:
     after = {name: memory[name].copy() for name in COLUMNS}
     for name, values in new.items():
         after[name][gpu] = values
-        after[name].flags.writeable = False  # given away: the engine need not copy it
     known = (new["readings"] >= FEWEST) & (view.now_ns - new["read_ns"] <= round(LOST_S * NS))
     shutdown_c = view.site.design.gpu_shutdown_c[view.site.rack_of_gpu[gpu]]
     fast, slow = _line(new, FAST, 0.0), _line(new, SLOW, STEP_K)

@@ -1,4 +1,4 @@
-"""Surge: GPUs that warm up faster than coolant at its usual flow ever lets them, seen in three readings.
+"""Surge: GPUs that heat faster than coolant at its usual flow allows, detected in three readings.
 
 With a step of the load, T + tau dT/dt is where it will settle, and that lies inside the limit. What would
 settle beyond the limit even with a short tau has lost its coolant, or is about to be too hot in any case; no

@@ -28,6 +28,7 @@ from tests.contract.test_mosquitto_acl import Secured, secured  # noqa: F401
 from tests.support.builders import site_of
 from tests.support.mosquitto import Mosquitto, mosquitto
 from tests.support.node_agents import NODE, Client, Heard, agent, frames, results, start, status, write_config
+from tests.support.patience import PATIENCE_S
 from twin.catalogue import NS
 from twin.cli.acl import agent_user
 from twin.contracts import CommandBatch
@@ -196,7 +197,7 @@ def test_without_a_broker_the_caps_delivered_beforehand_are_applied_and_later_gi
             client.wait(frames(1, 900))
         broker.stop()
         log = config.with_name("agent.log")
-        until = time.monotonic() + 20
+        until = time.monotonic() + PATIENCE_S
         while "broker_gone" not in log.read_text():
             assert time.monotonic() < until, log.read_text()
             time.sleep(0.1)
@@ -284,7 +285,7 @@ def test_a_flood_of_requests_loses_some_and_harms_nothing(broker: Mosquitto, tmp
         ((topic, _),) = requests_of(batch([300.0]), SITE, "racktwin")
         for _ in range(3000):
             client._mqtt.publish(topic, b"x" * 30_000)
-        until = time.monotonic() + 60
+        until = time.monotonic() + PATIENCE_S
         while not [m for m in client.heard[-200:] if frames(0, 444)(m)]:
             assert time.monotonic() < until
             ask(client, batch([444.0], 99, renewal=True))
@@ -321,7 +322,7 @@ def test_an_agent_without_a_broker_or_with_a_wrong_password_goes_on_trying_and_s
         log = config.with_name("agent.log")
 
         def told(text: str) -> None:
-            until = time.monotonic() + 20
+            until = time.monotonic() + PATIENCE_S
             while text not in log.read_text():
                 assert time.monotonic() < until, log.read_text()
                 time.sleep(0.05)

@@ -53,7 +53,7 @@ class Alertmanager:
                  "--cluster.listen-address="],
                 stdout=log, stderr=log,
             )  # fmt: skip
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             with contextlib.suppress(OSError):
                 self.alerts()
@@ -86,7 +86,7 @@ def alertmanager(server: Callable[..., Path], tmp_path: Path) -> Iterator[Alertm
 
 
 async def _until(read: Callable[[], Any], expected: Any) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     found = None
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):

@@ -62,15 +62,15 @@ def test_an_exporter_that_fits_is_shown_with_what_it_carries_and_whom_it_names_i
     assert f"ok    exporter {url}/metrics: 1 readings" in text
     assert "ok    history.influx" in text
     assert "no gpu 'stranger7/gpu0' in the site file" in text
-    assert "carries 1 signals of 1 gpu" in text
+    assert "reports 1 signals of 1 gpu" in text
 
 
 @pytest.mark.parametrize(
     ("path", "said"),
     [
         ("/", "a page of HTML; expected metrics in the text format of Prometheus"),
-        ("/metric", "answers 404; expected 200: is the path right, usually /metrics?"),
-        ("/node", "it has node_load1, node_boot_time_seconds; is `map` right?"),
+        ("/metric", "answers 404; expected 200: check the path, usually /metrics"),
+        ("/node", "it has node_load1, node_boot_time_seconds; check `map`"),
         ("/nameless", "no label names the gpu"),
     ],
 )
@@ -109,7 +109,7 @@ def test_a_broker_is_listened_to_and_a_wrong_prefix_is_named(
         place = {"host": "127.0.0.1", "port": broker.port}
         code, text = check(tmp_path, capsys, broker=place)
         assert code == 1
-        assert "look whether the publishers run" in text
+        assert "check that the publishers run" in text
         asyncio.run(say("plant7/cpu/x"))
         code, text = check(tmp_path, capsys, broker=place)
         assert code == 1

@@ -85,8 +85,8 @@ def test_a_redfish_service_says_what_it_brings_and_why_not(
         code, text = check(tmp_path, capsys, **redfish(tmp_path, host))
         assert code == 0
         assert f"ok    BMC {host}: " in text
-        assert "carries" in text
-        assert "4 gpu" in text
+        assert "reports" in text
+        assert "4 GPU" in text
         assert services[0].patches() == 0
         assert services[0].tokens == {}, "its session is given back"
         code, text = check(tmp_path, capsys, **redfish(tmp_path, host, "wrong"))
@@ -100,11 +100,11 @@ def test_a_redfish_service_says_what_it_brings_and_why_not(
         faults.garbage, faults.slow_s = 0, 2.0
         code, text = check(tmp_path, capsys, **redfish(tmp_path, host))
         assert code == 1
-        assert "/redfish/v1/: no whole answer within 0.5 s" in text
+        assert "/redfish/v1/: no complete answer within 0.5 s" in text
         code, text = check(tmp_path, capsys, **redfish(tmp_path, host, scheme="https"))
         assert code == 1
-        assert "it speaks no TLS; expected http:// for it, or another port" in text
-    wrong = {f"127.0.0.1:{free_port()}": "the connection is refused; look whether the server runs",
+        assert "the server does not speak TLS; expected http://, or another port" in text
+    wrong = {f"127.0.0.1:{free_port()}": "the connection was refused; check that the server runs",
              other: "expected JSON", "nowhere.invalid": "no such host"}  # fmt: skip
     for host, said in wrong.items():
         scheme = "https" if host == "nowhere.invalid" else "http"
@@ -146,9 +146,7 @@ def test_a_bmc_by_ipmitool(tmp_path: Path, capsys: Read, server: Find) -> None:
         assert bmcs.get(0)["sets"] == bmcs.get(0)["activations"] == 0
         code, text = check(tmp_path, capsys, **dcmi(tmp_path, host, "wrong", program=program))
         assert code == 1
-        assert (
-            "Unable to establish IPMI v2 / RMCP+ session; look at address and port, user and password" in text
-        )
+        assert "Unable to establish IPMI v2 / RMCP+ session; check address, port, user and password" in text
         bmcs.set(0, code=0xC1)
         code, text = check(tmp_path, capsys, **dcmi(tmp_path, host, program=program))
         assert code == 1
@@ -157,7 +155,7 @@ def test_a_bmc_by_ipmitool(tmp_path: Path, capsys: Read, server: Find) -> None:
     nowhere = dcmi(tmp_path, "127.0.0.1:1", program=str(tmp_path / "ipmitool"))
     code, text = check(tmp_path, capsys, **nowhere)
     assert code == 1
-    assert "No such file or directory; install ipmitool, or name it in `program`" in text
+    assert "No such file or directory; install ipmitool, or set its path in `program`" in text
 
 
 def test_a_bmc_that_is_silent(
@@ -167,7 +165,7 @@ def test_a_bmc_that_is_silent(
     silent = dcmi(tmp_path, f"127.0.0.1:{free_port()}", program=str(server("ipmitool")), timeout_s=1)
     code, text = check(tmp_path, capsys, **silent)
     assert code == 1
-    assert "dcmi power get_limit: no answer within 1 s; look at address and port, user and password" in text
+    assert "dcmi power get_limit: no answer within 1 s; check address, port, user and password" in text
 
 
 @pytest.mark.slow
@@ -179,11 +177,11 @@ def test_a_slurm_and_one_whose_controller_is_away(tmp_path: Path, capsys: Read, 
         code, text = check(tmp_path, capsys, **section)
         assert code == 0
         assert "ok    slurm: " in text
-        assert "'gpu2' of Slurm is no node of the site" in text
+        assert "'gpu2' of Slurm is not a node of the site" in text
         slurm.stop("slurmctld")
         code, text = check(tmp_path, capsys, **section)
         assert code == 1
-        assert "look whether slurmctld runs" in text
+        assert "check that slurmctld runs" in text
 
 
 @pytest.mark.parametrize(
@@ -193,7 +191,7 @@ def test_a_slurm_and_one_whose_controller_is_away(tmp_path: Path, capsys: Read, 
         ("echo hello", "scontrol show config: has no ClusterName"),
         ("exec sleep 9", "scontrol: no answer within 0.5 s"),
         ("echo 'scontrol: error: Munge encode failed: Failed to access /run/munge: Protocol authentication "
-         "error' >&2; exit 1", "look whether munged runs here"),
+         "error' >&2; exit 1", "check that munged runs on this host"),
         ("echo 'fatal: Could not establish a configuration source' >&2; exit 1", "`jobs.slurm.conf`"),
     ],
 )  # fmt: skip
@@ -232,16 +230,16 @@ def test_a_kubernetes_api_server(tmp_path: Path, capsys: Read, other: str) -> No
         code, text = check(tmp_path, capsys, **kubernetes(tmp_path, host))
         assert code == 0
         assert "ok    kubernetes: " in text
-        assert "'n9' of Kubernetes is no node of the site" in text
+        assert "'n9' of Kubernetes is not a node of the site" in text
         code, text = check(tmp_path, capsys, **kubernetes(tmp_path, host, "second"))
         assert code == 1
         assert "answers 401 Unauthorized" in text
-        assert "kubeconfig is not accepted; expected a valid token: renew it where it was read from" in text
+        assert "kubeconfig was refused; expected a valid token: renew it where it was read from" in text
         cluster.failing = [("nodes", 403)] * 9
         code, text = check(tmp_path, capsys, **kubernetes(tmp_path, host))
         assert code == 1
         assert "deploy/kubernetes/rbac.yaml" in text
-    wrong = {f"127.0.0.1:{free_port()}": "the connection is refused", other: "expected a list"}
+    wrong = {f"127.0.0.1:{free_port()}": "the connection was refused", other: "expected a list"}
     for host, said in wrong.items():
         code, text = check(tmp_path, capsys, **kubernetes(tmp_path, host))
         assert code == 1
@@ -270,7 +268,7 @@ def test_a_history_store_is_asked_by_an_empty_write(
         victoria.freeze()
         code, text = check(tmp_path, capsys, **influx(victoria.url))
         assert code == 1
-        assert "no whole answer within 0.5 s" in text
+        assert "no complete answer within 0.5 s" in text
     finally:
         victoria.kill()
     code, text = check(tmp_path, capsys, **influx(f"http://{other}/influx"))
@@ -317,7 +315,7 @@ def test_an_etcd_and_its_users(tmp_path: Path, capsys: Read, other: str, server:
         cluster.members[0].pause()
         code, text = check(tmp_path, capsys, **etcd(url))
         assert code == 1
-        assert "no whole answer within 1.5 s" in text
+        assert "no complete answer within 1.5 s" in text
         cluster.members[0].go_on()
     code, text = check(tmp_path, capsys, **etcd(f"http://{other}"))
     assert code == 1

@@ -90,7 +90,7 @@ def test_a_running_limit_that_would_switch_off_is_made_harmless_before_it_is_low
         bmcs.set(0, active=True, limit_w=6000, stuck=True)
         await mine.command({0: 4800.0}, NODE_CAP)
         state, words = await mine.answer(0, "node")
-        assert (state, "might be switched off" in words) == ("failed", True)
+        assert (state, "might switch the node off" in words) == ("failed", True)
         assert bmcs.get(0)["limit_w"] == 6000
         bmcs.set(0, stuck=False)
         mine.forget()
@@ -146,9 +146,9 @@ LASTING: dict[str, tuple[dict[str, Any], str]] = {
     "no DCMI": ({"code": 0xC1}, "Invalid command"),
     "busy": ({"code": 0xC0}, "busy"),
     "no rights": ({"code": 0xD4}, "Insufficient privilege"),
-    "cut short": ({"cut": 5}, "which no node draws|expected a power limit|enforces|action"),
+    "cut short": ({"cut": 5}, "which no node can draw|expected a power limit|enforces|action"),
     "cut to nothing": ({"cut": 0}, "dcmi power get_limit"),
-    "would switch off": ({"stuck": True}, "might be switched off"),
+    "would switch off": ({"stuck": True}, "might switch the node off"),
 }
 
 

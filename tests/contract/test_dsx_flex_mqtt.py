@@ -52,7 +52,7 @@ class Isv:
         await self.link.publish(SET, json.dumps(event).encode(), qos=1)
 
     async def feed(self) -> None:
-        """What agents and the building say, once a second: half of all racks' watts on each feeder."""
+        """Publish as agents and building do, once a second: half of all racks' watts on each feeder."""
         wire = PlantWire(site_of(two_racks()))
         for message in wire.metadata(time.time_ns()):
             await self.link.publish(message.topic, message.payload, qos=1, retain=True)

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.etcd_cluster import EtcdCluster
+from tests.support.patience import PATIENCE_S
 from twin.daemon.leader import clock_s
 
 ROOT = Path(__file__).parents[2]
@@ -64,7 +65,7 @@ class Contenders:
 
     def wait_leader(self, since_s: float, but: str = "") -> tuple[float, int, str]:
         """The first moment after `since_s` at which one other than `but` could act."""
-        end = time.monotonic() + TAKEOVER_S + 10
+        end = time.monotonic() + PATIENCE_S
         while time.monotonic() < end:
             for act in self.acts():
                 if act[0] > since_s and act[2] != but:

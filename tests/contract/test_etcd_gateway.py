@@ -1,4 +1,4 @@
-"""What an election asks of a real etcd and makes of its answers; who may ask; faulty members.
+"""The election against a real etcd: terms, epochs, authentication, TLS and faulty members.
 
 Processes that contend are in test_etcd.py.
 """

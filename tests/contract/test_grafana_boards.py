@@ -27,6 +27,7 @@ from tests.support.capped_pod import guards
 from tests.support.daemon_process import RunningDaemon
 from tests.support.grafana_queries import Asked, interpolated
 from tests.support.in_process_daemon import Desk, serving_aside
+from tests.support.patience import PATIENCE_S
 from tests.support.prometheus_server import Prometheus
 from twin.catalogue import TABLES
 from twin.cli.main import parse
@@ -209,7 +210,7 @@ def test_prometheus_answers_every_query(
 
 def wait_for_rules(prometheus: Prometheus) -> None:
     """Until each target was scraped, and each rule that wants two scrapes evaluated."""
-    ends = time.monotonic() + 30
+    ends = time.monotonic() + PATIENCE_S
     while len(prometheus.query("instance:racktwin_ticks_skipped:ratio_rate5m")) < 3:
         assert time.monotonic() < ends, (prometheus.words(), prometheus.get("/api/v1/targets"))
         time.sleep(0.2)
@@ -295,7 +296,7 @@ def check_pair(prometheus: Prometheus, desk: Desk) -> None:
 
 
 def check_names(prometheus: Prometheus, desk: Desk) -> None:
-    """What people and devices name is a label as it is, and a rack with odd signs is found by its name."""
+    """Names of people and devices become labels unchanged. A rack with odd signs is found by its name."""
     board = grafana_queries.boards()["daemon"]
     chosen = choice(prometheus, board, "lab")
     parts = [a for a in grafana_queries.queries() if a.panel == "Sources, sinks and services"]

@@ -74,7 +74,7 @@ Story = Callable[[Kept, asyncio.Task[None]], Awaitable[None]]
 
 
 async def watched(mine: KubernetesSource, story: Story) -> Kept:
-    """What a source tells while a story goes on."""
+    """Return the inlet of a source that runs while a story goes on."""
     inlet = Kept()
     task = asyncio.create_task(mine.run(inlet))
     try:
@@ -325,7 +325,7 @@ def test_a_renewed_token_is_read_and_a_revoked_one_is_told(site: Site, tmp_path:
             cluster.tokens = {"second"}
             await client.get("/api/v1/nodes/n0")
             cluster.tokens = {"third"}
-            with pytest.raises(ConnectorError, match=r"401 .*token of .*token is not accepted.*renew it"):
+            with pytest.raises(ConnectorError, match=r"401 .*token of .*token was refused.*renew it"):
                 await client.get("/api/v1/nodes/n0")
             await client.close()
 
@@ -337,7 +337,7 @@ def test_a_silent_server_is_not_waited_for() -> None:
         async with Cluster().serving() as cluster:
             cluster.silence = asyncio.Event()
             client = KubernetesClient(lambda: Access(f"http://127.0.0.1:{cluster.port}"), timeout_s=0.1)
-            with pytest.raises(ConnectorError, match=r"no whole answer within 0\.1 s"):
+            with pytest.raises(ConnectorError, match=r"no complete answer within 0\.1 s"):
                 await client.get("/api/v1/nodes")
             cluster.silence.set()
             await client.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import AsyncGenerator
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from connectors.kubernetes import (
     source as kubernetes,
 )
 from connectors.kubernetes.access import Access
+from connectors.kubernetes.client import ApiError, Params
 from connectors.kubernetes.demand import ADMISSION, PodDemand
 from connectors.kubernetes.jobs import PodBook
 from connectors.kubernetes.objects import KubernetesPod, KueueWorkload, Meta, Owner, PodSpec, WorkloadSpec
@@ -334,3 +336,35 @@ def test_demand_agrees_over_random_events_restarts_and_lost_watches() -> None:
         assert not inlet.faults or all("watch" in f or "connect" in f.lower() for f in inlet.faults)
 
     asyncio.run(run())
+
+
+class Refused(KubernetesClient):
+    """Each list is refused after as many turns of the loop as its path says."""
+
+    def __init__(self, turns: dict[str, int]) -> None:
+        super().__init__(lambda: Access("http://127.0.0.1:9"))
+        self._turns = turns
+
+    async def pages(self, path: str, params: Params | None = None) -> AsyncGenerator[bytes, None]:
+        for _ in range(self._turns[path.rpartition("/")[2]]):
+            await asyncio.sleep(0)
+        raise ApiError(path, 403, "Forbidden", "")
+        yield b""
+
+
+@pytest.mark.parametrize("later", range(6))
+def test_a_source_whose_lists_are_refused_one_after_the_other_ends(later: int) -> None:
+    """Kueue's refusal, as the source is cancelled for that of the nodes, hides no cancellation."""
+
+    async def story() -> None:
+        turns = {"nodes": 3, "pods": 99, "localqueues": 3 + later, "workloads": 99}
+        mine = KubernetesSource(Refused(turns), Hosts(SITE, {}), settle_s=9)
+        mine.demand_book = DemandBook(SITE, ["kubernetes"])
+        task = asyncio.create_task(mine.run(Kept()))
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert task.done()
+        with pytest.raises(ApiError, match="nodes: answers 403"):
+            task.result()
+
+    asyncio.run(story())

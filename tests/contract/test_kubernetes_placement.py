@@ -63,7 +63,7 @@ def test_what_is_written() -> None:
     for placement in range(3):
         later, strange = (tree([LAST], **{"placement-epoch": e}) for e in ("4", "-1"))
         refusal = placement_plan(later, placement, 3).refusal
-        assert refusal == "a daemon of epoch 4 has spoken; this one has epoch 3"
+        assert refusal == "a daemon of the newer epoch 4 commands it; this daemon has epoch 3"
         assert "expected a number: remove it" in placement_plan(strange, placement, 3).refusal
 
 
@@ -127,7 +127,7 @@ def test_a_restart_and_a_takeover(site: Site) -> None:
             await new.reach("done", 2, policy="arbiter")
             assert marks(cluster) == {PLACEMENT_EPOCH: "4"}
             said = await deposed.reach("failed", 0)
-            assert said == "a daemon of epoch 4 has spoken; this one has epoch 3"
+            assert said == "a daemon of the newer epoch 4 commands it; this daemon has epoch 3"
             assert taints(cluster) == [KEPT]
             await new.reach("done", 0)
             await deposed.reach("failed", 2)

@@ -93,7 +93,7 @@ def test_a_drain_moves_pods_and_leaves_those_of_the_node(site: Site) -> None:
             assert cluster.evicted == ["train-0"]
             cluster.gone("train-0")
             await mine.until(lambda: mine.last()[0] == "done")
-            assert mine.last()[1] == "no pod is left; evicted: 1; pods of the node itself that stay: 2"
+            assert mine.last()[1] == "no pod is left; evicted: 1; pods that belong to the node and stay: 2"
 
     assert told(story).pods() == ["agent", "elsewhere", "static", "was"]
 
@@ -120,7 +120,7 @@ def test_pods_that_nobody_would_make_anew(site: Site) -> None:
         cluster.put_pod("mine", node="n0", owner="")
         async with driven(site, cluster) as mine:
             detail = await mine.reach("failed", 3)
-            assert detail.startswith("ml/mine would be lost, as no controller makes them anew")
+            assert detail.startswith("ml/mine would be lost, since no controller recreates them")
             assert cluster.pods() == ["mine"]
             await mine.order(3, number=1, renewal=True)
             cluster.gone("mine")
@@ -137,7 +137,7 @@ def test_what_others_cordoned_stays_theirs(site: Site) -> None:
     async def story(cluster: Cluster) -> None:
         cluster.change(NODES, "n0", {"spec": {"unschedulable": True}})
         async with driven(site, cluster) as mine:
-            assert "cordoned by others" in await mine.reach("failed", 0)
+            assert "cordoned by somebody else" in await mine.reach("failed", 0)
             assert cluster.node("n0")["spec"]["unschedulable"] is True
             await mine.reach("done", 3)
             assert marks(cluster)[FOUND] == "cordoned"
@@ -154,7 +154,7 @@ def test_what_somebody_opens_again_is_not_fought_over(site: Site) -> None:
         async with driven(site, cluster) as mine:
             await mine.reach("done", 1)
             cluster.change(NODES, "n0", {"spec": {"unschedulable": None}})
-            assert "made it schedulable again" in await mine.reach("failed", 1, number=1, renewal=True)
+            assert "made it schedulable" in await mine.reach("failed", 1, number=1, renewal=True)
             assert "unschedulable" not in cluster.node("n0")["spec"]
             said = await mine.reach("failed", 2)  # a new number, too soon
             assert said == "resumed by others: somebody made it schedulable again just before"
@@ -168,7 +168,7 @@ def test_what_somebody_opens_again_is_not_fought_over(site: Site) -> None:
 
 
 def test_who_leads_anew_judges_by_what_is_there(site: Site) -> None:
-    """What was withdrawn in a term before, another daemon may have opened since."""
+    """A new leader withdraws a node again if another daemon has opened it since the earlier term."""
 
     async def story(cluster: Cluster) -> None:
         async with driven(site, cluster) as mine:

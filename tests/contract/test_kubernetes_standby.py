@@ -134,8 +134,8 @@ def test_plans() -> None:
     assert removed["metadata"]["annotations"] == {KEEP: None, OURS: None, STANDBY_EPOCH: "3"}
     # what others set stays, with or without our mark
     assert standby_plan(tree(**{KEEP: "true"}), READY, 3) == (None, "")
-    assert "others keep it" in standby_plan(tree(**{KEEP: "true"}), ASLEEP, 3).refusal
-    assert "others set" in standby_plan(tree(**{**ours, KEEP: "false"}), READY, 3).refusal
+    assert "somebody else set the annotation" in standby_plan(tree(**{KEEP: "true"}), ASLEEP, 3).refusal
+    assert "somebody set" in standby_plan(tree(**{**ours, KEEP: "false"}), READY, 3).refusal
     unmarked = standby_plan(tree(**{**ours, KEEP: "false"}), ASLEEP, 3).patch
     assert unmarked is not None
     assert unmarked["metadata"]["annotations"] == {OURS: None, STANDBY_EPOCH: "3"}
@@ -165,16 +165,16 @@ def test_kept_let_go_taken_away_and_back(site: Site) -> None:
         assert [mine.standby(n) for n in range(4)] == [0.0] * 4
         assert await mine.reach("done", READY) == "kept"
         assert marks(cluster) == KEPT
-        assert "has not begun" in await mine.reach("in_progress", ASLEEP)
+        assert "has not started" in await mine.reach("in_progress", ASLEEP)
         assert marks(cluster) == {STANDBY_EPOCH: "3"}
         take_away(cluster)
-        assert "away" in await mine.reached("done")
+        assert "removed it" in await mine.reached("done")
         await until(lambda: mine.standby(0) == ASLEEP)
-        assert "for pods that wait" in await mine.reach("in_progress", READY)
+        assert "for pending pods" in await mine.reach("in_progress", READY)
         status = {"conditions": [{"type": "Ready", "status": "False"}]}
         cluster._store(NODES, None, {"metadata": {"name": "n0"}, "spec": {}, "status": status})
         await until(lambda: mine.standby(0) == WAKING)
-        await until(lambda: mine.acks[-1].detail == "it is kept, and not Ready")
+        await until(lambda: mine.acks[-1].detail == "it is kept, but not Ready")
         cluster.change(NODES, "n0", {"status": {"conditions": [{"type": "Ready", "status": "True"}]}})
         assert await mine.reached("done") == "kept"
         await until(lambda: mine.standby(0) == READY)
@@ -208,13 +208,13 @@ def test_a_node_that_vanishes_is_unknown_and_not_asleep(site: Site, monkeypatch:
 def test_what_others_keep_and_what_works_does_not_sleep(site: Site) -> None:
     async def story(cluster: Cluster, mine: Sleeping) -> None:
         cluster.change(NODES, "n0", {"metadata": {"annotations": {KEEP: "true"}}})
-        assert "others keep it" in await mine.reach("failed", ASLEEP)
+        assert "somebody else set the annotation" in await mine.reach("failed", ASLEEP)
         await mine.reach("done", READY)
         assert marks(cluster) == {KEEP: "true"}
         await mine.reach("done", READY, (1,))
         cluster.put_pod("p", "n1")
         await until(lambda: mine.sink._source.busy("n1"))
-        assert "pods are on it" in await mine.reach("failed", ASLEEP, (1,))
+        assert "it runs pods" in await mine.reach("failed", ASLEEP, (1,))
         assert marks(cluster, "n1") == KEPT
         assert "ready or asleep" in await mine.reach("failed", WAKING, (2,))
         mine.epoch = 2
@@ -240,7 +240,7 @@ def returned(cluster: Cluster, node: str) -> None:
 def test_nodes_are_asked_back_together_before_pods_wait(site: Site) -> None:
     async def story(cluster: Cluster, mine: Sleeping) -> None:
         await asleep(cluster, mine, 0, 1)
-        assert "has not answered" in await mine.reach("in_progress", READY, (0, 1))
+        assert "waits for the autoscaler" in await mine.reach("in_progress", READY, (0, 1))
         (request,) = cluster.provisionings()
         assert request["spec"] == {
             "provisioningClassName": "best-effort-atomic-scale-up.autoscaling.x-k8s.io",

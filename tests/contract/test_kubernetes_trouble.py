@@ -52,7 +52,7 @@ def test_two_daemons(site: Site) -> None:
             await old.reach("done", 3)
             await new.reach("done", 0)
             detail = await old.reach("failed", 4)
-            assert detail == "a daemon of epoch 4 has spoken; this one has epoch 3"
+            assert detail == "a daemon of the newer epoch 4 commands it; this daemon has epoch 3"
             assert cluster.node("n0")["spec"] == {"taints": [THEIRS]}
             old.leads = False
             await old.order(3, nodes=(1,))
@@ -94,7 +94,7 @@ def test_a_server_restart_is_outlived(site: Site) -> None:
             mine = Driven(site, cluster.port, 3)
             task = asyncio.create_task(mine.sink.run())
             await mine.reach("in_progress", 3)
-        await mine.until(lambda: "is tried again" in mine.last()[1])
+        await mine.until(lambda: "retrying: " in mine.last()[1])
         assert mine.sink.fault
         assert mine.last()[0] == "in_progress"
         async with cluster.serving():

@@ -30,7 +30,7 @@ def seen(name: str, racks: int = 2, silent: bool = False) -> tuple[Engine, Model
 
 
 def series(model: Model, seed: int = 1) -> dict[str, np.ndarray]:
-    """What a fit is given: 900 rows of noise, of a model that gathers its own or of declared history."""
+    """Return input of a fit: 900 rows of noise, of a model that gathers its own or of declared history."""
     rng = np.random.default_rng(seed)
     if model.name == "failure":
         watched = REGISTRY[model.name]()

@@ -91,7 +91,7 @@ def test_a_source_stages_what_it_can_read_and_counts_the_rest(server: Server, tm
             await until(lambda: bool(edge.got), "the request of a birth")
         assert [item.table for item in inlet.items] == ["gpu", "gpu"]
         assert [where for where, _ in inlet.bad[:3]] == [rows[1][0], rows[2][0], rows[3][0]]
-        assert "says it is 'lab/h/r1/node4'" in inlet.bad[1][1]
+        assert "claims to be 'lab/h/r1/node4'" in inlet.bad[1][1]
         assert "Frame" in inlet.ignored
         assert edge.got[0].topic == "spBv1.0/g/NCMD/edge"
         (metric,) = read_payload(edge.got[0].payload).metrics

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from connectors.nats import (
     NatsLink,
     SummaryDecoder,
     SummarySource,
+    budget_subject,
     encode,
     summary_subject,
 )
@@ -67,6 +71,10 @@ class Wired:
         )
         with contextlib.suppress(ConnectorError):  # the server may cut us off
             await link.publish(summary_subject(hall), payload or encode(told), f"{hall}:5:{sequence}")
+
+    def named(self, source: str) -> bool:
+        """True once something of this source was refused, and named."""
+        return any(a.name.startswith(source) and a.lines for a in self.ledger.listing(0))
 
     async def heard(self, sequence: int) -> None:
         """Tell until it arrives: a leaf that is about to connect forwards nothing."""
@@ -206,6 +214,52 @@ def test_a_hall_speaks_for_itself_alone_and_what_cannot_be_is_counted_by_name(
             whys = " ".join(line.why for line in lines)
             assert "no longer leads" in whys
             assert "expected W, at most twice that" in whys
+
+    with nats_fleet(server, tmp_path) as fleet:
+        asyncio.run(play(fleet))
+
+
+def _flood(fleet: NatsFleet, size: int) -> bytes:
+    """Publish a summary of so many bytes past any client library; what the server said."""
+    said, chunk = b"", b"x" * 65_536
+    login = {"user": fleet.hall_user, "pass": fleet.hall_password, "verbose": False, "pedantic": False}
+    with socket.create_connection(("127.0.0.1", fleet.leaf["hall-a"].port), timeout=PATIENCE_S) as wire:
+        wire.sendall(b"CONNECT " + json.dumps(login).encode() + b"\r\n")
+        with contextlib.suppress(OSError):
+            wire.sendall(f"PUB {summary_subject('hall-a')} {size}\r\n".encode())
+            for _ in range(size // len(chunk)):
+                wire.sendall(chunk)
+        with contextlib.suppress(OSError):
+            while data := wire.recv(65_536):
+                said += data
+    return said
+
+
+def test_garbage_on_every_subject_and_a_summary_of_100_mb_harm_no_other_hall(
+    server: Callable[..., Path], tmp_path: Path
+) -> None:
+    async def play(fleet: NatsFleet) -> None:
+        async with wired(fleet) as links:
+            await links.heard(1)
+            for link in (links.hall, links.other, links.hub):
+                for hall in ("hall-a", "hall-b", "hall-x"):
+                    for subject in (summary_subject(hall), budget_subject(hall)):
+                        with contextlib.suppress(ConnectorError):
+                            await link.publish(subject, b"\xff{garbage")
+            for name in ("budgets", "hall hall-b"):
+                await links.until(partial(links.named, name), f"garbage, named, of {name}")
+            assert b"Maximum Payload" in await asyncio.to_thread(_flood, fleet, 100 * 2**20)
+            # A leaf lets this through, as frames of telemetry are larger than what a hub takes
+            await links.tell(links.hall, "hall-a", 2, payload=b"{" * 2**20)
+            for link, hall, power_w in ((links.other, "hall-b", 1.23e5), (links.hall, "hall-a", 2.34e5)):
+                links.staged.clear()
+                for sequence in range(1000, 1300):
+                    await links.tell(link, hall, sequence, power_w=power_w)
+                    if any(isinstance(x, Reading) and x.value == power_w for x in links.staged):
+                        break
+                    await asyncio.sleep(0.1)
+                assert any(isinstance(x, Reading) and x.value == power_w for x in links.staged), hall
+            await _granted(links, 5e5)
 
     with nats_fleet(server, tmp_path) as fleet:
         asyncio.run(play(fleet))

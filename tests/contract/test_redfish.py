@@ -10,7 +10,7 @@ from connectors.bmc import GPU_CAP, NODE_CAP, sink
 from tests.support.bmc_harness import Driven
 from tests.support.builders import site_of, two_racks
 from tests.support.redfish_harness import fleet_of, hurry, told
-from tests.support.redfish_service import Services
+from tests.support.redfish_service import Adapter, Services
 from twin.site import Site
 
 
@@ -313,7 +313,7 @@ def test_two_limits_that_may_be_the_nodes_need_a_name(site: Site) -> None:
         services[0].extra_controls.append(other)
         await mine.command({0: 4800.0}, NODE_CAP)
         state, words = await mine.answer(0, "node")
-        assert (state, "2 power limits may be the node's" in words) == ("failed", True)
+        assert (state, "2 power limits match the node" in words) == ("failed", True)
 
     async def named(services: Services, mine: Driven) -> None:
         services[0].extra_controls.append(other)
@@ -322,3 +322,14 @@ def test_two_limits_that_may_be_the_nodes_need_a_name(site: Site) -> None:
 
     told(site, unnamed)
     told(site, named, fleet={"node_control": "NodePower_0"})
+
+
+def test_dpus_are_read_beside_the_node(site: Site) -> None:
+    async def story(services: Services, mine: Driven) -> None:
+        services[0].adapters += [Adapter("DPU_0"), Adapter("DPU_1", health="Critical", temp_c=108.0)]
+        await mine.until(lambda: mine.read("dpu2_health_state") == [(0, 2.0)])
+        assert mine.read("dpu2_temp_c") == [(0, 108.0)]
+        assert mine.read("dpu1_health_state") == [(0, 0.0)]
+        assert mine.read("dpu1_port_error_count") == [(0, 0)]
+
+    told(site, story, looks=True)

@@ -86,7 +86,7 @@ def test_a_system_is_stopped_a_node_switched_off_and_on_again_as_people_ask(site
         )
         mine.forget()
         await mine.order(0.0, policy="arbiter")
-        why = f"{one.host}: is off; only people switch a node on"
+        why = f"{one.host}: is off; racktwin never switches a node on"
         assert await mine.answer(0, "node") == ("failed", why)
         assert len(one.resets) == 2
         mine.forget()
@@ -174,7 +174,7 @@ def test_an_off_does_not_wait_where_a_busy_bmc_asked_readers_to(
         await reader.read()
         one.faults.busy, one.faults.retry_after = 1, "30"
         for _ in range(2):
-            with pytest.raises(ConnectorError, match=r"busy|asked us to wait"):
+            with pytest.raises(ConnectorError, match=r"busy|asks to wait"):
                 await reader.read()
         await mine.order(OFF)
         await mine.until(lambda: one.power == "Off")
@@ -306,7 +306,10 @@ def test_nothing_is_switched_while_another_daemon_leads(site: Site) -> None:
 def test_a_renewal_of_what_this_daemon_does_not_remember_begins_nothing(site: Site) -> None:
     async def story(services: Services, mine: Powered) -> None:
         await mine.order(OFF, deadline_s=-30.0, renewal=True)
-        assert await mine.answer(0, "node") == ("failed", "its deadline is over: nothing is begun any more")
+        assert await mine.answer(0, "node") == (
+            "failed",
+            "the deadline has passed; no further step is started",
+        )
         assert services[0].resets == []
 
     told(site, story)
@@ -321,7 +324,7 @@ def test_two_systems_that_can_be_reset_need_a_name(site: Site) -> None:
         services[0].more_systems.append(other)
         await mine.order(OFF)
         state, words = await mine.answer(0, "node")
-        assert (state, "2 systems may be the node's" in words) == ("failed", True)
+        assert (state, "2 systems match the node" in words) == ("failed", True)
 
     async def named(services: Services, mine: Powered) -> None:
         services[0].more_systems.append(other)

@@ -73,9 +73,9 @@ LASTING: dict[str, tuple[dict[str, Any], str]] = {
     "busy": ({"busy": 10**6}, "answers 503"),
     "ignores": ({"ignore": 10**6}, "took 500 W and enforces 1200 W"),
     "rounds": ({"round_w": 180.0}, "took 500 W and enforces 540 W"),
-    "leads elsewhere": ({"redirect": "http://192.0.2.1/redfish/v1"}, "leads elsewhere"),
+    "redirects to another host": ({"redirect": "http://192.0.2.1/redfish/v1"}, "redirects to another host"),
     "leads in circles": ({"redirect": ROOT}, "redirects"),
-    "hangs": ({"hang": 10**6}, "no whole answer within"),
+    "hangs": ({"hang": 10**6}, "no complete answer within"),
     "sessions all taken": ({"max_sessions": 0}, "503"),
     "refuses us": ({"locked": 10**6}, "refuses a new session to user racktwin"),
 }

@@ -44,7 +44,7 @@ def source(slurm: Cluster, known: dict[str, tuple[str, ...]] | None = None) -> S
 
 
 def watched(source: SlurmSource, story: Callable[[Kept, asyncio.Task[None]], object]) -> Kept:
-    """What the source tells while a story goes on."""
+    """Return the inlet of a source that runs while a story goes on."""
 
     async def run() -> Kept:
         inlet = Kept()

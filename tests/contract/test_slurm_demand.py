@@ -16,6 +16,7 @@ import pytest
 
 from connectors.demand import DemandBook
 from connectors.slurm import SlurmSettings, SlurmSource
+from connectors.slurm.nodes import FORMAT, parse_nodes
 from tests.support.builders import site_of, two_racks
 from tests.support.inlets import RecordingInlet, until
 from tests.support.slurm_cluster import Cluster, Find
@@ -271,3 +272,13 @@ def restart(slurm: Cluster) -> None:
     slurm.stop("slurmctld")
     slurm.start("slurmctld", "-D", "-f", str(slurm.conf))
     slurm.until(lambda: slurm.run("scontrol", "ping").returncode == 0, "slurmctld answers again")
+
+
+def test_nodes_that_share_a_line_are_those_of_a_line_each(slurm: Cluster) -> None:
+    slurm.run("sbatch", "--gres=gpu:3", "--wrap", "sleep 60")
+    slurm.run("scontrol", "update", "nodename=gpu2", "state=drain", "reason=racktwin:2:a b")
+    ask = ("sinfo", "--noheader", "--all")
+    slurm.until(lambda: "gpu:3" in slurm.run(*ask, f"--Format={FORMAT}").stdout, "its GPUs are in use")
+    each, shared = (slurm.run(*ask, *more, f"--Format={FORMAT}").stdout for more in (("--Node",), ()))
+    assert parse_nodes(shared) == parse_nodes(each)
+    assert len(parse_nodes(shared)) == NODES

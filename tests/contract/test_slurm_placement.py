@@ -50,7 +50,7 @@ class World(Levels):
         return self.placing.counts["calls"]
 
     def placed(self, node: int = 0) -> float | None:
-        """What the source reads next."""
+        """Wait for the next placement that the source reads, and return that of a node."""
         self.source.marks_s = -1e9  # not what was read before others changed it
         self.staged = [e for e in self.staged if isinstance(e, CommandAcked)]
         self.follow(lambda: any(getattr(e, "signal", "") == "placement_state" for e in self.staged))
@@ -327,7 +327,7 @@ def test_weights_of_others(slurm: Cluster, world: World) -> None:
     world.apply(world.batch(USUAL, 0))
     state, detail = world.acks()[-1]
     assert state == "failed"
-    assert "who did that lowers it" in detail
+    assert "racktwin does not change it" in detail
     world.apply(world.batch(KEPT, 0))
     assert (weight_of(slurm, "gpu1"), kept(slurm)) == (theirs, ["gpu1"])
     # Each keeps its own below our mark; one that others change meanwhile is theirs.

@@ -18,6 +18,7 @@ from connectors.orders import SinkContext
 from connectors.slurm import CONTROL, SlurmSettings, SlurmSink, SlurmSource, sink
 from connectors.slurm.sink import LAG_S, RESUMED_S
 from tests.support.builders import site_of, two_racks
+from tests.support.patience import PATIENCE_S
 from tests.support.slurm_cluster import Cluster, Find
 from twin.catalogue import NS, ActuationError, ConnectorError
 from twin.contracts import CommandBatch, Item
@@ -101,7 +102,7 @@ class World:
 
         async def run() -> None:
             task = asyncio.create_task(self.source.run(self))
-            end = time.monotonic() + 40
+            end = time.monotonic() + PATIENCE_S
             while not met():
                 if task.done():
                     task.result()

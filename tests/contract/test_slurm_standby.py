@@ -18,6 +18,7 @@ from connectors.slurm import SlurmSettings, SlurmSource, SlurmStandby
 from connectors.slurm.nodes import ASLEEP, READY, WAKING
 from connectors.slurm.standby import CONTROL, OFF
 from tests.contract.test_slurm_sink import World as Levels, running, said
+from tests.support.patience import PATIENCE_S
 from tests.support.slurm_cluster import Cluster, Find
 from twin.contracts import CommandBatch
 
@@ -51,7 +52,7 @@ class World(Levels):
 
         async def run() -> None:
             task = asyncio.create_task(self.standing.run())
-            end = time.monotonic() + 60
+            end = time.monotonic() + PATIENCE_S
             while not met():
                 assert not task.done()
                 assert time.monotonic() < end, self.staged[-3:]

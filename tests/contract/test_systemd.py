@@ -113,7 +113,7 @@ def test_the_life_of_the_service(container: Container) -> None:
     install = "/opt/racktwin-source/deploy/install.sh"
     said = container.run(install, "--venv", VENV).stdout
     assert "wrote /usr/local/lib/systemd/system/racktwin.service" in said
-    assert "nothing had to be changed" in container.run(install, "--venv", VENV).stdout
+    assert "nothing to change" in container.run(install, "--venv", VENV).stdout
     # What was installed starts as it is.
     start(container)
     container.run("systemctl", "stop", "racktwin")

@@ -42,5 +42,5 @@ class OpenIncidents:
         return begun
 
     def begin(self) -> None:
-        """What looks for itself begins anew, and knows of nothing before."""
+        """Forget all incidents: a detector that looks for itself begins anew."""
         self._incidents, self._active = {}, set()

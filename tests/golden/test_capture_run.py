@@ -39,7 +39,7 @@ def capture(recording: Callable[[str], Path], site: Path) -> Path:
     if not site.exists():
         done = cli("site", "discover", path, "-o", site)
         assert done.returncode == 0, done.stderr
-        assert "1 cdu" in done.stdout
+        assert "1 CDU" in done.stdout
     return path
 
 

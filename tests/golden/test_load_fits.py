@@ -15,7 +15,7 @@ from tests.support.golden_story import Kept, record
 from twin.catalogue import unpack
 from twin.telemetry import events as ev
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 MODELS = {
     "load": {
         "signals": ["rack.power_w"],

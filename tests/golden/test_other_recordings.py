@@ -14,6 +14,8 @@ from tests.golden.conftest import ROOT
 from twin.cli.main import main
 
 DEPLOY = ROOT / "deploy"
+# No count depends on how many experts there are
+TWO = "models: {load: {settings: {experts: 'last, seasonal_day', fit_every_s: 0}}}\n"
 
 
 def replayed(capsys: pytest.CaptureFixture[str], *args: str | Path) -> dict[str, Any]:
@@ -57,12 +59,13 @@ def replayed_natively(capsys: pytest.CaptureFixture[str], run: Path) -> dict[str
 def test_demand_of_a_cluster(
     recording: Callable[[str], Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """A week of one of its sixteen files, in ticks of an hour."""
+    """A week of one of its sixteen files, in ticks of an hour; two experts forecast."""
     path = recording("gpu-demand-helios-earth") / "vc3sl" / "cluster_sequence_vc.csv.xz"
     part, rows = tmp_path / path.name, 7 * 24 * 60
     with lzma.open(path) as file:
         part.write_bytes(lzma.compress(b"".join(file.readlines()[: 1 + rows])))
-    mapping, site = DEPLOY / "mappings/helios-gpu-demand.yaml", DEPLOY / "sites/helios-earth.yaml"
+    mapping, site = DEPLOY / "mappings/helios-gpu-demand.yaml", tmp_path / "site.yaml"
+    site.write_text((DEPLOY / "sites/helios-earth.yaml").read_text() + TWO)
     result = replayed(capsys, "--site", site, "--map", mapping, "--tick", "1h", "--trace", part)
     assert result["messages"]["bad"] == 0
     assert result["messages"]["decoded"] > 0.9 * rows
@@ -77,9 +80,8 @@ def test_the_grid(
     folder = recording("grid-hourly") / {"carbon": "carbon_intensity", "price": "electricity_prices"}[what]
     path = min((p for p in folder.rglob("*.csv*") if p.is_file()), key=lambda p: (p.stat().st_size, p))
     mapping = DEPLOY / f"mappings/grid-{what}.yaml"
-    # Two weeks with two experts, as no count depends on how many there are; twelve days with all of them
-    two = "models: {load: {settings: {experts: 'last, seasonal_day', fit_every_s: 0}}}\n"
-    models, rows = {"carbon": (two, 400), "price": ("", 300)}[what]
+    # Two weeks with two experts; twelve days with all of them
+    models, rows = {"carbon": (TWO, 400), "price": ("", 300)}[what]
     site, part = tmp_path / "grid.yaml", tmp_path / f"part{path.suffix}"
     site.write_text("site: grid\nperiods_s: {site: 3600}\n" + models)
     part.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[: 1 + rows]))

@@ -1,4 +1,4 @@
-"""What was told of coming times is in the trace: a replay holds the same, across a change of the site."""
+"""The trace holds every outlook: a replay has the same ones, across a change of the site."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def many() -> tuple[list[Failing], int, list[np.ndarray]]:
 
 
 def near(found: int, of: int, expected_pu: float, sigmas: float = 4.5) -> bool:
-    """Whether so many of so many agree with a share, as a binomial would."""
+    """Return True if `found` of `of` agree with a share, as a binomial distribution would."""
     return abs(found - of * expected_pu) <= sigmas * np.sqrt(of * expected_pu * (1.0 - expected_pu)) + 1e-9
 
 

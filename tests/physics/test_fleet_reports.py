@@ -88,7 +88,7 @@ class Fleet:
         return self
 
     def read(self, key: str, entity: int) -> float:
-        """What was reported in the last round; NaN = nothing."""
+        """Return the value that the last round reported; NaN if it reported none."""
         table, _, name = key.partition(".")
         assert self.seen is not None
         for report in self.seen.reports:

@@ -1,4 +1,4 @@
-"""What a plant suffers: pumps, heat, feeds and breakers, supplies, errors."""
+"""Faults of a plant: pumps, heat, feeds and breakers, supplies, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What changes seldom is read seldom: nothing is missed by that, and all of a truth made by hand is read."""
+"""Signals that change seldom are read seldom: no change is missed, and a truth made by hand is read whole."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def forecasts_of(model: Any, values: F64) -> dict[float, list[Any]]:
 
 
 def check_order(of: dict[float, list[Any]], horizons_s: Sequence[float]) -> int:
-    """Each band is as wide as at every shorter horizon, or ends at what can be; how many were seen."""
+    """Assert that each band is as wide as any of a shorter horizon, or ends at a limit. Count them."""
     what, seen = find_quantity("rack.power_w"), 0
     assert what is not None
     for issued in zip(*(of[h] for h in horizons_s), strict=True):

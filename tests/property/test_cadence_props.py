@@ -24,7 +24,7 @@ OTHER = TABLES["gpu"].by_name["sm_clock_hz"].row
 
 @dataclass
 class Publisher:
-    """How a source publishes: seconds between messages, and the share of them that is lost."""
+    """A source that publishes: seconds between messages, and the share of them that is lost."""
 
     period_s: float
     loss_pu: float = 0.0

@@ -72,7 +72,7 @@ class Life:
         self.stretches, self.began, self.kept = Stretches(), 0.0, 0.0
 
     def until(self, rate: float) -> float:
-        """When the next failure of a kind strikes."""
+        """Draw the instant of the next failure of a kind."""
         if rate == 0.0:
             return inf
         if self.x.shape == 1.0:
@@ -158,7 +158,7 @@ def lived_ahead(x: Foretold, failures: int, rng: np.random.Generator) -> tuple[f
     alarm, failure = draw(every) if every < inf else inf, draw(blind) if blind < inf else inf
 
     def passed(length: float, answered: bool) -> str:
-        """What ends a phase: "done", "failed", "told" (a true alarm) or "false"."""
+        """Return the end of a phase: "done", "failed", "told" (a true alarm) or "false"."""
         nonlocal now, alarm, failure
         ends, told = now + length, ""
         while True:
@@ -329,7 +329,7 @@ def test_alarms_that_come_in_long_saves() -> None:
 
 
 def test_warnings_of_the_field() -> None:
-    """What the model leaves out: alarms in saves and restarts; training on after a save that came early."""
+    """Cases outside the model: alarms in saves and restarts; training that goes on after an early save."""
     rng, mttf = np.random.default_rng(16), 7.9 * 3600.0
     for save, recall, precision in ((60.0, 0.7, 0.85), (60.0, 0.3, 0.3), (10.0, 0.7, 0.85)):
         interval = float(np.sqrt(2.0 * save * mttf / (1.0 - recall)))

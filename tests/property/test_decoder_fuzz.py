@@ -130,7 +130,7 @@ DECODERS: dict[str, Fuzzed] = {
     "sinfo": Fuzzed(
         text(parse_nodes),
         Never,
-        (b"n1|idle|all|gpu:a:8(S:0-1)|gpu:a:2(IDX:0,3)|none|\nn2|drained*||||racktwin:3:why|\n",),
+        (b"n[1-3],m|idle|all|gpu:a:8(S:0-1)|gpu:a:2(IDX:0,3)|none|\nn2|drained*||||racktwin:3:why|\n",),
     ),
     "host list": Fuzzed(text(expand_hosts), ValueError, (b"n[1-4,7],m[01-03]x", b"gpu-a[1-2]-[1-2]")),
     "node of Kubernetes": Fuzzed(

@@ -280,7 +280,49 @@ def clocks(draw: Draw, n: int) -> tuple[Any, ...]:
     return *floats(draw, 8, n), 0.1, np.zeros(n), np.zeros(n, np.int64)
 
 
+def claimed(draw: Draw, n: int) -> tuple[Any, ...]:
+    index = some_of(draw, n)
+    index = np.arange(n, dtype=np.int32) if index is None else index
+    bottom, top = np.sort(draw.integers(-3, 4, (2, len(index))).astype(np.float64), axis=0)
+    lo, hi = np.sort(draw.integers(-3, 4, (2, n)).astype(np.float64), axis=0)
+    unset = flags(draw, n, share=0.1)
+    lo[unset] = hi[unset] = np.nan
+    top[flags(draw, len(index), share=0.1)] = np.inf
+    wish, want, value, leased, readback = (
+        np.where(flags(draw, m, share=0.4), np.nan, draw.normal(0.0, 3.0, m))
+        for m in (len(index), n, n, n, n)
+    )
+    allowed = flags(draw, len(index)) if draw.random() < 0.5 else None
+    return (
+        index, bottom, top, wish, allowed, lo, hi, want, value, draw.integers(-1, 3, n).astype(np.int32),
+        leased, readback, floats(draw, n, odd=0.0), 3, bool(draw.random() < 0.3),
+    )  # fmt: skip
+
+
+def levels(draw: Draw, n: int) -> tuple[Any, ...]:
+    groups, k = max(n // 8, 1), max(n // 4, 1)
+    group, full = np.sort(draw.integers(0, groups, n)), draw.integers(0, 5, n) / 4.0
+    scale, count = 1.0 / (full.max(initial=0.5) + 1e-9), np.bincount(group, minlength=groups)
+    key = np.sort(group + full * scale)
+    summed = [np.concatenate([[0.0], np.cumsum(draw.random(n))]) for _ in range(2)]
+    level = np.where(flags(draw, k, share=0.1), np.inf, draw.integers(0, 6, k) / 4.0)
+    first = np.concatenate([[0], np.cumsum(count)])
+    some = draw.integers(0, groups, k)
+    return some, level, np.zeros(k), np.zeros(k), key, *summed, first, float(full.max()), scale
+
+
+def named(draw: Draw, n: int) -> tuple[Any, ...]:
+    paths = [f"node{k // 4}/gpu{k % 4}" for k in range(n)]
+    known = {path: k for k, path in enumerate(paths)} | {"gpu0": int(draw.integers(0, n)), "gone": -1}
+    names, strange = list[str](), ["gpu0", "gone", "no such node", ""]
+    while len(names) < n:
+        at, odd = int(draw.integers(0, n)), str(draw.choice(strange))
+        names += [odd, *paths[at : at + int(draw.integers(1, 20))]]
+    return names, known, paths if draw.random() < 0.8 else [], np.zeros(len(names), np.int32)
+
+
 DRAWN = {
+    "find_places": named,
     "fill_nan": filled,
     "joint": errors,
     "expect_power": powers,
@@ -309,6 +351,8 @@ DRAWN = {
     "quantise": whole,
     "watch_gauges": gauges,
     "add_deviations": deviations,
+    "narrow": claimed,
+    "power_at_level": levels,
 }
 
 

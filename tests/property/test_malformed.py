@@ -1,13 +1,13 @@
-"""A hundred thousand malformed messages through the whole path: decoders, Inbox, trace, engine, journal.
+"""Malformed messages through the whole path: decoders, Inbox, trace, engine, journal.
 
-All are counted, none raises, memory stays flat, the engine ticks on, and a replay of the recording agrees.
+Twenty thousand in `make test`, ten million in `make storm`. All are counted, none raises, memory stays
+flat, the engine ticks on, and a replay of the recording agrees.
 """
 
 from __future__ import annotations
 
 import gc
 import random
-import time
 import tracemalloc
 from collections import Counter
 from typing import Any
@@ -30,7 +30,8 @@ from twin.telemetry import Block, Inbox, Message, Reading
 from twin.telemetry.inbox import FUTURE_TOLERANCE_NS
 
 T = 1_767_225_600 * NS
-MESSAGES, BATCH = 100_000, 1000
+BATCH = 1000
+LONG = pytest.param(10_000_000, marks=[pytest.mark.storm, pytest.mark.timeout(4 * 3600)])
 
 
 def a_site() -> Site:
@@ -90,15 +91,16 @@ def put(inbox: Inbox, item: Any, now_ns: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_malformed_messages_through_the_whole_path() -> None:
+@pytest.mark.parametrize("messages", [20_000, LONG])
+def test_malformed_messages_through_the_whole_path(messages: int) -> None:
     rng, site = random.Random(7), a_site()
     source, inbox, engine = MessageSource([], site), Inbox(site.sizes), engine_of(site)
     encoder, chain, replayed = TraceEncoder(), Chain(), engine_of(site)
     decoder, items, lines, now = TraceDecoder(), Counter[str](), list[bytes](), T
-    began, held = time.monotonic(), 0
+    batches, held = messages // BATCH, 0
     try:
-        for batch in range(MESSAGES // BATCH):
-            if batch == 9 * MESSAGES // BATCH // 10:  # tracing is slow, and memory that grows goes on growing
+        for batch in range(batches):
+            if batch == 9 * batches // 10:  # tracing is slow, and memory that grows goes on growing
                 gc.collect()
                 tracemalloc.start()
             for _ in range(BATCH):
@@ -108,7 +110,7 @@ def test_a_hundred_thousand_malformed_messages_through_the_whole_path() -> None:
                 for item in arrival.items if arrival is not None else ():
                     items[type(item).__name__] += 1
                     put(inbox, item, now)
-            frame = inbox.take(batch, now, 10.0)
+            frame = inbox.take(batch, now, BATCH / 100)
             for u in (*frame.updates, *frame.counts):
                 assert int(u.t_ns.max()) <= now + FUTURE_TOLERANCE_NS
             payload = encoder.encode(frame)
@@ -117,7 +119,7 @@ def test_a_hundred_thousand_malformed_messages_through_the_whole_path() -> None:
             replayed.tick(decoder.decode(payload))
             if batch % 10 == 9:
                 assert engine.checksum() == replayed.checksum()
-            if batch == 95 * MESSAGES // BATCH // 100:
+            if batch == 95 * batches // 100:
                 gc.collect()
                 held = tracemalloc.get_traced_memory()[0]
         gc.collect()
@@ -125,17 +127,15 @@ def test_a_hundred_thousand_malformed_messages_through_the_whole_path() -> None:
     finally:
         tracemalloc.stop()
     summary = source.messages.summary()
-    assert summary["total"] == MESSAGES == summary["decoded"] + summary["ignored"] + summary["bad"]
-    assert min(summary["decoded"], summary["ignored"], summary["bad"]) > 5000, summary
-    assert min(items[k] for k in ("FaultReported", "JobStarted", "JobEnded")) > 15, items
-    assert min(items["Reading"], items["Block"]) > 2000, items
+    assert summary["total"] == messages == summary["decoded"] + summary["ignored"] + summary["bad"]
+    assert min(summary["decoded"], summary["ignored"], summary["bad"]) > messages // 20, summary
+    assert min(items[k] for k in ("FaultReported", "JobStarted", "JobEnded")) > messages // 20_000, items
+    assert min(items["Reading"], items["Block"]) > messages // 50, items
     counts = inbox.counts
-    assert (
-        min(counts[k] for k in ("accepted", "coalesced", "older", "clamped", "missing", "out_of_range")) > 50
-    ), counts
+    kinds = ("accepted", "coalesced", "older", "clamped", "missing", "out_of_range")
+    assert min(counts[k] for k in kinds) > messages // 2000, counts
     assert counts["events"] == sum(v for k, v in items.items() if k not in ("Reading", "Block"))
     assert counts["events_dropped"] == 0
-    assert engine.state.tick == MESSAGES // BATCH - 1
+    assert engine.state.tick == batches - 1
     assert growth < 500_000
     assert verify(lines).fault is None
-    assert time.monotonic() - began < 120  # far above what it takes; an endless loop is what this would find

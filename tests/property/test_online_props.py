@@ -66,7 +66,7 @@ def test_what_comes_later_changes_nothing(values, others, points, quantum, horiz
 @settings(max_examples=40, deadline=None)
 @given(SERIES, SERIES, POINTS, QUANTUM, HORIZON, st.integers(0, N_TIME - 2))
 def test_an_outcome_teaches_not_before_its_row(values, others, points, quantum, horizon, row) -> None:
-    """What is learned at one row cannot reach forecasts issued before it, though their targets lie beyond."""
+    """An outcome learned at one row cannot reach earlier forecasts, though their targets lie beyond it."""
     issues = [issue_of(values, points, quantum, i) for i in range(N_TIME)]
     said = []
     for outcomes in (values, np.concatenate([values[: row + 1], others[row + 1 :]])):

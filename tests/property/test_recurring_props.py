@@ -53,7 +53,7 @@ def looks(draw: st.DrawFn) -> list[tuple[float, dict[str, list[int]], dict[str, 
 
 
 def check(watch: Watched) -> None:
-    """What is true at any moment."""
+    """Assert the invariants of `Recurring`, which hold at any moment."""
     recurring, site = watch.recurring, watch.site
     score = recurring.score()
     assert np.isfinite(score).all()

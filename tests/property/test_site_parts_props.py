@@ -211,7 +211,9 @@ def test_the_parts_of_a_site_are_the_site(tree: dict[str, Any], count: int) -> N
     try:
         split = split_site(site, profiles, count)
     except ConfigError as error:
-        if not any(word in str(error) for word in ("--parts: expected", "after all leases lapse")):
+        if not any(
+            word in str(error) for word in ("a split needs", "--parts: expected", "after all leases lapse")
+        ):
             raise
         event("refused: " + str(error)[:30])
         return

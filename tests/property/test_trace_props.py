@@ -217,7 +217,7 @@ class Segment:
         return list(reader), reader.damage
 
     def whole_before(self, byte: int) -> int:
-        """How many frames lie wholly before this byte; the first record is the header."""
+        """Count the frames that lie wholly before this byte; the first record is the header."""
         ends = [*self.starts[1:], len(self.data)]
         return max(0, sum(end <= byte for end in ends) - 1)
 

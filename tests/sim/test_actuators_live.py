@@ -12,7 +12,7 @@ from tests.support import dcmi_bmcs, redfish_service
 from tests.support.builders import two_racks
 from tests.support.daemon_process import RunningDaemon
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 NODE = "lab/h/r1/node0"
 
 
@@ -43,16 +43,16 @@ def test_redfish_is_set_once_kept_through_a_restart_and_given_back(tmp_path: Pat
             daemon.until(lambda: limit_of(daemon) == 1100)
             request = ask(daemon, "gpu.power_cap_w", f"{NODE}/gpu1", 700.0)
             ask(daemon, "node.power_cap_w", NODE, 5000.0)
-            daemon.until(lambda: (gpu.value, node.value) == (700, 5000), 30, "both caps")
+            daemon.until(lambda: (gpu.value, node.value) == (700, 5000), what="both caps")
             daemon.until(lambda: limit_of(daemon) == 700)
             patches = bmc.patches()
             daemon.kill()
             daemon.start()
             looks = len(bmc.asked)
-            daemon.until(lambda: len(bmc.asked) > looks + 40, 40, "looks after the restart")
+            daemon.until(lambda: len(bmc.asked) > looks + 40, what="looks after the restart")
             assert (bmc.patches(), gpu.value, node.value) == (patches, 700, 5000)
             daemon.ask("DELETE", f"/api/v1/requests/{request}")
-            daemon.until(lambda: gpu.value == 1100, 30, "what was found")
+            daemon.until(lambda: gpu.value == 1100, what="what was found")
             assert node.value == 5000
             assert daemon.stop() == 0
             assert redfish_service.PASSWORD not in daemon.log.read_text()
@@ -74,12 +74,12 @@ def test_people_switch_a_node_off_and_on_by_redfish(tmp_path: Path) -> None:
                         "want": level, "reason": "a test's", "for_s": 600}  # fmt: skip
                 return str(daemon.post("/api/v1/requests", body)["id"])
 
-            daemon.until(lambda: bmc.asked, 30, "a look")
+            daemon.until(lambda: bmc.asked, what="a look")
             request = order(2.0)
-            daemon.until(lambda: bmc.power == "Off", 30, "off")
+            daemon.until(lambda: bmc.power == "Off", what="off")
             daemon.ask("DELETE", f"/api/v1/requests/{request}")
             order(0.0)
-            daemon.until(lambda: bmc.power == "On", 30, "on")
+            daemon.until(lambda: bmc.power == "On", what="on")
             assert bmc.resets == ["ForceOff", "On"]
             assert daemon.stop() == 0
 
@@ -101,17 +101,17 @@ def test_dcmi_is_set_kept_through_a_restart_and_switched_off_again(
                 "command": True, "period_s": 5, "program": program}  # fmt: skip
         with daemon_of(tmp_path, dcmi=[part]) as daemon:
             daemon.start()
-            daemon.until(lambda: cap_of(daemon) is not None, 30, "what is found")
+            daemon.until(lambda: cap_of(daemon) is not None, what="what is found")
             request = ask(daemon, "node.power_cap_w", NODE, 5000.0)
-            daemon.until(lambda: bmcs.get(0)["limit_w"] == 5000 and bmcs.get(0)["active"], 30, "the cap")
+            daemon.until(lambda: bmcs.get(0)["limit_w"] == 5000 and bmcs.get(0)["active"], what="the cap")
             sets = bmcs.get(0)["sets"]
             daemon.kill()
             daemon.start()
             asked = bmcs.get(0)["asked"]
-            daemon.until(lambda: bmcs.get(0)["asked"] > asked + 4, 40, "looks after the restart")
+            daemon.until(lambda: bmcs.get(0)["asked"] > asked + 4, what="looks after the restart")
             assert (bmcs.get(0)["sets"], bmcs.get(0)["active"]) == (sets, True)
             daemon.ask("DELETE", f"/api/v1/requests/{request}")
-            daemon.until(lambda: not bmcs.get(0)["active"], 30, "no limit, as found")
+            daemon.until(lambda: not bmcs.get(0)["active"], what="no limit, as found")
             assert daemon.stop() == 0
             assert dcmi_bmcs.PASSWORD not in daemon.log.read_text()
 

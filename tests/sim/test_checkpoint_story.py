@@ -75,7 +75,7 @@ def test_it_saves_ahead_once_the_trouble_is_known() -> None:
     at_s, first = asks[0]
     assert TROUBLE_S <= at_s <= TROUBLE_S + 120.0
     assert first.policy == "checkpoint"
-    assert "the health of a node of its own is bad" in first.reason
+    assert "one of its nodes is in bad health" in first.reason
     assert len([s for s, _ in asks if s < FAILS_S]) <= 2, "not one save after the other"
     intervals = [s for s, c in story("act").commands if c.control == INTERVAL and s < FAILS_S]
     assert not intervals, "that was well as it was"

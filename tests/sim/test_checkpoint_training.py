@@ -147,7 +147,7 @@ for line in sys.stdin:
 
 @dataclass
 class Run:
-    """What became of a job over its lives: lengths of the lives, s, its log, and its reports."""
+    """A job over its lives: lengths of the lives, s, its log, and its reports."""
 
     lives_s: list[float] = field(default_factory=list)
     born_s: list[float] = field(default_factory=list)

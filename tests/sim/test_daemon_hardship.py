@@ -21,6 +21,7 @@ import pytest
 from tests.support.agent_pod import pod
 from tests.support.daemon_process import ROOT, RunningDaemon, running
 from tests.support.mosquitto import Mosquitto, mosquitto
+from tests.support.patience import PATIENCE_S
 from tests.support.storm_watch import Leases, Probe, Wire, alarms_of, lines_of, numbers_of, scald, ticks_of
 from twin.run import TraceReader, verify_journal
 
@@ -63,7 +64,7 @@ def flood(broker: Mosquitto, folder: Path, rate: int, seconds: float) -> Iterato
 
 
 def link_of(daemon: RunningDaemon) -> dict[str, Any]:
-    """What became of messages."""
+    """Return the daemon's counts of messages."""
     found: dict[str, Any] = daemon.get("/api/v1/messages")["messages"]
     return found
 
@@ -88,7 +89,7 @@ def test_what_cannot_be_read_or_taken_is_counted_and_delays_no_tick(
             def all_counted() -> bool:
                 return link_of(daemon)["link"]["dropped"] >= oversized
 
-            daemon.until(all_counted, 30, "all of them counted")
+            daemon.until(all_counted, "all of them counted")
             rows = daemon.get("/api/v1/sources?limit=1000")["sources"]
             drops = [why for row in rows for why in row["reasons"] if why["outcome"] == "dropped"]
             assert sum(why["count"] for why in drops) == oversized
@@ -107,7 +108,7 @@ def test_what_cannot_be_read_or_taken_is_counted_and_delays_no_tick(
                 sent = end()
                 took_s = time.monotonic() - begun
         racks.fleet.stop()
-        daemon.until(lambda: settled(daemon), 20, "the end of what arrives")
+        daemon.until(lambda: settled(daemon), "the end of what arrives")
         after, found = ticks_of(daemon), link_of(daemon)
         link = found["link"]
         print(f"{sent}; {after}; p99 {probe.p99_s():.4f}, max {max(probe.took_s):.4f} s, rss "
@@ -152,7 +153,7 @@ def send_oversized(broker: Mosquitto, server: Server, folder: Path, count: int) 
 
 
 def settled(daemon: RunningDaemon) -> bool:
-    """Whether nothing arrives any more."""
+    """Return True if no message arrives any more."""
     before = link_of(daemon)["link"]["received"]
     time.sleep(0.3)
     after = link_of(daemon)["link"]
@@ -200,11 +201,11 @@ def test_on_a_full_disk_it_ticks_on_untraced_then_says_a_last_word_and_ends(
     ):
         run = daemon.run_folder
         daemon.until(lambda: link_of(daemon)["staged"] > 36, what="the pod heard")
-        daemon.until(lambda: _quiet(run), 30, "a journal that rests")
+        daemon.until(lambda: _quiet(run), "a journal that rests")
         ballast = fill(small_disk)
-        daemon.until(lambda: "trace" in alarms_of(daemon), 15, "the alarm of the trace")
+        daemon.until(lambda: "trace" in alarms_of(daemon), "the alarm of the trace")
         at = ticks_of(daemon)["tick"]
-        daemon.until(lambda: ticks_of(daemon)["tick"] >= at + 2, 10, "ticks without a trace")
+        daemon.until(lambda: ticks_of(daemon)["tick"] >= at + 2, "ticks without a trace")
         assert daemon.get("/api/v1/messages")["counts"]["ticks_not_traced"] > 0
         for node in range(36):
             scald(racks, node)  # findings and commands: more than the journal's last page holds
@@ -227,7 +228,7 @@ def test_on_a_full_disk_it_ticks_on_untraced_then_says_a_last_word_and_ends(
         ballast.unlink()
         daemon.process = None
         daemon.start()
-        daemon.until(lambda: racks.caps(20).max() < 1200.0, 30, "commands once there is space")
+        daemon.until(lambda: racks.caps(20).max() < 1200.0, "commands once there is space")
         assert (run / "journal.reserve").stat().st_size == 10**6
         assert daemon.stop() == 0
         assert verify_journal(run / "journal.jsonl").fault is None
@@ -236,7 +237,7 @@ def test_on_a_full_disk_it_ticks_on_untraced_then_says_a_last_word_and_ends(
 
 
 def _quiet(run: Path) -> bool:
-    """Whether the journal has not grown for two ticks."""
+    """Return True if the journal has not grown for two ticks."""
     size = (run / "journal.jsonl").stat().st_size
     time.sleep(2.1)
     return (run / "journal.jsonl").stat().st_size == size
@@ -253,11 +254,11 @@ def test_it_follows_a_storm_of_reloads_under_load_and_stops_however_often_it_is_
             for number in range(200):
                 daemon.send(signal.SIGHUP)
                 time.sleep(0.02 if number % 3 else 0.0)
-            daemon.until(lambda: len(daemon.journal("reload")) > 3, 20, "reloads, journaled")
+            daemon.until(lambda: len(daemon.journal("reload")) > 3, "reloads, journaled")
             daemon.until(lambda: ticks_of(daemon)["count"] >= before["count"] + 3)
             assert daemon.get("/api/v1/site")["sizes"]["rack"] == 2
             assert daemon.process is not None
-            deadline_s = time.monotonic() + 30
+            deadline_s = time.monotonic() + PATIENCE_S
             while daemon.process.poll() is None and time.monotonic() < deadline_s:
                 daemon.send(signal.SIGTERM)
                 time.sleep(0.002)

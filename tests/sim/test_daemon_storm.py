@@ -212,7 +212,7 @@ class Bms:
                 self.client.publish(f"BMS/v1/PUB/Value/{POINT}/{rack}", json.dumps(body))
 
     def heard_by(self, daemon: RunningDaemon, base_c: float) -> Callable[[], bool]:
-        """Tell another temperature; whether the daemon has it from both racks."""
+        """Publish another temperature. Return a check that the daemon has it from both racks."""
         self.base_c = base_c
 
         def heard() -> bool:
@@ -239,7 +239,7 @@ def ticked(before: dict[str, Any], after: dict[str, Any], away_s: float) -> None
 
 
 def good(daemon: RunningDaemon, key: str) -> int:
-    """How many entities have a good value of a signal."""
+    """Count the entities that have a good value of a signal."""
     table, _, name = key.partition(".")
     column = daemon.get(f"/api/v1/state/{table}?signals={name}&limit=1000")["signals"][name]
     return sum(q.lower() == "good" for q in column["quality"])
@@ -267,19 +267,19 @@ def test_without_its_broker_it_ticks_on_and_takes_up_again(
             daemon.until(lambda: good(daemon, "gpu.temp_c") == 144, what="all GPUs heard")
             daemon.until(bms.heard_by(daemon, 30.0), what="values of the BMS")
             if away_s > LEASE_S:  # silence of what is still learned is waited for longer than this
-                daemon.until(lambda: learning(daemon) == 0, 120, "cadences")
+                daemon.until(lambda: learning(daemon) == 0, "cadences")
             scald(racks, 0)
             daemon.until(lambda: leases.running() == 4, what="leases")
             before, begun = ticks_of(daemon), time.monotonic()
             broker.stop()
-            daemon.until(lambda: "part/mqtt" in alarms_of(daemon), 30, "the alarm of the link")
+            daemon.until(lambda: "part/mqtt" in alarms_of(daemon), "the alarm of the link")
 
             def collapsed() -> list[str]:
                 children = daemon.get("/api/v1/alarms/part/mqtt/children")["alarms"]
                 return [a["id"] for a in children if a["state"] == "suppressed"]
 
             if away_s > LEASE_S:
-                daemon.until(lambda: any(i.startswith("silence/") for i in collapsed()), 50, "silence")
+                daemon.until(lambda: any(i.startswith("silence/") for i in collapsed()), "silence")
             # The hot node is hot; the longer that lasts, the more is asked of it, and nobody answers any more
             heat = ("beyond/", "health/lab/h/r1/node0", "readback/gpu.")
             rung = {i for i in alarms_of(daemon) if not i.startswith(heat)}
@@ -295,12 +295,12 @@ def test_without_its_broker_it_ticks_on_and_takes_up_again(
             back = time.monotonic()
             daemon.until(bms.heard_by(daemon, 31.0), what="values of the BMS again")
             flowing_s = time.monotonic() - back
-            daemon.until(lambda: good(daemon, "gpu.temp_c") == 144, 45, "all agents again")
+            daemon.until(lambda: good(daemon, "gpu.temp_c") == 144, "all agents again")
             asked = len(wire.asked)
             scald(racks, 35)
-            daemon.until(lambda: racks.caps(35).max() < 1200.0, 30, "commands again")
+            daemon.until(lambda: racks.caps(35).max() < 1200.0, "commands again")
             until(lambda: len(wire.asked) > asked, 10, "that the commands were heard on the wire")
-            daemon.until(lambda: "part/mqtt" not in alarms_of(daemon), 30, "the alarm's end")
+            daemon.until(lambda: "part/mqtt" not in alarms_of(daemon), "the alarm's end")
             # What was retained outlived the broker: another process of ours learns it again.
             daemon.kill()
             daemon.start()
@@ -337,7 +337,7 @@ def test_without_its_history_server_nothing_waits_and_nothing_is_lost(
             daemon.until(lambda: known()["influx"]["written_points"] > 400, what="points written")
             victoria.stop()
             begun, before = time.monotonic(), ticks_of(daemon)
-            daemon.until(lambda: known()["influx"]["error"], 20, "the outage noticed")
+            daemon.until(lambda: known()["influx"]["error"], "the outage noticed")
             time.sleep(max(0.0, away_s - (time.monotonic() - begun)))
             away = time.monotonic() - begun
             if away_s > 40:
@@ -351,14 +351,14 @@ def test_without_its_history_server_nothing_waits_and_nothing_is_lost(
             assert len(held) >= away * 0.9 - 2
             victoria.start()
             daemon.until(lambda: not known()["influx"]["error"] and known()["influx"]["queue_points"] < 1000,
-                         30, "what waited is written")  # fmt: skip
+                         "what waited is written")  # fmt: skip
             told = known()
             assert (told["dropped"], told["influx"]["dropped_points"], told["influx"]["refused_points"]) == (
                 0,
                 0,
                 0,
             )
-            daemon.until(lambda: "history/influx" not in alarms_of(daemon), 10, "the alarm's end")
+            daemon.until(lambda: "history/influx" not in alarms_of(daemon), "the alarm's end")
             wanted = {"rack": "r1", "node": "node7", "gpu": "gpu2"}
 
             def missing() -> set[int]:
@@ -367,7 +367,7 @@ def test_without_its_history_server_nothing_waits_and_nothing_is_lost(
                         return held - set(points)
                 return held
 
-            daemon.until(lambda: not missing(), 20, "every instant of the outage on the server")
+            daemon.until(lambda: not missing(), "every instant of the outage on the server")
             print(f"away {away:.1f} s: {len(held)} instants, {after}, {told['influx']}")
     finally:
         victoria.stop()

@@ -22,7 +22,7 @@ from twin.telemetry import Reading
 
 DEMAND, GPUS_PER_NODE = "site.gpu_demand_count", 8
 # All are scored, from the first minute on. 7: a week takes minutes
-DAYS = int(os.environ.get("RACKTWIN_HELIOS_DAYS", "4"))
+DAYS = int(os.environ.get("RACKTWIN_HELIOS_DAYS", "2"))
 ROWS, HORIZONS = DAYS * 1440, (5, 60)  # minutes
 BAND = (0.05, 0.5, 0.95)  # what a forecast tells
 EXPERTS = ("last", "ewma5", "ewma60", "seasonal_day")  # none of them is fitted
@@ -68,6 +68,7 @@ def scores(said: F64, values: F64, origins: I64, horizon: int) -> tuple[float, f
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_days_of_helios_are_forecast_as_the_backtest_does(recording: Callable[[str], Path]) -> None:
     files = sorted(recording("gpu-demand-helios-earth").glob("*/cluster_sequence_vc.csv.xz"))
     read = read_series(files, "time", ["running_gpu_num", "pending_gpu_num"]).panel

@@ -83,7 +83,7 @@ class Demo:
 
 
 def said_by(demo: Demo) -> None:
-    """What must hold of every demo."""
+    """Assert the properties of every demo."""
     assert "byte-identical" in demo.text, demo.text
     assert not demo.contradictions, demo.contradictions[:5]
     assert not demo.unheard, demo.unheard[:5]
@@ -100,6 +100,7 @@ def said_by(demo: Demo) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_feed_is_lost_live(tmp_path: Path) -> None:
     demo = Demo(tmp_path, "--story", "feed")
     assert demo.code == 0, demo.text

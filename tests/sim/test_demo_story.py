@@ -16,13 +16,13 @@ from twin.run import TraceReader, replay_frames
 from twin.simulation import FOLDER, DemoPast, DemoSite, Story, load_story
 from twin.telemetry import Frame
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 STORY_S = 300
 CAP, LEVEL = "gpu.power_cap_w", "node.service_level"
 
 
 class Heard:
-    """What a story's decisions say, with seconds since its begin; and the last forecast before it."""
+    """Decisions of a story, with seconds since its begin; and the last forecast before it."""
 
     def __init__(self) -> None:
         self.begun_ns = 0
@@ -47,7 +47,7 @@ class Heard:
         return [r for r in found if r.policy == policy]
 
     def found(self, start: str, after_s: float) -> bool:
-        """Whether a finding of this kind came from an instant on."""
+        """Return True if a finding of this kind came from an instant on."""
         return any(t >= after_s and name.startswith(start) for t, name in self.findings)
 
 
@@ -74,7 +74,7 @@ class Told:
             self.ticks = loop.ticks
 
     def at(self, chapter: str) -> float:
-        """When a chapter begins."""
+        """Return the begin of a chapter, s."""
         return next(c.at_s for c in self.story.chapters if c.name == chapter)
 
     def gpus_of(self, job: int) -> Any:
@@ -143,7 +143,9 @@ def test_the_load_was_forecast_five_minutes_before(told: Told) -> None:
     assert now_w < mean_w, "the forecast knew of more than the present"
 
 
+@pytest.mark.storm
 def test_past_and_story_replay_byte_for_byte(told: Told) -> None:
+    """As long as the story itself; the demos of one chapter replay in each test run."""
     run = told.folder / "run"
     outcome = replay_frames(make_engine(told.site), TraceReader(run), run / "journal.jsonl")
     assert (outcome.ticks, outcome.damage) == (told.ticks, [])

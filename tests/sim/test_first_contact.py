@@ -183,7 +183,7 @@ def test_a_real_fault_is_told(floor: Floor, name: str) -> None:
 
 
 class Loss(NamedTuple):
-    """What publishes no more (`lose(floor, False)`), the place that the one alarm names, and for how long."""
+    """A loss of publications (`lose(floor, False)`), the place that the one alarm names, and the duration."""
 
     lose: Callable[[Floor, bool], None]
     place: str

@@ -31,7 +31,7 @@ from tests.support.publishers import (
     capture_site,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 Find = Callable[[str], Path]
 RACKS = "r1"
 HALL = {
@@ -149,9 +149,7 @@ def test_healthy_devices_through_real_wires_and_then_an_xid(
         assert counts["bad"] == counts["dropped"] == 0
         wires.room.suffer("xid_burst", "gpu", 1, amount=79)
         # A report comes each ten seconds of the room, which passes late on a busy machine
-        daemon.until(
-            lambda: [i for _, i in alarms(daemon) if "lab/h/r1/node0" in i], 60.0, "an alarm of the XID"
-        )
+        daemon.until(lambda: [i for _, i in alarms(daemon) if "lab/h/r1/node0" in i], "an alarm of the XID")
 
 
 @pytest.mark.storm

@@ -13,7 +13,7 @@ import pytest
 DEMO = Path(__file__).parents[2] / "deploy" / "fleet" / "demo.py"
 MOST_S = 240.0  # on a machine with much else to do; alone it takes about 45 s
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 def test_a_lost_feeder_makes_both_halls_give_way_by_priority(

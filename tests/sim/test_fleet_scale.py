@@ -20,7 +20,7 @@ def test_halls_and_hub_live_over_real_servers(
     server: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server("nats-server")
-    words = "million_gpus --halls 3 --racks 2 --seconds 6 --warm-up 4"
+    words = "million_gpus --halls 3 --racks 2 --seconds 20 --warm-up 4 --faults"
     monkeypatch.setattr(sys, "argv", words.split())
     million_gpus.main()
     said = capsys.readouterr().out
@@ -31,11 +31,16 @@ def test_halls_and_hub_live_over_real_servers(
     age = re.search(r"at most ([0-9.]+) simulated s", said)
     assert age is not None
     assert float(age[1]) <= 5.0, said
+    assert said.count(" killed\n") == len(million_gpus.FAULTS), said
+    current = re.search(r"knew of all halls again within (\d+) simulated s", said)
+    assert current is not None
+    assert int(current[1]) <= 10, said
 
 
 def test_the_cost_of_a_hub_is_told_as_a_line(tmp_path: Path) -> None:
     rows = asyncio.run(million_gpus.measure_hub([1, 2, 3], 3, tmp_path))
     assert [row[0] for row in rows] == [1, 2, 3]
+    assert 'aria-label="tick of the hub' in million_gpus.write_plot(rows, tmp_path).read_text()
     assert million_gpus.fit([(1, 2.0, 3.0), (2, 3.0, 4.0), (3, 4.0, 5.0)]).startswith(
         "p50 = 1.00 ms + 1.0000 ms a hall; r2 1.000"
     )

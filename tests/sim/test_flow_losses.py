@@ -9,7 +9,7 @@ from tests.support.flow_losses import KINDS, FlowLoss, at_most_pu, losses_of, to
 from twin.catalogue import F64
 from twin.plant import Disturbance
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 def _progress(done: float, what: str) -> None:

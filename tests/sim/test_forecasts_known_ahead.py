@@ -1,4 +1,4 @@
-"""What is known ahead enters the forecasts: jobs that end at their limits, and what was told from outside.
+"""Known events enter the forecasts: jobs that end at their limits, and outlooks from outside.
 
 Neither is believed before it came true, and both are while it does.
 """
@@ -70,15 +70,15 @@ class Pod:
         )
 
     def cycle(self, number: int) -> Iterator[int]:
-        """A job of 25 to 54 minutes, and 15 to 24 without; yields minutes to its limit, before its end."""
-        lasts = int(self.rng.integers(25, 55))
-        limit_s = lasts * MIN if self.limits_hold else float(self.rng.integers(2, 55)) * MIN
+        """A job of 20 to 39 minutes, and 10 to 16 without; yields minutes to its limit, before its end."""
+        lasts = int(self.rng.integers(20, 40))
+        limit_s = lasts * MIN if self.limits_hold else float(self.rng.integers(2, 40)) * MIN
         start = ev.JobStarted(id=f"s{number}", job=f"j{number}", nodes=self.nodes, time_limit_s=limit_s)
         for minute in range(lasts):
             self.minute(True, *([start] if minute == 0 else []))
             yield lasts - minute
         self.minute(False, ev.JobEnded(id=f"e{number}", job=f"j{number}"))
-        for _ in range(int(self.rng.integers(15, 25))):
+        for _ in range(int(self.rng.integers(10, 17))):
             self.minute(False)
 
 
@@ -103,6 +103,7 @@ def test_before_a_limit_every_level_of_the_site_is_told_of_the_fall() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_limits_that_hold_teach_the_blend_when_jobs_end() -> None:
     """After twenty endings, a forecast across an end is far better than that all stays as it is."""
     pod = Pod(("site.power_w", "site.gpu_demand_count"))

@@ -13,7 +13,7 @@ from tests.support.builders import two_racks
 from tests.support.daemon_process import RunningDaemon, running
 from tests.support.mosquitto import mosquitto
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 KEY = "gpu.power_w"
 # The first fit is asked for 10 s after the first forecast, and due 30 s later.
 MODELS = {
@@ -47,16 +47,16 @@ def test_forecasts_are_told_fitted_and_kept_over_a_restart(
         running(tmp_path / "twin", broker.port, site=site) as daemon,
         pod(broker.port, racks=1, state=tmp_path / "agent"),
     ):
-        rows = daemon.until(lambda: told(daemon), 40, "a forecast with a basis")
+        rows = daemon.until(lambda: told(daemon), what="a forecast with a basis")
         assert {row["horizon_s"] for row in rows} == {10.0, 20.0}
         assert {row["model"] for row in rows} == {"load@unfitted"}
         for row in rows:
             assert len(row["mean"]) == len(row["names"]) == 72
             assert all(0.0 < mean < 2000.0 for mean in row["mean"])
-        rows = daemon.until(lambda: fitted(daemon), 90, "a fit that is in use")
+        rows = daemon.until(lambda: fitted(daemon), what="a fit that is in use")
         assert all(row["model"].startswith("load@") for row in rows)
         model = rows[0]["model"]
-        daemon.until(lambda: "ModelFitted" in events(daemon), 10, "the fit's line in the journal")
+        daemon.until(lambda: "ModelFitted" in events(daemon), what="the fit's line in the journal")
         assert "FitFailed" not in events(daemon)
         daemon.kill()
         daemon.start()

@@ -24,7 +24,7 @@ CURED = ("NVRM: Xid (PCI:0000:03:00): 154, GPU recovery action changed from 0x2 
 
 
 def report(client: Client, identity: str, code: int, detail: str) -> None:
-    """What the agent on the node says of a line of its kernel's log."""
+    """Publish the agent's report of a line of its node's kernel log."""
     body = {"type": "FaultReported", "id": identity, "from": NODE, "table": "gpu", "name": GPU, "code": code,
             "detail": detail}  # fmt: skip
     client.say(f"IT/v1/PUB/Event/{NODE}", json.dumps(body).encode())
@@ -42,12 +42,13 @@ def alarms(daemon: RunningDaemon) -> list[dict[str, Any]]:
 
 
 def read(daemon: RunningDaemon, capsys: pytest.CaptureFixture[str], name: str) -> str:
-    """What the command prints, as one line."""
+    """Return the output of `device health`, as one line."""
     assert main(["device", "health", name, "--config", str(daemon.config_path)]) == 0
     return " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_an_xid_is_explained_alarmed_and_over_when_cured(
     server: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -57,13 +58,13 @@ def test_an_xid_is_explained_alarmed_and_over_when_cured(
         pod(broker.port, racks=1, state=tmp_path / "agent"),
         Client(broker.port) as client,
     ):
-        daemon.until(lambda: explained(daemon, GPU, "healthy"), 60, "a GPU that is heard and well")
+        daemon.until(lambda: explained(daemon, GPU, "healthy"), what="a GPU that is heard and well")
         assert alarms(daemon) == []
         report(client, "boot-1", 79, OFF_BUS)
-        tree = daemon.until(lambda: explained(daemon, GPU, "failed"), 30, "the verdict")
+        tree = daemon.until(lambda: explained(daemon, GPU, "failed"), what="the verdict")
         assert any("79" in e["text"] or "off the bus" in e["text"] for e in tree["evidence"])
         assert {(f["code"], f["times"]) for f in tree["faults"]} == {(79, 1)}
-        raised = daemon.until(lambda: alarms(daemon), 30, "the alarm")
+        raised = daemon.until(lambda: alarms(daemon), what="the alarm")
         assert raised[0]["severity"] == "critical"
         assert raised[0]["action"]
         for name in (GPU, "r1/node3"):
@@ -76,8 +77,8 @@ def test_an_xid_is_explained_alarmed_and_over_when_cured(
         daemon.start()
         assert explained(daemon, GPU, "failed")  # from its snapshot and what came after it
         report(client, "boot-3", 154, CURED)
-        daemon.until(lambda: explained(daemon, GPU, "healthy"), 60, "the cure")
-        daemon.until(lambda: not alarms(daemon), 60, "the end of the alarm")
+        daemon.until(lambda: explained(daemon, GPU, "healthy"), what="the cure")
+        daemon.until(lambda: not alarms(daemon), what="the end of the alarm")
 
 
 def fault(code: int, detail: str = "", number: int = 0) -> FaultReported:

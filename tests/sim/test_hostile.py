@@ -115,7 +115,7 @@ def fault(name: str, number: int, detail: str = NASTY) -> dict[str, Any]:
 
 
 def cli(daemon: RunningDaemon, *words: str) -> str:
-    """What a command of people prints."""
+    """Return the output of a command of people."""
     environment = {**os.environ, "RACKTWIN_TOKEN": daemon.token(), "NO_COLOR": "1", "COLUMNS": "200"}
     url = f"http://127.0.0.1:{daemon.port}"
     command = [sys.executable, "-m", "twin", *words, "--url", url]
@@ -139,7 +139,7 @@ def test_an_attacker_with_the_identity_of_one_node_harms_itself_alone(server: Se
         agent_on(secured, tmp_path / "agent") as state,
         Client(secured.broker.port, secured.files(agent_user(MINE)), "IT/v1/racktwin/Daemon/#") as attacker,
     ):
-        daemon.until(lambda: heard(daemon, NODE), 30, "the neighbour's readings")
+        daemon.until(lambda: heard(daemon, NODE), "the neighbour's readings")
         before = daemon.get("/api/v1/messages")["messages"]["bad"]
         for retain in (False, True):
             for topic, payload in forgeries():
@@ -168,7 +168,6 @@ def test_an_attacker_with_the_identity_of_one_node_harms_itself_alone(server: Se
         daemon.post("/api/v1/requests", ask)
         daemon.until(
             lambda: column(daemon, NODE, "power_limit_w")[:1] == [900.0],
-            20,
             "the daemon's own command to be obeyed",
         )
         book = json.loads(state.read_text())["book"]

@@ -20,7 +20,7 @@ OFF_BUS = "NVRM: Xid (PCI:0000:03:00): 79, pid=1234, GPU has fallen off the bus.
 
 
 def say(client: Client, identity: str, kind: str, table: str, name: str, **more: Any) -> None:
-    """What the agent of the node says."""
+    """Publish an event as the agent of the node does."""
     body = {"type": kind, "id": identity, "from": NODE, "table": table, "name": name, **more}
     client.say(f"IT/v1/PUB/Event/{NODE}", json.dumps(body).encode())
 
@@ -38,21 +38,21 @@ def test_a_swapped_gpu_and_a_swapped_node_begin_anew(server: Callable[..., Path]
         pod(broker.port, racks=1, state=tmp_path / "agent"),
         Client(broker.port) as client,
     ):
-        daemon.until(lambda: health(daemon, GPU, "healthy"), 60, "a GPU that is heard and well")
+        daemon.until(lambda: health(daemon, GPU, "healthy"), "a GPU that is heard and well")
         say(client, "i1", "IdentityTold", "gpu", GPU, serial="1650322000001")
         say(client, "i2", "IdentityTold", "node", NODE, serial="BOARD-0001")
         say(client, "f1", "FaultReported", "gpu", GPU, code=79, detail=OFF_BUS)
-        daemon.until(lambda: health(daemon, GPU, "failed"), 30, "the verdict")
+        daemon.until(lambda: health(daemon, GPU, "failed"), "the verdict")
         daemon.kill()
         daemon.start()
         say(client, "i3", "IdentityTold", "gpu", GPU, serial="1650322000001")  # an agent that starts anew
         say(client, "i4", "IdentityTold", "gpu", GPU, serial="Default string")
-        daemon.until(lambda: health(daemon, GPU, "failed"), 30, "the same board is as it was")
+        daemon.until(lambda: health(daemon, GPU, "failed"), "the same board is as it was")
         say(client, "i5", "IdentityTold", "gpu", GPU, serial="1650322000002")
-        tree = daemon.until(lambda: health(daemon, GPU, "healthy", "unknown"), 30, "another board")
+        tree = daemon.until(lambda: health(daemon, GPU, "healthy", "unknown"), "another board")
         assert not [f for f in tree["faults"] if f["code"] == 79]
         say(client, "f2", "FaultReported", "node", NODE, code=79, detail=OFF_BUS)
-        daemon.until(lambda: health(daemon, NODE, "failed", "degraded"), 30, "the node's own fault")
+        daemon.until(lambda: health(daemon, NODE, "failed", "degraded"), "the node's own fault")
         say(client, "i6", "IdentityTold", "node", NODE, serial="BOARD-0002")
-        daemon.until(lambda: health(daemon, NODE, "healthy", "unknown"), 60, "another node in its place")
-        daemon.until(lambda: health(daemon, GPU, "healthy"), 60, "and it is well")
+        daemon.until(lambda: health(daemon, NODE, "healthy", "unknown"), "another node in its place")
+        daemon.until(lambda: health(daemon, GPU, "healthy"), "and it is well")

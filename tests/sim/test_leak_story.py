@@ -98,7 +98,7 @@ class Story:
         return next((s, c) for s, c in self.commands if c.control == control)
 
     def said(self, key: str) -> np.ndarray:
-        """What the twin last heard."""
+        """Return the values of a signal that the twin heard last."""
         table, _, name = key.partition(".")
         row = TABLES[table].by_name[name].row
         return np.asarray(self.sim.engine.state.tables[table].value[row])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -13,7 +13,7 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 
-from tests.support.browser import Browser, Screen, browsing
+from tests.support.browser import Browser, Screen, browser, shared_browser
 from tests.support.in_process_daemon import Desk, serving_aside
 from twin.catalogue import NS
 from twin.contracts import (
@@ -29,6 +29,7 @@ from twin.contracts import (
 from twin.run import OPEN, JournalWriter, verify_journal
 from twin.telemetry import Event, events as ev
 
+__all__ = ["browser", "shared_browser"]
 pytestmark = pytest.mark.slow
 MARCH_NS = 1_678_183_200 * NS  # 2023-03-07T10:00:00Z
 NODE, SPARE = "lab/h/r1/node3", "lab/h/r2/node1"
@@ -108,13 +109,6 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RecordedDe
         yield made
 
 
-@pytest.fixture
-def browser(server: Callable[..., Path]) -> Iterator[Browser]:
-    """Chromium."""
-    with browsing(server) as made:
-        yield made
-
-
 def export(screen: Screen, kind: str) -> str:
     with screen.page.expect_download() as download:
         screen.page.get_by_role("button", name=kind, exact=True).click()
@@ -129,7 +123,7 @@ def test_why_a_node_was_drained_in_march_is_answered_by_the_page_alone(
     screen.log_in(desk.pod.secrets["viewer"])
     screen.go("decisions")
     page = screen.page
-    screen.shows("the journal is kept since 2023-03-06 10:00:00")
+    screen.shows("the journal begins at 2023-03-06 10:00:00")
     page.locator("[name=from]").fill("March 2023")
     page.get_by_role("button", name="Search", exact=True).click()
     screen.shows("expected a time in UTC, such as")

@@ -1,22 +1,26 @@
-"""The ledger's page in a browser: it shows the statement of the API, and a tenant its own rows alone."""
+"""The ledger's page in a browser: it shows the statement of the API, and a tenant its own rows alone; and the
+demand on the page of jobs."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.support.browser import Browser, Screen, browsing
+from tests.support.browser import Browser, Screen, browser, shared_browser
+from tests.support.builders import two_racks
 from tests.support.in_process_daemon import Desk, serving_aside
 from tests.unit.test_api_ledger import fill
 from twin.api.tokens import add_token
 from twin.ledger import BY
 
+__all__ = ["browser", "shared_browser"]
 pytestmark = pytest.mark.slow
 TENANT = "tenant.alba"
 
@@ -29,13 +33,6 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
             made.pod.secrets[name] = add_token(made.pod.tokens_file, name, "job")
         made.do(made.pod.tokens.reload)
         made.do(lambda: fill(made.pod))
-        yield made
-
-
-@pytest.fixture
-def browser(server: Callable[..., Path]) -> Iterator[Browser]:
-    """Chromium."""
-    with browsing(server) as made:
         yield made
 
 
@@ -90,10 +87,10 @@ def test_it_shows_the_statement_and_what_is_unknown(
     screen.page.get_by_text("lab:2").first.wait_for()
     assert cells(screen, "Rows of the statement", "lab:2")[0] == "lab:2 brno, q-brno"
     screen.page.get_by_role("button", name="Rack", exact=True).click()
-    screen.shows("GPU time, cost and carbon are told by")
+    screen.shows("GPU time, cost and carbon are reported by")
     assert cells(screen, "Rows of the statement", "r1")[3:] == ["–"] * 4, "racks have energy alone"
     screen.page.locator("[name=month]").select_option("2023-10")
-    screen.shows("The ledger has nothing of October 2023")
+    screen.shows("The ledger has no entry for October 2023")
     assert screen.page.get_by_role("button", name="CSV", exact=True).is_disabled()
     assert screen.complaints == []
 
@@ -124,7 +121,7 @@ def test_a_tenant_sees_its_own_rows_and_no_other_page(browser: Browser, desk: De
     screen = browser.open(desk.pod.url)
     screen.page.on("request", lambda r: "/api/" in r.url and asked.append(r.url.split("/api/v1/")[1]))
     screen.log_in(desk.pod.secrets[TENANT])
-    screen.shows("The token tenant.alba sees its own rows alone", "By tenant", "alba")
+    screen.shows("The token tenant.alba can see only its own rows", "By tenant", "alba")
     assert screen.page.locator("nav a").all_inner_texts() == ["Ledger"]
     for by in ("Site", "Hall", "Queue", "Job"):
         screen.page.get_by_role("button", name=by, exact=True).click()
@@ -143,3 +140,27 @@ def test_a_token_without_tenant_is_told_so(browser: Browser, desk: Desk) -> None
     screen = browser.open(desk.pod.url)
     screen.log_in(desk.pod.secrets["stranger"])
     screen.shows("the token stranger speaks for no tenant and no job; expected tenant.NAME or job.NAME")
+
+
+def test_demand_is_shown_by_queue_and_priority_with_what_is_unknown(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = two_racks(queues=[{"name": "train"}, {"name": "debug"}], priorities=[{"name": "urgent"}],
+                     services=[{"name": "chat"}])  # fmt: skip
+    with serving_aside(tmp_path, monkeypatch, Desk, tree=tree) as desk:
+        wants = {"queue.gpu_running_count": [96.0, np.nan], "queue.gpu_pending_count": [12.0, np.nan],
+                 "queue.oldest_wait_s": [7200.0, np.nan], "site.gpu_running_count": 96.0,
+                 "priority.gpu_pending_count": [8.0, 4.0], "service.requests_per_s": 3.5}  # fmt: skip
+        desk.do(lambda: desk.pod.tick(wants))
+        screen = browser.open(desk.pod.url)
+        screen.log_in(desk.pod.secrets["viewer"])
+        screen.go("jobs")
+        screen.shows("GPUs: 96 granted, unknown busy by their activity", "No scheduler reports waiting jobs")
+        desk.do(lambda: desk.pod.tick(wants | {"site.gpu_pending_count": 12.0}))
+        screen.page.locator("[aria-label='Demand']").wait_for()
+        assert cells(screen, "Demand", "site")[1:3] == ["96", "12"]
+        assert cells(screen, "Demand", "train queue")[1:] == ["96", "12", "–", "–", "–", "–", "2 h", "–"]
+        assert cells(screen, "Demand", "debug queue")[1:] == ["–"] * 8, "unknown is not zero"
+        assert [cells(screen, "Demand", f"{n} priority")[2] for n in ("urgent", "rest")] == ["8", "4"]
+        assert cells(screen, "Requests of services", "chat")[1:3] == ["3.5", "–"]
+        assert screen.complaints == []

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-import yaml
 
 from connectors.agents import ResultDecoder
 from connectors.agents.command import requests_of
-from tests.support.builders import START_NS, site_of, two_racks
-from tests.support.daemon_process import ROOT, RunningDaemon, running
+from tests.support.builders import START_NS, site_of
+from tests.support.daemon_process import RunningDaemon, running
 from tests.support.mosquitto import Mosquitto, mosquitto
 from tests.support.node_agents import Client, Heard
-from tests.support.patience import PATIENCE_S
+from tests.support.plant_process import CAP, EVERY, LEASE_S, SAFE_W, SINCE, SITE, PlantProcess, done, good
 from twin.catalogue import NS
 from twin.contracts import CommandBatch
 from twin.plant import Plant, Sensors, scenario_of
@@ -30,15 +24,8 @@ from twin.simulation import LivePlant
 from twin.site import Site
 from twin.telemetry import CommandAcked, Message
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 Server = Callable[..., Path]
-CAP, TARGET, LIQUID = "gpu.power_cap_w", "cdu.supply_temp_target_c", "rack.liquid_isolation"
-EVERY, SINCE = "job.checkpoint_interval_s", "job.checkpoint_since_s"
-SAFE_W, LEASE_S = 400.0, 30.0
-SITE = two_racks(
-    controls={CAP: {"safe": SAFE_W}}, policies={"operator": {"authority": "act"}}, loops=[{"name": "fw1"}]
-)
-SITE["halls"][0]["cdus"][0]["loop"] = "fw1"
 
 QUIET = {"name": "quiet", "hours": 1, "seed": 1}
 
@@ -54,63 +41,9 @@ def broker(server: Server, tmp_path: Path) -> Iterator[Mosquitto]:
         yield running_broker
 
 
-class Process:
-    """`racktwin simulation publish` of SITE; its words go to a file."""
-
-    def __init__(self, folder: Path, port: int, *more: str) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        path, self.log = folder / "site.yaml", folder / "plant.log"
-        path.write_text(yaml.safe_dump(SITE), encoding="utf-8")
-        args = [
-            "simulation",
-            "publish",
-            "--site",
-            str(path),
-            "--broker",
-            f"127.0.0.1:{port}",
-            "--json",
-            *more,
-        ]
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "twin", *args], cwd=ROOT, stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=log,
-            )  # fmt: skip
-
-    def __enter__(self) -> Process:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait(10)
-        print(self.log.read_text())  # shown where a test failed
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-
-    def stop(self) -> dict[str, Any]:
-        """As a service manager does; what it says of itself."""
-        self.process.send_signal(signal.SIGTERM)
-        said, _ = self.process.communicate(timeout=PATIENCE_S)
-        assert self.process.returncode == 0, self.log.read_text()
-        return dict(json.loads(said))
-
-
 def limits(daemon: RunningDaemon) -> np.ndarray:
     rows = daemon.get("/api/v1/state/gpu?signals=power_limit_w&limit=1000")["signals"]["power_limit_w"]
     return np.array([np.nan if v is None else v for v in rows["value"]], float)
-
-
-def good(daemon: RunningDaemon, key: str) -> float:
-    table, _, name = key.partition(".")
-    rows = daemon.get(f"/api/v1/state/{table}?signals={name}&limit=1000")["signals"][name]
-    return float(np.mean([q.lower() == "good" for q in rows["quality"]]))
-
-
-def done(daemon: RunningDaemon, control: str) -> set[str]:
-    """Whose leases are carried out and read back."""
-    leases = daemon.get(f"/api/v1/leases?control={control}&limit=1000")["leases"]
-    return {row["name"] for row in leases if row["state"] == "done"}
 
 
 def now() -> float:
@@ -133,11 +66,11 @@ def frame_limits(message: Heard) -> list[float | None]:
 def test_the_daemon_sees_the_site_caps_it_and_lets_go_when_it_dies(broker: Mosquitto, tmp_path: Path) -> None:
     with (
         running(tmp_path / "d", broker.port, site=SITE) as daemon,
-        Process(tmp_path / "p", broker.port) as plant,
+        PlantProcess(tmp_path / "p", broker.port, SITE) as plant,
         Client(broker.port) as client,
     ):
         seen = ("gpu.temp_c", "node.power_w", "rack.flow_lpm", "cdu.supply_temp_c", "feeder.power_w")
-        daemon.until(lambda: all(good(daemon, key) == 1.0 for key in seen), 40, "the whole site heard")
+        daemon.until(lambda: all(good(daemon, key) == 1.0 for key in seen), what="the whole site heard")
         daemon.until(lambda: jobs(daemon), what="the jobs that run")
         daemon.until(lambda: (limits(daemon) > 1000).all(), what="the limits of all GPUs")
         ask = {"control": CAP, "names": ["lab/h/r1"], "hi": 700, "reason": "a test", "for_s": 600}
@@ -158,9 +91,9 @@ def test_the_daemon_sees_the_site_caps_it_and_lets_go_when_it_dies(broker: Mosqu
 def test_a_job_saves_as_it_is_advised_and_says_so(broker: Mosquitto, tmp_path: Path) -> None:
     with (
         running(tmp_path / "d", broker.port, site=SITE) as daemon,
-        Process(tmp_path / "p", broker.port, "--speed", "10") as plant,
+        PlantProcess(tmp_path / "p", broker.port, SITE, "--speed", "10") as plant,
     ):
-        daemon.until(lambda: jobs(daemon), 40, what="the jobs that run")
+        daemon.until(lambda: jobs(daemon), what="the jobs that run")
         told = [line["body"]["event"] for line in daemon.journal("event")]
         job = next(e["job"] for e in told if e["type"] == "JobStarted" and e["kind"] == "training")
 
@@ -175,66 +108,8 @@ def test_a_job_saves_as_it_is_advised_and_says_so(broker: Mosquitto, tmp_path: P
         daemon.post("/api/v1/requests", ask)
         daemon.until(lambda: done(daemon, EVERY) == set(named()), what="the new interval, as the job reports")
         daemon.post("/api/v1/requests", ask | {"control": SINCE} | dict.fromkeys(("lo", "hi", "want"), now()))
-        daemon.until(lambda: done(daemon, SINCE) == set(named()), 30, what="the save, as the job reports")
+        daemon.until(lambda: done(daemon, SINCE) == set(named()), what="the save, as the job reports")
         assert plant.stop()["heard"]["advice"] >= 2
-
-
-def test_a_leak_is_isolated_through_the_broker_and_stays_so(broker: Mosquitto, tmp_path: Path) -> None:
-    """Detectors of trays by their agents, the pan and the isolation by the building's messages."""
-    begins_s = 30.0
-    leaks = [{"kind": "leak", "entity": "r1/node5", "begin_s": begins_s, "severity": 1.0}]
-    scenario = tmp_path / "leak.yaml"
-    scenario.write_text(yaml.safe_dump({"name": "leak", "hours": 1, "seed": 1, "faults": leaks}))
-    site = SITE | {"policies": {"leak_guard": {"authority": "act"}}}
-    with (
-        running(tmp_path / "d", broker.port, site=site) as daemon,
-        Process(tmp_path / "p", broker.port, "--scenario", str(scenario)) as plant,
-        Client(broker.port, hears="BMS/#") as client,
-    ):
-        daemon.until(lambda: good(daemon, "rack.leak_state") == 1.0, 40, "the racks heard")
-
-        def says(topic: str) -> Callable[[Heard], bool]:
-            return lambda m: (
-                f"/Value/Rack/{topic}/lab/r1" in m.topic and bool(m.body) and m.body["value"] == 1
-            )
-
-        client.wait(says("RackLiquidIsolationStatus"), seconds=begins_s + 150.0)
-        assert daemon.until(lambda: done(daemon, LIQUID), 30, "the isolation read back") == {"lab/h/r1"}
-        commands = [line["body"] for line in daemon.journal("command")]
-        controls = [body["control"] for body in commands]
-        assert controls.index(SINCE) < controls.index(LIQUID), "jobs save first"
-        assert {CAP, "node.service_level", "node.power_state"} <= set(controls)
-        assert "not understood" not in plant.stop()["heard"]
-
-
-def test_the_building_obeys_requests_and_echoes_them(broker: Mosquitto, tmp_path: Path) -> None:
-    with (
-        running(tmp_path / "d", broker.port, site=SITE) as daemon,
-        Process(tmp_path / "p", broker.port, "--seed", "3") as plant,
-        Client(broker.port, hears="BMS/#") as client,
-    ):
-        daemon.until(lambda: good(daemon, "cdu.supply_temp_c") == 1.0, 40, "the CDU heard")
-        (row,) = daemon.get("/api/v1/state/cdu?signals=supply_temp_request_c")["signals"].values()
-        (before_c,) = row["value"]
-        wanted = before_c - 0.4
-        why = {"reason": "a test", "for_s": 600}
-        daemon.post("/api/v1/requests", {"control": TARGET, "names": ["cdu1"], "hi": wanted, **why})
-        daemon.post("/api/v1/requests", {"control": LIQUID, "names": ["r2"], "lo": 1, "hi": 1, **why})
-
-        def value(topic: str, least: float, most: float) -> Callable[[Heard], bool]:
-            path = f"BMS/v1/PUB/Value/{topic}/"
-            return lambda m: m.topic.startswith(path) and least <= m.body["value"] <= most
-
-        client.wait(value("Rack/RackLiquidIsolationStatus/lab/r2", 1, 1), seconds=30)
-        client.wait(value("CDU/LiquidTemperatureSpRequest/lab/cdu1", 0, wanted + 0.06), seconds=40)
-        flow = client.wait(value("Rack/RackLiquidFlow/lab/r2", 0, 0.1), client.mark(), 30)
-        assert flow.body["quality"] == 1
-        client.wait(lambda m: "/HeartbeatEchoBms/" in m.topic and "/Value/" in m.topic, seconds=30)
-        isolated = daemon.until(lambda: done(daemon, LIQUID), 20, "the isolation read back")
-        assert isolated == {"lab/h/r2"}
-        heard = plant.stop()["heard"]
-        assert heard["requests to the BMS"] > 1
-        assert "not understood" not in heard
 
 
 @pytest.fixture
@@ -257,7 +132,7 @@ def told(live: LivePlant, batch: CommandBatch, at_ns: int) -> None:
 
 
 def answers(live: LivePlant, now_ns: int) -> list[CommandAcked]:
-    """What its agents answer in a second, as the daemon decodes it."""
+    """Return the answers of the plant's agents in a second, as the daemon decodes them."""
     decoder, out = ResultDecoder(live.site, "racktwin"), []
     for topic, payload, _ in live.move(1.0, now_ns):
         if "/Result/" in topic:
@@ -333,14 +208,14 @@ def test_a_daemon_that_comes_later_is_told_the_jobs_that_run(live: LivePlant) ->
 
 
 def test_it_comes_back_after_an_outage_of_the_broker(broker: Mosquitto, tmp_path: Path) -> None:
-    with Process(tmp_path / "p", broker.port) as plant:
+    with PlantProcess(tmp_path / "p", broker.port, SITE) as plant:
         with Client(broker.port) as client:
-            client.wait(lambda m: bool(frame_limits(m)), seconds=40)
+            client.wait(lambda m: bool(frame_limits(m)))
         broker.stop()
         time.sleep(2.0)
         broker.start()
         with Client(broker.port, hears="#") as client:
-            client.wait(lambda m: bool(frame_limits(m)), seconds=20)
+            client.wait(lambda m: bool(frame_limits(m)))
             client.wait(lambda m: m.retained and "/Metadata/Rack/RackLiquidFlow/" in m.topic)
         said = plant.stop()
         assert said["connections"] == 2
@@ -352,7 +227,7 @@ def test_it_refuses_the_broker_of_a_real_building(broker: Mosquitto, tmp_path: P
     body = {"objectType": "Rack", "pointType": "RackPower", "engUnit": "kW", "rackLocationId": "a1"}
     with Client(broker.port, hears="BMS/v1/PUB/Value/#") as client:
         client.say(topic, msgspec.json.encode(body), retain=True)
-        with Process(tmp_path / "p", broker.port) as plant:
+        with PlantProcess(tmp_path / "p", broker.port, SITE) as plant:
             assert plant.process.wait(40) == 1
             assert "carries the metadata of a building" in plant.log.read_text()
         assert client.mark() == 0, "nothing was published"

@@ -68,21 +68,21 @@ def asked(loop: Loop, limit_w: float, **more: Any) -> LoadTargetSet:
 
 
 def test_a_demand_response_is_there_within_seconds_spares_what_is_high_and_ends_on_the_ramp() -> None:
-    ramp_w_per_s = 100.0
+    ramp_w_per_s = 200.0
     loop = story(ramp_up_w_per_s=ramp_w_per_s)
     assert (loop.gpu_w == WANTS_W).all()
     full_w = load_w(loop)
     limit_w = 0.7 * full_w
-    end_ns = loop.twin.now_ns + 1800 * NS
+    end_ns = loop.twin.now_ns + 900 * NS
     loop.tick(asked(loop, limit_w, end_ns=end_ns))
     first_w = course_w(loop, 10)
     assert first_w[-1] <= limit_w
-    held_w = course_w(loop, 1780, 5.0)
+    held_w = course_w(loop, 880, 5.0)
     assert held_w.max() <= limit_w
     assert held_w[-1] >= 0.94 * limit_w, "and no work was given away for nothing"
     assert (loop.gpu_w[gpus(HIGH_NODES)] == WANTS_W).all()
     assert (loop.gpu_w[gpus(LOW_NODES)] < 0.75 * WANTS_W).all()
-    rises_w = course_w(loop, 900)
+    rises_w = course_w(loop, 450)
     assert rises_w[-1] == pytest.approx(full_w)
     minute_w = rises_w[60:] - rises_w[:-60]
     # A synchronous job is raised as a whole: its steps lag the ramp by up to the dwell of a raise

@@ -22,6 +22,7 @@ import pytest
 from connectors.agents import FRAME, encode_json
 from tests.support.daemon_process import RunningDaemon
 from tests.support.mosquitto import mosquitto
+from tests.support.patience import PATIENCE_S
 from tests.tidy.tree import ROOT
 from twin.config import load_config
 from twin.daemon import Daemon, SdNotify
@@ -41,7 +42,7 @@ LEAF = re.compile(r"`([\w/]+\.py)`")
 Call = tuple[str, str]  # (file, function)
 STEPS: list[Call] = STEP.findall(PAGE)
 FILES = frozenset(path for path, _ in STEPS)
-LEAVES = frozenset(LEAF.findall(PAGE.split("Leaves that a step calls")[1].split("\n`tests/")[0]))
+LEAVES = frozenset(LEAF.findall(PAGE.split("steps call these helper modules")[1].split("\n`tests/")[0]))
 # Below these nothing but steps and leaves is called: the way from the wire, and the way to it.
 ENDS = {
     ("connectors/mqtt/link.py", "MqttLink._stage"),
@@ -130,9 +131,9 @@ def walk(server: Callable[..., Path], tmp_path: Path) -> Walk:
         client.subscribe("IT/v1/racktwin/Request/#", 1)
         client.loop_start()
         try:
-            assert running.wait(30)
+            assert running.wait(PATIENCE_S)
             daemon, loop = daemons[0]
-            until = time.monotonic() + 30
+            until = time.monotonic() + PATIENCE_S
             while daemon.tick_no < 3 and time.monotonic() < until:
                 client.publish(f"{FRAME}lab/h/r1/node0", frame_of(50.0), 1)
                 time.sleep(0.2)

@@ -35,7 +35,7 @@ class Trial:
 
 @dataclass
 class Truth:
-    """What is so, whoever knows of it."""
+    """True state of nodes and jobs, whether or not a daemon knows of it."""
 
     bad: set[int] = field(default_factory=set)
     mended_ns: dict[int, int] = field(default_factory=dict)  # nodes under repair: until when
@@ -64,7 +64,7 @@ class Storm:
         self.lead(self.daemons[0], adopt=False)
 
     def chance(self, pu: float) -> bool:
-        """Whether what comes so often in a tick comes now; not once it is calm."""
+        """Draw an event of this probability per tick; False once the storm is calm."""
         return not self.calm and bool(self.rng.random() < pu)
 
     def lead(self, daemon: Daemon, adopt: bool) -> None:
@@ -89,7 +89,7 @@ class Storm:
                 self.queue.append((int(self.rng.choice([0, 0, 0, 1, 3, 8])), daemon, event))
 
     def tick(self, dt_s: float) -> None:
-        """What happens in one tick of truth, then the daemons' tick."""
+        """Advance the truth by one tick, then the daemons."""
         self.clock.now_ns += round(dt_s * NS)
         self._work()
         self._break()
@@ -185,7 +185,7 @@ class Storm:
                 s.taken(node, DOWN)
 
     def _people(self) -> None:
-        """Who drain and resume nodes themselves."""
+        """Drain and resume nodes as people do."""
         s, rng = self.scheduler, self.rng
         if s.away:
             return
@@ -280,7 +280,7 @@ class Storm:
             daemon.tell(self._authority("advise"))
 
     def _listings(self) -> None:
-        """What Slurm lists, sometimes late; and what else is due."""
+        """Hand over listings of Slurm, sometimes late, and other events that are due."""
         s = self.scheduler
         if self.outage <= 0 and self.chance(0.006):
             self.outage, s.away = int(self.rng.integers(2, 60)), True

@@ -92,7 +92,7 @@ def test_checkpoints_ask_first_and_the_drain_waits_for_that_save() -> None:
     twin = Both()
     twin.bad(0, FAILED, "drain", 0.9)
     twin.go(15)
-    assert any("the health of a node" in reason for _, _, _, reason in twin.commanded)
+    assert any("one of its nodes is in bad health" in reason for _, _, _, reason in twin.commanded)
     assert twin.memory["phase"][0] <= 1, "not yet in replacement's hands"
     twin.until_drained()
     assert len(twin.begun_s) == 1

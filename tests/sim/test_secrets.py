@@ -143,7 +143,7 @@ def try_to_come_in(daemon: RunningDaemon, tokens: dict[str, str]) -> None:
 
 
 def answers(daemon: RunningDaemon, token: str) -> Iterator[tuple[str, str]]:
-    """What the interface tells an administrator, the stream's beginning included."""
+    """Yield the answers of the interface to an administrator, the stream's beginning included."""
     for route in READING:
         if "{" in route.path or route.path.endswith("/events"):
             continue
@@ -186,7 +186,7 @@ def files(daemon: RunningDaemon) -> Iterator[tuple[str, str]]:
 
 
 def shown(text: str, secrets: dict[str, str]) -> list[str]:
-    """Which secrets are in a text, plain, in Basic or as a URL or JSON would write them."""
+    """Return the secrets that a text shows, plain, in Basic or as a URL or JSON would write them."""
     found = []
     for name, secret in secrets.items():
         forms = {secret, json.dumps(secret)[1:-1], secret.replace("/", "%2F").replace("&", "%26")}
@@ -224,16 +224,15 @@ def test_no_secret_of_a_running_daemon_is_ever_seen(server: Server, tmp_path: Pa
             measure(broker.port)
             daemon.until(
                 lambda: kinds <= set(shown(str(heard), SECRETS)),
-                30,
                 "each secret to be sent where it belongs",
             )
             daemon.send(signal.SIGHUP)
-            daemon.until(lambda: "reload" in daemon.words(), 20, "the reload")
+            daemon.until(lambda: "reload" in daemon.words(), "the reload")
             texts += processes(daemon.process.pid)
             texts += answers(daemon, tokens["admin"])
-            daemon.until(lambda: len({r["why"] for r in refusals(daemon)}) >= 3, 20, "refusals on record")
+            daemon.until(lambda: len({r["why"] for r in refusals(daemon)}) >= 3, "refusals on record")
             broker.stop()  # the link's complaints
-            daemon.until(lambda: "mqtt" in daemon.words(), 20, "the link to be missed")
+            daemon.until(lambda: "mqtt" in daemon.words(), "the link to be missed")
             texts += answers(daemon, tokens["admin"])
             daemon.stop()
         finally:

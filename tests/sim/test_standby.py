@@ -18,7 +18,7 @@ from tests.support.standby_pair import CAP, HOT_C, SAFE_W, TERM_S, TOP_W, Pair, 
 from twin.run import journal_lines
 from twin.run.journal import line_hash
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 Server = Callable[..., Path]
 TARGETS = "/api/v1/load-targets"
 
@@ -29,7 +29,7 @@ def heads(one: RunningDaemon) -> list[str]:
 
 
 def term_of(one: RunningDaemon) -> dict[str, Any]:
-    """What its journal says of the last term that it won."""
+    """Return the last term that this daemon won, as its journal has it."""
     said = [line["body"] for line in one.journal("leader") if "epoch" in line["body"]]
     assert said, "no term in the journal"
     return said[-1]
@@ -93,7 +93,7 @@ def handed_over(to: RunningDaemon, new: int, by: RunningDaemon) -> None:
 
 
 def settled_on(two: Pair, new: int, caps: Any) -> bool:
-    """Whether every cap that was in force is leased under the new epoch, at its value."""
+    """Return True if every cap that was in force is leased under the new epoch, at its value."""
     held = two.b.get(f"/api/v1/leases?control={CAP}&limit=1000")["leases"]
     done = {row["name"] for row in held if row["state"] == "done"}
     leased = [i for n in two.racks.fleet.nodes.values() for i in n.book.leases.values() if i.epoch == new]
@@ -122,7 +122,7 @@ def the_standby_looks_on(two: Pair) -> None:
     for path, body in asked.items():
         status, answer = b.ask("POST", f"/api/v1/{path}", body)
         assert status == 409
-        assert "stands by; ask the one that leads" in json.dumps(answer)
+        assert "is a standby; ask the leader" in json.dumps(answer)
     led = epoch(two.a)
     assert set(two.eye.epochs()) == {led}, "only the leader's commands were accepted"
     said = {(m.body["state"], m.body["role"]) for m in two.client.heard if "/Daemon/" in m.topic}
@@ -131,7 +131,7 @@ def the_standby_looks_on(two: Pair) -> None:
 
 
 def the_old_epoch_is_refused(two: Pair, forged: Any, old: int, new: int) -> None:
-    """What the deposed one might have published late: agents refuse it and say why."""
+    """Agents refuse a late batch of the deposed leader and say why."""
     now_ns = time.time_ns()
     count = len(forged.body["names"])
     late = forged.body | {"issued_ns": now_ns, "expires_ns": now_ns + 30 * 10**9, "renewal": False}
@@ -156,12 +156,12 @@ def test_without_etcd_the_leader_acts_to_the_end_of_its_term_and_no_longer(
         led = epoch(two.a)
         two.etcd.stop()
         gone = time.monotonic()
-        two.a.until(lambda: role(two.a) == "standby", TERM_S + 3, "its term to end")
+        two.a.until(lambda: role(two.a) == "standby", "its term to end")
         ended = time.monotonic()
         assert 0.3 < ended - gone < TERM_S + 1
         print(f"\netcd gone: no leader after {ended - gone:.2f} s")
         if to_the_lapse:
-            two.a.until(lambda: two.racks.caps(1).min() == SAFE_W, 40, "leases to lapse to the safe value")
+            two.a.until(lambda: two.racks.caps(1).min() == SAFE_W, "leases to lapse to the safe value")
             print(f"safe after {time.monotonic() - gone:.1f} s")
         two.a.until(lambda: time.monotonic() > ended + 2, what="some ticks without a term")
         assert (role(two.a), role(two.b)) == ("standby", "standby")
@@ -169,7 +169,7 @@ def test_without_etcd_the_leader_acts_to_the_end_of_its_term_and_no_longer(
         assert not accepted, "nobody commands without a term"
         two.etcd.start()
         both = (two.a, two.b)
-        one = two.a.until(lambda: next((d for d in both if role(d) == "leader"), None), 15, "a leader")
+        one = two.a.until(lambda: next((d for d in both if role(d) == "leader"), None), "a leader")
         assert epoch(one) > led
         one.until(lambda: two.racks.caps(1).max() < SAFE_W - 50, what="the hot node to be capped again")
         assert sorted((role(two.a), role(two.b))) == ["leader", "standby"]

@@ -146,11 +146,11 @@ def test_no_two_terms_and_no_cap_above_the_command(
         try:
             weather.blow(150)
             for one in (two.a, two.b):
-                one.until(one.is_up, 30, "it to answer")
+                one.until(one.is_up, "it to answer")
             both = (two.a, two.b)
-            two.a.until(lambda: sorted(role(d) for d in both) == ["leader", "standby"], 20, "one leader")
+            two.a.until(lambda: sorted(role(d) for d in both) == ["leader", "standby"], "one leader")
             hot = [n for n in range(NODES) if two.racks.node(n).coolant_c == HOT_C]
-            two.a.until(lambda: all(two.racks.caps(n).max() < SAFE_W for n in hot), 20, "hot nodes capped")
+            two.a.until(lambda: all(two.racks.caps(n).max() < SAFE_W for n in hot), "hot nodes capped")
         finally:
             print(f"\nseed {seed}: {', '.join(weather.told)}")
         terms, commands = never_out_of_order(two.eye), never_above_what_was_commanded(two.eye)

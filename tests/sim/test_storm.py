@@ -160,7 +160,7 @@ class Storm:
 
 @dataclass
 class Checker:
-    """What must hold of every command, whatever happened before it."""
+    """Invariants of every command, whatever happened before it."""
 
     storm: Storm
     commands: int = 0

@@ -94,7 +94,7 @@ def test_from_a_rack_to_a_gpu_and_back(desk: BeatingDesk) -> None:
         await pilot.press("escape", "escape", "escape")
         await shows(app, "Racks 2")
         await pilot.press("tab", "enter")
-        await shows(app, "How bad", "Where", "racktwin does", "You", "nobody has acknowledged it")
+        await shows(app, "How bad", "Where", "racktwin does", "You", "not acknowledged")
         await pilot.press("escape", "question_mark")
         await shows(app, "▲ critical  ◆ warning  ● notice  ✓ well  ? unknown")
         await pilot.press("escape", "slash", *"r2/node3")
@@ -121,7 +121,7 @@ def test_it_says_that_the_daemon_is_silent_and_comes_back(
         await shows(app, "▲ r1")
         await asyncio.to_thread(first.__exit__, None, None, None)
         began = asyncio.get_running_loop().time()
-        await shows(app, "silent for", "all that is shown is old", "▲ r1")
+        await shows(app, "No update from the daemon", "the values shown are old", "▲ r1")
         assert asyncio.get_running_loop().time() - began < 5.0
         assert app.screen.has_class("-old")
         again = serving_aside(tmp_path, monkeypatch, BeatingDesk, api=Api(port=port))

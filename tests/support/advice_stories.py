@@ -36,7 +36,7 @@ ILL = {"kind": "xid_burst", "entity": "r1/node0/gpu0", "begin_s": 5.0, "severity
 
 @dataclass(frozen=True)
 class Trouble:
-    """What makes a policy speak: faults, settings, and the load of a feeder over its budget."""
+    """Causes that make a policy speak: faults, settings, and the load of a feeder over its budget."""
 
     use_pu: float = 0.5
     faults: tuple[dict[str, Any], ...] = ()

@@ -124,7 +124,7 @@ class Driven:
         return ack.state, ack.detail
 
     def forget(self) -> None:
-        """What was staged so far."""
+        """Remove all staged events."""
         self.staged.clear()
 
     def read(self, signal: str) -> list[tuple[int, float | None]]:

@@ -8,6 +8,7 @@ is a write; `refuse` lets the step alone fail, as a full disk does; `count` does
 from __future__ import annotations
 
 import errno
+import importlib
 import io
 import os
 import signal
@@ -24,6 +25,16 @@ from twin.daemon import leader, leadership
 from twin.daemon.daemon import Daemon
 
 TICKS = 3
+# The commands import these when they run. Here the parent imports them once for all its children
+for _name in (
+    "rich.progress",
+    "rich.table",
+    "twin.cli.init",
+    "twin.cli.run",
+    "twin.config.reference",
+    "twin.report.terminal",
+):
+    importlib.import_module(_name)
 MARKED = {"os.rename", "os.remove", "os.mkdir", "os.truncate"}
 
 

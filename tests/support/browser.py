@@ -1,7 +1,10 @@
 """A browser in front of a daemon: Chromium, driven by Playwright, with all that it complains of.
 
-with browsing(server) as browser, serving_aside(tmp_path, monkeypatch) as desk:
-    screen = browser.open(desk.pod.url, token)
+from tests.support.browser import Browser, browser, shared_browser  # fixtures
+
+def test_nothing_is_wrong(browser: Browser, desk: Desk) -> None:
+    screen = browser.open(desk.pod.url)
+    screen.log_in(desk.pod.secrets["viewer"])
     screen.go("alarms")
     screen.shows("No alarms stand")
     assert screen.complaints == []
@@ -102,23 +105,36 @@ class Browser:
         context = self.chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
         return Screen(context.new_page(), url)
 
+    def close_pages(self) -> None:
+        """Close all pages, and forget what they kept."""
+        for context in self.chromium.contexts:
+            context.close()
+
 
 @contextlib.contextmanager
-def chromium(program: str | None = None) -> Iterator[Browser]:
-    """A browser: this program, else the one on the PATH, else Playwright's own."""
+def chromium() -> Iterator[Browser]:
+    """A browser: the one on the PATH, else Playwright's own."""
     driver = pytest.importorskip("playwright.sync_api", reason="playwright is not here: run `make test`")
     arguments = ["--disable-gpu", "--disable-dev-shm-usage", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
     with driver.sync_playwright() as playwright:
-        found = program or shutil.which("chromium")
-        running = playwright.chromium.launch(executable_path=found, args=arguments)
+        running = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=arguments)
         try:
             yield Browser(running)
         finally:
             running.close()
 
 
-@contextlib.contextmanager
-def browsing(server: Callable[..., Path]) -> Iterator[Browser]:
-    """A browser; the test is skipped by name, or fails in CI, where Chromium is absent."""
-    with chromium(str(server("chromium"))) as browser:
-        yield browser
+@pytest.fixture(scope="module")
+def shared_browser() -> Iterator[Browser]:
+    """A browser for all tests of a file."""
+    with chromium() as made:
+        yield made
+
+
+@pytest.fixture
+def browser(server: Callable[..., Path], request: pytest.FixtureRequest) -> Iterator[Browser]:
+    """A browser without pages; the test is skipped by name, or fails in CI, where Chromium is absent."""
+    server("chromium")
+    made: Browser = request.getfixturevalue("shared_browser")
+    yield made
+    made.close_pages()

@@ -6,6 +6,7 @@ pod.tick({"gpu.temp_c": 60.0, "rack.flow_lpm": [96.0, 96.0]})
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -19,28 +20,33 @@ from twin.catalogue import NS, find_signal
 from twin.contracts import CommandBatch, Decision, Explanation, Model, Policy
 from twin.engine import Engine, Inquiry, explain
 from twin.site import Site, SiteSpec, build_site
-from twin.telemetry import Block, Event, Inbox
+from twin.telemetry import Block, Event, Frame, Inbox
 
 PROFILES = Path(__file__).resolve().parents[2] / "twin" / "profiles"
 START_NS = 1_700_000_000 * NS
 
 
 @cache
-def _profile_text(name: str) -> str:
-    return (PROFILES / f"{name}.yaml").read_text(encoding="utf-8")
+def _profile_pickled(name: str) -> bytes:
+    text = (PROFILES / f"{name}.yaml").read_text(encoding="utf-8")
+    return pickle.dumps(yaml.load(text, Loader=yaml.CSafeLoader))
+
+
+@cache
+def _profile_names() -> tuple[str, ...]:
+    return tuple(sorted(p.stem for p in PROFILES.glob("*.yaml")))
 
 
 def profile_tree(name: str) -> dict[str, Any]:
     """A packaged profile as YAML gives it; a fresh copy each time."""
-    tree: dict[str, Any] = yaml.load(_profile_text(name), Loader=yaml.CSafeLoader)
+    tree: dict[str, Any] = pickle.loads(_profile_pickled(name))
     return tree
 
 
 def spec_of(tree: dict[str, Any]) -> SiteSpec:
     """A site's tree with the packaged profiles that it names."""
     text = repr(tree)
-    names = [p.stem for p in sorted(PROFILES.glob("*.yaml")) if f"'{p.stem}'" in text]
-    return SiteSpec(tree, {n: profile_tree(n) for n in names})
+    return SiteSpec(tree, {n: profile_tree(n) for n in _profile_names() if f"'{n}'" in text})
 
 
 def site_of(tree: dict[str, Any]) -> Site:
@@ -112,8 +118,11 @@ class Twin:
         self.inbox.urgent |= urgent
         frame = self.inbox.take(self.number, self.now_ns, dt_s)
         self.number += 1
-        self.decision = self.engine.tick(frame)
+        self.decision = self._decide(frame)
         return self.decision
+
+    def _decide(self, frame: Frame) -> Decision:
+        return self.engine.tick(frame)
 
     def run(self, seconds: int, values: Mapping[str, Any] | None = None) -> Decision:
         """So many ticks of a second with the same values."""
@@ -126,7 +135,7 @@ class Twin:
         return [c for c in self.decision.commands if not c.renewal and control in (None, c.control)]
 
     def lease(self, control: str) -> np.ndarray:
-        """What is commanded now [n]."""
+        """Return the values that leases of a control command now [n]."""
         return self.engine.arbiter.leases[control].value.copy()
 
     def records(self, kind: str) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What contract tests need: small sites, an engine that has seen a while of telemetry, and bad plug-ins."""
+"""Parts of contract tests: small sites, an engine with a while of telemetry, and bad plug-ins."""
 
 from __future__ import annotations
 

@@ -29,17 +29,18 @@ from twin.config import load_config
 from twin.daemon.leader import lock_path
 from twin.run import journal_lines
 
-START_S = 30.0
 ROOT = Path(__file__).resolve().parents[2]
 
 
 class RunningDaemon:
-    """`racktwin daemon run` and its files. `settings` are keys of the configuration that the test changes."""
+    """`racktwin daemon run` and its files. `broker` is its port, or the section; `settings` are keys of the
+    configuration that the test changes.
+    """
 
     def __init__(
         self,
         folder: Path,
-        broker: int | str,
+        broker: int | str | dict[str, Any],
         site: dict[str, Any] | None = None,
         **settings: Any,
     ) -> None:
@@ -49,7 +50,7 @@ class RunningDaemon:
         self.write_site(site or two_racks(policies={"thermal_guard": {"authority": "act"}}))
         self.config: dict[str, Any] = {
             "site": "site.yaml",
-            "broker": broker if isinstance(broker, str) else {"host": "127.0.0.1", "port": broker},
+            "broker": {"host": "127.0.0.1", "port": broker} if isinstance(broker, int) else broker,
             "api": {"port": self.port},
             "quotas": {"journal_reserve_mb": 1},
             **settings,
@@ -94,10 +95,10 @@ class RunningDaemon:
                 stderr=log,
             )
         if wait:
-            self.until(self.is_up, START_S, "the daemon's first tick")
+            self.until(self.is_up, "the daemon's first tick")
 
     def is_up(self) -> bool:
-        """Whether it answers and has ticked."""
+        """Return True if the daemon answers and has ticked."""
         assert self.process is not None
         if self.process.poll() is not None:
             raise AssertionError(f"the daemon ended with {self.process.returncode}: {self.words()}")
@@ -106,15 +107,15 @@ class RunningDaemon:
         except (OSError, http.client.HTTPException, AssertionError):
             return False
 
-    def until(self, holds: Callable[[], Any], within_s: float = PATIENCE_S, what: str = "a condition") -> Any:
+    def until(self, holds: Callable[[], Any], what: str = "a condition") -> Any:
         """Wait until `holds()` gives something true; fails with the log's end."""
-        end = time.monotonic() + within_s
+        end = time.monotonic() + PATIENCE_S
         while time.monotonic() < end:
             found = holds()
             if found:
                 return found
             time.sleep(0.05)
-        raise AssertionError(f"waited {within_s:g} s for {what}\n{self.words()}")
+        raise AssertionError(f"waited {PATIENCE_S:g} s for {what}\n{self.words()}")
 
     def token(self) -> str:
         return (self.folder / "state" / "admin.token").read_text(encoding="utf-8").strip()

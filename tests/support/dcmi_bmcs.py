@@ -64,7 +64,7 @@ class Bmcs:
         self._tell({"bmc": number, "set": values})
 
     def get(self, number: int) -> dict[str, Any]:
-        """What a BMC has, and how often it was set (`sets`, `activations`) and asked."""
+        """Return the settings of a BMC, and how often it was set (`sets`, `activations`) and asked."""
         return self._tell({"bmc": number})
 
     def _tell(self, what: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a test that wants an optional extra calls first.
+"""Guards of tests that want an optional extra; such a test calls its guard first.
 
     def test_it() -> None:
         torch = needs_torch()

@@ -27,7 +27,7 @@ def log_of(rows: Any, begin_ns: int = START_NS) -> FailureLog:
 
 
 class View:
-    """What a model of failures asks of a view."""
+    """Subset of a view that a model of failures reads."""
 
     def __init__(
         self, n: int, day: float, log: FailureLog, values: Any, names: tuple[str, ...] = NAMES

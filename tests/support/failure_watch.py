@@ -11,7 +11,7 @@ from __future__ import annotations
 from tests.support.builders import START_NS, eight_nodes, site_of, two_racks
 from tests.support.health_contexts import Look
 from twin.catalogue import NS
-from twin.health.failure_words import CLASSES
+from twin.contracts import FAILURE_CLASSES
 from twin.health.failures import Failures
 
 SITE = site_of(two_racks())
@@ -39,7 +39,7 @@ class Watch:
         """(node, start s, end s, class) since the begin."""
         log = self.failures.log()
         return [
-            (int(n), (a - START_NS) / NS, None if b == 0 else (b - START_NS) / NS, CLASSES[k])
+            (int(n), (a - START_NS) / NS, None if b == 0 else (b - START_NS) / NS, FAILURE_CLASSES[k])
             for n, a, b, k in zip(log.node.tolist(), log.start_ns.tolist(), log.end_ns.tolist(),
                                   log.kind.tolist(), strict=True)
         ]  # fmt: skip

@@ -78,7 +78,7 @@ def spec(racks: list[str], **more: Any) -> SiteSpec:
 
 
 def engine_for(site_spec: SiteSpec) -> Engine:
-    """What a start makes of the site that a segment describes."""
+    """Make the engine of the site that a segment describes, as a start of the daemon does."""
     return make_engine(build_site(site_spec))
 
 

@@ -43,7 +43,7 @@ WELL: dict[str, float] = {
 
 
 def fault(kind: str, table: str, entity: int, signal: str = "", sure: float = 0.95) -> Fault:
-    """What the diagnosis would tell."""
+    """Return a fault as the diagnosis would report it."""
     severity = FAULT_KINDS[kind].severity
     return Fault(kind, table, entity, signal, severity, sure, START_NS, (f"{kind} was seen",))
 

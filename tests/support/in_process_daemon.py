@@ -170,7 +170,7 @@ class Desk:
             path.chmod(0o600)
 
     def token_file(self, role: str) -> Path:
-        """Where the token of a role lies."""
+        """Return the path of the token of a role."""
         return self.folder / f"{role}.token"
 
     def do(self, act: Callable[[], T]) -> T:

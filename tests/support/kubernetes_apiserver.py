@@ -125,7 +125,7 @@ class Cluster(kmock.KubernetesEmulator):
         })  # fmt: skip
 
     def change(self, resource: Any, name: str, patch: dict[str, Any], namespace: str | None = None) -> None:
-        """What somebody else writes."""
+        """Change an object as another client of the API server would."""
         self.objects[resource, namespace, name].patch(patch)
         self._written(resource, namespace, name, "MODIFIED")
 
@@ -141,7 +141,7 @@ class Cluster(kmock.KubernetesEmulator):
         return sorted(name for (res, _, name), obj in self.objects.items() if res == PODS and not obj.deleted)
 
     def asked(self, method: str, part: str) -> int:
-        """How often."""
+        """Count the requests of this method whose URL contains `part`."""
         return sum(r.method.value == method and part in str(r.url) for r in self._requests)
 
     def _store(self, resource: Any, namespace: str | None, body: dict[str, Any]) -> None:

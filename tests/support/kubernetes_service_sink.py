@@ -23,6 +23,7 @@ from connectors.kubernetes.access import Access
 from connectors.kubernetes.sink import CONTROL
 from connectors.orders import SinkContext
 from tests.support.kubernetes_apiserver import Cluster
+from tests.support.patience import PATIENCE_S
 from twin.contracts import CommandBatch, Item
 from twin.site import Site
 from twin.telemetry import CommandAcked
@@ -72,7 +73,7 @@ class Driven:
         return (self.acks[-1].state, self.acks[-1].detail) if self.acks else ("", "")
 
     async def until(self, met: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while not met():
             assert time.monotonic() < deadline, (self.acks, self.sink.fault)
             await asyncio.sleep(0.01)

@@ -41,7 +41,7 @@ class Leaving(Replacement):
         self.said += accounts
 
     def propose(self, view: View, memory: Memory) -> tuple[list[Proposal], Memory]:
-        """What was told, and the levels that follow from the phases."""
+        """Apply the values that `set` queued, and propose the levels that follow from the phases."""
         out = {name: column.copy() for name, column in memory.items()}
         for column, values in self.told:
             for node, value in values.items():
@@ -55,7 +55,7 @@ class Leaving(Replacement):
         return [Proposal(SERVICE, index, at, at, at, "row remaps fail; its job saved a minute ago")], out
 
     def accounts(self, view: View, before: Memory, after: Memory) -> list[dict[str, Any]]:
-        """What was told to account for."""
+        """Return the accounts that `say` queued."""
         said, self.said = self.said, []
         return said
 

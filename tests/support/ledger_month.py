@@ -1,12 +1,16 @@
-"""A month for the ledger, compressed: a simulated plant whose meters have gains, gaps, resets, steps of their
-clocks and replacements, beside a twin that keeps the ledger, and the plant's own sums.
+"""A month for the ledger, whole or compressed: a simulated plant whose meters have gains, gaps, resets, steps
+of their clocks and replacements, beside a twin that keeps the ledger, and the plant's own sums.
 
-Each day is `hours_a_day` long, with steps of a minute. Counters of the plant are without error; here the
-feeders' have a gain of class 0.2.
+    python -m tests.support.ledger_month --seed 1 --days 30     # five minutes of CPU for a month
+
+Counters of the plant are without error; here the feeders' have a gain of class 0.2. A whole month is stepped
+by five minutes, which is exact for energy: plant, meters and truth take each step at the power of its end.
 """
 
 from __future__ import annotations
 
+import argparse
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,13 +19,19 @@ import numpy as np
 from tests.support.builders import site_of
 from twin.catalogue import F64, NS
 from twin.engine import Engine
-from twin.ledger import HourRecord, decode_hour
+from twin.ledger import HourRecord, Statement, decode_hour, statement
+from twin.physics import J_PER_KWH
 from twin.plant import Observation, Plant, Report, Scenario, Sensors
 from twin.simulation import Simulation
 from twin.telemetry import EntityReplaced, JobEnded, JobStarted, TicksSkipped
 
-DT_S = 60.0
+DT_S, LONG_DT_S = 60.0, 300.0  # of a step; of one in a whole month
+# Of the parts of a long step, instead of two seconds: its heat is rougher, and still stable
+LONG_PART_S = 10.0
+LONG_S = 5 * 86_400.0  # from here on a month is stepped coarsely
 COUNTER_GAIN = 0.0012
+EVER = (0, 2**62)
+RACK_PU, SITE_PU = 0.005, 0.002  # goals
 START_NS = 1_793_491_200 * NS  # 2026-11-01T00:00:00Z
 
 
@@ -154,27 +164,30 @@ def run_month(
     """Run it; a pause of the daemon at four fifths."""
     site = site_of(tree(racks, cooling))
     engine = Engine(site, [], [])
-    plant = Plant(site, seed=seed, scenario=Scenario("month", dt_s=DT_S))
+    dt_s = LONG_DT_S if length_s >= LONG_S else DT_S
+    plant = Plant(site, seed=seed, scenario=Scenario("month", dt_s=dt_s))
+    if dt_s == LONG_DT_S:
+        plant.step_max_s = LONG_PART_S
     sensors = TroubledSensors(site, seed)
     sensors.begin(troubles_of(length_s, racks), START_NS, seed)
-    sim = Simulation(engine, plant, sensors, dt_s=DT_S, start_ns=START_NS)
+    sim = Simulation(engine, plant, sensors, dt_s=dt_s, start_ns=START_NS)
     month = LedgerMonth(site, np.zeros(site.sizes["rack"]), engine=engine)
     held, last = HeldNodes(site), b""
-    pause_at = round(0.8 * length_s / DT_S)
+    pause_at = round(0.8 * length_s / dt_s)
     step = 0
     while month.seconds < length_s:
         if step == pause_at:
-            for _ in range(round(pause_s / DT_S)):
-                plant.step([], DT_S)
-                sim.now_ns += round(DT_S * NS)
+            for _ in range(round(pause_s / dt_s)):
+                plant.step([], dt_s)
+                sim.now_ns += round(dt_s * NS)
                 sensors.observe(plant.truth, plant.present, sim.now_ns, ())
-                _add(month, plant)
-            sim.tell(TicksSkipped(count=round(pause_s / DT_S), why="a pause of the test"))
-        if step == round(0.5 * length_s / DT_S):
+                _add(month, plant, dt_s)
+            sim.tell(TicksSkipped(count=round(pause_s / dt_s), why="a pause of the test"))
+        if step == round(0.5 * length_s / dt_s):
             sim.tell(EntityReplaced(id="meter", table="rack", name=site.name("rack", 2), serial="M2"))
         sim.step()
         held.hear(sim.frame.events, sim.now_ns)
-        _add(month, plant)
+        _add(month, plant, dt_s)
         step += 1
         if engine.ledger.closed and engine.ledger.closed[-1] != last:
             last = engine.ledger.closed[-1]
@@ -188,11 +201,11 @@ def run_month(
     return month
 
 
-def _add(month: LedgerMonth, plant: Plant) -> None:
+def _add(month: LedgerMonth, plant: Plant, dt_s: float) -> None:
     truth = plant.truth
-    month.rack_j += truth.rack_power_w * DT_S
-    month.site_j += float(truth.rack_power_w.sum() + truth.loop_power_w.sum()) * DT_S
-    month.seconds += DT_S
+    month.rack_j += truth.rack_power_w * dt_s
+    month.site_j += float(truth.rack_power_w.sum() + truth.loop_power_w.sum()) * dt_s
+    month.seconds += dt_s
 
 
 class HeldNodes:
@@ -217,3 +230,35 @@ class HeldNodes:
             if isinstance(event, JobStarted):
                 for name in event.nodes:
                     self.job[self.site.entity("node", name)] = event.job
+
+
+def racks_of(month: LedgerMonth) -> tuple[F64, F64, Statement]:
+    """(relative error, half of the stated 90 % interval over the truth) of racks, and their statement."""
+    found = statement(month.hours, "rack", *EVER)
+    lines = {row.name: row for row in found.rows}
+    names = [month.site.name("rack", i) for i in range(month.site.sizes["rack"])]
+    true_kwh = month.rack_j / J_PER_KWH
+    energy = np.array([lines[name].energy_kwh for name in names])
+    return energy / true_kwh - 1.0, np.array([lines[n].energy_pm_kwh for n in names]) / true_kwh, found
+
+
+def main() -> None:
+    """Run one month and print its errors, in per cent."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--days", type=float, default=30.0)
+    args = parser.parse_args()
+    begun = time.process_time()
+    errors, half, found = racks_of(month := run_month(args.seed, args.days * 86_400.0))
+    site = found.total.energy_kwh * J_PER_KWH / month.site_j - 1.0
+    inside, within = np.abs(errors) <= half, np.abs(errors) < RACK_PU
+    print(f"seed {args.seed}, {args.days:g} days, {time.process_time() - begun:.0f} s of CPU")
+    print(f"racks: {(100 * errors).round(3).tolist()}, stated {(100 * half).round(3).tolist()}")
+    print(f"within {100 * RACK_PU:g} %: {within.sum()} of {len(errors)}; within stated: {inside.sum()}")
+    print(f"site: {100 * site:.3f} %, within {100 * SITE_PU:g} %: {abs(site) < SITE_PU}")
+
+
+if __name__ == "__main__":
+    main()

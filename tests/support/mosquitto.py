@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-START_S = 20.0
+from tests.support.patience import PATIENCE_S
 
 
 def free_port() -> int:
@@ -58,7 +58,7 @@ class Mosquitto:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        until = time.monotonic() + START_S
+        until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until:
             if self.process.poll() is not None:
                 raise AssertionError(f"mosquitto ended with {self.process.returncode}: {self.log()}")
@@ -68,7 +68,7 @@ class Mosquitto:
                     return
             time.sleep(0.02)
         self.kill()
-        raise AssertionError(f"mosquitto did not listen within {START_S} s: {self.log()}")
+        raise AssertionError(f"mosquitto did not listen within {PATIENCE_S} s: {self.log()}")
 
     def stop(self) -> None:
         """Stop it; it writes its sessions and retained messages to disk."""
@@ -89,7 +89,7 @@ class Mosquitto:
         self.process.send_signal(signal.SIGCONT)
 
     def log(self) -> str:
-        """What it wrote, for a message of a test that failed."""
+        """Return the end of the broker's log, for a message of a test that failed."""
         path = self.folder / "mosquitto.log"
         return path.read_text(errors="replace")[-2000:] if path.exists() else ""
 
@@ -100,7 +100,7 @@ class Mosquitto:
         process.send_signal(number)
         process.send_signal(signal.SIGCONT)
         try:
-            process.wait(START_S)
+            process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

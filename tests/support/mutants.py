@@ -28,10 +28,10 @@ NOTICED = ("killed", "timeout", "segfault")  # a test that no longer ends has no
 AREAS = {
     "control": (
         "twin/control/{arbiter,leases,shadow}",
-        "leases leases_given_back arbiter takeover arbiter_props",
+        "arbiter_rules leases shadow_leases leases_given_back arbiter takeover arbiter_props",
     ),
     "envelope": ("twin/site/envelope", "envelope profile"),
-    "takeover": ("twin/daemon/{leader,leadership}", "leader handover authority_book"),
+    "takeover": ("twin/daemon/{leader,leadership}", "leader leadership target_handover authority_book"),
     "agent": (
         f"{AGENT}/{{leases,contingency}}",
         "agent_leases agent_contingency agent_power agent_overheating",
@@ -40,10 +40,28 @@ AREAS = {
     "power_capping": (  # explain.py and savings.py hold sentences and accounts, not caps
         "policies/power_capping/{allocation,budgets,external_limits,headroom,held_caps,power_cap,power_guard,"
         "rack_fit,release,shares,unheard,unpowered}",
-        "power_allocation power_budgets power_cap power_cap_odd power_cap_outside power_fit power_guard"
-        " power_outside power_shares power_unpowered unheard",
+        "power_allocation power_budgets power_cap power_cap_odd power_cap_outside power_coincidence"
+        " power_first_start power_fit power_guard power_lost power_nodes power_outside power_shares"
+        " power_unpowered power_headroom power_held_caps power_planned power_unheard"
+        " api_power",
     ),
-    "diagnosis": ("twin/diagnosis/{isolation,reconciliation}", "diagnosis verdicts"),
+    "leak_guard": ("policies/leak_guard/{detectors,evidence,policy,switches}", "leak_guard"),
+    "withdrawal_limits": ("policies/node_replacement/{circuit_breaker,limits}", "replacement_limits"),
+    "replacement": (  # costs and sentences are others' matter
+        "policies/node_replacement/{ownership,phases,transitions}",
+        "replacement_leaving replacement_owner replacement_people replacement_phases replacement_policy"
+        " replacement_return",
+    ),
+    "checkpoint_interval": ("policies/checkpointing/{plan,single_tier}", "checkpoint_plan checkpoint_time"),
+    "checkpoint": (
+        "policies/checkpointing/{calendar,early_save,policy,stagger}",
+        "checkpoint_ahead checkpoint_policy checkpoint_stagger checkpoint_storage",
+    ),
+    "cooling_setpoint": (
+        "policies/cooling_setpoint/{groups,loop_state,margins,obstacles,plan,policy,pressure,sections}",
+        "cooling_margins cooling_obstacles cooling_sections cooling_setpoint",
+    ),
+    "diagnosis": ("twin/diagnosis/{isolation,reconciliation}", "reconciliation diagnosis verdicts"),
 }
 
 

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from connectors.nats import NatsSettings
 from tests.support.mosquitto import free_port
+from tests.support.patience import PATIENCE_S
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "fleet"
-START_S = 20.0
 
 
 class NatsServer:
@@ -42,7 +42,7 @@ class NatsServer:
             [str(self.program), "-c", str(self.file)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )
         log.close()
-        until = time.monotonic() + START_S
+        until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until:
             if self.process.poll() is not None:
                 raise AssertionError(f"nats-server ended with {self.process.returncode}: {self.log()}")
@@ -50,7 +50,7 @@ class NatsServer:
                 return
             time.sleep(0.02)
         self.stop()
-        raise AssertionError(f"nats-server was not ready within {START_S} s: {self.log()}")
+        raise AssertionError(f"nats-server was not ready within {PATIENCE_S} s: {self.log()}")
 
     def freeze(self) -> None:
         """Keep its connections and do nothing."""

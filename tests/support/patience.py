@@ -6,4 +6,4 @@ and say nothing of how long it takes.
 
 from __future__ import annotations
 
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0

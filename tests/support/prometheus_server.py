@@ -18,8 +18,8 @@ from typing import Any, Self
 import yaml
 
 from tests.support.mosquitto import free_port
+from tests.support.patience import PATIENCE_S
 
-START_S = 20.0
 Series = list[tuple[dict[str, str], float]]
 
 
@@ -56,7 +56,7 @@ class Prometheus:
             self._process.wait(20)
 
     def _wait(self, process: subprocess.Popen[bytes]) -> None:
-        ends = time.monotonic() + START_S
+        ends = time.monotonic() + PATIENCE_S
         while True:
             try:
                 urllib.request.urlopen(f"http://{self.address}/-/ready", timeout=10).close()

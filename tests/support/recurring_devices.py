@@ -176,7 +176,7 @@ class Living(Twin):
 
     @property
     def recurring(self) -> Recurring:
-        """What recurs on it."""
+        """Return the engine's record of recurring faults."""
         return self.engine.health.recurring
 
     def again(self) -> Living:

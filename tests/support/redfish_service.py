@@ -29,7 +29,7 @@ JSON = dict[str, Any]
 
 @dataclass
 class Faults:
-    """What goes wrong; numbers count down with each request (or PATCH) that they spoil."""
+    """Faults that the service plays; numbers count down with each request (or PATCH) that they spoil."""
 
     busy: int = 0  # 503
     retry_after: str = ""
@@ -66,6 +66,18 @@ class Limit:
     history: list[float | None] = field(default_factory=list)
 
 
+@dataclass
+class Adapter:
+    """A network adapter; `temp_c` None: without EnvironmentMetrics. Errors are received and sent, by port."""
+
+    name: str
+    model: str = "BlueField-3 DPU"
+    health: str = "OK"
+    state: str = "Enabled"
+    temp_c: float | None = 70.0
+    errors: list[tuple[int | None, int | None]] = field(default_factory=lambda: [(0, 0), (0, 0)])
+
+
 class Service:
     """One BMC: a system with GPUs, a chassis with the node's limit as a Control, or beside power metrics."""
 
@@ -79,12 +91,13 @@ class Service:
         self.offers: list[str] | None = ["On", "ForceOff", "GracefulShutdown", "ForceRestart"]
         self.reset_info: list[str] | None = None  # what an ActionInfo lists
         self.more_systems: list[JSON] = []
+        self.adapters: list[Adapter] = []  # of the network
         self.tokens: dict[str, str] = {}
         self.signed_in = self.refused = 0
         self.host = ""
 
     def patches(self) -> int:
-        """How many changes were asked for."""
+        """Count the PATCH requests."""
         return sum(method == "PATCH" for method, _ in self.asked)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -255,10 +268,32 @@ class Service:
                 controls[f"{chassis}/Controls/NodePower_0"] = body, self.node  # type: ignore[assignment]
             else:
                 metrics["PowerLimitWatts"] = _shown(self.node)
+        out |= self._network(module)
+        out[module][0]["NetworkAdapters"] = {"@odata.id": f"{module}/NetworkAdapters"}
         out |= controls
         out[f"{chassis}/Controls"] = (_members(list(controls)), None)
         own = self.node if self.node_as != "control" else None
         out[f"{chassis}/EnvironmentMetrics"] = metrics, own
+        return out
+
+    def _network(self, module: str) -> dict[str, tuple[JSON, Limit | None]]:
+        """Adapters of a chassis, by the schemas NetworkAdapter, EnvironmentMetrics, Port, PortMetrics."""
+        out: dict[str, tuple[JSON, Limit | None]] = {}
+        paths = [f"{module}/NetworkAdapters/{adapter.name}" for adapter in self.adapters]
+        out[f"{module}/NetworkAdapters"] = _members(paths), None
+        for path, adapter in zip(paths, self.adapters, strict=True):
+            body: JSON = {"Id": adapter.name, "Model": adapter.model,
+                          "Status": {"Health": adapter.health, "State": adapter.state},
+                          "Ports": {"@odata.id": f"{path}/Ports"}}  # fmt: skip
+            if adapter.temp_c is not None:
+                body["EnvironmentMetrics"] = {"@odata.id": f"{path}/EnvironmentMetrics"}
+                out[f"{path}/EnvironmentMetrics"] = {"TemperatureCelsius": {"Reading": adapter.temp_c}}, None
+            out[path] = body, None
+            ports = [f"{path}/Ports/{i}" for i in range(len(adapter.errors))]
+            out[f"{path}/Ports"] = _members(ports), None
+            for at, (received, sent) in zip(ports, adapter.errors, strict=True):
+                out[at] = {"Metrics": {"@odata.id": f"{at}/Metrics"}}, None
+                out[f"{at}/Metrics"] = {"RXErrors": received, "TXErrors": sent}, None
         return out
 
     def _actions(self, system: str) -> JSON:

@@ -26,7 +26,6 @@ from tests.support.daemon_process import ROOT, RunningDaemon
 from tests.support.etcd_cluster import EtcdCluster
 from tests.support.mosquitto import mosquitto
 from tests.support.node_agents import Client
-from tests.support.patience import PATIENCE_S
 from tests.support.slurm_cluster import Cluster
 
 CONTROL, TESTED = "node.service_level", "node.burn_in_since_s"
@@ -38,7 +37,6 @@ SETTLES_S, LOOK_S, RESUMED_S, RESUMED_BY_HAND_S = 20.0, 3.0, 9.0, 18.0
 SETTINGS = {"burn_in": True, "queue_h": 0.001, "test_h": 0.01}
 # The site's test of a node ends when the test at hand lets it
 TESTING = "until [ -e {folder}/well-{{host}} ]; do sleep 0.1; done; echo tested {{host}}"
-UP_S = 120.0  # on a machine that is busy with something else
 # What is asked of Slurm is noted, with who asks; an answer is kept back while the test wants it lost.
 SCONTROL = """\
 #!/bin/sh
@@ -52,7 +50,7 @@ _SET = re.compile(r"update_node: node (\S+) (reason|state) set to:? (.*)")
 
 
 class Change(NamedTuple):
-    """What Slurm's controller wrote: a node's state was set, for the reason that it had then."""
+    """A change that Slurm's controller wrote: it set a node's state, for the reason that it had then."""
 
     host: str
     drain: bool
@@ -94,7 +92,7 @@ class Hurried(RunningDaemon):
                 stderr=log,
             )
         if wait:
-            self.until(self.is_up, UP_S, "the daemon's first tick")
+            self.until(self.is_up, "the daemon's first tick")
 
     def forget(self) -> None:
         """Lose all files of its runs, as on a new disk."""
@@ -160,16 +158,16 @@ class Couple:
 
     def leads(self, one: Hurried) -> None:
         """Wait until it does."""
-        one.until(lambda: role(one) == "leader", 30, "to lead")
+        one.until(lambda: role(one) == "leader", "to lead")
 
-    def drained(self, one: Hurried, host: str, within_s: float = PATIENCE_S) -> None:
+    def drained(self, one: Hurried, host: str) -> None:
         """Wait until Slurm's controller says that it has the node drained; `one` is who should ask for it."""
-        one.until(lambda: self.out() == {host}, within_s, f"a drain of {host}: {self.changes()}")
+        one.until(lambda: self.out() == {host}, f"a drain of {host}: {self.changes()}")
 
-    def returned(self, one: Hurried, host: str, within_s: float = PATIENCE_S) -> None:
+    def returned(self, one: Hurried, host: str) -> None:
         """Wait until Slurm's controller says that the node is in service again."""
         back = Change(host, False, "")
-        one.until(lambda: back in self.changes(), within_s, f"the return of {host}")
+        one.until(lambda: back in self.changes(), f"the return of {host}")
 
     def changes(self) -> list[Change]:
         """All that was ever asked of Slurm for its nodes, in order, as its controller wrote it."""
@@ -201,15 +199,14 @@ class Couple:
         return most
 
     def asked_by(self, one: Hurried) -> list[str]:
-        """What this daemon asked Slurm to do, in order."""
+        """Return the commands that this daemon gave Slurm, in order."""
         lines = self._asked.read_text().splitlines()
         return [line.partition(" ")[2] for line in lines if line.startswith(f"{one.name} ")]
 
     def goes_on(self, one: Hurried, ticks: int) -> None:
         """Wait for so many ticks more."""
         last = one.get("/api/v1/summary")["ticks"]["tick"] + ticks
-        one.until(lambda: one.get("/api/v1/summary")["ticks"]["tick"] >= last, 3 * ticks + 20,
-                  f"{ticks} ticks")  # fmt: skip
+        one.until(lambda: one.get("/api/v1/summary")["ticks"]["tick"] >= last, f"{ticks} ticks")  # fmt: skip
 
 
 def role(one: RunningDaemon) -> str:

@@ -124,7 +124,7 @@ class Replacing(Twin):
         return PHASES[int(self.memory["phase"][node])]
 
     def moves(self, node: int = 0) -> list[str]:
-        """Where a node went, from account to account."""
+        """Return the phases that a node went to, from account to account."""
         name = self.site.name("node", node)
         return [a["to"] for a in self.accounts if a["what"] == "phase" and a["node"] == name]
 

@@ -76,7 +76,7 @@ def replayed(folder: Path) -> tuple[Any, Engine]:
 
 
 def prune(folder: Path, **quotas: int) -> Upkeep:
-    """What the daemon does in two minutes: announce, write it down, delete."""
+    """Run the daemon's upkeep of two minutes: it announces files, writes that down, and deletes them."""
     keeper = Upkeep(folder, Quotas(**quotas))
     writer = JournalWriter(folder)
     for _ in range(2):

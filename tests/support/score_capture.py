@@ -40,7 +40,7 @@ class RackScore:
 
 @dataclass(frozen=True, slots=True)
 class BalanceScore:
-    """How a sum of the power tree closed, over the load."""
+    """Errors of one sum of the power tree, over the load."""
 
     name: str
     noise_pu: float  # learned in the first half, what is constant included
@@ -49,7 +49,7 @@ class BalanceScore:
 
     @property
     def agrees(self) -> bool:
-        """Whether it stayed within its noise."""
+        """Return True if the sum stayed within its noise."""
         return self.worst_pu <= AGREED_SIGMAS * self.noise_pu
 
 

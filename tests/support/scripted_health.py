@@ -116,7 +116,7 @@ class _Failures(_Silent, Failures):
 
 
 class Ailing:
-    """What was said of a site's health, and the forecasts beside it."""
+    """A site with scripted verdicts of its health, and the forecasts beside it."""
 
     def __init__(self, site: Site, health: HealthState, forecasts: dict[tuple[str, float], Forecast]) -> None:
         self.site, self.health, self.forecasts = site, health, forecasts

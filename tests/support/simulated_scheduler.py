@@ -23,10 +23,9 @@ from policies.node_replacement.phases import WITHDRAWN
 from policies.operator import Operator
 from tests.support.builders import START_NS, site_of, two_racks
 from twin.catalogue import NS, ActuationError, ConnectorError
-from twin.contracts import CommandBatch, Decision
+from twin.contracts import CommandBatch, Decision, is_failure
 from twin.engine import Engine, encode
 from twin.engine.snapshot import decode
-from twin.health import is_failure
 from twin.telemetry import Frame, Inbox, Reading, events as ev
 
 TESTED, SINCE = "node.burn_in_since_s", "job.checkpoint_since_s"
@@ -42,7 +41,7 @@ AGAIN_S = 6 * 3600.0  # after which what is broken still may be withdrawn anew
 
 
 def done(work: Coroutine[Any, Any, Any]) -> Any:
-    """What a coroutine that waits for nothing gives."""
+    """Return the result of a coroutine that waits for nothing."""
     try:
         work.send(None)
     except StopIteration as end:
@@ -102,7 +101,7 @@ class Scheduler:
         return [i for i, reason in enumerate(self.drains) if reason.startswith(OURS)]
 
     def listing(self) -> dict[str, SlurmNode]:
-        """What `sinfo` says now. Raises ConnectorError in an outage."""
+        """Return the nodes as `sinfo` lists them now. Raises ConnectorError in an outage."""
         if self.away:
             raise ConnectorError("sinfo: Unable to contact slurm controller")
         busy = {i for nodes in self.jobs.values() for i in nodes}
@@ -233,7 +232,7 @@ class Source:
         return self.scheduler.listing()
 
     async def ask(self, *words: str) -> str:
-        """What a program of Slurm's answers."""
+        """Return the answer of a program of Slurm."""
         return self.scheduler.ask(self.daemon, words)
 
 
@@ -271,7 +270,7 @@ class Daemon:
         self.sink = SlurmSink(SITE, source, context, requeue=True)
 
     def leads(self) -> bool:
-        """Whether it may act: its lease is fenced by time, so it knows."""
+        """Return True if this daemon may act: its lease is fenced by time, so it knows."""
         return self.scheduler.leader is self
 
     def phase(self, node: int) -> int:
@@ -279,24 +278,26 @@ class Daemon:
         return int(self.engine.memory["replacement"]["phase"][node])
 
     def failed(self, node: int) -> bool:
-        """Whether it knows that a node failed and is not back."""
+        """Return True if this daemon knows that a node failed and is not back."""
         log = self.engine.health.log()
         return bool(((log.node == node) & (log.end_ns == 0) & is_failure(log)).any())
 
     def knows(self, job: str) -> bool:
-        """Whether it has a job as it is."""
+        """Return True if this daemon has the nodes of a job as the scheduler has them."""
         jobs = self.engine.jobs
         held = {i for i in range(NODES) if (s := jobs.job_of_node[i]) >= 0 and jobs.names[s] == job}
         return held == set(self.scheduler.jobs[job])
 
     def forgot(self, node: int) -> bool:
-        """Whether a drain of ours is of another term, or from before a loss, and this daemon knows nothing of
-        it: then it is as others' to it."""
+        """Return True if this daemon has lost its drain of a node: one of an earlier term, or before a loss.
+
+        Such a drain counts as that of a stranger.
+        """
         before = self.scheduler.since_ns[node] <= max(self.lost_ns, self.term_ns)
         return before and not self.mine(node)
 
     def mine(self, node: int) -> bool:
-        """Whether it remembers that it took a node out."""
+        """Return True if this daemon remembers that it took a node out."""
         memory = self.engine.memory["replacement"]
         return bool(memory["withdrawn_ns"][node] > 0) or self.phase(node) in WITHDRAWN
 

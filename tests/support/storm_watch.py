@@ -1,4 +1,4 @@
-"""What tests of faults watch a running daemon with: requests on the wire, agents' leases, and its ticks.
+"""Watches over a running daemon in tests of faults: requests on the wire, agents' leases, and its ticks.
 
 with Wire(broker.port) as wire, Leases(pod) as leases, Probe(daemon) as probe:
     ...
@@ -149,11 +149,11 @@ class Leases(Watcher):
         del self.outlived[20:]
 
     def running(self) -> int:
-        """How many leases run now."""
+        """Count the leases that run now."""
         return sum(node.book.running() for node in self.pod.fleet.nodes.values())
 
     def lapsed(self) -> bool:
-        """Whether all leases have ended, each device at its safe value."""
+        """Return True if all leases have ended, each device at its safe value."""
         for path, node in self.pod.fleet.nodes.items():
             for key, lease in list(node.book.leases.items()):
                 limit_w = self.pod.devices[path]._limit[int(key.name[3:])]
@@ -223,7 +223,7 @@ def alarms_of(daemon: RunningDaemon) -> dict[str, dict[str, Any]]:
 
 
 def ticks_of(daemon: RunningDaemon) -> dict[str, Any]:
-    """How the loop is doing."""
+    """Return the daemon's summary of its ticks."""
     found: dict[str, Any] = daemon.get("/api/v1/summary")["ticks"]
     return found
 

@@ -109,7 +109,7 @@ class Container:
         return self
 
     def _probe(self) -> None:
-        """Whether mounts, overlays and namespaces are allowed here: a container that only says `true`."""
+        """Raise NotHere unless mounts, overlays and namespaces are allowed: a container runs only `true`."""
         self._start([], ["/bin/true"])
         assert self._nspawn is not None
         code = self._nspawn.wait(30)
@@ -177,7 +177,7 @@ class Container:
         return dict(line.partition("=")[::2] for line in text.splitlines())
 
     def journal(self, unit: str) -> str:
-        """What the unit and systemd logged about it."""
+        """Return the log lines of the unit, and those of systemd about it."""
         return self.run("journalctl", "--no-pager", "-o", "short-monotonic", "-u", unit).stdout
 
     def __exit__(self, *_: object) -> None:

@@ -16,7 +16,8 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
-START_S = 20.0
+from tests.support.patience import PATIENCE_S
+
 Series = dict[tuple[tuple[str, str], ...], dict[int, float]]  # labels, sorted -> (ms -> value)
 
 
@@ -47,7 +48,7 @@ class Victoria:
                 ],
                 stdout=log, stderr=log,
             )  # fmt: skip
-        ends = time.monotonic() + START_S
+        ends = time.monotonic() + PATIENCE_S
         while True:
             try:
                 self.get("/health")

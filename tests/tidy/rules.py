@@ -62,7 +62,8 @@ BARE = frozenset((
     "asked", "barred", "course", "found", "ground", "heard", "held", "look", "narrowed", "now", "past",
     "places", "said", "seen", "spared", "spoiled", "told", "usual", "words",
 ))  # fmt: skip
-_QUESTION = re.compile(r"(What|Whose|Who|How|Whether|Where|Which)\b")
+# "What-if" is a noun.
+_QUESTION = re.compile(r"(What|Whose|Whom|Who|How|Whether|Why|Where|When|Which)\b(?!-)")
 BANNED_WORDS = frozenset(("util", "utils", "impl"))
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _ESCAPE = re.compile(r"#\s*tidy:\s*allow\s+(?P<name>[\w.]+)(?P<reason>\s+because\s+\S.*)?")
@@ -196,12 +197,15 @@ def docstring(source: Source) -> Iterator[str]:
 
 
 def questions(source: Source) -> Iterator[str]:
-    """No docstring begins with a question word: it says what a thing is or does."""
+    """No docstring, an attribute's included, begins with a question word: it says what a thing is or does."""
     for node in source.nodes:
-        if isinstance(node, ast.Module | ast.ClassDef | Function):
-            found = _QUESTION.match(ast.get_docstring(node) or "")
-            if found:
-                yield source.at(node, f"a docstring begins with {found[0]}: expected subject, verb, object")
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+            and (found := _QUESTION.match(node.value.value.lstrip()))
+        ):
+            yield source.at(node, f"a docstring begins with {found[0]}: expected subject, verb, object")
 
 
 def names(source: Source) -> Iterator[str]:

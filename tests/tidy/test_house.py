@@ -97,8 +97,7 @@ def test_a_module_that_one_neighbour_uses_is_part_of_it(graph: dict[str, set[str
         for node in face.tree.body
         if isinstance(node, ast.ImportFrom)
     }
-    tests = [p for p in tree.files() if p.startswith("tests/") and p.endswith(".py")]
-    tested = {name for source in rules.sources(tests) for _, name in rules.imports(source.nodes)}
+    tested = {name for source in rules.sources(tree.suite()) for _, name in rules.imports(source.nodes)}
     used = {name.rpartition(".")[0] for name in tested} | tested | faced
     fragments = [
         m

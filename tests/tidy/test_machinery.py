@@ -24,6 +24,17 @@ SUITE = {
     "contract/test_c.py": "def test_broker(server):\n    server('no-such-broker', 'its-package')\n",
     "unit/test_u.py": "import pytest\n@pytest.mark.slow\ndef test_slow(): pass\ndef test_first(): pass\n",
 }
+# Its tests tell of each time that they are set up
+SHARED = """
+import pytest
+@pytest.fixture(scope="module")
+def shared():
+    with open("set_up.txt", "a") as file:
+        file.write("once\\n")
+{mark}
+@pytest.mark.parametrize("case", range(6))
+def test_case(shared, case): pass
+"""
 
 
 @pytest.fixture
@@ -56,14 +67,33 @@ def test_what_is_missing_is_skipped_and_listed_by_name_by_whichever_worker_misse
     assert "3 passed, 3 skipped" in answer.stdout
 
 
-def test_what_is_missing_fails_in_ci_and_slow_tests_run_among_the_quick_folder_by_folder(suite: Path) -> None:
+def test_what_is_missing_fails_in_ci_and_files_with_slow_tests_run_among_the_others(suite: Path) -> None:
     answer = run(suite, "-v", CI="true")
     assert answer.returncode == 1
     assert "3 failed, 3 passed, 1 deselected" in answer.stdout, "the storm is left out unless asked for"
     assert "recording grid-hourly: 2 tests failed" in answer.stdout
     assert re.findall(r"^tests/\S+::(\w+) (?:PASSED|FAILED)", answer.stdout, re.MULTILINE) == [
-        "test_first", "test_broker", "test_replay", "test_slow", "test_again", "test_last",
+        "test_broker", "test_slow", "test_first", "test_replay", "test_again", "test_last",
     ]  # fmt: skip
+
+
+def test_a_long_file_of_the_last_folder_runs_in_the_first_half(suite: Path) -> None:
+    marks = "pytestmark = [pytest.mark.slow, pytest.mark.long]"
+    (suite / "tests" / "tidy" / "test_y.py").write_text(f"import pytest\n{marks}\ndef test_long(): pass\n")
+    answer = run(suite, "-v", CI="true")
+    names = re.findall(r"^tests/\S+::(\w+) (?:PASSED|FAILED)", answer.stdout, re.MULTILINE)
+    assert names.index("test_long") < names.index("test_replay"), names
+
+
+def test_what_the_tests_of_a_file_share_is_set_up_once_however_many_run_at_once(suite: Path) -> None:
+    for name, mark in (("a", "@pytest.mark.slow"), ("b", "")):
+        (suite / "tests" / "unit" / f"test_{name}.py").write_text(SHARED.format(mark=mark))
+    (spread,) = re.findall(r"^SPREAD := (.+)", (tree.ROOT / "Makefile").read_text(), re.MULTILINE)
+    for jobs in ("0", "3"):
+        answer = run(suite, "-n", jobs, *spread.split())
+        assert "15 passed" in answer.stdout, answer.stdout
+        assert (suite / "set_up.txt").read_text() == "once\n" * 2, jobs
+        (suite / "set_up.txt").unlink()
 
 
 def test_recordings_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

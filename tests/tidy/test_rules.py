@@ -27,6 +27,9 @@ BAD = [
      "A has 7 positions"),
     ("twin/engine/a.py", '"""What a pump does."""\nx = 1\n', "begins with What"),
     ("policies/a.py", DOC + 'def f() -> None:\n    """Whether it leaks."""\n', "begins with Whether"),
+    ("twin/telemetry/a.py", DOC + 'class A:\n    x: int\n    """Why it waits."""\n', "begins with Why"),
+    ("tests/unit/test_a.py", DOC + 'def f() -> None:\n    """\n    When it ends.\n    """\n',
+     "begins with When"),
     ("twin/engine/a.py", DOC + "class Told: ...\n", "no bare participle"),
     ("twin/health/past.py", DOC, "no bare participle"),
     ("policies/a.py", DOC + "from twin.telemetry.state import GOOD\n", "expected the face of its package"),
@@ -103,6 +106,7 @@ def test_bad_code_is_refused(path: str, text: str, expected: str) -> None:
     [
         ("twin/engine/a.py", GOOD),
         ("twin/__init__.py", ""),
+        ("tests/unit/test_a.py", '"""What-if: two courses from one moment."""\n'),
         ("twin/engine/a.py", DOC + long_function(70)),
         ("twin/engine/a.py", DOC + 'def f() -> None:\n    """Long.\n' + "\n" * 90 + '    """\n'),
         ("twin/engine/a.py", DOC + "import time  # tidy: allow time because the clock is the subject\n"),

@@ -17,6 +17,14 @@ def test_code_keeps_the_house_rules() -> None:
         pytest.fail("\n".join(found), pytrace=False)
 
 
+def test_no_docstring_of_a_test_asks_a_question() -> None:
+    # One file at a time: the trees of all would fill the memory
+    each = (source for path in tree.suite() for source in rules.sources([path]))
+    found = [problem for source in each for problem in rules.questions(source)]
+    if found:
+        pytest.fail("\n".join(found), pytrace=False)
+
+
 def test_no_file_names_a_registry_or_leaves_work_undone() -> None:
     found: list[str] = []
     for path in tree.files():
@@ -32,6 +40,7 @@ def test_no_file_names_a_registry_or_leaves_work_undone() -> None:
 def test_the_listing_sees_code_and_this_file() -> None:
     assert {"twin/catalogue/units.py", "twin/catalogue/signals.py"} <= set(tree.code())
     assert "tests/tidy/test_tree.py" in tree.files()
+    assert {"tests/tidy/test_tree.py", "tests/evaluation/__main__.py"} <= set(tree.suite())
 
 
 def test_the_listing_takes_new_files_but_no_ignored_ones(tmp_path: Path) -> None:

@@ -42,6 +42,11 @@ def code(root: Path = ROOT) -> list[str]:
     return [p for p in files(root) if p.endswith(".py") and p.split("/", maxsplit=1)[0] in CODE]
 
 
+def suite(root: Path = ROOT) -> list[str]:
+    """The Python files of the tests and evaluations."""
+    return [p for p in files(root) if p.startswith("tests/") and p.endswith(".py")]
+
+
 def text(path: str, root: Path = ROOT) -> str | None:
     """The text of a file, or None if it is none."""
     try:

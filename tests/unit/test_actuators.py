@@ -1,4 +1,4 @@
-"""What a configuration may ask of BMCs, what people are told of it, and whose a GPU is."""
+"""Configuration of BMCs: refusals, warnings of the check, and which source commands a GPU or a node."""
 
 from __future__ import annotations
 
@@ -51,6 +51,8 @@ def made(folder: Path, site: Any, **sections: Any) -> Schedulers:
         ({"redfish": [RED | {"timeout_s": 0}]}, "$.redfish[0].timeout_s"),
         ({"redfish": [RED | {"at_once": 0}]}, "$.redfish[0].at_once: expected a number from 1 to 256"),
         ({"redfish": [RED | {"gpu_ids": ["a", "a"]}]}, "each once"),
+        ({"redfish": [RED | {"dpu_ids": ["a", "b", "c"]}]}, "$.redfish[0].dpu_ids: expected at most 2 Ids"),
+        ({"redfish": [RED | {"bmcs": {"b": f"{NODE}#dpu2"}, "power": True}]}, "of its own that only reads"),
         ({"redfish": [RED | {"command": ["cpus"]}]}, "$.redfish[0].command"),
         ({"redfish": [RED | {"password": "x"}]}, "password"),
         ({"redfish": [RED | {"user": "-P"}]}, "$.redfish[0].user: expected a name"),
@@ -93,6 +95,18 @@ def test_gpus_by_redfish_and_the_node_by_dcmi_is_no_conflict(tmp_path: Path) -> 
 def test_a_section_that_commands_nothing_only_reads(tmp_path: Path) -> None:
     out = made(tmp_path, site_of(two_racks()), redfish=[RED, RED])
     assert ([s.name for s in out.sources], out.sinks) == (["redfish", "redfish-1"], [])
+
+
+def test_bmcs_of_dpus_are_read_beside_that_of_their_node(tmp_path: Path) -> None:
+    bmcs = {"bmc1": NODE, "bf[1-2]": f"{NODE}#dpu[1-2]"}
+    out = made(tmp_path, site_of(two_racks()), redfish=[RED | {"bmcs": bmcs}])
+    (source,) = out.sources
+    assert source.origins == ("BMC bf1", "BMC bf2", "BMC bmc1")  # type: ignore[attr-defined]
+    assert [bmc._ids.own_bmc for bmc in source._fleet.bmcs if bmc.name == "bmc1"] == [[1, 2]]  # type: ignore[attr-defined]
+    (wrong,) = actuator_faults(
+        loaded(tmp_path, redfish=[RED | {"bmcs": {"b": f"{NODE}#dpu3"}}]), site_of(two_racks())
+    )
+    assert "has no node" in wrong
 
 
 def test_power_is_commanded_only_where_the_section_says_so(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What an agent tells of its devices' serials: when, under which id, and what it keeps to itself."""
+"""Serials of devices that an agent reports: when, under which id, and which it withholds."""
 
 from __future__ import annotations
 

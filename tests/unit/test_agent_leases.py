@@ -92,6 +92,8 @@ def test_a_renewal_prolongs_and_an_unknown_one_is_a_command() -> None:
     assert bench.cap() == 450
     assert bench.take(51, request(issued_s=51, renewal=True), order(99, 470, name="gpu1")) == [("done", "")]
     assert bench.cap("gpu1") == 470
+    counts = {"applied": 2, "renewed": 2, "repeated": 0, "refused": 0, "lapsed": 1}
+    assert bench.book.counts == counts
 
 
 def test_null_keeps_and_final_ends_without_a_lapse() -> None:
@@ -435,3 +437,21 @@ def test_a_node_whose_clock_is_ahead_believes_a_daemon_from_its_second_tick_on()
         for n, t in enumerate((0.0, 0.0, 1.0, 2.0, 2.0))
     ]
     assert states == ["failed", "failed", "done", "done", "done"]
+
+
+def test_the_clock_of_a_node_counts_where_every_message_of_a_daemon_was_slow() -> None:
+    """The quickest of all messages took 2.7 s, and so does not tell how long the later one was on its way."""
+    bench = Bench()
+    for t in (0.0, 5.0, 10.0):
+        assert bench.take(t + 2.7, request(issued_s=t), order(17, 500)) == [("done", "")]
+    ((state, detail),) = bench.take(45.1, request(issued_s=15.0), order(18, 300))
+    assert (state, detail.partition(" ")[0]) == ("failed", "expired")
+
+
+def test_a_silence_before_a_late_request_adds_nothing_to_its_lease() -> None:
+    """A daemon's clock may have gone slow meanwhile; by that of the node, which is right, it has not."""
+    bench = Bench()
+    for t in (0.0, 1.0, 2.0):
+        assert bench.take(t + 0.1, request(issued_s=t), order(17, 500)) == [("done", "")]
+    ((state, detail),) = bench.take(241.0, request(issued_s=202.0), order(18, 300))
+    assert (state, detail.partition(" ")[0]) == ("failed", "expired")

@@ -143,8 +143,8 @@ def test_racktwin_reads_what_is_told() -> None:
 @pytest.mark.parametrize(
     ("path", "change", "reason"),
     [
-        (NODE, {"name": f"{NODE}/gpu0"}, "which is no node"),
-        ("lab/h/r1", {"name": "lab/h/r1/\x1b[2J"}, "which is no node"),
+        (NODE, {"name": f"{NODE}/gpu0"}, "which is not a node"),
+        ("lab/h/r1", {"name": "lab/h/r1/\x1b[2J"}, "which is not a node"),
         ("lab/h/r1/node1", {}, "counts of 'lab/h/r1/node0' on the topic of lab/h/r1/node1"),
         (NODE, {"recoveries": [-1]}, "recoveries: expected at most"),
         (NODE, {"errors": [2**62]}, "errors: expected at most"),

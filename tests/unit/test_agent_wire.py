@@ -1,4 +1,4 @@
-"""What an agent receives: sound requests and plans are read, everything else is refused with a short
+"""Messages to an agent: it reads sound requests and plans, and refuses everything else with a short
 reason."""
 
 from __future__ import annotations

@@ -268,7 +268,7 @@ def test_a_steady_gauge_in_coarse_steps_is_not_frozen_and_a_fine_one_is(edge: fl
 def test_a_gauge_that_was_seldom_read_stands_still_for_longer_before_it_is_frozen(
     moves: int, still: int
 ) -> None:
-    """What was seen of it before may have been luck; 0: not within an hour."""
+    """Few moves of a gauge may be luck. `still`: readings until it counts as frozen; 0: more than 60."""
     bank, rng = rack_bank(traits_of("rack"), 1), np.random.default_rng(4)
     read = [*(23.0 + 0.05 * rng.normal(size=moves)), *[23.0] * 60]
     frozen = []

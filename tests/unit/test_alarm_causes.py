@@ -155,7 +155,7 @@ def test_a_bmc_that_stops_is_named_and_not_its_sensors(signals: tuple[str, ...])
     n = "1 signal" if len(signals) == 1 else "2 signals"
     assert f": {n} of " in found.title
     assert found.title.endswith("node lab/h/r1/node0")
-    assert found.action.startswith("Look whether this BMC answers")
+    assert found.action.startswith("Check that this BMC answers")
 
 
 def test_a_sensor_that_stops_while_its_source_speaks_is_the_sensor() -> None:

@@ -1,9 +1,8 @@
-"""What people are told of silence, of whom nothing guards, of findings that grow and move; in words."""
+"""Alarms of silence, of unguarded devices, of findings that grow and move; and their text."""
 
 from __future__ import annotations
 
 import re
-import time
 from typing import Any
 
 import msgspec
@@ -74,7 +73,7 @@ def test_a_gpu_that_reports_but_never_its_temperature_is_not_guarded() -> None:
     temp[0] = np.nan
     twin.run(30, {"gpu.temp_c": temp, "gpu.power_w": 300.0})
     told = finding(twin, "unguarded/gpu")
-    assert told.title == "lab/h/r1/node0/gpu0 is not guarded: no reading that has a limit"
+    assert told.title == "lab/h/r1/node0/gpu0 is not guarded: no reading with a limit"
     assert told.entities == (twin.site.name("gpu", 0),)
     assert told.evidence == ("1 have never reported temperature or thermal margin",)
     twin.run(11, {**OK, "gpu.power_w": 300.0})
@@ -157,26 +156,10 @@ def test_order_and_what_was_told_survive_a_restart() -> None:
     assert back.engine.checksum() == twin.engine.checksum()
 
 
-@pytest.mark.slow
-def test_a_check_of_a_large_site_is_cheap() -> None:
-    tree = two_racks(racks="r[1-1400]")
-    twin = Twin(tree)
-    twin.tick({**OK, "gpu.hbm_temp_c": 60.0, "gpu.power_w": 500.0, **RACK})
-    findings, state = twin.engine.findings, twin.engine.state
-    took = []
-    for _ in range(5):
-        state.now_ns += 11 * NS  # all of it is silent by now: the dearest case
-        since = time.thread_time()
-        findings.coverage(twin.site, state)
-        took.append(time.thread_time() - since)
-    assert twin.site.sizes["gpu"] >= 100_000
-    assert min(took) < 0.05, "of processor time: about 4 ms"
-
-
 @pytest.mark.parametrize(
     "event, words",
     [
-        (ev.Held(author="ann", reason="smoke"), "ann holds the site: protective commands alone (smoke)"),
+        (ev.Held(author="ann", reason="smoke"), "ann holds the site: only protective commands (smoke)"),
         (
             ev.AuthorityChanged(author="bob", policy="operator", authority="off"),
             "bob sets the authority of operator to off",

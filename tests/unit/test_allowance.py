@@ -1,4 +1,4 @@
-"""What a speaker may put on record: a hostile node fills no disk, and stands in nobody else's way."""
+"""Allowances of the journal: a hostile node fills no disk, and takes no room from other nodes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def fault(node: str, number: int, detail: str = "x" * 3000, t_ns: int = T) -> Me
 
 
 def taken(decoder: ItDecoder | ResultDecoder, messages: list[Message]) -> int:
-    """How many bytes of these were taken."""
+    """Return how many bytes of these messages the decoder takes."""
     size = 0
     for message in messages:
         with contextlib.suppress(BadMessage):

@@ -1,4 +1,4 @@
-"""What the interface says and does, over a real socket and a real engine."""
+"""The HTTP interface, over a real socket and a real engine."""
 
 from __future__ import annotations
 
@@ -109,11 +109,11 @@ WRONG = [
     ("/state/gpu?names=r9", 404, "no gpu r9"),
     ("/state/gpu?name=r9", 400, "unknown parameter name; expected prefix"),
     ("/entities/rack/r9", 404, "no rack r9"),
-    ("/decisions?before=x", 400, "before: expected what `next`"),
+    ("/decisions?before=x", 400, "before: expected the value of `next`"),
     ("/decisions?entity=r9", 404, "no entity r9"),
     ("/decisions?entity=lab/h/rack1/node0", 404, "did you mean lab/h/r1/node0"),
     ("/leases?control=gpu.power_cap", 404, "did you mean gpu.power_cap_w"),
-    ("/history?signal=gpu.x&name=r1", 400, "not one of the catalogue"),
+    ("/history?signal=gpu.x&name=r1", 400, "not in the catalogue"),
     ("/history?signal=rack.power_w", 400, "expected 1 to 100 entities, got 0"),
     ("/history?signal=rack.power_w&name=r1&since=5&until=4", 400, "is not before until"),
     ("/history?signal=rack.power_w&name=r1&step=nan", 400, "step: expected a number"),
@@ -199,7 +199,13 @@ def test_periods_of_sources_are_no_decisions_and_are_shown_when_asked_for(tmp_pa
             told[query] = [d["text"] for d in answer["decisions"]]
         assert not [text for text in told[""] if "every 15 s" in text]
         assert (
-            len([text for text in told["?kind=event"] if "temperature" in text and "come every 15 s" in text])
+            len(
+                [
+                    text
+                    for text in told["?kind=event"]
+                    if "temperature" in text and "arrive every 15 s" in text
+                ]
+            )
             == 1
         )
         _, gpu = await pod.ask("GET", f"/api/v1/entities/gpu/{names[0]}")

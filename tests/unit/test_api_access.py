@@ -1,4 +1,4 @@
-"""Who may ask: every refusal is answered, counted and journaled; none shows a token or fills the disk."""
+"""Access to the interface: every refusal is answered, counted and journaled; none shows a token."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_refusals_are_journaled_with_who_and_why_and_without_the_token(
 
 
 async def exchange(pod: Pod, text: str) -> bytes:
-    """What the server answers to these bytes, until it closes or for a while."""
+    """Return the server's answer to these bytes, until it closes the connection or for a while."""
     host, port = pod.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(text.encode())

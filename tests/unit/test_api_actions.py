@@ -1,4 +1,4 @@
-"""What people ask of the daemon over the interface: who may, in whose name, what is refused, how often."""
+"""Actions over the interface: roles, authors in the journal, refusals, and requests that are repeated."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ BAD = [
     ("requests", X | {"lo": 950}, 409, "expected lo <= hi"),
     ("requests", X | {"for_s": -1}, 400, "for_s: expected"),
     ("requests", ON, 400, "for_s: missing"),
-    ("requests", ON | {"for_s": 3600}, 400, "holds for 900 s at most"),
+    ("requests", ON | {"for_s": 3600}, 400, "lasts at most 900 s"),
     ("requests", X | {"expires_ns": 5}, 409, "expired already"),
     ("approvals", {"policy": "thermal_guard", "control": CAP}, 400, "for_s: missing"),
     ("approvals", {"policy": "operator", "control": CAP, "for_s": 9}, 409, "of operator is act"),
     ("approvals", {"policy": "thermal_gard", "control": CAP, "for_s": 9}, 404, "did you mean thermal_guard?"),
     ("maintenance", {"table": "rack", "names": ["r9"], "for_s": 9, "reason": "x"}, 404, "no rack r9"),
     ("maintenance", {"table": "x", "names": ["r9"], "for_s": 9, "reason": "x"}, 404, "no table x"),
-    ("hold", b"{", 400, "the body is no JSON"),
+    ("hold", b"{", 400, "the body is not JSON"),
     ("hold", b"[" * 100_000, 400, "the body is"),
     ("hold", b"\xff\xfe", 400, "the body is"),
     ("hold", {}, 400, "missing required field `reason`"),
@@ -195,7 +195,7 @@ def test_the_same_question_with_the_same_key_acts_once(tmp_path: Path) -> None:
         assert first == again
         assert len(pod.twin.engine.intake.requests) == 1
         status, tree = await pod.ask("POST", "/api/v1/requests", "operator", body | {"hi": 800}, **key)
-        assert (status, "used for something else" in tree["error"]) == (409, True)
+        assert (status, "used for another request" in tree["error"]) == (409, True)
         status, other = await pod.ask("POST", "/api/v1/requests", "admin", body, **key)
         assert (status, other["id"] != first[1]["id"]) == (200, True)  # another person's key is another key
         # What the engine refused stays refused: a repetition must not be taken for a success.

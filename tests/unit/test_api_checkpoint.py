@@ -71,7 +71,7 @@ def test_a_report_is_taken_and_answered_with_advice(tmp_path: Path) -> None:
         assert status == 200
         assert tree["told"]["interval_s"] == 600.0
         assert (tree["expires_ns"], tree["epoch"], tree["reason"]) == (
-            lease.expires_ns[0], 1, "asked by ada: a drain")  # fmt: skip
+            lease.expires_ns[0], 1, "requested by ada: a drain")  # fmt: skip
         advice = decode_advice(json.dumps(tree).encode())
         assert (advice.job, advice.interval_s, advice.save_since_ns) == ("4711", 900.0, START_NS + 5 * NS)
         assert advice.issued_ns == pod.twin.now_ns
@@ -124,8 +124,8 @@ BAD: list[tuple[Any, int, str]] = [
     (b"", 400, "not a report"),
     (b"{", 400, "not a report"),
     (body(save_s=-1), 400, "save_s"),
-    (body(t_ns=1), 400, "look at the clock"),
-    (body(job="other"), 400, "says it is job 'other'"),
+    (body(t_ns=1), 400, "check the clock"),
+    (body(job="other"), 400, "claims to be job 'other'"),
     (body(reason="x" * MAX_REPORT), 413, "bytes of report"),
     (b"x" * (2**20 + 1), 413, ""),
 ]
@@ -162,12 +162,12 @@ def test_a_full_queue_and_a_standby_say_so(tmp_path: Path) -> None:
         employ(pod, own="job.4711")
         pod.live.put_event = lambda event: False
         assert (await pod.ask("POST", AT.format("4711"), "own", body()))[0] == 503
-        pod.live.veto = lambda event: "this daemon stands by; ask the one that leads"
+        pod.live.veto = lambda event: "this daemon is a standby; ask the leader"
         status, said = await pod.ask("POST", AT.format("4711"), "own", body())
-        assert (status, "stands by" in said["error"]) == (503, True)
+        assert (status, "is a standby" in said["error"]) == (503, True)
         pod.live.role = "standby"
         status, said = await pod.ask("GET", AT.format("4711"), "own")
-        assert (status, said["error"]) == (503, "this daemon stands by; ask the one that leads")
+        assert (status, said["error"]) == (503, "this daemon is a standby; ask the leader")
 
     serve(tmp_path, check)
 
@@ -180,7 +180,7 @@ def test_advice_ends_with_its_lease_and_with_its_job(tmp_path: Path) -> None:
         generation = int(pod.twin.engine.arbiter.leases[INTERVAL].generation[0])
         assert roster.job_of(0, generation) == "4711"
         held = [(c, s, p.value, p.reason) for c, s, p in roster.leases()]
-        assert held == [(INTERVAL, 0, 900.0, "asked by ada: a drain")]
+        assert held == [(INTERVAL, 0, 900.0, "requested by ada: a drain")]
         pod._events.append(JobEnded(id="e", job="4711"))
         pod.tick()
         assert (await pod.ask("GET", AT.format("4711")))[0] == 404

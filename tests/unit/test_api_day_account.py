@@ -11,9 +11,12 @@ from hypothesis import given, strategies as st
 
 from tests.support.in_process_daemon import Pod, serve
 from twin.api.page import day_account
-from twin.api.page.day_account import DAY_NS, DayCount, DayReader, energy_of
+from twin.api.page.day_account import DAY_NS, DayCount, DayReader
+from twin.api.page.ledger_statement import each_hour_once
 from twin.catalogue import NS
 from twin.contracts import CommandRecord, FindingRecord, JournalRecord, LapsedRecord, ReportsRecord
+from twin.ledger import HOUR_NS, HourRecord, statement
+from twin.report import LedgerStore
 from twin.run import JournalWriter
 
 BEGIN = 20_000 * DAY_NS
@@ -117,38 +120,95 @@ def test_of_a_very_long_day_the_first_part_is_left_out_and_told(
     assert late.left_out
 
 
-@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=20), st.floats(0, 1e6))
-def test_the_energy_of_a_steady_power_is_power_times_time(gaps: list[float], power_w: float) -> None:
-    t_ns = np.arange(len(gaps), dtype=np.int64) * 300 * NS
-    steady = np.full(len(gaps), power_w)
-    energy_wh, seconds = energy_of(t_ns, steady, int(t_ns[-1]) + 300 * NS, 300.0)
-    assert seconds == 300.0 * len(gaps)
-    assert energy_wh == pytest.approx(power_w * seconds / 3600.0)
-    steady[0] = np.nan  # unread: neither its energy nor its time counts
-    _, seconds = energy_of(t_ns, steady, int(t_ns[-1]) + 60 * NS, 300.0)
-    assert seconds == max(0.0, 300.0 * (len(gaps) - 2) + 60.0 if len(gaps) > 1 else 0.0)
+async def seven_hours(pod: Pod, folder: Path, asks: bool = False) -> LedgerStore:
+    """Live from midnight on, with a ledger on the disk; `asks`: a screen asks meanwhile."""
+    store = pod.live.energy_ledger = LedgerStore(folder / "ledger")
+    pod.twin.now_ns = (pod.twin.now_ns // DAY_NS + 1) * DAY_NS
+    for k in range(7 * 12):
+        pod.tick({"node.power_w": 5000.0, "rack.power_w": 1e5, "feeder.power_w": 1e5 + k}, dt_s=300.0)
+        store.write(pod.twin.engine.ledger.closed)
+        if asks and k % 40 == 39:
+            await pod.ask("GET", "/api/v1/today")
+    return store
+
+
+def test_today_has_the_energy_of_the_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over hours that only the disk has, that the engine has, and the running one; each once."""
+    monkeypatch.setattr(day_account, "FRESH_S", 0.0)
+
+    async def check(pod: Pod) -> None:
+        store = await seven_hours(pod, tmp_path, asks=True)
+        day = pod.twin.engine.state.now_ns // DAY_NS * DAY_NS
+        hours = [*store.read(day, day + DAY_NS), pod.twin.engine.ledger.running()]
+        assert len(hours) > len(pod.twin.engine.ledger.closed) + 1
+        truth = statement([h for h in hours if h is not None], "site", day, day + DAY_NS)
+        for _ in range(2):
+            _, tree = await pod.ask("GET", "/api/v1/today")
+            assert tree["energy_wh"] == pytest.approx(1e3 * truth.total.energy_kwh)
+            assert tree["energy_of_s"] == pytest.approx(truth.watched_ns / NS)
+        pod.live.energy_ledger = LedgerStore(tmp_path / "empty")
+        _, tree = await pod.ask("GET", "/api/v1/today")
+        assert tree["energy_wh"] == pytest.approx(1e3 * truth.total.energy_kwh), "each hour is read once"
+
+    serve(tmp_path, check)
+
+
+def test_both_pages_take_each_hour_once_and_the_disk_only_for_hours_that_the_engine_has_not(
+    tmp_path: Path,
+) -> None:
+    async def check(pod: Pod) -> None:
+        store = await seven_hours(pod, tmp_path)
+        day = pod.twin.engine.state.now_ns // DAY_NS * DAY_NS
+        end = pod.twin.engine.state.now_ns // HOUR_NS * HOUR_NS
+        written = [*store.read(day, end)]
+        begins = [hour.begin_ns for hour in written]
+        assert len(begins) > 4
+
+        def taken(kept: list[HourRecord], known: list[int]) -> list[int]:
+            return [h.begin_ns for h in each_hour_once(pod.live, kept, day, end, known)]
+
+        assert taken(written[-2:], []) == begins
+        assert taken(written[-2:], begins[:2]) == begins[2:]
+        pod.live.energy_ledger = LedgerStore(tmp_path / "empty")
+        assert taken(written[-2:], []) == begins[-2:]
+        pod.live.energy_ledger = None
+        assert taken(written, begins[:2]) == begins[2:]
+
+    serve(tmp_path, check)
+
+
+def test_hours_that_could_not_be_read_are_read_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(day_account, "FRESH_S", 0.0)
+
+    async def check(pod: Pod) -> None:
+        store = await seven_hours(pod, tmp_path)
+
+        def refuse(path: Path) -> list[Any]:
+            raise PermissionError(path)
+
+        with monkeypatch.context() as disk:
+            disk.setattr(store, "_read", refuse)
+            _, tree = await pod.ask("GET", "/api/v1/today")
+            assert tree["energy_wh"] is None
+        _, tree = await pod.ask("GET", "/api/v1/today")
+        assert tree["energy_of_s"] == pytest.approx(7 * 3600.0, abs=300.0)
+
+    serve(tmp_path, check)
 
 
 def test_today_is_told_from_what_the_daemon_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(day_account, "FRESH_S", 0.0)
 
-    class History:
-        async def query(self, key: str, names: list[str], since_ns: int, *_: Any) -> dict[str, Any]:
-            assert since_ns % DAY_NS == 0
-            return {"t_ns": [since_ns], "values": {n: [1000.0] for n in names}, "damaged": 0}
-
     async def check(pod: Pod) -> None:
         _, tree = await pod.ask("GET", "/api/v1/today")
         assert (tree["energy_wh"], tree["alarms"]["critical"]) == (None, 0)
-        assert any("no history" in note for note in tree["notes"])
-        pod.live.history = History()
+        assert any("no run" in note for note in tree["notes"])
         pod.twin.engine.intake.authority["thermal_guard"] = "act"
         pod.tick({"gpu.temp_c": 95.0})
         pod.tick()
         pod.tick()
         _, tree = await pod.ask("GET", "/api/v1/today")
         assert (tree["cappings"], tree["alarms"]["critical"], tree["capped_s"] > 0) == (1, 1, True)
-        assert tree["energy_wh"] > 0
         # In a run folder without a journal nothing is counted, and the reason is told
         pod.live.run_dir = str(tmp_path / "gone")
         _, tree = await pod.ask("GET", "/api/v1/today")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,42 @@ def of(tree: dict[str, Any], hall: str) -> dict[str, Any]:
     return found
 
 
+def said_of(tree: Any) -> Iterator[str]:
+    """All texts of an answer for people; identities and keys are left out."""
+    if isinstance(tree, dict):
+        tree = [value for key, value in tree.items() if key not in ("id", "table", "control", "marks")]
+    if isinstance(tree, list):
+        for value in tree:
+            yield from said_of(value)
+    elif isinstance(tree, str):
+        yield tree
+
+
+def test_no_text_of_a_hub_calls_a_hall_a_rack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving_aside(tmp_path, monkeypatch, **HUB) as desk:
+        silence = {key: float("nan") for key in TOLD if key.startswith("rack")}
+
+        def suffer() -> None:
+            fill(desk.pod)
+            for told, seconds in ((silence, 30), (TOLD | {"rack.hall_budget_readback_w": 9e5}, 60)):
+                for _ in range(seconds):
+                    desk.pod.tick(told | {"feeder.energised_state": [0.0, 1.0]})
+
+        desk.do(suffer)
+        assert desk.run("status") == 0
+        texts = [capsys.readouterr().out]
+        for path in ("alarms", "decisions?limit=300", "explain/hall_budgets", "summary"):
+            tree = asyncio.run(desk.pod.ask("GET", f"/api/v1/{path}"))[1]
+            texts += said_of(tree)
+        for part in ("halls do not follow", "No data from", " of 2 halls "):
+            assert any(part in text for text in texts), part
+        assert [
+            text for text in texts if re.search(r"\bracks?\b(?![._/])", text) and "/feeder+" not in text
+        ] == []
+
+
 def test_each_hall_has_its_figures_and_a_silent_one_is_unknown(tmp_path: Path) -> None:
     async def check(pod: Pod) -> None:
         fill(pod)
@@ -51,7 +89,7 @@ def test_each_hall_has_its_figures_and_a_silent_one_is_unknown(tmp_path: Path) -
         a = of(tree, "hall-a")
         assert (a["power_w"], a["budget_w"], a["headroom_w"], a["priority"]) == (300e3, 1e6, 700e3, 2)
         assert (a["gpu_count"], a["gpu_out_count"], a["alarms"]["critical"]) == (1000, 3, 1)
-        assert (a["heard"], a["why"]) == (True, "all that it may have")
+        assert (a["heard"], a["why"]) == (True, "its maximum")
         feeder = tree["feeders"][0]
         assert (feeder["side"], feeder["lost"], feeder["power_w"]) == ("A", False, 3e5)
         assert [(p["hall"], p["part_w"]) for p in feeder["parts"]] == [("hall-a", 5e5), ("hall-b", 5e5)]
@@ -76,7 +114,9 @@ def test_a_hall_that_tells_no_power_is_not_called_silent(tmp_path: Path) -> None
         _, tree = await pod.ask("GET", "/api/v1/fleet")
         b = of(tree, "hall-b")
         assert (b["heard"], b["power_w"]) == (False, None)
-        assert b["why"].startswith("tells no power for 20 s, and else its state: its guaranteed share alone")
+        assert b["why"].startswith(
+            "reports no power for 20 s, but reports its state: its guaranteed share alone"
+        )
 
     serve(tmp_path, check, **HUB)
 
@@ -242,7 +282,7 @@ def test_the_commands_show_hold_and_release(desk: Desk, capsys: pytest.CaptureFi
     assert "hall-a 2 300.0 1,000 700.0 400.0 900.0 1,000 3 1 critical 0 s ago" in text, text
     assert "fleet/campus/fa side A may carry 1,200 kW; halls may hold 1,000 kW, 200.0 kW left" in text
     assert desk.run("fleet", "budgets", role="viewer") == 0
-    assert "hall-b 500.0 150.0 all that it may have" in said()
+    assert "hall-b 500.0 150.0 its maximum" in said()
     assert desk.run("fleet", "hold", "hall-a", "--budget", "700kW", "--for", "2h", "--reason", "hot day") == 0
     assert desk.run("fleet", "hold", "hall-b", "--for", "2h", "--reason", "as it is") == 0
     said()
@@ -277,7 +317,7 @@ def test_a_token_of_a_hall_that_the_hub_does_not_have_is_told_so(tmp_path: Path)
         fill(pod)
         status, said = await pod.ask("GET", "/api/v1/fleet", "a")
         assert status == 404
-        assert "the token a-1 is for hall-q alone" in said["error"]
+        assert "the token a-1 is for hall-q, not for halls of this hub" in said["error"]
         assert "hall-a" not in said["error"]
 
     serve(tmp_path, check, **HUB)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from tests.support.in_process_daemon import Pod, serve
 from tests.support.scripted_health import Ailing, ailing, days_ago_ns
 from twin.api import health
 from twin.api.answers import Refused
-from twin.api.health import of_name
+from twin.api.health import DRAIN_FIRST, DRAINED, SERVICE, of_name
 from twin.catalogue import NS, TABLES
 from twin.contracts import BY_FACILITY, DEGRADED, FAILED, HEALTHY, LEVELS, UNKNOWN, WATCH
 from twin.telemetry import EntityReplaced, JobStarted, MaintenanceBegun
@@ -70,7 +71,7 @@ def test_nothing_judged_is_unknown_and_never_healthy(pod: Pod) -> None:
     tree = health.whole(pod.live)
     assert tree["judged_s"] is None
     assert all(counts["healthy"] == 0 for counts in tree["parts"].values())
-    assert "nothing was judged yet: the first look follows the first tick" in tree["notes"]
+    assert "no health verdict yet: the first check follows the first tick" in tree["notes"]
     gpus = next(u for u in tree["unknown"] if u["part"] == "gpu")
     missing = {m["what"]: (m["never"], m["of"]) for m in gpus["missing"]}
     assert missing["NVLink errors"] == (144, 144)
@@ -88,6 +89,27 @@ def test_nodes_whose_bmc_was_never_connected_are_unknown_though_their_gpus_are_h
     assert (tree["level"], tree["missing"][0]["state"]) == ("unknown", "never heard")
     assert "not heard: power, state of its supply" in health.part_row(pod.live, "node", 3)["why"]
     assert "node3" not in [r["name"].rpartition("/")[2] for r in rows(pod, None, "", "healthy")]
+
+
+def test_only_dpus_that_ever_told_anything_are_counted_and_told(pod: Pod) -> None:
+    assert "dpu" not in health.whole(pod.live)["parts"]
+    assert [u["part"] for u in health.whole(pod.live)["unknown"] if u["part"] == "dpu"] == []
+    first = np.arange(36) < 2
+    for _ in range(12):
+        pod.tick({"node.dpu2_temp_c": np.where(first, 70.0, np.nan), "node.dpu2_health_state": 2.0 * first})
+    tree = health.whole(pod.live)
+    assert sum(tree["parts"]["dpu"].values()) == 36  # by their health, which all tell
+    assert tree["parts"]["dpu"]["failed"] == 2
+    assert [r["name"] for r in rows(pod, "dpu", "", "failed")] == [f"lab/h/r1/node{i}#dpu2" for i in (0, 1)]
+    below = [row for row in of_name(pod.live, NODE3)["parts"] if row["part"] == "dpu"]
+    assert [row["name"] for row in below] == [f"{NODE3}#dpu2"]
+    told = of_name(pod.live, "r1/node1#dpu2")
+    assert (told["level"], told["do"]) == ("failed", "drain the node and ask the vendor's support")
+    (heat,) = (m for m in of_name(pod.live, "r1/node3#dpu2")["missing"] if m["what"] == "heat")
+    assert "redfish" in heat["connect"]
+    assert "dpu" in of_name(pod.live, NODE3)["parts_counts"]
+    prefix = health.parts_of(pod.live, "lab/h/r2")
+    assert sum(prefix["dpu"].values()) == 18
 
 
 def test_the_whole(pod: Pod, ill: Ailing) -> None:
@@ -158,7 +180,21 @@ def test_a_gpu_explained(pod: Pod, ill: Ailing) -> None:
     assert set(missing.values()) == {"never heard"}
     assert tree["node"] == NODE3
     assert [c["mean"] for c in tree["chance"]] == [None] * 4
-    assert "another serial number" in tree["changes"]
+    assert "new serial number" in tree["changes"]
+
+
+def test_a_node_that_is_drained_is_not_to_be_drained_again(
+    pod: Pod, ill: Ailing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = of_name(pod.live, f"{NODE3}/gpu2")["do"]
+    assert before.startswith(DRAIN_FIRST)
+    levels = np.full(pod.live.engine.site.sizes["node"], np.nan)
+    monkeypatch.setitem(pod.live.engine.arbiter.leases, SERVICE, SimpleNamespace(value=levels))
+    levels[3] = DRAINED - 1.0
+    assert of_name(pod.live, f"{NODE3}/gpu2")["do"] == before, "it drains still"
+    levels[3] = DRAINED
+    after = of_name(pod.live, f"{NODE3}/gpu2")["do"]
+    assert after == f"it is drained. Repair it, then report the repair: `racktwin device repaired {NODE3}`"
 
 
 def test_a_node_explained(pod: Pod, ill: Ailing) -> None:
@@ -193,7 +229,7 @@ def test_whose_doing_a_lowered_clock_is(pod: Pod, ill: Ailing) -> None:
     ill.say("gpu", 20, DEGRADED, "held down by heat", action_name="check_facility", lowered=BY_FACILITY)
     tree = of_name(pod.live, "r1/node5/gpu0")
     assert tree["lowered"] == "facility"
-    assert "no fault of the GPU" in tree["lowered_words"]
+    assert "not the GPU" in tree["lowered_words"]
 
 
 @pytest.mark.parametrize(
@@ -261,9 +297,9 @@ def test_a_rack_and_a_cdu_list_their_parts(pod: Pod, ill: Ailing) -> None:
         ("lab/h/r1/node18", "did you mean lab/h/r1/node0 to lab/h/r1/node17?"),
         ("r1/node99/gpu0", "lab/h/r1/node0 to lab/h/r1/node17"),
         ("cdu2", "did you mean lab/h/cdu1?"),
-        ("xyz", "racktwin device health lists what there is"),
+        ("xyz", "racktwin device health lists all names"),
         ("r1/node3#psu3", ""),
-        ("\x1b[31mevil" + "x" * 5000, "racktwin device health lists what there is"),
+        ("\x1b[31mevil" + "x" * 5000, "racktwin device health lists all names"),
     ],
 )
 def test_an_unknown_name_is_refused_with_those_alike(pod: Pod, ill: Ailing, name: str, hint: str) -> None:
@@ -357,9 +393,10 @@ def test_the_document_names_series_alarms_and_commands_that_there_are(pod: Pod, 
     named = set(re.findall(r"racktwin_\w+", text))
     assert len(named) >= 8
     assert named <= there
-    assert f"{100 * LIKELY_PU:.0f} % or more; it stands until below {100 * STILL_LIKELY_PU:.0f} %" in text
+    assert f"is {100 * LIKELY_PU:.0f} % or more; the alarm stands until" in text
+    assert f"until the chance is below {100 * STILL_LIKELY_PU:.0f} %" in text
     assert f"within {WEARS_OUT_S / DAY_S:.0f} days" in text
-    assert f"beyond {MOST} findings" in text
+    assert f"more than {MOST} findings" in text
     assert all(f"| {level} |" in text for level in LEVELS)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.in_process_daemon import Desk, Pod, serve, serving_aside
+from twin.api.routes import READING
 from twin.api.tokens import add_token
 from twin.telemetry import JobEnded, JobStarted
 
@@ -60,6 +62,8 @@ def test_the_parts_of_a_month_make_its_whole(tmp_path: Path) -> None:
         # 16 GPUs of 900 W
         assert jobs["lab:1"]["gpu_energy_kwh"] == pytest.approx(16 * 0.9 * 600 / 3600, rel=0.06)
         assert (trees["site"]["pue"], trees["site"]["wue_l_per_kwh"]) == (None, None)
+        status, tree = await pod.ask("GET", "/api/v1/ledger?month=2099-01")
+        assert (status, "2099-01 has not begun" in tree["error"]) == (400, True)
         status, tree = await pod.ask("GET", "/api/v1/ledger?month=2026-13")
         assert (status, "2026-11" in tree["error"]) == (400, True)
         status, tree = await pod.ask("GET", "/api/v1/ledger?by=planet")
@@ -123,6 +127,31 @@ def test_a_tenant_reads_its_own_rows_alone(tmp_path: Path, by: str) -> None:
     serve(tmp_path, check)
 
 
+def test_no_path_of_the_interface_tells_a_tenant_of_another(tmp_path: Path) -> None:
+    """Every route that reads, and the metrics: what a tenant may read does not name another, nor its job."""
+
+    async def check(pod: Pod) -> None:
+        pod.secrets["tenant.alba"] = add_token(pod.tokens_file, "tenant.alba", "job")
+        pod.tokens.reload()
+        fill(pod)
+        pod._put(JobStarted(id="again", job="lab:3", tenant="brno", nodes=(pod.twin.site.name("node", 5),)))
+        pod.tick(READ)
+        place = {"table": "node", "name": pod.twin.site.name("node", 0), "job": "lab:3", "policy": "x"}
+        read = []
+        for route in READING:
+            path = re.sub(r"{(\w+)}", lambda m: place.get(m[1], "1"), route.path)
+            status, tree = await pod.ask("GET", path, "tenant.alba")
+            text = json.dumps(tree).replace("lab:3 is another", "")
+            assert not any(name in text for name in ("brno", "lab:2", "lab:3")), (path, text)
+            assert status == (403 if route.role != "job" else status), path
+            read += [route.path] * (status == 200)
+        assert read == ["/api/v1/ledger", "/api/v1/whoami"]
+        status, tree = await pod.ask("GET", "/metrics", "tenant.alba")
+        assert status == 403
+
+    serve(tmp_path, check)
+
+
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
     with serving_aside(tmp_path, monkeypatch, Desk, columns=120) as desk:
@@ -136,7 +165,7 @@ def test_the_command_shows_lines_csv_and_json(desk: Desk, capsys: pytest.Capture
     for expected in (
         "lab:1",
         "idle nodes",
-        "racks beside their nodes",
+        "racks, other than nodes",
         "sum",
         "had no known carbon intensity",
     ):
@@ -158,4 +187,4 @@ def test_the_command_shows_lines_csv_and_json(desk: Desk, capsys: pytest.Capture
     assert desk.run("ledger", "--json") == 0
     assert json.loads(capsys.readouterr().out)["by"] == "tenant"
     assert desk.run("ledger", "--month", "November") == 1
-    assert "expected one such as 2026-11" in capsys.readouterr().err
+    assert "expected a month such as 2026-11" in capsys.readouterr().err

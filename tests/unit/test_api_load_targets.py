@@ -66,7 +66,7 @@ BAD: list[tuple[Any, int, str]] = [
     (BODY | {"name": "a\nb"}, 400, "name: expected 1 to 200 printable"),
     (BODY | {"limit_w": -1}, 400, "limit_w: expected W from 0"),
     (BODY | {"limit_w": 1e12}, 400, "limit_w: expected W from 0"),
-    (BODY | {"limit_w": "500kW"}, 400, "the body is not as expected"),
+    (BODY | {"limit_w": "500kW"}, 400, "the body is not valid"),
     (BODY | {"feeders": ["x"]}, 404, "no feeder x; expected one of the site file, such as lab/h/a"),
     (BODY | {"feeders": ["a"] * 10_001}, 400, "feeders: expected at most"),
     (BODY | {"start_ns": -1}, 400, "start_ns: expected ns since 1970"),
@@ -76,8 +76,8 @@ BAD: list[tuple[Any, int, str]] = [
     ({"name": "n", "limit_w": 1, "end_ns": START_NS - NS}, 409, "over already"),
     ({"name": "n", "limit_w": 1, "start_ns": START_NS + 9 * NS, "end_ns": START_NS + 8 * NS}, 409,
      "ends before"),
-    (BODY | {"kind": "weather"}, 400, "the body is not as expected"),
-    (BODY | {"feeder": "a"}, 400, "the body is not as expected"),
+    (BODY | {"kind": "weather"}, 400, "the body is not valid"),
+    (BODY | {"feeder": "a"}, 400, "the body is not valid"),
 ]  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from tests.support.builders import two_racks
 from tests.support.in_process_daemon import Pod, serve
 from tests.unit.test_api_updates import watching
 from twin.api import updates as api_updates
-from twin.api.page import changed, responses, with_responses
+from twin.api.page import changed, responses, simulations, with_responses
 from twin.catalogue import NS, control_words, plain_text
 from twin.cli.main import main
 from twin.telemetry import events as ev
@@ -26,7 +26,7 @@ COLUMNS = st.fixed_dictionaries({"a": CELLS, "b": CELLS})
 
 
 def applied(before: dict[str, list[Any]], differing: dict[str, Any]) -> dict[str, list[Any]]:
-    """What a page makes of an update."""
+    """Return the columns of a page after an update."""
     out = {name: list(values) for name, values in before.items()}
     for name, part in differing.items():
         if "all" in part:
@@ -239,6 +239,12 @@ def test_a_what_if_that_cannot_be_is_refused(tmp_path: Path) -> None:
     serve(tmp_path, check)
 
 
+@pytest.fixture
+def prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A what-if steps back behind nobody: on a busy machine it would wait for minutes."""
+    monkeypatch.setattr(simulations, "NICE", 0)
+
+
 async def ended(pod: Pod, identity: str) -> dict[str, Any]:
     """A what-if once it has ended."""
     async with asyncio.timeout(240):
@@ -251,6 +257,7 @@ async def ended(pod: Pod, identity: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("prompt")
 def test_a_what_if_runs_beside_the_loop_one_at_a_time_and_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "site.yaml").write_text(json.dumps(two_racks()))
 
@@ -296,6 +303,7 @@ def test_a_what_if_runs_beside_the_loop_one_at_a_time_and_changes_nothing(tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("prompt")
 def test_a_what_if_goes_back_before_a_tick_of_the_run(tmp_path: Path) -> None:
     site = tmp_path / "site.yaml"
     site.write_text(json.dumps(two_racks()))

@@ -84,6 +84,15 @@ def test_the_upper_band_of_the_forecast_is_what_is_to_come(tmp_path: Path) -> No
             (900.0, 80_000.0, 160_000.0, -10_000.0), (3600.0, 85_000.0, 170_000.0, -20_000.0)]  # fmt: skip
         assert (tree["first"]["in_s"], tree["first"]["over"], tree["first"]["bound"]) == (900.0, True, True)
         assert not any("no forecast of racks" in n for n in tree["notes"])
+        _, told = await pod.ask("GET", "/api/v1/power?form=explanation")
+        worst = [s for s in told["sentences"] if "worst case, not a forecast" in s["text"]]
+        assert [s["kind"] for s in worst] == ["summary"], "a bound is no warning"
+        assert "warning" not in [s["kind"] for s in told["sentences"]]
+        Rig(pod).run(3, 900.0)  # 88 kW a rack: with the other side lost, a feeder is beyond its 150 kW
+        _, told = await pod.ask("GET", "/api/v1/power?form=explanation")
+        (warning,) = [s["text"] for s in told["sentences"] if s["kind"] == "warning"]
+        assert warning.startswith("beyond its limit now: feeder lab/h/"), "and it hides none"
+        Rig(pod).run(3, 500.0)
         # A target that is over by then binds no more
         pod._events.append(target(pod, 60_000, "lab/h/a", for_s=800))
         pod.tick(None)
@@ -107,7 +116,10 @@ def test_each_limit_ahead_says_where_it_comes_from_by_then(tmp_path: Path) -> No
             hi = np.array([60_000.0, 70_000.0])
             f = Forecast("rack.power_w", horizon_s, hi - 5_000, hi - 9_000, hi, model="test", basis="")
             pod.live.engine.forecasts["rack.power_w", horizon_s] = f
-        for budget_w, expected in ((140e3, "granted from outside for a time"), (1e6, "site file, budget_w")):
+        for budget_w, expected in (
+            (140e3, "granted from outside for a limited time"),
+            (1e6, "site file, budget_w"),
+        ):
             grant = BudgetGranted(
                 id=f"g{budget_w}", author="grid", feeder="lab/h/a", budget_w=budget_w, expires_ns=expires_ns
             )
@@ -246,7 +258,7 @@ def test_what_is_only_advised_is_not_told_as_done(tmp_path: Path) -> None:
         _, tree = await pod.ask("GET", "/api/v1/power")
         assert tree["capped"]["gpus"] == 0
         assert tree["capped"]["advised_gpus"] > 0
-        assert any("no policy of power may act" in n for n in tree["notes"])
+        assert any("no power policy may act" in n for n in tree["notes"])
         _, tree = await pod.ask("GET", "/api/v1/power/cost")
         assert tree["total"]["lost_gpu_h"] == 0
 

@@ -136,7 +136,7 @@ def test_the_job_of_a_scheduler_stays_the_schedulers(tmp_path: Path) -> None:
         status, said = await pod.ask("POST", AT.format("4711"), "own", TWO)
         assert (status, said["registered"], said["nodes"]) == (200, False, ["lab/h/r1/node0"])
         status, said = await pod.ask("DELETE", AT.format("4711"), "own")
-        assert (status, "told of by a scheduler" in said["error"]) == (409, True)
+        assert (status, "reported by a scheduler" in said["error"]) == (409, True)
         end_lapsed(pod.live, JobLeases(), 1e9)
         pod.tick()
         assert "4711" in jobs_of(pod)
@@ -160,7 +160,7 @@ def test_a_standby_registers_nothing(tmp_path: Path) -> None:
     async def check(pod: Pod) -> None:
         pod.secrets["own"], pod.live.role = _token(pod, "job.mine"), "standby"
         status, said = await pod.ask("POST", AT.format("mine"), "own", TWO)
-        assert (status, "the one that leads" in said["error"]) == (503, True)
+        assert (status, "ask the leader" in said["error"]) == (503, True)
 
     serve(tmp_path, check)
 
@@ -175,7 +175,7 @@ def test_a_registration_lapses_when_its_client_is_silent(tmp_path: Path) -> None
             ended = pod.tick()
             assert ("mine" in jobs_of(pod)) == running
         record = next(r for r in ended.records if r.kind == "event")
-        assert "has not asked for 1 min" in str(record)
+        assert "has not asked for advice for 1 min" in str(record)
 
     serve(tmp_path, check)
 

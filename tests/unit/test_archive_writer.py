@@ -12,11 +12,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from connectors import send_lane
 from connectors.clickhouse import ClickHouseError, Labels, ValueBlocks, ValueBuffer, rack_of
 from connectors.clickhouse.value_blocks import BLOCK_ROWS
 from tests.support.builders import Twin, two_racks
 from tests.support.patience import PATIENCE_S
-from twin.archive import ArchiveWriter, JournalRows, JournalTail, TailPlace, archive_writer
+from twin.archive import ArchiveWriter, JournalRows, JournalTail, TailPlace
 from twin.catalogue import NS
 from twin.config import History
 from twin.contracts import (
@@ -33,15 +34,9 @@ from twin.contracts import (
 from twin.run import HistoryService, JournalWriter, Layout, closed_segments, line_head
 from twin.run.history_sample import TableSample
 
+pytestmark = pytest.mark.usefixtures("impatient")
 LABELS = Labels("lab", "hall-a")
 T_NS = 1_800_000_000 * NS
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive_writer, "RETRY_S", 0.01)
-    monkeypatch.setattr(archive_writer, "MAX_RETRY_S", 0.02)
-    monkeypatch.setattr(archive_writer, "LOOK_S", 0.01)
 
 
 @pytest.fixture(scope="module")
@@ -419,8 +414,8 @@ def test_the_writer_sends_the_journal_and_its_place_outlives_it(journal_of: Any,
 def test_a_journal_that_cannot_be_sent_does_not_hold_values_back(
     journal_of: Any, pod: Twin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archive_writer, "RETRY_S", 1000.0)
-    monkeypatch.setattr(archive_writer, "MAX_RETRY_S", 1000.0)
+    monkeypatch.setattr(send_lane, "RETRY_S", 1000.0)
+    monkeypatch.setattr(send_lane, "MAX_RETRY_S", 1000.0)
 
     class NoJournal(Link):
         def insert(self, table: str, columns: Any, form: str, body: bytes) -> None:

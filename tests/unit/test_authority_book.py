@@ -1,4 +1,4 @@
-"""What each policy may do, over restarts and edits: nobody is overruled upwards."""
+"""The authority of each policy over restarts and edits: nothing raises it above a person's decision."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def test_the_page_of_a_series_that_was_never_scored() -> None:
     panel = SeriesPanel(0, 60.0, np.full((40, 1), np.nan), ("a",))
     course = HorizonForecasts(1, 1, np.arange(20, 40), np.full((20, 1, 7), np.nan), np.ones((1, 1)), 0.0)
     blank = dict.fromkeys(SCORES, 0.5) | {"mase": math.nan, "ewma_half_life": 5, "targets": 10,
-             "independent_targets": 10, "horizon_s": 60.0}  # fmt: skip
+             "independent_targets": 10, "horizon_s": 60.0, "told_targets": 0}  # fmt: skip
     horizon = blank | {"series": {"a": blank}}
     told: dict[str, Any] = {
         "series": ["a"], "rows": 40, "step_s": 60.0, "from": 0.5, "notes": [], "losses": [],

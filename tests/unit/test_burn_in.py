@@ -79,7 +79,7 @@ def test_only_the_last_outputs_are_kept(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that nobody waited for does not."""
+    """Return True if a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:

@@ -17,7 +17,7 @@ GUARD, LIMIT = 82.0, 87.0  # of gpu.temp_c in the profile
 
 
 def gpus(rng: np.random.Generator, n: int, **more: Any) -> dict[str, Any]:
-    """What an exporter gives of healthy GPUs."""
+    """Return readings of healthy GPUs as an exporter gives them."""
     return {"gpu.temp_c": rng.integers(48, 54, n), "gpu.power_w": rng.uniform(380, 420, n), **more}
 
 

@@ -72,8 +72,8 @@ def test_a_row_becomes_a_message_with_its_timestamp() -> None:
         (b"0s,a,b,c", "found more"),
         (b"soon,a,b", "expected a duration"),
         (b"0s,,b", "topic is empty"),
-        (b'0s,a,"half', "quote is not closed"),
-        (b'0s,a,"x"y', "quote is not closed"),
+        (b'0s,a,"half', "unclosed quote"),
+        (b'0s,a,"x"y', "unclosed quote"),
         (b"0s,\xff\xfe,b", "not UTF-8"),
         (b"\xff,a,b", "not UTF-8"),
         (b"\0,a,b", "expected a duration"),
@@ -162,7 +162,7 @@ def test_packed_files_and_torn_ones(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(data[: len(data) // 2])
         rows = list(read_capture(tmp_path / name))
         assert isinstance(rows[-1], BadRow)
-        assert "cannot be read on" in rows[-1].reason
+        assert "the rest of the file cannot be read" in rows[-1].reason
     (tmp_path / "c.csv.gz").write_bytes(b"not gzip at all")
     assert [type(r) for r in read_capture(tmp_path / "c.csv.gz")] == [BadRow]
     (tmp_path / "d.jsonl.gz").write_bytes(gzip.compress(b'{"offset_s":0,"topic":"t","payload":"x"}\n'))

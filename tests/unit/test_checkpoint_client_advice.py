@@ -1,4 +1,4 @@
-"""What advice the client obeys: whose clock counts, what replaces what, and what is refused."""
+"""Advice at the client: the clock that counts, advice that replaces other advice, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a save is due: the job's own interval, what is advised, and the share that it may cost at most."""
+"""Times of saves: the job's own interval, the advised one, and the share that saves may cost at most."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["made"]
 def saves(
     p: Pace, until: float, said: Callable[[float], StandingAdvice] = lambda now: NOTHING, cost_s: float = 1.0
 ) -> list[float]:
-    """When a job that asks every half second begins to save, and trains and saves on."""
+    """Return when a job that asks every half second begins to save, and trains and saves on."""
     now, found = 0.0, []
     while now < until:
         now += 0.5
@@ -67,7 +67,7 @@ def test_saves_to_memory_follow_their_own_advice(tmp_path: Path, made: Callable[
     assert told == {"durable": 600.0, "memory": 300.0}
 
     def later() -> bool:
-        """Whether one is due in memory, and only there, five minutes after the last."""
+        """Return True if a save is due in memory, and only there, five minutes after the last."""
         advisor._local._ended -= 300.0
         return advisor.due(tier="memory") and not advisor.due()
 

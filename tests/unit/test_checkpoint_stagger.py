@@ -101,7 +101,7 @@ def test_jobs_that_would_save_together_are_told_other_intervals_and_why() -> Non
     slots = [twin.engine.jobs.slot_of[job] for job in "ab"]
     begins_s = kept["slot_ns"][slots] / 1e9
     assert abs(begins_s[0] - begins_s[1]) >= 60.0
-    assert any("so that saves do not meet" in why for why in twin.why(INTERVAL))
+    assert any("so that saves do not overlap" in why for why in twin.why(INTERVAL))
     plain = Saving({"a": EIGHT, "b": OTHERS}, storage=[{"name": "fs"}], policy=Checkpoint(stagger=False))
     plain.says.day = 0.3
     plain.told("a", ago_s=61.0, interval_s=2400.0, save_s=60.0, block_s=60.0, flush_s=60.0)

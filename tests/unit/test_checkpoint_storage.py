@@ -61,7 +61,7 @@ def test_what_else_is_written_or_restored_leaves_less_to_checkpoints(key: str) -
 
 
 def test_how_long_a_restart_takes_moves_no_interval_of_one_tier() -> None:
-    """Why nothing is made there of the bandwidth of restores: each failure costs it, whenever one saved."""
+    """A failure costs the same restart whenever a job saved: the plan ignores the bandwidth of restores."""
     short, long = (terms(1e-4, restart_s=x) for x in (60.0, 6000.0))
     assert best_plan(long).interval_s == pytest.approx(best_plan(short).interval_s, rel=1e-6)
     assert best_plan(long).ettr < 0.9 * best_plan(short).ettr

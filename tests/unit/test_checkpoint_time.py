@@ -65,7 +65,7 @@ def test_the_optimum_is_lamberts_and_no_other_interval_is_better(
 
 
 def test_the_optimum_of_cheap_saves_is_youngs_and_dalys() -> None:
-    """Where a save is short beside the MTTF the three agree, the better the shorter it is."""
+    """All three agree if a save is short beside the MTTF, the better the shorter it is."""
     cost = np.array([1e-2, 1e-4, 1e-6, 1e-8, 1e-12, 1e-20])
     interval, _ = best_interval(cost, 0.0, 1.0)
     assert np.abs(daly_s(cost, 1.0) / interval - 1.0).max() < 2e-3

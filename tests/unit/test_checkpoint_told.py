@@ -1,4 +1,4 @@
-"""What a job tells of its checkpoints: taken in robustly, read back, kept; nonsense is refused in words."""
+"""Reports of a job on its checkpoints: robust estimates, read-backs, storage; nonsense is refused."""
 
 from __future__ import annotations
 
@@ -139,12 +139,12 @@ def test_what_has_really_changed_is_believed_after_three_times() -> None:
         ({"job": "b", "save_s": 1.0}, "no job b has a slot"),
         ({"save_s": 1.0, "off_s": 9 * 86_400.0}, "its clock reads 777600 s from ours"),
         ({"save_s": 1.0, "late_s": 9 * 86_400.0}, "its clock reads -777600 s from ours"),
-        ({"at_ns": 1, "save_s": 1.0}, "look at its host"),
-        ({"at_ns": -5, "save_s": 1.0}, "look at its host"),
-        ({"at_ns": 2**80, "save_s": 1.0}, "look at its host"),
+        ({"at_ns": 1, "save_s": 1.0}, "check its host"),
+        ({"at_ns": -5, "save_s": 1.0}, "check its host"),
+        ({"at_ns": 2**80, "save_s": 1.0}, "check its host"),
         ({"ago_s": -100.0}, "holds a state of -100 s ago"),
-        ({"ago_s": YEAR_S + 10}, "look at its clock"),
-        ({"began_ns": -1}, "look at its clock"),
+        ({"ago_s": YEAR_S + 10}, "check its clock"),
+        ({"began_ns": -1}, "check its clock"),
     ],
 )
 def test_nonsense_is_refused_with_words_and_changes_nothing(said: dict[str, Any], why: str) -> None:

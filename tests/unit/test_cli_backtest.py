@@ -63,6 +63,10 @@ def test_json_is_one_object_with_all_scores(lab: Path, capsys: pytest.CaptureFix
         assert set(SCORES) <= set(h)
         assert set(h["series"]) == {"two"}
         assert h["series"]["two"]["mae"] == h["mae"]
+    # A span of 10 % has too few outcomes behind it for a band that is told from the first row on
+    assert [h["told_targets"] for h in told["horizons"][:2]] == [h["targets"] for h in told["horizons"][:2]]
+    for h in told["horizons"][:2]:
+        assert 0.8 <= h["coverage90"] - 0.05 <= h["coverage90_told"] <= 1.0
     assert told["rows"] == 500
     assert told["step_s"] == 600.0
     assert told["from"] == 0.5
@@ -120,7 +124,7 @@ def test_one_forecaster_alone_and_a_total(lab: Path, capsys: pytest.CaptureFixtu
         (["--value-column", "two", "--horizons", ""], "--horizons (nothing): expected rows (5)"),
         (["--value-column", "two", "--horizons", "1,,2"], "--horizons (nothing): expected rows (5)"),
         (["--value-column", "two", "--from", "nan"], "--from nan: expected a part of the rows"),
-        (["--value-column", "two", "--step", "6h"], "expected at least 20 to score anything: give a longer"),
+        (["--value-column", "two", "--step", "6h"], "expected at least 20 for a score; give a longer"),
     ],
 )
 def test_what_is_refused_says_what_was_expected(
@@ -159,7 +163,7 @@ def test_a_call_that_contradicts_itself_ends_with_two(capsys: pytest.CaptureFixt
     base = ["backtest", "load", "--series", "x.csv", "--time-column", "t"]
     assert main(base) == 2
     assert main([*base, "--value-column", "v", "--model", "last", "--experts", "last"]) == 2
-    assert "expected no --experts; see `racktwin backtest load --help`" in capsys.readouterr().err
+    assert "expected one of the two; see `racktwin backtest load --help`" in capsys.readouterr().err
 
 
 def test_horizons_by_themselves_go_to_a_tenth_of_the_rows() -> None:
@@ -181,7 +185,7 @@ def unit(**given: Any) -> dict[str, Any]:
 
 
 def horizon(series: dict[str, Any], **given: Any) -> dict[str, Any]:
-    few = {"after_moves": 0, "coverage90_after_moves": math.nan}
+    few = {"after_moves": 0, "coverage90_after_moves": math.nan, "told_targets": 0}
     return {"horizon_steps": 1, "horizon_s": 60.0, "series": series} | few | unit(**given)
 
 

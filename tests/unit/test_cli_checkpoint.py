@@ -89,7 +89,7 @@ def test_the_rows_are_the_policys_own_sums() -> None:
     blank = rows_of(twin)
     assert [row["failures_per_day"] for row in blank] == [None, None]
     assert blank[0]["best_interval_s"] is None
-    assert "nothing is forecast" in blank[0]["why"]
+    assert "no failure forecast" in blank[0]["why"]
     assert blank[0]["interval_s"] == 7200.0
     twin.says.day = 0.2
     twin.wait(10.0)
@@ -141,8 +141,8 @@ def test_what_a_job_reports_that_it_keeps_is_in_force_and_a_prior_is_no_measurem
 def test_one_reason_for_many_jobs_is_said_once() -> None:
     twin = Saving({f"j{i}": (f"r1/node{i}",) for i in range(9)}, max_jobs=10)
     said = " ".join(s.text for s in explained(twin).sentences)
-    assert said.count("nothing is forecast") == 1
-    assert "j0, j1, j2, j3, j4 and 4 more: nothing is forecast" in said
+    assert said.count("no failure forecast") == 1
+    assert "j0, j1, j2, j3, j4 and 4 more: no failure forecast" in said
 
 
 def test_the_interface_tells_and_refuses(tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ def test_the_list_names_who_holds_a_job_back() -> None:
         "total": 9,
     }
     lines = printed(show_jobs, tree).splitlines()
+    assert "goodput" in lines[0]
     train = next(line for line in lines if line.startswith("train"))
     assert all(word in train for word in ("90.0 %", "20 %", "lab/h/r1/node2/gpu1"))
     assert "unknown" in next(line for line in lines if line.startswith("other"))
@@ -53,18 +54,25 @@ def test_the_list_names_who_holds_a_job_back() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({}, ("trained 90.0 % of 1 h watched", "no member stands out", "its end is not known")),
-        ({"held_back_by": HELD}, ("gpu1 holds it back: 20 %", "3.2 GPU-hours", "heat (hardware)")),
+        (
+            {},
+            (
+                "goodput 90.0 %: of 1 h observed it stood still for 5 min and lost 1 min by 1 restart",
+                "no straggler",
+                "its end is not known",
+            ),
+        ),
+        ({"held_back_by": HELD}, ("gpu1 slows the job: 20 %", "3.2 GPU-hours", "heat (hardware)")),
         (
             {
                 "held_back_by": HELD
                 | {"table": "link", "entity": "lab/h/r1/node2/rail1", "ends": "PORT to LEAF"}
             },
-            ("PORT to LEAF holds it back",),
+            ("PORT to LEAF slows the job",),
         ),
         ({"expected_end_ns": START_NS, "expected_end_by": "time_limit"}, ("at the latest", "time limit")),
         ({"expected_end_ns": START_NS, "expected_end_by": "progress"}, ("by its own progress",)),
-        ({"trained_s": 0.0, "still_s": 0.0, "lost_s": 0.0}, ("was not watched",)),
+        ({"trained_s": 0.0, "still_s": 0.0, "lost_s": 0.0}, ("no activity recorded",)),
     ],
 )
 def test_one_job_is_shown_with_its_evidence(change: dict[str, Any], words: tuple[str, ...]) -> None:

@@ -190,7 +190,7 @@ def test_another_server_is_not_taken_for_a_daemon(desk: Desk, capsys: pytest.Cap
         thread.start()
         assert main(["status", "--url", f"http://127.0.0.1:{held.getsockname()[1]}"]) == 1
         thread.join(10)
-    assert "is it another server?" in capsys.readouterr().err
+    assert "may belong to another server" in capsys.readouterr().err
 
 
 def test_the_token_comes_from_a_file_the_environment_or_standard_input(
@@ -214,7 +214,7 @@ def test_the_token_comes_from_a_file_the_environment_or_standard_input(
     capsys.readouterr()
     assert main(["status"]) == 1
     both = capsys.readouterr()
-    assert "RACKTWIN_TOKEN: holds no token" in both.err
+    assert "RACKTWIN_TOKEN: is not a token" in both.err
     assert "hunter2" not in both.out + both.err
 
 
@@ -266,7 +266,7 @@ def test_an_address_is_checked(url: str, tmp_path: Path) -> None:
 
 def test_a_token_is_not_sent_in_clear_over_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RACKTWIN_TOKEN", "rt_" + "x" * 43)
-    with pytest.raises(ConfigError, match="in clear over a network"):
+    with pytest.raises(ConfigError, match="unencrypted over the network"):
         connect("http://192.0.2.1:8077", None, None).get("/state")
 
 
@@ -312,7 +312,7 @@ def test_calibration_of_the_site_and_of_an_entity(desk: Desk, capsys: pytest.Cap
     for words, why in (
         (("calibration", "r1/node0/gpu9"), "no r1/node0/gpu9 with learned parameters"),
         (("calibration", "--below", "r7"), "nothing at r7"),
-        (("calibration", "--parameter", "gpu.resistence"), "expected such as gpu.resistance"),
+        (("calibration", "--parameter", "gpu.resistence"), "expected a name such as gpu.resistance"),
     ):
         assert desk.run(*words) == 1
         assert why in capsys.readouterr().err

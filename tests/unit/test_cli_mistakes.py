@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from twin.cli.commands import FORMER, NOUNS, parser_of, verb_of
+from twin.cli.commands import FORMER, NOUNS, help_of, parser_of, verb_of
 from twin.cli.main import main, parse
 
 SITE = """\
@@ -37,12 +37,17 @@ def closed_port() -> Iterator[int]:
         yield int(taken.getsockname()[1])
 
 
+def main_code(call: str) -> int:
+    """The exit code of a call."""
+    try:
+        return main(shlex.split(call))
+    except SystemExit as end:
+        return int(end.code or 0)
+
+
 def said(call: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     """(exit code, standard error) of a call."""
-    try:
-        code = main(shlex.split(call))
-    except SystemExit as end:
-        code = int(end.code or 0)
+    code = main_code(call)
     out = capsys.readouterr()
     assert "Traceback" not in out.err
     return code, " ".join(out.err.split())
@@ -52,24 +57,26 @@ def said(call: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     ("call", "words"),
     [
         # words that are no commands
-        ("statsu", "'statsu' is no command; did you mean status?"),
-        ("alram list", "'alram' is no command; did you mean alarm?"),
-        ("alarm lsit", "racktwin alarm: 'lsit' is no verb of it; did you mean list?"),
-        ("ackk X", "is no command; did you mean ack?"),
+        ("statsu", "unknown command 'statsu'; did you mean status?"),
+        ("alram list", "unknown command 'alram'; did you mean alarm?"),
+        ("alarm lsit", "racktwin alarm: unknown verb 'lsit'; did you mean list?"),
+        ("ackk X", "unknown command 'ackk'; did you mean ack?"),
         ("approvals", "did you mean policy approvals?"),
         ("trace", "racktwin trace: a verb is missing: expected record, replay, info"),
+        ("fleet", "racktwin fleet: a verb is missing: expected run, status, budgets"),
+        ("fleet --log-json", "racktwin fleet: a verb is missing: expected run, status, budgets"),
         ("policy reboot", "expected list, set, explain, approvals, approve, revoke"),
         # options
-        ("alarm list --severty critical", "'--severty' is no option of it; did you mean --severity?"),
-        ("trace replay --trcae x", "'--trcae' is no option of it; did you mean --trace"),
+        ("alarm list --severty critical", "unknown option '--severty'; did you mean --severity?"),
+        ("trace replay --trcae x", "unknown option '--trcae'; did you mean --trace"),
         (
             "site check a.yaml --all-of-it",
-            "'--all-of-it' is no option of it; expected those that its help lists",
+            "unknown option '--all-of-it'; expected an option that the help lists",
         ),
         ("alarm shelve X --for 2h", "required: --reason"),
         ("alarm list --format xml", "--format: 'xml': expected one of table, json, csv"),
         ("device health --part gpus", "'gpus': expected one of gpu, node"),
-        ("daemon run --json", "--json: it prints no table; expected a call without it"),
+        ("daemon run --json", "--json: this command prints no table; leave the option out"),
         ("site check site.yaml --format csv", "'csv': expected one of table, json"),
         (
             "policy set thermal_guard acts --reason x",
@@ -84,7 +91,7 @@ def said(call: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
         ("power target x --limit 500", "'500': expected a power with its unit, such as 500kW"),
         ("power target x --limit 5kW --until soonish", "--until 'soonish': expected a time such as 06:00"),
         ("simulation publish --site s --broker host:port", "'host:port': expected HOST or HOST:PORT"),
-        ("simulation publish --site s --broker mqtts://h:8883", "TLS is set by `broker.tls`"),
+        ("simulation publish --site s --broker mqtts://h:8883", "`broker.tls` of the configuration sets TLS"),
         ("simulation run --site site.yaml --seed -1", "--seed: '-1': expected a whole number from 0"),
         (
             "simulation run --site site.yaml --for 1h --authority thermal_gard=act",
@@ -96,24 +103,29 @@ def said(call: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
             "control request gpu.power_cap_w r1 --reason x",
             "a bound is missing: expected --lo, --hi or --want",
         ),
-        ("forecast list --name r1", "--name: of which quantity?"),
+        ("forecast list --name r1", "--name: a quantity is missing: expected one such as rack.power_w"),
         (
             "checkpoint plan --nodes 4 --url http://x",
-            "are of a job that is only thought of: expected no --url",
+            "are of a hypothetical job: expected no --url",
         ),
-        ("status hall1", "'hall1' is too much; expected those arguments that its help lists"),
+        ("status hall1", "unexpected argument 'hall1'; expected only the arguments that the help lists"),
         # files
         ("site check nowhere.yaml", "nowhere.yaml: cannot be read: No such file or directory"),
         ("site check run", "run: cannot be read: Is a directory"),
+        ("models import x --key nowhere", "--key nowhere: cannot be read: No such file or directory"),
+        ("journal verify run --key run", "--key run: cannot be read: Is a directory"),
         (
             "trace replay --trace empty",
             "empty: a folder without trace-*.rt; expected a recorded run or a file",
         ),
-        ("trace replay --trace capture.jsonl", "--site: missing; `racktwin site discover` makes a site file"),
+        (
+            "trace replay --trace capture.jsonl",
+            "--site: missing; `racktwin site discover` creates a site",
+        ),
         ("trace replay --trace nowhere", "nowhere: no such file"),
         ("trace replay --trace torn/trace-000000.rt", "torn/trace-000000.rt"),
         ("trace replay --site other.yaml --trace capture.jsonl", "or --foreign to replay it"),
-        ("trace replay --site other.yaml --trace run", "leave --site out to use the trace's own"),
+        ("trace replay --site other.yaml --trace run", "leave --site out to use the site in the trace"),
         (
             "trace replay --site site.yaml --trace capture.jsonl --out empty-not",
             "--out empty-not: exists; expected a new file",
@@ -145,6 +157,42 @@ def test_a_mistake_is_told_with_what_to_do(
     code, err = said(call.replace("{port}", str(closed_port)), capsys)
     assert code not in (0, 130)
     assert words.replace("{port}", str(closed_port)) in err
+
+
+def test_a_group_without_a_verb_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    code, err = said("fleet", capsys)
+    assert code == 2
+    assert err.startswith("usage: racktwin fleet VERB ...")
+    assert help_of("fleet").splitlines()[-1] in err
+
+
+def test_a_fleet_with_a_configuration_starts_the_hub() -> None:
+    for call in (["fleet", "--config", "hub.yaml"], ["fleet", "--log-json", "--config=hub.yaml"]):
+        assert parse(call).command == "fleet run"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "daemon run --config nowhere.yaml",
+        "daemon check --config nowhere.yaml",
+        "fleet --config nowhere.yaml",
+        "run --config nowhere.yaml",
+        "site check nowhere.yaml site.yaml",
+        "token list --config nowhere.yaml",
+        "status --config nowhere.yaml",
+        "journal verify nowhere",
+        "journal verify torn-journal",
+        "trace info nowhere",
+        "alarm lsit",
+    ],
+)
+def test_every_error_begins_alike(recorded: Path, capsys: pytest.CaptureFixture[str], call: str) -> None:
+    (recorded / "torn-journal").write_text("{}\n")
+    assert main_code(call) not in (0, 130)
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("note ")]
+    assert [line for line in lines if not line.startswith("error ")] == []
+    assert lines
 
 
 @pytest.fixture(scope="module")

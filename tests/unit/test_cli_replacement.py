@@ -67,7 +67,7 @@ def test_the_plan_in_lines(desk: NodesDesk, capsys: pytest.CaptureFixture[str]) 
         "lab/h/r1/node5 rma 1 h hardware 61 % waits for an operator: racktwin device report",
         "lab/h/r1/node3 draining 1 h hardware 61 % waits for the scheduler to take big off it",
         "lab/h/r2/node2",
-        "waits as it is held back: as many nodes are out as may be at once",
+        "waits as it is held back: the maximum number of nodes is already out",
         "spares: 0, 0 of them free; without a forecast the number needed is unknown",
     ):
         assert expected in text, (expected, text)
@@ -108,7 +108,7 @@ def test_without_the_policy(desk: NodesDesk, capsys: pytest.CaptureFixture[str])
         assert desk.run("device", *words) == 0
         assert "add `policies: {replacement: {}}` to the site file" in said(capsys)
     assert desk.run("device", "repaired", "r1/node3") == 0
-    assert "warning: it is written down, but no policy named replacement runs here" in said(capsys)
+    assert "warning: the report is recorded, but no policy named replacement runs here" in said(capsys)
 
 
 def test_people_tell_and_the_history_has_it(desk: NodesDesk, capsys: pytest.CaptureFixture[str]) -> None:

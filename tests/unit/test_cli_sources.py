@@ -49,7 +49,7 @@ def test_each_source_has_a_row_and_each_reason_its_remedy() -> None:
     assert text.count("name it in the site file") == 3
     assert "\u202e" not in text
     assert max(map(len, text.splitlines())) <= 80
-    assert "carries 1 signals of 1 rack" in shown(ingest().ledger, every=True)
+    assert "reports 1 signals of 1 rack" in shown(ingest().ledger, every=True)
 
 
 def test_failed_requests_are_of_all_where_answers_are_counted() -> None:

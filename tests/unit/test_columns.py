@@ -344,6 +344,22 @@ def test_a_policys_memory_follows_replaced_devices_and_the_site() -> None:
     assert np.isnan(moved["power_w"][:, 1]).all()
 
 
+def test_an_array_that_a_policy_gave_away_is_not_unlocked_as_a_device_is_replaced() -> None:
+    """It may be that of an envelope."""
+    high_w, ring = np.full(N, 9.0), some_memory()["power_w"]
+    for array in (high_w, ring):
+        array.flags.writeable = False
+    memory = MEMORY.checked(some_memory() | {"cap_w": high_w, "power_w": ring}, SIZES)
+    assert memory["cap_w"] is high_w
+    MEMORY.forget(memory, "gpu", 2)
+    assert memory["cap_w"].tolist() == [9.0, 9.0, 0.0, 9.0, 9.0]
+    assert np.isnan(memory["power_w"][:, 2]).all()
+    assert high_w.tolist() == [9.0] * N
+    assert not high_w.flags.writeable
+    assert not ring.flags.writeable
+    assert np.isfinite(ring[:, 2]).all()
+
+
 def test_a_name_is_declared_once() -> None:
     with pytest.raises(ContractError, match="x, x_ns declared more than once"):
         Columns(gpu={"x": "f8"}, node={"x": "f8"}, scalars={"x_ns": "i8"}, rings={"x": RingSpec("gpu", 2)})

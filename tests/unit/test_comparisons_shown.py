@@ -45,7 +45,7 @@ def test_what_is_learned_is_told_from_what_is_not(tmp_path: Path) -> None:
         assert line["learned"] == 0
         assert line["text"].count("0 of 288 expected values learned, 144 still learning (") == 1
         assert "left)" in line["text"]
-        assert line["text"].startswith("GPUs: 144 in service, 0 suspected; judged on ")
+        assert line["text"].startswith("GPUs: 144 in service, 0 suspected; based on ")
         out = io.StringIO()
         show_status(summary, Console(file=out, width=300))
         assert line["text"] in out.getvalue()
@@ -64,7 +64,7 @@ def test_what_is_learned_is_told_from_what_is_not(tmp_path: Path) -> None:
         pod.live.engine.health.verdicts.level["gpu"][:3] = FAILED, DEGRADED, WATCH
         worse = judged(pod.live, {})
         assert worse is not None
-        assert worse["text"].startswith("GPUs: 143 in service, 2 suspected, 1 failed; judged on ")
+        assert worse["text"].startswith("GPUs: 143 in service, 2 suspected, 1 failed; based on ")
         _, entity = await pod.ask("GET", f"/api/v1/entities/gpu/{GPU}")
         assert entity["comparisons"] == tree["comparisons"]
         out = io.StringIO()

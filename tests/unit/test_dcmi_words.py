@@ -1,4 +1,4 @@
-"""What `ipmitool dcmi power` prints, good and bad."""
+"""Output of `ipmitool dcmi power`, good and bad."""
 
 from __future__ import annotations
 

@@ -172,6 +172,24 @@ def test_an_agent_reads_its_gpus_from_the_plant_and_its_caps_are_obeyed_there() 
     assert not {"agent_state", "service_level_state"} & set(sample.node)
 
 
+def test_an_agent_reads_the_nvlinks_of_the_plant_and_the_one_that_counts() -> None:
+    live = DemoPlant(DemoSite(with_past(STORY.only("feed"), 60.0), SPEC, SITE))
+    tray, live.plant.start_ns = live.trays()["demo-pod/hall1/r2/node3"], 1_700_000_000 * NS
+    assert [gpu.read for gpu in tray.nvlinks()] == [0] * tray.gpus, "nothing is read before the first report"
+    truth = live.plant.truth
+    truth.gpu_nvlink_errors[tray.first + 1] = 40
+    truth.gpu_nvlink_recoveries[tray.first + 1] = 2
+    truth.health_count += 1
+    for _ in range(3):
+        live.move(1.0, live.plant.now_ns + NS)
+    links = tray.nvlinks()
+    assert [gpu.read for gpu in links] == [18] * tray.gpus
+    assert [len(gpu.counts) for gpu in links] == [0, 1, *[0] * (tray.gpus - 2)]
+    assert (links[1].total("errors"), links[1].total("recoveries"), links[1].total("replays")) == (40, 2, 0)
+    live.reports.clear()
+    assert tray.nvlinks()[1].read == 0, "and silence is no count of zero"
+
+
 ROWS = {"now": [{"name": "a", "x": {"y": 3.0}, "now_ns": 5}, {"name": "b", "x": {"y": 1.0}, "now_ns": 9}]}
 
 

@@ -279,10 +279,10 @@ def test_a_pump_that_ran_and_stands() -> None:
     pod.tick(QUIET | {"cdu.pump1_speed_pu": 0.0, "cdu.pump2_speed_pu": 1.0, "cdu.flow_lpm": 160.0})
     assert told(pod) == [("pump_trip", "cdu", 0, "")]
     first = pod.engine.diagnosis.faults[0]
-    assert "pump 1 stands" in first.evidence
+    assert "pump 1 stands still" in first.evidence
     pod.tick(QUIET | {"cdu.pump1_speed_pu": 0.0, "cdu.pump2_speed_pu": 0.0, "cdu.flow_lpm": 0.0})
     (both,) = pod.engine.diagnosis.faults
-    assert both.evidence[0] == "both pumps stand, no flow"
+    assert both.evidence[0] == "both pumps stopped, no flow"
     assert both.count == 2 + 144 > first.count, "so it is journaled anew"
 
 

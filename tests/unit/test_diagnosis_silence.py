@@ -1,4 +1,5 @@
-"""What falls silent is told at what it has in common; much of one kind is told once. May import `twin`."""
+"""Devices that fall silent are reported at their common part; many of a kind are reported once.
+May import `twin`."""
 
 from __future__ import annotations
 
@@ -203,3 +204,11 @@ def test_more_than_a_few_of_a_kind_are_one_of_what_is_above() -> None:
     book.update([*more, Cause("gpu_off_bus", "gpu", 143, hold_s=0.0)], 12 * NS)
     (fault,) = book.faults()
     assert (fault.table, fault.entity) == ("cdu", 0)
+
+
+def test_a_queue_in_which_nothing_waits_has_no_next_start_and_no_silent_sensor() -> None:
+    pod = Twin(two_racks())
+    for tick in range(30):
+        waits = {"site.next_start_s": 600.0} if tick < 15 else {}
+        pod.tick({"site.outdoor_temp_c": 20.0 + 0.1 * (tick % 3)} | waits, dt_s=60.0)
+    assert [f.kind for f in pod.engine.diagnosis.faults] == []

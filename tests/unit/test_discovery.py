@@ -55,7 +55,7 @@ def noted(found: Discovery, *parts: str) -> bool:
 
 
 def checked(messages: list[Message | BadRow]) -> Discovery:
-    """What is discovered, once the site file's schema and YAML have had it."""
+    """Return the discovery, after a check by the site file's schema and by YAML."""
     found = discover(messages)
     convert(SiteFile, found.site, "discovered")
     assert yaml.safe_load(to_yaml(found)) == found.site
@@ -162,7 +162,7 @@ def test_loops_do_not_hang_and_are_noted() -> None:
     edges = [(f["name"], t) for f in feeders(found).values() for t in f["serves"]]
     assert sorted(edges) == [("a", "b"), ("b", "c"), ("d", "a")]
     assert noted(found, "a cycle: c serves a")
-    assert noted(found, "d says that it serves itself")
+    assert noted(found, "d claims to serve itself")
 
 
 def test_one_parent_is_kept_as_the_site_file_wants() -> None:
@@ -250,7 +250,7 @@ def test_several_halls_share_the_racks_by_their_names() -> None:
     assert [r["name"] for r in halls["P2"]["racks"]] == ["P2-b"]
     assert [f["name"] for f in halls["P2"]["feeders"]] == ["n"]
     assert [f["name"] for f in found.site["feeders"]] == ["m"]
-    assert noted(found, "rack c: nothing says in which hall")
+    assert noted(found, "rack c: no metadata names its hall")
     assert noted(found, "CDU k serves racks of another hall")
 
 
@@ -260,9 +260,9 @@ def test_names_that_the_site_file_forbids_are_escaped_or_left_out() -> None:
     )
     names = [r["name"] for r in found.site["halls"][0]["racks"]]
     assert names == ["a+20+b", "c+2f++5b+1-9+5d+", "x" * 256, "+e9++a++23++20+x:+20+y"]
-    assert noted(found, "'a b' makes no unique name") or noted(found, "'a+20+b' makes no unique name")
+    assert noted(found, "'a b' gives no unique name") or noted(found, "'a+20+b' gives no unique name")
     assert noted(found, "'c/[1-9]' is written")
-    assert noted(found, "makes no unique name of 1 to 256")
+    assert noted(found, "gives no unique name of 1 to 256")
     both = checked([rack("m"), meter("m", "x")])
     assert feeders(both) == {}
     assert noted(both, "id of a rack and of a meter")

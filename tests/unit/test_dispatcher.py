@@ -209,7 +209,7 @@ def test_a_failure_because_another_leads_is_no_fault(world: World) -> None:
     class Deposed(Sink):
         async def apply(self, commands: tuple[CommandBatch, ...]) -> None:
             world.leads = False
-            raise ActuationError("another daemon leads by now")
+            raise ActuationError("another daemon leads now")
 
     async def scene() -> None:
         world.flow.sink = Deposed()

@@ -150,10 +150,10 @@ def test_other_topics_are_ignored(topic: str, what: str) -> None:
 @pytest.mark.parametrize(
     "message, why",
     [
-        (meta("Sensor", "Sound", "t", objectId="s", engUnit="dB"), "no signal for it in the catalogue"),
-        (meta("UPS", "Status", "t", objectId="u", stateText=LEAK), "no signal for it in the catalogue"),
+        (meta("Sensor", "Sound", "t", objectId="s", engUnit="dB"), "the catalogue has no signal for it"),
+        (meta("UPS", "Status", "t", objectId="u", stateText=LEAK), "the catalogue has no signal for it"),
         (meta("Rack", "RackPower", "t", rackLocationId="r9", engUnit="kW"), "object r9 is not in the site"),
-        (meta("Rack", "RackPower", "t", engUnit="kW"), "no id of an object"),
+        (meta("Rack", "RackPower", "t", engUnit="kW"), "the object has no id"),
         (meta("Rack", "RackPower", "t", rackLocationId="r1", engUnit="hp"), "unit 'hp'; expected one that"),
         (meta("Rack", "RackPower", "t", rackLocationId="r1"), "no unit; expected one that measures W"),
         (meta("PowerMeter", "Current", "t", objectId="f9", engUnit="A"), "object f9 is not in the site file"),
@@ -166,7 +166,7 @@ def test_other_topics_are_ignored(topic: str, what: str) -> None:
         (meta("CDU", "PumpSpeed", "t", objectId="c1", engUnit="RPM"), "unit 'RPM'; expected one that"),
         (meta("Sensor", "AirTemperature", "t", objectId="s", engUnit="C", processArea=["west", "HotAisle"]),
          "object s is not in the site file"),
-        (meta("System", "HeartbeatTimestampBms", "t", objectId="BMS"), "no signal for it in the catalogue"),
+        (meta("System", "HeartbeatTimestampBms", "t", objectId="BMS"), "the catalogue has no signal for it"),
     ],
 )  # fmt: skip
 def test_points_without_a_place_are_ignored_with_the_reason(message: Message, why: str) -> None:
@@ -223,7 +223,7 @@ def test_a_state_with_an_unknown_text_is_no_reading() -> None:
     d = decoder(meta("Rack", "RackLeakDetect", "t", rackLocationId="r1", stateText=texts))
     (reading,) = d.decode(value("Rack/RackLeakDetect/t", -1))
     assert reading == Reading("rack", 0, "leak_state", None, T_NS, False)
-    assert any("text is unknown" in note for note in d.notes)
+    assert any("with an unknown text" in note for note in d.notes)
 
 
 def _current(d: BmsDecoder, tag: str) -> str:

@@ -94,7 +94,7 @@ def test_a_message_counts_once_also_after_a_restart_and_a_copy_does_not_count() 
     desk.say(event)
     assert isinstance(desk.say(event, 2), Ignored)
     assert desk.decoder.counts["again"] == 1
-    with pytest.raises(BadMessage, match="the same signing came before"):
+    with pytest.raises(BadMessage, match="the same signature came before"):
         desk.say(event | {"id": other()}, 3)
     desk.say(envelope(target(100), correlationid=other()), 4)
     desk.restart()
@@ -116,7 +116,7 @@ def test_ecdsa_can_be_turned_into_another_signature_that_holds_and_still_is_a_co
     turned = raw[:32] + (order - int.from_bytes(raw[32:], "big")).to_bytes(32, "big")
     data = f"{head}.{base64.urlsafe_b64encode(turned).decode().rstrip('=')}"
     assert KeySet(key_set(), "k").verify(data, "acme").payload  # it does hold
-    with pytest.raises(BadMessage, match="the same signing came before"):
+    with pytest.raises(BadMessage, match="the same signature came before"):
         desk.say(event | {"id": other(), "data": data})
 
 
@@ -223,7 +223,7 @@ def test_a_message_that_comes_out_of_order_replaces_and_removes_nothing() -> Non
     assert len(desk.spans()) == 2
     desk.say(envelope(target(500, "main-a"), at_s=70), 103)  # nor takes the place of its own successor
     assert sorted(limit for _, _, limit in desk.spans().values()) == [300, 400]
-    assert [f.rpartition(": ")[2] for f in desk.decoder.faults] == ["would undo what was set after it"] * 2
+    assert [f.rpartition(": ")[2] for f in desk.decoder.faults] == ["older than the target in force"] * 2
 
 
 def test_what_a_broker_held_for_hours_counts_all_the_same() -> None:
@@ -250,8 +250,8 @@ BAD: list[tuple[Any, str]] = [
     (envelope(GOOD, data={"targets": [GOOD]}), "data is not signed"),
     (envelope(GOOD, data=5), "data is not signed"),
     (envelope(GOOD, data="a.b"), "expected a JWS in compact form"),
-    (envelope(GOOD, data="e30.e30.e30"), "no good signature|signed with"),
-    (envelope(GOOD, by=signer("k2")), "signed with key 'k2', which the key file does not hold"),
+    (envelope(GOOD, data="e30.e30.e30"), "invalid signature|signed with"),
+    (envelope(GOOD, by=signer("k2")), "signed with key 'k2', which is not in the key file"),
     (envelope(), "0 targets; expected 1 to 1000"),
     (envelope(*[GOOD] * 1001), "1001 targets; expected 1 to 1000"),
     (envelope(*[target(300)] * 600), "comes to more than 1000 targets of feeds"),
@@ -309,7 +309,7 @@ def test_keys_are_bound_to_speakers() -> None:
     desk.say(envelope(GOOD, isv="bolt", by=by, correlationid=other()), 2, "bolt")
     with pytest.raises(BadMessage, match="key 'k2' is that of bolt, not of acme"):
         desk.say(envelope(GOOD, by=by, correlationid=other()), 3)
-    with pytest.raises(BadMessage, match="none of those who may"):
+    with pytest.raises(BadMessage, match="may not set load targets here"):
         Desk(isvs=("bolt",)).say(envelope(GOOD))
 
 
@@ -322,7 +322,7 @@ def test_algorithms_that_prove_nothing_are_refused() -> None:
                                    algorithms=["HS256"])  # fmt: skip
     none = "eyJhbGciOiJub25lIn0." + forged.split(".")[1] + ".e30"
     for text in (forged, none):
-        with pytest.raises(BadMessage, match=r"signed with|no good signature"):
+        with pytest.raises(BadMessage, match=r"signed with|invalid signature"):
             Desk().say(envelope(GOOD, data=text))
 
 
@@ -331,7 +331,7 @@ def test_plain_data_is_taken_where_the_site_says_so() -> None:
     desk = Desk(b"none", unsigned="accept")
     desk.say(plain)
     assert len(desk.held) == 1
-    with pytest.raises(BadMessage, match="there are no keys to verify it by"):
+    with pytest.raises(BadMessage, match="no keys are configured"):
         desk.say(envelope(GOOD))
 
 
@@ -349,14 +349,14 @@ def test_other_topics_are_not_for_us(topic: str) -> None:
 
 
 KEY_FILES: list[tuple[bytes, str]] = [
-    (b"", "is no JSON"),
+    (b"", "is not JSON"),
     (b"[]", "expected a key set of 1"),
     (b'{"keys": []}', "expected a key set of 1"),
     (b'{"keys": [5]}', "expected a key set"),
     (b'{"keys": [{"kty": "oct", "k": "aa"}]}', "expected EC"),
-    (b'{"keys": [{"kty": "EC"}]}', "is no key"),
+    (b'{"keys": [{"kty": "EC"}]}', "is not a key"),
     (b" " * 300_000, "bytes; expected at most"),
-    (key_set(key().as_dict(private=True)), "is a private key; expected the public one"),
+    (key_set(key().as_dict(private=True)), "is a private key; expected the public key"),
     (key_set(key().as_dict(private=False), key().as_dict(private=False)), "kid 'k1' is there twice"),
     (key_set(key().as_dict(private=False) | {"use": "enc"}), "is not meant for signatures"),
 ]

@@ -54,7 +54,7 @@ class Stage:
         return HINTS
 
     def at(self, second: float) -> list[str]:
-        """What is told at this second: events of snapshots, statuses of breaches."""
+        """Return the publications at this second: events of snapshots, statuses of breaches."""
         now = FeedNow(self.load_w, 200.0, 1500.0, self.targets, self.held_back)
         told = self.agent.publications(START_NS + round(second * NS), {"a": now}, self.hints)
         self.told += told

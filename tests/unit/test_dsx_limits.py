@@ -62,4 +62,4 @@ def test_notes_are_bounded() -> None:
         slip = "Secondary" + chr(97 + i // 26) + chr(97 + i % 26)
         d.decode(meta("CDU", "LiquidFlow", f"t{i}", objectId="c1", engUnit="LPM", processArea=[slip]))
     assert len(d.notes) == bms.MAX_NOTES + 1
-    assert d.notes["further notes, not kept"] > 100
+    assert d.notes["more notes, not kept"] > 100

@@ -40,7 +40,7 @@ Cell = tuple[str, str, str]
 
 
 class Run:
-    """What a decoder made of messages: counts, reasons, and the last reading of each cell."""
+    """Output of a decoder over messages: counts, reasons, and the last reading of each cell."""
 
     def __init__(self, messages: Iterable[Message], names: DiscoveredNames) -> None:
         self.decoder = BmsDecoder(names)
@@ -90,7 +90,7 @@ def test_every_message_is_accounted_for(messages: list[Message], names: Discover
     run = Run(messages, names)
     assert len(messages) == 4711
     assert run.counts == {"decoded": 4668, "ignored": 43}
-    assert run.reasons == {Ignored("Sound", "no signal for it in the catalogue"): 43}
+    assert run.reasons == {Ignored("Sound", "the catalogue has no signal for it"): 43}
     stats = run.decoder.stats
     assert (stats.metadata, stats.values, stats.ignored, stats.bad, stats.changed) == (166, 4502, 43, 0, 0)
     assert run.decoder.notes == {"process area 'Seccondary' read as 'Secondary'": 1}

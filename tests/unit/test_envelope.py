@@ -1,4 +1,4 @@
-"""What controls may be: catalogue, profile and site, each narrowing the one before. May import `twin`."""
+"""Envelopes of controls: catalogue, profile and site, each narrowing the one before. May import `twin`."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ NAN = float("nan")
 
 
 def readings(power_w: Any, capture: float, flow_lpm: float = 80.0, supply_c: float = 32.0) -> dict[str, Any]:
-    """What two racks report whose liquid carries this share of their power."""
+    """Return the readings of two racks whose liquid carries this share of their power."""
     power = np.broadcast_to(np.asarray(power_w, np.float64), (2,))
     rate = heat_rate_w_per_k(COOLANTS["pg25"], np.full(2, flow_lpm), np.full(2, 40.0))
     return {"rack.power_w": power, "rack.flow_lpm": flow_lpm, "rack.supply_temp_c": supply_c,

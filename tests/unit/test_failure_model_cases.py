@@ -199,3 +199,19 @@ def test_a_slot_is_looked_at_once() -> None:
     looked(cases, range(1))
     assert not cases.due(at(0) + 599 * NS)
     assert cases.due(at(1))
+
+
+def test_a_new_feature_costs_no_case() -> None:
+    cases = CaseLog(4, NAMES, 4)
+    looked(cases, range(20))
+    k, b = cases.k, cases.get("x")[:, 1].copy()
+    cases.rename(("b", "c"))
+    assert cases.k == k > 0
+    assert np.array_equal(cases.get("x")[:, 0], b)
+    assert np.isnan(cases.get("x")[:, 1]).all()
+    settled(cases, [(2, 19.2, True)], 19.5)
+    before = cases.get("x")[cases.get("how") == BEFORE]
+    assert before[:, 0].tolist() == [2.0, 2.0, 2.0], "images of the hour before are of the new names too"
+    assert np.isnan(before[:, 1]).all()
+    kept = CaseLog.restored(cases.memory())
+    assert kept.names == ("b", "c")

@@ -23,7 +23,7 @@ from models.failure.live_hazard import (
     fit_horizon,
     outcomes,
 )
-from models.failure.model import HORIZONS_S, NODE
+from models.failure.model import FIT_LEAST_S, HORIZONS_S, NODE
 from models.failure.recalibration import logistic, logit
 from models.failure.self_exciting import PARTS
 from tests.support.failing_fleet import NAMES, START_NS, Fleet, View, log_of, quiet
@@ -127,7 +127,7 @@ def test_trees_find_what_tells_and_are_calibrated_on_later_cases() -> None:
 
 
 def test_trees_that_do_not_last_are_not_believed() -> None:
-    """What told at first and tells no more: later cases say so, and the line leaves the trees out."""
+    """Trees that predict early failures only lose their weight: later cases refute them."""
     cases, rng = cases_of(4000, 30.0, 11), np.random.default_rng(11)
     before = fit_horizon(cases, end_of(cases), 86_400.0, 1, 0)
     late = np.arange(4000) > 2400
@@ -293,8 +293,8 @@ def test_garbage_features_break_nothing() -> None:
         assert np.isfinite(forecast.mean).all()
 
 
-def test_who_fails_within_an_hour_fails_within_a_day() -> None:
-    """The hazard is in force for the next hour alone: longer horizons are not below it."""
+def told_for_an_hour() -> tuple[Failure, View]:
+    """A model whose hazard is in force for the next hour alone, and a view that it has taken in."""
     cases = cases_of(3000, 30.0, 12)
     cases["how"][:] = np.where(cases["failed_ns"] > 0, BEFORE, QUIET)
     cases["said"][:, :4] = 1.8e-4  # of the literature's rate, as it is said below
@@ -310,6 +310,28 @@ def test_who_fails_within_an_hour_fails_within_a_day() -> None:
     values = np.array([[4.0, 0.0], [0.0, 0.0]])
     view = View(2, 1.0, log_of([]), values, ("ecc_sbe_recent", "busy_pu"))
     model.update(view)
+    return model, view
+
+
+def test_features_that_the_trees_do_not_know_are_waited_for_in_words_and_not_for_a_week() -> None:
+    model, view = told_for_an_hour()
+    model.begun_ns = START_NS - 400 * DAY_NS
+    known = view.node_features()
+    log = log_of([(0, 0.02 * k, 0.02 * k + 0.01, 0, False) for k in range(40)])
+    model.update(View(2, 1.005, log, known.values, known.names))
+    assert model.next_fit_s() > FIT_LEAST_S
+    wider = np.column_stack([known.values, known.values[:, :1]])
+    more = View(2, 1.01, log, wider, (*known.names, "age_d"))
+    model.update(more)
+    basis = next(f.basis for f in model.predict(more) if f.signal == NODE)
+    assert "telemetry, since" not in basis
+    assert "the next one takes it in" in basis
+    assert model.next_fit_s() == FIT_LEAST_S
+
+
+def test_who_fails_within_an_hour_fails_within_a_day() -> None:
+    """Longer horizons are not below the hazard of the next hour."""
+    model, view = told_for_an_hour()
     found = [f for f in model.predict(view) if f.signal == NODE]
     assert found[0].mean[0] > 5.0 * found[0].mean[1]
     assert (

@@ -1,4 +1,4 @@
-"""What codes ask to be done: the strongest action is open until it is done, lapses or is taken back."""
+"""Actions that codes ask for: the strongest stays open until it is done, lapses or is taken back."""
 
 from __future__ import annotations
 

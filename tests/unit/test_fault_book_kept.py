@@ -1,4 +1,4 @@
-"""What the book keeps: by job and by device, over a restart, a changed site and a storm, within limits."""
+"""Faults in the book: by job and by device, over a restart, a changed site and a storm, within limits."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from time import perf_counter
-
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -201,14 +199,3 @@ def test_a_sample_is_even_and_has_no_case_twice(rows: int, n: int, most: int) ->
     assert at[-1] < rows * n
     stretch = np.arange(cases.n + 1) * (rows * n) // cases.n
     assert np.all((stretch[:-1] <= at) & (at < stretch[1:]))
-
-
-def test_two_thousand_series_at_one_row_take_milliseconds() -> None:
-    values = np.cumsum(np.random.default_rng(0).normal(size=(1560, 2000)), axis=0)
-    panel, cases = SeriesPanel(0, 60.0, values), all_cases(np.array([1559]), 2000)
-    best_s = np.inf
-    for _ in range(5):
-        begun = perf_counter()
-        present_features(panel, cases)
-        best_s = min(best_s, perf_counter() - begun)
-    assert best_s < 0.1  # 6 ms on a quiet core

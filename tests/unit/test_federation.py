@@ -28,6 +28,7 @@ from twin.federation import (
     BudgetLedger,
     Spending,
     StatisticsFile,
+    TrustedKey,
     chosen_spans,
     discrete_laplace,
     epsilon_of,
@@ -156,18 +157,18 @@ def test_a_file_is_believed_as_it_was_signed(tmp_path: Path) -> None:
     path = tmp_path / "north.json"
     path.write_bytes(written(sign_file(file_of(), SIGNER)))
     assert len(path.read_bytes()) < 2000
-    assert verified(path, [STRANGER.verifier, SIGNER.verifier]) == read_file(path)
+    assert verified(path, [TrustedKey(STRANGER.verifier), TrustedKey(SIGNER.verifier)]) == read_file(path)
     with pytest.raises(StorageError, match=r"is not trusted.*expected --key"):
-        verified(path, [STRANGER.verifier])
+        verified(path, [TrustedKey(STRANGER.verifier)])
     tree = json.loads(path.read_text())
     for key, value in (("site", "south"), ("until_day", 99), ("epsilon", "0.1"), ("signature", "AAAA")):
         path.write_text(json.dumps(tree | {key: value}))
         with pytest.raises(StorageError, match="signature does not fit"):
-            verified(path, [SIGNER.verifier])
+            verified(path, [TrustedKey(SIGNER.verifier)])
     tree["groups"]["again"][0] += 1
     path.write_text(json.dumps(tree))
     with pytest.raises(StorageError, match="signature does not fit"):
-        verified(path, [SIGNER.verifier])
+        verified(path, [TrustedKey(SIGNER.verifier)])
 
 
 @pytest.mark.parametrize(
@@ -233,7 +234,8 @@ def test_priors_travel(sites: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Export at two sites, merge, import: the printed setting makes a model that starts from the merger."""
 
     def call(*words: str) -> int:
-        return main(["models", *(str(sites / w) if "." in w else w for w in words)])
+        named = (word.rpartition("=") for word in words)
+        return main(["models", *(f"{a}{b}{sites / c}" if "." in c else a + b + c for a, b, c in named)])
 
     def export(name: str, *more: str) -> int:
         words = ["export", "--events", f"{name}.csv", "--nodes", "300", "--site", name, "--epsilon", "2"]
@@ -252,8 +254,13 @@ def test_priors_travel(sites: Path, capsys: pytest.CaptureFixture[str]) -> None:
     merge = ["merge", "north.json", "south.json", "--sign-key", "south.key", "--out", "prior.json"]
     assert call(*merge, "--key", "south.pub") == 1
     assert "is not trusted" in capsys.readouterr().err
-    assert call(*merge, "--key", "south.pub", "--key", "north.pub") == 0
+    assert call(*merge, "--key", "north=north.pub", "--key", "=south.pub") == 1
+    assert "expected FILE, or SITE=FILE" in capsys.readouterr().err, "or it would be a key of every site"
+    assert call(*merge, "--key", "south=south.pub", "--key", "elsewhere=north.pub") == 1
+    assert "is trusted for 'elsewhere' alone" in capsys.readouterr().err.replace("\n", " ")
+    assert call(*merge, "--key", "south=south.pub", "--key", "north=north.pub") == 0
     assert call("import", "prior.json", "--key", "north.pub") == 1
+    assert call("import", "prior.json", "--key", "south=south.pub") == 1, "a merger is of no site"
     capsys.readouterr()
     assert call("import", "prior.json", "--key", "south.pub") == 0
     printed = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What a new user meets: filters that are mistyped, requests without effect, files that are not there."""
+"""First use: filters that are mistyped, requests without effect, files that are not there."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_request_that_can_do_nothing_says_so(tmp_path: Path) -> None:
         body = {"control": CAP, "names": ["r1"], "reason": "x", "for_s": 60}
         for bounds in ({"lo": 5000}, {"hi": 10}, {"want": 9000}):
             got, tree = await pod.ask("POST", "/api/v1/requests", "operator", body | bounds)
-            assert (got, "outside what these may be, 200 to 1200 W" in tree["error"]) == (400, True)
+            assert (got, "outside the allowed range, 200 to 1200 W" in tree["error"]) == (400, True)
         got, tree = await pod.ask("POST", "/api/v1/requests", "operator", body | {"hi": 800_000})
         assert (got, len(tree["warnings"])) == (200, 1)
         assert "changes nothing" in tree["warnings"][0]
@@ -74,7 +74,7 @@ def test_the_summary_counts_who_was_heard(tmp_path: Path) -> None:
     ("kind", "body", "said"),
     [
         ("daemon", {"started": "1", "resumed_at": -1, "faults": []}, "started (racktwin 1): a new run"),
-        ("daemon", {"started": "1", "resumed_at": 7, "faults": ["a"]}, "goes on after tick 7; mended: a"),
+        ("daemon", {"started": "1", "resumed_at": 7, "faults": ["a"]}, "continues after tick 7; repaired: a"),
         ("leader", {"epoch": 3, "predecessor": "", "head": "", "adopt": False}, "leads with epoch 3"),
         ("cleared", {"id": "beyond/x/guard", "superseded_by": "beyond/x/limit"}, "by limit"),
         ("event", {"event": {"type": "Approved", "author": "a", "policy": "p", "control": CAP, "names": [],

@@ -10,7 +10,9 @@ import pytest
 from connectors.nats import HallSummary, SummaryDecoder
 from tests.support.builders import START_NS, Twin, site_of, two_racks
 from tests.support.fleets import fleet_tree
-from twin.config import Config, FleetSettings, Loaded
+from tests.support.two_levels import hub_tree
+from twin.config import Config, FleetLink, FleetSettings, Loaded
+from twin.config.fleet import fleet_problems
 from twin.report import sentence
 from twin.wiring import FleetInterface, fleet_faults
 from twin.wiring.fleet import summary_of
@@ -52,6 +54,48 @@ def test_what_does_not_agree_is_refused(tree: dict[str, Any], fleet: dict[str, A
 def test_a_hall_and_a_hub_that_agree_have_no_faults() -> None:
     assert fleet_faults(loaded(hall="a", feeder="main"), site_of(hall_tree())) == []
     assert fleet_faults(loaded(), site_of(fleet_tree())) == []
+
+
+UP = FleetLink(servers=["nats://127.0.0.1:4223"], hall="east", feeder="main")
+
+
+def without_policy() -> dict[str, Any]:
+    return {key: value for key, value in hub_tree("east").items() if key != "policies"}
+
+
+@pytest.mark.parametrize(
+    "tree, fleet, why",
+    [
+        (
+            hub_tree("east"),
+            {"hall": "east", "feeder": "main"},
+            "expected `hall` and `feeder` in $.fleet.above",
+        ),
+        (without_policy(), {"above": UP}, "no policy of the site file shares it out"),
+        (
+            hub_tree("east"),
+            {"above": FleetLink(hall="east", feeder="fa")},
+            "$.fleet.above.feeder: the budget of fa",
+        ),
+        (two_racks(), {"above": UP}, "no rack with guaranteed_w"),
+    ],
+)
+def test_a_hub_that_cannot_be_a_hall_of_another_is_refused(
+    tree: dict[str, Any], fleet: dict[str, Any], why: str
+) -> None:
+    assert why in " ".join(fleet_faults(loaded(**fleet), site_of(tree)))
+
+
+def test_the_section_above_is_of_a_hub_and_names_a_hall() -> None:
+    assert fleet_faults(loaded(above=UP), site_of(hub_tree("east"))) == []
+    assert fleet_problems(FleetSettings(above=UP)) == []
+    assert "expected at a hub" in " ".join(fleet_problems(FleetSettings(hall="a", feeder="b", above=UP)))
+    assert "there this hub is a hall" in " ".join(fleet_problems(FleetSettings(above=FleetLink())))
+    wrong = FleetLink(servers=["http://x"], hall="a", feeder="b", every_s=0.0)
+    assert [p.partition(":")[0] for p in fleet_problems(FleetSettings(above=wrong))] == [
+        "$.fleet.above.servers[0]",
+        "$.fleet.above.every_s",
+    ]
 
 
 def test_a_summary_tells_budget_and_share_and_nothing_that_nobody_heard() -> None:

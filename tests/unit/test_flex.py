@@ -40,7 +40,7 @@ FEEDS = {"main-a": "lab/h/a", "main-b": "lab/h/b", "all": ""}
 
 
 class Broker:
-    """Where it is published, or not while it is `down`."""
+    """A broker that records publications, and refuses them while it is `down`."""
 
     def __init__(self) -> None:
         self.got: list[tuple[str, dict[str, Any], int]] = []
@@ -64,7 +64,7 @@ class Desk:
         )
 
     def look(self, *events: Any, seconds: int = 1) -> list[str]:
-        """What is published after these events and so many seconds."""
+        """Return the topics published after these events and so many seconds."""
         first = len(self.broker.got)
         for _ in range(seconds):
             self.loop.tick(*events)
@@ -245,7 +245,7 @@ def test_keys_are_read_again_when_they_change(tmp_path: Path) -> None:
     decoder.decode(message(envelope(target(300, "main-a"), by=signer("k2"))))
     (tmp_path / "isv.jwks").write_text("{")
     look()
-    assert "is no JSON" in outside.wrong()["outside/key file of DSX Flex"][2]
+    assert "is not JSON" in outside.wrong()["outside/key file of DSX Flex"][2]
     decoder.decode(message(envelope(target(299, "main-a"), by=signer("k2")), 1))  # the old keys hold
     decoder.decode(message(envelope(target(298, "main-a", "main-x"), by=signer("k2")), 2))
     look()

@@ -72,7 +72,7 @@ def test_the_summary_says_what_is_expected_how_sure_and_why(tmp_path: Path) -> N
     assert (hour["mean"], hour["lo"], hour["hi"]) == (91_000, 87_000, 95_000)
     assert hour["why"] == "the last value 62 %, 5 min average 20 %, told_by_nobody 3 %"
     assert said["unheard"] == ["site.requests_per_s"]
-    assert said["notes"] == ["no model forecasts here: the site file names none"]
+    assert said["notes"] == ["the site file names no forecast model"]
     assert said["awaited"] == "", "no model is there"
     assert said["quantities"][:2] == ["site.power_w", "site.grid_price_usd_per_kwh"]
     assert {"rack.power_w", "cdu.heat_w"} < set(said["quantities"])
@@ -264,8 +264,8 @@ def test_a_fit_that_found_nothing_is_none(tmp_path: Path) -> None:
     model.load({"fine/grid": np.array([60.0, 1, 5, 15, 60])})
     pod.tick({"rack.power_w": 50_000.0})
     assert block(pod)["awaited"].endswith(
-        f" Forecasts rest on simple rules until the next fit in {time_left(model.next_fit_s())}, for too "
-        "little was heard for the last one."
+        f" Forecasts rest on simple rules until the next fit in {time_left(model.next_fit_s())}, because too "
+        "few readings arrived for the last one."
     )
 
 
@@ -276,7 +276,7 @@ def test_the_command_shows_the_site(desk: Desk, capsys: pytest.CaptureFixture[st
     said = " ".join(capsys.readouterr().out.split())
     for expected in ("site.power_w lab now 90.0 kW", "in 1 h 91.0 kW 87.0 to 95.0 the last value 62 %, 5 min",
                      "now 73.1 USD/MWh", "80.0 USD/MWh 60.0 to 100.0",
-                     "nothing heard of site.requests_per_s", "feeder lab/h/a: the upper end"):  # fmt: skip
+                     "no readings of site.requests_per_s", "feeder lab/h/a: the upper end"):  # fmt: skip
         assert expected in said
     assert "in 1 d" not in said, "it has no band yet"
     assert "rack.power_w" not in said
@@ -304,7 +304,7 @@ def test_the_command_shows_the_entities_of_a_quantity(desk: Desk, capsys: pytest
     assert desk.run("forecast", "list", "site.power_w", "--json") == 0
     assert json.loads(capsys.readouterr().out)["rows"][0]["now"] == 90_000.0
     assert desk.run("forecast", "list", "site.requests_per_s") == 0
-    assert "nothing heard of site.requests_per_s" in capsys.readouterr().out
+    assert "no readings of site.requests_per_s" in capsys.readouterr().out
 
 
 def test_the_command_says_what_can_be_asked(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
@@ -312,7 +312,7 @@ def test_the_command_says_what_can_be_asked(desk: Desk, capsys: pytest.CaptureFi
     for words, status, expected in (
         (("rack.pover_w",), 1, "expected one of: site.power_w, "),
         (("rack.power_w", "--name", "r9"), 1, "r9"),
-        (("--name", "r1"), 2, "of which quantity?"),
+        (("--name", "r1"), 2, "a quantity is missing"),
     ):
         assert desk.run("forecast", "list", *words) == status
         assert expected in " ".join(capsys.readouterr().err.split())
@@ -372,8 +372,8 @@ def test_the_text_for_operators_names_all_that_is_there() -> None:
     text = (Path(__file__).parents[2] / "docs" / "forecasts.md").read_text(encoding="utf-8")
     named = {n for n in (*FORECASTERS, *FROM_OUTSIDE) if not n.startswith("ewma")}
     assert {n for n in (*named, *SIGNALS) if f"`{n}`" not in text} == set()
-    assert len(DEFAULT_EXPERTS) == 17
-    assert "Seventeen experts" in text
+    assert len(DEFAULT_EXPERTS) == 18
+    assert "Eighteen experts" in text
 
 
 def test_the_command_knows_the_rows_of_the_model() -> None:

@@ -57,3 +57,12 @@ def read(decoder: LineDecoder, lines: str) -> dict[tuple[str, int, str], float]:
     items = decoder.decode(Message(T, "telegraf/leaf1/gnmi", lines.encode()))
     assert isinstance(items, list)
     return {(i.table, i.entity, i.signal): i.value for i in items if isinstance(i, Reading)}
+
+
+def test_telegrafs_ethtool_tells_of_the_physical_layer(site: Site) -> None:
+    decoder = LineDecoder(site, load_map("telegraf")[0], "telegraf")
+    line = f"ethtool,host=lab/h/r1/node1,interface=rail0 rx_symbol_err_phy=4i,rx_bytes=9i {T}\n"
+    first, again = read(decoder, line), read(decoder, line.replace("4i", "11i"))
+    link = site.entity("link", "lab/h/r1/node1/rail0")
+    assert again["link", link, "symbol_error_count"] - first["link", link, "symbol_error_count"] == 7
+    assert len(first) == 1

@@ -193,6 +193,9 @@ def test_the_end_is_by_progress_where_the_job_tells_it_and_else_by_its_limit() -
     pod.run(10, told(pod, 3600.0))
     pod.run(6000)  # it has not spoken for long
     assert end_of(pod) == ExpectedEnd(limit_ns, "time_limit")
+    began_ns = limit_ns - 40_000 * NS
+    pod.run(10, started("again", time_limit_s=36_000.0, started_ns=began_ns))
+    assert end_of(pod) == ExpectedEnd(began_ns + 36_000 * NS, "time_limit"), "as its scheduler counts"
 
 
 def test_a_job_without_limit_and_progress_has_no_end() -> None:
@@ -203,6 +206,17 @@ def test_a_job_without_limit_and_progress_has_no_end() -> None:
     pod.run(100)
     end = end_of(pod)
     assert end == ExpectedEnd(pod.twin.now_ns, "progress"), "it is due now, and not in the past"
+
+
+def test_a_limit_that_has_passed_is_no_end() -> None:
+    """Slurm lets a job run on that was suspended, or under OverTimeLimit."""
+    pod = Pod()
+    pod.run(900, started(time_limit_s=600.0))
+    assert end_of(pod) is None
+    pod.run(10, told(pod, 3600.0))
+    end = end_of(pod)
+    assert end is not None
+    assert end.by == "progress"
 
 
 def test_what_nobody_hears_counts_for_nothing() -> None:

@@ -20,8 +20,8 @@ LEAST_W = np.array(GUARANTEED_W)
 class Campus:
     """The hub's engine with two halls that obey, unless told otherwise."""
 
-    def __init__(self, **settings: Any) -> None:
-        self.twin = Twin(fleet_tree(), [BY_NAME["hall_budgets"](**settings)], act=True)
+    def __init__(self, tree: dict[str, Any] | None = None, **settings: Any) -> None:
+        self.twin = Twin(tree or fleet_tree(), [BY_NAME["hall_budgets"](**settings)], act=True)
         self.budget_w, self.issued_ns, self.until_ns = LEAST_W.copy(), np.zeros(2), np.zeros(2)
         self.demand_w = np.array([900e3, 500e3])
         self.deaf = self.silent = np.zeros(2, bool)
@@ -77,6 +77,14 @@ def test_a_raise_waits_until_the_other_hall_tells_that_it_has_taken_less() -> No
     lent_w = campus.run(9)
     assert lent_w.tolist() == [400e3, 300e3], "hall-a may still draw its 900 kW"
     assert campus.run(45).tolist() == [400e3, 800e3], "its grant has run out, and so have all caps under it"
+
+
+def test_a_hall_that_is_a_hub_is_waited_for_as_long_as_its_own_halls_may_hold_on() -> None:
+    campus = Campus()
+    campus.run(20, rack__hall_lapse_s=[48.0, 35.0])
+    campus.demand_w, campus.deaf = np.array([400e3, 900e3]), np.array([True, False])
+    assert campus.run(58).tolist() == [400e3, 300e3], "10 s of the grant, 3 s of skew, and its 48 s"
+    assert campus.run(8).tolist() == [400e3, 800e3]
 
 
 def test_a_hall_that_acknowledges_is_believed_only_once_it_draws_less() -> None:

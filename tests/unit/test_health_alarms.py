@@ -333,13 +333,14 @@ def test_a_lost_supply_is_told_once(ward: Ward) -> None:
     assert ward.look() == []
 
 
-def test_all_that_is_wrong_with_a_dpu_is_one_finding() -> None:
+def test_all_that_is_wrong_with_a_dpu_is_one_finding_that_names_it() -> None:
     twin = Twin(two_racks())
-    ill = {"node.dpu_temp_c": 108.0, "node.dpu_health_state": 2.0, "node.dpu_offload_state": 1.0}
+    ill = {"node.dpu2_temp_c": 108.0, "node.dpu2_health_state": 2.0, "node.dpu2_offload_state": 1.0}
     well = dict.fromkeys(ill, 0.0)
     for _ in range(60):
         twin.tick({key: np.where(np.arange(36) == 3, ill[key], well[key]) for key in ill})
     engine = twin.engine
     (only,) = findings(engine.health, engine.forecasts, engine.site, engine.windows, [], ())
-    assert (only.id, only.severity) == (f"health/{NODE3}", "critical")
-    assert len([e for e in only.evidence if "DPU" in e]) == 3
+    assert (only.id, only.severity) == (f"health/dpu/{NODE3}#dpu2", "critical")
+    assert only.entities == (NODE3,)
+    assert len([e for e in only.evidence if "offload" in e or "failed" in e or "°C" in e]) == 3

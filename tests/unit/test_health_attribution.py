@@ -1,4 +1,4 @@
-"""Whose doing a lowered clock is, and that no GPU is blamed for what its facility does. May import `twin`."""
+"""Causes of a lowered clock; no GPU is blamed for its facility. May import `twin`."""
 
 from __future__ import annotations
 

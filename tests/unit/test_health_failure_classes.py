@@ -1,4 +1,4 @@
-"""What class a failure is of: by its code, by the evidence, and by how it ends; and what is none."""
+"""Classes of failures: by code, by evidence, and by the end of the failure; and cases that are no failure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.failure_watch import SITE, Watch
 from twin.catalogue import NS
-from twin.contracts import DEGRADED, FAILED, action
-from twin.health import ReportedFault, is_failure
+from twin.contracts import DEGRADED, FAILED, action, is_failure
+from twin.health import ReportedFault
 
 
 @pytest.mark.parametrize(

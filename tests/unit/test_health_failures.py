@@ -10,8 +10,8 @@ from tests.support.builders import START_NS, Twin, eight_nodes, site_of, two_rac
 from tests.support.failure_watch import SITE, SMALL, Watch
 from tests.support.health_contexts import Look
 from twin.catalogue import NS
-from twin.health import failures as bounds, is_failure
-from twin.health.failure_words import CLASSES
+from twin.contracts import FAILURE_CLASSES, is_failure
+from twin.health import failures as bounds
 from twin.health.failures import Failures
 from twin.telemetry import EntityReplaced, FaultReported, JobEnded, JobStarted
 
@@ -247,7 +247,7 @@ def test_in_the_engine_a_gpu_that_falls_off_the_bus_is_a_failure_until_it_is_rep
     name = twin.site.name("gpu", 9)
     twin.tick(values, FaultReported(table="gpu", name=name, code=79), dt_s=10.0)
     log = twin.engine.health.log()
-    assert (log.node.tolist(), [CLASSES[k] for k in log.kind]) == ([2], ["off_bus"])
+    assert (log.node.tolist(), [FAILURE_CLASSES[k] for k in log.kind]) == ([2], ["off_bus"])
     again = twin.restarted(two_racks(), [])
     for one in (twin, again):
         for _ in range(5):

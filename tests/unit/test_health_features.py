@@ -15,7 +15,18 @@ from twin.catalogue import NS
 from twin.contracts import DEGRADED, FailureLog, NodeFeatures
 from twin.health import QUIET, TELEMETRY
 from twin.health.context import HealthContext
-from twin.health.features import DAY_NS, NAMES, _Columns as Columns, _Fold, _past, node_features, unusual
+from twin.health.features import (
+    DAY_NS,
+    NAMES,
+    PLACE_HALF_LIFE_D,
+    PLACE_SHAPE,
+    _Columns as Columns,
+    _Fold,
+    _past,
+    _placed,
+    node_features,
+    unusual,
+)
 from twin.health.rules import DeviceRecords
 from twin.telemetry import Block, Reading
 
@@ -175,3 +186,45 @@ def test_what_is_unusual(name: str, value: float, expected: bool) -> None:
     values = np.zeros((2, len(NAMES)), np.float32)
     values[1, NAMES.index(name)] = value
     assert unusual(NodeFeatures(NAMES, values)).tolist() == [False, expected]
+
+
+def test_thermal_cycles_are_large_swings_of_the_gpu_that_has_most() -> None:
+    n = site().sizes["gpu"]
+    steady = np.full(n, 50.0)
+    blocks = []
+    for swing_k in (0.0, -20.0, 0.0, -10.0, 0.0, np.nan, -20.0, -12.0, -30.0, 0.0):
+        temp_c = steady.copy()
+        temp_c[5] += swing_k
+        blocks.append((("temp_c",), [temp_c]))
+    found, engine = looked(blocks)
+    thermal = engine.health.thermal
+    assert thermal.cycles[5] == pytest.approx(2.0, rel=1e-3), "a fall by 10 K is none, nor a rise by 8"
+    assert found["thermal_cycles"] == pytest.approx([0.0, np.log1p(thermal.cycles[5]), 0.0, 0.0])
+    assert found["temp_day_c"] == pytest.approx([50.0] * 4, abs=0.1)
+    engine.health.forget("gpu", 5)
+    assert thermal.cycles[5] == 0.0
+    assert np.isnan(thermal.mean_c[5])
+    later_ns = int(thermal.since_ns.max()) + DAY_NS
+    assert thermal.age_d(later_ns)[5] == 0.0, "another GPU sits there"
+    assert thermal.age_d(later_ns)[4] == pytest.approx(1.0)
+
+
+def test_a_place_is_told_by_the_failures_of_others() -> None:
+    where = site(4)
+    n = where.sizes["node"]
+    where.upward_of_rack = np.array([1, -1, 0, 0], np.int32)
+    now_ns = START_NS + 100 * DAY_NS
+    node, none = np.array([0, 0, 2], np.int32), np.zeros(3, bool)
+    start_ns, ended_ns = np.full(3, now_ns - DAY_NS), np.full(3, now_ns)
+    log = FailureLog(node, start_ns, ended_ns, np.zeros(3, np.uint8), none, ("other",), START_NS)
+    columns = Columns(NAMES, n)
+    now: Any = SimpleNamespace(now_ns=now_ns, site=where)
+    _placed(columns, now, log)
+    found = dict(zip(NAMES, columns.values, strict=True))
+    faded = 0.5 ** (1 / PLACE_HALF_LIFE_D)
+    assert found["slot"].tolist() == [0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 0.0, 1.0]
+    ratio = (PLACE_SHAPE + np.array([0.0, 2.0, 0.0, 1.0]) * faded) / (PLACE_SHAPE + 3.0 / n * faded)
+    assert found["rack_failed_ratio"][:4] == pytest.approx(ratio)
+    slot = (PLACE_SHAPE + 1.0 * faded) / (PLACE_SHAPE + 3 * 3.0 / n * faded)
+    assert found["slot_failed_ratio"][1] == pytest.approx(slot), "of node 2, which is the upper one, too"
+    assert found["slot_failed_ratio"][3] > found["slot_failed_ratio"][2]

@@ -1,4 +1,4 @@
-"""Which nodes are told to have trouble again and again: their own, and neither by chance nor all together."""
+"""Nodes with recurrent trouble: it must be their own, neither by chance nor of all together."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def troubled(site: Any = None, key: str = ERRORS, device: int = 7, **more: Any) 
 
 
 def weight(watch: Watched, key: str) -> float:
-    """What a nat of a stream counts."""
+    """Return the weight of a nat of a stream."""
     family = next(s.family for s in STREAMS if s.key == key)
     return float(watch.recurring.weights()[FAMILIES.index(family)])
 

@@ -1,4 +1,4 @@
-"""What recurs outlives what it should and nothing else: repairs, reloads, restarts, clocks; its words."""
+"""Recurrences over repairs, reloads, restarts and steps of the clock; and their text."""
 
 from __future__ import annotations
 
@@ -290,7 +290,7 @@ def test_a_node_is_told_to_be_drained_at_once_and_why() -> None:
     assert health.health("node").action[20] == action("drain")
     texts = {e.rule: e.text for e in health.verdicts.evidence("node", 20)}
     assert re.fullmatch(
-        r"trouble comes again and again: gpu0: NVLink errors 5 times in 12 h \(usual: once in \d\d days\)",
+        r"trouble recurs: gpu0: NVLink errors 5 times in 12 h \(usual: once in \d\d days\)",
         texts["recurs"],
     ), texts["recurs"]
     found = [f for f in twin.engine.findings.active if f.startswith("health/")]

@@ -1,4 +1,4 @@
-"""What speaks against a GPU, one case per rule, and what does not. May import `twin`."""
+"""Evidence against a GPU, one case per rule, and cases that are no evidence. May import `twin`."""
 
 from __future__ import annotations
 
@@ -322,7 +322,7 @@ def test_the_past_is_told_for_information() -> None:
     ward.look()
     ward.look(dt_s=3 * 86_400.0)
     [past] = [e for e in ward.verdicts.evidence("gpu", 3) if e.rule == "history"]
-    assert past.text == "heard for 3 days; its age is not known"
+    assert past.text == "reporting for 3 days; its age is not known"
     assert past.since_ns == START_NS + 10 * 10**9
     ward.verdicts.forget("gpu", 3)
     ward.look(dt_s=86_400.0)

@@ -1,4 +1,4 @@
-"""What speaks against a node, by itself and by its GPUs and supplies. May import `twin`."""
+"""Evidence against a node, by itself and by its GPUs and supplies. May import `twin`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ STATES = [
     ("node.power_on_state", 0, 1, "node_off", UNKNOWN, "none"),
     ("node.leak_state", 1, 0, "leak", FAILED, "drain"),
     ("node.agent_state", 1, 0, "agent_offline", WATCH, "watch"),
-    ("node.dpu_health_state", 2, 0, "dpu_failed", FAILED, "contact_support"),
 ]
 
 
@@ -37,63 +36,77 @@ def test_what_a_node_reports(key: str, code: int, rest: int, rule: str, level: i
     assert ward.level("node", 3) == HEALTHY
 
 
-DPU = {"node.dpu_temp_c": 70.0, "node.dpu_health_state": 0, "node.dpu_offload_state": 0}
+BOTH = {"node.dpu{}_temp_c": 70.0, "node.dpu{}_health_state": 0, "node.dpu{}_offload_state": 0}
+DPUS = {key.format(side): value for key, value in BOTH.items() for side in (1, 2)}
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "rule", "level"),
+    ("key", "value", "rule", "level", "act"),
     [
-        ("node.dpu_temp_c", 106.0, "dpu_temp", DEGRADED),
-        ("node.dpu_health_state", 1, "dpu_degraded", WATCH),
-        ("node.dpu_offload_state", 1, "dpu_offload_lost", DEGRADED),
+        ("node.dpu2_temp_c", 106.0, "dpu_temp", DEGRADED, "check_facility"),
+        ("node.dpu1_temp_c", 106.0, "dpu_temp", DEGRADED, "check_facility"),
+        ("node.dpu2_health_state", 1, "dpu_degraded", WATCH, "run_diagnostics"),
+        ("node.dpu2_health_state", 2, "dpu_failed", FAILED, "contact_support"),
+        ("node.dpu2_offload_state", 1, "dpu_offload_lost", DEGRADED, "run_diagnostics"),
     ],
 )
-def test_trouble_of_a_dpu_is_its_nodes_once_it_lasts(key: str, value: float, rule: str, level: int) -> None:
-    ward = Ward(two_racks())
-    ward.look(DPU)
-    ill = DPU | {key: on(NODES, 2, value, DPU[key])}
+def test_trouble_of_a_dpu_is_its_own_and_its_nodes_once_it_lasts(
+    key: str, value: float, rule: str, level: int, act: str
+) -> None:
+    ward, mine = Ward(two_racks()), 4 + ("dpu2" in key)
+    ward.look(DPUS)
+    ill = DPUS | {key: on(NODES, 2, value, DPUS[key])}
     ward.look(ill)
-    assert ward.level("node", 2) == HEALTHY  # once is nothing
+    assert level == FAILED or ward.level("node", 2) == HEALTHY  # once is nothing, but of its own word
     ward.run(7, ill)
-    assert told(ward) == {rule: level}
-    assert (ward.level("node", 2), ward.level("node", 3)) == (level, HEALTHY)
-    ward.run(30, DPU)
+    assert told(ward) == {f"dpu:{rule}": level}
+    assert f"DPU {1 + mine % 2} is" in ward.evidence("node", 2)[f"dpu:{rule}"].text
+    assert (ward.level("node", 2), ward.action("node", 2)) == (level, action(act))
+    assert [ward.level("dpu", i) for i in (mine, 9 - mine, 6)] == [level, HEALTHY, HEALTHY]
+    assert ward.level("node", 3) == HEALTHY
+    # While it is silent its trouble stands, whatever the other one says
+    ward.run(30, DPUS | {key: on(NODES, 2, np.nan, float(DPUS[key]))})
+    assert set(told(ward)) >= {f"dpu:{rule}"}
+    ward.run(30, DPUS)
     assert told(ward) == {}
 
 
 def test_a_dpu_below_its_warning_is_not_hot_and_the_words_say_what_is_left() -> None:
     ward = Ward(two_racks())
-    ward.run(8, DPU | {"node.dpu_temp_c": 104.5})
+    ward.run(8, DPUS | {"node.dpu2_temp_c": 104.5})
     assert told(ward) == {}
-    ward.run(8, DPU | {"node.dpu_temp_c": 111.0})
-    assert "111 °C, 4 K below" in ward.evidence("node", 2)["dpu_temp"].text
+    ward.run(8, DPUS | {"node.dpu2_temp_c": 111.0})
+    assert "111 °C, 4 K below" in ward.evidence("dpu", 5)["dpu_temp"].text
 
 
-def test_errors_on_ports_of_dpus_that_others_do_not_have() -> None:
-    ward = Ward(two_racks())
-    ward.run(2, counts={"node.dpu_port_error_count": 1000})
-    ward.look(counts={"node.dpu_port_error_count": on(NODES, 2, 1050, 1000)})
+def test_errors_on_ports_of_a_dpu_that_others_do_not_have() -> None:
+    ward, keys = Ward(two_racks()), [f"node.dpu{side}_port_error_count" for side in (1, 2)]
+    ward.run(2, DPUS, counts=dict.fromkeys(keys, 1000))
+    ward.look(DPUS, counts=dict.fromkeys(keys, on(NODES, 2, 1050, 1000)))
     assert told(ward) == {}
-    ward.look(counts={"node.dpu_port_error_count": on(NODES, 2, 1300, 1000)})
-    assert told(ward) == {"dpu_port_errors": WATCH}
+    ward.look(DPUS, counts={keys[0]: on(NODES, 2, 1050, 1000), keys[1]: on(NODES, 2, 1300, 1000)})
+    assert told(ward) == {"dpu:dpu_port_errors": WATCH}
+    assert [ward.level("dpu", i) for i in (4, 5)] == [HEALTHY, WATCH]
     assert told(ward, 3) == {}
 
 
-def test_a_node_whose_dpus_fall_silent_is_unknown_and_one_without_is_not() -> None:
+def test_a_node_of_which_a_dpu_falls_silent_is_unknown_and_one_without_is_not() -> None:
     ward = Ward(two_racks())
-    gone = {key: np.full(NODES, np.nan) for key in DPU}
-    for key, value in DPU.items():
-        gone[key][:2] = value
-    some = {key: np.full(NODES, np.nan) for key in DPU}
-    for key, value in DPU.items():
-        some[key][:3] = value  # the nodes from 3 on have none
-    ward.run(8, some)
+
+    def heard(many: dict[str, int]) -> dict[str, np.ndarray]:
+        """DPUs of this side report on the first so many nodes."""
+        at = np.arange(NODES)
+        return {k: np.where(at < many[k[len("node.dpu")]], value, np.nan) for k, value in DPUS.items()}
+
+    ward.run(8, heard({"1": 3, "2": 2}))  # node 2 has one, those from 3 on none
     assert [ward.level("node", i) for i in (1, 2, 3)] == [HEALTHY] * 3
-    ward.run(60, gone)
+    assert [ward.level("dpu", i) for i in (2, 3, 4, 5)] == [HEALTHY, HEALTHY, HEALTHY, UNKNOWN]
+    ward.run(60, heard({"1": 2, "2": 1}))
     assert told(ward) == {"dpu_silent": UNKNOWN}
-    assert [ward.level("node", i) for i in (1, 2, 3)] == [HEALTHY, UNKNOWN, HEALTHY]
-    part = gone | {"node.dpu_temp_c": some["node.dpu_temp_c"]}
-    ward.run(30, part)
+    assert ward.evidence("node", 2)["dpu_silent"].text.endswith("no longer reports: DPU 1")
+    assert ward.evidence("node", 1)["dpu_silent"].text.endswith("no longer reports: DPU 2")
+    assert [ward.level("node", i) for i in (0, 1, 2, 3)] == [HEALTHY, UNKNOWN, UNKNOWN, HEALTHY]
+    ward.run(30, heard({"1": 2, "2": 1}) | {"node.dpu1_temp_c": np.where(np.arange(NODES) < 3, 70.0, np.nan)})
     assert told(ward) == {}  # one of its signals is enough
 
 
@@ -148,7 +161,7 @@ def test_a_lemon_is_watched() -> None:
     )
     ward.look()
     assert told(ward) == {"lemon": WATCH}
-    assert ward.evidence("node", 2)["lemon"].text == "it fails more than others: 5 tickets"
+    assert ward.evidence("node", 2)["lemon"].text == "it fails more often than others: 5 tickets"
 
 
 def test_a_node_is_no_better_than_its_gpus_and_says_which() -> None:
@@ -190,7 +203,7 @@ def test_a_node_of_which_its_gpus_alone_are_heard_is_unknown_and_says_what_is_no
     assert (ward.level("gpu", 9), ward.level("node", 2)) == (HEALTHY, UNKNOWN)
     assert np.isnan(ward.verdicts.health("node").sure_pu[2])
     (missing,) = (e.text for e in ward.verdicts.evidence("node", 2) if e.rule.startswith("missing:"))
-    assert missing.endswith("not heard: power, state of its supply, air or water, heat of its CPUs")
+    assert missing.endswith("not heard: power, state of its supply, air or water, temperature of its CPUs")
     ward.look({"gpu.row_remap_failed_state": on(GPUS, 9, 1)})
     assert ward.level("node", 2) == FAILED, "what speaks against it counts all the same"
 

@@ -9,9 +9,8 @@ from hypothesis import given, strategies as st
 
 from twin.api.health import kinds_of
 from twin.catalogue import find_signal
-from twin.contracts import ACTIONS, ATTRIBUTIONS, LEVELS, PARTS
+from twin.contracts import ACTIONS, ATTRIBUTIONS, FAILURE_CLASSES, LEVELS, PARTS
 from twin.health import SIGNALS
-from twin.health.failure_words import CLASSES
 from twin.report import health_texts as words
 
 
@@ -49,7 +48,7 @@ def test_numbers_of_failures(value: float | None, said: str) -> None:
 @pytest.mark.parametrize(
     ("value", "said"),
     [(None, ""), (math.nan, ""), (1.0, "sure (99 %)"), (0.9, "sure (90 %)"), (0.7, "fairly sure (70 %)"),
-     (0.5, "more likely than not (50 %)"), (0.49, "no more than a suspicion (49 %)")],
+     (0.5, "more likely than not (50 %)"), (0.49, "only a suspicion (49 %)")],
 )  # fmt: skip
 def test_how_sure(value: float | None, said: str) -> None:
     assert words.sure(value) == said
@@ -65,7 +64,7 @@ def test_every_word_of_the_core_has_words_here() -> None:
     assert set(words.LOWERED_WORDS) == set(ATTRIBUTIONS)
     assert set(words.HELD_DOWN) == set(ATTRIBUTIONS[1:])
     assert set(words.SIGNAL_WORDS) == set(SIGNALS)
-    assert set(words.CLASS_WORDS) == set(CLASSES)
+    assert set(words.CLASS_WORDS) == set(FAILURE_CLASSES)
     for part in PARTS:
         kinds = kinds_of(part)
         assert kinds
@@ -80,11 +79,11 @@ def test_every_word_of_the_core_has_words_here() -> None:
 @pytest.mark.parametrize(
     ("level", "action", "missing", "part"),
     [
-        ("unknown", "none", True, "once what is missing is heard"),
+        ("unknown", "none", True, "once the missing signals report"),
         ("healthy", "none", False, "An error that it reports"),
-        ("healthy", "none", True, "could hide something"),
-        ("failed", "replace", False, "another serial number"),
-        ("degraded", "check_facility", False, "no reset will do it"),
+        ("healthy", "none", True, "could hide a fault"),
+        ("failed", "replace", False, "new serial number"),
+        ("degraded", "check_facility", False, "a reset does not help"),
     ],
 )
 def test_what_would_change_a_verdict(level: str, action: str, missing: bool, part: str) -> None:
@@ -97,9 +96,9 @@ def test_what_would_change_a_verdict(level: str, action: str, missing: bool, par
         ("psu", "failed", "replace", "gives its share of the power again"),  # nobody tells its serial number
         ("pump", "failed", "check_facility", "when the pump runs"),
         ("link", "failed", "run_diagnostics", "when the link is up"),
-        ("psu", "watch", "watch", "goes by itself"),  # its meter
-        ("psu", "unknown", "none", "once what is missing is heard"),
-        ("gpu", "failed", "replace", "another serial number"),
+        ("psu", "watch", "watch", "clears by itself"),  # its meter
+        ("psu", "unknown", "none", "once the missing signals report"),
+        ("gpu", "failed", "replace", "new serial number"),
     ],
 )
 def test_what_would_change_the_verdict_on_a_part(part: str, level: str, action: str, told: str) -> None:

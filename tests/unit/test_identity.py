@@ -1,4 +1,4 @@
-"""Which device sits where: serials that are told, swaps, moves between nodes, and who is not believed."""
+"""Serials and slots: swaps, moves between nodes, and reports that are not believed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes sleep and which are woken, on a small site. May import `twin`."""
+"""Choice of the nodes that sleep and of those that wake, on a small site. May import `twin`."""
 
 from __future__ import annotations
 

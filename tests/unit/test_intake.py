@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -35,7 +36,7 @@ def acked(**more: Any) -> ev.CommandAcked:
 
 
 def refusal(*events: ev.Event, tree: dict[str, Any] | None = None) -> str | None:
-    """Why the last of these was refused, by a fresh engine; the engine must live on and be storable."""
+    """Return why a fresh engine refused the last of these; the engine must live on and be storable."""
     pod = Twin(tree or eight_nodes(), [Wish()])
     pod.tick(None, *events)
     body = [r for r in bodies_of(pod.decision) if r["kind"] == "event"]
@@ -181,6 +182,23 @@ def test_an_event_counts_once() -> None:
         pod.tick(None, ev.JobStarted(id="e1", job="a", nodes=("r1/node0",)))
     assert pod.engine.jobs.counts["restarted"] == 0
     assert pod.engine.intake.counts == {"duplicate_events": 2}
+
+
+def test_a_start_that_an_earlier_version_remembered_without_its_time_is_the_same_one() -> None:
+    pod = Twin(eight_nodes(), [Wish()])
+    job = ev.JobStarted(id="x", job="j", nodes=("r1/node0",), priority=3, time_limit_s=60.0)
+    pod.tick(None, job)
+    assert pod.engine.intake.seen == {"JobStarted:x": "e416e79d0fcfbfeb"}  # by a version without the field
+    assert b"started_ns" not in msgspec.msgpack.encode(job)
+    pod.tick(None, msgspec.structs.replace(job, started_ns=START_NS))
+    assert pod.engine.intake.counts == {"duplicate_events": 1}
+
+
+def test_a_start_time_that_cannot_be_is_counted_and_the_job_runs() -> None:
+    pod = Twin(eight_nodes(), [Wish()])
+    pod.tick(None, ev.JobStarted(id="x", job="j", nodes=("r1/node0",), started_ns=START_NS + HUGE))
+    assert pod.engine.jobs.job_of_node[0] == 0
+    assert pod.engine.intake.counts == {"implausible_starts": 1}
 
 
 def test_what_is_remembered_is_bounded() -> None:
@@ -357,3 +375,23 @@ def test_a_job_on_unknown_nodes_runs_and_they_are_counted() -> None:
     assert "refused" not in pod.records("event")[0]
     assert "j" in pod.engine.jobs.slot_of
     assert pod.engine.intake.counts == {"unknown_nodes": 1}
+
+
+STRANGE = ("", "1", "1-", "-1", "1-1\n1-2", "1-1\n7", "1-\n", "\n1-5", "1-²", "1-" + "9" * 18,
+           "1-" + "9" * 19, "2-5", "1- 5", "1-5 ", "1--5", "1-+5", "11-5", "1-5\r", "1-0", "1-1-1", "\n",
+           "1-\x005")  # fmt: skip
+
+
+@pytest.mark.parametrize("strange", STRANGE)
+def test_a_strange_answer_changes_no_other(strange: str) -> None:
+    wish = Wish()
+    pod = Twin(eight_nodes(), [wish], act=True)
+    wish.ask(CAP, [0, 1, 2, 3], 200, 300, 250)
+    pod.tick({"gpu.power_limit_w": 350.0})
+    (batch,) = pod.commands()
+    commands = [f"1-{number}" for number in batch.command.tolist()]
+    commands[1] = strange
+    answers = [acked(name=pod.site.name("gpu", i), command=text) for i, text in enumerate(commands)]
+    pod.tick(None, *answers)
+    assert pod.engine.arbiter.leases[CAP].state[:4].tolist() == [4, 1, 4, 4]
+    assert sum(pod.engine.intake.counts.values()) == 1

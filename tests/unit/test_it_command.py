@@ -103,7 +103,7 @@ def test_lapses_follow_the_control() -> None:
 
 def test_what_no_agent_carries_out_or_could_not_lapse_is_refused() -> None:
     for control in ("cdu.supply_temp_target_c", "job.power_cap_w", "nonsense"):
-        with pytest.raises(ActuationError, match="no agent carries it out"):
+        with pytest.raises(ActuationError, match="no agent can carry it out"):
             requests_of(batch([0], control), SITE, "ours")
     lapse = np.full(10, 250.0)
     lapse[3] = np.nan
@@ -174,13 +174,13 @@ def test_answers_become_events_with_full_names() -> None:
     "change,why",
     [
         ({"v": 2}, "not a result"),
-        ({"epoch": 4}, "of epoch 4; expected 3"),
-        ({"epoch": 2}, "of epoch 2; expected 3"),
+        ({"epoch": 4}, "to epoch 4; expected 3"),
+        ({"epoch": 2}, "to epoch 2; expected 3"),
         ({"epoch": -1}, "not a result"),
         ({"epoch": 2**60}, "not a result"),
         ({"names": ["gpu0"]}, "unequal length"),
         ({"details": []}, "unequal length"),
-        ({"names": ["gpu0", "gpu0"]}, "comes twice"),
+        ({"names": ["gpu0", "gpu0"]}, "occurs twice"),
         ({"names": ["gpu0", "gpu2"]}, "is no gpu of lab/h/r1/node1"),
         ({"names": ["gpu0", "../node0/gpu0"]}, "is no gpu of"),
         ({"names": ["gpu0", ""]}, "is no gpu of"),
@@ -190,7 +190,7 @@ def test_answers_become_events_with_full_names() -> None:
         ({"commands": [1, 2**62]}, "not a result"),
         ({"generations": [0, 2**31]}, "not a result"),
         ({"details": ["", "x" * 501]}, "detail of 501"),
-        ({"from": "lab/h/r1/node0"}, "says it is 'lab/h/r1/node0'"),
+        ({"from": "lab/h/r1/node0"}, "claims to be 'lab/h/r1/node0'"),
         ({"names": [f"gpu{i}" for i in range(5000)]}, "not a result"),
     ],
 )
@@ -202,10 +202,10 @@ def test_answers_that_are_refused(change: dict[str, Any], why: str) -> None:
 
 def test_answers_from_places_and_for_controls_that_are_none() -> None:
     for path in ("lab/h/r9/node0", "lab/h", "", "x" * 9999, "lab/h/r1/node1/gpu0"):
-        with pytest.raises(BadMessage, match=r"no rack or node of this site|no control|unequal"):
+        with pytest.raises(BadMessage, match=r"not a rack or node of this site|not a control|unequal"):
             answer(RESULT, path)
     for control in ("nonsense", "job.power_cap_w", "cdu.supply_temp_target_c"):
-        with pytest.raises(BadMessage, match="no control of a rack, node or GPU"):
+        with pytest.raises(BadMessage, match="not a control of a rack, node or GPU"):
             answer(RESULT, control=control)
     with pytest.raises(BadMessage, match="bytes of result"):
         answer(b" " * 3 * 2**20)
@@ -238,7 +238,7 @@ def test_the_state_of_an_agent_is_a_reading() -> None:
     ):
         with pytest.raises(BadMessage):
             decoder.decode(Message(T, out.topic, bad))
-    with pytest.raises(BadMessage, match="says it is"):
+    with pytest.raises(BadMessage, match="claims to be"):
         decoder.decode(Message(T, AGENT + "lab/h/r1/node0", out.payload))
 
 

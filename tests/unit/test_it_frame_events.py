@@ -9,7 +9,7 @@ import pytest
 
 from connectors.agents import EVENT, ItDecoder
 from tests.support.it_frames import T, blocks, decoder, refused
-from twin.catalogue import BadMessage
+from twin.catalogue import NS, BadMessage
 from twin.telemetry import FaultReported, JobEnded, JobStarted, Message
 
 __all__ = ["decoder"]
@@ -19,7 +19,15 @@ __all__ = ["decoder"]
     "event",
     [
         FaultReported(id="1", table="gpu", name="lab/h/r1/node0/gpu0", code=79, detail="fell off the bus"),
-        JobStarted(id="2", job="j", nodes=("lab/h/r1/node0",), kind="training", priority=-5, floor_w=1e5),
+        JobStarted(
+            id="2",
+            job="j",
+            nodes=("lab/h/r1/node0",),
+            kind="training",
+            priority=-5,
+            floor_w=1e5,
+            started_ns=T - 3600 * NS,
+        ),
         JobEnded(id="3", job="j"),
     ],
 )
@@ -48,10 +56,11 @@ def test_events_that_are_refused(decoder: ItDecoder, change: dict[str, Any], rea
     body = {"type": "FaultReported", "id": "1", "table": "gpu", "name": "g", "code": 1} | change
     with pytest.raises(BadMessage, match=reason):
         decoder.decode(Message(T, EVENT + "lab", msgspec.json.encode(body)))
-    body = {"type": "JobStarted", "id": "1", "job": "j", "nodes": [], "priority": 2**31}
-    message = Message(T, EVENT + "lab", msgspec.json.encode(body))
-    with pytest.raises(BadMessage, match="priority"):
-        decoder.decode(message)
+    for name, value in (("priority", 2**31), ("started_ns", -1), ("started_ns", 2**62)):
+        body = {"type": "JobStarted", "id": "1", "job": "j", "nodes": [], name: value}
+        message = Message(T, EVENT + "lab", msgspec.json.encode(body))
+        with pytest.raises(BadMessage, match=name):
+            decoder.decode(message)
 
 
 def event_on(decoder: ItDecoder, path: str, body: dict[str, Any]) -> Any:
@@ -122,7 +131,7 @@ def test_job_events_come_from_sources_of_jobs_only(decoder: ItDecoder) -> None:
 def test_a_payload_from_somebody_else_is_refused(decoder: ItDecoder) -> None:
     body = {"t_ns": T, "gpu": {"temp_c": [1, 2]}}
     for packed in (False, True):
-        assert "says it is 'lab/h/r1/node1' on the topic of 'lab/h/r1/node0'" in refused(
+        assert "claims to be 'lab/h/r1/node1' on the topic of 'lab/h/r1/node0'" in refused(
             decoder, body | {"from": "lab/h/r1/node1"}, packed=packed
         )
     assert len(refused(decoder, body | {"from": "x" * 10**6})) < 600
@@ -130,7 +139,7 @@ def test_a_payload_from_somebody_else_is_refused(decoder: ItDecoder) -> None:
     own = msgspec.json.encode(body | {"from": "lab/h/r1/node0"})
     assert len(blocks(decoder, "lab/h/r1/node0", own)) == 1
     assert event_on(decoder, "lab/h/r1/node0", FAULT | {"from": "lab/h/r1/node0"})
-    with pytest.raises(BadMessage, match="says it is"):
+    with pytest.raises(BadMessage, match="claims to be"):
         event_on(decoder, "lab/h/r1/node0", FAULT | {"from": "lab/h/r1"})
-    with pytest.raises(BadMessage, match="says it is"):
+    with pytest.raises(BadMessage, match="claims to be"):
         event_on(decoder, "jobs/slurm", JOB | {"from": "jobs/other"})

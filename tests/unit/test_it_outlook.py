@@ -67,7 +67,7 @@ def test_the_other_events_come_in_both_encodings(decoder: ItDecoder, packed: boo
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"id": ""}, "needs an id"),
     ({"id": "x" * 201}, "id of 201"),
-    ({"from": "outlooks/other"}, "says it is"),
+    ({"from": "outlooks/other"}, "claims to be"),
     ({"values": []}, "0 values; expected 1 to 2000"),
     ({"values": [1.0] * 2001}, "2001 values"),
     ({"values": ["1"]}, "not an IT event"),

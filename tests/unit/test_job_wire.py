@@ -1,4 +1,4 @@
-"""What jobs report and are advised, as bytes: as a client must write them, and what is refused."""
+"""Reports of jobs and advice to them, as bytes: as a client must write them, and refusals."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"t_ns": 0}, "not a report"),
     ({"t_ns": 1.5}, "not a report"),
     ({"t_ns": 2**62}, "not a report"),
-    ({"t_ns": T - 8 * 86_400 * NS, "began_ns": 0}, "look at the clock"),
-    ({"t_ns": T + 8 * 86_400 * NS}, "look at the clock"),
+    ({"t_ns": T - 8 * 86_400 * NS, "began_ns": 0}, "check the clock"),
+    ({"t_ns": T + 8 * 86_400 * NS}, "check the clock"),
     ({"began_ns": T + 1}, "later than t_ns"),
     ({"began_ns": -1}, "not a report"),
     ({"tier": "tape"}, "not a report"),
@@ -83,9 +83,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"progress_per_s": 1.1e6}, "not a report"),
     ({"remaining_s": -1}, "not a report"),
     ({"remaining_s": 1.1e7}, "not a report"),
-    ({"job": "other"}, "says it is job 'other'"),
+    ({"job": "other"}, "claims to be job 'other'"),
     ({"reason": "x" * MAX_REPORT}, "bytes of report"),
-    ({"began_ns": 0, "save_s": 0, "block_s": 0, "flush_s": 0, "interval_s": 0}, "says nothing"),
+    ({"began_ns": 0, "save_s": 0, "block_s": 0, "flush_s": 0, "interval_s": 0}, "an empty report"),
 ]  # fmt: skip
 
 
@@ -129,7 +129,7 @@ def test_a_name_that_can_be_none(job: str) -> None:
 )
 def test_a_level_that_is_not_how_a_name_is_written(level: str) -> None:
     """Else two topics, or two files, would be the same job's."""
-    with pytest.raises(BadMessage, match="no job's name"):
+    with pytest.raises(BadMessage, match="a job's name"):
         job_of(level)
 
 
@@ -138,14 +138,14 @@ def test_a_router_knows_the_topics() -> None:
     (event,) = router.decode(Message(T, REPORT + "a%2Fb", raw()))
     assert isinstance(event, CheckpointTold)
     assert event.job == "a/b"
-    with pytest.raises(BadMessage, match="no job's name"):
+    with pytest.raises(BadMessage, match="a job's name"):
         router.decode(Message(T, REPORT + "a/b", raw()))
     assert isinstance(router.decode(Message(T, advice_topic("racktwin", "a/b"), b"{}")), Ignored)
     assert router.reports.counts == {"reports": 1, "refused": 1, "early": 0}
 
 
 def pay(decoder: JobDecoder, job: str, t_ns: int = T) -> int:
-    """How many reports of a job are taken at once."""
+    """Count the reports of a job that are taken at once."""
     for n in range(10**6):
         try:
             decoder.spend(job, 300, t_ns)

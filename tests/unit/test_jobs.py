@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from connectors.jobs import skip_start_times
+from tests.support.inlets import RecordingInlet
 from twin.catalogue import NS, TABLES
-from twin.telemetry import JobEnded, JobSlots, JobStarted
+from twin.telemetry import JobEnded, JobSlots, JobStarted, start_fault
 from twin.telemetry.jobs import REST_S
 
 T0 = 1_700_000_000 * NS
@@ -54,6 +56,15 @@ def test_more_jobs_than_slots_are_refused_and_counted() -> None:
     assert jobs.counts["refused_full"] == 2
     assert set(jobs.slot_of) == {"j0", "j1"}
     assert jobs.job_of_node.tolist() == [0, 1, -1, -1]
+
+
+def test_the_number_of_a_scheduler_names_a_job_where_one_alone_has_it() -> None:
+    jobs = JobSlots(4, 4)
+    start(jobs, "slurm:a:101", [0])
+    start(jobs, "slurm:a:102", [1])
+    start(jobs, "slurm:b:102", [2])
+    assert [jobs.slot_named(n) for n in ("101", "job:101", "slurm:b:102")] == [0, 0, 2]
+    assert [jobs.slot_named(n) for n in ("102", "1", "", "job:")] == [None] * 4
 
 
 def test_an_end_before_its_start_is_counted_and_harmless() -> None:
@@ -125,6 +136,48 @@ def test_what_a_job_says_of_itself_is_kept_moved_and_stored() -> None:
     assert jobs.time_limit_s[0] == 0.0, "a second start says all of it anew"
     end(jobs, "a")
     assert jobs.accounts[0] == ""
+
+
+def test_a_job_runs_since_its_scheduler_started_it_and_else_since_it_was_heard_of() -> None:
+    jobs = JobSlots(3, 4)
+    start(jobs, "old", [0], started_ns=T0 - 3600 * NS)
+    start(jobs, "silent", [1])
+    start(jobs, "ahead", [2], started_ns=T0 + 5 * NS)
+    slots = slice(None)
+    assert ((T0 - jobs.running_since_ns(slots)) / NS).tolist() == [3600.0, 0.0, 0.0]
+    assert jobs.started_ns.tolist() == [T0] * 3, "a restart is known by when it was heard of"
+    back = JobSlots(3, 4)
+    back.restore(jobs.dump())
+    assert back.running_since_ns(slots).tolist() == jobs.running_since_ns(slots).tolist()
+    start(jobs, "old", [0, 3], 60.0, started_ns=T0 - 3600 * NS)
+    assert jobs.running_since_ns(0) == T0 - 3600 * NS, "a resized job keeps its start"
+    start(jobs, "old", [0], 120.0)
+    assert jobs.running_since_ns(0) == T0 + 120 * NS
+
+
+def test_the_start_of_a_run_that_is_reported_again_is_no_restart() -> None:
+    jobs = JobSlots(4, 4)
+    start(jobs, "a", [0, 1])
+    start(jobs, "a", [0, 1], 60.0, started_ns=T0 - 5 * NS)
+    assert (jobs.started_ns[0], jobs.counts["restarted"]) == (T0, 0)
+    assert jobs.running_since_ns(0) == T0 - 5 * NS
+    start(jobs, "a", [0, 2], 90.0, started_ns=T0 - 5 * NS)
+    assert (jobs.started_ns[0], jobs.counts["restarted"]) == (T0 + 90 * NS, 1), "on other nodes it restarted"
+    start(jobs, "a", [0, 2], 200.0, started_ns=T0 + 150 * NS)
+    assert (jobs.started_ns[0], jobs.counts["restarted"]) == (T0 + 200 * NS, 2), "so it did after a requeue"
+
+
+@pytest.mark.parametrize("started_ns", [-1, 1, T0 + 61 * NS, 2**63, -(2**70), 10**30])
+def test_a_start_time_that_cannot_be_is_ignored_with_a_reason(started_ns: int) -> None:
+    jobs, event = JobSlots(1, 1), JobStarted(job="a\n", nodes=(), started_ns=started_ns)
+    assert jobs.start(event, [0], 0, T0) == 0
+    assert jobs.running_since_ns(0) == T0
+    reason = start_fault(event, T0)
+    assert reason is not None
+    assert "job a\ufffd: its start is" in reason
+    inlet = RecordingInlet()
+    skip_start_times([event, JobStarted(job="b", nodes=(), started_ns=T0), JobEnded(job="a")], inlet, T0)
+    assert inlet.skipped == [reason]
 
 
 def test_unknown_work_is_protected() -> None:

@@ -57,3 +57,7 @@ def test_what_does_not_fit_is_refused() -> None:
         NATIVE.count_up(counts, counts.copy(), rows, 0, np.zeros((1, 3), np.int64), limits[:, :0])
     with pytest.raises(ValueError, match="expected 0 values, got 3"):
         NATIVE.far_off(np.zeros((0, 3)), three, three, 2.0, np.zeros(3, np.int64))
+    with pytest.raises(ValueError, match="do not fit"):
+        NATIVE.find_places(["a", "b"], {}, [], np.zeros(3, np.int32))
+    with pytest.raises(TypeError, match="expected a list, a dict"):
+        NATIVE.find_places(("a",), {}, [], np.zeros(1, np.int32))

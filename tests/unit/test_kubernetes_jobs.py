@@ -19,7 +19,7 @@ from connectors.kubernetes.objects import (
     version_of,
 )
 from tests.support.builders import site_of, two_racks
-from twin.catalogue import BadMessage
+from twin.catalogue import NS, BadMessage
 from twin.site import Site
 from twin.telemetry import JobEnded, JobStarted
 
@@ -34,7 +34,7 @@ def site() -> Site:
 def pod(
     name: str = "p", node: str | None = "n0", gpus: Any = "1", owner: str = "Job/j", phase: str = "Running",
     labels: dict[str, str] | None = None, namespace: str = "ml", resource: str = "nvidia.com/gpu",
-    meta: dict[str, Any] | None = None, **spec: Any,
+    meta: dict[str, Any] | None = None, began: str | None = None, **spec: Any,
 ) -> KubernetesPod:  # fmt: skip
     kind, _, maker = owner.partition("/")
     refs = [{"kind": kind, "name": maker, "uid": f"u-{maker}", "controller": True}] if owner else None
@@ -42,7 +42,7 @@ def pod(
         "metadata": {"name": name, "namespace": namespace, "uid": f"uid-{name}", "labels": labels,
                      "ownerReferences": refs, **(meta or {})},
         "spec": {"nodeName": node, "containers": [{}, {"resources": {"limits": {resource: gpus}}}], **spec},
-        "status": {"phase": phase},
+        "status": {"phase": phase, "startTime": began},
     }, KubernetesPod)  # fmt: skip
 
 
@@ -118,6 +118,17 @@ def test_what_a_job_says_of_itself(site: Site) -> None:
     assert only(book(site, kinds=kinds), pod(labels={"racktwin.io/kind": "odd"})).kind == "training"
     mixed = pod("a", labels={**A, "racktwin.io/kind": "batch"}), pod("b", labels=A)
     assert only(book(site, kinds=kinds), *mixed).kind == "unknown"  # in doubt, protected
+
+
+def test_a_job_began_with_its_first_pod(site: Site) -> None:
+    pods = [
+        pod("a", labels=A, began="2026-01-01T00:01:00Z"),
+        pod("b", "n1", labels=A, began="2026-01-01T00:00:30Z"),
+        pod("c", "n2", labels=A, began="soon"),
+        pod("d", "n3", labels=A, began="2025-01-01T00:00:00Z", phase="Succeeded"),
+    ]
+    assert only(book(site), *pods).started_ns == (1_767_225_600 + 30) * NS
+    assert only(book(site), pod(labels=A), pod("c", "n2", labels=A, began="soon")).started_ns == 0
 
 
 def test_a_job_that_is_run_again_is_another_run(site: Site) -> None:

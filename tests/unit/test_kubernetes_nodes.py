@@ -118,15 +118,19 @@ def test_who_took_a_node_out(found: dict[str, Any], owner: int | None) -> None:
 @pytest.mark.parametrize(
     "found, order, refusal",
     [
-        (tree(epoch="9"), NodeCommand(3, 8, 1, ""), "a daemon of epoch 9 has spoken; this one has epoch 8"),
+        (
+            tree(epoch="9"),
+            NodeCommand(3, 8, 1, ""),
+            "a daemon of the newer epoch 9 commands it; this daemon has epoch 8",
+        ),
         (tree(closed=True, epoch="9", level="drained"), NodeCommand(0, 8, 1, ""), "epoch 9"),
         (tree(epoch="-1"), NodeCommand(3, 8, 1, ""), "expected a number"),
         (tree(epoch="9" * 40), NodeCommand(3, 8, 1, ""), "expected a number"),
-        (tree(closed=True), NodeCommand(0, 8, 1, ""), "was cordoned by others"),
+        (tree(closed=True), NodeCommand(0, 8, 1, ""), "cordoned by somebody else"),
         (
             tree(level="drained", epoch="8", command="8-1"),
             NodeCommand(3, 8, 1, ""),
-            "made it schedulable again",
+            "made it schedulable after",
         ),
     ],
 )

@@ -375,6 +375,12 @@ def test_wet_trays_and_those_below_go_off_and_the_others_stop() -> None:
     assert (power[:6] == 2.0).all(), "wet, or below"
     assert (power[6:18] == 1.0).all(), "without coolant"
     assert np.isnan(power[18:]).all(), "the other rack"
+    said = {p.reason for p in twin.engine.in_force["leak_guard"] if p.control == POWER}
+    why = "two or more detectors or signs show that lab/h/r1 leaks"
+    assert said == {
+        f"switch off wet equipment and everything below it: {why}",
+        f"stop equipment that loses its coolant: {why}",
+    }
 
 
 def test_where_nobody_says_which_way_water_runs_every_tray_of_the_rack_goes_off() -> None:

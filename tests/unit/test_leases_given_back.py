@@ -1,4 +1,4 @@
-"""What was found is given back once, whole, and not twice: read-backs that lag, commands that are lost."""
+"""A found setting is given back once, whole, and not twice: read-backs that lag, commands that are lost."""
 
 from __future__ import annotations
 

@@ -13,9 +13,8 @@ from scipy.stats import nbinom, poisson
 from tests.support.builders import START_NS, eight_nodes, site_of
 from tests.support.health_contexts import Look
 from twin.catalogue import NS
-from twin.contracts import FailureLog
+from twin.contracts import FAILURE_CLASSES, FailureLog
 from twin.health import SIGNALS, LemonCounts, score
-from twin.health.failure_words import CLASSES
 from twin.health.lemons import AGAINS, DAY_NS, DAYS, Lemons, log_clustered
 from twin.telemetry import JobEnded, JobStarted, MaintenanceBegun, OperatorRequest
 
@@ -30,8 +29,8 @@ def log_of(rows, begin_ns=1) -> FailureLog:
     rows = sorted(rows, key=lambda r: r[1])
     node, start, end, kind, shared = zip(*rows, strict=True) if rows else ((),) * 5
     return FailureLog(np.array(node, np.int32), np.array(start, np.int64), np.array(end, np.int64),
-                      np.array([CLASSES.index(k) for k in kind], np.uint8), np.array(shared, np.bool_),
-                      CLASSES, begin_ns)  # fmt: skip
+                      np.array([FAILURE_CLASSES.index(k) for k in kind], np.uint8),
+                      np.array(shared, np.bool_), FAILURE_CLASSES, begin_ns)  # fmt: skip
 
 
 NOTHING = log_of([])

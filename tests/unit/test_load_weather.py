@@ -68,3 +68,27 @@ def test_a_fit_with_weather_is_used_and_survives_a_restart() -> None:
     other.restore(model.memory())
     assert digest(other.memory()) == digest(model.memory())
     np.testing.assert_array_equal(weather(other)[0], weather(model)[0])
+
+
+def test_one_expert_more_costs_neither_rows_nor_weights() -> None:
+    _, model = driven(40)
+    more = Load(("rack.power_w",), (MIN, 5 * MIN), experts="last,ewma5,linear")
+    more.load(model.parameters())
+    more.restore(model.memory())
+    blend, was = more._blends["fine"], model._blends["fine"]
+    np.testing.assert_array_equal(blend.panel().values, was.panel().values)
+    for online, before in zip(blend.online, was.online, strict=True):
+        np.testing.assert_array_equal(np.delete(online.weights(), 1, axis=1), before.weights())
+        np.testing.assert_array_equal(online.weights()[:, 1], 0.0)
+        np.testing.assert_array_equal(online.spans, before.spans)
+    for one in (blend, was):
+        one.append(one.row + 1, np.array([6e4, 5e4]), np.full(len(KNOWN), np.nan))
+        assert np.isfinite(one.say({name: np.full((2, 2), np.nan) for name in one.more})[:, :, 1]).all()
+    assert (blend.online[0]._heard == was.online[0]._heard).all()
+
+
+def test_memory_of_two_experts_more_begins_afresh() -> None:
+    _, model = driven(12)
+    other = Load(("rack.power_w",), (MIN, 5 * MIN), experts="last,ewma5,ewma15,linear")
+    other.restore(model.memory())
+    assert other.memory() == {}

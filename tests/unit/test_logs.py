@@ -31,7 +31,7 @@ def nothing_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def out() -> Iterator[io.StringIO]:
-    """What `set_up` writes; the state of the root logger is put back."""
+    """Yield the stream that `set_up` writes to; the state of the root logger is put back."""
     root = logging.getLogger()
     level, raises = root.level, logging.raiseExceptions
     stream = io.StringIO()

@@ -1,4 +1,4 @@
-"""Where people work: no alarms, no commands, no learning, and what comes after. May import `twin`."""
+"""Maintenance windows: no alarms, no commands, no learning, and their end. May import `twin`."""
 
 from __future__ import annotations
 

@@ -47,6 +47,9 @@ CONFIGURATION = {
     "a password stands in the file": Mistake(
         ("$.broker.password: unknown key", "did you mean password_file?"), OURS % "password: x"
     ),
+    "no site, a wrong broker and an unknown key": Mistake(
+        ("$.broker: expected a mapping", "$.site: missing", "$.tick: unknown key"), "broker: b\ntick: 1\n"
+    ),
     "no broker": Mistake(("$.broker: missing", "`broker: embedded`"), "site: site.yaml\n"),
     "the broker is a name": Mistake(
         ("$.broker: expected a mapping with `host`",), "site: site.yaml\nbroker: b\n"
@@ -62,9 +65,7 @@ CONFIGURATION = {
     "a negative number": Mistake(
         ("$.tick_s: expected a number from 0.1 to 300, got -1",), CONFIG + "tick_s: -1\n"
     ),
-    "a key twice": Mistake(
-        ("line 4", "'tick_s' stands in line 3 already"), CONFIG + "tick_s: 1\ntick_s: 2\n"
-    ),
+    "a key twice": Mistake(("line 4", "'tick_s' is already in line 3"), CONFIG + "tick_s: 1\ntick_s: 2\n"),
     "tabs": Mistake(("line 3", "a tab; expected spaces"), "site: site.yaml\nbroker:\n\thost: b\n"),
     "an empty file": Mistake(("racktwin.yaml: is empty; expected the daemon's configuration",), ""),
     "no file": Mistake(("racktwin.yaml: cannot be read: No such file",), None),
@@ -157,11 +158,11 @@ CONFIGURATION = {
         files=(("m.yaml", RULE % "{signal: power_w, unit: C}"),),
     ),
     "a section that is not indented": Mistake(
-        ("$.broker: expected a mapping with `host`", "look at the indentation below it"),
+        ("$.broker: expected a mapping with `host`", "check the indentation below it"),
         "site: site.yaml\nbroker:\nhost: b\n",
     ),
     "an indentation too much": Mistake(
-        ("line 4, column 8", "look at the indentation"),
+        ("line 4, column 8", "check the indentation"),
         "site: site.yaml\nbroker:\n  host: b\n   port: 1\n",
     ),
     "no space behind a colon": Mistake(
@@ -175,7 +176,7 @@ CONFIGURATION = {
         ("a template that was not filled in",), OURS.replace("b,", "{{ broker }},") % "port: 1"
     ),
     "a Windows path": Mistake(
-        ("a path with \\ stands in single quotes",), 'site: "C:\\sites\\site.yaml"\nbroker: embedded\n'
+        ("put a path with \\ in single quotes",), 'site: "C:\\sites\\site.yaml"\nbroker: embedded\n'
     ),
     "saved by Windows as UTF-16": Mistake(
         ("is UTF-16", "a YAML text file in UTF-8"), CONFIG.encode("utf-16")

@@ -1,4 +1,4 @@
-"""What a job's caps teach of it: simulated jobs of known truth under an engine with the model.
+"""Power curves that caps reveal: simulated jobs of known truth under an engine with the model.
 
 The plant of these tests slows a job by what `twin.physics.gpu_power` says; all figures are simulated.
 """

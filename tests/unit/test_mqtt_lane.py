@@ -55,7 +55,7 @@ def test_who_floods_is_named_once_a_look() -> None:
     assert (refused.number, refused.topic, refused.of_topic) == (1000 - 228, REPORT + "4711", 900 - 128)
     assert refused.within_s == 2.0
     assert flood_of(refused) == (
-        "386/s over the limit, 772 dropped, 772 of them from job 4711; look at its client"
+        "386/s over the limit, 772 dropped, 772 of them from job 4711; check its client"
     )
     assert lane.take_refusals(T + 3 * NS) is None
     assert "\x1b" not in flood_of(refused._replace(topic=REPORT + "\x1b[31m"))

@@ -105,7 +105,7 @@ def test_a_topic_that_is_no_text_is_lost_and_said_so() -> None:
         (packet(0x30, b"\0\x09abc"), "shorter than its own topic"),
         (packet(0x30, b"\0"), "shorter than its own topic"),
         (packet(0x32, b"\0\1a"), "shorter than its own topic"),
-        (packet(0x32, b"\0\1a\0\0"), "no number"),
+        (packet(0x32, b"\0\1a\0\0"), "without a packet id"),
         (packet(0x34, b"\0\1a\0\1"), "QoS 2"),
         (packet(0x90, bytes(70_000)), "control packet"),
     ],

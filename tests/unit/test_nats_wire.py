@@ -59,7 +59,7 @@ def test_a_summary_becomes_readings_of_its_hall() -> None:
     "message, why",
     [
         (summary(told("hall-x"), "hall-x"), "no hall 'hall-x'"),
-        (summary(told("hall-b")), "says it is hall 'hall-b'"),
+        (summary(told("hall-b")), "claims to be hall 'hall-b'"),
         (summary(told(power_w=2.1e6)), "at most twice that"),
         (summary(told(power_w=-1.0)), "power_w: expected 0 to"),
         (summary(told(gpus=1, gpus_out=2)), "at most the 1 of gpus"),
@@ -89,6 +89,14 @@ def test_an_older_epoch_is_refused_and_what_was_heard_is_passed_over() -> None:
         decoder.decode(summary(told(epoch=2, sequence=10)))
     assert isinstance(decoder.decode(summary(told())), Ignored)
     assert not isinstance(decoder.decode(summary(told(epoch=4, sequence=1))), Ignored)
+
+
+@pytest.mark.parametrize("ahead", [{"epoch": 2**62}, {"sequence": 2**62}])
+def test_one_number_from_a_clock_ahead_does_not_shut_out_its_hall(ahead: dict[str, Any]) -> None:
+    decoder = SummaryDecoder(SITE)
+    with pytest.raises(BadMessage, match="more than a day ahead"):
+        decoder.decode(summary(told(**ahead)))
+    assert not isinstance(decoder.decode(summary(told(sequence=10))), Ignored)
 
 
 def test_a_grant_is_refused_from_a_clock_ahead_and_passed_over_when_it_is_over() -> None:

@@ -83,11 +83,11 @@ class World:
         return Notify(kind=kind, url=f"{scheme}://127.0.0.1:{self.port}{path}", **more)
 
     def heard(self) -> int:
-        """How many changes came; one that is sent again, as its answer was late, is the same."""
+        """Count the changes that came; one that is sent again, as its answer was late, is the same."""
         return len({event["id"] for body in self.got for event in body["events"]})
 
     def changes(self, *findings: Finding) -> list[AlarmChange]:
-        """What is new a second later, with these findings."""
+        """Return the changes of alarms a second later, with these findings."""
         self.now += NS
         return self.book.update(findings, self.now)
 
@@ -191,7 +191,7 @@ def test_what_is_refused_for_good_is_counted(tmp_path: Path, mode: int) -> None:
 
 
 def waits() -> int:
-    """How often this thread gave its processor back to wait for something; being pushed aside is no wait."""
+    """Count the voluntary context switches of this thread: waits, but no preemptions."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 

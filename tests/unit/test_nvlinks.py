@@ -38,7 +38,7 @@ from twin.health.recurring import RECOVERIES, lifetime_nats
 from twin.telemetry import FaultReported, NvlinksCounted
 
 ALARM = "health/lab/h/r4/node2"
-ENDS = f"lab/h/r4/node2/gpu0/nvlink{LINK} to switch chip {LINK} of lab/h/r4 (by its profile, not told)"
+ENDS = f"lab/h/r4/node2/gpu0/nvlink{LINK} to switch chip {LINK} of lab/h/r4 (by its profile, not reported)"
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_the_first_sweep_that_shows_growth_names_the_link(case: LinkCase, more: 
     assert levels(case) == {GPU: DEGRADED}
     (finding,) = (f for f in case.decision.findings if f.id == ALARM)
     assert finding.severity == "warning"
-    assert finding.title == "lab/h/r4/node2: gpu0: an NVLink recovers again and again"
+    assert finding.title == "lab/h/r4/node2: gpu0: an NVLink keeps recovering"
     assert finding.action == "Drain the node and ask the vendor's support."
     times = "once" if more == 1 else f"{more} times"
     assert (
@@ -109,7 +109,7 @@ def test_nodes_that_a_known_link_takes_down_are_of_its_alarm(case: LinkCase) -> 
     assert case.alarms() == [ALARM]
     (finding,) = (f for f in case.decision.findings if f.id == ALARM)
     assert finding.severity == "critical"
-    assert finding.evidence[1].startswith("15 more nodes of its scale-up domain went down with it")
+    assert finding.evidence[1].startswith("15 more nodes of its scale-up domain failed with it")
     strangers = LinkCase()  # the same XIDs, of which no link was known before
     strangers.dies([g for g in range(first, first + NODES * GPUS) if g != GPU], "Fatal")
     assert strangers.alarms() == ["health/shared"]
@@ -279,6 +279,30 @@ def test_only_links_that_counted_anything_take_a_row() -> None:
     assert "gpu2/nvlink17 to switch chip 17 of lab/h/r1" in links.text(6)
 
 
+def test_recoveries_are_kept_by_day_for_four_weeks() -> None:
+    nvlinks = book()
+    days = [0, 1, 1, 20, 28]
+    for k, day in enumerate(days):
+        told = counted(gpu=(0,), link=(3,), recoveries=(10 + k,))
+        nvlinks.take([told], START_NS + round(day * DAY_S) * NS)
+    gpu = int(nvlinks.index[0]) // PORTS
+    assert [count for _, count in nvlinks.recovered(gpu, 3)] == [2, 1, 1], "ten were before"
+    again = book()
+    again.restore(nvlinks.dump())
+    assert again.recovered(gpu, 3) == nvlinks.recovered(gpu, 3)
+    nvlinks.fade(START_NS + round(49 * DAY_S) * NS)
+    assert [count for _, count in nvlinks.recovered(gpu, 3)] == [1]
+    assert nvlinks.recovered(gpu, 4) == []
+
+
+def test_a_count_of_a_day_ends_at_its_largest_number() -> None:
+    nvlinks = book()
+    for k, recoveries in enumerate((1, 5, 2**62)):
+        nvlinks.take([counted(gpu=(0,), link=(3,), recoveries=(recoveries,))], START_NS + k * NS)
+    ((_, count),) = nvlinks.recovered(int(nvlinks.index[0]) // PORTS, 3)
+    assert count == 2**31 - 1
+
+
 def test_counts_from_before_the_first_reading_are_told_apart() -> None:
     links = book()
     links.take([counted(gpu=(0,), link=(5,), recoveries=(7,))], START_NS)
@@ -354,7 +378,7 @@ def test_what_the_device_tells_of_the_other_end_goes_before_the_profile() -> Non
     name = wired.name(PORTS * 9 + 5)
     assert name == (
         "lab/h/r1/node1/gpu1/nvlink5 to one of the 4 switch chips of lab/h/r1/node1 "
-        "(by its profile, not told)"
+        "(by its profile, not reported)"
     )
     bare = Nvlinks(site_of({"site": "s", "halls": [{"name": "h", "racks": [
         {"name": "r", "nodes": 1, "gpus_per_node": 1}]}]}))  # fmt: skip
@@ -430,16 +454,35 @@ def test_a_link_is_asked_for_by_name(case: LinkCase) -> None:
     case.sweeps(LIFETIME + MORE, SWEEP_S)
     tree, page = shown(case, name)
     assert (tree["level"], tree["action"], tree["ends"]) == ("degraded", "contact_support", ENDS)
-    for text in (ENDS, "recoveries 508", "drain the node and ask the vendor's support", "1 of its 18 links"):
+    assert sum(told["count"] for told in tree["recovered"]) == MORE, "those before it was watched have no day"
+    for text in (
+        ENDS,
+        f"{MORE} on 20",
+        "recoveries 508",
+        "drain the node and ask the vendor's support",
+        "1 of its 18 links",
+    ):
         assert text in page
     other, page = shown(case, "lab/h/r4/node2/gpu0/nvlink13")
     assert (other["level"], other["why"], other["do"]) == ("healthy", "", "nothing to do")
     unread, page = shown(case, "lab/h/r4/node2/gpu0/nvlink40")
     assert (unread["level"], unread["counts"]) == ("unknown", {})
-    assert "not read" in page
+    assert "recovered not known: the link is not read" in " ".join(page.split())
     for stranger in ("lab/h/r4/node2/gpu0/nvlink64", "lab/h/r4/node2/gpu9/nvlink1", "gpu0/nvlinkx"):
         with pytest.raises(Refused):
             shown(case, stranger)
+
+
+def test_a_gpu_lists_those_of_its_links_that_counted(case: LinkCase) -> None:
+    case.sweeps(LIFETIME + MORE, SWEEP_S)
+    tree, page = shown(case, "lab/h/r4/node2/gpu0")
+    assert tree["nvlinks"]["read"] == 18
+    assert "18 read, 1 of them with counts or an XID" in page
+    assert f"degraded  {ENDS}: recoveries 508" in page
+    (row,) = tree["nvlinks"]["counted"]
+    assert (row["link"], row["name"], row["level"]) == (LINK, ENDS, "degraded")
+    assert (row["counts"]["recoveries"], row["recovered"]) == (LIFETIME + MORE, MORE)
+    assert shown(case, "lab/h/r4/node2/gpu1")[0]["nvlinks"] == {"read": 18, "counted": []}
 
 
 def test_a_link_that_an_xid_names_is_degraded() -> None:

@@ -13,7 +13,7 @@ EXPERTS = ("last", "mean", "wild")
 
 
 def issue_of(values: np.ndarray, row: int, horizon: int, quantum: float = 0.0) -> Issue:
-    """What simple experts and measures say at `row` of `values` [n_time, n]."""
+    """Return the forecasts of simple experts, and their measures, at `row` of `values` [n_time, n]."""
     past = values[max(0, row - 400) : row + 1]
     last = past[-1]
     change = np.abs(past[horizon:] - past[:-horizon]) if len(past) > horizon else np.full_like(past[:1], NAN)

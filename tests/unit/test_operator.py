@@ -38,7 +38,7 @@ def test_a_request_is_carried_out_and_says_who_asked() -> None:
     (batch,) = twin.commands()
     assert batch.index.tolist() == [2, 5]
     assert batch.value.tolist() == [250.0, 250.0]
-    assert batch.reason == "asked by ann: noise test"
+    assert batch.reason == "requested by ann: noise test"
     assert batch.policy == "operator"
 
 
@@ -144,7 +144,7 @@ def test_states_are_named_in_an_explanation_of_requests_and_proposals() -> None:
     twin.tick(None, request("r1/node0", control=level.key, lo=4.0, hi=4.0))
     (row,) = explained(twin, "operator").table("requests")
     assert (row["lo"], row["hi"]) == (level.states[4], level.states[4])
-    (p,) = proposals_table(twin.site, twin.engine.in_force["operator"], None).rows
+    (p,) = proposals_table(twin.engine.view(), twin.engine.in_force["operator"], None).rows
     assert p[3] == p[4] == level.states[4]
 
 

@@ -91,7 +91,7 @@ def test_it_asks_no_sooner_than_the_service_wants(error: ServiceError) -> None:
 
 
 def test_failures_change_nothing_and_alarm_when_they_last_or_all_values_are_over() -> None:
-    clocked = Clocked(answer(0.1, 0.2, 0.3), ServiceError("x: no whole answer within 5 s"))
+    clocked = Clocked(answer(0.1, 0.2, 0.3), ServiceError("x: no complete answer within 5 s"))
     clocked.step()
     clocked.run(1501.0)
     assert clocked.provider.asked == 2
@@ -116,7 +116,7 @@ def test_values_that_are_over_alarm_though_the_service_answers() -> None:
     """It gives the same old day again and again."""
     clocked = Clocked(answer(0.1, 0.2))
     clocked.run(3 * 3600.0)
-    assert "no value to come" in clocked.source.fault
+    assert "no future values" in clocked.source.fault
     assert "all values are over" in clocked.source.fault
     assert len([i for i in clocked.inlet.items if isinstance(i, OutlookTold)]) == 4
 
@@ -126,7 +126,7 @@ def test_values_that_are_over_alarm_though_the_service_answers() -> None:
     [
         (answer(1e6, 0.1), "expected -5 to 20"),
         (answer(0.1, 0.2, start_h=9000.0), "clock of this host"),
-        (answer(None, None), "no value to come"),
+        (answer(None, None), "no future values"),
         (BadMessage("x: an answer that is no JSON"), "no JSON"),
     ],
 )

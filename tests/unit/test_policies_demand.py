@@ -53,7 +53,9 @@ def test_no_more_spares_than_needed_where_jobs_will_wait(spared: Twin) -> None:
     assert (found.gpus, found.horizon_s, found.there, found.short) == (130.0, 21_600.0, 112, True)
     pool = spare_pool_of(view_of(spared))
     assert pool is not None
-    assert "130 GPUs are expected to be wanted within 6 h, 112 are there beside the spares" in pool.sentence
+    assert (
+        "130 GPUs are expected to be in demand within 6 h, 112 are there beside the spares" in pool.sentence
+    )
 
 
 def test_an_unknown_demand_changes_nothing(spared: Twin) -> None:

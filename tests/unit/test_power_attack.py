@@ -104,10 +104,10 @@ def test_removals_that_multiply_are_refused_and_lift_nothing() -> None:
     assert len(desk.held) == 900
     holes = [target(None, "main-a", start_s=100 + 20 * n, end_s=110 + 20 * n) for n in range(1000)]
     other = str(uuid.uuid4())
-    with pytest.raises(BadMessage, match="changes of what is held"):
+    with pytest.raises(BadMessage, match="changes of targets"):
         desk.say(envelope(data={"targets": holes}, at_s=2, correlationid=other), 2)
     desk.restart()  # a new allowance
-    with pytest.raises(BadMessage, match="comes to 1800 targets that are held"):
+    with pytest.raises(BadMessage, match="comes to 1800 targets in force"):
         desk.say(envelope(data={"targets": holes[:1]}, at_s=3, correlationid=other), 3)
     assert (len(desk.held), desk.limit_kw(105)) == (900, 200)
     # what was refused is not remembered as told either
@@ -139,7 +139,7 @@ def test_an_old_signing_in_a_new_envelope_does_not_count_after_a_restart_either(
     assert desk.limit_kw(3) == float("inf")
     desk.restart()
     again = old | {"id": str(uuid.uuid4()), "time": envelope(at_s=3)["time"]}
-    with pytest.raises(BadMessage, match="the same signing came before"):
+    with pytest.raises(BadMessage, match="the same signature came before"):
         desk.say(again, 3)
 
 
@@ -270,7 +270,7 @@ def test_a_bmc_that_answers_slowly_gives_its_place_back(monkeypatch: pytest.Monk
 
 def test_a_bmc_cannot_say_that_its_node_draws_what_no_node_draws() -> None:
     text = "    Instantaneous power reading:  999999 Watts\n    Power reading state is: activated"
-    with pytest.raises(ConnectorError, match="no node draws"):
+    with pytest.raises(ConnectorError, match="no node can draw"):
         parse_power(text)
 
 

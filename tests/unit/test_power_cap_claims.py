@@ -1,4 +1,4 @@
-"""What jobs and tenants may claim of a budget: floors, guaranteed shares, priorities, and learned curves."""
+"""Claims of jobs and tenants on a budget: floors, guaranteed shares, priorities, and learned curves."""
 
 from __future__ import annotations
 

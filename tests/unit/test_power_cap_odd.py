@@ -157,7 +157,7 @@ def test_caps_that_only_could_bind_say_so() -> None:
     loop = loop_of(site(150_000, 150_000))
     loop.run(10)
     reasons = {p.reason for p in loop.twin.engine.in_force["power_cap"]}
-    assert reasons == {"all that GPUs may draw below lab/h/b is more than its budget"}
+    assert reasons == {"the maximum power of GPUs below lab/h/b is more than its budget"}
 
 
 @pytest.mark.parametrize("feeders", [[], [{"name": "u", "serves": ["r1"]}]])

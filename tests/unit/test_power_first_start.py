@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from policies.power_capping import PowerCap, PowerGuard
-from policies.power_capping.unheard import LEARNING_S
-from tests.support.builders import Twin, explained, two_racks
+from policies.power_capping.unheard import LEARNING_S, _depth
+from tests.support.builders import Twin, explained, site_of, two_racks
 from tests.support.powered_plant import CAP
 from twin.catalogue import NS
 from twin.telemetry import Block
@@ -94,7 +94,7 @@ def test_a_demand_that_no_longer_fits_is_cut_while_gpus_are_waited_for() -> None
     pod = Pod(100_000.0, (97_000.0 - BESIDE_W) / (1.0 + LOSS_PU) / GPUS)
     pod.rack_s = 0
     pod.run(12)
-    why = " GPUs were never heard and count with what the meters above them leave"
+    why = " GPUs have never reported and count with the power that the meters above them leave"
     assert any(reason.endswith(why) for _, _, reason in pod.advised)
     assert min(cap_w for _, cap_w, _ in pod.advised) > 0.9 * pod.draws_w[0]
 
@@ -117,7 +117,7 @@ def test_without_a_meter_all_are_waited_for_and_then_count_with_their_most(heard
     assert pod.advised == []
     pod.run(20)
     never = GPUS - PER_NODE * heard
-    why = "were never heard and count with their most, as no meter above them was read"
+    why = "have never reported and count with their maximum, as no meter above them reports"
     assert all(reason.endswith(f"; {never} of its 72 GPUs {why}") for _, _, reason in pod.advised)
     assert len(np.flatnonzero(np.isfinite(pod.twin.lease(CAP)))) == GPUS
 
@@ -157,4 +157,19 @@ def test_who_speaks_first_brings_no_peak_along() -> None:
 def test_people_are_told_how_unheard_gpus_count() -> None:
     pod = Pod(120_000.0, 670.0).run(12)
     text = " ".join(s.text for s in explained(pod.twin, "power_cap").sentences)
-    assert f"{(pod.first_s > 12).sum() * PER_NODE} of 72 GPUs were never heard" in text
+    assert f"{(pod.first_s > 12).sum() * PER_NODE} of 72 GPUs have never reported" in text
+
+
+def test_meters_are_asked_from_the_lowest_feeder_up() -> None:
+    tree = two_racks()
+    tree["halls"][0]["feeders"] = [
+        {"name": "ups", "side": "A", "serves": ["panel"]},
+        {"name": "panel", "side": "A", "serves": ["a[1-2]"]},
+        {"name": "a[1-2]", "side": "A", "serves": ["r[1-2]"]},
+        {"name": "b", "side": "B", "serves": ["r[1-2]"]},
+    ]
+    site = site_of(tree)
+    names = [site.name("feeder", i).rpartition("/")[2] for i in range(site.sizes["feeder"])]
+    assert dict(zip(names, _depth(site).tolist(), strict=True)) == {
+        "ups": 0, "panel": 1, "a1": 2, "a2": 2, "b": 0
+    }  # fmt: skip

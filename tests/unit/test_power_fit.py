@@ -1,4 +1,4 @@
-"""How many more racks fit: closed forms, a rival that knows the truth, and what is not promised."""
+"""The number of further racks that fit: closed forms, a rival that knows the truth, and refusals."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_the_interval_is_wide_where_days_differ() -> None:
     ("days", "risk_pu", "why"),
     [
         (MIN_DAYS - 1, 0.1, "days in the history: 13; expected 14"),
-        (MIN_DAYS, 0.001, "a risk of 0.001 takes 3000"),
+        (MIN_DAYS, 0.001, "a risk of 0.001 needs 3000"),
     ],
 )
 def test_no_promise_where_the_past_is_too_short(days: int, risk_pu: float, why: str) -> None:

@@ -402,3 +402,21 @@ def test_an_explanation_has_the_numbers_of_the_proposals() -> None:
     silent = loop.twin.engine.in_force["power_guard"][-1]
     assert (bounds[-1]["reason"], bounds[-1]["gpus"]) == (silent.reason, len(silent.index))
     assert bounds[-1]["cap_high_w"] == silent.hi.max()
+
+
+def test_bounds_that_no_binary_number_meets_do_not_stop_a_cut() -> None:
+    """200.3 + (713.4 - 200.3) is less than 713.4, which is no cap for a rack without a cut feeder."""
+    low_w, high_w = 200.3, 713.4
+    assert low_w + (high_w - low_w) < high_w
+    tree = site(100_000, 100_000) | {"controls": {CAP: {"min": low_w, "max": high_w, "safe": 500.0}}}
+    feeders = tree["halls"][0]["feeders"]
+    feeders[0]["serves"], feeders[1]["serves"] = ["r1"], ["r2"]
+    twin = Twin(tree, [PowerGuard()], act=True)
+    told = {"gpu.power_w": 700.0, "gpu.power_limit_w": high_w, "rack.power_w": 75_000.0}
+    twin.run(3, told | {"feeder.power_w": 75_000.0})
+    assert np.isnan(twin.lease(CAP)).all()
+    twin.run(2, told | {"feeder.power_w": np.array([105_000.0, 75_000.0])})
+    assert not twin.engine.suspended
+    cut = np.isfinite(twin.lease(CAP))
+    assert cut[:72].any()
+    assert not cut[72:].any()

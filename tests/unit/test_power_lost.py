@@ -1,7 +1,8 @@
-"""What the guard does when something is lost: a feed by the word of supplies, flow, sight."""
+"""The power guard after a loss: of a feed as supplies report it, of flow, of sight."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,10 @@ def test_all_racks_of_a_feeder_have_to_say_that_it_feeds_them_no_more(
         (0.0, 2000.0, [True, False]),  # the meter shows the loss first
         (5e4, 0.0, [True, False]),  # the supplies do
         (5e4, np.nan, [True, False]),  # nobody else speaks
+        (100.0, 2000.0, [False, False]),  # as little as a meter reads of a load
+        (99.0, 2000.0, [True, False]),
+        (5e4, 801.0, [False, False]),  # a fifth of what nodes draw comes from a side that feeds them
+        (5e4, 799.0, [True, False]),
     ],
 )  # fmt: skip
 def test_a_feed_is_dead_by_its_word_unless_its_meter_and_supplies_draw_on(
@@ -57,6 +62,35 @@ def test_a_feed_is_dead_by_its_word_unless_its_meter_and_supplies_draw_on(
     feeders = {"feeder.energised_state": np.array([1.0, 0.0]), "feeder.power_w": np.array([meter_w, 5e4])}
     twin.tick({"node.power_w": 4000.0} | supplies | feeders)
     assert dead_feeders(twin.engine.view(1.0)).tolist() == dead
+
+
+@pytest.mark.parametrize(("later_s", "dead"), [(4.0, False), (5.0, True)])
+@pytest.mark.parametrize("old", ["feeder", "supplies"])
+def test_only_what_was_just_read_tells_of_a_contact_that_sticks(old: str, later_s: float, dead: bool) -> None:
+    twin = Twin(site())
+    feeders = {"feeder.energised_state": np.array([1.0, 0.0]), "feeder.power_w": 5e4}
+    supplies = {"node.power_w": 4000.0, "node.psu1_power_w": 2000.0, "node.psu2_power_w": 2000.0}
+    twin.tick(feeders | supplies)
+    twin.tick(supplies if old == "feeder" else feeders, dt_s=later_s)
+    assert dead_feeders(twin.engine.view(1.0)).tolist() == [dead, False]
+
+
+@pytest.mark.parametrize("kind", ["feed_lost", "breaker_tripped", "meter_stuck"])
+def test_a_diagnosed_feeder_and_all_below_it_are_dead_unless_its_meter_tells_of_a_load(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = site()
+    tree["halls"][0]["feeders"].append({"name": "u", "serves": ["a"]})
+    twin = Twin(tree)
+    names = [name.rpartition("/")[2] for name in twin.site.names["feeder"]]
+    for reads_w, expected in ((np.nan, {"a", "u"}), (99.0, {"a", "u"}), (100.0, set())):
+        twin.tick({"feeder.power_w": np.where(np.array(names) == "u", reads_w, np.nan)})
+        view = twin.engine.view(1.0)
+        faults = [SimpleNamespace(kind=kind, table="feeder", entity=names.index("u")),
+                  SimpleNamespace(kind=kind, table="rack", entity=names.index("b"))]  # fmt: skip
+        monkeypatch.setattr(type(view), "faults", lambda self, faults=faults: faults)
+        dead = {name for name, one in zip(names, dead_feeders(view), strict=True) if one}
+        assert dead == (expected if kind != "meter_stuck" else set())
 
 
 def test_supplies_that_contradict_the_feeds_are_not_believed() -> None:

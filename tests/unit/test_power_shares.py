@@ -103,7 +103,7 @@ def test_no_budget_is_exceeded_and_a_job_has_one_share(seed: int, failover: bool
 
 @seeds()
 def test_either_side_carries_all_alone(seed: int, failover: bool) -> None:
-    """What feeders would carry with the other side lost, told by themselves and not by the shares in use."""
+    """Loads of feeders with the other side lost, computed without the shares in use."""
     x = case(seed, True)
     cap_w = x.cap_w()
     for side in (1, 2):

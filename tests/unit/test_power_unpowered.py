@@ -66,8 +66,8 @@ def test_gpus_that_are_there_and_silent_may_draw_their_most_and_the_reason_says_
     twin = looked(rack(), heard() | UNMETERED)
     assert len(capped(twin)) == NODES * GPUS_OF_NODE
     (reason,) = {p.reason for p in twin.engine.in_force["power_cap"]}
-    why = "count with their most, as no meter above them was read"
-    assert f"; 36 of its 72 GPUs were never heard and {why}" in reason
+    why = "count with their maximum, as no meter above them reports"
+    assert f"; 36 of its 72 GPUs have never reported and {why}" in reason
 
 
 def test_what_a_meter_leaves_for_silent_gpus_is_all_that_they_draw() -> None:
@@ -75,9 +75,9 @@ def test_what_a_meter_leaves_for_silent_gpus_is_all_that_they_draw() -> None:
     twin = looked(rack(), heard())
     assert not (capped(twin) < FILLED * GPUS_OF_NODE).any()
     (reason,) = {p.reason for p in twin.engine.in_force["power_cap"]}
-    assert reason.startswith("all that GPUs may draw below lab/h/b is more than its budget")
+    assert reason.startswith("the maximum power of GPUs below lab/h/b is more than its budget")
     assert reason.endswith(
-        "; 36 of its 72 GPUs were never heard and count with what the meters above them leave"
+        "; 36 of its 72 GPUs have never reported and count with the power that the meters above them leave"
     )
 
 

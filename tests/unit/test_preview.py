@@ -1,4 +1,4 @@
-"""What policies that advise read of a site, and what everybody else reads."""
+"""The shadow that advising policies read, beside the site that everybody else reads."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from connectors import prometheus
 from connectors.prometheus import PageDecoder, PrometheusSource, ScrapeSettings
 from connectors.series import Sums
-from connectors.series_map import load_map
+from connectors.series_map import SeriesMap, load_map
 from tests.support.builders import site_of, two_racks
 from twin.catalogue import BadMessage, ConfigError
 from twin.site import Site
@@ -278,49 +278,55 @@ node_network_receive_errs_total{device="pf0hpf"} 999
 """
 
 
-def test_of_two_dpus_of_a_node_the_worse_counts_and_errors_add_up(site: Site) -> None:
+def test_each_dpu_of_a_node_tells_of_itself(site: Site) -> None:
     sums = Sums()
-    one, other = (PageDecoder(site, *load_map("dpu"), "lab/h/r1/node0", sums) for _ in range(2))
+    one, other, its_bmc = (
+        PageDecoder(site, *load_map("dpu"), f"lab/h/r1/node0#dpu{side}", sums) for side in (1, 2, 2)
+    )
 
     def read(d: PageDecoder, at_s: float, *values: float) -> dict[str, Any]:
         found = cells(d.decode((DPU % values).encode(), T + round(at_s * 10**9)))
         assert {(table, entity) for table, entity, _ in found} == {("node", 0)}
+        assert not d.strangers.take()  # interfaces and services that are nobody's are routine
         return {signal: value for (_, _, signal), value in found.items()}
 
     well, ill = (70, 1, 1, 0), (99, 0, 0, 1)
     assert read(one, 0, *well, 1000) == {
-        "dpu_temp_c": 70,
-        "dpu_health_state": 0,
-        "dpu_offload_state": 0,
-        "dpu_port_error_count": 0,
+        "dpu1_temp_c": 70,
+        "dpu1_health_state": 0,
+        "dpu1_offload_state": 0,
+        "dpu1_port_error_count": 0,
     }
-    assert read(other, 1, *ill, 5)["dpu_temp_c"] == 99
-    found = read(one, 30, *well, 1007)
-    assert found == {
-        "dpu_temp_c": 99,
-        "dpu_health_state": 1,
-        "dpu_offload_state": 1,
-        "dpu_port_error_count": 7,
+    read(other, 1, *ill, 5)
+    assert read(other, 31, *ill, 12) == {
+        "dpu2_temp_c": 99,
+        "dpu2_health_state": 1,
+        "dpu2_offload_state": 1,
+        "dpu2_port_error_count": 7,
     }
-    assert read(other, 31, *ill, 7)["dpu_port_error_count"] == 9  # both have a port p0
-    found = read(one, 100, *well, 1007)  # the other is silent and no longer counts
-    assert (found["dpu_temp_c"], found["dpu_offload_state"]) == (70, 0)
-    unused = read(one, 130, 70, 1, 0, 0, 1007)
-    assert unused["dpu_offload_state"] is None  # a virtual switch that nobody started says nothing
-
-
-def test_the_bmc_of_a_dpu_and_a_sites_own_script_tell_of_it(site: Site) -> None:
+    assert read(one, 32, *well, 1007)["dpu1_port_error_count"] == 7
+    # Of what a DPU and its BMC both tell, the worse counts
     page = """\
-ipmi_temperature_celsius{id="0",name="bluefield_temp",type="Temperature"} 61
+ipmi_temperature_celsius{id="0",name="bluefield_temp",type="Temperature"} 101
 ipmi_temperature_celsius{id="5",name="p0_temp",type="Temperature"} 44
 dpu_health_state 2
-dpu_offload_state 1
+dpu_offload_state 0
 """
-    assert cells(decoder(site, "dpu").decode(page.encode(), T)) == {
-        ("node", 0, "dpu_temp_c"): 61,
-        ("node", 0, "dpu_health_state"): 2,
-        ("node", 0, "dpu_offload_state"): 1,
+    assert cells(its_bmc.decode(page.encode(), T + 40 * 10**9)) == {
+        ("node", 0, "dpu2_temp_c"): 101,
+        ("node", 0, "dpu2_health_state"): 2,
+        ("node", 0, "dpu2_offload_state"): 1,
     }
+    unused = read(one, 130, 70, 1, 0, 0, 1007)
+    assert unused["dpu1_offload_state"] is None  # a virtual switch that nobody started says nothing
+
+
+@pytest.mark.parametrize("place", ["lab/h/r1/node0", "lab/h/r1/node0#dpu3", None])
+def test_a_page_of_no_dpu_says_which_places_there_are(site: Site, place: str | None) -> None:
+    with pytest.raises(BadMessage, match=r"place .* is none of .*#dpu1 or .*#dpu2"):
+        decoder(site, "dpu", place).decode(b"dpu_health_state 2\n", T)
+    with pytest.raises(BadMessage, match="no node 'lab/h/r1/node99'"):
+        decoder(site, "dpu", "lab/h/r1/node99#dpu1").decode(b"dpu_health_state 2\n", T)
 
 
 @pytest.mark.parametrize(
@@ -437,3 +443,21 @@ transceiver_exporter_laser_rx_power_milliwatts{interface="lo",laser_index="0"} 1
         ("link", rail, "tx_optical_w"): pytest.approx(1e-3),
         ("link", rail - 1, "tx_optical_w"): 0.0,
     }
+
+
+def test_ports_of_an_infiniband_fabric_by_ufm(site: Site) -> None:
+    page = """\
+SymbolErrorCounterExtended{source="0x0002",node_guid="b83fd2",port_guid="b83fd4",port_num="3"} 5
+LinkDownedCounterExtended{source="0x0002",node_guid="b83fd2",port_guid="b83fd4",port_num="3"} 1
+Total_Raw_BER{node_guid="b83fd2",port_num="3"} 2.5e-7
+PortXmitDataExtended{node_guid="b83fd2",port_num="3"} 900
+SymbolErrorCounterExtended{node_guid="b83fd2",port_num="9"} 5
+"""
+    rules = load_map("ufm")[0].rules
+    d = PageDecoder(site, SeriesMap(rules=rules, names={"b83fd2:3": "lab/h/r1/node0/rail0"}), "ufm", None)
+    first = cells(d.decode(page.encode(), T))
+    more = cells(d.decode(page.replace("} 5", "} 8").encode(), T))
+    link = site.entity("link", "lab/h/r1/node0/rail0")
+    assert set(first) == {("link", link, n) for n in ("symbol_error_count", "flap_count", "pre_fec_ber_pu")}
+    assert first["link", link, "pre_fec_ber_pu"] == pytest.approx(2.5e-7)
+    assert more["link", link, "symbol_error_count"] - first["link", link, "symbol_error_count"] == 3

@@ -1,4 +1,4 @@
-"""What must not happen while a GPU is hot: cases of the control path, each driven through the engine."""
+"""Dangers while a GPU is hot: cases of the control path, each driven through the engine."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from tests.support.builders import START_NS, Twin, two_racks
 from twin.catalogue import F64, NS, TABLES, find_quantity
@@ -79,9 +79,10 @@ def heat(flow_lpm: float, supply_c: float, return_c: float) -> float:
 METERED = st.tuples(st.floats(0.5, 900), st.floats(10, 45), st.floats(0.5, 30))
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30)
 @given(a=METERED, b=METERED)
-def test_heat_of_a_cdu_is_that_of_its_own_meter(twin: Twin, a: Any, b: Any) -> None:
+def test_heat_of_a_cdu_is_that_of_its_own_meter(a: Any, b: Any) -> None:
+    twin = Twin(hall("r1", "r2"))  # one for each example: water that leaps is not believed
     (flow, supply, rise), (flow_b, supply_b, rise_b) = a, b
     racks = {"rack.flow_lpm": [flow_b] * 2, "rack.supply_temp_c": [supply_b] * 2,
              "rack.return_temp_c": [supply_b + rise_b] * 2}  # fmt: skip

@@ -183,7 +183,7 @@ def test_what_ends_or_hangs_the_process_is_found_too(
 def test_a_copy_that_is_killed_once_says_nothing_of_the_tick(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """Where memory is short a copy goes first, or cannot be made: the tick is innocent, and is done."""
+    """A copy dies first if memory is short, or cannot be made: the tick is innocent, and runs."""
     folder = tmp_path / "run"
     run = PoisonedRun(folder, frames()[:14])
     failing(monkeypatch, lambda _, frame: has(frame, "o2"))

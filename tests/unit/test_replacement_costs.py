@@ -1,4 +1,4 @@
-"""What each course costs: by hand, in limits, and that more danger never makes for a milder course."""
+"""Costs of each course: by hand, in limits, and that more danger never makes for a milder course."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_what_stays_broken_is_not_only_of_today() -> None:
 
 
 def test_a_margin_on_acting_does_not_make_for_a_milder_course_either() -> None:
-    """What is the same in both courses, the chance that it fails meanwhile, has no part in the margin."""
+    """The margin omits the chance that the node fails meanwhile, which is the same in both courses."""
     given: dict[str, Any] = {"asks": False, "lost_s": 1e6, "stays": True, "sure_pu": 0.05}
     free = Delays(test_s=0.0)
     assert costs(0.02, delays=free, **given)[1] == CORDON

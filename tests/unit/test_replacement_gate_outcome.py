@@ -110,7 +110,7 @@ def test_a_failure_under_the_job_costs_its_work_and_its_restart() -> None:
 
 @pytest.mark.parametrize(("kind", "shared"), [("taken_out", False), ("software", False), ("power", True)])
 def test_what_is_no_failure_of_the_node_by_itself_is_not_scored_as_one(kind: str, shared: bool) -> None:
-    """Who drained it, what its job did, and what struck its neighbours too, nobody foretold of it."""
+    """No forecast covered a drain by people, an error of the job, or a strike on neighbours too."""
     pod = Pod()
     pod.open([3], WATCH)
     pod.look(1200.0)

@@ -1,4 +1,4 @@
-"""How a node leaves: after a save that is asked for once, when its job ends, within the room there is."""
+"""Withdrawal of a node: after one requested save, when its job ends, within the room there is."""
 
 from __future__ import annotations
 

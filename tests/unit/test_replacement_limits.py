@@ -276,6 +276,7 @@ def test_bad_links_of_one_plane_are_the_network() -> None:
         pod.ill.say("link", 2 * node, DEGRADED, "down")
     found = pod.ask([*many, 200], usual=0.02)
     assert set(many) <= set(held(found))
+    assert "with bad links of ib became suspect within an hour, where 0.0017 do by chance" in found.why
 
 
 def test_the_breaker_closes_after_a_quiet_time_and_not_while_all_are_still_suspect() -> None:

@@ -312,7 +312,7 @@ def test_a_forecast_that_swings_about_a_threshold_moves_nothing() -> None:
 
 
 def says(twin: Replacing, day: float) -> int:
-    """How many spares are wanted by such a forecast."""
+    """Return the number of spares that such a forecast makes the policy want."""
     twin.says.day = day
     twin.look()
     return wanted(twin)

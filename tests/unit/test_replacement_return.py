@@ -1,4 +1,4 @@
-"""How a node comes back: tested, repaired, on probation, or to the vendor when it fails again and again."""
+"""Return of a node: tests, repairs, probation, and the vendor if it fails again and again."""
 
 from __future__ import annotations
 
@@ -38,7 +38,12 @@ def test_a_repair_is_waited_for_and_tested() -> None:
     assert twin.level[0] == 4, "people shall repair"
     assert not twin.test_asked()
     twin.well()
+    twin.wait(60)
+    alarm = next(f for f in twin.decision.findings if f.id == f"replacement/{NODE0}")
+    assert alarm.severity == "warning", "its health is well again, and the repair still owed"
+    assert f"racktwin device repaired {NODE0}" in alarm.action
     twin.wait(30, ev.NodeRepaired(id="r", author="ada", name=NODE0))
+    assert not [f for f in twin.decision.findings if f.id.startswith("replacement/")]
     assert twin.phase() == "testing"
     twin.tests(0, True)
     twin.wait(60)
@@ -50,9 +55,32 @@ def test_without_a_test_a_repair_is_enough() -> None:
     twin.wait(600, dt_s=60.0)
     assert twin.phase() == "out"
     twin.well()
+    twin.wait(60)
+    assert twin.level[0] == 3
+    alarm = next(f for f in twin.decision.findings if f.id == f"replacement/{NODE0}")
+    assert (alarm.severity, "drained" in alarm.evidence[0]) == ("warning", True)
+    assert f"racktwin device repaired {NODE0}" in alarm.action
     twin.wait(60, ev.NodeRepaired(id="r", author="ada", name=NODE0))
     assert twin.phase() == "probation"
     assert twin.level[0] == 0
+    assert not [f for f in twin.decision.findings if f.id.startswith("replacement/")]
+
+
+def test_no_check_is_owed_of_a_node_that_is_tested_or_that_an_operator_drained() -> None:
+    twin = drained(burn_in=True)
+    twin.well()
+    twin.wait(600, dt_s=60.0)
+    assert (twin.phase(), twin.level[0]) == ("testing", 3)
+    assert not [f for f in twin.decision.findings if f.id.startswith("replacement/")]
+    people = Replacing()
+    node = people.site.entity("node", NODE0)
+    assert node is not None
+    lease = people.engine.arbiter.leases[SERVICE]
+    names = [policy.name for policy in people.engine.policies]
+    lease.value[node], lease.owner[node] = 3.0, names.index("operator")
+    assert np.isnan(people.engine._awaiting_people(people.now_ns)).all()
+    lease.owner[node] = names.index("replacement")
+    assert people.engine._awaiting_people(people.now_ns)[node] == 3.0
 
 
 def test_two_failed_tests_are_for_the_vendor() -> None:

@@ -166,7 +166,7 @@ def test_where_more_leave_than_there_are_spares_the_last_have_none() -> None:
     pod.draw(2000.0)
     names, _, why = pod.pick(*(f"x{r}/node{n}" for r in (1, 2, 3, 4) for n in (0, 1, 2)))
     assert [n is not None for n in names] == [True] * 8 + [False] * 4
-    assert set(why[8:]) == {"all spares are promised to nodes that matter more"}
+    assert set(why[8:]) == {"all spares are promised to nodes of higher priority"}
 
 
 def test_a_node_without_a_job_needs_none_and_without_a_source_of_jobs_nobody_knows() -> None:
@@ -177,7 +177,7 @@ def test_a_node_without_a_job_needs_none_and_without_a_source_of_jobs_nobody_kno
     n = silent.site.sizes["node"]
     _, _, why = assign_spares(silent.engine.view(1.0), np.array([0], np.int32), silent.site.spare_node,
                        np.zeros(n, np.bool_))  # fmt: skip
-    assert why == ["nobody told what runs on it"]
+    assert why == ["the jobs on it are unknown"]
 
 
 def test_a_job_within_one_domain_stays_there_and_one_across_does_not_need_to() -> None:
@@ -404,7 +404,7 @@ def test_only_the_mean_of_repairs_counts() -> None:
 def test_the_sentence_says_how_many_are_missing_or_too_many() -> None:
     found = spare_pool(VIEW, 6.66, (20.0, 133.0), 40, np.inf)
     assert found.short
-    assert f"{found.wanted} spares are wanted and 40 are there: nodes leave" in found.sentence
+    assert f"{found.wanted} spares are wanted and 40 are there: 6.7 nodes leave a day" in found.sentence
     assert 0.2 < found.chance_short_pu < 0.5
     enough = spare_pool(VIEW, 6.66, (20.0, 133.0), found.wanted, np.inf)
     assert not enough.short

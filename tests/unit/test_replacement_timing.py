@@ -1,4 +1,4 @@
-"""When a suspect leaves: in a trough of demand that is ahead, and never later than its hazard permits."""
+"""Timing of a drain: in a trough of demand that is ahead, and never later than the hazard permits."""
 
 from __future__ import annotations
 

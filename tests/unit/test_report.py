@@ -12,11 +12,25 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from tests.support.builders import spec_of
+from tests.support.fleets import fleet_tree
 from tests.unit.test_collect import block, run, site_of
-from twin.catalogue import NS, StorageError, TimeAxis, clean, duration, number, percent, quantity, utc
+from twin.catalogue import (
+    NS,
+    StorageError,
+    TimeAxis,
+    clean,
+    duration,
+    number,
+    percent,
+    quantity,
+    table_noun,
+    utc,
+)
 from twin.report import Collector, render_terminal, write_report
 from twin.report.svg import nice_ticks
 from twin.report.writer import render
+from twin.site import build_site, noun_key
 
 HOSTILE = "<script>alert(1)</script>\"' onload=x \u202e\x00\ud800"
 VOID = {"meta", "line", "path", "rect", "circle", "br"}
@@ -151,6 +165,21 @@ def test_a_run_that_heard_nothing_says_so() -> None:
     page = Page(render(run(site_of(2), [[]] * 3), {}))
     assert "no reading that it plots ever arrived" in page.text
     assert not [a for t, a in page.tags if t == "svg"]
+
+
+def test_the_racks_of_a_hub_are_halls() -> None:
+    text = Page(render(run(build_site(spec_of(fleet_tree())), [[]] * 3), {})).text
+    assert "2 meters, 2 halls" in text
+
+
+def test_a_rack_beside_the_halls_of_a_hub_is_no_hall_and_a_silent_hall_is_missed() -> None:
+    tree = fleet_tree()
+    tree["halls"][0]["racks"].append({"name": "store"})
+    site = build_site(spec_of(tree))
+    text = Page(render(run(site, [[block("rack", "power_w", [3e5], 0)]] * 30), {})).text
+    assert "1 rack, 2 meters, 2 halls" in text
+    assert "the 1 (of 3) reporting" in text
+    assert (table_noun(noun_key(site, "rack"), 3), table_noun(noun_key(site, "node"))) == ("racks", "node")
 
 
 def test_one_tick_gives_dots() -> None:

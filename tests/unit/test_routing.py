@@ -1,4 +1,4 @@
-"""Which decoder a topic belongs to, by MQTT's own rules of matching."""
+"""Routing of a topic to its decoder, by MQTT's own rules of matching."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What interfaces can ask of a running daemon: bounded memory, answers to who waits, followers that lag."""
+"""The runtime behind the interfaces: bounded memory, answers to those who wait, followers that lag."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_who_asks_hears_whether_it_holds(live: Runtime, twin: Twin) -> None:
 def test_a_request_that_no_tick_takes_says_so(live: Runtime) -> None:
     live.put_event = lambda event: True
     told = asyncio.run(live.submit(Held(id="h", author="ann"), timeout_s=0.01))
-    assert told == "no tick took it within 0.01 s; it may still take effect"
+    assert told == "no tick took the request within 0.01 s; it may still take effect"
     live.put_event = lambda event: False
     assert "full" in (asyncio.run(live.submit(Held(id="h", author="ann"))) or "")
 

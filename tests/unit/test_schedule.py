@@ -1,15 +1,16 @@
-"""What is known ahead: by how much each quantity falls when jobs reach their limits, in closed form."""
+"""The known schedule: by how much each quantity falls when jobs reach their limits, in closed form."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from models.load.schedule import load_drops
 from tests.support.builders import Twin, eight_nodes, two_racks
-from twin.catalogue import F64
+from twin.catalogue import F64, NS
 from twin.telemetry import events as ev
 
 MIN = 60.0
@@ -76,6 +77,13 @@ def test_the_end_is_told_up_to_its_instant_and_not_after_it(twin: Twin) -> None:
     assert (fall(twin, MIN, 1e6)["rack.power_w"] == 0.0).all()
     twin.tick({"node.power_w": 5000.0}, ev.JobEnded(id="e", job="a"))
     assert (fall(twin, MIN, 1e6)["rack.power_w"] == 0.0).all()
+
+
+def test_a_job_that_runs_already_ends_by_its_start_and_not_by_when_it_was_heard_of(twin: Twin) -> None:
+    began_ns = twin.now_ns + NS - round(9 * MIN * NS)  # a tick lasts a second
+    late = msgspec.structs.replace(job("a", trays("r1", 1), 10 * MIN), started_ns=began_ns)
+    twin.tick({"node.power_w": 5000.0}, late)
+    assert fall(twin, 0.99 * MIN, 1.01 * MIN)["rack.power_w"][:, 0].tolist() == pytest.approx([0.0, 4000.0])
 
 
 @pytest.mark.parametrize("limit_s", [1e-9, 1e12, 1e300, 5e-324])

@@ -1,4 +1,4 @@
-"""What a configuration may ask of schedulers, what people are told of it, and when a node may be tested."""
+"""Configuration of schedulers: refusals, warnings of the check, and when a node may be tested."""
 
 from __future__ import annotations
 

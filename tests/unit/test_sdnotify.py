@@ -1,4 +1,4 @@
-"""What systemd is told, read at the other end of the socket."""
+"""Messages to systemd, read at the other end of the socket."""
 
 from __future__ import annotations
 

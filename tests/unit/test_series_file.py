@@ -5,7 +5,6 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -123,7 +122,7 @@ def test_a_quote_that_nothing_ends_costs_its_line_only(tmp_path: Path) -> None:
     text = PLAIN + '"an open end,1\n' + "\n".join(f"{t},7" for t in hours_from(3, "2023-11-15 04:00"))
     read = read_of(tmp_path, text)
     assert values_of(read) == [*KNOWN, 7, 7, 7]
-    told_of(read, "a quote that nothing ends")
+    told_of(read, "a quote without an end")
 
 
 @pytest.mark.parametrize(
@@ -145,7 +144,7 @@ def test_a_quote_that_nothing_ends_costs_its_line_only(tmp_path: Path) -> None:
             "column 'v': expected numbers, found 1 in 3 rows; line 2: 'a'",
         ),
         (table_of(hours_from(3), ["", "", ""]), "v", "found 0 in 3 rows, all others are empty"),
-        (table_of(["a", "b"], [1, 2]), "v", "column 't', line 2: 'a' is no time: expected ISO 8601"),
+        (table_of(["a", "b"], [1, 2]), "v", "column 't', line 2: 'a' is not a time: expected ISO 8601"),
         (table_of(["01/02/2023", "02/02/2023"], [1, 2]), "v", "day or month first?"),
         (table_of(hours_from(1), [1]), "v", "one instant only"),
         (table_of([0, 3, 4, 9, 77, 90, 200], range(7)), "v", "times are irregular (1 s to 110 s apart)"),
@@ -310,15 +309,13 @@ def test_a_sum_with_a_row_missing_is_a_gap(tmp_path: Path) -> None:
     assert values_of(read_of(tmp_path, text, step_s=4 * 3600)) == [1.5, 5.5, (8 + 10 + 11) / 3, 13.5]
 
 
-# --- real recordings and speed
+# --- real recordings
 
 
 @pytest.mark.slow
 def test_demand_of_a_cluster(recording: Callable[[str], Path]) -> None:
     paths = sorted(recording("gpu-demand-helios-earth").glob("*/cluster_sequence_vc.csv.xz"))
-    begun = time.thread_time()
     one = read_series(paths[:1], "time", ["running_gpu_num"])
-    assert time.thread_time() - begun < 3  # takes 0.1 s
     assert (one.panel.values.shape, one.panel.step_s, one.notes) == ((44640, 1), 60.0, ())
     outage = ("2020-05-09 23:56", "2020-05-11 00:00")
     some = read_series(paths[:3], "time", ["running_gpu_num"], SeriesOptions(total=True, gap_ranges=[outage]))

@@ -64,7 +64,7 @@ def test_day_first_or_month_first_is_told_by_any_row(tmp_path: Path) -> None:
 
 
 def _local(zone: str, begin: str, hours: int, step_min: int = 60) -> tuple[list[str], int]:
-    """What a clock on the wall shows, step by step, and the first instant in ns."""
+    """Return the readings of a local clock, step by step, and the first instant in ns."""
     first = datetime.fromisoformat(begin).replace(tzinfo=UTC)
     steps = range(0, hours * 60, step_min)
     shown = [(first + timedelta(minutes=m)).astimezone(ZoneInfo(zone)) for m in steps]
@@ -109,7 +109,7 @@ def test_a_repeated_hour_in_no_order_is_a_gap(tmp_path: Path) -> None:
     text = table_of([times[i] for i in (5, 0, 3, 1, 4, 2)], [5, 0, 3, 1, 4, 2])
     read = read_of(tmp_path, text, zone="Europe/Berlin")
     assert values_of(read) == [0, 1, None, None, 4, 5]
-    told_of(read, "2 dropped", "nothing tells the passes apart")
+    told_of(read, "2 dropped", "the two passes cannot be told apart")
     counted = read_of(tmp_path, text, zone="Europe/Berlin", aggregate="count", step_s=3600)
     assert values_of(counted) == [1, 1, None, None, 1, 1]
 

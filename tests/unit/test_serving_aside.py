@@ -22,7 +22,7 @@ class Broken(Desk):
 def with_a_desk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: Callable[[Desk], object], kind: type[Desk] = Desk
 ) -> None:
-    """What a test does that relies on a desk."""
+    """Run a test that relies on a desk."""
     with serving_aside(tmp_path, monkeypatch, kind) as desk:
         act(desk)
 

@@ -64,7 +64,7 @@ class Clone:
         (self.folder / "requirements-torch.txt").write_text("torch==2.13.0\n")
 
     def set_up(self, *arguments: str, code: int = 0, **variables: str) -> list[str]:
-        """What this run had installed."""
+        """Return the packages that this run had installed."""
         self.log.write_text("")
         environment = {**os.environ, "LOG": str(self.log), "PYTHON": str(self.python), **variables}
         answer = subprocess.run(

@@ -12,10 +12,9 @@ from tests.support.builders import START_NS, site_of, two_racks
 from tests.support.health_contexts import Look
 from tests.unit.test_health_failures import Watch
 from twin.catalogue import NS
-from twin.contracts import Fault
+from twin.contracts import FAILURE_CLASSES, Fault
 from twin.health import log_tail
 from twin.health.common_cause import MAX_SHOCKS, Fallen, Shocks
-from twin.health.failure_words import CLASSES
 from twin.telemetry import JobEnded, JobStarted
 
 # 40 racks of 18 nodes in two halls, a CDU for four racks, and a feeder for ten with one above
@@ -36,7 +35,7 @@ TREE = {
     ],
 }
 SITE = site_of(TREE)
-OTHER, THERMAL, POWER, MEMORY = (CLASSES.index(c) for c in ("other", "thermal", "power", "memory"))
+OTHER, THERMAL, POWER, MEMORY = (FAILURE_CLASSES.index(c) for c in ("other", "thermal", "power", "memory"))
 
 
 def fallen(nodes, at_s, kind=OTHER, shared=()):

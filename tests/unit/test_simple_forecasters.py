@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
@@ -37,7 +35,7 @@ from models.load.ewma import (
     weighted_mean,
 )
 from models.load.last_value import LastValue, rows_since_epoch
-from models.load.seasonal_naive import SeasonalDay, SeasonalWeek, season_rows
+from models.load.seasonal_naive import OwnPeriod, SeasonalDay, SeasonalWeek, own_periods, season_rows
 from twin.catalogue import F64, NS
 
 EWMAS = (Ewma1, Ewma2, Ewma5, Ewma15, Ewma60, Ewma240)
@@ -45,6 +43,7 @@ SIMPLE: tuple[type[Forecaster], ...] = (
     LastValue,
     SeasonalDay,
     SeasonalWeek,
+    OwnPeriod,
     *EWMAS,
     Climatology,
     HourlyMedian,
@@ -189,19 +188,6 @@ def test_a_past_of_huge_values_is_forgotten() -> None:
         assert weighted_mean(values, origins, 0.5, 64)[-1] == pytest.approx(1.0, rel=1e-12)
 
 
-@pytest.mark.slow
-def test_ewma_is_quick_enough_for_a_month_and_for_a_hall() -> None:
-    month, hall = gappy(1, 44_640, 17), np.ones((1920, 2000))
-    begin = time.thread_time()
-    for kind in EWMAS:
-        kind(HOUR).predict(panel(month), np.arange(44_640))
-    assert time.thread_time() - begin < 3.0  # takes 0.1 s
-    begin = time.thread_time()
-    for kind in EWMAS:
-        kind(HOUR).predict(panel(hall), np.array([1919]))
-    assert time.thread_time() - begin < 0.2  # takes 2 ms
-
-
 # --- climatology
 
 
@@ -321,3 +307,38 @@ def test_the_usual_follows_local_clocks(kind: type[Forecaster], ahead_h: int) ->
         night = [(hours[rows] >= 2) & (hours[rows] < 4) for rows in (origins, origins + ahead_h)]
         assert not np.any(wrong & ~night[0] & ~night[1])
         assert wrong.sum() <= 35
+
+
+# --- a period of their own
+
+
+def cycles(n_time: int, *periods: int) -> F64:
+    """Series that are lower for a fifth of each period, with a little noise."""
+    rows, dice = np.arange(n_time), np.random.default_rng(0)
+    return np.stack([100.0 - 40.0 * (rows % p < max(1, p // 5)) for p in periods], axis=1) + dice.normal(
+        scale=0.5, size=(n_time, len(periods))
+    )
+
+
+def test_the_period_of_each_series_is_found_in_its_last_rows() -> None:
+    periods = (5, 17, 60, 160)
+    assert own_periods(cycles(512, *periods), 512).tolist() == list(periods)
+    gaps = cycles(512, *periods)
+    gaps[np.random.default_rng(1).random(gaps.shape) < 0.1] = np.nan
+    assert own_periods(gaps, 512).tolist() == list(periods)
+    assert not own_periods(cycles(300, 160), 512).any(), "which 300 rows do not hold three times"
+
+
+def test_what_has_no_period_of_its_own_has_none() -> None:
+    dice = np.random.default_rng(2)
+    noise, walk = dice.normal(size=(512, 20)), dice.normal(size=(512, 20)).cumsum(axis=0)
+    assert np.count_nonzero(own_periods(noise, 512)) == 0
+    assert np.count_nonzero(own_periods(walk, 512)) <= 2
+    assert np.isnan(says(OwnPeriod, HOUR, noise, 511)).all()
+
+
+def test_what_comes_is_what_was_there_whole_periods_ago() -> None:
+    values = cycles(700, 60)
+    for origin in (600, 650, 699):
+        said = says(OwnPeriod, ForecastGrid(60.0, (1, 60, 61)), values, origin)[:, 0, 0]
+        assert said.tolist() == [values[origin - 59, 0], values[origin, 0], values[origin - 59, 0]]

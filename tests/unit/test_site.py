@@ -1,4 +1,4 @@
-"""What a built site says of small, known topologies. May import `twin`."""
+"""Built sites of small, known topologies. May import `twin`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from twin.catalogue import TABLES, ConfigError
 from twin.contracts import Columns
 from twin.control import Setpoints
 from twin.engine.remap import slots_kept
-from twin.site import SiteFile, SiteSpec, salvage, short
+from twin.site import Site, SiteFile, SiteSpec, salvage, short, site as site_module
 from twin.site.file import MAX_PROBLEMS
 from twin.site.site import Relation
 from twin.telemetry import SiteChanged
@@ -110,6 +110,31 @@ def test_a_name_that_means_nothing_is_none(table: str, name: str) -> None:
     assert site_of(two_racks()).entity(table, name) is None
 
 
+@pytest.mark.parametrize("table", ["node", "gpu"])
+def test_many_names_at_once_mean_what_each_means(table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site_module, "MOST_PARSED", 2)
+    alone, together = site_of(two_racks()), site_of(two_racks())
+    names = [alone.name(table, i) for i in range(alone.sizes[table])]
+    asked = [*names[::-1], names[0].partition("/")[2], "nobody/node0/gpu0", f"{names[0]}0"]
+    assert together.entities(table, asked).tolist() == [
+        -1 if (i := alone.entity(table, name)) is None else i for name in asked
+    ]
+
+
+def test_names_that_nobody_knows_make_a_site_list_its_own_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site_module, "MOST_PARSED", 2)
+    site, tables, paths = site_of(two_racks()), list[str](), Site._paths
+
+    def counted(self: Site, table: str) -> list[str]:
+        tables.append(table)
+        return paths(self, table)
+
+    monkeypatch.setattr(Site, "_paths", counted)
+    for k in range(3):
+        assert site.entities("node", [f"other{k}/node{i}" for i in range(9)]).tolist() == [-1] * 9
+    assert tables == ["node"]
+
+
 def test_a_local_name_in_two_halls_means_neither() -> None:
     tree = two_racks()
     tree["halls"][0]["name"] = "h[1-2]"
@@ -195,7 +220,7 @@ def test_a_chain_and_many_roots_are_built() -> None:
 
 
 def problems_of(tree: dict[str, Any]) -> list[str]:
-    """Why a site is refused."""
+    """Return the problems for which a site is refused."""
     with pytest.raises(ConfigError) as caught:
         site_of(tree)
     return [p.removeprefix("test.yaml: ") for p in caught.value.problems]

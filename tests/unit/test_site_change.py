@@ -198,7 +198,7 @@ def test_it_is_approved_with_a_reason_written_and_read_again(tmp_path: Path) -> 
 
         problems.append("no")
         status, said = await pod.ask("POST", where, "admin", approval(tree))
-        assert (status, said["error"]) == (409, "the file is as it was: no")
+        assert (status, said["error"]) == (409, "the old file is kept: no")
         assert path.read_text() == BLOCK
         problems.clear()
         status, said = await pod.ask("POST", where, "admin", approval(tree))
@@ -231,7 +231,7 @@ def test_where_the_daemon_may_not_write_it_says_so_and_the_terminal_does(
         assert tree["writable"] is False
         status, said = await pod.ask("POST", "/api/v1/site/change", "admin", approval(tree))
         assert status == 409
-        assert "`racktwin site apply` on its host does" in said["error"]
+        assert "use `racktwin site apply` on its host" in said["error"]
         status, said = await pod.ask(
             "POST", "/api/v1/site/change", "admin", approval(tree, writer="terminal")
         )

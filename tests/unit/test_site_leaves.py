@@ -26,7 +26,7 @@ def leafed(*groups: Any, racks: str = "r[1-4]", halls: str = "h", **more: Any) -
 
 
 def problems_of(tree: dict[str, Any]) -> list[str]:
-    """Why a site is refused."""
+    """Return the problems for which a site is refused."""
     with pytest.raises(ConfigError) as caught:
         site_of(tree)
     return [p.removeprefix("test.yaml: ") for p in caught.value.problems]
@@ -194,7 +194,7 @@ LEVELS = ("supernode", "rack", "leaf", "cdu", "hall")
 
 
 def shared(site: Any, a: int, b: int) -> set[str]:
-    """What two nodes have in common, as far as it is told."""
+    """Return the levels that two nodes share, as far as the site knows."""
     ra, rb = int(site.rack_of_node[a]), int(site.rack_of_node[b])
     pairs = (
         (site.supernode_of_node[a], site.supernode_of_node[b]),

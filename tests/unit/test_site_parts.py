@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import yaml
 
 from connectors.agents import encode_json
 from connectors.mqtt import Router, matcher, subscriptions
 from connectors.nats import HallSummary
+from policies.leak_guard import LeakGuard
 from tests.support.builders import START_NS, Twin, site_of, spec_of, two_racks
 from twin.catalogue import ConfigError
 from twin.cli.main import main
@@ -396,7 +398,7 @@ def test_what_other_parts_have_is_not_proposed_to_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("racks", [0, 1])
 def test_a_site_of_less_than_two_racks_is_refused(racks: int) -> None:
     tree: dict[str, Any] = {"site": "s", "halls": [{"name": "h", "racks": [{"name": "r"}][:racks]}]}
-    with pytest.raises(ConfigError, match="two racks or more"):
+    with pytest.raises(ConfigError, match="a split needs at least 2"):
         divided(site_of(tree), {}, 2)
 
 
@@ -411,3 +413,45 @@ def test_ranges_undo_expand() -> None:
     names = [*expand("r[008-011]"), *expand("r[5-6]"), "a", "r012x"]
     assert sorted(n for pattern in ranges(names) for n in expand(pattern)) == sorted(names)
     assert packaged_profiles()
+
+
+LEASED = ("rack.liquid_isolation", "gpu.power_cap_w", "node.service_level", "node.power_state")
+Leases = dict[tuple[str, str], float]
+
+
+def leak_leases(tree: dict[str, Any]) -> tuple[Leases, list[str]]:
+    """Leases of `leak_guard` once two trays of r02 and the loop are wet for a while, and what leaks."""
+    twin = Twin(tree, [LeakGuard()], act=True)
+    site, sizes = twin.site, twin.site.sizes
+    rack, trays = site.entity("rack", "s/h/r02"), np.zeros(sizes["node"])
+    if rack is not None:
+        trays[site.node_start_of_rack[rack] :][:2] = 1.0
+    told: dict[str, Any] = {"node.service_level_state": 0.0, "node.leak_state": 0.0, "rack.leak_state": 0.0}
+    told |= {
+        "gpu.power_limit_w": 1200.0,
+        "rack.liquid_isolation_state": 0.0,
+        "rack.electrical_isolation_state": 0.0,
+    }
+    for second in range(60):
+        told |= {"node.leak_state": trays, "loop.leak_state": 1.0} if second > 1 else {}
+        here = {key: value for key, value in told.items() if sizes[key.partition(".")[0]]}
+        twin.tick(here, dt_s=3.0)
+    leases: Leases = {}
+    for control in LEASED:
+        table = control.partition(".")[0]
+        for entity, value in enumerate(twin.lease(control).tolist()):
+            if np.isfinite(value):
+                leases[control, site.name(table, entity)] = value
+    return leases, [f.title for f in twin.decision.findings if f.title.endswith(" leaks")]
+
+
+def test_a_leak_below_a_loop_of_several_parts_is_isolated_in_its_part() -> None:
+    tree = row_tree(racks=6)
+    split, _, _ = divided(site_of(tree), spec_of(tree).profiles, 2)
+    whole, found = leak_leases(tree)
+    one, other, hub = (leak_leases(part) for part in (*split.parts.values(), split.hub))
+    assert ("rack.liquid_isolation", "s/h/r02") in whole
+    assert found == ["s/h/r02 leaks"], "the loop's wetness is explained by it"
+    assert one == (whole, found)
+    assert other == ({}, [])
+    assert hub == ({}, ["s/w leaks"])

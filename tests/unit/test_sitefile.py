@@ -20,7 +20,7 @@ SITES = Path(__file__).resolve().parents[2] / "deploy" / "sites"
 
 
 def problems_of(tree: Any) -> list[str]:
-    """What is wrong with a tree; every line names the file and a path."""
+    """Return the problems of a tree; every line names the file and a path."""
     with pytest.raises(ConfigError) as caught:
         site_of(tree)
     found = caught.value.problems

@@ -70,7 +70,7 @@ def test_a_port_that_errs_while_all_wait_is_named_by_both_ends_with_its_cost() -
         == f"{PORT_NAME} to one of the 4 switches from lab/h/leaf1 to lab/h/leaf4 holds job:train back"
     )
     assert finding.entities == (PORT_NAME, "job:train")
-    assert "errors in about ten minutes, and no other link of the job has the like" in finding.evidence[1]
+    assert "errors in about ten minutes, and no other link of the job shows this" in finding.evidence[1]
     engine = pod.twin.engine
     held = engine.goodput.held_back(engine.jobs.slot_of["train"], engine.state, engine.jobs)
     assert held is not None
@@ -100,7 +100,7 @@ def test_a_port_that_carries_less_than_its_peers_is_named() -> None:
     pod.rx[PORT] *= 0.4
     pod.run(900)
     assert pod.findings[0].entities[0] == PORT_NAME
-    assert "it carries 40 % of what its peers do" in pod.findings[0].evidence[1]
+    assert "it carries 40 % of the traffic of its peers" in pod.findings[0].evidence[1]
 
 
 def test_a_link_that_erred_before_is_no_reason_and_slowness_without_a_sign_names_nobody() -> None:
@@ -131,7 +131,7 @@ def test_a_slow_gpu_is_named_and_not_a_link_where_its_clock_says_why() -> None:
     assert pod.findings[0].title.startswith("lab/h/r1/node2/gpu1 holds")
     pod.clock[PORT] /= 0.75  # now only its link is left to say why
     pod.run(1500)
-    assert "an NVLink of lab/h/r1/node2/gpu1 (it is not told which)" in pod.findings[0].title
+    assert "an NVLink of lab/h/r1/node2/gpu1 (which one is not known)" in pod.findings[0].title
 
 
 def test_a_restart_goes_on_and_a_new_job_begins_anew() -> None:

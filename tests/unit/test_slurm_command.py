@@ -1,4 +1,4 @@
-"""What is asked of Slurm so that nodes get their levels: what differs, where it is ours, in few calls."""
+"""Commands to Slurm that set levels of nodes: differences only, nodes of ours only, in few calls."""
 
 from __future__ import annotations
 

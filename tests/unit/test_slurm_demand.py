@@ -160,6 +160,13 @@ def table(readings: list[Reading]) -> dict[tuple[str, int, str], float | None]:
     return out
 
 
+def test_the_order_in_which_partitions_are_listed_changes_no_node() -> None:
+    lines = [f"gpu1|idle|{name}|gpu:8|gpu:0|none|\n" for name in ("train", "debug", "train")]
+    found, other = parse_nodes("".join(lines)), parse_nodes("".join(lines[1:]))
+    assert found == other
+    assert found["gpu1"].share.partitions == ("debug", "train")
+
+
 def test_rows_of_queues_and_tenants() -> None:
     listing = [
         job("RUNNING", "gpu1"),

@@ -1,4 +1,4 @@
-"""How Slurm shows the placement of nodes: what is read of weights and reservations, and what is asked for."""
+"""Placement of nodes in Slurm: weights and reservations, as they are read and as they are commanded."""
 
 from __future__ import annotations
 
@@ -198,12 +198,12 @@ def test_who_stands_in_the_way() -> None:
     "wanted, weight, spares, state, words",
     [
         (USUAL, 1, None, "done", ""), (USUAL, MARK, None, "failed", "Slurm has it last"),
-        (USUAL, 1, ours("g"), "failed", "has it kept"), (USUAL, None, None, "failed", "tells no weight"),
-        (USUAL, 2 * MARK, None, "failed", "lowers it"), (USUAL, 2 * MARK, ours("g"), "failed", "kept"),
+        (USUAL, 1, ours("g"), "failed", "has it kept"), (USUAL, None, None, "failed", "reports no weight"),
+        (USUAL, 2 * MARK, None, "failed", "not change it"), (USUAL, 2 * MARK, ours("g"), "failed", "kept"),
         (LAST, MARK, None, "done", ""), (LAST, 2 * MARK, None, "done", "others gave it"),
         (LAST, 1, None, "failed", "Slurm has it usual"), (LAST, MARK, ours("g"), "failed", "has it kept"),
         (KEPT, 1, ours("g"), "done", ""), (KEPT, None, ours("g"), "done", ""),
-        (KEPT, MARK, ours("g"), "done", "still has our mark"), (KEPT, 1, None, "failed", "has it not"),
+        (KEPT, MARK, ours("g"), "done", "still has racktwin's mark"), (KEPT, 1, None, "failed", "has it not"),
         (KEPT, 1, ours("h"), "failed", "has it not"),
         (KEPT, 1, ours("g", active=False), "failed", "not in force"),
     ],

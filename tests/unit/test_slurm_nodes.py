@@ -1,4 +1,4 @@
-"""What `sinfo` says of nodes, as levels; what is not known stays unknown."""
+"""Nodes in the output of `sinfo`, as levels; an unknown state stays unknown."""
 
 from __future__ import annotations
 
@@ -63,3 +63,17 @@ def test_garbage_is_passed_over() -> None:
         "\n|idle|||||\ngpu1||||||\nno bar\ngpu2|idle|||||\ngpu2|drained|||||\n" + "x" * 300 + "|idle|||||\n"
     )
     assert {host: node.level for host, node in parse_nodes(text).items()} == {"gpu2": 3.0}
+
+
+def test_nodes_that_are_alike_come_in_one_line() -> None:
+    text = (
+        "gpu[01-03],far7|idle|train|gpu:8|gpu:2|none|\n"
+        "gpu[03-04]|drained|debug|gpu:8|gpu:0|racktwin:3:why|\n"
+        "gpu[05-|idle|train|||none|\n"
+    )
+    nodes = parse_nodes(text)
+    assert {host: node.level for host, node in nodes.items()} == {
+        "gpu01": 0.0, "gpu02": 0.0, "gpu03": 3.0, "far7": 0.0, "gpu04": 3.0
+    }  # fmt: skip
+    assert nodes["gpu03"].share == (8, 0, ("debug", "train"))
+    assert nodes["far7"].share == (8, 2, ("train",))

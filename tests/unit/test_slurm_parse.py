@@ -1,4 +1,4 @@
-"""What `squeue` lists becomes events: once each, with ids that a restart repeats."""
+"""Jobs in the output of `squeue` become events: once each, with ids that a restart repeats."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from connectors.slurm.jobs import JobLedger, Listed, parse_listing
 from connectors.slurm.source import RESTS
 from tests.support.builders import site_of, two_racks
 from tests.support.inlets import RecordingInlet
-from twin.catalogue import BadMessage, ConfigError, ConnectorError
+from twin.catalogue import NS, BadMessage, ConfigError, ConnectorError
 from twin.site import Site
 from twin.telemetry import JobEnded, JobStarted
 
@@ -65,6 +65,7 @@ def test_a_job_is_told_once_and_ends_once(site: Site) -> None:
             account="phys",
             queue="train",
             time_limit_s=3600.0,
+            started_ns=1_700_000_000 * NS,
         )
     ]
     assert ledger.changes(listed(line(state="SUSPENDED"))) == []
@@ -93,6 +94,14 @@ def test_a_requeued_job_starts_anew_even_if_nobody_saw_it_wait(site: Site) -> No
     assert second.id != first.id
     assert second.job == first.job  # type: ignore[union-attr]
     assert second.nodes == ("lab/h/r1/node2", "lab/h/r1/node3")
+
+
+def test_a_requeued_job_that_still_completes_keeps_its_run_until_its_nodes_are_free(site: Site) -> None:
+    ledger = JobLedger(site, NAMES)
+    (first,) = ledger.changes(listed(line()))
+    assert ledger.changes(listed(line(state="COMPLETING", start="1700000400"))) == []
+    (ended,) = ledger.changes(listed(line(state="PENDING", start="1700000400", hosts="")))
+    assert ended.id == f"{first.id}:end"
 
 
 def test_each_resize_has_an_id_of_its_own(site: Site) -> None:

@@ -62,7 +62,7 @@ def as_of_4(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_of_2(data: dict[str, Any]) -> dict[str, Any]:
-    """What format 2 held of it."""
+    """Return the part of a snapshot that format 2 held."""
     data = as_of_4(data)
     out = {**data, "jobs": dict(data["jobs"]), "arbiter": dict(data["arbiter"])}
     del out["windows"], out["arbiter"]["settling"]

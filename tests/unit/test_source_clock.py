@@ -16,14 +16,15 @@ from twin.catalogue import NS, find_signal
 from twin.daemon import Ingest
 from twin.engine import Engine
 from twin.sources import SourceClock
-from twin.telemetry import Block, FaultReported, Reading, TicksSkipped
+from twin.sources.clock import moved
+from twin.telemetry import Block, FaultReported, JobStarted, Reading, TicksSkipped
 
 T = 1_700_000_000 * NS
 HOUR_S = 3600.0
 
 
 def stamps(clock: SourceClock, *messages: tuple[float, float]) -> list[float]:
-    """What becomes of the stamps of messages (arrival, stamp), in seconds from T."""
+    """Return the corrected stamps of messages (arrival, stamp), in seconds from T."""
     out = []
     for arrival_s, stamp_s in messages:
         reading = Reading("rack", 0, "power_w", 1.0, T + round(stamp_s * NS))
@@ -128,6 +129,14 @@ def test_a_clock_that_was_behind_from_the_beginning_is_corrected_before_its_read
     after = course(lambda t: t - back_s, period_s, 3 * period_s, clock=again)
     assert len(after.age_s) == 3
     assert max(after.age_s) < 0.5
+
+
+def test_a_start_of_a_job_moves_with_the_clock_of_its_source_and_never_past_now() -> None:
+    job = JobStarted(job="j", nodes=(), started_ns=T - 7200 * NS)
+    assert moved(job, 3600 * NS, T) == replace(job, started_ns=T - 3600 * NS)
+    assert moved(job, 9000 * NS, T) == replace(job, started_ns=T)
+    unknown = replace(job, started_ns=0)
+    assert moved(unknown, 3600 * NS, T) == unknown
 
 
 def test_what_waits_for_the_verdict_comes_with_it_and_only_the_last_of_each_signal() -> None:

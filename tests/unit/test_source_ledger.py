@@ -81,7 +81,7 @@ def test_requests_that_fail_are_counted_and_their_reason_goes_with_the_next_answ
     scrape.stage([power(0, T)], T, 15.0)
     for k in range(1, 4):
         now[0] = T + 15 * k * NS
-        scrape.fail("http://n0:9400: no answer within 5 s", "look whether the exporter runs")
+        scrape.fail("http://n0:9400: no answer within 5 s", "check that the exporter runs")
     assert told(now[0]) == [("failed", 3)]
     found = row(ingest, scrape.name, now[0])
     assert (found["answers"], found["failures"], found["unused"]) == (1, 3, 0)
@@ -133,7 +133,7 @@ def test_a_clock_that_is_off_is_said_once_with_the_remedy(
             wrong.stage([power(0, now_ns + 30 * NS)], now_ns)
             slow.stage([power(1, now_ns - 9 * NS)], now_ns)  # Telegraf gathers for ten seconds
     assert [r.getMessage() for r in caplog.records if "clock" in r.getMessage()] == [
-        "source agent wrong: its stamps are 30 s ahead of our clock; synchronise that host by NTP "
+        "source agent wrong: its timestamps are 30 s ahead of our clock; synchronise that host by NTP "
         "(`chronyc tracking`, `timedatectl`)"
     ]
     assert row(ingest, "agent right", now_ns)["clock_offset_s"] == pytest.approx(0.1)
@@ -345,4 +345,4 @@ def test_a_delay_that_has_grown_is_told(ingest: Ingest, delays_s: list[float], t
         now_ns = T + k * NS + round(delay_s * NS)
         account.stage([power(0, T + k * NS)], now_ns)
     lines = [line.why for line in account.worth_a_line() if line.what == "delay"]
-    assert lines == ["its messages come 10.1 s after their stamps, later than they used to"] * told
+    assert lines == ["its messages arrive 10.1 s after their timestamps, later than usual"] * told

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 
 import numpy as np
@@ -101,21 +100,6 @@ def test_a_step_ahead_beats_the_last_value_where_it_can(kind: type[Forecaster]) 
     last = np.abs(values[origins] - values[origins + 1]).mean()
     best = np.sqrt(2 / np.pi)  # mean size of a normal error of one
     assert best * 0.95 < error < (best * 1.03 if kind is AutoRegression else last * 0.97)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", BOTH)
-def test_fits_and_forecasts_are_quick(kind: type[Forecaster]) -> None:
-    grid = ForecastGrid(60.0, (1, 5, 15, 60))
-    past = panel(noise(6, 20_160, 1), 60.0)
-    kind(grid).fit(past, 0)  # imports its libraries
-    begin = time.process_time()
-    rule = ready(kind, grid, past)
-    assert time.process_time() - begin < 3.0  # 0.4 s on an idle machine
-    hall = panel(np.tile(past.values[:1560], 2000), 60.0)
-    begin = time.process_time()
-    rule.predict(hall, np.array([1559]))
-    assert time.process_time() - begin < 0.3  # 0.01 s
 
 
 # --- autoregression

@@ -94,7 +94,7 @@ class Full:
 
 
 def test_a_frame_that_the_disk_refused_spoils_no_later_one(tmp_path: Path) -> None:
-    """What comes next may not build on what was lost: it begins a segment of its own, with a keyframe."""
+    """No later frame may build on a lost one: the next begins a segment of its own, with a keyframe."""
     writer = writer_of(tmp_path, range(3))
     writer._file = Full(writer._file, 1)  # type: ignore[assignment]
     writer.write(frame(3))

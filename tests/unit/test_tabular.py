@@ -71,7 +71,7 @@ def test_newest_first_bom_tail_and_blank_lines(tmp_path: Path, end: str) -> None
     assert _values(series) == [(1, 1000), (2, 2000), (3, 3000)]
     c = series.counts
     assert (c.total, c.decoded, c.ignored, c.bad, c.empty_cells) == (8, 3, 5, 0, 3)
-    assert c.reasons["ignored", "row", "behind the last row of data"] == (2, "(3 rows affected)")
+    assert c.reasons["ignored", "row", "after the last row of data"] == (2, "(3 rows affected)")
     assert _values(series, "inlet_temp_c") == [(1, None), (2, None), (3, None)]  # empty is a reading: none
 
 
@@ -88,8 +88,8 @@ def test_a_bad_cell_costs_only_itself(tmp_path: Path, cell: str) -> None:
 @pytest.mark.parametrize(
     ("row", "why"),
     [
-        ("2,1", "another number of cells"),
-        ("2,1,1,1", "another number of cells"),
+        ("2,1", "number of cells differs"),
+        ("2,1,1,1", "number of cells differs"),
         ("soon,1,1", "no time as epoch_s"),
         ("-1,1,1", "from 1970"),
         ("1e99,1,1", "from 1970"),

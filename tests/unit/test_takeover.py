@@ -250,7 +250,7 @@ def test_what_protected_while_it_settles_is_given_back_only_after() -> None:
 
 
 def test_adopted_leases_are_renewed_while_it_settles_and_then_lapse() -> None:
-    """What was there before somebody set it is unknown: the device falls to what its control declares."""
+    """The setting from before the lease is unknown: the device falls to the safe value of its control."""
     twin = standby()
     twin.tick({"gpu.power_limit_w": FOUND}, TAKEOVER, *act())
     expires = twin.engine.arbiter.leases[CAP].expires_ns[1]

@@ -21,7 +21,7 @@ def goal(name: str, author: str = "ann", limit_w: float = 5e5, **more: Any) -> L
 
 
 def after(left: list[LoadTargetSet] | None, own: list[LoadTargetSet]) -> dict[str, float]:
-    """What a successor holds that had `own`."""
+    """Return the targets of a successor that had `own`."""
     twin = Twin(two_racks())
     twin.tick(None, *own)
     twin.tick(None, *targets_after(left, twin.engine.intake.load_targets.events()))

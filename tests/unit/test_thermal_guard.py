@@ -224,6 +224,7 @@ def test_an_explanation_has_the_numbers_of_the_proposals() -> None:
         assert sum(int(str(r["gpus"])) for r in mine) == len(p.index)
         assert min(r["cap_low_w"] for r in mine) == p.hi.min()  # type: ignore[type-var]
         assert max(r["cap_high_w"] for r in mine) == p.hi.max()  # type: ignore[type-var]
+    assert found.tables[0].total == len(rows)
     (flow,) = (r for r in rows if r["signal"] == "rack.flow_lpm")
     assert (flow["entity"], flow["gpus"], flow["value"]) == ("lab/h/r2", 72, 35.0)
     assert (flow["guard"], flow["limit"], flow["unit"], flow["age_s"]) == (40.0, 30.0, "l/min", 0.0)

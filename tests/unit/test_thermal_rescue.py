@@ -116,6 +116,7 @@ def late_power(second: int) -> dict[str, Any]:
         pytest.param(step_once, id="one step of a kelvin"),
         pytest.param(cached, id="an exporter that repeats itself"),
         pytest.param(late_power, id="a power that falls late"),
+        pytest.param(lambda s: CAPPED | {"gpu.temp_c": 84.0 + 7.0 * min(s, 1)}, id="read before the cap"),
         pytest.param(lambda s: CAPPED | {"gpu.temp_c": 113.0 + 0.5 * s}, id="degrees Fahrenheit"),
         pytest.param(
             lambda s: warming(0.4, 83.0, 0, 1)(s) | {"gpu.power_limit_w": 1200.0}, id="a cap not taken"
@@ -292,3 +293,5 @@ def test_the_explanation_says_how_long_and_what_next() -> None:
     assert true_s <= row["left_s"] <= 2.0 * true_s, "by the least rate that the readings allow"  # type: ignore[operator]
     assert (row["action"], row["power"]) == ("stop its system", "on")
     assert found.figure("endangered_nodes") == 1
+    elsewhere = explained(twin, "thermal_guard", "r2")
+    assert (elsewhere.figure("endangered_nodes"), elsewhere.table("dangers")) == (0, [])

@@ -181,7 +181,7 @@ def test_a_secret_file_is_checked_and_never_quoted(
 
 def test_names_and_times_are_checked(file: Path) -> None:
     for name in ("", "a b", "x" * 65, "-a", "a\n"):
-        with pytest.raises(ConfigError, match="no name of a token"):
+        with pytest.raises(ConfigError, match="not a valid token name"):
             add_token(file, name, "viewer")
     with pytest.raises(ConfigError, match="expected days"):
         add_token(file, "a", "viewer", expires_days=-1)

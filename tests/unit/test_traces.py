@@ -205,7 +205,7 @@ def test_a_bomb_is_not_unpacked(listed: traces.Recording, tmp_path: Path) -> Non
 @pytest.mark.parametrize("body", [CSV[:-1], CSV + b"x", CSV[:-1] + b"x", b""])
 def test_a_wrong_body_is_not_kept(listed: traces.Recording, web: Web, tmp_path: Path, body: bytes) -> None:
     web.answers[next(iter(web.answers))] = body
-    with pytest.raises(ConnectorError, match=r"not the file that was recorded"):
+    with pytest.raises(ConnectorError, match=r"not the published file"):
         traces.fetch("small", tmp_path, web.base)
     assert not [p for p in (tmp_path / "small").rglob("*") if p.is_file()]
 

@@ -1,4 +1,4 @@
-"""Who never spoke is told after a minute, once for each table, and not where people work."""
+"""A device that never reported is an alarm after a minute, once for each table, except under maintenance."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def test_a_quota_that_cannot_be_kept_is_said(folder: Path) -> None:
         patch.setattr(retention, "MB", 1)
         keeper = Upkeep(folder, Quotas(trace_mb=1, trace_hours=0.01))
         assert keeper.run(now()) == []
-    assert "look whether snapshots are written" in keeper.fault
+    assert "check that snapshots are written" in keeper.fault
     assert len(segments(folder)) == 12
 
 

@@ -277,14 +277,14 @@ def test_a_node_tells_why_what_is_to_be_done_is_to_be_done() -> None:
     ward.look({PENDING: on(N, 5, 1)}, faults=[fault("xid_burst", "gpu", 5, sure=0.9)])
     assert ward.action("node", 1) == action("run_diagnostics")
     (told,) = (e.text for e in ward.evidence("node", 1).values())
-    assert told == ("gpu1 is degraded: a row of its memory waits to be remapped: that takes a reset; "
-                    "it reports errors again and again: xid_burst was seen")  # fmt: skip
+    assert told == ("gpu1 is degraded: a row of its memory waits to be remapped, which needs a reset; "
+                    "it keeps reporting errors: xid_burst was seen")  # fmt: skip
     # One that is healthy, and for which there is something to be done all the same
     ward.look({"gpu.clock_event_bits": np.where(np.arange(N) < 72, 0x20, 0)})
     assert (ward.level("node", 9), ward.action("node", 9)) == (HEALTHY, action("check_facility"))
     texts = [e.text for e in ward.verdicts.evidence("node", 9) if e.rule == "gpu:lowered_facility"]
-    assert texts == ["gpu0 is healthy: heat lowers its clock, and that of its neighbours or its facility is "
-                     "the cause"]  # told once, not of each GPU  # fmt: skip
+    assert texts == ["gpu0 is healthy: heat lowers its clock; the cause is the facility or the rack, not "
+                     "this GPU"]  # told once, not of each GPU  # fmt: skip
     assert not ward.evidence("node", 30)
 
 

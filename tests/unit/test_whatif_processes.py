@@ -1,4 +1,4 @@
-"""What-if in processes: any number give the same, one that dies costs its own case, nobody is left behind."""
+"""Processes of what-ifs: any number gives the same result, a dead one costs its own case, none is left."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.recorded_site import BASE, FROM, SCENARIO, SITE, asked, lab, recorded
+from twin.catalogue import ConfigError
 from twin.cli.main import main
 from twin.simulation import Case, Question, whatif
 from twin.simulation.whatif import ArmResult, run_arm
@@ -96,6 +97,25 @@ def test_a_case_that_fails_is_told(lab: Path, capsys: pytest.CaptureFixture[str]
     assert (result["summary"][0]["cases"], result["summary"][0]["failed"]) == (2, 1)
 
 
+@pytest.mark.parametrize(
+    ("more", "processes"),
+    [(["60s"], 1), (["101s"], 2), (["50s", "--seeds", "2"], 1), (["60s", "--seeds", "2"], 4)],
+)
+def test_few_steps_are_not_worth_other_processes(
+    lab: Path, monkeypatch: pytest.MonkeyPatch, more: list[str], processes: int
+) -> None:
+    asked_for: list[int] = []
+
+    def note(question: Question, cases: Any, count: int, bar: Any) -> Any:
+        asked_for.append(count)
+        raise ConfigError("this is enough")
+
+    monkeypatch.setattr("twin.cli.whatif.run_cases", note)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert main([*BASE, "--horizon", *more]) == 1
+    assert asked_for == [processes]
+
+
 def children_of(pid: int) -> list[int]:
     try:
         return [int(x) for x in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
@@ -104,7 +124,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def stat_of(pid: int) -> list[str]:
-    """What the kernel tells of a process, from its state on; nothing where it is gone."""
+    """Return the kernel's fields of a process, from its state on; nothing if it is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

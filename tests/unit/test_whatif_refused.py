@@ -73,7 +73,7 @@ def test_the_newest_whole_snapshot_of_a_folder(
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--seeds", "0"], "--seeds 0: expected how many"),
+        (["--seeds", "0"], "--seeds 0: expected a number of seeds"),
         (["--seeds", "3,3"], "--seeds 3,3: expected"),
         (["--seeds", "a"], "--seeds a: expected"),
         (["--authority", "nobody=act"], "--authority nobody=act: expected"),

@@ -1,4 +1,4 @@
-"""What is told of what-if courses: curves, groups and their spread, the page, the bar."""
+"""Reports of what-if courses: curves, groups and their spread, the page, the bar."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Third(policies.REGISTRY["operator"]):  # type: ignore[misc, name-defined]
         (b"a: [1", "line 2, column 1"),
         (b"a: b: c", "line 1, column 5"),
         (b"\0", "byte 0 is no text; expected YAML"),
-        (b'a: 1\nb: {c: 1, d: 2,\n  "c": 3}', "line 3, column 3: the key 'c' stands in line 2 already"),
+        (b'a: 1\nb: {c: 1, d: 2,\n  "c": 3}', "line 3, column 3: the key 'c' is already in line 2"),
         (b"!!python/object:os.system {}", "could not determine a constructor"),
     ],
 )
@@ -55,6 +55,12 @@ def test_a_key_of_an_anchor_may_be_overridden(tmp_path: Path) -> None:
     assert read_yaml(path) == {"a": {"x": 1, "y": 2}, "b": {"x": 3, "y": 2}, "c": {"x": 1, "y": 2}}
     with pytest.raises(ConfigError, match=r"bytes; expected at most 20"):
         read_yaml(path, 20)
+
+
+def test_a_number_with_an_exponent_needs_no_sign(tmp_path: Path) -> None:
+    path = tmp_path / "site.yaml"
+    path.write_text("[4.0e6, -1.5E3, 4.0e+6, 4.0e-6, 7e3, v4.0e6]\n")
+    assert read_yaml(path) == [4e6, -1500.0, 4e6, 4e-6, "7e3", "v4.0e6"]
 
 
 def test_racks_made_for_liquid_that_no_cdu_serves_are_told(tmp_path: Path) -> None:
@@ -154,6 +160,7 @@ def test_authority_given_by_hand_wins(tmp_path: Path) -> None:
         ("twin.engine, policies, models", (*STATISTICS, "asyncio", "rich")),
         ("twin.cli.main", (*STATISTICS, "numpy", "yaml", "asyncio")),
         ("twin.run.replay", ("aiomqtt", "aiohttp", "rich")),
+        ("twin.daemon.daemon", (*STATISTICS, "influxdb_client", "rich")),
     ],
 )
 def test_what_an_import_must_not_pull_in(module: str, unwanted: tuple[str, ...]) -> None:
@@ -162,7 +169,7 @@ def test_what_an_import_must_not_pull_in(module: str, unwanted: tuple[str, ...])
 
 
 def loaded_after(code: str, unwanted: tuple[str, ...]) -> list[str]:
-    """Which of these modules a fresh process has loaded once it ran this."""
+    """Return those of these modules that a fresh process has loaded after it ran this code."""
     code = f"{code}\nimport sys; print('loaded', *sorted({set(unwanted)!r} & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True

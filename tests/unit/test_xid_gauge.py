@@ -56,7 +56,7 @@ def test_what_it_held_before_anybody_watched_is_watched_if_grave() -> None:
     assert [pod.level(g) for g in (5, 9)] == [WATCH, HEALTHY]
     assert pod.heard() == 0
     evidence = {e.rule: e.text for e in pod.engine.health.verdicts.evidence("gpu", 5)}
-    assert evidence["xid_before"].startswith("XID 79 was its last, before watching began")
+    assert evidence["xid_before"].startswith("its last XID was 79, before racktwin or DCGM started")
     pod.show(on(N, 5, 31))  # another one came: it works
     for _ in range(10):
         pod.show(0.0)

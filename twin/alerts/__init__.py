@@ -1,4 +1,4 @@
-"""Alerts: rules that make findings of conditions that people should know of."""
+"""Alerts: rules that turn conditions of the site into findings for operators."""
 
 import lazy_loader
 

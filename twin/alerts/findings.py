@@ -1,10 +1,10 @@
-"""Findings: conditions that operators should know of, raised once, kept while they last, cleared once.
+"""Findings: conditions that operators should know of. A finding is raised once and cleared once.
 
-A balance that does not close, a read-back that differs, stale or missing telemetry, an entity that no limit
-guards, a feeder beyond its budget, a suspended plug-in. Entities in maintenance are left out.
+Conditions are: a balance that does not close, a read-back that differs, stale or missing telemetry, an entity
+without a limit, a feeder beyond its budget, a suspended plug-in. Entities in maintenance are left out.
 
-`active` is always as last evaluated. The journal records a finding when it begins, when it got worse or
-doubled, and, if the evaluation before agreed, when it shrank to half or concerns other entities.
+`active` holds the result of the last evaluation. The journal records a finding when it begins, gets worse or
+doubles. If two evaluations agree, it also records that a finding halved or concerns other entities.
 """
 
 from __future__ import annotations
@@ -17,7 +17,20 @@ import numpy as np
 
 from twin.alerts.never_reported import SHOWN_ENTITIES, NeverReported
 from twin.alerts.worst_cases import eased, exceeds, feared_findings, worst_cases
-from twin.catalogue import I32, I64, NS, Bool, control_words, counted, find_signal, quantity, signal_words
+from twin.catalogue import (
+    F64,
+    I32,
+    I64,
+    NS,
+    Bool,
+    clean,
+    control_words,
+    counted,
+    duration,
+    find_signal,
+    quantity,
+    signal_words,
+)
 from twin.contracts import (
     GRAVITY,
     ClearedRecord,
@@ -27,11 +40,14 @@ from twin.contracts import (
     Residual,
     View,
     Windows,
+    machines_awaited,
+    machines_pu,
+    machines_unknown,
     mask_index,
 )
 from twin.diagnosis import AlarmBudget, Outages, lasting_sigmas
 from twin.estimation import Estimator
-from twin.site import Site
+from twin.site import HALL_BUDGET, Site, guaranteed_heat_w, noun_key
 from twin.telemetry import (
     GOOD,
     OUT_OF_RANGE,
@@ -52,7 +68,7 @@ MAX_ACTIVE = 10_000
 # A deviation must last so long to be called one, and noise of a balance is alike no longer; source: estimate
 LASTING_S = 60.0
 SILENCE_EVERY_S = 10.0
-# What each kind of entity is expected to report as long as it lives.
+# The signal that each kind of entity is expected to report as long as it lives.
 VITAL = {"gpu": "gpu.temp_c", "rack": "rack.power_w", "cdu": "cdu.supply_temp_c", "node": "node.power_w",
          "feeder": "feeder.power_w"}  # fmt: skip
 # By which of its signals, with a limit, an entity is guarded: one is enough.
@@ -62,7 +78,7 @@ GUARDING = {
 }
 # Controls that are advice: who does not follow it, or never answers, is no device at fault.
 ADVISED = ("job.checkpoint_interval_s", "job.checkpoint_local_interval_s", "job.checkpoint_since_s")
-_MAY_DECLINE = "A job may decline advice; if it should not, look at its client and the bounds set there."
+_MAY_DECLINE = "A job may decline advice. If it should follow it, check its client and the bounds set there."
 PLACED = "node.placement"  # a wish to the scheduler: nothing that runs depends on it
 _FORGETS = (
     "What a scheduler forgets, as Slurm its weights when it reads its configuration, comes back with the "
@@ -159,14 +175,14 @@ class Findings(EntityState):
                 f"balance/{estimator.balances[i].name}",
                 "warning",
                 f"The meter of {site.name('feeder', int(estimator.balances[i].meters[0]))} "
-                "and what it serves disagree",
+                "and the loads below it disagree",
                 tuple(site.name("feeder", int(f)) for f in estimator.balances[i].meters[:SHOWN_ENTITIES]),
                 (
                     f"meters {quantity(balance.measured[i], 'W', 4)}, "
                     f"loads {quantity(balance.expected[i], 'W', 4)}",
                 ),
                 float(balance.confidence_pu[i]),
-                "Check the meters, then look for a load that the site file lacks.",
+                "Check the meters, then look for a load that is missing in the site file.",
             )
             for i in _lasting(self.balance_since_ns, balance_ns).tolist()
         ]
@@ -236,7 +252,7 @@ class Findings(EntityState):
         return Finding(
             f"unguarded/{table}",
             "warning",
-            f"{_who(site, table, lasting)} {_are(lasting)} not guarded: no reading that has a limit",
+            f"{_who(site, table, lasting)} {_are(lasting)} not guarded: no reading with a limit",
             tuple(site.name(table, int(i)) for i in lasting[:SHOWN_ENTITIES]),
             tuple(text for text in why if not text.startswith("0 ")),
             1.0,
@@ -258,8 +274,10 @@ class Findings(EntityState):
                 beyond.append(_beyond(site, view, key, level, before))
         beyond += feared_findings(site, view, lambda table: _excused(site, view, windows, table))
         beyond += _overloads(site, view, windows)
+        beyond += _unkept_targets(site, view) + _short_loops(site, view)
+        unknown = self.keep_only("unknown/", _unknown_machines(site, view))
         records, now = self.keep_only("beyond/", beyond), {f.id.rpartition("/")[0]: f.id for f in beyond}
-        return [  # what got worse, or only less bad, is not over
+        return unknown + [  # what got worse, or only less bad, is not over
             msgspec.structs.replace(record, superseded_by=by)
             if isinstance(record, ClearedRecord) and (by := now.get(record.id.rpartition("/")[0]))
             else record
@@ -294,19 +312,18 @@ class Findings(EntityState):
         self, names: tuple[str, ...], control: str, index: I32, evidence: str = ""
     ) -> list[JournalRecord]:
         """Devices whose read-back differs from the setpoint; names and evidence are of the first ones."""
-        table = control.partition(".")[0]
         if len(index) == 0:
             return self.clear(f"readback/{control}")
         return self.raise_(
             Finding(
                 f"readback/{control}",
                 _severity(control, "critical"),
-                f"{counted(table, len(index))} {'does' if len(index) == 1 else 'do'} not follow "
+                f"{counted(control, len(index))} {'does' if len(index) == 1 else 'do'} not follow "
                 f"the commanded {control_words(control)}",
                 names[:SHOWN_ENTITIES],
                 (evidence,) if evidence else (),
                 1.0,
-                _hint(control, "Look for another writer of this control, or a device that refuses it."),
+                _hint(control, "Check whether something else sets this control, or the device refuses it."),
                 len(index),
             )
         )
@@ -315,35 +332,33 @@ class Findings(EntityState):
         """Devices that never answered, or refused, until the command was given up."""
         if len(index) == 0:
             return self.clear(f"unanswered/{control}")
-        table = control.partition(".")[0]
         return self.raise_(
             Finding(
                 f"unanswered/{control}",
                 _severity(control, "critical"),
-                f"{counted(table, len(index))} did not take the commanded {control_words(control)}",
+                f"{counted(control, len(index))} did not take the commanded {control_words(control)}",
                 names[:SHOWN_ENTITIES],
-                ("refused, or no answer, after repeated sending",),
+                ("sent repeatedly, but refused or not answered",),
                 1.0,
-                _hint(control, "Look at the agents of these devices; their leases go on being renewed."),
+                _hint(control, "Check the agents of these devices; racktwin keeps renewing their leases."),
                 len(index),
             )
         )
 
     def unread(self, names: tuple[str, ...], control: str, index: I32, wait_s: float) -> list[JournalRecord]:
-        """Devices that answered a command and do not say, or no longer say, what they do."""
+        """Devices that answered a command but do not, or no longer, report a read-back."""
         if len(index) == 0:
             return self.clear(f"unread/{control}")
-        table = control.partition(".")[0]
         return self.raise_(
             Finding(
                 f"unread/{control}",
                 _severity(control, "warning"),
-                f"The {control_words(control)} of {counted(table, len(index))} is not confirmed: "
-                "nothing is read back",
+                f"The {control_words(control)} of {counted(control, len(index))} is not confirmed: "
+                "no read-back arrives",
                 names[:SHOWN_ENTITIES],
-                (f"no read-back for {wait_s:.0f} s; a device out of reach lets its lease lapse",),
+                (f"no read-back for {wait_s:.0f} s; an unreachable device lets its lease lapse",),
                 1.0,
-                _hint(control, "Check the agents of these devices: nobody sees what they do."),
+                _hint(control, "Check the agents of these devices: their state is unknown."),
                 len(index),
             )
         )
@@ -384,14 +399,14 @@ def _unusable(site: Site, state: State, key: str, windows: Windows) -> Finding |
         tuple(site.name(table, int(i)) for i in index[:SHOWN_ENTITIES]),
         tuple(evidence),
         1.0,
-        "Check the sensor and the units of its source; limits are judged by the worst case meanwhile.",
+        "Check the sensor and the units of its source; meanwhile limits use the worst case.",
         len(index),
     )
 
 
 def _who(site: Site, table: str, index: np.ndarray) -> str:
     """The name of one entity, the number of several."""
-    return site.name(table, int(index[0])) if len(index) == 1 else counted(table, len(index))
+    return site.name(table, int(index[0])) if len(index) == 1 else counted(noun_key(site, table), len(index))
 
 
 def _are(index: np.ndarray) -> str:
@@ -437,7 +452,7 @@ def _beyond(site: Site, view: View, key: str, levels: np.ndarray, before: np.nda
         tuple(site.name(table, int(i)) for i in index[:SHOWN_ENTITIES]),
         (f"{who}read {read_as(read[first])}{by_now}, {level} {read_as(bound[first])}{until}",),
         1.0,
-        "Look at the cooling of what these have in common.",
+        "Check the cooling that these share.",
         len(index),
     )
 
@@ -465,10 +480,114 @@ def _overloads(site: Site, view: View, windows: Windows) -> list[Finding]:
             tuple(site.name("feeder", int(i)) for i in index[:SHOWN_ENTITIES]),
             (evidence,),
             1.0,
-            "See whether power_guard acts, and shed load before a breaker does.",
+            "Check that power_guard acts, or shed load before a breaker trips.",
             len(index),
         )
     ]
+
+
+def _unkept_targets(site: Site, view: View) -> list[Finding]:
+    """At most one finding: running targets below the guaranteed shares of the halls that they limit.
+
+    Budgets of halls are cut to their shares then and no further, so these targets are not kept.
+    """
+    share_w = np.nan_to_num(site.envelopes[HALL_BUDGET].safe)
+    if not share_w.any():
+        return []
+    names, evidence = list[str](), list[str]()
+    for target in view.load_targets():
+        places = [-1] if target.feeders is None else target.feeders.tolist()
+        for feeder in places if target.runs(view.now_ns) else ():
+            sum_w = float(share_w.sum()) if feeder < 0 else float(share_w @ _fed_pu(site, feeder))
+            if sum_w > target.limit_w:
+                names.append(site.file.site if feeder < 0 else site.name("feeder", feeder))
+                evidence.append(
+                    f"{names[-1]}: {clean(target.name, 120)} allows {quantity(target.limit_w, 'W', 4)}, and "
+                    f"its halls are guaranteed {quantity(sum_w, 'W', 4)}"
+                )
+    if not names:
+        return []
+    return [
+        Finding(
+            "beyond/load_target/guaranteed",
+            "warning",
+            "Halls are guaranteed more power than a load target allows",
+            tuple(names[:SHOWN_ENTITIES]),
+            tuple(evidence[:SHOWN_ENTITIES]),
+            1.0,
+            "The halls keep these shares: lower guaranteed_w here and in the halls' files, or tell the "
+            "author of the target.",
+            len(names),
+        )
+    ]
+
+
+def _short_loops(site: Site, view: View) -> list[Finding]:
+    """At most one finding: loops whose machines in service take less heat than their halls are guaranteed."""
+    if not len(site.halls_of_loop.member):
+        return []
+    heat_w = guaranteed_heat_w(site)
+    kept_pu = machines_pu(view)
+    index = np.flatnonzero((heat_w > kept_pu * site.design.loop_heat_w) & ~machines_unknown(view))
+    if not len(index):
+        return []
+    names = tuple(site.name("loop", i) for i in index[:SHOWN_ENTITIES].tolist())
+    evidence = tuple(
+        f"{name}: takes {quantity(kept_pu[i] * site.design.loop_heat_w[i], 'W', 4)}, "
+        f"{100 * kept_pu[i]:.0f} % of its machines; its halls are guaranteed {quantity(heat_w[i], 'W', 4)}"
+        for name, i in zip(names, index.tolist(), strict=False)
+    )
+    return [
+        Finding(
+            "beyond/loop.machine_out_count/guaranteed",
+            "warning",
+            "Halls are guaranteed more power than the machines of their loop cool",
+            names,
+            evidence,
+            1.0,
+            "Water warms in minutes, and thermal_guard in the halls cuts below their shares: bring a machine "
+            "back, or check loop.machine_out_count, which stays in force until a new value arrives.",
+            len(index),
+        )
+    ]
+
+
+def _unknown_machines(site: Site, view: View) -> list[Finding]:
+    """At most one finding: loops of halls of which nobody reports how many machines are lost."""
+    index = np.flatnonzero(machines_unknown(view) & ~machines_awaited(view))
+    if not len(index):
+        return []
+    names, kept_pu = tuple(site.name("loop", i) for i in index[:SHOWN_ENTITIES].tolist()), machines_pu(view)
+    age_s = view.age_s("loop.machine_out_count")
+    evidence = tuple(
+        f"{name}: loop.machine_out_count was "
+        + (f"last heard {duration(age_s[i])} ago" if np.isfinite(age_s[i]) else "never heard")
+        + f"; its {site.machines_of_loop[i]:g} machines count as {100 * kept_pu[i]:.0f} % in service, which "
+        f"take {quantity(kept_pu[i] * site.design.loop_heat_w[i], 'W', 4)}"
+        for name, i in zip(names, index.tolist(), strict=False)
+    )
+    return [
+        Finding(
+            "unknown/loop.machine_out_count",
+            "warning",
+            "The number of lost machines of a loop that halls share is unknown: one of several counts as "
+            "lost",
+            names,
+            evidence,
+            1.0,
+            "Let the BMS publish loop.machine_out_count of these loops at least every hour, even while it is "
+            "0; `racktwin sources` shows what arrives.",
+            len(index),
+        )
+    ]
+
+
+def _fed_pu(site: Site, feeder: int) -> F64:
+    """The share of each rack that a feeder carries while all are energised [n_rack]."""
+    direct, n = site.feeders_of_rack, site.sizes["rack"]
+    mine = np.isin(direct.member, site.subtree(feeder))
+    taps = np.bincount(direct.row_of_member, minlength=n)
+    return np.bincount(direct.row_of_member[mine], minlength=n) / np.maximum(taps, 1)
 
 
 def _differs(finding: Finding, journaled: Finding) -> bool:

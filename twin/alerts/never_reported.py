@@ -1,8 +1,8 @@
-"""Never-reported entities: those that the site declares and that no source has ever reported.
+"""Never-reported entities: the site file declares them, but no source has ever reported them.
 
-An unknown entity is not a healthy one. Stale data is a finding about entities that reported once; this is the
-finding about the rest. Waiting is counted in ticks while somebody listened, so that neither a restart nor a
-gap makes or hides it.
+An unknown entity is not healthy. The finding of stale data covers entities that have reported before; this
+finding covers the others. The waiting time counts ticks with a connected source, so that a restart or a gap
+neither raises nor hides the finding.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from twin.catalogue import I64, NS, Bool, counted, duration, table_noun
 from twin.contracts import Finding, Windows
-from twin.site import Site
+from twin.site import Site, noun_key
 from twin.telemetry import OUT_OF_RANGE, UNTRUSTED, EntityState, State, TableState, keyed, scalar
 
 # Kinds of entities of which each is expected to report something as long as it lives.
@@ -117,16 +117,17 @@ def _cadence(state: State, table: str) -> tuple[float, float, I64]:
 
 def _finding(site: Site, table: str, late: np.ndarray, patience_s: float, connected: bool) -> Finding:
     """`connected`: others of the kind report. Where none ever did, a source is yet to be set up: no alarm."""
+    key = noun_key(site, table)
     return Finding(
         f"unheard/{table}",
         "warning" if connected else "info",
-        f"{len(late):,} of {counted(table, site.sizes[table])} have never reported",
+        f"{len(late):,} of {counted(key, site.sizes[table])} have never reported",
         tuple(site.name(table, int(i)) for i in late[:SHOWN_ENTITIES]),
-        (f"the site file has them, and nothing was received from them for {duration(patience_s)} or more",),
+        (f"they are in the site file, but sent nothing for {duration(patience_s)} or more",),
         1.0,
-        "Check their agents and sources, and that these use the names of the site file. What is not there "
-        "has no place in that file (`nodes`, `gpus_per_node` of a rack): it counts as drawing its most."
+        "Check their agents and sources, and that these use the names of the site file. Remove absent "
+        "equipment from that file (`nodes`, `gpus_per_node` of a rack): it counts at its maximum power."
         if connected
-        else f"Connect a source of readings of {table_noun(table, 2)}; until then nothing watches them.",
+        else f"Connect a source of readings of {table_noun(key, 2)}; until then they are not monitored.",
         len(late),
     )

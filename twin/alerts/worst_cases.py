@@ -1,8 +1,8 @@
-"""Worst cases as alarms: what may be beyond its limit unheard, and the second signals that speak for it.
+"""Worst-case alarms: silent entities that may exceed a limit, and the second signals that support the alarm.
 
-Silence alone is never more than a warning. It is critical where something else that is heard says that the
-cooling of what is silent fails: coolant beyond its guard, a fault of the cooling, clocks lowered by heat.
-Those come on another way, or they would be silent as well.
+Silence alone is never more than a warning. It is critical only if another signal shows that the cooling of
+the silent entity fails: coolant beyond its guard, a cooling fault, or clocks lowered by heat. Such a signal
+arrives on another path, or it would be silent too.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def may_exceed(site: Site, view: View, key: str, index: I32) -> Bool:
 
 
 def worst_cases(site: Site, view: View, members: Mapping[str, I32]) -> tuple[str, ...]:
-    """Sentences on members of an outage [m per table] that may be beyond a limit by now."""
+    """Sentences about members of an outage [m per table] that may be beyond a limit by now."""
     out = []
     for key in site.limits:
         table, _, name = key.partition(".")
@@ -134,10 +134,10 @@ def _finding(site: Site, view: View, key: str, gpu: I32, evidence: list[str]) ->
         f"beyond/{key}/feared",
         "critical",
         f"The {signal_words(signal.name)} of {counted('gpu', len(gpu))} may be beyond its limit: "
-        "not heard while cooling fails",
+        "silent while cooling fails",
         tuple(site.name("gpu", int(i)) for i in gpu[:SHOWN_ENTITIES]),
         (text, *evidence[:SHOWN_ENTITIES]),
         1.0,
-        "Take the load off these GPUs and look at their coolant first; then see why they are silent.",
+        "First take the load off these GPUs and check their coolant; then find out why they are silent.",
         len(gpu),
     )

@@ -1,4 +1,4 @@
-"""Anchor: heads of the journal, signed and kept outside, and the proof of a journal by them."""
+"""Anchor: signed heads of the journal, their copies outside the run folder, and the proof of a journal."""
 
 import lazy_loader
 

@@ -1,7 +1,7 @@
-"""Journal proof: a journal against its signed heads: up to which line it is as it was written, and by what.
+"""Journal proof: verifies a journal against its signed heads, and states the last line that each one proves.
 
-A head that is signed speaks for all lines before it. One that is kept outside is out of reach of who may
-write the run's folder, even with the key.
+A signed head covers all lines before it. Somebody with write access to the run folder cannot change a head
+that is kept outside, even with the signing key.
 """
 
 from __future__ import annotations

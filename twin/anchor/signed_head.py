@@ -1,7 +1,7 @@
-"""Signed head: the hash of a journal's last line, signed with Ed25519. By the chain it speaks for all lines
-before it.
+"""Signed head: the hash of a journal's last line, signed with Ed25519. The hash chain makes it cover all
+lines before it.
 
-A private key makes it, and a public key is enough to check it.
+The private key signs a head; the public key verifies it.
 """
 
 from __future__ import annotations

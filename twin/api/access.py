@@ -1,8 +1,8 @@
-"""Access: who may ask what over HTTP, and what is said and written down of those who may not.
+"""Access: authorises HTTP requests by role, and records refusals.
 
-Every refusal is counted and journaled, but never faster than a bound: a flood is one line with a count. A
-wrong token makes its sender wait; a right one always passes, so nobody can lock an operator out. Knows
-nothing of what the routes do.
+Every refusal is counted and journaled at a bounded rate: a flood becomes one line with a count. A wrong token
+delays its sender; a valid one always passes, so nobody can lock an operator out. The module does not depend
+on the routes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Answering = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Refusals:
-    """Counts refusals, writes some of them down, and says how long a sender of wrong tokens has to wait."""
+    """Counts refusals, journals a part of them, and gives the wait for a sender of wrong tokens."""
 
     def __init__(
         self, note: Callable[[JournalRecord], None], clock: Callable[[], float] = time.monotonic
@@ -58,7 +58,8 @@ class Refusals:
         self._window_s, self._lines = clock(), 0
 
     def tell(self, remote: str, why: str, **more: Any) -> None:
-        """A refusal. The first of a window is a line at once; the rest are counted until it ends."""
+        """Journal a refusal. The first of a window is a line at once; the others are counted until it
+        ends."""
         self.counts[why] = self.counts.get(why, 0) + 1
         now = self._clock()
         self.flush(now)
@@ -93,7 +94,7 @@ class Refusals:
                 self._note(AccessRecord(remote=remote, why=why, count=count, **more))
 
     def wrong(self, remote: str) -> None:
-        """A sender presented something that is no token."""
+        """Note a wrong token of a sender."""
         now = self._clock()
         last, tries = self._wrong.pop(remote, (now, 0))
         if now - last > FORGIVEN_S:
@@ -103,7 +104,7 @@ class Refusals:
             self._wrong.popitem(last=False)
 
     def wait_s(self, remote: str) -> float:
-        """For how long this sender's wrong tokens are not even called wrong; 0 if it need not wait."""
+        """Return the seconds for which this sender's tokens are not checked; 0 if it need not wait."""
         last, tries = self._wrong.get(remote, (0.0, 0))
         if tries <= FREE_TRIES:
             return 0.0
@@ -130,7 +131,8 @@ GATES: web.AppKey[dict[tuple[str, str], Gate]] = web.AppKey("gates", dict)
 
 
 def sender(request: web.Request) -> str:
-    """The address behind a request; of IPv6 its network, of which one sender has many addresses."""
+    """Return the address behind a request; for IPv6 its network, because one sender has many addresses
+    there."""
     try:
         address = ipaddress.ip_address(request.remote or "")
     except ValueError:
@@ -146,7 +148,8 @@ def is_local(host: str) -> bool:
 
 
 def _host_fits(request: web.Request) -> bool:
-    """On loopback the browser of a victim may be led to us under a foreign name; its Host gives it away."""
+    """Return True for a Host that names this daemon. DNS rebinding leads a browser to loopback under a
+    foreign name."""
     config = live_of(request).loaded.config.api
     if config is None or not is_local(config.host):
         return True
@@ -156,13 +159,13 @@ def _host_fits(request: web.Request) -> bool:
 
 
 def _place(request: web.Request) -> str:
-    """The route that was asked for. A path of a stranger's making is not repeated: it may hold a secret."""
+    """Return the route of a request. A foreign path is not repeated: it may hold a secret."""
     resource = request.match_info.route.resource
     return resource.canonical if resource is not None else "an unknown path"
 
 
 def _admitted(request: web.Request, role: Role, by_hall: bool) -> Token:
-    """The token behind a request. Raises Refused, and tells the journal."""
+    """Return the token behind a request. Raises Refused, and journals the refusal."""
     refusals, remote, place = request.app[REFUSALS], sender(request), _place(request)
     scheme, _, presented = request.headers.get("Authorization", "").partition(" ")
     challenge = {"WWW-Authenticate": 'Bearer realm="racktwin"'}
@@ -188,20 +191,20 @@ def _admitted(request: web.Request, role: Role, by_hall: bool) -> Token:
 
 
 def other_hall(request: web.Request, token: Token) -> Refused:
-    """The refusal of what is not of a token's halls alone, told to the journal; it names no other hall."""
+    """Refuse data beyond a token's own halls, and journal it; the refusal names no other hall."""
     more = {"path": _place(request), "name": token.name, "role": token.role}
     request.app[REFUSALS].tell(sender(request), "not its own hall", **more)
-    why = f"the token {token.name} is for {', '.join(token.halls)} alone"
+    why = f"the token {token.name} is only for {', '.join(token.halls)}"
     return Refused(403, f"{why}: it reads /api/v1/fleet, and as operator holds and releases their budgets")
 
 
 @web.middleware
 async def admit(request: web.Request, handler: Answering) -> web.StreamResponse:
-    """The only way in: the name asked for, then the token, then its role; what raises becomes an answer."""
+    """Check every request: the host name, the token, then its role. Turns errors into answers."""
     try:
         if not _host_fits(request):
             request.app[REFUSALS].tell(sender(request), "foreign host name", path=_place(request))
-            raise Refused(421, "asked under a name that is not this host's; use localhost or 127.0.0.1")
+            raise Refused(421, "the request names another host; use localhost or 127.0.0.1")
         method = "GET" if request.method == "HEAD" else request.method
         gate = request.app[GATES].get((method, _place(request)), Gate("viewer", ()))
         if gate.role is not None:
@@ -215,24 +218,24 @@ async def admit(request: web.Request, handler: Answering) -> web.StreamResponse:
         return refusal(413, "the body is too large; expected at most 1 MiB")
     except web.HTTPException as error:
         allow = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
-        return refusal(error.status, f"{error.reason}; /openapi.json lists what there is", allow)
+        return refusal(error.status, f"{error.reason}; /openapi.json lists all paths", allow)
     except (ConnectionError, TimeoutError):
-        return refusal(503, "took too long")
+        return refusal(503, "the answer took too long; try again")
     except Exception as error:
         live = live_of(request)
         live.counts["api_faults"] = live.counts.get("api_faults", 0) + 1
-        # The error's own text may quote what was sent; where it happened is enough to find it.
+        # The error's text may quote the request; its place is enough to find it.
         log.error("%s %s failed", request.method, _place(request), exc_info=bare(error))
-        return refusal(500, "a fault of the daemon, counted and logged; the daemon goes on")
+        return refusal(500, "an internal error, counted and logged; the daemon keeps running")
 
 
 def bare(error: BaseException) -> tuple[type[BaseException], BaseException, Any]:
-    """For the log: where an error happened, without its text."""
+    """Return the place of an error without its text, for the log."""
     return RuntimeError, RuntimeError(type(error).__name__), error.__traceback__
 
 
 async def harden(request: web.Request, response: web.StreamResponse) -> None:
-    """Headers that every answer bears."""
+    """Add the headers that every answer has."""
     response.headers["Server"] = HEADERS["Server"]  # aiohttp has put its own there
     for name, value in HEADERS.items():
         response.headers.setdefault(name, value)

@@ -1,7 +1,7 @@
-"""Acting: what operators and administrators may ask, as events of the next frame, in the name of their token.
+"""Actions: requests of operators and administrators, as events of the next frame with their token as author.
 
-The answer waits for the tick that took it: 200, or 409 with the engine's reason. An Idempotency-Key makes a
-repeated question harmless.
+The response waits for the tick that applies the event: 200, or 409 with the engine's reason. An
+Idempotency-Key makes a repeated request harmless.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _PASSING = ("too many requests", "the queue of events", "no tick took")
 
 
 class Kept:
-    """Answers by (author, route, key), so that a question that is asked twice acts once."""
+    """Answers by (author, route, key), so that a repeated request acts once."""
 
     def __init__(self) -> None:
         self.held: OrderedDict[tuple[str, str, str], tuple[bytes, web.Response | None]] = OrderedDict()
@@ -63,7 +63,7 @@ Acting = Callable[[web.Request], Awaitable[web.Response]]
 
 
 def once(act: Acting) -> Acting:
-    """With the header Idempotency-Key the same question gets the same answer, and is carried out once."""
+    """Answer a repeated request with the same Idempotency-Key once more, without a second action."""
 
     async def answered(request: web.Request) -> web.Response:
         key = request.headers.get("Idempotency-Key", "")
@@ -76,9 +76,9 @@ def once(act: Acting) -> Acting:
         if name in kept:
             was, response = kept[name]
             if was != digest:
-                raise Refused(409, "this Idempotency-Key was used for something else")
+                raise Refused(409, "this Idempotency-Key was used for another request")
             if response is None:
-                raise Refused(409, "this is being done; ask again for its outcome")
+                raise Refused(409, "this request is still running; ask again for its result")
             return web.Response(body=response.body, status=response.status, content_type="application/json")
         kept[name] = (digest, None)
         while len(kept) > MAX_KEPT:
@@ -102,7 +102,7 @@ def once(act: Acting) -> Acting:
 
 
 def new_id(request: web.Request) -> str:
-    """An id of the server's making; a repeated question has the same one, after a restart as well."""
+    """Return an id from the server; a repeated request has the same id, also after a restart."""
     key = request.headers.get("Idempotency-Key", "")
     if not key:
         return uuid.uuid4().hex
@@ -111,7 +111,7 @@ def new_id(request: web.Request) -> str:
 
 
 async def submit(request: web.Request, event: ev.Event, **more: Any) -> web.Response:
-    """Into the next frame, and what became of it."""
+    """Put an event into the next frame; returns its outcome."""
     refused = await live_of(request).submit(event)
     if refused is not None:
         raise Refused(409, refused)
@@ -127,12 +127,12 @@ async def ask(request: web.Request) -> web.Response:
     if body.lo is None and body.hi is None and body.want is None:
         raise Refused(400, "lo, hi, want: expected at least one of them")
     if control.key == HALL_BUDGET and (body.hi is None or body.lo is not None or body.want is not None):
-        raise Refused(400, "a budget that is lent to a hall is only narrowed by people; expected `hi` alone")
+        raise Refused(400, "people can only narrow a budget that is lent to a hall; expected only `hi`")
     want = None if body.want is None else level(control, body.want, math.nan, "want")
     low, high = level(control, body.lo, -math.inf, "lo"), level(control, body.hi, math.inf, "hi")
     expires_ns = until(live, body.for_s, body.expires_ns, needed=control.key == POWER)
     if control.key == POWER and expires_ns - live.engine.state.now_ns > MOST_POWER_S * NS:
-        raise Refused(400, f"for_s: a request of the power of nodes holds for {MOST_POWER_S:g} s at most")
+        raise Refused(400, f"for_s: a request for the power of nodes lasts at most {MOST_POWER_S:g} s")
     event = ev.OperatorRequest(
         id=new_id(request), author=author(request), control=control.key, names=names,
         lo=low, hi=high, want=want, reason=reason_text(body.reason), expires_ns=expires_ns,
@@ -143,7 +143,7 @@ async def ask(request: web.Request) -> web.Response:
 
 
 def _own_halls(request: web.Request, control: str, names: Iterable[str]) -> None:
-    """Raises Refused for a token of some halls, unless this is of their budgets alone."""
+    """Raise Refused for a token of some halls unless the request concerns only their budgets."""
     token, site = request[WHO], live_of(request).engine.site
     if not token.halls:
         return
@@ -164,7 +164,7 @@ async def withdraw(request: web.Request) -> web.Response:
 
 
 async def approve(request: web.Request) -> web.Response:
-    """Let a policy in `approve` act for a while."""
+    """Allow a policy with authority `approve` to act for a limited time."""
     body, live = await body_of(request, NewApproval), live_of(request)
     control = control_of(body.control)
     names = expand(live, control.table, body.names)
@@ -193,7 +193,7 @@ async def disapprove(request: web.Request) -> web.Response:
 
 
 async def hold(request: web.Request) -> web.Response:
-    """Freeze the site: no new values, running leases are renewed, protective moves still pass."""
+    """Freeze the site: no new values; running leases are renewed, and protective commands still pass."""
     body = await body_of(request, Reason)
     return await submit(
         request, ev.Held(id=new_id(request), author=author(request), reason=reason_text(body.reason))
@@ -227,7 +227,7 @@ async def authority(request: web.Request) -> web.Response:
     if body.authority == "act" and body.acknowledge != sentence:
         policy = next(p for p in live.engine.policies if p.name == body.policy)
         first = first_commands(live.engine, policy)
-        words = f'acknowledge: to let it act, expected exactly "{sentence}"'
+        words = f'acknowledge: for the authority act, expected exactly "{sentence}"'
         raise Refused(400, f"{words}; {first}" if first else words)
     why = reason_text(body.reason)
     event = ev.AuthorityChanged(id=new_id(request), author=author(request), policy=body.policy,
@@ -267,16 +267,16 @@ async def end_maintenance(request: web.Request) -> web.Response:
 
 
 def _alarm(request: web.Request, act: Callable[[Any, str], Any]) -> web.Response:
-    """Something done to one alarm of the book, and told to the journal, unless the book does so itself."""
+    """Change one alarm of the book, and journal the change unless the book does so itself."""
     live, identity = live_of(request), request.match_info["id"]
     if live.alarms is None:
-        raise Refused(503, "this daemon keeps no book of alarms")
+        raise Refused(503, "this daemon keeps no alarms")
     try:
         noted = act(live.alarms, identity)
     except KeyError:
         if identity in getattr(live.alarms, "alarms", ()):
-            raise Refused(409, f"{clean(identity, 200)} is not shelved; it stands as it is") from None
-        raise Refused(404, f"no alarm {clean(identity, 200)}; it may be over") from None
+            raise Refused(409, f"{clean(identity, 200)} is not shelved; nothing was changed") from None
+        raise Refused(404, f"no alarm {clean(identity, 200)}; it may have cleared") from None
     except ValueError as error:
         raise Refused(409, str(error)) from None
     if getattr(live.alarms, "tell", None) is None:
@@ -285,7 +285,7 @@ def _alarm(request: web.Request, act: Callable[[Any, str], Any]) -> web.Response
 
 
 async def tell_story(request: web.Request) -> web.Response:
-    """Show a chapter of a story until the next; chapter 0 ends it. Only where the site is simulated."""
+    """Show a chapter of a story until the next one; chapter 0 ends it. Only for simulated sites."""
     body, live = await body_of(request, NewStory), live_of(request)
     if not live.loaded.config.simulated:
         raise Refused(409, "this site is not simulated; expected `simulated: true` in the configuration")
@@ -311,7 +311,7 @@ async def acknowledge(request: web.Request) -> web.Response:
 
 
 async def shelve(request: web.Request) -> web.Response:
-    """Shelve an alarm for a while."""
+    """Shelve an alarm for a limited time."""
     body = await body_of(request, Shelving)
     until_ns, why = until(live_of(request), body.for_s, body.until_ns), reason_text(body.reason)
     return _alarm(request, lambda book, i: book.shelve(i, until_ns, author(request), why))
@@ -343,7 +343,7 @@ async def reload(request: web.Request) -> web.Response:
 
 
 async def reloaded(live: Runtime, name: str) -> list[str]:
-    """Reload in the name of a person; what was wrong with the new configuration, [] if it holds."""
+    """Reload for a person; returns the problems of the new configuration, [] if it is valid."""
     if live.reload is None:
         return ["this daemon cannot reload its configuration"]
     # A change of the interface itself ends this very server: the reload must outlive the request.

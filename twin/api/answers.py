@@ -1,6 +1,6 @@
-"""Answers: how the interface turns what the daemon holds into JSON, and a refusal into plain words.
+"""Responses: turn the state of the daemon into JSON, and refusals into plain text.
 
-JSON has no NaN and no infinity: both are null. Arrays are lists, and bounded by whoever asks for them.
+JSON has no NaN and no infinity: both are null. Arrays become lists; the caller bounds their length.
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ def plain(value: Any) -> Any:
 
 
 def packed(tree: Any) -> bytes:
-    """JSON text; what is not a number is null."""
+    """Return JSON text; NaN and infinity become null."""
     return msgspec.json.encode(tree, enc_hook=plain)
 
 
 def answer(tree: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    """A JSON response."""
+    """Return a JSON response."""
     return web.Response(body=packed(tree), status=status, content_type=JSON, headers=headers)
 
 
 def refusal(status: int, why: str, headers: Mapping[str, str] | None = None) -> web.Response:
-    """A JSON response that says no, and why."""
+    """Return a JSON response with a refusal and its reason."""
     return answer({"error": clean(why, MAX_SAID), "status": status}, status, headers)
 
 
 def live_of(request: web.Request) -> Runtime:
-    """The daemon behind a request."""
+    """Return the daemon behind a request."""
     return request.app[LIVE]
 
 
 async def read_of(request: web.Request) -> bytes:
-    """The body. Raises Refused for one that does not come."""
+    """Return the body of a request. Raises Refused if it does not arrive."""
     try:
         async with asyncio.timeout(BODY_S):
             return await request.read()
@@ -73,18 +73,18 @@ async def read_of(request: web.Request) -> bytes:
 
 
 async def body_of(request: web.Request, kind: type[T]) -> T:
-    """The body as `kind`. Raises Refused with what is wrong, where."""
+    """Return the body as `kind`. Raises Refused with the place and the problem."""
     raw = await read_of(request)
     try:
         return msgspec.json.decode(raw or b"{}", type=kind)
     except msgspec.ValidationError as error:
-        raise Refused(400, f"the body is not as expected: {error}") from None
+        raise Refused(400, f"the body is not valid: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise Refused(400, "the body is no JSON; expected an object as /openapi.json describes it") from None
+        raise Refused(400, "the body is not JSON; expected an object as /openapi.json describes it") from None
 
 
 def number_of(request: web.Request, name: str, default: int, low: int, high: int) -> int:
-    """A whole number of the query. Raises Refused outside its bounds."""
+    """Return a whole number of the query. Raises Refused outside its bounds."""
     text = request.query.get(name)
     if text is None:
         return default
@@ -95,7 +95,7 @@ def number_of(request: web.Request, name: str, default: int, low: int, high: int
 
 
 def seconds_of(request: web.Request, name: str, default: float, low: float, high: float) -> float:
-    """A number of the query. Raises Refused outside its bounds."""
+    """Return a number of the query. Raises Refused outside its bounds."""
     text = request.query.get(name)
     try:
         value = default if text is None else float(text)
@@ -107,12 +107,12 @@ def seconds_of(request: web.Request, name: str, default: float, low: float, high
 
 
 def listed(request: web.Request, name: str) -> list[str]:
-    """The values of a query parameter, given once with commas or several times."""
+    """Return the values of a query parameter, given once with commas or several times."""
     return [part for text in request.query.getall(name, []) for part in text.split(",") if part]
 
 
 def known_query(request: web.Request, *names: str) -> None:
-    """A misspelt filter would be one that lets everything through. Raises Refused."""
+    """Raise Refused for an unknown parameter: a misspelt filter would select everything."""
     strange = sorted(set(request.query) - set(names))
     if strange:
         expected = ", ".join(names) or "none"

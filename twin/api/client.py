@@ -1,7 +1,7 @@
-"""The client: asks a running daemon over HTTP, for the commands. Starts fast, so only the standard library.
+"""HTTP client of the commands. It uses only the standard library, so that commands start fast.
 
-Finds the address and the token as a person has set them: by option, by environment, or by the daemon's
-own configuration on the same host. A token is never an argument, nor sent in clear beyond this host.
+It takes the address and the token from options, the environment, or the daemon's configuration on the same
+host. A token is never a command-line argument, and is never sent in clear text to another host.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 class ApiRefused(ConnectorError):
-    """The daemon said no; its sentence is the text."""
+    """A refusal by the daemon; the text is its reason."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -41,7 +41,7 @@ class ApiRefused(ConnectorError):
 
 @dataclass(frozen=True)
 class Client:
-    """A daemon's address and our token for it."""
+    """A daemon's address and the token for it."""
 
     url: str
     token: str = ""
@@ -52,20 +52,21 @@ class Client:
     hint: str = ""  # where the token was looked for
 
     def get(self, path: str, **query: Any) -> Any:
-        """An answer to a question; parameters that are None are left out."""
+        """Return the answer to a query; parameters that are None are left out."""
         given = {k: v for k, v in query.items() if v is not None}
         return self.call("GET", path + ("?" + urlencode(given) if given else ""))
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        """The answer to an action; entries that are None are left out."""
+        """Return the answer to an action; entries that are None are left out."""
         return self.call("POST", path, {k: v for k, v in body.items() if v is not None})
 
     def delete(self, path: str) -> Any:
-        """The answer to taking something back."""
+        """Return the answer to a DELETE request."""
         return self.call("DELETE", path)
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
-        """One exchange. Raises ApiRefused with the daemon's reason, ConnectorError where none answers."""
+        """Send one request. Raises ApiRefused with the daemon's reason, or ConnectorError without an
+        answer."""
         headers = {"Accept": "application/json", "User-Agent": "racktwin"}
         if self.token:
             headers["Authorization"] = f"Bearer {self.token}"
@@ -90,18 +91,21 @@ class Client:
         return http.client.HTTPConnection(host, port, timeout=self.timeout_s)
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """TLS as the options say; None for plain HTTP. Raises ConfigError where a token would go in clear."""
+        """Return TLS as the options set it; None for plain HTTP. Raises ConfigError if a token would
+        travel unencrypted."""
         parts = urlsplit(self.url)
         if parts.scheme == "https":
             return self._tls()
         if self.token and (parts.hostname or "") not in _LOCAL:
-            raise ConfigError(f"{self.url}: would send the token in clear over a network; expected https://")
+            raise ConfigError(
+                f"{self.url}: would send the token unencrypted over the network; expected https://"
+            )
         return None
 
     def _tls(self) -> ssl.SSLContext:
         try:
             context = ssl.create_default_context(cafile=self.ca_file)
-            # The server's own certificate may be given as the one to trust, whoever signed it.
+            # The trusted certificate may be the server's own, with any issuer.
             context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
             if self.cert_file is not None:
                 context.load_cert_chain(self.cert_file, self.key_file)
@@ -130,7 +134,7 @@ class Client:
             tree = json.loads(raw)
         except ValueError:
             raise ConnectorError(
-                f"{self.url}: answers {status}, but not as racktwin does; is it another server?"
+                f"{self.url}: answers {status}, but not as racktwin; the address may belong to another server"
             ) from None
         if status < 400:
             return tree
@@ -141,13 +145,13 @@ class Client:
 
 
 def path_of(*parts: str) -> str:
-    """A path whose parts may hold anything; slashes of names stay."""
+    """Return a path with escaped parts; the slashes of names stay."""
     return "/" + "/".join(quote(p, safe="/:") for p in parts)
 
 
 def connect(url: str | None, config: Path | None, token_file: str | None, ca_file: str | None = None,
             cert_file: str | None = None, key_file: str | None = None) -> Client:  # fmt: skip
-    """The client that options, environment and configuration describe. Raises ConfigError."""
+    """Return the client that options, environment and configuration describe. Raises ConfigError."""
     env = os.environ
     chosen = url or env.get("RACKTWIN_URL")
     ca_file = ca_file or env.get("RACKTWIN_CA_FILE")
@@ -170,7 +174,7 @@ def connect(url: str | None, config: Path | None, token_file: str | None, ca_fil
 
 
 def _host_of(url: str) -> str:
-    """The host of an address of a daemon. Raises ConfigError for anything else."""
+    """Return the host of a daemon's address. Raises ConfigError for any other text."""
     try:
         parts = urlsplit(url)
         _ = parts.port
@@ -188,7 +192,7 @@ def _host_of(url: str) -> str:
 
 
 def _configured(path: Path) -> tuple[str, Path, str | None]:
-    """(address, the administrator's token, the server's certificate) of a daemon of this host."""
+    """Return (address, administrator's token, server's certificate) of a daemon on this host."""
     from twin.config import load_config
 
     loaded = load_config(path)
@@ -198,10 +202,11 @@ def _configured(path: Path) -> tuple[str, Path, str | None]:
 
 
 def address_of(loaded: Loaded) -> str:
-    """URL of a daemon on this host. Raises ConfigError, and ConnectorError if it is not known yet."""
+    """Return the URL of a daemon on this host. Raises ConfigError, or ConnectorError if it is not known
+    yet."""
     path, api = loaded.path, loaded.config.api
     if api is None:
-        raise ConfigError(f"{path}: $.api: is off; there is nobody to ask")
+        raise ConfigError(f"{path}: $.api: is off; the daemon cannot be queried")
     scheme = "http" if api.tls is None else "https"
     host = f"[{api.host}]" if ":" in api.host else {"0.0.0.0": "127.0.0.1"}.get(api.host, api.host)
     if api.port:
@@ -210,20 +215,21 @@ def address_of(loaded: Loaded) -> str:
         return (loaded.state / "api.url").read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
         raise ConnectorError(
-            f"no daemon of {path} has said where it listens: start it with "
+            f"no daemon of {path} has written its address: start it with "
             f"`racktwin daemon run --config {path}`"
         ) from None
 
 
 def _token(given: str | None, own: Path | None) -> tuple[str, str]:
-    """(the token, where it was looked for), from a file, standard input or the environment."""
+    """Return (token, its origin), from a file, standard input or the environment."""
     if given == "-":
         return _plausible(
             sys.stdin.readline().strip(), "standard input"
         ), "the token came from standard input"
     if given is not None and given.startswith(PREFIX):
         raise ConfigError(
-            "--token-file: expected the name of a file; a token on a command line is seen by all"
+            "--token-file: expected the name of a file; all users of the host can read a token on a "
+            "command line"
         )
     if given is not None:
         return read_secret(Path(given)), f"the token came from {given}"
@@ -236,10 +242,14 @@ def _token(given: str | None, own: Path | None) -> tuple[str, str]:
         return read_secret(Path(path)), f"the token came from {path}"
     if own is not None and own.exists():
         return read_secret(own), f"the token came from {own}"
-    return "", "name a file that holds one with --token-file or RACKTWIN_TOKEN_FILE, or the daemon's --config"
+    return (
+        "",
+        "name the daemon's configuration with --config, "
+        "or a file that holds a token with --token-file or RACKTWIN_TOKEN_FILE",
+    )
 
 
 def _plausible(text: str, where: str) -> str:
     if not text.startswith(PREFIX) or len(text) > MAX_PRESENTED or not text.isprintable() or " " in text:
-        raise ConfigError(f"{where}: holds no token; expected one line, {PREFIX}...")
+        raise ConfigError(f"{where}: is not a token; expected one line, {PREFIX}...")
     return text

@@ -40,7 +40,7 @@ DIGITS = 5  # significant ones
 
 
 def _comparisons(live: Runtime, table: str) -> Iterator[tuple[Signal, Residual]]:
-    """The comparisons of a table, each with the signal that it judges."""
+    """Return the comparisons of a table, each with its signal."""
     for name, residual in live.engine.estimator.residuals.items():
         of, _, rest = name.partition(".")
         signal = find_signal(f"{of}.{measured_signal(name)}")
@@ -49,14 +49,14 @@ def _comparisons(live: Runtime, table: str) -> Iterator[tuple[Signal, Residual]]
 
 
 def _learned(residual: Residual) -> tuple[Bool, Bool, Bool]:
-    """Masks of entities that are read [n]: band learned, band still learning, nothing to expect it from."""
+    """Return masks of entities with readings [n]: band learned, band still learning, no expected value."""
     known, read = np.isfinite(residual.expected), np.isfinite(residual.measured)
     sure = np.isfinite(residual.sigma)
     return read & known & sure, read & known & ~sure, read & ~known
 
 
 def _left_s(live: Runtime, signal: Signal, name: str) -> F64:
-    """About how long a comparison still learns [n], by the usual period of its signal."""
+    """Return about the remaining time to learn a comparison, s [n], by the usual period of its signal."""
     wait_s, readings = live.engine.estimator.learning_left(name)
     column = live.engine.state.tables[signal.table]
     row = column.freshness.row_of(signal)
@@ -66,7 +66,7 @@ def _left_s(live: Runtime, signal: Signal, name: str) -> F64:
 
 
 async def comparisons(request: web.Request) -> web.Response:
-    """Return what is measured of an entity beside what is expected, with the bands, learned or not."""
+    """Return the measured and expected values of an entity, with bands, learned or not."""
     live, name = live_of(request), request.match_info["name"]
     whole = live.engine.site.entity("site", name)
     table, row = compared(live, name, "expected values") if whole is None else ("site", whole)
@@ -90,7 +90,7 @@ def compared(live: Runtime, name: str, what: str) -> tuple[str, int]:
 
 
 def comparisons_of(live: Runtime, table: str, row: int) -> list[dict[str, Any]]:
-    """Each comparison of an entity; `band` is half of the 90 % band, None while it is learned.
+    """Return the comparisons of an entity; `band` is half of the 90 % band, None while it is learned.
 
     Of the site those of its power tree: what meters read beside the sum of what they serve.
     """
@@ -116,7 +116,7 @@ def comparisons_of(live: Runtime, table: str, row: int) -> list[dict[str, Any]]:
 
 
 def _balances(live: Runtime) -> list[dict[str, Any]]:
-    """The balances of the power tree, those that are farthest off first."""
+    """Return the balances of the power tree, the largest deviations first."""
     residual = live.engine.estimator.residuals.get(f"feeder.{BALANCE}")
     if residual is None or not len(residual.expected):
         return []
@@ -177,15 +177,15 @@ def _sentence(words: str, of: dict[str, Any]) -> str:
     text += "".join(f", {of[level]:,} {level}" for level in ("failed", "unknown") if of[level])
     total = of["learned"] + of["learning"] + of["not_expected"]
     if of["known_pu"] is not None:
-        text += f"; judged on {100 * of['known_pu']:.0f} % of what could be known of them"
+        text += f"; based on {100 * of['known_pu']:.0f} % of the signals that could be known"
     if not total:
-        return f"{text}; nothing to compare readings with yet"
+        return f"{text}; no expected values yet"
     text += f"; {of['learned']:,} of {total:,} expected values learned"
     if of["learning"]:
         left = f"at least {duration(60 * math.ceil(of['left_s'] / 60))} left" if of["left_s"] else "soon done"
         text += f", {of['learning']:,} still learning ({left})"
     if of["not_expected"]:
-        text += f", {of['not_expected']:,} without the readings that they follow from"
+        text += f", {of['not_expected']:,} not computed because readings are missing"
     if of["cadence_learning"]:
         text += f"; the periods at which {of['cadence_learning']:,} of them report are not learned yet"
     return text
@@ -197,7 +197,8 @@ async def calibration(request: web.Request) -> web.Response:
     live, names = live_of(request), listed(request, "parameter")
     for name in names:
         if name not in PARAMETER_KINDS:
-            raise Refused(400, f"parameter: {clean(name, 60)} is none; expected such as gpu.resistance"
+            raise Refused(400, f"parameter: {clean(name, 60)} is not a parameter; expected a name such as "
+                               "gpu.resistance"
                           + did_you_mean(name, PARAMETER_KINDS))  # fmt: skip
     offset = number_of(request, "offset", 0, 0, 2**31)
     limit = number_of(request, "limit", 20, 1, MAX_ROWS)
@@ -244,7 +245,8 @@ async def calibration_of(request: web.Request) -> web.Response:
 def _counts(
     table: str, found: list[Calibration], drifted: list[Bool], inside: Bool | slice = slice(None)
 ) -> dict[str, Any]:
-    """Entities by state: learned where all that is read and may drift is, unknown where nothing was read."""
+    """Count entities by state: learned if all readings that may drift are learned, unknown without
+    readings."""
     states = np.stack([one.state for one in found if one.kind.healthy])[:, inside]
     unknown = (states == NOTHING_LEARNED).all(axis=0)
     learned = ~unknown & (states != LEARNING).all(axis=0)
@@ -254,7 +256,7 @@ def _counts(
 
 
 def _parameter(one: Calibration, drifted: Bool, inside: Bool) -> dict[str, Any]:
-    """Counts of one parameter, and where nine of ten entities that are learned are."""
+    """Return counts of one parameter, and the range of nine of ten learned entities."""
     state = one.state[inside]
     values = one.value[inside & (one.state == LEARNED)]
     values = values[np.isfinite(values)]
@@ -268,14 +270,14 @@ def _parameter(one: Calibration, drifted: Bool, inside: Bool) -> dict[str, Any]:
 
 
 def _drifts(one: Calibration, drifted: Bool) -> list[tuple[float, Calibration, int]]:
-    """The drifts beyond their band, each with its size over the band: so parameters compare."""
+    """Return the drifts beyond their band, each with its size over the band, so that parameters compare."""
     at = np.flatnonzero(drifted)
     size = np.abs(one.own_drift[at]) / one.drift_band[at]
     return [(float(s), one, i) for s, i in zip(size.tolist(), at.tolist(), strict=True)]
 
 
 def shown_row(live: Runtime, one: Calibration, row: int) -> dict[str, Any]:
-    """One parameter of one entity. `band` and `drift_band` are halves of 90 % bands."""
+    """Return one parameter of one entity. `band` and `drift_band` are halves of 90 % bands."""
     kind, drift = one.kind, float(one.drift[row])
     nominal = float(np.broadcast_to(one.nominal, one.value.shape)[row])
     reference, since_ns = float(one.reference[row]), int(one.since_ns[row])
@@ -312,7 +314,7 @@ def _digits(value: float) -> float | None:
 
 
 def calibration_series(live: Runtime) -> Iterator[Metric]:
-    """Counts for Prometheus: entities by state, and drifts by parameter."""
+    """Return counts for Prometheus: entities by state, and drifts by parameter."""
     entities = GaugeMetricFamily("racktwin_calibration_entities", "entities whose parameters are learned, "
                                  "learning or unknown", labels=["table", "state"])  # fmt: skip
     drifted = GaugeMetricFamily("racktwin_calibration_drifted", "entities whose parameter has drifted "

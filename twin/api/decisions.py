@@ -1,6 +1,6 @@
-"""Reading what was decided and what stands: decisions with reasons, alarms, history, requests, approvals.
+"""Read routes for decisions with reasons, alarms, history, requests and approvals.
 
-Decisions are the journal's lines, newest first: the latest from memory, those before from its files.
+Decisions are lines of the journal, newest first: the latest from memory, older ones from its files.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ async def decisions(request: web.Request) -> web.Response:
 
 
 def _among(request: web.Request, name: str, known: tuple[str, ...]) -> list[str]:
-    """A filter's words, each of them known: a misspelt one would find nothing, and say that all is well."""
+    """Return the words of a filter. Raises Refused for an unknown word, which would match nothing."""
     words = listed(request, name)
     for word in words:
         if word not in known:
@@ -79,7 +79,7 @@ def _before(text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
     if (place := place_of(text)) is None:
-        raise Refused(400, "before: expected what `next` of the page before said, such as 1800000000.3")
+        raise Refused(400, "before: expected the value of `next` from the page before, such as 1800000000.3")
     return place
 
 
@@ -122,12 +122,12 @@ async def alarms(request: web.Request) -> web.Response:
 
 
 async def children(request: web.Request) -> web.Response:
-    """List what is collapsed under an alarm: alarms that follow from it, and signals that are silent."""
+    """List the alarms and silent signals that an alarm suppresses."""
     live, identity = live_of(request), request.match_info["id"]
     offset, limit = number_of(request, "offset", 0, 0, 10**9), number_of(request, "limit", 200, 1, MAX_ROWS)
     every = [a for a in alarms_of(live, cleared=True) if identity in (a.get("id"), a.get("cause"))]
     if not every:
-        raise Refused(404, f"no alarm {clean(identity, 200)}; it may be over")
+        raise Refused(404, f"no alarm {clean(identity, 200)}; it may have cleared")
     members: dict[str, np.ndarray] = {}
     for alarm in every:
         for table, index in silent_cells(alarm["id"], live.engine.diagnosis).members.items():
@@ -141,7 +141,8 @@ async def children(request: web.Request) -> web.Response:
 
 
 def _silent(live: Runtime, table: str, entity: int) -> dict[str, Any]:
-    """An entity without data: its signals that were read once, each with the age of its last reading."""
+    """Return an entity without data: its signals that once reported, each with the age of its last
+    reading."""
     state, ages = live.engine.state, {}
     for signal in state.tables[table].signals:
         column = state.tables[table]
@@ -152,7 +153,7 @@ def _silent(live: Runtime, table: str, entity: int) -> dict[str, Any]:
 
 
 def _at(live: Runtime, every: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
-    """Alarms of an entity and what is below it; what alarms name need not be of the site."""
+    """Return the alarms of an entity and everything below it; alarms may name entities outside the site."""
     named = [a for a in every if any(is_below(e, name) for e in a.get("entities", ()))]
     if named:
         return named
@@ -170,7 +171,7 @@ async def history(request: web.Request) -> web.Response:
     signal = recorded_signal("rack.power_w" if whole_site else key)
     if signal is None:
         raise Refused(
-            400, f"signal: {clean(key, 60)!r} is not one of the catalogue; expected such as rack.power_w"
+            400, f"signal: {clean(key, 60)!r} is not in the catalogue; expected a name such as rack.power_w"
         )
     if not whole_site and not 1 <= len(names) <= MAX_NAMES:
         raise Refused(400, f"name: expected 1 to {MAX_NAMES} entities, got {len(names)}")
@@ -208,7 +209,7 @@ async def history(request: web.Request) -> web.Response:
 
 
 def _kept(live: Runtime, table: str, values: dict[str, list[float | None]]) -> None:
-    """Raises Refused where expected values of a table are not kept, and none are from before either."""
+    """Raise Refused if expected values of a table are not stored, now or earlier."""
     kept = live.loaded.config.history.expected
     if table not in kept and all(v is None for column in values.values() for v in column):
         raise Refused(404, f"the history keeps no expected values of the table {table}; add {table} to "
@@ -216,7 +217,8 @@ def _kept(live: Runtime, table: str, values: dict[str, list[float | None]]) -> N
 
 
 async def _expected(live: Runtime, key: str, found: dict[str, Any], span: tuple[int, int]) -> dict[str, Any]:
-    """`expected`, `band` and `residual` by name, at the instants of what was measured; None where unknown."""
+    """Return `expected`, `band` and `residual` by name, at the instants of the readings; None where
+    unknown."""
     signal = recorded_signal(key)
     if live.history is None or signal is None or "/" in key or key == SITE_POWER or signal.kind == "counter":
         raise Refused(400, f"beside: {clean(key, 60)} has no expected values; expected a gauge such as "

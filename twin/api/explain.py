@@ -1,6 +1,6 @@
-"""Explanations over HTTP: what each policy proposes and why, as the policy itself explains it.
+"""Explanations over HTTP: each policy explains its own proposals.
 
-Nothing here knows a policy by name. A topic that declares a path is served there too, as one flat object.
+The module names no policy. A topic that declares a path is also served there, as one flat object.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ async def of_policy(request: web.Request) -> web.Response:
 
 
 def topic_routes() -> Iterator[tuple[Topic, Serving]]:
-    """The topics that have a path of their own, each with its handler."""
+    """Return the topics with a path of their own, each with its handler."""
     for policy in policies.REGISTRY.values():
         for topic in topics_of(policy):
             if topic.path:
@@ -89,7 +89,8 @@ def _serving(policy: type[Policy], topic: Topic) -> Serving:
 
 
 def policy_named(live: Runtime, name: str) -> Policy:
-    """A policy of the daemon, or a registered one with its defaults. Raises Refused for any other name."""
+    """Return a policy of the daemon, or a registered one with its defaults. Raises Refused for any other
+    name."""
     found = next((p for p in live.engine.policies if p.name == name), None)
     if found is None and name in policies.REGISTRY:
         found = policies.REGISTRY[name]()
@@ -103,7 +104,7 @@ def policy_named(live: Runtime, name: str) -> Policy:
 async def explanation_of(
     live: Runtime, name: str, entity: str, topic: str, options: Mapping[str, Value]
 ) -> Explanation:
-    """The explanation of a policy, its slow part beside the loop. Raises Refused."""
+    """Return the explanation of a policy; its slow part runs in a thread. Raises Refused."""
     policy = policy_named(live, name)
     inquiry = Inquiry(entity=entity, topic=topic, options=options, role=live.role,
                       account=live.accounts.get(name))  # fmt: skip
@@ -117,7 +118,7 @@ async def explanation_of(
         if isinstance(found, Explanation):
             return _said(found)
         if len(_slow) >= MOST_SLOW:
-            raise Refused(503, f"{MOST_SLOW} such questions are being answered; try again in a while")
+            raise Refused(503, f"{MOST_SLOW} such queries are running already; try again later")
         _slow.append(name)
         try:
             return _said(await asyncio.to_thread(found))
@@ -132,7 +133,8 @@ async def explanation_of(
 
 
 def _said(found: Explanation) -> Explanation:
-    """The same, with words for the keys in its texts. A key alone in a cell stays: it is to be asked for."""
+    """Return the explanation with words for the keys in its texts. A key alone in a cell stays: it is an
+    argument."""
     tables = tuple(
         replace(t, rows=tuple(tuple(_cell(value) for value in row) for row in t.rows)) for t in found.tables
     )
@@ -145,7 +147,7 @@ def _cell(value: Value) -> Value:
 
 
 async def _recorded(live: Runtime, wanted: SeriesWanted) -> tuple[RecordedSeries | None, str]:
-    """(the highest recorded value of each slot, what is missing of it)."""
+    """Return (the highest recorded value of each slot, a note on missing data)."""
     if live.history is None:
         return None, "this daemon keeps no history of its own (history.embedded is false)"
     if not len(wanted.index):
@@ -174,7 +176,8 @@ def _as_series(found: dict[str, Any], names: list[str], step_s: float) -> Record
 
 
 def flat(live: Runtime, found: Explanation) -> dict[str, Any]:
-    """An explanation as one object: dotted figures nested, tables as lists of objects, notes as sentences."""
+    """Return an explanation as one object: dotted figures nested, tables as lists of objects, notes as
+    sentences."""
     out: dict[str, Any] = {
         "site": live.engine.site.file.site, "now_ns": found.now_ns, "tick": live.engine.state.tick,
         "role": live.role,
@@ -197,7 +200,7 @@ def flat(live: Runtime, found: Explanation) -> dict[str, Any]:
 
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values under dotted names as objects within objects."""
+    """Return values with dotted names as nested objects."""
     out: dict[str, Any] = {}
     for name, value in values.items():
         at = out

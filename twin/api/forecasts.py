@@ -1,4 +1,4 @@
-"""Forecasts on the first screen: what is expected of the site, how sure that is, and what it rests on.
+"""Forecasts for the overview: expected values of the site, their bands and their basis.
 
 Small enough for the summary: the site's own quantities, and a line for each feeder whose band reaches its
 budget within the hour. A forecast is shown once it has a band; until then a sentence says when that will be.
@@ -34,7 +34,7 @@ MAX_AHEAD_S = 366 * 86_400.0
 
 
 def row_s(forecast: Forecast) -> float | None:
-    """The length of the rows behind a forecast; None where its model does not tell."""
+    """Return the length of the rows behind a forecast, s; None if its model does not give it."""
     return _row_s(forecast.horizon_s) if forecast.model.startswith("load@") else None
 
 
@@ -43,7 +43,8 @@ def _row_s(horizon_s: float) -> float | None:
 
 
 def block(live: Runtime) -> dict[str, Any]:
-    """The part of the summary: `rows` of the site's quantities, `budgets` and `notes` as lines, `awaited`."""
+    """Return the forecasts of the summary: `rows` of the site's quantities, `budgets` and `notes` as
+    lines, `awaited`."""
     every = sorted({key for key, _ in live.engine.forecasts})
     keys = [*(k for k in FIRST if k in every), *(k for k in every if k not in FIRST)]
     rows, unheard, view = [], [], live.engine.view()
@@ -62,7 +63,7 @@ def block(live: Runtime) -> dict[str, Any]:
 
 
 def _row(live: Runtime, view: EngineView, key: str) -> tuple[dict[str, Any], bool]:
-    """A quantity with the horizons that have a band, and whether anything at all is expected of it."""
+    """Return a quantity with the horizons that have a band, and True if it has any forecast."""
     what = find_quantity(key)
     assert what is not None, key  # or the engine would have refused the forecast
     now = measured(view, key)[0]
@@ -79,7 +80,7 @@ def _row(live: Runtime, view: EngineView, key: str) -> tuple[dict[str, Any], boo
 
 
 def _ahead(forecast: Forecast, entity: int = 0) -> dict[str, Any]:
-    """One horizon; without a band `lo` and `hi` are null."""
+    """Return one horizon; without a band, `lo` and `hi` are null."""
     mean, low, high = (float(x[entity]) for x in (forecast.mean, forecast.lo, forecast.hi))
     sure = math.isfinite(mean) and math.isfinite(low) and math.isfinite(high)
     return {"horizon_s": forecast.horizon_s, "mean": mean if math.isfinite(mean) else None,
@@ -88,7 +89,7 @@ def _ahead(forecast: Forecast, entity: int = 0) -> dict[str, Any]:
 
 
 def budgets(live: Runtime) -> list[str]:
-    """A line for each feeder whose band reaches its budget within the hour, the soonest first.
+    """Return a line for each feeder whose band reaches its budget within the hour, the soonest first.
 
     A budget lent from outside counts until it ends, the guaranteed share after that.
     """
@@ -111,7 +112,7 @@ def budgets(live: Runtime) -> list[str]:
 
 
 def _awaited(live: Runtime, lacking: dict[str, list[float]], any_shown: bool) -> str:
-    """Sentences: which forecasts begin when, and when a fit replaces simple rules; "" for nothing.
+    """Return sentences on the start of forecasts and on the fit that replaces simple rules; "" for none.
 
     `lacking`: the horizons without a band of each quantity that is heard. `any_shown`: some have one.
     """
@@ -135,7 +136,7 @@ def _awaited(live: Runtime, lacking: dict[str, list[float]], any_shown: bool) ->
 
 
 def _begin(live: Runtime, keys: list[str], horizon_s: float) -> str:
-    """Time until all of these quantities that have no band at a horizon have one, if they are heard."""
+    """Return the time until all of these quantities have a band at a horizon, given their readings."""
     now_ns, out = live.engine.state.now_ns, []
     for key in keys:
         forecast = live.engine.forecasts.get((key, horizon_s))
@@ -149,7 +150,7 @@ def _begin(live: Runtime, keys: list[str], horizon_s: float) -> str:
 
 
 def _fit(live: Runtime, keys: set[str]) -> tuple[set[str], str]:
-    """The rules that forecasts of some of these quantities rest on until the soonest fit: (which, rules).
+    """Return (which, rules) of the simple rules behind these forecasts until the soonest fit.
 
     (empty, "") once all have one.
     """
@@ -166,17 +167,17 @@ def _fit(live: Runtime, keys: set[str]) -> tuple[set[str], str]:
         if which == "next":
             if not all(key.endswith("/grid") for key in getattr(model, "parameters", dict)()):
                 continue
-            text += ", for too little was heard for the last one"
+            text += ", because too few readings arrived for the last one"
         found.append((left_s, set(mine), text))
     _, which_keys, text = min(found, key=lambda fit: fit[0], default=(0.0, set(), ""))
     return which_keys, text
 
 
 def notes(live: Runtime) -> list[str]:
-    """The reasons for which there are no forecasts, a line each."""
+    """Return the reasons for missing forecasts, a line each."""
     engine = live.engine
     if not engine.models:
-        return ["no model forecasts here: the site file names none"]
+        return ["the site file names no forecast model"]
     return [
         f"model {name} failed and is suspended: racktwin alarm list says why"
         for name in engine.models
@@ -185,7 +186,7 @@ def notes(live: Runtime) -> list[str]:
 
 
 class NewOutlook(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Values of a quantity at coming times: from `start_ns` on, each for `step_s`; null = unknown.
+    """Values of a quantity in the future: from `start_ns` on, each for `step_s`; null = unknown.
 
     `name` is the entity; without one it is the site. It takes the place of what was told of this quantity and
     entity before; with null values only, that is taken back.
@@ -203,7 +204,7 @@ async def tell(request: web.Request) -> web.Response:
     body, live = await body_of(request, NewOutlook), live_of(request)
     what = find_quantity(body.quantity)
     if what is None:
-        raise Refused(404, f"{clean(body.quantity, 60)} is no quantity that can be forecast; expected a "
+        raise Refused(404, f"{clean(body.quantity, 60)} is not a quantity that can be forecast; expected a "
                            "signal such as site.outdoor_temp_c, or cdu.heat_w, site.power_w or "
                            "site.gpu_demand_count")  # fmt: skip
     if len(body.name) > MAX_NAME:

@@ -1,4 +1,4 @@
-"""Health over HTTP: how well all parts are, whom to look at first, what is unknown, which failures to expect.
+"""Health over HTTP: levels of all parts, the most urgent ones, unknown ones, and expected failures.
 
 One part is explained with its verdict, the evidence, what is missing and what to do. Answers are pages or
 have a bound.
@@ -6,6 +6,7 @@ have a bound.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,11 +26,13 @@ from twin.contracts import (
     UNKNOWN,
     WATCH,
     Forecast,
+    drained_words,
     finite,
+    is_failure,
     name_of_part,
     todo_words,
 )
-from twin.health import NVLINK_RULES, PORTS, SIGNALS, SPECS, ReportedFault, find, is_failure
+from twin.health import NVLINK_RULES, PORTS, SIGNALS, SPECS, ReportedFault, find
 from twin.report import health_texts as words, why
 from twin.site import lost_with, scale_up_blast
 from twin.telemetry import GOOD
@@ -37,6 +40,8 @@ from twin.telemetry import GOOD
 CHANCE, EXPECTED, DAY_S = "node.failure_pu", "site.node_failure_count", 86_400.0
 SHOWN_WORST, SHOWN_FEW = 20, 6
 MAX_TEXT = 400
+SERVICE, DRAINED = "node.service_level", 3.0
+DRAIN_FIRST = "drain the node"  # how actions begin that a drain has begun already
 STANDS_OUT = 3.0  # times the fleet's average chance of failing, from which on a well node is shown
 LOOKED_IN = (
     "node",
@@ -60,12 +65,12 @@ SHOWN_FAULTS, SHOWN_FAILURES, SHOWN_PARTS, SHOWN_ROWS = 10, 10, 64, 50
 
 
 def levels_of(live: Runtime, part: str) -> U8:
-    """Levels of all parts of a kind [n]."""
+    """Return the levels of all parts of a kind [n]."""
     return live.engine.health.health(part).level
 
 
 def node_concern(live: Runtime) -> U8:
-    """The worst level of each node and its GPUs [n_node]."""
+    """Return the worst level of each node and its GPUs [n_node]."""
     worst = levels_of(live, "node").copy()
     gpus = levels_of(live, "gpu")
     raised = np.flatnonzero(gpus > 0)
@@ -79,12 +84,12 @@ def counted(levels: U8) -> dict[str, int]:
 
 
 def forecast_of(live: Runtime, key: str, horizon_s: float) -> Forecast | None:
-    """A forecast in force."""
+    """Return a forecast in force."""
     return live.engine.forecasts.get((key, horizon_s))
 
 
 def average_of(forecast: Forecast | None) -> float | None:
-    """The mean over all nodes for which there is one; None for none."""
+    """Return the mean over all nodes with a forecast; None for none."""
     if forecast is None:
         return None
     known = forecast.mean[np.isfinite(forecast.mean)].astype(np.float64)
@@ -92,7 +97,7 @@ def average_of(forecast: Forecast | None) -> float | None:
 
 
 def band(forecast: Forecast | None, entity: int, average: float | None = None) -> dict[str, Any]:
-    """Mean, interval and comparison with the average, of one entity."""
+    """Return mean, interval and comparison with the average of one entity."""
     if forecast is None:
         return {"mean": None, "lo": None, "hi": None, "average": None, "said": "", "basis": ""}
     mean, low, high = (finite(x[entity]) for x in (forecast.mean, forecast.lo, forecast.hi))
@@ -101,7 +106,7 @@ def band(forecast: Forecast | None, entity: int, average: float | None = None) -
 
 
 def evidence_text(text: str) -> str:
-    """Evidence may quote what a device said."""
+    """Return evidence as safe text: it may quote a device."""
     return clean(text, MAX_TEXT)
 
 
@@ -109,7 +114,7 @@ def evidence_text(text: str) -> str:
 
 
 def reason_of(live: Runtime, part: str, index: int) -> str:
-    """The gravest sentence on a part, with figures; empty where nothing was said.
+    """Return the gravest sentence about a part, with figures; "" for none.
 
     What is missing is a reason only where the part is unknown; its past is none.
     """
@@ -120,18 +125,33 @@ def reason_of(live: Runtime, part: str, index: int) -> str:
 
 
 def part_row(live: Runtime, part: str, index: int) -> dict[str, Any]:
-    """A part in a line."""
+    """Return a part as a row."""
     verdict = live.engine.health.health(part)
     owner = live.engine.site.name(PARTS[part], index // 2 if part in PAIRED else index)
     action = ACTIONS[int(verdict.action[index])]
     return {"part": part, "name": name_of_part(part, index, owner),
             "level": LEVELS[int(verdict.level[index])], "since_ns": int(verdict.since_ns[index]),
             "sure_pu": finite(verdict.sure_pu[index]), "action": action,
-            "do": todo_words(action, part), "why": reason_of(live, part, index)}  # fmt: skip
+            "do": _todo(live, part, index, action), "why": reason_of(live, part, index)}  # fmt: skip
+
+
+def drained(live: Runtime) -> Bool:
+    """Return the nodes that racktwin drained [n_node]."""
+    lease = live.engine.arbiter.leases.get(SERVICE)
+    return np.zeros(live.engine.site.sizes["node"], np.bool_) if lease is None else lease.value >= DRAINED
+
+
+def _todo(live: Runtime, part: str, index: int, action: str) -> str:
+    """Return what people do about a part; a node that is drained already is not to be drained first."""
+    words, site = todo_words(action, part), live.engine.site
+    node = index if part == "node" else int(site.node_of_gpu[index]) if part == "gpu" else -1
+    if node < 0 or not words.startswith(DRAIN_FIRST) or not drained(live)[node]:
+        return words
+    return drained_words(site.name("node", node)).removesuffix(".")
 
 
 def node_row(live: Runtime, node: int, concern: int, lemon: bool, average: float | None) -> dict[str, Any]:
-    """A node in a line: by its GPU, where that is worse off than the node as a whole."""
+    """Return a node as a row: by its GPU if that is worse than the node as a whole."""
     site, part, index = live.engine.site, "node", node
     if concern > int(levels_of(live, "node")[node]):
         first, last = int(site.gpu_start_of_node[node]), int(site.gpu_start_of_node[node + 1])
@@ -146,7 +166,7 @@ def node_row(live: Runtime, node: int, concern: int, lemon: bool, average: float
 
 
 class Ranked:
-    """Nodes in the order in which somebody should look at them."""
+    """Nodes in order of urgency."""
 
     def __init__(self, live: Runtime) -> None:
         self.live, self.concern = live, node_concern(live)
@@ -184,13 +204,13 @@ def expected(live: Runtime) -> list[dict[str, Any]]:
 
 
 def model_of(live: Runtime) -> str:
-    """The model behind the chances, with the hash of its parameters."""
+    """Return the model behind the chances, with the hash of its parameters."""
     forecast = forecast_of(live, CHANCE, DAY_S)
     return "" if forecast is None else forecast.model
 
 
-def heard_of(live: Runtime, table: str, keys: tuple[str, ...]) -> tuple[Bool, Bool]:
-    """(who ever reported any of these signals, who does so now) [n] each."""
+def heard_of(live: Runtime, table: str, keys: Sequence[str]) -> tuple[Bool, Bool]:
+    """Return masks [n] of entities that ever reported any of these signals, and that report one now."""
     state, n = live.engine.state, live.engine.site.sizes[table]
     column, ever, now = state.tables[table], np.zeros(n, np.bool_), np.zeros(n, np.bool_)
     for key in keys:
@@ -210,17 +230,34 @@ def kinds_of(part: str, side: int = 0) -> list[tuple[str, tuple[str, ...]]]:
     ]
 
 
+def fitted(live: Runtime, part: str) -> np.ndarray:
+    """Return the parts of a kind that there are, ascending: of DPUs, which a node need not have, those that
+    ever told anything.
+    """
+    if part != "dpu":
+        return np.arange(len(levels_of(live, part)))
+    ever = []
+    for side in (0, 1):
+        every = [key for _, keys in kinds_of(part, side) for key in keys]
+        ever.append(heard_of(live, PARTS[part], every)[0])
+    return np.flatnonzero(np.stack(ever, axis=1))
+
+
 def unknown(live: Runtime) -> list[dict[str, Any]]:
-    """Of each kind of part: how many are unknown, what is not heard of how many, and who would tell it."""
+    """Return for each kind of part the number of unknown ones, their missing signals and the possible
+    sources."""
     out = []
     for part, table in PARTS.items():
-        levels = levels_of(live, part)
+        there = fitted(live, part)
+        levels = levels_of(live, part)[there]
         count = int(np.count_nonzero(levels == UNKNOWN))
         if count == 0:
             continue
         missing = []
         for what, keys in kinds_of(part):
             ever, now = heard_of(live, table, keys)
+            if part == "dpu":  # of the first of each node that has one
+                ever, now = (mask[there[there % 2 == 0] // 2] for mask in (ever, now))
             if not now.all():
                 missing.append({"what": what, "never": int((~ever).sum()),
                                 "silent": int((ever & ~now).sum()), "of": len(ever),
@@ -230,7 +267,7 @@ def unknown(live: Runtime) -> list[dict[str, Any]]:
 
 
 def failures(live: Runtime) -> dict[str, Any]:
-    """Failures that are remembered: by class, those that last, and those that had a cause in common."""
+    """Return the remembered failures: by class, still lasting, and with a common cause."""
     log = live.engine.health.log()
     real = is_failure(log)  # a node that people took out of service, or whose job failed, is none
     kinds = np.bincount(log.kind[real], minlength=len(log.classes)).tolist()
@@ -255,7 +292,7 @@ def wear(live: Runtime, most: int = SHOWN_WORST) -> list[dict[str, Any]]:
 
 
 def lowered(live: Runtime) -> dict[str, int]:
-    """GPUs whose clock is held down, by whose doing that is."""
+    """Return the GPUs with a limited clock, by cause."""
     counts = np.bincount(live.engine.health.health("gpu").lowered, minlength=len(ATTRIBUTIONS)).tolist()
     return {by: n for by, n in zip(ATTRIBUTIONS[1:], counts[1:], strict=True) if n}
 
@@ -264,7 +301,7 @@ def notes(live: Runtime) -> list[str]:
     """List the caveats of the health answer."""
     engine, out = live.engine, []
     if engine.health.looked_ns == 0:
-        out.append("nothing was judged yet: the first look follows the first tick")
+        out.append("no health verdict yet: the first check follows the first tick")
     if forecast_of(live, CHANCE, DAY_S) is None:
         named = "failure" in engine.models
         suspended = "failure" in engine.suspended
@@ -275,14 +312,15 @@ def notes(live: Runtime) -> list[str]:
 
 
 def looked(live: Runtime) -> dict[str, Any]:
-    """When all of it was judged."""
+    """Return the instant at which all parts were last judged."""
     engine = live.engine
     age_s = (engine.state.now_ns - engine.health.looked_ns) / NS if engine.health.looked_ns else None
     return {"tick": engine.state.tick, "now_ns": engine.state.now_ns, "judged_s": age_s}
 
 
 def block(live: Runtime) -> dict[str, Any]:
-    """The part of the summary, made once a second: counts, the worst nodes, failures expected in a day."""
+    """Return the health of the summary, renewed once a second: counts, worst nodes, failures expected in a
+    day."""
     ranked = Ranked(live)
     first = ranked.stand_out()
     day = [e for e in expected(live) if e["horizon_s"] == DAY_S]
@@ -292,7 +330,7 @@ def block(live: Runtime) -> dict[str, Any]:
 
 
 async def health(request: web.Request) -> web.Response:
-    """Return the health of all parts, the worst first, what is unknown, and the expected failures.
+    """Return the health of all parts, the worst first, the unknown parts, and the expected failures.
 
     Without a filter, `rows` are the nodes that stand out: not well, lemons, or far likelier to fail than the
     average. With `part`, `prefix` or `level`, all that match.
@@ -312,7 +350,7 @@ async def health(request: web.Request) -> web.Response:
 
 
 def whole(live: Runtime, prefix: str = "") -> dict[str, Any]:
-    """All but the rows; counts are of a place, if one is given."""
+    """Return the answer without its rows; with counts of a place, if one is given."""
     lemons = np.flatnonzero(live.engine.health.lemons.is_lemon())
     return {**looked(live), "site": live.engine.site.file.site, "prefix": prefix,
             "parts": parts_of(live, prefix),
@@ -328,16 +366,16 @@ def parts_of(live: Runtime, prefix: str = "") -> dict[str, dict[str, int]]:
     """Count the parts of each kind by level, on the site or at a place of it."""
     out = {}
     for part, table in PARTS.items():
-        if live.engine.site.sizes[table]:
-            levels = levels_of(live, part)
-            out[part] = counted(levels[_members(live, part, prefix)] if prefix else levels)
+        there = fitted(live, part)
+        if live.engine.site.sizes[table] and (len(there) or part != "dpu"):
+            out[part] = counted(levels_of(live, part)[_members(live, part, prefix) if prefix else there])
     return out
 
 
 def page(
     live: Runtime, part: str | None, prefix: str, levels: list[str], offset: int, limit: int
 ) -> tuple[int, list[dict[str, Any]]]:
-    """(how many match, these of them), the worst first."""
+    """Return (number of matches, the rows of this page), the worst first."""
     keep = np.isin(np.arange(len(LEVELS)), [LEVELS.index(w) for w in levels]) if levels else None
     if part in (None, "node"):
         ranked = Ranked(live)
@@ -360,7 +398,8 @@ def _members(live: Runtime, part: str, prefix: str) -> np.ndarray:
     table = PARTS[part]
     n = live.engine.site.sizes[table]
     index = held_by(live, table, prefix) if prefix and n else np.arange(n)
-    return np.stack((2 * index, 2 * index + 1), axis=1).ravel() if part in PAIRED else index
+    mine = np.stack((2 * index, 2 * index + 1), axis=1).ravel() if part in PAIRED else index
+    return np.intersect1d(mine, fitted(live, part)) if part == "dpu" else mine
 
 
 # -- names
@@ -369,8 +408,9 @@ def _members(live: Runtime, part: str, prefix: str) -> np.ndarray:
 async def health_of(request: web.Request) -> web.Response:
     """Explain the health of one part: verdict, evidence, missing inputs, chance of failure, history, remedy.
 
-    The name is that of a node, GPU, switch or link, with `#pump1` or `#psu2` behind it that of a pump or
-    supply; a CDU, loop, feeder or storage answers with whom it serves, a rack, hall or site with its nodes.
+    The name is that of a node, GPU, switch or link, with `#pump1`, `#psu2` or `#dpu1` behind it that of a
+    pump, supply or DPU; a CDU, loop, feeder or storage answers with whom it serves, a rack, hall or site with
+    its nodes.
     """
     return answer(of_name(live_of(request), request.match_info["name"]))
 
@@ -395,13 +435,13 @@ def of_name(live: Runtime, name: str) -> dict[str, Any]:
         if table in EQUIPMENT:
             return equipment_tree(live, table, row)
         return place_tree(live, table, row)
-    hint = _job_hint(live, name) or meant(live, name) or "; racktwin device health lists what there is"
+    hint = _job_hint(live, name) or meant(live, name) or "; racktwin device health lists all names"
     kinds = "node, GPU, switch, link, rack, hall, CDU, loop, feeder or storage"
     raise Refused(404, f"no {kinds} {clean(name, 120)}{hint}")
 
 
 def _job_hint(live: Runtime, name: str) -> str:
-    """The nodes of a job, for who asks for its health."""
+    """Return a hint to the nodes of a job, for a query about the job's health."""
     jobs, site = live.engine.jobs, live.engine.site
     slot = jobs.names.index(name) if name in jobs.names else site.entity("job", name)
     nodes = np.flatnonzero(jobs.job_of_node == slot) if slot is not None else np.zeros(0, np.int64)
@@ -412,7 +452,7 @@ def _job_hint(live: Runtime, name: str) -> str:
 
 
 def place_tree(live: Runtime, table: str, row: int) -> dict[str, Any]:
-    """A rack, hall, supernode or site: its nodes, the worst first."""
+    """Return a rack, hall, supernode or site: its nodes, the worst first."""
     name = live.engine.site.name(table, row)
     total, rows = page(live, None, name, [], 0, SHOWN_ROWS)
     return {**looked(live), "kind": "place", "table": table, "name": name, "parts": parts_of(live, name),
@@ -420,7 +460,8 @@ def place_tree(live: Runtime, table: str, row: int) -> dict[str, Any]:
 
 
 def equipment_tree(live: Runtime, table: str, row: int) -> dict[str, Any]:
-    """A CDU, loop, feeder or storage: what is silent, what drifts, and how the nodes are that it serves.
+    """Return a CDU, loop, feeder or storage: silent signals, drifts, and the state of the nodes that it
+    serves.
 
     A CDU has its pumps as well.
     """
@@ -440,7 +481,7 @@ def equipment_tree(live: Runtime, table: str, row: int) -> dict[str, Any]:
 
 
 def _served(live: Runtime, table: str, row: int) -> np.ndarray:
-    """Racks that a CDU or loop cools or a feeder feeds; none of a storage, which jobs choose."""
+    """Return the racks that a CDU or loop cools or a feeder feeds; none for a storage, which jobs choose."""
     site = live.engine.site
     if table == "feeder":
         return site.racks_below(row)
@@ -451,7 +492,7 @@ def _served(live: Runtime, table: str, row: int) -> np.ndarray:
 
 
 def silent_signals(live: Runtime, table: str, row: int) -> list[dict[str, Any]]:
-    """List the signals that once reported and do not now; one line for all where none ever did."""
+    """List the signals that once reported and do not now; one line for an entity that has never reported."""
     state, out, ever_any = live.engine.state, [], False
     for name, signal in TABLES[table].by_name.items():
         ever, now = (bool(found[row]) for found in heard_of(live, table, (signal.key,)))
@@ -465,7 +506,7 @@ def silent_signals(live: Runtime, table: str, row: int) -> list[dict[str, Any]]:
 
 
 def part_tree(live: Runtime, part: str, index: int) -> dict[str, Any]:
-    """Everything about one part."""
+    """Return everything about one part."""
     engine, site = live.engine, live.engine.site
     table, entity = PARTS[part], index // 2 if part in PAIRED else index
     owner, row = site.name(table, entity), part_row(live, part, index)
@@ -490,6 +531,8 @@ def part_tree(live: Runtime, part: str, index: int) -> dict[str, Any]:
         tree |= {"node": site.name("node", node), "job": job(live, node), "chance": chances(live, node),
                  "model": model_of(live), "history": history(live, node),
                  "lemon": lemon(live, node)}  # fmt: skip
+    if part == "gpu":
+        tree["nvlinks"] = nvlinks_of(live, entity)
     if part == "node":
         tree["parts"], tree["parts_counts"] = below(live, node)
         gpus = range(int(site.gpu_start_of_node[node]), int(site.gpu_start_of_node[node + 1]))
@@ -498,7 +541,8 @@ def part_tree(live: Runtime, part: str, index: int) -> dict[str, Any]:
 
 
 def nvlink_of(live: Runtime, name: str) -> tuple[int, int] | None:
-    """(GPU, number) of an NVLink such as `gpu0/nvlink14` behind the name of a node; None for another name."""
+    """Return (GPU, number) of an NVLink such as `gpu0/nvlink14` after the name of a node; None for another
+    name."""
     owner, _, tail = name.rpartition("/")
     digits = tail.removeprefix("nvlink")
     if digits == tail or not (digits.isascii() and digits.isdigit()) or len(digits) > 2:
@@ -507,8 +551,26 @@ def nvlink_of(live: Runtime, name: str) -> tuple[int, int] | None:
     return None if gpu is None or int(digits) >= PORTS else (gpu, int(digits))
 
 
+def nvlinks_of(live: Runtime, gpu: int) -> dict[str, Any]:
+    """Return how many NVLinks of a GPU are read and those that counted, the last to recover first."""
+    health = live.engine.health
+    links, failing = health.nvlinks, bool(health.recurring.failing[gpu])
+    counted = [
+        {
+            "link": link,
+            "name": links.name(PORTS * gpu + link),
+            "level": LEVELS[links.level(gpu, link, failing)],
+            "counts": links.counts(gpu, link),
+            "recovered": sum(count for _, count in links.recovered(gpu, link)),
+        }
+        for link in (links.index[links.of_gpu(gpu)] % PORTS).tolist()
+    ]
+    return {"read": int(links.read[gpu]), "counted": counted}
+
+
 def nvlink_tree(live: Runtime, gpu: int, link: int) -> dict[str, Any]:
-    """An NVLink: its verdict and counts, both of its ends, and what is lost with it; else as of its GPU."""
+    """Return an NVLink: its verdict and counts, its ends, and the entities lost with it; otherwise as its
+    GPU."""
     health, site = live.engine.health, live.engine.site
     tree, counts = part_tree(live, "gpu", gpu), health.nvlinks.counts(gpu, link)
     level = health.nvlinks.level(gpu, link, bool(health.recurring.failing[gpu]))
@@ -521,6 +583,7 @@ def nvlink_tree(live: Runtime, gpu: int, link: int) -> dict[str, Any]:
     return tree | {
         "part": "nvlink", "name": f"{site.name('gpu', gpu)}/nvlink{link}", "level": LEVELS[level],
         "ends": health.nvlinks.name(PORTS * gpu + link), "counts": counts, "action": action,
+        "recovered": [{"day": day, "count": n} for day, n in health.nvlinks.recovered(gpu, link)],
         "do": todo_words(action, "gpu"), "why": of_link[0]["text"] if of_link else "", "evidence": of_link,
         "missing": lacking, "lost_with_it": scale_up_blast(site, gpu).text, "diagnosis": [], "faults": [],
         "changes": words.changes(LEVELS[level], action, bool(lacking), "link"), "remaining": [],
@@ -540,7 +603,7 @@ def evidence(live: Runtime, part: str, index: int) -> list[dict[str, Any]]:
 
 
 def missing(live: Runtime, part: str, index: int) -> list[dict[str, Any]]:
-    """List the inputs of a verdict that do not report now: since when, and their possible sources."""
+    """List the inputs of a verdict that do not report now, with times and possible sources."""
     state, table = live.engine.state, PARTS[part]
     entity = index // 2 if part in PAIRED else index
     out = []
@@ -557,7 +620,7 @@ def missing(live: Runtime, part: str, index: int) -> list[dict[str, Any]]:
 
 
 def reported_faults(live: Runtime, table: str, entity: int) -> list[dict[str, Any]]:
-    """The last faults of a device, the newest first; of a node, those of its GPUs too."""
+    """Return the last faults of a device, the newest first; for a node, with those of its GPUs."""
     site, book = live.engine.site, live.engine.health.book
     found: list[tuple[str, ReportedFault]] = [("", h) for h in book.of(table, entity)]
     if table == "node":
@@ -596,7 +659,7 @@ def remaining(live: Runtime, table: str, entity: int) -> list[dict[str, Any]]:
 
 
 def chances(live: Runtime, node: int) -> list[dict[str, Any]]:
-    """The chance of failing within each horizon, with its interval, beside the fleet's average."""
+    """Return the chance of failing within each horizon, with its interval and the fleet's average."""
     out = []
     for horizon_s in words.HORIZONS_S:
         forecast = forecast_of(live, CHANCE, horizon_s)
@@ -606,14 +669,14 @@ def chances(live: Runtime, node: int) -> list[dict[str, Any]]:
 
 
 def job(live: Runtime, node: int) -> str | None:
-    """The job on a node."""
+    """Return the job on a node."""
     jobs = live.engine.jobs
     slot = int(jobs.job_of_node[node])
     return clean(jobs.names[slot]) if slot >= 0 and jobs.alive[slot] else None
 
 
 def history(live: Runtime, node: int) -> dict[str, Any]:
-    """Failures, replacements and reboots of a node, as far as anybody watched."""
+    """Return the failures, replacements and reboots of a node in the observed time."""
     engine, site = live.engine, live.engine.site
     log, state = engine.health.log(), engine.state
     mine = np.flatnonzero(log.node == node)
@@ -644,13 +707,15 @@ def lemon(live: Runtime, node: int) -> dict[str, Any]:
 
 
 def below(live: Runtime, node: int) -> tuple[list[dict[str, Any]], dict[str, dict[str, int]]]:
-    """(GPUs, links and supplies of a node, the worst first; how many are at each level by kind)."""
-    site = live.engine.site
+    """Return (GPUs, links, supplies and DPUs of a node, the worst first; counts by kind and level)."""
+    site, both = live.engine.site, np.arange(2 * node, 2 * node + 2)
     members = {
         "gpu": np.arange(site.gpu_start_of_node[node], site.gpu_start_of_node[node + 1]),
         "link": np.arange(*np.searchsorted(site.node_of_link, [node, node + 1])),
-        "psu": np.arange(2 * node, 2 * node + 2),
+        "psu": both,
     }
+    if len(dpus := np.intersect1d(both, fitted(live, "dpu"))):
+        members["dpu"] = dpus
     rows, counts = [], {}
     for part, index in members.items():
         levels = levels_of(live, part)[index]

@@ -1,4 +1,4 @@
-"""Jobs over the interface: a job registers itself, reports what its saves cost, and asks what it is advised.
+"""Jobs over HTTP: a job registers itself, reports the cost of its saves, and reads its advice.
 
 A token of the role `job` speaks for its own alone: `job.NAME` for the job of that name, `tenant.NAME` for the
 jobs of that tenant. A report waits for no tick; its answer brings the advice. Whatever a job that registered
@@ -42,7 +42,7 @@ SETTLED_S, LOOK_S = 5.0, 0.01  # a tick that was made is in the journal within t
 
 
 def decoder_of(live: Runtime) -> JobDecoder:
-    """The decoder of the reports that come over HTTP to a daemon."""
+    """Return the decoder of HTTP reports to a daemon."""
     return JobDecoder(Roster(lambda: live.engine).slot_of)
 
 
@@ -60,7 +60,7 @@ async def register(request: web.Request) -> web.Response:
     except BadMessage as error:
         raise Refused(400, str(error)) from None
     if live.role != "leader":
-        raise Refused(503, "this daemon stands by; ask the one that leads", {"Retry-After": "10"})
+        raise Refused(503, "this daemon is a standby; ask the leader", {"Retry-After": "10"})
     if slot is None or live.engine.jobs.lease_s[slot]:
         await _start(request, slot, nodes, registration)
     site, jobs = live.engine.site, live.engine.jobs
@@ -104,7 +104,7 @@ async def _start(
 
 
 def _doubts(live: Runtime) -> list[str]:
-    """The reasons for which a job will hear no advice, with what its operator can do."""
+    """Return the reasons for which a job gets no advice, with remedies for the operator."""
     authority = live.engine.intake.authority.get(POLICY)
     if authority is None:
         return ["no policy `checkpoint` runs here, so the job keeps its own interval; the operator adds "
@@ -120,7 +120,7 @@ async def unregister(request: web.Request) -> web.Response:
     live, job = live_of(request), request.match_info["job"]
     slot = _slot(request, acting=True)
     if not live.engine.jobs.lease_s[slot]:
-        raise Refused(409, f"job {clean(job, 80)} was told of by a scheduler, which ends it")
+        raise Refused(409, f"job {clean(job, 80)} was reported by a scheduler, which ends it")
     refused = await live.submit(
         JobEnded(id=f"registered/{uuid.uuid4().hex}", job=job, reason="its client ended")
     )
@@ -130,7 +130,7 @@ async def unregister(request: web.Request) -> web.Response:
 
 
 def end_lapsed(live: Runtime, leases: JobLeases, now_s: float) -> None:
-    """End the jobs that registered themselves and whose client is gone."""
+    """End self-registered jobs whose client no longer reports."""
     if live.role != "leader":
         return
     jobs = live.engine.jobs
@@ -139,7 +139,7 @@ def end_lapsed(live: Runtime, leases: JobLeases, now_s: float) -> None:
         event = JobEnded(
             id=f"lapsed/{job}#{uuid.uuid4().hex}",
             job=job,
-            reason=f"its client has not asked for {duration(leased[job])}",
+            reason=f"its client has not asked for advice for {duration(leased[job])}",
         )
         if live.put_event(event):
             leases.renew(job, now_s)  # until the tick has ended it
@@ -190,11 +190,12 @@ async def report(request: web.Request) -> web.Response:
 
 
 def _slot(request: web.Request, acting: bool) -> int:
-    """The slot of a job that runs. Raises Refused for what the token may not, and for strangers."""
+    """Return the slot of a running job. Raises Refused for jobs that the token may not access, and for
+    unknown jobs."""
     slot, job = _own(request, acting), request.match_info["job"]
     if slot is None:
-        raise Refused(404, f"no job {clean(job, 80)} is known to run; expected one that Slurm (as "
-                           "slurm:CLUSTER:ID), Kubernetes or an event told of, or one that registered "
+        raise Refused(404, f"no job {clean(job, 80)} is known to run; expected a job that Slurm (as "
+                           "slurm:CLUSTER:ID), Kubernetes or an event reported, or one that registered "
                            "itself: Advisor(..., nodes=[...])")  # fmt: skip
     if acting or request[WHO].role == "job":
         request.app[LEASES].renew(job, time.monotonic())
@@ -202,7 +203,7 @@ def _slot(request: web.Request, acting: bool) -> int:
 
 
 def _own(request: web.Request, acting: bool) -> int | None:
-    """The slot of the job in question, None where it does not run. Raises Refused for another's."""
+    """Return the slot of the requested job; None if it does not run. Raises Refused for another's job."""
     live, job, token = live_of(request), request.match_info["job"], request[WHO]
     slot = live.engine.jobs.slot_of.get(job)
     if token.role == "job":
@@ -227,7 +228,7 @@ async def _advice(request: web.Request) -> Advice:
     """Return the advice that is in force and in the journal; an expired one if there is none."""
     live, job = live_of(request), request.match_info["job"]
     if live.role != "leader":
-        raise Refused(503, "this daemon stands by; ask the one that leads", {"Retry-After": "10"})
+        raise Refused(503, "this daemon is a standby; ask the leader", {"Retry-After": "10"})
     try:
         async with asyncio.timeout(SETTLED_S):
             while live.decision is not None and live.decision.now_ns < live.engine.state.now_ns:

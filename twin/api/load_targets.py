@@ -72,17 +72,17 @@ async def set_target(request: web.Request) -> web.Response:
 
 
 async def withdraw_target(request: web.Request) -> web.Response:
-    """Withdraw a load target, whoever set it."""
+    """Withdraw a load target, regardless of its author."""
     name = request.match_info["name"]
     engine = live_of(request).engine
     if name not in {t.name for t in engine.intake.load_targets.current(engine.site)}:
-        raise Refused(404, f"no load target {clean(name, 200)}; it may be over")
+        raise Refused(404, f"no load target {clean(name, 200)}; it may have ended")
     event = ev.LoadTargetWithdrawn(id=new_id(request), author=author(request), target=name)
     return await submit(request, event, name=name)
 
 
 async def targets(request: web.Request) -> web.Response:
-    """List present and future load targets, and whether the load is within each; null is unknown."""
+    """List present and future load targets, and true if the load is within each; null is unknown."""
     live = live_of(request)
     offset, limit = number_of(request, "offset", 0, 0, 10**9), number_of(request, "limit", 200, 1, MAX_ROWS)
     engine = live.engine
@@ -98,7 +98,7 @@ async def targets(request: web.Request) -> web.Response:
 
 
 def brief(target: LoadTarget, site: Site, load: LoadNow, now_ns: int) -> dict[str, Any]:
-    """A target as the interface shows it. `within`: true, false, or null where the load is not known.
+    """Return a target in the form of the API. `within`: true, false, or null if the load is unknown.
 
     `places` are those with the highest load, at most 64 of `places_total`; `over` counts all that are beyond
     the limit, `unknown` all whose load is not known. A place is a feeder, or "" for the site.

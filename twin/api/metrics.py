@@ -1,8 +1,8 @@
-"""Metrics: the state and the daemon's own health as Prometheus text.
+"""Metrics: the state of the site and the health of the daemon as Prometheus text.
 
-The many series of the site are written by hand, since a library takes fifteen times as long; their number has
-a bound. What is not current is left out, so that it ends in Prometheus as well. The few series of the daemon
-go through prometheus-client.
+The module formats the many series of the site itself, since a library takes fifteen times as long; their
+number is bounded. Series without a current reading are left out, so that they end in Prometheus too.
+prometheus-client formats the few series of the daemon.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from twin.api.comparisons import COMPARED, calibration_series
-from twin.api.health import CHANCE, DAY_S, counted, failures, forecast_of, levels_of, looked
+from twin.api.health import CHANCE, DAY_S, failures, forecast_of, looked, parts_of
 from twin.api.load_targets import target_series
 from twin.api.runtime import Runtime
 from twin.api.scopes import masks_of
 from twin.api.state import alarms_of
 from twin.api.summary import Pulse, quantile, severities
 from twin.catalogue import NS, TABLES, Bool, Signal, TwinError, find_signal
-from twin.contracts import PARTS, Z90, Explainer, Explanation, KeyFigure
+from twin.contracts import Z90, Explainer, Explanation, KeyFigure
 from twin.engine import Inquiry, explain, topics_of
 from twin.report import health_texts as words
 from twin.run import expected_columns
@@ -53,7 +53,7 @@ ALWAYS_COUNTED = ("ticks_not_traced", "notes_dropped", "after_failed")
 
 @dataclass(frozen=True)
 class Column:
-    """A signal's current values, copied, and the labels of its entities."""
+    """Copy of a signal's current values, with the labels of its entities."""
 
     signal: Signal
     value: np.ndarray
@@ -62,7 +62,7 @@ class Column:
 
 
 class SiteSeries:
-    """The series of the site. Labels are made once per site."""
+    """The series of the site. Labels are built once for each site."""
 
     def __init__(self) -> None:
         self._site = ""
@@ -71,7 +71,7 @@ class SiteSeries:
     def take(
         self, live: Runtime, tables: Iterable[str], most: int = MAX_SERIES, inside: Masks | None = None
     ) -> tuple[list[Column], dict[str, int]]:
-        """(copies of what is to be written, series left out per table). Small tables go first.
+        """Return (copies of the series, series left out per table). Small tables come first.
 
         `inside`: only these entities, by table.
         """
@@ -102,7 +102,7 @@ class SiteSeries:
         return columns, left_out
 
     def _keep_labels(self, site: Site) -> None:
-        """Labels are those of this site from now on."""
+        """Build the labels of this site."""
         if site.spec_hash != self._site:
             self._site, self._labels = site.spec_hash, {}
 
@@ -149,7 +149,7 @@ class SiteSeries:
         return out
 
     def _by_rack(self, live: Runtime, table: str, beside: list[Column]) -> list[Column]:
-        """Two columns of racks for each compared signal of what they hold."""
+        """Return two columns of racks for each compared signal of their contents."""
         site = live.engine.site
         rack = site.rack_of_gpu if table == "gpu" else site.rack_of_node
         n, out = site.sizes["rack"], list[Column]()
@@ -169,7 +169,7 @@ class SiteSeries:
         return out
 
     def _hottest(self, live: Runtime) -> Column:
-        """The hottest GPU of each rack: what charts want of GPUs that are too many to be scraped."""
+        """Return the hottest GPU of each rack, for charts of sites with too many GPUs to scrape."""
         site, gpus = live.engine.site, live.engine.state.tables["gpu"]
         signal = TABLES["gpu"].by_name["temp_c"]
         good = gpus.quality_of(signal, live.engine.state.now_ns) == GOOD
@@ -196,7 +196,7 @@ PLACE_OF: dict[str, tuple[str, Callable[[Site], np.ndarray]]] = {
 
 
 def labels_of(site: Site, table: str, entity: int) -> str:
-    """The labels of an entity: its name, and the rack or the hall that it is in, by which people sum."""
+    """Return the labels of an entity: its name, and its rack or hall for sums."""
     name, more = site.name(table, entity), ""
     if table in PLACE_OF:
         place, index = PLACE_OF[table]
@@ -206,12 +206,12 @@ def labels_of(site: Site, table: str, entity: int) -> str:
 
 
 def escaped(text: str) -> str:
-    """A label's value as the text format wants it."""
+    """Return an escaped label value for the text format."""
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def render(columns: list[Column], left_out: dict[str, int]) -> bytes:
-    """The text. Works on copies, so that it may run beside the ticks."""
+    """Return the text. Works on copies, so it may run beside the ticks."""
     out: list[str] = []
     for column in columns:
         signal = column.signal
@@ -240,7 +240,7 @@ class DaemonSeries(Collector):
         self.live, self.pulse, self.refused = live, pulse, refused
 
     def collect(self) -> Iterator[Metric]:
-        """The daemon's own, then those of policies; a name that stands already is not given to a policy."""
+        """Return the daemon's own metrics, then those of policies without names already in use."""
         names = {f"racktwin_{t}_{s}" for t, table in TABLES.items() for s in table.by_name}
         names.add(f"racktwin_{HOTTEST.table}_{HOTTEST.name}")
         for metric in self._own():
@@ -263,9 +263,9 @@ class DaemonSeries(Collector):
         yield from target_series(live)
         for name, what, counts in (
             ("refused", "requests to the interface that were refused", self.refused),
-            ("counted", "what the daemon counted", dict.fromkeys(ALWAYS_COUNTED, 0) | live.counts),
-            ("messages", "what became of messages", _flat(live.messages())),
-            ("events", "events that went unusually", live.engine.intake.counts),
+            ("counted", "counts of the daemon", dict.fromkeys(ALWAYS_COUNTED, 0) | live.counts),
+            ("messages", "messages by outcome", _flat(live.messages())),
+            ("events", "events with an unusual outcome", live.engine.intake.counts),
         ):
             yield _counted(f"racktwin_{name}", what, "what", counts)
 
@@ -279,7 +279,7 @@ class DaemonSeries(Collector):
         yield GaugeMetricFamily("racktwin_tick_age_seconds", "since the last tick", self.pulse.age_s(live))
         every_s = live.loaded.config.tick_s
         yield GaugeMetricFamily("racktwin_tick_every_seconds", "nominal length of a tick", every_s)
-        for name, what, values in (("took", "what a tick takes", stats.took_s),
+        for name, what, values in (("took", "duration of a tick", stats.took_s),
                                    ("late", "how late a tick begins", stats.late_s)):  # fmt: skip
             metric = GaugeMetricFamily(f"racktwin_tick_{name}_seconds", f"{what}; the last few hundred",
                                        labels=["percentile"])  # fmt: skip
@@ -296,7 +296,7 @@ class DaemonSeries(Collector):
     def _parts(self) -> Iterator[Metric]:
         running = GaugeMetricFamily("racktwin_part_running", "1 where it runs", labels=["part", "kind"])
         restarts = GaugeMetricFamily(
-            "racktwin_part_restarts", "since it last ran well", labels=["part", "kind"]
+            "racktwin_part_restarts", "since its last success", labels=["part", "kind"]
         )
         for part in self.live.parts.values():
             running.add_metric([part.name, part.kind], float(part.state == "running"))
@@ -305,13 +305,13 @@ class DaemonSeries(Collector):
         yield restarts
 
     def _alarm_load(self) -> Iterator[Metric]:
-        """The measures of ISA-18.2 / IEC 62682 for one operator."""
+        """Return the alarm load metrics of ISA-18.2 / IEC 62682 for one operator."""
         if self.live.alarms is None:
             return
         figures, raised = (
             self.live.alarms.figures(),
             CounterMetricFamily(
-                "racktwin_alarms_raised", "alarms that an operator heard of", labels=["severity"]
+                "racktwin_alarms_raised", "alarms announced to an operator", labels=["severity"]
             ),
         )
         for severity, count in self.live.alarms.load.raised.items():
@@ -372,7 +372,8 @@ class DaemonSeries(Collector):
         yield cells
 
     def _expected(self) -> Iterator[Metric]:
-        """Forecasts of the site and of its feeders with their 90 % bands; the site's come first."""
+        """Return forecasts of the site and its feeders with their 90 % bands; those of the site come
+        first."""
         engine, room, left_out = self.live.engine, MAX_FORECAST_SERIES, 0
         metrics: dict[str, GaugeMetricFamily] = {}
         current = sorted(
@@ -401,7 +402,8 @@ class DaemonSeries(Collector):
 
 
 def margins(live: Runtime) -> Metric:
-    """The least distance of any current reading from its limits, by signal: below 0 it is beyond."""
+    """Return the least distance of any current reading to its limits, by signal; a negative distance is
+    beyond a limit."""
     engine = live.engine
     metric = GaugeMetricFamily("racktwin_limit_margin", "least distance of a reading from its limit, in unit",
                                labels=["signal", "unit", "limit"])  # fmt: skip
@@ -420,7 +422,8 @@ def margins(live: Runtime) -> Metric:
 
 
 def explained_series(live: Runtime) -> Iterator[Metric]:
-    """The figures that policies mark as metrics in their explanations; the first of equal labels counts."""
+    """Return the figures that policies mark as metrics in their explanations; the first of equal labels
+    counts."""
     families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
     shapes: dict[str, tuple[str, ...]] = {}  # kind and names of labels
     known: set[tuple[str, ...]] = set()
@@ -446,7 +449,7 @@ def explained_series(live: Runtime) -> Iterator[Metric]:
 
 
 def marked_figures(live: Runtime) -> Iterator[KeyFigure]:
-    """The figures of all policies that explain themselves; one that fails is counted and left out."""
+    """Return the figures of all policies with explanations; a failed explanation is counted and left out."""
     for policy in live.engine.policies:
         if not isinstance(policy, Explainer):
             continue
@@ -463,7 +466,7 @@ def marked_figures(live: Runtime) -> Iterator[KeyFigure]:
 
 
 def _flat(tree: Any, head: str = "", most: int = 200) -> dict[str, int]:
-    """The whole numbers of a nested mapping, by their path; bounded, since messages name what is in it."""
+    """Return the whole numbers of a nested mapping by path, bounded because messages name its entries."""
     out: dict[str, int] = {}
     for key, value in tree.items() if isinstance(tree, dict) else ():
         path = f"{head}.{key}" if head else str(key)
@@ -495,7 +498,7 @@ class Metrics:
         self.registry.register(DaemonSeries(live, pulse, refused))
 
     def own(self) -> bytes:
-        """The daemon's own series."""
+        """Return the daemon's own series."""
         return generate_latest(self.registry)
 
     def of_site(
@@ -518,17 +521,18 @@ class Metrics:
 
 
 def health_series(live: Runtime) -> Iterator[Metric]:
-    """One metric after the other."""
+    """Yield the health metrics, one after the other."""
     engine = live.engine
     parts = GaugeMetricFamily("racktwin_health_parts", "parts of a kind at a level", labels=["part", "level"])
-    for part, table in PARTS.items():
-        if engine.site.sizes[table]:
-            for level, count in counted(levels_of(live, part)).items():
-                parts.add_metric([part, level], count)
+    for part, levels in parts_of(live).items():
+        for level, count in levels.items():
+            parts.add_metric([part, level], count)
     yield parts
     age_s = looked(live)["judged_s"]
     if age_s is not None:
-        yield GaugeMetricFamily("racktwin_health_age_seconds", "since all was judged, in site time", age_s)
+        yield GaugeMetricFamily(
+            "racktwin_health_age_seconds", "since the last full health check, in site time", age_s
+        )
     lemons = int(engine.health.lemons.is_lemon().sum())
     yield GaugeMetricFamily("racktwin_health_lemons", "nodes that fail more often than others", lemons)
     seen = failures(live)
@@ -548,7 +552,8 @@ def health_series(live: Runtime) -> Iterator[Metric]:
 
 
 def _likeliest(live: Runtime) -> Metric:
-    """Chances of the nodes that are likeliest to fail within a day; which they are changes with time."""
+    """Return the chances of the nodes that are likeliest to fail within a day; these nodes change with
+    time."""
     metric = GaugeMetricFamily("racktwin_node_failure_probability",
                                f"of the {LIKELIEST} nodes likeliest to fail within a day",
                                labels=["name", "horizon_s"])  # fmt: skip

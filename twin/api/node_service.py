@@ -29,7 +29,8 @@ MAX_ALIKE = 3  # nodes that are named where a local name is not unique
 MAX_TEST = 80  # characters of a test's name
 POLICY = "replacement"
 NOBODY_ACTS = (
-    "it is written down, but no policy named replacement runs here: add `policies: {replacement: {}}` to the "
+    "the report is recorded, but no policy named replacement runs here: add `policies: {replacement: {}}` "
+    "to the "
     "site file, then `racktwin daemon reload`"
 )
 FORMAT = 1
@@ -37,13 +38,13 @@ MOST_ROWS, MOST_TESTS, MOST_GPUS, MOST_FAULTS = 200, 20, 64, 256
 
 
 class NodeRepair(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A node was repaired; the note is for who looks at its record later."""
+    """A repair of a node; the note is for later readers of its record."""
 
     note: str = ""
 
 
 class NodeTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A test of a node ended: passed or failed. Instants are ns since 1970; without them it ended now."""
+    """The end of a node's test: passed or failed. Instants are ns since 1970; without them it ended now."""
 
     passed: bool
     note: str = ""
@@ -53,7 +54,7 @@ class NodeTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 def node_of(live: Runtime, name: str) -> int:
-    """A node by its path or unique local name. Raises Refused, with names that are alike."""
+    """Return a node by its path or unique local name. Raises Refused, with similar names."""
     site = live.engine.site
     node = site.entity("node", name.rstrip("/"))
     if node is not None:
@@ -74,7 +75,8 @@ def node_of(live: Runtime, name: str) -> int:
 
 
 def note_of(text: str) -> str:
-    """A note on one line, whole. Raises Refused for one that is too long: none of it is lost unsaid."""
+    """Return a note as one complete line. Raises Refused if it is too long, so that nothing is lost
+    silently."""
     if len(text) > MAX_NOTE:
         raise Refused(400, f"note: {len(text):,} characters; expected at most {MAX_NOTE:,}: name the ticket "
                            "and leave the rest there")  # fmt: skip
@@ -121,14 +123,14 @@ def _unheeded(live: Runtime) -> dict[str, Any]:
     if POLICY not in live.engine.intake.authority:
         return {"warnings": [NOBODY_ACTS]}
     if POLICY in live.engine.suspended:
-        return {"warnings": ["it is written down, but the policy replacement is suspended: "
+        return {"warnings": ["the report is recorded, but the policy replacement is suspended: "
                              "racktwin alarm list says why"]}  # fmt: skip
     return {}
 
 
 def record(live: Runtime, node: int, rows: Sequence[dict[str, Any]], notes: Sequence[str], since_ns: int,
            planned: dict[str, Any] | None) -> dict[str, Any]:  # fmt: skip
-    """Everything about a node as plain data. `rows`: its history; `planned`: its row of the plan."""
+    """Return the record of a node as plain data. `rows`: its history; `planned`: its row of the plan."""
     engine, site = live.engine, live.engine.site
     name, tree = site.name("node", node), part_tree(live, "node", node)
     serials = engine.intake.serials
@@ -163,12 +165,13 @@ def _serial(text: str | None) -> str | None:
 
 
 def _ill(tree: dict[str, Any]) -> list[dict[str, Any]]:
-    """The GPUs, links and supplies of a node of which something is said."""
+    """Return the GPUs, links and supplies of a node with evidence."""
     return [p for p in tree["parts"] if p["level"] not in ("healthy", "unknown")]
 
 
 def _faults(live: Runtime, node: int) -> list[dict[str, Any]]:
-    """List the faults its devices reported: by code and device, first, last and count; the latest first."""
+    """Return the faults that the node's devices reported: by code and device, first, last and count; the
+    latest first."""
     from twin.health import find
 
     site, book = live.engine.site, live.engine.health.book

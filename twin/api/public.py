@@ -38,7 +38,7 @@ async def readyz(request: web.Request) -> web.Response:
 
 
 def unready(live: Runtime, age_s: float) -> list[str]:
-    """Why the daemon does not do its work; open to everybody, so without names."""
+    """Return the reason why the daemon is not ready. The answer is public, so it holds no names."""
     reasons = []
     if live.stopping:
         reasons.append("it stops")
@@ -67,7 +67,8 @@ async def metrics(request: web.Request) -> web.Response:
         expected = [t for t in listed(request, "expected") if t != "none"]
         for table in expected:
             if table not in COMPARED:
-                raise Refused(404, f"expected: nothing is expected of {clean(table, 40)}; expected some of "
+                raise Refused(404, f"expected: the table {clean(table, 40)} has no expected values; "
+                                   "expected some of "
                               f"{', '.join(COMPARED)}")  # fmt: skip
     made = request.app[METRICS]
     columns, left_out = made.of_site(chosen, expected, request.query.get("prefix", ""))

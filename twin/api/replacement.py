@@ -26,7 +26,8 @@ DAY_NS = 86_400 * NS
 READ_S = 30.0
 ADD_IT = (
     "no policy named replacement runs here: add `policies: {replacement: {}}` to the site file, then "
-    "`racktwin daemon reload`; it begins with authority `advise`, which shows and journals, and does nothing"
+    "`racktwin daemon reload`; it begins with authority `advise`, which shows and journals proposals and "
+    "sends no commands"
 )
 
 
@@ -64,7 +65,7 @@ def kept_lines(live: Runtime, since_ns: int) -> RecordedLines:
         if line.now_ns >= since_ns
     ]
     begin_ns = live.lines[0].now_ns if live.lines else 0
-    note = ["only the latest lines of the journal are at hand: this daemon has no run folder"]
+    note = ["only the latest lines of the journal are available: this daemon has no run folder"]
     return RecordedLines(entries, max(begin_ns, since_ns), note)
 
 

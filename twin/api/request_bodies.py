@@ -1,6 +1,6 @@
-"""Bodies: what a question to the interface may say, and how its words become those of an event.
+"""Request bodies: their schemas, and the conversion into events.
 
-Names of racks and halls become those of the devices below, names of states become numbers, "for so long"
+Names of racks and halls become those of the devices below, names of states become numbers, and a duration
 becomes an instant.
 """
 
@@ -52,7 +52,7 @@ class NewApproval(_Body, frozen=True):
 
 
 class Reason(_Body, frozen=True):
-    """Why."""
+    """Body that holds a reason."""
 
     reason: str
 
@@ -67,7 +67,7 @@ class NewStory(_Body, frozen=True):
 
 
 class NoBody(_Body, frozen=True):
-    """Nothing needs to be said; a reason may be."""
+    """A body without required fields; it may have a reason."""
 
     reason: str = ""
 
@@ -109,12 +109,12 @@ def reason_text(text: str, needed: bool = True) -> str:
     """A reason: one line of bounded length. Raises Refused if it is needed and not there."""
     out = clean(text.strip(), MAX_REASON)
     if needed and not out:
-        raise Refused(400, "reason: expected a few words; the journal keeps them")
+        raise Refused(400, "reason: expected a few words for the journal")
     return out
 
 
 def until(live: Runtime, for_s: float | None, instant_ns: int | None, needed: bool = True) -> int:
-    """When something ends, from "for so long" or "until"; 0 is no end. Raises Refused."""
+    """Return the end from a duration or an instant; 0 means no end. Raises Refused."""
     if for_s is not None and instant_ns is not None:
         raise Refused(400, "for_s and an instant were both given; expected one of them")
     if for_s is not None:
@@ -122,7 +122,7 @@ def until(live: Runtime, for_s: float | None, instant_ns: int | None, needed: bo
             raise Refused(400, f"for_s: expected seconds from 0 to {MAX_FOR_S:g}, got {for_s:g}")
         return live.engine.state.now_ns + round(for_s * NS)
     if instant_ns is None and needed:
-        raise Refused(400, "for_s: missing; expected for how many seconds this holds")
+        raise Refused(400, "for_s: missing; expected a duration in seconds")
     if instant_ns is not None and not 0 <= instant_ns < 2**63:
         raise Refused(400, f"expected an instant in ns since 1970, got {instant_ns}")
     return instant_ns or 0
@@ -163,7 +163,7 @@ def doubts(
         least, most = envelope.low[rows], envelope.high[rows]
         can = np.isfinite(least) & np.isfinite(most)
         if not can.any():
-            out.append(f"none of these can be controlled: they have no envelope for {key}")
+            out.append(f"none of these entities can be controlled: they have no envelope for {key}")
         else:
             out += _within(control, least[can], most[can], low, high, want)
             if not can.all():
@@ -184,10 +184,10 @@ def _within(
     if want is not None:
         missed |= (want < least) | (want > most)
     if missed.all():
-        raise Refused(400, f"lo, hi, want: outside what these may be, {bounds}; expected a value within")
+        raise Refused(400, f"lo, hi, want: outside the allowed range, {bounds}; expected a value within")
     out = list[str]()
     if missed.any():
         out.append(f"{int(missed.sum())} of {len(least)} may not be that; these allow {bounds}")
     if want is None and ((low <= least) & (high >= most)).all():
-        out.append(f"this changes nothing: these may only be {bounds} in any case")
+        out.append(f"the request changes nothing: the allowed range is {bounds} in any case")
     return out

@@ -1,6 +1,6 @@
-"""The table of routes: method, path, the role that it takes, what it says and expects. All that is served.
+"""Route table: method, path, required role, request and response of every route.
 
-The application, the check of roles and the OpenAPI document are made from this one table.
+The application, the check of roles and the OpenAPI document are built from this table.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ TAGS = {
     "acting": "Requests of people to the daemon. The journal records every action with its author.",
     "jobs": "Jobs that register themselves, their reports on checkpoints, and the advice they get.",
     "nodes": "Nodes withdrawn before they fail, and reports on their repairs and tests.",
-    "alarms": "Alarms, and what people noted on them.",
+    "alarms": "Alarms and their notes.",
     "daemon": "State of the daemon itself.",
 }
 _REFUSALS = {
     "400": "the request is not valid",
     "401": "no token, or one that is not valid",
-    "403": "the token may not: its role is too small, or it speaks for another job",
+    "403": "forbidden: the role of the token is too low, or the token belongs to another job",
     "404": "not found",
     "409": "refused, with the reason",
     "429": "too many wrong tokens from this address, or reports of this job",
@@ -160,7 +160,7 @@ READING = (
     _get("/forecasts", state.forecasts, "state", PREFIX, OFFSET, LIMIT,
          Param("signal", "such as rack.power_w"), Param("names", "these entities only")),
     _get("/health", well.health, "state", PREFIX, OFFSET, LIMIT,
-         Param("part", "gpu, node, switch, link, pump or psu: a row for each of this kind"),
+         Param("part", "gpu, node, switch, link, pump, psu or dpu: a row for each of this kind"),
          Param("level", "failed, degraded, watch, unknown, healthy; comma-separated")),
     _get("/health/{name}", well.health_of, "state", pattern="/health/{name:.+}"),
     _get("/outlooks", forecasts.outlooks, "state", OFFSET, LIMIT, Param("quantity", "only of this quantity")),
@@ -196,7 +196,7 @@ READING = (
          Param("since", "ns since 1970", "integer"), Param("until", "ns since 1970", "integer"),
          Param("before", "`next` of the previous page"), Param("whole", "true: texts are not cut")),
     _get("/decisions/{at}", decided.decision, "decisions",
-         Param("entity", "which of the entities of a batch; default: the first"),
+         Param("entity", "index of the entity in a batch; default: the first"),
          pattern="/decisions/{at:.+}"),
     _get("/journal", decided.journal, "decisions"),
     _get("/alarms/{id}/children", decided.children, "alarms", OFFSET, LIMIT,
@@ -211,7 +211,8 @@ READING = (
          Param("step", "seconds between points", "number"), Param("max_points", "points at most", "integer"),
          Param("beside", "expected: with expected values, their bands and residuals")),
     _get("/fleet/history", fleet_history.values, "state", Param("signal", "such as rack.power_w (required)"),
-         Param("entity", "a full path or its end (required)"), Param("hall", "only of this hall"),
+         Param("entity", "full paths or their ends, comma-separated (required)"),
+         Param("hall", "only of this hall"),
          Param("since", "ns since 1970", "integer"), Param("until", "ns since 1970", "integer"),
          Param("last_s", "seconds, instead of since", "number"), Param("step", "seconds of a row", "number")),
     _get("/fleet/lists", fleet_history.lists, "decisions", LIMIT,
@@ -317,7 +318,7 @@ def _operation(route: Route) -> dict[str, Any]:
     }  # fmt: skip
     if route.method != "GET":
         out["parameters"].append({"name": "Idempotency-Key", "in": "header", "schema": {"type": "string"},
-                                  "description": "with the same key it is done once"})  # fmt: skip
+                                  "description": "carried out once for each key"})  # fmt: skip
     if route.body is not None:
         schema = {"$ref": f"#/components/schemas/{route.body.__name__}"}
         out["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}

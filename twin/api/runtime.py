@@ -73,7 +73,7 @@ QUIET_KINDS = ("mark", "renewal", "acks", "reports", "proposals", "duplicates")
 
 
 def is_routine(record: JournalRecord | OtherRecord) -> bool:
-    """Return True for what is in the journal for a replay, and is no decision of anybody."""
+    """Return True for a journal line that only a replay needs, and that is nobody's decision."""
     if isinstance(record, EventRecord) and isinstance(record.event, PollPeriodChanged):
         return True
     return record.kind in QUIET_KINDS
@@ -130,7 +130,7 @@ class JournalLine:
         return self.record.event if isinstance(self.record, EventRecord) else self.record
 
     def shift(self, site: Site) -> int | None:
-        """Number to add to its indices for those of this site; None where nothing tells it.
+        """Return the shift of its indices to those of this site; None if unknown.
 
         A batch names the ends of its column: where the site grew since, they say where it is now.
         """
@@ -212,7 +212,7 @@ def _nowhere(record: JournalRecord) -> None:
 
 @dataclass
 class Runtime:
-    """The daemon's present state. `role` is `leader` where commands may leave, else `standby`."""
+    """The daemon's present state. `role` is `leader` if commands may leave, or else `standby`."""
 
     loaded: Loaded
     engine: Engine
@@ -248,7 +248,7 @@ class Runtime:
     _followers: set[asyncio.Queue[Decision | None]] = field(default_factory=set)
 
     async def submit(self, event: Event, timeout_s: float | None = None) -> str | None:
-        """Put an event (with an id) into the next frame; why it was refused, or None if it holds."""
+        """Put an event (with an id) into the next frame. Return why it was refused, or None if it holds."""
         if timeout_s is None:
             timeout_s = max(10.0, 2.5 * self.loaded.config.tick_s)
         if not event.id:
@@ -257,7 +257,7 @@ class Runtime:
             return why
         key = f"{type(event).__name__}:{event.id}"
         if len(self._waiting) >= MAX_WAITING or key in self._waiting:
-            return "too many requests wait for the next tick, or this one does already"
+            return "too many requests wait for the next tick, or this request waits already"
         future: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._waiting[key] = future
         try:
@@ -265,7 +265,7 @@ class Runtime:
                 return "the queue of events is full; try again"
             return await asyncio.wait_for(future, timeout_s)
         except TimeoutError:
-            return f"no tick took it within {timeout_s:g} s; it may still take effect"
+            return f"no tick took the request within {timeout_s:g} s; it may still take effect"
         finally:
             self._waiting.pop(key, None)
 

@@ -1,6 +1,6 @@
-"""Places: the tables and entities that a question names, and what is inside a rack or hall.
+"""Scopes: resolve the tables and entities that a request names, and the entities inside a rack or hall.
 
-A name is a full path or a local name that is unique; one that stands for nothing is refused.
+A name is a full path or a unique local name; an unknown name is refused.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def table_of(name: str) -> str:
 
 
 def job_of(live: Runtime, name: str) -> int | None:
-    """The slot of a job by its own name, with or without `job:` in front; None where no such job runs."""
-    slots = live.engine.jobs.slot_of
-    return slots.get(name, slots.get(name.removeprefix("job:")))
+    """The slot of a job by its own name, with or without `job:` in front, or by its scheduler's own number;
+    None where no such job runs."""
+    return live.engine.jobs.slot_named(name)
 
 
 def entity_of(live: Runtime, table: str, name: str) -> int:
@@ -64,7 +64,8 @@ def held_by(live: Runtime, table: str, place: str) -> np.ndarray:
 
 
 def inside(site: Site, table: str, place: str) -> np.ndarray:
-    """Entities of a table at a place or inside it, ascending. Raises Refused for a place that is none."""
+    """Return the entities of a table at a place or inside it, ascending. Raises Refused for an unknown
+    place."""
     place = place.rstrip("/")
     if table not in COMPUTED:
         return np.flatnonzero([is_below(site.name(table, i), place) for i in range(site.sizes[table])])
@@ -117,14 +118,15 @@ def expand(live: Runtime, table: str, names: list[str]) -> tuple[str, ...]:
         if members is None or not len(members):
             raise Refused(
                 404,
-                f"no {table} {clean(name, 120)} on this site, and nothing that holds one{meant(live, name)}",
+                f"no {table} {clean(name, 120)} on this site, and no entity that contains "
+                f"one{meant(live, name)}",
             )
         found |= dict.fromkeys(site.name(table, i) for i in members.tolist())
     return tuple(found)
 
 
 def near(live: Runtime, name: str) -> list[str]:
-    """Names of this site that somebody may have meant."""
+    """Return names of this site that are similar to the given one."""
     site = live.engine.site
     head, tail = name.rstrip("/"), ""
     while head and (last := head.rpartition("/")[2]) and any(last.startswith(w) for w in ("node", "gpu")):
@@ -135,6 +137,7 @@ def near(live: Runtime, name: str) -> list[str]:
         for n in site.names.get(table, [])
     ]
     local = {n.rpartition("/")[2]: n for n in reversed(known)}
+    local |= {n.partition("/")[2]: n for n in reversed(known) if n.count("/") > 1}
     found = [head] if head in known else [
         local.get(n, n) for n in get_close_matches(head.partition("#")[0], [*known, *local], 6, 0.6)
     ]  # fmt: skip

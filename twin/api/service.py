@@ -82,7 +82,7 @@ def make_app(live: Runtime, tokens: Tokens) -> web.Application:
 
 @web.middleware
 async def _keep_place(request: web.Request, handler: access.Answering) -> web.StreamResponse:
-    """Whoever was admitted by a token gives way to nobody."""
+    """A client that was admitted by a token is never displaced by another one."""
     if access.WHO in request and isinstance(request.protocol, _Connection):
         request.protocol.admitted = True
     return await handler(request)
@@ -195,7 +195,7 @@ class _Connection(web.RequestHandler):
     leaving = False
 
     def give_way(self) -> None:
-        """End, so that somebody else has the place."""
+        """End, so that another process can take the place."""
         self.leaving = True
         self.force_close()
 
@@ -206,9 +206,9 @@ class _Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """The answer to what is no request, or made the server fail."""
+        """Return the answer to an invalid request, or to one that made the server fail."""
         super().handle_error(request, status, exc, message)
-        why = "this is no request that can be read" if status < 500 else "a fault of the daemon; it goes on"
+        why = "the request cannot be read" if status < 500 else "a fault of the daemon; it goes on"
         response = refusal(status, why, access.HEADERS)
         response.force_close()
         return response

@@ -1,7 +1,6 @@
-"""Reading the image: tables, entities, the site, forecasts, leases and sources, in columns and in pages.
+"""Read routes for the state: tables, entities, the site, forecasts, leases and sources, in columns and pages.
 
-Everything comes with its quality, its age and, where a limit makes it matter, its worst case: a value alone
-says little.
+Each value comes with its quality, its age and, if the signal has a limit, its worst case.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from twin.telemetry import GOOD, QUALITY_NAMES
 
 LEASE_STATES = {NONE: "none", SENT: "sent", ACCEPTED: "accepted", IN_PROGRESS: "in_progress", DONE: "done",
                 FAILED: "failed", EXPIRED: "expired"}  # fmt: skip
-# Which tables stand directly below an entity, as its names say.
+# Tables directly below an entity, as its names say.
 BELOW = {
     "site": ("hall", "supernode", "loop"),
     "hall": ("rack", "cdu", "feeder"),
@@ -93,7 +92,7 @@ async def table(request: web.Request) -> web.Response:
         if chosen and signal.name not in chosen:
             continue
         column = _column(live, signal, page)
-        # Of the many signals of a table, those that nobody reports are left out unless asked for by name.
+        # A table has many signals: without a request by name, those without a source are left out.
         if chosen or any(q != "missing" for q in column["quality"]):
             columns[signal.name] = column
     more = offset + limit < len(index)
@@ -122,7 +121,7 @@ def _column(live: Runtime, signal: Signal, page: np.ndarray) -> dict[str, Any]:
     if signal.kind == "counter":
         out["value"] = column.total[signal.row][page]
     else:
-        # A float32 has digits that nobody measured.
+        # A float32 has more digits than the measurement.
         digits = max(0, math.ceil(-math.log10(signal.quantum))) + 1
         out["value"] = column.value[signal.row][page].astype(float).round(digits)
         out["late"] = column.late(signal, state.now_ns)[page].tolist()
@@ -213,7 +212,7 @@ def _lines(live: Runtime, name: str, row: int, path: str) -> list[dict[str, Any]
 
 
 def alarms_of(live: Runtime, path: str = "", cleared: bool = False) -> list[dict[str, Any]]:
-    """Alarms as the book lists them, or bare findings; with a path, those that name it or what is below."""
+    """Alarms of the book, or bare findings; with a path, those that name it or an entity below it."""
     if live.alarms is not None:
         every: list[dict[str, Any]] = live.alarms.listing(cleared)
     else:
@@ -334,7 +333,7 @@ async def site(request: web.Request) -> web.Response:
 
 
 def policy_rows(live: Runtime) -> list[dict[str, Any]]:
-    """Each policy, strongest first: what it may do and what it says now."""
+    """Return each policy, strongest first, with its authority and its present proposals."""
     engine = live.engine
     return [{"name": p.name, "rank": p.rank, "urgent": p.urgent, "authority": engine.intake.authority[p.name],
              "controls": list(p.controls), "suspended": p.name in engine.suspended,
@@ -344,7 +343,7 @@ def policy_rows(live: Runtime) -> list[dict[str, Any]]:
 
 
 def good_share(live: Runtime, name: str) -> float | None:
-    """Of what a table ever reported, the share that is current; None if it never reported."""
+    """Return the current share of the cells that a table ever reported; None if it never reported."""
     state = live.engine.state
     heard = good = 0
     for signal in TABLES[name].gauges:
@@ -377,7 +376,7 @@ def unused(live: Runtime) -> list[dict[str, Any]]:
 
 
 def plain(tree: Any) -> Any:
-    """The same with all texts made safe: they hold topics and labels of whoever publishes."""
+    """The same with all texts cleaned: they contain topics and labels that any publisher may choose."""
     if isinstance(tree, dict):
         return {clean(k, MAX_TEXT): plain(v) for k, v in tree.items()}
     if isinstance(tree, list):

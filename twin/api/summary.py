@@ -1,7 +1,7 @@
-"""The summary: what somebody on duty wants to know first, small enough to be sent once a second.
+"""Summary for the person on duty, small enough to be sent once a second.
 
-Who leads and may act, what is wrong, what is commanded and why, whether telemetry and ticks are fresh, and
-a line for each rack.
+It holds the leader and the authority, alarms, commands with their reasons, the age of telemetry and ticks,
+and a line for each rack.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from twin.alerts import reported_counts
 from twin.api import forecasts, health
 from twin.api.comparisons import judged
-from twin.api.page import hall_count, supply, with_responses
+from twin.api.page import supply, with_responses
 from twin.api.runtime import Runtime
 from twin.api.state import alarms_of, policy_rows, unused, worst_of
 from twin.catalogue import (
@@ -30,6 +30,7 @@ from twin.catalogue import (
     plain_text,
 )
 from twin.control import Leases
+from twin.site import hall_count, noun_key
 from twin.telemetry import GOOD, MISSING
 
 SEVERITIES = ("critical", "warning", "info")
@@ -46,7 +47,7 @@ LATE_SHOWN = {
 
 
 class Pulse:
-    """When the last tick was seen, by a clock that never steps."""
+    """Instant of the last tick, by the monotonic clock."""
 
     def __init__(self) -> None:
         self.tick, self.seen_s = -1, time.monotonic()
@@ -59,7 +60,7 @@ class Pulse:
 
 
 def summary(live: Runtime, pulse: Pulse) -> dict[str, Any]:
-    """Everything that somebody on duty wants to know first, with a line for each rack."""
+    """Return the state that a person on duty needs first, with a line for each rack."""
     alarms = sorted(alarms_of(live), key=urgency)
     return overview(live, pulse, alarms) | {"racks": racks(live, alarms)}
 
@@ -83,7 +84,7 @@ def overview(live: Runtime, pulse: Pulse, alarms: list[dict[str, Any]]) -> dict[
         "asked_gpus": gpus_of_jobs(live), "queue": queue(live),
         "load_targets": len(engine.intake.load_targets.current(engine.site)),
         "unused": unused(live),
-        "heard": heard,
+        "heard": heard, "noun_keys": {table: noun_key(engine.site, table) for table in heard},
         "forecasts": forecasts.block(live),
         "health": health.block(live), "judged": judged(live, heard),
         "sections": live.sections, "story": live.story,
@@ -122,7 +123,7 @@ def ticks(live: Runtime, pulse: Pulse) -> dict[str, Any]:
 
 
 def quantile(values: Any, share: float) -> float | None:
-    """A quantile of what was measured; None of nothing."""
+    """Return a quantile of the measurements; None for none."""
     return round(float(np.quantile(np.array(values), share)), 6) if len(values) else None
 
 
@@ -137,7 +138,7 @@ def severities(alarms: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def urgency(alarm: dict[str, Any]) -> tuple[bool, int, bool]:
-    """By this alarms are sorted: what is not put aside first, then the gravest, then what nobody knows of."""
+    """Sort key: active before shelved or suppressed, then by severity, then unacknowledged first."""
     severity = alarm.get("severity")
     rank = SEVERITIES.index(severity) if severity in SEVERITIES else len(SEVERITIES)
     return is_aside(alarm), rank, bool(alarm.get("ack_author"))
@@ -163,7 +164,7 @@ def brief_alarm(alarm: dict[str, Any]) -> dict[str, Any]:
 
 
 def missed(live: Runtime) -> dict[str, Any]:
-    """Grave alarms that are over and that nobody acknowledged: how many, and the newest of them."""
+    """Severe alarms that ended unacknowledged: their number, and the newest ones."""
     every = live.alarms.missed() if live.alarms is not None else []
     return {"total": len(every), "alarms": [brief_alarm(a) for a in every[:SHOWN_MISSED]]}
 

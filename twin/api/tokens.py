@@ -1,8 +1,7 @@
-"""Tokens: who may ask the daemon for what, kept as hashes in a file that only its owner may change.
+"""Tokens: names and roles of the users of the daemon, as hashes in a file that only its owner may change.
 
-A token is 256 random bits, so a plain fast hash of it is right: there is nothing to guess that a slow
-password hash would protect, and a request costs microseconds. The file holds no secret; whoever can write it
-can make himself an administrator, which is why others must not.
+A token is 256 random bits, so a fast hash is enough: it cannot be guessed, and a request costs microseconds.
+The file holds no secret. Anybody who can write it can become an administrator, so nobody else may write it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from twin.catalogue import ConfigError
 from twin.run import atomic_write
 
 Role = Literal["job", "viewer", "operator", "admin"]
-# Each may do what those before it may; a job speaks for itself alone, see `api_checkpoint`.
+# Each role includes the rights of those before it; a job may only report on itself, see `api_checkpoint`.
 ROLES: tuple[Role, ...] = ("job", "viewer", "operator", "admin")
 PREFIX = "rt_"
 MAX_TOKENS = 1000
@@ -95,7 +94,7 @@ class Tokens:
         return cls(path)
 
     def reload(self) -> None:
-        """Read the file again. Raises ConfigError, and then what was in force stays in force."""
+        """Read the file again. Raises ConfigError, and then the old tokens stay in force."""
         warnings = check_mode(self.path)
         entries = read_tokens(self.path)
         self._ends = {t.name: _instant(t.expires, self.path) for t in entries if t.expires is not None}
@@ -165,7 +164,7 @@ def check_mode(path: Path) -> list[str]:
     if found.st_uid not in (0, os.geteuid()):
         raise ConfigError(f"{path}: belongs to user {found.st_uid}; expected root or user {os.geteuid()}")
     return (
-        [f"{path}: mode {mode:o} lets everybody read who may do what; 0600 is meant"] if mode & 0o004 else []
+        [f"{path}: mode {mode:o} lets everybody read who may do what; expected 0600"] if mode & 0o004 else []
     )
 
 
@@ -180,7 +179,7 @@ def add_token(
     """Write a new token's hash into the file, which is made if it is not there; the token's text."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"{name[:80]!r} is no name of a token; expected letters, digits and . _ @ -, at most 64"
+            f"{name[:80]!r} is not a valid token name; expected letters, digits and . _ @ -, at most 64"
         )
     if problems := _hall_problems(role, halls):
         raise ConfigError([f"halls: {why}" for why in problems])

@@ -1,8 +1,7 @@
-"""Live updates: one stream of server-sent events for all who watch, made once and handed to each.
+"""Live updates: one stream of server-sent events, built once and sent to every client.
 
-A client begins with the whole overview and all racks; then each second brings what changed of them, decisions
-as they are made, alarms when they change. Whoever is slow or comes back is told what it missed; nobody can
-make the daemon remember more than a bound.
+A client first receives the whole overview and all racks. Then each second brings changes of them, new
+decisions, and changed alarms. A slow or returning client receives what it missed, within a bounded buffer.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ class Watcher:
 
 
 class Updates:
-    """Follows the daemon and tells the watchers. `run` is a task that lives as long as the interface."""
+    """Follows the daemon and informs the watchers. `run` is a task that lives as long as the interface."""
 
     def __init__(self, live: Runtime) -> None:
         self.live, self.pulse = live, Pulse()
@@ -95,7 +94,7 @@ class Updates:
         followed = self.live.follow()
         if followed is None:
             self.closed = True
-            raise RuntimeError("too many follow the daemon already")
+            raise RuntimeError("too many clients follow the daemon already")
         try:
             while not self.closed:
                 decision: Decision | None = None
@@ -153,7 +152,8 @@ class Updates:
         return tree
 
     def whole(self) -> bytes:
-        """The events that a client begins with: the overview, all racks and the alarms, as told last."""
+        """Return the events that a client begins with: the overview, all racks and the alarms, as last
+        sent."""
         every = sorted(alarms_of(self.live), key=urgency)
         if not self.watchers or not self._state:  # nobody builds on what was told
             self._state = {k: packed(v) for k, v in self._overview(every).items()}
@@ -201,7 +201,7 @@ class Updates:
         return [u for u in self.kept if u.number > after], lost
 
     def close(self) -> None:
-        """The stream ends; each watcher is told."""
+        """End the stream and inform each watcher."""
         self.closed = True
         for watcher in self.watchers:
             watcher.give(None)
@@ -280,7 +280,7 @@ def _missed(count: int | None) -> bytes:
 
 
 def _event(kind: str, tree: dict[str, Any]) -> bytes:
-    """An event that has no number: whoever comes back cannot ask for it."""
+    """Encode an event without a number, which a reconnecting client cannot request."""
     return b"event: %s\ndata: %s\n\n" % (kind.encode(), packed(tree))
 
 

@@ -1,4 +1,4 @@
-"""Archive: values and journals of a daemon on their way to the fleet's history in ClickHouse, and back."""
+"""Archive: writes values and journals of a daemon to the fleet's history in ClickHouse, and reads them."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Archive writer: sends a daemon's values and journal to ClickHouse, again where that failed, within bounds.
+"""Archive writer: sends values and journal of a daemon to ClickHouse, with bounded retries.
 
 It takes samples as InfluxDB's writer does. A thread of its own sends them, the oldest first; the journal it
 reads from the disk, so that the time for which the server may be away is bounded by the journal's quota, not
@@ -7,13 +7,10 @@ by memory. A daemon that stands by sends nothing: the leader does.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Sequence
 
 import msgspec
 
-from connectors.backoff import Backoff
 from connectors.clickhouse import (
     JOURNAL_COLUMNS,
     VALUE_COLUMNS,
@@ -24,40 +21,15 @@ from connectors.clickhouse import (
     ValueBuffer,
 )
 from connectors.influx import LineColumns, SiteNames
+from connectors.send_lane import CLOSE_S, SendLane, SendThread
 from twin.archive.journal_rows import JournalRows
 from twin.archive.journal_tail import JournalTail
 from twin.catalogue import StorageError
 
-RETRY_S, MAX_RETRY_S = 0.5, 15.0
-LOOK_S = 1.0  # between two looks at the journal
-CLOSE_S = 1.8
 # Codes of what a server refuses however often it is sent: the data cannot be read or is too large; anything
 # else may be mended there. source: ClickHouse, src/Common/ErrorCodes.cpp
 REFUSED = frozenset((6, 26, 27, 33, 38, 41, 72, 117, 131, 349))
 TOO_LARGE = 413
-
-
-class _Lane:
-    """Values or lines, sent by `send`. What fails waits by itself, and the other lane goes on."""
-
-    def __init__(self, send: Callable[[], bool]) -> None:
-        self._send, self._backoff = send, Backoff(RETRY_S, MAX_RETRY_S)
-        self.error, self.due_s = "", 0.0
-
-    def step(self) -> bool:
-        """Send, unless a failed try is to rest; True if something was sent. Raises as `send` does."""
-        if time.monotonic() < self.due_s:
-            return False
-        try:
-            moved = self._send()
-        except Exception as error:  # whatever it is, it must not end the thread
-            known = isinstance(error, ClickHouseError | StorageError)
-            self.error = str(error) if known else f"{type(error).__name__}: {error}"
-            self.due_s = time.monotonic() + self._backoff.next_s()
-            raise
-        self.error = ""
-        self._backoff.reset()
-        return moved
 
 
 class ArchiveWriter:
@@ -73,19 +45,12 @@ class ArchiveWriter:
     ) -> None:
         self._link, self._journal, self._leads = link, journal, leads
         self._buffer, self._blocks = ValueBuffer(room_bytes), ValueBlocks(labels)
-        self._changed = threading.Condition()
-        self._stop = False
         self.counts = dict.fromkeys(
             ("written_points", "refused_points", "written_lines", "refused_lines", "write_errors"), 0
         )
         self.refusal = ""
-        self._lanes = _Lane(self._send_values), _Lane(self._send_lines)
-        self._thread = threading.Thread(target=self._run, name="clickhouse", daemon=True)
-
-    @property
-    def error(self) -> str:
-        """The reason why values or lines are not written now; empty while both are."""
-        return "; ".join(dict.fromkeys(lane.error for lane in self._lanes if lane.error))
+        lanes = [SendLane(send, self._failed) for send in (self._send_values, self._send_lines)]
+        self._thread = SendThread("clickhouse", lanes, lambda: self._buffer.oldest is not None, self._ended)
 
     def start(self) -> None:
         """Begin to write."""
@@ -95,8 +60,8 @@ class ArchiveWriter:
         """One instant of these tables; their arrays must not change any more. Never waits for the server."""
         if self._leads():
             self._buffer.put(t_ns, names, tables)
-            with self._changed:
-                self._changed.notify()
+            with self._thread.changed:
+                self._thread.changed.notify()
 
     def stats(self) -> dict[str, int | str]:
         """Points and lines written, waiting and lost; `error` is why nothing is written now, or empty."""
@@ -105,51 +70,24 @@ class ArchiveWriter:
             "queue_points": self._buffer.queue_points,
             "dropped_points": self._buffer.dropped_points,
             "lost_lines": self._journal[0].lost_lines if self._journal is not None else 0,
-            "error": self.error,
+            "error": self._thread.error,
             "refusal": self.refusal,
         }
 
     def close(self, timeout_s: float = CLOSE_S) -> bool:
         """Send what waits if it can be done by then; True if all was sent. A hanging server is left alone."""
-        with self._changed:
-            self._stop = True
-            self._changed.notify()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
+        self._thread.close(timeout_s)
         return self._buffer.queue_points == 0
 
-    def _run(self) -> None:
-        ends_s = 0.0
-        try:
-            while True:
-                if self._stop:
-                    ends_s = ends_s or time.monotonic() + CLOSE_S
-                    if time.monotonic() > ends_s:
-                        return
-                moved = False
-                for lane in self._lanes:
-                    try:
-                        moved = lane.step() or moved
-                    except Exception:
-                        self.counts["write_errors"] += 1
-                if not moved and self._stop:
-                    return
-                if not moved:
-                    self._pause()
-        finally:
-            if self._journal is not None:
-                self._journal[0].close()
-            self._link.close()
+    def _ended(self) -> None:
+        if self._journal is not None:
+            self._journal[0].close()
+        self._link.close()
 
-    def _pause(self) -> None:
-        """Wait, but not when there is something to do, or the end has come."""
-        now_s, values = time.monotonic(), self._lanes[0]
-        waits_s = [lane.due_s - now_s if lane.error else LOOK_S for lane in self._lanes]
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._stop or (not values.error and self._buffer.oldest is not None),
-                max(0.0, min(LOOK_S, *waits_s)),
-            )
+    def _failed(self, error: Exception) -> str:
+        self.counts["write_errors"] += 1
+        known = isinstance(error, ClickHouseError | StorageError)
+        return str(error) if known else f"{type(error).__name__}: {error}"
 
     def _send_values(self) -> bool:
         """Send the oldest sample; False if there was none. Raises ClickHouseError."""

@@ -24,8 +24,9 @@ MB = 10**6
 def labels_of(loaded: Loaded, site: Site) -> Labels:
     """The site and hall of this daemon's rows."""
     settings, fleet = _settings(loaded), loaded.config.fleet
+    upward = None if fleet is None else fleet.upward
     name = settings.site or site.file.site
-    hall = settings.hall or (fleet.hall if fleet is not None else None)
+    hall = settings.hall or (upward.hall if upward is not None else None)
     return Labels(name, hall or name)
 
 

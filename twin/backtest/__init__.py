@@ -1,4 +1,4 @@
-"""Backtest command: forecasts, intervals, power curves and stragglers, scored on a user's own recordings."""
+"""Backtests: forecasts, intervals, power curves and stragglers, scored on a user's own recordings."""
 
 import lazy_loader
 

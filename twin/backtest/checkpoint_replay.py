@@ -112,7 +112,7 @@ class _Ages:
         self.holds_s = np.zeros(n_rule)  # of work at risk until that save is durable
 
     def ahead(self, alarms: Predictions) -> F64:
-        """Save now where enough work is at risk and the last save is durable. How many saves [n_rule]."""
+        """Save now where enough work is at risk and the last save is durable. Return the saves [n_rule]."""
         durable = (self.since_s >= self.save_s + self.flush_s) | (self.holds_s == 0.0)
         due = alarms.heeds & durable & (self.since_s - self.save_s >= max(alarms.least_s, 1e-9))
         self._begin(due)
@@ -213,7 +213,7 @@ def job_life(log: FaultLog, size: int, begin_d: float, seed: tuple[int, ...]) ->
 
 
 def _down(log: FaultLog, day: float) -> Bool:
-    """Nodes under repair on this day [n], those that fail at its very instant included."""
+    """Nodes under repair on this day [n], including those that fail at that very time."""
     open_ = (log.start_d <= day) & (log.end_d > day)
     # A repair that took no time at all still took the node away from its job.
     open_ |= log.start_d == day

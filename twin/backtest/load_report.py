@@ -96,8 +96,9 @@ def print_load_scores(told: Mapping[str, Any], out: Console) -> None:
         for line in rival_lines(told["rival"]):
             out.print(line, markup=False, soft_wrap=True)
     print_line(out, "apart: targets that do not overlap in time; intervals only from ten of them on", "dim")
-    if after := moves_words(told["horizons"]):
-        out.print(after, markup=False, soft_wrap=True)
+    for line in (told_words(told["horizons"]), moves_words(told["horizons"])):
+        if line:
+            out.print(line, markup=False, soft_wrap=True)
     worse = told["losses"]
     for loss in worse[:20]:
         out.print(loss_words(loss), markup=False, soft_wrap=True)
@@ -107,6 +108,16 @@ def print_load_scores(told: Mapping[str, Any], out: Console) -> None:
         f"{told['lookahead_origins_checked']:,} origins were forecast again without later rows: the same"
     )
     out.print(checked, style="dim", markup=False, soft_wrap=True)
+
+
+def told_words(horizons: Sequence[Mapping[str, Any]]) -> str:
+    """A line on the coverage of the band that a daemon tells; "" where none was told."""
+    parts = [
+        f"{duration(h['horizon_s'])} ahead {number(100 * h['coverage90_told'])} %"
+        for h in horizons
+        if h["told_targets"]
+    ]
+    return f"in the 90 % band that a daemon tells: {', '.join(parts)}" if parts else ""
 
 
 def moves_words(horizons: Sequence[Mapping[str, Any]]) -> str:
@@ -324,6 +335,7 @@ def _compared(told: Mapping[str, Any]) -> Markup:
         )
     head = ["ahead", "over last value", "over yesterday", "over EWMA", "EWMA's half-life"]
     beside = heading("Error over each rival's") + table(head, rows, (1, 2, 3, 4))
+    beside += paragraph(told_words(told["horizons"]), "soft")
     return section("compared", "Compared", "By horizon.", pair(figures), beside)
 
 

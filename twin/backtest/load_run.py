@@ -1,4 +1,4 @@
-"""Backtests of load forecasts, in one process or in several, and a rival on the same origins.
+"""Load backtests in one process or in several, and a rival on the same origins.
 
 A group of horizons is one task, as it is lived through by itself. A rival runs with the same bands,
 rounding and calibration as the blend, so that only the forecasts differ.

@@ -1,4 +1,4 @@
-"""Measured sweeps of power limits, and curves learned from a few of their limits.
+"""Measured sweeps of power limits, and power curves learned from a few of their limits.
 
 Each limit is one measurement of a job's time and mean power. A curve of a job has eight parameters that a
 handful of numbers does not fix: all of 4,096 curves that are drawn evenly are weighed by how well they fit,
@@ -41,13 +41,13 @@ MIDDLE = (0.1, 0.9)  # quantiles of what other jobs' curves say of them, between
 DRAWS, ROUNDS = 4096, 3
 LEAST_DRAWS = 100  # that a narrower range rests on
 REACH = 2.2  # standard deviations that it keeps to either side
-# What a measurement scatters by, as it is before any is known, and how many measurements that is worth
+# Scatter of a measurement before any is known, and the number of measurements that this prior is worth
 TIME_PU, POWER_PU, WORTH = 0.015, 0.03, 3
 # Measurements nearer than this, in ln of time and of power, count as two together, however many they are: the
 # many at limits that hardly touch a job must not rule how it goes at low ones. source: chosen on the sweeps
 # of P100 and V100
 ALIKE, ALIKE_WORTH = 0.25, 2.0
-# How much of its error at the limits beside carries over to the one between them
+# Share of the error at the limits beside that carries over to the one between them
 OF_TIME, OF_POWER = 0.5, 1.0
 
 

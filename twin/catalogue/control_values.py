@@ -1,4 +1,4 @@
-"""Values of controls as people read them: a name of a state, an instant, or a number with its unit."""
+"""Values of controls for display: the name of a state, an instant, or a number with its unit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ from twin.catalogue.text import duration, number, quantity, utc
 # Controls whose value is an instant, s since 1970 UTC
 INSTANTS = frozenset({"job.checkpoint_since_s", "node.burn_in_since_s"})
 DIGITS = 4
-_NOUNS = {"gpu": ("GPU", "GPUs"), "cdu": ("CDU", "CDUs"), "switch": ("switch", "switches")}
+# By table, or by control where its entities are called otherwise than their table
+_NOUNS = {
+    "gpu": ("GPU", "GPUs"),
+    "cdu": ("CDU", "CDUs"),
+    "switch": ("switch", "switches"),
+    "psu": ("power supply", "power supplies"),
+    "dpu": ("DPU", "DPUs"),
+    "nvlink": ("NVLink", "NVLinks"),
+    "rack.hall_budget_w": ("hall", "halls"),
+}
 
 
 def control_value(value: Any, control: str) -> str:
@@ -32,12 +41,12 @@ def control_value(value: Any, control: str) -> str:
 
 
 def counted(control: str, count: int) -> str:
-    """Entities of a control in words: "1 GPU", "72 GPUs"; the number alone of a control without a table."""
-    table = control.partition(".")[0]
-    return f"{count:,} {table_noun(table, count)}" if table else f"{count:,}"
+    """Entities of a control or table in words: "1 GPU", "72 GPUs"; the number alone of neither."""
+    return f"{count:,} {table_noun(control, count)}" if control else f"{count:,}"
 
 
-def table_noun(table: str, count: int = 1) -> str:
-    """The noun of a table: "GPU", "nodes"."""
-    one, many = _NOUNS.get(table, (table, f"{table}s"))
+def table_noun(key: str, count: int = 1) -> str:
+    """The noun of a table, of a part, or of a control's entities: "GPU", "power supplies", "halls"."""
+    table = key.partition(".")[0]
+    one, many = _NOUNS.get(key) or _NOUNS.get(table, (table, f"{table}s"))
     return one if count == 1 else many

@@ -1,7 +1,7 @@
-"""The errors of racktwin, by who is to blame and what the daemon does about it.
+"""Errors of racktwin, by their cause and by the reaction of the daemon.
 
-Imports nothing. Every message says where, what was found and what was expected; `ConfigError` collects all
-the faults of a file, so that an operator mends it in one go.
+Imports nothing. Every message names the place, the value found and the value expected. `ConfigError` collects
+all faults of a file, so that an operator can correct them at once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Quantities: what a forecast may be about: the signals of the catalogue, and sums that follow from them."""
+"""Quantities that a forecast may describe: signals of the catalogue, and sums of them."""
 
 from __future__ import annotations
 

@@ -125,6 +125,7 @@ class RackSignals(Table):
     hall_budget_readback_w = Signal("W", 0, 1e9, quantum=1.0, period_s=100)
     hall_guaranteed_w = Signal("W", 0, 1e9, quantum=1.0, period_s=100)
     hall_grant_age_s = Signal("s", -1e4, 1e6, quantum=0.001, period_s=100)
+    hall_lapse_s = Signal("s", 0, 3600, quantum=0.1, period_s=100)  # from the end of a grant to its share
     hall_heard_pu = Signal("1", 0, 1, quantum=0.001, period_s=100)
     hall_gpu_count = Signal("count", 0, 4e6, quantum=1, period_s=100)
     hall_gpu_out_count = Signal("count", 0, 4e6, quantum=1, period_s=100)
@@ -164,25 +165,30 @@ class NodeSignals(Table):
     leak_state = state("no_leak", "leak", reduce="latch", period_s=60, urgent_at=1)
     power_on_state = state("off", "on", period_s=60)
     service_level_state = state("in_service", "cordoned", "draining", "drained", "replace", period_s=60)
-    # Whose mark in the scheduler has it out: by it a daemon knows what the leader before withdrew
+    # Owner of the mark that has it out: by it a daemon knows which nodes the leader before withdrew
     service_owner_state = state("nobody", "ours", "others", period_s=60)
-    # When the scheduler gives it to a job: as any other, after all others, or never, as it is a spare
+    # Turn in which the scheduler gives it a job: as any other, after all others, or never, as it is a spare
     placement_state = state("usual", "last", "kept", period_s=60)
-    # Whether its scheduler lets it sleep to save power; silent on purpose while it is not ready
+    # Sleep to save power, as its scheduler allows it; silent on purpose while it is not ready
     standby_state = state("ready", "waking", "asleep", period_s=60)
     agent_state = state("online", "offline", reduce="last", period_s=300)
     power_cap_readback_w = Signal("W", 0, 2e4, quantum=0.1, period_s=60)
     # As its board's controller has it: `shutdown` while its system stops
     power_readback_state = state("on", "shutdown", "off", period_s=60)
     reboot_count = counter("count", max_per_s=1.0, period_s=60)
-    # Of all its DPUs: the worst of them counts, errors are the sum over their ports
-    dpu_temp_c = Signal(
+    # Of its DPUs. Offload: whether the switch forwards in hardware, or packets pass its Arm cores
+    dpu1_temp_c = Signal(
         "degC", -20, 150, quantum=0.1, reduce="max", period_s=60, slew_per_s=2.0, danger="high"
     )
-    dpu_health_state = state("ok", "degraded", "failed", reduce="max", period_s=60)
-    # Whether its switch forwards in hardware, or packets pass its Arm cores
-    dpu_offload_state = state("active", "lost", reduce="max", period_s=60)
-    dpu_port_error_count = counter("count", max_per_s=1e9, period_s=60)
+    dpu2_temp_c = Signal(
+        "degC", -20, 150, quantum=0.1, reduce="max", period_s=60, slew_per_s=2.0, danger="high"
+    )
+    dpu1_health_state = state("ok", "degraded", "failed", reduce="max", period_s=60)
+    dpu2_health_state = state("ok", "degraded", "failed", reduce="max", period_s=60)
+    dpu1_offload_state = state("active", "lost", reduce="max", period_s=60)
+    dpu2_offload_state = state("active", "lost", reduce="max", period_s=60)
+    dpu1_port_error_count = counter("count", max_per_s=1e9, period_s=60)  # the sum over its ports
+    dpu2_port_error_count = counter("count", max_per_s=1e9, period_s=60)
     service_level = Control(
         "state",
         0,
@@ -374,6 +380,7 @@ class LoopSignals(Table):
     flow_lpm = Signal("l/min", 0, 1e6, quantum=0.01, reduce="min", period_s=100)
     power_w = Signal("W", 0, 1e8, quantum=1.0, reduce="mean", period_s=100)  # pumps, fans and chillers
     leak_state = state("no_leak", "leak", reduce="latch", period_s=100, urgent_at=1)
+    machine_out_count = Signal("count", 0, 1000, quantum=1, reduce="max", period_s=100)  # chillers or pumps
     makeup_ml = counter("ml", max_per_s=1e7, period_s=100)  # water drawn for what evaporates and is drained
 
 

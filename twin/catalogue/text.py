@@ -1,6 +1,6 @@
-"""Numbers, units, times and names as people read them; whatever a message may have named is made safe here.
+"""Text of numbers, units, times and names for display, with text from outside made safe.
 
-Core units go in (W, per unit, Pa), the units of the page come out (kW, %, kPa). Pure.
+Core units go in (W, per unit, Pa), display units come out (kW, %, kPa). Pure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_NAME = 100
 # A clock that says a year before this was made up for the run.
 REAL_SINCE_NS = 946_684_800 * NS  # 2000-01-01
 
-# What each unit on the page means, for the footnote.
+# Meaning of each unit on the page, for the footnote.
 GLOSSARY = {
     "W": "watt, power. 1 kW = 1,000 W (a kettle takes about 2 kW); 1 MW = 1,000 kW.",
     "kWh": "kilowatt hour, energy: 1 kW for one hour.",

@@ -1,7 +1,7 @@
-"""Trees of plain data and arrays: one way to name them by content and one way to write them down.
+"""Trees of plain data and arrays: their content hash and their encoding.
 
-Snapshots, fitted parameters and checksums all use it. No pickle: only mappings, lists, scalars, bytes and
-NumPy arrays of plain numbers. Imports nothing of ours but the errors.
+Snapshots, fitted parameters and checksums use it. No pickle: only mappings, lists, scalars, bytes and NumPy
+arrays of plain numbers. Imports only the errors of racktwin.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Vocabulary: signals and controls as people call them, and texts in which their keys stand as words.
+"""Vocabulary: display names of signals and controls, and texts with their keys replaced by these names.
 
-A reason of a policy may name a key, by which it is matched; whoever shows the reason shows words.
+The reason of a policy may contain a key, by which code matches it. Every display replaces the key by words.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ CONTROLS = {
     "gpu.power_cap_w": "power cap",
     "node.power_cap_w": "power cap",
     "job.power_cap_w": "power cap",
-    "gpu.clock_lock_mhz": "lock of the clock",
+    "gpu.clock_lock_mhz": "GPU clock lock",
     "job.checkpoint_interval_s": "checkpoint interval",
     "job.checkpoint_local_interval_s": "interval of saves in memory",
     "job.checkpoint_since_s": "save",
@@ -24,25 +24,27 @@ CONTROLS = {
     "node.placement": "placement of new work",
     "node.standby": "standby of a node",
     "rack.hall_budget_w": "budget lent to a hall",
-    "rack.liquid_isolation": "isolation of the coolant",
-    "rack.electrical_isolation": "isolation of the power",
+    "rack.liquid_isolation": "coolant isolation",
+    "rack.electrical_isolation": "power isolation",
     "cdu.supply_temp_target_c": "supply temperature",
     "cdu.diff_pressure_target_pa": "pressure of a CDU's pumps",
 }
 _SIGNALS = {
     "energy_mj": "energy", "flow_lpm": "coolant flow", "util_pu": "utilisation", "used_pu": "fill level",
     "makeup_ml": "make-up water", "remaining_s": "remaining training",
-    "clock_event_bits": "reasons of its clock", "power_w_max": "peak power", "current_a_max": "peak current",
+    "clock_event_bits": "reasons for a lowered clock",
+    "power_w_max": "peak power", "current_a_max": "peak current",
     "throttle_power_ns": "time slowed by power", "throttle_thermal_ns": "time slowed by heat",
-    "xid_code": "XID", "up_state": "state of the link", "dram_active_pu": "activity of its memory",
-    "gpu_idle_count": "idle GPUs", "gpu_running_count": "GPUs at work",
-    "gpu_pending_count": "GPUs waited for",
-    "job_running_count": "running jobs", "job_pending_count": "waiting jobs", "fan_hz": "fan speed",
+    "xid_code": "XID", "up_state": "state", "dram_active_pu": "memory activity",
+    "gpu_idle_count": "idle GPUs", "gpu_running_count": "GPUs in use",
+    "gpu_pending_count": "pending GPUs", "gpu_held_count": "held GPUs", "job_held_count": "held jobs",
+    "gpu_spare_count": "spare GPUs", "gpu_out_count": "GPUs out of service",
+    "job_running_count": "running jobs", "job_pending_count": "pending jobs", "fan_hz": "fan speed",
     "requests_per_s": "requests per second", "valve_pu": "valve position", "recovery_count": "recoveries",
     "ecc_dbe_count": "double-bit memory errors", "ecc_sbe_count": "single-bit memory errors",
     "nvlink_recovery_count": "NVLink recoveries", "port_down_count": "ports that are down",
     "rx_optical_w": "received optical power", "tx_optical_w": "sent optical power",
-    "laser_bias_a": "current of the laser", "pre_fec_ber_pu": "bit error rate before correction",
+    "laser_bias_a": "laser current", "pre_fec_ber_pu": "bit error rate before correction",
     "reboot_count": "restarts", "energised_state": "voltage state", "row_remap_count": "remapped rows",
 }  # fmt: skip
 _WORDS = {

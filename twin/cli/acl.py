@@ -56,7 +56,7 @@ def identities(
     """Everyone who may connect. Raises ConfigError for names that collide or cannot be levels of a topic."""
     if not _LEVEL.fullmatch(integration):
         raise ConfigError(
-            f"--integration {integration!r}: expected a level of a topic, without + # / and spaces"
+            f"--integration {integration!r}: expected one topic level, without + # / and spaces"
         )
     own = f"IT/v1/{integration}"
     daemon = (
@@ -201,13 +201,13 @@ VERBS = {
         run_acl,
         f"""
         {SITE}
-        -o --out FILE  access list to write; default: stdout
+        -o --out FILE  access list to write; default: standard output
         ~--output FILE>out
-        --users FILE  also write the user names, one for each certificate
-        --integration NAME=racktwin  our name in request topics
-        --viewer NAME*  a user that only reads; may be given again; default: viewer
-        --sparkplug GROUP/NODE*  also a user for this Sparkplug edge node; may be given again
-        --aggregators  also an agent for each rack
+        --users FILE  also write the user names, one per certificate, to this file
+        --integration NAME=racktwin  name of racktwin in request topics
+        --viewer NAME*  read-only user; repeatable; default: viewer
+        --sparkplug GROUP/NODE*  add a user for this Sparkplug edge node; repeatable
+        --aggregators  add a user for an aggregating agent of each rack
         """,
         ("--site site.yaml --out racktwin.acl --users users.txt",),
         answers=False,

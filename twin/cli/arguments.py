@@ -1,4 +1,4 @@
-"""Parts that several commands share: options, instants, levels of authority, and answers in each format."""
+"""Parts that several commands share: options, instants, levels of authority, and output formats."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")  # as a spreadsheet reads the beginni
 _HOUR = re.compile(r"([01]?[0-9]|2[0-3]):([0-5][0-9])")
 
 SITE = "--site FILE!  site file (YAML)"
-REPORT = "--report FOLDER  write its page into this folder"
-LEVELS = "--authority POLICY:LEVEL*  off, advise, approve or act; overrides the files; may be given again"
+REPORT = "--report FOLDER  write the report as a web page into this folder"
+LEVELS = "--authority POLICY:LEVEL*  off, advise, approve or act; overrides the files; repeatable"
 BROKER_USER = """
-    --ca-file FILE  TLS: authority of the broker (PEM)
-    --cert-file FILE  TLS: certificate to show (PEM)
-    --key-file FILE  TLS: its key (PEM)
-    --username NAME  user at the broker
-    --password-file FILE  file with the user's password
+    --ca-file FILE  TLS: CA certificate of the broker (PEM)
+    --cert-file FILE  TLS: client certificate (PEM)
+    --key-file FILE  TLS: private key of the client certificate (PEM)
+    --username NAME  user name at the broker
+    --password-file FILE  file with the password of this user
 """
 
 
 def instant_ns(option: str, text: str, base_ns: int, toward: int = 1) -> int:
-    """An instant as a person writes it, UTC unless it says so: a time, an hour, a span from a base.
+    """Parse an instant: a date and time, an hour, or a duration from a base. UTC without an offset.
 
-    `toward`: 1 for what is to come (18:00 is the next one after the base, 2h is two hours after it), -1 for
-    what was. Raises ConfigError.
+    `toward` 1 looks ahead: 18:00 is the next one after the base, 2h is two hours after it. -1 looks back.
+    Raises ConfigError.
     """
     text = text.strip()
     if (span_s := seconds_of(text.removeprefix("+"))) is not None:
@@ -59,14 +59,14 @@ def instant_ns(option: str, text: str, base_ns: int, toward: int = 1) -> int:
 
 
 def client_of(args: argparse.Namespace) -> Client:
-    """The client that the options describe. Raises ConfigError."""
+    """Return a client for the daemon that the options name. Raises ConfigError."""
     from twin.api import connect
 
     return connect(args.url, args.config, args.token_file, args.ca_file, args.cert_file, args.key_file)
 
 
 def authority_levels(pairs: Sequence[str], known: Collection[str]) -> dict[str, str]:
-    """POLICY=LEVEL pairs. Raises ConfigError for an unknown level, or a policy that is not `known`."""
+    """Parse POLICY=LEVEL pairs. Raises ConfigError for an unknown level, or a policy that is not `known`."""
     out: dict[str, str] = {}
     for pair in pairs:
         name, _, level = pair.partition("=")
@@ -82,9 +82,9 @@ def authority_levels(pairs: Sequence[str], known: Collection[str]) -> dict[str, 
 
 
 def refuse_existing(option: str, path: Path | None, force: bool | None = None) -> None:
-    """Raises ConfigError where something is already: a file, or a folder that is not empty.
+    """Raise ConfigError if the path exists as a file or as a folder with content.
 
-    `force` lets it pass; None where nothing is ever overwritten.
+    `force` allows it; None means that the command never overwrites.
     """
     if path is not None and not force and path.exists() and (not path.is_dir() or any(path.iterdir())):
         remedy = "; --force overwrites it" if force is not None else ""
@@ -92,7 +92,7 @@ def refuse_existing(option: str, path: Path | None, force: bool | None = None) -
 
 
 def is_name(text: str) -> bool:
-    """True for a name that a site may have."""
+    """Return True for a valid name of a site."""
     from twin.site import expand
 
     try:
@@ -102,7 +102,7 @@ def is_name(text: str) -> bool:
 
 
 def present(args: argparse.Namespace, tree: Any, show: Callable[[Any, Console], object], out: Console) -> int:
-    """An answer in the format that was asked for; 0, as exit code."""
+    """Print a tree in the requested format and return exit code 0."""
     if args.format == "json":
         write_json(tree, out)
     elif args.format == "csv":
@@ -115,7 +115,7 @@ def present(args: argparse.Namespace, tree: Any, show: Callable[[Any, Console], 
 def asking(
     ask: Callable[[Client, argparse.Namespace], Any], show: Callable[[Any, Console], object]
 ) -> Handler:
-    """The function of a verb that asks a daemon and shows the answer."""
+    """Return the function of a verb that sends a request to a daemon and prints the response."""
 
     def run(args: argparse.Namespace, out: Console, *_: Console) -> int:
         return present(args, ask(client_of(args), args), show, out)
@@ -130,14 +130,14 @@ def live(
     *examples: str,
     **kinds: Any,
 ) -> Verb:
-    """A verb that asks a running daemon and shows the answer; `kinds`: see `Verb`."""
+    """Return a verb that sends a request to a daemon and prints the response; `kinds`: see `Verb`."""
     return Verb(asking(ask, show), arguments, examples, live=True, **kinds)
 
 
 def write_json(value: Any, out: Console) -> None:
-    """One object on one line of ASCII; what is no number is null.
+    """Write one object as one line of ASCII JSON; NaN and infinity become null.
 
-    Flushed, so that a reader who left is noticed while that can be dealt with.
+    The flush makes a closed pipe fail here, where `main` handles it.
     """
     import msgspec
 
@@ -147,11 +147,11 @@ def write_json(value: Any, out: Console) -> None:
 
 
 def write_csv(rows: Sequence[dict[str, Any]], out: Console) -> None:
-    """Rows of an answer with a line of their names, for a spreadsheet.
+    """Write rows as CSV with a header line, for a spreadsheet.
 
-    A mapping is columns of its own (`carries.gpu.entities`), a list its values with `; ` between them, an
-    instant (`last_ns`) text in UTC (`last_utc`): a spreadsheet rounds numbers of 19 digits. Text that a
-    spreadsheet would take for a formula has ' in front: topics and labels come from outside.
+    A mapping becomes columns (`carries.gpu.entities`), a list becomes its values joined by `; `. An instant
+    (`last_ns`) becomes text in UTC (`last_utc`), since a spreadsheet rounds numbers of 19 digits. Text that
+    a spreadsheet would read as a formula gets ' in front, since topics and labels come from outside.
     """
     import csv
 
@@ -166,7 +166,7 @@ def write_csv(rows: Sequence[dict[str, Any]], out: Console) -> None:
 
 
 def _cells(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """(column, text) of a value, or of each part of a mapping."""
+    """Yield (column, text) of a value, or of each part of a mapping."""
     if isinstance(value, dict) and value:
         for key, part in value.items():
             yield from _cells(f"{name}.{key}" if name else key, part)

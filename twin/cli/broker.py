@@ -13,7 +13,9 @@ from twin.catalogue import ConfigError
 def as_user(settings: LinkSettings, args: argparse.Namespace) -> LinkSettings:
     """The settings of a link with the certificate and user of the call. Raises ConfigError."""
     if (args.cert_file is None) != (args.key_file is None) or (args.password_file and not args.username):
-        raise ConfigError("expected --cert-file with --key-file, and --password-file with --username")
+        raise ConfigError(
+            "expected --cert-file together with --key-file, and --password-file together with --username"
+        )
     paths = (args.ca_file, args.cert_file, args.key_file, args.password_file)
     for path in paths:
         if path is not None and not os.access(path, os.R_OK):
@@ -34,12 +36,12 @@ def as_user(settings: LinkSettings, args: argparse.Namespace) -> LinkSettings:
 
 
 def advised(fault: str, tls: bool) -> str:
-    """Why no connection was made, with what to give instead where TLS is what the two ends differ in."""
+    """Return the reason of a failed connection, with the options to change if only one end uses TLS."""
     low = fault.lower()
     if "certificate required" in low or "handshake failure" in low:
         return f"{fault}: give --cert-file and --key-file of a user who only reads (and --ca-file)"
     if not any(
-        sign in low for sign in ("reset by peer", "ended the connection", "eof occurred", "wrong_version")
+        sign in low for sign in ("reset by peer", "closed the connection", "eof occurred", "wrong_version")
     ):
         return fault
     if tls:

@@ -1,125 +1,127 @@
-"""The table of all commands, their old names, and the way from words to a verb's parser.
+"""Table of all commands, their old names, and the lookup of a verb's parser.
 
-A module is imported when one of its verbs is called: some bring much along.
+The module of a verb is imported only when that verb is called, since some modules import large libraries.
 """
 
 from __future__ import annotations
 
 import importlib
+import sys
 
 from twin.catalogue import did_you_mean
 from twin.cli.grammar import Noun, Parser, Verb, refuse
 
-# Noun and verbs, with the module that holds each, two spaces, a sentence; *: the verb that a noun has alone.
+# One line per noun and verb: name, module, two spaces, summary. `*` marks the default verb of a noun, and `+`
+# one that is the default only with --config, since it starts a daemon.
 _TABLE = """
-init init  make a site file and a configuration from what is there
-demo demo  run a simulated pod under control of the daemon until Ctrl-C
-status operate.live  show leader, alarms, commands with their reasons, and sources
+init init  discover the site, and write its site file and a configuration
+demo demo  run a simulated pod and a daemon that controls it, through a story of faults
+status operate.live  show the leader, alarms, commands with their reasons, and sources
 top top.command  watch racks, alarms and decisions live on this terminal
-demand operate.demand  show what jobs hold and wait for, by queue and tenant, and requests of services
-sources operate.sources  list who sends telemetry, and what of it is not used and why
-calibration operate.calibration  show what was learned of the site or of one entity, and what drifted
-site  site files: what stands where
+demand operate.demand  show GPUs in use and in the queue, by queue and tenant, and requests to services
+sources operate.sources  list the sources of telemetry, and the data that is not used, with the reason
+calibration operate.calibration  show the learned parameters of the site or of one entity, and their drift
+site  site files: the equipment of a site and its topology
     check site  check site files and report every error
     discover site  make a site file from the metadata in a recording
-    split site  split a site that is larger than one daemon into parts and their hub
-    diff operate.site_change  show what the site file of a daemon lacks of what is heard on the bus
-    apply operate.site_change  approve that change, write the file and make the daemon read it
+    split site  split a site that is too large for one daemon into parts and a hub
+    diff operate.site_change  show equipment that reports telemetry but is missing in the site file
+    apply operate.site_change  approve the change of `site diff`, write the site file and reload the daemon
     acl acl  write Mosquitto's access list for a site
 daemon  the daemon that mirrors a live site and acts by its policies
     run run  run the daemon: mirror a live site and act by its policies
-    check run  check configuration and site of a daemon; --online asks each endpoint once
-    reload operate.live  make the daemon read its configuration, site and tokens again
-fleet  halls of several daemons below feeders that they share
-    run* run  run the daemon of the hub, which lends budgets to the halls of a fleet
+    check run  check the configuration and the site file; --online also asks each endpoint once
+    reload operate.live  reload the configuration, the site file and the tokens of the daemon
+fleet  several halls, each with its daemon, that share feeders and budgets
+    run+ run  run the daemon of the hub, which lends budgets to the halls of a fleet
     status operate.fleet  show power, budget, GPUs, alarms and freshness of each hall
-    budgets operate.fleet  show who holds what of each shared feeder, and why
+    budgets operate.fleet  show each hall's share of every shared feeder, loop and contract, with the reason
     hold operate.fleet  keep the budget of a hall at or below a limit for a while
-    release operate.fleet  take the limits back that people set on the budget of a hall
-    history operate.fleet_history  show values, alarms, commands and decisions of all halls from ClickHouse
+    release operate.fleet  remove the limits that people set on the budget of a hall
+    history operate.fleet_history  query values, alarms, commands and decisions of all halls in ClickHouse
 token  tokens of the HTTP interface
-    add operate.token  make a token; its text is shown once
+    add operate.token  create a token and print it once
     list operate.token  list all tokens
-    link operate.token  print the link to log in to the page as the administrator of this host
-    revoke operate.token  revoke a token; then reload the daemon
-alarm  active alarms
+    link operate.token  print a link that logs in to the page as the administrator of this host
+    revoke operate.token  revoke a token; the daemon refuses it after `racktwin daemon reload`
+alarm  active alarms: list, acknowledge and shelve them
     list* operate.live  list active alarms, the most severe first
     ack operate.live  acknowledge an alarm
     shelve operate.live  shelve an alarm for a while
-    unshelve operate.live  end the shelving of an alarm
-device  health, replacement and maintenance of nodes, GPUs, racks, CDUs
+    unshelve operate.live  end the shelving of an alarm before its time
+device  health, replacement and maintenance of nodes, GPUs, racks and CDUs
     health* operate.health  show the health of the site or of one part
-    show operate.live  show what is measured of a device beside what is expected of it
-    plan operate.replacement  show which nodes are suspected or on their way out, why, what each waits for
-    history operate.replacement  show what was decided, predicted and done, and how the predictions did
-    report operate.replacement  write the record of a node, to attach to a ticket: markdown, or JSON
-    repaired operate.live  report that a node was repaired and now waits for a test
-    tested operate.live  report how a test of a node ended; it counts like the site's own burn-in
-    maintain operate.live  open a maintenance window: no alarms and no commands there
+    show operate.live  compare the measured values of a device with the expected ones
+    plan operate.replacement  list nodes in replacement, with phase, reason and what each waits for
+    history operate.replacement  list decisions, predictions and repairs of nodes, and score the predictions
+    report operate.replacement  write the record of a node for a ticket, as Markdown or JSON
+    repaired operate.live  report the repair of a node; the node then waits for a test
+    tested operate.live  report the result of a test of a node; it counts like the site's own burn-in
+    maintain operate.live  open a maintenance window: its entities raise no alarms and get no commands
     windows operate.live  list open maintenance windows
     close operate.live  close a maintenance window now
 policy  authority, proposals and approvals of policies
-    list* operate.live  list policies with authority, controls and reasons
+    list* operate.live  list policies with their authority, controls and reasons
     set operate.live  set the authority of a policy
-    explain operate.explain  explain why a policy proposes what it proposes; alone, the policies and topics
-    approvals operate.live  list what waits for approval, and the approvals in force
-    approve operate.live  let a policy act for a while
-    revoke operate.live  withdraw an approval
-control  what is commanded: hold it, release it, ask for bounds
+    explain operate.explain  explain the proposals of a policy; without arguments: list policies and topics
+    approvals operate.live  list proposals that wait for approval, and approvals in force
+    approve operate.live  approve the proposals of a policy on a control for a while
+    revoke operate.live  revoke an approval
+control  commands: list them, hold or release the site, request bounds
     decisions* operate.live  list the latest decisions with their reasons
-    hold operate.live  freeze the site: no new values; protective moves still pass
-    release operate.live  let all leases lapse; nothing is commanded until resume
+    hold operate.live  freeze the commanded values; moves in the protective direction still pass
+    release operate.live  let all leases expire, and command nothing until `racktwin control resume`
     resume operate.live  end a hold or a release
-    request operate.live  keep a control within bounds
-    requests operate.live  list standing requests
+    request operate.live  request that a control stays within bounds
+    requests operate.live  list the requests in force
     withdraw operate.live  withdraw a request
-power  headroom, caps and their price, room for more racks, load targets
+power  headroom, power caps and their cost, room for more racks, load targets
     show* operate.power  show the headroom of racks, feeders, CDUs, loops and the site, and their caps
-    why operate.power  explain why a rack, node, GPU, job or feeder is capped, and what would lift it
-    cost operate.power  show what caps cost in work and saved in energy
-    fit operate.power  show how many more racks fit on a feeder, at a risk per hour
-    targets operate.power  list what somebody outside lets the site or feeders draw
-    target operate.power  let the site, or each of some feeders, draw no more than a limit
-    withdraw operate.power  take a load target back
-ledger operate.ledger  show the energy, GPU-hours, cost and carbon of a month, each of them once
-forecast  what is expected of power, demand and weather
+    why operate.power  explain why a rack, node, GPU, job or feeder is capped, and what would lift the cap
+    cost operate.power  show the work that power caps cost and the energy that they saved
+    fit operate.power  compute how many more racks a feeder can carry at a given risk per hour
+    targets operate.power  list the load targets of the site and of feeders
+    target operate.power  set a load target: the most that the site, or each named feeder, may draw
+    withdraw operate.power  withdraw a load target
+ledger operate.ledger  show the energy, GPU-hours, cost and carbon of a month, without double counting
+forecast  forecasts of power, demand and weather
     list* operate.forecast  show forecasts of power and demand with 90 % bands
-    send operate.outlook  send future values, such as prices or weather
-    outlooks operate.outlook  list the future values that were sent
-job  what runs, how much of its time it trains, what holds it back
+    send operate.outlook  send an outlook: known future values, such as prices or weather
+    outlooks operate.outlook  list the outlooks that the daemon holds
+job  running jobs: training time, losses and stragglers
     list* operate.jobs  list the running jobs
-    show operate.jobs  show one job: time trained and lost, its end, the member that the others wait for
-checkpoint  how often training jobs should save
-    plan operate.checkpoint  plan the intervals of a daemon's jobs, or of a job that is only thought of
-trace  recordings: made, replayed, summarised, fetched
+    show operate.jobs  show one job: time trained and lost, expected end, and its straggler
+checkpoint  checkpoint intervals of training jobs
+    plan operate.checkpoint  plan checkpoint intervals for the daemon's jobs, or for a hypothetical job
+trace  recordings: record, replay, summarise and fetch them
     record record  record live MQTT messages to files for replay
     replay replay  replay recorded telemetry through the twin
     info site  summarise a recorded run or a capture
-    list traces  list the public recordings and where they lie
+    list traces  list the public recordings and their folders
     fetch traces  download public recordings and check them by SHA-256
     verify traces  check public recordings by size and SHA-256
-    quarantine quarantine  list the input that a run left out, since the engine failed on it; repeat it
+    quarantine quarantine  list inputs that a run set aside because the engine failed on them
 journal  the hash-chained journal of a run
     show journal  print entries as sentences
-    verify journal  verify the hash chain; --key: prove the journal by its signed heads
-    schema journal  print the JSON Schema of a line
-    key journal  make the pair of keys that sign the journal's heads and verify them
-simulation  simulated sites: scenarios, what-ifs, a plant on a broker
+    verify journal  verify the hash chain and, with --key, the signed heads
+    schema journal  print the JSON Schema of an entry
+    key journal  create the key pair that signs and verifies the journal's heads
+simulation  simulated sites: scenarios, what-if runs, a plant on a broker
     run simulate  simulate a site under a scenario, for hours or months
-    whatif whatif  run a scenario from the twin's state, with policies and without
+    whatif whatif  run a scenario from the twin's state, once with policies and once without
     publish plant  run a simulated site on a broker in real time, to try the daemon
-backtest  scores of forecasts and intervals on recordings
-    load backtest.load  score forecasts of load and demand beside the last value, yesterday and EWMA
-    failures backtest.failures  score which nodes fail next, beside ranking by decayed fault count
-    lives backtest.lives  score which devices fail next by position, age and past, beside simpler ones
-    checkpoint backtest.checkpoint  score intervals between saves beside Young, Daly and an oracle
+backtest  scores of forecasts and checkpoint intervals on recordings
+    load backtest.load  score forecasts of load and demand against last value, yesterday and EWMA
+    failures backtest.failures  score failure forecasts of nodes against a ranking by decayed fault count
+    lives backtest.lives  score failure forecasts by position, age and history against simpler rankings
+    checkpoint backtest.checkpoint  score checkpoint intervals against Young, Daly and an oracle
     power-curves backtest.power_curves  score learned power curves on measured power limits
-    stragglers backtest.stragglers  find what holds a training job back, by its recorded operations
-models  priors of failure models that travel between sites
-    export models  write the statistics of this site's failures, with noise and signed, for other sites
+    stragglers backtest.stragglers  find the straggler of a training job in its recorded operations
+models  priors of failure models that sites exchange
+    export models  write the failure statistics of this site for other sites, with noise and a signature
     merge models  merge the statistics of several sites into a prior
     import models  verify a prior, and print the setting that makes a daemon start from it
-    show models  show in plain words what such a file says
+    show models  describe an export or a prior in plain words
 completion completion  print the completion script of a shell
 """
 
@@ -131,9 +133,10 @@ def _nouns() -> dict[str, Noun]:
         name, _, module = words.partition(" ")
         if line.startswith(" "):
             noun = next(reversed(nouns))
-            nouns[noun].verbs[name.rstrip("*")] = (f"twin.cli.{module}", text)
-            if name.endswith("*"):
-                nouns[noun] = nouns[noun]._replace(default=name.rstrip("*"))
+            verb = name.rstrip("*+")
+            nouns[noun].verbs[verb] = (f"twin.cli.{module}", text)
+            if verb != name:
+                nouns[noun] = nouns[noun]._replace(default=verb, starts=name.endswith("+"))
         else:
             nouns[name] = Noun(text, {"": (f"twin.cli.{module}", text)} if module else {})
     return nouns
@@ -141,7 +144,7 @@ def _nouns() -> dict[str, Noun]:
 
 NOUNS = _nouns()
 
-# Names of before, for one version. `A | B`: A if it takes all the words behind it, else B.
+# Old names, kept for one version. `A | B` means: A if it accepts all remaining words, else B.
 FORMER = {
     "ack": "alarm ack",
     "alarms": "alarm list",
@@ -184,7 +187,7 @@ FORMER = {
 
 
 def renamed(words: list[str]) -> tuple[list[str], str]:
-    """(the call in today's form, a note on its old name or nothing)."""
+    """Translate an old command name: (words of the current command, deprecation note or "")."""
     for count in (2, 1):
         old = " ".join(words[:count])
         if old in FORMER and len(words) >= count:
@@ -193,40 +196,44 @@ def renamed(words: list[str]) -> tuple[list[str], str]:
             asked = [word for word in rest if word not in ("-h", "--help")]
             beyond = parser_of(*alone.split()).parse_known_args(asked)[1] if given else []
             new = given if beyond else alone
-            note = f"`racktwin {old}` is now `racktwin {new}`; the old name goes with the next version"
+            note = f"`racktwin {old}` is now `racktwin {new}`; the next version removes the old name"
             return [*new.split(), *rest], note
     return words, ""
 
 
 def find(words: list[str]) -> tuple[str, str, list[str]]:
-    """(noun, verb, the words behind them) of a call. A wrong one ends the program with what was expected."""
+    """Return (noun, verb, remaining words). An unknown command ends the program with exit code 2."""
     name, rest = words[0], words[1:]
     if name not in NOUNS:
         verbs = {verb: noun for noun, each in NOUNS.items() for verb in each.verbs if verb}
         near = did_you_mean(name, NOUNS) or (
             f"; did you mean {verbs[name]} {name}?" if name in verbs else did_you_mean(name, FORMER)
         )
-        refuse(f"{name!r} is no command{near or ': expected ' + ', '.join(NOUNS)}", "racktwin")
+        refuse(f"unknown command {name!r}{near or ': expected ' + ', '.join(NOUNS)}", "racktwin")
     noun = NOUNS[name]
     if "" in noun.verbs:
         return name, "", rest
     if rest and rest[0] in noun.verbs:
         return name, rest[0], rest[1:]
-    if noun.default and (not rest or rest[0].startswith("-")):
+    is_named = bool(rest) and not rest[0].startswith("-")
+    has_config = any(word.partition("=")[0] == "--config" for word in rest)
+    if noun.default and not is_named and (has_config or not noun.starts):
         return name, noun.default, rest
-    what = f"{rest[0]!r} is no verb of it" if rest else "a verb is missing"
-    near = did_you_mean(rest[0], noun.verbs) if rest else ""
+    if not rest:
+        sys.stderr.write(help_of(name) + "\n\n")
+    what = f"unknown verb {rest[0]!r}" if is_named else "a verb is missing"
+    near = did_you_mean(rest[0], noun.verbs) if is_named else ""
     refuse(f"racktwin {name}: {what}{near or ': expected ' + ', '.join(noun.verbs)}", f"racktwin {name}")
 
 
 def verb_of(noun: str, verb: str) -> Verb:
-    """A verb, from its module."""
+    """Import the module of a verb, and return the verb."""
     found: Verb = importlib.import_module(NOUNS[noun].verbs[verb][0]).VERBS[f"{noun} {verb}".strip()]
     return found
 
 
 def parser_of(noun: str, verb: str) -> Parser:
-    """The parser of a verb; the result has the verb itself as `verb`, and its words as `command`."""
+    """Return the parser of a verb. Parsed arguments have the verb as `verb` and its words as `command`."""
     made, command = verb_of(noun, verb), f"{noun} {verb}".strip()
     parser = Parser(f"racktwin {command}", NOUNS[noun].verbs[verb][1], made)
     parser.set_defaults(verb=made, command=command)
@@ -234,14 +241,18 @@ def parser_of(noun: str, verb: str) -> Parser:
 
 
 EXIT_CODES = """
-exit codes: 0 done; 1 the answer is no, or nobody answers; 2 a wrong call; 78 the daemon's files are wrong;
-130 interrupted"""
+exit codes:
+  0    success
+  1    failure, or a negative answer: an invalid file or value, a broken chain, a daemon that does not reply
+  2    wrong usage: an unknown command or option, or a missing argument
+  78   the configuration or the site file keeps the daemon from starting
+  130  interrupted by Ctrl-C"""
 
 
 def overview() -> str:
-    """The help of racktwin itself: every noun with its verbs."""
+    """Return the help of `racktwin`: every noun with its verbs, and the exit codes."""
     width = max(map(len, NOUNS))
-    lines = []
+    lines = ["usage: racktwin COMMAND [VERB] [ARGUMENT ...]; `racktwin COMMAND --help` has details", ""]
     for name, noun in NOUNS.items():
         lines.append(f"  {name:<{width}}  {noun.text}")
         if "" not in noun.verbs:
@@ -250,15 +261,13 @@ def overview() -> str:
 
 
 def help_of(name: str) -> str:
-    """The help of a noun: its verbs, each with its summary."""
+    """Return the help of a noun: its verbs, each with its summary."""
     noun = NOUNS[name]
     width = max(map(len, noun.verbs))
     lines = [f"  {verb:<{width}}  {text}" for verb, (_, text) in noun.verbs.items()]
-    alone = f"\n\nalone: racktwin {name} {noun.default}" if noun.default else ""
+    options = " --config FILE" if noun.starts else ""
+    alone = f"\n\nwithout a verb: racktwin {name}{options} is racktwin {name} {noun.default}{options}"
     examples = (f"  racktwin {name} {verb} {verb_of(name, verb).examples[0]}".rstrip() for verb in noun.verbs)
-    return (
-        "\n".join(
-            (f"usage: racktwin {name} VERB ...\n\n{noun.text}\n\nverbs:", *lines, "\nexamples:", *examples)
-        )
-        + alone
-    )
+    return "\n".join(
+        (f"usage: racktwin {name} VERB ...\n\n{noun.text}\n\nverbs:", *lines, "\nexamples:", *examples)
+    ) + (alone if noun.default else "")

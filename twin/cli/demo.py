@@ -26,7 +26,7 @@ from rich.console import Console
 from connectors.dsx import discover, to_yaml
 from connectors.files import read_capture
 from twin.api import Client, login_link
-from twin.catalogue import START_NS, ConfigError, ConnectorError, StorageError, duration
+from twin.catalogue import START_NS, ConfigError, ConnectorError, StorageError, counted, duration
 from twin.cli.commands import parser_of
 from twin.cli.grammar import Verb
 from twin.cli.replay import conclude, run_replay
@@ -106,8 +106,8 @@ def claimed(folder: Path, ours: tuple[str, ...]) -> Iterator[Path]:
         strange = True
     if strange:
         raise ConfigError(
-            f"{folder}: exists, and no demo made it; expected a new or empty folder: give another with "
-            "--out, or remove it yourself"
+            f"{folder}: exists, and no demo created it; expected a new or empty folder: give another with "
+            "--out, or remove it"
         )
     with marker.open("a+", encoding="utf-8") as lock:
         try:
@@ -115,8 +115,8 @@ def claimed(folder: Path, ours: tuple[str, ...]) -> Iterator[Path]:
         except OSError:
             lock.seek(0)
             raise ConfigError(
-                f"{folder}: another demo runs in it (process {lock.read(20).strip() or 'unknown'}); end that "
-                "one first, or give another folder with --out"
+                f"{folder}: another demo runs in it (process {lock.read(20).strip() or 'unknown'}); stop it "
+                "first, or give another folder with --out"
             ) from None
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")
@@ -259,7 +259,7 @@ def line_text(line: StoryStep, of: int) -> str:
 
 def heard_words(summary: dict[str, Any]) -> str:
     """Sentence on what the daemon hears of the site."""
-    parts = [f"{part['heard']} of {part['of']} {table}" for table, part in summary["heard"].items()]
+    parts = [f"{part['heard']} of {counted(table, part['of'])}" for table, part in summary["heard"].items()]
     return f"heard: {', '.join(parts)}"
 
 
@@ -362,11 +362,11 @@ VERBS = {
     "demo": Verb(
         run_demo,
         """
-        --out FOLDER=build/demo  for its files
-        --story NAME  one chapter alone: power, replacement, checkpoint, feed, pump, forecast, coolant, leak
-        --for DURATION  stop after this long
+        --out FOLDER=build/demo  folder for the files of the demo
+        --story NAME  play one chapter: power, replacement, checkpoint, feed, pump, forecast, coolant, leak
+        --for DURATION  stop after this time
         ~--seconds SECONDS>for_s
-        --stay  go on after the story, until Ctrl-C
+        --stay  keep running after the story, until Ctrl-C
         --recorded  replay a real and a simulated recording instead, and write reports
         """,
         ("", "--story pump", "--for 2min --out /tmp/demo", "--recorded"),

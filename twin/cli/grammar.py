@@ -1,16 +1,16 @@
-"""Grammar of the command line: nouns with verbs, how their arguments are declared, and what is refused.
+"""Grammar of the command line: nouns, verbs, the declaration of arguments, and the check of a call.
 
-`commands.py` is the table of all nouns. A verb is declared beside the function that carries it out, its
-arguments one a line, with the kind of value, two spaces and a sentence:
+`commands.py` is the table of all nouns. A verb is declared beside the function that runs it. Each line of
+its declaration is one argument: name, kind of value, two spaces, help text:
 
-    NODE                     an argument; `[NODE]` may be left out, `NAME+` and `NAME*` take several
-    --note TEXT              an option; `TEXT=x` has a default, `TEXT!` is required, `TEXT*` may come again
-    --force                  an option without a value
-    --role viewer|admin      one of these words
-    --from TIME>start        an option whose attribute is called otherwise
-    ~--days DAYS>back_s      the old name of an option: works for one more version, stands in no help
+    NODE                     an argument; `[NODE]` is optional, `NAME+` and `NAME*` take several values
+    --note TEXT              an option; `TEXT=x` has a default, `TEXT!` is required, `TEXT*` is repeatable
+    --force                  a flag
+    --role viewer|admin      a choice
+    --from TIME>start        an option with another attribute name
+    ~--days DAYS>back_s      a deprecated option: hidden from the help, kept for one more version
 
-`KINDS` says how a value is written, and the unit at the end of its attribute.
+`KINDS` maps each kind of value to its parser and to the unit suffix of the attribute.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ Handler = Callable[[argparse.Namespace, "Console", "Console"], int]  # the conso
 
 
 class WrongCall(Exception):
-    """The command was called in a way that makes no sense; exit code 2."""
+    """Wrong usage of a command: a missing or contradictory argument. Exit code 2."""
 
 
 def seconds(text: str) -> float:
-    """A duration such as 15s, 2h or 1d12h."""
+    """Parse a duration such as 15s, 2h or 1d12h, in seconds."""
     found = seconds_of(text)
     if found is None or not 0 < found < 1e10:
         raise argparse.ArgumentTypeError(
@@ -47,7 +47,7 @@ def seconds(text: str) -> float:
 
 
 def _scaled(unit_s: float) -> Callable[[str], float]:
-    """A bare number of a unit, as options of before took it."""
+    """Return a parser of a bare number in a unit, for deprecated options."""
 
     def read(text: str) -> float:
         found = seconds_of(f"{text}s")
@@ -59,9 +59,9 @@ def _scaled(unit_s: float) -> Callable[[str], float]:
 
 
 def watts(text: str) -> float:
-    """A power as a person writes it: 500kW, 1.2MW, 800W. In W.
+    """Parse a power such as 500kW, 1.2MW or 800W, in watts.
 
-    A number alone is refused: who forgets the k would bring the site down to its floor.
+    A number without a unit is refused: 500 instead of 500kW would cap the site at its floor.
     """
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?(?:[eE][0-9]+)?)\s*([kKmMgG]?)[wW]?", text.strip())
     value = float(found[1]) * {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}[found[2].lower()] if found else math.nan
@@ -73,7 +73,7 @@ def watts(text: str) -> float:
 
 
 def whole(text: str, least: int = 1, below: int = 10**9) -> int:
-    """A whole number within bounds."""
+    """Parse a whole number from `least` up to, and without, `below`."""
     if not (text.isascii() and text.isdigit() and least <= int(text[:25]) < below):
         raise argparse.ArgumentTypeError(
             f"{text[:40]!r}: expected a whole number from {least} to {below - 1}"
@@ -82,30 +82,30 @@ def whole(text: str, least: int = 1, below: int = 10**9) -> int:
 
 
 def bound(text: str) -> float | str:
-    """A number, or the name of a state."""
+    """Parse the bound of a request: a number, or the name of a state."""
     try:
         value = float(text)
     except ValueError:
         return text
     if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number; leave a bound out for none")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a finite number; omit the option for no bound")
     return value
 
 
 def host_port(text: str) -> tuple[str, int]:
-    """HOST or HOST:PORT, with mqtt:// before it or not; the port is 1883 unless it is said."""
+    """Parse HOST or HOST:PORT, with or without mqtt:// in front; the default port is 1883."""
     bare = text.removeprefix("mqtt://").removesuffix("/")
     host, _, port = bare.rpartition(":") if ":" in bare else (bare, "", "1883")
     if "//" in host:
         raise argparse.ArgumentTypeError(
-            f"{clean(text)!r}: expected HOST or HOST:PORT; TLS is set by `broker.tls` of the configuration"
+            f"{clean(text)!r}: expected HOST or HOST:PORT; `broker.tls` of the configuration sets TLS"
         )
     if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
         raise argparse.ArgumentTypeError(f"{clean(text)!r}: expected HOST or HOST:PORT")
     return host.strip("[]"), int(port)
 
 
-# Kind of a value -> (what reads it, unit at the end of its attribute). Others are text as it is.
+# Kind of a value -> (parser, unit suffix of the attribute). Any other kind is plain text.
 KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
     "COUNT": (whole, ""),
     "DAY": (float, ""),
@@ -128,25 +128,25 @@ KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
 }
 _VALUE = re.compile(r"(?P<kind>[^=!+*>]+)(?:=(?P<default>[^!+*>]*))?(?P<many>[!+*]*)(?:>(?P<name>\w+))?")
 CONFIG = (
-    "--config FILE  the daemon's; default: $RACKTWIN_CONFIG, else racktwin.yaml here, "
-    "in ~/.config/racktwin or in /etc/racktwin"
+    "--config FILE  configuration of the daemon; default: $RACKTWIN_CONFIG, else racktwin.yaml in this "
+    "folder, in ~/.config/racktwin or in /etc/racktwin"
 )
 _CONNECTION = f"""
-    --url URL  of the daemon; default: $RACKTWIN_URL, else as its configuration says, else this host's
+    --url URL  URL of the daemon; default: $RACKTWIN_URL, else that of its configuration, else this host
     {CONFIG}
-    --token-file PATH  file with the token; - is standard input
-    --ca-file PATH  certificate to trust, PEM
-    --cert-file PATH  client certificate, if the daemon asks for one
-    --key-file PATH  key of the client certificate
+    --token-file PATH  file with the access token; - reads standard input
+    --ca-file PATH  CA certificate to trust (PEM)
+    --cert-file PATH  client certificate (PEM), if the daemon requires one
+    --key-file PATH  private key of the client certificate (PEM)
 """
 
 
 @dataclass(frozen=True)
 class Verb:
-    """A verb: the function that carries it out, its arguments, and calls to learn from.
+    """A verb: the function that runs it, its arguments, and examples without `racktwin NOUN VERB`.
 
-    The examples leave `racktwin NOUN VERB` out. A verb that `answers` has `--format` and `--out`, and with
-    `rows`, the key of the list in its JSON, CSV too. One that is `live` asks a daemon, and may be `watched`.
+    A verb that `answers` has `--format` and `--out`. `rows` is the key of the list in its JSON, and adds the
+    format CSV. A `live` verb sends requests to a daemon; a `watched` one has `--watch`.
     """
 
     run: Handler
@@ -159,31 +159,33 @@ class Verb:
     watched: bool = False
 
     def every_argument(self) -> str:
-        """Its own arguments and those that all verbs of its kind have."""
+        """Return the arguments of the verb and those that all verbs of its kind share."""
         made = self.arguments
         if self.answers:
             made += (
-                f"\n--format {'table|json|csv' if self.rows else 'table|json'}  of the answer; default: table"
+                f"\n--format {'table|json|csv' if self.rows else 'table|json'}  output format; default: table"
             )
             if "--out" not in made:
-                made += "\n-o --out FILE>answer_file  write the answer there; its ending may name the format"
-                made += "\n--force  overwrite that file"
+                made += "\n-o --out FILE>answer_file  write to this file; its suffix may select the format"
+                made += "\n--force  overwrite the file of --out"
         return made + (_CONNECTION if self.live else "")
 
 
 class Noun(NamedTuple):
-    """A noun: its verbs as name to (module, summary), and the verb that it has alone.
+    """A noun: its verbs as name to (module, summary), and the default verb.
 
-    A word without verbs has one entry, whose name is empty.
+    A command without verbs has one entry, with an empty name. A default verb that `starts` a daemon needs
+    --config.
     """
 
     text: str
     verbs: dict[str, tuple[str, str]]
     default: str = ""
+    starts: bool = False
 
 
 def declare(parser: argparse.ArgumentParser, arguments: str) -> None:
-    """Add arguments, one a line, to a parser."""
+    """Add the declared arguments, one per line, to a parser."""
     for line in filter(None, map(str.strip, arguments.splitlines())):
         _add(parser, line)
 
@@ -226,7 +228,7 @@ def _add(parser: argparse.ArgumentParser, line: str) -> None:
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Names the default of every option that has one."""
+    """Help formatter that adds the default of each option."""
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text, default = action.help or "", action.default
@@ -236,7 +238,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """The parser of one verb; a refusal is one line that says what was expected, and where to read on."""
+    """Parser of one verb. An error is one line with the expected value and a pointer to the help."""
 
     def __init__(self, command: str, text: str, verb: Verb) -> None:
         examples = "\n".join(f"  {command} {example}".rstrip() for example in verb.examples)
@@ -254,29 +256,29 @@ class Parser(argparse.ArgumentParser):
             old = {"const": "json", "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
             self.add_argument("--json", action="store_const", dest="format", **old)  # type: ignore[arg-type]
         if verb.watched:
-            text = "show it again and again, each 2s or DURATION"
+            text = "repeat the output every DURATION; default: 2s"
             self.add_argument("--watch", nargs="?", type=seconds, const=2.0, metavar="DURATION", help=text)
 
     def error(self, message: str) -> NoReturn:
-        """One line, and exit code 2."""
+        """Print the error on one line and exit with code 2."""
         refuse(f"{self.prog}: {message.removeprefix('argument ')}", self.prog)
 
     def parse_args(self, words: Any = None, namespace: Any = None) -> Any:
-        """The arguments; an unknown option is refused with the one it is most like."""
+        """Parse the arguments. The error for an unknown option suggests the most similar one."""
         for word in words:
             name = word.partition("=")[0]
             if name.startswith("--") and name != "--" and name not in self._option_string_actions:
                 if name in ("--format", "--json"):
-                    self.error(f"{name}: it prints no table; expected a call without it")
-                near = did_you_mean(name, self.options()) or "; expected those that its help lists"
-                self.error(f"{name!r} is no option of it{near}")
+                    self.error(f"{name}: this command prints no table; leave the option out")
+                near = did_you_mean(name, self.options()) or "; expected an option that the help lists"
+                self.error(f"unknown option {name!r}{near}")
         args, left = self.parse_known_args(words, namespace)
         if left:
-            self.error(f"{left[0]!r} is too much; expected those arguments that its help lists")
+            self.error(f"unexpected argument {left[0]!r}; expected only the arguments that the help lists")
         return args
 
     def options(self) -> list[str]:
-        """The options that its help shows."""
+        """Return the options that the help shows."""
         shown = [a for a in self._actions if a.help != argparse.SUPPRESS]
         return [name for action in shown for name in action.option_strings if name.startswith("--")]
 
@@ -288,6 +290,6 @@ class Parser(argparse.ArgumentParser):
 
 
 def refuse(text: str, command: str) -> NoReturn:
-    """End a wrong call with one line on standard error and exit code 2."""
+    """Print one line on standard error and exit with code 2."""
     sys.stderr.write(f"error {clean(text, 1000)}; see `{command} --help`\n")
     raise SystemExit(2)

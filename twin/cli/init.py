@@ -143,7 +143,7 @@ def _look(args: argparse.Namespace, ask: Ask | None, out: Console) -> Surroundin
         if not found.exporters:
             raise ConnectorError(f"none of {len(faults)} exporters can be used; the first: {faults[0]}")
         if faults:
-            found.guesses.append(f"{len(faults)} exporters do not answer and are left out, see above")
+            found.guesses.append(f"{len(faults)} exporters do not answer and are left out; see above")
     if not args.no_slurm:
         found.slurm = slurm_hosts()
         if args.slurm and found.slurm is None:
@@ -414,22 +414,22 @@ VERBS = {
     "init": Verb(
         run_init,
         f"""
-        [FOLDER=.]  where to write
-        --broker BROKER  MQTT broker, HOST or HOST:PORT, or `none`; default: one on this host
+        [FOLDER=.]  folder for the files
+        --broker BROKER  MQTT broker, HOST or HOST:PORT, or `none`; default: a broker on this host
         {BROKER_USER}
-        --exporter URL*  Prometheus exporter, as in http://n[01-18]:9400; may be given again
-        --slurm  read jobs and nodes of Slurm; an error if it is not here
-        --no-slurm  do not
-        --kubernetes  read those of a cluster; an error if it is not here
-        --no-kubernetes  do not
-        --profile NAME  type of the racks
-        --name NAME  of the site; default: as agents or BMS call it, else as this host
-        --port PORT  of the page; default: a free one, from {API_PORT} on
-        --state FOLDER  for what the daemon records; default: `state` beside the files
-        --for DURATION|0s=1min  how long to listen; 0s: not at all
+        --exporter URL*  Prometheus exporter, such as http://n[01-18]:9400; repeatable
+        --slurm  read jobs and nodes from Slurm; fail if Slurm is not on this host
+        --no-slurm  do not look for Slurm
+        --kubernetes  read jobs and nodes from Kubernetes; fail if no cluster is configured
+        --no-kubernetes  do not look for Kubernetes
+        --profile NAME  profile of the racks
+        --name NAME  name of the site; default: the name that agents or the BMS use, else this host's
+        --port PORT  port of the page; default: the first free one from {API_PORT} on
+        --state FOLDER  folder for the recordings of the daemon; default: `state` beside the files
+        --for DURATION|0s=1min  time to listen to the broker; 0s: do not listen
         ~--seconds SECONDS|0>for_s
-        -y --yes  ask nothing: take what is found
-        --force  overwrite the files
+        -y --yes  accept everything that is found, without questions
+        --force  overwrite existing files
         """,
         ("site/", "site/ --broker mqtt.example.org --exporter 'http://n[01-18]:9400' --yes"),
         answers=False,

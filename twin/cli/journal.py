@@ -19,7 +19,7 @@ from twin.cli.arguments import instant_ns, present, refuse_existing
 from twin.cli.grammar import CONFIG, Verb
 from twin.config import find_config, load_config, load_site
 from twin.contracts import JOURNAL_KINDS, journal_schema
-from twin.report import grid, print_line, safe_text, sentence
+from twin.report import grid, print_error, print_line, safe_text, sentence
 from twin.run import (
     OPEN,
     Entry,
@@ -75,11 +75,13 @@ def run_proof(args: argparse.Namespace, out: Console, err: Console) -> int:
     """Compare a journal with its signed heads; 1 if they contradict it or prove nothing."""
     path = _journal(args.path)
     if path.name != OPEN:
-        raise ConfigError(f"{path}: is one file of a journal; expected the folder of the run, with --key")
+        raise ConfigError(f"{path}: is one file of a journal; --key needs the folder of the run")
     try:
         key = args.key.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--key {args.key}: cannot be read: {error}") from error
+        raise ConfigError(
+            f"--key {args.key}: cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from error
     verifier = HeadVerifier.of_pem(key, f"--key {args.key}")
     outside = {place: _outside(args, place) for place in dict.fromkeys(args.anchor or ())}
     proof = prove(path.parent, verifier, outside)
@@ -119,9 +121,9 @@ def _say_proof(path: Path, proof: JournalProof, out: Console, err: Console) -> N
     verdict = proof.verdict
     if verdict.fault is not None:
         where = path.with_name(verdict.file)
-        print_line(err, f"error {where} line {verdict.line_no}: {clean(verdict.fault, 500)}", "red")
+        print_error(err, f"{where} line {verdict.line_no}: {clean(verdict.fault, 500)}")
     for fault in proof.faults:
-        print_line(err, f"error {clean(fault, 500)}", "red")
+        print_error(err, fault)
     if proof.lines:
         text = f"{path}: proven up to line {proof.lines:,} at {utc(proof.now_ns)} by the anchor {proof.by}"
         text += f"; {proof.end - proof.lines:,} lines after it are chained but not yet anchored"
@@ -137,11 +139,11 @@ def run_verify(args: argparse.Namespace, out: Console, err: Console) -> int:
     if args.key is not None:
         return run_proof(args, out, err)
     if args.anchor:
-        raise ConfigError("--anchor: expected --key too, the public key that the heads there are signed with")
+        raise ConfigError("--anchor: expected --key too, the public key of the signed heads")
     path = _journal(args.path)
     verdict = verify_journal(path)
     if args.cut and verdict.fault and path.name != OPEN and path in closed_segments(path.parent):
-        raise StorageError(f"{path}: others follow it; give the folder of the run to cut its journal there")
+        raise StorageError(f"{path}: later files follow it; give the folder of the run to cut its journal")
     kept = cut_journal(path, verdict) if verdict.fault and args.cut else []
     where = path.with_name(verdict.file) if path.name == OPEN else path
     tree = _as_json(path, where, verdict, bool(kept))
@@ -163,11 +165,11 @@ def _say_verdict(path: Path, where: Path, verdict: JournalVerdict, out: Console,
         )
     else:
         fault = clean(verdict.fault, 500)
-        text = f"error {where} line {verdict.line_no}, byte {verdict.position}: {fault}; the {verdict.lines} "
+        text = f"{where} line {verdict.line_no}, byte {verdict.position}: {fault}; the {verdict.lines} "
         text += "lines before are good"
         if verdict.unexplained:
-            text = f"error {where}: {fault}; its {verdict.lines} lines are one chain"
-        print_line(err, text, "red")
+            text = f"{where}: {fault}; its {verdict.lines} lines are one chain"
+        print_error(err, text)
     if (gone := verdict.pruned) is not None:
         print_line(
             out,
@@ -248,11 +250,11 @@ def _text(entry: Entry) -> Text:
     return safe_text(sentence(entry.record), limit=4000)
 
 
-RUN = "FOLDER>path  of a run, or its journal.jsonl"
+RUN = "FOLDER>path  folder of a run, or its journal.jsonl"
 VERBS = {
     "journal key": Verb(
         run_key,
-        "-o --out FILE!  private key to write; the public one goes beside it, with .pub",
+        "-o --out FILE!  private key to write; the public key goes beside it, with the suffix .pub",
         ("--out /etc/racktwin/secrets/journal.key",),
     ),
     "journal schema": Verb(run_schema, "", ("",)),
@@ -260,9 +262,9 @@ VERBS = {
         run_verify,
         f"""
         {RUN}
-        --cut  cut off a faulty tail (it is kept as .torn)
-        --key FILE  public key: prove the journal by its signed heads
-        --anchor PLACE*  also by the head kept outside: mqtt, etcd, or a file; may be given again
+        --cut  cut off a faulty tail, and keep it as .torn
+        --key FILE  public key; also verify the signed heads
+        --anchor PLACE*  also verify against the head at mqtt, etcd or in a file; repeatable
         {CONFIG}
         """,
         ("/var/lib/racktwin/run", "run/ --cut", "run/ --key journal.key.pub --anchor mqtt"),
@@ -271,11 +273,11 @@ VERBS = {
         run_show,
         f"""
         {RUN}
-        --kind KIND  only entries of this: event, command, advice, finding, ...
-        --limit COUNT=50  at most this many entries
-        --last  the last entries instead of the first
-        --since TIME  such as 2026-11-21T02:00 (UTC), 02:00, or 3h for three hours ago
-        --until TIME  entries up to this time
+        --kind KIND  only entries of this kind: event, command, advice, finding, ...
+        --limit COUNT=50  maximum number of entries
+        --last  print the last entries instead of the first
+        --since TIME  from this time, such as 2026-11-21T02:00 (UTC), 02:00, or 3h for three hours ago
+        --until TIME  up to this time
         """,
         ("run/ --kind command --last", "run/ --since 2026-11-21T02:00 --limit 200", "run/ --since 2h"),
     ),

@@ -1,7 +1,6 @@
-"""The command line: nouns with verbs, as `commands.py` lists them; `racktwin --help` shows all.
+"""Entry point of the command line. `commands.py` lists its nouns and verbs, and `racktwin --help` shows them.
 
-Parses arguments and prints; the work is elsewhere. Exit codes: 0 done, 1 the answer is no (a bad file, a
-broken chain, a replay that differs), 2 a wrong call.
+The package parses arguments and prints; other packages do the work. `EXIT_CODES` documents the exit codes.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 HELP = ("-h", "--help", "help")
-WIDE = 160  # columns of an answer in a file
+WIDE = 400  # columns of output to a file or a pipe
 
 
 def parse(words: list[str]) -> Any:
-    """The arguments of a call, with its `verb`. A wrong call ends the program with exit code 2."""
+    """Parse the arguments of a call, with its `verb`. Wrong usage ends the program with exit code 2."""
     words, note = renamed(words)
     if note:
         sys.stderr.write(f"note {note}\n")
@@ -34,7 +33,7 @@ def parse(words: list[str]) -> Any:
 
 
 def _help(words: list[str]) -> int | None:
-    """Print the help that is asked for; None where a verb is called."""
+    """Print the requested help and return the exit code; return None if the call runs a verb."""
     if not words:
         sys.stderr.write(overview() + "\n")
         return 2
@@ -58,22 +57,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     if (code := _help(words)) is not None:
         return code
     args = parse(words)
+    # Before NumPy loads: products of vectors are small here, and more threads would only wait for each other
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
     from rich.console import Console
 
     from twin.run import stop_at_once
 
-    # No emoji codes: text from outside may hold `:fire:` and is to be shown as it is.
+    # No emoji codes: text from outside may contain `:fire:`, and must be printed unchanged.
     out = Console(highlight=False, emoji=False)
+    if not out.is_terminal and "COLUMNS" not in os.environ:
+        out.width = WIDE  # a pipe has no width
     err = Console(stderr=True, highlight=False, emoji=False)
-    # A service manager's stop ends a run as Ctrl-C does: files are closed, and it says so.
+    # SIGTERM of a service manager ends a run as Ctrl-C does: it closes files and prints "interrupted".
     stop_at_once()
     try:
         if getattr(args, "watch", None):
             return _watched(args, out, err)
         return _written(args, err) if getattr(args, "answer_file", None) else args.verb.run(args, out, err)
     except BrokenPipeError:
-        # Whoever read our output has left; the interpreter must not complain when it flushes at the end.
+        # The reader of the pipe has gone; the interpreter must not fail when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
@@ -84,8 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _told(error: Exception, command: str, err: Console) -> int:
-    """Say why it failed; the exit code. What nobody expected is raised again."""
-    from twin.report import escape
+    """Print the error and return the exit code. An unexpected error is raised again."""
+    from twin.report import print_error
 
     tag, code, texts = "error", 1, [str(error)]
     if isinstance(error, WrongCall):
@@ -98,14 +101,14 @@ def _told(error: Exception, command: str, err: Console) -> int:
         where = f"{error.filename}: " if error.filename else ""
         texts = [where + (error.strerror or str(error))]
     elif isinstance(error, RecursionError):
-        texts = ["a file is nested too deeply; expected a hundred levels at most"]
+        texts = ["a file is nested too deeply; expected at most a hundred levels"]
     elif not isinstance(error, TwinError):
         if not _was_interrupted(error):
             raise error
         err.print("interrupted")
         return 130
     for text in texts:
-        err.print(f"[red]{tag}[/red] {escape(text)}", soft_wrap=True)
+        print_error(err, text, tag)
     return code
 
 
@@ -117,7 +120,7 @@ def _console(width: int, colour: bool) -> tuple[Console, io.StringIO]:
 
 
 def _written(args: Any, err: Console) -> int:
-    """Write the answer into a file, whole or not at all."""
+    """Write the output to a file atomically."""
     from twin.cli.arguments import refuse_existing
     from twin.run import atomic_write
 
@@ -133,7 +136,7 @@ def _written(args: Any, err: Console) -> int:
 
 
 def _watched(args: Any, out: Console, err: Console) -> int:
-    """Show the answer again and again, until Ctrl-C; a daemon that is away meanwhile is waited for."""
+    """Repeat the output until Ctrl-C. After the first output, retry while the daemon does not reply."""
     shown = False
     while True:
         made, text = _console(out.width, out.is_terminal)
@@ -151,9 +154,9 @@ def _watched(args: Any, out: Console, err: Console) -> int:
 
 
 def _was_interrupted(error: BaseException) -> bool:
-    """Return True if an error stands for Ctrl-C: one during a library's import may surface as another error.
+    """Return True if Ctrl-C caused the error. Ctrl-C during an import may surface as another error.
 
-    Python before 3.12 makes a RuntimeError of what is raised in `__set_name__`.
+    Python before 3.12 wraps an exception of `__set_name__` in a RuntimeError.
     """
     seen: BaseException | None = error
     while seen is not None and not isinstance(seen, KeyboardInterrupt):

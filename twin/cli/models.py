@@ -23,6 +23,7 @@ from twin.federation import (
     PriorFile,
     Spending,
     StatisticsFile,
+    TrustedKey,
     chosen_spans,
     epsilon_of,
     merge_files,
@@ -118,11 +119,11 @@ def _of_run(args: argparse.Namespace) -> tuple[str, Any, int]:
     engine = latest_engine(folder, lambda spec: make_engine(build_site(spec), levels))
     view = engine.view()
     told = view.failures()
-    # Whether a failure is shared depends on other nodes: as an own one it is hidden by its own noise
+    # The mark `shared` depends on other nodes: without it, the noise of its own node hides each failure
     log = replace(told, shared=np.zeros(len(told.node), np.bool_))
     past = failure_history(log, engine.site.sizes["node"], engine.state.now_ns)
     if past.now_d < 1.0:
-        raise ConfigError(f"{folder}: watched for {duration(past.now_d * DAY_S)}; expected a day at least")
+        raise ConfigError(f"{folder}: covers only {duration(past.now_d * DAY_S)}; expected at least one day")
     return args.site or engine.site.file.site, past.own, told.begin_ns // DAY_NS + 1
 
 
@@ -135,7 +136,7 @@ def run_merge(args: argparse.Namespace, out: Console, err: Console) -> int:
     for path in args.files:
         file = verified(path, trusted)
         if not isinstance(file, StatisticsFile):
-            raise ConfigError(f"{path}: is merged already; expected files of `racktwin models export`")
+            raise ConfigError(f"{path}: is already merged; expected files of `racktwin models export`")
         files.append((str(path), file))
     chosen, notes = chosen_spans(files)
     for note in notes:
@@ -229,16 +230,26 @@ def _tree(file: StatisticsFile | PriorFile) -> dict[str, Any]:
     return tree
 
 
-def _trusted(args: argparse.Namespace) -> list[HeadVerifier]:
-    """The keys that signatures are accepted of."""
-    return [HeadVerifier.of_pem(_text(path, "--key"), f"--key {path}") for path in map(Path, args.key or ())]
+def _trusted(args: argparse.Namespace) -> list[TrustedKey]:
+    """The keys that signatures are accepted of. A text with = is SITE=FILE, unless a file has that name."""
+    out = []
+    for told in args.key or ():
+        site, equals, path = str(told).partition("=")
+        if not equals or Path(told).exists():
+            site, path = "", str(told)
+        elif not site or not path:
+            raise ConfigError(f"--key {told}: expected FILE, or SITE=FILE with the name of the site")
+        out.append(TrustedKey(HeadVerifier.of_pem(_text(Path(path), "--key"), f"--key {path}"), site))
+    return out
 
 
 def _text(path: Path, option: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{option} {path}: cannot be read: {error}") from error
+        raise ConfigError(
+            f"{option} {path}: cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from error
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -248,26 +259,26 @@ def _write(path: Path, data: bytes) -> None:
         raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
 
 
-SIGN = "--sign-key FILE!  private key that signs it: that of `journal.sign_key_file`, or one of its own"
-TRUST = "--key FILE*  public key of a site to trust; may be given again"
+SIGN = "--sign-key FILE!  private key for the signature: that of `journal.sign_key_file` or another"
+TRUST = "--key FILE*  public key to trust; SITE=FILE trusts it for that site only; repeatable"
 VERBS = {
     "models export": Verb(
         run_export,
         f"""
         -o --out FILE!  file to write, at most 10 kB
-        --force  overwrite that file
+        --force  overwrite the file of --out
         {SIGN}
-        --run FOLDER>run_folder  of a daemon's run: its newest snapshot
-        --events FILE  or a log of faults, as `racktwin backtest failures` reads it
-        --nodes COUNT  of that log's fleet, those that never failed too
-        --part PREFIX=  only nodes whose names begin so
-        --site NAME  name that the others see; of a run: by default the site's own
-        --since DAY  first day of the span, which is public; default: all whole days
-        --until DAY  day after the last
-        --epsilon E={EPSILON}  budget of this export: the smaller, the more noise
-        --budget E={BUDGET}  of all exports of this fleet in {PERIOD_D} days
-        --ledger FILE  where they are written down; default: privacy.jsonl in the run, or beside the log
-        --mend  let doubles and disorder in the log pass
+        --run FOLDER>run_folder  run of a daemon; its newest snapshot is read
+        --events FILE  log of faults instead, as `racktwin backtest failures` reads it
+        --nodes COUNT  number of nodes of the log's fleet, with those that never failed
+        --part PREFIX=  only nodes whose names begin with this
+        --site NAME  public name of the site; default with --run: the site's own name
+        --since DAY  first day of the public span; default: all whole days
+        --until DAY  day after the last day of the span
+        --epsilon E={EPSILON}  privacy budget of this export; a smaller one adds more noise
+        --budget E={BUDGET}  privacy budget of all exports of this fleet in {PERIOD_D} days
+        --ledger FILE  record of the exports; default: privacy.jsonl in the run, or beside the log
+        --mend  accept duplicates and disorder in the log
         """,
         (
             "--run /var/lib/racktwin/run --sign-key journal.key --out mine.json",
@@ -277,18 +288,21 @@ VERBS = {
     "models merge": Verb(
         run_merge,
         f"""
-        FILE+>files  of `racktwin models export`
+        FILE+>files  file of `racktwin models export`
         -o --out FILE!  file to write
-        --force  overwrite that file
+        --force  overwrite the file of --out
         {SIGN}
         {TRUST}
         """,
-        ("north.json south.json --key north.pub --key south.pub --sign-key ours.key --out prior.json",),
+        (
+            "north.json south.json --key north=north.pub --key south=south.pub --sign-key ours.key"
+            " --out prior.json",
+        ),
     ),
     "models import": Verb(
         run_import,
         f"""
-        FILE>path  of `racktwin models merge`, or of one export
+        FILE>path  file of `racktwin models merge`, or one export
         {TRUST}
         """,
         ("prior.json --key ours.pub",),
@@ -296,7 +310,7 @@ VERBS = {
     "models show": Verb(
         run_show,
         f"""
-        FILE>path  of `racktwin models export` or `racktwin models merge`
+        FILE>path  file of `racktwin models export` or `racktwin models merge`
         {TRUST}
         """,
         ("prior.json", "north.json --key north.pub --format json"),

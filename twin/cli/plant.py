@@ -90,7 +90,7 @@ def _live(args: argparse.Namespace) -> tuple[LivePlant, list[str]]:
 
 
 async def _until(cast: Broadcast, seconds: float | None) -> str:
-    """Why it ended; seconds count from the call on."""
+    """Run until the plant ends, a signal comes or `seconds` have passed; return the reason."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
@@ -115,12 +115,12 @@ VERBS = {
         run_plant,
         f"""
         {SITE}
-        --broker HOST[:PORT]!  a broker of its own
+        --broker HOST[:PORT]!  broker for this plant alone, never the site's
         {SCENARIO}
-        --speed NUMBER=1  of the physics; instants stay the clock's
-        --for DURATION  end after this long; default: Ctrl-C
+        --speed NUMBER=1  speed of the physics; timestamps follow the real clock
+        --for DURATION  stop after this time; default: at Ctrl-C
         ~--seconds SECONDS>for_s
-        --integration NAME=racktwin  whose requests it obeys
+        --integration NAME=racktwin  integration whose requests the plant follows
         {BROKER_USER}
         """,
         (

@@ -104,10 +104,10 @@ VERBS = {
     "trace quarantine": Verb(
         run_quarantine,
         f"""
-        FOLDER>path  of a run
-        --again  repeat each tick with all of its input, in a copy of the engine as it was before
+        FOLDER>path  folder of a run
+        --again  repeat each failed tick with all of its inputs, in a copy of the engine at that tick
         {LEVELS}
-        --trust-plugins  load plug-ins (module:Class) named by the trace's own site
+        --trust-plugins  load plug-ins (module:Class) that the site in the trace names
         """,
         ("/var/lib/racktwin/run", "run/ --again"),
         rows="left_out",

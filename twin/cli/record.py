@@ -114,7 +114,7 @@ class CaptureFiles:
             out = path.open("xb")
         except FileExistsError:
             raise StorageError(
-                f"{path}: exists; expected a new file, for a recording is never overwritten"
+                f"{path}: exists; expected a new file, since a recording is never overwritten"
             ) from None
         except OSError as error:
             raise StorageError(f"{path}: cannot be written: {error.strerror}") from None
@@ -127,7 +127,9 @@ def run_record(args: argparse.Namespace, out: Console, err: Console) -> int:
     """Record until the time is up, the size is reached, or Ctrl-C; then say what was recorded."""
     settings, topics = settings_of(args)
     if args.out.suffix != ".jsonl":
-        raise ConfigError(f"{args.out}: expected a name that ends in .jsonl, which replay knows the form by")
+        raise ConfigError(
+            f"{args.out}: expected a name that ends in .jsonl, by which `trace replay` recognises a capture"
+        )
     if not (args.segment_mb > 0 and args.max_mb > 0):
         raise ConfigError("--segment-mb and --max-mb: expected numbers > 0")
     files = CaptureFiles(args.out, int(args.segment_mb * 2**20), int(args.max_mb * 2**20))
@@ -167,7 +169,7 @@ def _show(summary: dict[str, Any], out: Console) -> None:
 
 
 def settings_of(args: argparse.Namespace) -> tuple[LinkSettings, tuple[str, ...]]:
-    """Whom to ask, and for what. Raises ConfigError. A recorder is a client of its own beside the daemon."""
+    """Return the broker and the topics to record. The recorder has its own client id. Raises ConfigError."""
     topics = list(args.topic or TOPICS)
     if args.broker is None:
         loaded = load_config(find_config(args.config))
@@ -202,7 +204,10 @@ def settings_of(args: argparse.Namespace) -> tuple[LinkSettings, tuple[str, ...]
 async def listen(
     link: MqttLink, files: CaptureFiles, lost: dict[str, int], seconds: float | None, err: Console
 ) -> str:
-    """Why it ended. Raises ConnectorError if the first connection fails; later ones are tried again."""
+    """Record until the end, and return its reason. Later connections are retried.
+
+    Raises ConnectorError if the first connection fails.
+    """
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
@@ -251,14 +256,14 @@ VERBS = {
         run_record,
         f"""
         {CONFIG}
-        --broker HOST[:PORT]  of the site, instead of the configuration's
+        --broker HOST[:PORT]  broker of the site, instead of that of the configuration
         {BROKER_USER}
         -o --out FILE!  new file, *.jsonl
-        --topic FILTER*  instead of the BMS and IT trees; may be given again
-        --for DURATION  end after this long; default: Ctrl-C
+        --topic FILTER*  topic filter, instead of the BMS and IT trees; repeatable
+        --for DURATION  stop after this time; default: at Ctrl-C
         ~--seconds SECONDS>for_s
-        --segment-mb NUMBER=512  begin a new file beyond
-        --max-mb NUMBER=10000  end beyond
+        --segment-mb NUMBER=512  size at which a new file begins, in MB
+        --max-mb NUMBER=10000  total size at which the recording ends, in MB
         """,
         (
             "--broker mqtt.example.org --out capture.jsonl --for 10min",

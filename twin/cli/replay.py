@@ -105,7 +105,7 @@ def _tick_s(args: argparse.Namespace) -> float:
 def _site(args: argparse.Namespace) -> tuple[SiteSpec, Site]:
     if args.site is None:
         raise ConfigError(
-            "--site: missing; `racktwin site discover` makes a site file from a capture's metadata"
+            "--site: missing; `racktwin site discover` creates a site file from a capture's metadata"
         )
     return load_site(args.site)
 
@@ -123,8 +123,8 @@ def refuse_plug_ins(site: Site, where: Path, trusted: str = "") -> Site:
     outside = outside_plug_ins(site.file)
     if outside and site.spec_hash != trusted:
         raise ConfigError(
-            f"{where}: its site loads code from outside racktwin ({', '.join(outside)}); --trust-plugins if "
-            "you know where the trace comes from, or, to replay it, your own copy of the site with --site"
+            f"{where}: its site loads code from outside racktwin ({', '.join(outside)}); --trust-plugins "
+            "if you trust the origin of the trace, or --site with your own copy of the site"
         )
     return site
 
@@ -152,7 +152,7 @@ def run_replay(args: argparse.Namespace, out: Console, err: Console) -> int:
             print_line(out, f"as it was then: {clean(text, 1000)}")
     if outcome.ticks == 0:
         what = ", ".join(str(p) for p in args.trace)
-        raise StorageError(f"{what}: holds nothing to replay; expected at least one message, row or frame")
+        raise StorageError(f"{what}: has nothing to replay; expected at least one message, row or frame")
     if native and args.format != "json":
         compared, of = outcome.compared_lines, result.get("journal_lines", outcome.compared_lines)
         text = f"equal to its journal: {compared} lines compared" if compared == of else (
@@ -217,7 +217,7 @@ def _refuse_foreign(paths: list[Path], site: Site, file: Path, mapping: Path | N
         raise ConfigError(
             f"{file}: is site {site.file.site} ({site.spec_hash}), but {many} of the first {counts['total']} "
             f"messages of {paths[0]} are about another one, such as: {why}; give the site file of this "
-            "recording (`racktwin site discover` makes one), or --foreign to replay it"
+            "recording (`racktwin site discover` creates one), or --foreign to replay it anyway"
         )
 
 
@@ -255,20 +255,22 @@ def _native(
     try:
         spec = msgspec.json.decode(header.spec, type=SiteSpec)
     except msgspec.MsgspecError as error:
-        raise StorageError(f"{path}: its header holds no site: {error}") from error
+        raise StorageError(f"{path}: its header contains no site: {error}") from error
     if spec.digest() != header.site_hash:
-        raise StorageError(f"{path}: its header holds another site than it names; do not trust this trace")
+        raise StorageError(
+            f"{path}: the digest in its header does not match the site in it; do not trust this trace"
+        )
     site = build_site(spec, f"{path} (its own site)")
     if args.site is not None:
         given, _ = load_site(args.site)
         if given.digest() != header.site_hash:
             raise ConfigError(
                 f"{args.site}: is site {given.digest()}, the trace was recorded on {header.site_hash}; "
-                "leave --site out to use the trace's own, or give the file of then"
+                "leave --site out to use the site in the trace, or give the site file of that time"
             )
     journal: Path | None = (path if path.is_dir() else path.parent) / "journal.jsonl"
     if not path.is_dir() and header.first_tick > 0:
-        # What a later segment shows was decided with a memory that it does not hold.
+        # The decisions of a later segment rest on a memory that the segment does not hold.
         err.print(f"{path}: begins at tick {header.first_tick}; not compared with the journal", markup=False)
         journal = None
     if journal is not None and not journal_exists(journal):
@@ -305,7 +307,7 @@ def _native(
 
 
 def _lines(path: Path) -> int:
-    """For the bar only: what cannot be read is told when it is reached."""
+    """Count lines for the progress bar only; the replay itself reports unreadable parts."""
     try:
         with open_bytes(path) as file:
             return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(2**20), b""))
@@ -319,15 +321,15 @@ VERBS = {
         f"""
         --site FILE  site file (YAML); a recorded run contains its own
         --trace FILE!+  capture, table, IPMI archive or recorded run
-        --map FILE  mapping of a table's columns to signals (YAML)
+        --map FILE  mapping of the columns of a table to signals (YAML)
         --speed FACTOR=max  multiple of real time, or max
-        --tick DURATION  of a tick; default: 1 s, or a table's interval
-        --out FOLDER  record the run there: trace, journal, snapshots
+        --tick DURATION  length of a tick; default: 1 s, or the interval of a table
+        --out FOLDER  record the run in this folder: trace, journal, snapshots
         {REPORT}
         {LEVELS}
         --no-compare  do not compare a recorded run with its journal
-        --foreign  replay a capture although most of it is about another site
-        --trust-plugins  load plug-ins (module:Class) named by the trace's own site
+        --foreign  replay a capture even if most of it is about another site
+        --trust-plugins  load plug-ins (module:Class) that the site in the trace names
         """,
         (
             "--site site.yaml --trace capture.jsonl --report report/",

@@ -17,27 +17,28 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from twin.catalogue import ConfigError, ConnectorError, StorageError, TwinError, clean
+from twin.catalogue import ConfigError, ConnectorError, StorageError, TwinError, clean, counted
 from twin.cli.arguments import write_json
 from twin.cli.grammar import CONFIG, Verb
 from twin.config import Loaded, find_config, load_config, set_up, take_down
 from twin.daemon import SdNotify
+from twin.report import print_error
 
 log = logging.getLogger("racktwin")
 SHOWN_SOURCES = 50  # by --online
 WRONG_CONFIG = 78  # EX_CONFIG of sysexits.h
 
 
-def run_daemon(args: argparse.Namespace, out: Console, *_: Console) -> int:
+def run_daemon(args: argparse.Namespace, out: Console, err: Console) -> int:
     """Run until a signal says stop."""
     if "check" in args:
-        return run_check(args, out)
+        return run_check(args, out, err)
     try:
         loaded = load_config(find_config(args.config))
         if args.command == "fleet run":
             _need_hub(loaded)
     except ConfigError as error:
-        return _refused(error)
+        return _refused(error, err)
     # Until the loop has its own handlers: a stop that comes this early is a clean one.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what is read at the start is new anyway
@@ -69,11 +70,12 @@ def _need_hub(loaded: Loaded) -> None:
     if fleet is None or fleet.hall is not None:
         raise ConfigError(
             f"{loaded.path}: $.fleet: {'missing' if fleet is None else f'is of hall {fleet.hall}'}; expected "
-            "the servers of a hub, without `hall`; a hall is run by `racktwin daemon run`"
+            "the servers of a hub, without `hall` (a hub below another hub sets its hall in `above`); "
+            "start a hall with `racktwin daemon run`"
         )
 
 
-def run_check(args: argparse.Namespace, out: Console, *_: Console) -> int:
+def run_check(args: argparse.Namespace, out: Console, err: Console) -> int:
     """Check configuration and site; print what it would read and do."""
     is_json = getattr(args, "format", "table") == "json"
     try:
@@ -89,20 +91,20 @@ def run_check(args: argparse.Namespace, out: Console, *_: Console) -> int:
     except ConfigError as error:
         if is_json:
             write_json({"ok": False, "faults": list(error.problems)}, out)
-        return _refused(error)
+        return _refused(error, err)
     if is_json:
         write_json(told, out)
     return 0 if told["ok"] else 1
 
 
-def _refused(error: ConfigError) -> int:
+def _refused(error: ConfigError, err: Console) -> int:
     for problem in error.problems:
-        print(f"racktwin: {problem}", file=sys.stderr)
+        print_error(err, problem)
     return WRONG_CONFIG
 
 
 def _check(loaded: Loaded) -> dict[str, Any]:
-    """All that can be told without asking anybody. Raises ConfigError."""
+    """Everything that can be checked without contacting other hosts. Raises ConfigError."""
     from twin.config import (
         actuator_notes,
         broker_notes,
@@ -114,6 +116,7 @@ def _check(loaded: Loaded) -> dict[str, Any]:
         unguarded,
     )
     from twin.daemon import load_checked
+    from twin.site import share_notes
     from twin.wiring import (
         actuator_faults,
         external_file_faults,
@@ -147,6 +150,7 @@ def _check(loaded: Loaded) -> dict[str, Any]:
         *telemetry_notes(loaded, site),
     ]
     notes += [*reading_notes(loaded, site), *power_notes(config.power), *underfed(site), *unguarded(site)]
+    notes += share_notes(site)
     named = site.file.policies.get("replacement")
     tests = bool(named.settings.get("burn_in")) if named is not None else False
     runs = configured.get("replacement", "off") != "off"
@@ -157,7 +161,7 @@ def _check(loaded: Loaded) -> dict[str, Any]:
 
 
 def _show(told: dict[str, Any], out: Console) -> None:
-    sizes = ", ".join(f"{n} {t}" for t, n in told["sizes"].items())
+    sizes = ", ".join(counted(t, n) for t, n in told["sizes"].items())
     levels = ", ".join(f"{policy} {level}" for policy, level in told["authority"].items())
     notes = (f"note: {note}" for note in told["notes"])
     for line in (f"{told['file']}: ok ({sizes})", *notes, f"authority: {levels}"):
@@ -189,7 +193,7 @@ def _show_online(asked: dict[str, Any], out: Console) -> None:
     from twin.cli.operate import show_sources
 
     if not asked["endpoints"]:
-        out.print("nothing to ask: the configuration names no broker of yours and no other endpoint")
+        out.print("no endpoints to ask: the configuration names no external broker and no other endpoint")
     for answer in asked["endpoints"]:
         line = Text("ok    " if answer["ok"] else "FAIL  ", "green" if answer["ok"] else "bold red")
         out.print(line.append(clean(f"{answer['name']}: {answer['text']}", 800), ""), soft_wrap=True)
@@ -230,8 +234,8 @@ VERBS = {
         run_daemon,
         f"""
         {CONFIG}
-        --log-json  logs as JSON, one object a line
-        --verbose  log more
+        --log-json  log as JSON, one object per line
+        --verbose  log at level debug
         ~--check
         ~--online
         ~--listen SECONDS=10>listen_s
@@ -243,8 +247,8 @@ VERBS = {
         run_daemon,
         f"""
         {CONFIG}
-        --log-json  logs as JSON, one object a line
-        --verbose  log more
+        --log-json  log as JSON, one object per line
+        --verbose  log at level debug
         """,
         ("--config /etc/racktwin/fleet.yaml",),
         answers=False,
@@ -253,8 +257,8 @@ VERBS = {
         run_check,
         f"""
         {CONFIG}
-        --online  ask each endpoint once, show what would be read
-        --listen DURATION=10s  how long the broker is listened to, with --online
+        --online  ask each endpoint once, and show the telemetry that the daemon would read
+        --listen DURATION=10s  time to listen to the broker, with --online
         """,
         ("", "--config racktwin.yaml --online", "--format json"),
     ),

@@ -48,7 +48,7 @@ def warn(warnings: list[str], err: Console) -> None:
 
 
 class Looker:
-    """Counts decisions, notes faults when they are first told, tells the plant the slots of its jobs."""
+    """Counts decisions, notes faults when first reported, and gives the plant the slots of its jobs."""
 
     def __init__(self, plant: Plant, begun_ns: int) -> None:
         self.plant, self.begun_ns = plant, begun_ns
@@ -146,21 +146,21 @@ def _prepared(args: argparse.Namespace) -> tuple[Simulation, float, list[str]]:
 def _tell(out: Console, result: dict[str, Any]) -> None:
     speed = result["simulated_s"] / max(result["wall_s"], 1e-3)
     out.print(f"simulated: {duration(result['simulated_s'])}, {number(speed)} times real time", markup=False)
-    out.print("what the simulated plant went through:")
+    out.print("simulated plant:")
     grid(out, ("", ""), [[Text(label), Text(value)] for label, value in plant_words(result["plant"])])
     faults = sorted((f["after_s"], f["title"]) for f in result["faults_told"].values())
     if not faults:
-        out.print("no fault was told")
+        out.print("no faults detected")
         return
     rows = [[number(after_s, 6), title] for after_s, title in faults[:40]]
-    grid(out, ("after, s", "fault told"), rows, right=(0,))
+    grid(out, ("after, s", "fault detected"), rows, right=(0,))
     if len(faults) > 40:
         out.print(f"{len(faults) - 40} more in the JSON")
 
 
 SCENARIO = """
-    --scenario FILE  scenario (YAML); without: an ordinary hour
-    --seed SEED  of the hidden truth and all noise; default: the scenario's
+    --scenario FILE  scenario (YAML); default: an hour of normal operation
+    --seed SEED  seed of hidden parameters and noise; default: the scenario's
 """
 VERBS = {
     "simulation run": Verb(
@@ -168,10 +168,10 @@ VERBS = {
         f"""
         {SITE}
         {SCENARIO}
-        --for DURATION  of simulated time; default: the scenario's
+        --for DURATION  simulated time; default: the scenario's
         ~--hours HOURS>for_s
         {LEVELS}
-        --out FOLDER  record the run there: trace, journal, snapshots
+        --out FOLDER  record the run in this folder: trace, journal, snapshots
         {REPORT}
         """,
         (

@@ -12,12 +12,12 @@ from rich.console import Console
 
 from connectors.dsx import discover, to_yaml
 from connectors.files import BadRow, discover_ipmi, hosts_of, read_capture
-from twin.catalogue import NS, ConfigError, StorageError, clean, number
+from twin.catalogue import NS, ConfigError, StorageError, clean, counted, number
 from twin.cli.arguments import is_name, present, refuse_existing, write_json
 from twin.cli.grammar import Verb
 from twin.cli.measured_cadence import measured_cadence
 from twin.config import load_site, read_yaml, site_faults, spec_of, uncooled, underfed, unguarded
-from twin.report import grid, print_line, safe_text
+from twin.report import grid, print_error, print_line, safe_text
 from twin.run import TraceReader, atomic_write, form_of, journal_exists, verify_journal
 from twin.site import Site, build_site, parse_profile, split_site
 from twin.telemetry import Message
@@ -43,9 +43,9 @@ def run_check(args: argparse.Namespace, out: Console, err: Console) -> int:
         results[str(path)] = {"ok": not faults, "faults": faults, "sizes": sizes}
         if args.format != "json":
             for fault in faults:
-                print_line(err, f"error {clean(fault, 2000)}", "red")
+                print_error(err, fault)
             if not faults:
-                what = ", ".join(f"{n} {t}" for t, n in sizes.items()) or "an empty site"
+                what = ", ".join(counted(t, n) for t, n in sizes.items()) or "an empty site"
                 print_line(out, f"{path}: ok ({what})")
             if site is not None and not faults:
                 print_line(out, f"note: {_false_alarms(site)}")
@@ -97,8 +97,8 @@ def run_discover(args: argparse.Namespace, out: Console, err: Console) -> int:
         form = form_of(args.recording, None)
     except ConfigError:
         raise ConfigError(
-            f"{args.recording}: no capture; expected one of `racktwin trace record` (.jsonl), a CSV with the "
-            "columns offset,topic,payload, or an archive of IPMI recordings"
+            f"{args.recording}: not a recording; expected a capture of `racktwin trace record`, a CSV "
+            "with the columns offset,topic,payload, or an archive of IPMI recordings"
         ) from None
     if form == "ipmi":
         text = yaml.safe_dump(discover_ipmi(args.recording, args.name), sort_keys=False, allow_unicode=True)
@@ -109,7 +109,7 @@ def run_discover(args: argparse.Namespace, out: Console, err: Console) -> int:
         found = discover(_good(read_capture(args.recording), bad, sites), args.name)
         if not found.counts.get("points"):
             raise StorageError(
-                f"{args.recording}: no retained metadata of a BMS in it; "
+                f"{args.recording}: no retained metadata of a BMS; "
                 "expected messages on BMS/v1/PUB/Metadata/..."
             )
         if args.name == NAMELESS and len(sites) == 1 and is_name(min(sites)):
@@ -137,7 +137,7 @@ def run_discover(args: argparse.Namespace, out: Console, err: Console) -> int:
         print_line(err if args.out is None else out, f"- {clean(note, 2000)}")
     if args.out is not None:
         _, site = load_site(args.out)
-        what = ", ".join(f"{n} {t}" for t, n in site.sizes.items() if n and t not in ("site", "job"))
+        what = ", ".join(counted(t, n) for t, n in site.sizes.items() if n and t not in ("site", "job"))
         print_line(out, f"{args.out}: {what}")
     return 0
 
@@ -165,7 +165,7 @@ def run_split(args: argparse.Namespace, out: Console, _err: Console) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(path, text)
     for name, part in built.items():
-        what = ", ".join(f"{part.sizes[t]} {t}" for t in ("rack", "node", "gpu", "cdu", "feeder"))
+        what = ", ".join(counted(t, part.sizes[t]) for t in ("rack", "node", "gpu", "cdu", "feeder"))
         print_line(out, f"{paths[name]}: {what}")
     stale = sorted(path.name for path in args.out.glob("part-*.yaml") if path not in texts)
     left = [f"{', '.join(stale[:4])} are of an earlier split: no daemon may run with them"] if stale else []
@@ -266,9 +266,9 @@ VERBS = {
         run_discover,
         f"""
         FILE>recording  MQTT capture, or archive of IPMI dumps
-        -o --out FILE  site file to write; default: stdout
+        -o --out FILE  site file to write; default: standard output
         ~--output FILE>out
-        --force  overwrite that file
+        --force  overwrite the file of --out
         --name NAME={NAMELESS}  of the site
         """,
         ("capture.jsonl --out site.yaml", "capture.jsonl --name pod1"),
@@ -277,17 +277,17 @@ VERBS = {
     "site split": Verb(
         run_split,
         """
-        FILE>site  site file (YAML) of a site that is larger than one daemon
-        --parts COUNT!  site files of about as many GPUs each
-        -o --out FOLDER!  for part-1.yaml, ... and hub.yaml
-        --force  overwrite these files
+        FILE>site  site file (YAML) of a site that is too large for one daemon
+        --parts COUNT!  number of parts, with about the same number of GPUs each
+        -o --out FOLDER!  folder for part-1.yaml, ... and hub.yaml
+        --force  overwrite existing files
         """,
         ("site.yaml --parts 2 --out parts",),
         answers=False,
     ),
     "trace info": Verb(
         run_info,
-        "FILE>path  folder of a run, or capture file",
+        "FILE>path  folder of a run, or a capture file",
         ("capture.jsonl", "/var/lib/racktwin/run --format json"),
     ),
 }

@@ -204,9 +204,7 @@ def _download(url: str, limit: int) -> bytes:
             while chunk := answer.read(_CHUNK_BYTES):
                 body += chunk
                 if len(body) > limit:
-                    raise ConnectorError(
-                        f"{url} sends more than {limit} bytes: not the file that was recorded"
-                    )
+                    raise ConnectorError(f"{url} sends more than {limit} bytes: not the published file")
                 if time.monotonic() > deadline:
                     raise ConnectorError(f"{url} took longer than {FILE_TIMEOUT_S:.0f} s")
             declared = answer.headers.get("Content-Length")
@@ -258,7 +256,7 @@ def _fetch_file(recording: Recording, file: TraceFile, root: Path, base: str) ->
     digest = hashlib.sha256(content).hexdigest()
     if digest != file.sha256:
         raise ConnectorError(
-            f"{url} is not the file that was recorded: expected {file.size} bytes, SHA-256 {file.sha256}, "
+            f"{url} is not the published file: expected {file.size} bytes, SHA-256 {file.sha256}, "
             f"got {len(content)} bytes with {digest}; nothing was kept of it"
         )
     _place(content, root / recording.name / file.local)

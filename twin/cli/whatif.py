@@ -9,6 +9,7 @@ import argparse
 import math
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ from twin.site import Site, SiteSpec, build_site, with_racks
 
 MAX_HORIZON_S = 366 * 86_400.0
 MAX_JOBS = 256
+FEW_STEPS = 200  # of all courses: they end sooner than other processes begin
 MORE_RACKS = "more racks change all flows: what the diagnosis then tells of plates has little weight"
 
 
@@ -71,7 +73,7 @@ def run_whatif(args: argparse.Namespace, out: Console, err: Console) -> int:
         given = engine.intake.authority | given
     question = replace(question, given=given)
     authority = authority_of(engine, cases[0].scenario, question.given)
-    processes = _processes(args.jobs, len(cases))
+    processes = _processes(args.jobs, cases, args.horizon_s)
     for case in cases:
         if (dt_s := case.scenario.dt_s) > (args.horizon_s or math.inf):
             raise ConfigError(f"--horizon {args.horizon_s:g}: expected at least a step of dt_s ({dt_s:g} s)")
@@ -153,15 +155,16 @@ def _seeded(tree: Any, seeds: str | None) -> Any:
             raise ValueError
     except (ValueError, TypeError):
         raise ConfigError(
-            f"--seeds {seeds}: expected how many (1 to {MAX_CASES}), or seeds such as 3,5,8, each once"
+            f"--seeds {seeds}: expected a number of seeds (1 to {MAX_CASES}), or distinct seeds such as 3,5,8"
         ) from None
     kept = {k: v for k, v in sweep.items() if k != "count"} if isinstance(sweep, dict) else {}
     return tree | {"sweep": kept | {"seeds": many}}
 
 
-def _processes(wanted: int | None, cases: int) -> int:
+def _processes(wanted: int | None, cases: Sequence[Case], horizon_s: float | None) -> int:
     if wanted is None:
-        return min(len(os.sched_getaffinity(0)), 2 * cases)
+        steps = 2 * sum((horizon_s or c.scenario.duration_s) / c.scenario.dt_s for c in cases)
+        return min(len(os.sched_getaffinity(0)), 2 * len(cases)) if steps > FEW_STEPS else 1
     if not 1 <= wanted <= MAX_JOBS:
         raise ConfigError(f"--jobs {wanted}: expected 1 to {MAX_JOBS}")
     return wanted
@@ -234,13 +237,13 @@ VERBS = {
         run_whatif,
         f"""
         {SITE}
-        --from FILE>origin  snapshot to begin from, or a run (its newest); without: a settled site
-        --before TICK  as the run stood just before this tick, policies with the authority of then
+        --from FILE>origin  initial snapshot, or a run for its newest one; default: a site in steady state
+        --before TICK  begin at the state of the run before this tick, with the authority of that time
         --scenario FILE!  scenario (YAML)
-        --horizon DURATION  how far; default: the scenario's
-        --seeds N|A,B,..  so many seeds, or these; instead of the scenario's
-        --jobs COUNT  processes at once; default: one per processor
-        --cluster ADDRESS  on the workers of this Dask scheduler, such as tcp://HOST:8786
+        --horizon DURATION  simulated time; default: the scenario's
+        --seeds N|A,B,..  number of seeds, or a list of seeds; default: the scenario's
+        --jobs COUNT  number of parallel processes; default: one per processor, a single one for few steps
+        --cluster ADDRESS  run on the workers of this Dask scheduler, such as tcp://HOST:8786
         {LEVELS}; default: act, but for those that are off
         {REPORT}
         """,

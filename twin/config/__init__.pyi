@@ -2,6 +2,7 @@ from .actuators import (
     Dcmi as Dcmi,
     Redfish as Redfish,
     actuator_notes as actuator_notes,
+    dpu_of as dpu_of,
     hosts_of as hosts_of,
     sections as sections,
 )
@@ -21,7 +22,7 @@ from .engine import (
     underfed as underfed,
     unguarded as unguarded,
 )
-from .fleet import FleetSettings as FleetSettings
+from .fleet import FleetLink as FleetLink, FleetSettings as FleetSettings
 from .logs import set_up as set_up, take_down as take_down
 from .outlooks import OutlookService as OutlookService
 from .power import SITE as SITE, Flex as Flex, feeder_of as feeder_of, power_notes as power_notes

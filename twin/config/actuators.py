@@ -16,6 +16,7 @@ LOOPBACK = ("127.0.0.1", "localhost")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?(:[0-9]{1,5})?", re.ASCII)
 _USER = re.compile(r"[!-~]{1,64}", re.ASCII)
 MAX_BMCS = 100_000  # of all sections
+DPUS = ("dpu1", "dpu2")  # of a node
 
 
 class _Strict(Strict, msgspec.Struct, frozen=True):
@@ -27,10 +28,12 @@ class Redfish(_Strict, frozen=True):
 
     `command` names what is commanded: gpus, node; the rest is read only. `gpu_ids`: Ids of processors in the
     order of a node's GPUs, where their natural order is another. `node_control`: Id of the node's Control.
-    With `power` systems are stopped and nodes switched off; `system`: Id of the node's system.
+    With `power` systems are stopped and nodes switched off; `system`: Id of the node's system. The BMC of a
+    DPU is one of NODE#dpu1 or NODE#dpu2, in a section that only reads.
     """
 
-    bmcs: dict[str, str]  # hosts (HOST:PORT too) and their nodes: {"bmc[01-18]": "lab/hall1/r1/node[0-17]"}
+    # hosts (HOST:PORT too) and their nodes: {"bmc[01-18]": "lab/hall1/r1/node[0-17]"}; of DPUs: NODE#dpu1
+    bmcs: dict[str, str]
     user: str  # account at the BMCs
     password_file: str  # file with its password
     ca_file: str | None = None  # certificate authorities to trust; default: those of the host
@@ -41,6 +44,7 @@ class Redfish(_Strict, frozen=True):
     power: bool = False  # whether systems are stopped and nodes switched off: node.power_state
     system: str = ""  # Id of the node's system, where a service has several that can be reset
     gpu_ids: list[str] = []  # processors in the order of the node's GPUs, where that is another
+    dpu_ids: list[str] = []  # network adapters that are the node's DPUs, where their names do not say so
     node_control: str = ""  # Id of the node's Control, where a chassis has several
     period_s: float = 15.0  # between two reads of a BMC
     timeout_s: float = 5.0  # of a request
@@ -82,6 +86,14 @@ def actuator_problems(redfish: Sequence[Redfish], dcmi: Sequence[Dcmi]) -> list[
             out.append(f"$.{where}.verify: false and a ca_file; expected one of the two")
         if len(set(part.gpu_ids)) != len(part.gpu_ids) or len(part.gpu_ids) > 64:
             out.append(f"$.{where}.gpu_ids: expected at most 64 Ids, each once")
+        if len(set(part.dpu_ids)) != len(part.dpu_ids) or len(part.dpu_ids) > len(DPUS):
+            out.append(f"$.{where}.dpu_ids: expected at most {len(DPUS)} Ids, each once")
+        dpu = next((host for host, name in hosts_of(part).items() if dpu_of(name)[1]), None)
+        if dpu is not None and (part.command or part.power):
+            out.append(
+                f"$.{where}.bmcs.{dpu[:60]}: the BMC of a DPU in a section with `command` or `power`; "
+                "expected one of its own that only reads"
+            )
     for i, dcmi_part in enumerate(dcmi):
         where = f"dcmi[{i}]"
         out += _common(dcmi_part, where, 5.0)
@@ -100,6 +112,12 @@ def sections(redfish: Sequence[Redfish], dcmi: Sequence[Dcmi]) -> list[tuple[str
     out += [(f"redfish[{i}]", part, set(part.command)) for i, part in enumerate(redfish)]
     out += [(f"dcmi[{i}]", part, {"node"} if part.command else set()) for i, part in enumerate(dcmi)]
     return out
+
+
+def dpu_of(name: str) -> tuple[str, int]:
+    """(node, number of its DPU) of whom a BMC is: NODE#dpu2; 0 for the node itself."""
+    node, _, dpu = name.partition("#")
+    return (node, 1 + DPUS.index(dpu)) if dpu in DPUS else (name, 0)
 
 
 def hosts_of(part: Redfish | Dcmi) -> dict[str, str]:

@@ -40,28 +40,34 @@ MAX_YAML_BYTES = 64 * 2**20  # of a site file
 MAX_SCENARIO_BYTES = 8 * 2**20  # twice what 10,000 faults with long paths need
 _CURLED = re.compile("^[^#\n]*[:\\-\\[{,] *[“”„‘’]", re.M)  # where a value begins
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # its byte order marks
-# What people mostly did where libyaml says this
+# Usual mistakes behind an error of libyaml
 YAML_HINTS = (
-    ("mapping values are not allowed", "look at the indentation, and for a `:` without a space behind it in "
+    ("mapping values are not allowed", "check the indentation, and for a `:` without a space behind it in "
      "the line before"),
     ("did not find expected ',' or", "a bracket is not closed, or a name with [ ] or { } is not in quotes"),
-    ("did not find expected key", "look at the indentation, and at quotes within quotes"),
-    ("did not find expected '-'", "look at the indentation: items of one list begin in one column"),
+    ("did not find expected key", "check the indentation, and quotes within quotes"),
+    ("did not find expected '-'", "check the indentation: all items of a list begin in the same column"),
     ("could not find expected ':'", "a key without `:`, or a line that is not indented"),
-    ("unknown escape character", "a path with \\ stands in single quotes, or with /"),
+    ("unknown escape character", "put a path with \\ in single quotes, or write it with /"),
     ("unhashable key", "{{ }} is a template that was not filled in"),
-    ("cannot start any token", "a value that begins with @, % or ` stands in quotes"),
+    ("cannot start any token", "put a value that begins with @, % or ` in quotes"),
     ("found another document", "one document only, without `---` in the middle"),
 )  # fmt: skip
 MAX_YAML_DEPTH, MAX_YAML_ALIASES = 50, 1000
 
 
 class _Loader(yaml.CSafeLoader):
-    """Refuses a key that stands twice in a mapping: YAML forbids it, and the last one would win unsaid."""
+    """YAML loader. Refuses a key that occurs twice in a mapping: YAML forbids it, the last would win."""
 
     def construct_document(self, node: Any) -> Any:
         _each_key_once(node)
         return super().construct_document(node)
+
+
+# 4.0e6 is a number, as in YAML 1.2; PyYAML wants a sign in the exponent
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+\.[0-9]*[eE][0-9]+$"), list("-+0123456789")
+)
 
 
 def _each_key_once(root: yaml.Node) -> None:
@@ -86,7 +92,7 @@ def _each_key_once(root: yaml.Node) -> None:
                 raise yaml.constructor.ConstructorError(
                     None,
                     None,
-                    f"the key {clean(key.value, 60)!r} stands in line {keys[name]} already; "
+                    f"the key {clean(key.value, 60)!r} is already in line {keys[name]}; "
                     "expected each key once",
                     key.start_mark,
                 )
@@ -109,7 +115,7 @@ def read_yaml(path: Path, max_bytes: int = MAX_YAML_BYTES) -> Any:
     except UnicodeDecodeError as error:
         what = "is UTF-16, as Windows writes it" if error.object[:2] in UTF_16 else (
             f"byte {error.start} is not UTF-8")  # fmt: skip
-        raise ConfigError(f"{path}: {what}; expected a YAML text file in UTF-8: save it anew so") from error
+        raise ConfigError(f"{path}: {what}; expected a YAML text file in UTF-8: save it as UTF-8") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "unknown position"
@@ -192,7 +198,8 @@ def spec_of(tree: Any, beside: Path | None, file_name: str) -> SiteSpec:
         except ConfigError as error:
             problems += error.problems
     if not isinstance(tree, dict):
-        problems.append(f"{file_name}: expected a mapping with `site` and `halls`, got {type(tree).__name__}")
+        found_kind = "an empty file" if tree is None else f"a {type(tree).__name__}"
+        problems.append(f"{file_name}: expected a mapping with `site` and `halls`, got {found_kind}")
     if problems:
         try:
             if isinstance(tree, dict):
@@ -309,7 +316,7 @@ def make_policies(file: SiteFile) -> tuple[list[Policy], dict[str, str]]:
 
 
 def explain_topic(engine: Engine, topic: str, options: Mapping[str, Value] | None = None) -> Explanation:
-    """A topic, explained by the first policy that has it: a running one, else a registered one."""
+    """Explain a topic by the first policy that has it: a running one, or else a registered one."""
     running: list[Policy] = [p for p in engine.policies if any(t.name == topic for t in topics_of(p))]
     if not running:
         running = [c() for c in policies.REGISTRY.values() if any(t.name == topic for t in topics_of(c))]
@@ -365,8 +372,8 @@ def make_engine(site: Site, authority: dict[str, str] | None = None) -> Engine:
 
 
 def arming_faults(spec: SiteSpec, site: Site) -> list[str]:
-    """Why this site may not run: shares of halls that break a feeder, or, if a policy is set to `act` on
-    power, what is left when all leases lapse."""
+    """Return the faults that forbid this site to run: guaranteed shares of halls that exceed a feeder, and,
+    if a policy may act on power, the load that is left when all leases lapse."""
     armed = [name for name, entry in site.file.policies.items() if entry.authority in ("act", "approve")]
     if faults := share_faults(site):  # they apply whatever this daemon may do
         return faults

@@ -1,8 +1,7 @@
-"""Logs: one line per record, for journald, a terminal or a program, whatever foreign text is in it.
+"""Logs: one line per record for journald, a terminal or a program, with text from outside made safe.
 
-What a device said can be long, come a thousand times a second, or hold line breaks; what a library logs can
-hold a password. All of that ends here. Lines are written by a thread of their own, so that a slow reader does
-not hold up the ticks.
+Text of a device may be long, frequent or multi-line, and a library may log a password: the log filters all
+of these. A separate thread writes the lines, so that a slow reader does not delay the ticks.
 """
 
 from __future__ import annotations

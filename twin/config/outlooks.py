@@ -1,4 +1,4 @@
-"""Section `outlooks` of the configuration: public services that tell prices, carbon intensity and weather."""
+"""Section `outlooks` of the configuration: public services of prices, carbon intensity and weather."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configuration: the schema of the daemon's YAML file, its reading, and the refusal of a faulty one.
+"""Configuration: the schema of the daemon's YAML file; parsing it, and rejecting a faulty one.
 
 `deploy/config/*.yaml` are examples. Secrets are never in it: it names files (or systemd credentials) that
 hold them.
@@ -86,11 +86,12 @@ class Scrape(_Strict, frozen=True):
     """
 
     url: str  # "http://node1:9400/metrics"; a host list stands for one exporter each: node[01-18]
-    # dcgm, node, ascend, neuron, optics, dpu, storage, weka, vast, vllm, sglang, triton, dynamo, or a file
+    # dcgm, node, ascend, neuron, optics, ufm, dpu, storage, weka, vast, vllm, sglang, triton, dynamo, a file
     map: str
     period_s: float = 15.0  # between two scrapes
     timeout_s: float = 5.0  # of one scrape
-    # entity of all its series where labels do not say, or a list as long; default: the node of that name
+    # entity of all its series where labels do not say, or a list as long (of a DPU: NODE#dpu1); default: the
+    # node of that name
     place: str | None = None
     token_file: str | None = None  # sent as a bearer's token
     tls: Tls | None = None  # with an https URL
@@ -368,11 +369,6 @@ def load_config(path: Path) -> Loaded:
         raise ConfigError(
             f"{path}: is empty; expected the daemon's configuration, `site` and `broker` at least"
         )
-    if isinstance(tree, dict) and "broker" not in tree:
-        raise ConfigError(
-            f"{path}: $.broker: missing; expected `broker: {{host: NAME, ...}}` for a broker of yours, or "
-            "`broker: embedded` for one on loopback that racktwin brings up itself"
-        )
     config = _convert(tree, str(path))
     loaded = Loaded(config, path.resolve())
     problems = [f"{path}: {p}" for p in (*_problems(config), *_text_problems(loaded))]
@@ -382,15 +378,37 @@ def load_config(path: Path) -> Loaded:
 
 
 def _convert(tree: Any, file: str) -> Config:
-    """`convert` speaks of one kind at a time; a broker is a word or a mapping."""
-    if isinstance(tree, dict) and isinstance(tree.get("broker"), dict):
-        broker = convert_at(Broker, tree["broker"], file, "$.broker")
-        rest = convert(Config, {**tree, "broker": "embedded"}, file)
-        return msgspec.structs.replace(rest, broker=broker)
-    if isinstance(tree, dict) and tree["broker"] != "embedded":
-        hint = "; nothing stands there: look at the indentation below it" if tree["broker"] is None else ""
-        raise ConfigError(f"{file}: $.broker: expected a mapping with `host`, or `embedded`{hint}")
-    return convert(Config, tree, file)
+    """`convert` speaks of one kind at a time; a broker is a word or a mapping. Raises ConfigError with the
+    faults of the broker and of the rest.
+    """
+    problems, broker = list[str](), Broker("")
+    own = isinstance(tree, dict) and tree.get("broker") != "embedded"
+    if own:
+        try:
+            broker = _broker(tree, file)
+        except ConfigError as error:
+            problems += error.problems
+        tree = {**tree, "broker": "embedded"}
+    try:
+        config = convert(Config, tree, file)
+    except ConfigError as error:
+        raise ConfigError([*problems, *error.problems]) from None
+    if problems:
+        raise ConfigError(problems)
+    return msgspec.structs.replace(config, broker=broker) if own else config
+
+
+def _broker(tree: dict[str, Any], file: str) -> Broker:
+    """The broker of a configuration that is not the embedded one. Raises ConfigError."""
+    if "broker" not in tree:
+        raise ConfigError(
+            f"{file}: $.broker: missing; expected `broker: {{host: NAME, ...}}` for a broker of yours, or "
+            "`broker: embedded` for one on loopback that racktwin brings up itself"
+        )
+    if isinstance(tree["broker"], dict):
+        return convert_at(Broker, tree["broker"], file, "$.broker")
+    hint = "; nothing stands there: check the indentation below it" if tree["broker"] is None else ""
+    raise ConfigError(f"{file}: $.broker: expected a mapping with `host`, or `embedded`{hint}")
 
 
 def convert_at(kind: type[Broker], tree: Any, file: str, at: str) -> Broker:

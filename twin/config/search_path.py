@@ -1,4 +1,4 @@
-"""Places where a configuration is looked for. Starts fast, so only the standard library."""
+"""Search path of the configuration. It uses only the standard library, so that commands start fast."""
 
 from __future__ import annotations
 

@@ -24,6 +24,7 @@ from .contracts import (
     Sink as Sink,
     Source as Source,
     View as View,
+    given_away as given_away,
     mask_index as mask_index,
     read_only as read_only,
 )
@@ -59,6 +60,13 @@ from .explanation import (
     scope_of as scope_of,
     table_of as table_of,
 )
+from .failure_words import (
+    FAILURE_CLASSES as FAILURE_CLASSES,
+    NO_FAILURES as NO_FAILURES,
+    NODE_ENDS as NODE_ENDS,
+    RESTARTED_S as RESTARTED_S,
+    is_failure as is_failure,
+)
 from .health_levels import (
     ACTION_WORDS as ACTION_WORDS,
     ACTIONS as ACTIONS,
@@ -77,6 +85,7 @@ from .health_levels import (
     UNKNOWN as UNKNOWN,
     WATCH as WATCH,
     action as action,
+    drained_words as drained_words,
     name_of_part as name_of_part,
     todo_words as todo_words,
 )
@@ -159,7 +168,13 @@ from .load_targets import (
     ReadTargets as ReadTargets,
 )
 from .maintenance import Windows as Windows, below as below
-from .quantities import good as good, measured as measured
+from .quantities import (
+    good as good,
+    machines_awaited as machines_awaited,
+    machines_pu as machines_pu,
+    machines_unknown as machines_unknown,
+    measured as measured,
+)
 from .service_book import (
     AHEAD_S as AHEAD_S,
     FAILED_TEST as FAILED_TEST,

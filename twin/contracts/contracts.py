@@ -1,8 +1,8 @@
-"""The contracts of racktwin: what authors of policies, models and connectors read, and all they need.
+"""Contracts of racktwin: the interfaces for authors of policies, models and connectors.
 
-A policy looks at a View and proposes intervals on controls. A model looks at the same View and forecasts.
-Both are pure: the view is read only, memory goes in and comes out, there is no clock and no randomness.
-Connectors put readings in and carry commands out.
+A policy reads a View and proposes intervals on controls. A model reads the same View and forecasts. Both are
+pure: the view is read-only, memory goes in and comes out, and there is no clock and no randomness. Connectors
+deliver readings and carry out commands.
 """
 
 from __future__ import annotations
@@ -224,9 +224,9 @@ class View(Protocol):
         ...
 
     def protected_nodes(self) -> Bool:
-        """Nodes whose work may not be disturbed unasked [n_node].
+        """Return the nodes that may not be disturbed unless an operator requests it [n_node].
 
-        All, while no source of jobs has spoken (`jobs.known`); then those of jobs of unknown kind. A
+        All, while no source of jobs has reported (`jobs.known`); then those of jobs of unknown kind. A
         disruptive command on one is held back with the verdict `protected`, unless an operator asks for it.
         """
         ...
@@ -245,14 +245,14 @@ class View(Protocol):
         ...
 
     def health(self, part: str) -> Health:
-        """Health of all parts of a kind: gpu, node, switch, link, pump or psu."""
+        """Health of all parts of a kind: gpu, node, switch, link, pump, psu or dpu."""
         ...
 
     def node_features(self) -> NodeFeatures: ...
     def failures(self) -> FailureLog: ...
 
     def service(self) -> Service:
-        """When nodes were last tested, repaired and replaced."""
+        """Instants at which nodes were last tested, repaired and replaced."""
         ...
 
 
@@ -444,6 +444,14 @@ def read_only(array: Any) -> Any:
     view = array.view()
     view.flags.writeable = False
     return view
+
+
+def given_away(memory: Memory) -> Memory:
+    """A policy's memory whose own arrays cannot be written to any more: the engine need not copy them."""
+    for array in memory.values():
+        if array.flags.owndata:
+            array.flags.writeable = False
+    return memory
 
 
 def mask_index(mask: Bool) -> I32:

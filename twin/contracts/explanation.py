@@ -278,7 +278,7 @@ class PolicyAccount(Protocol):
 
 
 # The engine answers it with nothing while the policy proposes nothing; `explain` may ignore the topic.
-PAGE = Topic("page", "Its part of the overview: the explanation, while the policy proposes anything.")
+PAGE = Topic("page", "Its part of the overview: its explanation; empty while it proposes nothing.")
 
 
 def finite(value: Any, digits: int | None = None) -> float | None:
@@ -315,7 +315,8 @@ def entities_within(view: View, name: str) -> tuple[str, str, dict[str, I32]]:
     A feeder, CDU or loop holds the racks that it serves. Raises ExplanationRefused for an unknown name.
     """
     site, jobs = view.site, view.jobs
-    slot = jobs.slot_of.get(name, jobs.slot_of.get(name.removeprefix("job:"), site.entity("job", name)))
+    slot = jobs.slot_named(name)
+    slot = site.entity("job", name) if slot is None else slot
     if slot is not None and jobs.alive[slot]:
         nodes = np.flatnonzero(jobs.job_of_node == slot).astype(np.int32)
         return "job", jobs.names[slot], below(site, "node", nodes) | {"job": np.array([slot], np.int32)}
@@ -389,7 +390,12 @@ PROPOSAL_COLUMNS = tuple(
 )
 
 
-def proposals_table(site: Site, proposals: Sequence[Proposal], inside: Mapping[str, I32] | None) -> DataTable:
+def _name_of(view: View, table: str, index: int) -> str:
+    """The path of an entity; of a running job the name that people know."""
+    return clean(view.jobs.names[index]) if table == "job" else view.site.name(table, index)
+
+
+def proposals_table(view: View, proposals: Sequence[Proposal], inside: Mapping[str, I32] | None) -> DataTable:
     """A row for each proposal: entities concerned, the widest interval, the range of wishes, the reason.
 
     `inside`: count only these entities, by table.
@@ -405,7 +411,7 @@ def proposals_table(site: Site, proposals: Sequence[Proposal], inside: Mapping[s
         want = p.want[kept][np.isfinite(p.want[kept])]
         rows.append({
             "control": p.control, "count": int(kept.sum()),
-            "first": site.name(control.table, int(p.index[kept][0])),
+            "first": _name_of(view, control.table, int(p.index[kept][0])),
             "lo": control_cell(p.lo[kept].min(), control), "hi": control_cell(p.hi[kept].max(), control),
             "want_low": control_cell(want.min(), control) if len(want) else None,
             "want_high": control_cell(want.max(), control) if len(want) else None,
@@ -447,7 +453,7 @@ def leases_table(
                 {
                     "control": key,
                     "count": len(mine),
-                    "first": view.site.name(control.table, int(mine[0])),
+                    "first": _name_of(view, control.table, int(mine[0])),
                     "low": control_cell(leases.value[mine].min(), control),
                     "high": control_cell(leases.value[mine].max(), control),
                     "unit": control.unit,
@@ -461,7 +467,7 @@ def leases_table(
 def explain_proposals(policy: str, view: View, request: ExplainRequest) -> Explanation:
     """The explanation of any policy: its proposals in force, of the site or of one entity, with reasons."""
     entity, inside = scope_of(view, request)
-    table = proposals_table(view.site, request.status(policy).proposals, inside)
+    table = proposals_table(view, request.status(policy).proposals, inside)
     where = f" for {clean(entity, 120)}" if entity else ""
     text = f"{policy} proposes nothing{where} now"
     if table.rows:

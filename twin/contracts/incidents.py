@@ -1,7 +1,8 @@
-"""Incident: one trouble of the same entities, however often its finding ends and begins again.
+"""Incident: one problem of the same entities, even if its finding ends and begins again.
 
-An incident is reported once: what begins again soon after it ended is no news, unless it is graver or
-concerns others. The book of alarms, the alarms of health and the count of false alarms go by this one rule.
+An incident is reported once. A finding that returns soon after its end is not reported again, unless it is
+more severe or concerns other entities. The alarm book, the health alarms and the count of false alarms share
+this rule.
 """
 
 from __future__ import annotations

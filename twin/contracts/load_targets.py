@@ -1,7 +1,7 @@
-"""Load targets: what somebody outside lets the site, or some of its feeders, draw, and for how long.
+"""Load targets: external limits on the power of the site or of some of its feeders, for a time.
 
-A utility, a market, the grid's operator through DSX Flex, or a person says so; policies keep to it. Each
-target has a name, under which a later one takes its place. Bounded in number.
+A utility, a market, the grid operator through DSX Flex, or a person sets them; policies keep to them. A later
+target replaces an earlier one of the same name. The number of targets is bounded.
 """
 
 from __future__ import annotations

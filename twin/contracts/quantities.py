@@ -1,7 +1,7 @@
-"""Quantities: what a forecast may be about: the signals of the catalogue, and sums that follow from them.
+"""Quantities that a forecast may describe: signals of the catalogue, and sums of them.
 
-Nobody measures the heat that a CDU takes up, the power of a whole site or the GPUs that are wanted; operators
-plan by them.
+No meter reads the heat of a CDU, the power of a whole site or the demand for GPUs, but operators plan with
+these sums.
 """
 
 from __future__ import annotations
@@ -10,15 +10,59 @@ from collections.abc import Callable
 
 import numpy as np
 
-from twin.catalogue import F64
+from twin.catalogue import F64, NS, Bool
 from twin.contracts.contracts import View
 from twin.physics import COOLANTS, heat_w
-from twin.telemetry import GOOD
+from twin.telemetry import GOOD, watched_ns
+
+# From which on the number of lost machines of a loop is unknown: 36 of its periods. source: estimate
+MACHINES_S = 3600.0
+# In which it is heard again once the daemon was away: three of its periods. source: estimate
+HEARD_AGAIN_S = 300.0
 
 
 def good(view: View, key: str) -> F64:
     """Present readings of a signal [n]; NaN where there is none that is good and fresh."""
     return np.where(view.quality(key) == GOOD, view.believed(key), np.nan).astype(np.float64)
+
+
+def machines_unknown(view: View) -> Bool:
+    """Loops with stated machines of which nobody reported for `MACHINES_S` how many are lost [n_loop]."""
+    unheard: Bool = view.age_s("loop.machine_out_count") > MACHINES_S
+    return unheard & np.isfinite(view.site.machines_of_loop)
+
+
+def machines_awaited(view: View) -> Bool:
+    """Loops whose lost machines are unknown only since the daemon was away [n_loop].
+
+    This stays so for `HEARD_AGAIN_S` after its return, and not where nobody had reported them before.
+    """
+    unknown = machines_unknown(view)
+    if not unknown.any():
+        return unknown
+    gaps, age_s = view.failures().unwatched_ns, view.age_s("loop.machine_out_count")
+    if not len(gaps) or view.now_ns - int(gaps[-1, 1]) > round(HEARD_AGAIN_S * NS):
+        return np.zeros(len(age_s), np.bool_)
+    heard_ns = view.now_ns - np.round(np.where(np.isfinite(age_s), age_s, 0.0) * NS).astype(np.int64)
+    watched_age_s = (watched_ns(view.now_ns, gaps) - watched_ns(heard_ns, gaps)) / NS
+    awaited: Bool = unknown & np.isfinite(age_s) & (watched_age_s <= MACHINES_S)
+    return awaited
+
+
+def machines_pu(view: View) -> F64:
+    """Chillers and pumps of each loop that are in service, of all [n_loop]; 1 where no machines are stated.
+
+    The last reported number of lost ones stands. While it is unknown, one of several counts as lost; a single
+    one does not, as silence alone is no failure. A cooler that the diagnosis holds for failed is lost.
+    """
+    out = np.nan_to_num(view.believed("loop.machine_out_count").astype(np.float64))
+    spare = machines_unknown(view) & (view.site.machines_of_loop > 1.0)
+    out = np.where(spare, np.maximum(out, 1.0), out)
+    for fault in view.faults():
+        if fault.kind == "cooler_failed" and fault.table == "loop":
+            out[fault.entity] = max(out[fault.entity], 1.0)
+    kept = 1.0 - out / np.nan_to_num(view.site.machines_of_loop, nan=np.inf)
+    return np.maximum(kept, 0.0)
 
 
 def _cdu_heat_w(view: View) -> F64:

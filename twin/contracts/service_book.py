@@ -1,6 +1,6 @@
-"""The service book: when each node was last tested, repaired and replaced, as events said.
+"""Service book: the last test, repair and replacement of each node, from events.
 
-Policies read from it whether a node that was taken out may come back.
+Policies use it to decide whether a withdrawn node may return.
 """
 
 from __future__ import annotations

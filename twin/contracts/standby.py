@@ -17,7 +17,7 @@ READY, WAKING, ASLEEP = range(3)
 # Until a node that is woken is back: servers with eight GPUs test memory and train links for 5 to 10 min.
 # source: estimate
 WAKE_S = 900.0
-# What the node's own agent carries out; the scheduler and the board's controller answer while it sleeps
+# Controls of the node's own agent; the scheduler and the board's controller answer while it sleeps
 BY_AGENT = ("node.power_cap_w",)
 
 
@@ -29,7 +29,7 @@ class Standby(EntityState):
     asleep_ns: I64 = column("node", "i8")
 
     def update(self, state: State, node_of_gpu: np.ndarray) -> bool:
-        """Take in the present state; whether other nodes are off on purpose than before."""
+        """Take in the present state. Return True if other nodes than before are off on purpose."""
         table, signal = state.tables["node"], TABLES["node"].by_name["standby_state"]
         if not table.ever_good(signal.row):
             return False

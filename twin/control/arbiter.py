@@ -1,13 +1,13 @@
 """Arbiter: settles the proposals of all policies into commands, and owns the leases of a site.
 
-Policies claim a control in order of rank; each claim narrows what the ones before left open, none widens
-it. Then apply, in this order: envelope, hold, deadband, slew limit, blast radius, lease. Protective moves
-pass the hold and the slew limit at once.
+Policies claim a control in order of rank. A claim can only narrow the interval that the earlier claims left.
+Then these apply in order: envelope, hold, deadband, slew limit, blast radius, lease. Protective moves pass
+the hold and the slew limit at once.
 
-With every new epoch what runs is commanded again under it. A leader that is new to a site finds devices as
-another daemon left them: it takes leases on what is set, as read back, and then changes nothing for one lease
-of each control unless the change protects. What was there before is unknown, so such a lease lapses when no
-policy asks for it.
+A new epoch commands all running leases again. A leader that is new to a site finds devices as another daemon
+left them. It takes leases on the values that are read back. For one lease of each control it then makes only
+protective changes. The values before the former leader are unknown, so such a lease lapses when no policy
+asks for it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
+from twin import kernels
 from twin.catalogue import F64, I32, NS, TABLES, Bool, ContractError, Control, find_control
 from twin.contracts import CommandBatch, Proposal
 from twin.control.leases import Leases, Setpoints, index_of, rows_of
@@ -115,7 +116,7 @@ class Arbiter:
         return shadow
 
     def forget(self, table: str, entity: int) -> None:
-        """Another device, or another job, is here: nothing is commanded of it."""
+        """Drop the leases of replaced devices or jobs."""
         for lease in (*self.leases.values(), *self.shadow.values()):
             lease.forget(table, entity)
 
@@ -135,33 +136,25 @@ class Arbiter:
         out = Settlement(control, lo, hi, np.full(lease.n, np.nan), np.full(lease.n, -1, np.int32), claims)
         for number, claim in enumerate(claims):
             p = claim.proposal
-            index, plo, phi, pwant = p.index, p.lo, p.hi, p.want
-            keep = np.isfinite(lo[index])
-            if claim.allowed is not None:
-                keep &= claim.allowed
-            if not keep.all():
-                index, plo, phi, pwant = index[keep], plo[keep], phi[keep], pwant[keep]
-            nlo, nhi = np.clip(plo, lo[index], hi[index]), np.clip(phi, lo[index], hi[index])
-            wished = np.clip(pwant, plo, phi)  # NaN, no wish, is never cut
-            lost = int(((phi < lo[index]) | (plo > hi[index]) | (wished < nlo) | (wished > nhi)).sum())
+            lost = kernels.narrow(
+                np.ascontiguousarray(p.index, np.int32),
+                np.ascontiguousarray(p.lo, np.float64),
+                np.ascontiguousarray(p.hi, np.float64),
+                np.ascontiguousarray(p.want, np.float64),
+                claim.allowed,
+                lo,
+                hi,
+                want,
+                out.value,
+                out.by,
+                lease.value,
+                readback,
+                envelope.safe,
+                number,
+                bool(control.states),
+            )
             if lost:
                 out.clipped[number] = lost
-            lo[index], hi[index] = nlo, nhi
-            undecided = np.isnan(want[index])
-            want[index] = np.where(undecided, pwant, want[index])
-            leased = lease.value[index]
-            stands = np.where(np.isnan(leased), readback[index], leased)
-            wish = np.where(np.isnan(want[index]), stands, want[index])
-            # Where neither a wish nor a reading exists, the safe value is the best guess.
-            blind = np.isnan(wish)
-            wish[blind] = envelope.safe[index][blind]
-            value = np.clip(wish, nlo, nhi)
-            if control.states:  # a named level: between two of them there is nothing
-                value = np.rint(value)
-            before = out.value[index]
-            changed = np.isnan(before) | (value != before)
-            out.by[index[changed]] = number
-            out.value[index] = value
         return out
 
     def limit(self, done: Settlement, readback: F64, dt_s: float, known: Bool | None = None) -> int:
@@ -222,8 +215,8 @@ class Arbiter:
         """Hold back changes beyond the blast radius; recovery towards the normal level is never held back."""
         room = self.site.envelopes[done.control.key].blast_radius
         if done.control.disruptive:
-            # What we took out counts, also when the lease lapsed, until a read-back says that it is back.
-            # What broke or others took out is no harm of ours; where much is broken it would leave no room.
+            # A node that we took out counts until a read-back says that it is back, also after a lapse.
+            # One that broke or others took out is no harm of ours: much that is broken would leave no room.
             ours = lease.running() | ~np.isnan(lease.lapsed)
             last = np.where(known, readback, np.fmax(lease.lapsed, readback))
             stood = np.nan_to_num(np.where(lease.running(), np.fmax(lease.value, readback), last)) > 0
@@ -287,7 +280,7 @@ class Arbiter:
     def withdraw(
         self, key: str, wanted: Bool, now_ns: int, dt_s: float, readback: F64 | None = None
     ) -> list[CommandBatch]:
-        """Give back what no policy asks for any more: towards what was found, at the slew limit, then let go.
+        """Release values that no policy wants: slew them to the initial value, then end the lease.
 
         Only in normal mode; a lease that dies with the daemon lapses instead, and is given back when the
         daemon is there again. Where nothing was found, and for controls that keep their value, the lease is
@@ -334,7 +327,7 @@ class Arbiter:
         there = value == goal
         for mask, why in (
             (~there, "no longer needed: on the way back"),
-            (there, "no longer needed: as it was found"),
+            (there, "no longer needed: back to the earlier value"),
         ):
             some = index[mask]
             if len(some):
@@ -420,7 +413,7 @@ class Arbiter:
             }
 
     def end_settling(self, now_ns: int) -> list[str]:
-        """Let go of the controls whose time to settle is over; returns them, sorted."""
+        """End the settling of controls whose time is over; return them, sorted."""
         over = sorted(key for key, until_ns in self.settling.items() if until_ns <= now_ns)
         for key in over:
             del self.settling[key]

@@ -1,7 +1,7 @@
-"""Leases: what has been commanded of each entity, until when, how far it got, and what a lapse means.
+"""Lease table: one row per control and entity, with the commanded value, its expiry and its progress.
 
-One running command per control and entity; a newer one supersedes it. All in columns, so that a drain of an
-hour survives a restart with the snapshot.
+A newer command supersedes the running one. The columns are part of the snapshot, so that an hour-long drain
+survives a restart.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Leases(EntityState):
     changed_ns: I64 = column(OWN, "i8")  # when the value last moved, for the slew limit
     found: F64 = column(OWN, "f8", fill=np.nan)  # read back before the first command, to be given back
     lapsed: F64 = column(OWN, "f8", fill=np.nan)  # of a lease that ran out; NaN once there is a new one
-    # What was given back, and when, until the device is seen to have kept it: a last command may be lost
+    # Value given back, and when, until the device is seen to have kept it: a last command may be lost
     given: F64 = column(OWN, "f8", fill=np.nan)
     given_ns: I64 = column(OWN, "i8")
     strays_ns: I64 = column(OWN, "i8")  # since when it reads as neither that nor a lapse; 0 = no
@@ -219,7 +219,7 @@ class Leases(EntityState):
         """Note answers on different entities of this table, each as `ack` does."""
         mine = (self.generation[entity] == generation) & (self.command[entity] == command)
         before, ended = self.state[entity], np.isnan(self.value[entity])
-        told = np.array([_ACK[state] for state in states], np.uint8)
+        told = np.frombuffer(bytes(map(_ACK.__getitem__, states)), np.uint8)
         moves = mine & ~ended & ((told == DONE) | ((before != DONE) & (told > before)))
         self.state[entity[moves]] = told[moves]
         noted: list[bool] = (mine & (~ended | ((command > 0) & (before == NONE)))).tolist()

@@ -1,7 +1,7 @@
-"""Shadow leases: what would be leased by now if every policy that advises had been allowed to act.
+"""Shadow leases: the leases that would run if every advising policy had been allowed to act.
 
-The arbiter settles them by the rules of the real ones. Nothing here is ever sent. A row on which nobody
-advises is a copy of the real lease.
+The arbiter settles them by the rules of real leases, but never sends them. A row without advice is a copy of
+the real lease.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Causes of alarms: a graph from sources (broker, gateway, agent, exporter, BMC) over devices to signals.
 
-The engine finds outages and silent devices from instants alone, so that a replay finds the same; the ledger
-knows who carried each reading. An alarm of silence is named after the source that stopped; a source that
-speaks on is not to blame for what it no longer brings: that is the device behind it. An alarm of silence
-follows from the alarm of the daemon's part that hears or asks its source while that is down, else from the
-oldest alarm of the same source. What cannot work without a link that is down follows from that link's alarm.
+The engine finds outages and silent devices from timestamps alone, so that a replay finds the same ones. The
+ledger of sources knows the source of each reading. A silence alarm names the source that stopped. If the
+source still sends other readings, the alarm names the device behind it. A silence alarm follows from the
+alarm of the connector of its source while that connector is down, else from the oldest alarm of the same
+source. An alarm about equipment that needs a failed link follows from the alarm of that link.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ LINK = "mqtt"  # the part that hears all topics
 PREFIXES = ("silence/", *(f"fault/{kind}/" for kind in OF_SILENCE))
 NAMED = 2  # sources in a title
 SHOWN = 6
-OF_THE_BROKER = "The broker answers: look at the network between it and its publishers, and at its log."
+OF_THE_BROKER = "The broker answers: check the network between it and its publishers, and its log."
 ENDS_S = 30.0  # within which an alarm of silence ends once its data are back
 GRACE_S = 10.0  # between the stamp of the last reading and its arrival
-# What to do by the first word of a source's name in the ledger
+# Advice by the first word of a source's name in the ledger
 FIRST_LOOK = {
-    "agent": "Look whether this node is up, then at racktwin-agent on it and at its network.",
-    "BMC": "Look whether this BMC answers on the management network.",
-    "BMS": "Look at this gateway and at its connection to the broker.",
-    "exporter": "Look whether this exporter runs and whether its host answers.",
-    "Sparkplug": "Look at this node and at its connection to the broker.",
-    "topic": "Look at the program that publishes there and at its connection to the broker.",
+    "agent": "Check that this node is up, then racktwin-agent on it and its network.",
+    "BMC": "Check that this BMC answers on the management network.",
+    "BMS": "Check this gateway and its connection to the broker.",
+    "exporter": "Check that this exporter runs and that its host answers.",
+    "Sparkplug": "Check this node and its connection to the broker.",
+    "topic": "Check the program that publishes there and its connection to the broker.",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class StoppedSource:
-    """A source that carried what is missing: its last reading, and the age at which that was missed.
+    """A stopped source of missing readings: its last reading, and the age at which it counts as late.
 
     `signals` counts what is missing of it.
     """
@@ -54,7 +54,7 @@ class StoppedSource:
 
 @dataclass(frozen=True, slots=True)
 class SilentAlarm:
-    """An alarm of silence as it was found, the sources that stopped, and as it is shown."""
+    """A silence alarm as found by the engine, its stopped sources, and its displayed form."""
 
     found: Finding
     sources: tuple[StoppedSource, ...]
@@ -92,7 +92,7 @@ class AlarmCauses:
         return out
 
     def down(self, waiting: Collection[str]) -> set[str]:
-        """Parts that are away (of those that wait to be started again) and brought what is silent."""
+        """Return the failed parts whose readings are silent."""
         self._by_part = {k: part for k, part in self._by_part.items() if k in self._silent}
         for identity, silent in self._silent.items():
             parts = {self._part(name) for name in silent.names}
@@ -101,7 +101,7 @@ class AlarmCauses:
         return set(self._by_part.values()) & set(waiting)
 
     def _part(self, source: str) -> str:
-        """The part that hears or asks a source: the link for all that publish."""
+        """Return the part that reads a source: the link for every publisher."""
         return self.part_of.get(source, LINK)
 
     def part_down(
@@ -112,7 +112,7 @@ class AlarmCauses:
         """
         if part == LINK:
             sources, label = ledger.publishers(), broker
-            action = "Look whether the broker runs and whether its host answers."
+            action = "Check that the broker runs and that its host answers."
         else:
             sources = [source for source, of in self.part_of.items() if of == part]
             if len(sources) != 1:
@@ -187,7 +187,7 @@ def _title(source: str, since_ns: int, signals: int, place: str) -> str:
 
 
 def _stopped(state: State, ledger: SourceLedger, cells: SilentCells) -> tuple[StoppedSource, ...]:
-    """The sources of silent readings that stopped with them, by name."""
+    """Return the stopped sources of silent readings, by name."""
     found: dict[int, tuple[int, int, int]] = {}  # number -> last reading, age at which it was missed, count
     for table, index in cells.members.items():
         column = state.tables[table]

@@ -178,7 +178,7 @@ class AlarmBook:
     def condition(
         self, identity: str, severity: str, title: str, evidence: Iterable[str] = (), action: str = ""
     ) -> None:
-        """Something of the shell itself is wrong; holds until `clear`."""
+        """Raise an alarm about the daemon itself, until `clear`."""
         if identity not in self._conditions and len(self._conditions) >= MAX_CONDITIONS:
             self.counts["dropped"] += 1
             return
@@ -187,13 +187,13 @@ class AlarmBook:
             self._conditions[identity] = finding
 
     def clear(self, identity: str) -> None:
-        """That condition is over, if it was there."""
+        """End the alarm of a condition, if there is one."""
         self._conditions.pop(identity, None)
 
     def update(
         self, findings: Iterable[Finding], now_ns: int, causes: Mapping[str, tuple[str, float]] | None = None
     ) -> list[AlarmChange]:
-        """Take over what is wrong now; what receivers should hear of since the last update.
+        """Apply the present findings; return the changes for receivers since the last update.
 
         `causes`: id of an alarm -> id of the one that it follows from, and for how many seconds it may
         outlast that one.
@@ -236,7 +236,7 @@ class AlarmBook:
             alarm.active = False
         if not alarm.active:
             self._recall(alarm, finding)
-        # What is suppressed by it is as grave as ever
+        # An alarm is as grave as the gravest that it suppresses
         severity = SEVERITIES[max(_rank(finding.severity), self._graver.get(finding.id, 0))]
         severity = self._eased(alarm, severity)
         moved = alarm.active and severity != alarm.severity
@@ -260,7 +260,7 @@ class AlarmBook:
             self._say("severity", alarm)
 
     def _recall(self, alarm: Alarm, finding: Finding) -> None:
-        """An alarm that begins goes on with the incident that it was, or its sibling is, or begins one."""
+        """Assign a new alarm to its former incident, to that of a sibling, or to a new one."""
         trouble = trouble_of(finding.id)
         known = [alarm]
         if trouble != finding.id:
@@ -276,7 +276,7 @@ class AlarmBook:
         alarm.ack_author, alarm.ack_note, alarm.ack_ns = "", "", 0
 
     def _eased(self, alarm: Alarm, severity: str) -> str:
-        """The severity to show: an alarm is less grave once it has been for a while."""
+        """Return the displayed severity. An alarm gets less severe only after a while."""
         if not alarm.active or _rank(severity) >= _rank(alarm.severity):
             alarm.eased_ns = 0
             return severity
@@ -317,7 +317,7 @@ class AlarmBook:
         self._graver = gravest
 
     def _ring(self, alarm: Alarm) -> None:
-        """An operator hears of it now."""
+        """Notify the operator of an alarm."""
         if not alarm.shelved_until_ns and not alarm.cause:
             alarm.rung = True
             alarm.first_up = self.load.ring(self.now_ns, alarm.severity)
@@ -387,7 +387,7 @@ class AlarmBook:
     # -- what people do; each returns what the journal is told
 
     def acknowledge(self, identity: str, author: str, note: str = "") -> AlarmRecord:
-        """Somebody knows of it, also where it is over. Raises KeyError for an unknown one."""
+        """Acknowledge an alarm, active or over. Raises KeyError for an unknown one."""
         alarm = self.alarms.get(identity) or self.gone[identity]
         alarm.ack_author, alarm.ack_note = author[:MAX_TEXT], note[:MAX_TEXT]
         alarm.ack_ns = max(1, self.now_ns)
@@ -396,7 +396,7 @@ class AlarmBook:
         return self._noted("acknowledged", alarm, author=alarm.ack_author, note=alarm.ack_note)
 
     def shelve(self, identity: str, until_ns: int, author: str, reason: str) -> AlarmRecord:
-        """Put aside until an instant, or until it gets worse. Raises KeyError, ValueError for the instant."""
+        """Shelve an alarm until an instant, or until it gets worse. Raises KeyError or ValueError."""
         alarm = self.alarms[identity]
         if not self.now_ns < until_ns <= self.now_ns + MAX_SHELF_S * NS:
             raise ValueError(f"expected an instant within the next {MAX_SHELF_S / 86_400:g} days")
@@ -408,7 +408,7 @@ class AlarmBook:
         )
 
     def unshelve(self, identity: str, author: str) -> AlarmRecord:
-        """Take it back. Raises KeyError if it is not shelved."""
+        """Unshelve an alarm. Raises KeyError if it is not shelved."""
         alarm = self.alarms[identity]
         if not alarm.shelved_until_ns:
             raise KeyError(identity)
@@ -465,7 +465,7 @@ class AlarmBook:
             self._save()
 
     def _save(self, sync: bool = True) -> None:
-        """Whole or not at all. The book in memory goes on if the disk refuses.
+        """Write the file atomically. If the disk fails, the book in memory stays valid.
 
         What people said is forced to the disk; what findings say comes again by itself.
         """
@@ -523,7 +523,7 @@ class _Format(msgspec.Struct):
 
 
 def _read_recent(path: Path) -> _File | None:
-    """None also where a loss of power left no more than a part of it."""
+    """Read the book; return None if it is missing, or incomplete after a power loss."""
     try:
         found = msgspec.json.decode(path.read_bytes(), type=_File)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

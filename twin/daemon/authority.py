@@ -1,7 +1,7 @@
-"""Authority book: the authority of each policy, as configured and as operators changed it since.
+"""Authority book: the authority of each policy, as configured and as changed by operators.
 
-The engine holds the authority in force; on standby that is `advise` at most. The book keeps what it becomes
-again when this daemon leads, beyond the end of the process.
+The engine holds the authority in force, which is at most `advise` on standby. The book holds the authority
+that applies when this daemon leads, and survives a restart.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def stricter(a: str, b: str) -> str:
-    """The one that may do less."""
+    """Return the lower of two levels of authority."""
     return min(a, b, key=LEVELS.index)
 
 
@@ -89,7 +89,7 @@ class AuthorityBook:
             raise StorageError(f"{self.path}: cannot be written: {error}") from error
 
     def reconfigure(self, configured: dict[str, str]) -> None:
-        """A new configuration: what changed in it holds, in both directions; the rest stays.
+        """Apply a new configuration: levels that changed in it take effect, higher or lower; the others stay.
 
         Raises StorageError where it cannot be kept; then nothing has changed.
         """

@@ -43,7 +43,7 @@ class OpenedRun:
     _lock: IO[str] | None = None
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Release the lock of the folder."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -75,13 +75,13 @@ def load_checked(loaded: Loaded, more: Sequence[str] = ()) -> tuple[SiteSpec, Si
 
 
 def _tokens(loaded: Loaded) -> None:
-    """A tokens file that is named must be there and readable; our own is made when it is needed."""
+    """Check that a configured tokens file is readable. The default file is created when needed."""
     if loaded.config.api is not None and loaded.config.api.tokens_file is not None:
         open_tokens(loaded)
 
 
 def unarmed_because(loaded: Loaded) -> str | None:
-    """Why nothing may be commanded under this configuration; None if it may."""
+    """Return the reason why this configuration forbids commands; None if it allows them."""
     if loaded.config.broker == "embedded" and not loaded.config.simulated:
         return (
             "the embedded broker knows no identities, so anybody on this host could command; expected a "
@@ -91,7 +91,7 @@ def unarmed_because(loaded: Loaded) -> str | None:
 
 
 def open_run(loaded: Loaded) -> OpenedRun:
-    """Everything that has to be there before the first tick. Raises ConfigError, StorageError."""
+    """Open everything that the first tick needs. Raises ConfigError, StorageError."""
     spec, site, configured = load_checked(loaded)
     state = loaded.state
     lock = _hold(state)
@@ -159,14 +159,14 @@ def _resumed(loaded: Loaded, spec: SiteSpec, site: Site, folder: Path, book: Aut
 
 
 def _missed(loaded: Loaded, last_ns: int) -> int:
-    """Ticks that did not happen while nobody ran."""
+    """Return the number of ticks that were missed while no daemon ran."""
     return max(1, round((time.time_ns() - last_ns) / NS / loaded.config.tick_s) - 1)
 
 
 def _hold(state: Path) -> IO[str]:
-    """The state folder belongs to one process. Raises StorageError naming who has it."""
+    """Lock the state folder for this process. Raises StorageError that names its owner."""
     try:
-        # What it records is for those who have a token, not for all on this host
+        # The recordings are for those who have a token, not for all on this host
         state.mkdir(0o700, parents=True, exist_ok=True)
         file = (state / "daemon.lock").open("a+", encoding="utf-8")
     except OSError as error:

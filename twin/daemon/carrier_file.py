@@ -1,7 +1,7 @@
-"""Carrier file: which source carried each reading, and whose clock is behind, kept over restarts.
+"""Carrier file: the source of each reading and the clock offset of each source, kept across restarts.
 
-A source that fell silent while the daemon was away is named by it, without it such an outage has the name of
-its place. Without the offset of a clock its readings would count as old until it is learned again.
+With it, an outage that began while the daemon was down is named after the silent source; without it, after
+its place. Without the clock offset, the readings of a source count as old until the offset is learned again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _File(msgspec.Struct):
 
 
 def carrier_job(ledger: SourceLedger, state: Path, site: str) -> Callable[[], None]:
-    """A function that writes what the ledger knows now, for a thread. `site`: its hash."""
+    """Return a function that a thread calls to write the ledger's present state. `site`: its hash."""
     (sources, columns), back_ns = ledger.carriers(), ledger.offsets_ns()
 
     def write() -> None:
@@ -56,7 +56,7 @@ def carrier_job(ledger: SourceLedger, state: Path, site: str) -> Callable[[], No
 
 
 def resume_carriers(ledger: SourceLedger, state: Path, site: str, now_ns: int) -> None:
-    """Tell the ledger what the file of this site says; nothing without one, or of another site."""
+    """Load the file into the ledger, if there is one and it is of this site."""
     try:
         file = msgspec.msgpack.decode((state / NAME).read_bytes(), type=_File)
         if (file.format, file.site) != (FORMAT, site):

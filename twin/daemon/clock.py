@@ -52,7 +52,7 @@ class Clock:
         self.ahead_ns = max(0, last_ns - self._wall())  # of the wall clock; 0 if it is followed
 
     def now_ns(self) -> int:
-        """The present on the line of the ticks; never before the last of them."""
+        """Return the present instant on the tick grid, never before the last tick."""
         return max(self.last_ns, self._grid_ns - (self._due_mono - self._mono()))
 
     def wait_s(self) -> float:
@@ -64,7 +64,7 @@ class Clock:
         return max(0, self.last_ns + URGENT_GAP_NS - self.now_ns()) / NS
 
     def urgent(self) -> Tick | None:
-        """An urgent tick now; None where the regular one is as near."""
+        """Return an urgent tick now; None if the regular tick is as near."""
         now = self.now_ns()
         if now - self.last_ns < URGENT_GAP_NS or self._grid_ns - now < URGENT_GAP_NS // 4:
             return None
@@ -80,7 +80,7 @@ class Clock:
         at_ns = self._grid_ns + missed * self.step_ns
         due = self._due_mono + missed * self.step_ns
         why = "overload" if missed else ""
-        # What the wall clock says of the instant at which this tick was due.
+        # Offset of the wall clock at the instant at which this tick was due.
         off = wall - (mono - due) - at_ns
         if off >= self.step_ns:
             jump = off // self.step_ns

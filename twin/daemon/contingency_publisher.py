@@ -74,7 +74,7 @@ class ContingencyPublisher:
         )
 
     async def _deliver(self, epoch: int) -> bool:
-        """Publish the plans; False where the site changed meanwhile."""
+        """Publish the plans; return False if the site has changed."""
         links, site, alarms = self._links(), self.live.engine.site, self.live.alarms
         if links is None or self.ingest.site.spec_hash != site.spec_hash:
             return False
@@ -86,7 +86,7 @@ class ContingencyPublisher:
                 "warning",
                 "No caps keep every budget with a feed lost",
                 found.infeasible[:8],
-                "Lower other load, or raise the budgets, if they may be.",
+                "Lower other load, or raise the budgets if the equipment allows it.",
             )
         else:
             alarms.clear("contingency")
@@ -113,7 +113,7 @@ class ContingencyPublisher:
         return True
 
     async def _withdraw(self, topics: list[str]) -> None:
-        """An empty retained message takes a plan back."""
+        """Withdraw plans by empty retained messages."""
         if topics:
             await self._journal(ContingencyNote(withdrawn=len(topics)))
             await self._publish([(topic, b"") for topic in topics])
@@ -129,7 +129,7 @@ class ContingencyPublisher:
             await publish(topic, payload, 1, True)
 
     async def _journal(self, note: ContingencyNote) -> None:
-        """Intent before act: the line is on the disk with the lines of the next tick."""
+        """Journal the intent before the action. The line reaches the disk with those of the next tick."""
         ticks = self.live.stats.ticks
         self.live.note(DaemonRecord(contingency=note))
         while self.live.stats.ticks < ticks + 2:  # one may have been on its way to the disk

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import gc
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +27,7 @@ from twin.daemon.authority import AuthorityBook
 from twin.daemon.bootstrap import OpenedRun, load_checked, open_run
 from twin.daemon.carrier_file import resume_carriers
 from twin.daemon.clock import Clock, Tick
+from twin.daemon.collector import collect_garbage, freeze_heap
 from twin.daemon.ingest import Ingest
 from twin.daemon.leadership import Leadership
 from twin.daemon.sdnotify import SdNotify
@@ -52,7 +52,7 @@ FLOOD_ALARM_S, FLOOD_OVER_S = 10.0, 60.0  # between two alarms of a flood; witho
 
 
 class Daemon:
-    """One site, one configuration, one run folder. Make it inside a running loop."""
+    """Daemon of one site, one configuration and one run folder. Create it inside a running loop."""
 
     def __init__(self, loaded: Loaded, notify: SdNotify) -> None:
         self.loaded, self.notify = loaded, notify
@@ -112,8 +112,7 @@ class Daemon:
             self.services.history.change_site(self.ingest.site)
             await self.leadership.start()
             await self.services.start()
-            gc.collect()
-            gc.freeze()  # what lives as long as the daemon need not be looked at again
+            freeze_heap()
             while not self.live.stopping:
                 tick = await self._due()
                 if tick is not None:
@@ -123,12 +122,12 @@ class Daemon:
             await self._close()
 
     def stop(self) -> None:
-        """End after the tick in flight."""
+        """Stop after the current tick."""
         self.live.stopping = True
         self.ingest.urgent.set()
 
     async def _due(self) -> Tick | None:
-        """The next tick, when it is due; None when the daemon stops."""
+        """Wait for the next tick and return it; None when the daemon stops."""
         clock, urgent = self.clock, self.ingest.urgent
         while not self.live.stopping:
             wait_s = clock.wait_s()
@@ -180,9 +179,10 @@ class Daemon:
             self.live.ready = True
             self.notify.ready(f"tick {decision.tick}")
         self.notify.watchdog()
+        collect_garbage(decision.tick)
 
     def _trace(self, frame: Frame) -> None:
-        """Input before effect. A trace that cannot be written degrades and alarms; the ticks go on."""
+        """Write the frame before its effects. If the trace cannot be written, raise an alarm and continue."""
         if self._trace_lost and time.monotonic() < self._trace_retry:
             self.live.counts["ticks_not_traced"] = self.live.counts.get("ticks_not_traced", 0) + 1
             return
@@ -237,8 +237,8 @@ class Daemon:
                 "clock",
                 "warning",
                 "The wall clock stepped back",
-                (f"ticks are {self.clock.ahead_ns / NS:.1f} s ahead and wait for it",),
-                "Look at the time service of this host.",
+                (f"ticks are {self.clock.ahead_ns / NS:.1f} s ahead of it and wait",),
+                "Check the time service of this host.",
             )
         else:
             self.alarms.clear("clock")
@@ -298,9 +298,9 @@ class Daemon:
             self.alarms.condition(
                 "flood/job-reports",
                 "warning",
-                "Jobs report far more than they should",
+                "Jobs send far more reports than they should",
                 (f"{FLOODED}: {why}",),
-                "Look at that job's client.",
+                "Check the client of that job.",
             )
         elif before and now_ns - since_ns >= FLOOD_OVER_S * NS:
             self.alarms.clear("flood/job-reports")
@@ -335,7 +335,7 @@ class Daemon:
             self.live.counts["notes_dropped"] = self.live.counts.get("notes_dropped", 0) + 1
 
     async def reload(self, author: str) -> list[str]:
-        """Apply the configuration file as it is now, whole or not at all; returns its problems."""
+        """Apply the present configuration file as a whole or not at all; return its problems."""
         if self._reloading or self.live.stopping:
             return ["the daemon stops" if self.live.stopping else "a reload is under way"]
         self._reloading = True
@@ -354,7 +354,7 @@ class Daemon:
                 "warning",
                 "A new configuration was refused",
                 tuple(problems[:8]),
-                "Mend the file and reload.",
+                "Fix the file and reload.",
             )
         else:
             log.info("configuration reloaded")
@@ -438,7 +438,7 @@ class Daemon:
 
 
 def _passed_ns() -> int:
-    """Time by a clock that never steps and counts while the host sleeps."""
+    """Return the time of a clock that never steps and counts while the host sleeps."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 

@@ -33,7 +33,7 @@ Commands = tuple[CommandBatch, ...]
 
 
 class Dispatcher:
-    """The queue before one sink. `now_ns` is the clock that the leases were given by."""
+    """Command queue of one sink. `now_ns` is the clock of the leases."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Dispatcher:
         self._queue.put_nowait((site, mine))
 
     def clear(self) -> None:
-        """Forget waiting commands: the term ended, or the site changed."""
+        """Drop waiting commands, after the term ended or the site changed."""
         self._again, self._fault = None, ""
         while not self._queue.empty():
             self.counts["not_leading"] += _size(self._queue.get_nowait()[1])
@@ -86,7 +86,7 @@ class Dispatcher:
         return "" if old else self._fault
 
     def forgive(self) -> None:
-        """Forget that commands did not leave: the way to the sink is still being made."""
+        """Clear the fault while the connection to the sink is being made."""
         self._fault = ""
 
     async def _carry_out(self, site: Site, commands: Commands) -> None:
@@ -122,7 +122,7 @@ class Dispatcher:
             return
         self.counts["failed"] += _size(alive)
         self._fault, self._failed_s = why[:300], time.monotonic()
-        # Who waits for a renewal may not have the time that the engine takes until it sends again
+        # A device that waits for a renewal may not have the time that the engine takes until it sends again
         instead = _about(tuple(c for c in alive if not (c.renewal or c.final)), waited, True)
         renewals = tuple(c for c in alive if c.renewal)
         renewals += tuple(replace(c, renewal=True) for c in instead)
@@ -134,7 +134,7 @@ class Dispatcher:
         self._stage(_refusals(site, tuple(c for c in alive if not c.renewal), why), now_ns)
 
     def _say(self, why: str) -> None:
-        """Log a failure, but not the same one at each try."""
+        """Log a failure, but not the same one at each attempt."""
         now_s = time.monotonic()
         if why != self._said or now_s - self._said_s >= SAY_S:
             log.warning("commands do not reach %s: %s", self.sink.name, why)

@@ -1,9 +1,8 @@
-"""An election through etcd, by its own recipe: a key under a lease, made by a transaction if nobody has it.
+"""Election through etcd: a key under a lease, created by a transaction if no daemon holds it.
 
-`Etcd` asks the JSON gateway (v3, etcd >= 3.4), one endpoint after the other; `EtcdElection` keeps a term.
-A term is counted from before its renewal was asked for, so that it ends here before the lease ends there; a
-renewal counts only if the cluster had one and the same leader before and after it, since a deposed member can
-still renew.
+`Etcd` calls the JSON gateway (v3, etcd >= 3.4) at one endpoint after the other; `EtcdElection` keeps a term.
+A term is timed from before its renewal request, so that it ends here before the lease ends in etcd. A renewal
+counts only if the cluster had the same leader before and after it, since a deposed member can still renew.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ RETRY_S = 0.3
 # Codes of gRPC: another member may know better.
 _ELSEWHERE = {1: "cancelled", 4: "deadline", 8: "exhausted", 13: "internal", 14: "unavailable"}
 _UNAUTHENTICATED, _NOT_FOUND = 16, 5
-# What a person can do about a refusal, by words of etcd (api/v3rpc/rpctypes/error.go)
+# Advice on a refusal, by words of etcd (api/v3rpc/rpctypes/error.go)
 HINTS = (
     ("authentication failed", "expected the user and the password of `leader.username` and `password_file`"),
     ("user name is empty", "expected `leader.username` and `leader.password_file`, as it knows users"),
@@ -41,7 +40,7 @@ HINTS = (
 
 
 class EtcdRefused(ConnectorError):
-    """etcd answered that it will not; `code` is gRPC's."""
+    """Refusal by etcd; `code` is the gRPC code."""
 
     def __init__(self, code: int, message: str) -> None:
         self.code = code
@@ -67,11 +66,11 @@ class Etcd:
 
     @property
     def endpoint(self) -> str:
-        """The endpoint that is asked first."""
+        """Return the endpoint of the first attempt."""
         return self.endpoints[self._at]
 
     async def open(self) -> None:
-        """Make ready for requests; nothing is sent."""
+        """Prepare the connections without sending a request."""
         connector = aiohttp.TCPConnector(ssl=self._tls if self._tls is not None else True, limit=4)
         timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
@@ -83,7 +82,7 @@ class Etcd:
             self._session = None
 
     async def call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """The answer. Raises EtcdRefused, or ConnectorError saying what each member did."""
+        """Return the response. Raises EtcdRefused, or ConnectorError with the failure of each member."""
         failures: list[str] = []
         for k in range(len(self.endpoints)):
             at = (self._at + k) % len(self.endpoints)
@@ -148,11 +147,11 @@ class Etcd:
 
 
 class _Expired(EtcdRefused):
-    """The token is no good any more."""
+    """The token has expired."""
 
 
 class EtcdElection:
-    """One of several daemons, on hosts of their own, that contend for a key in etcd."""
+    """Election among daemons on several hosts that contend for a key in etcd."""
 
     def __init__(
         self,
@@ -208,7 +207,7 @@ class EtcdElection:
                 self._soon.set()
 
     def status(self) -> dict[str, Any]:
-        """For people."""
+        """Return the status for display."""
         acts = self.may_act()
         return {
             "kind": "etcd", "role": "leader" if acts else "standby", "name": self.name,
@@ -219,7 +218,7 @@ class EtcdElection:
         }  # fmt: skip
 
     async def _contend(self) -> None:
-        """Returns in office."""
+        """Contend, and return when this daemon leads."""
         while True:
             try:
                 won = await self._stand()
@@ -239,7 +238,7 @@ class EtcdElection:
             await asyncio.sleep(POLL_S)
 
     async def _stand(self) -> Term | None:
-        """One attempt: take the key if nobody has it."""
+        """Try once to take the key, if no daemon holds it."""
         answer = await self.etcd.call("/v3/kv/txn", {"success": [_get(self._office), _get(self._memory)]})
         office, memory = (_kv(answer, i) for i in (0, 1))
         if office is not None:
@@ -289,7 +288,7 @@ class EtcdElection:
         return term
 
     async def _hold(self) -> str:
-        """Renews until the term is lost, and says why."""
+        """Renew until the term is lost, and return the reason."""
         assert self.term is not None
         pause_s = self.term_s / 3
         while True:
@@ -312,7 +311,7 @@ class EtcdElection:
                 self._error = self._error or "no answer in time"
 
     async def _renew(self, term: Term) -> str:
-        """Prolongs the term; says why if it is lost. Raises ConnectorError if that is unknown."""
+        """Renew the term; return the reason if it is lost. Raises ConnectorError if that is unknown."""
         asked, head = self._clock(), self._head
         alive = await self.etcd.call("/v3/lease/keepalive", {"ID": str(self._lease)})
         if _int(alive, "TTL") <= 0:
@@ -335,7 +334,7 @@ class EtcdElection:
             await self._revoke()
 
     async def _revoke(self) -> None:
-        """End our lease, and the key with it."""
+        """Revoke the lease of this daemon, which deletes the key."""
         try:
             await self.etcd.call("/v3/lease/revoke", {"ID": str(self._lease)})
         except EtcdRefused as error:

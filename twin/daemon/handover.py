@@ -1,9 +1,9 @@
-"""Handover: the state that a leader leaves for its successor, as one short text.
+"""Handover: the state that a leader passes to its successor, as one short text.
 
-It holds the head of the journal, the authority of each policy and since when, a hold, and what operators
-requested: maintenance windows first, then load targets, then requests. A count stands for those that do not
-fit. Nodes that came back into service are told where there is room. A handover that is read is not trusted to
-be well formed.
+It holds the head of the journal, the authority of each policy with its begin, a hold, and requests of
+operators: maintenance windows first, then load targets, then requests of bounds. A count replaces the entries
+that do not fit. If there is room, it also lists nodes that returned to service. The reader validates a
+handover before it uses it.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ class Handover:
         return text
 
     def same_but_head(self, other: Handover | None) -> bool:
-        """True if only the head of the journal differs."""
+        """Return True if only the head of the journal differs."""
         return other is not None and (
             dataclasses.replace(self, head="") == dataclasses.replace(other, head="")
         )
 
 
 def read_handover(text: str) -> Handover:
-    """A leader's handover; empty where nothing readable was left."""
+    """Parse the handover of a leader; an unreadable one counts as empty."""
     tree = _object(text)
     levels, decided = tree.get("authority"), tree.get("decided_ns")
     out = Handover(head=str(tree.get("head", ""))[:64])
@@ -101,7 +101,7 @@ def read_handover(text: str) -> Handover:
 
 
 def _instants(pairs: Any) -> dict[str, int]:
-    """Names and instants that are well formed."""
+    """Return the well-formed names and instants."""
     try:
         told = msgspec.convert(pairs or [], list[tuple[str, int]])
     except msgspec.ValidationError as error:

@@ -44,7 +44,7 @@ class Ingest:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Messages by outcome."""
+        """Return the number of messages by outcome."""
         return self.ledger.counts
 
     def of(self, source: str, outside: bool = False) -> SourceAccount:
@@ -133,7 +133,7 @@ class Ingest:
         return self.site
 
     def take(self, tick: int, now_ns: int, dt_s: float) -> Frame:
-        """Cut a frame."""
+        """Cut and return a frame."""
         self.urgent.clear()
         self._identities = 0
         for event in self.ledger.take_polls(self.site):
@@ -145,19 +145,19 @@ class Ingest:
         return frame
 
     def skip(self, what: str, why: str, example: str = "", remedy: str = "") -> None:
-        """Count a message of nobody in particular that is not used."""
+        """Count an unused message without a source."""
         self.of(OTHERS).skip(what, why, example, remedy)
 
     def reject(self, where: str, why: str, remedy: str = "") -> None:
-        """Count a bad message of nobody in particular."""
+        """Count a bad message without a source."""
         self.of(OTHERS).reject(where, why, remedy)
 
     def fail(self, why: str, remedy: str = "") -> None:
-        """Count a request to nobody in particular that had no good answer."""
+        """Count a failed request without a source."""
         self.of(OTHERS).fail(why, remedy)
 
     def drop(self, where: str, why: str, count: int = 1) -> None:
-        """Count what nobody in particular lost."""
+        """Count lost messages without a source."""
         self.of(OTHERS).drop(where, why, count)
 
     def summary(self) -> dict[str, Any]:
@@ -165,7 +165,7 @@ class Ingest:
         return {**self.counts, "last_ns": self.last_ns, "inbox": dict(self.inbox.counts)}
 
     def _reset_counters(self, event: EntityReplaced | IdentityTold) -> None:
-        """The counters of a new device do not go on where the old one's ended."""
+        """Reset the counters of a replaced device."""
         entity = self.site.entity(event.table, event.name) if event.table in TABLES else None
         if entity is not None and self._serials.get(f"{event.table}:{event.name}") != event.serial:
             self.inbox.forget(event.table, entity)

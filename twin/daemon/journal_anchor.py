@@ -101,7 +101,7 @@ class JournalAnchor:
             self.outside = {n: heads[-1].outside.get(n, 0) for n in self._keeps}
 
     async def run(self) -> None:
-        """Sign and keep until cancelled."""
+        """Sign and store heads until cancelled."""
         loop = asyncio.get_running_loop()
         if self._last is not None and not await loop.run_in_executor(self._slow, self._holds, self._last):
             self._changed("file", self._last)
@@ -110,7 +110,7 @@ class JournalAnchor:
             await asyncio.sleep(EVERY_S)
 
     async def once(self) -> None:
-        """One head: beside the journal, then to each anchor outside."""
+        """Sign one head, store it beside the journal, then send it to each outside anchor."""
         head = self._sign()
         if head is None or self._file is None:
             return
@@ -135,7 +135,7 @@ class JournalAnchor:
                 self._alarms.clear(f"anchor/{name}")
 
     async def _may_replace(self, name: str) -> bool:
-        """True if the journal goes on from the head that an anchor holds: else that head is evidence."""
+        """Return True if the journal continues the head at an anchor. Otherwise that head is evidence."""
         if name in self._known:
             return True
         loop, signer = asyncio.get_running_loop(), self.signer
@@ -175,7 +175,7 @@ class JournalAnchor:
         )
 
     def close(self) -> None:
-        """The last head, once the journal is closed; beside it alone, as nothing else is open."""
+        """Store the last head after the journal is closed, in its folder only, since all links are closed."""
         head = self._sign()
         if head is not None and self._file is not None:
             try:
@@ -184,7 +184,7 @@ class JournalAnchor:
                 log.error("%s", error)
 
     def _sign(self) -> SignedHead | None:
-        """The head of what is on the disk; None where there is nothing to sign with."""
+        """Return the signed head of the journal on disk; None without a key or a line."""
         lines, head = self._recorder.safe
         if self.signer is None or lines == 0:
             return None
@@ -199,7 +199,7 @@ class JournalAnchor:
             "warning",
             f"The journal's head cannot be kept {_WHERE[name]}",
             (why,),
-            "The daemon goes on. Lines written until this is mended are proven by the other places alone.",
+            "The daemon continues. Until this is fixed, only the other places prove new lines.",
         )
 
     async def _to_mqtt(self, payload: bytes) -> None:
@@ -266,7 +266,7 @@ async def _from_mqtt(loaded: Loaded) -> list[bytes]:
 
     tasks = {asyncio.ensure_future(link.run(take, lambda *_: None)), asyncio.ensure_future(ask())}
     try:
-        # Who may not publish there waits for the whole time
+        # A client that may not publish there waits for the whole time
         ended, _ = await asyncio.wait(tasks, timeout=ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
         for task in ended:
             task.result()

@@ -21,9 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from twin.catalogue import StorageError
 from twin.config import Broker, Loaded
 from twin.run import atomic_write
+from twin.site import HALL_BUDGET, Site
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +38,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1", "[::1]")
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A time in office. `predecessor` led before, and left an epoch and a head; empty where nobody did."""
+    """Term of a leader. `predecessor` is the former leader with its epoch and head; empty without one."""
 
     epoch: int
     name: str
@@ -48,7 +51,7 @@ OnChange = Callable[[Term | None], None]
 
 
 class Election(Protocol):
-    """Interface by which the daemon learns that it leads."""
+    """Interface that tells the daemon whether it leads."""
 
     term: Term | None
 
@@ -57,7 +60,7 @@ class Election(Protocol):
         ...
 
     def may_act(self, now_s: float | None = None) -> bool:
-        """True if our term surely holds at `now_s` of `clock_s` (default: now)."""
+        """Return True if this daemon's term certainly holds at `now_s` of `clock_s` (default: now)."""
         ...
 
     def publish_head(self, head: str, soon: bool = False) -> None:
@@ -65,17 +68,17 @@ class Election(Protocol):
         ...
 
     def status(self) -> dict[str, Any]:
-        """For people: kind, role, epoch, who leads."""
+        """Return the status for display: kind, role, epoch, leader."""
         ...
 
 
 def clock_s() -> float:
-    """Seconds that nobody can set, and that pass while the host sleeps."""
+    """Return the seconds of a clock that cannot be set and counts while the host sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 async def pause(seconds: float, unless: asyncio.Event) -> None:
-    """Sleep, but not on when `unless` is set; it is taken."""
+    """Sleep until the time is over or `unless` is set; clear `unless`."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await unless.wait()
@@ -83,7 +86,7 @@ async def pause(seconds: float, unless: asyncio.Event) -> None:
 
 
 class EpochFile:
-    """The highest epoch that this state folder knows of; it never goes back.
+    """File of the highest epoch known to this state folder. The epoch never decreases.
 
     The seconds since 1970 are its floor, so that a lost file costs no order unless the clock is wrong too.
     """
@@ -93,12 +96,12 @@ class EpochFile:
         self.highest = 0
 
     def next(self, seen: int = 0) -> int:
-        """An epoch above all known here and above `seen`. Not stored."""
+        """Return an epoch above all known ones and above `seen`, without storing it."""
         self.highest = max(self.highest, self._read())
         return max(self.highest + 1, seen + 1, int(self._wall_s()))
 
     def store(self, epoch: int) -> None:
-        """Remember `epoch`, on the disk when this returns. Raises StorageError."""
+        """Store `epoch` on disk. Raises StorageError."""
         if epoch <= max(self.highest, self._read()):
             return
         try:
@@ -170,7 +173,7 @@ class HostElection:
                 self._write()
 
     def status(self) -> dict[str, Any]:
-        """For people."""
+        """Return the status for display."""
         return {
             "kind": "host", "role": "leader" if self.may_act() else "standby", "name": self.name,
             "epoch": self.term.epoch if self.term else 0, "lock": str(self.path),
@@ -203,7 +206,7 @@ class HostElection:
         return False
 
     def _open(self) -> int:
-        """For writing if we may. Who may only read it can lock it, but hand nothing on; others stand by."""
+        """Open the file for writing if allowed. A read-only daemon can lock it, but leaves no handover."""
         flags = os.O_CLOEXEC | os.O_NOFOLLOW
         for _ in range(3):
             # Without O_CREAT first: Linux may refuse that on another's file in a shared folder.
@@ -242,7 +245,7 @@ class HostElection:
         self.term = None
 
     def _read(self) -> dict[str, Any]:
-        """Handover of the last leader; empty if a stranger wrote it."""
+        """Read the handover of the last leader; empty if another program wrote it."""
         try:
             file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
@@ -256,7 +259,7 @@ class HostElection:
             os.close(file)
 
     def _write(self, file: int | None = None) -> None:
-        """Hand on who we are and how far we got, in place: a new file would not be the locked one."""
+        """Write the handover in place, since a new file would not be the locked one."""
         file = self._file if file is None else file
         if file is None or self.term is None or self._head == self._stored:
             return
@@ -269,7 +272,7 @@ class HostElection:
 
 
 def parse_record(data: bytes) -> dict[str, Any]:
-    """{name, epoch, head, pid} as somebody left it; what is malformed is left out."""
+    """Parse a record {name, epoch, head, pid}; malformed fields are left out."""
     try:  # behind the first object may be the rest of a longer one, if its writer was killed
         tree, _ = json.JSONDecoder().raw_decode(data.decode())
     except (ValueError, RecursionError):
@@ -287,8 +290,21 @@ def parse_record(data: bytes) -> dict[str, Any]:
 
 
 def daemon_name(loaded: Loaded) -> str:
-    """Name of this daemon among those of a site; by default the host's."""
+    """Return the name of this daemon among those of a site; default: the host name."""
     return loaded.config.leader.name or socket.gethostname().partition(".")[0] or "daemon"
+
+
+def election_name(site: Site) -> str:
+    """The name under which daemons elect the one that acts: of the site, or of a part of a split site.
+
+    Parts act side by side. A part is called after a rack of its own: all its daemons have that in their site
+    file, whatever their configurations say, and no other part has it. One without racks is called after
+    a hall.
+    """
+    name = site.file.site
+    is_part = bool(site.elsewhere) and not np.isfinite(site.envelopes[HALL_BUDGET].safe).any()
+    racks = site.names["rack"] or site.names["hall"]
+    return f"{name}/parts/{min(racks).removeprefix(f'{name}/')}" if is_part else name
 
 
 def lock_path(loaded: Loaded, site: str) -> Path:

@@ -16,13 +16,13 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from twin.api import Runtime
-from twin.catalogue import ConfigError, StorageError
+from twin.catalogue import StorageError
 from twin.config import Loaded
 from twin.contracts import Decision, LeaderRecord
 from twin.daemon.authority import on_standby
 from twin.daemon.bootstrap import ARMED, OpenedRun, unarmed_because
 from twin.daemon.handover import Handover, read_handover, targets_after
-from twin.daemon.leader import Election, EpochFile, HostElection, Term, lock_path
+from twin.daemon.leader import Election, EpochFile, HostElection, Term, election_name, lock_path
 from twin.site import lapse_faults, parse_profile
 from twin.telemetry import (
     ApprovalWithdrawn,
@@ -39,7 +39,6 @@ from twin.telemetry import (
 
 log = logging.getLogger(__name__)
 FIRST_TERM_S = 1.0  # a lock on this host is won at once; then the first tick leads already
-# What a standby may be asked: nothing that only the leader can carry out.
 OURS = ("standby", "takeover", "configuration")  # authors of what no person decided
 _WITHDRAWALS = (RequestWithdrawn, ApprovalWithdrawn)
 
@@ -51,15 +50,13 @@ def make_election(loaded: Loaded, site: str) -> Election:
     epochs = EpochFile(loaded.state / "epoch")
     if leader.kind == "host":
         return HostElection(lock_path(loaded, site), name, epochs)
-    if not leader.endpoints:
-        raise ConfigError(f"{loaded.path}: $.leader.endpoints: expected at least one URL of etcd")
     from twin.daemon.etcd import make_etcd_election  # only a site with etcd loads its client
 
     return make_etcd_election(loaded, site, name, epochs)
 
 
 class Leadership:
-    """The daemon's side of the election: its term, and the handover from the leader before.
+    """Daemon's side of the election: its term, and the handover from the former leader.
 
     `put` queues events for the next frame. `on_change` is called when this daemon begins or ceases to lead.
     """
@@ -67,7 +64,7 @@ class Leadership:
     def __init__(self, live: Runtime, opened: OpenedRun, put: Callable[[list[Event]], None]) -> None:
         self.live, self.opened, self._put = live, opened, put
         self.on_change: Callable[[bool], None] = _ignore
-        self.election = make_election(live.loaded, live.engine.site.file.site)
+        self.election = make_election(live.loaded, election_name(live.engine.site))
         self.term: Term | None = None
         self._task: asyncio.Task[None] | None = None
         self._first = asyncio.Event()
@@ -76,7 +73,7 @@ class Leadership:
         self._text: dict[str, Any] = {}  # the same, made anew only where more than the head changed
 
     async def start(self) -> None:
-        """Stand for election; wait a moment, so that a lone daemon leads from its first tick."""
+        """Join the election, and wait a moment so that a single daemon leads from its first tick."""
         self._task = asyncio.create_task(self._keep_running(), name="election")
         try:
             async with asyncio.timeout(FIRST_TERM_S):
@@ -104,7 +101,7 @@ class Leadership:
             await asyncio.wait([self._task])
 
     def may_act(self) -> bool:
-        """True if a command may leave now: our term holds, and the engine has begun it."""
+        """Return True if a command may leave now: the term holds, and the engine has begun it."""
         return self.term is not None and not self.live.stopping and self._leads() and self.election.may_act()
 
     def _changed(self, term: Term | None) -> None:
@@ -242,7 +239,7 @@ class Leadership:
         if self.live.stopping:
             return "the daemon stops"
         if self.term is None and not isinstance(event, _WITHDRAWALS):
-            return "this daemon stands by; ask the one that leads"
+            return "this daemon is a standby; ask the leader"
         if isinstance(event, AuthorityChanged) and event.authority in ARMED:
             if why := unarmed_because(self.live.loaded):
                 return why
@@ -260,4 +257,4 @@ class Leadership:
 
 
 def _ignore(leads: bool) -> None:
-    """Until the services say what a change means for them."""
+    """Ignore a change until the services register their handler."""

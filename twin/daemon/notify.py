@@ -39,7 +39,7 @@ TRY_AGAIN = (
 
 
 class _Failed(Exception):
-    """The receiver did not take it; `final` if it never will."""
+    """A receiver refused a message; `final` if a retry is useless."""
 
     def __init__(self, why: str, final: bool = False) -> None:
         super().__init__(why)
@@ -47,7 +47,7 @@ class _Failed(Exception):
 
 
 class Receiver:
-    """One target: what it has still to hear, and the task that sends it."""
+    """One receiver: its queue of changes, and the task that sends them."""
 
     def __init__(self, target: Notify, loaded: Loaded, site: str, clock: Callable[[], int]) -> None:
         parts = urlsplit(target.url)
@@ -70,7 +70,7 @@ class Receiver:
         self._wake = asyncio.Event()
 
     def offer(self, change: AlarmChange) -> None:
-        """Put a change in the queue."""
+        """Queue a change."""
         alarm = change.alarm
         grave = SEVERITIES.index(alarm.severity) >= self._least
         old = self._firing.pop(alarm.id, None)
@@ -113,7 +113,7 @@ class Receiver:
         return dict(itertools.islice(ordered, BATCH))
 
     def _resend(self) -> None:
-        """Alertmanager forgets what it does not hear of."""
+        """Repeat active alerts, since Alertmanager forgets alerts that are not repeated."""
         if self.target.kind == "alertmanager":
             for alert in list(self._firing.values()):
                 if _key(alert) not in self._queues[alert["severity"]]:
@@ -217,7 +217,7 @@ class Notifier:
                     receiver.offer(AlarmChange("returned", alarm, now_ns))
 
     def faults(self) -> dict[str, str]:
-        """Receivers that take nothing at present, and why."""
+        """Return the receivers that fail at present, with the reason."""
         return {r.name: r.fault for r in self.receivers if r.fault}
 
     async def run(self) -> None:
@@ -234,14 +234,14 @@ class Notifier:
 
 
 def _alert(alarm: Alarm, site: str) -> dict[str, Any]:
-    """As Alertmanager wants it. Labels are what it is known by: nothing in them changes while it lasts."""
+    """Return an alert for Alertmanager. Labels identify it, so they never change while it lasts."""
     labels = {
         "alertname": f"racktwin_{alarm.id.partition('/')[0]}",
         "alarm": alarm.id,
         "severity": alarm.severity,
         "site": site,
     }
-    # What follows from another alarm has its id as cause: Alertmanager's inhibition rule goes by these two
+    # An alarm that follows from another has its id as cause: Alertmanager's inhibition rule goes by these two
     labels["cause"] = alarm.cause or alarm.id
     if alarm.cause:
         labels["suppressed"] = "true"
@@ -295,7 +295,7 @@ def _event(key: str, change: AlarmChange) -> dict[str, Any]:
 
 
 def _plain(text: str) -> str:
-    """Text that any receiver can read: what is not Unicode was never a name."""
+    """Return text that every receiver can read, without invalid Unicode."""
     return text[:1000].encode("utf-8", "replace").decode()
 
 

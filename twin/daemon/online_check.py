@@ -1,7 +1,7 @@
-"""Online check: each endpoint of a configuration is asked once, by the daemon's own sources.
+"""Online check: asks each endpoint of a configuration once, through the daemon's own sources.
 
-Commands and publishes nothing, and touches no state folder. The ledger says what would be read, and what
-of it not and why.
+It commands and publishes nothing, and touches no state folder. The ledger of sources lists the data that a
+daemon would read, and the data that it would not use, with the reasons.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from twin.config import Broker, Loaded, make_engine
 from twin.contracts import Source
 from twin.daemon.etcd import leader_of, make_etcd
 from twin.daemon.ingest import Ingest
+from twin.daemon.leader import election_name
 from twin.site import Site
 from twin.sources import SourceAccount
 from twin.telemetry import Message
@@ -93,7 +94,7 @@ class OnlineCheck:
                     EndpointAnswer(f"notify[{i}]", True, "not asked: any request would be an alarm")
                 )
         if loaded.config.leader.kind == "etcd":
-            work.append(_ask_etcd(loaded, site.file.site))
+            work.append(_ask_etcd(loaded, election_name(site)))
         return [answer for some in await asyncio.gather(*work) for answer in some] + unasked
 
     async def _ask(self, source: Source) -> list[EndpointAnswer]:
@@ -109,7 +110,7 @@ class OnlineCheck:
         return [_verdict(account, failure) for account in accounts]
 
     async def _listen(self, broker: Broker, roster: Roster) -> list[EndpointAnswer]:
-        """Hear what comes on the topics that the daemon would subscribe to."""
+        """Listen to the topics that the daemon would subscribe to."""
         topics, extra = routes_of(self.loaded, broker)
         router = Router(self.site, extra=extra, integration=broker.integration, slot_of=roster.slot_of)
         settings = link_settings(self.loaded)
@@ -138,7 +139,7 @@ class OnlineCheck:
 
 
 def _reading_only(loaded: Loaded) -> Loaded:
-    """The same configuration without anything that commands or tests."""
+    """Return the configuration without all parts that command or test."""
     config, changed = loaded.config, msgspec.structs.replace
     jobs, slurm, cluster = config.jobs, config.jobs.slurm, config.kubernetes
     if slurm is not None:
@@ -160,7 +161,7 @@ async def _run_until(
     limit_s: float,
     has_read: Callable[[], bool] = lambda: True,
 ) -> str:
-    """Run a source until it is done, or the time is over; why it ended by itself, or an empty text.
+    """Run a source until it ends or the time is over; return the reason if it ended by itself, else "".
 
     Where it is done and has read nothing, the rest of its answer has SETTLE_S to come.
     """
@@ -192,7 +193,7 @@ def _verdict(account: SourceAccount, failure: str) -> EndpointAnswer:
 
 
 async def _topics_elsewhere(settings: LinkSettings) -> str:
-    """Text on what else the broker carries, where it lets us look."""
+    """Return a text on other topics of the broker, if the broker allows to read them."""
     found: dict[str, int] = {}
 
     def take(message: Message) -> None:
@@ -203,7 +204,7 @@ async def _topics_elsewhere(settings: LinkSettings) -> str:
     link = MqttLink(settings, (("#", 0),))
     await _run_until(lambda: link.run(take, lambda *_: None), lambda: False, ELSEWHERE_S)
     if not found:
-        return "look whether the publishers run, and whether the broker's ACL lets this user read them"
+        return "check that the publishers run, and that the broker's ACL lets this user read them"
     most = sorted(found, key=lambda stem: -found[stem])[:SHOWN_TOPICS]
     stems = ", ".join(f"{stem}/..." for stem in most)
     return f"it carries {stems}: is the prefix right, or is one of these for `broker.topics`?"
@@ -244,7 +245,7 @@ async def _ask_http(question: _Question) -> list[EndpointAnswer]:
 
 
 def _history(loaded: Loaded) -> _Question:
-    """An empty write, which tells whether the token, the organisation and the bucket are right."""
+    """Check token, organisation and bucket by an empty write."""
     influx = loaded.config.history.influx
     assert influx is not None
     token = loaded.secret(influx.token_file)
@@ -258,15 +259,15 @@ def _history(loaded: Loaded) -> _Question:
         answers={
             401: refused,
             403: refused,
-            404: f"expected the bucket {influx.bucket!r} of {influx.org!r} at an InfluxDB 2: look at `url`, "
+            404: f"expected the bucket {influx.bucket!r} of {influx.org!r} at an InfluxDB 2: check `url`, "
             "`org` and `bucket`",
-            405: "expected an InfluxDB 2 or a VictoriaMetrics: look at `url`",
+            405: "expected an InfluxDB 2 or a VictoriaMetrics: check `url`",
         },
     )
 
 
 def _fleet_history(loaded: Loaded) -> _Question:
-    """An empty insert, which tells whether user, database and tables are right."""
+    """Check user, database and tables by an empty insert."""
     settings = loaded.config.history.clickhouse
     assert settings is not None
     password = loaded.secret(settings.password_file)
@@ -300,7 +301,7 @@ def _receiver(loaded: Loaded, i: int) -> _Question:
 
 
 async def _ask_etcd(loaded: Loaded, site: str) -> list[EndpointAnswer]:
-    """Read the key of the election: that needs a cluster with a leader, and our rights."""
+    """Read the key of the election, which needs a cluster with a leader and read permission."""
     etcd = make_etcd(loaded)
     await etcd.open()
     try:

@@ -33,7 +33,7 @@ class PolicyAccounts:
         self.adopt()
 
     def adopt(self) -> None:
-        """Make the account of every policy that keeps one; that of a policy made anew continues."""
+        """Create the account of every policy that keeps one. The account of a recreated policy continues."""
         for policy in self.live.engine.policies:
             make = getattr(policy, "account", None)
             if make is None or self._policies.get(policy.name) is policy:
@@ -66,13 +66,13 @@ class PolicyAccounts:
                 write_account(account, path, account.dump())
 
     def observe(self) -> None:
-        """Show every account the site, and renew all sections of the overview."""
+        """Update every account from the site, and renew all sections of the overview."""
         self.adopt()
         for policy in self.live.engine.policies:
             self._look(policy)
 
     def _look(self, policy: Policy) -> None:
-        """Show the account of a policy the site, and renew its section of the overview."""
+        """Update the account of a policy from the site, and renew its section of the overview."""
         live, account = self.live, self.live.accounts.get(policy.name)
         if account is not None:
             try:

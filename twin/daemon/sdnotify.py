@@ -27,41 +27,41 @@ class SdNotify:
 
     @property
     def active(self) -> bool:
-        """True if systemd listens."""
+        """Return True if systemd listens."""
         return self._socket is not None
 
     @property
     def watchdog_s(self) -> float:
-        """Within how many seconds `watchdog` has to be called again and again; 0: nobody watches."""
+        """Return the interval in which `watchdog` must be called; 0 without a watchdog."""
         pid, usec = os.environ.get("WATCHDOG_PID", ""), os.environ.get("WATCHDOG_USEC", "")
         if not self.active or not usec.isdecimal() or (pid and pid != str(os.getpid())):
             return 0.0
         return int(usec) / 1e6
 
     def ready(self, status: str = "") -> None:
-        """The service does its work: after the start, and again after each reload."""
+        """Report that the service is ready, after the start and after each reload."""
         self._send("READY=1", status)
 
     def reloading(self, status: str = "") -> None:
-        """The configuration is being read anew; `ready` ends it."""
+        """Report a reload; `ready` ends it."""
         # systemd orders this against its own signal by CLOCK_MONOTONIC.
         usec = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self._send(f"RELOADING=1\nMONOTONIC_USEC={usec}", status)
 
     def stopping(self, status: str = "") -> None:
-        """The service ends in good order."""
+        """Report a clean stop."""
         self._send("STOPPING=1", status)
 
     def status(self, text: str) -> None:
-        """The line that `systemctl status` shows."""
+        """Set the line that `systemctl status` shows."""
         self._send("", text)
 
     def watchdog(self) -> None:
-        """Still alive."""
+        """Report that the service is alive."""
         self._send("WATCHDOG=1")
 
     def close(self) -> None:
-        """Let go of the socket."""
+        """Close the socket."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None

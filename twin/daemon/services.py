@@ -82,7 +82,7 @@ CONNECT_S = 10.0  # after the start links are made; no sink is in trouble until 
 
 @dataclass(frozen=True)
 class PreparedParts:
-    """Parts that a configuration asks for, ready to be started."""
+    """Parts of a configuration, ready to start."""
 
     links: Links
     schedulers: Schedulers
@@ -138,7 +138,7 @@ class Services:
         self._snapshot_now, self._snapshot_ns = False, time.time_ns()
 
     def prepare(self, loaded: Loaded, site: Site) -> PreparedParts:
-        """All that a configuration asks for, made and not started. Raises ConfigError; changes nothing."""
+        """Create all parts of a configuration without starting them. Raises ConfigError; changes nothing."""
         settings, port = loaded.config.history, self.broker.port if self.broker is not None else None
         name = daemon_name(loaded)
         roster = Roster(lambda: self.live.engine)
@@ -208,7 +208,7 @@ class Services:
         )
 
     async def start(self) -> None:
-        """Start all of it; what cannot be reached yet is tried again by itself."""
+        """Start all parts. A part that cannot connect yet retries by itself."""
         live, loaded, supervisor = self.live, self.live.loaded, self.supervisor
         if loaded.config.broker == "embedded":
             self.broker = EmbeddedBroker(loaded.config.embedded_port)
@@ -264,13 +264,13 @@ class Services:
         ]
 
     async def stop_links(self) -> None:
-        """Before the site or the broker changes."""
+        """Stop sources and sinks before the site or the broker changes."""
         names = [n for n, p in self.live.parts.items() if p.kind in ("source", "sink")]
         await self.supervisor.stop(*names)
         self.dispatchers.clear()
 
     def announce(self) -> None:
-        """Our role changed: the retained presence says so."""
+        """Publish the changed role in the retained presence."""
         if self.links is not None and self.links.source.link.connected:
             task = asyncio.create_task(self._announce(self.links), name="announce")
             self._tasks.add(task)
@@ -298,18 +298,15 @@ class Services:
         out["sinks"] = {d.sink.name: dict(d.counts) for d in self.dispatchers}
         out["jobs"] = {name: dict(counts) for name, counts in self._job_counts.items()}
         out["outside"] = {name: dict(counts) for name, counts in self.outside.counts.items()}
-        if self.fleet.link is not None:
-            link_of_fleet = self.fleet.link
-            out["fleet"] = {
-                "connected": link_of_fleet.connected,
-                "fault": link_of_fleet.fault,
-                **link_of_fleet.counts,
-            }
+        out |= {
+            name: {"connected": link.connected, "fault": link.fault, **link.counts}
+            for name, link in self.fleet.links.items()
+        }
         out["history"] = self.history.stats()
         return out | self.ingest.summary()
 
     def send(self, commands: tuple[CommandBatch, ...]) -> None:
-        """Commands of a tick that is in the journal."""
+        """Send the commands of a tick that is in the journal."""
         if self.leadership.term is not None:
             for dispatcher in self.dispatchers:
                 dispatcher.offer(self.live.engine.site, commands)
@@ -325,7 +322,7 @@ class Services:
         self.announce()
 
     def after(self, frame: Frame, decision: Decision) -> None:
-        """After each tick: alarms, history, pins, snapshots."""
+        """Run the work after a tick: alarms, history, pins, snapshots."""
         steps = {
             "answers": self._answer,
             "alarms": self._alarms,
@@ -414,7 +411,11 @@ class Services:
                 wrong.setdefault(f"sink/{name}", ("critical", f"Commands do not reach {name}", fault))
         wrong |= self.outside.wrong()
         if self.links is not None and self.links.source.link.fault:
-            wrong["broker"] = ("critical", "The broker denies us", self.links.source.link.fault)
+            wrong["broker"] = (
+                "critical",
+                "The broker denies the daemon access",
+                self.links.source.link.fault,
+            )
         for identity in self._conditions_raised - wrong.keys():
             alarms.clear(identity)
         for identity, (severity, title, text) in wrong.items():
@@ -443,7 +444,7 @@ class Services:
             )
 
     def snapshot_soon(self) -> None:
-        """With this tick."""
+        """Take a snapshot with this tick."""
         self._snapshot_now = True
 
     async def _keep_up(self) -> None:
@@ -463,7 +464,7 @@ class Services:
                 self.live.note(record)
 
     async def reconfigure(self, old: Config, new: Config, prepared: PreparedParts) -> None:
-        """Sections that concern one service: it alone begins anew."""
+        """Apply changed sections, and restart only the services that they concern."""
         supervisor = self.supervisor
         if differs(old, new, "history"):
             before = self.history
@@ -489,7 +490,7 @@ class Services:
         if error is None:
             self.alarms.clear(f"part/{part.name}")
             return
-        title, action = f"{part.kind} {part.name} is down", "Look at the other end."
+        title, action = f"{part.kind} {part.name} is down", "Check the other end."
         if part.kind == "source":
             broker = self.links.source.link.where if self.links is not None else ""  # broker HOST:PORT
             outages = self.live.engine.diagnosis.silence.outages
@@ -500,11 +501,11 @@ class Services:
             "critical" if part.kind == "sink" else "warning",
             title,
             (error,),
-            f"{action} It is tried again by itself.",
+            f"{action} The daemon retries by itself.",
         )
 
     async def stop(self) -> None:
-        """End all parts; then what holds files."""
+        """Stop all parts, then the parts that hold files."""
         await self.supervisor.stop_all()
         if self.broker is not None:
             await self.broker.stop()

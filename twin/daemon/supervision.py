@@ -86,7 +86,7 @@ class Supervisor:
             await asyncio.sleep(pause_s)
 
     async def _back_again(self, part: Part, back_s: float) -> None:
-        """A part that has run for a while after it failed is well again."""
+        """Clear the failure of a part that has run for a while since."""
         await asyncio.sleep(back_s)
         _turn(part, "running", "")
         part.restarts = 0
@@ -102,11 +102,11 @@ class Supervisor:
             self._alarm(part, part.error)
 
     async def stop_all(self) -> None:
-        """End all parts."""
+        """Stop all parts."""
         await self.stop(*self._tasks)
 
     async def stop(self, *names: str) -> None:
-        """End these parts, each within a time limit."""
+        """Stop these parts, each within a time limit."""
         chosen = [n for n in names if n in self._tasks]
         tasks = [self._tasks.pop(n) for n in chosen]
         for task in tasks:

@@ -8,5 +8,5 @@ from .reconciliation import RECONCILED as RECONCILED, danger_sign as danger_sign
 from .signature import measured_signal as measured_signal
 from .silent_cells import SilentCells as SilentCells, silent_cells as silent_cells
 from .silent_signals import measured as measured
-from .topology import Topology as Topology, term_of as term_of
+from .topology import Topology as Topology
 from .verdict import derived_from as derived_from

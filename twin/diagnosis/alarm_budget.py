@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from statistics import NormalDist
 from typing import Any
 
@@ -34,6 +35,7 @@ CORRELATION = 0.42
 MOST_READINGS = 60  # that add up to a deviation: more are far less likely, as each takes an allowance
 CRITICAL = frozenset(h.relations[0] for h in HYPOTHESES if FAULT_KINDS[h.kind].severity == "critical")
 STEPS = 60  # of an iteration, after which a double changes no more
+MOST_KEPT = 256  # thresholds: a site asks for few different ones, and for each of them many times
 _NORMAL = NormalDist()
 
 
@@ -45,7 +47,7 @@ class AlarmBudget:
         self.periods_s = site.file.periods_s
 
     def period_s(self, table: str, signal: str = "") -> float:
-        """Seconds between two readings of a signal, at least."""
+        """Return the least time between two readings of a signal, s."""
         usual_s = WEATHER_S if table == "site" else TICK_S
         stated_s = self.periods_s.get(f"{table}.{signal}", self.periods_s.get(table, usual_s))
         return max(stated_s, TICK_S)
@@ -74,7 +76,8 @@ class AlarmBudget:
 
 
 def sum_chance(threshold: float, allowance: float, correlation: float) -> float:
-    """Chance, at most, that in a reading a two-sided cumulative sum of noise is above a threshold.
+    """Return a bound on the chance that, at a reading, a two-sided cumulative sum of noise is above a
+    threshold.
 
     It is if for some m the last m readings add up to more than the threshold and m allowances: the chances of
     all m are added (Bonferroni). Readings are normal, with the correlation from one to the next.
@@ -87,18 +90,21 @@ def sum_chance(threshold: float, allowance: float, correlation: float) -> float:
     return chance
 
 
+@lru_cache(MOST_KEPT)
 def sum_threshold(chance: float, allowance: float, correlation: float = CORRELATION) -> float:
-    """Threshold that a two-sided cumulative sum of noise passes with this chance in a reading, at most."""
+    """Return the threshold that a two-sided cumulative sum of noise exceeds with at most this chance at a
+    reading."""
     return _bisected(lambda threshold: sum_chance(threshold, allowance, correlation) > chance, 0.0, 1e3)
 
 
 def run_log(chance: float) -> float:
-    """-ln of a chance: a reading that repeats itself with chance q does so for run_log / -ln(q) readings."""
+    """Return -ln of a chance: a reading that repeats with chance q does so for run_log / -ln(q) readings."""
     return -math.log(chance)
 
 
 def surprise(count: Any, mean: Any) -> Any:
-    """-ln of the chance, at least, that a fading count of rare events reaches `count`, if this is its mean.
+    """Return -ln of a bound on the chance that a fading count of rare events with this mean reaches
+    `count`.
 
     source: Chernoff's bound: events come as in a Poisson process, and each fades by exp(-t / T).
     """
@@ -113,14 +119,15 @@ def surprise(count: Any, mean: Any) -> Any:
     return np.maximum(tilt * count - mean * total, 0.0)
 
 
+@lru_cache(MOST_KEPT)
 def rare_count(log: float, mean: float) -> float:
-    """The count whose `surprise` is `log`, where this is the mean."""
+    """Return the count whose `surprise` is `log` for this mean."""
     most = mean + 2.0 * log + 2.0 * math.sqrt(log * mean)
     return _bisected(lambda count: bool(surprise(count, mean) < log), mean, most)
 
 
 def _bisected(too_low: Callable[[float], bool], low: float, high: float) -> float:
-    """The least number between these that is not too low."""
+    """Return the least number in this range that is not too low."""
     for _ in range(STEPS):
         middle = 0.5 * (low + high)
         low, high = (middle, high) if too_low(middle) else (low, middle)
@@ -128,7 +135,7 @@ def _bisected(too_low: Callable[[float], bool], low: float, high: float) -> floa
 
 
 def lasting_sigmas(chance: float) -> float:
-    """Sigmas, to either side, that noise passes for as long as it is alike with this chance.
+    """Return the two-sided number of sigmas that noise exceeds for its correlation time with this chance.
 
     Its mean over that time is farther than this even more often. Noise that is alike by exp(-t / T) has over
     T a mean of variance 2 / e (Papoulis 1965).

@@ -1,4 +1,4 @@
-"""Cause: one hypothesis of what is wrong, with the symptoms it accounts for; and the book of reported causes.
+"""Cause: one hypothesis for a fault with the symptoms that it explains, and the book of reported causes.
 
 A cause is reported once it has been the best account for its `hold_s`, and stays until it has found no
 support for `clear_s`: neither its kind nor its entity flaps.
@@ -15,7 +15,7 @@ from twin.catalogue import I32, NS, counted, signal_words
 from twin.contracts import Fault, Finding
 from twin.diagnosis.fault_kinds import FAULT_KINDS
 from twin.diagnosis.topology import Topology
-from twin.site import Site
+from twin.site import Site, noun_key
 from twin.telemetry import EntityState, OldOfNew, records
 
 HOLD_S, CLEAR_S = 5.0, 30.0
@@ -55,7 +55,7 @@ class Cause:
 
 @dataclass(slots=True)
 class Support:
-    """The first and the last instant at which symptoms supported a cause."""
+    """The first and the last instant with symptoms that support a cause."""
 
     kind: str
     table: str
@@ -70,7 +70,7 @@ class Support:
 
 
 class CauseBook(EntityState):
-    """Causes waiting to be sure, and those that were reported."""
+    """Causes under observation, and reported causes."""
 
     waiting: dict[Key, Support] = records(Support)
     reported: dict[Key, Cause] = records(Cause)
@@ -84,7 +84,7 @@ class CauseBook(EntityState):
     def update(
         self, causes: Iterable[Cause], now_ns: int, lacks_data: Callable[[Cause], bool] | None = None
     ) -> None:
-        """The causes that now have support, best first. A reported one that lacks data stays as it is."""
+        """Return the causes with support now, best first. A reported cause without data keeps its state."""
         self._by_gravity = None
         now: dict[Key, Cause] = {}
         for cause in causes:
@@ -112,7 +112,7 @@ class CauseBook(EntityState):
                 del self.reported[key]
 
     def _has_room(self, cause: Cause) -> bool:
-        """Room for a cause; where all is taken, a less grave one gives way."""
+        """Return True if there is room for a cause; a full book drops a less grave one."""
         if len(self.reported) < MAX_REPORTED:
             return True
         if self._by_gravity is None:
@@ -128,7 +128,7 @@ class CauseBook(EntityState):
         return False
 
     def _report(self, cause: Cause, first_ns: int, now_ns: int, supported: dict[Key, Cause]) -> None:
-        """A better account of the same symptoms takes the place of one that lost its support."""
+        """Report a cause. A better explanation of the same symptoms replaces one that lost its support."""
         cause.since_ns, cause.supported_ns = first_ns, now_ns
         if any(map(len, cause.covers.values())):
             for key, old in list(self.reported.items()):
@@ -140,7 +140,8 @@ class CauseBook(EntityState):
             self._by_gravity[_gravity(cause.key)][cause.key] = None
 
     def faults(self) -> tuple[Fault, ...]:
-        """The reported faults, gravest first, then oldest; many of one kind are one of their ancestor."""
+        """Return the reported faults, gravest first, then oldest; many of one kind count as one of their
+        ancestor."""
         alike: dict[tuple[str, str, str], list[Cause]] = {}
         for c in self.reported.values():
             alike.setdefault((c.kind, c.table, c.signal), []).append(c)
@@ -157,7 +158,7 @@ class CauseBook(EntityState):
         )
 
     def covered(self, symptom: str, n: int) -> np.ndarray | None:
-        """Entities [n] whose symptom a reported fault explains; None if none does."""
+        """Return the entities [n] whose symptom a reported fault explains; None if none does."""
         out: np.ndarray | None = None
         for cause in self.reported.values():
             index = cause.covers.get(symptom)
@@ -167,7 +168,7 @@ class CauseBook(EntityState):
         return out
 
     def adopt(self, old: CauseBook, old_of_new: OldOfNew) -> None:
-        """Take over the reported causes; pending ones start again, and what the others explain is new."""
+        """Take over the reported causes; pending ones start again, and symptoms of others are new."""
         super().adopt(old, old_of_new)
         self.waiting = {}
         for cause in self.reported.values():
@@ -190,7 +191,7 @@ def _fault(c: Cause) -> Fault:
 
 
 def _crowd(causes: list[Cause], topology: Topology) -> Fault:
-    """Very many of one kind as one fault of the lowest entity that all are under; the oldest is shown."""
+    """Combine many faults of one kind into one of their lowest common ancestor; shows the oldest."""
     cause = min(causes, key=lambda c: (c.since_ns, c.entity))
     table, entity = "site", 0
     ids = np.array([c.entity for c in causes])
@@ -203,7 +204,7 @@ def _crowd(causes: list[Cause], topology: Topology) -> Fault:
             break
     name, n = topology.site.name(cause.table, cause.entity), len(causes)
     text = (
-        f"{counted(cause.table, n)} at once: {name} and {n - 1} more",
+        f"{counted(noun_key(topology.site, cause.table), n)} at once: {name} and {n - 1} more",
         *(f"{name}: {e}" for e in cause.evidence),
     )
     least_pu = min(c.confidence_pu for c in causes)
@@ -224,7 +225,7 @@ def overlap(a: dict[str, I32], b: dict[str, I32]) -> bool:
 
 
 def finding_of(fault: Fault, site: Site) -> Finding:
-    """A fault as operators see it; the id is the same as long as it lasts."""
+    """Return a fault as a finding for operators; its id stays the same while it lasts."""
     kind = FAULT_KINDS[fault.kind]
     name = site.name(fault.table, fault.entity)
     title = kind.title.format(name=name)

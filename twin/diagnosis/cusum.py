@@ -1,4 +1,4 @@
-"""Board of cumulative sums: many comparisons side by side, so that a tick is a few calls for all of them.
+"""CUSUM board: cumulative sums of many comparisons side by side, so that a tick needs few calls.
 
 But for the running means, a tick touches only the cells that count something: those that are off now, and
 those whose sums have not faded. Two far readings are enough, small ones need many.
@@ -25,7 +25,7 @@ WILD_SIGMAS, WILD_KEPT = 5.0, 0.96  # a far reading counts among about the last 
 
 
 class CusumBoard:
-    """Comparisons side by side: arrays [r, n], of which a part of the columns is looked at in a tick."""
+    """Comparisons side by side: arrays [r, n]; a tick updates a part of the columns."""
 
     def __init__(self, r: int, n: int) -> None:
         self.n = n
@@ -41,13 +41,13 @@ class CusumBoard:
         self._at = np.zeros(0, np.int64)
 
     def refresh(self) -> None:
-        """After its arrays were written from outside."""
+        """Refresh the views after a write to the arrays from outside."""
         self.live[:] = (self.sums != 0.0).any(axis=0) | (self.streak != 0) | (self.wild != 0.0)
         self.any_wild = bool(self.wild.any())
         self.active = bool(self.on.any())
 
     def skip(self) -> None:
-        """No new readings; a cell may be off no longer for another reason."""
+        """Skip a tick without new readings; a cell may still end for another reason."""
         if self.active:
             self._tell()
 
@@ -91,7 +91,7 @@ class CusumBoard:
             self._tell()
 
     def _decide(self, sums: F32, certain: F32, cells: I64, now_ns: int) -> None:
-        """Decide which of these cells are off; the others have not changed and keep their state."""
+        """Decide which of these cells are off; unchanged cells keep their state."""
         was = self.on.reshape(-1)[cells]
         bound = np.where(was != 0, np.float32(0.5) * certain, certain)
         above, below = sums
@@ -127,7 +127,7 @@ class DeviationTrack(EntityState):
         self.active = False
 
     def sit(self, board: CusumBoard, row: int, piece: slice) -> None:
-        """Move to a piece of a row of this board, with what is known."""
+        """Move to a piece of a row of this board, with the present state."""
         for name in self.declared:
             view = getattr(board, name)[row, piece]
             view[:] = getattr(self, name)
@@ -135,5 +135,5 @@ class DeviationTrack(EntityState):
         board.pieces.append(self)
 
     def derive(self) -> None:
-        """Any row may be off now."""
+        """Allow any row to be off."""
         self.active = bool(self.on.any())

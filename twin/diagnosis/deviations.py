@@ -35,11 +35,11 @@ class NewReadings(EntityState):
         self._fresh: dict[tuple[str, int], tuple[Bool | None, int]] = {}
 
     def begin(self) -> None:
-        """A new tick."""
+        """Begin a new tick."""
         self._fresh.clear()
 
     def fresh(self, state: State, table: str, row: int) -> tuple[Bool | None, int]:
-        """Cells [n] of a signal's row with a new reading, None where that is all; and how many are."""
+        """Return the cells [n] of a signal's row with a new reading, None for all, and their number."""
         column = state.tables[table]
         group = int(column.partition.group_of_row[row])
         key = (table, group)
@@ -59,7 +59,7 @@ class NewReadings(EntityState):
 
 
 class Seat:
-    """Position of a comparison on its board, and the signal whose new readings it counts."""
+    """Position of a comparison on its board, and the signal of its new readings."""
 
     __slots__ = ("fill", "n", "name", "nothing", "piece", "row", "signal_row", "table", "track")
 
@@ -91,7 +91,7 @@ def _fresh(
 
 
 class Stand:
-    """A board with the seats on it: in one row, one after the other, or in large tables one per row."""
+    """A board with its seats: consecutive in one row, or one per row for large tables."""
 
     def __init__(self, seats: Sequence[Seat], n: int) -> None:
         self.seats, self.parts = seats, -(-n // SLICE) if n else 1
@@ -108,7 +108,7 @@ class Stand:
         self._z, self._fresh = np.zeros(size, np.float32), np.zeros(size, np.bool_)
         self._off, self._measured, self._expected = (np.zeros(size) for _ in range(3))
         self._flat, self._width = not n, -1
-        # What they count the readings of: many judge the same signal
+        # Signals whose readings the seats count: many judge the same one
         sources = [(seat.table, seat.signal_row) for seat in seats]
         self._sources = list(dict.fromkeys(sources))
         self._source_of = [self._sources.index(source) for source in sources]
@@ -176,7 +176,7 @@ class Stand:
 
 
 class Tracks(EntityState):
-    """The tracks of all comparisons, and the deviations of this tick where any is on."""
+    """The tracks of all comparisons, and the present deviations."""
 
     tracks: dict[str, DeviationTrack] = part(make="_track")
 
@@ -189,7 +189,7 @@ class Tracks(EntityState):
         self._judging: dict[str, dict[str, DeviationTrack]] = {}
 
     def judging(self, signal: str) -> dict[str, DeviationTrack]:
-        """The comparisons that judge a signal such as `gpu.power_w`, by name."""
+        """Return the comparisons of a signal such as `gpu.power_w`, by name."""
         if signal not in self._judging:
             named = sorted(name for name in self.tracks if name.partition("/")[0] == signal)
             self._judging[signal] = {name: self.tracks[name] for name in named}
@@ -207,7 +207,7 @@ class Tracks(EntityState):
         readings: NewReadings,
         in_maintenance: dict[str, Bool],
     ) -> None:
-        """Compare; `in_maintenance` [n] per table: where people work, nothing is counted."""
+        """Compare; nothing counts under maintenance (`in_maintenance` [n] per table)."""
         seats = self._seats
         for name, residual in residuals.items():
             if seats.get(name) != len(residual.expected):
@@ -218,7 +218,7 @@ class Tracks(EntityState):
                 stand.update(residuals, state, readings, in_maintenance)
 
     def _seat(self, residuals: dict[str, Residual], state: State) -> None:
-        """Lay out all comparisons anew, with what is known of each."""
+        """Lay out all comparisons again, with the state of each."""
         sizes = {name: len(track.on) for name, track in self.tracks.items()}
         sizes |= {name: len(r.expected) for name, r in residuals.items()}
         flat, large = list[Seat](), dict[int, list[Seat]]()
@@ -246,11 +246,11 @@ class Tracks(EntityState):
         return track.on if track is not None and track.active else None
 
     def active(self) -> list[str]:
-        """Comparisons of which some row is off, by name."""
+        """Return the comparisons with a row that is off, by name."""
         return sorted(name for name, t in self.tracks.items() if t.active)
 
     def restore(self, data: Mapping[str, Any]) -> None:
-        """Take over what `dump` gave; all comparisons are laid out anew."""
+        """Restore the state from `dump`; all comparisons are laid out again."""
         self._seats, self._stands = {}, []
         self._judging.clear()
         for name, known in data["tracks"].items():
@@ -258,7 +258,8 @@ class Tracks(EntityState):
         super().restore(data)
 
     def __getstate__(self) -> tuple[Sizes, AlarmBudget | None, dict[str, Any]]:
-        """For a copy: pieces of a board, copied one by one, would no longer be its pieces."""
+        """Return the state for a copy: separately copied pieces of a board would no longer share its
+        arrays."""
         return self.sizes, self.budget, self.dump()
 
     def __setstate__(self, known: tuple[Sizes, AlarmBudget | None, dict[str, Any]]) -> None:

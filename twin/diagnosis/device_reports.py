@@ -44,7 +44,7 @@ def good(state: State, key: str) -> F64:
 
 
 def reads(state: State, key: str, value: float) -> Bool:
-    """Entities [n] of which the good value of a state is this one."""
+    """Return the entities [n] whose good state has this value."""
     signal = find_signal(key)
     assert signal is not None, key
     column = state.tables[signal.table]
@@ -63,7 +63,7 @@ def reported(state: State, key: str) -> bool:
 
 
 class DeviceReports(EntityState):
-    """Remembers the usual voltage of feeders, and which detector was wet first."""
+    """The usual voltage of feeders, and the first wet detector."""
 
     usual_v: F64 = column("feeder", "f8", np.nan)
     wet_ns: dict[str, I64] = keyed("i8", keys=("node", "rack", "cdu", "loop"))
@@ -82,7 +82,7 @@ class DeviceReports(EntityState):
     def causes(
         self, state: State, in_maintenance: dict[str, Bool], worked: dict[str, Bool], dt_s: float
     ) -> list[Cause]:
-        """All that is reported now. `worked`: where people work, without what sleeps: water is no silence."""
+        """Return all reported causes. `worked`: entities under maintenance, but not asleep."""
         return [
             *self._leaks(state, worked, dt_s),
             *self._feeders(state, in_maintenance),
@@ -91,7 +91,7 @@ class DeviceReports(EntityState):
         ]
 
     def _wet(self, state: State, table: str, in_maintenance: dict[str, Bool]) -> Bool:
-        """Detectors of a table that are wet now [n]; the instants of their first word are kept."""
+        """Return the wet detectors of a table [n]; keeps the instant of their first report."""
         wet, since = reads(state, f"{table}.leak_state", 1.0), self.wet_ns[table]
         if (mask := in_maintenance.get(table)) is not None:
             wet &= ~mask
@@ -118,7 +118,7 @@ class DeviceReports(EntityState):
             rack_of = site.rack_of_node
             for rack in np.unique(rack_of[wet["node"]]).tolist():
                 trays = np.flatnonzero(wet["node"] & (rack_of == rack)).astype(np.int32)
-                # What drips wets the pan of the rack after the tray; what wets the pan first is the rack's
+                # A drip wets the pan of the rack after the tray; a leak that wets the pan first is the rack's
                 first_ns = int(self.wet_ns["node"][trays].min())
                 source = self._source(trays)
                 if source < 0 or (wet["rack"][rack] and int(self.wet_ns["rack"][rack]) < first_ns):
@@ -132,7 +132,8 @@ class DeviceReports(EntityState):
         return out
 
     def _source(self, trays: I32) -> int:
-        """The tray of a rack from which the others got wet: the first, above all of them; -1 for none.
+        """Return the tray of a rack where the leak began: the first wet one, above all others; -1 for
+        none.
 
         Where it is not told which way is down, the others are the next ones in a row.
         """
@@ -157,7 +158,7 @@ class DeviceReports(EntityState):
         wet: dict[str, Bool],
         agreeing: dict[str, Bool],
     ) -> Cause:
-        """One leak, with the detectors above it that agree."""
+        """Return one leak, with the detectors above it that confirm it."""
         topology, site = self.topology, self.topology.site
         order = trays[np.lexsort((trays, self.wet_ns["node"][trays]))] if table == "rack" else trays[:0]
         own = [(table, entity)] if wet[table][entity] else []
@@ -187,7 +188,7 @@ class DeviceReports(EntityState):
         )
 
     def _feeders(self, state: State, in_maintenance: dict[str, Bool]) -> list[Cause]:
-        """Lost feeds, tripped breakers, and a sag of them all."""
+        """Find lost feeds, tripped breakers, and a sag of all feeds."""
         n = self.topology.sizes["feeder"]
         self.lost = np.zeros(n, np.bool_)
         if n == 0:
@@ -214,7 +215,7 @@ class DeviceReports(EntityState):
         return out
 
     def _grid_lost(self, in_maintenance: Bool, now_ns: int) -> Cause | None:
-        """The loss of all feeds of the site together: none of them is at fault."""
+        """Find the loss of all feeds of the site together: no feed is at fault."""
         feeds = np.flatnonzero((self.topology.site.parent_of_feeder < 0) & ~in_maintenance)
         if len(feeds) < LEAST_FEEDS or not self.lost[feeds].all() or self.tripped[feeds].any():
             return None
@@ -225,14 +226,15 @@ class DeviceReports(EntityState):
         dark = np.flatnonzero(self.lost).astype(np.int32)
         names = [self.topology.site.name("feeder", int(f)) for f in feeds]
         more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-        evidence = [f"{', '.join(names[:MOST_NAMED])}{more} report no voltage: all that feed the site"]
+        evidence = [f"{', '.join(names[:MOST_NAMED])}{more} report no voltage: all feeds of the site"]
         if len(dark) > len(feeds):
             evidence.append(f"{len(dark) - len(feeds)} feeders below them are dark")
         covers = {"feeder": dark}
         return Cause("grid_event", "site", 0, "", 0.999, tuple(evidence), len(dark), 0.0, 30.0, covers)
 
     def unfed_from_ns(self, now_ns: int) -> int:
-        """Instant from which on what stands stands for lack of voltage; in the far future if it does not."""
+        """Return the instant from which lack of voltage explains a standstill; in the far future if it
+        does not."""
         unfed = now_ns - self.grid_ns < TOGETHER_S * NS
         return self.grid_from_ns - round(TOGETHER_S * NS) if unfed else NEVER_NS
 
@@ -264,7 +266,8 @@ class DeviceReports(EntityState):
         return out
 
     def _voltage_pu(self, state: State) -> F64:
-        """Voltage over its usual value [n_feeder]; NaN while unknown. The usual one does not follow a sag."""
+        """Return voltage over its usual value [n_feeder]; NaN if unknown. The usual value does not follow
+        a sag."""
         volts = good(state, "feeder.voltage_v")
         with np.errstate(invalid="ignore", divide="ignore"):
             first = np.isnan(self.usual_v) & (volts > 1.0)
@@ -277,7 +280,7 @@ class DeviceReports(EntityState):
         return pu
 
     def _supplies(self, state: State, in_maintenance: dict[str, Bool]) -> list[Cause]:
-        """Nodes on one supply although both feeds live."""
+        """Find nodes on one supply although both feeds have voltage."""
         if not (reported(state, "node.psu1_power_w") and reported(state, "node.psu2_power_w")):
             return []
         rows = [TABLES["node"].by_name[k].row for k in ("psu1_power_w", "psu2_power_w")]
@@ -332,7 +335,7 @@ class DeviceReports(EntityState):
 
 
 def _feeders_of(topology: Topology, rack: int) -> I32:
-    """The feeders that serve a rack directly; none where that is not known."""
+    """Return the feeders that serve a rack directly; none if unknown."""
     served = topology.site.feeders_of_rack
     if len(served.start) - 1 != topology.sizes["rack"]:
         return np.zeros(0, np.int32)

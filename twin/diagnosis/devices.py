@@ -50,7 +50,7 @@ POWERED = ("gpu.sm_clock_hz", "gpu.power_w", "node.power_w", "rack.power_w", FEE
 
 
 class DeviceFaults(EntityState):
-    """Remembers which pumps ran, the usual weather, and how much hotter GPUs' memory is than their chips."""
+    """Pumps that ran, the usual weather, and the usual excess of GPU memory over chip temperature."""
 
     ran_s: F64 = column("cdu", "f8", trail=(2,))
     stopped_ns: I64 = column("cdu", "i8", trail=(2,))
@@ -84,7 +84,7 @@ class DeviceFaults(EntityState):
     def pumps(
         self, state: State, in_maintenance: dict[str, Bool], dt_s: float, unfed_from_ns: int = NEVER_NS
     ) -> list[Cause]:
-        """Pumps that ran and stand, while nobody stopped the CDU as a whole, and not for lack of voltage."""
+        """Find pumps that ran and have stopped, although their CDU was not stopped and has voltage."""
         if not reported(state, "cdu.pump1_speed_pu"):
             return []
         speed = np.stack([good(state, "cdu.pump1_speed_pu"), good(state, "cdu.pump2_speed_pu")], axis=1)
@@ -103,22 +103,23 @@ class DeviceFaults(EntityState):
         for cdu in np.flatnonzero(stopped.any(axis=1)).tolist():
             which = " and ".join(str(i + 1) for i in np.flatnonzero(stopped[cdu]))
             other = speed[cdu][~stopped[cdu]]
-            evidence = [f"pump {which} stands"]
+            evidence = [f"pump {which} stands still"]
             if len(other) and np.isfinite(other[0]):
-                evidence.append(f"the other one runs at {other[0]:.0%}")
+                evidence.append(f"the other one runs at {100 * other[0]:.0f} %")
             if np.isfinite(flow[cdu]):
                 evidence.append(f"flow {flow[cdu]:.0f} l/min")
             racks = len(self.topology.below("cdu", cdu, "rack"))
             count = max(1, racks)
             if stopped[cdu].all():
-                # More is at stake than when one stood: it is journaled anew
-                evidence[0] = "both pumps stand, no flow"
+                # Two stopped pumps are graver than one: the fault is journaled again
+                evidence[0] = "both pumps stopped, no flow"
                 count += len(self.topology.below("cdu", cdu, "gpu"))
             out.append(Cause("pump_trip", "cdu", cdu, "", 0.99, tuple(evidence), count, 0.0, 30.0))
         return out
 
     def filters(self, state: State, in_maintenance: dict[str, Bool]) -> list[Cause]:
-        """Filters that take all of the pressure while next to nothing flows; no other comparison is left."""
+        """Find filters with all of the pressure across them and hardly any flow; no other comparison shows
+        this."""
         if not reported(state, "cdu.filter_diff_pressure_pa"):
             return []
         nominal = self.topology.site.design.cdu_flow_lpm
@@ -139,7 +140,7 @@ class DeviceFaults(EntityState):
         return out
 
     def slowed(self, state: State) -> Bool | None:
-        """GPUs whose clocks heat lowers, or did within the last minute [n_gpu]; None if there are none."""
+        """Return the GPUs that heat slows, or slowed within the last minute [n_gpu]; None for none."""
         if not reported(state, "gpu.clock_event_bits"):
             return None
         bits = state.tables["gpu"].value[_BITS_ROW]
@@ -252,11 +253,11 @@ class DeviceFaults(EntityState):
     def _words(kind: str, key: str, meters: Any, k: int, entity: int) -> str:
         value = amount(key, float(meters.last[k, entity]))
         if kind == "frozen":
-            return f"{value} for {int(meters.run[k, entity])} readings, which never happened before"
+            return f"{value} for {int(meters.run[k, entity])} readings, which is new for this sensor"
         return f"jumps far beyond its noise and back, now {value}"
 
     def weather(self, state: State, in_maintenance: dict[str, Bool]) -> list[Cause]:
-        """A heat wave warms both bulbs; one thermometer that is wrong warms only itself, or jumps."""
+        """Tell a heat wave, which warms both bulbs, from a faulty thermometer, which warms or jumps alone."""
         column = state.tables["site"]
         if not reported(state, "site.outdoor_temp_c") or "site" in in_maintenance:
             return []
@@ -288,7 +289,8 @@ class DeviceFaults(EntityState):
         return []
 
     def _stepped(self, now_c: F64) -> None:
-        """Steps of the thermometer that the wet bulb does not make: those that stay and those that return."""
+        """Return the steps of the thermometer without a step of the wet bulb: lasting ones, and those that
+        return."""
         step_k = np.nan_to_num(now_c - self.weather_c)
         self.weather_c = now_c
         self.weather_spikes *= WEATHER_KEPT
@@ -301,7 +303,8 @@ class DeviceFaults(EntityState):
             self.weather_kept = 0
 
     def loops(self, state: State, tracks: Tracks, steps_k: F64, aim_c: F64) -> Residual:
-        """Each loop's supply beside what it has been over the last half hour, unless that is odd [n_loop].
+        """Return each loop's supply, and its value over the last half hour unless that is suspect
+        [n_loop].
 
         `steps_k`: 1 sigma for the resolution of its readings; `aim_c`: the coldest set point of its CDUs,
         which it follows as far as it can [n_loop].
@@ -328,7 +331,8 @@ class DeviceFaults(EntityState):
         return Residual(LOOP_USUAL, supply - off, supply, sigma, np.full(n, np.nan))
 
     def gaps(self, state: State, tracks: Tracks) -> F32:
-        """Sigmas by which each GPU's memory is off its usual distance to its chip [n_gpu]; a part a tick."""
+        """Return the sigmas between each GPU's memory and its usual distance to its chip [n_gpu]; a part
+        per tick."""
         n = self.topology.sizes["gpu"]
         if n == 0 or not reported(state, "gpu.hbm_temp_c"):
             return self.gap_z
@@ -355,7 +359,7 @@ class DeviceFaults(EntityState):
 
 
 def _part(state: State, name: str, part: slice) -> F32:
-    """Good values of a part of the GPUs, NaN elsewhere."""
+    """Return the good values of a part of the GPUs, NaN elsewhere."""
     row = TABLES["gpu"].by_name[name].row
     column = state.tables["gpu"]
     value: F32 = column.value[row, part]

@@ -1,4 +1,4 @@
-"""Diagnosis: reports each fault once, at the lowest entity that accounts for all that deviates.
+"""Diagnosis: reports each fault once, at the lowest entity that accounts for all deviations.
 
 Each tick, lasting deviations of the estimator's comparisons, misbehaving sensors and device reports become
 symptoms. Hypotheses are covered greedily, the one that accounts for most first, and the rest is examined
@@ -16,6 +16,7 @@ from twin.catalogue import F64, Bool
 from twin.contracts import Fault, Finding, Residual, Windows
 from twin.diagnosis.alarm_budget import AlarmBudget
 from twin.diagnosis.cause import Cause, CauseBook, finding_of, overlap
+from twin.diagnosis.contradictions import Contradictions
 from twin.diagnosis.deviations import NewReadings, Tracks
 from twin.diagnosis.device_reports import DeviceReports, good, reported
 from twin.diagnosis.devices import DeviceFaults
@@ -66,6 +67,7 @@ class Diagnosis(EntityState):
     tracks: Tracks = part()
     watch: SensorChecks = part()
     growth: Growth = part()
+    contradictions: Contradictions = part()
     devices: DeviceFaults = part()
     silence: Silence = part()
     reports: DeviceReports = part()
@@ -82,7 +84,7 @@ class Diagnosis(EntityState):
         budget = AlarmBudget(site)
         self.readings, self.tracks = NewReadings(site.sizes), Tracks(site.sizes, budget)
         self.reports, self.devices = DeviceReports(self.topology), DeviceFaults(self.topology)
-        self.inventory = Inventory(self.topology)
+        self.inventory, self.contradictions = Inventory(self.topology), Contradictions(self.topology)
         self.watch, self.growth = SensorChecks(site.sizes, budget), Growth(site, budget)
         self.isolation, self.verdicts = FaultIsolation(self.topology), DiagnosisVerdicts(self.watch)
         self.downstream, self.silence = DownstreamMask(self.topology), Silence(self.topology, self.reports)
@@ -101,7 +103,7 @@ class Diagnosis(EntityState):
         events: Sequence[Event],
         dt_s: float,
     ) -> None:
-        """Look at this tick, after the estimator. Raises nothing for bad or missing data."""
+        """Update the diagnosis after the estimator. Never raises for bad or missing data."""
         if not self._balanced:
             members = [(b.meters, b.feeders, b.racks) for b in estimator.balances]
             self.isolation.set_balances(self.site, members)
@@ -145,6 +147,7 @@ class Diagnosis(EntityState):
         causes += self.devices.pumps(state, in_maintenance, dt_s, self.reports.unfed_from_ns(state.now_ns))
         causes += self.devices.filters(state, in_maintenance)
         causes += self.growth.causes(state, events, in_maintenance)
+        causes += self.contradictions.causes(state, in_maintenance)
         idle = self._idle = IdleMask(state, self.topology)
         self._slowed = self.devices.slowed(state)
         dry, heated = idle.dry_gpus(), self._slowed
@@ -162,7 +165,7 @@ class Diagnosis(EntityState):
         return causes
 
     def _behind_cooling(self, state: State, causes: list[Cause]) -> Bool:
-        """GPUs [n] behind a fault of the cooling that is known, or has just ended, or in an isolated rack."""
+        """Return the GPUs [n] behind a present or recent fault of the cooling, or in an isolated rack."""
         out = np.zeros(self.site.sizes["gpu"], np.bool_)
         if reported(state, "rack.liquid_isolation_state"):
             out |= (good(state, "rack.liquid_isolation_state") == 1.0)[self.site.rack_of_gpu]
@@ -172,7 +175,7 @@ class Diagnosis(EntityState):
         return out
 
     def _dark(self) -> dict[str, Bool]:
-        """Devices that are reported as a whole or do not report [n per table]."""
+        """Return the devices that are reported as a whole or do not report [n per table]."""
         out = dict(self.silence.hidden)
         if self.reports.lost.any():
             out["feeder"] = self.reports.lost
@@ -205,7 +208,8 @@ class Diagnosis(EntityState):
         return blind is not None and bool(blind[cause.entity])
 
     def _as_reported(self, cause: Cause | None) -> Cause | None:
-        """The cause; of two meters in one balance the one that was reported first stays the wrong one."""
+        """Return the cause; of two meters in one balance the one that was reported first stays the wrong
+        one."""
         if cause is None or cause.table != "feeder" or cause.key in self.book.reported:
             return cause
         for known in self.book.reported.values():
@@ -215,7 +219,7 @@ class Diagnosis(EntityState):
         return cause
 
     def _covered(self) -> Callable[[str, int], Bool | None]:
-        """Rows without further evidence: downstream of a fault, or of GPUs whose clocks heat lowers."""
+        """Return the rows without further evidence: downstream of a fault, or of GPUs that heat slows."""
         slowed, idle = self._slowed, self._idle
         nodes = None
         if slowed is not None:
@@ -257,7 +261,7 @@ class Diagnosis(EntityState):
         return off & many[rack_of] if many.any() else None
 
     def _reported(self, h: Hypothesis) -> Bool | None:
-        """Entities [n] of which this hypothesis is reported; None if there are none."""
+        """Return the entities [n] with this hypothesis reported; None for none."""
         signal = h.signal if h.kind == "sensor_biased" else ""
         mine = [k[2] for k in self.book.reported if k[0] == h.kind and k[1] == h.table and k[3] == signal]
         if not mine:
@@ -267,7 +271,8 @@ class Diagnosis(EntityState):
         return out
 
     def explained(self, residual: str) -> Bool | None:
-        """Rows [n] of a comparison that a reported fault accounts for, or that lacks data; None for none."""
+        """Return the rows [n] of a comparison that a reported fault explains or that lack data; None for
+        none."""
         track = self.tracks.tracks.get(residual)
         out = None if track is None else cast("Bool | None", self.book.covered(residual, len(track.on)))
         table, _, name = residual.partition(".")
@@ -275,11 +280,11 @@ class Diagnosis(EntityState):
         return out if blind is None else blind if out is None else out | blind
 
     def findings(self, site: Site) -> list[Finding]:
-        """The faults as operators see them."""
+        """Return the faults as findings for operators."""
         return [finding_of(f, site) for f in self.faults]
 
     def doubted(self) -> list[Finding]:
-        """Readings that are not believed, before a fault names their sensor."""
+        """Return the untrusted readings without a named sensor fault."""
         return self.reconciliation.findings(self._now_ns, self.book.reported.values())
 
     def derive(self) -> None:
@@ -287,7 +292,8 @@ class Diagnosis(EntityState):
         self.faults = self.book.faults()
 
     def remapped(self, site: Site, old_of_new: OldOfNew) -> Diagnosis:
-        """Reported faults and learned behaviour for a changed site; the search for others starts again."""
+        """Return reported faults and learned behaviour for a changed site; the search for others starts
+        again."""
         out = Diagnosis(site)
         out.adopt(self, old_of_new)
         return out
@@ -301,7 +307,8 @@ class Diagnosis(EntityState):
 
 
 def _from_5(data: Mapping[str, Any]) -> dict[str, Any]:
-    """A dump of format 5: records were nested, keyed columns were rows, and reporting rates numbers."""
+    """Return a dump of format 5, with nested records, keyed columns as rows and reporting rates as
+    numbers, in the present format."""
     book = data["book"]
     return {
         **data,
@@ -340,7 +347,7 @@ def _xids_from_5(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _drifts(estimator: Estimator) -> dict[str, F64]:
-    """Comparisons of the learned device parameters with their first values [3, n]."""
+    """Return comparisons of the learned device parameters with their first values [3, n]."""
     out: dict[str, F64] = {}
     known = estimator.parameters
     for name, share in DRIFTS.items():
@@ -349,7 +356,7 @@ def _drifts(estimator: Estimator) -> dict[str, F64]:
             sigma = np.hypot(share * np.abs(p.reference), np.nan_to_num(p.sigma))
             expected = p.reference
             if name == RESISTANCE and not estimator.gpus.temp.all_liquid:
-                # What all of a node in air have drifted by is their air's
+                # The common drift of all GPUs of a node in air is that of its air
                 expected = expected * (1.0 + estimator.air_drift)
             out[f"{name}/drift"] = np.stack([expected, p.value, sigma])
     return out

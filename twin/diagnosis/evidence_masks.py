@@ -62,7 +62,7 @@ STIRRED: dict[str, tuple[str, ...]] = {
     "node_silent": ("node", "rack.power_w"),
     "psu_lost": ("node", SPLIT),  # what one supply no longer draws from its feed, the other does
 }
-# Comparisons of the loop above, once these have ended: what was too warm behind them goes there
+# Comparisons of the loop above, after these have ended: the excess heat behind them moves there
 WARMED = (APPROACH, LOOP_USUAL, WATER)
 WARMED_BY = ("pump_trip", "filter_blocked", "branch_blocked", "valve_stuck")
 PASSING = ("pump_trip",)  # its beginning and its end stir for a while; others stir as long as they last
@@ -76,7 +76,7 @@ _POWER_ROW = TABLES["gpu"].by_name["power_w"].row
 class DownstreamMask(EntityState):
     """Rows of comparisons that lie downstream of a directly reported fault."""
 
-    # What a fault has stirred settles no sooner because its device was replaced
+    # Deviations that a fault caused settle no sooner because its device was replaced
     causes: dict[Key, Support] = records(Support, of_place=True)
     dry_ns: I64 = column("rack", "i8", of_place=True)  # when nothing flowed there last, for whatever reason
 
@@ -112,7 +112,7 @@ class DownstreamMask(EntityState):
                 del self.causes[key]
 
     def stirred(self, relation: str, n: int) -> Bool | None:
-        """Rows [n] of a comparison that a fault of a device stirs; None if none does."""
+        """Return the rows [n] of a comparison that a fault of a device disturbs; None for none."""
         return self._downstream(relation, n, sensors=False)
 
     def _downstream(self, relation: str, n: int, sensors: bool) -> Bool | None:
@@ -128,7 +128,7 @@ class DownstreamMask(EntityState):
         return out
 
     def covered(self, relation: str, n: int) -> Bool | None:
-        """Rows [n] of a comparison that lie downstream; None if none does."""
+        """Return the rows [n] of a comparison downstream of a fault; None for none."""
         out = self._downstream(relation, n, sensors=True)
         table = relation.partition(".")[0]
         if table in ("gpu", "rack") and self.dry_ns.any() and n == self.topology.sizes[table]:
@@ -139,7 +139,7 @@ class DownstreamMask(EntityState):
         return out
 
     def _stirred(self, cause: Support, relation: str, n: int) -> Any:
-        """Rows of a comparison that a fault stirs."""
+        """Return the rows of a comparison that a fault disturbs."""
         table, stirred = relation.partition(".")[0], STIRRED[cause.kind]
         ended = cause.last_ns < self._now_ns
         if self._now_ns - cause.last_ns > STIR_S * NS and relation != SPLIT:
@@ -157,7 +157,7 @@ class DownstreamMask(EntityState):
         return self._related(cause, table) if n == self.topology.sizes.get(table) else None
 
     def _of_sensor(self, cause: Support, relation: str) -> Any:
-        """Rows of a comparison in which this sensor takes part."""
+        """Return the rows of a comparison that uses this sensor."""
         table, at, signal = relation.partition(".")[0], cause.table, cause.signal
         if relation == "feeder.balance":
             return slice(None) if (at, signal) in (("rack", "power_w"), ("feeder", "power_w")) else None
@@ -168,7 +168,7 @@ class DownstreamMask(EntityState):
         return self._related(cause, table) if table == at or {table, at} <= set(LADDER) else None
 
     def _related(self, cause: Support, table: str) -> Any:
-        """Entities of `table` that are the cause's own, below or above it."""
+        """Return the entities of `table` at, below or above the cause."""
         at, entity = cause.table, cause.entity
         if table == at:
             return [entity]
@@ -189,7 +189,7 @@ class IdleMask:
         self.any_off = False
 
     def dry_gpus(self) -> Bool | None:
-        """GPUs behind a CDU or a branch without flow [n_gpu]; None if there are none."""
+        """Return the GPUs behind a CDU or a branch without flow [n_gpu]; None for none."""
         if not self.dry_rack.any():
             return None
         dry: Bool = self.dry_rack[self.topology.site.rack_of_gpu]
@@ -208,7 +208,7 @@ class IdleMask:
         self.any_off = bool(self.off.any())
 
     def covered(self, relation: str, n: int) -> Bool | None:
-        """Rows [n] of a comparison that rests on what stands still; None if there are none."""
+        """Return the rows [n] of a comparison of idle equipment; None for none."""
         table = relation.partition(".")[0]
         if n != self.topology.sizes.get(table):
             return None
@@ -224,7 +224,7 @@ class IdleMask:
         return out
 
     def masks(self) -> dict[str, Bool]:
-        """Entities whose meters may stand still [n per table]."""
+        """Return the entities whose meters may stand still [n per table]."""
         out: dict[str, Bool] = {}
         if self.dry_rack.any() or self.any_dry:
             out |= {"rack": self.dry_rack, "cdu": self.dry_cdu}
@@ -241,7 +241,7 @@ class IdleMask:
         return out
 
     def _resting(self) -> Bool:
-        """Racks whose GPUs are mostly off, or that draw next to nothing [n_rack]."""
+        """Return the racks whose GPUs are mostly off, or that draw next to nothing [n_rack]."""
         topology = self.topology
         resting: Bool = np.zeros(topology.sizes["rack"], np.bool_)
         if self.any_off:
@@ -256,7 +256,7 @@ class IdleMask:
 
 
 def _dry(state: State, topology: Topology) -> tuple[Bool, Bool]:
-    """(racks, CDUs) through which nothing flows; a CDU only where its racks' meters say so too."""
+    """Return (racks, CDUs) without flow; a CDU only if its racks' meters confirm it."""
     design = topology.site.design
     rack: Bool = np.zeros(topology.sizes["rack"], np.bool_)
     cdu: Bool = np.zeros(topology.sizes["cdu"], np.bool_)
@@ -274,7 +274,7 @@ def _dry(state: State, topology: Topology) -> tuple[Bool, Bool]:
 
 
 def _idle_feeders(topology: Topology, resting: Bool) -> Bool:
-    """Feeders that carry only racks that rest [n_feeder], directly or through feeders below."""
+    """Return the feeders that carry only idle racks [n_feeder], directly or through feeders below."""
     site, n = topology.site, topology.sizes["feeder"]
     served = site.feeders_of_rack
     live = ~resting[served.row_of_member]

@@ -1,4 +1,4 @@
-"""Counters that grow and errors that come again: memory, NVLinks, ports, XIDs.
+"""Growth: counters that grow and errors that recur: memory, NVLinks, ports, XIDs.
 
 Growth is judged over about a minute, against a least number and against what is usual for that entity. May
 import events, the state and causes.
@@ -22,7 +22,7 @@ EVERY_S = 2.0  # between readings of counters
 RECENT_S, USUAL_S = 60.0, 3600.0
 UNUSUAL = 10.0  # times the usual growth, whatever the chance: counts come in bursts; source: estimate
 CLEAR_S = 180.0
-# What is over sooner is a burst, which asks for nothing; after so long without any, growth begins anew;
+# Growth that ends sooner is a burst, which asks for nothing; after so long without any, it begins anew;
 # source: estimate
 BURST_S, ANEW_S = 4.0, 120.0
 RECOVERY_XID = 154  # tells what would cure an error, or that nothing is needed any more

@@ -1,4 +1,4 @@
-"""Inventory of CDUs: whether their own instruments say that coolant is missing from their circuits.
+"""Inventory of CDUs: detects coolant that is missing from a circuit, by the CDU's own instruments.
 
 Two of them can. The pressure at rest falls as coolant leaves: it counts where supply and return have fallen
 alike below what is usual at the coolant's temperature, as coolant that cools shrinks, a pump that changes its
@@ -48,7 +48,8 @@ class Inventory(EntityState):
 
     @property
     def missing_since_ns(self) -> I64:
-        """Since when coolant is missing from the circuit of each CDU [n]; 0 = it is not, or nobody knows."""
+        """Return the instant since which coolant is missing in the circuit of each CDU [n]; 0: none
+        missing, or unknown."""
         sure = self.last_ns - self.first_ns >= round(HOLD_S * NS)
         return np.where(sure, self.first_ns, 0)
 
@@ -83,19 +84,20 @@ class Inventory(EntityState):
         ]
 
     def _cooled_k(self, state: State, worked: Bool, dt_s: float) -> F64:
-        """By how much the coolant is colder than usual [n_cdu]; 0 where nobody reads it."""
+        """Return the kelvins by which the coolant is colder than usual [n_cdu]; 0 without readings."""
         coolant_c = 0.5 * (good(state, SUPPLY_TEMP) + good(state, RETURN_TEMP))
         return np.nan_to_num(self._below_usual("coolant_c", coolant_c, worked, dt_s))
 
     def _fallen_pa(self, state: State, worked: Bool, dt_s: float) -> F64:
-        """By how much supply and return have both fallen [n_cdu]; NaN while either is not known."""
+        """Return the common fall of supply and return, Pa [n_cdu]; NaN if either is unknown."""
         return np.minimum(
             self._below_usual("supply_pa", good(state, SUPPLY), worked, dt_s),
             self._below_usual("return_pa", good(state, RETURN), worked, dt_s),
         )
 
     def _below_usual(self, name: str, now: F64, worked: Bool, dt_s: float) -> F64:
-        """Usual value less that of now [n_cdu]; the usual one follows. NaN while either is not known."""
+        """Return the usual value minus the present one [n_cdu]; NaN if either is unknown. Updates the
+        usual value."""
         usual = getattr(self, name)
         usual = np.where((np.isnan(usual) | worked) & np.isfinite(now), now, usual)
         gap: F64 = usual - now
@@ -103,7 +105,7 @@ class Inventory(EntityState):
         return gap
 
     def _refilled(self, state: State, worked: Bool) -> Bool:
-        """Fill pumps [n_cdu] that began again within a day, or do not end."""
+        """Return the fill pumps [n_cdu] that restarted within a day, or do not stop."""
         now_ns = state.now_ns
         runs = (good(state, FILLING) == 1.0) & ~worked
         self.began_ns[worked], self.ended_ns[worked], self.ran_ns[worked] = 0, 0, 0
@@ -124,17 +126,17 @@ class Inventory(EntityState):
             evidence.append(f"pressures of supply and return fell by {fallen_kpa:.0f} of {usual_kpa:.0f} kPa")
         if again:
             ran_s = (state.now_ns - int(self.began_ns[cdu])) / NS
-            evidence.append(f"its fill pump runs for {ran_s:.0f} s, more than it tops up")
+            evidence.append(f"its fill pump runs for {ran_s:.0f} s, longer than a usual top-up")
         blind = [site.name("rack", r) for r in self._unwatched(state, cdu)]
         if blind:
             more = f" and {len(blind) - MOST_NAMED} more" if len(blind) > MOST_NAMED else ""
-            evidence.append(f"no detector is heard of {', '.join(blind[:MOST_NAMED])}{more}")
+            evidence.append(f"no detector reports from {', '.join(blind[:MOST_NAMED])}{more}")
         sure = 0.99 if fallen_pa > 0.0 and again else 0.9
         count = max(len(evidence), 1)
         return Cause("coolant_loss", "cdu", cdu, "", sure, tuple(evidence), count, 0.0, CLEAR_S)
 
     def _unwatched(self, state: State, cdu: int) -> list[int]:
-        """Racks of a CDU of which neither the rope nor all trays are heard: unknown is never dry."""
+        """Return the racks of a CDU whose rope or trays do not all report: unknown is never dry."""
         site = self.topology.site
         rope = np.isfinite(good(state, "rack.leak_state"))
         deaf = ~np.isfinite(good(state, "node.leak_state"))

@@ -52,7 +52,7 @@ LEAST_ENERGY = 9.0  # squared sigmas: three sigmas of a mean over a few readings
 # Of the energy in the relations that a hypothesis touches it accounts for at least this share.
 LEAST_SHARE = 0.45
 SIGNIFICANT = 0.03  # of a direction's squared length: relations with less say nothing of it
-# What it predicts so plainly in a relation without delay must be there to this share, or it is not the cause.
+# A cause that predicts a deviation so plainly and without delay is refuted below this share of it.
 PLAIN, PRESENT_PU = 8.0, 0.25
 PLAIN_NODE = 2.0  # of a node: what tells a meter that is off from a device that draws more than usual
 # The newest reading of a row agrees with the mean over the last few to this share: it is not over.
@@ -78,7 +78,7 @@ STICKY, STICKY_METER = 1.5, 4.0  # what is reported needs this much more energy 
 
 
 class CandidatePairs(NamedTuple):
-    """One term of a hypothesis: which entity shows in which row, by how many sigmas per unit."""
+    """One term of a hypothesis: the entity, the row, and the sigmas per unit."""
 
     relation: str
     entity: I32
@@ -86,14 +86,14 @@ class CandidatePairs(NamedTuple):
     slope: F64
 
     def of(self, entities: I32) -> CandidatePairs:
-        """Those of some entities."""
+        """Return the terms of some entities."""
         mine = np.isin(self.entity, entities)
         return CandidatePairs(self.relation, self.entity[mine], self.row[mine], self.slope[mine])
 
 
 @dataclass(slots=True)
 class IsolatedFault:
-    """A hypothesis that was taken: of which entity, by how much, and the rows that it accounts for."""
+    """An accepted hypothesis: its entity, its size, and the rows that it explains."""
 
     hypothesis: Hypothesis
     entity: int
@@ -107,7 +107,7 @@ class IsolatedFault:
 
 
 class _Tried(NamedTuple):
-    """A hypothesis at the entities `ids` that it may be true of."""
+    """A hypothesis at the candidate entities `ids`."""
 
     hypothesis: Hypothesis
     ids: I32
@@ -124,7 +124,7 @@ class FaultIsolation:
         self._balance: dict[str, tuple[I32, I32, F64]] = {}
 
     def set_balances(self, site: Site, members: list[tuple[I32, I32, I32]]) -> None:
-        """The balances of the power tree: per row its meters, feeders as load, racks as load."""
+        """Set the balances of the power tree: per row its meters, feeders as load, racks as load."""
         meters = [(int(f), i, 1.0) for i, (m, _, _) in enumerate(members) for f in m]
         loads = [(int(f), i, -1.0) for i, (_, c, _) in enumerate(members) for f in c]
         racks = [(int(r), i, 1.0) for i, (_, _, rs) in enumerate(members) for r in rs]
@@ -144,7 +144,7 @@ class FaultIsolation:
         covered: Callable[[str, int], Bool | None],
         is_reported: Callable[[Hypothesis], Bool | None],
     ) -> list[IsolatedFault]:
-        """Causes, best first. `covered` says which rows are accounted for already."""
+        """Return the causes, best first. `covered`: rows that are already explained."""
         active = set(tracks.active())
         if not active:
             return []
@@ -229,7 +229,7 @@ class FaultIsolation:
         least: float,
         only: Mapping[tuple[str, str], I32] = NOBODY,
     ) -> list[IsolatedFault]:
-        """Causes of the deviations `z` beyond `least` sigmas, among some sensors or of all kinds."""
+        """Return the causes of the deviations `z` beyond `least` sigmas, of some sensors or of all kinds."""
         on = {name: np.abs(sigmas) > least for name, sigmas in z.items()}
         lively = {name for name, far in on.items() if far.any()}
         sizes = self.topology.sizes
@@ -266,7 +266,7 @@ class FaultIsolation:
     def _pairs(
         self, h: Hypothesis, now: TickValues, residuals: dict[str, Residual], on: dict[str, Bool]
     ) -> list[CandidatePairs]:
-        """The known pairs of entities that have a row which is off, or may have."""
+        """Return the known pairs of entities with a row that is off, or may be."""
         found: list[CandidatePairs] = []
         near = np.zeros(self.topology.sizes[h.table], np.bool_)
         for term in h.terms(now):
@@ -304,7 +304,7 @@ class FaultIsolation:
     def _candidates(
         self, h: Hypothesis, pairs: list[CandidatePairs], on: dict[str, Bool]
     ) -> tuple[I32, list[CandidatePairs]]:
-        """Entities that have a row which is off, and their pairs with entities counted among them only."""
+        """Return entities with a row that is off, and their pairs, renumbered among them."""
         hit = np.zeros(self.topology.sizes[h.table], np.bool_)
         for p in pairs:
             hit[p.entity[on[p.relation][p.row]]] = True
@@ -318,7 +318,7 @@ class FaultIsolation:
 
 
 def _without(z: dict[str, F64], hidden: Callable[[str, int], Bool | None]) -> dict[str, F64]:
-    """Copies of deviations, without the rows that are hidden."""
+    """Return copies of deviations without the hidden rows."""
     out = {name: sigmas.copy() for name, sigmas in z.items()}
     for name, sigmas in out.items():
         if (rows := hidden(name, len(sigmas))) is not None:
@@ -338,7 +338,7 @@ def _deviation(track: DeviationTrack, early: Bool | None, hidden: Bool | None) -
 
 
 class _Pursuit:
-    """All hypotheses at all of their entities side by side, so that a round is one pass over all of them.
+    """All hypotheses at all of their entities side by side, so that one round is one pass.
 
     A *case* is one hypothesis at one entity, a *piece* one of its terms there, a *pair* one row of that.
     Sums go over pairs to pieces, then over pieces to cases.
@@ -406,7 +406,7 @@ class _Pursuit:
         return np.repeat(np.array(values, np.float64), np.diff(self._first))
 
     def _sum(self, of_pair: np.ndarray) -> F64:
-        """Sum over the pairs of each case [n_case]."""
+        """Return the sum over the pairs of each case [n_case]."""
         of_piece = np.bincount(self._piece, of_pair, len(self._case_of_piece))
         return np.bincount(self._case_of_piece, of_piece, self._first[-1]).astype(np.float64, copy=False)
 
@@ -437,7 +437,7 @@ class _Pursuit:
         )
 
     def _take(self, taken: _Tried, at: int, amount: float) -> dict[str, I32]:
-        """Subtract a case's part from its rows; returns those that were off, which are accounted for."""
+        """Subtract a case's part from its rows; returns the deviating rows that it explains."""
         rows: dict[str, I32] = {}
         for p in taken.pairs:
             mine = p.entity == at
@@ -451,7 +451,8 @@ class _Pursuit:
         return rows
 
     def _contradicted(self, size: F64, here: F64) -> Bool:
-        """Cases [n] of which a prompt relation does not show what the hypothesis plainly predicts of it."""
+        """Return the cases [n] without an effect that the hypothesis clearly predicts in a prompt
+        relation."""
         at = self._judged
         piece = self._piece[at]
         predicted = size[self._case[at]] * self._slope[at]
@@ -468,7 +469,7 @@ class _Pursuit:
 def _ripened(
     n: int, pairs: list[CandidatePairs], on: dict[str, Bool], since: dict[str, I64], now_ns: int, least: float
 ) -> list[CandidatePairs]:
-    """The pairs, with those of relations that lag weighted by how far they can have come by now."""
+    """Return the pairs; those of lagging relations are weighted by their possible progress."""
     first_ns = np.full(n, now_ns, np.int64)
     prompt = np.zeros(n, np.bool_)
     for p in pairs:
@@ -483,7 +484,7 @@ def _ripened(
 
 
 def _streak(fault: IsolatedFault, tracks: Tracks) -> int:
-    """The longest streak of the rows that are off and that the cause moves."""
+    """Return the longest streak of the deviating rows that the cause affects."""
     out = 0
     for name, rows in fault.rows.items():
         if name in PROMPT or len(fault.rows) == 1 or not any(r in PROMPT for r in fault.rows):

@@ -1,4 +1,4 @@
-"""Outages: readings that stopped together are one condition, named after the place that they share.
+"""Outages: readings that stopped together are one condition, named after their common place.
 
 Each silent entity bounds the instant at which its source stopped: not before its last reading, and not long
 after the first reading that is missing. Entities whose bounds overlap fell silent together. One signal alone
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twin.catalogue import I32, NS, TABLES, Bool, signal_words, utc
+from twin.catalogue import I32, NS, TABLES, Bool, counted, signal_words, table_noun, utc
 from twin.contracts import Finding
 from twin.diagnosis.silent_signals import SLACK_NS, Silent
-from twin.diagnosis.topology import LADDER, Topology, term_of
-from twin.site import Site
+from twin.diagnosis.topology import LADDER, Topology
+from twin.site import Site, noun_key
 from twin.telemetry import MISSING, EntityState, State, TableState, records
 
 BIN_NS = NS // 4  # instants are compared in these steps
@@ -29,7 +29,7 @@ MOST_TABLES = 2  # that are listed beside their place
 
 @dataclass(slots=True)
 class Outage:
-    """Readings that stopped together: the lowest place with all of them, and the instant of the stop.
+    """Readings that stopped together: their lowest common place, and the instant of the stop.
 
     `first_ns`: when it was noticed. `signals` and `entities` count what is missing.
     """
@@ -72,7 +72,7 @@ class Outages(EntityState):
                 ((table, one),) = cluster.items()
                 if one.signals[0] == 1 and not one.whole[0]:
                     hold_s = float(one.hold_s()[0])
-                    # Unless its device still speaks, it may be the first to be missed of many
+                    # Unless its device still reports, it may be the first of many silent signals
                     if state.now_ns - int(one.heard_ns[0]) <= hold_s * NS:
                         alone.append((table, int(one.entity[0]), int(one.row[0]), hold_s))
                     continue
@@ -105,10 +105,10 @@ class Outages(EntityState):
     def _describe(
         self, state: State, outage: Outage, cluster: dict[str, Silent], members: dict[str, I32]
     ) -> None:
-        """Count what is missing and say where: as long as more falls silent, the place may grow."""
+        """Count the missing signals and describe their place: while more fall silent, the place may grow."""
         outage.counted_ns, outage.entities = state.now_ns, sum(map(len, members.values()))
         outage.table, outage.entity = self.place(members)
-        # What is heard half as long after the last reading as makes it silent was sent after the stop
+        # A reading heard half the limit of silence after the last one was sent after the stop
         last_ns = max(int(s.last_ns.max()) for s in cluster.values())
         until_ns = last_ns + min(int((s.missed_ns - s.last_ns).min()) for s in cluster.values()) // 2
         outage.whole = all(s.whole.all() for s in cluster.values())
@@ -119,7 +119,7 @@ class Outages(EntityState):
         outage.parts = self.parts(cluster)
 
     def place(self, members: Mapping[str, I32]) -> tuple[str, int]:
-        """The lowest entity that all are in: (table, index)."""
+        """Return the lowest entity that contains all members: (table, index)."""
         if len(members) == 1:
             ((table, index),) = members.items()
             if len(index) == 1:
@@ -131,7 +131,7 @@ class Outages(EntityState):
         return "site", 0
 
     def _inside(self, table: str, index: I32, higher: str) -> Iterable[int]:
-        """Entities of a higher table that these are in; -1 for one that is in none."""
+        """Return the entity of a higher table that contains each of these; -1 for none."""
         site = self.topology.site
         if table == higher:
             return [int(i) for i in np.unique(index)]
@@ -148,7 +148,7 @@ class Outages(EntityState):
         return (-1,)
 
     def _all_of(self, outage: Outage, state: State, members: Mapping[str, I32], until_ns: int) -> bool:
-        """Return True if nothing else in this place is heard after the stop."""
+        """Return True if nothing else in this place reports after the stop."""
         if outage.table == "site":
             within = {t: np.arange(n, dtype=np.int32) for t, n in self.sizes.items() if t != "job"}
         else:
@@ -172,7 +172,7 @@ class Outages(EntityState):
         return self.topology.below(outage.table, outage.entity, table)
 
     def parts(self, cluster: Mapping[str, Silent]) -> str:
-        """The members in words, the highest first: `rack lab/h/r1, 18 nodes and 72 GPUs`."""
+        """Return the members in words, the highest first: `rack lab/h/r1, 18 nodes and 72 GPUs`."""
         return self.listing(
             {table: s.entity for table, s in cluster.items()},
             {
@@ -187,12 +187,14 @@ class Outages(EntityState):
         words = []
         for table in sorted(members, key=_order):
             who, n = self.topology.site.name(table, int(members[table][0])), len(members[table])
-            who = f"{term_of(table)} {who}" if n == 1 else f"{n} {term_of(table)}s"
+            kind = noun_key(self.topology.site, table)
+            who = f"{table_noun(kind, n)} {who}" if n == 1 else counted(kind, n)
             words.append(f"{signal_words(signals[table])} of {who}" if signals and table in signals else who)
         return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
     def _identity(self, outage: Outage, members: Mapping[str, I32]) -> str:
-        """A name for as long as it lasts: its place, and what is missing of it, where that is not all."""
+        """Return a name that stays while the outage lasts: its place, and the missing part if it is not
+        all."""
         name = f"{PREFIX}{self.topology.site.name(outage.table, outage.entity)}"
         if not outage.whole:
             name += "/" + "+".join(sorted(members))
@@ -200,7 +202,7 @@ class Outages(EntityState):
         return f"{name}#{same + 1}" if same else name
 
     def blind(self, table: str) -> Bool | None:
-        """Entities [n] without data themselves, directly above or directly below; None if there are none.
+        """Return the entities [n] without data at, directly above or directly below them; None for none.
 
         Comparisons relate an entity to its neighbours: of these none is conclusive.
         """
@@ -216,7 +218,7 @@ class Outages(EntityState):
         return out if out.any() else None
 
     def findings(self, site: Site) -> list[Finding]:
-        """Outages that last, as operators see them. Silence alone is never more than a warning."""
+        """Return lasting outages as findings for operators. Silence alone is never more than a warning."""
         return [
             _finding(site, o, self.members.get(o.id, {}))
             for o in self.known.values()
@@ -232,13 +234,14 @@ def _order(table: str) -> int:
 
 
 def where(site: Site, outage: Outage) -> str:
-    """The place of an outage in words: `rack lab/h/r1`, `72 GPUs of rack lab/h/r1`."""
+    """Return the place of an outage in words: `rack lab/h/r1`, `72 GPUs of rack lab/h/r1`."""
     place = site.name(outage.table, outage.entity)
     if outage.table == "site":
         return "any source" if outage.whole else outage.parts
+    noun = table_noun(noun_key(site, outage.table))
     if outage.whole:
-        return f"{term_of(outage.table)} {place}"
-    return outage.parts if place in outage.parts else f"{outage.parts} of {term_of(outage.table)} {place}"
+        return f"{noun} {place}"
+    return outage.parts if place in outage.parts else f"{outage.parts} of {noun} {place}"
 
 
 def place_of(outages: Outages, members: Mapping[str, I32]) -> str:
@@ -246,7 +249,8 @@ def place_of(outages: Outages, members: Mapping[str, I32]) -> str:
     of many tables the place alone.
     """
     site, (table, entity) = outages.topology.site, outages.place(members)
-    place = "the site" if table == "site" else f"{term_of(table)} {site.name(table, entity)}"
+    noun = table_noun(noun_key(site, table))
+    place = "the site" if table == "site" else f"{noun} {site.name(table, entity)}"
     if len(members) > MOST_TABLES or table in members:
         return place
     listed = outages.listing(members)
@@ -264,7 +268,7 @@ def _finding(site: Site, outage: Outage, members: Mapping[str, I32]) -> Finding:
         tuple(names[:SHOWN_ENTITIES]),
         (
             f"silent together: {outage.parts}",
-            "conclusions that rest on them wait; limits are judged by the worst case meanwhile",
+            "conclusions from these signals wait; until then limits use the worst case",
         ),
         1.0,
         "Check what these have in common: broker, gateway, agent or exporter, and its network.",
@@ -273,7 +277,7 @@ def _finding(site: Site, outage: Outage, members: Mapping[str, I32]) -> Finding:
 
 
 def missing(column: TableState, index: I32, until_ns: int) -> int:
-    """Signals of these entities that were read once and not after an instant; companions do not count."""
+    """Return the signals of these entities without a reading after an instant; companions do not count."""
     rows = np.array([s.row for s in column.signals if s.base not in TABLES[column.table].by_name], np.int32)
     cells = np.ix_(rows, index)
     last_ns = column.t_ns[np.ix_(column.partition.group_of_row[rows], index)]
@@ -288,7 +292,7 @@ def missing(column: TableState, index: I32, until_ns: int) -> int:
 
 
 def _together(silent: Mapping[str, Silent]) -> list[dict[str, Silent]]:
-    """Split into those whose bounds overlap, the earliest first."""
+    """Split outages into groups with overlapping bounds, the earliest first."""
     tables = list(silent)
     begin = np.concatenate([silent[t].last_ns for t in tables]) // BIN_NS
     end = np.concatenate([silent[t].missed_ns for t in tables]) // BIN_NS

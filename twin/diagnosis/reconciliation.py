@@ -1,4 +1,4 @@
-"""Reconciliation: readings that others contradict beyond doubt, and the values that these imply instead.
+"""Reconciliation: readings that other readings clearly contradict, and the implied values that replace them.
 
 A grid's state estimation finds bad data by its largest normalized residual, takes that meter out and looks
 again (Monticelli 1999, State Estimation in Electric Power Systems, chapter 7). Here the comparisons of the
@@ -18,10 +18,11 @@ import numpy as np
 from twin.catalogue import F64, I32, NS, Bool, counted, find_signal, quantity, signal_words
 from twin.contracts import Finding, Residual
 from twin.diagnosis.cause import Cause
+from twin.diagnosis.common_mode import CommonMode
 from twin.diagnosis.isolation import FaultIsolation
 from twin.diagnosis.signature import HYPOTHESES, TickValues, measured_signal
-from twin.site import Site
-from twin.telemetry import EntityState, records
+from twin.site import Site, noun_key
+from twin.telemetry import EntityState, part, records
 
 BIASED = "sensor_biased"
 # Signals that others can contradict. A GPU's own temperature is believed however odd: it is protected by it.
@@ -61,7 +62,8 @@ class RowMasks(NamedTuple):
 
 @dataclass(slots=True)
 class Doubt:
-    """A reading `read` that is not believed, the value that others imply with its 1 sigma, and since when.
+    """An untrusted reading `read`, the implied value with its 1 sigma, and the instant since which it is
+    untrusted.
 
     A reading whose doubt is not `active` is believed again, and its meter suspected. `times`: how often the
     doubt became active.
@@ -88,13 +90,14 @@ class Doubt:
 
 
 class Reconciliation(EntityState):
-    """The readings of this tick that are not believed."""
+    """The untrusted readings of this tick."""
 
     doubts: dict[DoubtKey, Doubt] = records(Doubt)
+    common: CommonMode = part()
 
     def __init__(self, site: Site) -> None:
         super().__init__({})
-        self.site = site
+        self.site, self.common = site, CommonMode(site)
         design, of_gpu = site.design, site.rack_of_gpu
         feeder, rack = self._served = site.served_racks()
         below_w = np.bincount(feeder, design.rack_max_w[rack], site.sizes["feeder"])
@@ -114,7 +117,7 @@ class Reconciliation(EntityState):
         masks: RowMasks,
         reported: Iterable[Cause],
     ) -> None:
-        """Look at the readings of this tick."""
+        """Check the readings of this tick."""
         self._by_signal = None
         now_ns, found = now.state.now_ns, dict[DoubtKey, tuple[float, float, float]]()
         for key, most in self._most.items():
@@ -129,9 +132,12 @@ class Reconciliation(EntityState):
                 read = float(now[key][fault.entity])
                 if abs(fault.size) >= _least(key, read - fault.size):
                     found[h.table, fault.entity, h.signal] = read, read - fault.size, fault.sigma
-        for at, (read, value, sigma) in found.items():
+        common = self.common.find(now)
+        for at, (read, value, sigma) in (found | common).items():
             known = self.doubts.get(at)
             first_ns, times = (now_ns, 1) if known is None else (known.first_ns, known.times)
+            if at in common:  # rests on no reading that may come later
+                first_ns = min(first_ns, now_ns - round(HOLD_S.get(f"{at[0]}.{at[2]}", 0.0) * NS))
             times += known is not None and not known.active
             self.doubts[at] = Doubt(*at, read, max(value, 0.0), sigma, first_ns, now_ns, times=times)
         for at, doubt in list(self.doubts.items()):
@@ -144,7 +150,7 @@ class Reconciliation(EntityState):
                 del self.doubts[at]
 
     def _suspects(self) -> dict[tuple[str, str], I32]:
-        """Entities whose meter of power was contradicted within the last minute, by table and signal."""
+        """Return the entities with a contradicted power meter within the last minute, by table and signal."""
         out: dict[tuple[str, str], list[int]] = {}
         for doubt in self.doubts.values():
             if doubt.signal == "power_w":
@@ -159,7 +165,7 @@ class Reconciliation(EntityState):
         now: TickValues,
         found: dict[DoubtKey, tuple[float, float, float]],
     ) -> None:
-        """Powers that no such device draws: as expected, or the rated one."""
+        """Return powers beyond the expected or rated maximum of the device."""
         read = now[key]
         far = np.flatnonzero(read > MOST_RATED_PU[key] * most)
         table, _, signal = key.partition(".")
@@ -192,7 +198,10 @@ class Reconciliation(EntityState):
         return index, np.array([d.value for d in mine]), np.array([d.sigma for d in mine])
 
     def findings(self, now_ns: int, reported: Iterable[Cause]) -> list[Finding]:
-        """Readings that are not believed for a while and that no fault names yet, one for each signal."""
+        """Return readings that are untrusted for a while without a named fault, one finding for each
+        signal."""
+        if not self.doubts:
+            return []
         named = {(cause.table, cause.entity, cause.signal) for cause in reported}
         some: dict[str, list[Doubt]] = {}
         for at, doubt in self.doubts.items():
@@ -206,15 +215,15 @@ class Reconciliation(EntityState):
         signal, first = find_signal(key), doubts[0]
         assert signal is not None
         read, others = (quantity(value, signal.unit, 4) for value in (first.read, first.value))
-        who = names[0] if len(names) == 1 else counted(first.table, len(names))
+        who = names[0] if len(names) == 1 else counted(noun_key(self.site, first.table), len(names))
         return Finding(
             f"doubt/{key}",
             "info",
-            f"The {signal_words(signal.name)} of {who} is not believed: other readings contradict it",
+            f"The {signal_words(signal.name)} of {who} is not trusted: other readings contradict it",
             names,
             (f"{names[0]}: read {read}, others imply {others}",),
             0.9,
-            "Policies go by what the others imply. If it lasts, an alarm names the sensor.",
+            "Policies use the value that the others imply. If this lasts, an alarm names the sensor.",
             len(names),
         )
 
@@ -224,7 +233,7 @@ class Reconciliation(EntityState):
 
 
 def _least(key: str, value: float) -> float:
-    """The least error of a signal that matters to those who act on it."""
+    """Return the least error of a signal that matters for its users."""
     if key.endswith("temp_c"):
         return LEAST_K
     return (LEAST_FLOW_PU if key.endswith("flow_lpm") else LEAST_PU) * abs(value)
@@ -236,7 +245,7 @@ def _replaced(
     now: TickValues,
     found: dict[DoubtKey, tuple[float, float, float]],
 ) -> None:
-    """A sensor that is reported to stand still or to jump: the value that is expected, where one is."""
+    """Return the expected value, if any, for a sensor that is reported as stuck or jumping."""
     key = f"{cause.table}.{cause.signal}"
     if key not in RECONCILED:
         return
@@ -252,6 +261,6 @@ def _replaced(
 
 
 def danger_sign(key: str) -> float:
-    """-1 for a signal whose low values are dangerous, else 1."""
+    """Return -1 for a signal whose low values are dangerous, otherwise 1."""
     signal = find_signal(key)
     return -1.0 if signal is not None and signal.danger == "low" else 1.0

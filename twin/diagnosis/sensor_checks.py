@@ -1,4 +1,4 @@
-"""Sensor checks: sensors that stand still or jump, each judged by its own usual behaviour.
+"""Sensor checks: finds sensors that are stuck or jump, each by its own usual behaviour.
 
 Every meter of a physical quantity has noise: one that repeats its last digit far longer than it ever did
 stands still. A jump is a reading far from both of its neighbours, farther than these are from each other: a
@@ -76,12 +76,12 @@ STILL = 4.0  # so many times as long without a change as usual
 NEVER = 2**30
 MOST_REPEATS = 0.999  # one that repeats itself more often is never called frozen for that alone
 SETTLED = 100  # readings from which USUAL_PER_READING is the larger share
-# By readings known: a mean square of jumps that few readings told may be larger
+# By number of readings: a mean square of jumps from few readings may be larger
 WIDENING = widening(SETTLED, LEAP_PU, FREEDOM).astype(np.float32)
 
 
 class CheckLogs(NamedTuple):
-    """-ln of the chances that a reading of a healthy gauge errs: that it is called frozen, or jumping."""
+    """-ln of the chances that a test calls a healthy gauge frozen, or jumping."""
 
     frozen: float = 20.0
     spiking: float = 20.0
@@ -119,7 +119,7 @@ def traits_of(table: str, logs: CheckLogs = USUAL_LOGS) -> dict[str, Any]:
 
 
 class GaugeState(EntityState):
-    """The usual behaviour of gauges, as learned [k, n], and those that are odd now."""
+    """The learned usual behaviour of gauges [k, n], and the suspect ones."""
 
     last: F32 = column(OWN, "f4", np.nan, lead=("k",))
     before: F32 = column(OWN, "f4", np.nan, lead=("k",))
@@ -135,7 +135,7 @@ class GaugeState(EntityState):
 
 
 class Bank(GaugeState):
-    """Watched gauges side by side: arrays [k, n], of which a part of the columns is updated in a tick.
+    """Monitored gauges side by side: arrays [k, n]; a tick updates a part of the columns.
 
     `traits` [k], or [n] where all lies in one row (k = 1): the limits of the tests, see `traits_of`.
     """
@@ -155,7 +155,7 @@ class Bank(GaugeState):
         self._at = np.zeros((2, 0), np.int64)
 
     def refresh(self) -> None:
-        """After its arrays were written from outside."""
+        """Refresh the views after a write to the arrays from outside."""
         self.settled.clear()
         self.calm.clear()
         self._refresh()
@@ -212,7 +212,7 @@ class Bank(GaugeState):
         return at, at if w == self.n else at + (at // w) * (self.n - w) + part.start
 
     def _led(self, far: I64) -> Bool:
-        """Of cells that have just leapt: where what they follow has leapt with them."""
+        """Return the jumping cells whose reference signal jumped with them."""
         lead = self._lead[far if self.flat else far // self.n]
         now, then = (column.reshape(-1)[far + lead] for column in (self.last, self.before))
         moved: Bool = np.abs(now - then) > LEAST_JUMP_PU * np.maximum(np.abs(now), np.abs(then))
@@ -224,7 +224,7 @@ class Bank(GaugeState):
         return trait
 
     def _freeze(self, value: F32, new: Bool | None, at: I64, cells: I64) -> None:
-        """Of some that stand still: which never did so long."""
+        """Return the standing cells that never stood so long before."""
         if new is not None:
             some = new.reshape(-1)[at]
             at, cells = at[some], cells[some]
@@ -261,15 +261,15 @@ class Bank(GaugeState):
 
 
 def _repeats(run: I32, moves: F32, count: I32, varied: F32) -> F64:
-    """Chance that a healthy gauge reads again what it read last, by its moves and the noise in its steps."""
-    # What was seen of it before it stood still may have been luck, or the edge of a step
+    """Return the chance that a healthy gauge repeats its last reading, by its changes and noise in steps."""
+    # Moves of a gauge before it stood still may have been luck, or the edge of a step
     before = np.where(count < SETTLED, np.maximum(count - run, 0), SETTLED)
     repeats = 1.0 - moves + 1.0 / (before + 1.0)
     return np.asarray(np.maximum(repeats, np.interp(varied, VARIED, RESTS)), np.float64)
 
 
 class Meters(GaugeState):
-    """The watched gauges of a table: arrays [k, n], views of a bank's."""
+    """The monitored gauges of a table: arrays [k, n], views of a bank's."""
 
     def __init__(self, table: str, n: int, bank: Bank, begin: int, logs: CheckLogs) -> None:
         self.table, self.n, self.names, self.bank, self.logs = table, n, WATCHED[table], bank, logs
@@ -285,7 +285,7 @@ class Meters(GaugeState):
         self._known, self._groups = b"", list[tuple[int, Any]]()
 
     def groups(self, state: State) -> list[tuple[int, Any]]:
-        """Signals that are read together: a row of them, and which of ours they are."""
+        """Return the signals that are read together: a row of them, and their places here."""
         of_row = state.tables[self.table].partition.group_of_row
         if (known := of_row.tobytes()) != self._known:
             mine = of_row[self.rows]
@@ -309,7 +309,7 @@ class Meters(GaugeState):
         return None if every else out
 
     def settle(self, in_maintenance: Bool | None) -> None:
-        """After new readings: whether anything is odd. Where people work, nothing is."""
+        """Update after new readings; returns True if a gauge is suspect. Gauges under maintenance are not."""
         odd = self.bank.odd
         if odd and in_maintenance is not None:
             self.frozen[:, in_maintenance], self.jumping[:, in_maintenance] = False, False
@@ -374,7 +374,7 @@ class SensorChecks(EntityState):
                 meters.settle(in_maintenance.get(table))
 
     def _side_by_side(self, state: State, readings: NewReadings, counts: dict[str, int]) -> None:
-        """All small tables at once."""
+        """Update all small tables at once."""
         every, some = True, False
         for table, m in self.meters.items():
             if not m.bank.flat:
@@ -393,7 +393,7 @@ class SensorChecks(EntityState):
 
     @staticmethod
     def _part(m: Meters, state: State, readings: NewReadings) -> None:
-        """A part of a large table."""
+        """Update a part of a large table."""
         at = state.tick % m.parts
         part = slice(at * m.n // m.parts, (at + 1) * m.n // m.parts)
         new = m.fresh(state, readings, part, np.empty((len(m.rows), part.stop - part.start), np.bool_))
@@ -401,7 +401,8 @@ class SensorChecks(EntityState):
             m.bank.update(state.tables[m.table].value[m.rows, part], new, part)
 
     def __getstate__(self) -> tuple[Sizes, AlarmBudget, dict[str, Any]]:
-        """For a copy: pieces of a bank, copied one by one, would no longer be its pieces."""
+        """Return the state for a copy: separately copied pieces of a bank would no longer share its
+        arrays."""
         return self.sizes, self.budget, self.dump()
 
     def __setstate__(self, known: tuple[Sizes, AlarmBudget, dict[str, Any]]) -> None:
@@ -410,7 +411,7 @@ class SensorChecks(EntityState):
 
 
 def _logs(sizes: Sizes, budget: AlarmBudget) -> dict[str, CheckLogs]:
-    """The chances of the tests of each table, by how many gauges of all are judged, and how often."""
+    """Return the chances of the tests of each table, by the number of gauges and of tests."""
     periods_s = {t: min(budget.period_s(t, name) for name in WATCHED[t]) for t in sizes}
     frozen = spiking = 0.0
     for table, n in sizes.items():

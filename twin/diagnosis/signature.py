@@ -1,4 +1,4 @@
-"""Signatures: the effect of each hypothesis on the estimator's comparisons, per unit of what it changes.
+"""Signatures: the effect of each hypothesis on the estimator's comparisons, per unit of its change.
 
 A sensor that reads too much by one unit, a branch that passes less: each moves the residuals of several
 relations by known amounts. The signs and sizes follow from the relations themselves. An absent relation or an
@@ -32,13 +32,13 @@ DRIFTS = {name: PARAMETER_KINDS[name].healthy for name in _WORN}
 
 
 def measured_signal(name: str) -> str:
-    """The signal whose reading a comparison judges: `rack.flow_lpm/heat` judges `flow_lpm`."""
+    """Return the signal of a comparison's reading: `flow_lpm` for `rack.flow_lpm/heat`."""
     signal = name.partition(".")[2].partition("/")[0]
     return "return_temp_c" if signal == "heat" else signal
 
 
 class SignatureTerm(NamedTuple):
-    """One relation's share in a signature: the change of its residual per unit.
+    """One relation's term of a signature: the change of its residual per unit.
 
     `child` "" is the hypothesis's own entity or, where the relation is of a table above, its ancestor; else
     the relation's rows are of the table `child` below. `slope` has the length of the hypothesis's table, or
@@ -73,7 +73,7 @@ class Hypothesis:
 
 
 class TickValues:
-    """The values of this tick, each read once, on demand."""
+    """The values of this tick, each read once on demand."""
 
     def __init__(self, state: State, topology: Topology) -> None:
         self.state, self.topology = state, topology
@@ -88,7 +88,7 @@ class TickValues:
         return np.ones(self.topology.sizes[table])
 
     def up(self, key: str, child: str) -> F64:
-        """A value of an ancestor's table for each entity of `child`."""
+        """Return the value of an ancestor's table for each entity of `child`."""
         values = self[key]
         at = self.topology.above(child, key.partition(".")[0])
         if len(values) == 0:
@@ -96,11 +96,11 @@ class TickValues:
         return np.where(at >= 0, values[np.maximum(at, 0)], np.nan)
 
     def rise(self) -> F64:
-        """Of each rack's coolant, K."""
+        """Return the rise of each rack's coolant, K."""
         return np.maximum(self["rack.return_temp_c"] - self["rack.supply_temp_c"], 1.0)
 
     def over_supply(self) -> F64:
-        """Of each GPU over its rack's coolant, K."""
+        """Return each GPU's temperature over its rack's coolant, K."""
         supply = self.up("rack.supply_temp_c", "gpu")
         return np.maximum(self["gpu.temp_c"] - np.where(np.isfinite(supply), supply, 25.0), 2.0)
 
@@ -151,7 +151,7 @@ def _rack_flow(now: TickValues) -> list[SignatureTerm]:
 
 
 def _branch(now: TickValues) -> list[SignatureTerm]:
-    """GPUs feel it some seconds before the flow's reading comes."""
+    """Return the signature of a branch: GPUs react some seconds before the flow's reading."""
     felt = -PLATE_FLOW_POWER * now.over_supply() / np.maximum(now.up("rack.flow_lpm", "gpu"), 20.0)
     return [SignatureTerm(BRANCH, now.one("rack")), SignatureTerm(GPU_TEMP, felt, "gpu")]
 
@@ -208,7 +208,7 @@ def _drawn_k(now: TickValues) -> F64:
 
 
 def _water_ratio(now: TickValues) -> F64:
-    """Kelvin of the facility water per kelvin of the racks' water [n_cdu]."""
+    """Return the kelvins of the facility water per kelvin of the racks' water [n_cdu]."""
     return now["cdu.flow_lpm"] / np.maximum(now["cdu.facility_flow_lpm"], 5.0)
 
 
@@ -230,7 +230,7 @@ def _cdu_return(now: TickValues) -> list[SignatureTerm]:
 
 
 def _left(now: TickValues) -> F64:
-    """Share of the difference of its entries that the warm stream keeps [n_cdu]."""
+    """Return the share of the inlet difference that the warm stream keeps [n_cdu]."""
     back, cool = now["cdu.return_temp_c"], now["cdu.facility_supply_temp_c"]
     return np.clip((now["cdu.supply_temp_c"] - cool) / np.maximum(back - cool, 1.0), 0.05, 0.95)
 

@@ -38,7 +38,7 @@ BURNT_K = 6.0  # below slowdown, in its last reading: it shut down by heat
 
 
 class Silence(EntityState):
-    """Instants since which nodes and GPUs report nothing."""
+    """Instants since which nodes and GPUs are silent."""
 
     node_ns: I64 = column("node", "i8")
     gpu_ns: I64 = column("gpu", "i8")
@@ -71,7 +71,7 @@ class Silence(EntityState):
         off = self._off(state, windows)
         silent = silent_signals(state, windows)
         out = [
-            Cause("node_down", "node", i, "", 0.99, ("its controller reports it off",), 1, 2.0, 30.0)
+            Cause("node_down", "node", i, "", 0.99, ("its controller reports that it is off",), 1, 2.0, 30.0)
             for i in np.flatnonzero(off).tolist()
         ]
         gone = off | self._unpowered(state)[site.rack_of_node]
@@ -110,7 +110,7 @@ class Silence(EntityState):
         silent: dict[str, Silent],
         heated: Bool | None,
     ) -> list[Cause]:
-        """Nodes and GPUs that fell silent by themselves. Their masks go to `hidden`."""
+        """Find nodes and GPUs that fell silent by themselves. Their masks go to `hidden`."""
         site, n, out = self.topology.site, self.topology.sizes, list[Cause]()
         off = self.hidden.get("node", np.zeros(n["node"], np.bool_))
         node, node_known = _quiet(watch, silent, "node", n["node"])
@@ -152,7 +152,8 @@ class Silence(EntityState):
         return out
 
     def _hold_s(self, silent: dict[str, Silent]) -> F64:
-        """Seconds for which others that stopped with each node may still be unnoticed [n_node]."""
+        """Return the seconds for which the simultaneous stop of others may be unnoticed, for each node
+        [n_node]."""
         out = np.zeros(self.topology.sizes["node"])
         for table in ("node", "gpu"):
             if table not in silent:
@@ -163,7 +164,7 @@ class Silence(EntityState):
         return out
 
     def _sensor(self, state: State, cell: tuple[str, int, int], hold_s: float) -> Cause:
-        """A sensor that is silent while its device speaks; `cell`: its table, entity and row."""
+        """Return the cause for a silent sensor of a reporting device; `cell`: its table, entity and row."""
         table, entity, row = cell
         signal, column = state.tables[table].signals[row], state.tables[table]
         last = amount(signal.key, float(column.value[row, entity]))
@@ -183,7 +184,7 @@ class Silence(EntityState):
         return hot | self._off_bus_together(growth)
 
     def _off_bus_together(self, growth: Growth) -> Bool:
-        """GPUs [n_gpu] that reported so with another of their node."""
+        """Return the GPUs [n_gpu] that reported leaving the bus together with another GPU of their node."""
         fallen: Bool = np.zeros(self.topology.sizes["gpu"], np.bool_)
         off = growth.xids.fallen()
         if not len(off):
@@ -193,7 +194,7 @@ class Silence(EntityState):
         return fallen & (np.bincount(at[fallen], minlength=self.topology.sizes["node"]) > 1)[at]
 
     def _unpowered(self, state: State) -> Bool:
-        """Racks [n] that are known to be without power, or were until their nodes can have started."""
+        """Return the racks [n] known to be without power, now or until their nodes can have started."""
         fed, lost = self.topology.site.feeders_of_rack, self.reports.lost
         rack, n = fed.row_of_member, self.topology.sizes["rack"]
         out: Bool = np.zeros(n, np.bool_)
@@ -207,7 +208,7 @@ class Silence(EntityState):
         return recent
 
     def _off(self, state: State, windows: Windows) -> Bool:
-        """Nodes whose controller says that they are off [n_node]."""
+        """Return the nodes that their controller reports as off [n_node]."""
         off: Bool = np.zeros(self.topology.sizes["node"], np.bool_)
         if reported(state, "node.power_on_state"):
             off = good(state, "node.power_on_state") == 0.0
@@ -217,7 +218,7 @@ class Silence(EntityState):
 
 
 def _quiet(watch: SensorChecks, silent: dict[str, Silent], table: str, n: int) -> tuple[Bool, Bool]:
-    """(entities that report nothing any more, entities that ever reported) [n]."""
+    """Return (entities that no longer report, entities that ever reported) [n]."""
     meters, quiet = watch.meters.get(table), np.zeros(n, np.bool_)
     if meters is None:
         return quiet, quiet
@@ -237,7 +238,7 @@ def _since(since_ns: I64, mask: Bool, now_ns: int) -> None:
 
 
 def _together(since_ns: I64, mask: Bool, rack_of: Any, most: int) -> Bool:
-    """Those [n] that fell silent within a minute of more than `most` - 1 others of their rack."""
+    """Return those [n] that fell silent within a minute of at least `most` others of their rack."""
     out: Bool = np.zeros(len(mask), np.bool_)
     for rack in np.unique(rack_of[mask]).tolist():
         mine = np.flatnonzero(mask & (rack_of == rack))
@@ -253,7 +254,7 @@ def _together(since_ns: I64, mask: Bool, rack_of: Any, most: int) -> Bool:
 
 
 def _far_apart(since_ns: I64, mask: Bool, rack_of: Any) -> Bool:
-    """Those [n] that fell silent within a minute or two of others in more than MOST_RACKS racks."""
+    """Return those [n] that fell silent within a minute or two of others in more than MOST_RACKS racks."""
     out: Bool = np.zeros(len(mask), np.bool_)
     at = np.flatnonzero(mask)
     minute = since_ns[at] // round(TOGETHER_S * NS)
@@ -264,7 +265,8 @@ def _far_apart(since_ns: I64, mask: Bool, rack_of: Any) -> Bool:
 
 
 def _not_of_source(causes: list[Cause], off: Bool, rack_of: Any) -> list[Cause]:
-    """Without nodes of racks that were switched off as a whole: that is their rack's supply, or meant."""
+    """Return the nodes outside racks that were switched off as a whole, which their rack's supply
+    explains."""
     if not off.any():
         return causes
     racks = int(rack_of.max(initial=0)) + 1

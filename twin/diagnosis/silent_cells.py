@@ -1,4 +1,4 @@
-"""Silent cells: the readings that are missing where a finding says that something is silent."""
+"""Silent cells: the missing readings behind a finding about silence."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from twin.catalogue import I32
+from twin.catalogue import I32, table_noun
 from twin.diagnosis.cause import finding_of
 from twin.diagnosis.diagnosis import Diagnosis
 from twin.diagnosis.outages import where
-from twin.diagnosis.topology import term_of
+from twin.site import noun_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,10 @@ def silent_cells(identity: str, diagnosis: Diagnosis) -> SilentCells:
     if fault is None or fault.count > 1:  # many at once, as one fault of their place
         return SilentCells()
     index, name = np.array([fault.entity], np.int32), site.name(fault.table, fault.entity)
+    place = f"{table_noun(noun_key(site, fault.table))} {name}"
     if fault.signal:
-        return SilentCells({fault.table: index}, f"{term_of(fault.table)} {name}", {fault.signal})
+        return SilentCells({fault.table: index}, place, {fault.signal})
     members = {fault.table: index}
     if fault.table == "node":
         members["gpu"] = np.arange(*site.gpu_start_of_node[fault.entity : fault.entity + 2], dtype=np.int32)
-    return SilentCells(members, f"{term_of(fault.table)} {name}")
+    return SilentCells(members, place)

@@ -1,4 +1,4 @@
-"""Silent signals: which entities stopped reporting what, and the bounds of the instant at which they did.
+"""Silent signals: the entities and signals that stopped reporting, with bounds of the instant.
 
 A signal is silent when `TableState` says so, by its own cadence. States and settings are no evidence: many
 sources send them only when they change.
@@ -15,7 +15,8 @@ from twin.catalogue import F64, I32, I64, NS, TABLES, Bool, Signal
 from twin.contracts import Windows
 from twin.telemetry import GOOD, MISSING, State, TableState
 
-SETTINGS = ("setpoint", "request", "limit", "readback", "grid_", "_count")  # in names: sent when they change
+# Parts of the names of signals that are sent on change, or only while they apply
+SETTINGS = ("setpoint", "request", "limit", "readback", "grid_", "_count", "next_start")
 SLACK_NS = NS  # of clocks
 HOLD_S = 3.0  # for those that are still to fall silent with it
 PERIODS = 3.0  # of an entity, about, that make it silent: one that stopped with it may be found one later
@@ -50,11 +51,11 @@ class Silent:
     heard_ns: I64
 
     def hold_s(self) -> F64:
-        """Seconds for which others that stopped at the same instant may still be unnoticed [m]."""
+        """Return the seconds for which a simultaneous stop of others may be unnoticed [m]."""
         return np.asarray(HOLD_S + (self.missed_ns - self.last_ns) / (PERIODS * NS), np.float64)
 
     def where(self, mask: Bool) -> Silent:
-        """Those of a mask [m]."""
+        """Return the entities of a mask [m]."""
         return Silent(
             self.entity[mask], self.signals[mask], self.whole[mask], self.row[mask],
             self.last_ns[mask], self.missed_ns[mask], self.heard_ns[mask],
@@ -62,7 +63,7 @@ class Silent:
 
 
 def silent_signals(state: State, windows: Windows) -> dict[str, Silent]:
-    """Return what is silent now, by table; nobody is expected to speak where people work."""
+    """Return the silent signals by table; entities under maintenance are not expected to report."""
     out = {}
     for table, column in state.tables.items():
         if column.n == 0 or table == "job":
@@ -74,7 +75,7 @@ def silent_signals(state: State, windows: Windows) -> dict[str, Silent]:
 
 
 def _parts(column: TableState, now_ns: int) -> list[Part]:
-    """The silent entities of each signal of a table."""
+    """Return the silent entities of each signal of a table."""
     parts: list[Part] = []
     together: dict[tuple[int, float], Bool] = {}
     listened_ns = now_ns - int(column.resumed_ns[0])  # nobody listened before: that is no silence
@@ -84,7 +85,7 @@ def _parts(column: TableState, now_ns: int) -> list[Part]:
             continue
         if column.bad_count[row]:
             silent = column.silent(signal, now_ns)
-            # What sends nonsense still sends
+            # A device that sends nonsense still sends
             wrong = (column.quality[row] != GOOD) & (column.quality[row] != MISSING)
             if wrong.any():
                 silent = silent & ~(
@@ -106,7 +107,7 @@ def _parts(column: TableState, now_ns: int) -> list[Part]:
 
 
 def _spoke_ns(column: TableState, row: int, index: I32) -> I64:
-    """Instants of the last messages that gave a value, good or not [k]."""
+    """Return the instants of the last messages with a value, good or not [k]."""
     t_ns: I64 = column.t_ns[column.partition.group_of_row[row], index]
     if column.bad_count[row]:
         t_ns = np.where(column.quality[row, index] == MISSING, column.good_ns[row, index], t_ns)
@@ -114,12 +115,12 @@ def _spoke_ns(column: TableState, row: int, index: I32) -> I64:
 
 
 def measured(column: TableState) -> tuple[Signal, ...]:
-    """Measured quantities, which a healthy source sends again and again, without companions."""
+    """Return the measured quantities, which a healthy source sends repeatedly, without companions."""
     return MEASURED[column.table]
 
 
 def _merged(column: TableState, now_ns: int, parts: list[Part], windows: Windows) -> Silent | None:
-    """The silent entities of a table, with the bounds of the latest stop of each."""
+    """Return the silent entities of a table, with the bounds of the latest stop of each."""
     n = column.n
     signals, row, longest = np.zeros(n, np.int32), np.full(n, -1, np.int32), np.zeros(n, np.int64)
     last, missed = np.zeros(n, np.int64), np.full(n, 2**62, np.int64)
@@ -137,14 +138,14 @@ def _merged(column: TableState, now_ns: int, parts: list[Part], windows: Windows
         # A signal that was silent before the others says nothing of their stop
         end_ns = last_ns + wait_ns + SLACK_NS
         missed[index] = np.where(end_ns >= last[index], np.minimum(missed[index], end_ns), missed[index])
-    # What is heard half as long after the last reading as makes it silent was sent after the stop
+    # A reading heard half the limit of silence after the last one was sent after the stop
     heard_ns = _last_heard_ns(column, found)
     whole = heard_ns <= last[found] + longest[found] // 2
     return Silent(found, signals[found], whole, row[found], last[found], missed[found], heard_ns)
 
 
 def _last_heard_ns(column: TableState, index: I32) -> I64:
-    """Instants of the last messages with a measured quantity of these entities [m]; 0 for none."""
+    """Return the instants of the last messages with a measured quantity of these entities [m]; 0 for none."""
     out: I64 = np.zeros(len(index), np.int64)
     of_row: Any = column.partition.group_of_row
     groups: dict[int, list[int]] = {}

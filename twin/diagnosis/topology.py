@@ -11,12 +11,6 @@ from twin.catalogue import F64, I32, Bool
 from twin.site import Site
 
 LADDER = ("gpu", "node", "rack", "cdu", "loop", "site")
-INITIALS = ("gpu", "cdu")
-
-
-def term_of(table: str) -> str:
-    """The kind of entity of a table as people write it: `GPU`, `rack`."""
-    return table.upper() if table in INITIALS else table
 
 
 class Topology:
@@ -52,13 +46,13 @@ class Topology:
         return (table, ancestor) in self._map
 
     def above(self, table: str, ancestor: str) -> I32:
-        """The ancestor of each entity [n of table]."""
+        """Return the ancestor of each entity [n of table]."""
         if ancestor == "site":
             return np.zeros(self.sizes[table], np.int32)
         return self._map[table, ancestor]
 
     def below(self, table: str, entity: int, child: str) -> I32:
-        """Entities of `child` under this one, ascending."""
+        """Return the entities of `child` under this one, ascending."""
         if table == child:
             return np.array([entity], np.int32)
         if table == "rack" and child == "gpu":

@@ -11,13 +11,13 @@ import re
 
 import numpy as np
 
-from twin.catalogue import find_signal
+from twin.catalogue import find_signal, table_noun
 from twin.contracts import Residual
 from twin.diagnosis.cause import Cause
 from twin.diagnosis.isolation import CONFIRMING, PRESENT_PU, IsolatedFault
 from twin.diagnosis.sensor_checks import SensorChecks
 from twin.diagnosis.signature import BRANCH, GPU_TEMP, HEAT, HEAT_FLOW, MIX, PSU1, PSU2, SETPOINT, TickValues
-from twin.diagnosis.topology import term_of
+from twin.site import noun_key
 
 # Seconds for which a cause must be the best account before it is reported: loss of flow cannot wait.
 HOLD_S = {"branch_blocked": 0.0, "filter_blocked": 6.0, "pump_worn": 10.0, "exchanger_fouled": 20.0,
@@ -39,7 +39,7 @@ LONG_RUN, LONG_SURPRISE = 8, 4.0
 UNITS = {"l/min": (1.0, "l/min", 1), "Pa": (1e-3, "kPa", 1), "degC": (1.0, "°C", 1), "W": (1e-3, "kW", 2),
          "Hz": (1e-6, "MHz", 0), "1": (100.0, "%", 1)}  # fmt: skip
 SMALL_W = 20e3  # below, people say watts
-# What a comparison rests on, for people.
+# Text of the basis of each comparison, for people.
 FROM = {
     "rack.flow_lpm/pressure": "from {rack.diff_pressure_pa} across the rack",
     "rack.flow_lpm/heat": "from its heat balance",
@@ -75,12 +75,12 @@ FROM = {
 
 
 def derived_from(relation: str) -> str:
-    """The readings that an expected value follows from, in words: `from its power and coolant`."""
+    """Return the readings behind an expected value in words: `from its power and coolant`."""
     return re.sub(r"\{\w+\.(\w+)\}", r"its \1", FROM.get(relation, ""))
 
 
 def amount(key: str, value: float) -> str:
-    """A value of a signal in the unit in which people say it."""
+    """Return a value of a signal in its usual unit for people."""
     signal = find_signal(key)
     factor, unit, digits = UNITS.get("" if signal is None else signal.unit, (1.0, "", 2))
     if unit == "kW" and abs(value) < SMALL_W:
@@ -90,7 +90,7 @@ def amount(key: str, value: float) -> str:
 
 
 def sentence(relation: str, row: int, residual: Residual, now: TickValues, who: str = "") -> str:
-    """One comparison: what is read, what was expected, and from what."""
+    """Return a sentence on one comparison: the reading, the expected value, and its basis."""
     table, _, rest = relation.partition(".")
     signal = rest.partition("/")[0]
     key = "rack.return_temp_c" if relation == "rack.heat" else f"{table}.{signal}"
@@ -136,7 +136,7 @@ class DiagnosisVerdicts:
     def cause(
         self, fault: IsolatedFault, now: TickValues, residuals: dict[str, Residual], gap_z: np.ndarray
     ) -> Cause | None:
-        """The cause, or None where it is better to wait or where it is nobody's fault."""
+        """Return the cause, or None if the verdict must wait or nothing is at fault."""
         h, entity = fault.hypothesis, fault.entity
         kind, signal = h.kind, h.signal if h.kind == "sensor_biased" else ""
         if h.relations == (GPU_TEMP,) and h.table == "gpu":
@@ -222,7 +222,7 @@ class DiagnosisVerdicts:
             who = "" if own or name == "feeder.balance" else f"{site.name(table, first)}: "
             out.append(sentence(name, first, residuals[name], now, who))
             if len(rows) > 1:
-                word = term_of(table) + "s" * (len(rows) > 2)
+                word = table_noun(noun_key(site, table), len(rows) - 1)
                 out.append(f"{len(rows) - 1} more {word} likewise")
         if h.kind == "sensor_biased" and kind == "sensor_biased":
             size = amount(f"{h.table}.{h.signal}", abs(fault.size)).replace("°C", "K")
@@ -231,12 +231,13 @@ class DiagnosisVerdicts:
 
     @staticmethod
     def _plate_or_sensor(gpu: int, gap_z: np.ndarray, size: float) -> tuple[str, str]:
-        """The memory beside it is as hot as its chip: if it disagrees, the sensor is wrong."""
+        """Return the plate or the sensor: if the GPU's memory is not as hot as its chip, the sensor is
+        wrong."""
         disagrees = size < 0 or (len(gap_z) > gpu and abs(float(gap_z[gpu])) > 4.0)
         return ("sensor_biased", "temp_c") if disagrees else ("plate_degraded", "")
 
     def _run(self, table: str, signal: str, entity: int) -> tuple[int, float, float]:
-        """(equal readings in a row, usual share of readings that change, surprise at so long a run)."""
+        """Return (number of equal readings, usual share of readings that change, surprise of such a run)."""
         meters = self.watch.meters.get(table)
         if meters is None or signal not in meters.names:
             return 0, 1.0, 0.0

@@ -1,4 +1,5 @@
-"""The last XIDs of each GPU, and which GPUs report them again and again: a ring of instants and codes."""
+"""XID bursts: the last XIDs of each GPU in a ring of instants and codes, and the GPUs that keep reporting
+them."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ class Xids(SparseState):
         self.off_bus[row[off]] = nth[off] + 1  # ascending for each GPU: the last one stays
 
     def advance(self, now_ns: int) -> None:
-        """Forget GPUs that have been quiet for long; note which have begun to report again and again."""
+        """Forget GPUs after a long quiet time; note GPUs with a new burst."""
         if not len(self):
             return
         since_ns = now_ns - round(XID_S * NS)
@@ -76,11 +77,11 @@ class Xids(SparseState):
         self.burst_ns[lasting & (self.burst_ns == 0)] = now_ns
 
     def derive(self) -> None:
-        """Texts are made anew."""
+        """Drop the cached texts."""
         self._text.clear()
 
     def bursts(self, in_maintenance: Bool | None, most: int) -> I32:
-        """GPUs with bursts, ascending; if there are more than `most`, those whose bursts are the oldest."""
+        """Return the GPUs with bursts, ascending; of more than `most`, those with the oldest bursts."""
         rows = np.flatnonzero(self.burst_ns)
         gpus = self.index[rows]
         if in_maintenance is not None and len(gpus):
@@ -110,7 +111,7 @@ class Xids(SparseState):
         return [text for _, _, text in self._text.values()]
 
     def of(self, gpu: int) -> list[int]:
-        """Codes that a GPU reported within the last minutes, the newest last."""
+        """Return the codes that a GPU reported within the last minutes, the newest last."""
         (row,), (known,) = self.find(np.array([gpu], np.int32))
         if not known:
             return []
@@ -119,12 +120,12 @@ class Xids(SparseState):
         return codes
 
     def fallen(self) -> I32:
-        """GPUs whose last XIDs say that they have fallen off the bus, ascending."""
+        """Return the GPUs whose last XIDs report that they left the bus, ascending."""
         return self.index[(self.off_bus > 0) & (self.many - self.off_bus < XID_KEPT)]
 
 
 def codes_of(codes: list[int]) -> I32:
-    """Codes as numbers of 31 bits; others are the largest."""
+    """Return codes as numbers of 31 bits; larger ones become the largest."""
     try:
         numbers = np.array(codes, np.int64)
     except OverflowError:

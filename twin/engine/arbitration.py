@@ -132,7 +132,7 @@ class ArbitrationPass:
         verdicts: dict[str, int],
         records: list[JournalRecord],
     ) -> None:
-        """Settle one control; what comes of it goes to the four lists."""
+        """Settle one control, and append the results to the four lists."""
         acting, claims = self._claims(key)
         advising = len(claims) > len(acting) or any(c.allowed is not None for c in acting)
         # Before the real leases change: the advice begins where they stand
@@ -148,7 +148,7 @@ class ArbitrationPass:
                 del self.arbiter.shadow[key]
 
     def _carry_out(self, key: str, lease: Leases, acting: list[Claim], claims: list[Claim]) -> Order:
-        """The order on one control, and what became of earlier ones."""
+        """Settle the order on one control, and follow up on earlier commands."""
         arbiter, view, now_ns = self.arbiter, self.view, self.view.now_ns
         alarmed = any(f"{kind}/{key}" in self.findings.active for kind in FOLLOWED)
         if not (claims or alarmed or arbiter.fresh_term or key in arbiter.settling or lease.ever_used()):
@@ -168,7 +168,7 @@ class ArbitrationPass:
         if not (claims or busy or alarmed or owed):
             return out
         self._order(key, lease, acting, self._abandoned(lease, claims), out)
-        # What keeps its value and is no longer asked for may be another's by now: let its lease lapse
+        # A value that keeps and that no policy claims any more may be another's by now: let its lease lapse
         keeps = lease.control.on_expiry == "keep" and arbiter.mode_of(key) != "held"
         left = ~out.settled if keeps else excluded
         if left is not None and excluded is not None:
@@ -207,11 +207,11 @@ class ArbitrationPass:
         out.commands += arbiter.withdraw(key, keep, now_ns, self.slew_s, readback)
 
     def _rehearse(self, key: str, shadow: ShadowLeases, claims: list[Claim]) -> Order:
-        """The order that there would be on one control if all claims might act."""
+        """Settle one control as if all claims might act."""
         rehearsal = replace(self, arbiter=self.arbiter.rehearsal(), view=self.preview, rehearsal=True)
         out = Order(shadow.n)
         rehearsal._order(key, shadow, claims, self._suspended(shadow), out)
-        # What nobody asks for any more is on its way back, if whose advice it was still advises
+        # A value that no policy asks for any more is on its way back, if its policy still advises
         advised = np.where(out.settled, out.by >= 0, shadow.apart & self._returning(shadow))
         for number, claim in enumerate(claims):
             authority = self.intake.authority[claim.name]
@@ -224,7 +224,7 @@ class ArbitrationPass:
         return out
 
     def _advice(self, shadow: ShadowLeases, lease: Leases, order: Order) -> list[CommandBatch]:
-        """The commands of a rehearsal that the real leases lack, as advice."""
+        """Return as advice the rehearsed commands that the real leases do not have."""
         shown = order.advised | (shadow.apart & ~order.settled)
         heard_ns = self._told_ns(shadow) if shadow.handed_ns.any() else np.zeros(shadow.n, np.int64)
         shadow.part(lease, order.advised, order.settled, heard_ns, self.view.now_ns)
@@ -276,7 +276,7 @@ class ArbitrationPass:
         return any(key in p.controls and authority[p.name] in ("act", "approve") for p in self.policies)
 
     def _keep_out(self, done: Settlement, readback: F64, excluded: Bool | None) -> list[JournalRecord]:
-        """Drop what is wanted in maintenance; the journal tells once per window what would have protected."""
+        """Drop claims on entities in maintenance. The journal records dropped protection once per window."""
         if excluded is None or not np.isfinite(done.value[excluded]).any():
             return []
         records: list[JournalRecord] = []
@@ -286,7 +286,7 @@ class ArbitrationPass:
         return records
 
     def _protect(self, done: Settlement, readback: F64) -> int:
-        """Hold back what would disturb protected nodes unless an operator asked for it; returns a count.
+        """Hold back commands that would disturb protected nodes unasked, and return their number.
 
         Isolating a rack does not depend on scheduling and is not held back.
         """
@@ -327,7 +327,7 @@ class ArbitrationPass:
     def _follow_up(
         self, key: str, lease: Leases, readback: F64, excluded: Bool | None, commands: list[CommandBatch]
     ) -> list[JournalRecord]:
-        """Overdue commands, and read-backs that differ or do not come; nothing of it in maintenance."""
+        """Record overdue commands, and read-backs that differ or are missing, outside maintenance."""
         records: list[JournalRecord] = []
         findings, control, now_ns = self.findings, lease.control, self.view.now_ns
         if not lease.running().any():
@@ -364,7 +364,7 @@ class ArbitrationPass:
         return records
 
     def _reported(self, control: Control, index: I32, excluded: Bool | None) -> I32:
-        """Entities of `index` whose silence is to be told, as nothing else tells of it."""
+        """Return the entities of `index` whose silence nothing else reports."""
         index = _outside(index, excluded)
         if len(index) and control.on_expiry != "keep":  # who is silent falls back by itself
             index = _outside(index, self._mute(control))
@@ -382,10 +382,10 @@ class ArbitrationPass:
         return late | hidden.get(control.table, np.False_)
 
     def _settle_doubts(self, lease: Leases, claims: list[Claim]) -> Bool | None:
-        """Nodes whose withdrawal, in force before this term began, is read back as in force still [n].
+        """Return the nodes whose withdrawal from before this term is still read back as in force [n].
 
-        Until then it is not commanded anew, as people may have ended it while nobody watched. None: no
-        withdrawal is in doubt.
+        Until the read-back a withdrawal is not commanded again, since people may have ended it unobserved.
+        None: no withdrawal is in doubt.
         """
         if not self.arbiter.fresh_term and not lease.doubted_ns.any():
             return None
@@ -398,7 +398,7 @@ class ArbitrationPass:
         return lease.settle_doubts(self.view.readback(SERVICE), heard_ns, wanted)
 
     def _look_after(self, key: str, lease: Leases) -> None:
-        """Check that what was given back has arrived, and that what is out of service bears our mark."""
+        """Check that restored values have arrived, and that withdrawn nodes carry racktwin's mark."""
         view, envelope = self.view, self.view.site.envelopes[key]
         if np.isfinite(lease.given).any():
             heard_ns, tolerance = self.view.readback_ns(key), max(envelope.deadband, 1e-6)
@@ -408,9 +408,9 @@ class ArbitrationPass:
             lease.no_longer_ours(np.flatnonzero(marked).astype(np.int32))
 
     def _told_ns(self, shadow: ShadowLeases) -> I64:
-        """Until when devices have told what came of a command, by their read-back and power [n].
+        """Return the instant up to which read-back and power of a device show the effect of a command [n].
 
-        Where neither was ever heard, until now: there is nothing to wait for.
+        For a device that reports neither it is now, since there is nothing to wait for.
         """
         table, view, control = shadow.control.table, self.view, shadow.control
         out = np.full(shadow.n, view.now_ns)
@@ -426,7 +426,7 @@ class ArbitrationPass:
         return shown(self.view.site, self.view.jobs, table, index[:SHOWN_ENTITIES])
 
     def _known(self, key: str, n: int) -> Bool:
-        """Mask of the entities of which the read-back is current [n]."""
+        """Return the mask of entities with a current read-back [n]."""
         control = find_control(key)
         if control is None or control.readback is None:
             return np.zeros(n, np.bool_)
@@ -434,11 +434,11 @@ class ArbitrationPass:
         return good
 
     def _abandoned(self, lease: Leases, claims: list[Claim]) -> Bool:
-        """Mask of the leases that are left to lapse instead of given back [n].
+        """Return the mask of leases that lapse instead of being released [n].
 
-        Its owner is suspended; or its owner may act no longer and still asks for it, so that to give it back
-        would be to raise what somebody wants held down. None where a lapse restores: that is to give it back,
-        and a BMS that hears the daemon goes on with what was asked for.
+        The owner of such a lease is suspended, or may no longer act but still proposes the value: a release
+        would raise a value that a policy wants low. None where a lapse restores the initial value: there it
+        equals a release, and a BMS that hears the daemon keeps the requested value.
         """
         if lease.control.on_expiry == "restore":
             return np.zeros(lease.n, np.bool_)
@@ -450,18 +450,18 @@ class ArbitrationPass:
         return out
 
     def _returning(self, shadow: ShadowLeases) -> Bool:
-        """Mask of the shadow leases that run for a policy that advises, and would be given back [n]."""
+        """Return the mask of shadow leases of an advising policy that would be released [n]."""
         gives_back = shadow.control.on_expiry != "keep"
         advising = [i for i, p in enumerate(self.policies) if self.intake.authority[p.name] in ADVISING]
         out: Bool = shadow.running() & np.isin(shadow.owner, advising) & gives_back
         return out
 
     def _suspended(self, lease: Leases) -> Bool:
-        """Mask of the leases whose owner is suspended [n]."""
+        """Return the mask of leases whose owner is suspended [n]."""
         suspended = [i for i, p in enumerate(self.policies) if p.name in self.suspended]
         return np.isin(lease.owner, suspended) if suspended else np.zeros(lease.n, np.bool_)
 
 
 def _outside(index: I32, excluded: Bool | None) -> I32:
-    """The entities that are not excluded."""
+    """Return the entities that are not excluded."""
     return index if excluded is None else index[~excluded[index]]

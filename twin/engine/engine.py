@@ -2,8 +2,8 @@
 
 Order of a tick: events, state, history, estimator, diagnosis, health, models, policies, arbitration,
 findings.
-Live operation, replay and what-if all call this and nothing else. The engine has no clock, no files and no
-randomness; policies and models are handed in.
+Live operation, replay and what-if call only this function. The engine has no clock, no files and no
+randomness. The caller passes policies and models in.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from twin.alerts import Findings
+from twin.alerts import DRAINED, REPLACE, Findings, awaited_repairs
 from twin.catalogue import (
+    F64,
     NS,
     ConfigError,
     ContractError,
@@ -68,9 +69,16 @@ from twin.site import Site, SiteSpec, build_site
 from twin.telemetry import Frame, Freshness, JobSlots, SignalHistory, State, events as ev, noted
 
 RESUME_GAP_S, RESUME_REST_S = 5.0, 60.0
+# On a large site plug-ins with such periods take turns, so many seconds after the first tick. Those of 5 s to
+# 10 s run between them, and not with the health of all parts, the ledger or the load forecast
+SELDOM_S, TURNS_S = 10.0, (1, 2, 4, 6, 7)
+SPREAD_S, SPREAD_TURN_S = 5.0, 3
+DUE_NS = NS // 1000  # by so much a plug-in may run too early
 MARK_EVERY = 60  # ticks between checks of the state in the journal
-MARK_AT = 30  # not in the tick in which a trace writes its keyframe, which is as much work
+MARK_AT = 33  # not in a tenth tick, in which what is asked each 5 and 10 s is done as well
+MARK_TURN = 35  # on a large site, in whose ticks 3 and 8 of ten plug-ins run each 5 s
 FIT_DEADLINE_S = 600.0
+UNTESTED_S = 180.0  # a drained node waits for people from then on, if no test began. source: estimate
 MAX_FORECASTS = 1000  # of one model
 BALANCED = ("rack.heat", "feeder.balance")  # comparisons that are findings of their own, unless explained
 _DEFAULT_AUTHORITY = "advise"
@@ -96,6 +104,11 @@ class Engine:
         self.memory: dict[str, Memory] = {p.name: fresh_memory(p, site) for p in self.policies}
         self.in_force: dict[str, list[Proposal]] = {p.name: [] for p in self.policies}
         self.ran_ns: dict[str, int] = {}
+        period_s = {f"model:{n}": m.period_s for n, m in self.models.items()}
+        period_s |= {p.name: p.period_s for p in self.policies}
+        seldom = [name for name, seconds in period_s.items() if seconds >= SELDOM_S]
+        self._turn_s = {name: SPREAD_TURN_S for name, seconds in period_s.items() if seconds >= SPREAD_S}
+        self._turn_s |= {name: TURNS_S[i % len(TURNS_S)] for i, name in enumerate(seldom)}
         self.fitted_ns: dict[str, int] = {}
         self.suspended: dict[str, int] = {}  # plug-in -> since
         self.usual_dt_s = 0.0  # of the last regular tick: a pause does not save up any slew
@@ -157,12 +170,16 @@ class Engine:
             known = (self.health.reported(self.diagnosis.faults), self.findings.active)
             suspects = suspects_of(self.health, self.forecasts, self.site, self.windows, *known)
             records += self.findings.keep_only("health/", suspects)
+        if "node.service_level" in self.arbiter.leases:
+            waits = self._awaiting_people(frame.now_ns)
+            repairs = awaited_repairs(self.site, waits, self.windows, self.findings.active)
+            records += self.findings.keep_only("replacement/", repairs)
         if self.goodput.evaluated_ns == frame.now_ns:
             held_back = self.goodput.findings(self.state, self.jobs)
             records += self.findings.keep_only("job_straggler/", held_back)
         if not frame.urgent:
             self.usual_dt_s = frame.dt_s
-        if frame.tick % MARK_EVERY == MARK_AT:
+        if frame.tick % MARK_EVERY == (MARK_TURN if self.site.is_large else MARK_AT):
             records.append(MarkRecord(next_command=self.arbiter.next_command, state=self.state.marks()))
         return Decision(
             frame.tick,
@@ -176,7 +193,7 @@ class Engine:
         )
 
     def _heed(self, events: Sequence[ev.Event], records: list[JournalRecord]) -> list[ev.FaultReported]:
-        """Apply events in order; the faults that are new."""
+        """Apply events in order, and return the new faults."""
         acks: Counter[tuple[str, str, str]] = Counter()
         faults, reports, new_faults = FaultTally(), ReportTally(), list[ev.FaultReported]()
         for kind, alike in groupby(events, type):
@@ -207,9 +224,9 @@ class Engine:
         return new_faults
 
     def _resume(self, frame: Frame) -> bool:
-        """After a gap in which nobody listened, silence counts from now on; not more than once a minute.
+        """Restart the count of silence after a gap without ticks, at most once a minute.
 
-        Returns whether there was one.
+        Return True if there was such a gap.
         """
         paused = frame.dt_s >= RESUME_GAP_S and any(isinstance(e, ev.TicksSkipped) for e in frame.events)
         if paused:
@@ -305,7 +322,35 @@ class Engine:
     def due(self, name: str, period_s: float, now_ns: int) -> bool:
         """True if a plug-in's period is over since it last ran."""
         last = self.ran_ns.get(name)
-        return last is None or now_ns - last >= round(period_s * NS) - NS // 1000
+        return last is None or now_ns - last >= round(period_s * NS) - DUE_NS
+
+    def _note_run(self, name: str, period_s: float, now_ns: int) -> None:
+        """Note that a plug-in runs, at the instant from which its next period counts.
+
+        On a large site the second run of a plug-in that runs seldom comes 1 to 7 s later, by its turn. From
+        then on its periods follow each other without a gap. A late run, or a pause, moves no turn.
+        """
+        last_ns = self.ran_ns.get(name)
+        if not self.site.is_large:
+            self.ran_ns[name] = now_ns
+        elif last_ns is None:
+            self.ran_ns[name] = now_ns + self._turn_s.get(name, 0) * NS
+        else:
+            late_ns = (now_ns + DUE_NS - last_ns) % max(round(period_s * NS), 1)
+            self.ran_ns[name] = now_ns + DUE_NS - late_ns
+
+    def _awaiting_people(self, now_ns: int) -> F64:
+        """Service levels [n_node] at which nodes wait for people; NaN elsewhere.
+
+        That is `replace`, and `drained` of a node that a policy withdrew, for a while without a job or test.
+        """
+        service, test = self.arbiter.leases["node.service_level"], self.arbiter.leases["node.burn_in_since_s"]
+        if not (service.value >= DRAINED).any():
+            return np.full(len(service.value), np.nan)
+        operators = [k for k, policy in enumerate(self.policies) if policy.name == "operator"]
+        idle = (self.jobs.job_of_node < 0) & np.isnan(test.value) & ~np.isin(service.owner, operators)
+        idle &= now_ns - service.changed_ns >= round(UNTESTED_S * NS)
+        return np.where((service.value >= REPLACE) | (service.value >= DRAINED) & idle, service.value, np.nan)
 
     def _forecast(self, view: EngineView, frame: Frame, records: list[JournalRecord]) -> list[FitRequest]:
         fits: list[FitRequest] = []
@@ -316,7 +361,7 @@ class Engine:
                 or not self.due("model:" + name, model.period_s, frame.now_ns)
             ):
                 continue
-            self.ran_ns["model:" + name] = frame.now_ns
+            self._note_run("model:" + name, model.period_s, frame.now_ns)
             try:
                 model.update(view)
                 forecasts = model.predict(view)
@@ -352,7 +397,7 @@ class Engine:
         return fits
 
     def _hold(self, name: str, forecasts: list[Forecast]) -> None:
-        """These are what a model says now; where two say the same, the first by name is in force."""
+        """Store the forecasts of a model. Of two with the same forecast, the first by name is in force."""
         others = {k: f for k, f in self.forecasts.items() if not f.model.startswith(f"{name}@")}
         for forecast in forecasts:
             other = others.get((forecast.signal, forecast.horizon_s))
@@ -388,7 +433,7 @@ class Engine:
             ):
                 continue
             if not frame.urgent:
-                self.ran_ns[name] = frame.now_ns
+                self._note_run(name, policy.period_s, frame.now_ns)
             try:
                 seen = handover if self.intake.takes_over(name, frame.now_ns) else view
                 seen = preview if self.intake.previews(name) else seen
@@ -396,9 +441,12 @@ class Engine:
             except Exception as error:
                 records += self.suspend(name, error, frame.now_ns)
                 continue
-            if not same_proposals(proposals, self.in_force[name]):
+            changed = not same_proposals(proposals, self.in_force[name])
+            if changed:
                 records.append(proposals_record(name, proposals, self.in_force[name], self.site, self.jobs))
             records += accounts
+            if not changed:
+                continue
             # A policy may reuse its buffers: keep copies.
             self.in_force[name] = [
                 Proposal(p.control, p.index.copy(), p.lo.copy(), p.hi.copy(), p.want.copy(), p.reason)
@@ -406,7 +454,7 @@ class Engine:
             ]
 
     def _run_policy(self, policy: Policy, view: EngineView) -> tuple[list[Proposal], list[JournalRecord]]:
-        """Return a policy's proposals and accounts, and keep its memory. Raises what it does wrong."""
+        """Return a policy's proposals and accounts, and store its memory. Raises the policy's errors."""
         before = {k: read_only(v) for k, v in self.memory[policy.name].items()}
         proposals, memory = policy.propose(view, before)
         if len(proposals) > MAX_PROPOSALS:
@@ -450,7 +498,7 @@ class Engine:
         ).run(records)
 
     def suspend(self, name: str, error: Exception, now_ns: int) -> list[JournalRecord]:
-        """A plug-in broke its contract: it is asked no more until `PluginRestored`."""
+        """Suspend a plug-in that violated its contract, until `PluginRestored`."""
         self.suspended[name] = now_ns
         self.forecasts = {k: f for k, f in self.forecasts.items() if not f.model.startswith(f"{name}@")}
         why = f"{type(error).__name__}: {error}"[:500]
@@ -458,11 +506,11 @@ class Engine:
             Finding(
                 f"suspended/{name}",
                 "critical",
-                f"{name} broke its contract and is suspended",
+                f"{name} violated its contract and is suspended",
                 (),
                 (why,),
                 1.0,
-                "Mend the plug-in and restart; its running leases lapse by themselves.",
+                "Fix the plug-in and restart the daemon; its running leases lapse by themselves.",
             )
         )
 
@@ -523,7 +571,7 @@ class Engine:
         return [changed, *records]
 
     def dump(self) -> dict[str, Any]:
-        """Everything that decides what the engine does next, as plain data and arrays."""
+        """Return all state that affects future decisions, as plain data and arrays."""
         return {
             "site_hash": self.site.spec_hash,
             "tick": self.state.tick,
@@ -560,7 +608,7 @@ class Engine:
         }
 
     def restore(self, data: dict[str, Any]) -> None:
-        """Take over what `dump` gave. Raises StorageError for another site or other policies."""
+        """Restore the result of `dump`. Raises StorageError for another site or other policies."""
         if data["site_hash"] != self.site.spec_hash:
             raise StorageError(f"snapshot is of site {data['site_hash']}, this is {self.site.spec_hash}")
         # One that speaks after all others begins afresh: leases name their owners by place
@@ -612,5 +660,5 @@ class Engine:
         }
 
     def checksum(self) -> str:
-        """Content hash of everything that decides what the engine does next."""
+        """Return the content hash of all state that affects future decisions."""
         return digest(self.dump())

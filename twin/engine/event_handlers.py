@@ -1,10 +1,11 @@
-"""Intake: how each event changes what the engine holds, and what the journal says of it.
+"""Event handlers: apply each event to the state of the engine, and record it in the journal.
 
-Deals with the authority of policies, requests of operators, grants, jobs, replaced devices, outlooks, fitted
-models. An event that cannot be applied is counted and recorded with the reason, never raised.
+Events concern the authority of policies, requests of operators, grants, jobs, replaced devices, outlooks and
+fitted models. An event that cannot be applied is counted and recorded with the reason; it raises no error.
 
-An event's id is one among events of its type. Heard again it counts as a duplicate; with other content it is
-refused, but for a request, which it changes. Both are told in the journal once per tick.
+The id of an event is unique among events of its type. A second event with the same id and content counts as a
+duplicate. With other content it is refused, except that it changes a request. The journal records both once
+per tick.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from twin.catalogue import F64, I32, NS, TABLES, digest, find_control, unpack
+from twin.catalogue import F64, I32, I64, NS, TABLES, digest, find_control, unpack
 from twin.contracts import (
     ApprovalDroppedRecord,
     ApprovalExpiredRecord,
@@ -75,15 +76,15 @@ class Intake:
 
     @property
     def serials(self) -> dict[str, str]:
-        """The serial of what sits in a slot, by `table:name`; "" where it turned up elsewhere."""
+        """Return the serial of each slot by `table:name`; "" if its device turned up in another slot."""
         return self.identities.serials
 
     def count(self, what: str, by: int = 1) -> None:
-        """One more, or some, of what went unusually."""
+        """Count unusual events of a kind."""
         self.counts[what] = self.counts.get(what, 0) + by
 
     def is_new(self, event: ev.Event) -> bool:
-        """False for an event that was seen before, and for another one under its id."""
+        """Return False for a repeated event, and for another event with the same id."""
         if not event.id:
             return True
         if type(event) is ev.FaultReported:
@@ -98,7 +99,7 @@ class Intake:
         return True
 
     def new_faults(self, events: list[ev.FaultReported]) -> list[ev.FaultReported]:
-        """Those of these faults that were not heard before, and are no other ones under a known id."""
+        """Return the faults that are neither repeated nor use the id of another fault."""
         named = [e for e in events if e.id]
         answers = self.fault_ids.hear_all(named)
         if answers.count("new") == len(named):
@@ -111,7 +112,7 @@ class Intake:
         return out
 
     def _refuse(self, event: ev.Event, again: bool) -> bool:
-        """An event whose id was heard: the same one again, or another. False."""
+        """Record an event whose id is known, as a duplicate or as a conflict; return False."""
         if again:
             self.count("duplicate_events")
             self._duplicates += 1
@@ -131,7 +132,7 @@ class Intake:
         arbiter: Arbiter,
         models: dict[str, Model],
     ) -> str | None:
-        """Apply one event; the reason why not, if it could not be."""
+        """Apply one event; return a reason if it cannot be applied."""
         now_ns = state.now_ns
         match event:
             case ev.JobStarted():
@@ -193,12 +194,12 @@ class Intake:
         return self.authority[policy] in ADVISING
 
     def takes_over(self, policy: str, now_ns: int) -> bool:
-        """True if a policy was armed of late, and reads its first commands as obeyed."""
+        """True if a policy was armed recently, so that it reads its first commands as obeyed."""
         armed_ns = self.armed_ns.get(policy)
         return armed_ns is not None and now_ns - armed_ns < round(MOST_HANDOVER_S * NS)
 
     def take_report(self, event: ev.CheckpointTold, jobs: JobSlots, state: State) -> str | None:
-        """Take in what a job says of its saves, whose instant tells if it is new; the reason why not."""
+        """Apply a job's report of its saves if it is newer; return a reason if it is refused."""
         refused = checkpoint_told(event, jobs, state)
         if refused is not None:
             self.count("refused_reports")
@@ -248,45 +249,48 @@ class Intake:
     ) -> Counter[tuple[str, str, str]]:
         """Note sinks' answers in their order; how many by control, state, and reason why not ("": noted)."""
         out: Counter[tuple[str, str, str]] = Counter()
-        by_control: dict[str, list[ev.CommandAcked]] = {}
-        for event in events:
-            if not event.id or self.is_new(event):
+        fresh = [e for e in events if not e.id or self.is_new(e)]
+        keys, by_control = [e.control for e in fresh], dict[str, list[ev.CommandAcked]]()
+        if fresh and keys.count(keys[0]) == len(keys):
+            by_control[keys[0]] = fresh
+        else:
+            for event in fresh:
                 by_control.setdefault(event.control, []).append(event)
         for key, mine in by_control.items():
+            states = [event.state for event in mine]
             whys = self._noted_at_once(key, mine, site, arbiter)
             if whys is None:
                 whys = [self.acked(event, site, arbiter) or "" for event in mine]
-            told = Counter(zip([event.state for event in mine], whys, strict=True))
+            if any(whys):
+                told = Counter(zip(states, whys, strict=True))
+            else:
+                told = Counter({(state, ""): many for state, many in Counter(states).items()})
             out.update({(key, state, why): many for (state, why), many in told.items()})
         return out
 
     def _noted_at_once(
         self, key: str, events: list[ev.CommandAcked], site: Site, arbiter: Arbiter
     ) -> list[str] | None:
-        """Note answers on one control that name each entity once, as `acked` does; None for others."""
-        control, ours = find_control(key), f"{arbiter.epoch}-"
+        """Apply acknowledgements of one control at once if each entity occurs once; return None otherwise."""
+        control = find_control(key)
         if control is None:
             return None
         at = site.entities(control.table, [e.name for e in events])
-        numbers = [e.command[len(ours) :] if e.command.startswith(ours) else "" for e in events]
-        plain = all(n.isascii() and n.isdigit() and len(n) <= 18 for n in numbers)
+        numbers = _numbers_of([e.command for e in events], f"{arbiter.epoch}-")
         generations = [e.generation for e in events]
-        if not plain or at.min() < 0 or len({*at.tolist()}) < len(at):
+        if numbers is None or at.min() < 0 or np.bincount(at).max() > 1:
             return None
         if min(generations) < 0 or max(generations) >= 2**31:
             return None
-        noted = arbiter.leases[key].ack_all(
-            at,
-            np.array(generations, np.int64),
-            np.array([*map(int, numbers)], np.int64),
-            [e.state for e in events],
-        )
-        if stale := noted.count(False):
-            self.count("stale_acks", stale)
+        states = [e.state for e in events]
+        noted = arbiter.leases[key].ack_all(at, np.array(generations, np.int64), numbers, states)
+        if not (stale := noted.count(False)):
+            return [""] * len(events)
+        self.count("stale_acks", stale)
         return ["" if one else SUPERSEDED for one in noted]
 
     def acked(self, event: ev.CommandAcked, site: Site, arbiter: Arbiter) -> str | None:
-        """Note a sink's answer; the reason why not, if it cannot be ours."""
+        """Apply an acknowledgement of a sink; return a reason if it matches no command of this daemon."""
         control = find_control(event.control)
         entity = None if control is None else site.entity(control.table, event.name)
         epoch, _, number = event.command.partition("-")
@@ -378,7 +382,7 @@ class Intake:
         return index
 
     def expire(self, now_ns: int) -> list[JournalRecord]:
-        """Drop what ran out; returns journal records, those of this tick's events included."""
+        """Drop expired state; return journal records, with those of this tick's events."""
         records, self._tick = self._tick, []
         if self._duplicates:
             records.append(DuplicatesRecord(count=self._duplicates))
@@ -401,7 +405,7 @@ class Intake:
         return records
 
     def dump(self) -> dict[str, Any]:
-        """Everything, for a snapshot or a checksum."""
+        """Return all state for a snapshot or a checksum."""
         return {
             "authority": self.authority,
             "armed_ns": self.armed_ns,
@@ -419,7 +423,7 @@ class Intake:
         }  # fmt: skip
 
     def restore(self, data: dict[str, Any]) -> None:
-        """Take over what `dump` gave."""
+        """Restore the result of `dump`."""
         self.authority = {**self.authority, **data["authority"]}
         self.armed_ns = dict(data.get("armed_ns", {}))  # one of a version before has none
         requests = [msgspec.convert(v, ev.OperatorRequest) for v in data["requests"]]
@@ -439,7 +443,7 @@ class Intake:
 
 
 def _poll_period_changed(event: ev.PollPeriodChanged, site: Site, state: State) -> str | None:
-    """Note how often a source asks for some signals; the reason why not."""
+    """Store the polling period of some signals; return a reason if it cannot be applied."""
     column, spec = state.tables.get(event.table), TABLES.get(event.table)
     if column is None or spec is None or not set(event.signals) <= set(spec.by_name):
         return f"expected signals of a table of the catalogue, got {event.table}: {event.signals[:3]}"
@@ -458,15 +462,36 @@ def _expired(standing: Mapping[str, ev.OperatorRequest | ev.Approved], now_ns: i
 
 
 def _late(expires_ns: int, now_ns: int) -> str | None:
-    """Why this is no instant at which something may end; 0 is no end."""
+    """Return the fault of an end, or None. 0 means no end."""
     if not 0 <= expires_ns < _END_OF_TIME_NS:
         return f"expected an instant >= 0 at which it ends, got {expires_ns}"
     return f"expired already, {(now_ns - expires_ns) / NS:.0f} s ago" if 0 < expires_ns <= now_ns else None
 
 
+def _numbers_of(commands: list[str], prefix: str) -> I64 | None:
+    """The numbers behind `prefix`; None if any command is not that and 1 to 18 digits.
+
+    As one text: a site whose caps all change answers with a hundred thousand in one tick.
+    """
+    text = "\n" + "\n".join(commands) + "\n"
+    if not text.isascii() or text.count("\n" + prefix) != len(commands):
+        return None
+    text = text.replace("\n" + prefix, "\n")
+    letters = np.frombuffer(text.encode(), np.uint8)
+    widths = np.diff(np.flatnonzero(letters == ord("\n"))) - 1
+    digits = np.count_nonzero(letters - np.uint8(ord("0")) <= 9)
+    if len(widths) != len(commands) or widths.min() < 1 or widths.max() > 18 or digits != widths.sum():
+        return None
+    return np.fromstring(text, np.int64, sep="\n")
+
+
 def _fingerprint(event: ev.Event) -> str:
-    """The event's content by hash; the same before and after storage, which makes 500 W 500.0 W."""
-    content = repr([_same(getattr(event, name)) for name in event.__struct_fields__])
+    """The event's content by hash; the same before and after storage, which makes 500 W 500.0 W.
+
+    Without the start time of a job, which snapshots of earlier versions lack: the id names the run already.
+    """
+    names = (name for name in event.__struct_fields__ if name != "started_ns")
+    content = repr([_same(getattr(event, name)) for name in names])
     return hashlib.blake2b(content.encode(errors="surrogatepass"), digest_size=8).hexdigest()
 
 

@@ -1,6 +1,6 @@
-"""Explaining: an engine asks one of its policies for an explanation and checks it. Changes nothing.
+"""Explanations: the engine asks a policy for an explanation and validates it. This changes no state.
 
-A policy that does not explain itself is explained by its proposals in force.
+The explanation of a policy without its own one consists of its proposals in force.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _with_orders(
         return found
     inside, tables = scope_of(view, request)[1], list[DataTable]()
     if not request.topic:
-        tables.append(proposals_table(view.site, request.status(policy.name).proposals, inside))
+        tables.append(proposals_table(view, request.status(policy.name).proposals, inside))
         leases = leases_table(view, request, policy, inside)
         tables += [leases] if leases.rows else []
     notes, previews = list[Sentence](), list[DataTable]()
@@ -123,7 +123,7 @@ def _with_orders(
 
 
 def _adviser(engine: Engine, policy: Policy) -> Adviser | None:
-    """A policy that advises; None for any other."""
+    """Return a policy if it advises; None otherwise."""
     if engine.intake.authority.get(policy.name) not in ADVISING:
         return None
     number = next((i for i, p in enumerate(engine.policies) if p.name == policy.name), -1)
@@ -140,7 +140,7 @@ def first_commands(engine: Engine, policy: Policy) -> str:
 
 
 def series_wanted(engine: Engine, policy: Policy, inquiry: Inquiry) -> SeriesWanted | None:
-    """The recorded values that an explanation needs; None for nearly all. Raises ExplanationRefused."""
+    """Return the recorded series that an explanation needs, usually None. Raises ExplanationRefused."""
     wanted = getattr(policy, "series_wanted", None)
     if wanted is None:
         return None

@@ -1,8 +1,8 @@
-"""Identity: which device sits in which slot, by the serial that it tells, and whether another one came.
+"""Identity: maps the serial that a device reports to its slot, and detects replaced devices.
 
-What a device says of itself is judged here: the first serial is remembered, another one is a swap. A serial
-that is no name, one that two places claim while both are heard, and a slot that changes again and again are
-not believed.
+The first serial of a slot is remembered; another one means that the device was replaced. Not believed are: a
+serial that is not a valid name, a serial that two reporting slots claim, and a slot whose serial keeps
+changing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_MOVES, MOVES_WITHIN_S = 3, 86_400.0  # source: estimate
 MAX_MOVED = 10_000  # serials whose moves are remembered
 MAX_HEARD = 10_000  # ids of what was told, against a second delivery
 MAX_TOLD = 64  # refusals of one tick that the journal tells; the rest is counted
-# What firmware tells where nobody wrote a serial. source: values seen in SMBIOS type 2 tables; estimate
+# Placeholders of firmware where nobody wrote a serial. source: values seen in SMBIOS type 2 tables; estimate
 _NOBODYS = frozenset((
     "none", "null", "n/a", "[n/a]", "unknown", "unknown error", "default string", "default", "not specified",
     "not available", "not applicable", "not supported", "[not supported]", "system serial number",
@@ -40,7 +40,7 @@ News = Literal["none", "first", "same", "other"]
 
 
 def check_serial(serial: str) -> str | None:
-    """Why this names no device, or None."""
+    """Return the reason why a serial does not identify a device, or None."""
     if not MIN_SERIAL <= len(serial) <= MAX_SERIAL:
         return f"a serial of {len(serial)} characters; expected {MIN_SERIAL} to {MAX_SERIAL}"
     if not (serial.isascii() and serial.isprintable()) or serial != serial.strip():
@@ -83,7 +83,7 @@ class Identities:
         self._told, self._told_ns = 0, 0
 
     def place(self, slot: str, serial: str) -> None:
-        """This device sits there now, and nowhere else."""
+        """Assign a device to a slot, and remove it from any other slot."""
         table = slot.partition(":")[0]
         self._slot_of.pop(f"{table}:{self.serials.get(slot)}", None)
         if serial:
@@ -114,7 +114,7 @@ class Identities:
     def hear(
         self, event: IdentityTold, site: Site, state: State
     ) -> tuple[list[EntityReplaced], list[JournalRecord]]:
-        """(what was replaced by it: the slot, and the one that the device left; journal records)."""
+        """Process a reported serial; return (changed slots: its new and its former one; journal records)."""
         now_ns = state.now_ns
         if event.id and not self._is_new(event.id):
             return [], []
@@ -152,7 +152,7 @@ class Identities:
     def _why_not(
         self, event: IdentityTold, slot: str, from_slot: str | None, site: Site, state: State
     ) -> str | None:
-        """Why a slot does not get this serial now, or None."""
+        """Return the reason why a slot does not take this serial now, or None."""
         now_ns = state.now_ns
         changes = self._changed_ns.get(slot, [])
         if len(changes) >= MOST_CHANGES and now_ns - changes[-MOST_CHANGES] < WITHIN_S * NS:
@@ -197,7 +197,7 @@ class Identities:
             self._moved_ns.popitem(last=False)
 
     def _refuse(self, event: IdentityTold, slot: str, why: str, now_ns: int) -> list[JournalRecord]:
-        """Journal records: of a slot once an hour, of all some in a tick."""
+        """Return journal records of refused serials: once an hour per slot, and a bounded number per tick."""
         self.counts["refused"] += 1
         if self._told_ns != now_ns:
             self._told, self._told_ns = 0, now_ns
@@ -210,7 +210,7 @@ class Identities:
         return [EventRecord(event=brief_event(event), refused=why)]
 
     def dump(self) -> dict[str, Any]:
-        """State on which later verdicts depend, beside `serials`."""
+        """Return the state, without `serials`, on which later decisions depend."""
         return {
             "counts": self.counts, "changed_ns": self._changed_ns, "left_ns": self._left_ns,
             "refused_ns": self._refused_ns,
@@ -219,7 +219,7 @@ class Identities:
         }  # fmt: skip
 
     def restore(self, serials: dict[str, str], data: dict[str, Any] | None) -> None:
-        """Take over what `dump` gave, and the serials; a snapshot of a version before has those alone."""
+        """Restore the result of `dump` and the serials. Older snapshots have only the serials."""
         self.serials = dict(serials)
         self._slot_of = {
             f"{slot.partition(':')[0]}:{self.serials[slot]}": slot

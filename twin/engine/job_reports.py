@@ -1,8 +1,8 @@
-"""Reports of jobs: starts and ends, the cost of checkpoints, the age of the last one.
+"""Job reports: starts and ends, the cost of checkpoints, the age of the last checkpoint.
 
-What a job says of a duration is a measurement, and one may be false: the estimate is a median of the last
-few, so that a single lie does not move it far. What it says of its interval is so until it says otherwise. A
-report heard twice, late or out of order changes nothing that a newer one said.
+A reported duration is a measurement and may be false. The estimate is the median of the last few reports, so
+that one false report does not move it far. A reported interval holds until the next report. A report that is
+repeated, late or out of order never overrides a newer one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from twin.catalogue import NS, find_signal
 from twin.control import Arbiter
 from twin.site import Site
-from twin.telemetry import DURATIONS, TOLD, JobSlots, State, TableUpdate, events as ev
+from twin.telemetry import DURATIONS, TOLD, JobSlots, State, TableUpdate, events as ev, start_fault
 
 MAX_NODES = 100_000  # of one job
 MAX_COST_S, MAX_INTERVAL_S = 1e6, 1e7  # as the catalogue bounds them
@@ -38,7 +38,7 @@ _LAG = len(DURATIONS)  # the row of how late reports come, by the job's clock
 def job_started(
     event: ev.JobStarted, site: Site, state: State, jobs: JobSlots, count: Callable[[str, int], None]
 ) -> str | None:
-    """Give a job its slot and nodes; the reason why not, if it gets none. `count`: what went unusually."""
+    """Assign slot and nodes to a job; return a reason if it gets none. `count` counts unusual events."""
     if not (0 <= event.floor_w < np.inf and abs(event.priority) < 2**31):
         return f"expected a floor >= 0 and a priority of 32 bits, got {event.floor_w} and {event.priority}"
     for name in TOLD:
@@ -63,13 +63,15 @@ def job_started(
             _measure(jobs, slot, DURATIONS.index(name), said_s)
         elif known is not None and jobs.checkpoint_told_ns[slot]:
             getattr(jobs, name)[slot] = _estimate(jobs, slot, DURATIONS.index(name), said_s)
+    if start_fault(event, state.now_ns):
+        count("implausible_starts", 1)
     if len(nodes) < len(event.nodes):  # it runs all the same, on what we do not see as well
         count("unknown_nodes", len(event.nodes) - len(nodes))
     return None
 
 
 def job_ended(event: ev.JobEnded, jobs: JobSlots, arbiter: Arbiter, now_ns: int) -> str | None:
-    """Free a job's slot, and what was commanded of it; the reason why not."""
+    """Free a job's slot and its leases; return a reason if that is not possible."""
     if jobs.unslotted.pop(event.job, None) is not None:
         return None
     slot = jobs.end(event, now_ns)
@@ -80,7 +82,7 @@ def job_ended(event: ev.JobEnded, jobs: JobSlots, arbiter: Arbiter, now_ns: int)
 
 
 def checkpoint_told(event: ev.CheckpointTold, jobs: JobSlots, state: State) -> str | None:
-    """Take in what a job says of its checkpoints; the reason why not."""
+    """Apply a job's report of its checkpoints; return a reason if it is refused."""
     slot = jobs.slot_of.get(event.job)
     if slot is None:
         return f"no job {event.job[:100]} has a slot"
@@ -90,7 +92,7 @@ def checkpoint_told(event: ev.CheckpointTold, jobs: JobSlots, state: State) -> s
     at_ns = event.at_ns or state.now_ns
     if at_ns == jobs.checkpoint_at_ns[slot, tier]:
         return "heard already"
-    # How late its reports come at the least is what its clock is behind ours
+    # The least delay of a job's reports is the offset of its clock behind ours
     _measure(jobs, slot, _LAG, max((state.now_ns - at_ns) / NS, 0.0))
     shift_ns = min(round(float(np.nanmin(jobs.checkpoint_past[slot, _LAG])) * NS), state.now_ns - at_ns)
     was_ahead = jobs.checkpoint_at_ns[slot].max() > state.now_ns >= at_ns
@@ -147,17 +149,15 @@ def _nonsense(event: ev.CheckpointTold, now_ns: int) -> str | None:
     at_ns = event.at_ns or now_ns
     off_s = (at_ns - now_ns) / NS
     if not abs(off_s) <= MAX_OFF_S:
-        return (
-            f"its clock reads {off_s:.0f} s from ours; expected at most {MAX_OFF_S:.0f} s: look at its host"
-        )
+        return f"its clock reads {off_s:.0f} s from ours; expected at most {MAX_OFF_S:.0f} s: check its host"
     held_s = (at_ns - event.began_ns) / NS
     if event.began_ns and not 0.0 <= held_s <= MAX_HELD_S:
-        return f"holds a state of {held_s:.0f} s ago; expected 0 to {MAX_HELD_S:.0f} s: look at its clock"
+        return f"holds a state of {held_s:.0f} s ago; expected 0 to {MAX_HELD_S:.0f} s: check its clock"
     return None
 
 
 def _measure(jobs: JobSlots, slot: int, row: int, said_s: float) -> float:
-    """One more measurement, the oldest goes; the estimate now."""
+    """Add a measurement in place of the oldest, and return the new estimate."""
     past = jobs.checkpoint_past[slot, row]
     past[:-1] = past[1:]
     past[-1] = said_s
@@ -165,7 +165,7 @@ def _measure(jobs: JobSlots, slot: int, row: int, said_s: float) -> float:
 
 
 def _estimate(jobs: JobSlots, slot: int, row: int, otherwise: float) -> float:
-    """The median of what was measured; of an even number, the middle one nearer to what held before."""
+    """Return the median; for an even number, the middle value nearer to the former estimate."""
     past = jobs.checkpoint_past[slot, row]
     known = np.sort(past[np.isfinite(past)])
     if not len(known):
@@ -186,7 +186,7 @@ def _read(event: ev.CheckpointTold, slot: int, state: State, at_ns: int) -> None
 
 
 def _latch(state: State, slot: int, at_ns: int, readings: dict[str, float]) -> None:
-    """Good readings of these signals of a job, unless somebody read them later."""
+    """Store readings of these signals of a job with good quality, unless a newer reading exists."""
     table = state.tables["job"]
     rows, steps = [], []
     for name, value in readings.items():

@@ -1,7 +1,6 @@
-"""Outlooks: values of quantities at coming times, told from outside: weather, day-ahead prices, plans.
+"""Outlooks: future values of quantities from outside sources: weather, day-ahead prices, plans.
 
-Someone who knows better than the past says what will be; models may use it, and learn how far to trust it.
-Bounded in number and length.
+Models may use an outlook, and learn how far to trust it. The number and length of outlooks are bounded.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Outlook:
 
     @property
     def end_ns(self) -> int:
-        """When the last value is over."""
+        """Instant at which the last value ends."""
         return self.start_ns + self.step_ns * len(self.values)
 
 
@@ -60,7 +59,7 @@ class _Group:
 
 
 class Outlooks:
-    """The newest outlook of each quantity and entity."""
+    """Table of the newest outlook of each quantity and entity."""
 
     def __init__(self) -> None:
         self._told: OrderedDict[tuple[str, str], Outlook] = OrderedDict()  # the one told last is last
@@ -71,13 +70,13 @@ class Outlooks:
         self._groups: dict[str, _Group] = {}
 
     def tell(self, event: ev.OutlookTold, site: Site, now_ns: int = 0) -> str | None:
-        """Take an outlook, in place of the one before; the reason why not.
+        """Store an outlook in place of the former one; return a reason if it is refused.
 
-        One of unknown values only takes back what was told before. With `now_ns` one that is over is refused.
+        An outlook of unknown values only withdraws the former one. With `now_ns` an expired one is refused.
         """
         what = find_quantity(event.quantity)
         if what is None:
-            return f"{event.quantity[:200]} is no quantity that can be forecast"
+            return f"{event.quantity[:200]} is not a quantity that can be forecast"
         if what.table == "job":
             return "jobs come and go in their slots; expected the sum of a plan, as site.gpu_demand_count"
         place = 0 if what.table == "site" and not event.name else site.entity(what.table, event.name)
@@ -145,7 +144,7 @@ class Outlooks:
         self._next_end_ns = min((outlook.end_ns for outlook in self._told.values()), default=_NEVER_NS)
 
     def entries(self) -> Iterator[Outlook]:
-        """All outlooks, the one told last at the end."""
+        """All outlooks, the most recent one last."""
         return iter(self._told.values())
 
     def _group(self, quantity: str, site: Site) -> _Group:
@@ -189,7 +188,7 @@ class Outlooks:
         ]  # fmt: skip
 
     def restore(self, data: list[Any]) -> None:
-        """Take over what `dump` gave."""
+        """Restore the result of `dump`."""
         for key in list(self._told):
             self._drop(key)
         self._next_end_ns = _NEVER_NS

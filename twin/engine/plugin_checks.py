@@ -21,13 +21,13 @@ def fresh_memory(policy: Policy, site: Site) -> Memory:
 
 
 def checked_memory(policy: Policy, memory: Memory, site: Site, kept: Memory) -> Memory:
-    """Arrays of our own with what a policy gave back; see `Columns.checked`. Raises ContractError for others
-    than declared."""
+    """Return the arrays that a policy returned, copied if it can still write to them; see `Columns.checked`.
+    Raises ContractError for undeclared ones."""
     return {} if policy.memory is None else policy.memory.checked(memory, site.sizes, kept)
 
 
 def checked_accounts(told: object) -> list[dict[str, Any]]:
-    """Accounts of a policy, if they are plain data. Raises ContractError otherwise, or for too many."""
+    """Return the accounts of a policy. Raises ContractError if they are not plain data, or too many."""
     if not isinstance(told, list):
         raise ContractError(f"accounts: expected a list, got {type(told).__name__}")
     if len(told) > MAX_ACCOUNTS:
@@ -47,7 +47,7 @@ def check_forecast(forecast: Forecast, model: str, sizes: dict[str, int]) -> Non
     """Raises ContractError if a forecast is not what `Forecast` promises."""
     what = find_quantity(forecast.signal)
     if what is None:
-        raise ContractError(f"forecasts {forecast.signal!r}, which is no quantity that can be forecast")
+        raise ContractError(f"forecasts {forecast.signal!r}, which is not a quantity that can be forecast")
     if not forecast.horizon_s >= 0 or not forecast.model.startswith(f"{model}@"):
         raise ContractError(f"{forecast.signal}: expected a horizon >= 0 and a model named {model}@...")
     shape = (sizes[what.table],)

@@ -1,9 +1,9 @@
-"""Preview: the site as it would be read by now if the advice had been obeyed, for the policies that advise.
+"""Preview: the state of the site if all advice had been obeyed, as advising policies see it.
 
-Leases are the shadow's, controls read back what they would be set to, and what the capped devices would not
-draw is missing from their power, their nodes', racks' and feeders', and from forecasts of it. Jobs save when
-and as often as they are advised to. All else is as it is: temperatures, flows, leaks, faults, health, the
-placement of jobs, and levels of service. Alarms, diagnosis, models and the policies that act never see it.
+The leases are the shadow leases, and controls read back the advised values. The power that advised caps would
+save is subtracted from the power of GPUs, nodes, racks and feeders, and from their forecasts. Jobs save as
+advised. Everything else is unchanged: temperatures, flows, leaks, faults, health, the placement of jobs and
+service levels. Alarms, diagnosis, models and acting policies never see the preview.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CONTROL_OF = {f"{t}.{c.readback}": c.key for t, spec in TABLES.items() for c in 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PreviewView(EngineView):
-    """A view on the site as the advice expects it.
+    """View of the site as if the advice had been obeyed.
 
     By control, `obeyed` counts as carried out, and `held` are the leases that there would be [n].
     """
@@ -45,15 +45,15 @@ class PreviewView(EngineView):
     _read: dict[tuple[str, str], F32 | None] = field(default_factory=dict, init=False, repr=False)
 
     def value(self, key: str) -> F32:
-        """Last good value per entity, or the one that there would be."""
+        """Return the last good value per entity, or its preview."""
         return self._expected("value", key, self.real.value(key))
 
     def believed(self, key: str) -> F32:
-        """Last good value per entity, or what others imply of it, as it would be."""
+        """Return the believed value per entity, or its preview."""
         return self._expected("believed", key, self.real.believed(key))
 
     def worst(self, key: str) -> F32:
-        """The value as bad as it would be by now."""
+        """Return the preview of the worst value."""
         return self._expected("worst", key, self.real.worst(key))
 
     def quality(self, key: str) -> U8:
@@ -61,7 +61,7 @@ class PreviewView(EngineView):
         return self.real.quality(key)
 
     def commanded(self, control: str) -> F64:
-        """The value of the lease that there would be; NaN where none."""
+        """Return the value of the shadow lease; NaN without one."""
         value = self.held.get(control)
         if value is None or control == SERVICE:
             return EngineView.commanded(self, control)
@@ -96,7 +96,7 @@ class PreviewView(EngineView):
 
 
 class PreviewState(EntityState):
-    """State of previews between ticks: of the advice, and of commands that are handed over."""
+    """State of previews between ticks: for advice, and for the first commands of a newly armed policy."""
 
     power: ShadowPower = part()
     handed: ShadowPower = part()
@@ -152,7 +152,7 @@ def _carried_out(
 
 
 class LoweredForecasts(Mapping[tuple[str, float], Forecast]):
-    """Forecasts without what capped devices would not draw, each lowered when somebody asks for it."""
+    """Forecasts less the power that advised caps would save. Each one is computed on request."""
 
     def __init__(self, real: Mapping[tuple[str, float], Forecast], spared: SparedPower) -> None:
         self._real, self._spared = real, spared
@@ -172,7 +172,7 @@ class LoweredForecasts(Mapping[tuple[str, float], Forecast]):
 
 
 def _lowered(forecast: Forecast, spared: SparedPower) -> Forecast:
-    """A forecast of power without what the capped devices would not draw."""
+    """Return a power forecast less the power that the advised caps would save."""
     table, _, name = forecast.signal.partition(".")
     if name != "power_w" or (table != "site" and table not in spared.watts):
         return forecast

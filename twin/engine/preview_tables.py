@@ -1,7 +1,7 @@
-"""Preview tables: what a policy's advice would set beside what is set now, and the power expected of it.
+"""Preview tables: advised values of a policy beside the present ones, and the expected power.
 
-A row for each control and rack, or entity elsewhere; then the feeders, against their budgets. The expected
-power counts the advice of all policies as obeyed.
+One row per control and rack, or per entity of other tables; then one row per feeder with its budget. The
+expected power assumes that the advice of all policies is obeyed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FEEDER_COLUMNS = (
     TableColumn("expected_w", "W", "expected"),
     TableColumn("budget_w", "W", "budget"),
 )
-# Why advice is not, or not yet, what a policy proposes; by the beginning of an arbiter's verdict
+# Reasons why advice differs, or differs for now, from the proposal; by the start of an arbiter's verdict
 HELD_BACK = {
     "deferred": "wait, as no more may be changed at once (blast radius)",
     "protected": "stay as they are, as nobody knows what runs there; a person may ask for it",
@@ -86,7 +86,7 @@ def preview_tables(
     adviser: Adviser,
     inside: Mapping[str, I32] | None,
 ) -> tuple[list[Sentence], list[DataTable]]:
-    """(sentences, tables) of the advice of one policy; no tables where nothing is advised."""
+    """Return (sentences, tables) of the advice of one policy; no tables without advice."""
     rows = preview_rows(view, arbiter, spared, adviser, inside)
     notes = [Sentence(f"preview: {text}", "note") for text in _held_back(arbiter, adviser)]
     if not rows:
@@ -132,7 +132,7 @@ def _number(value: Value) -> float:
 
 
 def _held_back(arbiter: Arbiter, adviser: Adviser) -> list[str]:
-    """Why less, or nothing, of the proposals of a policy would be commanded."""
+    """Return the reasons that reduce or block the commands of a policy."""
     out = [MODES[arbiter.mode]] if arbiter.mode in MODES else []
     for verdict, count in sorted(arbiter.advised_verdicts.items()):
         kind, key, *policy = verdict.split("/")
@@ -142,7 +142,7 @@ def _held_back(arbiter: Arbiter, adviser: Adviser) -> list[str]:
 
 
 def _rows(view: View, shadow: ShadowLeases, spared: SparedPower | None, mine: I32) -> list[dict[str, Value]]:
-    """A row for each rack of nodes and GPUs, or for each entity of another table."""
+    """Return one row per rack of nodes and GPUs, or one per entity of another table."""
     control, site = shadow.control, view.site
     rack_of = {"gpu": site.rack_of_gpu, "node": site.rack_of_node}.get(control.table)
     place = mine if rack_of is None else rack_of[mine]
@@ -193,7 +193,7 @@ def _power(view: View, control: Control, spared: SparedPower | None, index: I32)
 
 
 def _feeders(view: View, spared: SparedPower, inside: Mapping[str, I32] | None) -> list[dict[str, Value]]:
-    """The feeders whose load would be another one."""
+    """Return the feeders whose load would change."""
     read_w, budget_w = view.believed("feeder.power_w").astype(np.float64), view.budget_w()
     left_w = spared.left_w("feeder", read_w)
     at = np.flatnonzero(np.abs(left_w - read_w) >= 1.0).astype(np.int32)

@@ -36,7 +36,7 @@ _ALIKE = attrgetter("table", "code", "count")
 
 
 def same_proposals(a: list[Proposal], b: list[Proposal]) -> bool:
-    """True if a policy proposes what is in force already."""
+    """Return True if the proposals of a policy equal those in force."""
     return len(a) == len(b) and all(
         x.control == y.control
         and x.reason == y.reason
@@ -49,7 +49,7 @@ def same_proposals(a: list[Proposal], b: list[Proposal]) -> bool:
 
 
 def shown(site: Site, jobs: JobSlots, table: str, index: I32) -> tuple[str, ...]:
-    """Entities as people know them, MOST_NAMES at most: jobs by the name that their users gave them."""
+    """Return names of entities, at most MOST_NAMES; a job by the name that its user gave it."""
     some = index[:MOST_NAMES].tolist()
     if table != "job":
         return tuple(site.name(table, i) for i in some)
@@ -57,7 +57,7 @@ def shown(site: Site, jobs: JobSlots, table: str, index: I32) -> tuple[str, ...]
 
 
 def job_names(control: str, index: I32, site: Site, jobs: JobSlots) -> tuple[str, ...]:
-    """Names of the jobs that a record is about, as their slots will hold other jobs; () of other controls."""
+    """Return the names of a record's jobs, since slots are reused; () for controls of other tables."""
     return shown(site, jobs, "job", index) if control.startswith("job.") else ()
 
 
@@ -145,17 +145,26 @@ def _gone(before: I32, after: I32) -> I32:
     """The entities of `before` that are not in `after`; both ascend."""
     if not len(before) or not len(after):
         return before
-    at = np.minimum(np.searchsorted(after, before), len(after) - 1)
-    gone: I32 = before[after[at] != before]
+    gone: I32 = before[_places(after, before) < 0]
     return gone
+
+
+def _places(known: I32, asked: I32) -> I32:
+    """Place of each of `asked` in `known`; -1: nowhere. Both ascend and are not empty."""
+    place = np.full(max(int(known[-1]), int(asked[-1])) + 1, -1, np.int32)
+    place[known] = np.arange(len(known), dtype=np.int32)
+    out: I32 = place[asked]
+    return out
 
 
 def _moved(p: Proposal, was: Proposal) -> np.ndarray:
     """Mask of the intervals that are new or moved [len(p.index)]."""
     if len(was.index) == 0:
         return np.ones(len(p.index), np.bool_)
-    at = np.minimum(np.searchsorted(was.index, p.index), len(was.index) - 1)
-    known = was.index[at] == p.index
+    if len(p.index) == 0:
+        return np.zeros(0, np.bool_)
+    at = _places(was.index, p.index)
+    known = at >= 0
     want, wanted = p.want, was.want[at]
     same = (
         (p.lo == was.lo[at]) & (p.hi == was.hi[at]) & ((want == wanted) | (np.isnan(want) & np.isnan(wanted)))
@@ -176,18 +185,18 @@ def _bounds(lo: np.ndarray, hi: np.ndarray, want: np.ndarray) -> tuple[Bound, Bo
 
 
 class FaultTally:
-    """Faults of one tick for the journal: the first told one by one, those of a storm counted by code."""
+    """Faults of one tick for the journal: the first ones singly, the rest of a storm as counts by code."""
 
     def __init__(self) -> None:
         self._told: list[JournalRecord] = []
         self._counted: dict[tuple[str, int], int] = {}
 
     def add(self, event: FaultReported) -> None:
-        """One more."""
+        """Add one."""
         self.add_all([event])
 
     def add_all(self, events: Sequence[FaultReported]) -> None:
-        """Some more, in order."""
+        """Add several, in order."""
         place = MOST_FAULTS - len(self._told)
         self._told += [EventRecord(event=brief_event(event)) for event in events[:place]]
         for (table, code, times), many in Counter(map(_ALIKE, events[place:])).items():
@@ -205,7 +214,7 @@ class FaultTally:
 
 
 class ReportTally:
-    """Reports of jobs in one tick for the journal: counted, as the trace has each; the first refused told."""
+    """Job reports of one tick for the journal: counts, since the trace has each, and the first refusals."""
 
     def __init__(self) -> None:
         self._taken = Counter[str]()
@@ -213,7 +222,7 @@ class ReportTally:
         self._more = 0
 
     def add(self, event: CheckpointTold, refused: str | None) -> None:
-        """One more, and why it was refused if it was."""
+        """Add one, with the reason if it was refused."""
         if refused is None:
             self._taken[event.tier] += 1
         elif len(self._refused) < MOST_REFUSED:
@@ -222,7 +231,7 @@ class ReportTally:
             self._more += 1
 
     def records(self) -> list[JournalRecord]:
-        """Journal records: what was refused, then the counts."""
+        """Return journal records: refusals first, then the counts."""
         out = self._refused + [
             ReportsRecord(tier=tier, count=count) for tier, count in sorted(self._taken.items())
         ]

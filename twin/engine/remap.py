@@ -1,6 +1,6 @@
-"""Slot map: for each slot of a changed site the slot of the old one, so that state moves along.
+"""Slot map: maps each slot of a changed site to its slot in the old site, so that its state is kept.
 
-Identity is the full path.
+The full path identifies an entity.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Shadow power: the watts that devices would not draw under caps that are advised and not in force.
+"""Shadow power: the power that advised caps, which are not in force, would save.
 
-A GPU lowers its clock along the power curve that the estimator has learned of it until it meets its cap. With
-each watt of its GPUs a rack saves what its regulators and fans lose of it, and its feeders carry their shares
-of that. Meters tell of a load when it is over: from what they read is taken the most that would have
-been saved of late, and no more than leaves what the GPUs would draw now and what was beside them of late.
+A GPU lowers its clock along its learned power curve until it meets its cap. For each watt that its GPUs save,
+a rack also saves the losses of regulators and fans, and its feeders carry their shares of the sum. Meters lag
+behind the load: the largest recent saving is subtracted from their reading. The result is never lower than
+the present power of the GPUs under the caps plus the recent power of all other devices.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class ShadowPower(EntityState):
         )
 
     def _turn(self, now_ns: int, saves: bool) -> None:
-        """Begin anew after `METER_LAG_S`; end where nothing was saved for that long."""
+        """Start again after `METER_LAG_S`; end where nothing was saved for that long."""
         if now_ns - self.turn_ns < round(METER_LAG_S * NS):
             return
         for kept in (self.node_w, self.rack_w, *(of[None] for of in self.beside.values())):
@@ -122,7 +122,7 @@ class ShadowPower(EntityState):
 
 
 def _of_late(kept: F64, saved_w: F64, drawn_w: F64) -> tuple[F64, F64]:
-    """(most saved of late, most drawn) with what is so now [n]; a rise, which is negative, after that."""
+    """Return (largest recent saving, largest power) with the present values [n]; a rise counts negative."""
     np.maximum(kept[:, 0], (saved_w, drawn_w), out=kept[:, 0])
     saved_most_w, drawn_most_w = kept.max(axis=1)
     return np.where(saved_most_w > 0, saved_most_w, np.minimum(saved_w, 0.0)), drawn_most_w

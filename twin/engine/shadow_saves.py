@@ -1,7 +1,7 @@
-"""Shadow saves: durable saves that jobs would hold by now if they saved as advised.
+"""Shadow saves: the durable saves that jobs would hold if they saved as advised.
 
-A job that told anything of its saves takes one when it is asked, or when the interval that it is advised is
-over, and holds it after the time that saves take it.
+A job that has reported saves begins one when it is asked to, or when its advised interval ends. It holds the
+save after the usual duration of its saves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NEVER_NS = np.int64(2**62)
 
 
 class ShadowSaves(EntityState):
-    """When the last such save of each job began; 0 = none that its own saves have not overtaken."""
+    """Begin of the last advised save of each job; 0 = none, or one older than a save of the job itself."""
 
     began_ns: I64 = column("job", "i8")
     generation: I32 = column("job", "i4")  # of the job in its slot
@@ -29,7 +29,7 @@ class ShadowSaves(EntityState):
         super().__init__({"job": n_job})
 
     def update(self, jobs: JobSlots, arbiter: Arbiter, now_ns: int) -> JobSlots | None:
-        """The jobs as they would be, for reading only; None where they are as they are."""
+        """Return the read-only job table of the preview; None if it equals the real one."""
         save, interval = (arbiter.shadow.get(key) for key in (SAVE, INTERVAL))
         if save is None and interval is None and not self.began_ns.any():
             return None
@@ -57,7 +57,7 @@ class ShadowSaves(EntityState):
 
 
 def _advised(shadow: ShadowLeases, arbiter: Arbiter) -> Bool:
-    """Jobs that are advised what they are not commanded [n]."""
+    """Return the jobs whose advice differs from their commands [n]."""
     real = arbiter.leases[shadow.control.key]
     out: Bool = shadow.apart & shadow.running() & ~(shadow.value == real.value)
     return out

@@ -1,4 +1,4 @@
-"""Snapshot format: the bytes of what `Engine.dump` gives, and back; older formats are read.
+"""Snapshot format: encodes the result of `Engine.dump` as bytes, and decodes it. Older formats are readable.
 
 A snapshot holds state, memories, leases and parameters. It does not hold the history rings (a restart reads
 that much trace before the snapshot) nor the site, which it names by hash.
@@ -23,7 +23,7 @@ _MAGIC = b"rtsnap01"
 
 
 def encode(data: dict[str, Any]) -> bytes:
-    """The snapshot as bytes, with a check over all of it."""
+    """Return the snapshot as bytes with a checksum."""
     body = zstandard.ZstdCompressor(level=1).compress(
         pack({"format": FORMAT, "catalogue": CATALOGUE_HASH, "data": data})
     )
@@ -31,7 +31,7 @@ def encode(data: dict[str, Any]) -> bytes:
 
 
 def decode(raw: bytes) -> dict[str, Any]:
-    """Read what `encode` made. Raises StorageError for anything else."""
+    """Decode the result of `encode`. Raises StorageError for anything else."""
     if raw[:8] != _MAGIC:
         raise StorageError("not a racktwin snapshot")
     body = raw[40:]

@@ -1,6 +1,6 @@
-"""View: the engine's state as policies and models may see it, read only; derived values are computed once.
+"""View: read-only access of policies and models to the engine's state. Derived values are computed once.
 
-A view lives for one tick, or for one answer of an interface.
+A view lives for one tick, or for one response of an interface.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ WORST_SIGMAS = 2.0  # of a value that others imply, to the dangerous side
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EngineView:
-    """Implements `twin.contracts.contracts.View`. `Engine.view` makes it; policies see the protocol alone."""
+    """Implementation of `twin.contracts.contracts.View`. `Engine.view` creates it."""
 
     now_ns: int
     dt_s: float
@@ -77,12 +77,12 @@ class EngineView:
         return signal
 
     def value(self, key: str) -> F32:
-        """Last good value per entity."""
+        """Return the last good value per entity."""
         signal = self._signal(key)
         return cast(F32, read_only(self.state.tables[signal.table].value[signal.row]))
 
     def believed(self, key: str) -> F32:
-        """Last good value per entity, or what others imply where they contradict it."""
+        """Return the last good value per entity, or the implied value if other readings contradict it."""
         found = self._cache.get(("believed", key))
         if found is None:
             found, doubted = self.value(key), self.diagnosis.reconciliation.of(key, self.now_ns)
@@ -94,7 +94,7 @@ class EngineView:
         return cast(F32, found)
 
     def worst(self, key: str) -> F32:
-        """The value as bad as it may be by now."""
+        """Return the worst value that is possible by now."""
         found = self._cache.get(("worst", key))
         if found is None:
             parts = self.site, self.state, self.estimator, self.windows
@@ -117,9 +117,13 @@ class EngineView:
         return cast(U8, found)
 
     def age_s(self, key: str) -> F64:
-        """Seconds since the last good reading."""
-        signal = self._signal(key)
-        return self.state.tables[signal.table].age_s(signal, self.now_ns)
+        """Return the seconds since the last good reading."""
+        found = self._cache.get(("age", key))
+        if found is None:
+            signal = self._signal(key)
+            found = read_only(self.state.tables[signal.table].age_s(signal, self.now_ns))
+            self._cache["age", key] = found
+        return cast(F64, found)
 
     def total(self, key: str) -> I64:
         """Growth of a counter since it was first heard."""
@@ -156,7 +160,7 @@ class EngineView:
         return cast(I32, found)
 
     def commanded(self, control: str) -> F64:
-        """The value of the running lease per entity; NaN where there is none."""
+        """Return the value of the running lease per entity; NaN without one."""
         return cast(F64, read_only(self.arbiter.leases[control].value))
 
     def targets(self, request: OperatorRequest) -> I32:
@@ -203,7 +207,7 @@ class EngineView:
     def outlook(self, quantity: str, at_ns: int) -> F64:
         """Values of a quantity at a coming instant, as an external source announced them."""
         if find_quantity(quantity) is None:
-            raise ContractError(f"{quantity} is no quantity that can be forecast")
+            raise ContractError(f"{quantity} is not a quantity that can be forecast")
         return self.intake.outlooks.at(quantity, at_ns, self.site)
 
     def maintenance(self, table: str, asleep: bool = True) -> Bool | None:
@@ -212,11 +216,11 @@ class EngineView:
         return None if mask is None else cast(Bool, read_only(mask))
 
     def vacant(self, table: str) -> Bool | None:
-        """Slots that their device left for another one [n]; None where there are none."""
+        """Return the slots whose device moved to another slot [n]; None if there are none."""
         return self.intake.identities.vacant(table, self.site)
 
     def protected_nodes(self) -> Bool:
-        """Nodes whose work may not be disturbed unasked [n_node]."""
+        """Return the nodes that may not be disturbed unless an operator requests it [n_node]."""
         found = self._cache.get(("protected", "node"))
         if found is None:
             found = read_only(self.jobs.protected_nodes())
@@ -244,7 +248,7 @@ class EngineView:
         return self.health_state.features()
 
     def failures(self) -> FailureLog:
-        """Nodes that failed, and the times in which nobody watched."""
+        """Nodes that failed, and the times without observation."""
         log, gaps = self.health_state.log(), self.state.unwatched_ns
         return replace(log, unwatched_ns=gaps) if len(gaps) else log
 

@@ -1,4 +1,4 @@
-"""Estimation: expected values beside measured ones, and the parameters that they are learned from."""
+"""Estimation: expected values of measured signals, and the learned parameters behind them."""
 
 import lazy_loader
 

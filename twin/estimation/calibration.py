@@ -54,7 +54,7 @@ class ParameterKind:
 
     @property
     def table(self) -> str:
-        """The table of the entities that have it."""
+        """Return the table of the parameter's entities."""
         return self.name.partition(".")[0]
 
 
@@ -149,28 +149,29 @@ class Calibration:
 
     @property
     def drift(self) -> F64:
-        """Distance of the value from the reference, in its unit."""
+        """Return the distance of the value from the reference, in its unit."""
         return self.value - self.reference
 
     @property
     def drift_band(self) -> F64:
-        """Half of the band in which the drift of nine of ten healthy devices is, in the unit of the value."""
+        """Return half of the band that contains the drift of nine of ten healthy devices, in the unit of
+        the value."""
         healthy = self.kind.healthy * (1.0 if self.kind.absolute else np.abs(self.reference))
         return np.asarray(np.hypot(healthy, Z90 * self.drift_sigma), np.float64)
 
     @property
     def own_drift(self) -> F64:
-        """The drift that its neighbours do not have."""
+        """Return the drift that the neighbours do not share."""
         return np.asarray(self.drift - self.shared, np.float64)
 
     @property
     def drifted(self) -> Bool:
-        """Mask of entities whose own drift is beyond the band."""
+        """Return a mask of entities with an own drift beyond the band."""
         with np.errstate(invalid="ignore"):
             return np.asarray(np.abs(self.own_drift) > self.drift_band, np.bool_)
 
     def meaning(self, row: int) -> str:
-        """Return in words what the drift of an entity means; empty where it is within the band."""
+        """Return the meaning of an entity's drift in words; "" within the band."""
         if self.drifted[row]:
             return self.kind.rises if self.own_drift[row] > 0.0 else self.kind.falls
         if abs(self.drift[row]) > self.drift_band[row]:
@@ -179,7 +180,7 @@ class Calibration:
 
 
 def calibrations(estimator: Estimator, table: str) -> list[Calibration]:
-    """The learned parameters of a table's entities, as they are now."""
+    """Return the present learned parameters of a table's entities."""
     site = estimator.site
     if not site.sizes.get(table):
         return []
@@ -191,7 +192,7 @@ def calibrations(estimator: Estimator, table: str) -> list[Calibration]:
 
 
 def _joint(kind: ParameterKind, value: F64, sigma: F64) -> F64:
-    """1 sigma of a value, with its bias."""
+    """Return 1 sigma of a value, with its bias."""
     bias = kind.bias * (1.0 if kind.absolute else np.abs(value))
     return np.asarray(np.hypot(sigma, bias), np.float64)
 

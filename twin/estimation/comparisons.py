@@ -1,4 +1,4 @@
-"""Board of comparisons: many relations in one flat column, so that a tick costs few array operations.
+"""Comparison board: many relations in one flat column, so that a tick needs few array operations.
 
 A relation predicts a signal from other readings and one parameter of its entity. The board keeps noise,
 parameter and doubt of all of them. A parameter is learned from the device's own readings, so it enters
@@ -109,7 +109,7 @@ class Board(PackedState):
         return np.repeat(np.array(of_row, np.float64), [r.n for r in self.rows])
 
     def parameter(self, name: str) -> F64:
-        """The parameter in use of a relation [n]."""
+        """Return the parameter in use of a relation [n]."""
         return self.in_use[self.cells[name]]
 
     def learned(self, name: str, kept: str = "value") -> F64:
@@ -139,13 +139,14 @@ class Board(PackedState):
         return changed
 
     def _begin_anew(self) -> None:
-        """Expectations that move with a parameter that changed are no change of regime."""
+        """Restart the learning of expectations that move with a changed parameter: this is no change of
+        regime."""
         renewed = self._renewed > 0
         self._renewed -= renewed
         self.fast[renewed] = self.slow[renewed] = np.nan
 
     def put(self, name: str, expected: F64, measured: F64, read_ns: I64, **more: F64 | float) -> None:
-        """A comparison of this tick [n].
+        """Put a comparison of this tick [n].
 
         `implied` is the parameter that the reading asks for, `slope` the change of the expectation with it,
         `loose` more doubt in the signal's unit, `level` what a noise of 1 amounts to, `steps` 1 sigma for the
@@ -157,18 +158,19 @@ class Board(PackedState):
             getattr(self, key)[at] = value
 
     def put_offset(self, name: str, base: F64, measured: F64, read_ns: I64, **more: F64 | float) -> None:
-        """A comparison whose parameter is added to `base`."""
+        """Put a comparison with a parameter that is added to `base`."""
         expected = base + self.parameter(name)
         self.put(name, expected, measured, read_ns, implied=measured - base, slope=1.0, **more)
 
     def put_ratio(self, name: str, base: F64, measured: F64, read_ns: I64, steps: F64 | float = 0.0) -> None:
-        """A comparison whose parameter multiplies `base`; noise and `steps` go with the expectation."""
+        """Put a comparison with a parameter that multiplies `base`; noise and `steps` scale with the
+        expectation."""
         expected = self.parameter(name) * base
         self.put(name, expected, measured, read_ns, implied=measured / base, slope=base, level=expected,
                  steps=steps * expected)  # fmt: skip
 
     def begin(self, now_ns: int) -> None:
-        """Before the comparisons of a tick: what was learned moves on when its time has come."""
+        """Begin the comparisons of a tick; due learned parameters come into use."""
         # New ones, since the residuals of the tick before hold views of the old
         self.expected, self.measured, self.implied, self.sigma = np.full((4, self.n), np.nan)
         if self.moved_ns == 0:
@@ -176,7 +178,7 @@ class Board(PackedState):
         if now_ns - self.moved_ns < MOVE_S * NS:
             return
         self.moved_ns = now_ns
-        # What an expectation moves by on that account is no change of regime
+        # The shift of an expectation by new parameters is no change of regime
         shift = (self.waiting - self.in_use) * self.slope
         for level in (self.fast, self.slow):
             np.add(level, shift, out=level, where=np.isfinite(shift))
@@ -193,7 +195,7 @@ class Board(PackedState):
             value[:], var[:] = self.value, self.var
 
     def settle(self, dt_s: float, untouched: Bool | None) -> None:
-        """Judge the comparisons, then learn from those of new readings where nobody works at the device."""
+        """Judge the comparisons, then learn from new readings of devices that are not under maintenance."""
         difference = self.measured - self.expected
         self.slope[~np.isfinite(self.slope)] = 0.0  # of a comparison that there is not
         if self.steps.any():
@@ -210,7 +212,7 @@ class Board(PackedState):
         if not taught.any():
             return
         dt_s, self.idle_s = self.idle_s, 0.0
-        # With hindsight: what is known by now of the parameter is no noise.
+        # With hindsight: the change of the parameter known by now is not noise.
         off = difference - (self.value - self.in_use) * self.slope
         share = np.where(np.isfinite(sigma), np.sqrt(known_var / (known_var + doubt_var)), 1.0)
         # While a parameter is not settled, or is not observed, the difference is not noise; nor is it
@@ -224,7 +226,7 @@ class Board(PackedState):
         self.noise.learn(np.where(settled, off / self.level * share, np.nan), self.heard_ns, dt_s)
 
     def _doubt(self, sigma: F64, dt_s: float) -> F64:
-        """1 sigma for that an expectation moves, and is not where its relation was learned."""
+        """Return 1 sigma for a moving expectation away from the place where its relation was learned."""
         expected, held = self.expected, self.held
         known = np.isfinite(expected)
         for level, tau_s in ((self.fast, FAST_S), (self.slow, SLOW_S)):
@@ -240,13 +242,13 @@ class Board(PackedState):
         return np.where(np.isfinite(away), away, 0.0)
 
     def _hold_of(self, dt_s: float) -> F64:
-        """Share of a doubt that is left after a step."""
+        """Return the share of a doubt that remains after a step."""
         if dt_s != self._held_dt_s:
             self._held_dt_s, self._hold = dt_s, np.exp(-dt_s / self._hold_s)
         return self._hold
 
     def _learn(self, implied: F64, known_var: F64, doubt_var: F64, dt_s: float) -> None:
-        """A scalar Kalman step of each parameter; none from a reading that has been far off for long."""
+        """Run a scalar Kalman step of each parameter; readings that are far off for long teach nothing."""
         value, var = self.value, self.var
         first = np.isnan(value) & np.isfinite(implied) & self._learns
         if first.any():
@@ -262,7 +264,7 @@ class Board(PackedState):
         error_var = np.fmax(self._error_var * unit_var, known_var / slope_var) + doubt_var / slope_var
         teach = np.isfinite(implied) & self._learns & ~lasting
         bound = FAULT_SIGMAS * np.sqrt(var + error_var)
-        # Once it has settled, what is far off teaches nothing, until drift could have brought it there
+        # Once settled, readings far off teach nothing until drift could explain them
         teach &= (self.count <= NOISE_WARMUP) | (np.abs(implied - value) <= bound)
         innovation = np.where(teach, np.minimum(np.maximum(implied - value, -bound), bound), 0.0)
         gain = np.where(teach, var / (var + error_var), 0.0)
@@ -272,7 +274,7 @@ class Board(PackedState):
         self.count += teach
 
     def residual(self, name: str) -> Residual:
-        """A relation's comparison of this tick; arrays that are not written to again."""
+        """Return a relation's comparison of this tick; its arrays are not written again."""
         at = self.cells[name]
         return Residual(name, self.expected[at], self.measured[at], self.sigma[at], self.confidence[at])
 
@@ -284,7 +286,7 @@ class Board(PackedState):
         return np.zeros(at.stop - at.start), readings
 
     def noise_of(self, name: str) -> ResidualNoise:
-        """The noise of one relation, to be read."""
+        """Return the noise of one relation. Read only."""
         at = self.cells[name]
         out = ResidualNoise(at.stop - at.start, self.noise.floor[at])
         for kept in out.declared:

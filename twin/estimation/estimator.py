@@ -82,7 +82,7 @@ class Estimator(EntityState):
         self.frozen = False  # nothing is learned any more
 
     def update(self, state: State, dt_s: float, windows: Windows | None = None) -> None:
-        """Compare, then learn. Uses only good readings; anything else gives NaN.
+        """Compare, then learn. Uses only good readings; other readings give NaN.
 
         Nothing is learned of what people work at, nor of sums that contain it.
         """
@@ -105,12 +105,12 @@ class Estimator(EntityState):
         self._devices(readings, dt_s, windows)
 
     def _seen_s(self, dt_s: float) -> float:
-        """Seconds of a step of which its readings tell: after a time without ticks, the usual step."""
+        """Return the seconds of a step that its readings cover: the usual step after a time without ticks."""
         usual_s, self.step_s = self.step_s, max(dt_s, 0.5 * self.step_s)
         return usual_s if usual_s > 0.0 and dt_s > max(AWAY_S, 2.0 * usual_s) else dt_s
 
     def _devices(self, readings: Readings, dt_s: float, windows: Windows | None) -> None:
-        """GPUs, nodes, and racks by the power of their nodes."""
+        """Compare GPUs, nodes, and racks by the power of their nodes."""
         tables = ("gpu", "node", "rack")
         touched = {} if windows is None else {t: m for t in tables if (m := windows.mask(t)) is not None}
         if self.frozen:
@@ -120,12 +120,12 @@ class Estimator(EntityState):
 
     @property
     def air_drift(self) -> F64:
-        """Share by which the resistances of a GPU's neighbours in air have drifted [n_gpu]; 0 in coolant."""
+        """Return the drift of the resistances of a GPU's neighbours in air [n_gpu]; 0 in coolant."""
         return self.gpus.temp.air_drift()
 
     @property
     def clogged_pu(self) -> F64:
-        """Head that the filter takes beyond its early drop, over the head of the design [n_cdu]."""
+        """Return the filter's head beyond its early drop, over the design's head [n_cdu]."""
         return self.hydraulics.clogged_pu
 
     @property
@@ -150,7 +150,7 @@ class Estimator(EntityState):
         return self.board.learning_left(name) if name in self.board.cells else self.gpus.learning_left(name)
 
     def _spared(self, windows: Windows | None) -> Bool | None:
-        """Cells of the board that nobody works at; None where nobody works anywhere."""
+        """Return the cells of the board outside maintenance; None without maintenance."""
         if windows is None:
             return None
         touched = {t: windows.mask(t) for t in ("rack", "cdu", "loop", "feeder")}
@@ -165,69 +165,74 @@ class Estimator(EntityState):
         return cells
 
     def freeze(self) -> None:
-        """Nothing more is learned; what was, is used from now on: so that what follows can be scored."""
+        """Freeze learning and use the learned parameters from now on, so that the following time can be
+        scored."""
         self.board.use_now()
         self.frozen = True
 
     @property
     def balance_noise(self) -> ResidualNoise:
-        """Of the balances."""
+        """Return the noise of the balances."""
         return self.board.noise_of(BALANCE)
 
     @property
     def heat_noise(self) -> ResidualNoise:
-        """Of the racks' return temperatures, to be read."""
+        """Return the noise of the racks' return temperatures. Read only."""
         return self.board.noise_of(HEAT)
 
     @property
     def heat_heard_ns(self) -> I64:
-        """Instant of the oldest reading of each rack's heat balance [n_rack]: one is learned from once."""
+        """Return the instant of the oldest reading of each rack's heat balance [n_rack]; each teaches
+        once."""
         return self.board.taught_ns[self.board.cells[HEAT]]
 
     @property
     def balance_heard_ns(self) -> I64:
-        """Instant of the oldest reading of each balance."""
+        """Return the instant of the oldest reading of each balance."""
         return self.board.taught_ns[self.board.cells[BALANCE]]
 
     @property
     def capture(self) -> F64:
-        """Share of a rack's power that its liquid carries, as learned by now [n_rack]; used later."""
+        """Return the learned share of a rack's power that its liquid carries [n_rack]; it comes into use
+        later."""
         return self.board.learned(HEAT)
 
     @property
     def capture_var(self) -> F64:
-        """Its variance."""
+        """Return the variance of the capture."""
         return self.board.learned(HEAT, "var")
 
     @property
     def capture_count(self) -> I64:
-        """Readings that it was learned from."""
+        """Return the number of readings behind the capture."""
         return self.board.count[self.board.cells[HEAT]]
 
     def liquid_capture(self) -> F64:
-        """Share of each rack's electric power that its liquid carries [n_rack]; NaN while unknown."""
+        """Return the share of each rack's electric power that its liquid carries [n_rack]; NaN if unknown."""
         return np.where(self.capture_count > 0, self.capture, np.nan)
 
     @property
     def loop_steps_k(self) -> F64:
-        """1 sigma of each loop's supply for the resolution of its readings [n_loop]."""
+        """Return 1 sigma of each loop's supply from the resolution of its readings, K [n_loop]."""
         return self._loop.step_sigma("supply_temp_c")
 
     @property
     def loop_aim_c(self) -> F64:
-        """The coldest set point of each loop's CDUs [n_loop]; NaN where none is known."""
+        """Return the coldest set point of each loop's CDUs [n_loop]; NaN if unknown."""
         return self.loops.aim_c
 
     def balances_with(self, feeders: Bool | None, racks: Bool | None) -> Bool:
-        """Balances of which one of these is a member [n_balance]."""
+        """Return the balances that contain one of these [n_balance]."""
         return self.tree.touched(feeders, racks)
 
     def tree_residual_pu(self) -> tuple[float | None, bool]:
-        """(difference of the outermost complete balances over their load, whether an edge was guessed)."""
+        """Return (deviation of the outermost complete balances over their load, True if an edge was
+        guessed)."""
         return self.tree.off_pu(self.residuals.get(BALANCE))
 
     def remapped(self, site: Site, old_of_new: OldOfNew) -> Estimator:
-        """Learned state for a changed site; balances are learned afresh, since their members changed."""
+        """Return the learned state for a changed site; balances are learned again, because their members
+        changed."""
         out = Estimator(site)
         out.adopt(self, old_of_new)
         return out

@@ -1,4 +1,4 @@
-"""Temperatures around a CDU: the mix that comes back from its racks, the exchanger, and what goes out again.
+"""Temperatures around a CDU: the mixed return of its racks, the exchanger, and the supply.
 
 The exchanger is counterflow with a learned conductance; hot leg, cold leg and pipes are mixed tanks.
 """
@@ -24,14 +24,14 @@ FACILITY_FLOW_NOISE_PU = 0.004  # of the reading; source: estimate
 LEAST_FLOW_PU = 0.05  # of nominal: below, a stream brings no heat that could be judged; source: estimate
 LEAST_APPROACH_K = 2.0  # between the entries of an exchanger, to judge its conductance; source: estimate
 SENSITIVE_PU = 0.08  # least change of the heat with the conductance, relative over relative; source: estimate
-# How long a valve's control of the supply takes to follow the heat, and by which share of what the return has
-# changed the supply is off meanwhile; source: estimate.
+# Time that a valve's control of the supply takes to follow the heat, and the share of a change of the
+# return by which the supply is off meanwhile; source: estimate.
 LATE_S, LATE_SHARE = 90.0, 0.3
 LEAST_VALVE_PU = 0.05  # source: estimate
 
 
 def rows(site: Site) -> list[Row]:
-    """Relations of this part."""
+    """Return the relations of this part."""
     n_rack, n, design = site.sizes["rack"], site.sizes["cdu"], site.design
     full_lpm = PRIMARY_FLOW_RATIO * design.cdu_flow_lpm / 0.6  # nominal at 60 % open; source: estimate
     return [
@@ -66,7 +66,7 @@ class Exchange:
         self._least = LEAST_FLOW_PU * np.nan_to_num(self.nominal_lpm, nan=10.0)
 
     def update(self, rack: Latest, cdu: Latest, loop: Latest, board: Board, now_ns: int, dt_s: float) -> None:
-        """Expected temperatures around each CDU."""
+        """Update the expected temperatures around each CDU."""
         cooled = self.cooled
         supply, back = cdu["supply_temp_c"], cdu["return_temp_c"]
         through_lpm = cooled.sums(rack["flow_lpm"])
@@ -92,7 +92,7 @@ class Exchange:
         )
         mix_steps_k = cooled.sums(rack["flow_lpm"] * rack.step_sigma("return_temp_c")) / passing
         steps_k = joint(mix_steps_k, back_steps_k)
-        # Before what was seen, the racks' load may have been any
+        # The racks' load before the observation is unknown
         rise_k = self._full_w / heat_rate_w_per_k(self.coolant, passing, mixed)
         unseen_k = UNIFORM * self.legs.unknown[0] * np.fmax(rise_k, np.abs(mixed - supply))
         loose = _moving(0.35, mixed - arrived) + unseen_k
@@ -108,7 +108,7 @@ class Exchange:
         self._facility(cdu, loop, board)
 
     def _leaving(self, cdu: Latest, board: Board) -> F64:
-        """Coolant's temperature behind the exchanger, as it is with the conductance in use [n_cdu]."""
+        """Return the coolant's temperature after the exchanger, by the conductance in use [n_cdu]."""
         flow, water_lpm, back, cool = (cdu[k] for k in EXCHANGED)
         flow = np.where(flow >= self._least, flow, np.nan)
         water_lpm = np.where(water_lpm >= self._least, water_lpm, np.nan)
@@ -177,6 +177,6 @@ class Exchange:
 
 
 def _moving(share: float, away_k: F64) -> F64:
-    """Doubt of a lag that is still on its way [n]: its time constant is not known so well."""
+    """Return the doubt about a lag in progress [n]: its time constant is uncertain."""
     off_k = np.abs(away_k)
     return np.where(off_k > 0.3, share * off_k, 0.0)

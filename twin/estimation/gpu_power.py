@@ -104,14 +104,14 @@ class GpuPower(EntityState):
         self.capped = np.zeros(0, np.intp)  # GPUs whose power is expected at their cap
 
     def _by_group(self, values: F64) -> F64:
-        """Of each group the values [k, group] of its first GPU; NaN where it has none."""
+        """Return for each group the values [k, group] of its first GPU; NaN for an empty group."""
         out = np.full((len(values), self.n_group), np.nan)
         groups, first = np.unique(self.group, return_index=True)
         out[:, groups] = values[:, first]
         return out
 
     def expect(self, readings: Readings) -> F64:
-        """Expected power [n], W, by activity, clock and cap of this tick."""
+        """Return the expected power [n], W, by activity, clock and cap of this tick."""
         whole = readings.known("gpu", "sm_active_pu")
         sm, _ = readings.good("gpu", "sm_active_pu" if whole else "util_pu")
         self.activity, met = sm, np.empty(self.n)
@@ -151,7 +151,7 @@ class GpuPower(EntityState):
         return met
 
     def _floor_w(self, at: I64) -> F64:
-        """Power of GPUs `at` at their lowest clock, W: no cap brings them below."""
+        """Return the power of GPUs `at` at their lowest clock, W: no cap reaches below it."""
         return np.asarray(
             self.static_w[at] + self.dynamic_w[at] * CLOCK_MIN_PU ** self.set.in_use[GAMMA, at], np.float64
         )
@@ -183,17 +183,18 @@ class GpuPower(EntityState):
         return self.unknown_w[at]
 
     def _exponent_sigma(self, at: I64) -> F64:
-        """1 sigma of the exponents in use of GPUs `at`: no more readings make a law of power exact."""
+        """Return 1 sigma of the exponents in use of GPUs `at`: no number of readings makes a power law
+        exact."""
         return np.asarray(np.sqrt(self.exponent_var.in_use[0, at] + EXPONENT_LAW**2), np.float64)
 
     def _slowed(self, clock_hz: F64, at: np.ndarray) -> tuple[F64, F64]:
-        """Power of GPUs `at` whose clock is lowered, and 1 sigma for that the exponent is not known, W."""
+        """Return the power of GPUs `at` with a lowered clock, and 1 sigma for the uncertain exponent, W."""
         fall = np.log(np.maximum((clock_hz[at] / self.top_hz[at]).astype(np.float32), 1e-3))
         left_w = self.dynamic_w[at] * np.exp(self.set.in_use[GAMMA, at].astype(np.float32) * fall)
         return self.static_w[at] + left_w, left_w * np.abs(fall) * self._exponent_sigma(at)
 
     def expect_clock(self, readings: Readings, temp_c: F64, hot_c: F64) -> F64:
-        """Expected clock [n], Hz, by demand and cap; NaN where idle, or hot enough to be slowed by heat.
+        """Return the expected clock [n], Hz, by demand and cap; NaN where idle or slowed by heat.
 
         No clock falls below the lowest. The less a cap leaves beside what an idle GPU draws, the more the
         error of that power counts: `clock_doubt_hz`, 1 sigma.
@@ -227,7 +228,7 @@ class GpuPower(EntityState):
         return expected
 
     def under(self, at: I64, drawn_w: F64, in_force_w: F64, cap_w: F64) -> F64:
-        """Power of GPUs `at` under other caps, W [k], along their learned curves.
+        """Return the power of GPUs `at` under other caps, W [k], along their learned curves.
 
         `drawn_w`: now, under the caps `in_force_w` (NaN: none). One that stands at a lower cap would draw
         what its activity asks for.
@@ -246,7 +247,7 @@ class GpuPower(EntityState):
     def learn(
         self, rows: slice, readings: Readings, measured: F64, heard_ns: I64, taught: Bool, dt_s: float
     ) -> None:
-        """Take in the readings of a part of the GPUs; `taught` [m]: new ones, where nobody works."""
+        """Take in the readings of a part of the GPUs; `taught` [m]: new ones, outside maintenance."""
         m = rows.stop - rows.start
         power, read_ns, expected = measured[rows], heard_ns[rows], self.expected[rows]
         sm = self._features[0][rows]
@@ -282,7 +283,7 @@ class GpuPower(EntityState):
         usual_c += np.where(usable, share * (temp_c - usual_c), 0.0)
 
     def leak_doubt_w(self, rows: slice = slice(None)) -> F64:
-        """1 sigma [m], W, for that it is not known how much more leaks at the temperature of now."""
+        """Return 1 sigma [m], W, for the uncertain leakage at the present temperature."""
         doubt_w: F64 = self._leak_spread_w_per_k[rows] * np.abs(self.warmer_k[rows])
         return doubt_w
 
@@ -303,7 +304,7 @@ class GpuPower(EntityState):
         self.gamma_var[rows][at] = np.maximum((1.0 - gain) * var, 1e-4)
 
     def refresh_pool(self) -> None:
-        """The coefficients of each profile, from what its GPUs have shown, and the highest clock."""
+        """Update the coefficients of each profile from its GPUs, and the highest clock."""
         group = self.group[self._sample]
         summed = [np.bincount(group, row[self._sample], self.n_group) for row in self.fit.normal]
         moment = [np.bincount(group, row[self._sample], self.n_group) for row in self.fit.moment]
@@ -312,7 +313,7 @@ class GpuPower(EntityState):
         self.top_hz = self._highest(self.clock.in_use[0])[self.group]
 
     def _highest(self, clock_hz: F64) -> F64:
-        """The highest clock of each profile [n_group]; not the highest reading, as one sensor may lie."""
+        """Return the highest clock of each profile [n_group], robust against a single faulty sensor."""
         sample = np.arange(len(clock_hz))[self._sample]
         clocks = sample[np.isfinite(clock_hz[sample])]
         group = self.group[clocks]
@@ -326,7 +327,7 @@ class GpuPower(EntityState):
         return np.where(highest > 0.0, highest, np.nan)
 
     def move(self, rows: slice, taught_ns: I64) -> None:
-        """Move the learned coefficients one step on towards use; `taught_ns` [m]: newest reading taken in."""
+        """Move the learned coefficients one step towards use; `taught_ns` [m]: newest reading used."""
         of = self.group[rows]
         prior, var = self.pool[:, of], self.pool_var[:, of]
         # A GPU is as far from its profile's coefficients as GPUs are, and those are not certain either
@@ -345,7 +346,7 @@ class GpuPower(EntityState):
         self.reference.sigma[1, rows] = np.sqrt(variance[SM:].sum(axis=0))
 
     def forget(self, table: str, entity: int) -> None:
-        """Another GPU sits here: it begins with what its profile has shown."""
+        """Clear the slot of a new GPU, which begins with its profile's values."""
         if table == "gpu":
             top_hz = float(self.top_hz[entity])
             super().forget(table, entity)

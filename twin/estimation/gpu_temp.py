@@ -46,10 +46,10 @@ LEAST_RISE_PU = 0.15  # of that rise; source: estimate
 AIR_RATIO = (0.2, 2.0)  # of air flow over nominal: outside, a sensor errs; source: estimate
 LEAST_AWAY_PU = 0.01  # of a factor: below, its doubt is lost in the noise; source: estimate
 LEAST_OTHERS = 3  # GPUs of a node that tell of its air: then one that is wrong does not sway their median
-# How a resistance follows the flow is known to this share of the way from where it was learned: laws of fins
-# and channels have exponents from -0.5 to -0.8; source: estimate
+# The way of a resistance with the flow is known to this share of the way from where it was learned: laws of
+# fins and channels have exponents from -0.5 to -0.8; source: estimate
 FLOW_DOUBT_PU = 0.2
-# What all GPUs of a node in air are off by, each feels by its own heat sink and lag; source: estimate, from
+# Each GPU feels a common error of a node in air by its own heat sink and lag; source: estimate, from
 # healthy simulated nodes: 3 K off after a move of the load, they leave 0.8 K (1 sigma) between their GPUs
 COMMON_DOUBT_PU = 0.25
 OFFSET, RESISTANCE, LAG = range(3)
@@ -65,7 +65,7 @@ class Trays:
         self.each = int(count[0]) if len(count) and (count == count[0]).all() else 0
 
     def spread(self, of_node: F64) -> F64:
-        """[n_gpu]"""
+        """Return the value of each GPU's node [n_gpu]."""
         return np.repeat(of_node, self.each) if self.each else np.asarray(of_node[self.of], np.float64)
 
     def others(self, values: F64, nodes: np.ndarray) -> tuple[I64, F64]:
@@ -137,7 +137,7 @@ class GpuTemp(EntityState):
         self.seldom = SeldomPower(site.sizes, design.gpu_max_w[of])
         self.node_factor = np.ones(n_node)
         nodes = np.maximum(np.diff(site.node_start_of_rack), 1)
-        # Whose flow no neighbours speak for: see `share_air`
+        # GPUs whose flow no neighbours confirm: see `share_air`
         self.lonely = self.liquid | (self.trays.count <= LEAST_OTHERS)
         self.node_max_w = (design.rack_max_w / nodes)[node_rack]
         self._scratch = np.empty(n, np.int64)
@@ -147,7 +147,7 @@ class GpuTemp(EntityState):
 
     @property
     def resistance_k_per_w(self) -> F64:
-        """Resistance in use at nominal flow, K/W [n]: the design's until more is learned."""
+        """Return the resistance in use at nominal flow, K/W [n]: the design's until it is learned."""
         resistance: F64 = self.set.in_use[RESISTANCE]
         return resistance
 
@@ -167,7 +167,7 @@ class GpuTemp(EntityState):
         return np.where(self.liquid, wet, np.where(np.isfinite(air), air, room[of]))
 
     def _air(self, readings: Readings, dt_s: float) -> F64:
-        """Factor on the resistance of heat sinks [n_node] from the air flow; 1 where that is not known.
+        """Return the factor on the resistance of heat sinks [n_node] from the air flow; 1 if unknown.
 
         The flow follows from the node's heat and the rise of its air, both smoothed alike.
         """
@@ -184,7 +184,8 @@ class GpuTemp(EntityState):
         return np.where(np.isfinite(factor), factor, 1.0)
 
     def drive(self, readings: Readings, power_w: F64, power_ns: I64, dt_s: float) -> F64:
-        """Move the lags on by `dt_s`, driven by the readings of this tick; expected temperature [n], degC.
+        """Move the lags on by `dt_s` with the readings of this tick; returns the expected temperature [n],
+        degC.
 
         `power_ns` [n]: instants of the powers.
         """
@@ -257,13 +258,13 @@ class GpuTemp(EntityState):
         self.unseen_k[gpus] = filled(self.resistance[gpus] * factor * heat.sigma_w)
 
     def _hear(self, power_w: F64, dt_s: float) -> None:
-        """Take the power of this tick, hold what is missing for a while, and begin anew after longer gaps."""
+        """Take the power of this tick, hold missing values for a while, and start again after longer gaps."""
         held = self.power_w, self.silent_s, self.settled_s
         if anew := kernels.hear_power(power_w, *held, HOLD_S, dt_s, self._scratch):
             self._begin(self._scratch[:anew].copy())
 
     def _begin(self, gpus: I64) -> None:
-        """Take these GPUs to have drawn for long what they draw now."""
+        """Assume that these GPUs have drawn their present power for a long time."""
         start = self.power_w[gpus] * self.trays.spread(self.node_factor)[gpus]
         self.heated[gpus], self.twice[gpus] = start, start
 
@@ -276,7 +277,7 @@ class GpuTemp(EntityState):
         return step_s > max(HOLD_S, 2.0 * usual_s)
 
     def doubt(self, rows: slice = slice(None)) -> F64:
-        """1 sigma [m], K, for that a model moves, or that its flow is not what it was learned at."""
+        """Return 1 sigma [m], K, for a moving model, or for a flow other than the learned one."""
         heated = self.heated[rows]
         out = heated - self.twice[rows]
         np.abs(out, out=out)
@@ -300,7 +301,7 @@ class GpuTemp(EntityState):
         self.common_k[gpus] = filled(common_k)
 
     def common_doubt(self, rows: slice = slice(None)) -> F64:
-        """1 sigma [m], K, for that what a node's GPUs are off by together is not the same for each."""
+        """Return 1 sigma [m], K, for the unequal parts of a common deviation of a node's GPUs."""
         return np.asarray(COMMON_DOUBT_PU * np.abs(self.common_k[rows]), np.float64)
 
     def air_drift(self) -> F64:
@@ -332,7 +333,7 @@ class GpuTemp(EntityState):
         return self.unknown_k[at]
 
     def learn(self, rows: slice, measured: F64, heard_ns: I64, taught: Bool, dt_s: float) -> None:
-        """Take in the readings of a part of the GPUs; `taught` [m]: new ones, where nobody works."""
+        """Take in the readings of a part of the GPUs; `taught` [m]: new ones, outside maintenance."""
         temp, read_ns, expected = measured[rows], heard_ns[rows], self.expected[rows]
         usable = np.isfinite(temp - expected) & taught & ~self.noise.lasting(read_ns, rows)
         heated = self.heated[rows]
@@ -343,7 +344,7 @@ class GpuTemp(EntityState):
         bound = np.where(np.isfinite(sigma), 4.0 * (sigma + self.unknown_k[rows]), np.inf) + moving_k
         around = expected if self.all_liquid else expected + self.common_k[rows]
         y = np.minimum(np.maximum(temp, around - bound), around + bound)
-        # What its own parameters account for: all but the inlet
+        # The part that its own parameters account for: all but the inlet
         offset, resistance, lag = self.set.in_use[:, rows]
         moving = self.twice[rows] - heated
         y = y - (expected - offset - resistance * heated - lag * moving)
@@ -352,7 +353,8 @@ class GpuTemp(EntityState):
         self.fit.learn(rows, features, y, error_k, weight, dt_s)
 
     def refresh_pool(self, group: I32, n_group: int) -> None:
-        """By what the resistances of a profile differ from its design: GPUs that idle are taken to follow."""
+        """Update the mean deviation of a profile's resistances from its design; idle GPUs are taken to
+        follow."""
         ratio = self.set.learning[RESISTANCE] / self.resistance
         taught = np.flatnonzero((self.fit.taught_s > POOLED_AFTER_S) & np.isfinite(ratio))[
             :: self.n // POOLED + 1
@@ -363,7 +365,7 @@ class GpuTemp(EntityState):
                 self.typical[group == k] = np.median(mine)
 
     def move(self, rows: slice, taught_ns: I64) -> None:
-        """Move the learned parameters one step on towards use; `taught_ns` [m]: newest reading taken in."""
+        """Move the learned parameters one step towards use; `taught_ns` [m]: newest reading used."""
         nominal = self.resistance[rows] * self.typical[rows]
         zero = np.zeros(len(nominal))
         prior = np.stack([zero, nominal, zero])
@@ -372,7 +374,7 @@ class GpuTemp(EntityState):
         self.set.learning[:, rows] = theta
         self.set.move(rows)
         self.covariance.move(rows, factor)
-        # A drift compares what is in use with what was in use: what is still being found is neither
+        # A drift compares parameters in use now and earlier: those still being learned are neither
         in_use = self.set.in_use[RESISTANCE : RESISTANCE + 1, rows]
         least = KNOWN_PU * in_use[0]
         known = self.covariance.variance(RESISTANCE, rows) <= least**2
@@ -381,12 +383,12 @@ class GpuTemp(EntityState):
         self.reference.sigma[0, rows] = np.sqrt(variance[RESISTANCE])
 
     def forget(self, table: str, entity: int) -> None:
-        """Another GPU sits here; what is typical of its profile stays."""
+        """Clear the slot of a new GPU; the values of its profile stay."""
         typical = self.typical.copy()
         super().forget(table, entity)
         self.typical = typical
 
 
 def _spread(nominal: F64) -> F64:
-    """1 sigma of the prior of offset, resistance and lag [3, n] around a resistance [n]."""
+    """Return 1 sigma of the prior of offset, resistance and lag [3, n] around a resistance [n]."""
     return np.stack([np.full(len(nominal), OFFSET_K), SPREAD_PU * nominal, LAG_SPREAD_PU * nominal])

@@ -56,7 +56,7 @@ class GpuEstimator(EntityState):
         self._told: dict[str, Parameter] | None = None  # parameters, until something moves
 
     def update(self, readings: Readings, dt_s: float, touched: Bool | None = None) -> dict[str, Residual]:
-        """Compare all, then learn from a part; nothing of GPUs that are `touched` [n]."""
+        """Compare all GPUs, then learn from a part, except GPUs that are `touched` [n]."""
         if not self.n:
             return {}
         self._heard = self._heard or any(
@@ -121,7 +121,7 @@ class GpuEstimator(EntityState):
         clock = power.expect_clock(readings, measured[1][0], self.hot_c)
         doubt = temp.doubt()
         doubt += temp.sigma
-        # Rare: only what is off is asked how well its parameters are known where it now works
+        # Rare: only deviating GPUs need the uncertainty of their parameters at the present load
         sigma, capped = power.sigma + power.leak_doubt_w(), power.capped
         # A cap that was moved and the power under it are not of one instant
         sigma[capped] += (CAP_MOVE_PU - MOVE_PU) * filled(np.abs(power.expected[capped] - before[capped]))
@@ -145,7 +145,7 @@ class GpuEstimator(EntityState):
             self.residuals[name] = Residual(name, expected, value, sigma)
 
     def _off(self, measured: F64, expected: F64, sigma: F64) -> I64:
-        """GPUs whose reading is off by more than ASKED_SIGMAS."""
+        """Return the GPUs whose reading deviates by more than ASKED_SIGMAS."""
         found = kernels.far_off(measured, expected, sigma, ASKED_SIGMAS, self._scratch)
         return self._scratch[:found].copy()
 
@@ -180,7 +180,8 @@ class GpuEstimator(EntityState):
             sigma[rows] = noise.sigma(rows)
 
     def _accounted(self, name: str, rows: slice) -> F64:
-        """Difference [m] that is no noise: what a model's movement, or that it is not known, accounts for."""
+        """Return the part [m] of a difference that is no noise: a model's movement or uncertainty explains
+        it."""
         if name == CLOCK:
             return self.power.clock_doubt_hz[rows]
         if name == POWER:
@@ -225,11 +226,11 @@ class GpuEstimator(EntityState):
         return {p.name: p for p in out}
 
     def derive(self) -> None:
-        """Parameters are collected anew."""
+        """Collect the parameters again."""
         self._told = None
 
     def adopt(self, old: GpuEstimator, old_of_new: OldOfNew) -> None:
-        """Take over what was learned on another site; nothing without the places of its GPUs."""
+        """Take over the learned state of another site; nothing without the places of its GPUs."""
         if "gpu" in old_of_new and "node" in old_of_new:
             super().adopt(old, old_of_new)
             self.turn, self.moves[:] = 0, int(old.moves.min(initial=0))

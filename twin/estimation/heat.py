@@ -39,7 +39,7 @@ RACK_NAMES = ("power_w", "flow_lpm", "supply_temp_c", "return_temp_c", "diff_pre
 
 
 def rows(site: Site) -> list[Row]:
-    """Relations of this part."""
+    """Return the relations of this part."""
     n = site.sizes["rack"]
     return [
         Row("rack.heat", "rack", n, HEAT_NOISE_K, "rack.capture", CAPTURE_PRIOR, CAPTURE_SIGMA, CAPTURE_ERROR,
@@ -49,7 +49,7 @@ def rows(site: Site) -> list[Row]:
 
 
 class RackHeat:
-    """The lags of heat on its way into the coolant's return."""
+    """The lags of heat between racks and the coolant's return."""
 
     def __init__(self, site: Site, coolant: Coolant) -> None:
         n, design = site.sizes["rack"], site.design
@@ -89,7 +89,7 @@ class RackHeat:
         return np.where(np.isfinite(share), share * power_w, power_w), filled(unknown)
 
     def update(self, rack: Latest, readings: Readings, board: Board, now_ns: int, dt_s: float) -> None:
-        """Expected return temperature and flow of each rack."""
+        """Update the expected return temperature and flow of each rack."""
         power_w, flow_lpm, supply_c, return_c = (rack[k] for k in RACK_NAMES[:4])
         flowing = np.where(flow_lpm >= MIN_FLOW_LPM, flow_lpm, np.nan)
         rate = heat_rate_w_per_k(self.coolant, flowing, supply_c)
@@ -108,7 +108,7 @@ class RackHeat:
 
         capture = board.parameter("rack.heat")
         expected_k = capture * rise_k
-        # Before what was seen, the load may have been any
+        # The load before the observation is unknown
         span_k = UNIFORM * np.fmax(capture * self._full_w / rate, np.abs(expected_k))
         unseen_k, unseen_pu = self.tank.unknown[1:] * np.stack([span_k, span_k / expected_k])
         expected_c = np.where(expected_k >= MIN_RISE_K, entered_c + expected_k, np.nan)

@@ -1,4 +1,4 @@
-"""Flows and pressures: what pump, filter, branches and the sum of branches say of each other.
+"""Flows and pressures: relations between pump, filter, branches and the sum of branches.
 
 All turbulent: dp = k Q^2. A pump gives H = n^2 H0 - a Q^2 at speed n; two in parallel share the flow. May
 import the board, the design and the site.
@@ -50,7 +50,7 @@ CDU_NAMES = (
 
 
 def rows(site: Site) -> list[Row]:
-    """Relations of this part."""
+    """Return the relations of this part."""
     design, n_rack, n_cdu = site.design, site.sizes["rack"], site.sizes["cdu"]
     return [
         # A rack's valve sets its resistance: no design knows it, and only a change of it is a fault
@@ -65,7 +65,7 @@ def rows(site: Site) -> list[Row]:
 
 
 class Cooled:
-    """Racks that take part in each CDU's circuit, and sums over them."""
+    """The racks of each CDU's circuit, and sums over them."""
 
     def __init__(self, site: Site) -> None:
         joined = site.cdu_of_rack >= 0
@@ -78,25 +78,25 @@ class Cooled:
         self._empty = np.bincount(self.cdu, minlength=self.n_cdu) == 0
 
     def sums(self, of_rack: F64) -> F64:
-        """Sum over the racks of each CDU [n_cdu]; NaN where one is unknown or there are none."""
+        """Return the sum over the racks of each CDU [n_cdu]; NaN if one is unknown or there are none."""
         out: F64 = np.bincount(self.cdu, of_rack[self.rack], self.n_cdu).astype(np.float64)
         out[self._empty] = np.nan
         return out
 
     def of_cdu(self, values: F64) -> F64:
-        """The value of each rack's CDU [n_rack]; NaN where it has none."""
+        """Return the value of each rack's CDU [n_rack]; NaN without a CDU."""
         out = np.full(self.n_rack, np.nan)
         out[self.rack] = values[self.cdu]
         return out
 
     def oldest(self, heard_ns: I64) -> I64:
-        """The oldest instant among the racks of each CDU [n_cdu]."""
+        """Return the oldest instant among the racks of each CDU [n_cdu]."""
         out = np.full(self.n_cdu, np.iinfo(np.int64).max)
         np.minimum.at(out, self.cdu, heard_ns[self.rack])
         return out
 
     def heard_of_cdu(self, heard_ns: I64) -> I64:
-        """The instant of each rack's CDU [n_rack]; 0 where it has none."""
+        """Return the instant of each rack's CDU [n_rack]; 0 without a CDU."""
         out = np.zeros(self.n_rack, np.int64)
         out[self.rack] = heard_ns[self.cdu]
         return out
@@ -123,7 +123,7 @@ class HydraulicsEstimator(EntityState):
         self.clogged_pu = np.zeros(site.sizes["cdu"])
 
     def update(self, rack: Latest, cdu: Latest, board: Board) -> None:
-        """Expected flows and pressures of racks and CDUs."""
+        """Update the expected flows and pressures of racks and CDUs."""
         cooled = self.cooled
         flow, drop = rack["flow_lpm"], rack["diff_pressure_pa"]
         self._valves(rack, board)

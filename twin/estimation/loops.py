@@ -20,8 +20,8 @@ APPROACH, RETURN, FLOW = "loop.supply_temp_c", "loop.return_temp_c/cdus", "loop.
 TEMP_NOISE_K = 0.05  # floor; source: estimate
 FLOW_NOISE_PU = 0.005  # of the reading; source: estimate
 WEATHER_MOVES_K = 0.12  # in the minutes until what was learned comes into use, 2 K/h; source: estimate
-# How long the coolers' control takes to follow the heat, and by which share of what the CDUs' range has
-# changed over the nominal flow the supply is off meanwhile; source: estimate
+# Time that the coolers' control takes to follow the heat, and the share of a change of the CDUs' range over
+# the nominal flow by which the supply is off meanwhile; source: estimate
 LATE_S, LATE_SHARE, LEAST_MOVE_K = 120.0, 0.3, 0.3
 # In which a moved set point is old news: longer than the approach takes to be learned anew; source: estimate
 AIM_S = 900.0
@@ -36,7 +36,7 @@ SITE_NAMES = ("outdoor_temp_c", "outdoor_wet_bulb_c")
 
 
 def rows(site: Site) -> list[Row]:
-    """Relations of this part."""
+    """Return the relations of this part."""
     n = site.sizes["loop"]
     return [
         Row(APPROACH, "loop", n, TEMP_NOISE_K, "loop.approach", np.nan, 10.0, 0.3, 2e-2, hold_s=120.0),
@@ -63,7 +63,7 @@ class Loops:
     def update(
         self, weather: Latest, cdu: Latest, loop: Latest, board: Board, now_ns: int, dt_s: float
     ) -> None:
-        """Expected temperatures and flow of each loop."""
+        """Update the expected temperatures and flow of each loop."""
         if self.n == 0:
             return
         supply, back, flow = (loop[k] for k in LOOP_NAMES)
@@ -77,7 +77,7 @@ class Loops:
         summed = np.where(self._empty | (summed < 1.0), np.nan, summed)
         now = now_ns, dt_s
         moved_k = self._moved(lpm, cdu, now)
-        # Weather is reported once a minute; what is new is the loop's reading
+        # Weather is reported once a minute; only the loop's reading is new
         heard_ns = np.where(read_ns > 0, loop.heard_ns("supply_temp_c"), 0)
         base, aim_k = outdoor + board.parameter(APPROACH), self._aim_moved_k(cdu, now)
         # Somewhere between where it was and where its CDUs have asked it to go
@@ -107,7 +107,7 @@ class Loops:
         board.put_ratio(FLOW, summed, flow, np.minimum(oldest, loop.heard_ns("flow_lpm")))
 
     def _moved(self, lpm: F64, cdu: Latest, now: tuple[int, float]) -> F64:
-        """1 sigma, K, of the supply of each loop for that its heat has changed of late."""
+        """Return 1 sigma, K, of each loop's supply after a recent change of its heat."""
         rise = cdu["facility_return_temp_c"] - cdu["facility_supply_temp_c"]
         carried: F64 = np.bincount(self.loop, lpm * rise[self.cdu], self.n).astype(np.float64)
         range_k = carried / np.where(self._nominal_lpm > 0.0, self._nominal_lpm, np.nan)
@@ -116,7 +116,7 @@ class Loops:
         return np.asarray(LATE_SHARE * np.maximum(filled(away_k), 0.0), np.float64)
 
     def _aim_moved_k(self, cdu: Latest, now: tuple[int, float]) -> F64:
-        """By how much the coldest set point of each loop has moved of late, K; 0 where none is known."""
+        """Return the recent change of the coldest set point of each loop, K; 0 if unknown."""
         own, final = cdu["supply_temp_setpoint_c"][self.cdu], cdu["supply_temp_setpoint_final_c"][self.cdu]
         coldest = np.full(self.n, np.inf)
         np.fmin.at(coldest, self.loop, np.where(np.isfinite(final), final, own))

@@ -95,7 +95,7 @@ class Linear(EntityState):
         untouched: Bool | None = None,
         doubt: F64 | None = None,
     ) -> Residual:
-        """The comparison of this tick; `features` k times [n]. Learns from new readings that are `untouched`.
+        """Compare a tick; `features` k times [n]. Learns from new readings that are `untouched`.
 
         `doubt` [n] is more uncertainty in y's unit.
         """
@@ -175,12 +175,12 @@ class Linear(EntityState):
         self.sigma[rows] = self.noise.sigma(rows)
 
     def parameter(self, name: str, k: int) -> Parameter:
-        """One coefficient, as now in use; views, to be read only."""
+        """Return one coefficient in use; a read-only view."""
         of = self.reference
         return Parameter(name, self.table, self.set.in_use[k], of.value[k], of.sigma[k], of.confidence[k])
 
     def adopt(self, old: Linear, old_of_new: OldOfNew) -> None:
-        """Take over what was learned on another site; its parts may have been others."""
+        """Take over the learned state of another site, whose parts may differ."""
         super().adopt(old, old_of_new)
         self.turn, self.moves[:] = 0, int(old.moves.min(initial=0))
 
@@ -192,7 +192,7 @@ class NodeEstimator(EntityState):
     sum_ns: I64 = column("rack", "i8")  # when all nodes of a rack were last known
     rack_ns: I64 = column("rack", "i8")
     misfit: F64 = column("rack", "f8", lead=(len(DELAYS_S),))
-    # Of the last ticks, and when the rack's reading was taken; sums over nodes begin anew on another site
+    # Of the last ticks, and at the rack's reading; sums over nodes restart on another site
     ring: F64 = column("sums", "f8", np.nan, lead=(RING,))
     ring_ns: I64 = column("ticks", "i8")
     then: F64 = column("sums", "f8", np.nan, lead=(len(DELAYS_S),))
@@ -247,7 +247,7 @@ class NodeEstimator(EntityState):
     def update(
         self, readings: Readings, dt_s: float, touched: dict[str, Bool] | None = None
     ) -> dict[str, Residual]:
-        """Compare all, then learn; nothing of nodes and racks that are `touched` (by table, [n])."""
+        """Compare all, then learn, except nodes and racks that are `touched` (by table, [n])."""
         untouched = {table: ~mask for table, mask in (touched or {}).items()}
         out: dict[str, Residual] = {}
         if self.site.sizes["node"] and any(readings.known("node", k) for k in ("power_w", "psu1_power_w")):
@@ -282,14 +282,14 @@ class NodeEstimator(EntityState):
         return out
 
     def _fans(self, inner_w: F64, dt_s: float) -> F64:
-        """1 sigma [n_node], W, for that fans are not where the heat of now will bring them."""
+        """Return 1 sigma [n_node], W, for fans that have not settled at the present heat."""
         known = np.isfinite(inner_w)
         np.copyto(self.calm_w, inner_w, where=known & np.isnan(self.calm_w))
         self.calm_w += np.where(known, (inner_w - self.calm_w) * -np.expm1(-dt_s / FAN_S), 0.0)
         return filled(self._fan_pu * np.abs(inner_w - self.calm_w))
 
     def _of_gpus(self, gpu_w: F64) -> F64:
-        """Sum over each node's GPUs [n_node]; NaN where one is unknown."""
+        """Return the sum over each node's GPUs [n_node]; NaN if one is unknown."""
         if self._each:
             out = gpu_w[:: self._each].copy()
             for k in range(1, self._each):
@@ -344,12 +344,12 @@ class NodeEstimator(EntityState):
         return relation.compare([np.ones_like(then), then], power_w, heard_ns, dt_s, untouched, doubt)
 
     def lately_w(self) -> F64:
-        """The power of the nodes of racks in the last ticks [MOVING, n_rack]; 0 where one is unknown."""
+        """Return the power of the racks' nodes in the last ticks [MOVING, n_rack]; 0 if one is unknown."""
         last = self.ring[:MOVING]
         return np.where(np.isfinite(last).all(axis=0), last, 0.0)
 
     def _at(self, t_ns: I64) -> F64:
-        """The nodes' power at these instants [n_rack]; NaN where that is not remembered."""
+        """Return the nodes' power at these instants [n_rack]; NaN beyond the memory."""
         newer = (self.ring_ns[:, None] > t_ns + NS // 2).sum(axis=0)
         power_w = np.take_along_axis(self.ring, np.minimum(newer, RING - 1)[None], axis=0)[0]
         return np.where(newer < RING, power_w, np.nan)
@@ -382,5 +382,5 @@ def _design_law(site: Site) -> tuple[F64, F64]:
 
 
 def _known(floor: F64) -> F64:
-    """A floor of noise where no profile gives one: 1 W."""
+    """Return the noise floor; 1 W without a profile's value."""
     return np.where(np.isfinite(floor), floor, 1.0)

@@ -23,7 +23,7 @@ FAULT_SIGMAS, FAULT_S = 4.0, 10.0
 
 
 class ResidualNoise(EntityState):
-    """Learned root mean square of residuals, per row [n]: a constant loss is part of what is normal.
+    """Learned root mean square of residuals, per row [n]: a constant loss is part of the normal state.
 
     With m the mean after a residual r and m0 before it, (r - m0) (r - m) and m^2 have the sum r^2 in the mean
     over independent residuals (West 1979): both parts together are no smaller than what one memory learns.
@@ -51,7 +51,7 @@ class ResidualNoise(EntityState):
         return np.maximum(NOISE_WARMUP - self.count, 0)
 
     def learn(self, difference: F64, heard_ns: I64, dt_s: float, rows: slice = slice(None)) -> None:
-        """Take in residuals (NaN: none) of readings of `heard_ns`; one far off counts as four sigmas.
+        """Learn residuals (NaN: none) of readings of `heard_ns`; one far off counts as four sigmas.
 
         With `rows`, both are those of a part of the rows, `dt_s` seconds after that part's turn before.
         """
@@ -73,6 +73,6 @@ class ResidualNoise(EntityState):
         )
 
     def lasting(self, heard_ns: I64, rows: slice = slice(None)) -> Bool:
-        """Rows that have been far off for so long that nothing may be learned from them."""
+        """Return the rows that have deviated for so long that they must not teach."""
         off_ns = self.off_ns[rows]
         return np.asarray((off_ns > 0) & (heard_ns - off_ns >= FAULT_S * NS))

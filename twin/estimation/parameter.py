@@ -59,7 +59,7 @@ class Parameter:
 
     @property
     def drift(self) -> F64:
-        """value / reference - 1"""
+        """Return value / reference - 1."""
         return self.value / self.reference - 1.0
 
 
@@ -76,7 +76,7 @@ class Delayed(EntityState):
         super().__init__({"k": first.shape[0], table: first.shape[1]}, table)
 
     def advance(self, dt_s: float) -> bool:
-        """Call before learning: moves all rows on when a minute has gone, and says whether it did."""
+        """Advance all rows once a minute, before learning; returns True if it did."""
         self.since_s += dt_s
         if self.since_s < MOVE_S:
             return False
@@ -85,12 +85,12 @@ class Delayed(EntityState):
         return True
 
     def move(self, rows: slice = slice(None)) -> None:
-        """Move these rows on; for callers that keep the time themselves."""
+        """Advance these rows, for callers with their own clock."""
         self.in_use[:, rows] = self.waiting[:, rows]
         self.waiting[:, rows] = self.learning[:, rows]
 
     def reset(self, entity: int, first: F64) -> None:
-        """Begin anew for one entity with `first` [k]."""
+        """Start again for one entity with `first` [k]."""
         for values in (self.learning, self.waiting, self.in_use):
             values[:, entity] = first
 
@@ -121,7 +121,7 @@ class Fit(EntityState):
         kernels.learn_fit(*kept, y, error, weight, fade, worth, dt_s, *features)
 
     def solve(self, rows: slice, prior: F64, spread: F64) -> Solution:
-        """The parameters of these rows with this prior and its 1 sigma, both [k, m] or [k, 1]."""
+        """Return the parameters of these rows with this prior and its 1 sigma, both [k, m] or [k, 1]."""
         trust = 1.0 / (spread * spread)
         return solve(self.normal[:, rows], self.moment[:, rows], prior, trust)
 
@@ -182,18 +182,19 @@ class Covariance(EntityState):
         super().__init__({"pairs": len(self.first), table: n}, table)
 
     def move(self, rows: slice, factor: F64) -> None:
-        """Move these rows on, beside `Delayed.move`."""
+        """Advance these rows, beside `Delayed.move`."""
         self.in_use[:, rows] = self.waiting[:, rows]
         self.waiting[:, rows] = factor
 
     def variance(self, k: int, rows: slice) -> F64:
-        """Variance [m] of parameter k, as it is in use, of a part of the rows."""
+        """Return the variance [m] of parameter k in use, for a part of the rows."""
         of_row = [i * (i + 1) // 2 + k for i in range(len(self.first)) if k <= i]
         column = self.in_use[[at for at in of_row if at < len(self.first)]][:, rows]
         return np.asarray((column.astype(np.float64) ** 2).sum(axis=0))
 
     def sigma(self, at: np.ndarray, features: list[F64]) -> F64:
-        """1 sigma [m] of x . theta of the rows `at`, for that theta is not known; `features` k times [m].
+        """Return 1 sigma [m] of x . theta of the rows `at` from the uncertainty of theta; `features` k
+        times [m].
 
         Large where x is unlike what was seen: sqrt(x' S x).
         """
@@ -215,7 +216,7 @@ class Reference(EntityState):
         self.settled_s = settled_s
 
     def settle(self, rows: slice, value: F64, taught_s: F64, heard_ns: I64) -> None:
-        """Make `value` [k, m] the reference where enough readings have been taken in for the first time.
+        """Make `value` [k, m] the reference once enough readings have been used for the first time.
 
         `heard_ns` [m]: instant of the newest of them.
         """

@@ -26,7 +26,7 @@ LEAST_LOAD_W = 1000.0  # below, how feeds share says nothing; source: estimate
 
 
 def rows(site: Site, balances: Sequence[Balance]) -> list[Row]:
-    """Relations of this part; the table `balance` has a row per sum."""
+    """Return the relations of this part; the table `balance` has a row per sum."""
     n = site.sizes["feeder"]
     return [
         Row(
@@ -38,7 +38,7 @@ def rows(site: Site, balances: Sequence[Balance]) -> list[Row]:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """A closed sum in the power tree: meters on one side, what they serve on the other."""
+    """A closed sum in the power tree: meters on one side, their loads on the other."""
 
     name: str
     meters: I32  # feeders
@@ -48,7 +48,7 @@ class Balance:
 
 
 def balances_of(site: Site) -> list[Balance]:
-    """The sums that the topology offers: per group of roots, per parent with children, per rack with taps.
+    """Return the sums of the topology: per group of roots, per parent with children, per rack with taps.
 
     Racks fed from A and B are shared between roots, so those roots are summed together.
     """
@@ -56,7 +56,7 @@ def balances_of(site: Site) -> list[Balance]:
     several = site.sizes["hall"] > 1
 
     def short(table: str, entity: int) -> str:
-        """A name that no other balance has: halls may use the same names for their racks and feeders."""
+        """Return a unique name of a balance: halls may use the same names for racks and feeders."""
         full = site.name(table, entity)
         return full.partition("/")[2] if several else full.rpartition("/")[2]
 
@@ -85,7 +85,7 @@ def balances_of(site: Site) -> list[Balance]:
 
 
 def _joined_roots(site: Site) -> list[tuple[I32, I32, bool]]:
-    """(roots, the racks they reach, whether an edge below was guessed) of roots that share racks."""
+    """Return (roots, racks below, True if an edge below was guessed) of roots that share racks."""
     served = site.feeders_of_rack
     if not len(served.member):
         return []
@@ -113,14 +113,14 @@ def _joined_roots(site: Site) -> list[tuple[I32, I32, bool]]:
 
 
 def _by_group(items: I32, group: I32) -> dict[int, I32]:
-    """The items of each group, in their order."""
+    """Return the items of each group, in their order."""
     order = np.argsort(group, kind="stable")
     groups, first = np.unique(group[order], return_index=True)
     return dict(zip(groups.tolist(), np.split(items[order], first[1:]), strict=True))
 
 
 class PowerTreeEstimator:
-    """The balances of a site, and the share that each root takes of what it feeds with others."""
+    """The balances of a site, and the share of each root in jointly fed loads."""
 
     def __init__(self, site: Site, balances: Sequence[Balance]) -> None:
         self.balances, self.n = balances, len(balances)
@@ -138,7 +138,7 @@ class PowerTreeEstimator:
         self._below_w = np.zeros(self._n_feeder)  # by how far the power of nodes below moved lately
 
     def touched(self, feeders: Bool | None, racks: Bool | None) -> Bool:
-        """Balances of which one of these is a member [n_balance]."""
+        """Return the balances that contain one of these [n_balance]."""
         out = np.zeros(self.n, np.bool_)
         for (rows, members), chosen in (
             (self._meter, feeders),
@@ -156,7 +156,7 @@ class PowerTreeEstimator:
         self._below_w = of.max(axis=0) - of.min(axis=0)
 
     def update(self, feeder: Latest, rack: Latest, board: Board, now_ns: int, dt_s: float) -> None:
-        """Every sum, and every root's share."""
+        """Update every sum, and every root's share."""
         feeder_w, feeder_ns = feeder["power_w"], feeder.heard_ns("power_w")
         rack_w, rack_ns = rack["power_w"], rack.heard_ns("power_w")
         heard_ns = np.full(self.n, np.iinfo(np.int64).max)
@@ -178,7 +178,7 @@ class PowerTreeEstimator:
             board.loose[board.cells[SPLIT]] = doubt_w
 
     def _moving(self, feeder_w: F64, now_ns: int, dt_s: float) -> F64:
-        """1 sigma [n_feeder], W, for that a meter moves and others may have been read before.
+        """Return 1 sigma [n_feeder], W, for a changing meter and older readings of others.
 
         One reading far from the one before and the one after is a spike of the meter, and no move, unless
         nodes below moved as well.
@@ -191,10 +191,10 @@ class PowerTreeEstimator:
         return np.asarray(MOVED_SHARE * np.maximum(filled(away_w), 0.0), np.float64)
 
     def _split(self, feeder_w: F64, heard_ns: I64, board: Board) -> None:
-        """Each root from what the others of its group deliver, not from itself."""
+        """Expect each root from the deliveries of the others of its group."""
         whole = np.bincount(self._group, weights=feeder_w[self._member], minlength=self._n_groups)
         others = np.full(self._n_feeder, np.nan)
-        # What others deliver may be known although the meter itself is silent
+        # The delivery of others may be known although the meter itself is silent
         known = np.where(np.isfinite(feeder_w), feeder_w, 0.0)[self._member]
         silent = np.bincount(
             self._group, weights=~np.isfinite(feeder_w[self._member]), minlength=self._n_groups
@@ -210,7 +210,8 @@ class PowerTreeEstimator:
         board.put_ratio(SPLIT, others, feeder_w, read_ns)
 
     def off_pu(self, residual: Residual | None) -> tuple[float | None, bool]:
-        """(difference of the outermost complete balances over their load, whether an edge was guessed)."""
+        """Return (deviation of the outermost complete balances over their load, True if an edge was
+        guessed)."""
         if residual is None:
             return None, False
         whole = np.isfinite(residual.difference)
@@ -225,7 +226,7 @@ class PowerTreeEstimator:
 
 
 def _incidence(members: list[I32]) -> tuple[I32, I32]:
-    """(row, member) pairs."""
+    """Return (row, member) pairs."""
     rows = np.repeat(np.arange(len(members), dtype=np.int32), [len(m) for m in members])
     return rows, np.concatenate([np.zeros(0, np.int32), *members]).astype(np.int32)
 

@@ -33,7 +33,7 @@ class Steps(EntityState):
         kernels.follow_steps(values, self.step, self.last, MULTIPLE_TOLERANCE, LEAST_STEP_PU)
 
     def sigma(self) -> F64:
-        """1 sigma of a reading for its resolution [k, n]."""
+        """Return 1 sigma of a reading from its resolution [k, n]."""
         return np.where(np.isfinite(self.step), UNIFORM * self.step, 0.0)
 
 
@@ -68,7 +68,7 @@ class Latest:
             self._step_sigma = steps.sigma()
 
     def step_sigma(self, name: str) -> F64:
-        """1 sigma of a signal's readings for their resolution [n]."""
+        """Return 1 sigma of a signal's readings from their resolution [n]."""
         out: F64 = self._step_sigma[self.at[name]]
         return out
 
@@ -77,7 +77,7 @@ class Latest:
         return values
 
     def heard_ns(self, *names: str) -> I64:
-        """Instant of the oldest of these readings [n]."""
+        """Return the instant of the oldest of these readings [n]."""
         oldest: I64 = self._heard_ns[self.at[names[0]]]
         if self._at_once:  # all came together
             return oldest
@@ -94,7 +94,7 @@ class Readings:
         self._good: dict[tuple[str, str], tuple[F64, I64]] = {}
 
     def good(self, table: str, name: str) -> tuple[F64, I64]:
-        """(current values [n], NaN elsewhere; instants of the readings [n])."""
+        """Return (current values [n], NaN elsewhere; instants of the readings [n])."""
         key = (table, name)
         if key not in self._good:
             column, signal = self.state.tables[table], TABLES[table].by_name[name]
@@ -135,7 +135,7 @@ class Lag(EntityState):
         super().__init__({"k": k, table: sizes[table]}, table)
 
     def toward(self, aim: F64, share: F64, now: tuple[int, float], unknown: F64 | float = 0.0) -> F64:
-        """Move by `share` of the way to `aim` (both [k, n]); NaN where an aim is unknown.
+        """Move by `share` of the distance to `aim` (both [k, n]); NaN for an unknown aim.
 
         `now`: the instant and the seconds of this step; `unknown`: such a part of the aim.
         """
@@ -154,18 +154,18 @@ class Lag(EntityState):
 
 
 def share_of(dt_s: float, tau_s: F64) -> F64:
-    """Share of the way that a first-order lag goes in a step: exact for an aim that stands still."""
+    """Return the progress of a first-order lag in a step: exact for a constant aim."""
     return np.asarray(-np.expm1(-dt_s / tau_s), np.float64)
 
 
 def filled(values: F64) -> F64:
-    """`values`, in which 0 now stands for NaN."""
+    """Return `values` with 0 in place of NaN."""
     kernels.fill_nan(values)
     return values
 
 
 def joint(*sigmas: F64) -> F64:
-    """1 sigma of a sum of independent errors [n]; what is not known counts for nothing."""
+    """Return 1 sigma of a sum of independent errors [n]; unknown errors count as 0."""
     total = np.empty(max(map(len, sigmas)))
     kernels.joint(total, *(np.full(len(total), s[0]) if len(s) == 1 else s for s in sigmas))
     return total

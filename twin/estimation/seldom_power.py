@@ -1,4 +1,4 @@
-"""Seldom read power: the heat of a plate whose power is read less often than the plate takes to follow.
+"""Sparse power: heat of a plate whose power is read less often than the plate's time constant.
 
 An exporter that is scraped every 30 s shows one instant of it, and a plate forgets in 7 s. Between two
 readings the power is taken to have stood, until the second one tells better: by the energy that was counted
@@ -44,7 +44,7 @@ class PlateHeat(NamedTuple):
 
 
 class SeldomPower(EntityState):
-    """Instants, energies and moves of the power of GPUs, as far as they are read seldom."""
+    """Instants, energies and changes of the power of GPUs with rare readings."""
 
     read_ns: I64 = column("gpu", "i8")  # instant of the last power
     energy_mj: F64 = column("gpu", "f8", np.nan)  # counted up to there
@@ -56,7 +56,7 @@ class SeldomPower(EntityState):
         self._most_w = most_w
 
     def hear(self, readings: Readings, power_w: F64, power_ns: I64, before_w: F64) -> tuple[Gaps, Bool]:
-        """The gaps that end with the powers of this tick, and whose power is new [n]."""
+        """Return the gaps that end with this tick's new powers [n]."""
         gap_ns = power_ns - self.read_ns
         new = (gap_ns > 0) & np.isfinite(power_w)
         gpus = np.flatnonzero(new & (gap_ns > DENSE_S * NS))
@@ -114,7 +114,7 @@ class SeldomPower(EntityState):
         driven, driven2, left2 = np.exp(-step), (1.0 + step) * np.exp(-step), (1.0 + gap) * left
         way = np.where(beyond, off_w * (1.0 - left) + moved_w * left, moved_w * once)
         way2 = np.where(beyond, off_w * (1.0 - left2) + moved_w * left2, moved_w * twice)
-        # A mean like the last reading leaves no room for a swing that nobody saw
+        # A mean equal to the last reading excludes an unobserved swing
         unseen_w = np.where(counted, np.abs(moved_w), swing_w)
         sigma_w = np.where(beyond, np.abs(off_w), unseen_w * spread)
         return PlateHeat(moved_w * driven - way, moved_w * driven2 - way2, sigma_w)

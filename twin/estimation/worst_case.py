@@ -23,7 +23,7 @@ LEAST_FLOW_PU = 0.2  # of nominal: below, the coolant counts as stagnant. source
 
 
 def worst_case(site: Site, state: State, estimator: Estimator, windows: Windows, signal: Signal) -> F32:
-    """The value as bad as it may be by now [n]; NaN where nothing was ever heard."""
+    """Return the present worst case [n]; NaN without any reading."""
     table, limit, slew = state.tables[signal.table], site.limits.get(signal.key), None
     value: F32 = table.value[signal.row]
     urged = _uncooled(site, state) if signal.key in HEATED else None

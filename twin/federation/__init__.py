@@ -1,4 +1,4 @@
-"""Federation: what sites tell each other of their failures, with noise and signatures."""
+"""Federation: exchange of failure statistics among sites, with noise and signatures."""
 
 import lazy_loader
 

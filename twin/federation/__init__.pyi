@@ -1,6 +1,7 @@
 from .prior_files import (
     PriorFile as PriorFile,
     StatisticsFile as StatisticsFile,
+    TrustedKey as TrustedKey,
     chosen_spans as chosen_spans,
     merge_files as merge_files,
     prior_of as prior_of,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -137,18 +137,33 @@ def _parsed(data: bytes) -> StatisticsFile | PriorFile:
     return file
 
 
-def verified(path: Path, trusted: Sequence[HeadVerifier]) -> StatisticsFile | PriorFile:
-    """A file that one of the trusted keys signed as it is. Raises StorageError."""
+class TrustedKey(NamedTuple):
+    """A public key that files are believed of; with a `site`, statistics of that site alone."""
+
+    verifier: HeadVerifier
+    site: str = ""
+
+
+def verified(path: Path, trusted: Sequence[TrustedKey]) -> StatisticsFile | PriorFile:
+    """A file that one of the trusted keys signed as it is, and may sign. Raises StorageError."""
     file = read_file(path)
-    signers = [verifier for verifier in trusted if verifier.name == file.key]
+    signers = [one.verifier for one in trusted if one.verifier.name == file.key]
     if not signers:
-        keys = ", ".join(verifier.name for verifier in trusted) or "none"
+        keys = ", ".join(one.verifier.name for one in trusted) or "none"
         raise StorageError(
             f"{path}: signed by the key {clean(file.key or 'none', 40)}, which is not trusted ({keys}); "
             "expected --key with the public key of the site, as it sent it on another way"
         )
     if not signers[0].confirms(file.signature, _content(file)):
         raise StorageError(f"{path}: the signature does not fit: it was changed, or cut; fetch it again")
+    site = file.site if isinstance(file, StatisticsFile) else ""
+    sites = [one.site for one in trusted if one.verifier.name == file.key]
+    if not {"", site} & set(sites):
+        what = f"the site {site!r}" if site else "a merger, which is of no site"
+        raise StorageError(
+            f"{path}: is of {clean(what, 120)}, and the key {file.key} is trusted for "
+            f"{', '.join(map(repr, sites))} alone; expected that name, or --key without one"
+        )
     return file
 
 

@@ -15,9 +15,7 @@ LEAST_SHARE_PU = 0.05  # of training, below which what is left says nothing of a
 
 
 class ExpectedEnd(NamedTuple):
-    """When a job ends, and by what: `progress`, that it tells, or its time limit, which ends it if it comes
-    first.
-    """
+    """Expected end of a job, and its basis: the reported `progress`, or the time limit if that is earlier."""
 
     at_ns: int
     by: Literal["progress", "time_limit"]
@@ -32,7 +30,9 @@ def expected_end(state: State, jobs: JobSlots, goodput: GoodputState, slot: int)
     by_progress = _by_progress(state, goodput, slot)
     if not 0.0 < limit_s <= LONGEST_S:
         return by_progress
-    by_limit = ExpectedEnd(int(jobs.started_ns[slot]) + round(limit_s * NS), "time_limit")
+    by_limit = ExpectedEnd(int(jobs.running_since_ns(slot)) + round(limit_s * NS), "time_limit")
+    if by_limit.at_ns <= state.now_ns:  # suspended, or its scheduler lets it run on: the limit says nothing
+        return by_progress
     return by_limit if by_progress is None else min(by_limit, by_progress)
 
 

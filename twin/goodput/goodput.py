@@ -1,4 +1,4 @@
-"""Goodput of synchronous jobs: the share of time that trained, and what holds a job back.
+"""Goodput of synchronous jobs: the share of time spent on training, and the cause of lost time.
 
 All members of a synchronous job go at the pace of the slowest. The slow one computes while the others wait
 in a collective, where their tensor cores rest. So it is busier than its peers, and its clock is often lower.
@@ -50,12 +50,12 @@ SHOWN = 8  # GPUs of a finding
 AFRESH = ("looked_ns", "usual_pu", "trained_s", "still_s", "lost_s", "saved_ns", "kept_s", "restarts",
           "cost_gpu_h")  # fmt: skip
 REMEDY = (
-    "Look why it is slow: heat, power limit, locked clock, or the work that it was given. If it stays, "
+    "Find out why it is slow: heat, power limit, locked clock, or its share of the work. If it stays slow, "
     "exclude its node at the next save and restart the job without it."
 )
 LINK_REMEDY = (
-    "Look at both ends of the link, its cable or optics. If it stays, exclude its node at the next save and "
-    "restart the job without it."
+    "Check both ends of the link, its cable or optics. If it stays slow, exclude its node at the next "
+    "save and restart the job without it."
 )
 
 
@@ -175,7 +175,7 @@ class GoodputState(EntityState):
         return _Turn(slots, gpus, parts, (now_ns - before) / NS, (tensor, clock), links)
 
     def _clear(self, slots: I64, jobs: JobSlots) -> None:
-        """Begin anew for slots that have another job, or none; and for the GPUs of that job."""
+        """Start again for slots that have another job or none, and for the GPUs of that job."""
         for name in AFRESH:
             getattr(self, name)[slots] = 0
         self.slowdown[slots] = 1.0
@@ -399,8 +399,8 @@ class GoodputState(EntityState):
         else:
             since_ns = int(self.pace.fell_ns[slot])
             minutes = (state.now_ns - since_ns) / NS / 60.0
-            said = (f"tensor cores of all {len(gpus)} GPUs rest more than is usual, for {minutes:.0f} min, "
-                    "and none stands out: all wait alike",)  # fmt: skip
+            said = (f"tensor cores of all {len(gpus)} GPUs idle more than usual, for {minutes:.0f} min, "
+                    "and none stands out: all wait equally",)  # fmt: skip
         if link is None:
             return HeldBack(table, entity, tuple(named.tolist()), slowdown, since_ns, cost_gpu_h, said)
         told = (f"{link.ends}: {link.evidence}", *said)

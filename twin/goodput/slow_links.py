@@ -94,7 +94,7 @@ class JobPace(EntityState):
     fell_ns: I64 = column("job", "i8")  # since when it computes less; 0: it does not
 
     def clear(self, slots: I64) -> None:
-        """Begin anew for these jobs."""
+        """Start again for these jobs."""
         for name in self.declared:
             getattr(self, name)[slots] = 0
 
@@ -151,7 +151,7 @@ def counted_signs(site: Site, rates: LinkRates, nodes: I32, part: float = 1.0) -
 
 
 def usual_signs(site: Site, state: State, rates: LinkRates, members: tuple[I32, I32]) -> Signs:
-    """Signs of links of a job that is not slow: of those that count, or carry less than their peers."""
+    """Signs of links of a job that is not slow: links that count errors, or carry less than their peers."""
     narrow = {key: float(score) for key, score, _ in _unlike_peers(site, state, members)}
     return counted_signs(site, rates, members[0], NEAR_PU) | narrow
 
@@ -172,7 +172,7 @@ def slow_link(
     if not order or (len(order) > 1 and scores[order[0]] < CLEAR * scores[order[1]]):
         return None
     table, entity = order[0]
-    said = f"{', '.join(words[order[0]])}, and no other link of the job has the like"
+    said = f"{', '.join(words[order[0]])}, and no other link of the job shows this"
     if table == "link":
         far = port_far_end(site, entity)
         ends = f"{site.name('link', entity)}{f' to {far}' if far else ' (far end not known)'}"
@@ -181,7 +181,7 @@ def slow_link(
     ends = (
         records.nvlinks.name(int(records.nvlinks.index[rows[0]]))
         if len(rows)
-        else f"an NVLink of {site.name('gpu', entity)} (it is not told which)"
+        else f"an NVLink of {site.name('gpu', entity)} (which one is not known)"
     )
     return SlowLink(table, entity, int(site.node_of_gpu[entity]), ends, said)
 
@@ -231,5 +231,5 @@ def _narrow(
         yield (
             (table, int(links[i]), name),
             NARROW_PU / max(rate[i] / middle, 0.05),
-            (f"it carries {share:.0f} % of what its peers do"),
+            (f"it carries {share:.0f} % of the traffic of its peers"),
         )

@@ -8,7 +8,6 @@ from .common_cause import (
     log_tail as log_tail,
 )
 from .error_log import ReportedFault as ReportedFault
-from .failure_words import is_failure as is_failure
 from .fault_codes import find as find
 from .features import QUIET as QUIET, TELEMETRY as TELEMETRY
 from .health import HealthState as HealthState

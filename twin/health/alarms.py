@@ -33,10 +33,10 @@ from twin.contracts import (
     Forecast,
     Windows,
     action,
+    is_failure,
     name_of_part,
     todo_words,
 )
-from twin.health.failure_words import is_failure
 from twin.health.health import HealthState
 from twin.health.rules import DIAGNOSIS, Rule
 from twin.health.rules_node import RECURS
@@ -48,10 +48,10 @@ _NOTE = ": {note}"
 # Rules whose figures or notes move; what ends with a note is cut before it. A code, or what a GPU asks for,
 # stays in the title.
 _SAID = {
-    "xid_repeated": "the same XID came again and again within 24 h",
-    "code_repeated": "the same code came again and again within 24 h",
-    "sxid_repeated": "the same SXID came again and again within 24 h",
-    "not_cured": "its faults stay although its node was restarted",
+    "xid_repeated": "the same XID recurred within 24 h",
+    "code_repeated": "the same code recurred within 24 h",
+    "sxid_repeated": "the same SXID recurred within 24 h",
+    "not_cured": "its faults remain after restarts of its node",
     "row_remap_growth": "rows of its memory were remapped",
     "ecc_dbe": "double-bit errors of its memory",
     "ecc_sbe": "many single-bit errors of its memory",
@@ -59,22 +59,22 @@ _SAID = {
     "nvlink_errors": "many errors of its NVLinks",
     "nvlink_replays": "many replays on its NVLinks",
     "nvlink_recoveries": "recoveries of its NVLinks",
-    "nvlink_recovering": "an NVLink recovers again and again",
+    "nvlink_recovering": "an NVLink keeps recovering",
     "nvlink_recovered": "its NVLinks recovered far more often than others",
     "pcie_replays": "many replays on its PCIe link",
-    "thermal_margin": "it is near its limit of heat",
-    "thermal_limit": "it is beyond the temperature at which it slows down",
-    "temp_residual": "it is hotter than its power and coolant account for",
-    "clock_residual": "its clock is lower than its power and cap account for",
-    "thermal_slowdown": "its hardware slows it, its neighbours run free",
+    "thermal_margin": "it is near its temperature limit",
+    "thermal_limit": "it is above its slowdown temperature",
+    "temp_residual": "it is hotter than its power and coolant explain",
+    "clock_residual": "its clock is lower than its power and cap explain",
+    "thermal_slowdown": "its hardware slows it down, but not its neighbours",
     "telemetry_gap": "it was silent at times within the last hour",
-    "wear": "a learned parameter of it nears its limit",
-    "cpu_temp": "its CPU is near its limit of heat",
-    "inlet_temp": "its air comes in warm",
-    "dpu_temp": "a DPU of it is near the heat at which it shuts down",
-    "dpu_port_errors": "many errors on ports of its DPUs",
-    "reboots": "it restarted again and again",
-    "ports_down": "more ports are down than always were",
+    "wear": "one of its learned parameters nears its limit",
+    "cpu_temp": "its CPU is near its temperature limit",
+    "inlet_temp": "its inlet air is warm",
+    "dpu_temp": "it is near its shutdown temperature",
+    "dpu_port_errors": "many errors on its ports",
+    "reboots": "it restarted repeatedly",
+    "ports_down": "more ports are down than usual",
     "errors": "many errors",
     "discards": "packets discarded: congestion",
     "link_ber": "many bits are wrong before correction",
@@ -86,7 +86,7 @@ _SAID = {
     "link_recoveries": "many recoveries",
     "link_discards": "packets discarded: congestion",
     "psu_lost": "it gives far less than the other one",
-    "psu_empty": "it gives far less than the other one: its feed may be dark, or it rests",
+    "psu_empty": "it gives far less than the other one: its feed may be lost, or it is on standby",
 }
 TITLES: dict[str, str] = {
     rule.id: rule.words.removesuffix(_NOTE)
@@ -117,7 +117,7 @@ _RUNS_ON = ("psu_lost",)  # a part fails, and its node runs on: as grave as the 
 
 @dataclass(frozen=True, slots=True)
 class _Reason:
-    """A part that is not well, and what speaks for it."""
+    """An unhealthy part and the evidence against it."""
 
     table: str
     name: str  # within its node; "" for the node itself
@@ -142,7 +142,7 @@ def findings(
     """
     look = _Look(health, forecasts, site, windows, faults, active)
     found = [*look.nodes(), *look.shared(), *look.lemons(), *look.wear()]
-    for part in ("switch", "link", "pump", "psu"):
+    for part in ("switch", "link", "pump", "psu", "dpu"):
         found += look.single(part)
     found.sort(key=lambda f: -GRAVITY[f.severity])  # stable: in order of the site within a severity
     rest = len(found) - MOST + look.left_out if len(found) > MOST else look.left_out
@@ -153,7 +153,7 @@ def findings(
 
 
 def _wet_below(fault: Fault, site: Site) -> list[tuple[str, int]]:
-    """Nodes into which a leak that is reported runs down."""
+    """Return the nodes below a reported leak."""
     if fault.kind != "leak" or fault.table not in ("node", "rack"):
         return []
     if fault.table == "node":
@@ -163,7 +163,7 @@ def _wet_below(fault: Fault, site: Site) -> list[tuple[str, int]]:
 
 
 class _Look:
-    """One look at what was judged."""
+    """One pass over the verdicts."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class _Look:
     # -- nodes
 
     def nodes(self) -> list[Finding]:
-        """A finding for each node that is not well, or is likely not to be for long."""
+        """Return a finding for each node that is unhealthy or likely to become so soon."""
         site, worst = self.site, self.health.health("node").level.copy()
         ill = np.flatnonzero(self.health.health("gpu").level >= DEGRADED)
         if len(ill):
@@ -221,12 +221,13 @@ class _Look:
         return found
 
     def _listen(self, part: str, index: np.ndarray) -> None:
-        """Look up what speaks against these parts."""
+        """Look up the evidence against these parts."""
         at = np.sort(index).astype(np.int32)
         self._speaks[part] = self.health.verdicts.reasons(part, at, DEGRADED) if len(at) else {}
 
     def _likely(self) -> Bool | None:
-        """Nodes whose chance of failing within a day is one half or more [n]; None: nobody forecasts."""
+        """Return the nodes with a chance of failing within a day of at least one half [n]; None without a
+        forecast."""
         if self.forecast is None:
             return None
         likely: Bool = self.forecast.mean >= np.float32(LIKELY_PU)
@@ -260,7 +261,7 @@ class _Look:
             said.insert(min(len(said), MOST_EVIDENCE - 1), self._chance(node))
         if reasons and (many := len(self.followers().get(node, ()))):
             who, they = ("node", "it is") if many == 1 else ("nodes", "they are")
-            follow = f"{many} more {who} of its scale-up domain went down with it; {they} not to blame"
+            follow = f"{many} more {who} of its scale-up domain failed with it; {they} not to blame"
             said.insert(min(len(said), 1), follow)
         todo = max((r.action for r in reasons), default=action("drain"))
         if likely and todo < action("drain"):  # what may be about to fail should not be at work when it does
@@ -328,7 +329,8 @@ class _Look:
     # -- what has a cause in common
 
     def followers(self) -> dict[int, I32]:
-        """Nodes that went down with the NVLink of another one of their scale-up domain, by that other one.
+        """Return the nodes that failed with an NVLink of another node of their scale-up domain, by that
+        node.
 
         Its link recovered again and again before, and an XID names it. None of two such nodes follows the
         other.
@@ -365,7 +367,7 @@ class _Look:
         return self._together
 
     def shared(self) -> list[Finding]:
-        """One finding for the nodes that went down together."""
+        """Return one finding for the nodes that failed together."""
         nodes = self._unworked("node", self.together())
         if len(nodes) == 0:
             return []
@@ -381,13 +383,13 @@ class _Look:
         where = f"{many} in {racks} {'rack' if racks == 1 else 'racks'}: "
         return [Finding("health/shared", severity, "Nodes became unusable together", names,
                         (where + ", ".join(said),), 1.0,
-                        "Look at what they have in common: feed, coolant, network, job. No node is to blame.",
+                        "Check what they share: feed, coolant, network, job. No single node is to blame.",
                         len(nodes))]  # fmt: skip
 
     # -- lemons, wear, and parts outside nodes
 
     def lemons(self) -> list[Finding]:
-        """Nodes that fail more than others; worth a warning where they are not well at this moment too."""
+        """Return findings for nodes that fail more often than others; a warning if they are unhealthy now."""
         found = []
         level = self.health.health("node").level
         for i in self._unworked("node", np.flatnonzero(self.health.lemons.is_lemon())).tolist():
@@ -401,7 +403,7 @@ class _Look:
         return found
 
     def wear(self) -> list[Finding]:
-        """Parts that reach a limit of theirs within two weeks."""
+        """Return findings for parts that reach a limit within two weeks."""
         found = []
         for left in self.health.wear.remaining():
             soon = np.flatnonzero(left.mid_s < WEARS_OUT_S)  # NaN, no drift, is never less
@@ -415,12 +417,12 @@ class _Look:
                             (f"in about {_days(left.mid_s, i)} days (90 % interval {_days(left.lo_s, i)} to "
                              f"{_days(left.hi_s, i)})",
                              *self.health.wear.evidence(left.table, i))[:MOST_EVIDENCE], 0.9,
-                            "Plan the work before that.")
+                            "Plan the maintenance before that date.")
                 )  # fmt: skip
         return found
 
     def single(self, part: str) -> list[Finding]:
-        """Parts of a kind that are not well and belong to no node's finding."""
+        """Return findings for unhealthy parts of a kind that belong to no node's finding."""
         held = self.health.health(part)
         ill = np.flatnonzero(held.level >= DEGRADED)
         if len(ill) == 0:
@@ -453,7 +455,7 @@ class _Look:
         return found
 
     def _unworked(self, table: str, index: I32 | np.ndarray) -> np.ndarray:
-        """Of these, where nobody works."""
+        """Return those of these that are not under maintenance."""
         if len(index) and (spared := self.windows.mask(table)) is not None:
             return index[~spared[index]]
         return index
@@ -479,12 +481,12 @@ def is_over(rule: Rule | None, told: Mapping[str, int]) -> bool:
 
 
 def _down_together(log: FailureLog) -> Bool:
-    """Rows of failures that last and had a cause in common [k]."""
+    """Return the rows of lasting failures with a common cause [k]."""
     return np.asarray((log.end_ns == 0) & log.shared & is_failure(log), np.bool_)
 
 
 def _severity(reasons: list[_Reason], likely: bool) -> str:
-    """Of what is wrong with a device; what an application did is only worth knowing."""
+    """Return the severity of a device's fault; a fault of an application is only information."""
     of_device = [r.level for r in reasons if r.action != _OF_SOFTWARE]
     if of_device and max(of_device) >= FAILED:
         return "critical"
@@ -492,7 +494,7 @@ def _severity(reasons: list[_Reason], likely: bool) -> str:
 
 
 def _sentences(reasons: list[_Reason]) -> list[str]:
-    """The gravest sentences of each part first, then the others; what two parts say alike is said once."""
+    """Return the gravest sentences of each part first, then the others; a shared sentence appears once."""
     said: dict[str, None] = {}
     for deep in range(MOST_EVIDENCE):
         for r in reasons:
@@ -504,7 +506,7 @@ def _sentences(reasons: list[_Reason]) -> list[str]:
 
 
 def _heading(reason: _Reason) -> str:
-    """The gravest of a part, in words that stay while its figures move."""
+    """Return a heading for the gravest reason of a part that stays the same while its figures change."""
     if not reason.evidence:
         return f"{reason.name or 'it'} is {LEVELS[reason.level]}"
     return f"{reason.name}: {heading(reason.evidence[0])}" if reason.name else heading(reason.evidence[0])
@@ -533,6 +535,6 @@ def _days(values: F64, i: int) -> str:
 
 
 def _more(count: int, severity: str) -> Finding:
-    return Finding("health/more", severity, "More findings of health than are listed", (),
-                   (f"{count} more: the gravest are told one by one; racktwin device health lists all",), 1.0,
-                   "Look for what they have in common before looking at one of them.", count)  # fmt: skip
+    return Finding("health/more", severity, "More health findings than are listed", (),
+                   (f"{count} more: the most severe have alarms, racktwin device health lists all",),
+                   1.0, "Look for a common cause before you look at a single one.", count)  # fmt: skip

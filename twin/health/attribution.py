@@ -36,7 +36,7 @@ WARM = (("rack.supply_temp_c", "rack"), ("rack.inlet_temp_c", "rack"), ("node.in
 
 
 class Attribution(EntityState):
-    """Of each GPU [n]: whose doing a lowered clock is, when it last was, and how often hardware slowed it."""
+    """Of each GPU [n]: the cause of a lowered clock, its last instant, and the share of hardware slowdown."""
 
     lowered: U8 = column("gpu", "u1", NOT_LOWERED)
     at_ns: I64 = column("gpu", "i8")
@@ -47,7 +47,7 @@ class Attribution(EntityState):
         self._some = False  # anything but zeros
 
     def update(self, context: RuleContext) -> None:
-        """Find out for all GPUs; leaves what the rules ask for in the look."""
+        """Update the attribution of all GPUs; stores the values that rules need in the look."""
         context.facility = below_facility(context)
         bits_at, bits = self._bits(context)
         moved = [context.rates.moved(key) for key in (POWER_NS, HEAT_NS)]
@@ -57,7 +57,7 @@ class Attribution(EntityState):
 
     @staticmethod
     def _bits(context: RuleContext) -> tuple[I32, I32]:
-        """(GPUs with a bit that matters, ascending; their bits), of those heard now."""
+        """Return (GPUs with a relevant bit, ascending; their bits), of those that report now."""
         none = np.zeros(0, np.int32)
         if not context.known(BITS):
             return none, none
@@ -93,9 +93,9 @@ class Attribution(EntityState):
         self._some = bool(self.lowered.any() or self.slowed_pu.any())
 
     def _count(self, context: RuleContext, slowed: I32, lasting: Bool) -> None:
-        """Move on the share of time in which hardware slowed a GPU by nobody else's doing.
+        """Update the share of time in which hardware slowed a GPU, unless the facility's cooling did.
 
-        One that was not lowered at the look before counts for one look, however long nobody looked.
+        A new slowdown counts for one look, however long ago the last look was.
         """
         own = self.lowered[slowed] != BY_FACILITY
         slowed, lasting = slowed[own], lasting[own]
@@ -109,7 +109,7 @@ class Attribution(EntityState):
 
     @staticmethod
     def _of_heat(context: RuleContext, index: I32, by_heat: Bool) -> U8:
-        """Attribute the slowdown by heat of these GPUs."""
+        """Attribute the heat slowdown of these GPUs."""
         site = context.site
         rack_of = site.rack_of_gpu
         free, heard = _running_free(context, by_heat)
@@ -144,13 +144,14 @@ def _many(hot: np.ndarray, heard: np.ndarray) -> Bool:
 
 
 def _running_free(context: RuleContext, by_heat: Bool) -> tuple[Bool, Bool]:
-    """(GPUs known to run without heat slowing them, GPUs of which that is heard) [n]."""
+    """Return masks [n]: GPUs known to run without heat slowdown, and GPUs that report this."""
     heard = context.now.fresh(BITS) | context.now.fresh(HEAT_NS)
     return heard & ~by_heat, heard | by_heat
 
 
 def warm_gpus(context: RuleContext) -> Bool | None:
-    """GPUs whose supply or inlet is above its guard [n_gpu]; None: none, or nobody says where that is."""
+    """Return the GPUs with a supply or inlet above its guard [n_gpu]; None if none is, or no guard is
+    known."""
     site, out = context.site, None
     for key, table in WARM:
         index = context.beyond(key)
@@ -163,7 +164,7 @@ def warm_gpus(context: RuleContext) -> Bool | None:
 
 
 def below_facility(context: RuleContext) -> Bool | None:
-    """GPUs below a fault of cooling or supply that the diagnosis tells [n_gpu]; None: no such fault."""
+    """GPUs below a diagnosed fault of cooling or supply [n_gpu]; None if there is no such fault."""
     site = context.site
     racks = nodes = None
     for fault in context.now.faults:

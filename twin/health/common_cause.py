@@ -1,5 +1,5 @@
-"""Common-cause failures: failures of several nodes with a cause in common, which say nothing of the nodes
-themselves.
+"""Common-cause failures: failures of several nodes with a common cause, which are no evidence against the
+nodes.
 
 Either a diagnosed fault above them explains them, or so many failed under one entity within ten minutes
 that chance does not account for it.
@@ -14,10 +14,9 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from twin.catalogue import F64, I32, I64, NS, U8, Bool
-from twin.contracts import Fault
+from twin.contracts import FAILURE_CLASSES, Fault
 from twin.diagnosis import Topology
 from twin.health.context import HealthContext
-from twin.health.failure_words import CLASSES
 from twin.site import Site
 from twin.telemetry import EntityState, OldOfNew, records, scalar
 
@@ -48,7 +47,7 @@ _ABOVE = ("rack", "cdu", "loop", "hall")
 
 
 class Fallen(NamedTuple):
-    """Failures of the last while [k]; `fresh`: since the last look; `shared`: known to be already."""
+    """Recent failures [k]; `fresh`: since the last look; `shared`: already known to be shared."""
 
     node: I32
     start_ns: I64
@@ -59,7 +58,7 @@ class Fallen(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Shock:
-    """A cause in common: of an entity of `table`, or of a job (then `entity` is -1 and `name` the job)."""
+    """A common cause: an entity of `table`, or a job (then `entity` is -1 and `name` the job)."""
 
     start_ns: int
     table: str
@@ -72,12 +71,12 @@ class Shock:
 
     @property
     def key(self) -> tuple[str, int, str, str, int]:
-        """One shock of an entity or job begins at an instant, as others are joined to it."""
+        """Return the key of a shock: an entity or job has one shock at an instant, which others join."""
         return self.table, self.entity, self.name, self.fault, self.start_ns
 
 
 class Shocks(EntityState):
-    """Causes in common that were found, bounded, and jobs that ended lately."""
+    """The common causes found, bounded, and the jobs that ended recently."""
 
     _shocks: dict[tuple[str, int, str, str, int], Shock] = records(Shock, of_place=True, was="told")
     _jobs: list[Any] = scalar([])  # (ended_ns, name, nodes)
@@ -87,7 +86,7 @@ class Shocks(EntityState):
         self.site, self.places = site, Topology(site)
 
     def job_ended(self, name: str, nodes: I32, now_ns: int) -> None:
-        """A job is about to leave its nodes: what fails next may be its doing."""
+        """Note that a job leaves its nodes: it may cause the next failures."""
         if len(nodes) < LEAST_NODES:
             return
         self._jobs = [j for j in self._jobs if now_ns - j[0] <= 2 * WINDOW_S * NS]
@@ -95,11 +94,11 @@ class Shocks(EntityState):
         del self._jobs[:-MAX_JOBS]
 
     def log(self) -> tuple[Shock, ...]:
-        """The causes in common, the newest last."""
+        """Return the common causes, the newest last."""
         return tuple(self._shocks.values())
 
     def judge(self, now: HealthContext, fallen: Fallen, past: int, begin_ns: int) -> I64:
-        """Places in `fallen`, ascending, of failures with a cause in common.
+        """Return the places in `fallen`, ascending, of failures with a common cause.
 
         `past` failures of single nodes since `begin_ns` tell how many to expect by chance.
         """
@@ -117,7 +116,7 @@ class Shocks(EntityState):
         below = self._below(fault.table, fault.entity)
         if below is None:
             return np.zeros(len(fallen.node), np.bool_)
-        kinds = [CLASSES.index(c) for c in EXPLAINS[fault.kind]]
+        kinds = [FAILURE_CLASSES.index(c) for c in EXPLAINS[fault.kind]]
         mine = below[fallen.node] & np.isin(fallen.kind, kinds)
         mine &= fallen.start_ns >= fault.since_ns - round(WINDOW_S * NS)
         if (new := mine & ~fallen.shared).any():
@@ -131,7 +130,7 @@ class Shocks(EntityState):
         return mine
 
     def _by_chance(self, now: HealthContext, fallen: Fallen, shared: Bool, per_s: float) -> None:
-        """Mark what is too much for chance, the most improbable first."""
+        """Mark the groups that are improbable by chance, the most improbable first."""
         groups = self._groups(now, fallen)
         once = bool((np.bincount(fallen.node) <= 1).all())  # no node failed twice
         ends = np.unique(fallen.start_ns[fallen.start_ns >= fallen.start_ns[fallen.fresh].min()])
@@ -171,7 +170,7 @@ class Shocks(EntityState):
         self._note(Shock(first, group.table, at, name, tuple(new.tolist()), len(new), why), WINDOW_S)
 
     def _note(self, shock: Shock, join_s: float) -> None:
-        """Tell a shock, or add to the one that it goes on."""
+        """Report a shock, or extend the shock that it continues."""
         shocks = list(self._shocks.values())
         for k in range(len(shocks) - 1, -1, -1):
             old = shocks[k]
@@ -187,7 +186,7 @@ class Shocks(EntityState):
         self._shocks = {s.key: s for s in shocks[-MAX_SHOCKS:]}
 
     def _below(self, table: str, entity: int) -> Bool | None:
-        """Nodes under an entity [n_node]."""
+        """Return the nodes below an entity [n_node]."""
         rack_of_node = self.site.rack_of_node
         if table == "site":
             return np.ones(len(rack_of_node), np.bool_)
@@ -221,7 +220,7 @@ class Shocks(EntityState):
         return out
 
     def _by_job(self, now: HealthContext, fallen: Fallen) -> _Group:
-        """By the job that each node held, or had held until lately."""
+        """Group failures by the job that each node runs or ran recently."""
         jobs = now.jobs
         held = jobs.job_of_node[fallen.node]
         known: dict[int, tuple[str, int]] = {}  # row -> name and size
@@ -247,7 +246,7 @@ class Shocks(EntityState):
         return _Group("job", sizes, rows, at[rows], tuple(names))
 
     def _ended(self, node: int, start_ns: int) -> tuple[str, int] | None:
-        """(name, nodes) of the last job that ended on a node when it failed."""
+        """Return (name, nodes) of the last job that ended on a node when it failed."""
         for ended_ns, name, nodes in reversed(self._jobs):
             inside = np.searchsorted(nodes, node)
             near = abs(start_ns - ended_ns) <= WINDOW_S * NS
@@ -277,13 +276,13 @@ class _Group:
         self.table, self.size, self.rows, self.entity, self.names = table, size, rows, entity, names
 
     def under(self, entity: int, near: Bool) -> I64:
-        """Failures that are `near`, of nodes under an entity."""
+        """Return the `near` failures of nodes under an entity."""
         return np.asarray(self.rows[(self.entity == entity) & near[self.rows]])
 
     def least_likely(
         self, near: Bool, node: I32, each: float, once: bool = False
     ) -> tuple[float, int, int] | None:
-        """(log of the chance, size, entity) where the failures that are `near` surprise the most.
+        """Return (log of the chance, size, entity) of the most improbable group of `near` failures.
 
         `each` is what chance gives per node; `once` tells that each node is there once. None where chance
         accounts for all.

@@ -1,4 +1,4 @@
-"""Health context: everything of the engine that a verdict may rest on, read only.
+"""Health context: the read-only inputs of a verdict from the engine.
 
 Columns are taken once and shared by all rules.
 """
@@ -19,7 +19,7 @@ from twin.telemetry import JobSlots, State
 
 @dataclass(slots=True)
 class HealthContext:
-    """One look at the engine."""
+    """Engine state of one look."""
 
     site: Site
     state: State
@@ -33,7 +33,7 @@ class HealthContext:
 
     @property
     def now_ns(self) -> int:
-        """The instant of the tick."""
+        """Return the instant of the tick, ns."""
         return self.state.now_ns
 
     @property
@@ -42,11 +42,11 @@ class HealthContext:
         return self.diagnosis.faults
 
     def n(self, table: str) -> int:
-        """Entities of a table."""
+        """Return the number of entities of a table."""
         return self.site.sizes[table]
 
     def good(self, key: str) -> F32:
-        """Values [n] that are good and not stale; NaN elsewhere. Not to be written to."""
+        """Return the values [n] that are good and not stale; NaN elsewhere. Read only."""
         known = self._good.get(key)
         if known is None:
             signal = _signal(key)
@@ -65,18 +65,18 @@ class HealthContext:
         return known
 
     def age_s(self, key: str) -> F64:
-        """Seconds since the last good reading [n]; inf where there was none."""
+        """Return the seconds since the last good reading [n]; inf without one."""
         signal = _signal(key)
         return self.state.tables[signal.table].age_s(signal, self.now_ns)
 
     def total(self, key: str) -> I64:
-        """Growth of a counter since it was first heard [n], resets left out. Not to be written to."""
+        """Return the growth of a counter since its first reading [n], without resets. Read only."""
         signal = _signal(key)
         total: I64 = self.state.tables[signal.table].total[signal.row]
         return total
 
     def raw(self, key: str) -> I64:
-        """A counter as its device has it [n]; -1 where it never reported. Not to be written to."""
+        """Return the raw counter of the device [n]; -1 if it never reported. Read only."""
         signal = _signal(key)
         raw: I64 = self.state.tables[signal.table].raw[signal.row]
         return raw
@@ -87,12 +87,12 @@ class HealthContext:
         column = self.state.tables[signal.table]
         if signal.kind == "counter":
             return bool((column.raw[signal.row] >= 0).any())
-        # What is good now was reported; only where nothing is, it is looked for
+        # A good value was reported; only where there is none, it is looked for
         some = column.bad_count[signal.row] < column.n
         return bool(some or np.isfinite(column.value[signal.row]).any())
 
     def residual(self, name: str) -> Residual | None:
-        """A comparison of the estimator, such as `gpu.temp`."""
+        """Return a comparison of the estimator, such as `gpu.temp`."""
         return self.estimator.residuals.get(name)
 
     def under_work(self, table: str) -> Bool | None:

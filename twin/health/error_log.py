@@ -1,4 +1,4 @@
-"""Error log: what devices reported of themselves, per device and code, bounded.
+"""Error log: the errors that devices reported, per device and code, bounded.
 
 Late faults count where they belong, those of the future now, those older than 28 days not at all; a fault
 that happened before its device was replaced is not the new one's.
@@ -34,7 +34,7 @@ ONLINE = 0.0  # of node.agent_state
 
 
 class XidGauge(EntityState):
-    """Last XID that the gauge of each GPU reported [n_gpu]; NEVER: none."""
+    """Last XID in the gauge of each GPU [n_gpu]; NEVER: none."""
 
     last: F32 = column("gpu", "f4", NEVER)
     before: I32 = column("gpu", "i4")  # grave, there when first heard or gone lately; 0 = none
@@ -46,7 +46,7 @@ class XidGauge(EntityState):
         self.gone: I32 = np.zeros(0, np.int32)  # GPUs whose grave XID went at this look
 
     def update(self, now: HealthContext) -> list[FaultReported]:
-        """New values since the last look, as faults; none of GPUs whose faults an agent tells."""
+        """Return new values since the last check as faults; none for GPUs whose agent reports faults."""
         self.gone = self.gone[:0]
         if self.gone_ns.any():
             lapsed = (self.gone_ns > 0) & (now.now_ns - self.gone_ns > DOUBT_S * NS)
@@ -80,7 +80,7 @@ class XidGauge(EntityState):
 
 
 def _agents(now: HealthContext) -> Bool | None:
-    """GPUs of nodes whose agent is online: it reads the log itself [n_gpu]; None: there is no agent."""
+    """Return the GPUs of nodes with an online agent, which reads the log itself [n_gpu]; None: no agent."""
     if not now.ever_reported("node.agent_state"):
         return None
     online: Bool = now.good("node.agent_state") == ONLINE
@@ -93,7 +93,7 @@ HELD_S = 86_400.0  # for which such a fault speaks of the job. source: estimate
 
 
 class SoftwareFaults(EntityState):
-    """When each node and GPU last reported one, for which job, and which of them were the job's own."""
+    """Last software fault of each node and GPU: instant, job, and whether the job caused it."""
 
     _node_ns: I64 = column("node", "i8")
     _slot: I32 = column("node", "i4", -1)
@@ -129,7 +129,7 @@ class SoftwareFaults(EntityState):
         self._own_ns[own[self.site.node_of_gpu] & (now_ns - self._gpu_ns < TOGETHER_S * NS)] = now_ns
 
     def gpus(self, now_ns: int) -> Bool:
-        """GPUs whose faults of these codes were their job's own [n_gpu]."""
+        """Return the GPUs whose faults of these codes were caused by their own job [n_gpu]."""
         return (self._own_ns > 0) & (now_ns - self._own_ns < HELD_S * NS)
 
 
@@ -143,7 +143,7 @@ REBOOT = action("reboot_node")
 
 
 class ReportedFault(NamedTuple):
-    """A fault as it was heard."""
+    """A fault as reported."""
 
     at_ns: int
     heard_ns: int
@@ -153,7 +153,8 @@ class ReportedFault(NamedTuple):
 
 
 class FaultBook(EntityState):
-    """Faults by device. Tables: gpu (XIDs), switch and node (SXIDs, codes of agents), others as they come."""
+    """Faults by device. Tables: gpu (XIDs), switch and node (SXIDs, codes of agents), and any other that
+    reports."""
 
     now_ns: int = scalar(0)
     counts: dict[str, int] = scalar({})
@@ -190,7 +191,7 @@ class FaultBook(EntityState):
         return grave
 
     def update(self, now: HealthContext) -> None:
-        """Let time pass until this look, and close what restarts, resets and people have done since."""
+        """Advance to this look, and close the faults that restarts, resets and people have resolved since."""
         self.advance(now.now_ns)
         self._cures.update(now, self._open)
         found = self._gauge.update(now)
@@ -208,7 +209,7 @@ class FaultBook(EntityState):
         return bool((heard.sums[1, pairs[heard.code[pairs] == fault.code]] > 0).any())
 
     def advance(self, now_ns: int) -> None:
-        """Let time pass: what is too old is not counted any more, mild actions lapse."""
+        """Advance the time: old faults no longer count, and mild actions lapse."""
         self.now_ns = max(self.now_ns, now_ns)
         for heard in self._heard.values():
             heard.advance(self.now_ns)
@@ -220,7 +221,7 @@ class FaultBook(EntityState):
             self.counts[what] = self.counts.get(what, 0) + by
 
     def _by_table(self, events: Sequence[FaultReported]) -> dict[str, tuple[I32, list[FaultReported]]]:
-        """Entities and events per table, in order; what this site does not have is counted."""
+        """Return entities and events per table, in order; events of unknown entities are counted."""
         out: dict[str, tuple[I32, list[FaultReported]]] = {}
         present, known = {event.table for event in events}, 0
         tables = [table for table in self.site.sizes if table in present and table != "job"]
@@ -244,7 +245,7 @@ class FaultBook(EntityState):
     def _show_on_nodes(
         self, events: list[FaultReported], out: dict[str, tuple[I32, list[FaultReported]]]
     ) -> list[FaultReported]:
-        """Faults of switches that the site does not list are their nodes'; those which are nobody's."""
+        """Assign faults of switches that the site does not list to their nodes."""
         found = [self.site.entity("node", event.name.rpartition("/")[0]) for event in events]
         nodes = [node for node in found if node is not None]
         if nodes:
@@ -278,7 +279,7 @@ class FaultBook(EntityState):
         return bool(grave.any())
 
     def _returned_ns(self, table: str) -> I64:
-        """When the node of each entity came back into service last [n]; 0 = not seen."""
+        """Return the last return to service of each entity's node [n]; 0 = not seen."""
         of_node = self._cures.returned_ns
         if table == "node":
             return of_node
@@ -309,7 +310,7 @@ class FaultBook(EntityState):
             opened.drop(open_now[np.array(before, np.bool_)])
 
     def _batch(self, table: str, entity: I32, events: list[FaultReported]) -> tuple[Batch, Bool]:
-        """Columns of events, within bounds; where they are to be counted [k]."""
+        """Return columns of events, within bounds, and the mask of those to count [k]."""
         code = _whole([e.code for e in events])
         times, at_ns = _whole([e.count for e in events]), _whole([e.at_ns for e in events])
         absurd = (code < 0) | (code > MAX_CODE)
@@ -334,7 +335,8 @@ class FaultBook(EntityState):
         return Batch(entity, code, row, at_ns, times, told), wanted
 
     def _read_words(self, batch: Batch, events: list[FaultReported], asked: U8, grave: Bool) -> Bool:
-        """Let the words of some codes say how grave they are; where a GPU says that nothing is needed [k]."""
+        """Grade codes by the words of their report; returns the mask of GPUs that report no needed action
+        [k]."""
         cured = np.zeros(len(events), np.bool_)
         for i in np.flatnonzero(CATALOGUE.text[batch.row]).tolist():
             entry = CATALOGUE.entries[batch.row[i]]
@@ -352,7 +354,7 @@ class FaultBook(EntityState):
             start = stop
 
     def _note_details(self, table: str, batch: Batch, events: list[FaultReported]) -> None:
-        """The words of a storm are much alike: those of its first faults are enough."""
+        """Note the words of the first faults only: a storm repeats them."""
         details, some = self._details, slice(MAX_NOTED)
         of = zip(batch.entity[some].tolist(), batch.code[some].tolist(), events[some], strict=True)
         for entity, code, event in of:
@@ -364,7 +366,7 @@ class FaultBook(EntityState):
             self._details = dict(list(details.items())[-MAX_DETAILS:])
 
     def within(self, table: str, span_s: float) -> I32:
-        """Faults that mean something within the last 600, 86,400 or 2,419,200 s [n].
+        """Return the significant faults within the last 600, 86,400 or 2,419,200 s [n].
 
         A span is counted in minutes, hours or days, and may be one of them longer. Raises ValueError for
         another span.
@@ -377,7 +379,7 @@ class FaultBook(EntityState):
         return total
 
     def repeated(self, table: str) -> tuple[I32, I32, I32]:
-        """(entity ascending, code, count) of codes that came MOST_ALIKE times or more within 24 h."""
+        """Return (entity ascending, code, count) of codes with MOST_ALIKE or more faults within 24 h."""
         heard = self._heard.get(table)
         if heard is None:
             none = np.zeros(0, np.int32)
@@ -389,12 +391,12 @@ class FaultBook(EntityState):
         return heard.entity[many], heard.code[many].astype(np.int32), count.astype(np.int32)
 
     def lately(self, table: str, codes: tuple[int, ...], since_ns: int) -> I32:
-        """Devices of which one of these codes was heard after an instant, ascending."""
+        """Return the devices with one of these codes after an instant, ascending."""
         heard = self._heard.get(table)
         return np.zeros(0, np.int32) if heard is None else heard.lately(codes, since_ns)
 
     def last_ns(self, table: str, kind: str) -> I64:
-        """When a code of this kind was last reported [n], by the devices' own times; 0 = never."""
+        """Return the last report of a code of this kind [n], by the devices' own times; 0 = never."""
         heard = self._heard.get(table)
         return np.zeros(self.site.sizes[table], np.int64) if heard is None else heard.last_ns(kind)
 
@@ -403,14 +405,14 @@ class FaultBook(EntityState):
         return np.zeros(self.site.sizes[table], kind) if opened is None else opened.shown(name)
 
     def open_action(self, table: str) -> U8:
-        """The action that the codes ask for and that nothing since has done [n]: 0 = none.
+        """Return the open action of the codes [n]: 0 = none.
 
         Of what is grave the strongest, else of what is mild.
         """
         return np.asarray(self._shown(table, "action", np.uint8))
 
     def open_code(self, table: str) -> I32:
-        """The code behind it [n]; 0 = none."""
+        """Return the code behind the open action [n]; 0 = none."""
         return np.asarray(self._shown(table, "code", np.int32))
 
     def open_grave(self, table: str) -> Bool:
@@ -420,11 +422,11 @@ class FaultBook(EntityState):
 
     @property
     def of_software(self) -> Bool:
-        """GPUs whose exceptions and page faults are most likely their job's own [n_gpu]."""
+        """Return the GPUs whose exceptions and page faults most likely come from their job [n_gpu]."""
         return self._software.gpus(self.now_ns)
 
     def xid_before(self) -> I32:
-        """The grave XID that a GPU's gauge held before anybody watched [n_gpu]; 0 = none."""
+        """Return the grave XID in a GPU's gauge at the first observation [n_gpu]; 0 = none."""
         return self._gauge.before
 
     def dbe_undone(self) -> I64:
@@ -432,13 +434,15 @@ class FaultBook(EntityState):
         return self._cures.last["dbe"]
 
     def by_class(self) -> tuple[tuple[str, ...], F32]:
-        """(names of classes, decayed counts of the last day [n_class, n_gpu]); good until asked again."""
+        """Return (names of classes, decayed counts of the last day [n_class, n_gpu]); valid until the next
+        call."""
         heard = self._heard.get("gpu")
         self._by_class[:] = 0
         return CLASSES, self._by_class if heard is None else heard.by_class(self._by_class)
 
     def of(self, table: str, entity: int) -> tuple[ReportedFault, ...]:
-        """The last faults of a device, the newest last; of one code the newest three, one with its words."""
+        """Return the last faults of a device, the newest last: the newest three of a code, one with its
+        words."""
         heard, found = self._heard.get(table), list[ReportedFault]()
         if heard is None:
             return ()
@@ -463,7 +467,7 @@ class FaultBook(EntityState):
             self._open[table].resolve(np.asarray(index, np.int32), upto, now_ns)
 
     def forget(self, table: str, entity: int) -> None:
-        """Another device sits in this slot: what happened till now was not its."""
+        """Clear the faults of this slot for a new device."""
         super().forget(table, entity)
         oldest_ns = self.now_ns - SPANS_S[-1] * NS
         self._replaced = {key: at_ns for key, at_ns in self._replaced.items() if at_ns > oldest_ns}
@@ -471,7 +475,7 @@ class FaultBook(EntityState):
 
 
 def _whole(values: list[int]) -> I64:
-    """As int64; what has more bits becomes -1."""
+    """Return values as int64; a value of more bits becomes -1."""
     try:
         return np.array(values, np.int64)
     except OverflowError:

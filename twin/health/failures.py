@@ -12,17 +12,27 @@ from typing import Any, Self
 import numpy as np
 
 from twin.catalogue import I32, I64, NS, U8, Bool, find_signal
-from twin.contracts import DEGRADED, FAILED, HEALTHY, UNKNOWN, FailureLog, action
+from twin.contracts import (
+    DEGRADED,
+    FAILED,
+    FAILURE_CLASSES,
+    HEALTHY,
+    NO_FAILURES,
+    NODE_ENDS,
+    RESTARTED_S,
+    UNKNOWN,
+    FailureLog,
+    action,
+)
 from twin.health.common_cause import WINDOW_S, Fallen, Shock, Shocks
 from twin.health.context import HealthContext
 from twin.health.error_log import FaultBook
-from twin.health.failure_words import CLASSES, NO_FAILURES, NODE_ENDS, RESTARTED_S, is_failure
 from twin.health.fault_codes import find
 from twin.health.verdicts import KEPT_S, MAX_TOLD, Verdicts
 from twin.site import Site
 from twin.telemetry import EntityState, Event, JobEnded, JobSlots, OldOfNew, column, part, scalar
 
-# What the catalogue's kinds of code mean; what is not here is `other`
+# Class of each kind of code in the catalogue; a kind that is not here is `other`
 CLASS_OF_CODES = {"bus": "off_bus", "memory": "memory", "nvlink": "link", "fabric": "link", "pcie": "link",
                   "thermal": "thermal", "power": "power", "app": "software"}  # fmt: skip
 # Faults of the diagnosis that tell the class of a failure at a node or its GPU
@@ -48,7 +58,7 @@ MAX_ASKED = 200  # nodes whose evidence is read in one look; the rest are told b
 
 @dataclass(slots=True)
 class Causes:
-    """Why nodes are not to be used now [n_node]; `work`: where people work, None: nowhere."""
+    """Reasons against the use of each node [n_node]; `work`: nodes in maintenance, None: no node."""
 
     failed: Bool  # by verdict, themselves or one of their GPUs
     off: Bool
@@ -94,7 +104,7 @@ def causes_of(now: HealthContext, verdicts: Verdicts, book: FaultBook, down: Boo
 
 
 def _only_silent(now: HealthContext, verdicts: Verdicts, book: FaultBook, lost: I64, down: Bool) -> list[int]:
-    """Nodes of which all that failed are GPUs that are not heard; `lost` are the GPUs that failed."""
+    """Return the nodes whose only failed parts are silent GPUs; `lost` are the failed GPUs."""
     of = now.site.node_of_gpu
     unheard = [
         e for kind, table, e, _ in now.diagnosis.book.reported if (kind, table) == ("gpu_off_bus", "gpu")
@@ -109,7 +119,7 @@ def _only_silent(now: HealthContext, verdicts: Verdicts, book: FaultBook, lost: 
 
 
 def class_of_node(nodes: I32, now: HealthContext, verdicts: Verdicts, book: FaultBook, causes: Causes) -> U8:
-    """Class of the failure of each node [m], a place in CLASSES.
+    """Return the class of each node's failure [m], a place in FAILURE_CLASSES.
 
     What a device says of itself goes before what the diagnosis found, that before the rule of the verdict,
     and that before the bare fact that it is off or silent.
@@ -117,7 +127,7 @@ def class_of_node(nodes: I32, now: HealthContext, verdicts: Verdicts, book: Faul
     codes, actions = book.open_code("gpu"), book.open_action("gpu")
     plain = np.where(causes.off, _POWER, np.where(causes.silent, _SILENT, _OTHER)).astype(np.uint8)
     for node, name in causes.told.items():
-        plain[node] = CLASSES.index(name)
+        plain[node] = FAILURE_CLASSES.index(name)
     out: U8 = plain[nodes]
     asked = nodes[:MAX_ASKED].tolist()
     start = now.site.gpu_start_of_node
@@ -129,12 +139,12 @@ def class_of_node(nodes: I32, now: HealthContext, verdicts: Verdicts, book: Faul
     for k, (node, code_name) in enumerate(zip(asked, names, strict=True)):
         name = by_rules.get(node, "") or code_name
         if name and not (name == "software" and node in causes.told):
-            out[k] = CLASSES.index(name)
+            out[k] = FAILURE_CLASSES.index(name)
     return out
 
 
 def said_so(nodes: I32, since_ns: I64, site: Site, book: FaultBook) -> Bool:
-    """Of these nodes [m], of which a GPU itself reported, about then or since, that it left the bus."""
+    """Return those of these nodes [m] with a GPU that reported, about then or since, that it left the bus."""
     last_ns = np.zeros(site.sizes["node"], np.int64)
     for kind in (k for k, name in CLASS_OF_CODES.items() if name == "off_bus"):
         of_gpu = book.last_ns("gpu", kind)
@@ -145,7 +155,7 @@ def said_so(nodes: I32, since_ns: I64, site: Site, book: FaultBook) -> Bool:
 
 
 def _of_codes(codes: I32, actions: U8) -> str:
-    """The class of the code that asks for the most."""
+    """Return the class of the code with the strongest action."""
     for k in np.argsort(-actions.astype(np.int32), kind="stable").tolist():
         if codes[k] and (name := CLASS_OF_CODES.get(find(int(codes[k]), "gpu").kind)):
             return name
@@ -153,7 +163,7 @@ def _of_codes(codes: I32, actions: U8) -> str:
 
 
 def _of_rules(nodes: dict[int, range], verdicts: Verdicts) -> dict[int, str]:
-    """The class by the rules that speak against each node and its GPUs most gravely, where one tells."""
+    """Return the class by the gravest rules against each node and its GPUs, if a rule has one."""
     level = verdicts.health("gpu").level
     failed = {node: [g for g in gpus if level[g] == FAILED] for node, gpus in nodes.items()}
     every = np.array(sorted(g for some in failed.values() for g in some), np.int32)
@@ -193,14 +203,12 @@ def _told(now: HealthContext) -> tuple[dict[int, str], list[int]]:
 
 
 _GRAVE = action("reset_gpu")
-_POWER, _SILENT, _OTHER = (CLASSES.index(c) for c in ("power", "silent", "other"))
-
-__all__ = ["CLASSES", "NO_FAILURES", "Failures", "is_failure"]
+_POWER, _SILENT, _OTHER = (FAILURE_CLASSES.index(c) for c in ("power", "silent", "other"))
 
 MAX_ROWS, DROPPED = 20_000, 1000  # kept; dropped at once when there are more
 HOLD_S = 60.0  # a cause that lasts no longer is no failure; source: estimate
-# What is merely silent may have lost its agent or its network for a while. source: SlurmdTimeout of Slurm,
-# after which a node counts as down by default
+# A device that is merely silent may have lost its agent or its network for a while. source: SlurmdTimeout
+# of Slurm, after which a node counts as down by default
 SILENT_S = 300.0
 WELL_S = 600.0  # so long well, it is back; source: estimate
 # So long a verdict is remembered that spoke against a node; source: estimate
@@ -208,12 +216,12 @@ REASON_S = 86_400.0
 REFINE_S = 600.0  # so long what is heard later may tell the class of a failure; source: estimate
 _COLUMNS = {"node": np.int32, "start_ns": np.int64, "end_ns": np.int64, "kind": np.uint8,
             "shared": np.bool_, "closed": np.bool_}  # fmt: skip
-_NONE = tuple(CLASSES.index(c) for c in NO_FAILURES)
-_VAGUE = tuple(CLASSES.index(c) for c in ("other", "silent"))
+_NONE = tuple(FAILURE_CLASSES.index(c) for c in NO_FAILURES)
+_VAGUE = tuple(FAILURE_CLASSES.index(c) for c in ("other", "silent"))
 
 
 class Failures(EntityState):
-    """The log of failures, bounded, and which nodes are down now.
+    """The bounded log of failures, and the nodes that are down now.
 
     A row that starts before `begin_ns` was so when the watch began, or its node was never seen well; or it is
     left over of rows that were given up. Rates are to be taken from the others.
@@ -254,7 +262,7 @@ class Failures(EntityState):
                 self.bad_ns[nodes] = np.where(self.bad_ns[nodes] == 0, now_ns, self.bad_ns[nodes])
 
     def update(self, now: HealthContext, verdicts: Verdicts, book: FaultBook) -> None:
-        """Begin and end failures by what is judged now; mark those with a cause in common."""
+        """Begin and end failures by the present verdicts; mark those with a common cause."""
         t_ns = self.now_ns = now.now_ns
         self.begin_ns = self.begin_ns or t_ns
         causes = causes_of(now, verdicts, book, self.row >= 0)
@@ -263,7 +271,7 @@ class Failures(EntityState):
         lasting = down & causes.still_out
         bad = causes.failed | causes.off | causes.silent | causes.out | lasting
         accused = self._accused()
-        # A job of one node told of it: nothing else need be seen
+        # A single-node job reported the failure: no other evidence is needed
         alone = accused & (self.bad_ns == self.accused_ns)
         self._recover(now, verdicts, book, bad, t_ns)
         held = bad | alone
@@ -273,7 +281,7 @@ class Failures(EntityState):
         self.bad_ns[~held & ~down] = 0
         seen = causes.failed | causes.off | causes.out
         hold_s = np.where(seen, HOLD_S, SILENT_S)
-        # What is still told of the old device is over once the new one is well
+        # Reports that still name the old device end once the new one is well
         fresh = (self.mended_ns > 0) & (self.bad_ns - self.mended_ns <= KEPT_S * NS)
         long = t_ns - self.bad_ns >= np.where(fresh, WELL_S, hold_s) * NS
         starts = held & (self.row < 0) & (long | causes.grave | accused)
@@ -284,7 +292,7 @@ class Failures(EntityState):
         self._share(now, len(begun))
 
     def _accused(self) -> Bool:
-        """Nodes of which the end of a job told just now [n_node]."""
+        """Return the nodes with a failure that the end of a job has just reported [n_node]."""
         return np.asarray((self.accused_ns > 0) & (self.now_ns - self.accused_ns <= WELL_S * NS), np.bool_)
 
     def _begin(
@@ -292,7 +300,7 @@ class Failures(EntityState):
     ) -> None:
         fault = causes.failed | causes.off | causes.silent
         asked = ~causes.out | fault | self._accused()
-        taken = CLASSES.index("taken_out")
+        taken = FAILURE_CLASSES.index("taken_out")
         kinds = class_of_node(nodes, now, verdicts, book, causes)
         kinds = np.where(asked[nodes], kinds, taken).astype(np.uint8)
         started = np.where(self.seen_well[nodes], self.bad_ns[nodes], self.begin_ns - 1)
@@ -309,14 +317,14 @@ class Failures(EntityState):
             self._drop(max(excess, min(DROPPED, MAX_ROWS // 2)))
 
     def _drop(self, count: int) -> None:
-        """Forget the oldest rows: from then on the log is whole since the last of them only."""
+        """Drop the oldest rows: the log is complete only since the last of them."""
         self.begin_ns = max(self.begin_ns, int(self._rows["start_ns"][:count].max()) + 1)
         self._rows = {k: v[count:].copy() for k, v in self._rows.items()}
         self.first += count
         self._log = None
 
     def _recover(self, now: HealthContext, verdicts: Verdicts, book: FaultBook, bad: Bool, t_ns: int) -> None:
-        """Record the nodes that are well, and since when; a node of unknown state is not well."""
+        """Record the healthy nodes and their times; a node of unknown state is not healthy."""
         asked = ~bad & ((self.row >= 0) | ~self.seen_well)
         self.well_ns[bad] = 0
         if not asked.any():
@@ -338,22 +346,22 @@ class Failures(EntityState):
             self._end(back, self.well_ns[back])
 
     def _restarted(self, nodes: I64, book: FaultBook) -> None:
-        """Of these nodes, which are well again, those that came back soon and never said what was wrong."""
+        """Return those of these recovered nodes that returned soon without a reported fault."""
         at = self.row[nodes] - self.first
         rows, well_ns = at[at >= 0], self.well_ns[nodes][at >= 0]
         soon = well_ns - self._rows["start_ns"][rows] <= round(RESTARTED_S * NS)
         rows = rows[soon]
-        # A GPU that is not heard is taken to be off its bus: one that was does not come back so soon
+        # A silent GPU counts as off its bus: a GPU that really was does not return so soon
         silent = rows[self._merely_silent(rows, book)]
         if silent.size:
-            self._rows["kind"][silent] = CLASSES.index("restarted")
+            self._rows["kind"][silent] = FAILURE_CLASSES.index("restarted")
             self._log = None
 
     def _merely_silent(self, rows: I64, book: FaultBook) -> Bool:
-        """Failures of which all that is known is that the node or GPUs of it were not heard [k]."""
+        """Return the failures of which only silence of the node or its GPUs is known [k]."""
         kind = self._rows["kind"][rows]
-        out = np.asarray(kind == CLASSES.index("silent"), np.bool_)
-        lost = np.flatnonzero(kind == CLASSES.index("off_bus"))
+        out = np.asarray(kind == FAILURE_CLASSES.index("silent"), np.bool_)
+        lost = np.flatnonzero(kind == FAILURE_CLASSES.index("off_bus"))
         if lost.size:
             at = rows[lost]
             out[lost] = ~said_so(self._rows["node"][at], self._rows["start_ns"][at], self.site, book)
@@ -371,7 +379,7 @@ class Failures(EntityState):
         self._log = None
 
     def _refine(self, now: HealthContext, verdicts: Verdicts, book: FaultBook, causes: Causes) -> None:
-        """Refine the class of a failure by evidence that came after it had begun."""
+        """Refine the class of a failure by evidence after its begin."""
         rows = self._rows
         young = (rows["start_ns"] >= now.now_ns - round(REFINE_S * NS)) & (rows["end_ns"] == 0)
         vague = np.flatnonzero(young)
@@ -385,7 +393,7 @@ class Failures(EntityState):
             self._log = None
 
     def _share(self, now: HealthContext, begun: int) -> None:
-        """Mark failures with a cause in common."""
+        """Mark failures with a common cause."""
         rows = self._rows
         fails = ~np.isin(rows["kind"], _NONE)
         lately = rows["start_ns"] >= now.now_ns - round(2 * WINDOW_S * NS)
@@ -402,7 +410,7 @@ class Failures(EntityState):
             self._log = None
 
     def log(self) -> FailureLog:
-        """All that are remembered, oldest first.
+        """Return all remembered failures, oldest first.
 
         `shared` is also set where the node has been replaced since: the row counts for the fleet, and tells
         nothing of the node that is there now (`retired` tells which).
@@ -416,24 +424,24 @@ class Failures(EntityState):
                 column.flags.writeable = False
             self._retired = shown["closed"]
             self._log = FailureLog(
-                shown["node"], shown["start_ns"], shown["end_ns"], shown["kind"], shown["shared"], CLASSES,
-                self.begin_ns,
+                shown["node"], shown["start_ns"], shown["end_ns"], shown["kind"], shown["shared"],
+                FAILURE_CLASSES, self.begin_ns,
             )  # fmt: skip
         elif self._log.begin_ns != self.begin_ns:
             self._log = replace(self._log, begin_ns=self.begin_ns)
         return self._log
 
     def retired(self) -> Bool:
-        """Rows of the log [k] whose node has been replaced since."""
+        """Return the rows of the log [k] whose node was replaced later."""
         self.log()
         return self._retired
 
     def down(self) -> Bool:
-        """Nodes that are not to be used now: failed, or out of service [n_node]."""
+        """Return the nodes that must not be used now: failed, or out of service [n_node]."""
         return self.row >= 0
 
     def broken(self, book: FaultBook) -> Bool:
-        """Nodes that are down for more than a short silence [n_node]."""
+        """Return the nodes that are down for more than a short silence [n_node]."""
         out: Bool = self.row >= 0
         nodes = np.flatnonzero(out)
         at = self.row[nodes] - self.first
@@ -444,19 +452,19 @@ class Failures(EntityState):
         return out
 
     def suspects(self) -> Bool:
-        """Nodes that a verdict, of their own or of a GPU of theirs, spoke against within a day [n_node]."""
+        """Return the nodes with a verdict against them or their GPUs within a day [n_node]."""
         return (self.suspect_ns > 0) & (self.now_ns - self.suspect_ns <= REASON_S * NS)
 
     def shocks(self) -> tuple[Shock, ...]:
-        """Causes in common that were found, the newest last; at most 256."""
+        """Return the common causes, the newest last; at most 256."""
         return self._shocks.log()
 
     def forget(self, table: str, entity: int) -> None:
-        """Another device sits in this slot: a new node or GPU is a repair, and a new node has no history."""
+        """Clear the slot of a new device: a new node or GPU is a repair, and a new node has no history."""
         if table == "gpu":
             node = int(self.site.node_of_gpu[entity])
             row = int(self.row[node]) - self.first
-            if row >= 0 and self._rows["kind"][row] != CLASSES.index("taken_out"):
+            if row >= 0 and self._rows["kind"][row] != FAILURE_CLASSES.index("taken_out"):
                 self._end([node], self.now_ns)
             self.suspect_ns[node] = self.bad_ns[node] = 0
             self.mended_ns[node] = self.now_ns
@@ -468,7 +476,7 @@ class Failures(EntityState):
         super().forget(table, entity)
 
     def derive(self) -> None:
-        """The log is made anew when it is asked for."""
+        """Drop the log; it is rebuilt on demand."""
         self._log = None
 
     def adopt(self, old: Self, old_of_new: OldOfNew) -> None:

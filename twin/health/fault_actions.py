@@ -1,4 +1,4 @@
-"""Open actions: what the codes of each device ask for, until it is done or lapses.
+"""Open actions: the actions that fault codes of each device require, until they are done or lapse.
 
 What is grave is kept apart, so that nothing milder hides it. `Remediation` closes actions on restarts, resets
 and returns to service. A restart is learnt of late, by a counter, when the node speaks again: what was
@@ -29,7 +29,7 @@ _KEPT = {"reboots": "node", "power": "node", "service": "node", "recovery": "gpu
 
 
 class Remediation(EntityState):
-    """Last reports of nodes and GPUs on restarts and service [n]; UNKNOWN where there was none."""
+    """Last reports of nodes and GPUs on restarts and service [n]; UNKNOWN without a report."""
 
     last: dict[str, I64] = keyed("i8", UNKNOWN, keys=_KEPT)
     returned_ns: I64 = column("node", "i8")  # when it came back into service last; 0 = not seen
@@ -39,7 +39,7 @@ class Remediation(EntityState):
         self.site = site
 
     def update(self, now: HealthContext, opened: Mapping[str, OpenActions]) -> None:
-        """Close what is done since the last look."""
+        """Close the actions done since the last look."""
         restarted = self._restarted(now)
         self._close(now, opened, restarted, "reboot_node", now.now_ns - round(STARTED_S * NS))
         service, before = self._take("service", now.good("node.service_level_state"))
@@ -63,7 +63,7 @@ class Remediation(EntityState):
         return np.flatnonzero(on | ((before >= 0) & (reboots > before))).astype(np.int32)
 
     def _take(self, name: str, values: Any) -> tuple[I64, I64]:
-        """(what is known now, what was known before); what is not heard stays as it was."""
+        """Return (present state, previous state); entities without a report keep their state."""
         before = self.last[name]
         heard = np.isfinite(values)
         known = before.copy()
@@ -74,7 +74,7 @@ class Remediation(EntityState):
     def _close(
         self, now: HealthContext, opened: Mapping[str, OpenActions], nodes: I32, upto: str, until_ns: int
     ) -> None:
-        """For these nodes and their GPUs."""
+        """Close the actions of these nodes and their GPUs."""
         if not len(nodes):
             return
         mine = np.zeros(now.n("node"), np.bool_)
@@ -98,13 +98,13 @@ _COLUMNS = ("action", "code", "since_ns", "last_ns", "late_action", "late_code",
 
 
 class OpenActions(RareState):
-    """The actions open for n devices of a table; [2, n]: what is mild, what is grave."""
+    """The actions open for n devices of a table [2, n]: mild, grave."""
 
     action: U8 = column(OWN, "u1", lead=(2,))
     code: I32 = column(OWN, "i4", lead=(2,))
     since_ns: I64 = column(OWN, "i8", lead=(2,))
     last_ns: I64 = column(OWN, "i8", lead=(2,))
-    # What was asked last, be it less: it stays when the stronger one is done
+    # Action requested last, be it less: it stays when the stronger one is done
     late_action: U8 = column(OWN, "u1", lead=(2,))
     late_code: I32 = column(OWN, "i4", lead=(2,))
     late_ns: I64 = column(OWN, "i8", lead=(2,))
@@ -117,7 +117,7 @@ class OpenActions(RareState):
         self.n = n
 
     def ask(self, batch: Batch, asked: U8, grave: Bool, now_ns: int) -> None:
-        """Faults in order of arrival [k]. What happened before the last resolution was resolved by it."""
+        """Add faults in order of arrival [k]. The last resolution covers earlier faults."""
         entity, code = batch.entity, batch.code
         stale = batch.told & (batch.at_ns <= self.done_ns[entity]) & (asked <= self.done_upto[entity])
         for layer in (0, 1):
@@ -140,7 +140,7 @@ class OpenActions(RareState):
             self.last_ns[layer, again] = now_ns
 
     def resolve(self, index: I32, upto: int, now_ns: int) -> None:
-        """Whatever was heard till now and asked for no more than this is done."""
+        """Resolve the faults until now that require no more than this action."""
         for layer in (0, 1):
             of = index[self.action[layer, index] <= upto]
             self._close(layer, of, self.late_ns[layer, of] > now_ns)
@@ -148,12 +148,12 @@ class OpenActions(RareState):
         self.done_upto[newer], self.done_ns[newer] = upto, now_ns
 
     def drop(self, index: I32) -> None:
-        """Nothing is open for these any more; what they report from now on is."""
+        """Close everything that is open for these; only later reports count."""
         for layer in (0, 1):
             self._close(layer, index, np.zeros(len(index), np.bool_))
 
     def lapse(self, now_ns: int) -> None:
-        """Mild actions lapse when their code does not come again."""
+        """Drop mild actions whose code has not recurred."""
         if now_ns - self._lapsed_ns < LOOK_S * NS:
             return
         self._lapsed_ns = now_ns
@@ -164,7 +164,7 @@ class OpenActions(RareState):
             self._close(0, of, now_ns - self.late_ns[0, of] <= SOFT_S * NS)
 
     def _close(self, layer: int, index: I32, later: Bool) -> None:
-        """These are done; where something was asked `later` [k], that is what is open now."""
+        """Close these; where a fault arrived `later` [k], its action becomes the open one."""
         at_ns = self.late_ns[layer, index[later]]
         asked = (self.late_action[layer, index[later]], self.late_code[layer, index[later]], at_ns, at_ns)
         for name in _COLUMNS[:4]:
@@ -175,6 +175,6 @@ class OpenActions(RareState):
             getattr(self, name)[layer, index[later]] = values
 
     def shown(self, name: str) -> Any:
-        """A column as it counts: of the grave action where there is one, else of the mild one [n]."""
+        """Return a column in force [n]: of the severe action if there is one, otherwise of the mild one."""
         column = getattr(self, name)
         return np.where(self.action[1] > 0, column[1], column[0])

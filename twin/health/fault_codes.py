@@ -28,7 +28,7 @@ FIRST_SXID, FIRST_AGENT = 10_000, 1_000_000  # source: NVSwitch driver, error nu
 TABLES = ("gpu", "node", "switch", "rack")  # whose codes these are: others number theirs as they like
 MAX_CODE = 2**31 - 1  # stands for all that are no number of 31 bits
 _WATCH, _RESET = action("watch"), action("reset_gpu")
-# What XID 154 says last, and what it asks for. source: NVIDIA XID catalogue, trigger conditions of 154
+# Last words of XID 154, and the action that they ask for. source: NVIDIA XID catalogue, trigger of 154
 _RECOVERIES = {
     "(node reboot required)": action("reboot_node"),
     "(gpu reset required)": _RESET,
@@ -44,7 +44,7 @@ _Class = Literal["app", "memory", "nvlink", "pcie", "bus", "thermal", "power", "
 
 
 class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Codes that mean the same. `text`: the words of the report say how grave it is, or what to do."""
+    """Codes with the same meaning. `text`: the words of the report give the gravity or the action."""
 
     codes: Annotated[list[Annotated[int, msgspec.Meta(ge=1, lt=MAX_CODE)]], msgspec.Meta(min_length=1)]
     name: _Text
@@ -106,7 +106,8 @@ class FaultCodeEntry:
 
 
 def parse(name: str, text: str) -> list[FaultCodeEntry]:
-    """The entries of a file. Raises ConfigError with the file, the code, the key and what was expected."""
+    """Return the entries of a file. Raises ConfigError with the file, the code, the key and the expected
+    value."""
     try:
         file = msgspec.convert(yaml.load(text, Loader=yaml.CSafeLoader), _File)
     except (yaml.YAMLError, msgspec.ValidationError) as error:
@@ -135,7 +136,7 @@ def parse(name: str, text: str) -> list[FaultCodeEntry]:
 
 
 class Catalogue:
-    """Entries by code, and as columns for many at once. The row 0 stands for every unknown code."""
+    """Entries by code, and as columns for many at once. Row 0 is for every unknown code."""
 
     def __init__(self, entries: Iterable[FaultCodeEntry]) -> None:
         found = sorted(entries, key=lambda e: e.code)
@@ -153,7 +154,7 @@ class Catalogue:
         self.text: Bool = np.array([e.text != "" for e in self.entries], np.bool_)
 
     def rows(self, codes: I64, table: str) -> I32:
-        """The places in `entries` of these codes [k]; 0 where one is unknown."""
+        """Return the places in `entries` of these codes [k]; 0 for an unknown code."""
         if table not in TABLES:
             return np.zeros(len(codes), np.int32)
         at = np.minimum(np.searchsorted(self.code, codes), len(self.code) - 1)
@@ -174,13 +175,13 @@ class Catalogue:
 
 
 def unknown(code: int) -> FaultCodeEntry:
-    """The entry of a code that the catalogue does not have: never dropped, never taken for harmless."""
+    """Return the entry for a code outside the catalogue: never dropped, never treated as harmless."""
     return FaultCodeEntry(code, "not in the catalogue", "other", action("run_diagnostics"),
                           action("contact_support"), False, False, "", "estimate", "", False)  # fmt: skip
 
 
 def read_detail(entry: FaultCodeEntry, detail: str) -> tuple[int, bool]:
-    """(action, grave) as the words of the report make them: it says how grave it is, or what to do."""
+    """Return (action, grave) by the words of the report."""
     words = detail.lower()
     if entry.text == "severity":
         if "non-fatal" in words or "nonfatal" in words:

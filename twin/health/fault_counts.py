@@ -38,13 +38,13 @@ class Batch(NamedTuple):
     told: Bool  # the device itself says when
 
     def some(self, index: Any) -> Batch:
-        """These of them."""
+        """Return a selection of the batch."""
         return Batch(self.entity[index], self.code[index], self.row[index], self.at_ns[index],
                      self.times[index], self.told[index])  # fmt: skip
 
 
 class FaultCounts(RareState):
-    """The pairs of one table of n entities."""
+    """The (device, code) pairs of one table of n entities."""
 
     now_ns: int = scalar(0)
     merged: int = scalar(0)  # codes for which there was no row of their own
@@ -90,7 +90,7 @@ class FaultCounts(RareState):
         self.sums[:, : self.size] = old_sums[:, : self.size]
 
     def advance(self, now_ns: int) -> None:
-        """Let what is older than its span go."""
+        """Drop counts that are older than their span."""
         if now_ns <= self.now_ns:
             return
         for span, (every_s, bucket) in enumerate(zip(BUCKET_S, self.buckets, strict=True)):
@@ -111,7 +111,7 @@ class FaultCounts(RareState):
         self.now_ns = now_ns
 
     def _by_device(self, values: I64) -> I64:
-        """Sum over the pairs of each device, of those whose code means something [n]."""
+        """Return the sum over the significant pairs of each device [n]."""
         means = ~CATALOGUE.ignore[self.row[: self.size]]
         summed = np.bincount(self.entity[: self.size], np.where(means, values, 0), self.n)
         return summed.astype(np.int64)
@@ -154,7 +154,7 @@ class FaultCounts(RareState):
             np.add.at(self.total[span], self.entity[own[means]], gained[means])
 
     def _pairs(self, batch: Batch) -> tuple[I32, I64]:
-        """(the pairs of these faults, each once, made where there is none; which one each fault is of)."""
+        """Return (the distinct pairs of these faults, created if missing; the pair of each fault)."""
         key = batch.entity.astype(np.int64) * (MAX_CODE + 1) + batch.code
         wanted, first, inverse = np.unique(key, return_index=True, return_inverse=True)
         found = self._look(wanted)
@@ -174,12 +174,14 @@ class FaultCounts(RareState):
         return np.where(self._sorted[at] == key, self._pair_of_sorted[at], -1).astype(np.int32)
 
     def _make(self, key: I64, row: I32) -> I32:
-        """Pairs for keys that have none; where there is no room, that of all other codes of the device."""
+        """Create pairs for new keys; without room, uses the pair for all other codes of the device."""
         entity = (key // (MAX_CODE + 1)).astype(np.int32)
         first = np.searchsorted(entity, entity)  # ascending, as the keys are
         place = np.arange(len(key)) - first + self._per_device[entity]
         most = np.where(row > 0, MAX_CODES, MAX_UNKNOWN)
         own = (place < most) & (np.arange(len(key)) < self.most - self.size)
+        if own.all():
+            return self._insert(key, row)
         other = entity[~own].astype(np.int64) * (MAX_CODE + 1) + MAX_CODE
         self.merged += len(other)
         wanted = np.unique(np.concatenate([key[own], other]))
@@ -187,9 +189,8 @@ class FaultCounts(RareState):
         self._insert(wanted, np.where(np.isin(wanted, key), _row_of(key, row, wanted), 0))
         return self._look(np.where(own, key, entity.astype(np.int64) * (MAX_CODE + 1) + MAX_CODE))
 
-    def _insert(self, key: I64, row: I32) -> None:
-        if not len(key):
-            return
+    def _insert(self, key: I64, row: I32) -> I32:
+        """Insert new pairs for these ascending keys; returns their places."""
         self._grow(self.size + len(key))
         new = np.arange(self.size, self.size + len(key), dtype=np.int32)
         self.entity[new], self.code[new] = key // (MAX_CODE + 1), key % (MAX_CODE + 1)
@@ -200,6 +201,7 @@ class FaultCounts(RareState):
         self.size += len(key)
         count = np.bincount(self.entity[new], minlength=self.n)
         self._per_device = np.minimum(self._per_device + count, 255).astype(np.uint8)
+        return new
 
     def _fresh(self, pair: I32, batch: Batch, order: I64) -> Bool:
         """Return the faults that were not reported before, as far as the device's own times tell [k].
@@ -228,7 +230,7 @@ class FaultCounts(RareState):
             self._push(of[some], at[some], many[some], heard_ns)
 
     def _push(self, pair: I32, at_ns: I64, times: I64, heard_ns: int) -> None:
-        """One fault of each of these pairs into their rings, which stay in order of the device's time."""
+        """Add one fault to the ring of each of these pairs, in order of the device's time."""
         at = np.vstack([self.ring_at[:, pair], at_ns])
         heard = np.vstack([self.ring_heard[:, pair], np.full(len(pair), heard_ns)])
         many = np.vstack([self.ring_times[:, pair], times])
@@ -244,7 +246,7 @@ class FaultCounts(RareState):
         self._take(data, [bucket[:, kept] for bucket in self.buckets])
 
     def _take(self, data: Mapping[str, Any], buckets: list[Any]) -> None:
-        """Hold exactly these columns; all that follows from them is made anew."""
+        """Replace the columns, and rebuild all derived state."""
         self.size = len(data["entity"])
         for name in _COLUMNS:
             setattr(self, name, np.array(data[name], order="C"))
@@ -259,12 +261,12 @@ class FaultCounts(RareState):
         self.version += 1
 
     def by_class(self, out: F32) -> F32:
-        """Decayed counts by class into `out` [n_class, n]."""
+        """Write decayed counts by class into `out` [n_class, n]."""
         keep = np.float32(np.exp(-(self.now_ns - self._faded_ns) / NS / FADE_S))
         return np.multiply(self._faded, keep, out=out)
 
     def forget(self, table: str, entity: int) -> None:
-        """Another device sits here."""
+        """Clear the counts of this slot for a new device."""
         super().forget(table, entity)
         if table == self.table:
             self.keep(self.entity[: self.size] != entity)
@@ -281,7 +283,7 @@ class FaultCounts(RareState):
         self._take(data, [bucket[:, kept] for bucket in old.buckets])
 
     def lately(self, codes: tuple[int, ...], since_ns: int) -> I32:
-        """Devices of which one of these codes was heard after an instant, ascending."""
+        """Return the devices with one of these codes after an instant, ascending."""
         new = np.zeros(self.size, np.bool_)
         for heard_ns in self.ring_heard:  # in order of the devices' times
             new |= heard_ns[: self.size] > since_ns
@@ -289,19 +291,19 @@ class FaultCounts(RareState):
         return np.unique(self.entity[some[np.isin(self.code[some], codes)]]).astype(np.int32)
 
     def last_ns(self, kind: str) -> I64:
-        """When a code of this kind was last reported [n], by the devices' own times; 0 = never."""
+        """Return the last report of a code of this kind [n], by the devices' own times; 0 = never."""
         out = np.zeros(self.n, np.int64)
         some = np.flatnonzero(CATALOGUE.kind[self.row[: self.size]] == CLASSES.index(kind))
         np.maximum.at(out, self.entity[some], self.ring_at[-1, some])
         return out
 
     def of(self, entity: int) -> I32:
-        """The pairs of a device."""
+        """Return the pairs of a device."""
         first, last = np.searchsorted(self._sorted, np.array([entity, entity + 1]) * (MAX_CODE + 1))
         return self._pair_of_sorted[first:last]
 
     def dump(self) -> dict[str, Any]:
-        """Everything, for a snapshot or a checksum."""
+        """Return the whole state, for a snapshot or a checksum."""
         columns = {name: np.ascontiguousarray(getattr(self, name)[..., : self.size]) for name in _COLUMNS}
         buckets = [np.ascontiguousarray(bucket[:, : self.size]) for bucket in self.buckets]
         codes = CATALOGUE.code[columns.pop("row")]  # places in the catalogue change with its version

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from twin.catalogue import F32, F64, NS, Bool
-from twin.contracts import BY_FACILITY, BY_ITSELF, UNKNOWN, WATCH, FailureLog, NodeFeatures
+from twin.catalogue import F32, F64, I64, NS, Bool
+from twin.contracts import BY_FACILITY, BY_ITSELF, UNKNOWN, WATCH, FailureLog, NodeFeatures, is_failure
 from twin.health.context import HealthContext
 from twin.health.error_log import FaultBook
-from twin.health.failure_words import is_failure
 from twin.health.fault_codes import CLASSES
 from twin.health.lemons import SIGNALS
 from twin.health.rates import Rates
 from twin.health.recurring import STREAMS, Recurring
 from twin.health.rules import DeviceRecords
+from twin.health.thermal_history import ThermalHistory
 from twin.health.verdicts import Verdicts
 from twin.site import Site
 
@@ -32,6 +32,8 @@ STATES = ("gpu.row_remap_pending_state", "gpu.row_remap_failed_state", "gpu.reco
           "gpu.health_state")  # fmt: skip
 SPANS_S = (600.0, 86_400.0, 2_419_200.0)
 HALF_LIVES_D = (7.0, 30.0)
+# Of the ratio of a place's failures to the fleet's: the terms that `models.lives.frailty` assumes
+PLACE_SHAPE, PLACE_HALF_LIFE_D = 10.0, 90.0
 LEAST_COUNT = 0.01  # of a fading sum; less is nothing
 DAY_NS = 86_400 * NS
 HOUR_NS = 3600 * NS
@@ -50,11 +52,13 @@ NAMES = (
     *(_short(key) for key in STATES), "gpu_gap_pu", "node_gap_pu", "temp_z", "power_z", "clock_deficit_pu",
     "margin_k", "hbm_temp_c", "busy_pu", "has_job", "links_down", "link_errors_daily", "psu_unlike_pu",
     "lemon", *(f"lemon_{name}" for name in SIGNALS), "failed_7d", "failed_30d", "since_failure_d",
-    "since_return_d", *(f"faults_{name}" for name in CLASSES), "recurs",
+    "since_return_d", "slot", "rack_on_cdu", "rack_failed_ratio", "slot_failed_ratio", "cdu_failed_ratio",
+    "age_d", "youngest_gpu_d", "temp_day_c", "thermal_cycles",
+    *(f"faults_{name}" for name in CLASSES), "recurs",
     *(f"recurs_{s.key.replace('.', '_').removesuffix('_count')}" for s in STREAMS),
 )  # fmt: skip
 
-# Of these one is known where anything at all is heard of a node
+# At least one of these is known for any node that reports
 TELEMETRY = ("gpu_gap_pu", "node_gap_pu", "busy_pu", "margin_k", "hbm_temp_c", "temp_z")
 # A node is quiet while none of these is above its value. source: estimate
 QUIET = {
@@ -70,7 +74,7 @@ QUIET = {
 
 
 def unusual(features: NodeFeatures) -> Bool:
-    """Nodes of which anything is not as on a quiet day [n_node]."""
+    """Return the nodes with any unusual feature [n_node]."""
     out = np.zeros(len(features.values), np.bool_)
     for column, name in enumerate(features.names):
         limit = QUIET.get(name)
@@ -82,7 +86,7 @@ def unusual(features: NodeFeatures) -> Bool:
 def node_features(
     now: HealthContext, records: DeviceRecords, verdicts: Verdicts, failures: FailureLog
 ) -> NodeFeatures:
-    """Features of all nodes at this moment, by NAMES [n_node, n_feature]."""
+    """Return the features of all nodes now, by NAMES [n_node, n_feature]."""
     n = now.n("node")
     if not n:
         return NodeFeatures(NAMES, np.zeros((0, len(NAMES)), np.float32))
@@ -100,6 +104,10 @@ def node_features(
         _past(columns, now, failures)
     if records.recurring is not None:
         _recurring(columns, records.recurring)
+    if records.thermal is not None:
+        _thermal(columns, fold, records.thermal, now.now_ns)
+    _placed(columns, now, failures)
+    columns.put("age_d", (now.now_ns - records.lemons.since_ns) / DAY_NS)
     return NodeFeatures(NAMES, columns.finished().T)
 
 
@@ -112,12 +120,12 @@ class _Columns:
         self._missing = set(range(len(names)))
 
     def finished(self) -> F32:
-        """All columns [n_name, n]; what was not put is unknown."""
+        """Return all columns [n_name, n]; columns without a value are unknown."""
         self.values[sorted(self._missing)] = np.nan
         return self.values
 
     def column(self, name: str) -> F32:
-        """A column, all of it to be written [n]."""
+        """Return a column to be written in full [n]."""
         self._missing.discard(self.row[name])
         column: F32 = self.values[self.row[name]]
         return column
@@ -126,7 +134,7 @@ class _Columns:
         np.copyto(self.column(name), values, casting="unsafe")
 
     def put_log(self, name: str, values: Any) -> None:
-        """log(1 + x): most are zero, of which no logarithm is taken."""
+        """Write log(1 + x); zeros, which most values are, need no logarithm."""
         row = self.column(name)
         np.copyto(row, values, casting="unsafe")
         some = (row > 0).nonzero()[0]
@@ -135,7 +143,7 @@ class _Columns:
 
 
 class _Fold:
-    """From a column of GPUs [n_gpu] to one of their nodes [n_node]; NaN where no GPU knows."""
+    """Reduces a column of GPUs [n_gpu] to nodes [n_node]; NaN where no GPU has a value."""
 
     def __init__(self, site: Site) -> None:
         self.node_of_gpu, self.n = site.node_of_gpu, site.sizes["node"]
@@ -160,29 +168,31 @@ class _Fold:
         return out
 
     def most(self, values: F32 | F64) -> Any:
-        """The largest that is known."""
+        """Return the largest known value."""
         return self._over(np.fmax, values, np.nan)
 
     def least(self, values: F32 | F64) -> Any:
-        """The smallest that is known."""
+        """Return the smallest known value."""
         return self._over(np.fmin, values, np.nan)
 
     def sum(self, values: Any) -> Any:
-        """The sum; few that are not zero are added one by one."""
+        """Return the sum; adds the few nonzero values one by one."""
         some = values.nonzero()[0]
         if 8 * len(some) < len(values):
             return np.bincount(self.node_of_gpu[some], values[some].astype(np.float64), self.n)
+        if self.width:
+            return self._over(np.add, values.astype(np.float64), 0.0)
         return np.bincount(self.node_of_gpu, values.astype(np.float64), self.n)
 
     def none(self, heard: Bool) -> F32:
-        """Zero where any GPU is heard, NaN elsewhere."""
+        """Return zero where any GPU reports, NaN elsewhere."""
         if heard.all():
             return self.nothing.copy()
         some = np.bincount(self.node_of_gpu, heard, self.n)
         return np.where(some > 0, np.float32(0.0), np.float32(np.nan))
 
     def worst(self, values: Any) -> Any:
-        """The largest of whole numbers >= 0, of which most are 0; NaN of a node without GPUs."""
+        """Return the largest of whole numbers >= 0, mostly 0; NaN for a node without GPUs."""
         some = np.flatnonzero(values)
         out = self.nothing.copy()
         if 8 * len(some) < len(values):
@@ -221,6 +231,14 @@ def _reported(columns: _Columns, fold: _Fold, book: FaultBook) -> None:
             columns.put(f"faults_{name}", 0.0)
         return
     classes, by_class = book.by_class()
+    if fold.width and 8 * len(some) >= len(found):  # of a storm
+        grid = (by_class * (found > 0)).reshape(len(classes), fold.n, fold.width)
+        sums = grid[:, :, 0].astype(np.float64)
+        for i in range(1, fold.width):
+            sums += grid[:, :, i]
+        for name, of_node in zip(classes, sums, strict=True):
+            columns.put(f"faults_{name}", of_node)
+        return
     node = fold.node_of_gpu[some]
     for name, counts in zip(classes, by_class, strict=True):
         mine = counts[some]
@@ -245,7 +263,7 @@ def _counted(columns: _Columns, fold: _Fold, rates: Rates) -> None:
 
 
 def _grown(fold: _Fold, rates: Rates, key: str, recent: bool) -> Any:
-    """Growth per hour of the GPU of each node that grew most [n_node]; None where nobody is heard."""
+    """Return the largest growth per hour among the GPUs of each node [n_node]; None if no GPU reports."""
     counter = rates.counters.get(key)
     if counter is None or not (counter.whole or counter.heard.any()):
         return None
@@ -326,3 +344,43 @@ def _past(columns: _Columns, now: HealthContext, log: FailureLog) -> None:
     np.fmin.at(since[1], node[ended], np.maximum(now.now_ns - log.end_ns[own][ended], 0) / DAY_NS)
     columns.put("since_failure_d", since[0])
     columns.put("since_return_d", since[1])
+
+
+def _thermal(columns: _Columns, fold: _Fold, thermal: ThermalHistory, now_ns: int) -> None:
+    columns.put("youngest_gpu_d", fold.least(thermal.age_d(now_ns)))
+    columns.put("temp_day_c", fold.most(thermal.mean_c))
+    columns.put_log("thermal_cycles", fold.most(thermal.cycles))
+
+
+def _places(site: Site) -> tuple[I64, F32]:
+    """Return the slot of each node in its rack, from below if known, and the place of its rack on the CDU,
+    NaN if unknown."""
+    rack, n = site.rack_of_node, np.diff(site.node_start_of_rack)
+    slot = np.arange(len(rack)) - site.node_start_of_rack[rack]
+    slot = np.where(site.upward_of_rack[rack] < 0, n[rack] - 1 - slot, slot)
+    on_cdu = np.full(len(n), np.nan, np.float32)
+    for cdu in np.unique(site.cdu_of_rack[site.cdu_of_rack >= 0]).tolist():
+        mine = np.flatnonzero(site.cdu_of_rack == cdu)
+        on_cdu[mine] = np.arange(len(mine))
+    return slot.astype(np.int64), on_cdu[rack]
+
+
+def _placed(columns: _Columns, now: HealthContext, log: FailureLog) -> None:
+    """Write where a node sits, and how often others of its rack, slot and CDU failed beside the fleet.
+
+    The ratio is (a + N) / (a + M) of N faded failures where the fleet's rate expects M, own ones left out.
+    """
+    site = now.site
+    slot, on_cdu = site.derived("health places", lambda: _places(site))
+    columns.put("slot", slot)
+    columns.put("rack_on_cdu", on_cdu)
+    own = ~log.shared & is_failure(log)
+    age_d = np.maximum(now.now_ns - log.start_ns[own], 0) / DAY_NS
+    failed = np.bincount(log.node[own], 0.5 ** (age_d / PLACE_HALF_LIFE_D), len(slot))
+    rack = site.rack_of_node
+    for name, group in (("rack", rack), ("slot", slot), ("cdu", site.cdu_of_rack[rack])):
+        # Nodes without a CDU form a group too, but their comparison has no meaning
+        others = np.bincount(group + 1)[group + 1] - 1
+        came = np.bincount(group + 1, failed)[group + 1] - failed
+        ratio = (PLACE_SHAPE + came) / (PLACE_SHAPE + others * failed.mean())
+        columns.put(f"{name}_failed_ratio", np.where(group >= 0, ratio, np.nan))

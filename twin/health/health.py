@@ -24,6 +24,7 @@ from twin.health.nvlinks import Nvlinks
 from twin.health.rates import Rates
 from twin.health.recurring import Recurring
 from twin.health.rules import DeviceRecords
+from twin.health.thermal_history import ThermalHistory
 from twin.health.verdicts import Verdicts
 from twin.health.wear import Wear
 from twin.site import Site
@@ -52,7 +53,7 @@ FORMAT = 2
 
 
 class HealthState(EntityState):
-    """All that is known of the health of a site."""
+    """State of the site's health."""
 
     format: int = scalar(FORMAT)
     looked_ns: int = scalar(0)
@@ -66,6 +67,7 @@ class HealthState(EntityState):
     lemons: Lemons = part()
     wear: Wear = part()
     nvlinks: Nvlinks = part()
+    thermal: ThermalHistory = part()
     verdicts: Verdicts = part()
     failures: Failures = part()
 
@@ -76,6 +78,7 @@ class HealthState(EntityState):
         self.recurring, self.nvlinks = Recurring(site), Nvlinks(site)
         self.lemons, self.wear = Lemons(site), Wear(site)
         self.verdicts, self.failures = Verdicts(site), Failures(site)
+        self.thermal = ThermalHistory(site)
         self._heard: list[FaultReported] = []  # since the last tick
         self._counted: list[NvlinksCounted] = []
 
@@ -103,8 +106,9 @@ class HealthState(EntityState):
     def update(
         self, state: State, estimator: Estimator, diagnosis: Diagnosis, jobs: JobSlots, windows: Windows
     ) -> None:
-        """Look at this tick, after the diagnosis. Raises nothing for bad or missing data."""
-        storm = len(self._heard) >= STORM
+        """Update the health after the diagnosis of a tick. Never raises for bad or missing data."""
+        # The first look is whole: models that run seldom have no second one for minutes
+        halved = len(self._heard) >= STORM or (self.site.is_large and self.looked_ns > 0)
         if self._heard:
             self._grave |= self.book.hear(self._heard, state.now_ns, jobs)
             self.nvlinks.hear(self._heard, state.now_ns)
@@ -113,25 +117,27 @@ class HealthState(EntityState):
             self.nvlinks.take(self._counted, state.now_ns)
             self._counted = []
         since_s = (state.now_ns - self.looked_ns) / NS
-        rest = self.whole_ns < self.looked_ns  # of a look that began in a storm
+        rest = self.whole_ns < self.looked_ns  # of a look that was halved
         if self.looked_ns and not rest and since_s < (SOONEST_S if self._grave else EVERY_S) - 1e-3:
             return
         now = HealthContext(
             self.site, state, estimator, diagnosis, jobs, windows, since_s if self.looked_ns else 0.0
         )
-        records = DeviceRecords(self.book, self.rates, self.lemons, self.wear, self.recurring, self.nvlinks)
+        records = DeviceRecords(
+            self.book, self.rates, self.lemons, self.wear, self.recurring, self.nvlinks, self.thermal
+        )
         if not rest:
             self._judge_parts(now, records)
-        if rest or not storm:
+        if rest or not halved:
             self._judge_nodes(now, records)
 
     @property
     def whole_ns(self) -> int:
-        """The instant at which a look was last completed."""
+        """Return the instant of the last complete look, ns."""
         return self.failures.now_ns
 
     def _judge_parts(self, now: HealthContext, records: DeviceRecords) -> None:
-        """First half of a look: the level of each part."""
+        """Run the first half of a look: the level of each part."""
         self.looked_ns, self._grave = now.now_ns, False
         self._note(now.diagnosis.faults, now.now_ns)
         self.book.update(now)
@@ -139,10 +145,11 @@ class HealthState(EntityState):
         self.recurring.update(now, self.rates, self.failures.broken(self.book), self.book)
         self.wear.update(now)
         self.nvlinks.fade(now.now_ns)
+        self.thermal.update(now)
         self.verdicts.update(now, records)
 
     def _judge_nodes(self, now: HealthContext, records: DeviceRecords) -> None:
-        """Second half: nodes that failed, lemons, features."""
+        """Run the second half of a look: failed nodes, lemons and features."""
         self.failures.update(now, self.verdicts, self.book)
         failures = self.failures.log()
         self.lemons.update(now, self.book, failures, self.failures.suspects())
@@ -150,7 +157,7 @@ class HealthState(EntityState):
         self._features = [features.names, features.values]
 
     def _note(self, faults: Sequence[Fault], now_ns: int) -> None:
-        """Keep the faults of devices for as long as what they leave behind is of the same incident."""
+        """Keep the faults of devices while their consequences belong to the same incident."""
         since_ns = now_ns - round(SAME_S * NS)
         for key in [key for key, (seen_ns, _) in self._faults.items() if seen_ns < since_ns]:
             del self._faults[key]
@@ -162,7 +169,8 @@ class HealthState(EntityState):
                 self._faults[key] = [now_ns, GRAVITY[fault.severity]]
 
     def reported(self, faults: Sequence[Fault]) -> list[Fault]:
-        """The faults that the diagnosis reports, and those of devices that ended within the last hour.
+        """Return the faults that the diagnosis reports, and those of devices that ended within the last
+        hour.
 
         What a fault leaves behind is of the same incident: the rules that are signs of it hold their matches
         longer.
@@ -176,11 +184,11 @@ class HealthState(EntityState):
         return [*faults, *ended]
 
     def health(self, part: str) -> Health:
-        """Verdicts on all parts of a kind. Raises KeyError for an unknown kind."""
+        """Return the verdicts on all parts of a kind. Raises KeyError for an unknown kind."""
         return self.verdicts.health(part)
 
     def log(self) -> FailureLog:
-        """Nodes that failed."""
+        """Return the failed nodes."""
         return self.failures.log()
 
     def features(self) -> NodeFeatures:
@@ -189,7 +197,7 @@ class HealthState(EntityState):
         return NodeFeatures(tuple(names), values)
 
     def remapped(self, site: Site, old_of_new: OldOfNew) -> HealthState:
-        """Return the health state for a changed site, which is looked at anew in the next tick."""
+        """Return the health state for a changed site, which the next tick judges again."""
         out = HealthState(site)
         out.adopt(self, old_of_new)
         out.looked_ns, out._grave, out._features = 0, False, []
@@ -204,7 +212,7 @@ class HealthState(EntityState):
 
 
 def _from_1(data: Mapping[str, Any]) -> dict[str, Any]:
-    """A snapshot of format 1, which kept verdicts by part and trends as lists, as format 2."""
+    """Return a snapshot of format 1, with verdicts by part and trends as lists, in format 2."""
     verdicts, wear = dict(data["verdicts"]), dict(data["wear"])
     for k, name in enumerate(("level", "since_ns", "action", "sure_pu", "lowered")):
         verdicts[name] = {part: columns[k] for part, columns in verdicts["health"].items()}

@@ -1,4 +1,4 @@
-"""Lemons: nodes that fail more than others, by seven signals over 28 days (source: arXiv 2410.21680).
+"""Lemons: nodes that fail more often than others, by seven signals over 28 days (source: arXiv 2410.21680).
 
 Signals of a node are gathered by day; once an hour all nodes are judged. The score is empirical Bayes: the
 fleet's own distribution of incident rates is found from all counts, then each node's from it and its own.
@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from twin.catalogue import F32, F64, I32, I64, NS, Bool, find_signal
-from twin.contracts import FailureLog, action
+from twin.contracts import NODE_ENDS, FailureLog, action, is_failure
 from twin.health.context import HealthContext
 from twin.health.error_log import FaultBook
-from twin.health.failure_words import NODE_ENDS, is_failure
 from twin.site import Site
 from twin.telemetry import (
     ColumnSpec,
@@ -35,8 +34,8 @@ from twin.telemetry import (
 # the lemons of arXiv 2410.21680 fail several times as often as the rest
 MULTIPLES = np.array([0.25, 0.5, 1.0, 1.7, 3.0, 5.0, 8.0, 13.0, 20.0])
 LEMON_FROM = 3.0
-# What is taken for granted of a fleet before it is seen, worth so many nodes: hardly any lemons. source: 1.2
-# % of nodes were, arXiv 2410.21680; the weight is an estimate
+# Prior of a fleet before it is seen, worth so many nodes: hardly any lemons. source: 1.2 % of nodes were,
+# arXiv 2410.21680; the weight is an estimate
 PRIOR_NODES, LEMONS_PU = 100.0, 0.012
 TURNS = 60  # of the search for the fleet's distribution
 FALSE_PU = 0.1  # of those called lemons may be none, on average
@@ -62,7 +61,7 @@ class LemonCounts(NamedTuple):
 
 
 class Score(NamedTuple):
-    """The judgement per node [n]."""
+    """The verdict per node [n]."""
 
     lemon: Bool
     innocent_pu: F64  # probability that its rate is not a lemon's
@@ -72,7 +71,7 @@ class Score(NamedTuple):
 
 
 def score(counts: LemonCounts) -> Score:
-    """Judge all nodes.
+    """Return the verdict on all nodes.
 
     Incidents follow a Poisson law with the node's multiple of the fleet's rate; failed jobs likewise, where
     only `OWN_PU` of the fleet's grow with that multiple. Of the nodes that are called, `FALSE_PU` may be
@@ -106,12 +105,13 @@ def score(counts: LemonCounts) -> Score:
 
 
 def _step(count: I64) -> I64:
-    """Counts in steps of about a sixth."""
+    """Return counts in steps of about a sixth."""
     return np.round(6.0 * np.log1p(count / 6.0)).astype(np.int64)
 
 
 def _fleet(log_pu: F64, many: I64) -> tuple[float, F64]:
-    """(log likelihood of all, probability of each multiple [n, n_multiple]) under the fleet's distribution.
+    """Return (log likelihood of all, probability of each multiple [n, n_multiple]) under the fleet's
+    distribution.
 
     Found by expectation and maximisation.
     """
@@ -130,7 +130,8 @@ def _fleet(log_pu: F64, many: I64) -> tuple[float, F64]:
 
 
 def _log_likelihood(counts: LemonCounts, per_day: float, failed_pu: float, again: float) -> F64:
-    """Of each node's counts under each multiple [n, n_multiple], up to a constant per node."""
+    """Return the log likelihood of each node's counts under each multiple [n, n_multiple], up to a
+    constant per node."""
     # One that was hardly ever in service is judged as if it had been for an hour
     mean = per_day * (1.0 - again) * np.maximum(counts.days, 1.0 / 24.0)
     seen = np.minimum(counts.incidents, MOST)
@@ -147,7 +148,7 @@ def _log_likelihood(counts: LemonCounts, per_day: float, failed_pu: float, again
 
 
 def log_clustered(count: int, log_mean: F64, again: float) -> F64:
-    """Logarithm of the sum over the number of first ones, without the factor e^-mean.
+    """Return the logarithm of the sum over the number of first events, without the factor e^-mean.
 
     Incidents come in trains: a first one by Poisson's law, after each with the probability `again` a next
     one (the law of Polya and Aeppli): sum over j of C(count - 1, j - 1) mean^j / j! p^(count - j) (1 - p)^j.
@@ -163,7 +164,7 @@ def log_clustered(count: int, log_mean: F64, again: float) -> F64:
 
 
 def _chosen(innocent: F64, hard: I64) -> Bool:
-    """The largest set that is innocent by no more than `FALSE_PU` on average."""
+    """Return the largest set whose mean probability of innocence is at most `FALSE_PU`."""
     out: Bool = np.zeros(len(innocent), np.bool_)
     able = np.flatnonzero(hard >= LEAST_HARD)
     order = able[np.argsort(innocent[able], kind="stable")]
@@ -192,7 +193,7 @@ ENDED = ("completed", "failed", "timeout", "deadline", "out_of_memory", *NODE_EN
 FAILED = ("failed", *NODE_ENDS)
 MAX_NAMED = 8  # nodes; who names more means no single one; source: estimate
 MAX_IDS = 1000
-# How much codes of the catalogue's classes speak of the hardware of a GPU; source: estimate
+# Share to which codes of each class speak of the hardware of a GPU; source: estimate
 HARDWARE = {"memory": 1.0, "nvlink": 1.0, "pcie": 1.0, "bus": 1.0, "firmware": 0.5, "driver": 0.25}
 CROWD, CROWD_PU = 5, 0.01  # so many nodes at once report for a reason in common
 _BY_DAY = {
@@ -205,7 +206,7 @@ _BY_DAY = {
 
 
 class Lemons(EntityState):
-    """Daily counts of the signals per node [28, n_node], and who is a lemon."""
+    """Daily counts of the signals per node [28, n_node], and the lemons."""
 
     by_day: dict[str, Any] = keyed(keys=_BY_DAY)
     since_ns: I64 = column("node", "i8")
@@ -236,7 +237,7 @@ class Lemons(EntityState):
         self._told_of = (False, False, False)  # what had been heard of when `_signals` was made
 
     def take(self, event: Event, jobs: JobSlots, now_ns: int) -> None:
-        """Note what an event says of nodes, before it is applied: a job that ends still has its nodes."""
+        """Take an event about nodes before it is applied: an ending job still has its nodes."""
         if isinstance(event, JobEnded):
             self._ended(event, jobs, now_ns)
         elif isinstance(event, MaintenanceBegun) and event.table in ("node", "gpu"):
@@ -273,7 +274,7 @@ class Lemons(EntityState):
             self._incident(nodes, np.full(1, now_ns), True)
 
     def _by_people(self, name: str, nodes: list[int], now_ns: int) -> None:
-        """People held a node to be bad: evidence where nothing else has said so lately."""
+        """Add the judgement of people as evidence if nothing else was evidence recently."""
         self._to_day(now_ns)
         at = np.array(nodes, np.int32)
         self._count(name, at)
@@ -285,7 +286,8 @@ class Lemons(EntityState):
         self._signals = None
 
     def _incident(self, nodes: I32, at_ns: I64, hard: bool) -> None:
-        """Evidence against nodes at these instants; what comes soon after other evidence is one with it."""
+        """Add evidence against nodes at these instants; evidence soon after other evidence is the same
+        incident."""
         if not len(nodes):
             return
         last = self.evidence_ns[nodes]
@@ -295,7 +297,7 @@ class Lemons(EntityState):
         self.evidence_ns[nodes] = np.maximum(last, at_ns)
 
     def _to_day(self, now_ns: int) -> None:
-        """Begin the present day; what is older than 28 is forgotten."""
+        """Begin the present day, and drop days older than 28."""
         today = now_ns // DAY_NS
         if today <= self.day:
             return
@@ -326,7 +328,7 @@ class Lemons(EntityState):
             self._judge(failures, t_ns)
 
     def _excluded(self, now: HealthContext, book: FaultBook, suspects: Bool | None) -> None:
-        """Nodes that were taken out of service although nothing is known against them."""
+        """Return the nodes that were taken out of service without known evidence."""
         signal = find_signal("node.service_level_state")
         assert signal is not None
         level = now.state.tables["node"].value[signal.row]
@@ -351,7 +353,7 @@ class Lemons(EntityState):
         self._by_people("excluded", np.flatnonzero(left & ~suspects).tolist(), now.now_ns)
 
     def _failed(self, log: FailureLog, t_ns: int) -> None:
-        """Failures whose cause is settled by now."""
+        """Return the failures with a settled cause."""
         settled_ns = t_ns - round(SETTLED_S * NS)
         if len(log.node) == 0 or log.start_ns[-1] <= self.taken_ns:
             return
@@ -363,7 +365,7 @@ class Lemons(EntityState):
 
     def _ask(self, book: FaultBook, log: FailureLog, t_ns: int) -> None:
         """Read the fault book's new codes that mean hardware."""
-        # As long as a node is down, what is heard of it is of the same incident
+        # While a node is down, all its evidence belongs to the same incident
         broken = log.node[(log.end_ns == 0) & is_failure(log)]
         self.evidence_ns[broken] = np.where(self.evidence_ns[broken] > 0, t_ns, 0)
         names, faded = book.by_class()
@@ -373,7 +375,7 @@ class Lemons(EntityState):
         self.xids_heard |= bool(faded.any())
         of_gpu = weights @ faded
         sums = np.bincount(self.site.node_of_gpu, of_gpu, len(self.lemon)).astype(np.float32)
-        # What was there fades by no more than 1 % in between, so that any fault shows as a gain
+        # The old count fades by no more than 1 % in between, so that any fault shows as a gain
         gained = np.flatnonzero(sums > self.xids_seen + 0.05)
         grown = sums[gained] - self.xids_seen[gained]
         self.xids_seen = sums
@@ -408,11 +410,11 @@ class Lemons(EntityState):
         return np.asarray(self.by_day[name].sum(axis=0, dtype=np.int64))
 
     def is_lemon(self) -> Bool:
-        """Nodes that are lemons [n_node]."""
+        """Return the nodes that are lemons [n_node]."""
         return self.lemon
 
     def signals(self) -> F32:
-        """The seven signals over the last 28 days [n_node, 7]; NaN: nothing that tells of it was heard.
+        """Return the seven signals over the last 28 days [n_node, 7]; NaN: no source reported the signal.
 
         `excluded`: times that people or the scheduler took a node out of service although its health looked
         fine. Jobs that exclude nodes by themselves are not told by any source, so that these are not among
@@ -437,7 +439,7 @@ class Lemons(EntityState):
         return self._signals
 
     def evidence(self, node: int) -> tuple[str, ...]:
-        """Why a node is one, in sentences with figures; what was not heard is told too."""
+        """Return the reasons why a node is a lemon, with figures, and the signals that were silent."""
         days = min((self.judged_ns - int(self.since_ns[node])) / DAY_NS, float(DAYS))
         count, hard = int(self._sum("incidents")[node]), int(self._sum("hard")[node])
         usual = self.per_day * days
@@ -454,10 +456,10 @@ class Lemons(EntityState):
         return tuple(out)
 
     def derive(self) -> None:
-        """The signals are added up anew."""
+        """Drop the sums; they are rebuilt from the signals."""
         self._signals = None
 
     def adopt(self, old: Lemons, old_of_new: OldOfNew) -> None:
-        """Take over what is known on another site; who was named there is not looked at again."""
+        """Take over the state of another site; known lemons there are not checked again."""
         super().adopt(old, old_of_new)
         self._named = []

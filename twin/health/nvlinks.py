@@ -1,4 +1,4 @@
-"""NVLink counts: one row per link of a GPU that counted anything; a link without a row is at zero.
+"""NVLink counts: one row per link of a GPU with a nonzero count; a link without a row is at zero.
 
 A site of 100,000 GPUs has 1.8 million NVLinks, nearly all of which never count anything, so only those that
 did cost memory. Which GPU's recoveries recur is judged by the sum over its links (`twin.health.recurring`);
@@ -17,11 +17,22 @@ import numpy as np
 from twin.catalogue import F32, I32, I64, NS, U8, Bool, clean
 from twin.contracts import DEGRADED, HEALTHY, UNKNOWN, WATCH
 from twin.site import Site, far_end
-from twin.telemetry import OWN, FaultReported, NvlinksCounted, OldOfNew, SparseState, cell, column, entries
+from twin.telemetry import (
+    OWN,
+    FaultReported,
+    NvlinksCounted,
+    OldOfNew,
+    SparseState,
+    cell,
+    column,
+    entries,
+    scalar,
+)
 
 PORTS = 64  # numbers that a link of one GPU may have; NVLink 5 has 18. source: NVML, NVML_NVLINK_MAX_LINKS
 TABLE = "nvlink"  # of rows: PORTS * GPU + link
 MAX_FAR = 80  # characters of the far end's name
+DAYS, DAY_NS = 28, 86_400 * NS  # whose recoveries are kept day by day; source: estimate, as for lemons
 COUNTS = ("recoveries", "failures", "errors", "replays", "symbols")
 # XIDs of a unit of NVLink 5, whose text names the link. source: NVIDIA XID catalogue
 CODES = range(144, 151)
@@ -30,7 +41,7 @@ _LINK = re.compile(r"\bLink (\d{1,2})\b")
 
 
 class Nvlinks(SparseState):
-    """Counts by link [k], and how many links each GPU reads [n_gpu]."""
+    """Counts by link [k], and the number of links that each GPU reads [n_gpu]."""
 
     recoveries: I64 = cell("i8")
     failures: I64 = cell("i8")  # recoveries that failed
@@ -43,6 +54,8 @@ class Nvlinks(SparseState):
     grew_ns: I64 = cell("i8")
     code: I32 = cell("i4")  # the gravest XID that names it
     code_ns: I64 = cell("i8")  # when one first did
+    by_day: I32 = cell("i4", lead=(DAYS,))  # recoveries, at the number of the day modulo DAYS
+    day: int = scalar(0)
     far: dict[int, str] = entries(OWN)  # the other end, where a device tells it
     read: U8 = column("gpu", "u1")
     most: U8 = column("gpu", "u1")  # links that were ever read
@@ -53,6 +66,7 @@ class Nvlinks(SparseState):
 
     def take(self, events: Sequence[NvlinksCounted], now_ns: int) -> None:
         """Note counts of nodes' links; rows of GPUs or links that they cannot have are left out."""
+        self._to_day(now_ns)
         rows: dict[int, tuple[NvlinksCounted, int]] = {}
         first_read: set[int] = set()  # GPUs of which nothing was read before
         whole: list[int] = []  # GPUs of which all links are read
@@ -77,7 +91,7 @@ class Nvlinks(SparseState):
             self._begin_anew(np.array(whole), list(rows))
 
     def _begin_anew(self, whole: I64, rows: list[int]) -> None:
-        """Drop links of these GPUs that counted something and are at zero now: their driver was loaded again.
+        """Drop the links of these GPUs with counts that are zero now: their driver was reloaded.
 
         A link that cannot be read any more keeps its row: then not all of its GPU are read.
         """
@@ -90,8 +104,26 @@ class Nvlinks(SparseState):
                 self.far.pop(index, None)
             self.keep(~gone)
 
+    def _to_day(self, now_ns: int) -> None:
+        """Begin the present day, and drop days older than DAYS."""
+        today = now_ns // DAY_NS
+        if today > self.day:
+            self.by_day[np.arange(max(self.day + 1, today - DAYS + 1), today + 1) % DAYS] = 0
+            self.day = today
+
+    def recovered(self, gpu: int, link: int) -> list[tuple[str, int]]:
+        """Return the recoveries of a link in the last 28 days as (UTC day, count), the oldest first."""
+        at, there = self.find(np.array([PORTS * gpu + link], np.int32))
+        if not there[0]:
+            return []
+        days = [
+            (day, int(self.by_day[day % DAYS, at[0]])) for day in range(self.day - DAYS + 1, self.day + 1)
+        ]
+        return [(str(np.datetime64(day, "D")), count) for day, count in days if count]
+
     def fade(self, now_ns: int) -> None:
-        """Forget XIDs that named a link long ago."""
+        """Drop old XIDs that named a link."""
+        self._to_day(now_ns)
         old = (self.code > 0) & (now_ns - self.code_ns >= NAMED_NS)
         if old.any():
             self.code[old] = 0
@@ -114,6 +146,9 @@ class Nvlinks(SparseState):
         grown = told["recoveries"] > self.recoveries[at]
         self.began_ns[at[grown]] = np.where(self.began_ns[at[grown]] > 0, self.began_ns[at[grown]], now_ns)
         self.grew_ns[at[grown]] = now_ns
+        today, more = self.by_day[self.day % DAYS], (told["recoveries"] - self.recoveries[at])[grown]
+        room = np.iinfo(np.int32).max - today[at[grown]]
+        today[at[grown]] += np.minimum(more, room).astype(np.int32)
         for name in COUNTS:
             getattr(self, name)[at] = told[name]
         for k, (i, (event, row)) in enumerate(sorted(rows.items())):
@@ -141,28 +176,32 @@ class Nvlinks(SparseState):
             self.code[at[0]] = max(int(self.code[at[0]]), fault.code)
 
     def of_gpu(self, gpu: int) -> I64:
-        """Places of the rows of a GPU's links, the one whose recoveries grew last first."""
+        """Return the rows of a GPU's links, the one with the latest recoveries first."""
         some = np.arange(*np.searchsorted(self.index, [PORTS * gpu, PORTS * (gpu + 1)]))
         return some[np.lexsort((self.index[some], -self.recoveries[some], -self.grew_ns[some]))]
 
     def named_ns(self, gpu: int) -> int:
-        """When an XID first named a link of this GPU that recovered before; 0: none does."""
+        """Return the first XID that named a link of this GPU which had recovered before; 0 = none."""
         places = self.of_gpu(gpu)
         places = places[(self.code[places] > 0) & (self.recoveries[places] > 0)]
         return int(self.code_ns[places].min()) if len(places) else 0
 
     def name(self, index: int) -> str:
-        """A link by both ends: its GPU and number, and what is known of the other end."""
+        """Return the name of a link by both ends: its GPU and number, and the other end if known."""
         gpu, link = divmod(index, PORTS)
         ends = f"{self.site.name('gpu', gpu)}/nvlink{link}"
         told = self.far.get(index)
         assumed = far_end(self.site, gpu, link)
         if told:
             return f"{ends} to {told}"
-        return f"{ends} to {assumed} (by its profile, not told)" if assumed else f"{ends} (far end not known)"
+        return (
+            f"{ends} to {assumed} (by its profile, not reported)"
+            if assumed
+            else f"{ends} (far end not known)"
+        )
 
     def text(self, gpu: int) -> str:
-        """Sentence on the link of a GPU that recovers, and how it compares; "" where no link is known."""
+        """Return a sentence on the recovering link of a GPU compared with others; "" if no link is known."""
         places = self.of_gpu(gpu)
         places = places[self.recoveries[places] > 0]
         if not len(places):
@@ -183,7 +222,7 @@ class Nvlinks(SparseState):
         return ", ".join(words)
 
     def level(self, gpu: int, link: int, failing: bool) -> int:
-        """Level of a link. `failing`: its GPU is on a link that recovers again and again."""
+        """Return the level of a link. `failing`: its GPU has a link that keeps recovering."""
         at, there = self.find(np.array([PORTS * gpu + link], np.int32))
         if not there[0]:
             return HEALTHY if link < self.read[gpu] else UNKNOWN
@@ -192,14 +231,14 @@ class Nvlinks(SparseState):
         return WATCH if self.recoveries[at[0]] or self.failures[at[0]] else HEALTHY
 
     def counts(self, gpu: int, link: int) -> dict[str, int]:
-        """Counts of a link by name; nothing where it is not read."""
+        """Return the counts of a link by name; empty if it is not read."""
         at, there = self.find(np.array([PORTS * gpu + link], np.int32))
         if there[0]:
             return {name: int(getattr(self, name)[at[0]]) for name in COUNTS}
         return dict.fromkeys(COUNTS, 0) if link < self.read[gpu] else {}
 
     def forget(self, table: str, entity: int) -> None:
-        """Another GPU sits in this slot: its links are others."""
+        """Drop the links of this slot for a new GPU."""
         super().forget(table, entity)
         if table == "gpu":
             self._drop(self.index // PORTS == entity)
@@ -216,6 +255,6 @@ def _times(count: int) -> str:
 
 
 def _counts(rows: Sequence[tuple[NvlinksCounted, int]], name: str) -> I64:
-    """One count of these rows; what an event leaves out is at zero."""
+    """Return one count of these rows; a count that an event leaves out is zero."""
     told = ((getattr(event, name), row) for event, row in rows)
     return np.array([max(0, int(some[row])) if row < len(some) else 0 for some, row in told], np.int64)

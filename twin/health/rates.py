@@ -18,7 +18,7 @@ RECENT_S, DAILY_S, GAP_S = 600.0, 86_400.0, 3600.0
 WATCHED: dict[str, tuple[str, ...]] = {
     "gpu": ("ecc_sbe_count", "ecc_dbe_count", "row_remap_count", "nvlink_error_count", "nvlink_replay_count",
             "nvlink_recovery_count", "pcie_replay_count", "throttle_power_ns", "throttle_thermal_ns"),
-    "node": ("reboot_count", "dpu_port_error_count"),
+    "node": ("reboot_count", "dpu1_port_error_count", "dpu2_port_error_count"),
     "link": ("error_count", "flap_count", "symbol_error_count", "recovery_count", "discard_count"),
     "switch": ("error_count", "discard_count", "flap_count"),
 }  # fmt: skip
@@ -34,7 +34,7 @@ NOTHING = 1e-3  # counts: less than this of a sum is no growth any more
 
 
 class CounterGrowth(EntityState):
-    """One counter of a table [n]: its total as last seen, and its fading sums in units of the epoch."""
+    """One counter of a table [n]: its last total, and its fading sums in units of the epoch."""
 
     last: I64 = column(OWN, "i8")
     recent: F32 = column(OWN, "f4")
@@ -72,20 +72,20 @@ class CounterGrowth(EntityState):
         self.lively = self.lively or bool(len(index))
 
     def fade(self, keep: tuple[float, float], up: tuple[float, float]) -> None:
-        """Into the units of another epoch; what is next to nothing ends."""
+        """Convert to the units of another epoch; negligible sums end."""
         for sums, factor, scale in zip((self.recent, self.daily), keep, up, strict=True):
             sums *= np.float32(factor)
             sums[sums < NOTHING * scale] = 0.0
         self.derive()
 
     def derive(self) -> None:
-        """Find out whether anything is left, and of whom nothing is heard."""
+        """Recompute which sums remain, and which devices do not report."""
         self.lively = bool(self.recent.any() or self.daily.any())
         self.whole = False
         self.most.clear()
 
     def forget(self, table: str, entity: int) -> None:
-        """Another device sits in this slot."""
+        """Clear the sums of this slot for a new device."""
         super().forget(table, entity)
         if table == self.table:
             self.moved = self.moved[self.moved != entity]
@@ -113,7 +113,7 @@ class Rates(EntityState):
         return CounterGrowth(self.site.sizes[table], table)
 
     def update(self, now: HealthContext) -> None:
-        """Look at all counters."""
+        """Update all counters."""
         up = self._age(now.now_ns)
         for table, names in WATCHED.items():
             column = now.state.tables[table]
@@ -169,7 +169,7 @@ class Rates(EntityState):
             counter.take(column.total[row], t_ns, known, self.looked_ns, up)
 
     def _gaps(self, now: HealthContext, table: str) -> None:
-        """Move on the share of silence."""
+        """Update the share of silence."""
         column, gap, spoke = now.state.tables[table], self.gap[table], self.spoke[table]
         silent, quiet_s = _silence(column, table, now.now_ns)
         self.fell[table] = np.zeros(0, np.int32)
@@ -191,7 +191,7 @@ class Rates(EntityState):
         hushed = counted & (quiet_s > 0.0)
         self.fell[table] = np.flatnonzero(hushed & ~self.hushed[table]).astype(np.int32)
         self.hushed[table] = hushed
-        # While nobody listened, nobody was silent
+        # Time without observation is not silence
         share = -np.expm1(-np.where(counted, np.minimum(now.dt_s, quiet_s), now.dt_s) / GAP_S)
         gap += (share * (counted.astype(np.float64) - gap)).astype(np.float32)
         gap[gap < 1e-4] = 0.0
@@ -201,7 +201,7 @@ class Rates(EntityState):
         return float(np.exp(-(self.looked_ns - self.epoch_ns) / NS / tau_s))
 
     def counted(self, key: str, recent: bool = True) -> F32:
-        """The fading sum itself [n]: about what came in the last ten minutes, or the last day."""
+        """Return the fading sum itself [n]: about the growth of the last ten minutes, or of the last day."""
         counter = self.counters.get(key)
         if counter is None:
             return np.zeros(self.site.sizes[key.partition(".")[0]], np.float32)
@@ -228,7 +228,7 @@ class Rates(EntityState):
         return np.zeros(0, np.int32) if counter is None else counter.moved
 
     def usual_per_h(self, key: str, index: I32) -> F64:
-        """Growth per hour over about the last day, but for the last ten minutes [k]."""
+        """Return the growth per hour over about the last day, without the last ten minutes [k]."""
         counter = self.counters.get(key)
         if counter is None:
             return np.zeros(len(index))
@@ -237,11 +237,11 @@ class Rates(EntityState):
         return np.maximum(daily - recent, 0.0) * (3600.0 / DAILY_S)
 
     def recent_per_h(self, key: str) -> F32:
-        """Growth per hour over about the last ten minutes [n]; NaN where the counter is not heard."""
+        """Return the growth per hour over about the last ten minutes [n]; NaN without a current reading."""
         return self._per_h(key, True)
 
     def daily_per_h(self, key: str) -> F32:
-        """The same over about the last day [n]."""
+        """Return the growth per hour over about the last day [n]."""
         return self._per_h(key, False)
 
     def _per_h(self, key: str, recent: bool) -> F32:
@@ -253,13 +253,14 @@ class Rates(EntityState):
         return np.where(counter.heard, sums * np.float32(scale), np.float32(np.nan))
 
     def gap_pu(self, table: str) -> F32:
-        """Share of the last hour in which a device that had spoken was silent [n]; NaN: it never spoke."""
+        """Return the share of the last hour in which a device was silent [n]; NaN for one that never
+        reported."""
         if table not in self.gap:
             return np.full(self.site.sizes[table], np.nan, np.float32)
         return np.where(self.spoke[table], self.gap[table], np.float32(np.nan))
 
     def forget(self, table: str, entity: int) -> None:
-        """Another device sits in this slot."""
+        """Clear the rates of this slot for a new device."""
         super().forget(table, entity)
         if table in self.fell:
             self.fell[table] = self.fell[table][self.fell[table] != entity]
@@ -271,7 +272,7 @@ def mute(column: TableState) -> bool:
 
 
 def _silence(column: TableState, table: str, now_ns: int) -> tuple[Bool | None, F64 | float]:
-    """(who says nothing usable now [n], None where nobody is silent; since how many seconds [n])."""
+    """Return (devices without usable readings now [n], None for none; seconds of silence [n])."""
     newest_ns = np.zeros(column.n, np.int64)
     silent: Bool = np.ones(column.n, np.bool_)
     for name in SPEAKING[table]:

@@ -1,4 +1,4 @@
-"""Recurrences: devices on which something harmless comes again and again, more often than it usually does.
+"""Recurrences: devices on which a harmless event recurs more often than usual.
 
 One retried transfer, one short silence, one flap tells nothing; the fifth within hours does. For each device
 and each kind of trouble the times at which it came are weighed by a sequential test (Wald 1945, restarted as
@@ -86,7 +86,7 @@ class Cycles(SparseState):
         return index[usual]
 
     def scores(self, now_ns: int) -> tuple[F64, F64]:
-        """(how much speaks for recurrence, the same with the first time counted), in nats [k]."""
+        """Return (evidence for recurrence, the same including the first event), in nats [k]."""
         t = np.maximum(now_ns - self.first_ns, 0) / DAY_NS
         more = self.count - 1.0
         usual = self.logs + (self.a + 1.0) * np.log(self.b) - (self.a + 1.0 + more) * np.log(self.b + t)
@@ -98,7 +98,7 @@ class Cycles(SparseState):
         return score, whole
 
     def again(self, a: F64, b: F64) -> None:
-        """More is known of what is usual: the rates before these cycles began are Gamma(a, b) [k]."""
+        """Update the scores with better usual rates: those before these cycles are Gamma(a, b) [k]."""
         self.a, self.b = a, b
         told = zip(a.tolist(), self.count.tolist(), strict=True)
         self.logs = np.array([lgamma(x + m) - lgamma(x + 1.0) for x, m in told], np.float64)
@@ -117,7 +117,7 @@ MUCH, MUCH_PU = 16, 0.25
 
 
 class BaselineRate(EntityState):
-    """The usual rate of a kind of trouble, as Gamma-Poisson: the counts of n devices, watched since when.
+    """The usual rate of a kind of trouble, as Gamma-Poisson: counts of n devices and their observed time.
 
     Mean and spread come from the counts of all devices of the fleet, and each device's own count moves its
     rate away from that mean.
@@ -138,7 +138,7 @@ class BaselineRate(EntityState):
         self.n_heard = 0
 
     def hear(self, heard: Bool, now_ns: int) -> None:
-        """These are watched from now on, if they were not before [n]."""
+        """Start to observe these devices, if not done before [n]."""
         if self.n_heard < len(heard):
             new = heard & (self.since_ns == 0)
             if new.any():
@@ -146,18 +146,18 @@ class BaselineRate(EntityState):
                 self.n_heard = int(np.count_nonzero(self.since_ns))
 
     def apart(self, index: I32, now_ns: int, apart_ns: int) -> I32:
-        """Of these devices, to which trouble came now, those to which it did not come just before."""
+        """Return those of these devices with trouble now and none just before."""
         since_ns = now_ns - self.last_ns[index]
         index = index[(self.last_ns[index] == 0) | (since_ns >= apart_ns) | (since_ns < 0)]
         self.last_ns[index] = now_ns
         return index
 
     def count(self, index: I32, times: I32) -> None:
-        """So many times of trouble turned out to be usual."""
+        """Count this number of events as usual."""
         np.add.at(self.times, index, times.astype(np.float32))
 
     def learn(self, now_ns: int, cycles: Cycles) -> None:
-        """The fleet's mean and spread, once an hour and after much trouble; open cycles follow.
+        """Learn the fleet's mean and spread, once an hour and after much trouble; open cycles follow.
 
         What is still open counts once for each device.
         """
@@ -194,7 +194,7 @@ class BaselineRate(EntityState):
         self.shape = float(np.exp(weighed))
 
     def rates(self, index: I32, now_ns: int) -> tuple[F64, F64]:
-        """(a, b) of the Gamma rates of these devices, a / b per day [k]."""
+        """Return (a, b) of the Gamma rates of these devices, a / b per day [k]."""
         return self._rates(index, np.full(len(index), now_ns))
 
     def _rates(self, index: I32, at_ns: I64) -> tuple[F64, F64]:
@@ -206,7 +206,7 @@ class BaselineRate(EntityState):
         self.n_heard = int(np.count_nonzero(self.since_ns))
 
 
-# What comes within so long of what was counted before is the same trouble. source: estimate
+# Trouble within so long of trouble that was counted before is the same. source: estimate
 APART_NS = 600 * NS
 # A node of which that is true needs people; it stands until less than STILL is left. e^-A is the chance of a
 # false alarm for each time that trouble begins (Wald 1945). Each family may bring FALSE_PER_MONTH of them to
@@ -240,7 +240,7 @@ LATELY_NS = 3600 * NS  # trouble that came no longer ago came now
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A kind of trouble: a counter that grows, or telemetry that gaps. `drains`: it speaks for a drain.
+    """A kind of trouble: a growing counter, or gaps of telemetry. `drains`: evidence for a drain.
 
     One mishap makes several counters of a `family` grow, and one device's of all its links: what they tell is
     told once. `codes` tell of the same trouble. `per_day` is how often it comes once it has come to stay.
@@ -261,7 +261,8 @@ class Stream:
         return self.key.partition(".")[0]
 
     def most(self, n: int) -> float:
-        """Of n devices, those on which it may recur at once: with more, that is how the site is."""
+        """Return the number of n devices on which trouble may recur at once; more is a property of the
+        site."""
         most = max(1.0, MOST_PU * n)
         return min(most, max(MANY, NVLINK_PU * n)) if self.many_links else most
 
@@ -297,7 +298,7 @@ FAMILIES = tuple(dict.fromkeys(s.family for s in STREAMS))
 
 
 def lifetime_nats(count: I64, index: I32, grown: F64) -> F64:
-    """Surprise, in nats, that these devices' counts of their lives are so high [k]; 0 where they are not.
+    """Return the surprise, in nats, of these devices' lifetime counts [k]; 0 for unsurprising ones.
 
     `count` [n] is as read now, -1 where it is not; `grown` [k] since the look before. High is at least
     LIFETIME, and UNUSUAL times what those have that have any beside the few with the highest, of which it
@@ -315,7 +316,7 @@ def lifetime_nats(count: I64, index: I32, grown: F64) -> F64:
 
 
 class Recurring(EntityState):
-    """Recurring troubles by stream and device, and the evidence against each node."""
+    """Recurring trouble by stream and device, and the evidence against each node."""
 
     now_ns: int = scalar(0)
     free_ns: I64 = column("node", "i8")  # from when on trouble is counted again
@@ -361,7 +362,7 @@ class Recurring(EntityState):
                 cycles.keep(~work[cycles.index])
 
     def _pause(self, out: Bool) -> None:
-        """While a node is out, it is not watched, and what recurred stays true of it till it comes back."""
+        """Pause the observation of a node that is out; its recurrences stay in force until it returns."""
         self.free_ns[out] = self.now_ns + SETTLE_NS
         back = self.out & ~out
         if not self._paused or not np.array_equal(out, self.out):
@@ -383,7 +384,7 @@ class Recurring(EntityState):
         return np.asarray((node >= 0) & nodes[node], np.bool_)
 
     def node_of(self, table: str, index: I32) -> I32:
-        """The node that each of these devices belongs to, -1 for none [k]."""
+        """Return the node of each of these devices, -1 for none [k]."""
         if table == "node":
             return index
         return self.site.node_of_gpu[index] if table == "gpu" else self.site.node_of_link[index]
@@ -412,7 +413,8 @@ class Recurring(EntityState):
         usual.learn(self.now_ns, cycles)
 
     def _sweep(self, stream: Stream, came: I32, rates: Rates, now: HealthContext) -> CounterSweep:
-        """Growth of a seldom read counter at these devices: at most once in APART_NS, as elsewhere."""
+        """Return the growth of a rarely read counter at these devices: at most one event in APART_NS, as
+        elsewhere."""
         counter = rates.counters[stream.key]
         at = np.searchsorted(counter.moved, came)
         grown, in_ns = counter.moved_by[at], (counter.moved_in_s[at] * NS).astype(np.int64)
@@ -421,7 +423,7 @@ class Recurring(EntityState):
         return CounterSweep(times, since_ns, lifetime_nats(now.raw(stream.key), came, grown))
 
     def _own(self, stream: Stream, index: I32, rates: Rates) -> I32:
-        """Of these devices, those whose trouble is their own and that nobody works at."""
+        """Return those of these devices with trouble of their own and outside maintenance."""
         node = self.node_of(stream.table, index)
         known = (node >= 0) & (self.free_ns[node] <= self.now_ns)
         if stream.key == "gpu.gap":  # a node that falls silent takes its GPUs along
@@ -442,13 +444,13 @@ class Recurring(EntityState):
         return index[~self._struck(some)[self.site.rack_of_node[node]]]
 
     def _struck(self, nodes: I32) -> Bool:
-        """Racks of which these nodes are most [n_rack]."""
+        """Return the racks that contain most of these nodes [n_rack]."""
         many = np.bincount(self.site.rack_of_node[nodes], minlength=self.site.sizes["rack"])
         whole = np.diff(self.site.node_start_of_rack)
         return np.asarray((many >= RACK) & (many >= RACK_PU * whole), np.bool_)
 
     def _close(self, stream: Stream, cycles: Cycles, usual: BaselineRate) -> None:
-        """Move cycles that became unlikely, lasted long or are common into the usual rate."""
+        """Move cycles that became unlikely, lasted long or are common to the usual rate."""
         score, whole = cycles.scores(self.now_ns)
         # A link that has recovered for a week is no better for it
         since_ns = usual.last_ns[cycles.index] if stream.lifetime else cycles.first_ns
@@ -513,7 +515,7 @@ class Recurring(EntityState):
         return self._score
 
     def of(self, key: str) -> tuple[I32, F64]:
-        """(devices, how much each has in nats) of a stream; only those that have any."""
+        """Return (devices, evidence of each in nats) of a stream; only those with evidence."""
         cycles = self.cycles[key]
         score = self._scores(cycles)
         some = (score > 0.0) & (self.node_of(key.partition(".")[0], cycles.index) >= 0)
@@ -552,12 +554,12 @@ class Recurring(EntityState):
         )
 
     def derive(self) -> None:
-        """Weigh anew what speaks against each node."""
+        """Weigh the evidence against each node again."""
         self._paused = {}
         self._weigh()
 
     def forget(self, table: str, entity: int) -> None:
-        """Another device sits in this slot."""
+        """Clear the record of this slot for a new device."""
         if table == "node":  # what its GPUs and links had may have been its doing
             for s in STREAMS:
                 cycles = self.cycles[s.key]
@@ -566,12 +568,12 @@ class Recurring(EntityState):
 
 
 def _many(n: int, share_pu: float = MANY_PU) -> float:
-    """Of n devices, so many may have trouble at once by themselves."""
+    """Return the number of n devices that may have trouble at once by chance."""
     return max(1.0, min(MANY, n // 2), share_pu * n)
 
 
 def _span(days: float) -> str:
-    """A time in words."""
+    """Return a time in words."""
     for unit, number in (("min", 1440.0 * days), ("h", 24.0 * days)):
         if number < (90.0 if unit == "min" else 48.0):
             return f"{number:.0f} {unit}"
@@ -579,7 +581,7 @@ def _span(days: float) -> str:
 
 
 def _came(stream: Stream, rates: Rates) -> tuple[Bool | None, I32]:
-    """(who is heard [n], None while nobody is; who has trouble anew at this look)."""
+    """Return (devices that report [n], None for none; devices with new trouble at this look)."""
     if stream.key.endswith(".gap"):
         spoke: Bool = rates.spoke[stream.table]
         return (spoke if spoke.any() else None), rates.fell[stream.table]

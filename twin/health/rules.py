@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 
 from twin.catalogue import F32, F64, I32, I64, NS, U8, Bool, Signal, find_signal
-from twin.contracts import PARTS, Evidence, Fault, action
+from twin.contracts import PAIRED, PARTS, Evidence, Fault, action
 from twin.health.context import HealthContext
 from twin.health.error_log import FaultBook
 from twin.health.lemons import Lemons
 from twin.health.nvlinks import Nvlinks
 from twin.health.rates import Rates
 from twin.health.recurring import Recurring
+from twin.health.thermal_history import ThermalHistory
 from twin.health.wear import Wear
 from twin.site import Site
 from twin.telemetry import OWN, SparseState, cell, entries
@@ -38,7 +39,7 @@ NONE: I32 = np.zeros(0, np.int32)
 
 @dataclass(frozen=True, slots=True)
 class DeviceRecords:
-    """Everything that health keeps of devices and that rules ask."""
+    """Records of devices that rules read."""
 
     book: FaultBook
     rates: Rates
@@ -46,10 +47,11 @@ class DeviceRecords:
     wear: Wear
     recurring: Recurring | None = None
     nvlinks: Nvlinks | None = None
+    thermal: ThermalHistory | None = None
 
 
 class RuleContext:
-    """The moment, and all else that rules ask; what several ask is worked out once."""
+    """Inputs of rules at an instant; shared values are computed once."""
 
     def __init__(
         self,
@@ -71,7 +73,7 @@ class RuleContext:
         self._faults: dict[str, list[Fault]] | None = None
 
     def value(self, key: str) -> F32:
-        """The last good values [n], however old. Not to be written to."""
+        """Return the last good values [n], of any age. Read only."""
         signal = _signal(key)
         row: F32 = self.now.state.tables[signal.table].value[signal.row]
         return row
@@ -92,11 +94,11 @@ class RuleContext:
         return self.now.state.tables[signal.table].current(signal, self.now_ns, index)
 
     def state_is(self, key: str, code: int) -> I32:
-        """Entities whose state is `code` now, ascending."""
+        """Return the entities whose state is `code` now, ascending."""
         return self.those(key, self.value(key) == code) if self.known(key) else NONE
 
     def beyond(self, key: str, low: bool = False) -> I32:
-        """Entities whose signal is heard now beyond its guard, ascending; none where no limit is stated."""
+        """Return the entities whose current reading is beyond its guard, ascending; none without a limit."""
         limit = self.site.limits.get(key)
         if limit is None or not self.known(key):
             return NONE
@@ -109,7 +111,7 @@ class RuleContext:
         return index[value[index] < guard if low else value[index] > guard]
 
     def those(self, key: str, mask: Bool) -> I32:
-        """Entities of a mask, ascending, of which a signal is heard now."""
+        """Return the entities of a mask with a current reading of a signal, ascending."""
         index = mask.nonzero()[0].astype(np.int32)
         return index[self.current(key, index)] if len(index) else index
 
@@ -151,7 +153,8 @@ class Rule:
     words: str
     source: str
     find: Callable[[RuleContext], RuleMatches]
-    keys: tuple[str, ...] = ()  # signals that would say if it were over; none: the finding itself says
+    # Signals that would say if it were over; none: the finding itself says. `{side}`: of a part of a pair
+    keys: tuple[str, ...] = ()
     after_s: float = 0.0  # counts once it has lasted so long
     clear_s: float = CLEAR_S
     faults: tuple[str, ...] = ()  # kinds of `FAULT_KINDS`, beside that of its own name, that it is a sign of
@@ -166,7 +169,7 @@ class Rule:
         return kind == self.id or kind in self.faults
 
     def text(self, a: float, b: float, note: str) -> str:
-        """The sentence for one entity."""
+        """Return the sentence for one entity."""
         if not note and "{note}" in self.words:  # more entities have it than words are kept of
             note = f"code {a:.0f}" if np.isfinite(a) else "as many others"
         return self.words.format(a=a, b=b, note=note)
@@ -185,7 +188,7 @@ class ActiveMatches(SparseState):
     notes: dict[int, str] = entries(OWN)
 
     def take(self, rule: Rule, found: RuleMatches, context: RuleContext) -> None:
-        """Hold what is found now beside what was, and let go of what is over."""
+        """Merge the present matches with the kept ones, and drop those that are over."""
         index, now_ns = found.index, context.now_ns
         if not len(index) and not len(self.index):
             return
@@ -200,7 +203,7 @@ class ActiveMatches(SparseState):
                     column[at] = getattr(self, name)
                     setattr(self, name, column)
                 self.index = union
-        # What was seen too long ago to have lasted begins anew
+        # A finding that was seen too long ago to have lasted begins anew
         young = self.seen_ns[hit] - self.since_ns[hit] < rule.after_s * NS
         anew = hit[(self.since_ns[hit] == 0) | (young & (now_ns - self.seen_ns[hit] > APART_S * NS))]
         self.since_ns[anew] = now_ns
@@ -226,7 +229,7 @@ class ActiveMatches(SparseState):
                 self.notes[int(found.index[k])] = found.say(k)[:MAX_NOTE]
 
     def _let_go(self, rule: Rule, context: RuleContext) -> None:
-        """Drop what has not been seen for long enough, unless nobody hears of it."""
+        """Drop evidence that was absent for long enough, unless its source is silent."""
         since, seen = self.since_ns, self.seen_ns
         gone = seen < context.now_ns
         lasted = seen - since >= rule.after_s * NS
@@ -237,14 +240,20 @@ class ActiveMatches(SparseState):
             owner = entity_of(rule.part, self.index[doubt])
             heard = np.zeros(len(doubt), np.bool_)
             for key in rule.keys:
-                if key.partition(".")[0] == PARTS[rule.part]:
+                if key.partition(".")[0] != PARTS[rule.part]:
+                    continue
+                if "{side}" not in key:
                     heard |= context.current(key, owner)
+                    continue
+                for side in (0, 1):
+                    mine = self.index[doubt] % 2 == side
+                    heard |= mine & context.current(key.replace("{side}", str(side + 1)), owner)
             over[doubt[~heard]] = False
         if over.any():
             self.keep(~over)
 
     def keep(self, mask: Bool) -> None:
-        """Drop all other rows."""
+        """Keep these rows and drop the others."""
         super().keep(mask)
         if self.notes:
             left = self.index.tolist()
@@ -266,7 +275,7 @@ class ActiveMatches(SparseState):
         return found
 
     def evidence(self, rule: Rule, k: int) -> Evidence:
-        """The entry at a place, in words."""
+        """Return the entry at a place, in words."""
         note = self.notes.get(int(self.index[k]), "")
         text, sure_pu = rule.text(float(self.a[k]), float(self.b[k]), note), float(self.sure_pu[k])
         return Evidence(
@@ -275,7 +284,7 @@ class ActiveMatches(SparseState):
 
 
 def _united(a: I32, b: I32) -> tuple[I32, I64, I64]:
-    """(entities of one or the other, places of these and of those among them), all ascending."""
+    """Return (union of two ascending sets of entities, places of the first, places of the second)."""
     if len(a) + len(b) < MANY:
         both = np.union1d(a, b).astype(np.int32)
         return both, np.searchsorted(both, a), np.searchsorted(both, b)
@@ -286,8 +295,8 @@ def _united(a: I32, b: I32) -> tuple[I32, I64, I64]:
 
 
 def entity_of(part: str, index: I32) -> I32:
-    """The entity of the part's table: pumps and supplies come in pairs."""
-    return (index // 2).astype(np.int32) if part in ("pump", "psu") else index
+    """Return the entity in the part's table."""
+    return (index // 2).astype(np.int32) if part in PAIRED else index
 
 
 def _signal(key: str) -> Signal:

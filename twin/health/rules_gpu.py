@@ -85,7 +85,7 @@ def _blameless(context: RuleContext, index: I32) -> Bool:
 
 
 def _left_k(context: RuleContext, limit: Callable[[str, I32], F64]) -> tuple[I32, F64]:
-    """(GPUs beyond a guard, K left to their `limit` of a signal), by margin where they tell it."""
+    """Return (GPUs beyond a guard, K left to their `limit` of a signal), by margin if they report it."""
     parts: list[tuple[I32, F64]] = []
     for key in (MARGIN, TEMP):
         index = context.beyond(key, low=key == MARGIN)
@@ -103,7 +103,7 @@ def _left_k(context: RuleContext, limit: Callable[[str, I32], F64]) -> tuple[I32
 
 
 def _spared(context: RuleContext, index: I32) -> Bool:
-    """Return the mask of these hot GPUs [k] whose heat is the doing of their facility or their rack."""
+    """Return the mask of these hot GPUs [k] whose heat comes from their facility or their rack."""
     spared = _blameless(context, index)
     return spared if context.lowered is None else spared | (context.lowered[index] == BY_FACILITY)
 
@@ -125,7 +125,7 @@ def _near_limit(context: RuleContext) -> RuleMatches:
 
 
 def _beyond_slowdown(context: RuleContext) -> RuleMatches:
-    """GPUs beyond the temperature at which they slow down, alone. `a`: by how many K.
+    """Find GPUs beyond their slowdown temperature, alone in their rack. `a`: excess, K.
 
     Load takes healthy GPUs beyond the highest temperature that is allowed for operation; their clock keeps
     them below the slowdown.
@@ -147,7 +147,8 @@ def _beyond_slowdown(context: RuleContext) -> RuleMatches:
 
 
 def _hotter(context: RuleContext) -> RuleMatches:
-    """GPUs that are hotter than their power and coolant explain, alone. `a`: by how many K; `b`: read."""
+    """Find GPUs that are hotter than their power and coolant explain, alone in their rack. `a`: excess, K;
+    `b`: reading, degC."""
     residual = context.now.residual(TEMP)
     if residual is None or not context.known(TEMP):
         return NOTHING
@@ -162,7 +163,8 @@ def _hotter(context: RuleContext) -> RuleMatches:
 
 
 def _slower(context: RuleContext) -> RuleMatches:
-    """GPUs that miss clock at their power and cap, alone. `a`: share that is missing, %; `b`: MHz read."""
+    """Find GPUs whose clock is too low for their power and cap, alone in their rack. `a`: missing share,
+    %; `b`: reading, MHz."""
     residual = context.now.residual("gpu.sm_clock_hz")
     if residual is None or not context.known("gpu.sm_clock_hz"):
         return NOTHING
@@ -181,7 +183,7 @@ def _slower(context: RuleContext) -> RuleMatches:
 
 
 def _slowed(context: RuleContext) -> RuleMatches:
-    """GPUs that their hardware slows most of the time. `a`: share of about ten minutes, %."""
+    """Find GPUs that their hardware slows most of the time. `a`: share of about ten minutes, %."""
     if context.slowed_pu is None or context.lowered is None or not context.slowed_pu.any():
         return NOTHING
     index = np.flatnonzero((context.slowed_pu >= SLOWED_PU) & (context.lowered != BY_FACILITY)).astype(
@@ -200,7 +202,7 @@ def _lowered(whose: int) -> Callable[[RuleContext], RuleMatches]:
 
 
 def _not_cured(context: RuleContext) -> RuleMatches:
-    """GPUs whose faults stay although their node was restarted twice. `a`: restarts in about a day."""
+    """Find GPUs whose faults remain after two restarts of their node. `a`: restarts in about a day."""
     restarted = context.rates.above("node.reboot_count", REBOOTS, recent=False)
     if not len(restarted):
         return NOTHING
@@ -212,7 +214,7 @@ def _not_cured(context: RuleContext) -> RuleMatches:
 
 
 def _recovery(context: RuleContext) -> RuleMatches:
-    """GPUs that say what would recover them. `a`: which, of the signal's states."""
+    """Find GPUs that report the recovery they need. `a`: the state of the signal."""
     key = "gpu.recovery_action_state"
     if not context.known(key):
         return NOTHING
@@ -230,7 +232,7 @@ def _recovery(context: RuleContext) -> RuleMatches:
 
 
 def _mild(key: str, least: float, grave: float) -> Callable[[RuleContext], RuleMatches]:
-    """Growth that is watched, and degraded from `grave` on."""
+    """Return a rule for growth: watch, and degraded from `grave` on."""
     grows = growing(key, least, UNUSUAL)
 
     def find(context: RuleContext) -> RuleMatches:
@@ -246,7 +248,7 @@ def _mild(key: str, least: float, grave: float) -> Callable[[RuleContext], RuleM
 
 
 def _came(key: str) -> Callable[[RuleContext], RuleMatches]:
-    """Anything at all of this counter within about a day. `a`: how much is left of it."""
+    """Find any growth of this counter within about a day. `a`: its decayed value."""
 
     def find(context: RuleContext) -> RuleMatches:
         index = context.rates.above(key, ONE_LEFT, recent=False)
@@ -258,14 +260,14 @@ def _came(key: str) -> Callable[[RuleContext], RuleMatches]:
 
 
 def _xid_before(context: RuleContext) -> RuleMatches:
-    """GPUs whose gauge held a grave XID before anybody watched. `a`: the code."""
+    """Find GPUs whose gauge held a grave XID at the first observation. `a`: the code."""
     codes = context.book.xid_before()
     index = np.flatnonzero(codes).astype(np.int32)
     return RuleMatches(index, codes[index]) if len(index) else NOTHING
 
 
 def _double_bits(context: RuleContext) -> RuleMatches:
-    """Double-bit errors within about a day that no reset has undone since. `a`: how many."""
+    """Find double-bit errors within about a day without a later reset. `a`: their number."""
     key = "gpu.ecc_dbe_count"
     found = _came(key)(context)
     if found.a is None or not len(found.index):
@@ -275,13 +277,13 @@ def _double_bits(context: RuleContext) -> RuleMatches:
 
 
 def _nvlink_text(context: RuleContext, gpu: int) -> str:
-    """Sentence on the NVLink of a GPU that recovers; on all its links where no source tells more."""
+    """Sentence about the recovering NVLink of a GPU, or about all its links if no source names one."""
     told = "" if context.nvlinks is None else context.nvlinks.text(gpu)
-    return told or f"{context.now.raw(RECOVERIES)[gpu]} recoveries of its NVLinks; which of them is not told"
+    return told or f"{context.now.raw(RECOVERIES)[gpu]} recoveries of its NVLinks; the link is not reported"
 
 
 def _recovering(context: RuleContext) -> RuleMatches:
-    """GPUs on an NVLink that recovers more often than chance explains."""
+    """Find GPUs on an NVLink that recovers more often than chance explains."""
     recurring = context.recurring
     if recurring is None or not recurring.failing.any():
         return NOTHING
@@ -295,7 +297,7 @@ def _recovering(context: RuleContext) -> RuleMatches:
 
 
 def _recovered(context: RuleContext) -> RuleMatches:
-    """GPUs whose NVLinks recovered far more often in their lives than those of nearly all others."""
+    """Find GPUs whose NVLinks recovered far more often in their lives than those of nearly all others."""
     if not context.known(RECOVERIES):
         return NOTHING
     count = context.now.raw(RECOVERIES)
@@ -320,20 +322,20 @@ def _grown(
 RULES: tuple[Rule, ...] = (
     Rule("xid", "gpu", WATCH, "watch", 0.8, "{note}, not cured yet", CATALOG, open_codes("gpu"), clear_s=0.0,
          faults=XID),
-    Rule("xid_repeated", "gpu", DEGRADED, "contact_support", 0.9, "{note} came {b:.0f} times within 24 h",
+    Rule("xid_repeated", "gpu", DEGRADED, "contact_support", 0.9, "{note} occurred {b:.0f} times within 24 h",
          FACTS, repeated_codes("gpu"), clear_s=3600.0, faults=("xid_burst",)),
     Rule("xid_before", "gpu", WATCH, "run_diagnostics", 0.5,
-         "XID {a:.0f} was its last, before watching began or DCGM started anew: nobody tells if it is cured",
+         "its last XID was {a:.0f}, before racktwin or DCGM started; unknown whether it is cured",
          "DCGM field 230, which holds the last one", _xid_before, clear_s=0.0, faults=XID),
     Rule("xid_of_job", "gpu", HEALTHY, "restart_app", 0.05,
-         "exceptions or page faults on several nodes of its job: the software, not this GPU", FACTS,
+         "exceptions or page faults on several nodes of its job: the software is to blame", FACTS,
          software_codes, clear_s=0.0, faults=XID),
     Rule("not_cured", "gpu", DEGRADED, "contact_support", 0.85,
-         "its faults stay although its node was restarted {a:.0f} times", FACTS, _not_cured),
+         "its faults remain after {a:.0f} restarts of its node", FACTS, _not_cured),
     Rule("row_remap_failed", "gpu", FAILED, "replace", 0.97, "remapping a row of its memory failed", FACTS,
          state_is("gpu.row_remap_failed_state", 1), ("gpu.row_remap_failed_state",), faults=MEMORY),
     Rule("row_remap_pending", "gpu", DEGRADED, "reset_gpu", 0.95,
-         "a row of its memory waits to be remapped: that takes a reset", FACTS,
+         "a row of its memory waits to be remapped, which needs a reset", FACTS,
          state_is("gpu.row_remap_pending_state", 1), ("gpu.row_remap_pending_state",), faults=MEMORY),
     Rule("row_remap_growth", "gpu", WATCH, "watch", 0.8,
          "{a:.0f} rows of its memory were remapped in about a day", ESTIMATE, _came("gpu.row_remap_count"),
@@ -355,55 +357,56 @@ RULES: tuple[Rule, ...] = (
     replace(_grown("nvlink_recoveries", "nvlink_recovery_count", NVLINK_RECOVERIES,
                    "recoveries of its NVLinks", 0.7), level=DEGRADED, action="run_diagnostics").rule(),
     Rule("nvlink_recovering", "gpu", DEGRADED, "contact_support", 0.9,
-         "an NVLink recovers again and again, which may end in a fatal XID 149: {note}",
+         "an NVLink keeps recovering, which may end in a fatal XID 149: {note}",
          "a sequential test (Wald 1945); marin-community/marin, issue 9086", _recovering, clear_s=0.0),
     Rule("nvlink_recovered", "gpu", WATCH, "watch", 0.7,
          "its NVLinks recovered far more often than others: {note}", ESTIMATE, _recovered, clear_s=0.0),
     _grown("pcie_replays", "pcie_replay_count", PCIE_REPLAYS, "replays on its PCIe link", 0.7, ()).rule(),
-    Rule("thermal_margin", "gpu", WATCH, "run_diagnostics", 0.7, "near its limit of heat: {note}",
+    Rule("thermal_margin", "gpu", WATCH, "run_diagnostics", 0.7, "near its temperature limit: {note}",
          "limits of the profile; domain.md C: by margin", _near_limit, (MARGIN, TEMP), after_s=10.0,
          faults=HEAT),
     Rule("thermal_limit", "gpu", DEGRADED, "run_diagnostics", 0.7,
-         "{a:.1f} K beyond the temperature at which it slows down, alone", "limits of the profile",
+         "{a:.1f} K above its slowdown temperature, alone in its rack", "limits of the profile",
          _beyond_slowdown, (MARGIN, TEMP), after_s=BEYOND_S, clear_s=600.0, faults=HEAT),
     Rule("temp_residual", "gpu", WATCH, "watch", 0.7,
-         "{b:.0f} °C, {a:.1f} K more than its power and coolant account for", "estimator of racktwin",
+         "{b:.0f} °C, {a:.1f} K more than its power and coolant explain", "estimator of racktwin",
          _hotter, (TEMP,), after_s=120.0, faults=HEAT),
     Rule("clock_residual", "gpu", WATCH, "run_diagnostics", 0.6,
-         "{b:.0f} MHz, {a:.0f} % less than its power and cap account for", "estimator of racktwin", _slower,
+         "{b:.0f} MHz, {a:.0f} % less than its power and cap explain", "estimator of racktwin", _slower,
          ("gpu.sm_clock_hz",), after_s=300.0, faults=HEAT),
     Rule("thermal_slowdown", "gpu", DEGRADED, "run_diagnostics", 0.85,
-         "its hardware slowed it in {a:.0f} % of about ten minutes, its neighbours run free", FACTS, _slowed,
-         ("gpu.clock_event_bits",), clear_s=600.0, faults=HEAT),
-    Rule("lowered_itself", "gpu", WATCH, "watch", 0.8, "heat lowers its clock, its neighbours run free",
-         "attribution of racktwin", _lowered(BY_ITSELF), ("gpu.clock_event_bits",), after_s=30.0),
+         "its hardware slowed it down for {a:.0f} % of about ten minutes, but not its neighbours",
+         FACTS, _slowed, ("gpu.clock_event_bits",), clear_s=600.0, faults=HEAT),
+    Rule("lowered_itself", "gpu", WATCH, "watch", 0.8,
+         "heat lowers its clock, but not those of its neighbours", "attribution of racktwin",
+         _lowered(BY_ITSELF), ("gpu.clock_event_bits",), after_s=30.0),
     Rule("lowered_facility", "gpu", HEALTHY, "check_facility", 0.05,
-         "heat lowers its clock, and that of its neighbours or its facility is the cause",
+         "heat lowers its clock; the cause is the facility or the rack, not this GPU",
          "attribution of racktwin", _lowered(BY_FACILITY), ("gpu.clock_event_bits",)),
     Rule("lowered_unknown", "gpu", WATCH, "watch", 0.5,
-         "heat lowers its clock; nothing is heard of neighbours that would say whose doing it is",
+         "heat lowers its clock; cause unknown, as its neighbours report nothing",
          "attribution of racktwin", _lowered(BY_WHOM_IS_UNKNOWN), ("gpu.clock_event_bits",), after_s=30.0),
-    Rule("telemetry_gap", "gpu", WATCH, "watch", 0.6, "it was not heard in {a:.0f} % of the last hour",
+    Rule("telemetry_gap", "gpu", WATCH, "watch", 0.6, "it was silent for {a:.0f} % of the last hour",
          "arXiv 2603.28781: gaps come before a GPU falls off the bus", gaps("gpu"), clear_s=600.0,
          faults=SILENT),
-    Rule("plate_degraded", "gpu", DEGRADED, "watch", 0.9, "its cold plate conducts badly: {note}", DIAGNOSIS,
-         by_diagnosis("plate_degraded", "gpu")),
+    Rule("plate_degraded", "gpu", DEGRADED, "watch", 0.9, "its cold plate conducts heat poorly: {note}",
+         DIAGNOSIS, by_diagnosis("plate_degraded", "gpu")),
     Rule("gpu_off_bus", "gpu", FAILED, "reboot_node", 0.97, "it has fallen off the bus: {note}", DIAGNOSIS,
          by_diagnosis("gpu_off_bus", "gpu"), _KEEPS, after_s=LOST_S),
     Rule("ecc_growth", "gpu", DEGRADED, "reset_gpu", 0.9, "errors of its memory grow: {note}", DIAGNOSIS,
          by_diagnosis("ecc_growth", "gpu")),
-    Rule("xid_burst", "gpu", DEGRADED, "run_diagnostics", 0.9, "it reports errors again and again: {note}",
+    Rule("xid_burst", "gpu", DEGRADED, "run_diagnostics", 0.9, "it keeps reporting errors: {note}",
          DIAGNOSIS, by_diagnosis("xid_burst", "gpu"), faults=("gpu_off_bus",)),
     Rule("nvlink_flaps", "gpu", DEGRADED, "run_diagnostics", 0.8, "its NVLinks retrain: {note}", DIAGNOSIS,
          by_diagnosis("nvlink_flaps", "gpu")),
-    *(Rule(kind, "gpu", WATCH, "watch", 0.9, "a sensor of it is not to be trusted: {note}", DIAGNOSIS,
+    *(Rule(kind, "gpu", WATCH, "watch", 0.9, "one of its sensors cannot be trusted: {note}", DIAGNOSIS,
            by_diagnosis(kind, "gpu")) for kind in ("sensor_frozen", "sensor_biased", "sensor_spiking")),
     Rule("wear", "gpu", WATCH, "watch", 0.6, "{note}", "trend of a learned parameter", wearing("gpu"),
          clear_s=3600.0),
 )  # fmt: skip
 
-# What is to be known of a GPU; the first is what shows that it lives. A kind counts where one of its signals
-# is heard now.
+# Kinds of signals of a GPU; the first shows that it lives. A kind counts where one of its signals is heard
+# now.
 KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("heat", (TEMP, MARGIN)),
     ("power", ("gpu.power_w",)),
@@ -415,7 +418,7 @@ KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("NVLink errors", ("gpu.nvlink_error_count", "gpu.nvlink_replay_count", "gpu.nvlink_recovery_count")),
     ("PCIe replays", ("gpu.pcie_replay_count",)),
     ("faults (XID)", ("gpu.xid_code",)),
-    ("its own word of its health", ("gpu.health_state", "gpu.recovery_action_state")),
+    ("its own health state", ("gpu.health_state", "gpu.recovery_action_state")),
 )
 VITAL = (TEMP, MARGIN, "gpu.power_w", "gpu.sm_clock_hz", "gpu.util_pu", "gpu.health_state")
 # One of these must have been told: that a GPU works or draws power does not say that it is well

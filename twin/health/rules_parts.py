@@ -1,6 +1,6 @@
-"""Part rules: the rules that judge switches, links, pumps and power supplies.
+"""Part rules: the rules that judge switches, links, pumps, power supplies and DPUs.
 
-Pumps and supplies come in pairs: part 2 * entity + side.
+Pumps, supplies and DPUs come in pairs: part 2 * entity + side.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from twin.health.rules_shared import (
     FACTS,
     GrowthRule,
     by_diagnosis,
+    of_sides,
     open_codes,
     repeated_codes,
     state_is,
@@ -37,12 +38,19 @@ OPTICS = ("link.pre_fec_ber_pu",)
 RUNNING_PU, STOPPED_PU = 0.2, 0.05  # of a pump's speed; as in the diagnosis
 EMPTY_PU, LEAST_W = 0.03, 50.0  # share of a node's power that is none; as in the diagnosis
 PUMP, PSU = ("cdu.pump1_speed_pu", "cdu.pump2_speed_pu"), ("node.psu1_power_w", "node.psu2_power_w")
+# Of a BlueField: a warning from here on, and at the other its firmware shuts it down
+DPU_WARM_C, DPU_OFF_C = 105.0, 115.0
+DPU_LIMITS = "NVIDIA BlueField-2 DPU User Guide, thermal thresholds"
+DPU_PORT_ERRORS = 100.0  # in about ten minutes; source: estimate, as of links
+DPU_TEMP, DPU_HEALTH, DPU_OFFLOAD, DPU_ERRORS = (
+    f"node.dpu{{side}}_{name}" for name in ("temp_c", "health_state", "offload_state", "port_error_count")
+)
 # Kinds of fault (`twin.diagnosis.FAULT_KINDS`) that several rules are signs of
 LINK_LOST = ("link_down",)
 
 
 def _flaps(context: RuleContext) -> RuleMatches:
-    """Links that went down and up. `a`: how often in about ten minutes."""
+    """Find links that flapped. `a`: flaps in about ten minutes."""
     key = "link.flap_count"
     index = context.rates.above(key, FLAPS)
     if not len(index):
@@ -54,7 +62,7 @@ def _flaps(context: RuleContext) -> RuleMatches:
 
 
 def _noisy_optics(context: RuleContext) -> RuleMatches:
-    """Links whose bits are wrong more often than is well before correction. `a`: the rate, times 1e-6."""
+    """Find links with a high bit error rate before correction. `a`: the rate, times 1e-6."""
     if not context.known(OPTICS[0]):
         return NOTHING
     value = context.value(OPTICS[0])
@@ -65,7 +73,7 @@ def _noisy_optics(context: RuleContext) -> RuleMatches:
 
 
 def _dark(context: RuleContext) -> RuleMatches:
-    """Links that are up with hardly any light. `a`: received uW; `b`: sent uW."""
+    """Find links that are up with hardly any light. `a`: received uW; `b`: sent uW."""
     key = "link.rx_optical_w"
     if not context.known(key):
         return NOTHING
@@ -76,7 +84,7 @@ def _dark(context: RuleContext) -> RuleMatches:
 
 
 def _ports(context: RuleContext) -> RuleMatches:
-    """Switches with more ports down than ever were at least. `a`: how many more."""
+    """Find switches with more ports down than the fewest ever. `a`: their number."""
     key = "switch.port_down_count"
     if context.fewest_down is None or not context.known(key):
         return NOTHING
@@ -87,7 +95,7 @@ def _ports(context: RuleContext) -> RuleMatches:
 
 
 def _speeds(context: RuleContext) -> F64:
-    """Speed of each pump [2 * n_cdu]; NaN where it is not heard now."""
+    """Return the speed of each pump [2 * n_cdu]; NaN without a current reading."""
     return _pairs(context, PUMP)
 
 
@@ -97,7 +105,7 @@ def _pairs(context: RuleContext, keys: tuple[str, str]) -> F64:
 
 
 def _by_cdu(kind: str, only: str = "", itself_pu: float = 1.0) -> Callable[[RuleContext], RuleMatches]:
-    """Finds pumps of CDUs of which the diagnosis tells this; `only`: those that stand, or those that run."""
+    """Finds pumps of CDUs with this diagnosis; `only`: stopped pumps, or running ones."""
     told = by_diagnosis(kind, "cdu", itself_pu)
 
     def find(context: RuleContext) -> RuleMatches:
@@ -123,7 +131,7 @@ def _by_cdu(kind: str, only: str = "", itself_pu: float = 1.0) -> Callable[[Rule
 
 
 def _standing(context: RuleContext) -> RuleMatches:
-    """Pumps that stand while nothing is told of it: the other one carries the flow."""
+    """Find pumps that are stopped without a fault: the other one carries the flow."""
     if not (context.known(PUMP[0]) or context.known(PUMP[1])):
         return NOTHING
     with np.errstate(invalid="ignore"):
@@ -134,7 +142,7 @@ def _standing(context: RuleContext) -> RuleMatches:
 
 
 def _worn_pumps(context: RuleContext) -> RuleMatches:
-    """Both pumps of a CDU whose head drifts: which of them it is cannot be told."""
+    """Find both pumps of a CDU whose head drifts, because the data cannot tell them apart."""
     found = _WEAR(context)
     if not len(found.index) or found.a is None:
         return NOTHING
@@ -147,7 +155,7 @@ _WEAR = wearing("cdu", "cdu.pump_head")
 
 
 def _lost_supplies(context: RuleContext) -> RuleMatches:
-    """The supply that gives less at nodes that run on one. `a`: W that it gives; `b`: the other."""
+    """Find the weaker supply of nodes that run on one. `a`: its power, W; `b`: power of the other, W."""
     told = by_diagnosis("psu_lost", "node")(context)
     if not len(told.index):
         return NOTHING
@@ -159,7 +167,7 @@ def _lost_supplies(context: RuleContext) -> RuleMatches:
 
 
 def _empty_supplies(context: RuleContext) -> RuleMatches:
-    """Supplies that give nothing although nothing is told of them: their feed is dark, or they rest.
+    """Find supplies without output and without a known fault: their feed is dark, or they are on standby.
 
     `a`: W that they give; `b`: the other one.
     """
@@ -179,7 +187,7 @@ def _empty_supplies(context: RuleContext) -> RuleMatches:
 
 
 def _odd_supplies(kind: str) -> Callable[[RuleContext], RuleMatches]:
-    """Supplies whose meter is not to be trusted."""
+    """Find supplies with an untrusted meter."""
 
     def find(context: RuleContext) -> RuleMatches:
         found = {
@@ -196,17 +204,35 @@ def _odd_supplies(kind: str) -> Callable[[RuleContext], RuleMatches]:
     return find
 
 
+def _hot_dpu(key: str) -> Callable[[RuleContext], RuleMatches]:
+    """Finds nodes with a DPU beyond its warning. `a`: degC; `b`: K left until it shuts down."""
+
+    def find(context: RuleContext) -> RuleMatches:
+        if not context.known(key):
+            return NOTHING
+        value = context.value(key)
+        index = context.those(key, value > DPU_WARM_C)
+        return RuleMatches(index, value[index], DPU_OFF_C - value[index]) if len(index) else NOTHING
+
+    return find
+
+
+def _dpu_state(key: str, code: int) -> Callable[[RuleContext], RuleMatches]:
+    """Finds DPUs that report this state."""
+    return of_sides(lambda side: state_is(side, code), key)
+
+
 SWITCH: tuple[Rule, ...] = (
     Rule("sxid", "switch", WATCH, "watch", 0.8, "{note}, not cured yet", CATALOG + ", SXIDs",
          open_codes("switch"), clear_s=0.0),
     Rule("sxid_repeated", "switch", DEGRADED, "contact_support", 0.8,
-         "{note} came {b:.0f} times within 24 h", FACTS, repeated_codes("switch"), clear_s=3600.0),
+         "{note} occurred {b:.0f} times within 24 h", FACTS, repeated_codes("switch"), clear_s=3600.0),
     Rule("health_degraded", "switch", DEGRADED, "run_diagnostics", 0.9, "it reports that it is degraded",
          "the device", state_is("switch.health_state", 1), ("switch.health_state",)),
     Rule("health_down", "switch", FAILED, "contact_support", 0.95, "it reports that it is down",
          "the device", state_is("switch.health_state", 2), ("switch.health_state",)),
     Rule("ports_down", "switch", WATCH, "run_diagnostics", 0.6,
-         "{a:.0f} more ports are down than the {b:.0f} that always were", ESTIMATE, _ports,
+         "{a:.0f} more ports are down than the usual {b:.0f}", ESTIMATE, _ports,
          ("switch.port_down_count",), after_s=60.0),
     GrowthRule("errors", "switch.error_count", ERRORS, "errors").rule(),
     GrowthRule("switch_flaps", "switch.flap_count", SWITCH_FLAPS, "flaps of its ports").rule(),
@@ -232,7 +258,7 @@ LINK: tuple[Rule, ...] = (
     Rule("link_dark", "link", WATCH, "run_diagnostics", 0.7,
          "its optics receive {a:.0f} uW on the weakest lane; they send {b:.0f} uW", ESTIMATE, _dark,
          ("link.rx_optical_w",), after_s=60.0, clear_s=600.0, faults=LINK_LOST),
-    Rule("link_congested", "link", HEALTHY, "none", 0.1, "{note}: what shares its path is the cause",
+    Rule("link_congested", "link", HEALTHY, "none", 0.1, "{note}: other traffic on its path is the cause",
          DIAGNOSIS, by_diagnosis("link_congested", "link", 0.1), faults=LINK_LOST),
 )  # fmt: skip
 
@@ -240,12 +266,12 @@ PUMPS: tuple[Rule, ...] = (
     Rule("pump_trip", "pump", FAILED, "check_facility", 0.97, "it has stopped: {note}", DIAGNOSIS,
          _by_cdu("pump_trip", "stand"), PUMP),
     Rule("pump_worn", "pump", DEGRADED, "check_facility", 0.6,
-         "it or the other one gives less than its speed promises: {note}", DIAGNOSIS,
+         "it or the other pump delivers less than its speed should give: {note}", DIAGNOSIS,
          _by_cdu("pump_worn", "run", 0.6), PUMP),
     Rule("filter_blocked", "pump", DEGRADED, "check_facility", 0.3,
          "the filter before it is blocked: {note}", DIAGNOSIS, _by_cdu("filter_blocked", "run", 0.3), PUMP),
-    Rule("stands_by", "pump", HEALTHY, "none", 0.0, "it stands, the other one carries the flow", "the device",
-         _standing, PUMP),
+    Rule("stands_by", "pump", HEALTHY, "none", 0.0, "it is stopped; the other pump carries the flow",
+         "the device", _standing, PUMP),
     Rule("wear", "pump", WATCH, "check_facility", 0.5, "{note}", "trend of a learned parameter", _worn_pumps,
          clear_s=3600.0),
 )  # fmt: skip
@@ -254,15 +280,29 @@ PSUS: tuple[Rule, ...] = (
     Rule("psu_lost", "psu", FAILED, "replace", 0.95, "it gives {a:.0f} W, the other one {b:.0f} W", DIAGNOSIS,
          _lost_supplies, PSU),
     Rule("psu_empty", "psu", UNKNOWN, "check_facility", 0.1,
-         "it gives {a:.0f} W, the other one {b:.0f} W: its feed may be dark, or it rests", ESTIMATE,
+         "it gives {a:.0f} W, the other one {b:.0f} W: its feed may be lost, or it is on standby", ESTIMATE,
          _empty_supplies, PSU, after_s=10.0, clear_s=60.0, faults=("psu_lost",)),
-    *(Rule(kind, "psu", WATCH, "watch", 0.9, "its meter is not to be trusted: {note}", DIAGNOSIS,
+    *(Rule(kind, "psu", WATCH, "watch", 0.9, "its meter cannot be trusted: {note}", DIAGNOSIS,
            _odd_supplies(kind)) for kind in ("sensor_frozen", "sensor_biased", "sensor_spiking")),
+)  # fmt: skip
+
+DPUS: tuple[Rule, ...] = (
+    Rule("dpu_failed", "dpu", FAILED, "contact_support", 0.9, "it reports that it has failed", "the device",
+         _dpu_state(DPU_HEALTH, 2), (DPU_HEALTH,)),
+    Rule("dpu_degraded", "dpu", WATCH, "run_diagnostics", 0.7, "it reports that it is degraded", "the device",
+         _dpu_state(DPU_HEALTH, 1), (DPU_HEALTH,), after_s=60.0),
+    Rule("dpu_offload_lost", "dpu", DEGRADED, "run_diagnostics", 0.8,
+         "it has lost its offload: packets pass its Arm cores, or none pass", "the device",
+         _dpu_state(DPU_OFFLOAD, 1), (DPU_OFFLOAD,), after_s=30.0),
+    Rule("dpu_temp", "dpu", DEGRADED, "check_facility", 0.5,
+         "it is at {a:.0f} °C, {b:.0f} K below its shutdown", DPU_LIMITS, of_sides(_hot_dpu, DPU_TEMP),
+         (DPU_TEMP,), after_s=30.0),
+    GrowthRule("dpu_port_errors", DPU_ERRORS, DPU_PORT_ERRORS, "errors on its ports", part="dpu").rule(),
 )  # fmt: skip
 
 Kinds = tuple[tuple[str, tuple[str, ...]], ...]
 SWITCH_KINDS: Kinds = (
-    ("its own word of its health", ("switch.health_state",)), ("ports", ("switch.port_down_count",)),
+    ("its own health state", ("switch.health_state",)), ("ports", ("switch.port_down_count",)),
     ("errors", ("switch.error_count",)), ("heat", ("switch.temp_c",)),
 )  # fmt: skip
 SWITCH_VITAL = ("switch.health_state", "switch.port_down_count", "switch.power_w", "switch.temp_c")
@@ -284,3 +324,8 @@ PSU_KINDS: Kinds = (
     ("state of the node's supply", ("node.power_on_state",)),
 )  # fmt: skip
 PSU_VITAL = ("node.psu{side}_power_w",)
+DPU_KINDS: Kinds = (
+    ("its own word of its health", (DPU_HEALTH,)), ("heat", (DPU_TEMP,)), ("offload", (DPU_OFFLOAD,)),
+    ("errors of its ports", (DPU_ERRORS,)),
+)  # fmt: skip
+DPU_VITAL = (DPU_TEMP, DPU_HEALTH, DPU_OFFLOAD)

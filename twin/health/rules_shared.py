@@ -35,7 +35,7 @@ REBOOTS = 1.5  # two restarts in a day, as what is left of them (fading); source
 
 
 def open_codes(table: str) -> Callable[[RuleContext], RuleMatches]:
-    """Finds devices whose fault codes ask for something that has not been done. `a`: the code."""
+    """Find devices with an open action of a fault code. `a`: the code."""
 
     def find(context: RuleContext) -> RuleMatches:
         asked = context.book.open_action(table)
@@ -82,7 +82,7 @@ def repeated_codes(table: str) -> Callable[[RuleContext], RuleMatches]:
 
 
 def _of_device(context: RuleContext, table: str, index: I32, codes: I32) -> tuple[I32, I32]:
-    """Those of these devices and codes that are not the software's."""
+    """Return those of these devices and codes that software did not cause."""
     kept = _not_software(context, table, index, codes)
     return index[kept], codes[kept]
 
@@ -105,6 +105,33 @@ def software_codes(context: RuleContext) -> RuleMatches:
 def state_is(key: str, code: int) -> Callable[[RuleContext], RuleMatches]:
     """Finds entities that report this state."""
     return lambda context: RuleMatches(context.state_is(key, code))
+
+
+def of_sides(
+    make: Callable[[str], Callable[[RuleContext], RuleMatches]], key: str
+) -> Callable[[RuleContext], RuleMatches]:
+    """Finds parts of pairs, each by the signal of its side: `{side}` in the key is 1 or 2."""
+    sides = [make(key.replace("{side}", side)) for side in "12"]
+
+    def find(context: RuleContext) -> RuleMatches:
+        found = [side(context) for side in sides]
+        index = np.concatenate([2 * one.index + side for side, one in enumerate(found)]).astype(np.int32)
+        if not len(index):
+            return NOTHING
+        order = np.argsort(index)
+        a, b = (
+            np.concatenate(
+                [_figures(values, len(one.index)) for one, values in zip(found, pair, strict=True)]
+            )
+            for pair in ([one.a for one in found], [one.b for one in found])
+        )
+        return RuleMatches(index[order], a[order], b[order])
+
+    return find
+
+
+def _figures(values: F64 | F32 | I32 | None, n: int) -> F64:
+    return np.full(n, np.nan) if values is None else np.asarray(values, np.float64)
 
 
 def gaps(table: str) -> Callable[[RuleContext], RuleMatches]:
@@ -131,7 +158,7 @@ def gaps(table: str) -> Callable[[RuleContext], RuleMatches]:
 
 
 def wearing(table: str, only: str = "") -> Callable[[RuleContext], RuleMatches]:
-    """Finds entities of which a learned parameter will soon reach its limit. `a`: days left."""
+    """Find entities with a learned parameter that will soon reach its limit. `a`: days left."""
 
     def find(context: RuleContext) -> RuleMatches:
         soonest = np.full(context.site.sizes[table], np.inf)
@@ -153,7 +180,7 @@ def wearing(table: str, only: str = "") -> Callable[[RuleContext], RuleMatches]:
 
 
 def by_diagnosis(kind: str, table: str, itself_pu: float = 1.0) -> Callable[[RuleContext], RuleMatches]:
-    """Finds what the diagnosis tells of this kind in the part of its table.
+    """Find the parts of a table with this kind of fault in the diagnosis.
 
     How sure the diagnosis is counts `itself_pu` times: so likely is it the part itself, if it is so.
     """
@@ -174,7 +201,7 @@ def by_diagnosis(kind: str, table: str, itself_pu: float = 1.0) -> Callable[[Rul
 def growing(
     key: str, least: float, unusual: float, recent: bool = True
 ) -> Callable[[RuleContext], RuleMatches]:
-    """Finds counters that grew by `least` or more, `unusual` times what is usual for them and for others.
+    """Find counters that grew by `least` or more, `unusual` times the usual growth of them and of others.
 
     `a`: growth in about ten minutes (or a day), `b`: what others had on average. Others are of the same kind:
     GPUs of the same profile, links of the same plane.
@@ -198,7 +225,10 @@ def growing(
 
 @dataclass(frozen=True, slots=True)
 class GrowthRule:
-    """A rule on a counter: it grew by `least` in about ten minutes, UNUSUAL times as fast as is usual."""
+    """A rule on a counter: it grew by `least` in about ten minutes, UNUSUAL times as fast as is usual.
+
+    `part` is a kind of parts in pairs, whose side is `{side}` in the key; "": entities of the key's table.
+    """
 
     id: str
     key: str
@@ -210,18 +240,24 @@ class GrowthRule:
     action: str = "watch"
     clear_s: float = 900.0
     faults: tuple[str, ...] = ()
+    part: str = ""
 
     def rule(self) -> Rule:
-        """The line of the table of rules."""
+        """Return the rule for the table of rules."""
+
+        def grown(key: str) -> Callable[[RuleContext], RuleMatches]:
+            return growing(key, self.least, UNUSUAL)
+
         words = "{a:.0f} " + self.what + " in about ten minutes, others {b:.1f}"
         return Rule(
-            self.id, self.key.partition(".")[0], self.level, self.action, self.sure_pu, words, self.source,
-            growing(self.key, self.least, UNUSUAL), (self.key,), clear_s=self.clear_s, faults=self.faults,
+            self.id, self.part or self.key.partition(".")[0], self.level, self.action, self.sure_pu, words,
+            self.source, of_sides(grown, self.key) if self.part else grown(self.key), (self.key,),
+            clear_s=self.clear_s, faults=self.faults,
         )  # fmt: skip
 
 
 def _of_others(context: RuleContext, table: str, counted: F32, index: I32) -> F64:
-    """Mean of the others of the same kind [k]; 0 where there are none."""
+    """Return the mean of the others of the same kind [k]; 0 without others."""
     group = kinds_of(context.site, table)
     n = int(group.max(initial=0)) + 1
     many, total = np.bincount(group, minlength=n), np.bincount(group, weights=counted, minlength=n)
@@ -231,7 +267,7 @@ def _of_others(context: RuleContext, table: str, counted: F32, index: I32) -> F6
 
 
 def kinds_of(site: Site, table: str) -> I32:
-    """Return the kind of each entity [n]: entities that are alike have one number."""
+    """Return the kind of each entity [n]: equal entities have one number."""
     if table == "link":
         return site.plane_of_link
     if table in ("gpu", "node"):

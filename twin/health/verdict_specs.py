@@ -24,7 +24,8 @@ Bits = int | U16  # bit k: the kind k is heard now; one number where that holds 
 
 
 def share_of(bits: Bits, many: int) -> float | F32:
-    """Share of `many` kinds that is heard; one number where that holds of all, else [n]."""
+    """Return the share of `many` kinds that report: one number if it is the same for all parts, otherwise
+    [n]."""
     if isinstance(bits, int):
         return bits.bit_count() / many
     return np.asarray(np.bitwise_count(bits).astype(np.float32) / np.float32(many))
@@ -33,7 +34,7 @@ def share_of(bits: Bits, many: int) -> float | F32:
 def look_at(
     context: RuleContext, part: str, n: int, kinds: Kinds, vital: tuple[str, ...]
 ) -> tuple[Bits, Bool | None]:
-    """(what is reported of a part, of which nothing that shows life is heard now [n], None: of none)."""
+    """Return (signals that report on a part, parts without any current sign of life [n], None for none)."""
     if part not in PAIRED:
         return _of_table(context, n, kinds, vital)
     both = []
@@ -41,7 +42,7 @@ def look_at(
         mine = tuple((what, tuple(k.replace("{side}", side) for k in keys)) for what, keys in kinds)
         both.append(_of_table(context, n // 2, mine, tuple(k.replace("{side}", side) for k in vital)))
     (one, dark_one), (other, dark_other) = (
-        (found, dark if dark is None else dark & ~_lately(context, vital[0].replace("{side}", side)))
+        (found, dark if dark is None else dark & ~_lately(context, vital, side))
         for side, (found, dark) in zip("12", both, strict=True)
     )
     if isinstance(one, int) and isinstance(other, int) and one == other:
@@ -58,7 +59,8 @@ def look_at(
 
 
 def never_told(context: RuleContext, keys: tuple[str, ...]) -> Bool | None:
-    """Parts that never told any of these [n]; None: none, or there is nothing to be told."""
+    """Return the parts that never reported any of these [n]; None if there are none, or no signal is
+    expected."""
     ever: Bool | None = None
     for key in keys:
         signal = find_signal(key)
@@ -93,14 +95,15 @@ def _of_table(context: RuleContext, n: int, kinds: Kinds, vital: tuple[str, ...]
     return bits, np.ones(n, np.bool_) if alive is False else ~alive
 
 
-def _lately(context: RuleContext, key: str) -> Bool:
-    """Return the entities whose last good reading of the one signal that shows life is not too old [n].
+def _lately(context: RuleContext, vital: tuple[str, ...], side: str) -> Bool:
+    """Return the entities whose last good reading of a signal that shows life is not too old [n].
 
     A reading that is missed once is no silence, whether it is reported as missing or not at all.
     """
-    signal = find_signal(key)
-    assert signal is not None, key
-    return context.now.state.tables[signal.table].lately_good(signal, context.now.now_ns)
+    signals = [find_signal(key.replace("{side}", side)) for key in vital]
+    tables = context.now.state.tables
+    found = [tables[s.table].lately_good(s, context.now.now_ns) for s in signals if s is not None]
+    return np.asarray(np.any(found, axis=0))
 
 
 def _any(context: RuleContext, keys: tuple[str, ...]) -> bool | Bool:
@@ -128,16 +131,17 @@ class Spec:
     condition: tuple[str, ...] = ()  # of which one must have been told; none: what shows life is enough
 
     def rule(self, rule_id: str) -> Rule | None:
-        """The rule with this id; None: such evidence is of no rule."""
+        """Return the rule with this id; None for evidence without a rule."""
         return next((rule for rule in self.rules if rule.id == rule_id), None)
 
 
-# In this order, since a node is judged by its GPUs and supplies
+# In this order, since a node is judged by its GPUs, supplies and DPUs
 SPECS: dict[str, Spec] = {
     "gpu": Spec(rules_gpu.RULES, rules_gpu.KINDS, rules_gpu.VITAL, rules_gpu.CONDITION),
     "switch": Spec(rules_parts.SWITCH, rules_parts.SWITCH_KINDS, rules_parts.SWITCH_VITAL),
     "link": Spec(rules_parts.LINK, rules_parts.LINK_KINDS, rules_parts.LINK_VITAL),
     "pump": Spec(rules_parts.PUMPS, rules_parts.PUMP_KINDS, rules_parts.PUMP_VITAL),
     "psu": Spec(rules_parts.PSUS, rules_parts.PSU_KINDS, rules_parts.PSU_VITAL),
+    "dpu": Spec(rules_parts.DPUS, rules_parts.DPU_KINDS, rules_parts.DPU_VITAL),
     "node": Spec(rules_node.RULES, rules_node.KINDS, rules_node.VITAL),
 }

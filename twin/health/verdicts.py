@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 from twin.catalogue import F32, I32, I64, NS, U8, Bool
-from twin.contracts import DEGRADED, HEALTHY, LEVELS, PAIRED, PARTS, UNKNOWN, WATCH, Evidence, Health
+from twin.contracts import DEGRADED, FAILED, HEALTHY, LEVELS, PAIRED, PARTS, UNKNOWN, WATCH, Evidence, Health
 from twin.health.attribution import Attribution
 from twin.health.context import HealthContext
 from twin.health.rates import mute
@@ -27,7 +27,7 @@ DAY_S = 86_400.0
 
 
 class IncidentHistory(EntityState):
-    """By table [n]: when a device was first heard (0: never), how often and when last it was replaced.
+    """By table [n]: first report of a device (0: never), number of replacements, and the last one.
 
     The age of a device is unknown: no source says when it was made, only its first report here.
     """
@@ -52,7 +52,7 @@ class IncidentHistory(EntityState):
             self._whole[table] = bool((first > 0).all())
 
     def evidence(self, table: str, entity: int) -> tuple[Evidence, ...]:
-        """Repairs and age of a device, for information."""
+        """Return repairs and age of a device, as information."""
         if table not in TABLES:
             return ()
         first, times, last = (
@@ -64,17 +64,19 @@ class IncidentHistory(EntityState):
             said = "once" if times == 1 else f"{times} times"
             out.append(f"it was replaced {said}, last {ago:.0f} days ago")
         if first:
-            out.append(f"heard for {_span((self.now_ns - first) / NS)}; its age is not known")
+            out.append(f"reporting for {_span((self.now_ns - first) / NS)}; its age is not known")
         else:
-            out.append("it was never heard; its age is not known")
-        return (Evidence("history", HEALTHY, "; ".join(out), first, 0.0, "racktwin since it watches"),)
+            out.append("it has never reported; its age is not known")
+        return (
+            Evidence("history", HEALTHY, "; ".join(out), first, 0.0, "racktwin since it monitors the device"),
+        )
 
     def derive(self) -> None:
         """Recompute by table the flag that all devices have reported."""
         self._whole = {table: bool((self.first_ns[table] > 0).all()) for table in TABLES}
 
     def forget(self, table: str, entity: int) -> None:
-        """Another device sits in this slot: one replacement more."""
+        """Count a replacement of the device in this slot."""
         if table in TABLES:
             self.first_ns[table][entity], self.replaced_ns[table][entity] = 0, self.now_ns
             self.replaced[table][entity] += 1
@@ -92,12 +94,14 @@ def _span(seconds: float) -> str:
 
 
 KEPT_S = 60.0  # a level is kept at least so long before it becomes better; source: estimate
-MAX_TOLD = 8  # GPUs and supplies whose evidence is told with their node's, each by its gravest
+MAX_TOLD = 8  # GPUs, supplies and DPUs whose evidence is told with their node's, each by its gravest
+# Parts of a node in pairs, and the worst that they make of it: it runs on one supply
+MOST_OF_NODE = {"psu": DEGRADED, "dpu": FAILED}
 _OF_PARTS = {part: part for part in PARTS}
 
 
 class Verdicts(EntityState):
-    """Levels of all parts as last judged. Parts that come in pairs are tables of their own."""
+    """Levels of all parts at the last look. Parts of pairs have tables of their own."""
 
     level: dict[str, U8] = keyed("u1", UNKNOWN, _OF_PARTS)
     since_ns: dict[str, I64] = keyed("i8", 0, _OF_PARTS)
@@ -123,7 +127,7 @@ class Verdicts(EntityState):
         self.attribution, self.past = Attribution(site), IncidentHistory(site)
 
     def update(self, now: HealthContext, records: DeviceRecords) -> None:
-        """Judge all parts."""
+        """Update the verdicts on all parts."""
         context = RuleContext(now, records, self._guards)
         self.past.update(records.rates.spoke, now.now_ns)
         if self.site.sizes["gpu"]:
@@ -134,7 +138,7 @@ class Verdicts(EntityState):
                 self._judge(context, part, spec)
 
     def _ports(self, context: RuleContext) -> None:
-        """The fewest ports that were down at each switch: those were never used."""
+        """Update the fewest ports that were down at each switch: these are unused."""
         if len(self.fewest_down) and context.known("switch.port_down_count"):
             np.fmin(self.fewest_down, context.now.good("switch.port_down_count"), out=self.fewest_down)
         context.fewest_down = self.fewest_down
@@ -182,23 +186,26 @@ class Verdicts(EntityState):
             self._plain[part] = plain
 
     def _no_gpus(self, context: RuleContext) -> bool:
-        """Return True if no GPU or supply has evidence for its node."""
+        """Return True if no GPU, supply or DPU has evidence for its node."""
         alone = mute(context.now.state.tables["gpu"]) and not self.since_ns["gpu"].any()
-        return alone and not (self.level["psu"] >= WATCH).any()
+        return alone and not self._pairs_tell()
 
     def _untouched(self, part: str, context: RuleContext) -> bool:
         """Return True if a part that never reported stands as it began: all unknown."""
         return not self.since_ns[part].any() and context.now.under_work(PARTS[part]) is None
 
     def _below(self) -> bool:
-        """Return True if any GPU or supply is other than healthy."""
-        return "gpu" not in self._plain or bool((self.level["psu"] >= WATCH).any())
+        """Return True if any GPU, supply or DPU is other than healthy."""
+        return "gpu" not in self._plain or self._pairs_tell()
+
+    def _pairs_tell(self) -> bool:
+        return any(bool((self.level[part] >= WATCH).any()) for part in MOST_OF_NODE)
 
     def _lowered_moved(self) -> bool:
         return not np.array_equal(self.lowered["gpu"], self.attribution.lowered)
 
     def _with_gpus(self, share: float | F32) -> float | F32:
-        """Half of what is to be known of a node is what is to be known of its GPUs."""
+        """Return the known share of a node: half its own signals, half those of its GPUs."""
         of, n = self.site.node_of_gpu, self.site.sizes["node"]
         theirs = share_of(self._bits.get("gpu", 0), len(SPECS["gpu"].kinds))
         if isinstance(theirs, float):
@@ -208,8 +215,9 @@ class Verdicts(EntityState):
         return (0.5 * (share + mean)).astype(np.float32)
 
     def _of_members(self, level: U8, act: U8, sure: F32) -> None:
-        """A node is no better than its GPUs; on one supply it is degraded at most."""
-        for part, of, most in (("gpu", self.site.node_of_gpu, 255), ("psu", None, DEGRADED)):
+        """Limit the level of a node to that of its GPUs and DPUs; on one supply it is degraded at most."""
+        pairs = ((part, None, most) for part, most in MOST_OF_NODE.items())
+        for part, of, most in (("gpu", self.site.node_of_gpu, 255), *pairs):
             health = self.health(part)
             bad = (health.level >= UNKNOWN) | (health.action > 0) if part == "gpu" else health.level >= WATCH
             index = np.flatnonzero(bad)
@@ -225,7 +233,7 @@ class Verdicts(EntityState):
             np.fmax.at(sure, node[same], health.sure_pu[index[same]])
 
     def _settle(self, part: str, level: U8, act: U8, sure: F32, work: Bool | None, now_ns: int) -> None:
-        """Take over what was judged; what becomes better waits until its level has stood for a while."""
+        """Apply the verdicts; an improvement waits until its level has lasted for a while."""
         old = self.health(part)
         early = (level < old.level) & (now_ns - old.since_ns < KEPT_S * NS)
         if early.any():
@@ -243,7 +251,7 @@ class Verdicts(EntityState):
         self.level[part], self.action[part], self.sure_pu[part] = level, act, sure
 
     def health(self, part: str) -> Health:
-        """The verdicts on a kind of part."""
+        """Return the verdicts on a kind of part."""
         return Health(
             part, self.level[part], self.since_ns[part], self.action[part], self.sure_pu[part],
             self.lowered[part],
@@ -256,7 +264,7 @@ class Verdicts(EntityState):
             out += self._members(index)
         if self._work_at(part, index):
             since_ns = int(self.since_ns[part][index])
-            text = "people work here: nothing new is judged"
+            text = "under maintenance: no new verdicts"
             out.append(Evidence("maintenance", UNKNOWN, text, since_ns, 1.0, "maintenance window"))
         out.sort(key=lambda e: (-e.level, -e.sure_pu, e.rule))
         if PARTS[part] == part:
@@ -267,7 +275,7 @@ class Verdicts(EntityState):
         """Return the rules' evidence on many parts (ascending), from this level on, the gravest first; for
         alarms.
 
-        The evidence on a node leaves out that of its GPUs and supplies.
+        The evidence on a node leaves out that of its GPUs, supplies and DPUs.
         """
         out: dict[int, list[Evidence]] = {}
         for rule in SPECS[part].rules:
@@ -279,7 +287,7 @@ class Verdicts(EntityState):
         return out
 
     def rules_of(self, part: str, index: I32, least: int) -> dict[int, list[tuple[int, float, str]]]:
-        """(level, how sure, rule) of what `reasons` tells of parts (ascending), in the order of the rules."""
+        """Return (level, confidence, rule) of `reasons` for parts (ascending), in the order of the rules."""
         out: dict[int, list[tuple[int, float, str]]] = {}
         for rule in SPECS[part].rules:
             held = self._held[part][rule.id]
@@ -300,7 +308,7 @@ class Verdicts(EntityState):
         bits = reported if isinstance(reported, int) else int(reported[index])
         if self.level[part][index] == UNKNOWN and not bits:
             kinds = ", ".join(what for what, _ in _telling(spec, 0))
-            text = f"nothing of it is heard now; not heard: {kinds}"
+            text = f"it does not report now; not heard: {kinds}"
             out.append(Evidence("missing:everything", UNKNOWN, text, 0, 1.0, "what is reported"))
             return out
         unexplained = not out and not self._work_at(part, index)
@@ -318,24 +326,26 @@ class Verdicts(EntityState):
         return part in self._work and bool(self._work[part][index])
 
     def _by_its_gpus(self, part: str, index: int, bits: int) -> bool:
-        """Return True if a node that is heard is unknown for one of its GPUs, whose evidence says why."""
+        """Return True if a reporting node is unknown because of one of its GPUs, whose evidence explains
+        it."""
         if part != "node" or not any(heard for _, heard in _telling(SPECS[part], bits)):
             return False
         first, last = self.site.gpu_start_of_node[index : index + 2].tolist()
         return bool((self.level["gpu"][first:last] == UNKNOWN).any())
 
     def _asks(self, part: str, index: int) -> str:
-        """The rule that asks for the most at a part; "" where none asks for anything."""
+        """Return the rule with the strongest action at a part; "" if none requires one."""
         at, held = np.array([index], np.int32), self._held[part]
         asked = [(int(held[rule.id].action[k]), rule.id) for rule in SPECS[part].rules
                  for k in held[rule.id].positions(rule, at, HEALTHY)]  # fmt: skip
         return max([(0, ""), *asked], key=lambda a: a[0])[1]
 
     def _members(self, node: int) -> list[Evidence]:
-        """The gravest of each GPU and supply of a node that is not well."""
+        """Return the gravest reason of each unhealthy GPU, supply and DPU of a node."""
         first, last = self.site.gpu_start_of_node[node : node + 2].tolist()
         mine = [("gpu", i, f"gpu{i - first}") for i in range(first, last)]
         mine += [("psu", 2 * node + side, f"supply {side + 1}") for side in (0, 1)]
+        mine += [("dpu", 2 * node + side, f"DPU {side + 1}") for side in (0, 1)]
         out: list[Evidence] = []
         for part, i, name in mine:
             level = int(self.level[part][i])
@@ -348,7 +358,7 @@ class Verdicts(EntityState):
             grave = told[0] if told else None
             words = "; ".join(e.text for e in told if e is grave or e.rule == asks)
             text = f"{name} is {LEVELS[level]}" + (f": {words}" if words else "")
-            most = level if part == "gpu" else min(level, DEGRADED)
+            most = min(level, MOST_OF_NODE.get(part, level))
             out.append(Evidence(f"{part}:{grave.rule}" if grave else part, most, text,
                                 int(self.since_ns[part][i]),
                                 0.0 if grave is None else grave.sure_pu,
@@ -356,7 +366,7 @@ class Verdicts(EntityState):
         return out
 
     def forget(self, table: str, entity: int) -> None:
-        """Another device sits in this slot: what spoke against the old one says nothing of it."""
+        """Drop the evidence of this slot for a new device."""
         super().forget(table, entity)
         for name in (name for name in PARTS if PARTS[name] == table):
             if name in PAIRED:
@@ -374,18 +384,18 @@ class Verdicts(EntityState):
 
 
 def size_of(part: str, site: Site) -> int:
-    """Parts of a kind."""
+    """Return the number of parts of a kind."""
     return site.sizes[PARTS[part]] * (2 if part in PAIRED else 1)
 
 
 def _telling(spec: Spec, bits: int) -> list[tuple[str, bool]]:
-    """(kind of evidence, whether it is heard now) of what shows that a part is well."""
+    """Return (kind of evidence, mask of current reports) of the signs that a part is healthy."""
     keys = {*spec.vital, *spec.condition}
     return [(what, bool(bits >> k & 1)) for k, (what, of) in enumerate(spec.kinds) if not keys.isdisjoint(of)]
 
 
 def _not_shown(spec: Spec, bits: int) -> str:
-    """Return why a part is unknown: the evidence that would show that it is well and is not heard."""
+    """Return the reason that a part is unknown: the missing evidence of its health."""
     lacking = ", ".join(what for what, heard in _telling(spec, bits) if not heard)
     return "nothing shows that it is well" + (
         f"; not heard: {lacking}" if lacking else ", or not for a minute yet"

@@ -27,7 +27,7 @@ LONGEST_S = 10 * 365.25 * 86_400.0  # what lasts longer is not told
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """A straight line through each series [k]: where it is at its end, and its slope per second.
+    """A straight line through each series [k]: its end value, and its slope per second.
 
     NaN where there are too few points, or over too short a time.
     """
@@ -50,7 +50,7 @@ class Left(NamedTuple):
 
 
 def trend(t_s: F64, y: F64) -> Trend:
-    """The lines through the points y [m, k], NaN where one is missing, at the instants t_s [m].
+    """Return the lines through the points y [m, k], NaN where missing, at the instants t_s [m].
 
     Ordinary least squares. Points whose errors follow each other with the correlation r (a series of first
     order, from the residuals) count as (1 - r) / (1 + r) of their number. source: Bartlett, J. R. Stat. Soc.
@@ -95,7 +95,7 @@ def sure(found: Trend, floor: F64 | float) -> Bool:
 
 
 def until(found: Trend, limit: F64, rising: bool, floor: F64 | float) -> Left:
-    """Time until each line meets its limit, if it goes on as it did; 0 where it has.
+    """Return the time until each line meets its limit at its present slope; 0 if it has.
 
     NaN where no drift towards it can be told from noise, or it takes longer than `LONGEST_S`.
     """
@@ -126,7 +126,7 @@ LEAST_WAY = 0.02  # share of the way to the limit that was seen; source: estimat
 
 
 def widened(left: Left, way: F64, moved: F64, doubt: F64 | float) -> Left:
-    """Return an interval that holds what is left also if the wear goes faster or slower than straight on.
+    """Return an interval that covers the time left even if the wear is faster or slower than linear.
 
     `way` is the share of the way to the limit that is behind it, `moved` what of it the line shows, whose
     speed is that in its middle, `doubt` the share by which the limit may be off [k]. Independent doubts add
@@ -146,7 +146,8 @@ def widened(left: Left, way: F64, moved: F64, doubt: F64 | float) -> Left:
 
 
 def until_counted(grown: F64, span_s: F64, left: F64, least: float) -> Left:
-    """Time until `left` more events [k], after `grown` of them within `span_s`; 0 where none is left.
+    """Return the time until `left` more events [k], after `grown` of them within `span_s`; 0 where none is
+    left.
 
     Events are taken to come one by one by Poisson's law, so that a rate of k events is known to its root; NaN
     below `least` events.
@@ -173,7 +174,7 @@ LEAST_ALIKE = 4  # GPUs of a rack that tell what all of them have alike; source:
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """Time until a limit [n]: middle and 90 % interval; NaN: no drift that can be told from noise."""
+    """Time until a limit [n]: median and 90 % interval; NaN if the drift is not distinct from noise."""
 
     what: str  # such as cdu.ua
     table: str
@@ -288,13 +289,14 @@ class Wear(EntityState):
         points.value[row] = value[at]
 
     def _settled(self, value: F64, reference: F64, now_ns: int) -> F64:
-        """Values of GPUs whose early value has been known for long enough; NaN of others."""
+        """Return the values of GPUs with an early value known for long enough; NaN for others."""
         known = reference > 0.0
         self.known_ns = np.where(known, np.where(self.known_ns > 0, self.known_ns, now_ns), 0)
         return np.where(known & (now_ns - self.known_ns >= SETTLING_S * NS), value, np.nan)
 
     def _apart(self, value: F64, reference: F64) -> F64:
-        """Values of GPUs without what those of their rack have alike: less flow is no wear of any plate."""
+        """Return the values of GPUs without the common part of their rack: less flow is no wear of a
+        plate."""
         ratio = np.where(np.isfinite(value), value / reference, np.nan)
         known = np.flatnonzero(np.isfinite(ratio))
         rack, n_rack = self.site.rack_of_gpu[known], self.site.sizes["rack"]
@@ -307,7 +309,7 @@ class Wear(EntityState):
         return np.asarray(value / middle[self.site.rack_of_gpu], np.float64)
 
     def _choose(self, points: Points, drift: F64, noise: F64) -> None:
-        """Choose the GPUs to track: those that drift the most; one goes on till it drifts half as much."""
+        """Choose the GPUs with the largest drifts; a tracked one stays until its drift is half as large."""
         with np.errstate(invalid="ignore"):
             points.keep(~(drift[points.index] < 0.5 * noise[points.index]))
             wanted = drift > noise
@@ -319,7 +321,7 @@ class Wear(EntityState):
         points.insert(new.astype(np.int32))
 
     def _take_remaps(self, now: HealthContext, row: int) -> None:
-        """The counts of GPUs that have used rows up since they are heard."""
+        """Take the remap counts of GPUs that have used rows since their first report."""
         signal = find_signal(REMAPS)
         assert signal is not None
         points = self.points[REMAPS]
@@ -332,7 +334,7 @@ class Wear(EntityState):
         points.value[row] = np.where(raw[points.index] >= 0, raw[points.index], np.nan)
 
     def _fitted(self) -> dict[str, tuple[Trend, Left]]:
-        """(trend, what is left) of all that is tracked."""
+        """Return (trend, time left) of all tracked entities."""
         if self._found is None:
             kept = np.flatnonzero(self.t_ns > 0)
             order = kept[np.argsort(self.t_ns[kept], kind="stable")]
@@ -345,7 +347,7 @@ class Wear(EntityState):
         return self._found
 
     def _trend_of(self, worn: Worn, t_s: F64, order: I64) -> tuple[Trend, Left]:
-        """The line in the parameter's own unit, and what is left by the laws of its wear."""
+        """Return the line in the parameter's own unit, and the time left by the laws of its wear."""
         points = self.points[worn.what]
         value = points.value[order].astype(np.float64)
         line, by_law = trend(t_s, value), trend(t_s, straight(value / points.reference, worn.law))
@@ -383,7 +385,8 @@ class Wear(EntityState):
         return tuple(out)
 
     def _fit_of(self, what: str, entity: int) -> tuple[dict[str, float], Left, int] | None:
-        """(trend by field, what is left, place among the points) of an entity; None: it is not tracked."""
+        """Return (trend by field, time left, place among the points) of an entity; None if it is not
+        tracked."""
         points = self.points[what]
         at = int(np.searchsorted(points.index, entity))
         if at >= len(points) or points.index[at] != entity:
@@ -393,7 +396,7 @@ class Wear(EntityState):
         return values, Left(*(column[at] for column in left)), at
 
     def rate(self, what: str, entity: int) -> tuple[float, float] | None:
-        """(change per second in the parameter's unit, seconds of its trend); None where no trend is known."""
+        """Return (change per second in the parameter's unit, seconds of its trend); None without a trend."""
         fit = self._fit_of(what, entity) if what in self.points else None
         if fit is None or np.isnan(fit[0]["slope"]):
             return None
@@ -433,12 +436,12 @@ class Wear(EntityState):
         return [f"{used}; at this rate none is left {self._dates(left, 'after ')}"]
 
     def _dates(self, left: Left, at: str = "on ") -> str:
-        """Such as `on 2026-04-02 (90 %: 2026-03-26 to 2026-04-16), in 31 days`."""
+        """Return dates such as `on 2026-04-02 (90 %: 2026-03-26 to 2026-04-16), in 31 days`."""
         mid, lo, hi = (utc(self.point_ns + round(float(s) * NS), "%Y-%m-%d") for s in left)
         return f"{at}{mid} (90 %: {lo} to {hi}), in {left.mid_s / DAY_S:.0f} days"
 
     def derive(self) -> None:
-        """Trends are fitted anew when they are asked for."""
+        """Drop the fitted trends; they are rebuilt on demand."""
         self._found = None
 
 

@@ -1,7 +1,7 @@
-"""Kernels: the inner loops of a tick, compiled where there was a compiler, else in NumPy.
+"""Kernels: the inner loops of a tick, compiled if a compiler was available, else in NumPy.
 
-Both give the same bytes (`plain` is the definition, `native.c` its twin), so a run that was recorded with one
-is replayed with the other. `RACKTWIN_KERNELS=0` chooses NumPy.
+Both give the same bytes (`plain` is the definition, `native.c` the compiled form), so a run that was recorded
+with one can be replayed with the other. `RACKTWIN_KERNELS=0` selects NumPy.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from twin.kernels.plain import (
     falls,
     far_off,
     fill_nan,
+    find_places,
     first_arrival,
     fit_sigma,
     follow_heat,
@@ -36,6 +37,8 @@ from twin.kernels.plain import (
     learn_fit,
     learn_noise,
     move_lags,
+    narrow,
+    power_at_level,
     quantise,
     stage_block,
     teach_linear,
@@ -56,6 +59,7 @@ __all__ = [
     "falls",
     "far_off",
     "fill_nan",
+    "find_places",
     "first_arrival",
     "fit_sigma",
     "follow_heat",
@@ -68,6 +72,8 @@ __all__ = [
     "learn_fit",
     "learn_noise",
     "move_lags",
+    "narrow",
+    "power_at_level",
     "quantise",
     "stage_block",
     "teach_linear",

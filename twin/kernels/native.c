@@ -1098,11 +1098,114 @@ KERNEL(add_deviations) {
     return Py_BuildValue("din", (double)largest, sure, counted);
 }
 
+#define CLIP(x, low, high) MINIMUM(MAXIMUM(x, low), high)
+
+KERNEL(narrow) {
+    TAKE("iddd?b*D*D*D*D*I*d*d*d::");
+    const Arg *a = args;
+    Py_ssize_t all = a[5].n;
+    for (int k = 6; k < 13; k++)
+        if (a[k].n != all) return refuse(__func__, "arrays do not fit", args, count);
+    const int32_t *index = (int32_t *)a[0].data;
+    const uint8_t *allowed = (uint8_t *)a[4].data;
+    const double *bottom = (double *)a[1].data, *top = (double *)a[2].data, *wish = (double *)a[3].data;
+    double *lo = (double *)a[5].data, *hi = (double *)a[6].data, *want = (double *)a[7].data, *value = (double *)a[8].data;
+    int32_t *by = (int32_t *)a[9].data, number = (int32_t)a[13].whole;
+    const double *leased = (double *)a[10].data, *readback = (double *)a[11].data, *safe = (double *)a[12].data;
+    for (Py_ssize_t i = 0; i < n; i++)
+        if (index[i] < 0 || index[i] >= all) return refuse(__func__, "entities do not fit", args, count);
+    int64_t lost = 0;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        int32_t at = index[i];
+        double was_lo = lo[at], was_hi = hi[at];
+        if (!isfinite(was_lo) || (allowed != NULL && !allowed[i])) continue;
+        double new_lo = CLIP(bottom[i], was_lo, was_hi), new_hi = CLIP(top[i], was_lo, was_hi);
+        double wished = CLIP(wish[i], bottom[i], top[i]);
+        lost += (top[i] < was_lo) | (bottom[i] > was_hi) | (wished < new_lo) | (wished > new_hi);
+        lo[at] = new_lo;
+        hi[at] = new_hi;
+        if (want[at] != want[at]) want[at] = wish[i];
+        double stands = leased[at] != leased[at] ? readback[at] : leased[at];
+        double wanted = want[at] != want[at] ? stands : want[at];
+        if (wanted != wanted) wanted = safe[at];
+        wanted = CLIP(wanted, new_lo, new_hi);
+        if (a[14].whole) wanted = nearbyint(wanted);
+        if (value[at] != value[at] || wanted != value[at]) by[at] = number;
+        value[at] = wanted;
+    }
+    release(args, count);
+    return PyLong_FromLongLong(lost);
+}
+
+KERNEL(power_at_level) {
+    TAKE("qdD*D*d*d*d*q..");
+    const Arg *a = args;
+    const int64_t *group = (int64_t *)a[0].data, *first = (int64_t *)a[7].data;
+    const double *level = (double *)a[1].data, *key = (double *)a[4].data;
+    const double *room_w = (double *)a[5].data, *weight = (double *)a[6].data;
+    double *power_w = (double *)a[2].data, *slope = (double *)a[3].data, top = a[8].number, scale = a[9].number;
+    Py_ssize_t devices = a[4].n;
+    if (a[3].n != n || a[5].n != devices + 1 || a[6].n != devices + 1)
+        return refuse(__func__, "arrays do not fit", args, count);
+    for (Py_ssize_t i = 0; i < n; i++) {
+        if (group[i] < 0 || group[i] + 1 >= a[7].n) return refuse(__func__, "groups do not fit", args, count);
+        int64_t from = first[group[i]], last = first[group[i] + 1], low = from, high = last;
+        if (from < 0 || last < from || last > devices) return refuse(__func__, "groups do not fit", args, count);
+        double at = (double)group[i] + MINIMUM(level[i], top) * scale;
+        while (low < high) {
+            int64_t middle = low + (high - low) / 2;
+            if (key[middle] <= at) low = middle + 1;
+            else high = middle;
+        }
+        double rise = weight[last] - weight[low];
+        slope[i] = rise;
+        power_w[i] = (room_w[low] - room_w[from]) + rise * level[i];
+    }
+    DONE;
+}
+
+KERNEL(find_places) {
+    (void)self;
+    if (count != 4 || !PyList_Check(given[0]) || !PyDict_Check(given[1]) || !PyList_Check(given[2])) {
+        PyErr_SetString(PyExc_TypeError, "find_places: expected a list, a dict, a list and an array");
+        return NULL;
+    }
+    Arg out;
+    Py_ssize_t n = PyList_Size(given[0]), paths = PyList_Size(given[2]), next = 0, missing = 0;
+    memset(&out, 0, sizeof(Arg));
+    if (take_array(given[3], &out, 'i', 1, __func__, 3) < 0) {
+        release(&out, 1);
+        return NULL;
+    }
+    if (out.n != n || out.k != 1) return refuse(__func__, "arrays do not fit", &out, 1);
+    int32_t *place = (int32_t *)out.data;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *name = PyList_GetItem(given[0], i);
+        int same = 0;
+        if (next < paths) same = PyObject_RichCompareBool(name, PyList_GetItem(given[2], next), Py_EQ);
+        long long at = next;
+        if (!same) {
+            PyObject *found = PyDict_GetItemWithError(given[1], name);
+            at = found == NULL ? -1 : PyLong_AsLongLong(found);
+        }
+        if (same < 0 || PyErr_Occurred()) {
+            release(&out, 1);
+            return NULL;
+        }
+        missing += at < 0;
+        place[i] = (int32_t)at;
+        next = at < 0 ? paths : (Py_ssize_t)at + 1;
+    }
+    release(&out, 1);
+    return PyLong_FromSsize_t(missing);
+}
+
 static PyMethodDef methods[] = {
 #define NAMED(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
     NAMED(learn_noise), NAMED(learn_fit), NAMED(fit_sigma), NAMED(hear_power), NAMED(follow_heat), NAMED(far_off), NAMED(fill_nan), NAMED(joint),
     NAMED(follow_steps), NAMED(move_lags), NAMED(beyond), NAMED(expect_power), NAMED(expect_clock), NAMED(compare_linear), NAMED(teach_linear), NAMED(doubt_moves), NAMED(unaccounted), NAMED(learn_cadence),
     NAMED(first_arrival), NAMED(count_up), NAMED(stage_block), NAMED(enters), NAMED(falls), NAMED(latch), NAMED(latch_counts), NAMED(quantise), NAMED(watch_gauges), NAMED(add_deviations),
+    NAMED(narrow), NAMED(power_at_level), NAMED(find_places),
     {NULL, NULL, 0, NULL},
 };
 

@@ -379,7 +379,7 @@ def teach_linear(
     usable = fresh & np.isfinite(off) & ~((off_ns > 0) & (read_ns - off_ns >= fault_ns))
     bound = np.where(np.isfinite(sigma), sigmas * (sigma + unknown), np.inf) + loose
     np.minimum(np.maximum(y, expected - bound, out=clipped), expected + bound, out=clipped)
-    # What comes while it moves errs by more
+    # A reading during a move errs by more
     pace = loose / error
     weight[:] = np.where(usable, 1.0 / (1.0 + pace * pace), 0.0)
     off = np.sign(off) * np.maximum(np.abs(off) - loose - known_sigmas * unknown, 0.0)
@@ -725,3 +725,80 @@ def add_deviations(
         sure |= bool((added >= bound).any())
     live[here] = lives
     return largest, sure, len(cells)
+
+
+def narrow(
+    index: I32,
+    bottom: F64,
+    top: F64,
+    wish: F64,
+    allowed: Bool | None,
+    lo: F64,
+    hi: F64,
+    want: F64,
+    value: F64,
+    by: I32,
+    leased: F64,
+    readback: F64,
+    safe: F64,
+    number: int,
+    states: bool,
+) -> int:
+    """Narrow `lo` and `hi` [n] by a claim [k] on the entities `index`; see `Arbiter.settle`, whose columns
+    are changed. Returns on how many the claim cannot have its way.
+    """
+    keep = np.isfinite(lo[index])
+    if allowed is not None:
+        keep &= allowed
+    if not keep.all():
+        index, bottom, top, wish = index[keep], bottom[keep], top[keep], wish[keep]
+    nlo, nhi = np.clip(bottom, lo[index], hi[index]), np.clip(top, lo[index], hi[index])
+    wished = np.clip(wish, bottom, top)  # NaN, no wish, is never cut
+    lost = int(((top < lo[index]) | (bottom > hi[index]) | (wished < nlo) | (wished > nhi)).sum())
+    lo[index], hi[index] = nlo, nhi
+    want[index] = np.where(np.isnan(want[index]), wish, want[index])
+    stands = np.where(np.isnan(leased[index]), readback[index], leased[index])
+    wanted = np.where(np.isnan(want[index]), stands, want[index])
+    # Where neither a wish nor a reading exists, the safe value is the best guess
+    wanted = np.clip(np.where(np.isnan(wanted), safe[index], wanted), nlo, nhi)
+    if states:  # a named level: between two of them there is nothing
+        wanted = np.rint(wanted)
+    before = value[index]
+    by[index[np.isnan(before) | (wanted != before)]] = number
+    value[index] = wanted
+    return lost
+
+
+def power_at_level(
+    group: I64,
+    level: F64,
+    power_w: F64,
+    slope: F64,
+    key: F64,
+    room_w: F64,
+    weight: F64,
+    first: I64,
+    top: float,
+    scale: float,
+) -> None:
+    """Write the power (W) and its rise per level of groups [k] at levels [k] into `power_w` and `slope`.
+
+    `key` [n] ascends: the group of each device, and as its fraction the level at which it has all that it has
+    room for; `room_w` and `weight` [n + 1] are summed up to each device, and `first` [n_group + 1] cuts them.
+    """
+    begin, end = first[group], first[group + 1]
+    upto = np.searchsorted(key, group + np.minimum(level, top) * scale, side="right")
+    upto = np.minimum(np.maximum(upto, begin), end)
+    slope[:] = weight[end] - weight[upto]
+    power_w[:] = room_w[upto] - room_w[begin] + slope * level
+
+
+def find_places(names: list[str], known: dict[str, int], paths: list[str], places: I32) -> int:
+    """Write the place of each name by `known` into `places` [k]: -1 for none. Returns the number of these.
+
+    `paths` are the names of `known` by their places, or nothing. Many names follow each other as they do: the
+    compiled form compares those before it looks into `known`, whose entries lie all over the memory.
+    """
+    del paths
+    places[:] = [known.get(name, -1) for name in names]
+    return int((places < 0).sum())

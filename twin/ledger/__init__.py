@@ -1,4 +1,4 @@
-"""Ledger of a site: its energy, GPU time, cost and carbon by the hour, each joule and GPU-second once."""
+"""Ledger of a site: energy, GPU time, cost and carbon by the hour, each joule and GPU-second counted once."""
 
 import lazy_loader
 

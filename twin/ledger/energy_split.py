@@ -1,4 +1,4 @@
-"""Energy split: what each rack took in a look, by all meters at once, so that the parts make the whole.
+"""Energy split: the energy of each rack in a look, by all meters at once, so that the parts make the whole.
 
 The meters of roots, of racks and of nodes each have an error; losses between them are small. What they
 disagree by is shared by least squares: each gives way as its variance is to the sum of all.
@@ -23,7 +23,7 @@ UNREAD_PU = 0.3  # of an energy that follows from what others left; source: esti
 
 
 class Metered(NamedTuple):
-    """Energy of a look with the variance of its gaps [n], and whether anything told it."""
+    """Energy of a look with the variance of its gaps [n], and a mask of known energies."""
 
     energy_j: F64
     var_j2: F64
@@ -31,7 +31,7 @@ class Metered(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """Energy as it adds up, and its variance by gains, which last, and by gaps, which do not [n]."""
+    """Energy that adds up, with its lasting variance by gains and its passing variance by gaps [n]."""
 
     energy_j: F64
     sigma2: F64
@@ -63,7 +63,7 @@ class LateRoots(EntityState):
 
 
 class RootGroups:
-    """Groups of roots that share racks; racks that no feeder serves are a group each hall, without roots."""
+    """Groups of roots with shared racks; racks without a feeder form a group per hall, without roots."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
@@ -101,7 +101,7 @@ class RootMeters(NamedTuple):
 
 
 def split(groups: RootGroups, meters: RootMeters, rack: Metered, node: Metered, gain: RackGain) -> Split:
-    """Share a look among racks and nodes."""
+    """Split a look among racks and nodes."""
     feeder, counted, fresh, late = meters
     site, n_rack = groups.site, len(rack.energy_j)
     of_node = site.rack_of_node
@@ -122,7 +122,7 @@ def split(groups: RootGroups, meters: RootMeters, rack: Metered, node: Metered, 
     fed_j = row_sums(of, np.where(feeder.known[roots], root_j, 0.0), n)
     fed_sigma2 = row_sums(of, (root_pu * root_j) ** 2, n)
     fed_var = row_sums(of, feeder.var_j2[roots], n)
-    # Racks of which nothing tells share what the others leave
+    # Racks without readings share the rest of the others
     g = groups.of_rack
     lone = ~told
     left_j = np.maximum(fed_j - row_sums(g, rack_j, n), 0.0)
@@ -169,7 +169,8 @@ class _Roots(NamedTuple):
 
 
 def _reconciled(groups: RootGroups, racks: _Errors, roots: _Roots) -> tuple[Settled, Settled]:
-    """Racks, and losses of groups, after the meters of roots are heard: of all the time that waits.
+    """Return racks, and losses of groups, for the whole waiting time, once the meters of roots have
+    reported.
 
     The end of a gap takes variance back, so that of a look may be below 0: as a weight it counts by its size.
     """
@@ -190,7 +191,7 @@ def _reconciled(groups: RootGroups, racks: _Errors, roots: _Roots) -> tuple[Sett
     sigma2 = racks.own2 * (1.0 - gain) ** 2 + (racks.common - gain * share[g]) ** 2
     sigma2 += gain**2 * (all_own[g] - racks.own2 + (loss2[1] + roots.sigma2)[g])
     group_sigma2 = weight**2 * roots.sigma2 + (1.0 - weight) ** 2 * (all_own + share**2 + loss2[1])
-    # What was stated before is taken back where it is settled now
+    # Energy stated before is taken back where it is settled now
     all_var = row_sums(g, rack_var, n)
     var = rack_var * (1.0 - gain) ** 2 + gain**2 * (all_var[g] - rack_var + root_var[g]) - racks.late_var
     group_var = weight**2 * root_var + (1.0 - weight) ** 2 * all_var - row_sums(g, racks.late_var, n)
@@ -200,7 +201,7 @@ def _reconciled(groups: RootGroups, racks: _Errors, roots: _Roots) -> tuple[Sett
 
 
 def _nodes(site: Site, rack_j: F64, node: Metered, told: Bool, nodes_j: F64) -> tuple[Settled, Bool]:
-    """Nodes within their racks, and those of whose power nothing tells. `nodes_j`: of known nodes by rack."""
+    """Split racks into nodes, and find those without known power. `nodes_j`: of known nodes by rack."""
     of_node = site.rack_of_node
     dark = row_sums(of_node, ~node.known, len(rack_j))
     left_j = np.where(told, np.maximum(rack_j - nodes_j, 0.0), 0.0) / np.maximum(dark, 1.0)

@@ -54,7 +54,7 @@ class FeederBalance(EntityState):
         self._groups, n = groups, groups.n
         racks = [np.flatnonzero(groups.of_rack == g) for g in range(n)]
         roots = [groups.roots[groups.of_root == g] for g in range(n)]
-        # A rack with roots of its own is compared with them in each look; a large group tells of none
+        # A rack with roots of its own is compared with them in each look; a large group identifies no rack
         fits = [2 <= len(a) <= MOST_RACKS and len(b) > 0 for a, b in zip(racks, roots, strict=True)]
         self._racks = [a if ok else a[:0] for a, ok in zip(racks, fits, strict=True)]
         self._roots = roots
@@ -64,10 +64,10 @@ class FeederBalance(EntityState):
         self.root_j, self.usual_j = np.zeros(n), np.zeros(n)
 
     def adopt(self, old: Self, old_of_new: OldOfNew) -> None:
-        """Begin anew: on another site the groups are others."""
+        """Restart for another site, whose groups differ."""
 
     def forget(self, table: str, entity: int) -> None:
-        """Another meter: its gain is not known, and the window is not whole."""
+        """Forget a replaced meter: its gain is unknown, and the window is incomplete."""
         super().forget(table, entity)
         for g, (racks, roots) in enumerate(zip(self._racks, self._roots, strict=True)):
             if table == "rack" and entity in racks:
@@ -96,12 +96,12 @@ class FeederBalance(EntityState):
             told = root_whole[roots].all() and self.root_j[g] > 0.0
             if len(racks) and told and not self.spoiled[racks].any():
                 self._learn(g, self.rack_j[racks], float(self.root_j[g]))
-            # A counter that is read later tells of this window in the next one
+            # A later reading of a counter adds the energy of this window to the next one
             self.spoiled[racks] = not root_whole[roots].all()
         self.rack_j[:], self.root_j[:], self.window_s = 0.0, 0.0, 0.0
 
     def _learn(self, g: int, rack_j: F64, root_j: float) -> None:
-        """One window of a group: roots less racks is what gains and losses make of them."""
+        """Learn from one window of a group: gains and losses make the difference of roots and racks."""
         self.windows[g] += 1.0
         self.usual_j[g] += (root_j - self.usual_j[g]) / min(self.windows[g], float(NOISE_WINDOWS))
         row = np.append(rack_j / root_j, (1.0, root_j / self.usual_j[g] - 1.0))
@@ -136,5 +136,5 @@ class FeederBalance(EntityState):
 
 
 def _prior_pu(racks: int) -> F64:
-    """1 sigma of what a group learns, before it does."""
+    """Return the prior 1 sigma of the parameters of a group."""
     return np.array([GAIN_PU] * racks + [ROOT_PU, LOSS_PU])

@@ -30,7 +30,7 @@ TIME_CLASSES = (
     "unknown",
 )
 FREE, IDLE, BUSY, THROTTLED, CAPPED, CHECKPOINT, RESTART, FAILED_TIME, REPAIR, UNKNOWN_TIME = range(10)
-# What a look sees of a GPU without its job: places in the columns of `SeenTime.gpus`
+# States of a GPU without its job: places in the columns of `SeenTime.gpus`
 SEEN = (REPAIR, FAILED_TIME, UNKNOWN_TIME, BUSY, IDLE)
 ACTIVE_PU = 0.05  # activity from which on a GPU works; source: estimate
 OUT_OF_SERVICE, LEAVING = 3.0, 1.0  # of node.service_level_state: drained; cordoned
@@ -61,14 +61,14 @@ class ThrottleTime(EntityState):
         self._site = site
 
     def unseen(self) -> SeenTime:
-        """All GPUs as they are while nobody listens: unknown."""
+        """Return all GPUs in the class unknown, for time without observation."""
         gpus = np.zeros((self._site.sizes["node"], len(SEEN)), np.int64)
         gpus[:, SEEN.index(UNKNOWN_TIME)] = np.diff(self._site.gpu_start_of_node)
         none = np.zeros(len(gpus), np.int64)
         return SeenTime(gpus, none, none)
 
     def observe(self, state: State, view: View, span_ns: int) -> SeenTime:
-        """The classes now, and the time slowed in the last `span_ns`."""
+        """Return the present classes, and the slowed time in the last `span_ns`."""
         site = self._site
         n_node, node = site.sizes["node"], site.node_of_gpu
         seen = _seen(state, view, site)
@@ -94,7 +94,7 @@ class ThrottleTime(EntityState):
 
 
 def _seen(state: State, view: View, site: Site) -> np.ndarray:
-    """Place in SEEN of each GPU [n_gpu]."""
+    """Return the place of each GPU in SEEN [n_gpu]."""
     now_ns, table, nodes = state.now_ns, state.tables["gpu"], state.tables["node"]
     active = np.zeros(table.n, np.bool_)
     known = np.zeros(table.n, np.bool_)
@@ -127,7 +127,8 @@ def _seen(state: State, view: View, site: Site) -> np.ndarray:
 
 
 def _growth(state: State, signal: Signal, seen: I64, bits: np.ndarray, mask: int, span_ns: int) -> F64 | None:
-    """Time slowed since the last look [n_gpu], by the counter, or by the bits of one without; None: none."""
+    """Return the slowed time since the last look [n_gpu], by the counter, or by the bits without one;
+    None: none."""
     table = state.tables["gpu"]
     total, counts = table.total[signal.row], table.raw[signal.row] >= 0
     known = counts & (seen >= 0)
@@ -143,7 +144,7 @@ def _growth(state: State, signal: Signal, seen: I64, bits: np.ndarray, mask: int
 
 
 def _lowered(view: View) -> Bool:
-    """GPUs whose power limit is below its highest value, or that we cap [n_gpu]."""
+    """Return the GPUs with a power limit below its highest value, or under a cap of racktwin [n_gpu]."""
     high_w = view.envelope("gpu.power_cap_w").safe
     limit_w = view.readback("gpu.power_cap_w")
     with np.errstate(invalid="ignore"):
@@ -153,7 +154,7 @@ def _lowered(view: View) -> Bool:
 
 
 class ReportedSpans(NamedTuple):
-    """A job's report of a save or a restart: `began_ns` of the save that it holds, `at_ns` of the report."""
+    """A job's report of a save or a restart: `began_ns` of the save, `at_ns` of the report."""
 
     tier: int
     began_ns: int
@@ -163,7 +164,7 @@ class ReportedSpans(NamedTuple):
 
 
 class JobTime(EntityState):
-    """Time in saves and restarts that jobs reported and that is not taken out of their GPU time yet."""
+    """Time in saves and restarts that jobs reported, not yet subtracted from their GPU time."""
 
     owed_ns: I64 = column("job", "i8", trail=(2,))  # per GPU: checkpoint, restart
     generation: np.ndarray = column("job", "i4")

@@ -33,7 +33,7 @@ _NO_TIME, _NO_ENERGY = np.zeros((0, len(TIME_CLASSES)), np.int64), np.zeros((0, 
 
 
 class AddedEnergy(NamedTuple):
-    """Energies with the variances of gains and of gaps, and what GPUs have of each, NaN: not told [k]."""
+    """Energies with the variances of gains and of gaps, and the GPUs' part of each, NaN: unknown [k]."""
 
     energy_j: F64
     sigma2: F64
@@ -63,11 +63,11 @@ class HourAccount(EntityState):
         self._place: dict[Key, int] = {}
 
     def derive(self) -> None:
-        """The place of each row by its key."""
+        """Recompute the place of each row by its key."""
         self._place = {(k[0], k[1], k[2], k[3], k[4], k[5]): i for i, k in enumerate(self.rows)}
 
     def row(self, key: Key) -> int:
-        """The place of a row, which is made where it is new."""
+        """Return the place of a row; creates a new one."""
         found = self._place.get(key)
         if found is None and len(self.rows) >= MAX_ROWS and key[5] not in ("", OTHERS):
             return self.row((*key[:5], OTHERS))
@@ -103,7 +103,7 @@ class HourAccount(EntityState):
                 self.time_ns[:, at] += moved
 
     def take_out(self, row: int, at: int, wanted_ns: int) -> int:
-        """Move time of a row from idle, then busy, to CHECKPOINT or RESTART; returns how much there was."""
+        """Move time of a row from idle, then busy, to CHECKPOINT or RESTART; returns the time moved."""
         assert at in (CHECKPOINT, RESTART)
         moved = 0
         for source in (IDLE, BUSY):
@@ -138,11 +138,11 @@ class HourAccount(EntityState):
                 add(unknown, energy_j)
 
     def add_figure(self, name: str, over: float, under: float, known_ns: float) -> None:
-        """Add to both sides of a figure of FIGURES what is known of both."""
+        """Add to both sides of a figure of FIGURES where both are known."""
         self.figures[FIGURES.index(name)] += over, under, known_ns
 
     def record(self, names: Mapping[str, Sequence[str]]) -> HourRecord:
-        """The hour as it is kept. `names`: of racks, halls and the site."""
+        """Return the record of the hour. `names`: of racks, halls and the site."""
         rows = tuple(
             LedgerRow(key[0], key[1], key[2], key[3], key[4], key[5], tuple(time), *amount)
             for key, time, amount in zip(self.rows, self.time_ns.tolist(), self.amount.tolist(), strict=False)
@@ -161,7 +161,7 @@ class HourAccount(EntityState):
         )
 
     def begin(self, begin_ns: int) -> None:
-        """Begin an hour with nothing in it."""
+        """Begin an empty hour."""
         self.begin_ns, self.watched_ns = begin_ns, 0
         self.rows, self._place = [], {}
         self.time_ns, self.amount = _NO_TIME.copy(), _NO_ENERGY.copy()

@@ -59,7 +59,7 @@ FIGURES = ("pue", "tue", "wue")
 
 
 class HourRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=False):
-    """`begin_ns`: of the hour; `watched_ns`: how much of it this daemon accounts for.
+    """One hour. `begin_ns`: its begin; `watched_ns`: the part that this daemon observed.
 
     `unmetered_s`: node-seconds whose power nothing told; `refused`: counters that did not fit their meters;
     `figures` of FIGURES: all energy over that of racks; all energy over that of GPUs and CPUs; water over the
@@ -78,12 +78,12 @@ class HourRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
 
 
 def encode_hour(hour: HourRecord) -> bytes:
-    """The record as JSON."""
+    """Return the record as JSON."""
     return msgspec.json.encode(hour)
 
 
 def decode_hour(raw: bytes) -> HourRecord:
-    """The record of such JSON. Raises StorageError."""
+    """Return the record of such JSON. Raises StorageError."""
     try:
         return msgspec.json.decode(raw, type=HourRecord)
     except msgspec.MsgspecError as error:

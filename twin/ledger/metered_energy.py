@@ -26,7 +26,7 @@ MOST_LOOKS = (
 
 
 class PowerIntegral(EntityState):
-    """Energy of each entity of a table since the last look, from its power; it stays with the place."""
+    """Energy of each entity of a table since the last look, from its power; replacements keep the place."""
 
     energy_j: F64 = column(OWN, "f8", of_place=True)
     var_j2: F64 = column(OWN, "f8", of_place=True)  # of gaps
@@ -46,7 +46,7 @@ class PowerIntegral(EntityState):
         self._gaps = bool(self.gap_s.any())
 
     def add(self, power_w: F64, dt_s: float, paused: bool) -> None:
-        """Add a tick: the power that is read [n], NaN where none is. `paused`: nobody listened before it."""
+        """Add a tick: the power read [n], NaN for none. `paused`: there was no observation before it."""
         read: Bool = np.isfinite(power_w)
         if not paused and not self._gaps and read.all():
             self.energy_j += power_w * dt_s
@@ -54,7 +54,7 @@ class PowerIntegral(EntityState):
             self.power_w[:] = power_w
             return
         gap = ~read if not paused else np.ones_like(read)
-        # A first reading tells nothing of the time before it, a pause included
+        # A first reading has no information on the time before it, including a pause
         fresh = read & ~np.isfinite(self.power_w)
         held_w = np.where(gap, self.power_w, power_w)
         known = np.isfinite(held_w)
@@ -76,14 +76,14 @@ class PowerIntegral(EntityState):
         self._gaps = bool(self.gap_s.any())
 
     def take(self) -> tuple[F64, F64, F64]:
-        """(energy, its variance, seconds known) since the last look [n]; then begin anew."""
+        """Return (energy, its variance, seconds known) since the last look [n], and restart."""
         out = self.energy_j.copy(), self.var_j2.copy(), self.known_s.copy()
         self.energy_j[:], self.var_j2[:], self.known_s[:] = 0.0, 0.0, 0.0
         return out
 
 
 class EnergyCounters(EntityState):
-    """Energy counters as read at the last look, and what was booked by the power since."""
+    """Energy counters at the last look, and the energy booked by power since."""
 
     seen_mj: I64 = column(OWN, "i8", -1)  # total; -1: not yet
     resets: I32 = column(OWN, "i4")
@@ -100,7 +100,8 @@ class EnergyCounters(EntityState):
     def settle(
         self, table: TableState, energy_j: F64, var_j2: F64, power_w: F64, known: Bool
     ) -> tuple[F64, F64, int]:
-        """(energy, variance) of a look with what the counters say, and how many counters were refused.
+        """Return (energy, variance) of a look with the counters applied, and the number of refused
+        counters.
 
         `energy_j`, `var_j2`: by the power, which was `known` all the time; `power_w`: the last one.
         """
@@ -121,7 +122,7 @@ class EnergyCounters(EntityState):
         var_j2 = var_j2 - np.where(good, self.booked_var_j2, 0.0)
         self.waited[:] = np.where(ended, 0, self.waited + 1)
         self.counted[:] = np.where(ended, good, self.counted & ~first & (self.waited < MOST_LOOKS))
-        # What waits for its counter is not settled; a power alone is, where it is read
+        # Energy that waits for its counter is not settled; a power alone is, where it is read
         self.fresh = np.where(self.counted, ended, (var_j2 == 0.0) | ended)
         anew = first | ended
         np.copyto(self.seen_mj, total, where=anew)

@@ -1,4 +1,4 @@
-"""Node gaps: the energy of nodes whose power was not read for a while, by the energy counters of their GPUs.
+"""Node gaps: the energy of nodes without power readings for a while, by the energy counters of their GPUs.
 
 The counters grow on while nobody reads them. The power of a node is a line over that of its GPUs, which is
 learned while both are read: what is beside the GPUs partly follows their load.
@@ -18,7 +18,7 @@ FILLED_PU = 0.02  # 1 sigma of what fills a gap, over it; source: estimate
 
 
 class NodeGaps(EntityState):
-    """Sums that were booked of each node since its GPUs' counters were last read, and its line."""
+    """Sums booked for each node since the last reading of its GPUs' counters, and its line."""
 
     booked_j: F64 = column("node", "f8")
     booked_var_j2: F64 = column("node", "f8")
@@ -38,7 +38,7 @@ class NodeGaps(EntityState):
     def settle(
         self, energy_j: F64, var_j2: F64, known: Bool, gpus_j: F64, counted: Bool, span_s: float
     ) -> tuple[F64, F64, Bool]:
-        """(energy, variance) of a look, and the nodes in a gap that nothing fills [n_node].
+        """Return (energy, variance) of a look, and the nodes in a gap without data [n_node].
 
         `gpus_j`: growth of the counters of each node's GPUs, all of which were `counted` in this look.
         """
@@ -65,7 +65,7 @@ class NodeGaps(EntityState):
         return energy_j, var_j2, unfilled
 
     def _learn(self, calm: Bool) -> None:
-        """Move the lines of these nodes by what was booked of them."""
+        """Update the lines of these nodes by their booked sums."""
         gpus_w, node_w = self.gpus_j / self.booked_s, self.booked_j / self.booked_s
         learned_s = self.learned_s + self.booked_s
         share = np.maximum(self.booked_s / learned_s, -np.expm1(-self.booked_s / MEMORY_S))

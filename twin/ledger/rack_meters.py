@@ -1,4 +1,4 @@
-"""Rack meters: what a rack's meter reads over the meters of its nodes, beside other racks of its kind.
+"""Rack meters: the ratio of a rack's meter to the meters of its nodes, compared with other racks of its kind.
 
 The errors of the meters of a rack's nodes average out, that of its one meter does not. What a rack takes
 beside its nodes differs little between racks of one profile: where the meters of several say so, each is
@@ -39,7 +39,7 @@ class RackGain(NamedTuple):
 
 
 class RackMeters(EntityState):
-    """Sums of what racks' meters and their nodes' meters read at the same time, of the last day or so."""
+    """Sums of simultaneous readings of racks' meters and their nodes' meters, of about the last day."""
 
     meter_j: F64 = column("rack", "f8")
     nodes_j: F64 = column("rack", "f8")
@@ -63,7 +63,7 @@ class RackMeters(EntityState):
 
     @property
     def compared(self) -> Bool:
-        """Racks whose meter is compared with their nodes' [n_rack]."""
+        """Return the racks whose meter is compared with their nodes' [n_rack]."""
         return self.both_s >= LEAST_S
 
     def gain(self, off_pu: F64, sigma_pu: F64) -> RackGain:

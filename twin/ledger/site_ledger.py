@@ -34,7 +34,7 @@ _NO_GAPS = np.zeros((0, 2), np.int64)
 
 
 class SiteLedger(EntityState):
-    """The hour that runs, and the last ones that are over (`closed`, as JSON)."""
+    """The current hour, and the last complete ones (`closed`, as JSON)."""
 
     powers: dict[str, PowerIntegral] = part()
     feeders: EnergyCounters = part()
@@ -72,18 +72,18 @@ class SiteLedger(EntityState):
         self._hall = site.hall_of_rack[site.rack_of_node]
         self._gpus = np.diff(site.gpu_start_of_node).astype(np.int64)
         self._signals = {table: TABLES[table].by_name["power_w"] for table in POWERED}
-        # Rows of the hour by hall and slot, -1: not looked up yet; made anew in each hour
+        # Rows of the hour by hall and slot, -1: not looked up yet; rebuilt each hour
         self._places: I64 = np.full((site.sizes["hall"], site.sizes["job"] + 2), -1, np.int64)
         self._places_ns = 0
 
     def remapped(self, site: Site, old_of_new: OldOfNew) -> SiteLedger:
-        """The ledger of a changed site; what the hour has of racks and halls that left goes with them."""
+        """Return the ledger for a changed site; the hour's entries of removed racks and halls are dropped."""
         out = SiteLedger(site)
         out.adopt(self, old_of_new)
         return out
 
     def running(self) -> HourRecord | None:
-        """The hour that runs, as far as it is booked; None before the first look."""
+        """Return the current hour as booked so far; None before the first look."""
         return self.hour.record(self._place_names()) if self.hour.begin_ns else None
 
     def hear(self, event: CheckpointTold, jobs: JobSlots) -> None:
@@ -97,7 +97,7 @@ class SiteLedger(EntityState):
             self.job_time.hear(slot, int(jobs.generation[slot]), told)
 
     def update(self, state: State, view: View, dt_s: float, paused: bool = False) -> None:
-        """Take a tick in; book what is due. `paused`: nobody listened since the tick before."""
+        """Take a tick and book what is due. `paused`: there was no observation since the previous tick."""
         now_ns = state.now_ns
         if paused:
             gap = np.array([[now_ns - round(dt_s * NS), now_ns]], np.int64)
@@ -124,7 +124,7 @@ class SiteLedger(EntityState):
         self._gpu_j(state, begin_ns, 0.0)
 
     def _book(self, state: State, view: View) -> None:
-        """Book everything since the last look."""
+        """Book the time since the last look."""
         now_ns, begin_ns = state.now_ns, self.booked_ns
         span_s = (now_ns - begin_ns) / NS
         seen = self.throttle.observe(state, view, now_ns - begin_ns)
@@ -171,7 +171,7 @@ class SiteLedger(EntityState):
         self.booked_ns, self.gaps = now_ns, _NO_GAPS.copy()
 
     def _close(self, next_ns: int) -> None:
-        """The hour is over: keep its record, begin the next."""
+        """Close the hour: store its record, begin the next."""
         if self.hour.watched_ns or len(self.closed) < KEPT_HOURS:  # an outage pushes out nothing watched
             self.closed = [*self.closed, encode_hour(self.hour.record(self._place_names()))]
         self.hour.begin(next_ns)
@@ -181,7 +181,7 @@ class SiteLedger(EntityState):
         return {t: [self.site.name(t, i) for i in range(sizes[t])] for t in ("rack", "hall")}
 
     def _split(self, state: State, span_s: float, gpu_j: F64, counted: Bool) -> tuple[Split, Metered, int]:
-        """Racks and nodes as they add up; loops; counters that were refused."""
+        """Return the split among racks and nodes, the loops, and the refused counters."""
         read = {}
         for table, integral in self.powers.items():
             energy_j, var_j2, known_s = integral.take()
@@ -220,7 +220,7 @@ class SiteLedger(EntityState):
     def _sides(
         self, state: State, found: Split, loops: Metered, compute_j: float
     ) -> list[tuple[str, float, float, float]]:
-        """Both sides of each figure that is known of a look, and the time for which: (name, over, under, ns).
+        """Return both sides of each known ratio of a look, with its time: (name, over, under, ns).
 
         `compute_j`: of GPUs and CPUs; NaN where some are not known.
         """
@@ -257,7 +257,7 @@ class SiteLedger(EntityState):
 
     @staticmethod
     def _off(state: State) -> Bool:
-        """Nodes that are read as off: their GPUs and CPUs take nothing that anybody could read [n_node]."""
+        """Return the nodes that read off: their GPUs and CPUs draw nothing measurable [n_node]."""
         nodes = state.tables["node"]
         off = nodes.value[_NODE_ON.row] == 0.0
         return np.asarray(off & nodes.current(_NODE_ON, state.now_ns), np.bool_)
@@ -288,7 +288,8 @@ class SiteLedger(EntityState):
 
     @staticmethod
     def _cpu_j(state: State, span_s: float, off: Bool) -> float:
-        """Energy of the CPUs by their power now; NaN where a node that is not `off` tells nothing of it."""
+        """Return the energy of the CPUs by their present power; NaN for a node that is not `off` without
+        readings."""
         table = state.tables["node"]
         current = table.current(_NODE_CPU, state.now_ns)
         if not (current | off).all():
@@ -296,7 +297,7 @@ class SiteLedger(EntityState):
         return float(table.value[_NODE_CPU.row, current].sum(dtype=np.float64)) * span_s
 
     def _prices(self, view: View) -> tuple[float, float]:
-        """(price, carbon intensity) per kWh now; NaN where not known."""
+        """Return (price, carbon intensity) per kWh now; NaN if unknown."""
         out = []
         for key in ("site.grid_price_usd_per_kwh", "site.grid_carbon_g_per_kwh"):
             good = view.quality(key)[:1] == 0
@@ -304,7 +305,8 @@ class SiteLedger(EntityState):
         return out[0], out[1]
 
     def _held(self, jobs: JobSlots, begin_ns: int, now_ns: int) -> tuple[I64, I64, I64, I64]:
-        """Spans in which jobs held nodes since the last look: (node, slot, begin, end) [k], in order of time.
+        """Return the spans in which jobs held nodes since the last look: (node, slot, begin, end) [k], in
+        order of time.
 
         Slot -1: no job; -2: a job that found no slot, or nobody told of any job. A job that began and ended
         between two looks is not seen.
@@ -342,7 +344,7 @@ class SiteLedger(EntityState):
         return node, of, begin, end
 
     def _unseen(self, start_ns: I64, end_ns: I64, from_ns: int, to_ns: int) -> I64 | None:
-        """Time of each span [k], within an hour, in which nobody listened; None for none."""
+        """Return the unobserved time of each span [k] within an hour; None for none."""
         out = None
         for begin_ns, over_ns in self.gaps.tolist():
             begin_ns, over_ns = max(begin_ns, from_ns), min(over_ns, to_ns)
@@ -352,12 +354,12 @@ class SiteLedger(EntityState):
         return out
 
     def _rows(self, nodes: I64, slots: I64, inside: I64) -> I64:
-        """The row of each span [k], made where it is new and the span is of this hour."""
+        """Return the row of each span [k]; creates new ones for spans of this hour."""
         if self._places_ns != self.hour.begin_ns:
             self._places[:], self._places_ns = -1, self.hour.begin_ns
         halls = self._hall[nodes]
         rows = self._places[halls, slots + 2]
-        # Who has a node now gets a row, be it for 0 ns: it may have left by the next look
+        # A job that has a node now gets a row, be it for 0 ns: it may have left by the next look
         holding = np.arange(len(nodes)) >= len(nodes) - len(self.slot)
         new = (rows < 0) & ((inside > 0) | holding)
         if new.any():
@@ -368,7 +370,7 @@ class SiteLedger(EntityState):
         return np.maximum(rows, 0)
 
     def _note_holders(self, jobs: JobSlots) -> None:
-        """Note whose each slot is now.
+        """Note the present holder of each slot.
 
         A job that starts again in its slot may have another queue. So its row follows from what a snapshot
         holds, and not from when it was looked up.
@@ -387,7 +389,7 @@ class SiteLedger(EntityState):
         return name, "job", queue, tenant, account, job
 
     def _settle_jobs(self, jobs: JobSlots, current: I64) -> None:
-        """Take saves and restarts that were told out of the time of their jobs' rows."""
+        """Subtract reported saves and restarts from the time of their jobs' rows."""
         owed = self.job_time.owed_ns
         for slot in np.flatnonzero(owed.any(axis=1)).tolist():
             if not jobs.alive[slot] or jobs.generation[slot] != self.job_time.generation[slot]:
@@ -463,5 +465,5 @@ class SiteLedger(EntityState):
 
 
 def _overlap(gaps: I64, from_ns: int, to_ns: int) -> int:
-    """Time of a span that lies in gaps [g, 2]."""
+    """Return the time of a span inside gaps [g, 2]."""
     return int(np.maximum(np.minimum(gaps[:, 1], to_ns) - np.maximum(gaps[:, 0], from_ns), 0).sum())

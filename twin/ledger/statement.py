@@ -73,7 +73,7 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Sum:
-    """Sums of a line over the hours: amounts, of which the errors of gains wait for the end of an hour."""
+    """Sums of a line over the hours: amounts; errors of gains are added at the end of an hour."""
 
     def __init__(self, row: LedgerRow) -> None:
         self.row, self.amounts = row, [0.0] * len(AMOUNTS)
@@ -115,7 +115,7 @@ class _Sum:
 
         return StatementRow(
             **common,
-            # What is not of nodes has no GPUs to be read: it leaves a whole without readings unknown
+            # A part that is not of nodes has no GPUs to be read: it leaves a whole without readings unknown
             gpu_energy_kwh=None if of["ungauged_j"] > 0.0 >= of["gpu_j"] else of["gpu_j"] / J_PER_KWH,
             ungauged_kwh=of["ungauged_j"] / J_PER_KWH,
             cost_usd=known(of["cost_usd"], of["unpriced_j"]), unpriced_kwh=of["unpriced_j"] / J_PER_KWH,
@@ -126,7 +126,7 @@ class _Sum:
 
 
 def _named(by: str, row: LedgerRow) -> tuple[str, LedgerRow]:
-    """(name of the line that a row belongs to, what the line says beside it)."""
+    """Return (name of a row's line, its further text)."""
     if by == "site":
         return "", LedgerRow("", "site")
     if by == "hall":
@@ -197,7 +197,7 @@ def statement(
 
 
 def _whole(lines: dict[tuple[str, ...], _Sum], by: str, hour: HourRecord) -> None:
-    """Errors of the site, or of halls, by their own meters."""
+    """Return the errors of the site, or of halls, by their own meters."""
     for key, line in lines.items():
         found = hour.site if by == "site" else hour.halls.get(key[0])
         if found is not None:

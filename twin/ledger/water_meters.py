@@ -17,7 +17,7 @@ ML_PER_L = 1e3
 
 
 class WaterMeters(EntityState):
-    """Counters of make-up water as last counted, and the energy of racks since."""
+    """Last counts of make-up water, and the energy of racks since."""
 
     total_ml: I64 = column("loop", "i8", -1)  # -1: not counted yet
     resets: I32 = column("loop", "i4")
@@ -34,7 +34,7 @@ class WaterMeters(EntityState):
         self._dry: Bool = np.array([name.rpartition("/")[2] in dry for name in names], np.bool_)
 
     def settle(self, table: TableState, it_j: float, begin_ns: int, end_ns: int) -> tuple[float, float, int]:
-        """(l, energy of racks, ns) of what is known with this look; nothing while a loop's meter is awaited.
+        """Return (l, energy of racks, ns) known with this look; nothing while a loop's meter is missing.
 
         What a meter drew that was not read before, began anew or was replaced is not known: it is left out,
         and so is the energy of that time.

@@ -1,4 +1,4 @@
-"""Breaker: a thermal accumulator, and where its magnetic trip stands.
+"""Breaker: a thermal accumulator, and the threshold of its magnetic trip.
 
 tau d(theta)/dt = (x / hold)^2 - theta, with x the current over the rating; trips at theta = 1. `hold` is the
 largest load that it carries for ever. All steps are exact while the load is constant.

@@ -75,7 +75,7 @@ def capped(
     wanted = clock_of_share_pu(share, gamma, knee)
     low = np.flatnonzero(wanted < least)
     share[low] = dynamic_share_pu(least[low], gamma[low], knee[low])
-    # What does not work needs no lower clock: it would save nothing
+    # A GPU without work needs no lower clock: it would save nothing
     clock[slowed] = np.where(dynamic <= _LEAST_W, 1.0, np.maximum(wanted, least))
     power[slowed] = static + dynamic * share
     return power, clock

@@ -40,7 +40,7 @@ BOOT_PU = 1.25
 
 
 class Actuators:
-    """Values in force per control [n], NaN = none was ever commanded, and until when (plant's time)."""
+    """Values in force per control [n], NaN = never commanded, and their expiry (plant's time)."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
@@ -51,7 +51,7 @@ class Actuators:
         self._answers: deque[tuple[CommandBatch, str]] = deque(maxlen=MAX_UNASKED)
 
     def take(self, commands: Sequence[CommandBatch], time_s: float) -> list[str]:
-        """Obey; the controls that got a new value. A deposed daemon's commands are refused."""
+        """Apply commands; returns the controls with a new value. Refuses commands of a deposed daemon."""
         new: list[str] = []
         for batch in commands:
             control = find_control(batch.control)
@@ -99,11 +99,11 @@ class Actuators:
         return changed
 
     def get(self, control: str) -> F64 | None:
-        """The values in force [n]; None if no command ever was."""
+        """Return the values in force [n]; None if none was ever commanded."""
         return self.value.get(control)
 
     def answers(self) -> list[CommandAcked]:
-        """Acknowledgements since the last call."""
+        """Return the acknowledgements since the last call."""
         out: list[CommandAcked] = []
         while self._answers:
             batch, state = self._answers.popleft()
@@ -116,7 +116,7 @@ class Actuators:
                         generation=int(batch.generation[k]),
                         command=f"{batch.epoch}-{batch.command[k]}",
                         state="done" if state == "done" else "failed",
-                        detail="" if state == "done" else "not obeyed here, or of an older epoch",
+                        detail="" if state == "done" else "not accepted here, or of an older epoch",
                     )
                 )
         return out
@@ -136,7 +136,7 @@ class NodeSwitches:
         self._moved = False
 
     def obey(self, value: F64, time_s: float) -> None:
-        """Take commands [n], NaN = none. A shutdown that is under way is not begun anew."""
+        """Apply commands [n], NaN = none. A shutdown in progress does not restart."""
         self.off_s = np.where(value == OFF, np.minimum(self.off_s, time_s), self.off_s)
         begun = (value == STOPPING) & np.isinf(self.off_s)
         self.off_s = np.where(begun, time_s + self.shutdown_s, self.off_s)
@@ -144,7 +144,7 @@ class NodeSwitches:
         self._moved = True
 
     def step(self, t: Truth) -> bool:
-        """Move to the truth's time; whether any node went off, on, or began to stop."""
+        """Advance to the truth's time; returns True if a node went off, on, or began to stop."""
         if not self._moved:
             return False
         off, wait = self.off_s <= t.time_s, np.isfinite(self.off_s)
@@ -156,7 +156,7 @@ class NodeSwitches:
 
 
 class NodeStandby:
-    """The standby of each node [n_node]: its scheduler puts it to sleep, and starts it again."""
+    """Standby of each node [n_node]: its scheduler puts it to sleep and wakes it."""
 
     def __init__(self, site: Site, seed: int) -> None:
         n, design, rack = site.sizes["node"], site.design, site.rack_of_node
@@ -167,13 +167,13 @@ class NodeStandby:
         self.boot_w = BOOT_PU * np.nan_to_num(idle_w + (design.cpu_idle_w + design.node_other_w)[rack])
 
     def obey(self, value: F64, time_s: float) -> None:
-        """Take commands [n], NaN = none. One that starts is not started anew."""
+        """Apply commands [n], NaN = none. A start in progress does not restart."""
         woken = (value == READY) & (self.level == ASLEEP)
         self.ready_s = np.where(woken, time_s + self.wake_s, self.ready_s)
         self.level = np.where(woken, WAKING, np.where(value == ASLEEP, ASLEEP, self.level))
 
     def step(self, t: Truth) -> bool:
-        """Move to the truth's time; whether any node fell asleep, began to start, or is ready."""
+        """Advance to the truth's time; returns True if a node fell asleep, began to start, or is ready."""
         self.level = np.where((self.level == WAKING) & (self.ready_s <= t.time_s), READY, self.level)
         if np.array_equal(self.level, t.node_standby_level):
             return False
@@ -181,5 +181,5 @@ class NodeStandby:
         return True
 
     def power_w(self) -> F64:
-        """Power of the nodes that are not ready [n_node]."""
+        """Return the power of the nodes that are not ready, W [n_node]."""
         return np.where(self.level == ASLEEP, STANDBY_W, np.where(self.level == WAKING, self.boot_w, 0.0))

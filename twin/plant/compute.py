@@ -85,7 +85,7 @@ class Compute:
         self.boiled_j, self.any_boiled = np.zeros(n_gpu), False
 
     def retune(self, p: Parameters, ratio: F64, dt_s: float) -> None:
-        """Resistances and time constants at this flow over nominal flow [n_rack], where it has changed."""
+        """Update resistances and time constants for this flow over nominal flow [n_rack] if it changed."""
         moved = np.abs(ratio - self.tuned_ratio)
         if dt_s == self.tuned_dt_s and moved.max(initial=0.0) <= RETUNE_PU:
             return
@@ -110,19 +110,19 @@ class Compute:
                       runs.down(p.rack_upstream_k_per_w / np.maximum(ratio, RATIO_MIN)))  # fmt: skip
 
     def dry(self, p: Parameters) -> Bool:
-        """Plates whose coolant has boiled away [n_gpu]."""
+        """Return the plates whose coolant has boiled away [n_gpu]."""
         out: Bool = self.boiled_j >= PLATE_KG * EVAPORATION_J_PER_KG * p.lump
         return out
 
     def read_disturbance(self, d: Disturbance) -> None:
-        """Plates that conduct badly, alone or with their tray."""
+        """Read the plates that conduct badly, alone or with their tray."""
         factor = d.gpu_plate_factor * d.node_plate_factor[self.trays.of]
         if not np.array_equal(factor, self.plate_factor):
             self.plate_factor[:] = factor
             self.tuned_dt_s = 0.0
 
     def lock(self, clock_pu: F64) -> None:
-        """Highest clock of each GPU [n_gpu] by its lock; NaN where none is."""
+        """Set the highest clock of each GPU [n_gpu] by its lock; NaN without a lock."""
         self.lock_pu[:] = np.where(np.isfinite(clock_pu), clock_pu, 1.0)
         self.locked = bool((self.lock_pu < 1.0).any())
 
@@ -137,14 +137,14 @@ class Compute:
         self.loss1 = 1.0 + p.node_loss1
 
     def set_fans(self, p: Parameters, fan_w: F64) -> None:
-        """Power of fans of a whole rack [n_rack], spread over its nodes; small changes are left out."""
+        """Set the fan power of a whole rack [n_rack], spread over its nodes; small changes are ignored."""
         np.multiply(fan_w, self.per_node, out=fan_w)
         if not np.abs(fan_w - self.fan_w_of_node).max(initial=0.0) < FAN_W:
             self.fan_w_of_node[:] = fan_w
             self.base_w[:] = p.node_other_w + fan_w[self.nodes.of]
 
     def power(self, t: Truth, p: Parameters, dt_s: float) -> None:
-        """Power of every GPU from activity, temperature, cap and clock; and of every node."""
+        """Compute the power of every GPU from activity, temperature, cap and clock, and of every node."""
         a, b = t.gpu_power_w, self.b
         np.multiply(t.gpu_tensor_pu, p.gpu_cross_w, out=a)
         a += p.gpu_sm_w
@@ -176,7 +176,7 @@ class Compute:
         self._nodes(t, p)
 
     def _slow(self, t: Truth, p: Parameters, demand: F64, static: F64, dt_s: float) -> None:
-        """Lower power and clock where a cap binds, a lock does, or heat has lowered the clock.
+        """Lower power and clock where a cap, a lock or heat limits them.
 
         Dynamic power is f V(f)^2, of which the exponent of a cap is the law; source: estimate.
         """
@@ -250,7 +250,8 @@ class Compute:
         return out
 
     def heat(self, t: Truth, p: Parameters, reference_c: F64, dt_s: float) -> None:
-        """Temperatures at the end of the step, plates against `reference_c` [n_rack]; heat that left."""
+        """Compute the temperatures at the end of the step, plates against `reference_c` [n_rack]; returns
+        the heat that left."""
         runs, shape = self.gpus, self.gpus.shape
         a, b, temp = self.a, self.b, t.gpu_temp_c
         np.multiply(self.resistance, t.gpu_power_w, out=a)
@@ -296,7 +297,7 @@ class Compute:
             self.any_boiled, self.tuned_dt_s = True, 0.0
 
     def store(self, t: Truth, p: Parameters, out: F64) -> F64:
-        """Heat in the GPUs of each rack, J over 0 degC [n_rack]."""
+        """Return the heat stored in the GPUs of each rack, J over 0 degC [n_rack]."""
         np.multiply(p.gpu_heat_capacity_j_per_k, t.gpu_temp_c, out=self.b)
         return self.gpus.sums(self.b.reshape(self.gpus.shape), out)
 
@@ -318,7 +319,7 @@ class Compute:
                 self.shut_down = gone
 
     def set_alive(self, t: Truth, d: Disturbance, on: Bool) -> None:
-        """GPUs that are on the bus: not fallen off, not shut down, and their node has power [n_node]."""
+        """Set the GPUs on the bus: not fallen off, not shut down, and with power at their node [n_node]."""
         back = on & ~t.node_on
         if back.any():
             self.burnt &= ~back[self.trays.of]

@@ -34,7 +34,7 @@ AIR_HANDLER_W_PER_W, AIR_HANDLER_COP = 0.05, 4.5  # fans, and the chillers behin
 
 
 def phi(x: F64) -> F64:
-    """(1 - e^-x)/x, 1 at 0: the mean of a decay over its step."""
+    """Return (1 - e^-x)/x, 1 at 0: the mean of a decay over its step."""
     small = np.maximum(x, 1e-12)
     return -np.expm1(-small) / small
 
@@ -75,7 +75,7 @@ class Cooling:
         self.leak_w, self.leaking = np.zeros(n["cdu"]), False
         self.a, self.b, self.out_w = np.zeros(n["rack"]), np.zeros(n["rack"]), np.zeros(n["rack"])
         self.c, self.e, self.mixed = np.zeros(n["cdu"]), np.zeros(n["cdu"]), np.zeros(n["cdu"])
-        # What the legs held when the step began
+        # Temperatures of the legs when the step began
         self.before_hot_c, self.before_cold_c, self.before_pipe_c = (x.copy() for x in (
             self.hot_c, self.cold_c, self.pipe_c))  # fmt: skip
         self.into_w, self.across_w_per_k, self.moved, self.far = (np.zeros(n["cdu"]) for _ in range(4))
@@ -84,7 +84,7 @@ class Cooling:
         self.motors, self.motor_w = Groups(self.hall_of_cdu.astype(np.intp), n["hall"]), np.zeros(n["hall"])
 
     def read_disturbance(self, d: Disturbance) -> None:
-        """Fouling, stuck valves, blocked fans, and the grid that drives facility pumps and air handlers."""
+        """Read fouling, stuck valves, blocked fans, and the grid of facility pumps and air handlers."""
         if d.cooling_ok != self.grid_ok or not np.array_equal(d.cdu_ua_factor, self.ua_factor):
             self.ua_factor[:], self.grid_ok = d.cdu_ua_factor, d.cooling_ok
             self.film_at[:] = np.nan
@@ -92,7 +92,7 @@ class Cooling:
         self.fan_factor[:] = d.rack_fan_factor
 
     def tune(self, p: Parameters, dt_s: float) -> None:
-        """Gains of the tanks at the present flows."""
+        """Update the gains of the tanks at the present flows."""
         h = self.h
         np.multiply(phi(h.rack_w_per_k * (dt_s / p.rack_tank_j_per_k)), dt_s / p.rack_tank_j_per_k,
                     out=self.gain_rack)  # fmt: skip
@@ -108,7 +108,7 @@ class Cooling:
         self.film_at[:] = np.nan
 
     def plates(self, t: Truth, p: Parameters) -> F64:
-        """Reference temperature of the plates of each rack, or of its heat sinks in air, degC [n_rack]."""
+        """Return the reference temperature of each rack's plates, or heat sinks in air, degC [n_rack]."""
         ref = self.reference_c
         self.racks.spread(self.pipe_c, t.rack_supply_c)
         np.subtract(t.rack_return_c, t.rack_supply_c, out=ref)
@@ -118,7 +118,7 @@ class Cooling:
         return ref
 
     def air_side(self, t: Truth, p: Parameters, dt_s: float) -> F64:
-        """Fans of racks, and their power [n_rack] W: they follow load and inlet, a little late."""
+        """Update the fans of racks and their power [n_rack], W: they follow load and inlet with a lag."""
         a, b = self.a, self.b
         np.divide(t.rack_air_heat_w, p.rack_air_max_w, out=a)
         np.subtract(t.rack_inlet_c, 24.0, out=b)
@@ -135,7 +135,7 @@ class Cooling:
         return b
 
     def rack_step(self, t: Truth, p: Parameters, plates_w: F64, gpu_w: F64, dt_s: float) -> None:
-        """Heat of the racks into coolant and air, and their coolant's temperature."""
+        """Move the heat of the racks into coolant and air; updates their coolant's temperature."""
         h, a, q, air = self.h, self.a, t.rack_liquid_heat_w, t.rack_air_heat_w
         np.subtract(t.rack_return_c, t.rack_inlet_c, out=a)
         a *= p.rack_to_air_w_per_k
@@ -156,7 +156,7 @@ class Cooling:
         np.subtract(q, a, out=self.out_w)
 
     def cdu_step(self, t: Truth, p: Parameters, dt_s: float) -> None:
-        """Hot leg, exchanger, cold leg and pipe of every CDU, then its valve."""
+        """Advance hot leg, exchanger, cold leg and pipe of every CDU, then its valve."""
         h, c, e = self.h, self.c, self.e
         w = h.cdu_w_per_k
         np.copyto(self.before_hot_c, self.hot_c)
@@ -194,7 +194,7 @@ class Cooling:
         self._valve(t, p, dt_s)
 
     def _exchange(self, t: Truth, p: Parameters, warm_c: F64) -> None:
-        """Heat to the facility water, from the mean of the hot leg and the water as it comes."""
+        """Return the heat to the facility water, from the mean of the hot leg and the incoming water."""
         np.multiply(t.cdu_valve_pu, p.cdu_primary_lpm, out=t.cdu_primary_flow_lpm)
         if not self.grid_ok:
             t.cdu_primary_flow_lpm[:] = 0.0
@@ -210,7 +210,7 @@ class Cooling:
         np.copyto(t.cdu_primary_supply_c, self.primary_supply_c)
 
     def _films(self, t: Truth, p: Parameters) -> None:
-        """Conductance across the exchangers between both entries: worked out anew where flows have moved."""
+        """Return the conductance of the exchangers between both inlets; recomputed where flows have moved."""
         moved, far = self.moved, self.far
         np.multiply(t.cdu_primary_flow_lpm, self.ratio_per_lpm, out=moved)
         moved -= self.film_at
@@ -228,14 +228,15 @@ class Cooling:
         self.across_w_per_k += self.film_w_per_k
 
     def _across(self, t: Truth, p: Parameters, ratio: F64) -> F64:
-        """Heat over the difference of both entries, W/K, at this ratio of primary to nominal flow [n_cdu]."""
+        """Return the heat over the difference of both inlets, W/K, at this ratio of primary to nominal
+        flow [n_cdu]."""
         cold = np.maximum(ratio / self.ratio_per_lpm * p.water_w_per_k_per_lpm, LEAST_W_PER_K)
         least = np.minimum(self.h.cdu_w_per_k, cold)
         mixed = least / np.maximum(self.h.cdu_w_per_k, cold)
         return effectiveness(self.ua_w_per_k(t, p, ratio) / least, mixed) * least
 
     def ua_w_per_k(self, t: Truth, p: Parameters, ratio: F64) -> F64:
-        """Conductance of the plates [n_cdu] at this ratio of primary to nominal flow."""
+        """Return the conductance of the plates [n_cdu] at this ratio of primary to nominal flow."""
         films = film_factor(np.maximum(ratio, 1e-4), np.maximum(t.cdu_flow_lpm / p.cdu_flow_lpm, 1e-4))
         ua: F64 = p.cdu_ua_w_per_k * self.ua_factor / films
         return ua
@@ -258,7 +259,7 @@ class Cooling:
             np.copyto(valve, self.stuck, where=np.isfinite(self.stuck))
 
     def set_points(self, t: Truth, p: Parameters) -> None:
-        """Supply set points: as requested, but never near the dew point of the hall."""
+        """Return the supply set points: as requested, but never near the dew point of the hall."""
         dew = p.hall_moisture_c[self.hall_of_cdu] if len(p.hall_moisture_c) else 0.0
         np.maximum(self.target_c, dew + DEW_MARGIN_K, out=t.cdu_setpoint_c)
 
@@ -269,7 +270,7 @@ class Cooling:
         return np.where(np.isfinite(aim), aim, 32.0) - 4.0 - FACILITY_MARGIN_K
 
     def hall_step(self, t: Truth, p: Parameters, dt_s: float) -> None:
-        """The air of every hall: racks and motors of CDUs heat it, air handlers take away as it is too warm.
+        """Advance the air of every hall: racks and CDU motors heat it, and air handlers remove the excess.
 
         dT/dt = (heat - max (T - low)/band)/C, exact between the ends of the band. Halls are few: one by one.
         """
@@ -293,10 +294,10 @@ class Cooling:
         t.rack_inlet_c += p.rack_inlet_add_k
 
     def air_power_w(self) -> float:
-        """Electric power of air handlers and the chillers behind them."""
+        """Return the electric power of air handlers and the chillers behind them."""
         return float(np.add.reduce(self.hall_air_w)) * (AIR_HANDLER_W_PER_W + 1.0 / AIR_HANDLER_COP)
 
     def leak_heat(self, lost_w_per_k: F64) -> None:
-        """Coolant leaves from the hot leg and is made up from the reserve at room temperature."""
+        """Remove the heat of leaked coolant from the hot leg; the reserve replaces it at room temperature."""
         np.multiply(lost_w_per_k, self.hot_c - ROOM_C, out=self.leak_w)
         self.leaking = bool(self.leak_w.any())

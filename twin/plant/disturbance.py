@@ -24,7 +24,7 @@ SensorTrouble = Literal["frozen", "biased", "spiking", "silent"]
 
 @dataclass(frozen=True, slots=True)
 class SensorFault:
-    """A sensor that lies: `amount` is the bias in the signal's unit, or the height of its spikes."""
+    """A faulty sensor: `amount` is the bias in the signal's unit, or the height of its spikes."""
 
     table: str
     entity: int
@@ -35,7 +35,7 @@ class SensorFault:
 
 @dataclass(slots=True)
 class Disturbance:
-    """Factors are 1, switches True where all is well, additions 0."""
+    """Faults of a site. Neutral values: factors 1, switches True, additions 0."""
 
     gpu_plate_factor: F64  # [n_gpu] on the resistance: dried paste
     gpu_alive: Bool  # [n_gpu] on the bus
@@ -74,7 +74,7 @@ class Disturbance:
     outdoor_add_k: float = 0.0
     grid_voltage_pu: float = 1.0
     utility_ok: bool = True  # before UPSs and generator
-    # What UPSs and generator feed while the utility is lost, set by the plant
+    # Consumers that UPSs and generator feed while the utility is lost, set by the plant
     it_fed: bool = True
     pumps_fed: bool = True
     cooling_fed: bool = True
@@ -85,22 +85,22 @@ class Disturbance:
 
     @property
     def it_ok(self) -> bool:
-        """True while supplies of racks can work with the voltage that is left."""
+        """True while the supplies of racks work at the remaining voltage."""
         return self.grid_voltage_pu > VOLTAGE_LEAST_PU and self.it_fed
 
     @property
     def pumps_ok(self) -> bool:
-        """True while the pumps of CDUs can."""
+        """True while the pumps of CDUs work at the remaining voltage."""
         return self.grid_voltage_pu > VOLTAGE_LEAST_PU and self.pumps_fed
 
     @property
     def cooling_ok(self) -> bool:
-        """True while facility pumps, fans, chillers and air handlers can."""
+        """True while facility pumps, fans, chillers and air handlers work at the remaining voltage."""
         return self.grid_voltage_pu > VOLTAGE_LEAST_PU and self.cooling_fed
 
 
 def neutral(site: Site) -> Disturbance:
-    """Nothing is wrong."""
+    """Return a disturbance without any fault."""
     n = site.sizes
     gpu, node, rack, cdu = n["gpu"], n["node"], n["rack"], n["cdu"]
     loop, feeder, link = n["loop"], n["feeder"], n["link"]

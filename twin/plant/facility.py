@@ -38,7 +38,7 @@ LEAK_FELT_L = 5.0  # in the pit of a loop; source: estimate
 
 
 class Facility:
-    """Hot and cold legs of every loop [n_loop + 1]; the last serves CDUs of which no loop is known."""
+    """Hot and cold legs of every loop [n_loop + 1]; the last serves CDUs without a known loop."""
 
     def __init__(self, site: Site, p: Parameters, weather: Weather) -> None:
         n = len(p.loop_heat_w)
@@ -68,7 +68,7 @@ class Facility:
         self.air_c = np.zeros(n)
 
     def read_disturbance(self, d: Disturbance) -> None:
-        """Fans that fail, leaks, hotter weather, and the grid that drives pumps, fans and chillers."""
+        """Read failed fans, leaks, hotter weather, and the grid of pumps, fans and chillers."""
         self.grid_ok = d.cooling_ok
         self.fan_factor[: self.n_loop] = d.loop_fan_factor
         self.leak_lpm[: self.n_loop] = d.loop_leak_lpm
@@ -77,7 +77,7 @@ class Facility:
             self.add_k, self.weather_s = d.outdoor_add_k, -np.inf
 
     def look_outside(self, t: Truth, p: Parameters) -> None:
-        """Weather moves slowly: once a minute."""
+        """Read the weather, once a minute because it moves slowly."""
         if t.time_s - self.weather_s < WEATHER_PERIOD_S:
             return
         self.weather_s = t.time_s
@@ -88,7 +88,7 @@ class Facility:
         self.air_c[:] = np.where(p.loop_wet, t.wet_bulb_c, t.outdoor_c)
 
     def step(self, t: Truth, p: Parameters, dt_s: float) -> None:
-        """Heat of the CDUs through hot leg, cooler and cold leg."""
+        """Move the heat of the CDUs through hot leg, cooler and cold leg."""
         np.copyto(self.before_hot_c, self.hot_c)
         np.copyto(self.before_cold_c, self.cold_c)
         self.cdus.sums(t.cdu_heat_w, self.into_w)
@@ -106,7 +106,7 @@ class Facility:
             t.loop_water_l[:] = self.water_l[:n]
 
     def _loop(self, p: Parameters, i: int, dt_s: float) -> None:
-        """One loop: both legs exactly, with what the other gives held over the step."""
+        """Advance one loop: both legs exactly, with the other inputs constant over the step."""
         hot, cold, level = float(self.hot_c[i]), float(self.cold_c[i]), self.level[i]
         into, flow, nominal = float(self.into_w[i]), float(self.flow_lpm[i]), float(p.loop_heat_w[i])
         gain = dt_s / float(p.loop_tank_j_per_k[i])
@@ -153,5 +153,5 @@ class Facility:
         self.level[i] = min(1.0 + float(p.loop_chiller_pu[i]), max(FAN_FLOOR_PU, level))
 
     def supply(self, out: F64) -> F64:
-        """Facility water as each CDU gets it, degC [n_cdu]."""
+        """Return the facility water supply of each CDU, degC [n_cdu]."""
         return self.cdus.spread(self.cold_c, out)

@@ -1,4 +1,4 @@
-"""Failure timeline of a simulated fleet: every change that failures and repairs make, in order of time.
+"""Failure timeline of a simulated fleet: every change by failures and repairs, in order of time.
 
 A timeline is drawn ahead of the run. `TimelinePlayer` applies it to a plant, at the cost of one comparison in
 a step in which nothing happens.
@@ -76,7 +76,7 @@ class FailureTimeline:
     reboots: tuple[tuple[int, float, float], ...] = ()
 
     def down(self, time_s: float, n_node: int) -> Bool:
-        """Nodes that are unusable at an instant [n_node]."""
+        """Return the nodes that are unusable at an instant [n_node]."""
         f, out = self.failures, np.zeros(n_node, np.bool_)
         out[f.node[(f.begin_s <= time_s) & (time_s < f.end_s)]] = True
         return out
@@ -86,7 +86,7 @@ Place = tuple[str, int | tuple[int, int]]
 
 
 class TimelinePlayer:
-    """Applies a failure timeline to one site. It may act beside a campaign of other entities."""
+    """Applies a failure timeline to one site. It may run beside a campaign of other entities."""
 
     def __init__(self, site: Site, timeline: FailureTimeline) -> None:
         self.site, self.timeline = site, timeline
@@ -102,7 +102,7 @@ class TimelinePlayer:
         return out
 
     def due(self, until_s: float) -> bool:
-        """True if anything happens before an instant."""
+        """Return True if an event is due before an instant."""
         return self._due_s < until_s
 
     def apply(self, disturbance: Disturbance, time_s: float, dt_s: float, start_ns: int = 0) -> bool:

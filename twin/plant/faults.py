@@ -23,7 +23,7 @@ BOTH = -1  # `part` of a script that acts on both pumps or supplies
 KINDS_IN_PARTS = ("pump_trip", "pump_worn", "psu_lost")  # that strike one of two pumps or supplies
 ALL_SIGNALS = ""  # signal of a sensor fault that takes a whole device: a node with its GPUs
 
-# What a simulated site publishes and a sensor fault may spoil: gauges that something else can contradict.
+# Gauges that a simulated site publishes, a sensor fault may spoil, and something else can contradict.
 PUBLISHED: dict[str, tuple[str, ...]] = {
     "gpu": ("power_w", "temp_c", "sm_clock_hz"),
     "node": ("power_w",),
@@ -52,7 +52,7 @@ SBE_PER_S = 5.0  # corrected memory errors; a double one for each 20,000
 NVLINK_ERRORS_PER_S = 2000.0
 LINK_DISCARDS_PER_S = 5000.0
 
-# A drift over days moves by so much of it at a time, so that flows need not be solved anew in each step
+# A drift over days moves in steps of this share, so that flows need not be solved in each step
 DRIFT_S, DRIFT_STEP = 86_400.0, 1e-4
 
 How = Literal["times", "plus", "put"]
@@ -102,11 +102,11 @@ class Script:
 
     @property
     def is_sensor(self) -> bool:
-        """A sensor lies; the equipment is well."""
+        """True for a faulty sensor on healthy equipment."""
         return self.kind.startswith("sensor_")
 
     def level(self, time_s: float, dt_s: float = 1.0) -> float:
-        """Share of the full severity reached at the end of a step from `time_s` on, 0..1.
+        """Return the share of the full severity reached at the end of a step from `time_s` on, 0..1.
 
         It acts in every step that overlaps [begin_s, end_s).
         """
@@ -119,12 +119,13 @@ class Script:
         return reached if self.ramp_s < DRIFT_S else reached // DRIFT_STEP * DRIFT_STEP
 
     def effects(self, level: float) -> tuple[Effect, ...]:
-        """Effects at a level above 0; empty for sensor faults and faults that are only reported."""
+        """Return the effects at a level above 0; empty for sensor faults and faults that are only
+        reported."""
         found = _EFFECTS.get(self.kind)
         return () if found is None else found(self, self.severity * level)
 
     def sensor_fault(self, level: float) -> SensorFault | None:
-        """The sensor fault at a level above 0."""
+        """Return the sensor fault at a level above 0."""
         if self.kind == "node_silent":
             return SensorFault("node", self.entity, ALL_SIGNALS, "silent")
         if not self.is_sensor:
@@ -134,18 +135,18 @@ class Script:
 
     @property
     def xid_period_s(self) -> float:
-        """Between its reports of an XID; 0 if it makes none."""
+        """Return the period of its XIDs, s; 0 if it reports none."""
         slow, fast = XID_PERIOD_S
         return 0.0 if self.kind != "xid_burst" else slow * (fast / slow) ** self.severity
 
     @property
     def xid_code(self) -> int:
-        """The XID that it reports."""
+        """Return the XID of its reports."""
         return int(self.amount) or XID_CODE
 
 
 class Life(NamedTuple):
-    """Wear of a kind of part: severity at which it is worn out, and the days of a short and a long life.
+    """Wear of a kind of part: severity at the end of its life, and the days of a short and a long life.
 
     `share` of the parts wear.
     """
@@ -191,7 +192,7 @@ def wear_scripts(site: Site, seed: int = 0, pace: float = 1.0) -> tuple[Script, 
 
 
 def neutral_value(field: str) -> float | bool:
-    """The neutral value of a field of a Disturbance."""
+    """Return the neutral value of a field of a Disturbance."""
     if field.endswith(("_factor", "_voltage_pu")):
         return 1.0
     if field.endswith(("_ok", "_alive")):
@@ -200,12 +201,12 @@ def neutral_value(field: str) -> float | bool:
 
 
 def _one(field: str, how: How, value: Callable[[float], float | bool]) -> Callable[..., tuple[Effect, ...]]:
-    """An effect on the script's own entity whose size follows from the severity reached."""
+    """Return an effect on the script's own entity that scales with the severity reached."""
     return lambda s, reached: (Effect(field, s.entity, how, value(reached)),)
 
 
 def _parts(field: str, how: How, value: Callable[[float], float | bool]) -> Callable[..., tuple[Effect, ...]]:
-    """The same on one or both pumps or supplies of an entity."""
+    """Return the same effect on one or both pumps or supplies of an entity."""
 
     def of(s: Script, reached: float) -> tuple[Effect, ...]:
         parts = (0, 1) if s.part == BOTH else (s.part,)
@@ -233,7 +234,8 @@ def _ecc(s: Script, reached: float) -> tuple[Effect, ...]:
 
 
 def _branch_factor(reached: float) -> float:
-    """Severity is the share of the flow that is lost at the same pressure: dp = k Q^2."""
+    """Return the factor of a branch. Severity is the share of the flow that is lost at the same pressure:
+    dp = k Q^2."""
     return BLOCKED_FACTOR if reached >= 1.0 - 1e-6 else 1.0 / (1.0 - reached) ** 2
 
 
@@ -283,12 +285,12 @@ class Campaign:
 
     @property
     def scripts(self) -> tuple[Script, ...]:
-        """All scripts, by their beginning."""
+        """Return all scripts, by their begin."""
         return self._scripts
 
     @property
     def acting(self) -> tuple[Script, ...]:
-        """Those that acted in the last step."""
+        """Return the scripts with an effect in the last step."""
         return tuple(s for s, x in zip(self._scripts, self._level, strict=True) if x > 0)
 
     def apply(self, disturbance: Disturbance, time_s: float, dt_s: float) -> bool:
@@ -309,7 +311,7 @@ class Campaign:
         return bool(changed.any()) or reported or self._counting
 
     def _levels(self, time_s: float, dt_s: float) -> Bool:
-        """Move all levels; which ones changed."""
+        """Update all levels; returns the changed ones."""
         now = np.array([s.level(time_s, dt_s) for s in self._scripts])
         changed: Bool = now != self._level
         self._level = now
@@ -346,7 +348,7 @@ class Campaign:
         return before or bool(self._raised)
 
     def _next_change(self, time_s: float) -> float:
-        """Nothing can change in a step that ends by then; -inf: at any time."""
+        """Return the instant until which nothing changes; -inf: changes at any time."""
         if self._raised or self._counting:
             return -inf
         soonest = inf

@@ -1,4 +1,4 @@
-"""Frozen workload: every GPU keeps the activity last seen, and the running jobs continue.
+"""Frozen workload: every GPU keeps its last activity, and the running jobs continue.
 
 A mirrored plant runs it, since the jobs to come are unknown. Jobs save at their stated interval. A
 synchronous job loses its work since the last save when a member dies, and restarts on the remaining nodes. It
@@ -97,7 +97,7 @@ class FrozenWorkload:
             age_s = max(0.0, (now_ns - saved_ns) / NS)
         knows = bool(np.isfinite(age_s))
         if not knows:
-            ran_s = max(0.0, (now_ns - int(jobs.started_ns[slot])) / NS)
+            ran_s = max(0.0, (now_ns - int(jobs.running_since_ns(slot))) / NS)
             age_s = ran_s % interval_s if saves else ran_s
         return HeldJob(
             jobs.names[slot], kind, bool(jobs.synchronous[slot]), int(jobs.priority[slot]),
@@ -115,20 +115,22 @@ class FrozenWorkload:
 
     @property
     def jobs(self) -> tuple[HeldJob, ...]:
-        """The running jobs."""
+        """Return the running jobs."""
         return tuple(job for job in self._jobs if job.running)
 
     def lost_work(self) -> float:
-        """GPU-seconds of work lost since the beginning, as members of synchronous jobs died."""
+        """Return the GPU-seconds of work lost since the begin by deaths of members of synchronous jobs."""
         return self.progress.lost_gpu_s
 
     def checkpoint_age_s(self, job: str, time_s: float) -> float | None:
-        """Since the last whole save of this job began; None if it is unknown or never saves."""
+        """Return the seconds since the begin of this job's last complete save; None if unknown or without
+        saves."""
         found = self._find(job)
         return None if found is None else time_s - found.saved_s
 
     def checkpoint(self, job: str, since_s: float) -> float | None:
-        """Ask for a save that began no earlier than `since_s`; seconds until it is whole, 0 = it is there.
+        """Request a save that began no earlier than `since_s`; returns the seconds until it is complete, 0
+        if it exists.
 
         A save that is needed begins at once, or when the one that runs is whole. None: no such job saves.
         """
@@ -145,7 +147,8 @@ class FrozenWorkload:
         return left_s + found.save_s
 
     def checkpoint_interval(self, job: str, interval_s: float) -> bool:
-        """From its last save on a job saves each `interval_s`; False if no such job saves."""
+        """Save a job each `interval_s` from its last save on; returns False if there is no such job with
+        saves."""
         found = self._find(job)
         if found is None:
             return False
@@ -186,16 +189,16 @@ class FrozenWorkload:
         return next((j for j in self._jobs if j.running and j.name == name and j.interval_s < inf), None)
 
     def _first_s(self) -> float:
-        """When the next of all jobs does or says something."""
+        """Return the instant of the next save or report of any job."""
         return min((min(j.next_s, j.tell_s if j.running else inf) for j in self._jobs), default=inf)
 
     def _tell(self, job: HeldJob, at_s: float, events: list[Event]) -> None:
-        """A job speaks although nothing new is saved."""
+        """Emit a report of a job without a new save."""
         events.append(progress_report(job.name, at_s, job.interval_s, job.saved_s if job.knows else None))
         job.tell_s = at_s + SPEAK_S
 
     def _act(self, job: HeldJob, truth: Truth, at_s: float, events: list[Event]) -> None:
-        """A save begins or is whole, or a job that failed starts again."""
+        """Begin or complete a save, or restart a failed job."""
         self._count(truth, at_s)
         if not job.running:
             self._restart(job, truth, at_s, events)
@@ -243,7 +246,7 @@ class FrozenWorkload:
             job.tell_s, job.knows = at_s + SPEAK_S, False
 
     def _deaths(self, truth: Truth, time_s: float, events: list[Event]) -> None:
-        """Nodes that went: a synchronous job fails with one; another goes on without."""
+        """Process dead nodes: a synchronous job fails with one; another continues without it."""
         dead = ~self._healthy(truth)
         died, self._dead = dead & ~self._dead, dead
         if not died.any():
@@ -265,19 +268,19 @@ class FrozenWorkload:
             events.append(JobEnded(job=job.name, reason="node_fail"))
 
     def _healthy(self, truth: Truth) -> Bool:
-        """[n_node] on, with all its GPUs on the bus."""
+        """Return the nodes [n_node] that are on, with all their GPUs on the bus."""
         dead = np.concatenate(([0], np.cumsum(~truth.gpu_alive)))
         fit = truth.node_on & ~truth.node_unfit
         healthy: Bool = fit & (np.diff(dead[self.site.gpu_start_of_node]) == 0)
         return healthy
 
     def _write(self, truth: Truth, job: HeldJob, gate: float) -> None:
-        """All of a job's GPUs at this share of what they had been seen to do."""
+        """Set all of a job's GPUs to this share of their observed activity."""
         for column, held in zip(columns_of(truth), self.activity, strict=True):
             column[job.gpus] = held[job.gpus] * gate
 
     def _count(self, truth: Truth, time_s: float) -> None:
-        """Credit the time since the last count; a synchronous job goes as its slowest member."""
+        """Credit the time since the last count; a synchronous job runs at the pace of its slowest member."""
         elapsed_s, self._counted_s = time_s - self._counted_s, time_s
         if elapsed_s <= 0.0:
             return

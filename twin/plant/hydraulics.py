@@ -38,7 +38,7 @@ BLOCKED = 1e12  # on the resistance of a closed valve
 
 
 class Hydraulics:
-    """Flows of racks and CDUs. `changed` says whether the last step moved any of them."""
+    """Flows of racks and CDUs. `changed` is True if the last step changed any."""
 
     def __init__(self, site: Site, p: Parameters) -> None:
         n_cdu, n_rack = site.sizes["cdu"], site.sizes["rack"]
@@ -81,7 +81,7 @@ class Hydraulics:
         self._spread = np.ones(n_rack)
 
     def read_disturbance(self, p: Parameters, d: Disturbance, isolated: Bool) -> None:
-        """Resistances, pumps and heads as they are now; solves again if any is new."""
+        """Read the present resistances, pumps and heads; solves again after a change."""
         branch = p.rack_branch * np.where(isolated, BLOCKED, d.rack_branch_factor)
         clogged = p.cdu_filter * d.cdu_filter_factor
         head0 = p.cdu_head0_pa * d.cdu_pump_head_factor * self.prime[:, None]
@@ -111,11 +111,11 @@ class Hydraulics:
         t.cdu_drop_set_pa[:] = self.set_pa(p)
 
     def set_pa(self, p: Parameters) -> F64:
-        """The set points in force [n_cdu]."""
+        """Return the set points in force [n_cdu]."""
         return np.where(np.isnan(self.asked_pa), p.cdu_drop_set_pa, self.asked_pa)
 
     def step(self, t: Truth, p: Parameters, dt_s: float) -> None:
-        """Speeds by the pressure control, then flows at these speeds."""
+        """Update speeds by the pressure control, then flows at these speeds."""
         solved = self.stale
         if self.stale:
             self._solve(p)
@@ -201,7 +201,8 @@ class Hydraulics:
         self.pressures(t)
 
     def warm(self, t: Truth, p: Parameters, coolant_c: F64) -> None:
-        """Let the coolant expand to its mean temperature [n_cdu]; that of the design fills its circuit."""
+        """Expand the coolant to its mean temperature [n_cdu]; at the design's temperature it fills the
+        circuit."""
         swollen_l = EXPANSION_PER_K * p.cdu_volume_l * (coolant_c - p.cdu_supply_c - 0.5 * RISE_NOMINAL_K)
         np.minimum(swollen_l / (GAS_PU * p.cdu_reserve_l), SWOLLEN_MAX_PU, out=self.swollen)
         self.pressures(t)
@@ -216,7 +217,7 @@ class Hydraulics:
 
 
 def _coasted(speed: F64, dt_s: float) -> F64:
-    """The speed of pumps without power after a step, exactly."""
+    """Return the speed of unpowered pumps after a step, exactly."""
     root = np.sqrt(FRICTION_PU)
     left = np.arctan(speed / root) - root * dt_s / COAST_S
     out: F64 = np.where(left > 0.0, root * np.tan(np.maximum(left, 0.0)), 0.0)
@@ -228,7 +229,7 @@ DRIED_LPM = 0.002  # of a puddle once nothing leaks; source: estimate
 # Of what runs over the rim of a tray, as much gets into the next one below; the rest runs down outside, into
 # the pan of the rack; source: estimate
 BELOW_PU = 0.3
-# What condenses on manifolds and hoses of a rack, and on the pipes of a CDU, per kelvin below the dew point:
+# Condensation on manifolds and hoses of a rack, and on the pipes of a CDU, per kelvin below the dew point:
 # 2 m2 with 5 W/m2 K over the heat capacity of air (Lewis), and 6.0e-4 kg/kg K of humidity near 13 degC
 # (Magnus); area and film are estimates
 SWEAT_LPM_PER_K = 60.0 * 2.0 * 5.0 / 1006.0 * 6.0e-4
@@ -247,7 +248,7 @@ class Leaks:
         self.tray_l, self.rack_l, self.cdu_l = np.zeros(n["node"]), np.zeros(n["rack"]), np.zeros(n["cdu"])
         self.cdu_of_rack = site.cdu_of_rack
         self.rack_of_node = site.rack_of_node
-        # The tray below each; itself where there is none. Trays are counted from the bottom unless told
+        # The tray below each; itself if there is none. Trays are counted from the bottom by default
         at = np.arange(n["node"])
         step = np.where(site.upward_of_rack[self.rack_of_node] < 0, 1, -1)
         next_of = np.clip(at + step, 0, max(n["node"] - 1, 0))
@@ -263,7 +264,8 @@ class Leaks:
         self.active = False
 
     def sweats(self, t: Truth, p: Parameters) -> bool:
-        """Set what condenses from the halls' air on what is colder than its dew point; True if anything."""
+        """Condense water from the halls' air on surfaces colder than its dew point; returns True if any
+        does."""
         if len(p.hall_moisture_c):
             below_k = p.hall_moisture_c[self.hall_of_rack] - t.rack_supply_c
             self.rack_sweat_lpm = SWEAT_LPM_PER_K * np.maximum(below_k, 0.0) * p.rack_liquid
@@ -273,7 +275,7 @@ class Leaks:
         return self.sweating
 
     def step(self, t: Truth, p: Parameters, d: Disturbance, h: Hydraulics, dt_s: float) -> None:
-        """Move coolant for one step."""
+        """Move leaking coolant for one step."""
         from_cdu = d.cdu_leak_lpm + d.cdu_unseen_lpm
         leaking = bool((d.node_leak_lpm > 0).any() or (d.rack_leak_lpm > 0).any() or (from_cdu > 0).any())
         leaking |= self.sweating
@@ -282,7 +284,7 @@ class Leaks:
             return
         push = np.sqrt(np.maximum(h.prime, 0.0))  # a leak is driven by the pressure that is left
         at_rack = np.append(push, 0.0)[self.cdu_of_rack]
-        # What is isolated empties no further than itself: its leak stops
+        # An isolated rack empties no further than itself: its leak stops
         open_rack = np.where(t.rack_isolated, 0.0, 1.0) * p.rack_liquid
         tray = d.node_leak_lpm * (at_rack * open_rack)[self.rack_of_node]
         rack = d.rack_leak_lpm * at_rack * open_rack
@@ -309,7 +311,8 @@ class Leaks:
                                       or self.cdu_l.any())  # fmt: skip
 
     def _puddles(self, t: Truth, d: Disturbance, tray: F64, rack: F64, minutes: float) -> None:
-        """A rope in each tray, which runs over into the one below; a pan under the rack and the CDU."""
+        """Update the puddles: a rope in each tray, which overflows into the one below; a pan under rack
+        and CDU."""
         over = np.maximum(self.tray_l - 2.0 * TRAY_WET_L, 0.0)
         caught = np.where(self.lowest, 0.0, BELOW_PU * over)
         self.tray_l += (tray - DRIED_LPM) * minutes - over

@@ -70,7 +70,7 @@ class Berth:
 
 @dataclass(slots=True)
 class PlantJob:
-    """A job as it was drawn; `first`..`last` are its nodes. Work is in GPU-seconds at the highest clock."""
+    """A drawn job; `first`..`last` are its nodes. Work is in GPU-seconds at the highest clock."""
 
     name: str
     kind: Kind
@@ -92,14 +92,14 @@ class PlantJob:
         self.own_interval_s = self.own_interval_s or self.interval_s
 
     def again(self, first: int, last: int, gpus: int) -> PlantJob:
-        """The same job on other nodes, after a failure; each attempt has its own name."""
+        """Return the same job on other nodes after a failure; each attempt has its own name."""
         name, _, attempt = self.name.partition(".")
         again = replace(self, name=f"{name}.{int(attempt or 0) + 1}", interval_s=self.own_interval_s)
         again.first, again.last, again.gpus = first, last, gpus
         return again
 
     def started(self, site: Site) -> JobStarted:
-        """The event that tells of it."""
+        """Return the event that reports the start."""
         training = self.kind == "training"
         return JobStarted(
             job=self.name,
@@ -115,7 +115,7 @@ class PlantJob:
 
 
 def berths_of(nodes: NDArray[np.intp], mix: Mix, rng: np.random.Generator) -> list[Berth]:
-    """Berths over the nodes that have GPUs (ascending); none where the mix is constant.
+    """Return berths over the nodes with GPUs (ascending); none for a constant mix.
 
     A berth never spans a gap between nodes, such as a rack of switches leaves none of.
     """
@@ -150,7 +150,7 @@ def job_of(
     mix: Mix,
     rng: np.random.Generator,
 ) -> PlantJob:
-    """A job of the berth's kind on these nodes."""
+    """Return a job of the berth's kind on these nodes."""
     training = berth.kind == "training"
     low_h, high_h = mix.job_hours
     hours = float(np.exp(rng.uniform(np.log(low_h), np.log(high_h))))
@@ -177,7 +177,7 @@ def job_of(
 
 
 def longest_run(healthy: NDArray[np.bool_]) -> tuple[int, int]:
-    """[first, last) of the longest run of True; (0, 0) if there is none. The first of equals."""
+    """Return [first, last) of the longest run of True, the first of equals; (0, 0) for none."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], healthy, [False]))))
     if not len(edges):
         return 0, 0

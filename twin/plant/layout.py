@@ -38,11 +38,11 @@ class Runs:
         self._ones = np.ones(int(length[0]) if self.equal else 0)
 
     def down(self, of_run: F64) -> F64:
-        """A value per run, in a form that broadcasts against columns seen in `shape`."""
+        """Return a value per run, in a form that broadcasts against columns in `shape`."""
         return of_run[:, None] if self.equal else of_run[self.of]
 
     def sums(self, column: F64, out: F64) -> F64:
-        """Sum per run of a column seen in `shape`."""
+        """Return the sum per run of a column in `shape`."""
         if self.equal:
             return np.matmul(column, self._ones, out=out)
         out[:] = np.bincount(self.of, weights=column, minlength=self.count)
@@ -68,7 +68,7 @@ class Groups:
             self._matrix[self.of[self.inside], np.flatnonzero(self.inside)] = 1.0
 
     def sums(self, values: F64, out: F64) -> F64:
-        """Sum per group; what belongs to none is left out."""
+        """Return the sum per group, without members of no group."""
         if self._matrix is not None:
             return np.dot(self._matrix, values, out=out)
         if self.count:
@@ -76,7 +76,7 @@ class Groups:
         return out
 
     def spread(self, of_group: F64, out: F64) -> F64:
-        """The group's value for each member; that of group 0 for members of none."""
+        """Return the group's value for each member; that of group 0 for members of none."""
         if self.count:
             return of_group.take(self.at, out=out, mode="clip")
         return out

@@ -41,7 +41,7 @@ class Costs:
     breaker_trips: int = 0
 
     def add(self, t: Truth, it_w: float, compute_w: float, prices: Prices, dt_s: float) -> None:
-        """One more step, with the power of all racks, and of GPUs and CPUs alone."""
+        """Add one step, with the power of all racks, and of GPUs and CPUs alone."""
         self.time_s += dt_s
         self.it_j += it_w * dt_s
         self.compute_j += compute_w * dt_s
@@ -52,7 +52,8 @@ class Costs:
         self.carbon_g += kwh * prices.carbon_g_per_kwh
 
     def figures(self, t: Truth, water_l: float, lost_gpu_s: float) -> dict[str, float]:
-        """Energies in J; PUE and TUE as ratios, WUE in l/kWh of water drawn; NaN before the first step."""
+        """Return the energies in J; PUE and TUE as ratios, WUE in l/kWh of water drawn; NaN before the
+        first step."""
         return {
             "time_s": self.time_s,
             "it_energy_j": self.it_j,
@@ -84,20 +85,20 @@ class PlantParts:
 
 
 class Ledger:
-    """Levels as they were when the last step began."""
+    """Levels at the begin of the last step."""
 
     def __init__(self, n_rack: int) -> None:
         self.tank_c = np.zeros(n_rack)
         self.filled: F64 | None = None  # coolant at the beginning, l
 
     def open(self, t: Truth) -> None:
-        """Before a step: the levels that the plant's parts do not keep themselves."""
+        """Store the levels before a step that the plant's parts do not store themselves."""
         np.copyto(self.tank_c, t.rack_return_c)
         if self.filled is None:
             self.filled = t.cdu_coolant_l - t.cdu_filled_l + t.cdu_leaked_l
 
     def balances(self, t: Truth, p: Parameters, parts: PlantParts, dt_s: float) -> dict[str, float]:
-        """Relative errors of the last step; the scale is what went through."""
+        """Return the relative errors of the last step, in relation to its throughput."""
         c, h, w, f = parts.compute, parts.hydraulics, parts.cooling, parts.facility
         gpus = c.store(t, p, np.zeros_like(c.stored_j)) - c.stored_before_j
         tank = (t.rack_return_c - self.tank_c) * p.rack_tank_j_per_k * p.rack_liquid

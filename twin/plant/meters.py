@@ -37,14 +37,14 @@ class Report:
     present: Bool | None = None
 
     def runs(self) -> list[tuple[int, int]]:
-        """(first, end) of neighbours that spoke; those that kept silent lie between."""
+        """Return (first, end) of each run of neighbours that reported; silent entities lie between."""
         if self.present is None:
             return [(0, len(self.t_ns))] if len(self.t_ns) else []
         edge = np.flatnonzero(np.diff(self.present, prepend=False, append=False))
         return list(zip(edge[::2].tolist(), edge[1::2].tolist(), strict=True))
 
     def blocks(self) -> list[Block]:
-        """Runs of neighbours that spoke at one instant. Their arrays are views of this report's."""
+        """Yield runs of neighbours that reported at one instant. Their arrays are views of this report's."""
         out: list[Block] = []
         step = np.flatnonzero(np.diff(self.t_ns)) + 1
         for first, end in self.runs():
@@ -57,12 +57,12 @@ class Report:
         return out
 
     def column(self, signal: str) -> F32:
-        """The values [n] of one signal. Raises ValueError for one that is not in it."""
+        """Return the values [n] of one signal. Raises ValueError for a signal outside the report."""
         row: F32 = self.values[self.signals.index(signal)]
         return row
 
     def copy(self) -> Report:
-        """The same with arrays of its own."""
+        """Return a copy with arrays of its own."""
         present = None if self.present is None else self.present.copy()
         return Report(self.table, self.signals, self.values.copy(), self.counters, self.counts.copy(),
                       self.t_ns.copy(), self.arrival_ns, present)  # fmt: skip
@@ -70,7 +70,7 @@ class Report:
 
 @dataclass(slots=True)
 class Observation:
-    """All that came in up to `now_ns`, in order of arrival.
+    """All reports up to `now_ns`, in order of arrival.
 
     The arrays belong to the sensors, which write over them at the next observation: `copy` what is kept.
     """
@@ -81,15 +81,15 @@ class Observation:
 
     @property
     def blocks(self) -> list[Block]:
-        """Blocks of all reports, in order of arrival."""
+        """Yield the blocks of all reports, in order of arrival."""
         return [block for report in self.reports for block in report.blocks()]
 
     def find(self, table: str, signal: str) -> Report | None:
-        """The report that has this signal, or None where it was not due."""
+        """Return the report with this signal, or None if it was not due."""
         return next((r for r in self.reports if r.table == table and signal in r.signals), None)
 
     def copy(self) -> Observation:
-        """The same with arrays of its own."""
+        """Return a copy with arrays of its own."""
         return Observation([r.copy() for r in self.reports], tuple(self.events), self.now_ns)
 
 
@@ -101,7 +101,7 @@ Column = np.ndarray  # [n] of any number
 
 
 class Noise:
-    """Standard normal numbers, float32, as slices of a pool that is slowly drawn anew.
+    """Standard normal numbers, float32, as slices of a pool that is slowly redrawn.
 
     Slices begin anywhere, so the same number meets the same entity again in one of `POOL_SIZE` readings only;
     a draw of its own for each would cost more than all the rest of a plant.
@@ -116,7 +116,7 @@ class Noise:
         self._at, self._walk = 0, int(rng.integers(2**31))
 
     def refresh(self) -> None:
-        """Draw a part of the pool anew."""
+        """Draw a part of the pool again."""
         new = slice(self._at, self._at + REFRESH)
         self.rng.standard_normal(out=self.pool[new], dtype=np.float32)
         for (sigma, mean), pool in self._scaled.items():
@@ -125,12 +125,13 @@ class Noise:
         self._at = (self._at + REFRESH) % (len(self.pool) - REFRESH)
 
     def take(self, n: int) -> F32:
-        """[n], read only."""
+        """Return n numbers [n], read only."""
         at = self.lot(self._room)
         return self.pool[at : at + n]
 
     def taken_as(self, n: int, sigma: float, mean: float = 0.0) -> F32:
-        """[n] with this spread and mean, read only. Scaled pools are kept: a site has few kinds of meter."""
+        """Return numbers [n] with this spread and mean, read only. Scaled pools are cached: a site has few
+        kinds of meter."""
         pool = self._scaled.get((sigma, mean))
         if pool is None:
             pool = self._scaled[sigma, mean] = np.float32(mean) + np.float32(sigma) * self.pool
@@ -138,7 +139,7 @@ class Noise:
         return pool[at : at + n]
 
     def lot(self, many: int) -> int:
-        """One of 0 .. many - 1; far cheaper than the generator's own, good enough for where and whether."""
+        """Return one of 0 .. many - 1, far cheaper than from the generator and good enough for choices."""
         # A linear congruential walk (Numerical Recipes, ranqd1); its high bits, the good ones, decide.
         self._walk = (self._walk * 1664525 + 1013904223) & 0xFFFFFFFF
         return self._walk * many >> 32
@@ -208,13 +209,14 @@ class Panel:
         return np.float32(1.0) + np.float32(meter.gain * self.scale) * drawn
 
     def due(self, now_ns: int) -> bool:
-        """True if a round is due; half a millisecond early is in time."""
+        """Return True if a round is due; half a millisecond early is in time."""
         return self.last_ns is None or now_ns - self.last_ns >= self.period_s * 1e9 - 5e5
 
     def read(
         self, truth: Sequence[Column], counts: Sequence[Column], now_ns: int, seldom: bool = True
     ) -> None:
-        """A round: each signal from its truth [n], each counter from its own; `seldom`: also what does so."""
+        """Read a round: each signal from its truth [n], each counter from its own; `seldom`: also the
+        rarely read ones."""
         self._stamp(now_ns)
         seldom = seldom or self.marred
         self.marred = False
@@ -254,7 +256,7 @@ class Panel:
             np.minimum(row, np.float32(meter.top), out=row)
 
     def drop_out(self, share_pu: float) -> None:
-        """Cells at random become "no reading", this share of all on average.
+        """Replace random cells by "no reading", this share on average.
 
         A query fails for one signal at a time: some of its entities have nothing to say in that round.
         """
@@ -273,7 +275,7 @@ class Panel:
         row[at] = np.nan
 
     def spoil(self, faults: Sequence[SensorFault]) -> None:
-        """Apply sensor faults to the readings. A fault of the signal "" is one of all signals."""
+        """Apply sensor faults to the readings. A fault of the signal "" applies to all signals."""
         if not faults and not self._held:
             return
         self.marred = True
@@ -324,20 +326,20 @@ class Panel:
             row[at] = int(held[key])
 
     def blank(self, dead: Bool) -> None:
-        """These entities [n] read nothing: not a gauge, not a counter."""
+        """Blank all gauges and counters of these entities [n]."""
         self.marred = True
         self.values[:, dead] = np.nan
         self.counts[:, dead] = -1
 
     def report(self, present: Bool | None = None) -> Report:
-        """The round as it stands. `present` [n]: who spoke; None = all."""
+        """Return the present round as a report. `present` [n]: entities that report; None = all."""
         assert self.last_ns is not None
         return Report(self.table, self.signals, self.values, self.counters, self.counts, self.t_ns,
                       self.last_ns - self._latest_ns, present)  # fmt: skip
 
 
 class DelayedPanel(Panel):
-    """Meters of a building: what an entity reports is as it was `delay_s` [n] before, or next to that.
+    """Meters of a building: an entity reports its state of `delay_s` [n] before, or next to that.
 
     The building's own gateway dates it at the round: nobody outside learns how late it is. A meter without a
     step reads whole numbers. It is read by the gateway that it hangs on.
@@ -381,7 +383,7 @@ class Gateway:
         self._bind()
 
     def _bind(self) -> None:
-        """Let the panels' arrays be parts of the whole; again after a copy, which tears them apart."""
+        """Bind the panels' arrays as parts of the whole; again after a copy, which separates them."""
         for panel, a, b in zip(self.panels, self._starts[:-1], self._starts[1:], strict=True):
             shape = panel.values.shape
             for whole, name in ((self._values, "values"), (self._gains, "_gains")):
@@ -405,13 +407,13 @@ class Gateway:
         return out
 
     def sample(self, truth: Sequence[Column], now_ns: int) -> None:
-        """Remember the truth of now: a column for each meter of each panel, in order."""
+        """Store the present truth: a column for each meter of each panel, in order."""
         np.concatenate(truth, out=self._ring[self._next], casting="unsafe")
         self._next = (self._next + 1) % RING
         self._ring_ns = [*self._ring_ns[-RING + 1 :], now_ns]
 
     def read_late(self, now_ns: int) -> None:
-        """A round of all panels from what was sampled."""
+        """Read a round of all panels from the stored samples."""
         kept, places = self._ring_ns, []
         for delay_ns in self._delays.tolist():
             off_ns = [abs(now_ns - delay_ns - t) for t in kept]

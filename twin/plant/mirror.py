@@ -1,4 +1,4 @@
-"""Mirror: a plant in the state of the twin, with parameters learned from the site and levels as read.
+"""Mirror: a plant in the state of the twin, with learned parameters and measured levels.
 
 It answers questions of what would happen from now on. Parameters and levels that are unknown stay as in a
 settled plant of the same design. Diagnosed faults continue as disturbances where their size can be known.
@@ -44,7 +44,7 @@ BIT_ANY_SLOW = 0x4 | 0x20 | 0x40  # power cap and thermal slowdown, DCGM field 1
 
 
 class TwinReadings:
-    """Readings of the twin that are good or at most stale, and its learned parameters."""
+    """Good or at most stale readings of the twin, and its learned parameters."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.site = engine, engine.site
@@ -52,7 +52,7 @@ class TwinReadings:
         self._parameters = getattr(engine.estimator, "parameters", {})
 
     def reading(self, key: str) -> F64:
-        """The last value of a gauge or state [n]; NaN where there is none that may be used."""
+        """Return the last value of a gauge or state [n]; NaN without a usable one."""
         signal = find_signal(key)
         assert signal is not None, key
         column = self.engine.state.tables[signal.table]
@@ -63,7 +63,7 @@ class TwinReadings:
         return np.where((quality == GOOD) | (quality == STALE) | lately, value, np.nan)
 
     def count(self, key: str) -> F64:
-        """The raw value of a counter [n]; 0 where it never spoke."""
+        """Return the raw value of a counter [n]; 0 if it never reported."""
         signal = find_signal(key)
         assert signal is not None, key
         raw = self.engine.state.tables[signal.table].raw[signal.row]
@@ -71,14 +71,14 @@ class TwinReadings:
         return out
 
     def learned(self, name: str, n: int, reference: bool = False) -> F64:
-        """A parameter of the estimator [n], or what it was when it had settled; NaN where it has none."""
+        """Return a parameter of the estimator [n], or its settled value; NaN without one."""
         found = self._parameters.get(name)
         if found is None or len(found.value) != n:
             return np.full(n, np.nan)
         return np.array(found.reference if reference else found.value, np.float64)
 
     def diagnosed(self, kind: str, table: str) -> Bool:
-        """Entities [n] that have this fault by the diagnosis now."""
+        """Return the entities [n] with this fault in the diagnosis now."""
         out = np.zeros(self.site.sizes[table], np.bool_)
         for fault in self.engine.diagnosis.faults:
             if fault.kind == kind and fault.table == table:
@@ -87,7 +87,7 @@ class TwinReadings:
 
 
 def calibrate(twin: TwinReadings, p: Parameters, activity: F64, fan_w: F64) -> dict[str, F64]:
-    """Set parameters to what is known; returns factors [n] of a Disturbance where a fault is told.
+    """Set parameters to known values; returns factors [n] of a Disturbance for reported faults.
 
     `activity` [3, n_gpu] is what GPUs do now, `fan_w` [n_rack] what the fans of nodes draw. What a told fault
     has changed goes into the factor of that fault, over what the parameter was when it was well.
@@ -102,13 +102,13 @@ def calibrate(twin: TwinReadings, p: Parameters, activity: F64, fan_w: F64) -> d
 
 
 def _near(wanted: F64, drawn: F64, low: float = TRUST[0], high: float = TRUST[1]) -> F64:
-    """The value that a reading implies, bounded to a trusted range; else the drawn one."""
+    """Return the value that a reading implies, within a trusted range; otherwise the drawn one."""
     known = np.isfinite(wanted) & (wanted > 0.0)
     return np.where(known, np.clip(wanted, low * drawn, high * drawn), drawn)
 
 
 def _gpus(twin: TwinReadings, p: Parameters, activity: F64) -> None:
-    """Power coefficients, so that a GPU that is not held back draws what it is twin to draw."""
+    """Set power coefficients, so that an unlimited GPU draws its power in the twin."""
     sm, tensor, dram = activity
     power, temp = twin.reading("gpu.power_w"), twin.reading("gpu.temp_c")
     bits = np.nan_to_num(twin.reading("gpu.clock_event_bits")).astype(np.int64)
@@ -124,7 +124,7 @@ def _gpus(twin: TwinReadings, p: Parameters, activity: F64) -> None:
 
 
 def _nodes(twin: TwinReadings, p: Parameters, activity: F64, fan_w: F64) -> None:
-    """Power of a node beside its GPUs, from its own meter."""
+    """Set the power of a node beside its GPUs, from its own meter."""
     site, n = twin.site, twin.site.sizes["node"]
     count = np.maximum(np.diff(site.gpu_start_of_node), 1)
     use = np.bincount(site.node_of_gpu, weights=activity[0], minlength=n) / count
@@ -138,7 +138,7 @@ def _nodes(twin: TwinReadings, p: Parameters, activity: F64, fan_w: F64) -> None
 
 
 def _racks(twin: TwinReadings, p: Parameters) -> None:
-    """Overhead, and the share of the heat that the coolant takes."""
+    """Set the overhead, and the share of heat into the coolant."""
     site, n = twin.site, twin.site.sizes["rack"]
     power = twin.reading("rack.power_w")
     nodes = np.bincount(site.rack_of_node, weights=twin.reading("node.power_w"), minlength=n)
@@ -169,14 +169,14 @@ def _racks(twin: TwinReadings, p: Parameters) -> None:
 
 
 def _circuits(twin: TwinReadings, p: Parameters) -> dict[str, F64]:
-    """Resistances of branches and filters, pressure set points and pumps."""
+    """Set resistances of branches and filters, pressure set points and pumps."""
     flow, drop = twin.reading("rack.flow_lpm"), twin.reading("rack.diff_pressure_pa")
     tells = p.rack_liquid & (flow >= LEAST_FLOW_PU * p.rack_flow_lpm) & (drop >= LEAST_DROP_PA)
     now = np.where(tells, drop / flow**2, twin.learned("rack.branch", len(flow)))
     blocked = twin.diagnosed("branch_blocked", "rack")
     well = np.where(blocked, twin.learned("rack.branch", len(flow), reference=True), now)
     p.rack_branch[:] = np.where(p.rack_liquid, _near(well, p.rack_branch, 0.1, 10.0), p.rack_branch)
-    # Where nothing flows any more, nothing tells how little: it is shut
+    # Without any flow the remaining opening is unknown: it counts as shut
     shut = blocked & ~(flow >= LEAST_FLOW_PU * p.rack_flow_lpm)
     factors = {
         "rack_branch_factor": _factor(blocked, np.where(shut, 1e12 * p.rack_branch, now), p.rack_branch)
@@ -249,7 +249,7 @@ def _plates(twin: TwinReadings, p: Parameters) -> dict[str, F64]:
 
 
 def _factor(diagnosed: Bool, now: F64, well: F64) -> F64:
-    """By how much a told fault has changed a parameter [n]; 1 where none is told or nothing is known."""
+    """Return the factor by which a reported fault has changed a parameter [n]; 1 if none or unknown."""
     ratio = now / well
     return np.where(diagnosed & np.isfinite(ratio) & (ratio > 0.0), ratio, 1.0)
 
@@ -263,7 +263,7 @@ SHARES = (
 LEAK_PU = 0.25  # of the greatest leak: how fast one leaks that is told without its size; source: estimate
 CAP_SLACK_W = 1.0  # a limit so near to the highest is none
 HEATED = 0x20 | 0x40  # clock event bits of thermal slowdown, DCGM field 112
-# Faults whose size the readings or the estimator give; the others that are told are carried by kind alone.
+# Faults whose size the readings or the estimator give; other reported faults are carried by kind only.
 MEASURED = ("branch_blocked", "filter_blocked", "exchanger_fouled", "plate_degraded", "tray_blocked",
             "pump_worn", "heat_wave")  # fmt: skip
 
@@ -276,7 +276,8 @@ def mirror_twin(
     hold_weather: bool = True,
     load_pu: F64 | None = None,
 ) -> list[str]:
-    """Make a fresh plant, at its time 0, stand where the twin stands; returns told faults it cannot carry.
+    """Put a fresh plant at its time 0 into the state of the twin; returns reported faults that it cannot
+    represent.
 
     `hold_work`: GPUs keep what they do and jobs go on as the twin knows them; else the plant's own workload
     goes on. `hold_weather`: the day goes on from the outdoor air of now. `load_pu` [n_gpu]: activity of GPUs
@@ -319,7 +320,8 @@ def mirror_twin(
 
 
 def activity_of(twin: TwinReadings, plant: Plant) -> F64:
-    """Present activity of every GPU [3, n_gpu]: as reported, else from its power, else from its job."""
+    """Return the present activity of every GPU [3, n_gpu]: as reported, otherwise from its power or its
+    job."""
     site, p = twin.site, plant.parameters
     sm, tensor, dram = (twin.reading(f"gpu.{name}_active_pu") for name in ("sm", "tensor", "dram"))
     most = p.gpu_sm_w + p.gpu_tensor_w + p.gpu_dram_w + p.gpu_cross_w
@@ -335,7 +337,7 @@ def activity_of(twin: TwinReadings, plant: Plant) -> F64:
 
 
 def _put_to_work(twin: TwinReadings, activity: F64, load_pu: F64) -> None:
-    """Give GPUs that were never read their activity: the mean of those that work, scaled to the load."""
+    """Set the activity of GPUs without readings: the mean of busy ones, scaled to the load."""
     unread = np.isnan(twin.reading("gpu.power_w")) & np.isnan(twin.reading("gpu.sm_active_pu"))
     works = ~unread & (activity[0] >= BUSY_PU)
     mean = activity[:, works].mean(axis=1) if works.any() else np.array(SHARES)
@@ -344,7 +346,7 @@ def _put_to_work(twin: TwinReadings, activity: F64, load_pu: F64) -> None:
 
 
 def read_as_one(sensors: Sensors) -> None:
-    """Meters without errors of their own: those of the site are in the readings that made the plant."""
+    """Give all meters no errors of their own: those of the site are in the readings behind the plant."""
     for panel in vars(sensors).values():
         if isinstance(panel, Panel):
             panel.true_gain = [None] * len(panel.meters)
@@ -353,7 +355,7 @@ def read_as_one(sensors: Sensors) -> None:
 
 
 def _rebuild(plant: Plant) -> None:
-    """The parts that hold numbers made from parameters, which have changed."""
+    """Rebuild the parts whose numbers depend on changed parameters."""
     site, p = plant.site, plant.parameters
     plant.compute, plant.hydraulics = Compute(site, p), Hydraulics(site, p)
     plant.cooling = Cooling(site, p, plant.hydraulics)
@@ -361,7 +363,7 @@ def _rebuild(plant: Plant) -> None:
 
 
 def _hold_weather(twin: TwinReadings, plant: Plant) -> None:
-    """The day of the plant's weather, moved so that it now is as warm as it is read to be."""
+    """Shift the day of the plant's weather so that the present temperature matches the reading."""
     outdoor = float(twin.reading("site.outdoor_temp_c")[0])
     weather = dataclasses.replace(
         plant.facility.weather, begin_s=float(twin.now_ns // NS % int(DAY_S)), fronts_k=0.0
@@ -415,7 +417,7 @@ def _commanded(twin: TwinReadings, plant: Plant) -> None:
 
 
 def _as_read(twin: TwinReadings, plant: Plant) -> None:
-    """Levels as they are read, in a plant that has settled; what it went through meanwhile is forgotten."""
+    """Set levels to their readings in a settled plant; drops the history of settling."""
     t, p = plant.truth, plant.parameters
     c, w, h, f = plant.compute, plant.cooling, plant.hydraulics, plant.facility
     for column, key in (
@@ -451,7 +453,7 @@ def _as_read(twin: TwinReadings, plant: Plant) -> None:
 
 
 def _slowed(twin: TwinReadings, plant: Plant) -> None:
-    """GPUs that heat has slowed already go on from the clock that they have."""
+    """Start GPUs that heat has slowed at their present clock."""
     t, c = plant.truth, plant.compute
     bits = np.nan_to_num(twin.reading("gpu.clock_event_bits")).astype(np.int64)
     clock = np.nan_to_num(twin.reading("gpu.sm_clock_hz") / MAX_CLOCK_HZ, nan=1.0)
@@ -464,7 +466,8 @@ def _slowed(twin: TwinReadings, plant: Plant) -> None:
 
 
 def _carry_over(twin: TwinReadings, plant: Plant, d: Disturbance) -> list[str]:
-    """Told faults and what stands still as disturbances; returns those that go on in no other way."""
+    """Apply reported faults and stopped equipment as disturbances; returns those that this cannot
+    represent."""
     site = twin.site
     for k, name in enumerate(("pump1", "pump2")):
         d.cdu_pump_ok[:, k] = ~(twin.reading(f"cdu.{name}_speed_pu") <= RUNNING_PU)
@@ -485,7 +488,7 @@ def _carry_over(twin: TwinReadings, plant: Plant, d: Disturbance) -> list[str]:
 
 
 def _carried(twin: TwinReadings, plant: Plant, d: Disturbance, fault: Fault) -> bool:
-    """Let one told fault go on; False for one that has no place in a disturbance, or of unknown size."""
+    """Apply one reported fault; returns False if no disturbance represents it or its size is unknown."""
     at = fault.entity
     if fault.kind == "pump_trip":
         return not d.cdu_pump_ok[at].all()
@@ -510,7 +513,7 @@ def _carried(twin: TwinReadings, plant: Plant, d: Disturbance, fault: Fault) -> 
 
 
 def _sensor(twin: TwinReadings, d: Disturbance, fault: Fault) -> bool:
-    """A sensor that lies goes on lying: as far off as it is now, if it is off."""
+    """Keep a faulty sensor faulty, with its present error."""
     if fault.signal not in PUBLISHED.get(fault.table, ()):
         return False
     amount = 0.0
@@ -524,12 +527,12 @@ def _sensor(twin: TwinReadings, d: Disturbance, fault: Fault) -> bool:
     return True
 
 
-# Air that is left of a failed cooler beneath a chiller, where nothing tells; source: estimate
+# Remaining air flow of a failed cooler beneath a chiller, if unknown; source: estimate
 CHILLED_FAN_PU = 0.3
 
 
 def _fan_factor(plant: Plant, loop: int) -> float:
-    """Air flow that is left of a loop's heat rejection: as much as explains its supply at full fans."""
+    """Return the remaining air flow of a loop's heat rejection that explains its supply at full fan speed."""
     p, f = plant.parameters, plant.facility
     if p.loop_chiller_pu[loop] > 0.0:
         return CHILLED_FAN_PU  # a chiller holds the supply: it says nothing of the fans

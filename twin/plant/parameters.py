@@ -157,7 +157,7 @@ class Parameters:
 
 
 def keep_equipment(new: Parameters, old: Parameters) -> None:
-    """Let CDUs, loops, halls and feeders be those of a plant with fewer racks: they do not grow with them.
+    """Keep CDUs, loops, halls and feeders of a plant with fewer racks: they do not grow with the racks.
 
     Their coolant does: a rack is filled as it is joined on.
     """
@@ -199,7 +199,7 @@ def draw(site: Site, seed: int, spread: float = 1.0, lump: int = 1) -> Parameter
 
 
 def _rack_design(site: Site, lump: int) -> dict[str, F64]:
-    """The design per rack with every gap filled, GPUs lumped."""
+    """Return the design per rack with every gap filled, GPUs lumped."""
     d: Design = site.design
     nodes = np.diff(site.node_start_of_rack).astype(np.float64)
     gpus = np.diff(site.gpu_start_of_node[site.node_start_of_rack]).astype(np.float64) * lump
@@ -293,7 +293,7 @@ def _losses(rack: dict[str, F64]) -> tuple[F64, F64, F64]:
 
 
 def _fan_share(rack: dict[str, F64]) -> F64:
-    """Power of the fans at full speed over all of a rack's."""
+    """Return the fan power at full speed as a share of the rack's power."""
     return np.where(rack["liquid"] > 0, LIQUID_FAN_SHARE, AIR_FAN_SHARE)
 
 

@@ -1,4 +1,4 @@
-"""Placed workload: jobs that a scheduler puts on nodes of its choice, and takes away again.
+"""Placed workload: jobs that a scheduler places on chosen nodes, and removes.
 
 Jobs save, lose work and report as those of a frozen workload do. Their activity swings: members of a
 synchronous job dip together, a service follows its users. A synchronous job ends when a member dies; the
@@ -36,7 +36,7 @@ class Rhythm:
     waits: F64 | None = None  # of its members, where some wait for slower ones
 
     def dipped_pu(self, time_s: float, dt_s: float) -> float:
-        """The share of a step that is spent in dips."""
+        """Return the share of a step that falls into dips."""
         return (self._dips_s(time_s + dt_s) - self._dips_s(time_s)) / dt_s
 
     def _dips_s(self, time_s: float) -> float:
@@ -57,7 +57,7 @@ class PlacedWorkload(FrozenWorkload):
         self._news: list[Event] = []
 
     def place(self, job: HeldJob, kind: Kind, period_s: float, restarted: bool = False) -> None:
-        """A job takes the nodes that it names. `restarted`: it reports how long its recovery took."""
+        """Place a job on its named nodes. `restarted`: it reports the duration of its recovery."""
         rng, rows = self._rng, self._gpus_of(job.nodes)
         job.gpus = job.alive = rows
         spread = 1.0 + IMBALANCE_PU[kind] * rng.standard_normal(len(rows))
@@ -77,7 +77,7 @@ class PlacedWorkload(FrozenWorkload):
         self._next_s = self._first_s()
 
     def remove(self, name: str, lost: bool = False) -> None:
-        """A job leaves its nodes; `lost`: what it did since its last save is done again elsewhere."""
+        """Remove a job from its nodes; `lost`: its work since the last save is done again elsewhere."""
         for job in [job for job in self._jobs if job.name == name]:
             self._jobs.remove(job)
             self._vacated.append(job)
@@ -122,14 +122,14 @@ class PlacedWorkload(FrozenWorkload):
             column[job.gpus] = np.minimum(held[job.gpus] * level, ACTIVITY_MAX)
 
     def _write(self, truth: Truth, job: HeldJob, gate: float) -> None:
-        """Of a job that runs the rhythm decides."""
+        """Write the activity of a running job by its rhythm."""
         if gate == 0.0:
             super()._write(truth, job, gate)
         elif job.name in self._rhythms:
             self._rhythms[job.name].share = -1.0
 
     def _deaths(self, truth: Truth, time_s: float, events: list[Event]) -> None:
-        """Nodes that went: a synchronous job ends with one, another goes on without."""
+        """Process dead nodes: a synchronous job ends with one, another continues without it."""
         begun = len(events)
         super()._deaths(truth, time_s, events)
         for event in events[begun:]:

@@ -111,7 +111,7 @@ class Plant:
         self.settle()
 
     def keep_equipment_of(self, before: Site, spread: float) -> None:
-        """Before it moves: CDUs, loops, halls and feeders as a plant with fewer racks has them."""
+        """Keep CDUs, loops, halls and feeders of a plant with fewer racks; called before the first step."""
         site, p = self.site, self.parameters
         keep_equipment(p, draw(before, self.seed, spread, p.lump))
         self.hydraulics = Hydraulics(site, p)
@@ -122,23 +122,23 @@ class Plant:
 
     @property
     def disturbance(self) -> Disturbance:
-        """The present faults; the caller may change them between steps."""
+        """Return the present faults; the caller may change them between steps."""
         self._watched = True
         return self._disturbance
 
     @property
     def present(self) -> Disturbance:
-        """The present faults, read only: the plant then need not search for changes in each step."""
+        """Return the present faults, read only: the plant then need not search for changes in each step."""
         return self._disturbance
 
     @property
     def unsolved_cdus(self) -> Bool:
-        """CDUs whose flows did not converge and are those of an earlier solution [n_cdu]."""
+        """Return the CDUs whose flows did not converge and keep an earlier solution [n_cdu]."""
         return self.hydraulics.failed
 
     @property
     def now_ns(self) -> int:
-        """The instant of the truth."""
+        """Return the instant of the truth, ns."""
         return self.start_ns + round(self.truth.time_s * NS)
 
     def step(self, commands: Sequence[CommandBatch] = (), dt_s: float = 1.0) -> None:
@@ -152,7 +152,7 @@ class Plant:
             self._part(dt_s / parts)
 
     def play(self, failures: TimelinePlayer) -> None:
-        """Play this failure timeline beside the campaign; agents report the health of parts from now on.
+        """Apply this failure timeline beside the campaign; agents report the health of parts from now on.
 
         A campaign may not act on the same entity in the same way. Raises ValueError for a timeline of another
         site.
@@ -164,21 +164,22 @@ class Plant:
         self.failures, self.truth.health_count, self._unsettled = failures, 0, True
 
     def acks(self) -> list[CommandAcked]:
-        """Acknowledgements since the last call."""
+        """Return the acknowledgements since the last call."""
         return self.actuators.answers()
 
     def events(self) -> list[Event]:
-        """Events since the last call: jobs, and faults that devices report."""
+        """Return the events since the last call: jobs, and faults that devices report."""
         out = [dated(event, self.start_ns) for event in self._events]
         self._events.clear()
         return out
 
     def happened(self, events: Sequence[Event]) -> None:
-        """Keep what happened until somebody asks for it."""
+        """Keep events until they are requested."""
         self._events.extend(events)
 
     def figures(self) -> dict[str, float]:
-        """Energy, PUE, TUE, WUE, carbon, cost, trips, throttling, work lost and saved since the beginning."""
+        """Return energy, PUE, TUE, WUE, carbon, cost, trips, throttling, work lost and saved since the
+        begin."""
         lost = self.workload.lost_work() if self.workload is not None else 0.0
         saving = self.workload.progress.saving_gpu_s if self.workload is not None else 0.0
         self.costs.breaker_trips = int(np.count_nonzero(self.truth.feeder_tripped))
@@ -187,12 +188,12 @@ class Plant:
         return out | {"solver_failures": float(self.hydraulics.failures)}
 
     def balances(self) -> dict[str, float]:
-        """Relative errors of energy and mass over the last step; each is rounding, 1e-6 at most."""
+        """Return the relative errors of energy and mass over the last step: rounding, 1e-6 at most."""
         parts = PlantParts(self.compute, self.hydraulics, self.cooling, self.facility, self.power)
         return self.ledger.balances(self.truth, self.parameters, parts, self.last_dt_s)
 
     def fork(self) -> Plant:
-        """A plant that goes on by itself from here; what never changes is shared."""
+        """Return a copy that continues independently; constant data is shared."""
         shared = [self.site, self.parameters]
         memo = {id(x): x for x in shared}  # tidy: allow id because the memo of deepcopy is keyed by it
         return copy.deepcopy(self, memo)
@@ -226,7 +227,7 @@ class Plant:
             self._report_shut_down()
         if self._troubled or self.power.stale or self.compute.slowed or self.compute.cool_running:
             self._unsettled = True
-        # What was raised in the step before may have ended in this one
+        # A count that was raised in the step before may have ended in this one
         if self._unsettled or self._was_unsettled:
             t.seldom_count += 1
         self._was_unsettled, self._unsettled = self._unsettled, False
@@ -246,7 +247,7 @@ class Plant:
         self._troubled = counting or self.leaks.active
 
     def physics(self, dt_s: float) -> None:
-        """Causes and effects of one step of at most `STEP_MAX_S`; nothing is counted."""
+        """Compute one step of at most `STEP_MAX_S`, without counting."""
         t, p = self.truth, self.parameters
         h, c, w = self.hydraulics, self.compute, self.cooling
         if self.power.stale:
@@ -274,7 +275,7 @@ class Plant:
         t.node_outlet_c += t.node_inlet_c
 
     def _fans(self, t: Truth) -> None:
-        """The fans' own control, how warm the air of a node becomes per watt, and what else moves slowly."""
+        """Update the fans' own control, the air of nodes, and other slow quantities."""
         p, w, c = self.parameters, self.cooling, self.compute
         c.set_fans(p, w.air_side(t, p, FAN_PERIOD_S))
         if self._has_air:
@@ -306,10 +307,10 @@ class Plant:
         t.cooling_power_w, t.utility_power_w = cooling_w, self.power.utility_w(it_w, cooling_w)
         self.costs.add(t, it_w, compute_w, self.prices, dt_s)
 
-    # What changes seldom.
+    # State that changes seldom.
 
     def connect(self) -> None:
-        """Feeds, supplies and nodes after something in the power tree changed."""
+        """Reconnect feeds, supplies and nodes after a change in the power tree."""
         t, p, d, of = self.truth, self.parameters, self._disturbance, self.site.rack_of_node
         self.power.sense(t, d)
         ok = d.node_psu_ok & self.power.side_ok[of]
@@ -340,7 +341,7 @@ class Plant:
             self._events.append(FaultReported(table="gpu", name=self.site.name("gpu", gpu), code=code))
 
     def _count(self, dt_s: float) -> bool:
-        """Counters of errors grow; what is less than one is kept for later. Whether any did."""
+        """Advance error counters; fractions are kept for later. Returns True if one grew."""
         growing = False
         t, d = self.truth, self._disturbance
         for (name, rate), counter in zip(
@@ -449,7 +450,7 @@ class Plant:
     # Failures.
 
     def _play(self, failures: TimelinePlayer, dt_s: float) -> bool:
-        """Apply what the failure timeline does in this step. True if the disturbance changed."""
+        """Apply the failure timeline of this step. Returns True if the disturbance changed."""
         t, d = self.truth, self.present
         moved = failures.apply(d, t.time_s, dt_s, self.start_ns)
         for counter, entity, growth in d.counts:
@@ -497,7 +498,7 @@ class Plant:
         self.compute.store(t, p, self.compute.stored_j)
 
     def settle(self, seconds: float = SETTLE_S) -> None:
-        """Bring the plant to rest under its present activity: no time passes, nothing is counted."""
+        """Settle the plant at its present activity: no time passes, nothing is counted."""
         t = self.truth
         counted = ("gpu_energy_j", "throttle_s", "trips", "cdu_leaked_l", "cdu_filled_l", "feeder_theta")
         before = {name: getattr(t, name).copy() for name in counted}
@@ -536,7 +537,7 @@ def _rates(d: Disturbance) -> tuple[tuple[str, F64], ...]:
 
 
 def _rated_w(site: Site, p: Parameters) -> F64:
-    """Power of the whole of every rack at full load, W [n_rack]."""
+    """Return the power of every whole rack at full load, W [n_rack]."""
     gpus = np.bincount(site.rack_of_gpu, weights=p.gpu_cap_max_w, minlength=site.sizes["rack"])
     node = p.node_cpu_idle_w + p.node_cpu_dynamic_w + p.node_other_w
     net = gpus + np.bincount(site.rack_of_node, weights=node, minlength=len(gpus))

@@ -24,7 +24,7 @@ RECHARGE_PU = 0.1  # of a battery's discharge, at which it is charged again; sou
 
 @dataclass(slots=True)
 class Backup:
-    """UPSs and the generator: how long racks, pumps of CDUs and the rest of cooling run without the utility.
+    """UPSs and the generator: run time of racks, CDU pumps and the other cooling without the utility.
 
     A UPS with 0 s is none: what hangs on it stands until the generator takes over, which then carries all.
     """
@@ -37,7 +37,7 @@ class Backup:
     used_s: float = 0.0  # of the batteries
 
     def step(self, d: Disturbance, dt_s: float) -> bool:
-        """Set what is fed in the step that begins now; whether anything changed."""
+        """Set the consumers fed in the step that begins now. Return True if any changed."""
         if d.utility_ok and self.lost_s == 0.0 and self.used_s == 0.0:
             return False
         before = d.it_fed, d.pumps_fed, d.cooling_fed
@@ -73,7 +73,7 @@ class PlantPower:
         self.utility_ok, self.backup = True, Backup()
 
     def read_disturbance(self, t: Truth, d: Disturbance) -> None:
-        """Sources that are lost or return, and breakers that open."""
+        """Read lost and restored sources, and open breakers."""
         self.grid_pu = d.grid_voltage_pu
         self.stale |= d.it_ok != self.grid_ok
         self.utility_ok = d.utility_ok
@@ -111,7 +111,7 @@ class PlantPower:
         self._fill(len(self.fed))
 
     def _fill(self, n_rack: int) -> None:
-        """The share of every rack on every feeder above it, as a matrix where that is small."""
+        """Compute the share of every rack on every feeder above it, as a matrix if it is small."""
         n = len(self.ok)
         self.matrix = None
         if 0 < n * n_rack <= DENSE_MAX:
@@ -133,7 +133,7 @@ class PlantPower:
             out += np.bincount(self.tree.parent[level], weights=out[level], minlength=n)
 
     def step(self, t: Truth, p: Parameters, node_w: F64, dt_s: float) -> None:
-        """Racks, feeders and breakers from the power of the nodes of each rack."""
+        """Update racks, feeders and breakers from the power of the nodes of each rack."""
         rack = t.rack_power_w
         np.multiply(node_w, p.rack_overhead_pu, out=rack)
         rack += node_w
@@ -163,12 +163,13 @@ class PlantPower:
                 self.stale = True
 
     def theta_steady(self) -> F64:
-        """Steady state of the accumulators under the present load [n_feeder], short of a trip."""
+        """Return the steady state of the accumulators under the present load [n_feeder], below a trip."""
         aim: F64 = np.minimum((self.x / HOLD_PU) ** 2, 0.999)
         return aim
 
     def utility_w(self, it_w: float, cooling_w: float) -> float:
-        """Power from the utility: IT through UPS and transformer, cooling through the transformer.
+        """Return the power from the utility: IT through UPS and transformer, cooling through the
+        transformer.
 
         0 while it is lost.
         """

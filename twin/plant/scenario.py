@@ -36,7 +36,8 @@ class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class WeatherEntry(_Strict, frozen=True):
-    """Outdoor air: a mean with half its daily swing, and what fronts add; humidity holds at the mean."""
+    """Outdoor air: a mean with half its daily swing, and the variation of fronts; humidity holds at the
+    mean."""
 
     outdoor_mean_c: float = 16.0
     swing_k: float = 6.0
@@ -65,7 +66,7 @@ class GridEntry(_Strict, frozen=True):
 
 
 class SweepEntry(_Strict, frozen=True):
-    """Cases to run beside each other: each seed with each combination of the values of `vary`.
+    """Cases to run side by side: each seed with each combination of the values of `vary`.
 
     `seeds` is a list, or `count` seeds follow on the scenario's own. Keys of `vary` are paths of this file
     such as `faults[0].severity`.
@@ -77,7 +78,7 @@ class SweepEntry(_Strict, frozen=True):
 
 
 class MoreRacksEntry(_Strict, frozen=True):
-    """More racks beside one that stands, fed and cooled as it is; for a what-if only.
+    """More racks beside an existing one, with the same feeds and cooling; for a what-if only.
 
     `profile`: another type than its; `load_pu`: activity of their GPUs, by default as of those that work now.
     """
@@ -89,7 +90,7 @@ class MoreRacksEntry(_Strict, frozen=True):
 
 
 class ScenarioFile(_Strict, frozen=True):
-    """A whole scenario. One of `hours` and `duration_s` says how long; `start` is an ISO instant or ns.
+    """A whole scenario. One of `hours` and `duration_s` is its length; `start` is an ISO instant or ns.
 
     `wear_pace`: filters, exchangers, pumps and cold plates wear, by so many days in one; 0: nothing wears.
     """
@@ -129,7 +130,7 @@ class Scenario:
 
     @classmethod
     def ordinary(cls, hours: float = 1.0, seed: int = 0) -> Scenario:
-        """An ordinary day from ten in the morning: jobs of every kind, mild weather, nothing goes wrong.
+        """Return an ordinary day from ten in the morning: jobs of every kind, mild weather, no fault.
 
         The same as a scenario file that says no more than a name, a seed and hours.
         """
@@ -144,11 +145,11 @@ class Scenario:
 
     @property
     def hours(self) -> float:
-        """Length of the run."""
+        """Return the length of the run, h."""
         return self.duration_s / 3600.0
 
     def remarks(self, seconds: float) -> list[str]:
-        """Notes on what a run of this length leaves out: half a step, a sweep, faults after its end."""
+        """Return notes on what a run of this length omits: half a step, a sweep, faults after its end."""
         out, run_s = [], round(seconds / self.dt_s) * self.dt_s
         if abs(run_s - seconds) > 1e-6 * self.dt_s:
             out.append(f"{seconds:g} s is no whole number of steps of {self.dt_s:g} s: {run_s:g} s are run")
@@ -165,7 +166,7 @@ class Scenario:
         return out
 
     def scripts(self, site: Site) -> tuple[Script, ...]:
-        """Its faults, which were found on this site. Raises ValueError if `site` is a smaller one."""
+        """Return its faults on this site. Raises ValueError if `site` is a smaller one."""
         for f in self.faults:
             if f.entity >= site.sizes[f.table]:
                 raise ValueError(f"{site.file.site} has no {f.table} {f.entity}")
@@ -173,7 +174,7 @@ class Scenario:
 
 
 def scenario_of(tree: Any, site: Site, file_name: str = "scenario.yaml") -> Scenario:
-    """The scenario of a parsed file; a sweep in it is checked for its form only.
+    """Return the scenario of a parsed file; checks only the form of a sweep in it.
 
     Raises ConfigError with every fault, each `file: $.path: expected ..., got ...`.
     """
@@ -181,7 +182,7 @@ def scenario_of(tree: Any, site: Site, file_name: str = "scenario.yaml") -> Scen
     problems = list(faults.problems)
     if file is None:
         raise ConfigError(first_problems([f"{file_name}: {p}" for p in problems], file_name))
-    # A part of a pair that could not be read is told once, by its form
+    # An unreadable part of a pair is reported once, by its form
     broken = {p.split(":", 1)[0] for p in problems}
     problems += [p for p in _judge(file, site) if p.split(":", 1)[0] not in broken]
     if problems:
@@ -192,7 +193,7 @@ def scenario_of(tree: Any, site: Site, file_name: str = "scenario.yaml") -> Scen
 def cases_of(
     tree: Any, site: Site, file_name: str = "scenario.yaml"
 ) -> list[tuple[dict[str, Any], Scenario]]:
-    """(what was varied, the scenario) of every case of a sweep; one case if there is none.
+    """Return (varied values, scenario) of every case of a sweep; one case without a sweep.
 
     Raises ConfigError if the file is wrong, or a varied value is.
     """
@@ -226,7 +227,7 @@ def _words(varied: dict[str, Any]) -> str:
 
 
 def _judge(file: ScenarioFile, site: Site) -> list[str]:
-    """Errors in the meaning of a file whose form is right."""
+    """Return the errors in the meaning of a well-formed file."""
     out: list[str] = []
     if (file.hours is None) == (file.duration_s is None):
         got = "neither" if file.hours is None else "both"
@@ -271,7 +272,7 @@ def _judge(file: ScenarioFile, site: Site) -> list[str]:
 
 
 def file_policies(site: Site) -> list[str]:
-    """Names of the policies that the site's file has, in its order."""
+    """Return the names of the policies in the site file, in its order."""
     return list(site.file.policies)
 
 
@@ -323,7 +324,7 @@ def _judge_sweep(file: ScenarioFile) -> list[str]:
 
 
 def _start_ns(start: str | int) -> int | None:
-    """Nanoseconds since 1970; an instant without a zone is UTC. None if it is none."""
+    """Return nanoseconds since 1970; an instant without a zone is UTC. None for an invalid one."""
     if isinstance(start, int):
         return start if 0 <= start < 2**62 else None
     try:
@@ -387,7 +388,7 @@ def put(kind: type[msgspec.Struct], tree: dict[str, Any], path: str, value: Any)
 
 
 def _steps(path: str) -> list[str | int]:
-    """`faults[0].severity` -> ["faults", 0, "severity"]."""
+    """Return the steps of a path: `faults[0].severity` -> ["faults", 0, "severity"]."""
     out: list[str | int] = []
     for part in path.split("."):
         head, *indices = part.split("[")
@@ -401,7 +402,7 @@ def _steps(path: str) -> list[str | int]:
 
 
 def _inside(kind: Any, step: str | int) -> Any:
-    """The kind of what stands one step below this kind."""
+    """Return the kind one step below this kind."""
     origin = getattr(kind, "__origin__", None)
     if origin is list and isinstance(step, int):
         return kind.__args__[0]
@@ -418,7 +419,7 @@ MAX_NAMED, MAX_COMPARED = 50_000, 2000  # names looked through for one, and comp
 
 
 class FaultEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """One fault. `entity` is a path of the site; no `end_s`: it lasts. `part` of a pair: 1, 2 or both."""
+    """One fault. `entity` is a path of the site; without `end_s` it lasts. `part` of a pair: 1, 2 or both."""
 
     kind: str
     begin_s: float
@@ -432,7 +433,7 @@ class FaultEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 def judge_fault(path: str, f: FaultEntry, site: Site, guess: bool) -> list[str]:
-    """Errors of one fault at this path of the file; `guess`: with suggestions of names."""
+    """Return the errors of one fault at this path of the file; `guess`: with suggestions of names."""
     out: list[str] = []
     out += in_range(f"{path}.begin_s", f.begin_s, 0.0, MAX_HOURS * 3600.0)
     out += in_range(f"{path}.severity", f.severity, 0.0, 1.0)
@@ -464,7 +465,7 @@ def judge_fault(path: str, f: FaultEntry, site: Site, guess: bool) -> list[str]:
 
 
 def place_of(f: FaultEntry, site: Site) -> tuple[str, int] | None:
-    """(table, index) that a fault's path means among the tables that its kind can befall."""
+    """Return (table, index) of a fault's path among the tables of its kind."""
     for table in FAULT_KINDS[f.kind].tables:
         if table == "site":
             if f.entity in ("", site.file.site):
@@ -475,7 +476,7 @@ def place_of(f: FaultEntry, site: Site) -> tuple[str, int] | None:
 
 
 def script_of(f: FaultEntry, site: Site) -> Script:
-    """The script of a fault whose entry was judged."""
+    """Return the script of a checked fault."""
     place = place_of(f, site)
     assert place is not None
     return Script(f.kind, place[0], place[1], f.begin_s, f.end_s, f.severity, f.ramp_s, f.signal, f.amount,
@@ -483,7 +484,7 @@ def script_of(f: FaultEntry, site: Site) -> Script:
 
 
 def _near(wanted: str, tables: tuple[str, ...], site: Site) -> str:
-    """A suggestion: the names nearest to a wrong one, or that the site has none at all."""
+    """Return a suggestion: the names nearest to a wrong one, or that the site has none."""
     if "site" in tables:
         return f"; such as {site.file.site}"
     names = [site.name(t, i) for t in tables for i in range(min(site.sizes[t], MAX_NAMED))]
@@ -497,7 +498,7 @@ def _near(wanted: str, tables: tuple[str, ...], site: Site) -> str:
 
 
 def in_range(path: str, value: float | None, low: float, high: float, open_low: bool = False) -> list[str]:
-    """A problem, if a value lies outside; None is no value."""
+    """Return a problem if a value lies outside the range; None is no value."""
     if value is None or (low <= value <= high and not (open_low and value == low)):
         return []
     words = f"above {low:g} and at most {high:g}" if open_low else f"of {low:g} to {high:g}"

@@ -55,7 +55,8 @@ class HealthPanels:
     def reports(
         self, t: Truth, d: Disturbance, temp_c: F32, now_ns: int, agent: Bool | None, of_gpu: Bool | None
     ) -> list[Report]:
-        """A round. `temp_c` [n_gpu] is what GPUs report, NaN = nothing: the margin is that of it.
+        """Return a round of reports. `temp_c` [n_gpu] is the reported temperature, NaN = none; the margin
+        refers to it.
 
         `agent` [n_node] and `of_gpu` [n_gpu]: who speaks; None = all. A GPU off the bus reads nothing.
         """
@@ -288,13 +289,13 @@ class Sensors:
         return DelayedPanel(table, meters, counters, ahead, sampling, delay_s)
 
     def fork(self) -> Sensors:
-        """The same sensors, going on by themselves; the site is shared."""
+        """Return an independent copy of the sensors; the site is shared."""
         return copy.deepcopy(self, {id(self.site): self.site})  # tidy: allow id because the copy's key is its
 
     def observe(
         self, truth: Truth, disturbance: Disturbance, now_ns: int, events: Sequence[Event] = ()
     ) -> Observation:
-        """The reports of the round that ends at `now_ns`; `events` are passed on."""
+        """Return the reports of the round that ends at `now_ns`; `events` are passed on."""
         dt_s = 0.0 if self._last_ns is None else (now_ns - self._last_ns) / 1e9
         self._last_ns = now_ns
         self.noise.refresh()
@@ -392,7 +393,7 @@ class Sensors:
     def _speaking(
         self, truth: Truth, disturbance: Disturbance, faults: dict[str, list[SensorFault]]
     ) -> tuple[Bool | None, Bool | None]:
-        """(nodes whose board speaks, nodes whose agent does), [n_node] each; None = all.
+        """Return the nodes whose board reports, and those whose agent reports, [n_node] each; None = all.
 
         The board's controller speaks while there is power, the agent while the node is on. A node whose every
         signal is silent has lost its network: both are mute.
@@ -437,7 +438,7 @@ class Sensors:
         return out
 
     def _sample(self, t: Truth, now_ns: int) -> None:
-        """Sample the building's own sensors now; the values are reported later."""
+        """Sample the building's own sensors now; they report later."""
         tray, zero = self._rack_dry, self._rack_zero
         if t.node_leak.any():
             tray = tray.copy()

@@ -1,4 +1,4 @@
-"""Truth of a simulated site: every quantity as it really is, before any sensor.
+"""Truth of a simulated site: the true value of every quantity, before any sensor.
 
 float64 columns per entity, in the order of the site's tables. The plant moves them, sensors read them, checks
 compare with them; the twin never sees them.
@@ -126,24 +126,24 @@ class Truth:
     throttle_s: F64  # [n_gpu] with a clock lowered by heat
     trips: I64  # [n_gpu] shut down by heat
     # Raised with each step in which something may have changed that seldom does: states, clocks, caps, error
-    # counts; -1 = nobody counts
+    # counts; -1 = not counted
     seldom_count: int
     # The same for what agents say of the health of parts; -1 = they say nothing of it
     health_count: int
 
     def copy(self) -> Truth:
-        """A truth that moves on its own."""
+        """Return an independent copy."""
         return copy.deepcopy(self)
 
 
 def shapes(site: Site) -> dict[str, int]:
-    """Rows of each prefix of a column's name."""
+    """Return the rows of each prefix of a column's name."""
     tables = ("gpu", "node", "rack", "cdu", "hall", "loop", "feeder", "link")
     return {t: site.sizes[t] for t in tables}
 
 
 def blank(site: Site) -> Truth:
-    """A truth of zeros with the right shapes; the plant settles it before its first step."""
+    """Return a truth of zeros with the right shapes; the plant settles it before its first step."""
     n = shapes(site)
     made: dict[str, object] = {}
     for name, kind in Truth.__annotations__.items():
@@ -162,6 +162,6 @@ def blank(site: Site) -> Truth:
 
 
 def alive_in(truth: Truth) -> tuple[int, int, int]:
-    """Numbers of GPUs on the bus, nodes on, and nodes unfit: while all stay, no work need be moved."""
+    """Return the numbers of GPUs on the bus, nodes on, and unfit nodes: while they stay, no work moves."""
     alive, on = np.count_nonzero(truth.gpu_alive), np.count_nonzero(truth.node_on)
     return int(alive), int(on), int(np.count_nonzero(truth.node_unfit))

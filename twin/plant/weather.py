@@ -38,7 +38,7 @@ class Weather:
     seed: int = 0
 
     def at(self, time_s: float) -> tuple[float, float]:
-        """(dry bulb in degC, relative humidity) so long after the plant began."""
+        """Return (dry bulb in degC, relative humidity) at a time since the plant's begin."""
         warm_k = 0.0
         if self.swing_k:
             phase = 2.0 * np.pi * (time_s + self.begin_s - WARMEST_S) / DAY_S
@@ -51,7 +51,7 @@ class Weather:
 
     @cached_property
     def _waves(self) -> tuple[F64, F64]:
-        """(angular rates in 1/s, phases) of the fronts."""
+        """Return (angular rates in 1/s, phases) of the fronts."""
         rng = np.random.default_rng([self.seed, 5])
         period_s = np.exp(rng.uniform(np.log(FRONT_S[0]), np.log(FRONT_S[1]), WAVES))
         return 2.0 * np.pi / period_s, rng.uniform(0.0, 2.0 * np.pi, WAVES)

@@ -47,24 +47,24 @@ class Tally:
         self._counted_s = 0.0
 
     def seat(self, slot: int, rows: tuple[int, int], gpus: int, done_gpu_s: float) -> None:
-        """A job takes a slot, with so much of its work done and saved."""
+        """Assign a job to a slot, with its work done and saved so far."""
         self._rows[slot], self._gpus[slot] = rows, gpus
         self.done[slot] = self.saved[slot] = done_gpu_s
         self.saving[slot], self._running[slot] = False, True
         self._since[:, slot] = 0.0
 
     def clear(self, slot: int) -> None:
-        """The job of a slot is gone."""
+        """Clear the slot of an ended job."""
         self._running[slot] = False
 
     def lose(self, slot: int, share: float) -> None:
-        """This share of what a job did since its last save is lost."""
+        """Lose this share of a job's work since its last save."""
         lost = share * float(self.done[slot] - self.saved[slot])
         self.progress.lost_gpu_s += lost
         self.done[slot] -= lost
 
     def count(self, clock_pu: F64, time_s: float) -> None:
-        """Credit the time since the last count at the clocks [rows] of now."""
+        """Credit the time since the last count at the present clocks [rows]."""
         elapsed_s, self._counted_s = time_s - self._counted_s, time_s
         at = np.flatnonzero(self._running)
         if elapsed_s <= 0.0 or not len(at):
@@ -80,13 +80,13 @@ class Tally:
         self.progress.saving_gpu_s += float(whole[saving].sum())
 
     def progress_per_s(self, slot: int) -> float:
-        """GPU-s of work per second since this was last asked, without the time of saves; 0 where none was."""
+        """Return the GPU-s of work per second since the last call, without the time of saves; 0 for none."""
         work, elapsed_s = self._since[:, slot].tolist()
         self._since[:, slot] = 0.0
         return work / elapsed_s if elapsed_s > 0.0 else 0.0
 
     def _clocks(self, clock_pu: F64, at: np.ndarray) -> F64:
-        """The clock that sets the pace of each slot in `at`: the lowest, or the mean."""
+        """Return the clock that sets the pace of each slot in `at`: the lowest, or the mean."""
         out = np.empty(len(at))
         for i, slot in enumerate(at.tolist()):
             a, b = self._rows[slot]
@@ -100,7 +100,7 @@ class Work(Protocol):
 
     @property
     def progress(self) -> Progress:
-        """Work done, lost, slowed and spent on saves since the beginning."""
+        """Return the work done, lost, slowed and spent on saves since the begin."""
         ...
 
     def step(self, truth: Truth, time_s: float, dt_s: float) -> list[Event]:
@@ -111,11 +111,11 @@ class Work(Protocol):
         ...
 
     def lost_work(self) -> float:
-        """GPU-seconds lost since the beginning."""
+        """Return the GPU-seconds lost since the begin."""
         ...
 
     def checkpoint(self, job: str, since_s: float) -> float | None:
-        """Ask for a save begun no earlier than `since_s`."""
+        """Request a save that began no earlier than `since_s`."""
         ...
 
     def checkpoint_interval(self, job: str, interval_s: float) -> bool:
@@ -141,7 +141,7 @@ SPEAK_S = 300.0  # between reports at most, as the client that jobs may use has 
 
 
 class Save(NamedTuple):
-    """A save that is durable. It took `save_s`, of which the job stood still for `block_s`."""
+    """A durable save. It took `save_s`, of which the job stood still for `block_s`."""
 
     began_s: float
     save_s: float
@@ -172,7 +172,7 @@ def progress_report(
 
 
 def with_rest(report: CheckpointTold, left_gpu_s: float) -> CheckpointTold:
-    """The same with the training that is left, at the speed that it tells; as it is where it tells none."""
+    """Return the report with the remaining training at its reported speed; unchanged without one."""
     if report.progress_per_s <= 0.0 or left_gpu_s <= 0.0:
         return report
     left_s = min(left_gpu_s / report.progress_per_s, MOST_REMAINING_S)
@@ -188,5 +188,5 @@ def dated(event: Event, start_ns: int) -> Event:
 
 
 def _ns(time_s: float) -> int:
-    """Never 0, which says nothing."""
+    """Return an instant in ns, never 0, which means unknown."""
     return round(time_s * NS) or 1

@@ -1,4 +1,4 @@
-"""Workload of a simulated site: jobs start, swing, save, fail and end, and set the activity of every GPU.
+"""Workload of a simulated site: jobs start, vary, save, fail and end, and set the activity of every GPU.
 
 Jobs hold whole nodes. Rare changes wait in a queue of instants. In each step all members of a synchronous job
 dip together and services follow their users; activities are means over the step, exact for any step, and only
@@ -34,7 +34,7 @@ DAY_S = 86_400.0
 
 
 def whole_of(columns: Columns) -> F64 | None:
-    """The array [3, rows] that the columns are the rows of; None where each lies alone, as in a copy."""
+    """Return the array [3, rows] behind the columns; None if each has its own, as in a copy."""
     whole = columns[0].base
     same = whole is not None and whole is columns[1].base and whole is columns[2].base
     return whole if same and whole.shape == (3, len(columns[0])) else None  # type: ignore[union-attr]
@@ -56,11 +56,11 @@ class Swing:
         self._wait: dict[int, F64] = {}  # by slot: of its members that wait for slower ones, see `waits_pu`
 
     def shape(self, rows: int) -> None:
-        """From now on there are so many rows, all at rest."""
+        """Set the number of rows, all at rest."""
         self._base = np.zeros((3, rows))
 
     def seat(self, slot: int, job: PlantJob, rows: tuple[int, int], spread: F64) -> None:
-        """A job takes these rows; `spread` [rows] scales its activity on each."""
+        """Assign these rows to a job; `spread` [rows] scales its activity on each."""
         self._rows[slot] = rows
         for k in range(3):
             self._base[k, rows[0] : rows[1]] = np.minimum(job.activity[k] * spread, ACTIVITY_MAX)
@@ -119,7 +119,7 @@ class Swing:
         self._dirty[:] = False
 
     def _dips_s(self, time_s: float) -> F64:
-        """[n] time spent in dips since long ago; a dip is the end of each period."""
+        """Return the time spent in dips [n]; a dip is the end of each period."""
         at = time_s + self._phase_s
         cycles = np.floor(at / self._period_s)
         into = at - cycles * self._period_s
@@ -127,7 +127,7 @@ class Swing:
 
 
 class InferenceLoad:
-    """Inference: the members of a service have their own load, about one that follows the day and bursts."""
+    """Inference: each member of a service has its own load around one that follows the day and bursts."""
 
     def __init__(self, mix: Mix, rng: np.random.Generator) -> None:
         self._mix, self._rng = mix, rng
@@ -139,7 +139,7 @@ class InferenceLoad:
         self._next, self._next_s = 0, -np.inf
 
     def seat(self, job: PlantJob, rows: tuple[int, int], members: int, spread: F64) -> None:
-        """A service takes these rows; `spread` [rows] scales the activity of each."""
+        """Assign these rows to a service; `spread` [rows] scales the activity of each."""
         width = (rows[1] - rows[0]) // members
         even = width * members == rows[1] - rows[0]
         width, members = (width, members) if even else (1, rows[1] - rows[0])
@@ -220,25 +220,27 @@ class Workload:
 
     @property
     def jobs(self) -> tuple[PlantJob, ...]:
-        """The running jobs."""
+        """Return the running jobs."""
         return tuple(j for j in self._jobs if j is not None)
 
     @property
     def progress(self) -> Progress:
-        """Work done, lost and slowed, up to COUNT_S ago."""
+        """Return the work done, lost and slowed, up to COUNT_S ago."""
         return self._tally.progress
 
     def lost_work(self) -> float:
-        """GPU-seconds of work lost since the beginning, as members of synchronous jobs died."""
+        """Return the GPU-seconds of work lost since the begin by deaths of members of synchronous jobs."""
         return self._tally.progress.lost_gpu_s
 
     def checkpoint_age_s(self, job: str, time_s: float) -> float | None:
-        """Since the last whole save of this job began; None if it is unknown or never saves."""
+        """Return the seconds since the begin of this job's last complete save; None if unknown or without
+        saves."""
         slot = self._slot(job)
         return None if slot is None else time_s - float(self._saved_s[slot])
 
     def checkpoint(self, job: str, since_s: float) -> float | None:
-        """Ask for a save that began no earlier than `since_s`; seconds until it is whole, 0 = it is there.
+        """Request a save that began no earlier than `since_s`; returns the seconds until it is complete, 0
+        if it exists.
 
         A save that is needed begins at once, or when the one that runs is whole. None: no such job saves.
         """
@@ -254,7 +256,8 @@ class Workload:
         return left_s + drawn.save_s
 
     def checkpoint_interval(self, job: str, interval_s: float) -> bool:
-        """From its last save on a job saves each `interval_s`; False if no such job saves."""
+        """Save a job each `interval_s` from its last save on; returns False if there is no such job with
+        saves."""
         slot = self._slot(job)
         drawn = None if slot is None else self._jobs[slot]
         if slot is None or drawn is None:
@@ -315,7 +318,7 @@ class Workload:
             self._put("start", slot, time_s)
 
     def _healthy(self, truth: Truth) -> Bool:
-        """[n_node] on, with all its GPUs on the bus."""
+        """Return the nodes [n_node] that are on, with all their GPUs on the bus."""
         dead = np.concatenate(([0], np.cumsum(~truth.gpu_alive)))
         fit = truth.node_on & ~truth.node_unfit
         healthy: Bool = fit & (np.diff(dead[self._start]) == 0)
@@ -327,7 +330,7 @@ class Workload:
         heapq.heappush(self._queue, (at_s, self._tickets, action, slot))
 
     def _act(self, action: Action, slot: int, at_s: float, truth: Truth, events: list[Event]) -> None:
-        """Do what is due for a slot."""
+        """Carry out the due action of a slot."""
         if action == "start":
             self._next_job(slot, at_s, truth, events)
             return
@@ -372,7 +375,7 @@ class Workload:
                 self._put("save", slot, at_s + job.interval_s)
 
     def _queued(self, action: Action, slot: int) -> float | None:
-        """When this is due; None if it is not."""
+        """Return the instant at which an action is due; None if it is not queued."""
         ticket = self._due.get((action, slot))
         return next((at_s for at_s, t, _, _ in self._queue if t == ticket), None)
 
@@ -424,7 +427,7 @@ class Workload:
         self._tally.clear(slot)
 
     def _deaths(self, truth: Truth, time_s: float, events: list[Event]) -> None:
-        """Nodes that went: a synchronous job fails with one and starts again, another loses that part.
+        """Process dead nodes: a synchronous job fails with one and restarts, another loses that part.
 
         A batch job that has lost its last node fails too.
         """

@@ -46,8 +46,8 @@ from .replacement_journal import (
 from .rma_markdown import markdown as markdown
 from .svg import Line as Line, PlotLayout as PlotLayout, plot as plot, whiskers as whiskers
 from .terminal import (
-    escape as escape,
     grid as grid,
+    print_error as print_error,
     print_line as print_line,
     safe_text as safe_text,
     text_table as text_table,

@@ -17,7 +17,7 @@ from twin.engine import Engine
 from twin.estimation import Balance, worst_case
 from twin.report.decimation import CAPACITY, Timeline, extremes, spread
 from twin.report.episodes import Episodes
-from twin.site import Site
+from twin.site import Site, hall_count
 from twin.telemetry import QUALITY_NAMES, Frame, TableState
 
 MAX_KEPT = 96  # entities of a table with a series of their own
@@ -27,7 +27,7 @@ SORT_EVERY = 2_500  # a sort of n values is due every n / SORT_EVERY ticks
 QUALITY_BUDGET = 200.0  # microseconds per tick, by the estimate in `_quality`
 SPREAD = ("least", "p10", "median", "p90", "greatest")
 
-# What is worth a series, wherever a site reports it. Site-wide gauges are all taken.
+# Signals that are worth a series, wherever a site reports them. Site-wide gauges are all taken.
 WATCHED = (
     "rack.power_w",
     "node.power_w",
@@ -57,7 +57,7 @@ WATCHED = (
 
 
 class SignalQuality(NamedTuple):
-    """Of one signal: cells heard, and their share per quality [5], over the run and at its end."""
+    """Of one signal: reported cells, and their share per quality [5], over the run and at its end."""
 
     key: str
     heard: int
@@ -66,7 +66,7 @@ class SignalQuality(NamedTuple):
 
 
 class HeatRow(NamedTuple):
-    """Of one rack: the liquid's learned share of its power with the half width of its 90 % interval."""
+    """Of one rack: the learned share of its power in the liquid, with the half width of its 90 % interval."""
 
     rack: str
     capture_pu: float
@@ -84,7 +84,7 @@ class _Cells:
 
 
 class _Watch:
-    """One watched signal on the present site: which entities have a series, and whether it was ever heard."""
+    """One monitored signal on the present site: its entities with a series, and True if it ever reported."""
 
     def __init__(self, signal: Signal, site: Site, kept: I32 | None) -> None:
         self.signal, self.n = signal, site.sizes[signal.table]
@@ -97,7 +97,7 @@ class _Watch:
 
 
 class Collector:
-    """Call `observe` after every tick. Everything else is for the report to read."""
+    """Collects the data of a report. Call `observe` after every tick; the report reads the rest."""
 
     def __init__(self, points: int = CAPACITY) -> None:
         self.time = Timeline(points)
@@ -126,7 +126,7 @@ class Collector:
         for watch in self._watches:
             column = engine.state.tables[watch.signal.table]
             if not watch.heard:
-                # no scan: a cell that is good now has been heard
+                # no scan: a cell that is good now has reported
                 watch.heard = bool(column.bad_count[watch.signal.row] < watch.n)
             if watch.heard and self.ticks % watch.every == 0:
                 self._look(watch, column, engine.site)
@@ -144,7 +144,7 @@ class Collector:
         self.ticks += 1
 
     def _bind(self, engine: Engine) -> None:
-        """Plan for this site; also after it changed, when indices have moved but names go on."""
+        """Bind the series to this site; again after a change, when indices move but names stay."""
         self._engine, self._site = engine, engine.site
         site = engine.site
         self._watches = []
@@ -209,7 +209,7 @@ class Collector:
             self.time.add("spread " + key, SPREAD, seen)
 
     def _choose(self, watch: _Watch, values: F32, column: TableState, site: Site) -> None:
-        """Choose the entities with a series: the largest by power, once half of them reported."""
+        """Choose the entities with a series: the largest by power, once half of them have reported."""
         power = (
             column.value[TABLES[watch.signal.table].by_name["power_w"].row]
             if watch.signal.table in ("rack", "feeder")
@@ -223,7 +223,7 @@ class Collector:
         watch.names = [site.name(watch.signal.table, int(i)) for i in watch.kept]
 
     def _margin(self, engine: Engine) -> None:
-        """Kelvins between the hottest possible GPU and its limit, silence counted as heating up."""
+        """Return the kelvins between the hottest possible GPU and its limit; silence counts as heating up."""
         limit = engine.site.limits.get("gpu.temp_c")
         n = engine.site.sizes["gpu"]
         if limit is None or not n or self.ticks % max(1, n // SORT_EVERY):
@@ -280,7 +280,7 @@ class Collector:
             self.time.add("quality", QUALITY_NAMES, shares / shares.sum())
 
     def _judge(self, column: TableState, signal: Signal) -> float:
-        """Count the cells of a signal by quality; returns an estimate of what it took, in microseconds."""
+        """Count the cells of a signal by quality; returns the estimated time, in microseconds."""
         n, now_ns = column.n, self._engine.state.now_ns if self._engine else 0
         if signal.kind == "counter":
             heard = column.raw[signal.row] >= 0
@@ -304,7 +304,7 @@ class Collector:
                 self._judge(self._engine.state.tables[table], signal)
 
     def signal_qualities(self) -> list[SignalQuality]:
-        """Per signal that was ever heard, the worst first."""
+        """Return the quality of each signal that ever reported, the worst first."""
         found = [
             SignalQuality(
                 k, int(c.latest.sum()), c.total / max(1, c.total.sum()), c.latest / max(1, c.latest.sum())
@@ -314,7 +314,7 @@ class Collector:
         return sorted(found, key=lambda q: (q.share[0], q.key))
 
     def heat_rows(self, most: int = MAX_SHOWN) -> list[HeatRow]:
-        """Racks whose liquid share is known, the largest powers first, at most `most`."""
+        """Return the racks with a known liquid share, the largest powers first, at most `most`."""
         if self._engine is None or self._site is None:
             return []
         estimator = self._engine.estimator
@@ -336,29 +336,33 @@ class Collector:
         ]
 
     def balances(self) -> tuple[list[Balance], Residual | None, I32]:
-        """(all balances, their last comparison, which of them have a series)."""
+        """Return (all balances, their last comparison, those with a series)."""
         if self._engine is None:
             return [], None, self._balances_kept
         estimator = self._engine.estimator
         return estimator.balances, estimator.residuals.get("feeder.balance"), self._balances_kept
 
     def sizes(self) -> dict[str, int]:
-        """Entities of the site per table, those that exist."""
+        """Return the number of entities of the site per table, without empty tables."""
         return {} if self._site is None else {t: n for t, n in self._site.sizes.items() if n and t != "job"}
 
+    def hall_count(self) -> int:
+        """Return the racks of the site that are halls of a fleet; 0 for any site except a hub's."""
+        return 0 if self._site is None else hall_count(self._site)
+
     def budget_w(self) -> F64:
-        """Budget per root feeder of the site file; NaN where none is stated."""
+        """Return the budget per root feeder of the site file; NaN without one."""
         return np.zeros(0) if self._site is None else self._site.budget_w[self._site.parent_of_feeder < 0]
 
     def authority(self, policy: str) -> str:
-        """Authority of a policy at the end."""
+        """Return the authority of a policy at the end."""
         return "" if self._engine is None else self._engine.intake.authority.get(policy, "")
 
     def policies(self) -> list[str]:
-        """Names of the policies that took part."""
+        """Return the names of the policies that took part."""
         return [] if self._engine is None else [p.name for p in self._engine.policies]
 
     @property
     def span_s(self) -> float:
-        """From the first tick to the last."""
+        """Return the seconds from the first tick to the last."""
         return 0.0 if self.first_ns is None else (self.last_ns - self.first_ns) / NS

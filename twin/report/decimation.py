@@ -16,7 +16,7 @@ CAPACITY = 600  # points per series; about what a plot on a screen can show
 
 
 class Track:
-    """Least, sum, greatest and count per point, for `k` series side by side [k, capacity]."""
+    """Minimum, sum, maximum and count per point, for `k` series side by side [k, capacity]."""
 
     def __init__(self, labels: Sequence[str], capacity: int) -> None:
         self.labels = list(labels)
@@ -46,11 +46,12 @@ class Track:
         self.total[:, half:], self.count[:, half:] = 0.0, 0
 
     def mean(self) -> F64:
-        """[k, capacity]; NaN where nothing was observed."""
+        """Return the means [k, capacity]; NaN without an observation."""
         return np.where(self.count > 0, self.total / np.maximum(self.count, 1), np.nan)
 
     def overall(self) -> tuple[F64, F64, F64]:
-        """(least, mean, greatest) of the whole run per series [k]; NaN for one that was never observed."""
+        """Return (minimum, mean, maximum) of the whole run per series [k]; NaN for one without an
+        observation."""
         count = self.count.sum(axis=1)
         mean = np.where(count > 0, self.total.sum(axis=1) / np.maximum(count, 1), np.nan)
         least, greatest = np.fmin.reduce(self.low, axis=1), np.fmax.reduce(self.high, axis=1)
@@ -58,7 +59,7 @@ class Track:
 
 
 class Timeline:
-    """The shared time axis, and the tracks on it by name."""
+    """A shared time axis, and the tracks on it by name."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self.capacity = capacity + capacity % 2
@@ -85,7 +86,7 @@ class Timeline:
         self.stride *= 2
 
     def track(self, name: str, labels: Sequence[str]) -> Track:
-        """The track of this name; made (empty so far) at its first mention."""
+        """Return the track of this name; creates an empty one at first use."""
         found = self.tracks.get(name)
         if found is None:
             found = self.tracks[name] = Track(labels, self.capacity)
@@ -96,12 +97,12 @@ class Timeline:
         self.track(name, labels).add(self.points - 1, values, high)
 
     def times_ns(self) -> I64:
-        """When each point begins [points]."""
+        """Return the begin of each point [points]."""
         return self.start_ns[: self.points]
 
 
 def spread(values: F32 | F64) -> F64:
-    """(least, 10th percentile, median, 90th percentile, greatest) of the known values [5]."""
+    """Return (minimum, 10th percentile, median, 90th percentile, maximum) of the known values [5]."""
     known = np.sort(values[np.isfinite(values)])
     if not len(known):
         return np.full(5, np.nan)
@@ -110,5 +111,5 @@ def spread(values: F32 | F64) -> F64:
 
 
 def extremes(values: F32 | F64) -> F64:
-    """As `spread`, without the inner three, which take a sort."""
+    """Return the result of `spread` without the inner three, which need a sort."""
     return np.array([np.fmin.reduce(values), np.nan, np.nan, np.nan, np.fmax.reduce(values)], np.float64)

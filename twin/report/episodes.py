@@ -29,16 +29,16 @@ MAX_EPISODES = 300
 SHOWN_NAMES = 3
 # Journal records that say something went otherwise than a policy wanted.
 OUTCOMES = {
-    "deferred": "held back, so that not too many devices move at once",
+    "deferred": "held back, to limit how many devices change at once",
     "failed": "sent repeatedly, never answered",
     "lapsed": "lease ran out, the device fell back",
-    "narrowed": "a stronger policy or the allowed range left no room",
+    "narrowed": "overridden by a stronger policy or the allowed range",
 }
 
 
 @dataclass(slots=True)
 class Action:
-    """One policy asking for one thing, for one reason."""
+    """One proposal of a policy with one reason."""
 
     kind: str  # command or advice
     policy: str

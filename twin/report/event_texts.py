@@ -30,7 +30,7 @@ RESULTS = {True: "passed", False: "failed", None: "ended without a result"}
 
 
 def event_words(event: Event) -> str:
-    """An event as a sentence; an author's reason stands at its end."""
+    """Return an event as a sentence; an author's reason comes at its end."""
     for words in (_of_people, _of_requests, _of_nodes, _of_jobs, _of_power, _of_the_twin):
         if text := words(event):
             break
@@ -41,7 +41,8 @@ def event_words(event: Event) -> str:
 
 
 def few(names: Sequence[str], count: int) -> str:
-    """The first names of `count`, and how many more; the last may be the journal's own "and 9 more"."""
+    """Return the first names of `count`, and the number of the others; the last may be the journal's own
+    "and 9 more"."""
     shown = [str(n) for n in names[:SHOWN_NAMES]]
     more = max(count, len(names)) - len(shown)
     if more > 0 and (cut := re.fullmatch(r"and (\d+) more", str(names[-1]))):
@@ -50,7 +51,7 @@ def few(names: Sequence[str], count: int) -> str:
 
 
 def interval(low: Any, high: Any, control: str) -> str:
-    """An interval in words; an infinite bound is none."""
+    """Return an interval in words, without infinite bounds."""
     if low in (None, -math.inf):
         return "any" if high in (None, math.inf) else f"at most {control_value(high, control)}"
     if high in (None, math.inf):
@@ -78,7 +79,7 @@ def _tail(label: str, text: str) -> str:
 def _of_people(event: Event) -> str:
     match event:
         case ev.Held():
-            return f"{_by(event)} holds the site: protective commands alone"
+            return f"{_by(event)} holds the site: only protective commands"
         case ev.Released():
             return f"{_by(event)} releases all commands"
         case ev.Resumed():
@@ -106,7 +107,7 @@ def _of_requests(event: Event) -> str:
         case ev.RequestWithdrawn():
             return f"{_by(event)} withdraws the request {clean(event.request)}"
         case ev.Approved():
-            where = _all(event.names) or "all that it proposes"
+            where = _all(event.names) or "everything it proposes"
             what = f"the {control_words(clean(event.control))} of {where}"
             return f"{_by(event)} approves that {clean(event.policy)} sets {what}{_until(event.expires_ns)}"
         case ev.ApprovalWithdrawn():
@@ -122,7 +123,7 @@ def _of_nodes(event: Event) -> str:
             where = f"{table_noun(event.table)} {clean(event.name)}"
             return f"{where} reports fault {event.code}{times}{_tail(': ', event.detail)}"
         case ev.NvlinksCounted():
-            return f"{clean(event.name)} tells counts of its NVLinks"
+            return f"{clean(event.name)} reports counts of its NVLinks"
         case ev.NodeTested():
             result = RESULTS[event.passed]
             took_s = (event.ended_ns - event.began_ns) / NS
@@ -151,6 +152,7 @@ def _of_jobs(event: Event) -> str:
         case ev.JobStarted():
             facts = [
                 event.kind if event.kind != "unknown" else "",
+                f"started {utc(event.started_ns)}" if event.started_ns > 0 else "",
                 f"priority {event.priority}" if event.priority else "",
                 _tail("tenant ", event.tenant),
                 f"at least {quantity(event.floor_w, 'W')}" if event.floor_w else "",
@@ -191,7 +193,7 @@ def _of_power(event: Event) -> str:
 
 
 def _outlook(event: ev.OutlookTold) -> str:
-    """An outlook with its range; a list that the journal cut says how many follow."""
+    """Return an outlook with its range; a list that the journal cut gives the number of the others."""
     spec = find_quantity(event.quantity)
     known = [v for v in event.values if isinstance(v, int | float) and math.isfinite(v)]
     cut = re.fullmatch(r"and (\d+) more", str(event.values[-1])) if event.values else None
@@ -207,17 +209,17 @@ def _outlook(event: ev.OutlookTold) -> str:
 def _of_the_twin(event: Event) -> str:
     match event:
         case ev.PluginRestored():
-            return f"{clean(event.plugin)} takes part again"
+            return f"{clean(event.plugin)} is active again"
         case ev.EpochChanged():
-            adopts = "; it adopts what it finds commanded" if event.adopt else ""
+            adopts = "; it adopts the commands in force" if event.adopt else ""
             return f"this daemon leads from now on (epoch {event.epoch}){adopts}"
         case ev.PollPeriodChanged():
             what = f"{_all(event.signals)} of {_all(event.names) or event.table}"
-            return f"{what} come every {duration(event.period_s)}"
+            return f"{what} arrive every {duration(event.period_s)}"
         case ev.SiteChanged():
             return f"the site file changed (now {clean(event.site_hash, 12)})"
         case ev.ModelFitted():
-            return f"the model {clean(event.model)} was fitted anew"
+            return f"the model {clean(event.model)} was fitted again"
         case ev.FitFailed():
             return f"the model {clean(event.model)} could not be fitted: {clean(event.why, MAX_TEXT)}"
         case ev.TicksSkipped():

@@ -1,4 +1,4 @@
-"""Key figures of a run, for the page and the terminal, each with its meaning.
+"""Key figures of a run for the page and the terminal, each with its meaning.
 
 Figures that cannot be known are left out.
 """
@@ -18,7 +18,7 @@ POWER_SOURCES = (("rack.power_w", "racks"), ("node.power_w", "nodes"), ("gpu.pow
 
 
 class ReportFigure(NamedTuple):
-    """A number, its name, and one sentence for someone who sees it for the first time."""
+    """A number, its name, and one sentence for a new reader."""
 
     label: str
     value: str
@@ -26,7 +26,7 @@ class ReportFigure(NamedTuple):
 
 
 def site_power(collector: Collector) -> tuple[str, str] | None:
-    """(track, whose power it adds up): racks where they report, else nodes, else GPUs."""
+    """Return (track, table of its sum): racks if they report, otherwise nodes, otherwise GPUs."""
     for key, whose in POWER_SOURCES:
         if f"sum {key}" in collector.time.tracks:
             return key, whose
@@ -34,7 +34,7 @@ def site_power(collector: Collector) -> tuple[str, str] | None:
 
 
 class SitePower(NamedTuple):
-    """The site's power in W, per point; NaN before all that ever spoke had spoken: half a sum is no power."""
+    """The site's power in W, per point; NaN until all entities that ever report have reported."""
 
     key: str
     whose: str
@@ -45,7 +45,7 @@ class SitePower(NamedTuple):
 
 
 def power_series(collector: Collector) -> SitePower | None:
-    """The sum that `site_power` names, from where it is whole."""
+    """Return the sum that `site_power` names, from its first complete point."""
     source = site_power(collector)
     if source is None:
         return None
@@ -59,22 +59,22 @@ def power_series(collector: Collector) -> SitePower | None:
 
 
 def whole(value: object) -> int:
-    """An integer of a summary, 0 for anything else."""
+    """Return an integer of a summary, 0 for anything else."""
     return int(value) if isinstance(value, int | float) and value == value and abs(value) < 1e18 else 0
 
 
 def mapping(value: object) -> dict[str, Any]:
-    """A mapping of a summary, empty for anything else."""
+    """Return a mapping of a summary, empty for anything else."""
     return {str(k): v for k, v in value.items()} if isinstance(value, Mapping) else {}
 
 
 def was_simulated(summary: Summary) -> bool:
-    """A plant was simulated in this very run; a replay of such a run was not."""
+    """Return True if this run simulated a plant; a replay of such a run did not."""
     return "simulated_s" in summary
 
 
 def key_figures(collector: Collector, summary: Summary) -> list[ReportFigure]:
-    """The figures that a reader needs first; a figure without a number is left out."""
+    """Return the figures that a reader needs first, without figures that have no number."""
     out = [*_power(collector), *_cooling(collector), *_tree(collector, summary), *_deeds(collector, summary)]
     return out + _run(collector, summary)
 
@@ -94,7 +94,7 @@ def _power(collector: Collector) -> list[ReportFigure]:
         ReportFigure(
             "Peak IT power",
             quantity(greatest, "W"),
-            f"The most that {every} {whose} drew{together}; on average {quantity(mean, 'W')}.",
+            f"The highest draw of {every} {whose}{together}; on average {quantity(mean, 'W')}.",
         )
     ]
     if collector.span_s > 0:
@@ -105,11 +105,11 @@ def _power(collector: Collector) -> list[ReportFigure]:
 
 
 def doubt(greatest: float) -> str:
-    """A note on learned shares of heat of which one is more than all."""
+    """Return a note on learned shares of heat above 100 %."""
     if greatest <= 1.0:
         return ""
     return (
-        " More than 100 % cannot be: load or flow changed while it was learned, or a meter is off; do not "
+        " More than 100 % is impossible: load or flow changed during learning, or a meter is wrong; do not "
         "rely on it."
     )
 
@@ -135,8 +135,7 @@ def _cooling(collector: Collector) -> list[ReportFigure]:
             ReportFigure(
                 "Thermal margin",
                 f"{number(least)} K",
-                "The nearest that any GPU may have come to its temperature limit, if sensors that "
-                "fell silent were heating up.",
+                "The smallest margin of any GPU to its temperature limit, if silent sensors were heating up.",
             )
         )
     return out
@@ -174,15 +173,15 @@ def _deeds(collector: Collector, summary: Summary) -> list[ReportFigure]:
         ReportFigure(
             "Commands · advice",
             f"{number(commands, 9)} · {number(advice, 9)}",
-            "New values for single devices, and suggestions only written down. " + sent,
+            "New values for single devices, and suggestions that were only recorded. " + sent,
         ),
         ReportFigure(
             "Findings",
             number(raised, 9),
-            "Conditions that people should know of; "
+            "Conditions for people to know; "
             f"{lasting if lasting else 'none'} of them still lasted at the end."
             if raised
-            else "Nothing was found that people should know of.",
+            else "No condition was found.",
         ),
     ]
 
@@ -193,7 +192,7 @@ def _run(collector: Collector, summary: Summary) -> list[ReportFigure]:
     total, bad = whole(messages.get("total")), whole(messages.get("bad"))
     if total:
         decoded = whole(messages.get("decoded"))
-        others = "" if decoded >= total else "; the others are about things that the twin does not use"
+        others = "" if decoded >= total else "; the others are for entities that the twin does not use"
         broken = number(bad, 9) if bad else "none"
         text = f"{number(decoded, 9)} of {number(total, 9)}; {broken} malformed{others}."
         out.append(ReportFigure("Messages understood", percent(decoded / total), text))
@@ -221,7 +220,7 @@ def _run(collector: Collector, summary: Summary) -> list[ReportFigure]:
 
 
 def good_share(collector: Collector) -> tuple[float, int]:
-    """(share of readings that were good over the run, cells ever heard)."""
+    """Return (share of good readings over the run, number of cells that ever reported)."""
     total = np.zeros(5)
     for cells in collector.quality.values():
         total += cells.total / max(1, int(cells.total.sum())) * int(cells.latest.sum())

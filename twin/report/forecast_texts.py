@@ -1,4 +1,4 @@
-"""Forecasts in words: sensible units, spans, and what a forecast rests on as people would say it.
+"""Forecasts in words: sensible units, spans, and the basis of a forecast.
 
 Shared by the command `racktwin forecast list` and the summary, so that both say the same. Imports little.
 """
@@ -13,12 +13,13 @@ from typing import Any
 
 from twin.catalogue import duration
 
-# What an expert of `models.load.forecasters` goes by; `ewma5` and its like are averages, with their half-
+# Basis of each expert of `models.load.forecasters`; `ewma5` and its like are averages, with their half-
 # life.
 EXPERTS = {
     "last": "the last value",
     "seasonal_day": "the same time yesterday",
     "seasonal_week": "the same time a week ago",
+    "own_period": "its last cycle",
     "climatology": "the usual level",
     "hourly_median": "the usual at this hour",
     "seasonal_ewma": "this time of the past days",
@@ -45,7 +46,7 @@ class Shown:
 
 
 def shown(unit: str, most: float) -> Shown:
-    """Choose the format of a quantity of this unit whose largest magnitude is `most`; NaN counts as small."""
+    """Return the format of a quantity of this unit whose largest magnitude is `most`; NaN counts as small."""
     if unit == "W":
         if most >= 2e6:
             return Shown("MW", 1e-6, 2)

@@ -1,4 +1,4 @@
-"""Health in words: chances, spans, how sure a verdict is, what is missing and what would change a verdict.
+"""Health in words: chances, spans, confidence of a verdict, missing data and changes of a verdict.
 
 Shared by `racktwin device health`, the interface and the control room, so that all say the same. Imports
 the words of health only.
@@ -13,20 +13,20 @@ from twin.contracts import ATTRIBUTIONS, LEVELS
 HORIZONS_S = (3600.0, 86_400.0, 604_800.0, 2_592_000.0)
 LEVEL_WORDS = {
     "healthy": "is healthy",
-    "unknown": "is unknown: too little is heard of it to call it healthy",
-    "watch": "works, with something to watch",
-    "degraded": "is degraded: it works, but not as it should",
+    "unknown": "is unknown: too few readings arrive to call it healthy",
+    "watch": "works, but needs watching",
+    "degraded": "is degraded: it works, but not normally",
     "failed": "has failed",
 }
 LOWERED_WORDS = dict(
     zip(
         ATTRIBUTIONS,
         (
-            "its clock is not held down",
-            "the GPU itself: its cooling is as it should be, so this speaks against the GPU",
-            "the facility's cooling, so no fault of the GPU: a reset or a swap cures nothing",
-            "a power limit, so no fault of the GPU: a cap of ours, of the site or of the supply",
-            "nobody can tell: what would say it is not heard",
+            "its clock is not limited",
+            "the GPU itself: its cooling is normal",
+            "the facility's cooling, not the GPU: a reset or a swap does not help",
+            "a power limit, not the GPU: a cap of racktwin, of the site or of the supply",
+            "unknown: the needed signals do not report",
         ),
         strict=True,
     )
@@ -35,11 +35,11 @@ HELD_DOWN = {
     "own": "by themselves",
     "facility": "by the facility's cooling: no fault of theirs",
     "power": "by a power limit: no fault of theirs",
-    "unknown": "by what cannot be told",
+    "unknown": "for an unknown reason",
 }
 SIGNAL_WORDS = {
     "excluded": "times that people or the scheduler avoided it",
-    "xids": "XIDs that speak of the hardware",
+    "xids": "XIDs that indicate a hardware fault",
     "tickets": "maintenance windows opened for it",
     "out_of_service": "times out of service",
     "multi_node_failures": "failures of jobs on several nodes",
@@ -61,10 +61,18 @@ CLASS_WORDS = {
 
 
 _AGENT = "racktwin-agent on the node, or DCGM's exporter"
-# Who tells what is missing: by signal, else by table.
+# Sources of a missing signal: by signal, else by table.
 SOURCES = {
     "gpu.xid_code": "DCGM's exporter; racktwin-agent tells of an XID when one comes",
     "node.agent_state": "racktwin-agent on the node",
+    **dict.fromkeys(
+        (
+            f"node.dpu{side}_{name}"
+            for side in (1, 2)
+            for name in ("temp_c", "health_state", "offload_state", "port_error_count")
+        ),
+        "the DPU's exporters or its BMC, by `scrapes` or `redfish`",
+    ),
     "node.reboot_count": "racktwin-agent on the node",
     "node.service_level_state": "the scheduler, by a `slurm` source",
     "gpu": _AGENT,
@@ -77,29 +85,31 @@ SOURCES = {
     "storage": "the storage's exporter, by `scrapes`",
 }
 
-# What ends a verdict once its action is done; the evidence itself goes as soon as its cause has gone.
+# End of a verdict once its action is done; the evidence itself goes as soon as its cause has gone.
 _ENDS = {
     "none": "",
-    "watch": "It goes by itself when what is told above has been quiet for a while.",
-    "restart_app": "It goes when the application runs again without the error.",
-    "check_facility": "It goes by itself when power and cooling are as they should be; no reset will do it.",
-    "reset_gpu": "It goes when the GPU was reset or its node restarted, and the error does not come again.",
-    "reboot_node": "It goes when the node was restarted and the error does not come again.",
-    "run_diagnostics": "It goes when the node comes back from diagnostics and the error does not come again.",
-    "drain": "It goes when the node was repaired and is back in service.",
-    "contact_support": "It goes when the part was replaced, or the node is back in service after a repair.",
-    "replace": "It goes when another part is in this place: by another serial number, or by what it reads.",
+    "watch": "It clears by itself once the evidence above has been quiet for a while.",
+    "restart_app": "It clears when the application runs again without the error.",
+    "check_facility": "It clears by itself once power and cooling are normal; a reset does not help.",
+    "reset_gpu": "It clears when the GPU was reset or its node restarted, and the error does not come again.",
+    "reboot_node": "It clears when the node was restarted and the error does not come again.",
+    "run_diagnostics": "It clears when the node comes back from diagnostics and the error does not come "
+    "again.",
+    "drain": "It clears when the node was repaired and is back in service.",
+    "contact_support": "It clears when the part was replaced, or the node is back in service after a repair.",
+    "replace": "It clears when another part is in this place: by a new serial number, or by its readings.",
 }
 # Parts whose readings alone tell that they are well again
 _ENDS_OF = {
-    "psu": "It goes when the supply gives its share of the power again.",
-    "pump": "It goes when the pump runs, and flow and pressure are what its speed promises.",
-    "link": "It goes when the link is up and its errors have been quiet for a while.",
+    "dpu": "It clears when the DPU reports that it is well, and its ports have had no errors for a while.",
+    "psu": "It clears when the supply gives its share of the power again.",
+    "pump": "It clears when the pump runs, and flow and pressure are what its speed promises.",
+    "link": "It clears when the link is up and its errors have been quiet for a while.",
 }
 
 
 def chance(value_pu: float | None) -> str:
-    """A probability as people say it; a dash for none. Never a flat 0 or 100 %: nobody knows that."""
+    """Return a probability for people; a dash for none. Never a flat 0 or 100 %, which is never certain."""
     if value_pu is None or not math.isfinite(value_pu):
         return "-"
     percent = 100.0 * value_pu
@@ -130,7 +140,7 @@ def comes_from(key: str) -> str:
 
 def source(text: str) -> str:
     """Write the source of a rule."""
-    return "" if not text else "rule: our own estimate" if text == "estimate" else f"rule: {text}"
+    return "" if not text else "rule: estimate of racktwin" if text == "estimate" else f"rule: {text}"
 
 
 def count(value: float | None) -> str:
@@ -145,16 +155,19 @@ def sure(value_pu: float | None) -> str:
     if value_pu is None or not math.isfinite(value_pu):
         return ""
     word = next(w for least, w in ((0.9, "sure"), (0.7, "fairly sure"), (0.5, "more likely than not"),
-                                   (-1.0, "no more than a suspicion")) if value_pu >= least)  # fmt: skip
+                                   (-1.0, "only a suspicion")) if value_pu >= least)  # fmt: skip
     return f"{word} ({100 * min(value_pu, 0.99):.0f} %)"
 
 
 def changes(level: str, action: str, missing: bool, part: str = "") -> str:
     """Write what would change a verdict, in a sentence or two; `part`: the kind of part."""
     if level == "unknown":
-        return "It is judged once what is missing is heard; until then it counts as neither well nor ill."
+        return (
+            "It gets a verdict once the missing signals report. Until then it counts as neither "
+            "healthy nor faulty."
+        )
     if level == "healthy":
-        more = " What is missing could hide something." if missing else ""
+        more = " The missing signals could hide a fault." if missing else ""
         return (
             "An error that it reports, errors that grow, heat or a lowered clock of its own, or silence."
             + more
@@ -164,7 +177,7 @@ def changes(level: str, action: str, missing: bool, part: str = "") -> str:
 
 
 def worst(levels: dict[str, int]) -> str:
-    """The gravest level that somebody has; `healthy` of nobody."""
+    """The worst level present; `healthy` if there is none."""
     return next((level for level in reversed(LEVELS) if levels.get(level)), LEVELS[0])
 
 

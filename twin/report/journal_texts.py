@@ -83,7 +83,7 @@ from twin.site import Site
 
 SHOWN_NAMES = 3
 MAX_TEXT = 400
-LAPSED = {"safe": "the safe value holds", "keep": "what was set stays", "restore": "as it was found"}
+LAPSED = {"safe": "the safe value applies", "keep": "the set value stays", "restore": "as it was found"}
 MAX_ITEMS = 20  # of a mapping within a record, and of its proposals
 MAX_LISTED = 65  # of a list; the journal shortens names to 64 and "and 9 more"
 MAX_DEPTH = 4
@@ -120,7 +120,7 @@ def _sentence(record: JournalRecord | OtherRecord, site: Site | None) -> str:
             policy = getattr(record, "policy", "")
             by = f"{policy}: " if policy else ""
             if record.count == 0:
-                return f"{by}{_control(record)} is {record.kind} no longer"
+                return f"{by}{_control(record)} is no longer {record.kind}"
             count = counted(record.control, record.count)
             return f"{by}{record.kind} {_control(record)} of {count}: {record.why}"
         case FindingRecord():
@@ -159,14 +159,14 @@ def _of_the_run(record: JournalRecord | OtherRecord) -> str:
         case StoryRecord():
             return f"story, {record.chapter} of {record.of}, {record.title}: {record.text}"
         case DaemonRecord(started=str(), resumed_at=int() as last):
-            begun = "a new run" if last < 0 else f"goes on after tick {last}"
-            faults = f"; mended: {'; '.join(record.faults)}" if record.faults else ""
+            begun = "a new run" if last < 0 else f"continues after tick {last}"
+            faults = f"; repaired: {'; '.join(record.faults)}" if record.faults else ""
             return f"the daemon started (racktwin {record.started}): {begun}{faults}"
         case LeaderRecord(lost=int()):
-            return f"leads no longer (it did with epoch {record.lost})"
+            return f"no longer leads (it led with epoch {record.lost})"
         case LeaderRecord(epoch=int()):
             after = f", after {record.predecessor}" if record.predecessor else ""
-            adopts = "; adopts what it finds commanded" if record.adopt else ""
+            adopts = "; adopts the commands in force" if record.adopt else ""
             return f"leads with epoch {record.epoch}{after}{adopts}"
         case HallHeadsRecord():
             heads = [f"{hall} at line {h.lines:,}" for hall, h in sorted(record.heads.items())]
@@ -195,7 +195,7 @@ def _control(record: Any) -> str:
 
 
 def _command(record: CommandRecord | AdviceRecord, site: Site | None) -> str:
-    """A command or advice; of a control whose value is an instant, that it is asked for."""
+    """Return a command or advice in words; for a control with an instant as value, as a request."""
     where = _entities(record, site)
     if record.control in INSTANTS:
         verbs, target = ("asks for", "would ask for"), f"a {_control(record)} of {where}"
@@ -210,7 +210,7 @@ def _command(record: CommandRecord | AdviceRecord, site: Site | None) -> str:
 
 
 def _of_the_daemon(record: JournalRecord | OtherRecord) -> str:
-    """The sentence of what the daemon writes of itself and of people; empty for any other."""
+    """Return the sentence for a line about the daemon or people; "" for any other."""
     match record:
         case DaemonRecord(contingency=ContingencyNote() as note):
             return _contingency(note)
@@ -228,7 +228,7 @@ def _of_the_daemon(record: JournalRecord | OtherRecord) -> str:
                 f"{record.author} approves {lines} more in the site's file{where} ({record.reason}){refused}"
             )
         case ResumedRecord():
-            return f"{record.author} lets commands be sent again" + (
+            return f"{record.author} resumes the sending of commands" + (
                 f" ({record.reason})" if record.reason else ""
             )
         case AlarmRecord():
@@ -250,11 +250,11 @@ def _of_the_daemon(record: JournalRecord | OtherRecord) -> str:
             levels = ", ".join(f"{policy} {level}" for policy, level in (record.authority or {}).items())
             return f"recorded by racktwin {record.racktwin or '?'}; authority: {levels or 'no policy'}"
         case DuplicatesRecord():
-            return f"{record.count} events had come before and were left out"
+            return f"{record.count} duplicate events were left out"
         case FitRequestedRecord():
-            return f"asks for the model {record.model} to be fitted anew"
+            return f"requests a new fit of the model {record.model}"
         case FitExpiredRecord():
-            return f"nothing came of the fit {record.id}"
+            return f"the fit {record.id} gave no result"
         case _:
             return ""
 

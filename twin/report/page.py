@@ -37,7 +37,7 @@ SCRIPT = (TEMPLATES / "page.js").read_text(encoding="utf-8")
 
 
 def fill(template: str, **values: Any) -> Markup:
-    """A template filled with values; what is no markup is escaped."""
+    """Return a template filled with values; text without markup is escaped."""
     return Markup(_ENVIRONMENT.get_template(template).render(parts=_PARTS, **values))
 
 
@@ -128,5 +128,5 @@ def terms(pairs: Iterable[tuple[str, str]]) -> Markup:
 
 
 def joined(parts: Iterable[str], between: str = "") -> Markup:
-    """Parts one after the other; what is no markup is escaped."""
+    """Return the parts one after the other; text without markup is escaped."""
     return Markup(between).join(parts)

@@ -90,7 +90,8 @@ class Gallery:
         return figure(title, sentence, plot(lines, self.axis, unit.name, title, PlotLayout(least_span=least)))
 
     def order(self, key: str) -> I32:
-        """Rows of a track that were heard: at most `MAX_SHOWN`, the largest by power if that is known."""
+        """Return the rows of a track with readings: at most `MAX_SHOWN`, the largest by power if that is
+        known."""
         track = self.tracks[key]
         heard = np.flatnonzero(track.count.any(axis=1))
         power = self.tracks.get(key.partition(".")[0] + ".power_w")

@@ -18,14 +18,14 @@ NEARLY_ALL = 0.9999
 SHOWN_BELOW = 0.995  # a line at 100 % all along says no more than its number
 AUTHORITY = {
     "off": "switched off",
-    "advise": "may advise: what it wants is written down and shown, never sent",
+    "advise": "may advise: its proposals are recorded and shown, never sent",
     "approve": "commands only what an operator approved",
     "act": "commands by itself, within the allowed ranges",
 }
 QUALITY_WORDS = (
     "good",
     "stale: not refreshed in time",
-    "untrusted: marked so by its source",
+    "untrusted: marked by its source",
     "out of the physical range",
     "missing: reported as no reading",
 )
@@ -43,14 +43,14 @@ def decisions(collector: Collector, gallery: Gallery) -> Markup:
         ),
         "; ",
     )
-    intro = Markup("A policy watches the twin and says what a control ought to be. {}").format(
+    intro = Markup("A policy reads the twin and proposes values of controls. {}").format(
         Markup("In this run: {}.").format(result) if result else "No policy took part in this run."
     )
     if not book.actions:
         why = (
-            "Without a policy nothing is commanded: the run watched, compared and reported only."
+            "Without a policy nothing is commanded: the run only monitored, compared and reported."
             if not policies
-            else "Nothing was asked for, and that is fine: every value that the policies watch stayed "
+            else "No policy proposed a value. Every value that the policies watch stayed "
             "inside its guards "
             "for the whole run, or the site did not report it."
         )
@@ -104,7 +104,7 @@ def _activity(gallery: Gallery) -> Markup:
     if not lines:
         return Markup("")
     title = "Devices concerned by decisions"
-    text = "How many devices each moment's new commands or advice were about."
+    text = "Number of devices with new commands or advice at each moment."
     return gallery.lead(title, text, lines, "devices per point", PlotLayout(height=170))
 
 
@@ -115,7 +115,7 @@ def _outcomes(collector: Collector) -> Markup:
     ]
     if not rows:
         return Markup("")
-    return heading("Where it went otherwise") + table(
+    return heading("Commands with another outcome") + table(
         ["outcome", "control", "what it means", "devices"], rows, (3,)
     )
 
@@ -124,9 +124,8 @@ def findings(collector: Collector, gallery: Gallery) -> Markup:
     """Conditions from raised to cleared."""
     book = collector.episodes
     intro = (
-        "A finding is a condition that people should know of. It is raised once, lasts while the "
-        "condition does, and "
-        "says what speaks for it."
+        "A finding is a condition for people to know. It is raised once, lasts as long as the "
+        "condition, and lists its evidence."
     )
     if not book.conditions:
         return section(
@@ -273,7 +272,7 @@ def messages(summary: Summary) -> Markup:
 
 
 def _reasons(given: object) -> Markup:
-    """Lines of the ledger of sources: what was not used, the most frequent first."""
+    """Return lines of the source ledger: unused readings, the most frequent first."""
     if not isinstance(given, list) or not given:
         return Markup("")
     rows = []

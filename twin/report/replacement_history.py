@@ -96,7 +96,7 @@ def _account(record: AccountRecord, node: str | None) -> dict[str, Any] | None:
 
 
 def account_words(data: dict[str, Any]) -> str:
-    """An account as a sentence: the policy's own where it wrote one, else what we know of its kind."""
+    """An account as a sentence: the policy's own, or else one made from its kind."""
     own = next((data[k] for k in ("text", "sentence", "reason", "why") if isinstance(data.get(k), str)), "")
     what = data.get("what")
     if what == "gate":
@@ -141,7 +141,7 @@ def _known(value: Any) -> TypeGuard[float]:
 
 
 def plain(value: Any) -> Any:
-    """A value of an account, bounded; what is no number is None."""
+    """Return a value of an account, bounded; None if it is no number."""
     if isinstance(value, str):
         return clean(value, MAX_TEXT)
     if value is None or isinstance(value, bool | int):
@@ -302,7 +302,7 @@ def level_words(control: str, value: Any) -> str:
 
 
 def _names(index: list[int], own: Sequence[str], name_of: NameOf) -> list[str]:
-    """Names of a command's nodes; if the site is another one by now, those that the line itself tells."""
+    """Names of a command's nodes; if the site has changed since, only those in the journal line itself."""
     parts = [clean(n, 200) for n in own if n]
     if not index:
         return list(dict.fromkeys(parts))
@@ -339,7 +339,7 @@ def unmatched(rows: Sequence[dict[str, Any]], kinds: Sequence[str]) -> list[str]
 
 
 def score_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Score the gate's predictions whose outcome is known: Brier score and mean GPU-hours.
+    """Return the score of the gate's predictions with a known outcome: Brier score and mean GPU-hours.
 
     A prediction is that of the course that was taken. `brier` is the mean square of (chance - what came),
     0 is perfect and 0.25 a coin.

@@ -1,4 +1,4 @@
-"""The journal's lines on nodes that were withdrawn and came back: accounts, commands, tests, repairs, faults.
+"""Journal lines about nodes that were withdrawn and returned: accounts, commands, tests, repairs, faults.
 
 Files are read from where the last reading ended; what is kept of them has a bound, and what was left out is
 told. Lines that cannot be read are counted and passed over.
@@ -64,7 +64,7 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class RecordedLines:
-    """Lines of a journal, oldest first, with notes on what is missing."""
+    """Lines of a journal, oldest first, with notes on missing ones."""
 
     entries: list[RecordedLine]
     since_ns: int  # complete from here on, except as `notes` says
@@ -72,7 +72,7 @@ class RecordedLines:
 
 
 class JournalReader:
-    """Reads the journal of one run again and again; only what is new costs anything."""
+    """Reads the journal of one run repeatedly; only new lines cost time."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder if folder.is_dir() else folder.parent
@@ -184,7 +184,7 @@ def _instant(line: bytes) -> int:
 
 
 def _found(files: list[_File], since_ns: int, notes: list[str]) -> RecordedLines:
-    """The lines of all files from an instant on, and what is missing of them."""
+    """Return the lines of all files from an instant on, and notes on missing ones."""
     entries = [e for f in files for e in f.entries if e.now_ns >= since_ns or e.kind == "manifest"]
     before = files[0] if files else _File()
     if bad := sum(f.bad for f in files):

@@ -1,4 +1,4 @@
-"""A node's record as a page of markdown, to be attached to a ticket.
+"""RMA record of a node as Markdown, to be attached to a ticket.
 
 What devices wrote is quoted, never read as markup; what is not known is said so. Pure, so that it can be made
 from the JSON of another host.

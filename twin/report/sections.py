@@ -80,7 +80,7 @@ def _flow_together(parts: list[Markup]) -> list[Markup]:
     return [p for p in [*out, pair(waiting)] if p]
 
 
-# Signals (with what tells them apart), title, sentence; single nodes and GPUs are drawn where they are few.
+# Signals (with their distinguishing labels), title, sentence; single nodes and GPUs are drawn if few.
 COOLING: tuple[tuple[tuple[tuple[str, str], ...], str, str], ...] = (
     ((("gpu.temp_c", ""),), "GPU temperature", "Hotter than the limit means that the chip slows down."),
     ((("gpu.hbm_temp_c", ""),), "GPU memory temperature", "The memory stacks beside the chip."),

@@ -23,7 +23,7 @@ LABEL_GAP = 14.0
 
 @dataclass(frozen=True)
 class Line:
-    """One series in shown units [points]; `low` and `high` are what it did between its points."""
+    """One series in shown units [points]; `low` and `high` are its extremes between the points."""
 
     label: str
     values: F64

@@ -10,18 +10,12 @@ from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console
-from rich.markup import escape as no_markup
 from rich.table import Table
 from rich.text import Text
 
 from twin.catalogue import clean, utc
 
 NARROW, NAME_WIDTH = 96, 10  # columns: of a terminal that holds less, and of a name
-
-
-def escape(text: str) -> str:
-    """Return text from outside as one line that is safe to print: no markup, no control characters."""
-    return no_markup(clean(text.replace("\n", " "), 4000))
 
 
 def safe_text(value: Any, style: str = "", limit: int = 400) -> Text:
@@ -32,6 +26,12 @@ def safe_text(value: Any, style: str = "", limit: int = 400) -> Text:
 def print_line(out: Console, text: str, style: str = "") -> None:
     """Print foreign text as one line, however long; no markup."""
     out.print(safe_text(text, style, 4000), soft_wrap=True)
+
+
+def print_error(err: Console, text: str, tag: str = "error") -> None:
+    """Print an error of a command as one line, as all commands do."""
+    said = clean(text.replace("\n", " "), 4000)
+    err.print(Text().append(tag, "red").append(f" {said}"), soft_wrap=True)
 
 
 def grid(

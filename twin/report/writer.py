@@ -93,6 +93,8 @@ def render(collector: Collector, summary: Summary) -> str:
 def _head(collector: Collector, summary: Summary) -> dict[str, Any]:
     """Title, sources, and sizes of the site."""
     sizes = collector.sizes()
+    if halls := collector.hall_count():
+        sizes |= {"rack": sizes["rack"] - halls, "hall": halls}
     names = {
         "rack": "racks",
         "node": "nodes",
@@ -102,7 +104,9 @@ def _head(collector: Collector, summary: Summary) -> dict[str, Any]:
         "hall": "halls",
     }
     site = ", ".join(
-        f"{sizes[t]:,} {w if sizes[t] != 1 else w.removesuffix('s')}" for t, w in names.items() if t in sizes
+        f"{sizes[t]:,} {w if sizes[t] != 1 else w.removesuffix('s')}"
+        for t, w in names.items()
+        if sizes.get(t, 0)
     )
     when = ""
     if collector.first_ns is not None:

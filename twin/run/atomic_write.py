@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def sync_folder(folder: Path) -> None:
-    """A rename is on the disk when its folder is."""
+    """Sync a folder, so that a rename in it is on the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -16,7 +16,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def atomic_write(path: Path, content: bytes | str, mode: int | None = None, sync: bool = True) -> None:
-    """Write a file beside `path` and rename it: a reader sees all of it or nothing. Raises OSError.
+    """Write a file beside `path` and rename it, so that a reader sees it whole or not at all. Raises OSError.
 
     Without `mode` the umask decides who may read it. Without `sync` a power loss may bring the old file back,
     or leave less than the new one.

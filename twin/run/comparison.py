@@ -1,7 +1,7 @@
-"""Comparing: a run is made again and must be what its journal says, line by line.
+"""Comparison: replays a run and compares each line with its journal.
 
-What the shell wrote between ticks is passed over: a replay makes the decisions again, not the people and the
-disks around them. The chain over all lines is `journal_files`' to walk.
+Lines that the shell wrote between ticks are skipped: a replay repeats decisions, not the actions of people
+and the state of disks. `journal_files` verifies the hash chain.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Since:
 
 
 class Comparer:
-    """Checks that a run is made again as recorded; raises Divergence at the first line that differs.
+    """Compares a replay with the recorded run. Raises Divergence at the first line that differs.
 
     `recorded` are the journal's lines that follow `chain`. A run that was interrupted and resumed has lines
     of its shell in between (`end`, `manifest`) and, where frames were lost, lines that nothing makes again.
@@ -48,7 +48,7 @@ class Comparer:
         self._early = found is not None and found[1].seq > chain.seq
 
     def before(self, frame: Frame) -> None:
-        """Pass over what the shell wrote before this frame, and what a restart left in the journal."""
+        """Skip the lines that the shell wrote before this frame, and those that a restart left."""
         lost = any(isinstance(e, TicksSkipped) for e in frame.events)
         self._pass(frame.tick, lost)
         if self._early and (found := self._peek()) is not None:
@@ -57,20 +57,20 @@ class Comparer:
                 self._early, self.chain.seq, self.chain.head = False, head.seq, head.prev
 
     def after(self, engine: Engine, decision: Decision) -> None:
-        """The tick's lines must be the journal's next ones."""
+        """Compare the lines of a tick with the next ones of the journal."""
         self.put(self.chain.lines(decision))
 
     def finish(self, engine: Engine) -> None:
-        """The end must agree too, and nothing may be left over (a recording that was killed has no end)."""
+        """Compare the end; no line may be left over. A recording that was killed has no end."""
         self._pass(engine.state.tick + 1, False)
         if not self.ended and (rest := self._peek()) is not None:
             raise first_difference(rest[0], None)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, since nothing is open."""
 
     def put(self, lines: list[bytes]) -> None:
-        """Compare lines that were made."""
+        """Compare replayed lines."""
         if self.beyond is None:
             self.chain.sides.clear()
         if not self._early:
@@ -78,7 +78,7 @@ class Comparer:
                 self._compare(line)
 
     def _pass(self, tick: int, lost: bool) -> None:
-        """Lines before `tick` that are the shell's or, where frames were lost, anybody's."""
+        """Skip the lines before `tick` that the shell wrote or, where frames were lost, all lines."""
         while not self.ended and (found := self._peek()) is not None and found[1].tick < tick:
             line, head = found
             if head.kind == "end" and head.tick == self.engine.state.tick and not self._early:
@@ -142,7 +142,7 @@ def said_simulated(run: Path) -> bool:
 
 
 def _difference(recorded: bytes, replayed: bytes) -> Divergence:
-    """Down to the field, also where the bodies agree."""
+    """Return the first differing field, also where the bodies agree."""
     found = first_difference(recorded, replayed)
     if found.recorded == found.replayed:
         a, b = msgspec.json.decode(recorded), msgspec.json.decode(replayed)

@@ -1,7 +1,7 @@
-"""Fits: slow work in a process of its own, its result an event in a later frame.
+"""Fits: slow fits of models in a separate process. The result is an event in a later frame.
 
-A worker is spawned, so that libraries of statistics are never imported where the tick runs. What it learns
-from is copied on the loop, and packed and handed over in a thread.
+The worker is spawned, so that the process of the ticks never imports libraries of statistics. The loop copies
+the training data; a thread packs and sends the copy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NICE = 10  # fits step back behind the ticks
 
 
 def run_fit(kind: str, settings: dict[str, Any], series: bytes, seed: int) -> bytes:
-    """In the worker: fit a model of this class on packed series; packed parameters come back."""
+    """Fit a model of this class on packed series, in the worker; return packed parameters."""
     module, _, name = kind.partition(":")
     cls = getattr(__import__(module, fromlist=[name]), name)
     parameters: dict[str, np.ndarray] = cls(**settings).fit(unpack(series), seed)
@@ -110,7 +110,7 @@ class Fitter:
         return self._workers.submit(run_fit, kind, settings, series, seed)
 
     def due(self, now_ns: int, site_hash: str, patient: bool = True) -> list[Event]:
-        """Results whose time has come, waited for if need be, so that a replay does not depend on speed.
+        """Return the due results, and wait for them if necessary, so that a replay does not depend on speed.
 
         Live is not `patient`: what is not done is asked for again later, until its deadline. What was fitted
         for another site is dropped: its columns are not the present racks.
@@ -143,7 +143,7 @@ class Fitter:
         return out
 
     def close(self) -> None:
-        """End the worker, in the middle of a fit too; no fits are taken any more."""
+        """End the worker, even during a fit. No more fits are accepted."""
         self._closed.set()
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)

@@ -1,9 +1,9 @@
-"""The codec of the embedded history: series of many entities at the same instants, as compact bytes and back.
+"""Codec of the embedded history: compact bytes for series of many entities at the same instants.
 
-A chunk holds one signal of a run of entities, as changes since the instant before: gauges as whole quanta
-where that gives back the same float32 (else by exclusive-or of their bits), counters as int64. Bytes of like
-weight lie together and are compressed, with a checksum. A coarse chunk holds mean, lowest and highest per
-slot of time instead. Pure; may import NumPy and zstandard.
+A chunk holds one signal of a run of entities, as changes since the previous instant. Gauges are whole quanta
+if these reproduce the same float32, else the exclusive-or of their bits; counters are int64. Bytes of equal
+significance are stored together, compressed, with a checksum. A coarse chunk holds mean, minimum and maximum
+per time slot. Pure; may import NumPy and zstandard.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def _unpack(data: bytes, most_planes: int, columns: Any) -> tuple[I64, Any]:
 
 
 def _shuffled(words: Any) -> bytes:
-    """All lowest bytes, then all second ones, and so on: equal bytes come to lie together."""
+    """Group bytes by significance, lowest first, so that similar bytes are adjacent."""
     width = words.dtype.itemsize
     return cast(bytes, words.reshape(-1).view(np.uint8).reshape(-1, width).T.tobytes())
 
@@ -206,13 +206,13 @@ def _unshuffled(planes: Any, width: int) -> Any:
 
 
 def quality_words(value: F32, quality: Any) -> None:
-    """Write over bad cells, in place: a NaN that carries the quality in its lowest bits."""
+    """Overwrite bad cells in place with a NaN whose lowest bits hold the quality."""
     bad = quality != 0
     if bad.any():
         value[bad] = (_NAN | quality[bad].astype(np.uint32)).view(np.float32)
 
 
 def quality_of(value: F32) -> Any:
-    """The qualities that `quality_words` wrote; 0 where there is a value."""
+    """Return the qualities that `quality_words` wrote; 0 for a value."""
     words = np.ascontiguousarray(value, np.float32).view(np.uint32)
     return np.where(np.isnan(value), words & np.uint32(0xFF), 0).astype(np.uint8)

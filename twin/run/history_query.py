@@ -1,7 +1,7 @@
-"""Questions to the embedded history: one signal of some entities over a span of time, gaps left as gaps.
+"""Queries of the embedded history: one signal of some entities over a time span. Gaps stay gaps.
 
-Each question opens the file for reading only, so that the writer is never in its way. Entities are found by
-name in every layout that the site had.
+Each query opens the file read-only, so that the writer never blocks it. Entities are found by name in every
+layout that the site had.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _answer(
 
 
 def _with_gaps(slots: Coarse, means: int, every_s: float) -> Coarse:
-    """An instant without readings in each long silence, so that no line is drawn across it."""
+    """Insert an instant without readings in each long gap, so that a plot draws no line across it."""
     steps = np.diff(slots.t_ns)
     exact = steps[means:]
     usual = np.full(len(steps), max(every_s * NS, float(np.median(exact)) if len(exact) else 0.0))
@@ -132,7 +132,7 @@ MAX_LAYOUTS = 100  # that are searched, the latest
 
 
 class HistoryError(TwinError):
-    """A question that the history cannot answer: it says what was wrong with it."""
+    """A query that the history cannot answer, with the reason."""
 
 
 class _Piece(NamedTuple):
@@ -145,7 +145,7 @@ class _Piece(NamedTuple):
 
 @dataclass
 class _Asked:
-    """A question on its way: `places` is layout -> (index per name, -1 for none)."""
+    """State of a query: `places` is layout -> (index per name, -1 for none)."""
 
     db: sqlite3.Connection
     signal: int
@@ -165,7 +165,7 @@ class _Asked:
 
 @dataclass
 class HistoryReader:
-    """Answers questions; may be used by several threads."""
+    """Reader of the history. Several threads may use it."""
 
     path: Path
     every_s: float
@@ -295,7 +295,7 @@ class HistoryReader:
 
 
 def _full_names(known: dict[str, int], wanted: set[str]) -> dict[str, str]:
-    """The one path that each name is, or that ends with it."""
+    """Return the unique path that equals each name or ends with it."""
     out = {name: name for name in wanted if name in known}
     by_last: dict[str, list[str]] = {}
     for name in sorted(wanted - out.keys()):
@@ -309,7 +309,7 @@ def _full_names(known: dict[str, int], wanted: set[str]) -> dict[str, str]:
 
 
 def _clamp(asked: _Asked) -> None:
-    """No grid over time in which nothing was kept."""
+    """Limit the range to the time with data."""
     rows = asked.db.execute(
         "SELECT MIN(t0), MAX(t1) FROM (SELECT t0, t1 FROM coarse WHERE signal=?1 "
         "UNION ALL SELECT t_ns, t_ns FROM sample WHERE tbl=?2)",
@@ -392,7 +392,7 @@ def _coarse(asked: _Asked) -> Iterator[_Piece]:
 
 
 def _folded(pieces: Iterator[_Piece], step_ns: int) -> Iterator[_Piece]:
-    """The same over steps that are past, so that a year fits into memory; the last step stays in slots."""
+    """Fold the past steps, so that a year fits into memory; the last step stays in slots."""
     pending: list[_Piece] = []
     for piece in pieces:
         if pending and piece.columns is not pending[0].columns:

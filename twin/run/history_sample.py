@@ -1,9 +1,9 @@
-"""A sample: what the history keeps of one tick, as plain arrays that nobody changes any more.
+"""History sample: the values of one tick that the history keeps, as plain immutable arrays.
 
-Taken on the daemon's loop, so it only copies; names are spelled out later, by the threads that write.
+The daemon's loop takes the sample, so it only copies. The writer threads resolve names later.
 
-Expected values lie in tables of their own beside the measured ones. A question asks for
-`rack.power_w/expected`, and for `rack.power_w/band`, half of the 90 % band.
+Expected values are in separate tables beside the measured ones. A query names them `rack.power_w/expected`
+and `rack.power_w/band`, which is half of the 90 % band.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Sample:
 
 
 def take_sample(engine: Engine, layout: Layout, now_ns: int, expected: Sequence[str] = ()) -> Sample:
-    """A copy of everything that was heard of, as it stands; and of what is expected of these tables."""
+    """Copy the last readings with their quality, and the expected values of these tables."""
     tables, bad_cells = [], 0
     for name, state in engine.state.tables.items():
         taken, bad = _take_table(name, state, now_ns)

@@ -1,6 +1,6 @@
-"""The file of the embedded history: its tables, its versions, how it is opened, and how it is moved aside.
+"""File of the embedded history: its tables and versions; opening it, and moving a faulty one aside.
 
-SQLite in WAL mode. A file that cannot be used is never deleted.
+The file is SQLite in WAL mode. An unusable file is never deleted.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 
 
 def open_store(path: Path, migrations: Sequence[Sequence[str]] = MIGRATIONS) -> sqlite3.Connection:
-    """The file, opened for writing and brought up to this version.
+    """Open the file for writing, and migrate it to this version.
 
     Raises StorageError if it was written by a newer racktwin, sqlite3.Error if it cannot be opened.
     """
@@ -77,7 +77,7 @@ def open_store(path: Path, migrations: Sequence[Sequence[str]] = MIGRATIONS) -> 
 
 
 def open_reader(path: Path) -> sqlite3.Connection:
-    """The file, opened for reading only. Raises StorageError if there is none or it cannot be read."""
+    """Open the file read-only. Raises StorageError if it is missing or unreadable."""
     if not path.exists():
         raise StorageError(f"{path}: there is no history yet")
     try:

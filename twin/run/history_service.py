@@ -1,6 +1,6 @@
-"""The history as the daemon sees it: one door for samples, one for questions, and what is wrong with either.
+"""History service: takes samples, answers queries, and reports faults of both.
 
-`offer` only copies; the store and an outside database each write in a thread of their own.
+`offer` only copies. The store and an outside database each write in their own thread.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LOSSES = {
 
 
 class OutsideHistory(Protocol):
-    """A database that samples are sent to as well; it has a thread of its own, and a bound."""
+    """External database that also receives samples, through its own thread and a bounded queue."""
 
     def start(self) -> None:
         """Begin to write."""
@@ -56,7 +56,7 @@ class OutsideHistory(Protocol):
         ...
 
     def close(self) -> bool:
-        """Send what waits if it can be done soon; whether all was sent."""
+        """Send waiting samples if that is possible soon; return True if all were sent."""
         ...
 
 
@@ -69,12 +69,12 @@ class Sampler:
         self._next_ns = 0
 
     def change_site(self, site: Site) -> None:
-        """Samples are of this site from now on."""
+        """Switch to another site."""
         if site is not self.layout.site:
             self.layout = Layout(site)
 
     def offer(self, engine: Engine, decision: Decision) -> Sample | None:
-        """A copy of the state, if one is due."""
+        """Take a copy of the state if a sample is due."""
         now_ns = decision.now_ns
         # A tick that comes a little early must not halve the rate; a clock set back must not end it.
         early = now_ns < self._next_ns - self.every_ns // 20
@@ -137,7 +137,7 @@ class HistoryService:
             self.writer.start()
 
     def change_site(self, site: Site) -> None:
-        """The site is another one from now on."""
+        """Switch to another site."""
         self.sampler.change_site(site)
 
     def offer(self, engine: Engine, decision: Decision) -> None:
@@ -201,7 +201,7 @@ class HistoryService:
         return out
 
     def alarms(self) -> list[Alarm]:
-        """(id, severity, title, evidence) of what is wrong now."""
+        """Return (id, severity, title, evidence) of each present fault."""
         out: list[Alarm] = []
         if self.writer is not None:
             error = "its thread ended" if self.writer.dead else self.writer.error

@@ -1,7 +1,7 @@
-"""The embedded history, as it is written: samples in, compacted to chunks, and pruned to days and a quota.
+"""Store of the embedded history: writes samples, compacts them to chunks, and prunes by age and quota.
 
-Used by one thread. Each sample is one transaction; upkeep goes in small steps, so that samples never wait
-long. Whatever the file holds is readable at any moment, by `twin.run.history_query`.
+One thread uses it. Each sample is one transaction. Upkeep runs in small steps, so that samples never wait
+long. `twin.run.history_query` can read the file at any time.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class HistoryStore:
         self.db.close()
 
     def add(self, sample: Sample) -> None:
-        """One sample, whole or not at all; one with the same instant is replaced."""
+        """Write one sample in one transaction. A sample of the same instant is replaced."""
         self.db.execute("BEGIN IMMEDIATE")
         try:
             layout = self._layout(sample.layout)
@@ -80,7 +80,7 @@ class HistoryStore:
         self._expire_steps = EXPIRE_STEPS
 
     def _forget(self) -> None:
-        """A transaction failed: numbers given in it hold no more."""
+        """Forget the numbers of a failed transaction."""
         self._layouts.clear()
         self._signals.clear()
         if self.db.in_transaction:
@@ -122,7 +122,7 @@ class HistoryStore:
         return known
 
     def upkeep(self) -> bool:
-        """One small step of compaction or pruning; whether there may be more to do."""
+        """Do one small step of compaction or pruning; return True if there may be more to do."""
         try:
             if self._work is not None:
                 if next(self._work, self) is self:
@@ -229,7 +229,7 @@ class HistoryStore:
             return t_ns, values
 
     def _prune(self) -> bool:
-        """Remove what is too old or too much: fine chunks first, coarse ones next, samples last."""
+        """Remove data beyond age or quota: fine chunks first, then coarse ones, then samples."""
         newest = max(self._newest.values(), default=0)
         limit = newest - round(self.keep_days * 86_400 * NS)
         if self._newest and self._expire_steps > 0 and self._remove("chunk", limit):
@@ -250,7 +250,7 @@ class HistoryStore:
         return False
 
     def _remove(self, table: str, before_ns: int | None) -> bool:
-        """Remove the oldest window, or some of it; whether there was one (that ends before `before_ns`)."""
+        """Remove the oldest window, or a part of it; return True if one ended before `before_ns`."""
         oldest = self.db.execute(f"SELECT t0, t1 FROM {table} ORDER BY t0 LIMIT 1").fetchone()
         if oldest is None or (before_ns is not None and oldest[1] >= before_ns):
             return False

@@ -1,7 +1,7 @@
-"""The thread that writes the embedded history: nothing that goes wrong in it reaches the tick.
+"""Writer thread of the embedded history. Its failures never reach the tick.
 
-Samples wait in a bounded queue. What cannot be written stays there and is tried again; what no longer fits is
-dropped, the oldest first, and counted.
+Samples wait in a bounded queue. A sample that cannot be written stays there and is retried. If the queue is
+full, the oldest samples are dropped and counted.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Backlog:
         return len(self._samples)
 
     def put(self, sample: Sample) -> None:
-        """Add one; the oldest go if there is no room."""
+        """Add a sample. If the backlog is full, drop the oldest ones."""
         with self._changed:
             self._samples.append(sample)
             self.held_bytes += sample.size_bytes
@@ -55,7 +55,7 @@ class Backlog:
             self._changed.notify()
 
     def first(self, wait_s: float) -> Sample | None:
-        """The oldest, which stays until `done`; None if there is none within `wait_s`."""
+        """Return the oldest sample, which stays until `done`; None if none comes within `wait_s`."""
         with self._changed:
             if not self._samples:
                 self._changed.wait(wait_s)
@@ -69,7 +69,7 @@ class Backlog:
                 self.dropped += dropped
 
     def wake(self) -> None:
-        """Let `first` return."""
+        """Make `first` return."""
         with self._changed:
             self._changed.notify_all()
 
@@ -97,16 +97,16 @@ class HistoryWriter:
 
     @property
     def dead(self) -> bool:
-        """True if the thread ended unasked."""
+        """Return True if the thread ended unexpectedly."""
         return not self._stop.is_set() and self._thread.ident is not None and not self._thread.is_alive()
 
     def stop(self) -> None:
-        """Ask the thread to write what waits, and to end; does not wait for it."""
+        """Ask the thread to write waiting samples and to end, without waiting for it."""
         self._stop.set()
         self.backlog.wake()
 
     def close(self, timeout_s: float = 2.5) -> bool:
-        """Write what waits, if it can be done by then; whether all was written."""
+        """Write waiting samples up to a deadline; return True if all were written."""
         self.stop()
         if self._thread.is_alive():
             self._thread.join(timeout_s)

@@ -1,7 +1,7 @@
-"""Journal lines: made from records, chained by hash so that tampering shows, checked and compared.
+"""Journal lines: encodes records, chains them by hash so that tampering shows, verifies and compares them.
 
 A line is {seq, prev, kind, tick, now_ns, body}; `prev` is the blake2b of the line before. Lines of kinds in
-`SHELL_KINDS` are written between ticks by the daemon; all others are what a tick decided.
+`SHELL_KINDS` are written by the daemon between ticks; all others record decisions of a tick.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def line_hash(line: bytes) -> str:
 
 
 class Chain:
-    """Makes lines. `head` is the hash of the last one; two runs with equal heads decided equally."""
+    """Chain of lines. `head` is the hash of the last line; runs with equal heads made equal decisions."""
 
     def __init__(self, seq: int = 0, head: str = GENESIS) -> None:
         self.seq, self.head = seq, head
@@ -72,7 +72,7 @@ class Entry(msgspec.Struct, frozen=True):
 
     @property
     def record(self) -> JournalRecord | OtherRecord:
-        """The record that the line stands for."""
+        """Return the record of the line."""
         return read_record(self.kind, self.body)
 
 
@@ -161,7 +161,7 @@ _ABSENT = "absent"
 
 
 def _differ(a: Any, b: Any, path: str) -> tuple[str, Any, Any] | None:
-    """(path, one, other) of the first difference, or None. NaN equals NaN: both runs lacked the value."""
+    """Return (path, one, other) of the first difference, or None. NaN equals NaN."""
     if isinstance(a, dict) and isinstance(b, dict):
         if "base64" in a and "base64" in b and a.get("dtype") == b.get("dtype"):
             return _differ(column(a).tolist(), column(b).tolist(), path)

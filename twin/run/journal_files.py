@@ -1,7 +1,7 @@
-"""The journal's files: `journal.jsonl` is being written, `journal-NNNNNN.jsonl` are closed; one chain runs
-through all of them, and a line tells what was pruned before the first.
+"""Journal files: `journal.jsonl` is open, `journal-NNNNNN.jsonl` are closed. One hash chain runs through all
+of them, and a line records what was pruned before the first.
 
-Writes the lines of `twin.run.journal` to disk and reads them.
+The module writes the lines of `twin.run.journal` to disk and reads them.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def journal_exists(path: Path) -> bool:
 
 
 def opened_segments(stack: ExitStack, path: Path) -> list[tuple[Path, BinaryIO]]:
-    """All files of a journal in order, open, so that a rotation meanwhile takes none of them away.
+    """Open all files of a journal in order, so that a concurrent rotation removes none of them.
 
     Raises StorageError.
     """
@@ -268,7 +268,7 @@ def verify_journal(path: Path, look: Callable[[Entry], None] | None = None) -> J
 
 
 def _claimed(path: Path, file: BinaryIO) -> tuple[int, str]:
-    """(seq, prev) that the first line says of itself; the very beginning where it says nothing."""
+    """Return (seq, prev) as the first line states them; those of a new journal if it states none."""
     line = next(_whole(path, file), None)
     try:
         head = line_head(line) if line is not None else None
@@ -278,7 +278,7 @@ def _claimed(path: Path, file: BinaryIO) -> tuple[int, str]:
 
 
 def verify_open(path: Path) -> JournalVerdict:
-    """Walk the segment that is written, and its link to the one before; what a start can afford.
+    """Verify the open segment and its link to the one before, which is fast enough for a start.
 
     Raises StorageError for lines of a format that this version does not go on with.
     """
@@ -334,7 +334,7 @@ def verify_tail(folder: Path, most_bytes: int) -> tuple[JournalVerdict, Head | N
 
 
 def cut_tail(path: Path, position: int) -> Path:
-    """Cut a file at a byte and keep what lay behind in a new file beside it: it is evidence."""
+    """Cut a file at a byte, and keep the rest as evidence in a new file beside it."""
     number = 0
     while True:
         kept = path.with_name(f"{path.stem}.torn" + (f".{number}" if number else ""))
@@ -353,7 +353,7 @@ def cut_tail(path: Path, position: int) -> Path:
 
 
 def cut_journal(path: Path, verdict: JournalVerdict) -> list[Path]:
-    """Cut a journal at its fault; the pieces that were behind are kept beside it. None if no cut mends it."""
+    """Cut a journal at its fault; return the files that keep the rest. Empty if no cut repairs it."""
     if verdict.fault is None or verdict.unexplained:
         return []
     files = [path] if path.name != OPEN else [*closed_segments(path.parent), path]
@@ -370,7 +370,7 @@ def cut_journal(path: Path, verdict: JournalVerdict) -> list[Path]:
 
 
 def recorded_authority(journal: Path, first_tick: int = 0) -> dict[str, str]:
-    """The authority under which a run was made from a tick on, as the manifest before that tick says.
+    """Return the authority that was in force at a tick, from the last manifest before it.
 
     Empty where no manifest says so. A run is made again under the same, whatever is configured by now.
     """

@@ -1,8 +1,8 @@
-"""Journal walk: lines of a journal on disk, newest first, from a place backwards, within a budget.
+"""Journal walk: reads lines of a journal backwards from a place, newest first, within a budget.
 
-A segment without a line in the range is passed over; within one, the place is found by bisection. Numbers and
-instants only grow along a journal, which is what the bisection rests on: a line that cannot be read there
-costs time, never another line.
+It skips segments without a line in the range, and finds the place in a segment by bisection. Bisection works
+because sequence numbers and instants only grow along a journal. An unreadable line there costs time, but
+never another line.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class JournalWalk:
             raise StorageError(f"{self.folder}: the journal cannot be read: {error.strerror}") from error
 
     def _spent(self) -> bool:
-        """The budget is used up; a walk that got nowhere goes on."""
+        """True if the budget is used up; a walk without progress continues."""
         spent = self._room <= 0 or time.monotonic() > self._until_s
         return spent and self.reached_seq != self.query.before
 
@@ -142,7 +142,7 @@ class JournalWalk:
         return self.query.needle not in data and b'"kind":"site"' not in data and b'{"side":' not in data
 
     def _reach(self, head: re.Match[bytes] | None) -> None:
-        """Note that all from this line on was looked at."""
+        """Record that everything from this line on was searched."""
         if head is None:
             return
         seq, now_ns = int(head[1]), int(head[4])

@@ -1,4 +1,4 @@
-"""The journal's writer: a tick's lines are on the disk before it returns, and space for a last word is kept.
+"""Journal writer: syncs the lines of a tick to disk before it returns, and reserves space for a last line.
 
 Closed segments are never written again.
 """
@@ -27,7 +27,7 @@ from twin.run.journal_files import (
 
 
 class JournalWriter:
-    """Decisions into `journal.jsonl`. With `durable`, a tick's lines are on the disk before it returns.
+    """Writer of `journal.jsonl`. With `durable`, the lines of a tick are on the disk before it returns.
 
     A start walks the open segment and its link to the one before; all of it is walked by
     `racktwin journal verify`. `segment_bytes` of 0 never closes a segment.
@@ -110,7 +110,7 @@ class JournalWriter:
         self._safe()
 
     def _safe(self) -> None:
-        """All that was written so far stays, whatever comes."""
+        """Mark everything written so far as durable."""
         self._kept = self._size, self.chain.seq, self.chain.head, self._last
         self._dirty = False
 
@@ -119,7 +119,7 @@ class JournalWriter:
         self.append(self.chain.lines(decision))
 
     def rotate(self) -> None:
-        """Close the segment; the chain goes on in a new one. Raises StorageError."""
+        """Close the segment, and continue the chain in a new one. Raises StorageError."""
         self.sync()
         number = max((int(p.stem[8:]) for p in closed_segments(self.path.parent)), default=-1) + 1
         try:
@@ -156,7 +156,7 @@ class JournalWriter:
                 os.fsync(file.fileno())
 
     def _fail(self, error: OSError) -> None:
-        """Take back what was half written; on a full disk, say so in the space that was kept for it."""
+        """Remove half-written lines. On a full disk, write a last line into the reserved space."""
         self.failed = f"the journal cannot be written: {error}"
         self.chain.sides.clear()
         self._size, self.chain.seq, self.chain.head, self._last = self._kept
@@ -183,7 +183,7 @@ class JournalWriter:
 
 
 def _reserved(folder: Path, size: int) -> Path | None:
-    """Space that only the journal's last line may use. Raises StorageError if it cannot be had."""
+    """Reserve space for the journal's last line only. Raises StorageError if there is none."""
     path = folder / RESERVE
     if size <= 0:
         return None

@@ -1,7 +1,7 @@
-"""Long work: its progress on a terminal, and the wish of Ctrl-C or a service manager to end it.
+"""Long work: progress on a terminal, and a clean end at Ctrl-C or SIGTERM.
 
-Python raises KeyboardInterrupt wherever the program happens to be: half a tick is then in a recording, and
-no replay gives it again; or it falls into a library that catches everything, and nobody hears of it.
+Python raises KeyboardInterrupt at any point of a program. That could leave half a tick in a recording, which
+no replay reproduces, or a library could catch the exception and hide it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _hear(_number: int, _frame: FrameType | None) -> None:
 
 
 def check_interrupt() -> None:
-    """Between two parts of long work. Raises KeyboardInterrupt where one was raised and a library ate it."""
+    """Raise KeyboardInterrupt if a library has swallowed one. Call it between parts of long work."""
     if _asked.is_set():
         raise KeyboardInterrupt
 
@@ -61,7 +61,7 @@ def asked_to_stop(stop: Callable[[], None]) -> Iterator[None]:
 
 
 class ProgressBar:
-    """A bar that turns by itself, so that a long step does not look like a standstill."""
+    """Progress bar that animates by itself, so that a long step does not look stuck."""
 
     def __init__(self, console: Console, what: str) -> None:
         self._progress: Progress | None = None
@@ -100,6 +100,6 @@ class ProgressBar:
 
 
 def _rough(span_s: float) -> float:
-    """A span as precisely as it is known: whole seconds, tens of them, minutes."""
+    """Round a span to whole seconds, tens of seconds, or minutes, by its length."""
     unit = 1.0 if span_s < 20 else 10.0 if span_s < 120 else 60.0
     return max(round(span_s / unit) * unit, 1.0)

@@ -1,8 +1,8 @@
 """Process pool: independent tasks in worker processes, here or on a cluster; results do not depend on where.
 
-Workers of this machine are single-threaded, ignore Ctrl-C (the parent handles it) and end with their parent:
-each holds the reading end of one pipe whose writing end only the parent has. A task whose worker dies is
-tried once more by itself.
+Workers on this host are single-threaded, ignore Ctrl-C (the parent handles it) and end with their parent:
+each holds the read end of a pipe whose write end only the parent has. A task whose worker dies is retried
+once, alone.
 
 Under `on_cluster` the workers of a Dask cluster run the tasks, with the same results. A worker takes one task
 at a time, so that results do not depend on its threads; the scheduler gives the task of a lost worker to
@@ -219,7 +219,7 @@ class TaskShares:
 
 
 def outcome_of(work: Work[T, R], task: T, report: Report, *, in_worker: bool) -> R | Failed:
-    """The result, or the reason why there is none: an error might not survive the way back."""
+    """Return the result, or a reason instead of an error, since an error might not be picklable."""
     try:
         return work(task, report)
     except Exception as error:
@@ -231,7 +231,7 @@ _work: list[Any] = []  # in a worker: the work, and the share of each task
 
 
 def _prepare(work: Any, nice: int, lifeline: Connection, shares: Any) -> None:
-    """In a worker: without a parent nobody wants the result."""
+    """Prepare a worker process, which ends when its parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.nice(nice)

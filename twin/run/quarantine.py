@@ -1,9 +1,9 @@
-"""Quarantine: input on which the engine failed, kept beside the trace and left out of it by every reader.
+"""Quarantine: inputs on which the engine failed. They are kept beside the trace, and every reader skips them.
 
-`poison-INSTANT.rt` is a trace segment with the whole frame; `poison-INSTANT.json` says which of its parts are
-left out, and why. A part is an event, or the readings of some signals of a table, of all devices that sent
-these together. Parts are found in copies of the process: an engine that fails, crashes or hangs in one of
-them is whole in this one.
+`poison-INSTANT.rt` is a trace segment with the whole frame. `poison-INSTANT.json` lists the parts that are
+left out, with the reason. A part is an event, or readings of some signals that devices of a table sent
+together. Faulty parts are found in forked processes, so that a failure, crash or hang there does not affect
+this process.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Poison(msgspec.Struct, frozen=True, kw_only=True):
-    """Input that was left out of a tick. `parts` are places among the frame's updates, counts and events.
+    """Input that a tick leaves out. `parts` are indices into the frame's updates, counts and events.
 
     `marks` are hashes of an event's content and of the rows of readings, `tables` the table or the type of
     event. With `whole` the engine failed without any input too: the tick itself was left out.
@@ -177,7 +177,7 @@ class Quarantine:
         self.poisons[poison.tick, poison.now_ns] = poison
 
     def without_known(self, frame: Frame) -> tuple[Frame, list[str]]:
-        """(a new frame without what fails again and again, the names of what it lacks).
+        """Return (the frame without parts that failed before, the names of these parts).
 
         An event that this version left out once is left out when it comes again: one with an id always,
         since it is the same, and one without within an hour. Of readings, and of other events of its type,
@@ -205,12 +205,12 @@ class Quarantine:
 
 
 def may_be_innocent(error: str) -> bool:
-    """True for an error that a host short of memory, or somebody with `kill`, causes too."""
+    """Return True for an error that low memory or `kill` can also cause."""
     return error in [f"{ENDED} {number:d}" for number in _OUTSIDE] or "MemoryError" in error.partition(":")[0]
 
 
 def find_poison(engine: Engine, frame: Frame, probe: Callable[[Engine, Frame], str] | None = None) -> Poison:
-    """The parts of a frame on which the engine fails; none if it does not. The engine is as before.
+    """Return the parts of a frame on which the engine fails, if any. The engine is unchanged.
 
     Raises OSError where no copy can be made.
     """
@@ -247,7 +247,7 @@ def find_poison(engine: Engine, frame: Frame, probe: Callable[[Engine, Frame], s
 
 
 def tick_aside(engine: Engine, frame: Frame) -> str:
-    """Tick a copy of the engine in a process of its own; its traceback, or how it ended, "" if well.
+    """Tick a copy of the engine in a forked process; return its traceback or exit, "" on success.
 
     Raises OSError where no process can be made.
     """

@@ -1,7 +1,7 @@
-"""Sources of a replay: files of any known form as one stream of arrivals in order of time, cut into frames.
+"""Sources of a replay: reads files of any known form as one stream of arrivals in order of time, in frames.
 
-Knows which form a file has, decodes, and counts every message or row as decoded, ignored or bad; a ledger of
-sources, as the daemon's, says why. The codecs are in `connectors`.
+It detects the form of a file, decodes it, and counts every message or row as decoded, ignored or bad. A
+ledger of sources, as in the daemon, holds the reasons. The codecs are in `connectors`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Recorded:
 
 
 def form_of(path: Path, mapping: Path | None) -> Form:
-    """Kind of a recording, by its path. Raises StorageError for what is none."""
+    """Return the form of a recording by its path. Raises StorageError for other files."""
     if path.is_dir():
         if sorted(path.glob("trace-*.rt")):
             return "native"
@@ -120,11 +120,11 @@ class MessageSource:
                     if (arrival := self.take(row)) is not None:
                         yield arrival
                     continue
-                inlet.reject(f"line {row.line}", row.reason, "look at that line of the file")
+                inlet.reject(f"line {row.line}", row.reason, "check this line of the file")
                 self._count("bad")
 
     def take(self, message: Message) -> Arrival | None:
-        """Decode a message: the arrival that it makes, or None where it is not used."""
+        """Decode a message; return its arrival, or None if it is not used."""
         kept = self.messages
         kept.now_ns, kept.items = message.t_ns, []
         outcome = self.router.take(kept.ledger.account(OTHERS), message)

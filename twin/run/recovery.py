@@ -1,8 +1,9 @@
-"""Starting again: the newest whole snapshot, and the trace behind it ticked through; there is no other way.
+"""Recovery: restores the newest whole snapshot, then ticks through the trace after it. This is the only way
+to start from a run.
 
-Faulty tails of trace and journal are cut off and kept beside their file; the journal is completed with what
-the trace shows was decided. Whatever was wrong is told, never hidden. What another version wrote in a format
-of its own is no damage: then nothing is touched, and the start is refused.
+Faulty tails of trace and journal are cut off and kept beside their file. The journal is completed with the
+decisions that the trace implies. Every fault is reported. A file in the format of another version is not
+damage: the start is refused and nothing is changed.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ EngineFactory = Callable[[SiteSpec], Engine]
 
 @dataclass
 class RecoveredRun:
-    """An engine as it was when its run was interrupted, and what has to be known to go on.
+    """Engine in the state at the interruption of its run, and the data to continue the run.
 
     `last_tick` is the newest tick that trace or journal tell of; numbers go on behind it. `lost` is the run
     of ticks (first, last) whose decisions are journaled although what they saw is gone. `pending` is what
@@ -108,7 +109,7 @@ class RecoveredRun:
 
 
 class StartAnew(StorageError):
-    """The engine fails in whatever state the run's files give it; they are set aside.
+    """The engine fails in every state that the run's files allow; the files are set aside.
 
     `poisons` is the input that this start left out before it gave up.
     """
@@ -119,7 +120,7 @@ class StartAnew(StorageError):
 
 
 class _BrokenTick(StorageError):
-    """The engine failed while it was brought up to date, and is not to be used."""
+    """The engine failed during recovery and must not be used."""
 
     def __init__(self, text: str, poisons: list[Poison]) -> None:
         super().__init__(text)
@@ -163,7 +164,7 @@ def mend_unticked(folder: Path, faults: list[str]) -> tuple[int, int]:
 
 
 def _snapshots(folder: Path) -> list[Path]:
-    """Those of a tick, the newest first."""
+    """Return the snapshots by tick, the newest first."""
     return [p for p in reversed(by_number(folder, "snapshot-*.rts")) if p.stem[9:].isdecimal()]
 
 
@@ -427,7 +428,7 @@ class _TickAgain:
 
 
 def _cut_behind(segments: list[Segment], tick: int) -> None:
-    """Set aside all frames behind a tick."""
+    """Set aside all frames after a tick."""
     for segment in segments:
         if segment.header.first_tick > tick:
             set_aside(segment.path, ".lost")
@@ -471,7 +472,7 @@ def frames_since(segments: list[Segment], out: RecoveredRun, mend: bool = True) 
     for number, segment in enumerate(segments[first:], first):
         reader = TraceReader(segment.path)
         for frame in reader:
-            # What another site saw before the snapshot's is in other numbers, and its history was dropped.
+            # Frames of another site before the snapshot's have other numbers, and its history was dropped.
             foreign = frame.tick <= since and segment.header.site_hash != site_hash
             known = max(last_tick, since, left_out, reader.last_left_out[0])
             if known >= 0 and is_gap(known, frame) and frame.tick > since:
@@ -505,9 +506,9 @@ def _set_aside(segments: list[Segment], out: RecoveredRun) -> None:
 
 
 def warm(engine: Engine, scratch: State, frame: Frame) -> None:
-    """The rings as they were: the frames' own values, without deciding anything again."""
+    """Refill the history rings from the values of the frames, without repeating decisions."""
     others = [(e.table, e.name) for e in frame.events if isinstance(e, EntityReplaced)]
-    # Which identities were believed, the engine knows.
+    # The engine knows which identities it believed.
     if any(isinstance(e, IdentityTold) for e in frame.events):
         others += engine.intake.identities.changed_in(frame.now_ns)
     for table, name in others:

@@ -122,7 +122,7 @@ def plant_words(figures: dict[str, float]) -> list[tuple[str, str]]:
 
 
 def _shortest(site: Site, table: str, entity: int) -> str:
-    """The local name where it is the only one, else the full path."""
+    """The local name if it is unique, or else the full path."""
     path = site.name(table, entity)
     local = path.rpartition("/")[2]
     return local if site.entity(table, local) == entity else path
@@ -150,7 +150,7 @@ SNAPSHOT_TICKS = 500  # where a tick is an hour, one after each would cost more 
 
 
 class Observer(Protocol):
-    """Somebody who looks on: a report, a progress bar."""
+    """Observer of a run, such as a report or a progress bar."""
 
     def observe(self, engine: Engine, frame: Frame, decision: Decision) -> None:
         """Called after each tick."""
@@ -236,7 +236,7 @@ class Recorder:
         self._put([self.chain.line(manifest(engine, self.simulated, resumed), *self._last)])
 
     def before(self, frame: Frame) -> None:
-        """Input before effect. A frame that changes the site begins a segment that names the new one."""
+        """Write the frame before its effects. A frame with a new site begins a segment that names it."""
         if self.trace is None:
             return
         for event in frame.events:
@@ -245,7 +245,7 @@ class Recorder:
         self.trace.write(frame)
 
     def after(self, engine: Engine, decision: Decision) -> None:
-        """Intent before act."""
+        """Write the journal lines before the actions."""
         self._put(self.chain.lines(decision))
         self._last = decision.tick, decision.now_ns
         if self.journal is not None and self.journal.full:
@@ -336,7 +336,7 @@ class Recorder:
 
 
 def copied(tree: Any) -> Any:
-    """A tree of plain data and arrays that nobody else writes to."""
+    """A private copy of a tree of plain data and arrays."""
     if isinstance(tree, np.ndarray):
         return tree.copy()
     if isinstance(tree, dict):

@@ -1,7 +1,8 @@
-"""Upkeep: each kind of file has its quota; the oldest go first, but not what is pinned or needed to start.
+"""Retention: each kind of file has a quota. The oldest files go first, except pinned files and those that a
+start needs.
 
-A trace segment is kept whole or not at all. Before a journal segment goes, the journal itself says so, and
-what the trace lacks stands in `pruned.jsonl`. Nothing here is in a hurry: it runs in a thread, once a minute.
+A trace segment is kept whole or deleted whole. The journal records the deletion of a journal segment
+beforehand; `pruned.jsonl` lists the deleted trace segments. Retention runs in a thread, once a minute.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class Upkeep:
             self.fault = f"{self.folder / PINS}: cannot be written: {error}"
 
     def run(self, now_ns: int) -> list[UpkeepRecord]:
-        """Delete what is over its quota; notes for the journal. What they announce goes with the next run."""
+        """Delete files beyond quota; return notes for the journal. Announced files go in the next run."""
         notes: list[UpkeepRecord] = []
         fault = ""
         try:
@@ -149,7 +150,7 @@ class Upkeep:
         loose = [s for s in free if s.path.name not in pinned]
         marked = [s for s in free if s.path.name in pinned]
         old_ns = now_ns - round(self.quotas.trace_hours * 3600 * NS)
-        # What is too old leaves the ring: pinned segments into their own quota, others for good.
+        # A segment that is too old leaves the ring: a pinned one into its own quota, others for good.
         doomed = [s for s in loose if s.last_ns < old_ns]
         ring = sum(s.size for s in spans) - sum(s.size for s in doomed) - sum(s.size for s in marked)
         for span in loose:
@@ -174,7 +175,7 @@ class Upkeep:
         if ring > self.quotas.trace_mb * MB:
             fault = (
                 f"{ring // MB} MB of trace are kept, quotas.trace_mb is {self.quotas.trace_mb}: the rest is "
-                "what a start may need; look whether snapshots are written, or raise the quota"
+                "what a start may need; check that snapshots are written, or raise the quota"
             )
         return doomed, fault
 
@@ -194,7 +195,7 @@ class Upkeep:
         return ticks[-min(len(ticks), max(1, self.quotas.snapshots))] if ticks else -1
 
     def _note_holes(self, doomed: list[_Span]) -> None:
-        """Before anything is deleted, so that a reader never takes what was pruned for lost."""
+        """Record pruned ticks before the deletion, so that a reader never takes them for lost."""
         if not doomed:
             return
         path = self.folder / HOLES
@@ -208,7 +209,7 @@ class Upkeep:
             _replace(path, [msgspec.json.encode(hole) for hole in holes])
 
     def _forget_pins(self) -> None:
-        """Pins before the oldest segment mark nothing any more."""
+        """Remove pins that are older than the oldest segment."""
         first_ns = min((ns for _, ns in self._heads.values()), default=0) - round(WINDOW_S * NS)
         with self._lock:
             pins = [p for p in self._pins if p.now_ns >= first_ns][-MAX_PINS:]
@@ -278,7 +279,7 @@ class Upkeep:
         self._prune_sides()
 
     def _prune_sides(self) -> None:
-        """Bodies that no surviving line names."""
+        """Delete bodies that no remaining line names."""
         files = list((self.folder / "sides").glob("*.json"))
         if not files:
             return

@@ -69,7 +69,7 @@ def mend_last(folder: Path, faults: list[str]) -> None:
 
 
 def set_aside(path: Path, suffix: str) -> Path:
-    """Out of the way of readers and writers, over nothing that was set aside before: it is evidence."""
+    """Rename a file out of the way of readers and writers, without overwriting earlier evidence."""
     number = 0
     while (kept := path.with_suffix(suffix + (f".{number}" if number else ""))).exists():
         number += 1

@@ -1,8 +1,8 @@
-"""Storage: the files of a run, trace segments, journal, snapshots, and how damage in them is met.
+"""Storage: the files of a run (trace segments, journal, snapshots), and the handling of damage in them.
 
 A run is a folder: `trace-NNNNNN.rt`, `journal.jsonl` and its closed segments (bodies too large for a line in
 `sides/`), `snapshot-TICK.rts`, `poison-INSTANT`: input on which the engine failed, and `pruned.jsonl`: ticks
-whose segments are gone. What lies before a fault is used, what lies behind is reported with its position.
+whose segments are gone. Data before a fault is used; data after it is reported with its position.
 """
 
 from __future__ import annotations

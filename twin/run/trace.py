@@ -22,7 +22,7 @@ from twin.telemetry import Counts, Event, Frame, TableUpdate
 FORMAT = 2
 READS = (2,)  # formats that this version reads
 MAGIC = b"rttrace1"
-KEYFRAME_EVERY = 60
+KEYFRAME_EVERY = 57  # not 60: then each would fall into a tick in which all that is asked each 10 s is done
 MAX_RECORD = 256 * 2**20
 MAX_UPDATES, MAX_CELLS = 2000, 2**27  # of one frame, of one update
 MAX_ROWS, MAX_ENTITIES = 1000, 2**25  # of one update; what a damaged record claims beyond is not believed
@@ -41,7 +41,7 @@ _NOT_ONE = (msgspec.MsgspecError, ValueError, TypeError, LookupError, Arithmetic
 
 
 class OtherFormat(StorageError):
-    """Written by another version, whole for all we know: to be left as it is, nothing in its place."""
+    """A file of another version, which is not damaged: it must stay unchanged and must not be replaced."""
 
 
 class _Version(msgspec.Struct, frozen=True):
@@ -112,7 +112,7 @@ class _Memory:
 
 
 class TraceEncoder:
-    """Frames to record payloads, in order."""
+    """Encoder of frames to record payloads, in order."""
 
     def __init__(self) -> None:
         self._memory = _Memory()
@@ -188,7 +188,7 @@ class TraceEncoder:
 
 
 class TraceDecoder:
-    """Record payloads back to frames. Must see them in order, from a keyframe on."""
+    """Decoder of record payloads to frames. It needs them in order, from a keyframe on."""
 
     def __init__(self) -> None:
         self._memory = _Memory()

@@ -24,14 +24,14 @@ from twin.telemetry import EntityReplaced, Event, Frame, IdentityTold, Inbox, Re
 
 
 class ReportInbox(Inbox):
-    """An Inbox that also takes whole reports: an instant per entity, and one pass per table.
+    """An Inbox that also accepts whole reports: an instant per entity, and one pass per table.
 
     The same cells, counts and frames as from a report's blocks, one by one; a test compares them. At 9,472
     nodes in 148 racks the blocks cost several times as much.
     """
 
     def put_report(self, report: Report, now_ns: int) -> None:
-        """Stage a report; one older than what is known, block by block. Raises KeyError as blocks do."""
+        """Stage a report; an older one is checked block by block. Raises KeyError as blocks do."""
         stage = self.stages.get(report.table)
         runs = report.runs()
         if stage is None or stage.n != len(report.t_ns) or report.t_ns.max(initial=0) > now_ns:
@@ -60,7 +60,7 @@ class ReportInbox(Inbox):
             stage.dirty.update(groups)
 
     def _grow(self, stage: Stage, layout: ReportLayout, at: slice, report: Report) -> None:
-        """Counters: where all grew by no more than a second's worth, nothing else need be asked."""
+        """Count growth; if all counters grew by at most a second's worth, nothing else is checked."""
         new = report.counts[:, at] if layout.in_order else report.counts[layout.counter_source, at]
         rows = layout.counter_rows
         grow = stage.raw, stage.gain, rows, at.start, new, stage.max_per_s
@@ -126,7 +126,7 @@ class Simulation:
         noise: float = 1.0,
         dt_s: float = 1.0,
     ) -> Simulation:
-        """A new plant with its sensors beside an engine."""
+        """Return a new plant with its sensors beside an engine."""
         plant = Plant(engine.site, seed=seed, scenario=scenario, lump=lump)
         sensors = Sensors(engine.site, seed, noise=noise, lump=plant.parameters.lump)
         return cls(engine, plant, sensors, dt_s=dt_s)
@@ -137,11 +137,11 @@ class Simulation:
 
     @property
     def time_s(self) -> float:
-        """Simulated seconds since it began."""
+        """Return the simulated seconds since the begin."""
         return (self.now_ns - self.begun_ns) / NS
 
     def tell(self, *events: Event) -> None:
-        """Events for the next frame: an operator's requests, grants, holds.
+        """Queue events for the next frame: an operator's requests, grants, holds.
 
         Raises ValueError for a change of the site: the plant is of this one.
         """
@@ -151,7 +151,8 @@ class Simulation:
             self._put(event)
 
     def step(self) -> Decision:
-        """One round: the plant obeys and moves, its sensors speak, the twin ticks. The last decision."""
+        """Run one round: the plant applies commands and moves, its sensors report, the twin ticks. Returns
+        the decision."""
         commands, self._commands = self._commands, []
         self.plant.step(commands, self.dt_s)
         self.now_ns += round(self.dt_s * NS)
@@ -179,7 +180,7 @@ class Simulation:
         return self.decision
 
     def run(self, seconds: float, observer: Callable[[Simulation], None] | None = None) -> Simulation:
-        """So many simulated seconds, or until `stop`; `observer` looks on after each round."""
+        """Run for this many simulated seconds, or until `stop`; calls `observer` after each round."""
         for _ in range(round(seconds / self.dt_s)):
             if self.stopped:
                 break
@@ -189,11 +190,11 @@ class Simulation:
         return self
 
     def stop(self) -> None:
-        """End `run` after the present round, from a signal or another thread: a round is never half done."""
+        """Stop `run` after the present round, from a signal or another thread: a round always completes."""
         self.stopped = True
 
     def fork(self, recorder: Recorder | None = None, observers: Iterable[Observer] = ()) -> Simulation:
-        """The same moment, going on by itself: plant, sensors, twin and what is pending are copied.
+        """Return an independent copy of this moment: plant, sensors, twin and pending input.
 
         Site, design and policies are shared, since nobody writes to them; models are copied with what they
         learned. A fit in a worker stays with the original. Not recorded, unless a recorder is given.
@@ -211,7 +212,7 @@ class Simulation:
         return out
 
     def close(self) -> None:
-        """End the recording, if there is one, with the checksum of the last state."""
+        """Close the recording, if any, with the checksum of the last state."""
         self.fitter.close()
         recorder, self.recorder = self.recorder, None
         if recorder is not None:
@@ -241,7 +242,7 @@ class Simulation:
             self.inbox.put_event(event)
 
     def _name_jobs(self) -> None:
-        """Tell the plant which slot of the twin's jobs is which: commands to jobs name slots."""
+        """Give the plant the slots of the twin's jobs: commands to jobs name slots."""
         self.plant.job_names = {slot: name for name, slot in self.engine.jobs.slot_of.items()}
 
     def _tick(self, now_ns: int, urgent: bool) -> None:
@@ -265,7 +266,7 @@ class Simulation:
 
 
 def _shared(engine: Engine) -> dict[int, Any]:
-    """A memo for copies in which the site, its read-only parts and the policies stay the same objects."""
+    """Return a memo for copies that share the site, its read-only parts and the policies."""
     site = engine.site
     parts: list[Any] = [site, site.design, site.file, *site.envelopes.values(), *site.limits.values()]
     parts += [getattr(site, name) for name in site.__slots__ if hasattr(site, name)]

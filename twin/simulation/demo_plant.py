@@ -6,11 +6,11 @@ Only their devices are simulated: leases lapse and contingencies hold as on a no
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import msgspec
 import numpy as np
 from racktwin_agent.devices import GPU_CAP, GPU_LOCK, POWER, Column, DeviceError, Key, Sample
+from racktwin_agent.nvlinks import GpuLinks
 from racktwin_agent.power import LEVELS, OFF, STOP, Power
 
 from connectors.agents import EVENT
@@ -25,11 +25,17 @@ from twin.telemetry import JobEnded, JobStarted, Message
 # Others say these of a node: its agent, and the scheduler
 NOT_OF_AGENTS = ("agent_state", "service_level_state", "standby_state")
 AGENTS = ("gpu", "node")  # tables whose devices the agents read and set
+# Counter of a GPU -> count of its links
+LINK_COUNTS = {
+    "nvlink_recovery_count": "recoveries",
+    "nvlink_error_count": "errors",
+    "nvlink_replay_count": "replays",
+}
 CATCH_UP_S = 120.0  # of the time since the past ended, at most
 
 
 class DemoPlant(LivePlant):
-    """A demo site in real time. Agents read their devices from it and set caps in it, from another thread."""
+    """A demo site in real time. Agents read and cap its devices from another thread."""
 
     def __init__(self, demo: DemoSite) -> None:
         super().__init__(demo.plant, demo.sensors)
@@ -41,20 +47,20 @@ class DemoPlant(LivePlant):
         demo.scheduler.commanded = True
         for event in demo.scheduler.running():
             self._jobs.note(event, self.plant.now_ns)
-        # From now on the caps are the agents': they hold what was set, and their own leases end it
+        # From now on the agents own the caps: they keep the set values until their own leases end
         for control in self.limits:
             held = self.plant.actuators.until_s.get(control)
             if held is not None:
                 held[:] = np.inf
 
     def hear(self, message: Message, retained: bool = False) -> None:
-        """See LivePlant; what is asked of agents they hear themselves."""
+        """See LivePlant; agents receive their own requests themselves."""
         if not message.topic.startswith(self._own_requests):
             with self.lock:
                 super().hear(message, retained)
 
     def missed(self, _: str, why: str, count: int) -> None:
-        """Count messages that were lost before they were heard."""
+        """Count messages that were lost before they arrived."""
         self.counts[f"not heard: {why[:80]}"] += count
 
     def move(self, seconds: float, now_ns: int) -> list[Publication]:
@@ -72,7 +78,7 @@ class DemoPlant(LivePlant):
         return out
 
     def shown(self, seen: Observation) -> Observation:
-        """Everything but what agents and the scheduler say."""
+        """Return all readings except those of agents and the scheduler."""
         rest = []
         for report in seen.reports:
             if report.table in AGENTS:
@@ -83,7 +89,7 @@ class DemoPlant(LivePlant):
         return Observation(rest, events, seen.now_ns)
 
     def columns(self, table: str, first: int, end: int) -> dict[str, Column]:
-        """Columns of these entities as last observed; what did not report is left out."""
+        """Return the last observed columns of these entities; silent ones are left out."""
         out: dict[str, Column] = {}
         for (kind, _), report in list(self.reports.items()):
             if kind != table or (report.present is not None and not report.present[first:end].all()):
@@ -96,12 +102,12 @@ class DemoPlant(LivePlant):
         return out
 
     def trays(self) -> dict[str, Tray]:
-        """The devices of every node, by its path."""
+        """Return the devices of every node, by its path."""
         return {self.site.name("node", i): Tray(self, i) for i in range(self.site.sizes["node"])}
 
 
 class TrayPower(Power):
-    """The power of one node, whose programs are the plant's switch."""
+    """The power of one node; its programs switch the plant's node."""
 
     def __init__(self, live: DemoPlant, node: int) -> None:
         super().__init__(dict.fromkeys((STOP, OFF), ("switch of the plant",)))
@@ -158,9 +164,20 @@ class Tray:
         """See racktwin_agent.devices: they have none."""
         return [None] * self.gpus
 
-    def nvlinks(self) -> list[Any]:
-        """See Devices: none are simulated."""
-        return []
+    def nvlinks(self) -> list[GpuLinks]:
+        """See racktwin_agent.devices: all that a GPU counts is of one of its links, which never changes."""
+        with self.live.lock:
+            columns = self.live.columns("gpu", self.first, self.end)
+        return [self._links(gpu, columns) for gpu in range(self.gpus)]
+
+    def _links(self, gpu: int, columns: dict[str, Column]) -> GpuLinks:
+        site = self.live.site
+        links = site.design.scale_up_links[site.rack_of_gpu[self.first + gpu]]
+        counts = {count: columns[name][gpu] for name, count in LINK_COUNTS.items() if name in columns}
+        if not links >= 1 or len(counts) < len(LINK_COUNTS) or None in counts.values():
+            return GpuLinks()  # a counter that was not read is not at zero
+        whole = {count: int(value or 0) for count, value in counts.items()}
+        return GpuLinks(int(links), {(self.first + gpu) % int(links): whole} if any(whole.values()) else {})
 
     def gpu_at(self, bus_id: str) -> int | None:
         """See racktwin_agent.devices: these are on no bus."""

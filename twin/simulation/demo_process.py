@@ -40,19 +40,19 @@ USAGE = "usage: python -m twin.simulation.demo_process STORY SITE FOLDER PORT [C
 
 
 def say(**what: object) -> None:
-    """Tell the parent; nobody listens any more where it is gone."""
+    """Report to the parent process, if it still exists."""
     with contextlib.suppress(OSError):
         sys.stdout.write(msgspec.json.encode(what).decode() + "\n")
         sys.stdout.flush()
 
 
 def tell_log(text: str) -> None:
-    """A sentence for the log."""
+    """Report a sentence for the log."""
     print(text, file=sys.stderr, flush=True)
 
 
 def simulate_past(demo: DemoSite, folder: Path) -> None:
-    """Make the past, and tell how long it took."""
+    """Simulate the past, and report the duration."""
     begun = time.monotonic()
     with DemoPast(demo, time.time_ns(), folder / "state") as past:
         past.run(demo.story.past_s)
@@ -60,7 +60,8 @@ def simulate_past(demo: DemoSite, folder: Path) -> None:
 
 
 class DemoPod:
-    """Moves the plant once in a round of its agents, so that both have one clock, and speaks for it."""
+    """Moves the plant once in each round of its agents, so that both have one clock, and publishes its
+    readings."""
 
     def __init__(self, plant: DemoPlant) -> None:
         self.plant = plant
@@ -68,7 +69,7 @@ class DemoPod:
         self._told = False
 
     def step(self, seconds: float) -> list[Out]:
-        """Before each round of samples; metadata anew with each connection."""
+        """Step before each round of samples; sends metadata again with each connection."""
         out = []
         connected = self.fleet is not None and self.fleet.link.connected
         if connected and not self._told:
@@ -79,12 +80,12 @@ class DemoPod:
 
 
 def take(plant: DemoPlant, link: MqttLink, message: Message) -> None:
-    """A message of a link."""
+    """Process a message of a link."""
     plant.hear(message, link.retained)
 
 
 async def hear(plant: DemoPlant, port: int, end: threading.Event) -> None:
-    """Hear what building, scheduler and jobs are told, until the end."""
+    """Receive the commands to building, scheduler and jobs, until the end."""
     while not end.is_set():
         settings = LinkSettings(HOST, port, f"demo-site-{os.getpid()}", persistent=False)
         link = MqttLink(settings, plant.subscriptions())
@@ -102,7 +103,7 @@ def reachable(port: int, end: threading.Event) -> bool:
 
 
 def heed(plant: DemoPlant, end: threading.Event) -> None:
-    """Begin the story when asked to; end with the parent."""
+    """Start the story on request; stop with the parent."""
     for line in sys.stdin:
         if line.strip() == "begin":
             with plant.lock:
@@ -112,7 +113,7 @@ def heed(plant: DemoPlant, end: threading.Event) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """The process."""
+    """Run the process."""
     if len(argv) not in (5, 6) or not argv[4].isdecimal():
         print(USAGE, file=sys.stderr)
         return 2
@@ -146,7 +147,7 @@ def main(argv: list[str]) -> int:
 
 
 async def until(plant: DemoPlant, port: int, end: threading.Event) -> None:
-    """Live until the end."""
+    """Run until the end."""
     hearing = asyncio.ensure_future(hear(plant, port, end))
     await asyncio.to_thread(end.wait)
     hearing.cancel()

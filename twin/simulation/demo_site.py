@@ -27,7 +27,7 @@ HISTORY_MB = 500
 
 
 class WiredSensors(Sensors):
-    """Sensors without what the wire has no place for, so that past and present know the same."""
+    """Sensors without the readings that the wire cannot carry, so that past and present match."""
 
     def observe(
         self, truth: Truth, disturbance: Disturbance, now_ns: int, events: Sequence[Event] = ()
@@ -65,7 +65,7 @@ class DemoSite:
         self.plant.settle()
 
     def begin(self) -> None:
-        """Begin the story now: its jobs and faults are due from here on."""
+        """Start the story now: its jobs and faults are due from here on."""
         self.zero_s = self.plant.truth.time_s
         self.jobs = self.story.all_jobs(self.zero_s)
         self.scheduler.reschedule(self.jobs)
@@ -73,7 +73,7 @@ class DemoSite:
         self._planned_ns = 0
 
     def plan(self) -> OutlookTold | None:
-        """The scheduler's plan of the site's power, once in each of its steps."""
+        """Yield the scheduler's plan of the site's power, once in each of its steps."""
         plan, now_ns = self.story.plan, self.plant.now_ns
         step_ns = round(plan.step_s * NS)
         from_ns = now_ns // step_ns * step_ns
@@ -87,7 +87,7 @@ class DemoSite:
                            start_ns=from_ns, step_s=plan.step_s, values=tuple(values))  # fmt: skip
 
     def test(self, host: str) -> tuple[int, str]:
-        """(exit code, output) of the site's own test of a node: it fails while a fault acts on it."""
+        """Return (exit code, output) of the site's own test of a node: it fails during a fault there."""
         node = self.scheduler.node_of(host)
         gpus = range(*self.site.gpu_start_of_node[node : node + 2].tolist())
         acting = self.plant.campaign.acting if self.plant.campaign is not None else ()
@@ -98,7 +98,7 @@ class DemoSite:
         return 0, "all GPUs passed\n"
 
     def answer(self, words: Sequence[str]) -> tuple[int, str]:
-        """(exit code, output) of a program of the scheduler, or of the burn-in test."""
+        """Return (exit code, output) of a program of the scheduler, or of the burn-in test."""
         return self.test(words[1]) if words[0] == "burn-in" else self.scheduler.answer(words)
 
 

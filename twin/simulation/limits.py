@@ -18,7 +18,8 @@ from twin.site import Site
 
 @dataclass
 class LimitUse:
-    """Greatest use of one kind of limit so far [n], its value then, and when it was first reached (inf)."""
+    """Greatest use of one kind of limit so far [n], its value then, and the time it was reached (inf:
+    never)."""
 
     name: str
     table: str
@@ -31,7 +32,7 @@ class LimitUse:
 
     @classmethod
     def of(cls, name: str, table: str, unit: str, limit: F64, low: bool = False) -> LimitUse:
-        """Before the first value."""
+        """Return the state before the first value."""
         n = len(limit)
         return cls(name, table, unit, limit, low, np.zeros(n), np.full(n, np.nan), np.full(n, np.inf))
 
@@ -45,7 +46,7 @@ class LimitUse:
         np.copyto(self.reached_s, time_s, where=(used >= 1.0) & np.isinf(self.reached_s))
 
     def tightest(self, site: Site) -> dict[str, Any] | None:
-        """The entity that comes nearest, the first to reach it before others; None where none has a limit."""
+        """Return the entity nearest to its limit, the first to reach it first; None without limits."""
         if not np.isfinite(self.value).any():
             return None
         at = int(np.lexsort((-self.used_pu, self.reached_s))[0])
@@ -59,7 +60,7 @@ class LimitUse:
         }  # fmt: skip
 
     def _said(self, entity: str, at: int, by: int) -> str:
-        """A sentence on the nearest entity, and how many reached it."""
+        """Return a sentence on the nearest entity, and the number that reached the limit."""
         value, most = (quantity(float(x[at]), self.unit) for x in (self.value, self.limit))
         of = value if self.unit == "1" else f"{value}, at least {most}" if self.low else f"{value} of {most}"
         reached = self.reached_s[at]
@@ -113,7 +114,7 @@ class CourseLimits:
         self.heat.see(t.gpu_temp_c, time_s)
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row for each kind: those that were reached, in that order, then the nearest."""
+        """Return one row for each kind: reached ones in order of time, then the nearest."""
         uses = (self.budget, self.alone, self.rack_power, self.supply, self.flow, self.pump, self.valve,
                 self.fans, self.heat)  # fmt: skip
         rows = [row for use in uses if (row := use.tightest(self.plant.site)) is not None]

@@ -21,15 +21,15 @@ UNITS = {"_w": "W", "_c": "degC"}
 
 
 class Asks(Protocol):
-    """An interface that answers questions: `twin.api.Client`."""
+    """An interface for queries: `twin.api.Client`."""
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
-        """One exchange."""
+        """Make one request."""
         ...
 
 
 class StoryStep(NamedTuple):
-    """A step of a story: chapter (0: none), seconds since its cause, and what happened."""
+    """A step of a story: chapter (0: none), seconds since its cause, and the event."""
 
     chapter: int
     after_s: float | None
@@ -47,7 +47,7 @@ class Band(NamedTuple):
 
 @dataclass
 class OpenChapter:
-    """A chapter that is told. `seen` has the row of each sign that showed."""
+    """An open chapter. `seen` has the row of each sign that appeared."""
 
     number: int
     chapter: Chapter
@@ -58,7 +58,7 @@ class OpenChapter:
 
 
 class Narrator:
-    """Tells one story, which began at `begun_ns`. `missing` are signs that did not show in time."""
+    """Tells one story, which began at `begun_ns`. `missing`: signs that did not appear in time."""
 
     def __init__(self, story: Story, client: Asks, begun_ns: int) -> None:
         self.story, self.client, self.begun_ns = story, client, begun_ns
@@ -71,11 +71,11 @@ class Narrator:
 
     @property
     def is_over(self) -> bool:
-        """Every chapter was told to its end."""
+        """True if every chapter was completed."""
         return len(self.telling) == len(self.story.chapters) and all(t.told for t in self.telling)
 
     def poll(self) -> Iterator[StoryStep]:
-        """Ask the daemon once; the steps that are new."""
+        """Poll the daemon once; returns the new steps."""
         self.answers = {}
         self.summary = summary = self._ask("/summary")
         now_ns = summary["now_ns"]
@@ -135,13 +135,13 @@ class Narrator:
             return None  # it knows nothing of that yet
 
     def _ask(self, path: str) -> Any:
-        """The answer to a question, asked once in a look."""
+        """Return the answer to a query, asked once in a look."""
         if path not in self.answers:
             self.answers[path] = self.client.call("GET", path)
         return self.answers[path]
 
     def _show(self, telling: OpenChapter, text: str) -> None:
-        """Show it on the page, unless a later chapter is there."""
+        """Show the chapter on the page, unless a later one is there."""
         if telling.number < len(self.telling):
             return
         body = {"chapter": telling.number, "of": len(self.story.chapters), "title": telling.chapter.title,
@@ -190,12 +190,13 @@ class Narrator:
 
 
 def band_words(band: Band) -> str:
-    """A forecast in words."""
+    """Return a forecast in words."""
     return f"{quantity(band.mean_w, 'W')} ({quantity(band.low_w, 'W')} to {quantity(band.high_w, 'W')})"
 
 
 def words_of(text: str, row: dict[str, Any]) -> str:
-    """A sentence with fields of a row; `{power}` is `power_w` with its unit, `{age}` is `age_s` in words."""
+    """Return a sentence with fields of a row; `{power}` is `power_w` with its unit, `{age}` is `age_s` in
+    words."""
     words: dict[str, Any] = {key.replace(".", "_"): value for key, value in row.items()}
     for key, value in list(words.items()):
         if isinstance(value, bool) or not isinstance(value, int | float):

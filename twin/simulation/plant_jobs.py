@@ -45,7 +45,7 @@ class PlantJobs:
         return True
 
     def follow(self, work: Work | None, time_s: float, now_ns: int) -> None:
-        """Have the jobs of a plant at `time_s` do what is advised now, at `now_ns` of the wire."""
+        """Let the jobs of a plant at `time_s` follow the present advice, at `now_ns` of the wire."""
         if work is None:
             return
         for job, advice in list(self._held.items()):
@@ -81,7 +81,7 @@ class PlantJobs:
 
 
 def _slower(event: Told, speed: float, terms: tuple[str, ...]) -> Told:
-    """The same with durations of the wire, which is slower than the plant by `speed`."""
+    """Return the job with durations of the wire, which is slower than the plant by `speed`."""
     if speed == 1.0:
         return event
     return msgspec.structs.replace(event, **{term: getattr(event, term) / speed for term in terms})

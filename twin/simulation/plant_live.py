@@ -1,4 +1,4 @@
-"""A simulated site in real time on a broker: its BMS, its agents and its scheduler, and what they are told.
+"""Live plant: a simulated site on a broker in real time, with its BMS, agents and scheduler.
 
 What is published has the wire formats of real devices (`plant_wire`), and every point's metadata says
 `simulated`, so that nobody takes it for a building. What is asked is carried out by the plant: requests to
@@ -88,7 +88,7 @@ class LivePlant:
         own = (self._requests, self._written, self._presence, self._jobs.prefix, PUB_METADATA)
         return tuple((f"{topic}#", 1) for topic in own)
 
-    # What they are told.
+    # Input.
 
     def hear(self, message: Message, retained: bool = False) -> None:
         """Take a message; what makes no sense is counted. Carried out by the next `move`."""
@@ -158,7 +158,7 @@ class LivePlant:
         """Set a device by the next `move`; the last word counts, and holds until the next."""
         self._asked[control, entity] = value
 
-    # What they say.
+    # Output.
 
     def metadata(self) -> list[Publication]:
         """Messages that the BMS retains."""
@@ -193,7 +193,7 @@ class LivePlant:
         return out + results_of(acks, self.integration, now_ns) + self._beats(now_ns)
 
     def shown(self, seen: Observation) -> Observation:
-        """The part of what was observed that is published from here: all of it."""
+        """Return the published part of an observation: all of it."""
         return seen
 
     def _named(self, event: Event) -> Event:
@@ -201,7 +201,7 @@ class LivePlant:
         return msgspec.structs.replace(event, id=f"{self._begun_ns}-{self._number}")
 
     def _beats(self, now_ns: int) -> list[Publication]:
-        """The BMS's own time, and the integration's as the BMS heard it."""
+        """Return the heartbeats: the BMS's own time, and the integration's as the BMS received it."""
         if self._beat_ns is not None and 0 <= now_ns - self._beat_ns < round(EVERY_S * NS):
             return []
         self._beat_ns, now_ms = now_ns, now_ns // 1_000_000
@@ -252,7 +252,7 @@ class LivePlant:
 
 
 def _of_a_building(payload: bytes) -> bool:
-    """True for a point of a real building; an empty one clears what was retained."""
+    """Return True for a point of a real building; an empty one clears the retained message."""
     return bool(payload) and b'"simulated":true' not in payload
 
 

@@ -1,4 +1,4 @@
-"""A simulated site on the wire: what its sensors observe as the messages that real devices would publish.
+"""Plant wire: sensor values of a simulated site as messages of real devices.
 
 The building speaks DSX BMS v1 (retained metadata, from which a site can be discovered, and values), agents
 speak IT v1 (a frame per rack, or per node where some of a rack are mute; events of faults and jobs). Values
@@ -169,7 +169,7 @@ class PlantWire:
         return body
 
     def _serves(self, table: str, entity: int) -> list[str]:
-        """Ids of what a CDU, a loop or a meter feeds directly."""
+        """Return the ids of the equipment that a CDU, a loop or a meter feeds directly."""
         site, local = self.site, self._local
         if table == "cdu":
             return [local["rack"][r] for r in np.flatnonzero(site.cdu_of_rack == entity).tolist()]
@@ -247,7 +247,7 @@ class PlantWire:
         return int(starts[first]), int(starts[end])
 
     def _frame(self, topic: str, reports: list[Report], first: int, end: int) -> list[Message]:
-        """The frame of these nodes; none where nobody speaks."""
+        """The frame of these nodes; empty if all are silent."""
         columns: dict[str, dict[str, np.ndarray]] = {}
         t_ns = 0
         for report in reports:

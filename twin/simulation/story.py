@@ -1,4 +1,4 @@
-"""Story: what happens on a simulated site, chapter by chapter, and the sign by which each is answered.
+"""Story: the events on a simulated site, chapter by chapter, and the expected sign of each reaction.
 
 A story is data (YAML). A chapter names its cause before it acts and is done when the daemon's own interface
 shows every one of its signs, or when its time is up.

@@ -28,7 +28,7 @@ AGENT = next((place for place in _PLACES if place.is_dir()), _PLACES[0])
 
 
 def free_port(wanted: int = 0) -> int:
-    """This port of loopback if it is free, else any."""
+    """This loopback port if it is free, or else any free one."""
     for port in (wanted, 0):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""Simulated comparison (what-if): a course of events twice from one moment, with acting policies and without.
+"""Simulated comparison (what-if): runs a course of events twice, with acting policies and without.
 
 A course is one engine beside one plant, in one process, the same for the same seed wherever it runs. Its
 starting point is not changed. A sweep runs the courses of many cases; one that fails costs its own case only.
@@ -28,14 +28,14 @@ from twin.telemetry import Frame
 
 Arm = Literal["policies", "nothing"]
 ARMS: tuple[Arm, ...] = ("policies", "nothing")
-# How far a mirrored plant's hidden parameters differ from the design where nothing was learned of them, over
-# how far those of a drawn plant do; source: estimate.
+# Spread of a mirrored plant's hidden parameters about the design where nothing was learned of them, over
+# that of a drawn plant; source: estimate.
 MIRROR_SPREAD = 0.25
 KWH_J = 3.6e6
 MAX_TOLD = 200  # faults kept per course
 NICE = 5  # of worker processes
 POINTS = 480
-# Curve -> what one point says of its stretch. Power is a mean; what is dangerous is at its worst.
+# Curve -> value of a point for its stretch: the mean for power, the worst value for dangerous quantities.
 CURVES = {
     "hottest_gpu_c": "max",
     "throttled_gpus": "max",
@@ -69,7 +69,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Case:
-    """One scenario; `varied` says in what it differs from the others."""
+    """One scenario; `varied` names its differences from the others."""
 
     number: int
     varied: dict[str, Any]
@@ -135,7 +135,7 @@ def engine_of(question: Question, site: Site) -> Engine:
 
 
 def _of_another(found: str, name: str, site: Site) -> str:
-    """That a snapshot is of another site; a recording beside it tells that one's name."""
+    """Return the text for a snapshot of another site, with its name from a recording beside it."""
     try:
         header = TraceReader(Path(name).parent).first_header()
         spec = msgspec.json.decode(header.spec, type=SiteSpec)
@@ -162,7 +162,8 @@ def authority_of(engine: Engine, scenario: Scenario, given: dict[str, str]) -> d
 
 
 def begin(question: Question, case: Case, arm: Arm) -> tuple[Simulation, list[str]]:
-    """Plant and twin at the moment of the question; told faults that the plant does not carry on."""
+    """Return plant and twin at the moment of the question, and reported faults that the plant cannot
+    represent."""
     site, scenario = question.site(), case.scenario
     engine = engine_of(question, site)
     mirrored = question.snapshot is not None
@@ -209,7 +210,7 @@ def _moved(scenario: Scenario, before: Site, now: Site) -> Scenario:
 def run_arm(
     question: Question, case: Case, arm: Arm, progress: Callable[[float], None] | None = None
 ) -> ArmResult:
-    """Run one arm to its horizon; `progress` is told the simulated seconds now and then."""
+    """Run one arm to its horizon; `progress` gets the simulated seconds from time to time."""
     simulation, left = begin(question, case, arm)
     horizon_s = question.horizon_s or case.scenario.duration_s
     watch = Watch(simulation, case.scenario, horizon_s)
@@ -233,7 +234,7 @@ def run_arm(
 
 
 class Watch:
-    """Adds up what a course comes to, in memory that does not grow. `record_round` after each round."""
+    """Sums up a course in constant memory. Call `record_round` after each round."""
 
     def __init__(self, simulation: Simulation, scenario: Scenario, horizon_s: float) -> None:
         self.simulation, self.scenario = simulation, scenario
@@ -302,7 +303,7 @@ class Watch:
             }
 
     def new_faults(self) -> list[dict[str, Any]]:
-        """Faults that were told for the first time, in that order."""
+        """Faults in the order of their first report."""
         return list(self._faults.values())
 
     def figures(self) -> dict[str, float | None]:

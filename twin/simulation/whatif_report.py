@@ -67,7 +67,7 @@ FIGURES: dict[str, Figure] = {
     "carbon_kg": Figure("Carbon", "kg", "CO2 of the energy"),
     "water_l": Figure("Water", "l", "drawn"),
     "commands": Figure("Commands", "", "values sent to devices, renewals left out"),
-    "faults_told": Figure("Faults told", "", "by the diagnosis, new ones"),
+    "faults_told": Figure("Faults reported", "", "by the diagnosis, new ones"),
 }
 SHORT = ("first_throttle_s", "throttled_gpu_s", "shut_down_gpus", "highest_gpu_temp_c", "lost_work_gpu_h",
          "slowed_work_gpu_h", "total_energy_kwh")  # fmt: skip
@@ -98,7 +98,7 @@ def groups_of(results: Sequence[Result]) -> list[tuple[dict[str, Any], list[Resu
 
 
 def spread(values: Sequence[float | None]) -> dict[str, float | None]:
-    """Median, lowest and highest of those that there are."""
+    """Median, lowest and highest of the known values."""
     known = np.array([v for v in values if v is not None], np.float64)
     if not len(known):
         return {"median": None, "lowest": None, "highest": None}
@@ -309,10 +309,10 @@ def _faults(first: Result) -> Markup:
             )
     if not rows:
         return Markup("")
-    intro = "What the diagnosis told; the delay counts from when the scenario's fault began."
+    intro = "Faults that the diagnosis reported; the delay counts from the beginning of the scenario's fault."
     return section(
         "faults",
-        "Faults told",
+        "Faults reported",
         intro,
         table(["course", "told after", "kind", "where", "delay"], rows, (1, 4)),
     )

@@ -49,5 +49,13 @@ from .file import (
 from .growth import grown_site as grown_site, with_racks as with_racks
 from .parts import SplitSite as SplitSite, split_site as split_site
 from .profile import Profile as Profile, parse_profile as parse_profile
-from .safety import HALL_BUDGET as HALL_BUDGET, lapse_faults as lapse_faults, share_faults as share_faults
+from .safety import (
+    HALL_BUDGET as HALL_BUDGET,
+    guaranteed_heat_w as guaranteed_heat_w,
+    hall_count as hall_count,
+    lapse_faults as lapse_faults,
+    noun_key as noun_key,
+    share_faults as share_faults,
+    share_notes as share_notes,
+)
 from .site import Envelope as Envelope, Limit as Limit, Site as Site, SiteSpec as SiteSpec

@@ -5,6 +5,7 @@ Pure: files are read by the shell.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -133,6 +134,35 @@ def _cooling(draft: Draft, rack_of: dict[str, int]) -> tuple[np.ndarray, np.ndar
     return cdu_of_rack, loop_of_cdu
 
 
+def _cdu_layout(draft: Draft, loop_of_cdu: np.ndarray, supply: Envelope) -> CduLayout:
+    groups = draft.loop_group
+    heat_w, flow_lpm = (_watts([getattr(g, key) for g in groups]) for key in ("heat_w", "flow_lpm"))
+    return CduLayout(loop_of_cdu, supply.safe, heat_w, flow_lpm)
+
+
+def _loops(draft: Draft) -> dict[str, Any]:
+    """The halls of a fleet that each loop serves, its part of their heat, and its machines."""
+    racks, out = _Names(draft.racks), list[list[int]]()
+    for path, served in draft.loop_serves:
+        out.append([])
+        for name in served:
+            rack = racks.nearest(name, "")
+            if rack is None:
+                draft.unknown(f"{path}.serves: {name!r} is not a hall of this file, or is not unique")
+            elif draft.rack_group[rack].guaranteed_w is None:
+                draft.problems.append(
+                    f"{path}.serves: {name!r} is no hall of a fleet; expected racks with guaranteed_w: "
+                    "others hang on a loop by the `loop` of their CDU"
+                )
+            else:
+                out[-1].append(rack)
+    return {
+        "halls_of_loop": Relation.of(out),
+        "heat_pu_of_loop": np.array([g.heat_pu for g in draft.loop_group], np.float64),
+        "machines_of_loop": _watts([g.machines for g in draft.loop_group]),
+    }
+
+
 def _links(draft: Draft, rack_of: dict[str, int], node_start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     node: list[np.ndarray] = []
     plane: list[np.ndarray] = []
@@ -213,7 +243,7 @@ def _assemble(
     parent, of_rack = _power_tree(draft)
     cdu_of_rack, loop_of_cdu = _cooling(draft, rack_of)
     leaf_of_rack = _giver_of_rack(draft, rack_of, draft.leaves, draft.leaf_serves)
-    of_switches = _switches(draft, rack_of)
+    of_switches, loops = _switches(draft, rack_of), _loops(draft)
     node_of_link, plane_of_link = _links(draft, rack_of, node_start)
     sizes = _sizes(draft, file, int(node_start[-1]), int(gpu_start[-1]), len(node_of_link))
     rack_profile = [g.profile if g.profile in profiles else None for g in draft.rack_group]
@@ -241,6 +271,7 @@ def _assemble(
         leaf_of_rack=leaf_of_rack,
         loop_of_cdu=loop_of_cdu,
         hall_of_cdu=np.array(draft.cdu_hall, np.int32),
+        **loops,
         parent_of_feeder=parent,
         feeders_of_rack=of_rack,
         priority_of_rack=np.array([g.priority for g in draft.rack_group], np.int32),
@@ -265,7 +296,7 @@ def _assemble(
         design=design_of(
             profiles,
             RackLayout(rack_profile, nodes, np.array(draft.rack_gpus_per_node, np.int32), cdu_of_rack),
-            CduLayout(loop_of_cdu, envelopes["cdu.supply_temp_target_c"].safe, sizes["loop"]),
+            _cdu_layout(draft, loop_of_cdu, envelopes["cdu.supply_temp_target_c"]),
         ),
     )
     site.freeze()
@@ -288,14 +319,14 @@ def _limits(
 
 
 def _hall_budgets(draft: Draft, bounds: Envelope) -> Envelope:
-    """The budgets that halls of a fleet may be granted [n_rack]: never below what they are guaranteed."""
+    """Return the maximum budgets of a fleet's halls [n_rack]: never below their guarantees."""
     guaranteed_w = _watts([g.guaranteed_w for g in draft.rack_group])
     most_w = _watts([g.max_w for g in draft.rack_group])
     return replace(bounds, low=guaranteed_w, high=most_w, safe=guaranteed_w)
 
 
-def _watts(limits: list[float | None]) -> np.ndarray:
-    """NaN = not told."""
+def _watts(limits: Sequence[float | None]) -> np.ndarray:
+    """NaN: not stated."""
     return np.array([float("nan") if x is None else x for x in limits], np.float64)
 
 

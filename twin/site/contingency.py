@@ -1,4 +1,4 @@
-"""Contingency caps: what GPUs may draw so that either feed alone carries the site, without the daemon's help.
+"""Contingency caps: GPU caps with which either feed alone carries the site, without the daemon.
 
 Delivered to the nodes' agents beforehand and applied by them on a local trigger. The same sums as in
 `twin.site.safety`: a rack counts in full on every feeder that reaches it, since the other side may be the

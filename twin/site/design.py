@@ -1,4 +1,4 @@
-"""The design of a site: what its profiles and topology say that its physics ought to be, before any reading.
+"""Design of a site: the expected physics from profiles and topology, before any reading.
 
 Priors for the estimator, and the centre around which a plant draws its hidden truth. NaN = no profile says,
 and nothing may be derived. Every default stands beside its source.
@@ -24,7 +24,7 @@ Bool = NDArray[np.bool_]
 # pumping unit gives 1.5 l/min per kW at 276 kPa (40 psi). Frontier's CDUs draw 0.8 % of its peak power
 # (configuration of RAPS); pumps for this drop draw 1.0 % of the heat.
 RACK_DROP_PA = 220_000.0
-# What a CDU loses inside itself at nominal flow: plate exchanger, pipes, valves; source: estimate.
+# Pressure drop inside a CDU at nominal flow: plate exchanger, pipes, valves; source: estimate.
 CDU_INNER_DROP_PA = 60_000.0
 CDU_FILTER_DROP_PA = 15_000.0  # of that, its filter when clean; source: estimate
 PUMP_SPEED_NOMINAL_PU = 0.75  # where the pumps of a CDU run at nominal flow; source: estimate
@@ -118,11 +118,19 @@ class RackLayout:
 
 @dataclass(frozen=True)
 class CduLayout:
-    """CDUs as the site file has them [n_cdu]; `supply_target_c`: NaN = none set."""
+    """CDUs as the site file has them [n_cdu]; `supply_target_c`: NaN = none set. Heat and flow of loops that
+    state them [n_loop], NaN = those of their CDUs."""
 
     loop: I32
     supply_target_c: F64
-    n_loop: int
+    loop_heat_w: F64
+    loop_flow_lpm: F64
+
+    def of_loops(self, of_cdu: F64, stated: F64) -> F64:
+        """Return the values that loops state [n_loop], or the sums of those of their CDUs [n_cdu]."""
+        looped = (self.loop >= 0) & np.isfinite(of_cdu)
+        sums = np.bincount(self.loop[looped], weights=of_cdu[looped], minlength=len(stated))
+        return np.where(np.isfinite(stated), stated, sums).astype(np.float64)
 
 
 def design_of(profiles: Mapping[str, Profile], racks: RackLayout, cdus: CduLayout) -> Design:
@@ -148,8 +156,6 @@ def design_of(profiles: Mapping[str, Profile], racks: RackLayout, cdus: CduLayou
     # PG25 or water carry about 67 W/K per l/min (domain.md B: 15.0 l/min K per kW)
     warm = cdu_flow * 1000.0 / 15.0
     ua = counterflow_ua_w_per_k(cdu_heat, APPROACH_K, warm, PRIMARY_FLOW_RATIO * warm)
-    looped = (cdus.loop >= 0) & np.isfinite(cdu_heat)
-    of = cdus.loop[looped]
     return Design(
         liquid=liquid,
         **rack,
@@ -157,10 +163,8 @@ def design_of(profiles: Mapping[str, Profile], racks: RackLayout, cdus: CduLayou
         cdu_heat_w=cdu_heat,
         cdu_supply_c=np.where(np.isfinite(cdus.supply_target_c), cdus.supply_target_c, SUPPLY_C),
         cdu_ua_w_per_k=ua,
-        loop_heat_w=np.bincount(of, weights=cdu_heat[looped], minlength=cdus.n_loop).astype(np.float64),
-        loop_flow_lpm=np.bincount(
-            of, weights=PRIMARY_FLOW_RATIO * cdu_flow[looped], minlength=cdus.n_loop
-        ).astype(np.float64),
+        loop_heat_w=cdus.of_loops(cdu_heat, cdus.loop_heat_w),
+        loop_flow_lpm=cdus.of_loops(PRIMARY_FLOW_RATIO * cdu_flow, cdus.loop_flow_lpm),
     )
 
 

@@ -1,4 +1,4 @@
-"""The draft of a site: ranges expanded, what groups serve dealt out, every value of the file judged.
+"""Draft of a site: expands ranges, distributes the members of groups, and checks every value of the file.
 
 Knows names only; `twin.site.build` turns them into indices.
 """
@@ -30,6 +30,7 @@ from twin.site.profile import Profile
 
 MAX_GPUS = 4_000_000  # and nodes
 LOOP_APPROACH_K = (1.0, 30.0)  # that coolers and towers are built for; source: estimate
+MAX_MACHINES = 1000  # chillers or pumps of one loop
 MAX_NAMED = 200_000  # halls, racks, feeders, CDUs, loops, leaves, switches: what has a name of its own
 MAX_NAMES = 1_000_000  # names written out in all, those that say who serves whom included
 MAX_LINKS = 8_000_000
@@ -57,6 +58,8 @@ class Draft:
     cdus: list[str] = field(default_factory=list)
     cdu_hall: list[int] = field(default_factory=list)
     cdu_loop: list[str | None] = field(default_factory=list)
+    loop_group: list[LoopGroup] = field(default_factory=list)
+    loop_serves: list[tuple[str, list[str]]] = field(default_factory=list)
     cdu_serves: list[tuple[str, list[str]]] = field(default_factory=list)
     feeders: list[str] = field(default_factory=list)
     feeder_group: list[FeederGroup] = field(default_factory=list)
@@ -76,7 +79,7 @@ class Draft:
     plane_rows: list[tuple[int, int, list[str]]] = field(default_factory=list)  # plane, links, racks
 
     def named(self) -> dict[str, list[str]]:
-        """Full paths of what has a name of its own in the file, by table."""
+        """Return the full paths of entities with a name of their own in the file, by table."""
         return {
             "rack": self.racks,
             "cdu": self.cdus,
@@ -103,7 +106,7 @@ class Draft:
         self.too_large = self.names_lost = True
 
     def count(self, path: str, n: int) -> bool:
-        """True if so many more names may be written out."""
+        """Return True if this many more names may be written out."""
         self.written += max(1, n)  # one that cannot be read costs work as well
         if self.written > MAX_NAMES:
             self.refuse(f"{path}: more than {MAX_NAMES} names with this one; expected fewer for one daemon")
@@ -111,7 +114,7 @@ class Draft:
 
 
 def draft_of(file: SiteFile, profiles: dict[str, Profile], names_lost: bool) -> Draft:
-    """All names of a site, and what is wrong with its values."""
+    """Return all names of a site, and the problems with its values."""
     draft = Draft(names_lost=names_lost)
     if file.schema != 1:
         draft.problems.append(f"$.schema: expected 1, got {file.schema}")
@@ -124,8 +127,7 @@ def draft_of(file: SiteFile, profiles: dict[str, Profile], names_lost: bool) -> 
     for i, group in enumerate(file.feeders):
         _expand_feeders(draft, group, f"$.feeders[{i}]", file.site)
     for i, loop in enumerate(file.loops):
-        draft.loops += [f"{file.site}/{n}" for n in _names(draft, f"$.loops[{i}].name", loop.name)]
-        _check_loop(draft, loop, f"$.loops[{i}]")
+        _expand_loops(draft, loop, f"$.loops[{i}]", file.site)
     for key, names, paths in (
         ("storage", [group.name for group in file.storage], draft.storage),
         ("queues", [group.name for group in file.queues], draft.queues),
@@ -200,13 +202,36 @@ def _names(draft: Draft, path: str, pattern: str) -> list[str]:
     return names if draft.count(path, len(names)) else []
 
 
+def _expand_loops(draft: Draft, group: LoopGroup, path: str, prefix: str) -> None:
+    names = _names(draft, f"{path}.name", group.name)
+    served = [n for p in group.serves for n in _names(draft, f"{path}.serves", p)]
+    for name, share in zip(names, shares(served, max(1, len(names))), strict=False):
+        draft.loops.append(f"{prefix}/{name}")
+        draft.loop_group.append(group)
+        draft.loop_serves.append((path, share))
+    _check_loop(draft, group, path)
+
+
 def _check_loop(draft: Draft, loop: LoopGroup, path: str) -> None:
     low_k, high_k = LOOP_APPROACH_K
     if loop.approach_k is not None and not low_k <= loop.approach_k <= high_k:
         draft.problems.append(f"{path}.approach_k: expected {low_k:g} to {high_k:g} K, got {loop.approach_k}")
-    for key, value in (("pumps_w", loop.pumps_w), ("fans_w", loop.fans_w)):
+    for key in ("pumps_w", "fans_w", "heat_w", "flow_lpm"):
+        value = getattr(loop, key)
         if value is not None and not 0.0 < value < math.inf:
             draft.problems.append(f"{path}.{key}: expected a number > 0, got {value}")
+    if not 0.0 < loop.heat_pu <= 1.0:
+        draft.problems.append(f"{path}.heat_pu: expected a share above 0 and at most 1, got {loop.heat_pu}")
+    if loop.machines is not None and not 1 <= loop.machines <= MAX_MACHINES:
+        draft.problems.append(f"{path}.machines: expected 1 to {MAX_MACHINES}, got {loop.machines}")
+    stated = [key for key in ("heat_w", "machines", "flow_lpm") if getattr(loop, key) is not None]
+    if loop.serves and not {"heat_w", "machines"} <= set(stated):
+        draft.problems.append(f"{path}: serves halls; expected `heat_w` and `machines`, which they share")
+    if stated and not loop.serves:
+        draft.problems.append(
+            f"{path}.{stated[0]}: is of a loop that serves halls of a fleet; expected `serves` with them: "
+            "what a loop of CDUs takes follows from the profiles of their racks"
+        )
 
 
 def _expand_hall(draft: Draft, file: SiteFile, hall: Hall, path: str, profiles: dict[str, Profile]) -> None:
@@ -329,7 +354,7 @@ def _check_spares(draft: Draft, group: RackGroup, path: str, nodes: int) -> None
 
 
 def shares(members: list[str], n: int) -> list[list[str]]:
-    """`members` in n contiguous blocks, as equal as they can be."""
+    """Return `members` in n contiguous blocks, as equal as possible."""
     cuts = [round(i * len(members) / n) for i in range(n + 1)]
     return [members[cuts[i] : cuts[i + 1]] for i in range(n)]
 

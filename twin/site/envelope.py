@@ -13,13 +13,13 @@ from twin.site.file import ControlLimits
 from twin.site.profile import Profile
 from twin.site.site import Envelope, Limit
 
-# How the wishes of several racks for what serves them all come together.
+# Rules that join the wishes of several racks for a device that serves them all.
 _STRICTEST = {"min": np.fmax, "max": np.fmin, "safe": np.fmin, "slew_per_s": np.fmin}
 DEFAULT_BLAST_SHARE = 0.01  # of the entities of a table, for a disruptive control; at least one
 
 
 def _spread(per_rack: dict[str | None, float], rack_profile: list[str | None], racks: I32) -> F64:
-    """A number per profile, as a number per entity [n]."""
+    """Return a number per profile as a number per entity [n]."""
     by_rack = np.array([per_rack.get(p, np.nan) for p in rack_profile], np.float64)
     return by_rack[racks] if len(by_rack) else np.zeros(0, np.float64)
 
@@ -32,7 +32,7 @@ def envelopes_of(
     cdu_of_rack: I32,
     sizes: dict[str, int],
 ) -> tuple[dict[str, Envelope], list[str]]:
-    """(envelope of every control, problems found)."""
+    """Return (envelope of every control, problems found)."""
     known = ", ".join(_all_controls())
     problems = [
         f"$.controls.{key}: not a control of the catalogue; expected one of {known}"
@@ -98,7 +98,7 @@ def _envelope(
 
 
 def _narrowed(path: str, site: ControlLimits, bounds: _Bounds, problems: list[str]) -> _Bounds:
-    """Bounds as the site's file narrows them; what it may not do is noted."""
+    """Return bounds narrowed by the site file; notes attempts to widen them."""
     low, high, safe, slew = bounds
     n = len(low)
     above = "catalogue or profile; the site may only narrow"
@@ -145,7 +145,7 @@ def limits_of(
     sizes: dict[str, int],
     filled_pu: F64,
 ) -> dict[str, Limit]:
-    """Limits of every signal for which some profile states one.
+    """Return the limits of every signal with a limit in some profile.
 
     `filled_pu` [n_rack]: nodes of a rack over those of its profile. Trays are cooled side by side, so the
     least flow of a rack goes with their number.

@@ -1,4 +1,4 @@
-"""Fabric graph: the ends of scale-up links, the switches of the network, and what is lost with each.
+"""Fabric graph: the ends of scale-up links, the switches of the network, and the loss with each.
 
 The scale-up domain of a GPU is its supernode; its links and switch chips are those that the profile states.
 The network's switches serve racks (a leaf) or other switches (a spine), as the site file says.
@@ -16,7 +16,8 @@ from twin.site.site import Site
 
 @dataclass(frozen=True, slots=True)
 class BlastRadius:
-    """Loss with a part of the fabric: its nodes and links, and `of_links` of those that these nodes have."""
+    """Loss with a part of the fabric: its nodes and links, and `of_links`, the number of links of these
+    nodes."""
 
     nodes: I32
     links: int
@@ -25,7 +26,7 @@ class BlastRadius:
 
 
 def far_end(site: Site, gpu: int, link: int) -> str:
-    """The other end of a scale-up link by its profile; "" where that says nothing.
+    """Return the other end of a scale-up link by its profile; "" if the profile has none.
 
     Where a domain has as many switch chips as a GPU has links, link k is assumed to go to chip k: vendors
     publish that each link goes to another chip, and not which.
@@ -56,7 +57,7 @@ def port_far_end(site: Site, link: int) -> str:
 
 
 def scale_up_domain(site: Site, node: int) -> tuple[str, I32]:
-    """(name, nodes) of the scale-up domain of a node: its supernode, or a share of it by the profile."""
+    """Return (name, nodes) of a node's scale-up domain: its supernode, or a share of it by the profile."""
     whole = int(site.supernode_of_node[node])
     first, last = np.searchsorted(site.supernode_of_node, [whole, whole + 1]).tolist()
     size = site.design.scale_up_nodes[int(site.rack_of_node[node])]
@@ -74,7 +75,7 @@ def scale_up_domain(site: Site, node: int) -> tuple[str, I32]:
 
 
 def scale_up_blast(site: Site, gpu: int) -> BlastRadius:
-    """Loss with one scale-up link: a share of the GPU's way to all others of its domain."""
+    """Return the loss with one scale-up link: a share of the GPU's bandwidth to all others of its domain."""
     domain, nodes = scale_up_domain(site, int(site.node_of_gpu[gpu]))
     gpus = int(np.diff(site.gpu_start_of_node)[nodes].sum())
     links = site.design.scale_up_links[int(site.rack_of_gpu[gpu])]
@@ -86,7 +87,7 @@ def scale_up_blast(site: Site, gpu: int) -> BlastRadius:
 
 
 def link_blast(site: Site, link: int) -> BlastRadius:
-    """Loss with a port of a node: one of the links of its plane."""
+    """Return the loss with a port of a node: one of the links of its plane."""
     node, plane = int(site.node_of_link[link]), int(site.plane_of_link[link])
     first, last = np.searchsorted(site.node_of_link, [node, node + 1]).tolist()
     many = int(np.count_nonzero(site.plane_of_link[first:last] == plane))
@@ -95,7 +96,8 @@ def link_blast(site: Site, link: int) -> BlastRadius:
 
 
 def lost_with(site: Site, part: str, index: int) -> str:
-    """Loss with a part of the fabric, in words; "" for other parts, and where the site file does not say."""
+    """Return the loss with a part of the fabric in words; "" for other parts, or if the site file has
+    none."""
     if part == "link":
         return link_blast(site, index).text
     if part == "switch":
@@ -105,7 +107,7 @@ def lost_with(site: Site, part: str, index: int) -> str:
 
 
 def switch_blast(site: Site, switch: int) -> BlastRadius:
-    """Loss with a network switch: of a leaf the links that it carries, of a spine one of several ways."""
+    """Return the loss with a network switch: of a leaf its links, of a spine one of several paths."""
     leaves, ways = _leaves_below(site, switch), int(site.ways_of_switch[switch])
     racks = [site.racks_of_switch.of_row(leaf) for leaf in leaves]
     inside = np.isin(site.rack_of_node, np.concatenate([*racks, np.zeros(0, np.int32)]))
@@ -127,7 +129,7 @@ def switch_blast(site: Site, switch: int) -> BlastRadius:
 
 
 def _leaves_below(site: Site, switch: int) -> list[int]:
-    """Switches with racks that this one reaches downwards, itself included; ascending."""
+    """Return the switches with racks that this one reaches downwards, itself included; ascending."""
     found, todo = {switch}, [switch]
     while todo:
         below = set(site.switches_of_switch.of_row(todo.pop()).tolist()) - found

@@ -1,4 +1,4 @@
-"""The site file: its schema, how names with ranges expand, and how a faulty file is refused, whole.
+"""Site file: its schema, the expansion of name ranges, and the rejection of a faulty file as a whole.
 
 YAML is read by the shell; this file turns the parsed tree into frozen structs and finds every fault of it
 at once. It knows nothing of tables or indices: `twin.site.site` builds those.
@@ -8,6 +8,7 @@ Names may hold one range, as Slurm writes them: `r[001-139]` is r001, r002, ... 
 
 from __future__ import annotations
 
+import ast
 import inspect
 import itertools
 import re
@@ -16,6 +17,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import date
 from functools import cache
+from types import ModuleType
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
@@ -67,7 +69,7 @@ class RackGroup(_Strict, frozen=True):
 
 
 class CduGroup(_Strict, frozen=True):
-    """CDUs and what they serve: rack names; several CDUs share the racks in contiguous, equal blocks."""
+    """CDUs and the racks they serve; several CDUs share the racks in contiguous, equal blocks."""
 
     name: str  # may hold one range
     serves: list[str] = []  # racks
@@ -77,6 +79,10 @@ class CduGroup(_Strict, frozen=True):
 class LoopGroup(_Strict, frozen=True):
     """A facility-water loop; `cooling` is how it rejects heat. A simulated site has the plant that is stated
     here; the twin learns what a real one does.
+
+    In the site file of a fleet a loop `serves` halls, and its heat is shared out as a feeder's power is.
+    Several share the halls in contiguous, equal blocks. It takes `heat_w` with all its `machines`, of which
+    each takes an equal part.
     """
 
     name: str  # may hold one range
@@ -85,6 +91,11 @@ class LoopGroup(_Strict, frozen=True):
     approach_k: float | None = None
     pumps_w: float | None = None  # of all pumps of the loop, and of a tower's, at nominal flow
     fans_w: float | None = None  # of all its fans at full speed
+    serves: list[str] = []  # halls of a fleet: racks with guaranteed_w
+    heat_pu: float = 1.0  # of the power of these halls, that it takes as heat
+    heat_w: float | None = None  # the most heat that it takes, with all its machines
+    machines: int | None = None  # its chillers or pumps, whichever are fewer: a lost one takes its part along
+    flow_lpm: float | None = None  # at that heat; with it, a flow that is too low for the heat lowers it too
 
 
 class FeederGroup(_Strict, frozen=True):
@@ -126,10 +137,10 @@ class LeafGroup(_Strict, frozen=True):
 
 
 class SwitchGroup(_Strict, frozen=True):
-    """Network switches that report for themselves; the links of nodes belong to planes.
+    """Network switches that report themselves; the links of nodes belong to planes.
 
-    All switches of a line serve the same racks (leaves) or switches (spines) and share their links evenly, as
-    the rail leaves of a pod do; leaves of other racks are another line.
+    All switches of an entry serve the same racks (leaves) or switches (spines) and share their links evenly,
+    as the rail leaves of a pod do. Leaves of other racks are another entry.
     """
 
     name: str  # may hold one range
@@ -244,7 +255,7 @@ class SiteFile(_Strict, frozen=True):
 
 
 def expand(pattern: str) -> list[str]:
-    """The names that `pattern` stands for, in order. Raises ValueError with the expectation."""
+    """Return the names that `pattern` expands to, in order. Raises ValueError with the expectation."""
     if len(pattern) > MAX_PATTERN:
         raise ValueError(f"expected at most {MAX_PATTERN} characters, got {len(pattern)}")
     if _PLAIN.fullmatch(pattern):
@@ -262,7 +273,7 @@ def expand(pattern: str) -> list[str]:
 
 
 def ranges(names: Iterable[str]) -> list[str]:
-    """Patterns that `expand` to these names, sorted: n01, n02, n03 -> n[01-03]."""
+    """Return the patterns that `expand` to these names, sorted: n01, n02, n03 -> n[01-03]."""
     plain: list[str] = []
     numbered: dict[tuple[str, int], list[int]] = {}
     for name in sorted(set(names)):
@@ -278,7 +289,7 @@ def ranges(names: Iterable[str]) -> list[str]:
 
 
 def within(pattern: str, kept: Collection[str]) -> list[str]:
-    """Patterns of the names of `pattern` that are `kept`, in its order: one for each run of them."""
+    """Return patterns of those names of `pattern` that are `kept`, in its order: one for each run."""
     match, out = _RANGE.fullmatch(pattern), []
     for is_kept, run in itertools.groupby(expand(pattern), kept.__contains__):
         first, *more = run
@@ -291,7 +302,7 @@ def within(pattern: str, kept: Collection[str]) -> list[str]:
 
 
 class _Lost:
-    """Stands for what could not be read."""
+    """Placeholder for an unreadable part."""
 
 
 @dataclass
@@ -303,7 +314,8 @@ class Faults:
 
 
 def _mend(kind: Any, raw: Any, path: str, faults: Faults) -> Any:
-    """`raw` without what does not fit `kind`, each fault noted; lists of structs keep their places."""
+    """Return `raw` without parts that do not fit `kind`, each fault noted; lists of structs keep their
+    places."""
     args: tuple[Any, ...] = getattr(kind, "__args__", ())
     if isinstance(raw, dict) and type(None) in args and len(args) == 2:  # a section that may be left out
         kind = next(part for part in args if part is not type(None))
@@ -344,13 +356,13 @@ def _mend(kind: Any, raw: Any, path: str, faults: Faults) -> Any:
 
 
 def _in_words(kinds: str) -> str:
-    """`int | null` of msgspec as a person says it."""
+    """Return `int | null` of msgspec in words."""
     words = [_WORDS.get(kind, f"`{kind}`") for kind in kinds.split(" | ") if kind != "null"]
     return " or ".join(words)
 
 
 def _choices(kind: Any) -> list[str]:
-    """The words that a `Literal` allows, wherever it stands within a kind."""
+    """Return the words of a `Literal`, at any place within a kind."""
     if get_origin(kind) is Literal:
         return [str(word) for word in get_args(kind)]
     found = (words for part in get_args(kind) if (words := _choices(part)))
@@ -381,7 +393,7 @@ def _mend_struct(
 
 
 def _meant(key: str, fields: dict[str, msgspec.structs.FieldInfo]) -> str:
-    """A hint at the key that a wrong one may stand for: here, or in the lists below."""
+    """Return a hint at the key that a wrong one may mean: here, or in the lists below."""
     if meant := did_you_mean(key, fields):
         return meant
     for name, wanted in fields.items():
@@ -399,10 +411,13 @@ def _fields(kind: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo]:
 
 @cache
 def field_words(kind: type[msgspec.Struct]) -> dict[str, str]:
-    """The comment behind, or right above, each field of a schema; "" where there is none."""
+    """Return the comment behind, or right above, each field of a schema; "" for none."""
     out = {f.name: "" for f in msgspec.structs.fields(kind)}
     above = ""
-    for line in inspect.getsource(kind).splitlines():
+    own = [base for base in kind.__mro__ if issubclass(base, msgspec.Struct) and base.__struct_fields__]
+    for line in (
+        line for base in own for line in _class_lines(inspect.getmodule(base)).get(base.__name__, [])
+    ):
         field_, _, behind = line.strip().partition("  # ")
         name = field_.partition(":")[0]
         if line.startswith("    # "):
@@ -412,6 +427,14 @@ def field_words(kind: type[msgspec.Struct]) -> dict[str, str]:
             out[name] = behind or above
         above = ""
     return out
+
+
+@cache
+def _class_lines(module: ModuleType | None) -> dict[str, list[str]]:
+    """Return the lines of each class of a module; `inspect.getsource` of a class parses it each time."""
+    text = inspect.getsource(module) if module is not None else ""
+    classes = [part for part in ast.parse(text).body if isinstance(part, ast.ClassDef)]
+    return {part.name: text.splitlines()[part.lineno - 1 : part.end_lineno] for part in classes}
 
 
 def _text_keys(raw: dict[Any, Any], path: str, faults: Faults) -> list[tuple[str, Any]]:
@@ -426,7 +449,7 @@ def _text_keys(raw: dict[Any, Any], path: str, faults: Faults) -> list[tuple[str
 
 
 def _hint(kind: Any, raw: Any) -> str:
-    """Values that YAML reads otherwise than a person would."""
+    """Return a hint for values that YAML reads differently from a person."""
     kinds = getattr(kind, "__args__", (kind,))
     is_list = getattr(kind, "__origin__", None) is list
     if isinstance(raw, str) and (float in kinds or int in kinds):
@@ -463,7 +486,7 @@ def _type_name(kind: Any) -> str:
 
 
 def short(raw: Any) -> str:
-    """A value as a message quotes it: at most 60 characters, and no more work than that takes."""
+    """Return a value as a message quotes it: at most 60 characters, with bounded work."""
     try:
         text = _REPR.repr(raw)
     except (ValueError, RecursionError):  # Python writes no integer of more than 4300 digits
@@ -476,14 +499,14 @@ def _cut(text: str) -> str:
 
 
 def first_problems(problems: list[str], file: str) -> list[str]:
-    """The problems of one file as they are reported: each once, the first `MAX_PROBLEMS`, then a count."""
+    """Return the problems of one file for a report: each once, the first `MAX_PROBLEMS`, then a count."""
     unique = list(dict.fromkeys(problems))
     rest = len(unique) - MAX_PROBLEMS
     return unique if rest <= 0 else [*unique[:MAX_PROBLEMS], f"{file}: $: and {rest} more"]
 
 
 def salvage(cls: type[T], raw: Any) -> tuple[T | None, Faults]:
-    """(`raw` as `cls` without its faulty parts, the faults): so both are judged in one report."""
+    """Return (`raw` as `cls` without its faulty parts, the faults), so that one report covers both."""
     faults = Faults()
     mended = _mend(cls, raw, "$", faults)
     if mended is _Lost:
@@ -492,7 +515,8 @@ def salvage(cls: type[T], raw: Any) -> tuple[T | None, Faults]:
 
 
 def convert(cls: type[T], raw: Any, file: str) -> T:
-    """`raw` (a parsed YAML tree) as `cls`; raises ConfigError with every fault, each `file: $.path: ...`."""
+    """Return `raw` (a parsed YAML tree) as `cls`; raises ConfigError with every fault, each `file: $.path:
+    ...`."""
     faults = Faults()
     _mend(cls, raw, "$", faults)
     if faults.problems:

@@ -1,4 +1,4 @@
-"""Growth of a site: its tree with more racks beside one that stands, fed and cooled as that one is.
+"""Growth of a site: adds racks beside an existing one, with the same feeds and cooling.
 
 Of a group of CDUs or feeders that share racks in blocks one more rack would move all blocks. So a group that
 gets new racks is written out, one entry for each, with what each serves.
@@ -21,7 +21,8 @@ PREFIX = "new"
 def with_racks(
     tree: dict[str, Any], site: Site, beside: int, count: int, profile: str | None = None
 ) -> dict[str, Any]:
-    """The tree of a site's file with `count` more racks, of `profile` or of the type of the rack `beside`.
+    """Return the tree of a site file with `count` more racks, of `profile` or of the type of the rack
+    `beside`.
 
     They stand in its hall, and whatever feeds and cools it feeds and cools them. No other name changes.
     """
@@ -48,14 +49,14 @@ def with_racks(
 
 
 def _written_out(value: Any) -> Any:
-    """A copy in which nothing is shared, as parts are that a file repeats by an anchor."""
+    """Return a copy without shared parts, which YAML anchors create."""
     if isinstance(value, dict):
         return {key: _written_out(part) for key, part in value.items()}
     return [_written_out(part) for part in value] if isinstance(value, list) else value
 
 
 def grown_site(spec: SiteSpec, before: Site, name: str) -> Site:
-    """The site with more racks; its CDUs and loops are designed for those of before."""
+    """Return the site with more racks; its CDUs and loops keep the design for the earlier ones."""
     site = build_site(spec, name)
     kept = {
         field.name: getattr(before.design, field.name)
@@ -83,7 +84,7 @@ def _group_of(tree: dict[str, Any], path: str) -> tuple[int, dict[str, Any]]:
 
 
 def _free(site: Site) -> str:
-    """A beginning of names that no rack has."""
+    """Return a prefix of names that no rack has."""
     taken = {name.rpartition("/")[2] for name in site.names["rack"]}
     prefix = PREFIX
     while any(name.startswith(prefix) for name in taken):
@@ -92,7 +93,7 @@ def _free(site: Site) -> str:
 
 
 def _serve(owner: dict[str, Any], key: str, name: str, racks: list[str]) -> None:
-    """Let one of a list of CDUs or feeders serve these racks as well."""
+    """Let one of a list of CDUs or feeders also serve these racks."""
     rows: list[dict[str, Any]] = []
     for group in owner[key]:
         members = expand(group["name"])

@@ -2,7 +2,7 @@
 
 A part holds whole CDUs, supernodes and feeders, so that its balances of heat and power close. Whatever is
 larger than a part couples the parts: a feeder goes up to the hub, where `hall_budgets` shares it out; a loop
-goes up to the hub, which mirrors its sensors and no more. Names do not change.
+goes up to the hub, which mirrors its sensors and believes its leak detector. Names do not change.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from twin.catalogue import F64, ConfigError
+from twin.catalogue import F64, ConfigError, counted
 from twin.site.draft import shares
 from twin.site.file import FeederGroup, Hall, expand, ranges, within
 from twin.site.profile import Profile
@@ -51,7 +51,7 @@ def split_site(site: Site, profiles: dict[str, Profile], count: int) -> SplitSit
 
 
 class _Plan:
-    """The part of each rack, and what is shared by several parts."""
+    """The part of each rack, and the equipment shared by several parts."""
 
     def __init__(self, site: Site, count: int) -> None:
         self.site, self.count = site, count
@@ -61,7 +61,7 @@ class _Plan:
         self.weight = np.maximum(np.maximum(gpus, nodes), 1).astype(np.float64)
         self.below = [site.racks_below(f) for f in range(site.sizes["feeder"])]
         if n < 2:
-            raise ConfigError([f"--parts: expected a site of two racks or more, got one of {n}"])
+            raise ConfigError([f"{site.file.site} has {counted('rack', n)}; a split needs at least 2"])
         if not 2 <= count <= n:
             raise ConfigError([f"--parts: expected 2 to {n}, the racks of the site, got {count}"])
         self._owner = list(range(n))
@@ -72,7 +72,7 @@ class _Plan:
         self.cut_loops = self._cut(site.loop_of_cdu, self._part_of_cdu(), site.sizes["loop"])
 
     def root(self, rack: int) -> int:
-        """The first rack of those that stay together with this one."""
+        """Return the first of the racks coupled to this one."""
         while self._owner[rack] != rack:
             self._owner[rack] = self._owner[self._owner[rack]]
             rack = self._owner[rack]
@@ -115,7 +115,7 @@ class _Plan:
         return sorted(shared)
 
     def _packed(self) -> np.ndarray:
-        """The part of each rack [n_rack]: below the same shared feeders, in the order of the site."""
+        """Return the part of each rack [n_rack]: below the same shared feeders, in the order of the site."""
         n = len(self._owner)
         roots = [self.root(r) for r in range(n)]
         above: list[list[int]] = [[] for _ in range(n)]
@@ -136,7 +136,8 @@ class _Plan:
         return np.array([part_of_root[root] for root in roots], np.int64)
 
     def _homes(self) -> list[int]:
-        """The part of each feeder; -1 for those of the hub. One without racks goes with what it hangs on."""
+        """Return the part of each feeder; -1 for those of the hub. A feeder without racks goes with its
+        parent."""
         out = []
         for at in range(len(self.below)):
             while at >= 0 and not len(self.below[at]):
@@ -146,7 +147,7 @@ class _Plan:
         return out
 
     def _parts_of_classes(self, classes: dict[tuple[int, ...], list[int]], weight: F64) -> list[int]:
-        """The number of parts of each class of racks: one at least, and by its GPUs."""
+        """Return the number of parts of each class of racks: at least one, by its GPUs."""
         sums = np.array([weight[members].sum() for members in classes.values()])
         room = [len(members) for members in classes.values()]
         parts = [1] * len(room)
@@ -177,22 +178,22 @@ class _Plan:
 
     @staticmethod
     def _cut(group: np.ndarray, part: np.ndarray, n: int) -> set[int]:
-        """The groups whose members are not in one part."""
+        """Return the groups whose members are not in one part."""
         return {g for g in range(n) if len(set(part[(group == g) & (part >= 0)].tolist())) != 1}
 
     def sums(self, rack_w: F64) -> F64:
-        """The sum over the racks of each part [n_part]."""
+        """Return the sum over the racks of each part [n_part]."""
         out = np.zeros(self.count)
         np.add.at(out, self.part_of_rack, rack_w)
         return out
 
     def parts_below(self, feeder: int) -> list[int]:
-        """The parts that a shared feeder carries, ascending."""
+        """Return the parts that a shared feeder carries, ascending."""
         return sorted(set(self.part_of_rack[self.below[feeder]].tolist()))
 
 
 def _is_torn(roots: np.ndarray, racks: np.ndarray) -> bool:
-    """Some racks stay together of which not all are in `racks`."""
+    """Return True if some coupled racks are not all in `racks`."""
     inside = np.zeros(len(roots), np.bool_)
     inside[racks] = True
     return bool(np.intersect1d(roots[inside], roots[~inside]).size)
@@ -259,7 +260,7 @@ def _most_w(plan: _Plan, share_w: F64) -> F64:
 
 
 def _part(plan: _Plan, part: int, share_w: float) -> Tree:
-    """The site file of one part."""
+    """Return the site file of one part."""
     site = plan.site
     racks = np.flatnonzero(plan.part_of_rack == part)
     tree = _plain(site.file, without=("halls", "loops", "feeders", *OF_HUB))
@@ -328,7 +329,7 @@ def _hall_of_part(
 
 
 def _planes(plan: _Plan, inside: set[str]) -> set[str]:
-    """The planes that racks `inside` have."""
+    """Return the planes of the racks `inside`."""
     return {
         plane.name
         for hall, name in _halls(plan.site)
@@ -339,9 +340,7 @@ def _planes(plan: _Plan, inside: set[str]) -> set[str]:
 
 
 def _switches(hall: Hall, own: set[str], planes: set[str]) -> list[Tree]:
-    """The switches that serve racks of the part, those above them, and those of which that is not told.
-    One whose planes no rack of the part has is of others.
-    """
+    """Return the switches of the part's racks, those above them, and those without known racks."""
     served = [
         (switch, {n for pattern in switch.serves for n in expand(pattern)})
         for switch in hall.switches
@@ -361,13 +360,13 @@ def _switches(hall: Hall, own: set[str], planes: set[str]) -> list[Tree]:
 
 
 def _served(name: str, serves: list[str]) -> list[tuple[str, list[str]]]:
-    """Each of a line of givers with its block of what they serve."""
+    """Return each of several providers with its block of the served names."""
     givers, served = expand(name), [n for pattern in serves for n in expand(pattern)]
     return list(zip(givers, shares(served, len(givers)), strict=True))
 
 
 def _groups(site: Site) -> list[FeederGroup]:
-    """The entry of each feeder, in the order of the table."""
+    """Return the entry of each feeder, in the order of the table."""
     found: dict[str, FeederGroup] = {}
     for hall, name in _halls(site):
         for group in hall.feeders:
@@ -378,7 +377,7 @@ def _groups(site: Site) -> list[FeederGroup]:
 
 
 def _feeders(plan: _Plan, part: int) -> dict[str, list[Tree]]:
-    """The feeders of a part, by hall; under "" those above halls."""
+    """Return the feeders of a part, by hall; under "" those above halls."""
     site, groups = plan.site, _groups(plan.site)
     children, direct = site.below_feeder()
     out: dict[str, list[Tree]] = {}
@@ -446,7 +445,8 @@ def _add_grant(plan: _Plan, tree: Tree, racks: np.ndarray, share_w: float) -> No
 
 
 def _hub(plan: _Plan, names: list[str], share_w: F64, most_w: F64) -> Tree:
-    """The site file of the hub: parts as halls, the shared feeders above them, and the loops that are cut."""
+    """Return the site file of the hub: parts as halls, the shared feeders above them, and the divided
+    loops."""
     site, groups = plan.site, _groups(plan.site)
     children, _ = site.below_feeder()
     halls: dict[str, Tree] = {}
@@ -498,7 +498,7 @@ def _without_racks(hall: Hall, cut: set[str]) -> Tree:
 
 
 def _notes(plan: _Plan) -> list[str]:
-    """The couplings between the parts, and what each costs."""
+    """Return the couplings between the parts, and the cost of each."""
     site, out = plan.site, []
     if shared := [site.name("feeder", f) for f in plan.shared]:
         out.append(
@@ -507,11 +507,13 @@ def _notes(plan: _Plan) -> list[str]:
             "priority in another part, unless hub.yaml gives the parts priorities"
         )
     else:
-        out.append("no feeder is shared: without the hub the parts have their full power")
+        out.append("no feeder is shared, so the hub is not needed for power")
     if loops := [site.names["loop"][i] for i in sorted(plan.cut_loops)]:
         out.append(
             f"loops that are not of one part: {_list(loops)}; the hub mirrors their sensors. No part "
-            "diagnoses them, moves their set points or isolates them: a leak is isolated at its CDU"
+            "balances them or saves on them. A leak at a rack is isolated by its part; that a loop's "
+            "detector is wet too is a second alarm, of the hub. To have their heat shared out as a feeder's "
+            "power, give each in hub.yaml the parts that it `serves`, its `heat_w` and its `machines`"
         )
     out.append(
         "a job on nodes of several parts is one job to each of them: a cap in one slows all of it, and its "

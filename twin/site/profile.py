@@ -29,7 +29,7 @@ class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Sourced(_Strict, frozen=True):
-    """A number and where it comes from; `note` holds the reasoning, above all that of an estimate."""
+    """A number with its source; `note` gives the reasoning, above all for an estimate."""
 
     value: float
     source: _Text
@@ -66,7 +66,7 @@ class ProfileLimit(_Strict, frozen=True):
 
 
 class ControlEnvelope(_Strict, frozen=True):
-    """Range that the hardware allows of a control; `safe` is the level that stays if the daemon is gone."""
+    """Range that the hardware allows for a control; `safe` is the level that remains without the daemon."""
 
     min: Sourced
     max: Sourced
@@ -113,7 +113,7 @@ class Profile(_Strict, frozen=True):
 
     @property
     def nodes_per_rack(self) -> int:
-        """Nodes in each compute rack."""
+        """Return the number of nodes in each compute rack."""
         return self.nodes // int(self.layout.compute_racks.value)
 
     @property
@@ -126,11 +126,11 @@ class Profile(_Strict, frozen=True):
 
     @property
     def gpus(self) -> int:
-        """Accelerators in the whole supernode."""
+        """Return the accelerators in the whole supernode."""
         return self.nodes * self.gpus_per_node
 
     def get(self, name: str) -> float | None:
-        """The value called `name` in `power`, `thermal` or `perf`; None if the profile does not state it."""
+        """Return the value `name` in `power`, `thermal` or `perf`; None if the profile has none."""
         for section in (self.power, self.thermal, self.perf):
             if name in section:
                 return section[name].value
@@ -140,7 +140,7 @@ class Profile(_Strict, frozen=True):
 def _bad_number(
     at: str, number: Sourced, low: float, high: float = math.inf, *, whole: bool = False
 ) -> str | None:
-    """The fault of `number` against a range, or None. NaN and infinities are always faults."""
+    """Return the fault of `number` against a range, or None. NaN and infinities are always faults."""
     value = number.value
     if math.isfinite(value) and low <= value <= high and (not whole or value == int(value)):
         return None
@@ -279,7 +279,7 @@ def _as(kind: Any, raw: Any) -> Any:
 
 
 def _salvage(raw: Any) -> dict[str, Any]:
-    """Well-formed part of a tree that may not be: so its meaning is judged in one report with its form."""
+    """Return the well-formed part of a tree, so that one report covers its meaning and its form."""
     raw = raw if isinstance(raw, dict) else {}
     sections: dict[str, Any] = {"layout": _as(ProfileLayout, raw.get("layout"))}
     kinds = {
@@ -310,7 +310,7 @@ def _meaning_faults(sections: Mapping[str, Any], raw: Any) -> Iterator[str]:
 
 
 def parse_profile(raw: object, file: str) -> Profile:
-    """`raw` (a parsed YAML tree) as a Profile; ConfigError names all faults as `file: $.path: ...`."""
+    """Return `raw` (a parsed YAML tree) as a Profile; ConfigError lists all faults as `file: $.path: ...`."""
     problems: list[str] = []
     profile: Profile | None = None
     try:

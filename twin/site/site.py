@@ -1,4 +1,4 @@
-"""The site: what is installed and how it hangs together, as index maps; names in, indices out; roll-ups.
+"""Site: the installed equipment and its topology as index maps; names in, indices out; sums up the tree.
 
 Built once from the site file and the profiles (`twin.site.build`), then read only. Entities of a rack are
 contiguous: nodes of a rack, GPUs of a node.
@@ -14,26 +14,29 @@ from typing import Any, TypeVar, cast
 import msgspec
 import numpy as np
 
+from twin import kernels
 from twin.catalogue import F32, F64, I32, I64
 from twin.site.design import Design
 from twin.site.file import SiteFile
 
 T = TypeVar("T")
 MAX_REMEMBERED = 250_000  # names of nodes and GPUs that were asked for, so that they are parsed once
+MOST_PARSED = 1000  # names asked for at once; of more all of the table are worked out together
+LARGE_GPUS = 20_000  # source: estimate; a tick of 83,376 has to be done in 100 ms
 
 
 class SiteSpec(msgspec.Struct, frozen=True):
-    """All that a site is made from: the file's tree and the trees of the profiles that it names."""
+    """Source of a site: the file's tree and the trees of its profiles."""
 
     file: dict[str, Any]
     profiles: dict[str, dict[str, Any]]
 
     def packed(self) -> bytes:
-        """Canonical JSON: equal specs give equal bytes."""
+        """Return canonical JSON: equal specs give equal bytes."""
         return msgspec.json.encode(self, order="deterministic")
 
     def digest(self) -> str:
-        """The name of this site in traces and journals."""
+        """Return the name of this site in traces and journals."""
         return hashlib.blake2b(self.packed(), digest_size=16).hexdigest()
 
 
@@ -46,7 +49,7 @@ class Relation:
 
     @classmethod
     def of(cls, lists: list[list[int]]) -> Relation:
-        """From one list of members per row."""
+        """Return a relation from one list of members per row."""
         start = np.zeros(len(lists) + 1, np.int32)
         start[1:] = np.cumsum([len(x) for x in lists])
         flat = [i for x in lists for i in sorted(set(x))]
@@ -55,16 +58,17 @@ class Relation:
         return cls(start, np.array(flat, np.int32))
 
     def of_row(self, row: int) -> I32:
-        """Members of one row."""
+        """Return the members of one row."""
         return self.member[self.start[row] : self.start[row + 1]]
 
     @property
     def row_of_member(self) -> I32:
-        """For each pair, its row."""
+        """Return the row of each pair."""
         return np.repeat(np.arange(len(self.start) - 1, dtype=np.int32), np.diff(self.start))
 
     def sums(self, values: F32 | F64) -> F64:
-        """Sum of the members' values per row, in float64; NaN members make the row NaN; empty rows are 0."""
+        """Return the sum of the members' values per row, in float64; NaN members make the row NaN; empty
+        rows are 0."""
         out = np.zeros(len(self.start) - 1, np.float64)
         if len(self.member):
             filled = np.flatnonzero(np.diff(self.start))
@@ -111,6 +115,9 @@ class Site:
     leaf_of_rack: I32  # nodes on one leaf are one network hop apart; -1 = not told
     loop_of_cdu: I32
     hall_of_cdu: I32
+    halls_of_loop: Relation  # halls of a fleet that share its heat
+    heat_pu_of_loop: F64  # of the power of these, that it takes
+    machines_of_loop: F64  # chillers or pumps that share its heat evenly; NaN: not told
     parent_of_feeder: I32
     feeders_of_rack: Relation  # the feeders that serve it directly
     priority_of_rack: I32
@@ -137,6 +144,7 @@ class Site:
     design: Design
     elsewhere: frozenset[str] = frozenset()  # full paths of what other daemons of a divided site mirror
     _local: dict[str, dict[str, int]] = field(default_factory=dict)
+    _whole: dict[str, list[str]] = field(default_factory=dict, init=False)  # all paths of tables, if known
     _rack_of_gpu: I32 | None = None
     _below: tuple[Relation, Relation] | None = field(default=None, init=False)
     _served: tuple[I64, I64] | None = field(default=None, init=False)
@@ -145,16 +153,21 @@ class Site:
 
     @property
     def rack_of_gpu(self) -> I32:
-        """[n_gpu]"""
+        """Return the rack of each GPU [n_gpu]."""
         if self._rack_of_gpu is None:
             self._rack_of_gpu = self.rack_of_node[self.node_of_gpu]
         return self._rack_of_gpu
 
     def beside_gpu_w(self, gpus: I64) -> F64:
-        """W of the node beside each of these GPUs, which no cap of it reaches; 0 where not known."""
+        """Return the power of the node beside each of these GPUs, W, which no cap reaches; 0 if unknown."""
         rack, node = self.rack_of_gpu[gpus], self.node_of_gpu[gpus]
         node_w = np.nan_to_num((self.design.cpu_idle_w + self.design.node_other_w)[rack])
         return np.asarray(node_w / np.maximum(np.diff(self.gpu_start_of_node)[node], 1), np.float64)
+
+    @property
+    def is_large(self) -> bool:
+        """Return True if occasional work is too expensive for a single tick."""
+        return self.sizes["gpu"] >= LARGE_GPUS
 
     def derived(self, name: str, make: Callable[[], T], of: object = None) -> T:
         """A value that follows from the site, and from `of`, alone; made when it is first asked for with this
@@ -167,12 +180,12 @@ class Site:
         return found
 
     def gpus_of_rack(self, rack: int) -> slice:
-        """The run of GPUs in a rack."""
+        """Return the run of GPUs in a rack."""
         first, last = self.node_start_of_rack[rack], self.node_start_of_rack[rack + 1]
         return slice(int(self.gpu_start_of_node[first]), int(self.gpu_start_of_node[last]))
 
     def nodes_below(self, node: int) -> I32:
-        """Nodes of its rack that what runs down from a node may reach; all others where that is not told."""
+        """Return the nodes of its rack that leaking coolant of a node may reach; all others if unknown."""
         rack = self.rack_of_node[node]
         first, last = self.node_start_of_rack[rack : rack + 2].tolist()
         upward = int(self.upward_of_rack[rack])
@@ -181,7 +194,7 @@ class Site:
         return out
 
     def name(self, table: str, entity: int) -> str:
-        """Full path of an entity."""
+        """Return the full path of an entity."""
         if table == "node":
             rack = int(self.rack_of_node[entity])
             return f"{self.names['rack'][rack]}/node{entity - int(self.node_start_of_rack[rack])}"
@@ -198,7 +211,7 @@ class Site:
         return self.names[table][entity]
 
     def entity(self, table: str, name: str) -> int | None:
-        """Index of the entity with this full path or unique local name; None if there is none."""
+        """Return the index of the entity with this full path or unique local name; None if there is none."""
         head, _, tail = name.rpartition("/")
         if table == "job":
             slot = _number(tail, "job") if head == self.file.site else None
@@ -226,21 +239,40 @@ class Site:
         return None if found is None or found < 0 else found
 
     def entities(self, table: str, names: list[str]) -> I32:
-        """Indices of many entities [k], as `entity` finds them; -1 for none. Not to be written to."""
+        """Return the indices of many entities [k], as `entity` finds them; -1 for none. Read only."""
         # several parts ask of the same events in a tick
         if self._asked is not None and self._asked[:2] == (table, names):
             return self._asked[2]
-        known = self._local.get(table, {}) if table in ("node", "gpu") else {}
-        found = [known.get(name) for name in names]
-        if None in found:
-            pairs = zip(names, found, strict=True)
-            found = [self.entity(table, name) if i is None else i for name, i in pairs]
-        index = np.array([-1 if i is None else i for i in found], np.int32)
+        known = self._local.setdefault(table, {}) if table in ("node", "gpu") else {}
+        index = np.empty(len(names), np.int32)
+        missing = kernels.find_places(names, known, self._whole.get(table, []), index)
+        if (
+            table not in self._whole
+            and missing > MOST_PARSED
+            and (0 < self.sizes[table] <= MAX_REMEMBERED - len(known))
+        ):
+            self._whole[table] = paths = self._paths(table)
+            known.update((path, i) for i, path in enumerate(paths))
+            missing = kernels.find_places(names, known, paths, index)
+        if missing:
+            for k in np.flatnonzero(index < 0).tolist():
+                found = self.entity(table, names[k])
+                index[k] = -1 if found is None else found
         self._asked = table, names, index
         return index
 
+    def _paths(self, table: str) -> list[str]:
+        """Return the full paths of all nodes or GPUs."""
+        if table not in ("node", "gpu"):
+            return []
+        above, starts = self.names["rack"], self.node_start_of_rack
+        if table == "gpu":
+            above, starts = self._paths("node"), self.gpu_start_of_node
+        sizes = np.diff(starts).tolist()
+        return [f"{path}/{table}{k}" for path, n in zip(above, sizes, strict=True) for k in range(n)]
+
     def is_elsewhere(self, name: str) -> bool:
-        """Another daemon of the divided site mirrors the entity of this name, or one that is above it.
+        """Return True if another daemon of the divided site mirrors this entity, or one above it.
 
         Not so a local name that something here has as well: whom it means nobody can say.
         """
@@ -266,24 +298,25 @@ class Site:
         return None
 
     def freeze(self) -> None:
-        """From here on read only: no plug-in can widen its own envelope by writing into it."""
+        """Make all arrays read only, so that no plug-in can widen its own envelope."""
         self.design.freeze()
         frozen = [*self.envelopes.values(), *self.limits.values(), self.feeders_of_rack,
-                  self.racks_of_switch, self.switches_of_switch, self.planes_of_switch, self]  # fmt: skip
+                  self.halls_of_loop, self.racks_of_switch, self.switches_of_switch,
+                  self.planes_of_switch, self]  # fmt: skip
         for part in frozen:
             for array in (getattr(part, f.name) for f in fields(cast(Any, part))):
                 if isinstance(array, np.ndarray):
                     array.flags.writeable = False
 
     def sum_by_rack(self, table: str, values: F32 | F64) -> F64:
-        """Sum of a node or GPU quantity per rack [n_rack] float64; NaN where a member is NaN."""
+        """Return the sum of a node or GPU quantity per rack [n_rack] float64; NaN where a member is NaN."""
         start = (
             self.node_start_of_rack if table == "node" else self.gpu_start_of_node[self.node_start_of_rack]
         )
         return _segment_sum(values, start)
 
     def below_feeder(self) -> tuple[Relation, Relation]:
-        """(feeders, racks) directly below each feeder."""
+        """Return (feeders, racks) directly below each feeder."""
         if self._below is None:
             n, served = len(self.parent_of_feeder), self.feeders_of_rack
             fed = np.flatnonzero(self.parent_of_feeder >= 0).astype(np.int32)
@@ -294,7 +327,7 @@ class Site:
         return self._below
 
     def served_racks(self) -> tuple[I64, I64]:
-        """(feeder, rack) of all pairs, ascending by feeder, also of feeders further up. Read only."""
+        """Return (feeder, rack) of all pairs, ascending by feeder, including indirect ones. Read only."""
         if self._served is None:
             direct, n_rack = self.feeders_of_rack, max(self.sizes["rack"], 1)
             feeder, rack = direct.member.astype(np.int64), direct.row_of_member.astype(np.int64)
@@ -309,7 +342,7 @@ class Site:
         return self._served
 
     def subtree(self, feeder: int) -> list[int]:
-        """Feeders below and including this one, ascending."""
+        """Return the feeders below and including this one, ascending."""
         children, _ = self.below_feeder()
         inside = [feeder]
         for at in inside:
@@ -317,15 +350,15 @@ class Site:
         return sorted(inside)
 
     def depth_of_feeder(self) -> I32:
-        """Distance from the root [n_feeder]."""
+        """Return the distance from the root [n_feeder]."""
         return self._climb()[0]
 
     def root_of_feeder(self) -> I32:
-        """The feeder at the head of each one's tree [n_feeder]."""
+        """Return the root feeder of each feeder's tree [n_feeder]."""
         return self._climb()[1]
 
     def _climb(self) -> tuple[I32, I32]:
-        """(depth, root); each step doubles the way that was gone, so a long chain takes few."""
+        """Return (depth, root); each step doubles the distance covered, so a long chain takes few."""
         is_root = self.parent_of_feeder < 0
         depth = (~is_root).astype(np.int32)
         at = np.where(is_root, np.arange(len(is_root)), self.parent_of_feeder).astype(np.int32)
@@ -335,21 +368,21 @@ class Site:
         return depth, at
 
     def racks_below(self, feeder: int) -> I32:
-        """Racks that this feeder reaches, ascending."""
+        """Return the racks that this feeder reaches, ascending."""
         _, racks = self.below_feeder()
         found = [racks.of_row(f) for f in self.subtree(feeder)]
         return cast(I32, np.unique(np.concatenate(found)))
 
 
 def _grouped(row: I32, member: I32, n: int) -> Relation:
-    """Pairs, sorted by member, as rows."""
+    """Return pairs, sorted by member, as rows."""
     start = np.zeros(n + 1, np.int32)
     start[1:] = np.cumsum(np.bincount(row, minlength=n))
     return Relation(start, member[np.argsort(row, kind="stable")])
 
 
 def _number(tail: str, head: str) -> int | None:
-    """The number after `head`, as `name` writes it; None for anything else."""
+    """Return the number after `head`, as `name` writes it; None for another text."""
     digits = tail[len(head) :]
     if not tail.startswith(head) or not (digits.isascii() and digits.isdigit() and len(digits) <= 9):
         return None
@@ -366,7 +399,7 @@ def _segment_sum(values: F32 | F64, start: I32) -> F64:
 
 
 def _local_names(paths: list[str], others: Iterable[str] = ()) -> dict[str, int]:
-    """Every path and each suffix that is unique, also among `others`; -1 marks an ambiguous suffix."""
+    """Return every path and each unique suffix, also among `others`; -1 marks an ambiguous suffix."""
     found = {suffix: -1 for path in others for suffix in _suffixes(path)}
     for i, path in enumerate(paths):
         for suffix in _suffixes(path):

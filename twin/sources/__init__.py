@@ -1,4 +1,4 @@
-"""Ledger of sources: what each one sent, and what of it was not used and why, live and in a replay."""
+"""Ledger of sources: the data of each source, used and unused, with reasons, live and in a replay."""
 
 import lazy_loader
 

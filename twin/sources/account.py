@@ -1,4 +1,4 @@
-"""Account of one source: how much it sent and when, its clock, and what of it was not used and why."""
+"""Account of one source: amount and time of its data, its clock, and the unused data with reasons."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ LATE_PU, LATE_OVER = 0.02, 500  # share of so many of the latest messages from w
 _VARIABLE = re.compile(r"'[^']*'|\"[^\"]*\"|[\w./-]*\d[\w./-]*")
 
 REMEDIES: dict[str, str] = {
-    "bad": "look at its publisher: docs/telemetry.md says what is expected of each source",
-    "dropped": "it sends more than is taken: send less often, or raise `broker.queue_messages`",
-    "failed": "look whether it runs and whether its host answers",
+    "bad": "check its publisher: docs/telemetry.md says what is expected of each source",
+    "dropped": "it sends more than the daemon accepts: send less often, or raise `broker.queue_messages`",
+    "failed": "check that it runs and that its host answers",
     "late": "look for a second publisher of the same signals, a slow path, or a clock that was set back",
     "clock": "synchronise that host by NTP (`chronyc tracking`, `timedatectl`)",
-    "delay": "look at the load of its publisher, its network and the broker: readings are as old as that",
+    "delay": "check the load of its publisher, its network and the broker: readings arrive that late",
     "range": "compare the unit of that signal in the mapping with what the publisher sends",
 }
 
@@ -256,7 +256,7 @@ class SourceAccount:
         if offset_s is None or -AHEAD_S <= offset_s <= BEHIND_S:
             return
         side = "ahead of" if offset_s < 0 else "behind"
-        why = f"its stamps are {duration(abs(offset_s))} {side} our clock"
+        why = f"its timestamps are {duration(abs(offset_s))} {side} our clock"
         if self.clock.back_ns:
             why += f"; {COUNTED}"
         elif offset_s > 0:
@@ -274,7 +274,7 @@ class SourceAccount:
             return
         lately = list(self._delays)[-STEADY:]
         if min(lately) >= self._usual_s + SLOWER_S and max(lately) - min(lately) <= ALIKE_S:
-            why = f"its messages come {duration(delay_s)} after their stamps, later than they used to"
+            why = f"its messages arrive {duration(delay_s)} after their timestamps, later than usual"
             self.note(UnusedLine("clock", "delay", why, REMEDIES["delay"], ""), 1, now_ns)
 
     def wrong_clock(self, now_ns: int) -> str | None:
@@ -327,7 +327,7 @@ class SourceAccount:
 
     def tells_time(self) -> bool:
         """Return True if its readings bear stamps of its own, as far as can be seen."""
-        # What we ask for, and what has no stamp, is stamped by us
+        # A reading that we ask for, or without a stamp, gets our stamp
         return not self.answers and (self.clock.found_ns > 0 or any(self._delays))
 
     def sends(self, now_ns: int) -> bool:
@@ -370,7 +370,7 @@ class SourceAccount:
                 self.ledger.poll(item.table, signals, run, poll_s)
 
     def _claim(self, items: Sequence[Item], now_ns: int) -> int:
-        """Write down which cells this source carries; how many it brought."""
+        """Write down the cells that this source carries. Return their number."""
         if now_ns - self._claimed_ns >= CLAIM_S * NS or len(self.claims) > MAX_CLAIMS:
             self.claims.clear()
             self._claimed_ns = now_ns

@@ -20,7 +20,7 @@ import numpy as np
 
 from twin.catalogue import NS, find_signal
 from twin.contracts import Item
-from twin.telemetry import Block, FaultReported, Reading
+from twin.telemetry import Block, FaultReported, JobStarted, Reading
 
 GROWTH_NS = NS  # of a delay beyond the time that passed: stamps in whole seconds, jitter; source: estimate
 NEAR_NS = 2 * NS  # a stamp that is nearer to its arrival needs no correction
@@ -345,9 +345,11 @@ def _differs(item: Reading | Block, before: Reading | Block) -> bool:
 
 
 def moved(item: Item, by_ns: int, now_ns: int) -> Item:
-    """A reading, block or fault with a later instant, at most now; any other item as it is."""
+    """A reading, block, fault or start with a later instant, at most now; any other item as it is."""
     if isinstance(item, FaultReported) and item.at_ns:
         return msgspec.structs.replace(item, at_ns=min(item.at_ns + by_ns, now_ns))
+    if isinstance(item, JobStarted) and item.started_ns > 0:
+        return msgspec.structs.replace(item, started_ns=min(item.started_ns + by_ns, now_ns))
     if isinstance(item, Reading):
         return item._replace(t_ns=min(item.t_ns + by_ns, now_ns))
     if isinstance(item, Block):

@@ -1,4 +1,4 @@
-"""Ledger of sources: what each one sent, what became of it, and what of the site it carries.
+"""Ledger of sources: the data that each source sent, its use, and the entities that the source covers.
 
 A source is whoever publishes or is asked: an agent, a branch of the BMS, a topic tree, a scraped exporter, a
 BMC, Slurm, Kubernetes, a file. Whatever arrives and is not used has a line under its source: a count, the
@@ -199,7 +199,7 @@ class SourceLedger:
                 self._carriers[key] = number[np.clip(column, -1, len(sources))]
 
     def offsets_ns(self) -> dict[str, int]:
-        """By how much the clocks of sources are behind, of those that are."""
+        """Offsets of the source clocks that are behind."""
         return {a.name: a.clock.back_ns for a in self._numbered if a.clock.back_ns}
 
     def resume_offsets(self, back_ns: Mapping[str, int]) -> None:

@@ -1,4 +1,4 @@
-"""Rows at any instants on one regular grid: the step that they come at, bins, what a bin without rows means.
+"""Regular grid of rows at any instants: its step, its bins, and the meaning of an empty bin.
 
 Rows that come once a step lie on the nearest point of the grid, so that a clock that jitters loses none. All
 others are put into bins [t, t + step) that begin at local midnight of the first day.
@@ -237,7 +237,7 @@ def check_size(name: str, grid: SampleGrid, t_ns: I64, zone: str) -> int:
 
 
 def blank(values: F64, first: int, grid: SampleGrid, spans: Sequence[tuple[int, int]]) -> list[int]:
-    """Make gaps of the rows of `values` [n_time, n] that spans [from_ns, to_ns) touch; how many, per span."""
+    """Make gaps of rows of `values` [n_time, n] that spans [from_ns, to_ns) touch. Count them per span."""
     touched = []
     begin = grid.t_ns(first) + np.arange(len(values)) * grid.step_ns
     end = begin + (1 if grid.is_sampled else grid.step_ns)

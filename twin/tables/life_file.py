@@ -1,4 +1,4 @@
-"""Life files: recorded lives of devices in the forms in which they are published, as one life log.
+"""Life files: recorded lives of devices in published formats, as one life log.
 
 The head line tells the form: the general CSV (`asset,position,begin,end,class`), Titan's GPUs, LANL's nodes,
 Grid'5000's nodes, disks with enclosure and slot, or the faults of servers that `fault_log_file` reads. All
@@ -104,7 +104,7 @@ def read_lives(path: Path, nodes: int | None = None) -> LivesRead:
 
 
 def form_of(head: str) -> str:
-    """The form that a head line tells; empty: none."""
+    """The format that a header line declares; "" for none."""
     words = [word.strip() for word in head.split(",")]
     if head[:1] in "[{":
         return "faults"
@@ -303,7 +303,7 @@ def _whole(word: str, line: int, column: str, lives: _Lives) -> int:
 def _serve(
     lives: _Lives, name: str, begin_d: float, until_d: float, outages: list[tuple[float, float, str, int]]
 ) -> int:
-    """Stays of a device at one place between its outages; how many began during another."""
+    """Add the stays of a device between its outages. Return the number of outages that overlap."""
     doubles, up_d = 0, begin_d
     for start_d, end_d, kind, line in sorted(outages):
         if start_d < up_d:
@@ -483,7 +483,7 @@ def _check_stays(lives: _Lives) -> None:
 def _stays_of(
     lives: _Lives, assets: dict[str, int], asset: np.ndarray, begin: np.ndarray, end: np.ndarray
 ) -> tuple[list[tuple[int, float, str]], int]:
-    """(stay, day, class) of each fault that fell into a stay of its device; how many did not."""
+    """(stay, day, class) of each fault in a stay of its device, and the number of other faults."""
     by_asset: dict[int, list[int]] = {}
     for i, a in enumerate(asset.tolist()):
         by_asset.setdefault(a, []).append(i)

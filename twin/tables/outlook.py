@@ -1,4 +1,4 @@
-"""Outlooks from files: the values to come of a series, as the body of a request to the daemon."""
+"""Outlooks from files: future values of a series as the body of a request to the daemon."""
 
 from __future__ import annotations
 

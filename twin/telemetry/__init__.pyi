@@ -59,7 +59,13 @@ from .frame import Counts as Counts, Frame as Frame, TableUpdate as TableUpdate
 from .freshness import STALE_PERIODS as STALE_PERIODS, Freshness as Freshness
 from .history import SignalHistory as SignalHistory
 from .inbox import Inbox as Inbox
-from .jobs import DURATIONS as DURATIONS, KINDS as KINDS, TOLD as TOLD, JobSlots as JobSlots
+from .jobs import (
+    DURATIONS as DURATIONS,
+    KINDS as KINDS,
+    TOLD as TOLD,
+    JobSlots as JobSlots,
+    start_fault as start_fault,
+)
 from .observation_gaps import ago_d as ago_d, noted as noted, nothing as nothing, watched_ns as watched_ns
 from .reading import (
     ELSEWHERE as ELSEWHERE,

@@ -1,4 +1,4 @@
-"""Cadence: how often messages really come, learned per group of rows that arrive together and per entity.
+"""Cadence: learned message intervals, per group of rows that arrive together and per entity.
 
 Kept of each: the two longest gaps of this block of readings and of the block before, the usual gap, how late
 readings arrive, and the share of readings that repeat the value before. The second longest gap of one to two
@@ -65,7 +65,7 @@ class Cadence:
         return {name: getattr(self, name) for name in _ARRAYS}
 
     def restore(self, arrays: Mapping[str, Any], n_groups: int) -> None:
-        """Take over what `arrays` gave; what a version before did not have is learned again."""
+        """Restore the state from `arrays`; missing values of an earlier version are learned again."""
         known = Cadence(self.n, n_groups).arrays() | (dict(arrays) if "usual_s" in arrays else {})
         for name in _ARRAYS:
             setattr(self, name, np.array(known[name]))
@@ -79,7 +79,8 @@ class Cadence:
         return out
 
     def split(self, parent: int) -> None:
-        """A part of a group arrives on its own from now on: a last group that begins with what is known."""
+        """Split a part of a group that now arrives separately: the last group begins with the known
+        cadence."""
         for name in _ARRAYS:
             array = getattr(self, name)
             setattr(self, name, np.concatenate([array, array[..., parent : parent + 1, :]], axis=-2))
@@ -106,7 +107,7 @@ class Cadence:
         return poll_s
 
     def learn(self, group: int, heard_ns: I64, arrived: Arrivals, now_ns: int, paused_ns: int) -> int:
-        """Take in messages after those at `heard_ns` [n].
+        """Learn from messages after those at `heard_ns` [n].
 
         Returns how many gaps were learned: none of a first message, nor across a pause.
         """
@@ -143,6 +144,7 @@ class Cadence:
         return np.asarray(longest > IRREGULAR * self.usual_s[group], np.bool_)
 
     def on_change(self, group: int) -> Bool:
-        """Return the entities that send this group when it changes: irregularly, hardly ever alike [n]."""
+        """Return the entities that send this group on change: irregularly, hardly ever with equal values
+        [n]."""
         out = self.known(group) & (self.repeats[group] <= MOST_REPEATS)
         return np.asarray(out & self.irregular(group), np.bool_)

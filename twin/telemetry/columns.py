@@ -73,11 +73,11 @@ class ColumnSpec:
     merge: Literal["max", "sum"] = "max"
 
     def shape(self, sizes: Sizes) -> tuple[int, ...]:
-        """Lengths of the column."""
+        """Return the shape of the column."""
         return tuple([x if isinstance(x, int) else sizes[x] for x in (*self.lead, self.table, *self.trail)])
 
     def fresh(self, sizes: Sizes, owner: object = None) -> np.ndarray:
-        """The column as it begins."""
+        """Return the initial column."""
         shape = self.shape(sizes)
         fill = getattr(owner, self.fill) if isinstance(self.fill, str) else self.fill
         if not isinstance(fill, np.ndarray) and fill == 0:
@@ -92,7 +92,7 @@ class ColumnSpec:
         array[at] = getattr(owner, self.fill)[at] if isinstance(self.fill, str) else self.fill
 
     def move(self, old: np.ndarray, new: np.ndarray, old_of_new: I32) -> None:
-        """Copy what is kept of another site's column into a fresh one."""
+        """Copy the kept entities of another site's column into an initial one."""
         before: tuple[Any, ...] = (slice(None),) * len(self.lead)
         kept = np.flatnonzero(old_of_new >= 0)
         new[(*before, kept)] = old[(*before, old_of_new[kept])]
@@ -118,11 +118,11 @@ class ScalarSpec:
     default: Any
 
     def fresh(self) -> Any:
-        """The value as it begins."""
+        """Return the initial value."""
         return copy.deepcopy(self.default)
 
     def read(self, value: Any) -> Any:
-        """A value of a snapshot, of the type of the default."""
+        """Return a value of a snapshot, in the type of the default."""
         kind = type(self.default)
         if isinstance(self.default, bool | int | float | str):
             return kind(value)
@@ -136,15 +136,15 @@ class EntriesSpec:
     table: str
 
     def dump(self, entries: Mapping[Any, Any]) -> list[list[Any]]:
-        """Rows [*key, value]."""
+        """Return rows [*key, value]."""
         return [[*((key,) if self.table else key), value] for key, value in entries.items()]
 
     def read(self, rows: Any) -> dict[Any, Any]:
-        """Entries of such rows."""
+        """Return the entries of such rows."""
         return {row[0] if self.table else tuple(row[:-1]): row[-1] for row in rows}
 
     def moved(self, entries: Mapping[Any, Any], old_of_new: OldOfNew, table: str) -> dict[Any, Any]:
-        """The entries of entities that stay, on another site; `table` is the one of plain keys."""
+        """Return the entries of kept entities on another site; `table` is the one of plain keys."""
         out, places = {}, dict[str, I32]()
         for key, value in entries.items():
             of, index = (table, key) if self.table else key[:2]
@@ -184,12 +184,12 @@ class RecordsSpec:
     was: str = ""
 
     def dump(self, records: Mapping[Any, Any]) -> list[list[Any]]:
-        """Rows of plain values, in the order of the fields."""
+        """Return rows of plain values, in the order of the fields."""
         names = [field.name for field in fields(self.kind)]
         return [[getattr(record, name) for name in names] for record in records.values()]
 
     def read(self, rows: Sequence[Sequence[Any]]) -> dict[Any, Any]:
-        """The records of such rows; a field that an earlier version did not have takes its default."""
+        """Return the records of such rows; a field that an earlier version lacks takes its default."""
         kinds = [get_origin(hint) or hint for hint in get_type_hints(self.kind).values()]
         records = [self.kind(*(k(v) for k, v in zip(kinds, row, strict=False))) for row in rows]
         return {getattr(record, self.key): record for record in records}
@@ -200,7 +200,7 @@ class RecordsSpec:
                 del records[key]
 
     def moved(self, records: Mapping[Any, Any], old_of_new: OldOfNew) -> dict[Any, Any]:
-        """Copies for another site, without those of entities that it lacks."""
+        """Return copies for another site, without those of entities that it lacks."""
         out: dict[Any, Any] = {}
         for record in records.values():
             source = old_of_new.get(getattr(record, "table", ""))
@@ -303,7 +303,7 @@ class EntityState:
                 setattr(self, name, {})
 
     def derive(self) -> None:
-        """Renew what follows from the kept state, after it was restored, moved or lost an entity."""
+        """Recompute derived state after a restore, a move or the loss of an entity."""
 
     def _of(self, spec: ColumnSpec | EntriesSpec) -> str:
         return self.table if spec.table == OWN else spec.table
@@ -317,7 +317,7 @@ class EntityState:
         ]
 
     def dump(self) -> dict[str, Any]:
-        """Everything that is kept, for a snapshot or a checksum."""
+        """Return the whole state, for a snapshot or a checksum."""
         out: dict[str, Any] = {}
         for name, spec in self.declared.items():
             value = getattr(self, name)
@@ -331,7 +331,7 @@ class EntityState:
         return out
 
     def restore(self, data: Mapping[str, Any]) -> None:
-        """Take over what `dump` gave; what it lacks, or has in another shape, begins as new."""
+        """Restore the state from `dump`; missing arrays, and those of another shape, are initial."""
         if not isinstance(data, Mapping):
             return  # of a version that wrote it otherwise
         for name, spec in self.declared.items():
@@ -377,7 +377,7 @@ class EntityState:
                     columns[key] = np.array(array, fresh.dtype)
 
     def forget(self, table: str, entity: int) -> None:
-        """Another device sits in this slot: what was kept of the old one is not true of it."""
+        """Clear the slot of a new device."""
         for name, spec in self.declared.items():
             if isinstance(spec, ColumnSpec) and self._of(spec) == table:
                 spec.clear(getattr(self, name), entity, self)
@@ -396,7 +396,8 @@ class EntityState:
         self.derive()
 
     def adopt(self, old: Self, old_of_new: OldOfNew) -> None:
-        """Take over what the same object held on another site; what is of no table there begins as new."""
+        """Take over the state of the same object on another site; arrays without a table there are
+        initial."""
         for name, spec in self.declared.items():
             if isinstance(spec, ScalarSpec):
                 setattr(self, name, copy.deepcopy(getattr(old, name)))
@@ -442,7 +443,7 @@ class RareState(EntityState):
     """Columns of OWN that few entities have other than zeros: a snapshot holds those entities alone."""
 
     def dump(self) -> dict[str, Any]:
-        """Everything that is kept, for a snapshot or a checksum."""
+        """Return the whole state, for a snapshot or a checksum."""
         out = super().dump()
         names = [k for k, spec in self.declared.items() if isinstance(spec, ColumnSpec)]
         some = np.zeros(self.sizes[OWN], np.bool_)
@@ -476,7 +477,7 @@ class PackedState(EntityState):
         super().__init__({"cell": ends[-1]}, "cell")
 
     def dump(self) -> dict[str, Any]:
-        """Everything that is kept, with the layout."""
+        """Return the whole state, with the layout."""
         return super().dump() | {"rows": [[name, at.stop - at.start] for name, at in self.cells.items()]}
 
     def restore(self, data: Mapping[str, Any]) -> None:
@@ -486,7 +487,7 @@ class PackedState(EntityState):
             super().restore(data)
 
     def forget(self, table: str, entity: int) -> None:
-        """Another device sits in this slot: its row of each piece begins as new."""
+        """Reset the slot of a new device in each piece."""
         for name, of in self.tables.items():
             if of == table:
                 super().forget("cell", self.cells[name].start + entity)
@@ -557,7 +558,7 @@ class SparseState(EntityState):
                 setattr(self, name, getattr(self, name)[..., mask])
 
     def find(self, index: I32) -> tuple[I64, Bool]:
-        """(place of each of these entities among the rows, whether it has one) [k]."""
+        """Return (place of each of these entities among the rows, mask of those with a row) [k]."""
         at = np.searchsorted(self.index, index)
         if not len(self.index):
             return at, np.zeros(len(index), np.bool_)
@@ -565,7 +566,7 @@ class SparseState(EntityState):
         return at, np.asarray(self.index[at] == index, np.bool_)
 
     def dump(self) -> dict[str, Any]:
-        """Everything that is kept, for a snapshot or a checksum."""
+        """Return the whole state, for a snapshot or a checksum."""
         return super().dump() | {"index": self.index} | {name: getattr(self, name) for name in self.cells}
 
     def restore(self, data: Mapping[str, Any]) -> None:
@@ -580,7 +581,7 @@ class SparseState(EntityState):
         super().restore(data)
 
     def forget(self, table: str, entity: int) -> None:
-        """Another device sits in this slot: its row is dropped."""
+        """Drop the row of a replaced device."""
         if table == self.table:
             self.keep(self.index != entity)
         super().forget(table, entity)
@@ -605,7 +606,7 @@ def fresh_ring(ring: RingSpec, sizes: Sizes) -> tuple[np.ndarray, I64]:
 
 
 def in_order(values: np.ndarray, t_ns: np.ndarray) -> tuple[I64, np.ndarray]:
-    """(instants [k], values [k, n]) of the filled slots of a ring, oldest first."""
+    """Return (instants [k], values [k, n]) of the filled slots of a ring, oldest first."""
     order = np.argsort(t_ns, kind="stable")[int(np.count_nonzero(t_ns == 0)) :]
     return t_ns[order], values[order]
 
@@ -613,7 +614,8 @@ def in_order(values: np.ndarray, t_ns: np.ndarray) -> tuple[I64, np.ndarray]:
 def pushed(
     memory: Mapping[str, np.ndarray], name: str, values: np.ndarray, now_ns: int
 ) -> dict[str, np.ndarray]:
-    """The two entries of a ring of a policy's memory with one more column, for `memory | pushed(...)`."""
+    """Return the two entries of a ring of a policy's memory with one more column, for `memory |
+    pushed(...)`."""
     ring, t_ns = np.array(memory[name]), np.array(memory[f"{name}_ns"])
     at = int(np.argmin(t_ns))
     ring[at], t_ns[at] = values, now_ns
@@ -633,6 +635,7 @@ class Columns:
         self.scalars = {k: ColumnSpec(v) if isinstance(v, str) else v for k, v in (scalars or {}).items()}
         self.rings = dict(rings or {})
         self.columns: dict[str, ColumnSpec] = {}
+        self._laid: tuple[Sizes, list[tuple[str, tuple[int, ...], np.dtype[Any]]]] | None = None
         names: list[str] = [*self.scalars, *self.rings, *(f"{name}_ns" for name in self.rings)]
         for table, columns in tables.items():
             names += columns
@@ -645,12 +648,12 @@ class Columns:
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """Tables of which anything is kept."""
+        """Return the tables with columns."""
         some = (*(c.table for c in self.columns.values()), *(r.table for r in self.rings.values()))
         return tuple(dict.fromkeys(some))
 
     def fresh(self, sizes: Sizes) -> dict[str, np.ndarray]:
-        """The memory as it begins."""
+        """Return the initial memory."""
         out = {name: spec.fresh(sizes) for name, spec in self.columns.items()}
         out |= {name: np.array(spec.fill, spec.dtype) for name, spec in self.scalars.items()}
         for name, ring in self.rings.items():
@@ -660,13 +663,16 @@ class Columns:
     def checked(
         self, memory: Mapping[str, Any], sizes: Sizes, kept: Mapping[str, np.ndarray] | None = None
     ) -> dict[str, np.ndarray]:
-        """Arrays of our own with what a policy gave back. Raises ContractError for others than declared.
+        """Return own arrays with the values that a policy returned. Raises ContractError for undeclared
+        ones.
 
         Taken as they are, and not copied: read-only views of the arrays `kept` that it was given, and arrays
         that it made read-only itself.
         """
         kept, out = kept or {}, dict[str, np.ndarray]()
-        for name, shape, dtype in self._layout(sizes):
+        if self._laid is None or self._laid[0] != sizes:
+            self._laid = dict(sizes), list(self._layout(sizes))
+        for name, shape, dtype in self._laid[1]:
             given = memory.get(name)
             if name in self.scalars and isinstance(given, bool | int | float | np.generic):
                 given = np.array(given)
@@ -683,7 +689,7 @@ class Columns:
         return out
 
     def _layout(self, sizes: Sizes) -> Iterator[tuple[str, tuple[int, ...], np.dtype[Any]]]:
-        """(name, shape, type) of all arrays of the memory."""
+        """Return (name, shape, type) of all arrays of the memory."""
         for name, spec in self.columns.items():
             yield name, spec.shape(sizes), np.dtype(spec.dtype)
         for name, spec in self.scalars.items():
@@ -693,7 +699,7 @@ class Columns:
             yield f"{name}_ns", (ring.slots,), np.dtype(np.int64)
 
     def restored(self, data: Mapping[str, Any], sizes: Sizes) -> dict[str, np.ndarray]:
-        """The memory of a snapshot; what it lacks, or has in another shape, begins as new."""
+        """Return the memory of a snapshot; missing arrays, and those of another shape, are initial."""
         out = self.fresh(sizes)
         for name, expected in out.items():
             spec = self.columns.get(name) or self.scalars.get(name)
@@ -704,20 +710,26 @@ class Columns:
                 out[name] = np.array(value, expected.dtype)
         return out
 
-    def forget(self, memory: Mapping[str, np.ndarray], table: str, entity: int) -> None:
-        """Another device sits in this slot: its row begins as new, in place."""
-        for name, spec in self.columns.items():
-            if spec.table == table:
-                memory[name].flags.writeable = True  # the policy may have given it away read-only
+    def forget(self, memory: dict[str, np.ndarray], table: str, entity: int) -> None:
+        """Reset the row of a new device.
+
+        An array that the policy made read-only is copied first: it may be that of a site, or of two columns.
+        """
+        some: dict[str, ColumnSpec | RingSpec] = {**self.columns, **self.rings}
+        for name, spec in some.items():
+            if spec.table != table:
+                continue
+            if not memory[name].flags.writeable:
+                memory[name] = memory[name].copy()
+            if isinstance(spec, RingSpec):
+                memory[name][:, entity] = spec.fill
+            else:
                 spec.clear(memory[name], entity)
-        for name, ring in self.rings.items():
-            if ring.table == table:
-                memory[name][:, entity] = ring.fill
 
     def moved(
         self, memory: Mapping[str, np.ndarray], old_of_new: OldOfNew, sizes: Sizes
     ) -> dict[str, np.ndarray]:
-        """The memory on a changed site; new entities begin as new."""
+        """Return the memory on a changed site; new entities have initial values."""
         out = self.fresh(sizes)
         for name, spec in self.columns.items():
             spec.move(memory[name], out[name], old_of_new[spec.table])

@@ -1,4 +1,4 @@
-"""Events: what happened, beside the measured values; each is recorded in the trace and replayed as it was.
+"""Events: changes beside the measured values. The trace records each event, and a replay repeats it.
 
 A frame carries them in order of arrival. An event with an `id` counts once, however often it is delivered.
 Entities are named by full path, never by index. Imports msgspec only.
@@ -68,7 +68,7 @@ class CommandAcked(_Event, frozen=True):
 
 
 class OperatorRequest(_Event, frozen=True):
-    """A person asks that a control of some entities lies in [lo, hi] until `expires_ns` (0: no end)."""
+    """A request of a person to keep a control of some entities in [lo, hi] until `expires_ns` (0: no end)."""
 
     author: str
     control: str
@@ -81,14 +81,14 @@ class OperatorRequest(_Event, frozen=True):
 
 
 class RequestWithdrawn(_Event, frozen=True):
-    """The operator takes back the request with this id."""
+    """The operator withdraws the request with this id."""
 
     author: str
     request: str
 
 
 class Approved(_Event, frozen=True):
-    """An operator lets a policy in `approve` act for a while on these entities (none named: all)."""
+    """An operator lets a policy in `approve` act for a limited time on these entities (none named: all)."""
 
     author: str
     policy: str
@@ -99,14 +99,14 @@ class Approved(_Event, frozen=True):
 
 
 class ApprovalWithdrawn(_Event, frozen=True):
-    """The operator takes back the approval with this id."""
+    """The operator withdraws the approval with this id."""
 
     author: str
     approval: str
 
 
 class Held(_Event, frozen=True):
-    """Freeze the site: no new values, running leases renewed unchanged, protective moves still pass."""
+    """Freeze the site: no new values, running leases renewed unchanged, protective commands still pass."""
 
     author: str
     reason: str = ""
@@ -134,7 +134,7 @@ class AuthorityChanged(_Event, frozen=True):
 
 
 class PluginRestored(_Event, frozen=True):
-    """A suspended plug-in is run again, as it was mended or the daemon restarted."""
+    """A suspended plug-in runs again, after a repair or a restart of the daemon."""
 
     plugin: str
 
@@ -154,7 +154,7 @@ class EpochChanged(_Event, frozen=True):
 
 
 class JobStarted(_Event, frozen=True):
-    """A job took its nodes. `coupling` says whether its slowest member sets the pace."""
+    """A job took its nodes. `coupling` is True if its slowest member sets the pace."""
 
     job: str
     nodes: tuple[str, ...]
@@ -167,15 +167,17 @@ class JobStarted(_Event, frozen=True):
     queue: str = ""
     """Partition of Slurm, or queue of Kueue; "": none."""
     storage: str = ""
-    """File system that it saves to, as it or its label says; "": nobody says."""
+    """File system that it saves to, as stated by it or its label; "" if unknown."""
     time_limit_s: float = 0.0
     """0: no limit is known."""
     checkpoint_interval_s: float = 0.0
     checkpoint_save_s: float = 0.0
     checkpoint_restart_s: float = 0.0
-    """What the job says of its own checkpoints; 0: nothing."""
+    """Checkpoint times of the job, as stated by it or its labels; 0: not stated."""
     lease_s: float = 0.0
-    """It registered itself, and is over when its client has not asked for so long; 0: a scheduler ends it."""
+    """A job that registered itself is over when its client is silent for so long; 0: a scheduler ends it."""
+    started_ns: int = 0
+    """Start that the scheduler reports; 0: unknown. A job that is moved or resized keeps its start."""
 
 
 class JobEnded(_Event, frozen=True):
@@ -186,7 +188,7 @@ class JobEnded(_Event, frozen=True):
 
 
 class CheckpointTold(_Event, frozen=True):
-    """A job says of its own saves, through whatever wire; 0: it says nothing of that.
+    """A job's report on its own saves, through any wire; 0: not reported.
 
     `began_ns` is when the save began whose state it holds now in this tier: a durable one outlives its nodes,
     one in memory outlives its process. `save_s` from the begin until the save was done, `block_s` of it
@@ -210,7 +212,7 @@ class CheckpointTold(_Event, frozen=True):
 
 
 class MaintenanceBegun(_Event, frozen=True):
-    """People work on these entities and all below them: no alarms, no commands, no learning till then."""
+    """Maintenance of these entities and all below them: no alarms, commands or learning until its end."""
 
     author: str
     table: str
@@ -220,14 +222,14 @@ class MaintenanceBegun(_Event, frozen=True):
 
 
 class MaintenanceEnded(_Event, frozen=True):
-    """The maintenance window with this id is over before its time."""
+    """The maintenance window with this id ended early."""
 
     author: str
     window: str
 
 
 class EntityReplaced(_Event, frozen=True):
-    """Another device sits in this slot: what belongs to the old serial's history is closed."""
+    """Another device is in this slot: the history of the old serial is closed."""
 
     table: str
     name: str
@@ -235,7 +237,7 @@ class EntityReplaced(_Event, frozen=True):
 
 
 class NodeTested(_Event, frozen=True):
-    """A site's own test of a node ended: burn-in evidence. `began_ns` and `ended_ns` say when it ran.
+    """A site's own test of a node ended: burn-in evidence. `began_ns` and `ended_ns` give its time.
 
     `passed` is None where it could not be run, or not to its end: that says nothing of the node.
     """
@@ -249,7 +251,7 @@ class NodeTested(_Event, frozen=True):
 
 
 class NodeRepaired(_Event, frozen=True):
-    """A person says that a node was repaired; what it needs now is a test, not another repair."""
+    """A person reports a repair of a node, which next needs a test and no other repair."""
 
     author: str
     name: str
@@ -265,7 +267,7 @@ class IdentityTold(_Event, frozen=True):
 
 
 class PollPeriodChanged(_Event, frozen=True, tag="PeriodTold"):  # as traces have it
-    """A source that polls says how often it asks for these signals of these entities, in seconds."""
+    """A polling source reports its period for these signals of these entities, in seconds."""
 
     table: str
     signals: tuple[str, ...]
@@ -296,7 +298,7 @@ class BudgetGranted(_Event, frozen=True):
 
 
 class LoadTargetSet(_Event, frozen=True):
-    """Somebody outside asks that a load stays at `limit_w` or below, from `start_ns` until `end_ns`.
+    """An outside party requests a load of at most `limit_w`, from `start_ns` until `end_ns`.
 
     0 is from now on, and until it is withdrawn. `feeders`: each of these on its own; none named: the site's
     racks together. `target` names it: a later one under the same name takes its place.
@@ -313,14 +315,14 @@ class LoadTargetSet(_Event, frozen=True):
 
 
 class LoadTargetWithdrawn(_Event, frozen=True):
-    """The load target with this name is taken back."""
+    """The load target with this name was withdrawn."""
 
     author: str
     target: str
 
 
 class OutlookTold(_Event, frozen=True):
-    """Values of a quantity at coming times, told from outside: a weather forecast, day-ahead prices, a plan.
+    """Future values of a quantity from outside: a weather forecast, day-ahead prices, a plan.
 
     `values` hold from `start_ns` on, each for `step_s` (None: unknown); `name` is the entity ("" = the site).
     A later outlook of the same quantity and entity replaces it.

@@ -1,4 +1,4 @@
-"""Ids of faults that were heard, so that one delivered again counts once, even after a storm of others.
+"""Fault ids: ids of known faults, so that a repeated delivery counts once, even after a storm.
 
 Kept as numbers in two generations: when the younger is full, the older is forgotten as a whole. Imports
 events.
@@ -40,7 +40,7 @@ class FaultIds:
         return self.hear_all([event])[0]
 
     def hear_all(self, events: Sequence[FaultReported]) -> list[Answer]:
-        """The same for many, in order of arrival."""
+        """Check many fault ids, in order of arrival."""
         try:  # in a storm there are thousands
             codes = [blake2b(e.id.encode(), digest_size=_WIDE).digest() for e in events]
             marks = [crc32(_text(e).encode()) for e in events]
@@ -67,7 +67,7 @@ class FaultIds:
         return "new"
 
     def dump(self) -> dict[str, NDArray[np.uint64]]:
-        """Everything, for a snapshot or a checksum: [k, 2] of each generation."""
+        """Return the whole state, for a snapshot or a checksum: [k, 2] of each generation."""
         return {name: _pairs(ids) for name, ids in (("young", self._young), ("old", self._old))}
 
     def restore(self, data: dict[str, NDArray[np.uint64]]) -> None:

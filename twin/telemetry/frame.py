@@ -53,7 +53,7 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """All input of one tick. `now_ns` is the nominal instant, `dt_s` the time since the frame before."""
+    """All input of one tick. `now_ns` is the nominal instant, `dt_s` the time since the previous frame."""
 
     tick: int
     now_ns: int
@@ -65,7 +65,7 @@ class Frame:
 
 
 class Partition:
-    """Rows of a table grouped by who reports them together: one instant per group and entity is exact.
+    """Rows of a table grouped by common reports: one instant per group and entity is exact.
 
     All rows begin in one group. A report of some rows splits the groups that it covers in part; groups are
     never merged. Thus times are per cell in meaning, and per source in cost.
@@ -77,7 +77,7 @@ class Partition:
         self._known: dict[bytes, tuple[int, ...]] = {}
 
     def resolve(self, rows: I32) -> tuple[tuple[int, ...], list[tuple[int, int]]]:
-        """(groups that make up exactly these rows, splits done as (parent, new group))."""
+        """Return (groups that make up exactly these rows, splits as (parent, new group))."""
         key = rows.tobytes()
         known = self._known.get(key)
         if known is not None:
@@ -100,7 +100,7 @@ class Partition:
         return groups, splits
 
     def copy(self) -> Partition:
-        """The same groups, free to split on its own."""
+        """Return a copy of the groups with independent splits."""
         out = Partition(len(self.group_of_row))
         out.restore(self.group_of_row, self.n_groups)
         return out
@@ -111,9 +111,9 @@ class Partition:
         self._known.clear()
 
     def size_of(self, group: int) -> int:
-        """The number of rows of a group."""
+        """Return the number of rows of a group."""
         return int(np.count_nonzero(self.group_of_row == group))
 
     def rows_of(self, group: int) -> I32:
-        """The rows of a group, ascending."""
+        """Return the rows of a group, ascending."""
         return np.flatnonzero(self.group_of_row == group).astype(np.int32)

@@ -1,4 +1,4 @@
-"""Freshness: the one rule that says for how long a reading is current.
+"""Freshness: the rule for how long a reading is current.
 
 A signal has a reporting period: the site's `periods_s`, else the one learned from the gaps between its
 messages (`cadence`), before that the one at which its source is polled or that of its peers, else the
@@ -34,7 +34,7 @@ LEAST_STALE_S = 30.0
 LEAST_SILENT_S = 6.0
 LEAST_LATE_S = 3.0  # ticks of a second and their jitter are no delay. source: estimate
 LEARNING_S = 900.0  # nor before its cadence is known: three times a report every 5 min
-# Of what was heard only once nobody knows how often it comes: its worst case waits for a usual scrape.
+# The period of a signal with a single reading is unknown: its worst case waits for a usual scrape.
 # source: estimate, Prometheus scrapes every 15 to 60 s
 FIRST_GAP_S = 60.0
 # A job reports when it saves, which is no cadence.
@@ -79,7 +79,7 @@ class Freshness:
             array.flags.writeable = False
 
     def row_of(self, signal: Signal) -> int:
-        """The row of a signal of this table."""
+        """Return the row of a signal of this table."""
         return signal.row + self.n_gauges if signal.kind == "counter" else signal.row
 
     def limits(self, row: int, group: int, cadence: Cadence) -> AgeLimits:

@@ -31,7 +31,7 @@ class Ring:
         self.filled = min(self.filled + 1, len(self.t_ns))
 
     def ordered(self) -> tuple[np.ndarray, F32]:
-        """(instants, values [n_kept, n]), oldest first."""
+        """Return (instants, values [n_kept, n]), oldest first."""
         order = (self.at - np.arange(self.filled)[::-1]) % len(self.t_ns)
         return self.t_ns[order], self.values[order]
 
@@ -49,13 +49,13 @@ class SignalHistory:
             self.rings[key] = Ring(signal, sizes.get(signal.table, 0), declared_s[key], step)
 
     def forget(self, table: str, entity: int) -> None:
-        """Another device sits in this slot: its past is not the old one's."""
+        """Clear the history of a replaced device."""
         for ring in self.rings.values():
             if ring.signal.table == table:
                 ring.values[:, entity] = np.nan
 
     def push(self, state: State) -> None:
-        """Take the current column of each declared signal; what is not known to be good is NaN."""
+        """Push the current column of each declared signal; values not known to be good are NaN."""
         for ring in self.rings.values():
             table = state.tables[ring.signal.table]
             value = table.value[ring.signal.row]

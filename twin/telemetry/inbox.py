@@ -1,4 +1,4 @@
-"""Inbox: arriving readings coalesce here until the tick cuts a frame.
+"""Inbox: merges arriving readings until the tick cuts a frame.
 
 Rejects readings older than the pending ones, clamps times from the future, reduces several readings within a
 tick by each signal's own rule, rounds to the quantum, and counts all of it. Bounded by the size of the site
@@ -60,12 +60,12 @@ class Inbox:
              "events_dropped"), 0)  # fmt: skip
 
     def resume(self, state: State) -> None:
-        """Go on from a restored state: its times reject what is older, its counters go on."""
+        """Resume from a restored state: its times reject older readings, and its counters continue."""
         for name, stage in self.stages.items():
             stage.resume(state.tables[name])
 
     def put_event(self, event: Event) -> bool:
-        """Queue an event for the next frame; False (and counted) when the queue is full."""
+        """Queue an event for the next frame; returns False and counts the event if the queue is full."""
         if len(self.events) >= MAX_EVENTS:
             self.counts["events_dropped"] += 1
             return False
@@ -145,7 +145,7 @@ class Inbox:
                 stage.first_ns[group, entity] = t_ns if anew else first_ns
             for cell in cells:
                 if cell.urgent_at is not None and cell.urgent_at <= number <= cell.high:
-                    # What lasts is urgent once: on the way in.
+                    # A value that lasts is urgent once: on the way in.
                     was = cell.urgent_at <= stage.value.item(cell.row, entity) <= cell.high
                     self.urgent = self.urgent or not was
                 if cell.urgent_drop_pu:
@@ -169,7 +169,8 @@ class Inbox:
         return min(t_ns, now_ns)
 
     def _merge(self, stage: Stage, group: int, layout: ReportLayout, arrival: _Arrival) -> None:
-        """A second arrival within the tick, or one that is older for some entities; of one group's rows.
+        """Merge a second arrival within the tick, or one that is older for some entities; of one group's
+        rows.
 
         Rejected cells of `values` become NaN, so that what was not accepted raises no alarm.
         """
@@ -211,7 +212,7 @@ class Inbox:
         stage.t_ns[group, entity] = t_ns
 
     def _count(self, stage: Stage, rows: I32, at: slice | I64, new: I64, t_ns: int, before: I64) -> None:
-        """Growth of counters since their last reading; resets and wraps are told apart by plausibility."""
+        """Count the growth since the last reading; plausibility tells resets from wraps."""
         cells: Any = (rows, at) if isinstance(at, slice) else np.ix_(rows, at)
         old = stage.raw[cells]
         gap_ns = stage.held_ns[cells] if stage.n_held else None
@@ -293,7 +294,7 @@ class Inbox:
                 self.urgent = kernels.falls(stage.value[row, at], values[k], share, low, high)
 
     def take(self, tick: int, now_ns: int, dt_s: float) -> Frame:
-        """Cut a frame: what arrived since the last one, quantised; then begin anew."""
+        """Return a frame of everything that arrived since the last one, quantised, and start an empty one."""
         updates: list[TableUpdate] = []
         counts: list[Counts] = []
         self.absurd.clear()
@@ -328,7 +329,8 @@ class Inbox:
         hits.fill(0)
 
     def _quantise(self, stage: Stage, rows: I32, entity: I32 | None, out: I32) -> None:
-        """Whole quanta of some rows into `out` [k, m]; what is missing, untrusted or absurd is counted."""
+        """Write whole quanta of some rows into `out` [k, m]; missing, untrusted and absurd values are
+        counted."""
         odd = np.empty((len(rows), 4), np.int64)
         limits = stage.per_quantum, stage.low, stage.high
         if not kernels.quantise(stage.value, rows, entity, *limits, out, odd, float(_UNTRUSTED)):
@@ -343,7 +345,7 @@ class Inbox:
             self.absurd.append((stage.signals[row], at, float(stage.value[row, at]), int(odd[k, 2])))
 
     def forget(self, table: str, entity: int) -> None:
-        """A slot has a new device: what the old one said, pending or before, counts no more."""
+        """Drop the pending and earlier readings of a replaced device."""
         stage = self.stages.get(table)
         if stage is not None and 0 <= entity < stage.n:
             stage.forget(entity)

@@ -11,15 +11,17 @@ from typing import Any, cast
 
 import numpy as np
 
-from twin.catalogue import F64, I8, I32, I64, NS, Bool
+from twin.catalogue import F64, I8, I32, I64, NS, Bool, clean
 from twin.telemetry.columns import EntityState, column, scalar
 from twin.telemetry.events import JobEnded, JobStarted
 
 KINDS = ("training", "inference", "batch", "unknown")
 REST_S = 600.0  # the longest lease on a job of the catalogue
+MAX_AHEAD_S = 60.0  # of a clock that is ahead of ours, before its start times are ignored; source: estimate
+MAX_RAN_S = 10 * 366 * 86_400.0  # the longest run of a job that is believed; source: estimate
 MAX_UNSLOTTED = 10_000  # jobs without a slot whose nodes are remembered
 TOLD = ("time_limit_s", "checkpoint_interval_s", "checkpoint_save_s", "checkpoint_restart_s", "lease_s")
-# What reports of a job are measurements of, each a column of its own; 0 = it never said so.
+# Reports of a job that are measurements, each a column of its own; 0 = it never said so.
 DURATIONS = (
     "checkpoint_save_s",
     "checkpoint_block_s",
@@ -29,7 +31,7 @@ DURATIONS = (
     "checkpoint_local_restart_s",
 )
 MEASURED = 5  # of which the estimate is the median. source: estimate
-# What only reports tell of a job: zeros at its start, and kept when it starts again in its slot.
+# Columns that only reports fill: zeros at a job's start, and kept when it starts again in its slot.
 REPORTED = (
     "checkpoint_block_s",
     "checkpoint_flush_s",
@@ -55,7 +57,8 @@ class JobSlots(EntityState):
     kind: I8 = column("job", "i1", KINDS.index("unknown"))
     synchronous: Bool = column("job", "?")
     floor_w: F64 = column("job", "f8")
-    started_ns: I64 = column("job", "i8")
+    started_ns: I64 = column("job", "i8")  # when we heard of it on these nodes
+    reported_start_ns: I64 = column("job", "i8")  # as its scheduler says; 0 = unknown
     freed_ns: I64 = column("job", "i8", -(2**62))
     # From the job's start; 0 where nothing was said.
     time_limit_s: F64 = column("job", "f8")
@@ -102,18 +105,27 @@ class JobSlots(EntityState):
         self.names, self.tenants, self.accounts = ([""] * n for _ in range(3))
         self.queues, self.storages = [""] * n, [""] * n
 
+    def running_since_ns(self, slots: Any) -> I64:
+        """Return the start of these jobs: as the scheduler reports it, else when they were first heard of."""
+        reported_ns = self.reported_start_ns[slots]
+        start_ns: I64 = np.where(reported_ns > 0, reported_ns, self.started_ns[slots])
+        return start_ns
+
     def start(self, event: JobStarted, nodes: list[int], unknown: int, now_ns: int) -> int | None:
         """Give the job a slot; None when all are taken or resting. A second start replaces the first.
 
-        A job that registered itself says nothing of the other nodes: they stay protected.
+        The second is no restart if it is on the same nodes and its scheduler reports a start from before the
+        first was heard. A job that registered itself says nothing of the other nodes: they stay protected. A
+        start time that `start_fault` refuses is ignored.
         """
         self.counts["unknown_nodes"] += unknown
         self.known |= not event.lease_s
         placed = np.unique(np.array(nodes, np.int32))
         self.unslotted.pop(event.job, None)
         slot = self.slot_of.get(event.job)
+        same = slot is not None and self._same_run(slot, event, placed)
         if slot is not None:
-            self.counts["restarted"] += 1
+            self.counts["restarted"] += not same
             self._unbind(slot)
         else:
             free = np.flatnonzero(~self.alive & (now_ns - self.freed_ns >= REST_S * NS))
@@ -133,7 +145,9 @@ class JobSlots(EntityState):
         self.kind[slot] = KINDS.index(event.kind)
         self.synchronous[slot] = event.coupling == "synchronous"
         self.floor_w[slot] = event.floor_w
-        self.started_ns[slot] = now_ns
+        if not same:
+            self.started_ns[slot] = now_ns
+        self.reported_start_ns[slot] = 0 if start_fault(event, now_ns) else min(event.started_ns, now_ns)
         for name in TOLD:
             getattr(self, name)[slot] = getattr(event, name)
         self.names[slot], self.tenants[slot] = event.job, event.tenant
@@ -145,7 +159,7 @@ class JobSlots(EntityState):
         return slot
 
     def end(self, event: JobEnded, now_ns: int) -> int | None:
-        """Free the job's slot; None (and counted) if no such job runs."""
+        """Free the job's slot; returns None (and counts) if no such job runs."""
         slot = self.slot_of.pop(event.job, None)
         if slot is None:
             self.counts["unknown_ended"] += 1
@@ -157,15 +171,33 @@ class JobSlots(EntityState):
         self.queues[slot] = self.storages[slot] = ""
         return slot
 
+    def _same_run(self, slot: int, event: JobStarted, nodes: I32) -> bool:
+        """Return True if an event repeats the start of the run in this slot."""
+        before = 0 < event.started_ns <= int(self.started_ns[slot])
+        return before and np.array_equal(self.nodes[slot], nodes)
+
+    def slot_named(self, name: str) -> int | None:
+        """Return the slot of a running job by its name, with or without `job:` in front; None if it does
+        not run.
+
+        The scheduler's own number (`101` for `slurm:demo:101`) is enough where only one job has it.
+        """
+        own = name.removeprefix("job:")
+        slot = self.slot_of.get(name, self.slot_of.get(own))
+        if slot is None and own:
+            found = [s for job, s in self.slot_of.items() if job.endswith(f":{own}")]
+            slot = found[0] if len(found) == 1 else None
+        return slot
+
     def shown(self, slot: int) -> str:
-        """A job as people know it, `job:4711`: slots are for us; "" for a slot where none runs."""
+        """Return the public name of a job, `job:4711`; "" for a free slot."""
         return f"job:{self.names[slot]}" if 0 <= slot < self.n and self.alive[slot] else ""
 
     def protected_nodes(self) -> Bool:
-        """Nodes whose work may not be disturbed unasked [n_node].
+        """Return the nodes that may not be disturbed unless an operator requests it [n_node].
 
-        All, while no source of jobs has spoken; then those of jobs of unknown kind, and of jobs that found no
-        slot, of which nothing but their nodes is known.
+        All nodes, while no source of jobs has reported. Afterwards the nodes of jobs of unknown kind, and of
+        jobs that found no slot: of these only the nodes are known.
         """
         if not self.known:
             return np.ones(len(self.job_of_node), np.bool_)
@@ -181,7 +213,7 @@ class JobSlots(EntityState):
         self.nodes[slot] = _NODES
 
     def remapped(self, n_node: int, old_of_new: I32, n: int | None = None) -> JobSlots:
-        """The same jobs on another site: nodes that left are dropped, and jobs beyond `n` slots end."""
+        """Return the same jobs on another site: removed nodes are dropped, and jobs beyond `n` slots end."""
         out = JobSlots(self.n if n is None else n, n_node)
         slots = np.arange(out.n, dtype=np.int32)
         self._flatten()
@@ -199,7 +231,7 @@ class JobSlots(EntityState):
         return out
 
     def dump(self) -> dict[str, Any]:
-        """Everything, for a snapshot or a checksum."""
+        """Return the whole state, for a snapshot or a checksum."""
         self._flatten()
         return super().dump()
 
@@ -209,10 +241,22 @@ class JobSlots(EntityState):
         self._unslotted = [(job, nodes) for job, nodes in self.unslotted.items()]
 
     def derive(self) -> None:
-        """The nodes of each slot, and the slot of each job."""
+        """Recompute the nodes of each slot, and the slot of each job."""
         self.nodes = np.split(self.nodes_flat, np.cumsum(self.nodes_len)[:-1]) if len(self.nodes_len) else []
         self.unslotted = {job: np.array(nodes, np.int32) for job, nodes in self._unslotted}
         self.slot_of = {self.names[i]: i for i in np.flatnonzero(self.alive).tolist()}
+
+
+def start_fault(event: JobStarted, now_ns: int) -> str | None:
+    """Return a reason to ignore the start time of a job; None if it is plausible or unknown."""
+    ran_s = (now_ns - event.started_ns) / NS
+    if event.started_ns == 0 or -MAX_AHEAD_S <= ran_s <= MAX_RAN_S:
+        return None
+    off = f"{-ran_s:.0f} s ahead of our clock" if ran_s < 0 else f"{ran_s / 86_400:.0f} days ago"
+    return (
+        f"job {clean(event.job)}: its start is {off}; expected at most {MAX_AHEAD_S:.0f} s ahead and "
+        f"{MAX_RAN_S / 86_400:.0f} days ago"
+    )
 
 
 def _moved(nodes: I32, new_of_old: I32) -> I32:

@@ -15,12 +15,12 @@ MOST = 64  # gaps; of more the shortest is taken for watched
 
 
 def nothing() -> I64:
-    """No gap."""
+    """Return no gap."""
     return np.zeros((0, 2), np.int64)
 
 
 def noted(gaps: I64, began_ns: int, ended_ns: int) -> I64:
-    """These gaps and one after them; one of less than LEAST_S is none."""
+    """Return these gaps with one more; one shorter than LEAST_S is ignored."""
     if ended_ns - began_ns < round(LEAST_S * NS):
         return gaps
     out: I64 = np.concatenate([gaps, np.array([[began_ns, ended_ns]], np.int64)])
@@ -30,7 +30,7 @@ def noted(gaps: I64, began_ns: int, ended_ns: int) -> I64:
 
 
 def watched_ns(at_ns: I64 | int, gaps: I64) -> I64:
-    """Instants [k] by a clock that stands still while nobody watches."""
+    """Return instants [k] by a clock that stops without observation."""
     at = np.asarray(at_ns, np.int64)
     if not len(gaps):
         return at

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 
 class Message(NamedTuple):
-    """One message as received: `t_ns` is when it reached us (UTC), not what the device claims."""
+    """One message as received: `t_ns` is its time of arrival (UTC), not the device's time."""
 
     t_ns: int
     topic: str
@@ -70,12 +70,12 @@ class Names(Protocol):
     """Lookup of a site's names, for decoders."""
 
     def entity(self, table: str, name: str) -> int | None:
-        """Index of the entity with this full path or unique local name, or None."""
+        """Return the index of the entity with this full path or unique local name, or None."""
         ...
 
 
 def nowhere(_name: str) -> bool:
-    """No entity is mirrored by another daemon: the site is not divided."""
+    """Return False for every name: the site is not divided."""
     return False
 
 
@@ -83,5 +83,5 @@ class NamedSite(Names, Protocol):
     """Indices of a site's entities by name, and their names."""
 
     def name(self, table: str, index: int) -> str:
-        """Full path of an entity."""
+        """Return the full path of an entity."""
         ...

@@ -131,7 +131,7 @@ class Stage:
         self.keeps = np.array([s.kind == "state" for s in spec.gauges], np.bool_)
 
     def layout(self, signals: tuple[str, ...], counters: tuple[str, ...]) -> ReportLayout:
-        """The cached layout of these columns. Raises KeyError for a name that the catalogue lacks."""
+        """Return the cached layout of these columns. Raises KeyError for a name outside the catalogue."""
         key = (signals, counters)
         found = self.layouts.get(key)
         if found is None:
@@ -141,7 +141,7 @@ class Stage:
         return found
 
     def single(self, name: str) -> Single:
-        """The rows of one signal, by group. Raises KeyError for a name that the catalogue lacks."""
+        """Return the rows of one signal, by group. Raises KeyError for a name outside the catalogue."""
         found = self.singles.get(name)
         if found is None:
             found = self.singles[name] = Single(TABLES[self.table].by_name[name], self.signals)
@@ -153,7 +153,7 @@ class Stage:
         return found
 
     def groups_of(self, rows: I32) -> tuple[int, ...]:
-        """Groups that make up these rows, splitting times and hits where a group was covered in part."""
+        """Return the groups of these rows; splits times and hits of a partly covered group."""
         groups, splits = self.partition.resolve(rows)
         for parent, child in splits:
             self.t_ns = np.vstack([self.t_ns, self.t_ns[parent : parent + 1]])
@@ -165,7 +165,7 @@ class Stage:
         return groups
 
     def rows_of(self, group: int) -> tuple[I32, I32]:
-        """(gauge rows, counter rows) of a group."""
+        """Return (gauge rows, counter rows) of a group."""
         rows = self.group_rows.get(group)
         if rows is None:
             every = self.partition.rows_of(group)
@@ -174,7 +174,7 @@ class Stage:
         return rows
 
     def merge(self, rows: I32, entity: I64, new: F32, first: bool | np.ndarray) -> None:
-        """Reduce `new` [k, m] into what is pending; `first` [m] where only one reading is."""
+        """Merge `new` [k, m] into the pending values; `first` [m] for a single reading."""
         cells = (rows[:, None], entity)
         old = self.value[cells]
         low, high = self.low[rows], self.high[rows]
@@ -219,7 +219,7 @@ class Stage:
         self.value[row, entity] = new
 
     def resume(self, table: TableState) -> None:
-        """Times and counters of a restored table; nothing is pending."""
+        """Restore the times and counters of a table; nothing is pending."""
         self.partition, self.t_ns = table.partition.copy(), table.t_ns.copy()
         self.hits, self.first_ns = np.zeros(self.t_ns.shape, np.uint16), np.zeros(self.t_ns.shape, np.int64)
         self.raw, self.gain[:], self.held_ns[:], self.n_held = table.raw.copy(), 0, 0, 0
@@ -238,7 +238,7 @@ class Stage:
 
 
 def _reduced(code: int, old: F32, new: F32, count: np.ndarray) -> F32:
-    """Two sane readings as one; `count` is how many stand behind both."""
+    """Return two sane readings as one; `count` is the number of readings behind both."""
     if code == MEAN:
         return cast(F32, old + (new - old) / count.astype(np.float32))
     if code == MAX:

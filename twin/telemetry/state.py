@@ -93,14 +93,14 @@ class TableState:
         same = None
         if isinstance(update, TableUpdate) and self._size_of(group) <= REPEAT_ROWS:
             same = self._repeated(group, update)
-        # Nobody listened in a pause: what was heard before it ends no gap
+        # A pause has no observation: readings before it end no gap
         arrived, paused_ns = Arrivals(update.t_ns, update.entity, same), int(self.resumed_ns[0])
         if self.cadence.learn(group, self.t_ns[group], arrived, now_ns, paused_ns):
             for key in [key for key in self._limits if key[0] == group]:
                 del self._limits[key]
 
     def _size_of(self, group: int) -> int:
-        """The number of rows of a group."""
+        """Return the number of rows of a group."""
         if group not in self._sizes:
             self._sizes[group] = self.partition.size_of(group)
         return self._sizes[group]
@@ -141,7 +141,8 @@ class TableState:
                 self.t_ns[group, entity] = update.t_ns
 
     def apply_counts(self, update: Counts, now_ns: int) -> None:
-        """Latch counters: the total grows by the gain; a raw that does not follow was a reset or wrap.
+        """Latch counters: the total grows by the gain; a raw value that does not follow is a reset or
+        wrap.
 
         "No reading" is latched as such (quality MISSING); it ends no sum.
         """
@@ -154,27 +155,27 @@ class TableState:
             self.t_ns[group, slice(None) if update.entity is None else update.entity] = update.t_ns
 
     def heard_ns(self, signal: Signal) -> I64:
-        """Instants of the last messages that carried a signal, good or not [n]. Not to be written to."""
+        """Return the instants of the last messages with a signal, good or not [n]. Read only."""
         group = self.partition.group_of_row[self.freshness.row_of(signal)]
         t_ns: I64 = self.t_ns[group]
         return t_ns
 
     def last_good_ns(self, signal: Signal, index: Any = slice(None)) -> I64:
-        """Instants of the last good readings of a gauge or state [k]; 0 where there was none."""
+        """Return the instants of the last good readings of a gauge or state [k]; 0 for none."""
         t_ns: I64 = self.heard_ns(signal)[index]
         if self.bad_count[signal.row]:
             t_ns = np.where(self.quality[signal.row, index] == GOOD, t_ns, self.good_ns[signal.row, index])
         return t_ns
 
     def limits(self, row: int) -> AgeLimits:
-        """The ages at which readings of a row are stale and drift [n]. Not to be written to."""
+        """Return the ages at which readings of a row are stale and drift [n]. Read only."""
         key = self.time_key(row)
         if key not in self._limits:
             self._limits[key] = self.freshness.limits(row, key[0], self.cadence)
         return self._limits[key]
 
     def time_key(self, row: int) -> tuple[int, float]:
-        """Group and period of a row: rows with the same are late, stale and silent together."""
+        """Return group and period of a row: rows with the same are late, stale and silent together."""
         key = self._keys.get(row)
         if key is None:
             declared_s = float(self.freshness.period_s[row])
@@ -184,7 +185,7 @@ class TableState:
         return key
 
     def _all_since(self, group: int, at_ns: int) -> bool:
-        """Return True if all entities were heard with this group at or after an instant."""
+        """Return True if all entities reported this group at or after an instant."""
         oldest_ns = self._oldest_ns.get(group)
         if oldest_ns is None:
             oldest_ns = self._oldest_ns[group] = int(self.t_ns[group].min(initial=2**62))
@@ -222,7 +223,7 @@ class TableState:
         return self._timely[key]
 
     def _in_time(self, row: int, now_ns: int) -> Bool:
-        """Return the entities heard by the limit of their own cadence [n]."""
+        """Return the entities that reported within their own cadence [n]."""
         t_ns: I64 = self.t_ns[self.partition.group_of_row[row]]
         return np.asarray((t_ns >= now_ns - self.limits(row).stale_ns) & (t_ns > 0), np.bool_)
 
@@ -330,7 +331,7 @@ class TableState:
         return any(bool(self.current(s, now_ns, entity)) for s in self.signals)
 
     def age_s(self, signal: Signal, now_ns: int, index: Any = slice(None)) -> F64:
-        """Seconds since the last good reading [k]; inf where there was none. Never negative."""
+        """Return the seconds since the last good reading [k]; inf for none. Never negative."""
         counter = signal.kind == "counter"
         t_ns = self.heard_ns(signal)[index] if counter else self.last_good_ns(signal, index)
         age: F64 = np.maximum(now_ns - t_ns, 0) / NS
@@ -340,7 +341,7 @@ class TableState:
         return age
 
     def quality_of(self, signal: Signal, now_ns: int) -> U8:
-        """Quality per entity [n], with staleness."""
+        """Return the quality per entity [n], with staleness."""
         if signal.kind == "counter":
             quality = np.where(self.raw[signal.row] < 0, MISSING, GOOD).astype(np.uint8)
         else:
@@ -377,7 +378,8 @@ class TableState:
     def worst(
         self, signal: Signal, now_ns: int, slew_per_s: F64 | None = None, urged: Bool | None = None
     ) -> F32:
-        """The value as it may be by now, towards the dangerous side [n]; NaN where nothing was ever heard.
+        """Return the present worst case of the value, towards the dangerous side [n]; NaN without any
+        reading.
 
         `value +/- late_s * slew`, bounded by the physical range. `slew_per_s` [n] overrides
         the catalogue's (a profile knows its cold plates better); for `urged` see `late_s`.
@@ -428,7 +430,7 @@ class TableState:
         return found
 
     def replace(self, entity: int) -> None:
-        """Another device sits in this slot: nothing that the old one said is known of the new one."""
+        """Clear the slot of a replaced device."""
         self._times_changed()  # its source is still the same: the cadence is that of the place
         self.generation[entity] += 1
         self.value[:, entity] = np.nan
@@ -441,12 +443,12 @@ class TableState:
         self._recount()
 
     def _recount(self) -> None:
-        """After values and qualities were written from outside."""
+        """Recount after an outside write to values and qualities."""
         self.bad_count[:] = np.count_nonzero(self.quality, axis=1)
         self._once_good = np.asarray(self.good_ns.any(axis=1), np.bool_)
 
     def remapped(self, n: int, old_of_new: I32, freshness: Freshness | None = None) -> TableState:
-        """This state for other slots: `old_of_new` [n] is where each comes from, -1 for a new one."""
+        """Return this state for other slots: `old_of_new` [n] is the origin of each, -1 for a new one."""
         out = TableState(self.table, n, freshness)
         out.cadence = self.cadence.remapped(n, old_of_new)
         out.partition, out.resumed_ns = self.partition.copy(), self.resumed_ns.copy()
@@ -459,7 +461,7 @@ class TableState:
         return out
 
     def arrays(self) -> dict[str, Any]:
-        """Everything that a snapshot must hold, by name."""
+        """Return everything that a snapshot must hold, by name."""
         return {
             "value": self.value, "quality": self.quality, "good_ns": self.good_ns, "t_ns": self.t_ns,
             "raw": self.raw, "total": self.total, "resets": self.resets, "generation": self.generation,
@@ -500,7 +502,7 @@ class State:
         self.now_ns, self.tick = frame.now_ns, frame.tick
 
     def checksum(self) -> str:
-        """blake2b over every array of every table: two equal states, and only those, have the same."""
+        """Return blake2b over every array of every table: equal only for equal states."""
         digest = hashlib.blake2b(digest_size=16)
         digest.update(f"{self.tick} {self.now_ns}".encode())
         digest.update(self.unwatched_ns.tobytes())
@@ -512,7 +514,7 @@ class State:
         return digest.hexdigest()
 
     def marks(self) -> dict[str, int]:
-        """A short check of every row that holds anything, so that a drifting replay can name the signal."""
+        """Return a short check of every row with data, so that a drifting replay can name the signal."""
         out: dict[str, int] = {}
         for name in sorted(self.tables):
             table = self.tables[name]

@@ -31,7 +31,7 @@ from connectors.bmc import (
 )
 from connectors.slurm import find_node
 from twin.catalogue import NS, ConfigError, Signal, find_control, find_signal
-from twin.config import Dcmi, Loaded, Redfish, hosts_of, sections
+from twin.config import Dcmi, Loaded, Redfish, dpu_of, hosts_of, sections
 from twin.engine import Engine
 from twin.site import Site
 from twin.telemetry import Freshness
@@ -40,7 +40,7 @@ from twin.wiring.schedulers import Schedulers, WiringContext
 if TYPE_CHECKING:
     import aiohttp
 
-    from connectors.bmc import RedfishBmc
+    from connectors.bmc import RedfishBmc, RedfishDpu
 
 IPMI = 623  # port
 CONTROLS = {"gpus": GPU_CAP, "node": NODE_CAP}
@@ -72,11 +72,15 @@ def make_actuators(context: WiringContext, out: Schedulers) -> None:
             out.works[f"{sink.name}-work"] = sink.run
             out.faults[sink.name] = partial(getattr, sink, "fault")
 
+    if loaded.config.redfish:  # only here: a site without Redfish need not load what speaks to it
+        from connectors.bmc import RedfishDpu
     for i, part in enumerate(loaded.config.redfish):
         http = Http()
         services = _redfish(loaded, part, site, f"$.redfish[{i}]", http)
         fleet = Fleet(services, part.at_once, http.close)
-        switches: dict[int, Switch] = {x.node: x.switch for x in services} if part.power else {}
+        switches: dict[int, Switch] = {}
+        if part.power:
+            switches |= {x.node: x.switch for x in services if not isinstance(x, RedfishDpu)}
         add("redfish" if i == 0 else f"redfish-{i}", fleet, part.period_s, switches)
     for i, dcmi in enumerate(loaded.config.dcmi):
         bmcs = _dcmi(loaded, dcmi, site)
@@ -90,7 +94,7 @@ def actuator_faults(loaded: Loaded, site: Site) -> list[str]:
     config = loaded.config
     for where, part, what in sections(config.redfish, config.dcmi):
         for host, name in hosts_of(part).items():
-            node = find_node(site, name)
+            node = find_node(site, dpu_of(name)[0] if isinstance(part, Redfish) else name)
             at = f"{loaded.path}: $.{where}.bmcs.{host[:60]}"
             if node is None:
                 out.append(f"{at}: the site has no node {name[:80]!r}; expected a full path")
@@ -141,7 +145,7 @@ class Agents:
         self._signal, self._level, self._lease_ns = signal, level, round(control.lease_s * NS)
 
     def why_theirs(self, key: Key) -> str:
-        """Why a cap is the agent's, in words; "" if it is not.
+        """Return the reason why the agent owns a cap; "" if it does not.
 
         An agent that went offline may still let its last lease lapse: it is waited for that long.
         """
@@ -181,14 +185,18 @@ class Agents:
         return float(table.value[signal.row, node])
 
 
-def _redfish(loaded: Loaded, part: Redfish, site: Site, where: str, http: Http) -> list[RedfishBmc]:
+def _redfish(
+    loaded: Loaded, part: Redfish, site: Site, where: str, http: Http
+) -> list[RedfishBmc | RedfishDpu]:
     # Only here: a site without Redfish need not load what speaks to it.
-    from connectors.bmc import RedfishBmc, RedfishCaps, RedfishClient
+    from connectors.bmc import RedfishBmc, RedfishCaps, RedfishClient, RedfishDpu
 
     secret = partial(_secret, loaded, part)
     tls = _trust(loaded, part, where) if part.scheme == "https" else None
-    out: list[RedfishBmc] = []
-    for host, name in hosts_of(part).items():
+    own = _own_bmcs(loaded, site)
+    out: list[RedfishBmc | RedfishDpu] = []
+    for host, whose in hosts_of(part).items():
+        name, side = dpu_of(whose)
         node = find_node(site, name)
         assert node is not None  # it was checked
         first, last = (int(x) for x in site.gpu_start_of_node[node : node + 2])
@@ -197,15 +205,30 @@ def _redfish(loaded: Loaded, part: Redfish, site: Site, where: str, http: Http) 
         client = RedfishClient(
             f"{part.scheme}://{host}", part.user, secret, http, timeout_s=part.timeout_s, tls=tls
         )
+        if side:
+            out.append(RedfishDpu(host, node, side, client))
+            continue
         caps = RedfishCaps(
             command=part.command,
             most_w={key: w for key, w in most_w.items() if math.isfinite(w)},
             gpu_ids=part.gpu_ids,
+            dpu_ids=part.dpu_ids,
+            own_bmc=own.get(node, ()),
             node_control=part.node_control,
             system=part.system,
             power=part.power,
         )
         out.append(RedfishBmc(host, node, client, range(first, last), caps))
+    return out
+
+
+def _own_bmcs(loaded: Loaded, site: Site) -> dict[int, list[int]]:
+    """Numbers of the DPUs that have BMCs of their own, by node: one counter has one source."""
+    out: dict[int, list[int]] = {}
+    for part in loaded.config.redfish:
+        for name, side in map(dpu_of, hosts_of(part).values()):
+            if side and (node := find_node(site, name)) is not None:
+                out.setdefault(node, []).append(side)
     return out
 
 

@@ -134,7 +134,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.disable(logging.CRITICAL)
     asyncio.run(_serve(int(sys.argv[1])))
-    # What connections have left behind in the library need not be waited for.
+    # Remains of connections in the library need not be waited for.
     os._exit(0)
 
 

@@ -27,8 +27,8 @@ from connectors.nats import (
 )
 from twin.alerts import reported_counts
 from twin.catalogue import ConfigError, ConnectorError, clean
-from twin.config import FleetSettings, Loaded, Tls, explain_topic
-from twin.contracts import HallHead, HallHeadsRecord, Sink, Source, Value
+from twin.config import FleetLink, Loaded, Tls, explain_topic
+from twin.contracts import HallHead, HallHeadsRecord, Sink, Source, Value, measured
 from twin.engine import Engine
 from twin.site import Site
 from twin.telemetry import GOOD
@@ -51,16 +51,17 @@ class HallState:
 
 @dataclass
 class FleetInterface:
-    """The parts of section `fleet`, to be started: of a hall with a publisher, of the hub with a sink."""
+    """The parts of section `fleet`, to be started: of a hall with a publisher, of a hub with a sink, of a hub
+    that is a hall of another with both. `links`: by the path of their sections."""
 
     sources: list[Source] = field(default_factory=list)
     sinks: list[Sink] = field(default_factory=list)
     publisher: SummaryPublisher | None = None
     decoder: SummaryDecoder | None = None
-    link: NatsLink | None = None
+    links: dict[str, NatsLink] = field(default_factory=dict)
 
     def heads(self) -> HallHeadsRecord | None:
-        """The journal heads that halls told last; None where none did."""
+        """The last reported journal heads of halls; None if there are none."""
         newest = {} if self.decoder is None else self.decoder.newest
         heads = {
             hall: HallHead(told.run, told.lines, told.head, told.epoch, told.sequence)
@@ -74,7 +75,7 @@ class SummaryPublisher:
     """Publishes the state of a hall every few seconds, while its daemon leads."""
 
     def __init__(
-        self, fleet: FleetSettings, link: NatsLink, engine: Callable[[], Engine], state: HallState
+        self, fleet: FleetLink, link: NatsLink, engine: Callable[[], Engine], state: HallState
     ) -> None:
         self._hall, self._feeder, self._every_s = fleet.hall or "", fleet.feeder or "", fleet.every_s
         self._link, self._engine, self._state = link, engine, state
@@ -121,14 +122,27 @@ class SummaryPublisher:
 
 
 def summary_of(engine: Engine, feeder: str, told: HallSummary) -> HallSummary:
-    """A summary with what the engine knows of the hall below this feeder."""
+    """A summary with what the engine knows of the hall, or of all halls of this hub, below this feeder."""
     site, intake = engine.site, engine.intake
     at = site.entity("feeder", feeder)
-    rows = {str(row["feeder"]): row for row in explain_topic(engine, "feeds").table("feeds")}
     if at is None:
         return told
-    row = rows[site.name("feeder", at)]
     budget_w = float(intake.budget_w(site, engine.state.now_ns)[at])
+    told = msgspec.structs.replace(
+        told,
+        budget_w=_known(budget_w),
+        guaranteed_w=_known(
+            float(np.fmin(site.guaranteed_w[at], np.nan_to_num(site.budget_w[at], nan=np.inf)))
+        ),
+        granted_ns=int(intake.grant_order[at, 1]),
+    )
+    return _of_halls(engine, at, told) if halls_of(site) else _of_racks(engine, at, told)
+
+
+def _of_racks(engine: Engine, feeder: int, told: HallSummary) -> HallSummary:
+    site, budget_w = engine.site, float_of(told.budget_w)
+    rows = {str(row["feeder"]): row for row in explain_topic(engine, "feeds").table("feeds")}
+    row = rows[site.name("feeder", feeder)]
     heard = reported_counts(site, engine.state, engine.diagnosis.silence.hidden).get("gpu", {})
     view = engine.view()
     out_of_service = view.quality("gpu.power_w") != GOOD
@@ -139,14 +153,33 @@ def summary_of(engine: Engine, feeder: str, told: HallSummary) -> HallSummary:
         power_w=_known(row["load_w"]) if row["metered"] else None,
         demand_w=_demand_w(engine, row, budget_w),
         floor_w=_known(row["least_w"]),
-        budget_w=_known(budget_w),
-        guaranteed_w=_known(
-            float(np.fmin(site.guaranteed_w[at], np.nan_to_num(site.budget_w[at], nan=np.inf)))
-        ),
-        granted_ns=int(intake.grant_order[at, 1]),
         heard_pu=heard["heard"] / heard["of"] if heard.get("of") else None,
         gpus=site.sizes["gpu"],
         gpus_out=int(out_of_service.sum()),
+    )
+
+
+def _of_halls(engine: Engine, feeder: int, told: HallSummary) -> HallSummary:
+    """Halls as one. It holds what they may hold: the hub above counts with that until they have given way.
+
+    A hub that may not act lends nothing, so that they hold what they say.
+    """
+    meter_w = measured(engine.view(), "feeder.power_w")[feeder]
+    found = explain_topic(engine, "together")
+    one = found.table("together")[0]
+    held_w = float_of(one["held_w" if found.authority in ("act", "approve") else "told_w"])
+    alarms = {s: told.alarms.get(s, 0) + int(float_of(one[f"alarm_{s}_count"])) for s in SEVERITIES}
+    return msgspec.structs.replace(
+        told,
+        power_w=_known(float(np.fmax(meter_w, float_of(one["power_w"])))),
+        demand_w=_known(one["demand_w"]),
+        floor_w=_known(one["floor_w"]),
+        budget_w=_known(float(np.fmax(float_of(told.budget_w), held_w))),
+        lapse_s=_known(one["lapse_s"]),
+        heard_pu=_known(one["heard_pu"]),
+        gpus=int(float_of(one["gpu_count"])),
+        gpus_out=int(float_of(one["gpu_out_count"])),
+        alarms={s: n for s, n in alarms.items() if n},
     )
 
 
@@ -169,20 +202,24 @@ def _known(value: Value | float) -> float | None:
 
 def make_fleet(loaded: Loaded, site: Site, engine: Callable[[], Engine], state: HallState) -> FleetInterface:
     """All that the section asks for. Raises ConfigError; starts nothing."""
-    fleet = loaded.config.fleet
+    fleet, made = loaded.config.fleet, FleetInterface()
     if fleet is None:
-        return FleetInterface()
-    if fleet.hall is not None and fleet.feeder is not None:
-        link = NatsLink(_settings(loaded, fleet), budget_subject(fleet.hall))
-        source = BudgetSource(link, BudgetDecoder(fleet.hall, fleet.feeder))
-        return FleetInterface([source], publisher=SummaryPublisher(fleet, link, engine, state), link=link)
-    streams = {f"cpc-{hall}": f"cpc.{hall}.>" for hall in halls_of(site)}
-    link = NatsLink(_settings(loaded, fleet), "cpc.*.v1.summary", streams)
-    decoder = SummaryDecoder(site)
-    return FleetInterface([SummarySource(link, decoder)], [BudgetSink(site, link)], None, decoder, link)
+        return made
+    if fleet.hall is None:
+        streams = {f"cpc-{hall}": f"cpc.{hall}.>" for hall in halls_of(site)}
+        link = made.links["fleet"] = NatsLink(_settings(loaded, fleet), "cpc.*.v1.summary", streams)
+        made.decoder = SummaryDecoder(site)
+        made.sources.append(SummarySource(link, made.decoder))
+        made.sinks.append(BudgetSink(site, link))
+    if (up := fleet.upward) is not None and up.hall is not None and up.feeder is not None:
+        name = "fleet" if up is fleet else "fleet.above"
+        link = made.links[name] = NatsLink(_settings(loaded, up), budget_subject(up.hall))
+        made.sources.append(BudgetSource(link, BudgetDecoder(up.hall, up.feeder)))
+        made.publisher = SummaryPublisher(up, link, engine, state)
+    return made
 
 
-def _settings(loaded: Loaded, fleet: FleetSettings) -> NatsSettings:
+def _settings(loaded: Loaded, fleet: FleetLink) -> NatsSettings:
     def path(name: str | None) -> str | None:
         return None if name is None else str(loaded.file(name))
 
@@ -207,29 +244,22 @@ def fleet_faults(loaded: Loaded, site: Site) -> list[str]:
     if fleet is None:
         return out
     where = f"{loaded.path}: $.fleet"
-    if fleet.feeder is not None:
-        feeder = site.entity("feeder", fleet.feeder)
-        if feeder is None:
-            out.append(
-                f"{where}.feeder: the site has no feeder {fleet.feeder[:80]!r}; expected an external one"
-            )
-        elif not site.external_budget[feeder]:
-            out.append(
-                f"{where}.feeder: the budget of {fleet.feeder[:80]} is not external; expected `external` "
-                "and `guaranteed_w` in its line of the site file"
-            )
-        elif len(site.racks_below(feeder)) < site.sizes["rack"]:
-            out.append(
-                f"{where}.feeder: {fleet.feeder[:80]} does not feed all racks; expected the one that does"
-            )
-        elif beside := sorted(set(site.feeders_of_rack.member.tolist()) - set(site.subtree(feeder))):
-            out.append(
-                f"{where}.feeder: {site.name('feeder', beside[0])} feeds racks beside {fleet.feeder[:80]}, "
-                f"which then carries part of their load; expected {fleet.feeder[:80]} above it (`serves`)"
-            )
-    elif not halls:
+    if (up := fleet.upward) is not None and up.feeder is not None:
+        out += _feeder_faults(site, where if up is fleet else f"{where}.above", up.feeder)
+    named = {entry.kind or name for name, entry in site.file.policies.items()}
+    if up is not None and halls and "hall_budgets" not in named:
+        out.append(
+            f"{where}: what it is granted is for halls, and no policy of the site file shares it out; "
+            "expected `policies: {hall_budgets: {authority: act}}`"
+        )
+    if fleet.hall is None and not halls:
         out.append(
             f"{where}: without `hall` this is the hub, and its site file has no rack with guaranteed_w"
+        )
+    elif fleet.hall is not None and halls:
+        out.append(
+            f"{where}.hall: the site file has halls of a fleet, so this is a hub; expected `hall` and "
+            "`feeder` in $.fleet.above"
         )
     for hall in sorted(set(fleet.pages) - set(halls)):
         out.append(f"{where}.pages: {clean(hall, 80)} is no hall of the site file")
@@ -240,7 +270,29 @@ def fleet_faults(loaded: Loaded, site: Site) -> list[str]:
         elif why := hall_problem(hall):
             out.append(f"{where}: the hall {why}")
     try:
-        _settings(loaded, fleet)
+        for link in (fleet, fleet.above):
+            if link is not None:
+                _settings(loaded, link)
     except ConfigError as error:
         out += error.problems
     return out[:20]
+
+
+def _feeder_faults(site: Site, where: str, name: str) -> list[str]:
+    """Return the reason for which grants cannot apply to the feeder of this name; at most one."""
+    feeder, shown = site.entity("feeder", name), name[:80]
+    if feeder is None:
+        return [f"{where}.feeder: the site has no feeder {shown!r}; expected an external one"]
+    if not site.external_budget[feeder]:
+        return [
+            f"{where}.feeder: the budget of {shown} is not external; expected `external` and `guaranteed_w` "
+            "in its line of the site file"
+        ]
+    if len(site.racks_below(feeder)) < site.sizes["rack"]:
+        return [f"{where}.feeder: {shown} does not feed all racks; expected the one that does"]
+    if beside := sorted(set(site.feeders_of_rack.member.tolist()) - set(site.subtree(feeder))):
+        return [
+            f"{where}.feeder: {site.name('feeder', beside[0])} feeds racks beside {shown}, which then "
+            f"carries part of their load; expected {shown} above it (`serves`)"
+        ]
+    return []

@@ -70,7 +70,7 @@ class Feeds:
                 continue
             row = rows["" if feeder is None else site.name("feeder", feeder)]
             limit_w = np.nan if feeder is None else float(budget_w[feeder])
-            # What is only feared proves neither a breach nor that there is none
+            # A feared loss proves neither a breach nor that there is none
             load_w = float_of(row["load_w"]) if row["metered"] else np.nan
             feeds[tag] = FeedNow(
                 load_w,

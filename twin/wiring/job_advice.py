@@ -20,7 +20,7 @@ SAME_S = 0.1  # as finely as an interval is read back
 
 
 class Roster:
-    """The jobs of an engine, asked anew each time."""
+    """The jobs of an engine, looked up at each call."""
 
     def __init__(self, engine: Callable[[], Engine]) -> None:
         self._engine = engine

@@ -19,7 +19,7 @@ from twin.wiring.external_files import is_uncheckable
 
 
 def make_outlooks(loaded: Loaded) -> list[OutlookSource]:
-    """The sources of all services. Raises ConfigError; asks nobody."""
+    """The sources of all services. Raises ConfigError; sends no request."""
     out = []
     for i, part in enumerate(loaded.config.outlooks):
         ca_file = None if part.ca_file is None else str(loaded.file(part.ca_file))

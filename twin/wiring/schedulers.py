@@ -53,7 +53,7 @@ class Schedulers:
 
 @dataclass(frozen=True)
 class WiringContext:
-    """The parts of a daemon that sources and sinks need; its engine is looked up anew each time."""
+    """The parts of a daemon that sources and sinks need; its engine is looked up at each use."""
 
     loaded: Loaded
     site: Site
@@ -208,7 +208,7 @@ class Nodes:
         return bool(self._level(node) == 0)
 
     def tested(self, node: int) -> tuple[int, bool] | None:
-        """When the last test that had a result began, and whether it passed; None without one."""
+        """Return the begin and the result of the last test that had a result; None without one."""
         service = self._engine().book.service()
         result = int(service.result[node])
         return (int(service.began_ns[node]), result == PASSED) if result in (PASSED, FAILED_TEST) else None

@@ -93,7 +93,7 @@ def propose(path: Path, heard: SelfDescription, profile: str | None = None) -> S
 
 
 def _problems(path: Path, after: str, expected: Any) -> list[str]:
-    """Why the new text is none: it says something else than it should, or describes no site."""
+    """Return the problems of the new text: it differs from the expected site, or describes no valid site."""
     with tempfile.TemporaryDirectory(prefix="racktwin-site-") as folder:
         (Path(folder) / path.name).write_text(after, encoding="utf-8")
         try:

@@ -212,7 +212,8 @@ def place_hosts(draft: SiteDraft, hosts: dict[str, int], profile: str | None) ->
         count = _racks_for(len(ordered), profile)
         groups = tree["halls"][0]["racks"] = [{"name": "r1" if count == 1 else f"r[1-{count}]"}]
         draft.guesses.append(
-            f"nothing tells of racks: {groups[0]['name']} is made up, for {len(ordered)} hosts"
+            f"No racks found: {groups[0]['name']} is a placeholder for {len(ordered)} "
+            f"host{'' if len(ordered) == 1 else 's'}; edit site.yaml"
         )
     for group in (g for g in groups if not g.get("profile")):
         if profile:

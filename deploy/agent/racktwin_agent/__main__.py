@@ -20,16 +20,17 @@ from racktwin_agent.devices import DeviceError, settings
 
 
 class OneLine(logging.Formatter):
-    """A record on one line, whatever text of others is in it: nobody forges a line or drives a terminal."""
+    """Log formatter that keeps a record on one line, so that foreign text can neither forge a line nor
+    control a terminal."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the library's name
-        """The line; a traceback that follows is ours."""
+        """Return the record on one line; a traceback of the agent may follow it."""
         text = super().formatMessage(record)
         return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(prog="racktwin-agent", description="The node agent of racktwin.")
     parser.add_argument("--config", type=Path, required=True, help="a TOML file, see agent.example.toml")
     parser.add_argument("--check", action="store_true", help="check the file and the devices, change nothing")

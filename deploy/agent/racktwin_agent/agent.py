@@ -1,5 +1,4 @@
-"""The agent's loop: one queue that everything comes through, a step each second without drift, and its
-threads.
+"""The agent's loop: processes one queue, steps each second without drift, and owns the threads.
 
 The network, the sampling of devices and the kernel's log have a thread each, so that a device that hangs
 delays no command. Imports everything else of the agent.
@@ -40,7 +39,7 @@ ANSWER_S = 0.2  # for the answer to an order that ends this node; source: estima
 
 
 def open_devices(config: Config) -> Devices:
-    """The devices that the configuration names. Raises DeviceError."""
+    """Return the devices that the configuration names. Raises DeviceError."""
     if config.devices == "simulated":
         return SimulatedDevices(config.simulated_gpus, config.simulated_seed)
     return NvmlDevices(config.gpu_bus_ids)
@@ -93,11 +92,11 @@ class Agent:
             log.error("%s; moved to %s. Caps stay as they are until the daemon renews them.", error, aside)
 
     def stop(self) -> None:
-        """Let `run` end; callable from a signal handler."""
+        """Stop `run`; safe to call from a signal handler."""
         self._stop.set()
 
     def run(self) -> None:
-        """Until `stop`. Leases go on: their lapses are carried out by whoever runs next."""
+        """Run until `stop`. Leases stay in force: the next agent that runs executes their lapses."""
         self.link.start()
         self._sampler.start()
         if self.config.psu:
@@ -184,7 +183,7 @@ class Agent:
             self._note_link(at)
 
     def _note_link(self, at: Instant) -> None:
-        """Asked of the link itself, since what it tells may be lost in a flood."""
+        """Note the state of the link. Asks the link itself, because a flood may drop its messages."""
         was, self._connected = self._connected, self.link.connected
         self.watch.connected(self._connected, at)
         if self._connected and not was:
@@ -235,7 +234,7 @@ class Agent:
         )
 
     def _board(self) -> str | None:
-        """The node's serial; a simulated node is on a machine that is none of the site's."""
+        """Return the node's serial; None for simulated devices, whose host is no machine of the site."""
         return board_serial() if isinstance(self.devices, NvmlDevices) else None
 
     def _read_inputs(self) -> None:

@@ -18,6 +18,8 @@ NS = 1_000_000_000
 SLOW_PU, MOST_SLOW_NS = 0.06, 10 * NS
 # Messages that are issued nearer to each other do not tell a backlog. source: estimate, a tick
 LEAST_APART_NS = NS // 2
+# Of a clock that is right, the quickest message of a daemon took no longer. source: estimate
+NEAR_NS = 10 * NS
 
 
 class Instant(NamedTuple):
@@ -41,7 +43,7 @@ def boot_id() -> str:
 
 
 class Deadline(NamedTuple):
-    """When something ends: counted since boot while this boot lasts, by the wall after a reboot."""
+    """End of a time span: counted since boot while this boot lasts, by the wall clock after a reboot."""
 
     boot_ns: int
     wall_ns: int
@@ -82,12 +84,14 @@ class SenderClock:
         """Return how long a message was on its way, and learn of it.
 
         That is by this node's clock or against the messages before, whichever is less: a node whose clock is
-        wrong refuses the first messages of a daemon at most. An instant in this node's future tells of no
-        way.
+        wrong refuses the first messages of a daemon at most. Where by it the quickest message took at most
+        `NEAR_NS`, that clock is right, and the greater counts: that message had a way too, and after a
+        silence the daemon's clock may only seem slow. An instant in this node's future tells of no way.
         """
         ahead_ns, wall_ns = at.boot_ns - issued_ns, at.wall_ns - issued_ns
-        ages = [wall_ns] if wall_ns >= 0 else []
+        ages, quickest_ns = [wall_ns] if wall_ns >= 0 else [], wall_ns
         if epoch == self.epoch:
+            quickest_ns = self.least_ns + at.wall_ns - at.boot_ns
             least_ns = self.least_ns + min(round((at.boot_ns - self.heard_ns) * SLOW_PU), MOST_SLOW_NS)
             apart_ns = issued_ns - self.since_ns
             if not self.known and least_ns - ahead_ns > apart_ns // 2 > 0:
@@ -100,4 +104,4 @@ class SenderClock:
         else:
             self.epoch, self.since_ns, self.known, least_ns = epoch, issued_ns, False, ahead_ns
         self.least_ns, self.heard_ns = least_ns, at.boot_ns
-        return min(ages, default=0)
+        return max(ages, default=0) if quickest_ns <= NEAR_NS else min(ages, default=0)

@@ -1,4 +1,4 @@
-"""The agent's configuration: one TOML file, read strictly; what is wrong with it is said all at once.
+"""Configuration of the agent: one TOML file, read strictly. An error lists every problem at once.
 
 Secrets are never in it, only files that hold them. Imports the agent's power and triggers.
 """
@@ -39,7 +39,7 @@ class Broker:
     key_file: Path | None = None
 
     def password(self) -> str | None:
-        """The password. Raises ConfigError; never quotes what it read."""
+        """Return the password. Raises ConfigError, which never quotes the content of the file."""
         if self.password_file is None:
             return None
         try:
@@ -53,7 +53,7 @@ class Broker:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Everything that an agent is told."""
+    """The configuration of an agent."""
 
     node: str
     broker: Broker
@@ -74,7 +74,7 @@ class Config:
 
 
 class _Reader:
-    """Takes keys out of a table, checks them, and remembers what was wrong."""
+    """Takes keys from a table, checks their values and collects the problems."""
 
     def __init__(self, tree: Mapping[str, Any], at: str, folder: Path, problems: list[str]) -> None:
         self.tree, self.at, self.folder, self.problems = dict(tree), at, folder, problems
@@ -112,7 +112,7 @@ class _Reader:
         return self.path(key, self.folder, name) if name else None
 
     def path(self, key: str, folder: Path, name: str) -> Path:
-        """The path that a text names, from this folder on; one that no file can have is a problem."""
+        """Return the path that a text names, relative to this folder; an impossible path is a problem."""
         try:
             path = (folder / Path(name).expanduser()).resolve()
             os.lstat(path)
@@ -132,7 +132,7 @@ class _Reader:
 
 
 def load_config(path: Path) -> Config:
-    """The configuration of a file. Raises ConfigError with every fault."""
+    """Return the configuration of a file. Raises ConfigError with every problem."""
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

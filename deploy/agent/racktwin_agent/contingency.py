@@ -1,5 +1,5 @@
-"""Contingency: caps that are applied here on a local trigger, without the daemon: those of a plan that was
-delivered beforehand, and the lowest where GPUs overheat, which needs no plan.
+"""Contingency: caps applied on a local trigger without the daemon, from a plan delivered in advance, and the
+lowest caps on overheating, which needs no plan.
 
 Says which ceilings stand and why; `settings.py` puts them in force. Only ever lowers. Pure: time and
 triggers are passed in. Imports the agent's clock, stored and wire.
@@ -43,7 +43,8 @@ class Change:
 
 @dataclass(slots=True)
 class Contingency:
-    """The plan, and whether it is in force: `trigger` began it, and all are gone since `quiet_ns`.
+    """The plan of a node and its state: `trigger` is the trigger that put it in force, `quiet_ns` the time
+    since which no trigger is present.
 
     `lowest` gives the lowest caps of the devices.
     """
@@ -55,7 +56,8 @@ class Contingency:
     caps: dict[str, float] = field(default_factory=dict)
 
     def take(self, plan: Plan, caps: dict[str, float], at: Instant, epoch: int) -> str | None:
-        """Arm a plan; why not, or None. `caps` are those of this node, `epoch` the highest that was seen."""
+        """Arm a plan. Returns the reason for a refusal, or None. `caps` are those of this node, `epoch`
+        the highest so far."""
         if plan.epoch < epoch:
             return f"epoch {plan.epoch} is older than {epoch}: another daemon leads"
         span = plan.expires_ns - plan.issued_ns
@@ -73,11 +75,11 @@ class Contingency:
         return None
 
     def withdraw(self) -> None:
-        """The plan is taken back; what is in force stays until its trigger is gone."""
+        """Withdraw the plan; caps in force stay until their trigger is gone."""
         self.plan = None
 
     def step(self, present: Mapping[str, str], at: Instant) -> Change | None:
-        """The triggers that are present now, each with its evidence; what changes by it."""
+        """Return the changes of a step. Takes the triggers that are present, each with its evidence."""
         if self.plan is not None and self.plan.until.over(at) and not self.trigger:
             self.plan = None
         if HEAT in present and self.trigger != HEAT:
@@ -114,19 +116,19 @@ class Contingency:
 
     @property
     def state(self) -> str:
-        """As the agent's status tells it."""
+        """Return the state for the agent's status."""
         if self.trigger:
             return f"active:{self.trigger}"
         return "armed" if self.plan is not None and self.plan.caps else "none"
 
     def dump(self) -> dict[str, Any]:
-        """Everything that a restart must know."""
+        """Return the state that a restart needs."""
         plan = self.plan
         armed = plan and [plan.epoch, plan.issued_ns, list(plan.until), plan.triggers, plan.hold_s, plan.caps]
         return {"plan": armed, "trigger": self.trigger, "quiet_ns": self.quiet_ns, "caps": self.caps}
 
     def restore(self, data: Mapping[str, Any], at: Instant, same_boot: bool) -> None:
-        """Take over what `dump` gave. Raises KeyError, TypeError or ValueError if it is none."""
+        """Restore the state from `dump`. Raises KeyError, TypeError or ValueError if it is invalid."""
         if data["plan"] is not None:
             epoch, issued_ns, until, triggers, hold_s, caps = data["plan"]
             names = tuple(text(t) for t in triggers)

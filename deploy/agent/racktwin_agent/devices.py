@@ -1,4 +1,4 @@
-"""Devices of a node as the agent drives them: a sample of columns, and settings with limits.
+"""Interface to the devices of a node: samples as columns, and settings with limits.
 
 `nvml.py` is the real thing, `simulated.py` a stand-in; whoever drives a fleet may bring another. Imports
 nothing of the agent.
@@ -43,7 +43,7 @@ class Sample:
     shutdown_c: Column = field(default_factory=list)
 
     def clock_bits(self) -> int:
-        """The clock-event bits of all GPUs together."""
+        """Return the clock-event bits of all GPUs, combined."""
         bits = 0
         for value in self.gpu.get("clock_event_bits", ()):
             bits |= int(value or 0)
@@ -56,7 +56,7 @@ class Devices(Protocol):
     gpus: int
 
     def sample(self, t_ns: int) -> Sample:
-        """Everything that can be read now. Never raises: what cannot be read is None."""
+        """Return all values that can be read now. Never raises: an unreadable value is None."""
         ...
 
     def limits(self, key: Key) -> tuple[float, float] | None:
@@ -72,7 +72,8 @@ class Devices(Protocol):
         ...
 
     def nvlinks(self) -> list[Any]:
-        """Counts of the NVLinks of each GPU (`nvlinks.GpuLinks`), in order; empty where there are none."""
+        """Return the counts of the NVLinks of each GPU (`nvlinks.GpuLinks`), in order; empty without
+        NVLinks."""
         ...
 
     def serials(self) -> list[str | None]:
@@ -80,22 +81,22 @@ class Devices(Protocol):
         ...
 
     def gpu_at(self, bus_id: str) -> int | None:
-        """The GPU at a PCI address such as `0000:41:00`, or None."""
+        """Return the GPU at a PCI address such as `0000:41:00`, or None."""
         ...
 
     def close(self) -> None:
-        """Let go of the devices; settings stay."""
+        """Release the devices; settings stay."""
         ...
 
 
 def settings(devices: Devices) -> list[Key]:
-    """All settings that these devices have, in order."""
+    """Return all settings of these devices, in order."""
     keys = [Key(control, f"gpu{i}") for control in READBACK for i in range(devices.gpus)]
     return [k for k in (*keys, Key(NODE_CAP, "")) if devices.limits(k) is not None]
 
 
 def readbacks(devices: Devices, controls: set[str]) -> tuple[dict[str, Column], dict[str, Column]]:
-    """(GPU columns, node columns) that echo these controls."""
+    """Return the columns of GPUs and of the node that read these controls back."""
     gpu: dict[str, Column] = {}
     node: dict[str, Column] = {}
     for control, signal in READBACK.items():
@@ -107,7 +108,7 @@ def readbacks(devices: Devices, controls: set[str]) -> tuple[dict[str, Column], 
 
 
 def short_bus_id(text: str) -> str:
-    """`00000000:41:00.0`, `0000:41:00` and `41:00` alike as `0000:41:00`."""
+    """Return a PCI address in the form `0000:41:00`, also for `00000000:41:00.0` and `41:00`."""
     parts = text.strip().lower().split(".", 1)[0].split(":")
     if len(parts) == 2:
         parts = ["0", *parts]

@@ -29,7 +29,7 @@ def _nothing(seconds: float) -> list[Out]:  # noqa: ARG001
 
 
 def _silent(text: str) -> None:
-    """Drop the sentence: nobody listens."""
+    """Drop the sentence: the default without a log."""
 
 
 class Fleet:
@@ -84,12 +84,12 @@ class Fleet:
         self._error: BaseException | None = None
 
     def start(self) -> None:
-        """Connect and run on a thread."""
+        """Connect, and run on a thread."""
         self.link.start()
         self._thread.start()
 
     def stop(self) -> None:
-        """Say goodbye for every node and end. Raises what ended the thread, if anything did."""
+        """Publish a last state for every node and stop. Raises the error that ended the thread, if any."""
         self._stop.set()
         self._thread.join(timeout=10.0)
         at = current_instant()
@@ -114,7 +114,7 @@ class Fleet:
 
     @property
     def lost(self) -> int:
-        """Messages that came faster than they could be carried out."""
+        """Return the number of messages that arrived faster than they could be processed."""
         return self.inbox.lost
 
     def _run(self) -> None:

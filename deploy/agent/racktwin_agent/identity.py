@@ -68,6 +68,6 @@ class Identity:
         return out
 
     def _again_ns(self, told_ns: int) -> int:
-        """When what was told at that instant is told again: at this node's own minute of the hour."""
+        """Return when to repeat a report of `told_ns`: at this node's own minute of the hour."""
         every_ns = round(AGAIN_S * NS)
         return told_ns + every_ns - (told_ns - self._phase_ns) % every_ns

@@ -1,6 +1,6 @@
-"""Inbox of the agent: one queue of bounded count and bytes, filled by threads, emptied by the loop.
+"""Inbox of the agent: one queue, bounded in count and bytes, filled by threads and emptied by the loop.
 
-In a flood the newest is lost, and counted: the daemon repeats its requests. Imports nothing of the agent.
+A flood loses and counts the newest items: the daemon repeats its requests. Imports nothing of the agent.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MAX_BYTES = 16 * 2**20
 
 
 class Inbox:
-    """A queue of (what, item); `lost` counts what found no room."""
+    """A queue of (kind, item); `lost` counts the items that found no room."""
 
     def __init__(self, items: int = MAX_ITEMS, size: int = MAX_BYTES) -> None:
         self._queue: queue.Queue[tuple[str, Any, int]] = queue.Queue(items)
@@ -23,7 +23,7 @@ class Inbox:
         self.lost = 0
 
     def put(self, what: str, item: Any, size: int = 0) -> bool:
-        """Leave an item of so many bytes; False, and counted, if there is no room."""
+        """Put an item of the given size in bytes; returns False and counts the item if there is no room."""
         with self._lock:
             if size <= self._room:
                 try:
@@ -37,7 +37,7 @@ class Inbox:
             return False
 
     def get(self, timeout_s: float) -> tuple[str, Any] | None:
-        """The oldest item, or None if none came in time."""
+        """Return the oldest item, or None if none arrives in time."""
         try:
             what, item, size = self._queue.get(timeout=max(0.0, timeout_s))
         except queue.Empty:

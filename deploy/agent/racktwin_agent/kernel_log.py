@@ -1,4 +1,4 @@
-"""The kernel's log: XIDs of GPUs and SXIDs of NVSwitches as faults, with ids that a second reading repeats.
+"""Kernel log: XIDs of GPUs and SXIDs of NVSwitches as faults, with ids that a second reading repeats.
 
 An id is made of the boot and of the record's number, or of a line's place and text where it comes from an
 ordinary file, so that an agent that starts anew and reads the same lines again reports nothing twice. The
@@ -57,7 +57,7 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault as racktwin's events tell it; `name` within the node, "" for the node itself.
+    """A fault as an event of racktwin; `name` is the device within the node, "" for the node itself.
 
     `at_ns` is when it happened by the wall clock, 0 if nobody knows. `same` is alike for lines of one event.
     """
@@ -72,7 +72,7 @@ class Fault:
 
 
 def read_fault(record: Record, boot: str, devices: Devices, wall_ns: int = 0) -> Fault | None:
-    """The fault that a line speaks of, or None. `wall_ns` is the present, 0 if that is not known."""
+    """Return the fault in a line, or None. `wall_ns` is the present, 0 if unknown."""
     text = _PRINTABLE.sub("?", record.text[:MAX_LINE].rstrip())
     kind, found = "Xid", _XID.search(text)
     if found is None:
@@ -124,7 +124,8 @@ class Repeats:
 
 
 def parse_kmsg(line: str, boot_s: float) -> Record | None:
-    """A record as /dev/kmsg gives it, if the kernel itself wrote it; `boot_s` is how long the boot lasts."""
+    """Return a record of /dev/kmsg that the kernel itself wrote, else None; `boot_s` is the age of the
+    boot."""
     head, separator, text = line.partition(";")
     fields = head.split(",")
     if not separator or len(fields) < 3 or not all(f.isdigit() and f.isascii() for f in fields[:3]):
@@ -135,7 +136,7 @@ def parse_kmsg(line: str, boot_s: float) -> Record | None:
 
 
 class KernelLog:
-    """A thread that reads a source and hands faults on. `source`: /dev/kmsg, another file, or `journal`."""
+    """A thread that reads a source and reports faults. `source`: /dev/kmsg, another file, or `journal`."""
 
     def __init__(
         self,
@@ -153,7 +154,7 @@ class KernelLog:
         self._repeats = Repeats()
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start to read."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -192,7 +193,7 @@ class KernelLog:
                 )
 
     def _file(self) -> Iterator[Record]:
-        """Records of /dev/kmsg, or lines of a file that grows, in either form."""
+        """Yield records of /dev/kmsg, or lines of a growing file, in either form."""
         is_device = self.source == "/dev/kmsg"
         fd = os.open(self.source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -233,7 +234,7 @@ class KernelLog:
         )
 
     def _journal(self) -> Iterator[Record]:
-        """Records of journald, where /dev/kmsg is not to be had."""
+        """Yield records of journald, for nodes without /dev/kmsg."""
         command = ["journalctl", "-k", "-f", "-n", "1000", "-o", "json", "--no-pager"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
             assert child.stdout is not None

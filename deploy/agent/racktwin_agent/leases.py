@@ -223,7 +223,7 @@ class LeaseBook:
         return failed
 
     def next_end_ns(self) -> int | None:
-        """When the next lease ends, since boot; None if none runs."""
+        """Return when the next lease ends, in ns since boot; None if no lease runs."""
         return min((x.until.boot_ns for x in self.leases.values() if x.phase == RUNNING), default=None)
 
     def running(self) -> int:

@@ -24,8 +24,7 @@ MIN_DELAY_S, MAX_DELAY_S = 0.5, 30.0
 
 
 class Link:
-    """Keeps a connection. Callbacks come from its thread: `receive(topic, payload)` and `changed(connected,
-    why)`."""
+    """Keeps a connection. Its thread calls `receive(topic, payload)` and `changed(connected, why)`."""
 
     def __init__(
         self,
@@ -63,18 +62,18 @@ class Link:
         self._client = client
 
     def start(self) -> None:
-        """Begin to connect; goes on until `stop`."""
+        """Start to connect; continues until `stop`."""
         self._back_off()
         self._client.connect_async(self.broker.host, self.broker.port, self.broker.keepalive_s)
         self._client.loop_start()
 
     def is_alive(self) -> bool:
-        """Return True while the thread that keeps the connection runs; without it nothing reconnects."""
+        """Return True while the thread of the connection runs; without the thread nothing reconnects."""
         name = f"paho-mqtt-client-{self.broker.client_id}"
         return any(t.name == name for t in threading.enumerate())
 
     def send(self, out: Out) -> None:
-        """Publish now; what must not be lost waits for the connection."""
+        """Publish a message; while offline, messages that must not be lost wait."""
         with self._lock:
             if not self.connected:
                 if out.qos:
@@ -94,7 +93,7 @@ class Link:
         return info
 
     def stop(self, last: Sequence[Out] = ()) -> None:
-        """Say the last words, wait for them a little, and leave."""
+        """Publish the last state, wait briefly for its delivery, and disconnect."""
         if self.connected:
             for out in last:
                 info = self._publish(out)
@@ -125,7 +124,7 @@ class Link:
             self._publish(out)
 
     def _on_socket_open(self, client: mqtt.Client, userdata: Any, sock: Any) -> None:
-        """An echo behind an acknowledgement must not wait 40 ms for the other side's."""
+        """Set TCP_NODELAY: an echo behind an acknowledgement must not wait 40 ms."""
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def _on_disconnect(
@@ -143,8 +142,7 @@ class Link:
         self._changed(False, f"{self.broker.host}:{self.broker.port} cannot be reached")
 
     def _back_off(self) -> None:
-        """The next attempt waits twice as long as the last, a random part of it: a thousand nodes do not
-        come back at once."""
+        """Wait a random part of twice the last wait, so that a thousand nodes do not reconnect at once."""
         delay = min(MAX_DELAY_S, MIN_DELAY_S * 2 ** min(self._tries, 10)) * random.uniform(0.5, 1.0)
         self._tries += 1
         self._client.reconnect_delay_set(delay, delay)

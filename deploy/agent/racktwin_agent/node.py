@@ -289,7 +289,7 @@ class Node:
         return status_of(self.path, state, at.wall_ns, self.book.epoch, self.contingency.state)
 
     def next_ns(self) -> int | None:
-        """When `step` must be called at the latest, since boot."""
+        """Return the latest instant at which to call `step`, in ns since boot; None if no lease runs."""
         return self.book.next_end_ns()
 
     def _echo(self, controls: set[str]) -> list[Out]:

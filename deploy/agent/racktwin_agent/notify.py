@@ -7,7 +7,7 @@ import socket
 
 
 def notify(text: str) -> None:
-    """Send a line such as READY=1 to the service manager that started us."""
+    """Send a line such as READY=1 to the service manager."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return

@@ -1,4 +1,4 @@
-"""NVLink counts by link: read through NVML, told when a link recovers, others now and then.
+"""NVLink counts by link, read through NVML and reported when a link recovers, and periodically otherwise.
 
 NVLink 5 counts recoveries that succeeded and failed, effective errors (left after error correction) and
 symbol errors as fields of a link; older links count replays, recoveries and CRC errors. Names and numbers are
@@ -38,7 +38,7 @@ SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
 
 @dataclass
 class GpuLinks:
-    """Links of one GPU that are read, and those of them that counted anything, by number."""
+    """Links of one GPU, and those with counts, by number."""
 
     read: int = 0
     counts: dict[int, dict[str, int]] = field(default_factory=dict)
@@ -46,12 +46,12 @@ class GpuLinks:
     far: dict[int, str] = field(default_factory=dict)
 
     def total(self, *names: str) -> int:
-        """The sum of these counts over all links."""
+        """Return the sum of these counts over all links."""
         return sum(count.get(name, 0) for count in self.counts.values() for name in names)
 
 
 def read_links(nvml: Any, device: Any) -> GpuLinks:
-    """Read all links of a GPU; none where the GPU, its driver or the library tells nothing."""
+    """Read all links of a GPU; none if the GPU, its driver or the library reports none."""
     found = GpuLinks()
     try:
         (many,) = nvml.nvmlDeviceGetFieldValues(device, [nvml.NVML_FI_DEV_NVLINK_LINK_COUNT])
@@ -72,7 +72,7 @@ def read_links(nvml: Any, device: Any) -> GpuLinks:
 
 
 def _fields(nvml: Any, device: Any, links: Sequence[int]) -> dict[int, dict[str, int]]:
-    """Counts of NVLink 5 by link; nothing of a GPU that has other links."""
+    """Return the counts of NVLink 5 by link; empty for GPUs with other links."""
     names = (*FIELDS, ("ber", BER))
     wanted = [(name, link, getattr(nvml, constant)) for link in links for name, constant in names]
     values = nvml.nvmlDeviceGetFieldValues(device, [(number, link) for _, link, number in wanted])
@@ -84,7 +84,7 @@ def _fields(nvml: Any, device: Any, links: Sequence[int]) -> dict[int, dict[str,
 
 
 def _counters(nvml: Any, device: Any, links: Sequence[int]) -> dict[int, dict[str, int]]:
-    """Counts of links before NVLink 5, by link."""
+    """Return the counts of links before NVLink 5, by link."""
     out: dict[int, dict[str, int]] = {}
     for link in links:
         counts: dict[str, int] = {}
@@ -99,7 +99,7 @@ def _counters(nvml: Any, device: Any, links: Sequence[int]) -> dict[int, dict[st
 
 
 def _far_end(nvml: Any, device: Any, link: int) -> str:
-    """The other end as the driver tells it; "" where it does not, as between trays of a rack."""
+    """Return the other end as the driver reports it; "" if it does not, as between trays of a rack."""
     try:
         kind = int(nvml.nvmlDeviceGetNvLinkRemoteDeviceType(device, link))
         raw = nvml.nvmlDeviceGetNvLinkRemotePciInfo(device, link).busId
@@ -112,12 +112,12 @@ def _far_end(nvml: Any, device: Any, link: int) -> str:
 
 
 def bit_error_rate(packed: int) -> float:
-    """A rate as NVML packs it: bits 0-7 the negative exponent of ten, bits 8-11 the mantissa."""
+    """Return the rate that NVML packs: bits 0-7 the negative exponent of ten, bits 8-11 the mantissa."""
     return float((packed >> 8 & 0xF) * 10.0 ** -(packed & 0xFF))
 
 
 def _marks(gpus: Sequence[GpuLinks], recoveries_only: bool) -> list[Any]:
-    """The counts that make a report due where one of them has moved."""
+    """Return the counts whose change makes a report due."""
     if not recoveries_only:
         return [(gpu.read, gpu.counts) for gpu in gpus]
     of_link = [
@@ -142,7 +142,7 @@ class NvlinkReport:
         self._phase_ns = zlib.crc32(path.encode()) % round(AGAIN_S) * NS
 
     def tell(self, gpus: Sequence[GpuLinks], at: Instant) -> list[Out]:
-        """A frame with the sums of each GPU, and, where it is due, the counts by link."""
+        """Return a frame with the sums of each GPU, and the counts by link when they are due."""
         if not any(gpu.read for gpu in gpus):
             return []
         sums = {

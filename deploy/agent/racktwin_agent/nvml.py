@@ -1,4 +1,4 @@
-"""NVIDIA GPUs through NVML: what can be read as columns, power limits, and locked clocks.
+"""NVIDIA GPUs through NVML: readings as columns, power limits and clock locks.
 
 A feature that a GPU lacks is a column of nothing; a GPU that fell off the bus loses its own values and
 nothing else. Units are those of racktwin's catalogue. Imports the agent's devices and serials, and pynvml
@@ -27,7 +27,7 @@ Query = tuple[str, Callable[[Any, Any], Number]]
 
 
 def _field(name: str, scope: int | None = None) -> Callable[[Any, Any], Number]:
-    """The value of a field by the name of its number."""
+    """Return the value of a field by the name of its number."""
 
     def read(nvml: Any, device: Any) -> Number:
         number = getattr(nvml, name)
@@ -72,7 +72,7 @@ _shutdown_limit = _field("NVML_FI_DEV_TEMPERATURE_SHUTDOWN_TLIMIT")
 
 
 def _shutdown(nvml: Any, device: Any) -> Number:
-    """Temperature of the shutdown; GPUs since Hopper tell margins instead, source: nvml.h, T.Limit."""
+    """Return the shutdown temperature; GPUs since Hopper report margins instead, source: nvml.h, T.Limit."""
     try:
         return float(nvml.nvmlDeviceGetTemperatureThreshold(device, nvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN))
     except nvml.NVMLError:
@@ -113,7 +113,7 @@ RATES: tuple[tuple[str, Callable[[Any, Any], Number]], ...] = (
 
 
 class _Gpu:
-    """One GPU: its handle while it is there, what it lacks, and the last counts of its rates."""
+    """One GPU: its handle while present, missing features, and the last counts of its rates."""
 
     def __init__(self, bus_id: str) -> None:
         self.bus_id, self.handle = bus_id, None
@@ -200,7 +200,7 @@ class NvmlDevices:
         return value if isinstance(value, int | float) and value >= -1e6 else None
 
     def _is_there(self, gpu: _Gpu) -> bool:
-        """Return True if the GPU answers; a lost one is looked for now and then, as after a reset."""
+        """Return True if the GPU answers; looks for a lost GPU periodically, as after a reset."""
         if gpu.handle is None and time.monotonic() >= gpu.retry_s:
             gpu.retry_s = time.monotonic() + RETRY_LOST_S
             try:
@@ -212,7 +212,7 @@ class NvmlDevices:
         return gpu.handle is not None
 
     def _rate(self, gpu: _Gpu, name: str, count: Number) -> Number:
-        """Bytes per second since the last sample, from a count of KiB."""
+        """Return the bytes per second since the last sample, from a count of KiB."""
         now = time.monotonic_ns()
         before = gpu.counts.get(name)
         if count is None:
@@ -229,8 +229,8 @@ class NvmlDevices:
         return int(digits) if len(digits) < 4 and int(digits) < self.gpus else None
 
     def limits(self, key: Key) -> tuple[float, float] | None:
-        """See Devices: NVML's constraints on the power limit; of a lock, any clock from the lowest on, as one
-        above the highest is none."""
+        """See Devices: NVML's constraints on the power limit; for a lock, any clock from the lowest up,
+        because a value above the highest removes the lock."""
         at = self._number(key)
         if at is None:
             return None
@@ -246,7 +246,7 @@ class NvmlDevices:
         return self._limits.get(at)
 
     def get(self, key: Key) -> float | None:
-        """See Devices: the limit that is set; one that hardware enforces below it is in samples."""
+        """See Devices: the set limit; a lower limit that the hardware enforces is in the samples."""
         at = self._number(key)
         if at is None or not self._is_there(self._gpus[at]):
             return None
@@ -261,7 +261,7 @@ class NvmlDevices:
             return None
 
     def set(self, key: Key, value: float) -> None:
-        """See Devices: takes root."""
+        """See Devices: requires root."""
         at = self._number(key)
         if at is None:
             raise DeviceError(f"no {key.control} of {key.name or 'this node'}")
@@ -276,7 +276,7 @@ class NvmlDevices:
             raise DeviceError(f"{key.name}: a limit of {value:g} W was refused: {error}") from None
 
     def _clocks_mhz(self, at: int) -> tuple[float, float] | None:
-        """(lowest, highest) SM clock of a GPU; None where its clocks cannot be locked."""
+        """Return the lowest and highest SM clock of a GPU; None if its clocks cannot be locked."""
         if at not in self._clocks and self._is_there(self._gpus[at]):
             nvml, device = self.nvml, self._gpus[at].handle
             try:
@@ -290,7 +290,7 @@ class NvmlDevices:
         return self._clocks.get(at)
 
     def _lock_mhz(self, at: int, clock_mhz: float | None) -> float | None:
-        """The lock of a GPU as it was set here, unless its clock shows that it is gone.
+        """Return the lock that this agent set, unless the GPU's clock shows that it is gone.
 
         NVML has no query for it: after a driver is loaded anew, or by another's hand, the clock runs free.
         """
@@ -302,7 +302,7 @@ class NvmlDevices:
         return set_mhz if clock_mhz <= set_mhz + CLOCK_STEP_MHZ else clock_mhz
 
     def _lock(self, at: int, value: float) -> None:
-        """Lock the clocks of a GPU up to a value; the highest or more gives them free."""
+        """Lock the clocks of a GPU up to a value; the highest clock or more removes the lock."""
         gpu, clocks = self._gpus[at], self._clocks_mhz(at)
         if clocks is None:
             raise DeviceError(f"gpu{at}: its clocks cannot be locked")
@@ -324,7 +324,8 @@ class NvmlDevices:
         return [self._identity(gpu) for gpu in self._gpus]
 
     def _identity(self, gpu: _Gpu) -> str | None:
-        """None unless all that this GPU has could be read: half a name would be another name."""
+        """Return the identity, or None unless all its parts could be read: a part of a name would be
+        another name."""
         nvml, parts = self.nvml, []
         for name in ("nvmlDeviceGetSerial", "nvmlDeviceGetUUID"):
             if not self._is_there(gpu):
@@ -350,7 +351,7 @@ class NvmlDevices:
         return next((i for i, g in enumerate(self._gpus) if g.bus_id == wanted), None)
 
     def handles(self) -> list[tuple[int, Any]]:
-        """(number, NVML's handle) of the GPUs that are there."""
+        """Return (number, NVML handle) of the present GPUs."""
         return [(i, g.handle) for i, g in enumerate(self._gpus) if g.handle is not None]
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Overheating: GPUs that warm up as only plates without flow do, or that slow themselves down for heat.
+"""Overheating: detects GPUs that warm up as only plates without flow do, or that slow down because of heat.
 
 Seen by the agent alone. C dT/dt = P - q: where a plate still cools, more heat leaves the warmer it is, and a
 load that steps up has settled long before the guard. Before the guard, it would settle at T + tau dT/dt: what
@@ -39,7 +39,7 @@ UNKNOWN = -inf
 
 @dataclass(slots=True)
 class Overheating:
-    """Temperatures of the last seconds. `evidence` says in words why GPUs overheat, or ""."""
+    """Temperatures of the last seconds. `evidence` explains why GPUs overheat, or is ""."""
 
     guard_c: float
     evidence: str = ""
@@ -49,7 +49,7 @@ class Overheating:
     _hot: set[int] = field(default_factory=set)  # GPUs that began it
 
     def take(self, sample: Sample, at: Instant) -> None:
-        """Note a sample, and judge it."""
+        """Add a sample, and evaluate it."""
         temps = sample.gpu.get("temp_c", [])
         if self._samples:
             gap_s = (at.boot_ns - self._samples[-1][0]) / NS
@@ -88,7 +88,7 @@ class Overheating:
         return "; ".join(words)
 
     def _surging(self) -> dict[int, float]:
-        """GPU -> K/s of those that would settle beyond their shutdown even where their coolant flows."""
+        """Return GPU -> K/s of those that would settle beyond their shutdown even with flow."""
         if len(self._samples) < SAMPLES:
             return {}
         span, out = self._samples[-SAMPLES:], {}
@@ -105,7 +105,7 @@ class Overheating:
         return out
 
     def _inlet_rises(self) -> bool:
-        """Return True if the coolant at the inlet rises as only that of a loop without flow does."""
+        """Return True if the inlet coolant warms up as only in a loop without flow."""
         if len(self._inlet) < MOST_SAMPLES or min(self._inlet) == UNKNOWN:
             return False
         seconds = (self._samples[-1][0] - self._samples[0][0]) / NS
@@ -114,26 +114,28 @@ class Overheating:
         return goes_on and (self._inlet[-1] - self._inlet[0]) / seconds >= INLET_K_PER_S
 
     def restart(self) -> None:
-        """The caps have changed: what rose before says nothing of what follows."""
+        """Forget earlier samples: after a change of caps they do not predict the rise."""
         self._samples.clear()
         self._inlet.clear()
 
     def left_s(self) -> float:
-        """Seconds until the first GPU shuts itself down, by the rise since `restart`; inf if too few rise."""
+        """Return the seconds until the first GPU shuts itself down, by the rise since `restart`; inf if
+        too few rise."""
         rising = self._rising(len(self._samples)) if len(self._samples) >= SAMPLES else {}
         if len(rising) < WITNESSES:
             return inf
         return min(self._room_k(gpu) / rate for gpu, rate in rising.items())
 
     def _room_k(self, gpu: int) -> float:
-        """Kelvins until a GPU shuts itself down; inf where nobody says at which temperature."""
+        """Return the kelvins until a GPU shuts itself down; inf if its shutdown temperature is unknown."""
         shutdown_c = _number(self._shutdown_c, gpu)
         if shutdown_c <= self.guard_c:
             return inf
         return max(shutdown_c - MARGIN_K - _number(self._samples[-1][1], gpu), 0.0)
 
     def _rising(self, count: int) -> dict[int, float]:
-        """GPU -> K/s over so many samples, of those beyond their guard that did not fall in them."""
+        """Return GPU -> K/s over this many samples, of GPUs beyond their guard whose temperature did not
+        fall."""
         if len(self._samples) < count:
             return {}
         span = self._samples[-count:]
@@ -154,7 +156,7 @@ def _names(gpus: Iterable[int]) -> str:
 def _pairs(
     span: list[tuple[int, Column]], temps: list[float]
 ) -> Iterator[tuple[tuple[int, Column], tuple[int, Column], float, float]]:
-    """Each sample with the one before, and their temperatures."""
+    """Yield each sample with the one before it, and their temperatures."""
     return ((a, b, x, y) for (a, b), (x, y) in zip(pairwise(span), pairwise(temps), strict=True))
 
 

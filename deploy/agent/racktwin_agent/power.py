@@ -1,4 +1,4 @@
-"""Power of the node, as far as its own agent may end it: each order runs a program, once.
+"""Power of the node, as far as its own agent can stop it: runs a program once for each order.
 
 Nothing runs that the configuration does not enable. An order is noted first; whoever drives the node calls
 `run` once its answer had time to leave. A node cannot switch itself on. Imports the agent's devices.
@@ -20,7 +20,7 @@ COMMANDS = {STOP: ("systemctl", "poweroff"), OFF: ("systemctl", "poweroff", "--f
 
 
 class Power:
-    """Level that was ordered in this boot, and the programs of the levels that are enabled."""
+    """The level ordered in this boot, and the programs of the enabled levels."""
 
     def __init__(self, commands: Mapping[int, tuple[str, ...]] | None = None) -> None:
         self.commands = dict(commands or {})
@@ -30,11 +30,11 @@ class Power:
         self._process: subprocess.Popen[bytes] | None = None
 
     def limits(self, key: Key) -> tuple[float, float]:
-        """As of a device: the levels that there are."""
+        """Return the range of levels, as for a device."""
         return ON, OFF
 
     def get(self, key: Key) -> float:
-        """As of a device: the level that was ordered."""
+        """Return the ordered level, as for a device."""
         return self.level
 
     def refuse(self, value: float) -> str | None:
@@ -48,7 +48,7 @@ class Power:
         return None
 
     def set(self, key: Key, value: float) -> None:
-        """Note an order. Raises DeviceError for one that is not carried out here."""
+        """Note an order. Raises DeviceError for an order that is not enabled here."""
         if why := self.refuse(value):
             raise DeviceError(why)
         if value > self.level:
@@ -57,15 +57,15 @@ class Power:
 
     @property
     def is_due(self) -> bool:
-        """True while an order waits to be run."""
+        """Return True while an order waits for its program."""
         return bool(self._due)
 
     def columns(self) -> dict[str, Any]:
-        """Read-back, where anything is enabled; while this is sent, the node is not off."""
+        """Return the read-back if a level is enabled; a node that sends it is not off."""
         return {"power_readback_state": [min(self.level, STOP)]} if self.commands else {}
 
     def run(self) -> str:
-        """Run the program of the order that waits; a sentence for the log."""
+        """Run the program of the waiting order; returns a sentence for the log."""
         command, self._due = self._due, ()
         what = f"{LEVELS[self.level]} of this node: {' '.join(command)}"
         try:
@@ -76,7 +76,8 @@ class Power:
         return what
 
     def failure(self) -> str:
-        """Reason why the last order failed, once: its program could not be run, or ended with an error."""
+        """Return the reason that the last order failed, once: its program did not run or ended with an
+        error."""
         if self._process is not None and (code := self._process.poll()) is not None:
             self._process = None
             if code != 0:
@@ -90,6 +91,6 @@ class Power:
 
 @runtime_checkable
 class Powered(Protocol):
-    """Simulated devices that bring the power of their node along."""
+    """Simulated devices with a power of their node."""
 
     power: Power

@@ -29,7 +29,7 @@ class Out(NamedTuple):
 
 
 def frame_of(path: str, t_ns: int, gpu: Mapping[str, Column], node: Mapping[str, Column]) -> Out:
-    """One instant of a node's devices, as columns."""
+    """Return one instant of a node's devices as columns."""
     body: dict[str, Any] = {"t_ns": t_ns, "from": path}
     for kind, columns in (("gpu", gpu), ("node", node)):
         if columns:
@@ -38,14 +38,14 @@ def frame_of(path: str, t_ns: int, gpu: Mapping[str, Column], node: Mapping[str,
 
 
 def sample_of(path: str, sample: Sample) -> Out:
-    """A sample as a frame."""
+    """Return a sample as a frame."""
     return frame_of(path, sample.t_ns, sample.gpu, sample.node)
 
 
 def result_of(
     path: str, integration: str, control: str, epoch: int, t_ns: int, answers: Sequence[Answer]
 ) -> Out:
-    """Answers to the orders of one request."""
+    """Return the answers to the orders of one request."""
     body = {
         "v": 1,
         "from": path,
@@ -61,7 +61,7 @@ def result_of(
 
 
 def status_of(path: str, state: str, t_ns: int, epoch: int, contingency: str) -> Out:
-    """The retained state of an agent; `offline` is its last will."""
+    """Return the retained state of an agent; `offline` is its last will."""
     body = {
         "state": state,
         "version": VERSION,
@@ -74,7 +74,8 @@ def status_of(path: str, state: str, t_ns: int, epoch: int, contingency: str) ->
 
 
 def fault_of(path: str, event_id: str, table: str, name: str, code: int, detail: str, at_ns: int = 0) -> Out:
-    """A fault of the node or of one of its devices (`name` within the node, "" for itself), with its id.
+    """Return a fault of the node or of one of its devices (`name` within the node, "" for itself), with its
+    id.
 
     `at_ns` is when it happened; a clock that was never set tells nothing.
     """
@@ -106,7 +107,7 @@ def identity_of(path: str, event_id: str, table: str, name: str, serial: str) ->
 
 
 def nvlinks_of(path: str, event_id: str, counts: dict[str, Any]) -> Out:
-    """Counts of the NVLinks of the node."""
+    """Return the counts of the node's NVLinks."""
     body = {"type": "NvlinksCounted", "id": event_id[:200], "from": path, "name": path, **counts}
     return Out(f"{PUB}/Event/{path}", _json(body), 1)
 

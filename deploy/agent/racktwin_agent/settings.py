@@ -17,7 +17,7 @@ TOLERANCE = 0.5  # a setting this close is the same: devices round to what they 
 
 
 class Settings:
-    """The settings of one node. `held` is what each device under a ceiling should have without it."""
+    """The settings of one node. `held`: the value that each device under a ceiling would otherwise have."""
 
     def __init__(self, devices: Devices, power: Power | None = None) -> None:
         self.devices, self.power = devices, power or Power()
@@ -25,11 +25,11 @@ class Settings:
         self.held: dict[Key, float] = {}
 
     def of(self, key: Key) -> Devices | Power:
-        """The owner of a setting."""
+        """Return the owner of a setting."""
         return self.power if key == NODE_POWER else self.devices
 
     def put(self, key: Key, value: float) -> bool:
-        """Set a device, as far as its ceiling allows; False if it is held back. Raises DeviceError."""
+        """Set a device within its ceiling; returns False if the value waits. Raises DeviceError."""
         ceiling = self.ceilings.get(key)
         if ceiling is None:
             self._set(key, value)
@@ -39,7 +39,7 @@ class Settings:
         return value <= ceiling
 
     def remember(self, ceilings: Mapping[Key, float]) -> None:
-        """Note what devices are set to before ceilings come down on them."""
+        """Store the present settings before ceilings lower them."""
         for key in ceilings:
             if key not in self.held:
                 found = self.devices.get(key)
@@ -47,8 +47,8 @@ class Settings:
                     self.held[key] = found
 
     def lower(self, ceilings: Mapping[Key, float]) -> list[str]:
-        """Put ceilings in force, or other ones in place of those; what failed. Never raises a setting
-        above what is wanted of it."""
+        """Put ceilings in force, or replace them; returns the failures. Never raises a setting above its
+        wanted value."""
         self.remember(ceilings)
         failed = self._give_back([k for k in self.ceilings if k not in ceilings])
         for key, ceiling in ceilings.items():
@@ -63,7 +63,8 @@ class Settings:
         return failed
 
     def enforce(self) -> list[str]:
-        """Lower again what stands above its ceiling, by a retry or by somebody else's hand; what failed."""
+        """Lower settings that exceed their ceiling again, after a failure or a change by others; returns
+        the failures."""
         failed = []
         for key, ceiling in self.ceilings.items():
             found = self.devices.get(key)
@@ -75,7 +76,7 @@ class Settings:
         return failed
 
     def release(self) -> list[str]:
-        """Take all ceilings away and give what was held back; what failed."""
+        """Remove all ceilings and set the waiting values; returns the failures."""
         return self._give_back(list(self.ceilings))
 
     def _give_back(self, keys: list[Key]) -> list[str]:
@@ -103,6 +104,6 @@ class Settings:
         }
 
     def restore(self, data: Mapping[str, Any]) -> None:
-        """Take over what `dump` gave. Raises KeyError, TypeError or ValueError if it is none."""
+        """Restore the state from `dump`. Raises KeyError, TypeError or ValueError if it is invalid."""
         self.ceilings = {Key(text(c), text(n)): number(v) for c, n, v in data["ceilings"]}
         self.held = {Key(text(c), text(n)): number(v) for c, n, v in data["held"]}

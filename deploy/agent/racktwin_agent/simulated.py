@@ -31,7 +31,7 @@ CLOCK_EXPONENT = 2.7  # of dynamic power over the clock; source: estimate
 
 
 class SimulatedDevices:
-    """`gpus` GPUs of one node. All public fields may be changed while it runs."""
+    """`gpus` GPUs of one node. Public fields may change while it runs."""
 
     def __init__(
         self, gpus: int, seed: int = 0, low_w: float = 200.0, high_w: float = 1200.0, coolant_c: float = 33.0
@@ -135,11 +135,11 @@ class SimulatedDevices:
         return []
 
     def serials(self) -> list[str | None]:
-        """See Devices: none but what a test says."""
+        """See Devices: only the serials that a test sets."""
         return [None if i in self.lost else serial for i, serial in enumerate(self.serial)]
 
     def gpu_at(self, bus_id: str) -> int | None:
-        """See Devices: GPU n sits on bus n + 1."""
+        """See Devices: GPU n is on bus n + 1."""
         wanted = short_bus_id(bus_id)
         return next((i for i in range(self.gpus) if short_bus_id(f"0:{i + 1:x}:0") == wanted), None)
 

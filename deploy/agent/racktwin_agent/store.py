@@ -16,17 +16,17 @@ class Store(Protocol):
     """Keeps the last state that it was given."""
 
     def load(self) -> dict[str, Any] | None:
-        """The state, or None where there is none. Raises ValueError if it cannot be understood."""
+        """Return the state, or None if there is none. Raises ValueError if it cannot be read."""
         ...
 
     def save(self, state: dict[str, Any], durable: bool) -> None:
-        """Keep it; when this returns, a killed agent finds it again, with `durable` after a loss of power
-        too. Raises OSError."""
+        """Store the state. When this returns, it survives the end of the process, and with `durable` a
+        loss of power. Raises OSError."""
         ...
 
 
 class MemoryStore:
-    """Keeps nothing beyond the process: for simulated fleets."""
+    """Keeps the state in memory only: for simulated fleets."""
 
     def __init__(self) -> None:
         self.state: dict[str, Any] | None = None
@@ -41,8 +41,7 @@ class MemoryStore:
 
 
 class FileStore:
-    """A file in a folder of its own. Raises OSError when the folder cannot be used, or another agent has
-    it."""
+    """A file in a folder of its own. Raises OSError if the folder is unusable or another agent uses it."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -66,7 +65,7 @@ class FileStore:
         return state
 
     def put_aside(self) -> Path:
-        """Move a state that cannot be understood out of the way; where it lies now."""
+        """Move an unreadable state away; returns its new path."""
         aside = self.path.with_suffix(".unreadable")
         os.replace(self.path, aside)
         return aside
@@ -84,7 +83,7 @@ class FileStore:
             os.fsync(self._folder)
 
     def close(self) -> None:
-        """Let another agent have the folder."""
+        """Release the folder for another agent."""
         if self._folder >= 0:
             os.close(self._folder)
             self._folder = -1

@@ -51,7 +51,7 @@ def table(value: Any) -> dict[str, float]:
 
 
 def deadline(value: Any, at: Instant, same_boot: bool, longest_ns: int) -> Deadline:
-    """When something ends, never later than its longest span from now. Raises ValueError or TypeError."""
+    """Read a deadline, at most its longest span from now. Raises ValueError or TypeError."""
     boot_ns, wall_ns, span_ns = (whole(x) for x in value)
     found = Deadline(boot_ns, wall_ns, min(span_ns, longest_ns))
     if not same_boot or boot_ns > at.boot_ns + longest_ns:

@@ -1,7 +1,7 @@
-"""Local triggers: a lost input of a power supply, a power brake, a broker that is gone, GPUs that overheat.
+"""Local triggers: lost power supply input, power brake, lost broker, overheating GPUs.
 
-Each is told with its evidence. What cannot be read is no trigger: it is unknown, and said so. Imports the
-agent's clock, contingency, devices and overheating.
+Each trigger has its evidence. An unreadable input is no trigger: it is unknown, and reported as such.
+Imports the agent's clock, contingency, devices and overheating.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class PsuInput:
     timeout_s: float = 5.0
 
     def read(self) -> bool | None:
-        """True with input, False without, None if nobody knows."""
+        """Return True with input, False without, None if unknown."""
         return self._run() if self.command else self._look()
 
     def _run(self) -> bool | None:
@@ -52,7 +52,7 @@ class PsuInput:
 
 
 def read_water_inlet(file: Path) -> float | None:
-    """Temperature of the coolant that comes in, degC; None if it cannot be read.
+    """Return the temperature of the incoming coolant, degC; None if it cannot be read.
 
     source: Linux, Documentation/hwmon/sysfs-interface: temp*_input is in millidegrees Celsius
     """
@@ -65,13 +65,13 @@ def read_water_inlet(file: Path) -> float | None:
 
 
 def read_inputs(inputs: tuple[PsuInput, ...]) -> dict[str, bool | None]:
-    """All inputs by name."""
+    """Return all inputs by name."""
     return {x.name: x.read() for x in inputs}
 
 
 @dataclass(slots=True)
 class Watch:
-    """Turns what was read into the triggers that are present. Times since boot."""
+    """Derives the present triggers from readings. Times are since boot."""
 
     broker_gone_s: float = 60.0
     power_brake_s: float = 2.0
@@ -82,14 +82,14 @@ class Watch:
     _bits: int = 0
 
     def connected(self, is_connected: bool, at: Instant) -> None:
-        """Note that the broker is or is not connected."""
+        """Note the connection to the broker, or its loss."""
         if is_connected:
             self._apart_ns = None
         elif self._apart_ns is None:
             self._apart_ns = at.boot_ns
 
     def clocks(self, bits: int, at: Instant) -> None:
-        """The clock-event bits of the node's GPUs now."""
+        """Note the clock-event bits of the node's GPUs."""
         if bits & (HW_SLOWDOWN | POWER_BRAKE):
             self._bits = bits
             if self._braked_ns is None:
@@ -109,7 +109,7 @@ class Watch:
         return said
 
     def present(self, at: Instant) -> dict[str, str]:
-        """The triggers that are present, with their evidence."""
+        """Return the present triggers with their evidence."""
         out = {}
         lost = [name for name, has_input in self.lost.items() if has_input is False]
         if lost:

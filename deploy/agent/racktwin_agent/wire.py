@@ -1,7 +1,7 @@
-"""The messages that an agent receives, read and judged: requests and contingency plans. Pure.
+"""Parser of the messages that an agent receives: requests and contingency plans. Pure.
 
-Whatever arrives gives a Request, a Plan or Refused with its reason; nothing is guessed or mended. Imports
-nothing of the agent.
+Any input gives a Request, a Plan or Refused with a reason; nothing is guessed or repaired. Imports nothing
+of the agent.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ MAX_HOLD_S = 86_400.0
 
 
 class Refused(Exception):
-    """A message that is none of ours to carry out; says why."""
+    """A message that the agent does not execute, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One line of a request: what one device of the node should be set to, and what it takes afterwards."""
+    """One line of a request: the value for one device of the node, and the value after the lease."""
 
     name: str  # relative to the node; "" is the node itself
     generation: int
@@ -51,7 +51,7 @@ class Request:
 
     @property
     def span_ns(self) -> int:
-        """Duration of the lease as the sender meant it."""
+        """Return the duration of the lease that the sender intended, ns."""
         return self.expires_ns - self.issued_ns
 
 
@@ -68,7 +68,7 @@ class Plan:
 
 
 def read_request(control: str, rack: str, payload: bytes) -> Request:
-    """A request from the topic of this control and rack. Raises Refused."""
+    """Return a request from the topic of this control and rack. Raises Refused."""
     body = _object(payload, rack)
     if body.get("control") != control:
         raise Refused(f"speaks of {str(body.get('control'))[:80]!r} on the topic of {control}")
@@ -103,7 +103,7 @@ def read_request(control: str, rack: str, payload: bytes) -> Request:
 
 
 def read_plan(rack: str, payload: bytes) -> Plan:
-    """A contingency plan from the topic of this rack. Raises Refused."""
+    """Return a contingency plan from the topic of this rack. Raises Refused."""
     body = _object(payload, rack)
     names = _names(body)
     caps = _column(body, "caps_w", names)

@@ -1,4 +1,4 @@
-"""XIDs as NVML's event set tells them, for nodes where the kernel's log cannot be read.
+"""XIDs from NVML's event set, for nodes without access to the kernel's log.
 
 NVML numbers nothing, so an id is made of the boot, the GPU, the code and the second: a repeat within a
 second is one event. Imports the agent's clock, NVML devices and faults.
@@ -18,7 +18,7 @@ WAIT_MS = 500
 
 
 class XidEvents:
-    """A thread that waits for critical errors and hands them on."""
+    """A thread that waits for critical errors and reports them."""
 
     def __init__(
         self, devices: NvmlDevices, boot: str, give: Callable[[Fault], None], say: Callable[[str], None]
@@ -28,7 +28,7 @@ class XidEvents:
         self._thread = threading.Thread(target=self._run, name="xid-events", daemon=True)
 
     def start(self) -> None:
-        """Begin to wait."""
+        """Start to wait."""
         self._thread.start()
 
     def stop(self) -> None:

@@ -20,7 +20,7 @@ STEPS, STEP_S = 2000, 0.01  # a step of real work takes far longer
 
 
 def restore(path: str) -> dict[str, float]:
-    """The last durable state, or where training begins."""
+    """Return the last durable state, or the initial state."""
     try:
         with open(path, encoding="utf-8") as file:
             return dict(json.load(file))
@@ -29,7 +29,7 @@ def restore(path: str) -> dict[str, float]:
 
 
 def save(path: str, state: dict[str, float]) -> None:
-    """Write beside it, force it to the disk, then rename it: a kill in here leaves the one before."""
+    """Write a temporary file, force it to disk, then rename it: a kill leaves the previous checkpoint."""
     with open(path + ".part", "w", encoding="utf-8") as file:
         json.dump(state, file)
         file.flush()

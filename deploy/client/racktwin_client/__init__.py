@@ -1,4 +1,5 @@
-"""racktwin for jobs: register, hear how long to train between checkpoints, say what saves cost.
+"""racktwin client for jobs: registers a job, receives the interval between checkpoints and reports the cost
+of saves.
 
 The standard library only, Python >= 3.9. `Advisor` is the whole of it; adapters for Lightning, Hugging Face
 and several ranks are modules of their own.

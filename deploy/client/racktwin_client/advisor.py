@@ -1,4 +1,4 @@
-"""Tells a training job when to save a checkpoint, on the advice of racktwin and never at its mercy.
+"""Tells a training job when to save a checkpoint, on the advice of racktwin but never dependent on it.
 
     advisor = Advisor("4711", "https://twin.example:8077", own_interval_s=1800)
     if advisor.due(step):  # at every step
@@ -28,7 +28,7 @@ from racktwin_client.wires import MAX_ADVICE, FolderWire, HttpWire, Refusal
 NS = 1_000_000_000
 # Reports that wait, saves not yet durable, lines of log, characters of a problem
 MAX_REPORTS, MAX_OPEN, MAX_SAID, MAX_TEXT = 64, 8, 50, 400
-# What the twin takes; for how long advice is obeyed without a new one. source: estimate
+# Limits of the twin on reports; time for which advice is obeyed without a new one. source: estimate
 MAX_INTERVAL_S, MAX_COST_S, MAX_PROGRESS_PER_S, MAX_LEASE_S = 1e7, 1e6, 1e6, 3600.0
 TICK_S, MAX_BACKOFF_S, REPORT_S = 0.5, 300.0, 300.0  # the last: between reports, at most
 FOR_GOOD = (400, 409, 413, 422)  # HTTP status of a report that will not be taken later either
@@ -37,7 +37,7 @@ _LOG = logging.getLogger("racktwin.client")
 
 
 class StandingAdvice(NamedTuple):
-    """Advice to obey until `until`, in steady seconds. Of two, the one of greater `order` counts."""
+    """Advice in force until `until`, in steady seconds. The advice of greater `order` replaces the other."""
 
     interval_s: float | None = None
     want: tuple[int, int] | None = None  # the name of a wish for a save begun at `since` or later
@@ -85,7 +85,7 @@ def advice_of(payload: bytes, job: str, before: StandingAdvice, now: float, wall
 
 
 class Pace:
-    """When the next save of a tier is due: a function of the steady seconds that are handed in.
+    """Timing of the saves of one tier: a function of the steady seconds that are handed in.
 
     own_s, own_steps: when the job saves by itself. most_s: it never waits longer, nor for 4 times own_steps.
     Saves that advice brings forward begin `least_s` or more after the last and stay within `share` of the
@@ -101,7 +101,7 @@ class Pace:
         self._want = self._answered = NOTHING.want
 
     def in_force(self, held: StandingAdvice) -> float:
-        """The interval that is kept, s; 0 if it is counted in steps."""
+        """Return the interval in force, s; 0 if it is counted in steps."""
         own_s, advised_s = self.own_s if self.own_s < math.inf else 0.0, held.interval_s
         return own_s if advised_s is None else min(max(advised_s, min(self.least_s, self.own_s)), self.most_s)
 
@@ -127,7 +127,7 @@ class Pace:
         return True
 
     def ended(self, now: float, began: float, ok: bool = True) -> None:
-        """A save ended, due or not. One that failed is tried again, but not at once."""
+        """Note that a save ended, due or not. A failed save is tried again after a pause."""
         took_s = max(0.0, now - began)
         self._balance -= took_s if self._extra else 0.0
         self._cap, self._asked, self._extra = took_s, math.nan, False
@@ -139,7 +139,7 @@ class Pace:
 
 
 class Save:
-    """A save under way, and when it began by the wall clock, ns, which is its name."""
+    """A save in progress; its begin by the wall clock, ns, is its name."""
 
     def __init__(self, tier: str = "durable", asynchronous: bool = False) -> None:
         self.tier, self.asynchronous, self.block_s = tier, asynchronous, 0.0
@@ -220,7 +220,8 @@ class Advisor:
         return Pace.in_force(*self._of())
 
     def first_answer(self, wait_s: float = 10.0) -> str:
-        """Wait until the twin was asked once, for at most so long; its problem, "" if it answered."""
+        """Wait for the first answer of the twin, at most this long; returns its problem, "" if it
+        answered."""
         until = time.monotonic() + wait_s
         while self._thread is not None and not self._asked and time.monotonic() < until:
             time.sleep(0.01)
@@ -251,14 +252,15 @@ class Advisor:
             self._tell(save, save.block_s)
 
     def durable(self, began_ns: int) -> None:
-        """The asynchronous save that began then can be recovered from."""
+        """Note that the asynchronous save of this begin can be recovered from."""
         if (save := self._flushing.pop(began_ns, None)) is not None:
             took_s = time.monotonic() - save.began
             self._pace.flush_s = took_s if save.tier == "durable" else self._pace.flush_s
             self._tell(save, took_s)
 
     def restored(self, restart_s: float = 0.0, tier: str = "durable") -> None:
-        """The job trains again after a failure. Without `restart_s` that counts from this file's import."""
+        """Note that the job trains again after a failure. Without `restart_s` the restart counts from this
+        file's import."""
         now = time.monotonic()
         self._pace.ended(now, now)
         self._local.ended(now, now)
@@ -266,11 +268,11 @@ class Advisor:
         self._tell(None, 0.0, restart_s if 0 < restart_s < MAX_COST_S else now - _IMPORTED, tier)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy, as for another process, asks nobody."""
+        """Return a copy that contacts nobody, for another process."""
         return {**self.__dict__, "_thread": None, "_wire": None, "_pid": -1}
 
     def _tell(self, save: Save | None, took_s: float, restart_s: float = 0.0, tier: str = "durable") -> None:
-        """Leave a report for the other thread; without a save it is of the tier's last one."""
+        """Leave a report for the other thread; without a save it concerns the tier's last save."""
         tier, began_ns, block_s = (save.tier, save.began_ns, save.block_s) if save else (tier, 0, 0.0)
         if save and tier == "durable":  # nowhere else: the other thread would undo what is noted meanwhile
             self._durable_ns = max(began_ns, self._durable_ns)
@@ -308,7 +310,7 @@ class Advisor:
         getattr(self._wire, "close", bool)()
 
     def _exchange(self) -> bool:
-        """Hear and tell once. False: nothing was heard, ask more seldom."""
+        """Receive and report once. Returns False if nothing arrived, so that the next query comes later."""
         problems = {}
         for act in (self._hear, self._send):
             try:

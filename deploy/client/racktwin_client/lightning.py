@@ -39,7 +39,8 @@ class AdvisedCheckpoint(Callback):  # type: ignore[misc]
             self.advisor.restored()
 
     def on_train_batch_end(self, trainer: Any, *batch: Any, **more: Any) -> None:
-        """After each step of the optimizer, on all ranks: Lightning tells them what rank 0 decided."""
+        """Save on all ranks after a step of the optimizer if rank 0 decided so, which Lightning
+        broadcasts."""
         step = trainer.global_step
         if step == self._step:
             return

@@ -18,7 +18,7 @@ from racktwin_client.advisor import Advisor, Save
 
 
 class AdvisedSaves(TrainerCallback):  # type: ignore[misc]
-    """Asks the Trainer to save when the advisor says so, on all ranks alike, and measures its saves."""
+    """Asks the Trainer to save when the advisor decides so, on all ranks, and measures its saves."""
 
     def __init__(self, advisor: Advisor) -> None:
         self.advisor = advisor
@@ -40,7 +40,7 @@ class AdvisedSaves(TrainerCallback):  # type: ignore[misc]
         return control
 
     def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Begin the save anew: logging between the step and the save is no part of it."""
+        """Restart the measurement of a save: logging between the step and the save is not part of it."""
         if self._save is not None:
             self._save = Save()
 

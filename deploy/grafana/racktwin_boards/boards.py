@@ -56,7 +56,7 @@ class Board:
 
 
 def _others() -> build.DashboardLink:
-    """The boards with our tag; what was chosen goes along."""
+    """Return links to the boards with our tag; the selection carries over."""
     link = build.DashboardLink("racktwin").type(dashboard.DashboardLinkType.DASHBOARDS).tags([TAG])
     return link.as_dropdown(False).include_vars(True).keep_time(True)
 

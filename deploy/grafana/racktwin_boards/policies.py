@@ -1,4 +1,4 @@
-"""Board `policies`: who may act, what is commanded, what became of commands, and what it cost."""
+"""Board `policies`: authorities, commands, their outcomes, and their cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Board `power`: which feeder binds first, what is drawn where, and what caps cost."""
+"""Board `power`: binding feeders, the power of each place, and the cost of caps."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ _RACKS = Panel(
     board="cooling",
 )
 _CAPPED = Panel(
-    "GPUs held below their most",
+    "GPUs held below their maximum",
     "lines",
     (
         Query(each("racktwin_power_capped_gpus", "policy"), "by {{policy}}"),

@@ -92,7 +92,7 @@ ROWS: tuple[tuple[str, str, float], ...] = (
 
 
 def label_of(gpus: int) -> str:
-    """What keys of a size begin with: n576, n10k."""
+    """Return the prefix of the keys of a size: n576, n10k."""
     return f"n{gpus // 1000}k" if gpus >= 1000 and gpus % 1000 == 0 else f"n{gpus}"
 
 
@@ -124,7 +124,7 @@ def measure_size(gpus: int, ticks: int, warmup: int, scratch: Path, say: Callabl
 
 
 def machine() -> Figures:
-    """Where this was measured, and of which code."""
+    """Return the machine and the commit of a measurement."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

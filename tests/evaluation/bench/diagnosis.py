@@ -182,7 +182,7 @@ def same_class(script: Script, fault: Fault) -> bool:
 
 
 def changed(a: Simulation, b: Simulation) -> bool:
-    """Whether any sample of this round differs."""
+    """Return True if any sample of this round differs."""
     if len(a.observation.reports) != len(b.observation.reports):
         return True
     for one, other in zip(a.observation.reports, b.observation.reports, strict=True):
@@ -309,7 +309,7 @@ def _drawn(simulation: Simulation, case: int, lot: Lot, many: int) -> list[Scrip
 
 
 def _reads(simulation: Simulation, script: Script) -> bool:
-    """Whether there is such a sensor: an air-cooled rack has none of its coolant."""
+    """Return True if the sensor exists: an air-cooled rack has none of its coolant."""
     if not script.is_sensor:
         return True
     state = simulation.engine.state

@@ -72,7 +72,7 @@ def site_of(name: str) -> Site:
 
 
 def expected(simulation: Simulation, name: str, n: int) -> F64:
-    """What the twin expects now [n]; NaN where it does not know."""
+    """Return the values that the twin expects now [n]; NaN if unknown."""
     residual = simulation.engine.estimator.residuals.get(name)
     return np.full(n, np.nan) if residual is None else residual.expected
 

@@ -114,7 +114,7 @@ def kinds_of(site: Site) -> tuple[str, ...]:
 
 
 def _acts(kind: str, table: str) -> bool:
-    """Whether a script of this kind on this table has a cause in the plant."""
+    """Return True if a script of this kind on this table has a cause in the plant."""
     return not kind.startswith("sensor_") or table in PUBLISHED
 
 
@@ -219,7 +219,7 @@ def _feeders_above(site: Site, feeder: int) -> list[tuple[str, int]]:
 def _amount(
     site: Site, table: str, entity: int, signal: str, ranges: Ranges, rng: np.random.Generator
 ) -> float:
-    """How far a sensor is off, in its unit: well above the noise of a good one."""
+    """Draw the offset of a sensor, in its unit: well above the noise of a good one."""
     unit = signal.rpartition("_")[2]
     if unit == "c":
         return ranges.within(*BIAS_K, rng)
@@ -227,7 +227,7 @@ def _amount(
 
 
 def usual(site: Site, table: str, entity: int, signal: str) -> float:
-    """What this signal reads on a busy day, from the design; 1 where no design says."""
+    """Return the reading of this signal on a busy day, from the design; 1 if no design has it."""
     d = site.design
     of = entity
     if table in ("gpu", "node"):

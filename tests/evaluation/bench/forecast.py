@@ -94,7 +94,7 @@ def measure_forecast(quick: bool, scratch: Path, say: Callable[[str], None]) -> 
 
 
 def _start(scratch: Path, rounds: int) -> Figures:
-    """What a start imports, and the quickest of some checks of a configuration, with which it begins."""
+    """Measure a start: its imports, and the quickest of several checks of a configuration."""
     imported = msgspec.json.decode(run_python(["-c", _START]))
     statistics = imported.pop("statistics")
     out: Figures = {f"start.{key}": value for key, value in imported.items()}
@@ -153,7 +153,7 @@ def show(found: Figures, out: Console) -> None:
 
 
 def _row_table(mine: Figures) -> Table:
-    """What a row of all series costs, by part and grid."""
+    """Tabulate the cost of a row of all series, by part and grid."""
     n = mine.get("fit_many_series")
     table = Table(title=f"A row of {n} series; ms as p50 / p99 / max, and in processor time")
     for heading in ("", "minutes", "processor", "quarters of an hour", "processor"):

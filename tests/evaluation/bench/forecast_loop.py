@@ -1,4 +1,4 @@
-"""What fits cost the loop of the daemon: how late it wakes beside one, and what asking for one takes.
+"""Cost of fits to the loop of the daemon: its delay beside a fit, and the time that a request takes.
 
 A loop beats every 10 ms, with a fit in the worker and without one.
 """
@@ -46,7 +46,7 @@ class Unlearning(Load):
 
 
 def measure_loop(task: ForecastLoad) -> Numbers:
-    """How late a loop's beats are beside a fit in the worker, and without one."""
+    """Measure the delay of a loop's beats beside a fit in the worker, and without one."""
     import uvloop
 
     return uvloop.run(_loop(task))
@@ -94,7 +94,7 @@ class _Fits:
         self.submit_ms.append(1e3 * spent(lambda: self.fitter.submit(self.engine, request, 0))[1])
 
     def ended(self) -> bool:
-        """Whether there is a result: looked for at each beat, as the daemon does at each tick."""
+        """Return True if there is a result. The loop asks at each beat, as the daemon does at each tick."""
         found, wall, _ = spent(lambda: self.fitter.due(round(LATENCY_S * NS), SITE, patient=False))
         if found:
             self.events = found

@@ -41,7 +41,7 @@ Round = dict[str, tuple[float, float]]  # part -> seconds by the wall, and of pr
 
 
 class ForecastLoad(msgspec.Struct, frozen=True):
-    """What a process is to measure: `series` at once, `rows` of them (0: as many as the daemon keeps).
+    """Task of a measuring process: `series` at once, `rows` of them (0: as many as the daemon keeps).
 
     `rounds` are measured, after `warmup` that are not.
     """
@@ -102,7 +102,7 @@ class Clocks:
 
 
 def spent(call: Callable[[], Any]) -> tuple[Any, float, float]:
-    """What it gives, seconds by the wall, and seconds of processor time."""
+    """Call a function. Return its result, seconds by the wall, and seconds of processor time."""
     wall, cpu = time.perf_counter(), time.process_time()
     out = call()
     return out, time.perf_counter() - wall, time.process_time() - cpu
@@ -126,7 +126,7 @@ def measure_fit(task: ForecastLoad) -> Numbers:
 
 
 def import_statistics() -> None:
-    """What experts import in their fits, so that it is timed apart."""
+    """Import the modules that experts import in their fits, so that the import is timed apart."""
     import sklearn.ensemble  # noqa: F401
     import statsmodels.regression.linear_model
     import statsmodels.tsa.exponential_smoothing.ets  # noqa: F401
@@ -160,7 +160,7 @@ def make_blends(load: Load, n: int, series: Mapping[str, F64]) -> dict[str, Blen
 
 
 def memory_of(load: Load, blends: Mapping[str, Blend], n: int) -> dict[str, np.ndarray]:
-    """What `Load.memory` gives with these blends."""
+    """Return the memory of a `Load` with these blends."""
     out = {
         "made": load.made(), "dt_s": np.array([STEP_S, 0.0]), "sizes": np.array([n], np.int64),
         "present": np.full(n, 60e3), "due": np.zeros(0, np.int64),
@@ -203,7 +203,7 @@ def measure_predict(task: ForecastLoad) -> Numbers:
 def run_rows(
     blends: Mapping[str, Blend], task: ForecastLoad, series: Mapping[str, F64], clocks: Clocks
 ) -> int:
-    """Let rows come. How many outcomes at the longest horizon were judged before the first measured row."""
+    """Let rows come. Return the outcomes at the longest horizon judged before the first measured row."""
     unknown = {name: np.full((len(b.grid.horizons), b.n), np.nan) for name, b in blends.items()}
     for step in range(task.warmup + task.rounds):
         if step <= task.warmup:
@@ -239,7 +239,7 @@ def predict_figures(clocks: Clocks, load: Load, n: int) -> Numbers:
 
 
 def _less(spent: Round, whole: tuple[str, ...], parts: tuple[str, ...]) -> tuple[float, float]:
-    """What of some parts is not in others: seconds by the wall and of processor time."""
+    """Return the time of `whole` less that of `parts`: seconds by the wall and of processor time."""
     wall, cpu = (
         sum(spent.get(part, (0.0, 0.0))[i] for part in whole)
         - sum(spent.get(part, (0.0, 0.0))[i] for part in parts)
@@ -280,7 +280,7 @@ def forests_figures(task: ForecastLoad) -> Numbers:
 
 
 def memory_figures(load: Load, memory: Mapping[str, np.ndarray]) -> Numbers:
-    """What the model holds, and its part of a snapshot."""
+    """Measure the memory of the model, and its part of a snapshot."""
     load.restore(memory)
     tree, took, cpu = spent(load.memory)
     held = {"parameters": load.parameters(), "memory": tree}

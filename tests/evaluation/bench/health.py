@@ -7,7 +7,6 @@ process of its own; figures come under `health.n100k.`, quick ones of a small si
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import tempfile
@@ -35,6 +34,7 @@ from tests.evaluation.harness import (
     table,
 )
 from twin.catalogue import NS, BadMessage
+from twin.daemon import freeze_heap
 from twin.telemetry import FaultReported, Message
 
 FAULTS_PER_S, RACKS = 10_000, 1389
@@ -69,7 +69,7 @@ ROWS: tuple[tuple[str, str, str, float], ...] = (
 
 
 class StormLoad(msgspec.Struct, frozen=True):
-    """How large and how long; `folder` takes the recording."""
+    """Size and length of a storm of faults; `folder` takes the recording."""
 
     racks: int
     faults_per_s: int
@@ -156,7 +156,7 @@ class Storm(bench_run.Run):
 def measured(task: StormLoad) -> dict[str, float | int]:
     """The figures, quiet first and in the storm then."""
     run = Storm(task)
-    gc.collect()
+    freeze_heap()
     out: dict[str, float | int] = {"gpus": run.site.sizes["gpu"], "nodes": run.site.sizes["node"],
                                    "faults_offered_per_s": task.faults_per_s}  # fmt: skip
     number = 0
@@ -215,7 +215,7 @@ def _rates(run: Storm, out: dict[str, float | int], task: StormLoad) -> dict[str
 
 
 def rss_bytes() -> int:
-    """What this process holds now (Linux); the most it ever held elsewhere."""
+    """Return the resident memory of this process now (Linux); its peak on other systems."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except (OSError, IndexError, ValueError):

@@ -1,4 +1,4 @@
-"""What the history costs: taking a sample on the loop, writing it, asking for a day of a rack, line protocol.
+"""Costs of the history: taking a sample on the loop, writing it, asking for a day of a rack, line protocol.
 
 `python -m tests.evaluation.bench.history`; points are readings, and a rate is per second of one core.
 """
@@ -127,7 +127,7 @@ def _spelled(source: _Source) -> Figures:
 
 
 def _plain_rows(folder: Path, source: _Source) -> float:
-    """What a table with a row per point takes: the baseline of the store, in points per second."""
+    """Measure a table with a row per point: the baseline of the store, in points per second."""
     gpu = next(t for t in source.sample(0)[0].tables if t.table == "gpu")
     rows = ((START_NS, k, i, v) for k, row in enumerate(gpu.value.tolist()) for i, v in enumerate(row))
     some = list(itertools.islice(rows, BASELINE_ROWS))

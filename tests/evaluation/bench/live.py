@@ -181,7 +181,7 @@ class _Daemon:
         self._from = time.monotonic(), self._link()["received"], self._cpu_s()
 
     def figures(self, key: str, gpus: int) -> Figures:
-        """What its loop costs, and how late it was since it runs."""
+        """Return the cost of the daemon's loop, and its delay since the watch began."""
         begun_s, received, cpu_s = self._from
         ticks, link = self.client.get("/summary")["ticks"], self._link()
         took_s = time.monotonic() - begun_s

@@ -85,7 +85,7 @@ def spec_for(racks: int, period_s: float = 1.0) -> SiteSpec:
 
 
 class Arrivals(NamedTuple):
-    """What reaches the daemon within one second."""
+    """Input of the daemon within one second."""
 
     messages: list[Message]
     blocks: list[Block]  # of the building, decoded elsewhere
@@ -136,7 +136,7 @@ class Load:
 
     @property
     def own_bytes(self) -> int:
-        """What the load itself keeps in memory, messages of a tick included."""
+        """Memory of the load itself, messages of a tick included."""
         kept = (self.base, self.noise, self.value, self.counts, self.cap_w, self.order, self.hot_since)
         return sum(a.nbytes for a in kept) + 2 * (self.value.nbytes + self.counts.nbytes)
 

@@ -1,4 +1,4 @@
-"""What the daemon's latency is measured on: the site, how many samples, and how an outcome is told.
+"""Set-up of the latency benchmark: the site, the number of samples, and the report of an outcome.
 
 Apart from `bench_react`, which plays it and needs the agent's package.
 """
@@ -15,7 +15,7 @@ DROPS = (36.0, 12.0)  # l/min: each less than half of the flow before, each with
 
 
 class ReactionLoad(msgspec.Struct, frozen=True):
-    """How many samples of each kind, and how many seconds apart on average."""
+    """Numbers of samples of each kind, and the mean seconds between them."""
 
     port: int
     ordinary: int

@@ -62,7 +62,7 @@ ROWS = (
 
 
 class PowerLoad(msgspec.Struct, frozen=True):
-    """How many devices in how many groups, how often; of what site; devices of the part that has a rival."""
+    """Size of a power benchmark: devices, groups, rounds, the site; devices of the part that has a rival."""
 
     devices: int
     groups: int
@@ -125,7 +125,7 @@ def by_programs(devices: Devices, budgets: Budgets) -> F64:
 
 
 def _policies(task: PowerLoad) -> tuple[dict[str, F64], int]:
-    """(times of both policies on the site, quiet and binding; how many GPUs it has)."""
+    """(times of both policies on the site, quiet and binding; its number of GPUs)."""
     policies: tuple[Policy, ...] = (PowerCap(), PowerGuard())
     site = build_site(spec_of(read_yaml(Path(task.site)), None, task.site), task.site)
     out: dict[str, F64] = {}

@@ -70,7 +70,7 @@ class Building:
         return out
 
     def point(self, rack: int) -> Out:
-        """What the rack's meter says now."""
+        """Return the message of a rack's meter now."""
         body = {"value": self.flow_lpm[rack], "timestamp": time.time_ns() // 10**6, "quality": 1}
         return Out(f"BMS/v1/PUB/Value/Rack/{POINT}/bench/r{rack + 1}/{POINT}", json.dumps(body).encode())
 

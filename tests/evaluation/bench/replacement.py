@@ -40,7 +40,7 @@ ARM_ROWS = (
 
 
 class ReplacementLoad(msgspec.Struct, frozen=True):
-    """How often nodes are triaged; the fleets that are lived: racks of each hall, days and seeds."""
+    """Rounds of triage, and the simulated fleets: racks of each hall, days and seeds."""
 
     rounds: int
     flagged: int

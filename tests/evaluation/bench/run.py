@@ -24,6 +24,7 @@ from tests.evaluation.harness import answer_parent, percentiles
 from twin.catalogue import NS
 from twin.config import make_engine
 from twin.contracts import Decision, EndRecord
+from twin.daemon import collect_garbage, freeze_heap
 from twin.engine import Engine
 from twin.run import JournalWriter, TraceReader, TraceWriter, manifest, replay_frames, write_snapshot
 from twin.site import SiteSpec, build_site
@@ -38,7 +39,7 @@ Times = dict[str, list[float]]
 
 
 class TickLoad(msgspec.Struct, frozen=True):
-    """What a process is to measure. `folder` holds the recording."""
+    """Task of a measuring process. `folder` holds the recording."""
 
     mode: Literal["live", "replay"]
     racks: int
@@ -95,7 +96,7 @@ def watch_engine(engine: Engine, laps: Laps) -> None:
 
 
 class GcWatch:
-    """How long the garbage collector held the tick up, by generation."""
+    """Delays of the tick by the garbage collector, by generation."""
 
     def __init__(self) -> None:
         self.pauses: list[tuple[int, float]] = []
@@ -165,6 +166,7 @@ class Run:
             figures = (self.trace.bytes_written - written, new, leases, sum(map(len, lines)), cpu_s)
             for name, figure in zip(self.counts, figures, strict=True):
                 self.counts[name].append(figure)
+        collect_garbage(number)
         self.load.obey(decision)
 
     def _decode(self, arrivals: Arrivals) -> list[Any]:
@@ -209,8 +211,7 @@ def peak_rss_bytes() -> int:
 def live(task: TickLoad) -> dict[str, float]:
     """Run the load, record it, and measure every part."""
     run = Run(task)
-    gc.collect()
-    gc.freeze()  # as the daemon does before its first tick
+    freeze_heap()
     watch = None
     for number in range(task.warmup + task.ticks):
         if number == task.warmup:
@@ -247,7 +248,7 @@ def figures(run: Run, ticks: int) -> dict[str, float]:
 
 
 def baselines(run: Run, out: dict[str, float]) -> dict[str, float]:
-    """What plain NumPy and plain Python need for the same, so that machines can be compared."""
+    """Measure plain NumPy and plain Python at the same work, so that machines can be compared."""
     load, again = run.load, 15
     values = np.vstack([load.value, load.counts.astype(np.float32)])
     scale = np.ones((SIGNALS, 1), np.float32)

@@ -73,7 +73,7 @@ def measure_twin(quick: bool, scratch: Path, say: Callable[[str], None]) -> Figu
 
 
 def _output(module: list[str], shown: bool = False) -> bytes:
-    """What a module printed, `shown` as it came as well."""
+    """Run a module and return its output, `shown` as it came as well."""
     output = run_python(["-m", *module])
     if shown:
         sys.stderr.write(output.decode())

@@ -1,4 +1,4 @@
-"""What receiving costs: frames of 8 and of 72 GPUs through a broker, decoded and staged, and aiomqtt alone.
+"""Cost of receiving: frames of 8 and of 72 GPUs through a broker, decoded and staged, and aiomqtt alone.
 
 `python -m tests.evaluation.bench.wire TASK` is the process that receives. The publisher sends a round
 when the one before has arrived, so nothing is lost and the receiver is what is measured; a rate is per
@@ -52,7 +52,7 @@ TREE: dict[str, Any] = {
 
 
 class WireLoad(msgspec.Struct, frozen=True):
-    """What the process is to measure; each way `again` times for `seconds`, after `warm_s`."""
+    """Task of the receiving process; it measures each way `again` times for `seconds`, after `warm_s`."""
 
     port: int
     seconds: float

@@ -148,7 +148,7 @@ def weibull(costs: SaveCosts, seed: int) -> dict[str, Any]:
 
 
 def prediction(costs: SaveCosts, seed: int) -> dict[str, Any]:
-    """What acting ahead adds where so many failures are foretold, and so many alarms are true.
+    """Return the gain of acting ahead if so many failures are foretold, and so many alarms are true.
 
     Rules: at the alarm, and train on; repeated, where nobody knows when after LEAD_S a failure comes: at the
     alarm, and again until it came; timed, so that the save is durable just before the failure that

@@ -1,4 +1,4 @@
-"""What was asked of the forecasts, goal by goal: met or missed, where, and by how much.
+"""Goals of the forecasts: each is met or missed, at which series, and by how much.
 
 Judges scores as plain data and prints them. Pure.
 """

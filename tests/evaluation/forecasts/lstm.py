@@ -38,7 +38,7 @@ NETWORK_ROWS = 512  # windows through the network at once, so that they stay in 
 
 
 def candidates(grid: ForecastGrid) -> tuple[Settings, ...]:
-    """What a search tries, in this order: windows of one width, and windows that also see a day or a week."""
+    """Return the settings that a search tries, in order: windows of one width, and of a day or a week."""
     day = grid.seasons[0] if grid.seasons else 2 * grid.horizons[-1]
     week = grid.seasons[-1] if grid.seasons else 4 * grid.horizons[-1]
     short, long = (1,) * 24, (1,) * 64
@@ -67,7 +67,7 @@ def _telescope(rows: int) -> tuple[int, ...]:
 
 
 def network_says(arrays: Mapping[str, np.ndarray], sequence: F64, beside: F64) -> F64:
-    """What PyTorch's network of these arrays says, in NumPy: [m, steps, CHANNELS], [m, k] -> [m, n_horizon].
+    """Evaluate PyTorch's network of these arrays, in NumPy: [m, steps, CHANNELS], [m, k] -> [m, n_horizon].
 
     source: Hochreiter and Schmidhuber 1997, with the forget gate of Gers, Schmidhuber and Cummins 2000;
     gates in PyTorch's order: input, forget, cell, output.
@@ -156,7 +156,7 @@ class Lstm:
         return {**chosen, **learned, **trained.arrays}
 
     def _searched(self, past: SeriesPanel, seed: int) -> Parameters:
-        """What the best of the candidates is, and how it was judged."""
+        """Return the best of the candidates, and its scores in the search."""
         border = int(past.n_time * (1.0 - JUDGE_SHARE))
         before = past.upto(border - 1)  # targets from the border on are gaps there
         earlier = Windows.drawn(self.grid, before, 0, SEARCH_WINDOWS)

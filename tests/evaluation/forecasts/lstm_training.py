@@ -1,4 +1,4 @@
-"""How the LSTM learns: PyTorch on arrays, with a search over its settings on a later block of the past.
+"""Training of the LSTM: PyTorch on arrays, with a search over its settings on a later block of the past.
 
 Only the functions that train import PyTorch, inside themselves. What comes out is arrays.
 """
@@ -24,7 +24,7 @@ SHARES = np.linspace(0.0, 1.0, 11)  # of the change that the network says, which
 
 @dataclass(frozen=True)
 class Settings:
-    """What a search chooses. `widths`: rows in each step of the sequence, the oldest step first."""
+    """Settings that a search chooses. `widths`: rows in each step of the sequence, the oldest step first."""
 
     widths: tuple[int, ...]
     hidden: int
@@ -166,7 +166,7 @@ def forward(torch: Any, network: Any, sequence: Any, beside: Any) -> Any:
 
 
 def said(torch: Any, network: Any, sample: Sample) -> F64:
-    """What the network says of a sample, without dropout. [m, n_horizon]"""
+    """Return the network's output for a sample, without dropout. [m, n_horizon]"""
     network.eval()
     with torch.no_grad():
         parts = [

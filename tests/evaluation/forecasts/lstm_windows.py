@@ -1,4 +1,4 @@
-"""What the LSTM sees of a series at an origin: a sequence of its recent past, and what is known beside it.
+"""Input of the LSTM at an origin of a series: a sequence of its recent past, and values known beside it.
 
 Everything is a difference from the last known value in units of the series' local scale, so that one network
 serves all series. Looks at rows up to the origin, but for the calendar and columns that are known ahead. May
@@ -67,7 +67,7 @@ class Windows:
         return cls.at(grid, panel, rows[keep], series[keep], last[keep])
 
     def actual(self) -> F64:
-        """What came at each horizon [m, n_horizon]; NaN for a gap and past the end."""
+        """Return the actual values at each horizon [m, n_horizon]; NaN for a gap and past the end."""
         at = self.rows[:, None] + np.array(self.grid.horizons)
         out: F64 = self.panel.values[np.minimum(at, self.panel.n_time - 1), self.series[:, None]]
         out[at >= self.panel.n_time] = np.nan
@@ -88,7 +88,7 @@ class Windows:
         return out
 
     def beside(self, units: F64) -> F32:
-        """What stands beside the sequence [m, k]: the means, and what is known of each horizon's target.
+        """Return the columns beside the sequence [m, k]: the means, and all known of each horizon's target.
 
         That is its calendar, its seasons before, and its columns known ahead in `units` [n_known, 2], their
         mean and size.
@@ -141,7 +141,7 @@ class Windows:
         return change
 
     def sample(self, widths: Sequence[int], spread: F64, units: F64) -> Sample:
-        """What a network learns from or is judged by."""
+        """Return a sample that a network learns from or is judged by."""
         target = np.nan_to_num(self._change() / spread).astype(np.float32)
         return Sample(self.sequence(widths), self.beside(units), target, self.weights().astype(np.float32))
 

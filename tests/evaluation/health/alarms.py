@@ -1,4 +1,4 @@
-"""Which alarms came true: spells of alarm put together, and matched with the failures of their nodes.
+"""True and false alarms: spells of alarm put together, and matched with the failures of their nodes.
 
 An alarm begins when the twin would drain a node that is up. It lasts until the node fails, or until the twin
 would not have drained it for 24 h. It came true if the node's own failure began within 7 days of the alarm's

@@ -1,4 +1,4 @@
-"""What is kept of a simulated fleet's life for scoring: what truly happened, and what the twin said of it.
+"""Record of a simulated fleet's life for scoring: the true events, and the twin's reports of them.
 
 Plain data, times in seconds since the plant began.
 """

@@ -1,4 +1,4 @@
-"""How nodes of a simulated fleet fail and what shows before: rates, shares, strengths and lead times; data.
+"""Failures of nodes of a simulated fleet and their precursors: rates, shares, strengths, lead times; data.
 
 The table was fixed before any model of failures was written and is not fitted to one. Most precursors have
 no published strength: those are estimates and say so, and results are also shown at half strength. Imports
@@ -132,7 +132,7 @@ PENDING_S, PENDING_SPREAD = 1.0 * DAY_S, 1.0  # a remapped row waits for the res
 
 
 class Benign(NamedTuple):
-    """What happens without consequence: `per_day` of each entity of `table`.
+    """Events without consequence: `per_day` of each entity of `table`.
 
     `size` (median; `spread` of the log) is a count at once, minutes of silence, or what a factor exceeds 1
     by, for hours. `over` > 0: rates differ from entity to entity by this spread of the log; `per_day` stays

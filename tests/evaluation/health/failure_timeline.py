@@ -125,7 +125,7 @@ class TimelineWriter:
         put.append(TimelineEvent(f.end_s, "count", "node_reboots", f.node, 1.0))
 
     def timeline(self, days: float, failing: list[Failing], lemons: Bool) -> FailureTimeline:
-        """What was written, in order of time."""
+        """Return the written timeline, in order of time."""
         within = sorted(
             (s for s in self.events if s.time_s < days * DAY_S), key=lambda s: (s.time_s, s.act, s.cause)
         )

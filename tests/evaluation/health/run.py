@@ -20,9 +20,9 @@ from tests.evaluation.health.failure_timeline import draw_timeline, ordinary_lif
 from tests.evaluation.health.incidents import FORECAST, IncidentLog
 from twin.catalogue import NS, TwinError
 from twin.config import spec_of
-from twin.contracts import ACTION_WORDS, ACTIONS, DEGRADED, FAILED, Finding, action
+from twin.contracts import ACTION_WORDS, ACTIONS, DEGRADED, FAILED, Finding, action, is_failure
 from twin.engine import Engine
-from twin.health import RECURS, alarms, is_failure
+from twin.health import RECURS, alarms
 from twin.plant import FailureTimeline, Mix, Scenario, TimelinePlayer
 from twin.run import Pool, Report
 from twin.simulation import Simulation
@@ -63,7 +63,7 @@ class FleetRun:
 
     @property
     def words(self) -> str:
-        """What people call it."""
+        """Name of the run in tables."""
         return f"seed {self.seed}, " + ("healthy" if self.healthy else f"strength {self.strength:g}")
 
 
@@ -184,7 +184,7 @@ class Watch:
         self.course.ticks += 1
 
     def take(self, engine: Engine, found: list[Finding], now_s: float) -> None:
-        """What people would be told at an instant: alarms begin, go on or pause."""
+        """Begin, extend or pause alarms by the findings of an instant."""
         wanted, down = drains(found, self.node_of), engine.health.failures.down()
         # What is said of a node that is down is not the reason once it is back
         for node in [n for n, held in self._open.items() if n not in wanted or held[3] != down[n]]:
@@ -254,7 +254,7 @@ def drains(found: list[Finding], node_of: Mapping[str, int]) -> dict[int, Findin
 
 
 def drain_like(sentence: str) -> bool:
-    """Whether a suggested action takes the node out of service."""
+    """Return True if a suggested action takes the node out of service."""
     words = sentence[:1].lower() + sentence[1:].rstrip(".")
     return _ACTION_OF.get(words, 0) >= DRAINS
 

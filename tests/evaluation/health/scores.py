@@ -58,7 +58,7 @@ class Fleet:
             ]
 
     def by_node(self, nodes: Sequence[int]) -> F64:
-        """How often each node of the fleet is among these [n]."""
+        """Count each node of the fleet among these [n]."""
         return np.bincount(np.asarray(nodes, int), minlength=self.n).astype(np.float64)
 
     def node_months(self) -> float:
@@ -120,7 +120,7 @@ def _drains(fleet: Fleet) -> Told:
 
 
 def _recall(fleet: Fleet, failures: Sequence[tuple[int, Failed]]) -> Told:
-    """How many of these failures an alarm announced; `early`: before anything could be measured."""
+    """Score the failures that an alarm announced; `early`: before anything could be measured."""
     seen = [(n, f) for n, f in failures if (n, f.begin_s) in fleet.announced]
     hits, all_ = fleet.by_node([n for n, _ in seen]), fleet.by_node([n for n, _ in failures])
     low, high = share_interval(hits, all_)
@@ -209,7 +209,7 @@ def up_and_failing(course: Course, horizon_s: float) -> tuple[Bool, Bool, Bool]:
 
 
 def calibration(courses: Sequence[Course], horizon_s: float) -> Told:
-    """How true the chances of one horizon are, over hours and nodes that are up; beside the base rate."""
+    """Score the chances of one horizon, over hours and nodes that are up; beside the base rate."""
     said, came = [np.zeros(0)], [np.zeros(0, np.bool_)]
     unknown = 0
     for course in courses:

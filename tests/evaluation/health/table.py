@@ -78,7 +78,7 @@ def goals_table(result: Mapping[str, Any], strength: str, out: Console) -> None:
 
 
 def classes_table(result: Mapping[str, Any], strength: str, out: Console) -> None:
-    """What of each class was announced."""
+    """Print the announced failures of each class."""
     heads = ("class", "failed", "show", "seen", "recall", "lead", "shown", "none", "seen", BY)
     table = _table(heads)
     rows = {"all": {"failures": result["failures"] - result["failures_shared"],
@@ -98,7 +98,7 @@ def classes_table(result: Mapping[str, Any], strength: str, out: Console) -> Non
 
 
 def reasons_table(result: Mapping[str, Any], strength: str, out: Console) -> None:
-    """What gave rise to alarms, and what came of them."""
+    """Print the reasons of alarms, and their outcomes."""
     table = _table(("reason", "came true", "false", "pending"))
     reasons = list(result["by_reason"].items())
     for reason, n in reasons[:MOST_REASONS]:
@@ -121,7 +121,7 @@ def incidents_table(result: Mapping[str, Any], strength: str, out: Console) -> N
 
 
 def chances_table(result: Mapping[str, Any], strength: str, out: Console) -> None:
-    """How true the chances are."""
+    """Print the scores of the chances and of the counts."""
     table = _table(("within", "pairs", "base rate", "Brier", "of base rate", "skill", "ECE", "resolution"))
     for p in result["chances"]:
         if p["pairs"]:
@@ -139,7 +139,7 @@ def chances_table(result: Mapping[str, Any], strength: str, out: Console) -> Non
 
 
 def sentences(result: Mapping[str, Any]) -> list[str]:
-    """What else was found, a line each."""
+    """Return further results, a line each."""
     lead, drains, lemon, seen = (result[k] for k in ("lead_time_min", "drains", "lemons", "noticed"))
     early = result["with_precursors"]["early"]
     return [
@@ -156,7 +156,7 @@ def sentences(result: Mapping[str, Any]) -> list[str]:
 
 
 def cost_words(told: Mapping[str, Any]) -> str:
-    """What a tick and a fleet took."""
+    """Return the time of a tick and of a fleet, as text."""
     cost = told["cost"]
     parts = ", ".join(f"{k} {number(ms, 2)}" for k, ms in cost["ms_per_tick"].items() if k != "whole")
     return (

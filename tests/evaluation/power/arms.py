@@ -28,7 +28,7 @@ LEASE_S = 30.0  # as long as leases of this control are
 
 
 class Arm(Protocol):
-    """Who decides on caps."""
+    """Arm of the comparison: a policy or a rival that decides on caps."""
 
     name: str
     still: bool  # never asks for another cap: nothing need be looked at closely

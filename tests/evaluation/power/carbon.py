@@ -155,7 +155,7 @@ def shaved_hours(task: CarbonWeek, dear: float, dirty: float) -> Bool:
 
 
 def outlooks(grid: Grid, first: int, hour: int) -> list[Event]:
-    """What is told when an hour of the week begins: prices of the day at midnight, carbon each hour."""
+    """Return the outlooks at the begin of an hour: prices of the day at midnight, carbon each hour."""
     start_ns, at = START_NS + hour * HOUR_S * NS, first + hour
     out: list[Event] = []
     if hour % DAY_H == 0:

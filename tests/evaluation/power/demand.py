@@ -1,4 +1,4 @@
-"""What the nodes of a power test site work on: a recorded demand for GPUs, and jobs that make it up.
+"""Demand of a power test site: a recorded demand for GPUs, and jobs that make it up.
 
 They are drawn from a seed, minute by minute, the same for every arm. Nodes of high priority hold services and
 training, the others training and batch work; a training job's GPUs all dip together while it exchanges

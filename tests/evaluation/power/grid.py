@@ -65,7 +65,7 @@ def grid_of(root: Path, zone: str) -> Grid:
 
 
 def foreseen(carbon: F64) -> F64:
-    """What can be told of the carbon of each hour when it begins [hour], NaN where nothing can."""
+    """Forecast the carbon of each hour at its begin [hour]; NaN if no forecast is possible."""
     out = np.full(len(carbon), np.nan)
     first = DAY_H + LATE_H
     hour = np.arange(first, len(carbon))

@@ -49,8 +49,7 @@ class FeedLoss(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What instruments tell at the end of a step: [n_gpu], [n_gpu], [n_rack], [n_feeder], [n_feeder], and the
-    same of breakers."""
+    """Readings at the end of a step: [n_gpu], [n_gpu], [n_rack], [n_feeder]; breakers also [n_feeder]."""
 
     gpu_w: F64
     cap_w: F64
@@ -61,7 +60,7 @@ class Reading(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """What follows from the demand of a minute and the caps in force."""
+    """State that follows from the demand of a minute and the caps in force."""
 
     at: I32  # [n_node] place of each node's job among those that run, the last one is none's
     jobs: I32  # [k] those that run
@@ -144,8 +143,11 @@ class Plant:
         return self._waiting[-1][1] if self._waiting else self.cap_w
 
     def read(self, at_peak: bool = False) -> Reading:
-        """What instruments tell now: meters 2 s late; `at_peak`: all of them of the worst second of the last
-        stretch instead, which is what a site that is asked each minute alone would have to go by."""
+        """Return the readings of now: those of meters are 2 s late.
+
+        `at_peak`: all readings are of the worst second of the last stretch instead. A site that is asked
+        once a minute has only those.
+        """
         series = self.feeder_series
         now = series.shape[1] - 1
         at = max(now - METER_DELAY_S, 0)

@@ -161,7 +161,7 @@ class _Run:
 
 
 def _held(load_w: F64, limit_w: float, begin: int, end: int) -> dict[str, Any]:
-    """How soon, and how well it was kept."""
+    """Score a target while it holds: the time to reach it, and excess over it."""
     over = np.flatnonzero(load_w[begin : begin + CLOSE_S] > limit_w)
     below_s = int(over[-1]) + 1 if len(over) else 0
     held_w = load_w[begin + WITHIN_S : end]
@@ -174,7 +174,7 @@ def _held(load_w: F64, limit_w: float, begin: int, end: int) -> dict[str, Any]:
 
 
 def _back(load_w: F64, limit_w: float, begin: int, end: int) -> dict[str, Any]:
-    """How it rose again: how far ahead of the ramp, and by how much in any minute, and any five.
+    """Score the rise afterwards: the lead on the ramp, and the steepest rise in any minute and any five.
 
     `swing_w_per_s`: the same, at most in 99 of 100 minutes, while the target held and nothing was let up:
     what the demand does of itself. `on_ramp_s`: how long the ramp alone takes.

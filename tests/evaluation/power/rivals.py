@@ -73,7 +73,7 @@ def static_caps(site: PowerSite) -> F64:
 
 
 def use_of_racks(site: PowerSite, shares: F64, read: Reading) -> F64:
-    """How much of its tightest limit each rack's feeders use, with a side lost [n_rack]."""
+    """Return the use of each rack's tightest feeder limit, with a side lost [n_rack]."""
     use = (shares @ read.rack_w) / site.budget_w
     return np.asarray(np.where(shares > 0, use[:, None], 0.0).max(axis=0))
 

@@ -1,4 +1,4 @@
-"""What power capping is worth on the two test sites, beside nobody acting and three rivals. Simulated.
+"""Worth of power capping on the two test sites, beside nobody acting and three rivals. Simulated.
 
 All arms live through the same demand; differences are paired by seed. What counts as work lost is measured
 against the same seed without caps. A run whose demand is beyond no limit for 5 % of the time shows nothing,
@@ -156,7 +156,7 @@ def suite(
 
 
 def _troubles(rows: Sequence[dict[str, Any]]) -> dict[str, int]:
-    """How many of each kind befell a site, all seeds; arms lived through the same."""
+    """Count the troubles of each kind, all seeds; arms lived through the same."""
     out: Counter[str] = Counter()
     for row in rows:
         if row["arm"] == rows[0]["arm"]:
@@ -165,8 +165,10 @@ def _troubles(rows: Sequence[dict[str, Any]]) -> dict[str, int]:
 
 
 def counts(row: dict[str, Any]) -> bool:
-    """Whether a run shows anything: its demand was beyond a limit for long enough. Caps that bind without
-    need do not make it count."""
+    """Return True if a run shows anything: its demand was beyond a limit for long enough.
+
+    Caps that bind without need do not make it count.
+    """
     return bool(row["needed_pu"] >= COUNTS_PU)
 
 

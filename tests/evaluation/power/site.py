@@ -65,7 +65,7 @@ def site_of_nodes(name: str, tree: dict[str, Any]) -> PowerSite:
 
 
 def shares_of(site: Site, dead: Bool) -> F64:
-    """How much of each watt of a rack every feeder carries [n_feeder, n_rack]; `dead` [n_feeder] do not.
+    """Return the share of each watt of a rack that every feeder carries [n_feeder, n_rack]; `dead` do not.
 
     A rack draws alike from all of its living taps. One below a dead feeder is dead as well.
     """

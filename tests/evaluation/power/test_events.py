@@ -1,4 +1,4 @@
-"""What the grid asks for: nothing is foreseen from the future, savings and delays add up, tables read."""
+"""Requests of the grid: nothing is foreseen from the future, savings and delays add up, tables read."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Parcel(NamedTuple):
 
 
 class Instruments:
-    """What of all readings comes through, and when."""
+    """Delays, losses and errors of readings on their way."""
 
     def __init__(self, troubles: Troubles) -> None:
         self.troubles = troubles
@@ -42,7 +42,7 @@ class Instruments:
         self._way: list[tuple[int, Parcel]] = []
 
     def heard(self, read: Reading, second: int) -> list[Parcel]:
-        """What arrives now, in the order in which it does."""
+        """Return the parcels that arrive now, in order of arrival."""
         read = self._shown(read, second)
         rng = np.random.default_rng([29, self.troubles.seed, second])
         mixed = bool(self.troubles.at(second, "disordered"))
@@ -64,7 +64,7 @@ class Instruments:
         return [due[i] for i in rng.permutation(len(due))] if mixed else due
 
     def _shown(self, read: Reading, second: int) -> Reading:
-        """What meters show that are wrong."""
+        """Return a reading with the errors of its faulty meters."""
         out = {"gpu": read.gpu_w, "rack": read.rack_w, "feeder": read.feeder_w}
         of_kind = {"gpu_sensors": "gpu", "rack_meter": "rack", "feeder_meter": "feeder"}
         for i, t in enumerate(self.troubles.listed):
@@ -120,7 +120,7 @@ class Agents:
 
 
 class _Floor:
-    """What both sorts of arms share: the way of readings and commands, and nodes that do not obey."""
+    """Common part of both sorts of arms: the way of readings and commands, and nodes that do not obey."""
 
     def __init__(self, site: PowerSite, troubles: Troubles, lapse_w: F64) -> None:
         self.site, self.troubles = site, troubles

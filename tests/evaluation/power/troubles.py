@@ -1,4 +1,4 @@
-"""What trouble befalls a run on a power test site, beside the loss of a feed for an hour.
+"""Troubles of a run on a power test site, beside the loss of a feed for an hour.
 
 Drawn from a seed of its own, alike for all arms; rates are of a week. Network: racks silent (10 s to half an
 hour), everything silent (30 to 300 s), readings 5 to 60 s late with the time of their making, readings twice
@@ -28,7 +28,7 @@ from twin.catalogue import F64, Bool
 
 
 class Kind(NamedTuple):
-    """How often in a week, how long (s), and whether an arm is asked each second all the while."""
+    """Number in a week, length (s), and True in `close` if an arm is asked each second all the while."""
 
     weekly: int
     least_s: int
@@ -88,7 +88,7 @@ class Troubles(NamedTuple):
         return [t for t in self.listed if t.kind in kinds and t.begin_s <= second < t.end_s]
 
     def closely(self, second: int) -> bool:
-        """Whether the minute from then on is one in which an arm is asked each second."""
+        """Return True if an arm is asked each second in the minute from then on."""
         for t in self.listed:
             edges = (t.begin_s, t.end_s)
             if any(at - 2 * MINUTE_S < second <= at + CLOSE_S for at in edges):
@@ -106,7 +106,7 @@ class Troubles(NamedTuple):
         ]
 
     def limit_w(self, site: PowerSite, second: int) -> F64:
-        """What feeders may carry [n_feeder]."""
+        """Return the limits of feeders [n_feeder]."""
         out = site.budget_w.copy()
         for t in self.at(second, "derated"):
             out[t.feeder] *= 1.0 - t.amount
@@ -122,12 +122,12 @@ class Troubles(NamedTuple):
         return demand._replace(level=level)
 
     def counts(self) -> dict[str, int]:
-        """How many of each kind."""
+        """Count the troubles of each kind."""
         return dict(Counter(t.kind for t in self.listed))
 
 
 def drawn(site: PowerSite, demand: Demand, seed: int, loss: FeedLoss | None) -> Troubles:
-    """What befalls a run, from a stream of its own; a short run has one of each kind, and shorter ones."""
+    """Draw a run's troubles, from a stream of its own; a short run has shorter ones, one of each kind."""
     rng, core, span_s = np.random.default_rng([23, seed]), site.site, demand.minutes * MINUTE_S
     wish = demand.level.sum(axis=1)
     busy = np.sort(np.argsort(-wish, kind="stable")[: max(round(BUSY_PU * demand.minutes), 1)])

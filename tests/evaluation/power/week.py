@@ -33,7 +33,7 @@ MOST_TOLD = 20  # places and seconds of a run that are told
 
 
 class Watch:
-    """How long each feeder was above a limit [n_feeder], spell by spell."""
+    """Time of each feeder above a limit [n_feeder], spell by spell."""
 
     def __init__(self, limit_w: F64) -> None:
         self.limit_w = limit_w
@@ -72,7 +72,7 @@ class Told(NamedTuple):
 
 
 class Overcome:
-    """How long after the loss of a feed (`after_s`) any other was above its budget last, until it is calm."""
+    """Time from the loss of a feed to the last excess of another feeder over its budget, until it is calm."""
 
     def __init__(self, loss: FeedLoss) -> None:
         self.loss, self.after_s, self.calm_s = loss, 0, 0

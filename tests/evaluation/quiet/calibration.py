@@ -111,13 +111,13 @@ class ResidualCounts:
         self._replaced: dict[str, tuple[str, int, Bool]] = {}  # by table: event, second, rows
 
     def begin(self, event: str, away_s: int = 0) -> None:
-        """What the twin knows of all devices ages from now on, `away_s` seconds later."""
+        """Start a new age of the twin's knowledge of all devices, `away_s` seconds later."""
         self._second += away_s
         self._event, self._event_s, self._replaced = event, self._second, {}
         self._rows = {}
 
     def replace(self, event: str, table: str, rows: Bool) -> None:
-        """What the twin knows of these devices [n] ages from now on."""
+        """Start a new age of the twin's knowledge of these devices [n]."""
         known = self._replaced.get(table)
         self._replaced[table] = event, self._second, rows if known is None else rows | known[2]
 

@@ -69,7 +69,7 @@ def maintenance(run: HealthyRun, site: Site) -> FailureTimeline:
 
 
 def events_of(run: HealthyRun, site: Site) -> FailureTimeline | None:
-    """What happens to devices in a run: planned work, or what happens without consequence; None: nothing."""
+    """Return the events of a run: planned work, or events without consequence; None: no events."""
     if run.load == "ordinary":
         return ordinary_life(site, run.seed, run.seconds / 86_400.0)
     return maintenance(run, site) if run.load in ("maintenance", "replaced") else None

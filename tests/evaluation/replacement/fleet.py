@@ -38,7 +38,7 @@ MONTH_S = 30 * DAY_S
 
 
 class Warnings(NamedTuple):
-    """What is known ahead. shows_pu: of the failures have precursors; found_pu: of these are warned of."""
+    """Warnings of a fleet. shows_pu: of the failures have precursors; found_pu: of these are warned of."""
 
     name: str
     shows_pu: float
@@ -87,7 +87,7 @@ SCENARIOS = {
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """What is drawn: faults [k] in order of `start_s` from the begin, each a chain of DEPTH [k, DEPTH].
+    """The draws of a run: faults [k] in order of `start_s` from the begin, each a chain of DEPTH [k, DEPTH].
 
     Of each link of a chain: how long its repair takes, whether a defect stays (`again`) and fails `delay_s`
     after the return, whether it shows and is told of `lead_s` before, and chances in [0, 1) that say whether

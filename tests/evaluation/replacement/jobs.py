@@ -78,18 +78,18 @@ class Run:
         return whole * self.interval_s + min(rest, self.interval_s), whole * self.interval_s
 
     def end_s(self) -> float:
-        """When its work is done, if nothing happens."""
+        """Return the end of the job's work, s, if nothing happens."""
         left = max(self.need_s - self.done_s, 0.0)
         return self.since_s + left + SAVE_S * max(math.ceil(left / self.interval_s) - 1, 0)
 
     def last_save_s(self, now_s: float) -> float:
-        """When the durable save began that it holds."""
+        """Return the begin of the newest durable save that the job has, s."""
         whole = int(max(now_s - self.since_s, 0.0) // (self.interval_s + SAVE_S)) if self.waits_not else 0
         return self.since_s + whole * (self.interval_s + SAVE_S) - SAVE_S if whole else self.saved_s
 
     @property
     def waits_not(self) -> bool:
-        """Whether it has all its nodes."""
+        """True if the job has all its nodes."""
         return bool(np.isfinite(self.since_s))
 
 
@@ -114,7 +114,7 @@ class Tally:
 
 
 class Floor:
-    """Who runs where. `spare` [n]: nodes that only take over from others; `begin_ns`: the clock at 0 s.
+    """Jobs on nodes. `spare` [n]: nodes that only take over from others; `begin_ns`: the clock at 0 s.
 
     `last` [n]: nodes that the scheduler was told to use after all others.
     """
@@ -301,7 +301,7 @@ class Floor:
         return True
 
     def tell_saves(self, now_s: float) -> None:
-        """What jobs reported of their durable saves, into the table that policies see."""
+        """Write the durable saves that jobs reported into the table that policies see."""
         slots = np.fromiter(self.runs, np.int64, len(self.runs))
         some = [(r.since_s, r.interval_s + SAVE_S, r.saved_s) for r in self.runs.values()]
         since_s, cycle_s, saved_s = np.array(some).reshape(-1, 3).T

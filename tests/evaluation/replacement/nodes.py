@@ -1,4 +1,4 @@
-"""What becomes of each node of the made-up fleet: faults strike, warnings show, people mend and test.
+"""Life of each node of the made-up fleet: faults strike, warnings show, people mend and test.
 
 Faults come as they were drawn, whoever decides; one that meets a node in the hands of people is lost. A
 repair may leave a defect, which runs on while the node runs, in a test too.
@@ -32,7 +32,7 @@ COUNTS = ("failures", "withdrawals", "false", "tests", "exchanges", "calls")
 
 
 class Agenda:
-    """What comes, at whole minutes, in order; of one minute in the order in which it was foretold."""
+    """Queue of coming events, at whole minutes, in order; within a minute in the order of their entry."""
 
     def __init__(self) -> None:
         self.heap: list[tuple[float, int, int, int, int]] = []
@@ -45,7 +45,7 @@ class Agenda:
             heapq.heappush(self.heap, (float(np.ceil(at_s / TICK_S)) * TICK_S, self.pushed, kind, what, turn))
 
     def due_s(self) -> float:
-        """When the next one comes."""
+        """Return the time of the next event, s; inf if there is none."""
         return self.heap[0][0] if self.heap else np.inf
 
     def pop(self) -> tuple[int, int, int]:
@@ -238,7 +238,7 @@ class Nodes:
         self.changed = True
 
     def defect(self, node: int) -> tuple[int, int, bool] | None:
-        """What is wrong with a node that still works: (fault, link, whether a warning names it)."""
+        """Return the defect of a node that still works: (fault, link, whether a warning names it)."""
         if self.told[node][0] >= 0:
             return *self.told[node], True
         if np.isfinite(self.link_s[node]):
@@ -257,7 +257,7 @@ class Nodes:
         return [int(k) for k in faults[soon] if self.lemon[node] or not self.truth.extra[k]]
 
     def would_fail(self, node: int) -> bool:
-        """Whether a drain now is right: it fails soon, or is a lemon."""
+        """Return True if a drain now is right: the node fails soon, or is a lemon."""
         soon = bool(self.link_s[node] <= self.now_s + RIGHT_S) or self.told[node][0] >= 0
         return soon or bool(self.lemon[node]) or bool(self.coming(node, RIGHT_S))
 

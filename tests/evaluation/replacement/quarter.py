@@ -28,12 +28,12 @@ NOTICE_S = 600.0  # until a job's collectives give up. source: default of proces
 
 
 class Arm(Protocol):
-    """Who decides."""
+    """Arm of the comparison: a policy or a rival that proposes withdrawals."""
 
     name: str
 
     def decide(self, view: FleetView) -> Sequence[Proposal]:
-        """What it proposes now."""
+        """Return the proposals of now."""
         ...
 
     def exchange(self) -> Bool | None:
@@ -41,7 +41,7 @@ class Arm(Protocol):
         ...
 
     def busy(self) -> bool:
-        """Whether it wants to be asked again in a minute."""
+        """Return True if the arm wants to be asked again in a minute."""
         ...
 
 
@@ -103,7 +103,7 @@ class Quarter:
             self._fill()
 
     def _call_s(self) -> float:
-        """When the arm is to be asked again."""
+        """Return the next time to ask the arm, s."""
         assert self.arm is not None
         soon = self.nodes.changed or self.arm.busy()
         return self.called_s + (TICK_S if soon else CALL_S)

@@ -76,7 +76,7 @@ class Replayed:
         return self
 
     def _happen(self, day: float) -> bool:
-        """What the log says up to this day; whether it said anything new."""
+        """Read the log up to this day. Return True if it held a new line."""
         log, struck = self.log, False
         while self._ended < log.k and log.end_d[self._ends[self._ended]] <= day:
             # A fault that began and ended within this hour must begin first
@@ -159,7 +159,7 @@ class Replayed:
         self.jobs.checkpoint_told_ns[alive] = now_ns
 
     def _do(self, day: float) -> None:
-        """What the rule proposes holds from now on."""
+        """Apply the rule's proposals, which hold from now on."""
         for p in self.arm.decide(self.view):
             value = np.where(np.isfinite(p.want), p.want, p.lo)
             if p.control == TEST:

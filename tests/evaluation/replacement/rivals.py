@@ -1,4 +1,4 @@
-"""Who decides over the made-up fleet: the policy itself, and what it has to beat.
+"""Arms of the comparison on the made-up fleet: the policy itself, and its rivals.
 
 Beside `policies.node_replacement.policy`, which is asked as the daemon asks it: nobody acts (reactive);
 the same, but every node that was mended is tested before it works again; nodes that failed often of late
@@ -49,7 +49,7 @@ class Ours:
         self.now_ns = view.now_ns
 
     def decide(self, view: FleetView) -> Sequence[Proposal]:
-        """What it proposes, with its memory of last time."""
+        """Return the policy's proposals, with its memory of last time."""
         self.now_ns = view.now_ns
         proposals, self.memory = self.policy.propose(view, self.memory)
         return proposals
@@ -158,7 +158,7 @@ class Oracle:
         self.near = False
 
     def _next(self) -> F64:
-        """When each node fails next, as things stand [n]."""
+        """Return the time of each node's next failure, as things stand [n], s."""
         nodes, truth = self.nodes, self.nodes.truth
         for node in np.flatnonzero(self.next_s <= nodes.now_s).tolist():
             k, last = int(self.place[node]), int(nodes.first[node + 1])
@@ -209,5 +209,5 @@ class Oracle:
         return self.lemon.copy()
 
     def busy(self) -> bool:
-        """When something comes soon."""
+        """Return True if a failure comes soon."""
         return self.near

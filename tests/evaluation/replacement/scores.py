@@ -1,4 +1,4 @@
-"""What each arm over the made-up fleet is worth, beside nobody acting and beside an oracle. Simulated.
+"""Worth of each arm over the made-up fleet, beside nobody acting and beside an oracle. Simulated.
 
 All arms live through the same faults; differences are paired by seed. The noise of a difference is its
 standard error over seeds; of one seed, the standard deviation of the differences over the seeds.
@@ -149,7 +149,7 @@ def paired(difference: F64) -> dict[str, float]:
 
 
 def _share(reactive: F64, ours: F64, oracle: F64) -> dict[str, float]:
-    """What was saved over what the oracle saves, with a 90 % interval by drawing seeds."""
+    """Return the saved cost over that of the oracle, with a 90 % interval by drawing seeds."""
     saved, best = reactive - ours, reactive - oracle
     share = float(saved.sum() / best.sum()) if best.sum() > 0 else math.nan
     if len(saved) < 2:

@@ -59,7 +59,7 @@ def _say_saved(arm: dict[str, Any], out: Console) -> None:
 
 
 def say_replay(told: dict[str, Any], out: Console) -> None:
-    """What each rule would have withdrawn on a recorded log."""
+    """Print the withdrawals of each rule on a recorded log."""
     head = (
         f"{told['events']}: {told['faults_scored']:,} recorded faults of {told['nodes']:,} nodes from day "
         f"{told['from_day']:g} to {told['until_day']:.4g}; what was known each day alone"

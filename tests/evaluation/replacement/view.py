@@ -1,4 +1,4 @@
-"""What a policy may see of the made-up fleet: a View on a real site of 1,024 nodes, without telemetry.
+"""View of a policy on the made-up fleet: a View on a real site of 1,024 nodes, without telemetry.
 
 Jobs, verdicts, failures, service and forecasts only; of loads and temperatures as much as who works says.
 What forecasts and lemons rest on is what happened so far, by the same code as in the daemon; the truth of
@@ -282,7 +282,7 @@ class FleetView:
         return
 
     def faults(self) -> tuple[Fault, ...]:
-        """What was put here."""
+        """Return the faults that were put here."""
         return self.diagnosed
 
     def health(self, part: str) -> Health:
@@ -300,7 +300,7 @@ class FleetView:
         return Health(part, level, since, act, sure, np.zeros(n, np.uint8))
 
     def node_features(self) -> NodeFeatures:
-        """Who is a lemon, and of whom trouble comes again and again."""
+        """Lemons, and nodes with recurring trouble."""
         recurs = np.where(self.told, RECURS, 0.0)
         values = np.stack([self.lemon.astype(np.float64), recurs], axis=1).astype(np.float32)
         return NodeFeatures(("lemon", "recurs"), values)

@@ -70,6 +70,11 @@ class SimulatedEtcd:
         self.raft_term += 1
         self.leases = {lease: (now + ttl, ttl) for lease, (_, ttl) in self.leases.items()}
 
+    def left_s(self, lease: int) -> float:
+        """Seconds until a lease ends in the cluster; 0 for one that is unknown."""
+        until_s, _ = self.leases.get(lease, (0.0, 0.0))
+        return max(0.0, until_s - self.loop.time())
+
     def _expire(self, now: float) -> None:
         for lease in [x for x, (until, _) in self.leases.items() if until <= now]:
             self._end(lease)

@@ -20,7 +20,6 @@ import msgspec
 import yaml
 
 import connectors.mqtt.link as mqtt_link
-import twin.daemon.daemon as daemon_module
 from tests.support.storm.broker import Connection, SimulatedBroker
 from tests.support.storm.disk import SimulatedDisk, simulated_disks
 from tests.support.storm.etcd import SimulatedEtcd
@@ -31,7 +30,7 @@ from tests.support.storm.trouble import Trouble
 from tests.support.storm.watch import Complaints, DurableJournal, Watch
 from twin.catalogue import Divergence, StorageError
 from twin.config import load_config, make_engine
-from twin.daemon import Daemon, SdNotify
+from twin.daemon import Daemon, SdNotify, collector
 from twin.daemon.etcd import Etcd
 from twin.run import TraceReader, replay_frames, verify_journal
 from twin.run.storage import read_holes
@@ -53,6 +52,8 @@ class Shape:
     daemons: int = 2
     every_s: float = 12.0  # between two troubles, on average
     trouble: tuple[str, ...] = ()
+    people_s: float = 15.0  # between two requests of people, on average
+    snapshot_s: float = 60.0
     replay: bool = True
     replay_each: int = 4  # seeds of which one is made again from its trace
 
@@ -99,7 +100,7 @@ class Process:
         config = {
             "site": "site.yaml", "broker": {"host": "broker"}, "api": None, "state": "state",
             "tick_s": self.storm.shape.tick_s, "history": {"embedded": False},
-            "quotas": {"journal_reserve_mb": 1}, "snapshot_every_s": 60,
+            "quotas": {"journal_reserve_mb": 1}, "snapshot_every_s": self.storm.shape.snapshot_s,
             "leader": {"kind": "etcd", "endpoints": list(ENDPOINTS), "name": self.name, "term_s": TERM_S},
         }  # fmt: skip
         (self.folder / "racktwin.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
@@ -180,7 +181,7 @@ class Storm:
         self.field = Field(self.loop, self.broker, storm_spec(), seed, shape.tick_s)
         self.processes = [Process(self, name) for name in ("a", "b")[: shape.daemons]]
         journals = {p.name: DurableJournal(p.folder / "state" / "run", p.disk) for p in self.processes}
-        self.watch = Watch(self.field, journals)
+        self.watch = Watch(self.field, journals, self.etcd)
         self.trouble = Trouble(self)
         self.close_files: Callable[[Life], None] = lambda _: None
         self.loop.job_s = self._job_s
@@ -282,7 +283,7 @@ def _replayed(run: Path) -> int:
 @contextlib.contextmanager
 def _world(storm: Storm) -> Iterator[None]:
     """The product stands on simulated clocks, disks, broker and etcd."""
-    before = (mqtt_link._Connection, Etcd.open, Etcd.close, Etcd._ask, daemon_module.gc, random.getstate())
+    before = (mqtt_link._Connection, Etcd.open, Etcd.close, Etcd._ask, collector.gc, random.getstate())
     Connection.broker, Connection.leaves = storm.broker, staticmethod(storm.watch.leaves)  # type: ignore[assignment]
 
     async def nothing(self: Etcd) -> None:
@@ -297,7 +298,9 @@ def _world(storm: Storm) -> Iterator[None]:
         mqtt_link._Connection = Connection  # type: ignore[assignment,misc]
         Etcd.open = Etcd.close = nothing  # type: ignore[method-assign]
         Etcd._ask = ask  # type: ignore[method-assign]
-        daemon_module.gc = types.SimpleNamespace(collect=lambda: 0, freeze=lambda: None)  # type: ignore[assignment]
+        collector.gc = types.SimpleNamespace(  # type: ignore[assignment]
+            collect=lambda *_: 0, freeze=lambda: None, set_threshold=lambda *_: None
+        )
         random.seed(storm.seed)
         log.handlers[:], log.level = [handler], logging.WARNING
         with simulated_clocks(), simulated_disks({p.name: p.disk for p in storm.processes}) as forget:
@@ -306,7 +309,7 @@ def _world(storm: Storm) -> Iterator[None]:
     finally:
         mqtt_link._Connection = before[0]  # type: ignore[misc]
         Etcd.open, Etcd.close, Etcd._ask = before[1:4]  # type: ignore[method-assign]
-        daemon_module.gc = before[4]  # type: ignore[assignment]
+        collector.gc = before[4]
         random.setstate(before[5])
         log.handlers[:], log.level = handlers, level
 

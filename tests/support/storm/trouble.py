@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from tests.support.storm.storm import Process, Storm
 
 CAP = "gpu.power_cap_w"
-PEOPLE_S = 15.0  # between two requests of people
 
 
 class Trouble:
@@ -261,7 +260,7 @@ class Trouble:
         loop = self.storm.loop
         until_s = loop.time() + self.storm.shape.hours * 3600.0 - 30.0
         while loop.time() < until_s:
-            await asyncio.sleep(self.dice.expovariate(1 / PEOPLE_S))
+            await asyncio.sleep(self.dice.expovariate(1 / self.storm.shape.people_s))
             for process in self.storm.processes:
                 daemon = process.daemon
                 if daemon is None or not daemon.live.ready or process.life.frozen_until_s > loop.time():

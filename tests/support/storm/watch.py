@@ -18,6 +18,7 @@ from racktwin_agent.devices import GPU_CAP
 
 from tests.support.storm.broker import Weather
 from tests.support.storm.disk import SimulatedDisk
+from tests.support.storm.etcd import SimulatedEtcd
 from tests.support.storm.field import HIGH_W, LOW_W, Field
 from tests.support.storm.hosts import LIFE, Life
 from twin.catalogue import NS, StorageError, TwinError, find_control
@@ -85,8 +86,8 @@ class DurableJournal:
 class Watch:
     """All invariants of one storm. `faults` are the violations; `notes` the last things that happened."""
 
-    def __init__(self, field_: Field, journals: dict[str, DurableJournal]) -> None:
-        self.field, self.journals = field_, journals
+    def __init__(self, field_: Field, journals: dict[str, DurableJournal], etcd: SimulatedEtcd) -> None:
+        self.field, self.journals, self.etcd = field_, journals, etcd
         site = field_.site
         self.devices = {site.name("node", n): d for n, d in enumerate(field_.devices)}
         self.faults: list[str] = []
@@ -122,6 +123,8 @@ class Watch:
         if life.is_dead:
             self.fault(f"{host} is dead and commands")
         self._one_leads(life, body)
+        if host in self.leads and not life.is_dead:
+            self._holds_its_lease(host)
         self._is_allowed(life, body)
         self._has_a_reason(host, body)
         self._in_time(life, body)
@@ -135,6 +138,14 @@ class Watch:
             others = [h for h, d in self.leads.items() if h != life.host.name and self.acts(d)]
             if others:
                 self.fault(f"{life.host.name} commands under epoch {epoch} while {others[0]} leads")
+
+    def _holds_its_lease(self, host: str) -> None:
+        """A daemon that may act has the key of the election, under a lease that runs in the cluster."""
+        election = self.leads[host].leadership.election
+        row = self.etcd.rows.get(election._office)
+        left_s = self.etcd.left_s(row.lease) if row is not None and row.lease == election._lease else 0.0
+        if left_s <= 0.0:
+            self.fault(f"{host} acts, and its lease of the election has ended in the cluster")
 
     def _is_allowed(self, life: Life, body: dict[str, Any]) -> None:
         """It is of the present term, and people let the daemon act."""
@@ -241,6 +252,8 @@ class Watch:
         acting = [host for host, daemon in self.leads.items() if self.acts(daemon)]
         if len(acting) > 1:
             self.fault(f"{' and '.join(acting)} act at the same time")
+        for host in acting:
+            self._holds_its_lease(host)
         self._leases()
         self._devices()
         self._budgets(bool(acting))

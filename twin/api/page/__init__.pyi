@@ -8,7 +8,7 @@ from .decision_search import (
     scope_of as scope_of,
 )
 from .fleet_history import FLEET_QUESTIONS as FLEET_QUESTIONS, MAX_FLEET_QUESTIONS as MAX_FLEET_QUESTIONS
-from .hall_account import hall_count as hall_count, local_name as local_name
+from .hall_account import local_name as local_name
 from .journal_state import journal_state as journal_state
 from .rack_columns import Columns as Columns, changed as changed, columns as columns
 from .responses import with_responses as with_responses

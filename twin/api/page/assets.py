@@ -25,7 +25,7 @@ KINDS = {"index.html": "text/html", "app.js": "text/javascript", "app.css": "tex
 
 @cache
 def asset(name: str) -> tuple[bytes, bytes, str]:
-    """(content, the same compressed, its tag) of a file."""
+    """Return (content, compressed content, tag) of a file."""
     body = (resources.files("twin") / "web" / "assets" / name).read_bytes()
     return body, gzip.compress(body, 9, mtime=0), f'"{hashlib.sha256(body).hexdigest()[:24]}"'
 

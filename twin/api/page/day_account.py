@@ -1,6 +1,6 @@
 """Day account: energy, caps, saves, nodes taken out and alarms since midnight UTC.
 
-Counts come from the journal, read beside the loop, each line once; energy comes from the history.
+Counts come from the journal, read beside the loop, each line once; energy comes from the ledger.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import re
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 import numpy as np
 from aiohttp import web
 
-from twin.api.answers import Refused, answer, live_of
-from twin.api.page.site_power import recorded
+from twin.api.answers import answer, live_of
+from twin.api.page.ledger_statement import each_hour_once
 from twin.api.runtime import Runtime
-from twin.catalogue import F64, I64, NS, StorageError, TwinError
+from twin.catalogue import NS, StorageError
 from twin.contracts import (
     CommandRecord,
     FailedRecord,
@@ -31,13 +31,12 @@ from twin.contracts import (
     ReportsRecord,
     SiteRecord,
 )
+from twin.ledger import HOUR_NS, HourRecord, decode_hour, statement
 from twin.run import OPEN, Entry, closed_segments, last_line
 
 DAY_NS = 86_400 * NS
 FRESH_S = 10.0  # an account this old is told again, so that many screens cost no more than one
 MOST_BYTES = 256 * 2**20  # of the journal, for one day; what lies before is left out, and said to be
-ENERGY_STEP_S = 300.0
-ENERGY_WAIT_S = 10.0
 CAPS = ("gpu.power_cap_w", "node.power_cap_w")
 SERVICE = "node.service_level"
 IN_SERVICE = 0.0
@@ -50,7 +49,7 @@ _OF_CONTROLS = (b"command", b"lapsed", b"failed")
 
 @dataclass
 class DayCount:
-    """Counts of one day. A cap begins when the first device is held, and ends when none is held any more."""
+    """Counts of one day. A cap begins with the first device under command, and ends with the last."""
 
     begin_ns: int
     cappings: int = 0
@@ -63,7 +62,7 @@ class DayCount:
     _sites: int = 0
 
     def take(self, record: JournalRecord | OtherRecord, now_ns: int) -> None:
-        """Count a line of the journal, in its order."""
+        """Count a line of the journal; lines come in order."""
         match record:
             case CommandRecord() if record.control in CAPS:
                 self._move(record.control, record.index, not record.final, now_ns)
@@ -107,13 +106,13 @@ class DayCount:
         self._held.clear()
 
     def capped_s(self, now_ns: int) -> float:
-        """Seconds of the day in which something was capped, until now."""
+        """Return the seconds of the day with a cap in force, until now."""
         open_ns = 0 if self.capped_since_ns is None else max(0, now_ns - self.capped_since_ns)
         return (self.capped_ns + open_ns) / NS
 
 
 class DayReader:
-    """Reads the journal of a run on from where it stopped, into the count of the day."""
+    """Reads the journal of a run from its last position into the count of the day."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -122,7 +121,7 @@ class DayReader:
         self._done: dict[tuple[int, int], int] = {}  # segment -> position
 
     def read(self, begin_ns: int) -> DayCount:
-        """The count of the day that begins then. Raises StorageError if a segment cannot be read."""
+        """Return the count of the day that begins then. Raises StorageError if a segment cannot be read."""
         if self.count.begin_ns != begin_ns:
             self.count, self._done, self.left_out = DayCount(begin_ns), {}, False
         try:
@@ -136,7 +135,7 @@ class DayReader:
         return self.count
 
     def _segments(self, begin_ns: int) -> list[Path]:
-        """The segments with lines of the day, oldest first; of a very long day, the latest."""
+        """Return the segments with lines of the day, oldest first; for a very long day, the latest."""
         found: list[Path] = []
         room = MOST_BYTES
         for path in (self.folder / OPEN, *reversed(closed_segments(self.folder))):
@@ -185,19 +184,23 @@ def _instant(line: bytes) -> int:
 
 
 class DayAccount:
-    """The account of today of one daemon, made anew at most every few seconds."""
+    """Today's account of one daemon, renewed at most every few seconds."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
         self._reader: DayReader | None = None
+        self._energies = DayEnergy()
         self._made_s, self._made = -FRESH_S, dict[str, Any]()
 
     async def of(self, live: Runtime) -> dict[str, Any]:
-        """As JSON; what could not be counted is None, and `notes` says why."""
+        """Return the account as JSON; a value that could not be counted is None, and `notes` gives the
+        reason."""
         async with self._lock:
             if time.monotonic() - self._made_s >= FRESH_S:
                 self._made = await self._account(live)
-                self._made_s = time.monotonic()
+                # Until the ledger has measured anything, the next screen asks anew
+                if self._made["energy_wh"] is not None:
+                    self._made_s = time.monotonic()
             return self._made
 
     async def _account(self, live: Runtime) -> dict[str, Any]:
@@ -208,7 +211,7 @@ class DayAccount:
         except StorageError as error:
             count = None
             notes.append(str(error))
-        energy_wh, seen_s = await _energy(live, begin_ns, now_ns, notes)
+        energy_wh, seen_s = await self._energy(live, begin_ns, notes)
         if count is None:
             return {"since_ns": begin_ns, "energy_wh": energy_wh, "energy_of_s": seen_s, "cappings": None,
                     "capped_s": None, "saves": None, "nodes_out": None, "alarms": None,
@@ -220,6 +223,19 @@ class DayAccount:
             "nodes_out": len(count.nodes_out),
             "alarms": {s: severities.count(s) for s in SEVERITIES}, "notes": notes,
         }  # fmt: skip
+
+    async def _energy(
+        self, live: Runtime, begin_ns: int, notes: list[str]
+    ) -> tuple[float | None, float | None]:
+        """Return (energy of the site, covered seconds) from the ledger."""
+        ledger = live.engine.ledger
+        try:
+            return await asyncio.to_thread(
+                self._energies.of, live, [*ledger.closed], ledger.running(), begin_ns
+            )
+        except (OSError, StorageError) as error:
+            notes.append(f"the energy is unknown: the ledger cannot be read: {error}")
+            return None, None
 
     async def _counted(self, live: Runtime, begin_ns: int, notes: list[str]) -> DayCount:
         if not live.run_dir:  # the latest lines are all that there is
@@ -237,34 +253,45 @@ class DayAccount:
         return count
 
 
-async def _energy(
-    live: Runtime, begin_ns: int, now_ns: int, notes: list[str]
-) -> tuple[float | None, float | None]:
-    """(energy of all racks, seconds that are read of it) from the recorded power of the site."""
-    if live.history is None:
-        notes.append("no history is kept: the energy is not known")
-        return None, None
-    step_s = min(ENERGY_STEP_S, max(1.0, (now_ns - begin_ns) / NS / 2))
-    try:
-        async with asyncio.timeout(ENERGY_WAIT_S):
-            found = await recorded(live, begin_ns, now_ns, step_s, 5000)
-    except (TwinError, Refused, TimeoutError) as error:
-        notes.append(f"the energy is not known: {str(error) or 'the history took too long'}")
-        return None, None
-    t_ns = np.array(found["t_ns"], np.int64)
-    power_w = np.array(found["values"][live.engine.site.file.site], np.float64)
-    return energy_of(t_ns, power_w, now_ns, step_s)
+class DayEnergy:
+    """Energy of a day and the covered time, by the ledger; a complete hour is summed once."""
+
+    def __init__(self) -> None:
+        self._over: dict[int, tuple[float, int]] = {}  # begin of an hour -> kWh, time watched
+
+    def of(self, live: Runtime, raw: list[bytes], running: HourRecord | None, begin_ns: int) -> DaySum:
+        """Return the sum from `begin_ns` on. `raw`: the last complete hours of the engine."""
+        end_ns = live.engine.state.now_ns if running is None else running.begin_ns
+        day = set(range(begin_ns, end_ns // HOUR_NS * HOUR_NS, HOUR_NS))
+        self._over = {hour_ns: found for hour_ns, found in self._over.items() if hour_ns in day}
+        if missing := day - self._over.keys():
+            begins = ((line, msgspec.json.decode(line, type=_HourHead).begin_ns) for line in raw)
+            kept = [decode_hour(line) for line, hour_ns in begins if hour_ns in missing]
+            for hour in each_hour_once(live, kept, begin_ns, end_ns, self._over.keys()):
+                self._over[hour.begin_ns] = _sum_of(hour)
+            # Of an hour that is nowhere nothing was watched: the disk is asked for it once
+            self._over = dict.fromkeys(missing, (0.0, 0)) | self._over
+        of_hours = [*self._over.values()]
+        if running is not None and running.begin_ns >= begin_ns:
+            of_hours.append(_sum_of(running))
+        watched_s = sum(watched_ns for _, watched_ns in of_hours) / NS
+        return DaySum(1e3 * sum(kwh for kwh, _ in of_hours) if watched_s else None, watched_s)
 
 
-def energy_of(t_ns: I64, power_w: F64, now_ns: int, step_s: float) -> tuple[float | None, float]:
-    """(Wh, seconds) of mean powers over steps that begin at `t_ns`; the last one lasts until now at most."""
-    if not len(t_ns):
-        return None, 0.0
-    ends = np.minimum(np.append(t_ns[1:], now_ns), t_ns + round(step_s * NS))
-    took_s = np.maximum(ends - t_ns, 0) / NS
-    read = np.isfinite(power_w)
-    seconds = float(took_s[read].sum())
-    return (float((took_s * power_w)[read].sum()) / 3600.0 if seconds else None), seconds
+class DaySum(NamedTuple):
+    """Energy of the site; None without observed time."""
+
+    energy_wh: float | None
+    watched_s: float
+
+
+class _HourHead(msgspec.Struct):
+    begin_ns: int
+
+
+def _sum_of(hour: HourRecord) -> tuple[float, int]:
+    found = statement([hour], "site", hour.begin_ns, hour.begin_ns + HOUR_NS)
+    return found.total.energy_kwh, found.watched_ns
 
 
 DAY: web.AppKey[DayAccount] = web.AppKey("day", DayAccount)

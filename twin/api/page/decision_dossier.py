@@ -45,21 +45,21 @@ MISMATCHES = ("readback", "unanswered", "unread")  # kinds of findings on comman
 # States of a command, the weightiest first
 OUTCOMES = ("failed", "mismatch", "lapsed", "next phase", "answered", "superseded")
 UNKNOWN = "not recorded"
-BY_MANIFEST = "as the manifest of the run says; nobody is recorded to have given it"
-TOO_FAR = "as the manifest of the run says; who gave it lies further back than was searched"
+BY_MANIFEST = "as the manifest of the run says; its author is not recorded"
+TOO_FAR = "as the manifest of the run says; its author lies before the searched part of the journal"
 AT_HOME = "in_service"  # the phase of a node that works
 
 
 @dataclass(slots=True)
 class DossierReader:
-    """Reads what the journal holds around a line: the run's files, or memory where there are none."""
+    """Reads the journal around a line: the run's files, or memory without files."""
 
     live: Runtime
     kept: list[JournalLine] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def lines(self, query: JournalQuery, most_s: float = MOST_S) -> Iterator[JournalLine]:
-        """Lines, newest first. A search that its budget ends leaves a note."""
+        """Return lines, newest first. A search that ends at its budget leaves a note."""
         if not self.live.run_dir:
             for line in self.kept:
                 if line.kind in query.kinds and query.since_ns <= line.now_ns <= query.until_ns and (
@@ -75,7 +75,7 @@ class DossierReader:
             self.notes.append(f"lines of {kinds} were searched back to {utc(walk.reached_ns)} UTC only")
 
     def read(self, place: tuple[int, int], about: DecisionScope | None) -> dict[str, Any]:
-        """The dossier of the line at a place. Raises Refused if it is not there."""
+        """Return the dossier of the line at a place. Raises Refused if there is no such line."""
         line, site = self.line(place), self.live.engine.site
         entity = about.about if about is not None else self.entity(line)
         verdict = self.authority(line)
@@ -90,7 +90,7 @@ class DossierReader:
         }  # fmt: skip
 
     def line(self, place: tuple[int, int]) -> JournalLine:
-        """The line at a place. Raises Refused."""
+        """Return the line at a place. Raises Refused."""
         now_ns, seq = place
         if self.live.run_dir:
             walk = JournalWalk(
@@ -112,7 +112,7 @@ class DossierReader:
         )
 
     def entity(self, line: JournalLine) -> tuple[str, int, str] | None:
-        """The first entity that a line is about, as (table, index, path); None for none on the site."""
+        """Return the first entity of a line as (table, index, path); None if it is not on the site."""
         site, record = self.live.engine.site, line.record
         names = sorted(line.names(), key=lambda name: not name.startswith("job:"))
         table = getattr(record, "control", "").partition(".")[0]
@@ -131,7 +131,8 @@ class DossierReader:
     # -- verdict
 
     def authority(self, line: JournalLine) -> dict[str, Any] | None:
-        """The authority that the line's policy had, and who gave it when; None for a line of no policy."""
+        """Return the authority of the line's policy at that time, with its author and instant; None
+        without a policy."""
         policy = line.policy
         if not policy or line.kind in ("event", "authority"):
             return None
@@ -165,7 +166,7 @@ class DossierReader:
     def _changed(
         self, line: JournalLine, policy: str, anchor: JournalLine | None, out: dict[str, Any]
     ) -> None:
-        """A change between the anchor and the line, whose reason follows it."""
+        """Return True for a change between the anchor and the line whose reason follows it."""
         query = JournalQuery(
             anchor.now_ns if anchor else 0,
             line.now_ns,
@@ -194,7 +195,7 @@ class DossierReader:
             break
 
     def approval(self, line: JournalLine, entity: tuple[str, int, str] | None) -> dict[str, Any] | None:
-        """The approval under which a policy in `approve` acted; None where none is recorded."""
+        """Return the approval under which a policy in `approve` acted; None if none is recorded."""
         kinds = frozenset({"event", "approval_dropped", "approval_expired"})
         over: set[str] = set()
         for found in self.lines(JournalQuery(0, line.now_ns, line.seq, kinds, needle=b"pprov")):
@@ -216,7 +217,7 @@ class DossierReader:
     def confirmation(
         self, line: JournalLine, command: CommandRecord, entity: tuple[str, int, str] | None
     ) -> dict[str, Any]:
-        """Say how this very command went on an entity, by the gravest line of the journal that tells it."""
+        """Return the outcome of this command on an entity, by the gravest line of the journal about it."""
         kinds = frozenset({"failed", "lapsed", "command", "acks", "finding"})
         until_ns = max(command.deadline_ns, line.now_ns) + MARGIN_NS
         around = [*self.lines(JournalQuery(line.now_ns - MARGIN_NS, until_ns, kinds=kinds))][::-1]
@@ -243,7 +244,7 @@ class DossierReader:
         return {"state": "not recorded", "at_ns": None, "text": text, "at": None}
 
     def _told(self, line: JournalLine, control: str, entity: tuple[str, int, str] | None) -> str:
-        """The state of a command on an entity that a line tells of; "" if it tells nothing of it."""
+        """Return the state of a command on an entity in a line; "" if the line has none."""
         record = line.record
         if entity is None:
             return ""
@@ -259,7 +260,7 @@ class DossierReader:
         return next((word for kind, word in words.items() if isinstance(record, kind)), "")
 
     def _next_phase(self, line: JournalLine, entity: tuple[str, int, str] | None) -> JournalLine | None:
-        """The first account of a node's phase after a line."""
+        """Return the first account of a node's phase after a line."""
         if entity is None or entity[0] != "node":
             return None
         query = JournalQuery(line.now_ns + 1, line.now_ns + CASE_NS, kinds=frozenset({"account"}),
@@ -276,7 +277,7 @@ class DossierReader:
     # -- case
 
     def case(self, line: JournalLine, entity: tuple[str, int, str]) -> dict[str, Any]:
-        """The entities of the whole case of a decision, and from when to when it lasted."""
+        """Return the entities and the time range of the whole case of a decision."""
         table, row, path = entity
         site, jobs = self.live.engine.site, self.live.engine.jobs
         if table in ("gpu", "link") and "/" in path:
@@ -300,7 +301,7 @@ class DossierReader:
                 "until_ns": min(until_ns, self.live.engine.state.now_ns)}  # fmt: skip
 
     def _way_out(self, line: JournalLine, path: str) -> tuple[int, int, list[str]]:
-        """(begin, end, spares and jobs) of a node's way out and back, around a line."""
+        """Return (begin, end, spares and jobs) of a node's withdrawal and return, around a line."""
         since_ns, until_ns = line.now_ns - CASE_NS, line.now_ns + CASE_NS
         kinds, needle = frozenset({"account", "event"}), msgspec.json.encode(path)
         found = [*self.lines(JournalQuery(since_ns, until_ns, kinds=kinds, needle=needle))][::-1]
@@ -340,7 +341,7 @@ class DossierReader:
         return begun_ns - BEFORE_NS, over_ns + MARGIN_NS if ended else FOREVER_NS, others
 
     def _job_events(self, job: str, since_ns: int, until_ns: int) -> list[tuple[int, bool]]:
-        """(instant, whether it is an end) of a job's starts and ends, oldest first."""
+        """Return (instant, True for an end) of a job's starts and ends, oldest first."""
         needle = b'"job":' + msgspec.json.encode(job)
         query = JournalQuery(since_ns, until_ns, kinds=frozenset({"event"}), needle=needle)
         return [
@@ -353,11 +354,11 @@ class DossierReader:
         ][::-1]
 
     def _ended(self, job: str, since_ns: int, until_ns: int) -> bool:
-        """A job left its nodes in that time."""
+        """Return True if a job left its nodes in that time."""
         return any(end for _, end in self._job_events(job, since_ns, until_ns))
 
     def _job_time(self, job: str, now_ns: int) -> tuple[int, int]:
-        """From when to when a job ran that ran at an instant, with a margin; as far as it was searched."""
+        """Return the time range of a job that ran at an instant, with a margin, as far as searched."""
         found = self._job_events(job, now_ns - CASE_NS, now_ns + CASE_NS)
         begun = [at_ns for at_ns, end in found if not end and at_ns <= now_ns]
         over = [at_ns for at_ns, end in found if end and at_ns >= now_ns]
@@ -366,7 +367,8 @@ class DossierReader:
 
 
 def _covers(event: ev.Approved, line: JournalLine, entity: tuple[str, int, str] | None) -> bool:
-    """An approval was of this policy, control and entity, and not over; beyond 64 names a line tells none."""
+    """Return True if an approval was in force for this policy, control and entity; a line names at most 64
+    entities."""
     if event.policy != line.policy or event.control not in line.controls():
         return False
     if 0 < event.expires_ns < line.now_ns:
@@ -376,7 +378,7 @@ def _covers(event: ev.Approved, line: JournalLine, entity: tuple[str, int, str] 
 
 
 def _answered(line: JournalLine, command: CommandRecord, around: list[JournalLine]) -> JournalLine | None:
-    """The line with which all of a batch were answered; None where other commands are counted with them."""
+    """Return the line that answers a whole batch; None if it also counts other commands."""
     mine = [one for one in around if command.control in one.controls()]
     if any(one.kind == "command" and one.seq != line.seq for one in mine):
         return None
@@ -390,5 +392,5 @@ def _answered(line: JournalLine, command: CommandRecord, around: list[JournalLin
 
 
 def dossier_reader(live: Runtime) -> DossierReader:
-    """A reader of what the daemon holds now."""
+    """Return a reader of the daemon's present journal."""
     return DossierReader(live, [] if live.run_dir else lines_in_memory(live)[0])

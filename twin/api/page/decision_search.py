@@ -37,7 +37,8 @@ FRESH_S = 30.0  # the first line of a journal changes with a pruned segment only
 
 @dataclass(frozen=True, slots=True)
 class JobStay:
-    """A time in which a job ran on some nodes; `left_out` of them the journal does not name."""
+    """A time in which a job ran on some nodes; `left_out`: number of its nodes that the journal does not
+    name."""
 
     since_ns: int
     until_ns: int
@@ -46,7 +47,7 @@ class JobStay:
     left_out: int = 0
 
     def holds(self, line: JournalLine, site: Site) -> bool:
-        """The line is on one of these nodes or what is inside it, in that time."""
+        """Return True for a line about one of these nodes or their contents, in that time."""
         if not self.since_ns <= line.now_ns <= self.until_ns:
             return False
         return line.touches(site, self.inside) or any(
@@ -55,7 +56,7 @@ class JobStay:
 
 
 def _whole(name: str, site: Site) -> str:
-    """The path of a local name, as people write them; any other name as it is."""
+    """Return the path of a local name; any other name unchanged."""
     if name.startswith((f"{site.file.site}/", "job:")):
         return name
     found = ((table, site.entity(table, name)) for table in TABLES if table != "job")
@@ -64,7 +65,7 @@ def _whole(name: str, site: Site) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DecisionScope:
-    """An entity that a question is about: (table, index, path), with what is inside it if `below`.
+    """An entity of a query: (table, index, path), with everything inside it if `below`.
 
     Index -1: it is not on the site now, or a job that has ended. `stays`: a job counts with its nodes.
     """
@@ -76,11 +77,11 @@ class DecisionScope:
 
     @property
     def job(self) -> str:
-        """Name of the job; "" of another entity."""
+        """Return the name of the job; "" for another entity."""
         return self.about[2].removeprefix("job:") if self.about[0] == "job" else ""
 
     def holds(self, line: JournalLine, site: Site) -> bool:
-        """The line is about it."""
+        """Return True for a line about this entity."""
         if line.concerns(site, self.about) or line.touches(site, self.inside):
             return True
         head = self.about[2] + "/"
@@ -89,7 +90,7 @@ class DecisionScope:
 
 @dataclass(frozen=True, slots=True)
 class DecisionQuestion:
-    """Filters of a search. `before` is the place, (instant, number), that the page ends before."""
+    """Filters of a search. `before`: the place (instant, number) before which the page ends."""
 
     kinds: frozenset[str] = frozenset()
     control: str | None = None
@@ -103,16 +104,16 @@ class DecisionQuestion:
 
     @property
     def latest(self) -> bool:
-        """Nothing of the past is asked for."""
+        """Return True for a query about the present only."""
         return self.before is None and not self.since_ns and self.until_ns == FOREVER_NS
 
     def query(self, before: int | None) -> JournalQuery:
-        """The same as asked of the files."""
+        """Return the query for the files."""
         without = frozenset() if self.kinds else frozenset(QUIET_KINDS)
         return JournalQuery(self.since_ns, self.until_ns, before, self.kinds, without)
 
     def takes(self, line: JournalLine, site: Site, stays: Iterable[JobStay]) -> bool:
-        """The line answers it, but for the place."""
+        """Return True for a line that matches all filters except the place."""
         if line.kind not in self.kinds if self.kinds else is_routine(line.record):
             return False
         if not self.since_ns <= line.now_ns <= self.until_ns:
@@ -128,7 +129,7 @@ class DecisionQuestion:
 
 @dataclass(slots=True)
 class _Page:
-    """Rows of a page as they are found."""
+    """Rows of a page during the search."""
 
     question: DecisionQuestion
     site: Site
@@ -149,7 +150,7 @@ class _Page:
                 self.rows.append(line.answer(self.site, self.question.most_text))
 
     def next_place(self, lines: list[JournalLine]) -> str | None:
-        """The place where the next page begins; None if all lines found room."""
+        """Return the place where the next page begins; None if all lines fit."""
         if not self.more:
             return None
         newest = next((line.seq for line in lines if line.seq >= 0), 2**62)
@@ -159,7 +160,7 @@ class _Page:
 
 
 def place_of(text: str) -> tuple[int, int] | None:
-    """(instant, number) of a place as lines show it; None for another text."""
+    """Return (instant, number) of a place in the form that lines show; None for another text."""
     now, _, number = text.partition(".")
     if not all(part.isascii() and part.isdigit() and len(part) <= 19 for part in (now, number)):
         return None
@@ -167,7 +168,8 @@ def place_of(text: str) -> tuple[int, int] | None:
 
 
 def scope_of(live: Runtime, name: str, inside: bool = False, several: bool = False) -> DecisionScope:
-    """An entity by its path, with or without its table in front (`rack:lab/h/r1`); a job by its own name.
+    """Return an entity by its path, with or without its table in front (`rack:lab/h/r1`), or a job by its
+    own name.
 
     With `inside`, what is inside it counts, and a job stands for its nodes, too, unless it is one of several.
     Raises Refused.
@@ -176,6 +178,7 @@ def scope_of(live: Runtime, name: str, inside: bool = False, several: bool = Fal
     slot, own = job_of(live, name), "job:" + name.removeprefix("job:")
     stays = inside and not several
     if slot is not None:
+        own = "job:" + live.engine.jobs.names[slot]
         return DecisionScope(("job", slot, own), inside, {}, stays)
     head, _, tail = name.partition(":")
     tabled = bool(tail) and head in TABLES
@@ -191,7 +194,7 @@ def scope_of(live: Runtime, name: str, inside: bool = False, several: bool = Fal
         return DecisionScope(past, inside, {}, stays)
     if live.run_dir and tabled:  # of a site that was: by its name alone
         return DecisionScope((head, -1, tail), inside)
-    gone = f"; of a job that has ended or a place that is gone write job:{name} or TABLE:{name}"
+    gone = f". For an ended job write job:{name}; for a removed place TABLE:{name}."
     hint = meant(live, name) or (clean(gone, 300) if live.run_dir else "")
     raise Refused(404, f"no entity {clean(name, 120)} on this site{hint}")
 
@@ -201,7 +204,7 @@ def _inside(site: Site, table: str, rows: list[int]) -> Mapping[str, I32]:
 
 
 def job_stays(job: str, lines: Iterable[JournalLine], site: Site) -> Iterator[JobStay]:
-    """The times in which a job ran, latest first, from lines newest first."""
+    """Return the times in which a job ran, latest first, from lines newest first."""
     end_ns = FOREVER_NS
     for line in lines:
         record = line.record
@@ -227,7 +230,7 @@ class DecisionSearch:
         self._begin, self._state = (-FRESH_S, 0), (-FRESH_S, dict[str, Any]())
 
     async def page(self, live: Runtime, asked: DecisionQuestion) -> dict[str, Any]:
-        """A page, with the place where the next one begins. Raises Refused.
+        """Return a page, with the place where the next one begins. Raises Refused.
 
         A question for the latest alone, without a place or a time, is answered from memory: screens ask it
         every few seconds. Its `next` leads on into the files.
@@ -256,8 +259,8 @@ class DecisionSearch:
             reached_ns = max(begin_ns, asked.since_ns)
         if page.other_site_ns and asked.scopes:
             notes.append(
-                f"the site was another one until {utc(page.other_site_ns)} UTC: lines before, which give "
-                "entities by number alone, are not found"
+                f"the site file changed at {utc(page.other_site_ns)} UTC: earlier lines, which give entities "
+                "only by number, are not found"
             )
         until_ns = min(asked.until_ns, live.engine.state.now_ns)
         until_ns = min(until_ns, asked.before[0]) if asked.before else until_ns
@@ -265,7 +268,7 @@ class DecisionSearch:
                 "searched_ns": [min(reached_ns, until_ns), until_ns], "notes": notes}  # fmt: skip
 
     def _walk_on(self, live: Runtime, page: _Page, before: int | None) -> tuple[str | None, int]:
-        """Fill a page from disk: (the place where the next one begins, the instant reached)."""
+        """Fill a page from disk; returns (the place of the next page, the instant reached)."""
         walk = JournalWalk(Path(live.run_dir), page.question.query(before), live.engine.site.spec_hash)
         page.fill(walked(walk, live.engine.site))
         if page.more:
@@ -273,7 +276,7 @@ class DecisionSearch:
         return None if walk.ended else f"{walk.reached_ns}.{walk.reached_seq}", walk.reached_ns
 
     async def read(self, work: Callable[..., Any], *args: Any) -> Any:
-        """Give what `work` returns, made in a thread. Raises Refused."""
+        """Return the result of `work`, run in a thread. Raises Refused."""
         try:
             async with asyncio.timeout(WAIT_S), self._readers:
                 return await asyncio.to_thread(work, *args)
@@ -283,13 +286,13 @@ class DecisionSearch:
             raise Refused(503, f"the journal was not read within {WAIT_S:g} s; ask for less") from None
 
     async def state(self, live: Runtime, work: Callable[[Runtime], dict[str, Any]]) -> dict[str, Any]:
-        """Give what `work` tells of the journal, anew at most every few seconds. Raises Refused."""
+        """Return the journal state from `work`, renewed at most every few seconds. Raises Refused."""
         if time.monotonic() - self._state[0] >= STATE_S or self._state[1].get("folder") != live.run_dir:
             self._state = time.monotonic(), await self.read(work, live)
         return self._state[1]
 
     async def _begin_ns(self, live: Runtime) -> int:
-        """The instant of the first line that the journal still has."""
+        """Return the instant of the first line that the journal still holds."""
         at_s, begin_ns = self._begin
         if time.monotonic() - at_s >= FRESH_S:
             _, begin_ns = await self.read(journal_begin, Path(live.run_dir))
@@ -297,7 +300,7 @@ class DecisionSearch:
         return begin_ns
 
     async def stays(self, live: Runtime, job: str, asked: DecisionQuestion) -> list[JobStay]:
-        """The times in which a job ran, latest first: of one that runs as it is known, else as journaled."""
+        """Return the times in which a job ran, latest first: from its present state, or from the journal."""
         site, out = live.engine.site, list[JobStay]()
         if (slot := live.engine.jobs.slot_of.get(job)) is not None:
             rows = live.engine.jobs.nodes[slot].tolist()
@@ -315,7 +318,7 @@ SEARCH: web.AppKey[DecisionSearch] = web.AppKey("decision_search", DecisionSearc
 
 
 def lines_in_memory(live: Runtime) -> tuple[list[JournalLine], int | None]:
-    """(lines newest first, as far back as none is missing, the number of the oldest one in the journal)."""
+    """Return (lines newest first without gaps, number of the oldest one in the journal)."""
     out, floor = list[JournalLine](), None
     now = then = live.engine.site.spec_hash
     # A note that arrives while a tick is being written stands before its lines here, and behind them on disk.
@@ -333,7 +336,7 @@ def lines_in_memory(live: Runtime) -> tuple[list[JournalLine], int | None]:
 
 
 def walked(walk: Iterable[WalkedLine], site: Site) -> Iterator[JournalLine]:
-    """Lines of a walk as interfaces show them."""
+    """Return lines in the form that interfaces show."""
     for found in walk:
         entry, now = found.entry, site.spec_hash
         other = found.site_hash not in ("", now)

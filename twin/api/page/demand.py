@@ -20,7 +20,7 @@ BUSY_PU = 0.05  # of a GPU's units: below it waits. source: estimate
 
 
 async def demand(request: web.Request) -> web.Response:
-    """List what jobs hold and wait for: of the site, then by queue, tenant, priority and service.
+    """List the GPUs that jobs hold and wait for: of the site, then by queue, tenant, priority and service.
 
     null: unknown.
     """
@@ -33,7 +33,7 @@ async def demand(request: web.Request) -> web.Response:
 
 
 def busy_gpus(live: Runtime) -> dict[str, int | None]:
-    """GPUs that work, by their activity; None where no GPU says how active it is."""
+    """Return the number of GPUs that are busy by their activity; None if no GPU reports its activity."""
     active = _current(live, "gpu", "sm_active_pu")
     active = np.where(np.isfinite(active), active, _current(live, "gpu", "util_pu"))
     known = np.isfinite(active)
@@ -42,7 +42,7 @@ def busy_gpus(live: Runtime) -> dict[str, int | None]:
 
 
 def _rows(live: Runtime, table: str, signals: tuple[str, ...]) -> list[dict[str, Any]]:
-    """A row of each entity: its name and its present values."""
+    """Return a row for each entity: its name and present values."""
     site = live.engine.site
     columns = {signal: _current(live, table, signal) for signal in signals}
     rows: list[dict[str, Any]] = []
@@ -54,7 +54,7 @@ def _rows(live: Runtime, table: str, signals: tuple[str, ...]) -> list[dict[str,
 
 
 def _current(live: Runtime, table: str, signal: str) -> np.ndarray:
-    """Values of a signal where they are good, NaN elsewhere [n]."""
+    """Return the good values of a signal, NaN elsewhere [n]."""
     state, spec = live.engine.state, TABLES[table].by_name[signal]
     column = state.tables[table]
     good = column.quality_of(spec, state.now_ns) == GOOD

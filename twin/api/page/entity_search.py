@@ -1,4 +1,4 @@
-"""Entity search: entities and jobs whose names contain what somebody typed, a bounded number of them."""
+"""Entity search: entities and jobs whose names contain a typed text, a bounded number of them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ async def find(request: web.Request) -> web.Response:
 
 
 def _matches(live: Runtime, text: str) -> Iterator[tuple[str, str, str]]:
-    """(table, full name, name to show): exact ones, then parts of names, then nodes and GPUs inside."""
+    """Return (table, full name, shown name): exact matches, then partial matches, then nodes and GPUs
+    inside."""
     site, jobs = live.engine.site, live.engine.jobs
     for table in (*NAMED, *COMPUTED):
         row = site.entity(table, text) if site.sizes.get(table) else None
@@ -47,7 +48,8 @@ def _matches(live: Runtime, text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _inside(live: Runtime, text: str) -> Iterator[tuple[str, str, str]]:
-    """Nodes and GPUs below a rack whose local name was typed, or below any: `r1/node3/gpu2`, `node3`."""
+    """Return nodes and GPUs below a rack with the typed local name, or below any: `r1/node3/gpu2`,
+    `node3`."""
     site = live.engine.site
     head, _, tail = text.partition("/")
     anywhere = text.startswith(("node", "gpu"))

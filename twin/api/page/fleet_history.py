@@ -24,6 +24,7 @@ from twin.catalogue import NS, ConfigError, clean, find_signal
 
 MAX_FLEET_QUESTIONS = 4  # at once
 MAX_NAME = 500  # characters
+MAX_ENTITIES = 4000
 DAY_S, YEAR_S = 86_400, 366 * 86_400
 FOREVER_NS = 2**62
 T = TypeVar("T")
@@ -31,20 +32,20 @@ FLEET_QUESTIONS: web.AppKey[asyncio.Semaphore] = web.AppKey("fleet_questions", a
 
 
 async def values(request: web.Request) -> web.Response:
-    """Return a signal of an entity over time in one hall or in all, by default over the last 24 hours.
+    """Return a signal of entities over time in one hall or in all, by default over the last 24 hours.
 
     Each row is of one hall, entity and step: mean, least, most and last. `table` says which rows of the
     server were asked: values as they came, or their rollups.
     """
     known_query(request, "signal", "entity", "hall", "since", "until", "last_s", "step")
-    key, entity = _name(request, "signal"), _name(request, "entity")
+    key, entity = _name(request, "signal"), _name(request, "entity", MAX_ENTITIES)
     signal = find_signal(key)
     if signal is None:
         raise Refused(
-            400, f"signal: {clean(key, 60)!r} is not one of the catalogue; expected such as rack.power_w"
+            400, f"signal: {clean(key, 60)!r} is not in the catalogue; expected a name such as rack.power_w"
         )
     if not entity:
-        raise Refused(400, "entity: missing; expected a full path, or its end, such as hall1/r07")
+        raise Refused(400, "entity: missing; expected full paths, or their ends, such as hall1/r07")
     since_ns, until_ns = _range(request)
     step = seconds_of(request, "step", math.inf, 0.001, math.inf)
     asked = ValueQuestion(
@@ -57,7 +58,8 @@ async def values(request: web.Request) -> web.Response:
 
 
 async def lists(request: web.Request) -> web.Response:
-    """List alarms, commands or decisions of one hall or of all, newest first, by default of 24 hours.
+    """List alarms, commands or decisions of one hall or of all, newest first, by default of the last 24
+    hours.
 
     `entity` is a path or part of one, and names all below it; `hash` is the hash of the journal's line.
     """
@@ -74,15 +76,15 @@ async def lists(request: web.Request) -> web.Response:
     return answer({"what": what, "since_ns": since_ns, "until_ns": until_ns, **found})
 
 
-def _name(request: web.Request, name: str) -> str:
+def _name(request: web.Request, name: str, most: int = MAX_NAME) -> str:
     text = request.query.get(name, "")
-    if len(text) > MAX_NAME or "\0" in text:
-        raise Refused(400, f"{name}: expected at most {MAX_NAME} characters, none of them NUL")
+    if len(text) > most or "\0" in text:
+        raise Refused(400, f"{name}: expected at most {most} characters, none of them NUL")
     return text
 
 
 def _range(request: web.Request) -> tuple[int, int]:
-    """[since, until); without `since`, `last_s` back."""
+    """Return [since, until); without `since`, the last `last_s` seconds."""
     until_ns = number_of(request, "until", time.time_ns(), 0, FOREVER_NS)
     last_s = seconds_of(request, "last_s", DAY_S, 1, 100 * YEAR_S)
     since_ns = number_of(request, "since", max(0, until_ns - round(last_s * NS)), 0, FOREVER_NS)
@@ -92,7 +94,7 @@ def _range(request: web.Request) -> tuple[int, int]:
 
 
 async def _ask(request: web.Request, question: Callable[[FleetReader], dict[str, Any]]) -> dict[str, Any]:
-    """The answer of the server. Raises Refused where there is none."""
+    """Return the answer of the server. Raises Refused without one."""
     turn = request.app[FLEET_QUESTIONS]
     if turn.locked():
         raise Refused(

@@ -19,7 +19,8 @@ DAY_NS = 86_400 * NS
 
 
 def journal_state(live: Runtime) -> dict[str, Any]:
-    """As JSON: instants and numbers of the first and last line, the chain, and what proves it."""
+    """Return as JSON the instants and numbers of the first and last line, the chain, and the command that
+    verifies it."""
     site = live.engine.site.file.site
     if not live.run_dir:
         lines, _ = lines_in_memory(live)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 from itertools import chain
 from typing import Any
@@ -22,7 +22,17 @@ from twin.api.answers import Refused, answer, live_of
 from twin.api.runtime import Runtime
 from twin.api.tokens import Token
 from twin.catalogue import NS, StorageError, clean
-from twin.ledger import BY, HourRecord, LedgerRow, RowFilter, Statement, StatementRow, decode_hour, statement
+from twin.ledger import (
+    BY,
+    HOUR_NS,
+    HourRecord,
+    LedgerRow,
+    RowFilter,
+    Statement,
+    StatementRow,
+    decode_hour,
+    statement,
+)
 
 log = logging.getLogger(__name__)
 MAX_LINES = 20_000
@@ -54,27 +64,33 @@ async def ledger(request: web.Request) -> web.Response:
 
 
 def _made(live: Runtime, kept: list[HourRecord], asked: tuple[str, int, int, RowFilter | None]) -> Statement:
-    """The statement of the hours on the disk and of those that the engine has; one day in memory at once."""
+    """Return the statement of the hours on disk and in the engine; one day in memory at a time."""
     by, begin_ns, end_ns, holds = asked
     try:
-        return statement(_each_once(live, kept, begin_ns, end_ns), by, begin_ns, end_ns, holds)
+        return statement(each_hour_once(live, kept, begin_ns, end_ns), by, begin_ns, end_ns, holds)
     except (OSError, StorageError) as error:
         log.error("the ledger cannot be read: %s", error)
         raise Refused(503, "the ledger cannot be read; the log of the daemon says why") from None
 
 
-def _each_once(live: Runtime, kept: list[HourRecord], begin_ns: int, end_ns: int) -> Iterator[HourRecord]:
-    """The hours of a span; one that is written while this reads comes once."""
-    found = set[int]()
-    written = () if live.energy_ledger is None else live.energy_ledger.read(begin_ns, end_ns)
-    for hour in chain(written, kept):
+def each_hour_once(
+    live: Runtime, kept: list[HourRecord], begin_ns: int, end_ns: int, known: Collection[int] = ()
+) -> Iterator[HourRecord]:
+    """Yield each hour of a span once, even one that is written meanwhile, but those `known` by their begin.
+
+    The disk is read only for hours that are not `kept`. Raises OSError and StorageError.
+    """
+    found = set(known)
+    missing = set(range(begin_ns, end_ns, HOUR_NS)) - found - {hour.begin_ns for hour in kept}
+    ledger = live.energy_ledger if missing else None
+    for hour in chain(() if ledger is None else ledger.read(begin_ns, end_ns), kept):
         if hour.begin_ns not in found:
             found.add(hour.begin_ns)
             yield hour
 
 
 def _holds(request: web.Request, token: Token) -> RowFilter | None:
-    """The rows that a token may see; None: all. Raises Refused."""
+    """Return the rows that a token may see; None: all. Raises Refused."""
     if token.may("viewer"):
         return None
     kind, _, own = token.name.partition(".")
@@ -90,17 +106,21 @@ def _holds(request: web.Request, token: Token) -> RowFilter | None:
 
 
 def span_of(month: str, now_ns: int) -> tuple[int, int]:
-    """[begin, end) of a month in UTC; the present one for "". Raises Refused."""
+    """Return [begin, end) of a month in UTC; the present month for "". Raises Refused."""
     found = _MONTH.fullmatch(month or datetime.fromtimestamp(now_ns // NS, UTC).strftime("%Y-%m"))
     if found is None:
-        raise Refused(400, f"month: {clean(month, 40)!r}; expected one such as 2026-11")
+        raise Refused(400, f"month: {clean(month, 40)!r}; expected a month such as 2026-11")
     year, number = int(found[1]), int(found[2])
     ends = [datetime(year + (m - 1) // 12, (m - 1) % 12 + 1, 1, tzinfo=UTC) for m in (number, number + 1)]
-    return round(ends[0].timestamp()) * NS, round(ends[1].timestamp()) * NS
+    begin_ns, end_ns = (round(end.timestamp()) * NS for end in ends)
+    if 0 < now_ns < begin_ns:
+        raise Refused(400, f"month: {clean(month, 40)} has not begun; expected this month or one before it")
+    return begin_ns, end_ns
 
 
 def tree_of(found: Statement, now_ns: int) -> dict[str, Any]:
-    """The statement as JSON: names of outside made safe, GPU time in hours beside the exact nanoseconds."""
+    """Return the statement as JSON: foreign names made safe, GPU time in hours beside the exact
+    nanoseconds."""
     tree: dict[str, Any] = msgspec.to_builtins(found)
     tree |= {"total": _line(found.total), "rows": [_line(row) for row in found.rows[:MAX_LINES]]}
     return tree | {"now_ns": now_ns, "left_out": max(0, len(found.rows) - MAX_LINES)}

@@ -32,12 +32,12 @@ async def policies(request: web.Request) -> web.Response:
 
 
 def _text(policy: Policy) -> str:
-    """The first paragraph of its documentation."""
+    """Return the first paragraph of a policy's documentation."""
     return " ".join((inspect.getdoc(type(policy)) or "").split("\n\n")[0].split())
 
 
 def _settings(policy: Policy, given: dict[str, Any]) -> list[dict[str, Any]]:
-    """Its settings by name; the site file's are marked, the others have their defaults."""
+    """Return the settings by name; those of the site file are marked, the others have their defaults."""
     rows = []
     for name, parameter in inspect.signature(type(policy)).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):

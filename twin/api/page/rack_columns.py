@@ -15,8 +15,9 @@ from twin.api.answers import answer, live_of
 from twin.api.runtime import Runtime
 from twin.api.state import alarms_of
 from twin.api.summary import ages_s, is_aside, last_values, marks, power_of_racks, silent_s, urgency
-from twin.catalogue import F64, find_signal
+from twin.catalogue import F64, find_control, table_noun
 from twin.contracts import DEGRADED, FAILED, WATCH
+from twin.site import noun_key
 
 STATES = ("unknown", "ok", "info", "warning", "critical", "maintenance")
 # Temperatures of a rack, and of its GPUs, that have a guard: the least distance is the cooling margin.
@@ -26,7 +27,7 @@ Columns = dict[str, list[float | int | None]]
 
 
 def layout(live: Runtime) -> dict[str, Any]:
-    """Names and places of the racks, which change with the site alone."""
+    """Return the names and places of the racks, which change only with the site."""
     site = live.engine.site
     n = site.sizes["rack"]
     guard = site.limits.get("rack.power_w")
@@ -43,11 +44,12 @@ def layout(live: Runtime) -> dict[str, Any]:
         "gpus": np.bincount(site.rack_of_gpu, minlength=n) if site.sizes["gpu"] else np.zeros(n, int),
         "power_guard_w": np.full(n, np.nan) if guard is None else np.round(guard.guard),
         "states": STATES,
+        "noun": table_noun(noun_key(site, "rack"), n),
     }
 
 
 def columns(live: Runtime, alarms: list[dict[str, Any]]) -> Columns:
-    """Columns of all racks, by name. `alarms`: the gravest first."""
+    """Return the columns of all racks, by name. `alarms`: the gravest first."""
     engine, site = live.engine, live.engine.site
     n = site.sizes["rack"]
     power, source = power_of_racks(live)
@@ -58,12 +60,14 @@ def columns(live: Runtime, alarms: list[dict[str, Any]]) -> Columns:
     if of_gpu is not None:
         np.fmax.at(hottest, of_gpu, last_values(live, "gpu.temp_c"))
         np.fmin.at(margin, of_gpu, _below_guard(live, "gpu.temp_c"))
+    out, repair = _out(live)
+    states = _states(live, alarms, np.isfinite(power) | np.isfinite(hottest))
     oldest = np.full(n, np.nan)
     for age in ages_s(live).values():
         oldest = np.fmax(oldest, age)
     oldest = np.fmax(oldest, silent_s(live))
     return {
-        "state": _states(live, alarms, np.isfinite(power) | np.isfinite(hottest)).tolist(),
+        "state": _spent(states, out, repair).tolist(),
         "power_w": _rounded(power, 100.0),
         "from": [{"meter": 0, "nodes": 1, "GPUs": 2}.get(s) for s in source],
         "gpu_temp_c": _rounded(hottest, 1.0),
@@ -73,7 +77,8 @@ def columns(live: Runtime, alarms: list[dict[str, Any]]) -> Columns:
         "flow_lpm": _rounded(last_values(live, "rack.flow_lpm"), 0.1),
         "margin_k": _rounded(margin, 0.5),
         "capped": _capped(live).tolist(),
-        "out": _out(live).tolist(),
+        "out": out.tolist(),
+        "repair": repair.tolist(),
         "suspected": _counted(live, engine.health.health("gpu").level, (WATCH, DEGRADED)).tolist(),
         "failed": _counted(live, engine.health.health("gpu").level, (FAILED,)).tolist(),
         "age_s": _rounded(oldest, 1.0),
@@ -81,7 +86,7 @@ def columns(live: Runtime, alarms: list[dict[str, Any]]) -> Columns:
 
 
 def _below_guard(live: Runtime, key: str) -> F64:
-    """Distance of the last values of a signal to its guard [n]; NaN where one of them is unknown."""
+    """Return the distance of a signal's last values to their guard [n]; NaN where either is unknown."""
     limit, value = live.engine.site.limits.get(key), last_values(live, key)
     return np.full(len(value), np.nan) if limit is None else limit.guard - value
 
@@ -109,7 +114,7 @@ def _states(live: Runtime, alarms: list[dict[str, Any]], read: np.ndarray) -> np
 
 
 def _rack_of(live: Runtime, table: str) -> np.ndarray:
-    """The rack of each rack, node or GPU [n]."""
+    """Return the rack of each rack, node or GPU [n]."""
     site = live.engine.site
     if table == "rack":
         return np.arange(site.sizes["rack"])
@@ -117,7 +122,7 @@ def _rack_of(live: Runtime, table: str) -> np.ndarray:
 
 
 def _capped(live: Runtime) -> np.ndarray:
-    """GPUs of each rack that a running command on their caps, or their node's, holds [n]."""
+    """Return the GPUs of each rack under a running command on their caps or their node's [n]."""
     site = live.engine.site
     held = np.zeros(site.sizes["gpu"], np.bool_)
     of_gpu, of_node = (live.engine.arbiter.leases.get(f"{t}.power_cap_w") for t in ("gpu", "node"))
@@ -128,14 +133,26 @@ def _capped(live: Runtime) -> np.ndarray:
     return np.bincount(site.rack_of_gpu[held], minlength=site.sizes["rack"])
 
 
-def _out(live: Runtime) -> np.ndarray:
-    """GPUs of each rack on nodes that are read as out of service [n]."""
-    site = live.engine.site
-    if not site.sizes["gpu"] or find_signal("node.service_level_state") is None:
-        return np.zeros(site.sizes["rack"], np.int64)
-    level = last_values(live, "node.service_level_state")
-    gone = np.nan_to_num(level, nan=0.0) > 0
-    return np.bincount(site.rack_of_gpu[gone[site.node_of_gpu]], minlength=site.sizes["rack"])
+def _spent(states: np.ndarray, out: np.ndarray, repair: np.ndarray) -> np.ndarray:
+    """Return the states [n]: at least `info` with GPUs out of service, `warning` with GPUs to be repaired."""
+    ok, info, warning = (STATES.index(s) for s in ("ok", "info", "warning"))
+    states = np.where((states == ok) & (out > 0), info, states)
+    return np.where(((states == ok) | (states == info)) & (repair > 0), warning, states)
+
+
+def _out(live: Runtime) -> tuple[np.ndarray, np.ndarray]:
+    """Return the GPUs of each rack [n]: on nodes that read out of service, and on nodes out until
+    repaired."""
+    site, lease = live.engine.site, live.engine.arbiter.leases.get("node.service_level")
+    control = find_control("node.service_level")
+    if not site.sizes["gpu"] or control is None:
+        return np.zeros(site.sizes["rack"], np.int64), np.zeros(site.sizes["rack"], np.int64)
+    level = np.nan_to_num(last_values(live, f"node.{control.readback}"), nan=0.0)
+    broken = level >= control.high
+    if lease is not None and lease.n:
+        broken |= lease.running() & (lease.value >= control.high)
+    gone, kept = (site.rack_of_gpu[nodes[site.node_of_gpu]] for nodes in (level > 0, broken))
+    return np.bincount(gone, minlength=site.sizes["rack"]), np.bincount(kept, minlength=site.sizes["rack"])
 
 
 def _counted(live: Runtime, level: np.ndarray, levels: tuple[int, ...]) -> np.ndarray:
@@ -144,7 +161,7 @@ def _counted(live: Runtime, level: np.ndarray, levels: tuple[int, ...]) -> np.nd
 
 
 def _rounded(values: np.ndarray, step: float) -> list[float | int | None]:
-    """Values in steps; None where there is none."""
+    """Return values in steps; None where unknown."""
     known, digits = np.isfinite(values), 0 if step >= 1 else 1
     stepped = np.round(np.where(known, values, 0.0) / step) * step
     plain = stepped.astype(np.int64).tolist() if digits == 0 else np.round(stepped, digits).tolist()
@@ -152,7 +169,7 @@ def _rounded(values: np.ndarray, step: float) -> list[float | int | None]:
 
 
 def changed(before: Columns, now: Columns) -> dict[str, Any]:
-    """By column: {"at": rows, "to": values} where few changed, {"all": values} where many did."""
+    """Return by column {"at": rows, "to": values} for few changes, {"all": values} for many."""
     out: dict[str, Any] = {}
     for name, values in now.items():
         old = before.get(name, [])

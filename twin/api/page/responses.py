@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from twin.api.health import DRAIN_FIRST, DRAINED, SERVICE, drained
 from twin.api.runtime import Runtime
 from twin.api.scopes import is_below
 from twin.catalogue import (
@@ -21,7 +22,8 @@ from twin.catalogue import (
     plain_text,
     quantity,
 )
-from twin.contracts import ExplanationRefused, Proposal, below, entities_within
+from twin.contracts import ExplanationRefused, Proposal, below, drained_words, entities_within
+from twin.report import few
 
 MOST_ENTITIES = 8  # of an alarm that are looked into
 MOST_ALARMS = 12
@@ -30,12 +32,11 @@ BEFORE_NS = 15 * NS  # a guard may act on what an alarm is raised for later. sou
 # A command on less of what is inside an alarm, or with less of itself on the devices that it names, is about
 # something else. source: estimate
 LEAST_SHARE = 0.03
-SERVICE, DRAINED = "node.service_level", 3.0
 _PLACE = re.compile(r"[^\s:;,()]+/[^\s:;,()]+")
 
 
 def with_responses(live: Runtime, alarms: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same alarms, the first of them with `doing`: what racktwin does there now."""
+    """Return the same alarms, the first ones with `doing`: the present commands of racktwin there."""
     running = {}
     for key, lease in live.engine.arbiter.leases.items():
         index = np.flatnonzero(lease.running())
@@ -52,18 +53,19 @@ def with_responses(live: Runtime, alarms: list[dict[str, Any]]) -> list[dict[str
 
 
 def _left(live: Runtime, alarm: dict[str, Any]) -> dict[str, str]:
-    """The action that is left to people where the nodes of an alarm are drained already."""
-    lease, action = live.engine.arbiter.leases.get(SERVICE), str(alarm.get("action", ""))
-    if lease is None or not action.lower().startswith("drain the node"):
+    """Return the remaining action for people if the nodes of an alarm are drained."""
+    if not str(alarm.get("action", "")).lower().startswith(DRAIN_FIRST):
         return {}
     nodes = _inside(live, alarm).get("node", np.zeros(0, np.int32))
-    if not len(nodes) or not (lease.value[nodes] >= DRAINED).all():
+    if not len(nodes) or not drained(live)[nodes].all():
         return {}
-    return {"action": "It is drained. Repair it, then report that: `racktwin device repaired NODE`."}
+    name = live.engine.site.name("node", int(nodes[0])) if len(nodes) == 1 else "NODE"
+    words = drained_words(name)
+    return {"action": f"{words[0].upper()}{words[1:]}"}
 
 
 def _inside(live: Runtime, alarm: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Entities by table inside those that an alarm concerns; of a long list, those that it names first."""
+    """Return the entities by table inside those of an alarm; of a long list, the first ones."""
     out: dict[str, np.ndarray] = {}
     view, (kind, _, key) = live.engine.view(), str(alarm.get("id")).rpartition("/")[0].partition("/")
     level = live.engine.findings.beyond.get(key) if kind == "beyond" else None
@@ -83,7 +85,7 @@ def _inside(live: Runtime, alarm: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def _doing(live: Runtime, alarm: dict[str, Any], running: dict[str, np.ndarray]) -> list[str]:
-    """Commands that were given there because of the alarm; if none names it, those given since it began."""
+    """Return the commands that name the alarm as their reason; if none does, all commands since it began."""
     inside = _inside(live, alarm) if running else {}
     because: list[tuple[int, str]] = []
     since: list[tuple[int, str]] = []
@@ -98,7 +100,7 @@ def _doing(live: Runtime, alarm: dict[str, Any], running: dict[str, np.ndarray])
 
 
 def _because(live: Runtime, alarm: dict[str, Any], key: str, here: np.ndarray) -> list[tuple[int, str]]:
-    """(devices, sentence) of each policy that may act and whose reason in force names the alarm."""
+    """Return (devices, sentence) of each policy that may act and whose reason in force names the alarm."""
     out = []
     for policy in live.engine.policies:
         if live.engine.intake.authority[policy.name] not in ("act", "approve"):
@@ -123,7 +125,7 @@ def _since(
     here: np.ndarray,
     inside: dict[str, np.ndarray],
 ) -> list[tuple[int, str]]:
-    """(devices, sentence) of each policy whose commands there began no earlier than the alarm."""
+    """Return (devices, sentence) of each policy whose commands there began with the alarm or later."""
     lease, out = live.engine.arbiter.leases[key], []
     devices = inside.keys() <= {"node", "gpu", "job"}
     for owner in np.unique(lease.owner[here]).tolist():
@@ -138,10 +140,14 @@ def _since(
 
 
 def _holding(live: Runtime, policy: str, key: str, mine: np.ndarray, alarm: dict[str, Any]) -> str:
-    """A policy's commands on these devices, in words."""
+    """Return a policy's commands on these devices, in words."""
     lease, count = live.engine.arbiter.leases[key], counted(key, len(mine))
     if int(alarm.get("count") or 0) > len(mine) >= len(alarm.get("entities", ())) > 1:
         count += " of those named first"
+    if key == SERVICE and (lease.value[mine] >= DRAINED).all():
+        names = [live.engine.site.name("node", i) for i in mine[:MOST_ENTITIES].tolist()]
+        repair = " (needs repair)" if (lease.value[mine] > DRAINED).all() else ""
+        return f"{policy} keeps {few(names, len(mine))} out of service{repair}"
     if key in INSTANTS:
         return f"{policy} asks for a {control_words(key)} of {count}"
     return f"{policy} holds the {control_words(key)} of {count} at {_value(lease.control, lease.value[mine])}"

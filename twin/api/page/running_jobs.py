@@ -1,4 +1,4 @@
-"""Running jobs: each with its nodes, what it trains, what holds it back, and how many GPUs are capped."""
+"""Running jobs: each with its nodes, training progress, straggler and number of capped GPUs."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ async def jobs(request: web.Request) -> web.Response:
 
 
 def job_of_slot(live: Runtime, slot: int) -> dict[str, Any]:
-    """A running job as `jobs` lists it."""
+    """Return a running job as a row of `jobs`."""
     return _row(live, slot, _capped_of_nodes(live))
 
 
 def _capped_of_nodes(live: Runtime) -> np.ndarray:
-    """Capped GPUs of each node [n]."""
+    """Return the capped GPUs of each node [n]."""
     site, lease = live.engine.site, live.engine.arbiter.leases.get("gpu.power_cap_w")
     if lease is None or not lease.n:
         return np.zeros(site.sizes["node"], np.int64)
@@ -53,7 +53,7 @@ def _row(live: Runtime, slot: int, capped: np.ndarray) -> dict[str, Any]:
         "tenant": clean(slots.tenants[slot]), "nodes": len(nodes), "gpus": gpus,
         "capped_gpus": int(capped[nodes].sum()),
         "node_names": [site.name("node", int(n)) for n in nodes[:SHOWN_NODES]],
-        "started_ns": int(slots.started_ns[slot]) or None,
+        "started_ns": int(slots.running_since_ns(slot)) or None,
         "time_limit_s": float(slots.time_limit_s[slot]) or None,
         "saved_ns": int(slots.saved_ns[slot]) or None,
         "interval_s": float(slots.checkpoint_interval_s[slot]) or None,

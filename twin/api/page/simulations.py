@@ -58,7 +58,7 @@ class WhatIfFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class MoreRacks(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """So many more racks beside one that stands; of another profile, with GPUs at this activity, if given."""
+    """More racks beside a present rack; optionally with another profile and activity of their GPUs."""
 
     count: int
     beside: str
@@ -67,7 +67,8 @@ class MoreRacks(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class NewSimulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A what-if from the state of now: faults, more racks, budgets times `budget_pu`, authorities, settings.
+    """A what-if from the present state: faults, more racks, budgets times `budget_pu`, authorities,
+    settings.
 
     Policies have the authority of now, unless `policies` says otherwise. With `before`, it begins just before
     that tick of this run instead, with the authority of then, and nothing else may be changed.
@@ -85,7 +86,7 @@ class NewSimulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 @dataclass
 class SimulationRun:
-    """One what-if: who asked, what for, and what became of it."""
+    """One what-if: its author, its question and its outcome."""
 
     id: str
     author: str
@@ -182,7 +183,7 @@ async def cancel(request: web.Request) -> web.Response:
 
 
 def _check(live: Runtime, body: NewSimulation) -> None:
-    """Raises Refused for what no what-if can be."""
+    """Raise Refused for an invalid what-if."""
     if not body.name.strip() or len(body.name) > 100:
         raise Refused(400, "name: expected 1 to 100 characters")
     if not 60.0 <= body.horizon_s <= MOST_HORIZON_S:
@@ -217,13 +218,13 @@ def _check_before(live: Runtime, tick: int, changed: bool) -> None:
     if not 0 < tick <= live.engine.state.tick:
         raise Refused(400, f"before: expected a tick from 1 to {live.engine.state.tick}")
     if changed:
-        raise Refused(400, "before: expected alone; from a tick of the past nothing else is changed")
+        raise Refused(400, "before: expected alone; a simulation from a past tick allows no other change")
     if not live.run_dir:
         raise Refused(409, "this daemon records no run to go back in")
 
 
 def _altered(live: Runtime, body: NewSimulation) -> dict[str, Any]:
-    """The tree of the site's file with other budgets and settings."""
+    """Return the tree of the site file with other budgets and settings."""
     try:
         tree: dict[str, Any] = read_yaml(live.loaded.file(live.loaded.config.site))
     except ConfigError as error:
@@ -272,7 +273,7 @@ async def _run(run: SimulationRun, live: Runtime, given: Given | None) -> None:
 
 
 class _Failed(Exception):
-    """The process did not give a result."""
+    """Error of a process that gave no result."""
 
 
 def _write_state(folder: Path, beside: Path, site: dict[str, Any], frozen: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Changes of the site's file: what was heard on the bus and the file lacks, shown as a diff and approved.
+"""Changes of the site file: reporting equipment that the file lacks, shown as a diff and approved.
 
 A person approves the very lines that were shown. The daemon writes the file where it may, and reads it again;
 a service that systemd guards may not, and then `racktwin site apply` writes it with that person's own rights.
@@ -30,7 +30,7 @@ _ONE = asyncio.Lock()  # each reads the whole site anew
 
 
 class NewSiteChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Approve the change whose diff has this digest. `writer` terminal: whoever asks writes the file."""
+    """Approve the change whose diff has this digest. `writer` terminal: the client writes the file."""
 
     digest: str
     reason: str
@@ -39,7 +39,7 @@ class NewSiteChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 async def proposed(request: web.Request) -> web.Response:
-    """Return what the site's file lacks of what was heard on the bus, as a unified diff, with what to check.
+    """Return the missing lines of the site file as a unified diff, with notes to check.
 
     `writable`: the daemon may write the file itself once the change is approved.
     """
@@ -61,13 +61,13 @@ async def approve(request: web.Request) -> web.Response:
     why = reason_text(body.reason)
     change = await _change(live, body.profile)
     if not change.diff() or change.digest != body.digest:
-        raise Refused(
-            409, "the file, or what was heard, is another one since this diff was shown: look again"
-        )
+        raise Refused(409, "the file or the reported equipment changed after this diff was shown: look again")
     if change.problems:
         raise Refused(409, "; ".join(change.problems))
     if body.writer == "daemon" and not _is_writable(change.path):
-        raise Refused(409, f"the daemon may not write {change.path}; `racktwin site apply` on its host does")
+        raise Refused(
+            409, f"the daemon has no write access to {change.path}; use `racktwin site apply` on its host"
+        )
     problems = await _write(live, change, author(request)) if body.writer == "daemon" else []
     lines = [clean(line, 300) for line in change.added()]
     left = len(lines) - MAX_LINES
@@ -82,7 +82,7 @@ async def approve(request: web.Request) -> web.Response:
         )
     )
     if problems:
-        raise Refused(409, f"the file is as it was: {'; '.join(problems)}")
+        raise Refused(409, f"the old file is kept: {'; '.join(problems)}")
     out: dict[str, Any] = {"done": True, "file": str(change.path), "lines": len(lines)}
     if body.writer == "terminal":
         out |= {"before": change.before, "after": change.after}
@@ -105,7 +105,7 @@ def _is_writable(path: Path) -> bool:
 
 
 async def _write(live: Runtime, change: SiteChange, name: str) -> list[str]:
-    """Write the file and read it again; what was wrong, with the file as it was."""
+    """Write the file and read it again; returns the problems, with the old file restored."""
     path = change.path.resolve()
     mode = path.stat().st_mode & 0o777
     try:

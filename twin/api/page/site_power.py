@@ -1,4 +1,4 @@
-"""Site power over time: the recorded power of all racks as one series, beside what the site may draw.
+"""Site power over time: the recorded power of all racks as one series, with the budget of the supply.
 
 A rack without a value at some instant counts with its last one; where many have none, the sum is unknown.
 """
@@ -44,7 +44,8 @@ def _summed(values: F64) -> F64:
 
 
 def supply(live: Runtime) -> list[dict[str, Any]]:
-    """Each side of the supply with what its topmost feeders may carry now: A, B, and what has no side."""
+    """Return each side of the supply with the present budget of its topmost feeders: A, B, and feeders
+    without a side."""
     engine, site = live.engine, live.engine.site
     budget_w = engine.intake.budget_w(site, engine.state.now_ns)
     out = []

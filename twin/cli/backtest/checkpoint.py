@@ -150,16 +150,16 @@ def _forms(args: argparse.Namespace, out: Console) -> int:
 
 
 TERMS = """
-    --save T  training stands still so long for a save, such as 60s
-    --restart T  from a failure until training goes on, such as 10min
-    --flush T=0  from when training goes on until a save is durable
-    --recall R  share of failures that are foretold, 0 to 1
-    --precision P  share of alarms that a failure follows, 0 to 1
-    --lead T  a failure is foretold so long before; default: 10min
-    --weibull K  shape of the times between failures; default: 1
-    --local-save T  a save in memory or on local disks takes so long
-    --local-restart T  a restart from there takes so long
-    --soft-mttf T  mean time between failures that leave it intact
+    --save T  time that training pauses for a save, such as 60s
+    --restart T  time from a failure until training continues, such as 10min
+    --flush T=0  time from the end of the pause until a save is durable
+    --recall R  fraction of failures that are predicted, 0 to 1
+    --precision P  fraction of predictions that a failure follows, 0 to 1
+    --lead T  lead time of a prediction; default: 10min
+    --weibull K  Weibull shape of the times between failures; default: 1
+    --local-save T  time of a save to memory or local disks
+    --local-restart T  time of a restart from memory or local disks
+    --soft-mttf T  mean time between failures that leave the local save intact
 """
 VERBS = {
     "backtest checkpoint": Verb(
@@ -168,11 +168,11 @@ VERBS = {
         --mttf T  mean time between failures of the job, such as 1.8h
         {TERMS}
         --events FILE  recorded faults: JSON of fault_start and fault_end, or CSV of node,start,end,class
-        --nodes COUNT  of that fleet, all of them
-        --from DAY>start  jobs begin on this day of the log; default: half of it
+        --nodes COUNT  number of nodes of that fleet
+        --from DAY>start  day of the log on which jobs begin; default: half of the log
         {LOG}
         --sizes N,N,..  nodes of the jobs; default: 8,16,32,64,128,256,400
-        --seed SEED=9  of where jobs are placed
+        --seed SEED=9  seed of the placement of jobs
         --report FOLDER  write checkpoint.html into this folder
         """,
         (

@@ -234,21 +234,21 @@ def shock_words(found: Mapping[str, Any]) -> str:
 
 
 LOG = """
-    --until DAY  the log ends this day; default: with its last event
-    --mend  let doubles and disorder in the log pass, and tell of them
+    --until DAY  end the log on this day; default: at its last event
+    --mend  accept duplicates and disorder in the log, and report them
 """
 VERBS = {
     "backtest failures": Verb(
         run_failures,
         f"""
-        --events FILE!  JSON of fault_start, fault_end; CSV with node,start,end,class; or as LANL, Grid'5000
-        --nodes COUNT  of the fleet, those that never failed too; default: as many as the file names
-        --part PREFIX=  only nodes whose names begin so, such as one system: 20/
+        --events FILE!  JSON with fault_start and fault_end, CSV with node,start,end,class, LANL, or Grid'5000
+        --nodes COUNT  number of nodes of the fleet, with those that never failed; default: nodes in the file
+        --part PREFIX=  only nodes whose names begin with this, such as 20/ for one system
         --horizons H,H,..={HORIZONS}  durations such as 12h, 7d, 4w
         --top K,K,..={TOP}  lengths of the list of suspects
         --from DAY>start  first day to forecast from; default: half of the log
         --prior FILE  score a new site's first 30 days instead, with this prior and without
-        --spans COUNT  with --prior: at most so many times 30 days, evenly over the log
+        --spans COUNT  with --prior: maximum number of 30-day spans, evenly over the log
         {LOG}
         """,
         ("--events faults.csv --nodes 400", "--events faults.json --nodes 400 --horizons 1d,7d --top 10"),

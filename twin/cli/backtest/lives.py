@@ -167,12 +167,12 @@ VERBS = {
     "backtest lives": Verb(
         run_lives,
         """
-        --events FILE!  of lives: asset,position,begin,end,class; or as Titan, LANL, Grid'5000 wrote them
-        --nodes COUNT  of the fleet, where the file names only those that failed
-        --from DATE>start  learn before this date or day, score after it; default: half of the log
+        --events FILE!  CSV with asset,position,begin,end,class, or the format of Titan, LANL or Grid'5000
+        --nodes COUNT  number of nodes of the fleet, if the file names only those that failed
+        --from DATE>start  train before this date or day, score after it; default: half of the log
         --step DURATION=30d>step_s  span of one forecast
-        --withdraw FRACTION=0.01  of the fleet that may be withdrawn as lemons
-        --frozen  never learn anew after --from; default: every six steps from all that is past
+        --withdraw FRACTION=0.01  fraction of the fleet that may be withdrawn as lemons
+        --frozen  do not retrain after --from; default: retrain every six steps on all past data
         """,
         ("--events gc_full.csv --from 2017-01-01", "--events lives.csv --from 400 --step 7d"),
         rows="positions",

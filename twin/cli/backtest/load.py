@@ -35,7 +35,7 @@ def _jobs(text: str) -> int:
 def run_load(args: argparse.Namespace, out: Console, err: Console) -> int:
     """Score, print, write the page. Raises ConfigError for what the operator can mend."""
     if args.model is not None and args.experts is not None:
-        raise WrongCall("--model is one forecaster alone: expected no --experts")
+        raise WrongCall("--model scores one forecaster, --experts several: expected one of the two")
     if not args.value_column and args.aggregate != "count":
         raise WrongCall("--value-column is missing: expected the columns of values")
     with warnings.catch_warnings():
@@ -183,6 +183,7 @@ def scores_of(result: Any, pooled: list[int]) -> tuple[Any, dict[str, Any]]:
         overall as mean_of,
         score_load,
         to_best,
+        told_coverage,
     )
     from models.load import ForecastGrid
 
@@ -191,10 +192,12 @@ def scores_of(result: Any, pooled: list[int]) -> tuple[Any, dict[str, Any]]:
         named = ", ".join(clean(name) for name in panel.names[:3])
         raise ConfigError(
             f"{named}: nothing to score: after {result.start_row} of {panel.n_time} rows of "
-            f"{duration(panel.step_s)}, no value has another a horizon later: give a longer --step, "
+            f"{duration(panel.step_s)}, no value has another one horizon later; give a longer --step, "
             "other --horizons, or a smaller --from"
         )
     summary = score_load(result, pooled, held=cells)
+    for place, told in enumerate(summary):
+        told["coverage90_told"], told["told_targets"] = told_coverage(result, place, pooled)
     day = ForecastGrid(panel.step_s, tuple(c.horizon for c in result.courses)).seasons[:1]
     notes = (
         [
@@ -301,7 +304,7 @@ def horizons_of(text: str | None, n_time: int, step_s: float, start: float) -> t
     """Rows ahead, ascending. Without `text`: 1, 5, 15, 60, 6 h, 24 h and a tenth of the rows, up to that."""
     if n_time < LEAST_ROWS:
         raise ConfigError(
-            f"{n_time} rows of {duration(step_s)}: expected at least {LEAST_ROWS} to score anything: give a "
+            f"{n_time} rows of {duration(step_s)}: expected at least {LEAST_ROWS} for a score; give a "
             "longer series or a shorter --step"
         )
     most = n_time - 1 - math.ceil(start * n_time)
@@ -341,31 +344,31 @@ def _where(text: str | None) -> tuple[str, str] | None:
     return column, value
 
 
-# What is scored, and how: the same for one series and for a suite of them.
+# Options of scoring: the same for one series and for a suite of them.
 SCORING = """
     --horizons H,H,..  rows (5), durations (15min, 6h) or parts of the series (10%)
-    --from FRACTION=0.5>start  score origins after this part of the rows
-    --model NAME  score this forecaster alone
-    --experts A,B,..  combine these forecasters only
-    --rival NAME  score this forecaster beside the blend
+    --from FRACTION=0.5>start  score origins after this fraction of the rows
+    --model NAME  score only this forecaster
+    --experts A,B,..  combine only these forecasters
+    --rival NAME  score this forecaster next to the blend
     --refits COUNT  fits at growing intervals (default: when the daemon would fit)
-    --jobs COUNT=1  processes side by side
+    --jobs COUNT=1  number of parallel processes
     --cluster ADDRESS  on the workers of this Dask scheduler, such as tcp://HOST:8786
 """
 VERBS = {
     "backtest load": Verb(
         run_load,
         f"""
-        --series FILE!+  CSV, also compressed
+        --series FILE!+  CSV file, optionally compressed
         --time-column T!  column of times
         --value-column V+  columns of values
-        --step DURATION  of the grid, such as 5min
-        --aggregate HOW  rows of one step: mean, sum, last, max, count
+        --step DURATION  step of the time grid, such as 5min
+        --aggregate HOW  aggregation of the rows of one step: mean, sum, last, max, count
         --total  score the sum of all columns
         --where COLUMN:VALUE  only rows with this value in this column
-        --gap FROM TO  nothing counts from here to there, such as an outage; may be given again
-        --known-column C+  columns known ahead, such as a forecast
-        --zone ZONE=UTC  of times without an offset
+        --gap FROM TO  exclude the time between these instants, such as an outage; repeatable
+        --known-column C+  columns that are known ahead, such as a weather forecast
+        --zone ZONE=UTC  time zone of times without an offset
         {REPORT}
         {SCORING}
         """,

@@ -74,7 +74,7 @@ def say_curves(told: dict[str, Any], out: Console) -> None:
 VERBS = {
     "backtest power-curves": Verb(
         run_power_curves,
-        "--sweeps FOLDER!  measured sweeps: files summary_power_GPU.csv",
+        "--sweeps FOLDER!  folder of measured sweeps: files summary_power_GPU.csv",
         ("--sweeps sweeps/",),
         rows="gpus",
     )

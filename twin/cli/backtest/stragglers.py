@@ -94,8 +94,8 @@ VERBS = {
         run_stragglers,
         """
         FILE+>files  step traces: .json (Chrome Trace Events), .csv, .parquet (needs pyarrow); also .gz
-        --published FOLDER  compare with result-NAME.json, mw-NAME.json and ms-NAME.json there
-        --gpus-per-worker COUNT=1  GPUs that go as one worker: tensor- and sequence-parallel ones
+        --published FOLDER  compare with result-NAME.json, mw-NAME.json and ms-NAME.json in this folder
+        --gpus-per-worker COUNT=1  GPUs of one tensor- or sequence-parallel worker
         """,
         ("timeline-AR.json.gz --gpus-per-worker 4",),
         rows="traces",

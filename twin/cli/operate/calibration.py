@@ -91,21 +91,21 @@ def _entity(tree: dict[str, Any], out: Console) -> None:
                      state])  # fmt: skip
     heads = ("parameter", "value", "nominal", "drift", "a week", "state")
     out.print(Text(clean(tree["name"]), "bold"))
-    grid(out, heads, rows, "nothing is learned of it", right=range(1, 5), folds=(0, 5))
+    grid(out, heads, rows, "no learned parameters", right=range(1, 5), folds=(0, 5))
     for r in tree["parameters"]:
         if r["means"]:
             out.print(safe_text(f"{r['text']} {drift_text(r)}: {_meaning(r)}", "yellow"))
     for line in tree["wear"]:
         out.print(safe_text(line, "yellow"))
-    out.print(Text("value: ± half of its 90 % band; drift: since the value had settled first; nominal: what "
-                   "the profile, its design or an ideal device has", "dim"))  # fmt: skip
+    out.print(Text("value: ± half of its 90 % band; drift: change since the value first settled; nominal: "
+                   "value of the profile, the design or an ideal device", "dim"))  # fmt: skip
 
 
 def _site(tree: dict[str, Any], out: Console) -> None:
     rows = [[k["table"], f"{k['of']:,}", f"{k['learned']:,}", f"{k['learning']:,}", f"{k['unknown']:,}",
              Text(f"{k['drifted']:,}", "yellow" if k["drifted"] else "")] for k in tree["kinds"]]  # fmt: skip
     heads = ("kind", "of them", "learned", "learning", "unknown", "drifted")
-    grid(out, heads, rows, "nothing is compared on this site", right=range(1, 6))
+    grid(out, heads, rows, "no parameters are learned on this site", right=range(1, 6))
     out.print()
     drifts = [[r["name"], r["text"], safe_text(drift_text(r), "yellow"), _rate(r), _meaning(r)]
               for r in tree["drifts"]]  # fmt: skip
@@ -121,10 +121,10 @@ VERBS = {
         _ask,
         show,
         """
-        [ENTITY]  GPU, node, rack, CDU, loop or feeder, such as hall1/r07; TABLE:NAME where two have that name
-        --below PLACE  of the site: only this rack, node or hall and what is inside it
-        --parameter NAME  of the site: only drifts of this one, such as gpu.resistance
-        --limit COUNT=20  of the site: drifts at most
+        [ENTITY]  GPU, node, rack, CDU, loop or feeder, such as hall1/r07; TABLE:NAME if the name is ambiguous
+        --below PLACE  without ENTITY: only this hall, rack or node and everything inside it
+        --parameter NAME  without ENTITY: only this parameter, such as gpu.resistance
+        --limit COUNT=20  without ENTITY: maximum number of drifts
         """,
         "",
         "hall1/r07/node3/gpu1",

@@ -1,6 +1,6 @@
 """The command `checkpoint plan`: how often jobs should save, why, how sure, and what fixed intervals cost.
 
-With --nodes and --rate for a job that is only thought of; else of a running daemon, for its jobs or one of
+With --nodes and --rate for a hypothetical job; else of a running daemon, for its jobs or one of
 them: what it knows of their nodes and saves, what is in force, what it proposes.
 """
 
@@ -37,9 +37,7 @@ def run_plan(args: argparse.Namespace, out: Console, *_: Console) -> int:
     if not given:
         return present(args, _live(args), show_answer, out)
     if mixed := [_option(name) for name in LIVE if getattr(args, name) is not None]:
-        raise WrongCall(
-            f"{', '.join(given)} are of a job that is only thought of: expected no {', '.join(mixed)}"
-        )
+        raise WrongCall(f"{', '.join(given)} are of a hypothetical job: expected no {', '.join(mixed)}")
     return _thought(args, out)
 
 
@@ -98,10 +96,10 @@ VERBS = {
     "checkpoint plan": Verb(
         run_plan,
         f"""
-        [JOB]  of the daemon; none: all of its jobs
-        --nodes N  of a job that is only thought of
+        [JOB]  job of the daemon; default: all of its jobs
+        --nodes N  number of nodes of a hypothetical job
         --rate R  its failures per 1000 node-days, such as 6.5
-        --rate-shape K  how sure that is, as of K failures seen; default: sure
+        --rate-shape K  uncertainty of the rate, as if estimated from K failures; default: certain
         {TERMS}
         --report FOLDER  write checkpoint.html into this folder
         """,

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from twin.catalogue import ConfigError, clean, duration, text
 from twin.cli.arguments import live
-from twin.report import grid, safe_text, when
+from twin.report import grid, print_line, safe_text, when
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,10 +58,11 @@ def show_answer(tree: dict[str, Any], out: Console) -> None:
 def _list(tree: dict[str, Any], out: Console) -> None:
     rows = []
     for policy in tree["policies"]:
-        rows.append([policy["policy"], policy["authority"], "", "its proposals, or the explanation it makes"])
+        rows.append([policy["policy"], policy["authority"], "", ""])
         for topic in policy["topics"]:
             options = "".join(f" [--set {o['name']}=...]" for o in topic["options"])
             rows.append(["", "", f"--topic {topic['name']}{options}", topic["text"]])
+    print_line(out, "racktwin policy explain POLICY [--topic TOPIC] explains what a policy proposes.")
     grid(out, ("policy", "authority", "topic", "explains"), rows, "no policies")
 
 
@@ -178,10 +179,10 @@ VERBS = {
         _ask,
         show_answer,
         """
-        [POLICY]  alone: the policies and their topics
-        [ENTITY]  such as hall1/r07, or a job
-        --topic TOPIC  one of those that `racktwin policy explain` lists
-        --set NAME:VALUE*>options  an option of the topic; may be given again
+        [POLICY]  policy to explain; default: list all policies and their topics
+        [ENTITY]  entity or job, such as hall1/r07
+        --topic TOPIC  topic, as `racktwin policy explain` lists it
+        --set NAME:VALUE*>options  option of the topic; repeatable
         """,
         "",
         "thermal_guard hall1/r07",

@@ -24,11 +24,11 @@ UNKNOWN = "-"
 HALLS = (
     "hall", "priority", "kW", "budget", "headroom", "guaranteed", "forecast", "GPUs", "out", "alarms", "heard"
 )  # fmt: skip
-HALL = "HALL  such as hall-a"
+HALL = "HALL  name of the hall, such as hall-a"
 
 
 def show_fleet(tree: dict[str, Any], out: Console) -> None:
-    """Print a line for each hall, what people asked for, and what is left of each feeder."""
+    """Print a line for each hall, what people asked for, and what is left of all that they share."""
     halls = tree["halls"]
     silent = [row["hall"] for row in halls if not row["heard"]]
     head = Text(clean(tree["site"]), "bold")
@@ -50,12 +50,12 @@ def show_fleet(tree: dict[str, Any], out: Console) -> None:
 
 
 def show_budgets(tree: dict[str, Any], out: Console) -> None:
-    """Print each shared feeder with who holds what of it, and why."""
+    """Print each shared feeder, loop and contract with who holds what of it, and why."""
     for feeder in tree["feeders"]:
         out.print(_feeder(feeder), soft_wrap=True)
         rows = [[clean(part["hall"]), kw(part["part_w"]), kw(part["guaranteed_w"]), clean(part["why"], 300)]
                 for part in feeder["parts"]]  # fmt: skip
-        grid(out, ("hall", "kW", "of it guaranteed", "because"), rows, "nobody holds a part of it")
+        grid(out, ("hall", "kW", "of it guaranteed", "because"), rows, "no hall holds a share")
         out.print()
     _holds(tree["halls"], out)
 
@@ -87,6 +87,7 @@ def _alarms(alarms: dict[str, float | None]) -> Text:
 
 def _feeder(row: dict[str, Any]) -> Text:
     line = Text(clean(row["feeder"]), "bold")
+    line.append(f"  {row['kind']}" if row["kind"] != "feeder" else "")
     line.append(f"  side {row['side']}" if row["side"] else "")
     if row["lost"]:
         line.append("  lost", "bold red")
@@ -94,6 +95,8 @@ def _feeder(row: dict[str, Any]) -> Text:
     line.append(f"  may carry {kw(row['budget_w'])} kW")
     if row["held_w"] is not None:
         line.append(f"; halls may hold {kw(row['held_w'])} kW, {kw(row['left_w'])} kW left")
+    if row["why"]:
+        line.append(f"  {clean(row['why'], 300)}", "yellow")
     return line
 
 
@@ -162,9 +165,9 @@ VERBS = {
         show_done,
         f"""
         {HALL}
-        --budget POWER  at most so much, such as 4MW; default: what it has now
-        --for DURATION!  how long
-        --reason TEXT!  kept in the journal
+        --budget POWER  upper limit of the budget, such as 4MW; default: the present budget
+        --for DURATION!  duration of the limit
+        --reason TEXT!  reason; the journal records it
         """,
         "hall-a --for 2h --reason 'work on feeder B'",
         "hall-a --budget 4.5MW --for 8h --reason 'hot day'",

@@ -35,7 +35,7 @@ def run_history(args: argparse.Namespace, out: Console, *_: Console) -> int:
     else:
         if args.signal is not None:
             raise WrongCall(
-                f"--list {args.what} {clean(args.signal)}: a list has no signal; expected ENTITY at most"
+                f"--list {args.what} {clean(args.signal)}: a list takes no SIGNAL; expected at most ENTITY"
             )
         asked = {"what": args.what, "limit": args.limit}
         path, show = "/fleet/lists", show_lines
@@ -101,7 +101,8 @@ def show_lines(tree: dict[str, Any], out: Console) -> None:
 def _note_more(tree: dict[str, Any], count: int, out: Console) -> None:
     if tree["more"] or len(tree["rows"]) > count:
         out.print(
-            f"{count} lines of more: ask for less time, a longer --step, or --format json", style="yellow"
+            f"{count} lines shown of more; ask for less time, a longer --step, or --format json",
+            style="yellow",
         )
 
 
@@ -119,15 +120,15 @@ VERBS = {
     "fleet history": Verb(
         run_history,
         """
-        [ENTITY]  a full path or its end, such as h1/r07; in lists, with everything below it
-        [SIGNAL]  such as rack.power_w
-        --hall NAME  only of this hall; default: all
-        --since TIME  such as 2026-03-14T02:00 (UTC), 02:00, or 3h for three hours ago; default: 24h
-        --until TIME  such as 06:00; default: now
-        --step DURATION  of one row; default: so that there are 500
-        --list values|alarms|commands|decisions=values>what  what is asked for
-        --limit COUNT=200  lines of a list at most: the latest
-        --schema  print the SQL of the tables and rights, and ask nobody
+        [ENTITY]  full path or its end, such as h1/r07; with --list, includes everything below it
+        [SIGNAL]  name of the signal, such as rack.power_w
+        --hall NAME  only this hall; default: all
+        --since TIME  begin, such as 2026-03-14T02:00 (UTC), 02:00, or 3h for three hours ago; default: 24h
+        --until TIME  end, such as 06:00; default: now
+        --step DURATION  time step of the rows; default: a step that gives 500 rows
+        --list values|alarms|commands|decisions=values>what  kind of result
+        --limit COUNT=200  maximum number of lines of a list; the latest are kept
+        --schema  print the SQL that creates tables and grants, without a query
         """,
         (
             "h1/r07 rack.power_w --since 7d --step 1h",

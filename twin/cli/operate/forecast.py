@@ -29,7 +29,7 @@ SHORT_ROW_S, SHORT_HORIZON_S = 60.0, 3600.0
 def _ask(client: Client, args: argparse.Namespace) -> dict[str, Any]:
     """Ask for the site's forecasts, or for those of a quantity. Raises ConfigError for one without any."""
     if args.quantity is None and args.name is not None:
-        raise WrongCall("--name: of which quantity? racktwin forecast list rack.power_w --name hall1/r07")
+        raise WrongCall("--name: a quantity is missing: expected one such as rack.power_w")
     tree = client.get("/summary")
     first = {"now_ns": tree["now_ns"], **tree["forecasts"]}
     if args.quantity is None:
@@ -103,7 +103,7 @@ def show(tree: dict[str, Any], out: Console) -> None:
     for line in tree["budgets"]:
         out.print(Text(clean(line, 300), "yellow"), soft_wrap=True)
     if tree.get("unheard"):
-        out.print(Text(clean(f"nothing heard of {', '.join(tree['unheard'])}", 600), "dim"), soft_wrap=True)
+        out.print(Text(clean(f"no readings of {', '.join(tree['unheard'])}", 600), "dim"), soft_wrap=True)
     for line in filter(None, (tree.get("awaited"), *tree["notes"])):
         out.print(Text(clean(line, 600), "dim"), soft_wrap=True)
     if tree.get("models"):
@@ -179,8 +179,8 @@ VERBS = {
         _ask,
         show,
         """
-        [QUANTITY]  such as site.power_w, rack.power_w or cdu.heat_w
-        --name ENTITY  such as hall1/r07; commas between several
+        [QUANTITY]  quantity, such as site.power_w, rack.power_w or cdu.heat_w
+        --name ENTITY  only these entities, separated by commas, such as hall1/r07
         """,
         "",
         "rack.power_w --name hall1/r07",

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from twin.catalogue import clean, duration
+from twin.catalogue import clean, counted, duration, table_noun
 from twin.cli.arguments import live
-from twin.contracts import LEVELS
+from twin.contracts import LEVELS, PARTS
 from twin.report import grid, health_texts as words
 
 if TYPE_CHECKING:
@@ -31,9 +31,6 @@ TONES = {
     "healthy": "green",
 }
 SHOWN_ROWS = 20
-PLURAL = {"gpu": "GPUs", "node": "nodes", "switch": "switches", "link": "links", "pump": "pumps",
-          "psu": "power supplies"}  # fmt: skip
-SINGULAR = {"gpu": "GPU", "nvlink": "NVLink", "psu": "power supply", "cdu": "CDU"}
 NAMED = {"cdu.ua": "the heat exchanger"}
 AS_IT_SHOULD_BE = "everything that is heard of it is as it should be"
 OF_ITSELF = ("healthy", "unknown")  # levels that say nothing against a part
@@ -71,7 +68,7 @@ def _site(tree: dict[str, Any], out: Console) -> None:
         for level in reversed(LEVELS):
             if counts.get(level):
                 cell.append(f"{counts[level]} {level}  ", TONES[level])
-        rows.append([PLURAL.get(part, part), cell if sum(counts.values()) else Text("none", "dim")])
+        rows.append([table_noun(part, 2), cell if sum(counts.values()) else Text("none", "dim")])
     plain_grid(out, rows)
     out.print()
     _worst(tree, out)
@@ -90,7 +87,7 @@ def _worst(tree: dict[str, Any], out: Console) -> None:
         rows = [r for r in rows if r not in well]
     if not rows:
         nothing = all(not c.get("healthy") for c in tree["parts"].values())
-        text = "nobody stands out" + (", but nothing is known to be healthy either" if nothing else "")
+        text = "no node stands out" + (", but nothing is known to be healthy either" if nothing else "")
         out.print(Text(text, "yellow" if nothing else "green"))
     else:
         _lines(rows, out)
@@ -144,15 +141,15 @@ def _remarks(tree: dict[str, Any], out: Console) -> None:
     if failed["total"]:
         since = f" in {duration((tree['now_ns'] - failed['since_ns']) / 1e9)}" if failed["since_ns"] else ""
         kinds = ", ".join(f"{words.CLASS_WORDS.get(k, k)} {n}" for k, n in failed["by_class"].items())
-        text = f"node failures{since}: {failed['total']} ({kinds}); {failed['down']} not over"
+        text = f"node failures{since}: {failed['total']} ({kinds}); {failed['down']} still down"
         out.print(Text(clean(text, 500)))
     if failed["down_together"]:
         names = ", ".join(failed["together"])
-        text = f"{failed['down_together']} nodes went down together ({names}): look at what they share"
+        text = f"{failed['down_together']} nodes went down together ({names}): check what they share"
         out.print(Text(clean(text, 500), "bold red"))
     if tree["lowered"]:
         sentence = "; ".join(f"{n} {words.HELD_DOWN.get(by, by)}" for by, n in tree["lowered"].items())
-        out.print(Text(f"GPUs whose clock is held down: {sentence}"))
+        out.print(Text(f"GPUs with a reduced clock: {sentence}"))
     if lemons["total"]:
         more = lemons["total"] - len(lemons["names"])
         names = ", ".join(lemons["names"]) + (f" and {more} more" if more else "")
@@ -165,7 +162,7 @@ def _unknown(tree: dict[str, Any], out: Console) -> None:
     if not tree["unknown"]:
         return
     out.print()
-    out.print(Text("unknown, for too little is heard of them", "bold"))
+    out.print(Text("unknown: too few readings", "bold"))
     rows = []
     for u in tree["unknown"]:
         by_source: dict[tuple[str, str], list[str]] = {}
@@ -174,7 +171,7 @@ def _unknown(tree: dict[str, Any], out: Console) -> None:
         lines = [f"{', '.join(what)}: {state}; comes from {connect}"
                  for (state, connect), what in by_source.items()]  # fmt: skip
         text = "\n".join(clean(line, 300) for line in lines) or "not judged yet"
-        rows.append([Text(f"{u['unknown']} of {u['of']} {PLURAL[u['part']]}", "magenta"), Text(text)])
+        rows.append([Text(f"{u['unknown']} of {u['of']} {table_noun(u['part'], 2)}", "magenta"), Text(text)])
     plain_grid(out, rows)
 
 
@@ -185,7 +182,7 @@ def _silence(missing: dict[str, Any]) -> str:
 
 
 def judged(tree: dict[str, Any]) -> str:
-    """When all of it was judged."""
+    """Return the instant at which all parts were last judged."""
     age_s = tree["judged_s"]
     return "not judged yet" if age_s is None else f"judged {duration(age_s)} ago"
 
@@ -232,6 +229,13 @@ def show_part(tree: dict[str, Any], out: Console) -> None:
         rows.insert(0, ["ends", Text(clean(tree["ends"], 300))])
         counts = ", ".join(f"{name} {count:,}" for name, count in tree["counts"].items())
         rows.insert(1, ["counts", Text(counts or "not read")])
+        days = ", ".join(f"{told['count']:,} on {clean(told['day'])}" for told in tree["recovered"])
+        never = (
+            "never in the last 28 days, as far as watched" if counts else "not known: the link is not read"
+        )
+        rows.insert(2, ["recovered", Text(days or never)])
+    if (links := tree.get("nvlinks")) is not None and not tree.get("ends"):
+        rows.append(["NVLinks", _nvlinks(links)])
     if tree.get("lost_with_it"):
         rows.append(["lost with it", Text(clean(tree["lost_with_it"], 300))])
     if tree.get("history"):
@@ -249,10 +253,21 @@ def show_part(tree: dict[str, Any], out: Console) -> None:
         out.print(Text(clean(note, 400), "dim"))
 
 
+def _nvlinks(links: dict[str, Any]) -> Text:
+    if not links["read"]:
+        return Text("not read")
+    text = Text(f"{links['read']} read, {len(links['counted'])} of them with counts or an XID")
+    for row in links["counted"]:
+        counts = ", ".join(f"{name} {count:,}" for name, count in row["counts"].items() if count)
+        text.append(f"\n{row['level']}  ", TONES[row["level"]])
+        text.append(clean(f"{row['name']}: {counts or 'an XID names it'}", 300))
+    return text
+
+
 def show_equipment(tree: dict[str, Any], out: Console) -> None:
-    """A CDU with its pumps, a loop, a feeder or a storage, and those that it serves."""
+    """A CDU with its pumps, a loop, a feeder or a storage, and the entities that it serves."""
     head, table = Text(clean(tree["name"]), "bold"), tree["table"]
-    head.append(f"  {SINGULAR.get(table, table)}  {judged(tree)}", "not bold dim")
+    head.append(f"  {table_noun(table)}  {judged(tree)}", "not bold dim")
     out.print(head, soft_wrap=True)
     plain_grid(out, [[r["name"].partition("#")[2], Text(r["level"], TONES[r["level"]]), _short(r)]
                      for r in tree["parts"]])  # fmt: skip
@@ -277,13 +292,13 @@ def _short(row: dict[str, Any]) -> Text:
 
 def _told(tree: dict[str, Any], out: Console) -> None:
     if tree["maintenance"]:
-        out.print(Text("people work on it: no alarms and no commands until they are done", "yellow"))
+        out.print(Text("in maintenance: no alarms and no commands until the window closes", "yellow"))
     for d in tree["diagnosis"]:
         out.print(Text(clean(f"the diagnosis says: {d['title']}. {d['action']}", 300), "yellow"))
 
 
 def _verdict(tree: dict[str, Any], out: Console) -> None:
-    kind, level = SINGULAR.get(tree["part"], tree["part"]), tree["level"]
+    kind, level = table_noun(tree["part"]), tree["level"]
     head = Text(clean(tree["name"]), "bold")
     head.append(f"  {kind}  {judged(tree)}", "not bold dim")
     out.print(head, soft_wrap=True)
@@ -301,7 +316,7 @@ def _verdict(tree: dict[str, Any], out: Console) -> None:
     if level not in OF_ITSELF or tree["action"] not in ("none", "watch"):
         rows.append([Text("do", "dim"), Text(clean(tree["do"]), "bold")])
     if tree["lowered"] and tree["lowered"] != "not lowered":
-        rows.append([Text("clock held down by", "dim"), Text(tree["lowered_words"])])
+        rows.append([Text("clock reduced by", "dim"), Text(tree["lowered_words"])])
     if tree.get("job"):
         rows.append([Text("runs job", "dim"), Text(clean(tree["job"]))])
     plain_grid(out, rows)
@@ -336,7 +351,7 @@ def _missing(tree: dict[str, Any], out: Console) -> None:
         return
     out.print()
     out.print(
-        Text("not known", "bold").append(", and so it speaks neither for nor against it", "not bold dim")
+        Text("not known", "bold").append(", so it counts neither for nor against the part", "not bold dim")
     )
     by_source: dict[tuple[str, str], list[str]] = {}
     for m in tree["missing"]:
@@ -369,7 +384,7 @@ def _chances(tree: dict[str, Any], out: Console) -> None:
 
 def _parts(tree: dict[str, Any], out: Console) -> None:
     out.print()
-    parts = [f"{sum(n.values())} {PLURAL[p]}: {words.counted(n)}" for p, n in tree["parts_counts"].items()
+    parts = [f"{counted(p, sum(n.values()))}: {words.counted(n)}" for p, n in tree["parts_counts"].items()
             if sum(n.values())]  # fmt: skip
     out.print(Text("its parts  ", "bold").append("; ".join(parts), "not bold"))
     rows = [[Text(clean(r["name"].removeprefix(tree["owner"]).lstrip("/#"))),
@@ -402,12 +417,12 @@ def _lemon(lemon: dict[str, Any]) -> Text:
     counted = [f"{s['words']} {round(s['value'], 1):g}" for s in lemon["signals"] if s["value"]]
     unheard = ", ".join(s["words"] for s in lemon["signals"] if s["value"] is None)
     text = ", ".join(counted) or "nothing that counts towards one"
-    return Text(clean(f"no; in 28 days: {text}" + (f"; not known: {unheard}" if unheard else ""), 900))
+    return Text(clean(f"no; in 28 days: {text}" + (f"; never reported: {unheard}" if unheard else ""), 900))
 
 
 def _remaining(rows: list[dict[str, Any]]) -> str:
     lines = [r["said"] for r in rows if r["said"]] or [wears(r, "") for r in rows]
-    return "; ".join(lines) or "nothing drifts that could be told from noise"
+    return "; ".join(lines) or "no wear found yet"
 
 
 def _faults(faults: list[dict[str, Any]]) -> Text:
@@ -417,7 +432,7 @@ def _faults(faults: list[dict[str, Any]]) -> Text:
     for same in alike.values():
         f, times = same[0], sum(x["times"] for x in same)
         of, many = f"{f['of']}: " if f["of"] else "", f", {times} times, the last" if times > 1 else ","
-        text = f"{of}{f['label']}{many} {duration(f['age_s'])} ago: {f['means']}; asks to: {f['asks']}"
+        text = f"{of}{f['label']}{many} {duration(f['age_s'])} ago: {f['means']}; recommended: {f['asks']}"
         sentence.append(f"{chr(10) if sentence else ''}{clean(text, 400)}")
         sentence.append(f"\n  {clean(f['detail'], 160)}" if f["detail"] else "", "dim")
     return sentence
@@ -429,9 +444,9 @@ VERBS = {
         show,
         f"""
         [ENTITY]>name  a node, GPU, switch, link, rack, CDU, loop, feeder or storage
-        --level LIST  with no name: only these; failed, degraded, watch, unknown, healthy
-        --part {"|".join(PLURAL)}  with no name: a line for each of this kind
-        --limit COUNT={SHOWN_ROWS}  lines at most
+        --level LIST  without ENTITY: only these levels: failed, degraded, watch, unknown, healthy
+        --part {"|".join(PARTS)}  without ENTITY: a line for each part of this kind
+        --limit COUNT={SHOWN_ROWS}  maximum number of lines
         """,
         "",
         "hall1/r07/node3",

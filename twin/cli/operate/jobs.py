@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from twin.catalogue import ConfigError, clean, duration, utc
+from twin.catalogue import ConfigError, clean, counted, duration, utc
 from twin.cli.arguments import live
 from twin.report import grid, print_line, safe_text
 
@@ -26,7 +26,7 @@ def _one(client: Client, args: argparse.Namespace) -> Any:
     name = args.job.removeprefix("job:")
     found = [j for j in client.get("/jobs", name=name, limit=MOST_SHOWN)["jobs"] if j["name"] == name]
     if not found:
-        raise ConfigError(f"no job {clean(name, 80)} runs; racktwin job list names those that do")
+        raise ConfigError(f"no running job {clean(name, 80)}; `racktwin job list` lists the running jobs")
     return found[0]
 
 
@@ -37,8 +37,8 @@ def show_jobs(tree: dict[str, Any], out: Console) -> None:
          _slower(job["held_back_by"]), job["held_back_by"]["entity"] if job["held_back_by"] else ""]
         for job in tree["jobs"]
     ]  # fmt: skip
-    heads = ("job", "kind", "nodes", "GPUs", "trained", "slower by", "held back by")
-    grid(out, heads, rows, "no jobs are known", right=(2, 3, 4, 5))
+    heads = ("job", "kind", "nodes", "GPUs", "goodput", "slower by", "held back by")
+    grid(out, heads, rows, "no jobs", right=(2, 3, 4, 5))
     if tree["next_offset"] is not None:
         print_line(out, f"{len(rows)} of {tree['total']}: --limit shows more", "dim")
 
@@ -52,17 +52,18 @@ def show_job(job: dict[str, Any], out: Console) -> None:
     if watched_s:
         print_line(
             out,
-            f"trained {_share(job['goodput_pu'])} of {duration(watched_s)} watched; stood still "
-            f"{duration(job['still_s'])}, lost {duration(job['lost_s'])} by restarts ({job['restarts']})",
+            f"goodput {_share(job['goodput_pu'])}: of {duration(watched_s)} observed it stood still for "
+            f"{duration(job['still_s'])} and lost {duration(job['lost_s'])} by "
+            f"{counted('restart', job['restarts'])}",
         )
     else:
-        print_line(out, "its activity was not watched: it is no synchronous job, or has just begun")
+        print_line(out, "no activity recorded: the job is not synchronous, or has just begun")
     print_line(out, _end(job["expected_end_ns"], job["expected_end_by"]))
     if (held := job["held_back_by"]) is None:
-        print_line(out, "no member stands out")
+        print_line(out, "no straggler")
         return
     name, since = clean(held["ends"] or held["entity"]), utc(held["since_ns"])
-    print_line(out, f"{name} holds it back: {_slower(held)} since {since}", "yellow")
+    print_line(out, f"{name} slows the job: {_slower(held)} since {since}", "yellow")
     print_line(out, f"stragglers have cost {job['straggler_gpu_h']:.1f} GPU-hours")
     for line in held["evidence"]:
         out.print(safe_text(f"  {line}"))
@@ -89,13 +90,13 @@ VERBS = {
         _list,
         show_jobs,
         """
-        --name TEXT=  jobs whose name contains it
-        --limit COUNT=100  jobs at most
+        --name TEXT=  only jobs whose name contains this text
+        --limit COUNT=100  maximum number of jobs
         """,
         "",
         "--name llama",
         rows="jobs",
         watched=True,
     ),
-    "job show": live(_one, show_job, "JOB  its name, with or without job:", "job:llama"),
+    "job show": live(_one, show_job, "JOB  name of the job, with or without job:", "job:llama"),
 }

@@ -23,8 +23,8 @@ FIGURES = (("PUE", "pue", "pue_known_pu", ""), ("TUE", "tue", "tue_known_pu", ""
 WHOLE_PU = 0.9995  # of the time, from which on it is all of it
 PART_WORDS = {
     "idle": "idle nodes",
-    "unplaced": "nodes, jobs not told",
-    "rest": "racks beside their nodes",
+    "unplaced": "nodes, jobs not reported",
+    "rest": "racks, other than nodes",
     "cooling": "cooling",
     "losses": "losses",
 }
@@ -44,14 +44,14 @@ def show(tree: dict[str, Any], out: Console) -> None:
     """Lines with energy, its interval, GPU-hours by class, cost and carbon; what is not known is said."""
     rows = [_row(row) for row in tree["rows"]] + [_row(tree["total"] | {"name": "sum"})]
     heads = (tree["by"], "kWh", "±", "GPU-h", "busy", "idle", "lost", "USD", "kg CO2")
-    grid(out, heads, rows, "the ledger has nothing of this month", right=range(1, 9))
+    grid(out, heads, rows, "the ledger has no records of this month", right=range(1, 9))
     figures = [_figure(tree, *which) for which in FIGURES if tree[which[1]] is not None]
     out.print(Text(f"{tree['hours']} hours with records; {tree['watched_ns'] / (3600 * NS):.2f} h watched"
                    + "".join(f"; {text}" for text in figures), "dim"))  # fmt: skip
     row = tree["total"]
     missing = (
-        ("unpriced_kwh", "price", "cost"),
-        ("uncounted_kwh", "carbon intensity", "carbon"),
+        ("unpriced_kwh", "price (site.grid_price_usd_per_kwh)", "cost"),
+        ("uncounted_kwh", "carbon intensity (site.grid_carbon_g_per_kwh)", "carbon"),
         ("ungauged_kwh", "share of GPUs", "energy of GPUs"),
     )
     for key, of, left_out in missing:
@@ -59,9 +59,7 @@ def show(tree: dict[str, Any], out: Console) -> None:
             text = f"{number(row[key], 4)} kWh had no known {of}: not in the {left_out}"
             out.print(safe_text(text, "yellow"))
     if tree["unmetered_node_h"] > 0:
-        text = (
-            f"of {number(tree['unmetered_node_h'], 3)} node-hours nothing told the power: not in the energy"
-        )
+        text = f"{number(tree['unmetered_node_h'], 3)} node-hours have no power reading: not in the energy"
         out.print(safe_text(text, "yellow"))
 
 
@@ -91,8 +89,8 @@ VERBS = {
         _ask,
         show,
         """
-        --month MONTH=  such as 2026-11, in UTC; default: the present one
-        --by site|hall|rack|queue|tenant|job=tenant  what a line is of
+        --month MONTH=  month in UTC, such as 2026-11; default: the current month
+        --by site|hall|rack|queue|tenant|job=tenant  grouping of the lines
         """,
         "",
         "--month 2026-11 --by tenant --format csv",

@@ -59,7 +59,7 @@ def _withdraw(client: Client, args: argparse.Namespace) -> Any:
 def _authority(client: Client, args: argparse.Namespace) -> Any:
     if args.authority == "act" and not args.acknowledge:
         raise WrongCall(
-            f'to let it act, say so: --acknowledge "{args.policy} may act on SITE", with the site\'s name'
+            f'act requires --acknowledge "{args.policy} may act on SITE", with the name of the site'
         )
     return _post("/authority", "policy", "authority", "reason", "acknowledge")(client, args)
 
@@ -78,7 +78,7 @@ def _repaired(client: Client, args: argparse.Namespace) -> Any:
     return _post(_path("nodes", args.node, "repaired"), "note")(client, args)
 
 
-REASON = "--reason TEXT!  kept in the journal"
+REASON = "--reason TEXT!  reason; the journal records it"
 
 
 def _decisions(client: Client, args: argparse.Namespace) -> Any:
@@ -100,12 +100,12 @@ def _decisions(client: Client, args: argparse.Namespace) -> Any:
     return whole
 
 
-ENTITY = "--entity ENTITY  only this one and everything below it, such as hall1/r07"
-ALARM = "ALARM  id, as `racktwin alarm list` shows it"
-POLICY = "POLICY  such as thermal_guard"
-CONTROL = "CONTROL  such as gpu.power_cap_w"
-NODE = "NODE  such as hall1/r07/node3"
-NOTE = "--note TEXT=  for the record, such as a ticket"
+ENTITY = "--entity ENTITY  only this entity and everything below it, such as hall1/r07"
+ALARM = "ALARM  id of the alarm, as `racktwin alarm list` shows it"
+POLICY = "POLICY  name of the policy, such as thermal_guard"
+CONTROL = "CONTROL  name of the control, such as gpu.power_cap_w"
+NODE = "NODE  path of the node, such as hall1/r07/node3"
+NOTE = "--note TEXT=  note for the record, such as a ticket number"
 
 VERBS = {
     "status": live(
@@ -121,7 +121,7 @@ VERBS = {
     "alarm list": live(
         _get("/alarms", "severity", "entity"),
         show.show_alarms,
-        f"--severity LIST  of critical, warning, info; commas between them\n{ENTITY}",
+        f"--severity LIST  only these severities, separated by commas: critical, warning, info\n{ENTITY}",
         "",
         "--severity critical,warning --entity hall1/r07",
         "--format csv --out alarms.csv",
@@ -131,13 +131,13 @@ VERBS = {
     "alarm ack": live(
         _alarm("ack", "note"),
         show.show_done,
-        f"{ALARM}\n--note TEXT=  for the next person on duty",
+        f"{ALARM}\n--note TEXT=  note for the next person on duty",
         "leak/rack:hall1/r07 --note 'plumber is called'",
     ),
     "alarm shelve": live(
         _alarm("shelve", "for_s", "reason"),
         show.show_done,
-        f"{ALARM}\n--for DURATION!  how long\n{REASON}",
+        f"{ALARM}\n--for DURATION!  duration\n{REASON}",
         "sensor/cdu:hall1/cdu1 --for 2h --reason 'sensor is replaced'",
     ),
     "alarm unshelve": live(_alarm("unshelve"), show.show_done, ALARM, "sensor/cdu:hall1/cdu1"),
@@ -145,14 +145,14 @@ VERBS = {
         _decisions,
         show.show_decisions,
         f"""
-        --kind LIST  of command, advice, event, finding, ...; commas between them
-        {ENTITY}; job:NAME with the nodes it ran on
-        --control CONTROL  only those on this one, such as gpu.power_cap_w
-        --policy POLICY  only those of or about this one
-        --since TIME  such as 2026-03-14T02:00 (UTC), 02:00, or 3h for three hours ago
-        --until TIME  lines up to this time, from the journal on disk
-        --before PLACE  lines before the one at this place, as the last page shows it
-        --limit COUNT=40  lines at most
+        --kind LIST  only these kinds, separated by commas: command, advice, event, finding, ...
+        {ENTITY}; job:NAME includes the nodes that the job ran on
+        --control CONTROL  only decisions on this control, such as gpu.power_cap_w
+        --policy POLICY  only decisions of this policy or about it
+        --since TIME  from this time, such as 2026-03-14T02:00 (UTC), 02:00, or 3h for three hours ago
+        --until TIME  up to this time, read from the journal on disk
+        --before PLACE  only decisions before this place, as the last output shows it
+        --limit COUNT=40  maximum number of decisions
         """,
         "",
         "--kind command --entity hall1/r07 --limit 10",
@@ -170,11 +170,11 @@ VERBS = {
         show.show_done,
         f"""
         {CONTROL}
-        NAME+>names  entities; a rack or hall stands for all below it
-        --lo VALUE  lower bound: a number or a state's name
+        NAME+>names  entities; a rack or hall stands for everything below it
+        --lo VALUE  lower bound: a number, or the name of a state
         --hi VALUE  upper bound
         --want VALUE  preferred value
-        --for DURATION  how long; default: until withdrawn
+        --for DURATION  duration of the request; default: until it is withdrawn
         {REASON}
         """,
         "gpu.power_cap_w hall1/r07 --hi 800 --for 2h --reason 'hot aisle'",
@@ -189,9 +189,9 @@ VERBS = {
         show.show_done,
         f"""
         {POLICY}
-        off|advise|approve|act>authority  its new authority
+        off|advise|approve|act>authority  new authority of the policy
         {REASON}
-        --acknowledge SENTENCE  needed for act: "POLICY may act on SITE"
+        --acknowledge SENTENCE  required for act: "POLICY may act on SITE", with the names
         """,
         "thermal_guard approve --reason 'a week of good advice'",
         "thermal_guard act --reason 'armed' --acknowledge 'thermal_guard may act on pod1'",
@@ -203,8 +203,8 @@ VERBS = {
         f"""
         {POLICY}
         {CONTROL}
-        NAME*>names  entities; default: all that it proposes
-        --for DURATION=1h  how long
+        NAME*>names  entities; default: all entities that the policy proposes
+        --for DURATION=1h  duration of the approval
         {REASON.replace("!", "")}
         """,
         "thermal_guard gpu.power_cap_w hall1/r07 --for 2h --reason 'hot aisle'",
@@ -225,16 +225,16 @@ VERBS = {
         _post("/maintenance", "table", "names", "for_s", "reason"),
         show.show_done,
         f"""
-        TABLE  rack, node, gpu, cdu, ...
-        NAME+>names  entities of that table
-        --for DURATION!  how long
+        TABLE  kind of the entities: rack, node, gpu, cdu, ...
+        NAME+>names  names of the entities
+        --for DURATION!  duration of the window
         {REASON}
         """,
         "rack hall1/r07 --for 2h --reason 'pump is replaced'",
     ),
     "device windows": live(_get("/maintenance"), show.show_maintenance, "", "", rows="windows", watched=True),
     "device close": live(
-        _end("maintenance"), show.show_done, "ID  as `racktwin device windows` lists it", "window-3"
+        _end("maintenance"), show.show_done, "ID  window, as `racktwin device windows` lists it", "window-3"
     ),
     "device repaired": live(
         _repaired, show.show_done, f"{NODE}\n{NOTE}", "hall1/r07/node3 --note 'new DIMM, INC-4711'"
@@ -247,9 +247,9 @@ VERBS = {
         {NOTE}
         --passed  the node passed
         --failed  the node failed
-        --test NAME=  of the test
-        --began TIME  such as 02:00, 2026-11-21T02:00 (UTC), or 3h for three hours ago; default: when it ended
-        --ended TIME  default: now
+        --test NAME=  name of the test
+        --began TIME  such as 02:00, 2026-11-21T02:00 (UTC), or 3h for three hours ago; default: its end
+        --ended TIME  end of the test; default: now
         """,
         "hall1/r07/node3 --passed --test burn-in --began 3h",
     ),

@@ -30,7 +30,7 @@ VERBS = {
     "forecast outlooks": live(
         _held,
         show_outlooks,
-        "--quantity KEY  only of this, such as site.outdoor_temp_c",
+        "--quantity KEY  only this quantity, such as site.outdoor_temp_c",
         "",
         "--quantity site.outdoor_temp_c",
         rows="outlooks",
@@ -40,11 +40,11 @@ VERBS = {
         show_done,
         """
         FILE  CSV of future times and values
-        --quantity KEY!  such as site.outdoor_temp_c or rack.power_w
-        --name ENTITY=  such as hall1/r07; default: the site
-        --time-column COLUMN=time  of times
-        --value-column COLUMN=value  of values
-        --zone ZONE=UTC  of times without an offset, such as Europe/Berlin
+        --quantity KEY!  quantity of the values, such as site.outdoor_temp_c or rack.power_w
+        --name ENTITY=  entity of the values, such as hall1/r07; default: the site
+        --time-column COLUMN=time  name of the column of times
+        --value-column COLUMN=value  name of the column of values
+        --zone ZONE=UTC  time zone of times without an offset, such as Europe/Berlin
         """,
         "weather.csv --quantity site.outdoor_temp_c --zone Europe/Berlin",
     ),

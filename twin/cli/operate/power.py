@@ -58,7 +58,9 @@ def _target(client: Client, args: argparse.Namespace) -> Any:
     end_ns = None if until is None else instant_ns("--until", until, start_ns)
     if end_ns is not None and end_ns <= start_ns:
         time = utc(now_ns, "%Y-%m-%dT%H:%M")
-        raise ConfigError(f"--until {until[:60]!r}: over before it begins; the daemon has {time} UTC")
+        raise ConfigError(
+            f"--until {until[:60]!r}: the target ends before it begins; the daemon's clock is {time} UTC"
+        )
     body = {"name": args.name, "limit_w": args.limit_w, "feeders": args.feeder,
             "start_ns": 0 if start is None else start_ns, "end_ns": end_ns, "kind": args.kind,
             "best_effort": args.best_effort}  # fmt: skip
@@ -108,7 +110,7 @@ def show_targets(tree: dict[str, Any], out: Console) -> None:
                      Text(f"from {begin}\nuntil {until}"),
                      Text(f"{clean(t['kind'], 40)}\n{clean(t['author'], 60)}")])  # fmt: skip
     heads = ("", "", "limit kW", "left kW", "of", "UTC", "by")
-    grid(out, heads, rows, "no load target runs or is to come", (2, 3), (1, 6))
+    grid(out, heads, rows, "no load target, current or planned", (2, 3), (1, 6))
     if (more := tree["total"] - len(tree["targets"])) > 0:
         out.print(Text(f"and {more:,} more", "dim"))
 
@@ -133,9 +135,9 @@ def show_target_set(tree: dict[str, Any], out: Console) -> None:
             words += f"{kw(over_w)} kW have to go" if over_w > 0 else "within it"
         out.print(Text(text + words, "yellow" if over_w is None or over_w > 0 else ""), soft_wrap=True)
     if not tree["acts"]:
-        out.print(Text("no policy of power may act here: it is shown, and nothing is cut for it", "yellow"))
-    text = f"`racktwin power targets` says whether it is kept, `racktwin power withdraw {tree['name']}` ends"
-    out.print(safe_text(f"{text} it", "dim"), soft_wrap=True)
+        out.print(Text("no power policy may act here: racktwin only reports the target", "yellow"))
+    text = f"`racktwin power targets` shows compliance; `racktwin power withdraw {tree['name']}` ends"
+    out.print(safe_text(f"{text} the target", "dim"), soft_wrap=True)
 
 
 def show_withdrawn(tree: dict[str, Any], out: Console) -> None:
@@ -148,8 +150,8 @@ VERBS = {
         _explained("/power", "kind", "limit"),
         show_answer,
         """
-        --kind LIST  only these: rack, feeder, cdu, loop, site; commas between them
-        --limit COUNT=8  racks at most, the fullest first
+        --kind LIST  only these kinds, separated by commas: rack, feeder, cdu, loop, site
+        --limit COUNT=8  maximum number of racks, the fullest first
         """,
         "",
         "--kind feeder,site",
@@ -164,17 +166,17 @@ VERBS = {
         "job:llama",
     ),
     "power cost": live(
-        _cost, show_answer, "--back DURATION=24h  how far back\n~--hours HOURS>back_s", "", "--back 7d"
+        _cost, show_answer, "--back DURATION=24h  time span up to now\n~--hours HOURS>back_s", "", "--back 7d"
     ),
     "power fit": live(
         _fit,
         show_answer,
         """
         FEEDER
-        --racks PROFILE  of the new racks; default: of those that are there
-        --risk NUMBER=0.01  chance per hour of exceeding
-        --nameplate POWER  most of a new rack, such as 132kW
-        --back DURATION  of history; default: 31d
+        --racks PROFILE  profile of the new racks; default: the profile of the present ones
+        --risk NUMBER=0.01  probability per hour that the limit is exceeded
+        --nameplate POWER  maximum power of a new rack, such as 132kW
+        --back DURATION  length of the history; default: 31d
         ~--days DAYS>back_s
         """,
         "feed-a --racks gb200-nvl72 --risk 0.001",
@@ -186,16 +188,16 @@ VERBS = {
         _target,
         show_target_set,
         """
-        NAME  a later target of this name takes its place
-        --limit POWER!  such as 500kW
-        --feeder FEEDER*  this one; may be given again; none: the site's racks together
-        --from TIME>start  such as 18:00 or 2026-11-21T18:00 (UTC), or 15min from now; default: now
-        --until TIME  such as 21:00, or 3h after it begins; default: until it is withdrawn
-        --kind operator|flex|demand_response|utility=operator  who asks for it
-        --best-effort  what cannot be shed without disturbing jobs may stay
+        NAME  name of the target; a later target of this name replaces it
+        --limit POWER!  maximum power, such as 500kW
+        --feeder FEEDER*  limit this feeder; repeatable; default: all racks of the site together
+        --from TIME>start  begin, such as 18:00 or 2026-11-21T18:00 (UTC), or 15min from now; default: now
+        --until TIME  end, such as 21:00, or 3h after the begin; default: until it is withdrawn
+        --kind operator|flex|demand_response|utility=operator  origin of the target
+        --best-effort  shed only what does not disturb jobs
         """,
         "evening --limit 500kW --from 18:00 --until 3h",
         "work --limit 80kW --feeder feed-a",
     ),
-    "power withdraw": live(_withdraw, show_withdrawn, "NAME  of the target", "evening"),
+    "power withdraw": live(_withdraw, show_withdrawn, "NAME  name of the target", "evening"),
 }

@@ -130,9 +130,9 @@ VERBS = {
         _plan,
         show_answer,
         """
-        [NODE]  this one alone, with all that was weighed
-        --phase LIST  only these; suspect, draining, out, rma, ...; commas between them
-        --limit COUNT=100  lines at most
+        [NODE]  only this node, with all evidence
+        --phase LIST  only these phases, separated by commas: suspect, draining, out, rma, ...
+        --limit COUNT=100  maximum number of nodes
         """,
         "",
         "hall1/r07/node3",
@@ -142,11 +142,11 @@ VERBS = {
     "device history": Verb(
         run_history,
         f"""
-        --node NODE  of this one alone
-        --kind LIST  only these; gate, outcome, test, repair, ...; commas between them
-        {BACK}=7d  how far back, 366d at most
-        --limit COUNT=200  lines at most: the latest of them
-        --run FOLDER  read a run's journal, without a daemon
+        --node NODE  only this node
+        --kind LIST  only these kinds, separated by commas: gate, outcome, test, repair, ...
+        {BACK}=7d  time span up to now, at most 366d
+        --limit COUNT=200  maximum number of lines; the latest are kept
+        --run FOLDER  read the journal of a run instead of asking a daemon
         """,
         ("--back 30d", "--run /var/lib/racktwin/run --node site/hall1/r07/node3"),
         rows="rows",
@@ -155,7 +155,7 @@ VERBS = {
     "device report": live(
         _report,
         _markdown,
-        f"NODE\n{BACK}=90d  how far back, 366d at most",
+        f"NODE  path of the node\n{BACK}=90d  time span up to now, at most 366d",
         "hall1/r07/node3 --out INC-4711.md",
         "hall1/r07/node3 --out record.json",
     ),

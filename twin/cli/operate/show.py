@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from twin.catalogue import clean, duration, number, utc
+from twin.catalogue import clean, counted, duration, number, table_noun, utc
 from twin.cli.operate.sources import unused_line
 from twin.report import few, grid, health_texts, safe_text, when
 
@@ -79,11 +79,12 @@ def _headline(tree: dict[str, Any], out: Console) -> None:
     text.append(f"{ticks['tick']}, {duration(ticks['age_s'])} ago", "bold red" if late else "")
     text.append(f"; {ticks['skipped']} skipped", "yellow" if ticks["skipped"] else "")
     took = ticks["took_s_p99"]
-    text.append(f"; takes {took * 1000:.1f} ms (p99)" if took is not None else "")
+    text.append(f"; 99 of 100 take at most {took * 1000:.1f} ms" if took is not None else "")
     out.print(text)
     line = Text("heard  ")
     for table, count in tree.get("heard", {}).items():
-        share = f"{count['heard']} of {count['of']} {clean(table)}  "
+        noun = table_noun(clean(tree.get("noun_keys", {}).get(table, table)), count["of"])
+        share = f"{count['heard']} of {count['of']} {noun}  "
         line.append(share, "" if count["heard"] == count["of"] else "yellow")
         if count.get("learning"):
             line.append(f"({count['learning']} learning)  ", "dim")
@@ -105,7 +106,7 @@ def _well(parts: dict[str, dict[str, int]], judged: str) -> Text:
         if sum(counts.values()) > (counts["healthy"] if part == judged else 0):
             worst = health_texts.worst(counts)
             tone = {"failed": "bold red", "degraded": "yellow", "unknown": "yellow"}.get(worst, "")
-            line.append(f"{clean(part)}: {health_texts.counted(counts)}  ", tone)
+            line.append(f"{clean(table_noun(part, 2))}: {health_texts.counted(counts)}  ", tone)
     return line
 
 
@@ -114,15 +115,17 @@ def _all_heard(tree: dict[str, Any]) -> bool:
 
 
 def _commanded(tree: dict[str, Any], out: Console) -> None:
-    rows = [_order(c, "as before") for c in tree["commanded"]]
-    grid(out, ("commanded", "", "by", "because"), rows, "nothing is commanded")
+    rows = [_order(c, "renewed, for the reason given before") for c in tree["commanded"]]
+    grid(out, ("commanded", "", "by", "because"), rows, "no commands")
     if preview := [_order(c, "no longer needed") for c in tree.get("preview", [])]:
         out.print()
         grid(out, ("preview, not commanded", "", "advised by", "because"), preview, "")
     for w in tree["wanting"]:
         out.print(
             safe_text(
-                f"{w['policy']} waits for approval on {w['control']} of {w['count']}: {w['reason']}", "yellow"
+                f"{w['policy']} waits for approval of {w['control']} for "
+                f"{counted(w['control'], w['count'])}: {w['reason']}",
+                "yellow",
             )
         )
 
@@ -132,7 +135,7 @@ def _order(c: dict[str, Any], otherwise: str) -> list[str]:
     low, high = number(c["low"], 6), number(c["high"], 6)
     value = c["means"] or (low if low == high else f"{low} to {high}") + f" {c['unit']}"
     reasons = "; ".join(c["reasons"]) or otherwise
-    return [f"{c['control']} {value}", f"{c['count']} x", c["policy"], reasons]
+    return [f"{c['control']} {value}", counted(c["control"], c["count"]), c["policy"], reasons]
 
 
 def _by_people(tree: dict[str, Any], out: Console) -> None:
@@ -154,10 +157,13 @@ def _alarm_rows(alarms: list[dict[str, Any]], out: Console) -> None:
         where = ", ".join(str(e) for e in a.get("entities", [])[:4])
         more = a.get("count", 0) - min(4, len(a.get("entities", [])))
         text = "; ".join(p for p in (where + (f" and {more} more" if more > 0 and where else ""),
-                                     *a.get("evidence", []), a.get("action", "")) if p)  # fmt: skip
+                                     *a.get("evidence", [])) if p)  # fmt: skip
         what = Text(clean(a.get("title", ""), 300), "bold")
         since = f"since {when(a.get('raised_ns'))}  " if a.get("raised_ns") else ""
-        what.append(f"\n{clean(text, 600)}\n{since}{clean(a.get('id', ''), 200)}", "dim")
+        what.append(f"\n{clean(text, 600)}", "dim")
+        if action := a.get("action"):
+            what.append(f"\nwhat to do: {clean(action, 300)}")
+        what.append(f"\n{since}{clean(a.get('id', ''), 200)}", "dim")
         if people := _people(a):
             what.append(f"\n{clean(people, 600)}", "cyan")
         rows.append(
@@ -229,7 +235,7 @@ def show_approvals(tree: dict[str, Any], out: Console) -> None:
     out.print()
     standing = [[a["id"], f"{a['policy']} may act on {a['control']} of {_names(a) or 'all'} until "
              f"{when(a.get('expires_ns'))}; by {a['author']}"] for a in tree["approvals"]]  # fmt: skip
-    grid(out, ("approval", ""), standing, "no approvals stand")
+    grid(out, ("approval", ""), standing, "no approvals in force")
 
 
 def show_requests(tree: dict[str, Any], out: Console) -> None:
@@ -239,18 +245,18 @@ def show_requests(tree: dict[str, Any], out: Console) -> None:
         until = f" until {when(r['expires_ns'])}" if r.get("expires_ns") else ""
         text = f"{r['control']} {bounds(r.get('lo'), r.get('hi'))} for {_names(r)}{until}; by {r['author']}"
         rows.append([r["id"], text + (f": {r['reason']}" if r.get("reason") else "")])
-    grid(out, ("request", ""), rows, "no requests stand")
+    grid(out, ("request", ""), rows, "no requests in force")
 
 
 def show_outlooks(tree: dict[str, Any], out: Console) -> None:
-    """Values to come that somebody told."""
+    """Announced future values."""
     rows = []
     for o in tree["outlooks"]:
         now = f"now {number(o['now'], 6)}, " if o["now"] is not None else ""
         lasts = f"from {when(o['start_ns'])} to {when(o['end_ns'])}, every {duration(o['step_s'])}"
         text = f"{now}{bounds(o['low'], o['high'])} {o['unit']} {lasts}; by {o['author']}"
         rows.append([o["quantity"], o["name"] or "-", text])
-    grid(out, ("quantity", "of", "values"), rows, "no outlooks are held")
+    grid(out, ("quantity", "of", "values"), rows, "no outlooks")
     if tree["next_offset"] is not None:
         out.print(Text(f"{tree['total'] - len(rows)} more; narrow it with --quantity", "dim"))
 
@@ -279,7 +285,7 @@ def show_maintenance(tree: dict[str, Any], out: Console) -> None:
     rows = [[w["id"], f"{w['table']} {_names(w)} until {when(w['until_ns'])}; by {w['author']}: "
              + w.get("reason", "")]
             for w in tree["windows"]]  # fmt: skip
-    grid(out, ("window", ""), rows, "nobody works on anything")
+    grid(out, ("window", ""), rows, "no maintenance windows")
 
 
 def show_done(tree: dict[str, Any], out: Console) -> None:

@@ -19,7 +19,7 @@ from twin.cli.arguments import client_of, live, present
 from twin.cli.grammar import Verb
 from twin.report import print_line
 
-PROFILE = "--profile NAME  of new racks, or none; default: the one that all others have"
+PROFILE = "--profile NAME  profile of new racks, or `none`; default: the profile that all other racks have"
 COLOURS = {"+": "green", "-": "red", "@": "cyan"}
 
 
@@ -44,14 +44,18 @@ def run_apply(args: argparse.Namespace, out: Console, *_: Console) -> int:
     client = client_of(args)
     named = Path(client.get("/site/change", profile=args.profile)["file"])
     if not named.is_file():
-        raise ConfigError(f"{named}: is not on this host; expected a call on the daemon's host")
+        raise ConfigError(f"{named}: not found on this host; run the command on the host of the daemon")
     path = named.resolve()
     if not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
-        raise StorageError(f"{path}: you may not write it; expected a user who may, such as root")
+        raise StorageError(
+            f"{path}: no permission to write; run the command as a user who may write it, such as root"
+        )
     body = {"digest": args.digest, "profile": args.profile, "reason": args.reason, "writer": "terminal"}
     said = client.post("/site/change", body)
     if path.read_bytes().decode("utf-8") != said["before"]:
-        raise ConfigError(f"{path}: is another file than the daemon's; expected a call on its host")
+        raise ConfigError(
+            f"{path}: differs from the site file of the daemon; run the command on the host of the daemon"
+        )
     owner = path.stat()
 
     def write(text: str) -> None:
@@ -82,9 +86,9 @@ VERBS = {
     "site apply": Verb(
         run_apply,
         f"""
-        DIGEST  of the diff, as `racktwin site diff` shows it
+        DIGEST  digest of the change, as `racktwin site diff` shows it
         {PROFILE}
-        --reason TEXT!  kept in the journal
+        --reason TEXT!  reason; the journal records it
         """,
         ("3f2a9c0d11b24e5f --reason 'racks 9 and 10 were delivered'",),
         live=True,

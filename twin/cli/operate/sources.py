@@ -44,7 +44,7 @@ def show_sources(tree: dict[str, Any], out: Console, every: bool = False) -> Non
         for source in tree["sources"]:
             carried = ", ".join(f"{c['signals']} signals of {c['entities']} {t}"
                                 for t, c in source["carries"].items())  # fmt: skip
-            out.print(safe_text(f"{source['name']} carries {carried or 'nothing of the site'}"))
+            out.print(safe_text(f"{source['name']} reports {carried or 'no entity of the site'}"))
 
 
 def _row(source: dict[str, Any]) -> list[Any]:
@@ -129,8 +129,8 @@ VERBS = {
     "sources": Verb(
         run_sources,
         """
-        [NAME]  only sources whose name contains this, with every reason
-        --limit COUNT=100  sources at most
+        [NAME]  only sources whose name contains this text, with every reason
+        --limit COUNT=100  maximum number of sources
         """,
         ("", "dcgm", "--watch 5s", "--format csv"),
         rows="sources",

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 DAY_S = 86_400.0
 WHERE = f"""
     {CONFIG}
-    --tokens-file FILE  of token hashes, instead of the configuration's
+    --tokens-file FILE  file of token hashes, instead of that of the configuration
 """
-NAME = "NAME  owner of the token; the journal names it as author"
+NAME = "NAME  owner of the token; the journal records this name as the author"
 
 
 def _file(args: argparse.Namespace) -> Path:
@@ -116,11 +116,11 @@ VERBS = {
         f"""
         {NAME}
         {WHERE}
-        --role job|viewer|operator|admin=viewer  what it may do
-        --hall HALL*  of a fleet that it sees and acts on alone; default: all
-        --expires DURATION  such as 90d; default: never
+        --role job|viewer|operator|admin=viewer  role of the token
+        --hall HALL*  limit the token to this hall of a fleet; repeatable; default: all halls
+        --expires DURATION  lifetime of the token, such as 90d; default: unlimited
         ~--expires-days DAYS>expires_s
-        -o --out FILE  write the token there, mode 0600
+        -o --out FILE  write the token to this file, with mode 0600
         ~--output FILE>out
         """,
         ("alice --role operator --expires 90d", "grafana --out grafana.token"),

@@ -7,7 +7,9 @@ locale is not UTF-8, each sign becomes a character of ASCII.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
 import time
 import unicodedata
 from collections.abc import Sequence
@@ -106,6 +108,7 @@ class TopApp(App[None]):
         self.theme = "ansi-dark"
         self.feed, self.mirror, self.names = LiveFeed(client), SiteMirror(), ShortNames()
         self.why_ended = ""
+        self.interrupted = False
         self._link_fault = ""  # why there is no stream now
         self._signs_only = signs_only
 
@@ -135,10 +138,33 @@ class TopApp(App[None]):
 
     async def on_mount(self) -> None:
         """Begin to follow the daemon."""
+        if not self.is_headless:
+            self._heed_signals()
         await self.feed.open()
         self.query_one("#racks").focus()
         self.run_worker(self._follow())
         self.set_interval(WATCH_S, self.watch_silence)
+
+    def _heed_signals(self) -> None:
+        """Leave as asked on SIGINT and SIGTERM, and draw anew after Ctrl-Z alone.
+
+        Textual draws anew on each SIGCONT, also without a stop before it and after the screen is closed.
+        """
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._interrupt)
+        signal.signal(signal.SIGCONT, signal.SIG_DFL)
+        signal.signal(signal.SIGTSTP, lambda *_: self._stand_still())
+
+    def _interrupt(self) -> None:
+        self.interrupted = True
+        self.exit()
+
+    def _stand_still(self) -> None:
+        """Give the terminal back, stop, and take it again once the shell lets us go on."""
+        if self._driver is not None:
+            self._driver.suspend_application_mode()
+            os.kill(os.getpid(), signal.SIGSTOP)
+            self._driver.resume_application_mode()
 
     async def on_unmount(self) -> None:
         """End what runs."""
@@ -231,7 +257,13 @@ class TopApp(App[None]):
     def _draw_racks(self, rows: list[int] | None) -> None:
         mirror, table = self.mirror, self._overview.query_one("#racks", SteadyTable)
         layout = mirror.layout["names"]
-        self._put("#racks-title", [(f"Racks {len(layout):,}", ""), *cells.state_cells(mirror)])
+        self._put(
+            "#racks-title",
+            [
+                (f"{clean(mirror.layout.get('noun', 'racks')).capitalize()} {len(layout):,}", ""),
+                *cells.state_cells(mirror),
+            ],
+        )
         self._put("#figures", cells.figure_cells(mirror, self.names))
         at = {name: i for i, name in enumerate(layout)}
         table.set_rows(self._order(), lambda name: cells.rack_cells(mirror, self.names, at[name]))

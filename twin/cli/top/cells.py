@@ -79,7 +79,7 @@ def brief_span(seconds: float | None) -> str:
 _NUMERIC = {"power": 8, "guard": 8, "used": 5, "margin": 7, "GPUs": 4, "capped": 6, "out": 4, "hottest": 7,
             "age": 6}  # fmt: skip
 RACK_HEADS = (
-    ColumnHead("", 1), ColumnHead("rack", 12), *(ColumnHead(n, w, True) for n, w in _NUMERIC.items()),
+    ColumnHead("", 1), ColumnHead("name", 12), *(ColumnHead(n, w, True) for n, w in _NUMERIC.items()),
 )  # fmt: skip
 
 
@@ -178,7 +178,7 @@ def line_key(group: Sequence[dict[str, Any]]) -> str:
 
 
 def head_cells(mirror: SiteMirror, age_s: float | None) -> list[Cell]:
-    """Site, role, mode, age of the tick; whether the site is simulated."""
+    """Site, role, mode, age of the tick, and a mark of a simulated site."""
     state = mirror.state
     role, mode, ticks = clean(state["role"]), clean(state["mode"]), state["ticks"]
     late = age_s is not None and age_s > max(5.0, 3 * ticks["every_s"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -21,15 +22,20 @@ if TYPE_CHECKING:
 
 
 def run(args: argparse.Namespace, *_: Console) -> int:
-    """Show the site until the reader leaves. Raises WrongCall where there is no terminal."""
+    """Show the site until the reader leaves. Raises WrongCall where there is no terminal, KeyboardInterrupt
+    for a signal.
+    """
     if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):  # it draws on the last
-        raise WrongCall("no terminal to draw on; `racktwin status` prints the same once")
+        raise WrongCall("standard output is not a terminal; `racktwin status` prints the same once")
     client = client_of(args)
     client.get("/whoami")
     from twin.cli.top.app import TopApp
 
     app = TopApp(client, signs_only=not speaks_utf8(os.environ))
     app.run()
+    signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+    if app.interrupted:
+        raise KeyboardInterrupt
     if app.why_ended:
         raise ConnectorError(app.why_ended)
     return 0

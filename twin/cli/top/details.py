@@ -102,8 +102,8 @@ def _people(alarm: dict[str, Any]) -> str:
         return f"shelved by {clean(alarm.get('shelf_author'))} until {until} UTC: {reason}"
     if alarm.get("ack_author"):
         note = f": {clean(alarm['ack_note'], 300)}" if alarm.get("ack_note") else ""
-        return f"{clean(alarm['ack_author'])} has it since {clock(alarm.get('ack_ns') or 0)} UTC{note}"
-    return "nobody has acknowledged it" + ("; comes and goes" if alarm.get("flapping") else "")
+        return f"acknowledged by {clean(alarm['ack_author'])} at {clock(alarm.get('ack_ns') or 0)} UTC{note}"
+    return "not acknowledged" + ("; flapping" if alarm.get("flapping") else "")
 
 
 def _facts(rows: Sequence[tuple[str, str]]) -> Table:

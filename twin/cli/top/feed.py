@@ -43,7 +43,9 @@ class EventParser:
         """The events that these bytes complete. Raises ConnectorError for what is no such stream."""
         *blocks, self._rest = (self._rest + chunk).split(b"\n\n")
         if len(self._rest) > MOST_BYTES:
-            raise ConnectorError("an event of the stream is too long")
+            raise ConnectorError(
+                "an event of the stream is too long; check that --url names a racktwin daemon"
+            )
         return [event for block in blocks if (event := self._event(block)) is not None]
 
     def _event(self, block: bytes) -> StreamEvent | None:
@@ -56,7 +58,9 @@ class EventParser:
         try:
             tree = msgspec.json.decode(said[b"data"])
         except msgspec.DecodeError:
-            raise ConnectorError("the stream holds what is no JSON; is it another server?") from None
+            raise ConnectorError(
+                "the event stream is not JSON; check that --url names a racktwin daemon"
+            ) from None
         return StreamEvent(said.get(b"event", b"message").decode(), tree, said.get(b"id", b"").decode())
 
 

@@ -81,16 +81,16 @@ class SiteMirror:
         return self.state["ticks"]["age_s"] + now_s - self.state_s if self.state else None
 
     def silence(self, now_s: float, heard_s: float) -> str:
-        """Why all that is shown is old, or nothing. `heard_s`: when the stream last said anything."""
+        """Return the reason for old or missing data, or "". `heard_s`: last message of the stream."""
         age_s = self.age_s(now_s)
         if age_s is None:
             return ""
         silent_s = now_s - heard_s
         late_s = max(LATE_S, 3 * self.state["ticks"]["every_s"])
         if silent_s > LATE_S or (age_s > late_s and silent_s > UPDATE_S):
-            return f"The daemon is silent for {silent_s:.0f} s: all that is shown is old"
+            return f"No update from the daemon for {silent_s:.0f} s: the values shown are old"
         return (
-            f"The daemon has not ticked for {age_s:.0f} s: all that is shown is old" if age_s > late_s else ""
+            f"The daemon has not ticked for {age_s:.0f} s: the values shown are old" if age_s > late_s else ""
         )
 
     def budget_w(self) -> tuple[float | None, bool]:

@@ -63,14 +63,14 @@ export function AttentionSwitches() {
   const notify = async () => {
     setWhy("");
     if (wanted.notify) { set({ notify: false }); return; }
-    if (!("Notification" in window)) { setWhy("this browser has no notifications for this page"); return; }
+    if (!("Notification" in window)) { setWhy("This browser cannot show notifications for this page"); return; }
     const said = await Notification.requestPermission();
     if (said === "granted") set({ notify: true });
-    else setWhy("the browser does not allow notifications of this page");
+    else setWhy("The browser blocks notifications from this page");
   };
   return <>
-    <button type="button" class="small" aria-pressed={wanted.sound} title="Two tones for each new critical alarm, while this page is open; after a reload, from the first click on" onClick={() => { set({ sound: !wanted.sound }); if (wanted.sound) beep(); }}>Sound</button>
-    <button type="button" class="small" aria-pressed={wanted.notify && allowed()} title="A notification of the browser for each new critical alarm, while this page is open" onClick={notify}>Notify</button>
+    <button type="button" class="small" aria-pressed={wanted.sound} title="Plays two tones for each new critical alarm while this page is open. After a reload, click once to enable sound." onClick={() => { set({ sound: !wanted.sound }); if (wanted.sound) beep(); }}>Sound</button>
+    <button type="button" class="small" aria-pressed={wanted.notify && allowed()} title="Shows a browser notification for each new critical alarm while this page is open" onClick={notify}>Notify</button>
     {why && <span class="soft" role="status">{why}</span>}
   </>;
 }

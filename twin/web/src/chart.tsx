@@ -33,13 +33,15 @@ function axisUnit(unit: string, most: number): { factor: number; unit: string } 
   return { factor: factor ?? 1, unit: shown.unit };
 }
 
-export function Chart(p: { t: number[]; series: Series[]; unit: string; label: string; height?: number; now?: number; clock?: "utc" | "elapsed"; key?: string; low?: number }) {
+export function Chart(p: { t: number[]; series: Series[]; unit: string; label: string; height?: number; now?: number; clock?: "utc" | "elapsed"; key?: string; low?: number; fill?: boolean }) {
   const place = useRef<HTMLDivElement>(null), plot = useRef<uPlot | null>(null), made = useRef("");
   const all = p.series.flatMap((s) => [...s.y, ...(s.band ? [...s.band[0], ...s.band[1]] : [])]).filter(known) as number[];
   const top = all.reduce((m, v) => Math.max(m, Math.abs(v)), 0);
   const axis = axisUnit(p.unit, top);
   const data: uPlot.AlignedData = [p.t, ...p.series.flatMap((s) => [s.y, ...(s.band ?? [])].map((y) => y.map((v) => (known(v) ? v * axis.factor : v === undefined ? undefined : null))))];
 
+  // Of a chart that fills its panel the height is the least
+  const size = () => ({ width: Math.max(160, place.current?.clientWidth ?? 0), height: Math.max(p.height ?? 200, p.fill ? place.current?.clientHeight ?? 0 : 0) });
   const build = () => {
     const node = place.current;
     if (!node) return;
@@ -69,7 +71,7 @@ export function Chart(p: { t: number[]; series: Series[]; unit: string; label: s
     };
     const elapsed = (_: uPlot, at: number[]) => at.map((s) => (s >= 3600 ? `${+(s / 3600).toFixed(1)} h` : `${Math.round(s / 60)} min`));
     plot.current = new uPlot({
-      width: Math.max(160, node.clientWidth), height: p.height ?? 200, series, bands,
+      ...size(), series, bands,
       padding: [8, 24, 0, 0],
       legend: { show: false }, cursor: { y: false, points: { show: true }, drag: { x: false, y: false } },
       scales: { x: { time: p.clock !== "elapsed" }, y: { range: (_, lo, hi) => range(lo, hi, p.low) } },
@@ -92,7 +94,7 @@ export function Chart(p: { t: number[]; series: Series[]; unit: string; label: s
   const shape = () => JSON.stringify([p.series.map((s) => [s.label, s.colour, !!s.band]), axis, p.height, p.key, p.now !== undefined]);
   useEffect(() => {
     build();
-    const sized = new ResizeObserver(() => plot.current?.setSize({ width: Math.max(160, place.current?.clientWidth ?? 0), height: p.height ?? 200 }));
+    const sized = new ResizeObserver(() => plot.current?.setSize(size()));
     if (place.current) sized.observe(place.current);
     const off = on("look", build);
     return () => { sized.disconnect(); off(); plot.current?.destroy(); plot.current = null; };
@@ -102,9 +104,9 @@ export function Chart(p: { t: number[]; series: Series[]; unit: string; label: s
     else plot.current?.setData(data);
   });
   const last = (y: (number | null | undefined)[]) => { for (let i = y.length - 1; i >= 0; i--) if (known(y[i])) return `${scaled(y[i] as number, p.unit).text} ${scaled(y[i] as number, p.unit).unit}`.trim(); return "unknown"; };
-  return <figure class="chart">
+  return <figure class={`chart ${p.fill ? "fill" : ""}`}>
     <div class="legend">{p.series.map((s) => <span class={`key k-${s.colour} ${s.dash ? "dashed" : ""}`}>{s.label}{s.band && " with 90 % band"}</span>)}<span class="soft axis-unit">{axis.unit}</span></div>
-    <div ref={place} class="plot" role="img" aria-label={`${p.label}: ${p.series.map((s) => `${s.label} ${last(s.y)}`).join(", ")}`} />
+    <div ref={place} class="plot" style={p.fill ? { minHeight: `${p.height ?? 200}px` } : {}} role="img" aria-label={`${p.label}: ${p.series.map((s) => `${s.label} ${last(s.y)}`).join(", ")}`} />
   </figure>;
 }
 

@@ -1,4 +1,4 @@
-// The hall map: every rack as a tile that says its state by colour and sign; large tiles where there is room.
+// The hall map: every rack as a tile with its state by colour and sign; large tiles where there is room.
 import { Component } from "preact";
 import { live, useLive } from "./live";
 import { useState } from "preact/hooks";
@@ -7,7 +7,7 @@ import { hrefOf, known, quantity, short, span } from "./words";
 
 const SHOWN_LARGE = 40, SHOWN_MIDDLE = 220;
 
-// What the map shows: states, or how much of something each rack has, from nothing to the most of all.
+// Quantity that the map shows: states, or a value of each rack between the least and the most of all.
 type Metric = "state" | "power_w" | "gpu_temp_c" | "margin_k" | "capped";
 const METRICS: [Metric, string, string][] = [["state", "State", ""], ["power_w", "Power", "W"], ["gpu_temp_c", "Hottest GPU", "degC"], ["margin_k", "Cooling margin", "K"], ["capped", "Capped GPUs", "count"]];
 
@@ -18,14 +18,15 @@ function said(i: number): string {
   if (known(c.flow_lpm[i])) out.push(`coolant ${quantity(c.supply_temp_c[i], "degC")} to ${quantity(c.return_temp_c[i], "degC")}, ${quantity(c.flow_lpm[i], "l/min")}`);
   if (c.capped[i]) out.push(`${c.capped[i]} of ${live.layout!.gpus[i]} GPUs capped`);
   if (c.out[i]) out.push(`${c.out[i]} GPUs out of service`);
+  if (c.repair?.[i]) out.push(`${c.repair[i]} GPUs need repair`);
   if (known(c.age_s[i])) out.push(`readings ${span(c.age_s[i])} old`);
   return out.join(", ");
 }
 
-// What a small tile shows of that; the rest is told to whoever points at it.
+// Key of a small tile's content; its full text is made when a pointer reaches it.
 const brief = (i: number): string => `${live.columns.state[i]} ${known(live.columns.age_s[i])} ${live.layout!.spare[i]}`;
 
-// Drawn anew only where what it says has changed: a site may have a thousand of them.
+// A tile is drawn again only if its content has changed: a site may have a thousand tiles.
 interface TileProps { i: number; size: string; text: string; share: number | null; shown: string }
 
 class Tile extends Component<TileProps> {
@@ -36,7 +37,7 @@ class Tile extends Component<TileProps> {
 
   override render() {
     const { i, size, text, share, shown } = this.props, l = live.layout!, c = live.columns, state = l.states[c.state[i] ?? 0], name = l.names[i];
-    const old = known(c.age_s[i]), capped = c.capped[i] ?? 0, out = c.out[i] ?? 0;
+    const old = known(c.age_s[i]), capped = c.capped[i] ?? 0, repair = c.repair?.[i] ?? 0, out = Math.max(c.out[i] ?? 0, repair), outs = `${out} out${repair ? `, ${repair === out ? "" : `${repair} `}need repair` : ""}`;
     const tell = (e: { currentTarget: HTMLElement }) => { if (size === "small") e.currentTarget.title = said(i); };
     return <a class={`tile r-${state} ${old ? "old" : ""} ${l.spare[i] ? "spare" : ""}`} href={hrefOf("rack", name)} title={size === "small" ? name : text} onMouseEnter={tell} onFocus={tell}
       style={share === null ? {} : { background: `color-mix(in srgb, var(--accent) ${Math.round(12 + share * 68)}%, var(--card))`, opacity: "1" }}>
@@ -47,11 +48,11 @@ class Tile extends Component<TileProps> {
           {known(c.gpu_temp_c[i]) && <span>GPU {c.gpu_temp_c[i]} °C</span>}
           {known(c.flow_lpm[i]) ? <span>{quantity(c.flow_lpm[i], "l/min")}</span> : known(c.inlet_temp_c[i]) && <span>air {quantity(c.inlet_temp_c[i], "degC")}</span>}
           {capped > 0 && <span class="w">{capped} capped</span>}
-          {out > 0 && <span class="w">{out} out</span>}
+          {out > 0 && <span class="w">{outs}</span>}
           {old && <span class="w">{span(c.age_s[i])} old</span>}
           {l.spare[i] && <span class="soft">spare</span>}
         </span>}
-        {size === "middle" && <span class="tile-marks">{capped > 0 && <span title="capped">⤓<span class="sr">{capped} capped</span></span>}{out > 0 && <span title="out of service">⊘<span class="sr">{out} out</span></span>}</span>}
+        {size === "middle" && <span class="tile-marks">{capped > 0 && <span title="capped">⤓<span class="sr">{capped} capped</span></span>}{out > 0 && <span title="out of service">⊘<span class="sr">{outs}</span></span>}</span>}
       </>}
     </a>;
   }

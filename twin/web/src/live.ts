@@ -1,4 +1,4 @@
-// What the page knows of the site: the state that the stream keeps up to date, by topic.
+// State of the site in the browser, by topic. The event stream keeps it up to date.
 import { useEffect, useState } from "preact/hooks";
 import { ApiError, dropToken, follow, get } from "./api";
 
@@ -26,7 +26,7 @@ export const live = {
   rowOf: new Map<string, number>(),
   columns: {} as Record<string, Column>,
   alarms: [] as Alarm[],
-  alarmsAt: 0, // when they were told last; 0: not yet
+  alarmsAt: 0, // time of the last update; 0: none yet
   alarmCounts: {} as Record<string, number>,
   alarmsTotal: 0,
   lines: [] as Line[],
@@ -36,7 +36,7 @@ export const live = {
   why: "",
   words: { signals: {}, controls: {} } as { signals: Record<string, string>; controls: Record<string, string> }, // for keys
   heardAt: 0,
-  silent: "", // why what is shown is old
+  silent: "", // the reason that the values shown are old
 };
 
 const listeners = new Map<Topic, Set<() => void>>();
@@ -61,7 +61,7 @@ export function useLive(...topics: Topic[]): typeof live {
   return live;
 }
 
-// A path of the API, asked again every so often; what was known stays while an answer fails.
+// Polls a path of the API. The last answer stays while a request fails.
 export function usePoll<T = Record<string, any>>(path: string | null, everyMs = 5000): { data: T | null; error: string; again: () => void } {
   const [got, set] = useState<{ path: string | null; data: T | null; error: string }>({ path, data: null, error: "" });
   const [turn, again] = useState(0);
@@ -205,8 +205,8 @@ export function watch(): void {
       const ageS = live.state.ticks.age_s + (performance.now() - live.stateAt) / 1000;
       const lateS = Math.max(LATE_S, 3 * live.state.ticks.every_s);
       // Its updates come each second: without one for longer, it is silent rather than slow.
-      if (silentS > LATE_S || (ageS > lateS && silentS > 1.5)) why = `The daemon is silent for ${Math.round(silentS)} s: all that is shown is old`;
-      else if (ageS > lateS) why = `The daemon has not ticked for ${Math.round(ageS)} s: all that is shown is old`;
+      if (silentS > LATE_S || (ageS > lateS && silentS > 1.5)) why = `No update from the daemon for ${Math.round(silentS)} s: the values shown are old`;
+      else if (ageS > lateS) why = `The daemon has not ticked for ${Math.round(ageS)} s: the values shown are old`;
     }
     if (why !== live.silent) {
       live.silent = why;

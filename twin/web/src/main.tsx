@@ -24,7 +24,7 @@ const PAGES: [string, string, string][] = [
   ["policies", "Policies", "i"], ["jobs", "Jobs", "j"], ["replacement", "Replacement", "r"], ["ledger", "Ledger", "l"], ["whatif", "What if", "w"], ["setup", "Set up", "s"],
 ];
 
-// Of what a hub has none: racks with power and coolant, jobs and repairs are in the halls.
+// Pages that a hub does not have: its halls own the racks, jobs and repairs.
 const OF_HALLS = ["power", "cooling", "jobs", "replacement", "ledger", "whatif"];
 const nameOf = (path: string, name: string): string => (path === "" && (isHub() || ownHallsAlone()) ? "Fleet" : name);
 
@@ -49,7 +49,7 @@ function Page({ path }: { path: string[] }) {
     case "whatif": return <WhatIf id={rest[0] ?? ""} />;
     case "setup": return <SetUp />;
     case "e": return <EntityPage key={rest.join("/")} table={rest[0]} name={rest.slice(1).join("/")} />;
-    default: return <div class="page"><h1>There is no such page</h1><p><a href="#/">Overview</a></p></div>;
+    default: return <div class="page"><h1>Page not found</h1><p><a href="#/">Overview</a></p></div>;
   }
 }
 
@@ -64,16 +64,16 @@ function Login() {
   return <main class="login"><form class="panel" onSubmit={(e) => {
     e.preventDefault();
     const token = String(new FormData(e.currentTarget).get("token") ?? "").trim();
-    if (!/^[\x21-\x7e]+$/.test(token)) { setWhy("this is no token"); return; }
+    if (!/^[\x21-\x7e]+$/.test(token)) { setWhy("This is not a token"); return; }
     keepToken(token);
     live.why = "";
     start();
   }}>
-    <h1>A token is needed</h1>
-    <p>Any role may look. The token stays in this tab until the tab is closed. On the daemon's host, an administrator's lies
-      in <code>state/admin.token</code>, and <code>racktwin token link</code> prints a link with it; <code>racktwin token add NAME --role
-      viewer</code> makes one for a screen. From another machine, an SSH tunnel brings this page to you: <code>ssh -L
-      8077:127.0.0.1:8077 HOST</code>.</p>
+    <h1>Enter a token</h1>
+    <p>A token of any role can read this page. The browser keeps the token until you close the tab. On the daemon's host,
+      <code>state/admin.token</code> holds an administrator's token, and <code>racktwin token link</code> prints a link that contains
+      it. <code>racktwin token add NAME --role viewer</code> creates a token for a display. To open this page from another machine,
+      forward the port over SSH: <code>ssh -L 8077:127.0.0.1:8077 HOST</code>.</p>
     <label>Token<input name="token" type="password" autocomplete="off" spellcheck={false} /></label>
     {why && <p class="failure" role="alert">{why}</p>}
     <button class="main" type="submit">Show</button>
@@ -85,7 +85,7 @@ function Banner() {
   return <div class={`banner ${live.silent ? "shown" : ""}`} role="alert">{live.silent}</div>;
 }
 
-// The chapter of a simulated story that is told now.
+// The current chapter of a simulated story.
 function Story() {
   useLive("state");
   const s = live.state, story = s?.story;
@@ -114,13 +114,13 @@ function Header({ help, find }: { help?: () => void; find?: () => void }) {
   return <header class="top">
     <a class="site" href="#/">{s?.site ?? "racktwin"}</a>
     {s && <><span class={`chip ${s.role === "leader" ? "c-ok" : "c-warning"}`}>{s.role}</span>
-      {s.mode !== "normal" && <span class="chip c-critical">{s.mode === "held" ? "held: protective commands alone" : s.mode}</span>}
+      {s.mode !== "normal" && <span class="chip c-critical">{s.mode === "held" ? "held: only protective commands" : s.mode}</span>}
       {s.simulated && <span class="chip c-simulated">simulated</span>}
       <span class="soft num ticks">tick {num(s.ticks.tick)}, {span(age)} ago</span></>}
     <span class="grow" />
     {find && <button type="button" class="small find" onClick={find} title="Find an entity (/)">Find <kbd>/</kbd></button>}
-    <button type="button" class="small" onClick={() => setLook(LOOKS[(LOOKS.indexOf(look as any) + 1) % 3], wall)} title="Light, dark, or as the system says">{title(look)}</button>
-    <button type="button" class="small wall-switch" aria-pressed={wall} onClick={() => setLook(look, !wall)} title="Larger, for a screen on the wall">Wall</button>
+    <button type="button" class="small" onClick={() => setLook(LOOKS[(LOOKS.indexOf(look as any) + 1) % 3], wall)} title="Light, dark or the system's setting">{title(look)}</button>
+    <button type="button" class="small wall-switch" aria-pressed={wall} onClick={() => setLook(look, !wall)} title="Larger text for a wall display">Wall</button>
     {help && <button type="button" class="small" onClick={help} title="Keys (?)" aria-label="Keys">?</button>}
     <button type="button" class="small" onClick={() => forget("")}>Forget token</button>
     <time class="clock num">{clock(Date.now() * 1e6)} UTC</time>
@@ -157,7 +157,7 @@ function Find({ close }: { close: () => void }) {
       <label>Find a rack, node, GPU, CDU, feeder or job<input type="search" value={text} onInput={(e) => setText(e.currentTarget.value)} placeholder="r1/node3" autocomplete="off" autofocus /></label>
       {error && <p class="failure">{error}</p>}
       <ul class="found" aria-live="polite">{found.map((f) => <li><a href={hrefOf(f.table, f.name)} onClick={close}><b>{short(f.shown)}</b> <span class="soft">{f.table} {f.name}</span></a></li>)}
-        {text && !found.length && !error && <li class="soft">nothing has such a name</li>}</ul>
+        {text && !found.length && !error && <li class="soft">No entity matches</li>}</ul>
     </form>
   </dialog>;
 }
@@ -197,7 +197,7 @@ function App() {
   if (live.asking) return <Login />;
   if (ownRowsAlone() || ownHallsAlone()) return <><Header /><div class="frame"><Nav at={pages()[0][0]} /><main ref={main} id="main" tabIndex={-1}>{ownHallsAlone() ? <Fleet /> : <Ledger />}</main></div><Announcer /></>;
   return <>
-    <a class="skip" href="#main" onClick={(e) => { e.preventDefault(); main.current?.focus(); }}>To the page</a>
+    <a class="skip" href="#main" onClick={(e) => { e.preventDefault(); main.current?.focus(); }}>Skip to content</a>
     <Header help={() => setOpen("help")} find={() => setOpen("find")} />
     <Banner />
     <Story />

@@ -13,10 +13,10 @@ export function Tag({ kind, children }: { kind: string; children?: ComponentChil
   return <span class={`tag t-${kind}`}><span aria-hidden="true">{GLYPHS[kind] ?? ""}</span> {children ?? kind}</span>;
 }
 
-export function Panel(p: { title: string; id?: string; more?: ComponentChildren; class?: string; children: ComponentChildren }) {
+export function Panel(p: { title: string; id?: string; mark?: ComponentChildren; more?: ComponentChildren; class?: string; children: ComponentChildren }) {
   const id = useId();
   return <section class={`panel ${p.class ?? ""}`} aria-labelledby={id}>
-    <header class="panel-head"><h2 id={id}>{p.title}</h2>{p.more}</header>
+    <header class="panel-head">{p.mark ? <div class="row"><h2 id={id}>{p.title}</h2>{p.mark}</div> : <h2 id={id}>{p.title}</h2>}{p.more}</header>
     <div class="panel-body">{p.children}</div>
   </section>;
 }
@@ -73,7 +73,7 @@ export function Grid(p: { heads: ComponentChildren[]; rows: ComponentChildren[][
 
 interface Told { columns: { name: string; unit: string; text: string; detail: boolean }[]; rows: any[][]; text: string; name: string; total: number | null }
 
-// What stands between backticks is to be typed.
+// Text between backticks is shown as code: the reader types it.
 export function Said({ text }: { text: string }) {
   return <>{title(brief(text)).split("`").map((t, i) => (i % 2 ? <code>{t}</code> : t))}</>;
 }
@@ -113,7 +113,7 @@ export function ExplainedTable({ table, whole = false }: { table: Told; whole?: 
   </div>;
 }
 
-// A figure with its text; one that is 1 while something holds is answered by yes or no.
+// A figure with its text. A figure that is 1 while a condition holds is shown as yes or no.
 function fact(f: any): [string, ComponentChildren] {
   const while_ = /^1 (?:while|where|if) (.*)/.exec(f.text);
   return while_ && (f.value === 0 || f.value === 1) ? [title(while_[1]), f.value ? "yes" : "no"] : [title(f.text), cell(f.value, f.unit)];
@@ -171,7 +171,7 @@ export function Act(p: {
           {f.hint && <small>{f.hint}</small>}
         </label>)}
         {error && <p class="failure" role="alert">{error}</p>}
-        <p class="soft">As {live.who?.name ?? "?"}; the journal keeps it.</p>
+        <p class="soft">The journal records this action under the name {live.who?.name ?? "?"}.</p>
         <div class="row end"><button type="button" onClick={() => dialog.current?.close()}>Cancel</button>
           <button type="submit" class={p.danger ? "danger main" : "main"} disabled={busy}>{p.label}</button></div>
       </form>
@@ -186,11 +186,11 @@ export const DURATION: Field = {
 };
 
 export function Acknowledge({ a }: { a: { id: string; title: string } }) {
-  return <Act small label="Acknowledge" title={`Acknowledge: ${a.title}`} fields={[{ name: "note", label: "Note", hint: "For the next person: who looks after it, what was found" }]}
+  return <Act small label="Acknowledge" title={`Acknowledge: ${a.title}`} fields={[{ name: "note", label: "Note", hint: "For the next person: who handles the alarm, what was found" }]}
     send={(v) => ({ method: "POST", path: `alarms/${part(a.id)}/ack`, body: { note: v.note } })} />;
 }
 
-// What a screen reader says, and the line at the foot of the page for a moment.
+// The announcement for screen readers, shown briefly at the foot of the page.
 let saying = "", tell: (text: string) => void = () => {};
 export function announce(text: string): void { saying = text; tell(text); }
 

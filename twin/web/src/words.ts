@@ -80,7 +80,7 @@ export function instant(ns: number): string {
   return `${day === today ? "" : `${day} `}${clock(ns)} UTC`;
 }
 
-// A name without what all names of the site have in common.
+// A name without the prefix that all names of the site share.
 export function short(name: string): string {
   const site = live.state?.site ?? "";
   let out = site && name.startsWith(`${site}/`) ? name.slice(site.length + 1) : name;
@@ -101,7 +101,7 @@ export function brief(text: string): string {
   return text.split(halls.length === 1 ? `${halls[0]}/` : `${site}/`).join("");
 }
 
-// Controls whose value is an instant: what is asked for, since then.
+// Controls whose value is an instant: the request begins at that time.
 export const isInstant = (key: string): boolean => key.endsWith("_since_s");
 export const control = (key: string): string => live.words.controls[key] ?? words(key.replace(/^[^.]*\./, ""));
 export const words = (name: string): string => name.replace(/_(w|s|ns|pu|kwh|c|lpm|k|hz|pa|va|v|a|mj)(?=_|$)/g, "").replaceAll("_", " ").replaceAll(".", ": ");

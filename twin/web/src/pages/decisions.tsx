@@ -74,7 +74,7 @@ export function Decisions({ query }: { query: string }) {
         setRows([...had, ...found]);
         setReach({ since: tree.searched_ns[0], until: first, begin: tree.begin_ns, notes: tree.notes });
         setNext(from = tree.next);
-        // The latest alone are had from memory; further back only if asked to.
+        // Without a range, one page from memory is enough.
         if (!from || found.length >= ENOUGH || (!before && !past)) break;
       }
       if (!before) setNewer(0);
@@ -86,7 +86,7 @@ export function Decisions({ query }: { query: string }) {
     load();
     let due = 0;
     opened.clear();
-    // What is being read does not move: newer lines wait while one is open or the page is scrolled.
+    // The list does not move while somebody reads it: newer lines wait while a line is open or the page is scrolled.
     const off = past ? () => {} : on("decisions", () => { if (!due) due = window.setTimeout(() => { due = 0; if (scrollY < 400 && !opened.size) load(); else setNewer((n) => n + 1); }, 1500); });
     return () => { off(); clearTimeout(due); turn.current++; };
   }, [query]);
@@ -105,17 +105,17 @@ export function Decisions({ query }: { query: string }) {
     <Range key={query} asked={asked} go={go} />
     <Failure text={error} />
     {asked.at && reach && !rows.some((l) => l.at === asked.at) && <Linked at={asked.at} asked={asked} />}
-    {newer > 0 && <p><button type="button" class="small" onClick={() => { opened.clear(); load(); scrollTo(0, 0); }}>Newer lines wait: show them</button></p>}
-    {live.missed > 0 && <p class="soft">This screen missed some updates; the list is read anew from the daemon.</p>}
-    {reach && <p class="soft reach" role="status">{busy ? "Searching … " : ""}Shows {plural(rows.length, "line")}: searched {reach.since ? `from ${instant(reach.since)} ` : ""}to {instant(reach.until)}; the journal is kept since {instant(reach.begin)}.{reach.notes.map((n) => ` ${title(n)}.`)}</p>}
+    {newer > 0 && <p><button type="button" class="small" onClick={() => { opened.clear(); load(); scrollTo(0, 0); }}>Show newer lines</button></p>}
+    {live.missed > 0 && <p class="soft">This page missed some updates and has reloaded the list from the daemon.</p>}
+    {reach && <p class="soft reach" role="status">{busy ? "Searching … " : ""}Shows {plural(rows.length, "line")}: searched {reach.since ? `from ${instant(reach.since)} ` : ""}to {instant(reach.until)}; the journal begins at {instant(reach.begin)}.{reach.notes.map((n) => ` ${title(n)}.`)}</p>}
     <ol class="timeline">{folded(rows).map((g) => <Group key={keyOf(g.at(-1)!)} of={g} asked={asked} />)}</ol>
-    {!rows.length && !error && reach && !busy && <Empty>Nothing of this kind since {instant(reach.since)}.{next ? " Older goes on into the journal on disk." : " That is all of the journal in this time."}</Empty>}
+    {!rows.length && !error && reach && !busy && <Empty>No line of this kind since {instant(reach.since)}.{next ? " “Older” continues into the journal on disk." : " The journal holds no more lines for this time."}</Empty>}
     {next && <button type="button" aria-disabled={busy} onClick={() => { if (!busy) load(next); }}>Older</button>}
     <Record />
   </div>;
 }
 
-// From when to when, and about what.
+// The form that filters lines by time and entity.
 function Range({ asked, go }: { asked: Asked; go: (change: Partial<Asked>) => void }) {
   const [entity, setEntity] = useState(asked.entity.join(", ")), [from, setFrom] = useState(asked.from), [to, setTo] = useState(asked.to);
   const filled = asked.from || asked.to || asked.entity.length > 0, [wrong, setWrong] = useState("");
@@ -129,12 +129,12 @@ function Range({ asked, go }: { asked: Asked; go: (change: Partial<Asked>) => vo
     <label class="inline">From (UTC) <input name="from" size={18} placeholder="2026-03-14 02:00" value={from} onInput={(e) => setFrom(e.currentTarget.value)} /></label>
     <label class="inline">To (UTC) <input name="to" size={18} placeholder="2026-03-15" value={to} onInput={(e) => setTo(e.currentTarget.value)} /></label>
     <button type="submit" class="small">Search</button>
-    {filled && <button type="button" class="small" onClick={() => go({ entity: [], from: "", to: "" })}>Latest of all</button>}
+    {filled && <button type="button" class="small" onClick={() => go({ entity: [], from: "", to: "" })}>Show the latest</button>}
     <Failure text={wrong} />
   </form>;
 }
 
-// The decision of a link that is not among the lines: from the journal, or why it is not there.
+// The decision of a link that the list does not show, read from the journal, or the error.
 function Linked({ at, asked }: { at: string; asked: Asked }) {
   const [found, set] = useState<Dossier | null>(null), [error, setError] = useState("");
   useEffect(() => { get<Dossier>(`decisions/${at}`).then(set, (e) => setError(e.message)); }, [at]);
@@ -145,7 +145,7 @@ function Linked({ at, asked }: { at: string; asked: Asked }) {
   </Panel>;
 }
 
-// What proves the journal: its first and last line, its last hash, how far its chain was walked just now.
+// Integrity of the journal: its first and last line, its last hash and the verified part of its chain.
 function Record() {
   const [of, set] = useState<any>(null), [error, setError] = useState("");
   const look = () => { get("journal").then((t) => { set(t); setError(""); }, (e) => setError(e.message)); };
@@ -153,16 +153,16 @@ function Record() {
   const mb = (bytes: number) => (bytes < 1e6 ? "less than 1 MB" : `${num(bytes / 1e6)} MB`);
   return <Panel title="Record" more={<button type="button" class="small" onClick={look}>Check again</button>}>
     <Failure text={error} />
-    {of && !of.folder && <p>This daemon records no run: its latest {num(of.lines)} lines are in memory alone, and nothing proves them.</p>}
+    {of && !of.folder && <p>This daemon records no run. It keeps its latest {num(of.lines)} lines in memory only, and they cannot be verified.</p>}
     {of?.folder && <>
       <Facts rows={[
         ["First line", <>{instant(of.first_ns)} (line {num(of.first_line)})</>], ["Last line", instant(of.last_ns)], ["Lines", num(of.lines)],
         ["Hash of the last line", <code class="hash">{of.head}</code>],
-        ["Chain", of.chain.holds ? `holds over the last ${plural(of.chain.lines, "line")}${of.chain.since_ns ? `, since ${instant(of.chain.since_ns)}` : ", all of it"}; walked just now` : <b>broken: {of.chain.fault}</b>],
-        ["Proof of all of it", <code>{of.verify}</code>],
-        ["Kept", `until ${mb(of.kept.quota_bytes)} are full; now ${mb(of.kept.bytes)} in ${plural(of.kept.segments, "file")}${of.kept.days ? `. At this rate that is ${of.kept.days > 3650 ? "more than ten years" : `about ${num(of.kept.days)} days`}` : ""}`],
+        ["Chain", of.chain.holds ? `holds over the last ${plural(of.chain.lines, "line")}${of.chain.since_ns ? `, since ${instant(of.chain.since_ns)}` : ", all of it"}; verified just now` : <b>broken: {of.chain.fault}</b>],
+        ["Verification of the whole journal", <code>{of.verify}</code>],
+        ["Kept", `up to ${mb(of.kept.quota_bytes)}; now ${mb(of.kept.bytes)} in ${plural(of.kept.segments, "file")}${of.kept.days ? `. At this rate that is ${of.kept.days > 3650 ? "more than ten years" : `about ${num(of.kept.days)} days`}` : ""}`],
       ]} />
-      <p class="soft">Each line holds the hash of the one before. Write the last hash down elsewhere, and no line before it can be changed unseen.</p></>}
+      <p class="soft">Each line contains the hash of the line before it. Keep the last hash elsewhere to detect any later change to the lines before it.</p></>}
   </Panel>;
 }
 
@@ -185,7 +185,7 @@ function Group({ of, asked }: { of: Line[]; asked: Asked & { at: string } }) {
   const [all, show] = useState(of.slice(1).some((l) => l.at === asked.at));
   const row = (l: Line) => <Row key={keyOf(l)} l={l} open={asked.at !== "" && l.at === asked.at} link={write(asked, l.at ?? "")} />;
   if (of.length === 1) return row(of[0]);
-  return <>{row(of[0])}<li class="more"><button type="button" class="small" aria-expanded={all} onClick={() => show(!all)}>{num(of.length - 1)} more such since {stamp(of.at(-1)!.now_ns)}</button></li>{all && of.slice(1).map(row)}</>;
+  return <>{row(of[0])}<li class="more"><button type="button" class="small" aria-expanded={all} onClick={() => show(!all)}>{num(of.length - 1)} similar since {stamp(of.at(-1)!.now_ns)}</button></li>{all && of.slice(1).map(row)}</>;
 }
 
 const stamp = (ns: number): string => instant(ns).replace(/ UTC$/, "");
@@ -214,15 +214,15 @@ function Row({ l, open, link }: { l: Line; open: boolean; link: string }) {
       <Why l={l} />
       <Body l={l} />
       {dossier?.notes.map((n) => <p class="soft">{title(n)}.</p>)}
-      <p class="row wrap">{whole && <button type="button" class="small" title={`All lines on ${of.entities.join(", ")} in the time of this case`} onClick={() => { location.hash = whole; }}>Whole case</button>}{l.kind === "command" && <HadNot l={l} />}{l.at && <a href={link}>Link to this decision</a>}</p>
+      <p class="row wrap">{whole && <button type="button" class="small" title={`All lines about ${of.entities.join(", ")} during this case`} onClick={() => { location.hash = whole; }}>Whole case</button>}{l.kind === "command" && <HadNot l={l} />}{l.at && <a href={link}>Link to this decision</a>}</p>
     </div>}
   </li>;
 }
 
-// The state just before this decision, run ahead with nobody acting: what came is measured, what would have come is simulated.
+// Starts a simulation from the state just before this decision with all commands lapsed, to compare with the measured course.
 function HadNot({ l }: { l: Line }) {
   const [error, setError] = useState(""), allowed = may("operator");
-  return <><button type="button" class="small" aria-disabled={!allowed} title={allowed ? "Runs ahead from just before this decision with nobody acting, in a simulated plant beside the loop" : "needs the role operator"}
+  return <><button type="button" class="small" aria-disabled={!allowed} title={allowed ? "Simulates the site from just before this decision with all commands lapsed; sends no commands" : "needs the role operator"}
     onClick={() => { if (allowed) act("POST", "simulations", { name: `Had nobody acted at ${clock(l.now_ns)}`, before: l.tick, horizon_s: 1800 }).then((run) => { location.hash = `#/whatif/${run.id}`; }, (e) => setError(e.message)); }}>What if we had not?</button>
     <Failure text={error} /></>;
 }
@@ -234,7 +234,7 @@ function Body({ l }: { l: Line }) {
   return <dl class="facts">{flat(l.body).filter(([k]) => own || !of || !/^(value|lo|hi|want)\b/.test(k)).slice(0, 30).map(([k, v]) => <div><dt>{title(words(k))}</dt><dd>{Array.isArray(v) ? v.slice(0, 6).map((x, i) => <>{i > 0 && ", "}{typeof x === "object" ? JSON.stringify(x) : cell(x, "")}</>) : k === "control" ? title(control(String(v))) : cell(v, unit(k))}</dd></div>)}</dl>;
 }
 
-// What led to it and what came of it: lines on the same entity and control around it, and what the journal says of this very one.
+// Causes and results of a decision: lines about the same entity and control around it, and the journal's record of the decision.
 function Chain({ l, of: dossier }: { l: Line; of: Dossier | null }) {
   const [found, set] = useState<Line[] | null>(null), entity = entityOf(l), of = l.body?.control;
   useEffect(() => {
@@ -256,7 +256,7 @@ function Chain({ l, of: dossier }: { l: Line; of: Dossier | null }) {
   });
   const told = dossier?.confirmation, judged = dossier?.verdict;
   if (!stages.some(([, x]) => x) && !told) return null;
-  const empty = (name: string) => (name === "Verdict" ? "as proposed" : name === "Read-back" && l.kind === "command" && !dossier ? "" : "none recorded near it");
+  const empty = (name: string) => (name === "Verdict" ? "as proposed" : name === "Read-back" && l.kind === "command" && !dossier ? "" : "none recorded");
   return <ol class="chain" aria-label="From finding to read-back">{stages.map(([name, x]) => { const confirmed = name === "Read-back" ? told : null; return <li class={x || confirmed ? "" : "none"}>
     <b>{name}</b>{x ? <><time class="num"> {stamp(x.now_ns)}</time><p title={x.text}>{brief(x.text)}</p></> : confirmed ? <>{confirmed.at_ns && <time class="num"> {stamp(confirmed.at_ns)}</time>}<p title={confirmed.text}><b>{title(confirmed.state)}</b>: {brief(confirmed.text)}</p></> : <p class="soft">{empty(name)}</p>}
     {name === "Verdict" && judged && <p class="judged">{judged.policy}: authority <b>{judged.authority}</b>{judged.by ? `, given by ${judged.by}` : ""}{judged.at_ns ? ` (${instant(judged.at_ns)})` : ""}{judged.reason ? `: ${judged.reason}` : judged.by ? "" : `, ${judged.basis}`}{judged.approval ? `; approved by ${judged.approval.by} (${instant(judged.approval.at_ns)})${judged.approval.reason ? `: ${judged.approval.reason}` : ""}` : judged.authority === "approve" ? "; no approval is recorded" : ""}</p>}</li>; })}</ol>;
@@ -266,6 +266,6 @@ function Why({ l }: { l: Line }) {
   const policy = policyOf(l), entity = entityOf(l), [e, set] = useState<any>(null), [error, setError] = useState("");
   if (!policy) return entity ? <p>Concerns <Entity name={entity} />{l.body?.count > 1 && ` and ${plural(l.body!.count - 1, "other")}`}.</p> : null;
   return <div><p>{entity && <>Concerns <Entity name={entity} />{l.body?.count > 1 && ` and ${num(l.body!.count - 1)} more`}. </>}
-    <button type="button" class="small" onClick={() => get(`explain/${policy}${entity ? `/${entity.split("/").map(encodeURIComponent).join("/")}` : ""}`).then(set, (x) => setError(x.message))}>{policy} explains it as of now</button></p>
+    <button type="button" class="small" onClick={() => get(`explain/${policy}${entity ? `/${entity.split("/").map(encodeURIComponent).join("/")}` : ""}`).then(set, (x) => setError(x.message))}>Explanation by {policy}, as of now</button></p>
     <Failure text={error} />{e && <Panel title={`${policy} now`}><Explained e={e} /></Panel>}</div>;
 }

@@ -29,7 +29,7 @@ export function EntityPage({ table, name }: { table: string; name: string }) {
     if (list.at(-1)?.t !== d.now_ns / 1e9) list.push({ t: d.now_ns / 1e9, expected: c.expected, band: c.band });
     seen.current.set(key, list.slice(-2000));
   }
-  if (!d) return <div class="page"><h1>{short(name)}</h1><Failure text={got.error} />{!got.error && <p class="soft">Reading …</p>}</div>;
+  if (!d) return <div class="page"><h1>{short(name)}</h1><Failure text={got.error} />{!got.error && <p class="soft">Loading …</p>}</div>;
   const alarms = d.alarms as Alarm[], i = live.rowOf.get(d.name), shown = d.job && table === "job" ? d.job.job : short(d.name);
   const asked = table === "job" && d.job ? d.job.job : d.name;
   return <div class="page">
@@ -40,7 +40,7 @@ export function EntityPage({ table, name }: { table: string; name: string }) {
       <RequestControl table={table} name={d.name} />
       {!["site", "job"].includes(table) && <Maintenance names={[d.name]} table={table} />}</div>
     <Failure text={got.error} />
-    {alarms.length > 0 && <Panel title="What is wrong here"><ul class="wrongs">{alarms.slice(0, 8).map((a) => <Sentence key={a.id} a={a} />)}</ul></Panel>}
+    {alarms.length > 0 && <Panel title="Alarms here"><ul class="wrongs">{alarms.slice(0, 8).map((a) => <Sentence key={a.id} a={a} />)}</ul></Panel>}
     {table === "job" && <><JobFacts d={d} /><Explanations name={asked} inside={HOLDERS.includes(table) ? d.name : ""} /></>}
     {table !== "job" && <div class="row wrap"><h2>Over time</h2><Tabs label="Time range" now={last} pick={setLast} of={RANGES} /></div>}
     <div class="charts">{table !== "job" && chosen(table, d).map((s) => <SignalChart key={`${s}${last}`} table={table} d={d} name={s} last={Number(last)} seen={seen.current} />)}</div>
@@ -117,8 +117,8 @@ function SignalChart({ table, d, name, last, seen }: { table: string; d: any; na
   }
   return <section class="panel" aria-label={signal(name)}><header class="panel-head"><h3>{title(signal(name))}</h3>
     <Value v={s.value} unit={s.unit} age={s.late ? s.age_s : null} class="big" /></header>
-    {t.length > 1 ? <Chart t={t} series={series} unit={s.unit} label={signal(name)} height={150} key={name} /> : <Empty>{got.error ? `Recorded values: ${got.error}` : live.state!.history ? "Nothing is recorded yet." : "This daemon keeps no history of its own."}</Empty>}
-    <p class="soft chart-foot">{c && (c.state === "learned" ? <>Expected {compared(c)[1]} {compared(c)[3]} {brief(c.from)}{Math.abs(c.residual) > c.band * LATE && <b class="w"> · beyond its band</b>}. {!recorded && list.length < 20 && "Expected values are drawn from when this page was opened. "}</> : <>Expected value: {c.state}{known(c.left_s) && `, ${span(c.left_s)} left`}. </>)}{off.length > 0 && <>Off the scale: {off.join(", ")}.</>}</p>
+    {t.length > 1 ? <Chart t={t} series={series} unit={s.unit} label={signal(name)} height={150} key={name} /> : <Empty>{got.error ? `Recorded values: ${got.error}` : live.state!.history ? "No value is recorded yet." : "This daemon keeps no history of its own."}</Empty>}
+    <p class="soft chart-foot">{c && (c.state === "learned" ? <>Expected {compared(c)[1]} {compared(c)[3]} {brief(c.from)}{Math.abs(c.residual) > c.band * LATE && <b class="w"> · beyond its band</b>}. {!recorded && list.length < 20 && "Expected values begin when this page was opened. "}</> : <>Expected value: {c.state}{known(c.left_s) && `, ${span(c.left_s)} left`}. </>)}{off.length > 0 && <>Off the scale: {off.join(", ")}.</>}</p>
   </section>;
 }
 
@@ -130,8 +130,8 @@ function compared(c: any): string[] {
 
 function Comparisons({ d }: { d: any }) {
   if (!d.comparisons.length) return null;
-  return <Panel title="Measured beside expected">
-    <Grid label="Measured beside expected" heads={["Signal", "Measured", "Expected", "Difference", "90 % band", ""]} right={[1, 2, 3, 4]}
+  return <Panel title="Measured and expected">
+    <Grid label="Measured and expected" heads={["Signal", "Measured", "Expected", "Difference", "90 % band", ""]} right={[1, 2, 3, 4]}
       rows={d.comparisons.map((c: any) => [<><b>{title(signal(c.signal))}</b> <span class="soft">{brief(c.from)}</span></>, ...compared(c),
         c.state === "learned" ? (Math.abs(c.residual) > c.band ? <Tag kind="warning">beyond</Tag> : <Tag kind="ok">within</Tag>) : <span class="soft">{c.state}{known(c.left_s) && `, ${span(c.left_s)} left`}</span>])} />
   </Panel>;
@@ -169,7 +169,7 @@ function Learned({ table, name }: { table: string; name: string }) {
 
 function Readings({ d }: { d: any }) {
   const rows = Object.entries<any>(d.signals);
-  if (!rows.length) return <Panel title="Readings"><Empty>Nothing was ever heard of it.</Empty></Panel>;
+  if (!rows.length) return <Panel title="Readings"><Empty>This entity has never reported.</Empty></Panel>;
   return <Panel title="Readings"><Grid label="Readings" heads={["Signal", "Value", "Guard", "Limit", "Age"]} right={[1, 2, 3, 4]}
     rows={rows.map(([k, s]) => [title(signal(k)), s.states && known(s.value) ? String(s.states[s.value] ?? s.value).replaceAll("_", " ") : s.quality === "good" || known(s.value) ? <Value v={s.value} unit={s.unit} age={s.late || s.quality !== "good" ? s.age_s : null} /> : <span class="unknown">{s.quality}</span>,
       known(s.guard) ? quantity(s.guard, s.unit) : "", known(s.max) ? quantity(s.max, s.unit) : "", known(s.age_s) ? span(s.age_s) : "never"])} /></Panel>;
@@ -189,21 +189,31 @@ function HealthOf({ name }: { name: string }) {
     {h.action !== "none" && <p class="do"><b>You:</b> {h.do}</p>}
     {h.changes && <p class="soft">{h.changes}</p>}
     {h.evidence?.length > 0 && <><h3>Evidence</h3><ul class="plain">{h.evidence.slice(0, 8).map((e: any) => <li><Tag kind={e.level} /> {brief(e.text)} <span class="soft">{e.source}{known(e.age_s) && `, ${span(e.age_s)} ago`}</span></li>)}</ul></>}
-    {h.chance?.length > 0 && <><h3>Odds of failure</h3><Facts rows={h.chance.map((c: any) => [`within ${span(c.horizon_s)}`, <>{CHANCE(c.mean)}{known(c.lo) && <span class="soft"> ({CHANCE(c.lo)} to {CHANCE(c.hi)})</span>}</>])} /></>}
+    {h.chance?.length > 0 && <><h3>Probability of failure</h3><Facts rows={h.chance.map((c: any) => [`within ${span(c.horizon_s)}`, <>{CHANCE(c.mean)}{known(c.lo) && <span class="soft"> ({CHANCE(c.lo)} to {CHANCE(c.hi)})</span>}</>])} /></>}
+    {h.nvlinks && <Nvlinks links={h.nvlinks} />}
     {h.lemon?.is && <p><Tag kind="warning">a lemon</Tag> {h.lemon.why[0]}</p>}
-    {h.missing?.length > 0 && <><h3>Not known of it</h3><ul class="plain soft">{h.missing.map((m: any) => <li>{m.what}: {m.state}; {m.connect}</li>)}</ul></>}
+    {h.missing?.length > 0 && <><h3>Missing data</h3><ul class="plain soft">{h.missing.map((m: any) => <li>{m.what}: {m.state}; {m.connect}</li>)}</ul></>}
     {h.parts?.length > 0 && <><h3>Parts</h3><HealthRows parts={h.parts} /></>}
   </Panel>;
 }
 
+const LINK_COUNTS = { recoveries: "recoveries", failures: "failed recoveries", errors: "errors", replays: "replays", symbols: "symbol errors" };
+
+function Nvlinks({ links }: { links: { read: number; counted: any[] } }) {
+  return <><h3>NVLinks</h3>
+    <p class="soft">{links.read ? `${plural(links.read, "link")} read, ${num(links.counted.length)} of them with counts since the driver was loaded, or with an XID` : "Not read: the node agent reports them."}</p>
+    <ul class="plain">{links.counted.map((l) => <li><Tag kind={l.level}>{l.level}</Tag> <span title={l.name}>{l.name.slice(l.name.lastIndexOf("/nvlink") + 1)}</span> <span class="soft">{[...Object.entries(LINK_COUNTS).filter(([k]) => l.counts[k] > 0).map(([k, words]) => `${num(l.counts[k])} ${words}`), l.recovered > 0 ? `${num(l.recovered)} recoveries in 28 days` : ""].filter(Boolean).join(", ")}</span></li>)}</ul>
+  </>;
+}
+
 function HealthRows({ parts }: { parts: any[] }) {
-  if (!parts.length) return <Empty>No part of it is judged.</Empty>;
+  if (!parts.length) return <Empty>No part has a health level yet.</Empty>;
   return <ul class="plain">{parts.slice(0, 40).map((p: any) => <li><Tag kind={p.level}>{p.level}</Tag> {p.name.includes("#") ? <span title={p.name}>{p.name.split("#")[1]}</span> : <Entity name={p.name} text={p.name.split("/").pop()} />} <span class="soft">{[brief(p.why ?? ""), known(p.day?.mean) ? `fails within a day: ${CHANCE(p.day.mean)}` : "", p.lemon ? "a lemon" : ""].filter(Boolean).join(" · ")}</span></li>)}</ul>;
 }
 
 const HOLDERS = ["rack", "node", "hall", "job"];
 
-// Commands on what is inside, by policy and control.
+// Commands on the entities inside, by policy and control.
 function useInside(d: any, table: string): { key: string; policy: string; unit: string; n: number; low: number; high: number; ends: number; means: Set<string> }[] | null {
   const holds = HOLDERS.includes(table), got = usePoll<any>(holds ? `leases?prefix=${encodeURIComponent(d.name)}&limit=1000` : null, 4000), out = new Map<string, any>();
   for (const l of got.data?.leases ?? []) {
@@ -218,11 +228,11 @@ function useInside(d: any, table: string): { key: string; policy: string; unit: 
 function Leases({ d, table }: { d: any; table: string }) {
   const inside = useInside(d, table);
   return <Panel title="Commands and leases">
-    {inside === null && <p class="soft">Reading …</p>}
-    {inside?.length === 0 && !d.leases.length && <Empty>Nothing is commanded here{["cdu", "feeder", "loop"].includes(table) && "; what is held in the racks below stands on their pages"}.</Empty>}
+    {inside === null && <p class="soft">Loading …</p>}
+    {inside?.length === 0 && !d.leases.length && <Empty>No command is in force here{["cdu", "feeder", "loop"].includes(table) && "; the pages of the racks below list theirs"}.</Empty>}
     {inside?.map((o) => <p><b>{title(orders({ control: o.key, count: o.n, unit: o.unit, low: o.low, high: o.high, means: [...o.means].join(", ") }))}</b> by <a href={`#/policies/${o.policy}`}>{o.policy}</a>; the first ends {instant(o.ends)} unless renewed</p>)}
     <ul class="plain">{d.leases.map((l: any) => <li><b>{title(control(l.control))}{isInstant(l.control) ? "" : ` ${l.means ?? quantity(l.value, l.unit)}`}</b> by <a href={`#/policies/${l.policy}`}>{l.policy}</a>{known(l.begun_ns) && `, without a break since ${instant(l.begun_ns)}`}; this value for {since(l.issued_ns)}, ends {instant(l.expires_ns)} unless renewed
-      <p class="soft">{l.state.replaceAll("_", " ")}; {known(l.readback) ? `the device reads ${l.means ? (l.readback === l.value ? "the same" : "another value") : quantity(l.readback, l.unit)}` : "no read-back"}{!l.means && `; before it ${quantity(l.found, l.unit)}`}; when it ends: {l.on_expiry === "safe" ? "the safe value" : l.on_expiry}</p></li>)}</ul>
+      <p class="soft">{l.state.replaceAll("_", " ")}; {known(l.readback) ? `the device reads ${l.means ? (l.readback === l.value ? "the same value" : "a different value") : quantity(l.readback, l.unit)}` : "no read-back"}{!l.means && `; value before it ${quantity(l.found, l.unit)}`}; on expiry: {l.on_expiry === "safe" ? "the safe value" : l.on_expiry}</p></li>)}</ul>
   </Panel>;
 }
 
@@ -234,14 +244,14 @@ function JobOf({ d, table }: { d: any; table: string }) {
 
 function JobFacts({ d }: { d: any }) {
   const j = d.job, contact = live.state!.contact;
-  if (!j) return <Empty>This job does not run now.</Empty>;
+  if (!j) return <Empty>This job is not running.</Empty>;
   return <Panel title="Job"><Facts rows={[
     ["GPUs", <>{num(j.gpus)} on {plural(j.nodes, "node")}{j.capped_gpus > 0 && <>, <b class="w">{num(j.capped_gpus)} capped</b></>}</>],
-    ["Kind, priority", `${j.kind}, ${j.priority}`], ["Tenant", j.tenant || "not told"],
-    ["Runs", j.started_ns ? `for ${since(j.started_ns)}, since ${instant(j.started_ns)}` : "not told since when"],
-    ["Ends", j.expected_end_ns ? `${instant(j.expected_end_ns)}, ${j.expected_end_by === "progress" ? "by its own progress" : "at the latest, by its time limit"}` : "not known"],
-    ["Saves each", known(j.interval_s) ? span(j.interval_s) : "not told"], ["Last save", j.saved_ns ? `${since(j.saved_ns)} ago` : "not told"],
-    ["Trained", known(j.goodput_pu) ? `${(100 * j.goodput_pu).toFixed(1)} % of ${span(j.trained_s + j.still_s + j.lost_s)} watched; stood still ${span(j.still_s)}, lost ${span(j.lost_s)} by ${plural(j.restarts, "restart")}` : "unknown"],
+    ["Kind, priority", `${j.kind}, ${j.priority}`], ["Tenant", j.tenant || "not reported"],
+    ["Runs", j.started_ns ? `for ${since(j.started_ns)}, since ${instant(j.started_ns)}` : "start not reported"],
+    ["Ends", j.expected_end_ns ? `${instant(j.expected_end_ns)}, ${j.expected_end_by === "progress" ? "by its own progress" : "at the latest, by its time limit"}` : "unknown"],
+    ["Save interval", known(j.interval_s) ? span(j.interval_s) : "not reported"], ["Last save", j.saved_ns ? `${since(j.saved_ns)} ago` : "not reported"],
+    ["Goodput", known(j.goodput_pu) ? `${(100 * j.goodput_pu).toFixed(1)} % of ${span(j.trained_s + j.still_s + j.lost_s)} observed; stood still ${span(j.still_s)}, lost ${span(j.lost_s)} by ${plural(j.restarts, "restart")}` : "unknown"],
     ["Held back by", j.held_back_by ? <><Entity name={j.held_back_by.entity} />: {(100 * (j.held_back_by.slowdown - 1)).toFixed(0)} % slower for {since(j.held_back_by.since_ns)}, {j.straggler_gpu_h.toFixed(1)} GPU-hours{j.held_back_by.evidence.map((e: string) => <p class="soft">{e}</p>)}</> : "no member stands out"],
     ...(contact ? [["Questions", contact] as [string, string]] : []),
   ]} /></Panel>;
@@ -271,7 +281,7 @@ function Tiles({ table, names, total, parent }: { table: string; names: string[]
 function Forecasts({ d }: { d: any }) {
   const rows = d.forecasts.filter((f: any) => known(f.mean[0]));
   if (!d.forecasts.length) return null;
-  return <Panel title="Expected ahead">{!rows.length ? <Empty>The models still learn: <code>racktwin forecast list</code> says until when.</Empty> :
+  return <Panel title="Forecast">{!rows.length ? <Empty>The models are still learning: <code>racktwin forecast list</code> shows until when.</Empty> :
     <Grid label="Forecasts" heads={["Signal", "In", "Expected", "90 % band"]} right={[1, 2, 3]} rows={rows.map((f: any) => { const u = /_w$/.test(f.signal) ? "W" : /_pu$/.test(f.signal) ? "1" : /_temp_c$/.test(f.signal) ? "degC" : ""; return [title(signal(f.signal.split(".")[1])), span(f.horizon_s), quantity(f.mean[0], u), known(f.lo[0]) ? `${quantity(f.lo[0], u)} to ${quantity(f.hi[0], u)}` : "none yet"]; })} />}</Panel>;
 }
 
@@ -279,18 +289,18 @@ function Here({ name }: { name: string }) {
   const got = usePoll<any>(`decisions?below=true&limit=60&entity=${encodeURIComponent(name)}`, 6000), rows = folded((got.data?.decisions ?? []) as Line[]).slice(0, 12);
   return <Panel title="Latest decisions here" more={<a href={`#/decisions/${encodeURIComponent(`entity=${name}`)}`}>All</a>}>
     <Failure text={got.error} />
-    {got.data && !rows.length && <Empty>None among the lines that the daemon keeps.</Empty>}
+    {got.data && !rows.length && <Empty>The lines that the daemon keeps hold no decision here.</Empty>}
     <ul class="lines">{rows.map(([l, ...more]) => <li><time class="num">{clock(l.now_ns)}</time> <span class={`kind k-${l.kind}`}>{l.kind.replaceAll("_", " ")}</span> <span title={l.text}>{brief(l.text)}</span>{more.length > 0 && <span class="soft"> · {num(more.length + 1)} such since {clock(more.at(-1)!.now_ns)}</span>}</li>)}</ul>
   </Panel>;
 }
 
-// The policy that holds most here speaks first.
+// The policy with the most commands here comes first.
 function Explanations({ name, inside }: { name: string; inside: string }) {
   const policies = (live.state?.policies ?? []).filter((p: any) => p.authority !== "off").map((p: any) => p.name) as string[], [picked, pick] = useState("");
   const held = usePoll<any>(inside ? `leases?prefix=${encodeURIComponent(inside)}&limit=1000` : null, 20_000).data, counts = new Map<string, number>();
   for (const l of held?.leases ?? []) counts.set(l.policy, (counts.get(l.policy) ?? 0) + 1);
   const which = picked || ([...counts].sort((a, b) => b[1] - a[1])[0]?.[0] ?? "");
-  return <Panel title="Why: what each policy says of it" more={<Tabs label="Policy" now={which} pick={pick} of={policies.map((p) => [p, p.replaceAll("_", " ")])} />}>
+  return <Panel title="Explanations of the policies" more={<Tabs label="Policy" now={which} pick={pick} of={policies.map((p) => [p, p.replaceAll("_", " ")])} />}>
     {which ? <Explanation key={which} policy={which} name={name} /> : <Empty>Choose a policy.</Empty>}</Panel>;
 }
 
@@ -307,7 +317,7 @@ const ASKED: Record<string, [string, string, string][]> = {
 function RequestControl({ table, name }: { table: string; name: string }) {
   const asked = ASKED[table];
   if (!asked) return null;
-  return <Act small label="Request" title={`Request a bound for ${short(name)}`} text="The policy of the operator proposes it; the arbiter settles it with all others."
+  return <Act small label="Request" title={`Request a bound for ${short(name)}`} text="The operator policy proposes this bound. The arbiter combines it with all other proposals."
     fields={[{ name: "which", label: "What", kind: "choice", value: "0", choices: asked.map(([, t], i) => [String(i), t]) }, { name: "value", label: "Value", needed: true }, DURATION, REASON]}
     send={(v) => { const [key, , how] = asked[Number(v.which)], x = v.value.trim(); return { method: "POST", path: "requests", body: { control: key, names: [name], [how]: x !== "" && !Number.isNaN(Number(x)) ? Number(x) : x, for_s: Number(v.for_s), reason: v.reason } }; }} />;
 }

@@ -1,9 +1,10 @@
-// Fleet: the halls of a hub, power against budget and share, who holds which part of the feeders that they share.
+// Fleet: the halls of a hub with power, budget and share, and the division of shared feeders, loops and contracts.
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { live, may, ownHallsAlone, useLive, usePoll } from "../live";
 import { Act, DURATION, Empty, Failure, GLYPHS, Grid, Panel, REASON, Tabs, Tag } from "../parts";
 import { part } from "../api";
+import { History } from "./fleethistory";
 import { Figure, Policies, Recent, Wrong, type Grave } from "./overview";
 import { alike, hrefOf, instant, known, num, plural, quantity, span } from "../words";
 
@@ -14,8 +15,8 @@ interface Hall {
   gpu_count: number | null; gpu_out_count: number | null; alarms: Record<string, number | null>; asked_w: number | null; holds: Hold[];
 }
 interface Share { hall: string; part_w: number; guaranteed_w: number; why: string }
-interface Shared { feeder: string; side: string; lost: boolean; budget_w: number | null; power_w: number | null; held_w: number | null; other_w: number | null; left_w: number | null; parts: Share[] }
-interface Told { site: string; tick: number; role: string; simulated: boolean; authority: string; suspended: boolean; only: string[]; halls: Hall[]; feeders: Shared[] }
+interface Shared { feeder: string; kind: string; why: string; side: string; lost: boolean; budget_w: number | null; power_w: number | null; held_w: number | null; other_w: number | null; left_w: number | null; parts: Share[] }
+interface Told { site: string; tick: number; role: string; simulated: boolean; authority: string; suspended: boolean; only: string[]; archive: string | null; halls: Hall[]; feeders: Shared[] }
 
 const EVERY_MS = 2000, OLD_MS = 10_000; // between two answers, and from when on what is shown is called old
 const SHOWN_BY_FILE = 12; // more halls begin with the gravest
@@ -28,17 +29,18 @@ const grave = (h: Hall): string => (!h.heard ? "unknown" : over(h) || h.alarms.c
 const RANK: Record<string, number> = { critical: 0, unknown: 1, warning: 2, ok: 3 };
 const sum = (values: (number | null)[]): number => values.filter(known).reduce((s, v) => s + v, 0);
 
-// What a person on duty must know first; a hall that is silent is unknown, and so not well.
+// The problems that a person on duty must know first. A silent hall is unknown, and unknown is never healthy.
 function told(t: Told): Grave[] {
   const out: Grave[] = [], each = (halls: Hall[], severity: string, text: (of: string) => string) => {
     if (halls.length) out.push({ severity, text: text(`${halls.slice(0, 6).map((h) => h.hall).join(", ")}${halls.length > 6 ? ` and ${num(halls.length - 6)} more` : ""}`) });
   };
   const rung = new Set(live.alarms.filter((a) => a.state !== "shelved").flatMap((a) => a.entities)); // told by alarms
-  for (const f of t.feeders) if (f.lost && !rung.has(f.feeder)) out.push({ severity: "critical", text: `${local(f.feeder)}${f.side ? `, side ${f.side},` : ""} is lost: the halls below it give way by priority` });
+  for (const f of t.feeders) if (f.lost && !rung.has(f.feeder)) out.push({ severity: "critical", text: `${local(f.feeder)}${f.side ? `, side ${f.side},` : ""} is lost: the halls below it reduce their load by priority` });
+  for (const f of t.feeders) if (f.why && !f.lost) out.push({ severity: "warning", text: `${local(f.feeder)}: ${plainly(f.why)}` });
   each(t.halls.filter(over), "critical", (of) => `above its budget: ${of}`);
   each(t.halls.filter((h) => h.heard && h.alarms.critical), "critical", (of) => `critical alarms in ${of}`);
-  each(t.halls.filter((h) => !h.heard && !rung.has(h.name)), "unknown", (of) => `no power is heard of ${of}: unknown, with the guaranteed share alone`);
-  if (t.authority !== "act" || t.suspended) out.push({ severity: "warning", text: `hall_budgets is ${t.suspended ? "suspended" : `in authority ${t.authority}`}: no budgets are lent, each hall has its guaranteed share` });
+  each(t.halls.filter((h) => !h.heard && !rung.has(h.name)), "unknown", (of) => `no power reading from ${of}: power unknown, budget at the guaranteed share`);
+  if (t.authority !== "act" || t.suspended) out.push({ severity: "warning", text: `hall_budgets is ${t.suspended ? "suspended" : `in authority ${t.authority}`}: no budget is lent, and each hall has its guaranteed share` });
   return out;
 }
 
@@ -78,17 +80,19 @@ function Gpus({ h }: { h: Hall }) {
 }
 
 function Heard({ h }: { h: Hall }) {
-  if (!h.heard) return <Tag kind="unknown">{known(h.age_s) ? `silent, ${span(h.age_s)}` : "never heard"}</Tag>;
-  return <><span class="nobr">{span(Math.round(h.age_s ?? 0))} ago</span>{known(h.heard_pu) && h.heard_pu < 0.995 ? <span class="w nobr" title="of its GPUs are heard"> · {num(100 * h.heard_pu)} %<span class="its"> of its GPUs</span></span> : null}</>;
+  if (!h.heard) return <Tag kind="unknown">{known(h.age_s) ? `silent, ${span(h.age_s)}` : "never reported"}</Tag>;
+  return <><span class="nobr">{span(Math.round(h.age_s ?? 0))} ago</span>{known(h.heard_pu) && h.heard_pu < 0.995 ? <span class="w nobr" title="Share of its GPUs that report"> · {num(100 * h.heard_pu)} %<span class="its"> of its GPUs</span></span> : null}</>;
 }
+
+const READS: Record<string, string> = { feeder: "its meter reads", loop: "its flow and temperatures give", contract: "the load is" };
 
 const scaleOf = (w: number): [number, string] => (w >= 2e6 ? [1e6, "MW"] : [1e3, "kW"]);
 
 function Holding({ h, again }: { h: Hall; again: () => void }) {
   const [scale, unit] = scaleOf(h.most_w), from = (w: number) => String(Number((w / scale).toPrecision(4)));
   if (!may("operator")) return null;
-  return <span class="hallacts"><Act small label="Hold" title={`Hold the budget of ${h.hall}`} text="It gets at most so much while this stands, and never less than its guaranteed share. What it then may not have is lent to others."
-    fields={[{ name: "most", label: `At most, ${unit}`, kind: "number", value: from(h.budget_w), needed: true, hint: `From ${from(h.guaranteed_w)} to ${from(h.most_w)} ${unit}; it has ${from(h.budget_w)} ${unit} now` }, DURATION, REASON]}
+  return <span class="hallacts"><Act small label="Hold" title={`Hold the budget of ${h.hall}`} text="While the hold is in force, the hall gets at most this budget and never less than its guaranteed share. Other halls may use the rest."
+    fields={[{ name: "most", label: `At most, ${unit}`, kind: "number", value: from(h.budget_w), needed: true, hint: `From ${from(h.guaranteed_w)} to ${from(h.most_w)} ${unit}; now ${from(h.budget_w)} ${unit}` }, DURATION, REASON]}
     send={(v) => ({ method: "POST", path: "requests", body: { control: CONTROL, names: [h.name], hi: Number(v.most) * scale, for_s: Number(v.for_s), reason: v.reason } })} done={again} /></span>;
 }
 
@@ -104,8 +108,8 @@ function Halls({ halls, again }: { halls: Hall[]; again: () => void }) {
   const [order, pick] = useState(halls.length > SHOWN_BY_FILE ? "grave" : "file");
   const shown = order === "file" ? halls : [...halls].sort((a, b) => RANK[grave(a)] - RANK[grave(b)] || Number(b.holds.length > 0) - Number(a.holds.length > 0) || b.priority - a.priority);
   return <Panel title={plural(halls.length, "hall")} class={`fleet-halls ${halls.length > SHOWN_BY_FILE ? "dense" : ""}`} more={halls.length > 1 && <Tabs label="Order" now={order} pick={pick} of={[["file", "As in the site file"], ["grave", "Gravest first"]]} />}>
-    <p class="legend"><span class="swatch q-drawn">drawn</span><span class="swatch q-lent">budget</span><span class="swatch q-share">guaranteed share</span><span class="swatch q-ahead">forecast</span><span class="soft">The whole bar is the most that the hall may have.</span></p>
-    <Grid label="Halls" heads={["Hall", "Priority", "Power of budget", "Headroom", "Forecast", "GPUs in service", "Alarms", "Heard", "Its budget, because", ""]} right={[1, 3, 4]}
+    <p class="legend"><span class="swatch q-drawn">drawn</span><span class="swatch q-lent">budget</span><span class="swatch q-share">guaranteed share</span><span class="swatch q-ahead">forecast</span><span class="soft">The full bar is the maximum budget of the hall.</span></p>
+    <Grid label="Halls" heads={["Hall", "Priority", "Power of budget", "Headroom", "Forecast", "GPUs in service", "Alarms", "Last report", "Reason for its budget", ""]} right={[1, 3, 4]}
       rows={shown.map((h) => [<Name h={h} />, num(h.priority), <Power h={h} />, known(h.headroom_w) ? <span class={h.headroom_w < 0 ? "w" : ""}>{quantity(h.headroom_w, "W")}</span> : <span class="unknown">unknown</span>,
         known(h.demand_w) ? quantity(h.demand_w, "W") : <span class="unknown">unknown</span>, <Gpus h={h} />, <Alarms h={h} />, <Heard h={h} />,
         <div class="why">{plainly(h.why)}<Holds h={h} again={again} /></div>, <Holding h={h} again={again} />])} />
@@ -120,13 +124,14 @@ function Feeder({ f, colour, halls }: { f: Shared; colour: Map<string, number>; 
   const groups = f.parts.length > LABELLED ? byPriority(f.parts, halls) : f.parts.map((p) => ({ text: p.hall, part_w: p.part_w, colour: colour.get(p.hall)! }));
   const said = groups.map((g) => `${g.text} ${quantity(g.part_w, "W")}`).join(", ");
   return <div class="feeder">
-    <p class="feeder-head"><b>{local(f.feeder)}</b>{f.side && <span class="soft"> side {f.side}</span>}{f.lost ? <Tag kind="critical">lost</Tag> : <span class="soft"> may carry {quantity(f.budget_w, "W")}</span>}
-      {known(f.power_w) && <span class="soft"> · its meter reads {quantity(f.power_w, "W")}</span>}
-      {!f.lost && known(f.left_w) && <span class={f.left_w < -1000 ? "w" : "soft"}> · {f.left_w < -1000 ? <b>{quantity(-f.left_w, "W")} too much may be held</b> : <>{quantity(Math.max(0, f.left_w), "W")} left</>}</span>}
+    <p class="feeder-head"><b>{local(f.feeder)}</b>{f.kind !== "feeder" && <span class="soft"> {f.kind}</span>}{f.side && <span class="soft"> side {f.side}</span>}{f.lost ? <Tag kind="critical">lost</Tag> : <span class="soft"> {f.kind === "feeder" ? "may carry" : f.kind === "loop" ? "takes" : "lets in"} {quantity(f.budget_w, "W")}</span>}
+      {known(f.power_w) && <span class="soft"> · {READS[f.kind]} {quantity(f.power_w, "W")}</span>}
+      {f.why && <span class="w"> · {plainly(f.why)}</span>}
+      {!f.lost && known(f.left_w) && <span class={f.left_w < -1000 ? "w" : "soft"}> · {f.left_w < -1000 ? <b>{quantity(-f.left_w, "W")} over-allocated</b> : <>{quantity(Math.max(0, f.left_w), "W")} left</>}</span>}
       {!f.lost && !known(f.held_w) && <span class="soft"> · the rest is not shown to this token</span>}</p>
-    {f.lost ? <p class="empty">Nobody holds a part of it.</p> : <div class="pieces" role="img" aria-label={`${local(f.feeder)}: ${said}`}>
+    {f.lost ? <p class="empty">No hall holds a part of it.</p> : <div class="pieces" role="img" aria-label={`${local(f.feeder)}: ${said}`}>
       {groups.map((g) => <Width of={g.part_w / scale} kind={`p-${g.colour % COLOURS}`} label={`${g.text} ${quantity(g.part_w, "W")}`}><b>{g.text}</b> {quantity(g.part_w, "W")}</Width>)}
-      <Width of={(f.other_w ?? 0) / scale} kind="p-other" label={`kept free, and loads of others: ${quantity(f.other_w, "W")}`}>others</Width>
+      <Width of={(f.other_w ?? 0) / scale} kind="p-other" label={`reserve and other loads: ${quantity(f.other_w, "W")}`}>others</Width>
     </div>}
   </div>;
 }
@@ -144,11 +149,11 @@ function Feeders({ t }: { t: Told }) {
   const colour = new Map(t.halls.map((h, i) => [h.hall, i])), living = t.feeders.filter((f) => !f.lost), most = Math.max(0, ...living.map((f) => f.parts.length));
   const rows = t.halls.filter((h) => living.some((f) => f.parts.some((p) => p.hall === h.hall)));
   const shares = alike(rows.map((h) => living.flatMap((f) => f.parts).find((p) => p.hall === h.hall)!.guaranteed_w), "W");
-  if (!t.feeders.length) return <Empty>The site file names no feeder above the halls.</Empty>;
-  return <Panel title="Who holds which part of the shared feeders">
+  if (!t.feeders.length) return <Empty>The site file lists no feeder, loop or contract that the halls share.</Empty>;
+  return <Panel title="Shared feeders, loops and contracts">
     {t.feeders.map((f) => <Feeder f={f} colour={colour} halls={t.halls} />)}
-    <details open={most <= LABELLED}><summary>Each part, and why</summary>
-      <Grid label="Parts of the shared feeders" heads={["Hall", ...living.map((f) => local(f.feeder)), "Of each guaranteed", "Because"]} right={[...living.map((_, i) => i + 1), living.length + 1]}
+    <details open={most <= LABELLED}><summary>Parts and reasons</summary>
+      <Grid label="Parts of shared feeders, loops and contracts" heads={["Hall", ...living.map((f) => local(f.feeder)), "Guaranteed of each", "Reason"]} right={[...living.map((_, i) => i + 1), living.length + 1]}
         rows={rows.map((h, i) => {
           const own = living.map((f) => f.parts.find((p) => p.hall === h.hall)), first = own.find(Boolean)!;
           return [<b class={most <= LABELLED ? `key-${colour.get(h.hall)! % COLOURS}` : ""}>{h.hall}</b>, ...own.map((p) => (p ? quantity(p.part_w, "W") : "–")), shares[i], plainly(first.why)];
@@ -163,16 +168,16 @@ function Figures({ t }: { t: Told }) {
   const least = t.feeders.filter((f) => !f.lost && known(f.left_w)).sort((a, b) => a.left_w! - b.left_w!)[0], of = silent ? `; ${plural(silent, "hall")} unknown` : "";
   return <div class="figures">
     <Figure label="Power" tone={t.halls.some(over) ? "critical" : ""} under={<>{quantity(lent, "W")} lent{of}</>}>{heard.length ? quantity(drawn, "W") : <span class="unknown">unknown</span>}</Figure>
-    <Figure label="Halls heard" tone={silent ? "warning" : ""} under={silent ? `${num(silent)} silent: unknown` : "each within the last seconds"}>{num(heard.length)}<span class="unit"> of {num(t.halls.length)}</span></Figure>
+    <Figure label="Halls reporting" tone={silent ? "warning" : ""} under={silent ? `${num(silent)} silent: unknown` : "each within the last few seconds"}>{num(heard.length)}<span class="unit"> of {num(t.halls.length)}</span></Figure>
     <Figure label="GPUs" under={<>{!heard.length ? "" : out ? <b>{num(out)} out of service</b> : "none out of service"}{heard.length ? of : of.slice(2)}</>}>{heard.length ? <>{num(gpus - out)}<span class="unit"> of {num(gpus)} in service</span></> : <span class="unknown">unknown</span>}</Figure>
     <Figure label="Alarms in halls" tone={critical ? "critical" : warning ? "warning" : ""} under={heard.length ? <>{plural(warning, "warning")}{of}</> : of.slice(2)}>{heard.length ? <>{num(critical)}<span class="unit"> critical</span></> : <span class="unknown">unknown</span>}</Figure>
-    <Figure label="Forecast" under={<>what halls are about to want{of}</>}>{heard.some((h) => known(h.demand_w)) ? quantity(ahead, "W") : <span class="unknown">unknown</span>}</Figure>
+    <Figure label="Forecast" under={<>expected demand of the halls{of}</>}>{heard.some((h) => known(h.demand_w)) ? quantity(ahead, "W") : <span class="unknown">unknown</span>}</Figure>
     <Figure label="Shared feeders" tone={lost.length ? "critical" : ""} under={lost.length ? <b>{lost.map((f) => local(f.feeder)).join(", ")} lost</b> : least ? `least left: ${local(least.feeder)}` : "what is left is not shown to this token"}>
       {least ? <>{quantity(Math.max(0, least.left_w!), "W")}<span class="unit"> left</span></> : num(t.feeders.length)}</Figure>
   </div>;
 }
 
-// Seconds since the last answer, once they are many: what is shown then is old.
+// Seconds since the last answer once the values shown are old, else 0.
 function useSilence(t: Told | null): number {
   const [at, set] = useState(performance.now()), [now, tick] = useState(performance.now());
   useEffect(() => set(performance.now()), [t]);
@@ -183,15 +188,15 @@ function useSilence(t: Told | null): number {
 export function Fleet() {
   useLive("who", "alarms");
   const { data: t, error, again } = usePoll<Told>("fleet", EVERY_MS), silence = useSilence(t), alone = ownHallsAlone();
-  if (!t) return <div class="page"><h1>Fleet</h1>{error ? <Failure text={error} /> : <p class="soft">Reading …</p>}</div>;
+  if (!t) return <div class="page"><h1>Fleet</h1>{error ? <Failure text={error} /> : <p class="soft">Loading …</p>}</div>;
   return <div class={`page fleet ${silence ? "late" : ""}`}>
     <h1 class={alone ? "" : "sr"}>{alone ? t.site : "Fleet"}</h1>
-    {alone && <p class="soft">{t.simulated && <><span class="chip c-simulated">simulated</span> </>}{t.role !== "leader" && <><span class="chip c-warning">{t.role}</span> </>}The token {live.who?.name} sees {t.only.join(", ")} alone.</p>}
-    <Failure text={silence ? `no answer for ${silence} s: what is shown is old${error ? `; ${error}` : ""}` : error} />
+    {alone && <p class="soft">{t.simulated && <><span class="chip c-simulated">simulated</span> </>}{t.role !== "leader" && <><span class="chip c-warning">{t.role}</span> </>}The token {live.who?.name} can see only {t.only.join(", ")}.</p>}
+    <Failure text={silence ? `no answer for ${silence} s: the values shown are old${error ? `; ${error}` : ""}` : error} />
     <Figures t={t} />
     {alone ? told(t).map((g) => <p class={`wrong w-${g.severity}`}><span class="mark" aria-hidden="true">{GLYPHS[g.severity]}</span><span>{g.text}</span></p>) : <Wrong more={told(t)} />}
     <Halls halls={t.halls} again={again} />
     <Feeders t={t} />
-    {!alone && <><Policies /><Recent /></>}
+    {!alone && <><History halls={t.halls} archive={t.archive} /><Policies /><Recent /></>}
   </div>;
 }

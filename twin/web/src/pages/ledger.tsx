@@ -20,7 +20,7 @@ const KEPT_MONTHS = 27; // 800 days
 const MOST_ROWS = 200;
 // From work to loss, as they stand in a bar.
 const CLASSES = ["busy", "idle", "free", "checkpoint", "restart", "capped", "throttled", "failed", "repair", "unknown"];
-const PARTS: Record<string, string> = { site: "site", idle: "idle nodes", unplaced: "nodes, jobs not told", rest: "racks beside their nodes", cooling: "cooling", losses: "losses" };
+const PARTS: Record<string, string> = { site: "site", idle: "idle nodes", unplaced: "nodes, jobs not reported", rest: "racks, other than nodes", cooling: "cooling", losses: "losses" };
 
 const monthOf = (ns: number): string => new Date(ns / 1e6).toISOString().slice(0, 7);
 const monthName = (month: string): string => new Date(`${month}-01`).toLocaleString("en", { month: "long", year: "numeric", timeZone: "UTC" });
@@ -30,7 +30,7 @@ function monthsUntil(ns: number): string[] {
   return Array.from({ length: KEPT_MONTHS }, (_, i) => new Date(Date.UTC(last.getUTCFullYear(), last.getUTCMonth() - i, 1)).toISOString().slice(0, 7));
 }
 
-// Digits after the point that a value with an error of this size deserves.
+// Digits after the point for a value with an error of this size.
 const digitsOf = (error: number): number => (error > 0 ? Math.max(0, Math.min(3, 1 - Math.floor(Math.log10(error)))) : 2);
 const hours = (v: number | null): string => num(v, v === null || v >= 1000 || v === 0 ? 0 : v >= 10 ? 1 : 2);
 const amount = (v: number | null): string => num(v, known(v) && v < 1000 ? 2 : 0);
@@ -39,7 +39,7 @@ const total = (of: Record<string, number> | null): number | null => of && Object
 function nameOf(row: Row, by: string): ComponentChildren {
   if (by === "rack") return <Entity name={row.name} table="rack" />;
   if (row.part !== "job") return row.name ? short(row.name) : <span class="soft">{PARTS[row.part] ?? row.part}</span>;
-  if (by !== "job") return row.name || <span class="unknown">no {by} told</span>;
+  if (by !== "job") return row.name || <span class="unknown">no {by} reported</span>;
   return <>{row.name}<span class="soft"> {[row.tenant, row.queue].filter(Boolean).join(", ")}</span></>;
 }
 
@@ -56,7 +56,7 @@ function Stack({ of }: { of: Record<string, number> | null }) {
 function Total({ of }: { of: Statement }) {
   const t = of.total, digits = digitsOf(t.energy_pm_kwh), own = ownRowsAlone();
   const figure = (v: number | null, unit = "") => (known(v) ? <>{amount(v)}{unit && ` ${unit}`}</> : <span class="unknown">unknown</span>);
-  // Of a month in which a meter was missing for some hours it is that of the others.
+  // If a meter was missing for some hours, the figure covers the other hours.
   const over = (v: number | null, share: number, unit = "") => <>{figure(v, unit)}{known(v) && share < 0.9995 && <span class="soft"> over {num(100 * share, 1)} % of the time</span>}</>;
   const missing = (v: number | null, text: string) => known(v) && v > 0 && <p class="w">{GLYPHS.warning} {num(v, digits)} kWh had no known {text}.</p>;
   return <>
@@ -69,7 +69,7 @@ function Total({ of }: { of: Statement }) {
     {missing(t.unpriced_kwh, "price: not in the cost")}
     {missing(t.uncounted_kwh, "carbon intensity: not in the carbon")}
     {missing(t.ungauged_kwh, "share of GPUs: not in the energy of GPUs")}
-    {of.unmetered_node_h > 0 && <p class="w">{GLYPHS.warning} Of {hours(of.unmetered_node_h)} node-hours nothing told the power: not in the energy.</p>}
+    {of.unmetered_node_h > 0 && <p class="w">{GLYPHS.warning} The power of {hours(of.unmetered_node_h)} node-hours is unknown: not in the energy.</p>}
     {of.refused_counters > 0 && <p class="w">{GLYPHS.warning} {plural(of.refused_counters, "reading")} of energy counters differed from their power meters by more than a quarter, and were not used.</p>}
   </>;
 }
@@ -87,7 +87,7 @@ function Rows({ of }: { of: Statement }) {
     {more > 0 && <p class="soft">and {num(more)} more{of.left_out ? "" : ": the CSV has all"}</p>}
     {whole && classes.length > 0 && <><h3>GPU-hours by class</h3>
       <Grid label="GPU-hours by class" heads={[title(of.by), ...classes.map(title)]} right={classes.map((_, i) => i + 1)} rows={lines.map((r) => [name(r), ...classes.map((c) => hours(r.gpu_h && r.gpu_h[c]))])} /></>}
-    {!whole && <p class="soft">GPU time, cost and carbon are told by site, hall, queue, tenant or job. What halls have beyond their racks is cooling and losses.</p>}
+    {!whole && <p class="soft">GPU time, cost and carbon are reported by site, hall, queue, tenant or job. A hall's energy beyond its racks is cooling and losses.</p>}
   </>;
 }
 
@@ -117,10 +117,10 @@ export function Ledger() {
       <span class="grow" />
       <button type="button" class="small" disabled={!s?.rows.length} onClick={() => s && download(`ledger-${of}-${by}.csv`, "text/csv", csvOf(s))}>CSV</button>
     </div>
-    {own && <p class="soft">The token {live.who?.name} sees its own rows alone.</p>}
+    {own && <p class="soft">The token {live.who?.name} can see only its own rows.</p>}
     <Failure text={got.error} />
-    {!s && !got.error && <p class="soft">Reading …</p>}
-    {s && of && !s.rows.length && <Empty>The ledger has nothing of {monthName(of)} (UTC){own ? " for this token" : ""}.</Empty>}
+    {!s && !got.error && <p class="soft">Loading …</p>}
+    {s && of && !s.rows.length && <Empty>The ledger has no entry for {monthName(of)} (UTC){own ? " for this token" : ""}.</Empty>}
     {s && of && s.rows.length > 0 && <>
       <Panel title={`${monthName(of)} (UTC)${of === monthOf(s.now_ns) ? ", so far" : ""}`}><Total of={s} /></Panel>
       <Panel title={`By ${by}`}><Rows of={s} /></Panel>

@@ -8,7 +8,7 @@ import { brief, clock, control, counted, hrefOf, instant, isInstant, known, tabl
 
 const SHOWN_ALARMS = 6;
 
-// How many an alarm names: of a device's own fault it is one, whatever its count of readings.
+// Number of entities that an alarm concerns: one for a device's own fault, whatever its count of readings.
 export const concerned = (a: Alarm): number => (a.entities.length >= 4 ? Math.max(a.count, a.entities.length) : a.entities.length);
 
 // Faults of one kind at several places are told once, the others by their places.
@@ -37,7 +37,7 @@ function racksOf(a: Alarm): number[] {
 const STEADY_K_PER_MIN = 1; // the margins are shown in steps of half a kelvin
 const AHEAD_S = 3600;
 
-// What is left before a guard of temperature is reached, and how fast that shrinks.
+// The margin to the nearest temperature guard, and its trend.
 function Spare({ a }: { a: Alarm }) {
   useLive("racks");
   const racks = racksOf(a), c = live.columns, margin = c.margin_k ?? [], read = racks.filter((i) => known(margin[i]));
@@ -45,12 +45,12 @@ function Spare({ a }: { a: Alarm }) {
   const at = read.reduce((x, y) => (margin[y]! < margin[x]! ? y : x)), k = margin[at]!, hot = Math.max(...racks.map((i) => c.gpu_temp_c?.[i] ?? -Infinity));
   const now = (live.state!.now_ns ?? 0) / 1e9, before = seenMargins.find((m) => m.t >= now - 60 && known(m.k[at])), over = before ? now - before.t : 0;
   const rate = over >= 20 ? (before!.k[at]! - k) / over : null, left = rate !== null && rate * 60 >= STEADY_K_PER_MIN && k > 0 ? k / rate : null;
-  const trend = rate === null ? "" : left !== null && left <= AHEAD_S ? <b class="w">; at this rate none in {span(left)}</b> : rate * 60 <= -STEADY_K_PER_MIN ? "; it grows" : "; steady over the last minute";
-  return <p class="where">{k <= 0 ? <b class="w">A guard of temperature is reached in {short(live.layout!.names[at])}</b> : <><b>{num(k, 1)} K</b> to spare before a guard of temperature, least in {short(live.layout!.names[at])}</>}{hot > 0 && `, hottest GPU ${num(hot)} °C`}{trend}</p>;
+  const trend = rate === null ? "" : left !== null && left <= AHEAD_S ? <b class="w">; at this rate, none left in {span(left)}</b> : rate * 60 <= -STEADY_K_PER_MIN ? "; it grows" : "; steady over the last minute";
+  return <p class="where">{k <= 0 ? <b class="w">{short(live.layout!.names[at])} has reached a temperature guard</b> : <><b>{num(k, 1)} K</b> left to the temperature guard, least in {short(live.layout!.names[at])}</>}{hot > 0 && `, hottest GPU ${num(hot)} °C`}{trend}</p>;
 }
 
 export function Sentence({ a, more = [] }: { a: Alarm; more?: Alarm[] }) {
-  const aside = a.state === "shelved" ? `shelved by ${a.shelf_author}: ${a.shelf_reason}` : a.ack_author ? `${a.ack_author} has it${a.ack_note ? `: ${a.ack_note}` : ""}` : "";
+  const aside = a.state === "shelved" ? `shelved by ${a.shelf_author}: ${a.shelf_reason}` : a.ack_author ? `acknowledged by ${a.ack_author}${a.ack_note ? `: ${a.ack_note}` : ""}` : "";
   return <li class={`wrong w-${a.severity} ${aside ? "aside" : ""}`}>
     <span class="mark" aria-hidden="true">{GLYPHS[a.severity]}</span>
     <div>
@@ -60,7 +60,7 @@ export function Sentence({ a, more = [] }: { a: Alarm; more?: Alarm[] }) {
       <Spare a={a} />
       {more.length > 0 && <p class="where"><b>{plural(more.length, "other")} like it:</b> <Entities names={more.map((m) => m.entities[0])} most={8} /></p>}
       {(a.doing ?? []).map((d) => <p class="doing"><b>racktwin:</b> {brief(d)}</p>)}
-      {!a.doing?.length && <p class="doing soft">racktwin does nothing about it.</p>}
+      {!a.doing?.length && <p class="doing soft">racktwin sends no command for this alarm.</p>}
       {a.action && <p class="do"><b>You:</b> <Said text={a.action} /> {!a.ack_author && a.severity !== "info" && <Acknowledge a={a} />}</p>}
     </div>
   </li>;
@@ -70,13 +70,13 @@ function unheard(): string[] {
   return Object.entries(live.state?.heard ?? {}).filter(([, c]: any) => c.heard < c.of).map(([t, c]: any) => `${num(c.of - c.heard)} of ${num(c.of)} ${tableWords(t, c.of)}`);
 }
 
-// The caps that racktwin holds while nothing is wrong; what else it holds stands with the policies.
+// The caps in force while nothing is wrong; the policies list the other commands.
 function heldNow(): string {
   const caps = live.state!.commanded.filter((c: any) => c.control.endsWith("power_cap_w")).sort((a: any, b: any) => b.count - a.count)[0];
   return caps ? `; ${counted(caps.control, caps.count)} ${caps.count === 1 ? "is" : "are"} capped${caps.reasons[0] ? `, as ${brief(caps.reasons[0])}` : ""}` : "";
 }
 
-// What a page knows to be wrong beside the alarms of the daemon.
+// A problem that a page finds beside the alarms of the daemon.
 export interface Grave { severity: string; text: string }
 
 export function Wrong({ more = [] }: { more?: Grave[] }) {
@@ -87,17 +87,17 @@ export function Wrong({ more = [] }: { more?: Grave[] }) {
   const head = [c.critical && plural(c.critical, "critical alarm"), c.warning && plural(c.warning, "warning"), c.info && plural(c.info, "notice")].filter(Boolean).join(", ");
   const over = s.alarms_missed as { total: number; alarms: Alarm[] }, calm = !head && !missing.length && !parts.length && !more.length;
   const guards = s.policies.filter((p: any) => p.urgent).map((p: any) => p.name), guarded = s.commanded.some((x: any) => guards.includes(x.policy));
-  const fine = over.total ? `No alarm stands; ${num(over.total)} that nobody acknowledged ${over.total === 1 ? "is" : "are"} over` : guarded ? `${GLYPHS.info} No alarm stands` : "✓ Nothing is wrong";
+  const fine = over.total ? `No alarm stands; ${plural(over.total, "cleared alarm")} not acknowledged` : guarded ? `${GLYPHS.info} No alarm stands` : "✓ Nothing is wrong";
   return <Panel title="What is wrong, and what is done about it" class="wrong-panel" more={<a href="#/alarms">All alarms</a>}>
     <p class={`headline ${c.critical || more.some((g) => g.severity === "critical") ? "h-critical" : c.warning || missing.length || parts.length || more.length ? "h-warning" : c.info || over.total || guarded ? "h-info" : "h-ok"}`}>
-      {calm ? `${fine}${heldNow()}` : [more.length && `${plural(more.length, "matter")} in the fleet`, head].filter(Boolean).join(", ") || "No alarms, but not everything is seen"}
-      {c.shelved ? <span class="soft"> · {c.shelved} shelved</span> : null}{c.suppressed ? <span class="soft"> · {c.suppressed} follow from these</span> : null}
+      {calm ? `${fine}${heldNow()}` : [more.length && `${plural(more.length, "problem")} in the fleet`, head].filter(Boolean).join(", ") || "No alarms, but not everything reports"}
+      {c.shelved ? <span class="soft"> · {c.shelved} shelved</span> : null}{c.suppressed ? <span class="soft"> · {c.suppressed} suppressed as consequences</span> : null}
     </p>
     {more.map((g) => <p class={`wrong w-${g.severity}`}><span class="mark" aria-hidden="true">{GLYPHS[g.severity]}</span><span>{title(g.text)}</span></p>)}
-    {missing.length > 0 && <p class="wrong w-warning"><span class="mark" aria-hidden="true">{GLYPHS.unknown}</span><span>Nothing is heard of {missing.join(", ")}. <a href="#/setup">Set up</a> says what arrives.</span></p>}
+    {missing.length > 0 && <p class="wrong w-warning"><span class="mark" aria-hidden="true">{GLYPHS.unknown}</span><span>No data from {missing.join(", ")}. <a href="#/setup">Set up</a> shows what arrives.</span></p>}
     {parts.map((p: any) => <p class="wrong w-warning"><span class="mark" aria-hidden="true">{GLYPHS.warning}</span><span>The {p.kind} {p.name} is {p.state}{p.error && `: ${p.error}`}.</span></p>)}
     <ul class="wrongs">{groups.slice(0, SHOWN_ALARMS).map(([a, ...more]) => <Sentence key={a.id} a={a} more={more} />)}</ul>
-    {over.alarms.length > 0 && <><h3>Over, and nobody acknowledged</h3><ul class="wrongs">{over.alarms.map((a) => <li class="wrong aside" key={a.id}><span class="mark" aria-hidden="true">{GLYPHS[a.severity]}</span>
+    {over.alarms.length > 0 && <><h3>Cleared, but not acknowledged</h3><ul class="wrongs">{over.alarms.map((a) => <li class="wrong aside" key={a.id}><span class="mark" aria-hidden="true">{GLYPHS[a.severity]}</span>
       <div><p class="what"><a href={`#/alarms/${encodeURIComponent(a.id)}`}><span class="sr">{a.severity}: </span>{brief(a.title)}</a> <span class="soft">from {instant(a.raised_ns!)} to {instant(a.cleared_ns!)} ({span((a.cleared_ns! - a.raised_ns!) / 1e9)})</span> <Acknowledge a={a} /></p></div></li>)}</ul>
       {over.total > over.alarms.length && <p class="soft">and {num(over.total - over.alarms.length)} more</p>}</>}
     {groups.length > SHOWN_ALARMS && <p><a href="#/alarms">and {num(groups.slice(SHOWN_ALARMS).reduce((n, g) => n + g.length, 0))} more</a></p>}
@@ -110,7 +110,7 @@ export function orders(c: any): string {
   return `${control(c.control)} of ${counted(c.control, c.count)} at ${at}`;
 }
 
-// What a policy does with a control, in words.
+// The effect of a policy on a control, in words.
 export const holding = (c: any): string => (isInstant(c.control) ? `asks for a ${orders(c)}` : `holds the ${orders(c)}`);
 export const wouldHold = (c: any): string => (isInstant(c.control) ? `would ask for a ${orders(c)}` : `would hold the ${orders(c)}`);
 
@@ -130,7 +130,7 @@ export function Policies() {
   const name = (p: any) => <><a href={`#/policies/${p.name}`}>{p.name.replaceAll("_", " ")}</a> <span class={`chip a-${p.authority}`}>{p.authority}</span></>;
   return <Panel title="What each policy does" more={<a href="#/policies">Policies</a>}>
     <ul class="policies">{busy.map(({ p, told, why, says }: any) => <li>{name(p)} {p.suspended && <Tag kind="critical">suspended</Tag>}
-      <p>{told.length ? title(told.slice(0, 2).join("; ")) : s.mode === "normal" ? "Nothing to do now" : "Nothing of it is sent: commands are released"}{why.length > 0 && <span class="soft">: {brief(why[0])}</span>}</p>
+      <p>{told.length ? title(told.slice(0, 2).join("; ")) : s.mode === "normal" ? "Nothing to do now" : "Sends nothing: commands are released"}{why.length > 0 && <span class="soft">: {brief(why[0])}</span>}</p>
       {says.map((x: any) => <p class="w"><Said text={x.text} /></p>)}</li>)}</ul>
     {idle.length > 0 && <p class="idle"><span class="soft">{busy.length ? "The others have nothing to do now: " : "None has anything to do now: "}</span>{idle.map(({ p }: any) => <span class="nobr">{name(p)}</span>)}</p>}
   </Panel>;
@@ -164,17 +164,17 @@ function Figures() {
   const budget = alone.length === 2 ? Math.min(...alone) : sides.length && known(sides[0].budget_w) ? sides[0].budget_w : null;
   const share = known(w) && known(budget) ? w / budget : null;
   const [at, margin] = least(c.margin_k), j = s.judged, gpus = s.sizes.gpu;
-  const capped = sum(c.capped), out = sum(c.out), failed = sum(c.failed), unknown = j?.table === "gpu" ? j.unknown : 0;
+  const capped = sum(c.capped), repair = sum(c.repair), out = Math.max(sum(c.out), repair), failed = sum(c.failed), unknown = j?.table === "gpu" ? j.unknown : 0;
   const suspected = sum(c.suspected);
   return <div class="figures">
     <Figure label="Power" href="#/power" tone={share !== null && share >= 1 ? "critical" : share !== null && share >= 0.9 ? "warning" : ""}
       under={<>{share !== null ? <><Bar share={share} label={`${Math.round(share * 100)} % of the budget`} /> {Math.round(share * 100)} % of {quantity(budget, "W")}{alone.length === 2 ? ", what one side carries alone" : ""}</> : "no budget is known"}{unread > 0 && known(w) ? `; ${plural(unread, "rack")} unread` : ""}</>}>
       <Value v={w} unit="W" /></Figure>
     <Figure label="Cooling margin" href="#/cooling" tone={margin < 2 ? "critical" : margin < 5 ? "warning" : ""}
-      under={at >= 0 ? <>least in {short(live.layout!.names[at])}; to spare before its guard</> : "no guarded temperature is read"}>
+      under={at >= 0 ? <>least in {short(live.layout!.names[at])}; left to its guard</> : "no temperature with a guard is reported"}>
       {at >= 0 ? <Value v={margin} unit="K" /> : <span class="unknown">unknown</span>}</Figure>
     <Figure label="GPUs" href="#/replacement" tone={failed ? "critical" : suspected || out ? "warning" : ""}
-      under={<>{capped ? <b>{num(capped)} capped</b> : "none capped"} · {out ? <b>{num(out)} out</b> : "none out"}{failed ? <> · <b>{num(failed)} failed</b></> : ""}{suspected ? ` · ${num(suspected)} suspected` : ""}{unknown ? ` · ${num(unknown)} not judged yet` : ""}</>}>
+      under={<>{capped ? <b>{num(capped)} capped</b> : "none capped"} · {out ? <b>{num(out)} out{repair ? `, ${repair >= out ? "" : `${num(repair)} `}need repair` : ""}</b> : "none out"}{failed ? <> · <b>{num(failed)} failed</b></> : ""}{suspected ? ` · ${num(suspected)} suspected` : ""}{unknown ? ` · ${num(unknown)} not judged yet` : ""}</>}>
       {num(gpus - out)}<span class="unit"> of {num(gpus)} in service</span></Figure>
     <Demand />
     <Figure label="Jobs" href="#/jobs" under={s.windows.length ? plural(s.windows.length, "maintenance window") : "no maintenance"}>{num(s.jobs)}<span class="unit"> running</span></Figure>
@@ -189,20 +189,20 @@ function Demand() {
   const targets = usePoll<any>(s.load_targets ? "load-targets?limit=200" : null, 10_000).data?.targets ?? [];
   const over = targets.filter((t: any) => t.runs && t.within === false).length, unsure = targets.filter((t: any) => t.runs && t.within === null).length, ahead = targets.filter((t: any) => !t.runs).length;
   const said = !s.load_targets ? "no load target" : !targets.length ? plural(s.load_targets, "load target") : over ? <b>{num(over)} of {plural(targets.length, "load target")} exceeded</b> : `${plural(targets.length, "load target")}${unsure ? `, ${num(unsure)} not known to be kept` : ahead === targets.length ? " to come" : " kept"}`;
-  const q = s.queue, waits = !known(q?.jobs) && !known(q?.gpus) ? "queue not told" : [known(q.jobs) && plural(q.jobs, "job"), known(q.gpus) && plural(q.gpus, "GPU")].filter(Boolean).join(" on ") + " waiting";
+  const q = s.queue, waits = !known(q?.jobs) && !known(q?.gpus) ? "queue not reported" : [known(q.jobs) && plural(q.jobs, "job"), known(q.gpus) && plural(q.gpus, "GPU")].filter(Boolean).join(" on ") + " waiting";
   return <Figure label="Demand" href="#/power" tone={over ? "critical" : ""} under={<>{most > 0 ? `forecast: at most ${quantity(Math.max(most, totalPower().w ?? 0), "W")} within an hour (95 %)` : "no forecast yet"} · {waits} · {said}</>}>
-    {num(s.asked_gpus)}<span class="unit"> of {num(gpus)} GPUs asked for</span></Figure>;
+    {num(s.asked_gpus)}<span class="unit"> of {num(gpus)} GPUs granted to jobs</span></Figure>;
 }
 
 // The account of the day so far; a ledger of money is another matter.
 function Today() {
-  const got = usePoll<any>("today", 30_000), d = got.data, a = d?.alarms;
+  const got = usePoll<any>("today", 10_000), d = got.data, a = d?.alarms;
   const rung = a ? a.critical + a.warning + a.info : 0;
-  return <Figure label="Today (UTC)" href="#/decisions" under={!d ? got.error || "is being counted" : d.cappings === null ? d.notes[0] : <span title={d.notes.join("; ")}>{d.cappings ? <><b>capped {plural(d.cappings, "time")}</b>, {span(Math.round(d.capped_s))}</> : d.capped_s ? `capped ${span(Math.round(d.capped_s))}` : "never capped"} · {plural(d.saves, "report")} of saves · {d.nodes_out ? `${plural(d.nodes_out, "node")} taken out` : "no node taken out"} · {plural(rung, "alarm")}{a.critical ? `, ${num(a.critical)} critical` : ""}</span>}>
+  return <Figure label="Today (UTC)" href="#/decisions" under={!d ? got.error || "counting …" : d.cappings === null ? d.notes[0] : <span title={d.notes.join("; ")}>{known(d.energy_wh) && "with cooling and losses, as in the ledger · "}{d.cappings ? <><b>capped {plural(d.cappings, "time")}</b>, {span(Math.round(d.capped_s))}</> : d.capped_s ? `capped ${span(Math.round(d.capped_s))}` : "never capped"} · {plural(d.saves, "report")} of saves · {d.nodes_out ? `${plural(d.nodes_out, "node")} taken out` : "no node taken out"} · {plural(rung, "alarm")}{a.critical ? `, ${num(a.critical)} critical` : ""}</span>}>
     {d ? <Value v={d.energy_wh} unit="Wh" /> : <span class="soft">…</span>}</Figure>;
 }
 
-export function PowerChart({ height = 230 }: { height?: number }) {
+export function PowerChart({ height = 230, fill = false }: { height?: number; fill?: boolean }) {
   useLive("state");
   const s = live.state!;
   const got = usePoll<any>(s.history && s.racks_total ? "history?signal=site.power_w&last_s=1800&step=10" : null, 10_000);
@@ -231,7 +231,7 @@ export function PowerChart({ height = 230 }: { height?: number }) {
     } else outside.push(`${label} ${quantity(side.budget_w, "W")}`);
   }
   return <>
-    {t.length < 2 ? <p class="soft">Measured values begin with the next update.</p> : <Chart t={t} series={series} unit="W" label="Power of the site" height={height} now={now} low={0} />}
+    {t.length < 2 ? <p class="soft">Measured values begin with the next update.</p> : <Chart t={t} series={series} unit="W" label="Power of the site" height={height} now={now} low={0} fill={fill} />}
     <p class="soft chart-foot">{outside.length > 0 && <>Off the scale: {outside.join(", ")}. </>}{!s.history && "This daemon keeps no history of its own: measured values begin with this page. "}{got.error && <>Recorded values: {got.error}. </>}
       {!ahead.length && (s.forecasts?.awaited ? brief(s.forecasts.awaited.split(".")[0]) + "." : "No forecast of the site's power.")}</p>
     {(s.forecasts?.budgets ?? []).map((b: string) => <p class="wrong w-warning"><span class="mark" aria-hidden="true">{GLYPHS.warning}</span><span>{title(brief(b))}</span></p>)}
@@ -242,13 +242,13 @@ export function Overview() {
   useLive("state", "alarms");
   if (!live.state) return null;
   // The columns come out about as high as each other: the policies stand below the shorter one, or below both.
-  const wrong = alikeAlarms(live.alarms.filter((a) => a.state !== "shelved")).length, place = wrong === 0 ? "left" : wrong === 1 ? "below" : "right";
+  const wrong = alikeAlarms(live.alarms.filter((a) => a.state !== "shelved")).length, place = wrong === 0 ? "left" : wrong <= 3 ? "below" : "right";
   return <div class="page overview">
     <h1 class="sr">Overview</h1>
     <Figures />
     <div class={`two ${wrong ? "urgent" : ""} ${place === "right" ? "" : "even"}`}>
       <div class="stack"><Wrong />{place === "left" && <Policies />}</div>
-      <div class="stack"><Panel title="Power, last 30 min and what is expected"><PowerChart height={place === "left" ? 300 : 230} /></Panel>{place === "right" && <Policies />}</div>
+      <div class="stack"><Panel title="Power, last 30 min and what is expected" class={place === "right" ? "" : "tall"}><PowerChart height={place === "left" ? 300 : 230} fill={place !== "right"} /></Panel>{place === "right" && <Policies />}</div>
     </div>
     {place === "below" && <Policies />}
     <Panel title={`Halls: ${plural(live.state.racks_total, "rack")}`}><Equipment /><HallMap /></Panel>

@@ -1,11 +1,11 @@
-// Power and cooling as one-line diagrams: live flows, headroom, what binds first, what a lost feed would do.
+// Power and cooling as one-line diagrams: live flows, headroom, binding limits, effect of a lost feed.
 import { useState } from "preact/hooks";
 import { get } from "../api";
 import { live, useLive, usePoll } from "../live";
 import { Diagram, type Flow, type Place } from "../diagram";
 import { Empty, Entity, ExplainedTable, Failure, GLYPHS, Grid, Panel, Said, Tabs, Tag, Value } from "../parts";
 import { PowerChart } from "./overview";
-import { known, num, plural, quantity, short, title } from "../words";
+import { clock, known, num, plural, quantity, short, span, title } from "../words";
 import { useEffect } from "preact/hooks";
 
 // The scenario that the page of what-ifs opens with.
@@ -68,9 +68,9 @@ function Binding({ told, kinds }: { told: any; kinds: string[] }) {
   const t = told.tables.find((x: any) => x.name === "places");
   return <Panel title="What binds first">
     {kinds.includes("feeder") && told.sentences.filter((s: any) => s.kind !== "note").map((s: any) => <p class={`said s-${s.kind}`}>{s.kind === "warning" && GLYPHS.warning} <Said text={s.text} /></p>)}
-    {t && <ExplainedTable table={{ ...t, total: null, text: "headroom of each place, now, if a side fails, and to come", rows: fullest(t, kinds) }} />}
+    {t && <ExplainedTable table={{ ...t, total: null, text: `headroom of each place, now${known(told.now_ns) ? ` (${clock(told.now_ns)} UTC)` : ""}, if a side fails, and forecast`, rows: fullest(t, kinds) }} />}
     {t && fullest(t, kinds, Infinity).length > SHOWN_PLACES && <p class="soft">The fullest {SHOWN_PLACES} of {num(fullest(t, kinds, Infinity).length)} places that the daemon lists.</p>}
-    <details><summary>What these figures rest on</summary>{told.sentences.filter((s: any) => s.kind === "note").map((s: any) => <p class="soft"><Said text={s.text} /></p>)}</details>
+    <details><summary>Basis of these figures</summary>{told.sentences.filter((s: any) => s.kind === "note").map((s: any) => <p class="soft"><Said text={s.text} /></p>)}</details>
   </Panel>;
 }
 
@@ -85,7 +85,7 @@ function fullest(t: any, kinds: string[], most = SHOWN_PLACES): any[][] {
 export function Power() {
   useLive("racks", "alarms");
   const tree = useTopology(), read = useTable("feeder", "power_w,breaker_state"), { by, told, error } = useHeadroom(), [lost, setLost] = useState(""), [open, setOpen] = useState("");
-  if (!tree) return <div class="page"><h1>Power</h1><p class="soft">Reading …</p></div>;
+  if (!tree) return <div class="page"><h1>Power</h1><p class="soft">Loading …</p></div>;
   const sides = [...new Set(tree.feeders.map((f) => f.side).filter(Boolean))], kids = (n: string | null) => tree.feeders.filter((f) => f.parent === n);
   const racks = live.layout!.names.length, small = tree.feeders.length + racks <= MOST_PLACES;
   const roots = kids(null), branch = open && tree.feeders.some((f) => f.name === open) ? open : tree.feeders.length > MOST_PLACES ? roots[0]?.name ?? "" : "";
@@ -94,7 +94,7 @@ export function Power() {
   const places: Place[] = [], flows: Flow[] = [], have = new Set(shownFeeders.map((f) => f.name));
   for (const f of shownFeeders) {
     const r = read.get(f.name)?.power_w, h = by.get(f.name), dead = lost !== "" && f.side === lost;
-    const load = dead ? 0 : lost ? h?.lost_w ?? null : known(r?.value) ? r!.value : h?.load_w ?? null, share = known(load) && known(f.budget_w) ? load / f.budget_w! : null;
+    const load = dead ? 0 : lost ? h?.lost_w ?? null : known(h?.load_w) ? h!.load_w : r?.value ?? null, share = known(load) && known(f.budget_w) ? load / f.budget_w! : null;
     const tripped = read.get(f.name)?.breaker_state?.value === 1, alarm = alarmAt(f.name);
     const lines = [dead ? "lost" : `${quantity(load, "W")}${f.budget_w ? ` of ${quantity(f.budget_w, "W")}` : ""}`, known(f.budget_w) && known(load) ? `${quantity(f.budget_w! - load, "W")} left` : f.budget_w ? "load unknown" : "no budget"];
     const alone = by.get(f.name)?.lost_w;
@@ -120,9 +120,9 @@ export function Power() {
       {tree.feeders.length > MOST_PLACES && <label class="inline">Below <select onChange={(e) => setOpen(e.currentTarget.value)}>{roots.map((f) => <option value={f.name} selected={f.name === branch}>{short(f.name)}</option>)}</select></label>}
       <span class="grow" /><a href="#/whatif">Simulate it</a>
     </div>
-    {lost && <p class="said s-warning">{GLYPHS.warning} Not so now: the load that the other side would carry, with what is drawn now, before any cap. <a href="#/whatif">What if</a> simulates how it would go on.</p>}
+    {lost && <p class="said s-warning">{GLYPHS.warning} Hypothetical: the load that the other side would carry at the present draw, before any cap. <a href="#/whatif">What if</a> simulates the course.</p>}
     <Failure text={error} />
-    {places.length ? <Panel title="One-line diagram"><Diagram places={places} flows={flows} label="Power from the feeds to the racks" /></Panel> : <Empty>The site file names no feeders: racktwin knows no budget. <a href="#/setup">Set up</a></Empty>}
+    {places.length ? <Panel title="One-line diagram"><Diagram places={places} flows={flows} label="Power from the feeds to the racks" /></Panel> : <Empty>The site file lists no feeders, so racktwin knows no budget. <a href="#/setup">Set up</a></Empty>}
     <Panel title="Power, last 30 min and what is expected"><PowerChart height={200} /></Panel>
     <Binding told={told} kinds={["site", "feeder", "rack"]} />
     <Targets />
@@ -142,7 +142,7 @@ const HEAT = 69.0; // W per l/min and K, of water with glycol; source: estimate
 export function Cooling() {
   useLive("racks", "alarms");
   const tree = useTopology(), cdus = useTable("cdu", CDU), loops = useTable("loop", "supply_temp_c,return_temp_c,flow_lpm"), { by, told, error } = useHeadroom(), [open, setOpen] = useState("");
-  if (!tree) return <div class="page"><h1>Cooling</h1><p class="soft">Reading …</p></div>;
+  if (!tree) return <div class="page"><h1>Cooling</h1><p class="soft">Loading …</p></div>;
   if (!tree.cdus.length) return <div class="page"><h1>Cooling</h1><Air /></div>;
   const racks = tree.cdus.reduce((n, c) => n + c.racks.length, 0), small = tree.cdus.length + tree.loops.length + racks <= MOST_PLACES;
   const byLoop = tree.cdus.length > MOST_PLACES ? open || tree.loops[0] : "";
@@ -155,7 +155,7 @@ export function Cooling() {
   for (const c of shown) {
     const r = cdus.get(c.name), h = by.get(c.name), flow = r?.flow_lpm?.value, warm = known(r?.supply_temp_c?.value) && known(r?.return_temp_c?.value) ? r!.return_temp_c.value! - r!.supply_temp_c.value! : null;
     const heat = known(h?.load_w) ? h!.load_w : known(flow) && known(warm) ? flow! * warm! * HEAT : null, share = known(h?.use_pu) ? h!.use_pu : null;
-    const pump = (k: string) => { const v = r?.[k]?.value; return known(v) ? (v! <= 0.01 ? "stands" : `${num(v! * 100)} %`) : "?"; };
+    const pump = (k: string) => { const v = r?.[k]?.value; return known(v) ? (v! <= STANDS_PU ? "stands" : `${num(v! * 100)} %`) : "?"; };
     const lines = [`${quantity(r?.supply_temp_c?.value, "degC")} → ${quantity(r?.return_temp_c?.value, "degC")}`, `${quantity(flow, "l/min")} · ${quantity(heat, "W")}`, `pumps ${pump("pump1_speed_pu")}, ${pump("pump2_speed_pu")}`];
     if (known(h?.left_w)) lines.push(`${quantity(h!.left_w, "W")} left`);
     places.push({ id: c.name, table: "cdu", name: c.name, head: short(c.name).split("/").pop()!, lines, share, state: alarmAt(c.name) ?? (r ? stateOf(share ?? 0) : "unknown"), said: `CDU ${c.name}: ${lines.join(", ")}` });
@@ -178,15 +178,26 @@ export function Cooling() {
   </div>;
 }
 
-// What a lost pump would do, by what its CDU carries now.
+const STANDS_PU = 0.01; // of full speed
+
+// A pump that is lost leaves the other one at full speed at most; the flow goes with the sum of their speeds.
+function pumpLoss(one: number | null, two: number | null): { kind: string; said: string } {
+  if (!known(one) && !known(two)) return { kind: "unknown", said: "pump speeds are unknown" };
+  if (!known(one) || !known(two)) return { kind: "critical", said: "one pump is known to run: if it stops, the racks below lose their coolant" };
+  const still = [one, two].findIndex((v) => v <= STANDS_PU), most = Math.max(one, two), both = one + two;
+  if (most <= STANDS_PU) return { kind: "critical", said: "stopped now: neither pump turns" };
+  if (still >= 0) return { kind: "critical", said: `stopped now: pump ${still + 1} stands still, the other one runs at ${num(100 * most)} %; if that stops too, the racks below lose their coolant` };
+  return both > 1 ? { kind: "warning", said: `the other one cannot make up for it: at full speed it carries ${num(100 / both)} % of the flow, ${num(100 * (1 - 1 / both))} % less than now` }
+    : { kind: "ok", said: `the other one can carry all of the flow, at ${num(100 * both)} % of its speed` };
+}
+
+// Effect of a lost pump at the present load of its CDU.
 function LostPump({ cdus, read, by }: { cdus: { name: string; racks: string[] }[]; read: Map<string, any>; by: Map<string, any> }) {
-  const grave: Record<string, number> = { critical: 0, warning: 1, unknown: 2, ok: 3 };
+  const grave: Record<string, number> = { critical: 0, warning: 1, unknown: 2, info: 3, ok: 4 };
   const judged = cdus.map((c) => {
-    const r = read.get(c.name), one = r?.pump1_speed_pu?.value, two = r?.pump2_speed_pu?.value, h = by.get(c.name);
-    const running = [one, two].filter((v) => known(v) && v > 0.01).length;
-    const said = !known(one) && !known(two) ? "pump speeds are unknown" : running < 2 ? "one pump runs: if it stops, the racks below lose their coolant" : Math.max(one, two) > 0.75 ? "the other one runs near its most and cannot make up for all" : "the other one has room to make up for it";
-    const kind = !known(one) && !known(two) ? "unknown" : running < 2 ? "critical" : Math.max(one, two) > 0.75 ? "warning" : "ok";
-    return { c, h, kind, said };
+    const r = read.get(c.name), one = r?.pump1_speed_pu, two = r?.pump2_speed_pu, h = by.get(c.name), loss = pumpLoss(one?.value ?? null, two?.value ?? null), age = Math.max(one?.age ?? 0, two?.age ?? 0);
+    const rung = loss.kind === "ok" && alarmAt(c.name), old = loss.kind !== "unknown" && (one?.late || two?.late) ? `; the speeds are ${span(age)} old` : "";
+    return { c, h, kind: rung || (old && loss.kind === "ok" ? "warning" : loss.kind), said: `${loss.said}${old}${rung ? "; an alarm of this CDU stands" : ""}` };
   }).sort((a, b) => grave[a.kind] - grave[b.kind]);
   const rows = judged.slice(0, 16).map(({ c, h, kind, said }) => [<Entity name={c.name} table="cdu" />, plural(c.racks.length, "rack"), known(h?.left_w) ? quantity(h.left_w, "W") : "unknown", <Tag kind={kind}>{title(said)}</Tag>, <a href="#/whatif" onClick={() => Object.assign(wanted, { kind: "pump", entity: c.name })}>Simulate it</a>]);
   return <Panel title="If a pump stops"><Grid label="If a pump stops" heads={["CDU", "Cools", "Heat to spare now", "Then", ""]} right={[2]} rows={rows} />

@@ -1,4 +1,4 @@
-// What if: a scenario run beside the loop from the state of now, with the policies and without, both plotted.
+// What if: a scenario simulated from the present state with and without the policies; plots both.
 import { useEffect, useState } from "preact/hooks";
 import { act } from "../api";
 import { live, may, useLive, usePoll } from "../live";
@@ -8,13 +8,13 @@ import { useTopology, wanted } from "./supply";
 import { brief, instant, known, num, plural, quantity, short, since, span, title, words } from "../words";
 
 const CURVES: Record<string, [string, string, number]> = {
-  it_power_kw: ["Power of the IT", "W", 1000], hottest_gpu_c: ["Hottest GPU", "degC", 1], lowest_flow_lpm: ["Least coolant flow of a rack", "l/min", 1], warmest_supply_c: ["Warmest coolant supply", "degC", 1], throttled_gpus: ["GPUs slowed by heat", "count", 1],
+  it_power_kw: ["IT power", "W", 1000], hottest_gpu_c: ["Hottest GPU", "degC", 1], lowest_flow_lpm: ["Least coolant flow of a rack", "l/min", 1], warmest_supply_c: ["Warmest coolant supply", "degC", 1], throttled_gpus: ["GPUs slowed by heat", "count", 1],
 };
 const UNITS: [RegExp, string][] = [[/_kwh$/, "kWh"], [/_temp_c$/, "degC"], [/_lpm$/, "l/min"], [/_s$/, "s"], [/_usd$/, "USD"], [/_kg$/, "kg"], [/_l$/, "l"], [/_gpu_h$/, "GPU h"]];
 
 const FIGURES: Record<string, string> = {
   first_throttle_s: "First GPU slowed by heat after", throttled_gpu_s: "GPU time slowed by heat", throttled_gpus: "GPUs slowed by heat", shut_down_gpus: "GPUs shut down", breaker_trips: "Breakers tripped", highest_gpu_temp_c: "Hottest GPU", lowest_rack_flow_lpm: "Least coolant flow of a rack",
-  it_energy_kwh: "Energy of the IT", total_energy_kwh: "Energy in all", pue: "Energy in all per energy of the IT (PUE)", cost_usd: "Cost", carbon_kg: "CO₂", water_l: "Water", done_work_gpu_h: "Work done", lost_work_gpu_h: "Work lost", checkpoint_gpu_h: "Spent on saves", slowed_work_gpu_h: "Work slowed by caps or heat", interrupted_jobs: "Jobs interrupted", commands: "Commands", faults_told: "Faults told",
+  it_energy_kwh: "IT energy", total_energy_kwh: "Total energy", pue: "PUE (total energy per IT energy)", cost_usd: "Cost", carbon_kg: "CO₂", water_l: "Water", done_work_gpu_h: "Work done", lost_work_gpu_h: "Work lost", checkpoint_gpu_h: "Spent on saves", slowed_work_gpu_h: "Work slowed by caps or heat", interrupted_jobs: "Jobs interrupted", commands: "Commands", faults_told: "Faults reported",
 };
 
 function figure(name: string, v: unknown): string {
@@ -33,17 +33,17 @@ export function WhatIf({ id }: { id: string }) {
   const shown = id || runs.find((r: any) => r.state === "done")?.id || "";
   return <div class="page">
     <h1>What if</h1>
-    <p class="soft">A copy of the state of now runs ahead in a simulated plant, beside the loop. It commands nothing. Twice from the same moment: with the policies, and with nobody acting.</p>
+    <p class="soft">Simulates the site ahead from its present state, twice: with the policies, and with nobody acting. A simulation sends no commands.</p>
     <Failure text={got.error} />
     {running ? <Running run={running} runs={runs} again={got.again} /> : <Ask again={got.again} />}
     <MoreRacks />
     {shown && <Outcome key={shown} id={shown} />}
-    <Panel title="Runs kept">{runs.length > 0 && <Grid label="Runs" heads={["What if", "Asked by", "From the state of", "Took", "Outcome"]} rows={runs.map((r: any) => [<a href={`#/whatif/${r.id}`}>{r.name}</a>, r.author, instant(r.from_ns), r.ended_ns ? span((r.ended_ns - r.begun_ns) / 1e9) : "runs", r.state === "failed" ? <><Tag kind="critical">failed</Tag> {r.error}</> : r.state === "done" ? <Tag kind="ok">done</Tag> : r.state])} />}
-      {!runs.length && <Empty>None yet. The last five are kept until the daemon restarts.</Empty>}</Panel>
+    <Panel title="Recent runs">{runs.length > 0 && <Grid label="Runs" heads={["What if", "Started by", "Initial state", "Took", "Outcome"]} rows={runs.map((r: any) => [<a href={`#/whatif/${r.id}`}>{r.name}</a>, r.author, instant(r.from_ns), r.ended_ns ? span((r.ended_ns - r.begun_ns) / 1e9) : "runs", r.state === "failed" ? <><Tag kind="critical">failed</Tag> {r.error}</> : r.state === "done" ? <Tag kind="ok">done</Tag> : r.state])} />}
+      {!runs.length && <Empty>No runs yet. The daemon keeps the last five until it restarts.</Empty>}</Panel>
   </div>;
 }
 
-// Do more racks fit on a feeder? Asked of whichever policy answers the topic, from the recorded history; nothing is simulated.
+// Asks the policy that serves the topic, from recorded history without simulation, if more racks fit on a feeder.
 function MoreRacks() {
   const tree = useTopology(), [asked, ask] = useState<{ feeder: string; n: number; risk: string } | null>(null);
   const got = usePoll<any>(asked ? `power/fit?form=explanation&feeder=${encodeURIComponent(asked.feeder)}&risk=${asked.risk}` : null, 600_000), e = got.data;
@@ -58,12 +58,12 @@ function MoreRacks() {
         <label>On the feeder<select name="more_feeder">{feeders.slice(0, 1000).map((f) => <option value={f.name}>{short(f.name)}</option>)}</select></label>
         <label>Risk that a limit is exceeded<select name="risk">{[["0.001", "0.1 % per hour"], ["0.01", "1 % per hour"], ["0.05", "5 % per hour"]].map(([v, t]) => <option value={v} selected={v === "0.01"}>{t}</option>)}</select></label>
         <button type="submit" class="main">Ask</button></div></form>
-    {asked && !e && !got.error && <p class="soft">Reading …</p>}
+    {asked && !e && !got.error && <p class="soft">Loading …</p>}
     <Failure text={got.error} />
     {e && asked && <><h3>{plural(asked.n, "more rack")} on {short(asked.feeder)}</h3>
       <ul class="plain">{verdict("by nameplate, if one side fails", "lost.nameplate")}{verdict("by their peaks, if one side fails", "lost.peaks")}{verdict("with diversity, the lower end, if one side fails", "lost.low")}{verdict("by nameplate, while both sides live", "both.nameplate")}{verdict("with diversity, the lower end, while both sides live", "both.low")}</ul>
       <Explained e={e} figures={false} />
-      <p class="soft">What a CDU or a loop carries is known from the profiles of the racks that stand there; where the plant was built for more, it says too little. <b>More racks</b> above simulates power and heat.</p></>}
+      <p class="soft">The capacity of a CDU or loop comes from the profiles of its racks. If the plant was built for more, the result is too low. <b>More racks</b> above simulates power and heat.</p></>}
   </Panel>;
 }
 
@@ -71,7 +71,7 @@ function Running({ run, runs, again }: { run: any; runs: any[]; again: () => voi
   const [, turn] = useState(0), paces = runs.filter((r) => r.state === "done").map((r) => (r.ended_ns - r.begun_ns) / 1e9 / r.asked.horizon_s).sort((a, b) => a - b);
   const usual = paces.length ? paces[Math.floor(paces.length / 2)] * run.asked.horizon_s : null;
   useEffect(() => { const t = setInterval(() => turn((n) => n + 1), 1000); return () => clearInterval(t); }, []);
-  return <Panel title={`Runs: ${run.name}`} class="w-panel"><div class="row"><p class="grow" role="status">{run.author} asked for it; {span(Math.max(0, Math.round(Date.now() / 1e3 - run.begun_ns / 1e9)))} so far, for {span(run.asked.horizon_s)} ahead{known(usual) ? `; it takes about ${span(usual)}, as the last ones did` : ", simulated twice; the first run says how long this host takes"}.</p>
+  return <Panel title={`Runs: ${run.name}`} class="w-panel"><div class="row"><p class="grow" role="status">Started by {run.author}, running for {span(Math.max(0, Math.round(Date.now() / 1e3 - run.begun_ns / 1e9)))}; simulates {span(run.asked.horizon_s)} twice{known(usual) ? `; recent runs suggest about ${span(usual)} in all` : "; the duration on this host is not known yet"}.</p>
     <button type="button" class="small" disabled={!may("operator")} onClick={() => act("DELETE", `simulations/${run.id}`).then(again, again)}>Cancel</button></div></Panel>;
 }
 
@@ -115,8 +115,8 @@ function Ask({ again }: { again: () => void }) {
         {kind === "heat" && <label>Hotter by<select name="kelvin">{[5, 8, 12, 16, 20].map((k) => <option value={k} selected={k === 12}>{k} K</option>)}</select></label>}
         {kind === "blocked" && options(racks, "rack")}
         {kind === "racks" && <><label>Racks<input name="count" inputMode="numeric" defaultValue="12" required pattern="[0-9]+" /></label>{options(racks, "beside rack")}
-          <label>Type<select name="profile"><option value="">as that one</option>{[...(profiles?.profiles ?? []), ...(profiles?.packaged ?? []).filter((p: string) => !profiles.profiles.includes(p))].map((p: string) => <option value={p}>{p}</option>)}</select></label>
-          <label>Their GPUs<select name="load"><option value="">as busy as those that work now</option><option value="1">fully busy</option><option value="0.5">half busy</option><option value="0">idle</option></select></label></>}
+          <label>Type<select name="profile"><option value="">same as that rack</option>{[...(profiles?.profiles ?? []), ...(profiles?.packaged ?? []).filter((p: string) => !profiles.profiles.includes(p))].map((p: string) => <option value={p}>{p}</option>)}</select></label>
+          <label>Their GPUs<select name="load"><option value="">as busy as the busy GPUs now</option><option value="1">fully busy</option><option value="0.5">half busy</option><option value="0">idle</option></select></label></>}
         {kind === "budget" && <label>All budgets at, %<input name="percent" inputMode="decimal" defaultValue="80" required pattern="[0-9.]+" /></label>}
         {kind === "setting" && chosen && <><label>Policy<select onChange={(e) => setPolicy(e.currentTarget.value)}>{withSettings.map((p: any) => <option value={p.name} selected={p === chosen}>{p.name}</option>)}</select></label><label>Setting<select name="setting">{chosen.settings.map((x: any) => <option value={x.name}>{x.name} (now {String(x.value)})</option>)}</select></label><label>Value<input name="value" required /></label></>}
         {kind === "authority" && <><label>Policy<select name="policy">{s.policies.map((p: any) => <option value={p.name}>{p.name} (now {p.authority})</option>)}</select></label><label>Authority<select name="level">{["off", "advise", "act"].map((x) => <option>{x}</option>)}</select></label></>}
@@ -125,19 +125,19 @@ function Ask({ again }: { again: () => void }) {
         <label>Run ahead<select name="horizon">{[[600, "10 min"], [1800, "30 min"], [3600, "1 h"], [14400, "4 h"]].map(([v, t]) => <option value={v} selected={v === 1800}>{t}</option>)}</select></label>
         <button type="submit" class="main" disabled={!allowed || !!missing} title={allowed ? "" : "needs the role operator"}>Run it</button>
       </div>
-      {kind === "racks" && <p class="soft">They stand in the hall of that rack; the feeders and the CDU that serve it serve them too. CDUs, loops and feeders do not grow.</p>}
+      {kind === "racks" && <p class="soft">The new racks join the hall, feeders and CDU of that rack. CDUs, loops and feeders keep their capacity.</p>}
       {missing && <p class="soft">{missing}</p>}
       {!allowed && <p class="soft">Only operators and administrators start runs; this token has the role {live.who?.role}.</p>}
       {error && <p class="failure" role="alert">{error}</p>}
     </form></Panel>;
 }
 
-// Which limits are reached, and when; the nearest of the others.
+// Limits that are reached, with times, and the nearest of the others.
 function Limits({ policies, nothing }: { policies: any[]; nothing: any[] }) {
   if (!policies.length && !nothing.length) return null;
   const list = (rows: any[]) => <ul class="plain">{rows.slice(0, 6).map((r) => <li><Tag kind={known(r.reached_s) ? "critical" : r.used_pu >= 0.9 ? "warning" : "ok"}>{known(r.reached_s) ? "reached" : quantity(r.used_pu, "1")}</Tag> {title(brief(r.text))}</li>)}</ul>;
   const broken = policies.filter((r) => known(r.reached_s));
-  return <><h3>What binds first</h3><p class="said s-summary">{broken.length ? <><Tag kind="critical">beyond a limit</Tag> With the policies, {plural(broken.length, "limit")} of these {broken.length === 1 ? "is" : "are"} reached; the first: {brief(broken[0].text)}</> : <><Tag kind="ok">within all limits</Tag> With the policies, no limit that is known is reached.</>}</p><div class="two"><div><h4>With the policies</h4>{list(policies)}</div><div><h4>Nobody acts</h4>{list(nothing)}</div></div></>;
+  return <><h3>What binds first</h3><p class="said s-summary">{broken.length ? <><Tag kind="critical">beyond a limit</Tag> With the policies, {plural(broken.length, "limit")} of these {broken.length === 1 ? "is" : "are"} reached; the first: {brief(broken[0].text)}</> : <><Tag kind="ok">within all limits</Tag> With the policies, no known limit is reached.</>}</p><div class="two"><div><h4>With the policies</h4>{list(policies)}</div><div><h4>Nobody acts</h4>{list(nothing)}</div></div></>;
 }
 
 // The value of a series of (second, value) that is nearest to a second, within 15 s.
@@ -160,8 +160,8 @@ function Outcome({ id }: { id: string }) {
   const differ = names.filter((k) => one.policies[k] !== one.nothing?.[k]);
   const t: number[] = r.curves?.policies?.time_s ?? r.curves?.nothing?.time_s ?? [], past = run.asked.before !== null && run.asked.before !== undefined;
   return <Panel title={run.name} more={<span class="chip c-simulated">simulated</span>}>
-    {past && <p>What was done is measured; the two other lines are simulated from the state just before the decision, {instant(run.from_ns)}: with policies that decide as they did then, and with nobody acting, so that all running commands lapse. How far the first of them lies from what was measured says how far to trust the second. A fault that was not found yet at that moment does not go on in them{r.not_carried?.length ? <>, nor do {r.not_carried.join(", ")}</> : ""}.</p>}
-    <p>From the state of {instant(run.from_ns)}, {span(r.horizon_s)} ahead, {since(run.ended_ns)} ago. Policies: {Object.entries(r.authority).map(([n, l]) => `${n} ${l}`).join(", ")}.{r.held_workload && " Every GPU keeps doing what it did at that moment: a job that was saving or waiting then does so throughout."}</p>
+    {past && <p>One line is measured. The two other lines are simulated from the state just before the decision, {instant(run.from_ns)}: one with the policies deciding as they did then, one with nobody acting, so that all running commands lapse. The difference between the first simulated line and the measured line shows how far to trust the second. The simulation does not continue a fault that was not found by that moment{r.not_carried?.length ? <>, nor {r.not_carried.join(", ")}</> : ""}.</p>}
+    <p>From the state of {instant(run.from_ns)}, {span(r.horizon_s)} ahead, {since(run.ended_ns)} ago. Policies: {Object.entries(r.authority).map(([n, l]) => `${n} ${l}`).join(", ")}.{r.held_workload && " Every GPU keeps its workload of that moment: a job that was saving or waiting does so throughout."}</p>
     {r.warnings?.map((w: string) => <p class={past ? "said s-warning" : "soft"}>{GLYPHS.warning} {w}</p>)}
     <div class="charts">{Object.entries(CURVES).map(([key, [label, unit, factor]]) => {
       const series: Series[] = [["policies", "with the policies", "main"], ["nothing", "nobody acts", "other"]].flatMap(([arm, said, colour]) => { const y = r.curves?.[arm]?.[key]; return y && y.some(known) ? [{ label: said, y: y.map((v: any) => (known(v) ? v * factor : null)), colour: colour as any, dash: arm === "nothing" }] : []; });
@@ -172,6 +172,6 @@ function Outcome({ id }: { id: string }) {
     <Limits policies={one.policies?.limits ?? []} nothing={one.nothing?.limits ?? []} />
     <Grid label="Figures of both" heads={["", "With the policies", "Nobody acts", "Difference"]} right={[1, 2, 3]}
       rows={[...differ, ...names.filter((k) => !differ.includes(k))].map((k) => [FIGURES[k] ?? title(words(k)), <b>{figure(k, one.policies[k])}</b>, figure(k, one.nothing?.[k]), known(one.policies[k]) && known(one.nothing?.[k]) ? figure(k, one.policies[k] - one.nothing[k]).replace("°C", "K") : "–"])} />
-    {(one.policies?.faults ?? []).length > 0 && <><h3>What the diagnosis told</h3><ul class="plain">{one.policies.faults.slice(0, 12).map((f: any) => <li>{title(words(f.kind))} of {short(f.entity)} after {span(f.told_s)}{known(f.delay_s) && `, ${span(f.delay_s)} after it began`}</li>)}</ul></>}
+    {(one.policies?.faults ?? []).length > 0 && <><h3>Faults that the diagnosis reported</h3><ul class="plain">{one.policies.faults.slice(0, 12).map((f: any) => <li>{title(words(f.kind))} of {short(f.entity)} after {span(f.told_s)}{known(f.delay_s) && `, ${span(f.delay_s)} after it began`}</li>)}</ul></>}
   </Panel>;
 }

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from twin.catalogue import Bool
-from twin.contracts import FailureLog
+from twin.contracts.health_records import FailureLog
 
-CLASSES = ("off_bus", "memory", "link", "thermal", "power", "software", "silent", "taken_out", "other",
-           "restarted")  # fmt: skip
+FAILURE_CLASSES = ("off_bus", "memory", "link", "thermal", "power", "software", "silent", "taken_out",
+                   "other", "restarted")  # fmt: skip
 # Rows of these classes are kept, as a node was not to be used, but are no failures of a node
 NO_FAILURES = ("software", "taken_out", "restarted")
 # A node that was silent and is well again by itself within this has restarted: it cost its jobs their work

@@ -1,0 +1,194 @@
+"""Contradictions: a reading that the others of its device exclude accuses its sensor; readings that move
+together accuse none."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.builders import Twin, site_of, two_racks
+from twin.catalogue import find_signal
+from twin.diagnosis.contradictions import EVERY, LAWS, LEARNS, Contradictions
+from twin.diagnosis.topology import Topology
+
+KEPT: dict[str, Any] = {
+    "gpu.power_w": 900.0, "gpu.temp_c": 55.0, "gpu.hbm_temp_c": 61.0, "gpu.util_pu": 0.9,
+    "gpu.sm_active_pu": 0.7, "gpu.tensor_active_pu": 0.5, "gpu.sm_clock_hz": 1.6e9,
+    "gpu.power_limit_w": 900.0,
+    "node.power_w": 5000.0, "node.psu1_power_w": 2500.0, "node.psu2_power_w": 2500.0,
+    "node.cpu_power_w": 400.0,
+    "node.inlet_temp_c": 24.0, "node.outlet_temp_c": 33.0, "node.leak_state": 0.0, "node.power_on_state": 1.0,
+    "rack.power_w": 90e3, "rack.inlet_temp_c": 24.0, "rack.flow_lpm": 100.0, "rack.valve_pu": 0.6,
+    "rack.liquid_isolation_state": 0.0, "rack.electrical_isolation_state": 0.0,
+    "rack.leak_sensor_fault_state": 0.0, "rack.leak_state": 0.0,
+    "cdu.flow_lpm": 200.0, "cdu.pump1_speed_pu": 0.7, "cdu.pump2_speed_pu": 0.7, "cdu.running_state": 1.0,
+    "cdu.facility_flow_lpm": 200.0, "cdu.facility_valve1_pu": 0.5, "cdu.supply_pressure_pa": 4e5,
+    "cdu.return_pressure_pa": 1.6e5, "cdu.diff_pressure_pa": 2.4e5, "cdu.supply_temp_setpoint_c": 25.0,
+    "cdu.leak_state": 0.0,
+    "feeder.power_w": 90e3, "feeder.apparent_power_va": 91e3, "feeder.power_factor_pu": 0.99,
+    "feeder.voltage_v": 415.0, "feeder.current_a": 127.0, "feeder.frequency_hz": 50.0,
+    "feeder.breaker_state": 0.0, "feeder.energised_state": 0.0,
+}  # fmt: skip
+TICKS = 5 * EVERY
+LIES = {
+    "supply x10": ({"node.psu1_power_w": 15e3}, "node.psu1_power_w"),
+    "supply x0.1": ({"node.psu2_power_w": 250.0}, "node.psu2_power_w"),
+    "node x2": ({"node.power_w": 10e3}, "node.power_w"),
+    "cpu 0": ({"node.cpu_power_w": 0.0}, "node.cpu_power_w"),
+    "inlet 0": ({"node.inlet_temp_c": 0.0}, "node.inlet_temp_c"),
+    "outlet 0": ({"node.outlet_temp_c": 0.0}, "node.outlet_temp_c"),
+    "memory x0.1": ({"gpu.hbm_temp_c": 6.0}, "gpu.hbm_temp_c"),
+    "activity 0": ({"gpu.sm_active_pu": 0.0}, "gpu.sm_active_pu"),
+    "use 0": ({"gpu.util_pu": 0.0}, "gpu.util_pu"),
+    "clock 0": ({"gpu.sm_clock_hz": 0.0}, "gpu.sm_clock_hz"),
+    "limit x2": ({"gpu.power_limit_w": 2900.0}, "gpu.power_limit_w"),
+    "valve 0": ({"rack.valve_pu": 0.0}, "rack.valve_pu"),
+    "isolated": ({"rack.liquid_isolation_state": 1.0}, "rack.liquid_isolation_state"),
+    "switched off": ({"rack.electrical_isolation_state": 1.0}, "rack.electrical_isolation_state"),
+    "rope faulty": ({"rack.leak_sensor_fault_state": 1.0}, "rack.leak_sensor_fault_state"),
+    "not running": ({"cdu.running_state": 0.0}, "cdu.running_state"),
+    "pressure x10": ({"cdu.return_pressure_pa": 1.6e6}, "cdu.return_pressure_pa"),
+    "pressure 0": ({"cdu.supply_pressure_pa": 0.0}, "cdu.supply_pressure_pa"),
+    "set point 0": ({"cdu.supply_temp_setpoint_c": 0.0}, "cdu.supply_temp_setpoint_c"),
+    "voltage x10": ({"feeder.voltage_v": 4150.0}, "feeder.voltage_v"),
+    "current x10": ({"feeder.current_a": 1270.0}, "feeder.current_a"),
+    "current 0": ({"feeder.current_a": 0.0}, "feeder.current_a"),
+    "power factor 0": ({"feeder.power_factor_pu": 0.0}, "feeder.power_factor_pu"),
+    "hertz 0": ({"feeder.frequency_hz": 0.0}, "feeder.frequency_hz"),
+}
+LOST = dict.fromkeys(("power_w", "apparent_power_va", "voltage_v", "current_a", "frequency_hz"), 0.0)
+TRUE = {
+    "a supply is lost": {"node.psu1_power_w": 0.0, "node.psu2_power_w": 5000.0},
+    "a feed is lost": {f"feeder.{name}": value for name, value in LOST.items()},
+    "the load ends": {
+        "gpu.power_w": 90.0, "gpu.sm_active_pu": 0.0, "gpu.util_pu": 0.0, "gpu.temp_c": 30.0,
+        "gpu.hbm_temp_c": 31.0, "gpu.sm_clock_hz": 2e8, "node.power_w": 900.0, "node.psu1_power_w": 450.0,
+        "node.psu2_power_w": 450.0, "node.cpu_power_w": 90.0, "node.outlet_temp_c": 26.0,
+        "feeder.power_w": 16e3, "feeder.apparent_power_va": 17e3, "feeder.current_a": 23.0,
+    },
+    "more load than was seen before": {
+        "gpu.power_w": 1300.0, "gpu.temp_c": 60.0, "gpu.hbm_temp_c": 81.0, "node.power_w": 8000.0,
+        "node.psu1_power_w": 4000.0, "node.psu2_power_w": 4000.0, "node.outlet_temp_c": 49.0,
+    },
+    "a rack is isolated": {
+        "rack.liquid_isolation_state": 1.0, "rack.flow_lpm": 0.0, "rack.valve_pu": 0.0,
+        "rack.electrical_isolation_state": 1.0, "rack.power_w": 0.0,
+    },
+    "a CDU stops": {
+        "cdu.running_state": 0.0, "cdu.flow_lpm": 0.0, "cdu.pump1_speed_pu": 0.0, "cdu.pump2_speed_pu": 0.0,
+        "cdu.supply_pressure_pa": 2e5, "cdu.return_pressure_pa": 2e5, "cdu.diff_pressure_pa": 0.0,
+        "cdu.facility_flow_lpm": 0.0, "cdu.facility_valve1_pu": 0.0,
+    },
+    "a set point moves": {"cdu.supply_temp_setpoint_c": 20.0},
+}  # fmt: skip
+
+
+@cache
+def learned() -> Twin:
+    pod = Twin(two_racks())
+    pod.run(EVERY * (LEARNS + 2), KEPT)
+    return pod
+
+
+def after(changes: dict[str, Any], ticks: int = TICKS, first: bool = True) -> Twin:
+    """The learned site, the first entity of whose tables then reads so; all of them unless `first`."""
+    pod, now = copy.deepcopy(learned()), dict(KEPT)
+    for key, value in changes.items():
+        signal = find_signal(key)
+        assert signal is not None
+        now[key] = np.full(pod.site.sizes[signal.table], KEPT[key])
+        now[key][0 if first else slice(None)] = value
+    pod.run(ticks, now)
+    return pod
+
+
+def accused(pod: Twin) -> set[tuple[str, int]]:
+    return {(f"{a.table}.{a.signal}", a.entity) for a in pod.engine.diagnosis.contradictions.accused.values()}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_reading_that_the_others_exclude_is_accused(name: str) -> None:
+    changes, key = LIES[name]
+    pod = after(changes)
+    assert accused(pod) == {(key, 0)}
+    faults = {(f"{f.table}.{f.signal}", f.entity) for f in pod.engine.diagnosis.faults}
+    assert (key, 0) in faults
+
+
+@pytest.mark.parametrize("name", TRUE)
+def test_readings_that_move_together_accuse_nobody(name: str) -> None:
+    assert accused(after(TRUE[name])) == set()
+    assert accused(after(TRUE[name], first=False)) == set()
+
+
+def test_a_meter_that_leaps_is_accused() -> None:
+    pod = copy.deepcopy(learned())
+    for second in range(60):
+        warm = 25.0 if second % 4 < 2 else 0.0
+        pod.tick(KEPT | {"gpu.temp_c": KEPT["gpu.temp_c"] + warm})
+    n = pod.site.sizes["gpu"]
+    assert accused(pod) == {("gpu.temp_c", k) for k in range(min(n, 50))}
+
+
+def test_one_odd_reading_accuses_nobody_and_an_accusation_ends() -> None:
+    lie = {"node.psu1_power_w": 15e3}
+    assert accused(after(lie, EVERY)) == set()
+    pod = after(lie)
+    pod.run(20 * EVERY, KEPT)
+    assert accused(pod) == set()
+
+
+def test_who_never_kept_a_law_is_not_judged_by_it() -> None:
+    pod = Twin(two_racks())
+    odd = KEPT | {"node.psu1_power_w": 0.0, "rack.liquid_isolation_state": 1.0}
+    pod.run(EVERY * (LEARNS + 10), odd)
+    assert accused(pod) == set()
+    pod.run(TICKS, odd | {"rack.liquid_isolation_state": 0.0})
+    assert accused(pod) == set()
+
+
+def test_memory_that_overshoots_as_work_begins_accuses_nobody() -> None:
+    """Metal follows a step of the load late."""
+    pod, warm = copy.deepcopy(learned()), KEPT | {"gpu.hbm_temp_c": 76.0}
+    pod.run(20 * EVERY, KEPT | TRUE["the load ends"])
+    for _ in range(8):
+        pod.run(EVERY, warm)
+        assert accused(pod) == set()
+    pod.run(20 * EVERY, KEPT)
+    assert accused(pod) == set()
+    pod.run(TICKS, warm)
+    assert {key for key, _ in accused(pod)} == {"gpu.hbm_temp_c"}
+
+
+def test_air_that_leaves_a_node_warmer_than_ever_accuses_nobody() -> None:
+    assert accused(after({"node.outlet_temp_c": 59.0})) == set()
+
+
+MEMORY = next(law for law in LAWS if law.key == "gpu.memory over chip")
+
+
+def looks_until_steady(book: Contradictions, load_w: float) -> int:
+    n = book.sizes["gpu"]
+    for look in range(200):
+        if book._at_load(MEMORY, slice(None), np.full(n, load_w), np.ones(n, np.bool_)).all():
+            return look
+    raise AssertionError("never steady")
+
+
+def test_a_load_that_ends_at_nothing_is_steady_again_within_minutes() -> None:
+    book = Contradictions(Topology(site_of(two_racks())))
+    assert looks_until_steady(book, 5000.0) == 0
+    assert 10 < looks_until_steady(book, 0.0) * EVERY < 400
+
+
+@pytest.mark.parametrize("parts", [2, 10, 41])
+def test_on_a_large_site_a_load_is_steady_as_soon_as_on_a_small_one(parts: int) -> None:
+    small, large = (Contradictions(Topology(site_of(two_racks()))) for _ in "ab")
+    large._slices["gpu"] = parts
+    for load_w in (900.0, 9000.0, 900.0):
+        ticks = [looks_until_steady(book, load_w) * every for book, every in ((small, EVERY), (large, parts))]
+        assert ticks[1] == pytest.approx(ticks[0], abs=max(parts, EVERY))
