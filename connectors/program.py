@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 END_S = 2.0  # for its pipes to be read to their end once it is killed; they may stay open
+REAP_S, POLL_S = 30.0, 0.05  # for the kernel to end it on a host that is short of processors or memory
 
 
 class ProgramAnswer(NamedTuple):
@@ -42,6 +44,7 @@ async def run_program(
             _kill(process)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(process.communicate(), END_S)
+            await _reap(process)
     text, words_of_errors = (raw[:most_bytes].decode("utf-8", "replace") for raw in (out, errors))
     return ProgramAnswer(code, text, words_of_errors, max(len(out), len(errors)) > most_bytes)
 
@@ -49,6 +52,13 @@ async def run_program(
 def _kill(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+async def _reap(process: asyncio.subprocess.Process) -> None:
+    """Wait until a killed program has ended: without that it outlives the event loop."""
+    deadline_s = time.monotonic() + REAP_S
+    while process.returncode is None and time.monotonic() < deadline_s:
+        await asyncio.sleep(POLL_S)
 
 
 async def _upto(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.golden.conftest import ROOT
+from tests.support.sampled_cases import sampled
 from twin.cli.main import main
 
 DEPLOY = ROOT / "deploy"
@@ -73,7 +74,7 @@ def test_demand_of_a_cluster(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["carbon", "price"])
+@pytest.mark.parametrize("what", sampled(["carbon", "price"], "price"))
 def test_the_grid(
     recording: Callable[[str], Path], capsys: pytest.CaptureFixture[str], tmp_path: Path, what: str
 ) -> None:

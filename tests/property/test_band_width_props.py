@@ -18,6 +18,7 @@ from models.load import FORECASTERS, LEVELS, MEDIAN, Blend, ForecastGrid, KeptRo
 from models.load.blend import EDGES, SIDES
 from models.persistence import Persistence
 from tests.support.builders import Twin, two_racks
+from tests.support.sampled_cases import sampled
 from twin.catalogue import F64, find_quantity
 
 MIN, QUARTER = 60.0, 900.0
@@ -75,7 +76,9 @@ def check_order(of: dict[float, list[Any]], horizons_s: Sequence[float]) -> int:
     return seen
 
 
-@pytest.mark.parametrize("expert", [*FORECASTERS])
+@pytest.mark.parametrize(
+    "expert", sampled([*FORECASTERS], "last", "seasonal_day", "autoregression", "state_space")
+)
 def test_no_expert_makes_a_band_that_shrinks_with_the_horizon(expert: str) -> None:
     model = Load(("rack.power_w",), FINE, experts=expert)
     series = np.column_stack([series_of(kind, 100, 1)[:, 0] for kind in ("noise", "idle")])

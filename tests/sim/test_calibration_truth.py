@@ -74,6 +74,7 @@ def truth(run: Simulation) -> dict[str, F64]:
     }
 
 
+@pytest.mark.evaluation
 @pytest.mark.slow
 def test_nine_of_ten_parameters_are_within_their_band_of_the_hidden_truth() -> None:
     inside: dict[str, list[bool]] = {}
@@ -96,6 +97,7 @@ def test_nine_of_ten_parameters_are_within_their_band_of_the_hidden_truth() -> N
         assert np.mean(hits) >= 0.75, (name, np.mean(hits))
 
 
+@pytest.mark.evaluation
 @pytest.mark.slow
 def test_a_fouled_exchanger_drifts_by_as_much_and_says_what_it_means() -> None:
     run = simulated(44, SETTLED_S)

@@ -67,8 +67,7 @@ def scores(said: F64, values: F64, origins: I64, horizon: int) -> tuple[float, f
     return float(np.abs(error[:, 1]).mean()), float(loss.mean())
 
 
-@pytest.mark.slow
-@pytest.mark.long
+@pytest.mark.evaluation
 def test_days_of_helios_are_forecast_as_the_backtest_does(recording: Callable[[str], Path]) -> None:
     files = sorted(recording("gpu-demand-helios-earth").glob("*/cluster_sequence_vc.csv.xz"))
     read = read_series(files, "time", ["running_gpu_num", "pending_gpu_num"]).panel

@@ -31,6 +31,7 @@ from tests.support.publishers import (
     Telegraf,
     capture_site,
 )
+from tests.support.sampled_cases import sampled
 from twin.telemetry import Message
 
 pytestmark = pytest.mark.slow
@@ -202,7 +203,10 @@ LOSSES = {
 BACK_S = 90
 
 
-@pytest.mark.parametrize("name", LOSSES)
+HERE = ("the only publisher of a rack", "the exporter", "the broker", "the clock of one node, an hour late")
+
+
+@pytest.mark.parametrize("name", sampled(LOSSES, *HERE))
 def test_first_contact_losses(floor: Floor, name: str) -> None:
     """Exactly one alarm, which names what is lost, and none critical; all is over when it comes back."""
     loss, listener = LOSSES[name], floor.listener

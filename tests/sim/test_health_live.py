@@ -88,6 +88,7 @@ def fault(code: int, detail: str = "", number: int = 0) -> FaultReported:
 VALUES = {"gpu.temp_c": 60.0, "gpu.power_w": 700.0, "gpu.sm_clock_hz": 1.9e9, "gpu.util_pu": 1.0}
 
 
+@pytest.mark.storm
 def test_another_gpu_in_its_place_is_not_blamed() -> None:
     twin = Twin(two_racks(racks="r1"))
     twin.run(30, VALUES)

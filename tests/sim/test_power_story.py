@@ -16,6 +16,7 @@ import pytest
 
 from policies.power_capping import PowerCap, PowerGuard
 from tests.support.builders import site_of
+from tests.support.sampled_cases import sampled
 from twin.contracts import Policy
 from twin.engine import Engine
 from twin.plant import scenario_of
@@ -102,6 +103,7 @@ def story(who: str, jobs: bool = False, seed: int = 1) -> Story:
     return Story(policies[who], JOBS if jobs else FULL, seed, end_s=end_s)
 
 
+@pytest.mark.storm
 def test_without_them_the_breaker_opens_and_the_racks_go_dark() -> None:
     found = story("nobody")
     assert found.feeder_w[round(LOST_S) - 2, B] < 0.99 * FEED_W, "both feeds together carry it well"
@@ -121,7 +123,7 @@ def test_with_both_the_other_feed_has_been_kept_free_for_it() -> None:
     assert found.feeder_w[10:, 2:].max() <= PDU_W
 
 
-@pytest.mark.parametrize("who", ["guard", "shared"])
+@pytest.mark.parametrize("who", sampled(["guard", "shared"], "guard"))
 def test_the_guard_is_in_time_where_nobody_kept_anything_free(who: str) -> None:
     """A building's readings come each 2 s and are up to 3 s old; supplies tell in a second who feeds them."""
     found = story(who)

@@ -147,6 +147,7 @@ def test_a_folder_without_sweeps_is_refused(tmp_path: Path) -> None:
         read_sweeps(tmp_path / "nowhere")
 
 
+@pytest.mark.evaluation
 @pytest.mark.slow
 def test_measured_sweeps_are_foretold(recording: Callable[[str], Path]) -> None:
     told = run_backtest(recording(PUBLIC))

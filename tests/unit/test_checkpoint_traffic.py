@@ -31,6 +31,7 @@ from policies.checkpointing.storage_traffic import (
     start_s,
     stretch_pu,
 )
+from tests.support.sampled_cases import sampled
 from tests.support.saving_jobs import Saving
 from tests.support.shared_storage import busy_pu, finish_s
 from twin.catalogue import F64, NS
@@ -139,7 +140,7 @@ def foreseen_and_true(then: float, now: float, seed: int) -> tuple[float, float]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("then, now", [(0.05, 0.5), (0.2, 0.5), (0.5, 0.1), (0.3, 0.3)])
+@pytest.mark.parametrize("then, now", sampled([(0.05, 0.5), (0.2, 0.5), (0.5, 0.1), (0.3, 0.3)], (0.2, 0.5)))
 def test_restarts_are_predicted_within_a_tenth_beside_load_that_no_job_tells_of(
     then: float, now: float
 ) -> None:
@@ -154,6 +155,7 @@ def test_restarts_beside_others_that_take_most_are_predicted_within_a_tenth() ->
     assert np.abs(found[:, 0] / found[:, 1] - 1.0).max() < 0.10
 
 
+@pytest.mark.storm
 def test_saves_that_take_longer_than_by_the_load_foretell_longer_restarts() -> None:
     parts, early_s = [Others(0.3, 0.0, 8 * HEARD_S)], [1.5 * HEARD_S]
     usual, slow = (Storage(saving(), parts, seed=5, restarts_s=early_s) for _ in "ab")
@@ -237,6 +239,7 @@ def test_counters_that_fall_silent_are_forgotten_and_come_back() -> None:
     assert storage.run(4 * HEARD_S)[-1].mean() > 1.2 * quiet
 
 
+@pytest.mark.storm
 def test_a_slip_of_a_counter_is_no_bandwidth() -> None:
     twin = saving()
     for k in range(400):

@@ -12,6 +12,7 @@ import pytest
 from policies.power_capping import PowerCap, PowerGuard
 from policies.thermal_guard import ThermalGuard
 from tests.support.builders import site_of, two_racks
+from tests.support.sampled_cases import sampled
 from twin.catalogue import NS, TABLES
 from twin.daemon import Ingest
 from twin.engine import Engine
@@ -83,7 +84,11 @@ class Room:
             self.told |= {text.partition(":")[0] for text in told}
 
 
-@pytest.mark.parametrize(("clock", "who"), [(clock, who) for clock in CLOCKS for who in CLOCKS[clock][1]])
+CASES = [(clock, who) for clock in CLOCKS for who in CLOCKS[clock][1]]
+HERE = (*((clock, ALL) for clock in CLOCKS), ("set back by 1 h", GATEWAY), ("stands", NODE))
+
+
+@pytest.mark.parametrize(("clock", "who"), sampled(CASES, *HERE))
 def test_nothing_is_commanded_because_of_a_clock_and_one_source_is_told(
     clock: str, who: tuple[str, ...]
 ) -> None:

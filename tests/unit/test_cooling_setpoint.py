@@ -30,6 +30,7 @@ from policies.cooling_setpoint.pressure import (
 )
 from policies.cooling_setpoint.sections import section_of
 from tests.support.builders import site_of
+from tests.support.sampled_cases import sampled
 from twin.catalogue import ContractError, find_signal
 from twin.contracts import Explanation, Forecast, View
 from twin.engine import Engine, explain
@@ -153,7 +154,10 @@ def settled() -> Simulation:
     return sim
 
 
-@pytest.mark.parametrize(("cooling", "outdoor_c"), [("tower", 20.0), ("dry_cooler", 12.0), ("chiller", 20.0)])
+@pytest.mark.parametrize(
+    ("cooling", "outdoor_c"),
+    sampled([("tower", 20.0), ("dry_cooler", 12.0), ("chiller", 20.0)], ("tower", 20.0)),
+)
 def test_the_model_with_the_designs_numbers_is_the_plant_of_the_design(
     cooling: str, outdoor_c: float
 ) -> None:
@@ -230,7 +234,11 @@ def test_what_is_wrong_brings_it_back(settled: Simulation, happens: Callable[[Si
 
 @pytest.mark.parametrize(
     ("table", "signal"),
-    [("gpu", "temp_c"), ("cdu", "supply_temp_c"), ("loop", "supply_temp_c"), ("site", "outdoor_temp_c")],
+    sampled(
+        [("gpu", "temp_c"), ("cdu", "supply_temp_c"), ("loop", "supply_temp_c"), ("site", "outdoor_temp_c")],
+        ("gpu", "temp_c"),
+        ("loop", "supply_temp_c"),
+    ),
 )
 def test_what_is_not_heard_moves_nothing_up_and_after_a_while_comes_back(
     settled: Simulation, table: str, signal: str
@@ -259,7 +267,14 @@ LIES = (
 )
 
 
-@pytest.mark.parametrize(("table", "signal", "trouble", "amount"), LIES)
+HERE = (
+    ("cdu", "supply_temp_c", "biased", -4.0),
+    ("site", "outdoor_temp_c", "biased", 8.0),
+    ("gpu", "temp_c", "frozen", 0.0),
+)
+
+
+@pytest.mark.parametrize(("table", "signal", "trouble", "amount"), sampled(LIES, *HERE))
 def test_a_sensor_that_lies_moves_nothing_up(
     settled: Simulation, table: str, signal: str, trouble: str, amount: float
 ) -> None:
@@ -414,6 +429,7 @@ def test_it_only_advises_a_first_step_while_nobody_obeys() -> None:
     assert float(sim.engine.memory[NAME]["saved_j"][0]) == pytest.approx(0.0, abs=0.1 * 3.6e6)
 
 
+@pytest.mark.storm
 def test_without_a_meter_savings_are_called_estimates() -> None:
     sim = simulated(plant_of(lab(), 26.0))
     sim.plant.disturbance.sensors = [SensorFault("loop", 0, "power_w", "silent", 0.0)]
@@ -613,6 +629,7 @@ def test_one_lever_is_moved_at_a_time() -> None:
     assert moves == {0, 1}
 
 
+@pytest.mark.storm
 def test_a_site_may_keep_its_pressures() -> None:
     sim = simulated(plant_of(lab(controls={PRESSURE: {"min": 220e3}}), 18.0))
     sim.run(2.5 * 3600.0)
@@ -620,6 +637,7 @@ def test_a_site_may_keep_its_pressures() -> None:
     assert np.isnan(asked_pa(sim))
 
 
+@pytest.mark.storm
 def test_an_own_pressure_above_the_envelope_is_left_alone() -> None:
     """It could be lowered to the envelope only, which is further than was weighed, and not given back."""
     sim = simulated(plant_of(lab(controls={PRESSURE: {"max": 150e3, "safe": 150e3}}), 18.0))

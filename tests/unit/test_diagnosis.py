@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.builders import START_NS, Twin, site_of, two_racks
+from tests.support.sampled_cases import sampled
 from twin.catalogue import NS, find_signal
 from twin.contracts import Residual
 from twin.diagnosis import FAULT_KINDS, Diagnosis, Topology, finding_of
@@ -372,12 +373,15 @@ def test_memory_that_cools_while_it_is_not_read_does_not_spike(drop_pu: float, s
 
 @pytest.mark.parametrize(
     ("step_k", "noise_k", "to_c", "kinds"),
-    [
-        (1.0, 0.1, 23.9, {"sensor_biased"}),  # it rests there, and its noise is unseen in the steps
-        (0.05, 0.1, 24.4, set()),
-        (0.05, 0.1, 21.0, {"sensor_biased", "cooler_failed"}),
-        (0.05, 0.0, 21.0, {"sensor_frozen"}),  # of which the digits stand still as well
-    ],
+    sampled(
+        [
+            (1.0, 0.1, 23.9, {"sensor_biased"}),  # it rests there, and its noise is unseen in the steps
+            (0.05, 0.1, 24.4, set()),
+            (0.05, 0.1, 21.0, {"sensor_biased", "cooler_failed"}),
+            (0.05, 0.0, 21.0, {"sensor_frozen"}),  # of which the digits stand still as well
+        ],
+        (1.0, 0.1, 23.9, {"sensor_biased"}),
+    ),
 )
 def test_a_coarse_supply_that_rests_at_another_step_does_not_stand_still(
     step_k: float, noise_k: float, to_c: float, kinds: set[str]

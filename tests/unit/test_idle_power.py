@@ -15,6 +15,7 @@ from policies.idle_power.wake import inrush_w, wake_first
 from policies.node_replacement import load_limits
 from tests.support.builders import Twin, explained
 from tests.support.idle_power_month import played
+from tests.support.sampled_cases import sampled
 from twin.catalogue import NS, ContractError
 from twin.contracts import ASLEEP, READY, WAKING, Forecast
 from twin.physics import CONTINUOUS_PU, MAGNETIC_PU, step
@@ -114,7 +115,7 @@ def test_who_sleeps_is_woken_before_the_forecast_rises_and_at_once_where_jobs_wa
     assert (pod.standby == WAKING).sum() == 8
 
 
-@pytest.mark.parametrize("lost", ["demand", "forecast", "standby", "level"])
+@pytest.mark.parametrize("lost", sampled(["demand", "forecast", "standby", "level"], "demand", "standby"))
 def test_what_is_unknown_lays_nobody_down_and_wakes_nobody(lost: str) -> None:
     pod = Pod(upper=48.0)
     pod.run(300)
@@ -269,6 +270,7 @@ def test_the_reserve_is_the_excess_that_so_few_rises_were_beyond() -> None:
     assert quantile_of(memory, 1e-2) == pytest.approx(np.quantile(excess, 0.99), rel=0.05)
 
 
+@pytest.mark.storm
 def test_half_a_day_of_made_up_demand_with_the_whole_engine() -> None:
     """Demand comes and goes: much is saved, nothing comes late, no feed is beyond its budget, no alarm."""
     minutes = np.arange(420)

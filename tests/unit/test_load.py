@@ -14,6 +14,7 @@ import pytest
 
 from models.load import Load
 from tests.support.builders import START_NS, Twin, spec_of, two_racks
+from tests.support.sampled_cases import sampled
 from twin.catalogue import F64, NS
 from twin.contracts import Forecast
 from twin.telemetry import events as ev
@@ -113,18 +114,21 @@ def test_a_tick_as_long_as_a_row_is_the_newest_row(dt_s: float) -> None:
             assert said(twin, dt_s).mean == pytest.approx([1000.0 * i] * 2)
 
 
-def test_one_late_tick_or_a_pause_forgets_nothing() -> None:
+LATE = [(1.0, 3.0), (1.0, 100.0), (1.0, 1000.0), (60.0, 200.0), (60.0, 4000.0)]
+
+
+@pytest.mark.parametrize(("dt_s", "late_s"), sampled(LATE, (1.0, 1000.0), (60.0, 200.0), (60.0, 4000.0)))
+def test_one_late_tick_or_a_pause_forgets_nothing(dt_s: float, late_s: float) -> None:
     """An overload, a host that slept, a restart: rows that were missed are gaps."""
-    for dt_s, late_s in ((1.0, 3.0), (1.0, 100.0), (1.0, 1000.0), (60.0, 200.0), (60.0, 4000.0)):
-        model = load_of(horizons_s=(MIN, 5 * MIN, 6 * HOUR))
-        twin = twin_of(model)
-        drive(twin, rng_walk(round(600 / dt_s) if dt_s == 1.0 else 60), dt_s)
-        before = np.isfinite(panel(model)[:, 0]).sum()
-        grids = [b.grid for b in model._blends.values()]
-        twin.tick({POWER: 60e3}, dt_s=late_s)
-        drive(twin, rng_walk(3), dt_s)
-        assert np.isfinite(panel(model)[:, 0]).sum() >= before, (dt_s, late_s)
-        assert [b.grid for b in model._blends.values()] == grids
+    model = load_of(horizons_s=(MIN, 5 * MIN, 6 * HOUR))
+    twin = twin_of(model)
+    drive(twin, rng_walk(round(600 / dt_s) if dt_s == 1.0 else 60), dt_s)
+    before = np.isfinite(panel(model)[:, 0]).sum()
+    grids = [b.grid for b in model._blends.values()]
+    twin.tick({POWER: 60e3}, dt_s=late_s)
+    drive(twin, rng_walk(3), dt_s)
+    assert np.isfinite(panel(model)[:, 0]).sum() >= before
+    assert [b.grid for b in model._blends.values()] == grids
 
 
 def test_a_first_tick_that_is_long_or_short_does_not_settle_the_rows() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from models.load import BANDS, LEVELS, MEDIAN, UNUSUAL, ExpertAggregation, Issue, restlessness, stride
+from tests.support.sampled_cases import sampled
 from twin.catalogue import F64, ContractError
 
 NAN = float("nan")
@@ -72,7 +73,7 @@ def atoms(rng: np.random.Generator, n_time: int, n: int) -> np.ndarray:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make, quantum", [(walk, 0.0), (drifting, 0.0), (atoms, 1.0)])
+@pytest.mark.parametrize("make, quantum", sampled([(walk, 0.0), (drifting, 0.0), (atoms, 1.0)], (atoms, 1.0)))
 def test_bands_cover_what_they_promise(make, quantum: float) -> None:
     values = make(np.random.default_rng(11), 3001, 3)
     said = run(values, 1, quantum)[1000:-1]

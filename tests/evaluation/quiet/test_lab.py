@@ -138,6 +138,7 @@ def test_rates_have_the_interval_of_poisson_counts() -> None:
     assert [(c["alarms"], c["plants"], c["circumstance"]) for c in causes] == [(4, 1, "start")]
 
 
+@pytest.mark.evaluation
 def test_the_short_form_counts_the_same_in_one_process_and_in_two(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
