@@ -252,7 +252,7 @@ class PowerExplainer:
         if caps.kind == "job" and (lost := _lost_words(state, caps)):
             sentences.append(Sentence(lost))
         if caps.first is not None:
-            sentences.append(Sentence(f"of the places that carry it, {first_words(caps.first)}", "note"))
+            sentences.append(Sentence(f"of the places that carry it: {first_words(caps.first)}", "note"))
         for a in caps.advised:
             sentences.append(Sentence(
                 f"{a['gpus']:,} GPUs would be capped to {_watts(a['cap_low_w'], a['cap_high_w'])} by "
@@ -393,10 +393,11 @@ PLACE_COLUMNS = (
     TableColumn("place"), TableColumn("kind"), TableColumn("dead", detail=True),
     TableColumn("limit_w", "W"), TableColumn("limit_from", detail=True),
     TableColumn("target_w", "W"), TableColumn("target"),
-    TableColumn("load_w", "W"), TableColumn("lost_w", "W", "A/B fails"),
-    TableColumn("coming_w", "W"), TableColumn("peak_w", "W", detail=True),
-    TableColumn("peak_lost_w", "W", detail=True), TableColumn("peak_s", "s", detail=True),
-    TableColumn("left_w", "W"), TableColumn("use_pu", "1", "used"), TableColumn("metered", detail=True),
+    TableColumn("load_w", "W", "load now"), TableColumn("lost_w", "W", "load if A/B fails"),
+    TableColumn("left_w", "W", "left now"), TableColumn("use_pu", "1", "used now"),
+    TableColumn("coming_w", "W", "load forecast"), TableColumn("coming_left_w", "W", "left by forecast"),
+    TableColumn("peak_w", "W", detail=True), TableColumn("peak_lost_w", "W", detail=True),
+    TableColumn("peak_s", "s", detail=True), TableColumn("metered", detail=True),
     TableColumn("unheard_racks", "", "unheard"), TableColumn("capped_gpus", "", "capped"),
 )  # fmt: skip
 STEP_COLUMNS = ("limit_w", "limit_from", "target_w", "load_w", "lost_w", "left_w", "use_pu")
@@ -491,17 +492,17 @@ def first_words(first: dict[str, Any]) -> str:
     limit = f"its {_kw(first['limit_w'])} ({first['limit_from']})"
     if first["target"]:
         limit = f"load target {first['target']} of {_kw(first['limit_w'])}"
-    at, may = "now", ""
+    at, verb = "now", "is"
     if first["in_s"]:
-        by = "at the upper end of its 90 % band"
+        at, verb = f"forecast for in {text.duration(first['in_s'])}, upper end of its 90 % band", "may be"
         if first["bound"]:
-            by = "worst case, not a forecast: all racks reach the upper ends of their 90 % bands at once"
-        at, may = f"in {text.duration(first['in_s'])}, {by}", "may be "
+            at = f"worst case in {text.duration(first['in_s'])}, not a forecast "
+            at += "(all racks reach the upper ends of their 90 % bands at once)"
     lost = " if the other side fails" if first["lost"] else ""
     if first["over"]:
-        return f"{may}beyond its limit {at}: {place}{lost}, {_kw(-first['left_w'])} above {limit}"
-    left = f"{_kw(first['left_w'])} left of {limit} {at} ({_pct(first['use_pu'])} used)"
-    return f"binds first: {place}{lost}, {left}"
+        return f"{at}: {place} {verb} beyond its limit{lost}, {_kw(-first['left_w'])} above {limit}"
+    left = f"{_kw(first['left_w'])} left of {limit}, {_pct(first['use_pu'])} used"
+    return f"{at}: {place} binds first{lost}: {left}"
 
 
 def _limits_from(rows: list[dict[str, Any]]) -> str:
@@ -573,11 +574,18 @@ def _policies_table(state: PowerState) -> DataTable:
 
 
 def _places_table(rows: list[dict[str, Any]]) -> DataTable:
-    made = []
+    """The places, with the highest load and the least that is left by any forecast."""
+    made, ahead_s = list[dict[str, Any]](), 0.0
     for row in rows:
         coming = [s["lost_w"] if s["lost_w"] is not None else s["load_w"] for s in row["ahead"]]
-        made.append(row | {"coming_w": max((w for w in coming if w is not None), default=None)})
-    return table_of("places", PLACE_COLUMNS, made, "places")
+        left = [s["left_w"] for s in row["ahead"] if s["left_w"] is not None]
+        most_w = max((w for w in coming if w is not None), default=None)
+        made.append(row | {"coming_w": most_w, "coming_left_w": min(left, default=None)})
+        ahead_s = max([ahead_s, *(s["horizon_s"] for s in row["ahead"])])
+    words = "places; left: what a limit leaves, of a feeder with the other side lost"
+    if ahead_s:
+        words += f"; forecast: the worst within {text.duration(ahead_s)}, upper ends of 90 % bands"
+    return table_of("places", PLACE_COLUMNS, made, words)
 
 
 def _ahead_table(rows: list[dict[str, Any]]) -> DataTable:

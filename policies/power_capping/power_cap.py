@@ -53,12 +53,12 @@ from policies.power_capping.external_limits import (
 )
 from policies.power_capping.headroom import power_state
 from policies.power_capping.nodes import NODE_CONTROL, CappedNodes, heard_s, nodes_of, readback_w, standing_in
+from policies.power_capping.reasons import FIGURES, GpuPower, Reasons, kept_figures, place_loads
 from policies.power_capping.release import DWELL_S, SPREAD_S, STEP_PU, Raises, steadied
 from policies.power_capping.savings import CapAccount
 from policies.power_capping.shares import Claims, gpus_w, shared_out
 from policies.power_capping.unheard import Unheard, never_heard, unheard_of, waiting_places, with_unheard
-from policies.power_capping.unpowered import unpowered_gpus
-from twin.catalogue import F64, I8, I32, I64, NS, Bool, ContractError
+from twin.catalogue import F64, I8, I32, NS, Bool, ContractError
 from twin.contracts import (
     Columns,
     ExplainRequest,
@@ -85,7 +85,6 @@ TO_BE_RAISED = (
     f"no budget above is full any more: the cap is raised once {100 * STEP_PU:.0f} % of its range can be "
     f"given back, {DWELL_S:.0f} to {DWELL_S + SPREAD_S:.0f} s after the last cut"
 )
-MOST_REASONS = 16  # places that are named; the caps below the others say so in one sentence
 RISK_PU = 0.02  # by which a sum may rise above what it was at most of late. source: estimate
 # Time constant with which a sum is forgotten, slower than the peaks of GPUs: that all of many jobs draw at
 # once is rare. source: estimate
@@ -111,7 +110,7 @@ class PowerCap:
     period_s: ClassVar[float] = 5.0
     urgent: ClassVar[bool] = False  # what cannot wait for five seconds is power_guard's
     topics: ClassVar[tuple[Topic, ...]] = TOPICS
-    # `sum_w`, `layout`: of the coincidence of peaks
+    # `sum_w`, `layout`: of the coincidence of peaks; `why_*`: the figures of reasons
     memory: ClassVar[Columns | None] = Columns(
         gpu={
             "peak_w": "f8",
@@ -120,6 +119,7 @@ class PowerCap:
             "sum_w": "f8",
             "layout": "i8",
             "unheard_ns": "i8",
+            **FIGURES,
         },
         rack={"other_w": "f8", "gpus_w": "f8", "held_w": "f8", "unread_ns": "i8"},
         scalars={"peak_ns": "i8"} | COURSE_COLUMNS,
@@ -212,8 +212,14 @@ class PowerCap:
         capped = want.capped & (cap_w < want.most_w)
         kept["cap_w"] = np.where(capped, cap_w, 0.0)
         kept["cut_ns"] = np.where(capped, cut_ns, 0)
-        why = _Reasons(view, carried, limits, unheard, held_by, short, lower.most_w < want.most_w)
-        return _proposals(want, cap_w, capped, nodes, why), kept
+        why = Reasons(
+            view, carried, limits, unheard, held_by, short, lower.most_w < want.most_w, self.margin_pu
+        )
+        power = GpuPower(lower, want.power_w, np.nan_to_num(other))
+        loads = place_loads(view, carried, power, short, left_w, self.margin_pu)
+        same = bool((memory["layout"] == sums["layout"]).all())
+        figures = kept_figures(memory, loads, why.places(capped)[1], now_ns, same)
+        return _proposals(want, cap_w, capped, nodes, why, figures), kept | figures
 
     def _loads(
         self, view: View, memory: Memory, nodes: CappedNodes, since_s: float
@@ -386,67 +392,21 @@ def _shaved(view: View, want: Wants, class_of: I8, compute_pu: F64 | None, shave
     return want._replace(most_w=most_w, demand_w=np.minimum(want.demand_w, most_w))
 
 
-@dataclass(frozen=True, slots=True)
-class _Reasons:
-    """Reasons why GPUs are capped [n_gpu]: the place whose budget is full, or an external limit."""
-
-    view: View
-    carried: Carried
-    limits: ExternalLimits
-    unheard: Unheard
-    held_by: I64
-    short: Bool
-    shaved: Bool
-
-    def of(self, place: int) -> str:
-        """One sentence."""
-        what = "the demand" if self.short[place] else "the maximum power of GPUs"
-        name, why = self.carried.name(self.view.site, place), ""
-        first, n = self.carried.pairs.drawn, self.carried.n_feeder
-        if name == "site":
-            name, why = "the site", self.limits.site_why
-        elif (
-            first <= place < first + n and self.carried.limit_w[place] >= self.limits.feeder_w[place - first]
-        ):
-            why = self.limits.feeder_why[place - first]
-        if why:
-            return f"{what} of {name} is more than it may draw now: {why}{self._unheard(place)}"
-        return f"{what} below {name} is more than its budget{self._unheard(place)}"
-
-    def _unheard(self, place: int) -> str:
-        """Return a text on the GPUs below a place that never reported, and their assumed power; "" for none.
-
-        Those that count with their most go before those that a meter above tells of.
-        """
-        pairs, unheard = self.carried.pairs, self.unheard
-        below = np.zeros(self.carried.n_rack, np.bool_)
-        below[pairs.rack[pairs.place == place]] = True
-        mine = below[self.view.site.rack_of_gpu] & ~unpowered_gpus(self.view)
-        for kind, counted in (
-            (unheard.at_most, "their maximum, as no meter above them reports"),
-            (unheard.metered, "the power that the meters above them leave"),
-        ):
-            if (never := mine & kind).any():
-                gpus = f"{never.sum():,} of its {mine.sum():,} GPUs"
-                return f"; {gpus} have never reported and count with {counted}"
-        return ""
-
-
-def _proposals(want: Wants, cap_w: F64, capped: Bool, nodes: CappedNodes, why: _Reasons) -> list[Proposal]:
+def _proposals(
+    want: Wants, cap_w: F64, capped: Bool, nodes: CappedNodes, why: Reasons, figures: Memory
+) -> list[Proposal]:
     """Return one proposal per binding place, one for the voluntary reduction, and one for the rest."""
     if not capped.any():
         return []
     out: list[Proposal] = []
     held_by = why.held_by
-    many = np.bincount(held_by[capped] + 1, minlength=len(why.short) + 1)[1:]  # by place
-    found = np.flatnonzero(many)
-    named = np.sort(found[np.argsort(-many[found], kind="stable")[:MOST_REASONS]])
-    shown = np.full(len(many) + 1, -1)
+    found, named = why.places(capped)
+    shown = np.full(len(why.short) + 1, -1)
     shown[named] = named
     others, shaved, raised = -3, -2, -1
     place = np.where(held_by >= 0, np.where(shown[held_by] >= 0, shown[held_by], others), raised)
     place = np.where((held_by < 0) & why.shaved, shaved, place)
-    reasons = {at: why.of(at) for at in named.tolist()} | {
+    reasons = {at: why.of(at, figures) for at in named.tolist()} | {
         others: f"below {len(found) - len(named):,} more places the demand is more than the budget: "
         "`racktwin power show` lists them",
         shaved: f"normal work is reduced for the grid: {why.limits.shave_why}",

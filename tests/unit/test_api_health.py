@@ -183,6 +183,28 @@ def test_a_gpu_explained(pod: Pod, ill: Ailing) -> None:
     assert "new serial number" in tree["changes"]
 
 
+def test_a_node_that_has_failed_has_no_chance_of_failing_though_the_model_has_yet_to_learn_it(
+    pod: Pod, ill: Ailing
+) -> None:
+    """A forecast is up to a minute old: its last figures are those of a node that worked."""
+    for horizon_s in (3600.0, DAY_S, 604_800.0, 2_592_000.0):
+        ill.forecast(horizon_s, np.full(36, 0.03))
+    now_ns = pod.twin.now_ns
+    ill.say("node", 5, FAILED, "it is off", since_ns=now_ns - 20 * NS)
+    ill.failed(6, now_ns - 10 * NS, kind="silent")  # by the log alone
+    for name, ago_s in ((NODE3, 180), (f"{NODE3}/gpu2", 180), (f"{NODE3}/gpu0", 180), ("lab/h/r1/node5", 20),
+                        ("lab/h/r1/node6", 10)):  # fmt: skip
+        tree = of_name(pod.live, name)
+        assert tree["failed_since_ns"] == now_ns - ago_s * NS, name
+        assert [(c["mean"], c["lo"], c["hi"]) for c in tree["chance"]] == [(None, None, None)] * 4
+    well = of_name(pod.live, "lab/h/r1/node4")
+    assert well["failed_since_ns"] is None
+    assert well["chance"][1]["mean"] == pytest.approx(0.03)
+    days = {r["name"]: (r["failed_since_ns"], r["day"]["mean"]) for r in rows(pod, "node", limit=40)}
+    assert days[NODE3] == (now_ns - 180 * NS, None)
+    assert days["lab/h/r1/node5"] == (now_ns - 20 * NS, None)
+
+
 def test_a_node_that_is_drained_is_not_to_be_drained_again(
     pod: Pod, ill: Ailing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,6 +392,10 @@ def test_metrics_are_bounded(pod: Pod, ill: Ailing) -> None:
     assert "racktwin_nodes_down 1.0" in lines
     likely = [x for x in lines if x.startswith("racktwin_node_failure_probability{")]
     assert len(likely) == 20 * 4
+    ill.forecast(DAY_S, np.full(36, 0.03))
+    again = generate_latest(registry).decode().splitlines()
+    of_failed = [x for x in again if x.startswith("racktwin_node_failure_probability{") and NODE3 + '"' in x]
+    assert not of_failed, "a node that has failed is no likely one"
     assert any('name="lab/h/r1/node9"' in x for x in likely)
     assert not any(NODE3 + '"' in x for x in likely)  # no forecast, no series
     assert len([x for x in lines if x.startswith("racktwin_health_faults_total{")]) <= 100

@@ -85,13 +85,22 @@ def test_the_upper_band_of_the_forecast_is_what_is_to_come(tmp_path: Path) -> No
         assert (tree["first"]["in_s"], tree["first"]["over"], tree["first"]["bound"]) == (900.0, True, True)
         assert not any("no forecast of racks" in n for n in tree["notes"])
         _, told = await pod.ask("GET", "/api/v1/power?form=explanation")
-        worst = [s for s in told["sentences"] if "worst case, not a forecast" in s["text"]]
+        worst = [s for s in told["sentences"] if s["text"].startswith("worst case in 15 min, not a")]
         assert [s["kind"] for s in worst] == ["summary"], "a bound is no warning"
         assert "warning" not in [s["kind"] for s in told["sentences"]]
+        (table,) = [t for t in told["tables"] if t["name"] == "places"]
+        assert table["text"].endswith("forecast: the worst within 1 h, upper ends of 90 % bands")
+        names = [c["name"] for c in table["columns"]]
+        (row,) = [dict(zip(names, r, strict=True)) for r in table["rows"] if "lab/h/a" in r]
+        assert (row["coming_w"], row["coming_left_w"]) == (170_000.0, -20_000.0)
+        assert row["left_w"] > 0.0, "what is left now is another column than what the forecast leaves"
+        heads = {c["name"]: c.get("text", "") for c in table["columns"]}
+        assert (heads["left_w"], heads["coming_left_w"]) == ("left now", "left by forecast")
         Rig(pod).run(3, 900.0)  # 88 kW a rack: with the other side lost, a feeder is beyond its 150 kW
         _, told = await pod.ask("GET", "/api/v1/power?form=explanation")
         (warning,) = [s["text"] for s in told["sentences"] if s["kind"] == "warning"]
-        assert warning.startswith("beyond its limit now: feeder lab/h/"), "and it hides none"
+        assert warning.startswith("now: feeder lab/h/"), "and it hides none"
+        assert "is beyond its limit if the other side fails" in warning
         Rig(pod).run(3, 500.0)
         # A target that is over by then binds no more
         pod._events.append(target(pod, 60_000, "lab/h/a", for_s=800))

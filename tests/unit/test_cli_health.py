@@ -15,6 +15,7 @@ from tests.support.scripted_health import Ailing, ailing, days_ago_ns
 from twin.catalogue import NS
 from twin.cli.main import main
 from twin.contracts import BY_FACILITY, DEGRADED, FAILED, UNKNOWN, WATCH, Fault
+from twin.report import when
 
 DAY_S = 86_400.0
 NODE3 = "lab/h/r1/node3"
@@ -92,13 +93,15 @@ def test_a_node_is_explained_in_plain_words(ward: Ward, capsys: pytest.CaptureFi
 
 
 def test_a_failed_gpu_says_what_to_do_first(ward: Ward, capsys: pytest.CaptureFixture[str]) -> None:
-    ward.ill.say("gpu", 14, FAILED, "XID 79: fell off the bus", action_name="replace", sure_pu=0.97)
+    ward.ill.say("gpu", 14, FAILED, "XID 79: fell off the bus", action_name="replace", sure_pu=0.97,
+                 since_ns=ward.now_ns - 40 * NS)  # fmt: skip
     ward.forecasts()
-    ward.ill.forecast(DAY_S, np.nan)
     assert ward.run(f"{NODE3}/gpu2") == 0
     text = said(capsys)
     first = ("This GPU has failed", "do drain the node and replace the part", "XID 79: fell off the bus",
-             "chance of failing", "would change it", "not known")  # fmt: skip
+             f"chance of failing of its node {NODE3}: none: it has failed since "
+             f"{when(ward.now_ns - 40 * NS)} UTC", "would change it", "not known")  # fmt: skip
+    assert "within 1 d" not in text
     places = [text.index(x) for x in first]
     assert places == sorted(places)
 
@@ -144,7 +147,8 @@ def test_unknown_is_told_first_and_is_not_healthy(ward: Ward, capsys: pytest.Cap
 
 def test_the_site_tells_whom_to_look_at_first(ward: Ward, capsys: pytest.CaptureFixture[str]) -> None:
     ward.forecasts()
-    ward.ill.say("gpu", 14, FAILED, "XID 79: fell off the bus", action_name="replace")
+    ward.ill.say("gpu", 14, FAILED, "XID 79: fell off the bus", action_name="replace",
+                 since_ns=ward.now_ns - 40 * NS)  # fmt: skip
     ward.ill.lemons.why[7] = ("3 failures in 28 days, others 0.2",)
     ward.ill.wears("cdu.ua", 0, (9.0, 6.0, 20.0))
     for node in (30, 31):
@@ -154,7 +158,8 @@ def test_the_site_tells_whom_to_look_at_first(ward: Ward, capsys: pytest.Capture
     text = said(capsys)
     for expected in (
         "GPUs 1 failed 143 healthy", "fails in 24 h why",
-        f"{NODE3} failed - gpu2: XID 79: fell off the bus drain the node and replace the part",
+        f"{NODE3} failed failed since gpu2: XID 79: fell off the bus {when(ward.now_ns - 40 * NS)} "
+        "drain the node and replace the part",
         "lab/h/r1/node9 healthy 31 % 25 x the average",
         "3 failures in 28 days, others 0.2; a lemon",
         "nodes of lab expected to fail, with 90 % intervals within 1 h 0.40 0 to 1",

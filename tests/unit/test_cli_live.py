@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -15,9 +16,11 @@ import pytest
 
 from tests.support.in_process_daemon import Desk, serving_aside
 from twin.api import connect
+from twin.api.summary import brief_alarm
 from twin.api.tokens import add_token, read_tokens, write_private
-from twin.catalogue import ConfigError, clean
+from twin.catalogue import NS, ConfigError, clean
 from twin.cli.main import main
+from twin.cli.operate.show import since_words, state_words
 
 CAP = "gpu.power_cap_w"
 NASTY = "\x1b[31m[bold]evil[/bold]\u202e"
@@ -35,6 +38,14 @@ def test_status_says_first_what_matters(desk: Desk, capsys: pytest.CaptureFixtur
     desk.pod.live.parts["mqtt"].error = NASTY
     assert desk.run("status") == 0
     said = capsys.readouterr().out
+    first, told = said.splitlines()[0], " ".join(said.split())
+    assert first.startswith(
+        "lab: the daemon leads and works normally; no policy may act by itself, thermal_guard"
+    )
+    assert first.endswith("only with approval; the newest reading is 0 s old")
+    assert "waits for approval of the power cap of 144 GPUs" in told
+    assert "`racktwin policy approve thermal_guard gpu.power_cap_w`" in told
+    assert re.search(r"since \d\d:\d\d:\d\d UTC \(0 s ago\)", told)
     for expected in ("lab", "leader (epoch 3)", "act: operator", "approve: thermal_guard", "4 skipped",
                      "1 critical", "The temperature of 144 GPUs is beyond its limit",
                      "beyond/gpu.temp_c/limit", "thermal_guard waits for approval", "mqtt"):  # fmt: skip
@@ -47,6 +58,37 @@ def test_status_says_first_what_matters(desk: Desk, capsys: pytest.CaptureFixtur
     assert json.loads(capsys.readouterr().out)["role"] == "leader"
 
 
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({}, "x: the daemon leads and works normally; a and b may act, c only with approval; the newest "
+             "reading is 3 s old"),
+        ({"role": "standby"}, "x: the daemon stands by, another one leads; a and b may act, c only"),
+        ({"mode": "held"}, "x: the daemon leads and is on hold: it changes no command; a and b may act"),
+        ({"policies": [], "telemetry_age_s": None},
+         "x: the daemon leads and works normally; no policy may act by itself; no reading has arrived yet"),
+    ],
+)  # fmt: skip
+def test_the_first_line_is_a_sentence_on_state_authority_and_age(more: dict[str, Any], expected: str) -> None:
+    levels = {"a": "act", "b": "act", "c": "approve", "d": "advise", "operator": "act"}
+    policies = [{"name": n, "authority": level, "suspended": False} for n, level in levels.items()]
+    policies.append({"name": "e", "authority": "act", "suspended": True})
+    tree = {"site": "x", "role": "leader", "mode": "normal", "policies": policies, "telemetry_age_s": 3.0}
+    assert state_words(tree | more).startswith(expected)
+
+
+def test_an_alarm_says_when_in_utc_and_how_long_ago() -> None:
+    now_ns = 1_800_000_000 * NS
+    assert since_words(now_ns - 180 * NS, now_ns) == "since 07:57:00 UTC (3 min ago)"
+    assert since_words(now_ns - 86_400 * NS, now_ns) == "since 2027-01-14 08:00:00 UTC (24 h ago)"
+
+
+def test_evidence_that_only_repeats_the_title_is_left_out() -> None:
+    alarm = {"title": "lab/h/r1/node3: gpu2: XID 79: fell off the bus",
+             "evidence": ["gpu2: XID 79: fell off the bus", "chance of failing within a day: 60 %"]}  # fmt: skip
+    assert brief_alarm(alarm)["evidence"] == ["chance of failing within a day: 60 %"]
+
+
 def test_status_shows_what_people_set_and_may_have_forgotten(
     desk: Desk, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -55,7 +97,8 @@ def test_status_shows_what_people_set_and_may_have_forgotten(
     capsys.readouterr()
     assert desk.run("status") == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert f"asks for {CAP} at most 900 of lab/h/r1/node0/gpu0 and 71 more, without an end: noise" in said
+    asked = "asks for a power cap of at most 900 for lab/h/r1/node0/gpu0 and 71 more, without an end: noise"
+    assert asked in said
     assert "maintenance of rack lab/h/r2 until" in said or "maintenance of rack r2 until" in said
     assert "no protection there (pump)" in said
 
@@ -201,8 +244,9 @@ def test_the_token_comes_from_a_file_the_environment_or_standard_input(
     url = desk.pod.url
     assert main(["status", "--url", url]) == 1
     said = " ".join(capsys.readouterr().err.split())
-    assert "a token is needed" in said
-    assert "--token-file or RACKTWIN_TOKEN_FILE" in said
+    assert "needs a token, and none was given: give one with --token-file FILE" in said
+    assert "RACKTWIN_TOKEN_FILE or RACKTWIN_TOKEN" in said
+    assert "--config FILE" in said
     monkeypatch.setenv("RACKTWIN_URL", url)
     monkeypatch.setenv("RACKTWIN_TOKEN_FILE", str(desk.folder / "viewer.token"))
     assert main(["status"]) == 0

@@ -122,7 +122,7 @@ def test_any_load_is_beyond_a_limit_of_nothing(desk: PowerDesk, capsys: pytest.C
     desk.drive(10, 300.0)
     assert desk.run("power") == 0
     text = said(capsys)
-    for expected in ("beyond its limit now: the site", "above load target dark of 0.0 kW", "> 999 %"):
+    for expected in ("now: the site is beyond its limit, ", "above load target dark of 0.0 kW", "> 999 %"):
         assert expected in text, (expected, text)
     assert desk.run("power", "why", "site") == 0
     text = said(capsys)
@@ -187,6 +187,7 @@ def test_a_hundred_columns_are_enough_and_nothing_from_outside_is_markup() -> No
         "dead": False,
         "limit_w": 750e3,
         "coming_w": 790e3,
+        "coming_left_w": -40e3,
         "limit_from": "site file, budget_w",
         "unheard_racks": 1,
     }
@@ -210,17 +211,16 @@ def test_what_binds_first_in_words() -> None:
             "limit_w": 150e3, "limit_from": "site file, budget_w", "target": "", "lost": True,
             "bound": False}  # fmt: skip
     assert first_words(base) == (
-        "binds first: feeder lab/h/a if the other side fails, 75.0 kW left of its 150.0 kW "
-        "(site file, budget_w) now (50 % used)"
+        "now: feeder lab/h/a binds first if the other side fails: 75.0 kW left of its 150.0 kW "
+        "(site file, budget_w), 50 % used"
     )
     target = base | {"kind": "site", "place": "site", "target": "dr", "lost": False}
-    assert "binds first: the site, 75.0 kW left of load target dr of 150.0 kW" in first_words(target)
+    assert "now: the site binds first: 75.0 kW left of load target dr of 150.0 kW" in first_words(target)
     later = base | {"in_s": 900.0, "over": True, "left_w": -5e3, "lost": False, "bound": False}
     assert first_words(later) == (
-        "may be beyond its limit in 15 min, at the upper end of its 90 % band: feeder lab/h/a, 5.0 kW above "
-        "its 150.0 kW (site file, budget_w)"
+        "forecast for in 15 min, upper end of its 90 % band: feeder lab/h/a may be beyond its limit, 5.0 kW "
+        "above its 150.0 kW (site file, budget_w)"
     )
-    assert (
-        "worst case, not a forecast: all racks reach the upper ends of their 90 % bands at once: feeder"
-        in first_words(later | {"bound": True})
+    assert first_words(later | {"bound": True}).startswith(
+        "worst case in 15 min, not a forecast (all racks reach the upper ends of their 90 % bands at once): "
     )

@@ -84,17 +84,18 @@ def test_one_node_with_all_that_was_weighed(desk: NodesDesk, capsys: pytest.Capt
     for expected in (
         "lab/h/r1/node3: on its way out of service",
         "reason: row remaps fail",
-        "chance 1h pu 12 %",
-        "chance 24h pu 61 %",
+        "chance of failing within 1 h 12 %",
+        "chance of failing within 24 h 61 %",
         "do nothing 410",
         "save now, then drain 41.5 chosen",
-        "gate act gpu h 41.5",
-        "level drained",
-        "offences 1",
-        "attempts 2",
+        "predicted loss of acting 41.5",
+        "service level that the policy wants drained",
+        "withdrawals that count against it 1",
+        "failed tests since 2",
     ):
         assert expected in text, (expected, text)
     assert "read back" not in text
+    assert "chance 1h pu" not in text, "keys are for programs"
     assert desk.run("device", "plan", "r2/node1") == 0
     text = said(capsys)
     assert "lab/h/r2/node1: in service" in text

@@ -82,7 +82,7 @@ def test_one_json_object(recorded: tuple[Path, dict[str, Any]]) -> None:
     assert (result["seed"], result["interrupted"]) == (3, False)
     assert result["plant"]["it_energy_j"] > 70 * 3000.0
     assert result["plant"]["pue"] > 1.0
-    assert [v["title"] for v in result["faults_told"].values()] == ["A pump of lab/h/cdu1 has stopped"]
+    assert [v["title"] for v in result["faults_told"].values()] == ["Pump 1 of lab/h/cdu1 has stopped"]
     (told,) = result["faults_told"].values()
     assert 40.0 < told["after_s"] < 50.0
     assert result["inbox"]["accepted"] > 1000
@@ -104,7 +104,7 @@ def test_for_people(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "times real time",
         "total energy ",
         " kWh",
-        "A pump of lab/h/cdu1 has stopped",
+        "Pump 1 of lab/h/cdu1 has stopped",
     ):
         assert words in text
     for words in ("breakers tripped", "coolant leaked", "_j", "Replayed", "A replay", "all 1 racks"):

@@ -16,8 +16,9 @@ from tests.support.golden_story import START_NS, spec
 from tests.support.in_process_daemon import Pod, serve, serving_aside
 from tests.support.rotated_run import run
 from twin.api import JournalLine
+from twin.api.page import DecisionQuestion, decision_search
 from twin.api.page.decision_search import lines_in_memory
-from twin.api.runtime import QUIET_KINDS
+from twin.api.runtime import QUIET_KINDS, is_routine
 from twin.catalogue import NS, TABLES
 from twin.contracts import column, read_record
 from twin.engine import Engine
@@ -153,6 +154,34 @@ def test_a_note_that_came_while_a_tick_was_written_breaks_no_line_of_memory(
         lines[-20], lines[-16] = lines[-16], lines[-20]
         lines.append(JournalLine(lines[-1].record, 0, 0))
         assert [line.seq for line in lines_in_memory(pod.live)[0]] == [-1, *whole]
+
+    on_journal(tmp_path, recorded, check, kept=150)
+
+
+def test_events_crowd_out_no_decision_unless_they_are_asked_for(recorded: Recorded) -> None:
+    folder, engine = recorded
+    lines = [JournalLine(read_record(x["kind"], x["body"]), x["tick"], x["now_ns"], x["seq"])
+             for x in plain(folder)[::-1]]  # fmt: skip
+    commands = [line for line in lines if line.kind == "command"][:20]
+    events = [line for line in lines if line.kind == "event" and not is_routine(line.record)][:20]
+    page = decision_search._Page(DecisionQuestion(limit=8, most_events=2), engine.site)
+    page.fill([*events, *commands])
+    assert [row["kind"] for row in page.rows] == ["event"] * 2 + ["command"] * 6
+    assert page.events_left_out == len(events) - 2 > 0
+    asked = decision_search._Page(DecisionQuestion(kinds=frozenset({"event"}), limit=8), engine.site)
+    asked.fill([*events, *commands])
+    assert asked.events_left_out == 0
+    assert len(asked.rows) == min(8, len(events))
+
+
+def test_few_events_are_a_choice_of_the_query(tmp_path: Path, recorded: Recorded) -> None:
+    async def check(pod: Pod) -> None:
+        shares = []
+        for more in ("", "&events=few", "&events=few&kind=event"):
+            _, page = await pod.ask("GET", f"/api/v1/decisions?limit=8{more}")
+            shares.append([row["kind"] for row in page["decisions"]].count("event"))
+        assert shares[1] <= 2, shares
+        assert shares[2] > 2, shares
 
     on_journal(tmp_path, recorded, check, kept=150)
 

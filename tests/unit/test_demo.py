@@ -17,7 +17,7 @@ from twin.catalogue import ConfigError, StorageError
 from twin.cli import record
 from twin.cli.acl import acl_text, identities
 from twin.cli.commands import parser_of
-from twin.cli.demo import MARKER, OURS, _prove, claimed
+from twin.cli.demo import MARKER, OURS, Ending, _prove, claimed, ending_words
 from twin.cli.main import main
 from twin.config import load_config, load_site
 from twin.report.figures import doubt
@@ -176,3 +176,14 @@ def test_the_lab_leaves_nothing_in_the_checkouts_own_folders() -> None:
 def test_more_heat_than_power_is_doubted() -> None:
     assert doubt(0.97) == doubt(1.0) == ""
     assert "is impossible" in doubt(1.02)
+
+
+def test_the_last_line_says_that_the_story_is_over_and_what_is_next(tmp_path: Path) -> None:
+    text = ending_words(tmp_path, Ending(9, [], is_over=True))
+    assert text.startswith(
+        f"The story is over. Open {tmp_path / 'report.html'}. Next: `racktwin demo --stay`"
+    )
+    stopped = ending_words(tmp_path, Ending(9, []))
+    assert stopped.startswith("The demo was stopped before its story was over. ")
+    both = ending_words(tmp_path, Ending(9, ["a", "b"], is_over=True))
+    assert both.startswith("The story is over; 2 expected reactions did not show in time. ")

@@ -281,9 +281,11 @@ def test_a_pump_that_ran_and_stands() -> None:
     assert told(pod) == [("pump_trip", "cdu", 0, "")]
     first = pod.engine.diagnosis.faults[0]
     assert "pump 1 stands still" in first.evidence
+    assert finding_of(first, pod.site).title == "Pump 1 of lab/h/cdu1 has stopped"
     pod.tick(QUIET | {"cdu.pump1_speed_pu": 0.0, "cdu.pump2_speed_pu": 0.0, "cdu.flow_lpm": 0.0})
     (both,) = pod.engine.diagnosis.faults
     assert both.evidence[0] == "both pumps stopped, no flow"
+    assert finding_of(both, pod.site).title == "Both pumps of lab/h/cdu1 have stopped"
     assert both.count == 2 + 144 > first.count, "so it is journaled anew"
 
 

@@ -384,3 +384,12 @@ def test_the_command_tells_and_repeats(
     out = capsys.readouterr().out
     assert "left out event OutlookTold o2" in out
     assert "equal to its journal" in out
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.txt").write_text("no run")
+    for format_of in ("table", "json"):
+        assert main(["trace", "quarantine", str(tmp_path), "--format", format_of]) == 1
+        out = capsys.readouterr()
+        assert not out.out
+        assert "expected the folder of a run, such as state/run" in " ".join(out.err.split())

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 DEFAULT_URL = "http://127.0.0.1:8077"
 TIMEOUT_S = 15.0
 MAX_ANSWER = 64 * 2**20
+GIVE_TOKEN = (
+    "give one with --token-file FILE (- reads it from standard input) or in the environment with "
+    "RACKTWIN_TOKEN_FILE or RACKTWIN_TOKEN; on the daemon's own host, --config FILE names its configuration"
+)
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
@@ -49,7 +53,7 @@ class Client:
     cert_file: str | None = None
     key_file: str | None = None
     timeout_s: float = TIMEOUT_S
-    hint: str = ""  # where the token was looked for
+    hint: str = ""  # the origin of the token
 
     def get(self, path: str, **query: Any) -> Any:
         """Return the answer to a query; parameters that are None are left out."""
@@ -140,8 +144,14 @@ class Client:
             return tree
         why = str(tree.get("error", "")) if isinstance(tree, dict) else ""
         if status == 401:
-            why += f" ({self.hint})" if self.hint else ""
+            why = self._unauthorized(why)
         raise ApiRefused(status, why or f"{self.url} answers {status}")
+
+    def _unauthorized(self, why: str) -> str:
+        """Return a sentence on what is wrong with the token, and the options that give another one."""
+        if not self.token:
+            return f"{self.url} needs a token, and none was given: {GIVE_TOKEN}"
+        return f"{self.url} does not accept the token: {why or 'HTTP 401'} ({self.hint}); {GIVE_TOKEN}"
 
 
 def path_of(*parts: str) -> str:
@@ -242,11 +252,7 @@ def _token(given: str | None, own: Path | None) -> tuple[str, str]:
         return read_secret(Path(path)), f"the token came from {path}"
     if own is not None and own.exists():
         return read_secret(own), f"the token came from {own}"
-    return (
-        "",
-        "name the daemon's configuration with --config, "
-        "or a file that holds a token with --token-file or RACKTWIN_TOKEN_FILE",
-    )
+    return "", ""
 
 
 def _plausible(text: str, where: str) -> str:

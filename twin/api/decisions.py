@@ -40,25 +40,30 @@ MAX_POINTS = 5000
 MAX_NAMES = 100  # entities of one question to the history
 HISTORY_WAIT_S = 20.0
 DAY_S = 86_400
+EVENTS_AMONG = 4  # lines, of which one may be an event where only few are wanted
 STATES = ("raised", "acknowledged", "shelved", "suppressed", "flapping", "cleared", "active")
 
 
 async def decisions(request: web.Request) -> web.Response:
     """List decisions with reasons, newest first, from memory and then from the journal on disk.
 
-    One page searches the journal for about a second; `next` goes on from there, as `before`.
+    One page searches the journal for about a second; `next` goes on from there, as `before`. With
+    `events=few` at most one line in four is an event, and a note counts those that are left out.
     """
     live, control, policy = live_of(request), request.query.get("control"), request.query.get("policy")
     if control is not None:
         control_of(control)
     names = request.query.getall("entity", [])[:MAX_NAMES]
     kinds = _among(request, "kind", JOURNAL_KINDS)
+    limit = number_of(request, "limit", 100, 1, MAX_ROWS)
+    few_events = not kinds and request.query.get("events") == "few"
     asked = DecisionQuestion(
         frozenset(kinds), control, policy,
         tuple(scope_of(live, name, request.query.get("below") == "true", len(names) > 1) for name in names),
         number_of(request, "since", 0, 0, FOREVER_NS), number_of(request, "until", FOREVER_NS, 0, FOREVER_NS),
-        _before(request.query.get("before")), number_of(request, "limit", 100, 1, MAX_ROWS),
+        _before(request.query.get("before")), limit,
         WHOLE_TEXT if request.query.get("whole") == "true" else MAX_TEXT,
+        -(-limit // EVENTS_AMONG) if few_events else None,
     )  # fmt: skip
     if asked.since_ns > asked.until_ns:
         raise Refused(400, f"since ({asked.since_ns}) is after until ({asked.until_ns})")
@@ -116,7 +121,8 @@ async def alarms(request: web.Request) -> web.Response:
     rows.sort(key=urgency)
     more = offset + limit < len(rows)
     shown = [brief_alarm(a) for a in rows[offset : offset + limit]]
-    return answer({"counts": severities(every), "total": len(rows), "offset": offset,
+    now_ns = live.engine.state.now_ns
+    return answer({"now_ns": now_ns, "counts": severities(every), "total": len(rows), "offset": offset,
                    "next_offset": offset + limit if more else None,
                    "alarms": with_responses(live, shown)})  # fmt: skip
 

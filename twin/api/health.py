@@ -15,11 +15,12 @@ from aiohttp import web
 from twin.api.answers import MAX_ROWS, Refused, answer, listed, live_of, number_of
 from twin.api.runtime import Runtime
 from twin.api.scopes import held_by, meant
-from twin.catalogue import F64, NS, TABLES, U8, Bool, clean, duration, find_signal
+from twin.catalogue import F64, I64, NS, TABLES, U8, Bool, clean, duration, find_signal
 from twin.contracts import (
     ACTION_WORDS,
     ACTIONS,
     ATTRIBUTIONS,
+    FAILED,
     LEVELS,
     PAIRED,
     PARTS,
@@ -96,9 +97,31 @@ def average_of(forecast: Forecast | None) -> float | None:
     return float(known.mean()) if len(known) else None
 
 
-def band(forecast: Forecast | None, entity: int, average: float | None = None) -> dict[str, Any]:
-    """Return mean, interval and comparison with the average of one entity."""
-    if forecast is None:
+def failed_since(live: Runtime) -> I64:
+    """Return the instant from which each node has failed, ns [n_node]; 0 for a node that has not.
+
+    A node has failed by its own verdict, by that of one of its GPUs, or by the log of failures. The forecast
+    of the model is up to a minute older than these, so it does not decide.
+    """
+    health, site = live.engine.health, live.engine.site
+    never = np.iinfo(np.int64).max
+    since: I64 = np.full(site.sizes["node"], never)
+    for part in ("node", "gpu"):
+        verdict = health.health(part)
+        at = np.flatnonzero(verdict.level == FAILED)
+        np.minimum.at(since, at if part == "node" else site.node_of_gpu[at], verdict.since_ns[at])
+    log = health.log()
+    lasting = (log.end_ns == 0) & is_failure(log)
+    np.minimum.at(since, log.node[lasting], log.start_ns[lasting])
+    return np.where(since == never, 0, np.maximum(since, 1))
+
+
+def band(
+    forecast: Forecast | None, entity: int, average: float | None = None, failed: bool = False
+) -> dict[str, Any]:
+    """Return mean, interval and comparison with the average of one entity; none of these of one that has
+    failed."""
+    if forecast is None or failed:
         return {"mean": None, "lo": None, "hi": None, "average": None, "said": "", "basis": ""}
     mean, low, high = (finite(x[entity]) for x in (forecast.mean, forecast.lo, forecast.hi))
     return {"mean": mean, "lo": low, "hi": high, "average": average, "said": words.times(mean, average),
@@ -150,8 +173,9 @@ def _todo(live: Runtime, part: str, index: int, action: str) -> str:
     return drained_words(site.name("node", node)).removesuffix(".")
 
 
-def node_row(live: Runtime, node: int, concern: int, lemon: bool, average: float | None) -> dict[str, Any]:
+def node_row(ranked: Ranked, node: int) -> dict[str, Any]:
     """Return a node as a row: by its GPU if that is worse than the node as a whole."""
+    live, concern, lemon = ranked.live, int(ranked.concern[node]), bool(ranked.lemon[node])
     site, part, index = live.engine.site, "node", node
     if concern > int(levels_of(live, "node")[node]):
         first, last = int(site.gpu_start_of_node[node]), int(site.gpu_start_of_node[node + 1])
@@ -161,8 +185,10 @@ def node_row(live: Runtime, node: int, concern: int, lemon: bool, average: float
         row["why"] = f"gpu{index - int(site.gpu_start_of_node[node])}: {row['why'] or row['level']}"
     elif concern < WATCH and lemon:
         row["why"] = evidence_text((live.engine.health.lemons.evidence(node) or ("a lemon",))[0])
-    day = band(forecast_of(live, CHANCE, DAY_S), node, average)
-    return row | {"part": "node", "name": site.name("node", node), "day": day, "lemon": lemon}
+    since_ns = int(ranked.failed_ns[node])
+    day = band(forecast_of(live, CHANCE, DAY_S), node, ranked.average, since_ns > 0)
+    return row | {"part": "node", "name": site.name("node", node), "day": day, "lemon": lemon,
+                  "failed_since_ns": since_ns or None}  # fmt: skip
 
 
 class Ranked:
@@ -173,9 +199,11 @@ class Ranked:
         self.lemon: Bool = live.engine.health.lemons.is_lemon()
         forecast = forecast_of(live, CHANCE, DAY_S)
         self.average = average_of(forecast)
+        self.failed_ns = failed_since(live)
         self.chance: F64 = np.zeros(len(self.concern))
         if forecast is not None:
             self.chance = np.nan_to_num(forecast.mean.astype(np.float64), nan=0.0)
+            self.chance[self.failed_ns > 0] = 0.0
 
     def stand_out(self) -> np.ndarray:
         """Nodes not well, lemons, and those far likelier to fail than the average."""
@@ -189,8 +217,7 @@ class Ranked:
 
     def rows(self, nodes: np.ndarray) -> list[dict[str, Any]]:
         """These nodes, each in a line."""
-        return [node_row(self.live, i, int(self.concern[i]), bool(self.lemon[i]), self.average)
-                for i in nodes.tolist()]  # fmt: skip
+        return [node_row(self, i) for i in nodes.tolist()]
 
 
 # -- the whole
@@ -528,9 +555,10 @@ def part_tree(live: Runtime, part: str, index: int) -> dict[str, Any]:
     }  # fmt: skip
     tree["lowered_words"] = words.LOWERED_WORDS[tree["lowered"]] if tree["lowered"] else ""
     if node >= 0:
-        tree |= {"node": site.name("node", node), "job": job(live, node), "chance": chances(live, node),
-                 "model": model_of(live), "history": history(live, node),
-                 "lemon": lemon(live, node)}  # fmt: skip
+        since_ns = int(failed_since(live)[node])
+        tree |= {"node": site.name("node", node), "job": job(live, node), "failed_since_ns": since_ns or None,
+                 "chance": chances(live, node, since_ns > 0), "model": model_of(live),
+                 "history": history(live, node), "lemon": lemon(live, node)}  # fmt: skip
     if part == "gpu":
         tree["nvlinks"] = nvlinks_of(live, entity)
     if part == "node":
@@ -658,13 +686,14 @@ def remaining(live: Runtime, table: str, entity: int) -> list[dict[str, Any]]:
     return [*rows, *({"what": "", "mid_s": None, "lo_s": None, "hi_s": None, "said": t} for t in lines)]
 
 
-def chances(live: Runtime, node: int) -> list[dict[str, Any]]:
-    """Return the chance of failing within each horizon, with its interval and the fleet's average."""
+def chances(live: Runtime, node: int, failed: bool) -> list[dict[str, Any]]:
+    """Return the chance of failing within each horizon, with its interval and the fleet's average; no figure
+    for a node that has failed."""
     out = []
     for horizon_s in words.HORIZONS_S:
         forecast = forecast_of(live, CHANCE, horizon_s)
         if forecast is not None:
-            out.append({"horizon_s": horizon_s, **band(forecast, node, average_of(forecast))})
+            out.append({"horizon_s": horizon_s, **band(forecast, node, average_of(forecast), failed)})
     return out
 
 

@@ -19,7 +19,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from twin.api.comparisons import COMPARED, calibration_series
-from twin.api.health import CHANCE, DAY_S, failures, forecast_of, looked, parts_of
+from twin.api.health import CHANCE, DAY_S, failed_since, failures, forecast_of, looked, parts_of
 from twin.api.load_targets import target_series
 from twin.api.runtime import Runtime
 from twin.api.scopes import masks_of
@@ -553,21 +553,22 @@ def health_series(live: Runtime) -> Iterator[Metric]:
 
 def _likeliest(live: Runtime) -> Metric:
     """Return the chances of the nodes that are likeliest to fail within a day; these nodes change with
-    time."""
+    time, and none of them has failed."""
     metric = GaugeMetricFamily("racktwin_node_failure_probability",
                                f"of the {LIKELIEST} nodes likeliest to fail within a day",
                                labels=["name", "horizon_s"])  # fmt: skip
     day = forecast_of(live, CHANCE, DAY_S)
     if day is None:
         return metric
-    chance = np.nan_to_num(day.mean.astype(np.float64), nan=-1.0)
+    up = failed_since(live) == 0
+    chance = np.where(up, np.nan_to_num(day.mean.astype(np.float64), nan=-1.0), -1.0)
     likeliest = np.argsort(-chance, kind="stable")[:LIKELIEST]
     for horizon_s in words.HORIZONS_S:
         forecast = forecast_of(live, CHANCE, horizon_s)
         if forecast is None:
             continue
         for i in likeliest.tolist():
-            if np.isfinite(forecast.mean[i]):
+            if up[i] and np.isfinite(forecast.mean[i]):
                 metric.add_metric([live.engine.site.name("node", i), f"{horizon_s:g}"],
                                   float(forecast.mean[i]))  # fmt: skip
     return metric

@@ -34,6 +34,7 @@ from twin.site import hall_count, noun_key
 from twin.telemetry import GOOD, MISSING
 
 SEVERITIES = ("critical", "warning", "info")
+SAMPLED = 1000  # entities of a table whose newest reading is looked for
 SAID = ("title", "evidence", "action")  # of an alarm: sentences, in which keys stand as words
 SHOWN_RACKS = 400
 SHOWN_ALARMS = 50
@@ -84,7 +85,8 @@ def overview(live: Runtime, pulse: Pulse, alarms: list[dict[str, Any]]) -> dict[
         "asked_gpus": gpus_of_jobs(live), "queue": queue(live),
         "load_targets": len(engine.intake.load_targets.current(engine.site)),
         "unused": unused(live),
-        "heard": heard, "noun_keys": {table: noun_key(engine.site, table) for table in heard},
+        "telemetry_age_s": telemetry_age_s(live), "heard": heard,
+        "noun_keys": {table: noun_key(engine.site, table) for table in heard},
         "forecasts": forecasts.block(live),
         "health": health.block(live), "judged": judged(live, heard),
         "sections": live.sections, "story": live.story,
@@ -95,6 +97,16 @@ def overview(live: Runtime, pulse: Pulse, alarms: list[dict[str, Any]]) -> dict[
         "expected_kept": live.loaded.config.history.expected if live.history is not None else [],
         "counts": dict(live.counts),
     }  # fmt: skip
+
+
+def telemetry_age_s(live: Runtime) -> float | None:
+    """Return the age of the newest reading of about a thousand entities of each table; None before the
+    first."""
+    newest_ns = 0
+    for column in live.engine.state.tables.values():
+        step = max(1, column.t_ns.shape[1] // SAMPLED)
+        newest_ns = max(newest_ns, int(column.t_ns[:, ::step].max(initial=0)))
+    return max(0.0, (live.engine.state.now_ns - newest_ns) / NS) if newest_ns else None
 
 
 def gpus_of_jobs(live: Runtime) -> int:
@@ -150,7 +162,8 @@ def is_aside(alarm: dict[str, Any]) -> bool:
 
 
 def brief_alarm(alarm: dict[str, Any]) -> dict[str, Any]:
-    """An alarm, bounded, its text made safe: titles and evidence name what came from outside."""
+    """An alarm, bounded, its text made safe: titles and evidence name what came from outside. Evidence that
+    only repeats the title is left out."""
     out: dict[str, Any] = {}
     for name, value in alarm.items():
         if isinstance(value, str):
@@ -158,9 +171,17 @@ def brief_alarm(alarm: dict[str, Any]) -> dict[str, Any]:
         elif isinstance(value, list | tuple):
             texts = [plain_text(v) if name in SAID and isinstance(v, str) else v for v in value[:8]]
             out[name] = [clean(v, 300) if isinstance(v, str) else v for v in texts]
+            if name == "evidence":
+                title = clean(plain_text(str(alarm.get("title", ""))), 300).lower()
+                out[name] = [v for v in out[name] if not _is_within(str(v), title)]
         elif isinstance(value, int | float | bool | None):
             out[name] = value
     return out
+
+
+def _is_within(evidence: str, title: str) -> bool:
+    """Return True if the title, in small letters, ends with this evidence."""
+    return title == evidence.lower() or title.endswith((f": {evidence.lower()}", f" {evidence.lower()}"))
 
 
 def missed(live: Runtime) -> dict[str, Any]:

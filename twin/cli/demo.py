@@ -155,6 +155,7 @@ def _demo(folder: Path, args: argparse.Namespace, out: Console) -> int:
         for child in reversed(children):
             end_child(child)
     code = _prove(folder, told.tick, out)
+    print_line(out, ending_words(folder, told))
     return 1 if told.missing else code
 
 
@@ -201,10 +202,11 @@ class LiveDemo(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """The last tick that was shown, and the signs that did not show in time."""
+    """The last tick that was shown, the signs that did not show in time, and True if the story ended."""
 
     tick: int
     missing: list[str]
+    is_over: bool = False
 
 
 def _tell(telling: LiveDemo, args: argparse.Namespace, out: Console) -> Ending:
@@ -237,7 +239,7 @@ def _tell(telling: LiveDemo, args: argparse.Namespace, out: Console) -> Ending:
             signal.signal(number, handler)
     if narrator is None or not narrator.summary:
         return Ending(-1, [])
-    return Ending(narrator.summary["ticks"]["tick"], narrator.missing)
+    return Ending(narrator.summary["ticks"]["tick"], narrator.missing, told)
 
 
 def _settle(telling: LiveDemo) -> None:
@@ -255,6 +257,18 @@ def line_text(line: StoryStep, of: int) -> str:
     """A step as the terminal has it."""
     after = "" if line.after_s is None else f"+{line.after_s:.0f} s"
     return f"{line.chapter}/{of} {after:>6}  {line.text}"
+
+
+def ending_words(folder: Path, ending: Ending) -> str:
+    """Sentence on how the demo ended, where its report is, and what to try next."""
+    text = "The story is over" if ending.is_over else "The demo was stopped before its story was over"
+    if ending.missing:
+        count = len(ending.missing)
+        text += f"; {count} expected reaction{'s' * (count != 1)} did not show in time"
+    return (
+        f"{text}. Open {folder / 'report.html'}. Next: `racktwin demo --stay` keeps the pod running after "
+        "the story, so that you can query it; `racktwin init site/` connects your own site."
+    )
 
 
 def heard_words(summary: dict[str, Any]) -> str:

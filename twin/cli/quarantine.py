@@ -32,6 +32,12 @@ def run_quarantine(args: argparse.Namespace, out: Console, *_: Console) -> int:
     path, failing = args.path, 0
     if not path.is_dir():
         raise StorageError(f"{path}: no such folder; expected the folder of a run")
+    files = ("trace-*.rt", "poison-*")
+    if not journal_exists(path / OPEN) and not any(any(path.glob(pattern)) for pattern in files):
+        raise StorageError(
+            f"{path}: holds no journal, trace or quarantined input; expected the folder of a run, such as "
+            "state/run"
+        )
     authority = recorded_authority(path / OPEN) if journal_exists(path / OPEN) else {}
     rows: list[dict[str, Any]] = []
     for poison in Quarantine(path).poisons.values():

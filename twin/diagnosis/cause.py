@@ -6,6 +6,7 @@ support for `clear_s`: neither its kind nor its entity flaps.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
@@ -21,6 +22,7 @@ from twin.telemetry import EntityState, OldOfNew, records
 HOLD_S, CLEAR_S = 5.0, 30.0
 MAX_REPORTED = 1000  # faults at once; of more than that the gravest
 MAX_EVIDENCE = 6
+BOTH_STOPPED, ONE_STOPPED = "both pumps stopped", re.compile(r"pump ([12]) stands still")  # evidence
 MOST_ALIKE = 20  # of one kind and signal that are reported each by itself
 PENDING_S = 5.0  # without support, until a pending cause starts again
 Key = tuple[str, str, int, str]  # kind, table, entity, signal
@@ -224,11 +226,21 @@ def overlap(a: dict[str, I32], b: dict[str, I32]) -> bool:
     return any(name in b and len(np.intersect1d(index, b[name])) > 0 for name, index in a.items())
 
 
+def _pumps(fault: Fault, title: str) -> str:
+    """Return the title of a stopped pump with the pump's number, which the first evidence gives."""
+    if fault.kind != "pump_trip" or not fault.evidence:
+        return title
+    if fault.evidence[0].startswith(BOTH_STOPPED):
+        return title.replace("A pump of", "Both pumps of").replace("has", "have")
+    number = ONE_STOPPED.fullmatch(fault.evidence[0])
+    return title.replace("A pump of", f"Pump {number[1]} of") if number else title
+
+
 def finding_of(fault: Fault, site: Site) -> Finding:
     """Return a fault as a finding for operators; its id stays the same while it lasts."""
     kind = FAULT_KINDS[fault.kind]
     name = site.name(fault.table, fault.entity)
-    title = kind.title.format(name=name)
+    title = _pumps(fault, kind.title).format(name=name)
     if fault.signal:
         title += f": {signal_words(fault.signal)}"
     identity = f"fault/{fault.kind}/{name}" + (f"/{fault.signal}" if fault.signal else "")

@@ -10,7 +10,7 @@ import numpy as np
 from twin.catalogue import F32, F64, I64, NS, TABLES, Bool
 from twin.contracts import Residual
 from twin.diagnosis.alarm_budget import surprise
-from twin.diagnosis.cause import Cause
+from twin.diagnosis.cause import BOTH_STOPPED, Cause
 from twin.diagnosis.cusum import WILD_SIGMAS
 from twin.diagnosis.deviations import SLICE, Tracks
 from twin.diagnosis.device_reports import NEVER_NS, good, reported
@@ -112,7 +112,7 @@ class DeviceFaults(EntityState):
             count = max(1, racks)
             if stopped[cdu].all():
                 # Two stopped pumps are graver than one: the fault is journaled again
-                evidence[0] = "both pumps stopped, no flow"
+                evidence[0] = f"{BOTH_STOPPED}, no flow"
                 count += len(self.topology.below("cdu", cdu, "gpu"))
             out.append(Cause("pump_trip", "cdu", cdu, "", 0.99, tuple(evidence), count, 0.0, 30.0))
         return out

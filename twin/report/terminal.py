@@ -6,6 +6,7 @@ Readable at a hundred columns. Text from outside is made safe: one line, no mark
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from textwrap import wrap
 from typing import Any
 
 from rich.cells import cell_len
@@ -44,8 +45,9 @@ def grid(
 ) -> None:
     """Print a plain table, or a sentence where there is nothing; see `text_table`.
 
-    What a terminal is too narrow for is left out by whole columns and named below: the last of the numbers
-    first, then the last of the rest; no name is cut.
+    A terminal that is too narrow breaks the heads of numbers into lines. What it is still too narrow for is
+    left out by whole columns and named below: the last of the numbers first, then the last of the rest; no
+    name is cut.
     """
     if not rows:
         if empty:
@@ -53,7 +55,11 @@ def grid(
         return
     gap = 1 if right and out.width < NARROW else 2
     whole = _unbroken(len(heads), right, folds)
-    widths = [_least_width(head, [row[i] for row in rows], whole[i]) + gap for i, head in enumerate(heads)]
+    columns = [[row[i] for row in rows] for i in range(len(heads))]
+    widths = [_least_width(h, cells, w) + gap for h, cells, w in zip(heads, columns, whole, strict=True)]
+    if sum(widths) - gap > out.width:
+        heads = [_broken(head, columns[i]) if i in right else head for i, head in enumerate(heads)]
+        widths = [_least_width(h, cells, w) + gap for h, cells, w in zip(heads, columns, whole, strict=True)]
     kept = list(range(len(heads)))
     for i in sorted(kept[1:], key=lambda i: (i not in right, not whole[i], -i)):
         if sum(widths[k] for k in kept) - gap > out.width:
@@ -65,7 +71,7 @@ def grid(
     cells = [[row[i] for i in kept] for row in rows]
     shown = [heads[i] for i in kept]
     out.print(text_table(shown, cells, positions(right), None if folds is None else positions(folds), gap))
-    if left := [str(heads[i]) or f"column {i + 1}" for i in range(len(heads)) if i not in kept]:
+    if left := [" ".join(heads[i].split()) or f"column {i + 1}" for i in range(len(heads)) if i not in kept]:
         text = f"left out for {out.width} columns: {', '.join(left)}; --format json shows them"
         out.print(Text(text, "dim"))
 
@@ -75,6 +81,12 @@ def _least_width(head: str, cells: Sequence[Any], whole: bool) -> int:
     texts = [str(head), *(str("-" if cell is None else cell) for cell in cells)]
     parts = [part for text in texts for part in (text.splitlines() if whole else text.split())]
     return max(map(cell_len, parts), default=0)
+
+
+def _broken(head: str, cells: Sequence[Any]) -> str:
+    """A head in lines as wide as the cells, or as its longest word."""
+    width = max(_least_width("", cells, whole=True), _least_width(head, (), whole=False), 1)
+    return "\n".join(wrap(head, width))
 
 
 def _unbroken(count: int, right: Collection[int], folds: Collection[int] | None) -> list[bool]:

@@ -90,7 +90,8 @@ class DecisionScope:
 
 @dataclass(frozen=True, slots=True)
 class DecisionQuestion:
-    """Filters of a search. `before`: the place (instant, number) before which the page ends."""
+    """Filters of a search. `before`: the place (instant, number) before which the page ends; `most_events`:
+    the events on a page, None for any number."""
 
     kinds: frozenset[str] = frozenset()
     control: str | None = None
@@ -101,6 +102,7 @@ class DecisionQuestion:
     before: tuple[int, int] | None = None
     limit: int = 100
     most_text: int = MAX_TEXT
+    most_events: int | None = None
 
     @property
     def latest(self) -> bool:
@@ -137,6 +139,7 @@ class _Page:
     rows: list[dict[str, Any]] = field(default_factory=list)
     more: bool = False  # there is at least one that found no room
     other_site_ns: int = 0  # the newest line of a site that is no more
+    events: int = 0  # among the lines that match
 
     def fill(self, lines: Iterable[JournalLine]) -> None:
         """Take lines, newest first, until there is no room."""
@@ -147,7 +150,21 @@ class _Page:
                 if len(self.rows) == self.question.limit:
                     self.more = True
                     return
+                if line.kind == "event":
+                    self.events += 1
+                    if not self._has_room_for_event():
+                        continue
                 self.rows.append(line.answer(self.site, self.question.most_text))
+
+    def _has_room_for_event(self) -> bool:
+        most = self.question.most_events
+        return most is None or self.events <= most
+
+    @property
+    def events_left_out(self) -> int:
+        """Number of events that match and are not on the page."""
+        most = self.question.most_events
+        return 0 if most is None else max(0, self.events - most)
 
     def next_place(self, lines: list[JournalLine]) -> str | None:
         """Return the place where the next page begins; None if all lines fit."""
@@ -262,6 +279,8 @@ class DecisionSearch:
                 f"the site file changed at {utc(page.other_site_ns)} UTC: earlier lines, which give entities "
                 "only by number, are not found"
             )
+        if page.events_left_out:
+            notes.append(f"{page.events_left_out:,} events are left out: `--kind event` lists them")
         until_ns = min(asked.until_ns, live.engine.state.now_ns)
         until_ns = min(until_ns, asked.before[0]) if asked.before else until_ns
         return {"decisions": page.rows, "next": following, "begin_ns": begin_ns,

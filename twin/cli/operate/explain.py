@@ -83,7 +83,7 @@ def show_explanation(found: Explanation, out: Console) -> None:
     ]
     if shown:
         out.print()
-        grid(out, ("", "", ""), [_figure(f) for f in shown], "")
+        grid(out, ("figure", "value"), [_figure(f) for f in shown], "")
     for table in found.tables:
         _table(table, out)
     for curve in found.curves:
@@ -96,8 +96,8 @@ def show_explanation(found: Explanation, out: Console) -> None:
 
 
 def _figure(figure: KeyFigure) -> list[Any]:
-    return [clean(figure.name.replace("_", " ").replace(".", " "), 60), value_text(figure.value, figure.unit),
-            safe_text(figure.text, "dim")]  # fmt: skip
+    """The meaning of a figure beside its value; its key is for programs."""
+    return [safe_text(figure.text), value_text(figure.value, figure.unit)]
 
 
 def _table(table: DataTable, out: Console) -> None:

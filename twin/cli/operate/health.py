@@ -14,7 +14,7 @@ from rich.text import Text
 from twin.catalogue import clean, counted, duration, table_noun
 from twin.cli.arguments import live
 from twin.contracts import LEVELS, PARTS
-from twin.report import grid, health_texts as words
+from twin.report import grid, health_texts as words, when
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -114,8 +114,9 @@ def _lines(rows: list[dict[str, Any]], out: Console) -> None:
         if r["level"] not in OF_ITSELF and r["action"] not in ("none", "watch"):
             what.append(f"\n{r['do']}", "dim")
         day = r.get("day") or {}
-        line = Text(words.chance(day.get("mean")) if r["level"] != "failed" else "-")
-        if r["level"] != "failed" and _far(r):
+        since_ns = r.get("failed_since_ns")
+        line = Text(f"failed since\n{when(since_ns)}") if since_ns else Text(words.chance(day.get("mean")))
+        if _far(r):
             line.append(f"\n{day['said']}", "yellow")
         lines.append([r["name"], Text(r["level"], TONES[r["level"]]), line, what])
     if any(r.get("day") for r in rows):
@@ -367,9 +368,12 @@ def _chances(tree: dict[str, Any], out: Console) -> None:
     head = Text("chance of failing", "bold")
     if tree["part"] != "node":
         head.append(f" of its node {clean(tree['node'])}", "not bold")
+    if since_ns := tree.get("failed_since_ns"):
+        text = f": none: it has failed since {when(since_ns)} UTC"
+        out.print(head.append(text, "not bold"), soft_wrap=True)
+        return
     if all(c["mean"] is None for c in tree["chance"]):
-        why = "it is down already" if tree["level"] == "failed" else "there is none for it"
-        out.print(head.append(f": no forecast, as {why}", "not bold"))
+        out.print(head.append(": no forecast, as there is none for it", "not bold"))
         return
     out.print(head, soft_wrap=True)
     lines = []

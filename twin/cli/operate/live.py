@@ -90,6 +90,8 @@ def _decisions(client: Client, args: argparse.Namespace) -> Any:
             query[name] = instant_ns(f"--{name}", text, now_ns, toward=-1)
     if args.entity is not None:
         query |= {"entity": args.entity, "below": "true"}
+    if args.kind is None:
+        query["events"] = "few"
     whole = client.get("/decisions", limit=args.limit, **query)
     past = args.since is not None or args.until is not None or args.before is not None
     while past and whole["next"] is not None and (room := args.limit - len(whole["decisions"])) > 0:
@@ -145,7 +147,7 @@ VERBS = {
         _decisions,
         show.show_decisions,
         f"""
-        --kind LIST  only these kinds, separated by commas: command, advice, event, finding, ...
+        --kind LIST  only these kinds, such as command,advice,event,finding; default: all, with few events
         {ENTITY}; job:NAME includes the nodes that the job ran on
         --control CONTROL  only decisions on this control, such as gpu.power_cap_w
         --policy POLICY  only decisions of this policy or about it

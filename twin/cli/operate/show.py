@@ -11,12 +11,12 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from twin.catalogue import clean, counted, duration, number, table_noun, utc
+from twin.catalogue import NS, clean, control_words, counted, duration, number, table_noun, utc
 from twin.cli.operate.sources import unused_line
 from twin.report import few, grid, health_texts, safe_text, when
 
 TONES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
-LATE_S = 5.0
+LATE_S, STALE_S = 5.0, 60.0
 
 
 def show_status(tree: dict[str, Any], out: Console) -> None:
@@ -32,7 +32,7 @@ def show_status(tree: dict[str, Any], out: Console) -> None:
         if counts.get("shelved"):
             line.append(f"{counts['shelved']} shelved", "dim")
         out.print(line)
-        _alarm_rows(tree["alarms"][:10], out)
+        _alarm_rows(tree["alarms"][:10], tree["now_ns"], out)
         if tree["alarms_total"] > 10:
             out.print(Text(f"and {tree['alarms_total'] - 10} more: racktwin alarm list", "dim"))
     else:
@@ -52,10 +52,30 @@ def show_status(tree: dict[str, Any], out: Console) -> None:
     grid(out, ("part", "", "state", "for", "error"), rows, "no sources, sinks or services")
 
 
+def state_words(tree: dict[str, Any]) -> str:
+    """Return one sentence on the state of a daemon, what it may do, and the age of its newest reading."""
+    role = {"leader": "the daemon leads", "standby": "the daemon stands by, another one leads",
+            "starting": "the daemon is starting"}.get(tree["role"], f"the daemon is {tree['role']}")  # fmt: skip
+    mode = {"normal": "works normally", "held": "is on hold: it changes no command",
+            "released": "has released the site: it commands nothing"}.get(
+        tree["mode"], f"is in the mode {tree['mode']}"
+    )  # fmt: skip
+    role += f" and {mode}" if tree["role"] == "leader" else ""
+    policies = [p for p in tree["policies"] if p["name"] != "operator" and not p["suspended"]]
+    may = {level: [p["name"] for p in policies if p["authority"] == level] for level in ("act", "approve")}
+    acts = f"{' and '.join(may['act'])} may act" if may["act"] else "no policy may act by itself"
+    if may["approve"]:
+        acts += f", {' and '.join(may['approve'])} only with approval"
+    age_s = tree.get("telemetry_age_s")
+    heard = "no reading has arrived yet" if age_s is None else f"the newest reading is {duration(age_s)} old"
+    return clean(f"{tree['site']}: {role}; {acts}; {heard}", 600)
+
+
 def _headline(tree: dict[str, Any], out: Console) -> None:
-    ticks = tree["ticks"]
-    head = Text(clean(tree["site"]), "bold")
-    head.append("  ")
+    ticks, age_s = tree["ticks"], tree.get("telemetry_age_s")
+    well = (tree["role"], tree["mode"]) == ("leader", "normal") and age_s is not None and age_s <= STALE_S
+    out.print(Text(state_words(tree), "bold" if well else "bold yellow"), soft_wrap=True)
+    head = Text("role  ")
     head.append(clean(tree["role"]), "green" if tree["role"] == "leader" else "yellow")
     head.append(f" (epoch {tree['epoch']})  ")
     head.append(clean(tree["mode"]), "" if tree["mode"] == "normal" else "bold red")
@@ -123,8 +143,9 @@ def _commanded(tree: dict[str, Any], out: Console) -> None:
     for w in tree["wanting"]:
         out.print(
             safe_text(
-                f"{w['policy']} waits for approval of {w['control']} for "
-                f"{counted(w['control'], w['count'])}: {w['reason']}",
+                f"{w['policy']} waits for approval of the {control_words(w['control'])} of "
+                f"{counted(w['control'], w['count'])}: {w['reason']}; give it with "
+                f"`racktwin policy approve {w['policy']} {w['control']}`",
                 "yellow",
             )
         )
@@ -132,10 +153,10 @@ def _commanded(tree: dict[str, Any], out: Console) -> None:
 
 def _order(c: dict[str, Any], otherwise: str) -> list[str]:
     """A line on what is commanded, or advised, of one control by one policy."""
-    low, high = number(c["low"], 6), number(c["high"], 6)
+    low, high = number(c["low"], 4), number(c["high"], 4)
     value = c["means"] or (low if low == high else f"{low} to {high}") + f" {c['unit']}"
     reasons = "; ".join(c["reasons"]) or otherwise
-    return [f"{c['control']} {value}", counted(c["control"], c["count"]), c["policy"], reasons]
+    return [f"{control_words(c['control'])} {value}", counted(c["control"], c["count"]), c["policy"], reasons]
 
 
 def _by_people(tree: dict[str, Any], out: Console) -> None:
@@ -147,11 +168,19 @@ def _by_people(tree: dict[str, Any], out: Console) -> None:
     for r in tree.get("standing", []):
         end = f"until {when(r['expires_ns'])}" if r["expires_ns"] else "without an end"
         names = few([r["first"]], r["count"])
-        text = f"{r['author']} asks for {r['control']} {bounds(r['lo'], r['hi'])} of {names}"
+        wanted = f"{control_words(r['control'])} of {bounds(r['lo'], r['hi'])}"
+        text = f"{r['author']} asks for a {wanted} for {names}"
         out.print(safe_text(f"{text}, {end}: {r['reason'] or 'no reason'}", "cyan"))
 
 
-def _alarm_rows(alarms: list[dict[str, Any]], out: Console) -> None:
+def since_words(t_ns: int, now_ns: int) -> str:
+    """Return an instant and its age, such as "since 22:13:58 UTC (3 min ago)", with the date of another
+    day."""
+    at = utc(t_ns, "%H:%M:%S" if utc(t_ns, "%F") == utc(now_ns, "%F") else "%Y-%m-%d %H:%M:%S")
+    return f"since {at} UTC ({duration(max(0, now_ns - t_ns) / NS)} ago)"
+
+
+def _alarm_rows(alarms: list[dict[str, Any]], now_ns: int, out: Console) -> None:
     rows = []
     for a in alarms:
         where = ", ".join(str(e) for e in a.get("entities", [])[:4])
@@ -159,7 +188,7 @@ def _alarm_rows(alarms: list[dict[str, Any]], out: Console) -> None:
         text = "; ".join(p for p in (where + (f" and {more} more" if more > 0 and where else ""),
                                      *a.get("evidence", [])) if p)  # fmt: skip
         what = Text(clean(a.get("title", ""), 300), "bold")
-        since = f"since {when(a.get('raised_ns'))}  " if a.get("raised_ns") else ""
+        since = f"{since_words(a['raised_ns'], now_ns)}  " if a.get("raised_ns") else ""
         what.append(f"\n{clean(text, 600)}", "dim")
         if action := a.get("action"):
             what.append(f"\nwhat to do: {clean(action, 300)}")
@@ -208,7 +237,7 @@ def show_comparisons(tree: dict[str, Any], out: Console) -> None:
 
 def show_alarms(tree: dict[str, Any], out: Console) -> None:
     """Alarms with evidence, what to do, and the id that `ack` and `shelve` take."""
-    _alarm_rows(tree["alarms"], out)
+    _alarm_rows(tree["alarms"], tree["now_ns"], out)
     if tree["next_offset"] is not None:
         out.print(
             Text(f"{tree['total'] - len(tree['alarms'])} more; narrow it with --severity or --entity", "dim")

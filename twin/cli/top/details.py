@@ -149,7 +149,10 @@ def _verdict(health: dict[str, Any], names: ShortNames) -> list[RenderableType]:
                          (f"{sure}{': ' + why if why else ''}", "")))  # fmt: skip
         if health.get("action") not in (None, "none"):
             out.append(_line(("You: ", "bold"), (clean(health.get("do", ""), 400), "")))
-        for c in health.get("chance") or []:
+        since_ns = health.get("failed_since_ns")
+        if since_ns:
+            out.append(_line(("failed since ", "dim"), (clock(since_ns), "")))
+        for c in [] if since_ns else health.get("chance") or []:
             mean = health_texts.chance(c["mean"])
             out.append(_line((f"fails within {brief_span(c['horizon_s'])}: ", "dim"), (mean, "")))
     for e in (health.get("evidence") or [])[:SHOWN_LINES]:

@@ -17,7 +17,13 @@ export interface Layout {
 }
 export type Column = (number | null)[];
 
-const SHOWN_LINES = 200;
+const SHOWN_LINES = 200, SHOWN_EVENTS = 40;
+
+// Lines of decisions, newest first, with at most so many events: these must not crowd out what was commanded.
+export function withFewEvents<T extends { kind: string }>(lines: T[], most: number): T[] {
+  let events = 0;
+  return lines.filter((l) => l.kind !== "event" || ++events <= most);
+}
 
 export const live = {
   state: null as Record<string, any> | null,
@@ -150,7 +156,7 @@ function take(kind: string, tree: any, id: string): void {
     live.alarmsTotal = tree.total;
     changed("alarms");
   } else if (kind === "decisions") {
-    live.lines = [...tree.decisions.reverse(), ...live.lines].slice(0, SHOWN_LINES);
+    live.lines = withFewEvents([...tree.decisions.reverse(), ...live.lines], SHOWN_EVENTS).slice(0, SHOWN_LINES);
     changed("decisions");
   } else if (kind === "missed") {
     live.missed += 1;
@@ -172,7 +178,7 @@ export async function start(): Promise<void> {
       if (ownRowsAlone() || ownHallsAlone()) return;
       await Promise.all([
         live.layout ? null : readLayout(), Object.keys(live.words.signals).length ? null : get<typeof live.words>("words").then((w) => { live.words = w; }),
-        last ? null : get("decisions?limit=60").then((d) => { live.lines = d.decisions; changed("decisions"); }),
+        last ? null : get("decisions?limit=60&events=few").then((d) => { live.lines = d.decisions; changed("decisions"); }),
       ]);
       aborter = new AbortController();
       await follow(last, (kind, tree, id) => { tries = 0; if (mine === generation) take(kind, tree, id); },

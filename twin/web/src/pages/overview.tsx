@@ -281,10 +281,16 @@ function Equipment() {
 
 const NOISE = ["daemon", "upkeep", "leader", "narrowed", "account"];
 
+// The latest lines alike in one, with at most two of events: these must not crowd out what was commanded.
+function latest(): Line[][] {
+  let events = 0;
+  return folded(live.lines.filter((l) => !NOISE.includes(l.kind) && !/^(EpochChanged|TicksSkipped)/.test(l.text))).filter(([l]) => l.kind !== "event" || ++events <= 2).slice(0, 8);
+}
+
 export function Recent() {
   useLive("decisions");
   return <Panel title="Latest decisions" more={<a href="#/decisions">Decisions</a>}>
-    <ul class="lines">{folded(live.lines.filter((l) => !NOISE.includes(l.kind) && !/^(EpochChanged|TicksSkipped)/.test(l.text))).slice(0, 8).map(([l, ...more]) => <li><time class="num">{clock(l.now_ns)}</time> <span class={`kind k-${l.kind}`}>{l.kind.replaceAll("_", " ")}</span> <span title={l.text}>{brief(l.text)}</span>{more.length > 0 && <span class="soft"> · {num(more.length + 1)} such since {clock(more.at(-1)!.now_ns)}</span>}</li>)}</ul>
+    <ul class="lines">{latest().map(([l, ...more]) => <li><time class="num">{clock(l.now_ns)}</time> <span class={`kind k-${l.kind}`}>{l.kind.replaceAll("_", " ")}</span> <span title={l.text}>{brief(l.text)}</span>{more.length > 0 && <span class="soft"> · {num(more.length + 1)} such since {clock(more.at(-1)!.now_ns)}</span>}</li>)}</ul>
   </Panel>;
 }
 
