@@ -53,7 +53,7 @@ from policies.power_capping.external_limits import (
 )
 from policies.power_capping.headroom import power_state
 from policies.power_capping.nodes import NODE_CONTROL, CappedNodes, heard_s, nodes_of, readback_w, standing_in
-from policies.power_capping.reasons import FIGURES, GpuPower, Reasons, kept_figures, place_loads
+from policies.power_capping.reasons import FIGURES, CappedPower, LimitReasons, kept_figures, place_loads
 from policies.power_capping.release import DWELL_S, SPREAD_S, STEP_PU, Raises, steadied
 from policies.power_capping.savings import CapAccount
 from policies.power_capping.shares import Claims, gpus_w, shared_out
@@ -212,13 +212,13 @@ class PowerCap:
         capped = want.capped & (cap_w < want.most_w)
         kept["cap_w"] = np.where(capped, cap_w, 0.0)
         kept["cut_ns"] = np.where(capped, cut_ns, 0)
-        why = Reasons(
+        why = LimitReasons(
             view, carried, limits, unheard, held_by, short, lower.most_w < want.most_w, self.margin_pu
         )
-        power = GpuPower(lower, want.power_w, np.nan_to_num(other))
+        power = CappedPower(lower, want.power_w, np.nan_to_num(other))
         loads = place_loads(view, carried, power, short, left_w, self.margin_pu)
         same = bool((memory["layout"] == sums["layout"]).all())
-        figures = kept_figures(memory, loads, why.places(capped)[1], now_ns, same)
+        figures = kept_figures(memory, loads, why.binding_places(capped)[1], now_ns, same)
         return _proposals(want, cap_w, capped, nodes, why, figures), kept | figures
 
     def _loads(
@@ -393,14 +393,14 @@ def _shaved(view: View, want: Wants, class_of: I8, compute_pu: F64 | None, shave
 
 
 def _proposals(
-    want: Wants, cap_w: F64, capped: Bool, nodes: CappedNodes, why: Reasons, figures: Memory
+    want: Wants, cap_w: F64, capped: Bool, nodes: CappedNodes, why: LimitReasons, figures: Memory
 ) -> list[Proposal]:
     """Return one proposal per binding place, one for the voluntary reduction, and one for the rest."""
     if not capped.any():
         return []
     out: list[Proposal] = []
     held_by = why.held_by
-    found, named = why.places(capped)
+    found, named = why.binding_places(capped)
     shown = np.full(len(why.short) + 1, -1)
     shown[named] = named
     others, shaved, raised = -3, -2, -1

@@ -26,7 +26,7 @@ WANT_OFF_PU, LIMIT_OFF_PU = 0.05, 0.01
 MOST_REASONS = 16  # places that are named; the caps below the others say so in one sentence
 
 
-class PlaceLoads(NamedTuple):
+class PlaceFigures(NamedTuple):
     """Of each place, W [n_place]: what its racks may want, what they draw, and its limit."""
 
     want_w: F64
@@ -34,8 +34,8 @@ class PlaceLoads(NamedTuple):
     limit_w: F64
 
 
-class GpuPower(NamedTuple):
-    """What GPUs want and what they draw, W [n_gpu], and what racks draw beside them, W [n_rack]."""
+class CappedPower(NamedTuple):
+    """Power that GPUs want and draw, W [n_gpu], and that racks draw beside them, W [n_rack]."""
 
     want: Wants
     drawn_w: F64
@@ -43,8 +43,8 @@ class GpuPower(NamedTuple):
 
 
 def place_loads(
-    view: View, carried: Carried, power: GpuPower, short: Bool, left_w: F64, margin_pu: float
-) -> PlaceLoads:
+    view: View, carried: Carried, power: CappedPower, short: Bool, left_w: F64, margin_pu: float
+) -> PlaceFigures:
     """Return the figures of all places; `left_w` [n_place] is what each has for its GPUs.
 
     Where the demand fits (not `short`), what GPUs may want is the most that they can draw.
@@ -58,10 +58,10 @@ def place_loads(
     planned_w = (1.0 - margin_pu) * carried.limit_w
     above_w = np.maximum(np.where(short, demand_w, most_w) - left_w, 0.0)
     drawn_w = sums_w(carried, power.other_w) + of_places(power.drawn_w)
-    return PlaceLoads(planned_w + above_w, drawn_w, carried.limit_w)
+    return PlaceFigures(planned_w + above_w, drawn_w, carried.limit_w)
 
 
-def kept_figures(memory: Memory, loads: PlaceLoads, places: I64, now_ns: int, same_layout: bool) -> Memory:
+def kept_figures(memory: Memory, loads: PlaceFigures, places: I64, now_ns: int, same_layout: bool) -> Memory:
     """Return the figures of these places for the memory: the earlier ones, or those of now if they are off.
 
     They are in the first rows of columns of GPUs, as the sums of places are. A place beyond the last row is
@@ -82,7 +82,7 @@ def kept_figures(memory: Memory, loads: PlaceLoads, places: I64, now_ns: int, sa
 
 
 @dataclass(frozen=True, slots=True)
-class Reasons:
+class LimitReasons:
     """Reasons why GPUs are capped [n_gpu]: the place whose budget is full, or an external limit."""
 
     view: View
@@ -94,7 +94,7 @@ class Reasons:
     shaved: Bool
     margin_pu: float
 
-    def places(self, capped: Bool) -> tuple[I64, I64]:
+    def binding_places(self, capped: Bool) -> tuple[I64, I64]:
         """Return (all places that hold a capped GPU back, those of them that are named), ascending."""
         many = np.bincount(self.held_by[capped] + 1, minlength=len(self.short) + 1)[1:]  # by place
         found = np.flatnonzero(many)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import subprocess
 import sys
 import threading
@@ -45,7 +44,6 @@ def test_status_says_first_what_matters(desk: Desk, capsys: pytest.CaptureFixtur
     assert first.endswith("only with approval; the newest reading is 0 s old")
     assert "waits for approval of the power cap of 144 GPUs" in told
     assert "`racktwin policy approve thermal_guard gpu.power_cap_w`" in told
-    assert re.search(r"since \d\d:\d\d:\d\d UTC \(0 s ago\)", told)
     for expected in ("lab", "leader (epoch 3)", "act: operator", "approve: thermal_guard", "4 skipped",
                      "1 critical", "The temperature of 144 GPUs is beyond its limit",
                      "beyond/gpu.temp_c/limit", "thermal_guard waits for approval", "mqtt"):  # fmt: skip
@@ -80,13 +78,13 @@ def test_the_first_line_is_a_sentence_on_state_authority_and_age(more: dict[str,
 def test_an_alarm_says_when_in_utc_and_how_long_ago() -> None:
     now_ns = 1_800_000_000 * NS
     assert since_words(now_ns - 180 * NS, now_ns) == "since 07:57:00 UTC (3 min ago)"
-    assert since_words(now_ns - 86_400 * NS, now_ns) == "since 2027-01-14 08:00:00 UTC (24 h ago)"
+    assert since_words(now_ns - 86_400 * NS, now_ns) == "since 2027-01-14 08:00:00 UTC (1 d ago)"
 
 
 def test_evidence_that_only_repeats_the_title_is_left_out() -> None:
-    alarm = {"title": "lab/h/r1/node3: gpu2: XID 79: fell off the bus",
-             "evidence": ["gpu2: XID 79: fell off the bus", "chance of failing within a day: 60 %"]}  # fmt: skip
-    assert brief_alarm(alarm)["evidence"] == ["chance of failing within a day: 60 %"]
+    chance = "chance of failing within a day: 60 %"
+    title, reason = "lab/h/r1/node3: gpu2: XID 79: fell off the bus", "gpu2: XID 79: fell off the bus"
+    assert brief_alarm({"title": title, "evidence": [reason, chance]})["evidence"] == [chance]
 
 
 def test_status_shows_what_people_set_and_may_have_forgotten(

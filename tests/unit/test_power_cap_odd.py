@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -154,11 +155,36 @@ def test_the_widest_place_is_named_and_no_more_than_so_many(root_w: int) -> None
         assert max(given, key=lambda p: len(p.index)).reason.startswith(f"{root}; ")
 
 
+def test_a_reason_gives_its_figures_and_keeps_them_until_they_are_off() -> None:
+    """Each change of a reason writes all its caps to the journal again: noise must not change it."""
+    loop, rng, reasons = loop_of(site(150_000, 150_000)), np.random.default_rng(1), list[str]()
+    for _ in range(30):
+        loop.wants_w[:] = 1000.0 * (1 + 0.05 * rng.standard_normal(len(loop.wants_w)))
+        loop.tick(dt_s=5.0)
+        reasons += [p.reason for p in loop.twin.engine.in_force["power_cap"]]
+    assert len(set(reasons)) <= 3, set(reasons)
+    found = re.fullmatch(
+        "the demand below lab/h/b is more than its budget if the other side fails; "
+        r"([\d.]+) kW expected, ([\d.]+) kW drawn, limit 150 kW less 2 %, ([\d.]+) kW to give "
+        r"\(at \d\d:\d\d:\d\d UTC\)",
+        reasons[-1],
+    )
+    assert found is not None, reasons[-1]
+    expected, drawn, give = map(float, found.groups())
+    assert expected - 0.98 * 150 == pytest.approx(give, abs=1.0)
+    assert 0 < drawn < expected
+    loop.wants_w[:] = 700.0
+    loop.run(1, 5.0)
+    late = {p.reason for p in loop.twin.engine.in_force["power_cap"]}
+    assert late <= {reasons[-1]}, "a peak is remembered, so that nothing is off yet"
+
+
 def test_caps_that_only_could_bind_say_so() -> None:
     loop = loop_of(site(150_000, 150_000))
     loop.run(10)
     (reason,) = {p.reason for p in loop.twin.engine.in_force["power_cap"]}
-    assert reason.startswith("the maximum power of GPUs below lab/h/b is more than its budget; ")
+    assert reason.startswith("the maximum power of GPUs below lab/h/b is more than its budget if the other ")
+    assert " kW possible, " in reason
 
 
 @pytest.mark.parametrize("feeders", [[], [{"name": "u", "serves": ["r1"]}]])

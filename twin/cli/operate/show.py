@@ -17,6 +17,16 @@ from twin.report import few, grid, health_texts, safe_text, when
 
 TONES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 LATE_S, STALE_S = 5.0, 60.0
+STATE_WORDS = {
+    "leader": "the daemon leads",
+    "standby": "the daemon stands by, another one leads",
+    "starting": "the daemon is starting",
+}
+MODE_WORDS = {
+    "normal": "works normally",
+    "held": "is on hold: it changes no command",
+    "released": "has released the site: it commands nothing",
+}
 
 
 def show_status(tree: dict[str, Any], out: Console) -> None:
@@ -54,12 +64,8 @@ def show_status(tree: dict[str, Any], out: Console) -> None:
 
 def state_words(tree: dict[str, Any]) -> str:
     """Return one sentence on the state of a daemon, what it may do, and the age of its newest reading."""
-    role = {"leader": "the daemon leads", "standby": "the daemon stands by, another one leads",
-            "starting": "the daemon is starting"}.get(tree["role"], f"the daemon is {tree['role']}")  # fmt: skip
-    mode = {"normal": "works normally", "held": "is on hold: it changes no command",
-            "released": "has released the site: it commands nothing"}.get(
-        tree["mode"], f"is in the mode {tree['mode']}"
-    )  # fmt: skip
+    role = STATE_WORDS.get(tree["role"], f"the daemon is {tree['role']}")
+    mode = MODE_WORDS.get(tree["mode"], f"is in the mode {tree['mode']}")
     role += f" and {mode}" if tree["role"] == "leader" else ""
     policies = [p for p in tree["policies"] if p["name"] != "operator" and not p["suspended"]]
     may = {level: [p["name"] for p in policies if p["authority"] == level] for level in ("act", "approve")}
