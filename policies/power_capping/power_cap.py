@@ -215,10 +215,12 @@ class PowerCap:
         why = LimitReasons(
             view, carried, limits, unheard, held_by, short, lower.most_w < want.most_w, self.margin_pu
         )
-        power = CappedPower(lower, want.power_w, np.nan_to_num(other))
-        loads = place_loads(view, carried, power, short, left_w, self.margin_pu)
-        same = bool((memory["layout"] == sums["layout"]).all())
-        figures = kept_figures(memory, loads, why.binding_places(capped)[1], now_ns, same)
+        figures: Memory = {name: np.zeros_like(memory[name]) for name in FIGURES}
+        if capped.any():
+            power = CappedPower(lower, want.power_w, np.nan_to_num(other))
+            loads = place_loads(view, carried, power, short, left_w, self.margin_pu)
+            same = bool((memory["layout"] == sums["layout"]).all())
+            figures = kept_figures(memory, loads, why.binding_places(capped)[1], now_ns, same)
         return _proposals(want, cap_w, capped, nodes, why, figures), kept | figures
 
     def _loads(
