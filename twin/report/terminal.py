@@ -16,7 +16,8 @@ from rich.text import Text
 
 from twin.catalogue import clean, utc
 
-NARROW, NAME_WIDTH = 96, 10  # columns: of a terminal that holds less, and of a name
+# Columns: of a terminal that holds less, of a name, and of a broken head
+NARROW, NAME_WIDTH, HEAD_WIDTH = 96, 10, 9
 
 
 def safe_text(value: Any, style: str = "", limit: int = 400) -> Text:
@@ -56,10 +57,15 @@ def grid(
     gap = 1 if right and out.width < NARROW else 2
     whole = _unbroken(len(heads), right, folds)
     columns = [[row[i] for row in rows] for i in range(len(heads))]
-    widths = [_least_width(h, cells, w) + gap for h, cells, w in zip(heads, columns, whole, strict=True)]
-    if sum(widths) - gap > out.width:
-        heads = [_broken(head, columns[i]) if i in right else head for i, head in enumerate(heads)]
-        widths = [_least_width(h, cells, w) + gap for h, cells, w in zip(heads, columns, whole, strict=True)]
+
+    def widths_of(heads: Sequence[str]) -> list[int]:
+        return [_least_width(h, cells, w) + gap for h, cells, w in zip(heads, columns, whole, strict=True)]
+
+    widths = widths_of(heads)
+    for least in (HEAD_WIDTH, 1):
+        if sum(widths) - gap > out.width:
+            heads = [_broken(head, columns[i], least) if i in right else head for i, head in enumerate(heads)]
+            widths = widths_of(heads)
     kept = list(range(len(heads)))
     for i in sorted(kept[1:], key=lambda i: (i not in right, not whole[i], -i)):
         if sum(widths[k] for k in kept) - gap > out.width:
@@ -83,9 +89,9 @@ def _least_width(head: str, cells: Sequence[Any], whole: bool) -> int:
     return max(map(cell_len, parts), default=0)
 
 
-def _broken(head: str, cells: Sequence[Any]) -> str:
-    """A head in lines as wide as the cells, or as its longest word."""
-    width = max(_least_width("", cells, whole=True), _least_width(head, (), whole=False), 1)
+def _broken(head: str, cells: Sequence[Any], least: int) -> str:
+    """A head in lines as wide as the cells, its longest word, or `least`."""
+    width = max(_least_width("", cells, whole=True), _least_width(head, (), whole=False), least)
     return "\n".join(wrap(head, width))
 
 

@@ -55,7 +55,7 @@ export function Sentence({ a, more = [] }: { a: Alarm; more?: Alarm[] }) {
     <span class="mark" aria-hidden="true">{GLYPHS[a.severity]}</span>
     <div>
       <p class="what"><a href={`#/alarms/${encodeURIComponent(a.id)}`}><span class="sr">{a.severity}: </span>{brief(a.title)}</a>
-        {a.raised_ns ? <span class="soft"> for {since(a.raised_ns)}</span> : null}{aside && <span class="soft"> · {aside}</span>}</p>
+        {a.raised_ns ? <span class="soft"> since {instant(a.raised_ns)} ({since(a.raised_ns)} ago)</span> : null}{aside && <span class="soft"> · {aside}</span>}</p>
       <p class="where"><Entities names={a.entities} count={concerned(a)} />{a.evidence.length > 0 && <span class="soft"> · {a.evidence.slice(0, 3).map(brief).join(" · ")}</span>}</p>
       <Spare a={a} />
       {more.length > 0 && <p class="where"><b>{plural(more.length, "other")} like it:</b> <Entities names={more.map((m) => m.entities[0])} most={8} /></p>}
