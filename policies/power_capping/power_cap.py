@@ -69,6 +69,7 @@ from twin.contracts import (
     SeriesWanted,
     Topic,
     View,
+    given_away,
     mask_index,
 )
 from twin.site import Site
@@ -221,7 +222,7 @@ class PowerCap:
             loads = place_loads(view, carried, power, short, left_w, self.margin_pu)
             same = bool((memory["layout"] == sums["layout"]).all())
             figures = kept_figures(memory, loads, why.binding_places(capped)[1], now_ns, same)
-        return _proposals(want, cap_w, capped, nodes, why, figures), kept | figures
+        return _proposals(want, cap_w, capped, nodes, why, figures), given_away(kept | figures)
 
     def _loads(
         self, view: View, memory: Memory, nodes: CappedNodes, since_s: float

@@ -321,7 +321,17 @@ def named(draw: Draw, n: int) -> tuple[Any, ...]:
     return names, known, paths if draw.random() < 0.8 else [], np.zeros(len(names), np.int32)
 
 
+def commanded(draw: Draw, n: int) -> tuple[Any, ...]:
+    numbers = draw.integers(0, 10 ** draw.integers(1, 19, n))
+    texts, odd = [f"12-{number}" for number in numbers.tolist()], flags(draw, n, share=0.5 / n)
+    strange = ["", "12-", "12", "1-5", "12-+5", "12-5\n12-6", "12-1" + 18 * "0", "12-\u0663", "12-\ud800"]
+    for k in np.flatnonzero(odd).tolist():
+        texts[k] = str(draw.choice(strange)) if draw.random() < 0.9 else "12-" + 18 * "9"
+    return "12-", texts, np.ones(n, np.int64)
+
+
 DRAWN = {
+    "numbers_behind": commanded,
     "find_places": named,
     "fill_nan": filled,
     "joint": errors,

@@ -61,3 +61,7 @@ def test_what_does_not_fit_is_refused() -> None:
         NATIVE.find_places(["a", "b"], {}, [], np.zeros(3, np.int32))
     with pytest.raises(TypeError, match="expected a list, a dict"):
         NATIVE.find_places(("a",), {}, [], np.zeros(1, np.int32))
+    with pytest.raises(ValueError, match="do not fit"):
+        NATIVE.numbers_behind("1-", ["1-5"], np.zeros(2, np.int64))
+    with pytest.raises(TypeError, match="expected a text, a list"):
+        NATIVE.numbers_behind(b"1-", ["1-5"], np.zeros(1, np.int64))

@@ -312,6 +312,21 @@ def test_answers_of_one_tick_are_counted_by_what_became_of_them(twice: bool) -> 
     assert pod.engine.arbiter.leases[CAP].state[:2].tolist() == [DONE, SENT]
 
 
+@pytest.mark.parametrize("generation", [-1, 2**31, 2**70])
+def test_an_answer_with_a_generation_that_no_device_has_is_stale(generation: int) -> None:
+    pod, wish = twin()
+    wish.ask(CAP, [0, 1], 300, 320)
+    pod.tick()
+    (batch,) = pod.commands()
+    pod.tick(None, *(
+        CommandAcked(control=CAP, name=f"r1/node{i}/gpu0", generation=of, command=f"1-{batch.command[i]}",
+                     state="done")
+        for i, of in enumerate((generation, 0))
+    ))  # fmt: skip
+    assert pod.engine.intake.counts == {"stale_acks": 1}
+    assert pod.engine.arbiter.leases[CAP].state[:2].tolist() == [SENT, DONE]
+
+
 def test_where_nothing_was_found_and_what_keeps_is_left_to_lapse() -> None:
     wish = Wish()
     pod = Twin(eight_nodes(), [wish], act=True)  # no read-back was ever heard
@@ -426,5 +441,5 @@ def test_answers_at_once_count_as_they_do_one_by_one(seed: int) -> None:
     states = draw.choice([*_ACK], len(entity)).tolist()
     told = zip(entity.tolist(), generation.tolist(), command.tolist(), states, strict=True)
     expected = [in_turn.ack(*answer) for answer in told]
-    assert at_once.ack_all(entity, generation, command, states) == expected
+    assert at_once.ack_all(entity, generation, command, states).tolist() == expected
     assert at_once.state.tolist() == in_turn.state.tolist()

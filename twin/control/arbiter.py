@@ -257,8 +257,7 @@ class Arbiter:
         wanted = (touched | (lease.running() & (mode == "held"))) & ~doubted
         if excluded is not None:
             wanted &= ~excluded
-        index = np.flatnonzero(wanted).astype(np.int32)
-        index = index[lease.due(now_ns, index)]
+        index = np.flatnonzero(wanted & lease.due(now_ns)).astype(np.int32)
         if len(index):
             lease.renew(index, now_ns)
             batches.append(self._batch(lease, index, "", "renewal", now_ns))

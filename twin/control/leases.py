@@ -215,14 +215,17 @@ class Leases(EntityState):
             self.state[entity] = _ACK[state]
         return True
 
-    def ack_all(self, entity: I32, generation: I64, command: I64, states: Sequence[str]) -> list[bool]:
-        """Note answers on different entities of this table, each as `ack` does."""
+    def ack_all(self, entity: I32, generation: I64, command: I64, states: Sequence[str]) -> Bool:
+        """Note answers on different entities of this table, each as `ack` does; mask of the noted [k]."""
         mine = (self.generation[entity] == generation) & (self.command[entity] == command)
         before, ended = self.state[entity], np.isnan(self.value[entity])
-        told = np.frombuffer(bytes(map(_ACK.__getitem__, states)), np.uint8)
+        if states.count(states[0]) == len(states):  # as a rule, where a whole site answers
+            told: U8 = np.full(len(states), _ACK[states[0]], np.uint8)
+        else:
+            told = np.frombuffer(bytes(map(_ACK.__getitem__, states)), np.uint8)
         moves = mine & ~ended & ((told == DONE) | ((before != DONE) & (told > before)))
         self.state[entity[moves]] = told[moves]
-        noted: list[bool] = (mine & (~ended | ((command > 0) & (before == NONE)))).tolist()
+        noted: Bool = mine & (~ended | ((command > 0) & (before == NONE)))
         return noted
 
     def lapse(self, now_ns: int, abandoned: Bool | None = None) -> I32:

@@ -18,7 +18,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from twin.catalogue import F64, I32, I64, NS, TABLES, digest, find_control, unpack
+from twin import kernels
+from twin.catalogue import F64, I32, NS, TABLES, Bool, digest, find_control, unpack
 from twin.contracts import (
     ApprovalDroppedRecord,
     ApprovalExpiredRecord,
@@ -245,7 +246,7 @@ class Intake:
         return None
 
     def take_acks(
-        self, events: Sequence[ev.CommandAcked], site: Site, arbiter: Arbiter
+        self, events: list[ev.CommandAcked], site: Site, arbiter: Arbiter
     ) -> Counter[tuple[str, str, str]]:
         """Note sinks' answers in their order; how many by control, state, and reason why not ("": noted)."""
         out: Counter[tuple[str, str, str]] = Counter()
@@ -258,36 +259,42 @@ class Intake:
                 by_control.setdefault(event.control, []).append(event)
         for key, mine in by_control.items():
             states = [event.state for event in mine]
-            whys = self._noted_at_once(key, mine, site, arbiter)
-            if whys is None:
-                whys = [self.acked(event, site, arbiter) or "" for event in mine]
-            if any(whys):
-                told = Counter(zip(states, whys, strict=True))
+            noted = self._noted_at_once(key, mine, states, site, arbiter)
+            if noted is not None and noted.all():
+                told = Counter({(state, ""): states.count(state) for state in sorted(set(states))})
             else:
-                told = Counter({(state, ""): many for state, many in Counter(states).items()})
+                if noted is None:
+                    whys = [self.acked(event, site, arbiter) or "" for event in mine]
+                else:
+                    whys = ["" if one else SUPERSEDED for one in noted.tolist()]
+                told = Counter(zip(states, whys, strict=True))
             out.update({(key, state, why): many for (state, why), many in told.items()})
         return out
 
     def _noted_at_once(
-        self, key: str, events: list[ev.CommandAcked], site: Site, arbiter: Arbiter
-    ) -> list[str] | None:
-        """Apply acknowledgements of one control at once if each entity occurs once; return None otherwise."""
+        self, key: str, events: list[ev.CommandAcked], states: Sequence[str], site: Site, arbiter: Arbiter
+    ) -> Bool | None:
+        """Apply acknowledgements of one control at once if each entity occurs once; return None otherwise.
+
+        The mask [k] says which are about a command in force; the others are counted as stale.
+        """
         control = find_control(key)
         if control is None:
             return None
         at = site.entities(control.table, [e.name for e in events])
-        numbers = _numbers_of([e.command for e in events], f"{arbiter.epoch}-")
-        generations = [e.generation for e in events]
-        if numbers is None or at.min() < 0 or np.bincount(at).max() > 1:
+        numbers = np.empty(len(events), np.int64)
+        if not kernels.numbers_behind(f"{arbiter.epoch}-", [e.command for e in events], numbers):
             return None
-        if min(generations) < 0 or max(generations) >= 2**31:
+        try:
+            generations = np.array([e.generation for e in events], np.int64)
+        except OverflowError:
             return None
-        states = [e.state for e in events]
-        noted = arbiter.leases[key].ack_all(at, np.array(generations, np.int64), numbers, states)
-        if not (stale := noted.count(False)):
-            return [""] * len(events)
-        self.count("stale_acks", stale)
-        return ["" if one else SUPERSEDED for one in noted]
+        if at.min() < 0 or np.bincount(at).max() > 1 or generations.min() < 0 or generations.max() >= 2**31:
+            return None
+        noted = arbiter.leases[key].ack_all(at, generations, numbers, states)
+        if stale := len(noted) - int(np.count_nonzero(noted)):
+            self.count("stale_acks", stale)
+        return noted
 
     def acked(self, event: ev.CommandAcked, site: Site, arbiter: Arbiter) -> str | None:
         """Apply an acknowledgement of a sink; return a reason if it matches no command of this daemon."""
@@ -466,23 +473,6 @@ def _late(expires_ns: int, now_ns: int) -> str | None:
     if not 0 <= expires_ns < _END_OF_TIME_NS:
         return f"expected an instant >= 0 at which it ends, got {expires_ns}"
     return f"expired already, {(now_ns - expires_ns) / NS:.0f} s ago" if 0 < expires_ns <= now_ns else None
-
-
-def _numbers_of(commands: list[str], prefix: str) -> I64 | None:
-    """The numbers behind `prefix`; None if any command is not that and 1 to 18 digits.
-
-    As one text: a site whose caps all change answers with a hundred thousand in one tick.
-    """
-    text = "\n" + "\n".join(commands) + "\n"
-    if not text.isascii() or text.count("\n" + prefix) != len(commands):
-        return None
-    text = text.replace("\n" + prefix, "\n")
-    letters = np.frombuffer(text.encode(), np.uint8)
-    widths = np.diff(np.flatnonzero(letters == ord("\n"))) - 1
-    digits = np.count_nonzero(letters - np.uint8(ord("0")) <= 9)
-    if len(widths) != len(commands) or widths.min() < 1 or widths.max() > 18 or digits != widths.sum():
-        return None
-    return np.fromstring(text, np.int64, sep="\n")
 
 
 def _fingerprint(event: ev.Event) -> str:

@@ -1200,12 +1200,55 @@ KERNEL(find_places) {
     return PyLong_FromSsize_t(missing);
 }
 
+/* The number of 1 to 18 digits behind a prefix; -1 for another text. */
+static int64_t number_behind(const char *prefix, Py_ssize_t size, const char *text, Py_ssize_t length) {
+    if (length <= size || length > size + 18 || memcmp(text, prefix, (size_t)size) != 0) return -1;
+    int64_t number = 0;
+    for (Py_ssize_t i = size; i < length; i++) {
+        if (text[i] < '0' || text[i] > '9') return -1;
+        number = 10 * number + (text[i] - '0');
+    }
+    return number;
+}
+
+KERNEL(numbers_behind) {
+    (void)self;
+    if (count != 3 || !PyUnicode_Check(given[0]) || !PyList_Check(given[1])) {
+        PyErr_SetString(PyExc_TypeError, "numbers_behind: expected a text, a list and an array");
+        return NULL;
+    }
+    Arg out;
+    Py_ssize_t n = PyList_Size(given[1]), size, length;
+    const char *prefix = PyUnicode_AsUTF8AndSize(given[0], &size);
+    memset(&out, 0, sizeof(Arg));
+    if (prefix == NULL || take_array(given[2], &out, 'q', 1, __func__, 2) < 0) {
+        release(&out, 1);
+        return NULL;
+    }
+    if (out.n != n || out.k != 1) return refuse(__func__, "arrays do not fit", &out, 1);
+    int64_t *number = (int64_t *)out.data;
+    int all = n > 0;
+    for (Py_ssize_t i = 0; all && i < n; i++) {
+        const char *text = PyUnicode_AsUTF8AndSize(PyList_GetItem(given[1], i), &length);
+        if (text == NULL && !PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) {
+            release(&out, 1);
+            return NULL;
+        }
+        PyErr_Clear(); /* half a character is no digit */
+        number[i] = text == NULL ? -1 : number_behind(prefix, size, text, length);
+        all = number[i] >= 0;
+    }
+    if (!all) memset(number, 0, (size_t)n * sizeof(int64_t));
+    release(&out, 1);
+    return PyBool_FromLong(all);
+}
+
 static PyMethodDef methods[] = {
 #define NAMED(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
     NAMED(learn_noise), NAMED(learn_fit), NAMED(fit_sigma), NAMED(hear_power), NAMED(follow_heat), NAMED(far_off), NAMED(fill_nan), NAMED(joint),
     NAMED(follow_steps), NAMED(move_lags), NAMED(beyond), NAMED(expect_power), NAMED(expect_clock), NAMED(compare_linear), NAMED(teach_linear), NAMED(doubt_moves), NAMED(unaccounted), NAMED(learn_cadence),
     NAMED(first_arrival), NAMED(count_up), NAMED(stage_block), NAMED(enters), NAMED(falls), NAMED(latch), NAMED(latch_counts), NAMED(quantise), NAMED(watch_gauges), NAMED(add_deviations),
-    NAMED(narrow), NAMED(power_at_level), NAMED(find_places),
+    NAMED(narrow), NAMED(power_at_level), NAMED(find_places), NAMED(numbers_behind),
     {NULL, NULL, 0, NULL},
 };
 

@@ -793,6 +793,26 @@ def power_at_level(
     power_w[:] = room_w[upto] - room_w[begin] + slope * level
 
 
+def numbers_behind(prefix: str, texts: list[str], numbers: I64) -> bool:
+    """Write the numbers behind `prefix` into `numbers` [k]; return False if a text is not that and 1 to 18
+    digits.
+
+    As one text: a site whose caps all change answers with a hundred thousand in one tick.
+    """
+    numbers[:] = 0
+    text = "\n" + "\n".join(texts) + "\n"
+    if not text.isascii() or text.count("\n" + prefix) != len(texts):
+        return False
+    text = text.replace("\n" + prefix, "\n")
+    letters = np.frombuffer(text.encode(), np.uint8)
+    widths = np.diff(np.flatnonzero(letters == ord("\n"))) - 1
+    digits = np.count_nonzero(letters - np.uint8(ord("0")) <= 9)
+    if len(widths) != len(texts) or widths.min() < 1 or widths.max() > 18 or digits != widths.sum():
+        return False
+    numbers[:] = np.fromstring(text, np.int64, sep="\n")
+    return True
+
+
 def find_places(names: list[str], known: dict[str, int], paths: list[str], places: I32) -> int:
     """Write the place of each name by `known` into `places` [k]: -1 for none. Returns the number of these.
 
