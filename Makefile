@@ -71,7 +71,7 @@ evaluate: setup-run ## Run the score suites into tests/evaluation/RESULTS.md (AR
 test-evaluation: setup-dev ## Run the long tests of the evaluation
 	@$(RUN) -m pytest -n $(JOBS) --maxschedchunk 1 -m evaluation $(ARGS)
 
-storm: setup-dev ## Run the long storm of faults
+storm: setup-dev ## Run the long storms, and the other cases of tests that run a few in `make test`
 	@$(RUN) -m pytest -m storm $(ARGS)
 
 format: setup-dev ## Format the code and mend what the linter can

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 END_S = 2.0  # for its pipes to be read to their end once it is killed; they may stay open
-REAP_S, POLL_S = 30.0, 0.05  # for the kernel to end it on a host that is short of processors or memory
+REAP_S, POLL_S = 5.0, 0.05  # for the kernel to end it on a host that is short of processors or memory
 
 
 class ProgramAnswer(NamedTuple):
@@ -28,7 +28,8 @@ async def run_program(
 ) -> ProgramAnswer:
     """Run it to its end. Raises OSError or ValueError where it cannot be run, TimeoutError where it hangs.
 
-    It leads a process group, which ends with it.
+    It leads a process group, which ends with it. A program that hangs takes up to END_S and REAP_S more until
+    it has ended.
     """
     process = await asyncio.create_subprocess_exec(
         *words, env=env, start_new_session=True, stdin=asyncio.subprocess.DEVNULL,

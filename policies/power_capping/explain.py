@@ -494,7 +494,7 @@ def first_words(first: dict[str, Any]) -> str:
         limit = f"load target {first['target']} of {_kw(first['limit_w'])}"
     at, verb = "now", "is"
     if first["in_s"]:
-        at, verb = f"forecast for in {text.duration(first['in_s'])}, upper end of its 90 % band", "may be"
+        at, verb = f"forecast in {text.duration(first['in_s'])}, upper end of its 90 % band", "may be"
         if first["bound"]:
             at = f"worst case in {text.duration(first['in_s'])}, not a forecast "
             at += "(all racks reach the upper ends of their 90 % bands at once)"

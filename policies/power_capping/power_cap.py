@@ -53,7 +53,7 @@ from policies.power_capping.external_limits import (
 )
 from policies.power_capping.headroom import power_state
 from policies.power_capping.nodes import NODE_CONTROL, CappedNodes, heard_s, nodes_of, readback_w, standing_in
-from policies.power_capping.reasons import FIGURES, CappedPower, LimitReasons, kept_figures, place_loads
+from policies.power_capping.reasons import FIGURES, OTHERS, LimitReasons, kept_figures, place_figures
 from policies.power_capping.release import DWELL_S, SPREAD_S, STEP_PU, Raises, steadied
 from policies.power_capping.savings import CapAccount
 from policies.power_capping.shares import Claims, gpus_w, shared_out
@@ -120,9 +120,8 @@ class PowerCap:
             "sum_w": "f8",
             "layout": "i8",
             "unheard_ns": "i8",
-            **FIGURES,
         },
-        rack={"other_w": "f8", "gpus_w": "f8", "held_w": "f8", "unread_ns": "i8"},
+        rack={"other_w": "f8", "gpus_w": "f8", "held_w": "f8", "unread_ns": "i8"} | FIGURES,
         scalars={"peak_ns": "i8"} | COURSE_COLUMNS,
     )
 
@@ -217,12 +216,13 @@ class PowerCap:
             view, carried, limits, unheard, held_by, short, lower.most_w < want.most_w, self.margin_pu
         )
         figures: Memory = {name: np.zeros_like(memory[name]) for name in FIGURES}
-        if capped.any():
-            power = CappedPower(lower, want.power_w, np.nan_to_num(other))
-            loads = place_loads(view, carried, power, short, left_w, self.margin_pu)
-            same = bool((memory["layout"] == sums["layout"]).all())
-            figures = kept_figures(memory, loads, why.binding_places(capped)[1], now_ns, same)
-        return _proposals(want, cap_w, capped, nodes, why, figures), given_away(kept | figures)
+        named, n_other = why.binding_places(capped)
+        if len(named):
+            found = place_figures(site, carried, lower, left_w, short, self.margin_pu)
+            same = bool((memory["layout"] == sums["layout"]).any())  # the row of a new device is empty
+            figures = kept_figures(memory, found, named, now_ns, same)
+        sentences = why.sentences(named, n_other, figures)
+        return _proposals(want, cap_w, capped, nodes, why, sentences), given_away(kept | figures)
 
     def _loads(
         self, view: View, memory: Memory, nodes: CappedNodes, since_s: float
@@ -396,22 +396,20 @@ def _shaved(view: View, want: Wants, class_of: I8, compute_pu: F64 | None, shave
 
 
 def _proposals(
-    want: Wants, cap_w: F64, capped: Bool, nodes: CappedNodes, why: LimitReasons, figures: Memory
+    want: Wants, cap_w: F64, capped: Bool, nodes: CappedNodes, why: LimitReasons, sentences: dict[int, str]
 ) -> list[Proposal]:
     """Return one proposal per binding place, one for the voluntary reduction, and one for the rest."""
     if not capped.any():
         return []
     out: list[Proposal] = []
     held_by = why.held_by
-    found, named = why.binding_places(capped)
-    shown = np.full(len(why.short) + 1, -1)
+    shown = np.full(len(why.short) + 1, OTHERS)
+    named = [place for place in sentences if place >= 0]
     shown[named] = named
-    others, shaved, raised = -3, -2, -1
-    place = np.where(held_by >= 0, np.where(shown[held_by] >= 0, shown[held_by], others), raised)
+    shaved, raised = -2, -1
+    place = np.where(held_by >= 0, shown[held_by], raised)
     place = np.where((held_by < 0) & why.shaved, shaved, place)
-    reasons = {at: why.of(at, figures) for at in named.tolist()} | {
-        others: f"below {len(found) - len(named):,} more places the demand is more than the budget: "
-        "`racktwin power show` lists them",
+    reasons = sentences | {
         shaved: f"normal work is reduced for the grid: {why.limits.shave_why}",
         raised: TO_BE_RAISED,
     }

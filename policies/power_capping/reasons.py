@@ -18,67 +18,69 @@ from policies.power_capping.unheard import Unheard
 from policies.power_capping.unpowered import unpowered_gpus
 from twin.catalogue import F64, I64, Bool, text
 from twin.contracts import Memory, View
+from twin.site import Site
 
-FIGURES = {"why_ns": "i8", "why_want_w": "f8", "why_drawn_w": "f8", "why_limit_w": "f8"}  # of the memory
+# Columns of racks. Each row is a slot for one named place, whichever rack it belongs to.
+FIGURES = {"why_place": "i8", "why_ns": "i8", "why_want_w": "f8", "why_limit_w": "f8", "why_short": "i1"}
 # Of the limit: by which the expected power, or the limit itself, leaves those of a reason before they are
 # renewed. source: estimate
 WANT_OFF_PU, LIMIT_OFF_PU = 0.05, 0.01
+OTHERS = -3  # in place of a place: those that are not named
 MOST_REASONS = 16  # places that are named; the caps below the others say so in one sentence
 
 
 class PlaceFigures(NamedTuple):
-    """Of each place, W [n_place]: what its racks may want, what they draw, and its limit."""
+    """Of each place [n_place]: what its racks may want and its limit, W, and if the demand alone is too
+    much."""
 
     want_w: F64
-    drawn_w: F64
     limit_w: F64
+    short: Bool
+
+    def row(self, place: int, now_ns: int) -> tuple[int, int, float, float, int]:
+        """Return the values of a slot in the order of FIGURES."""
+        want_w, limit_w = float(self.want_w[place]), float(self.limit_w[place])
+        return place, now_ns, want_w, limit_w, int(self.short[place])
 
 
-class CappedPower(NamedTuple):
-    """Power that GPUs want and draw, W [n_gpu], and that racks draw beside them, W [n_rack]."""
-
-    want: Wants
-    drawn_w: F64
-    other_w: F64
-
-
-def place_loads(
-    view: View, carried: Carried, power: CappedPower, short: Bool, left_w: F64, margin_pu: float
+def place_figures(
+    site: Site, carried: Carried, want: Wants, left_w: F64, short: Bool, margin_pu: float
 ) -> PlaceFigures:
     """Return the figures of all places; `left_w` [n_place] is what each has for its GPUs.
 
     Where the demand fits (not `short`), what GPUs may want is the most that they can draw.
     """
-    site, want, gain = view.site, power.want, gain_of(view.site)
-
-    def of_places(gpu_w: F64) -> F64:
-        return sums_w(carried, site.sum_by_rack("gpu", gpu_w) * gain)
-
-    demand_w, most_w = (of_places(np.where(want.capped, x, 0.0)) for x in (want.demand_w, want.most_w))
-    planned_w = (1.0 - margin_pu) * carried.limit_w
+    demand_w, most_w = (
+        sums_w(carried, site.sum_by_rack("gpu", np.where(want.capped, x, 0.0)) * gain_of(site))
+        for x in (want.demand_w, want.most_w)
+    )
     above_w = np.maximum(np.where(short, demand_w, most_w) - left_w, 0.0)
-    drawn_w = sums_w(carried, power.other_w) + of_places(power.drawn_w)
-    return PlaceFigures(planned_w + above_w, drawn_w, carried.limit_w)
+    return PlaceFigures((1.0 - margin_pu) * carried.limit_w + above_w, carried.limit_w, short)
 
 
-def kept_figures(memory: Memory, loads: PlaceFigures, places: I64, now_ns: int, same_layout: bool) -> Memory:
-    """Return the figures of these places for the memory: the earlier ones, or those of now if they are off.
+def kept_figures(memory: Memory, found: PlaceFigures, named: I64, now_ns: int, same_layout: bool) -> Memory:
+    """Return the figures of the named places for the memory: the earlier ones, or those of now if they are
+    off.
 
-    They are in the first rows of columns of GPUs, as the sums of places are. A place beyond the last row is
-    given none.
+    A place beyond the last slot is given none.
     """
-    n = len(memory["why_ns"])
-    out: Memory = {name: np.zeros(n, memory[name].dtype) for name in FIGURES}
-    at = places[places < n]
-    now = {"why_want_w": loads.want_w, "why_drawn_w": loads.drawn_w, "why_limit_w": loads.limit_w}
-    limit_w = loads.limit_w[at]
-    off = (memory["why_ns"][at] == 0) | (not same_layout)
-    off |= np.abs(loads.want_w[at] - memory["why_want_w"][at]) > WANT_OFF_PU * limit_w
-    off |= np.abs(limit_w - memory["why_limit_w"][at]) > LIMIT_OFF_PU * limit_w
-    out["why_ns"][at] = np.where(off, now_ns, memory["why_ns"][at])
-    for name, values in now.items():
-        out[name][at] = np.where(off, values[at], memory[name][at])
-    return out
+    names = list(FIGURES)
+    earlier = {row[0]: row for row in zip(*(memory[name].tolist() for name in names), strict=True) if row[1]}
+    slots = len(memory["why_ns"])
+    rows = []
+    for place in named[:slots].tolist():
+        now, before = found.row(place, now_ns), earlier.get(place) if same_layout else None
+        rows.append(now if before is None or _is_off(before, now) else before)
+    rows += [(0, 0, 0.0, 0.0, 0)] * (slots - len(rows))
+    columns = zip(*rows, strict=True) if rows else ((),) * len(names)
+    return {name: np.array(column, memory[name].dtype) for name, column in zip(names, columns, strict=True)}
+
+
+def _is_off(before: tuple[int, int, float, float, int], now: tuple[int, int, float, float, int]) -> bool:
+    """Return True if figures of a slot are no longer those of now."""
+    (*_, before_w, before_limit_w, before_short), (*_, want_w, limit_w, short) = before, now
+    off = abs(want_w - before_w) > WANT_OFF_PU * limit_w or short != before_short
+    return off or abs(limit_w - before_limit_w) > LIMIT_OFF_PU * limit_w
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +96,24 @@ class LimitReasons:
     shaved: Bool
     margin_pu: float
 
-    def binding_places(self, capped: Bool) -> tuple[I64, I64]:
-        """Return (all places that hold a capped GPU back, those of them that are named), ascending."""
+    def binding_places(self, capped: Bool) -> tuple[I64, int]:
+        """Return (the named ones of the places that hold a capped GPU back, ascending, the number of others).
+
+        The places that hold back most GPUs are named.
+        """
         many = np.bincount(self.held_by[capped] + 1, minlength=len(self.short) + 1)[1:]  # by place
         found = np.flatnonzero(many)
-        return found, np.sort(found[np.argsort(-many[found], kind="stable")[:MOST_REASONS]])
+        named = np.sort(found[np.argsort(-many[found], kind="stable")[:MOST_REASONS]])
+        return named, len(found) - len(named)
 
-    def of(self, place: int, figures: Memory) -> str:
-        """One sentence; `figures` as `kept_figures` returns them."""
+    def sentences(self, named: I64, n_other: int, figures: Memory) -> dict[int, str]:
+        """Return one sentence per named place, and one for all others; `figures` are of `kept_figures`."""
+        return {place: self._sentence(place, figures) for place in named.tolist()} | {
+            OTHERS: f"below {n_other:,} more places the demand is more than the budget: "
+            "`racktwin power show` lists them"
+        }
+
+    def _sentence(self, place: int, figures: Memory) -> str:
         what = "the demand" if self.short[place] else "the maximum power of GPUs"
         name, why = self.carried.name(self.view.site, place), ""
         first, n = self.carried.pairs.drawn, self.carried.n_feeder
@@ -118,20 +130,17 @@ class LimitReasons:
         return f"{what} below {name} is more than its budget{lost}{more}"
 
     def _figures(self, place: int, figures: Memory) -> str:
-        """Return the power that is expected, drawn, allowed and to be given; "" where none is remembered."""
-        if place >= len(figures["why_ns"]) or not (at_ns := int(figures["why_ns"][place])):
+        """Return the power that is expected, allowed and to be given; "" where none is remembered."""
+        at = np.flatnonzero((figures["why_place"] == place) & (figures["why_ns"] > 0))
+        if not len(at):
             return ""
-        want_w, drawn_w, limit_w = (
-            float(figures[f"why_{name}_w"][place]) for name in ("want", "drawn", "limit")
-        )
+        at_ns, short = int(figures["why_ns"][at[0]]), bool(figures["why_short"][at[0]])
+        want_w, limit_w = (float(figures[f"why_{name}_w"][at[0]]) for name in ("want", "limit"))
         planned_w = (1.0 - self.margin_pu) * limit_w
-        want, drawn, limit, give = (
-            text.quantity(x, "W") for x in (want_w, drawn_w, limit_w, want_w - planned_w)
-        )
-        may = "expected" if self.short[place] else "possible"
+        want, limit, give = (text.quantity(x, "W") for x in (want_w, limit_w, want_w - planned_w))
         kept = f" less {100 * self.margin_pu:.3g} %" if self.margin_pu else ""
         return (
-            f"; {want} {may}, {drawn} drawn, limit {limit}{kept}, {give} to give "
+            f"; {want} {'expected' if short else 'possible'}, limit {limit}{kept}, {give} to give "
             f"(at {text.utc(at_ns, '%H:%M:%S')} UTC)"
         )
 

@@ -32,7 +32,9 @@ def test_a_loss_of_flow_costs_no_gpu_and_a_lie_no_node(kind: str) -> None:
         assert (found.ordered, found.shut_down_capped) == (0, 0)
 
 
-@pytest.mark.parametrize("kind", sampled(["utility_lost", "utility_bridged", "utility_dips"], "utility_lost"))
+@pytest.mark.parametrize(
+    "kind", sampled(["utility_lost", "utility_bridged", "utility_dips"], "utility_lost", "utility_bridged")
+)
 def test_without_the_utility_no_gpu_is_lost_and_where_pumps_run_on_no_node_stops(kind: str) -> None:
     (loss,) = losses_of("develop", [kind], 1)
     (found,) = live_through((loss,), _progress)

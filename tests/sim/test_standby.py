@@ -62,10 +62,10 @@ def test_a_standby_takes_over_from_a_frozen_leader_which_gets_nothing_through(
         assert not late
         two.a.until(lambda: two.a.journal("leader")[-1]["body"] == {"lost": old}, what="its lost term")
         limits = two.eye.since(stopped - 1)
-        others = np.ones(caps.shape, bool)
-        others[4 * 7 : 4 * 8] = False
-        assert (limits[:, others] == caps[others]).all(), "nothing else moves: neither up nor to safe values"
-        assert (np.diff(limits[:, ~others], axis=0) <= 0).all(), "downwards alone"
+        # Of GPUs that warm up so fast the whole rack may be cut: its coolant may have stopped
+        rack = np.arange(len(caps)) < 72
+        assert (limits[:, ~rack] == caps[~rack]).all(), "nothing else moves: neither up nor to safe values"
+        assert (np.diff(limits[:, rack], axis=0) <= 0).all(), "downwards alone"
         the_old_epoch_is_refused(two, forged, old, new)
         handed_over(two.b, new, two.a)
         # Later the first leads again, above both.

@@ -197,6 +197,8 @@ def test_a_node_that_has_failed_has_no_chance_of_failing_though_the_model_has_ye
         tree = of_name(pod.live, name)
         assert tree["failed_since_ns"] == now_ns - ago_s * NS, name
         assert [(c["mean"], c["lo"], c["hi"]) for c in tree["chance"]] == [(None, None, None)] * 4
+    assert of_name(pod.live, NODE3)["failed_words"].startswith("has failed since ")
+    assert of_name(pod.live, f"{NODE3}/gpu0")["node"] == NODE3
     well = of_name(pod.live, "lab/h/r1/node4")
     assert well["failed_since_ns"] is None
     assert well["chance"][1]["mean"] == pytest.approx(0.03)

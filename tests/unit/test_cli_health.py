@@ -13,6 +13,7 @@ import pytest
 from tests.support.in_process_daemon import Desk, serving_aside
 from tests.support.scripted_health import Ailing, ailing, days_ago_ns
 from twin.catalogue import NS
+from twin.catalogue.text import utc
 from twin.cli.main import main
 from twin.contracts import BY_FACILITY, DEGRADED, FAILED, UNKNOWN, WATCH, Fault
 from twin.report import when
@@ -100,7 +101,7 @@ def test_a_failed_gpu_says_what_to_do_first(ward: Ward, capsys: pytest.CaptureFi
     text = said(capsys)
     first = ("This GPU has failed", "do drain the node and replace the part", "XID 79: fell off the bus",
              f"chance of failing of its node {NODE3}: none: it has failed since "
-             f"{when(ward.now_ns - 40 * NS)} UTC", "would change it", "not known")  # fmt: skip
+             f"{utc(ward.now_ns - 40 * NS)} UTC", "would change it", "not known")  # fmt: skip
     assert "within 1 d" not in text
     places = [text.index(x) for x in first]
     assert places == sorted(places)

@@ -61,8 +61,10 @@ def test_status_says_first_what_matters(desk: Desk, capsys: pytest.CaptureFixtur
     [
         ({}, "x: the daemon leads and works normally; a and b may act, c only with approval; the newest "
              "reading is 3 s old"),
-        ({"role": "standby"}, "x: the daemon stands by, another one leads; a and b may act, c only"),
-        ({"mode": "held"}, "x: the daemon leads and is on hold: it changes no command; a and b may act"),
+        ({"role": "standby"}, "x: the daemon stands by, another one leads; a and b may act once "
+         "it leads and works, c only"),
+        ({"mode": "held"}, "x: the daemon leads and is on hold: it changes no command; a and b may "
+         "act once it leads and works,"),
         ({"policies": [], "telemetry_age_s": None},
          "x: the daemon leads and works normally; no policy may act by itself; no reading has arrived yet"),
     ],

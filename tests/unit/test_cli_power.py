@@ -218,7 +218,7 @@ def test_what_binds_first_in_words() -> None:
     assert "now: the site binds first: 75.0 kW left of load target dr of 150.0 kW" in first_words(target)
     later = base | {"in_s": 900.0, "over": True, "left_w": -5e3, "lost": False, "bound": False}
     assert first_words(later) == (
-        "forecast for in 15 min, upper end of its 90 % band: feeder lab/h/a may be beyond its limit, 5.0 kW "
+        "forecast in 15 min, upper end of its 90 % band: feeder lab/h/a may be beyond its limit, 5.0 kW "
         "above its 150.0 kW (site file, budget_w)"
     )
     assert first_words(later | {"bound": True}).startswith(

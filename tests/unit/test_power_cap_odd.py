@@ -11,10 +11,11 @@ import pytest
 from policies.power_capping import PowerCap, classes
 from policies.power_capping.demand import HIGH, USUAL, wants
 from policies.power_capping.power_cap import MARGIN_PU
-from policies.power_capping.reasons import MOST_REASONS
+from policies.power_capping.reasons import MOST_REASONS, PlaceFigures, kept_figures
 from tests.support.builders import Twin, two_racks
 from tests.support.powered_plant import CAP, Loop
 from tests.unit.test_power_cap import ROUNDED_W, gpus, job, loop_of, site
+from twin.telemetry import EntityReplaced
 
 GB200 = {"name": "r1", "profile": "gb200-nvl72"}
 
@@ -155,28 +156,70 @@ def test_the_widest_place_is_named_and_no_more_than_so_many(root_w: int) -> None
         assert max(given, key=lambda p: len(p.index)).reason.startswith(f"{root}; ")
 
 
-def test_a_reason_gives_its_figures_and_keeps_them_until_they_are_off() -> None:
-    """Each change of a reason writes all its caps to the journal again: noise must not change it."""
-    loop, rng, reasons = loop_of(site(150_000, 150_000)), np.random.default_rng(1), list[str]()
-    for _ in range(30):
-        loop.wants_w[:] = 1000.0 * (1 + 0.05 * rng.standard_normal(len(loop.wants_w)))
+FIGURES = re.compile(
+    "the demand below lab/h/b is more than its budget if the other side fails; "
+    r"([\d.]+) kW expected, limit ([\d.]+) kW less 2 %, ([\d.]+) kW to give \(at (\d\d:\d\d:\d\d) UTC\)"
+)
+
+
+def figures_of(loop: Loop) -> tuple[float, float, float, str]:
+    """(kW expected, kW limit, kW to give, instant) of the only reason."""
+    (reason,) = {p.reason for p in loop.twin.engine.in_force["power_cap"]}
+    found = FIGURES.fullmatch(reason)
+    assert found is not None, reason
+    return float(found[1]), float(found[2]), float(found[3]), found[4]
+
+
+def busy(
+    loop: Loop, seconds: int, watts: float, rng: np.random.Generator
+) -> list[tuple[float, float, float, str]]:
+    """Figures of each proposal while GPUs want so much, with noise."""
+    out = []
+    for _ in range(seconds // 5):
+        loop.wants_w[:] = watts * (1 + 0.05 * rng.standard_normal(len(loop.wants_w)))
         loop.tick(dt_s=5.0)
-        reasons += [p.reason for p in loop.twin.engine.in_force["power_cap"]]
-    assert len(set(reasons)) <= 3, set(reasons)
-    found = re.fullmatch(
-        "the demand below lab/h/b is more than its budget if the other side fails; "
-        r"([\d.]+) kW expected, ([\d.]+) kW drawn, limit 150 kW less 2 %, ([\d.]+) kW to give "
-        r"\(at \d\d:\d\d:\d\d UTC\)",
-        reasons[-1],
-    )
-    assert found is not None, reasons[-1]
-    expected, drawn, give = map(float, found.groups())
-    assert expected - 0.98 * 150 == pytest.approx(give, abs=1.0)
-    assert 0 < drawn < expected
-    loop.wants_w[:] = 700.0
-    loop.run(1, 5.0)
-    late = {p.reason for p in loop.twin.engine.in_force["power_cap"]}
-    assert late <= {reasons[-1]}, "a peak is remembered, so that nothing is off yet"
+        out.append(figures_of(loop))
+    return out
+
+
+def test_a_reason_keeps_its_figures_in_noise_and_when_a_device_is_replaced() -> None:
+    """Each change of a reason writes all its caps to the journal again."""
+    loop, rng = loop_of(site(150_000, 150_000)), np.random.default_rng(1)
+    busy(loop, 30, 1000.0, rng)
+    steady = busy(loop, 120, 1000.0, rng)
+    expected, limit, give, _ = steady[-1]
+    assert len(set(steady)) == 1
+    assert limit == 150.0
+    assert expected - 0.98 * limit == pytest.approx(give, abs=1.0)
+    loop.twin.tick(None, EntityReplaced(table="gpu", name="h/r1/node0/gpu0", serial="another"), dt_s=0.1)
+    assert busy(loop, 5, 1000.0, rng)[-1] == steady[-1], "a device is not a layout"
+
+
+@pytest.mark.parametrize(
+    ("want_w", "limit_w", "short", "same_layout", "renewed"),
+    [
+        (1040.0, 1000.0, True, True, False),
+        (1060.0, 1000.0, True, True, True),
+        (1000.0, 1005.0, True, True, False),
+        (1000.0, 1020.0, True, True, True),
+        (1000.0, 1000.0, False, True, True),
+        (1000.0, 1000.0, True, False, True),
+    ],
+)
+def test_figures_of_a_reason_are_renewed_when_one_is_off(
+    want_w: float, limit_w: float, short: bool, same_layout: bool, renewed: bool
+) -> None:
+    def at(place: int, want_w: float, limit_w: float, short: bool) -> PlaceFigures:
+        """Figures of eight places, of which the others are nothing."""
+        mine = np.arange(8) == place
+        return PlaceFigures(np.where(mine, want_w, 0.0), np.where(mine, limit_w, 0.0), mine & short)
+
+    memory = PowerCap.memory.fresh({"gpu": 9, "rack": 2}) if PowerCap.memory else {}
+    first = kept_figures(memory, at(5, 1000.0, 1000.0, True), np.array([5]), 7, True)
+    kept = kept_figures(first, at(5, want_w, limit_w, short), np.array([3, 5, 6]), 9, same_layout)
+    assert kept["why_place"].tolist() == [3, 5], "a place beyond the last slot has no figures"
+    assert kept["why_ns"].tolist() == [9, 9 if renewed else 7]
+    assert kept["why_want_w"][1] == (want_w if renewed else 1000.0)
 
 
 def test_caps_that_only_could_bind_say_so() -> None:

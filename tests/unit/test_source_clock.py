@@ -397,20 +397,20 @@ def test_a_clock_that_jitters_raises_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "steps_s",
+    ("first_s", "then_s"),
     sampled(
         [(HOUR_S, -HOUR_S), (20.0, -20.0), (-20.0, 20.0), (-HOUR_S, HOUR_S)], (HOUR_S, -HOUR_S), (-20.0, 20.0)
     ),
 )
-def test_our_own_clock_steps_and_is_put_right(steps_s: tuple[float, float]) -> None:
+def test_our_own_clock_steps_and_is_put_right(first_s: float, then_s: float) -> None:
     hall = Hall(5)
     hall.run(60)
-    for step_s in steps_s:
+    for step_s in (first_s, then_s):
         hall.step_wall(step_s)
         hall.run(100)
     assert hall.known_alarms() == {}
     assert hall.clocks <= {"this host"}
-    if steps_s[0] == HOUR_S:
+    if first_s == HOUR_S:
         assert hall.clocks == {"this host"}
 
 

@@ -48,7 +48,7 @@ async def decisions(request: web.Request) -> web.Response:
     """List decisions with reasons, newest first, from memory and then from the journal on disk.
 
     One page searches the journal for about a second; `next` goes on from there, as `before`. With
-    `events=few` at most one line in four is an event, and a note counts those that are left out.
+    `events=few` at most one line in four is an event, and `events_left_out` counts the others.
     """
     live, control, policy = live_of(request), request.query.get("control"), request.query.get("policy")
     if control is not None:
@@ -56,7 +56,7 @@ async def decisions(request: web.Request) -> web.Response:
     names = request.query.getall("entity", [])[:MAX_NAMES]
     kinds = _among(request, "kind", JOURNAL_KINDS)
     limit = number_of(request, "limit", 100, 1, MAX_ROWS)
-    few_events = not kinds and request.query.get("events") == "few"
+    few_events = not kinds and "few" in _among(request, "events", ("few",))
     asked = DecisionQuestion(
         frozenset(kinds), control, policy,
         tuple(scope_of(live, name, request.query.get("below") == "true", len(names) > 1) for name in names),

@@ -16,6 +16,7 @@ from twin.api.answers import MAX_ROWS, Refused, answer, listed, live_of, number_
 from twin.api.runtime import Runtime
 from twin.api.scopes import held_by, meant
 from twin.catalogue import F64, I64, NS, TABLES, U8, Bool, clean, duration, find_signal
+from twin.catalogue.text import utc
 from twin.contracts import (
     ACTION_WORDS,
     ACTIONS,
@@ -106,14 +107,29 @@ def failed_since(live: Runtime) -> I64:
     health, site = live.engine.health, live.engine.site
     never = np.iinfo(np.int64).max
     since: I64 = np.full(site.sizes["node"], never)
+    failed = health.failed_nodes(live.engine.diagnosis)
     for part in ("node", "gpu"):
         verdict = health.health(part)
         at = np.flatnonzero(verdict.level == FAILED)
-        np.minimum.at(since, at if part == "node" else site.node_of_gpu[at], verdict.since_ns[at])
+        nodes = at if part == "node" else site.node_of_gpu[at]
+        of_failed = failed[nodes]
+        np.minimum.at(since, nodes[of_failed], verdict.since_ns[at[of_failed]])
     log = health.log()
     lasting = (log.end_ns == 0) & is_failure(log)
     np.minimum.at(since, log.node[lasting], log.start_ns[lasting])
     return np.where(since == never, 0, np.maximum(since, 1))
+
+
+def failed_words(live: Runtime, since_ns: int) -> str:
+    """Return a predicate on a node that has failed, such as "has failed since ..."; "" for one that has not.
+
+    The log gives no start to a node that was never heard well.
+    """
+    if not since_ns:
+        return ""
+    if since_ns < live.engine.health.log().begin_ns:
+        return "has failed; it was never heard well"
+    return f"has failed since {utc(since_ns)} UTC"
 
 
 def band(
@@ -188,7 +204,8 @@ def node_row(ranked: Ranked, node: int) -> dict[str, Any]:
     since_ns = int(ranked.failed_ns[node])
     day = band(forecast_of(live, CHANCE, DAY_S), node, ranked.average, since_ns > 0)
     return row | {"part": "node", "name": site.name("node", node), "day": day, "lemon": lemon,
-                  "failed_since_ns": since_ns or None}  # fmt: skip
+                  "failed_since_ns": since_ns or None,
+                  "failed_words": failed_words(ranked.live, since_ns)}  # fmt: skip
 
 
 class Ranked:
@@ -208,7 +225,7 @@ class Ranked:
     def stand_out(self) -> np.ndarray:
         """Nodes not well, lemons, and those far likelier to fail than the average."""
         far = self.chance >= STANDS_OUT * self.average if self.average else np.False_
-        return np.flatnonzero((self.concern >= WATCH) | self.lemon | far)
+        return np.flatnonzero((self.concern >= WATCH) | self.lemon | far | (self.failed_ns > 0))
 
     def order(self, nodes: np.ndarray) -> np.ndarray:
         """The worst first: by level, then lemons, then by the chance of failing within a day."""
@@ -557,6 +574,7 @@ def part_tree(live: Runtime, part: str, index: int) -> dict[str, Any]:
     if node >= 0:
         since_ns = int(failed_since(live)[node])
         tree |= {"node": site.name("node", node), "job": job(live, node), "failed_since_ns": since_ns or None,
+                 "failed_words": failed_words(live, since_ns),
                  "chance": chances(live, node, since_ns > 0), "model": model_of(live),
                  "history": history(live, node), "lemon": lemon(live, node)}  # fmt: skip
     if part == "gpu":

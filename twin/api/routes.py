@@ -195,7 +195,7 @@ READING = (
          Param("below", "true: with what is inside the entity; a job alone, with the nodes it ran on"),
          Param("since", "ns since 1970", "integer"), Param("until", "ns since 1970", "integer"),
          Param("before", "`next` of the previous page"), Param("whole", "true: texts are not cut"),
-         Param("events", "few: at most one line in four is an event; a note counts the others")),
+         Param("events", "few: at most one line in four is an event; `events_left_out` counts the others")),
     _get("/decisions/{at}", decided.decision, "decisions",
          Param("entity", "index of the entity in a batch; default: the first"),
          pattern="/decisions/{at:.+}"),

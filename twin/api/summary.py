@@ -100,13 +100,17 @@ def overview(live: Runtime, pulse: Pulse, alarms: list[dict[str, Any]]) -> dict[
 
 
 def telemetry_age_s(live: Runtime) -> float | None:
-    """Return the age of the newest reading of about a thousand entities of each table; None before the
-    first."""
-    newest_ns = 0
-    for column in live.engine.state.tables.values():
-        step = max(1, column.t_ns.shape[1] // SAMPLED)
-        newest_ns = max(newest_ns, int(column.t_ns[:, ::step].max(initial=0)))
-    return max(0.0, (live.engine.state.now_ns - newest_ns) / NS) if newest_ns else None
+    """Return the age of the newest reading; None before the first.
+
+    About a thousand entities of each table are looked at, and all of them where none of these was heard.
+    """
+    tables = live.engine.state.tables.values()
+    steps = [max(1, column.t_ns.shape[1] // SAMPLED) for column in tables]
+    for some in (steps, [1] * len(steps)):
+        newest = (int(c.t_ns[:, ::step].max(initial=0)) for c, step in zip(tables, some, strict=True))
+        if newest_ns := max(newest, default=0):
+            return max(0.0, (live.engine.state.now_ns - newest_ns) / NS)
+    return None
 
 
 def gpus_of_jobs(live: Runtime) -> int:

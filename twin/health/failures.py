@@ -24,6 +24,7 @@ from twin.contracts import (
     FailureLog,
     action,
 )
+from twin.diagnosis import Diagnosis
 from twin.health.common_cause import WINDOW_S, Fallen, Shock, Shocks
 from twin.health.context import HealthContext
 from twin.health.error_log import FaultBook
@@ -79,20 +80,18 @@ def causes_of(now: HealthContext, verdicts: Verdicts, book: FaultBook, down: Boo
     """
     site, n = now.site, now.n("node")
     node_level, gpu_level = verdicts.health("node").level, verdicts.health("gpu").level
-    suspect, failed = node_level >= DEGRADED, node_level == FAILED
+    suspect, own = node_level >= DEGRADED, node_level == FAILED
     worse = np.flatnonzero(gpu_level >= DEGRADED)
     suspect[site.node_of_gpu[worse]] = True
     lost = worse[gpu_level[worse] == FAILED]
-    grave = failed & (book.open_action("node") >= _GRAVE) if failed.any() else np.zeros(n, np.bool_)
+    grave = own & (book.open_action("node") >= _GRAVE) if own.any() else np.zeros(n, np.bool_)
     if lost.size:
-        failed[site.node_of_gpu[lost]] = True
         grave[site.node_of_gpu[lost[book.open_action("gpu")[lost] >= _GRAVE]]] = True
     silent: Bool = np.zeros(n, np.bool_)
     told, quiet = _told(now)
     silent[quiet] = True
-    if lost.size:
-        only = _only_silent(now, verdicts, book, lost, down)
-        failed[only], silent[only] = False, True
+    failed, only_silent = failed_nodes(site, now.diagnosis, verdicts, book, down)
+    silent[only_silent] = True
     off = now.good("node.power_on_state") == 0.0
     level = now.good("node.service_level_state")
     signal = find_signal("node.service_level_state")
@@ -103,12 +102,27 @@ def causes_of(now: HealthContext, verdicts: Verdicts, book: FaultBook, down: Boo
     return Causes(failed, off, silent, out, still_out, grave, suspect, now.under_work("node"), told)
 
 
-def _only_silent(now: HealthContext, verdicts: Verdicts, book: FaultBook, lost: I64, down: Bool) -> list[int]:
+def failed_nodes(
+    site: Site, diagnosis: Diagnosis, verdicts: Verdicts, book: FaultBook, down: Bool
+) -> tuple[Bool, list[int]]:
+    """Return (nodes that have failed by verdict, themselves or one of their GPUs [n_node]; nodes whose only
+    failed parts are silent GPUs). `down` are known to be [n_node]."""
+    failed = verdicts.health("node").level == FAILED
+    lost = np.flatnonzero(verdicts.health("gpu").level == FAILED)
+    if not lost.size:
+        return failed, []
+    failed[site.node_of_gpu[lost]] = True
+    only = _only_silent(site, diagnosis, verdicts, book, lost, down)
+    failed[only] = False
+    return failed, only
+
+
+def _only_silent(
+    site: Site, diagnosis: Diagnosis, verdicts: Verdicts, book: FaultBook, lost: I64, down: Bool
+) -> list[int]:
     """Return the nodes whose only failed parts are silent GPUs; `lost` are the failed GPUs."""
-    of = now.site.node_of_gpu
-    unheard = [
-        e for kind, table, e, _ in now.diagnosis.book.reported if (kind, table) == ("gpu_off_bus", "gpu")
-    ]
+    of = site.node_of_gpu
+    unheard = [e for kind, table, e, _ in diagnosis.book.reported if (kind, table) == ("gpu_off_bus", "gpu")]
     if not unheard:
         return []
     dark = np.isin(lost, unheard) & (book.open_action("gpu")[lost] < _GRAVE)

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from twin.catalogue import NS
+from twin.catalogue import NS, Bool
 from twin.contracts import GRAVITY, SAME_S, FailureLog, Fault, Health, NodeFeatures, Windows
 from twin.diagnosis import Diagnosis
 from twin.estimation import Estimator
 from twin.health.context import HealthContext
 from twin.health.error_log import FaultBook
-from twin.health.failures import Failures
+from twin.health.failures import Failures, failed_nodes
 from twin.health.features import node_features
 from twin.health.lemons import Lemons
 from twin.health.nvlinks import Nvlinks
@@ -190,6 +190,15 @@ class HealthState(EntityState):
     def log(self) -> FailureLog:
         """Return the failed nodes."""
         return self.failures.log()
+
+    def failed_nodes(self, diagnosis: Diagnosis) -> Bool:
+        """Return the nodes that have failed by verdict, themselves or one of their GPUs [n_node].
+
+        A node whose GPUs fell silent, without a code, has not: it may have lost no more than its telemetry.
+        """
+        log, down = self.log(), np.zeros(self.site.sizes["node"], np.bool_)
+        down[log.node[log.end_ns == 0]] = True
+        return failed_nodes(self.site, diagnosis, self.verdicts, self.book, down)[0]
 
     def features(self) -> NodeFeatures:
         """Return the failure features as of the last evaluation."""

@@ -279,12 +279,11 @@ class DecisionSearch:
                 f"the site file changed at {utc(page.other_site_ns)} UTC: earlier lines, which give entities "
                 "only by number, are not found"
             )
-        if page.events_left_out:
-            notes.append(f"{page.events_left_out:,} events are left out: `--kind event` lists them")
         until_ns = min(asked.until_ns, live.engine.state.now_ns)
         until_ns = min(until_ns, asked.before[0]) if asked.before else until_ns
         return {"decisions": page.rows, "next": following, "begin_ns": begin_ns,
-                "searched_ns": [min(reached_ns, until_ns), until_ns], "notes": notes}  # fmt: skip
+                "searched_ns": [min(reached_ns, until_ns), until_ns], "notes": notes,
+                "events_left_out": page.events_left_out}  # fmt: skip
 
     def _walk_on(self, live: Runtime, page: _Page, before: int | None) -> tuple[str | None, int]:
         """Fill a page from disk; returns (the place of the next page, the instant reached)."""

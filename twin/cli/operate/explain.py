@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from twin.contracts import DataCurve, DataTable, Explanation, KeyFigure, TableColumn, Value
 
 TONES = {"summary": "bold", "note": "dim", "warning": "yellow"}
+CONDITION = re.compile("1 (?:while|where|if) ")
 MOST_PU = 9.99
 MOST_POINTS = 24  # of a curve
 UNITS = {"ns": "", "s": "", "1": "", "count": "", "": ""}  # shown in the cell, or not at all
@@ -96,7 +98,13 @@ def show_explanation(found: Explanation, out: Console) -> None:
 
 
 def _figure(figure: KeyFigure) -> list[Any]:
-    """The meaning of a figure beside its value; its key is for programs."""
+    """The meaning of a figure beside its value; its key is for programs.
+
+    A figure that is 1 while a condition holds is shown as yes or no.
+    """
+    holds = CONDITION.match(figure.text)
+    if holds and figure.value in (0, 1):
+        return [safe_text(figure.text[holds.end() :]), "yes" if figure.value else "no"]
     return [safe_text(figure.text), value_text(figure.value, figure.unit)]
 
 

@@ -114,8 +114,9 @@ def _lines(rows: list[dict[str, Any]], out: Console) -> None:
         if r["level"] not in OF_ITSELF and r["action"] not in ("none", "watch"):
             what.append(f"\n{r['do']}", "dim")
         day = r.get("day") or {}
-        since_ns = r.get("failed_since_ns")
-        line = Text(f"failed since\n{when(since_ns)}") if since_ns else Text(words.chance(day.get("mean")))
+        line = Text(words.chance(day.get("mean")))
+        if failed := r.get("failed_words"):
+            line = Text(f"failed since\n{when(r['failed_since_ns'])}" if "since" in failed else "failed")
         if _far(r):
             line.append(f"\n{day['said']}", "yellow")
         lines.append([r["name"], Text(r["level"], TONES[r["level"]]), line, what])
@@ -368,9 +369,8 @@ def _chances(tree: dict[str, Any], out: Console) -> None:
     head = Text("chance of failing", "bold")
     if tree["part"] != "node":
         head.append(f" of its node {clean(tree['node'])}", "not bold")
-    if since_ns := tree.get("failed_since_ns"):
-        text = f": none: it has failed since {when(since_ns)} UTC"
-        out.print(head.append(text, "not bold"), soft_wrap=True)
+    if failed := tree.get("failed_words"):
+        out.print(head.append(f": none: it {clean(failed, 300)}", "not bold"), soft_wrap=True)
         return
     if all(c["mean"] is None for c in tree["chance"]):
         out.print(head.append(": no forecast, as there is none for it", "not bold"))

@@ -69,7 +69,12 @@ def state_words(tree: dict[str, Any]) -> str:
     role += f" and {mode}" if tree["role"] == "leader" else ""
     policies = [p for p in tree["policies"] if p["name"] != "operator" and not p["suspended"]]
     may = {level: [p["name"] for p in policies if p["authority"] == level] for level in ("act", "approve")}
-    acts = f"{' and '.join(may['act'])} may act" if may["act"] else "no policy may act by itself"
+    verb = (
+        "may act"
+        if (tree["role"], tree["mode"]) == ("leader", "normal")
+        else "may act once it leads and works"
+    )
+    acts = f"{' and '.join(may['act'])} {verb}" if may["act"] else "no policy may act by itself"
     if may["approve"]:
         acts += f", {' and '.join(may['approve'])} only with approval"
     age_s = tree.get("telemetry_age_s")
@@ -258,6 +263,8 @@ def show_decisions(tree: dict[str, Any], out: Console) -> None:
     said = [f"searched from {utc(since)} to {utc(until)} UTC; the journal is kept since {utc(begin)} UTC"]
     if tree["next"] is not None:
         said.append(f"older lines: --before {tree['next']}")
+    if tree["events_left_out"]:
+        said.append(f"{tree['events_left_out']:,} events are left out; `--kind event` lists them")
     for text in [*said, *tree["notes"]]:
         out.print(Text(clean(text, 300), "dim"))
 

@@ -149,10 +149,11 @@ def _verdict(health: dict[str, Any], names: ShortNames) -> list[RenderableType]:
                          (f"{sure}{': ' + why if why else ''}", "")))  # fmt: skip
         if health.get("action") not in (None, "none"):
             out.append(_line(("You: ", "bold"), (clean(health.get("do", ""), 400), "")))
-        since_ns = health.get("failed_since_ns")
-        if since_ns:
-            out.append(_line(("failed since ", "dim"), (clock(since_ns), "")))
-        for c in [] if since_ns else health.get("chance") or []:
+        failed = health.get("failed_words")
+        if failed:
+            it = "It" if health.get("node") == health.get("name") else "Its node"
+            out.append(_line((f"{it} {clean(failed, 300)}", "")))
+        for c in [] if failed else health.get("chance") or []:
             mean = health_texts.chance(c["mean"])
             out.append(_line((f"fails within {brief_span(c['horizon_s'])}: ", "dim"), (mean, "")))
     for e in (health.get("evidence") or [])[:SHOWN_LINES]:

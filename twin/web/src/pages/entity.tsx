@@ -189,8 +189,8 @@ function HealthOf({ name }: { name: string }) {
     {h.action !== "none" && <p class="do"><b>You:</b> {h.do}</p>}
     {h.changes && <p class="soft">{h.changes}</p>}
     {h.evidence?.length > 0 && <><h3>Evidence</h3><ul class="plain">{h.evidence.slice(0, 8).map((e: any) => <li><Tag kind={e.level} /> {brief(e.text)} <span class="soft">{e.source}{known(e.age_s) && `, ${span(e.age_s)} ago`}</span></li>)}</ul></>}
-    {h.failed_since_ns && <><h3>Probability of failure</h3><p>Failed since {instant(h.failed_since_ns)}.</p></>}
-    {h.chance?.length > 0 && !h.failed_since_ns && <><h3>Probability of failure</h3><Facts rows={h.chance.map((c: any) => [`within ${span(c.horizon_s)}`, <>{CHANCE(c.mean)}{known(c.lo) && <span class="soft"> ({CHANCE(c.lo)} to {CHANCE(c.hi)})</span>}</>])} /></>}
+    {h.failed_words && <><h3>Probability of failure</h3><p>None: {h.node === h.name ? "it" : <>its node <Entity name={h.node} table="node" /></>} {h.failed_words}.</p></>}
+    {h.chance?.length > 0 && !h.failed_words && <><h3>Probability of failure</h3><Facts rows={h.chance.map((c: any) => [`within ${span(c.horizon_s)}`, <>{CHANCE(c.mean)}{known(c.lo) && <span class="soft"> ({CHANCE(c.lo)} to {CHANCE(c.hi)})</span>}</>])} /></>}
     {h.nvlinks && <Nvlinks links={h.nvlinks} />}
     {h.lemon?.is && <p><Tag kind="warning">a lemon</Tag> {h.lemon.why[0]}</p>}
     {h.missing?.length > 0 && <><h3>Missing data</h3><ul class="plain soft">{h.missing.map((m: any) => <li>{m.what}: {m.state}; {m.connect}</li>)}</ul></>}
@@ -209,7 +209,7 @@ function Nvlinks({ links }: { links: { read: number; counted: any[] } }) {
 
 function HealthRows({ parts }: { parts: any[] }) {
   if (!parts.length) return <Empty>No part has a health level yet.</Empty>;
-  return <ul class="plain">{parts.slice(0, 40).map((p: any) => <li><Tag kind={p.level}>{p.level}</Tag> {p.name.includes("#") ? <span title={p.name}>{p.name.split("#")[1]}</span> : <Entity name={p.name} text={p.name.split("/").pop()} />} <span class="soft">{[brief(p.why ?? ""), p.failed_since_ns ? `failed since ${instant(p.failed_since_ns)}` : known(p.day?.mean) ? `fails within a day: ${CHANCE(p.day.mean)}` : "", p.lemon ? "a lemon" : ""].filter(Boolean).join(" · ")}</span></li>)}</ul>;
+  return <ul class="plain">{parts.slice(0, 40).map((p: any) => <li><Tag kind={p.level}>{p.level}</Tag> {p.name.includes("#") ? <span title={p.name}>{p.name.split("#")[1]}</span> : <Entity name={p.name} text={p.name.split("/").pop()} />} <span class="soft">{[brief(p.why ?? ""), p.failed_words ? p.failed_words : known(p.day?.mean) ? `fails within a day: ${CHANCE(p.day.mean)}` : "", p.lemon ? "a lemon" : ""].filter(Boolean).join(" · ")}</span></li>)}</ul>;
 }
 
 const HOLDERS = ["rack", "node", "hall", "job"];

@@ -58,7 +58,7 @@ export function Replacement() {
     <h1>Replacement</h1>
     <Panel title="Nodes that stand out">
       {!h.worst.length && <Empty>✓ No node stands out.</Empty>}
-      <ul class="plain">{h.worst.map((r: any) => <li><Tag kind={r.level}>{r.level}</Tag> <Entity name={r.name} table="node" /> {brief(r.why ?? "")} {r.action !== "none" && r.action !== "watch" && <b>{title(r.do)}. </b>}<span class="soft">{r.failed_since_ns ? `failed since ${instant(r.failed_since_ns)}` : known(r.day?.mean) && `fails within a day: ${num(100 * r.day.mean, 2)} %`}{r.lemon && " · a lemon"}</span></li>)}</ul>
+      <ul class="plain">{h.worst.map((r: any) => <li><Tag kind={r.level}>{r.level}</Tag> <Entity name={r.name} table="node" /> {brief(r.why ?? "")} {r.action !== "none" && r.action !== "watch" && <b>{title(r.do)}. </b>}<span class="soft">{r.failed_words ? r.failed_words : known(r.day?.mean) && `fails within a day: ${num(100 * r.day.mean, 2)} %`}{r.lemon && " · a lemon"}</span></li>)}</ul>
       {h.stand_out > h.worst.length && <p class="soft">and {num(h.stand_out - h.worst.length)} more</p>}
     </Panel>
     {policiesOf("node").map((p) => <Panel key={p} title={`${title(p.replaceAll("_", " "))}: nodes in replacement, spares`}><Topics policy={p} /></Panel>)}
