@@ -12,8 +12,7 @@ import pytest
 
 from tests.support.in_process_daemon import Desk, serving_aside
 from tests.support.scripted_health import Ailing, ailing, days_ago_ns
-from twin.catalogue import NS
-from twin.catalogue.text import utc
+from twin.catalogue import NS, utc
 from twin.cli.main import main
 from twin.contracts import BY_FACILITY, DEGRADED, FAILED, UNKNOWN, WATCH, Fault
 from twin.report import when

@@ -15,8 +15,7 @@ from aiohttp import web
 from twin.api.answers import MAX_ROWS, Refused, answer, listed, live_of, number_of
 from twin.api.runtime import Runtime
 from twin.api.scopes import held_by, meant
-from twin.catalogue import F64, I64, NS, TABLES, U8, Bool, clean, duration, find_signal
-from twin.catalogue.text import utc
+from twin.catalogue import F64, I64, NS, TABLES, U8, Bool, clean, duration, find_signal, utc
 from twin.contracts import (
     ACTION_WORDS,
     ACTIONS,
