@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from policies.cooling_setpoint.margins import CONTROL, SUPPLY
-from policies.cooling_setpoint.sections import LoopCdus, good
+from policies.cooling_setpoint.sections import LoopCdus, good, last_good
 from twin.catalogue import F64, I32
 from twin.contracts import View
 from twin.physics import dew_point_c
@@ -92,8 +92,8 @@ def bounds_c(view: View, group: LoopCdus, dew_c: F64) -> tuple[float, float]:
 
 def own_c(view: View) -> F64:
     """Return the set points in force [n_cdu]; the coolant's temperature where none is reported."""
-    out = good(view, SET_POINT)
-    out = np.where(np.isnan(out), good(view, "cdu.supply_temp_setpoint_final_c"), out)
+    out = last_good(view, SET_POINT)
+    out = np.where(np.isnan(out), last_good(view, "cdu.supply_temp_setpoint_final_c"), out)
     out = np.where(np.isnan(out), good(view, "cdu.supply_temp_c"), out)
     racks, cdu = good(view, SUPPLY), view.site.cdu_of_rack
     known = np.isfinite(racks) & (cdu >= 0)

@@ -13,7 +13,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from policies.cooling_setpoint.sections import CduSection, good
+from policies.cooling_setpoint.sections import CduSection, good, last_good
 from policies.power_capping import COOLANT_C
 from twin.catalogue import F64, I32, Bool
 from twin.contracts import Z90, Memory, View
@@ -185,7 +185,7 @@ def _control(
 ) -> Memory:
     """Return the recent set point, and the mean square excess of the racks' coolant over it, of each CDU."""
     cdus, of = section.cdus, section.cdu_of_rack
-    final_c, own_c = (good(view, key, cdus) for key in SET_POINTS)
+    final_c, own_c = (last_good(view, key)[cdus] for key in SET_POINTS)
     set_c, late_c = np.where(np.isfinite(final_c), final_c, own_c), memory["late_c"][cdus]
     late_c = np.fmax(set_c, late_c + -np.expm1(-dt_s / LATE_S) * (set_c - late_c))
     over_k = np.full(len(cdus), -np.inf)

@@ -89,3 +89,11 @@ def good(view: View, key: str, rows: Rows | None = None) -> F64:
     if rows is not None:
         value, quality = value[rows], quality[rows]
     return np.where(quality == GOOD, value, np.nan).astype(np.float64)
+
+
+def last_good(view: View, key: str) -> F64:
+    """Return the last good readings [n] as long as they are timely by their own cadence; NaN elsewhere.
+
+    A bad reading leaves the one before it in force: a set point stays as it is when a message is lost.
+    """
+    return np.where(view.lately_good(key), view.believed(key), np.nan).astype(np.float64)

@@ -121,15 +121,16 @@ def cap_leases(state: PowerState, control: str = CAP) -> tuple[F64, I64]:
     return leases.value, leases.owner.astype(np.int64)
 
 
-def capped_of(state: PowerState) -> Bool:
-    """Return the GPUs that a lease caps below their maximum [n_gpu]."""
-    site = state.view.site
-    with np.errstate(invalid="ignore"):
-        capped: Bool = cap_leases(state)[0] < state.view.envelope(CAP).high - SLACK_W
-        if site.sizes["gpu"]:
-            capped_nodes = cap_leases(state, NODE_CAP)[0] < state.view.envelope(NODE_CAP).high - SLACK_W
-            capped = capped | capped_nodes[site.node_of_gpu]
+def capped_by(state: PowerState, control: str) -> Bool:
+    """Return the devices that a lease of this cap holds below their maximum [n]."""
+    capped: Bool = cap_leases(state, control)[0] < state.view.envelope(control).high - SLACK_W
     return capped
+
+
+def capped_of(state: PowerState) -> Bool:
+    """Return the GPUs that a lease of their own or of their node caps below their maximum [n_gpu]."""
+    site, capped = state.view.site, capped_by(state, CAP)
+    return capped | capped_by(state, NODE_CAP)[site.node_of_gpu] if site.sizes["gpu"] else capped
 
 
 def lost_sums_w(lost: Carried, of_rack: F64, n_place: int) -> F64:
@@ -241,12 +242,17 @@ def ahead_of(state: PowerState) -> list[ComingLoads]:
 
 
 def fullest(state: PowerState, most: int) -> list[int]:
-    """All places but racks, and the `most` racks that are or will be fullest; no more than MOST_ROWS."""
+    """All places but racks, and the `most` racks that are or will be fullest; no more than MOST_ROWS.
+
+    A limit of 0 is full whatever flows. A place of unknown load or limit comes behind those that are known to
+    carry something, and before those that are known to be empty.
+    """
     limits = limits_at(state, state.view.now_ns)
     load_w = np.fmax.reduce([state.loads.lost_w, *(coming.lost_w for coming in ahead_of(state))])
     limit_w = np.fmin(limits.budget_w, limits.target_w)
-    use = np.nan_to_num(np.divide(load_w, limit_w, out=np.zeros(len(load_w)), where=limit_w > 0), nan=-1.0)
-    order = np.argsort(-use, kind="stable")
+    use = np.divide(load_w, limit_w, out=np.full(len(load_w), np.inf), where=~(limit_w <= 0))
+    known = np.isfinite(limit_w) & ~np.isnan(use)
+    order = np.argsort(-np.where(known, np.where(use > 0.0, use, -1.0), 0.0), kind="stable")
     rack = np.array(state.loads.kind) == "rack"
     kept = [*order[rack[order]][:most].tolist(), *order[~rack[order]].tolist()[:MOST_ROWS]]
     return sorted(kept)
@@ -354,12 +360,13 @@ class CappedCounts:
 
 
 def capped_counts(state: PowerState) -> CappedCounts:
-    """The GPUs that are capped, by policy."""
-    capped, (value, owner) = capped_of(state), cap_leases(state)
-    policies = state.request.policies
+    """The GPUs that are capped, by policy: that of their own cap, else that of the cap of their node."""
+    site, policies = state.view.site, state.request.policies
+    capped, own, owner = capped_of(state), capped_by(state, CAP), cap_leases(state)[1]
+    if site.sizes["gpu"]:
+        owner = np.where(own, owner, cap_leases(state, NODE_CAP)[1][site.node_of_gpu])
     by: dict[str, int] = {}
-    owners = np.unique(owner[capped & ~np.isnan(value)], return_counts=True)
-    for at, count in zip(*owners, strict=True):
+    for at, count in zip(*np.unique(owner[capped], return_counts=True), strict=True):
         by[policies[at].name if 0 <= at < len(policies) else ""] = int(count)
     advised = np.zeros(len(capped), np.bool_)
     high = state.view.envelope(CAP).high

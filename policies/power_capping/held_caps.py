@@ -20,6 +20,7 @@ from policies.power_capping.headroom import (
     SLACK_W,
     PowerState,
     cap_leases,
+    capped_by,
     capped_of,
     first_to_bind,
     limit_from,
@@ -98,7 +99,7 @@ def job_caps(state: PowerState) -> list[dict[str, Any]]:
     """Return the running jobs, last to be cut first: class, priority, caps and power of a GPU of each."""
     view, site, jobs = state.view, state.view.site, state.view.jobs
     of_gpu, n = jobs.job_of_node[site.node_of_gpu], jobs.n
-    capped, class_of = capped_of(state), classes(view, state.high_priority)
+    capped, own, class_of = capped_of(state), capped_by(state, CAP), classes(view, state.high_priority)
     cap_w, power_w = cap_leases(state)[0], view.believed("gpu.power_w")
     out: list[dict[str, Any]] = []
     counts = np.bincount(of_gpu[of_gpu >= 0], minlength=n)
@@ -106,12 +107,12 @@ def job_caps(state: PowerState) -> list[dict[str, Any]]:
         mine = np.flatnonzero(of_gpu == slot)
         if not jobs.alive[slot] or not len(mine):
             continue
-        held = mine[capped[mine]]
+        own_w = cap_w[mine[own[mine]]]
         heard = power_w[mine][np.isfinite(power_w[mine])]
         out.append({
             "job": clean(jobs.names[slot] or f"job{slot}", 120), "class": CLASS_NAMES[int(class_of[mine[0]])],
-            "priority": int(jobs.priority[slot]), "gpus": len(mine), "capped": len(held),
-            "cap_w": float(cap_w[held].min()) if len(held) else None,
+            "priority": int(jobs.priority[slot]), "gpus": len(mine), "capped": int(capped[mine].sum()),
+            "cap_w": float(own_w.min()) if len(own_w) else None,
             "power_w": float(heard.mean()) if len(heard) else None,
         })  # fmt: skip
     return sorted(out, key=lambda r: (-CLASS_NAMES.index(r["class"]), -r["priority"], r["job"]))
@@ -140,7 +141,8 @@ def _groups(state: PowerState, gpus: I32) -> tuple[list[dict[str, Any]], int]:
     """Group capped GPUs by rack, policy, sentence, class and job."""
     view, policies = state.view, state.request.policies
     site, jobs, lease = view.site, view.jobs, state.request.leases(CAP)
-    gpus = gpus[np.isfinite(cap_leases(state)[0][gpus])]
+    # A lease at the maximum caps nothing: such a GPU is in `nodes`, by the cap of its node
+    gpus = gpus[capped_by(state, CAP)[gpus]]
     if not len(gpus) or lease is None:
         return [], 0
     class_of = classes(view, state.high_priority)

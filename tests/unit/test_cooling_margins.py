@@ -325,6 +325,29 @@ def test_readings_teach_each_column_at_its_own_pace(dt_s: float) -> None:
             assert (got[name][n:] == before[name]).all(), "what is cooled by air learns nothing"
 
 
+@pytest.mark.parametrize("lost", margins.SET_POINTS)
+def test_a_lost_reading_of_a_set_point_changes_nothing_that_is_remembered(lost: str) -> None:
+    """The BMS's own set point is warmer than the final one, which came down from 33 degC."""
+    final, own = margins.SET_POINTS
+    look = Look({final: 31.0, own: 36.0, "rack.supply_temp_c": 32.5})
+    look.memory["late_c"][:], look.memory["over_k2"][:] = 33.0, 0.5
+    columns = ("late_c", "over_k2")
+
+    def learned() -> list[float]:
+        got = learn(look.twin.engine.view(), look.memory, look.section, np.full(4, 10.0))
+        return [float(got[name][0]) for name in columns]
+
+    heard = learned()
+    assert heard[0] == pytest.approx(31.0 + 2.0 * np.exp(-10.0 / LATE_S))
+    look.twin.tick({lost: NAN})
+    assert learned() == heard, "one reading is lost"
+    for _ in range(400):
+        look.twin.tick({final: NAN, own: NAN, "rack.supply_temp_c": 32.5})
+    late_c, over_k2 = learned()
+    assert np.isnan(late_c), "a set point that is silent for longer than its cadence allows begins anew"
+    assert over_k2 == 0.5, "and teaches nothing"
+
+
 def test_what_is_not_read_teaches_nothing() -> None:
     look = Look({"gpu.power_w": np.where(np.arange(40) == 0, 500.0, NAN)})
     for name in (

@@ -104,6 +104,18 @@ def test_the_set_point_that_stands_is_the_coldest_as_asked_for_or_as_the_bms_has
         assert standing_c(memory, group) == expected_c
 
 
+@pytest.mark.parametrize("key", ["cdu.supply_temp_setpoint_c", "cdu.supply_temp_setpoint_final_c"])
+def test_a_lost_reading_of_a_set_point_leaves_it_in_force_until_it_is_old(key: str) -> None:
+    """The coolant, 3 K warmer, stands in for a set point that nobody reports."""
+    twin = Twin(two_loops())
+    twin.tick({key: 32.0, "cdu.supply_temp_c": 35.0})
+    twin.tick({key: NAN, "cdu.supply_temp_c": 35.0})
+    assert own_c(twin.engine.view()).tolist() == [32.0] * 5
+    for _ in range(400):
+        twin.tick({key: NAN, "cdu.supply_temp_c": 35.0})
+    assert own_c(twin.engine.view()).tolist() == [35.0] * 5
+
+
 @pytest.mark.parametrize(("air_c", "rh_pu"), [(24.0, 0.5), (35.0, 0.9), (NAN, 0.5), (24.0, NAN)])
 def test_no_set_point_goes_below_the_dew_point_and_a_margin(air_c: float, rh_pu: float) -> None:
     view = looked(hall__cold_aisle_temp_c=air_c, hall__cold_aisle_rh_pu=rh_pu)

@@ -246,8 +246,28 @@ def test_the_fullest_racks_and_all_other_places_are_shown() -> None:
     assert fullest(state, 2) == [0, 2, 3, 4, 5, 6, 7, 8]
     assert fullest(state, 9) == list(range(9))
     assert fullest(state_of(small_twin({"rack.power_w": [15e3, 5e3, 10e3]})), 1)[0] == 0
-    silent = state_of(small_twin({"rack.power_w": [np.nan, 0.0, np.nan]}))
-    assert fullest(silent, 1)[0] == 1, "the others have no load at all"
+    silent = state_of(small_twin({"rack.power_w": [0.0, np.nan, 1.0]}))
+    assert fullest(silent, 1)[0] == 2
+    assert fullest(silent, 2)[:2] == [1, 2], "an unknown load is not an empty rack"
+
+
+@pytest.mark.parametrize(
+    ("racks_w", "limits_w", "expected"),
+    [
+        ((20e3, 10e3, 5e3), (25e3, 0.0, 25e3), [1, 0]),
+        ((20e3, 10e3, 5e3), (np.inf, 25e3, 25e3), [1, 2]),
+        ((20e3, 10e3, 5e3), (np.nan, 25e3, 25e3), [1, 2]),
+        ((0.0, 0.0, 5e3), (25e3, 0.0, np.inf), [1, 2]),
+    ],
+)
+def test_a_limit_of_nothing_is_full_and_an_unknown_one_is_neither_full_nor_empty(
+    racks_w: tuple[float, ...], limits_w: tuple[float, ...], expected: list[int]
+) -> None:
+    state = state_of(small_twin({"rack.power_w": racks_w}))
+    limit_w = np.array([*limits_w, *state.now.limit_w[RACKS:]])
+    state = replace(state, now=state.now._replace(limit_w=limit_w))
+    for most in (1, 2):
+        assert fullest(state, most)[:most] == sorted(expected[:most])
 
 
 def test_answers_on_many_places_are_bounded_and_keep_the_fullest(monkeypatch: pytest.MonkeyPatch) -> None:

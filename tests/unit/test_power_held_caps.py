@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from policies.power_capping import held_caps as module
-from policies.power_capping.headroom import PowerState
+from policies.power_capping.headroom import PowerState, capped_counts
 from policies.power_capping.held_caps import LIFTS, held_caps, job_caps
 from tests.support.builders import Twin
 from tests.unit.test_power_headroom import FEEDERS, PLACES, WHOLE, small_twin, state_of
@@ -168,7 +168,7 @@ def test_groups_are_gpus_that_are_capped_alike(seed: int) -> None:
         assert (found.kind, found.gpus, found.capped_gpus) == (kind, len(inside), caps.capped[inside].sum())
         members: dict[tuple[Any, ...], list[int]] = {}
         for gpu in inside:
-            if caps.capped[gpu] and np.isfinite(caps.cap_w[gpu]):
+            if caps.cap_w[gpu] < MOST_W - 1.0:
                 members.setdefault(caps.key(gpu), []).append(gpu)
         assert found.groups_total == len(found.groups) == len(members)
         order = [(-group["gpus"], group["rack"]) for group in found.groups]
@@ -250,7 +250,8 @@ def test_each_running_job_has_a_row_and_who_is_cut_last_comes_first(seed: int) -
         _, of_class, priority = next(one for one in JOBS if one[0] == job)
         assert (row["class"], row["priority"], row["gpus"]) == (of_class, priority, len(mine))
         assert row["capped"] == len(held)
-        assert row["cap_w"] == (caps.cap_w[held].min() if len(held) else None)
+        own_w = caps.cap_w[mine][caps.cap_w[mine] < MOST_W - 1.0]
+        assert row["cap_w"] == (own_w.min() if len(own_w) else None)
         assert row["power_w"] == pytest.approx(np.nanmean(caps.power_w[mine]), rel=1e-6)
 
 
@@ -266,6 +267,26 @@ def test_jobs_of_one_class_are_ordered_by_priority_and_name_and_a_silent_or_free
         "b": 100.0, "a": None, "c": 300.0, "d": 400.0, "e": 500.0, "f": 600.0}  # fmt: skip
     assert {row["job"]: (row["capped"], row["cap_w"]) for row in rows if row["job"] in "bc"} == {
         "b": (2, 400.0), "c": (0, None)}  # fmt: skip
+
+
+def test_a_lease_at_the_maximum_is_no_cap_beside_that_of_the_node() -> None:
+    """GPU 0 has a lease at its maximum, GPU 1 a cap, GPUs 2 and 3 none; their node is capped as a whole."""
+    twin = small_twin({"gpu.power_w": 500.0}, *jobs_of(JOBS))
+    leases = twin.engine.arbiter.leases
+    leases[CAP].value[[0, 1]], leases[CAP].owner[[0, 1]] = [MOST_W, 700.0], [0, 1]
+    leases[NODE_CAP].value[0], leases[NODE_CAP].owner[0] = 5000.0, 0
+    state = state_of(twin)
+    found = held_caps(state, "lab/h/r1/node0")
+    assert [(g["gpus"], g["cap_low_w"], g["cap_high_w"], g["policy"]) for g in found.groups] == [
+        (1, 700.0, 700.0, "power_cap")
+    ]
+    assert (found.capped_gpus, [one["cap_w"] for one in found.nodes]) == (4, [5000.0])
+    (wide,) = (row for row in job_caps(state) if row["job"] == "wide")
+    assert (wide["capped"], wide["cap_w"]) == (4, 700.0)
+    leases[CAP].value[1] = np.nan
+    (wide,) = (row for row in job_caps(state) if row["job"] == "wide")
+    assert (wide["capped"], wide["cap_w"]) == (4, None)
+    assert capped_counts(state).by_policy == {"power_guard": 4}
 
 
 def test_a_target_without_an_end_is_withdrawn_by_people() -> None:

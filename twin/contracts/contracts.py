@@ -166,6 +166,13 @@ class View(Protocol):
         """Quality per entity (`twin.telemetry.GOOD` and worse)."""
         ...
 
+    def lately_good(self, key: str) -> Bool:
+        """True where the last good reading is not stale by its own cadence, even if bad ones followed.
+
+        One lost reading changes nothing here. Raises ContractError for a counter.
+        """
+        ...
+
     def age_s(self, key: str) -> F64:
         """Seconds since the last good reading; inf where there was none."""
         ...

@@ -116,6 +116,15 @@ class EngineView:
             self._cache["quality", key] = found
         return cast(U8, found)
 
+    def lately_good(self, key: str) -> Bool:
+        """Return True where the last good reading is not stale by its own cadence."""
+        signal, good = self._signal(key), self.quality(key) == GOOD
+        if signal.kind == "counter":
+            raise ContractError(f"{key} is a counter, which keeps no instant of a good reading")
+        if good.all():
+            return good
+        return np.asarray(good | self.state.tables[signal.table].lately_good(signal, self.now_ns))
+
     def age_s(self, key: str) -> F64:
         """Return the seconds since the last good reading."""
         found = self._cache.get(("age", key))
