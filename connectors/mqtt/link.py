@@ -14,7 +14,8 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import Callable, Coroutine
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -36,6 +37,7 @@ PUBACK = b"\x40\x02"  # and the number of the publication. source: MQTT 3.1.1, 3
 FAILURE = 0x80  # return codes of SUBACK from here on are refusals. source: MQTT 3.1.1, 3.9.3
 LOST = "the connection was lost"
 SILENT = "the broker did not answer a ping in time"
+NOT_ALLOWED = "another daemon leads now: what waits to be sent is dropped with the connection"
 
 _LOG = logging.getLogger("racktwin.mqtt")
 _LIBRARY_LOG = logging.getLogger("aiomqtt")
@@ -99,6 +101,10 @@ class Presence:
     offline: bytes
 
 
+def _always() -> bool:
+    return True
+
+
 OnMessage = Callable[[Message], object]
 OnLost = Callable[[str, str, int], None]  # where, why, how many
 
@@ -152,8 +158,19 @@ class MqttLink:
             self.connected, self._connection = False, None
             await connection.close()
 
-    async def publish(self, topic: str, payload: bytes, qos: int = 0, retain: bool = False) -> None:
-        """Publish; with QoS 1 the broker has it when this returns. Raises ConnectorError if that fails."""
+    async def publish(
+        self,
+        topic: str,
+        payload: bytes,
+        qos: int = 0,
+        retain: bool = False,
+        allowed: Callable[[], bool] = _always,
+    ) -> None:
+        """Publish; with QoS 1 the broker has it when this returns. Raises ConnectorError if that fails.
+
+        `allowed` is asked again before the bytes leave: where it is false by then, the connection ends
+        instead.
+        """
         connection = self._connection
         if connection is None or not self.connected:
             raise ConnectorError(f"{self.where}: not connected, so {topic[:200]} was not published")
@@ -162,7 +179,8 @@ class MqttLink:
         self._publishing += 1
         try:
             async with self._gate:
-                await connection.publish(topic, payload, qos, retain)
+                with connection.tap.only_while(allowed):
+                    await connection.publish(topic, payload, qos, retain)
         except (ValueError, OSError) as error:
             raise ConnectorError(f"{self.where}: {topic[:200]} was not published: {_plain(error)}") from None
         finally:
@@ -428,6 +446,23 @@ class Tap:
         self._far: socket.socket | None = None
         self._is_closed = self._reading = self._writing = False
         self._to_broker, self._acks = bytearray(), bytearray()
+        self._conditions = Counter[Callable[[], bool]]()  # of publications that are not acknowledged yet
+
+    @contextlib.contextmanager
+    def only_while(self, allowed: Callable[[], bool]) -> Iterator[None]:
+        """Within this, no byte leaves unless `allowed` at that very moment; else the connection ends.
+
+        A publication passes a gate, the library and two sockets, and the process may be stopped meanwhile.
+        Raises OSError where it is not allowed.
+        """
+        if not allowed():
+            raise OSError(NOT_ALLOWED)
+        self._conditions[allowed] += 1
+        try:
+            yield
+        finally:
+            self._conditions[allowed] -= 1
+            self._conditions += Counter()  # drops those of none
 
     def attach(self, raw: socket.socket) -> _Near:
         """Relay this socket; returns the library's end. Called in the thread that connects.
@@ -540,6 +575,9 @@ class Tap:
         if self._acks and self._outgoing.complete:
             self._to_broker += self._acks
             self._acks.clear()
+        if self._to_broker and not all(allowed() for allowed in self._conditions):
+            self.end(NOT_ALLOWED)
+            return
         try:
             while self._to_broker:
                 del self._to_broker[: self.raw.send(self._to_broker)]

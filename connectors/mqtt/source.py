@@ -331,7 +331,7 @@ class MqttSource:
         async def publish(topic: str, payload: bytes, qos: int = 0, retain: bool = False) -> None:
             if not may_act():  # for each publication, as a large batch takes its time
                 raise ActuationError("another daemon leads now")
-            await self.link.publish(topic, payload, qos, retain)
+            await self.link.publish(topic, payload, qos, retain, may_act)
 
         return publish
 

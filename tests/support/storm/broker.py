@@ -8,8 +8,9 @@ may be cut off, and a connection be reset.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -243,6 +244,14 @@ class Client:
     silent = lost
 
 
+@contextlib.contextmanager
+def _only_while(allowed: Callable[[], bool]) -> Iterator[None]:
+    """See `connectors.mqtt.link.Tap`: here a publication leaves within the turn in which it is begun."""
+    if not allowed():
+        raise OSError("another daemon leads now")
+    yield
+
+
 class Connection:
     """See `connectors.mqtt.link._Connection`."""
 
@@ -259,7 +268,8 @@ class Connection:
         self.will = None if presence is None else (presence.topic, presence.offline)
         self.down: asyncio.Future[str] = self.broker.loop.create_future()
         backlog = MessageBacklog(settings.queue_messages, settings.queue_bytes, lane)
-        self.tap = SimpleNamespace(backlog=backlog, arrived=asyncio.Event(), dropped=0)
+        arrived = asyncio.Event()
+        self.tap = SimpleNamespace(backlog=backlog, arrived=arrived, dropped=0, only_while=_only_while)
         self.is_over = True
         self._waiting: set[asyncio.Future[None]] = set()
 
