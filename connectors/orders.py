@@ -13,6 +13,11 @@ from twin.telemetry import CommandAcked
 State = Literal["accepted", "in_progress", "done", "failed"]
 
 
+def always() -> bool:
+    """Return True: of what may be sent whoever leads."""
+    return True
+
+
 @dataclass(slots=True, eq=False)
 class SinkOrder:
     """A command on one entity: `epoch` of its daemon, its `number`, the `generation` of the entity."""

@@ -20,6 +20,7 @@ import msgspec
 
 from connectors.bmc.limits import Changed
 from connectors.http_answer import body_of, failing_as
+from connectors.orders import always
 from twin.catalogue import ActuationError, ConfigError, ConnectorError
 
 ROOT = "/redfish/v1/"  # source: DSP0266, the one path that is fixed
@@ -46,7 +47,10 @@ class HttpAnswer(NamedTuple):
 
 
 class RedfishClient:
-    """One service. `secret` gives the password at each sign-in; `http` is the session of aiohttp."""
+    """One service. `secret` gives the password at each sign-in; `http` is the session of aiohttp.
+
+    `may_change` is asked before each request that changes anything: a sign-in may come before it.
+    """
 
     def __init__(
         self,
@@ -57,9 +61,10 @@ class RedfishClient:
         *,
         timeout_s: float = 5.0,
         tls: Any = None,
+        may_change: Callable[[], bool] = always,
     ) -> None:
         self.base, self._user, self._secret, self._http = base.rstrip("/"), user, secret, http
-        self._timeout_s, self._tls = timeout_s, tls
+        self._timeout_s, self._tls, self._may_change = timeout_s, tls, may_change
         self._token = self._session_path = ""
         self._basic = ""
         self._root: JSON | None = None
@@ -182,6 +187,8 @@ class RedfishClient:
             headers["Content-Type"] = "application/json"
             options["data"] = msgspec.json.encode(body)
         url = self.base + path
+        if signed and method in ("PATCH", "POST") and not self._may_change():
+            raise ConnectorError(f"{url}: another daemon leads now; the {method} is not sent")
         limit = aiohttp.ClientTimeout(total=self._timeout_s)
         with failing_as(ConnectorError, url, self._timeout_s):
             async with self._http().request(

@@ -17,6 +17,7 @@ import msgspec
 from connectors.backoff import Backoff
 from connectors.http_answer import body_of, failing_as
 from connectors.kubernetes.access import Access
+from connectors.orders import always
 from twin.catalogue import ConfigError, ConnectorError
 
 MAX_BODY = 64 * 2**20  # bytes of an answer: a page of 500 pods is about 10 MB
@@ -53,10 +54,15 @@ class Expired(ConnectorError):
 
 
 class KubernetesClient:
-    """A connection that opens at first use. `load` gives the access, with the present token."""
+    """A connection that opens at first use. `load` gives the access, with the present token.
 
-    def __init__(self, load: Callable[[], Access], *, timeout_s: float = 10.0) -> None:
-        self._load, self._timeout_s = load, timeout_s
+    `may_change` is asked before each request that changes anything, the repeated ones included.
+    """
+
+    def __init__(
+        self, load: Callable[[], Access], *, timeout_s: float = 10.0, may_change: Callable[[], bool] = always
+    ) -> None:
+        self._load, self._timeout_s, self._may_change = load, timeout_s, may_change
         self._access: Access | None = None
         self._session: aiohttp.ClientSession | None = None
 
@@ -151,6 +157,8 @@ class KubernetesClient:
     async def _once(
         self, access: Access, method: str, path: str, params: Params | None, body: object, kind: str
     ) -> bytes:
+        if method != "GET" and not self._may_change():
+            raise Away(f"{access.server}{path}: another daemon leads now; the {method} is not sent")
         limit = aiohttp.ClientTimeout(total=self._timeout_s)
         more: dict[str, Any] = {}
         if kind:

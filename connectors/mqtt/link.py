@@ -23,6 +23,7 @@ import aiomqtt
 
 from connectors.mqtt.lane import Lane
 from connectors.mqtt.wire import Boundary, MessageBacklog, Splitter, WireError
+from connectors.orders import always
 from twin.catalogue import ConnectorError
 from twin.telemetry import Message
 
@@ -101,10 +102,6 @@ class Presence:
     offline: bytes
 
 
-def _always() -> bool:
-    return True
-
-
 OnMessage = Callable[[Message], object]
 OnLost = Callable[[str, str, int], None]  # where, why, how many
 
@@ -164,7 +161,7 @@ class MqttLink:
         payload: bytes,
         qos: int = 0,
         retain: bool = False,
-        allowed: Callable[[], bool] = _always,
+        allowed: Callable[[], bool] = always,
     ) -> None:
         """Publish; with QoS 1 the broker has it when this returns. Raises ConnectorError if that fails.
 

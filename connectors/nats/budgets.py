@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from connectors.nats.link import NatsLink
 from connectors.nats.summaries import take
 from connectors.nats.wire import EPOCH_AHEAD_S, HallGrant, budget_subject, encode, halls_of, parse_grant
-from connectors.orders import order_rows, summary_of
+from connectors.orders import always, order_rows, summary_of
 from twin.catalogue import NS, ActuationError, BadMessage, ConnectorError
 from twin.contracts import CommandBatch, Inlet, Item
 from twin.site import HALL_BUDGET, Site
@@ -18,13 +18,14 @@ AHEAD_S = 2.0  # a grant that was issued later than now, by our clock: clocks di
 
 
 class BudgetSink:
-    """Publishes budgets as leases. A hall returns to its guaranteed share when a lease lapses."""
+    """Publishes budgets as leases while `may_act`. A hall returns to its guaranteed share when one lapses."""
 
     name = "halls"
     controls: tuple[str, ...] = (HALL_BUDGET,)
     enforces_safe = True
 
-    def __init__(self, site: Site, link: NatsLink) -> None:
+    def __init__(self, site: Site, link: NatsLink, may_act: Callable[[], bool] = always) -> None:
+        self._may_act = may_act
         self._link, self._names = link, {rack: hall for hall, rack in halls_of(site).items()}
         self.sent = 0
 
@@ -45,6 +46,8 @@ class BudgetSink:
                     expires_ns=batch.expires_ns,
                 )
                 key = f"{hall}:{order.epoch}:{batch.issued_ns}"
+                if not self._may_act():  # for each grant, as the server may take its time
+                    raise ActuationError(f"{self.name}: another daemon leads now")
                 try:
                     await self._link.publish(budget_subject(hall), encode(grant), key)
                     self.sent += 1

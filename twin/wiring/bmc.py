@@ -76,7 +76,7 @@ def make_actuators(context: WiringContext, out: Schedulers) -> None:
         from connectors.bmc import RedfishDpu
     for i, part in enumerate(loaded.config.redfish):
         http = Http()
-        services = _redfish(loaded, part, site, f"$.redfish[{i}]", http)
+        services = _redfish(context, part, f"$.redfish[{i}]", http)
         fleet = Fleet(services, part.at_once, http.close)
         switches: dict[int, Switch] = {}
         if part.power:
@@ -185,12 +185,11 @@ class Agents:
         return float(table.value[signal.row, node])
 
 
-def _redfish(
-    loaded: Loaded, part: Redfish, site: Site, where: str, http: Http
-) -> list[RedfishBmc | RedfishDpu]:
+def _redfish(context: WiringContext, part: Redfish, where: str, http: Http) -> list[RedfishBmc | RedfishDpu]:
     # Only here: a site without Redfish need not load what speaks to it.
     from connectors.bmc import RedfishBmc, RedfishCaps, RedfishClient, RedfishDpu
 
+    loaded, site, may_act = context.loaded, context.site, context.sink.may_act
     secret = partial(_secret, loaded, part)
     tls = _trust(loaded, part, where) if part.scheme == "https" else None
     own = _own_bmcs(loaded, site)
@@ -203,8 +202,9 @@ def _redfish(
         most_w = {Key(NODE_CAP, node): float(site.envelopes[NODE_CAP].high[node])}
         most_w |= {Key(GPU_CAP, g): float(site.envelopes[GPU_CAP].high[g]) for g in range(first, last)}
         client = RedfishClient(
-            f"{part.scheme}://{host}", part.user, secret, http, timeout_s=part.timeout_s, tls=tls
-        )
+            f"{part.scheme}://{host}", part.user, secret, http, timeout_s=part.timeout_s, tls=tls,
+            may_change=may_act,
+        )  # fmt: skip
         if side:
             out.append(RedfishDpu(host, node, side, client))
             continue

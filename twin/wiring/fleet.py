@@ -210,7 +210,7 @@ def make_fleet(loaded: Loaded, site: Site, engine: Callable[[], Engine], state: 
         link = made.links["fleet"] = NatsLink(_settings(loaded, fleet), "cpc.*.v1.summary", streams)
         made.decoder = SummaryDecoder(site)
         made.sources.append(SummarySource(link, made.decoder))
-        made.sinks.append(BudgetSink(site, link))
+        made.sinks.append(BudgetSink(site, link, state.may_act))
     if (up := fleet.upward) is not None and up.hall is not None and up.feeder is not None:
         name = "fleet" if up is fleet else "fleet.above"
         link = made.links[name] = NatsLink(_settings(loaded, up), budget_subject(up.hall))

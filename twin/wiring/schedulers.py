@@ -150,7 +150,7 @@ def _kubernetes(out: Schedulers, part: Kubernetes, context: WiringContext, deman
     known = Roster(context.engine).nodes
 
     def client() -> KubernetesClient:
-        return KubernetesClient(load, timeout_s=part.timeout_s)
+        return KubernetesClient(load, timeout_s=part.timeout_s, may_change=context.sink.may_act)
 
     also = [s for s, read in ((PLACEMENT, part.command), (STANDBY, part.autoscaler)) if read]
     source = KubernetesSource(client(), hosts, labels, known=known, also=also)
